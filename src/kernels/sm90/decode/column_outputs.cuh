@@ -40,8 +40,7 @@ class ColumnOutputs {
     const DecodeUnit unit = note.unit(p_);
     rows_count_ = note.get(UnitNote::kRows);
     flags_ = 0;
-    int begin[2],
-        end[2];  // of all rows: lanes share the question where some begin or end
+    int begin[2], end[2];  // of all rows: lanes share the question where some begin or end
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       begin[half] = note.get(UnitNote::kRowBegin, lane_ / 4 + 8 * half);
@@ -58,23 +57,16 @@ class ColumnOutputs {
     const bool more = rows_count_ > 8;
     const bool idle = half_ > 0 && !more;  // of none of the unit's rows; another warp speaks for it
     readers_ = kSharing == 2 && !more ? 2 : 1;
-    int next = next_turn(begin, end, unit.begin);
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {  // now, as there is nothing to do yet
-      place_[half] = place_of(p_, unit, row_of(half) < rows_count_ ? row_of(half) : 0);
-    }
     if (unit.begin < unit.end && !idle) {
       await_next(unit.of.length - unit.begin * C::kKeyTile);
       take_next();
       for_rows(more, [&](auto all) { fetch_first<all>(); });
     }
-    const bool empty = unit.begin == unit.end;
+    int next = next_turn(begin, end, unit.begin);
 #pragma unroll 1
-    for (int tile = unit.begin;;) {
-      const bool done = tile == unit.end;
-      if (done || tile == next) {
-        if (done ? !empty || finishes(p_, unit) : rows_end(begin, end, tile)) leave_rows(note, unit, tile, empty);
-        if (done) break;
+    for (int tile = unit.begin; tile < unit.end;) {
+      if (tile == next) {
+        if (rows_end(begin, end, tile)) leave_rows(note, unit, tile);
         clear_rows(note, tile);
         next = next_turn(begin, end, tile);
       }
@@ -85,6 +77,11 @@ class ColumnOutputs {
       tile = stop;
     }
     if (idle) skip(unit.end - unit.begin);
+    if (unit.begin < unit.end) {
+      leave_rows(note, unit, unit.end);
+    } else if (finishes(p_, unit)) {
+      leave_empty_rows(unit);
+    }
     __syncwarp();
     if ((flags_ & ScoreSlot::kFails) != 0) return true;
     if (!finishes(p_, unit) && p_.records == nullptr) {
@@ -272,14 +269,11 @@ class ColumnOutputs {
     return odd ? float4{low, o[1], high, o[3]} : float4{o[0], low, o[2], high};
   }
 
-  // The rows that end in front of `tile`, of which the sums' warp tells; and all rows of a unit that is `empty`.
-  __device__ __forceinline__ void leave_rows(const UnitNote& note, const DecodeUnit& unit, int tile, bool empty) {
-    const Turn<2> turn(ends_);
-    if (!empty) {
-      ++ends_;
-      barrier_wait(map_.ends_full(turn.place), turn.parity);
-      flags_ |= load_number(map_.row_end_flags(turn.place));
-    }
+  // The rows that end in front of `tile`, of which the sums' warp tells.
+  __device__ __forceinline__ void leave_rows(const UnitNote& note, const DecodeUnit& unit, int tile) {
+    const Turn<2> turn(ends_++);
+    barrier_wait(map_.ends_full(turn.place), turn.parity);
+    flags_ |= load_number(map_.row_end_flags(turn.place));
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = row_of(half);
@@ -287,27 +281,33 @@ class ColumnOutputs {
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) columns[n] = columns_of_row(n, half);
       if (row >= rows_count_ || note.get(UnitNote::kRowEnd, row) != tile) continue;
-      float2 numbers = load_pair(map_.row_end(turn.place, row));
-      if (note.get(UnitNote::kRowBegin, row) == tile) {  // it has nothing of the unit
-        if (!finishes(p_, unit)) continue;
-        numbers = {-INFINITY, 0.0F};
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) columns[n] = {0.0F, 0.0F, 0.0F, 0.0F};
+      if (note.get(UnitNote::kRowBegin, row) < tile) {
+        leave_row(unit, row, columns, load_pair(map_.row_end(turn.place, row)));
+      } else if (finishes(p_, unit)) {
+        leave_empty_row(unit, row);
       }
-      leave_row(unit, half, columns, numbers);
     }
     __syncwarp();
-    if (!empty && lane_ == 0) barrier_arrive(map_.ends_empty(turn.place));
+    if (lane_ == 0) barrier_arrive(map_.ends_empty(turn.place));
+  }
+  __device__ __forceinline__ void leave_empty_rows(const DecodeUnit& unit) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      if (row_of(half) < rows_count_) leave_empty_row(unit, row_of(half));
+    }
+  }
+  __device__ __forceinline__ void leave_empty_row(const DecodeUnit& unit, int row) const {
+    const float4 zeros[kBlocks]{};
+    leave_row(unit, row, zeros, float2{-INFINITY, 0.0F});
   }
   // `numbers`: the row's reference and sum.
-  __device__ __forceinline__ void leave_row(const DecodeUnit& unit, int half, const float4 (&columns)[kBlocks],
+  __device__ __forceinline__ void leave_row(const DecodeUnit& unit, int row, const float4 (&columns)[kBlocks],
                                             float2 numbers) const {
     const int slice = static_cast<int>(rank_);
     const int first = slice * C::kSliceColumns + first_column_;  // of all columns
     const int share = lane_ / 8;                                 // of four
     const bool speaks = first_column_ == 0 && share == 0;
-    const int row = row_of(half);
-    const DecodePlace& place = place_[half];
+    const DecodePlace place = place_of(p_, unit, row);
     if (!finishes(p_, unit)) {
       auto* const outputs = reinterpret_cast<float4*>(left_outputs<C>(p_, unit, row, place) + first) + share;
 #pragma unroll
@@ -330,19 +330,16 @@ class ColumnOutputs {
   const std::uint32_t rank_;
   const int warp_;
   const int lane_;
-  const int half_;          // the first of its halves of the rows
-  const int first_column_;  // of the slice, that this warp has
-  std::uint32_t v_at_[kBlocks],
-      p_at_;                               // where this lane's share of a tile and a slot begins
+  const int half_;                         // the first of its halves of the rows
+  const int first_column_;                 // of the slice, that this warp has
+  std::uint32_t v_at_[kBlocks], p_at_;     // where this lane's share of a tile and a slot begins
   std::uint32_t v_tile_ = 0, p_tile_ = 0;  // that are fetched from
   std::uint32_t tiles_ = 0;                // so far, of all units
-  Lap<C::kVStages> stage_,
-      released_;            // of the next tile to await, and to give back
-  Lap<C::kSlots> slot_;     // of the next one
-  std::uint32_t ends_ = 0;  // of which the sums' warp has told
+  Lap<C::kVStages> stage_, released_;      // of the next tile to await, and to give back
+  Lap<C::kSlots> slot_;                    // of the next one
+  std::uint32_t ends_ = 0;                 // of which the sums' warp has told
   int flags_ = 0;
   int rows_count_ = 0;
-  DecodePlace place_[kHalves];           // of the rows that this thread leaves
   int readers_ = 1;                      // for whom this warp says that a tile has been read
   std::uint32_t v_[kSteps][kBlocks][4];  // the products' fragments, by step
   std::uint32_t weights_[(kSteps + 1) / 2][kHalves][4];

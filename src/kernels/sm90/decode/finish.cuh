@@ -196,17 +196,17 @@ __device__ __forceinline__ void write_merged(const DecodeParams& p, const Decode
 // partials: where it is the last one of the sequence's rows, the slice is merged.
 template <class C, int kThreads>
 __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const DecodeUnit& unit, int thread, int slice) {
+  __threadfence();
   named_sync(kDecodeBarrier, kThreads);
   bool last = false;
-  if (thread == 0) {  // its fences are for all, as all meet before and behind them
+  if (thread == 0) {
     const std::int64_t rows = (std::int64_t{unit.sequence} * p.fold.kv_heads + unit.kv_head) * p.blocks + unit.block;
     std::int32_t* const arrived = p.arrived + rows * p.slices + slice;
-    __threadfence();
     last = atomicAdd(arrived, 1) == unit.of.groups - 1;
     if (last) *arrived = 0;  // for the next step
-    __threadfence();
   }
   if (!named_any(kDecodeBarrier, kThreads, last)) return;
+  __threadfence();
   const int shares = C::kDimV / 4 / p.slices;
 #pragma unroll 1
   for (int i = thread; i < rows_of(p, unit) * shares; i += kThreads) {

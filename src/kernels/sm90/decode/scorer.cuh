@@ -108,27 +108,15 @@ class Scorer {
         lane_(thread_of_cta() % 32),
         keys_(keys) {}
 
-  // Before any unit is known. With one sequence it's clear whose rows this CTA's first unit has.
-  __device__ __forceinline__ void prepare(int first) {
-    if (params_.sequences > 1) return;
-    await_kernels_before_step(params_);
-    const DecodeUnit unit = rows_of_unit(params_, first);
-    rows_count_ = rows_of(params_, unit);
-    copy_queries(unit);
-    prepared_ = true;
-  }
-
   __device__ __forceinline__ void take(const UnitNote& note) {
     const int unit_begin = note.get(UnitNote::kBegin);
     const int unit_end = note.get(UnitNote::kEnd);
     const std::uint32_t begin = tiles_;
     tiles_ += static_cast<std::uint32_t>(unit_end - unit_begin);
-    const bool prepared = prepared_;
-    prepared_ = false;
     if (begin == tiles_) return;
     rows_count_ = note.get(UnitNote::kRows);
     keys_.begin(note);
-    load_queries(note.unit(params_), prepared);
+    load_queries(note.unit(params_));
     look_at_rows(note);
     // References come from one tile, for all rows and all other tiles; where that doesn't do, flags say so.
     std::uint32_t number = begin + static_cast<std::uint32_t>(note.get(UnitNote::kReference) - unit_begin);
@@ -177,21 +165,13 @@ class Scorer {
   __device__ __forceinline__ int row_at(int half, int i) const { return 8 * half + lane_ % 4 * 2 + i % 2; }
 
   // Query rows into shared memory, and from there into fragments; rows that aren't there are zeros.
-  __device__ __forceinline__ void load_queries(const DecodeUnit& unit, bool prepared) {
-    if (!prepared) {
-      named_sync(kScoreBarrier,
-                 32 * C::kScoreWarps);  // nobody reads the last unit's any more
-      copy_queries(unit);
-    }
-    named_sync(kScoreBarrier, 32 * C::kScoreWarps);
-    keys_.load_queries();
-  }
-  __device__ __forceinline__ void copy_queries(const DecodeUnit& unit) {
+  __device__ __forceinline__ void load_queries(const DecodeUnit& unit) {
     constexpr int kChunks = C::kDim / 8;
     const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
     const bool aligned =
         ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
          15U) == 0;
+    named_sync(kScoreBarrier, 32 * C::kScoreWarps);  // nobody reads the last unit's any more
 #pragma unroll 1
     for (int i = thread_of_cta(); i < kSlicedRows * kChunks; i += 32 * C::kScoreWarps) {
       const int slot = i / kChunks;
@@ -204,6 +184,8 @@ class Scorer {
       }
       cuda::store_shared(map_.q(slot, chunk), elements);
     }
+    named_sync(kScoreBarrier, 32 * C::kScoreWarps);
+    keys_.load_queries();
   }
 
   __device__ __forceinline__ void look_at_rows(const UnitNote& note) {
@@ -211,9 +193,6 @@ class Scorer {
     for (int row = 0; row < 4; ++row) {
       low_[row] = note.get(UnitNote::kLow, row_at(row / 2, row));
       high_[row] = note.get(UnitNote::kHigh, row_at(row / 2, row));
-      const int slot = row_at(row / 2, row);
-      folds_[row] = slot < rows_count_ && note.get(UnitNote::kRowBegin, slot) < note.get(UnitNote::kRowEnd, slot);
-      shift_[row] = 0.0F;
     }
     common_begin_ = note.get(UnitNote::kCommonBegin);
     common_end_ = note.get(UnitNote::kCommonEnd);
@@ -240,10 +219,8 @@ class Scorer {
 
   // The rows' references, from the scores of the unit's reference tile.
   __device__ __forceinline__ void settle(const Scores& s, const UnitNote& note, std::uint32_t turn) {
-    const bool more = rows_count_ > 8;
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
-      if (row >= 2 && !more) break;
       float most = -INFINITY;
 #pragma unroll
       for (int mine = 0; mine < kMine; ++mine) {
@@ -259,7 +236,6 @@ class Scorer {
     bool fails = false;
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
-      if (row >= 2 && !more) break;
       const int slot = row_at(row / 2, row);
       float maximum = load_float(map_.maximum(turn, 0, slot));
 #pragma unroll
@@ -271,7 +247,8 @@ class Scorer {
       if (warp_ == 0 && lane_ < 4) {
         cuda::store_shared(map_.reference(turn, slot), __float_as_uint(seen ? -shift_[row] : -INFINITY));
       }
-      fails = fails || (folds_[row] && !seen);
+      const bool folds = note.get(UnitNote::kRowBegin, slot) < note.get(UnitNote::kRowEnd, slot);
+      fails = fails || (folds && !seen && slot < rows_count_);
     }
     fails = __any_sync(0xffffffffU, fails) || note.get(UnitNote::kFails) != 0;
     if (warp_ == 0 && lane_ == 0) {
@@ -287,16 +264,11 @@ class Scorer {
     const std::uint32_t piece = map_.slot(turn.place).address + ScoreSlot::block<kMine>(block(0), 0);
     const float c = p_.softmax.exponent_base2;
     const bool more = rows_count_ > 8;
-    const auto weigh = [&](int half) {
 #pragma unroll
-      for (int mine = 0; mine < kMine; ++mine) {
-        float(&x)[4] = s[2 * mine + half];
+    for (int j = 0; j < 2 * kMine; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = cuda::exp2_approx(__fmaf_rn(x[i], c, shift_[half * 2 + i % 2]));
-      }
-    };
-    weigh(0);
-    if (more) weigh(1);
+      for (int i = 0; i < 4; ++i) s[j][i] = cuda::exp2_approx(__fmaf_rn(s[j][i], c, shift_[j % 2 * 2 + i % 2]));
+    }
     barrier_wait(map_.slot_empty(turn.place), turn.parity ^ 1U);
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
@@ -351,9 +323,7 @@ class Scorer {
   int common_begin_ = 0, common_end_ = 0;  // keys that all rows see
   // Of this thread's rows, [2 · half + i].
   int low_[4], high_[4];
-  bool folds_[4];
-  float shift_[4];         // minus the reference, or 0
-  bool prepared_ = false;  // query rows of the next unit are there
+  float shift_[4];  // minus the reference, or 0
   Keys keys_;
 };
 

@@ -106,7 +106,6 @@ __device__ __forceinline__ void fold_sliced(const DecodeParams& params, const Sl
   const auto each_note = [&](auto take) { for_each_note<C>(map, work.first, work.step, take); };
   if (warp < C::kScoreWarps) {
     Scorer<C, decltype(keys())> scorer(params, map, rank, keys());
-    scorer.prepare(work.first);
     each_note([&](const UnitNote& note, int) { scorer.take(note); });
     scorer.drain();
   } else if (warp < C::kScoreWarps + C::kOutWarps) {
@@ -165,7 +164,8 @@ __device__ __noinline__ void fold_failed_units(const DecodeParams& params, int f
 
 // Where CTAs have few columns each, these are the rows of the products.
 template <class C>
-__device__ __forceinline__ auto outputs_over(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank) {
+__device__ __forceinline__ auto outputs_by_slices(const DecodeParams& params, const SlicedMap<C>& map,
+                                                  std::uint32_t rank) {
   if constexpr (C::kSlices == kMostSlices) {
     return ColumnOutputs<C>(params, map, rank);
   } else {
@@ -183,12 +183,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   }
   let_next_begin();
   __syncthreads();
-  arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all
-                                  // have come so far
+  arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
   const SlicedWork work = work_of<C>();
   fold_sliced<C>(
-      params, map, rank, work, [&] { return TileKeys<C>(map); }, [&] { return outputs_over<C>(params, map, rank); },
-      [&](auto) { return TileBoxes<C>(params); }, [&] { store_number(map.any_failed(), 1); });
+      params, map, rank, work, [&] { return TileKeys<C>(map); },
+      [&] { return outputs_by_slices<C>(params, map, rank); }, [&](auto) { return TileBoxes<C>(params); },
+      [&] { store_number(map.any_failed(), 1); });
   await_prefixes(params);
   __syncthreads();
   if (load_number(map.any_failed()) == 0) return;

@@ -168,15 +168,17 @@ class KeyFetcher {
   }
 
  private:
-  // Has what units are found by, and the first unit's query rows where it's clear whose they are, brought to the second
-  // level of the caches: whatever is written there later is seen all the same.
+  // Fetches what units are found by, and query rows where it's clear whose, to the second level of the caches: whatever
+  // is written there later is seen all the same.
   __device__ __forceinline__ void bring_closer(int first) const {
     if (lane_ * 32 < p_.sequences) prefetch(p_.lengths + lane_ * 32);
     if (p_.sequences > 1) return;
-    if (p_.pages != nullptr && lane_ == 0) {
-      prefetch(p_.pages + (p_.by_stride.quotient(first) * kGroupTiles * C::kKeyTile >> p_.page_log));
-    }
-    const DecodeUnit unit = rows_of_unit(p_, first);
+    const int stride = unit_stride(p_);
+    const int nth = p_.by_stride.quotient(first);
+    DecodeUnit unit{};
+    unit.kv_head = p_.by_blocks.quotient(first - nth * stride);
+    unit.block = first - nth * stride - unit.kv_head * p_.blocks;
+    if (p_.pages != nullptr && lane_ == 0) prefetch(p_.pages + (nth * kGroupTiles * C::kKeyTile >> p_.page_log));
     const auto& q = p_.fold.q;
     for (int i = lane_; i < rows_of(p_, unit) * 2; i += 32) {
       const DecodePlace place = place_of(p_, unit, i / 2);
@@ -190,13 +192,8 @@ class KeyFetcher {
   }
 
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    bool more = unit.begin < unit.end;
-    const int note_at = more && notes_ == 0 ? 1 : 0;  // everyone waits for the first tile
-    // Where rows see every key up to their own, the reference tile is the unit's first.
-    const bool looks_later = note_at == 1 && p_.left < 0;
-    Look look{};
-    if (!looks_later) look = look_at(unit);
-    const int reference = looks_later ? unit.begin : look.reference;
+    const Look look = look_at(unit);
+    const int reference = look.reference;
     boxes_.begin(unit);
     bool alone = false;
     if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) alone = boxes_.alone();
@@ -208,12 +205,11 @@ class KeyFetcher {
     int tile = reference;
     const auto find = [&](int of) { return alone ? boxes_.find_alone(of) : boxes_.find(of); };
     auto ahead = find(tile);
+    bool more = unit.begin < unit.end;
+    const int note_at = more && notes_ == 0 ? 1 : 0;  // everyone waits for the first tile
 #pragma unroll 1
     for (int n = 0;; ++n) {
-      if (n == note_at) {
-        if (looks_later) look = look_at(unit);
-        write_note(unit, look);
-      }
+      if (n == note_at) write_note(unit, look);
       if (!more) break;
       const auto box = ahead;
       const int now = tile;
@@ -347,8 +343,7 @@ class ValueFetcher {
 
  private:
   __device__ __forceinline__ void take_alone(int tile, int end, int head) {
-    if (one_of_warp()) {  // always the same lane, whose stage is the one that
-                          // counts
+    if (one_of_warp()) {  // always the same lane, whose stage is the one that counts
       auto ahead = boxes_.find_alone(tile);
 #pragma unroll 1
       for (; tile < end; ++tile) {

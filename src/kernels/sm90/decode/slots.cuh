@@ -16,15 +16,6 @@ __device__ __forceinline__ int rows_of(const DecodeParams& p, const DecodeUnit& 
   return left < p.block_rows ? left : p.block_rows;
 }
 
-// Of the unit of this number, among those of one sequence, what tells whose rows it has.
-__device__ __forceinline__ DecodeUnit rows_of_unit(const DecodeParams& p, int number) {
-  DecodeUnit unit{};
-  const int rest = number - p.by_stride.quotient(number) * unit_stride(p);
-  unit.kv_head = p.by_blocks.quotient(rest);
-  unit.block = rest - unit.kv_head * p.blocks;
-  return unit;
-}
-
 // Where slot `slot` of a unit lies in q and out.
 struct DecodePlace {
   int row, query_head;
