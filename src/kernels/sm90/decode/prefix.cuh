@@ -39,10 +39,11 @@ struct PrefixRegisters {
   static_assert(C::kScorers == 1 || C::kStages % 2 == 0 || kPrefixPanels <= 3);
 };
 
-// Named barriers: query rows are there; those that score have read them; references are there.
+// Named barriers: query rows are there; those that score have read them; references are there; all units are done.
 inline constexpr int kPrefixQueries = 2;
 inline constexpr int kPrefixQueriesRead = 3;
 inline constexpr int kPrefixReferences = 4;
+inline constexpr int kPrefixEnd = 5;
 
 // Steps of 16 keys in each of a tile's two panels of probabilities.
 template <class C>
@@ -293,9 +294,10 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
       take(prefix_unit_of<C>(params, map, n));
     }
   };
-  // When all units are done, everyone knows whether one of them has failed.
+  // When all units are done, everyone knows whether one of them has failed. (Warps ask in different places, where
+  // __syncthreads() must not stand.)
   const auto any_failed = [&] {
-    __syncthreads();
+    named_sync(kPrefixEnd, kPrefixThreads<C>);
     return load_number(map.failed()) != 0;
   };
   if (warp < kWarpgroup / 32) {
