@@ -14,10 +14,10 @@ from shown import Group
 
 # What stands above the tables in docs/results.md.
 ABOUT_DECODE = """\
-One query row a sequence, bf16. A CUDA graph holds several steps, and each reads another cache, so at least 512 MiB are
-read between two uses of one. Times are medians over rounds in which ours and the peers took turns on one card; each
-peer was asked in several forms (`bench/peers/decode.py --help`), and the fastest counts. Below 1, the last column says
-that ringattn takes less time."""
+One query row a sequence, bf16. A CUDA graph holds several steps, and each reads another cache, so at least 512 MiB
+are read between two uses of one. Times are medians, and ours and the peers took turns on one card; each peer was
+asked in several forms (`bench/peers/decode.py --help`), and the fastest counts. Below 1, the last column says that
+ringattn takes less time."""
 ABOUT_PAGES = """\
 The pages of all sequences are shuffled. Times as parts of the time over a dense cache, measured in turn."""
 ABOUT_SPARSE = """\
@@ -25,14 +25,14 @@ Blocks of 128 queries x 128 keys are listed or not, the same for 32 query heads 
 (`bench/peers/sparse.py --help`). The last column compares with the same kernel when every block is listed."""
 
 ABOUT_LATENTS = """\
-Latents of 512 and rotary keys of 64 in shuffled pages of 64, bf16; heads share them. A CUDA graph holds several steps, and at
-least 512 MiB are read between two uses of a cache. Times are medians over rounds in which ours and FlashMLA took turns on one
-card (`bench/peers/latents.py --help`)."""
+Latents of 512 and rotary keys of 64 in shuffled pages of 64, bf16; heads share them. A CUDA graph holds several
+steps, and at least 512 MiB are read between two uses of a cache. Times are medians, and ours and FlashMLA took turns
+on one card (`bench/peers/latents.py --help`)."""
 ABOUT_SCANS = """\
-bf16. Mamba-2 has 80 heads of 64 and a state of 128, Mamba-1 5,120 channels and a state of 16; steps of decoding are of 128
-sequences, and the convolution has 8,448 channels and a width of 4. Ours and the others took turns on one card
-(`bench/peers/scans.py --help`); \"can't\" is what a kernel answers, or that it reads out of bounds. The last column counts
-the bytes that have to be moved at least."""
+bf16. Mamba-2 has 80 heads of 64 and a state of 128, Mamba-1 5,120 channels and a state of 16; steps of decoding,
+where there are some, are of 128 sequences, and the convolution has 8,448 channels and a width of 4. Ours and the
+others took turns on one card (`bench/peers/scans.py --help`); \"can't\" is what a kernel answers, or that it reads
+out of bounds. The last column counts the bytes that have to be moved at least."""
 SCANS = {
     "ssd": "Mamba-2",
     "ssd-gated": "Mamba-2, gated",

@@ -26,6 +26,18 @@ ringattn_spec attention_spec() {
   return spec;
 }
 
+// Steps of so many sequences and keys; a page of 0: a dense cache.
+ringattn_decode* make_decode(SelfWorld& world, std::int64_t sequences, std::int64_t keys, std::int64_t page_size) {
+  const ringattn_spec spec = attention_spec();
+  auto limits = sized<ringattn_decode_limits>();
+  limits.sequences = sequences;
+  limits.keys = keys;
+  limits.page_size = page_size;
+  ringattn_decode* decode = nullptr;
+  EXPECT_OK(ringattn_decode_create(world.get(), &spec, &limits, nullptr, &decode));
+  return decode;
+}
+
 // Makes each op with these options, and destroys what it made.
 class Ops {
  public:
@@ -251,13 +263,8 @@ TEST(CLimits, ScansAndConvolutionsDoNotWriteOverWhatTheyRead) {
 // NumPy gives an axis of one element, as table[None] has, a stride of 0.
 TEST(CLimits, AnAxisOfOneElementHasAnyStride) {
   SelfWorld world;
-  const ringattn_spec spec = attention_spec();
-  auto limits = sized<ringattn_decode_limits>();
-  limits.sequences = 1;
-  limits.keys = 64;
-  limits.page_size = 16;
-  ringattn_decode* decode = nullptr;
-  ASSERT_EQ(ringattn_decode_create(world.get(), &spec, &limits, nullptr, &decode), RINGATTN_OK);
+  ringattn_decode* const decode = make_decode(world, 1, 64, 16);
+  ASSERT_NE(decode, nullptr);
   const Numbers q = normal(kHeads * kDim, 1), cache = normal(4 * 16 * kHeads * kDim, 2);
   const std::int32_t pages[] = {2, 0, 3, 1};
   std::int32_t length = 50;
@@ -281,12 +288,8 @@ TEST(CLimits, AnAxisOfOneElementHasAnyStride) {
 // A length that was negative before it grew: the new row would have no place, or that of another one.
 TEST(CLimits, LengthsThatGrowAreNotNegative) {
   SelfWorld world;
-  const ringattn_spec spec = attention_spec();
-  auto limits = sized<ringattn_decode_limits>();
-  limits.sequences = 2;
-  limits.keys = 16;
-  ringattn_decode* decode = nullptr;
-  ASSERT_EQ(ringattn_decode_create(world.get(), &spec, &limits, nullptr, &decode), RINGATTN_OK);
+  ringattn_decode* const decode = make_decode(world, 2, 16, 0);
+  ASSERT_NE(decode, nullptr);
   const Numbers rows = normal(2 * kHeads * kDim, 1);
   Numbers k = normal(2 * 16 * kHeads * kDim, 2), out(rows.size());
   const Numbers before = k;

@@ -139,8 +139,7 @@ template <class C>
 __device__ __noinline__ void fold_failed_units(const DecodeParams& params, int first, int step) {
   using Whole = typename C::Whole;
   const DecodeMap<Whole> map;
-  __syncthreads();  // everyone has read that units have failed, which lies where
-                    // other things come now
+  __syncthreads();  // everyone has read that units have failed, which lies where other things come now
   if (threadIdx.x == 0) {
     const SlicedMap<C> before;
     for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_forget(before.k_full(i));
