@@ -83,8 +83,7 @@ TemporaryFile::TemporaryFile(const std::string& path, Wording name) : final_path
   std::random_device random;
   for (int attempt = 0; attempt < 100 && !file_.valid(); ++attempt) {
     path_ = fmt::format("{}.{:08x}.tmp", stem, random());
-    file_ = FileDescriptor(
-        uninterrupted([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); }));
+    unfinished_.emplace(path_, file_);
     if (!file_.valid() && errno != EEXIST) {
       fail_file({"can't create a temporary file beside ", name_}, errno, "Choose a folder that you may write to.");
     }
@@ -92,7 +91,6 @@ TemporaryFile::TemporaryFile(const std::string& path, Wording name) : final_path
   if (!file_.valid()) {
     fail_file({"can't create a temporary file beside ", name_}, EEXIST, "Remove what earlier runs have left there.");
   }
-  unfinished_.emplace(path_);
 }
 
 void TemporaryFile::write(std::string_view text) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/unfinished_file.hpp"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <array>
@@ -16,7 +18,7 @@ namespace ringattn {
 
 namespace {
 
-enum State : int { kFree, kChanging, kNamed };
+enum State : int { kFree, kCreating, kNamed };
 
 struct Slot {
   std::atomic<int> state = kFree;
@@ -25,6 +27,36 @@ struct Slot {
 static_assert(std::atomic<int>::is_always_lock_free);  // what a signal handler may touch
 
 constinit std::array<Slot, kMostUnfinishedFiles> slots;
+constinit std::atomic<bool> ending = false;
+
+constexpr int kEndingSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+// As long as it lives no handler of these signals runs in this thread. One in another thread can wait for this one.
+class SignalsElsewhere {
+ public:
+  SignalsElsewhere() noexcept {
+    sigset_t blocked;
+    ::sigemptyset(&blocked);
+    for (const int signal : kEndingSignals) ::sigaddset(&blocked, signal);
+    ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+  }
+  ~SignalsElsewhere() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsElsewhere(const SignalsElsewhere&) = delete;
+  SignalsElsewhere& operator=(const SignalsElsewhere&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+int create(const char* path) noexcept {
+  return uninterrupted([&] { return ::open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
+}
+
+// The creation of a file takes microseconds. On a file system that hangs it isn't waited for.
+void wait_while_creating(const Slot& slot) noexcept {
+  constexpr timespec kMoment{0, 1'000'000};
+  for (int moments = 0; slot.state == kCreating && moments < 500; ++moments) ::nanosleep(&kMoment, nullptr);
+}
 
 void end_by_signal(int signal) {
   remove_unfinished_files();
@@ -35,16 +67,22 @@ void end_by_signal(int signal) {
 
 }  // namespace
 
-UnfinishedFile::UnfinishedFile(const std::string& path) noexcept : slot_(kMostUnfinishedFiles) {
-  if (path.size() >= sizeof(Slot::path)) return;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
+UnfinishedFile::UnfinishedFile(const std::string& path, FileDescriptor& file) noexcept : slot_(kMostUnfinishedFiles) {
+  const SignalsElsewhere signals;
+  for (std::size_t i = 0; i < slots.size() && path.size() < sizeof(Slot::path); ++i) {
     int free = kFree;
-    if (!slots[i].state.compare_exchange_strong(free, kChanging)) continue;
+    if (!slots[i].state.compare_exchange_strong(free, kCreating)) continue;
+    if (ending) {
+      slots[i].state = kFree;
+      while (true) ::pause();
+    }
     std::memcpy(slots[i].path, path.c_str(), path.size() + 1);
-    slots[i].state = kNamed;
-    slot_ = i;
+    file = FileDescriptor(create(slots[i].path));
+    slots[i].state = file.valid() ? kNamed : kFree;
+    if (file.valid()) slot_ = i;
     return;
   }
+  file = FileDescriptor(create(path.c_str()));
 }
 
 UnfinishedFile::~UnfinishedFile() {
@@ -53,14 +91,16 @@ UnfinishedFile::~UnfinishedFile() {
 
 void remove_unfinished_files() noexcept {
   const int error = errno;
+  ending = true;
   for (const Slot& slot : slots) {
+    wait_while_creating(slot);
     if (slot.state == kNamed) ::unlink(slot.path);
   }
   errno = error;
 }
 
 void remove_unfinished_files_on_signals() noexcept {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int signal : kEndingSignals) {
     struct sigaction now = {};
     if (::sigaction(signal, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {
       continue;

@@ -5,13 +5,17 @@
 #include <cstddef>
 #include <string>
 
+#include "base/file_descriptor.hpp"
+
 namespace ringattn {
 
-// Says that the file is unfinished, as long as it lives. Beyond kMostUnfinishedFiles at a time, or with an overlong
-// path, it says nothing: then a signal leaves the file behind.
+// Creates a file that no path names yet, and says that it is unfinished as long as this object lives. Whenever the
+// signal comes, and to whatever thread, there is no file yet or the signal takes it along. Not so beyond
+// kMostUnfinishedFiles at a time, or with an overlong path: those files stay behind.
 class UnfinishedFile {
  public:
-  explicit UnfinishedFile(const std::string& path) noexcept;
+  // `file` is open for writing afterwards, or not valid, and errno says why.
+  UnfinishedFile(const std::string& path, FileDescriptor& file) noexcept;
   ~UnfinishedFile();
   UnfinishedFile(const UnfinishedFile&) = delete;
   UnfinishedFile& operator=(const UnfinishedFile&) = delete;
@@ -22,7 +26,8 @@ class UnfinishedFile {
 
 inline constexpr std::size_t kMostUnfinishedFiles = 64;
 
-// Unlinks every unfinished file. Async-signal-safe.
+// Unlinks every unfinished file, just before the process ends: whoever creates another one waits for that end.
+// Async-signal-safe.
 void remove_unfinished_files() noexcept;
 
 // Has SIGINT, SIGTERM and SIGHUP do so before they end the process, those that would end it as things are.
