@@ -16,6 +16,7 @@
 #include "comm/threads.hpp"
 #include "kernels/scan.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -46,18 +47,13 @@ Case make_case(int width, const std::vector<std::int64_t>& lengths) {
   made.job = {{Dtype::kBf16, 16, width, true, true}, lengths, true, true};
   const ConvolutionSpec& spec = made.job.spec;
   std::mt19937_64 random(static_cast<std::uint64_t>(width));
-  std::normal_distribution<float> normal;
-  const auto fill = [&](std::vector<std::byte>& array, std::int64_t bytes) {
-    array.resize(static_cast<std::size_t>(bytes));
-    for (std::size_t at = 0; at < array.size(); at += size_of(spec.dtype)) {
-      store_element(array.data() + at, spec.dtype, normal(random));
-    }
-  };
+  const Normal normal;
   std::int64_t rows = 0;
   for (const std::int64_t length : lengths) rows += length;
   const auto sequences = static_cast<std::int64_t>(lengths.size());
-  fill(made.x, rows * made.row_bytes());
-  fill(made.initial, sequences * spec.halo_bytes());
+  const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
+  made.x = random_elements(rows * spec.channels, spec.dtype, random);
+  made.initial = random_elements(sequences * spec.halo_bytes() / element, spec.dtype, random);
   for (int i = 0; i < spec.channels * width; ++i) made.weight.push_back(normal(random));
   for (int i = 0; i < spec.channels; ++i) made.bias.push_back(normal(random));
 

@@ -20,6 +20,7 @@
 #include "tests/kernels/kernel_row_test.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/random_elements.hpp"
 
 namespace ringattn {
 inline void PrintTo(const KernelRow<ConvolutionSpec>& row, std::ostream* stream) { *stream << row.name; }
@@ -45,12 +46,9 @@ struct Inputs {
 
 Inputs random_inputs(const ConvolutionSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
+  const Normal normal;
   Inputs inputs{spec, lengths, {}, {}, {}};
-  inputs.x.resize(static_cast<std::size_t>(inputs.rows()) * inputs.row_bytes());
-  for (std::size_t at = 0; at < inputs.x.size(); at += size_of(spec.dtype)) {
-    store_element(inputs.x.data() + at, spec.dtype, normal(random));
-  }
+  inputs.x = random_elements(inputs.rows() * spec.channels, spec.dtype, random);
   for (int i = 0; i < spec.channels * spec.width; ++i) inputs.weight.push_back(normal(random));
   for (int i = 0; i < spec.channels; ++i) inputs.bias.push_back(normal(random));
   return inputs;

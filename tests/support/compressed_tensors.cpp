@@ -8,6 +8,7 @@
 
 #include "kernels/cache_share.hpp"
 #include "kernels/low_rank.hpp"
+#include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {
 
@@ -39,7 +40,7 @@ std::string test_name(const RowFormat& format) {
 
 std::vector<std::byte> outlier_rows(const RowShape& shape, std::span<const std::int64_t> lengths, std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
+  const Normal normal;
   const auto element = static_cast<std::int64_t>(size_of(shape.dtype));
   const std::int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   std::vector<std::byte> rows(static_cast<std::size_t>(tokens * shape.heads * shape.dim * element));

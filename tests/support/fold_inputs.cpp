@@ -4,18 +4,11 @@
 #include <algorithm>
 #include <random>
 
+#include "tests/support/random_elements.hpp"
+
 namespace ringattn::testing {
 
 namespace {
-
-std::vector<std::byte> random_elements(std::int64_t count, Dtype dtype, std::mt19937_64& generator) {
-  std::normal_distribution<float> normal;
-  std::vector<std::byte> elements(static_cast<std::size_t>(count) * size_of(dtype));
-  for (std::size_t at = 0; at < elements.size(); at += size_of(dtype)) {
-    store_element(elements.data() + at, dtype, normal(generator));
-  }
-  return elements;
-}
 
 void set_element(std::vector<std::byte>& elements, Dtype dtype, std::int64_t index, float value) {
   store_element(elements.data() + static_cast<std::size_t>(index) * size_of(dtype), dtype, value);
@@ -97,7 +90,7 @@ FoldInputs random_inputs(const FoldSpec& spec, std::vector<SequenceShape> sequen
   inputs.k = random_elements(inputs.k_tokens() * spec.kv_heads * spec.head_dim, spec.dtype, generator);
   inputs.v = random_elements(inputs.k_tokens() * spec.kv_heads * spec.head_dim_v, spec.dtype, generator);
   if (spec.sinks) {
-    std::normal_distribution<float> normal;
+    const Normal normal;
     for (int head = 0; head < spec.heads; ++head) inputs.sinks.push_back(normal(generator));
   }
   return inputs;

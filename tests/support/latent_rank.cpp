@@ -9,20 +9,11 @@
 #include "base/error.hpp"
 #include "comm/self.hpp"
 #include "comm/world.hpp"
+#include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {
 
 namespace {
-
-std::vector<std::byte> random_bytes_of(std::int64_t elements, Dtype dtype, float deviation,
-                                       std::mt19937_64& generator) {
-  std::normal_distribution<float> normal(0.0F, deviation);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(elements) * size_of(dtype));
-  for (std::size_t at = 0; at < bytes.size(); at += size_of(dtype)) {
-    store_element(bytes.data() + at, dtype, normal(generator));
-  }
-  return bytes;
-}
 
 std::int64_t out_bytes(const LatentSpec& spec, const LatentShape& shape) {
   return spec.heads * (shape.out_in_latent ? spec.latent_dim : spec.head_dim_v) *
@@ -77,7 +68,7 @@ LatentTensors random_latents(const LatentJob& job, std::uint64_t seed) {
   const LatentSpec& spec = job.spec;
   std::mt19937_64 generator(seed);
   const auto values = [&](std::int64_t elements, float deviation = 1.0F) {
-    return random_bytes_of(elements, spec.dtype, deviation, generator);
+    return random_elements(elements, spec.dtype, generator, Normal(0.0F, deviation));
   };
   const float weight = 1.0F / std::sqrt(static_cast<float>(spec.latent_dim));
   LatentTensors tensors;
@@ -86,7 +77,7 @@ LatentTensors random_latents(const LatentJob& job, std::uint64_t seed) {
   tensors.k_rope = values(job.batch.k_tokens() * spec.rope_dim);
   tensors.w_uk = values(std::int64_t{spec.heads} * spec.head_dim * spec.latent_dim, weight);
   tensors.w_uv = values(std::int64_t{spec.heads} * spec.head_dim_v * spec.latent_dim, weight);
-  std::normal_distribution<float> normal;
+  const Normal normal;
   for (int head = 0; head < spec.heads && spec.sinks; ++head) tensors.sinks.push_back(normal(generator));
   return tensors;
 }

@@ -14,6 +14,7 @@
 
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"
+#include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {
 
@@ -26,7 +27,7 @@ constexpr std::int64_t kGuard = 64;  // elements around out
 ProductInputs normal_product_inputs(const HeadProductSpec& spec, std::int64_t rows, std::int64_t heads, bool shared,
                                     std::uint64_t seed) {
   std::mt19937_64 generator(seed);
-  std::normal_distribution<float> normal;
+  const Normal normal;
   return product_inputs(spec, rows, heads, shared, [&] { return normal(generator); });
 }
 

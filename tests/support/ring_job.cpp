@@ -9,19 +9,11 @@
 #include "base/error.hpp"
 #include "comm/self.hpp"
 #include "comm/world.hpp"
+#include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {
 
 namespace {
-
-std::vector<std::byte> random_bytes_of(std::int64_t elements, Dtype dtype, std::mt19937_64& generator) {
-  std::normal_distribution<float> normal;
-  std::vector<std::byte> bytes(static_cast<std::size_t>(elements) * size_of(dtype));
-  for (std::size_t at = 0; at < bytes.size(); at += size_of(dtype)) {
-    store_element(bytes.data() + at, dtype, normal(generator));
-  }
-  return bytes;
-}
 
 std::size_t out_token_bytes(const Job& job) {
   return static_cast<std::size_t>(job.spec.heads) * static_cast<std::size_t>(job.spec.head_dim_v) *
@@ -34,10 +26,10 @@ JobTensors random_tensors(const Job& job, std::uint64_t seed) {
   const FoldSpec& spec = job.spec;
   std::mt19937_64 generator(seed);
   JobTensors tensors;
-  tensors.q = random_bytes_of(job.batch.q_tokens() * spec.heads * spec.head_dim, spec.dtype, generator);
-  tensors.k = random_bytes_of(job.batch.k_tokens() * spec.kv_heads * spec.head_dim, spec.dtype, generator);
-  tensors.v = random_bytes_of(job.batch.k_tokens() * spec.kv_heads * spec.head_dim_v, spec.dtype, generator);
-  std::normal_distribution<float> normal;
+  tensors.q = random_elements(job.batch.q_tokens() * spec.heads * spec.head_dim, spec.dtype, generator);
+  tensors.k = random_elements(job.batch.k_tokens() * spec.kv_heads * spec.head_dim, spec.dtype, generator);
+  tensors.v = random_elements(job.batch.k_tokens() * spec.kv_heads * spec.head_dim_v, spec.dtype, generator);
+  const Normal normal;
   for (int head = 0; head < spec.heads && spec.sinks; ++head) tensors.sinks.push_back(normal(generator));
   return tensors;
 }

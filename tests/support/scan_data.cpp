@@ -13,22 +13,13 @@
 #include "kernels/scan_oracle.hpp"
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"
+#include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {
 
 namespace {
 
 std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
-
-std::vector<std::byte> random_array(std::int64_t count, Dtype dtype, std::mt19937_64& random, float mean,
-                                    float deviation) {
-  std::normal_distribution<float> normal(mean, deviation);
-  std::vector<std::byte> bytes(size(count) * size_of(dtype));
-  for (std::int64_t i = 0; i < count; ++i) {
-    store_element(bytes.data() + size(i) * size_of(dtype), dtype, normal(random));
-  }
-  return bytes;
-}
 
 std::vector<std::byte> bytes_of(const std::vector<float>& values) {
   std::vector<std::byte> bytes(values.size() * sizeof(float));
@@ -138,13 +129,13 @@ ScanData random_scan(const ScanSpec& spec, const std::vector<std::int64_t>& leng
   std::mt19937_64 random(seed);
   ScanData inputs{spec, lengths, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   const std::int64_t rows = inputs.rows();
-  inputs.x = random_array(rows * spec.heads * spec.head_dim, spec.dtype, random, 0.0F, 1.0F);
-  inputs.b = random_array(rows * spec.groups * spec.state_dim, spec.dtype, random, 0.0F, 1.0F);
-  inputs.c = random_array(rows * spec.groups * spec.state_dim, spec.dtype, random, 0.0F, 1.0F);
-  if (spec.gate) inputs.z = random_array(rows * spec.heads * spec.head_dim, spec.dtype, random, 0.0F, 1.0F);
+  inputs.x = random_elements(rows * spec.heads * spec.head_dim, spec.dtype, random);
+  inputs.b = random_elements(rows * spec.groups * spec.state_dim, spec.dtype, random);
+  inputs.c = random_elements(rows * spec.groups * spec.state_dim, spec.dtype, random);
+  if (spec.gate) inputs.z = random_elements(rows * spec.heads * spec.head_dim, spec.dtype, random);
   // Behind softplus about 0.1, without it as large.
-  inputs.dt = random_array(rows * spec.heads, spec.dtype, random, spec.dt_softplus ? -2.0F : 0.0F,
-                           spec.dt_softplus ? 1.0F : 0.1F);
+  inputs.dt = random_elements(rows * spec.heads, spec.dtype, random,
+                              Normal(spec.dt_softplus ? -2.0F : 0.0F, spec.dt_softplus ? 1.0F : 0.1F));
   if (!spec.dt_softplus) {
     for (std::size_t at = 0; at < inputs.dt.size(); at += size_of(spec.dtype)) {
       store_element(inputs.dt.data() + at, spec.dtype, std::fabs(load_element(inputs.dt.data() + at, spec.dtype)));
@@ -153,7 +144,7 @@ ScanData random_scan(const ScanSpec& spec, const std::vector<std::int64_t>& leng
   std::uniform_real_distribution<float> rate(0.05F, 4.0F);
   const std::int64_t rates = std::int64_t{spec.heads} * (spec.state_decays ? spec.state_dim : 1);
   for (std::int64_t i = 0; i < rates; ++i) inputs.a.push_back(-rate(random));
-  std::normal_distribution<float> normal;
+  const Normal normal;
   for (int head = 0; head < spec.heads; ++head) {
     inputs.d.push_back(normal(random));
     inputs.dt_bias.push_back(0.3F * normal(random));

@@ -11,6 +11,7 @@
 
 #include "attention/scan.hpp"
 #include "tests/support/device_array.hpp"
+#include "tests/support/random_elements.hpp"
 #include "tests/support/scan_data.hpp"
 
 namespace ringattn::testing {
@@ -41,7 +42,7 @@ inline ScanCase make_scan_case(const ScanSpec& spec, const std::vector<std::int6
   ScanCase made{with_slow_decays(random_scan(spec, lengths, seed)), {}};
   if (initial) {
     std::mt19937_64 random(seed + 1);
-    std::normal_distribution<float> normal;
+    const Normal normal;
     made.inputs.initial.assign(lengths.size(), std::vector<float>(made.inputs.state_floats()));
     for (auto& state : made.inputs.initial) std::ranges::generate(state, [&] { return normal(random); });
   }
