@@ -26,6 +26,7 @@ if [[ ! -x build/venv/bin/python ]]; then
 fi
 export PATH="$PWD/build/venv/bin:$PATH"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"  # tests run beside each other: who waits leaves its core to them
 
 options=(-DCMAKE_CXX_FLAGS_DEV=-O2)  # without line numbers: a sixth less to compile
 command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
