@@ -150,13 +150,14 @@ struct RowFault {
     kScale,      // not finite, not above 0 (8 bits) or below 0 (4 bits), or so large that a code gives ∞ in the dtype
     kCode,       // NaN of E4M3, −128 of I8
     kTable,      // an entry of a table: NaN, ∞, or an outlier channel that is none or there twice
+    kProduct,    // of factors and basis, which are finite: more than an element holds
   };
 
   Kind kind = Kind::kNotFinite;
   int part = 0;  // stream or, of kTable, table
   std::int64_t token = 0;
   std::int64_t head = 0;
-  std::int64_t place = 0;  // element of the row, or of the table
+  std::int64_t place = 0;  // element of the row of codes, of the table, or of kProduct of the plain row
   float value = 0.0F;
 
   bool operator==(const RowFault&) const = default;
@@ -164,7 +165,8 @@ struct RowFault {
 
 // The first of the plain rows, token by token, head by head; host memory.
 std::optional<RowFault> find_fault(const TensorView& plain);
-// The first of the tables, then of the runs' rows, stream by stream; host memory. Rows of streams that decompression
+// The first of the tables, then of the runs' rows, stream by stream, then of products of factors and basis; host
+// memory. Rows of streams that decompression
 // doesn't read, behind the last group of tokens, hold anything. RowFault::token counts rows of the plain tensor.
 std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
                                    std::span<const CompressedRun> runs);

@@ -2,9 +2,12 @@
 // What no compressed tensor may hold: found, and named with the tensor and the place.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "base/e4m3.hpp"
 #include "kernels/compressed_rows.hpp"
@@ -120,6 +123,69 @@ std::optional<RowFault> fault_of_tables(const RowFormat& format, const RowShape&
   return std::nullopt;
 }
 
+// The greatest product of factors and basis that gives a finite element. To a hybrid's, a remainder is added in fp32,
+// and the sum is limited to what the dtype holds.
+double greatest_product(const RowFormat& format, Dtype dtype) {
+  if (format.coding == RowCoding::kHybrid) return std::numeric_limits<float>::max();
+  return dtype == Dtype::kBf16 ? 0x1.fep127 : 65504.0;
+}
+
+// Finds rows whose product with their basis is greater, though both are finite. A row is only multiplied where its
+// factors and the basis's greatest numbers leave that open.
+class Products {
+ public:
+  Products(const RowFormat& format, const RowShape& shape, const CompressedRows& rows)
+      : limit_(greatest_product(format, shape.dtype)),
+        rank_(format.rank),
+        shape_(shape),
+        factors_(rows.streams[0]),
+        basis_(rows.tables[0]) {
+    for (std::int64_t i = 0; i < shape.heads * rank_; ++i) {
+      double greatest = 0.0;
+      for (std::int64_t d = 0; d < shape.dim; ++d) greatest = std::max(greatest, std::fabs(basis(i, d)));
+      greatest_.push_back(greatest);
+    }
+  }
+
+  // Of the row of streams `row`, without its token.
+  std::optional<RowFault> fault_of(std::int64_t row, std::int64_t head) const {
+    const std::byte* const factors = factors_.at(row, head);
+    double most = 0.0;
+    for (std::int64_t r = 0; r < rank_; ++r) {
+      most += std::fabs(factor(factors, r)) * greatest_[static_cast<std::size_t>(head * rank_ + r)];
+    }
+    if (most <= limit_) return std::nullopt;
+    for (std::int64_t d = 0; d < shape_.dim; ++d) {
+      double sum = 0.0;
+      double magnitudes = 0.0;  // sums on the way are not greater
+      for (std::int64_t r = 0; r < rank_; ++r) {
+        const double product = factor(factors, r) * basis(head * rank_ + r, d);
+        sum += product;
+        magnitudes += std::fabs(product);
+      }
+      if (std::fabs(sum) > limit_ || magnitudes > std::numeric_limits<float>::max()) {
+        return RowFault{RowFault::Kind::kProduct, 0, 0, head, d, static_cast<float>(sum)};
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  double factor(const std::byte* factors, std::int64_t r) const {
+    return number_at(factors, CodeType::kDtype, shape_.dtype, r);
+  }
+  double basis(std::int64_t row, std::int64_t d) const {
+    return number_at(basis_, CodeType::kDtype, shape_.dtype, row * shape_.dim + d);
+  }
+
+  double limit_;
+  std::int64_t rank_;
+  RowShape shape_;
+  StreamView factors_;
+  const std::byte* basis_;
+  std::vector<double> greatest_;  // [heads, rank], of a direction's numbers
+};
+
 struct FaultText {
   std::string_view why;
   std::string_view remedy;
@@ -140,6 +206,8 @@ FaultText text_of(const RowFormat& format, RowFault::Kind kind, std::string_view
         return {"the channels of a head ascend and lie below its dim", "Compress it anew."};
       if (part == "scales") return {"a scale is finite and above 0, and no code gives infinity", "Compress it anew."};
       return {"it must be finite", "Compress it anew."};
+    case RowFault::Kind::kProduct:
+      return {"factors and basis are finite, but their product is more than its dtype holds", "Compress it anew."};
     case RowFault::Kind::kNotFinite:
       break;
   }
@@ -182,6 +250,18 @@ std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shap
       }
     }
     ++part;
+  }
+  if (format.rank == 0) return std::nullopt;
+  const Products products(format, shape, rows);
+  for (const CompressedRun& run : runs) {
+    for (std::int64_t i = 0; i < run.rows; ++i) {
+      for (std::int64_t head = 0; head < shape.heads; ++head) {
+        auto fault = products.fault_of(run.row + i, head);
+        if (!fault) continue;
+        fault->token = run.to + i;
+        return fault;
+      }
+    }
   }
   return std::nullopt;
 }
@@ -231,7 +311,8 @@ void refuse_fault(std::string_view name, const RowFormat& format, const RowShape
                         : fmt::format("{}, {}", row, fault.place);
   }
   const FaultText text = text_of(format, fault.kind, part);
-  const std::string tensor = format.is_plain() ? std::string(name) : fmt::format("{}_{}", name, part);
+  const bool element = format.is_plain() || fault.kind == RowFault::Kind::kProduct;
+  const std::string tensor = element ? std::string(name) : fmt::format("{}_{}", name, part);
   fail(code, fmt::format("{}[{}] is {}", tensor, place, fault.value), text.why, text.remedy);
 }
 

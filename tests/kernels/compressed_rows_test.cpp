@@ -312,6 +312,15 @@ TEST_P(CompressedRowsTest, BrokenPartsAreNamed) {
     const std::string text = fault_text(broken);
     EXPECT_EQ(text.rfind("k_" + std::string(tables[i].name) + "[0", 0), 0U) << text;
   }
+  if (format().rank > 0) {  // finite factors and a finite basis, whose product isn't
+    const RowShape wide{Dtype::kBf16, 2, 64};
+    CompressedTensor broken = compressed(format(), wide, outlier_rows(wide, std::vector<std::int64_t>{80}, 6), {80});
+    EXPECT_EQ(fault_text(broken), "");
+    store_element(broken.streams[0].data() + 12 * streams[0].token_bytes(wide.dtype), wide.dtype, 3e38F);
+    store_element(broken.tables[0].data() + 2 * 9, wide.dtype, 30.0F);
+    const std::string text = fault_text(broken);
+    EXPECT_EQ(text.rfind("k[12, 0, 9] is ", 0), 0U) << text;
+  }
   if (format().coding == RowCoding::kInt4Channel) {  // what nobody reads
     CompressedTensor unread = good;
     std::memset(unread.streams[1].data() + 79 * streams[1].token_bytes(shape.dtype), 0xff, 4);

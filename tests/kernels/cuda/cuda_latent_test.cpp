@@ -72,8 +72,11 @@ TEST_P(CudaLatent, ManyTiles) { expect_right(inputs(spec(128), 1, {4096}, 4)); }
 
 TEST_P(CudaLatent, LengthsAroundEdges) {
   const FoldSpec of = spec(16);
-  expect_right(inputs(of, 1, {1, 63, 64, 65, 127, 128, 129, 191, 0, kGroup - 1}, 5));
-  expect_right(inputs(of, 1, {kGroup, kGroup + 1, 2 * kGroup, 2 * kGroup + 1, 3 * kGroup - 63, 7, 0}, 6));
+  for (const int slices : {0, 1, 2}) {
+    const CacheLayout layout{.slices = slices};
+    expect_right(inputs(of, 1, {1, 63, 64, 65, 127, 128, 129, 191, 0, kGroup - 1}, 5), layout);
+    expect_right(inputs(of, 1, {kGroup, kGroup + 1, 2 * kGroup, 2 * kGroup + 1, 3 * kGroup - 63, 7, 0}, 6), layout);
+  }
 }
 
 TEST_P(CudaLatent, HeadsAndRows) {
@@ -96,17 +99,19 @@ TEST_P(CudaLatent, MasksCapAndSinks) {
 }
 
 TEST_P(CudaLatent, LayoutsHaveTheSameBits) {
-  const FoldInputs of = inputs(spec(64), 2, {kGroup + 77, 130, 1, 64, 2 * kGroup}, 11);
-  const FoldResult dense = run(of);
-  EXPECT_EQ(check_accuracy(of, dense.out, dense.lse), "");
-  for (const std::int64_t page : {16, 32, 64, 128, 256}) {
-    EXPECT_TRUE(run(of, {.page_size = page}).same_bits(dense)) << page;
-    EXPECT_TRUE(run(of, {.page_size = page, .shuffle = 5, .strided = true}).same_bits(dense)) << page;
-  }
-  EXPECT_TRUE(run(of, {.strided = true}).same_bits(dense));
-  for (const int slices : {1, 2}) {
-    EXPECT_TRUE(run(of, {.slices = slices}).same_bits(dense)) << slices;
-    EXPECT_TRUE(run(of, {.page_size = 64, .slices = slices}).same_bits(dense)) << slices;
+  for (const int heads : {16, 64}) {  // a part of a block of rows, and two blocks
+    const FoldInputs of = inputs(spec(heads), 2, {kGroup + 77, 130, 1, 64, 2 * kGroup}, 11);
+    const FoldResult dense = run(of);
+    EXPECT_EQ(check_accuracy(of, dense.out, dense.lse), "");
+    for (const std::int64_t page : {16, 32, 64, 128, 256}) {
+      EXPECT_TRUE(run(of, {.page_size = page}).same_bits(dense)) << page;
+      EXPECT_TRUE(run(of, {.page_size = page, .shuffle = 5, .strided = true}).same_bits(dense)) << page;
+    }
+    EXPECT_TRUE(run(of, {.strided = true}).same_bits(dense));
+    for (const int slices : {1, 2}) {
+      EXPECT_TRUE(run(of, {.slices = slices}).same_bits(dense)) << slices;
+      EXPECT_TRUE(run(of, {.page_size = 64, .slices = slices}).same_bits(dense)) << slices;
+    }
   }
 }
 
@@ -185,15 +190,17 @@ TEST_P(CudaLatent, SharesMergeToTheWhole) {
 
 // References move in later tiles, of either warpgroup, by little and by much.
 TEST_P(CudaLatent, RowsThatOutgrowTheirReference) {
-  const FoldSpec of = spec(64);
-  FoldInputs grown = inputs(of, 2, {kGroup + 900, 700}, 14);
-  for (int head = 0; head < of.heads; head += 3) grown.set_q(1, head, 0, 1.0F / of.softmax_scale);
-  for (const auto& [key, level] : {std::pair{70, 30.0F}, {140, 60.0F}, {700, 59.0F}, {2000, 90.0F}, {4100, 80.0F}}) {
-    grown.set_k(key, 0, 0, level);
-    grown.set_v(key, 0, 0, level);
+  for (const int heads : {16, 64}) {
+    const FoldSpec of = spec(heads);
+    FoldInputs grown = inputs(of, 2, {kGroup + 900, 700}, 14);
+    for (int head = 0; head < of.heads; head += 3) grown.set_q(1, head, 0, 1.0F / of.softmax_scale);
+    for (const auto& [key, level] : {std::pair{70, 30.0F}, {140, 60.0F}, {700, 59.0F}, {2000, 90.0F}, {4100, 80.0F}}) {
+      grown.set_k(key, 0, 0, level);
+      grown.set_v(key, 0, 0, level);
+    }
+    for (const int slices : {0, 1, 2}) expect_right(grown, {.slices = slices});
+    EXPECT_TRUE(run(grown, {.page_size = 16, .slices = 2}).same_bits(run(grown, {.slices = 1})));
   }
-  expect_right(grown);
-  EXPECT_TRUE(run(grown, {.page_size = 16, .slices = 2}).same_bits(run(grown, {.slices = 1})));
 }
 
 // A key that isn't finite taints the rows that see it, and no others.
