@@ -170,7 +170,7 @@ std::vector<BadTable> bad_tables() {
       {"the page of the new row", [=](DecodeRank& rank) { entry(rank, 31) = kMost; },
        "sequence 2 has page 2147483647 at place 31"},
       {"a length beyond the limit", [](DecodeRank& rank) { rank.lengths[2] = 100000; }, "sequence 2 has 100001 keys"},
-      {"a negative length", [](DecodeRank& rank) { rank.lengths[2] = -9; }, "sequence 2 has -8 keys"},
+      {"a negative length", [](DecodeRank& rank) { rank.lengths[2] = -9; }, "sequence 2 has -9 keys"},
       {"the largest length", [](DecodeRank& rank) { rank.lengths[2] = kMost; }, "sequence 2 has 2147483647 keys"},
   };
 }

@@ -5,8 +5,8 @@
 //
 // Units are few, so what counts is how long a CTA takes for one. Two warpgroups score tiles in turn and write the
 // probabilities to shared memory (one does, where outputs leave no registers for more); another one adds P V of all
-// tiles, in order. So the tensor cores have a product to do
-// while probabilities are made. The arithmetic is the fold's: its functions on the same fragments, in the same order.
+// tiles, in order. So the tensor cores have a product to do while probabilities are made. The arithmetic is the fold's:
+// its functions on the same fragments, in the same order.
 //
 // For that, a tile must be scored before the tiles ahead of it are. It can be, as references hardly ever move: they are
 // taken from a unit's first tile. Where one moves, or is not set by then, the CTA folds its units again, tile by tile
@@ -21,9 +21,11 @@
 
 namespace ringattn::sm90 {
 
-// A warpgroup with outputs, those that score, and one of which two warps fetch.
+// A warpgroup with outputs, those that score, and one of which two warps fetch and the others end at once.
 template <class C>
 inline constexpr int kPrefixThreads = (2 + C::kScorers) * kWarpgroup;
+template <class C>
+inline constexpr int kPrefixWarps = (1 + C::kScorers) * kWarpgroup / 32 + 2;
 
 // Registers of their threads. When those that score are done, they have given theirs back.
 template <class C>
@@ -39,11 +41,10 @@ struct PrefixRegisters {
   static_assert(C::kScorers == 1 || C::kStages % 2 == 0 || kPrefixPanels <= 3);
 };
 
-// Named barriers: query rows are there; those that score have read them; references are there; all units are done.
+// Named barriers: query rows are there; those that score have read them; references are there.
 inline constexpr int kPrefixQueries = 2;
 inline constexpr int kPrefixQueriesRead = 3;
 inline constexpr int kPrefixReferences = 4;
-inline constexpr int kPrefixEnd = 5;
 
 // Steps of 16 keys in each of a tile's two panels of probabilities.
 template <class C>
@@ -241,8 +242,7 @@ class PrefixOutputs {
     const float2 sum = load_pair(map_.sums(number_, thread_of_warpgroup()));
     rows_.l[0] = __fadd_rn(rows_.l[0], sum.x);
     rows_.l[1] = __fadd_rn(rows_.l[1], sum.y);
-    __syncwarp();  // a lane says for all that the panel, and these with it, have
-                   // been read
+    __syncwarp();  // a lane says for all that the panel, and these with it, have been read
   }
   __device__ __forceinline__ void release_panel() {
     if (thread_of_cta() % 32 == 0) barrier_arrive(map_.panel_empty(released_panel_.place));
@@ -255,8 +255,7 @@ class PrefixOutputs {
 
   const DecodeParams& params_;
   const PrefixMap<C>& map_;
-  RingCursor<C::kStages> ring_,
-      released_;  // V of the next tile, and the next one to give back
+  RingCursor<C::kStages> ring_, released_;  // V of the next tile, and the next one to give back
   Panels panel_, released_panel_;
   std::uint32_t number_ = 0;  // of the next tile, of all units'
   Rows<C> rows_;
@@ -268,6 +267,7 @@ __device__ __forceinline__ void init_prefix_barriers(const PrefixMap<C>& map) {
     barrier_init(map.panel_full(i), kWarpgroup / 32);
     barrier_init(map.panel_empty(i), kWarpgroup / 32);
   }
+  barrier_init(map.done(), kPrefixWarps<C>);
   init_decode_barriers<C>(map);
 }
 
@@ -294,10 +294,12 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
       take(prefix_unit_of<C>(params, map, n));
     }
   };
-  // When all units are done, everyone knows whether one of them has failed. (Warps ask in different places, where
-  // __syncthreads() must not stand.)
+  // When all units are done, everyone knows whether one of them has failed. (Warps ask in different places, where no
+  // barrier of the whole CTA may stand.)
   const auto any_failed = [&] {
-    named_sync(kPrefixEnd, kPrefixThreads<C>);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(map.done());
+    barrier_wait(map.done(), 0);
     return load_number(map.failed()) != 0;
   };
   if (warp < kWarpgroup / 32) {
@@ -325,8 +327,6 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
       fetch(Fetcher<C, FetchedParts::kKeys>(params, map));
     } else if (warp == kFetchWarp + 1) {
       fetch(Fetcher<C, FetchedParts::kValues>(params, map));
-    } else {
-      any_failed();
     }
   }
 }

@@ -16,7 +16,7 @@ namespace ringattn::sm90 {
 //   list     [sequences]      those sequences, by their prefixes
 //   sums     [2][128 threads]  shares of Σ p of a tile's rows, those of the thread that has them; tiles take turns
 //   shifts   [128 threads]    minus the references of a thread's two rows
-//   barriers of panels, and a flag: a unit has failed
+//   barriers of panels and of the end, and a flag: a unit has failed
 //
 // Where Q lies, tiles' probabilities do later: [panels][64 rows], of which a tile has two.
 template <class C>
@@ -29,7 +29,7 @@ struct PrefixMap : DecodeMap<C> {
   static constexpr int kSumOffset = (kListOffset + kMostDecodeSequences * 4 + 15) / 16 * 16;
   static constexpr int kShiftOffset = kSumOffset + 2 * kThreadPairs;
   static constexpr int kPanelBarrierOffset = kShiftOffset + kThreadPairs;
-  static constexpr int kFailedOffset = kPanelBarrierOffset + 2 * kPanels * kBarrierBytes;
+  static constexpr int kFailedOffset = kPanelBarrierOffset + (2 * kPanels + 1) * kBarrierBytes;
   static constexpr int kBytes = kFailedOffset + 4;
   static_assert(C::kQRoom >= kPanels * cuda::panel_bytes(kQueryTile) && kBytes <= kMostSharedBytes);
 
@@ -53,6 +53,8 @@ struct PrefixMap : DecodeMap<C> {
     return at(kPanelBarrierOffset, 0) + place * kBarrierBytes;
   }
   __device__ std::uint32_t panel_empty(std::uint32_t place) const { return panel_full(kPanels + place); }
+  // All units are done.
+  __device__ std::uint32_t done() const { return panel_full(2 * kPanels); }
   __device__ std::uint32_t failed() const { return at(kFailedOffset, 0); }
 
  private:
