@@ -181,7 +181,7 @@ class PrefixOutputs {
 
   __device__ __forceinline__ void take(const PrefixUnit& unit) {
     load_queries<C>(params_, map_, unit.rows, [&](int slot) { return place_of(params_, map_, unit, slot); });
-    named_sync(kPrefixQueries, (1 + C::kScorers) * kWarpgroup);
+    named_arrive(kPrefixQueries, (1 + C::kScorers) * kWarpgroup);
     const DecodeSlots slots = prefix_slots(params_, map_, unit);  // now, as there is nothing to do yet
 #pragma unroll
     for (int half = 0; half < 2; ++half) rows_.l[half] = 0.0F;
