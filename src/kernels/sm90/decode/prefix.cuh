@@ -267,7 +267,7 @@ __device__ __forceinline__ void init_prefix_barriers(const PrefixMap<C>& map) {
     barrier_init(map.panel_full(i), kWarpgroup / 32);
     barrier_init(map.panel_empty(i), kWarpgroup / 32);
   }
-  barrier_init(map.done(), kPrefixWarps<C>);
+  barrier_init(map.done(), 32 * kPrefixWarps<C>);
   init_decode_barriers<C>(map);
 }
 
@@ -297,8 +297,7 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
   // When all units are done, everyone knows whether one of them has failed. (Warps ask in different places, where no
   // barrier of the whole CTA may stand.)
   const auto any_failed = [&] {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(map.done());
+    barrier_arrive(map.done());
     barrier_wait(map.done(), 0);
     return load_number(map.failed()) != 0;
   };
