@@ -17,16 +17,16 @@ gpus=$(count_gpus)
 ringattn=build/$preset/bin/ringattn
 mkdir -p "$state"
 
-part build 8 "configure and build, preset $preset"
+part build 5 "configure and build, preset $preset"
 part gpu-tests 4 "every test that is labelled gpu: transports on devices, front doors, what only GPUs have"
-part folds 8 "devices, and the tables of folds, head products and scans on every kernel of GPUs"
-part decoding 8 "caches, decoding, shares and shared prefixes on every kernel of GPUs"
+part folds 4 "devices, and the tables of folds, head products and scans on every kernel of GPUs"
+part decoding 2 "caches, decoding, shares and shared prefixes on every kernel of GPUs"
 part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and nccl, under mpirun"
 part one-connection 2 "p2p with CUDA_DEVICE_MAX_CONNECTIONS=1: no deadlock, the same digest"
 part several-a-gpu 2 "worlds of 2 to 7 ranks on one GPU, as threads, p2p: the same bits"
 part oracle 2 "256k tokens on all GPUs: 64 rows against fp64"
 part sanitizers 9 "compute-sanitizer's four tools beside each other, over a reduced suite: fold, worlds on one GPU, p2p"
-part python 4 "PyTorch tensors: streams, graphs, torch.compile, two ranks of torch.distributed; the cost of a call"
+part python 1 "PyTorch tensors: streams, graphs, torch.compile, two ranks of torch.distributed; the cost of a call"
 part faults 2 "a killed rank ends the others with code 6"
 
 job=(--synthetic 7 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16)
