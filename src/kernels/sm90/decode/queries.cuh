@@ -19,8 +19,8 @@ __device__ __forceinline__ void load_queries(const DecodeParams& params, const D
   const bool aligned =
       ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p.q.token_stride | p.q.head_stride))) &
        15U) == 0;
-  named_sync(kDecodeBarrier,
-             kDecodeFoldThreads);  // nobody reads the last unit's any more
+  // From here on nobody reads the last unit's.
+  named_sync(kDecodeBarrier, kDecodeFoldThreads);
   // A short loop, as it runs once: copies are under way together.
 #pragma unroll 1
   for (int i = thread_of_cta(); i < kQueryTile * kChunks; i += kDecodeFoldThreads) {
