@@ -11,6 +11,7 @@
 // and has the functions that are alike for every op by RINGATTN_CALLS(scan).
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <tuple>
 
@@ -26,6 +27,7 @@ template <class Door>
 struct Object {
   std::shared_ptr<Transport> transport;
   Door door;
+  std::shared_ptr<std::atomic<bool>> busy = {};  // the world's
 };
 
 // Runs body(*object), and returns what became of it.
@@ -33,6 +35,7 @@ template <class Handle, class Body>
 ringattn_status with(Handle* object, const Body& body) noexcept {
   return guarded([&] {
     need(object, Handle::kName);
+    const Turn turn(object->busy);
     body(*object);
   });
 }
@@ -43,7 +46,10 @@ ringattn_status create(ringattn_world* world, Handle** object, const Make& make)
   return guarded([&] {
     need(world, "world");
     need(object, Handle::kName);
-    *object = make(*world->transport);
+    const Turn turn(world->busy);
+    Handle* const made = make(*world->transport);
+    made->busy = world->busy;
+    *object = made;
   });
 }
 

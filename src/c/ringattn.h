@@ -23,9 +23,10 @@
  *   work that uses it is done: when run() returns, or when the stream has passed what enqueue() gave it.
  * - A process that was forked from one that had used the library can't use it (RINGATTN_UNSUPPORTED), as threads stay
  *   behind. Start workers by spawn, or fork first.
- * - Objects keep what they were made from: a world may be destroyed before the objects on it. One object is used by
- *   one thread at a time. Creating an object, and run(), are collective: every rank of the world does it, in the same
- *   order, with the same arguments but for its own tensors. enqueue() is called in the same order, and waits for nobody.
+ * - Objects keep what they were made from: a world may be destroyed before the objects on it. One world, with all of
+ *   its objects, is used by one thread at a time: a call beside another one is refused (RINGATTN_USAGE) and changes
+ *   nothing. Creating an object, and run(), are collective: every rank of the world does it, in the same order, with
+ *   the same arguments but for its own tensors. enqueue() is called in the same order, and waits for nobody.
  */
 #ifndef RINGATTN_H
 #define RINGATTN_H

@@ -97,6 +97,12 @@ StoreOptions read_store(const char* address, std::int32_t rank, std::int32_t ran
 
 }  // namespace
 
+Turn::Turn(const std::shared_ptr<std::atomic<bool>>& busy) : busy_(*busy) {
+  if (!busy_.exchange(true, std::memory_order_acquire)) return;
+  fail(ErrorCode::kUsage, "this world is at work in another thread", "calls on a world and its objects take turns",
+       "Give each thread a world of its own, or share one behind a lock.");
+}
+
 }  // namespace ringattn::c
 
 struct ringattn_gathered {

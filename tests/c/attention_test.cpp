@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention through the C interface: the bits of C++, views of any strides, and refusals that say what was wrong.
+#include <array>
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <string>
+#include <thread>
 
 #include "tests/c/c_tensors.hpp"
 #include "tests/support/ring_job.hpp"
@@ -226,6 +230,47 @@ TEST(CWorld, AnObjectKeepsItsWorld) {
   EXPECT_EQ(ringattn_attention_wait(attention), RINGATTN_OK);
   ringattn_attention_destroy(attention);
   ringattn_attention_destroy(nullptr);
+}
+
+// Two threads play rank 0. One of them waits for rank 1, so that the other one finds the world at work.
+TEST(CWorld, RefusesASecondCallAtATime) {
+  const Job job = mixed_job();
+  CJob c(job);
+  auto options = sized<ringattn_world_options>();
+  options.abi = RINGATTN_ABI;
+  ringattn_world* worlds[2] = {};
+  ASSERT_EQ(ringattn_world_threads(&options, 2, worlds), RINGATTN_OK);
+  struct Call {
+    ringattn_attention* made = nullptr;
+    ringattn_status status = RINGATTN_OK;
+    std::string text;
+  };
+  std::array<Call, 3> calls;
+  std::atomic<int> returned = 0;
+  const auto make = [&](int rank, Call& call) {
+    call.status = ringattn_attention_create(worlds[rank], &c.spec, &c.batch, nullptr, &call.made);
+    if (call.status != RINGATTN_OK) call.text = ringattn_error_text();
+    ++returned;
+  };
+  std::thread first(make, 0, std::ref(calls[0]));
+  std::thread second(make, 0, std::ref(calls[1]));
+  while (returned == 0) std::this_thread::yield();
+  make(1, calls[2]);
+  first.join();
+  second.join();
+  const Call& refused = calls[calls[0].made == nullptr ? 0 : 1];
+  EXPECT_EQ(refused.status, RINGATTN_USAGE);
+  EXPECT_EQ(refused.text,
+            "this world is at work in another thread (calls on a world and its objects take turns). Give each thread a "
+            "world of its own, or share one behind a lock.");
+  EXPECT_EQ(refused.made, nullptr);
+  for (const Call& call : calls) {
+    if (&call == &refused) continue;
+    EXPECT_EQ(call.status, RINGATTN_OK) << call.text;
+    EXPECT_EQ(ringattn_attention_wait(call.made), RINGATTN_OK);
+    ringattn_attention_destroy(call.made);
+  }
+  for (ringattn_world* world : worlds) ringattn_world_destroy(world);
 }
 
 TEST(CWorld, RefusesDevicesThatThereAreNot) {
