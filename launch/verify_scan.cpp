@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "attention/check/difference.hpp"
@@ -23,7 +24,7 @@ namespace ringattn {
 namespace {
 
 // What travels once for each hop.
-std::string carried_word(const ScanInput& input) { return input.job().alone ? "halos" : "states"; }
+std::string_view carried_word(const ScanInput& input) { return input.job().alone ? "halos" : "states"; }
 
 bool verify_worlds(const Config& config, const ScanInput& input, const ScanOptions& library, const Screen& screen,
                    Transport& world, Report& report) {

@@ -7,8 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <stdexcept>
+#include <string_view>
 
 #include "tests/support/temporary_folder.hpp"
 
@@ -22,7 +24,9 @@ Finished run_program(const std::vector<std::string>& words,
 
   std::vector<std::string> environment;
   for (char** at = environ; *at != nullptr; ++at) {
-    if (std::string_view(*at).rfind("RINGATTN_", 0) != 0) environment.emplace_back(*at);
+    const std::string_view entry(*at);
+    const auto replaces = [&](const auto& variable) { return entry.starts_with(variable.first + "="); };
+    if (!entry.starts_with("RINGATTN_") && std::ranges::none_of(variables, replaces)) environment.emplace_back(entry);
   }
   for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);
   std::vector<char*> environment_pointers;
