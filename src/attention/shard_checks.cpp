@@ -57,7 +57,7 @@ std::int64_t period_of(const TensorView& view, std::size_t inner) {
 // Whether no byte can be both tensors': as whole stretches, or because their rows, or heads, take turns.
 bool are_apart(const TensorView& a, const TensorView& b) {
   if (a.tokens * a.heads * a.dim == 0 || b.tokens * b.heads * b.dim == 0) return true;
-  for (std::size_t inner : {2, 1, 0}) {
+  for (const std::size_t inner : {2U, 1U, 0U}) {
     const Stretch x = stretch_of(a, inner), y = stretch_of(b, inner);
     const std::int64_t period = std::gcd(period_of(a, inner), period_of(b, inner));
     const std::int64_t distance = y.first - x.first;

@@ -151,7 +151,8 @@ TEST(CConvolution, UpdatesInSlotsHaveTheBitsOfRuns) {
   ASSERT_EQ(ringattn_convolution_create(world.get(), &spec, &batch, nullptr, &convolution), RINGATTN_OK)
       << ringattn_error_text();
   std::array<std::int32_t, kRows + 1> slots{4, 0, 2, -1};
-  for (int row = 0; row < kRows; ++row) std::fill_n(halos.begin() + slots.at(row) * kHalo, kHalo, 0.0F);
+  for (int row = 0; row < kRows; ++row)
+    std::fill_n(halos.begin() + slots.at(static_cast<std::size_t>(row)) * kHalo, kHalo, 0.0F);
   Numbers rows((kRows + 1) * kChannels, 9.0F), y(rows.size());
   CTensor tx(rows.data(), kFp32, {kRows + 1, 1, kChannels}), ty(y.data(), kFp32, {kRows + 1, 1, kChannels});
   CTensor th(halos.data(), kFp32, {kSlots, kWidth - 1, kChannels}), ts(slots.data(), kInt32, {kRows + 1});
@@ -256,7 +257,8 @@ TEST(CScan, UpdatesHaveTheBitsOfCppInPlaceAndInSlots) {
   std::array<std::int32_t, kRows> slots{5, 0, 2};
   CTensor ts(slots.data(), kInt32, {kRows});
   for (std::int64_t row = 0; row < kRows; ++row) {
-    std::copy_n(initial.begin() + row * kState, kState, slotted.begin() + slots.at(row) * kState);
+    std::copy_n(initial.begin() + row * kState, kState,
+                slotted.begin() + slots.at(static_cast<std::size_t>(row)) * kState);
   }
   std::ranges::fill(c_y, 7.0F);
   tensors.slots = ts.get();
@@ -264,7 +266,9 @@ TEST(CScan, UpdatesHaveTheBitsOfCppInPlaceAndInSlots) {
   EXPECT_OK(ringattn_scan_run(scan, &tensors));
   EXPECT_TRUE(same(c_y, y));
   for (std::int64_t row = 0; row < kRows; ++row) {
-    EXPECT_EQ(std::memcmp(slotted.data() + slots.at(row) * kState, states.data() + row * kState, kState * 4), 0);
+    EXPECT_EQ(std::memcmp(slotted.data() + slots.at(static_cast<std::size_t>(row)) * kState,
+                          states.data() + row * kState, kState * 4),
+              0);
   }
   EXPECT_TRUE(std::all_of(slotted.begin() + kState, slotted.begin() + 2 * kState, [](float v) { return v == -1.0F; }));
 
