@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 namespace {
 
@@ -29,6 +30,14 @@ bool interrupted(std::atomic<int>& calls) {
   if (calls++ >= setting_of("FAULT_EINTR")) return false;
   errno = EINTR;
   return true;
+}
+
+// Memory that processes share is no file of the program's: LLVM's OpenMP runtime makes some, and doesn't repeat calls.
+bool in_shared_memory(int fd) {
+  char link[32], path[64];
+  std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  const ssize_t length = ::readlink(link, path, sizeof path);
+  return length > 0 && std::string_view(path, static_cast<std::size_t>(length)).starts_with("/dev/shm/");
 }
 
 }  // namespace
@@ -57,7 +66,7 @@ int fallocate(int fd, int mode, off_t offset, off_t bytes) {
 
 int ftruncate(int fd, off_t bytes) noexcept {
   static std::atomic<int> calls{0};
-  return interrupted(calls) ? -1 : original(ftruncate, "ftruncate")(fd, bytes);
+  return !in_shared_memory(fd) && interrupted(calls) ? -1 : original(ftruncate, "ftruncate")(fd, bytes);
 }
 
 int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
