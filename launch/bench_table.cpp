@@ -210,7 +210,7 @@ std::string pairs_text(std::span<const PointPair> pairs) {
   std::vector<BenchPoint> points;
   for (const PointPair& pair : pairs) points.push_back(pair.ours);
   const bool tera = in_tera(points);
-  const std::string_view unit = tera ? "(TFLOP/s)" : "(GFLOP/s)";
+  const std::string unit = tera ? "(TFLOP/s)" : "(GFLOP/s)";
   Table table({{"tokens"}, {"seqs"}, {"ours", unit}, {"theirs", unit}, {"ours/theirs"}, {"they"}});
   for (const PointPair& pair : pairs) {
     std::string name = who(pair.theirs);

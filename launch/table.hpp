@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace ringattn {
@@ -11,8 +10,8 @@ namespace ringattn {
 class Table {
  public:
   struct Column {
-    std::string_view name;
-    std::string_view unit = {};  // e.g. "(ms)"
+    std::string name;
+    std::string unit = {};  // e.g. "(ms)"
   };
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}

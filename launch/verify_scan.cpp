@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "attention/check/difference.hpp"
@@ -24,7 +23,7 @@ namespace ringattn {
 namespace {
 
 // What travels once for each hop.
-std::string_view carried_word(const ScanInput& input) { return input.job().alone ? "halos" : "states"; }
+std::string carried_word(const ScanInput& input) { return input.job().alone ? "halos" : "states"; }
 
 bool verify_worlds(const Config& config, const ScanInput& input, const ScanOptions& library, const Screen& screen,
                    Transport& world, Report& report) {

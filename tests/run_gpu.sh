@@ -148,8 +148,7 @@ sanitizer() {
     entries[1]="cuda_fold_test $nan/sm80_fold:$nan/sm90_fold"
     # It doesn't follow that one lane gives shared memory back for its warp, as sm90_scan and sm90_latent have it.
     entries[4]='scan_test Kernels/Scans.KeepTheStateWhereDtIsZero/sm80*'
-    # And steps by tens, it takes minutes for.
-    unset 'entries[5]' 'entries[6]' 'entries[7]'
+    unset 'entries[5]'
   fi
   complain() {
     echo "FAILED $tool, ${entry%% *}: $1"
