@@ -37,13 +37,20 @@ if [[ -n $nvcc ]] && ! nvidia-smi -L >/dev/null 2>&1 && "$nvcc" --help | grep -e
   options+=(-DCMAKE_CUDA_FLAGS=-Ofc=max)
 fi
 
-# suite <preset> [ctest arguments …]
+status=0
+
+# suite <preset> [ctest arguments …]: one that fails doesn't keep the others from being run.
 suite() {
-  local preset=$1
+  local preset=$1 start=$SECONDS
   shift
-  cmake --preset "$preset" "${options[@]}" >"build/$preset.log" 2>&1 || { cat "build/$preset.log"; return 1; }
-  cmake --build --preset "$preset"
-  ctest --preset "$preset" --parallel "$(($(nproc) + 1))" "$@"  # some tests wait for time limits
+  if cmake --preset "$preset" "${options[@]}" >"build/$preset.log" 2>&1 || { cat "build/$preset.log"; false; }; then
+    cmake --build --preset "$preset" &&
+      ctest --preset "$preset" --parallel "$(($(nproc) + 1))" "$@" ||  # some tests wait for time limits
+      status=$?
+  else
+    status=1
+  fi
+  echo "run.sh: preset $preset: $(((SECONDS - start + 30) / 60)) min"
 }
 
 if ((all)); then
@@ -52,3 +59,4 @@ if ((all)); then
   export RINGATTN_TEST_LONG=1
 fi
 suite dev
+exit "$status"

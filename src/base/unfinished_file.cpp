@@ -26,7 +26,8 @@ struct Slot {
 };
 static_assert(std::atomic<int>::is_always_lock_free);  // what a signal handler may touch
 
-constinit std::array<Slot, kMostUnfinishedFiles> slots;
+// First the files that this process creates, then those of other processes.
+constinit std::array<Slot, kMostUnfinishedFiles + kMostSharedFiles> slots;
 constinit std::atomic<bool> ending = false;
 
 constexpr int kEndingSignals[] = {SIGINT, SIGTERM, SIGHUP};
@@ -67,9 +68,9 @@ void end_by_signal(int signal) {
 
 }  // namespace
 
-UnfinishedFile::UnfinishedFile(const std::string& path, FileDescriptor& file) noexcept : slot_(kMostUnfinishedFiles) {
+UnfinishedFile::UnfinishedFile(const std::string& path, FileDescriptor& file) noexcept : slot_(slots.size()) {
   const SignalsElsewhere signals;
-  for (std::size_t i = 0; i < slots.size() && path.size() < sizeof(Slot::path); ++i) {
+  for (std::size_t i = 0; i < kMostUnfinishedFiles && path.size() < sizeof(Slot::path); ++i) {
     int free = kFree;
     if (!slots[i].state.compare_exchange_strong(free, kCreating)) continue;
     if (ending) {
@@ -83,6 +84,18 @@ UnfinishedFile::UnfinishedFile(const std::string& path, FileDescriptor& file) no
     return;
   }
   file = FileDescriptor(create(path.c_str()));
+}
+
+UnfinishedFile::UnfinishedFile(const std::string& path) noexcept : slot_(slots.size()) {
+  const SignalsElsewhere signals;
+  for (std::size_t i = kMostUnfinishedFiles; i < slots.size() && path.size() < sizeof(Slot::path); ++i) {
+    int free = kFree;
+    if (!slots[i].state.compare_exchange_strong(free, kCreating)) continue;
+    std::memcpy(slots[i].path, path.c_str(), path.size() + 1);
+    slots[i].state = kNamed;
+    slot_ = i;
+    return;
+  }
 }
 
 UnfinishedFile::~UnfinishedFile() {

@@ -16,6 +16,9 @@ class UnfinishedFile {
  public:
   // `file` is open for writing afterwards, or not valid, and errno says why.
   UnfinishedFile(const std::string& path, FileDescriptor& file) noexcept;
+  // A file that another process has created and this one has opened: the first of them that is ended takes it along,
+  // for whoever ends a job may leave the others no time. Does nothing beyond kMostSharedFiles.
+  explicit UnfinishedFile(const std::string& path) noexcept;
   ~UnfinishedFile();
   UnfinishedFile(const UnfinishedFile&) = delete;
   UnfinishedFile& operator=(const UnfinishedFile&) = delete;
@@ -25,6 +28,7 @@ class UnfinishedFile {
 };
 
 inline constexpr std::size_t kMostUnfinishedFiles = 64;
+inline constexpr std::size_t kMostSharedFiles = 8;
 
 // Unlinks every unfinished file, just before the process ends: whoever creates another one waits for that end.
 // Async-signal-safe.

@@ -77,6 +77,25 @@ TEST(UnfinishedFileDeathTest, TooManyAndOverlongOnesStay) {
   EXPECT_EQ(left, (std::vector<std::string>{"file0", "file" + std::to_string(kMostUnfinishedFiles)}));
 }
 
+TEST(UnfinishedFileDeathTest, TheFirstProcessThatEndsTakesAFileAlong) {
+  const TemporaryFolder folder;
+  FileDescriptor open;
+  const UnfinishedFile created(folder.file("created"), open);
+  ASSERT_TRUE(open.valid());
+  const std::string published = folder.write("published", "x");
+  const auto live = [&] {
+    std::optional<UnfinishedFile> first(std::in_place, published);
+    first.reset();
+    std::vector<std::unique_ptr<UnfinishedFile>> many;
+    for (std::size_t i = 0; i < 2 * kMostSharedFiles; ++i) {
+      many.push_back(std::make_unique<UnfinishedFile>(folder.file("created")));
+    }
+    leave();
+  };
+  EXPECT_EXIT(live(), ::testing::ExitedWithCode(0), "");
+  EXPECT_EQ(folder.entries(), (std::vector<std::string>{"published"}));
+}
+
 TEST(UnfinishedFileDeathTest, SignalsStillEndTheProcess) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const TemporaryFolder folder;

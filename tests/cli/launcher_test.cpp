@@ -37,7 +37,6 @@ TEST(Launcher, DefaultsAreSafeAndReplaceNothing) {
   Machine machine;
   const std::string user = machine.command({"run"});
   EXPECT_TRUE(has(user, "NCCL_NVLS_ENABLE=0 ")) << user;
-  EXPECT_TRUE(has(user, "OMPI_MCA_odls_base_sigkill_timeout=2 ")) << user;
   EXPECT_TRUE(has(user, " -x NCCL_NVLS_ENABLE ")) << user;
   EXPECT_FALSE(has(user, "ROOT")) << user;
   EXPECT_FALSE(has(user, "--oversubscribe")) << user;

@@ -161,6 +161,7 @@ std::unique_ptr<SafetensorsWriter> SafetensorsWriter::open_existing(const Safete
     fail(ErrorCode::kFile, fmt::format("can't write {}", temporary_path), "it isn't the file that another rank created",
          "The output's folder must be shared by all hosts.");
   }
+  writer->shared_.emplace(temporary_path);
   return writer;
 }
 
@@ -247,6 +248,8 @@ void SafetensorsWriter::commit() {
 
 void SafetensorsWriter::discard() noexcept {
   if (created_) created_->discard();
+  if (shared_) ::unlink(temporary_path_.c_str());
+  shared_.reset();
 }
 
 }  // namespace ringattn

@@ -6,14 +6,17 @@
 //   open    other ranks    that temporary file, whose name rank 0 told them
 //   write   every rank     its own rows, then sync()
 //   commit  rank 0         once all have synced: late metadata, fsync, rename, fsync of the folder
+//   release other ranks    once they know of that
 //
-// A writer that created the file and is destroyed without commit() removes it.
+// A writer that is destroyed before commit(), or before release() on the other ranks, removes the temporary file, and
+// so does any rank that a signal ends: rank 0 may have been killed, or have been left no time to.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +29,7 @@
 #include "attention/tokens/packed_run.hpp"
 #include "base/temporary_file.hpp"
 #include "base/tensor.hpp"
+#include "base/unfinished_file.hpp"
 
 namespace ringattn {
 
@@ -62,6 +66,7 @@ class SafetensorsWriter {
   static std::unique_ptr<SafetensorsWriter> open_existing(const SafetensorsPlan& plan,
                                                           const std::string& temporary_path);
 
+  ~SafetensorsWriter() { discard(); }
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
@@ -83,6 +88,8 @@ class SafetensorsWriter {
   // Only by the rank that created the file. Throws kFile; then nothing has appeared under the file's name, unless the
   // message says so.
   void commit();
+  // By the other ranks: the temporary file is not theirs to remove any more.
+  void release() noexcept { shared_.reset(); }
   // Removes the temporary file; commit() is not possible any more.
   void discard() noexcept;
 
@@ -97,6 +104,7 @@ class SafetensorsWriter {
   bool force_ = false;
   std::unique_ptr<TemporaryFile> created_;  // by the rank that commits it
   FileDescriptor opened_;                   // by the others
+  std::optional<UnfinishedFile> shared_;    // with the rank that created it
 };
 
 }  // namespace ringattn

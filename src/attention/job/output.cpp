@@ -39,6 +39,7 @@ void write_together(const Meeting& meeting, const std::vector<OutputTensor>& ten
     moment("renaming");
     if (meeting.rank() == 0) writer->commit();
   });
+  writer->release();
 }
 
 void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool replace,

@@ -145,6 +145,7 @@ TEST(SafetensorsRows, RanksWriteAndReadEveryOrder) {
           mine.write_rows("out", grid, runs, rows.view);
           mine.write_lse("lse", grid, runs, RowView{lse.data(), 1, total_tokens(runs)});
           if (world == 3) mine.sync();
+          mine.release();
         });
         writer->set_metadata("digest", "beef");
         writer->commit();

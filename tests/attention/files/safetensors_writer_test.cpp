@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "base/error.hpp"
 #include "tests/support/expect_file_error.hpp"
@@ -41,6 +43,22 @@ TEST(SafetensorsWriter, LeavesNothingUnlessCommitted) {
   writer->discard();
   EXPECT_TRUE(folder.entries().empty());
   EXPECT_THROW(writer->commit(), Error);
+}
+
+TEST(SafetensorsWriter, OtherRanksRemoveTheFileUnlessItIsCommitted) {
+  const TemporaryFolder folder;
+  const auto lost = SafetensorsWriter::create(small_plan(), folder.file("out"), false);
+  { const auto other = SafetensorsWriter::open_existing(small_plan(), lost->temporary_path()); }
+  EXPECT_TRUE(folder.entries().empty());
+  EXPECT_FILE_ERROR(lost->commit(), "No such file");
+
+  const auto writer = SafetensorsWriter::create(small_plan(), folder.file("out"), false);
+  {
+    const auto other = SafetensorsWriter::open_existing(small_plan(), writer->temporary_path());
+    other->release();
+  }
+  writer->commit();
+  EXPECT_EQ(folder.entries(), std::vector<std::string>{"out"});
 }
 
 TEST(SafetensorsWriter, ReplacesOnlyByForce) {
