@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures the CPU fold kernel alone, beside OpenBLAS's SGEMM where the build found it. Prints medians of a few
-// runs; FLOPs by the field's convention, 2 · visible pairs · heads · (head_dim + head_dim_v).
+// Measures the CPU fold kernel alone, beside OpenBLAS's SGEMM where the build found it. Prints medians of a few runs.
 //   fold_cpu_bench [threads] [runs]
 #include <fmt/format.h>
 
@@ -18,6 +17,7 @@
 #endif
 
 #include "base/philox.hpp"
+#include "bench/fold_flops.hpp"
 #include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
 
@@ -100,14 +100,8 @@ void measure_fold(const Shape& shape, int threads, int runs) {
   task.save = false;
   task.finish = &output;
 
-  double pairs = 0.0;
-  for (std::int64_t p = 0; p < n; ++p) {
-    const KeyRange seen = Visibility(spec.mask, n).keys(p);
-    pairs += static_cast<double>(seen.end - seen.begin);
-  }
-  const double flops = 2.0 * pairs * spec.heads * (spec.head_dim + spec.head_dim_v);
   const Seconds seconds = measure(runs, [&] { kernel->fold(task, {}, {}); });
-  print_line(fmt::format("{} tokens, {} ({})", n, describe(spec), backend->identity()), seconds, flops);
+  print_line(fmt::format("{} tokens, {} ({})", n, describe(spec), backend->identity()), seconds, fold_flops(spec, n));
 }
 
 #ifdef RINGATTN_BENCH_OPENBLAS

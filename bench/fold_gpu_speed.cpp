@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// fold_gpu_bench: speed over shapes. TFLOP/s by the field's convention, 4 · pairs · heads · head_dim, causal half, a
-// window as many as its reach.
+// fold_gpu_bench: speed over shapes, by the operations of attention/tokens/cost.hpp.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
 
+#include "bench/fold_flops.hpp"
 #include "bench/fold_gpu_jobs.hpp"
 #include "kernels/sm80/config.hpp"
 
@@ -17,10 +17,7 @@ void measure_speed(Device& device, const FoldSpec& spec, std::int64_t batch, std
   if (!can_run(device.row, spec)) return;
   GpuJob jobs(device, spec, batch, tokens, tokens);
   const FoldTask task = jobs.task();
-  double pairs = static_cast<double>(tokens) * static_cast<double>(tokens);
-  if (spec.mask.is_causal()) pairs /= 2.0;
-  if (spec.mask.left >= 0) pairs = static_cast<double>(tokens) * static_cast<double>(spec.mask.left + 1);
-  const double flops = 2.0 * static_cast<double>(batch) * pairs * spec.heads * (spec.head_dim + spec.head_dim_v);
+  const double flops = static_cast<double>(batch) * fold_flops(spec, tokens);
   const auto ms = time_repeats(device, [&] { jobs.fold(task); });
   fmt::print(
       "{{\"what\":\"speed\",\"kernel\":\"{}\",\"dtype\":\"{}\",\"mask\":\"{}\",\"batch\":{},\"seq\":{},\"heads\":{},"
@@ -35,19 +32,15 @@ void measure_speed(Device& device, const FoldSpec& spec, std::int64_t batch, std
 // Pairs of query and key in the tiles that a kernel touches: each query tile with every key tile of which a row sees
 // something.
 std::int64_t touched_pairs(const FoldKernel& kernel, const Mask& mask, const std::vector<Lengths>& sequences) {
-  const std::int64_t rows = kernel.query_tile();
-  const std::int64_t keys = kernel.key_tile();
+  const TileSizes sizes{kernel.query_tile(), kernel.key_tile()};
   std::int64_t tiles = 0;
   for (const Lengths& lengths : sequences) {
-    for (std::int64_t row = 0; row < lengths.queries; row += rows) {
-      const std::int64_t first = lengths.keys - lengths.queries + row;
-      const std::int64_t last = std::min(first + rows, lengths.keys) - 1;
-      const std::int64_t from = mask.left < 0 ? 0 : std::max<std::int64_t>(0, first - mask.left);
-      const std::int64_t to = mask.right < 0 ? lengths.keys : std::min(lengths.keys, last + mask.right + 1);
-      tiles += (to + keys - 1) / keys - from / keys;
+    for (std::int64_t row = 0; row < lengths.queries; row += sizes.query) {
+      const TileRange seen = Visibility(mask, lengths.keys).tiles(lengths.keys - lengths.queries + row, sizes);
+      tiles += seen.end - seen.begin;
     }
   }
-  return tiles * rows * keys;
+  return tiles * sizes.query * sizes.key;
 }
 
 }  // namespace
@@ -90,10 +83,11 @@ void measure_gate(Device& device, int head_dim) {
     Mask mask;
     int longest;  // power of two of tokens
   };
-  constexpr Shape kShapes[] = {
-      {{32, 8, 128, 128}, kCausal, 17}, {{32, 8, 128, 128}, kFull, 17},    {{16, 16, 128, 128}, kCausal, 17},
-      {{32, 32, 64, 64}, kCausal, 17},  {{32, 32, 64, 64}, kFull, 15},     {{8, 8, 256, 256}, kCausal, 17},
-      {{8, 8, 256, 256}, kFull, 15},    {{16, 16, 192, 128}, kCausal, 17}, {{32, 8, 96, 96}, kCausal, 15}};
+  constexpr Shape kShapes[] = {{{32, 8, 128, 128}, kCausal, 17},  {{32, 8, 128, 128}, kFull, 17},
+                               {{16, 16, 128, 128}, kCausal, 17}, {{16, 16, 128, 128}, kFull, 15},
+                               {{32, 32, 64, 64}, kCausal, 17},   {{32, 32, 64, 64}, kFull, 15},
+                               {{8, 8, 256, 256}, kCausal, 17},   {{8, 8, 256, 256}, kFull, 15},
+                               {{16, 16, 192, 128}, kCausal, 17}, {{32, 8, 96, 96}, kCausal, 15}};
   for (const Shape& shape : kShapes) {
     if (head_dim != 0 && shape.heads.head_dim != head_dim) continue;
     for (int log = 10; log <= shape.longest; ++log) {
@@ -124,8 +118,7 @@ void measure_touched(Device& device) {
     GpuJob jobs(device, spec, c.sequences);
     const FoldTask task = jobs.task();
     const auto ms = time_repeats(device, [&] { jobs.fold(task); });
-    const double flops = 2.0 * static_cast<double>(touched_pairs(jobs.kernel(), c.mask, c.sequences)) * spec.heads *
-                         (spec.head_dim + spec.head_dim_v);
+    const double flops = static_cast<double>(touched_pairs(jobs.kernel(), c.mask, c.sequences)) * pair_flops(spec);
     fmt::print(
         "{{\"what\":\"touched\",\"kernel\":\"{}\",\"case\":\"{}\",\"samples\":{},\"ms\":{:.4f},\"tflops_touched\":{:."
         "1f}}}\n",

@@ -9,6 +9,7 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
+#include "comm/launcher_variables.hpp"
 
 namespace ringattn {
 
@@ -22,21 +23,6 @@ std::optional<std::string> value_of(const char* name) {
   return value && value->empty() ? std::nullopt : value;
 }
 
-// The variables of one launcher.
-struct RankRow {
-  const char* rank;
-  const char* ranks;
-};
-
-// The first whose rank is set counts: a launcher inside another's job sets its own beside those.
-constexpr RankRow kTable[] = {
-    {"RANK", "WORLD_SIZE"},                            // torchrun, and by hand
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},  // an mpirun that only starts processes
-    {"PMI_RANK", "PMI_SIZE"},                          // the same
-    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},          // srun
-    {"SLURM_PROCID", "SLURM_NTASKS"},
-};
-
 int number_of(const char* name, const std::string& text, int least, int most) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -47,9 +33,10 @@ int number_of(const char* name, const std::string& text, int least, int most) {
   return number;
 }
 
-const RankRow& find_row() {
-  const RankRow* half = nullptr;
-  for (const RankRow& row : kTable) {
+const RankVariables& find_row() {
+  const RankVariables* half = nullptr;
+  for (const RankVariables& row : kRankVariables) {
+    if (row.ranks == nullptr) continue;
     if (value_of(row.rank) && value_of(row.ranks)) return row;
     if (half == nullptr && value_of(row.rank)) half = &row;
   }
@@ -83,7 +70,7 @@ StoreRank store_rank() {
          "Give it such an address, with a port that nothing else uses.");
   }
   mine.address = *address;
-  const RankRow& row = find_row();
+  const RankVariables& row = find_row();
   mine.size = number_of(row.ranks, *value_of(row.ranks), 1, kMostStoreRanks);
   mine.rank = number_of(row.rank, *value_of(row.rank), 0, mine.size - 1);
   mine.job = job_name();

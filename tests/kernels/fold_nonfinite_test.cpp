@@ -144,6 +144,25 @@ TEST_P(FoldNonFinite, OfNegligibleWeight) {
   }
 }
 
+// All that a kernel is compiled for: q in one sequence, K, V and a sink beside it.
+TEST_P(FoldNonFinite, InEveryHeadDim) {
+  for (const Dims& dims : all_dims(row())) {
+    for (const float value : kPlants) {
+      FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+      spec.sinks = true;
+      FoldRunner runner(row(), spec);
+      FoldInputs inputs = random_inputs(spec, {{90, 260, 170}, {20, 140, 120}}, 15);
+      inputs.set_q(kLastRow, 1, dims.head_dim - 1, value);
+      inputs.set_q(kNextSequenceRow, 2, 0, value);
+      inputs.set_k(kInside, 0, dims.head_dim - 1, value);
+      inputs.set_v(kLastKey, 1, dims.head_dim_v - 1, value);
+      inputs.sinks = {0.5F, value, -kInfinity, 1.0F};
+      SCOPED_TRACE(describe(spec) + ", planted " + std::to_string(value));
+      check(runner, inputs);
+    }
+  }
+}
+
 RINGATTN_FOR_EVERY_KERNEL(FoldNonFinite);
 
 }  // namespace

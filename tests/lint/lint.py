@@ -108,8 +108,10 @@ def include_breaches(name, text):
             continue
         header = include.group(2)
         target = room_of(header.rpartition("/")[0])
-        if include.group(1) == '"' and room and target not in (None, room, *ROOMS[room], *TABLES.get(name, [])):
+        if room and target not in (None, room, *ROOMS[room], *TABLES.get(name, [])):
             yield number, f"{room} does not include {target}"
+        if "./" in header or (include.group(1) == "<" and room and target):
+            yield number, "a header of the house is included by its path from src/, in quotes"
         if header == "bit" and name.endswith((".cu", ".cuh")):
             yield number, "device code takes __ffs() and __clz(): nvcc makes constants of what <bit> counts"
         for vendor, allowed in VENDORS.items():
@@ -127,7 +129,7 @@ def literals(text):
 def spelled_flags(text):
     """The library names settings and commands, base/wording.hpp; how a program's user spells them it does not know."""
     for number, literal in literals(text):
-        if re.search(r"--[a-z]", literal):
+        if re.search(r'--[a-z]|["\s]-[a-z](?=["\s])', literal):
             yield number, 'the library spells no flag: setting("name")'
         if re.search(r'^"ringattn [a-z]|`ringattn ', literal):
             yield number, 'the library spells no command: command("name")'

@@ -47,6 +47,15 @@ class Rooms(unittest.TestCase):
         self.assertEqual(include("src/attention/attention.cpp", "kernels/cuda/device/ptx.cuh"),
                          ["attention does not include kernels/cuda/device"])
 
+    def test_headers_of_the_house_are_included_by_their_path(self):
+        rule = "a header of the house is included by its path from src/, in quotes"
+        self.assertEqual(include("src/attention/check/x.cpp", "../ring/plan.hpp"), [rule])
+        self.assertEqual(include("src/attention/x.cpp", "./scan.hpp"), [rule])
+        text = "#include <attention/ring/plan.hpp>\n"
+        self.assertEqual([said for _, said in lint.include_breaches("src/attention/check/x.cpp", text)], [rule])
+        self.assertEqual([said for _, said in lint.include_breaches("src/base/x.cpp", text)],
+                         ["base does not include attention/ring", rule])
+
     def test_a_table_includes_what_it_lists(self):
         self.assertEqual(include("src/kernels/fold_table.cpp", "kernels/sm90/fold/fold.hpp"), [])
         self.assertEqual(include("src/kernels/synthetic.cpp", "kernels/sm90/fold/fold.hpp"),
@@ -74,6 +83,8 @@ class Messages(unittest.TestCase):
 
     def test_no_spelled_flags(self):
         self.assertEqual([line for line, _ in lint.spelled_flags('f();\ng("Use --backend cpu.");')], [2])
+        self.assertEqual(len(list(lint.spelled_flags('"Leave -q out."'))), 1)
+        self.assertEqual(len(list(lint.spelled_flags('"-q"'))), 1)
         self.assertEqual(len(list(lint.spelled_flags('"See `ringattn info`."'))), 1)
         self.assertEqual(len(list(lint.spelled_flags('"ringattn plan says it"'))), 1)
 

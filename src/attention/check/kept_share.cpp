@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/tokens/cost.hpp"
 #include "base/memory.hpp"
 #include "base/pulse.hpp"
 #include "kernels/oracle.hpp"
@@ -74,7 +75,7 @@ KeptShare kept_share(const Meeting& meeting, const JobInput& input, std::int64_t
   double sum = 0.0;
   double least = 1.0;
   const double products = static_cast<double>(samples.size()) * static_cast<double>(input.job().batch.k_tokens()) *
-                          2.0 * (input.job().spec.head_dim + input.job().spec.head_dim_v);
+                          pair_flops(input.job().spec) / input.job().spec.heads;
   meeting.together(
       [&] {
         for (auto i = static_cast<std::size_t>(meeting.rank()); i < samples.size();

@@ -25,7 +25,7 @@ class Consumer {
   __device__ __forceinline__ void run() {
     for (;;) {
       unit_ = take_round();
-      if (unit_.walk() < 0) break;
+      if (unit_.walk() == kNoMoreWork) break;
       begin_rows<C>(p_, unit_, rows_);
       let_pass(unit_.begin());
       left_ = unit_.end() - unit_.begin();

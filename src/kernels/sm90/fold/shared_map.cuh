@@ -2,8 +2,7 @@
 // What lies where in the shared memory of a CTA, who writes it and who reads it. The words are explained in
 // kernels/README.md.
 //
-//   Q      [rounds][units][64 rows]     the producer writes it, the consumers read it; then a consumer puts its
-//   finished
+//   Q      [rounds][units][64 rows]     the producer writes it, the consumers read it; then a consumer puts finished
 //                                       rows there, from where the copy engine writes them to memory
 //   K, V   [stages][key_tile rows]      the producer writes them, the consumers read them
 //   units  [rounds][units]              the scheduler writes what each unit is, the producer and the consumers read it
