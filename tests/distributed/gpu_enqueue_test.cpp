@@ -16,6 +16,7 @@
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"
+#include "tests/support/stream_brake.hpp"
 #include "tests/support/two_ranks.hpp"
 
 namespace ringattn::testing {
@@ -152,10 +153,38 @@ TEST_F(GpuEnqueue, ThirtyTwoLayersAreThirtyTwoRuns) {
 }
 
 TEST_F(GpuEnqueue, ThirtyTwoLayersOfTwoRanks) {
-  for (const char* transport : {"p2p", "nccl"}) {
-    if (transport == std::string("nccl") && visible_gpus().size() < 2) continue;
-    in_two_ranks(transport, [](Transport& world) { expect_layers_in_a_row(world, 512); });
-  }
+  in_two_ranks("p2p", [](Transport& world) { expect_layers_in_a_row(world, 512); });
+}
+
+TEST_F(GpuEnqueue, ThirtyTwoLayersOfTwoRanksByNccl) {
+  if (visible_gpus().size() < 2) GTEST_SKIP() << "needs two GPUs: NCCL takes one for each rank";
+  in_two_ranks("nccl", [](Transport& world) { expect_layers_in_a_row(world, 512); });
+}
+
+// Layers are enqueued behind work that doesn't end before all of them are: nobody may wait for the device meanwhile.
+void expect_no_wait(Transport& world) {
+  Attention attention(job_of(1500), world, on_gpu(512));
+  const Stream stream = attention.backend().stream();
+  const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
+  const std::span<std::byte> space(workspace.data(), workspace.bytes());
+  std::vector<DeviceLayer> layers = layers_of(attention, world.rank(), 4, 3);
+  const auto expected = results_one_by_one(attention, layers, space);
+  for (std::size_t i = 0; i < layers.size(); ++i) layers[i].load(3 + i);
+  StreamBrake brake;
+  brake.hold(cuda_stream(stream));
+  for (DeviceLayer& layer : layers) attention.enqueue(layer.inputs(), layer.outputs(), space, stream);
+  EXPECT_EQ(cudaStreamQuery(cuda_stream(stream)), cudaErrorNotReady) << "enqueue() has waited for the device";
+  brake.release();
+  attention.wait();
+  for (std::size_t i = 0; i < layers.size(); ++i) EXPECT_EQ(layers[i].result(), expected[i]) << "layer " << i;
+  world.barrier(Deadline::after(60.0));
+}
+
+TEST_F(GpuEnqueue, WaitsForNothing) { expect_no_wait(*make_self_transport(MemoryKind::kDevice)); }
+
+TEST_F(GpuEnqueue, WaitsForNothingBetweenTwoRanks) {
+  if (!streams_have_queues()) GTEST_SKIP() << "needs a hardware queue for each stream";
+  in_two_ranks("p2p", expect_no_wait);
 }
 
 // Lengths change between runs that nobody has waited for.
@@ -196,15 +225,14 @@ TEST_F(GpuEnqueue, LengthsChangeBetweenRuns) {
   in_two_ranks("p2p", [](Transport& world) { expect_lengths_in_a_row(world, 512); });
 }
 
-TEST_F(GpuEnqueue, TwoJobsShareAStream) {
-  const auto self = make_self_transport(MemoryKind::kDevice);
-  Attention longer(job_of(2000), *self, on_gpu(512));
-  Attention shorter(job_of(700), *self, on_gpu());
+void expect_jobs_in_turn(Transport& world) {
+  Attention longer(job_of(2000), world, on_gpu(512));
+  Attention shorter(job_of(700), world, on_gpu());
   const Stream stream = longer.backend().stream();
   const Buffer workspace = longer.backend().allocate(std::max(longer.workspace_bytes(), shorter.workspace_bytes()));
   const std::span<std::byte> space(workspace.data(), workspace.bytes());
-  std::vector<DeviceLayer> long_layers = layers_of(longer, 0, 8, 1);
-  std::vector<DeviceLayer> short_layers = layers_of(shorter, 0, 8, 50);
+  std::vector<DeviceLayer> long_layers = layers_of(longer, world.rank(), 8, 1);
+  std::vector<DeviceLayer> short_layers = layers_of(shorter, world.rank(), 8, 50);
   const auto long_expected = results_one_by_one(longer, long_layers, space);
   const auto short_expected = results_one_by_one(shorter, short_layers, space);
   for (std::size_t i = 0; i < 8; ++i) {
@@ -221,7 +249,12 @@ TEST_F(GpuEnqueue, TwoJobsShareAStream) {
     EXPECT_EQ(long_layers[i].result(), long_expected[i]) << i;
     EXPECT_EQ(short_layers[i].result(), short_expected[i]) << i;
   }
+  world.barrier(Deadline::after(60.0));
 }
+
+TEST_F(GpuEnqueue, TwoJobsShareAStream) { expect_jobs_in_turn(*make_self_transport(MemoryKind::kDevice)); }
+
+TEST_F(GpuEnqueue, TwoJobsOfTwoRanksShareAStream) { in_two_ranks("p2p", expect_jobs_in_turn); }
 
 TEST_F(GpuEnqueue, AGraphIsReplayedOnOtherContents) {
   const auto self = make_self_transport(MemoryKind::kDevice);
@@ -243,6 +276,23 @@ TEST_F(GpuEnqueue, AGraphIsReplayedOnOtherContents) {
       for (std::size_t i = 0; i < layers.size(); ++i) EXPECT_EQ(layers[i].result(), expected[i]) << "seed " << seed;
     }
   }
+}
+
+TEST_F(GpuEnqueue, AGraphOfOtherLengthsIsRefused) {
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  Options options = on_gpu();
+  options.shorter_lengths = true;
+  Attention attention(job_of(1500), *self, options);
+  attention.set_lengths(uniform_batch(1, 700, 700));
+  const Stream stream = attention.backend().stream();
+  const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
+  const std::span<std::byte> space(workspace.data(), workspace.bytes());
+  const DeviceLayer layer(attention, 0, 1);
+  Error refused(ErrorCode::kInternal, "");
+  const Graph graph(
+      stream, [&] { refused = error_of([&] { attention.enqueue(layer.inputs(), layer.outputs(), space, stream); }); });
+  EXPECT_EQ(refused.code(), ErrorCode::kUnsupported);
+  EXPECT_NE(std::string(refused.what()).find("made for one run"), std::string::npos) << refused.what();
 }
 
 TEST_F(GpuEnqueue, AGraphOfSeveralRanksIsRefused) {

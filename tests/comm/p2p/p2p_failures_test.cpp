@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <thread>
 #include <utility>
 
@@ -16,11 +15,14 @@
 #include "comm/threads.hpp"
 #include "tests/comm/exchanges.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/stream_brake.hpp"
 
 namespace ringattn {
 namespace {
 
 using testing::error_of;
+using testing::StreamBrake;
+using testing::streams_have_queues;
 
 constexpr std::size_t kBytes = 100'000;
 
@@ -42,32 +44,6 @@ void run_p2p(int size, const std::function<void(Transport&, cudaStream_t)>& rank
   });
 }
 
-// Whether a held stream of one rank leaves the other rank's alone: it holds its hardware queue too, of which a GPU has
-// 8 unless the environment says otherwise, dealt to streams in turn.
-bool streams_have_queues() {
-  const char* queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  return visible_gpus().size() > 1 || queues == nullptr || std::atoi(queues) >= 8;
-}
-
-// Work that keeps a stream until it is let go, or until patience ends.
-class Brake {
- public:
-  void hold(cudaStream_t stream) {
-    check_cuda(cudaLaunchHostFunc(
-                   stream,
-                   [](void* self) {
-                     const Deadline deadline = patience();
-                     while (!static_cast<Brake*>(self)->released_ && !deadline.expired()) std::this_thread::yield();
-                   },
-                   this),
-               "cudaLaunchHostFunc");
-  }
-  void release() { released_ = true; }
-
- private:
-  std::atomic<bool> released_{false};
-};
-
 // Polls as an engine does; returns what progress() throws.
 Error error_of_progress(Transport& world) {
   return error_of([&] {
@@ -88,7 +64,7 @@ Exchange swap(const Transport& world, const Memory& out, const Memory& in, std::
 
 TEST_F(P2p, NamesThePeerWhoseStreamDoesNotCome) {
   if (!streams_have_queues()) GTEST_SKIP() << "needs a hardware queue for each stream";
-  Brake brake;
+  StreamBrake brake;
   std::atomic<bool> blamed{false};
   EXPECT_THROW(run_p2p(2,
                        [&](Transport& world, cudaStream_t stream) {
@@ -122,7 +98,7 @@ TEST_F(P2p, NamesThePeerWhoseStreamDoesNotCome) {
 
 TEST_F(P2p, AnAbortReachesARankWhoseStreamWaits) {
   if (!streams_have_queues()) GTEST_SKIP() << "needs a hardware queue for each stream";
-  Brake brake;
+  StreamBrake brake;
   std::atomic<int> heard{0};
   run_p2p(2, [&](Transport& world, cudaStream_t stream) {
     const Memory out(world, Bytes(kBytes));
