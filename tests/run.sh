@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, builds and runs the suite. What needs a GPU is skipped and says so.
-# Usage: ./tests/run.sh [--all]   --all adds the suite under sanitizers, and to the dev build's its long parts: long
-# fuzzing, every world size, every moment at which a rank can stop, worlds over three hosts.
+# Usage: ./tests/run.sh [--torch] [--all]
+#   --torch  installs PyTorch and transformers (5 GB) for the tests that need them, which are skipped otherwise
+#   --all    adds the suite under sanitizers, and to the dev build's its long parts: long fuzzing, every world size, every
+#            moment at which a rank can stop, worlds over three hosts, the Python wheel
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mkdir -p build
-all=0
-case "${1:-}" in
-  "") ;;
-  --all) all=1 ;;
-  *) echo "run.sh: error: unknown argument $1 (it takes --all or nothing). Try ./tests/run.sh alone." >&2; exit 2 ;;
-esac
+all=0 torch=0
+for word in "$@"; do
+  case $word in
+    --all) all=1 ;;
+    --torch) torch=1 ;;
+    *) echo "run.sh: error: unknown argument $word (it takes --all and --torch). Try ./tests/run.sh alone." >&2; exit 2 ;;
+  esac
+done
 
 deps=(--tests)
 ((all)) && deps+=(--sanitizers)
@@ -23,6 +27,12 @@ if [[ ! -x build/venv/bin/python ]]; then
   python3 -m venv --system-site-packages build/venv
   build/venv/bin/pip install --quiet numpy safetensors ml_dtypes pytest ||
     echo "run.sh: PyPI gave no NumPy and safetensors; the tests that use them will be skipped"
+fi
+if ((torch)) && ! build/venv/bin/python -c 'import torch, transformers' 2>/dev/null; then
+  if ! timeout 600 build/venv/bin/pip install --quiet torch transformers; then
+    echo "run.sh: PyPI gave no PyTorch; the tests that use it will be skipped"
+    build/venv/bin/pip uninstall --quiet --yes torch transformers || true  # what is there in part would fail
+  fi
 fi
 export PATH="$PWD/build/venv/bin:$PATH"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
