@@ -13,14 +13,19 @@ Several ranks: each computes its rows of the packed stream, and says which they 
         model(input_ids=ringattn.shard(ids, layout, world.rank)[None],
               position_ids=torch.from_numpy(ringattn.positions(layout, world.rank))[None], use_cache=False)
 
-What ringattn doesn't compute is refused: dropout, padding masks, masks of a model's own, caches of a fixed size, gradients."""
+Masks are causal ones, bidirectional ones and sliding windows. What ringattn doesn't compute is refused: dropout,
+padding masks, other masks, logits with something added to them, caches of a fixed size, gradients."""
 
 import contextlib
+import itertools
 import threading
 
+import torch
+
 from . import _attention
-from ._arguments import as_ints
 from ._errors import refuse, unsupported
+from ._tensors import flat_rows
+from ._transformers_masks import OWN_MASK, Mask, check_padding, read_mask, sequences_of
 from .layouts import Layout
 from .worlds import World
 
@@ -39,28 +44,23 @@ def batch(layout: Layout, world: World | None = None):
         _current.batch = before
 
 
-def _mask_of(module, causal, sliding_window):
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    if sliding_window is None:
-        return "causal" if causal else "full"
-    return (sliding_window - 1, 0 if causal else sliding_window - 1)
-
-
 # Arguments that say nothing about what is computed here.
 _IGNORED = {
-    "position_ids", "cache_position", "output_attentions", "use_cache", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
-    "max_length_k", "num_items_in_batch", "output_hidden_states", "return_dict", "labels", "logits_to_keep",
+    "position_ids", "cache_position", "output_attentions", "use_cache", "cu_seq_lens_q", "cu_seq_lens_k",
+    "max_length_q", "max_length_k", "num_items_in_batch", "output_hidden_states", "return_dict", "labels",
+    "logits_to_keep", "output_router_logits", "deterministic",
 }  # fmt: skip
+# Others whose effect is known.
+_ADDED = "it is added to the logits, and ringattn adds nothing to them"
+_REASONS = {"position_bias": _ADDED, "cache": "ringattn has no part in continuous batching, whose pages it is"}
 
 
-def attention_forward(module, query, key, value, attention_mask=None, *, scaling=None, dropout=0.0, sliding_window=None,
-                      softcap=None, is_causal=None, s_aux=None, **given):  # fmt: skip
-    """query: [batch, heads, tokens, head_dim]; returns ([batch, tokens, heads, head_dim], None)."""
+def _check_arguments(dropout, attention_mask, given) -> None:
     if dropout:
         unsupported(
             f"dropout is {dropout}", "ringattn has no dropout", "Call model.eval(), or set attention_dropout to 0."
         )
-    if attention_mask is not None:
+    if attention_mask is not None and not isinstance(attention_mask, Mask):
         unsupported(
             "an attention_mask is given", "ringattn masks by position alone", "Pass packed sequences without padding."
         )
@@ -68,61 +68,100 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
         unsupported("output_attentions is set", "ringattn keeps no attention weights", "Leave it out.")
     for name, value_given in given.items():
         if name not in _IGNORED and value_given is not None:
-            unsupported(
-                f"the model passes {name}",
-                "ringattn doesn't know what it does to attention",
-                "Use another implementation.",
-            )
-    mask = _mask_of(module, is_causal, sliding_window)
+            why = _REASONS.get(name, "ringattn doesn't know what it does to attention")
+            unsupported(f"the model passes {name}", why, "Use another implementation.")
+
+
+def _mask_of(module, mask: Mask | None, is_causal, sliding_window, q, k):
+    """What the kernel computes, which is what the model's mask says and what the layer says. Without a mask eager
+    attention sees all keys."""
+    if mask is None:
+        if q.shape[1] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+            unsupported("a causal layer has no mask", "the model made none by transformers' functions",
+                        "Use another implementation.")  # fmt: skip
+        mask = Mask(False, None, (q.shape[1], k.shape[1]))
+    if mask.made_for != (q.shape[1], k.shape[1]):
+        queries, keys = mask.made_for
+        unsupported(f"a layer has {q.shape[1]} queries and {k.shape[1]} keys", f"its mask is for {queries} and {keys}",
+                    "Use another implementation.")  # fmt: skip
+    computed = mask.kernel_mask()
+    layers = None if sliding_window is None else (sliding_window - 1, 0 if mask.causal else sliding_window - 1)
+    windows = None if mask.window is None else computed
+    if layers != windows:
+        unsupported(f"a layer's window (left, right) is {layers}", f"that of its mask is {windows}",
+                    "Use another implementation.")  # fmt: skip
+    return computed
+
+
+def attention_forward(module, query, key, value, attention_mask=None, *, scaling=None, dropout=0.0, sliding_window=None,
+                      softcap=None, is_causal=None, s_aux=None, **given):  # fmt: skip
+    """query: [batch, heads, tokens, head_dim]; returns ([batch, tokens, heads, head_dim], None)."""
+    _check_arguments(dropout, attention_mask, given)
     q, k, v = (array.transpose(1, 2) for array in (query, key, value))
     named = {
-        "mask": mask,
+        "mask": _mask_of(module, attention_mask, is_causal, sliding_window, q, k),
         "softmax_scale": scaling,
         "softcap": softcap or 0.0,
         "sinks": None if s_aux is None else s_aux.float(),
     }
+    cu_q, cu_k = given.get("cu_seq_lens_q"), given.get("cu_seq_lens_k")
+    if (cu_q is None) != (cu_k is None):
+        refuse(f"cu_seq_lens_{'q' if cu_k is None else 'k'} is given alone", "queries and keys both have sequences",
+               "Pass cu_seq_lens_q and cu_seq_lens_k.")  # fmt: skip
     current = getattr(_current, "batch", None)
-    if current is None:
-        if given.get("cu_seq_lens_q") is not None:
-            cu_q, cu_k = (as_ints(given[f"cu_seq_lens_{side}"]) for side in "qk")
-            return _attention.varlen(q[0], k[0], v[0], cu_q, cu_k, **named)[0][None], None
+    if q.shape[0] != 1 and (current is not None or cu_q is not None):
+        refuse(f"a batch of {q.shape[0]} {'has cu_seq_lens_q' if current is None else 'is inside of batch()'}",
+               "packed sequences are one row", "Pass a batch of 1.")  # fmt: skip
+    if current is not None:
+        return _of_batch(*current, q, k, v, attention_mask, cu_q, cu_k, named), None
+    begins = sequences_of(q, attention_mask, cu_q, cu_k, None)
+    if begins is None:
         return _attention.attention(q, k, v, **named)[0], None
-    layout, world = current
-    if q.shape[0] != 1 or q.shape[1] != k.shape[1]:
-        refuse(f"q is {list(q.shape)} and k {list(k.shape)} inside of batch()", "rows are packed, and no cache goes with them",
-               "Pass a batch of 1, and use_cache=False.")  # fmt: skip
-    cu = [0]
-    for length in layout.lengths:
-        cu.append(cu[-1] + length)
+    if cu_k is None:
+        cu_k = [k.shape[1] * row for row in range(k.shape[0] + 1)]
+    rows = (flat_rows(array) for array in (q, k, v))
+    return _attention.varlen(*rows, begins, cu_k, **named)[0].unflatten(0, q.shape[:2]), None
+
+
+def _of_batch(layout, world, q, k, v, mask, cu_q, cu_k, named):
+    """This rank's rows, inside of batch()."""
+    if q.shape[1] != k.shape[1]:
+        refuse(f"q is {list(q.shape)} and k {list(k.shape)} inside of batch()", "no cache goes with packed rows",
+               "Pass use_cache=False.")  # fmt: skip
+    begins = sequences_of(q, mask, cu_q, cu_k, [0, *itertools.accumulate(layout.lengths)])
     dealt = layout if layout.world > 1 else None
-    return _attention.varlen(q[0], k[0], v[0], cu, layout=dealt, world=world, **named)[0][None], None
+    return _attention.varlen(q[0], k[0], v[0], begins, layout=dealt, world=world, **named)[0][None]
 
 
-def attention_mask(*, q_length, kv_length, q_offset=0, kv_offset=0, attention_mask=None, allow_is_causal_skip=True,
+def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=0, attention_mask=None, local_size=None,
                    use_vmap=False, **_):  # fmt: skip
-    """The model's mask, which must be one of position alone; gives None."""
+    """What the layers get as their mask. Refuses what ringattn doesn't compute."""
     if use_vmap:
-        unsupported(
-            "the model has a mask function of its own",
-            "ringattn masks by position alone",
-            "Use another implementation.",
-        )
-    if attention_mask is not None and not bool(attention_mask.all()):
-        unsupported("the batch is padded", "ringattn has no padding mask, and would take padding for tokens",
-                    "Pass sequences of one length, or packed ones with cu_seq_lens_q and cu_seq_lens_k.")  # fmt: skip
-    if getattr(_current, "batch", None) is None:
-        if int(kv_offset) + int(kv_length) > int(q_offset) + int(q_length):
-            unsupported("the cache is longer than its tokens", "ringattn would see keys that are not there yet",
-                        "Use a dynamic cache.")  # fmt: skip
-        if not allow_is_causal_skip:
-            unsupported("sequences are packed by position_ids alone", "ringattn would take them for one",
-                        "Pass cu_seq_lens_q and cu_seq_lens_k, or use ringattn.transformers.batch().")  # fmt: skip
-    return None
+        unsupported(OWN_MASK, "a model's function decides what is seen", "Use another implementation.")
+    if isinstance(q_offset, torch.Tensor):
+        unsupported("the cache is of a fixed size", "ringattn would see keys that are not there yet",
+                    "Use a dynamic cache.")  # fmt: skip
+    current = getattr(_current, "batch", None)
+    queries_end, keys_end = q_offset + q_length, kv_offset + kv_length
+    longest = keys_end if current is None else max(current[0].lengths)
+    causal, window, packed = read_mask(mask_function, local_size, longest)
+    if keys_end != queries_end and (causal or window is not None):
+        unsupported(f"keys end at token {keys_end} and queries at {queries_end}", "ringattn lets them end together",
+                    "Use a dynamic cache, and leave attention_mask out.")  # fmt: skip
+    if attention_mask is not None and attention_mask.shape[-1] < keys_end:
+        unsupported(f"attention_mask has {attention_mask.shape[-1]} tokens, and there are keys of {keys_end}",
+                    "those behind it would be padding", "Leave attention_mask out.")  # fmt: skip
+    tracing = torch.compiler.is_compiling()
+    if not tracing:
+        check_padding(attention_mask)
+    return Mask(causal, window, (q_length, kv_length), packed, attention_mask if tracing else None)
 
 
 def register(name: str = "ringattn") -> None:
     """Makes attn_implementation=name known to transformers."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface, __version__, masking_utils
 
+    if not hasattr(masking_utils, "packed_sequence_compatibility_function"):
+        unsupported(f"transformers is {__version__}", "ringattn reads the masks of newer ones", "Upgrade transformers.")
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)

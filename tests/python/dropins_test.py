@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ring_flash_attn's names and transformers' interface over ringattn: results of the whole sequence, and refusals."""
+"""ring_flash_attn's names over ringattn: results of the whole sequence, and refusals."""
 
 import importlib.util
+import pathlib
+import re
 import sys
 import unittest
 
@@ -115,76 +117,20 @@ class RingFlashAttn(unittest.TestCase):
             )
         self.assertIn("cu_seqlens_k", str(caught.exception))
 
-
-@unittest.skipUnless(importlib.util.find_spec("transformers"), "needs transformers")
-class Transformers(unittest.TestCase):
-    def setUp(self):
-        import transformers
-
-        import ringattn.transformers
-
-        transformers.logging.set_verbosity_error()
-        ringattn.transformers.register()
-        torch.manual_seed(1)
-        shape = {"vocab_size": 99, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-                 "num_key_value_heads": 2}  # fmt: skip
-        self.models = [
-            transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).eval(),
-            transformers.MistralForCausalLM(transformers.MistralConfig(**shape, sliding_window=20)).eval(),
-        ]
-        self.ids = torch.randint(0, 99, (2, 50))
-        torch.set_grad_enabled(False)
-        self.addCleanup(torch.set_grad_enabled, True)
-
-    def test_a_model_is_that_of_its_own_attention(self):
-        for model in self.models:
-            model.set_attn_implementation("eager")
-            logits, text = model(self.ids).logits, model.generate(self.ids, max_new_tokens=5, do_sample=False)
-            model.set_attn_implementation("ringattn")
-            torch.testing.assert_close(model(self.ids).logits, logits, atol=1e-5, rtol=0)
-            self.assertTrue(torch.equal(model.generate(self.ids, max_new_tokens=5, do_sample=False), text))
-
-    def test_ranks_give_the_bits_of_the_sequences_alone(self):
-        import ringattn.transformers
-
-        layout = ringattn.packed([30, 20], 3)
-        for model in self.models:
-            model.set_attn_implementation("ringattn")
-            alone = torch.cat([model(self.ids[:1, :30]).logits[0], model(self.ids[:1, 30:]).logits[0]])
-
-            def rank(world, model=model):
-                with torch.no_grad(), ringattn.transformers.batch(layout, world):
-                    positions = torch.from_numpy(ringattn.positions(layout, world.rank))[None]
-                    ids = ringattn.shard(self.ids[0], layout, world.rank)[None]
-                    return model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
-
-            together = ringattn.unshard(ringattn.run_ranks(3, rank), layout)
-            # Products of other numbers of rows are rounded otherwise.
-            torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
-
-    def test_what_is_not_computed_is_refused(self):
-        model = self.models[0]
-        model.set_attn_implementation("ringattn")
-        padded = torch.ones_like(self.ids)
-        padded[0, 0] = 0
-        packed = torch.cat([torch.arange(20), torch.arange(30)])[None]
-        refused = {
-            "the batch is padded": lambda: model(self.ids, attention_mask=padded),
-            "packed by position_ids alone": lambda: model(self.ids[:1], position_ids=packed, use_cache=False),
-            "the cache is longer": lambda: model.generate(
-                self.ids, max_new_tokens=3, cache_implementation="static", disable_compile=True
-            ),
-        }
-        for words, call in refused.items():
-            with self.assertRaises(ringattn.UnsupportedError, msg=words) as caught:
-                call()
-            self.assertIn(words, str(caught.exception))
-        model.train()
-        for layer in model.model.layers:
-            layer.self_attn.attention_dropout = 0.5
-        with self.assertRaises(ringattn.UnsupportedError) as caught:
-            model(self.ids)
-        self.assertIn("dropout is 0.5", str(caught.exception))
+    def test_the_page_says_which_names_are_there(self):
+        page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md"
+        text = page.read_text(encoding="utf-8")
+        rows = re.findall(r"^\| (`\w*flash_attn\w*`.*) \| (.*) \|$", text, re.MULTILINE)
+        said = {name: there for some, there in rows for name in re.findall(r"`(\w+)`", some)}
+        self.assertEqual(len(said), 7, said)
+        for name, there in said.items():
+            self.assertEqual(hasattr(names, name), there.startswith("there"), name)
+            self.assertIn(there.split()[0], ("there,", "not"))
+        for form in ("kvpacked", "qkvpacked", "varlen", "varlen_kvpacked", "varlen_qkvpacked"):
+            for deal in ("ring", "zigzag_ring"):
+                self.assertTrue(hasattr(names, f"{deal}_flash_attn_{form}_func"), form)
+        for form in ("kvpacked", "qkvpacked"):
+            self.assertTrue(hasattr(names, f"llama3_flash_attn_varlen_{form}_func"), form)
 
 
 if __name__ == "__main__":

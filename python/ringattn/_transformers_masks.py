@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What transformers' masks are made of, and where the sequences of a batch begin, read from what its models hand on.
+
+A model makes its masks before its layers run, and each layer gets one of them. In place of a tensor it gets a Mask,
+which says what would stand in that tensor, so attention_forward() knows what eager attention would compute."""
+
+import torch
+from torch import Tensor
+
+from . import _torch_tools
+from ._arguments import as_ints
+from ._errors import UnsupportedError, refuse, unsupported
+
+OWN_MASK = "the model has a mask of its own"
+_INSTEAD = (
+    "ringattn hands it a description in place of a tensor",
+    "Use a dynamic cache, where it is one of a fixed size, else another implementation.",
+)
+
+
+class _NoTensor(UnsupportedError, AttributeError):
+    """A model does with its mask what a tensor is needed for."""
+
+
+class Mask:
+    """causal, window: what is seen; a window of w is the w last keys of a causal mask, else w keys on both sides.
+    made_for: how many queries and keys.
+    packed: [batch, tokens], the number of a token's sequence in its row, where the model's positions tell sequences
+    apart; while torch.compile traces it is there for each batch without a cache.
+    padding: a padding mask whose numbers nobody has seen yet, because torch.compile traces."""
+
+    def __init__(self, causal: bool, window: int | None, made_for, packed=None, padding=None):
+        self.causal, self.window, self.made_for, self.packed, self.padding = causal, window, made_for, packed, padding
+        self.begins, self.begins_for = None, (None, None)  # what sequences_of() has found, for layer after layer
+
+    def kernel_mask(self):
+        """As ringattn's functions have it."""
+        if self.window is None:
+            return "causal" if self.causal else "full"
+        return (self.window - 1, 0) if self.causal else (self.window, self.window)
+
+    def __getattr__(self, name):
+        raise _NoTensor(f"the model reads {name} of its mask", *_INSTEAD)
+
+    def __getitem__(self, index):
+        raise _NoTensor("the model takes a part of its mask", *_INSTEAD)
+
+    @classmethod
+    def __torch_function__(cls, function, *_):
+        raise _NoTensor(f"the model computes with its mask, by {function.__name__}", *_INSTEAD)
+
+
+def _is_made_like(given, pattern) -> bool:
+    """Whether the same function of transformers has returned both: they are of the same code, over the same numbers and
+    functions. None in a pattern stands for anything."""
+    if pattern is None:
+        return True
+    if isinstance(pattern, tuple):
+        return isinstance(given, tuple) and len(given) == len(pattern) and all(map(_is_made_like, given, pattern))
+    if not callable(pattern):
+        return given == pattern
+    if getattr(given, "__code__", None) is not pattern.__code__:
+        return False
+    return all(map(_is_made_like, _held(given), _held(pattern)))
+
+
+def _held(function) -> tuple:
+    """The values that a function closes over."""
+    return tuple([cell.cell_contents for cell in function.__closure__ or ()])
+
+
+def read_mask(function, size: int | None, tokens: int):
+    """(causal, window, packed) of a mask function of transformers, as Mask has them. size: of its windows or chunks;
+    tokens: the most that a sequence has, with those that a cache has dropped. Refuses what isn't known to be a mask
+    that ringattn has."""
+    from transformers import masking_utils as made  # noqa: PLC0415
+
+    known = [(made.causal_mask_function, True, None), (made.bidirectional_mask_function, False, None)]
+    if size is not None:
+        known.append((made.sliding_window_causal_mask_function(size), True, size))
+        known.append((made.sliding_window_bidirectional_mask_function(size), False, size))
+        chunked = made.chunked_causal_mask_function(size, None)
+        if tokens <= size:
+            known.append((chunked, True, None))
+        elif _is_made_like(function, chunked) or _is_made_like(function, _packed(chunked)):
+            unsupported(
+                f"the model attends in chunks of {size} tokens, and there are {tokens}",
+                "ringattn has windows, but no chunks",
+                f"Pass at most {size} tokens, or use another implementation.",
+            )
+    for pattern, causal, window in known:
+        if _is_made_like(function, pattern):
+            return causal, window, None
+        if _is_made_like(function, _packed(pattern)):
+            # Two functions together, of which the first closes over the numbers of the tokens' sequences.
+            same_sequence, _ = _held(function)[0]
+            return causal, window, _held(same_sequence)[0]
+    unsupported(
+        OWN_MASK, "ringattn knows causal masks, bidirectional ones and sliding windows", "Use another implementation."
+    )
+
+
+def _packed(pattern):
+    from transformers import masking_utils  # noqa: PLC0415
+
+    return masking_utils.packed_sequence_compatibility_function(pattern, None, None)
+
+
+def check_padding(padding: Tensor | None) -> None:
+    if padding is not None and not bool(padding.all()):
+        unsupported("the batch is padded", "ringattn has no padding mask, and would take padding for tokens",
+                    "Pass sequences of one length, or packed ones with cu_seq_lens_q and cu_seq_lens_k.")  # fmt: skip
+
+
+def _begins(dealt, rows, given_q, given_k, packed, padding) -> list[int]:
+    """Where the sequences begin whose queries are there, [sequences + 1]. dealt: as batch() says it; rows: batch and
+    tokens; given_q, given_k: cu_seq_lens_q and cu_seq_lens_k. Where several of them say it they have to agree."""
+    check_padding(padding)
+    cu_q, cu_k = (None if cu is None else as_ints(cu, "cu_seq_lens") for cu in (given_q, given_k))
+    if dealt is not None:
+        if cu_q is not None and (cu_q != list(dealt) or cu_k != list(dealt)):
+            refuse(f"cu_seq_lens_q is {cu_q[:8]} and cu_seq_lens_k {cu_k[:8]} inside of batch()",
+                   f"its sequences begin at {list(dealt)[:8]}", "Leave them out.")  # fmt: skip
+        return list(dealt)
+    batch, tokens = rows
+    apart = packed is not None and bool(packed[:, -1].any())
+    if cu_q is None:
+        if apart:
+            unsupported("sequences are packed by position_ids alone", "ringattn would take them for one",
+                        "Pass cu_seq_lens_q and cu_seq_lens_k, or use ringattn.transformers.batch().")  # fmt: skip
+        return [tokens * row for row in range(batch + 1)]
+    if apart:
+        found = [0, *(packed[0].diff().nonzero().flatten() + 1).tolist(), tokens]
+        if found != sorted(set(cu_q)):
+            refuse(f"cu_seq_lens_q is {cu_q[:8]}", f"sequences begin at {found[:8]} by position_ids",
+                   "Pass those that are meant.")  # fmt: skip
+    return cu_q
+
+
+@_torch_tools.operator("packed_begins")
+def _begins_op(
+    like: Tensor, dealt: list[int] | None, rows: list[int], given_q: Tensor | None, given_k: Tensor | None,
+    packed: Tensor | None, padding: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """like: a tensor of the model's device."""
+    return torch.tensor(_begins(dealt, rows, given_q, given_k, packed, padding), dtype=torch.int64)
+
+
+@_torch_tools.fake("packed_begins")
+def _(like, dealt, rows, given_q, given_k, packed, padding):
+    numbers = len(dealt) if dealt is not None else rows[0] + 1 if given_q is None else given_q.shape[0]
+    return torch.empty(numbers, dtype=torch.int64, device="cpu")
+
+
+def sequences_of(q: Tensor, mask: Mask | None, given_q: Tensor | None, given_k: Tensor | None, dealt: list[int] | None):
+    """_begins() of a layer's q [batch, tokens, heads, head_dim]; None where each row is a sequence. While torch.compile
+    traces this is an operator, which finds or refuses what depends on numbers when the graph runs; no graph leaves it
+    out, because attention takes what it returns."""
+    packed, padding = (None, None) if mask is None else (mask.packed, mask.padding)
+    if given_q is None and padding is None and (packed is None or dealt is not None):
+        return dealt
+    if mask is not None and mask.begins is not None and mask.begins_for[0] is given_q and mask.begins_for[1] is given_k:
+        return mask.begins
+    known = dealt, [q.shape[0], q.shape[1]], given_q, given_k, packed, padding
+    begins = torch.ops.ringattn.packed_begins(q, *known) if torch.compiler.is_compiling() else _begins(*known)
+    if mask is not None:
+        mask.begins, mask.begins_for = begins, (given_q, given_k)
+    return begins

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers' models over ringattn compute what they do by their own attention, eager and compiled; what isn't
+computed is refused by name."""
+
+import importlib.util
+import operator
+import sys
+import unittest
+
+if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
+    print("skipped: needs torch and transformers")
+    sys.exit(77)
+
+import ringattn
+import ringattn.transformers
+import torch
+import transformers
+from ringattn._transformers_masks import Mask, read_mask
+from transformers import masking_utils
+
+transformers.logging.set_verbosity_error()
+ringattn.transformers.register()
+
+LAYERS = {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE = LAYERS | {"vocab_size": 99, "pad_token_id": 0}
+GROUPED = SHAPE | {"num_key_value_heads": 2}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+TWO_KINDS = {"head_dim": 32, "sliding_window": 10, "layer_types": ["sliding_attention", "full_attention"]}
+BOTH = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 99, "pad_token_id": 0}  # fmt: skip
+PACKED = torch.cat([torch.arange(20), torch.arange(30)])[None]
+CU = torch.tensor([0, 20, 50], dtype=torch.int32)
+OTHER_CU = torch.tensor([0, 30, 50], dtype=torch.int32)
+UNSUPPORTED, USAGE = ringattn.UnsupportedError, ringattn.UsageError
+
+
+def made(model, config, **settings):
+    torch.manual_seed(1)
+    return getattr(transformers, model)(getattr(transformers, config)(**settings)).eval()
+
+
+def llama(**settings):
+    return made("LlamaForCausalLM", "LlamaConfig", **GROUPED, **settings)
+
+
+def mistral():
+    return made("MistralForCausalLM", "MistralConfig", **GROUPED, sliding_window=20)
+
+
+def llama4(chunk):
+    return made("Llama4ForCausalLM", "Llama4TextConfig", **GROUPED, intermediate_size_mlp=64, num_local_experts=1,
+                attention_chunk_size=chunk, head_dim=32, layer_types=["chunked_attention", "full_attention"],
+                no_rope_layers=[1, 0], max_position_embeddings=128)  # fmt: skip
+
+
+def gpt_oss():
+    return made("GptOssForCausalLM", "GptOssConfig", **GROUPED, **EXPERTS, **TWO_KINDS)
+
+
+def bert():
+    return made("BertForMaskedLM", "BertConfig", **SHAPE)
+
+
+def causal_models():
+    return {
+        "llama": llama(),
+        "mistral, sliding": mistral(),
+        "mixtral, sliding": made("MixtralForCausalLM", "MixtralConfig", **GROUPED, **EXPERTS, sliding_window=10),
+        "qwen3 moe": made("Qwen3MoeForCausalLM", "Qwen3MoeConfig", **GROUPED, head_dim=32, num_experts=2,
+                          num_experts_per_tok=1, moe_intermediate_size=32),
+        "gpt-oss, sinks, sliding and causal": gpt_oss(),
+        "gemma 2, soft-cap": made("Gemma2ForCausalLM", "Gemma2Config", **GROUPED, **TWO_KINDS,
+                                  attn_logit_softcapping=5.0),
+        "llama 4, one chunk": llama4(64),
+        "a decoder that isn't causal": llama(is_causal=False),
+    }  # fmt: skip
+
+
+def bidirectional_models():
+    """Each with what goes into it."""
+    ids, of_decoder = torch.randint(1, 99, (2, 50)), torch.randint(1, 99, (2, 9))
+    return {
+        "bert": (bert(), {"input_ids": ids}),
+        "modernbert, windows on both sides": (
+            made("ModernBertForMaskedLM", "ModernBertConfig", **SHAPE | {"num_hidden_layers": 3}, local_attention=10),
+            {"input_ids": ids},
+        ),
+        "vit": (
+            made("ViTModel", "ViTConfig", **LAYERS, image_size=32, patch_size=8),
+            {"pixel_values": torch.randn(2, 3, 32, 32)},
+        ),
+        "bart, queries and keys of two sequences": (
+            made("BartForConditionalGeneration", "BartConfig", **BOTH, d_model=128, max_position_embeddings=128),
+            {"input_ids": ids, "decoder_input_ids": of_decoder},
+        ),
+    }  # fmt: skip
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(1)
+        self.ids = torch.randint(1, 99, (2, 50))
+        torch.set_grad_enabled(False)
+        self.addCleanup(torch.set_grad_enabled, True)
+
+    def assert_close(self, got, expected, what=""):
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=0, msg=lambda text: f"{what}: {text}")
+
+    def assert_refused(self, kind, words, call, *given, **named):
+        with self.assertRaises(kind, msg=words) as caught:
+            call(*given, **named)
+        self.assertIn(words, str(caught.exception))
+
+
+class Models(Case):
+    def test_causal_ones_are_those_of_their_own_attention(self):
+        for name, model in causal_models().items():
+            model.generation_config.eos_token_id = None
+            model.set_attn_implementation("eager")
+            logits = model(self.ids, use_cache=False).logits
+            text = model.generate(self.ids, max_new_tokens=5, do_sample=False)
+            model.set_attn_implementation("ringattn")
+            for cached in (True, False):
+                self.assert_close(model(self.ids, use_cache=cached).logits, logits, name)
+            got = model.generate(self.ids, max_new_tokens=5, do_sample=False)
+            self.assertEqual(got.tolist(), text.tolist(), name)
+            self.assertEqual(got.shape[1], 55, name)
+
+    def test_bidirectional_ones_are_those_of_their_own_attention(self):
+        for name, (model, given) in bidirectional_models().items():
+            model.set_attn_implementation("eager")
+            expected = model(**given)[0]
+            model.set_attn_implementation("ringattn")
+            self.assert_close(model(**given)[0], expected, name)
+
+    def test_packed_rows_are_the_sequences_alone(self):
+        for name, model in causal_models().items():
+            model.set_attn_implementation("eager")
+            alone = torch.cat([model(self.ids[:1, :20]).logits, model(self.ids[:1, 20:]).logits], 1)
+            model.set_attn_implementation("ringattn")
+            for cached in (True, False):
+                packed = model(self.ids[:1], position_ids=PACKED, cu_seq_lens_q=CU, cu_seq_lens_k=CU, use_cache=cached)
+                self.assert_close(packed.logits, alone, name)
+
+    def test_ranks_give_what_the_sequences_alone_do(self):
+        layout = ringattn.packed([30, 20], 3)
+        for model in (llama(), mistral()):
+            model.set_attn_implementation("ringattn")
+            alone = torch.cat([model(self.ids[:1, :30]).logits[0], model(self.ids[:1, 30:]).logits[0]])
+            for given in ({}, {"cu_seq_lens_q": OTHER_CU, "cu_seq_lens_k": OTHER_CU}):
+
+                def rank(world, model=model, given=given):
+                    with torch.no_grad(), ringattn.transformers.batch(layout, world):
+                        positions = torch.from_numpy(ringattn.positions(layout, world.rank))[None]
+                        ids = ringattn.shard(self.ids[0], layout, world.rank)[None]
+                        return model(input_ids=ids, position_ids=positions, use_cache=False, **given).logits[0]
+
+                # Products of other numbers of rows are rounded otherwise.
+                self.assert_close(ringattn.unshard(ringattn.run_ranks(3, rank), layout), alone)
+
+
+class Masks(unittest.TestCase):
+    def test_what_is_read_of_a_function_is_what_it_masks(self):
+        def packed(function):
+            numbers = masking_utils.find_packed_sequence_indices(PACKED)
+            return masking_utils.packed_sequence_compatibility_function(function, PACKED, numbers)
+
+        functions = {
+            (True, None): masking_utils.causal_mask_function,
+            (False, None): masking_utils.bidirectional_mask_function,
+            (True, 1): masking_utils.sliding_window_causal_mask_function(1),
+            (True, 7): masking_utils.sliding_window_causal_mask_function(7),
+            (False, 7): masking_utils.sliding_window_bidirectional_mask_function(7),
+        }
+        distance = torch.arange(50)[None, :] - torch.arange(50)[:, None]
+        for (causal, window), function in functions.items():
+            self.assertEqual(read_mask(function, window, 50), (causal, window, None))
+            words = Mask(causal, window, (50, 50)).kernel_mask()
+            left, right = {"causal": (50, 0), "full": (50, 50)}.get(words, words)
+            seen = masking_utils.sdpa_mask(1, 50, 50, mask_function=function, allow_is_causal_skip=False)[0, 0]
+            self.assertTrue(torch.equal(seen, (-left <= distance) & (distance <= right)), words)
+            *same, numbers = read_mask(packed(function), window, 50)
+            self.assertEqual(same, [causal, window])
+            self.assertEqual(numbers[0].tolist(), [0] * 20 + [1] * 30)
+
+    def test_chunks_are_causal_up_to_the_first_one_and_then_refused(self):
+        function = masking_utils.chunked_causal_mask_function(16, torch.zeros(1, dtype=int))
+        self.assertEqual(read_mask(function, 16, 16), (True, None, None))
+        with self.assertRaises(UNSUPPORTED) as caught:
+            read_mask(function, 16, 17)
+        self.assertIn("in chunks of 16 tokens, and there are 17", str(caught.exception))
+
+    def test_others_are_refused(self):
+        sliding = masking_utils.sliding_window_causal_mask_function(7)
+        images = masking_utils.blockwise_overlay(torch.zeros(1, 50, dtype=int))
+        for function, size in (
+            (sliding, 8),
+            (sliding, None),
+            (masking_utils.sliding_window_overlay(7), 7),
+            (masking_utils.or_masks(masking_utils.causal_mask_function, images), None),
+            (masking_utils.and_masks(masking_utils.causal_mask_function, images), None),
+            (lambda batch, head, q, k: k <= q, None),
+        ):
+            with self.assertRaises(UNSUPPORTED) as caught:
+                read_mask(function, size, 50)
+            self.assertIn("the model has a mask of its own", str(caught.exception))
+
+
+class Refused(Case):
+    def refused(self, kind, words, model, *given, **named):
+        model.set_attn_implementation("ringattn")
+        self.assert_refused(kind, words, model, *given, **named)
+
+    def test_masks(self):
+        self.refused(UNSUPPORTED, "the model attends in chunks of 16 tokens, and there are 50", llama4(16), self.ids)
+        grows = llama4(52)
+        grows.generation_config.eos_token_id = None
+        grows.set_attn_implementation("ringattn")
+        words = "the model attends in chunks of 52 tokens, and there are 53"
+        self.assert_refused(UNSUPPORTED, words, grows.generate, self.ids, max_new_tokens=5, do_sample=False)
+        gemma = made("Gemma3TextModel", "Gemma3TextConfig", **GROUPED, **TWO_KINDS, use_bidirectional_attention=True)
+        self.refused(UNSUPPORTED, "the model has a mask of its own", gemma, self.ids)
+        padded = torch.ones_like(self.ids)
+        padded[0, 0] = 0
+        for model in (llama(), bert()):
+            self.refused(UNSUPPORTED, "the batch is padded", model, self.ids, attention_mask=padded)
+        for words, given in (
+            ("an attention_mask is given", {"attention_mask": torch.ones(2, 1, 50, 50)}),
+            ("attention_mask has 40 tokens, and there are keys of 50", {"attention_mask": torch.ones(2, 40)}),
+            ("keys end at token 40 and queries at 50", {"attention_mask": torch.ones(2, 40), "use_cache": False}),
+        ):
+            self.refused(UNSUPPORTED, words, llama(), self.ids, **given)
+
+    def test_windows_that_a_layer_has_otherwise(self):
+        for window, says in ((7, "(6, 0)"), (None, "None")):
+            model = gpt_oss()
+            model.model.layers[0].self_attn.sliding_window = window
+            words = f"a layer's window (left, right) is {says} (that of its mask is (9, 0))"
+            self.refused(UNSUPPORTED, words, model, self.ids)
+        model = llama()
+        model.model.layers[0].self_attn.forward = _with_a_window(model.model.layers[0].self_attn.forward)
+        words = "a layer's window (left, right) is (9, 0) (that of its mask is None)"
+        self.refused(UNSUPPORTED, words, model, self.ids)
+
+    def test_packed_rows(self):
+        for model in (llama(), mistral()):
+            given = {"position_ids": PACKED, "use_cache": False}
+            self.refused(UNSUPPORTED, "packed by position_ids alone", model, self.ids[:1], **given)
+            cu = {"cu_seq_lens_q": OTHER_CU, "cu_seq_lens_k": OTHER_CU}
+            self.refused(USAGE, "sequences begin at [0, 20, 50] by position_ids", model, self.ids[:1], **given, **cu)
+            self.refused(USAGE, "a batch of 2 has cu_seq_lens_q", model, self.ids, **cu)
+            self.refused(USAGE, "cu_seq_lens_q is given alone", model, self.ids[:1], cu_seq_lens_q=CU)
+            self.refused(USAGE, "cu_seq_lens_k is given alone", model, self.ids[:1], cu_seq_lens_k=CU)
+            with ringattn.transformers.batch(ringattn.packed([20, 30], 1)):
+                self.refused(USAGE, "its sequences begin at [0, 20, 50]", model, self.ids[:1], **given, **cu)
+                cu["cu_seq_lens_q"] = CU
+                words = "cu_seq_lens_k [0, 30, 50] inside of batch()"
+                self.refused(USAGE, words, model, self.ids[:1], **given, **cu)
+                self.refused(USAGE, "a batch of 2 is inside of batch()", model, self.ids)
+                cache = model(self.ids[:1]).past_key_values
+                self.refused(USAGE, "no cache goes with packed rows", model, self.ids[:1, :5], past_key_values=cache)
+
+    def test_caches_of_a_fixed_size(self):
+        settings = {"max_new_tokens": 3, "cache_implementation": "static", "disable_compile": True}
+        for model, words in (
+            (llama(), "keys end at token 52 and queries at 50"),
+            (mistral(), "of its mask (ringattn hands it a description in place of a tensor). Use a dynamic cache"),
+        ):
+            model.set_attn_implementation("ringattn")
+            self.assert_refused(UNSUPPORTED, words, model.generate, self.ids, **settings)
+        model = llama()
+        cache = transformers.StaticCache(config=model.config, max_cache_len=50)
+        model.set_attn_implementation("eager")
+        model(self.ids[:, :30], past_key_values=cache)
+        self.refused(UNSUPPORTED, "the cache is of a fixed size", model, self.ids[:, 30:], past_key_values=cache)
+
+    def test_what_a_model_passes(self):
+        t5 = made("T5Model", "T5Config", vocab_size=99, d_model=128, d_kv=32, d_ff=64, num_layers=2, num_heads=4)
+        words = "the model passes position_bias (it is added to the logits, and ringattn adds nothing to them)"
+        self.refused(UNSUPPORTED, words, t5, self.ids, decoder_input_ids=self.ids)
+        self.refused(UNSUPPORTED, "the model passes bonus (ringattn doesn't know", llama(), self.ids, bonus=1)
+        self.refused(UNSUPPORTED, "the model passes cache (ringattn has no part in", llama(), self.ids, cache=object())
+        self.refused(UNSUPPORTED, "output_attentions is set", llama(), self.ids, output_attentions=True)
+        model = llama(attention_dropout=0.5)
+        self.refused(UNSUPPORTED, "dropout is 0.5", model.train(), self.ids)
+
+    def test_layers_that_do_without_the_mask_that_was_made(self):
+        config = transformers.BloomConfig(vocab_size=99, hidden_size=128, n_layer=1, n_head=4)
+        bloom = transformers.BloomForCausalLM._from_config(config, attn_implementation="ringattn")
+        self.assert_refused(UNSUPPORTED, "the model computes with its mask, by add", bloom, self.ids)
+        mask = Mask(True, None, (6, 6))
+        self.assert_refused(UNSUPPORTED, "the model reads shape of its mask", getattr, mask, "shape")
+        self.assert_refused(UNSUPPORTED, "the model takes a part of its mask", operator.getitem, mask, 0)
+        self.assertFalse(hasattr(mask, "to"))
+        x, longer = torch.ones(1, 2, 6, 32), torch.ones(1, 2, 12, 32)
+        for words, given in (
+            ("a causal layer has no mask", (x, x, x, None)),
+            ("a layer has 6 queries and 12 keys (its mask is for 6 and 6)", (x, longer, longer, mask)),
+        ):
+            forward = ringattn.transformers.attention_forward
+            self.assert_refused(UNSUPPORTED, words, forward, torch.nn.Module(), *given)
+
+
+def _with_a_window(forward):
+    return lambda *given, **named: forward(*given, **named, sliding_window=10)
+
+
+class Versions(Case):
+    def test_transformers_with_other_masks_is_refused(self):
+        name = "packed_sequence_compatibility_function"
+        self.addCleanup(setattr, masking_utils, name, getattr(masking_utils, name))
+        delattr(masking_utils, name)
+        self.assert_refused(UNSUPPORTED, f"transformers is {transformers.__version__}", ringattn.transformers.register)
+
+
+class Compiled(Case):
+    """In one graph, with the bits of eager calls; what numbers tell is refused when the graph runs."""
+
+    def compiled(self, model):
+        model.set_attn_implementation("ringattn")
+        torch.compiler.reset()
+        return torch.compile(model, fullgraph=True, backend="aot_eager")
+
+    def test_batches(self):
+        for model, uncached in ((llama(), {"use_cache": False}), (mistral(), {"use_cache": False}), (bert(), {})):
+            model.set_attn_implementation("eager")
+            eager = model(self.ids).logits
+            call = self.compiled(model)
+            logits = model(self.ids).logits
+            self.assert_close(logits, eager)
+            for given in (uncached, {}, uncached | {"attention_mask": torch.ones_like(self.ids)}):
+                self.assert_close(call(self.ids, **given).logits, eager)
+            padded = torch.ones_like(self.ids)
+            padded[1, 49] = 0
+            words = "the batch is padded"
+            self.assert_refused(UNSUPPORTED, words, call, self.ids, **uncached, attention_mask=padded)
+
+    def test_packed_rows(self):
+        row, given = self.ids[:1], {"position_ids": PACKED, "use_cache": False}
+        right, wrong = ({"cu_seq_lens_q": cu, "cu_seq_lens_k": cu} for cu in (CU, OTHER_CU))
+        for model in (llama(), mistral()):
+            call = self.compiled(model)
+            self.assert_close(call(row, **given, **right).logits, model(row, **given, **right).logits)
+            self.assert_refused(USAGE, "sequences begin at [0, 20, 50] by position_ids", call, row, **given, **wrong)
+            self.assert_refused(UNSUPPORTED, "packed by position_ids alone", call, row, **given)
+            plain = given | {"position_ids": torch.arange(50)[None]}
+            self.assert_close(call(row, **plain).logits, model(row, **plain).logits)
+
+    def test_rows_of_a_batch(self):
+        row, given = self.ids[:1], {"position_ids": PACKED, "use_cache": False}
+        right, wrong = ({"cu_seq_lens_q": cu, "cu_seq_lens_k": cu} for cu in (CU, OTHER_CU))
+        model = mistral()
+        call = self.compiled(model)
+        with ringattn.transformers.batch(ringattn.packed([20, 30], 1)):
+            expected = model(row, **given).logits
+            self.assert_close(call(row, **given).logits, expected)
+            self.assert_close(call(row, **given, **right).logits, expected)
+            self.assert_refused(USAGE, "its sequences begin at [0, 20, 50]", call, row, **given, **wrong)
+
+
+if __name__ == "__main__":
+    unittest.main()
