@@ -117,6 +117,10 @@ TEST_F(Hostile, BatchesThatTakeNoBytes) {
       expect_refused({command, "--input", file}, 3, header_bytes(file));
     }
     expect_refused({"run", "--input", file, "--ranks", "64"}, 3, header_bytes(file));
+    for (const char* method : {"int4", "fp8", "snapkv"}) {
+      expect_refused({"compress", "--method", method, "--input", file, "--output", folder_.file("out.safetensors")}, 3,
+                     header_bytes(file));
+    }
   }
 }
 
