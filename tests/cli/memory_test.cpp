@@ -264,5 +264,18 @@ TEST_F(Hostile, Flags) {
   for (const Words& words : contradictions) expect_refused(words, 2);
 }
 
+TEST_F(Hostile, Scans) {
+  const Words cases[] = {{"--batch", "1048576", "--seq", "1", "--ranks", "64", "--dry-run"},
+                         {"--batch", "1048576", "--seq", "1", "--memory", "1k"},
+                         {"--seq", "1024g", "--dry-run"},
+                         {"--seq", "64g", "--ranks", "512", "--dry-run"},
+                         {"--seq", "1g", "--memory", "1k"}};
+  for (const std::string op : {"ssd", "selective_scan", "convolution"}) {
+    for (const Words& words : cases) expect_refused(Words{"run", "--synthetic", "1", "--op", op} + words, 5);
+    expect_refused({"plan", "--op", op, "--seq", "1", "--batch", "1048576", "--world", "1m"}, 5);
+    expect_refused({"plan", "--op", op, "--seq", "1g", "--memory", "1k"}, 5);
+  }
+}
+
 }  // namespace
 }  // namespace ringattn::testing
