@@ -238,10 +238,11 @@ void JobInput::take_numerics(const Numerics& numerics) {
     fail(ErrorCode::kUsage, {setting("block_mask"), " with latents"}, "latent attention takes no lists of key blocks",
          "Leave it out; windows are possible.");
   }
-  set_lists(job_,
-            requested_lists(numerics.lists, job_, [this](SyntheticTensor tensor, const auto& runs, const auto& rows) {
-              read(tensor, runs, rows, 1);
-            }));
+  const std::string seed = seed_ ? fmt::format("{}, {} keys that all share", *seed_, prefix_) : "";
+  RequestedLists lists = requested_lists(
+      {numerics.lists, file_, seed, numerics.memory_budget}, job_,
+      [this](SyntheticTensor tensor, const auto& runs, const auto& rows) { read(tensor, runs, rows, 1); });
+  set_lists(job_, std::move(lists.lists));
   check_job(job_);
 }
 

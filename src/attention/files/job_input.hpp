@@ -77,6 +77,8 @@ struct Numerics {
   // Which key blocks each query block sees beside that: a pattern, or a file (list_request.hpp); empty: all of them.
   std::string lists;
   std::optional<LatentForm> form;  // of latents; absent: by the shape
+  // Bytes that a rank may use, which no lists exceed (ListRequest); 0: no limit. Decides nothing else.
+  std::size_t memory_budget = 0;
 };
 
 class JobInput {
