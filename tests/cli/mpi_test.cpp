@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program under mpirun: the same bytes, one message, one exit code.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -270,6 +271,38 @@ TEST(Mpi, RanksThatReadFilesWithEqualSamplesRefuse) {
   EXPECT_TRUE(has(run.err, "read different files (in.safetensors: the XXH3-128 of its data, of 64 MB at the most, is "))
       << run.err;
   EXPECT_EQ(mpi_pair(started("b"), started("b")).code, 0);
+}
+
+// A mask of key blocks is input, too.
+TEST(Mpi, RanksThatReadDifferentMasksRefuse) {
+  const TemporaryFolder folder;
+  const auto mask = [&](const std::string& where, std::int64_t queries, char listed) {
+    const std::int64_t bytes = queries * 16;
+    const std::string json =
+        fmt::format(R"({{"block_mask":{{"dtype":"U8","shape":[1,{},16],"data_offsets":[0,{}]}}}})", queries, bytes);
+    std::string entries(static_cast<std::size_t>(bytes), '\1');
+    entries[3] = listed;
+    folder.write(where + "/mask.safetensors", with_header(json, entries));
+  };
+  std::filesystem::create_directory(folder.file("a"));
+  std::filesystem::create_directory(folder.file("b"));
+  const std::string job =
+      " run --synthetic 7 --seq 2k --heads 2 --kv-heads 1 --head-dim 32 --block-mask mask.safetensors";
+  const auto started = [&](const std::string& where, const std::string& op) {
+    return "-wdir " + folder.file(where) + " " + RINGATTN_TOOL + job + op;
+  };
+  for (const std::string op : {" --op decode", ""}) {
+    const std::int64_t queries = op.empty() ? 16 : 1;
+    mask("a", queries, '\1');
+    mask("b", queries, '\0');
+    const Finished run = mpi_pair(started("a", op), started("b", op));
+    EXPECT_EQ(run.code, 3) << op << run.out << run.err;
+    EXPECT_EQ(count_messages(run.err), 1) << run.err;
+    EXPECT_TRUE(has(run.err, "read different files (mask.safetensors: ")) << run.err;
+    mask("b", queries, '\1');
+    const Finished copies = mpi_pair(started("a", op), started("b", op));
+    EXPECT_EQ(copies.code, 0) << op << copies.err;
+  }
 }
 
 // Rank 0 reads it for all: another one elsewhere can't make a rank come to another verdict.

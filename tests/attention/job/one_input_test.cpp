@@ -166,6 +166,37 @@ TEST(OneInput, NamesSizesAndHeaders) {
   EXPECT_TRUE(names(*size, " bytes against ")) << size->what();
 }
 
+// A step is given its lists, so that those who make them compare them.
+TEST(OneInput, RefusesOtherListsOfAStep) {
+  const auto error = [](const std::string& zeros, const std::string& ones) -> std::optional<Error> {
+    Options options;
+    options.kernel.backend = "cpu";
+    options.threads = 1;
+    SyntheticInput steps;
+    steps.op = Op::kDecode;
+    steps.seed = 7;
+    steps.tokens = 2000;
+    steps.batch = 2;
+    try {
+      run_ranks(make_threads_world(2), [&](Transport& world) {
+        FileJob job;
+        job.input = steps;
+        job.numerics.lists = world.rank() == 0 ? zeros : ones;
+        run_file_job(job, world, options);
+      });
+    } catch (const Error& thrown) {
+      return thrown;
+    }
+    return std::nullopt;
+  };
+  EXPECT_FALSE(error("window:300", "window:300"));
+  const auto other = error("window:300", "window:600");
+  ASSERT_TRUE(other);
+  EXPECT_EQ(other->code(), ErrorCode::kUnsupported);
+  EXPECT_TRUE(names(*other, "rank 1 and rank 0 differ in lists of key blocks (")) << other->what();
+  EXPECT_TRUE(error("window:300", ""));
+}
+
 TEST(OneInput, CopiesAreOneInput) {
   const testing::TemporaryFolder folder;
   const std::string file = folder.file("file");
