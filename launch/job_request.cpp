@@ -117,8 +117,13 @@ SyntheticInput synthetic_input(const Config& config, std::int64_t seq) {
 
 Numerics numerics_of(const Config& config) {
   const JobOptions& options = config.options;
-  return {mask_of(config),      options.softmax_scale, options.softcap,
-          options.query_offset, options.block_mask,    options.form};
+  return {mask_of(config),
+          options.softmax_scale,
+          options.softcap,
+          options.query_offset,
+          options.block_mask,
+          options.form,
+          static_cast<std::size_t>(options.memory)};
 }
 
 JobInput open_input(const Config& config, bool require_source) {

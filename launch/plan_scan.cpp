@@ -45,6 +45,7 @@ void check_budget(const ScanMemory& needed, std::size_t budget) {
 
 WorldFigures plan_world(const ScanJob& job, const ScanKernel* kernel, double flops_per_second,
                         const MachineModel& machine, std::size_t budget, int world) {
+  check_scan_budget(job, world, budget);
   WorldFigures figures{world, forecast_scan(job, {}, world, kernel, flops_per_second), 0, 0.0, {}};
   check_budget(figures.forecast.most_memory(), budget);
   for (const std::vector<StateHop>& step : figures.forecast.hops.hops) {

@@ -55,7 +55,7 @@ ScanRequest scan_request(const Config& config, std::int64_t seq) {
 }
 
 ScanNumerics scan_numerics(const JobOptions& options) {
-  return {options.dt_softplus, options.dt_least, options.dt_most, options.final_states};
+  return {options.dt_softplus, options.dt_least, options.dt_most, options.final_states, options.ranks.value_or(1)};
 }
 
 std::string moved_text(const ScanJob& job, std::int64_t bytes) {

@@ -46,6 +46,16 @@ std::string job_hash(const LatentJob& job) {
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
 
+void add_lists(XXH3_state_t& state, const TileLists& lists) {
+  const auto add = [&state]<class Entry>(std::span<const Entry> entries) {
+    const std::uint64_t count = entries.size();
+    XXH3_64bits_update(&state, &count, sizeof count);
+    XXH3_64bits_update(&state, entries.data(), entries.size_bytes());
+  };
+  add(lists.begins());
+  add(lists.blocks());
+}
+
 std::string job_hash(const Job& job) {
   XXH3_state_t state;
   std::memset(&state, 0, sizeof state);
@@ -53,15 +63,7 @@ std::string job_hash(const Job& job) {
   const std::string text = fmt::format("{} pages {} {}", spec_text(job.spec), job.page_size, describe(job.format));
   XXH3_64bits_update(&state, text.data(), text.size());
   add_batch(state, job.batch);
-  if (job.lists != nullptr) {
-    const auto add = [&state]<class Entry>(std::span<const Entry> entries) {
-      const std::uint64_t count = entries.size();
-      XXH3_64bits_update(&state, &count, sizeof count);
-      XXH3_64bits_update(&state, entries.data(), entries.size_bytes());
-    };
-    add(job.lists->begins());
-    add(job.lists->blocks());
-  }
+  if (job.lists != nullptr) add_lists(state, *job.lists);
   if (job.positions != nullptr) {
     const std::span<const std::int32_t> all = job.positions->all();
     XXH3_64bits_update(&state, all.data(), all.size_bytes());
@@ -116,6 +118,15 @@ std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& opti
   all.push_back({"options", fmt::format("budget {}, tables {}", options.memory_budget,
                                         options.check_tables ? "checked" : "not checked")});
   return all;
+}
+
+Identity lists_identity(const TileLists* lists) {
+  if (lists == nullptr) return {"lists of key blocks", "none"};
+  XXH3_state_t state;
+  std::memset(&state, 0, sizeof state);
+  XXH3_64bits_reset(&state);
+  add_lists(state, *lists);
+  return {"lists of key blocks", fmt::format("{:016x}", XXH3_64bits_digest(&state))};
 }
 
 std::vector<Identity> identities(const LatentJob& job, const LatentOptions& options, const FoldChoice& choice,

@@ -21,9 +21,13 @@ namespace ringattn {
 std::vector<Identity> identities(const Job& job, const Options& options, const FoldChoice& choice,
                                  const Backend& backend);
 
-// Build, kernel, device, job and options of this rank.
+// Build, kernel, device, job and options of this rank. A step is given its lists of key blocks, which are compared by
+// whoever makes them (lists_identity()).
 std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,
                                  const Backend& backend);
+
+// What all lists say; null: there are none.
+Identity lists_identity(const TileLists* lists);
 
 // Build, kernels, device, job and its form, machine model and options of this rank.
 std::vector<Identity> identities(const LatentJob& job, const LatentOptions& options, const FoldChoice& choice,

@@ -104,6 +104,7 @@ void Scan::Impl::choose() {
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
   if (choice.scan != nullptr) kernel = choice.scan->make_kernel(job.spec, *backend);
+  check_scan_budget(job, transport.size(), options.memory_budget);
   ScanForecast forecast =
       forecast_scan(job, options.runs, transport.size(), kernel.get(), choice.row->flops_per_second(*backend));
   memory = forecast.most_memory();

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/scan_forecast.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "attention/state_exchange.hpp"
 #include "attention/tokens/cost.hpp"
+#include "base/error.hpp"
+#include "base/size.hpp"
 
 namespace ringattn {
 
@@ -25,6 +29,15 @@ std::vector<ScanRun> scan_runs(const Layout& layout, const ScanHops& hops, int r
 
 const ScanMemory& ScanForecast::most_memory() const {
   return *std::ranges::max_element(memory, {}, [](const ScanMemory& bytes) { return bytes.total(); });
+}
+
+void check_scan_budget(const ScanJob& job, int world, std::size_t budget) {
+  const std::int64_t bytes = job.alone ? scan_token_bytes(job) : scan_token_bytes(job.spec);
+  const double least = static_cast<double>(job.tokens()) * static_cast<double>(bytes) / world;
+  if (budget == 0 || least <= static_cast<double>(budget)) return;
+  fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
+       fmt::format("the rank with most rows has at least {:.0f} bytes of them", least),
+       "Use more ranks, or allow for fewer tokens.");
 }
 
 ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,

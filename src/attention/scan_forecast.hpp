@@ -38,8 +38,11 @@ struct ScanForecast {
   const ScanMemory& most_memory() const;
 };
 
+// Before a forecast: throws kMemory for a budget (0: none) that can't even hold an equal share of the rows.
+void check_scan_budget(const ScanJob& job, int world, std::size_t budget);
+
 // `runs`: as ScanOptions has them; `kernel`: null where a convolution is alone. Throws kUsage for runs or lengths that
-// no scan has.
+// no scan has, and kMemory where check_scan_size() does.
 ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
                            const ScanKernel* kernel, double flops_per_second);
 

@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/philox.hpp"
+#include "base/pulse.hpp"
 
 namespace ringattn {
 
@@ -28,11 +31,60 @@ void check_positive(const char* what, std::int64_t value) {
        "Use 0 or more.");
 }
 
+constexpr std::int64_t kFewBytes = std::int64_t{1} << 24;  // of lists, which needn't be counted first
+
+// Makers name most blocks in one or two ascending runs.
+void put_in_order(std::vector<std::int32_t>& blocks) {
+  const auto second = std::is_sorted_until(blocks.begin(), blocks.end());
+  if (second != blocks.end()) {
+    if (std::is_sorted(second, blocks.end())) {
+      std::inplace_merge(blocks.begin(), second, blocks.end());
+    } else {
+      std::sort(blocks.begin(), blocks.end());
+    }
+  }
+  blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
+}
+
+// Calls visit() for each list in turn.
+template <class Visit>
+void for_each_list(const ListShape& shape, std::span<const ListedSequence> sequences, const ListMaker& make,
+                   Visit visit) {
+  constexpr std::int64_t kBetweenBeats = 64;
+  std::vector<std::int32_t> own;
+  std::int64_t made = 0;
+  for (std::size_t s = 0; s < sequences.size(); ++s) {
+    const ListedSequence& sequence = sequences[s];
+    if (sequence.queries == 0) continue;
+    const std::int64_t key_blocks = (sequence.keys + shape.key_block - 1) / shape.key_block;
+    own.reserve(static_cast<std::size_t>(key_blocks));
+    const std::int64_t end = sequence.position + sequence.queries;
+    const std::int64_t last = query_block_of(end - 1, shape.query_block);
+    for (int head = 0; head < shape.heads; ++head) {
+      for (std::int64_t q = query_block_of(sequence.position, shape.query_block); q <= last; ++q) {
+        if (++made % kBetweenBeats == 0) beat();
+        own.clear();
+        const std::int64_t begin = q * shape.query_block;
+        make({s,
+              head,
+              q,
+              {std::max(begin, sequence.position), std::min(begin + shape.query_block, end)},
+              sequence.keys,
+              key_blocks},
+             own);
+        put_in_order(own);
+        visit(std::span<const std::int32_t>(own));
+      }
+    }
+  }
+}
+
 // Takes entries of a mask one row of key blocks after the other.
 template <class Listed>
 TileLists lists_of_rows(const ListShape& shape, std::vector<ListedSequence> sequences, std::size_t size,
                         std::int64_t entries_of_byte, Listed listed) {
   std::int64_t at = 0;
+  std::optional<ListPlace> first;
   const auto too_small = [&](std::int64_t needed) {
     fail(ErrorCode::kUsage, fmt::format("a block mask of {} bytes", size),
          fmt::format("at least {} are needed", needed),
@@ -40,6 +92,8 @@ TileLists lists_of_rows(const ListShape& shape, std::vector<ListedSequence> sequ
   };
   TileLists lists =
       make_lists(shape, std::move(sequences), [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+        if (!first) first = place;
+        if (place.sequence == first->sequence && place.head == first->head && place.block == first->block) at = 0;
         const std::int64_t row_bytes = (place.blocks + entries_of_byte - 1) / entries_of_byte;
         if (at + row_bytes > static_cast<std::int64_t>(size)) too_small(at + row_bytes);
         for (std::int64_t block = 0; block < place.blocks; ++block) {
@@ -56,33 +110,54 @@ TileLists lists_of_rows(const ListShape& shape, std::vector<ListedSequence> sequ
 
 }  // namespace
 
-TileLists make_lists(const ListShape& shape, std::vector<ListedSequence> sequences, const ListMaker& make) {
+void check_room(const ListShape& shape, std::int64_t bytes, const ListRoom& room) {
+  if (bytes <= room.bytes) return;
+  fail(ErrorCode::kMemory,
+       fmt::format("lists of {}x{} blocks take more than {} bytes", shape.query_block, shape.key_block, room.bytes),
+       std::string(room.why), "Use larger blocks, lists for fewer heads, lists of fewer blocks, or fewer tokens.");
+}
+
+std::int64_t count_lists(const ListShape& shape, std::span<const ListedSequence> sequences, const ListRoom& room) {
+  std::int64_t lists = 0;
+  for (const ListedSequence& sequence : sequences) {
+    const std::int64_t blocks = (sequence.keys + shape.key_block - 1) / shape.key_block;
+    if (blocks > kMostListedBlocks) {
+      fail(ErrorCode::kMemory, fmt::format("lists of {} blocks of {} keys", blocks, shape.key_block),
+           fmt::format("a sequence has at most {}", kMostListedBlocks), "Use larger blocks.");
+    }
+    if (sequence.queries == 0) continue;
+    lists += (query_block_of(sequence.position + sequence.queries - 1, shape.query_block) + 1 -
+              query_block_of(sequence.position, shape.query_block)) *
+             shape.heads;
+    check_room(shape, list_bytes(lists, 0), room);
+  }
+  return lists;
+}
+
+TileLists make_lists(const ListShape& shape, std::vector<ListedSequence> sequences, const ListMaker& make,
+                     const ListRoom& room) {
   std::vector<std::int64_t> begins{0};
   std::vector<std::int32_t> blocks;
-  std::vector<std::int32_t> own;
   if (shape.query_block > 0 && shape.key_block > 0) {  // else the constructor says what is wrong
-    for (std::size_t s = 0; s < sequences.size(); ++s) {
-      const ListedSequence& sequence = sequences[s];
-      if (sequence.queries == 0) continue;
-      const std::int64_t end = sequence.position + sequence.queries;
-      const std::int64_t last = query_block_of(end - 1, shape.query_block);
-      for (int head = 0; head < shape.heads; ++head) {
-        for (std::int64_t q = query_block_of(sequence.position, shape.query_block); q <= last; ++q) {
-          own.clear();
-          const std::int64_t begin = q * shape.query_block;
-          make({s,
-                head,
-                q,
-                {std::max(begin, sequence.position), std::min(begin + shape.query_block, end)},
-                sequence.keys,
-                (sequence.keys + shape.key_block - 1) / shape.key_block},
-               own);
-          std::sort(own.begin(), own.end());
-          own.erase(std::unique(own.begin(), own.end()), own.end());
-          blocks.insert(blocks.end(), own.begin(), own.end());
-          begins.push_back(static_cast<std::int64_t>(blocks.size()));
-        }
-      }
+    const std::int64_t lists = count_lists(shape, sequences, room);
+    const std::int64_t kept = room.counted ? room.bytes : kFewBytes;
+    std::int64_t entries = 0;
+    for_each_list(shape, sequences, make, [&](std::span<const std::int32_t> own) {
+      entries += static_cast<std::int64_t>(own.size());
+      check_room(shape, list_bytes(lists, entries), room);
+      if (list_bytes(lists, entries) > kept) return;
+      blocks.insert(blocks.end(), own.begin(), own.end());
+      begins.push_back(static_cast<std::int64_t>(blocks.size()));
+    });
+    if (list_bytes(lists, entries) > kept) {
+      begins.resize(1);
+      begins.reserve(static_cast<std::size_t>(lists) + 1);
+      blocks = {};
+      blocks.reserve(static_cast<std::size_t>(entries));
+      for_each_list(shape, sequences, make, [&](std::span<const std::int32_t> own) {
+        blocks.insert(blocks.end(), own.begin(), own.end());
+        begins.push_back(static_cast<std::int64_t>(blocks.size()));
+      });
     }
   }
   return {shape, std::move(sequences), std::move(begins), std::move(blocks)};
@@ -129,6 +204,9 @@ ListMaker strided_blocks(const ListShape& shape, std::int64_t stride) {
   }
   return [shape, stride](const ListPlace& place, std::vector<std::int32_t>& blocks) {
     add_keys(place, shape.key_block, place.positions.begin - stride, place.positions.end, blocks);
+    if (stride <= shape.key_block) {  // each block between the first and the last of those keys has one of them
+      return add_keys(place, shape.key_block, stride - 1, place.keys / stride * stride, blocks);
+    }
     for (std::int64_t key = stride - 1; key < place.keys; key += stride) {
       blocks.push_back(static_cast<std::int32_t>(key / shape.key_block));
     }
@@ -136,6 +214,11 @@ ListMaker strided_blocks(const ListShape& shape, std::int64_t stride) {
 }
 
 ListMaker random_blocks(const ListShape& shape, const Mask& mask, int count, std::uint64_t seed) {
+  constexpr int kMostDraws = 1 << 16;
+  if (count > kMostDraws) {
+    fail(ErrorCode::kUsage, fmt::format("a pattern of lists with {} random blocks", count),
+         fmt::format("at most {} are drawn for a query block", kMostDraws), "Draw fewer, or list larger blocks.");
+  }
   return [shape, mask, count, seed](const ListPlace& place, std::vector<std::int32_t>& blocks) {
     const TileRange seen =
         tiles_of(Visibility(mask, place.keys).keys(place.positions.begin, place.positions.end - 1), shape.key_block);
@@ -168,7 +251,10 @@ ListMaker vertical_slash_blocks(const ListShape& shape, std::vector<VerticalSlas
 
 ListMaker union_of(std::vector<ListMaker> makers) {
   return [makers = std::move(makers)](const ListPlace& place, std::vector<std::int32_t>& blocks) {
-    for (const ListMaker& make : makers) make(place, blocks);
+    for (const ListMaker& make : makers) {
+      make(place, blocks);
+      if (static_cast<std::int64_t>(blocks.size()) > 2 * place.blocks) put_in_order(blocks);
+    }
   };
 }
 

@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kernels/tile_lists.hpp"
@@ -25,8 +27,33 @@ struct ListPlace {
 // Appends the key blocks of one list, in any order; those that are named twice count once.
 using ListMaker = std::function<void(const ListPlace& place, std::vector<std::int32_t>& blocks)>;
 
-// Lists for every sequence, head and query block. Throws kUsage as the constructor of TileLists does.
-TileLists make_lists(const ListShape& shape, std::vector<ListedSequence> sequences, const ListMaker& make);
+// What lists may take, and why no more: "a rank may use no more".
+struct ListRoom {
+  std::int64_t bytes = std::numeric_limits<std::int64_t>::max();
+  std::string_view why = {};
+  bool counted = false;  // what they take is known to fit: they are made at once
+};
+
+// The most key blocks that a sequence with lists has; one list of all of them is made at a time.
+inline constexpr std::int64_t kMostListedBlocks = std::int64_t{1} << 23;
+
+// Bytes of lists: so many of them, with so many blocks in all.
+inline std::int64_t list_bytes(std::int64_t lists, std::int64_t blocks) {
+  return static_cast<std::int64_t>(sizeof(std::int64_t)) * lists +
+         static_cast<std::int64_t>(sizeof(std::int32_t)) * blocks;
+}
+
+// Before lists are made. Throws kMemory for more bytes than there is room for.
+void check_room(const ListShape& shape, std::int64_t bytes, const ListRoom& room);
+// The lists of these sequences. Throws kMemory where they don't fit even if all of them are empty, and for sequences of
+// more than kMostListedBlocks.
+std::int64_t count_lists(const ListShape& shape, std::span<const ListedSequence> sequences, const ListRoom& room);
+
+// Lists for every sequence, head and query block. What is more than a few megabytes is counted before it is made, so
+// `make` may be called twice for a place, and says the same again. Throws kUsage as the constructor of TileLists
+// does, and kMemory where they don't fit.
+TileLists make_lists(const ListShape& shape, std::vector<ListedSequence> sequences, const ListMaker& make,
+                     const ListRoom& room = {});
 
 // Every block.
 ListMaker all_blocks();
@@ -45,7 +72,7 @@ ListMaker global_blocks(const ListShape& shape, std::int64_t tokens);
 // The `stride` keys before a query, and of every `stride` keys of the sequence the last one.
 ListMaker strided_blocks(const ListShape& shape, std::int64_t stride);
 // `count` blocks of those that the mask lets the query block see, drawn by Philox from the seed, the sequence, the head
-// and the query block. A block may be drawn twice, and then they are fewer.
+// and the query block. A block may be drawn twice, and then they are fewer. Throws kUsage for more than 2^16.
 ListMaker random_blocks(const ListShape& shape, const Mask& mask, int count, std::uint64_t seed);
 // Keys that every query sees, and distances between a query and a key before it at which every query sees one.
 struct VerticalSlash {

@@ -66,12 +66,43 @@ void score_means(const FoldSpec& spec, const PooledSequence& sequence, std::int6
   }
 }
 
+namespace {
+
+// The key blocks that the mask lets queries at these positions see.
+TileRange seen_blocks(const Mask& mask, std::int64_t keys, const KeyRange& positions, int key_block) {
+  return tiles_of(Visibility(mask, keys).keys(positions.begin, positions.end - 1), key_block);
+}
+
+void check_count(int count) {
+  if (count >= 1) return;
+  fail(ErrorCode::kUsage, fmt::format("lists of the best {} blocks", count), "a list names at least one",
+       "Use 1 or more.");
+}
+
+}  // namespace
+
+void check_top_k(const FoldSpec& spec, const ListShape& shape, std::span<const ListedSequence> sequences, int count,
+                 const ListRoom& room) {
+  check_count(count);
+  const std::int64_t lists = count_lists(shape, sequences, room);
+  std::int64_t entries = 0;
+  for (const ListedSequence& of : sequences) {
+    if (of.queries == 0) continue;
+    const std::int64_t end = of.position + of.queries;
+    for (std::int64_t q = query_block_of(of.position, shape.query_block); q * shape.query_block < end; ++q) {
+      const std::int64_t begin = q * shape.query_block;
+      const KeyRange positions{std::max(begin, of.position), std::min(begin + shape.query_block, end)};
+      const TileRange seen = seen_blocks(spec.mask, of.keys, positions, shape.key_block);
+      if (seen.empty()) continue;
+      entries += std::min<std::int64_t>(std::max(count, 2), seen.end - seen.begin) * shape.heads;
+    }
+    check_room(shape, list_bytes(lists, entries), room);
+  }
+}
+
 TileLists top_k_lists(const FoldSpec& spec, const ListShape& shape, std::vector<ListedSequence> sequences,
                       std::span<const PooledSequence> pooled, int count, BlockScorer score) {
-  if (count < 1) {
-    fail(ErrorCode::kUsage, fmt::format("lists of the best {} blocks", count), "a list names at least one",
-         "Use 1 or more.");
-  }
+  check_count(count);
   bool fits = pooled.size() == sequences.size() && shape.any() && shape.heads > 0 && spec.heads % shape.heads == 0;
   for (std::size_t s = 0; fits && s < pooled.size(); ++s) {
     const ListedSequence& of = sequences[s];
@@ -89,9 +120,8 @@ TileLists top_k_lists(const FoldSpec& spec, const ListShape& shape, std::vector<
   const int heads = spec.heads / shape.heads;
   std::vector<float> scores;
   std::vector<std::int32_t> order;
-  return make_lists(shape, std::move(sequences), [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
-    const TileRange seen = tiles_of(
-        Visibility(spec.mask, place.keys).keys(place.positions.begin, place.positions.end - 1), shape.key_block);
+  const auto best = [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    const TileRange seen = seen_blocks(spec.mask, place.keys, place.positions, shape.key_block);
     if (seen.empty()) return;
     scores.resize(static_cast<std::size_t>(seen.end - seen.begin));
     score(spec, pooled[place.sequence], place.block, place.head * heads, heads, seen.begin, scores);
@@ -112,7 +142,10 @@ TileLists top_k_lists(const FoldSpec& spec, const ListShape& shape, std::vector<
       const auto block = static_cast<std::int32_t>(seen.begin + order[i]);
       if (std::find(blocks.begin(), blocks.end(), block) == blocks.end()) blocks.push_back(block);
     }
-  });
+  };
+  ListRoom room;
+  room.counted = true;  // check_top_k() does, and scores take a while
+  return make_lists(shape, std::move(sequences), best, room);
 }
 
 }  // namespace ringattn

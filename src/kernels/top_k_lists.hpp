@@ -11,6 +11,7 @@
 
 #include "base/tensor.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/list_makers.hpp"
 
 namespace ringattn {
 
@@ -64,8 +65,13 @@ void score_means(const FoldSpec& spec, const PooledSequence& sequence, std::int6
 
 // For each query block `count` of the key blocks that the mask lets it see: the first of them, the one that its last
 // query's position lies in, and of the others those of the highest scores; fewer where it sees fewer. NaN scores
-// lowest. Throws kUsage for a count below 1 and for means of other blocks than the shape's.
+// lowest. Throws kUsage for a count below 1 and for means of other blocks than the shape's. check_top_k() says before
+// there are means whether the lists have room.
 TileLists top_k_lists(const FoldSpec& spec, const ListShape& shape, std::vector<ListedSequence> sequences,
                       std::span<const PooledSequence> pooled, int count, BlockScorer score = score_means);
+
+// Throws kMemory where such lists don't fit, and kUsage for a count below 1.
+void check_top_k(const FoldSpec& spec, const ListShape& shape, std::span<const ListedSequence> sequences, int count,
+                 const ListRoom& room);
 
 }  // namespace ringattn

@@ -117,6 +117,10 @@ TEST_F(Hostile, BatchesThatTakeNoBytes) {
       expect_refused({command, "--input", file}, 3, header_bytes(file));
     }
     expect_refused({"run", "--input", file, "--ranks", "64"}, 3, header_bytes(file));
+    for (const char* method : {"int4", "fp8", "snapkv"}) {
+      expect_refused({"compress", "--method", method, "--input", file, "--output", folder_.file("out.safetensors")}, 3,
+                     header_bytes(file));
+    }
   }
 }
 
@@ -258,6 +262,44 @@ TEST_F(Hostile, Flags) {
       {"run", "--synthetic", "1", "--op", "decode", "--seq", "1024g"},
       {"plan", "--op", "decode", "--seq", "1024g", "--page-size", "16"}};
   for (const Words& words : contradictions) expect_refused(words, 2);
+}
+
+TEST_F(Hostile, Scans) {
+  const Words cases[] = {{"--batch", "1048576", "--seq", "1", "--ranks", "64", "--dry-run"},
+                         {"--batch", "1048576", "--seq", "1", "--memory", "1k"},
+                         {"--seq", "1024g", "--dry-run"},
+                         {"--seq", "64g", "--ranks", "512", "--dry-run"},
+                         {"--seq", "1g", "--memory", "1k"}};
+  for (const std::string op : {"ssd", "selective_scan", "convolution"}) {
+    for (const Words& words : cases) expect_refused(Words{"run", "--synthetic", "1", "--op", op} + words, 5);
+    expect_refused({"plan", "--op", op, "--seq", "1", "--batch", "1048576", "--world", "1m"}, 5);
+    expect_refused({"plan", "--op", op, "--seq", "1g", "--memory", "1k"}, 5);
+  }
+}
+
+TEST_F(Hostile, ListsOfKeyBlocks) {
+  const Words seed{"run", "--synthetic", "1"};
+  const Words cases[] = {
+      {"--seq", "1m", "--heads", "8", "--kv-heads", "8", "--block-mask", "window:1m", "--memory", "1k"},
+      {"--seq", "8m", "--block-mask", "window:8m", "--dry-run"},
+      {"--seq", "8m", "--block-mask", "window:8m", "--dry-run", "--ranks", "16"},
+      {"--seq", "16m", "--heads", "64", "--kv-heads", "64", "--block-mask", "topk:64", "--dry-run"},
+      {"--seq", "1m", "--block-mask", "topk:64", "--memory", "1k"},
+      {"--seq", "16m", "--block-mask", "window:0+block:1", "--dry-run"},
+      {"--op", "decode", "--seq", "1g", "--block-mask", "all+block:16", "--dry-run"}};
+  for (const Words& words : cases) expect_refused(seed + words, 5);
+  expect_refused({"plan", "--seq", "4m", "--block-mask", "strided:2"}, 5);
+  expect_refused({"plan", "--seq", "8k", "--block-mask", "random:1g"}, 2);
+  const std::string mask =
+      sparse_file("mask.safetensors", {{"block_mask", "U8", "[1,16384,16384]", std::int64_t{16384} * 16384}});
+  expect_refused(seed + Words{"--seq", "4m", "--block-mask", mask}, 3, header_bytes(mask));
+  // A mask that lists nothing is none that is too large.
+  const Finished run = tool(seed + Words{"--seq", "2m", "--block-mask", mask, "--dry-run"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_LE(run.cpu_seconds, kMostSeconds);
+  if (!kShadows) {
+    EXPECT_LE(run.peak_bytes - baseline_, kMost) << run.err;
+  }
 }
 
 }  // namespace

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program under mpirun: the same bytes, one message, one exit code.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
+#include <vector>
 
 #include "base/host.hpp"
 #include "tests/cli/rank_failures.hpp"
@@ -228,6 +232,77 @@ TEST(Mpi, RanksThatReadDifferentFilesRefuse) {
   const Finished results = mpi_pair(started("a", against), started("b", against));
   EXPECT_EQ(results.code, 3) << results.err;
   EXPECT_TRUE(has(results.err, "read different files (out.safetensors: ")) << results.err;
+}
+
+// A safetensors file of this header.
+std::string with_header(const std::string& json, const std::string& data) {
+  const std::uint64_t length = json.size();
+  std::string bytes(sizeof length, '\0');
+  std::memcpy(bytes.data(), &length, sizeof length);
+  return bytes + json + data;
+}
+
+// Files that are equal wherever they are sampled: 32 pieces of 4 KiB of each tensor.
+TEST(Mpi, RanksThatReadFilesWithEqualSamplesRefuse) {
+  const TemporaryFolder folder;
+  constexpr std::int64_t kTensor = std::int64_t{4096} * 64 * 2;
+  const std::string json = R"({"q":{"dtype":"F16","shape":[4096,1,64],"data_offsets":[0,524288]},)"
+                           R"("k":{"dtype":"F16","shape":[4096,1,64],"data_offsets":[524288,1048576]},)"
+                           R"("v":{"dtype":"F16","shape":[4096,1,64],"data_offsets":[1048576,1572864]}})";
+  for (const char* where : {"a", "b"}) {
+    std::filesystem::create_directory(folder.file(where));
+    std::string data(3 * kTensor, '\x21');
+    if (*where == 'b') {
+      const std::int64_t last = kTensor - 4096;
+      std::vector<bool> sampled(static_cast<std::size_t>(kTensor));
+      for (std::int64_t i = 0; i < 32; ++i) {
+        const std::int64_t from = i == 31 ? last : last / 31 * i;
+        std::fill_n(sampled.begin() + from, 4096, true);
+      }
+      for (std::size_t i = 0; i < data.size(); ++i) data[i] = sampled[i % sampled.size()] ? data[i] : '\x25';
+    }
+    folder.write(std::string(where) + "/in.safetensors", with_header(json, data));
+  }
+  const auto started = [&](const std::string& where) {
+    return "-wdir " + folder.file(where) + " " + RINGATTN_TOOL + " run --input in.safetensors";
+  };
+  const Finished run = mpi_pair(started("a"), started("b"));
+  EXPECT_EQ(run.code, 3) << run.out << run.err;
+  EXPECT_TRUE(has(run.err, "read different files (in.safetensors: the XXH3-128 of its data, of 64 MB at the most, is "))
+      << run.err;
+  EXPECT_EQ(mpi_pair(started("b"), started("b")).code, 0);
+}
+
+// A mask of key blocks is input, too.
+TEST(Mpi, RanksThatReadDifferentMasksRefuse) {
+  const TemporaryFolder folder;
+  const auto mask = [&](const std::string& where, std::int64_t queries, char listed) {
+    const std::int64_t bytes = queries * 16;
+    const std::string json =
+        fmt::format(R"({{"block_mask":{{"dtype":"U8","shape":[1,{},16],"data_offsets":[0,{}]}}}})", queries, bytes);
+    std::string entries(static_cast<std::size_t>(bytes), '\1');
+    entries[3] = listed;
+    folder.write(where + "/mask.safetensors", with_header(json, entries));
+  };
+  std::filesystem::create_directory(folder.file("a"));
+  std::filesystem::create_directory(folder.file("b"));
+  const std::string job =
+      " run --synthetic 7 --seq 2k --heads 2 --kv-heads 1 --head-dim 32 --block-mask mask.safetensors";
+  const auto started = [&](const std::string& where, const std::string& op) {
+    return "-wdir " + folder.file(where) + " " + RINGATTN_TOOL + job + op;
+  };
+  for (const std::string op : {" --op decode", ""}) {
+    const std::int64_t queries = op.empty() ? 16 : 1;
+    mask("a", queries, '\1');
+    mask("b", queries, '\0');
+    const Finished run = mpi_pair(started("a", op), started("b", op));
+    EXPECT_EQ(run.code, 3) << op << run.out << run.err;
+    EXPECT_EQ(count_messages(run.err), 1) << run.err;
+    EXPECT_TRUE(has(run.err, "read different files (mask.safetensors: ")) << run.err;
+    mask("b", queries, '\1');
+    const Finished copies = mpi_pair(started("a", op), started("b", op));
+    EXPECT_EQ(copies.code, 0) << op << copies.err;
+  }
 }
 
 // Rank 0 reads it for all: another one elsewhere can't make a rank come to another verdict.

@@ -174,6 +174,50 @@ TEST(ListMakers, Patterns) {
   EXPECT_THROW(vertical_slash_blocks(shape, {}), Error);
 }
 
+TEST(ListMakers, StridesOfAnyLength) {
+  const ListShape shape{64, 64, 1};
+  for (const std::int64_t stride : {1, 2, 63, 64, 65, 100, 192, 639, 640, 641}) {
+    const TileLists lists = make_lists(shape, {{0, 640, 630}}, strided_blocks(shape, stride));
+    std::set<std::int32_t> expected;
+    for (std::int64_t key = 0; key < 630; ++key) {
+      const bool last = (key + 1) % stride == 0;
+      if (last || (key >= 5 * 64 - stride && key < 6 * 64)) expected.insert(static_cast<std::int32_t>(key / 64));
+    }
+    EXPECT_EQ(list_of(lists, 0, 5), std::vector<std::int32_t>(expected.begin(), expected.end())) << stride;
+  }
+}
+
+// Lists of more than 16 MiB are counted first, so that their makers are called twice.
+TEST(ListMakers, LargeListsAreThoseThatWereCounted) {
+  const ListShape shape{1, 1, 1};
+  const std::vector<ListedSequence> sequences = {{0, 2200, 2200}};
+  std::vector<std::uint8_t> mask(2200 * 2200, 1);
+  mask[2200 * 7 + 9] = 0;
+  const TileLists lists = lists_of_mask(shape, sequences, mask);
+  EXPECT_EQ(lists.blocks().size(), mask.size() - 1);
+  EXPECT_EQ(list_of(lists, 0, 7).size(), 2199U);
+  EXPECT_EQ(list_of(lists, 0, 2199).size(), 2200U);
+}
+
+TEST(ListMakers, ListsThatDontFitAreNotMade) {
+  const ListShape shape{64, 64, 1};
+  const std::vector<ListedSequence> sequences = {{0, 640, 640}};
+  const auto code = [&](std::int64_t bytes) {
+    return testing::error_of([&] { make_lists(shape, sequences, all_blocks(), {bytes, "said so"}); });
+  };
+  EXPECT_EQ(make_lists(shape, sequences, all_blocks(), {list_bytes(10, 100), ""}).blocks().size(), 100U);
+  for (const std::int64_t bytes : {list_bytes(10, 100) - 1, list_bytes(10, 0) - 1}) {
+    EXPECT_EQ(code(bytes).code(), ErrorCode::kMemory);
+    EXPECT_NE(std::string(code(bytes).what()).find("bytes (said so). Use larger blocks"), std::string::npos);
+  }
+  const ListShape fine{1 << 20, 1, 1};
+  EXPECT_EQ(testing::error_of([&] {
+              make_lists(fine, {{0, 1, kMostListedBlocks + 1}}, all_blocks());
+            }).code(),
+            ErrorCode::kMemory);
+  EXPECT_THROW(random_blocks(shape, {-1, -1}, 65537, 0), Error);
+}
+
 // The same on every rank, other ones for each list, and all of the blocks in the long run.
 TEST(ListMakers, RandomBlocks) {
   const ListShape shape{64, 64, 4};

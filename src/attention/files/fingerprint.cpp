@@ -8,16 +8,21 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 
 #include "base/host.hpp"
+#include "base/pulse.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kPieces = 32;
-constexpr std::int64_t kPieceBytes = 4096;
+constexpr std::int64_t kSamples = 32;  // of a tensor
+constexpr std::int64_t kSampleBytes = 4096;
+constexpr std::int64_t kMoreBytes = 64'000'000;  // of a file, where samples aren't enough
+constexpr std::int64_t kSpreadBytes = 16384;     // pieces of a tensor that is larger than its share of these
+constexpr std::int64_t kWholeBytes = std::int64_t{1} << 20;
 
 class Hash {
  public:
@@ -35,17 +40,34 @@ class Hash {
   XXH3_state_t state_;
 };
 
-void add_samples(const SafetensorsShard& shard, const TensorInfo& tensor, Hash& hash) {
-  std::vector<std::byte> piece(kPieceBytes);
-  const std::int64_t pieces = std::min(kPieces, (tensor.bytes() + kPieceBytes - 1) / kPieceBytes);
+// Pieces that are evenly spread, the first and the last bytes among them; all of a tensor that has no more.
+void add_pieces(const SafetensorsShard& shard, const TensorInfo& tensor, std::int64_t most, std::int64_t bytes,
+                Hash& hash) {
+  const std::int64_t pieces = std::min(most, (tensor.bytes() + bytes - 1) / bytes);
+  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(bytes, tensor.bytes())));
+  const std::int64_t last = tensor.bytes() - static_cast<std::int64_t>(piece.size());
   for (std::int64_t i = 0; i < pieces; ++i) {
-    // Side by side in a small tensor, else evenly spread.
-    const std::int64_t last = std::max<std::int64_t>(0, tensor.bytes() - kPieceBytes);
-    const std::int64_t offset = i + 1 == pieces ? last : last / std::max<std::int64_t>(1, pieces - 1) * i;
-    piece.resize(static_cast<std::size_t>(std::min(kPieceBytes, tensor.bytes() - offset)));
-    shard.read(tensor, offset, piece);
+    beat();
+    shard.read(tensor, i + 1 == pieces ? last : last / std::max<std::int64_t>(1, pieces - 1) * i, piece);
     hash.add(piece);
   }
+}
+
+// Small tensors whole, and of those that are larger than what is left for each as much.
+std::string hash_of_data(const SafetensorsShard& shard, std::vector<const TensorInfo*> tensors) {
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const TensorInfo* a, const TensorInfo* b) { return a->bytes() < b->bytes(); });
+  Hash hash;
+  std::int64_t left = kMoreBytes;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::int64_t share = left / static_cast<std::int64_t>(tensors.size() - i);
+    const bool whole = tensors[i]->bytes() <= share;
+    const std::int64_t bytes = whole ? kWholeBytes : kSpreadBytes;
+    add_pieces(shard, *tensors[i], whole ? tensors[i]->bytes() : share / bytes, bytes, hash);
+    left -= std::min(tensors[i]->bytes(), share);
+  }
+  shard.check_unchanged();
+  return hash.hex();
 }
 
 std::string hash_of_header(const SafetensorsShard& shard) {
@@ -61,19 +83,36 @@ std::string place_of(const std::string& path) {
   return fmt::format("{} {} {}", host_name(), mounts, std::filesystem::absolute(path, ignored).string());
 }
 
+// The same for all containers of a host. Snapshots of a machine may share the number of their boot.
+std::string kernel_of_host() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  return fmt::format("{} {}", host_name(), boot);
+}
+
 }  // namespace
+
+bool is_one_file(const FileFingerprint& a, const FileFingerprint& b) {
+  return a.bytes == b.bytes && a.stamp == b.stamp && (a.kernel != b.kernel || a.device == b.device);
+}
 
 FileFingerprint fingerprint(const SafetensorsShard& shard, std::span<const TensorInfo* const> tensors) {
   Hash data;
-  for (const TensorInfo* tensor : tensors) add_samples(shard, *tensor, data);
+  for (const TensorInfo* tensor : tensors) add_pieces(shard, *tensor, kSamples, kSampleBytes, data);
   const FileIdentity& identity = shard.identity();
-  FileFingerprint print{shard.path(),
-                        identity.bytes,
-                        hash_of_header(shard),
-                        data.hex(),
-                        place_of(shard.path()),
-                        fmt::format("device {}, inode {}, changed at {}.{:09}", identity.device, identity.inode,
-                                    identity.modified_seconds, identity.modified_nanoseconds)};
+  const std::string modified = fmt::format("{}.{:09}", identity.modified_seconds, identity.modified_nanoseconds);
+  FileFingerprint print{
+      shard.path(),
+      identity.bytes,
+      hash_of_header(shard),
+      data.hex(),
+      place_of(shard.path()),
+      fmt::format("device {}, inode {}, changed at {}", identity.device, identity.inode, modified),
+      kernel_of_host(),
+      fmt::format("{}", identity.device),
+      fmt::format("{} {} {}.{:09}", identity.inode, modified, identity.changed_seconds, identity.changed_nanoseconds),
+      [&shard, all = std::vector(tensors.begin(), tensors.end())] { return hash_of_data(shard, all); }};
   shard.check_unchanged();
   return print;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,8 +21,20 @@ struct FileFingerprint {
   // Host and absolute path: equal for two ranks that asked for the same file, so that they must have got the same one
   // in the same state. Ranks of different hosts may read copies.
   std::string place;
-  std::string state;  // device, inode and time of the last change
+  std::string state;   // device, inode and time of the last change of its bytes
+  std::string kernel;  // host and boot: whose numbers of devices these are
+  std::string device;
+  // Inode, time of the last change of its bytes and of the last change of anything: equal on all hosts for a file of a
+  // file system that they share.
+  std::string stamp;
+  // XXH3-128 in hex of the tensors that are used, at most 64 MB of them. Reads as much; lasts as long as the file is
+  // open. Of this rank's own files alone. Throws kFile.
+  std::function<std::string()> more_data = {};
 };
+
+// Whether two ranks have opened one file, and not copies of it or others that look like it: the same device and inode
+// of one host, or a file with the same inode and the same times on two hosts.
+bool is_one_file(const FileFingerprint& a, const FileFingerprint& b);
 
 // At most 32 pieces of 4 KiB of each tensor are read, the first and the last bytes among them; all of a tensor that is
 // no larger. Throws kFile, also where the file has changed since it was opened.

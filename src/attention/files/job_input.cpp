@@ -238,10 +238,12 @@ void JobInput::take_numerics(const Numerics& numerics) {
     fail(ErrorCode::kUsage, {setting("block_mask"), " with latents"}, "latent attention takes no lists of key blocks",
          "Leave it out; windows are possible.");
   }
-  set_lists(job_,
-            requested_lists(numerics.lists, job_, [this](SyntheticTensor tensor, const auto& runs, const auto& rows) {
-              read(tensor, runs, rows, 1);
-            }));
+  const std::string seed = seed_ ? fmt::format("{}, {} keys that all share", *seed_, prefix_) : "";
+  RequestedLists lists = requested_lists(
+      {numerics.lists, file_, seed, numerics.memory_budget}, job_,
+      [this](SyntheticTensor tensor, const auto& runs, const auto& rows) { read(tensor, runs, rows, 1); });
+  set_lists(job_, std::move(lists.lists));
+  mask_ = std::move(lists.mask);
   check_job(job_);
 }
 
@@ -432,7 +434,10 @@ std::span<const float> JobInput::sinks() const {
 }
 
 std::vector<FileFingerprint> JobInput::fingerprints() const {
-  return file_ ? ringattn::fingerprints(file_->tensors.used) : std::vector<FileFingerprint>();
+  std::vector<TensorSource> used;
+  if (file_) used = file_->tensors.used;
+  if (mask_) used.push_back(mask_->tensor("block_mask"));
+  return ringattn::fingerprints(used);
 }
 
 std::string JobInput::source() const {

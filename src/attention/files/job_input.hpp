@@ -77,6 +77,8 @@ struct Numerics {
   // Which key blocks each query block sees beside that: a pattern, or a file (list_request.hpp); empty: all of them.
   std::string lists;
   std::optional<LatentForm> form;  // of latents; absent: by the shape
+  // Bytes that a rank may use, which no lists exceed (ListRequest); 0: no limit. Decides nothing else.
+  std::size_t memory_budget = 0;
 };
 
 class JobInput {
@@ -163,8 +165,9 @@ class JobInput {
 
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
-  bool queries_end_keys_ = false;  // synthetic queries are those of a prefill's last tokens
-  std::int64_t prefix_ = 0;        // synthetic keys of each sequence that are those of the first
+  std::shared_ptr<const SafetensorsFile> mask_;  // that the lists were read from
+  bool queries_end_keys_ = false;                // synthetic queries are those of a prefill's last tokens
+  std::int64_t prefix_ = 0;                      // synthetic keys of each sequence that are those of the first
   Op op_ = Op::kAttention;
   std::optional<LatentJob> latent_;
   FormChoice form_;

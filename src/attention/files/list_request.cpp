@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <cstring>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "attention/files/safetensors_file.hpp"
 #include "base/error.hpp"
 #include "base/memory.hpp"
 #include "base/pulse.hpp"
@@ -160,7 +163,8 @@ PooledRows pool(const Job& job, SyntheticTensor tensor, std::int64_t origin, std
   return pooled.finish();
 }
 
-TileLists top_k(const Job& job, const ListShape& shape, int count, const ReadTensor& read) {
+TileLists top_k(const Job& job, const ListShape& shape, int count, const ReadTensor& read, const ListRoom& room) {
+  check_top_k(job.spec, shape, listed_sequences(job.batch), count, room);
   const std::vector<std::int64_t> cu_q = job.batch.cu_q();
   const std::vector<std::int64_t> cu_k = job.batch.cu_k();
   std::vector<PooledSequence> pooled;
@@ -173,29 +177,71 @@ TileLists top_k(const Job& job, const ListShape& shape, int count, const ReadTen
   return top_k_lists(job.spec, shape, listed_sequences(job.batch), pooled, count);
 }
 
-TileLists lists_of_pattern(std::string_view text, const Job& job, const ReadTensor& read) {
+TileLists lists_of_pattern(std::string_view text, const Job& job, const ReadTensor& read, const ListRoom& room) {
   const Pattern pattern = parse(text, job.spec);
   std::vector<ListMaker> makers;
   for (const Part& part : pattern.parts) makers.push_back(maker_of(part, pattern.shape, job.spec.mask));
   if (makers.empty() && !pattern.top_k) refuse(text, "it lists nothing");
-  if (!pattern.top_k) return make_lists(pattern.shape, listed_sequences(job.batch), union_of(std::move(makers)));
-  const TileLists best = top_k(job, pattern.shape, *pattern.top_k, read);
+  if (!pattern.top_k) return make_lists(pattern.shape, listed_sequences(job.batch), union_of(std::move(makers)), room);
+  const TileLists best = top_k(job, pattern.shape, *pattern.top_k, read, room);
   if (makers.empty()) return best;
   makers.push_back([&best](const ListPlace& place, std::vector<std::int32_t>& blocks) {
     const auto list = best.list(place.sequence, place.head, place.block);
     blocks.insert(blocks.end(), list.begin(), list.end());
   });
-  return make_lists(pattern.shape, listed_sequences(job.batch), union_of(std::move(makers)));
+  return make_lists(pattern.shape, listed_sequences(job.batch), union_of(std::move(makers)), room);
 }
 
-TileLists lists_of_file(const std::string& path, const Job& job) {
-  const SafetensorsFile file(path);
+// A mask in a file, of which a piece is in memory at a time.
+class MaskRows {
+ public:
+  explicit MaskRows(const TensorSource& mask) : mask_(mask) {}
+
+  // Appends the numbers of the `blocks` entries from `begin` on that aren't 0.
+  void add(std::int64_t begin, std::int64_t blocks, std::vector<std::int32_t>& listed) {
+    for (std::int64_t block = 0; block < blocks;) {
+      const std::span<const std::uint8_t> some = from(begin + block);
+      const std::int64_t many = std::min(blocks - block, static_cast<std::int64_t>(some.size()));
+      const std::uint8_t* const entries = some.data();
+      for (std::int64_t i = 0; i < many; ++i) {
+        if (i + kWord <= many && std::memcmp(entries + i, kZeros, kWord) == 0) {
+          i += kWord - 1;
+        } else if (entries[i] != 0) {
+          listed.push_back(static_cast<std::int32_t>(block + i));
+        }
+      }
+      block += many;
+    }
+  }
+
+ private:
+  // Of the tensor, from that byte on.
+  std::span<const std::uint8_t> from(std::int64_t byte) {
+    constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
+    if (byte < first_ || byte >= first_ + static_cast<std::int64_t>(piece_.size())) {
+      beat();
+      piece_.resize(static_cast<std::size_t>(std::min(kPieceBytes, mask_.info->bytes() - byte)));
+      mask_.shard->read(*mask_.info, byte, std::as_writable_bytes(std::span(piece_)));
+      first_ = byte;
+    }
+    return std::span<const std::uint8_t>(piece_).subspan(static_cast<std::size_t>(byte - first_));
+  }
+
+  static constexpr std::int64_t kWord = 8;
+  static constexpr std::uint8_t kZeros[kWord] = {};
+
+  TensorSource mask_;
+  std::int64_t first_ = 0;
+  std::vector<std::uint8_t> piece_;
+};
+
+TileLists lists_of_file(const SafetensorsFile& file, const Job& job, const ListRoom& room) {
   const auto block = [&](std::string_view name) {
     const std::string* text = file.metadata(name);
     if (text == nullptr) return kUsualBlock;
     const std::optional<std::int64_t> tokens = parse_size(*text);
     if (!tokens || *tokens < 1 || *tokens > kMostTokens) {
-      fail(ErrorCode::kFile, fmt::format("{} of {} is \"{}\"", name, path, *text), "it is a number of tokens",
+      fail(ErrorCode::kFile, fmt::format("{} of {} is \"{}\"", name, file.path(), *text), "it is a number of tokens",
            "Blocks of 128 are usual.");
     }
     return static_cast<int>(*tokens);
@@ -229,16 +275,63 @@ TileLists lists_of_file(const std::string& path, const Job& job) {
          "Give [sequences, heads, query blocks, key blocks]; metadata query_block and key_block say how large blocks "
          "are.");
   }
-  std::vector<std::uint8_t> entries(static_cast<std::size_t>(mask.info->bytes()));
-  mask.shard->read(*mask.info, 0, std::as_writable_bytes(std::span(entries)));
-  return lists_of_mask(lists, listed_sequences(job.batch), entries);
+  MaskRows rows(mask);
+  const std::int64_t query_blocks = shape[at + 1];
+  const auto row = [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    const std::int64_t first = query_block_of(job.batch.sequences[place.sequence].q_offset, lists.query_block);
+    const auto list = static_cast<std::int64_t>(place.sequence) * lists.heads + place.head;
+    rows.add((list * query_blocks + place.block - first) * place.blocks, place.blocks, blocks);
+  };
+  TileLists made = make_lists(lists, listed_sequences(job.batch), row, room);
+  mask.shard->check_unchanged();
+  return made;
 }
+
+constexpr std::string_view kSuffix = ".safetensors";
+
+RequestedLists make_requested(const ListRequest& request, const Job& job, const ReadTensor& read) {
+  constexpr std::int64_t kMostBytes = std::int64_t{1} << 29;
+  ListRoom room{kMostBytes, "they lie in the host's memory, and may take no more"};
+  if (request.memory_budget > 0 && request.memory_budget < static_cast<std::size_t>(kMostBytes)) {
+    room = {static_cast<std::int64_t>(request.memory_budget), "a rank's memory budget is no larger"};
+  }
+  if (!request.text.ends_with(kSuffix)) {
+    return {std::make_shared<const TileLists>(lists_of_pattern(request.text, job, read, room)), nullptr};
+  }
+  auto mask = std::make_shared<const SafetensorsFile>(request.text);
+  auto lists = std::make_shared<const TileLists>(lists_of_file(*mask, job, room));
+  return {std::move(lists), std::move(mask)};
+}
+
+// What was asked for, and the answer.
+struct SharedLists {
+  ListRequest request;
+  Job job;
+  RequestedLists made;
+
+  bool answers(const ListRequest& other, const Job& of) const {
+    return request.text == other.text && request.file == other.file && request.seed == other.seed &&
+           request.memory_budget == other.memory_budget && job.spec == of.spec && job.format == of.format &&
+           job.batch == of.batch && (made.mask == nullptr || made.mask->is_current());
+  }
+};
 
 }  // namespace
 
-std::shared_ptr<const TileLists> requested_lists(std::string_view request, const Job& job, const ReadTensor& read) {
-  return std::make_shared<const TileLists>(request.ends_with(".safetensors") ? lists_of_file(std::string(request), job)
-                                                                             : lists_of_pattern(request, job, read));
+RequestedLists requested_lists(const ListRequest& request, const Job& job, const ReadTensor& read) {
+  static std::mutex mutex;
+  static std::weak_ptr<const SharedLists> last;
+  std::unique_lock lock(mutex, std::try_to_lock);
+  for (; !lock.owns_lock(); lock.try_lock()) {  // another rank makes them, which may take minutes
+    look();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::shared_ptr<const SharedLists> shared = last.lock();
+  if (!shared || !shared->answers(request, job)) {
+    shared = std::make_shared<const SharedLists>(SharedLists{request, job, make_requested(request, job, read)});
+    last = shared;
+  }
+  return {{shared, shared->made.lists.get()}, shared->made.mask};
 }
 
 }  // namespace ringattn

@@ -20,11 +20,13 @@
 // mask is the block that the first query lies in.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <span>
-#include <string_view>
+#include <string>
 
+#include "attention/files/safetensors_file.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
@@ -36,10 +38,26 @@ namespace ringattn {
 using ReadTensor =
     std::function<void(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows)>;
 
+struct ListRequest {
+  std::string text;  // the pattern, or the file's path
+  // What the data are read from, beside the job: a file, or a seed in words. Lists of the same request, job and input
+  // are the same.
+  std::shared_ptr<const void> file = nullptr;
+  std::string seed = {};
+  std::size_t memory_budget = 0;  // bytes that they may take; 0, or more than that: 512 MiB
+};
+
+struct RequestedLists {
+  std::shared_ptr<const TileLists> lists;
+  std::shared_ptr<const SafetensorsFile> mask;  // the file that they were read from; null: a pattern
+};
+
 // The lists of a job, which has none yet. The same on every rank that has the same input; top-k reads all of q and k.
 // They are made on the host, before there is a backend, because plans say by them who sends what to whom; the choice is
-// that of a decoding step on a device (kernels/block_score.hpp).
-// Throws kUsage for words that make no pattern, kFile for a file that holds no mask for the job.
-std::shared_ptr<const TileLists> requested_lists(std::string_view request, const Job& job, const ReadTensor& read);
+// that of a decoding step on a device (kernels/block_score.hpp). The ranks of a process share them: they are made by
+// the first one that asks. Throws kUsage for words that make no pattern, kFile for a file that holds no mask for the
+// job, and kMemory for lists that take more than they may; what they take is counted before data are read and before
+// they are made.
+RequestedLists requested_lists(const ListRequest& request, const Job& job, const ReadTensor& read);
 
 }  // namespace ringattn

@@ -25,7 +25,8 @@ constexpr std::string_view kReadAdvice = "Check the disk, or copy the file to an
 FileIdentity identify(const FileDescriptor& file, const std::string& path) {
   struct stat status;
   if (::fstat(file.get(), &status) != 0) fail_file(fmt::format("can't examine {}", path), errno, kReadAdvice);
-  return {status.st_size, status.st_dev, status.st_ino, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+  return {status.st_size,         status.st_dev,         status.st_ino,         status.st_mtim.tv_sec,
+          status.st_mtim.tv_nsec, status.st_ctim.tv_sec, status.st_ctim.tv_nsec};
 }
 
 FileDescriptor open_regular(const std::string& path) {

@@ -19,8 +19,15 @@ struct FileIdentity {
   std::uint64_t inode = 0;
   std::int64_t modified_seconds = 0;
   std::int64_t modified_nanoseconds = 0;
+  // Of the last change of anything about it. Nobody can set this time. Another name or other permissions change it,
+  // too, so it is no part of the state.
+  std::int64_t changed_seconds = 0;
+  std::int64_t changed_nanoseconds = 0;
 
-  bool operator==(const FileIdentity&) const = default;
+  bool operator==(const FileIdentity& other) const {
+    return bytes == other.bytes && device == other.device && inode == other.inode &&
+           modified_seconds == other.modified_seconds && modified_nanoseconds == other.modified_nanoseconds;
+  }
 };
 FileIdentity identify(const FileDescriptor& file, const std::string& path);
 

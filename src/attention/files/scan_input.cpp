@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attention/files/tensor_checks.hpp"
+#include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
 #include "base/memory.hpp"
 
@@ -46,7 +47,7 @@ Op scan_op(const ScanJob& job) {
 }
 
 ScanInput::ScanInput(const ScanRequest& request, const ScanNumerics& numerics) {
-  std::visit([this](const auto& input) { take_shape(input); }, request);
+  std::visit([&](const auto& input) { take_shape(input, numerics.ranks); }, request);
   ScanSpec& spec = job_.spec;
   spec.dt_softplus = numerics.softplus.value_or(spec.dt_bias);
   spec.dt_least = numerics.dt_least;
@@ -56,7 +57,7 @@ ScanInput::ScanInput(const ScanRequest& request, const ScanNumerics& numerics) {
   check_scan_job(job_);
 }
 
-void ScanInput::take_shape(const SyntheticScan& input) {
+void ScanInput::take_shape(const SyntheticScan& input, int ranks) {
   seed_ = input.seed;
   ScanSpec& spec = job_.spec;
   spec.dtype = input.dtype;
@@ -94,6 +95,7 @@ void ScanInput::take_shape(const SyntheticScan& input) {
   const bool batched = order == AxisOrder::kBthd;
   y_grid_ = {order, batched ? input.batch : 1, batched ? input.tokens : input.tokens * input.batch, spec.heads,
              spec.head_dim};
+  check_scan_size(input.batch, input.batch * super_segments(input.tokens), ranks);
   job_.lengths.assign(static_cast<std::size_t>(input.batch), input.tokens);
   job_.update = job_.initial_states = input.update;
   take_whole();
@@ -119,13 +121,14 @@ void ScanInput::take_shape(const SyntheticScan& input) {
   }
 }
 
-void ScanInput::take_shape(const FileInput& input) {
+void ScanInput::take_shape(const FileInput& input, int ranks) {
   file_ = open_input_file(input);
   if (!file_->scan) {
     fail(ErrorCode::kFile, fmt::format("{} holds no scan", input.path),
          "x and dt, u and delta, or x and conv1d_weight aren't there", {"Name them with ", setting("tensors"), "."});
   }
   const ScanTensors& found = *file_->scan;
+  check_scan_size(found.lengths, ranks);
   ScanSpec& spec = job_.spec;
   spec.dtype = found.dtype;
   spec.heads = found.heads;
@@ -165,7 +168,6 @@ void ScanInput::take_whole() {
   for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
     numbers_.push_back(static_cast<std::int32_t>(s));
     origins_.push_back(token);
-    begins_.push_back(0);
     token += job_.lengths[s];
   }
 }
@@ -189,7 +191,7 @@ ScanInput ScanInput::part(std::span<const std::int64_t> begins, std::span<const 
     some.job_.lengths.push_back(ends[s] - begins[s]);
     some.numbers_.push_back(numbers_[s]);
     some.origins_.push_back(origins_[s] + begins[s]);
-    some.begins_.push_back(begins_[s] + begins[s]);
+    some.begins_.push_back(begin_of(s) + begins[s]);
     some.job_.initial_halos = some.job_.initial_halos || (job_.convolution && begins[s] > 0);
   }
   if (!carried.empty()) {
@@ -278,7 +280,7 @@ void ScanInput::read_halos(std::span<const std::int32_t> sequences, std::span<st
         dense_view(static_cast<void*>(halo.data()), spec.dtype, spec.halo_tokens(), 1, spec.channels);
     if (job_.alone && carried_) {
       turn_halo(carried_->data() + s * bytes, spec.channels, spec.halo_tokens(), spec.dtype, halo);
-    } else if (begins_[s] >= spec.halo_tokens()) {
+    } else if (begin_of(s) >= spec.halo_tokens()) {
       read_in_front(origins_[s], rows);
     } else if (file_ && file_->scan->conv_state) {
       read_halo(*file_->scan, numbers_[s], halo);

@@ -47,6 +47,9 @@ struct ScanNumerics {
   float dt_least = -std::numeric_limits<float>::infinity();
   float dt_most = std::numeric_limits<float>::infinity();
   bool final_states = false;  // and the last tokens in front of a convolution
+  // Of this process that open the input: the more they are, the fewer sequences and tokens it may have
+  // (check_scan_size()). Decides nothing else.
+  int ranks = 1;
 };
 
 Op scan_op(const ScanJob& job);
@@ -56,7 +59,8 @@ enum class ScanRows { kX, kDt, kB, kC, kZ };
 
 class ScanInput {
  public:
-  // Throws kFile for a file that holds no scan, kUsage for a scan that contradicts itself.
+  // Throws kFile for a file that holds no scan, kUsage for a scan that contradicts itself, kMemory for one that is too
+  // large.
   ScanInput(const ScanRequest& request, const ScanNumerics& numerics);
 
   Op op() const { return scan_op(job_); }
@@ -110,9 +114,10 @@ class ScanInput {
   std::string source() const;
 
  private:
-  void take_shape(const FileInput& input);
-  void take_shape(const SyntheticScan& input);
+  void take_shape(const FileInput& input, int ranks);
+  void take_shape(const SyntheticScan& input, int ranks);
   void take_whole();
+  std::int64_t begin_of(std::size_t sequence) const { return begins_.empty() ? 0 : begins_[sequence]; }
   void take_convolution(int width, bool bias);
   void read_in_front(std::int64_t token, const MutableTensorView& rows) const;
 
@@ -121,7 +126,7 @@ class ScanInput {
   ScanJob job_;
   std::vector<std::int32_t> numbers_;
   std::vector<std::int64_t> origins_;
-  std::vector<std::int64_t> begins_;  // of a part: tokens of the sequence in front of it
+  std::vector<std::int64_t> begins_;  // of a part: tokens of the sequence in front of it; of the whole: empty
   std::vector<float> a_, d_, dt_bias_, conv_weight_, conv_bias_;
   std::optional<std::vector<std::byte>> carried_;  // by what is in front of a part
   RowGrid y_grid_;

@@ -24,12 +24,16 @@ std::vector<std::int64_t> differences(const std::vector<std::int64_t>& cu) {
 }
 
 // Of a file that may have no queries.
-std::vector<std::int64_t> key_lengths(const SafetensorsFile& file, const InputNames& names, const RowGrid& k) {
+std::vector<std::int64_t> key_lengths(const SafetensorsFile& file, const InputNames& names, const TensorSource& k,
+                                      const RowGrid& grid) {
   auto cu = find_optional(file, names.cu_seqlens_k, "cu_seqlens_k");
   if (!cu) cu = find_optional(file, names.cu_seqlens_q, "cu_seqlens_q");
-  if (!cu) return std::vector<std::int64_t>(static_cast<std::size_t>(k.batch), k.length);
+  if (!cu) {
+    check_count(k, grid.batch);
+    return std::vector<std::int64_t>(static_cast<std::size_t>(grid.batch), grid.length);
+  }
   check_count(*cu, entries(*cu) - 1);
-  return differences(read_cumulative(*cu, k, "k"));
+  return differences(read_cumulative(*cu, grid, "k"));
 }
 
 void refuse_kind(const SafetensorsFile& file, std::string_view what) {
@@ -59,7 +63,7 @@ CacheRows read_rows_of(const FileInput& input, int) {
   require(cache.k.heads > 0 && cache.k.dim > 0 && cache.v.dim > 0, k, "it needs at least one head and one dim",
           {setting("order"), " says which axis is which."});
   cache.grid = k_grid;
-  cache.lengths = key_lengths(file, input.names, k_grid);
+  cache.lengths = key_lengths(file, input.names, k, k_grid);
   const PackedRun all{0, cache.tokens()};
   cache.k_rows.resize(bytes_of(cache.k, cache.tokens()));
   cache.v_rows.resize(bytes_of(cache.v, cache.tokens()));

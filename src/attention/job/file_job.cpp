@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/identities.hpp"
 #include "attention/job/one_input.hpp"
+#include "attention/ring/handshake.hpp"
 
 namespace ringattn {
 
@@ -54,6 +56,7 @@ void PreparedFileJob::prepare(Transport& transport, Options options, int heads_a
                            transport, decode_options(options));
     return;
   }
+  handshake(meeting_, {lists_identity(input_->job().lists.get())});
   decode_.emplace(step_->job, transport, decode_options(options));
 }
 

@@ -23,8 +23,11 @@ struct Member {
 constexpr Member kMembers[] = {{"XXH3-128 of its header", &FileFingerprint::header},
                                {"XXH3-128 of samples of its data", &FileFingerprint::data}};
 
-// A rank's files as text, one member a line: host, then path, bytes, header, data, place and state of each file.
-constexpr std::size_t kLines = 6;
+// A rank's files as text, one member a line: host, then path, bytes and what is text of each file.
+constexpr std::string FileFingerprint::*kTexts[] = {
+    &FileFingerprint::header, &FileFingerprint::data,   &FileFingerprint::place, &FileFingerprint::state,
+    &FileFingerprint::kernel, &FileFingerprint::device, &FileFingerprint::stamp};
+constexpr std::size_t kLines = 2 + std::size(kTexts);
 
 std::string one_line(std::string text) {
   std::replace_if(
@@ -35,8 +38,8 @@ std::string one_line(std::string text) {
 std::string text_of(const std::vector<FileFingerprint>& prints) {
   std::string text = one_line(host_name());
   for (const FileFingerprint& print : prints) {
-    text += fmt::format("\n{}\n{}\n{}\n{}\n{}\n{}", one_line(print.path), print.bytes, print.header, print.data,
-                        one_line(print.place), print.state);
+    text += fmt::format("\n{}\n{}", one_line(print.path), print.bytes);
+    for (const auto member : kTexts) text += '\n' + one_line(print.*member);
   }
   return text;
 }
@@ -46,25 +49,34 @@ struct RankFiles {
   std::vector<FileFingerprint> prints;
 };
 
-RankFiles files_of(std::string_view text) {
+std::vector<std::string> lines_of(std::string_view text) {
   std::vector<std::string> lines;
   for (;;) {
     const std::size_t end = text.find('\n');
     lines.emplace_back(text.substr(0, end));
-    if (end == std::string_view::npos) break;
+    if (end == std::string_view::npos) return lines;
     text.remove_prefix(end + 1);
   }
+}
+
+RankFiles files_of(std::string_view text) {
+  const std::vector<std::string> lines = lines_of(text);
   RankFiles files{lines.front(), {}};
   for (std::size_t i = 1; i + kLines <= lines.size(); i += kLines) {
-    files.prints.push_back(
-        {lines[i], std::stoll(lines[i + 1]), lines[i + 2], lines[i + 3], lines[i + 4], lines[i + 5]});
+    FileFingerprint& print = files.prints.emplace_back();
+    print.path = lines[i];
+    print.bytes = std::stoll(lines[i + 1]);
+    for (std::size_t t = 0; t < std::size(kTexts); ++t) print.*kTexts[t] = lines[i + 2 + t];
   }
   return files;
 }
 
+std::string names_of(const FileFingerprint& theirs, const FileFingerprint& zeros) {
+  return theirs.path == zeros.path ? theirs.path : fmt::format("{} against {}", theirs.path, zeros.path);
+}
+
 std::optional<std::string> difference(const FileFingerprint& theirs, const FileFingerprint& zeros) {
-  const std::string names =
-      theirs.path == zeros.path ? theirs.path : fmt::format("{} against {}", theirs.path, zeros.path);
+  const std::string names = names_of(theirs, zeros);
   if (theirs.bytes != zeros.bytes) {
     return fmt::format("{}: it has {} bytes against {}", names, theirs.bytes, zeros.bytes);
   }
@@ -89,25 +101,54 @@ std::optional<std::string> difference(const RankFiles& theirs, const RankFiles& 
   return std::nullopt;
 }
 
+// Everyone sees the same table, so everyone throws the same.
+[[noreturn]] void refuse(std::size_t rank, const RankFiles& theirs, const RankFiles& zeros, const std::string& found) {
+  throw AgreedError(
+      Error(ErrorCode::kFile,
+            fmt::format("rank {} on {} and rank 0 on {} read different files", rank, theirs.host, zeros.host), found,
+            "Give all ranks the same file, or copies of it, and leave it alone while the job runs."));
+}
+
+bool are_one(const RankFiles& theirs, const RankFiles& zeros) {
+  return std::equal(theirs.prints.begin(), theirs.prints.end(), zeros.prints.begin(), zeros.prints.end(), is_one_file);
+}
+
+// Where ranks have opened several files that look alike: samples may miss what differs.
+void agree_on_data(const Meeting& meeting, const std::vector<FileFingerprint>& own,
+                   const std::vector<RankFiles>& files) {
+  std::string mine;
+  meeting.together([&] {
+    for (const FileFingerprint& print : own) mine += print.more_data() + '\n';
+  });
+  const std::vector<std::string> all = meeting.gather(mine);
+  const std::vector<std::string> zeros = lines_of(all.front());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all.front()) continue;
+    const std::vector<std::string> theirs = lines_of(all[rank]);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (theirs[i] == zeros[i]) continue;
+      refuse(rank, files[rank], files.front(),
+             fmt::format("{}: the XXH3-128 of its data, of 64 MB at the most, is {} against {}",
+                         names_of(files[rank].prints[i], files.front().prints[i]), theirs[i], zeros[i]));
+    }
+  }
+}
+
 }  // namespace
 
 void agree_on_files(const Meeting& meeting, const std::function<std::vector<FileFingerprint>()>& fingerprints) {
   if (meeting.size() == 1) return;
-  std::string mine;
-  meeting.together([&] { mine = text_of(fingerprints()); });
-  const std::vector<std::string> all = meeting.gather(mine);
-  const RankFiles zeros = files_of(all.front());
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all.front()) continue;
-    const RankFiles theirs = files_of(all[rank]);
-    const auto found = difference(theirs, zeros);
-    if (!found) continue;
-    // Everyone sees the same table, so everyone throws the same.
-    throw AgreedError(
-        Error(ErrorCode::kFile,
-              fmt::format("rank {} on {} and rank 0 on {} read different files", rank, theirs.host, zeros.host), *found,
-              "Give all ranks the same file, or copies of it, and leave it alone while the job runs."));
+  std::vector<FileFingerprint> own;
+  meeting.together([&] { own = fingerprints(); });
+  const std::vector<std::string> all = meeting.gather(text_of(own));
+  std::vector<RankFiles> files;
+  for (const std::string& text : all) files.push_back(files_of(text));
+  bool one = true;
+  for (std::size_t rank = 1; rank < files.size(); ++rank) {
+    if (const auto found = difference(files[rank], files.front())) refuse(rank, files[rank], files.front(), *found);
+    one = one && are_one(files[rank], files.front());
   }
+  if (!one) agree_on_data(meeting, own, files);
 }
 
 void agree_on_input(const Meeting& meeting, const JobInput& input) {

@@ -12,8 +12,9 @@
 namespace ringattn {
 
 // Collective. Throws kFile (as an AgreedError), naming the first rank whose files are not rank 0's, and what differs:
-// size, header, sampled data or, on one host, the file that the path stood for when it was opened. Copies of a file are
-// the same file.
+// size, header, sampled data or, on one host, the file that the path stood for when it was opened. Where ranks haven't
+// opened one file (is_one_file()) more of the data is compared, all of it up to 64 MB a file. Copies of a file are the
+// same file.
 void agree_on_files(const Meeting& meeting, const std::function<std::vector<FileFingerprint>()>& fingerprints);
 
 // The same for the files of a job's input.

@@ -10,8 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "attention/identities.hpp"
 #include "attention/job/loaded_step.hpp"
 #include "attention/job/staging.hpp"
+#include "attention/ring/handshake.hpp"
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
@@ -57,6 +59,7 @@ class GrowingSteps {
   GrowingSteps(const JobInput& input, std::int64_t rows, const JobInput& whole, std::span<const std::int64_t> sequences,
                const Options& options, Transport& world, const Meeting& meeting)
       : input_(input), rows_(rows), meeting_(meeting), decode_(job_of(options, world), world, options_of(options)) {
+    handshake(meeting, {lists_identity(whole.job().lists.get())});
     meeting.together([&] {
       cache_.emplace(input, decode_, meeting, StepDone(), rows);
       load();

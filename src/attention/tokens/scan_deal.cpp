@@ -17,10 +17,8 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // of a sequence
-
-}  // namespace
-
-namespace {
+constexpr std::int64_t kMostSuperSegments = std::int64_t{1} << 20;
+constexpr std::int64_t kMostOfAllRanks = std::int64_t{1} << 22;
 
 // A super-segment of a sequence.
 struct Piece {
@@ -55,6 +53,24 @@ std::vector<std::int64_t> ranks_from(std::span<const Piece> pieces, std::int64_t
 }
 
 }  // namespace
+
+std::int64_t super_segments(std::int64_t length) { return (length + kSuperSegmentTokens - 1) / kSuperSegmentTokens; }
+
+void check_scan_size(std::int64_t sequences, std::int64_t super_segments, int world) {
+  const std::int64_t most = std::min(kMostSuperSegments, kMostOfAllRanks / std::max(world, 1));
+  if (std::max(sequences, super_segments) <= most) return;
+  const auto ranks = static_cast<std::uint64_t>(world);
+  fail(ErrorCode::kMemory, "the scan is too large for " + counted(ranks, "rank"),
+       fmt::format("{} of {} tokens are dealt, at most {} on so many ranks",
+                   counted(static_cast<std::uint64_t>(super_segments), "super-segment"), kSuperSegmentTokens, most),
+       "Use fewer tokens or sequences, or fewer ranks.");
+}
+
+void check_scan_size(std::span<const std::int64_t> lengths, int world) {
+  std::int64_t pieces = 0;
+  for (const std::int64_t length : lengths) pieces += super_segments(std::clamp<std::int64_t>(length, 0, kMostTokens));
+  check_scan_size(static_cast<std::int64_t>(lengths.size()), pieces, world);
+}
 
 Layout deal_scan(std::span<const std::int64_t> lengths, int world) {
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
@@ -115,6 +131,7 @@ Layout scan_layout(std::span<const std::int64_t> lengths, const std::optional<st
     fail(ErrorCode::kUsage, fmt::format("sequence {} of a scan has {} tokens", s, lengths[s]),
          "each has at least one, and at most 2^40", "Leave empty sequences out.");
   }
+  check_scan_size(lengths, world);
   if (!runs) return deal_scan(lengths, world);
   if (static_cast<int>(runs->size()) != world) {
     fail(ErrorCode::kUsage, fmt::format("runs of {}", counted(runs->size(), "rank")),

@@ -11,6 +11,13 @@
 
 namespace ringattn {
 
+// Before tables of many entries are made: throws kMemory where a scan of so many sequences with so many super-segments
+// needs more than ranks have tables for.
+void check_scan_size(std::int64_t sequences, std::int64_t super_segments, int world);
+void check_scan_size(std::span<const std::int64_t> lengths, int world);
+// The super-segments of a sequence.
+std::int64_t super_segments(std::int64_t length);
+
 // Whole super-segments (kernels/scan.hpp) in order, neighbours to each rank: the rank with most tokens has as few as
 // can be, and the others near an equal share of the rest. With fewer super-segments than ranks the first have one each.
 Layout deal_scan(std::span<const std::int64_t> lengths, int world);
@@ -19,7 +26,7 @@ Layout deal_scan(std::span<const std::int64_t> lengths, int world);
 Layout stated_scan(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs);
 
 // What ranks of a scan have: stated runs where there are some, else those that are dealt. Throws kUsage, also for no
-// sequences, sequences without tokens, and runs of another number of ranks.
+// sequences, sequences without tokens, and runs of another number of ranks; kMemory where check_scan_size() does.
 Layout scan_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
                    int world);
 

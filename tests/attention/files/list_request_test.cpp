@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,7 @@ const ReadTensor kNoRows = [](SyntheticTensor, std::span<const PackedRun>, const
 };
 
 std::shared_ptr<const TileLists> asked(const std::string& request) {
-  return requested_lists(request, small_job(), kNoRows);
+  return requested_lists({request}, small_job(), kNoRows).lists;
 }
 
 TEST(ListRequest, Patterns) {
@@ -119,6 +120,37 @@ TEST(ListRequest, Files) {
     EXPECT_EQ(error_of([&] { asked(path); }).code(), ErrorCode::kFile) << bad.substr(8, 90);
   }
   EXPECT_EQ(error_of([&] { asked(folder.file("none.safetensors")); }).code(), ErrorCode::kFile);
+}
+
+// Nobody asks for rows, and nothing is made, where there is no room.
+TEST(ListRequest, ListsThatDontFitAreRefusedFirst) {
+  for (const std::string request : {"topk:3", "all", "window:100+heads:each"}) {
+    const Error error = error_of([&] { requested_lists({request, nullptr, "", 100}, small_job(), kNoRows); });
+    EXPECT_EQ(error.code(), ErrorCode::kMemory) << request;
+    EXPECT_NE(std::string(error.what()).find("take more than 100 bytes (a rank's memory budget is no larger)"),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(error_of([&] { requested_lists({"topk:60000"}, small_job(std::int64_t{1} << 24), kNoRows); }).code(),
+            ErrorCode::kMemory);
+}
+
+// The ranks of a process have them once, and a mask that was replaced is read anew.
+TEST(ListRequest, AreSharedByThoseWhoAskForTheSame) {
+  const Job job = small_job();
+  const RequestedLists first = requested_lists({"window:200"}, job, kNoRows);
+  EXPECT_EQ(requested_lists({"window:200"}, job, kNoRows).lists, first.lists);
+  EXPECT_NE(requested_lists({"window:200"}, small_job(999), kNoRows).lists, first.lists);
+  EXPECT_NE(requested_lists({"window:200", nullptr, "7"}, job, kNoRows).lists, first.lists);
+  const TemporaryFolder folder;
+  const std::string blocks = R"("__metadata__":{"query_block":"512","key_block":"256"},)";
+  folder.write("mask.safetensors", file_of("[1,2,4]", std::string(8, '\1'), blocks));
+  const RequestedLists mask = requested_lists({folder.file("mask.safetensors")}, job, kNoRows);
+  ASSERT_NE(mask.mask, nullptr);
+  EXPECT_EQ(requested_lists({folder.file("mask.safetensors")}, job, kNoRows).lists, mask.lists);
+  folder.write("other.safetensors", file_of("[1,2,4]", std::string(8, '\0'), blocks));
+  std::filesystem::rename(folder.file("other.safetensors"), folder.file("mask.safetensors"));
+  EXPECT_TRUE(requested_lists({folder.file("mask.safetensors")}, job, kNoRows).lists->blocks().empty());
 }
 
 TEST(TopK, MeansDontDependOnPieces) {

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -74,6 +76,79 @@ TEST(OneInput, RefusesAnotherFileOnAnotherRank) {
   }
 }
 
+// What samples don't show is found in files that aren't one; of large tensors in pieces.
+TEST(OneInput, ComparesMoreThanSamplesOfFilesThatArentOne) {
+  const testing::TemporaryFolder folder;
+  const std::string zeros = folder.file("zeros");
+  const std::string ones = folder.file("ones");
+  const std::int64_t unsampled = 5000;  // between the first piece and the second
+  write_input(zeros, unsampled);
+  write_input(ones, unsampled + 1);
+  std::filesystem::last_write_time(ones, std::filesystem::last_write_time(zeros));
+  const auto error = run_on_two(zeros, ones);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::kFile);
+  EXPECT_TRUE(names(*error, ones + " against " + zeros + ": the XXH3-128 of its data, of 64 MB at the most, is "))
+      << error->what();
+  // A second name of one file is no other file.
+  const std::string link = folder.file("link");
+  std::filesystem::create_hard_link(zeros, link);
+  EXPECT_FALSE(run_on_two(zeros, link));
+}
+
+TEST(OneInput, TellsOneFileFromCopies) {
+  const testing::TemporaryFolder folder;
+  write_input(folder.file("file"), 7);
+  const auto print_of = [](const SafetensorsFile& file) {
+    const TensorSource q = file.tensor("q");
+    return fingerprints(std::span(&q, 1)).at(0);
+  };
+  const SafetensorsFile file(folder.file("file"));
+  const FileFingerprint own = print_of(file);
+  const FileFingerprint again = print_of(SafetensorsFile(folder.file("file")));
+  EXPECT_TRUE(is_one_file(own, again));
+  FileFingerprint other = own;
+  other.device += "1";
+  EXPECT_FALSE(is_one_file(own, other)) << "another device of one host";
+  other.kernel += "1";
+  EXPECT_TRUE(is_one_file(own, other)) << "hosts number devices for themselves";
+  other.stamp += "1";
+  EXPECT_FALSE(is_one_file(own, other)) << "another inode or time";
+  const std::string data = own.more_data();
+  EXPECT_EQ(data.size(), 32U);
+  EXPECT_EQ(data, own.more_data());
+}
+
+// Beyond 64 MB pieces are compared: 24 MB of each of q, k and v leave gaps of less than 8 KiB.
+TEST(OneInput, ComparesPiecesOfLargeFiles) {
+  const testing::TemporaryFolder folder;
+  constexpr std::int64_t kLarge = 24'000'000;
+  const SafetensorsPlan plan = plan_safetensors({{"q", FileDtype::kU8, {kLarge}},
+                                                 {"k", FileDtype::kU8, {kLarge}},
+                                                 {"v", FileDtype::kU8, {kLarge}},
+                                                 {"short", FileDtype::kU8, {5000}}},
+                                                {});
+  // With `changed` bytes from `from` on that aren't 0, in q or in the short tensor.
+  const auto hash_of = [&](const std::string& name, std::int64_t from, std::int64_t changed) {
+    const std::string path = folder.file("large");
+    const auto writer = SafetensorsWriter::create(plan, path, true);
+    for (const TensorInfo& tensor : plan.header.tensors) {
+      std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.bytes()));
+      if (tensor.name == name) std::fill_n(bytes.begin() + from, changed, std::byte{1});
+      writer->write_bytes(tensor.name, bytes);
+    }
+    writer->commit();
+    const SafetensorsFile file(path);
+    std::vector<TensorSource> all;
+    for (const std::string_view tensor : file.names()) all.push_back(file.tensor(tensor));
+    return fingerprints(all).at(0).more_data();
+  };
+  const std::string zeros = hash_of("", 0, 0);
+  EXPECT_NE(hash_of("short", 4100, 1), zeros) << "small tensors are read whole";
+  for (const std::int64_t from : {std::int64_t{0}, kLarge - 1}) EXPECT_NE(hash_of("q", from, 1), zeros) << from;
+  for (const std::int64_t from : {123'456, 9'999'999, 20'000'001}) EXPECT_NE(hash_of("q", from, 8192), zeros) << from;
+}
+
 TEST(OneInput, NamesSizesAndHeaders) {
   const testing::TemporaryFolder folder;
   const std::string zeros = folder.file("zeros");
@@ -89,6 +164,37 @@ TEST(OneInput, NamesSizesAndHeaders) {
   ASSERT_TRUE(size);
   EXPECT_EQ(size->code(), ErrorCode::kFile);
   EXPECT_TRUE(names(*size, " bytes against ")) << size->what();
+}
+
+// A step is given its lists, so that those who make them compare them.
+TEST(OneInput, RefusesOtherListsOfAStep) {
+  const auto error = [](const std::string& zeros, const std::string& ones) -> std::optional<Error> {
+    Options options;
+    options.kernel.backend = "cpu";
+    options.threads = 1;
+    SyntheticInput steps;
+    steps.op = Op::kDecode;
+    steps.seed = 7;
+    steps.tokens = 2000;
+    steps.batch = 2;
+    try {
+      run_ranks(make_threads_world(2), [&](Transport& world) {
+        FileJob job;
+        job.input = steps;
+        job.numerics.lists = world.rank() == 0 ? zeros : ones;
+        run_file_job(job, world, options);
+      });
+    } catch (const Error& thrown) {
+      return thrown;
+    }
+    return std::nullopt;
+  };
+  EXPECT_FALSE(error("window:300", "window:300"));
+  const auto other = error("window:300", "window:600");
+  ASSERT_TRUE(other);
+  EXPECT_EQ(other->code(), ErrorCode::kUnsupported);
+  EXPECT_TRUE(names(*other, "rank 1 and rank 0 differ in lists of key blocks (")) << other->what();
+  EXPECT_TRUE(error("window:300", ""));
 }
 
 TEST(OneInput, CopiesAreOneInput) {

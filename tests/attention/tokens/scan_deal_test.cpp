@@ -26,6 +26,17 @@ TEST(ScanDeal, GivesNeighboursToEachRank) {
   for (int rank = 0; rank < 8; ++rank) EXPECT_EQ(few.tokens(rank), rank < 3 ? kSuper : 0) << rank;
 }
 
+TEST(ScanDeal, RefusesWhatNeedsTooLargeTables) {
+  const auto code = [](std::int64_t sequences, std::int64_t tokens, int world) {
+    const std::vector<std::int64_t> lengths(static_cast<std::size_t>(sequences), tokens);
+    return error_of([&] { scan_layout(lengths, {}, world); }).code();
+  };
+  EXPECT_EQ(code(1, kSuper * (1 << 20) + 1, 1), ErrorCode::kMemory);
+  EXPECT_EQ(code((1 << 16) + 1, 1, 64), ErrorCode::kMemory);
+  EXPECT_EQ(code(3, kSuper * (1 << 15), 64), ErrorCode::kMemory);
+  EXPECT_EQ(scan_layout(std::vector<std::int64_t>(1 << 10, 1), {}, 64).owners().size(), 1024U);
+}
+
 // The most that a rank has, where `ranks` of them have all pieces and each as few as can be: tried one by one.
 std::int64_t least_most(const std::vector<std::int64_t>& pieces, std::size_t first, int ranks) {
   if (first == pieces.size()) return 0;
