@@ -187,7 +187,7 @@ def _compare_lse(seen: Accuracy, where: str, ours: float, exact: float, dtype: s
 
 def first_difference(a, b) -> tuple[int, ...] | None:
     """The index of the first number whose bits differ; None where all are equal. 0.0 and -0.0 differ."""
-    a, b = (x.detach().cpu() if is_torch(x) else np.asarray(x) for x in (a, b))
+    a, b = (x if is_torch(x) else np.asarray(x) for x in (a, b))
     if tuple(a.shape) != tuple(b.shape) or str(a.dtype) != str(b.dtype):
         refuse(f"arrays of {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)} can't have equal bits",
                "shape or type differ", "Compare results of one job.")  # fmt: skip
@@ -197,11 +197,11 @@ def first_difference(a, b) -> tuple[int, ...] | None:
 
 
 def raw_bytes(array) -> np.ndarray:
-    """The numbers of an array of any kind as they lie in memory, [numbers, bytes]."""
+    """The numbers of an array of any kind, on any device, as they lie in memory, [numbers, bytes]."""
     if is_torch(array):
         import torch  # noqa: PLC0415, only where the array is one of its tensors
 
-        flat = array.contiguous().reshape(-1)
+        flat = array.detach().cpu().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().reshape(flat.shape[0], -1) if flat.numel() else np.zeros((0, 1), np.uint8)
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8).reshape(flat.shape[0], -1) if flat.size else np.zeros((0, 1), np.uint8)
