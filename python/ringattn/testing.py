@@ -29,8 +29,10 @@ LSE_RELATIVE_F32 = 1e-5
 LSE_ABSOLUTE_16BIT = 1e-3
 LSE_RELATIVE_16BIT = 2.0**-21
 
-# Of "few" rows, times the keys of the longest sequence.
+# Of "few" rows, times the keys of the longest sequence; of shorter ones a row takes as long. The rule of `ringattn verify
+# --peer` (few_rows() in src/attention/check/accuracy.cpp).
 _FEW_KEYS = 2**21
+_KEYS_OF_SHORT_ROWS = 256
 
 
 def _host(array) -> np.ndarray:
@@ -145,7 +147,7 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
     group = q.shape[1] // k.shape[1]
     seen = Accuracy(0, 0.0, 0.0, 0.0, 0.0)
     if rows == "few":
-        rows = max(64, _FEW_KEYS // max(1, *k_lengths))
+        rows = max(64, _FEW_KEYS // max(_KEYS_OF_SHORT_ROWS, *k_lengths))
     for token, head in sample_rows(q.shape[0], q.shape[1], rows, seed):
         s = int(np.searchsorted(q_begin, token, side="right")) - 1
         place = token - int(q_begin[s])

@@ -46,6 +46,8 @@ class Parity(unittest.TestCase):
         self.assertEqual(whole.rows, 800)
         long = np.zeros((60_000, 1, 8), "float32")  # sampled where there is more to do
         self.assertIn(testing.check_attention(long[:200], long, long, long[:200], mask="full").rows, range(64, 67))
+        short = {"cu_seqlens_q": range(0, 9001, 10), "mask": "full"}  # rows take a while however few keys they see
+        self.assertIn(testing.check_attention(*[long[:9000]] * 4, **short).rows, range(8192, 8195))
 
     def test_a_scale_of_0_is_not_the_usual_one(self):
         with self.assertRaises(ringattn.UsageError) as caught:
