@@ -12,7 +12,7 @@ _NOTES, _BUILD_ID = 4, 3  # of ELF: PT_NOTE and NT_GNU_BUILD_ID
 
 @functools.cache
 def build_id() -> str:
-    """In hex. It is read from memory, where the library lies as its file does: an ELF header, segments, and notes in some."""
+    """In hex. It is read from memory, where the library lies as its file does: ELF header, segments, notes in some."""
     info = (ctypes.c_void_p * 4)()  # a Dl_info: the file's name, where it lies, and the function's
     address = ctypes.cast(lib.version, ctypes.c_void_p)
     if not ctypes.CDLL(None).dladdr(address, info):

@@ -4,8 +4,8 @@
     goldens = ringattn.goldens.Goldens("goldens/prefill.json", record=False)
     goldens.check("layer 0", out=out, lse=lse)
 
-Bits are those of one build of the library and one kind of device: a file has a section for each, and where there is none, one
-is told to record. Tests get them by the pytest fixture ringattn_goldens (ringattn/pytest_plugin.py)."""
+Bits are those of one build of the library and one kind of device: a file has a section for each, and where there is
+none, one is told to record. Tests get them by the pytest fixture ringattn_goldens (ringattn/pytest_plugin.py)."""
 
 import base64
 import functools
@@ -31,8 +31,9 @@ from .worlds import self_world
 
 @functools.cache
 def this_machine(device: tuple[int, int] = (_abi.CPU, 0)) -> str:
-    """What bits are a function of, beside the job, as golden files of `ringattn verify` have it: version and build, kernel, and
-    the instruction set or the GPU's model and architecture. Which kernels there are the one of bf16 attention says."""
+    """What bits are a function of, beside the job, as golden files of `ringattn verify` have it: version and build,
+    kernel, and the instruction set or the GPU's model and architecture. Which kernels there are the one of bf16
+    attention says."""
     smallest = Attention(self_world(device), c_spec("bfloat16", 1, 1, 128, 128, (0, 0, 0), None, 0.0, False), [1])
     kind = "CPU" if device[0] == _abi.CPU else "GPU"
     build = build_id()[:16] or "without an id"
@@ -64,9 +65,9 @@ def _entry(array) -> dict:
 
 
 class Goldens:
-    """A file of goldens. With record=True what is checked is written into this machine's section instead. device: whose bits
-    they are, such as "cuda:0" for copies in host memory of what a GPU has computed; None: of each array's own. missing: what
-    to do where nothing was recorded, "fail", or "record" it with a warning."""
+    """A file of goldens. With record=True what is checked is written into this machine's section instead. device: whose
+    bits they are, such as "cuda:0" for copies in host memory of what a GPU has computed; None: of each array's own.
+    missing: what to do where nothing was recorded, "fail", or "record" it with a warning."""
 
     def __init__(self, path, record: bool = False, device=None, missing: str = "fail"):
         self.path = pathlib.Path(path)
@@ -86,8 +87,8 @@ class Goldens:
             raise FileError(f"{self.path} is no file of goldens", str(error), "Record it anew.") from error
 
     def check(self, name: str, **arrays) -> None:
-        """Compares arrays, NumPy's or PyTorch's of any device, with what was recorded under these names. Raises WrongResult
-        that names the first row that differs."""
+        """Compares arrays, NumPy's or PyTorch's of any device, with what was recorded under these names. Raises
+        WrongResult that names the first row that differs."""
         known = self._read()
         new: dict = {}
         for array_name, array in arrays.items():
@@ -117,8 +118,9 @@ class Goldens:
         record = "Record here, too: pytest --ringattn-record."
         machine, entries = next(iter(new.items()))
         if machine not in known:
-            return UnsupportedError(f"{self.path} has no goldens of this machine", f"it is {machine}; there are those of "
-                                    f"{'; '.join(sorted(known)) or 'none'}", record)  # fmt: skip
+            others = "; ".join(sorted(known)) or "none"
+            return UnsupportedError(f"{self.path} has no goldens of this machine",
+                                    f"it is {machine}; there are those of {others}", record)  # fmt: skip
         return WrongResult(f"{self.path} knows no {next(iter(entries))!r}", f"it was not recorded by {machine}", record)
 
     def lacks(self, error: Error) -> None:

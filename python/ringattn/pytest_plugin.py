@@ -20,8 +20,8 @@ def pytest_addoption(parser):
     group.addoption(
         "--ringattn-missing",
         choices=_MISSING,
-        help="what to do where no golden of this build and machine was recorded: fail, skip the test, or record it with a "
-        "warning [fail, or ringattn_missing of the configuration file]",
+        help="what to do where no golden of this build and machine was recorded: fail, skip the test, or record it "
+        "with a warning [fail, or ringattn_missing of the configuration file]",
     )
     group.addoption(
         "--ringattn-device",
@@ -46,7 +46,8 @@ def ringattn_goldens(request):
     missing = config.getoption("--ringattn-missing") or config.getini("ringattn_missing") or "fail"
     if missing not in _MISSING:
         raise pytest.UsageError(f"ringattn_missing is {missing!r} (there are {', '.join(_MISSING)}). Correct it.")
-    device = getattr(request, "param", None) or config.getoption("--ringattn-device") or config.getini("ringattn_device")
+    device = config.getoption("--ringattn-device") or config.getini("ringattn_device")
+    device = getattr(request, "param", None) or device
     given = {"record": config.getoption("--ringattn-record"), "device": device or None}
     path = request.path.parent / "goldens" / f"{request.path.stem}.json"
     return Skipping(path, **given) if missing == "skip" else Goldens(path, **given, missing=missing)

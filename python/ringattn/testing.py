@@ -21,16 +21,16 @@ from .layouts import BY_NAME, shard, unshard
 from .worlds import run_ranks
 
 # Of out: twice the error of a straightforward computation, which rounds scores and their weights to the input's type and
-# sums in fp32, plus this, or of a row with numbers beyond 1 this part of the largest. Of lse: what rounding scores to fp32
-# leaves.
+# sums in fp32, plus this, or of a row with numbers beyond 1 this part of the largest. Of lse: what rounding scores to
+# fp32 leaves.
 OUT_SLACK = 1e-6
 OUT_FACTOR = 2.0
 LSE_RELATIVE_F32 = 1e-5
 LSE_ABSOLUTE_16BIT = 1e-3
 LSE_RELATIVE_16BIT = 2.0**-21
 
-# Of "few" rows, times the keys of the longest sequence; of shorter ones a row takes as long. The rule of `ringattn verify
-# --peer` (few_rows() in src/attention/check/accuracy.cpp).
+# Of "few" rows, times the keys of the longest sequence; of shorter ones a row takes as long. The rule of
+# `ringattn verify --peer` (few_rows() in src/attention/check/accuracy.cpp).
 _FEW_KEYS = 2**21
 _KEYS_OF_SHORT_ROWS = 256
 
@@ -64,9 +64,9 @@ def _weights(scores: np.ndarray, most: float) -> np.ndarray:
 
 
 def _row(q, k, v, seen, scale, softcap, sink, dtype):
-    """out and lse of one row of one head in fp64, and the largest error of the straightforward computation, of numbers that are
-    finite in both. Where a score is NaN or +∞ the row is NaN, as exp(∞ − ∞) is; a row whose every score is −∞ ends like one
-    that sees no key: what `ringattn verify` takes for right, too (src/kernels/oracle.hpp)."""
+    """out and lse of one row of one head in fp64, and the largest error of the straightforward computation, of numbers
+    that are finite in both. Where a score is NaN or +∞ the row is NaN, as exp(∞ − ∞) is; a row whose every score is −∞
+    ends like one that sees no key: what `ringattn verify` takes for right, too (src/kernels/oracle.hpp)."""
     scores = (k[seen].astype(np.float64) @ q.astype(np.float64)) * scale
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
@@ -156,8 +156,8 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
         visible = _seen(place + offsets[s], k_lengths[s], mask)
         where = f"row {token} (token {place} of sequence {s}), head {head}"
         with np.errstate(all="ignore"):
-            exact, exact_lse, plain = _row(q[token, head], k[keys, head // group], v[keys, head // group], visible, scale,
-                                           softcap, sink, dtype)  # fmt: skip
+            exact, exact_lse, plain = _row(q[token, head], k[keys, head // group], v[keys, head // group], visible,
+                                           scale, softcap, sink, dtype)  # fmt: skip
             largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
             allowed = OUT_FACTOR * plain + OUT_SLACK * max(1.0, largest) + largest * _last_digit(dtype)
             _compare(seen, where, out[token, head].astype(np.float64), exact, allowed, dtype)
@@ -172,7 +172,8 @@ def _check_shapes(q, k, v, out, lse, sinks) -> None:
         check_axes(name, array, (3,), "[tokens, heads, dim], with all sequences packed")
     if k.shape[:2] != v.shape[:2] or k.shape[2] != q.shape[2]:
         refuse(f"q, k and v are {list(q.shape)}, {list(k.shape)} and {list(v.shape)}",
-               "k and v have the same tokens and heads, q and k the same head_dim", "Pass those of one job.")  # fmt: skip
+               "k and v have the same tokens and heads, q and k the same head_dim",
+               "Pass those of one job.")  # fmt: skip
     heads, kv_heads = q.shape[1], k.shape[1]
     if kv_heads == 0 or heads % kv_heads:
         refuse(f"q has {heads} heads, and k and v have {kv_heads}", "each of theirs serves the same number of q's",
@@ -193,7 +194,8 @@ def _check_lengths(q, k, q_lengths, k_lengths, offsets) -> None:
                "each sequence has all of them", "Check cu_seqlens_q, cu_seqlens_k and q_offsets.")  # fmt: skip
     for name, rows, lengths in (("q", q, q_lengths), ("k", k, k_lengths)):
         if sum(lengths) != rows.shape[0]:
-            refuse(f"{name} has {rows.shape[0]} tokens", f"the sequences have {sum(lengths)}", f"Check cu_seqlens_{name}.")
+            refuse(f"{name} has {rows.shape[0]} tokens", f"the sequences have {sum(lengths)}",
+                   f"Check cu_seqlens_{name}.")  # fmt: skip
 
 
 def _last_digit(dtype: str) -> float:

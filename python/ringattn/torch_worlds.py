@@ -81,8 +81,8 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
 
 
 def world_of(group, array) -> World | None:
-    """The world of a group for arrays like this one. A World is one already; None, the usual one of attention(), is this rank
-    alone, as it is without torch.distributed. (Where a graph is traced no world can be made.)"""
+    """The world of a group for arrays like this one. A World is one already; None, the usual one of attention(), is
+    this rank alone, as it is without torch.distributed. (Where a graph is traced no world can be made.)"""
     if isinstance(group, World):
         return group
     import torch.distributed as distributed

@@ -106,8 +106,8 @@ class RingFlashAttn(unittest.TestCase):
                 lambda q, k, g=group: names.zigzag_ring_flash_attn_func(q, k, k, causal=True, group=g),
                 lambda q, k, g=group: names.ring_flash_attn_func(q, k, k, return_attn_probs=True, group=g)[1],
                 lambda q, k, g=group: names.ring_flash_attn_varlen_func(q[0], k[0], k[0], cu, 40, causal=True, group=g),
-                lambda q, k, g=group: names.llama3_flash_attn_varlen_func(q[0], k[0], k[0], *prepared[:4], 1, prepared[4],
-                                                                          causal=True, group=g),
+                lambda q, k, g=group: names.llama3_flash_attn_varlen_func(
+                    q[0], k[0], k[0], *prepared[:4], 1, prepared[4], causal=True, group=g),
             ):  # fmt: skip
                 torch.compiler.reset()
                 assert_same_bits(torch.compile(function, backend="aot_eager", fullgraph=True)(q, k), function(q, k))

@@ -56,8 +56,9 @@ class Operators(unittest.TestCase):
     def test_all_operators_and_their_tensors_are_met(self):
         met = {words.rpartition(" requires")[0] for _, _, words in cases()}
         self.assertEqual(len(OPERATORS), 12)
-        for words in ("sinks of varlen", "k_cache of decode", "k_rope of mla_decode", "D of ssd", "dt_bias of ssd_update",
-                      "initial_states of ssd", "x of compress", "bias of causal_conv1d_update", "q of evict"):  # fmt: skip
+        for words in ("sinks of varlen", "k_cache of decode", "k_rope of mla_decode", "D of ssd",
+                      "dt_bias of ssd_update", "initial_states of ssd", "x of compress",
+                      "bias of causal_conv1d_update", "q of evict"):  # fmt: skip
             self.assertIn(words, met)
 
     def test_eager(self):
@@ -102,7 +103,8 @@ class Functions(unittest.TestCase):
 
     def test_parameters_are_refused(self):
         q, k = torch.randn(40, 4, 64), torch.randn(40, 2, 64)
-        latents = torch.randn(40, 4, 80), torch.randn(40, 64), torch.randn(40, 16), torch.randn(4, 64, 64), torch.randn(4, 32, 64)
+        matrices = torch.randn(4, 64, 64), torch.randn(4, 32, 64)
+        latents = torch.randn(40, 4, 80), torch.randn(40, 64), torch.randn(40, 16), *matrices
         scan = torch.randn(9, 2, 8), torch.ones(9, 2), -torch.ones(2), torch.randn(9, 1, 16), torch.randn(9, 1, 16)
         channels = torch.randn(9, 8), torch.ones(9, 8), -torch.ones(8, 16), torch.randn(9, 16), torch.randn(9, 16)
         lengths = torch.tensor([20, 20], dtype=torch.int32)
