@@ -365,7 +365,8 @@ constexpr FlagRow kTable[] = {
      "machine (CPU); FILE: beside the lines of bench or of bench/peers that have the same job and number of ranks",
      set_path<&JobOptions::against>, "folds"},
     {"peer", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE", "",
-     "compare sampled rows of another system's out, and lse if it has one, with fp64, and those of this job beside them",
+     "compare rows of another system's out, and lse if it has one, with fp64, and those of this job beside them: as many as "
+     "take about a second, which are all rows of small jobs, or as --rows says",
      set_path<&JobOptions::peer>, "peer.safetensors"},
     {"decode", 0, kVerify, FlagGroup::kVerification, FlagKind::kSwitch, "", "off",
      "decode the last rows of each sequence one by one, from a cache that grows by appends, and compare bits with the "
@@ -374,8 +375,8 @@ constexpr FlagRow kTable[] = {
      "rows, each of one token and head, that --report compares, the first and the last among them",
      [](JobOptions& options, std::string_view text) { options.rows = parse_integer(text, 1, 1 << 20); }},
     {"rows", 0, kVerify, FlagGroup::kVerification, FlagKind::kNumber, "N", "64",
-     "rows, each of one token and head, that --against oracle and --peer sample, the first and the last among them; rows of each "
-     "sequence that --decode takes",
+     "rows, each of one token and head, that --against oracle samples, the first and the last among them, and --peer too "
+     "where this is given; rows of each sequence that --decode takes",
      [](JobOptions& options, std::string_view text) { options.rows = parse_integer(text, 1, 1 << 20); }},
     {"record", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE", "",
      "write a golden file: digests, kernel, build, job", set_path<&JobOptions::record>, "golden.json"},

@@ -88,15 +88,15 @@ void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view 
 }
 
 // Its threads are those of the processors that this rank shares with others.
-Accuracy check_rows_of(const SingleRun& run, const TensorView& out, const RowView& lse,
+Accuracy check_rows_of(const SingleRun& run, std::int64_t count, const TensorView& out, const RowView& lse,
                        std::vector<RowError>* each = nullptr) {
-  return check_result(run.meeting, run.input, run.prepared.tiles(), run.options().rows, run.result.runs, out, lse,
+  return check_result(run.meeting, run.input, run.prepared.tiles(), count, run.result.runs, out, lse,
                       run.prepared.threads(), each);
 }
 
 bool check_against_oracle(const SingleRun& run) {
   const FoldSpec& spec = run.input.job().spec;
-  const Accuracy all = check_rows_of(run, run.result.out_view(spec), run.result.lse_view(spec));
+  const Accuracy all = check_rows_of(run, run.options().rows, run.result.out_view(spec), run.result.lse_view(spec));
   run.report.accuracy = all;
   run.screen.context(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.rows), "row")));
   if (all.rows == 0) {
@@ -113,15 +113,17 @@ bool check_against_oracle(const SingleRun& run) {
   return all.passes();
 }
 
-// Another system's rows against fp64, with this job's beside them. What is judged are theirs.
+// Another system's rows against fp64, with this job's beside them. What is judged are theirs. It may be any system,
+// wrong in any row, so small jobs are compared whole.
 bool check_peer(const SingleRun& run) {
   const FoldSpec& spec = run.input.job().spec;
   PeerFile::Rows rows;
   run.meeting.together([&] { rows = run.peer->read(run.result.runs, spec.dtype); });
   const RowView own_lse = run.result.lse_view(spec);
+  const std::int64_t count = run.invocation.config.given("rows") ? run.options().rows : few_rows(run.input.job());
   std::vector<RowError> each;
-  const Accuracy theirs = check_rows_of(run, rows.out, run.peer->has_lse() ? rows.lse : own_lse, &each);
-  const Accuracy ours = check_rows_of(run, run.result.out_view(spec), own_lse);
+  const Accuracy theirs = check_rows_of(run, count, rows.out, run.peer->has_lse() ? rows.lse : own_lse, &each);
+  const Accuracy ours = check_rows_of(run, count, run.result.out_view(spec), own_lse);
   run.report.accuracy = theirs;
   run.screen.context(fmt::format("{} of {} against the fp64 oracle",
                                  counted(static_cast<std::uint64_t>(theirs.rows), "row"), run.options().peer));

@@ -6,24 +6,64 @@ from torch import Tensor, library
 
 from . import layouts, worlds
 from ._arguments import refuse_unknown
-from ._compression import Compressed
 from ._errors import unsupported
 
 LIBRARY = library.Library("ringattn", "DEF")
 
+# Of each operator, where its schema has tensors or lists of them: the place among its arguments, and the name.
+_tensors: dict[str, tuple[tuple[int, str], ...]] = {}
+
 
 def operator(name: str, mutates: tuple[str, ...] = ()):
-    """Makes the function an operator of the CPU and of GPUs. library.custom_op() would do so with kernels of Python around it,
-    for gradients that there are not, which cost more than the call."""
+    """Makes the function an operator of the CPU and of GPUs. Where autograd would have recorded it, it refuses tensors
+    whose gradients are wanted: whoever traces a graph can't lose them without a word. This kernel of Python takes a few
+    microseconds of a call, and none under torch.inference_mode(); library.custom_op() would put more of them around."""
 
     def register(function):
         schema = name + library.infer_schema(function, mutates_args=mutates)
         LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         for device in ("CPU", "CUDA"):
             LIBRARY.impl(name, function, device)
+        defined = getattr(torch.ops.ringattn, name).default
+        places = enumerate(defined._schema.arguments)
+        _tensors[name] = tuple((place, argument.name) for place, argument in places if "Tensor" in str(argument.type))
+
+        def autograd(keys, *arguments):
+            refuse_gradients(name, arguments)
+            return defined.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+        LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
         return function
 
     return register
+
+
+@torch.compiler.assume_constant_result
+def _tensors_of(op: str) -> tuple[tuple[int, str], ...]:
+    return _tensors[op]
+
+
+def refuse_gradients(op: str, arguments) -> None:
+    """arguments: the operator's, by their places; those at the end may be left out."""
+    if not torch.is_grad_enabled():
+        return
+    for place, name in _tensors_of(op):
+        given = arguments[place] if place < len(arguments) else None
+        for tensor in given if isinstance(given, (list, tuple)) else (given,):
+            refuse_gradient(op, name, tensor)
+
+
+def refuse_gradient(op: str, name: str, tensor: Tensor | None) -> None:
+    if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+        unsupported(f"{name} of {op} requires a gradient", "ringattn has no backward pass",
+                    "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
+
+
+def run(op: str, *arguments):
+    """What the operator gives. Gradients are refused before it is reached, too: there torch.compile leaves the call to
+    eager mode and the caller gets ringattn's error, while it wraps what operators raise in one of its own."""
+    refuse_gradients(op, arguments)
+    return getattr(torch.ops.ringattn, op)(*arguments)
 
 
 def fake(name: str):
@@ -61,7 +101,8 @@ def new_rows(q: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return q.new_empty((*q.shape[:-1], dim)), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
-def given(out: Tensor | None, made: Tensor) -> Tensor:
+def given(op: str, out: Tensor | None, made: Tensor) -> Tensor:
+    refuse_gradient(op, "out", out)
     return made if out is None else out.copy_(made)
 
 
@@ -69,14 +110,9 @@ def tensor_of(values):
     return values if values is None or isinstance(values, Tensor) else torch.tensor(values)
 
 
-def check(op: str, unknown: dict, *tensors) -> None:
+def check_known(op: str, unknown: dict) -> None:
     if unknown:
         refuse_unknown(op, unknown)
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and not isinstance(tensor, Compressed) and tensor.requires_grad:
-                unsupported(f"an input of {op} requires a gradient", "ringattn has no backward pass",
-                            "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
 
 
 def check_alone(op: str, world) -> None:

@@ -4,31 +4,52 @@
     goldens = ringattn.goldens.Goldens("goldens/prefill.json", record=False)
     goldens.check("layer 0", out=out, lse=lse)
 
-Bits are those of one library, kernel and kind of machine: a file has a section for each, and a machine without one is told to
-record. Tests get one by the pytest fixture ringattn_goldens (ringattn/pytest_plugin.py)."""
+Bits are those of one build of the library and one kind of device: a file has a section for each, and where there is
+none, one is told to record. Tests get them by the pytest fixture ringattn_goldens (ringattn/pytest_plugin.py)."""
 
 import base64
+import functools
 import hashlib
 import json
 import os
 import pathlib
+import warnings
 import zlib
 
 import numpy as np
 
+from . import _abi
 from ._abi import lib
 from ._attention import Attention
-from ._errors import FileError, UnsupportedError, WrongResult
+from ._build_id import build_id
+from ._errors import Error, FileError, UnsupportedError, WrongResult, refuse
 from ._job import c_spec
+from ._tensors import device_of, is_torch
 from .testing import raw_bytes
 from .worlds import self_world
 
 
-def this_machine(device: tuple[int, int] = (1, 0)) -> str:
-    """What bits are a function of, beside the job: version, kernel, device model and instruction set."""
-    like = np.empty((1, 1, 64), "float32")
-    smallest = Attention(self_world(device), c_spec(like, 1, 1, 64, 64, (0, 0, 0), None, 0.0, False), [1])
-    return f"ringattn {lib.version().decode()}, {smallest.kernel}, {smallest.machine}"
+@functools.cache
+def this_machine(device: tuple[int, int] = (_abi.CPU, 0)) -> str:
+    """What bits are a function of, beside the job, as golden files of `ringattn verify` have it: version and build,
+    kernel, and the instruction set or the GPU's model and architecture. Which kernels there are the one of bf16
+    attention says."""
+    smallest = Attention(self_world(device), c_spec("bfloat16", 1, 1, 128, 128, (0, 0, 0), None, 0.0, False), [1])
+    kind = "CPU" if device[0] == _abi.CPU else "GPU"
+    build = build_id()[:16] or "without an id"
+    return f"ringattn {lib.version().decode()}, build {build}, {kind}, {smallest.kernel}, {smallest.machine}"
+
+
+def place_of(device) -> tuple[int, int]:
+    """"cpu", "cuda" and "cuda:1" as DLPack counts devices; a pair of such numbers is one already."""
+    if isinstance(device, tuple):
+        return device
+    kind, _, number = str(device).partition(":")
+    if kind == "cuda" and (number.isdecimal() or str(device) == kind):
+        return _abi.CUDA, int(number or 0)
+    if str(device) != "cpu":
+        refuse(f"device is {device!r}", 'bits are those of "cpu" or of a GPU such as "cuda:0"', "Name one of these.")
+    return _abi.CPU, 0
 
 
 def _entry(array) -> dict:
@@ -44,12 +65,18 @@ def _entry(array) -> dict:
 
 
 class Goldens:
-    """A file of goldens. With record=True what is checked is written into this machine's section instead."""
+    """A file of goldens. With record=True what is checked is written into this machine's section instead. device: whose
+    bits they are, such as "cuda:0" for copies in host memory of what a GPU has computed; None: of each array's own.
+    missing: what to do where nothing was recorded, "fail", or "record" it with a warning."""
 
-    def __init__(self, path, record: bool = False, device: tuple[int, int] = (1, 0)):
+    def __init__(self, path, record: bool = False, device=None, missing: str = "fail"):
         self.path = pathlib.Path(path)
         self.record = record
-        self.machine = this_machine(device)
+        self.device = None if device is None else place_of(device)
+        self.missing = missing
+        if missing not in ("fail", "record"):
+            refuse(f"missing is {missing!r}", "goldens that are not there fail, or are recorded",
+                   'Pass "fail" or "record".')  # fmt: skip
 
     def _read(self) -> dict:
         try:
@@ -60,28 +87,53 @@ class Goldens:
             raise FileError(f"{self.path} is no file of goldens", str(error), "Record it anew.") from error
 
     def check(self, name: str, **arrays) -> None:
-        """Compares arrays, NumPy's or PyTorch's, with what was recorded under these names. Raises WrongResult that names the
-        first row that differs."""
-        entries = {f"{name}: {array_name}": _entry(array) for array_name, array in arrays.items()}
+        """Compares arrays, NumPy's or PyTorch's of any device, with what was recorded under these names. Raises
+        WrongResult that names the first row that differs."""
         known = self._read()
-        section = known.setdefault(self.machine, {})
-        if self.record:
-            section.update(entries)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-            unfinished.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            unfinished.replace(self.path)
+        new: dict = {}
+        for array_name, array in arrays.items():
+            what, machine = f"{name}: {array_name}", self._machine_of(array_name, array)
+            entry = _entry(array)
+            golden = None if self.record else known.get(machine, {}).get(what)
+            if golden is not None:
+                self._compare(what, golden, entry)
+            else:
+                new.setdefault(machine, {})[what] = entry
+        if not new:
             return
-        if not section:
-            raise UnsupportedError(f"{self.path} has no goldens of this machine", f"it is {self.machine}; there are those of "
-                                   f"{', '.join(sorted(set(known) - {self.machine})) or 'none'}",
-                                   "Record here, too: pytest --ringattn-record.")  # fmt: skip
-        for what, entry in entries.items():
-            if what not in section:
-                raise WrongResult(
-                    f"{self.path} knows no {what!r}", "it was not recorded", "Record it: pytest --ringattn-record."
-                )
-            self._compare(what, section[what], entry)
+        if not self.record:
+            self.lacks(self._missing(known, new))
+        for machine, entries in new.items():
+            known.setdefault(machine, {}).update(entries)
+        self._write(known)
+
+    def _machine_of(self, name: str, array) -> str:
+        if not isinstance(array, np.ndarray) and not is_torch(array):
+            refuse(f"{name} is {type(array).__name__}", "it should be a NumPy array or a PyTorch tensor", "Convert it.")
+        own = device_of(array)  # refuses what lies where ringattn doesn't compute
+        return this_machine(own if self.device is None else self.device)
+
+    def _missing(self, known: dict, new: dict) -> Error:
+        """An error of what is not there: the first machine's section, or the first golden."""
+        record = "Record here, too: pytest --ringattn-record."
+        machine, entries = next(iter(new.items()))
+        if machine not in known:
+            others = "; ".join(sorted(known)) or "none"
+            return UnsupportedError(f"{self.path} has no goldens of this machine",
+                                    f"it is {machine}; there are those of {others}", record)  # fmt: skip
+        return WrongResult(f"{self.path} knows no {next(iter(entries))!r}", f"it was not recorded by {machine}", record)
+
+    def lacks(self, error: Error) -> None:
+        """What happens where goldens are not there."""
+        if self.missing == "fail":
+            raise error
+        warnings.warn(f"{error.problem} ({error.why}). They were recorded now.", stacklevel=3)
+
+    def _write(self, known: dict) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        unfinished.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        unfinished.replace(self.path)
 
     def _compare(self, what: str, golden: dict, now: dict) -> None:
         if golden == now:

@@ -41,11 +41,15 @@ def _result(out, lse, return_attn_probs: bool):
     return (out, lse.transpose(-1, -2).contiguous(), None) if return_attn_probs else out
 
 
+def _size(world) -> int:
+    return 1 if world is None else world.size
+
+
 def _batched(layout, q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs, group):
     _check(dropout_p, alibi_slopes)
     world = world_of(group, q)
-    batch, tokens = q.shape[0], q.shape[1] * world.size
-    dealt = _DEALS[layout]([tokens] * batch, world.size) if world.size > 1 else None
+    batch, tokens = q.shape[0], q.shape[1] * _size(world)
+    dealt = _DEALS[layout]([tokens] * batch, world.size) if _size(world) > 1 else None
     out, lse = _attention.attention(
         q, k, v, mask=_mask(causal, window_size), softmax_scale=softmax_scale, layout=dealt, world=world
     )
@@ -58,9 +62,11 @@ def _varlen(
     """cu_seqlens: of this rank's rows, as ring_flash_attn has it: each sequence is split equally."""
     _check(dropout_p, alibi_slopes)
     world = world_of(group, q)
-    whole = [at * world.size for at in as_ints(cu_seqlens)]
-    lengths = lengths_of(whole)
-    dealt = _DEALS[layout](lengths, world.size) if world.size > 1 else None
+    # Of one rank they go on as they are: a graph can hold a tensor of lengths, but not its numbers.
+    whole, dealt = cu_seqlens, None
+    if _size(world) > 1:
+        whole = [at * world.size for at in as_ints(cu_seqlens)]
+        dealt = _DEALS[layout](lengths_of(whole), world.size)
     out, lse = _attention.varlen(
         q, k, v, whole, mask=_mask(causal, window_size), softmax_scale=softmax_scale, layout=dealt, world=world
     )
@@ -168,8 +174,7 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
                "ringattn's llama3_flash_attn_prepare_cu_seqlens() puts that on the tensor that it returns",
                "Pass that tensor itself, not a copy.")  # fmt: skip
     world = world_of(group, q)
-    lengths = lengths_of(whole)
-    dealt = packed(lengths, world.size) if world.size > 1 else None
+    dealt = packed(lengths_of(whole), world.size) if _size(world) > 1 else None
     out, lse = _attention.varlen(
         q, k, v, whole, mask=_mask(causal, window_size), softmax_scale=softmax_scale, layout=dealt, world=world
     )

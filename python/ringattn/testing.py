@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 
 from . import _job
-from ._arguments import lengths_of, scale_of
+from ._arguments import check_axes, lengths_of, scale_of
 from ._errors import WrongResult, refuse
 from ._tensors import is_torch
 from ._attention import varlen
@@ -21,15 +21,18 @@ from .layouts import BY_NAME, shard, unshard
 from .worlds import run_ranks
 
 # Of out: twice the error of a straightforward computation, which rounds scores and their weights to the input's type and
-# sums in fp32, plus this. Of lse: what rounding scores to fp32 leaves.
+# sums in fp32, plus this, or of a row with numbers beyond 1 this part of the largest. Of lse: what rounding scores to
+# fp32 leaves.
 OUT_SLACK = 1e-6
 OUT_FACTOR = 2.0
 LSE_RELATIVE_F32 = 1e-5
 LSE_ABSOLUTE_16BIT = 1e-3
 LSE_RELATIVE_16BIT = 2.0**-21
 
-# Of "few" rows, times the keys of the longest sequence.
+# Of "few" rows, times the keys of the longest sequence; of shorter ones a row takes as long. The rule of
+# `ringattn verify --peer` (few_rows() in src/attention/check/accuracy.cpp).
 _FEW_KEYS = 2**21
+_KEYS_OF_SHORT_ROWS = 256
 
 
 def _host(array) -> np.ndarray:
@@ -47,31 +50,43 @@ def _type_name(array) -> str:
 def _round(values: np.ndarray, dtype: str) -> np.ndarray:
     """To the numbers of a type, as float64."""
     if dtype == "bfloat16":
-        bits = values.astype(np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+        single = values.astype(np.float32)
+        bits = single.view(np.uint32)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        return np.where(np.isnan(single), single, rounded).astype(np.float64)
     return values.astype(dtype).astype(np.float64)
 
 
+def _weights(scores: np.ndarray, most: float) -> np.ndarray:
+    """A finite score's weight is never 0, as in exact arithmetic: ∞ in v makes ∞, not 0 · ∞."""
+    weights = np.exp(scores - most)
+    return np.where(np.isfinite(scores), np.maximum(weights, np.finfo(np.float64).tiny), weights)
+
+
 def _row(q, k, v, seen, scale, softcap, sink, dtype):
-    """out and lse of one row of one head in fp64, and the largest error of the straightforward computation."""
-    with np.errstate(all="ignore"):
-        scores = (k[seen].astype(np.float64) @ q.astype(np.float64)) * scale
-        if softcap:
-            scores = softcap * np.tanh(scores / softcap)
-        values = v[seen].astype(np.float64)
-        most = max(scores.max(initial=-np.inf), sink)
-        if not np.isfinite(most):
-            return np.zeros(v.shape[1]), most, 0.0
-        weights = np.exp(scores - most)
-        total = weights.sum() + np.exp(sink - most)
-        exact = weights @ values / total
-        plain_scores = (k[seen].astype(np.float32) @ q.astype(np.float32)) * np.float32(scale)
-        if softcap:
-            plain_scores = np.float32(softcap) * np.tanh(plain_scores / np.float32(softcap))
-        plain_weights = _round(np.exp(_round(plain_scores, dtype) - most), dtype).astype(np.float32)
-        plain_total = plain_weights.sum() + np.float32(np.exp(sink - most))
-        plain = _round(plain_weights @ v[seen].astype(np.float32) / plain_total, dtype)
-        return exact, most + np.log(total), np.abs(plain - exact).max(initial=0.0)
+    """out and lse of one row of one head in fp64, and the largest error of the straightforward computation, of numbers
+    that are finite in both. Where a score is NaN or +∞ the row is NaN, as exp(∞ − ∞) is; a row whose every score is −∞
+    ends like one that sees no key: what `ringattn verify` takes for right, too (src/kernels/oracle.hpp)."""
+    scores = (k[seen].astype(np.float64) @ q.astype(np.float64)) * scale
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    values = v[seen].astype(np.float64)
+    highest = np.maximum(scores.max(initial=-np.inf), sink)
+    most = 0.0 if highest == -np.inf else highest
+    weights = _weights(scores, most)
+    total = weights.sum() + np.exp(sink - most)
+    exact = weights @ values
+    if total == 0.0:
+        return exact, -np.inf, 0.0
+    exact = exact / total
+    plain_scores = (k[seen].astype(np.float32) @ q.astype(np.float32)) * np.float32(scale)
+    if softcap:
+        plain_scores = np.float32(softcap) * np.tanh(plain_scores / np.float32(softcap))
+    plain_weights = _round(np.exp(_round(plain_scores, dtype) - most), dtype).astype(np.float32)
+    plain_total = plain_weights.sum() + np.float32(np.exp(sink - most))
+    plain = _round(plain_weights @ v[seen].astype(np.float32) / plain_total, dtype)
+    errors = np.abs(plain - exact)
+    return exact, highest + np.log(total), errors[np.isfinite(errors)].max(initial=0.0)
 
 
 def _seen(position: int, keys: int, mask) -> slice:
@@ -113,18 +128,12 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
 
     q: [tokens, heads, head_dim], k, v: [tokens, kv_heads, …], all sequences packed; out: [tokens, heads, head_dim_v]; lse:
     [tokens, heads]. NumPy arrays or PyTorch tensors. cu_seqlens as varlen() has them; without them it is one sequence.
+    NaN and ±∞ are right where fp64 has them, and nowhere else.
     Raises WrongResult that names the first wrong row: token, sequence, head, what it is and should be."""
     dtype = _type_name(q)
     q, k, v, out = _host(q), _host(k), _host(v), _host(out)
-    if out.shape != (*q.shape[:2], v.shape[2]):
-        refuse(
-            f"out is {list(out.shape)}",
-            f"q and v make it {[*q.shape[:2], v.shape[2]]}",
-            "Pass [tokens, heads, head_dim_v].",
-        )
-    lse = None if lse is None else _host(lse)
-    if lse is not None and lse.shape != q.shape[:2]:
-        refuse(f"lse is {list(lse.shape)}", f"q makes it {list(q.shape[:2])}", "Transpose [heads, tokens].")
+    lse, sinks = (None if array is None else _host(array) for array in (lse, sinks))
+    _check_shapes(q, k, v, out, lse, sinks)
     q_lengths = lengths_of(cu_seqlens_q) if cu_seqlens_q is not None else (q.shape[0],)
     k_lengths = (
         lengths_of(cu_seqlens_k)
@@ -132,38 +141,73 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
         else (q_lengths if cu_seqlens_q is not None else (k.shape[0],))
     )
     offsets = [b - a for a, b in zip(q_lengths, k_lengths)] if q_offsets is None else list(map(int, q_offsets))
+    _check_lengths(q, k, q_lengths, k_lengths, offsets)
     q_begin, k_begin = np.concatenate([[0], np.cumsum(q_lengths)]), np.concatenate([[0], np.cumsum(k_lengths)])
     scale = scale_of(softmax_scale) or 1.0 / np.sqrt(q.shape[2])
     group = q.shape[1] // k.shape[1]
     seen = Accuracy(0, 0.0, 0.0, 0.0, 0.0)
     if rows == "few":
-        rows = max(64, _FEW_KEYS // max(1, *k_lengths))
+        rows = max(64, _FEW_KEYS // max(_KEYS_OF_SHORT_ROWS, *k_lengths))
     for token, head in sample_rows(q.shape[0], q.shape[1], rows, seed):
         s = int(np.searchsorted(q_begin, token, side="right")) - 1
         place = token - int(q_begin[s])
         keys = slice(int(k_begin[s]), int(k_begin[s + 1]))
-        sink = -np.inf if sinks is None else float(_host(sinks)[head])
+        sink = -np.inf if sinks is None else float(sinks[head])
         visible = _seen(place + offsets[s], k_lengths[s], mask)
-        exact, exact_lse, plain = _row(q[token, head], k[keys, head // group], v[keys, head // group], visible, scale,
-                                       softcap, sink, dtype)  # fmt: skip
         where = f"row {token} (token {place} of sequence {s}), head {head}"
-        ours = out[token, head].astype(np.float64)
-        _compare(seen, where, ours, exact, OUT_FACTOR * plain + OUT_SLACK + _last_digit(exact, dtype))
-        if lse is not None:
-            _compare_lse(seen, where, float(lse[token, head]), exact_lse, dtype)
+        with np.errstate(all="ignore"):
+            exact, exact_lse, plain = _row(q[token, head], k[keys, head // group], v[keys, head // group], visible,
+                                           scale, softcap, sink, dtype)  # fmt: skip
+            largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
+            allowed = OUT_FACTOR * plain + OUT_SLACK * max(1.0, largest) + largest * _last_digit(dtype)
+            _compare(seen, where, out[token, head].astype(np.float64), exact, allowed, dtype)
+            if lse is not None:
+                _compare_lse(seen, where, float(lse[token, head]), exact_lse, dtype)
         seen.rows += 1
     return seen
 
 
-def _last_digit(exact: np.ndarray, dtype: str) -> float:
-    """Half of what the result's type can tell apart: a row without an error of its own has that of the last rounding."""
-    bits = {"bfloat16": 9, "float16": 12}.get(dtype, 24)
-    return float(np.abs(exact).max(initial=0.0)) * 2.0**-bits
+def _check_shapes(q, k, v, out, lse, sinks) -> None:
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        check_axes(name, array, (3,), "[tokens, heads, dim], with all sequences packed")
+    if k.shape[:2] != v.shape[:2] or k.shape[2] != q.shape[2]:
+        refuse(f"q, k and v are {list(q.shape)}, {list(k.shape)} and {list(v.shape)}",
+               "k and v have the same tokens and heads, q and k the same head_dim",
+               "Pass those of one job.")  # fmt: skip
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if kv_heads == 0 or heads % kv_heads:
+        refuse(f"q has {heads} heads, and k and v have {kv_heads}", "each of theirs serves the same number of q's",
+               "Pass rows of one job, [tokens, heads, dim].")  # fmt: skip
+    if out.shape != (*q.shape[:2], v.shape[2]):
+        refuse(f"out is {list(out.shape)}", f"q and v make it {[*q.shape[:2], v.shape[2]]}",
+               "Pass [tokens, heads, head_dim_v].")  # fmt: skip
+    if lse is not None and lse.shape != q.shape[:2]:
+        refuse(f"lse is {list(lse.shape)}", f"q makes it {list(q.shape[:2])}", "Transpose [heads, tokens].")
+    if sinks is not None and sinks.shape != (heads,):
+        refuse(f"sinks is {list(sinks.shape)}", f"q has {heads} heads", "Pass one number for each.")
 
 
-def _compare(seen: Accuracy, where: str, ours: np.ndarray, exact: np.ndarray, allowed: float) -> None:
-    wrong = ~np.isfinite(ours)
-    errors = np.where(wrong, np.inf, np.abs(ours - exact))
+def _check_lengths(q, k, q_lengths, k_lengths, offsets) -> None:
+    sequences = len(q_lengths)
+    if len(k_lengths) != sequences or len(offsets) != sequences:
+        refuse(f"there are {sequences} sequences of queries, {len(k_lengths)} of keys and {len(offsets)} offsets",
+               "each sequence has all of them", "Check cu_seqlens_q, cu_seqlens_k and q_offsets.")  # fmt: skip
+    for name, rows, lengths in (("q", q, q_lengths), ("k", k, k_lengths)):
+        if sum(lengths) != rows.shape[0]:
+            refuse(f"{name} has {rows.shape[0]} tokens", f"the sequences have {sum(lengths)}",
+                   f"Check cu_seqlens_{name}.")  # fmt: skip
+
+
+def _last_digit(dtype: str) -> float:
+    """Half of what a type can tell apart at 1: a row without an error of its own has that of the last rounding."""
+    return 2.0 ** -{"bfloat16": 9, "float16": 12}.get(dtype, 24)
+
+
+def _compare(seen: Accuracy, where: str, ours: np.ndarray, exact: np.ndarray, allowed: float, dtype: str) -> None:
+    # Beyond the type's range a number is rounded to ∞.
+    expected = _round(exact, dtype)
+    right = np.where(np.isnan(expected), np.isnan(ours), ours == expected)
+    errors = np.where(np.isfinite(expected) & np.isfinite(ours), np.abs(ours - exact), np.where(right, 0.0, np.inf))
     worst = int(errors.argmax()) if errors.size else 0
     error = float(errors[worst]) if errors.size else 0.0
     seen.out_error, seen.out_part = max(seen.out_error, error), max(seen.out_part, error / allowed)
@@ -174,11 +218,12 @@ def _compare(seen: Accuracy, where: str, ours: np.ndarray, exact: np.ndarray, al
 
 
 def _compare_lse(seen: Accuracy, where: str, ours: float, exact: float, dtype: str) -> None:
-    if np.isinf(exact) and ours == exact:
+    expected = np.float32(exact)
+    if not np.isfinite(expected) and (ours == expected or (np.isnan(ours) and np.isnan(expected))):
         return
-    size = max(1.0, abs(exact))
+    size = max(1.0, abs(exact)) if np.isfinite(exact) else 1.0
     allowed = LSE_RELATIVE_F32 * size if dtype == "float32" else max(LSE_ABSOLUTE_16BIT, LSE_RELATIVE_16BIT * size)
-    error = abs(ours - exact) if np.isfinite(ours) else np.inf
+    error = abs(ours - exact) if np.isfinite(ours) and np.isfinite(expected) else np.inf
     seen.lse_error, seen.lse_part = max(seen.lse_error, error), max(seen.lse_part, error / allowed)
     if not error <= allowed:
         raise WrongResult(f"lse is wrong in {where}", f"it is {ours:.9g}, in fp64 {exact:.9g}; {allowed:.3g} are allowed",
@@ -187,7 +232,7 @@ def _compare_lse(seen: Accuracy, where: str, ours: float, exact: float, dtype: s
 
 def first_difference(a, b) -> tuple[int, ...] | None:
     """The index of the first number whose bits differ; None where all are equal. 0.0 and -0.0 differ."""
-    a, b = (x.detach().cpu() if is_torch(x) else np.asarray(x) for x in (a, b))
+    a, b = (x if is_torch(x) else np.asarray(x) for x in (a, b))
     if tuple(a.shape) != tuple(b.shape) or str(a.dtype) != str(b.dtype):
         refuse(f"arrays of {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)} can't have equal bits",
                "shape or type differ", "Compare results of one job.")  # fmt: skip
@@ -197,11 +242,11 @@ def first_difference(a, b) -> tuple[int, ...] | None:
 
 
 def raw_bytes(array) -> np.ndarray:
-    """The numbers of an array of any kind as they lie in memory, [numbers, bytes]."""
+    """The numbers of an array of any kind, on any device, as they lie in memory, [numbers, bytes]."""
     if is_torch(array):
         import torch  # noqa: PLC0415, only where the array is one of its tensors
 
-        flat = array.contiguous().reshape(-1)
+        flat = array.detach().cpu().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().reshape(flat.shape[0], -1) if flat.numel() else np.zeros((0, 1), np.uint8)
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8).reshape(flat.shape[0], -1) if flat.size else np.zeros((0, 1), np.uint8)

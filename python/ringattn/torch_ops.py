@@ -12,8 +12,8 @@ from torch import Tensor
 from . import _attention, _compression, _decode, _eviction, _latent
 from ._compression import Compressed
 from ._torch_tools import (
-    check,
     check_alone,
+    check_known,
     fake,
     given,
     layout_arguments,
@@ -23,6 +23,7 @@ from ._torch_tools import (
     new_rows,
     number_of,
     operator,
+    run,
     tensor_of,
     world_of,
 )
@@ -94,14 +95,15 @@ def _(q, k, v, k_format, k_dim, v_format, v_dim, *_):
 def attention(q, k, v, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, q_offset=None, layout=None, key_layout=None,
               lengths=None, k_positions=None, k_lengths=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0,
               **unknown):  # fmt: skip
-    check("attention", unknown, q, k, v)
+    check_known("attention", unknown)
     (k, *k_is), (v, *v_is) = _keys_arguments(k), _keys_arguments(v)
-    made, lse = torch.ops.ringattn.attention(
-        q, k, v, *k_is, *v_is, sinks, *mask_arguments(mask), softmax_scale, softcap, q_offset, *layout_arguments(layout),
-        *layout_arguments(key_layout), list(lengths or ()), number_of(world), threads, memory_budget, timeout, k_positions,
+    made, lse = run(
+        "attention", q, k, v, *k_is, *v_is, sinks, *mask_arguments(mask), softmax_scale, softcap, q_offset,
+        *layout_arguments(layout), *layout_arguments(key_layout), list(lengths or ()), number_of(world), threads,
+        memory_budget, timeout, k_positions,
         [k_lengths] * (q.shape[0] if q.ndim == 4 else 1) if isinstance(k_lengths, int) else k_lengths,
     )  # fmt: skip
-    return given(out, made), lse
+    return given("attention", out, made), lse
 
 
 @operator("varlen")
@@ -129,15 +131,15 @@ def _(q, k, v, k_format, k_dim, v_format, v_dim, *_):
 def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=None,
            q_offsets=None, layout=None, key_layout=None, k_positions=None, k_lengths=None, world=None, out=None, threads=0,
            memory_budget=0, timeout=60.0, **unknown):  # fmt: skip
-    check("varlen", unknown, q, k, v)
+    check_known("varlen", unknown)
     (k, *k_is), (v, *v_is) = _keys_arguments(k), _keys_arguments(v)
-    made, lse = torch.ops.ringattn.varlen(
-        q, k, v, *k_is, *v_is, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, *mask_arguments(mask), softmax_scale,
-        softcap, q_offsets,
+    made, lse = run(
+        "varlen", q, k, v, *k_is, *v_is, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, *mask_arguments(mask),
+        softmax_scale, softcap, q_offsets,
         *layout_arguments(layout), *layout_arguments(key_layout), number_of(world), threads, memory_budget, timeout,
         k_positions, None if k_lengths is None else list(k_lengths),
     )  # fmt: skip
-    return given(out, made), lse
+    return given("varlen", out, made), lse
 
 
 @operator("decode", mutates=("k_cache", "v_cache", "lengths"))
@@ -162,14 +164,14 @@ def _(q, k_cache, v_cache, k_format, k_dim, v_format, v_dim, *_):
 def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=None, grow=False, mask="causal",
            softmax_scale=None, softcap=0.0, sinks=None, max_keys=None, world=None, out=None, threads=0, timeout=60.0,
            **unknown):  # fmt: skip
-    check("decode", unknown, q, k_cache, v_cache, k_new, v_new)
+    check_known("decode", unknown)
     check_alone("decode", world)
     (k, *k_is), (v, *v_is) = _keys_arguments(k_cache), _keys_arguments(v_cache)
-    made, lse = torch.ops.ringattn.decode(
-        q, k, v, *k_is, *v_is, lengths, block_table, k_new, v_new, sinks, grow, *mask_arguments(mask), softmax_scale, softcap,
-        max_keys, threads, timeout,
+    made, lse = run(
+        "decode", q, k, v, *k_is, *v_is, lengths, block_table, k_new, v_new, sinks, grow, *mask_arguments(mask),
+        softmax_scale, softcap, max_keys, threads, timeout,
     )  # fmt: skip
-    return given(out, made), lse
+    return given("decode", out, made), lse
 
 
 @operator("mla")
@@ -195,13 +197,13 @@ def _(q, latent, k_rope, w_uk, w_uv, *_):
 def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form=None, head_dim=None,
         head_dim_v=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, layout=None, key_layout=None, world=None,
         out=None, threads=0, memory_budget=0, timeout=60.0, **unknown):  # fmt: skip
-    check("mla", unknown, q, latent, k_rope, w_uk, w_uv)
-    made, lse = torch.ops.ringattn.mla(
-        q, latent, k_rope, w_uk, w_uv, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, form, head_dim, head_dim_v,
-        *mask_arguments(mask), softmax_scale, softcap, *layout_arguments(layout), *layout_arguments(key_layout),
-        number_of(world), threads, memory_budget, timeout,
+    check_known("mla", unknown)
+    made, lse = run(
+        "mla", q, latent, k_rope, w_uk, w_uv, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, form, head_dim,
+        head_dim_v, *mask_arguments(mask), softmax_scale, softcap, *layout_arguments(layout),
+        *layout_arguments(key_layout), number_of(world), threads, memory_budget, timeout,
     )  # fmt: skip
-    return given(out, made), lse
+    return given("mla", out, made), lse
 
 
 @operator("mla_decode", mutates=("cache", "lengths"))
@@ -226,13 +228,13 @@ def _(q, cache, lengths, w_uk, w_uv, block_table, latent, k_rope, sinks, rope_di
 def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, latent=None, k_rope=None, rope_dim=64, grow=False,
                head_dim=None, head_dim_v=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, max_keys=None,
                world=None, out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
-    check("mla_decode", unknown, q, cache, latent, k_rope, w_uk, w_uv)
+    check_known("mla_decode", unknown)
     check_alone("mla_decode", world)
-    made, lse = torch.ops.ringattn.mla_decode(
-        q, cache, lengths, w_uk, w_uv, block_table, latent, k_rope, sinks, rope_dim, grow, head_dim, head_dim_v,
-        *mask_arguments(mask), softmax_scale, softcap, max_keys, threads, timeout,
+    made, lse = run(
+        "mla_decode", q, cache, lengths, w_uk, w_uv, block_table, latent, k_rope, sinks, rope_dim, grow, head_dim,
+        head_dim_v, *mask_arguments(mask), softmax_scale, softcap, max_keys, threads, timeout,
     )  # fmt: skip
-    return given(out, made), lse
+    return given("mla_decode", out, made), lse
 
 
 @operator("compress")
@@ -269,7 +271,7 @@ def compress(k, v, method="int4", *, ratio=None, cu_seqlens=None, seed=0, thread
     made = []
     for name, x, format in zip("kv", (k, v), formats):
         lengths = _compression.lengths_of(x, cu_seqlens)
-        parts = torch.ops.ringattn.compress(x, name, format, list(lengths), seed, threads)
+        parts = run("compress", x, name, format, list(lengths), seed, threads)
         made.append(_keys(x, parts, format, x.shape[-1]))
         made[-1].lengths = lengths
     return tuple(made)
@@ -277,8 +279,8 @@ def compress(k, v, method="int4", *, ratio=None, cu_seqlens=None, seed=0, thread
 
 def decompress(x, *, out=None, threads=0, name="x"):
     like = x.parts[0].new_empty((), dtype=x.dtype)
-    made = torch.ops.ringattn.decompress(x.parts, like, x.format, x.shape[-1], list(x.lengths), threads)
-    return given(out, made)
+    made = run("decompress", x.parts, like, x.format, x.shape[-1], list(x.lengths), threads)
+    return given("decompress", out, made)
 
 
 @operator("evict")
@@ -301,10 +303,10 @@ def _(k, v, q, method, ratio, mask, left, right, softmax_scale, softcap, lengths
 
 def evict(k, v, method="snapkv", *, ratio=0.5, q=None, cu_seqlens=None, cu_seqlens_q=None, mask="causal", softmax_scale=None,
           softcap=0.0, threads=0, **unknown):  # fmt: skip
-    check("evict", unknown, k, v, q)
+    check_known("evict", unknown)
     lengths, q_lengths = _eviction.sequences_of(k, q, cu_seqlens, cu_seqlens_q)
-    k, v, places = torch.ops.ringattn.evict(k, v, q, method, ratio, *mask_arguments(mask), softmax_scale, softcap,
-                                            list(lengths), list(q_lengths), threads)  # fmt: skip
+    k, v, places = run("evict", k, v, q, method, ratio, *mask_arguments(mask), softmax_scale, softcap, list(lengths),
+                       list(q_lengths), threads)  # fmt: skip
     # Lengths of a tensor need not be constants of a graph, those of cu_seqlens are.
     kept = (places.shape[0],) if cu_seqlens is None else _kept_lengths(method, ratio, lengths)
     return _eviction.Kept(k, v, places, lengths, _eviction.begins(k, kept))

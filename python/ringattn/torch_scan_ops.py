@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from . import _convolution, _scan
-from ._torch_tools import check, check_alone, fake, given, operator, tensor_of
+from ._torch_tools import check_alone, check_known, fake, given, operator, run, tensor_of
 
 
 @operator("ssd")
@@ -31,13 +31,13 @@ def _(x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, cu_s
 def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus=False, dt_limit=None, initial_states=None,
         return_final_states=False, cu_seqlens=None, layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0,
         **unknown):  # fmt: skip
-    check("ssd", unknown, x, dt, A, B, C)
+    check_known("ssd", unknown)
     check_alone("ssd", world)
-    y, states = torch.ops.ringattn.ssd(
-        x, dt, A, B, C, D, z, dt_bias, dt_softplus, _limit(dt_limit), initial_states, tensor_of(cu_seqlens), threads,
-        memory_budget, timeout,
+    y, states = run(
+        "ssd", x, dt, A, B, C, D, z, dt_bias, dt_softplus, _limit(dt_limit), initial_states, tensor_of(cu_seqlens),
+        threads, memory_budget, timeout,
     )  # fmt: skip
-    y = given(out, y)
+    y = given("ssd", out, y)
     return (y, states) if return_final_states else y
 
 
@@ -85,9 +85,10 @@ def _(state, x, *_):
 
 def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus=False, dt_limit=None,
                state_batch_indices=None, out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
-    check("ssd_update", unknown, state, x, dt, A, B, C)
-    return given(out, torch.ops.ringattn.ssd_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, _limit(dt_limit),
-                                                    state_batch_indices, threads, timeout))  # fmt: skip
+    check_known("ssd_update", unknown)
+    y = run("ssd_update", state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, _limit(dt_limit), state_batch_indices,
+            threads, timeout)  # fmt: skip
+    return given("ssd_update", out, y)
 
 
 def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus=False, **more):
@@ -116,11 +117,11 @@ def _(x, weight, bias, activation, initial_states, cu_seqlens, *_):
 
 def causal_conv1d(x, weight, bias=None, *, activation=None, initial_states=None, return_final_states=False, cu_seqlens=None,
                   layout=None, world=None, out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
-    check("causal_conv1d", unknown, x, weight, bias, initial_states)
+    check_known("causal_conv1d", unknown)
     check_alone("causal_conv1d", world)
-    y, states = torch.ops.ringattn.causal_conv1d(x, weight, bias, activation, initial_states, tensor_of(cu_seqlens), threads,
-                                                 timeout)  # fmt: skip
-    y = given(out, y)
+    y, states = run("causal_conv1d", x, weight, bias, activation, initial_states, tensor_of(cu_seqlens), threads,
+                    timeout)  # fmt: skip
+    y = given("causal_conv1d", out, y)
     return (y, states) if return_final_states else y
 
 
@@ -142,6 +143,6 @@ def _(x, *_):
 
 def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation=None, conv_state_indices=None, out=None, threads=0,
                          timeout=60.0, **unknown):  # fmt: skip
-    check("causal_conv1d_update", unknown, x, conv_state, weight, bias)
-    return given(out, torch.ops.ringattn.causal_conv1d_update(x, conv_state, weight, bias, activation, conv_state_indices,
-                                                              threads, timeout))  # fmt: skip
+    check_known("causal_conv1d_update", unknown)
+    y = run("causal_conv1d_update", x, conv_state, weight, bias, activation, conv_state_indices, threads, timeout)
+    return given("causal_conv1d_update", out, y)

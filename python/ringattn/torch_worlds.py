@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from . import _abi
 from ._errors import PeerError
-from ._tensors import device_of
 from .worlds import World, callbacks_world, self_world
 
 # By group and device; groups are kept, so that no other one has their identity.
@@ -81,12 +80,13 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
     return world
 
 
-def world_of(group, array) -> World:
-    """The world of a group for arrays like this one. A World is one already; without torch.distributed it is this rank alone."""
+def world_of(group, array) -> World | None:
+    """The world of a group for arrays like this one. A World is one already; None, the usual one of attention(), is
+    this rank alone, as it is without torch.distributed. (Where a graph is traced no world can be made.)"""
     if isinstance(group, World):
         return group
     import torch.distributed as distributed
 
     if group is None and not (distributed.is_available() and distributed.is_initialized()):
-        return self_world(device_of(array))
+        return None
     return torch_world(group, array.device)

@@ -89,15 +89,16 @@ TEST(Verify, ComparesWithTheOracle) {
   EXPECT_TRUE(has(whole.out, "# 72 rows against")) << whole.out << whole.err;
 }
 
-// All rows of both, so that the first wrong one is found wherever it is.
+// All rows of both, as the job is small, so that the first wrong one is found wherever it is.
 TEST(Verify, ComparesAPeerWithFp64) {
   const TemporaryFolder folder;
   const std::string path = folder.file("out.safetensors");
-  const Words job = Words{"--rows", "100000"} + small_job();
-  ASSERT_EQ(tool(Words{"run", "--output", path} + small_job()).code, 0);
+  const Words job = small_job();
+  ASSERT_EQ(tool(Words{"run", "--output", path} + job).code, 0);
   const Finished right = tool(Words{"verify", "--peer", path, "--ranks", "3"} + job);
   EXPECT_EQ(right.code, 0) << right.out << right.err;
-  EXPECT_TRUE(has(right.out, " against the fp64 oracle\n  theirs: out: greatest error")) << right.out;
+  EXPECT_TRUE(has(right.out, "# 1200 rows of " + path + " against the fp64 oracle\n  theirs: out: greatest error"))
+      << right.out;
   EXPECT_TRUE(has(right.out, "\n  ours: out: greatest error")) << right.out;
   EXPECT_FALSE(has(right.out, "wrong row")) << right.out;
 
@@ -109,6 +110,16 @@ TEST(Verify, ComparesAPeerWithFp64) {
   EXPECT_EQ(wrong.code, 1) << wrong.out << wrong.err;
   EXPECT_TRUE(has(wrong.out, "the first wrong row of theirs: token 299, head 3")) << wrong.out;
   EXPECT_TRUE(wrong.out.ends_with("FAIL\n")) << wrong.out;
+  const Finished sampled = tool(Words{"verify", "--peer", path, "--rows", "5"} + job);
+  EXPECT_TRUE(has(sampled.out, "# 5 rows of ")) << sampled.out;
+
+  // Longer than what takes about a second.
+  const Words longer = {"--synthetic", "3", "--seq", "3000", "--head-dim", "16", "--heads", "1", "--kv-heads", "1"};
+  const std::string long_path = folder.file("long.safetensors");
+  ASSERT_EQ(tool(Words{"run", "--output", long_path} + longer).code, 0);
+  const Finished part = tool(Words{"verify", "--peer", long_path} + longer);
+  EXPECT_EQ(part.code, 0) << part.out << part.err;
+  EXPECT_TRUE(has(part.out, "# 699 rows of ")) << part.out;
 
   const std::string input = folder.write("in.safetensors", safetensors_bytes(FileShape()));
   const Finished no_output = tool({"verify", "--input", input, "--peer", input});

@@ -98,6 +98,22 @@ class RingFlashAttn(unittest.TestCase):
             assert_same_bits(ringattn.unshard([o for o, _, _ in shards], layout), out)
             assert_same_bits(ringattn.unshard([x.T for _, x, _ in shards], layout), lse)
 
+    def test_compiled_they_are_in_one_graph(self):
+        """Of this rank alone, with and without a World, and of ranks with one."""
+        q, k = normal(1, 60, 4, 64), normal(1, 60, 2, 64, seed=2)
+        cu = torch.tensor([0, 20, 60], dtype=torch.int32)
+        prepared = names.llama3_flash_attn_prepare_cu_seqlens(cu, True, 0, 1)
+        for group in (None, ringattn.self_world()):
+            for function in (
+                lambda q, k, g=group: names.zigzag_ring_flash_attn_func(q, k, k, causal=True, group=g),
+                lambda q, k, g=group: names.ring_flash_attn_func(q, k, k, return_attn_probs=True, group=g)[1],
+                lambda q, k, g=group: names.ring_flash_attn_varlen_func(q[0], k[0], k[0], cu, 40, causal=True, group=g),
+                lambda q, k, g=group: names.llama3_flash_attn_varlen_func(
+                    q[0], k[0], k[0], *prepared[:4], 1, prepared[4], causal=True, group=g),
+            ):  # fmt: skip
+                torch.compiler.reset()
+                assert_same_bits(torch.compile(function, backend="aot_eager", fullgraph=True)(q, k), function(q, k))
+
     def test_what_is_not_computed_is_refused(self):
         q = normal(1, 20, 2, 64)
         for words, named in (

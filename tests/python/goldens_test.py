@@ -9,9 +9,13 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
+from unittest import mock
 
 import numpy as np
 import ringattn
+from ringattn import goldens
+from ringattn._build_id import build_id
 from ringattn.goldens import Goldens
 
 SUITE = """
@@ -50,26 +54,119 @@ class Files(unittest.TestCase):
 
     def test_other_machines_record_beside_it(self):
         self.refuses(ringattn.UnsupportedError, "has no goldens of this machine", out=self.out)
-        other = Goldens(self.path, record=True)
-        other.machine = "another"
-        other.check("a", out=self.out)
+        with mock.patch.object(goldens, "this_machine", lambda device: "another"):
+            Goldens(self.path, record=True).check("a", out=self.out)
         self.refuses(ringattn.UnsupportedError, "there are those of another", out=self.out)
         Goldens(self.path, record=True).check("a", out=self.out)
         self.assertEqual(len(json.loads(self.path.read_text())), 2)
         self.path.write_text("{")
         self.refuses(ringattn.FileError, "is no file of goldens", out=self.out)
 
+    def test_a_section_is_of_a_build_a_kind_of_device_and_a_machine(self):
+        Goldens(self.path, record=True).check("a", out=self.out)
+        (section,) = json.loads(self.path.read_text())
+        note = subprocess.run(["readelf", "-n", os.environ["RINGATTN_LIBRARY"]], capture_output=True, text=True)
+        if note.returncode == 0:
+            self.assertIn(f"Build ID: {build_id()}\n", note.stdout)
+        self.assertTrue(section.startswith(f"ringattn {ringattn.__version__}, build {build_id()[:16]}, CPU, "), section)
+        self.assertIn(goldens.this_machine(), section)
+        goldens.this_machine.cache_clear()
+        self.addCleanup(goldens.this_machine.cache_clear)
+        with mock.patch.object(goldens, "build_id", lambda: "another build's"):
+            self.refuses(ringattn.UnsupportedError, "has no goldens of this machine", out=self.out)
+
+    def test_what_is_missing_may_be_recorded_with_a_warning(self):
+        kept = Goldens(self.path, missing="record")
+        for name in ("out", "lse"):
+            with self.assertWarnsRegex(UserWarning, "They were recorded now"):
+                kept.check("a", **{name: self.out})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            kept.check("a", out=self.out, lse=self.out)
+        with self.assertRaises(ringattn.WrongResult):
+            kept.check("a", out=self.out + 1, new=self.out)
+        self.refuses(ringattn.WrongResult, "knows no 'a: new'", new=self.out)
+
+    def test_what_has_no_bits_is_refused(self):
+        with self.assertRaises(ringattn.UsageError) as caught:
+            Goldens(self.path).check("a", out=[1.0])
+        self.assertIn("out is list", str(caught.exception))
+        for device in ("gpu", "cuda:x", "cpu:", ""):
+            with self.assertRaises(ringattn.UsageError):
+                Goldens(self.path, device=device)
+        with self.assertRaises(ringattn.UsageError):
+            Goldens(self.path, missing="skip")
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+    def test_tensors_of_a_gpu_have_its_section(self):
+        import torch
+
+        class OnGpu(torch.Tensor):
+            """As a tensor of GPU 1 would be asked: NumPy can't have it before it is copied."""
+
+            device = torch.device("cuda", 1)
+
+            def cpu(self):
+                return self.as_subclass(torch.Tensor)
+
+            def numpy(self):
+                raise TypeError("can't convert cuda:1 device type tensor to numpy")
+
+        on_host = torch.from_numpy(self.out)
+        there = on_host.clone().as_subclass(OnGpu)
+        with mock.patch.object(goldens, "this_machine", lambda device: f"device {device[0]}:{device[1]}"):
+            recorded = Goldens(self.path, record=True)
+            recorded.check("a", out=there, lse=self.out[0])
+            self.assertEqual(sorted(json.loads(self.path.read_text())), ["device 1:0", "device 2:1"])
+            Goldens(self.path).check("a", out=there, lse=on_host[0].requires_grad_())
+            Goldens(self.path, device="cuda:1").check("a", out=on_host.detach())
+            with self.assertRaises(ringattn.UnsupportedError):
+                Goldens(self.path, device="cuda").check("a", out=on_host)
+            with self.assertRaises(ringattn.WrongResult):
+                Goldens(self.path).check("a", out=there + 1)
+        self.assertIsNone(ringattn.testing.first_difference(there, on_host))
+        self.assertEqual(ringattn.testing.first_difference(there + 1, on_host), (0, 0, 0))
+        with self.assertRaises(ringattn.UnsupportedError) as caught:
+            Goldens(self.path).check("a", out=on_host.to("meta"))
+        self.assertIn("a tensor lies on meta", str(caught.exception))
+
+    def runner(self, suite):
+        def run(mask, *options, ini=""):
+            suite.write_text(SUITE.replace("MASK", repr(mask)))
+            suite.with_name("pytest.ini").write_text(f"[pytest]\n{ini}\n")
+            plugins = [] if self.installed() else ["-p", "ringattn.pytest_plugin"]
+            plugins += ["-p", "no:cacheprovider"]
+            command = [sys.executable, "-m", "pytest", "-q", "-rs", *plugins, *options, str(suite)]
+            return subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=100)
+
+        return run
+
+    @unittest.skipUnless(importlib.util.find_spec("pytest"), "needs pytest")
+    def test_the_fixture_s_options(self):
+        suite = self.path.parent / "test_layers.py"
+        suite.parent.mkdir()
+        run = self.runner(suite)
+        skipped = run("causal", "--ringattn-missing=skip")
+        self.assertEqual(skipped.returncode, 0)
+        self.assertIn("1 skipped", skipped.stdout)
+        self.assertIn("has no goldens of this machine", skipped.stdout)
+        wrong = run("causal", ini="ringattn_missing = ignore")
+        self.assertIn("ringattn_missing is 'ignore' (there are fail, skip, record). Correct it.", wrong.stdout)
+        recorded = run("causal", ini="ringattn_missing = record")
+        self.assertEqual(recorded.returncode, 0)
+        self.assertIn("They were recorded now.", recorded.stdout)
+        self.assertEqual(run("causal").returncode, 0)
+        self.assertEqual(run("full", "--ringattn-missing=skip").returncode, 1, "what is recorded is compared")
+        nowhere = run("causal", "--ringattn-device=cuda:99")
+        self.assertEqual(nowhere.returncode, 1)
+        self.assertRegex(nowhere.stdout, r"ringattn\._errors\.\w+: .*GPU")
+        self.assertIn("device is 'gpu'", run("causal", ini="ringattn_device = gpu").stdout)
+
     @unittest.skipUnless(importlib.util.find_spec("pytest"), "needs pytest")
     def test_the_fixture(self):
         suite = self.path.parent / "test_layers.py"
         suite.parent.mkdir()
-
-        def run(mask, *options):
-            suite.write_text(SUITE.replace("MASK", repr(mask)))
-            plugins = [] if self.installed() else ["-p", "ringattn.pytest_plugin"]
-            command = [sys.executable, "-m", "pytest", "-q", *plugins, "-p", "no:cacheprovider", *options, str(suite)]
-            return subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=100)
-
+        run = self.runner(suite)
         self.assertEqual(run("causal").returncode, 1, "nothing is recorded")
         self.assertEqual(run("causal", "--ringattn-record").returncode, 0)
         self.assertEqual(run("causal").returncode, 0)

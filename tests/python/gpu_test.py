@@ -27,6 +27,7 @@ if not torch.cuda.is_available():
 
 import ringattn
 import ringattn.ring_flash_attn as names
+from ringattn.goldens import Goldens
 from ringattn.testing import assert_same_bits, check_attention
 
 RANKS = 2
@@ -66,6 +67,19 @@ class OneGpu(unittest.TestCase):
             alone, alone_lse = ringattn.attention(*(x[i].contiguous() for x in (q, k, v)))
             assert_same_bits(alone, out[i])
             assert_same_bits(alone_lse, lse[i])
+
+    def test_goldens_are_the_gpu_s(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "goldens.json")
+            out, lse = ringattn.attention(*(normal(50, 2, 64, seed=i) for i in range(3)))
+            Goldens(path, record=True).check("a", out=out, lse=lse)
+            self.assertRegex(path.read_text(), f", GPU, sm[0-9]+_[a-z]+, {torch.cuda.get_device_name()}")
+            Goldens(path).check("a", out=out, lse=lse)
+            Goldens(path, device="cuda:0").check("a", out=out.cpu())
+            with self.assertRaises(ringattn.UnsupportedError):
+                Goldens(path).check("a", out=out.cpu())
+            with self.assertRaises(ringattn.WrongResult):
+                Goldens(path).check("a", out=out + 1)
 
     def test_work_goes_to_the_current_stream(self):
         q, k, v = (normal(2000, heads, 128, seed=heads) for heads in (8, 2, 2))

@@ -46,11 +46,76 @@ class Parity(unittest.TestCase):
         self.assertEqual(whole.rows, 800)
         long = np.zeros((60_000, 1, 8), "float32")  # sampled where there is more to do
         self.assertIn(testing.check_attention(long[:200], long, long, long[:200], mask="full").rows, range(64, 67))
+        short = {"cu_seqlens_q": range(0, 9001, 10), "mask": "full"}  # rows take a while however few keys they see
+        self.assertIn(testing.check_attention(*[long[:9000]] * 4, **short).rows, range(8192, 8195))
 
     def test_a_scale_of_0_is_not_the_usual_one(self):
         with self.assertRaises(ringattn.UsageError) as caught:
             testing.check_attention(self.q, self.k, self.v, self.out, softmax_scale=0.0)
         self.assertIn("softmax_scale is 0", str(caught.exception))
+
+    def test_nan_and_infinity_are_right_where_fp64_has_them(self):
+        for dtype in ("float32", "float16"):
+            q, k, v = (x.astype(dtype) for x in (self.q, self.k, self.v))
+            q[10, 1, 3] = np.nan
+            k[50, 0, 7] = np.inf
+            v[120, 1, 5] = -np.inf
+            out, lse = ringattn.attention(q, k, v, mask=(30, 0))
+            self.assertTrue(np.isnan(out[10, 1]).all() and np.isnan(lse[10, 1]))
+            self.assertTrue(np.isneginf(out[130, 3, 5]) and np.isfinite(out[130, 3, 4]))
+            given = {"mask": (30, 0), "rows": None}
+            testing.check_attention(q, k, v, out, lse, **given)
+            for words, array, place, value in (
+                ("out is wrong in row 10 (token 10 of sequence 0), head 1, number 3", out, (10, 1, 3), 0.0),
+                ("out is wrong in row 10 (token 10 of sequence 0), head 1, number 0", out, (10, 1, 0), np.inf),
+                ("lse is wrong in row 10 (token 10 of sequence 0), head 1", lse, (10, 1), 0.0),
+                ("out is wrong in row 130 (token 130 of sequence 0), head 3, number 5", out, (130, 3, 5), np.inf),
+                ("out is wrong in row 130 (token 130 of sequence 0), head 3, number 5", out, (130, 3, 5), 1.0),
+                ("out is wrong in row 130 (token 130 of sequence 0), head 3, number 4", out, (130, 3, 4), 7.0),
+                ("out is wrong in row 9 (token 9 of sequence 0), head 1, number 0", out, (9, 1, 0), np.nan),
+            ):
+                right, array[place] = array[place], value
+                with self.assertRaises(ringattn.WrongResult) as caught:
+                    testing.check_attention(q, k, v, out, lse, **given)
+                self.assertIn(words, str(caught.exception))
+                array[place] = right
+
+    def test_rows_that_see_no_key(self):
+        given = {"q_offsets": [-5], "rows": None}
+        out, lse = ringattn.attention(self.q, self.k, self.v, q_offset=-5)
+        testing.check_attention(self.q, self.k, self.v, out, lse, **given)
+        self.assertTrue(np.isneginf(lse[4, 2]))
+        lse[4, 2] = 0
+        with self.assertRaises(ringattn.WrongResult) as caught:
+            testing.check_attention(self.q, self.k, self.v, out, lse, **given)
+        self.assertIn("lse is wrong in row 4 (token 4 of sequence 0), head 2", str(caught.exception))
+
+    def test_large_numbers_are_told_apart_as_far_as_their_type_does(self):
+        self.v[60, 0, 7] = 1e4
+        out, lse = ringattn.attention(self.q, self.k, self.v)
+        testing.check_attention(self.q, self.k, self.v, out, lse, rows=None)
+        out[60, 0, 7] *= np.float32(1 + 1e-5)
+        self.wrong("row 60 (token 60 of sequence 0), head 0, number 7", out=out)
+
+    def test_rows_of_another_form_are_refused(self):
+        q, k, v, out, lse = self.q, self.k, self.v, self.out, self.lse
+        for words, given, named in (
+            ("q has 3 heads, and k and v have 2", (q[:, :3], k, v, out[:, :3]), {}),
+            ("q has 2 heads, and k and v have 4", (k, q, q, out[:, :2]), {}),
+            ("q has 4 heads, and k and v have 0", (q, k[:, :0], v[:, :0], out), {}),
+            ("q has 2 axes", (q[:, 0], k, v, out), {}),
+            ("q, k and v are [200, 4, 32], [200, 2, 32] and [199, 2, 32]", (q, k, v[1:], out), {}),
+            ("q, k and v are [200, 4, 32], [200, 2, 31]", (q, k[..., 1:], v, out), {}),
+            ("out is [199, 4, 32]", (q, k, v, out[1:]), {}),
+            ("lse is [4, 200]", (q, k, v, out, lse.T), {}),
+            ("sinks is [2]", (q, k, v, out), {"sinks": np.zeros(2)}),
+            ("q has 200 tokens (the sequences have 150)", (q, k, v, out), {"cu_seqlens_q": [0, 50, 150]}),
+            ("k has 200 tokens", (q, k, v, out), {"cu_seqlens_k": [0, 190]}),
+            ("1 sequences of queries, 2 of keys", (q, k, v, out), {"cu_seqlens_k": [0, 190, 200]}),
+        ):
+            with self.assertRaises(ringattn.UsageError) as caught:
+                testing.check_attention(*given, **named)
+            self.assertIn(words, str(caught.exception))
 
     def test_another_mask_scale_or_cut_is_found(self):
         self.wrong("row 0 ", mask="full")

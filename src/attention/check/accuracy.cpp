@@ -259,6 +259,14 @@ std::vector<RowSample> sample_rows(const Job& job, std::int64_t count, std::uint
   return samples;
 }
 
+std::int64_t few_rows(const Job& job) {
+  constexpr std::int64_t kKeys = 1 << 21;         // of all rows together
+  constexpr std::int64_t kKeysOfShortRows = 256;  // that take as long as what a row takes beside its keys
+  std::int64_t longest = kKeysOfShortRows;
+  for (const std::int64_t length : job.batch.k_lengths()) longest = std::max(longest, length);
+  return std::max<std::int64_t>(64, kKeys / longest);
+}
+
 Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> samples, std::span<const PackedRun> runs,
                     const TensorView& out, const RowView& lse, std::vector<RowError>* each) {
   Accuracy accuracy;

@@ -48,6 +48,10 @@ struct RowSample {
 // same seed.
 std::vector<RowSample> sample_rows(const Job& job, std::int64_t count, std::uint64_t seed);
 
+// As many rows as take about a second: all rows of small jobs, and 64 at least. The rule of check_attention() in
+// python/ringattn/testing.py.
+std::int64_t few_rows(const Job& job);
+
 // Fills rows with the packed tokens of `runs`.
 using ReadRows = std::function<void(std::span<const PackedRun> runs, const MutableTensorView& rows)>;
 

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No operator loses a gradient: each refuses every tensor that wants one, in eager mode and where graphs are traced."""
+
+import importlib.util
+import sys
+import unittest
+
+if importlib.util.find_spec("torch") is None:
+    print("skipped: needs torch")
+    sys.exit(77)
+
+import ringattn
+import ringattn.torch_ops  # noqa: F401, registers the operators
+import torch
+
+# Of each type of argument anything: gradients are refused before the rest is read.
+ANYTHING = {"Tensor": None, "int": 0, "float": 0.0, "bool": False, "str": "", "List[int]": [], "List[float]": []}
+OPERATORS = sorted(
+    name for name in torch._C._dispatch_get_all_op_names() if name.startswith("ringattn::") and "." not in name
+)
+
+
+def rows() -> torch.Tensor:
+    return torch.zeros(4, 2, 8)
+
+
+def arguments_of(operator, wanted: str) -> tuple[list, bool, list]:
+    """What the operator may be called with, before and behind the argument of that name; whether that one is a list."""
+    made, place, listed = [], 0, False
+    for argument in operator._schema.arguments:
+        kind = str(argument.type)
+        if argument.name == wanted:
+            place, listed = len(made), kind.startswith("List")
+        elif kind == "Tensor" or kind.startswith("List[Tensor"):
+            made.append(rows() if kind == "Tensor" else [rows()])
+        else:
+            made.append(None if kind.startswith("Optional") else ANYTHING[kind])
+    return made[:place], listed, made[place:]
+
+
+def cases():
+    for name in OPERATORS:
+        operator = getattr(torch.ops.ringattn, name.partition("::")[2]).default
+        for argument in operator._schema.arguments:
+            if "Tensor" in str(argument.type):
+                yield operator, argument.name, f"{argument.name} of {name.partition('::')[2]} requires a gradient"
+
+
+class Operators(unittest.TestCase):
+    def refuses(self, words, kind, call, *given):
+        with self.subTest(words):
+            with self.assertRaises(kind) as caught:
+                call(*given)
+            self.assertIn(words, str(caught.exception))
+
+    def test_all_operators_and_their_tensors_are_met(self):
+        met = {words.rpartition(" requires")[0] for _, _, words in cases()}
+        self.assertEqual(len(OPERATORS), 12)
+        for words in ("sinks of varlen", "k_cache of decode", "k_rope of mla_decode", "D of ssd",
+                      "dt_bias of ssd_update", "initial_states of ssd", "x of compress",
+                      "bias of causal_conv1d_update", "q of evict"):  # fmt: skip
+            self.assertIn(words, met)
+
+    def test_eager(self):
+        for operator, argument, words in cases():
+            before, listed, behind = arguments_of(operator, argument)
+            tensor = rows().requires_grad_()
+            self.refuses(words, ringattn.UnsupportedError, operator, *before, [tensor] if listed else tensor, *behind)
+
+    def test_compiled(self):
+        for operator, argument, words in cases():
+            before, listed, behind = arguments_of(operator, argument)
+
+            # A tensor of the graph's own, which wants a gradient because a parameter does.
+            def call(parameter, operator=operator, before=before, listed=listed, behind=behind):
+                tensor = rows() * parameter
+                return operator(*before, [tensor] if listed else tensor, *behind)
+
+            torch.compiler.reset()
+            compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+            self.refuses(words, Exception, compiled, torch.nn.Parameter(torch.ones(8)))
+
+    def test_exported(self):
+        class Layer(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.sinks = torch.nn.Parameter(torch.zeros(2))
+
+            def forward(self, q):
+                return ringattn.attention(q, q, q, sinks=self.sinks)[0]
+
+        q = torch.randn(20, 2, 64)
+        with self.assertRaises(Exception) as caught:
+            torch.export.export(Layer(), (q,))
+        self.assertIn("sinks of attention requires a gradient", str(caught.exception))
+        with torch.no_grad():
+            exported = torch.export.export(Layer(), (q,)).module()(q)
+            self.assertTrue(torch.equal(exported, ringattn.attention(q, q, q, sinks=torch.zeros(2))[0]))
+
+
+class Functions(unittest.TestCase):
+    """What a model calls. In eager mode and compiled it is one error, by the same name of an argument."""
+
+    def test_parameters_are_refused(self):
+        q, k = torch.randn(40, 4, 64), torch.randn(40, 2, 64)
+        matrices = torch.randn(4, 64, 64), torch.randn(4, 32, 64)
+        latents = torch.randn(40, 4, 80), torch.randn(40, 64), torch.randn(40, 16), *matrices
+        scan = torch.randn(9, 2, 8), torch.ones(9, 2), -torch.ones(2), torch.randn(9, 1, 16), torch.randn(9, 1, 16)
+        channels = torch.randn(9, 8), torch.ones(9, 8), -torch.ones(8, 16), torch.randn(9, 16), torch.randn(9, 16)
+        lengths = torch.tensor([20, 20], dtype=torch.int32)
+        cache = k.reshape(2, 20, 2, 64)
+        heads = torch.zeros(2)
+        for name, given, call in (
+            ("sinks", torch.zeros(4), lambda p: ringattn.attention(q, k, k, sinks=p)),
+            ("sinks", torch.zeros(4), lambda p: ringattn.varlen(q, k, k, [0, 40], sinks=p)),
+            ("sinks", torch.zeros(4), lambda p: ringattn.decode(q[:2], cache, cache, lengths, sinks=p)),
+            ("sinks", torch.zeros(4), lambda p: ringattn.mla(*latents, form="expanded", sinks=p)),
+            ("out", q.clone(), lambda p: ringattn.attention(q, k, k, out=p * 1)),
+            ("D", heads, lambda p: ringattn.ssd(*scan, D=p)),
+            ("initial_states", torch.zeros(1, 2, 8, 16), lambda p: ringattn.ssd(*scan, initial_states=p)),
+            ("dt_bias", heads, lambda p: ringattn.ssd_update(torch.zeros(9, 2, 8, 16), *scan, dt_bias=p)),
+            ("D", torch.zeros(8), lambda p: ringattn.selective_scan(*channels, D=p)),
+        ):
+            for backend in (None, "aot_eager"):
+                torch.compiler.reset()
+                function = call if backend is None else torch.compile(call, backend=backend)
+                with self.subTest(name, backend=backend), self.assertRaises(ringattn.UnsupportedError) as caught:
+                    function(torch.nn.Parameter(given))
+                self.assertRegex(str(caught.exception), f"^{name}( of [a-z_0-9]+)? requires a gradient")
+
+
+if __name__ == "__main__":
+    unittest.main()
