@@ -19,7 +19,8 @@ bool ThreadsWatch::works_besides(int rank, double seconds) const {
   const auto now = Pulse::Clock::now();
   return std::any_of(pulses_.begin(), pulses_.end(), [&](const RankPulse& other) {
     return other.rank() != rank && other.is_worn() &&
-           std::chrono::duration<double>(now - other.worked()).count() <= std::min(seconds, seconds_);
+           std::chrono::duration<double>(now - other.worked()).count() <=
+               std::min(seconds, seconds_) + noticing_seconds();
   });
 }
 

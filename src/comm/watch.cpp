@@ -12,8 +12,9 @@ namespace ringattn {
 
 namespace {
 
-// How long a failed rank gets to unwind, to tell the others and to leave.
-constexpr std::chrono::seconds kEndGrace{5};
+// How long a failed rank gets to unwind, to tell the others and to leave. Where it doesn't, the message is the last
+// resort's, and has to come within 5 s of the time limit.
+constexpr std::chrono::seconds kEndGrace{4};
 // How long printing gets at the very end.
 constexpr std::chrono::seconds kPrintGrace{1};
 // Less processor time than this between two looks is no work: a thread that is blocked may still be woken in vain.
@@ -42,9 +43,10 @@ void Watch::arm(const Error& error) noexcept {
   end_ = Pulse::Clock::now() + kEndGrace;
 }
 
+double Watch::interval(double seconds) { return std::clamp(seconds / 8.0, 0.01, 0.25); }
+
 void Watch::run() {
-  // Seldom enough to cost nothing, often enough to be exact.
-  const std::chrono::duration<double> interval(std::clamp(rules_.seconds / 8.0, 0.01, 0.25));
+  const std::chrono::duration<double> interval(Watch::interval(rules_.seconds));
   bool told = false;
   auto last = Pulse::Clock::now();
   std::unique_lock lock(mutex_);

@@ -36,6 +36,10 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
+  // How often it looks, in seconds, where a rank is silent after `seconds`: seldom enough to cost nothing, often enough
+  // to be exact.
+  static double interval(double seconds);
+
   // From now on the process has a few seconds to end by itself. Only the first call counts.
   void arm(const Error& error) noexcept;
 
