@@ -10,7 +10,7 @@
 # This process waits for mpirun, which has a process group of its own, and `watch` looks on beside them. `watch` reads
 # a pipe that only this process writes to: when this one is killed it sees the end of the pipe, and ends the job.
 
-# Seconds that mpirun gets to end by itself.
+# Seconds that mpirun gets to end by itself. How many it gets to start is the caller's `start_limit`.
 readonly patience_failed=5  # after the first rank has left with a code that isn't 0
 readonly patience_gone=10   # after all ranks of this host are gone
 readonly patience_told=10   # after a signal
@@ -18,6 +18,7 @@ readonly patience_told=10   # after a signal
 readonly elsewhere=64     # kElsewhere of src/base/outcome.hpp
 readonly anyone="a rank"
 readonly lost_daemon=205  # mpirun's own code for it
+readonly late="it went on after the ranks of this host had left"  # why mpirun was ended
 
 # Whether a process is there and not only waits for its parent to look.
 running() {
@@ -66,6 +67,13 @@ read_outcomes() {
       if running "${name##*.}"; then ((++alive)); else ((++gone)); fi
     fi
   done
+}
+
+# Whether mpirun has a connection to another host: one of its daemons has come. Ranks that run only there write nothing
+# on this host.
+has_connections() {
+  [[ -n $(find "/proc/$child/fd" -lname 'socket:*' -printf '%l\n' 2>/dev/null | tr -dc '0-9\n' |
+    awk 'NR == FNR { mine[$1]; next } $4 == "01" && $10 in mine' - "/proc/$child/net/tcp" "/proc/$child/net/tcp6" 2>/dev/null) ]]
 }
 
 # ---- The end of a job -----------------------------------------------------------------------------------------------
@@ -130,6 +138,8 @@ remove_files() {
 # Looks on until this script says that the job has ended, or is killed itself.
 watch() {
   local in piece line="" word number status failed_since="" gone_since="" told_since="" child="" killed=0
+  local begun=0 announced=0 since=$SECONDS
+  ((start_limit > 0)) || begun=1
   trap '' INT TERM HUP
   exec {in}<"$job/life" {life}>&-
   while true; do
@@ -153,7 +163,7 @@ watch() {
       read -r word number <<<"$line" || true
       line=""
       case $word in
-        child) child=$number ;;
+        child) child=$number since=$SECONDS ;;
         told) told_since=$SECONDS ;;
         ended) return ;;
       esac
@@ -161,11 +171,26 @@ watch() {
     [[ -n $child ]] && ((!killed)) || continue
     read_outcomes
     [[ -e $job/family ]] || ((started == 0)) || note_open_mpi_job
+    ((started == 0)) || begun=1
+    # Only now and then: other hosts are asked for in all of /proc.
+    if ((!begun && SECONDS - since >= (announced ? start_limit : (start_limit + 9) / 10))); then
+      if ((!local_job)) && has_connections; then
+        begun=1
+      elif ((!announced)); then
+        announced=1
+        echo "ringattn-mpirun: no rank has begun yet. $launcher is ended $start_limit s after its start (--start-limit)." >&2
+      else
+        echo "$unstarted" >"$job/overdue"
+        kill -KILL -- -"$child" 2>/dev/null || true
+        killed=1
+        continue
+      fi
+    fi
     ((worst == 0)) || failed_since=${failed_since:-$SECONDS}
     if ((alive == 0 && gone > 0 && gone >= expected)); then gone_since=${gone_since:-$SECONDS}; else gone_since=""; fi
     if ((SECONDS - ${failed_since:-$SECONDS} >= patience_failed || SECONDS - ${gone_since:-$SECONDS} >= patience_gone ||
          SECONDS - ${told_since:-$SECONDS} >= patience_told)); then
-      : >"$job/overdue"
+      echo "$late" >"$job/overdue"
       kill -KILL -- -"$child" 2>/dev/null || true
       killed=1
     fi
@@ -176,14 +201,16 @@ watch() {
 
 # Leaves with the job's code, from `code`, that of mpirun or srun, and from what the ranks have said.
 leave() {
-  local -r late="it went on after the ranks of this host had left"
   if [[ -n $signal ]]; then exit $((128 + $(kill -l "$signal"))); fi
+  if [[ $overdue_why == "$unstarted" ]]; then
+    stop 6 "$launcher was ended" "$unstarted" "See whether the hosts answer; --start-limit gives them longer."
+  fi
   # What they all say counts, also where mpirun had to be ended.
   if ((worst > 0 || (overdue && left == started && left >= expected))); then
-    ((!overdue)) || echo "ringattn-mpirun: $launcher was ended ($late)." >&2
+    ((!overdue)) || echo "ringattn-mpirun: $launcher was ended ($overdue_why)." >&2
     exit "$worst"
   fi
-  if ((overdue)); then stop 6 "$launcher was ended" "$late" "See the messages above, and the logs of the hosts."; fi
+  if ((overdue)); then stop 6 "$launcher was ended" "$overdue_why" "See the messages above, and the logs of the hosts."; fi
   if ((code > elsewhere && code <= elsewhere + 7)); then exit $((code - elsewhere)); fi
   if ((code == 0 && silent + told == 0)); then exit 0; fi
   if ((code == 1 && told > 0 && told == started && told >= expected)); then
@@ -224,10 +251,13 @@ pass_on() {
   fi
 }
 
-# supervise COMMAND…: runs it and leaves with the job's code. `settings` are variables for it, NAME=VALUE each.
+# supervise COMMAND…: runs it and leaves with the job's code. `settings` are variables for it, NAME=VALUE each;
+# `start_limit` says how many seconds it gets until the first rank has begun, 0: any number.
 supervise() {
   local watcher
-  signal="" child="" code=0 overdue=0 victim=$anyone
+  signal="" child="" code=0 overdue=0 overdue_why="" victim=$anyone
+  unstarted="no rank had begun within $start_limit s"
+  ((local_job)) || unstarted="no rank on this host had begun within $start_limit s, and no other host had answered"
   here_name=$(uname -n).$(stat -Lc %i /proc/self/ns/pid 2>/dev/null || echo 0)
   job=$(mktemp -d "${TMPDIR:-/tmp}/ringattn-mpirun.XXXXXX" 2>/dev/null) && mkdir "$job/ranks" && mkfifo "$job/life" ||
     stop 3 "${TMPDIR:-/tmp} takes no temporary folder" "TMPDIR names it, or it is the default" \
@@ -252,7 +282,7 @@ supervise() {
     { wait "$child" && code=0 || code=$?; } 2>/dev/null  # bash's own word on a killed child says nothing new
     kill -0 "$child" 2>/dev/null || break  # else it was a trap that ended the wait
   done
-  [[ ! -e $job/overdue ]] || overdue=1
+  { read -r overdue_why <"$job/overdue" && overdue=1; } 2>/dev/null || true
   # mpirun takes its folder away, unless it is killed.
   ! compgen -G "${TMPDIR:-/tmp}/ompi.*.$UID/pid.$child" >/dev/null || victim=$launcher
   if ((overdue)); then end_processes now; else end_processes; fi

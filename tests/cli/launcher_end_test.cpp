@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // launch/ringattn-mpirun: how jobs end. Which exit code it leaves with, and that nothing outlives it.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -16,6 +19,31 @@ bool long_tests() {
   const char* value = std::getenv("RINGATTN_TEST_LONG");
   return value != nullptr && std::string(value) == "1";
 }
+
+// A port of this host at which the system takes connections for nobody.
+class Listener {
+ public:
+  Listener() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(::bind(socket_, any, size), 0);
+    EXPECT_EQ(::listen(socket_, 1), 0);
+    EXPECT_EQ(::getsockname(socket_, any, &size), 0);
+    port_ = ntohs(address.sin_port);
+  }
+  ~Listener() { ::close(socket_); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  int port() const { return port_; }
+
+ private:
+  const int socket_;
+  int port_ = 0;
+};
 
 TEST(LauncherEnd, TheRanksSayWhatTheCodeIs) {
   struct Case {
@@ -85,6 +113,37 @@ TEST(LauncherEnd, MpirunThatGoesOnAfterItsRanksIsEnded) {
     EXPECT_EQ(run.code, expected) << ranks << run.err;
     EXPECT_TRUE(has(run.err, "mpirun was ended (it went on after the ranks of this host had left).")) << run.err;
   }
+}
+
+TEST(LauncherEnd, MpirunUnderWhichNoRankBeginsIsEnded) {
+  const Machine machine;
+  const Finished here = machine.start({"--start-limit", "2", "run"}, {{"FAKE_HANG", "1"}});
+  EXPECT_EQ(here.code, 6) << here.err;
+  EXPECT_TRUE(has(here.err, "no rank has begun yet. mpirun is ended 2 s after its start (--start-limit).")) << here.err;
+  EXPECT_TRUE(has(here.err, "mpirun was ended (no rank had begun within 2 s).")) << here.err;
+  const Finished hosts = machine.start({"--host", "a:2", "--start-limit", "2", "run"}, {{"FAKE_HANG", "1"}});
+  EXPECT_EQ(hosts.code, 6) << hosts.err;
+  EXPECT_TRUE(has(hosts.err, "no rank on this host had begun within 2 s, and no other host had answered")) << hosts.err;
+}
+
+TEST(LauncherEnd, AJobThatHasBegunIsNotHeldToTheStartLimit) {
+  constexpr const char* kBegin = "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n";
+  Machine machine;
+  machine.script("mpirun", std::string(kBegin) +
+                               "file=$RINGATTN_OUTCOMES/$(uname -n).$(stat -Lc %i /proc/self/ns/pid).$$\n"
+                               "echo started 1 > $file; sleep 4; echo code 0 >> $file");
+  const Finished here = machine.start({"--start-limit", "2", "run"});
+  EXPECT_EQ(here.code, 0) << here.err;
+  EXPECT_FALSE(has(here.err, "no rank has begun")) << here.err;
+
+  // Of ranks that are all elsewhere it sees that mpirun is connected.
+  const Listener daemon;
+  machine.script("mpirun", std::string(kBegin) + "exec bash -c 'exec 3<>/dev/tcp/127.0.0.1/" +
+                               std::to_string(daemon.port()) + "; sleep 4 3<&-; exit 0'");
+  const Finished hosts = machine.start({"--host", "a:2", "--start-limit", "2", "run"});
+  EXPECT_EQ(hosts.code, 0) << hosts.err;
+  machine.script("mpirun", std::string(kBegin) + "sleep 4");
+  EXPECT_EQ(machine.start({"--start-limit", "0", "run"}).code, 0);
 }
 
 TEST(LauncherEnd, NothingOfTheJobOutlivesItOnThisHost) {
