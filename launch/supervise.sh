@@ -14,6 +14,7 @@
 readonly patience_failed=5  # after the first rank has left with a code that isn't 0
 readonly patience_gone=10   # after all ranks of this host are gone
 readonly patience_told=10   # after a signal
+readonly patience_pipe=5    # what holds its stdout after it has ended
 
 readonly elsewhere=64     # kElsewhere of src/base/outcome.hpp
 readonly anyone="a rank"
@@ -197,7 +198,42 @@ watch() {
   done
 }
 
+# ---- What the job prints --------------------------------------------------------------------------------------------
+
+# Passes on at once what comes through the pipe $job/out, mpirun's stdout. Where this script's own stdout doesn't take
+# it, the reason stays in $job/untaken and the job goes on: its ranks can't be told.
+copy_output() {
+  trap '' INT TERM HUP PIPE
+  [[ -e /proc/self/fd/1 ]] || exec 1</dev/null  # a closed stdout fails once there is something to print
+  LC_ALL=C cat 2>"$job/cat" && return
+  mv "$job/cat" "$job/untaken"
+  cat >/dev/null
+}
+
+# Waits until all of it is passed on, for as long as a slow reader takes. Only a process that holds the pipe and that
+# end_processes() doesn't find, or a signal to this script, bounds the wait.
+await_output() {
+  local step
+  for ((step = 0; step < 4 * patience_pipe; ++step)); do
+    running "$copier" || break
+    # The copier and its cat hold it, too.
+    if [[ -z $signal ]] && (($(find /proc/[0-9]*/fd -lname "*/${job##*/}/out" -printf '%h\n' 2>/dev/null | sort -u |
+      grep -c .) <= 2)); then
+      { wait "$copier" || true; } 2>/dev/null
+    else
+      sleep 0.25
+    fi
+  done
+  kill -KILL -- -"$copier" 2>/dev/null || true
+}
+
 # ---- The exit code --------------------------------------------------------------------------------------------------
+
+# Leaves with 0, unless the job's output was not taken: `untaken` says why.
+end_well() {
+  [[ -z $untaken ]] || stop 3 "the output can't be written to stdout" "$untaken" "Lead stdout to a place that takes it."
+  exit 0
+}
 
 # Leaves with the job's code, from `code`, that of mpirun or srun, and from what the ranks have said.
 leave() {
@@ -208,11 +244,12 @@ leave() {
   # What they all say counts, also where mpirun had to be ended.
   if ((worst > 0 || (overdue && left == started && left >= expected))); then
     ((!overdue)) || echo "ringattn-mpirun: $launcher was ended ($overdue_why)." >&2
+    ((worst > 0)) || end_well
     exit "$worst"
   fi
   if ((overdue)); then stop 6 "$launcher was ended" "$overdue_why" "See the messages above, and the logs of the hosts."; fi
   if ((code > elsewhere && code <= elsewhere + 7)); then exit $((code - elsewhere)); fi
-  if ((code == 0 && silent + told == 0)); then exit 0; fi
+  if ((code == 0 && silent + told == 0)); then end_well; fi
   if ((code == 1 && told > 0 && told == started && told >= expected)); then
     # mpirun answers SIGINT, SIGTERM and SIGHUP alike: it ends its ranks by SIGTERM, and leaves with 1.
     stop 143 "$launcher was told to stop" "its ranks were ended by signal 15" "Start again."
@@ -254,27 +291,31 @@ pass_on() {
 # supervise COMMAND…: runs it and leaves with the job's code. `settings` are variables for it, NAME=VALUE each;
 # `start_limit` says how many seconds it gets until the first rank has begun, 0: any number.
 supervise() {
-  local watcher
-  signal="" child="" code=0 overdue=0 overdue_why="" victim=$anyone
+  local watcher out
+  signal="" child="" code=0 untaken="" overdue=0 overdue_why="" victim=$anyone
   unstarted="no rank had begun within $start_limit s"
   ((local_job)) || unstarted="no rank on this host had begun within $start_limit s, and no other host had answered"
   here_name=$(uname -n).$(stat -Lc %i /proc/self/ns/pid 2>/dev/null || echo 0)
-  job=$(mktemp -d "${TMPDIR:-/tmp}/ringattn-mpirun.XXXXXX" 2>/dev/null) && mkdir "$job/ranks" && mkfifo "$job/life" ||
+  job=$(mktemp -d "${TMPDIR:-/tmp}/ringattn-mpirun.XXXXXX" 2>/dev/null) && mkdir "$job/ranks" && mkfifo "$job/life" "$job/out" ||
     stop 3 "${TMPDIR:-/tmp} takes no temporary folder" "TMPDIR names it, or it is the default" \
          "Set TMPDIR to a folder that can be written."
   exec {life}<>"$job/life"
   set -m  # a process group each, out of reach of the terminal's signals
   watch </dev/null &
   watcher=$!
+  exec {out}<>"$job/out"  # so that neither side waits for the other to open it
+  copy_output <"$job/out" {out}>&- {life}>&- &
+  copier=$!
   trap 'pass_on INT' INT
   trap 'pass_on TERM' TERM
   trap 'pass_on HUP' HUP
   (
     trap - INT TERM HUP
     echo "child $BASHPID" >&"$life"
-    exec env ${settings[@]+"${settings[@]}"} "RINGATTN_OUTCOMES=$job/ranks" "$@" </dev/null {life}>&-
+    exec env ${settings[@]+"${settings[@]}"} "RINGATTN_OUTCOMES=$job/ranks" "$@" </dev/null >"$job/out" {out}>&- {life}>&-
   ) &
   child=$!
+  exec {out}>&-
   set +m
   [[ -z $signal ]] || kill -"$signal" "$child" 2>/dev/null || true
 
@@ -286,6 +327,12 @@ supervise() {
   # mpirun takes its folder away, unless it is killed.
   ! compgen -G "${TMPDIR:-/tmp}/ompi.*.$UID/pid.$child" >/dev/null || victim=$launcher
   if ((overdue)); then end_processes now; else end_processes; fi
+  await_output
+  if [[ -e $job/untaken ]]; then
+    untaken=$(tail -n 1 "$job/untaken")
+    untaken=${untaken##*: }
+    untaken=${untaken:-what passes it on was ended}
+  fi
   read_outcomes
   echo ended >&"$life"
   { wait "$watcher" || true; } 2>/dev/null

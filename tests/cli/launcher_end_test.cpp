@@ -164,6 +164,52 @@ TEST(LauncherEnd, NothingOfTheJobOutlivesItOnThisHost) {
   EXPECT_EQ(run.out, "code 6\n") << run.err;
 }
 
+TEST(LauncherEnd, WhatIsPrintedIsPassedOnAtOnceAndWhole) {
+  Machine machine;
+  machine.script("mpirun",
+                 "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
+                 "echo first; touch $PLACE/printed; while [ ! -e $PLACE/read ]; do sleep 0.1; done; seq 100000");
+  const std::string place = machine.folder().path();
+  const Finished run = machine.run({"bash", "-c",
+                                    "set -o pipefail; timeout -s KILL 60 $0 run | { read -r line; touch $PLACE/read; "
+                                    "sleep 2; echo $line; md5sum; }\n"
+                                    "echo code $?; seq 100000 | md5sum",
+                                    RINGATTN_LAUNCHER},
+                                   {{"PLACE", place}});
+  const std::string::size_type code = run.out.find("code 0\n");
+  ASSERT_NE(code, std::string::npos) << run.out << run.err;
+  EXPECT_EQ(run.out.substr(0, code), "first\n" + run.out.substr(code + 7));
+}
+
+TEST(LauncherEnd, AStdoutThatTakesNothingIsAFileError) {
+  Machine machine;
+  machine.script("mpirun",
+                 "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
+                 "[ -n \"$FAKE_QUIET\" ] || seq 100000; echo its end >&2; exit ${FAKE_CODE:-0}");
+  const auto start = [&](const std::string& redirection, const Variables& variables = {}) {
+    return machine.run({"bash", "-c", "timeout -s KILL 60 $0 run " + redirection, RINGATTN_LAUNCHER}, variables);
+  };
+  const Finished full = start(">/dev/full");
+  EXPECT_EQ(full.code, 3) << full.err;
+  EXPECT_TRUE(has(full.err, "its end")) << "the job goes on: " << full.err;
+  EXPECT_TRUE(has(full.err, "the output can't be written to stdout (No space left on device). Lead stdout "))
+      << full.err;
+  EXPECT_EQ(start(">&-").code, 3);
+  EXPECT_EQ(start(">&-", {{"FAKE_QUIET", "1"}}).code, 0);
+  EXPECT_EQ(start(">/dev/full", {{"FAKE_QUIET", "1"}}).code, 0);
+  EXPECT_EQ(start(">/dev/full", {{"FAKE_CODE", "5"}}).code, 5) << "a failure of the job's own comes first";
+}
+
+TEST(LauncherEnd, AStrangerThatHoldsThePipeDoesNotHoldTheLauncher) {
+  Machine machine;
+  machine.script("mpirun",
+                 "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
+                 "echo said; env -u RINGATTN_OUTCOMES setsid sleep 40 2>&- &");
+  const Finished run = machine.run({"timeout", "-s", "KILL", "30", RINGATTN_LAUNCHER, "run"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(run.out, "said\n");
+}
+
 // On a busy host a read of the watch may end in the middle of what the launcher tells it.
 TEST(LauncherEnd, TheWatchHearsALineThatComesInPieces) {
   Machine machine;
@@ -222,6 +268,13 @@ TEST(LauncherWithMpirun, RunsTheProgram) {
   ASSERT_EQ(two.code, 0) << two.err;
   EXPECT_EQ(digest_of(two.out), digest_of(one.out));
   EXPECT_EQ(machine.start({"-np", "2", "run", "--softcp", "1"}).code, 2);
+}
+
+TEST(LauncherWithMpirun, AReportThatStdoutDoesNotTakeIsAFileError) {
+  const RealMachine machine("exec " RINGATTN_TOOL " \"$@\"");
+  const Words command{"bash", "-c", "exec \"$@\" >/dev/full", "bash", "timeout", "-s", "KILL", "60", RINGATTN_LAUNCHER};
+  const Finished run = machine.run(command + Words{"-np", "2", "run", "--quiet", "--json", "-"} + small_job());
+  EXPECT_EQ(run.code, 3) << run.err;
 }
 
 TEST(LauncherWithMpirun, ReadsNoCodeOutOfAnInputsName) {
