@@ -15,6 +15,7 @@ readonly patience_failed=5  # after the first rank has left with a code that isn
 readonly patience_gone=10   # after all ranks of this host are gone
 readonly patience_told=10   # after a signal
 readonly patience_pipe=5    # what holds its stdout after it has ended
+readonly patience_agent=3   # to take away what lost daemons have left on other hosts
 
 readonly elsewhere=64     # kElsewhere of src/base/outcome.hpp
 readonly anyone="a rank"
@@ -134,6 +135,36 @@ remove_files() {
   fi
   rmdir "$base"/ompi.*."$UID" 2>/dev/null || true
   rm -rf "$job"
+}
+
+# Removes the same on the other hosts that were named, where a daemon was lost or mpirun has ended without its daemons:
+# by the way on which mpirun comes there, all at once, for a few seconds. A host that can't be reached keeps them, and so
+# does one where a daemon of this job still runs, which removes them itself.
+remove_files_elsewhere() {
+  local family="" host script number agent=${OMPI_MCA_plm_rsh_agent:-ssh}
+  local -a starts=()
+  { read -r family <"$job/family"; } 2>/dev/null || true
+  is_number "$family" || return 0
+  script="pgrep -f \"[e]ss_base_jobid $((family << 16)) \" >/dev/null && exit
+    for base in \"\${TMPDIR:-/tmp}\"/ompi.*.$UID; do rm -rf \"\$base/jf.$family\"; rmdir \"\$base\"; done
+    rm -f /dev/shm/vader_segment.*.$UID.$(printf %x "$family")????.*"
+  set -m
+  for host in "${named_hosts[@]}"; do
+    # shellcheck disable=SC2086  # an agent may have options
+    $agent "$host" "sh -c '$script'" </dev/null >/dev/null 2>&1 {life}>&- &
+    starts+=($!)
+  done
+  set +m
+  for ((number = 0; number < 4 * patience_agent; ++number)); do
+    for host in "${starts[@]}"; do
+      if running "$host"; then sleep 0.25; continue 2; fi
+    done
+    break
+  done
+  for host in "${starts[@]}"; do
+    kill -KILL -- -"$host" 2>/dev/null || true
+    { wait "$host" || true; } 2>/dev/null
+  done
 }
 
 # Looks on until this script says that the job has ended, or is killed itself.
@@ -289,7 +320,8 @@ pass_on() {
 }
 
 # supervise COMMAND…: runs it and leaves with the job's code. `settings` are variables for it, NAME=VALUE each;
-# `start_limit` says how many seconds it gets until the first rank has begun, 0: any number.
+# `start_limit` says how many seconds it gets until the first rank has begun, 0: any number; `named_hosts` are those that
+# were named for it.
 supervise() {
   local watcher out
   signal="" child="" code=0 untaken="" overdue=0 overdue_why="" victim=$anyone
@@ -332,6 +364,9 @@ supervise() {
     untaken=$(tail -n 1 "$job/untaken")
     untaken=${untaken##*: }
     untaken=${untaken:-what passes it on was ended}
+  fi
+  if ((${#named_hosts[@]} > 0)) && { ((overdue || code == lost_daemon)) || [[ $victim == "$launcher" ]]; }; then
+    remove_files_elsewhere
   fi
   read_outcomes
   echo ended >&"$life"
