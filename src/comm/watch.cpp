@@ -12,9 +12,6 @@ namespace ringattn {
 
 namespace {
 
-// How long a failed rank gets to unwind, to tell the others and to leave. Where it doesn't, the message is the last
-// resort's, and has to come within 5 s of the time limit.
-constexpr std::chrono::seconds kEndGrace{4};
 // How long printing gets at the very end.
 constexpr std::chrono::seconds kPrintGrace{1};
 // Less processor time than this between two looks is no work: a thread that is blocked may still be woken in vain.
@@ -40,7 +37,7 @@ void Watch::arm(const Error& error) noexcept {
   const std::lock_guard lock(mutex_);
   if (failure_) return;
   failure_ = error;
-  end_ = Pulse::Clock::now() + kEndGrace;
+  end_ = Pulse::Clock::now() + rules_.end_grace;
 }
 
 double Watch::interval(double seconds) { return std::clamp(seconds / 8.0, 0.01, 0.25); }

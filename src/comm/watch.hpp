@@ -28,6 +28,8 @@ class Watch {
     std::function<void(const Pulse&)> silent;
     // Called on the watch's thread when a failure has not ended the watch in time; doesn't return.
     std::function<void(const Error&)> last_resort;
+    // How long a failed rank gets to unwind, to tell the others and to leave.
+    std::chrono::seconds end_grace{5};
   };
 
   // `ranks` outlive the object. They are watched while they are worn.
