@@ -3,7 +3,8 @@
 """Stops, kills or blocks one rank of a job at a named place (src/base/moment.hpp) and holds the job to its promise.
 Counted from that moment, its message comes within the timeout and five seconds and names the rank, and it ends within
 the timeout and ten seconds with one code; it leaves no process behind, and its output is there as a whole or not at
-all. Ranks are threads, processes of mpirun, or processes that meet at RINGATTN_STORE (tcp).
+all. Ranks are threads, processes of mpirun (mpi), the same under launch/ringattn-mpirun (launcher), or processes that
+meet at RINGATTN_STORE (tcp).
 Usage: stops_test.py PROGRAM [MPIRUN FLAGS...]. A sample of the cases; RINGATTN_TEST_LONG=1 runs all of them."""
 import concurrent.futures
 import itertools
@@ -24,7 +25,9 @@ SLACK = 0.5  # for looking and printing on a busy machine
 START = 30.0  # for all that comes before the moment
 MARK = "TEST_RINGATTN_JOB"
 ERROR = "ringattn: error:"
+LAUNCHER_ERROR = "ringattn-mpirun: error:"
 STORE_RANKS = str(pathlib.Path(__file__).resolve().parents[1] / "support" / "store_ranks.py")
+LAUNCHER = str(pathlib.Path(__file__).resolve().parents[2] / "launch" / "ringattn-mpirun")
 
 JOB = ["--synthetic", "7", "--seq", "1500", "--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--dtype", "fp32",
        "--block", "256", "--backend", "cpu", "--threads", "1", "--timeout", f"{TIMEOUT:g}"]
@@ -53,7 +56,8 @@ SAMPLE = {("mpi", "stop", 3, 0, "init"), ("mpi", "stop", 3, 2, "bootstrap"), ("m
           ("tcp", "stop", 3, 2, "parting"), ("tcp", "stop", 3, 2, "exit"), ("threads", "block", 3, 2, "split"),
           ("threads", "block", 3, 0, "writing"), ("threads", "block", 2, 1, "exit"),
           ("threads", "block", 2, 1, "init"),
-          ("mpi", "stop", 3, 2, "states"), ("mpi", "kill", 3, 0, "states"), ("threads", "block", 3, 0, "states")}
+          ("launcher", "kill", 3, 0, "middle-block"), ("launcher", "kill", 3, 2, "init"),
+          ("launcher", "kill", 2, 1, "exit"), ("mpi", "stop", 3, 2, "states"), ("mpi", "kill", 3, 0, "states"), ("threads", "block", 3, 0, "states")}
 
 
 def job_of(place):
@@ -66,6 +70,8 @@ def all_cases():
         for rank in (0, size - 1):
             for action in ("stop", "kill"):
                 yield "mpi", action, size, rank, place
+                if action == "kill":
+                    yield "launcher", action, size, rank, place
                 yield "tcp", action, size, rank, place
             if place not in OF_PROCESSES:
                 yield "threads", "block", size, rank, place
@@ -141,18 +147,22 @@ class Matrix:
         transport, action, size, rank, place = case
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
         output = folder / "out"
+        moment_file = self.folder / f"{folder.name}.moment"
         job = job_of(place)
         words = [self.program, "verify", *job] if place == "split" else [self.program, "run", *job, "--output", output]
-        if transport == "mpi":
+        environment = {**self.environment, "TEST_RINGATTN_MOMENT": f"{action}:{rank}:{place}",
+                       "TEST_RINGATTN_MOMENT_FILE": str(moment_file)}
+        if transport == "launcher":
+            words = [LAUNCHER, "--oversubscribe", "-np", str(size), *words[1:]]
+            environment["RINGATTN_PROGRAM"] = self.program
+        elif transport == "mpi":
             words = [*self.launcher, "-np", str(size), *words]
         elif transport == "tcp":
             words = [sys.executable, STORE_RANKS, str(size), "--except", str(rank), "--limit", str(START + BOUND), "--",
                      *words]
         else:
             words = [*words, "--ranks", str(size)]
-        moment_file = self.folder / f"{folder.name}.moment"
-        ended = Ended(words, {**self.environment, "TEST_RINGATTN_MOMENT": f"{action}:{rank}:{place}",
-                              "TEST_RINGATTN_MOMENT_FILE": str(moment_file)}, moment_file)
+        ended = Ended(words, environment, moment_file)
         return case, list(self.problems(case, ended, output)), ended
 
     def problems(self, case, ended, output):
@@ -167,6 +177,10 @@ class Matrix:
             most = 0 if place == "exit" else size - 1 if alone else 1
             if code != wanted_code or not min(most, 1) <= messages <= most:
                 yield f"code {code}, {messages} messages"
+        elif transport == "launcher":
+            # As below, but the code is the launcher's, and it says that a rank is gone unless a rank could.
+            if code != 6 or messages > 1 or ended.text.count(LAUNCHER_ERROR) + messages < 1:
+                yield f"code {code}, {messages} messages"
         elif action == "kill":
             # mpirun ends the others at once, so whether one of them still prints depends on who was faster.
             if code == 0 or messages > 1:
@@ -180,7 +194,7 @@ class Matrix:
         if ended.noticed is not None and ended.noticed > NOTICED + SLACK:
             yield f"the message came after {ended.noticed:.1f} s"
         # mpirun's way of killing the others leaves them no time to find out who is missing.
-        if (transport, action) != ("mpi", "kill") and (transport, place) not in UNNAMED:
+        if (transport == "tcp" or action != "kill") and (transport, place) not in UNNAMED:
             for message in re.findall(f"{ERROR}.*", ended.text):
                 if not re.search(rf"\brank {rank}\b", blamed(message)):
                     yield f"rank {rank} isn't named"
@@ -206,7 +220,7 @@ class Matrix:
 def main():
     program, launcher = sys.argv[1], sys.argv[2:]
     long = os.environ.get("RINGATTN_TEST_LONG") == "1"
-    cases = [case for case in all_cases() if (long or case in SAMPLE) and (launcher or case[0] != "mpi")]
+    cases = [case for case in all_cases() if (long or case in SAMPLE) and (launcher or case[0] not in ("mpi", "launcher"))]
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         matrix = Matrix(program, launcher, folder)
