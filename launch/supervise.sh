@@ -10,14 +10,17 @@
 # This process waits for mpirun, which has a process group of its own, and `watch` looks on beside them. `watch` reads
 # a pipe that only this process writes to: when this one is killed it sees the end of the pipe, and ends the job.
 
-# Seconds that mpirun gets to end by itself.
+# Seconds that mpirun gets to end by itself. How many it gets to start is the caller's `start_limit`.
 readonly patience_failed=5  # after the first rank has left with a code that isn't 0
 readonly patience_gone=10   # after all ranks of this host are gone
 readonly patience_told=10   # after a signal
+readonly patience_pipe=5    # what holds its stdout after it has ended
+readonly patience_agent=3   # to take away what lost daemons have left on other hosts
 
 readonly elsewhere=64     # kElsewhere of src/base/outcome.hpp
 readonly anyone="a rank"
 readonly lost_daemon=205  # mpirun's own code for it
+readonly late="it went on after the ranks of this host had left"  # why mpirun was ended
 
 # Whether a process is there and not only waits for its parent to look.
 running() {
@@ -66,6 +69,13 @@ read_outcomes() {
       if running "${name##*.}"; then ((++alive)); else ((++gone)); fi
     fi
   done
+}
+
+# Whether mpirun has a connection to another host: one of its daemons has come. Ranks that run only there write nothing
+# on this host.
+has_connections() {
+  [[ -n $(find "/proc/$child/fd" -lname 'socket:*' -printf '%l\n' 2>/dev/null | tr -dc '0-9\n' |
+    awk 'NR == FNR { mine[$1]; next } $4 == "01" && $10 in mine' - "/proc/$child/net/tcp" "/proc/$child/net/tcp6" 2>/dev/null) ]]
 }
 
 # ---- The end of a job -----------------------------------------------------------------------------------------------
@@ -127,9 +137,41 @@ remove_files() {
   rm -rf "$job"
 }
 
+# Removes the same on the other hosts that were named, where a daemon was lost or mpirun has ended without its daemons:
+# by the way on which mpirun comes there, all at once, for a few seconds. A host that can't be reached keeps them, and so
+# does one where a daemon of this job still runs, which removes them itself.
+remove_files_elsewhere() {
+  local family="" host script number agent=${OMPI_MCA_plm_rsh_agent:-ssh}
+  local -a starts=()
+  { read -r family <"$job/family"; } 2>/dev/null || true
+  is_number "$family" || return 0
+  script="pgrep -f \"[e]ss_base_jobid $((family << 16)) \" >/dev/null && exit
+    for base in \"\${TMPDIR:-/tmp}\"/ompi.*.$UID; do rm -rf \"\$base/jf.$family\"; rmdir \"\$base\"; done
+    rm -f /dev/shm/vader_segment.*.$UID.$(printf %x "$family")????.*"
+  set -m
+  for host in "${named_hosts[@]}"; do
+    # shellcheck disable=SC2086  # an agent may have options
+    $agent "$host" "sh -c '$script'" </dev/null >/dev/null 2>&1 {life}>&- &
+    starts+=($!)
+  done
+  set +m
+  for ((number = 0; number < 4 * patience_agent; ++number)); do
+    for host in "${starts[@]}"; do
+      if running "$host"; then sleep 0.25; continue 2; fi
+    done
+    break
+  done
+  for host in "${starts[@]}"; do
+    kill -KILL -- -"$host" 2>/dev/null || true
+    { wait "$host" || true; } 2>/dev/null
+  done
+}
+
 # Looks on until this script says that the job has ended, or is killed itself.
 watch() {
   local in piece line="" word number status failed_since="" gone_since="" told_since="" child="" killed=0
+  local begun=0 announced=0 since=$SECONDS
+  ((start_limit > 0)) || begun=1
   trap '' INT TERM HUP
   exec {in}<"$job/life" {life}>&-
   while true; do
@@ -153,7 +195,7 @@ watch() {
       read -r word number <<<"$line" || true
       line=""
       case $word in
-        child) child=$number ;;
+        child) child=$number since=$SECONDS ;;
         told) told_since=$SECONDS ;;
         ended) return ;;
       esac
@@ -161,31 +203,84 @@ watch() {
     [[ -n $child ]] && ((!killed)) || continue
     read_outcomes
     [[ -e $job/family ]] || ((started == 0)) || note_open_mpi_job
+    ((started == 0)) || begun=1
+    # Only now and then: other hosts are asked for in all of /proc.
+    if ((!begun && SECONDS - since >= (announced ? start_limit : (start_limit + 9) / 10))); then
+      if ((!local_job)) && has_connections; then
+        begun=1
+      elif ((!announced)); then
+        announced=1
+        echo "ringattn-mpirun: no rank has begun yet. $launcher is ended $start_limit s after its start (--start-limit)." >&2
+      else
+        echo "$unstarted" >"$job/overdue"
+        kill -KILL -- -"$child" 2>/dev/null || true
+        killed=1
+        continue
+      fi
+    fi
     ((worst == 0)) || failed_since=${failed_since:-$SECONDS}
     if ((alive == 0 && gone > 0 && gone >= expected)); then gone_since=${gone_since:-$SECONDS}; else gone_since=""; fi
     if ((SECONDS - ${failed_since:-$SECONDS} >= patience_failed || SECONDS - ${gone_since:-$SECONDS} >= patience_gone ||
          SECONDS - ${told_since:-$SECONDS} >= patience_told)); then
-      : >"$job/overdue"
+      echo "$late" >"$job/overdue"
       kill -KILL -- -"$child" 2>/dev/null || true
       killed=1
     fi
   done
 }
 
+# ---- What the job prints --------------------------------------------------------------------------------------------
+
+# Passes on at once what comes through the pipe $job/out, mpirun's stdout. Where this script's own stdout doesn't take
+# it, the reason stays in $job/untaken and the job goes on: its ranks can't be told.
+copy_output() {
+  trap '' INT TERM HUP PIPE
+  [[ -e /proc/self/fd/1 ]] || exec 1</dev/null  # a closed stdout fails once there is something to print
+  LC_ALL=C cat 2>"$job/cat" && return
+  mv "$job/cat" "$job/untaken"
+  cat >/dev/null
+}
+
+# Waits until all of it is passed on, for as long as a slow reader takes. Only a process that holds the pipe and that
+# end_processes() doesn't find, or a signal to this script, bounds the wait.
+await_output() {
+  local step
+  for ((step = 0; step < 4 * patience_pipe; ++step)); do
+    running "$copier" || break
+    # The copier and its cat hold it, too.
+    if [[ -z $signal ]] && (($(find /proc/[0-9]*/fd -lname "*/${job##*/}/out" -printf '%h\n' 2>/dev/null | sort -u |
+      grep -c .) <= 2)); then
+      { wait "$copier" || true; } 2>/dev/null
+    else
+      sleep 0.25
+    fi
+  done
+  kill -KILL -- -"$copier" 2>/dev/null || true
+}
+
 # ---- The exit code --------------------------------------------------------------------------------------------------
+
+# Leaves with 0, unless the job's output was not taken: `untaken` says why.
+end_well() {
+  [[ -z $untaken ]] || stop 3 "the output can't be written to stdout" "$untaken" "Lead stdout to a place that takes it."
+  exit 0
+}
 
 # Leaves with the job's code, from `code`, that of mpirun or srun, and from what the ranks have said.
 leave() {
-  local -r late="it went on after the ranks of this host had left"
   if [[ -n $signal ]]; then exit $((128 + $(kill -l "$signal"))); fi
+  if [[ $overdue_why == "$unstarted" ]]; then
+    stop 6 "$launcher was ended" "$unstarted" "See whether the hosts answer; --start-limit gives them longer."
+  fi
   # What they all say counts, also where mpirun had to be ended.
   if ((worst > 0 || (overdue && left == started && left >= expected))); then
-    ((!overdue)) || echo "ringattn-mpirun: $launcher was ended ($late)." >&2
+    ((!overdue)) || echo "ringattn-mpirun: $launcher was ended ($overdue_why)." >&2
+    ((worst > 0)) || end_well
     exit "$worst"
   fi
-  if ((overdue)); then stop 6 "$launcher was ended" "$late" "See the messages above, and the logs of the hosts."; fi
+  if ((overdue)); then stop 6 "$launcher was ended" "$overdue_why" "See the messages above, and the logs of the hosts."; fi
   if ((code > elsewhere && code <= elsewhere + 7)); then exit $((code - elsewhere)); fi
-  if ((code == 0 && silent + told == 0)); then exit 0; fi
+  if ((code == 0 && silent + told == 0)); then end_well; fi
   if ((code == 1 && told > 0 && told == started && told >= expected)); then
     # mpirun answers SIGINT, SIGTERM and SIGHUP alike: it ends its ranks by SIGTERM, and leaves with 1.
     stop 143 "$launcher was told to stop" "its ranks were ended by signal 15" "Start again."
@@ -224,27 +319,35 @@ pass_on() {
   fi
 }
 
-# supervise COMMAND…: runs it and leaves with the job's code. `settings` are variables for it, NAME=VALUE each.
+# supervise COMMAND…: runs it and leaves with the job's code. `settings` are variables for it, NAME=VALUE each;
+# `start_limit` says how many seconds it gets until the first rank has begun, 0: any number; `named_hosts` are those that
+# were named for it.
 supervise() {
-  local watcher
-  signal="" child="" code=0 overdue=0 victim=$anyone
+  local watcher out
+  signal="" child="" code=0 untaken="" overdue=0 overdue_why="" victim=$anyone
+  unstarted="no rank had begun within $start_limit s"
+  ((local_job)) || unstarted="no rank on this host had begun within $start_limit s, and no other host had answered"
   here_name=$(uname -n).$(stat -Lc %i /proc/self/ns/pid 2>/dev/null || echo 0)
-  job=$(mktemp -d "${TMPDIR:-/tmp}/ringattn-mpirun.XXXXXX" 2>/dev/null) && mkdir "$job/ranks" && mkfifo "$job/life" ||
+  job=$(mktemp -d "${TMPDIR:-/tmp}/ringattn-mpirun.XXXXXX" 2>/dev/null) && mkdir "$job/ranks" && mkfifo "$job/life" "$job/out" ||
     stop 3 "${TMPDIR:-/tmp} takes no temporary folder" "TMPDIR names it, or it is the default" \
          "Set TMPDIR to a folder that can be written."
   exec {life}<>"$job/life"
   set -m  # a process group each, out of reach of the terminal's signals
   watch </dev/null &
   watcher=$!
+  exec {out}<>"$job/out"  # so that neither side waits for the other to open it
+  copy_output <"$job/out" {out}>&- {life}>&- &
+  copier=$!
   trap 'pass_on INT' INT
   trap 'pass_on TERM' TERM
   trap 'pass_on HUP' HUP
   (
     trap - INT TERM HUP
     echo "child $BASHPID" >&"$life"
-    exec env ${settings[@]+"${settings[@]}"} "RINGATTN_OUTCOMES=$job/ranks" "$@" </dev/null {life}>&-
+    exec env ${settings[@]+"${settings[@]}"} "RINGATTN_OUTCOMES=$job/ranks" "$@" </dev/null >"$job/out" {out}>&- {life}>&-
   ) &
   child=$!
+  exec {out}>&-
   set +m
   [[ -z $signal ]] || kill -"$signal" "$child" 2>/dev/null || true
 
@@ -252,10 +355,19 @@ supervise() {
     { wait "$child" && code=0 || code=$?; } 2>/dev/null  # bash's own word on a killed child says nothing new
     kill -0 "$child" 2>/dev/null || break  # else it was a trap that ended the wait
   done
-  [[ ! -e $job/overdue ]] || overdue=1
+  { read -r overdue_why <"$job/overdue" && overdue=1; } 2>/dev/null || true
   # mpirun takes its folder away, unless it is killed.
   ! compgen -G "${TMPDIR:-/tmp}/ompi.*.$UID/pid.$child" >/dev/null || victim=$launcher
   if ((overdue)); then end_processes now; else end_processes; fi
+  await_output
+  if [[ -e $job/untaken ]]; then
+    untaken=$(tail -n 1 "$job/untaken")
+    untaken=${untaken##*: }
+    untaken=${untaken:-what passes it on was ended}
+  fi
+  if ((${#named_hosts[@]} > 0)) && { ((overdue || code == lost_daemon)) || [[ $victim == "$launcher" ]]; }; then
+    remove_files_elsewhere
+  fi
   read_outcomes
   echo ended >&"$life"
   { wait "$watcher" || true; } 2>/dev/null

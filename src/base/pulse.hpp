@@ -38,6 +38,9 @@ class Pulse {
 
   // Whether another rank has worked within these seconds, or within those after which a rank is silent.
   virtual bool others_work(double) const { return false; }
+  // How much later than that it may notice that another rank is silent. A wait that gives up by itself does so later
+  // still: it knows whom it waits for, and not for whom that rank does.
+  virtual double noticing_seconds() const { return 0.0; }
   // The first sign that this rank is going to fail, before its stack unwinds.
   virtual void failing(const Error&) noexcept {}
 

@@ -33,7 +33,8 @@ void Heart::failing(const Error& error) noexcept { failing_(error); }
 bool Heart::others_work(double seconds) const {
   const auto now = Clock::now();
   return beating_ && std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-           return peer.worked != Clock::time_point() && seconds_since(peer.worked, now) <= std::min(seconds, seconds_);
+           return peer.worked != Clock::time_point() &&
+                  seconds_since(peer.worked, now) <= std::min(seconds, seconds_) + noticing_seconds();
          });
 }
 

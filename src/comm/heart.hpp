@@ -42,6 +42,7 @@ class Heart final : public Pulse {
   void part();
 
   bool others_work(double seconds) const override;
+  double noticing_seconds() const override { return beating_ ? 2.0 * interval_ : 0.0; }
   void failing(const Error& error) noexcept override;
 
  private:

@@ -25,8 +25,8 @@ Patience::Patience(double seconds) : seconds_(seconds) {
 
 bool waited_enough(const Deadline& deadline) {
   const double overdue = deadline.overdue();
-  if (overdue < 0.0) return false;
   const Pulse* const pulse = Pulse::current();
+  if (overdue < (pulse != nullptr ? pulse->noticing_seconds() : 0.0)) return false;
   const bool extended = pulse != nullptr && pulse->others_work(deadline.seconds());
   return !extended || overdue > kExtraSeconds + kExtraLengths * deadline.seconds();
 }

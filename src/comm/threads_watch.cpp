@@ -8,18 +8,27 @@
 
 namespace ringattn {
 
+namespace {
+
+// A thread that hangs can't be left behind, so the world's message is that of the last resort. It comes within 5 s of the
+// time limit.
+constexpr std::chrono::seconds kEndGrace{4};
+
+}  // namespace
+
 ThreadsWatch::ThreadsWatch(int size, const RanksLimit& limit) : seconds_(limit.seconds) {
   std::vector<const Pulse*> ranks;
   for (int rank = 0; rank < size; ++rank) ranks.push_back(&pulses_.emplace_back(*this, rank));
   watch_.emplace(std::move(ranks), Watch::Rules{limit.seconds, [this](const Pulse& rank) { fell_silent(rank.rank()); },
-                                                limit.last_resort});
+                                                limit.last_resort, kEndGrace});
 }
 
 bool ThreadsWatch::works_besides(int rank, double seconds) const {
   const auto now = Pulse::Clock::now();
   return std::any_of(pulses_.begin(), pulses_.end(), [&](const RankPulse& other) {
     return other.rank() != rank && other.is_worn() &&
-           std::chrono::duration<double>(now - other.worked()).count() <= std::min(seconds, seconds_);
+           std::chrono::duration<double>(now - other.worked()).count() <=
+               std::min(seconds, seconds_) + noticing_seconds();
   });
 }
 

@@ -25,6 +25,7 @@ class ThreadsWatch {
     RankPulse(ThreadsWatch& watch, int rank) : Pulse(rank), watch_(watch) {}
 
     bool others_work(double seconds) const override { return watch_.works_besides(rank(), seconds); }
+    double noticing_seconds() const override { return watch_.noticing_seconds(); }
     void failing(const Error& error) noexcept override { watch_.watch_->arm(error); }
 
    private:
@@ -34,6 +35,7 @@ class ThreadsWatch {
   };
 
   bool works_besides(int rank, double seconds) const;
+  double noticing_seconds() const { return 3.0 * Watch::interval(seconds_); }  // one of them is the others' to hear it
   void fell_silent(int rank);
   // Throws once a rank is silent.
   void check();

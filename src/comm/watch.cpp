@@ -12,8 +12,6 @@ namespace ringattn {
 
 namespace {
 
-// How long a failed rank gets to unwind, to tell the others and to leave.
-constexpr std::chrono::seconds kEndGrace{5};
 // How long printing gets at the very end.
 constexpr std::chrono::seconds kPrintGrace{1};
 // Less processor time than this between two looks is no work: a thread that is blocked may still be woken in vain.
@@ -39,12 +37,13 @@ void Watch::arm(const Error& error) noexcept {
   const std::lock_guard lock(mutex_);
   if (failure_) return;
   failure_ = error;
-  end_ = Pulse::Clock::now() + kEndGrace;
+  end_ = Pulse::Clock::now() + rules_.end_grace;
 }
 
+double Watch::interval(double seconds) { return std::clamp(seconds / 8.0, 0.01, 0.25); }
+
 void Watch::run() {
-  // Seldom enough to cost nothing, often enough to be exact.
-  const std::chrono::duration<double> interval(std::clamp(rules_.seconds / 8.0, 0.01, 0.25));
+  const std::chrono::duration<double> interval(Watch::interval(rules_.seconds));
   bool told = false;
   auto last = Pulse::Clock::now();
   std::unique_lock lock(mutex_);

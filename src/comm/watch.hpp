@@ -28,6 +28,8 @@ class Watch {
     std::function<void(const Pulse&)> silent;
     // Called on the watch's thread when a failure has not ended the watch in time; doesn't return.
     std::function<void(const Error&)> last_resort;
+    // How long a failed rank gets to unwind, to tell the others and to leave.
+    std::chrono::seconds end_grace{5};
   };
 
   // `ranks` outlive the object. They are watched while they are worn.
@@ -35,6 +37,10 @@ class Watch {
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
+
+  // How often it looks, in seconds, where a rank is silent after `seconds`: seldom enough to cost nothing, often enough
+  // to be exact.
+  static double interval(double seconds);
 
   // From now on the process has a few seconds to end by itself. Only the first call counts.
   void arm(const Error& error) noexcept;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // launch/ringattn-mpirun: how jobs end. Which exit code it leaves with, and that nothing outlives it.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -16,6 +19,31 @@ bool long_tests() {
   const char* value = std::getenv("RINGATTN_TEST_LONG");
   return value != nullptr && std::string(value) == "1";
 }
+
+// A port of this host at which the system takes connections for nobody.
+class Listener {
+ public:
+  Listener() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(::bind(socket_, any, size), 0);
+    EXPECT_EQ(::listen(socket_, 1), 0);
+    EXPECT_EQ(::getsockname(socket_, any, &size), 0);
+    port_ = ntohs(address.sin_port);
+  }
+  ~Listener() { ::close(socket_); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  int port() const { return port_; }
+
+ private:
+  const int socket_;
+  int port_ = 0;
+};
 
 TEST(LauncherEnd, TheRanksSayWhatTheCodeIs) {
   struct Case {
@@ -87,6 +115,37 @@ TEST(LauncherEnd, MpirunThatGoesOnAfterItsRanksIsEnded) {
   }
 }
 
+TEST(LauncherEnd, MpirunUnderWhichNoRankBeginsIsEnded) {
+  const Machine machine;
+  const Finished here = machine.start({"--start-limit", "2", "run"}, {{"FAKE_HANG", "1"}});
+  EXPECT_EQ(here.code, 6) << here.err;
+  EXPECT_TRUE(has(here.err, "no rank has begun yet. mpirun is ended 2 s after its start (--start-limit).")) << here.err;
+  EXPECT_TRUE(has(here.err, "mpirun was ended (no rank had begun within 2 s).")) << here.err;
+  const Finished hosts = machine.start({"--host", "a:2", "--start-limit", "2", "run"}, {{"FAKE_HANG", "1"}});
+  EXPECT_EQ(hosts.code, 6) << hosts.err;
+  EXPECT_TRUE(has(hosts.err, "no rank on this host had begun within 2 s, and no other host had answered")) << hosts.err;
+}
+
+TEST(LauncherEnd, AJobThatHasBegunIsNotHeldToTheStartLimit) {
+  constexpr const char* kBegin = "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n";
+  Machine machine;
+  machine.script("mpirun", std::string(kBegin) +
+                               "file=$RINGATTN_OUTCOMES/$(uname -n).$(stat -Lc %i /proc/self/ns/pid).$$\n"
+                               "echo started 1 > $file; sleep 4; echo code 0 >> $file");
+  const Finished here = machine.start({"--start-limit", "2", "run"});
+  EXPECT_EQ(here.code, 0) << here.err;
+  EXPECT_FALSE(has(here.err, "no rank has begun")) << here.err;
+
+  // Of ranks that are all elsewhere it sees that mpirun is connected.
+  const Listener daemon;
+  machine.script("mpirun", std::string(kBegin) + "exec bash -c 'exec 3<>/dev/tcp/127.0.0.1/" +
+                               std::to_string(daemon.port()) + "; sleep 4 3<&-; exit 0'");
+  const Finished hosts = machine.start({"--host", "a:2", "--start-limit", "2", "run"});
+  EXPECT_EQ(hosts.code, 0) << hosts.err;
+  machine.script("mpirun", std::string(kBegin) + "sleep 4");
+  EXPECT_EQ(machine.start({"--start-limit", "0", "run"}).code, 0);
+}
+
 TEST(LauncherEnd, NothingOfTheJobOutlivesItOnThisHost) {
   // A process in a session of its own that ignores SIGTERM and holds the pipes of who started the launcher. Once killed
   // it is still there for a moment, without its pipes, on a busy host.
@@ -103,6 +162,52 @@ TEST(LauncherEnd, NothingOfTheJobOutlivesItOnThisHost) {
                                     RINGATTN_LAUNCHER},
                                    {{"PLACE", place}, {"TMPDIR", place}});
   EXPECT_EQ(run.out, "code 6\n") << run.err;
+}
+
+TEST(LauncherEnd, WhatIsPrintedIsPassedOnAtOnceAndWhole) {
+  Machine machine;
+  machine.script("mpirun",
+                 "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
+                 "echo first; touch $PLACE/printed; while [ ! -e $PLACE/read ]; do sleep 0.1; done; seq 100000");
+  const std::string place = machine.folder().path();
+  const Finished run = machine.run({"bash", "-c",
+                                    "set -o pipefail; timeout -s KILL 60 $0 run | { read -r line; touch $PLACE/read; "
+                                    "sleep 2; echo $line; md5sum; }\n"
+                                    "echo code $?; seq 100000 | md5sum",
+                                    RINGATTN_LAUNCHER},
+                                   {{"PLACE", place}});
+  const std::string::size_type code = run.out.find("code 0\n");
+  ASSERT_NE(code, std::string::npos) << run.out << run.err;
+  EXPECT_EQ(run.out.substr(0, code), "first\n" + run.out.substr(code + 7));
+}
+
+TEST(LauncherEnd, AStdoutThatTakesNothingIsAFileError) {
+  Machine machine;
+  machine.script("mpirun",
+                 "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
+                 "[ -n \"$FAKE_QUIET\" ] || seq 100000; echo its end >&2; exit ${FAKE_CODE:-0}");
+  const auto start = [&](const std::string& redirection, const Variables& variables = {}) {
+    return machine.run({"bash", "-c", "timeout -s KILL 60 $0 run " + redirection, RINGATTN_LAUNCHER}, variables);
+  };
+  const Finished full = start(">/dev/full");
+  EXPECT_EQ(full.code, 3) << full.err;
+  EXPECT_TRUE(has(full.err, "its end")) << "the job goes on: " << full.err;
+  EXPECT_TRUE(has(full.err, "the output can't be written to stdout (No space left on device). Lead stdout "))
+      << full.err;
+  EXPECT_EQ(start(">&-").code, 3);
+  EXPECT_EQ(start(">&-", {{"FAKE_QUIET", "1"}}).code, 0);
+  EXPECT_EQ(start(">/dev/full", {{"FAKE_QUIET", "1"}}).code, 0);
+  EXPECT_EQ(start(">/dev/full", {{"FAKE_CODE", "5"}}).code, 5) << "a failure of the job's own comes first";
+}
+
+TEST(LauncherEnd, AStrangerThatHoldsThePipeDoesNotHoldTheLauncher) {
+  Machine machine;
+  machine.script("mpirun",
+                 "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
+                 "echo said; env -u RINGATTN_OUTCOMES setsid sleep 40 2>&- &");
+  const Finished run = machine.run({"timeout", "-s", "KILL", "30", RINGATTN_LAUNCHER, "run"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(run.out, "said\n");
 }
 
 // On a busy host a read of the watch may end in the middle of what the launcher tells it.
@@ -163,6 +268,13 @@ TEST(LauncherWithMpirun, RunsTheProgram) {
   ASSERT_EQ(two.code, 0) << two.err;
   EXPECT_EQ(digest_of(two.out), digest_of(one.out));
   EXPECT_EQ(machine.start({"-np", "2", "run", "--softcp", "1"}).code, 2);
+}
+
+TEST(LauncherWithMpirun, AReportThatStdoutDoesNotTakeIsAFileError) {
+  const RealMachine machine("exec " RINGATTN_TOOL " \"$@\"");
+  const Words command{"bash", "-c", "exec \"$@\" >/dev/full", "bash", "timeout", "-s", "KILL", "60", RINGATTN_LAUNCHER};
+  const Finished run = machine.run(command + Words{"-np", "2", "run", "--quiet", "--json", "-"} + small_job());
+  EXPECT_EQ(run.code, 3) << run.err;
 }
 
 TEST(LauncherWithMpirun, ReadsNoCodeOutOfAnInputsName) {

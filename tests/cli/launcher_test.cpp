@@ -115,6 +115,7 @@ TEST(Launcher, BadOptionsAreOneMessage) {
       {{"--host", "", "run"}, "--host has no value (it takes one)."},
       {{"--mca", "btl"}, "--mca has no value (it takes a name and a value)."},
       {{"--frobnicate", "run"}, "unknown option --frobnicate ("},
+      {{"--start-limit", "1m", "run"}, "--start-limit is \"1m\" (it takes whole seconds)."},
       {{"--launcher", "ssh", "run"}, "--launcher is \"ssh\" (it takes mpirun or srun)."},
       {{"--launcher", "srun", "run"}, "--launcher srun outside a Slurm allocation ("}};
   for (const auto& [words, message] : cases) {

@@ -15,7 +15,7 @@
 namespace ringattn {
 namespace {
 
-constexpr double kSilence = 1.0;    // --timeout of the tests of silence
+constexpr double kSilence = 2.0;    // --timeout of the tests of silence
 constexpr double kPatience = 60.0;  // longer than the tests last: who reaches it hangs
 
 void print_message(const Error& error) { std::fprintf(stderr, "message: %s\n", error.what()); }

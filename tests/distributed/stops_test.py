@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Stops, kills or blocks one rank of a job at a named place (src/base/moment.hpp) and holds the job to its promise: it
-ends within the timeout and ten seconds with one code and one message, leaves no process behind, and its output is there
-as a whole or not at all. Ranks are threads, processes of mpirun, or processes that meet at RINGATTN_STORE (tcp).
+"""Stops, kills or blocks one rank of a job at a named place (src/base/moment.hpp) and holds the job to its promise.
+Counted from that moment, its message comes within the timeout and five seconds and names the rank, and it ends within
+the timeout and ten seconds with one code; it leaves no process behind, and its output is there as a whole or not at
+all. Ranks are threads, processes of mpirun (mpi), the same under launch/ringattn-mpirun (launcher), or processes that
+meet at RINGATTN_STORE (tcp).
 Usage: stops_test.py PROGRAM [MPIRUN FLAGS...]. A sample of the cases; RINGATTN_TEST_LONG=1 runs all of them."""
 import concurrent.futures
 import itertools
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +19,15 @@ import time
 import uuid
 
 TIMEOUT = 3.0
-BOUND = TIMEOUT + 10.0
-START = 8.0  # for mpirun and the job itself on a busy machine
+NOTICED = TIMEOUT + 5.0  # when the message has come at the latest
+BOUND = TIMEOUT + 10.0   # when the job has ended
+SLACK = 0.5  # for looking and printing on a busy machine
+START = 30.0  # for all that comes before the moment
 MARK = "TEST_RINGATTN_JOB"
+ERROR = "ringattn: error:"
+LAUNCHER_ERROR = "ringattn-mpirun: error:"
 STORE_RANKS = str(pathlib.Path(__file__).resolve().parents[1] / "support" / "store_ranks.py")
+LAUNCHER = str(pathlib.Path(__file__).resolve().parents[2] / "launch" / "ringattn-mpirun")
 
 JOB = ["--synthetic", "7", "--seq", "1500", "--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--dtype", "fp32",
        "--block", "256", "--backend", "cpu", "--threads", "1", "--timeout", f"{TIMEOUT:g}"]
@@ -33,15 +41,23 @@ PLACES = {"init": False, "bootstrap": False, "split": False, "staging": False, "
           "middle-block": False, "last-block": False, "states": False, "writing": False, "renaming": None,
           "last-meeting": True, "parting": True, "exit": True}
 OF_PROCESSES = {"bootstrap", "last-meeting", "parting"}
+# Where MPI itself starts and ends, it doesn't say for whom it waits.
+UNNAMED = {("mpi", "init"), ("mpi", "exit")}
+# How messages name ranks that are missed.
+BLAME = (r"error: (.*) (?:fell silent|did not come|is gone|left while)", r"waits for (.*?)\)",
+         r"can't reach (rank 0)'s")
 
-SAMPLE = {("mpi", "stop", 3, 2, "init"), ("mpi", "stop", 2, 1, "split"), ("mpi", "stop", 3, 0, "middle-block"),
+SAMPLE = {("mpi", "stop", 3, 0, "init"), ("mpi", "stop", 3, 2, "bootstrap"), ("mpi", "stop", 2, 1, "split"),
+          ("mpi", "stop", 3, 0, "middle-block"),
           ("mpi", "stop", 3, 2, "writing"), ("mpi", "stop", 3, 2, "parting"), ("mpi", "stop", 3, 2, "exit"),
           ("mpi", "kill", 3, 0, "renaming"), ("tcp", "stop", 3, 2, "init"), ("tcp", "kill", 3, 0, "bootstrap"),
           ("tcp", "stop", 2, 1, "split"), ("tcp", "kill", 3, 0, "middle-block"), ("tcp", "stop", 3, 0, "middle-block"),
           ("tcp", "kill", 3, 2, "writing"), ("tcp", "stop", 3, 0, "renaming"), ("tcp", "kill", 3, 2, "parting"),
           ("tcp", "stop", 3, 2, "parting"), ("tcp", "stop", 3, 2, "exit"), ("threads", "block", 3, 2, "split"),
           ("threads", "block", 3, 0, "writing"), ("threads", "block", 2, 1, "exit"),
-          ("mpi", "stop", 3, 2, "states"), ("mpi", "kill", 3, 0, "states"), ("threads", "block", 3, 0, "states")}
+          ("threads", "block", 2, 1, "init"),
+          ("launcher", "kill", 3, 0, "middle-block"), ("launcher", "kill", 3, 2, "init"),
+          ("launcher", "kill", 2, 1, "exit"), ("mpi", "stop", 3, 2, "states"), ("mpi", "kill", 3, 0, "states"), ("threads", "block", 3, 0, "states")}
 
 
 def job_of(place):
@@ -54,6 +70,8 @@ def all_cases():
         for rank in (0, size - 1):
             for action in ("stop", "kill"):
                 yield "mpi", action, size, rank, place
+                if action == "kill":
+                    yield "launcher", action, size, rank, place
                 yield "tcp", action, size, rank, place
             if place not in OF_PROCESSES:
                 yield "threads", "block", size, rank, place
@@ -71,26 +89,42 @@ def processes_of(mark):
     return found
 
 
-def run(words, environment, limit):
-    """Exit code (None: it hung), what it printed, the seconds that it took, and how many processes stayed."""
-    mark = str(uuid.uuid4())
-    begin = time.monotonic()
-    with tempfile.TemporaryFile() as text:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=text, stderr=text, start_new_session=True,
-                                   env={**environment, MARK: mark})
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        seconds = time.monotonic() - begin
-        # The launcher's helpers, and ranks that it has just killed, need a moment.
-        while (left := processes_of(mark)) and code is not None and time.monotonic() - begin < seconds + 3.0:
-            time.sleep(0.05)
-        for number in left:
-            os.kill(number, signal.SIGKILL)
-        process.wait()
-        text.seek(0)
-        return code, text.read().decode(errors="replace"), seconds, len(left)
+class Ended:
+    """A job: its exit code (None: it hung), what it printed, how many of its processes stayed, and when after the
+    moment its first message came and it ended (None: that didn't happen)."""
+
+    def __init__(self, words, environment, moment_file):
+        mark = str(uuid.uuid4())
+        limit = time.monotonic() + START + BOUND + 30.0
+        self.code = None
+        message = end = None
+        with tempfile.TemporaryFile() as text:
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=text, stderr=text,
+                                       start_new_session=True, env={**environment, MARK: mark})
+            while end is None and time.monotonic() < limit:
+                time.sleep(0.02)
+                self.code = process.poll()
+                if message is None and ERROR.encode() in os.pread(text.fileno(), 1 << 20, 0):
+                    message = time.time()
+                if self.code is not None:
+                    end = time.time()
+            # The launcher's helpers, and ranks that it has just killed, need a moment.
+            patience = time.monotonic() + 3.0
+            while (left := processes_of(mark)) and end is not None and time.monotonic() < patience:
+                time.sleep(0.05)
+            for number in left:
+                os.kill(number, signal.SIGKILL)
+            process.wait()
+            self.text = os.pread(text.fileno(), 1 << 20, 0).decode(errors="replace")
+        self.left = len(left)
+        moment = moment_file.stat().st_mtime if moment_file.exists() else None
+        self.noticed = message - moment if message and moment else None
+        self.ended = end - moment if end and moment else None
+
+
+def blamed(message):
+    """The words of a message that name ranks."""
+    return " ".join(words for pattern in BLAME for words in re.findall(pattern, message))
 
 
 class Matrix:
@@ -113,22 +147,27 @@ class Matrix:
         transport, action, size, rank, place = case
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
         output = folder / "out"
+        moment_file = self.folder / f"{folder.name}.moment"
         job = job_of(place)
         words = [self.program, "verify", *job] if place == "split" else [self.program, "run", *job, "--output", output]
-        if transport == "mpi":
+        environment = {**self.environment, "TEST_RINGATTN_MOMENT": f"{action}:{rank}:{place}",
+                       "TEST_RINGATTN_MOMENT_FILE": str(moment_file)}
+        if transport == "launcher":
+            words = [LAUNCHER, "--oversubscribe", "-np", str(size), *words[1:]]
+            environment["RINGATTN_PROGRAM"] = self.program
+        elif transport == "mpi":
             words = [*self.launcher, "-np", str(size), *words]
         elif transport == "tcp":
-            words = [sys.executable, STORE_RANKS, str(size), "--except", str(rank), "--limit", str(BOUND + START), "--",
+            words = [sys.executable, STORE_RANKS, str(size), "--except", str(rank), "--limit", str(START + BOUND), "--",
                      *words]
         else:
             words = [*words, "--ranks", str(size)]
-        code, text, seconds, left = run(words, {**self.environment, "TEST_RINGATTN_MOMENT": f"{action}:{rank}:{place}"},
-                                        BOUND + START + 30.0)
-        return case, list(self.problems(case, code, text, seconds, left, output)), text
+        ended = Ended(words, environment, moment_file)
+        return case, list(self.problems(case, ended, output)), ended
 
-    def problems(self, case, code, text, seconds, left, output):
+    def problems(self, case, ended, output):
         transport, action, size, rank, place = case
-        messages = text.count("ringattn: error:")
+        code, messages = ended.code, ended.text.count(ERROR)
         if code is None:
             yield "it hangs"
         elif transport == "tcp":
@@ -138,16 +177,29 @@ class Matrix:
             most = 0 if place == "exit" else size - 1 if alone else 1
             if code != wanted_code or not min(most, 1) <= messages <= most:
                 yield f"code {code}, {messages} messages"
+        elif transport == "launcher":
+            # As below, but the code is the launcher's, and it says that a rank is gone unless a rank could.
+            if code != 6 or messages > 1 or ended.text.count(LAUNCHER_ERROR) + messages < 1:
+                yield f"code {code}, {messages} messages"
         elif action == "kill":
             # mpirun ends the others at once, so whether one of them still prints depends on who was faster.
             if code == 0 or messages > 1:
                 yield f"code {code}, {messages} messages"
         elif code != 6 or messages != 1:
             yield f"code {code}, {messages} messages"
-        if seconds > BOUND + START:
-            yield f"{seconds:.1f} s"
-        if left:
-            yield f"{left} processes stay"
+        if ended.ended is None:
+            yield "the moment didn't come"
+        elif ended.ended > BOUND + SLACK:
+            yield f"it ended after {ended.ended:.1f} s"
+        if ended.noticed is not None and ended.noticed > NOTICED + SLACK:
+            yield f"the message came after {ended.noticed:.1f} s"
+        # mpirun's way of killing the others leaves them no time to find out who is missing.
+        if (transport == "tcp" or action != "kill") and (transport, place) not in UNNAMED:
+            for message in re.findall(f"{ERROR}.*", ended.text):
+                if not re.search(rf"\brank {rank}\b", blamed(message)):
+                    yield f"rank {rank} isn't named"
+        if ended.left:
+            yield f"{ended.left} processes stay"
         if place == "split":
             return
         there = output.exists()
@@ -168,16 +220,17 @@ class Matrix:
 def main():
     program, launcher = sys.argv[1], sys.argv[2:]
     long = os.environ.get("RINGATTN_TEST_LONG") == "1"
-    cases = [case for case in all_cases() if (long or case in SAMPLE) and (launcher or case[0] != "mpi")]
+    cases = [case for case in all_cases() if (long or case in SAMPLE) and (launcher or case[0] not in ("mpi", "launcher"))]
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         matrix = Matrix(program, launcher, folder)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            for case, problems, text in pool.map(matrix.check, cases):
+            for case, problems, ended in pool.map(matrix.check, cases):
                 failed += bool(problems)
-                print(*case, "; ".join(problems) or "ok", flush=True)
+                told = "no message" if ended.noticed is None else f"message after {ended.noticed:.1f} s"
+                print(*case, f"({told})", "; ".join(problems) or "ok", flush=True)
                 if problems:
-                    print(text, flush=True)
+                    print(ended.text, flush=True)
     print(f"{len(cases)} cases, {failed} failed")
     return 1 if failed or not cases else 0
 

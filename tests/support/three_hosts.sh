@@ -54,10 +54,12 @@ down() {
   ip netns del "$(space switch)" 2>/dev/null || true
 }
 
-# Host N's own name, temporary folder, and nothing of what lies in those of the others.
+# Host N's own name, temporary folder, and nothing of what lies in those of the others. The agent comes from host 1, where
+# host N's folder is hidden.
 enter() {
   local n=$1 other script="hostname host$1; "
   shift
+  script+="! mountpoint -q '$folder/host$n' || umount '$folder/host$n'; "
   for other in 1 2 3; do
     [[ $other == "$n" ]] || script+="mount -t tmpfs none '$folder/host$other'; "
   done

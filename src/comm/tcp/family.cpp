@@ -196,6 +196,7 @@ void TcpFamily::data_left(const std::shared_ptr<TcpFlight>& flight, std::size_t 
 bool TcpFamily::frame_came(int peer, const FrameHead& head, std::string body) {
   switch (head.kind) {
     case FrameKind::kSign: {
+      moved_ -= sizeof(FrameHead);  // bytes that flow are work, but not those of signs
       std::string& signs = signs_[static_cast<std::size_t>(peer)];
       const auto sign = static_cast<char>(head.shape);
       if (signs.find(sign) == std::string::npos) signs += sign;
@@ -313,6 +314,7 @@ bool TcpFamily::send_sign(int peer, char sign) {
   TcpLink& link = links_[static_cast<std::size_t>(peer)];
   if (!link.is_open()) return true;  // it has left: there is nobody to tell
   if (!link.small_are_sent()) return false;
+  moved_ -= sizeof(FrameHead);  // as above: they are counted once they have gone
   link.send({.kind = FrameKind::kSign, .shape = static_cast<std::uint32_t>(static_cast<unsigned char>(sign))});
   flush(link);
   return true;
