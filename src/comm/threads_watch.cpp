@@ -10,8 +10,8 @@ namespace ringattn {
 
 namespace {
 
-// A thread that hangs can't be left behind, so the world's message is that of the last resort. It comes within 5 s of the
-// time limit.
+// A thread that hangs can't be left behind, so the world's message is that of the last resort. It comes within 5 s of
+// the time limit.
 constexpr std::chrono::seconds kEndGrace{4};
 
 }  // namespace
