@@ -32,7 +32,9 @@ class TcpSigns final : public Signs {
       for (const char sign : family_->take_signs(peer)) heard(peer, static_cast<Sign>(sign));
     }
   }
-  bool tell(int peer, Sign sign) override { return family_->send_sign(peer, static_cast<char>(sign)); }
+  bool tell(int peer, Sign sign) override {
+    return family_->send_sign(peer, static_cast<char>(sign), sign == Sign::kLeaves);
+  }
   void give_up(const Error& failure) override { family_->give_up(failure); }
 
  private:

@@ -309,12 +309,13 @@ std::string TcpFamily::take_signs(int peer) {
   return std::exchange(signs_[static_cast<std::size_t>(peer)], {});
 }
 
-bool TcpFamily::send_sign(int peer, char sign) {
+bool TcpFamily::send_sign(int peer, char sign, bool last) {
   const std::lock_guard lock(mutex);
   TcpLink& link = links_[static_cast<std::size_t>(peer)];
   if (!link.is_open()) return true;  // it has left: there is nobody to tell
   if (!link.small_are_sent()) return false;
   moved_ -= sizeof(FrameHead);  // as above: they are counted once they have gone
+  if (last) link.send({.kind = FrameKind::kLeave});
   link.send({.kind = FrameKind::kSign, .shape = static_cast<std::uint32_t>(static_cast<unsigned char>(sign))});
   flush(link);
   return true;

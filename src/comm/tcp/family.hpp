@@ -113,9 +113,10 @@ class TcpFamily final : public LinkOwner {
   void await_printer(double seconds);
 
   // Signs of life: each kind that has come from `peer` since the last call, in order; and sends one, false while the
-  // one before has not left.
+  // one before has not left. After the `last` one nobody needs this rank any more: that its connection closes tells
+  // no one anything.
   std::string take_signs(int peer);
-  bool send_sign(int peer, char sign);
+  bool send_sign(int peer, char sign, bool last);
 
  private:
   // How often a rank that waits looks up.
