@@ -147,7 +147,7 @@ class TcpFamily final : public LinkOwner {
   std::map<int, Error> reports_;    // of failures, by rank
   std::optional<Error> gone_;       // a rank has, without a word; or give_up() was called
   bool told_ = false;               // all others of a failure
-  std::vector<bool> left_;          // [ranks] has said that nothing follows
+  std::vector<bool> left_;          // [ranks] has said that nobody needs it any more
   std::vector<std::string> signs_;  // [ranks]
   std::function<void(const Error&)> hearing_;
   std::condition_variable changed_;

@@ -22,7 +22,7 @@ enum class FrameKind : std::uint32_t {
   kData = 3,    // a piece of it
   kSign = 4,    // of life: `shape` says which (comm/heart.hpp)
   kNotice = 5,  // a rank, `round`, has failed; the body is its error, as pack_error() writes it
-  kLeave = 6,   // nothing follows
+  kLeave = 6,   // nobody needs this rank any more
 };
 
 struct FrameHead {
