@@ -33,7 +33,8 @@ inline constexpr int kMostSamples = 1000;
 inline constexpr double kLeastMilliseconds = 500.0;
 
 // Milliseconds of each repeat, ascending: ten, or what half a second holds.
-inline std::vector<double> time_repeats(Device& device, const std::function<void()>& enqueue) {
+inline std::vector<double> time_repeats(Device& device, const std::function<void()>& enqueue,
+                                        double least_milliseconds = kLeastMilliseconds) {
   Backend& backend = *device.backend;
   const auto time = [&](int repeats) {
     std::vector<Mark> marks{backend.mark(device.stream())};
@@ -51,7 +52,7 @@ inline std::vector<double> time_repeats(Device& device, const std::function<void
     return milliseconds;
   };
   const double warm_up = time(2).front();
-  return time(std::clamp(static_cast<int>(kLeastMilliseconds / warm_up), kLeastSamples, kMostSamples));
+  return time(std::clamp(static_cast<int>(least_milliseconds / warm_up), kLeastSamples, kMostSamples));
 }
 
 inline double median(const std::vector<double>& sorted) { return sorted[sorted.size() / 2]; }

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures what it costs to enqueue layers one behind the other: their time on the device against the sum of their
 // folds, and the host's time for a call. One JSON line for each length.
+//
+// On one rank the folds alone are as many launches of one kernel on one task, in a row, without events between them; in
+// turn with the layers. Ranks fold several blocks, and copies go beside them: there the folds of single runs are added
+// up, each timed by events around it, which themselves take a few µs.
 //   layers_gpu_bench [layers [ranks [transport [tokens …]]]]     32 layers on one rank, of 1k to 32k tokens
 //   mpirun -np 2 layers_gpu_bench 32 0 p2p                       the ranks are processes
 #include <fmt/format.h>
@@ -11,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +23,7 @@
 #include "attention/attention.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/packed_run.hpp"
+#include "bench/fold_gpu_jobs.hpp"
 #include "comm/meeting.hpp"
 #include "comm/world.hpp"
 
@@ -28,9 +34,9 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSamples = 11;
 constexpr double kTimeout = 60.0;
 
-double median(std::vector<double> values) {
+double middle(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  return median(values);
 }
 
 // Causal, bf16, 32/8 heads of 128.
@@ -83,23 +89,53 @@ class DeviceRows {
 
 // What one rank has measured, in milliseconds a layer.
 struct Figures {
-  double folds = 0.0;  // the folds of a run by itself, without anything between them
+  double folds = 0.0;  // of its folds alone
   double layer = 0.0;  // of many in a row
   double host = 0.0;   // of enqueue()
 };
 
-Figures measure(Attention& attention, const DeviceRows& rows, const Meeting& meeting, int layers) {
+// The fold of a whole sequence on one rank, launched again and again.
+class FoldAlone {
+ public:
+  FoldAlone(const FoldRow& row, const FoldSpec& spec, std::int64_t tokens)
+      : device_(row), job_(device_, spec, 1, tokens, tokens), task_(job_.task()) {}
+
+  // Milliseconds a launch.
+  double time(int launches) {
+    Backend& backend = *device_.backend;
+    const Mark begin = backend.mark(device_.stream());
+    for (int i = 0; i < launches; ++i) job_.fold(task_);
+    const Mark end = backend.mark(device_.stream());
+    backend.synchronize(end, kPatience, {});
+    const double milliseconds = 1e3 * backend.elapsed(begin, end) / launches;
+    backend.forget_marks();
+    return milliseconds;
+  }
+
+ private:
+  Device device_;
+  GpuJob job_;
+  FoldTask task_;
+};
+
+Figures measure(Attention& attention, const DeviceRows& rows, const Meeting& meeting, int layers, std::int64_t tokens) {
   Backend& backend = attention.backend();
   const Stream stream = backend.stream();
+  std::optional<FoldAlone> alone;
+  if (meeting.size() == 1) alone.emplace(*attention.kernel().row, attention.job().spec, tokens);
   Figures figures;
   std::vector<double> folds, in_a_row, host;
   const auto marks = backend.make_marks(2, true);
   for (int sample = 0; sample < kSamples; ++sample) {
     meeting.barrier();
-    const RunStats stats = attention.run(rows.inputs, rows.outputs, rows.workspace, stream, {}, RunMode::kWhole);
-    double sum = 0.0;
-    for (const BlockTimes& block : stats.blocks) sum += block.fold_end - block.fold_begin;
-    folds.push_back(1e3 * sum);
+    if (alone) {
+      folds.push_back(alone->time(layers));
+    } else {
+      const RunStats stats = attention.run(rows.inputs, rows.outputs, rows.workspace, stream, {}, RunMode::kWhole);
+      double sum = 0.0;
+      for (const BlockTimes& block : stats.blocks) sum += block.fold_end - block.fold_begin;
+      folds.push_back(1e3 * sum);
+    }
 
     meeting.barrier();
     marks->record(0, stream);
@@ -111,9 +147,9 @@ Figures measure(Attention& attention, const DeviceRows& rows, const Meeting& mee
     marks->synchronize(1, meeting.patience().for_peer(), {});
     in_a_row.push_back(1e3 * marks->elapsed(0, 1) / layers);
   }
-  figures.folds = median(folds);
-  figures.layer = median(in_a_row);
-  figures.host = median(host);
+  figures.folds = middle(folds);
+  figures.layer = middle(in_a_row);
+  figures.host = middle(host);
   return figures;
 }
 
@@ -126,7 +162,7 @@ void measure_length(Transport& world, std::int64_t tokens, int layers) {
   Figures slowest;
   {
     const DeviceRows rows(attention, world.rank());
-    for (const Figures& theirs : meeting.gather_values(measure(attention, rows, meeting, layers))) {
+    for (const Figures& theirs : meeting.gather_values(measure(attention, rows, meeting, layers, tokens))) {
       slowest.folds = std::max(slowest.folds, theirs.folds);
       slowest.layer = std::max(slowest.layer, theirs.layer);
       slowest.host = std::max(slowest.host, theirs.host);
@@ -136,10 +172,11 @@ void measure_length(Transport& world, std::int64_t tokens, int layers) {
   if (world.rank() != 0) return;
   fmt::print(
       "{{\"what\":\"layers\",\"kernel\":\"{}\",\"device\":\"{}\",\"transport\":\"{}\",\"ranks\":{},\"tokens\":{},"
-      "\"layers\":{},\"blocks\":{},\"ms_a_layer\":{:.4f},\"folds_ms\":{:.4f},\"lost\":{:.4f},\"host_us\":{:.2f}}}\n",
+      "\"layers\":{},\"blocks\":{},\"ms_a_layer\":{:.4f},\"folds_ms\":{:.4f},\"folds_by\":\"{}\",\"lost\":{:.4f},"
+      "\"host_us\":{:.2f}}}\n",
       attention.kernel().row->name, attention.backend().identity(), world.name(), world.size(), tokens, layers,
-      attention.plan().blocks.size(), slowest.layer, slowest.folds, slowest.layer / slowest.folds - 1.0,
-      1e3 * slowest.host);
+      attention.plan().blocks.size(), slowest.layer, slowest.folds, world.size() == 1 ? "launches in a row" : "events",
+      slowest.layer / slowest.folds - 1.0, 1e3 * slowest.host);
   std::fflush(stdout);
 }
 

@@ -36,9 +36,32 @@ class DecodePrefixes : public DecodeRowTest {
   static CacheLayout layout_of(const Shared& shared, std::int64_t page) {
     return {.page_size = page, .prefix_of = shared.prefix_of, .prefix_keys = shared.prefix_keys};
   }
+  // By every form that the kernel can be made to take.
+  void expect_same_shared(const FoldInputs& inputs, const Shared& shared, std::int64_t page) const {
+    const FoldResult expected = folded(inputs);
+    for (const int slices : forms()) {
+      SCOPED_TRACE(fmt::format("{}, page {}, slices {}", describe(inputs.spec), page, slices));
+      CacheLayout layout = layout_of(shared, page);
+      layout.slices = slices;
+      const FoldResult got = DecodeRunner(row(), inputs, layout, 2).run();
+      EXPECT_TRUE(got.same_bits(expected)) << first_difference(got, expected, inputs.spec);
+    }
+  }
   void expect_same_shared(const FoldSpec& spec, int rows, const Shared& shared, std::uint64_t seed,
                           std::int64_t page = 64) const {
-    expect_same(inputs_of(spec, rows, shared, seed), layout_of(shared, page), 2);
+    expect_same_shared(inputs_of(spec, rows, shared, seed), shared, page);
+  }
+
+  bool on_device() const { return row().backend == "cuda"; }
+  // Processors for a unit of a prefix (DecodeLimits::slices): as many as the kernel chooses, one, or two.
+  std::vector<int> forms() const { return on_device() ? std::vector<int>{0, 1, 2} : std::vector<int>{0}; }
+  // Head dims of all forms: on GPUs two processors share a unit of 128.
+  std::vector<Dims> dims_of_forms() const {
+    std::vector<Dims> dims = usual_dims(fold());
+    for (const Dims& more : all_dims(fold())) {
+      if (on_device() && more.head_dim == 128 && more.head_dim_v == 128) dims.push_back(more);
+    }
+    return dims;
   }
 
   // Two prefixes, of which one ends inside of a group, that sequences of any length behind them have, in any order. One
@@ -52,7 +75,7 @@ class DecodePrefixes : public DecodeRowTest {
 };
 
 TEST_P(DecodePrefixes, RaggedSequences) {
-  for (const Dims& dims : usual_dims(fold())) {
+  for (const Dims& dims : dims_of_forms()) {
     std::uint64_t seed = 1;
     for (const int rows : {1, 3, 16}) {
       const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
@@ -78,7 +101,7 @@ TEST_P(DecodePrefixes, EveryConfiguration) {
 
 // Masks that hide a part of a prefix from some rows, or all of it, or nothing.
 TEST_P(DecodePrefixes, EveryMask) {
-  for (const Dims& dims : usual_dims(fold())) {
+  for (const Dims& dims : dims_of_forms()) {
     const std::int64_t group = group_of(make_spec(dims, 4, 2, {-1, 0}));
     for (const Mask& mask : {Mask{-1, -1}, Mask{150, 0}, Mask{group, 0}, Mask{group + 309, 0}, Mask{4 * group, 30}}) {
       expect_same_shared(make_spec(dims, 4, 2, mask), 4,
@@ -92,7 +115,7 @@ TEST_P(DecodePrefixes, EveryMask) {
 
 // So many rows that they fill several blocks of products, of which the last has room.
 TEST_P(DecodePrefixes, ManyRows) {
-  const FoldSpec spec = make_spec(first_dims(), 8, 1, {-1, 0});
+  const FoldSpec spec = make_spec(dims_of_forms().back(), 8, 1, {-1, 0});
   const std::int64_t group = group_of(spec);
   Shared shared{{}, {}, {static_cast<std::int32_t>(group), static_cast<std::int32_t>(group + 64), 5}};
   for (std::int32_t s = 0; s < 11; ++s) {
@@ -102,9 +125,49 @@ TEST_P(DecodePrefixes, ManyRows) {
   expect_same_shared(spec, 5, shared, 31, 32);
 }
 
+// So many units that processors, or pairs of them, fold several one behind the other. Plain, and with rows that outgrow
+// their reference in the first unit of one of them, or in later ones.
+TEST_P(DecodePrefixes, UnitsInARow) {
+  for (const Dims& dims : dims_of_forms()) {
+    const FoldSpec spec = make_spec(dims, 64, 1, {-1, 0});
+    const std::int64_t group = group_of(spec);
+    const int rows = on_device() ? kMostDecodeRows : 2;  // each, with its 64 heads, is a unit
+    Shared shared{{}, {}, {static_cast<std::int32_t>(group)}};
+    for (int s = 0; s < (on_device() ? 9 : 2); ++s) {
+      shared.lengths.push_back(group + 20 + s);
+      shared.prefix_of.push_back(0);
+    }
+    const std::vector<int> none, first{1}, later{69, 133};  // of 144 units on 132 processors, or on half as many pairs
+    for (const std::vector<int>& outgrown : {none, first, later}) {
+      FoldInputs inputs = decode_inputs(spec, rows, shared.lengths, 33);
+      for (const int row : outgrown) {
+        if (row < inputs.q_tokens()) inputs.set_q(row, 7, 0, 8.0F / spec.softmax_scale);
+      }
+      if (!outgrown.empty()) inputs.set_k(700, 0, 0, 20.0F);
+      expect_same_shared(with_prefixes(inputs, shared.prefix_of, shared.prefix_keys), shared, 64);
+    }
+  }
+}
+
+// Fewer units than the lengths allow, so that processors have none; or no unit at all.
+TEST_P(DecodePrefixes, UnitsForFew) {
+  for (const Dims& dims : dims_of_forms()) {
+    const FoldSpec spec = make_spec(dims, 8, 2, {-1, 0});
+    const std::int64_t group = group_of(spec);
+    Shared few{{group + 20, group + 75}, {0, 0}, {static_cast<std::int32_t>(group)}};
+    for (int s = 0; s < 38; ++s) {
+      few.lengths.push_back(20 + 3 * s);
+      few.prefix_of.push_back(s % 2 - 1);
+    }
+    expect_same_shared(spec, 16, few, 35);
+    expect_same_shared(spec, 2, {{group + 5, group + 6}, {0, 0}, {300}}, 36);
+    expect_same_shared(spec, 2, {{500, 400}, {0, 0}, {300}}, 37);
+  }
+}
+
 // Rows that outgrow their reference inside of a prefix, and what isn't finite there.
 TEST_P(DecodePrefixes, RowsThatOutgrowTheirReference) {
-  for (const Dims& dims : usual_dims(fold())) {
+  for (const Dims& dims : dims_of_forms()) {
     const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
     const std::int64_t group = group_of(spec);
     const Shared shared{{2 * group + 50, 2 * group + 8}, {0, 0}, {static_cast<std::int32_t>(2 * group)}};
@@ -122,28 +185,32 @@ TEST_P(DecodePrefixes, RowsThatOutgrowTheirReference) {
     inputs.set_v(group + 5, 1, 2, std::numeric_limits<float>::infinity());
     inputs.set_v(2 * group - 1, 0, 1, std::numeric_limits<float>::quiet_NaN());
     inputs.set_k(group + 100, 1, 3, std::numeric_limits<float>::quiet_NaN());
-    expect_same(with_prefixes(inputs, shared.prefix_of, shared.prefix_keys), layout_of(shared, 64));
+    expect_same_shared(with_prefixes(inputs, shared.prefix_of, shared.prefix_keys), shared, 64);
   }
 }
 
 // The same step over and over, while sequences grow: they come to share their prefix once they are long enough.
 TEST_P(DecodePrefixes, GrowingSequences) {
-  const FoldSpec spec = make_spec(first_dims(), 4, 1, {-1, 0});
+  const FoldSpec spec = make_spec(dims_of_forms().back(), 4, 1, {-1, 0});
   const std::int64_t group = group_of(spec);
   const Shared shared{{group + 9, 2 * group + 40, 30}, {0, 0, 0}, {static_cast<std::int32_t>(group)}};
   const FoldInputs longest = inputs_of(spec, 2, shared, 51);
-  DecodeRunner runner(row(), longest, layout_of(shared, 64), 2);
-  for (const std::int64_t less : {30, 11, 10, 9, 8, 7, 1, 0}) {
-    std::vector<std::int64_t> lengths = shared.lengths;
-    for (std::int64_t& length : lengths) length -= less;
-    runner.set_lengths(lengths);
-    EXPECT_TRUE(runner.run().same_bits(folded(shortened(longest, lengths)))) << less;
+  for (const int slices : forms()) {
+    CacheLayout layout = layout_of(shared, 64);
+    layout.slices = slices;
+    DecodeRunner runner(row(), longest, layout, 2);
+    for (const std::int64_t less : {30, 11, 10, 9, 8, 7, 1, 0}) {
+      std::vector<std::int64_t> lengths = shared.lengths;
+      for (std::int64_t& length : lengths) length -= less;
+      runner.set_lengths(lengths);
+      EXPECT_TRUE(runner.run().same_bits(folded(shortened(longest, lengths)))) << less << ", slices " << slices;
+    }
   }
 }
 
 // Keys dealt to several caches: each share folds its groups of the prefixes once.
 TEST_P(DecodePrefixes, OverShares) {
-  for (const Dims& dims : usual_dims(fold())) {
+  for (const Dims& dims : dims_of_forms()) {
     const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
     const std::int64_t group = group_of(spec);
     const Shared shared = ragged(group);

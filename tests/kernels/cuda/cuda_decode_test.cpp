@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of every decode kernel don't ask of those on a GPU: steps captured in a graph, which follow lengths
 // that grow on the device.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -60,37 +61,38 @@ TEST(CudaDecode, AGraphFollowsGrowingSequences) {
   }
 }
 
-// The prefix that sequences share is folded for all that are long enough by then.
+// The prefix that sequences share is folded for all that are long enough by then: by single processors, and by two.
 TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
   const auto rows = rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
-    const DecodeRow& row = *here;
-    SCOPED_TRACE(row.name);
-    const FoldSpec spec = make_spec(usual_dims(fold_of(row)).front(), 8, 2, {-1, 0});
-    FoldRunner folder(fold_of(row), spec);
-    const std::int64_t group = std::int64_t{kGroupTiles} * folder.kernel().key_tile();
-    constexpr std::int64_t kSteps = 60;
-    const std::vector<std::int32_t> prefix_of = {1, 0, 1, 1, -1, 0};
-    const std::vector<std::int32_t> prefix_keys = {static_cast<std::int32_t>(group),
-                                                   static_cast<std::int32_t>(2 * group + 9)};
-    const FoldInputs longest = with_prefixes(
-        decode_inputs(spec, 3, {2 * group + 90, group + 30, 2 * group + 61, 2 * group + 12, kSteps, group + 700}, 6),
-        prefix_of, prefix_keys);
-    DecodeRunner runner(row, longest, {.page_size = 64, .prefix_of = prefix_of, .prefix_keys = prefix_keys});
-    const Stream stream = runner.backend().stream();
-    const Graph graph(stream, [&] {
-      runner.enqueue(stream);
-      runner.enqueue(stream);
-    });
-    for (std::int64_t step = 0; step <= kSteps; ++step) {
-      std::vector<std::int64_t> lengths;
-      for (const SequenceShape& shape : longest.sequences) lengths.push_back(shape.k_len - kSteps + step);
-      runner.set_lengths(lengths);
-      graph.launch();
-      graph.launch();  // at once again: nothing of the first launch is left over
-      const FoldResult result = runner.read();
-      ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
+    for (const int dim : {64, 128}) {
+      const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, dim, {-1, 0});
+      SCOPED_TRACE(fmt::format("{}, {}", here->name, dim));
+      FoldRunner folder(fold_of(*here), spec);
+      const std::int64_t group = std::int64_t{kGroupTiles} * folder.kernel().key_tile();
+      constexpr std::int64_t kSteps = 60;
+      const std::vector<std::int32_t> prefix_of = {1, 0, 1, 1, -1, 0};
+      const std::vector<std::int32_t> prefix_keys = {static_cast<std::int32_t>(group),
+                                                     static_cast<std::int32_t>(2 * group + 9)};
+      const FoldInputs longest = with_prefixes(
+          decode_inputs(spec, 3, {2 * group + 90, group + 30, 2 * group + 61, 2 * group + 12, kSteps, group + 700}, 6),
+          prefix_of, prefix_keys);
+      DecodeRunner runner(*here, longest, {.page_size = 64, .prefix_of = prefix_of, .prefix_keys = prefix_keys});
+      const Stream stream = runner.backend().stream();
+      const Graph graph(stream, [&] {
+        runner.enqueue(stream);
+        runner.enqueue(stream);
+      });
+      for (std::int64_t step = 0; step <= kSteps; ++step) {
+        std::vector<std::int64_t> lengths;
+        for (const SequenceShape& shape : longest.sequences) lengths.push_back(shape.k_len - kSteps + step);
+        runner.set_lengths(lengths);
+        graph.launch();
+        graph.launch();  // at once again: nothing of the first launch is left over
+        const FoldResult result = runner.read();
+        ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
+      }
     }
   }
 }

@@ -43,25 +43,18 @@ struct CompressedMap : SlicedMap<C> {
 
   // `values`: of V. Stages of K come first.
   __device__ __forceinline__ std::uint32_t packed(const CompressedParams& p, bool values, std::uint32_t stage) const {
-    return here() + static_cast<std::uint32_t>(kPackedOffset) +
+    return shared_base<C>() + static_cast<std::uint32_t>(kPackedOffset) +
            (values ? static_cast<std::uint32_t>(p.k.stages * p.k.stage_bytes) +
                          stage * static_cast<std::uint32_t>(p.v.stage_bytes)
                    : stage * static_cast<std::uint32_t>(p.k.stage_bytes));
   }
   // Of a stage: it has arrived; who reads it is done with it.
   __device__ __forceinline__ std::uint32_t packed_full(bool values, std::uint32_t stage) const {
-    return here() + static_cast<std::uint32_t>(kBarrierOffset) +
+    return shared_base<C>() + static_cast<std::uint32_t>(kBarrierOffset) +
            ((values ? kMostPacked : 0U) + stage) * static_cast<std::uint32_t>(kBarrierBytes);
   }
   __device__ __forceinline__ std::uint32_t packed_empty(bool values, std::uint32_t stage) const {
     return packed_full(values, 2 * kMostPacked + stage);
-  }
-
- private:
-  // As SlicedMap's base.
-  __device__ __forceinline__ static std::uint32_t here() {
-    if constexpr (C::kSlices > 1) return in_cta(kReservedBytes, rank_in_cluster());
-    return kReservedBytes;
   }
 };
 

@@ -25,14 +25,21 @@ inline constexpr int kPrefixNumberBytes = 9728;
 constexpr int prefix_q_room(const FoldConfig& fold) {
   return std::max(fold.q_bytes(), kPrefixPanels * cuda::panel_bytes(kQueryTile));
 }
+// The same by pairs of CTAs, which have half of V's columns each: panels of four tiles.
+inline constexpr int kPrefixPairPanels = 8;
+inline constexpr int kPrefixPairQRoom = kPrefixPairPanels * cuda::panel_bytes(kQueryTile);
+inline constexpr int kPrefixPairNumberBytes = 12288;
 
-// Stages of K and V tiles in shared memory, beside so many bytes of other things.
-constexpr int stages_beside(const FoldConfig& fold, int other_bytes) {
-  return std::min((kMostSharedBytes - other_bytes) / (fold.k_bytes() + fold.v_bytes()), 8);
+// Stages of K and V tiles in shared memory, beside so many bytes of other things. `slices`: of V's columns.
+constexpr int stages_beside(const FoldConfig& fold, int other_bytes, int slices = 1) {
+  return std::min((kMostSharedBytes - other_bytes) / (fold.k_bytes() + fold.v_bytes() / slices), 8);
 }
 constexpr int decode_stages(const FoldConfig& fold) { return stages_beside(fold, fold.q_bytes() + kDecodeNumberBytes); }
 constexpr int prefix_stages(const FoldConfig& fold) {
   return stages_beside(fold, prefix_q_room(fold) + kPrefixNumberBytes);
+}
+constexpr int prefix_pair_stages(const FoldConfig& fold) {
+  return stages_beside(fold, kPrefixPairQRoom + kPrefixPairNumberBytes, 2);
 }
 
 // The sliced kernel (sliced.cuh): query rows of a block, and CTAs of a cluster at most.

@@ -16,8 +16,11 @@ struct DecodeLauncher {
   void (*launch_sliced)(const DecodeParams& params, int clusters, Stream stream);
   // Enqueues the groups of the step's shared prefixes (prefix.cuh), in front of one of the launches above.
   void (*launch_prefixes)(const DecodeParams& params, int ctas, Stream stream);
-  // How many such clusters the current device holds at a time; 0: there is no such kernel.
+  // The same by pairs of CTAs, so many. Values come by boxes of kPanelColumns columns then.
+  void (*launch_prefix_pairs)(const DecodeParams& params, int pairs, Stream stream);
+  // How many clusters of so many slices the current device holds at a time; 0: there is no such kernel.
   int (*clusters_at_a_time)(int slices);
+  int (*prefix_pairs_at_a_time)();  // and how many pairs for prefixes
 };
 
 extern const DecodeLauncher decode_bf16_64;

@@ -16,6 +16,14 @@
 
 namespace ringattn::sm90 {
 
+// Where a CTA's shared memory begins. In a cluster an address also says whose memory it is: copies and arrivals would
+// reach the first CTA's else.
+template <class C>
+__device__ __forceinline__ std::uint32_t shared_base() {
+  if constexpr (C::kSlices > 1) return in_cta(kReservedBytes, rank_in_cluster());
+  return kReservedBytes;
+}
+
 template <class C>
 struct DecodeMap {
   static constexpr int kQOffset = 0;
@@ -40,7 +48,7 @@ struct DecodeMap {
 
  private:
   __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
-    return static_cast<std::uint32_t>(kReservedBytes + offset) + index * static_cast<std::uint32_t>(bytes);
+    return shared_base<C>() + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
   }
 };
 

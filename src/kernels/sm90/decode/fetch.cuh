@@ -17,19 +17,31 @@ enum class FetchedParts { kBoth, kKeys, kValues };
 template <class C, FetchedParts kParts = FetchedParts::kBoth>
 class Fetcher {
  public:
-  __device__ __forceinline__ Fetcher(const DecodeParams& p, const DecodeMap<C>& map)
-      : p_(p), map_(map), lane_(thread_of_cta() % 32), batch_(32 / p.boxes), nth_(lane_ / p.boxes) {
+  // `first_column`: of V, those that this CTA has.
+  __device__ __forceinline__ Fetcher(const DecodeParams& p, const DecodeMap<C>& map, int first_column = 0)
+      : p_(p),
+        map_(map),
+        lane_(thread_of_cta() % 32),
+        batch_(32 / p.boxes),
+        nth_(lane_ / p.boxes),
+        first_column_(first_column) {
     row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
   }
 
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    Box ahead = find(unit, unit.begin + nth_);
-    for (int first = unit.begin; first < unit.end; first += batch_) {
+    take(unit, unit.begin, unit.end, [](int tile) { return tile; });
+  }
+  // The tiles tile_at(begin) … tile_at(end − 1) of the unit's.
+  template <class TileAt>
+  __device__ __forceinline__ void take(const DecodeUnit& unit, int begin, int end, const TileAt& tile_at) {
+    const auto find_nth = [&](int nth) { return nth < end ? find(unit, tile_at(nth)) : Box{0, -1}; };
+    Box ahead = find_nth(begin + nth_);
+    for (int first = begin; first < end; first += batch_) {
       const Box box = ahead;
-      ahead = find(unit, first + batch_ + nth_);
-      const int count = unit.end - first < batch_ ? unit.end - first : batch_;
+      ahead = find_nth(first + batch_ + nth_);
+      const int count = end - first < batch_ ? end - first : batch_;
       for (int i = 0; i < count; ++i, ring_.advance()) {
-        const int left = unit.of.length - (first + i) * C::kKeyTile;
+        const int left = unit.of.length - tile_at(first + i) * C::kKeyTile;
         fetch_tile(unit.kv_head, box, i, left < C::kKeyTile ? left : C::kKeyTile);
       }
     }
@@ -40,7 +52,7 @@ class Fetcher {
 
   // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
   __device__ __forceinline__ Box find(const DecodeUnit& unit, int tile) const {
-    if (nth_ >= batch_ || tile >= unit.end || tile * C::kKeyTile + row_ >= unit.of.length) return {0, -1};
+    if (nth_ >= batch_ || tile * C::kKeyTile + row_ >= unit.of.length) return {0, -1};
     const int key = tile_in_sequence(p_, unit.list, unit.of.listed, unit.of.gap, tile) * C::kKeyTile + row_ - unit.lag;
     if (p_.pages == nullptr) return {unit.sequence, key};
     const int page = __ldcg(p_.pages + unit.sequence * p_.table_stride + (key >> p_.page_log));
@@ -64,7 +76,8 @@ class Fetcher {
       barrier_wait(map_.v_empty(stage), ring_.parity() ^ 1U);
       if (elected) barrier_arrive_expect(map_.v_full(stage), rows * (C::kVBytes / C::kKeyTile));
       load_page_boxes<C::kKeyTile, C::kDimV, kPanelRowBytes>(elected, map_.v(stage), &p_.v, map_.v_full(stage), boxes,
-                                                             p_.box_rows, box, first, p_.v_box_columns, head);
+                                                             p_.box_rows, box, first, p_.v_box_columns, head,
+                                                             first_column_);
     }
   }
 
@@ -73,7 +86,8 @@ class Fetcher {
   const int lane_;
   const int batch_;  // tiles whose boxes the lanes look up at a time
   const int nth_;    // which of those is this lane's
-  int row_;          // where in its tile this lane's box begins
+  const int first_column_;
+  int row_;  // where in its tile this lane's box begins
   RingCursor<C::kStages> ring_;
 };
 

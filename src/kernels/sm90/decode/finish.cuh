@@ -112,21 +112,24 @@ struct FinishedRow {
   __device__ void write_lse() const { sm90::write_lse(p, place.row, place.query_head, end.lse()); }
 };
 
-// The rows of `half` end here. `sum`: of the row.
+// The rows of `half` end here. `sum`: of the row. Of a record, `first_column` is where its columns that this thread's
+// CTA has begin; the CTA that has the first ones leaves the numbers.
 template <class C>
 __device__ __forceinline__ void leave_row(const DecodeParams& p, const DecodeUnit& unit, const DecodeSlots& slots,
-                                          const Rows<C>& rows, int half, float sum) {
+                                          const Rows<C>& rows, int half, float sum, int first_column = 0) {
   const int lane = thread_of_cta() % 4;
   const float reference = reference_of(rows, half);
   const int slot = slot_of_thread() + 8 * half;
   if (!finishes(p, unit)) {
-    auto* const outputs = reinterpret_cast<float4*>(left_outputs<C>(p, unit, slot, slots.place[half]));
+    auto* const outputs = reinterpret_cast<float4*>(left_outputs<C>(p, unit, slot, slots.place[half]) + first_column);
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
       __stcg(outputs + 4 * n + lane, float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1],
                                             rows.o[2 * n + 1][2 * half], rows.o[2 * n + 1][2 * half + 1]});
     }
-    if (lane == 0) leave_numbers(p, unit, 0, p.slices, slot, slots.place[half], float2{reference, sum});
+    if (lane == 0 && first_column == 0) {
+      leave_numbers(p, unit, 0, p.slices, slot, slots.place[half], float2{reference, sum});
+    }
     return;
   }
   const FinishedRow<C> finished(p, slots.place[half], reference, sum);

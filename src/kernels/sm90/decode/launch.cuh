@@ -33,10 +33,33 @@ struct DecodeConfig {
 
 template <class Element_, FoldConfig kFold>
 struct PrefixConfig : DecodeConfig<Element_, kFold> {
+  using Whole = PrefixConfig;
   static constexpr int kScorers = kFold.head_dim_v > 128 ? 1 : 2;
+  static constexpr int kPanels = kPrefixPanels;
   static constexpr int kQRoom = prefix_q_room(kFold);
   static constexpr int kStages = prefix_stages(kFold);
 };
+
+// The same by pairs of CTAs, of which each has half of the outputs' columns: kDimV are a CTA's.
+template <class Element_, FoldConfig kFold>
+struct PrefixPairConfig : DecodeConfig<Element_, kFold> {
+  using Whole = PrefixConfig<Element_, kFold>;  // for units that are folded tile by tile
+  static constexpr int kSlices = 2;
+  static constexpr int kScorers = 2;
+  static constexpr int kDimV = kFold.head_dim_v / kSlices;
+  static constexpr int kPanelsV = kDimV / kPanelColumns;
+  static constexpr int kVBytes = kFold.v_bytes() / kSlices;
+  static constexpr int kPanels = kPrefixPairPanels;
+  static constexpr int kQRoom = kPrefixPairQRoom;
+  static constexpr int kStages = prefix_pair_stages(kFold);
+};
+
+// Head dims for which pairs are compiled: those whose halves fill a panel each. (Of 256, the warpgroup that folds whole
+// units needs more registers than there are beside two that score.)
+template <FoldConfig kFold>
+constexpr bool pairs_prefixes() {
+  return kFold.head_dim == kFold.head_dim_v && kFold.head_dim_v == 2 * kPanelColumns;
+}
 
 // kScoreWarps_: that score; kMostOutWarps: that hold outputs.
 template <class Element_, FoldConfig kFold, int kSlices_, int kScoreWarps_ = 4, int kMostOutWarps = 4>
@@ -102,6 +125,12 @@ void prepare_decode() {
   check_cuda(
       cudaFuncSetAttribute(prefix_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{PrefixMap<P>::kBytes}),
       "cudaFuncSetAttribute");
+  if constexpr (pairs_prefixes<kFold>()) {
+    using Pair = PrefixPairConfig<Element, kFold>;
+    check_cuda(cudaFuncSetAttribute(prefix_kernel<Pair>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    int{PrefixMap<Pair>::kBytes}),
+               "cudaFuncSetAttribute");
+  }
   for_slices<kFold>([]<int kSlices>(std::integral_constant<int, kSlices>) {
     using S = SlicedConfig<Element, kFold, kSlices>;
     check_cuda(cudaFuncSetAttribute(sliced_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, sliced_bytes<S>()),
@@ -123,6 +152,45 @@ void launch_prefix_groups(const DecodeParams& params, int ctas, Stream stream) {
   check_cuda(cudaLaunchKernelEx(&launch.config, prefix_kernel<C>, params), "sm90_fold's shared prefixes");
 }
 
+// Of pairs of CTAs, so many.
+template <class Pair>
+struct PairLaunch : OverlappingLaunch {
+  PairLaunch(int pairs, Stream stream)
+      : OverlappingLaunch(2 * pairs, kPrefixThreads<Pair>, int{PrefixMap<Pair>::kBytes}, stream) {
+    in_clusters_of(2);
+  }
+};
+
+template <class Element, FoldConfig kFold>
+void launch_prefix_pairs(const DecodeParams& params, int pairs, Stream stream) {
+  if constexpr (pairs_prefixes<kFold>()) {
+    using Pair = PrefixPairConfig<Element, kFold>;
+    const PairLaunch<Pair> launch(pairs, stream);
+    check_cuda(cudaLaunchKernelEx(&launch.config, prefix_kernel<Pair>, params), "sm90_fold's shared prefixes");
+  }
+}
+
+// How many clusters of a launch the current device holds at a time.
+template <class Kernel>
+int clusters_at_a_time(Kernel* kernel, OverlappingLaunch& launch) {
+  int count = 0;
+  launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
+  launch.config.numAttrs = 1;
+  check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config), "cudaOccupancyMaxActiveClusters");
+  return count;
+}
+
+template <class Element, FoldConfig kFold>
+int prefix_pairs() {
+  if constexpr (pairs_prefixes<kFold>()) {
+    using Pair = PrefixPairConfig<Element, kFold>;
+    PairLaunch<Pair> launch(1, Stream{});
+    return clusters_at_a_time(prefix_kernel<Pair>, launch);
+  } else {
+    return 0;
+  }
+}
+
 template <class Element, FoldConfig kFold>
 void launch_sliced_decode(const DecodeParams& params, int clusters, Stream stream) {
   for_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
@@ -142,18 +210,17 @@ int sliced_clusters(int slices) {
     using S = SlicedConfig<Element, kFold, kSlices>;
     OverlappingLaunch launch(kSlices, S::kThreads, sliced_bytes<S>(), Stream{});
     launch.in_clusters_of(kSlices);
-    launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
-    launch.config.numAttrs = 1;
-    check_cuda(cudaOccupancyMaxActiveClusters(&count, sliced_kernel<S>, &launch.config),
-               "cudaOccupancyMaxActiveClusters");
+    count = clusters_at_a_time(sliced_kernel<S>, launch);
   });
   return count;
 }
 
 template <class Element, FoldConfig kFold>
 constexpr DecodeLauncher decode_launcher() {
-  return {prepare_decode<Element, kFold>, launch_decode<Element, kFold>, launch_sliced_decode<Element, kFold>,
-          launch_prefix_groups<Element, kFold>, sliced_clusters<Element, kFold>};
+  return {prepare_decode<Element, kFold>,       launch_decode<Element, kFold>,
+          launch_sliced_decode<Element, kFold>, launch_prefix_groups<Element, kFold>,
+          launch_prefix_pairs<Element, kFold>,  sliced_clusters<Element, kFold>,
+          prefix_pairs<Element, kFold>};
 }
 
 }  // namespace ringattn::sm90

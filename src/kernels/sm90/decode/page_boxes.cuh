@@ -28,11 +28,12 @@ __device__ __forceinline__ void load_columns(std::uint32_t target, const CUtenso
 }
 
 // By a warp, of which one lane is elected: the first `count` boxes of a tile, that lanes `first`, first + 1, … have
-// found. Where a tile is one box, a copy brings `columns`; else their rows follow each other in `target`.
+// found, from `first_column` on. Where a tile is one box, a copy brings `columns`; else their rows follow each other in
+// `target`.
 template <int kTileRows, int kColumns, int kRowBytes>
 __device__ __forceinline__ void load_page_boxes(bool elected, std::uint32_t target, const CUtensorMap* map,
                                                 std::uint32_t barrier, int count, int box_rows, const PageBox& box,
-                                                int first, int columns, int head) {
+                                                int first, int columns, int head, int first_column = 0) {
   const auto box_of = [&box](int lane) {
     return PageBox{__shfl_sync(0xffffffffU, box.page, lane), __shfl_sync(0xffffffffU, box.row, lane)};
   };
@@ -40,9 +41,9 @@ __device__ __forceinline__ void load_page_boxes(bool elected, std::uint32_t targ
     const PageBox whole = box_of(first);
     if (!elected) return;
     if (columns < kColumns) {
-      load_columns<kTileRows, kColumns, kRowBytes, true>(target, map, barrier, whole, head, 0);
+      load_columns<kTileRows, kColumns, kRowBytes, true>(target, map, barrier, whole, head, first_column);
     } else {
-      load_columns<kTileRows, kColumns, kRowBytes, false>(target, map, barrier, whole, head, 0);
+      load_columns<kTileRows, kColumns, kRowBytes, false>(target, map, barrier, whole, head, first_column);
     }
     return;
   }
@@ -50,7 +51,7 @@ __device__ __forceinline__ void load_page_boxes(bool elected, std::uint32_t targ
 #pragma unroll 2
   for (int i = 0; i < count; ++i, target += box_bytes) {
     const PageBox part = box_of(first + i);
-    if (elected) load_columns<kTileRows, kColumns, kRowBytes, true>(target, map, barrier, part, head, 0);
+    if (elected) load_columns<kTileRows, kColumns, kRowBytes, true>(target, map, barrier, part, head, first_column);
   }
 }
 

@@ -14,25 +14,50 @@ namespace ringattn::sm90 {
 //   units    [prefixes + 1]   how many units come before each prefix
 //   members  [prefixes + 1]   how many sequences share the prefixes before each
 //   list     [sequences]      those sequences, by their prefixes
-//   sums     [2][128 threads]  shares of Σ p of a tile's rows, those of the thread that has them; tiles take turns
+//   sums     [places][128 threads]  shares of Σ p of a tile's rows, those of the thread that has them; tiles take turns
 //   shifts   [128 threads]    minus the references of a thread's two rows
 //   barriers of panels and of the end, and a flag: a unit has failed
 //
-// Where Q lies, tiles' probabilities do later: [panels][64 rows], of which a tile has two.
+// The end's barriers and the flag of a pair's CTA lie behind all that has a place where units are folded again.
+// Where Q lies, tiles' probabilities do later: [panels][64 rows], of which a tile has two. In a CTA of a pair that is
+// the place of the first tile that it scores itself: into the others' the other CTA may write already.
 template <class C>
 struct PrefixMap : DecodeMap<C> {
-  static constexpr int kPanels = kPrefixPanels;
+  static constexpr int kPanels = C::kPanels;
   static constexpr int kTilePanels = (C::kKeyTile + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kThreadPairs = kDecodeFoldThreads * 8;  // bytes of two numbers of each thread
   static constexpr int kMemberOffset = DecodeMap<C>::kUnitOffset + (kMostPrefixes + 1) * 4;
   static constexpr int kListOffset = kMemberOffset + (kMostPrefixes + 1) * 4;
   static constexpr int kSumOffset = (kListOffset + kMostDecodeSequences * 4 + 15) / 16 * 16;
-  static constexpr int kShiftOffset = kSumOffset + 2 * kThreadPairs;
+  static constexpr int kSumPlaces = C::kSlices == 1 ? 2 : kPanels / kTilePanels;
+  static constexpr int kShiftOffset = kSumOffset + kSumPlaces * kThreadPairs;
   static constexpr int kPanelBarrierOffset = kShiftOffset + kThreadPairs;
-  static constexpr int kFailedOffset = kPanelBarrierOffset + (2 * kPanels + 1) * kBarrierBytes;
+  static constexpr int end_offset() {
+    constexpr int kEnd = kPanelBarrierOffset + 2 * kPanels * kBarrierBytes;
+    if constexpr (C::kSlices == 1) {
+      return kEnd;
+    } else {
+      constexpr int kWhole = (PrefixMap<typename C::Whole>::kBytes + kBarrierBytes - 1) / kBarrierBytes * kBarrierBytes;
+      return kEnd > kWhole ? kEnd : kWhole;
+    }
+  }
+  static constexpr int kDoneOffset = end_offset();
+  static constexpr int kFailedOffset = kDoneOffset + 2 * kBarrierBytes;
   static constexpr int kBytes = kFailedOffset + 4;
   static_assert(C::kQRoom >= kPanels * cuda::panel_bytes(kQueryTile) && kBytes <= kMostSharedBytes);
 
+  // In a pair, which CTA's warpgroups write the probabilities of a panel, and the first of the panels where Q lies: one
+  // that its own write.
+  __device__ static std::uint32_t writer_of(std::uint32_t panel) {
+    static_assert(C::kSlices == 1 || kPanels / kTilePanels % C::kSlices == 0);
+    return panel / kTilePanels % C::kSlices;
+  }
+  __device__ static std::uint32_t q_panel() {
+    if constexpr (C::kSlices == 1) return 0;
+    static_assert(C::kSlices == 1 || C::kQBytes <= kTilePanels * cuda::panel_bytes(kQueryTile));
+    return rank_in_cluster() * kTilePanels;
+  }
+  __device__ std::uint32_t q() const { return panel(q_panel()); }
   __device__ std::uint32_t units_before(int prefix) const { return at(DecodeMap<C>::kUnitOffset, prefix); }
   __device__ std::uint32_t members_before(int prefix) const { return at(kMemberOffset, prefix); }
   __device__ std::uint32_t listed(int member) const { return at(kListOffset, member); }
@@ -40,28 +65,45 @@ struct PrefixMap : DecodeMap<C> {
     return DecodeMap<C>::q() + place * static_cast<std::uint32_t>(cuda::panel_bytes(kQueryTile));
   }
   __device__ std::uint32_t sums(std::uint32_t tile, int thread) const {
-    return at(kSumOffset, 2 * thread) + (tile & 1U) * kThreadPairs;
+    return at(kSumOffset, 2 * thread) + tile % kSumPlaces * kThreadPairs;
   }
   // Which prefix a sequence shares, in two bytes: while sequences are listed, where sums lie later.
   __device__ std::uint32_t found(int sequence) const {
-    static_assert(2 * kMostDecodeSequences <= 2 * kThreadPairs);
+    static_assert(2 * kMostDecodeSequences <= kSumPlaces * kThreadPairs);
     return at(kSumOffset, 0) + static_cast<std::uint32_t>(2 * sequence);
   }
   __device__ std::uint32_t shift(int thread) const { return at(kShiftOffset, 2 * thread); }
-  // Of a panel: probabilities are there; they have been read.
+  // Of a panel: probabilities are there; they have been read, by both CTAs of a pair, which the one that writes there
+  // is told.
   __device__ std::uint32_t panel_full(std::uint32_t place) const {
     return at(kPanelBarrierOffset, 0) + place * kBarrierBytes;
   }
   __device__ std::uint32_t panel_empty(std::uint32_t place) const { return panel_full(kPanels + place); }
   // All units are done.
-  __device__ std::uint32_t done() const { return panel_full(2 * kPanels); }
+  __device__ std::uint32_t done() const { return at(kDoneOffset, 0); }
+  // Of a pair: memory has been laid out anew.
+  __device__ std::uint32_t laid_out() const { return done() + kBarrierBytes; }
   __device__ std::uint32_t failed() const { return at(kFailedOffset, 0); }
 
  private:
   static __device__ std::uint32_t at(int offset, int index) {
-    return static_cast<std::uint32_t>(kReservedBytes + offset + index * 4);
+    return shared_base<C>() + static_cast<std::uint32_t>(offset + index * 4);
   }
 };
+
+// Named barriers: query rows are there; those that score have read them; references are there.
+inline constexpr int kPrefixQueries = 2;
+inline constexpr int kPrefixQueriesRead = 3;
+inline constexpr int kPrefixReferences = 4;
+inline constexpr int kPrefixTurn = 5;  // and 6, in pairs: of the first and of the second warpgroup that scores
+
+// Steps of 16 keys in each of a tile's two panels of probabilities.
+template <class C>
+constexpr int panel_steps(int panel) {
+  constexpr int kSteps = C::kKeyTile / 16;
+  static_assert(kSteps > 4 && kSteps <= 8 && PrefixMap<C>::kTilePanels == 2);
+  return panel == 0 ? 4 : kSteps - 4;
+}
 
 struct PrefixUnit {
   DecodeUnit of;     // where its keys lie: those of the first sequence that shares them

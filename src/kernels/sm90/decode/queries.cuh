@@ -10,8 +10,8 @@ namespace ringattn::sm90 {
 
 // By the folding warpgroup. place_of_slot(i) says where row i of `rows` lies. Rows that are not there, and columns
 // behind head_dim, are zeros.
-template <class C, class PlaceOfSlot>
-__device__ __forceinline__ void load_queries(const DecodeParams& params, const DecodeMap<C>& map, int rows,
+template <class C, class Map, class PlaceOfSlot>
+__device__ __forceinline__ void load_queries(const DecodeParams& params, const Map& map, int rows,
                                              PlaceOfSlot place_of_slot) {
   constexpr int kChunks = C::kQBytes / kQueryTile / 16;
   const cuda::FoldParams& p = params.fold;

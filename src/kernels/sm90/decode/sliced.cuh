@@ -52,22 +52,6 @@ __device__ __forceinline__ void init_sliced_barriers(const SlicedMap<C>& map) {
   barrier_init_fence();
 }
 
-// `kReleases`: what this thread has written to shared memory before is seen by those that have waited.
-template <class C, bool kReleases>
-__device__ __forceinline__ void arrive_in_cluster() {
-  if constexpr (C::kSlices > 1) {
-    __syncwarp();
-    cluster_arrive<kReleases>();
-  }
-}
-template <class C>
-__device__ __forceinline__ void wait_for_cluster() {
-  if constexpr (C::kSlices > 1) {
-    __syncwarp();
-    cluster_wait();
-  }
-}
-
 // The fetching warp finds out about units and tells the other warps, which all go through the same ones. Calls
 // take(note, number) for each.
 template <class C, class Take>
@@ -84,15 +68,6 @@ __device__ __forceinline__ void for_each_note(const SlicedMap<C>& map, int first
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(map.note_empty(turn.place));
   }
-}
-
-// The units of a CTA's cluster: first, first + step, …
-struct SlicedWork {
-  int first, step;
-};
-template <class C>
-__device__ __forceinline__ SlicedWork work_of() {
-  return {static_cast<int>(blockIdx.x) / C::kSlices, static_cast<int>(gridDim.x) / C::kSlices};
 }
 
 // What a CTA's warps do between its cluster's first and last meeting, each its part. keys(), make_outputs() and

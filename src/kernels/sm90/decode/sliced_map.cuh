@@ -20,6 +20,7 @@
 #include "kernels/cuda/device/panels.hpp"
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/sm90/decode/config.hpp"
+#include "kernels/sm90/decode/decode_map.cuh"
 #include "kernels/sm90/decode/slots.cuh"
 #include "kernels/sm90/fold/shared_map.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
@@ -215,18 +216,38 @@ struct SlicedMap {
   __device__ std::uint32_t references_full(std::uint32_t turn) const { return in_turn(6, turn); }
 
  private:
-  // In a cluster an address also says whose memory it is: copies and arrivals would reach the first CTA's else.
-  static __device__ std::uint32_t base() {
-    if constexpr (C::kSlices > 1) return in_cta(kReservedBytes, rank_in_cluster());
-    return kReservedBytes;
-  }
   __device__ std::uint32_t in_turn(std::uint32_t which, std::uint32_t turn) const {
     return slot_full(3 * C::kSlots + 2 * which + (turn & 1U));
   }
   __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
-    return base() + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
+    return shared_base<C>() + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
   }
 };
+
+// `kReleases`: what this thread has written to shared memory before is seen by those that have waited.
+template <class C, bool kReleases>
+__device__ __forceinline__ void arrive_in_cluster() {
+  if constexpr (C::kSlices > 1) {
+    __syncwarp();
+    cluster_arrive<kReleases>();
+  }
+}
+template <class C>
+__device__ __forceinline__ void wait_for_cluster() {
+  if constexpr (C::kSlices > 1) {
+    __syncwarp();
+    cluster_wait();
+  }
+}
+
+// The units of a CTA's cluster: first, first + step, …
+struct SlicedWork {
+  int first, step;
+};
+template <class C>
+__device__ __forceinline__ SlicedWork work_of() {
+  return {static_cast<int>(blockIdx.x) / C::kSlices, static_cast<int>(gridDim.x) / C::kSlices};
+}
 
 // By a warp: bytes of this CTA's shared memory go to the same place of the cluster's other CTAs, and count there at a
 // barrier as one arrival.

@@ -74,6 +74,7 @@ class Sm90Decode final : public DecodeKernel {
       clusters_[std::countr_zero(static_cast<unsigned>(slices))] =
           compressed_ != nullptr ? compressed_->clusters_at_a_time(slices) : launcher_.clusters_at_a_time(slices);
     }
+    prefix_pairs_ = limits.prefixes > 0 && compressed_ == nullptr ? launcher_.prefix_pairs_at_a_time() : 0;
   }
 
   void enqueue(const DecodeStep& step, Stream stream) override {
@@ -123,13 +124,29 @@ class Sm90Decode final : public DecodeKernel {
       p.records = reinterpret_cast<float*>(scratch_.data() + layout_.records);
       p.record_groups = layout_.groups;
     }
-    // At most: each prefix's last block may be filled in part.
+    // At most: each prefix's last block may be filled in part, and a prefix as long as its sequences.
     const std::int64_t blocks =
         (std::int64_t{p.sequences} * p.rows * p.ratio + kQueryTile - 1) / kQueryTile + p.prefixes - 1;
-    const std::int64_t units = blocks * spec_.fold.kv_heads * share_groups(limits_.keys, p.every_group, key_tile());
-    const int ctas = static_cast<int>(std::min<std::int64_t>(units, multiprocessors_));
-    launcher_.launch_prefixes(p, ctas, stream);
+    const std::int64_t group = std::int64_t{kGroupTiles} * key_tile();
+    const std::int64_t groups = share_groups(limits_.keys / group * group, p.every_group, key_tile());
+    const std::int64_t units = std::max<std::int64_t>(1, blocks * spec_.fold.kv_heads * groups);
+    int ctas = static_cast<int>(std::min<std::int64_t>(units, multiprocessors_));
+    if (pairs_fold_prefixes(units)) {
+      const int pairs = static_cast<int>(std::min<std::int64_t>(units, prefix_pairs_));
+      DecodeParams by_panels = p;
+      set_values_map(step, kPanelColumns, by_panels);
+      launcher_.launch_prefix_pairs(by_panels, pairs, stream);
+      ctas = 2 * pairs;
+    } else {
+      launcher_.launch_prefixes(p, ctas, stream);
+    }
     return ctas <= multiprocessors_ / 2 ? ctas : 0;
+  }
+  // A pair folds a unit in less time, but takes two multiprocessors: where units leave the rest of the step half of
+  // them all the same (bench/NOTES.md has the times).
+  bool pairs_fold_prefixes(std::int64_t units) const {
+    if (prefix_pairs_ == 0) return false;
+    return limits_.slices > 0 ? limits_.slices > 1 : 2 * units <= multiprocessors_ / 2;
   }
 
   // Of a block of products: as few as the sliced kernel has, where that is enough.
@@ -211,17 +228,19 @@ class Sm90Decode final : public DecodeKernel {
   void set_cache(const DecodeStep& step, DecodeParams& p) const {
     const FoldSpec& spec = spec_.fold;
     const MappedPages k = mapped_pages("sm90_fold", step.k);
-    const MappedPages v = mapped_pages("sm90_fold", step.v);
     set_pages(step, config_.key_tile, config_.key_tile, p);
     // A box of several panels fills them one behind the other, so it must be a whole tile.
     const auto box_columns = [&](int dim) { return p.boxes == 1 ? FoldConfig::box_columns(dim) : kPanelColumns; };
     p.k_box_columns = box_columns(spec.head_dim);
-    p.v_box_columns = box_columns(spec.head_dim_v);
     p.k = map_pages(k, spec.dtype, p.box_rows, p.k_box_columns);
-    p.v = map_pages(v, spec.dtype, p.box_rows, p.v_box_columns);
+    set_values_map(step, box_columns(spec.head_dim_v), p);
     const int slice = spec.head_dim_v / p.slices;
     p.slice_box_columns = slice < kPanelColumns ? slice : box_columns(slice);
-    p.v_slices = map_pages(v, spec.dtype, p.box_rows, p.slice_box_columns);
+    p.v_slices = map_pages(mapped_pages("sm90_fold", step.v), spec.dtype, p.box_rows, p.slice_box_columns);
+  }
+  void set_values_map(const DecodeStep& step, int box_columns, DecodeParams& p) const {
+    p.v_box_columns = box_columns;
+    p.v = map_pages(mapped_pages("sm90_fold", step.v), spec_.fold.dtype, p.box_rows, box_columns);
   }
 
   DecodeSpec spec_;
@@ -233,6 +252,7 @@ class Sm90Decode final : public DecodeKernel {
   ScratchLayout layout_{};
   int multiprocessors_ = 0;
   int clusters_[4] = {};  // by log₂ of their CTAs, how many the device holds at a time
+  int prefix_pairs_ = 0;  // the same of pairs that fold prefixes
   Buffer scratch_;
 };
 

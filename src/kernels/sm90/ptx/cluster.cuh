@@ -64,7 +64,11 @@ __device__ __forceinline__ void send_number(std::uint32_t address, std::uint32_t
                "r"(barrier)
                : "memory");
 }
-// The same of two numbers side by side.
+// Writes a number there by an ordinary store.
+__device__ __forceinline__ void store_number_at(std::uint32_t address, int number) {
+  asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(address), "r"(number) : "memory");
+}
+// As send_number(), of two numbers side by side.
 __device__ __forceinline__ void send_pair(std::uint32_t address, std::uint32_t barrier, float x, float y) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
                "f"(x), "f"(y), "r"(barrier)

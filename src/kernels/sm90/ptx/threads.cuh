@@ -78,5 +78,14 @@ template <int kCount>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
+// Whichever of both it takes, of threads that have kBefore.
+template <int kCount, int kBefore>
+__device__ __forceinline__ void change_registers() {
+  if constexpr (kCount < kBefore) {
+    give_registers<kCount>();
+  } else {
+    take_registers<kCount>();
+  }
+}
 
 }  // namespace ringattn::sm90

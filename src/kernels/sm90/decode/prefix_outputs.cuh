@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroup that adds P V of a shared prefix's tiles (prefix.cuh), in order, whoever has scored them.
+#pragma once
+
+#include "kernels/sm90/decode/prefix_units.cuh"
+#include "kernels/sm90/decode/prefix_whole.cuh"
+#include "kernels/sm90/decode/queries.cuh"
+#include "kernels/sm90/decode/sliced_map.cuh"
+#include "kernels/sm90/ptx/cluster.cuh"
+#include "kernels/sm90/ptx/wgmma.cuh"
+
+namespace ringattn::sm90 {
+
+// The warpgroup that holds outputs and l.
+template <class C>
+class PrefixOutputs {
+ public:
+  __device__ __forceinline__ PrefixOutputs(const DecodeParams& params, const PrefixMap<C>& map, int rank)
+      : params_(params), map_(map), rank_(rank) {}
+
+  __device__ __forceinline__ void take(const PrefixUnit& unit) {
+    if constexpr (C::kSlices > 1) await_panels_of_queries();
+    load_queries<C>(params_, map_, unit.rows, [&](int slot) { return place_of(params_, map_, unit, slot); });
+    named_arrive(kPrefixQueries, (1 + C::kScorers) * kWarpgroup);
+    const DecodeSlots slots = prefix_slots(params_, map_, unit);  // now, as there is nothing to do yet
+#pragma unroll
+    for (int half = 0; half < 2; ++half) rows_.l[half] = 0.0F;
+#pragma unroll
+    for (int n = 0; n < C::kDimV / 8; ++n) {  // of which nothing comes, as the first product writes over it
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows_.o[n][i] = 0.0F;
+    }
+#pragma unroll 1
+    for (int tile = 0; tile < kGroupTiles; ++tile) {
+      barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
+      add_panel<0>(tile == 0);
+      add_sums();
+      add_panel<1>(false);
+      ring_.advance();
+      ++number_;
+    }
+    wgmma_wait<0>();
+    pin(rows_.o);
+    release_panel();
+    release_values();
+    const float2 shift = load_pair(map_.shift(thread_of_warpgroup()));
+    rows_.shift[0] = shift.x;
+    rows_.shift[1] = shift.y;
+    rows_.flags = Rows<C>::kSeen | Rows<C>::kSeen << 1;  // or the unit has failed
+    leave_prefix_rows(params_, slots, unit, rows_, rank_ * C::kDimV);
+  }
+
+  // Where the next unit begins.
+  __device__ RingCursor<C::kStages> ring() const { return ring_; }
+
+ private:
+  // Until the other CTA, too, has what the last unit's probabilities there were. Each unit ends with the same parity.
+  __device__ __forceinline__ void await_panels_of_queries() const {
+    constexpr int kTiles = PrefixMap<C>::kPanels / PrefixMap<C>::kTilePanels;
+    static_assert(kGroupTiles / kTiles % 2 == 0);
+#pragma unroll
+    for (std::uint32_t i = 0; i < PrefixMap<C>::kTilePanels; ++i) {
+      barrier_wait(map_.panel_empty(PrefixMap<C>::q_panel() + i), 1);
+    }
+  }
+
+  using Panels = Lap<PrefixMap<C>::kPanels>;
+
+  // P V of a tile's panel. The panel before is done by then, and with a tile's first one all of the tile before.
+  template <int kPanel>
+  __device__ __forceinline__ void add_panel(bool first) {
+    barrier_wait(map_.panel_full(panel_.place), panel_.parity);
+    const std::uint32_t p = of_warp(descriptor_low(map_.panel(panel_.place)));
+    const std::uint32_t v = of_warp(descriptor_low(map_.v(ring_.stage()), cuda::panel_bytes(C::kKeyTile)));
+    panel_.advance();
+    pin(rows_.o);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < panel_steps<C>(kPanel); ++step) {
+      Wgmma<typename C::Element, C::kDimV>::sv(
+          rows_.o, descriptor(p + static_cast<std::uint32_t>(step * 32 >> 4)),
+          descriptor(v + static_cast<std::uint32_t>((4 * kPanel + step) * 16 * kPanelRowBytes >> 4)),
+          step > 0 || !first);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (first) return;
+    release_panel();
+    if (kPanel == 0) release_values();
+  }
+  __device__ __forceinline__ void add_sums() {
+    if (C::kSlices > 1 && rank_ != 0) return;  // the other CTA leaves l
+    const float2 sum = load_pair(map_.sums(number_, thread_of_warpgroup()));
+    rows_.l[0] = __fadd_rn(rows_.l[0], sum.x);
+    rows_.l[1] = __fadd_rn(rows_.l[1], sum.y);
+    __syncwarp();  // a lane says for all that the panel, and these with it, have been read
+  }
+  // The CTA whose warpgroups write there is told, by the outputs of both of a pair.
+  __device__ __forceinline__ void release_panel() {
+    const std::uint32_t place = released_panel_.place;
+    const std::uint32_t barrier = map_.panel_empty(place);
+    if (thread_of_cta() % 32 == 0) {
+      if constexpr (C::kSlices > 1) {
+        barrier_arrive_at(in_cta(barrier, PrefixMap<C>::writer_of(place)));
+      } else {
+        barrier_arrive(barrier);
+      }
+    }
+    released_panel_.advance();
+  }
+  __device__ __forceinline__ void release_values() {
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.v_empty(released_.stage()));
+    released_.advance();
+  }
+
+  const DecodeParams& params_;
+  const PrefixMap<C>& map_;
+  const int rank_;
+  RingCursor<C::kStages> ring_, released_;  // V of the next tile, and the next one to give back
+  Panels panel_, released_panel_;
+  std::uint32_t number_ = 0;  // of the next tile, of all units'
+  Rows<C> rows_;
+};
+
+}  // namespace ringattn::sm90
