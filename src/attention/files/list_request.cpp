@@ -322,7 +322,7 @@ RequestedLists requested_lists(const ListRequest& request, const Job& job, const
   static std::mutex mutex;
   static std::weak_ptr<const SharedLists> last;
   std::unique_lock lock(mutex, std::try_to_lock);
-  for (; !lock.owns_lock(); lock.try_lock()) {  // another rank makes them, which may take minutes
+  while (!lock.owns_lock() && !lock.try_lock()) {  // another rank makes them, which may take minutes
     look();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
