@@ -20,7 +20,7 @@ constexpr bool kShadows = true;  // a sanitizer's, which are memory, too
 #else
 constexpr bool kShadows = false;
 #endif
-constexpr double kMostSeconds = 10.0;  // of the processors' time: others may be busy with something else
+constexpr double kMostSeconds = kShadows ? 60.0 : 10.0;  // of the processors' time: others may be busy, too
 
 // Bytes of a file's start whose reading explains memory.
 std::int64_t header_bytes(const std::string& path) {

@@ -99,15 +99,19 @@ class StoreServer final : public Store {
         }
       }
       for (auto at = strangers.begin(); at != strangers.end();) at = meet(*at) ? strangers.erase(at) : std::next(at);
-      // A rank that has gone before all were there may be started again.
-      for (auto& guest : guests_) {
-        if (guest && (!guest->move(sizeof(Hello)) || guest->take())) guest.reset();
-      }
+      forget_gone();
     }
     for (auto& guest : guests_) {
       if (guest) guest->send(WireKind::kComplete, pack_texts(hosts_));
     }
     flush(deadline);
+  }
+
+  // A rank that has gone before all were there may be started again.
+  void forget_gone() {
+    for (auto& guest : guests_) {
+      if (guest && (!guest->move(sizeof(Hello)) || guest->take())) guest.reset();
+    }
   }
 
   // Whether a stranger needs no more attention: it is a guest now, was refused, or is no rank.
@@ -117,6 +121,7 @@ class StoreServer final : public Store {
     if (!frame) return !open || stranger.deadline.expired();
     const auto hello = value_of<Hello>(frame->body);
     if (frame->kind != WireKind::kHello || !hello) return true;
+    forget_gone();  // the one before it with this number may have ended since guests were looked at
     const std::string why = why_not(*hello);
     if (!why.empty()) {
       refused_ = fmt::format("a rank {} on {} was refused: {}", hello->rank, hello->host_text(), why);
