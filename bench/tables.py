@@ -209,7 +209,9 @@ def two_million(groups: Groups) -> str:
 
 def layers(groups: Groups) -> str:
     rows = [["32 layers, one behind the other", "a layer", "its folds alone", "lost", "host time of a call"]]
-    for line in sorted(groups["layers"].lines, key=lambda line: (line["ranks"], line["tokens"], line["transport"] != "p2p")):
+    # Where two files measured the same job, the later one counts.
+    chosen = {(line["ranks"], line["tokens"], line["transport"] != "p2p"): line for line in groups["layers"].lines}
+    for _, line in sorted(chosen.items()):
         told = f"{gpus(line['ranks'])}, {points.size(line['tokens'])}" + (f", {line['transport']}" if line["ranks"] > 1 else "")
         lost = f"{100 * line['lost']:.1f} %" if line["lost"] > 0 else "none"
         rows.append([told, f"{line['ms_a_layer']:.3f} ms", f"{line['folds_ms']:.3f} ms", lost, f"{line['host_us']:.0f} µs"])

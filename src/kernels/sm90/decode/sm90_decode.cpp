@@ -142,11 +142,11 @@ class Sm90Decode final : public DecodeKernel {
     }
     return ctas <= multiprocessors_ / 2 ? ctas : 0;
   }
-  // A pair folds a unit in less time, but takes two multiprocessors: where units leave the rest of the step half of
-  // them all the same (bench/NOTES.md has the times).
+  // A pair folds a unit in less time, but takes two multiprocessors: where all units are folded at a time all the same
+  // (bench/NOTES.md has the times).
   bool pairs_fold_prefixes(std::int64_t units) const {
     if (prefix_pairs_ == 0) return false;
-    return limits_.slices > 0 ? limits_.slices > 1 : 2 * units <= multiprocessors_ / 2;
+    return limits_.slices > 0 ? limits_.slices > 1 : units <= prefix_pairs_;
   }
 
   // Of a block of products: as few as the sliced kernel has, where that is enough.
