@@ -17,12 +17,8 @@
 #include "tests/support/error_of.hpp"
 #include "tests/support/stream_brake.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 namespace {
-
-using testing::error_of;
-using testing::StreamBrake;
-using testing::streams_have_queues;
 
 constexpr std::size_t kBytes = 100'000;
 
@@ -234,4 +230,4 @@ TEST_F(P2p, RefusesARankWithoutAGpu) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::testing
