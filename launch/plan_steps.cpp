@@ -25,13 +25,6 @@ constexpr std::size_t kShownRanks = 8;  // without --verbose
 
 std::int64_t most(const std::vector<std::int64_t>& values) { return *std::max_element(values.begin(), values.end()); }
 
-void check_budget(const StepForecast& step, std::size_t budget) {
-  if (budget == 0 || step.memory.total() <= budget) return;
-  fail(ErrorCode::kMemory, {setting("memory", static_cast<std::int64_t>(budget)), " is too small"},
-       fmt::format("{} bytes are needed, {} of them of cache", step.memory.total(), step.memory.cache),
-       "Use more ranks, or decode fewer or shorter sequences.");
-}
-
 void print_ranks(const Screen& screen, const StepForecast& step) {
   const std::size_t shown = screen.verbose() ? step.keys.size() : std::min(step.keys.size(), kShownRanks);
   for (std::size_t rank = 0; rank < shown; ++rank) {
@@ -115,7 +108,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().batch.k_tokens(), [&](JsonWriter& json) {
         const StepForecast step = forecast_step(input, *kernel, static_cast<int>(world), spec.format);
-        check_budget(step, library.memory_budget);
+        check_budget(step.memory, library.memory_budget);
         if (table.alone()) {
           screen.context(fmt::format("cache: {}; {}", cache_text(input, step.job), deal_text(step)));
           print_ranks(screen, step);
