@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include "attention/files/input_cost.hpp"
 #include "attention/job/file_job.hpp"
 #include "attention/job/step_forecast.hpp"
-#include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "launch/file_shape.hpp"
@@ -59,7 +59,7 @@ void write_row(JsonWriter& json, const JobInput& input, const StepForecast& step
   json.member("bytes_per_rank", most(step.received)).member("bytes_moved", step.bytes_moved());
   json.member("bytes_read", step.bytes_read).member("memory_per_rank", step.memory.total());
   write_memory(json, step.memory);
-  json.member("balance", step.balance()).member("flops", job_flops(input.job()));
+  json.member("balance", step.balance()).member("flops", job_flops(input));
   json.key("ranks").begin_array();
   for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {
     json.begin_object().member("queries", step.rows[rank]).member("keys", step.keys[rank]);
