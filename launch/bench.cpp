@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "attention/job/one_input.hpp"
+#include "attention/job/samples.hpp"
 #include "base/json_writer.hpp"
 #include "launch/bench_points.hpp"
 #include "launch/bench_sweep.hpp"

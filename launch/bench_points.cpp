@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/build.hpp"
@@ -135,18 +134,6 @@ BenchJob bench_job(const ScanInput& input, std::string source) {
   result.state_dim = spec.state_dim;
   result.groups = spec.groups;
   return result;
-}
-
-BenchTimes summarise(std::vector<double> milliseconds) {
-  if (milliseconds.empty()) return {};
-  std::sort(milliseconds.begin(), milliseconds.end());
-  const auto quantile = [&](double part) {
-    const double at = part * static_cast<double>(milliseconds.size() - 1);
-    const auto low = static_cast<std::size_t>(at);
-    const std::size_t high = std::min(low + 1, milliseconds.size() - 1);
-    return milliseconds[low] + (milliseconds[high] - milliseconds[low]) * (at - static_cast<double>(low));
-  };
-  return {quantile(0.5), quantile(0.1), quantile(0.9)};
 }
 
 void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std::string> arguments) {

@@ -12,6 +12,7 @@
 
 #include "attention/files/job_input.hpp"
 #include "attention/files/scan_input.hpp"
+#include "attention/job/samples.hpp"
 
 namespace ringattn {
 
@@ -52,14 +53,6 @@ struct BenchJob {
 BenchJob bench_job(const JobInput& input, std::string source);
 BenchJob bench_job(const ScanInput& input, std::string source);
 
-// Milliseconds; the quantiles lie linearly between the two nearest samples.
-struct BenchTimes {
-  double median = 0.0;
-  double p10 = 0.0;
-  double p90 = 0.0;
-};
-BenchTimes summarise(std::vector<double> milliseconds);
-
 // Whole runs, or the same folds without transfers.
 inline constexpr std::string_view kWholeMode = "whole";
 inline constexpr std::string_view kFoldsMode = "folds";
@@ -80,7 +73,7 @@ struct BenchPoint {
   std::int64_t blocks = 0;  // that the plan has
   bool overlap = true;
   std::int64_t samples = 0;
-  BenchTimes ms;
+  SampleTimes ms;
   double tflops_per_rank = 0.0;
   double exposed_ms = 0.0;    // median over the samples of the rank that waited longest
   double predicted_ms = 0.0;  // by the machine model, for the slowest rank

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -22,25 +21,9 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kShortSeconds = 0.1;  // a run that deserves more than one to warm up
 constexpr std::uint64_t kSeed = 1;
 
 std::string revision() { return fmt::format("{}{}", git_revision(), git_dirty() ? "-dirty" : ""); }
-
-// This rank's samples of one mode.
-struct Samples {
-  std::vector<double> milliseconds;
-  std::vector<double> exposed;
-
-  void add(const RunStats& stats) {
-    milliseconds.push_back(stats.seconds * 1e3);
-    exposed.push_back(stats.exposed_seconds * 1e3);
-  }
-};
-
-}  // namespace
-
-namespace {
 
 Setting scan_setting(ScanInput input, const std::string& source) {
   BenchJob job = bench_job(input, source);
@@ -90,19 +73,6 @@ std::vector<Setting> settings_of(const Config& config) {
     }
   }
   return settings;
-}
-
-std::vector<double> slowest(const Meeting& meeting, const std::vector<double>& mine) {
-  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
-  std::vector<double> most(mine.size(), 0.0);
-  for (const std::string& theirs : meeting.gather(bytes)) {
-    for (std::size_t i = 0; i < most.size(); ++i) {
-      double value = 0.0;
-      std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
-      most[i] = std::max(most[i], value);
-    }
-  }
-  return most;
 }
 
 void BenchLines::write(const BenchPoint& point, std::span<const std::string> arguments) {
@@ -191,19 +161,11 @@ void Sweep::measure_modes(const Setting& setting) {
   PreparedFileJob prepared(setting.input(), world_, library(setting));
   Report report = report_of(prepared);
   if (points_.empty()) print_job(screen_, prepared, report);
-  const std::unique_ptr<LoadedJob> holder = prepared.load(step);
-  LoadedJob& loaded = *holder;
+  const std::unique_ptr<LoadedJob> loaded = prepared.load(step);
 
   std::vector<RunMode> modes{options_.compute_only ? RunMode::kFoldsOnly : RunMode::kWhole};
   if (options_.against == "folds") modes.push_back(RunMode::kFoldsOnly);
-  const std::int64_t count = warm_up(loaded, modes);
-  std::vector<Samples> samples(modes.size());
-  progress.update("sample", 0, count);
-  for (std::int64_t i = 0; i < count; ++i) {
-    // In turn: both see the machine in the same temper.
-    for (std::size_t mode = 0; mode < modes.size(); ++mode) samples[mode].add(loaded.run(modes[mode]));
-    progress.update("sample", i + 1, count);
-  }
+  const std::vector<Samples> samples = sample_runs(meeting_, {options_.samples, step}, *loaded, modes);
   progress.clear();
 
   RankResult last;  // without rows: they needn't leave the device
@@ -211,40 +173,13 @@ void Sweep::measure_modes(const Setting& setting) {
       total_tokens(packed_runs(prepared.ring().layout.queries.runs(world_.rank()), setting.input().job().batch.cu_q()));
   gather_figures(report, prepared, last, world_, meeting_);
   for (std::size_t mode = 0; mode < modes.size(); ++mode) {
-    BenchPoint point = point_of(setting, report);
+    BenchPoint point = point_of(setting, report, samples[mode]);
     if (modes[mode] == RunMode::kFoldsOnly) point.mode = kFoldsMode;
-    point.samples = count;
-    point.ms = summarise(slowest(meeting_, samples[mode].milliseconds));
-    point.exposed_ms = summarise(slowest(meeting_, samples[mode].exposed)).median;
-    point.tflops_per_rank = point.ms.median > 0.0 ? report.flops / point.ms.median / world_.size() * 1e-9 : 0.0;
     keep(point);
   }
 }
 
-// Runs until caches, clocks and allocations are what they will be; returns how many samples to take. The first run is
-// a whole one, so that folds without transfers find every block in its place.
-std::int64_t Sweep::warm_up(LoadedJob& loaded, const std::vector<RunMode>& modes) {
-  double seconds = loaded.run().seconds;
-  seconds = slowest(meeting_, {seconds}).front();
-  if (seconds < kShortSeconds) {
-    for (int i = 0; i < 2; ++i) {
-      for (const RunMode mode : modes) seconds = loaded.run(mode).seconds;
-    }
-    seconds = slowest(meeting_, {seconds}).front();
-  }
-  return sample_count(seconds);
-}
-
-std::int64_t Sweep::sample_count(double seconds) const {
-  constexpr std::int64_t kLeast = 10;
-  constexpr std::int64_t kMost = 10000;
-  constexpr double kLeastSeconds = 0.5;  // of all samples
-  if (options_.samples > 0) return options_.samples;
-  const double wanted = std::ceil(kLeastSeconds / std::max(seconds, 1e-9));
-  return std::max(kLeast, static_cast<std::int64_t>(std::min(wanted, static_cast<double>(kMost))));
-}
-
-BenchPoint Sweep::point_of(const Setting& setting, const Report& report) const {
+BenchPoint Sweep::point_of(const Setting& setting, const Report& report, const Samples& samples) const {
   BenchPoint point;
   point.git = revision();
   point.host = report.hosts.front();
@@ -261,6 +196,10 @@ BenchPoint Sweep::point_of(const Setting& setting, const Report& report) const {
   point.predicted_ms = report.plan->predicted_seconds.value_or(0.0) * 1e3;
   point.memory_peak = report.memory_peak();
   point.memory_planned = report.plan->memory_per_rank;
+  point.samples = samples.count;
+  point.ms = samples.ms;
+  point.exposed_ms = samples.waited_ms;
+  point.tflops_per_rank = samples.ms.per_second(report.flops) / world_.size() * 1e-12;
   return point;
 }
 

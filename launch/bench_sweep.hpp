@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The points of a sweep and their measurement: warm-up, then samples until the figure stands; the slowest rank counts.
+// The points of a sweep: what is measured, and what is kept of it.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include "attention/attention.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/job/file_job.hpp"
-#include "attention/job/loaded_job.hpp"
+#include "attention/job/samples.hpp"
 #include "comm/failure.hpp"
 #include "launch/bench_points.hpp"
 #include "launch/commands.hpp"
@@ -36,9 +36,6 @@ struct Setting {
 
 // Lengths × block sizes, or the file of --input × block sizes. Throws kUsage and kFile.
 std::vector<Setting> settings_of(const Config& config);
-
-// Of each of a rank's values the largest of all ranks. Collective.
-std::vector<double> slowest(const Meeting& meeting, const std::vector<double>& mine);
 
 // A file of lines, written as they come: a sweep that is ended early leaves what it has measured.
 class BenchLines {
@@ -76,10 +73,7 @@ class Sweep {
   void measure_modes(const Setting& setting);
   void measure_step(const Setting& setting);  // bench_steps.cpp
   void measure_scan(const Setting& setting);  // bench_scan.cpp
-  // How many samples to take of what lasts so long.
-  std::int64_t sample_count(double seconds) const;
-  std::int64_t warm_up(LoadedJob& loaded, const std::vector<RunMode>& modes);
-  BenchPoint point_of(const Setting& setting, const Report& report) const;
+  BenchPoint point_of(const Setting& setting, const Report& report, const Samples& samples) const;
   void keep(const BenchPoint& point);
 
   const Invocation& invocation_;

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "attention/job/planned_job.hpp"
+#include "attention/world_forecast.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "comm/world.hpp"
@@ -28,89 +28,31 @@ namespace {
 
 constexpr int kShownRanks = 8;  // without --verbose
 
-// Over all ranks.
-struct BlockFigures {
-  std::int64_t first_token = 0;
-  std::int64_t last_token = 0;
-  double flops_sum = 0.0;
-  double flops_most = 0.0;
-  std::int64_t bytes_sum = 0;
-  std::int64_t bytes_most = 0;
-};
-
-struct WorldFigures {
-  int world = 1;
-  std::int64_t q_tokens = 0;
-  JobLayout layout;
-  std::vector<BlockFigures> blocks;
-  std::vector<double> rank_flops;
-  std::int64_t bytes_most = 0;  // that a rank receives
-  std::int64_t bytes_sum = 0;
-  std::size_t memory_most = 0;
-  double seconds = 0.0;  // of the slowest rank
-  double exposed_seconds = 0.0;
-
-  double flops() const { return std::accumulate(rank_flops.begin(), rank_flops.end(), 0.0); }
-  double balance() const {
-    const double mean = flops() / world;
-    return mean > 0.0 ? *std::max_element(rank_flops.begin(), rank_flops.end()) / mean : 1.0;
-  }
-  double rate_per_rank() const { return seconds > 0.0 ? flops() / seconds / world : 0.0; }
-};
-
-WorldFigures plan_world(const RingJob& job, const Options& options, Route route, int world) {
-  const Forecasts forecasts(job, options, route, world);
-  WorldFigures figures{world, job.work.batch.q_tokens(), forecasts.layout(), {}, {}, 0, 0, 0, 0.0, 0.0};
-  for (int rank = 0; rank < world; ++rank) {
-    const Plan plan = forecasts.plan(rank);
-    const Prediction prediction = predict(plan, options.machine, options.overlap);
-    figures.blocks.resize(plan.blocks.size());
-    for (std::size_t b = 0; b < plan.blocks.size(); ++b) {
-      const BlockPlan& from = plan.blocks[b];
-      BlockFigures& to = figures.blocks[b];
-      to.first_token = from.first_token;
-      to.last_token = from.last_token;
-      to.flops_sum += from.flops;
-      to.flops_most = std::max(to.flops_most, from.flops);
-      to.bytes_sum += from.bytes_received;
-      to.bytes_most = std::max(to.bytes_most, from.bytes_received);
-    }
-    figures.rank_flops.push_back(plan.flops());
-    figures.bytes_most = std::max(figures.bytes_most, plan.bytes_received());
-    figures.bytes_sum += plan.bytes_received();
-    figures.memory_most = std::max(figures.memory_most, plan.memory_bytes);
-    figures.seconds = std::max(figures.seconds, prediction.seconds);
-    figures.exposed_seconds = std::max(figures.exposed_seconds, prediction.exposed_seconds);
-  }
-  return figures;
-}
-
 // Who owns what: the ranks' query runs, as sequence:first-last.
-void print_owners(const Screen& screen, const WorldFigures& figures) {
-  const Layout& queries = figures.layout.queries;
-  const int shown = screen.verbose() ? figures.world : std::min(figures.world, kShownRanks);
+void print_owners(const Screen& screen, const WorldForecast& forecast) {
+  const Layout& queries = forecast.layout.queries;
+  const int shown = screen.verbose() ? forecast.world() : std::min(forecast.world(), kShownRanks);
   for (int rank = 0; rank < shown; ++rank) {
     screen.context(fmt::format("rank {} owns {} queries, {} keys: {}", rank, queries.tokens(rank),
-                               figures.layout.keys.tokens(rank), runs_text(queries.runs(rank), screen.verbose())));
+                               forecast.layout.keys.tokens(rank), runs_text(queries.runs(rank), screen.verbose())));
   }
-  if (shown < figures.world) {
-    screen.context(fmt::format("… {} ranks in all; --verbose shows every one", figures.world));
+  if (shown < forecast.world()) {
+    screen.context(fmt::format("… {} ranks in all; --verbose shows every one", forecast.world()));
   }
 }
 
-void print_blocks(const Screen& screen, const WorldFigures& figures) {
+void print_blocks(const Screen& screen, const WorldForecast& forecast) {
   Table table({{"block"},
                {"first key"},
                {"last key"},
                {"bytes/rank", "(MiB, most)"},
                {"work/rank", "(GFLOP, most)"},
                {"balance", "(max/mean)"}});
-  for (std::size_t b = 0; b < figures.blocks.size(); ++b) {
-    const BlockFigures& block = figures.blocks[b];
-    const double mean = block.flops_sum / figures.world;
+  for (std::size_t b = 0; b < forecast.blocks.size(); ++b) {
+    const BlockForecast& block = forecast.blocks[b];
     table.add({fmt::format("{}", b), fmt::format("{}", block.first_token), fmt::format("{}", block.last_token),
-               mebibytes(static_cast<double>(block.bytes_most)), fmt::format("{:.4g}", block.flops_most / 1e9),
-               fmt::format("{:.4f}", mean > 0.0 ? block.flops_most / mean : 1.0)});
+               mebibytes(static_cast<double>(block.most_bytes_received)), fmt::format("{:.4g}", block.most_flops / 1e9),
+               fmt::format("{:.4f}", block.balance(forecast.world()))});
   }
   screen.print(table.text());
 }
@@ -126,39 +68,39 @@ Table::Column const kSummary[] = {{"world"},
                                   {"exposed", "(ms)"},
                                   {"GFLOP/s", "per rank"}};
 
-std::vector<std::string> summary_row(const WorldFigures& figures) {
-  const std::int64_t stripe = figures.layout.request.stripe;
-  return {fmt::format("{}", figures.world),
-          fmt::format("{}", figures.q_tokens),
+std::vector<std::string> summary_row(const WorldForecast& forecast) {
+  const std::int64_t stripe = forecast.layout.request.stripe;
+  return {fmt::format("{}", forecast.world()),
+          fmt::format("{}", forecast.q_tokens),
           stripe > 0 ? fmt::format("{}", stripe) : "varies",
-          fmt::format("{}", figures.blocks.size()),
-          mebibytes(static_cast<double>(figures.bytes_most)),
-          mebibytes(static_cast<double>(figures.memory_most)),
-          fmt::format("{:.4f}", figures.balance()),
-          fmt::format("{:.3f}", figures.seconds * 1e3),
-          fmt::format("{:.3f}", figures.exposed_seconds * 1e3),
-          fmt::format("{:.1f}", figures.rate_per_rank() / 1e9)};
+          fmt::format("{}", forecast.blocks.size()),
+          mebibytes(static_cast<double>(forecast.most_bytes_received)),
+          mebibytes(static_cast<double>(forecast.most_memory)),
+          fmt::format("{:.4f}", forecast.balance()),
+          fmt::format("{:.3f}", forecast.seconds * 1e3),
+          fmt::format("{:.3f}", forecast.exposed_seconds * 1e3),
+          fmt::format("{:.1f}", forecast.flops_per_second_per_rank() / 1e9)};
 }
 
-void write_row(JsonWriter& json, const WorldFigures& figures) {
-  json.begin_object().member("world", figures.world).member("tokens", figures.q_tokens);
-  json.member("layout", layout_name(figures.layout.request.kind)).member("stripe", figures.layout.request.stripe);
-  json.member("bytes_per_rank", figures.bytes_most).member("bytes_moved", figures.bytes_sum);
-  json.member("memory_per_rank", figures.memory_most).member("balance", figures.balance());
-  json.member("flops", figures.flops()).member("predicted_ms", figures.seconds * 1e3);
-  json.member("exposed_ms", figures.exposed_seconds * 1e3);
+void write_row(JsonWriter& json, const WorldForecast& forecast) {
+  json.begin_object().member("world", forecast.world()).member("tokens", forecast.q_tokens);
+  json.member("layout", layout_name(forecast.layout.request.kind)).member("stripe", forecast.layout.request.stripe);
+  json.member("bytes_per_rank", forecast.most_bytes_received).member("bytes_moved", forecast.bytes_received);
+  json.member("memory_per_rank", forecast.most_memory).member("balance", forecast.balance());
+  json.member("flops", forecast.flops()).member("predicted_ms", forecast.seconds * 1e3);
+  json.member("exposed_ms", forecast.exposed_seconds * 1e3);
   json.key("blocks").begin_array();
-  for (const BlockFigures& block : figures.blocks) {
+  for (const BlockForecast& block : forecast.blocks) {
     json.begin_object().member("first_token", block.first_token).member("last_token", block.last_token);
-    json.member("bytes_per_rank", block.bytes_most).member("bytes_moved", block.bytes_sum);
-    json.member("flops", block.flops_sum).member("flops_most", block.flops_most).end_object();
+    json.member("bytes_per_rank", block.most_bytes_received).member("bytes_moved", block.bytes_received);
+    json.member("flops", block.flops).member("flops_most", block.most_flops).end_object();
   }
   json.end_array();
   json.key("ranks").begin_array();
-  for (int rank = 0; rank < figures.world; ++rank) {
-    json.begin_object().member("queries", figures.layout.queries.tokens(rank));
-    json.member("keys", figures.layout.keys.tokens(rank));
-    json.member("flops", figures.rank_flops[static_cast<std::size_t>(rank)]).end_object();
+  for (int rank = 0; rank < forecast.world(); ++rank) {
+    json.begin_object().member("queries", forecast.layout.queries.tokens(rank));
+    json.member("keys", forecast.layout.keys.tokens(rank));
+    json.member("flops", forecast.rank_flops[static_cast<std::size_t>(rank)]).end_object();
   }
   json.end_array().end_object();
 }
@@ -242,15 +184,15 @@ int plan_job(const Invocation& invocation) {
     }
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().batch.q_tokens(), [&](JsonWriter& json) {
-        const WorldFigures figures =
-            plan_world(planned->ring(static_cast<int>(world)), library, route, static_cast<int>(world));
+        const WorldForecast forecast =
+            forecast_world(planned->ring(static_cast<int>(world)), library, route, static_cast<int>(world));
         if (table.alone()) {
-          screen.context(fmt::format("layout: {}", layout_text(figures.layout.request)));
-          print_owners(screen, figures);
-          if (!options.quiet) print_blocks(screen, figures);
+          screen.context(fmt::format("layout: {}", layout_text(forecast.layout.request)));
+          print_owners(screen, forecast);
+          if (!options.quiet) print_blocks(screen, forecast);
         }
-        write_row(json, figures);
-        return summary_row(figures);
+        write_row(json, forecast);
+        return summary_row(forecast);
       });
     }
   }

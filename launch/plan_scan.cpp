@@ -22,91 +22,64 @@ namespace {
 
 constexpr int kShownRanks = 8;  // without --verbose
 
-struct WorldFigures {
-  int world = 1;
-  ScanForecast forecast;
-  std::int64_t states = 0;         // that travel
-  double passing_seconds = 0.0;    // from the first rank to the last, half of the heads at a time
-  std::vector<double> rank_flops;  // [ranks]
-
-  double balance() const {
-    double sum = 0.0;
-    for (const double flops : rank_flops) sum += flops;
-    return sum > 0.0 ? *std::ranges::max_element(rank_flops) / sum * world : 1.0;
-  }
-};
-
-void check_budget(const ScanMemory& needed, std::size_t budget) {
-  if (budget == 0 || needed.total() <= budget) return;
-  fail(ErrorCode::kMemory, {setting("memory", static_cast<std::int64_t>(budget)), " is too small"},
-       fmt::format("{} bytes are needed, {} of them of rows", needed.total(), needed.rows),
-       "Use more ranks, or allow for fewer tokens.");
-}
-
-WorldFigures plan_world(const ScanJob& job, const ScanKernel* kernel, double flops_per_second,
-                        const MachineModel& machine, std::size_t budget, int world) {
+ScanForecast forecast_of(const ScanJob& job, const ScanKernel* kernel, double flops_per_second, std::size_t budget,
+                         int world) {
   check_scan_budget(job, world, budget);
-  WorldFigures figures{world, forecast_scan(job, {}, world, kernel, flops_per_second), 0, 0.0, {}};
-  check_budget(figures.forecast.most_memory(), budget);
-  for (const std::vector<StateHop>& step : figures.forecast.hops.hops) {
-    figures.states += static_cast<std::int64_t>(step.size());
-    figures.passing_seconds +=
-        machine.latency_seconds + 0.5 * static_cast<double>(carried_bytes(job)) / machine.link_bytes_per_second;
-  }
-  for (int rank = 0; rank < world; ++rank) {
-    figures.rank_flops.push_back(scan_token_flops(job) * static_cast<double>(figures.forecast.layout.tokens(rank)));
-  }
-  return figures;
+  ScanForecast forecast = forecast_scan(job, {}, world, kernel, flops_per_second);
+  check_budget(forecast.most_memory(), budget);
+  return forecast;
 }
 
 // Who owns what: the ranks' runs, as sequence:first-last.
-void print_owners(const Screen& screen, const WorldFigures& figures, const ScanJob& job) {
-  const Layout& layout = figures.forecast.layout;
-  const int shown = screen.verbose() ? figures.world : std::min(figures.world, kShownRanks);
+void print_owners(const Screen& screen, const ScanForecast& forecast, const ScanJob& job) {
+  const Layout& layout = forecast.layout;
+  const int world = layout.world();
+  const int shown = screen.verbose() ? world : std::min(world, kShownRanks);
   for (int rank = 0; rank < shown; ++rank) {
-    const std::int64_t states = states_received(figures.forecast.hops, rank);
+    const std::int64_t states = states_received(forecast.hops, rank);
     screen.context(fmt::format("rank {} owns {} tokens, receives {}: {}", rank, layout.tokens(rank),
                                format_bytes(static_cast<double>(states * carried_bytes(job))),
                                runs_text(layout.runs(rank), screen.verbose())));
   }
-  if (shown < figures.world) {
-    screen.context(fmt::format("… {} ranks in all; --verbose shows every one", figures.world));
+  if (shown < world) {
+    screen.context(fmt::format("… {} ranks in all; --verbose shows every one", world));
   }
 }
 
-std::vector<std::string> summary_row(const ScanJob& job, const WorldFigures& figures) {
-  const ScanMemory& memory = figures.forecast.most_memory();
-  return {fmt::format("{}", figures.world),
+std::vector<std::string> summary_row(const ScanJob& job, const ScanForecast& forecast, double passing) {
+  const ScanMemory& memory = forecast.most_memory();
+  return {fmt::format("{}", forecast.layout.world()),
           fmt::format("{}", job.tokens()),
-          fmt::format("{}", figures.forecast.layout.owners().size()),
-          fmt::format("{}", figures.states),
+          fmt::format("{}", forecast.layout.owners().size()),
+          fmt::format("{}", forecast.states_moved()),
           mebibytes(static_cast<double>(carried_bytes(job))),
           mebibytes(static_cast<double>(memory.total())),
-          fmt::format("{:.4f}", figures.balance()),
-          job.update ? "-" : fmt::format("{:.3f}", figures.forecast.seconds * 1e3),
-          fmt::format("{:.3f}", figures.passing_seconds * 1e3)};
+          fmt::format("{:.4f}", forecast.balance()),
+          job.update ? "-" : fmt::format("{:.3f}", forecast.seconds * 1e3),
+          fmt::format("{:.3f}", passing * 1e3)};
 }
 
-void write_row(JsonWriter& json, const ScanJob& job, const WorldFigures& figures) {
-  const ScanForecast& forecast = figures.forecast;
+void write_row(JsonWriter& json, const ScanJob& job, const ScanForecast& forecast, double passing) {
   const std::int64_t state = carried_bytes(job);
-  json.begin_object().member("world", figures.world).member("tokens", job.tokens());
+  const int world = forecast.layout.world();
+  json.begin_object().member("world", world).member("tokens", job.tokens());
   json.member("layout", layout_name(LayoutKind::kContiguous)).member("stripe", kSuperSegmentTokens);
-  json.member("bytes_moved", figures.states * state).member("state_bytes", state);
+  json.member("bytes_moved", forecast.states_moved() * state).member("state_bytes", state);
   json.member("memory_per_rank", forecast.most_memory().total());
   write_memory(json, forecast.most_memory());
-  json.member("balance", figures.balance());
+  json.member("balance", forecast.balance());
   if (job.update) {
     json.key("predicted_ms").null();  // it waits for memory, whose speed kernels don't tell
   } else {
     json.member("predicted_ms", forecast.seconds * 1e3);
   }
-  json.member("passing_ms", figures.passing_seconds * 1e3);
+  json.member("passing_ms", passing * 1e3);
   json.member("flops", scan_token_flops(job) * static_cast<double>(job.tokens()));
   json.key("ranks").begin_array();
-  for (int rank = 0; rank < figures.world; ++rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    json.begin_object().member("tokens", forecast.layout.tokens(rank)).member("flops", figures.rank_flops[r]);
+  for (int rank = 0; rank < world; ++rank) {
+    const std::int64_t tokens = forecast.layout.tokens(rank);
+    json.begin_object().member("tokens", tokens);
+    json.member("flops", scan_token_flops(job) * static_cast<double>(tokens));
     json.member("bytes", states_received(forecast.hops, rank) * state).end_object();
   }
   json.end_array().end_object();
@@ -160,11 +133,12 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
   for (const ScanInput& input : inputs) {
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().tokens(), [&](JsonWriter& json) {
-        const WorldFigures figures = plan_world(input.job(), kernel.get(), flops_per_second, machine,
-                                                library.memory_budget, static_cast<int>(world));
-        if (table.alone()) print_owners(screen, figures, input.job());
-        write_row(json, input.job(), figures);
-        return summary_row(input.job(), figures);
+        const ScanForecast forecast =
+            forecast_of(input.job(), kernel.get(), flops_per_second, library.memory_budget, static_cast<int>(world));
+        const double passing = passing_seconds(input.job(), forecast, machine);
+        if (table.alone()) print_owners(screen, forecast, input.job());
+        write_row(json, input.job(), forecast, passing);
+        return summary_row(input.job(), forecast, passing);
       });
     }
   }

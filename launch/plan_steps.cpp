@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include "attention/files/input_cost.hpp"
 #include "attention/job/file_job.hpp"
 #include "attention/job/step_forecast.hpp"
-#include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "launch/file_shape.hpp"
@@ -24,13 +24,6 @@ namespace {
 constexpr std::size_t kShownRanks = 8;  // without --verbose
 
 std::int64_t most(const std::vector<std::int64_t>& values) { return *std::max_element(values.begin(), values.end()); }
-
-void check_budget(const StepForecast& step, std::size_t budget) {
-  if (budget == 0 || step.memory.total() <= budget) return;
-  fail(ErrorCode::kMemory, {setting("memory", static_cast<std::int64_t>(budget)), " is too small"},
-       fmt::format("{} bytes are needed, {} of them of cache", step.memory.total(), step.memory.cache),
-       "Use more ranks, or decode fewer or shorter sequences.");
-}
 
 void print_ranks(const Screen& screen, const StepForecast& step) {
   const std::size_t shown = screen.verbose() ? step.keys.size() : std::min(step.keys.size(), kShownRanks);
@@ -66,7 +59,7 @@ void write_row(JsonWriter& json, const JobInput& input, const StepForecast& step
   json.member("bytes_per_rank", most(step.received)).member("bytes_moved", step.bytes_moved());
   json.member("bytes_read", step.bytes_read).member("memory_per_rank", step.memory.total());
   write_memory(json, step.memory);
-  json.member("balance", step.balance()).member("flops", job_flops(input.job()));
+  json.member("balance", step.balance()).member("flops", job_flops(input));
   json.key("ranks").begin_array();
   for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {
     json.begin_object().member("queries", step.rows[rank]).member("keys", step.keys[rank]);
@@ -115,7 +108,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().batch.k_tokens(), [&](JsonWriter& json) {
         const StepForecast step = forecast_step(input, *kernel, static_cast<int>(world), spec.format);
-        check_budget(step, library.memory_budget);
+        check_budget(step.memory, library.memory_budget);
         if (table.alone()) {
           screen.context(fmt::format("cache: {}; {}", cache_text(input, step.job), deal_text(step)));
           print_ranks(screen, step);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "attention/files/input_cost.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "base/host.hpp"
@@ -34,16 +35,6 @@ std::size_t peak_of(Backend& backend, const Transport& world) {
   return backend.peak_memory() / (shared ? ranks_here : 1);
 }
 
-}  // namespace
-
-namespace {
-
-// Of the pairs that the form folds.
-double latent_flops(const JobInput& input) {
-  const LatentSpec& spec = input.latent().spec;
-  return visible_pairs(input.job()) * pair_flops(form_spec(spec, input.form().form, spec.heads));
-}
-
 // Of attention and of latents.
 void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, const Meeting& meeting) {
   const RingDoor door = prepared.ring();
@@ -51,7 +42,7 @@ void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, co
   const JobInput& input = prepared.input();
   report.job = input.job();
   report.op = input.op();
-  report.flops = job_flops(input.job());
+  report.flops = job_flops(input);
   const Plan& plan = door.plan;
   PlanFigures figures;
   figures.blocks = static_cast<std::int64_t>(plan.blocks.size());
@@ -64,7 +55,6 @@ void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, co
     for (const std::int64_t bytes : meeting.gather_values(prepared.latent().expanded_bytes_received())) {
       figures.latents->bytes_moved_expanded += bytes;
     }
-    report.flops = latent_flops(input);
   }
   figures.predicted_seconds = 0.0;
   struct Mine {
@@ -86,7 +76,7 @@ void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, co
 void gather_step(Report& report, const JobInput& input, Decode& decode, const StepForecast& step, Transport& world,
                  const Meeting& meeting) {
   gather_ranks(report, decode.backend(), *decode.kernel().row, decode.kernel().reason, world, meeting);
-  report.flops = input.op() == Op::kLatent ? latent_flops(input) : job_flops(input.job());
+  report.flops = job_flops(input);
   report.job = input.job();
   report.op = input.op();
   if (input.op() == Op::kLatent) report.latents = input.latent().spec;

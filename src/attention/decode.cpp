@@ -18,7 +18,6 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
-#include "base/size.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 #include "kernels/block_choice.hpp"
@@ -111,12 +110,7 @@ void Decode::Impl::choose() {
          "its tables are those of all sequences, and a rank has its own", "Use one rank, or plain caches.");
   }
   memory = decode_memory(job, *kernel, transport.size());
-  if (options.memory_budget == 0 || memory.total() <= options.memory_budget) return;
-  fail(ErrorCode::kMemory,
-       fmt::format("a memory budget of {} a rank is too small", counted(options.memory_budget, "byte")),
-       fmt::format("{} are needed: {} of cache, {} of scratch and partial results, {} of rows and tables",
-                   memory.total(), memory.cache, memory.own(), memory.rows + memory.tables),
-       "Use more ranks, or allow for fewer or shorter sequences.");
+  check_budget(memory, options.memory_budget);
 }
 
 void Decode::Impl::allocate() {

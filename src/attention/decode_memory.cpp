@@ -161,4 +161,12 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
   return memory;
 }
 
+void check_budget(const DecodeMemory& needed, std::size_t budget) {
+  if (budget == 0 || needed.total() <= budget) return;
+  fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
+       fmt::format("{} are needed: {} of cache, {} of scratch and partial results, {} of rows and tables",
+                   needed.total(), needed.cache, needed.own(), needed.rows + needed.tables),
+       "Use more ranks, or allow for fewer or shorter sequences.");
+}
+
 }  // namespace ringattn

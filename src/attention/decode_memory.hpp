@@ -78,5 +78,7 @@ struct DecodeMemory {
 
 // `kernel` may be made on a backend without a device.
 DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int ranks);
+// Throws kMemory for a budget (0: none) that doesn't hold all of it.
+void check_budget(const DecodeMemory& needed, std::size_t budget);
 
 }  // namespace ringattn

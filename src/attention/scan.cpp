@@ -20,7 +20,6 @@
 #include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
 #include "base/moment.hpp"
-#include "base/size.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 
@@ -117,12 +116,7 @@ void Scan::Impl::choose() {
   }
   ranges = job.alone ? std::vector<HeadRange>{{0, job.spec.heads}}
                      : ranges_of(job.spec.heads, kernel->heads_together(), !hops.hops.empty());
-  if (options.memory_budget == 0 || memory.total() <= options.memory_budget) return;
-  fail(ErrorCode::kMemory,
-       fmt::format("a memory budget of {} a rank is too small", counted(options.memory_budget, "byte")),
-       fmt::format("{} are needed: {} of rows, {} of states, {} of scratch, {} of states that travel", memory.total(),
-                   memory.rows, memory.states, memory.scratch, memory.exchange),
-       "Use more ranks, or allow for fewer tokens.");
+  check_budget(memory, options.memory_budget);
 }
 
 void Scan::Impl::allocate() {

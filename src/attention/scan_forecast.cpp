@@ -31,6 +31,35 @@ const ScanMemory& ScanForecast::most_memory() const {
   return *std::ranges::max_element(memory, {}, [](const ScanMemory& bytes) { return bytes.total(); });
 }
 
+std::int64_t ScanForecast::states_moved() const {
+  std::int64_t states = 0;
+  for (const std::vector<StateHop>& step : hops.hops) states += static_cast<std::int64_t>(step.size());
+  return states;
+}
+
+double ScanForecast::balance() const {
+  std::int64_t sum = 0;
+  std::int64_t most = 0;
+  for (int rank = 0; rank < layout.world(); ++rank) {
+    sum += layout.tokens(rank);
+    most = std::max(most, layout.tokens(rank));
+  }
+  return sum > 0 ? static_cast<double>(most) / static_cast<double>(sum) * layout.world() : 1.0;
+}
+
+double passing_seconds(const ScanJob& job, const ScanForecast& forecast, const MachineModel& machine) {
+  const double half = 0.5 * static_cast<double>(carried_bytes(job)) / machine.link_bytes_per_second;
+  return static_cast<double>(forecast.hops.hops.size()) * (machine.latency_seconds + half);
+}
+
+void check_budget(const ScanMemory& needed, std::size_t budget) {
+  if (budget == 0 || needed.total() <= budget) return;
+  fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
+       fmt::format("{} are needed: {} of rows, {} of states, {} of scratch, {} of states that travel", needed.total(),
+                   needed.rows, needed.states, needed.scratch, needed.exchange),
+       "Use more ranks, or allow for fewer tokens.");
+}
+
 void check_scan_budget(const ScanJob& job, int world, std::size_t budget) {
   const std::int64_t bytes = job.alone ? scan_token_bytes(job) : scan_token_bytes(job.spec);
   const double least = static_cast<double>(job.tokens()) * static_cast<double>(bytes) / world;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "attention/ring/machine_model.hpp"
 #include "attention/tokens/layout.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "attention/tokens/scan_job.hpp"
@@ -36,10 +37,17 @@ struct ScanForecast {
   double seconds = 0.0;            // that the rank with most tokens computes
 
   const ScanMemory& most_memory() const;
+  std::int64_t states_moved() const;  // from rank to rank; of a convolution alone halos
+  double balance() const;             // tokens of the rank that has most, over the mean
 };
+
+// Seconds in which what sequences hand on goes from the first rank to the last, half of the heads at a time.
+double passing_seconds(const ScanJob& job, const ScanForecast& forecast, const MachineModel& machine);
 
 // Before a forecast: throws kMemory for a budget (0: none) that can't even hold an equal share of the rows.
 void check_scan_budget(const ScanJob& job, int world, std::size_t budget);
+// Throws kMemory for a budget (0: none) that doesn't hold all of it.
+void check_budget(const ScanMemory& needed, std::size_t budget);
 
 // `runs`: as ScanOptions has them; `kernel`: null where a convolution is alone. Throws kUsage for runs or lengths that
 // no scan has, and kMemory where check_scan_size() does.

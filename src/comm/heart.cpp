@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/deadline.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -93,7 +93,7 @@ void Heart::part() {
     return;
   }
   peers_[static_cast<std::size_t>(rank())].left = true;
-  const Deadline enough = Deadline::after(seconds_);  // for a rank that has left and takes nothing any more
+  const Deadline enough = Patience::grace(seconds_);  // for a rank that has left and takes nothing any more
   for (;;) {
     hear();
     tell(Sign::kLeaves);

@@ -149,7 +149,7 @@ class MpiTransport final : public Transport {
       MPI_Cancel(&requests_[i]);
       receives.push_back(requests_[i]);
     }
-    const Deadline deadline = Deadline::after(kAbandonSeconds);
+    const Deadline deadline = Patience::grace(kAbandonSeconds);
     int done = 0;
     for (int idle = 0; done == 0 && !deadline.expired(); ++idle) {
       MPI_Testall(static_cast<int>(receives.size()), receives.data(), &done, MPI_STATUSES_IGNORE);
@@ -436,13 +436,14 @@ int check_ready(const MpiOptions& options) {
 }  // namespace
 
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, const MpiOptions& options) {
+  const Patience patience(options.setup_seconds);
   const int highest_tag = check_ready(options);
   MPI_Comm duplicate = MPI_COMM_NULL;
   check_mpi(MPI_Comm_dup(communicator, &duplicate), "MPI_Comm_dup");
   MPI_Comm_set_errhandler(duplicate, MPI_ERRORS_RETURN);
   const auto family = std::make_shared<MpiFamily>(duplicate, options.max_exchanges + kMeetingTags, highest_tag);
   auto transport = std::make_unique<MpiTransport>(family, family->size(), 0, options);
-  family->set_hosts(transport->all_gather(processor_name(), Deadline::after(options.setup_seconds)));
+  family->set_hosts(transport->all_gather(processor_name(), patience.for_peer()));
   return transport;
 }
 

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/deadline.hpp"
 #include "base/pulse.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -128,7 +128,7 @@ bool MpiFamily::abort(const Error& error) {
   }
   reports_.emplace(rank_, error);
 
-  const Deadline deadline = Deadline::after(kReportSeconds);
+  const Deadline deadline = Patience::grace(kReportSeconds);
   int sent = 0;
   const auto lowest = [&] { return reports_.begin()->first; };
   // Rank 0 has nobody below to wait for, a rank that has heard of a lower one no more to learn.

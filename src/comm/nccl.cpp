@@ -226,7 +226,7 @@ class NcclTransport final : public Transport {
       if (flight.enqueued) continue;
       if (flight.greeting) {
         if (!control_->finished(*flight.greeting)) return;
-        control_->wait(*flight.greeting, Stream{}, Deadline::after(0.0));  // finished: returns at once
+        control_->wait(*flight.greeting, Stream{}, Patience::none());  // finished: returns at once
         flight.greeting.reset();
         check_sides(flight);
         check_cuda(cudaStreamWaitEvent(stream_->get(), flight.posted.get(), 0), "cudaStreamWaitEvent");
@@ -308,14 +308,14 @@ class NcclTransport final : public Transport {
     const auto now = Deadline::Clock::now();
     if (!flight.waits_since) flight.waits_since = now;
     if (std::chrono::duration<double>(now - *flight.waits_since).count() <= flight.seconds) return;
-    fail_late(exchange_name(flight.exchange, flight.ticket), Deadline::after(flight.seconds), names_, rank_,
-              flight.peers);
+    fail_late(exchange_name(flight.exchange, flight.ticket), Patience::derived(flight.seconds).for_peer(), names_,
+              rank_, flight.peers);
   }
 
   // Polls until `done()`; false when that took too long.
   template <typename Done>
   bool drain(const Done& done) noexcept {
-    const Deadline deadline = Deadline::after(kDrainSeconds);
+    const Deadline deadline = Patience::grace(kDrainSeconds);
     try {
       for (; !done(); forget_landed()) {
         if (deadline.expired()) return false;

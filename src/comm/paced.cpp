@@ -74,7 +74,7 @@ class PacedTransport final : public Transport {
     inner_->progress();
     hand_over();
     while (!inner_in_flight_.empty() && inner_->finished(inner_in_flight_.front())) {
-      inner_->wait(inner_in_flight_.front(), Stream{}, Deadline::after(0.0));  // finished: returns at once
+      inner_->wait(inner_in_flight_.front(), Stream{}, Patience::none());  // finished: returns at once
       inner_in_flight_.pop_front();
     }
   }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a wait may last, by what is waited for: the one place where a time limit in seconds becomes deadlines.
+// How long a wait may last, by what is waited for: the one place where a time limit in seconds becomes deadlines. Waits
+// for the own device alone have theirs in base/device_patience.hpp.
 //
 // Two things end a wait that its peers don't. Ranks of run_world() give signs of life (base/pulse.hpp), and every call
 // of a rank throws once one of them is silent for as long as the limit, whoever is waited for. A deadline is for what
 // gives no signs; between ranks that do, a wait outlasts it while one of them works.
 #pragma once
+
+#include <chrono>
 
 #include "base/deadline.hpp"
 
@@ -30,14 +33,27 @@ class Patience {
   // prediction may be an order of magnitude off; only what takes longer still is late.
   Deadline for_work(double predicted) const { return Deadline::after(seconds_ + kMargin * predicted); }
 
-  // A wait for work of others in the same queue, which is as long as it is. Whoever waits so keeps looking after what
-  // has a deadline of its own.
-  static Deadline endless() { return Deadline::after(Deadline::kLongest); }
+  // What has happened already.
+  static Deadline none() { return Deadline::after(0.0); }
+
+  // Steps of a wait that has a deadline of its own: who is later is passed over or tried again, and nothing fails. An
+  // address that doesn't answer; who is connected, and may be too busy to say who it is; and the moment before
+  // addresses are tried anew, as what refused may be about to listen.
+  static Deadline for_address() { return Deadline::after(kAddressSeconds); }
+  static Deadline for_answer() { return Deadline::after(kAnswerSeconds); }
+  static Deadline for_next_try() { return Deadline::after(kBetweenTries.count()); }
+  static constexpr std::chrono::duration<double> kBetweenTries{0.05};
+
+  // What a rank that ends, or gives something up, grants what is still on its way. When it is over the rank goes on
+  // without that, and nothing fails for it.
+  static Deadline grace(double seconds) { return Deadline::after(seconds); }
 
  private:
   Patience(double seconds, int) : seconds_(seconds) {}
 
   static constexpr double kMargin = 10.0;
+  static constexpr double kAddressSeconds = 3.0;
+  static constexpr double kAnswerSeconds = 10.0;
 
   double seconds_;
 };

@@ -5,12 +5,11 @@
 #include <vector>
 
 #include "base/pulse.hpp"
+#include "kernels/finish.hpp"
 
 namespace ringattn {
 
 namespace {
-
-constexpr double kSeconds = 60.0;  // for a piece, which takes milliseconds
 
 // Rows of a plain tensor, and streams and tables of a format, in a backend's memory.
 class Pieces {
@@ -118,10 +117,7 @@ class Pieces {
   void copy(void* to, const void* from, std::int64_t bytes) {
     if (bytes > 0) backend_.copy_rows(to, bytes, from, bytes, bytes, 1, backend_.stream());
   }
-  void settle() {
-    backend_.synchronize(backend_.mark(backend_.stream()), Deadline::after(kSeconds), {});
-    backend_.forget_marks();
-  }
+  void settle() { finish(backend_, backend_.stream(), DevicePatience::for_piece()); }
   template <class View, class Copy>
   void for_heads(const View& view, std::int64_t first, const Copy& copy) const {
     const auto element = static_cast<std::int64_t>(size_of(shape_.dtype));
@@ -205,8 +201,7 @@ void greatest_magnitudes_piecewise(Backend& backend, const MagnitudeTask& task) 
     return true;
   });
   backend.copy_rows(task.greatest, bytes, there, bytes, bytes, 1, backend.stream());
-  backend.synchronize(backend.mark(backend.stream()), Deadline::after(kSeconds), {});
-  backend.forget_marks();
+  finish(backend, backend.stream(), DevicePatience::for_piece());
 }
 
 }  // namespace ringattn

@@ -11,9 +11,9 @@
 #include <string>
 #include <utility>
 
-#include "base/deadline.hpp"
 #include "base/error.hpp"
 #include "kernels/codebook.hpp"
+#include "kernels/finish.hpp"
 #include "kernels/low_rank.hpp"
 #include "kernels/piecewise_rows.hpp"
 #include "kernels/registry.hpp"
@@ -53,12 +53,6 @@ HeadProductSpec product_of(const RowFormat& format, const RowShape& shape) {
   return format.rank > 0 ? expansion_of(format, shape) : HeadProductSpec{shape.dtype, 64, 64};
 }
 
-// Returns when the stream has passed what was enqueued.
-void finish(Backend& backend, Stream stream) {
-  backend.synchronize(backend.mark(stream), Deadline::after(Deadline::kLongest), {});
-  backend.forget_marks();
-}
-
 // A cell for faults in a backend's memory.
 class FaultCell {
  public:
@@ -72,7 +66,7 @@ class FaultCell {
     RowFaultCell cell;
     constexpr auto kBytes = static_cast<std::int64_t>(sizeof cell);
     backend_.copy_rows(&cell, kBytes, memory_.data(), kBytes, kBytes, 1, stream_);
-    finish(backend_, stream_);
+    finish(backend_, stream_, DevicePatience::for_queue());
     return fault_of(cell, format, shape);
   }
 
@@ -284,11 +278,11 @@ void TensorCoder::find_scales(const TensorView& plain, std::byte* scales, Stream
   backend_->fill_bytes(memory.data(), std::byte{0}, static_cast<std::size_t>(bytes), stream);
   backend_->greatest_magnitudes({plain, reinterpret_cast<float*>(memory.data())}, stream);
   backend_->copy_rows(greatest.data(), bytes, memory.data(), bytes, bytes, 1, stream);
-  finish(*backend_, stream);
+  finish(*backend_, stream, DevicePatience::for_queue());
   greatest = scales_of(format_.scales, std::move(greatest));
   const auto scale_bytes = static_cast<std::int64_t>(greatest.size() * sizeof(float));
   backend_->copy_rows(scales, scale_bytes, greatest.data(), scale_bytes, scale_bytes, 1, stream);
-  finish(*backend_, stream);
+  finish(*backend_, stream, DevicePatience::for_queue());
 }
 
 void TensorCoder::compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,

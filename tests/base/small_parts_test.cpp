@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/deadline.hpp"
+#include "base/device_patience.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
@@ -66,6 +67,24 @@ TEST(Deadlines, OfAnyLengthAreInTheFuture) {
   }
   EXPECT_TRUE(Deadline::after(0.0).expired());
   EXPECT_TRUE(Deadline::after(-1.0).expired());
+}
+
+// A device may work for hours, and one that is stuck is not waited for without an end.
+TEST(DevicePatience, IsOfWhatIsWaitedFor) {
+  EXPECT_GT(DevicePatience::for_queue().seconds(), 2 * 3600.0);
+  EXPECT_LT(DevicePatience::for_queue().seconds(), 7 * 24 * 3600.0);
+  EXPECT_EQ(DevicePatience::for_piece().seconds(), 60.0);
+  EXPECT_EQ(DevicePatience::for_probe(60.0).seconds(), DevicePatience::kProbeSeconds);
+  EXPECT_EQ(DevicePatience::for_probe(2.0).seconds(), 2.0);
+}
+
+TEST(DevicePatience, EndsWithTheReason) {
+  DevicePatience::check(Deadline::after(60.0), "nobody else has a part in it");
+  const Error error = error_of([] { DevicePatience::check(Deadline::after(0.0), "3 tasks are enqueued"); });
+  EXPECT_EQ(error.code(), ErrorCode::kPeer);
+  EXPECT_STREQ(error.what(),
+               "the device's work did not end within 0 s (3 tasks are enqueued). See whether the GPU still answers "
+               "(nvidia-smi).");
 }
 
 TEST(TextFiles, AppearWholeAndAreKept) {

@@ -46,15 +46,6 @@ std::string line(int seq, double milliseconds, const std::string& tool, const st
   return json.text() + "\n";
 }
 
-TEST(BenchPoints, QuantilesLieBetweenSamples) {
-  const BenchTimes times = summarise({5, 1, 3, 2, 4, 6, 7, 8, 9, 10, 11});
-  EXPECT_EQ(times.median, 6.0);
-  EXPECT_DOUBLE_EQ(times.p10, 2.0);
-  EXPECT_DOUBLE_EQ(times.p90, 10.0);
-  EXPECT_EQ(summarise({1, 2}).median, 1.5);
-  EXPECT_EQ(summarise({7}).p90, 7.0);
-}
-
 TEST(BenchPoints, ALineIsReadBackAsItWas) {
   const TemporaryFolder folder;
   BenchPoint point;

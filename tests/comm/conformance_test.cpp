@@ -12,7 +12,7 @@
 #include "tests/comm/exchanges.hpp"
 #include "tests/comm/world_cases.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 namespace {
 
 class Conformance : public ::testing::TestWithParam<WorldCase> {
@@ -316,4 +316,4 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Conformance, ::testing::ValuesIn(world_cases())
                          [](const ::testing::TestParamInfo<WorldCase>& world) { return world.param.name; });
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::testing

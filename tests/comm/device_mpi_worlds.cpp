@@ -6,7 +6,7 @@
 #include "comm/mpi.hpp"
 #include "tests/comm/device_worlds.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 std::vector<WorldCase> world_cases() {
   int rank = 0, ranks = 0;
@@ -31,4 +31,4 @@ std::vector<WorldCase> world_cases() {
   });
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

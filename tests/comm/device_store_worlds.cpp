@@ -5,7 +5,7 @@
 #include "tests/comm/device_worlds.hpp"
 #include "tests/comm/store_meeting.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 std::vector<WorldCase> world_cases() {
   const StoreRank mine = store_rank();
@@ -18,4 +18,4 @@ std::vector<WorldCase> world_cases() {
   });
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -14,7 +14,7 @@
 #include "comm/p2p/p2p.hpp"
 #include "tests/comm/memory.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 std::vector<WorldCase> device_world_cases(int rank, int ranks, const PlayRank& play) {
   using Make = std::unique_ptr<Transport> (*)(std::unique_ptr<Transport> control, int device);
@@ -39,4 +39,4 @@ std::vector<WorldCase> device_world_cases(int rank, int ranks, const PlayRank& p
   return cases;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -9,7 +9,7 @@
 #include "comm/transport.hpp"
 #include "tests/comm/world_cases.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 // Makes a rank's world from its control.
 using MakeWorld = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport> control)>;
@@ -21,4 +21,4 @@ using PlayRank = std::function<int(const MakeWorld& make, const RankMain& rank_m
 // The worlds of all device transports that this build has. Rank r of `ranks` has GPU r.
 std::vector<WorldCase> device_world_cases(int rank, int ranks, const PlayRank& play);
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

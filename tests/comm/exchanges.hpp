@@ -14,7 +14,7 @@
 #include "comm/transport.hpp"
 #include "tests/comm/memory.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 // A deadline that only a failing test reaches.
 inline Deadline patience() { return Deadline::after(20.0); }
@@ -173,4 +173,4 @@ struct RandomExchange {
   }
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

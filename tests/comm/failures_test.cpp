@@ -12,10 +12,8 @@
 #include "tests/comm/world_cases.hpp"
 #include "tests/support/error_of.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 namespace {
-
-using testing::error_of;
 
 // A deadline that tests let pass, and how much later than that a call may end on a busy machine.
 const double kShort = 0.05;
@@ -252,4 +250,4 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Failures, ::testing::ValuesIn(world_cases()),
                          [](const ::testing::TestParamInfo<WorldCase>& world) { return world.param.name; });
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::testing

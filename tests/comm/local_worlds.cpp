@@ -16,7 +16,7 @@
 #include "tests/comm/world_cases.hpp"
 #include "tests/support/free_port.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 namespace {
 
@@ -55,7 +55,7 @@ std::unique_ptr<Bootstrap> by_store(Transport& meeting, int port) {
 WorldCase tcp_case(std::string name, int size, Gate gate, Route route, double pace = kNoPace) {
   const auto run = [=](const std::function<int(Transport&)>& rank_main) {
     std::atomic<int> sum{0};
-    const int port = testing::free_port();
+    const int port = free_port();
     run_threads_world(size, {}, [&](Transport& meeting) {
       TcpOptions options;
       options.route = route;
@@ -96,4 +96,4 @@ std::vector<WorldCase> world_cases() {
   return cases;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

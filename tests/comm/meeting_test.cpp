@@ -124,6 +124,9 @@ TEST(Patience, RuleIsOnePlace) {
   EXPECT_EQ(Patience::derived(3e6).for_peer().seconds(), 3e6) << "what follows from others is not asked for";
   EXPECT_EQ(Patience(2.0).for_work(0.0).seconds(), 2.0);
   EXPECT_EQ(Patience(2.0).for_work(0.5).seconds(), 7.0);
+  EXPECT_TRUE(Patience::none().expired());
+  EXPECT_LT(Patience::for_address().seconds(), Patience::for_answer().seconds()) << "who has been reached may be busy";
+  EXPECT_EQ(Patience::grace(0.5).seconds(), 0.5);
   auto world = make_threads_world(2);
   const Error error = error_of([&] { Meeting(*world[0], Patience(0.05)).barrier(0.001); });
   EXPECT_EQ(error.code(), ErrorCode::kPeer);

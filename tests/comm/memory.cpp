@@ -8,7 +8,7 @@
 #include "base/cuda.hpp"
 #endif
 
-namespace ringattn {
+namespace ringattn::testing {
 
 namespace {
 
@@ -52,4 +52,4 @@ Bytes Memory::read() const {
   return content;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -8,7 +8,7 @@
 #include "base/memory.hpp"
 #include "comm/transport.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 using Bytes = std::vector<std::byte>;
 
@@ -30,4 +30,4 @@ class Memory {
   Buffer buffer_;
 };
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -9,7 +9,7 @@
 #include "comm/paced.hpp"
 #include "tests/comm/world_cases.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 namespace {
 
@@ -42,4 +42,4 @@ std::vector<WorldCase> world_cases() {
   return {mpi_case("mpi", {}, 0.0), mpi_case("small_requests", small, 0.0), mpi_case("paced", {}, 1e9)};
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -64,7 +64,7 @@ TEST(Silence, OfAThreadEndsEveryWaitOfTheOthers) {
           if (world.rank() == 1) return gate.wait();
           const Error mine = error_of([&] {
             // Rank 0 waits, rank 2 computes and meets nobody.
-            if (world.rank() == 0) world.barrier(Patience::endless());
+            if (world.rank() == 0) world.barrier(Deadline::after(Deadline::kLongest));
             for (;;) world.progress();
           });
           EXPECT_EQ(mine.code(), ErrorCode::kPeer);
@@ -109,7 +109,7 @@ TEST(Silence, EndsTheProcessWhereTheThreadNeverComesBack) {
         [](Transport& world) {
           Gate closed;
           if (world.rank() == 1) closed.wait();
-          world.barrier(Patience::endless());
+          world.barrier(Deadline::after(Deadline::kLongest));
         },
         &limit);
   };
@@ -140,7 +140,7 @@ TEST(Silence, OfAnUnwindingRankKeepsTheFirstCode) {
         [](Transport& world) {
           if (world.rank() == 1) throw Error(ErrorCode::kFile, "the disk is on fire.");
           const Stuck stuck;
-          world.barrier(Patience::endless());
+          world.barrier(Deadline::after(Deadline::kLongest));
         },
         &limit);
   };

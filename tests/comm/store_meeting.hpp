@@ -11,7 +11,7 @@
 #include "comm/tcp/store.hpp"
 #include "comm/tcp/tcp.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 inline Transport& store_meeting() {
   static const std::unique_ptr<Transport> world = [] {
@@ -41,4 +41,4 @@ int meet_after(std::unique_ptr<World>& world, const Play& play) {
   return sum;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -7,7 +7,7 @@
 #include "tests/comm/store_meeting.hpp"
 #include "tests/comm/world_cases.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 namespace {
 
@@ -32,4 +32,4 @@ std::vector<WorldCase> world_cases() {
           tcp_case("paced", Route::kChain, 1e9)};
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

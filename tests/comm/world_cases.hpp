@@ -10,7 +10,7 @@
 
 #include "comm/transport.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 struct WorldCase {
   std::string name;  // of the test
@@ -24,4 +24,4 @@ inline void PrintTo(const WorldCase& world, std::ostream* out) { *out << world.n
 
 std::vector<WorldCase> world_cases();
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

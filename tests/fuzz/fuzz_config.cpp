@@ -7,7 +7,7 @@
 #include "launch/values.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 std::vector<std::string> fuzz_seeds() {
   std::string all;
@@ -41,10 +41,11 @@ std::vector<std::string> fuzz_words() {
   return words;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace ringattn;
+  using namespace ringattn::testing;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   for (const char* path : {"FILE.toml", "FILE.json"}) {
     try {

@@ -92,8 +92,8 @@ void fuzz(double seconds, std::uint64_t seed) {
   constexpr std::size_t kLongest = std::size_t{1} << 14;
   constexpr std::size_t kPool = 512;
   Random random(seed);
-  const std::vector<std::string> words = ringattn::fuzz_words();
-  std::vector<std::string> pool = ringattn::fuzz_seeds();
+  const std::vector<std::string> words = ringattn::testing::fuzz_words();
+  std::vector<std::string> pool = ringattn::testing::fuzz_seeds();
   for (const std::string& input : pool) run(input);
   std::erase_if(pool, [](const std::string& input) { return input.size() > kLongest; });
   const std::size_t seeds = pool.size();
@@ -149,7 +149,7 @@ int main(int argc, char** argv) {
     } else if (flag == "--write-seeds") {
       const std::string folder = argv[++i];
       std::size_t number = 0;
-      for (const std::string& input : ringattn::fuzz_seeds()) {
+      for (const std::string& input : ringattn::testing::fuzz_seeds()) {
         std::ofstream stream(folder + "/seed" + std::to_string(number++), std::ios::binary);
         if (!stream.write(input.data(), static_cast<std::streamsize>(input.size())).flush()) {
           std::fprintf(stderr, "can't write into %s\n", folder.c_str());

@@ -8,7 +8,7 @@
 #include "tests/attention/files/safetensors_cases.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 std::vector<std::string> fuzz_seeds() {
   std::vector<std::string> seeds;
@@ -52,10 +52,11 @@ std::vector<std::string> fuzz_words() {
           "\xff"};
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace ringattn;
+  using namespace ringattn::testing;
   std::optional<SafetensorsIndex> index;
   try {
     index = parse_safetensors_index({reinterpret_cast<const char*>(data), size}, "FILE");

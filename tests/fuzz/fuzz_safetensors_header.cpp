@@ -9,7 +9,7 @@
 #include "tests/attention/files/safetensors_cases.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 namespace {
 
@@ -102,10 +102,11 @@ std::vector<std::string> fuzz_words() {
           " "};
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace ringattn;
+  using namespace ringattn::testing;
   std::optional<SafetensorsHeader> header;
   try {
     header = parse_safetensors(std::as_bytes(std::span(data, size)), "FILE");

@@ -13,7 +13,7 @@
 // Feeds one input to the code under test; returns 0, and ends the process when a promise is broken.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
-namespace ringattn {
+namespace ringattn::testing {
 
 // Inputs to start from, good and bad, and words that the format uses.
 std::vector<std::string> fuzz_seeds();
@@ -26,4 +26,4 @@ inline void fuzz_check(bool kept, const char* promise, std::string_view detail =
   std::abort();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

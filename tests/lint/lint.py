@@ -55,6 +55,9 @@ VENDORS = {
     r"xxhash\.h": r"src/attention/.*|tests/attention/.*",
 }
 
+# Where a number of seconds becomes a deadline.
+PATIENCE = ["src/comm/patience.hpp", "src/base/device_patience.hpp"]
+
 MAX_LINES = 450
 MAX_COLUMNS = 130
 
@@ -153,6 +156,28 @@ def table_names(path):
     return set(re.findall(r'^    \{"([a-z-]+)"', (ROOT / path).read_text(), re.MULTILINE))
 
 
+def own_deadlines(name, text):
+    """How long a wait may last is said in one place for waits for peers, and in one for those for the own device."""
+    if name in PATIENCE:
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.search(r"\bDeadline::after\(", line.partition("//")[0]):
+            yield number, f"a wait's deadline comes from {' or '.join(PATIENCE)}"
+
+
+def stray_test_support(name, text):
+    """What tests share is in one namespace. (What GoogleTest prints a type with lies beside the type.)"""
+    if not name.startswith("tests/") or not name.endswith(".hpp") or name.startswith("tests/package/consumer/"):
+        return
+    opened = list(re.finditer(r"^namespace (ringattn[\w:]*) \{\n(.*)", text, re.MULTILINE))
+    strays = [text.count("\n", 0, one.start()) + 1 for one in opened
+              if one[1] != "ringattn::testing" and not one[2].startswith("inline void PrintTo(")]
+    if not strays and not any(one[1] == "ringattn::testing" for one in opened):
+        strays = [1]
+    for number in strays:
+        yield number, "what tests share is in namespace ringattn::testing"
+
+
 def length_breaches(name, text):
     lines = text.splitlines()
     if len(lines) > MAX_LINES:
@@ -174,6 +199,8 @@ def breaches_of(name, text, flags, commands):
     if name.startswith("src/"):
         yield from spelled_flags(text)
         yield from unknown_settings(text, flags, commands)
+        yield from own_deadlines(name, text)
+    yield from stray_test_support(name, text)
     yield from licence_breaches(text)
     yield from length_breaches(name, text)
     yield from include_breaches(name, text)

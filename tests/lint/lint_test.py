@@ -118,6 +118,28 @@ class Files(unittest.TestCase):
         self.assertEqual(list(lint.length_breaches("src/x.cpp", "\n" * lint.MAX_LINES)), [])
         self.assertEqual(len(list(lint.length_breaches("x.py", "x" * (lint.MAX_COLUMNS + 1)))), 1)
 
+    def test_deadlines(self):
+        text = "// Deadline::after(1.0)\nwait(Deadline::after(kSeconds));\n"
+        rule = "a wait's deadline comes from src/comm/patience.hpp or src/base/device_patience.hpp"
+        self.assertEqual(list(lint.own_deadlines("src/kernels/x.cpp", text)), [(2, rule)])
+        self.assertEqual(list(lint.own_deadlines("src/comm/patience.hpp", text)), [])
+        self.assertIn(rule, [said for _, said in lint.breaches_of("src/comm/x.cpp", text, FLAGS, COMMANDS)])
+        self.assertNotIn(rule, [said for _, said in lint.breaches_of("tests/comm/x.cpp", text, FLAGS, COMMANDS)])
+
+    def test_one_namespace_for_what_tests_share(self):
+        def lines(name, text):
+            return [number for number, _ in lint.stray_test_support(name, text)]
+
+        ours = "namespace ringattn::testing {\nint x();\n}  // namespace ringattn::testing\n"
+        printer = "namespace ringattn {\ninline void PrintTo(const Row&, std::ostream*);\n}  // namespace ringattn\n"
+        self.assertEqual(lines("tests/support/x.hpp", printer + ours), [])
+        self.assertEqual(lines("tests/support/x.hpp", ours + "namespace ringattn {\nint y();\n}\n"), [4])
+        self.assertEqual(lines("tests/support/x.hpp", "namespace ringattn::cuda {\nint y();\n}\n"), [1])
+        self.assertEqual(lines("tests/support/x.hpp", "int y();\n"), [1])
+        self.assertEqual(lines("tests/base/x_test.cpp", "namespace ringattn {\nint y();\n}\n"), [])
+        self.assertEqual(lines("tests/package/consumer/job.hpp", "int y();\n"), [])
+        self.assertEqual(lines("src/base/x.hpp", "namespace ringattn {\nint y();\n}\n"), [])
+
     def test_a_file_is_held_to_all_rules(self):
         text = '#include "launch/config.hpp"\nfail(ErrorCode::kFile, "--a", setting("b"));\n'
         rules = {rule.split(":")[0] for _, rule in lint.breaches_of("src/base/x.cpp", text, FLAGS, COMMANDS)}

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "base/device_patience.hpp"
 #include "comm/failure.hpp"
 
 namespace ringattn {
@@ -29,7 +30,7 @@ void EnqueuedRuns::settle(const std::function<void()>& wait) {
   const double predicted = std::exchange(waiting_seconds_, 0.0);
   const Progress progress = [this] { transport_.progress(); };
   try {
-    marks_->synchronize(kFirstBegins, Patience::endless(), progress);
+    marks_->synchronize(kFirstBegins, DevicePatience::for_queue(), progress);
     if (wait) wait();
     marks_->synchronize(kLastEnds, patience_.for_work(predicted), progress);
     // A peer that gave up may have let this rank's stream go on: its failure must be heard before the end.

@@ -9,6 +9,7 @@
 
 #include "comm/exchange.hpp"
 #include "comm/p2p/p2p_transport.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -24,7 +25,7 @@ constexpr double kReasonSeconds = 1.0;
 // Polls until `done()`; false when that took longer than `seconds`.
 template <typename Done>
 bool poll(double seconds, const Done& done) {
-  const Deadline deadline = Deadline::after(seconds);
+  const Deadline deadline = Patience::grace(seconds);
   while (!done()) {
     if (deadline.expired()) return false;
     std::this_thread::yield();
@@ -97,7 +98,7 @@ void P2pTransport::check_landing() {
   const Clock::time_point now = Clock::now();
   if (!flight.reached) flight.reached = now;
   if (std::chrono::duration<double>(now - *flight.reached).count() <= flight.seconds) return;
-  fail_late(exchange_name(flight.exchange, flight.ticket), Deadline::after(flight.seconds), names_, rank_,
+  fail_late(exchange_name(flight.exchange, flight.ticket), Patience::derived(flight.seconds).for_peer(), names_, rank_,
             awaited_by_device(flight));
 }
 

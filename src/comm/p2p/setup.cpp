@@ -2,10 +2,10 @@
 // Makes transport `p2p`: sees whether the ranks can reach each other's memory by doing it, and agrees on the answer.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
 #include <thread>
 
+#include "base/device_patience.hpp"
 #include "base/gpu.hpp"
 #include "comm/device_peers.hpp"
 #include "comm/meeting.hpp"
@@ -14,8 +14,6 @@
 namespace ringattn {
 
 namespace {
-
-constexpr double kProbeSeconds = 10.0;
 
 [[noreturn]] void refuse(const Wording& why) {
   throw AgreedError(Error(ErrorCode::kUnsupported, "p2p can't join these ranks", why,
@@ -46,7 +44,7 @@ void probe_counters(const P2pSegment& segment, int rank, const CudaStream& strea
   operations.write(counters.reached, 0);
   operations.write(counters.passed, 1);
   operations.enqueue(stream.get());
-  const Deadline deadline = Deadline::after(std::min(kProbeSeconds, seconds));
+  const Deadline deadline = DevicePatience::for_probe(seconds);
   while (counters.passed.now() != 1) {
     if (deadline.expired()) {
       fail(ErrorCode::kUnsupported, "the GPU does not write to shared host memory",

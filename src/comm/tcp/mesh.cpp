@@ -18,14 +18,13 @@
 #include "base/pulse.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting.hpp"
+#include "comm/patience.hpp"
 #include "comm/tcp/wire.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr double kAttemptSeconds = 3.0;  // an address that does not answer is left for the next one
-constexpr double kAnswerSeconds = 10.0;  // a rank that has been reached may be busy
 constexpr std::size_t kMostAddresses = 8;
 constexpr std::size_t kMostStrangers = 1024;
 
@@ -93,7 +92,7 @@ class Connector {
     std::size_t at = 0;  // the address that is tried
     std::optional<Wire> wire{};
     bool asked = false;  // the connection is there, and the other side was told who calls
-    Deadline deadline = Deadline::after(0.0);
+    Deadline deadline = Patience::none();
     bool done = false;
     std::string why_not = "nobody answers";
   };
@@ -114,8 +113,7 @@ class Connector {
     call.at = (call.at + 1) % call.addresses.size();
     call.wire.reset();
     call.asked = false;
-    // Before a round is begun anew, a moment: what refused may be about to listen.
-    call.deadline = Deadline::after(0.05);
+    call.deadline = Patience::for_next_try();
   }
 
   void go_on(Call& call) {
@@ -126,7 +124,7 @@ class Connector {
       Opened opened = begin_connection(call.addresses[call.at]);
       if (!opened.socket.valid()) return next_address(call, say(opened.error));
       call.wire.emplace(std::move(opened.socket));
-      call.deadline = Deadline::after(kAttemptSeconds);
+      call.deadline = Patience::for_address();
       const Peers peers{nonce_, rank_, call.peer};
       call.wire->send(WireKind::kPeer, bytes_of(peers));
     }
@@ -138,7 +136,7 @@ class Connector {
       }
       if (const int error = connection_error(call.wire->socket()); error != 0) return next_address(call, say(error));
       call.asked = true;
-      call.deadline = Deadline::after(kAnswerSeconds);
+      call.deadline = Patience::for_answer();
     }
     const bool open = call.wire->move(sizeof(Peers));
     if (const std::optional<WireFrame> frame = call.wire->take()) {
@@ -158,7 +156,7 @@ class Connector {
     if (strangers_.size() < kMostStrangers) {
       Opened opened = accept_connection(listener_);
       if (opened.socket.valid()) {
-        strangers_.push_back({Wire(std::move(opened.socket)), Deadline::after(kAnswerSeconds)});
+        strangers_.push_back({Wire(std::move(opened.socket)), Patience::for_answer()});
       }
     }
     for (auto at = strangers_.begin(); at != strangers_.end();) at = meet(*at) ? strangers_.erase(at) : std::next(at);

@@ -89,6 +89,7 @@ void check_options(const StoreOptions& options) {
     fail(ErrorCode::kUsage, "the job's name is too long", fmt::format("it has {} bytes", options.job.size()),
          fmt::format("Give one of at most {}.", kLongestJob));
   }
+  static_cast<void>(Patience(options.seconds));  // throws for what is no time
 }
 
 }  // namespace

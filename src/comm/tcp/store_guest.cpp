@@ -2,7 +2,6 @@
 // The store as the other ranks see it: they come to its address, and meet through it.
 #include <fmt/format.h>
 
-#include <chrono>
 #include <thread>
 
 #include "base/pulse.hpp"
@@ -14,19 +13,16 @@ namespace ringattn {
 
 namespace {
 
-// An address that does not answer is left for the next one after so long.
-constexpr double kAttemptSeconds = 3.0;
-constexpr std::chrono::milliseconds kBetweenAttempts{50};
 // Rank 0 gives up first, and says why.
 constexpr double kServerFirst = 2.0;
 
 class StoreGuest final : public Store {
  public:
   explicit StoreGuest(const StoreOptions& options) : options_(options), wire_(FileDescriptor()) {
-    const Deadline deadline = Deadline::after(options.seconds);
+    const Deadline deadline = Patience(options.seconds).for_peer();
     while (!enter(deadline)) {
       if (waited_enough(deadline)) fail_unreachable(deadline);
-      std::this_thread::sleep_for(kBetweenAttempts);
+      std::this_thread::sleep_for(Patience::kBetweenTries);
       look();
     }
   }
@@ -66,7 +62,7 @@ class StoreGuest final : public Store {
       why_not_ = error_text(opened.error);
       return false;
     }
-    const Deadline attempt = Deadline::after(kAttemptSeconds);
+    const Deadline attempt = Patience::for_address();
     for (;;) {
       pollfd socket{opened.socket.get(), POLLOUT, 0};
       wait_a_moment({&socket, 1});
@@ -103,7 +99,7 @@ class StoreGuest final : public Store {
   };
 
   std::vector<std::string> expect(WireKind kind, std::string_view what, double seconds) {
-    const Deadline deadline = Deadline::after(seconds + kServerFirst);
+    const Deadline deadline = Patience::derived(seconds + kServerFirst).for_peer();
     for (;;) {
       const bool open = wire_.move();
       if (const std::optional<WireFrame> frame = wire_.take()) {

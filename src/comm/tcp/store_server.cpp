@@ -17,8 +17,6 @@ namespace ringattn {
 
 namespace {
 
-// Who has connected and says nothing makes room for others after so long.
-constexpr double kSilentSeconds = 5.0;
 // Connections that have not said who they are.
 constexpr std::size_t kMostStrangers = 1024;
 // How long what is said last gets to be sent.
@@ -31,7 +29,7 @@ class StoreServer final : public Store {
     hosts_[0] = host_name();
     listen();
     try {
-      take_in(Deadline::after(options.seconds));
+      take_in(Patience(options.seconds).for_peer());
     } catch (const Error& error) {
       fail_all(error);
     }
@@ -95,7 +93,7 @@ class StoreServer final : public Store {
       if (strangers.size() < kMostStrangers) {
         Opened opened = accept_connection(listener_);
         if (opened.socket.valid()) {
-          strangers.push_back({Wire(std::move(opened.socket)), Deadline::after(kSilentSeconds)});
+          strangers.push_back({Wire(std::move(opened.socket)), Patience::for_answer()});
         }
       }
       for (auto at = strangers.begin(); at != strangers.end();) at = meet(*at) ? strangers.erase(at) : std::next(at);
@@ -243,7 +241,7 @@ class StoreServer final : public Store {
     for (auto& guest : guests_) {
       if (guest) guest->send(WireKind::kFailed, pack_error(told));
     }
-    flush(Deadline::after(kFarewellSeconds));
+    flush(Patience::grace(kFarewellSeconds));
     throw Error(told);
   }
 

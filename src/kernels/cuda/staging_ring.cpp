@@ -7,17 +7,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/device_patience.hpp"
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 
 namespace ringattn::cuda {
-
-namespace {
-
-// Far longer than any task; whoever waits for peers gives up earlier, through `progress`.
-constexpr double kSlotWaitSeconds = 3600.0;
-
-}  // namespace
 
 void StagingRing::reserve(std::size_t bytes, int device) {
   if (!slots_.empty() && slots_.front().host.bytes() >= bytes) return;
@@ -36,13 +30,10 @@ std::span<std::byte> StagingRing::next(const Progress& progress) {
   current_ = static_cast<std::size_t>(oldest - slots_.begin());
   const Slot& slot = *oldest;
   if (!slot.read.passed()) {
-    const Deadline deadline = Deadline::after(kSlotWaitSeconds);
+    const Deadline deadline = DevicePatience::for_queue();
     while (!slot.read.passed()) {
-      if (progress) progress();
-      if (deadline.expired()) {
-        fail(ErrorCode::kPeer, fmt::format("a fold task did not end within {} s", deadline.seconds()),
-             fmt::format("{} tasks are enqueued", slots_.size()), "See whether the GPU still answers (nvidia-smi).");
-      }
+      if (progress) progress();  // tasks may wait for peers: who watches these gives up earlier
+      DevicePatience::check(deadline, fmt::format("{} tasks are enqueued", slots_.size()));
       std::this_thread::yield();
     }
   }

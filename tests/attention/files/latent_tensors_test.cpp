@@ -8,6 +8,7 @@
 
 #include <functional>
 
+#include "attention/files/input_cost.hpp"
 #include "base/error.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/latent_files.hpp"
@@ -15,6 +16,29 @@
 
 namespace ringattn::testing {
 namespace {
+
+TEST(LatentInput, OperationsAreThoseOfTheFormThatComputes) {
+  SyntheticInput request;
+  request.op = Op::kLatent;
+  request.tokens = 10;
+  request.batch = 2;
+  request.heads = 4;
+  request.head_dim = 32;
+  request.head_dim_v = 24;
+  request.rope_dim = 16;
+  request.latent_dim = 64;
+  const auto flops = [&](LatentForm form) {
+    Numerics numerics;
+    numerics.form = form;
+    return job_flops(JobInput(request, numerics));
+  };
+  constexpr double kPairs = 2.0 * 10 * 11 / 2;
+  EXPECT_EQ(flops(LatentForm::kExpanded), kPairs * 2 * 4 * (32 + 16 + 24));
+  EXPECT_EQ(flops(LatentForm::kAbsorbed), kPairs * 2 * 4 * (64 + 16 + 64));
+  request.op = Op::kAttention;
+  request.kv_heads = 2;
+  EXPECT_EQ(job_flops(JobInput(request, {})), kPairs * 2 * 4 * (32 + 24));
+}
 
 std::vector<std::byte> read_all(const JobInput& input, SyntheticTensor tensor, std::span<const PackedRun> runs) {
   const LatentSpec& spec = input.latent().spec;

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-namespace ringattn {
+namespace ringattn::testing {
 
 namespace {
 
@@ -264,4 +264,4 @@ std::vector<FileCase> accepted_indexes() {
   };
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

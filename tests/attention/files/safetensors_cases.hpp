@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace ringattn {
+namespace ringattn::testing {
 
 struct FileCase {
   std::string name;
@@ -24,4 +24,4 @@ std::vector<FileCase> accepted_safetensors();
 std::vector<FileCase> malformed_indexes();
 std::vector<FileCase> accepted_indexes();
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -16,11 +16,8 @@
 #include "tests/support/random_runs.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 namespace {
-
-using testing::deal_randomly;
-using testing::TemporaryFolder;
 
 constexpr AxisOrder kOrders[] = {AxisOrder::kThd, AxisOrder::kHtd, AxisOrder::kBthd, AxisOrder::kBhtd};
 
@@ -333,4 +330,4 @@ TEST(SafetensorsFile, NoticesFilesThatChange) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -48,10 +48,8 @@ void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 #endif
 
-namespace ringattn {
+namespace ringattn::testing {
 namespace {
-
-using testing::TemporaryFolder;
 
 // The largest header that any bad file gets us to hold before it is refused, doubled by growth.
 constexpr std::size_t kMostAllocated = std::size_t{64} << 20;
@@ -179,4 +177,4 @@ TEST(SafetensorsHeader, KeepsWhatTheHeaderSays) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::testing

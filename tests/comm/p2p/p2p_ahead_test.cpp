@@ -10,7 +10,7 @@
 #include "tests/comm/world_cases.hpp"
 #include "tests/support/error_of.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 namespace {
 
 constexpr int kRuns = 40;
@@ -52,7 +52,7 @@ TEST(P2pAhead, ADeviceWaitsForAPeerAsLongAsItsDeadline) {
     int found = 0;
     if (world.rank() + 1 < world.size()) {  // the last rank never posts
       world.wait(world.post(std::move(exchange), rank_stream()), rank_stream(), Deadline::after(0.5));
-      const Error error = testing::error_of([&] {
+      const Error error = error_of([&] {
         for (const Deadline deadline = patience(); !deadline.expired();) world.progress();
       });
       EXPECT_EQ(error.code(), ErrorCode::kPeer);
@@ -73,4 +73,4 @@ TEST(P2pAhead, ADeviceWaitsForAPeerAsLongAsItsDeadline) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -14,15 +14,12 @@
 #include "comm/p2p/p2p.hpp"
 #include "comm/threads.hpp"
 #include "tests/comm/exchanges.hpp"
+#include "tests/support/cuda_graph.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/stream_brake.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 namespace {
-
-using testing::error_of;
-using testing::StreamBrake;
-using testing::streams_have_queues;
 
 constexpr std::size_t kBytes = 100'000;
 
@@ -94,6 +91,23 @@ TEST_F(P2p, NamesThePeerWhoseStreamDoesNotCome) {
                        }),
                Error);
   EXPECT_TRUE(blamed);
+}
+
+// A graph would replay the flags of one exchange. The world goes on.
+TEST_F(P2p, RefusesToPostOnAStreamThatIsBeingCaptured) {
+  run_p2p(2, [](Transport& world, cudaStream_t) {
+    const Bytes content(kBytes, std::byte{7});
+    const Memory out(world, content);
+    const Memory in(world, Bytes(kBytes));
+    Error refused(ErrorCode::kInternal, "");
+    const Graph graph(rank_stream(),
+                      [&] { refused = error_of([&] { world.post(swap(world, out, in), rank_stream()); }); });
+    EXPECT_EQ(refused.code(), ErrorCode::kUsage);
+    EXPECT_EQ(std::string(refused.what()).find("can't post on a stream that is being captured"), 0U) << refused.what();
+    world.wait(world.post(swap(world, out, in), rank_stream()), rank_stream(), patience());
+    EXPECT_EQ(in.read(), content);
+    world.barrier(patience());
+  });
 }
 
 TEST_F(P2p, AnAbortReachesARankWhoseStreamWaits) {
@@ -234,4 +248,4 @@ TEST_F(P2p, RefusesARankWithoutAGpu) {
 }
 
 }  // namespace
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -12,7 +12,7 @@
 #include "tests/comm/exchanges.hpp"
 #include "tests/comm/world_cases.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 namespace {
 
@@ -49,4 +49,4 @@ std::vector<WorldCase> world_cases() {
   return cases;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 #include "comm/tcp/store_parts.hpp"
@@ -119,6 +120,13 @@ TEST(Store, ServesNamesToo) {
       options.address.host = "localhost";
       EXPECT_EQ(make_store(options)->all_gather("x", Deadline::after(kLong)).size(), 2U);
     });
+  }
+}
+
+TEST(Store, RefusesWhatIsNoTime) {
+  for (const int rank : {0, 1}) {
+    const StoreOptions options = options_of(free_port(), rank, 2, std::nan(""));
+    EXPECT_EQ(error_of([&] { make_store(options); }).code(), ErrorCode::kUsage) << rank;
   }
 }
 

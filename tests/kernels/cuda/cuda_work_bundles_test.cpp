@@ -13,6 +13,17 @@
 namespace ringattn::cuda {
 namespace {
 
+using testing::build;
+using testing::Built;
+using testing::expect_order;
+using testing::HostTask;
+using testing::kBundleShapes;
+using testing::kMasks;
+using testing::ragged_task;
+using testing::random_task;
+using testing::walk;
+using testing::whole_task;
+
 class WorkBundles : public ::testing::Test {
  protected:
   void check(const FoldSpec& spec, const HostTask& host, const WorkShape& shape) {

@@ -12,6 +12,18 @@
 namespace ringattn::cuda {
 namespace {
 
+using testing::build;
+using testing::Built;
+using testing::expect_order;
+using testing::HostTask;
+using testing::kBundleShapes;
+using testing::kMasks;
+using testing::kShapes;
+using testing::limits_of;
+using testing::random_task;
+using testing::walk;
+using testing::whole_task;
+
 TEST(WorkItems, EveryRowOnceWithItsTilesInOrder) {
   for (std::uint64_t seed = 1; seed <= 120; ++seed) {
     for (const WorkShape& shape : kShapes) {

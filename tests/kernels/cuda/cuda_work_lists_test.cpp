@@ -13,6 +13,16 @@
 namespace ringattn::cuda {
 namespace {
 
+using testing::Built;
+using testing::HostTask;
+using testing::kBundleShapes;
+using testing::kMasks;
+using testing::kShapes;
+using testing::limits_of;
+using testing::random_task;
+using testing::walk;
+using testing::whole_task;
+
 constexpr int kHeads = 8;
 constexpr int kKvHeads = 2;
 

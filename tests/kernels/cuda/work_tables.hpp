@@ -14,12 +14,12 @@
 #include "kernels/cuda/work_items.hpp"
 #include "tests/support/fold_inputs.hpp"
 
-namespace ringattn::cuda {
+namespace ringattn::testing {
 
 inline constexpr Mask kMasks[] = {{-1, -1}, {-1, 0}, {300, 0}, {40, 25}, {-1, 70}, {10, -1}};
-inline constexpr WorkShape kShapes[] = {
+inline constexpr cuda::WorkShape kShapes[] = {
     {128, 128, 64, 1, 1 << 30}, {64, 64, 128, 1, 100'000}, {16, 1, 128, 1, 1 << 20}, {64, 64, 80, 2, 1 << 20, 132}};
-inline constexpr WorkShape kBundleShapes[] = {
+inline constexpr cuda::WorkShape kBundleShapes[] = {
     {64, 64, 128, 3, 1 << 20, 132}, {64, 64, 80, 2, std::int64_t{1} << 40, 7}, {64, 64, 80, 2, 1 << 20, 132, 2}};
 
 struct HostTask {
@@ -53,7 +53,7 @@ struct HostTask {
 };
 
 // Sequences with random runs of queries and of key tiles, some without either.
-inline HostTask random_task(const WorkShape& shape, std::uint64_t seed) {
+inline HostTask random_task(const cuda::WorkShape& shape, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto below = [&random](std::int64_t n) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
@@ -82,7 +82,7 @@ inline HostTask random_task(const WorkShape& shape, std::uint64_t seed) {
 
 // Causal sequences as they come in a batch: long ones, one of one token, one of none, one without keys, one with a
 // prefix of its keys elsewhere. Every fourth tile is missing.
-inline HostTask ragged_task(const WorkShape& shape) {
+inline HostTask ragged_task(const cuda::WorkShape& shape) {
   HostTask t;
   for (const auto& [queries, keys] :
        {std::pair<std::int64_t, std::int64_t>{1500, 1500}, {1, 1}, {0, 0}, {70, 0}, {333, 2000}, {1, 900}}) {
@@ -96,7 +96,7 @@ inline HostTask ragged_task(const WorkShape& shape) {
 }
 
 // Sequences of `tokens` queries and as many keys, all of them in the task.
-inline HostTask whole_task(const WorkShape& shape, int sequences, std::int64_t tokens) {
+inline HostTask whole_task(const cuda::WorkShape& shape, int sequences, std::int64_t tokens) {
   HostTask t;
   for (int s = 0; s < sequences; ++s) {
     t.add_sequence(tokens);
@@ -109,7 +109,7 @@ inline HostTask whole_task(const WorkShape& shape, int sequences, std::int64_t t
 
 struct Built {
   std::vector<std::byte> memory;
-  TableLayout layout;
+  cuda::TableLayout layout;
 
   template <typename Entry>
   const Entry* at(std::size_t offset) const {
@@ -123,10 +123,10 @@ inline FoldLimits limits_of(const FoldTask& task) {
           count(task.tiles), count(task.sources), count(task.key_lengths)};
 }
 
-inline Built build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
+inline Built build(const FoldSpec& spec, const FoldTask& task, const cuda::WorkShape& shape) {
   Built built;
-  built.memory.assign(table_bytes(spec, shape, limits_of(task)), std::byte{0xff});
-  WorkBuilder builder;
+  built.memory.assign(cuda::table_bytes(spec, shape, limits_of(task)), std::byte{0xff});
+  cuda::WorkBuilder builder;
   builder.reserve(spec, shape, limits_of(task));
   built.layout = builder.build(spec, task, shape, built.memory);
   return built;
@@ -137,11 +137,11 @@ template <typename Work>
 std::vector<std::int64_t> walk(const Built& built, const Work& item) {
   std::vector<std::int64_t> tiles;
   for (std::int64_t number = item.first; number < item.first + item.tiles; ++number) {
-    const auto* runs = built.at<RunEntry>(built.layout.runs) + item.run_begin;
+    const auto* runs = built.at<cuda::RunEntry>(built.layout.runs) + item.run_begin;
     int run = 0;
     while (run + 1 < item.runs && runs[run + 1].first <= number) ++run;
     const std::int64_t index = number - runs[run].first;
-    const std::int64_t row = built.at<TileEntry>(built.layout.tiles)[runs[run].table + index].row;
+    const std::int64_t row = built.at<cuda::TileEntry>(built.layout.tiles)[runs[run].table + index].row;
     EXPECT_EQ(row % 100'000, runs[run].first_tile + index);
     if (item.runs == 1) {  // what the item itself says
       EXPECT_EQ(runs[run].table + index, item.table + number - item.first);
@@ -171,4 +171,4 @@ void expect_order(const Built& built, std::span<const Work> pieces, const std::f
   for (std::size_t i = early; i < pieces.size(); ++i) EXPECT_LE(pieces[i].tiles, most / 4) << i;
 }
 
-}  // namespace ringattn::cuda
+}  // namespace ringattn::testing

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long jobs take that lie in memory: warm-up, then samples until the figure stands; the slowest rank counts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "attention/job/loaded_job.hpp"
+#include "attention/job/loaded_scan.hpp"
+#include "attention/job/loaded_step.hpp"
+#include "comm/meeting.hpp"
+
+namespace ringattn {
+
+// Milliseconds; the quantiles lie linearly between the two nearest samples.
+struct SampleTimes {
+  double median = 0.0;
+  double p10 = 0.0;
+  double p90 = 0.0;
+
+  // How much of what a run has `amount` of is done in a second, by the median. 0 where nothing was measured.
+  double per_second(double amount) const { return median > 0.0 ? amount / median * 1e3 : 0.0; }
+};
+SampleTimes summarise(std::vector<double> milliseconds);
+
+struct SampleRequest {
+  std::int64_t count = 0;   // 0: as many as the figure needs
+  StepDone step_done = {};  // of all "sample"s
+};
+
+struct Samples {
+  std::int64_t count = 0;
+  SampleTimes ms;          // of the slowest rank in each
+  double waited_ms = 0.0;  // median over the samples of the rank that waited longest
+};
+
+// What a run took on this rank.
+struct RunTimes {
+  double seconds = 0.0;
+  double waited_seconds = 0.0;
+};
+
+// Of each of a rank's values the largest of all ranks. Collective, as all that follows.
+std::vector<double> slowest(const Meeting& meeting, const std::vector<double>& mine);
+
+// As many samples as are asked for, else at least ten, and half a second of them. `seconds`: of one.
+std::int64_t sample_count(const SampleRequest& request, double seconds);
+
+// Samples of each of so many kinds of runs: `run` does one. They take turns, so all see the machine in the same temper.
+// `seconds`: what a run took on this rank when it was warm.
+std::vector<Samples> take_samples(const Meeting& meeting, const SampleRequest& request, double seconds,
+                                  std::size_t kinds, const std::function<RunTimes(std::size_t kind)>& run);
+
+// Of each mode.
+std::vector<Samples> sample_runs(const Meeting& meeting, const SampleRequest& request, LoadedJob& loaded,
+                                 std::span<const RunMode> modes);
+
+// `last`: of the last scan.
+Samples sample_scans(const Meeting& meeting, const SampleRequest& request, LoadedScan& loaded, ScanStats& last);
+
+// Of decoding: a sample is `steps` steps one behind the other, over `caches` copies of the cache. On a device these are
+// so many that each step finds its keys in no cache memory any more, as between the layers of a model; hosts take one
+// step of one cache.
+struct StepSample {
+  int caches = 1;
+  int steps = 1;
+};
+StepSample step_sample(MemoryKind memory, std::size_t cache_bytes);
+
+// `loaded` has the caches that `sample` says. The times are those of one step.
+Samples sample_steps(const Meeting& meeting, const SampleRequest& request, LoadedStep& loaded,
+                     const StepSample& sample);
+
+}  // namespace ringattn

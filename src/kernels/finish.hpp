@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting for a backend's work in which nobody else has a part.
+#pragma once
+
+#include "base/device_patience.hpp"
+#include "kernels/backend.hpp"
+
+namespace ringattn {
+
+// Returns when `stream` has passed what was enqueued on it, and forgets the backend's marks. `deadline`: one of
+// DevicePatience. Throws kPeer past it.
+inline void finish(Backend& backend, Stream stream, const Deadline& deadline) {
+  backend.synchronize(backend.mark(stream), deadline,
+                      [&deadline] { DevicePatience::check(deadline, "no other rank has a part in it"); });
+  backend.forget_marks();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// What scans and decoding steps take of ranks by their forecasts, and budgets that don't hold it.
+#include "attention/scan_forecast.hpp"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "attention/decode_memory.hpp"
+#include "attention/tokens/cost.hpp"
+#include "kernels/registry.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr std::int64_t kSuper = kSuperSegmentTokens;
+
+ScanJob job_of(std::vector<std::int64_t> lengths) {
+  ScanSpec spec;
+  spec.dtype = Dtype::kBf16;
+  spec.heads = 4;
+  spec.head_dim = 8;
+  spec.state_dim = 16;
+  ScanJob job;
+  job.spec = spec;
+  job.lengths = std::move(lengths);
+  return job;
+}
+
+ScanForecast forecast(const ScanJob& job, int world) {
+  const auto choice = choose_kernel(job.spec, KernelRequest{"cpu", "auto"});
+  const auto backend = choice.row->make_backend({1, kNoDevice});
+  const auto kernel = choice.row->make_kernel(job.spec, *backend);
+  return forecast_scan(job, {}, world, kernel.get(), 1e9);
+}
+
+TEST(ScanForecasts, StatesTravelFromRankToRankOneBehindTheOther) {
+  const ScanJob job = job_of({4 * kSuper});
+  const MachineModel machine{"slow", 1e9, 1e6, 0.25};
+  const double half_state = 0.5 * 4 * 8 * 16 * sizeof(float) / 1e6;
+  for (const int world : {1, 2, 4}) {
+    const ScanForecast all = forecast(job, world);
+    EXPECT_EQ(all.states_moved(), world - 1);
+    EXPECT_DOUBLE_EQ(passing_seconds(job, all, machine), (world - 1) * (0.25 + half_state));
+    EXPECT_DOUBLE_EQ(all.balance(), 1.0);
+  }
+  EXPECT_EQ(forecast(job_of({kSuper, kSuper}), 2).states_moved(), 0) << "nothing goes on elsewhere";
+}
+
+TEST(ScanForecasts, BalanceIsTheMostTokensOverTheMean) {
+  EXPECT_DOUBLE_EQ(forecast(job_of({3 * kSuper}), 2).balance(), 2.0 / 1.5);
+  EXPECT_DOUBLE_EQ(forecast(job_of({kSuper}), 4).balance(), 4.0);
+}
+
+TEST(Budgets, HoldEverythingOrAreRefusedWithItsParts) {
+  const ScanMemory scan{1000, 200, 30, 4};
+  check_budget(scan, 0);
+  check_budget(scan, 1234);
+  const Error of_scan = error_of([&] { check_budget(scan, 1233); });
+  EXPECT_EQ(of_scan.code(), ErrorCode::kMemory);
+  EXPECT_STREQ(of_scan.what(),
+               "a memory budget of 1233 bytes a rank is too small (1234 are needed: 1000 of rows, 200 of states, 30 of "
+               "scratch, 4 of states that travel). Use more ranks, or allow for fewer tokens.");
+  DecodeMemory decode;
+  decode.cache = 10000;
+  decode.tables = 1;
+  decode.rows = 20;
+  decode.scratch = 300;
+  decode.partials = 4000;
+  check_budget(decode, 0);
+  check_budget(decode, 14321);
+  const Error of_step = error_of([&] { check_budget(decode, 14320); });
+  EXPECT_EQ(of_step.code(), ErrorCode::kMemory);
+  EXPECT_STREQ(of_step.what(),
+               "a memory budget of 14320 bytes a rank is too small (14321 are needed: 10000 of cache, 4300 of scratch "
+               "and partial results, 21 of rows and tables). Use more ranks, or allow for fewer or shorter sequences.");
+}
+
+}  // namespace
+}  // namespace ringattn::testing
