@@ -15,6 +15,7 @@
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
 #include "attention/lengths.hpp"
+#include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/shard_checks.hpp"
@@ -408,7 +409,10 @@ std::size_t Attention::workspace_bytes(bool dense_kv) const { return impl_->work
 RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
                         const BlockDone& block_done, RunMode mode) {
   Impl& impl = *impl_;
-  impl.meeting.together([&] { impl.check(inputs, outputs, workspace); });
+  impl.meeting.together([&] {
+    check_not_captured(*impl.backend, stream);
+    impl.check(inputs, outputs, workspace);
+  });
   const RunStats stats = impl.ring->run(
       impl.now().runs,
       [&](Timeline* timeline) { impl.enqueue(inputs, outputs, workspace, stream, timeline, block_done, mode); },

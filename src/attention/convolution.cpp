@@ -223,7 +223,10 @@ const Layout& Convolution::layout() const { return *impl_->layout; }
 
 void Convolution::run(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.meeting.together([&] { impl.check(inputs, outputs); });
+  impl.meeting.together([&] {
+    check_not_captured(*impl.backend, stream);
+    impl.check(inputs, outputs);
+  });
   impl.enqueue(inputs, outputs, stream);
   impl.enqueued->settle();
   impl.meeting.barrier(impl.seconds);

@@ -377,7 +377,10 @@ SequenceRange Decode::owned(std::int64_t sequences) const { return impl_->owned(
 
 void Decode::run(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.meeting.together([&] { impl.check(inputs, outputs); });
+  impl.meeting.together([&] {
+    check_not_captured(*impl.backend, stream);
+    impl.check(inputs, outputs);
+  });
   impl.enqueue(inputs, outputs, stream);
   impl.runs->settle();
   impl.meeting.together([&] { impl.throw_faults(); });

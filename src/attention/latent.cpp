@@ -16,6 +16,7 @@
 #include "attention/latent_checks.hpp"
 #include "attention/latent_step.hpp"
 #include "attention/latent_work.hpp"
+#include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/shard_checks.hpp"
@@ -269,7 +270,10 @@ std::size_t Latent::workspace_bytes(bool dense_rows) const { return impl_->place
 RunStats Latent::run(const LatentInputs& inputs, const LatentOutputs& outputs, std::span<std::byte> workspace,
                      Stream stream, const BlockDone& block_done, RunMode mode) {
   Impl& impl = *impl_;
-  impl.meeting.together([&] { impl.check(inputs, outputs, workspace); });
+  impl.meeting.together([&] {
+    check_not_captured(*impl.backend, stream);
+    impl.check(inputs, outputs, workspace);
+  });
   return impl.ring->run(
       *impl.runs,
       [&](Timeline* timeline) { impl.enqueue(inputs, outputs, workspace, stream, timeline, block_done, mode); },

@@ -10,6 +10,7 @@
 #include "attention/latent_checks.hpp"
 #include "attention/latent_step.hpp"
 #include "attention/ring/copy_tensor.hpp"
+#include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
@@ -202,7 +203,10 @@ std::size_t LatentDecode::memory_bytes() const { return impl_->memory; }
 
 void LatentDecode::run(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.meeting.together([&] { impl.check(inputs, outputs); });
+  impl.meeting.together([&] {
+    check_not_captured(impl.decode->backend(), stream);
+    impl.check(inputs, outputs);
+  });
   impl.decode->run(impl.begin(inputs, stream), impl.in_latent(inputs, outputs), stream);
   impl.end(inputs, outputs, stream);
   impl.ended->synchronize(0, impl.meeting.patience().for_peer(), {});

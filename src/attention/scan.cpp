@@ -364,7 +364,10 @@ const std::vector<std::int32_t>& Scan::ending() const { return impl_->ending; }
 
 ScanStats Scan::run(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.meeting.together([&] { impl.check(inputs, outputs); });
+  impl.meeting.together([&] {
+    check_not_captured(*impl.backend, stream);
+    impl.check(inputs, outputs);
+  });
   impl.enqueue(inputs, outputs, stream, &*impl.own_clock);
   impl.settle();
   const ScanStats stats = impl.own_clock->stats();

@@ -127,6 +127,23 @@ TEST_F(GpuCapture, OfPagesIsRefused) {
                            "its block table lies in host memory, where a replay does not read it");
 }
 
+TEST_F(GpuCapture, OfARunThatIsWaitedForIsRefused) {
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  Attention attention(job_of(500), *self, on_gpu());
+  const AttentionRows rows(attention);
+  const Inputs inputs{rows.q.view(), rows.k.view(), rows.v.view()};
+  const Outputs outputs{rows.out.target(), {}, {}};
+  const Stream stream = attention.backend().stream();
+  Error refused(ErrorCode::kInternal, "");
+  const Graph graph(stream, [&] { refused = error_of([&] { attention.run(inputs, outputs, rows.space(), stream); }); });
+  EXPECT_EQ(refused.code(), ErrorCode::kUnsupported);
+  EXPECT_STREQ(
+      refused.what(),
+      "a graph can't hold a run that is waited for (what is captured has no end yet). Use enqueue(), or run it "
+      "outside of the capture.");
+  attention.run(inputs, outputs, rows.space(), stream);
+}
+
 TEST_F(GpuCapture, OfManyBlocksIsRefused) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   Attention attention(job_of(kManyBlocks), *self, on_gpu(kSmallBlock));

@@ -42,4 +42,10 @@ void EnqueuedRuns::settle(const std::function<void()>& wait) {
   }
 }
 
+void check_not_captured(Backend& backend, Stream stream) {
+  if (!backend.is_capturing(stream)) return;
+  fail(ErrorCode::kUnsupported, "a graph can't hold a run that is waited for", "what is captured has no end yet",
+       "Use enqueue(), or run it outside of the capture.");
+}
+
 }  // namespace ringattn

@@ -42,4 +42,7 @@ class EnqueuedRuns {
   double waiting_seconds_ = 0.0;  // that they are predicted to take
 };
 
+// Of a run that is waited for. Throws kUnsupported where the stream is being captured: there is no end to wait for.
+void check_not_captured(Backend& backend, Stream stream);
+
 }  // namespace ringattn
