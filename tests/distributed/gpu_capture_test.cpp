@@ -19,6 +19,7 @@
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/gpu_job.hpp"
 #include "tests/support/ring_job.hpp"
 #include "tests/support/scan_rank.hpp"
 #include "tests/support/two_ranks.hpp"
@@ -26,19 +27,8 @@
 namespace ringattn::testing {
 namespace {
 
-constexpr int kHeads = 4, kKvHeads = 2, kDim = 128;
+constexpr int kHeads = kGpuHeads, kKvHeads = kGpuKvHeads, kDim = kGpuDim;
 constexpr std::int64_t kManyBlocks = 8192, kSmallBlock = 128;  // tokens
-
-Job job_of(std::int64_t tokens) {
-  return {make_spec(Dtype::kBf16, kHeads, kKvHeads, kDim, {-1, 0}), uniform_batch(1, tokens, tokens)};
-}
-
-Options on_gpu(std::int64_t block_tokens = 0) {
-  Options options;
-  options.kernel.backend = "cuda";
-  options.block_tokens = block_tokens;
-  return options;
-}
 
 // `enqueue` is refused in a capture, and works outside of it; `wait` waits for that.
 void expect_refusal(Stream stream, const std::function<void()>& enqueue, const std::function<void()>& wait,
@@ -114,7 +104,7 @@ void expect_attention_refuses(Attention& attention, const AttentionRows& rows, c
 TEST_F(GpuCapture, OfPagesIsRefused) {
   constexpr std::int64_t kTokens = 1024, kPage = 64;
   const auto self = make_self_transport(MemoryKind::kDevice);
-  Job job = job_of(kTokens);
+  Job job = gpu_job(kTokens);
   job.page_size = kPage;
   Attention attention(job, *self, on_gpu());
   const AttentionRows rows(attention);
@@ -129,7 +119,7 @@ TEST_F(GpuCapture, OfPagesIsRefused) {
 
 TEST_F(GpuCapture, OfARunThatIsWaitedForIsRefused) {
   const auto self = make_self_transport(MemoryKind::kDevice);
-  Attention attention(job_of(500), *self, on_gpu());
+  Attention attention(gpu_job(500), *self, on_gpu());
   const AttentionRows rows(attention);
   const Inputs inputs{rows.q.view(), rows.k.view(), rows.v.view()};
   const Outputs outputs{rows.out.target(), {}, {}};
@@ -146,7 +136,7 @@ TEST_F(GpuCapture, OfARunThatIsWaitedForIsRefused) {
 
 TEST_F(GpuCapture, OfManyBlocksIsRefused) {
   const auto self = make_self_transport(MemoryKind::kDevice);
-  Attention attention(job_of(kManyBlocks), *self, on_gpu(kSmallBlock));
+  Attention attention(gpu_job(kManyBlocks), *self, on_gpu(kSmallBlock));
   const AttentionRows rows(attention);
   expect_attention_refuses(attention, rows, {rows.q.view(), rows.k.view(), rows.v.view()},
                            "its 64 blocks share memory for their tables");
@@ -239,7 +229,7 @@ TEST_F(GpuCapture, OfRowsOnTheirWayToAnotherRankIsRefused) {
       return Layout(lengths, {{{0, 0, middle}}, {{0, middle, kTokens}}});
     };
     const Layout from = halves(100), to = halves(150);
-    const FoldChoice choice = choose_kernel(job_of(1).spec, KernelRequest{"cuda", "auto"});
+    const FoldChoice choice = choose_kernel(gpu_job(1).spec, KernelRequest{"cuda", "auto"});
     const auto backend = choice.row->make_backend({1, world.device()});
     Reshard reshard(from, to, kDim * 2, world, *backend);
     const Rows rows(*backend, from.tokens(world.rank()), 1, kDim);

@@ -15,6 +15,7 @@
 #include "kernels/fold_spec.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/gpu_job.hpp"
 #include "tests/support/ring_job.hpp"
 #include "tests/support/stream_brake.hpp"
 #include "tests/support/two_ranks.hpp"
@@ -22,19 +23,8 @@
 namespace ringattn::testing {
 namespace {
 
-constexpr int kHeads = 4, kKvHeads = 2, kDim = 128;
+constexpr int kHeads = kGpuHeads, kKvHeads = kGpuKvHeads, kDim = kGpuDim;
 constexpr int kLayers = 32;
-
-Job job_of(std::int64_t tokens) {
-  return {make_spec(Dtype::kBf16, kHeads, kKvHeads, kDim, {-1, 0}), uniform_batch(1, tokens, tokens)};
-}
-
-Options on_gpu(std::int64_t block_tokens = 0) {
-  Options options;
-  options.kernel.backend = "cuda";
-  options.block_tokens = block_tokens;
-  return options;
-}
 
 // One rank's rows of a layer, on its GPU.
 class DeviceLayer {
@@ -133,7 +123,7 @@ class GpuEnqueue : public ::testing::Test {
 };
 
 void expect_layers_in_a_row(Transport& world, std::int64_t block_tokens) {
-  Attention attention(job_of(1500), world, on_gpu(block_tokens));
+  Attention attention(gpu_job(1500), world, on_gpu(block_tokens));
   const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
   const std::span<std::byte> space(workspace.data(), workspace.bytes());
   std::vector<DeviceLayer> layers = layers_of(attention, world.rank(), kLayers, 3);
@@ -163,7 +153,7 @@ TEST_F(GpuEnqueue, ThirtyTwoLayersOfTwoRanksByNccl) {
 
 // Layers are enqueued behind work that doesn't end before all of them are: nobody may wait for the device meanwhile.
 void expect_no_wait(Transport& world) {
-  Attention attention(job_of(1500), world, on_gpu(512));
+  Attention attention(gpu_job(1500), world, on_gpu(512));
   const Stream stream = attention.backend().stream();
   const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
   const std::span<std::byte> space(workspace.data(), workspace.bytes());
@@ -189,7 +179,7 @@ TEST_F(GpuEnqueue, WaitsForNothingBetweenTwoRanks) {
 
 // Lengths change between runs that nobody has waited for.
 void expect_lengths_in_a_row(Transport& world, std::int64_t block_tokens) {
-  const Job longest{job_of(1).spec, {{{1500, 1500, 0}, {700, 3000, 2300}, {1, 900, 899}}}};
+  const Job longest{gpu_job(1).spec, {{{1500, 1500, 0}, {700, 3000, 2300}, {1, 900, 899}}}};
   const std::vector<Batch> lengths{{{1499, 1499, 0}, {700, 2500, 1800}, {1, 900, 899}},
                                    {{1, 1, 0}, {1, 1, 0}, {1, 1, 0}},
                                    longest.batch,
@@ -226,8 +216,8 @@ TEST_F(GpuEnqueue, LengthsChangeBetweenRuns) {
 }
 
 void expect_jobs_in_turn(Transport& world) {
-  Attention longer(job_of(2000), world, on_gpu(512));
-  Attention shorter(job_of(700), world, on_gpu());
+  Attention longer(gpu_job(2000), world, on_gpu(512));
+  Attention shorter(gpu_job(700), world, on_gpu());
   const Stream stream = longer.backend().stream();
   const Buffer workspace = longer.backend().allocate(std::max(longer.workspace_bytes(), shorter.workspace_bytes()));
   const std::span<std::byte> space(workspace.data(), workspace.bytes());
@@ -259,7 +249,7 @@ TEST_F(GpuEnqueue, TwoJobsOfTwoRanksShareAStream) { in_two_ranks("p2p", expect_j
 TEST_F(GpuEnqueue, AGraphIsReplayedOnOtherContents) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   for (const std::int64_t block : {0, 512}) {
-    Attention attention(job_of(1500), *self, on_gpu(block));
+    Attention attention(gpu_job(1500), *self, on_gpu(block));
     const Stream stream = attention.backend().stream();
     const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
     const std::span<std::byte> space(workspace.data(), workspace.bytes());
@@ -282,7 +272,7 @@ TEST_F(GpuEnqueue, AGraphOfOtherLengthsIsRefused) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   Options options = on_gpu();
   options.shorter_lengths = true;
-  Attention attention(job_of(1500), *self, options);
+  Attention attention(gpu_job(1500), *self, options);
   attention.set_lengths(uniform_batch(1, 700, 700));
   const Stream stream = attention.backend().stream();
   const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
@@ -297,7 +287,7 @@ TEST_F(GpuEnqueue, AGraphOfOtherLengthsIsRefused) {
 
 TEST_F(GpuEnqueue, AGraphOfSeveralRanksIsRefused) {
   in_two_ranks("p2p", [](Transport& world) {
-    Attention attention(job_of(1500), world, on_gpu());
+    Attention attention(gpu_job(1500), world, on_gpu());
     const Stream stream = attention.backend().stream();
     const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
     const std::span<std::byte> space(workspace.data(), workspace.bytes());

@@ -34,6 +34,18 @@ std::vector<const DecodeRow*> rows_here() {
   return rows;
 }
 
+// Launches a step over sequences that are each shorter by so many keys, and at once again: nothing of the first launch
+// is left over. Returns their lengths.
+std::vector<std::int64_t> launch_twice(DecodeRunner& runner, const Graph& graph, const FoldInputs& longest,
+                                       std::int64_t less) {
+  std::vector<std::int64_t> lengths;
+  for (const SequenceShape& shape : longest.sequences) lengths.push_back(shape.k_len - less);
+  runner.set_lengths(lengths);
+  graph.launch();
+  graph.launch();
+  return lengths;
+}
+
 TEST(CudaDecode, AGraphFollowsGrowingSequences) {
   const auto rows = rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
@@ -49,11 +61,7 @@ TEST(CudaDecode, AGraphFollowsGrowingSequences) {
     const Graph graph(stream, [&] { runner.enqueue(stream); });
     FoldRunner folder(fold_of(row), spec);
     for (std::int64_t step = 0; step <= kSteps; ++step) {
-      std::vector<std::int64_t> lengths;
-      for (const SequenceShape& shape : longest.sequences) lengths.push_back(shape.k_len - kSteps + step);
-      runner.set_lengths(lengths);
-      graph.launch();
-      graph.launch();  // at once again: nothing of the first launch is left over
+      const std::vector<std::int64_t> lengths = launch_twice(runner, graph, longest, kSteps - step);
       const FoldResult result = runner.read();
       if (step % 7 != 0 && step % 64 > 2) continue;  // the fold of all keys takes far longer than the step
       ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
@@ -85,11 +93,7 @@ TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
         runner.enqueue(stream);
       });
       for (std::int64_t step = 0; step <= kSteps; ++step) {
-        std::vector<std::int64_t> lengths;
-        for (const SequenceShape& shape : longest.sequences) lengths.push_back(shape.k_len - kSteps + step);
-        runner.set_lengths(lengths);
-        graph.launch();
-        graph.launch();  // at once again: nothing of the first launch is left over
+        const std::vector<std::int64_t> lengths = launch_twice(runner, graph, longest, kSteps - step);
         const FoldResult result = runner.read();
         ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
       }
