@@ -28,8 +28,9 @@ class EnqueuedRuns {
 
   bool any() const { return waiting_ > 0; }
 
-  // Waits for all runs: for their beginning as long as a queue may last (base/device_patience.hpp), since what the stream
-  // holds before them is not known here, then as `wait` says, and to the end. A failure gives up what is in flight.
+  // Waits for all runs: for their beginning as long as a queue may last (base/device_patience.hpp), since what the
+  // stream holds before them is not known here, then as `wait` says, and to the end. A failure gives up what is in
+  // flight.
   void settle(const std::function<void()>& wait = {});
 
  private:
