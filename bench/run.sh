@@ -285,7 +285,7 @@ part_latents() {
   local round
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
-    alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k --slices auto,1,2
+    alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k --slices auto,1,2,4,6,8
     alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 64x16k --rows 2 --slices auto,1,2
     alone decode_gpu_bench "${latents[@]}" --heads 16 --steps 128x4k,128x16k --slices auto,1,2
   done

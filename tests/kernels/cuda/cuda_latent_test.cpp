@@ -20,6 +20,8 @@ namespace ringattn::testing {
 namespace {
 
 constexpr std::int64_t kGroup = 4096;  // keys
+// CacheLayout::slices of every form: a CTA, a pair, three or four CTAs a unit, and six or eight for two blocks of rows.
+constexpr int kForms[] = {1, 2, 3, 4, 6, 8};
 
 class CudaLatent : public ::testing::TestWithParam<Dtype> {
  protected:
@@ -49,6 +51,17 @@ class CudaLatent : public ::testing::TestWithParam<Dtype> {
   void expect_right(const FoldInputs& of, const CacheLayout& layout = {}) const {
     const FoldResult result = run(of, layout);
     EXPECT_EQ(check_accuracy(of, result.out, result.lse), "") << describe(of.spec) << ", " << of.sequences[0].q_len;
+  }
+
+  // All forms, in pages and not.
+  void expect_same_in_every_form(const FoldInputs& of) const {
+    const FoldResult expected = run(of, {.slices = 1});
+    for (const int slices : kForms) {
+      for (const std::int64_t page : {0, 16, 64}) {
+        EXPECT_TRUE(run(of, {.page_size = page, .slices = slices}).same_bits(expected))
+            << describe(of.spec) << ", slices " << slices << ", page " << page;
+      }
+    }
   }
 
   const DecodeRow* row_ = nullptr;
@@ -108,10 +121,36 @@ TEST_P(CudaLatent, LayoutsHaveTheSameBits) {
       EXPECT_TRUE(run(of, {.page_size = page, .shuffle = 5, .strided = true}).same_bits(dense)) << page;
     }
     EXPECT_TRUE(run(of, {.strided = true}).same_bits(dense));
-    for (const int slices : {1, 2}) {
+    for (const int slices : kForms) {
       EXPECT_TRUE(run(of, {.slices = slices}).same_bits(dense)) << slices;
       EXPECT_TRUE(run(of, {.page_size = 64, .slices = slices}).same_bits(dense)) << slices;
+      EXPECT_TRUE(run(of, {.page_size = 32, .shuffle = 5, .strided = true, .slices = slices}).same_bits(dense))
+          << slices;
     }
+  }
+}
+
+// Units of none to ten tiles, which begin and end anywhere in a tile and in a turn of the CTAs that score; one block of
+// rows, two and three.
+TEST_P(CudaLatent, FormsHaveTheSameBits) {
+  std::vector<std::int64_t> lengths = {0, 1, 33, 64, 65, 2 * kGroup + 130};
+  for (std::int64_t tiles = 2; tiles <= 10; ++tiles) lengths.push_back(tiles * 64 - tiles * 5 % 64);
+  for (const int heads : {16, 128, 130}) expect_same_in_every_form(inputs(spec(heads), 1, lengths, 18));
+  for (const Mask& mask : {Mask{100, 0}, Mask{-1, -1}, Mask{kGroup + 4, 0}}) {
+    FoldSpec of = spec(43, mask);
+    of.sinks = true;
+    of.softcap = 20.0F;
+    expect_same_in_every_form(inputs(of, 3, {kGroup + 1000, 130, 3, 450}, 19));
+  }
+}
+
+// From few units to many, each form is the one that is chosen for some of these steps.
+TEST_P(CudaLatent, EveryNumberOfUnits) {
+  for (const std::int64_t sequences : {3, 7, 15, 20, 32, 70}) {
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t i = 0; i < sequences; ++i) lengths.push_back(i * 67 % 400);
+    const FoldInputs of = inputs(spec(128), 1, lengths, 20);
+    EXPECT_TRUE(run(of).same_bits(run(of, {.slices = 1}))) << sequences;
   }
 }
 
@@ -166,7 +205,9 @@ TEST_P(CudaLatent, ManyShortUnits) {
     const auto at = static_cast<std::int64_t>(row);
     EXPECT_EQ(row_bytes(of, result, at), row_bytes(some, first, at)) << row;
   }
-  for (const int slices : {1, 2}) EXPECT_TRUE(run(of, {.page_size = 16, .slices = slices}).same_bits(result)) << slices;
+  for (const int slices : kForms) {
+    EXPECT_TRUE(run(of, {.page_size = 16, .slices = slices}).same_bits(result)) << slices;
+  }
 }
 
 TEST_P(CudaLatent, SharesMergeToTheWhole) {
@@ -188,7 +229,7 @@ TEST_P(CudaLatent, SharesMergeToTheWhole) {
   }
 }
 
-// References move in later tiles, of either warpgroup, by little and by much.
+// References move in later tiles, of any CTA or warpgroup, by little and by much, and in tiles that follow each other.
 TEST_P(CudaLatent, RowsThatOutgrowTheirReference) {
   for (const int heads : {16, 64}) {
     const FoldSpec of = spec(heads);
@@ -200,6 +241,11 @@ TEST_P(CudaLatent, RowsThatOutgrowTheirReference) {
     }
     for (const int slices : {0, 1, 2}) expect_right(grown, {.slices = slices});
     EXPECT_TRUE(run(grown, {.page_size = 16, .slices = 2}).same_bits(run(grown, {.slices = 1})));
+    expect_same_in_every_form(grown);
+    for (int tile = 5; tile < 11; ++tile) {
+      grown.set_k(tile * 64 + 9 * tile % 64, 0, 0, 15.0F * static_cast<float>(tile));
+    }
+    expect_same_in_every_form(with_values_in_keys(grown));
   }
 }
 

@@ -27,7 +27,7 @@ std::vector<std::string> latent_missing(const DecodeSpec& spec) {
 
 std::vector<std::string> latent_configs() {
   return {cuda::config_line(kLatentDim, kLatentDimV,
-                            fmt::format("tile {}x{}, 2 warpgroups, {} stages of keys, outputs of a CTA or of a pair",
+                            fmt::format("tile {}x{}, 2 warpgroups, {} stages of keys, outputs of 1 to 4 CTAs",
                                         kQueryTile, kLatentTile, kLatentStages))};
 }
 

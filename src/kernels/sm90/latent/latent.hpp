@@ -14,9 +14,10 @@ struct LatentLauncher {
   int (*clusters_at_a_time)(int ctas);
   // Enqueues the step on so many of them.
   void (*launch)(const Params& params, int ctas, int clusters, Stream stream);
-  // The same of pairs of CTAs that share a block of rows (pair.cuh).
-  int (*pairs_at_a_time)();
-  void (*launch_pairs)(const Params& params, int pairs, Stream stream);
+  // The same of clusters whose CTAs share blocks of rows: two of them one (pair.cuh), four one, or eight two
+  // (team.cuh). No cluster of a size that there isn't is held.
+  int (*sharing_at_a_time)(int ctas);
+  void (*launch_sharing)(const Params& params, int ctas, int clusters, Stream stream);
 };
 
 extern const LatentLauncher<DecodeParams> latent_bf16;

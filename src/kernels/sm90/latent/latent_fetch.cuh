@@ -46,9 +46,7 @@ class LatentFetcher {
 #pragma unroll
     for (int i = 0; i + 1 < kAhead; ++i) ahead_[i] = ahead_[i + 1];
     ahead_[kAhead - 1] = find(unit, tile_ + kAhead);
-    const int left = unit.of.length - tile_ * kLatentTile;
-    const int keys = left < kLatentTile ? left : kLatentTile;
-    const int rows = (keys + p_.box_rows - 1) & -p_.box_rows;  // boxes have a power of two
+    const int rows = box_rows_of(p_, unit.of.length - tile_ * kLatentTile);
     if constexpr (C::kCodes) {
       fetch_codes(unit.kv_head, box, rows);
     } else {
@@ -62,14 +60,8 @@ class LatentFetcher {
  private:
   static constexpr int kAhead = C::kCodes ? 1 : 2;  // tiles whose boxes are looked up ahead
 
-  // This lane's box of a tile.
   __device__ __forceinline__ PageBox find(const DecodeUnit& unit, int tile) const {
-    const int key = tile * kLatentTile + first_row_ + lane_ * p_.box_rows;
-    if (lane_ >= own_boxes_ || tile >= unit.end || key >= unit.of.length) return {0, -1};
-    const int here = key - unit.lag;
-    if (p_.pages == nullptr) return {unit.sequence, here};
-    return {__ldcg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)),
-            here & ((1 << p_.page_log) - 1)};
+    return box_of_lane(p_, unit, tile, first_row_, own_boxes_);
   }
 
   // Has the copy engine bring this CTA's boxes of the panels [kBegin, kEnd), to the CTAs of the cluster: column

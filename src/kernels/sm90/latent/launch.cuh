@@ -10,6 +10,7 @@
 #include "kernels/sm90/latent/latent.cuh"
 #include "kernels/sm90/latent/latent.hpp"
 #include "kernels/sm90/latent/pair.cuh"
+#include "kernels/sm90/latent/team.cuh"
 
 namespace ringattn::sm90 {
 
@@ -41,19 +42,6 @@ struct PairConfig {
   static constexpr int kDimV = kLatentDimV;
 };
 
-template <class Element, bool kCodes>
-void prepare_latent() {
-  check_device();
-  check_cuda(cudaFuncSetAttribute(pair_kernel<PairConfig<Element, kCodes>>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  int{PairMap::kBytes}),
-             "cudaFuncSetAttribute");
-  for_latent_configs<Element, kCodes>([]<class C>(C) {
-    check_cuda(
-        cudaFuncSetAttribute(latent_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{LatentMap::kBytes}),
-        "cudaFuncSetAttribute");
-  });
-}
-
 // How many clusters of so many CTAs the current device holds at a time.
 template <class Kernel>
 int clusters_at_a_time(Kernel kernel, int ctas, int shared_bytes) {
@@ -62,9 +50,22 @@ int clusters_at_a_time(Kernel kernel, int ctas, int shared_bytes) {
   launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
   launch.config.numAttrs = 1;
   int count = 0;
-  check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config), "cudaOccupancyMaxActiveClusters");
+  const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config);
+  if (error == cudaErrorInvalidClusterSize) {  // a part of a device may be too small for any
+    cudaGetLastError();
+    return 0;
+  }
+  check_cuda(error, "cudaOccupancyMaxActiveClusters");
   return count;
 }
+
+template <class Element_, int kCtas>
+struct TeamConfig {
+  using Element = Element_;
+  using Map = TeamMap<kCtas>;
+  static constexpr int kKeyTile = kLatentTile;
+  static constexpr int kDimV = kLatentDimV;
+};
 
 template <class Element, bool kCodes>
 int latent_clusters(int ctas) {
@@ -86,24 +87,53 @@ void launch_latent(const Params& params, int ctas, int clusters, Stream stream) 
   });
 }
 
+// Calls with(kernel, bytes of shared memory) for the form of clusters of so many CTAs that share blocks of rows.
+template <class Element, bool kCodes, class With>
+void with_sharing_kernel(int ctas, With with) {
+  using C = PairConfig<Element, kCodes>;
+  if (ctas == 2) with(pair_kernel<C>, int{PairMap::kBytes});
+  if constexpr (!kCodes) {
+    using Three = TeamConfig<Element, 3>;
+    using Four = TeamConfig<Element, 4>;
+    if (ctas == 3 || ctas == 6) with(team_kernel<Three>, int{Three::Map::kBytes});
+    if (ctas == 4 || ctas == 8) with(team_kernel<Four>, int{Four::Map::kBytes});
+  }
+}
+
 template <class Element, bool kCodes>
-int latent_pairs() {
-  return clusters_at_a_time(pair_kernel<PairConfig<Element, kCodes>>, 2, PairMap::kBytes);
+void prepare_latent() {
+  check_device();
+  const auto allow = [](auto kernel, int bytes) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "cudaFuncSetAttribute");
+  };
+  for (const int ctas : {2, 3, 4}) with_sharing_kernel<Element, kCodes>(ctas, allow);
+  for_latent_configs<Element, kCodes>([&]<class C>(C) { allow(latent_kernel<C>, LatentMap::kBytes); });
+}
+
+template <class Element, bool kCodes>
+int latent_sharing_clusters(int ctas) {
+  int count = 0;
+  with_sharing_kernel<Element, kCodes>(
+      ctas, [&](auto kernel, int bytes) { count = clusters_at_a_time(kernel, ctas, bytes); });
+  return count;
 }
 
 template <class Element, bool kCodes, class Params>
-void launch_latent_pairs(const Params& params, int pairs, Stream stream) {
-  OverlappingLaunch launch(2 * pairs, kLatentThreads, PairMap::kBytes, stream);
-  launch.in_clusters_of(2);
-  check_cuda(cudaLaunchKernelEx(&launch.config, pair_kernel<PairConfig<Element, kCodes>>, params), "sm90_latent");
+void launch_latent_sharing(const Params& params, int ctas, int clusters, Stream stream) {
+  with_sharing_kernel<Element, kCodes>(ctas, [&](auto kernel, int bytes) {
+    OverlappingLaunch launch(ctas * clusters, kLatentThreads, bytes, stream);
+    launch.in_clusters_of(ctas);
+    check_cuda(cudaLaunchKernelEx(&launch.config, kernel, params), "sm90_latent");
+  });
 }
 
 template <class Element, bool kCodes>
 constexpr auto latent_launcher() {
   using Params = typename PairConfig<Element, kCodes>::Params;
   return LatentLauncher<Params>{prepare_latent<Element, kCodes>, latent_clusters<Element, kCodes>,
-                                launch_latent<Element, kCodes, Params>, latent_pairs<Element, kCodes>,
-                                launch_latent_pairs<Element, kCodes, Params>};
+                                launch_latent<Element, kCodes, Params>, latent_sharing_clusters<Element, kCodes>,
+                                launch_latent_sharing<Element, kCodes, Params>};
 }
 
 }  // namespace ringattn::sm90

@@ -5,9 +5,28 @@
 #pragma once
 
 #include "kernels/sm90/decode/page_boxes.cuh"
+#include "kernels/sm90/decode/units.cuh"
+#include "kernels/sm90/latent/config.hpp"
 #include "kernels/sm90/ptx/threads.cuh"
 
 namespace ringattn::sm90 {
+
+// This lane's box of a tile of the unit's, of those of `boxes` lanes, which begin at the tile's row `first_row`.
+__device__ __forceinline__ PageBox box_of_lane(const DecodeParams& p, const DecodeUnit& unit, int tile, int first_row,
+                                               int boxes) {
+  const int lane = thread_of_cta() % 32;
+  const int key = tile * kLatentTile + first_row + lane * p.box_rows;
+  if (lane >= boxes || tile >= unit.end || key >= unit.of.length) return {0, -1};
+  const int here = key - unit.lag;
+  if (p.pages == nullptr) return {unit.sequence, here};
+  return {__ldcg(p.pages + unit.sequence * p.table_stride + (here >> p.page_log)), here & ((1 << p.page_log) - 1)};
+}
+
+// How many rows the boxes of a tile bring. `left`: keys of the sequence from the tile's first one on.
+__device__ __forceinline__ int box_rows_of(const DecodeParams& p, int left) {
+  const int keys = left < kLatentTile ? left : kLatentTile;
+  return (keys + p.box_rows - 1) & -p.box_rows;  // boxes have a power of two
+}
 
 // Calls visit(i, box) by one lane for the warp's first `count` boxes, up to the first one without keys.
 template <class Visit>

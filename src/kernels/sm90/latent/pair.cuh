@@ -25,38 +25,25 @@ __global__ void __launch_bounds__(kLatentThreads, 1) pair_kernel(const __grid_co
   __syncthreads();
   cluster_sync();
   await_kernels_before();
-  // Whoever folds or sends goes through the units that the fetching warp tells of.
-  const auto each_note = [&](auto& worker) {
-#pragma unroll 1
-    for (std::uint32_t n = 0;; ++n) {
-      const PairTurn turn = PairTurn::of_unit(n);
-      barrier_wait(map.note_full(turn.place), turn.parity);
-      const DecodeUnit unit = map.note(turn.place).read();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(map.note_empty(turn.place));
-      if (unit.begin == PairNote::kNoMore) break;
-      worker.take(unit);
-    }
-  };
   if (threadIdx.x < kWarpgroup) {
     take_registers<kScoreRegisters>();
     PairScorer<C> scorer(params, map);
-    each_note(scorer);
+    for_each_note(map, scorer);
     scorer.await_last();
   } else if (threadIdx.x < 2 * kWarpgroup) {
     take_registers<kLatentRegisters - kScoreRegisters - kOtherRegisters>();
     PairOutputs<C> outputs(params, map);
-    each_note(outputs);
+    for_each_note(map, outputs);
   } else {
     give_registers<kOtherRegisters>();
     if (threadIdx.x / 32 == kPairFolders * kWarpgroup / 32) {
       PairFetcher<C>(params, map).run(static_cast<int>(blockIdx.x) / 2, static_cast<int>(gridDim.x) / 2);
     } else if (threadIdx.x / 32 == kPairFolders * kWarpgroup / 32 + 1) {
       PairSender sender(map);
-      each_note(sender);
+      for_each_note(map, sender);
     } else if constexpr (C::kCodes) {
       PairExpander<C> expander(of_launch, map);
-      each_note(expander);
+      for_each_note(map, expander);
     }
   }
   // Nobody writes to a CTA that has gone: what the other one has sent has been waited for.

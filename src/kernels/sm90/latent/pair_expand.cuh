@@ -30,14 +30,14 @@ class PairExpander {
     for (; static_cast<int>(tiles_ - tile) > 0; tile += 2) {
       const float4 scales = next;
       next = scales_of(tile + 2);
-      expand(scales, PairTurn::of_tile(tile));
+      expand(scales, pair_turn(tile));
     }
   }
 
  private:
   using Row = CodeRow<1>;
 
-  __device__ __forceinline__ void expand(const float4& scales, const PairTurn& turn) const {
+  __device__ __forceinline__ void expand(const float4& scales, const LatentTurn& turn) const {
     const std::uint32_t shared = map_.shared_half(map_.rank, turn.place), own = map_.own_half(turn.place);
     // The columns of a tile, first those that both CTAs need.
     const auto panel = [=](int n) {

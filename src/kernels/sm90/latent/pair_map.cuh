@@ -21,9 +21,9 @@
 #pragma once
 
 #include "kernels/cuda/device/panels.hpp"
-#include "kernels/sm90/decode/units.cuh"
 #include "kernels/sm90/fold/shared_map.cuh"
 #include "kernels/sm90/latent/config.hpp"
+#include "kernels/sm90/latent/latent_note.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 
@@ -35,60 +35,8 @@ inline constexpr int kPairFolders = 2;       // warpgroups that fold: one scores
 inline constexpr int kPairQueryBarrier = 3;  // of the threads that score, and the fetching warp
 inline constexpr int kPairNoteReaders = kPairFolders * kWarpgroup / 32 + 1;  // their warps, and the one that sends
 
-// What the fetching warp has found out about a unit, as numbers of 4 bytes.
-struct PairNote {
-  // A note of which `begin` is kNoMore says that there are no more units.
-  static constexpr int kNoMore = -1;
-  static constexpr int kBytes = 48;
-
-  std::uint32_t address;
-
-  __device__ __forceinline__ void write(const DecodeUnit& unit) const {
-    put(0, unit.begin);
-    put(1, unit.end);
-    put(2, unit.of.length);
-    put(3, unit.of.position);
-    put(4, unit.of.groups);
-    put(5, unit.sequence);
-    put(6, unit.kv_head);
-    put(7, unit.block);
-    put(8, unit.cache_group);
-    put(9, unit.lag);
-  }
-  __device__ __forceinline__ void write_end() const { put(0, kNoMore); }
-  // All that those need who fold or expand it.
-  __device__ __forceinline__ DecodeUnit read() const {
-    DecodeUnit unit{};
-    unit.begin = get(0);
-    unit.end = get(1);
-    unit.of.length = get(2);
-    unit.of.position = get(3);
-    unit.of.groups = get(4);
-    unit.sequence = get(5);
-    unit.kv_head = get(6);
-    unit.block = get(7);
-    unit.cache_group = get(8);
-    unit.lag = get(9);
-    return unit;
-  }
-
- private:
-  __device__ __forceinline__ void put(int field, int number) const {
-    store_number(address + static_cast<std::uint32_t>(4 * field), number);
-  }
-  __device__ __forceinline__ int get(int field) const {
-    return load_number(address + static_cast<std::uint32_t>(4 * field));
-  }
-};
-
-// Which of two copies a tile, or a unit, uses, and the parity of its turn. Tiles are counted over the life of the CTA;
-// of two tiles that follow each other, one is this CTA's.
-struct PairTurn {
-  std::uint32_t place, parity;
-
-  static __device__ __forceinline__ PairTurn of_tile(std::uint32_t tile) { return {tile >> 1 & 1U, tile >> 2 & 1U}; }
-  static __device__ __forceinline__ PairTurn of_unit(std::uint32_t unit) { return {unit & 1U, unit >> 1 & 1U}; }
-};
+// Of a tile. Tiles are counted over the life of the CTA; of two tiles that follow each other, one is this CTA's.
+__device__ __forceinline__ LatentTurn pair_turn(std::uint32_t tile) { return LatentTurn::of(tile >> 1); }
 
 struct PairMap {
   // An address also says whose memory it is: copies and arrivals would reach the first CTA's else.
@@ -104,7 +52,7 @@ struct PairMap {
   static constexpr int kSumOffset = kReferenceOffset + 4 * kQueryTile * 4;
   static constexpr int kEndOffset = kSumOffset + kQueryTile * 16;
   static constexpr int kNoteOffset = kEndOffset + 2 * kQueryTile * 4;
-  static constexpr int kBarrierOffset = kNoteOffset + 2 * PairNote::kBytes;
+  static constexpr int kBarrierOffset = kNoteOffset + 2 * LatentNote::kBytes;
   static constexpr int kBarriers = 31;
   static constexpr int kBytes = kBarrierOffset + kBarriers * kBarrierBytes;
   static_assert(kBytes <= kMostSharedBytes && kPanelBytes % 1024 == 0 && kPanelBytes == kQueryTile * kPanelRowBytes);
@@ -141,7 +89,7 @@ struct PairMap {
   __device__ std::uint32_t end(std::uint32_t place, int row) const {
     return at(kEndOffset, place * kQueryTile + static_cast<std::uint32_t>(row), 4);
   }
-  __device__ PairNote note(std::uint32_t place) const { return {at(kNoteOffset, place, PairNote::kBytes)}; }
+  __device__ LatentNote note(std::uint32_t place) const { return {at(kNoteOffset, place, LatentNote::kBytes)}; }
 
   // A shared half has arrived; so have a half of this CTA's own, and a rotary key.
   __device__ std::uint32_t shared_full(std::uint32_t scorer, std::uint32_t place) const {

@@ -11,14 +11,9 @@
 // see a tile of the unit have probabilities of 0 there, which change nothing.
 #pragma once
 
-#include <type_traits>
-
-#include "kernels/sm90/decode/slots.cuh"
-#include "kernels/sm90/fold/products.cuh"
-#include "kernels/sm90/fold/tile_step.cuh"
 #include "kernels/sm90/latent/pair_map.cuh"
+#include "kernels/sm90/latent/query_rows.cuh"
 #include "kernels/sm90/latent/references.cuh"
-#include "kernels/sm90/ptx/matrix.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
 namespace ringattn::sm90 {
@@ -45,7 +40,7 @@ class PairScorer {
     if (static_cast<int>(tiles_ - tile) > 0) {
       const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
       const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
-      load_queries(unit, tell_fetcher);
+      queries_.load(params_, unit, tell_fetcher);
       const std::uint32_t begin = tile;
       float sum[2], factor[2];
       const auto add_last = [&] { add_sums(sum, factor, tile - 2, tile - 2 == first); };
@@ -70,114 +65,48 @@ class PairScorer {
   }
 
  private:
-  using Scores = float[kLatentTile / 8][4];
-  static constexpr int kSteps = kLatentDim / 16;
+  using Scores = LatentScores;
   static constexpr int kHalfSteps = 4 * kPairPanels;
   static constexpr int kEarlySteps = 8;
-
-  // Query rows as fragments of the first product; rows that are not there are zeros. asked(): once they are on their
-  // way.
-  template <class Asked>
-  __device__ __forceinline__ void load_queries(const DecodeUnit& unit, Asked asked) {
-    const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
-    const int rows = rows_of(params_, unit);
-    const std::uint16_t* row[2];
-    bool present[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int slot = slot_of_thread() + 8 * half;
-      present[half] = slot < rows;
-      const DecodePlace place = place_of(params_, unit, slot < rows ? slot : 0);
-      row[half] = q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride;
-    }
-    const bool aligned =
-        ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
-         15U) == 0;
-    const int lane = thread_of_cta() % 4;
-    uint4 chunk[kSteps / 2][2];  // of 32 columns each
-    const auto load = [&](auto is_aligned) {
-#pragma unroll
-      for (int i = 0; i < kSteps / 2; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          chunk[i][half] = uint4{0, 0, 0, 0};
-          if (present[half]) chunk[i][half] = load_elements(row[half] + (i * 4 + lane) * 8, is_aligned);
-        }
-      }
-    };
-    if (aligned) {
-      load(std::true_type());
-    } else {
-      load(std::false_type());
-    }
-    asked();
-#pragma unroll
-    for (int i = 0; i < kSteps / 2; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4 turned = turn_in_quad(chunk[i][half], lane);
-        q_[2 * i][half] = turned.x;
-        q_[2 * i][2 + half] = turned.y;
-        q_[2 * i + 1][half] = turned.z;
-        q_[2 * i + 1][2 + half] = turned.w;
-      }
-    }
-  }
 
   // S = Q Kᵀ, part by part as it arrives. The tensor cores have the first products to do meanwhile().
   template <class Meanwhile>
   __device__ __forceinline__ void multiply(Scores& s, std::uint32_t tile, Meanwhile meanwhile) {
-    const PairTurn turn = PairTurn::of_tile(tile);
+    const LatentTurn turn = pair_turn(tile);
     barrier_wait(map_.half_full(0, turn.place), turn.parity);
     pin(s);
     wgmma_fence();
-    steps<0, kEarlySteps>(s, map_.half(0, turn.place));
+    queries_.template multiply<0, kEarlySteps>(s, map_.half(0, turn.place));
     wgmma_commit();
     meanwhile();
     wgmma_fence();
-    steps<kEarlySteps, kHalfSteps>(s, map_.half(0, turn.place));
+    queries_.template multiply<kEarlySteps, kHalfSteps>(
+        s, map_.half(0, turn.place) + kEarlySteps / 4 * PairMap::kPanelBytes);
     barrier_wait(map_.half_full(1, turn.place), turn.parity);
     wgmma_fence();
-    steps<kHalfSteps, 2 * kHalfSteps>(s, map_.half(1, turn.place));
+    queries_.template multiply<kHalfSteps, 2 * kHalfSteps>(s, map_.half(1, turn.place));
     barrier_wait(map_.rope_full(turn.place), turn.parity);
     wgmma_fence();
-    steps<2 * kHalfSteps, kSteps>(s, map_.rope(turn.place));
+    queries_.template multiply<2 * kHalfSteps, QueryRows<C>::kSteps>(s, map_.rope(turn.place));
     wgmma_commit();
     wgmma_wait<0>();
     pin(s);
     if (thread_of_cta() % 32 == 0) barrier_arrive(map_.shared_empty(turn.place));
     __syncwarp();
   }
-  // The products of steps [kBegin, kEnd) of 16 columns. `panels`: where the part lies that kBegin is in.
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ void steps(Scores& s, std::uint32_t panels) const {
-    const std::uint32_t k = of_warp(descriptor_low(panels));
-#pragma unroll
-    for (int step = kBegin; step < kEnd; ++step) {
-      const int i = step % kHalfSteps;
-      const auto at = static_cast<std::uint32_t>((i / 4 * PairMap::kPanelBytes + i % 4 * 32) >> 4);
-      Wgmma<typename C::Element, kLatentTile>::rk(s, q_[step], descriptor(k + at), step > 0);
-    }
-  }
 
   // Scores of a tile with this number in the sequence become probabilities, which are handed over. `first`: of its
   // unit; `special`: not all rows see all of it.
   __device__ __forceinline__ void score(Scores& s, const DecodeSlots& slots, std::uint32_t tile, int number, bool first,
                                         bool special, float (&sum)[2], float (&factor)[2]) const {
-    if (p_.softmax.scaled_first) scale_scores(p_, s);
-    if (special) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        mask_scores<0, kLatentTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
-      }
-    }
+    see_scores<C>(p_, s, slots, number, special);
     float shift[2];
     move_references(s, tile, first, shift, factor);
     named_sync(kPairScoreBarrier, kWarpgroup);  // all warps have done with the rotary keys
     exponentiate<C>(p_, shift, s, sum);
-    std::uint32_t probability[kLatentTile / 16][4];
+    LatentWeights probability;
     pack<C>(s, probability);
-    hand_over(probability, PairTurn::of_tile(tile));
+    hand_over(probability, pair_turn(tile));
   }
 
   // Behind the tile before, and so to behind this one. `factor`: of what was there before.
@@ -185,8 +114,8 @@ class PairScorer {
                                                   float (&factor)[2]) const {
     float most[2];
     greatest_scores(p_, s, most);
-    const PairTurn turn = PairTurn::of_tile(tile);
-    const PairTurn before = PairTurn::of_tile(tile - 1);
+    const LatentTurn turn = pair_turn(tile);
+    const LatentTurn before = pair_turn(tile - 1);
     // Also at a unit's first tile, which needs none: so no CTA is a tile ahead of what the other one has read.
     if (tile > 0) barrier_wait(map_.references_full(false, before.place), before.parity);
     const int thread = thread_of_warpgroup();
@@ -210,19 +139,11 @@ class PairScorer {
   // Probabilities to the outputs of both CTAs. Their place here had the tile's rotary keys, their place there had the
   // probabilities of the CTA's tile before the last one: both are free, as the tile came into a place that all outputs
   // had given back.
-  __device__ __forceinline__ void hand_over(const std::uint32_t (&probability)[kLatentTile / 16][4],
-                                            const PairTurn& turn) const {
-    const int lane = thread_of_cta() % 32;
-    const int first_row = thread_of_warpgroup() / 32 * 16;
-    const std::uint32_t to = map_.weights(true, turn.place);
-    // Four matrices of 8 rows and 8 keys at a time: lanes give the addresses of their rows.
-#pragma unroll
-    for (int step = 0; step < kLatentTile / 16; ++step) {
-      store_matrix(to + cuda::swizzled(first_row + lane % 16, 2 * step + lane / 16), probability[step]);
-    }
+  __device__ __forceinline__ void hand_over(const LatentWeights& probability, const LatentTurn& turn) const {
+    store_weights(map_.weights(true, turn.place), probability);
     proxy_fence();
     __syncwarp();
-    if (lane == 0) barrier_arrive(map_.weights_full(true, turn.place));
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.weights_full(true, turn.place));
     __syncwarp();
   }
 
@@ -245,8 +166,7 @@ class PairScorer {
   __device__ __forceinline__ void tell_ends(const float (&l)[2]) const {
     const int lane = thread_of_cta() % 32;
     const float sums[2] = {sum_of_quad(l[0]), sum_of_quad(l[1])};
-    const std::uint32_t place =
-        PairTurn::of_unit(units_).place;  // free: its tiles come only when it is (pair_fetch.cuh)
+    const std::uint32_t place = LatentTurn::of(units_).place;  // free: its tiles come only when it is (pair_fetch.cuh)
     const std::uint32_t barrier = in_cta(map_.ends_full(place), other_);
     if (lane == 0) barrier_arrive_expect_at(barrier, 16 * 4);
 #pragma unroll
@@ -267,7 +187,7 @@ class PairScorer {
   std::uint32_t tiles_ = 0;    // of all units so far
   std::uint32_t units_ = 0;    // that have tiles
   bool begun_ = false;
-  std::uint32_t q_[kSteps][4];
+  QueryRows<C> queries_;
 };
 
 }  // namespace ringattn::sm90

@@ -15,7 +15,7 @@ class PairSender {
     tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
 #pragma unroll 1
     for (std::uint32_t tile = first + ((first ^ map_.rank) & 1U); static_cast<int>(tiles_ - tile) > 0; tile += 2) {
-      const PairTurn turn = PairTurn::of_tile(tile);
+      const LatentTurn turn = pair_turn(tile);
       send_references(turn);
       send_weights(turn);
     }
@@ -23,7 +23,7 @@ class PairSender {
 
  private:
   // A lane sends those of two rows.
-  __device__ __forceinline__ void send_references(const PairTurn& turn) const {
+  __device__ __forceinline__ void send_references(const LatentTurn& turn) const {
     static_assert(kQueryTile == 2 * 32);
     const int lane = thread_of_cta() % 32;
     const std::uint32_t barrier = in_cta(map_.references_full(false, turn.place), other_);
@@ -35,7 +35,7 @@ class PairSender {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void send_weights(const PairTurn& turn) const {
+  __device__ __forceinline__ void send_weights(const LatentTurn& turn) const {
     const std::uint32_t barrier = in_cta(map_.weights_full(false, turn.place), other_);
     const std::uint32_t to = in_cta(map_.weights(false, turn.place), other_);
     barrier_wait(map_.weights_full(true, turn.place), turn.parity);

@@ -2,6 +2,7 @@
 #include "kernels/sm90/latent/sm90_latent.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
@@ -48,7 +49,7 @@ class Sm90Latent final : public DecodeKernel {
       launcher.prepare();
       alone_ = launcher.clusters_at_a_time(1);
       clusters_ = launcher.clusters_at_a_time(2);
-      pairs_ = launcher.pairs_at_a_time();
+      for (Form& form : sharing_) form.at_a_time = launcher.sharing_at_a_time(form.ctas);
     });
   }
 
@@ -65,18 +66,12 @@ class Sm90Latent final : public DecodeKernel {
       p.record_groups = groups_;
     }
     p.slices = 1;
-    const bool pairs = in_pairs(units);
-    const int ctas = !pairs && p.blocks % 2 == 0 && clusters_ > 0 ? 2 : 1;  // a part of a device may hold no cluster
-    const std::int64_t most = pairs ? pairs_ : ctas == 2 ? clusters_ : alone_;
-    const auto at_a_time = static_cast<int>(std::min(units / ctas, most));
+    const Form form = form_of(units, p.blocks % 2 == 0);
+    const auto at_a_time = static_cast<int>(std::min(units / form.blocks, form.at_a_time));
     const auto launch = [&](const auto& launcher, const auto& params) {
-      if (pairs) {
-        launcher.launch_pairs(params, at_a_time, stream);
-      } else {
-        launcher.launch(params, ctas, at_a_time, stream);
-      }
+      (form.ctas > form.blocks ? launcher.launch_sharing : launcher.launch)(params, form.ctas, at_a_time, stream);
     };
-    const int box_rows = kLatentTile / ctas;  // a box or more for each CTA of a cluster
+    const int box_rows = kLatentTile / form.blocks;  // a box or more for each CTA that needs it
     if (spec_.format.is_plain()) {
       set_pages(step, kLatentTile, box_rows, p);
       p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
@@ -146,20 +141,33 @@ class Sm90Latent final : public DecodeKernel {
   static std::int64_t groups_of(const DecodeLimits& limits) {
     return std::max<std::int64_t>(1, share_groups(limits.keys, 1, kLatentTile));
   }
-  // A pair takes less time for a unit than a CTA by itself, but no less than half of it: so pairs fold where they can
-  // take all units at once. Both ways have the same bits.
-  bool in_pairs(std::int64_t units) const {
-    return pairs_ > 0 && (limits_.slices == 0 ? units <= pairs_ : limits_.slices > 1);
+  // Clusters of so many CTAs, which fold so many blocks of rows, and how many the device holds at a time.
+  struct Form {
+    int ctas, blocks;
+    std::int64_t at_a_time;
+  };
+  // The more CTAs share a unit, the less time it takes, but no less than their share of it: so as many do as can take
+  // all units at once. Of many units, those of two blocks of rows share what they read; so do teams of three, which
+  // only pay where they do. `even`: blocks of rows. All forms have the same bits.
+  Form form_of(std::int64_t units, bool even) const {
+    const int slices = limits_.slices;
+    for (const Form& form : sharing_) {
+      if (form.at_a_time == 0 || (form.blocks == 2 && !even)) continue;
+      const bool pays = form.blocks == 2 ? units > kMostTeamUnits : form.ctas != 3;
+      if (slices == 0 ? pays && units <= form.blocks * form.at_a_time : form.ctas <= slices) return form;
+    }
+    return even && clusters_ > 0 ? Form{2, 2, clusters_} : Form{1, 1, alone_};
   }
 
   DecodeSpec spec_;
   int device_;
   DecodeLimits limits_;
   std::int64_t groups_ = 0;  // of a sequence, at most
-  // That the device holds at a time: CTAs by themselves, clusters of two blocks of rows, pairs for one block.
+  // That the device holds at a time: CTAs by themselves, and clusters of two that have a block of rows each. A part of
+  // a device may hold no cluster.
   int alone_ = 0;
   int clusters_ = 0;
-  int pairs_ = 0;
+  std::array<Form, 5> sharing_ = {{{8, 2, 0}, {6, 2, 0}, {4, 1, 0}, {3, 1, 0}, {2, 1, 0}}};
   Buffer scratch_;
 };
 

@@ -12,6 +12,12 @@ __device__ __forceinline__ std::uint32_t rank_in_cluster() {
   return rank;
 }
 
+__device__ __forceinline__ std::uint32_t ctas_of_cluster() {
+  std::uint32_t count;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+  return count;
+}
+
 // What lies in this CTA's shared memory at `address`, in that of the CTA of this rank: an address of the cluster's
 // shared window.
 __device__ __forceinline__ std::uint32_t in_cta(std::uint32_t address, std::uint32_t rank) {

@@ -55,10 +55,12 @@ struct Wgmma;
 #define RINGATTN_D_48 RINGATTN_D_40, RINGATTN_D(10), RINGATTN_D(11)
 #define RINGATTN_D_56 RINGATTN_D_48, RINGATTN_D(12), RINGATTN_D(13)
 #define RINGATTN_D_64 RINGATTN_D_56, RINGATTN_D(14), RINGATTN_D(15)
-#define RINGATTN_D_128                                                                                                \
-  RINGATTN_D_64, RINGATTN_D(16), RINGATTN_D(17), RINGATTN_D(18), RINGATTN_D(19), RINGATTN_D(20), RINGATTN_D(21),      \
-      RINGATTN_D(22), RINGATTN_D(23), RINGATTN_D(24), RINGATTN_D(25), RINGATTN_D(26), RINGATTN_D(27), RINGATTN_D(28), \
-      RINGATTN_D(29), RINGATTN_D(30), RINGATTN_D(31)
+#define RINGATTN_D_96                                                                                            \
+  RINGATTN_D_64, RINGATTN_D(16), RINGATTN_D(17), RINGATTN_D(18), RINGATTN_D(19), RINGATTN_D(20), RINGATTN_D(21), \
+      RINGATTN_D(22), RINGATTN_D(23)
+#define RINGATTN_D_128                                                                                           \
+  RINGATTN_D_96, RINGATTN_D(24), RINGATTN_D(25), RINGATTN_D(26), RINGATTN_D(27), RINGATTN_D(28), RINGATTN_D(29), \
+      RINGATTN_D(30), RINGATTN_D(31)
 #define RINGATTN_N_32                                                                                          \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
   "%29,%30,%31"
@@ -66,11 +68,14 @@ struct Wgmma;
 #define RINGATTN_N_48 RINGATTN_N_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define RINGATTN_N_56 RINGATTN_N_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define RINGATTN_N_64 RINGATTN_N_56 ",%56,%57,%58,%59,%60,%61,%62,%63"
-#define RINGATTN_N_128                                                                                              \
-  RINGATTN_N_64                                                                                                     \
-  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,"   \
-  "%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114," \
-  "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define RINGATTN_N_96                                                                                             \
+  RINGATTN_N_64                                                                                                   \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90," \
+  "%91,%92,%93,%94,%95"
+#define RINGATTN_N_128                                                                                         \
+  RINGATTN_N_96                                                                                                \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117" \
+  ",%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // kRegisters is the number of D's registers, a, b, … the numbers of the operands behind them.
 #define RINGATTN_WGMMA(Element_, type, columns, kRegisters, a, b, c, e, f, g)                                         \
@@ -121,16 +126,19 @@ RINGATTN_WGMMA_BOTH(80, 40, 40, 41, 42, 43, 44, 45)
 RINGATTN_WGMMA_BOTH(96, 48, 48, 49, 50, 51, 52, 53)
 RINGATTN_WGMMA_BOTH(112, 56, 56, 57, 58, 59, 60, 61)
 RINGATTN_WGMMA_BOTH(128, 64, 64, 65, 66, 67, 68, 69)
+RINGATTN_WGMMA_BOTH(192, 96, 96, 97, 98, 99, 100, 101)
 RINGATTN_WGMMA_BOTH(256, 128, 128, 129, 130, 131, 132, 133)
 #undef RINGATTN_WGMMA_BOTH
 #undef RINGATTN_WGMMA
 #undef RINGATTN_N_128
+#undef RINGATTN_N_96
 #undef RINGATTN_N_64
 #undef RINGATTN_N_56
 #undef RINGATTN_N_48
 #undef RINGATTN_N_40
 #undef RINGATTN_N_32
 #undef RINGATTN_D_128
+#undef RINGATTN_D_96
 #undef RINGATTN_D_64
 #undef RINGATTN_D_56
 #undef RINGATTN_D_48

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Some columns of a unit's 64 rows' outputs in the registers of a warpgroup that shares the unit with those of other
+// CTAs: O += P V, tile by tile in order. Those behind the last one of all are anything, and are not left.
+#pragma once
+
+#include "kernels/sm90/decode/finish.cuh"
+#include "kernels/sm90/fold/products.cuh"
+#include "kernels/sm90/latent/config.hpp"
+#include "kernels/sm90/latent/references.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+// What holds for all lanes or for none, so that the compiler knows it.
+__device__ __forceinline__ bool all_of_warp(bool holds) { return __all_sync(0xffffffffU, holds) != 0; }
+
+inline constexpr int kOutputBarrier = 2;  // of the threads that have outputs
+
+template <class C, int kColumns>
+class OutputColumns {
+ public:
+  // By how much a thread's two rows are scaled, and whether any of the warp's is.
+  struct Moves {
+    float factor[2];
+    bool any;
+  };
+
+  __device__ __forceinline__ void begin_unit() { reference_[0] = reference_[1] = -INFINITY; }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o_[n][i] = 0.0F;
+    }
+  }
+
+  __device__ __forceinline__ float reference(int half) const { return reference_[half]; }
+  // The rows' references behind the next tile are these.
+  __device__ __forceinline__ Moves follow(const float (&references)[2]) {
+    Moves moves;
+    bool mine = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      moves.factor[half] = factor_between(reference_[half], references[half]);
+      mine = mine || reference_moves(reference_[half], references[half]);
+      reference_[half] = references[half];
+    }
+    moves.any = !all_of_warp(!mine);
+    return moves;
+  }
+  __device__ __forceinline__ void scale(const Moves& moves) {
+    if (!moves.any) return;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o_[n][i] = __fmul_rn(o_[n][i], moves.factor[i / 2]);
+    }
+  }
+
+  // Issues O += P V of a tile. `first`: of the unit.
+  __device__ __forceinline__ void multiply(std::uint32_t weights, std::uint32_t values, bool first) {
+    const std::uint32_t p = of_warp(descriptor_low(weights));
+    const std::uint32_t v = of_warp(descriptor_low(values, kPanelBytes));
+    pin(o_);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kLatentTile / 16; ++step) {
+      Wgmma<typename C::Element, kColumns>::sv(
+          o_, descriptor(p + static_cast<std::uint32_t>(step * 32 >> 4)),
+          descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)), step > 0 || !first);
+    }
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void await() {
+    wgmma_wait<0>();
+    pin(o_);
+  }
+
+  // Rows of a tile behind the sequence's last key are somebody else's, or were fetched for another tile: their
+  // probabilities are 0, but 0 · ∞ would be NaN. By all of the warpgroup, when nobody else reads these columns.
+  __device__ __forceinline__ void clear_tail(std::uint32_t values, int keys) const {
+    constexpr int kChunks = kColumns / 8;
+#pragma unroll 1
+    for (int i = keys * kChunks + thread_of_warpgroup(); i < kLatentTile * kChunks; i += kWarpgroup) {
+      const int chunk = i % kChunks;
+      cuda::store_shared(
+          values + static_cast<std::uint32_t>(chunk / 8 * kPanelBytes) + cuda::swizzled(i / kChunks, chunk % 8),
+          uint4{0, 0, 0, 0});
+    }
+    proxy_fence();
+    named_sync(kOutputBarrier, kWarpgroup);
+  }
+
+  // `sum`: l of this thread's rows. `folded`: the unit has tiles.
+  __device__ __forceinline__ void leave_rows(const DecodeParams& params, const DecodeUnit& unit, int first_column,
+                                             const float (&sum)[2], bool folded) const {
+    const int lane = thread_of_cta() % 4;
+    const bool speaks = first_column == 0 && lane == 0;
+    const int rows = rows_of(params, unit);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = slot_of_thread() + 8 * half;
+      const bool present = slot < rows;
+      const DecodePlace place = place_of(params, unit, present ? slot : rows - 1);
+      if (!finishes(params, unit)) {
+        if (!folded || !present) continue;  // another unit has the row, or the merge finds that none has
+        auto* const outputs = reinterpret_cast<float4*>(record_of(params, unit, place) + first_column);
+#pragma unroll
+        for (int n = 0; n < kColumns / 16; ++n) {
+          if (first_column + 16 * n >= C::kDimV) break;
+          __stcg(outputs + 4 * n + lane, float4{o_[2 * n][2 * half], o_[2 * n][2 * half + 1], o_[2 * n + 1][2 * half],
+                                                o_[2 * n + 1][2 * half + 1]});
+        }
+        if (speaks) leave_numbers(params, unit, 0, 1, slot, place, float2{reference_[half], sum[half]});
+        continue;
+      }
+      const FinishedRow<C> finished(params, place, reference_[half], sum[half]);
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; n += 4) {
+        if (first_column + 8 * n >= C::kDimV) break;
+        const auto two = [&](int i) { return finished.pack(o_[n + i][2 * half], o_[n + i][2 * half + 1]); };
+        const uint4 eight = turn_in_quad(uint4{two(0), two(1), two(2), two(3)}, lane);
+        if (present) finished.write(first_column + 8 * (n + lane), eight);
+      }
+      if (speaks && present) finished.write_lse();
+    }
+  }
+
+ private:
+  static constexpr int kPanelBytes = cuda::panel_bytes(kLatentTile);
+
+  float reference_[2];  // of this thread's rows
+  float o_[kColumns / 8][4];
+};
+
+}  // namespace ringattn::sm90
