@@ -129,53 +129,48 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
       wanted ^= 1U;
     }
     const int index = round == 0 ? counter.first() : counter.take();
-    BundleWork* const work = work_of<C>(shared, cursor.stage());
-    UnitWork* const units = units_of<C>(shared, cursor.stage());
-    if (round >= C::kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
+    // All that the round needs is read and worked out before its place is free: of short rounds nothing else hides it.
     const bool any = index < counter.work();
+    UnitWork unit{};
+    BundleWork work{};
+    unit.walk = work.tiles = kNoMoreWork;
     if (any) {
       const cuda::WorkPlace place =
           cuda::work_place(p.schedule.early_count, p.schedule.piece_heads, p.schedule.section_heads, index);
       const cuda::WorkBundle& bundle = p.tables.bundles[place.piece];
       const int query_head = p.tables.items[bundle.item].head + place.head * unit_heads;
       tiles = bundle.tiles;
-      if (lane < C::kUnits) {
-        UnitWork unit{};
-        unit.walk = bundle.tiles;
-        if (first_unit + lane < bundle.units) {
-          const int nth = bundle.head + first_unit + lane;
-          const cuda::WorkItem& item = p.tables.items[bundle.item + nth / unit_heads];
-          unit.row = item.row;
-          unit.first = item.first;
-          unit.run_begin = item.run_begin;
-          unit.runs = item.runs;
-          unit.slot_begin = item.slot_begin;
-          unit.slot_end = item.slot_end;
-          unit.query_head = query_head + nth % unit_heads;
-          if (item.tiles > 0) {
-            unit.begin = static_cast<int>(item.first - bundle.first);
-            unit.end = unit.begin + item.tiles;
-            set_edges<C>(p, item, unit);
-          }
+      unit.walk = bundle.tiles;
+      if (lane < C::kUnits && first_unit + lane < bundle.units) {
+        const int nth = bundle.head + first_unit + lane;
+        const cuda::WorkItem& item = p.tables.items[bundle.item + nth / unit_heads];
+        unit.row = item.row;
+        unit.first = item.first;
+        unit.run_begin = item.run_begin;
+        unit.runs = item.runs;
+        unit.slot_begin = item.slot_begin;
+        unit.slot_end = item.slot_end;
+        unit.query_head = query_head + nth % unit_heads;
+        if (item.tiles > 0) {
+          unit.begin = static_cast<int>(item.first - bundle.first);
+          unit.end = unit.begin + item.tiles;
+          set_edges<C>(p, item, unit);
         }
-        units[lane] = unit;
       }
-      if (lane == 0) {
-        work->first = bundle.first;
-        work->first_tile = bundle.first_tile;
-        work->table = bundle.table;
-        work->key_length = p.tables.items[bundle.item].key_length;
-        work->run_begin = bundle.run_begin;
-        work->runs = bundle.runs;
-        work->kv_head = query_head / (p.heads / p.kv_heads);
-        const int own = bundle.units - first_unit;
-        work->units = own < 0 ? 0 : own < C::kUnits ? own : C::kUnits;
-        work->tiles = bundle.tiles;
-      }
-    } else {
-      if (lane < C::kUnits) units[lane].walk = kNoMoreWork;
-      if (lane == 0) work->tiles = kNoMoreWork;
+      work.first = bundle.first;
+      work.first_tile = bundle.first_tile;
+      work.table = bundle.table;
+      work.key_length = p.tables.items[bundle.item].key_length;
+      work.run_begin = bundle.run_begin;
+      work.runs = bundle.runs;
+      work.kv_head = query_head / (p.heads / p.kv_heads);
+      const int own = bundle.units - first_unit;
+      work.units = own < 0 ? 0 : own < C::kUnits ? own : C::kUnits;
+      work.tiles = bundle.tiles;
     }
+    if (round >= C::kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
+    if (lane < C::kUnits) units_of<C>(shared, cursor.stage())[lane] = unit;
+    if (lane == 0) *work_of<C>(shared, cursor.stage()) = work;
     barrier_arrive(map.work_full(cursor.stage()));
     if (!any) return;
   }
