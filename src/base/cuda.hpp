@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/deadline.hpp"
 #include "base/memory.hpp"
 
 namespace ringattn {
@@ -75,6 +76,13 @@ class CudaEvent {
  private:
   cudaEvent_t event_ = nullptr;
 };
+
+// Returns when `stream`, of the current device, has passed what was enqueued on it. `deadline`: one of DevicePatience.
+// Throws kPeer past it, and what the device failed with.
+void await_stream(cudaStream_t stream, const Deadline& deadline);
+
+// As allocate_device(), of bytes that are 0 for every stream.
+Buffer allocate_cleared_device(std::size_t bytes, int device);
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 

@@ -6,9 +6,11 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/device_patience.hpp"
 #include "base/error.hpp"
 
 #if defined(RINGATTN_HAVE_CUDA)
@@ -147,6 +149,24 @@ Buffer allocate_device(std::size_t bytes, int device) {
   auto allocation = Allocations::table().add(static_cast<std::byte*>(data), bytes, device);
   return {static_cast<std::byte*>(data), bytes, MemoryKind::kDevice,
           [allocation = std::move(allocation)](std::byte*) mutable { allocation.reset(); }};
+}
+
+void await_stream(cudaStream_t stream, const Deadline& deadline) {
+  CudaEvent end;
+  end.record(stream);
+  while (!end.passed()) {
+    DevicePatience::check(deadline, "no other rank has a part in it");
+    std::this_thread::yield();
+  }
+}
+
+Buffer allocate_cleared_device(std::size_t bytes, int device) {
+  Buffer cleared = allocate_device(bytes, device);
+  const DeviceGuard guard(device);
+  const CudaStream own;
+  check_cuda(cudaMemsetAsync(cleared.data(), 0, bytes, own.get()), "cudaMemsetAsync");
+  await_stream(own.get(), DevicePatience::for_piece());
+  return cleared;
 }
 
 std::shared_ptr<const DeviceAllocation> find_device_allocation(const void* data, std::size_t bytes) {

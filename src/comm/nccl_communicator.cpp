@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/cuda.hpp"
+#include "base/moment.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 
@@ -43,6 +44,7 @@ NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOpt
   const std::string theirs = control.all_gather(std::string_view(id.internal, sizeof id.internal), deadline)[0];
   std::memcpy(id.internal, theirs.data(), sizeof id.internal);
   const auto join = [&] {
+    moment("joining");
     const DeviceGuard guard(device_);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;

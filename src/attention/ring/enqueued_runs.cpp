@@ -30,7 +30,11 @@ void EnqueuedRuns::settle(const std::function<void()>& wait) {
   const double predicted = std::exchange(waiting_seconds_, 0.0);
   const Progress progress = [this] { transport_.progress(); };
   try {
-    marks_->synchronize(kFirstBegins, DevicePatience::for_queue(), progress);
+    const Deadline others = DevicePatience::for_queue();
+    marks_->synchronize(kFirstBegins, others, [&] {
+      progress();
+      DevicePatience::check(others, "it was enqueued on the stream before the first run, by whoever uses it");
+    });
     if (wait) wait();
     marks_->synchronize(kLastEnds, patience_.for_work(predicted), progress);
     // A peer that gave up may have let this rank's stream go on: its failure must be heard before the end.

@@ -7,6 +7,7 @@
 
 #include "base/device_patience.hpp"
 #include "base/gpu.hpp"
+#include "base/moment.hpp"
 #include "comm/device_peers.hpp"
 #include "comm/meeting.hpp"
 #include "comm/p2p/p2p_transport.hpp"
@@ -66,7 +67,7 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
   meeting.together([&] {
     slots = allocate_device(bytes, memory.device());
     check_cuda(cudaMemsetAsync(slots.data(), 0xff, bytes, stream.get()), "cudaMemsetAsync");
-    check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+    await_stream(stream.get(), DevicePatience::for_probe(deadline.seconds()));
     ExportedMemory exported;
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
@@ -85,12 +86,12 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
       std::byte* slot = memory.address(peer, exported.id, static_cast<std::uint64_t>(rank) * sizeof(int), sizeof(int));
       check_cuda(cudaMemcpyAsync(slot, &rank, sizeof rank, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
     }
-    check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+    await_stream(stream.get(), DevicePatience::for_probe(deadline.seconds()));
   });
   meeting.together([&] {
     std::vector<int> found(static_cast<std::size_t>(size));
     check_cuda(cudaMemcpyAsync(found.data(), slots.data(), bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
-    check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+    await_stream(stream.get(), DevicePatience::for_probe(deadline.seconds()));
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank || found[static_cast<std::size_t>(peer)] == peer) continue;
       fail(ErrorCode::kUnsupported, fmt::format("rank {} can't write to the GPU of rank {}", peer, rank),
@@ -115,6 +116,7 @@ std::unique_ptr<Transport> make_p2p_transport(std::unique_ptr<Transport> control
   const Deadline deadline = meeting.patience().for_peer();
   const std::vector<DevicePeer> peers = gather_device_peers(*control, device, deadline);
   check_peers(peers);
+  moment("joining");
   try {
     meeting.together(check_memory_operations);
     auto segment = std::make_unique<P2pSegment>(*control, deadline);

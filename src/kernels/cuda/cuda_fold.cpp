@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/cuda.hpp"
+#include "base/device_patience.hpp"
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
@@ -75,9 +76,7 @@ class CudaFold final : public FoldKernel {
     prepared_.clear();
     prepared_.reserve(static_cast<std::size_t>(limits.prepared));
     if (own_bytes() > scratch_.bytes()) {
-      scratch_ = allocate_device(own_bytes(), device_);
-      check_cuda(cudaMemset(scratch_.data(), 0, own_bytes()), "cudaMemset");
-      check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // tasks may be in any stream
+      scratch_ = allocate_cleared_device(own_bytes(), device_);
     }
     kernel_.launcher->prepare();
   }
@@ -98,7 +97,7 @@ class CudaFold final : public FoldKernel {
     check_cuda(
         cudaMemcpyAsync(tables.memory.data(), memory.data(), tables.layout.bytes, cudaMemcpyHostToDevice, queue.get()),
         "cudaMemcpyAsync");
-    check_cuda(cudaStreamSynchronize(queue.get()), "cudaStreamSynchronize");
+    await_stream(queue.get(), DevicePatience::for_piece());
     prepared_.push_back(std::move(tables));
     return static_cast<PreparedTask>(prepared_.size()) - 1;
   }

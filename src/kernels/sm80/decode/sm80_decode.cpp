@@ -10,7 +10,6 @@
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
-#include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/merge.hpp"
@@ -76,9 +75,7 @@ class Sm80Decode final : public DecodeKernel {
     const DeviceGuard guard(device_);
     limits_ = limits;
     layout_ = lay_out(limits);
-    scratch_ = allocate_device(layout_.bytes, device_);
-    check_cuda(cudaMemset(scratch_.data(), 0, layout_.bytes), "cudaMemset");
-    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // steps may be in any stream
+    scratch_ = allocate_cleared_device(layout_.bytes, device_);
     ctas_ = launcher_.prepare() * cuda::multiprocessors_of(device_);
   }
 

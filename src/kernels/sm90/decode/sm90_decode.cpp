@@ -7,7 +7,6 @@
 #include <bit>
 
 #include "base/cuda.hpp"
-#include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/merge.hpp"
@@ -65,9 +64,7 @@ class Sm90Decode final : public DecodeKernel {
     limits_ = limits;
     layout_ = lay_out(limits);
     multiprocessors_ = cuda::multiprocessors_of(device_);
-    scratch_ = allocate_device(layout_.bytes, device_);
-    check_cuda(cudaMemset(scratch_.data(), 0, layout_.bytes), "cudaMemset");
-    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // steps may be in any stream
+    scratch_ = allocate_cleared_device(layout_.bytes, device_);
     compressed_ != nullptr ? compressed_->prepare() : launcher_.prepare();
     prepare_merge(spec_.fold.dtype);
     for (int slices = 1; slices <= kMostSlices; slices *= 2) {
