@@ -245,7 +245,6 @@ double Decode::Impl::step_seconds(std::int64_t sequences, std::int64_t keys) con
 
 void Decode::Impl::enqueue(const DecodeInputs& all, const DecodeOutputs& outputs, Stream stream) {
   const bool captured = backend->is_capturing(stream);
-  if (captured) check_capture(all);
   DecodeInputs inputs = own(all);
   const std::int64_t keys = longest(inputs);
   if (!captured) runs->begin(stream);
@@ -386,9 +385,18 @@ void Decode::run(const DecodeInputs& inputs, const DecodeOutputs& outputs, Strea
   impl.meeting.together([&] { impl.throw_faults(); });
 }
 
-void Decode::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) {
+void Decode::check(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) const {
   impl_->check(inputs, outputs);
+  if (impl_->backend->is_capturing(stream)) impl_->check_capture(inputs);
+}
+
+void Decode::enqueue_checked(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) {
   impl_->enqueue(inputs, outputs, stream);
+}
+
+void Decode::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) {
+  check(inputs, outputs, stream);
+  enqueue_checked(inputs, outputs, stream);
 }
 
 void Decode::pool(const DecodeInputs& all, Stream stream) {

@@ -166,6 +166,10 @@ class Decode {
   void wait();
 
  private:
+  friend class LatentDecode;  // whose products come before a step, and are enqueued only where the step is not refused
+  void check(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) const;
+  void enqueue_checked(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -54,7 +54,8 @@ struct LatentDecode::Impl {
   void count_memory(std::size_t budget);
   void allocate();
   void check(const LatentDecodeInputs& inputs, const LatentOutputs& outputs) const;
-  DecodeInputs begin(const LatentDecodeInputs& inputs, Stream stream);
+  DecodeInputs step_of(const LatentDecodeInputs& inputs) const;
+  void begin(const LatentDecodeInputs& inputs, Stream stream);
   DecodeOutputs in_latent(const LatentDecodeInputs& inputs, const LatentOutputs& outputs) const;
   void end(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream);
 
@@ -128,22 +129,13 @@ void LatentDecode::Impl::check(const LatentDecodeInputs& inputs, const LatentOut
   expect("k_rope", inputs.k_rope, inputs.q.tokens, 1, spec.rope_dim);
 }
 
-// What comes before the step in the latent.
-DecodeInputs LatentDecode::Impl::begin(const LatentDecodeInputs& inputs, Stream stream) {
+// The step in the latent, of what begin() makes.
+DecodeInputs LatentDecode::Impl::step_of(const LatentDecodeInputs& inputs) const {
   const LatentSpec& spec = job.spec;
   const int wide = spec.latent_dim + spec.rope_dim;
   const std::int64_t count = inputs.q.tokens;
   DecodeInputs step;
-  step.q = inputs.q;
-  if (inputs.w_uk.data != nullptr) {
-    const MutableTensorView q = room(queries, spec.dtype, count, spec.heads, wide);
-    query_products->multiply(
-        {columns_of(inputs.q, 0, spec.head_dim), inputs.w_uk.transposed(), columns_of(q, 0, spec.latent_dim)}, stream,
-        {});
-    copy_tensor(decode->backend(), columns_of(q, spec.latent_dim, spec.rope_dim),
-                columns_of(inputs.q, spec.head_dim, spec.rope_dim), stream);
-    step.q = q;
-  }
+  step.q = inputs.w_uk.data == nullptr ? inputs.q : TensorView(room(queries, spec.dtype, count, spec.heads, wide));
   step.rows = inputs.rows;
   step.k = step.v = inputs.cache;
   step.v.dim = spec.latent_dim;
@@ -156,12 +148,28 @@ DecodeInputs LatentDecode::Impl::begin(const LatentDecodeInputs& inputs, Stream 
   step.host_lengths = inputs.host_lengths;
   step.host_table = inputs.host_table;
   if (inputs.latent.data == nullptr) return step;
+  step.k_new = room(rows, spec.dtype, count, 1, wide);
+  step.v_new = columns_of(step.k_new, 0, spec.latent_dim);  // the same bytes, into the same memory
+  return step;
+}
+
+// What comes before the step: queries in the latent, and new rows whose two parts lie side by side.
+void LatentDecode::Impl::begin(const LatentDecodeInputs& inputs, Stream stream) {
+  const LatentSpec& spec = job.spec;
+  const int wide = spec.latent_dim + spec.rope_dim;
+  const std::int64_t count = inputs.q.tokens;
+  if (inputs.w_uk.data != nullptr) {
+    const MutableTensorView q = room(queries, spec.dtype, count, spec.heads, wide);
+    query_products->multiply(
+        {columns_of(inputs.q, 0, spec.head_dim), inputs.w_uk.transposed(), columns_of(q, 0, spec.latent_dim)}, stream,
+        {});
+    copy_tensor(decode->backend(), columns_of(q, spec.latent_dim, spec.rope_dim),
+                columns_of(inputs.q, spec.head_dim, spec.rope_dim), stream);
+  }
+  if (inputs.latent.data == nullptr) return;
   const MutableTensorView row = room(rows, spec.dtype, count, 1, wide);
   copy_tensor(decode->backend(), columns_of(row, 0, spec.latent_dim), inputs.latent, stream);
   copy_tensor(decode->backend(), columns_of(row, spec.latent_dim, spec.rope_dim), inputs.k_rope, stream);
-  step.k_new = row;
-  step.v_new = columns_of(row, 0, spec.latent_dim);  // the same bytes, into the same memory
-  return step;
 }
 
 DecodeOutputs LatentDecode::Impl::in_latent(const LatentDecodeInputs& inputs, const LatentOutputs& outputs) const {
@@ -207,7 +215,8 @@ void LatentDecode::run(const LatentDecodeInputs& inputs, const LatentOutputs& ou
     check_not_captured(impl.decode->backend(), stream);
     impl.check(inputs, outputs);
   });
-  impl.decode->run(impl.begin(inputs, stream), impl.in_latent(inputs, outputs), stream);
+  impl.begin(inputs, stream);
+  impl.decode->run(impl.step_of(inputs), impl.in_latent(inputs, outputs), stream);
   impl.end(inputs, outputs, stream);
   impl.ended->synchronize(0, impl.meeting.patience().for_peer(), {});
 }
@@ -215,7 +224,11 @@ void LatentDecode::run(const LatentDecodeInputs& inputs, const LatentOutputs& ou
 void LatentDecode::enqueue(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
   impl.check(inputs, outputs);
-  impl.decode->enqueue(impl.begin(inputs, stream), impl.in_latent(inputs, outputs), stream);
+  const DecodeInputs step = impl.step_of(inputs);
+  const DecodeOutputs step_outputs = impl.in_latent(inputs, outputs);
+  impl.decode->check(step, step_outputs, stream);
+  impl.begin(inputs, stream);
+  impl.decode->enqueue_checked(step, step_outputs, stream);
   impl.end(inputs, outputs, stream);
 }
 
