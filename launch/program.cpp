@@ -6,6 +6,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -155,13 +156,18 @@ void agree_on_configuration(std::string_view command, const Config& config, Boot
   const double pace = environment().pace;
   const std::string mine = fmt::format("`ringattn {}`\nRINGATTN_PACE is {}\n{}", command,
                                        pace > 0.0 ? fmt::format("{}", pace) : "not set", print_config(config));
-  const std::vector<std::string> all = world.all_gather(mine, Patience(config.options.timeout).for_peer());
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw AgreedError(Error(ErrorCode::kUsage, fmt::format("rank {} and rank 0 have different configurations", rank),
-                            config_difference(all[rank], all[0]),
-                            "Give all ranks the same flags, environment and config file."));
-  }
+  const auto gather = [&](const std::string& bytes) {
+    return world.all_gather(bytes, Patience(config.options.timeout).for_peer());
+  };
+  // First what tells texts apart: all of many ranks' texts would be as many for each of them.
+  const std::vector<std::string> marks = gather(fmt::format("{:x}", std::hash<std::string>()(mine)));
+  const auto other = std::ranges::find_if(marks, [&](const std::string& mark) { return mark != marks.front(); });
+  if (other == marks.end()) return;
+  const auto rank = static_cast<int>(other - marks.begin());
+  const std::vector<std::string> texts = gather(world.rank() == 0 || world.rank() == rank ? mine : std::string());
+  throw AgreedError(Error(ErrorCode::kUsage, fmt::format("rank {} and rank 0 have different configurations", rank),
+                          config_difference(texts[static_cast<std::size_t>(rank)], texts.front()),
+                          "Give all ranks the same flags, environment and config file."));
 }
 
 // The kind of memory that the options' kernel works in.
