@@ -28,6 +28,7 @@ part oracle 2 "256k tokens on all GPUs: 64 rows against fp64"
 part sanitizers 9 "compute-sanitizer's four tools beside each other, over a reduced suite: fold, worlds on one GPU, p2p"
 part python 1 "PyTorch tensors: streams, graphs, torch.compile, two ranks of torch.distributed; the cost of a call"
 part faults 2 "a killed rank ends the others with code 6"
+part stops 3 "ranks that block, stop or die at named places: noticed and named in time, no output left half-written"
 
 job=(--synthetic 7 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16)
 
@@ -147,9 +148,10 @@ sanitizer() {
   if [[ $tool == racecheck ]]; then
     entries[1]="cuda_fold_test $nan/sm80_fold:$nan/sm90_fold"
     # It doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_scan, sm90_latent
-    # and sm90_fold's shared prefixes have it.
+    # and sm90_fold's decoding have it.
     entries[4]='scan_test Kernels/Scans.KeepTheStateWhereDtIsZero/sm80*'
     entries[8]='decode_test Kernels/DecodePrefixes.ManyRows/sm80*'
+    entries[9]='decode_test Kernels/DecodeLists.NobodyReadsWhatIsNotListed/sm80*'
     unset 'entries[5]' 'entries[6]'  # the second has 40 steps, which take it more than the part's time
   fi
   complain() {
@@ -214,6 +216,7 @@ part_python() {
   logged python env RINGATTN_LIBRARY="build/$preset/lib/libringattn_c.so" PYTHONPATH=python python3 tests/python/gpu_test.py
   grep "a call\|C call" "$state/python.log" || true
 }
+part_stops() { tests stops --tests-regex '^stops_gpu$'; }
 part_faults() {
   need_build
   need_gpus 2

@@ -4,13 +4,14 @@
 Counted from that moment, its message comes within the timeout and five seconds and names the rank, and it ends within
 the timeout and ten seconds with one code; it leaves no process behind, and its output is there as a whole or not at
 all. Ranks are threads, processes of mpirun (mpi), the same under launch/ringattn-mpirun (launcher), or processes that
-meet at RINGATTN_STORE (tcp).
-Usage: stops_test.py PROGRAM [MPIRUN FLAGS...]. A sample of the cases; RINGATTN_TEST_LONG=1 runs all of them."""
+meet at RINGATTN_STORE (tcp). With --gpus ranks are threads that share a GPU, and processes with a GPU each (p2p, nccl).
+Usage: stops_test.py [--gpus] PROGRAM [MPIRUN FLAGS...]. A sample of the cases; RINGATTN_TEST_LONG=1 runs all."""
 import concurrent.futures
 import itertools
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,13 +37,16 @@ JOB = ["--synthetic", "7", "--seq", "1500", "--heads", "2", "--kv-heads", "1", "
 SCAN = ["--op", "ssd", "--synthetic", "7", "--seq", "140000", "--heads", "2", "--head-dim", "8", "--state-dim", "8",
         "--backend", "cpu", "--threads", "1", "--timeout", f"{TIMEOUT:g}"]
 
+GPU_JOB = ["--synthetic", "7", "--seq", "1500", "--heads", "2", "--kv-heads", "1", "--head-dim", "64", "--dtype", "bf16",
+           "--block", "256", "--backend", "cuda", "--timeout", f"{TIMEOUT:g}"]
+
 # In the order of a job's life. What has happened to the output when all ranks have come so far: nothing, or everything.
-PLACES = {"init": False, "bootstrap": False, "split": False, "staging": False, "first-block": False,
+PLACES = {"init": False, "bootstrap": False, "joining": False, "split": False, "staging": False, "first-block": False,
           "middle-block": False, "last-block": False, "states": False, "writing": False, "renaming": None,
           "last-meeting": True, "parting": True, "exit": True}
 OF_PROCESSES = {"bootstrap", "last-meeting", "parting"}
 # Where MPI itself starts and ends, it doesn't say for whom it waits.
-UNNAMED = {("mpi", "init"), ("mpi", "exit")}
+UNNAMED = {("mpi", "init"), ("mpi", "exit"), ("p2p", "exit"), ("nccl", "exit")}
 # How messages name ranks that are missed.
 BLAME = (r"error: (.*) (?:fell silent|did not come|is gone|left while)", r"waits for (.*?)\)",
          r"can't reach (rank 0)'s")
@@ -61,13 +65,25 @@ SAMPLE = {("mpi", "stop", 3, 0, "init"), ("mpi", "stop", 3, 2, "bootstrap"), ("m
           ("threads", "block", 3, 0, "states")}
 
 
-def job_of(place):
-    return SCAN if place == "states" else JOB
+# In "joining" devices meet: p2p tries who reaches whose memory, NCCL makes its communicator.
+GPU_PLACES = ("joining", "staging", "middle-block", "writing", "parting", "exit")
+
+
+def gpu_cases(gpus):
+    """Threads share a GPU, which processes can't."""
+    for place, size in itertools.product(GPU_PLACES, (2, 3)):
+        for rank in (0, size - 1):
+            if place not in OF_PROCESSES:
+                yield "threads", "block", size, rank, place
+            if size <= gpus:
+                for transport, action in itertools.product(("p2p", "nccl"), ("stop", "kill")):
+                    yield transport, action, size, rank, place
 
 
 def all_cases():
     """Threads can only be blocked: a signal stops or kills all ranks of a process."""
-    for place, size in itertools.product(PLACES, (2, 3, 8)):
+    places = [place for place in PLACES if place != "joining"]
+    for place, size in itertools.product(places, (2, 3, 8)):
         for rank in (0, size - 1):
             for action in ("stop", "kill"):
                 yield "mpi", action, size, rank, place
@@ -129,19 +145,26 @@ def blamed(message):
 
 
 class Matrix:
-    def __init__(self, program, launcher, folder):
+    def __init__(self, program, launcher, folder, gpus):
         self.program = program
         self.launcher = launcher
         self.folder = pathlib.Path(folder)
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGATTN_")}
         self.environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                              "OMP_NUM_THREADS": "1"}
-        self.whole = {}
-        for place in ("init", "states"):
+        self.gpus = gpus
+        self.wholes = {}
+
+    def job_of(self, place):
+        return GPU_JOB if self.gpus else SCAN if place == "states" else JOB
+
+    def make_wholes(self, places):
+        """What each job of the cases gives when nothing happens."""
+        for job in {tuple(self.job_of(place)) for place in places}:
             whole = self.folder / "whole"
-            subprocess.run([program, "run", *job_of(place), "--output", whole, "--force"], env=self.environment,
-                           check=True, stdout=subprocess.DEVNULL)
-            self.whole[job_of(place) is SCAN] = whole.read_bytes()
+            subprocess.run([self.program, "run", *job, "--output", whole, "--force"], env=self.environment, check=True,
+                           stdout=subprocess.DEVNULL)
+            self.wholes[job] = whole.read_bytes()
 
     def check(self, case):
         """What is wrong with a case, and what it printed."""
@@ -149,7 +172,7 @@ class Matrix:
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
         output = folder / "out"
         moment_file = self.folder / f"{folder.name}.moment"
-        job = job_of(place)
+        job = self.job_of(place)
         words = [self.program, "verify", *job] if place == "split" else [self.program, "run", *job, "--output", output]
         environment = {**self.environment, "TEST_RINGATTN_MOMENT": f"{action}:{rank}:{place}",
                        "TEST_RINGATTN_MOMENT_FILE": str(moment_file)}
@@ -158,6 +181,8 @@ class Matrix:
             environment["RINGATTN_PROGRAM"] = self.program
         elif transport == "mpi":
             words = [*self.launcher, "-np", str(size), *words]
+        elif transport in ("p2p", "nccl"):
+            words = [*self.launcher, "-np", str(size), *words, "--transport", transport]
         elif transport == "tcp":
             words = [sys.executable, STORE_RANKS, str(size), "--except", str(rank), "--limit", str(START + BOUND), "--",
                      *words]
@@ -204,7 +229,7 @@ class Matrix:
         if place == "split":
             return
         there = output.exists()
-        if there and output.read_bytes() != self.whole[job_of(place) is SCAN]:
+        if there and output.read_bytes() != self.wholes[tuple(self.job_of(place))]:
             yield "the output is torn"
         # Rank 0 renames. It may do so before mpirun ends it, or not; even if it was stopped, for mpirun wakes what it ends.
         wanted = PLACES[place]
@@ -219,13 +244,24 @@ class Matrix:
 
 
 def main():
-    program, launcher = sys.argv[1], sys.argv[2:]
+    words = sys.argv[1:]
+    gpus = 0
+    if words[0] == "--gpus":
+        del words[0]
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False) \
+            if shutil.which("nvidia-smi") else None
+        gpus = listed.stdout.count("UUID: GPU-") if listed else 0
+        if gpus == 0:
+            print("skipped: needs a GPU")
+            return 77
+    program, launcher = words[0], words[1:]
     long = os.environ.get("RINGATTN_TEST_LONG") == "1"
-    possible = (case for case in all_cases() if launcher or case[0] not in ("mpi", "launcher"))
-    cases = [case for case in possible if long or case in SAMPLE]
+    possible = (case for case in (gpu_cases(gpus) if gpus else all_cases()) if launcher or case[0] in ("threads", "tcp"))
+    cases = [case for case in possible if gpus or long or case in SAMPLE]
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        matrix = Matrix(program, launcher, folder)
+        matrix = Matrix(program, launcher, folder, gpus)
+        matrix.make_wholes({case[-1] for case in cases})
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             for case, problems, ended in pool.map(matrix.check, cases):
                 failed += bool(problems)

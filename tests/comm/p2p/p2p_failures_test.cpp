@@ -215,26 +215,33 @@ TEST_F(P2p, RefusesStreamsThatAreCaptured) {
   });
 }
 
+// Whoever else uses the GPU changes what is free, too, so this is tried several times: memory that stays never comes
+// back.
 TEST_F(P2p, FreedMemoryGoesBackAtTheNextAllGather) {
   constexpr std::size_t kLarge = std::size_t{1} << 30;
+  constexpr int kTries = 10;
+  std::atomic<int> came_back{0};
   run_p2p(2, [&](Transport& world, cudaStream_t stream) {
     expect_ring(world, 2, 100);
-    world.barrier(patience());
-    const std::size_t before = gpu_memory(world.device()).free;
-    world.barrier(patience());
-    {
-      const Memory out(world, Bytes(8));
-      const Buffer in = allocate_device(kLarge, world.device());
-      const int peer = 1 - world.rank();
-      Exchange exchange{"", {{peer, 0, {{out.data(), 8}}}}, {{peer, 0, {{in.data() + kLarge - 8, 8}}}}};
-      world.wait(world.post(std::move(exchange), rank_stream()), rank_stream(), patience());
-      check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    for (int i = 0; i < kTries; ++i) {
+      world.barrier(patience());
+      const std::size_t before = gpu_memory(world.device()).free;
+      world.barrier(patience());
+      {
+        const Memory out(world, Bytes(8));
+        const Buffer in = allocate_device(kLarge, world.device());
+        const int peer = 1 - world.rank();
+        Exchange exchange{"", {{peer, 0, {{out.data(), 8}}}}, {{peer, 0, {{in.data() + kLarge - 8, 8}}}}};
+        world.wait(world.post(std::move(exchange), rank_stream()), rank_stream(), patience());
+        check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+      }
+      world.all_gather("", patience());
+      world.barrier(patience());
+      if (world.rank() == 0 && gpu_memory(world.device()).free + kLarge / 2 > before) ++came_back;
     }
-    world.all_gather("", patience());
-    world.barrier(patience());
-    EXPECT_GT(gpu_memory(world.device()).free + kLarge / 2, before);
     world.barrier(patience());
   });
+  EXPECT_GT(came_back, 0);
 }
 
 TEST_F(P2p, RefusesARankWithoutAGpu) {
