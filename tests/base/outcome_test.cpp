@@ -61,7 +61,8 @@ TEST(Outcome, NamesTheSignal) {
 }
 
 TEST(Outcome, IsTheExitStatusWhereTheFolderIsNot) {
-  const ScopedEnvironment launched("RINGATTN_OUTCOMES", "/nonexistent");
+  const testing::TemporaryFolder folder;
+  const ScopedEnvironment launched("RINGATTN_OUTCOMES", folder.file("none").c_str());
   const auto live = [](int code) {
     begin_outcome(std::nullopt, 2);
     std::_Exit(end_outcome(code));

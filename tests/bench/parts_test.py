@@ -223,7 +223,7 @@ done
 
     def test_decoding_of_ours_alone_has_dense_caches_beside_pages(self):
         self.decode_bench()
-        self.environment |= {"PYTHON": "/nonexistent", "BENCH_ROUNDS": "2"}
+        self.environment |= {"PYTHON": str(self.root / "no-python"), "BENCH_ROUNDS": "2"}
         lines = self.measure("decode", 0)
         self.assertEqual({line["tool"] for line in lines}, {"ours"})
         self.assertEqual(sum("--page-size 0,16,64,128" in line["words"] for line in lines), 2)

@@ -105,7 +105,9 @@ class Unit(unittest.TestCase):
         words = [str(PEERS / "sdpa.py"), "--kernels", "flash_attention_3", "--self-check"]
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "flash_attn_interface.py").touch()
-            for path, skipped in (("/nonexistent", not importlib.util.find_spec("flash_attn_interface")), (folder, False)):
+            empty = pathlib.Path(folder, "empty")
+            empty.mkdir()
+            for path, skipped in ((str(empty), not importlib.util.find_spec("flash_attn_interface")), (folder, False)):
                 environment = {**os.environ, "PYTHONPATH": path}
                 command = [sys.executable, "-B", *words]
                 done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -138,7 +138,7 @@ class Compare(unittest.TestCase):
                 self.assertIn("error: line 2 of ", done.stderr)
             bad.write_bytes(b"\xff\xfe{}")
             self.assertEqual(tool("compare.py", str(bad)).returncode, 3, "no text")
-        self.assertEqual(tool("compare.py", "/nonexistent").returncode, 3)
+            self.assertEqual(tool("compare.py", f"{folder}/none").returncode, 3)
         self.assertEqual(tool("compare.py", PEERS).returncode, 3, "nothing of ours")
 
     def test_members_of_another_kind_are_refused(self):
@@ -185,11 +185,13 @@ class Plot(unittest.TestCase):
         self.assertEqual(bars, [(0, "fold", 1.0, 2.5), (1, "wait", 0.0, 0.5)])
 
     def test_missing_things_are_named(self):
-        for words in (["speed", "/nonexistent"], ["timeline", OURS], ["timeline", "/nonexistent"], ["scaling", PEERS]):
-            done = tool("plot.py", *words, "-o", "/nonexistent/x.svg")
-            self.assertEqual(done.returncode, 3, words)
-            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
-        self.assertEqual(tool("plot.py", "speed", OURS, "-o", "/nonexistent/x.svg").returncode, 3)
+        with tempfile.TemporaryDirectory() as folder:
+            none, picture = f"{folder}/none", f"{folder}/none/x.svg"
+            for words in (["speed", none], ["timeline", OURS], ["timeline", none], ["scaling", PEERS]):
+                done = tool("plot.py", *words, "-o", picture)
+                self.assertEqual(done.returncode, 3, words)
+                self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            self.assertEqual(tool("plot.py", "speed", OURS, "-o", picture).returncode, 3)
 
     def test_jobs_of_no_tokens_are_not_drawn(self):
         point = points.read([OURS])[0]

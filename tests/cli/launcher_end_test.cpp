@@ -226,8 +226,9 @@ TEST(LauncherEnd, TheWatchHearsALineThatComesInPieces) {
 }
 
 TEST(LauncherEnd, ARankOnAnotherHostPutsItsCodeIntoItsExitStatus) {
-  const Variables elsewhere{{"RINGATTN_OUTCOMES", "/nonexistent"}};
-  EXPECT_EQ(tool({"run", "--input", "/nonexistent/file.safetensors"}, elsewhere).code, 64 + 3);
+  const TemporaryFolder folder;
+  const Variables elsewhere{{"RINGATTN_OUTCOMES", folder.file("none")}};
+  EXPECT_EQ(tool({"run", "--input", folder.file("none.safetensors")}, elsewhere).code, 64 + 3);
   EXPECT_EQ(tool({"run", "--nope"}, elsewhere).code, 64 + 2);
   EXPECT_EQ(tool({"--version"}, elsewhere).code, 0);
 }

@@ -101,9 +101,10 @@ TEST(Launcher, FindsTheProgram) {
   EXPECT_TRUE(has(machine.command({"run"}, {{"RINGATTN_PROGRAM", "/bin/sh"}}), "sh run\n"));
   EXPECT_FALSE(has(machine.command({"run"}, {{"RINGATTN_PROGRAM", "/bin/sh"}}), "-x RINGATTN_PROGRAM"))
       << "the program refuses variables that mean nothing to it";
-  const Finished none = machine.start({"run"}, {{"RINGATTN_PROGRAM", "/nonexistent"}});
+  const std::string missing = machine.folder().file("missing");
+  const Finished none = machine.start({"run"}, {{"RINGATTN_PROGRAM", missing}});
   EXPECT_EQ(none.code, 4);
-  EXPECT_TRUE(has(none.err, "/nonexistent can't be run (RINGATTN_PROGRAM names it).")) << none.err;
+  EXPECT_TRUE(has(none.err, missing + " can't be run (RINGATTN_PROGRAM names it).")) << none.err;
 }
 
 TEST(Launcher, BadOptionsAreOneMessage) {
@@ -124,7 +125,7 @@ TEST(Launcher, BadOptionsAreOneMessage) {
     EXPECT_TRUE(has(run.err, message)) << run.err;
     EXPECT_EQ(run.out, "");
   }
-  EXPECT_EQ(machine.start({"--hostfile", "/nonexistent", "run"}).code, 3);
+  EXPECT_EQ(machine.start({"--hostfile", machine.folder().file("missing"), "run"}).code, 3);
   machine.script("mpirun", "echo 'HYDRA build details'");
   const Finished other = machine.start({"run"});
   EXPECT_EQ(other.code, 4);
@@ -202,9 +203,10 @@ TEST(Launcher, WaitsAMomentForAToolThatHangs) {
 
 TEST(Launcher, WantsAFolderForTheJob) {
   const Machine machine;
-  const Finished run = machine.start({"run"}, {{"TMPDIR", "/nonexistent"}});
+  const std::string missing = machine.folder().file("missing");
+  const Finished run = machine.start({"run"}, {{"TMPDIR", missing}});
   EXPECT_EQ(run.code, 3);
-  EXPECT_TRUE(has(run.err, "/nonexistent takes no temporary folder (TMPDIR names it")) << run.err;
+  EXPECT_TRUE(has(run.err, missing + " takes no temporary folder (TMPDIR names it")) << run.err;
 }
 
 TEST(Launcher, HasMpirunNoticeALostHostAfterTheRanksHave) {

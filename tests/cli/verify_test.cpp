@@ -343,7 +343,8 @@ TEST(Info, SaysTheOpOfEveryKernel) {
 }
 
 TEST(Info, ReportsFailures) {
-  const Finished run = tool({"info", "--measure", "--machine", "/nonexistent/m.json", "--json", "-"});
+  const TemporaryFolder folder;
+  const Finished run = tool({"info", "--measure", "--machine", folder.file("none/m.json"), "--json", "-"});
   EXPECT_EQ(run.code, 3);
   EXPECT_EQ(json_at(run.out, "/error/code"), "3") << run.out;
 }
