@@ -28,8 +28,10 @@ if [[ ! -x build/venv/bin/python ]]; then
   build/venv/bin/pip install --quiet numpy safetensors ml_dtypes pytest ||
     echo "run.sh: PyPI gave no NumPy and safetensors; the tests that use them will be skipped"
 fi
+# Pinned, as a new release may change what a test looks into.
+torch_packages=(torch==2.15.0 transformers==5.24.0)
 if ((torch)) && ! build/venv/bin/python -c 'import torch, transformers' 2>/dev/null; then
-  if ! timeout 600 build/venv/bin/pip install --quiet torch transformers; then
+  if ! timeout 600 build/venv/bin/pip install --quiet "${torch_packages[@]}"; then
     echo "run.sh: PyPI gave no PyTorch; the tests that use it will be skipped"
     build/venv/bin/pip uninstall --quiet --yes torch transformers || true  # what is there in part would fail
   fi

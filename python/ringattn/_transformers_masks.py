@@ -82,7 +82,7 @@ def read_mask(function, size: int | None, tokens: int):
         chunked = made.chunked_causal_mask_function(size, None)
         if tokens <= size:
             known.append((chunked, True, None))
-        elif _is_made_like(function, chunked) or _is_made_like(function, _packed(chunked)):
+        elif _is_made_like(function, chunked) or _sequence_numbers(function, chunked) is not None:
             unsupported(
                 f"the model attends in chunks of {size} tokens, and there are {tokens}",
                 "ringattn has windows, but no chunks",
@@ -91,19 +91,26 @@ def read_mask(function, size: int | None, tokens: int):
     for pattern, causal, window in known:
         if _is_made_like(function, pattern):
             return causal, window, None
-        if _is_made_like(function, _packed(pattern)):
-            # Two functions together, of which the first closes over the numbers of the tokens' sequences.
-            same_sequence, _ = _held(function)[0]
-            return causal, window, _held(same_sequence)[0]
+        packed = _sequence_numbers(function, pattern)
+        if packed is not None:
+            return causal, window, packed
     unsupported(
         OWN_MASK, "ringattn knows causal masks, bidirectional ones and sliding windows", "Use another implementation."
     )
 
 
-def _packed(pattern):
-    from transformers import masking_utils  # noqa: PLC0415
+def _sequence_numbers(function, pattern) -> Tensor | None:
+    """The numbers of the tokens' sequences, [batch, tokens], where `function` is `pattern` within packed sequences: two
+    functions together, which close over the numbers and over the pattern with the tokens' own positions. Versions of
+    transformers have them in either order."""
+    from transformers import masking_utils as made  # noqa: PLC0415
 
-    return masking_utils.packed_sequence_compatibility_function(pattern, None, None)
+    within = made.remap_positions_for_packed_sequence(pattern, None)
+    same = made.packed_sequence_mask_function(None)
+    for first, second, of_same in ((same, within, 0), (within, same, 1)):
+        if _is_made_like(function, made.and_masks(first, second)):
+            return _held(_held(function)[0][of_same])[0]
+    return None
 
 
 def check_padding(padding: Tensor | None) -> None:

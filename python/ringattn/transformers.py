@@ -52,7 +52,8 @@ _IGNORED = {
 }  # fmt: skip
 # Others whose effect is known.
 _ADDED = "it is added to the logits, and ringattn adds nothing to them"
-_REASONS = {"position_bias": _ADDED, "cache": "ringattn has no part in continuous batching, whose pages it is"}
+_PAGES = "ringattn has no part in continuous batching, whose pages it tells of"
+_REASONS = {"position_bias": _ADDED} | dict.fromkeys(("cache", "read_index", "write_index", "block_table"), _PAGES)
 
 
 def _check_arguments(dropout, attention_mask, given) -> None:
@@ -161,7 +162,7 @@ def register(name: str = "ringattn") -> None:
     """Makes attn_implementation=name known to transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface, __version__, masking_utils
 
-    if not hasattr(masking_utils, "packed_sequence_compatibility_function"):
+    if not hasattr(masking_utils, "remap_positions_for_packed_sequence"):
         unsupported(f"transformers is {__version__}", "ringattn reads the masks of newer ones", "Upgrade transformers.")
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)

@@ -162,8 +162,11 @@ class Models(Case):
 class Masks(unittest.TestCase):
     def test_what_is_read_of_a_function_is_what_it_masks(self):
         def packed(function):
+            """In the orders that versions of transformers have."""
             numbers = masking_utils.find_packed_sequence_indices(PACKED)
-            return masking_utils.packed_sequence_compatibility_function(function, PACKED, numbers)
+            within = masking_utils.remap_positions_for_packed_sequence(function, PACKED)
+            same = masking_utils.packed_sequence_mask_function(numbers)
+            return masking_utils.and_masks(within, same), masking_utils.and_masks(same, within)
 
         functions = {
             (True, None): masking_utils.causal_mask_function,
@@ -179,9 +182,10 @@ class Masks(unittest.TestCase):
             left, right = {"causal": (50, 0), "full": (50, 50)}.get(words, words)
             seen = masking_utils.sdpa_mask(1, 50, 50, mask_function=function, allow_is_causal_skip=False)[0, 0]
             self.assertTrue(torch.equal(seen, (-left <= distance) & (distance <= right)), words)
-            *same, numbers = read_mask(packed(function), window, 50)
-            self.assertEqual(same, [causal, window])
-            self.assertEqual(numbers[0].tolist(), [0] * 20 + [1] * 30)
+            for both in packed(function):
+                *same, numbers = read_mask(both, window, 50)
+                self.assertEqual(same, [causal, window])
+                self.assertEqual(numbers[0].tolist(), [0] * 20 + [1] * 30)
 
     def test_chunks_are_causal_up_to_the_first_one_and_then_refused(self):
         function = masking_utils.chunked_causal_mask_function(16, torch.zeros(1, dtype=int))
@@ -279,7 +283,8 @@ class Refused(Case):
         words = "the model passes position_bias (it is added to the logits, and ringattn adds nothing to them)"
         self.refused(UNSUPPORTED, words, t5, self.ids, decoder_input_ids=self.ids)
         self.refused(UNSUPPORTED, "the model passes bonus (ringattn doesn't know", llama(), self.ids, bonus=1)
-        self.refused(UNSUPPORTED, "the model passes cache (ringattn has no part in", llama(), self.ids, cache=object())
+        words = "the model passes read_index (ringattn has no part in continuous batching"
+        self.refused(UNSUPPORTED, words, llama(), self.ids, read_index=object())
         self.refused(UNSUPPORTED, "output_attentions is set", llama(), self.ids, output_attentions=True)
         model = llama(attention_dropout=0.5)
         self.refused(UNSUPPORTED, "dropout is 0.5", model.train(), self.ids)
@@ -307,7 +312,7 @@ def _with_a_window(forward):
 
 class Versions(Case):
     def test_transformers_with_other_masks_is_refused(self):
-        name = "packed_sequence_compatibility_function"
+        name = "remap_positions_for_packed_sequence"
         self.addCleanup(setattr, masking_utils, name, getattr(masking_utils, name))
         delattr(masking_utils, name)
         self.assert_refused(UNSUPPORTED, f"transformers is {transformers.__version__}", ringattn.transformers.register)
