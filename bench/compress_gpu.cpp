@@ -107,7 +107,7 @@ int run(const std::vector<std::string_view>& words) {
     // A scale that is there already; a tail stays empty where groups divide the tokens.
     const float scale = 0.01F;
     backend->copy_rows(table.data(), 4, &scale, 4, 4, 1, backend->stream());
-    backend->synchronize(backend->mark(backend->stream()), Deadline::after(60.0), {});
+    backend->synchronize(backend->stream(), Deadline::after(60.0), {});
     CompressedRows rows;
     rows.streams = dense_streams(codes.data(), format, shape.rows, shape.tokens).streams;
     rows.tables[0] = table.data();

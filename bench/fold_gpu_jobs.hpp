@@ -21,7 +21,7 @@ inline const Deadline kPatience = Deadline::after(3600.0);
 struct Device {
   explicit Device(const FoldRow& kernel_row) : row(kernel_row), backend(row.make_backend({1, 0})) {}
 
-  void wait() { backend->synchronize(backend->mark(stream()), kPatience, {}); }
+  void wait() { backend->synchronize(stream(), kPatience, {}); }
   Stream stream() const { return backend->stream(); }
 
   const FoldRow& row;
@@ -37,17 +37,16 @@ inline std::vector<double> time_repeats(Device& device, const std::function<void
                                         double least_milliseconds = kLeastMilliseconds) {
   Backend& backend = *device.backend;
   const auto time = [&](int repeats) {
-    std::vector<Mark> marks{backend.mark(device.stream())};
-    for (int i = 0; i < repeats; ++i) {
+    const auto count = static_cast<std::size_t>(repeats);
+    const auto marks = backend.make_marks(count + 1, true);
+    marks->record(0, device.stream());
+    for (std::size_t i = 1; i <= count; ++i) {
       enqueue();
-      marks.push_back(backend.mark(device.stream()));
+      marks->record(i, device.stream());
     }
-    backend.synchronize(marks.back(), kPatience, {});
+    marks->synchronize(count, kPatience, {});
     std::vector<double> milliseconds;
-    for (std::size_t i = 1; i < marks.size(); ++i) {
-      milliseconds.push_back(1e3 * backend.elapsed(marks[i - 1], marks[i]));
-    }
-    backend.forget_marks();
+    for (std::size_t i = 1; i <= count; ++i) milliseconds.push_back(1e3 * marks->elapsed(i - 1, i));
     std::sort(milliseconds.begin(), milliseconds.end());
     return milliseconds;
   };

@@ -30,14 +30,13 @@ std::vector<double> time_graph(Backend& backend, std::int64_t launches, Enqueue 
   }
   check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   check_cuda(cudaGraphInstantiateWithFlags(&executable, graph, 0), "cudaGraphInstantiate");
+  const auto marks = backend.make_marks(2, true);
   const auto replay = [&] {
-    const Mark begin = backend.mark(backend.stream());
+    marks->record(0, backend.stream());
     check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
-    const Mark end = backend.mark(backend.stream());
-    backend.synchronize(end, Deadline::after(600.0), {});
-    const double seconds = backend.elapsed(begin, end);
-    backend.forget_marks();
-    return seconds;
+    marks->record(1, backend.stream());
+    marks->synchronize(1, Deadline::after(600.0), {});
+    return marks->elapsed(0, 1);
   };
   double warm = 0.0;
   while (warm < kWarmSeconds) warm += replay();

@@ -98,18 +98,17 @@ class Bench {
   Times time(const Stages& stages) {
     std::vector<double> whole;
     std::vector<std::vector<double>> parts(stages.size());
+    const auto marks = backend_.make_marks(stages.size() + 1, true);
     for (int round = 0; round < kWarmRounds + kRounds; ++round) {
-      std::vector<Mark> marks{backend_.mark(backend_.stream())};
-      for (const auto& [name, enqueue] : stages) {
-        enqueue();
-        marks.push_back(backend_.mark(backend_.stream()));
+      marks->record(0, backend_.stream());
+      for (std::size_t i = 0; i < stages.size(); ++i) {
+        stages[i].second();
+        marks->record(i + 1, backend_.stream());
       }
-      backend_.synchronize(marks.back(), Deadline::after(600.0), {});
-      if (round >= kWarmRounds) {
-        whole.push_back(backend_.elapsed(marks.front(), marks.back()));
-        for (std::size_t i = 0; i < stages.size(); ++i) parts[i].push_back(backend_.elapsed(marks[i], marks[i + 1]));
-      }
-      backend_.forget_marks();
+      marks->synchronize(stages.size(), Deadline::after(600.0), {});
+      if (round < kWarmRounds) continue;
+      whole.push_back(marks->elapsed(0, stages.size()));
+      for (std::size_t i = 0; i < stages.size(); ++i) parts[i].push_back(marks->elapsed(i, i + 1));
     }
     Times times{median(whole), {}};
     for (std::size_t i = 0; i < stages.size(); ++i) times.stages.emplace_back(stages[i].first, median(parts[i]));
@@ -134,8 +133,7 @@ class Bench {
     const auto bytes = static_cast<std::int64_t>(count * sizeof(float));
     memory_.push_back(backend_.allocate(static_cast<std::size_t>(bytes)));
     backend_.copy_rows(memory_.back().data(), bytes, values.data(), bytes, bytes, 1, backend_.stream());
-    backend_.synchronize(backend_.mark(backend_.stream()), Deadline::after(600.0), {});
-    backend_.forget_marks();
+    backend_.synchronize(backend_.stream(), Deadline::after(600.0), {});
     return reinterpret_cast<const float*>(memory_.back().data());
   }
 

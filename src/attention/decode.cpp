@@ -118,7 +118,7 @@ void Decode::Impl::allocate() {
   if (checks_on_device()) {
     checks = backend->allocate(fault_bytes() + static_cast<std::size_t>(job.limits.sequences) * sizeof(std::int32_t));
     backend->fill_bytes(checks.data(), std::byte{0}, checks.bytes(), backend->stream());
-    backend->synchronize(backend->mark(backend->stream()), meeting.patience().for_peer(), {});
+    backend->synchronize(backend->stream(), meeting.patience().for_peer(), {});
     faults_read = backend->make_marks(1, false);
   }
   if (!job.format.is_plain()) appended.emplace(*backend, meeting, transport, 2);

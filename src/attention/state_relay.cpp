@@ -17,9 +17,7 @@ std::size_t carried(std::size_t range) { return kMarksOfRange * range + 1; }
 StateRelay::StateRelay(ScanKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange,
                        Transport& transport, Backend& backend, const Patience& patience)
     : kernel_(kernel), ranges_(ranges), exchange_(exchange), transport_(transport), patience_(patience) {
-  auto* const streams = dynamic_cast<StreamsAhead*>(&backend);
-  if (streams == nullptr || exchange_.steps() == 0) return;
-  ahead_ = streams->make_stream_ahead(kMarksOfRange * ranges.size() + 1);
+  if (exchange_.steps() > 0) ahead_ = backend.make_stream_ahead(kMarksOfRange * ranges.size() + 1);
 }
 
 std::size_t StateRelay::most_waits(std::size_t ranges, int steps) {

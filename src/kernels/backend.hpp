@@ -13,6 +13,7 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "kernels/cache_view.hpp"
+#include "kernels/stream_ahead.hpp"
 #include "kernels/synthetic.hpp"
 
 namespace ringattn {
@@ -37,9 +38,6 @@ struct BackendOptions {
   int threads = 1;  // of a host backend
   int device = 0;   // of a device backend
 };
-
-// A point in a stream's work.
-using Mark = std::int64_t;
 
 // Points in streams, a fixed number of them, each recorded as often as one likes and meaning its last recording. For
 // work that is enqueued again and again: nothing is allocated after they are made.
@@ -104,15 +102,13 @@ class Backend {
   virtual void compress(const CompressTask& task, Stream stream);
   virtual void greatest_magnitudes(const MagnitudeTask& task, Stream stream);
   virtual void append(const AppendTask& task, Stream stream);
-  // Marks what has been enqueued on `stream` so far. Valid until forget_marks().
-  virtual Mark mark(Stream stream) = 0;
-  // Returns when the stream has passed the mark. Calls `progress` while it waits; throws kPeer past the deadline.
-  virtual void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) = 0;
-  // Seconds between two marks that the stream has passed.
-  virtual double elapsed(Mark from, Mark to) = 0;
-  virtual void forget_marks() = 0;
-  // `count` marks of their own, which forget_marks() leaves alone. The backend outlives them.
+  // Returns when `stream` has passed what has been enqueued on it so far. Calls `progress` while it waits; throws kPeer
+  // past the deadline.
+  virtual void synchronize(Stream stream, const Deadline& deadline, const Progress& progress) = 0;
+  // `count` of them. The backend outlives them.
   virtual std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) = 0;
+  // With `marks` points; null where work is done when its call returns. The backend outlives it.
+  virtual std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t marks) = 0;
   // Whether fold() and the other calls on a stream return before the work is done.
   virtual bool enqueues() const = 0;
   // What `enqueue` puts on `stream`, to be launched there: a device keeps it as a graph, a host calls `enqueue` anew.

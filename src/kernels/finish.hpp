@@ -7,12 +7,10 @@
 
 namespace ringattn {
 
-// Returns when `stream` has passed what was enqueued on it, and forgets the backend's marks. `deadline`: one of
-// DevicePatience. Throws kPeer past it.
+// Returns when `stream` has passed what was enqueued on it. `deadline`: one of DevicePatience. Throws kPeer past it.
 inline void finish(Backend& backend, Stream stream, const Deadline& deadline) {
-  backend.synchronize(backend.mark(stream), deadline,
+  backend.synchronize(stream, deadline,
                       [&deadline] { DevicePatience::check(deadline, "no other rank has a part in it"); });
-  backend.forget_marks();
 }
 
 }  // namespace ringattn

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 
 #include "base/memory.hpp"
 
@@ -19,15 +18,6 @@ class StreamAhead {
   virtual void record(std::size_t mark, Stream stream) = 0;
   // What is enqueued on `stream` from here on is done behind the point, as it was recorded last.
   virtual void follow(std::size_t mark, Stream stream) = 0;
-};
-
-// A Backend whose calls return before the work is done has such queues, and is one of these besides.
-class StreamsAhead {
- public:
-  virtual ~StreamsAhead() = default;
-
-  // With `marks` points. The backend outlives it.
-  virtual std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t marks) = 0;
 };
 
 }  // namespace ringattn

@@ -88,7 +88,7 @@ class DeviceLayer {
   }
   void land() const {
     Backend& backend = attention_.backend();
-    backend.synchronize(backend.mark(stream()), Deadline::after(60.0), {});
+    backend.synchronize(stream(), Deadline::after(60.0), {});
   }
 
   Attention& attention_;

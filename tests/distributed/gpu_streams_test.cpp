@@ -59,7 +59,7 @@ JobResult run_on(Attention& attention, const JobTensors& tensors, Stream stream)
   attention.run(inputs, outputs, {workspace.data(), workspace.bytes()}, stream);
   copy(result.out.data(), out.data(), out.bytes());
   copy(result.lse.data(), lse.data(), lse.bytes());
-  backend.synchronize(backend.mark(stream), Deadline::after(60.0), {});
+  backend.synchronize(stream, Deadline::after(60.0), {});
   return result;
 }
 

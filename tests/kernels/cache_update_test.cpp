@@ -128,7 +128,7 @@ class Cache {
 
   void update() {
     backend_.update_cache(update_, backend_.stream());
-    backend_.synchronize(backend_.mark(backend_.stream()), Deadline::after(60.0), {});
+    backend_.synchronize(backend_.stream(), Deadline::after(60.0), {});
   }
 
   std::vector<std::int32_t> lengths() const { return numbers_of<std::int32_t>(lengths_, setting_.lengths.size()); }

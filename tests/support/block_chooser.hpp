@@ -79,11 +79,11 @@ class BlockChooser {
     return read();
   }
   Result read() {
-    backend_->synchronize(backend_->mark(backend_->stream()), Deadline::after(60.0), {});
+    backend_->synchronize(backend_->stream(), Deadline::after(60.0), {});
     return {scores_->read(), chosen_->read(), counts_->read()};
   }
   std::vector<std::byte> means() {
-    backend_->synchronize(backend_->mark(backend_->stream()), Deadline::after(60.0), {});
+    backend_->synchronize(backend_->stream(), Deadline::after(60.0), {});
     return means_->read();
   }
   Backend& backend() { return *backend_; }

@@ -196,7 +196,7 @@ void DecodeRunner::enqueue_merge(const std::vector<const float*>& shares, Stream
   }
 }
 
-void DecodeRunner::wait() { backend_->synchronize(backend_->mark(backend_->stream()), Deadline::after(60.0), {}); }
+void DecodeRunner::wait() { backend_->synchronize(backend_->stream(), Deadline::after(60.0), {}); }
 
 FoldResult DecodeRunner::read() {
   wait();

@@ -43,7 +43,7 @@ class DeviceArray {
     backend_.copy_rows(target, bytes, source, bytes, bytes, 1, backend_.stream());
     wait();
   }
-  void wait() const { backend_.synchronize(backend_.mark(backend_.stream()), Deadline::after(60.0), {}); }
+  void wait() const { backend_.synchronize(backend_.stream(), Deadline::after(60.0), {}); }
 
   Backend& backend_;
   Buffer buffer_;

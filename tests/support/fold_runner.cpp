@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::byte kPoison{0xff};  // NaN in every dtype
 
-void wait_for(Backend& backend) { backend.synchronize(backend.mark({}), Deadline::after(60.0), {}); }
+void wait_for(Backend& backend) { backend.synchronize({}, Deadline::after(60.0), {}); }
 
 // Bytes in the backend's kind of memory.
 class Bytes {

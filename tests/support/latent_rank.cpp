@@ -56,7 +56,7 @@ class RankMemory {
   Stream stream() const { return stream_; }
 
  private:
-  void land() { backend_.synchronize(backend_.mark(stream_), Deadline::after(60.0), {}); }
+  void land() { backend_.synchronize(stream_, Deadline::after(60.0), {}); }
 
   Backend& backend_;
   Stream stream_;

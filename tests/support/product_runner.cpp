@@ -124,7 +124,7 @@ std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs
     }
     begin = end;
   }
-  backend->synchronize(backend->mark(backend->stream()), Deadline::after(60.0), {});
+  backend->synchronize(backend->stream(), Deadline::after(60.0), {});
 
   const std::vector<std::byte> out = out_array.read();
   std::vector<std::byte> dense(bytes(inputs.rows * inputs.heads * spec.outer));

@@ -69,7 +69,7 @@ void run_rank(const Job& job, const Options& options, const JobTensors& tensors,
   const std::int64_t k_rows = attention.k_rows();
   Backend& backend = attention.backend();
   const Stream stream = backend.stream();
-  const auto land = [&] { backend.synchronize(backend.mark(stream), Deadline::after(60.0), {}); };
+  const auto land = [&] { backend.synchronize(stream, Deadline::after(60.0), {}); };
   // In the kernel's kind of memory.
   const auto upload = [&](const void* source, std::size_t bytes) {
     Buffer buffer = backend.allocate(bytes);

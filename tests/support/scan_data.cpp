@@ -276,7 +276,7 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
     for (int step = 0; step < steps; ++step) kernel->carry(task, heads, step, stream);
     kernel->finish(task, heads, stream, {});
   }
-  backend->synchronize(backend->mark(stream), Deadline::after(600.0), {});
+  backend->synchronize(stream, Deadline::after(600.0), {});
 
   ScanResult result;
   result.y = y.read(order);
@@ -353,7 +353,7 @@ ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads,
     if (!slots.empty()) update.slots = reinterpret_cast<const std::int32_t*>(slot_table.data());
     kernel->update(update, backend->stream());
   }
-  backend->synchronize(backend->mark(backend->stream()), Deadline::after(600.0), {});
+  backend->synchronize(backend->stream(), Deadline::after(600.0), {});
   return {y.read(order), states.read_floats()};
 }
 

@@ -78,7 +78,7 @@ void LoadedJob::load(const JobInput& input, const std::vector<Tensor>& tensors, 
     }
     before += inputs_[i].tokens;
   }
-  backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+  backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
 }
 
 const float* LoadedJob::load_sinks(const JobInput& input) {
@@ -87,7 +87,7 @@ const float* LoadedJob::load_sinks(const JobInput& input) {
   const auto bytes = static_cast<std::int64_t>(input.sinks().size() * sizeof(float));
   sinks_ = backend.allocate(static_cast<std::size_t>(bytes));
   backend.copy_rows(sinks_.data(), bytes, input.sinks().data(), bytes, bytes, 1, backend.stream());
-  backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+  backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
   return reinterpret_cast<const float*>(sinks_.data());
 }
 
@@ -99,7 +99,7 @@ CompressedRows LoadedJob::load_compressed(const JobInput& input, const Compresse
     buffers_.push_back(backend.allocate(host.size()));
     const auto bytes = static_cast<std::int64_t>(host.size());
     backend.copy_rows(buffers_.back().data(), bytes, host.data(), bytes, bytes, 1, backend.stream());
-    backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+    backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
     return buffers_.back().data();
   };
   moment("staging");

@@ -79,8 +79,7 @@ TensorView LoadedScan::side_by_side(std::span<const ScanRows> all, const std::fu
     const TensorView rows = load(which);
     const std::int64_t row_bytes = rows.heads * rows.dim * size;
     backend.copy_rows(to, channels * size, rows.data, row_bytes, row_bytes, result_.rows, backend.stream());
-    backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
-    backend.forget_marks();
+    backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
     buffers_.pop_back();
     to += row_bytes;
   }
@@ -93,7 +92,7 @@ const std::byte* LoadedScan::load_bytes(std::span<const std::byte> values) {
   const auto bytes = static_cast<std::int64_t>(values.size());
   const Buffer& buffer = buffers_.emplace_back(backend.allocate(values.size()));
   backend.copy_rows(buffer.data(), bytes, values.data(), bytes, bytes, 1, backend.stream());
-  backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+  backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
   return buffer.data();
 }
 
@@ -164,7 +163,7 @@ void LoadedScan::make_room() {
   for (const Buffer* buffer : {&result_.y, &result_.states, &result_.halos}) {
     if (buffer->bytes() > 0) backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
   }
-  backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+  backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
   outputs_.y = dense_view(static_cast<void*>(result_.y.data()), spec.dtype, result_.rows, spec.heads, spec.head_dim);
   if (ending == 0) return;
   if (job.final_states) outputs_.final_states = reinterpret_cast<float*>(result_.states.data());

@@ -29,6 +29,7 @@ double best_round(Transport& world, Backend& backend, std::size_t bytes, int rou
   const Buffer out = backend.allocate(bytes);
   const Buffer in = backend.allocate(bytes);
   const Stream stream = backend.stream();
+  const auto marks = backend.make_marks(2, true);
   const Progress progress = [&world] { world.progress(); };
   const int next = (world.rank() + 1) % world.size();
   const int previous = (world.rank() + world.size() - 1) % world.size();
@@ -39,12 +40,11 @@ double best_round(Transport& world, Backend& backend, std::size_t bytes, int rou
     exchange.sends.push_back({next, 0, {{out.data(), bytes}}});
     exchange.receives.push_back({previous, 0, {{in.data(), bytes}}});
     meeting.barrier();
-    backend.forget_marks();
-    const Mark start = backend.mark(stream);
+    marks->record(0, stream);
     world.wait(world.post(std::move(exchange), stream), stream, meeting.patience().for_peer());
-    const Mark end = backend.mark(stream);
-    backend.synchronize(end, meeting.patience().for_peer(), progress);
-    best = std::min(best, backend.elapsed(start, end));
+    marks->record(1, stream);
+    marks->synchronize(1, meeting.patience().for_peer(), progress);
+    best = std::min(best, marks->elapsed(0, 1));
   }
   return best;
 }

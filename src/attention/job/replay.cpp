@@ -157,7 +157,7 @@ class GrowingSteps {
     const auto bytes = static_cast<std::int64_t>(input_.sinks().size_bytes());
     sinks_ = backend.allocate(input_.sinks().size_bytes());
     backend.copy_rows(sinks_.data(), bytes, input_.sinks().data(), bytes, bytes, 1, backend.stream());
-    backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+    backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
   }
 
   // Those of the first step, then those of the second, and so on.
@@ -177,7 +177,7 @@ class GrowingSteps {
       *to = backend.allocate(static_cast<std::size_t>(bytes));
       backend.copy_rows(to->data(), bytes, from->data(), bytes, bytes, 1, backend.stream());
     }
-    backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+    backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
   }
 
   void fetch(Staging& staging, const Buffer& from, std::vector<std::byte>& to) {

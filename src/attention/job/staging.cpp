@@ -31,9 +31,10 @@ std::vector<PackedRun> part_of(std::span<const PackedRun> runs, std::int64_t ski
   }
   return piece;
 }
+
 Staging::Staging(Backend& backend, const Patience& patience) : backend_(backend), patience_(patience) {
   if (backend.memory() == MemoryKind::kHost) return;
-  backend.forget_marks();
+  copied_ = backend.make_marks(std::size(halves_), false);
   for (Half& half : halves_) half.bytes = allocate_pinned(kHalfBytes);
 }
 
@@ -76,9 +77,8 @@ void Staging::store(const std::byte* source, std::byte* target, std::size_t byte
   std::vector<Landed> landing;  // copies on their way, the oldest first
   const auto land = [&] {
     const Landed& first = landing.front();
-    backend_.synchronize(first.half->copied, patience_.for_peer(), {});
+    await_copy(*first.half);
     std::memcpy(first.target, first.half->bytes.data(), first.bytes);
-    first.half->in_flight = false;
     landing.erase(landing.begin());
   };
   for (std::size_t at = 0; at < bytes; at += kHalfBytes) {
@@ -94,27 +94,28 @@ void Staging::store(const std::byte* source, std::byte* target, std::size_t byte
 Staging::Half& Staging::take() {
   Half& half = halves_[next_];
   next_ = 1 - next_;
-  if (half.in_flight) backend_.synchronize(half.copied, patience_.for_peer(), {});
-  half.in_flight = false;
+  await_copy(half);
   return half;
+}
+
+void Staging::await_copy(Half& half) {
+  if (half.in_flight) copied_->synchronize(number_of(half), patience_.for_peer(), {});
+  half.in_flight = false;
 }
 
 void Staging::send(Half& half, void* target, const void* source, std::size_t bytes) {
   const auto size = static_cast<std::int64_t>(bytes);
   backend_.copy_rows(target, size, source, size, size, 1, backend_.stream());
-  half.copied = backend_.mark(backend_.stream());
+  copied_->record(number_of(half), backend_.stream());
   half.in_flight = true;
 }
 
 void Staging::finish() {
-  for (Half& half : halves_) {
-    if (half.in_flight) backend_.synchronize(half.copied, patience_.for_peer(), {});
-    half.in_flight = false;
-  }
+  for (Half& half : halves_) await_copy(half);
 }
 
 void await(Backend& backend, const Patience& patience) {
-  backend.synchronize(backend.mark(backend.stream()), patience.for_peer(), {});
+  backend.synchronize(backend.stream(), patience.for_peer(), {});
 }
 
 }  // namespace ringattn

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -37,18 +38,20 @@ class Staging {
  private:
   struct Half {
     Buffer bytes;
-    Mark copied = 0;
     bool in_flight = false;
   };
 
   // The next of the two buffers, once its last copy is done.
   Half& take();
+  void await_copy(Half& half);
+  std::size_t number_of(const Half& half) const { return static_cast<std::size_t>(&half - halves_); }
   void send(Half& half, void* target, const void* source, std::size_t bytes);
   void finish();
 
   Backend& backend_;
   Patience patience_;
   Half halves_[2];
+  std::unique_ptr<Marks> copied_;  // of each buffer
   int next_ = 0;
 };
 

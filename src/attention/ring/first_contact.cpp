@@ -39,7 +39,7 @@ void make_first_contact(const Meeting& meeting, Transport& transport, Backend& b
   constexpr std::byte kGreeting{1};
   backend.copy_rows(bytes + transport.rank(), 1, &kGreeting, 1, 1, 1, stream);
   transport.wait(transport.post(std::move(exchange), stream), stream, meeting.patience().for_peer());
-  backend.synchronize(backend.mark(stream), meeting.patience().for_peer(), [&] { transport.progress(); });
+  backend.synchronize(stream, meeting.patience().for_peer(), [&] { transport.progress(); });
 }
 
 }  // namespace ringattn

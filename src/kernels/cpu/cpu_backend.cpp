@@ -26,17 +26,15 @@ int thread_count(int requested) {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_between(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
 class CpuMarks final : public Marks {
  public:
   explicit CpuMarks(std::size_t count) : times_(count) {}
 
   void record(std::size_t mark, Stream) override { times_.at(mark) = Clock::now(); }
   void synchronize(std::size_t, const Deadline&, const Progress&) override {}
-  double elapsed(std::size_t from, std::size_t to) override { return seconds_between(times_.at(from), times_.at(to)); }
+  double elapsed(std::size_t from, std::size_t to) override {
+    return std::chrono::duration<double>(times_.at(to) - times_.at(from)).count();
+  }
 
  private:
   std::vector<Clock::time_point> times_;
@@ -97,15 +95,6 @@ void CpuBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, St
       std::memset(to + at, std::to_integer<int>(value), std::min(kPiece, bytes - at));
     }
   }
-}
-
-Mark CpuBackend::mark(Stream) {
-  marks_.push_back(std::chrono::steady_clock::now());
-  return static_cast<Mark>(marks_.size()) - 1;
-}
-
-double CpuBackend::elapsed(Mark from, Mark to) {
-  return seconds_between(marks_.at(static_cast<std::size_t>(from)), marks_.at(static_cast<std::size_t>(to)));
 }
 
 std::unique_ptr<Marks> CpuBackend::make_marks(std::size_t count, bool) { return std::make_unique<CpuMarks>(count); }

@@ -47,11 +47,9 @@ class CpuBackend final : public Backend {
   void greatest_magnitudes(const MagnitudeTask& task, Stream) override { greatest_magnitudes_on_host(task, threads_); }
   void append(const AppendTask& task, Stream) override { append_on_host(task); }
   // Host work is finished when its call returns: a mark is the time of its call, and there is nothing to wait for.
-  Mark mark(Stream) override;
-  void synchronize(Mark, const Deadline&, const Progress&) override {}
-  double elapsed(Mark from, Mark to) override;
-  void forget_marks() override { marks_.clear(); }
+  void synchronize(Stream, const Deadline&, const Progress&) override {}
   std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
+  std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t) override { return nullptr; }
   std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) override;
   bool enqueues() const override { return false; }
   bool is_capturing(Stream) override { return false; }
@@ -60,7 +58,6 @@ class CpuBackend final : public Backend {
  private:
   int threads_;
   const TileOps& tile_ops_;
-  std::vector<std::chrono::steady_clock::time_point> marks_;
 };
 
 }  // namespace ringattn::cpu

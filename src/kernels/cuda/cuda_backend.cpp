@@ -41,12 +41,6 @@ void await_event(const CudaEvent& event, int device, const Deadline& deadline, c
   }
 }
 
-double seconds_between(const CudaEvent& from, const CudaEvent& to) {
-  float milliseconds = 0.0F;
-  check_cuda(cudaEventElapsedTime(&milliseconds, from.get(), to.get()), "cudaEventElapsedTime");
-  return static_cast<double>(milliseconds) * 1e-3;
-}
-
 class CudaMarks final : public Marks {
  public:
   CudaMarks(int device, std::size_t count, bool timed) : device_(device) {
@@ -65,7 +59,10 @@ class CudaMarks final : public Marks {
   }
   double elapsed(std::size_t from, std::size_t to) override {
     const DeviceGuard guard(device_);
-    return seconds_between(events_.at(from), events_.at(to));
+    float milliseconds = 0.0F;
+    check_cuda(cudaEventElapsedTime(&milliseconds, events_.at(from).get(), events_.at(to).get()),
+               "cudaEventElapsedTime");
+    return static_cast<double>(milliseconds) * 1e-3;
   }
 
  private:
@@ -225,29 +222,12 @@ void CudaBackend::append(const AppendTask& task, Stream stream) {
   cuda::append(task, stream);
 }
 
-Mark CudaBackend::mark(Stream stream) {
+void CudaBackend::synchronize(Stream stream, const Deadline& deadline, const Progress& progress) {
   const DeviceGuard guard(device_);
-  if (marks_ == events_.size()) events_.emplace_back(true);
-  events_[marks_].record(cuda_stream(stream));
-  return static_cast<Mark>(marks_++);
-}
-
-const CudaEvent& CudaBackend::event(Mark mark) const {
-  if (mark < 0 || static_cast<std::size_t>(mark) >= marks_) {
-    fail(ErrorCode::kInternal, fmt::format("there is no mark {}", mark), fmt::format("{} are known", marks_));
-  }
-  return events_[static_cast<std::size_t>(mark)];
-}
-
-void CudaBackend::synchronize(Mark mark, const Deadline& deadline, const Progress& progress) {
-  const DeviceGuard guard(device_);
-  await_event(event(mark), device_, deadline, progress);
+  if (!passed_) passed_.emplace();
+  passed_->record(cuda_stream(stream));
+  await_event(*passed_, device_, deadline, progress);
   see_memory();
-}
-
-double CudaBackend::elapsed(Mark from, Mark to) {
-  const DeviceGuard guard(device_);
-  return seconds_between(event(from), event(to));
 }
 
 std::unique_ptr<Marks> CudaBackend::make_marks(std::size_t count, bool timed) {

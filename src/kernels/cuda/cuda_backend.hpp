@@ -12,11 +12,10 @@
 
 #include "base/cuda.hpp"
 #include "kernels/fold.hpp"
-#include "kernels/stream_ahead.hpp"
 
 namespace ringattn::cuda {
 
-class CudaBackend final : public Backend, public StreamsAhead {
+class CudaBackend final : public Backend {
  public:
   // `device` may be kNoDevice. Throws kUnsupported where there is no such device.
   explicit CudaBackend(int device);
@@ -41,10 +40,7 @@ class CudaBackend final : public Backend, public StreamsAhead {
   void compress(const CompressTask& task, Stream stream) override;
   void greatest_magnitudes(const MagnitudeTask& task, Stream stream) override;
   void append(const AppendTask& task, Stream stream) override;
-  Mark mark(Stream stream) override;
-  void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) override;
-  double elapsed(Mark from, Mark to) override;
-  void forget_marks() override { marks_ = 0; }
+  void synchronize(Stream stream, const Deadline& deadline, const Progress& progress) override;
   std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
   std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t marks) override;
   std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) override;
@@ -53,15 +49,13 @@ class CudaBackend final : public Backend, public StreamsAhead {
   std::size_t peak_memory() override;
 
  private:
-  const CudaEvent& event(Mark mark) const;
   void see_memory();
 
   const int device_;
   std::string identity_;
   std::optional<CudaStream> stream_;
-  std::vector<CudaEvent> events_;  // the first marks_ of them are marks
-  std::size_t marks_ = 0;
-  std::size_t free_before_ = 0;  // bytes of the device when the backend was made
+  std::optional<CudaEvent> passed_;  // what synchronize() waits for
+  std::size_t free_before_ = 0;      // bytes of the device when the backend was made
   std::size_t least_free_ = 0;
 };
 

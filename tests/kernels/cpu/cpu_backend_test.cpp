@@ -35,7 +35,7 @@ TEST(CpuBackend, CopiesStridedRows) {
   EXPECT_FALSE(backend.identity().empty());
 }
 
-// A mark means its last recording, and marks of their own outlast forget_marks().
+// A mark means its last recording.
 TEST(CpuBackend, MarksAreRecordedAgain) {
   CpuBackend backend(1);
   const auto marks = backend.make_marks(2, true);
@@ -46,7 +46,6 @@ TEST(CpuBackend, MarksAreRecordedAgain) {
   marks->record(0, {});
   pass_time();
   marks->record(1, {});
-  backend.forget_marks();
   EXPECT_GE(marks->elapsed(0, 1), 2e-3);
   marks->synchronize(1, Deadline::after(0.0), {});  // host work is done when it has been marked
   pass_time();

@@ -43,7 +43,7 @@ class CudaRowsTest : public ::testing::TestWithParam<RowFormat> {
 
   const RowFormat& format() const { return GetParam(); }
   cuda::CudaBackend& device() { return *device_; }
-  void wait() { device().synchronize(device().mark(device().stream()), Deadline::after(60.0), {}); }
+  void wait() { device().synchronize(device().stream(), Deadline::after(60.0), {}); }
 
   std::optional<cuda::CudaBackend> device_;
 };

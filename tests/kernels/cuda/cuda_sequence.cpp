@@ -125,10 +125,7 @@ void CudaSequence::clear_results() {
   }
 }
 
-void CudaSequence::wait() {
-  backend_->synchronize(backend_->mark(backend_->stream()), Deadline::after(120.0), {});
-  backend_->forget_marks();
-}
+void CudaSequence::wait() { backend_->synchronize(backend_->stream(), Deadline::after(120.0), {}); }
 
 CudaSequence::Result CudaSequence::result(int index) const {
   const Output& output = outputs_.at(static_cast<std::size_t>(index));
