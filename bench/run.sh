@@ -40,7 +40,7 @@ part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forc
 part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
 part sparse-peers 6 "block-sparse FlexAttention at about 10, 25 and 50 % of the tiles, and dense, 32k and 128k tokens"
 part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
-part latents 2 "decoding over latents, 16 and 128 heads, one CTA or a pair of them to a unit; ours alone"
+part latents 2 "decoding over latents, 16 and 128 heads, one CTA to a unit, a pair or a team of them; ours alone"
 part latents-peers 4 "decoding over latents: ours in turn with FlashMLA, in rounds"
 part compressed 2 "compressing, decompressing, and decoding over caches of codes beside a plain one; ours alone"
 part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"

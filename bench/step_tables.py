@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of decoding steps, of sparse lists and of scans, which bench/tables.py writes where somebody has measured them."""
+"""The tables of decoding steps, of sparse lists, of latents and of scans, which bench/tables.py writes where somebody has
+measured them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ The pages of all sequences are shuffled. Times as parts of the time over a dense
 ABOUT_SPARSE = """\
 Blocks of 128 queries x 128 keys are listed or not, the same for 32 query heads on 8 K/V heads of 128
 (`bench/peers/sparse.py --help`). The last column compares with the same kernel when every block is listed."""
-
+NO_SPARSE = "[Lists of key blocks](lists.md) in a prefill have not been measured yet (`bench/run.sh sparse-peers` does it)."
 ABOUT_LATENTS = """\
 Latents of 512 and rotary keys of 64 in shuffled pages of 64, bf16; heads share them. A CUDA graph holds several
 steps, and at least 512 MiB are read between two uses of a cache. Times are medians, and ours and FlashMLA took turns
@@ -106,6 +107,24 @@ def latents(group: Group) -> str:
         told = [f"{step.heads}, {step.rows}", f"{step.batch} x {points.size(step.keys)}"]
         rows.append([*told, *figures, f"{part:.2f}" if part else "—"])
     return columns(rows, left=2)
+
+
+def amount(count: int) -> str:
+    """143.2 MiB, 2.2 GiB"""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def latent_ring(group: Group) -> str:
+    """Runs over latents, what all ranks together got of them, and what their keys and values would have been."""
+    rows = [["tokens", "GPUs", "time", "TFLOP/s of each", "latents moved", "their keys and values", "digest of O"]]
+    runs = [line for line in group.lines if line.get("command") == "run"]
+    for line in sorted(runs, key=lambda line: (line["job"]["q_tokens"], line["world"]["ranks"])):
+        ms, plan = line["time_ms"]["median"], line["plan"]
+        time = f"{ms:.1f} ms" if ms < 1000 else f"{ms / 1e3:#.3g} s"
+        moved = [amount(plan[name]) if plan[name] else "—" for name in ("bytes_moved", "bytes_moved_expanded")]
+        told = [f"{line['job']['q_tokens']:,}", str(line["world"]["ranks"]), time, f"{line['tflops_per_rank']:.0f}", *moved]
+        rows.append([*told, f"`{line['digest']['out'][:8]}…`"])
+    return columns(rows)
 
 
 def scans(group: Group) -> str:

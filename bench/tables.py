@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables and pictures of README.md and docs/results.md from the results that bench/results/shown.json names. A
-table stands between <!-- table:NAME --> and <!-- /table:NAME --> on its page; everything else there is left alone.
+"""Writes the tables and pictures of README.md and the pages of docs/ from the results that bench/results/shown.json names.
+A table stands between <!-- table:NAME --> and <!-- /table:NAME --> on its page; everything else there is left alone.
 
     bench/tables.py                        # writes them
     bench/tables.py --check                # code 1 where one doesn't follow from the results
@@ -42,7 +42,7 @@ README_PARTS = {
 }
 # The rows of the README's table: jobs, and the length that each is shown at.
 README_ROWS = (
-    *((MAIN, length << 10) for length in (1, 8, 32, 128)),
+    *((MAIN, length << 10) for length in (1, 32, 128)),
     ("bf16 32/8 x 128 full", 32 << 10),
     ("bf16 32/32 x 64 causal", 32 << 10),
     ("bf16 8/8 x 256 causal", 32 << 10),
@@ -288,12 +288,15 @@ def compression_picture(_: Groups) -> str:
     return plot.draw_compression(plot.compression_series(compression_lines()))
 
 
-def section(name: str, title: str, about: str, table: Callable[[Group], str]) -> Callable[[Groups], str]:
-    """A whole section of a page, or nothing where nobody has measured it."""
+def section(
+    name: str, title: str, about: str, table: Callable[[Group], str], unmeasured: str = ""
+) -> Callable[[Groups], str]:
+    """A whole section of a page; where nobody has measured it a sentence that says so, or nothing."""
 
     def make(groups: Groups) -> str:
         group = groups.get(name)
-        return f"## {title}\n\n{about}\n\n{origin(group)}\n\n{table(group)}" if group else ""
+        told = f"{about}\n\n{origin(group)}\n\n{table(group)}" if group else unmeasured
+        return f"## {title}\n\n{told}" if told else ""
 
     return make
 
@@ -306,6 +309,7 @@ PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
         "two-million": two_million,
     },
     "docs/compression.md": {"accuracy": compression},
+    "docs/mla.md": {"latent-ring": with_origin("latent-ring", lambda groups: step_tables.latent_ring(groups["latent-ring"]))},
     "docs/results.md": {
         "speed": with_origin("one-gpu", speed_main),
         "shapes": with_origin("one-gpu", speed_shapes),
@@ -313,7 +317,7 @@ PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
         "two-million": with_origin("two-million", two_million),
         "decode": section("decode", "Decoding", step_tables.ABOUT_DECODE, step_tables.decode),
         "pages": section("pages", "Decoding from pages", step_tables.ABOUT_PAGES, step_tables.pages),
-        "sparse": section("sparse", "Sparse lists", step_tables.ABOUT_SPARSE, step_tables.sparse),
+        "sparse": section("sparse", "Sparse lists", step_tables.ABOUT_SPARSE, step_tables.sparse, step_tables.NO_SPARSE),
         "latents": section("latents", "Decoding over latents", step_tables.ABOUT_LATENTS, step_tables.latents),
         "scans": section("scans", "Scans", step_tables.ABOUT_SCANS, step_tables.scans),
         "layers": with_origin("layers", layers),

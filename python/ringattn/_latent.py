@@ -113,7 +113,8 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
                grow: bool = False, head_dim: int | None = None, head_dim_v: int | None = None, mask: _job.Mask = "causal",
                softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, max_keys: int | None = None,
                world: World | None = None, out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """One step of decoding over a cache of latents, in the absorbed form and with its bits.
+    """One step of decoding over a cache of latents, in the absorbed form: on CPUs and with sm80_fold with the bits of mla() in
+    that form over the whole sequence, on Hopper, where sm90_latent decodes, with bits of its own.
 
     q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim]. cache: [pages, page_size,
     latent_dim + rope_dim]: the latent, then the rotary key. rope_dim: numbers of that, which nothing else says; DeepSeek's

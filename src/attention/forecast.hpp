@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plans of a world without the world: what `plan` prints, and what the constructors of the front
-// doors use. No ranks, no devices, no MPI.
+// The plans of a world without the world: what `plan` prints, and what the constructors of the front doors use. No
+// ranks, no devices, no MPI.
 #pragma once
 
 #include <cstddef>

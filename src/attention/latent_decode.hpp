@@ -9,10 +9,11 @@
 //                  {out, lse}, stream);
 //   decode.wait();
 //
-// A row's O and LSE have the bits that the same row has in an absorbed Latent over the whole sequence, with any batch,
-// page size, order of pages and number of ranks. Ranks share a cache as those of a Decode do. Over a cache of 8 bits
-// (latent_cache() in kernels/latent_rows.hpp) the bits are those over the latents that its rows are unpacked to; new
-// rows are packed as they join it.
+// A row's O and LSE have the same bits with any batch, page size, order of pages and number of ranks. With cpu_fold and
+// sm80_fold they are those that the row has in an absorbed Latent over the whole sequence; sm90_latent, which decodes
+// on Hopper, is no kernel that a Latent folds by, so its bits are its own and agree with a Latent's but for rounding.
+// Ranks share a cache as those of a Decode do. Over a cache of 8 bits (latent_cache() in kernels/latent_rows.hpp) the
+// bits are those over the latents that its rows are unpacked to; new rows are packed as they join it.
 #pragma once
 
 #include <cstddef>

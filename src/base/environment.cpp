@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
 #include <cstdlib>
 
 #include "base/error.hpp"
@@ -39,15 +40,11 @@ constexpr EnvironmentVariable kTable[] = {
     {"RINGATTN_PROGRAM", "a path", "launch/ringattn-mpirun starts this program; nothing else looks at it",
      [](Environment&, std::string_view value) { return !value.empty(); }},
     {"RINGATTN_TEST_LONG", "0 or 1", "the project's own tests also run their long variants",
-     [](Environment& environment, std::string_view value) {
-       environment.test_long = value == "1";
-       return value == "0" || value == "1";
-     }},
+     [](Environment&, std::string_view value) { return value == "0" || value == "1"; }},
     {"RINGATTN_TEST_SEED", "a whole number", "the project's own property tests replay this one case",
-     [](Environment& environment, std::string_view value) {
+     [](Environment&, std::string_view value) {
        std::uint64_t seed = 0;
        const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seed);
-       environment.test_seed = seed;
        return error == std::errc{} && end == value.data() + value.size();
      }},
 };

@@ -2,7 +2,6 @@
 // The environment variables of the runtime that are no twin of a flag: documented in one table, read once.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,17 +11,15 @@
 namespace ringattn {
 
 struct Environment {
-  double pace = 0.0;                       // RINGATTN_PACE
-  bool test_long = false;                  // RINGATTN_TEST_LONG
-  std::optional<std::uint64_t> test_seed;  // RINGATTN_TEST_SEED
+  double pace = 0.0;  // RINGATTN_PACE
 };
 
-// A variable = one row.
+// A variable = one row, also where others read it (launchers, Python, tests): a name that no row has is refused.
 struct EnvironmentVariable {
   std::string_view name;
   std::string_view accepts;
   std::string_view meaning;  // one line for people
-  // Takes over the value; false: it is not what the variable accepts.
+  // Takes over the value where Environment has it; false: it is not what the variable accepts.
   bool (*set)(Environment& environment, std::string_view value);
 };
 

@@ -103,8 +103,6 @@ std::size_t usable_bytes() {
   return std::min(host == 0 ? kNoLimit : host, group_limit());
 }
 
-std::size_t resident_bytes() { return status_bytes("RssAnon:") + status_bytes("RssShmem:"); }
-
 std::size_t peak_resident_bytes() {
   const std::size_t peak = status_bytes("VmHWM:");
   const std::size_t files = status_bytes("RssFile:");

@@ -23,10 +23,8 @@ std::string cpu_model();
 // Without a word from the system, the most that a number holds.
 std::size_t usable_bytes();
 
-// Memory of this process that no file backs (RssAnon + RssShmem), in bytes.
-std::size_t resident_bytes();
-
-// The most of it that there has been so far: the peak resident size less the file pages of now.
+// The most memory that no file backs and that this process has had so far, in bytes: its peak resident size less the
+// file pages of now.
 std::size_t peak_resident_bytes();
 
 }  // namespace ringattn

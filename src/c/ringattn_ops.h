@@ -139,7 +139,8 @@ ringattn_status ringattn_latent_enqueue(ringattn_latent *latent, const ringattn_
 ringattn_status ringattn_latent_wait(ringattn_latent *latent);
 void ringattn_latent_destroy(ringattn_latent *latent);
 
-/* Decoding over a cache of latents, with the bits of the absorbed form. */
+/* Decoding over a cache of latents in the absorbed form. With the kernels cpu_fold and sm80_fold rows have the bits of a
+   ringattn_latent of that form over the whole sequence; sm90_latent has bits of its own. */
 typedef struct ringattn_latent_decode ringattn_latent_decode;
 
 ringattn_status ringattn_latent_decode_create(ringattn_world *world, const ringattn_latent_spec *spec,

@@ -16,8 +16,9 @@ namespace ringattn {
 struct Callbacks {
   int rank = 0;
   int size = 1;
-  // Every rank's bytes (of any length, a few KiB at most), in order of rank. Collective. Should throw when `seconds`
-  // have passed. What it throws ends the call that wanted it: an Error as it is, any other as kPeer with its text.
+  // Every rank's bytes (a few KiB at most; lengths may differ), in order of rank. Collective. Should throw when
+  // `seconds` have passed. What it throws ends the call that wanted it: an Error as it is, any other as kPeer with its
+  // text.
   std::function<std::vector<std::string>(std::string_view bytes, double seconds)> all_gather;
   // Collective. Empty: an all-gather of nothing does.
   std::function<void(double seconds)> barrier;

@@ -33,15 +33,15 @@
 
 namespace ringattn {
 
-// What every world has before it has a transport: ranks, a barrier, a small all-gather. MPI is its first
-// implementation; a launcher without MPI gives its own.
+// What every world has before it has a transport: ranks, a barrier, a small all-gather. MPI gives it, a store that
+// ranks connect to, or functions of the caller.
 class Bootstrap {
  public:
   virtual ~Bootstrap() = default;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Every rank's `bytes` (of any length, a few KiB at most), in order of rank. Collective.
+  // Every rank's `bytes` (a few KiB at most; lengths may differ), in order of rank. Collective.
   virtual std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) = 0;
   // Collective.
   virtual void barrier(const Deadline& deadline) = 0;

@@ -35,7 +35,6 @@ RINGATTN_HOST_DEVICE inline float to_nearest_integer(float value) {
 
 // Beyond ±448 it saturates: scales that were measured on other rows may be too small.
 RINGATTN_HOST_DEVICE inline std::uint8_t fp8_code(float element, float scale) { return float_to_e4m3(element / scale); }
-RINGATTN_HOST_DEVICE inline float fp8_element(std::uint8_t code, float scale) { return e4m3_to_float(code) * scale; }
 
 RINGATTN_HOST_DEVICE inline std::int8_t int8_code(float element, float scale) {
   const float ratio = element / scale;

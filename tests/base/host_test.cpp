@@ -4,12 +4,10 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
-#include <cstring>
 #include <fstream>
 #include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "base/error.hpp"
 #include "base/memory.hpp"
@@ -70,15 +68,6 @@ TEST(Host, ProcessorsAreThoseOfTheThread) {
     EXPECT_EQ(processors.set, expected) << "processor " << cpu;
     EXPECT_EQ(processors.count, 1) << "processor " << cpu;
   }
-}
-
-TEST(Host, ResidentMemoryGrowsWithTouchedPages) {
-  constexpr std::size_t kBytes = std::size_t{64} << 20;
-  const std::size_t before = resident_bytes();
-  std::vector<char> touched(kBytes);
-  std::memset(touched.data(), 1, touched.size());
-  EXPECT_GE(resident_bytes(), before + kBytes / 2);
-  EXPECT_EQ(touched[kBytes / 2], 1);
 }
 
 }  // namespace

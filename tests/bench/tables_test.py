@@ -22,6 +22,8 @@ import svg  # noqa: E402
 LINES = pathlib.Path(__file__).resolve().parent / "lines"
 COMMIT = "0123456789ab"
 OPTIONAL = ("decode", "pages", "sparse", "latents", "scans")  # groups that nobody need have measured
+UNMEASURED = {"sparse": "## Sparse lists\n\n[Lists of key blocks](lists.md) in a prefill have not been measured yet "
+              "(`bench/run.sh sparse-peers` does it).\n"}  # what a page says of those; of the others nothing
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -63,7 +65,8 @@ class Changed(unittest.TestCase):
         return json.loads((self.root / "bench/results/shown.json").read_text())
 
     def test_a_figure_that_was_written_by_hand_is_seen_and_mended(self):
-        for path, old in (("README.md", "| 1 GPU "), ("docs/results.md", "| 1 GPU "), ("docs/pictures/speed.svg", ">1k<")):
+        for path, old in (("README.md", "| 1 GPU "), ("docs/results.md", "| 1 GPU "), ("docs/mla.md", "| 131,072 "),
+                          ("docs/pictures/speed.svg", ">1k<")):  # fmt: skip
             before = (self.root / path).read_text(encoding="utf-8")
             self.edit(path, old, old.replace("1", "2"))
             done = tables(self.root, "--check")
@@ -144,7 +147,8 @@ class Changed(unittest.TestCase):
         before = {page: (self.root / page).read_text(encoding="utf-8") for page in ("README.md", "docs/results.md")}
         for name in OPTIONAL:
             self.assertNotIn(name, self.selection())
-            self.assertIn(f"<!-- table:{name} -->\n<!-- /table:{name} -->\n", before["docs/results.md"])
+            told = UNMEASURED.get(name, "")
+            self.assertIn(f"<!-- table:{name} -->\n{told}<!-- /table:{name} -->\n", before["docs/results.md"])
         folder = self.root / "bench/results/card"
         folder.mkdir()
         for part in ("decode-peers", "decode", "sparse-peers", "latents-peers", "scans-peers"):
@@ -170,6 +174,7 @@ class Changed(unittest.TestCase):
         ):
             self.assertIn(rows, page)
         self.assertNotIn("window-10", page, "what could not be measured is no row")
+        self.assertNotIn("not been measured yet", page, "what is said of a table that is not there")
         readme = (self.root / "README.md").read_text(encoding="utf-8")
         self.assertRegex(readme, r"\| 32/8 of 128 +\| 1 x 1k +\| +6.0 \| +8.0 \|")
         self.assertNotIn("32/8 of 64", readme, "the README has the main shape alone")

@@ -34,6 +34,14 @@ def promises() -> list[list[str]]:
     return rows[1:]
 
 
+def table(name: str) -> list[dict[str, str]]:
+    """The rows of a table of docs/results.md, by their columns' heads."""
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    lines = page.partition(f"<!-- table:{name} -->\n")[2].partition(f"<!-- /table:{name} -->")[0].splitlines()
+    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+    return [dict(zip(heads, row)) for row in rows]
+
+
 class Pages(unittest.TestCase):
     def test_links_lead_somewhere(self):
         seen = 0
@@ -62,6 +70,23 @@ class Pages(unittest.TestCase):
                 suite, name = test.split(".")
                 pattern = rf"\bTEST(_[FP])?\({suite}, {name.replace('*', ' *')}\b"  # of a suite any test
                 self.assertRegex((ROOT / path).read_text(encoding="utf-8"), pattern, promise)
+
+    def test_figures_that_are_told_in_words_are_those_of_the_tables(self):
+        readme, scan = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/scan.md"))
+        cpp = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
+        latents = [row["ringattn / FlashMLA"] for row in table("latents")]
+        self.assertIn(f"({min(latents, key=float)} to {max(latents, key=float)} times as long)", readme)
+        pages = [row["pages of 16"].removesuffix(" x") for row in table("pages") if row["pages of 16"] != "—"]
+        self.assertIn(f"up to {max(map(float, pages)):.2f} times as long as a dense cache", readme)
+        scans = {(row["what"], row["sequences x tokens"]): row["fastest other / ringattn"] for row in table("scans")}
+        step = scans["Mamba-1, a step", "128 x 1"]
+        self.assertIn(f"({step} of its speed)", " ".join(readme.split()))
+        self.assertIn(f"at {step} of their speed for Mamba-1", " ".join(scan.split()))
+        self.assertIn(f"{float(scans['Mamba-1', '1 x 128k']):.1f} times for Mamba-1", " ".join(scan.split()))
+        self.assertEqual(scans["Mamba-2, a step", "128 x 1"], "1.00", "docs/scan.md says that a step runs as fast")
+        calls = {next(iter(row.values())): int(row["host time of a call"].removesuffix(" µs")) for row in table("layers")}
+        one, two = [us for job, us in calls.items() if job.startswith("1 GPU,")], calls["2 GPUs, 32k, p2p"]
+        self.assertIn(f"a call takes {min(one)} to {max(one)} µs on one GPU and {two} µs on two", " ".join(cpp.split()))
 
     def test_flags_are_flags(self):
         known = set(re.findall(r'^    \{"([a-z-]+)"', (ROOT / "launch/flags.cpp").read_text(), re.MULTILINE))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of files and answers, the README's and that of a paged cache: their commands run as they stand there, and
-print the lines that are shown.
+"""The examples of files and answers on the README and the pages: their commands run as they stand there, and print what
+they echo and the lines that are shown.
 Usage: readme_example_test.py PROGRAM; exits 77 where NumPy or the safetensors library is missing."""
 
 import importlib.util
@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Page, heading, and the files that the commands leave.
 EXAMPLES = [("README.md", "## From a file to an answer", ["four", "one", "qkv"]),
+            ("README.md", "## A layer of DeepSeek's", ["alone", "layer", "together"]),
             ("docs/files.md", "## A paged cache", ["cache", "prefill", "rows", "step"]),
             ("docs/compression.md", "## A file", ["kv", "one", "small", "three"]),
             ("docs/compression.md", "## A cache in pages", ["cache", "cache_fp8"]),
+            ("docs/mla.md", "## A layer from a file", ["cache", "four", "layer", "mpi", "one", "step"]),
             ("docs/scan.md", "## A layer from a file", ["layer", "next", "one", "step", "two"])]  # fmt: skip
 # mpirun's word that a container's only user may call it, with more ranks than there are cores; and no GPU, which two
 # processes could not share.
@@ -34,12 +37,12 @@ def block(text: str, language: str) -> str:
 
 
 def runnable(script: str, program: pathlib.Path) -> str:
-    """Where there is no MPI, ranks are threads."""
+    """As in the checkout, where launch/ lies; and where there is no MPI, ranks are threads."""
     words = [program, "info", "--json", "-"]
     about = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     if any(row["name"] == "mpi" for row in about["transports"]) and shutil.which("mpirun"):
-        return script
-    return re.sub(r"mpirun -n (\d+) ringattn (\w+)", r"ringattn \2 --ranks \1", script)
+        return script.replace("launch/ringattn-mpirun", shlex.quote(str(ROOT / "launch/ringattn-mpirun")))
+    return re.sub(r"(?:launch/ringattn-mpirun -np|mpirun -n) (\d+) (?:ringattn )?(\w+)", r"ringattn \2 --ranks \1", script)
 
 
 def main() -> int:
@@ -60,9 +63,11 @@ def main() -> int:
         said = done.stdout.splitlines()
         assert done.returncode == 0, done.stdout + done.stderr
         assert files == [f"{name}.safetensors" for name in expected], files
-        for line in block(section, "text").splitlines():  # in this order, with others between
+        for line in re.findall(r'&& echo "([^"]+)"', script):
+            assert line in said, f"{line!r} is not printed:\n{done.stdout}"
+        for line in block(section, "text").splitlines() if "\n```text\n" in section else []:
             assert line in said, f"{line!r} is not printed, or not there:\n{done.stdout}"
-            said = said[said.index(line) + 1 :]
+            said = said[said.index(line) + 1 :]  # in this order, with others between
     return 0
 
 

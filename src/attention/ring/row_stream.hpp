@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row streams: what of each token travels around the ring. Attention has two, K and V; latent
-// attention a latent and a rotary key; a backward pass has more. Plans, workspaces and transfers handle a list of
-// streams and never ask what is in them.
+// Row streams: what of each token travels around the ring. Attention has two, K and V; latent attention a latent and a
+// rotary key; compressed tensors as many as their formats. Plans, workspaces and transfers handle a list of streams and
+// never ask what is in them.
 #pragma once
 
 #include <cstddef>
