@@ -55,7 +55,7 @@ class LoadedJob {
     std::vector<PackedRun> runs;
     std::int64_t heads;
     std::int64_t dim;
-    std::int64_t NonFinite::*non_finite;
+    std::int64_t NonFinite::*non_finite;  // null: another rank counts them
   };
 
   LoadedJob(const RingDoor& door, const Meeting& meeting) : door_(door), meeting_(meeting) {}
