@@ -174,6 +174,13 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
            "there would be no whole run to compare with", "Leave one of them out.");
     }
     settings = settings_of(config);
+  });
+  agree_on_files(meeting, [&] {
+    const Setting& any = settings.front();
+    return any.is_scan() ? any.scan().fingerprints() : any.input().fingerprints();
+  });
+  settle_ops(settings, config, world, meeting);
+  meeting.together([&] {
     if (settings.front().is_scan() && (options.against == "folds" || options.against == "sgemm")) {
       fail(ErrorCode::kUsage, fmt::format("--against {} contradicts a scan", options.against),
            "it has no folds, and is no matrix product", "Compare with a file of lines.");
@@ -187,10 +194,6 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       check_outputs(invocation);
       yardsticks = read_yardsticks(options, settings, world.size());
     }
-  });
-  agree_on_files(meeting, [&] {
-    const Setting& any = settings.front();
-    return any.is_scan() ? any.scan().fingerprints() : any.input().fingerprints();
   });
   Sweep sweep(invocation, world, screen);
   if (options.dry_run) {

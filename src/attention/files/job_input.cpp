@@ -384,8 +384,9 @@ JobInput JobInput::decoded(std::int64_t page_size) const {
   return step;
 }
 
-JobInput JobInput::attended() const {
+JobInput JobInput::attended(std::string why) const {
   JobInput job = *this;
+  if (!why.empty()) job.why_rows_ = std::move(why);
   if (op_ != Op::kLatent) job.op_ = Op::kAttention;
   job.decodes_latents_ = false;
   return job;

@@ -119,8 +119,9 @@ DecodeSpec decode_spec(const JobInput& input) {
   return {input.job().spec, false};
 }
 
-DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row) {
+DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, int ranks) {
   const DecodeSpec plain = decode_spec(input);
+  if (plain.fold.lists.any() && ranks > 1) return plain;
   DecodeSpec stored = plain;
   if (input.op() == Op::kLatent) {
     stored.format.k = input.latent_format();

@@ -38,8 +38,9 @@ struct RankCache {
 DecodeSpec decode_spec(const JobInput& input);
 
 // The same with the cache as the input stores it, where a kernel of this row reads that: the bits are the same, and the
-// cache is smaller. Else rows are decompressed as the cache is filled.
-DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row);
+// cache is smaller. Else rows are decompressed as the cache is filled; so they are for several ranks with lists, each
+// of which would need the formats' tables of its own sequences alone.
+DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, int ranks);
 
 // The prefixes that the sequences of a job share in its pages; none without pages.
 SharedPages shared_prefixes(const JobInput& input, int key_tile);
