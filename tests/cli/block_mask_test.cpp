@@ -2,7 +2,11 @@
 // --block-mask: the same bits however many ranks there are, the oracle, plans, and words that make no pattern.
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
@@ -133,6 +137,27 @@ TEST(BlockMask, CachesThatNoKernelDecodesAreReadIntoRows) {
   const std::string step = write_cache(folder.file("step"), shape);
   const Finished decoded = tool({"run", "--input", step, "--block-mask", "topk:3"});
   EXPECT_TRUE(has(decoded.out, "# job: decode")) << decoded.out << decoded.err;
+}
+
+// Each rank reads its own sequences alone.
+TEST(BlockMask, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
+  const TemporaryFolder folder;
+  CacheShape shape;
+  NamedTensors tensors = cache_tensors(shape);
+  std::int32_t page = 0;  // the last sequence's first, which is full
+  const std::size_t columns = tensors.at("block_table").shape[1];
+  std::memcpy(&page, tensors.at("block_table").bytes.data() + 3 * columns * sizeof page, sizeof page);
+  std::vector<std::byte>& k = tensors.at("k_pages").bytes;
+  const std::size_t page_bytes = static_cast<std::size_t>(shape.page_size * shape.kv_heads * shape.head_dim) * 2;
+  std::memset(k.data() + static_cast<std::size_t>(page) * page_bytes, 0xff, 3 * 2);
+  const std::string cache = write_tensors(folder.file("cache"), tensors);
+  for (const char* ranks : {"1", "2", "3", "5"}) {
+    const Finished run = tool({"run", "--input", cache, "--block-mask", "topk:3", "--ranks", ranks, "--json", "-"});
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_TRUE(has(run.err, "ranks share out the sequences")) << run.err;
+    EXPECT_EQ(json_at(run.out, "/non_finite_inputs/k"), "3") << ranks;
+    EXPECT_EQ(json_at(run.out, "/non_finite_inputs/v"), "0") << ranks;
+  }
 }
 
 // Several ranks decode them over plain rows: each would need the tables of its own sequences alone.

@@ -246,8 +246,17 @@ CachePools LoadedCache::copy() const {
 MutableCacheView LoadedCache::view(const Part& part, const Buffer& pool) const {
   const auto make = as_in_file(part) && input_.head_major_pages() ? head_major_cache_view : cache_view;
   const RowShape& shape = part.shape;
-  return make(pool.data(), shape.dtype, share_.pages, share_.page_size, static_cast<int>(shape.heads),
-              static_cast<int>(shape.dim));
+  MutableCacheView view = make(pool.data(), shape.dtype, share_.pages, share_.page_size, static_cast<int>(shape.heads),
+                               static_cast<int>(shape.dim));
+  if (share_.columns == 0) {
+    // A step skips the caches of all sequences before the rank's own (part_of_step()). They are not here, so the view
+    // begins as far in front of the pool, where nothing is read.
+    const std::int64_t skipped =
+        share_.first_sequence * view.page_stride * static_cast<std::int64_t>(size_of(shape.dtype));
+    view.data = reinterpret_cast<void*>(reinterpret_cast<std::intptr_t>(pool.data()) - skipped);
+    view.pages = static_cast<std::int64_t>(host_lengths_.size());
+  }
+  return view;
 }
 
 CompressedCache LoadedCache::packed(const Part& part, const Buffer& pool) const {
