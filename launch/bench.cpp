@@ -8,6 +8,7 @@
 #include "attention/job/one_input.hpp"
 #include "attention/job/samples.hpp"
 #include "base/json_writer.hpp"
+#include "launch/bench_op.hpp"
 #include "launch/bench_points.hpp"
 #include "launch/bench_sweep.hpp"
 #include "launch/bench_table.hpp"
@@ -195,6 +196,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       yardsticks = read_yardsticks(options, settings, world.size());
     }
   });
+  if (!settings.front().is_scan()) print_op_of_bench(screen, config, settings.front().input());
   Sweep sweep(invocation, world, screen);
   if (options.dry_run) {
     for (const Setting& setting : settings) sweep.describe(setting);

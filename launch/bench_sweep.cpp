@@ -77,7 +77,7 @@ std::vector<Setting> settings_of(const Config& config) {
 }
 
 void settle_ops(std::vector<Setting>& settings, const Config& config, const Transport& world, const Meeting& meeting) {
-  if (!config.given("input")) return;
+  if (!config.given("input") && config.given("op")) return;
   const KernelRequest request = fitting_request({config.options.backend, config.options.kernel}, world);
   for (Setting& setting : settings) {
     if (!setting.job.decode) continue;
