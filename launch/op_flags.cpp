@@ -38,9 +38,9 @@ constexpr UnknownFlag kNotOfDecode[] = {
     {"groups", kScanAlone},      {"conv-width", kScanAlone},   {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},
     {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfLatent[] = {
-    {"kv-heads", kOneShape},   {"prefix", kOneShape},       {"block-mask", kOneShape},  {"decode", kOneShape},
-    {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone}, {"dt-softplus", kScanAlone},
-    {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
+    {"kv-heads", kOneShape},     {"prefix", kOneShape},    {"block-mask", kOneShape},
+    {"state-dim", kScanAlone},   {"groups", kScanAlone},   {"conv-width", kScanAlone},
+    {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone}, {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfScans[] = {
     {"cache-format", kNoScores}, {"kv-heads", kNoScores},    {"head-dim-v", kNoScores},    {"page-size", kNoScores},
     {"prefix", kNoScores},       {"page-order", kNoScores},  {"mask", kNoScores},          {"query-offset", kNoScores},

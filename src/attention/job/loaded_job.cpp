@@ -70,7 +70,7 @@ void LoadedJob::load(const JobInput& input, const std::vector<Tensor>& tensors, 
     } else {
       const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
         input.read(tensor.tensor, piece, host, door_.options.threads);
-        if (tensor.non_finite != nullptr) result_.non_finite.*tensor.non_finite += count_non_finite(host);
+        result_.non_finite.*tensor.non_finite += count_non_finite(host);
       };
       staging.load(tensor.runs, inputs_[i], fill, [&](std::int64_t done) {
         if (step_done) step_done("row of input", before + done, all);
@@ -153,26 +153,16 @@ LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeti
     : LoadedJob(ring_door(latent), meeting) {
   meeting.together([&] {
     const LatentSpec& spec = input.latent().spec;
-    const std::vector<PackedRun> heads{{0, spec.heads}};
     const bool in_latent = input.q_in_latent();
     const std::int64_t q_dim = (in_latent ? spec.latent_dim : spec.head_dim) + spec.rope_dim;
-    // Every rank has all of the matrices; each value is to be counted once.
-    std::int64_t NonFinite::*const of_matrices = meeting.rank() == 0 ? &NonFinite::v : nullptr;
-    std::vector<Tensor> tensors{{SyntheticTensor::kQ, query_runs(input), spec.heads, q_dim, &NonFinite::q},
-                                {SyntheticTensor::kLatent, key_runs(input), 1, spec.latent_dim, &NonFinite::k},
-                                {SyntheticTensor::kKeyRope, key_runs(input), 1, spec.rope_dim, &NonFinite::k},
-                                {SyntheticTensor::kWeightValues, heads, spec.head_dim_v, spec.latent_dim, of_matrices}};
-    if (!in_latent) {
-      tensors.push_back({SyntheticTensor::kWeightKeys, heads, spec.head_dim, spec.latent_dim, of_matrices});
-    }
-    load(input, tensors, step_done);
-    const auto matrices = [&](const MutableTensorView& rows) {
-      return HeadMatrices{rows.data, rows.dtype,        rows.tokens,      rows.heads,
-                          rows.dim,  rows.token_stride, rows.head_stride, 1};
-    };
-    LatentInputs inputs{inputs_[0],           inputs_[1],
-                        inputs_[2],           in_latent ? HeadMatrices() : matrices(inputs_[4]),
-                        matrices(inputs_[3]), load_sinks(input)};
+    load(input,
+         {{SyntheticTensor::kQ, query_runs(input), spec.heads, q_dim, &NonFinite::q},
+          {SyntheticTensor::kLatent, key_runs(input), 1, spec.latent_dim, &NonFinite::k},
+          {SyntheticTensor::kKeyRope, key_runs(input), 1, spec.rope_dim, &NonFinite::k}},
+         step_done);
+    weights_ = load_latent_weights(input, door_.backend, meeting, door_.options.threads);
+    result_.non_finite.v += weights_.non_finite;
+    const LatentInputs inputs{inputs_[0], inputs_[1], inputs_[2], weights_.keys, weights_.values, load_sinks(input)};
     run_ = [this, &latent, inputs](const BlockDone& block_done, RunMode mode) {
       return latent.run(inputs, {out_, lse_}, std::span(workspace_.data(), workspace_.bytes()), door_.backend.stream(),
                         block_done, mode);

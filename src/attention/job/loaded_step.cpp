@@ -5,7 +5,6 @@
 #include <span>
 #include <utility>
 
-#include "attention/check/latent_matrices.hpp"
 #include "attention/job/staging.hpp"
 
 namespace ringattn {
@@ -57,7 +56,10 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
       if (meeting.rank() == 0) result_.non_finite.q += count_non_finite(host);
     };
     Staging(backend, meeting.patience()).load(all, q, fill, {});
-    if (latents_ != nullptr) load_matrices(input);
+    if (latents_ != nullptr) {
+      weights_ = load_latent_weights(input, backend, meeting, decode.options().threads);
+      result_.non_finite.v += weights_.non_finite;
+    }
     if (spec.sinks) sinks_ = upload<float>(backend, input.sinks());
     result_.out = backend.allocate(bytes_of(result_.rows, spec.heads, spec.head_dim_v, element));
     result_.lse = backend.allocate(bytes_of(result_.rows, spec.heads, 1, sizeof(float)));
@@ -84,27 +86,6 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
   });
 }
 
-// All heads'. Every rank has them; each value that isn't finite is counted once.
-void LoadedStep::load_matrices(const JobInput& input) {
-  const LatentSpec& spec = input.latent().spec;
-  Backend& backend = decode_.backend();
-  const PackedRun heads[] = {{0, spec.heads}};
-  const auto load = [&](SyntheticTensor tensor, int outer, Buffer& buffer) {
-    buffer = backend.allocate(bytes_of(spec.heads, outer, spec.latent_dim, size_of(spec.dtype)));
-    const MutableTensorView rows =
-        dense_view(static_cast<void*>(buffer.data()), spec.dtype, spec.heads, outer, spec.latent_dim);
-    const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
-      input.read(tensor, runs, host, decode_.options().threads);
-      if (meeting_.rank() == 0 && !input.seed()) result_.non_finite.v += count_non_finite(host);
-    };
-    Staging(backend, meeting_.patience()).load(heads, rows, fill, {});
-    return HeadMatrices{rows.data, rows.dtype,        rows.tokens,      rows.heads,
-                        rows.dim,  rows.token_stride, rows.head_stride, 1};
-  };
-  if (!input.q_in_latent()) keys_ = load(SyntheticTensor::kWeightKeys, spec.head_dim, w_uk_);
-  values_ = load(SyntheticTensor::kWeightValues, spec.head_dim_v, w_uv_);
-}
-
 const CachePools& LoadedStep::pools_of(int step) const {
   const std::size_t cache = static_cast<std::size_t>(step) % (more_.size() + 1);
   return cache == 0 ? cache_->pools() : more_[cache - 1];
@@ -124,20 +105,7 @@ void LoadedStep::enqueue(int step, bool captured) {
     decode_.enqueue(inputs, outputs_, stream);
     return;
   }
-  LatentDecodeInputs rows;
-  rows.q = inputs.q;
-  rows.rows = inputs.rows;
-  rows.cache = inputs.k;
-  rows.packed = inputs.packed_k;
-  rows.block_table = inputs.block_table;
-  rows.table_pages = inputs.table_pages;
-  rows.lengths = inputs.lengths;
-  rows.sinks = inputs.sinks;
-  rows.w_uk = keys_;
-  rows.w_uv = values_;
-  rows.host_lengths = inputs.host_lengths;
-  rows.host_table = inputs.host_table;
-  latents_->enqueue(rows, {outputs_.out, outputs_.lse}, stream);
+  latents_->enqueue(latent_step(inputs, weights_), {outputs_.out, outputs_.lse}, stream);
 }
 
 void LoadedStep::wait() {
