@@ -13,10 +13,7 @@ LatentWeights load_latent_weights(const JobInput& input, Backend& backend, const
   const PackedRun heads[] = {{0, spec.heads}};
   LatentWeights weights;
   const auto load = [&](SyntheticTensor tensor, int outer, Buffer& buffer) {
-    buffer = backend.allocate(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(outer) *
-                              static_cast<std::size_t>(spec.latent_dim) * size_of(spec.dtype));
-    const MutableTensorView rows =
-        dense_view(static_cast<void*>(buffer.data()), spec.dtype, spec.heads, outer, spec.latent_dim);
+    const MutableTensorView rows = make_rows(backend, spec.dtype, spec.heads, outer, spec.latent_dim, buffer);
     if (input.is_made(tensor)) {
       backend.fill_synthetic(*input.seed(), tensor, input.made_tokens(tensor, heads), rows, backend.stream());
     } else {

@@ -11,12 +11,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::byte kUnwritten{0xff};  // NaN, in every dtype
-constexpr double kLongStep = 0.1;      // seconds in which a device reads all of its memory
-
-std::size_t bytes_of(std::int64_t tokens, std::int64_t heads, std::int64_t dim, std::size_t element) {
-  return static_cast<std::size_t>(tokens * heads * dim) * element;
-}
+constexpr double kLongStep = 0.1;  // seconds in which a device reads all of its memory
 
 }  // namespace
 
@@ -34,7 +29,6 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
   // As the caller has them: of latents the queries' and values' own dims, or those of queries in the latent.
   const FoldSpec& spec = input.job().spec;
   const int q_dim = input.q_in_latent() ? decode.job().spec.head_dim : spec.head_dim;
-  const std::size_t element = size_of(spec.dtype);
   const auto sequences = static_cast<std::int64_t>(input.job().batch.sequences.size());
   const std::int64_t rows = input.job().batch.q_tokens();
   const SequenceRange owned = decode.owned(sequences);
@@ -47,8 +41,7 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
     for (int i = 1; i < caches; ++i) more_.push_back(cache_->copy());
     result_.non_finite = cache_->non_finite();
 
-    q_ = backend.allocate(bytes_of(rows, spec.heads, q_dim, element));
-    const MutableTensorView q = dense_view(static_cast<void*>(q_.data()), spec.dtype, rows, spec.heads, q_dim);
+    const MutableTensorView q = make_rows(backend, spec.dtype, rows, spec.heads, q_dim, q_);
     const PackedRun all[] = {{0, rows}};
     const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
       input.read(SyntheticTensor::kQ, runs, host, decode.options().threads);
@@ -61,11 +54,10 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
       result_.non_finite.v += weights_.non_finite;
     }
     if (spec.sinks) sinks_ = upload<float>(backend, input.sinks());
-    result_.out = backend.allocate(bytes_of(result_.rows, spec.heads, spec.head_dim_v, element));
-    result_.lse = backend.allocate(bytes_of(result_.rows, spec.heads, 1, sizeof(float)));
-    for (const Buffer* buffer : {&result_.out, &result_.lse}) {
-      backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
-    }
+    outputs_.out = make_rows(backend, spec.dtype, result_.rows, spec.heads, spec.head_dim_v, result_.out);
+    make_rows(backend, Dtype::kF32, result_.rows, spec.heads, 1, result_.lse);
+    outputs_.lse = result_.lse_view(spec);
+    mark_unwritten(backend, {&result_.out, &result_.lse});
     await(backend, meeting.patience());
     marks_ = backend.make_marks(2, true);
     inputs_.q = q;
@@ -80,9 +72,6 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
       inputs_.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()),
                        reinterpret_cast<const std::int32_t*>(list_counts_.data()), lists.stride};
     }
-    outputs_ = {
-        dense_view(static_cast<void*>(result_.out.data()), spec.dtype, result_.rows, spec.heads, spec.head_dim_v),
-        result_.lse_view(spec)};
   });
 }
 
@@ -154,15 +143,7 @@ double LoadedStep::run_many(int count) {
 
 RankResult LoadedStep::fetch(const RunStats& stats) {
   result_.stats = stats;
-  if (decode_.backend().memory() == MemoryKind::kHost) return std::move(result_);
-  meeting_.together([&] {
-    Staging staging(decode_.backend(), meeting_.patience());
-    for (Buffer* buffer : {&result_.out, &result_.lse}) {
-      Buffer host = allocate_host(buffer->bytes());
-      staging.store(buffer->data(), host.data(), buffer->bytes());
-      *buffer = std::move(host);
-    }
-  });
+  meeting_.together([&] { bring_to_host(decode_.backend(), meeting_.patience(), {&result_.out, &result_.lse}); });
   return std::move(result_);
 }
 

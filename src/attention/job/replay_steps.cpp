@@ -6,6 +6,7 @@
 
 #include "attention/identities.hpp"
 #include "attention/job/file_job.hpp"
+#include "attention/job/staging.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/tokens/cost.hpp"
 #include "kernels/decode_lists.hpp"
@@ -92,9 +93,7 @@ void GrowingSteps::load() {
   Staging staging(backend, meeting_.patience());
   const auto fill = [&](SyntheticTensor tensor, const std::vector<PackedRun>& runs, int heads, int dim,
                         Buffer& memory) {
-    const std::int64_t count = sequences() * rows_;
-    memory = backend.allocate(static_cast<std::size_t>(count * heads * dim) * size_of(spec.dtype));
-    const MutableTensorView view = dense_view(static_cast<void*>(memory.data()), spec.dtype, count, heads, dim);
+    const MutableTensorView view = make_rows(backend, spec.dtype, sequences() * rows_, heads, dim, memory);
     staging.load(runs, view,
                  [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
                    input_.read(tensor, piece, host, threads);
@@ -114,9 +113,8 @@ void GrowingSteps::load() {
     k_view_ = fill(SyntheticTensor::kK, keys, spec.kv_heads, spec.head_dim, k_);
     v_view_ = fill(SyntheticTensor::kV, keys, spec.kv_heads, spec.head_dim_v, v_);
   }
-  const std::int64_t mine = owned().count * rows_;
-  out_ = backend.allocate(static_cast<std::size_t>(mine * out_token_bytes(spec)));
-  lse_ = backend.allocate(static_cast<std::size_t>(mine * lse_token_bytes(spec)));
+  out_view_ = make_rows(backend, spec.dtype, owned().count * rows_, spec.heads, spec.head_dim_v, out_);
+  make_rows(backend, Dtype::kF32, owned().count * rows_, spec.heads, 1, lse_);
   if (spec.sinks) sinks_ = upload<float>(backend, input_.sinks());
   await(backend, meeting_.patience());
 }
@@ -150,10 +148,11 @@ HostRows GrowingSteps::run() {
   } else {
     decode_->wait();
   }
-  HostRows results(owned().count * rows_, input_.job().spec);
-  Staging staging(decode().backend(), meeting_.patience());
-  fetch(staging, out_, results.out);
-  fetch(staging, lse_, results.lse);
+  bring_to_host(decode().backend(), meeting_.patience(), {&out_, &lse_});
+  const FoldSpec& spec = input_.job().spec;
+  const std::int64_t mine = owned().count * rows_;
+  HostRows results(mine, spec);
+  results.take(out_.data(), lse_.data(), 0, 0, mine, spec);
   return results;
 }
 
@@ -183,14 +182,6 @@ void GrowingSteps::enqueue(DecodeInputs inputs, std::int64_t row) {
                     reinterpret_cast<const std::int32_t*>(list_counts_.data()) + row * lists, list_stride_};
   }
   decode_->enqueue(inputs, {out, lse}, stream);
-}
-
-void GrowingSteps::fetch(Staging& staging, const Buffer& from, std::vector<std::byte>& to) {
-  if (decode().backend().memory() == MemoryKind::kHost) {
-    if (!to.empty()) std::memcpy(to.data(), from.data(), to.size());
-  } else {
-    staging.store(from.data(), to.data(), to.size());
-  }
 }
 
 }  // namespace ringattn

@@ -12,7 +12,6 @@
 #include "attention/files/job_input.hpp"
 #include "attention/job/latent_weights.hpp"
 #include "attention/job/loaded_cache.hpp"
-#include "attention/job/staging.hpp"
 #include "attention/latent_decode.hpp"
 #include "attention/options.hpp"
 #include "comm/meeting.hpp"
@@ -41,7 +40,7 @@ class GrowingSteps {
 
   // The sequences of the input whose rows this rank gets.
   SequenceRange owned() const { return decode().owned(sequences()); }
-  // Decodes all rows: [owned sequences · rows] of out and lse.
+  // Decodes all rows: [owned sequences · rows] of out and lse. Ends the object's use.
   HostRows run();
 
  private:
@@ -52,7 +51,6 @@ class GrowingSteps {
   void load();
   void load_lists(const Job& whole, std::span<const std::int64_t> numbers);
   void enqueue(DecodeInputs inputs, std::int64_t row);
-  void fetch(Staging& staging, const Buffer& from, std::vector<std::byte>& to);
 
   const JobInput& input_;
   const std::int64_t rows_;
@@ -66,6 +64,7 @@ class GrowingSteps {
   Buffer list_blocks_, list_counts_;
   // All rows' queries, and what of them joins the cache: keys and values, or latents and rotary keys.
   TensorView q_view_, k_view_, v_view_;
+  MutableTensorView out_view_;
 };
 
 }  // namespace ringattn
