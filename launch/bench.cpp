@@ -8,6 +8,7 @@
 #include "attention/job/one_input.hpp"
 #include "attention/job/samples.hpp"
 #include "base/json_writer.hpp"
+#include "launch/bench_op.hpp"
 #include "launch/bench_points.hpp"
 #include "launch/bench_sweep.hpp"
 #include "launch/bench_table.hpp"
@@ -174,6 +175,13 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
            "there would be no whole run to compare with", "Leave one of them out.");
     }
     settings = settings_of(config);
+  });
+  agree_on_files(meeting, [&] {
+    const Setting& any = settings.front();
+    return any.is_scan() ? any.scan().fingerprints() : any.input().fingerprints();
+  });
+  settle_ops(settings, config, world, meeting);
+  meeting.together([&] {
     if (settings.front().is_scan() && (options.against == "folds" || options.against == "sgemm")) {
       fail(ErrorCode::kUsage, fmt::format("--against {} contradicts a scan", options.against),
            "it has no folds, and is no matrix product", "Compare with a file of lines.");
@@ -188,10 +196,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       yardsticks = read_yardsticks(options, settings, world.size());
     }
   });
-  agree_on_files(meeting, [&] {
-    const Setting& any = settings.front();
-    return any.is_scan() ? any.scan().fingerprints() : any.input().fingerprints();
-  });
+  if (!settings.front().is_scan()) print_op_of_bench(screen, config, settings.front().input());
   Sweep sweep(invocation, world, screen);
   if (options.dry_run) {
     for (const Setting& setting : settings) sweep.describe(setting);

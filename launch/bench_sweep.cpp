@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "attention/job/step_or_rows.hpp"
 #include "base/build.hpp"
 #include "base/json_writer.hpp"
 #include "launch/bench_table.hpp"
@@ -73,6 +74,17 @@ std::vector<Setting> settings_of(const Config& config) {
     }
   }
   return settings;
+}
+
+void settle_ops(std::vector<Setting>& settings, const Config& config, const Transport& world, const Meeting& meeting) {
+  if (!config.given("input") && config.given("op")) return;
+  const KernelRequest request = fitting_request({config.options.backend, config.options.kernel}, world);
+  for (Setting& setting : settings) {
+    if (!setting.job.decode) continue;
+    JobInput input = step_or_rows(setting.input(), request, meeting);
+    if (!input.decodes()) setting.job = bench_job(input, setting.job.source);
+    setting.source = std::move(input);
+  }
 }
 
 void BenchLines::write(const BenchPoint& point, std::span<const std::string> arguments) {

@@ -59,7 +59,10 @@ constexpr CommandRow kTable[] = {
       "mpirun -np 8 ringattn bench --seq 256k,1m --heads 32 --kv-heads 8 --against folds --jsonl results.jsonl"},
      "Measures each point of the lists: warm-up, then at least 10 samples and 0.5 s; a sample is the time of the rank\n"
      "that was slowest in it. Shows median, p10 and p90, and the machine model's prediction beside them. Input is\n"
-     "synthetic, with seed 1 if none is given, unless --input names a file.",
+     "synthetic, with seed 1 if none is given, unless --input names a file. A --q-len of 1 to 16 without --op makes "
+     "steps of\n"
+     "decoding, which are timed over caches that no device's cache memory holds, on one GPU as a graph that is "
+     "launched.",
      always,
      asked_ranks,
      bench_main},

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "attention/check/change_of_o.hpp"
 #include "attention/files/safetensors_file.hpp"
 #include "attention/job/compress_job.hpp"
 #include "base/error.hpp"

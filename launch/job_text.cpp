@@ -38,6 +38,16 @@ void print_devices(const Screen& screen, const Report& report) {
   }
 }
 
+void print_read_rows(const Screen& screen, const JobInput& input) {
+  if (!input.why_rows().empty()) {
+    screen.context("cache: read into rows; " + input.why_rows());
+  } else if (input.pages() != nullptr && input.op() == Op::kLatent) {
+    screen.context("cache: read into rows");
+  } else if (input.pages() != nullptr) {
+    screen.context("cache: read into rows; sequences of many queries, or of unequally many, are not decoded");
+  }
+}
+
 namespace {
 
 void print_ring(const Screen& screen, const JobInput& input, const RingDoor& door, const Report& report) {
@@ -50,11 +60,7 @@ void print_ring(const Screen& screen, const JobInput& input, const RingDoor& doo
                                format_bytes(static_cast<double>(report.plan->bytes_moved)),
                                format_bytes(static_cast<double>(latents.bytes_moved_expanded))));
   }
-  if (input.pages() != nullptr && input.op() == Op::kLatent) {
-    screen.context("cache: read into rows");
-  } else if (input.pages() != nullptr) {
-    screen.context("cache: read into rows; sequences of many queries, or of unequally many, are not decoded");
-  }
+  print_read_rows(screen, input);
   screen.context(fmt::format("layout: {}; {} block{}, {} moved, {} planned for a rank",
                              layout_text(door.layout.request), report.plan->blocks, report.plan->blocks == 1 ? "" : "s",
                              format_bytes(static_cast<double>(report.plan->bytes_moved)),

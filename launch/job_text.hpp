@@ -15,6 +15,9 @@ namespace ringattn {
 // "striped, stripe 128 tokens"
 std::string layout_text(const LayoutRequest& request);
 
+// Of a cache that is read into rows: that it is, and why.
+void print_read_rows(const Screen& screen, const JobInput& input);
+
 // World, input, job, kernel, cache and plan of a decoding step that is about to run.
 void print_step(const Screen& screen, const JobInput& input, const Decode& decode, const StepForecast& step,
                 const Report& report);

@@ -38,9 +38,9 @@ constexpr UnknownFlag kNotOfDecode[] = {
     {"groups", kScanAlone},      {"conv-width", kScanAlone},   {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},
     {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfLatent[] = {
-    {"kv-heads", kOneShape},   {"prefix", kOneShape},       {"block-mask", kOneShape},  {"decode", kOneShape},
-    {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone}, {"dt-softplus", kScanAlone},
-    {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
+    {"kv-heads", kOneShape},     {"prefix", kOneShape},    {"block-mask", kOneShape},
+    {"state-dim", kScanAlone},   {"groups", kScanAlone},   {"conv-width", kScanAlone},
+    {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone}, {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfScans[] = {
     {"cache-format", kNoScores}, {"kv-heads", kNoScores},    {"head-dim-v", kNoScores},    {"page-size", kNoScores},
     {"prefix", kNoScores},       {"page-order", kNoScores},  {"mask", kNoScores},          {"query-offset", kNoScores},
@@ -90,25 +90,32 @@ void check_steps_of_latents(const Config& config) {
   }
 }
 
-void check_op(const Config& config, Op op) {
-  for (const auto& [flag, why] : unknown_to(op)) {
-    if (!config.given(flag)) continue;
-    if (flag == "page-size" && config.options.page_size == 0) continue;
-    if (flag == "prefix" && config.options.prefix == 0) continue;
-    if (is_printed_default(config.value(flag))) continue;
-    constexpr std::string_view kFiles[] = {"keys and values", "a cache",          "latents",
-                                           "a scan",          "a selective scan", "a convolution"};
-    const bool file = config.given("input");
-    const std::string other = file ? fmt::format("a file with {}", kFiles[static_cast<std::size_t>(op)])
-                                   : fmt::format("--op {}{}", op_name(op),
-                                                 config.value("op").source != Source::kDefault ? "" : ", the default");
-    fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(flag), other), why,
-         file                                    ? "Leave it out."
-         : why == kLatentAlone                   ? "Leave it out, or use --op mla."
-         : why == kScanAlone || why == kNoStates ? "Leave it out, or use --op ssd."
-         : why == kOnlyCaches                    ? "Leave it out, or use --op decode."
-                                                 : "Leave it out, or use --op attention.");
+const UnknownFlag* first_unknown(const Config& config, Op op) {
+  for (const UnknownFlag& unknown : unknown_to(op)) {
+    if (!config.given(unknown.flag)) continue;
+    if (unknown.flag == "page-size" && config.options.page_size == 0) continue;
+    if (unknown.flag == "prefix" && config.options.prefix == 0) continue;
+    if (!is_printed_default(config.value(unknown.flag))) return &unknown;
   }
+  return nullptr;
+}
+
+void check_op(const Config& config, Op op) {
+  const UnknownFlag* const unknown = first_unknown(config, op);
+  if (unknown == nullptr) return;
+  const auto& [flag, why] = *unknown;
+  constexpr std::string_view kFiles[] = {"keys and values", "a cache",          "latents",
+                                         "a scan",          "a selective scan", "a convolution"};
+  const bool file = config.given("input");
+  const std::string other = file ? fmt::format("a file with {}", kFiles[static_cast<std::size_t>(op)])
+                                 : fmt::format("--op {}{}", op_name(op),
+                                               config.value("op").source != Source::kDefault ? "" : ", the default");
+  fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(flag), other), why,
+       file                                    ? "Leave it out."
+       : why == kLatentAlone                   ? "Leave it out, or use --op mla."
+       : why == kScanAlone || why == kNoStates ? "Leave it out, or use --op ssd."
+       : why == kOnlyCaches                    ? "Leave it out, or use --op decode."
+                                               : "Leave it out, or use --op attention.");
 }
 
 }  // namespace ringattn

@@ -15,6 +15,8 @@ struct UnknownFlag {
 };
 std::span<const UnknownFlag> unknown_to(Op op);
 
+// The first of them that a user gave; null: none.
+const UnknownFlag* first_unknown(const Config& config, Op op);
 // Refuses those that a user gave. Throws kUsage.
 void check_op(const Config& config, Op op);
 

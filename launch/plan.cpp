@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "attention/job/planned_job.hpp"
+#include "attention/job/step_or_rows.hpp"
 #include "attention/world_forecast.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
@@ -149,7 +150,8 @@ int plan_job(const Invocation& invocation) {
   if (source.scan) return plan_scan(invocation, screen);
   std::vector<JobInput> inputs;
   if (config.given("input")) {
-    inputs.push_back(open_input(config, true));
+    const KernelRequest request{options.backend, options.kernel};
+    inputs.push_back(step_or_rows(open_input(config, true), request, planned_place(options)));
   } else {
     for (const std::int64_t seq : options.seq) inputs.emplace_back(synthetic_input(config, seq), numerics_of(config));
   }
@@ -170,6 +172,7 @@ int plan_job(const Invocation& invocation) {
                                                       : describe(one.job().spec);
   screen.context(fmt::format("job: {}", shape));
   screen.context(fmt::format("kernel: {}; tiles of {} keys", planned->kernel().reason, planned->key_tile()));
+  print_read_rows(screen, one);
   screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us",
                              library.machine.name, library.machine.flops_per_second / 1e9,
                              library.machine.link_bytes_per_second / 1e9, library.machine.latency_seconds * 1e6));

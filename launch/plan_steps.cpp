@@ -77,9 +77,8 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
   const KernelPlace place = planned_place(options);
   const JobInput& first = inputs.front();
   const auto choice = choose_kernel(decode_spec(first), library.kernel, place);
-  const DecodeSpec spec = stored_spec(first, *choice.row);
   const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
-  const std::unique_ptr<DecodeKernel> kernel = choice.row->make_kernel(spec, *backend);
+  const int key_tile = choice.row->make_kernel(stored_spec(first, *choice.row, 1), *backend)->key_tile();
 
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
@@ -88,7 +87,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
                           : one                     ? describe(first)
                                                     : describe(first.latent().spec);
   screen.context(fmt::format("job: decode, {}", job));
-  screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, kernel->key_tile()));
+  screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, key_tile));
 
   PlanTable table(invocation, screen, shape_of(first), op_name(first.op()), choice.row->name,
                   {{"world"},
@@ -107,7 +106,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
   for (const JobInput& input : inputs) {
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().batch.k_tokens(), [&](JsonWriter& json) {
-        const StepForecast step = forecast_step(input, *kernel, static_cast<int>(world), spec.format);
+        const StepForecast step = forecast_step(input, library.kernel, static_cast<int>(world), place);
         check_budget(step.memory, library.memory_budget);
         if (table.alone()) {
           screen.context(fmt::format("cache: {}; {}", cache_text(input, step.job), deal_text(step)));

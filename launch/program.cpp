@@ -25,6 +25,7 @@
 #include "comm/patience.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
+#include "launch/bench_op.hpp"
 #include "launch/commands.hpp"
 #include "launch/file_shape.hpp"
 #include "launch/help.hpp"
@@ -126,6 +127,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
       }
       request.invocation.config = load_config(request.command->bit, line.flags);
       fill_from_model(request.invocation.config);
+      if (request.command->bit == kBench) fill_op_of_bench(request.invocation.config);
       JobOptions& options = request.invocation.config.options;
       if (options.quiet && options.verbose) {
         const Config& config = request.invocation.config;

@@ -200,12 +200,7 @@ void write_non_finite(JsonWriter& json, const Report& report) {
     json.null();
     return;
   }
-  NonFinite non_finite;
-  for (const RankFigures& rank : report.figures) {
-    non_finite.q += rank.non_finite.q;
-    non_finite.k += rank.non_finite.k;
-    non_finite.v += rank.non_finite.v;
-  }
+  const NonFinite non_finite = report.non_finite();
   json.begin_object();
   if (report.scan) {
     json.member("rows", non_finite.q);
@@ -238,6 +233,16 @@ std::size_t Report::memory_peak() const {
   std::size_t most = 0;
   for (const RankFigures& rank : figures) most = std::max(most, rank.memory_peak);
   return most;
+}
+
+NonFinite Report::non_finite() const {
+  NonFinite total;
+  for (const RankFigures& rank : figures) {
+    total.q += rank.non_finite.q;
+    total.k += rank.non_finite.k;
+    total.v += rank.non_finite.v;
+  }
+  return total;
 }
 
 void write_memory(JsonWriter& json, const DecodeMemory& memory) {

@@ -85,6 +85,7 @@ struct Report {
   double most_exposed_seconds() const;
   double flops_per_second_per_rank() const;
   std::size_t memory_peak() const;  // of the neediest rank
+  NonFinite non_finite() const;     // of all ranks together
 };
 
 std::string report_text(const Report& report);

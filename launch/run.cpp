@@ -104,13 +104,8 @@ void print_details(const Report& report, const Screen& screen) {
                               format_bytes(static_cast<double>(figures.bytes_received)),
                               format_bytes(static_cast<double>(figures.memory_peak))));
   }
-  NonFinite total;
-  for (const RankFigures& figures : report.figures) {
-    total.q += figures.non_finite.q;
-    total.k += figures.non_finite.k;
-    total.v += figures.non_finite.v;
-  }
-  if (total.q + total.k + total.v > 0) {
+  const NonFinite total = report.non_finite();
+  if (total.total() > 0) {
     const bool latents = report.op == Op::kLatent;
     screen.context(fmt::format("note: {} values of q, {} of {} and {} of {} are NaN or infinite", total.q, total.k,
                                latents ? "latents and rotary keys" : "k", total.v, latents ? "matrices" : "v"));

@@ -20,10 +20,8 @@ namespace ringattn {
 namespace {
 
 void print_details(const Report& report, const Screen& screen) {
-  std::int64_t non_finite = 0;
   for (std::size_t rank = 0; rank < report.figures.size(); ++rank) {
     const RankFigures& figures = report.figures[rank];
-    non_finite += figures.non_finite.q;
     const std::string waited =
         report.scan->alone ? "" : fmt::format(", {:.3f} ms of them for states", figures.exposed_seconds * 1e3);
     screen.detail(fmt::format("rank {} on {}: {} tokens, {:.3f} ms{}, received {}, peak {}", rank, report.hosts[rank],
@@ -31,6 +29,7 @@ void print_details(const Report& report, const Screen& screen) {
                               format_bytes(static_cast<double>(figures.bytes_received)),
                               format_bytes(static_cast<double>(figures.memory_peak))));
   }
+  const std::int64_t non_finite = report.non_finite().total();
   if (non_finite > 0) screen.context(fmt::format("note: {} values of the rows are NaN or infinite", non_finite));
 }
 

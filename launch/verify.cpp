@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attention/check/accuracy.hpp"
@@ -16,6 +17,7 @@
 #include "attention/job/file_job.hpp"
 #include "attention/job/one_input.hpp"
 #include "attention/job/output.hpp"
+#include "attention/job/step_or_rows.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "launch/commands.hpp"
@@ -234,6 +236,9 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   if (source.scan)
     return close_verdict(screen, options, meeting, report, verify_scan(invocation, screen, world, report));
   agree_on_input(meeting, *input);
+  if (config.given("input")) {
+    *input = step_or_rows(std::move(*input), fitting_request(library.kernel, world), meeting);
+  }
   if (against) agree_on_files(meeting, [&] { return against->fingerprints(); });
   if (peer) agree_on_files(meeting, [&] { return peer->fingerprints(); });
   const bool shapes =

@@ -7,6 +7,7 @@
 
 #include "attention/check/difference.hpp"
 #include "attention/job/output.hpp"
+#include "attention/job/rank_cache.hpp"
 #include "attention/job/replay.hpp"
 #include "base/size.hpp"
 #include "launch/job_text.hpp"
@@ -26,11 +27,13 @@ bool verify_decode(const Invocation& invocation, const JobInput& input, const Op
                    Transport& world, Report& report) {
   const JobOptions& options = invocation.config.options;
   const Meeting meeting(world, Patience(options.timeout));
-  meeting.together([&] { check_replayable(input.job()); });
+  meeting.together([&] { check_replayable(input); });
   {
     PreparedFileJob prepared(input.attended(), world, library);
     gather_world(report, prepared, world, meeting);
     print_job(screen, prepared, report);
+    meeting.together(
+        [&] { check_replay_kernel(prepared.kernel(), decode_spec(input), fitting_request(library.kernel, world)); });
   }
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");

@@ -22,24 +22,28 @@ Halves halves_of(std::span<const std::int32_t> list, std::int64_t block) {
   return {list.first(at), list.subspan(at)};
 }
 
-// The list of a sequence's last rows, without the blocks that they stand in, which it names.
-std::span<const std::int32_t> list_of_rows(const TileLists& lists, const Mask& mask, const ListedStep& step, int head,
-                                           int rows) {
+// The list of a sequence's last rows, without the blocks that they stand in, which it names; or why they can't be a
+// step by it.
+struct ListOfRows {
+  std::span<const std::int32_t> blocks;
+  std::string why;  // empty: they can
+  std::string remedy;
+};
+
+ListOfRows list_of_rows(const TileLists& lists, const Mask& mask, const ListedStep& step, int head, int rows) {
   const ListShape& shape = lists.shape();
   const std::size_t s = step.sequence;
   const std::int64_t end = step.keys;
   const std::int64_t own = std::max<std::int64_t>(0, end - rows) / shape.key_block;
-  const auto refuse = [&](const std::string& why, const std::string& remedy) {
-    fail(ErrorCode::kUsage, fmt::format("sequence {} can't be decoded by its list {}", s, head), why, remedy);
-  };
   std::span<const std::int32_t> before;
   const std::int64_t first_block = query_block_of(end - rows, shape.query_block);
   for (std::int64_t q = first_block; q <= query_block_of(end - 1, shape.query_block); ++q) {
     const Halves list = halves_of(lists.list(s, head, q), own);
     if (q > first_block && !std::ranges::equal(list.before, before)) {
-      refuse(
+      return {
+          {},
           fmt::format("its {} rows stand in blocks of {} queries, which have different lists", rows, shape.query_block),
-          "Decode fewer rows at a time.");
+          "Decode fewer rows at a time."};
     }
     before = list.before;
     const std::int64_t last = std::min(end, (q + 1) * shape.query_block) - 1;
@@ -47,13 +51,24 @@ std::span<const std::int32_t> list_of_rows(const TileLists& lists, const Mask& m
     const std::int64_t blocks = seen.end <= own * shape.key_block ? own : (seen.end - 1) / shape.key_block + 1;
     for (std::int64_t block = own; block < blocks; ++block) {
       if (!std::ranges::binary_search(list.behind, block)) {
-        refuse(
+        return {
+            {},
             fmt::format("the list leaves out block {}, in which its rows stand, and a step always reads that", block),
-            "List it, too.");
+            "List it, too."};
       }
     }
   }
-  return before;
+  return {before, {}, {}};
+}
+
+std::string no_step(const ListedStep& step, int head) {
+  return fmt::format("sequence {} can't be decoded by its list {}", step.sequence, head);
+}
+
+std::vector<ListedStep> whole_sequences(const TileLists& lists) {
+  std::vector<ListedStep> steps;
+  for (const ListedSequence& of : lists.sequences()) steps.push_back({steps.size(), of.keys});
+  return steps;
 }
 
 }  // namespace
@@ -62,7 +77,11 @@ DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows
                               std::int64_t stride) {
   std::vector<std::span<const std::int32_t>> all;
   for (const ListedStep& step : steps) {
-    for (int head = 0; head < lists.shape().heads; ++head) all.push_back(list_of_rows(lists, mask, step, head, rows));
+    for (int head = 0; head < lists.shape().heads; ++head) {
+      const ListOfRows list = list_of_rows(lists, mask, step, head, rows);
+      if (!list.why.empty()) fail(ErrorCode::kUsage, no_step(step, head), list.why, list.remedy);
+      all.push_back(list.blocks);
+    }
   }
   DecodeListArrays arrays;
   arrays.stride = stride;
@@ -76,9 +95,17 @@ DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows
 }
 
 DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::int64_t stride) {
-  std::vector<ListedStep> steps;
-  for (const ListedSequence& of : lists.sequences()) steps.push_back({steps.size(), of.keys});
-  return decode_lists(lists, mask, rows, steps, stride);
+  return decode_lists(lists, mask, rows, whole_sequences(lists), stride);
+}
+
+std::string why_no_step(const TileLists& lists, const Mask& mask, int rows) {
+  for (const ListedStep& step : whole_sequences(lists)) {
+    for (int head = 0; head < lists.shape().heads; ++head) {
+      const ListOfRows list = list_of_rows(lists, mask, step, head, rows);
+      if (!list.why.empty()) return fmt::format("{} ({})", no_step(step, head), list.why);
+    }
+  }
+  return {};
 }
 
 std::vector<std::string> missing_for_decode_lists(const ListShape& shape, const TileSizes& tiles, const Mask& mask,

@@ -89,6 +89,10 @@ DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows
 // Of all sequences, with all their keys.
 DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::int64_t stride = 0);
 
+// Why the sequences' last `rows` positions, with all their keys, are no step by these lists: the message of what
+// decode_lists() would throw. Empty: they are.
+std::string why_no_step(const TileLists& lists, const Mask& mask, int rows);
+
 // What decoding with these tiles lacks for the lists of a spec, beside what the fold lacks (KernelRow::missing).
 std::vector<std::string> missing_for_decode_lists(const ListShape& shape, const TileSizes& tiles, const Mask& mask,
                                                   int kv_heads);

@@ -2,9 +2,16 @@
 // --block-mask: the same bits however many ranks there are, the oracle, plans, and words that make no pattern.
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <string>
+#include <vector>
 
+#include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
+#include "tests/support/cache_files.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -79,6 +86,96 @@ TEST(BlockMask, StepsThatListsDontFit) {
   refused({"--block-mask", "topk:2+heads:each"}, 4, "each query head");
   refused({"--block-mask", "topk:2+block:64"}, 4, "multiples of");
   refused({"--block-mask", "topk:2", "--window", "300,0"}, 4, "sliding window");
+}
+
+// A file's tensors make it a step; where no kernel decodes by such lists its rows are computed as a prefill's.
+TEST(BlockMask, CachesThatNoKernelDecodesAreReadIntoRows) {
+  const TemporaryFolder folder;
+  CacheShape shape;
+  shape.lengths = {700, 3, 513, 130};
+  shape.q_lens = {2, 2, 2, 2};  // the third sequence's in two blocks
+  const std::string cache = write_cache(folder.file("cache"), shape);
+  const std::string rows = write_tensors(folder.file("rows"), row_tensors(shape));
+  struct Case {
+    Words flags;
+    const char* why;
+  };
+  const Case cases[] = {
+      {{"--window", "100,0", "--block-mask", "topk:3"},
+       "no kernel decodes it (missing: decoding by lists under a sliding window (supported: without one))"},
+      {{"--block-mask", "topk:2+heads:each"},
+       "no kernel decodes it (missing: decoding by a list for each query head (supported: each KV head))"},
+      {{"--block-mask", "global:128"},
+       "sequence 0 can't be decoded by its list 0 (the list leaves out block 5, in which its rows stand, and a step "
+       "always reads that)"},
+      {{"--block-mask", "bigbird:1,0,1,3"}, "which have different lists)"}};
+  for (const auto& [flags, why] : cases) {
+    const std::string expected = folder.file("expected");
+    const Finished prefill = tool(Words{"run", "--input", rows, "--output", expected, "--force"} + flags);
+    ASSERT_EQ(prefill.code, 0) << prefill.err;
+    for (const char* ranks : {"1", "3"}) {
+      const Finished run = tool(Words{"run", "--input", cache, "--ranks", ranks} + flags);
+      ASSERT_EQ(run.code, 0) << run.err;
+      EXPECT_TRUE(has(run.out, "# cache: read into rows; ")) << run.out;
+      EXPECT_TRUE(has(run.out, why)) << run.out;
+      EXPECT_EQ(digest_of(run.out), digest_of(prefill.out)) << run.out;
+      const Finished same = tool(Words{"verify", "--input", cache, "--ranks", ranks, "--against", expected} + flags);
+      EXPECT_EQ(same.code, 0) << same.out << same.err;
+    }
+    for (const char* command : {"verify", "bench", "plan"}) {
+      const Finished other = tool(Words{command, "--input", cache} + flags);
+      EXPECT_EQ(other.code, 0) << command << other.err;
+      EXPECT_TRUE(has(other.out, why)) << command << other.out;
+    }
+  }
+  const Finished line = tool(Words{"bench", "--input", cache, "--samples", "2", "--jsonl", "-"} + cases[0].flags);
+  EXPECT_EQ(json_at(line.out, "/job/op"), "absent") << line.out;
+  const Finished forced = tool(Words{"run", "--input", cache, "--kernel", "cpu_fold"} + cases[0].flags);
+  EXPECT_EQ(forced.code, 4) << forced.out;
+  EXPECT_TRUE(has(forced.err, "sliding window")) << forced.err;
+  shape.lengths = {700, 3, 520, 130};  // each sequence's rows stand in one block
+  const std::string step = write_cache(folder.file("step"), shape);
+  const Finished decoded = tool({"run", "--input", step, "--block-mask", "topk:3"});
+  EXPECT_TRUE(has(decoded.out, "# job: decode")) << decoded.out << decoded.err;
+}
+
+// Each rank reads its own sequences alone.
+TEST(BlockMask, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
+  const TemporaryFolder folder;
+  CacheShape shape;
+  NamedTensors tensors = cache_tensors(shape);
+  std::int32_t page = 0;  // the last sequence's first, which is full
+  const std::size_t columns = tensors.at("block_table").shape[1];
+  std::memcpy(&page, tensors.at("block_table").bytes.data() + 3 * columns * sizeof page, sizeof page);
+  std::vector<std::byte>& k = tensors.at("k_pages").bytes;
+  const std::size_t page_bytes = static_cast<std::size_t>(shape.page_size * shape.kv_heads * shape.head_dim) * 2;
+  std::memset(k.data() + static_cast<std::size_t>(page) * page_bytes, 0xff, 3 * 2);
+  const std::string cache = write_tensors(folder.file("cache"), tensors);
+  for (const char* ranks : {"1", "2", "3", "5"}) {
+    const Finished run = tool({"run", "--input", cache, "--block-mask", "topk:3", "--ranks", ranks, "--json", "-"});
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_TRUE(has(run.err, "ranks share out the sequences")) << run.err;
+    EXPECT_EQ(json_at(run.out, "/non_finite_inputs/k"), "3") << ranks;
+    EXPECT_EQ(json_at(run.out, "/non_finite_inputs/v"), "0") << ranks;
+  }
+}
+
+// Several ranks decode them over plain rows: each would need the tables of its own sequences alone.
+TEST(BlockMask, CompressedCachesAreDecodedBySeveralRanks) {
+  const Words job = Words{"run", "--op", "decode", "--synthetic", "7", "--seq", "900", "--batch", "3", "--q-len", "2"} +
+                    Words{"--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--page-size", "64"} +
+                    Words{"--block-mask", "topk:3", "--cache-format", "int8"};
+  const Finished alone = tool(job);
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  EXPECT_TRUE(has(alone.out, "stored as")) << alone.out;
+  for (const char* ranks : {"2", "3"}) {
+    const Finished several = tool(job + Words{"--ranks", ranks});
+    ASSERT_EQ(several.code, 0) << several.err;
+    EXPECT_TRUE(has(several.out, "decompressed from")) << several.out;
+    EXPECT_EQ(digest_of(several.out), digest_of(alone.out));
+  }
+  const Finished plan = tool(Words{"plan", "--world", "1,2"} + Words(job.begin() + 1, job.end()));
+  EXPECT_EQ(plan.code, 0) << plan.err;
 }
 
 TEST(BlockMask, ShowsInPlansAndJobs) {

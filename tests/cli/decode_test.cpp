@@ -222,6 +222,50 @@ TEST(BenchDecode, MeasuresLengthsAndBatches) {
   EXPECT_EQ(tool(words + Words{"--compute-only"}).code, 2);
 }
 
+// Nobody names an op: few rows behind many keys are steps, and flags of the ring say that rows around it are meant.
+TEST(BenchDecode, FewQueriesAreStepsUnlessAFlagSaysOtherwise) {
+  const Words words{"bench",      "--q-len", "1",          "--seq", "50,70",     "--batch", "1,3",       "--heads", "2",
+                    "--kv-heads", "1",       "--head-dim", "8",     "--samples", "2",       "--threads", "1"};
+  const auto ops_of = [](const std::string& lines) {
+    std::string ops;
+    for (std::size_t at = 0; at < lines.size(); at = lines.find('\n', at) + 1) {
+      ops += json_at(lines.substr(at, lines.find('\n', at) - at), "/job/op") + " ";
+    }
+    return ops;
+  };
+  const std::string all_steps = "\"decode\" \"decode\" \"decode\" \"decode\" ";
+  const std::string all_rows = "absent absent absent absent ";
+  const Finished steps = tool(words + Words{"--jsonl", "-"});
+  ASSERT_EQ(steps.code, 0) << steps.err;
+  EXPECT_EQ(ops_of(steps.out), all_steps);
+  EXPECT_TRUE(has(steps.err, "# op: decode, as --q-len 1 makes steps; --op attention measures")) << steps.err;
+  const Finished paged = tool(words + Words{"--jsonl", "-", "--page-size", "16", "--prefix", "20"});
+  EXPECT_EQ(ops_of(paged.out), all_steps) << paged.err;
+  const Finished named = tool(words + Words{"--op", "decode"});
+  EXPECT_FALSE(has(named.out, "# op:")) << named.out;
+  for (const Words& flags :
+       {Words{"--op", "attention"}, {"--layout", "zigzag"}, {"--block", "64"}, {"--compute-only"}}) {
+    const Finished rows = tool(words + Words{"--jsonl", "-"} + flags);
+    ASSERT_EQ(rows.code, 0) << rows.err;
+    EXPECT_EQ(ops_of(rows.out), all_rows) << flags[0];
+    EXPECT_TRUE(has(rows.err, "# op: attention, rows around the ring; --op decode measures steps")) << rows.err;
+  }
+  EXPECT_EQ(tool(words + Words{"--against", "folds"}).code, 0);
+  const Finished unserved = tool(words + Words{"--jsonl", "-", "--block-mask", "topk:2+heads:each"});
+  ASSERT_EQ(unserved.code, 0) << unserved.err;
+  EXPECT_EQ(ops_of(unserved.out), all_rows);
+  EXPECT_TRUE(has(unserved.err, "# cache: read into rows; no kernel decodes it")) << unserved.err;
+}
+
+TEST(BenchDecode, IsTheDefaultOfBenchAlone) {
+  EXPECT_TRUE(has(tool({"bench", "--q-len", "16", "--print-config"}).out, "op = \"decode\"  # default"));
+  EXPECT_TRUE(has(tool({"bench", "--q-len", "17", "--print-config"}).out, "op = \"attention\"  # default"));
+  EXPECT_TRUE(has(tool({"bench", "--print-config"}).out, "op = \"attention\"  # default"));
+  EXPECT_TRUE(has(tool({"run", "--q-len", "1", "--print-config"}).out, "op = \"attention\"  # default"));
+  const Finished latents = tool({"bench", "--op", "mla", "--q-len", "1", "--seq", "100", "--samples", "1"});
+  EXPECT_TRUE(has(latents.out, "# op: mla, rows around the ring; --page-size 64 measures steps")) << latents.err;
+}
+
 // The GPUs' kernels merge the results of so many ranks; a plan says it, on any machine.
 TEST(PlanDecode, RefusesMoreRanksThanAKernelMerges) {
   const Words job{"plan", "--op", "decode", "--seq", "1m", "--heads", "8", "--kv-heads", "2", "--dtype", "bf16"};

@@ -110,6 +110,38 @@ TEST(LatentSteps, AreVerifiedMeasuredAndPlanned) {
   EXPECT_EQ(json_at(plan.out, "/rows/1/bytes_read"), "75497472");  // each latent once
 }
 
+// verify --decode: rows of the absorbed form, decoded one by one from a cache that takes up each row's latent.
+TEST(LatentSteps, OneByOneHaveThePrefillsBits) {
+  const TemporaryFolder folder;
+  const Words made{"--op",         "mla", "--synthetic", "7",  "--seq",      "4200", "--batch",      "2",
+                   "--heads",      "4",   "--head-dim",  "16", "--rope-dim", "8",    "--latent-dim", "32",
+                   "--head-dim-v", "24",  "--backend",   "cpu"};
+  LatentFile shape;
+  const NamedTensors tensors = latent_tensors(shape);
+  const NamedTensors in_latent = with_queries_in_latent(tensors, shape);
+  const std::pair<Words, const char*> jobs[] = {
+      {made, " 14     PASS"},
+      {made + Words{"--window", "100,0", "--dtype", "fp32"}, " 14     PASS"},
+      {{"--input", write_tensors(folder.file("rows"), tensors)}, " 11     PASS"},  // 7, 0, 3 and 1
+      {{"--input", write_tensors(folder.file("latent"), in_latent)}, " 11     PASS"},
+      {{"--input", write_tensors(folder.file("pages"), with_pages(with_codes(tensors), shape))}, " 11     PASS"}};
+  for (const auto& [job, rows] : jobs) {
+    for (const char* ranks : {"1", "3"}) {
+      const Finished run = tool(Words{"verify", "--decode", "--rows", "7", "--form", "absorbed", "--ranks", ranks,
+                                      "--json", folder.file("report"), "--force"} +
+                                job);
+      ASSERT_EQ(run.code, 0) << run.out << run.err;
+      for (const char* page : {"dense         -   ", "paged        16   "}) {
+        EXPECT_TRUE(has(run.out, std::string(page) + rows)) << run.out;
+      }
+      EXPECT_EQ(check_report(read_whole(folder.file("report"))), "");
+    }
+  }
+  const Finished expanded = tool(Words{"verify", "--decode"} + made);
+  EXPECT_EQ(expanded.code, 2) << expanded.out;
+  EXPECT_TRUE(has(expanded.err, "rows of the expanded form have other bits). Use --form absorbed.")) << expanded.err;
+}
+
 TEST(LatentSteps, RefuseWhatStepsDontHave) {
   const Finished layout = tool(Words{"run", "--page-size", "64", "--layout", "zigzag"} + steps_job());
   EXPECT_EQ(layout.code, 2);

@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 #include <vector>
 
+#include "attention/check/oracle_rows.hpp"
 #include "attention/tokens/cost.hpp"
-#include "base/memory.hpp"
-#include "base/pulse.hpp"
 #include "kernels/oracle.hpp"
 
 namespace ringattn {
@@ -16,7 +14,6 @@ namespace ringattn {
 namespace {
 
 constexpr std::uint64_t kSampleSeed = 21;  // any; the same rows each time
-constexpr std::int64_t kPieceTokens = 1024;
 
 // The share that one row keeps; NaN where it sees no key.
 double share_of(const JobInput& input, const RowSample& sample, int threads) {
@@ -24,43 +21,14 @@ double share_of(const JobInput& input, const RowSample& sample, int threads) {
   FoldSpec spec = job.spec;
   spec.sinks = false;
   const std::vector<std::int64_t> cu_q = job.batch.cu_q();
-  const auto sequence =
-      static_cast<std::size_t>(std::upper_bound(cu_q.begin(), cu_q.end() - 1, sample.token) - cu_q.begin() - 1);
+  const std::size_t sequence = sequence_of(cu_q, sample.token);
   const Sequence& of = job.batch.sequences[sequence];
   const std::int64_t position = sample.token - cu_q[sequence] + of.q_offset;
-  const auto bytes = [&](std::int64_t tokens, int heads, int dim) {
-    return allocate_host(static_cast<std::size_t>(tokens * heads * dim) * size_of(spec.dtype));
-  };
-  const auto view = [&](const Buffer& buffer, std::int64_t tokens, int heads, int dim) {
-    return dense_view(static_cast<void*>(buffer.data()), spec.dtype, tokens, heads, dim);
-  };
-  const Buffer q_bytes = bytes(1, spec.heads, spec.head_dim);
-  const MutableTensorView q_rows = view(q_bytes, 1, spec.heads, spec.head_dim);
-  const PackedRun own{sample.token, sample.token + 1};
-  input.read(SyntheticTensor::kQ, {&own, 1}, q_rows, threads);
-  std::vector<double> q;
-  const TensorView q_view = q_rows;
-  for (std::int64_t d = 0; d < spec.head_dim; ++d) {
-    q.push_back(static_cast<double>(
-        load_element(q_view.at(0, sample.head) + static_cast<std::size_t>(d) * size_of(spec.dtype), spec.dtype)));
-  }
+  const std::vector<double> q = query_of(input, sample, threads);
   OracleRow rows[] = {OracleRow(spec, sample.head, position, of.k_len, q),
                       OracleRow(spec, sample.head, position, of.k_len, q,
                                 listed_keys(job.lists.get(), spec.heads, sequence, sample.head, position))};
-  const KeyRange keys = Visibility(spec.mask, of.k_len).keys(position);
-  const std::int64_t origin = job.batch.cu_k()[sequence];
-  const Buffer k_bytes = bytes(kPieceTokens, spec.kv_heads, spec.head_dim);
-  const Buffer v_bytes = bytes(kPieceTokens, spec.kv_heads, spec.head_dim_v);
-  for (std::int64_t key = keys.begin; key < keys.end; key += kPieceTokens) {
-    beat();
-    const std::int64_t tokens = std::min(kPieceTokens, keys.end - key);
-    const PackedRun run{origin + key, origin + key + tokens};
-    const MutableTensorView k = view(k_bytes, tokens, spec.kv_heads, spec.head_dim);
-    const MutableTensorView v = view(v_bytes, tokens, spec.kv_heads, spec.head_dim_v);
-    input.read(SyntheticTensor::kK, {&run, 1}, k, threads);
-    input.read(SyntheticTensor::kV, {&run, 1}, v, threads);
-    feed_rows(rows, key, k, v);
-  }
+  feed_keys(input, sequence, Visibility(spec.mask, of.k_len).keys(position), rows, threads);
   std::vector<double> out;
   const double all = rows[0].finish(0.0, out);
   const double kept = rows[1].finish(0.0, out);

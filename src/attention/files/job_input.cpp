@@ -384,8 +384,9 @@ JobInput JobInput::decoded(std::int64_t page_size) const {
   return step;
 }
 
-JobInput JobInput::attended() const {
+JobInput JobInput::attended(std::string why) const {
   JobInput job = *this;
+  if (!why.empty()) job.why_rows_ = std::move(why);
   if (op_ != Op::kLatent) job.op_ = Op::kAttention;
   job.decodes_latents_ = false;
   return job;
@@ -410,6 +411,7 @@ JobInput JobInput::last_rows(std::span<const std::int64_t> sequences, std::int64
     part.k.push_back(part_ ? part_->k[s] : cu_k[s]);
   }
   last.job_.batch = Batch(std::move(kept));
+  if (last.latent_) last.latent_->batch = last.job_.batch;
   last.part_ = std::make_shared<const Part>(std::move(part));
   const RowGrid& grid = out_grid_;
   last.out_grid_ = {AxisOrder::kThd, 1, last.job_.batch.q_tokens(), grid.heads, grid.dim};

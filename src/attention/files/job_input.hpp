@@ -93,8 +93,8 @@ class JobInput {
   // The same job as a decoding step over another cache, without pages (0) or with pages of so many tokens, whose
   // contents are read token by token. Its rows must be a step's: op() says so, or the caller sees to it.
   JobInput decoded(std::int64_t page_size) const;
-  // The same job for Attention, or for Latent.
-  JobInput attended() const;
+  // The same job for Attention, or for Latent. `why`: of a cache that would have been decoded, why it isn't.
+  JobInput attended(std::string why = {}) const;
   // Some of its sequences, ascending, each with its last `rows` queries and the keys up to the last of these: no query
   // stands before the first key or behind the last.
   JobInput last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const;
@@ -107,6 +107,8 @@ class JobInput {
   // Whether a front door of decoding computes it: Decode for kDecode, and LatentDecode for a cache of latents in pages,
   // absorbed, where every sequence has as many rows at its end, no more than decode kernels take.
   bool decodes() const { return op_ == Op::kDecode || decodes_latents_; }
+  // Why a cache is read into rows that would have been decoded; else empty.
+  const std::string& why_rows() const { return why_rows_; }
   // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one.
   const LatentJob& latent() const { return *latent_; }
   const FormChoice& form() const { return form_; }
@@ -169,6 +171,7 @@ class JobInput {
   bool queries_end_keys_ = false;                // synthetic queries are those of a prefill's last tokens
   std::int64_t prefix_ = 0;                      // synthetic keys of each sequence that are those of the first
   Op op_ = Op::kAttention;
+  std::string why_rows_;
   std::optional<LatentJob> latent_;
   FormChoice form_;
   bool decodes_latents_ = false;

@@ -56,16 +56,4 @@ struct CompressResult {
 // Pages are compressed by compress_pages() (compress_part.hpp).
 CompressResult compress_file(const CompressJob& job);
 
-// What compression does to O: fp64 of both caches, on sampled rows of a job.
-struct ChangeOfO {
-  std::int64_t rows = 0;
-  double relative_error = 0.0;  // root mean square of the change, as a share of O's root mean square
-  double greatest = 0.0;        // change of any element
-  double greatest_lse = 0.0;    // change of any LSE, of rows that see a key of both
-  std::int64_t emptied = 0;     // rows that see none any more: their O is 0
-};
-// `before` and `after`: the same job over both caches; both have the same rows of q. `count` rows, by `threads`
-// threads.
-ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_t count, int threads);
-
 }  // namespace ringattn

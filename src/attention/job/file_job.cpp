@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "attention/identities.hpp"
 #include "attention/job/one_input.hpp"
+#include "attention/job/step_or_rows.hpp"
 #include "attention/ring/handshake.hpp"
 
 namespace ringattn {
@@ -19,7 +21,7 @@ DecodeOptions decode_options(const Options& options) {
 
 StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks, KernelPlace place) {
   const DecodeChoice choice = choose_kernel(decode_spec(input), request, place);
-  const DecodeSpec spec = stored_spec(input, *choice.row);
+  const DecodeSpec spec = stored_spec(input, *choice.row, ranks);
   const auto backend = choice.row->make_backend({1, kNoDevice});
   return forecast_step(input, *choice.row->make_kernel(spec, *backend), ranks, spec.format);
 }
@@ -31,6 +33,9 @@ PreparedFileJob::PreparedFileJob(FileJob job, Transport& transport, Options opti
     if (!job_.output.empty() && meeting_.rank() == 0) check_output_path(job_.output, job_.replace);
   });
   agree_on_input(meeting_, *input_);
+  if (std::holds_alternative<FileInput>(job_.input)) {
+    *input_ = step_or_rows(std::move(*input_), fitting_request(options.kernel, transport), meeting_);
+  }
   prepare(transport, std::move(options), 0);
 }
 

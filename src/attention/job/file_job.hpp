@@ -54,7 +54,8 @@ StepForecast forecast_step(const JobInput& input, const KernelRequest& request, 
 class PreparedFileJob {
  public:
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares the op:
-  // kernel, plan, memory. Reads samples of the rows. Throws kFile, and what JobInput and the front doors throw.
+  // kernel, plan, memory. A file's cache that no kernel decodes is read into rows (step_or_rows()). Reads samples of
+  // the rows. Throws kFile, and what JobInput and the front doors throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
   // Of an input that the caller has opened, on which the ranks have agreed; nothing is written. `heads_at_a_time`: of
   // latents (LatentOptions).

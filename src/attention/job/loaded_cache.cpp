@@ -14,7 +14,6 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::byte kUnwritten{0xff};           // NaN, in every dtype
 constexpr std::int64_t kCodesAtOnce = 1 << 14;  // tokens that are read and checked at a time
 constexpr std::size_t kStreamAlignment = 256;
 
@@ -55,7 +54,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   if (!job.values_in_keys) pools_.v = backend.allocate(pool_bytes(v_.format, v_.shape, rows()));
   if (job.values_in_keys) {
     moment("staging");
-    backend.fill_bytes(pools_.k.data(), kUnwritten, pools_.k.bytes(), backend.stream());
+    mark_unwritten(backend, {&pools_.k});
     // Rows of 8 bits are taken for rows of half as many numbers.
     const std::int64_t width = token_bytes(k_.format, k_.shape) / static_cast<std::int64_t>(size_of(spec.dtype));
     fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows(), 1, width), step_done);
@@ -80,7 +79,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
 void LoadedCache::load(Part& part, Buffer& pool, std::int64_t& non_finite, const StepDone& step_done) {
   Backend& backend = decode_.backend();
   moment("staging");
-  backend.fill_bytes(pool.data(), kUnwritten, pool.bytes(), backend.stream());
+  mark_unwritten(backend, {&pool});
   if (!part.format.is_plain()) {
     const CompressedSource& source = *input_.compressed(part.tensor);
     for (const std::vector<std::byte>& table : source.tables) part.tables.push_back(upload<std::byte>(backend, table));
@@ -246,8 +245,17 @@ CachePools LoadedCache::copy() const {
 MutableCacheView LoadedCache::view(const Part& part, const Buffer& pool) const {
   const auto make = as_in_file(part) && input_.head_major_pages() ? head_major_cache_view : cache_view;
   const RowShape& shape = part.shape;
-  return make(pool.data(), shape.dtype, share_.pages, share_.page_size, static_cast<int>(shape.heads),
-              static_cast<int>(shape.dim));
+  MutableCacheView view = make(pool.data(), shape.dtype, share_.pages, share_.page_size, static_cast<int>(shape.heads),
+                               static_cast<int>(shape.dim));
+  if (share_.columns == 0) {
+    // A step skips the caches of all sequences before the rank's own (part_of_step()). They are not here, so the view
+    // begins as far in front of the pool, where nothing is read.
+    const std::int64_t skipped =
+        share_.first_sequence * view.page_stride * static_cast<std::int64_t>(size_of(shape.dtype));
+    view.data = reinterpret_cast<void*>(reinterpret_cast<std::intptr_t>(pool.data()) - skipped);
+    view.pages = static_cast<std::int64_t>(host_lengths_.size());
+  }
+  return view;
 }
 
 CompressedCache LoadedCache::packed(const Part& part, const Buffer& pool) const {

@@ -9,14 +9,6 @@
 
 namespace ringattn {
 
-namespace {
-
-std::size_t bytes_of(std::int64_t tokens, std::int64_t heads, std::int64_t dim, std::size_t element) {
-  return static_cast<std::size_t>(tokens * heads * dim) * element;
-}
-
-}  // namespace
-
 TensorView RankResult::out_view(const FoldSpec& spec) const {
   return dense_view(static_cast<const void*>(out.data()), spec.dtype, rows, spec.heads, spec.head_dim_v);
 }
@@ -35,29 +27,20 @@ std::vector<PackedRun> LoadedJob::key_runs(const JobInput& input) const {
 
 void LoadedJob::load(const JobInput& input, const std::vector<Tensor>& tensors, const StepDone& step_done) {
   const FoldSpec& spec = input.job().spec;
-  const std::size_t element = size_of(spec.dtype);
   result_.runs = query_runs(input);
   result_.rows = total_tokens(result_.runs);
   std::int64_t all = 0;  // rows of all tensors
   for (const Tensor& tensor : tensors) all += total_tokens(tensor.runs);
   Backend& backend = door_.backend;
-  const auto place = [&](Buffer& buffer, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
-    buffer = backend.allocate(bytes_of(rows, heads, dim, element));
-    return dense_view(static_cast<void*>(buffer.data()), spec.dtype, rows, heads, dim);
-  };
   for (const Tensor& tensor : tensors) {
-    buffers_.emplace_back();
-    inputs_.push_back(place(buffers_.back(), total_tokens(tensor.runs), tensor.heads, tensor.dim));
+    inputs_.push_back(
+        make_rows(backend, spec.dtype, total_tokens(tensor.runs), tensor.heads, tensor.dim, buffers_.emplace_back()));
   }
-  out_ = place(result_.out, result_.rows, spec.heads, spec.head_dim_v);
-  result_.lse = backend.allocate(bytes_of(result_.rows, spec.heads, 1, sizeof(float)));
+  out_ = make_rows(backend, spec.dtype, result_.rows, spec.heads, spec.head_dim_v, result_.out);
+  make_rows(backend, Dtype::kF32, result_.rows, spec.heads, 1, result_.lse);
   lse_ = result_.lse_view(spec);
   workspace_ = backend.allocate(door_.workspace_bytes);
-  // A row that is handed out without having been written shows: it is NaN, not what an earlier job left there.
-  constexpr std::byte kUnwritten{0xff};
-  for (const Buffer* buffer : {&result_.out, &result_.lse}) {
-    backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
-  }
+  mark_unwritten(backend, {&result_.out, &result_.lse});
 
   Staging staging(backend, meeting_.patience());
   std::int64_t before = 0;
@@ -78,16 +61,13 @@ void LoadedJob::load(const JobInput& input, const std::vector<Tensor>& tensors, 
     }
     before += inputs_[i].tokens;
   }
-  backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
+  await(backend, meeting_.patience());
 }
 
 const float* LoadedJob::load_sinks(const JobInput& input) {
   if (!input.job().spec.sinks) return nullptr;
-  Backend& backend = door_.backend;
-  const auto bytes = static_cast<std::int64_t>(input.sinks().size() * sizeof(float));
-  sinks_ = backend.allocate(static_cast<std::size_t>(bytes));
-  backend.copy_rows(sinks_.data(), bytes, input.sinks().data(), bytes, bytes, 1, backend.stream());
-  backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
+  sinks_ = upload<float>(door_.backend, input.sinks());
+  await(door_.backend, meeting_.patience());
   return reinterpret_cast<const float*>(sinks_.data());
 }
 
@@ -95,11 +75,9 @@ CompressedRows LoadedJob::load_compressed(const JobInput& input, const Compresse
   Backend& backend = door_.backend;
   const std::vector<PackedRun> runs = key_runs(input);
   const std::int64_t rows = total_tokens(runs);
-  const auto keep = [&](std::vector<std::byte>& host) {
-    buffers_.push_back(backend.allocate(host.size()));
-    const auto bytes = static_cast<std::int64_t>(host.size());
-    backend.copy_rows(buffers_.back().data(), bytes, host.data(), bytes, bytes, 1, backend.stream());
-    backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
+  const auto keep = [&](const std::vector<std::byte>& host) {
+    buffers_.push_back(upload<std::byte>(backend, host));
+    await(backend, meeting_.patience());
     return buffers_.back().data();
   };
   moment("staging");
@@ -117,7 +95,7 @@ CompressedRows LoadedJob::load_compressed(const JobInput& input, const Compresse
   }
   source.check(here, runs);
   at = 0;
-  for (std::vector<std::byte> table : source.tables) there.tables[at++] = keep(table);
+  for (const std::vector<std::byte>& table : source.tables) there.tables[at++] = keep(table);
   return there;
 }
 
@@ -153,23 +131,16 @@ LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeti
     : LoadedJob(ring_door(latent), meeting) {
   meeting.together([&] {
     const LatentSpec& spec = input.latent().spec;
-    const std::vector<PackedRun> heads{{0, spec.heads}};
     const bool in_latent = input.q_in_latent();
     const std::int64_t q_dim = (in_latent ? spec.latent_dim : spec.head_dim) + spec.rope_dim;
     load(input,
          {{SyntheticTensor::kQ, query_runs(input), spec.heads, q_dim, &NonFinite::q},
           {SyntheticTensor::kLatent, key_runs(input), 1, spec.latent_dim, &NonFinite::k},
-          {SyntheticTensor::kKeyRope, key_runs(input), 1, spec.rope_dim, &NonFinite::k},
-          {SyntheticTensor::kWeightKeys, heads, spec.head_dim, spec.latent_dim, &NonFinite::v},
-          {SyntheticTensor::kWeightValues, heads, spec.head_dim_v, spec.latent_dim, &NonFinite::v}},
+          {SyntheticTensor::kKeyRope, key_runs(input), 1, spec.rope_dim, &NonFinite::k}},
          step_done);
-    const auto matrices = [&](const MutableTensorView& rows) {
-      return HeadMatrices{rows.data, rows.dtype,        rows.tokens,      rows.heads,
-                          rows.dim,  rows.token_stride, rows.head_stride, 1};
-    };
-    LatentInputs inputs{inputs_[0],           inputs_[1],
-                        inputs_[2],           in_latent ? HeadMatrices() : matrices(inputs_[3]),
-                        matrices(inputs_[4]), load_sinks(input)};
+    weights_ = load_latent_weights(input, door_.backend, meeting, door_.options.threads);
+    result_.non_finite.v += weights_.non_finite;
+    const LatentInputs inputs{inputs_[0], inputs_[1], inputs_[2], weights_.keys, weights_.values, load_sinks(input)};
     run_ = [this, &latent, inputs](const BlockDone& block_done, RunMode mode) {
       return latent.run(inputs, {out_, lse_}, std::span(workspace_.data(), workspace_.bytes()), door_.backend.stream(),
                         block_done, mode);
@@ -191,15 +162,7 @@ RunStats LoadedJob::run(RunMode mode, const StepDone& step_done) {
 
 RankResult LoadedJob::fetch(const RunStats& stats) {
   result_.stats = stats;
-  if (door_.backend.memory() == MemoryKind::kHost) return std::move(result_);
-  meeting_.together([&] {
-    Staging staging(door_.backend, meeting_.patience());
-    for (Buffer* buffer : {&result_.out, &result_.lse}) {
-      Buffer host = allocate_host(buffer->bytes());
-      staging.store(buffer->data(), host.data(), buffer->bytes());
-      *buffer = std::move(host);
-    }
-  });
+  meeting_.together([&] { bring_to_host(door_.backend, meeting_.patience(), {&result_.out, &result_.lse}); });
   return std::move(result_);
 }
 

@@ -9,6 +9,7 @@
 
 #include "attention/attention.hpp"
 #include "attention/files/job_input.hpp"
+#include "attention/job/latent_weights.hpp"
 #include "attention/job/non_finite.hpp"
 #include "attention/job/ring_door.hpp"
 #include "attention/tokens/packed_run.hpp"
@@ -73,6 +74,7 @@ class LoadedJob {
   RankResult result_;
   std::vector<Buffer> buffers_;
   std::vector<MutableTensorView> inputs_;
+  LatentWeights weights_;  // of latents
   Buffer sinks_, workspace_;
   MutableTensorView out_;
   RowView lse_;

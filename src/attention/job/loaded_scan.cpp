@@ -48,10 +48,8 @@ TensorView LoadedScan::load_rows(ScanRows which, std::int64_t before, std::int64
   const ScanSpec& spec = input_.job().spec;
   const ScanInput::RowShape shape = input_.row_shape(which);
   Backend& backend = scan_.backend();
-  buffers_.push_back(
-      backend.allocate(static_cast<std::size_t>(result_.rows * shape.heads * shape.dim) * size_of(spec.dtype)));
   const MutableTensorView rows =
-      dense_view(static_cast<void*>(buffers_.back().data()), spec.dtype, result_.rows, shape.heads, shape.dim);
+      make_rows(backend, spec.dtype, result_.rows, shape.heads, shape.dim, buffers_.emplace_back());
   if (input_.seed()) {
     backend.fill_synthetic(*input_.seed(), ScanInput::synthetic(which), result_.runs, rows, backend.stream());
     return rows;
@@ -72,28 +70,24 @@ TensorView LoadedScan::side_by_side(std::span<const ScanRows> all, const std::fu
   const Dtype dtype = input_.job().spec.dtype;
   const auto size = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t channels = input_.job().convolution->channels;
-  const std::size_t place = buffers_.size();
-  buffers_.push_back(backend.allocate(static_cast<std::size_t>(result_.rows * channels * size)));
-  std::byte* to = buffers_[place].data();
+  const MutableTensorView both = make_rows(backend, dtype, result_.rows, 1, channels, buffers_.emplace_back());
+  std::byte* to = both.at(0, 0);
   for (const ScanRows which : all) {
     const TensorView rows = load(which);
     const std::int64_t row_bytes = rows.heads * rows.dim * size;
     backend.copy_rows(to, channels * size, rows.data, row_bytes, row_bytes, result_.rows, backend.stream());
-    backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
+    await(backend, meeting_.patience());
     buffers_.pop_back();
     to += row_bytes;
   }
-  return dense_view(static_cast<const void*>(buffers_[place].data()), dtype, result_.rows, 1, channels);
+  return both;
 }
 
 const std::byte* LoadedScan::load_bytes(std::span<const std::byte> values) {
   if (values.empty()) return nullptr;
-  Backend& backend = scan_.backend();
-  const auto bytes = static_cast<std::int64_t>(values.size());
-  const Buffer& buffer = buffers_.emplace_back(backend.allocate(values.size()));
-  backend.copy_rows(buffer.data(), bytes, values.data(), bytes, bytes, 1, backend.stream());
-  backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
-  return buffer.data();
+  buffers_.push_back(upload(scan_.backend(), values));
+  await(scan_.backend(), meeting_.patience());
+  return buffers_.back().data();
 }
 
 const float* LoadedScan::load_array(std::span<const float> values) {
@@ -145,8 +139,7 @@ void LoadedScan::make_room() {
   const ScanSpec& spec = job.spec;
   Backend& backend = scan_.backend();
   const std::size_t ending = scan_.ending().size();
-  result_.y = backend.allocate(static_cast<std::size_t>(result_.rows) * static_cast<std::size_t>(spec.heads) *
-                               static_cast<std::size_t>(spec.head_dim) * size_of(spec.dtype));
+  outputs_.y = make_rows(backend, spec.dtype, result_.rows, spec.heads, spec.head_dim, result_.y);
   if (job.final_states || job.final_halos) {
     const std::vector<std::int64_t> numbers(input_.numbers().begin(), input_.numbers().end());
     for (const std::int32_t s : scan_.ending()) {
@@ -158,13 +151,8 @@ void LoadedScan::make_room() {
   if (job.final_halos) {
     result_.halos = backend.allocate(ending * static_cast<std::size_t>(job.convolution->halo_bytes()));
   }
-  // What is handed out without having been written shows: it is NaN, not what an earlier job left there.
-  constexpr std::byte kUnwritten{0xff};
-  for (const Buffer* buffer : {&result_.y, &result_.states, &result_.halos}) {
-    if (buffer->bytes() > 0) backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
-  }
-  backend.synchronize(backend.stream(), meeting_.patience().for_peer(), {});
-  outputs_.y = dense_view(static_cast<void*>(result_.y.data()), spec.dtype, result_.rows, spec.heads, spec.head_dim);
+  mark_unwritten(backend, {&result_.y, &result_.states, &result_.halos});
+  await(backend, meeting_.patience());
   if (ending == 0) return;
   if (job.final_states) outputs_.final_states = reinterpret_cast<float*>(result_.states.data());
   if (job.final_halos) outputs_.final_halos = result_.halos.data();
@@ -186,14 +174,7 @@ ScanStats LoadedScan::run() {
 ScanRankResult LoadedScan::fetch(const ScanStats& stats) {
   result_.stats = stats;
   meeting_.together([&] {
-    if (scan_.backend().memory() != MemoryKind::kHost) {
-      Staging staging(scan_.backend(), meeting_.patience());
-      for (Buffer* buffer : {&result_.y, &result_.states, &result_.halos}) {
-        Buffer host = allocate_host(buffer->bytes());
-        staging.store(buffer->data(), host.data(), buffer->bytes());
-        *buffer = std::move(host);
-      }
-    }
+    bring_to_host(scan_.backend(), meeting_.patience(), {&result_.y, &result_.states, &result_.halos});
     if (input_.job().final_halos) result_.halos = channels_first(result_.halos, *input_.job().convolution);
   });
   return std::move(result_);

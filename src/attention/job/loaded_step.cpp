@@ -5,19 +5,13 @@
 #include <span>
 #include <utility>
 
-#include "attention/check/latent_matrices.hpp"
 #include "attention/job/staging.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr std::byte kUnwritten{0xff};  // NaN, in every dtype
-constexpr double kLongStep = 0.1;      // seconds in which a device reads all of its memory
-
-std::size_t bytes_of(std::int64_t tokens, std::int64_t heads, std::int64_t dim, std::size_t element) {
-  return static_cast<std::size_t>(tokens * heads * dim) * element;
-}
+constexpr double kLongStep = 0.1;  // seconds in which a device reads all of its memory
 
 }  // namespace
 
@@ -35,7 +29,6 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
   // As the caller has them: of latents the queries' and values' own dims, or those of queries in the latent.
   const FoldSpec& spec = input.job().spec;
   const int q_dim = input.q_in_latent() ? decode.job().spec.head_dim : spec.head_dim;
-  const std::size_t element = size_of(spec.dtype);
   const auto sequences = static_cast<std::int64_t>(input.job().batch.sequences.size());
   const std::int64_t rows = input.job().batch.q_tokens();
   const SequenceRange owned = decode.owned(sequences);
@@ -48,8 +41,7 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
     for (int i = 1; i < caches; ++i) more_.push_back(cache_->copy());
     result_.non_finite = cache_->non_finite();
 
-    q_ = backend.allocate(bytes_of(rows, spec.heads, q_dim, element));
-    const MutableTensorView q = dense_view(static_cast<void*>(q_.data()), spec.dtype, rows, spec.heads, q_dim);
+    const MutableTensorView q = make_rows(backend, spec.dtype, rows, spec.heads, q_dim, q_);
     const PackedRun all[] = {{0, rows}};
     const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
       input.read(SyntheticTensor::kQ, runs, host, decode.options().threads);
@@ -57,13 +49,15 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
       if (meeting.rank() == 0) result_.non_finite.q += count_non_finite(host);
     };
     Staging(backend, meeting.patience()).load(all, q, fill, {});
-    if (latents_ != nullptr) load_matrices(input);
-    if (spec.sinks) sinks_ = upload<float>(backend, input.sinks());
-    result_.out = backend.allocate(bytes_of(result_.rows, spec.heads, spec.head_dim_v, element));
-    result_.lse = backend.allocate(bytes_of(result_.rows, spec.heads, 1, sizeof(float)));
-    for (const Buffer* buffer : {&result_.out, &result_.lse}) {
-      backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
+    if (latents_ != nullptr) {
+      weights_ = load_latent_weights(input, backend, meeting, decode.options().threads);
+      result_.non_finite.v += weights_.non_finite;
     }
+    if (spec.sinks) sinks_ = upload<float>(backend, input.sinks());
+    outputs_.out = make_rows(backend, spec.dtype, result_.rows, spec.heads, spec.head_dim_v, result_.out);
+    make_rows(backend, Dtype::kF32, result_.rows, spec.heads, 1, result_.lse);
+    outputs_.lse = result_.lse_view(spec);
+    mark_unwritten(backend, {&result_.out, &result_.lse});
     await(backend, meeting.patience());
     marks_ = backend.make_marks(2, true);
     inputs_.q = q;
@@ -78,31 +72,7 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
       inputs_.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()),
                        reinterpret_cast<const std::int32_t*>(list_counts_.data()), lists.stride};
     }
-    outputs_ = {
-        dense_view(static_cast<void*>(result_.out.data()), spec.dtype, result_.rows, spec.heads, spec.head_dim_v),
-        result_.lse_view(spec)};
   });
-}
-
-// All heads'. Every rank has them; each value that isn't finite is counted once.
-void LoadedStep::load_matrices(const JobInput& input) {
-  const LatentSpec& spec = input.latent().spec;
-  Backend& backend = decode_.backend();
-  const PackedRun heads[] = {{0, spec.heads}};
-  const auto load = [&](SyntheticTensor tensor, int outer, Buffer& buffer) {
-    buffer = backend.allocate(bytes_of(spec.heads, outer, spec.latent_dim, size_of(spec.dtype)));
-    const MutableTensorView rows =
-        dense_view(static_cast<void*>(buffer.data()), spec.dtype, spec.heads, outer, spec.latent_dim);
-    const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
-      input.read(tensor, runs, host, decode_.options().threads);
-      if (meeting_.rank() == 0 && !input.seed()) result_.non_finite.v += count_non_finite(host);
-    };
-    Staging(backend, meeting_.patience()).load(heads, rows, fill, {});
-    return HeadMatrices{rows.data, rows.dtype,        rows.tokens,      rows.heads,
-                        rows.dim,  rows.token_stride, rows.head_stride, 1};
-  };
-  if (!input.q_in_latent()) keys_ = load(SyntheticTensor::kWeightKeys, spec.head_dim, w_uk_);
-  values_ = load(SyntheticTensor::kWeightValues, spec.head_dim_v, w_uv_);
 }
 
 const CachePools& LoadedStep::pools_of(int step) const {
@@ -124,20 +94,7 @@ void LoadedStep::enqueue(int step, bool captured) {
     decode_.enqueue(inputs, outputs_, stream);
     return;
   }
-  LatentDecodeInputs rows;
-  rows.q = inputs.q;
-  rows.rows = inputs.rows;
-  rows.cache = inputs.k;
-  rows.packed = inputs.packed_k;
-  rows.block_table = inputs.block_table;
-  rows.table_pages = inputs.table_pages;
-  rows.lengths = inputs.lengths;
-  rows.sinks = inputs.sinks;
-  rows.w_uk = keys_;
-  rows.w_uv = values_;
-  rows.host_lengths = inputs.host_lengths;
-  rows.host_table = inputs.host_table;
-  latents_->enqueue(rows, {outputs_.out, outputs_.lse}, stream);
+  latents_->enqueue(latent_step(inputs, weights_), {outputs_.out, outputs_.lse}, stream);
 }
 
 void LoadedStep::wait() {
@@ -186,15 +143,7 @@ double LoadedStep::run_many(int count) {
 
 RankResult LoadedStep::fetch(const RunStats& stats) {
   result_.stats = stats;
-  if (decode_.backend().memory() == MemoryKind::kHost) return std::move(result_);
-  meeting_.together([&] {
-    Staging staging(decode_.backend(), meeting_.patience());
-    for (Buffer* buffer : {&result_.out, &result_.lse}) {
-      Buffer host = allocate_host(buffer->bytes());
-      staging.store(buffer->data(), host.data(), buffer->bytes());
-      *buffer = std::move(host);
-    }
-  });
+  meeting_.together([&] { bring_to_host(decode_.backend(), meeting_.patience(), {&result_.out, &result_.lse}); });
   return std::move(result_);
 }
 

@@ -10,6 +10,7 @@
 
 #include "attention/decode.hpp"
 #include "attention/files/job_input.hpp"
+#include "attention/job/latent_weights.hpp"
 #include "attention/job/loaded_cache.hpp"
 #include "attention/job/loaded_job.hpp"
 #include "attention/latent_decode.hpp"
@@ -40,7 +41,6 @@ class LoadedStep {
   LoadedStep(const JobInput& input, Decode& decode, LatentDecode* latents, const Meeting& meeting,
              const StepDone& step_done, int caches);
   const CachePools& pools_of(int step) const;
-  void load_matrices(const JobInput& input);
   // Enqueues a step of the front door; `captured`: without what the host knows of lengths.
   void enqueue(int step, bool captured);
   void wait();
@@ -51,9 +51,9 @@ class LoadedStep {
   std::optional<LoadedCache> cache_;
   std::vector<CachePools> more_;
   RankResult result_;
-  Buffer q_, sinks_, w_uk_, w_uv_;
+  Buffer q_, sinks_;
   Buffer list_blocks_, list_counts_;  // where the job has lists of key blocks
-  HeadMatrices keys_, values_;        // of latents: views of w_uk_, where queries need it, and of w_uv_
+  LatentWeights weights_;             // of latents
   DecodeInputs inputs_;
   DecodeOutputs outputs_;
   std::unique_ptr<Marks> marks_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of an input that are NaN or infinite: they are data, and a user wants to know of them.
+// Values of an input that are NaN or infinite: they are data, and a user wants to know of them. Ranks that have the
+// same values count them once, so that the ranks' sum is the input's.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,9 @@ namespace ringattn {
 struct NonFinite {
   std::int64_t q = 0;
   std::int64_t k = 0;  // or of latents and rotary keys
-  std::int64_t v = 0;  // or of the matrices that expand latents, counted by each rank
+  std::int64_t v = 0;  // or of the matrices that expand latents
+
+  std::int64_t total() const { return q + k + v; }
 };
 
 // Of rows in host memory, whose dims lie side by side.

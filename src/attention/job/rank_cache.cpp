@@ -32,12 +32,27 @@ void for_each_piece(const GroupShare& share, std::int64_t group, std::int64_t le
   }
 }
 
-// The numbers of the pages that a share needs, ascending.
-std::vector<std::int32_t> needed_pages(const PageTable& table, const Batch& batch, const GroupShare& share,
-                                       std::int64_t group) {
+// What a rank holds: of each of these sequences the groups of the share.
+struct Holding {
+  SequenceRange sequences;
+  GroupShare share;
+  std::int64_t group = 0;  // keys
+};
+
+Holding holding_of(const FoldSpec& spec, const Batch& batch, int rank, int ranks, int key_tile) {
+  const auto sequences = static_cast<std::int64_t>(batch.sequences.size());
+  const int dealt = ranks_of_sequence(spec, ranks);
+  const bool whole = dealt < ranks;  // sequences are dealt, and not their groups
+  return {whole ? owned_sequences(sequences, rank, ranks) : SequenceRange{0, sequences},
+          share_of_rank(rank % dealt, dealt), group_keys(key_tile)};
+}
+
+// The numbers of the pages that hold it, ascending.
+std::vector<std::int32_t> needed_pages(const PageTable& table, const Batch& batch, const Holding& holding) {
   std::vector<std::int32_t> numbers;
-  for (std::size_t s = 0; s < table.sequences(); ++s) {
-    for_each_piece(share, group, batch.sequences[s].k_len, table.page_size,
+  for (std::int64_t number = holding.sequences.first; number < holding.sequences.end(); ++number) {
+    const auto s = static_cast<std::size_t>(number);
+    for_each_piece(holding.share, holding.group, batch.sequences[s].k_len, table.page_size,
                    [&](std::int64_t, std::int64_t position, std::int64_t) {
                      numbers.push_back(table.of(s)[static_cast<std::size_t>(position / table.page_size)]);
                    });
@@ -47,17 +62,20 @@ std::vector<std::int32_t> needed_pages(const PageTable& table, const Batch& batc
   return numbers;
 }
 
-RankCache dense_share(const Batch& batch, const GroupShare& share, std::int64_t group, std::int64_t capacity) {
+RankCache dense_share(const Batch& batch, const Holding& holding, std::int64_t capacity) {
+  const std::vector<std::int64_t> cu_k = batch.cu_k();
+  const std::int64_t group = holding.group;
   RankCache cache;
-  cache.pages = static_cast<std::int64_t>(batch.sequences.size());
+  cache.pages = holding.sequences.count;
   cache.page_size = capacity;
-  std::int64_t first = 0;  // packed key
-  for (std::int64_t s = 0; s < cache.pages; ++s) {
-    const std::int64_t length = batch.sequences[static_cast<std::size_t>(s)].k_len;
-    for_each_piece(share, group, length, group, [&](std::int64_t index, std::int64_t position, std::int64_t keys) {
-      cache.held.push_back({{first + position, first + position + keys}, s * capacity + index * group});
-    });
-    first += length;
+  cache.first_sequence = holding.sequences.first;
+  for (std::int64_t page = 0; page < cache.pages; ++page) {
+    const auto s = static_cast<std::size_t>(cache.first_sequence + page);
+    for_each_piece(holding.share, group, batch.sequences[s].k_len, group,
+                   [&](std::int64_t index, std::int64_t position, std::int64_t keys) {
+                     const std::int64_t first = cu_k[s] + position;
+                     cache.held.push_back({{first, first + keys}, page * capacity + index * group});
+                   });
   }
   return cache;
 }
@@ -72,10 +90,12 @@ std::int64_t coded_together(const CacheFormat& format) {
 }
 
 // `together`: of its compressed rows.
-RankCache paged_share(const PageTable& table, const Batch& batch, const GroupShare& share, std::int64_t group,
-                      std::int64_t columns, std::int64_t together) {
+RankCache paged_share(const PageTable& table, const Batch& batch, const Holding& holding, std::int64_t columns,
+                      std::int64_t together) {
+  const std::vector<std::int64_t> cu_k = batch.cu_k();
   RankCache cache;
   cache.page_size = table.page_size;
+  cache.first_sequence = holding.sequences.first;
   cache.columns = columns;
   const auto sequences = static_cast<std::int64_t>(table.sequences());
   if (columns > kMostTableEntries / sequences) {
@@ -83,15 +103,15 @@ RankCache paged_share(const PageTable& table, const Batch& batch, const GroupSha
          fmt::format("at most {} entries are held", kMostTableEntries),
          "Decode long and short sequences in steps of their own, or use larger pages.");
   }
-  cache.numbers = needed_pages(table, batch, share, group);
+  cache.numbers = needed_pages(table, batch, holding);
   cache.pages = static_cast<std::int64_t>(cache.numbers.size());
   cache.table.assign(static_cast<std::size_t>(sequences * columns), 0);
   std::vector<PackedRun> keys(cache.numbers.size());      // of each page the longest run that a sequence has there
   std::vector<std::int64_t> codes(cache.numbers.size());  // and how much of it, at most, lies in closed groups
-  std::int64_t first = 0;
-  for (std::size_t s = 0; s < table.sequences(); ++s) {
+  for (std::int64_t sequence = holding.sequences.first; sequence < holding.sequences.end(); ++sequence) {
+    const auto s = static_cast<std::size_t>(sequence);
     const std::int64_t length = batch.sequences[s].k_len;
-    for_each_piece(share, group, length, table.page_size,
+    for_each_piece(holding.share, holding.group, length, table.page_size,
                    [&](std::int64_t index, std::int64_t position, std::int64_t tokens) {
                      const std::int32_t number = table.of(s)[static_cast<std::size_t>(position / table.page_size)];
                      const auto page = static_cast<std::size_t>(
@@ -101,10 +121,9 @@ RankCache paged_share(const PageTable& table, const Batch& batch, const GroupSha
                      const std::int64_t coded = std::min(tokens, length / together * together - position);
                      const std::int64_t longest = keys[page].tokens();
                      if (tokens < longest || (tokens == longest && coded <= codes[page])) return;
-                     keys[page] = {first + position, first + position + tokens};
+                     keys[page] = {cu_k[s] + position, cu_k[s] + position + tokens};
                      codes[page] = coded;
                    });
-    first += length;
   }
   for (std::size_t page = 0; page < keys.size(); ++page) {
     cache.held.push_back({keys[page], static_cast<std::int64_t>(page) * table.page_size});
@@ -119,8 +138,9 @@ DecodeSpec decode_spec(const JobInput& input) {
   return {input.job().spec, false};
 }
 
-DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row) {
+DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, int ranks) {
   const DecodeSpec plain = decode_spec(input);
+  if (plain.fold.lists.any() && ranks > 1) return plain;
   DecodeSpec stored = plain;
   if (input.op() == Op::kLatent) {
     stored.format.k = input.latent_format();
@@ -149,33 +169,26 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const Cache
   for (std::size_t s = 0; s < sequences.distinct(); ++s) {
     job.limits.keys = std::max(job.limits.keys, sequences[s].k_len);
   }
-  if (input.pages() == nullptr) {
-    if (job.spec.lists.any()) job.pages = job.limits.sequences;  // on every rank (rank_cache())
-    return job;
-  }
+  if (input.pages() == nullptr) return job;
   job.page_size = input.pages()->page_size;
   if (!job.spec.lists.any()) {
     job.limits.prefixes = static_cast<int>(shared_prefixes(input, key_tile).keys.size());
   }
   job.pages = 1;
-  const int dealt = ranks_of_sequence(job.spec, ranks);
-  for (int rank = 0; rank < dealt; ++rank) {
-    const auto pages =
-        needed_pages(*input.pages(), input.job().batch, share_of_rank(rank, dealt), group_keys(key_tile)).size();
+  const Batch& batch = input.job().batch;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto pages = needed_pages(*input.pages(), batch, holding_of(job.spec, batch, rank, ranks, key_tile)).size();
     job.pages = std::max(job.pages, static_cast<std::int64_t>(pages));
   }
   return job;
 }
 
 RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile) {
-  // With lists every rank has all keys here, though it needs those of its own sequences alone.
   const int dealt = ranks_of_sequence(job.spec, ranks);
-  const GroupShare share = share_of_rank(rank % dealt, dealt);
   const Batch& batch = input.job().batch;
-  if (!job.is_paged()) {
-    return dense_share(batch, share, group_keys(key_tile), most_cache_tokens(job, dealt, key_tile));
-  }
-  return paged_share(*input.pages(), batch, share, group_keys(key_tile), most_table_pages(job, dealt, key_tile),
+  const Holding holding = holding_of(job.spec, batch, rank, ranks, key_tile);
+  if (!job.is_paged()) return dense_share(batch, holding, most_cache_tokens(job, dealt, key_tile));
+  return paged_share(*input.pages(), batch, holding, most_table_pages(job, dealt, key_tile),
                      coded_together(job.format));
 }
 

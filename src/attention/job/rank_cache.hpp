@@ -22,9 +22,11 @@ struct PlacedKeys {
   bool operator==(const PlacedKeys&) const = default;
 };
 
-// A rank's cache: its pages, or the one page a sequence has of a dense cache.
+// A rank's cache: its pages, or the one page a sequence has of a dense cache. With lists of key blocks it holds the
+// sequences that the rank owns, and no entry of the table is read that is another's.
 struct RankCache {
   std::int64_t pages = 0;
+  std::int64_t first_sequence = 0;    // that it holds
   std::int64_t page_size = 0;         // tokens
   std::vector<std::int32_t> numbers;  // [pages] each page's number in the job's pool, ascending; of a dense cache none
   std::vector<std::int32_t> table;    // [sequences, columns] of pages here; of a dense cache none
@@ -38,8 +40,9 @@ struct RankCache {
 DecodeSpec decode_spec(const JobInput& input);
 
 // The same with the cache as the input stores it, where a kernel of this row reads that: the bits are the same, and the
-// cache is smaller. Else rows are decompressed as the cache is filled.
-DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row);
+// cache is smaller. Else rows are decompressed as the cache is filled; so they are for several ranks with lists, each
+// of which would need the formats' tables of its own sequences alone.
+DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, int ranks);
 
 // The prefixes that the sequences of a job share in its pages; none without pages.
 SharedPages shared_prefixes(const JobInput& input, int key_tile);

@@ -13,6 +13,8 @@
 #include "attention/files/job_input.hpp"
 #include "attention/job/file_job.hpp"
 #include "comm/transport.hpp"
+#include "kernels/decode.hpp"
+#include "kernels/registry.hpp"
 
 namespace ringattn {
 
@@ -22,13 +24,19 @@ struct ReplayResult {
   std::optional<Difference> difference;  // the first, prefill's value left
 };
 
-// Whether the job's rows can be decoded: no row may see a key behind its own, and each stands at a key. Throws kUsage.
-void check_replayable(const Job& job);
+// Whether the job's rows can be decoded: no row may see a key behind its own, each stands at a key, and latents are
+// folded as they are (absorbed). Throws kUsage.
+void check_replayable(const JobInput& input);
 
-// Computes `input` by Attention over `world`. Then, for each of the page sizes, decodes the last `rows` rows of every
-// sequence (all of a shorter one), a row a step, from a cache that holds the keys before them and takes up each row's
-// own by an append, and compares out and lse. `prefilled` is called when the prefill is done, `done` with each result.
-// Collective. Throws what the two ops throw, and kUsage.
+// Whether steps have the bits of a prefill by this kernel: the request chooses for them the kernel of the same name.
+// Throws kUnsupported, and what choosing throws.
+void check_replay_kernel(const KernelEntry& prefill, const DecodeSpec& spec, const KernelRequest& request,
+                         KernelPlace place = KernelPlace::kHere);
+
+// Computes `input` by Attention, or latents by Latent, over `world`. Then, for each of the page sizes, decodes the last
+// `rows` rows of every sequence (all of a shorter one), a row a step, from a cache that holds the keys before them and
+// takes up each row's own by an append, and compares out and lse. `prefilled` is called when the prefill is done,
+// `done` with each result. Collective. Throws what the two ops throw, and what the checks above do.
 void replay_rows(const JobInput& input, const Options& options, std::int64_t rows,
                  std::span<const std::int64_t> page_sizes, Transport& world, const StepDone& step_done,
                  const std::function<void(PreparedFileJob&, const RankResult&)>& prefilled,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/gpu.hpp"
@@ -112,6 +113,29 @@ void Staging::send(Half& half, void* target, const void* source, std::size_t byt
 
 void Staging::finish() {
   for (Half& half : halves_) await_copy(half);
+}
+
+MutableTensorView make_rows(Backend& backend, Dtype dtype, std::int64_t tokens, std::int64_t heads, std::int64_t dim,
+                            Buffer& memory) {
+  memory = backend.allocate(static_cast<std::size_t>(tokens * heads * dim) * size_of(dtype));
+  return dense_view(static_cast<void*>(memory.data()), dtype, tokens, heads, dim);
+}
+
+void mark_unwritten(Backend& backend, std::initializer_list<const Buffer*> buffers) {
+  constexpr std::byte kUnwritten{0xff};
+  for (const Buffer* buffer : buffers) {
+    if (buffer->bytes() > 0) backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
+  }
+}
+
+void bring_to_host(Backend& backend, const Patience& patience, std::initializer_list<Buffer*> buffers) {
+  if (backend.memory() == MemoryKind::kHost) return;
+  Staging staging(backend, patience);
+  for (Buffer* buffer : buffers) {
+    Buffer host = allocate_host(buffer->bytes());
+    staging.store(buffer->data(), host.data(), buffer->bytes());
+    *buffer = std::move(host);
+  }
 }
 
 void await(Backend& backend, const Patience& patience) {

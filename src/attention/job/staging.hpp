@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows on their way between host code (files, digests) and the memory of a backend. Host memory needs no way. A
-// device's rows go through two pinned buffers: one is filled or emptied by the host while the other is copied.
+// Rows on their way between host code (files, digests) and the memory of a backend, and room for them there. Host
+// memory needs no way. A device's rows go through two pinned buffers: one is filled or emptied by the host while the
+// other is copied.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <vector>
@@ -63,6 +65,16 @@ Buffer upload(Backend& backend, std::span<const Value> values) {
   backend.copy_rows(buffer.data(), bytes, values.data(), bytes, bytes, 1, backend.stream());
   return buffer;
 }
+
+// Room for dense rows, [tokens, heads, dim], in the backend's memory, which `memory` holds.
+MutableTensorView make_rows(Backend& backend, Dtype dtype, std::int64_t tokens, std::int64_t heads, std::int64_t dim,
+                            Buffer& memory);
+
+// What is handed out without having been written shows: it is NaN, in every dtype, not what an earlier job left there.
+void mark_unwritten(Backend& backend, std::initializer_list<const Buffer*> buffers);
+
+// The same bytes in host memory, where the backend's are elsewhere.
+void bring_to_host(Backend& backend, const Patience& patience, std::initializer_list<Buffer*> buffers);
 
 // Returns when the backend's stream has passed what is enqueued on it.
 void await(Backend& backend, const Patience& patience);

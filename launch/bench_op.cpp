@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/bench_op.hpp"
+
+#include <fmt/format.h>
+
+#include "kernels/decode.hpp"
+#include "launch/op_flags.hpp"
+
+namespace ringattn {
+
+namespace {
+
+bool has_rows_of_a_step(const Config& config) {
+  const auto& q_len = config.options.q_len;
+  return !config.given("input") && q_len && *q_len >= 1 && *q_len <= kMostDecodeRows;
+}
+
+}  // namespace
+
+void fill_op_of_bench(Config& config) {
+  const JobOptions& options = config.options;
+  if (!has_rows_of_a_step(config) || config.given("op") || options.op != Op::kAttention) return;
+  if (options.against == "folds" || options.against == "sgemm") return;
+  if (first_unknown(config, Op::kDecode) != nullptr) return;
+  fill_value(config, "op", std::string(op_name(Op::kDecode)), Source::kDefault, "op");
+}
+
+void print_op_of_bench(const Screen& screen, const Config& config, const JobInput& input) {
+  if (!has_rows_of_a_step(config)) return;
+  if (config.options.op == Op::kDecode) {
+    if (config.given("op")) return;
+    screen.context(
+        fmt::format("op: decode, as --q-len {} makes steps; --op attention measures such rows around the ring",
+                    *config.options.q_len));
+  } else if (!input.decodes()) {
+    screen.context(fmt::format("op: {}, rows around the ring; {} measures steps of decoding", op_name(input.op()),
+                               input.op() == Op::kLatent ? "--page-size 64" : "--op decode"));
+  }
+}
+
+}  // namespace ringattn

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/check/change_of_o.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "attention/check/accuracy.hpp"
+#include "attention/check/oracle_rows.hpp"
+#include "kernels/key_positions.hpp"
+#include "kernels/oracle.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::uint64_t kSampleSeed = 1;  // any; the same rows each time
+
+std::map<std::size_t, std::vector<RowSample>> samples_by_sequence(const Job& job, std::int64_t count) {
+  const std::vector<std::int64_t> cu_q = job.batch.cu_q();
+  std::map<std::size_t, std::vector<RowSample>> samples;
+  for (const RowSample& sample : sample_rows(job, count, kSampleSeed)) {
+    samples[sequence_of(cu_q, sample.token)].push_back(sample);
+  }
+  return samples;
+}
+
+// A finished row.
+struct RowResult {
+  std::vector<double> out;
+  double lse = 0.0;
+};
+
+// The samples of a sequence over one of the caches, whose keys may be fewer, and stand elsewhere. `sinks`: [heads], or
+// empty.
+std::vector<RowResult> compute(const JobInput& input, std::size_t sequence, std::span<const RowSample> samples,
+                               const std::vector<std::vector<double>>& queries, std::span<const float> sinks,
+                               int threads) {
+  const Job& job = input.job();
+  const FoldSpec& spec = job.spec;
+  const Sequence shape = job.batch.sequences[sequence];
+  const std::int64_t first_query = job.batch.cu_q()[sequence];
+  std::vector<OracleRow> rows;
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const int head = samples[i].head;
+    rows.emplace_back(spec, head, shape.q_offset + samples[i].token - first_query, shape.k_len, queries[i],
+                      ListedKeys{}, positions_of(job.positions.get(), sequence, head / (spec.heads / spec.kv_heads)));
+  }
+  feed_keys(input, sequence, {0, shape.k_len}, rows, threads);
+  std::vector<RowResult> results(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const double sink = sinks.empty() ? 0.0 : static_cast<double>(sinks[static_cast<std::size_t>(rows[i].head())]);
+    results[i].lse = rows[i].finish(sink, results[i].out);
+  }
+  return results;
+}
+
+// Sums of squares over the rows that were compared.
+struct Squares {
+  double of_change = 0.0;
+  double of_out = 0.0;
+};
+
+void compare(const RowResult& before, const RowResult& after, ChangeOfO& change, Squares& squares) {
+  ++change.rows;
+  if (std::isfinite(before.lse) && std::isfinite(after.lse)) {
+    change.greatest_lse = std::max(change.greatest_lse, std::abs(after.lse - before.lse));
+  }
+  change.emptied += std::isfinite(before.lse) && !std::isfinite(after.lse) ? 1 : 0;
+  for (std::size_t i = 0; i < before.out.size(); ++i) {
+    const double difference = after.out[i] - before.out[i];
+    squares.of_change += difference * difference;
+    squares.of_out += before.out[i] * before.out[i];
+    change.greatest = std::max(change.greatest, std::abs(difference));
+  }
+}
+
+}  // namespace
+
+ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_t count, int threads) {
+  ChangeOfO change;
+  Squares squares;
+  for (const auto& [sequence, samples] : samples_by_sequence(before.job(), count)) {
+    std::vector<std::vector<double>> queries;
+    for (const RowSample& sample : samples) queries.push_back(query_of(before, sample, threads));
+    const std::vector<RowResult> exact = compute(before, sequence, samples, queries, before.sinks(), threads);
+    const std::vector<RowResult> changed = compute(after, sequence, samples, queries, before.sinks(), threads);
+    for (std::size_t i = 0; i < samples.size(); ++i) compare(exact[i], changed[i], change, squares);
+  }
+  if (squares.of_out > 0.0) change.relative_error = std::sqrt(squares.of_change / squares.of_out);
+  return change;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// What another cache does to O: fp64 of the same job over both, on sampled rows.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/files/job_input.hpp"
+
+namespace ringattn {
+
+struct ChangeOfO {
+  std::int64_t rows = 0;
+  double relative_error = 0.0;  // root mean square of the change, as a share of O's root mean square
+  double greatest = 0.0;        // change of any element
+  double greatest_lse = 0.0;    // change of any LSE, of rows that see a key of both
+  std::int64_t emptied = 0;     // rows that see none any more: their O is 0
+};
+
+// `before` and `after`: the same job over both caches, the second of which may lack keys of the first; both have the
+// same rows of q. `count` rows (sample_rows()); `threads` make and decompress input. Throws what JobInput::read()
+// throws.
+ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_t count, int threads);
+
+}  // namespace ringattn

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of an input for the fp64 oracle (kernels/oracle.hpp): their queries, and the keys and values that they are fed.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "attention/check/accuracy.hpp"
+#include "attention/files/job_input.hpp"
+#include "kernels/oracle.hpp"
+#include "kernels/visibility.hpp"
+
+namespace ringattn {
+
+// The sequence that a packed query token belongs to. `cu_q`: where each begins, with the total behind.
+std::size_t sequence_of(std::span<const std::int64_t> cu_q, std::int64_t token);
+
+// [head_dim] of the sampled query. Throws what JobInput::read() throws, as the next does.
+std::vector<double> query_of(const JobInput& input, const RowSample& sample, int threads);
+
+// Feeds these keys of a sequence to its rows, piece by piece.
+void feed_keys(const JobInput& input, std::size_t sequence, const KeyRange& keys, std::span<OracleRow> rows,
+               int threads);
+
+}  // namespace ringattn

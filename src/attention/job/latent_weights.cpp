@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/job/latent_weights.hpp"
+
+#include <span>
+
+#include "attention/job/non_finite.hpp"
+#include "attention/job/staging.hpp"
+
+namespace ringattn {
+
+LatentWeights load_latent_weights(const JobInput& input, Backend& backend, const Meeting& meeting, int threads) {
+  const LatentSpec& spec = input.latent().spec;
+  const PackedRun heads[] = {{0, spec.heads}};
+  LatentWeights weights;
+  const auto load = [&](SyntheticTensor tensor, int outer, Buffer& buffer) {
+    const MutableTensorView rows = make_rows(backend, spec.dtype, spec.heads, outer, spec.latent_dim, buffer);
+    if (input.is_made(tensor)) {
+      backend.fill_synthetic(*input.seed(), tensor, input.made_tokens(tensor, heads), rows, backend.stream());
+    } else {
+      const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
+        input.read(tensor, runs, host, threads);
+        if (meeting.rank() == 0) weights.non_finite += count_non_finite(host);
+      };
+      Staging(backend, meeting.patience()).load(heads, rows, fill, {});
+    }
+    return HeadMatrices{rows.data, rows.dtype,        rows.tokens,      rows.heads,
+                        rows.dim,  rows.token_stride, rows.head_stride, 1};
+  };
+  if (!input.q_in_latent()) weights.keys = load(SyntheticTensor::kWeightKeys, spec.head_dim, weights.w_uk);
+  weights.values = load(SyntheticTensor::kWeightValues, spec.head_dim_v, weights.w_uv);
+  await(backend, meeting.patience());
+  return weights;
+}
+
+LatentDecodeInputs latent_step(const DecodeInputs& step, const LatentWeights& weights) {
+  LatentDecodeInputs rows;
+  rows.q = step.q;
+  rows.rows = step.rows;
+  rows.cache = step.k;
+  rows.packed = step.packed_k;
+  rows.block_table = step.block_table;
+  rows.table_pages = step.table_pages;
+  rows.lengths = step.lengths;
+  rows.sinks = step.sinks;
+  rows.grow = step.grow;
+  rows.w_uk = weights.keys;
+  rows.w_uv = weights.values;
+  rows.host_lengths = step.host_lengths;
+  rows.host_table = step.host_table;
+  return rows;
+}
+
+}  // namespace ringattn

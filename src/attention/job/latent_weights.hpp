@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The matrices of latents on a rank, in its kernel's memory: those of all heads, on every rank.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/decode.hpp"
+#include "attention/files/job_input.hpp"
+#include "attention/latent_decode.hpp"
+#include "base/memory.hpp"
+#include "comm/meeting.hpp"
+
+namespace ringattn {
+
+struct LatentWeights {
+  Buffer w_uk, w_uv;
+  HeadMatrices keys;            // of w_uk; none where the input's queries are in the latent
+  HeadMatrices values;          // of w_uv
+  std::int64_t non_finite = 0;  // values that are NaN or infinite, on rank 0; elsewhere 0, so that each counts once
+};
+
+// Throws what JobInput::read() throws.
+LatentWeights load_latent_weights(const JobInput& input, Backend& backend, const Meeting& meeting, int threads);
+
+// A step in the latent as LatentDecode takes it, over the same cache, with queries and results of the heads.
+LatentDecodeInputs latent_step(const DecodeInputs& step, const LatentWeights& weights);
+
+}  // namespace ringattn

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether a cache whose queries would make a step of decoding is decoded, or read into rows for Attention. A row's bits
+// are the same either way.
+#pragma once
+
+#include <string>
+
+#include "attention/files/job_input.hpp"
+#include "comm/meeting.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+// Why a kDecode input can't be decoded here, though Attention computes it: what its kernels lack, or how lists of key
+// blocks don't fit a step. Empty for every other input, and where a kernel is forced: then decoding says what is wrong.
+std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelPlace place);
+
+// The input, or its rows where it can't be decoded: for inputs of which nobody has said that they are to be decoded.
+JobInput step_or_rows(JobInput input, const KernelRequest& request, KernelPlace place);
+// The same for ranks, which go one way: rows where any of them can't decode. Collective.
+JobInput step_or_rows(JobInput input, const KernelRequest& request, const Meeting& meeting);
+
+}  // namespace ringattn

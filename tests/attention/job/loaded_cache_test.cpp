@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What of a job's keys and values lies in a rank's memory.
+#include "attention/job/loaded_cache.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "attention/job/file_job.hpp"
+#include "comm/threads.hpp"
+
+namespace ringattn {
+namespace {
+
+constexpr std::int64_t kTokens = 700;
+constexpr std::int64_t kSequences = 4;
+
+FileJob listed_steps(std::int64_t page_size) {
+  SyntheticInput input;
+  input.op = Op::kDecode;
+  input.seed = 5;
+  input.tokens = kTokens;
+  input.q_len = 2;
+  input.page_size = page_size;
+  input.batch = kSequences;
+  input.heads = 4;
+  input.kv_heads = 2;
+  input.head_dim = 16;
+  FileJob job;
+  job.input = input;
+  job.numerics.lists = "window:128+global:128";
+  return job;
+}
+
+// One sequence's keys and values, in whole pages.
+std::size_t sequence_bytes(std::int64_t page_size) {
+  const std::int64_t tokens = page_size == 0 ? kTokens : (kTokens + page_size - 1) / page_size * page_size;
+  return static_cast<std::size_t>(tokens) * 2 * 2 * 16 * 2;  // k and v, of 2 heads, in bf16
+}
+
+// With lists ranks share out the sequences: each has the keys of its own alone, with 5 ranks one has none.
+TEST(LoadedCache, HoldsARanksOwnSequencesWhereTheyHaveLists) {
+  Options options;
+  options.kernel.backend = "cpu";
+  options.threads = 1;
+  for (const std::int64_t page_size : {0, 16, 256}) {
+    std::string expected;
+    for (const int ranks : {1, 2, 3, 5}) {
+      std::mutex mutex;
+      std::size_t all = 0, most = 0, planned = 0;
+      std::string digest;
+      run_ranks(make_threads_world(ranks), [&](Transport& world) {
+        PreparedFileJob prepared(listed_steps(page_size), world, options);
+        const Meeting meeting(world, Patience(options.timeout_seconds));
+        const LoadedCache cache(prepared.input(), prepared.decode(), meeting);
+        const std::size_t bytes = cache.pools().k.bytes() + cache.pools().v.bytes();
+        const auto own = static_cast<std::size_t>(prepared.decode().owned(kSequences).count);
+        const FileJobResult result = prepared.run();
+        const std::lock_guard lock(mutex);
+        EXPECT_EQ(bytes, own * sequence_bytes(page_size)) << "rank " << world.rank() << " of " << ranks;
+        all += bytes;
+        most = std::max(most, bytes);
+        planned = prepared.step().memory.cache;
+        digest = result.digests.out + result.digests.lse;
+      });
+      EXPECT_EQ(all, kSequences * sequence_bytes(page_size));
+      EXPECT_EQ(most, planned);
+      if (expected.empty()) expected = digest;
+      EXPECT_EQ(digest, expected) << ranks << " ranks, pages of " << page_size;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ringattn
