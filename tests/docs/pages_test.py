@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README and the pages of docs/ name exists: files, headings, tests, flags, and the README keeps its length."""
+"""What the README, the pages of docs/ and the notes name exists: files, headings, tests, flags, results; and the README
+and the notes' index keep their length."""
 
 import pathlib
 import re
@@ -7,7 +8,10 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "src/kernels/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTES = ROOT / "bench/NOTES.md"  # the index of the pages behind it
+NOTES_PAGES = sorted((ROOT / "bench/notes").glob("*.md"))
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "src/kernels/README.md", *sorted((ROOT / "docs").glob("*.md")), NOTES,
+         *NOTES_PAGES]  # fmt: skip
 LINK = re.compile(r"(?<!\\)\[[^\]]*\]\(([^)\s]+)\)")
 # Scripts whose options the pages name, beside the program's own flags.
 SCRIPTS = ["launch/ringattn-mpirun", "launch/ringattn.sbatch", "bench/run.sh", "bench/tables.py", "tests/support/parts.sh",
@@ -101,6 +105,24 @@ class Pages(unittest.TestCase):
         for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:
             for path in re.findall(r"`((?:src|launch|tests|bench|docs)/[\w./-]+)`", page.read_text(encoding="utf-8")):
                 self.assertTrue((ROOT / path).exists(), f"{page.name} names {path}")
+
+    def test_results_that_the_notes_name_exist(self):
+        seen = 0
+        for page in [NOTES, *NOTES_PAGES]:
+            text = page.read_text(encoding="utf-8")
+            for name in re.findall(r"`((?:nvidia|cpu)-[\w-]+/\d{4}-\d\d-\d\d-[\w-]+)`", text):
+                seen += 1
+                self.assertTrue((ROOT / f"bench/results/{name}.jsonl").exists(), f"{page.name} names {name}")
+        self.assertGreater(seen, 30)
+
+    def test_the_notes_have_one_index_and_say_first_what_ships(self):
+        index = NOTES.read_text(encoding="utf-8")
+        self.assertLessEqual(len(index.splitlines()), 120)
+        self.assertGreater(len(NOTES_PAGES), 5)
+        for page in NOTES_PAGES:
+            self.assertIn(f"(notes/{page.name})", index)
+            headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+            self.assertEqual(headings[0], "What ships", page.name)
 
     def test_the_readme_has_at_most_three_screens(self):
         lines = README.read_text(encoding="utf-8").splitlines()

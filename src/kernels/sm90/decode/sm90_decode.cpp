@@ -140,7 +140,7 @@ class Sm90Decode final : public DecodeKernel {
     return ctas <= multiprocessors_ / 2 ? ctas : 0;
   }
   // A pair folds a unit in less time, but takes two multiprocessors: where all units are folded at a time all the same
-  // (bench/NOTES.md has the times).
+  // (bench/notes/lists-and-prefixes.md has the times).
   bool pairs_fold_prefixes(std::int64_t units) const {
     if (prefix_pairs_ == 0) return false;
     return limits_.slices > 0 ? limits_.slices > 1 : units <= prefix_pairs_;
@@ -157,7 +157,7 @@ class Sm90Decode final : public DecodeKernel {
 
   int clusters_of(int slices) const { return clusters_[std::countr_zero(static_cast<unsigned>(slices))]; }
   // CTAs of a cluster. Four where that leaves no unit waiting for another, else as few as there are kernels for
-  // (bench/NOTES.md has the times of each).
+  // (bench/notes/decoding.md has the times of each).
   int slices_for(std::int64_t units) const {
     const int least = clusters_of(2) > 0 ? 2 : 1;
     const int clusters = clusters_of(kMostSlices);
