@@ -54,12 +54,20 @@ bool same_file(const std::string& a, const std::string& b) {
 }  // namespace
 
 void check_distinct_files(const JobOptions& options) {
-  std::vector<NamedFile> files = {{"--output", options.output, true},      {"--json", options.json, true},
-                                  {"--trace", options.trace, true},        {"--record", options.record, true},
-                                  {"--jsonl", options.jsonl, true},        {"--input", options.input, false},
-                                  {"--against", options.against, false},   {"--golden", options.golden, false},
-                                  {"--baseline", options.baseline, false}, {"--machine", options.machine, false},
-                                  {"--config", options.config, false}};
+  std::vector<NamedFile> files = {{"--output", options.output, true},
+                                  {"--json", options.json, true},
+                                  {"--trace", options.trace, true},
+                                  {"--record", options.record, true},
+                                  {"--jsonl", options.jsonl, true},
+                                  {"--input", options.input, false},
+                                  {"--against", options.against, false},
+                                  {"--golden", options.golden, false},
+                                  {"--baseline", options.baseline, false},
+                                  {"--machine", options.machine, false},
+                                  {"--config", options.config, false},
+                                  {"--peer", options.peer, false},
+                                  {"--block-mask", options.block_mask, false},
+                                  {"--model-config", options.model_config, false}};
   add_shards(options.input, files);
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (!files[i].written || files[i].path.empty()) continue;

@@ -23,12 +23,16 @@ std::int64_t kept_tokens(std::int64_t tokens, double ratio) {
   return std::clamp<std::int64_t>(kept, std::min<std::int64_t>(tokens, 1), tokens);
 }
 
+void check_queries(const Eviction& eviction, bool given) {
+  if (given || !eviction.method->needs_queries) return;
+  fail(ErrorCode::kUsage, fmt::format("{} without queries", eviction.method->name),
+       "it looks at the last ones of a sequence",
+       "Give q too, or choose a method that looks at keys alone: knorm or streaming.");
+}
+
 std::vector<double> token_scores(const Eviction& eviction, const ScoredTokens& of) {
   const auto& [method, options] = eviction;
-  if (method->needs_queries && of.queries.tokens == 0 && of.keys.tokens > 0) {
-    fail(ErrorCode::kUsage, fmt::format("{} without queries", method->name), "it looks at the last ones of a sequence",
-         "Give q too, or choose a method that looks at keys alone: knorm or streaming.");
-  }
+  check_queries(eviction, of.queries.tokens > 0 || of.keys.tokens == 0);
   const std::int64_t tokens = of.keys.tokens;
   std::int64_t heads = of.keys.heads;
   std::vector<double> scores(static_cast<std::size_t>(tokens * heads));

@@ -78,6 +78,9 @@ Eviction parse_eviction(std::string_view text);
 // but one at least where there are any. Throws kUsage unless 0 ≤ ratio < 1.
 std::int64_t kept_tokens(std::int64_t tokens, double ratio);
 
+// Throws kUsage for a method that looks at queries where none are given.
+void check_queries(const Eviction& eviction, bool given);
+
 // Scores as an eviction has them: [tokens, kv_heads], or [tokens, 1] where heads share what is kept. Throws kUsage
 // where the method needs queries and there are none.
 std::vector<double> token_scores(const Eviction& eviction, const ScoredTokens& of);

@@ -8,6 +8,28 @@
 
 namespace ringattn {
 
+PositionCheck::PositionCheck(std::string_view name, int heads, std::span<const KeptSequence> sequences, ErrorCode code)
+    : name_(name), sequences_(sequences), code_(code), before_(static_cast<std::size_t>(heads)) {}
+
+void PositionCheck::next(std::span<const std::int32_t> rows) {
+  for (std::size_t at = 0; at < rows.size(); at += before_.size(), ++key_, ++token_) {
+    for (; key_ == sequences_[sequence_].keys; ++sequence_) key_ = 0;
+    for (std::size_t head = 0; head < before_.size(); ++head) {
+      const std::int32_t position = rows[at + head];
+      const bool inside = position >= 0 && position < sequences_[sequence_].whole;
+      if (!inside || (key_ > 0 && position <= before_[head])) {
+        fail(code_, fmt::format("{} [{}, {}] is {}", name_, token_, head, position),
+             inside ? fmt::format("the key before it, of sequence {} and head {}, stands at {}", sequence_, head,
+                                  before_[head])
+                    : fmt::format("sequence {} had {} tokens before some were taken out", sequence_,
+                                  sequences_[sequence_].whole),
+             "Positions of a sequence and head ascend, from 0 on, each once.");
+      }
+      before_[head] = position;
+    }
+  }
+}
+
 KeyPositions::KeyPositions(std::string_view name, int heads, std::vector<KeptSequence> sequences,
                            std::span<const std::int32_t> rows, ErrorCode code)
     : heads_(heads), sequences_(std::move(sequences)) {
@@ -21,19 +43,14 @@ KeyPositions::KeyPositions(std::string_view name, int heads, std::vector<KeptSeq
          fmt::format("there are {} keys, of {} heads with positions", keys, heads),
          "Give one position for each key, or for each key and K/V head.");
   }
+  PositionCheck(name, heads, sequences_, code).next(rows);
   positions_.resize(rows.size());
   for (std::size_t s = 0; s < sequences_.size(); ++s) {
-    const auto& [count, whole] = sequences_[s];
+    const std::int64_t count = sequences_[s].keys;
     for (int head = 0; head < heads; ++head) {
       std::int32_t* const own = positions_.data() + begins_[s] * heads + head * count;
       for (std::int64_t i = 0; i < count; ++i) {
         own[i] = rows[static_cast<std::size_t>((begins_[s] + i) * heads + head)];
-        const bool inside = own[i] >= 0 && own[i] < whole;
-        if (inside && (i == 0 || own[i] > own[i - 1])) continue;
-        fail(code, fmt::format("{} [{}, {}] is {}", name, begins_[s] + i, head, own[i]),
-             inside ? fmt::format("the key before it, of sequence {} and head {}, stands at {}", s, head, own[i - 1])
-                    : fmt::format("sequence {} had {} tokens before some were taken out", s, whole),
-             "Positions of a sequence and head ascend, from 0 on, each once.");
       }
     }
   }

@@ -25,12 +25,32 @@ struct KeptSequence {
   bool operator==(const KeptSequence&) const = default;
 };
 
+// Looks at positions row by row, before anybody holds them.
+class PositionCheck {
+ public:
+  // As KeyPositions has them.
+  PositionCheck(std::string_view name, int heads, std::span<const KeptSequence> sequences, ErrorCode code);
+
+  // The rows that follow those of the last call, [rows, heads]. Throws `code` for positions that don't ascend in their
+  // sequence and head (twice the same among them) or lie outside of it; the message names `name`, the key, the head and
+  // the sequence.
+  void next(std::span<const std::int32_t> rows);
+
+ private:
+  std::string name_;
+  std::span<const KeptSequence> sequences_;
+  ErrorCode code_;
+  std::vector<std::int32_t> before_;  // [heads] positions of the row before, of the same sequence
+  std::size_t sequence_ = 0;
+  std::int64_t key_ = 0;    // in its sequence
+  std::int64_t token_ = 0;  // of all
+};
+
 // The positions of all keys of a batch. Never changes.
 class KeyPositions {
  public:
   // `rows`: [keys of all sequences, heads], sequence by sequence; `heads`: 1, which all heads of keys share, or as many
-  // as they are. Throws `code` for positions that don't ascend in their sequence and head (twice the same among them)
-  // or lie outside of it, and for a wrong number of them; the message names `name`, the key, the head and the sequence.
+  // as they are. Throws `code` for what PositionCheck refuses, and for a wrong number of them.
   KeyPositions(std::string_view name, int heads, std::vector<KeptSequence> sequences,
                std::span<const std::int32_t> rows, ErrorCode code = ErrorCode::kUsage);
 

@@ -277,6 +277,56 @@ TEST_F(Hostile, Scans) {
   }
 }
 
+TEST_F(Hostile, FilesOfScans) {
+  constexpr std::int64_t kMany = 65536;
+  const auto file_of = [&](std::int64_t states) {
+    const std::string b = fmt::format("[4,{}]", states);
+    return sparse_file("scan.safetensors", {{"u", "F32", "[4,65536]", 16 * kMany},
+                                            {"delta", "F32", "[4,65536]", 16 * kMany},
+                                            {"A", "F32", fmt::format("[65536,{}]", states), 4 * kMany * states},
+                                            {"B", "F32", b, 16 * states},
+                                            {"C", "F32", b, 16 * states}});
+  };
+  for (const std::string command : {"run", "plan"}) {
+    const std::string file = file_of(1024);
+    expect_refused({command, "--input", file}, 3, header_bytes(file));
+  }
+  // Dims of a head that no kernel takes, in front of a convolution whose channels an int doesn't count.
+  const std::string wide = sparse_file("wide.safetensors", {{"x", "BF16", "[1,65536,65536]", 2 * kMany * kMany},
+                                                            {"dt", "BF16", "[1,65536]", 2 * kMany},
+                                                            {"A", "F32", "[65536]", 4 * kMany},
+                                                            {"B", "BF16", "[1,1,64]", 128},
+                                                            {"C", "BF16", "[1,1,64]", 128}});
+  expect_refused({"run", "--input", wide}, 3, header_bytes(wide));
+}
+
+TEST_F(Hostile, CachesOfASeed) {
+  for (const char* format : {"int8", "int4", "fp8"}) {
+    const Words seed{"--synthetic", "1", "--seq", "4m", "--cache-format", format, "--memory", "1k"};
+    for (const std::string command : {"run", "plan", "verify"}) expect_refused(Words{command} + seed, 5);
+  }
+}
+
+TEST_F(Hostile, WhatIsCompressed) {
+  constexpr std::int64_t kTokens = std::int64_t{8} << 20;
+  const std::string file = sparse_file(
+      "in.safetensors", {{"k", "BF16", "[8388608,1,8]", 16 * kTokens}, {"v", "BF16", "[8388608,1,8]", 16 * kTokens}});
+  for (const char* method : {"int4", "snapkv"}) {
+    expect_refused({"compress", "--method", method, "--input", file, "--output", folder_.file("out.safetensors")}, 2,
+                   header_bytes(file));
+  }
+}
+
+TEST_F(Hostile, PositionsThatDoNotAscend) {
+  constexpr std::int64_t kTokens = std::int64_t{32} << 20;
+  const std::string file = sparse_file("in.safetensors", {{"q", "BF16", "[16,1,8]", 256},
+                                                          {"k", "BF16", "[33554432,1,8]", 16 * kTokens},
+                                                          {"v", "BF16", "[33554432,1,8]", 16 * kTokens},
+                                                          {"k_lengths", "I32", "[1]", 4},
+                                                          {"k_positions", "I32", "[33554432,1]", 4 * kTokens}});
+  expect_refused({"run", "--input", file}, 3, header_bytes(file));
+}
+
 TEST_F(Hostile, ListsOfKeyBlocks) {
   const Words seed{"run", "--synthetic", "1"};
   const Words cases[] = {

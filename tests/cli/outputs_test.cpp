@@ -33,6 +33,20 @@ TEST(Outputs, NeverWritesOverWhatItReadsOrWritesTwice) {
   }
 }
 
+TEST(Outputs, NeverWritesOverWhatItComparesOrIsShapedBy) {
+  const TemporaryFolder folder;
+  const std::string bytes = safetensors_bytes(FileShape());
+  const std::string file = folder.write("theirs.safetensors", bytes);
+  const std::string input = folder.write("in.safetensors", bytes);
+  for (const Words& reads : {Words{"--input", input, "--peer", file}, Words{"--input", input, "--block-mask", file},
+                             Words{"--synthetic", "1", "--model-config", file}}) {
+    const Finished run = tool(Words{"verify", "--force", "--json", file} + reads);
+    EXPECT_EQ(run.code, 2) << run.err;
+    EXPECT_TRUE(has(run.err, "are the same file")) << run.err;
+    EXPECT_TRUE(read_whole(file) == bytes) << reads[2];
+  }
+}
+
 TEST(Outputs, NeverWritesOverFilesThatAnIndexNames) {
   const TemporaryFolder folder;
   const std::string bytes = safetensors_bytes(FileShape());

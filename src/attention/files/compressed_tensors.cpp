@@ -10,6 +10,7 @@
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
+#include "base/pulsing_lock.hpp"
 #include "kernels/synthetic.hpp"
 #include "kernels/tensor_compression.hpp"
 
@@ -151,52 +152,60 @@ void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensor
   }
 }
 
-std::shared_ptr<const CompressedTensors> made_compressed(const Job& job, std::uint64_t seed) {
-  struct Made {
-    FoldSpec spec;
-    Batch batch;
-    CacheFormat format;
-    std::uint64_t seed = 0;
-    CompressedTensors tensors;
+namespace {
+
+RowShape k_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
+RowShape v_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
+
+}  // namespace
+
+SyntheticCompressed::SyntheticCompressed(const Job& job, std::uint64_t seed)
+    : spec_(job.spec), batch_(job.batch), format_(job.format), seed_(seed) {
+  if (!format_.k.is_plain()) check_format("k", format_.k, k_shape(spec_));
+  if (!format_.v.is_plain()) check_format("v", format_.v, v_shape(spec_));
+}
+
+const CompressedTensors& SyntheticCompressed::tensors() const {
+  struct Last {
+    std::optional<SyntheticCompressed> of;
+    std::weak_ptr<const CompressedTensors> tensors;
   };
   static std::mutex mutex;
-  static std::weak_ptr<const Made> last;
-  const std::lock_guard lock(mutex);
-  std::shared_ptr<const Made> shared = last.lock();
-  if (!shared || shared->spec != job.spec || shared->batch != job.batch || shared->format != job.format ||
-      shared->seed != seed) {
-    auto made = std::make_shared<Made>();
-    made->spec = job.spec;
-    made->batch = job.batch;
-    made->format = job.format;
-    made->seed = seed;
-    const PackedRun all{0, job.batch.k_tokens()};
-    const auto make = [&](const char* name, SyntheticTensor tensor, const RowFormat& format, std::int64_t dim,
-                          std::optional<CompressedSource>& source) {
-      if (format.is_plain()) return;
-      const RowShape shape{job.spec.dtype, job.spec.kv_heads, dim};
-      check_format(name, format, shape);
-      std::vector<std::byte> rows(static_cast<std::size_t>(all.tokens() * shape.heads * shape.dim) *
-                                  size_of(shape.dtype));
-      const MutableTensorView view =
-          dense_view(static_cast<void*>(rows.data()), shape.dtype, all.tokens(), shape.heads, shape.dim);
-      fill_synthetic(seed, tensor, {&all, 1}, view);
-      CompressedTensor compressed =
-          compress_tensor(name, format, view, job.batch.k_lengths(), {0, usable_processors().count}, ErrorCode::kUsage);
-      source.emplace();
-      source->name = name;
-      source->format = format;
-      source->shape = shape;
-      source->cu = job.batch.cu_k();
-      source->made = std::move(compressed.streams);
-      source->tables = std::move(compressed.tables);
-    };
-    make("k", SyntheticTensor::kK, job.format.k, job.spec.head_dim, made->tensors.k);
-    make("v", SyntheticTensor::kV, job.format.v, job.spec.head_dim_v, made->tensors.v);
-    shared = std::move(made);
-    last = shared;
+  static Last last;
+  const auto lock = lock_with_pulse(mutex);
+  if (made_ != nullptr) return *made_;
+  if (last.of && *last.of == *this) made_ = last.tensors.lock();
+  if (made_ == nullptr) {
+    last.of = *this;  // before it holds what was made, which only readers keep
+    made_ = std::make_shared<const CompressedTensors>(make());
+    last.tensors = made_;
   }
-  return {shared, &shared->tensors};
+  return *made_;
+}
+
+CompressedTensors SyntheticCompressed::make() const {
+  return {make("k", SyntheticTensor::kK, format_.k, k_shape(spec_)),
+          make("v", SyntheticTensor::kV, format_.v, v_shape(spec_))};
+}
+
+std::optional<CompressedSource> SyntheticCompressed::make(std::string_view name, SyntheticTensor tensor,
+                                                          const RowFormat& format, const RowShape& shape) const {
+  if (format.is_plain()) return std::nullopt;
+  const PackedRun all{0, batch_.k_tokens()};
+  std::vector<std::byte> rows(static_cast<std::size_t>(all.tokens() * shape.heads * shape.dim) * size_of(shape.dtype));
+  const MutableTensorView view =
+      dense_view(static_cast<void*>(rows.data()), shape.dtype, all.tokens(), shape.heads, shape.dim);
+  fill_synthetic(seed_, tensor, {&all, 1}, view);
+  CompressedTensor compressed =
+      compress_tensor(name, format, view, batch_.k_lengths(), {0, usable_processors().count}, ErrorCode::kUsage);
+  CompressedSource source;
+  source.name = name;
+  source.format = format;
+  source.shape = shape;
+  source.cu = batch_.cu_k();
+  source.made = std::move(compressed.streams);
+  source.tables = std::move(compressed.tables);
+  return source;
 }
 
 RowFormat stored_format(const SafetensorsFile& file, std::string_view tensor) {

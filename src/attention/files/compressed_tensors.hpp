@@ -60,9 +60,30 @@ struct CompressedTensors {
   CacheFormat format() const { return {k ? k->format : RowFormat{}, v ? v->format : RowFormat{}}; }
 };
 
-// The keys and values of a seed, compressed in host memory: by the first rank of this process that asks for them, while
-// another one holds them. `job` has a format. Throws kUsage for one that doesn't fit.
-std::shared_ptr<const CompressedTensors> made_compressed(const Job& job, std::uint64_t seed);
+// The keys and values of a seed, compressed in host memory: by the first rank of this process that reads them, while
+// another one holds them.
+class SyntheticCompressed {
+ public:
+  // `job` has a format. Throws kUsage for one that doesn't fit.
+  SyntheticCompressed(const Job& job, std::uint64_t seed);
+
+  // Made at the first call.
+  const CompressedTensors& tensors() const;
+
+ private:
+  bool operator==(const SyntheticCompressed& other) const {
+    return spec_ == other.spec_ && batch_ == other.batch_ && format_ == other.format_ && seed_ == other.seed_;
+  }
+  CompressedTensors make() const;
+  std::optional<CompressedSource> make(std::string_view name, SyntheticTensor tensor, const RowFormat& format,
+                                       const RowShape& shape) const;
+
+  FoldSpec spec_;
+  Batch batch_;
+  CacheFormat format_;
+  std::uint64_t seed_;
+  mutable std::shared_ptr<const CompressedTensors> made_;
+};
 
 // How the file stores `tensor`, "k" or "v": what its metadata say. Throws kFile for a format that is none.
 RowFormat stored_format(const SafetensorsFile& file, std::string_view tensor);

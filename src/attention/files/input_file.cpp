@@ -6,6 +6,7 @@
 #include "attention/files/cache_tensors.hpp"
 #include "attention/files/position_tensors.hpp"
 #include "base/error.hpp"
+#include "base/pulsing_lock.hpp"
 
 namespace ringattn {
 
@@ -48,7 +49,7 @@ InputFile::InputFile(const FileInput& input)
 std::shared_ptr<const InputFile> open_input_file(const FileInput& input) {
   static std::mutex mutex;
   static std::weak_ptr<const InputFile> last;
-  const std::lock_guard lock(mutex);
+  const auto lock = lock_with_pulse(mutex);
   if (std::shared_ptr<const InputFile> open = last.lock()) {
     if (open->request == input && open->file.is_current()) return open;
   }

@@ -231,7 +231,7 @@ void JobInput::take_numerics(const Numerics& numerics) {
     set_positions(job_, file_->tensors.positions);
   }
   check_job(job_);
-  if (seed_ && !job_.format.is_plain()) made_ = made_compressed(job_, *seed_);
+  if (seed_ && !job_.format.is_plain()) made_ = std::make_shared<const SyntheticCompressed>(job_, *seed_);
   if (latent_) take_form(numerics.form);
   if (numerics.lists.empty()) return;
   if (latent_) {
@@ -362,7 +362,7 @@ std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<c
 // The tensor of the file, whatever the job makes of it.
 const CompressedSource* JobInput::stored(SyntheticTensor tensor) const {
   if (!made_ && (!file_ || !file_->compressed)) return nullptr;
-  const CompressedTensors& tensors = made_ ? *made_ : *file_->compressed;
+  const CompressedTensors& tensors = made_ ? made_->tensors() : *file_->compressed;
   if (tensor == SyntheticTensor::kK) return tensors.k ? &*tensors.k : nullptr;
   return tensor == SyntheticTensor::kV && tensors.v ? &*tensors.v : nullptr;
 }

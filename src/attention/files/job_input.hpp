@@ -175,10 +175,10 @@ class JobInput {
   std::optional<LatentJob> latent_;
   FormChoice form_;
   bool decodes_latents_ = false;
-  bool latent_codes_ = false;                      // of a seed: latents lie in rows of 8 bits
-  std::shared_ptr<const CompressedTensors> made_;  // of a seed with a format
-  bool repaged_ = false;                           // by decoded() or last_rows(): the file's pages are not the job's
-  std::shared_ptr<const PageTable> dealt_;         // of a cache in pages that lies in no file
+  bool latent_codes_ = false;                        // of a seed: latents lie in rows of 8 bits
+  std::shared_ptr<const SyntheticCompressed> made_;  // of a seed with a format
+  bool repaged_ = false;                             // by decoded() or last_rows(): the file's pages are not the job's
+  std::shared_ptr<const PageTable> dealt_;           // of a cache in pages that lies in no file
   Job job_;
   // Where the sequences of a part begin on the packed axes of the whole; null: the job is the whole.
   struct Part {

@@ -5,18 +5,17 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/memory.hpp"
 #include "base/pulse.hpp"
+#include "base/pulsing_lock.hpp"
 #include "base/size.hpp"
 #include "kernels/list_makers.hpp"
 #include "kernels/top_k_lists.hpp"
@@ -321,11 +320,7 @@ struct SharedLists {
 RequestedLists requested_lists(const ListRequest& request, const Job& job, const ReadTensor& read) {
   static std::mutex mutex;
   static std::weak_ptr<const SharedLists> last;
-  std::unique_lock lock(mutex, std::try_to_lock);
-  while (!lock.owns_lock() && !lock.try_lock()) {  // another rank makes them, which may take minutes
-    look();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  const auto lock = lock_with_pulse(mutex);
   std::shared_ptr<const SharedLists> shared = last.lock();
   if (!shared || !shared->answers(request, job)) {
     shared = std::make_shared<const SharedLists>(SharedLists{request, job, make_requested(request, job, read)});

@@ -3,7 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
+#include <span>
+#include <vector>
 
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
@@ -15,7 +18,23 @@ namespace {
 constexpr std::string_view kPositions = "k_positions";
 constexpr std::string_view kLengths = "k_lengths";
 
+constexpr std::int64_t kPieceBytes = 1 << 20;
+
 Wording write_anew() { return {command("compress"), " writes such files."}; }
+
+// What is to be refused takes no memory for all of it.
+void check_in_pieces(const TensorSource& positions, std::int64_t heads, std::span<const KeptSequence> kept) {
+  const std::int64_t row_bytes = heads * static_cast<std::int64_t>(sizeof(std::int32_t));
+  const std::int64_t most = std::max<std::int64_t>(1, kPieceBytes / row_bytes) * row_bytes;
+  const std::int64_t all = positions.info->bytes();
+  PositionCheck check(positions.text(), static_cast<int>(heads), kept, ErrorCode::kFile);
+  std::vector<std::int32_t> piece;
+  for (std::int64_t at = 0; at < all; at += most) {
+    piece.resize(static_cast<std::size_t>(std::min(most, all - at)) / sizeof(std::int32_t));
+    positions.shard->read(*positions.info, at, std::as_writable_bytes(std::span(piece)));
+    check.next(piece);
+  }
+}
 
 }  // namespace
 
@@ -56,6 +75,7 @@ void read_positions(const SafetensorsFile& file, const InputNames& names, InputT
             write_anew());
     kept.push_back({input.sequences[s].k_len, whole[s]});
   }
+  check_in_pieces(positions, heads, kept);
   std::vector<std::int32_t> rows(static_cast<std::size_t>(keys * heads));
   positions.shard->read(*positions.info, 0, std::as_writable_bytes(std::span(rows)));
   positions.shard->check_unchanged();

@@ -17,6 +17,9 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kMostDims = 1 << 16;
+constexpr std::int64_t kMostOfAToken = 1 << 20;  // numbers in a token's row
+constexpr std::int64_t kMostDecays = 1 << 22;
+constexpr std::int64_t kNumbersAtOnce = 1 << 16;
 constexpr std::string_view kRows =
     "x is [tokens, heads, head_dim], dt [tokens, heads], B and C [tokens, groups, state_dim], each behind an axis for "
     "the batch where x has one.";
@@ -65,13 +68,17 @@ RowGrid grid_of(const ScanTensors& found, std::int64_t heads, std::int64_t dim) 
 // A tensor of few numbers as fp32, whatever it has: [rows, dim].
 std::vector<float> read_fp32(const TensorSource& tensor, std::int64_t rows, std::int64_t dim) {
   const Dtype dtype = row_dtype(tensor);
-  const auto count = static_cast<std::size_t>(rows * dim);
-  const Buffer bytes = allocate_host(count * size_of(dtype));
-  const PackedRun all[] = {{0, rows}};
-  read_rows(tensor, {AxisOrder::kThd, 1, rows, 1, dim}, all,
-            dense_view(static_cast<void*>(bytes.data()), dtype, rows, 1, dim));
-  std::vector<float> values(count);
-  for (std::size_t i = 0; i < count; ++i) values[i] = load_element(bytes.data() + i * size_of(dtype), dtype);
+  const std::int64_t most = std::max<std::int64_t>(1, kNumbersAtOnce / dim);
+  const Buffer bytes = allocate_host(static_cast<std::size_t>(std::min(rows, most) * dim) * size_of(dtype));
+  std::vector<float> values;
+  values.reserve(static_cast<std::size_t>(rows * dim));
+  for (std::int64_t row = 0; row < rows; row += most) {
+    const PackedRun piece{row, std::min(rows, row + most)};
+    read_rows(tensor, {AxisOrder::kThd, 1, rows, 1, dim}, {&piece, 1},
+              dense_view(static_cast<void*>(bytes.data()), dtype, piece.tokens(), 1, dim));
+    const auto count = static_cast<std::size_t>(piece.tokens() * dim);
+    for (std::size_t i = 0; i < count; ++i) values.push_back(load_element(bytes.data() + i * size_of(dtype), dtype));
+  }
   return values;
 }
 
@@ -106,6 +113,8 @@ void find_shape(const SafetensorsFile& file, const Roles& roles, std::optional<A
   found.dtype = row_dtype(found.x);
   found.heads = static_cast<int>(shape[found.batched ? 2 : 1]);
   if (!found.selective) found.head_dim = static_cast<int>(shape.back());
+  require(std::int64_t{found.heads} * found.head_dim <= kMostOfAToken, found.x,
+          fmt::format("at most {} numbers of a token are possible", kMostOfAToken), roles.rows);
   found.x_grid = {lies, found.batched ? shape[0] : 1, shape[found.batched ? 1 : 0], found.heads, found.head_dim};
 }
 
@@ -122,6 +131,8 @@ void find_groups(const SafetensorsFile& file, const InputNames& names, const Rol
     require(extent >= 1 && extent <= kMostDims, found.b,
             fmt::format("1 to {} groups or states are possible", kMostDims), roles.rows);
   }
+  require(groups * shape.back() <= kMostOfAToken, found.b,
+          fmt::format("at most {} numbers of a token are possible", kMostOfAToken), roles.rows);
   require(found.heads % groups == 0, found.b,
           fmt::format("{}, and {} groups don't divide {} {}", described(found.x), groups, found.heads,
                       found.selective ? "channels" : "heads"),
@@ -142,6 +153,8 @@ void find_decays(const SafetensorsFile& file, const InputNames& names, ScanTenso
     require(a.info->shape == Shape{found.heads, dim}, a,
             fmt::format("{}, and {}", described(found.x), described(found.b)),
             "A of a selective scan is [channels, state_dim].");
+    require(found.heads * dim <= kMostDecays, a, fmt::format("at most {} decays are possible", kMostDecays),
+            "Compute channels apart: each is a scan of its own.");
   } else {
     require(a.info->shape == Shape{found.heads}, a, described(found.x), "A is [heads].");
   }

@@ -41,7 +41,7 @@ void refuse_kind(const SafetensorsFile& file, std::string_view what) {
        "Give a file with k and v.");
 }
 
-CacheRows read_rows_of(const FileInput& input, int) {
+CacheRows read_rows_of(const FileInput& input, int, const CacheCheck& check) {
   const SafetensorsFile file(input.path);
   if (holds_compressed(file)) refuse_kind(file, "a compressed cache");
   if (holds_positions(file)) refuse_kind(file, "a cache that has lost tokens");
@@ -64,6 +64,7 @@ CacheRows read_rows_of(const FileInput& input, int) {
           {setting("order"), " says which axis is which."});
   cache.grid = k_grid;
   cache.lengths = key_lengths(file, input.names, k, k_grid);
+  check(cache, find_optional(file, input.names.q, "q").has_value());
   const PackedRun all{0, cache.tokens()};
   cache.k_rows.resize(bytes_of(cache.k, cache.tokens()));
   cache.v_rows.resize(bytes_of(cache.v, cache.tokens()));
@@ -73,7 +74,7 @@ CacheRows read_rows_of(const FileInput& input, int) {
   return cache;
 }
 
-CacheRows read_rows_of(const SyntheticInput& input, int threads) {
+CacheRows read_rows_of(const SyntheticInput& input, int threads, const CacheCheck& check) {
   const JobInput job(input, {});
   if (job.op() != Op::kAttention) {
     fail(ErrorCode::kUsage, {setting("op", op_name(job.op()))}, "keys and values in rows are compressed",
@@ -84,6 +85,7 @@ CacheRows read_rows_of(const SyntheticInput& input, int threads) {
   cache.k = {spec.dtype, spec.kv_heads, spec.head_dim};
   cache.v = {spec.dtype, spec.kv_heads, spec.head_dim_v};
   cache.lengths = job.job().batch.k_lengths();
+  check(cache, true);
   const auto read = [&](SyntheticTensor tensor, const RowShape& shape, std::int64_t tokens,
                         std::vector<std::byte>& rows) {
     const PackedRun all{0, tokens};
@@ -143,8 +145,8 @@ std::vector<WholeTensor> read_others(const SafetensorsFile& file, const InputNam
   return tensors;
 }
 
-CacheRows read_cache(const InputRequest& input, int threads) {
-  return std::visit([&](const auto& request) { return read_rows_of(request, threads); }, input);
+CacheRows read_cache(const InputRequest& input, int threads, const CacheCheck& check) {
+  return std::visit([&](const auto& request) { return read_rows_of(request, threads, check); }, input);
 }
 
 }  // namespace ringattn

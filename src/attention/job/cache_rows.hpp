@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -39,8 +40,12 @@ std::vector<WholeTensor> read_others(const SafetensorsFile& file, const InputNam
 std::size_t bytes_of(const RowShape& shape, std::int64_t tokens);
 MutableTensorView view_of(std::vector<std::byte>& rows, const RowShape& shape, std::int64_t tokens);
 
+// What refuses a cache by its shapes and lengths, before rows take memory: all but the rows and the others is there.
+// `queries`: whether there are some.
+using CacheCheck = std::function<void(const CacheRows& cache, bool queries)>;
+
 // Reads k and v, and what stands beside them. Throws kFile for what can't be read, for latents and caches that are
-// compressed or have lost tokens already. Synthetic rows are made by `threads` threads.
-CacheRows read_cache(const InputRequest& input, int threads);
+// compressed or have lost tokens already, and what `check` throws. Synthetic rows are made by `threads` threads.
+CacheRows read_cache(const InputRequest& input, int threads, const CacheCheck& check);
 
 }  // namespace ringattn

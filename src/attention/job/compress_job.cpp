@@ -56,8 +56,13 @@ CompressResult compress_file(const CompressJob& job) {
     const SafetensorsFile file(input->path);
     if (!holds_latents(file, input->names) && holds_cache(file, input->names)) return compress_pages(file, *input, job);
   }
-  CacheRows cache = read_cache(job.input, job.threads);
   CompressResult result;
+  CacheRows cache = read_cache(job.input, job.threads, [&](const CacheRows& shapes, bool queries) {
+    if (job.method.eviction && shapes.tokens() > 0) check_queries(*job.method.eviction, queries);
+    if (job.method.format == nullptr) return;
+    const auto ratio = job.method.eviction ? std::nullopt : job.ratio;
+    result.format = choose_format(*job.method.format, ratio, shapes.k, shapes.v);
+  });
   result.tokens = cache.tokens();
   const auto before_k = static_cast<std::int64_t>(cache.k_rows.size());
   const auto before_v = static_cast<std::int64_t>(cache.v_rows.size());
@@ -69,8 +74,6 @@ CompressResult compress_file(const CompressJob& job) {
   std::vector<WholeTensor> tensors = std::move(cache.others);
   FileMetadata metadata;
   if (job.method.format != nullptr) {
-    const auto ratio = job.method.eviction ? std::nullopt : job.ratio;
-    result.format = choose_format(*job.method.format, ratio, cache.k, cache.v);
     const std::unique_ptr<Backend> gpu = coding_gpu();
     if (gpu != nullptr && result.format.k.rank + result.format.v.rank == 0) result.coded_on = gpu->identity();
     const CompressedPart k = compress_part("k", result.format.k, cache.k, cache.k_rows, cache.lengths, job, gpu.get());
