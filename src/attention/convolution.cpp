@@ -18,7 +18,6 @@
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
-#include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -175,15 +174,9 @@ std::vector<ConvolutionRun> Convolution::Impl::runs_of(const ConvolutionInputs& 
 }
 
 void Convolution::Impl::enqueue(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
-  const bool captured = backend->is_capturing(stream);
-  if (captured && transport.size() > 1) {
-    fail(ErrorCode::kUnsupported, "a graph can't hold this convolution",
-         fmt::format("transport {} brings tokens of other ranks, which a replay would not do", transport.name()),
-         "Enqueue it outside of the capture.");
-  }
-  const std::vector<ConvolutionRun> runs = runs_of(inputs, outputs);
-  if (!captured) enqueued->begin(stream);
-  try {
+  check_capture(*backend, stream, "this convolution", transport, "brings tokens of other ranks");
+  enqueued->enqueue(stream, seconds, [&] {
+    const std::vector<ConvolutionRun> runs = runs_of(inputs, outputs);
     if (!hops.hops.empty()) {
       transport.wait(transport.post(halos(inputs.x), stream), stream, meeting.patience().for_work(seconds));
     }
@@ -193,12 +186,7 @@ void Convolution::Impl::enqueue(const ConvolutionInputs& inputs, const Convoluti
       kernel->convolve({inputs.x, inputs.weight, inputs.bias, runs, outputs.y}, stream,
                        [this] { transport.progress(); });
     }
-  } catch (...) {
-    note_failure();
-    transport.abandon();
-    throw;
-  }
-  if (!captured) enqueued->end(stream, seconds);
+  });
 }
 
 Convolution::Convolution(ConvolutionJob job, Transport& transport, ConvolutionOptions options)
