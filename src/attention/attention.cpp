@@ -20,6 +20,7 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
+#include "base/aligned.hpp"
 #include "base/error.hpp"
 #include "comm/meeting.hpp"
 
@@ -121,12 +122,14 @@ struct Attention::Impl {
     return ring->workspace(plan().keeps_state ? kernel->state_bytes(q_rows()) : 0, staged ? k_rows() : 0);
   }
   // Of compressed jobs, behind that: the rows of a block as they are decompressed.
-  std::size_t keys_bytes() const { return aligned(most_decompressed * k_token_bytes(job.spec)); }
-  std::size_t values_bytes() const { return aligned(most_decompressed * v_token_bytes(job.spec)); }
+  std::size_t decompressed_bytes(std::int64_t token_bytes) const {
+    return aligned(static_cast<std::size_t>(most_decompressed * token_bytes));
+  }
+  std::size_t keys_bytes() const { return decompressed_bytes(k_token_bytes(job.spec)); }
+  std::size_t values_bytes() const { return decompressed_bytes(v_token_bytes(job.spec)); }
   std::size_t workspace_bytes(bool dense_kv) const {
     return workspace(dense_kv).bytes + (is_compressed() ? keys_bytes() + values_bytes() : 0);
   }
-  static std::size_t aligned(std::int64_t bytes) { return (static_cast<std::size_t>(bytes) + 255) / 256 * 256; }
 
   void choose();
   void allocate();

@@ -21,6 +21,7 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
+#include "base/aligned.hpp"
 #include "base/error.hpp"
 #include "comm/meeting.hpp"
 #include "kernels/registry.hpp"
@@ -150,7 +151,7 @@ Places Latent::Impl::places(bool dense_rows) const {
   places.bytes = places.ring.bytes;
   const auto place = [&](std::int64_t rows, std::int64_t row_bytes) {
     const std::size_t at = places.bytes;
-    places.bytes += (static_cast<std::size_t>(rows * row_bytes) + 255) / 256 * 256;
+    places.bytes += aligned(static_cast<std::size_t>(rows * row_bytes));
     return at;
   };
   if (!absorbed()) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/aligned.hpp"
 #include "base/deadline.hpp"
 #include "base/device_patience.hpp"
 #include "base/environment.hpp"
@@ -24,6 +25,8 @@ namespace {
 
 using testing::error_of;
 using testing::TemporaryFolder;
+
+static_assert(aligned(0) == 0 && aligned(1) == 256 && aligned(256) == 256 && aligned(257) == 512);
 
 TEST(JsonWriter, WritesObjectsAndLists) {
   JsonWriter json(false);
