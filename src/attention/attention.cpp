@@ -238,10 +238,7 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
   check_apart("out", outputs.out, "q", inputs.q);
   check_apart("out", outputs.out, "k", inputs.k);
   check_apart("out", outputs.out, "v", inputs.v);
-  if (spec.sinks != (inputs.sinks != nullptr)) {
-    fail(ErrorCode::kUsage, spec.sinks ? "sinks are missing" : "sinks are given",
-         spec.sinks ? "the job has them" : "the job has none", "FoldSpec::sinks says whether a job has sinks.");
-  }
+  check_sinks("FoldSpec", inputs.sinks, spec.sinks);
   if (options.state_out != outputs.state.has_value()) {
     fail(ErrorCode::kUsage, options.state_out ? "no place for the fold state" : "a place for the fold state",
          options.state_out ? "Options::state_out asks for it" : "Options::state_out is off",

@@ -194,10 +194,7 @@ void Latent::Impl::check(const LatentInputs& inputs, const LatentOutputs& output
   check_apart("out", outputs.out, "q", inputs.q);
   check_apart("out", outputs.out, "latent", inputs.latent);
   check_apart("out", outputs.out, "k_rope", inputs.k_rope);
-  if (spec.sinks != (inputs.sinks != nullptr)) {
-    refuse(spec.sinks ? "sinks are missing" : "sinks are given", spec.sinks ? "the job has them" : "the job has none",
-           "LatentSpec::sinks says whether a job has sinks.");
-  }
+  check_sinks("LatentSpec", inputs.sinks, spec.sinks);
   const std::size_t needed = places(is_dense(inputs)).bytes;
   if (space.size() < needed) {
     refuse(fmt::format("the workspace has {} bytes", space.size()), fmt::format("{} are needed", needed),
