@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/compressed_step.hpp"
+#include "attention/fitting.hpp"
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
 #include "attention/lengths.hpp"
@@ -58,27 +59,6 @@ void check_packed(std::string_view name, const RowFormat& format, const RowShape
 }
 
 }  // namespace
-
-void check_checksum(const Backend& backend) {
-  if (backend.memory() != MemoryKind::kDevice) return;
-  fail(ErrorCode::kUnsupported, "checksums of device memory are not computed",
-       {setting("checksum"), " works on the host"}, {"Leave it out, or use ", setting("backend", "cpu"), "."});
-}
-
-KernelRequest fitting_request(const KernelRequest& request, const Transport& transport) {
-  KernelRequest fitting = request;
-  if (transport.size() > 1 && request.backend == "auto" && request.kernel == "auto") {
-    fitting.backend = transport.memory() == MemoryKind::kDevice ? "cuda" : "cpu";
-  }
-  return fitting;
-}
-
-void check_fitting(const KernelEntry& kernel, const Backend& backend, const Transport& transport) {
-  if (transport.size() == 1 || backend.memory() == transport.memory()) return;
-  fail(ErrorCode::kUnsupported, fmt::format("kernel {} and transport {} don't fit", kernel.name, transport.name()),
-       "one works in host memory, the other in device memory",
-       {"Choose both with ", setting("backend"), " and ", setting("transport"), "."});
-}
 
 // What depends on the lengths of the sequences. A plan is made by every rank for itself.
 struct Attention::Lengths {

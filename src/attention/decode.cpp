@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention/attention.hpp"
 #include "attention/decode_inputs.hpp"
 #include "attention/fault_cells.hpp"
+#include "attention/fitting.hpp"
 #include "attention/identities.hpp"
 #include "attention/partial_exchange.hpp"
 #include "attention/ring/enqueued_runs.hpp"

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/fitting.hpp"
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
 #include "attention/latent_blocks.hpp"

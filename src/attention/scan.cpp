@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "attention/attention.hpp"
 #include "attention/convolution.hpp"
+#include "attention/fitting.hpp"
 #include "attention/identities.hpp"
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
