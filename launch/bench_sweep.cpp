@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "attention/fitting.hpp"
 #include "attention/job/step_or_rows.hpp"
 #include "base/build.hpp"
 #include "base/json_writer.hpp"

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "attention/fitting.hpp"
 #include "attention/job/planned_job.hpp"
 #include "attention/job/step_or_rows.hpp"
 #include "attention/world_forecast.hpp"

@@ -14,6 +14,7 @@
 #include "attention/check/kept_share.hpp"
 #include "attention/check/output_file.hpp"
 #include "attention/check/peer_file.hpp"
+#include "attention/fitting.hpp"
 #include "attention/job/file_job.hpp"
 #include "attention/job/one_input.hpp"
 #include "attention/job/output.hpp"

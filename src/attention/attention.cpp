@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/compressed_step.hpp"
+#include "attention/fitting.hpp"
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
 #include "attention/lengths.hpp"
@@ -20,6 +21,7 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
+#include "base/aligned.hpp"
 #include "base/error.hpp"
 #include "comm/meeting.hpp"
 
@@ -57,27 +59,6 @@ void check_packed(std::string_view name, const RowFormat& format, const RowShape
 }
 
 }  // namespace
-
-void check_checksum(const Backend& backend) {
-  if (backend.memory() != MemoryKind::kDevice) return;
-  fail(ErrorCode::kUnsupported, "checksums of device memory are not computed",
-       {setting("checksum"), " works on the host"}, {"Leave it out, or use ", setting("backend", "cpu"), "."});
-}
-
-KernelRequest fitting_request(const KernelRequest& request, const Transport& transport) {
-  KernelRequest fitting = request;
-  if (transport.size() > 1 && request.backend == "auto" && request.kernel == "auto") {
-    fitting.backend = transport.memory() == MemoryKind::kDevice ? "cuda" : "cpu";
-  }
-  return fitting;
-}
-
-void check_fitting(const KernelEntry& kernel, const Backend& backend, const Transport& transport) {
-  if (transport.size() == 1 || backend.memory() == transport.memory()) return;
-  fail(ErrorCode::kUnsupported, fmt::format("kernel {} and transport {} don't fit", kernel.name, transport.name()),
-       "one works in host memory, the other in device memory",
-       {"Choose both with ", setting("backend"), " and ", setting("transport"), "."});
-}
 
 // What depends on the lengths of the sequences. A plan is made by every rank for itself.
 struct Attention::Lengths {
@@ -121,12 +102,14 @@ struct Attention::Impl {
     return ring->workspace(plan().keeps_state ? kernel->state_bytes(q_rows()) : 0, staged ? k_rows() : 0);
   }
   // Of compressed jobs, behind that: the rows of a block as they are decompressed.
-  std::size_t keys_bytes() const { return aligned(most_decompressed * k_token_bytes(job.spec)); }
-  std::size_t values_bytes() const { return aligned(most_decompressed * v_token_bytes(job.spec)); }
+  std::size_t decompressed_bytes(std::int64_t token_bytes) const {
+    return aligned(static_cast<std::size_t>(most_decompressed * token_bytes));
+  }
+  std::size_t keys_bytes() const { return decompressed_bytes(k_token_bytes(job.spec)); }
+  std::size_t values_bytes() const { return decompressed_bytes(v_token_bytes(job.spec)); }
   std::size_t workspace_bytes(bool dense_kv) const {
     return workspace(dense_kv).bytes + (is_compressed() ? keys_bytes() + values_bytes() : 0);
   }
-  static std::size_t aligned(std::int64_t bytes) { return (static_cast<std::size_t>(bytes) + 255) / 256 * 256; }
 
   void choose();
   void allocate();
@@ -235,10 +218,7 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
   check_apart("out", outputs.out, "q", inputs.q);
   check_apart("out", outputs.out, "k", inputs.k);
   check_apart("out", outputs.out, "v", inputs.v);
-  if (spec.sinks != (inputs.sinks != nullptr)) {
-    fail(ErrorCode::kUsage, spec.sinks ? "sinks are missing" : "sinks are given",
-         spec.sinks ? "the job has them" : "the job has none", "FoldSpec::sinks says whether a job has sinks.");
-  }
+  check_sinks("FoldSpec", inputs.sinks, spec.sinks);
   if (options.state_out != outputs.state.has_value()) {
     fail(ErrorCode::kUsage, options.state_out ? "no place for the fold state" : "a place for the fold state",
          options.state_out ? "Options::state_out asks for it" : "Options::state_out is off",

@@ -128,13 +128,4 @@ class Attention {
   std::unique_ptr<Impl> impl_;
 };
 
-// The request of a job over `transport`: of several ranks, those kernels alone whose memory the transport moves.
-KernelRequest fitting_request(const KernelRequest& request, const Transport& transport);
-
-// Throws kUnsupported where the transport, of several ranks, can't move what lies in the backend's memory.
-void check_fitting(const KernelEntry& kernel, const Backend& backend, const Transport& transport);
-
-// Options::checksum in a backend's memory. Throws kUnsupported for device memory.
-void check_checksum(const Backend& backend);
-
 }  // namespace ringattn

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "attention/block_tiles.hpp"
+#include "attention/ring/blocks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 
@@ -48,10 +49,8 @@ std::int64_t key_of_row(const DecompressedBlock& block, const Batch& batch, std:
 }
 
 std::size_t decompression_bytes(const Job& job, const Options& options, std::int64_t most_block_tokens, int key_tile) {
-  const std::int64_t keys = job.batch.k_tokens();
-  const std::int64_t block = std::max(options.block_tokens, most_block_tokens);
-  // A block ends at a tile's end, so it may have some keys more.
-  const std::int64_t rows = block == 0 || block >= keys ? keys : std::min(keys, block + key_tile);
+  const std::int64_t rows =
+      most_block_keys(job.batch.k_tokens(), std::max(options.block_tokens, most_block_tokens), key_tile);
   const auto sequences = static_cast<std::int64_t>(job.batch.sequences.size());
   return static_cast<std::size_t>(rows * kv_token_bytes(job.spec) +
                                   table_bytes(job.format.k, k_shape(job.spec), sequences) +

@@ -4,12 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "attention/attention.hpp"
+#include "attention/fitting.hpp"
 #include "attention/identities.hpp"
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
@@ -18,7 +17,7 @@
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
-#include "comm/failure.hpp"
+#include "comm/exchange.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -130,25 +129,21 @@ Exchange Convolution::Impl::halos(const TensorView& x) const {
   const int self = transport.rank();
   const int tokens = job.spec.halo_tokens();
   const std::size_t row_bytes = halo_bytes() / static_cast<std::size_t>(tokens);
-  std::map<int, std::vector<SendSpan>> sends;
-  std::map<int, std::vector<ReceiveSpan>> receives;
+  OneRound rows;
   for (const std::vector<StateHop>& step : hops.hops) {
     for (const StateHop& hop : step) {
       for (int i = 0; i < tokens; ++i) {
         if (hop.from == self) {
           const std::int64_t behind = layout->run_rows(self)[static_cast<std::size_t>(hop.from_run) + 1];
-          sends[hop.to].push_back({x.data == nullptr ? nullptr : x.at(behind - tokens + i, 0), row_bytes});
+          rows.send(hop.to, {x.data == nullptr ? nullptr : x.at(behind - tokens + i, 0), row_bytes});
         } else if (hop.to == self) {
           std::byte* const halo = received.data() + static_cast<std::size_t>(hop.to_run) * halo_bytes();
-          receives[hop.from].push_back({halo + static_cast<std::size_t>(i) * row_bytes, row_bytes});
+          rows.receive(hop.from, {halo + static_cast<std::size_t>(i) * row_bytes, row_bytes});
         }
       }
     }
   }
-  Exchange exchange;
-  exchange.label = "tokens in front of runs";
-  for (auto& [peer, spans] : sends) exchange.sends.push_back({peer, 0, std::move(spans)});
-  for (auto& [peer, spans] : receives) exchange.receives.push_back({peer, 0, std::move(spans)});
+  Exchange exchange = std::move(rows).exchange("tokens in front of runs");
   exchange.announced = announced;
   return exchange;
 }
@@ -175,15 +170,9 @@ std::vector<ConvolutionRun> Convolution::Impl::runs_of(const ConvolutionInputs& 
 }
 
 void Convolution::Impl::enqueue(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
-  const bool captured = backend->is_capturing(stream);
-  if (captured && transport.size() > 1) {
-    fail(ErrorCode::kUnsupported, "a graph can't hold this convolution",
-         fmt::format("transport {} brings tokens of other ranks, which a replay would not do", transport.name()),
-         "Enqueue it outside of the capture.");
-  }
-  const std::vector<ConvolutionRun> runs = runs_of(inputs, outputs);
-  if (!captured) enqueued->begin(stream);
-  try {
+  check_capture(*backend, stream, "this convolution", transport, "brings tokens of other ranks");
+  enqueued->enqueue(stream, seconds, [&] {
+    const std::vector<ConvolutionRun> runs = runs_of(inputs, outputs);
     if (!hops.hops.empty()) {
       transport.wait(transport.post(halos(inputs.x), stream), stream, meeting.patience().for_work(seconds));
     }
@@ -193,12 +182,7 @@ void Convolution::Impl::enqueue(const ConvolutionInputs& inputs, const Convoluti
       kernel->convolve({inputs.x, inputs.weight, inputs.bias, runs, outputs.y}, stream,
                        [this] { transport.progress(); });
     }
-  } catch (...) {
-    note_failure();
-    transport.abandon();
-    throw;
-  }
-  if (!captured) enqueued->end(stream, seconds);
+  });
 }
 
 Convolution::Convolution(ConvolutionJob job, Transport& transport, ConvolutionOptions options)

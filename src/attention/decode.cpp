@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention/attention.hpp"
 #include "attention/decode_inputs.hpp"
 #include "attention/fault_cells.hpp"
+#include "attention/fitting.hpp"
 #include "attention/identities.hpp"
 #include "attention/partial_exchange.hpp"
 #include "attention/ring/enqueued_runs.hpp"
@@ -18,7 +18,6 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
-#include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 #include "kernels/block_choice.hpp"
 #include "kernels/cache_update.hpp"
@@ -77,6 +76,8 @@ struct Decode::Impl {
   std::int64_t longest(const DecodeInputs& inputs) const;
   double step_seconds(std::int64_t sequences, std::int64_t keys) const;
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
+  void enqueue_step(DecodeInputs inputs, const DecodeOutputs& outputs, std::int64_t keys, Stream stream);
+  void grow_lengths(const DecodeInputs& inputs, Stream stream);
   void append(const DecodeInputs& inputs, CacheUpdate places, const std::int32_t* lengths, Stream stream);
   void finish_together(DecodeStep step, Stream stream, const FoldOutput& output, std::int64_t keys);
   void throw_faults();
@@ -172,10 +173,8 @@ void Decode::Impl::check_tables(const DecodeInputs& inputs) const {
 
 void Decode::Impl::check_capture(const DecodeInputs& inputs) const {
   if (several()) {
-    fail(ErrorCode::kUnsupported, "a graph can't hold this step",
-         fmt::format("transport {} exchanges partial results with {} other ranks, which a replay would not do",
-                     transport.name(), transport.size() - 1),
-         "Enqueue it outside of the capture.");
+    refuse_capture("this step", transport,
+                   fmt::format("exchanges partial results with {} other ranks", transport.size() - 1));
   }
   if (inputs.host_lengths != nullptr) {
     refuse("a captured step has host copies of lengths", "a replay would not look at them",
@@ -244,19 +243,28 @@ double Decode::Impl::step_seconds(std::int64_t sequences, std::int64_t keys) con
 }
 
 void Decode::Impl::enqueue(const DecodeInputs& all, const DecodeOutputs& outputs, Stream stream) {
-  const bool captured = backend->is_capturing(stream);
   DecodeInputs inputs = own(all);
   const std::int64_t keys = longest(inputs);
-  if (!captured) runs->begin(stream);
-  if (all.grow && shares_out_sequences()) {
-    CacheUpdate lengths;  // those of others, too
-    lengths.sequences = sequences_of(all);
-    lengths.rows = all.rows;
-    lengths.lengths = all.lengths;
-    lengths.grow = true;
-    if (lengths.sequences > 0) backend->update_cache(lengths, stream);
-    inputs.grow = false;
-  }
+  runs->enqueue(stream, step_seconds(sequences_of(inputs), keys), [&] {
+    if (all.grow && shares_out_sequences()) {
+      grow_lengths(all, stream);  // those of others, too
+      inputs.grow = false;
+    }
+    enqueue_step(inputs, outputs, keys, stream);
+  });
+}
+
+void Decode::Impl::grow_lengths(const DecodeInputs& inputs, Stream stream) {
+  CacheUpdate lengths;
+  lengths.sequences = sequences_of(inputs);
+  lengths.rows = inputs.rows;
+  lengths.lengths = inputs.lengths;
+  lengths.grow = true;
+  if (lengths.sequences > 0) backend->update_cache(lengths, stream);
+}
+
+// Of what this rank looks at. `keys`: of the longest sequence.
+void Decode::Impl::enqueue_step(DecodeInputs inputs, const DecodeOutputs& outputs, std::int64_t keys, Stream stream) {
   CacheUpdate update = update_of(inputs);
   if (checks_on_device()) {
     update.most_keys = std::min(update.most_keys, keys);
@@ -292,7 +300,6 @@ void Decode::Impl::enqueue(const DecodeInputs& all, const DecodeOutputs& outputs
     step.output = output;
     kernel->enqueue(step, stream);
   }
-  if (!captured) runs->end(stream, step_seconds(update.sequences, keys));
 }
 
 // New rows of compressed tensors, at the places of an update that has been enqueued. `lengths`: what the step takes.
@@ -311,18 +318,12 @@ void Decode::Impl::finish_together(DecodeStep step, Stream stream, const FoldOut
   const std::int64_t sequences = step.q.tokens / step.rows;
   const PartialShape shape{sequences, step.rows, exchange->groups_of(keys)};
   const SequenceRange mine = owned(sequences);
-  try {
-    step.partials = exchange->partials(shape);
-    kernel->enqueue(step, stream);
-    exchange->move(shape, stream, meeting.patience().for_work(step_seconds(sequences, keys)));
-    if (mine.count == 0) return;
-    const std::vector<const float*> shares = exchange->shares(shape);
-    kernel->merge({shares, shape.groups, step.rows, step.lengths + mine.first, output}, stream);
-  } catch (...) {
-    note_failure();
-    transport.abandon();
-    throw;
-  }
+  step.partials = exchange->partials(shape);
+  kernel->enqueue(step, stream);
+  exchange->move(shape, stream, meeting.patience().for_work(step_seconds(sequences, keys)));
+  if (mine.count == 0) return;
+  const std::vector<const float*> shares = exchange->shares(shape);
+  kernel->merge({shares, shape.groups, step.rows, step.lengths + mine.first, output}, stream);
 }
 
 // What has been found since the last call, by checks on the device and by those who compress new rows. The device has
@@ -409,7 +410,6 @@ void Decode::pool(const DecodeInputs& all, Stream stream) {
   check_caches(impl.job, all);
   const DecodeInputs inputs = impl.own(all);
   if (Impl::sequences_of(inputs) == 0) return;
-  const bool captured = impl.backend->is_capturing(stream);
   CacheUpdate update = impl.update_of(inputs);
   update.grow = false;
   update.part_count = 0;
@@ -419,11 +419,11 @@ void Decode::pool(const DecodeInputs& all, Stream stream) {
   } else if (!impl.on_device()) {
     refuse_faults(update, ErrorCode::kUsage);
   }
-  if (!captured) impl.runs->begin(stream);
-  if (update.checked != nullptr) impl.backend->update_cache(update, stream);
-  const std::int32_t* const lengths = update.checked != nullptr ? update.checked : inputs.lengths;
-  impl.backend->pool_keys(impl.choice_of(inputs, lengths), stream);
-  if (!captured) impl.runs->end(stream, impl.step_seconds(update.sequences, impl.job.limits.keys));
+  impl.runs->enqueue(stream, impl.step_seconds(update.sequences, impl.job.limits.keys), [&] {
+    if (update.checked != nullptr) impl.backend->update_cache(update, stream);
+    const std::int32_t* const lengths = update.checked != nullptr ? update.checked : inputs.lengths;
+    impl.backend->pool_keys(impl.choice_of(inputs, lengths), stream);
+  });
 }
 
 void Decode::wait() {

@@ -69,10 +69,7 @@ void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOu
     check_rows("k_new", inputs.k_new, spec, inputs.q.tokens, spec.kv_heads, spec.head_dim);
     check_rows("v_new", inputs.v_new, spec, inputs.q.tokens, spec.kv_heads, spec.head_dim_v);
   }
-  if (spec.sinks != (inputs.sinks != nullptr)) {
-    refuse(spec.sinks ? "sinks are missing" : "sinks are given", spec.sinks ? "the job has them" : "the job has none",
-           "FoldSpec::sinks says whether a job has sinks.");
-  }
+  check_sinks("FoldSpec", inputs.sinks, spec.sinks);
   check_caches(job, inputs);
 }
 

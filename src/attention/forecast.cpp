@@ -21,23 +21,28 @@ namespace ringattn {
 
 namespace {
 
-JobLayout layout_of(const RingJob& job, const Options& options, int world) {
+// Throws what check_size() throws.
+LayoutInputs layout_inputs(const RingJob& job, const Options& options, int world) {
   check_size(job, options, world);
-  const RingWork& work = job.work;
+  return {job.work, job.kernel, options.layout, options.query_runs, options.key_runs, world};
+}
+
+JobLayout layout_of(const LayoutInputs& inputs) {
+  const RingWork& work = inputs.work;
   const QueryWork pairs = query_work(work.batch, work.mask, work.lists.get(), work.positions.get());
-  JobLayout layout = make_layout(work.batch, pairs, work.lists != nullptr, world, options.layout, job.kernel.query_tile,
-                                 job.kernel.key_tile);
-  const auto state_runs = [world](Layout& dealt, const auto& stated, std::string_view side,
-                                  const std::vector<std::int64_t>& lengths) {
+  JobLayout layout = make_layout(work.batch, pairs, work.lists != nullptr, inputs.world, inputs.request,
+                                 inputs.kernel.query_tile, inputs.kernel.key_tile);
+  const auto state_runs = [&inputs](Layout& dealt, const auto& stated, std::string_view side,
+                                    const std::vector<std::int64_t>& lengths) {
     if (!stated) return;
-    if (static_cast<int>(stated->size()) != world) {
+    if (static_cast<int>(stated->size()) != inputs.world) {
       fail(ErrorCode::kUsage, fmt::format("{} runs are stated for {} ranks", side, stated->size()),
-           fmt::format("the world has {}", world), "State one list of runs for each rank.");
+           fmt::format("the world has {}", inputs.world), "State one list of runs for each rank.");
     }
     dealt = Layout(lengths, *stated);
   };
-  state_runs(layout.queries, options.query_runs, "query", work.batch.q_lengths());
-  state_runs(layout.keys, options.key_runs, "key", work.batch.k_lengths());
+  state_runs(layout.queries, inputs.query_runs, "query", work.batch.q_lengths());
+  state_runs(layout.keys, inputs.key_runs, "key", work.batch.k_lengths());
   return layout;
 }
 
@@ -52,13 +57,13 @@ std::int64_t key_tiles(const RingJob& job) {
   return tiles;
 }
 
-// A task of everything, which no task of a plan exceeds.
-FoldLimits largest_task(const RingJob& job, const JobLayout& layout, int rank) {
+// A task of everything, which no task of a plan exceeds. `tiles`: key_tiles() of the job.
+FoldLimits largest_task(const RingJob& job, const JobLayout& layout, int rank, std::int64_t tiles) {
   const RingWork& work = job.work;
   FoldLimits limits;
   limits.rows = layout.queries.tokens(rank);
   limits.query_runs = static_cast<std::int64_t>(layout.queries.runs(rank).size());
-  limits.key_runs = key_tiles(job);
+  limits.key_runs = tiles;
   limits.tiles = limits.key_runs * tile_pieces(job, layout.keys.world());
   limits.sources = 2;
   limits.sequences = static_cast<std::int64_t>(work.batch.sequences.size());
@@ -72,12 +77,13 @@ FoldLimits largest_task(const RingJob& job, const JobLayout& layout, int rank) {
 }
 
 // What a rank needs whatever the blocks are: its shards, results, scratch, the dense copy and spare rows.
-std::size_t fixed_bytes(const RingJob& job, const JobLayout& layout, const Options& options, int rank, bool staged) {
+std::size_t fixed_bytes(const RingJob& job, const JobLayout& layout, const Options& options, int rank, bool staged,
+                        std::int64_t tiles) {
   const std::int64_t k_rows = layout.keys.tokens(rank);
   const std::int64_t key_rows = k_rows + (staged ? k_rows : 0) + 2 * spare_rows(job, options, layout.queries.world());
   return static_cast<std::size_t>(layout.queries.tokens(rank) * job.query_bytes +
                                   key_rows * token_bytes(job.work.streams)) +
-         job.fixed_bytes + job.scratch_bytes(largest_task(job, layout, rank));
+         job.fixed_bytes + job.scratch_bytes(largest_task(job, layout, rank, tiles));
 }
 
 PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Options& options, Route route,
@@ -92,8 +98,9 @@ PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Opti
   result.overlap = options.overlap;
   const int world = layout.queries.world();
   const bool copied = (staged || job.page_size > 0) && world > 1;
+  const std::int64_t tiles = key_tiles(job);  // of as many sequences as there may be, so once for all ranks
   for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
-    result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, options, rank, copied));
+    result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, options, rank, copied, tiles));
     result.state_bytes = std::max(result.state_bytes, job.state_bytes(layout.queries.tokens(rank)));
   }
   return result;
@@ -172,12 +179,21 @@ void check_size(const RingJob& job, const Options& options, int world) {
 }
 
 Forecasts::Forecasts(const RingJob& job, const Options& options, Route route, int world, bool staged)
-    : layout_(layout_of(job, options, world)),
-      planner_(job.work, layout_, job.kernel, options.machine, plan_options(job, layout_, options, route, staged)) {}
+    : inputs_(layout_inputs(job, options, world)),
+      layout_(layout_of(inputs_)),
+      plan_options_(plan_options(job, layout_, options, route, staged)),
+      machine_(options.machine),
+      planner_(inputs_.work, layout_, inputs_.kernel, machine_, plan_options_) {}
+
+// The kernels are asked for what each rank needs of them, as for plans of its own.
+bool Forecasts::are_of(const RingJob& job, const Options& options, Route route, int world, bool staged) const {
+  return machine_ == options.machine && inputs_ == layout_inputs(job, options, world) &&
+         plan_options_ == plan_options(job, layout_, options, route, staged);
+}
 
 LeastBudget::LeastBudget(const RingJob& job, const Options& options, int world)
     : options_(options),
-      layout_(layout_of(job, options, world)),
+      layout_(layout_of(layout_inputs(job, options, world))),
       axis_(job.work.batch, job.kernel.key_tile),
       needs_(job.work, layout_, axis_, job.kernel.query_tile, job.kernel.key_tile) {}
 
@@ -188,76 +204,24 @@ std::size_t LeastBudget::of(const RingJob& job) const {
 
 namespace {
 
-// What a world's plans depend on.
-struct ForecastKey {
-  RingJob job;  // without its functions
-  Options options;
-  Route route;
-  int world;
-  bool staged;
-  std::vector<std::size_t> kernels;  // what the functions say
-
-  bool operator==(const ForecastKey& other) const {
-    const Options& a = options;
-    const Options& b = other.options;
-    return route == other.route && world == other.world && staged == other.staged && kernels == other.kernels &&
-           a.layout.kind == b.layout.kind && a.layout.stripe == b.layout.stripe && a.block_tokens == b.block_tokens &&
-           a.memory_budget == b.memory_budget && a.checksum == b.checksum && a.state_out == b.state_out &&
-           a.overlap == b.overlap && a.shorter_lengths == b.shorter_lengths && a.machine == b.machine &&
-           is_same(job, other.job) && a.query_runs == b.query_runs && a.key_runs == b.key_runs;
-  }
-
- private:
-  static bool is_same(const RingJob& a, const RingJob& b) {
-    const RingWork& x = a.work;
-    const RingWork& y = b.work;
-    return a.kernel == b.kernel && a.query_bytes == b.query_bytes && a.fixed_bytes == b.fixed_bytes &&
-           a.most_block_tokens == b.most_block_tokens && a.page_size == b.page_size && x.batch == y.batch &&
-           x.mask == y.mask && x.streams == y.streams && x.pair_flops == y.pair_flops && x.key_flops == y.key_flops &&
-           x.query_flops == y.query_flops && same(x.lists, y.lists) && same(x.positions, y.positions);
-  }
-  template <class Shared>
-  static bool same(const Shared& a, const Shared& b) {
-    return a == b || (a != nullptr && b != nullptr && *a == *b);
-  }
-};
-
-struct SharedForecasts {
-  SharedForecasts(ForecastKey the_key, const RingJob& job)
-      : key(std::move(the_key)), forecasts(job, key.options, key.route, key.world, key.staged) {}
-
-  ForecastKey key;
-  Forecasts forecasts;
-};
-
-ForecastKey key_of(const RingJob& job, const Options& options, Route route, int world, bool staged) {
-  FoldLimits some;
-  some.rows = some.tiles = some.key_runs = some.query_runs = 1 << 12;
-  some.sources = 2;
-  some.sequences = some.prepared = 8;
-  ForecastKey key{job, options, route, world, staged, {job.scratch_bytes(some), job.state_bytes(some.rows)}};
-  key.job.scratch_bytes = nullptr;  // its kernels may not live as long
-  key.job.state_bytes = nullptr;
-  return key;
-}
-
 // Made by the first rank of this process that asks for them, one after the other.
-std::shared_ptr<const Forecasts> shared_forecasts(ForecastKey key, const RingJob& job) {
+std::shared_ptr<const Forecasts> shared_forecasts(const RingJob& job, const Options& options, Route route, int world,
+                                                  bool staged) {
   static std::mutex mutex;
-  static std::weak_ptr<const SharedForecasts> last;
+  static std::weak_ptr<const Forecasts> last;
   const std::lock_guard lock(mutex);
-  std::shared_ptr<const SharedForecasts> shared = last.lock();
-  if (!shared || !(shared->key == key)) {
-    shared = std::make_shared<const SharedForecasts>(std::move(key), job);
+  std::shared_ptr<const Forecasts> shared = last.lock();
+  if (!shared || !shared->are_of(job, options, route, world, staged)) {
+    shared = std::make_shared<const Forecasts>(job, options, route, world, staged);
     last = shared;
   }
-  return {shared, &shared->forecasts};
+  return shared;
 }
 
 }  // namespace
 
 Forecast forecast(const RingJob& job, const Options& options, Route route, int world, int rank, bool staged) {
-  auto all = shared_forecasts(key_of(job, options, route, world, staged), job);
+  std::shared_ptr<const Forecasts> all = shared_forecasts(job, options, route, world, staged);
   Plan plan = all->plan(rank);
   const Prediction prediction = predict(plan, options.machine, options.overlap);
   return {std::move(all), std::move(plan), prediction};
@@ -287,7 +251,7 @@ FoldLimits task_limits(const Plan& plan, int pieces) {
 }
 
 FoldLimits reserved_limits(const RingJob& job, const Options& options, const JobLayout& layout, const Plan& plan) {
-  const FoldLimits largest = largest_task(job, layout, plan.rank);
+  const FoldLimits largest = largest_task(job, layout, plan.rank, key_tiles(job));
   const int pieces = tile_pieces(job, plan.world);
   FoldLimits limits = task_limits(plan, pieces);
   if (options.shorter_lengths) {

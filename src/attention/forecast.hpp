@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "attention/options.hpp"
 #include "attention/ring/needs.hpp"
@@ -41,6 +43,19 @@ RingJob ring_job(const Job& job, const Options& options, const FoldKernel& kerne
 // kMemory.
 void check_size(const RingJob& job, const Options& options, int world);
 
+// All that a layout follows from: it is made of this alone, and equal ones have equal layouts.
+struct LayoutInputs {
+  RingWork work;
+  KernelShape kernel;
+  LayoutRequest request;
+  // Options' of the same names.
+  std::optional<std::vector<std::vector<TokenRun>>> query_runs;
+  std::optional<std::vector<std::vector<TokenRun>>> key_runs;
+  int world = 1;
+
+  bool operator==(const LayoutInputs&) const = default;
+};
+
 // The plans of a world of `world` ranks. `staged`: the caller's rows that travel are strided. Throws what the
 // constructors of front doors throw of kUsage and kMemory.
 class Forecasts {
@@ -51,11 +66,19 @@ class Forecasts {
   Forecasts(const Forecasts&) = delete;  // the planner refers to the layout that is kept here
   Forecasts& operator=(const Forecasts&) = delete;
 
+  // Whether the constructor would make the same of these. Throws as it does.
+  bool are_of(const RingJob& job, const Options& options, Route route, int world, bool staged) const;
+
   const JobLayout& layout() const { return layout_; }
   Plan plan(int rank) const { return planner_.plan(rank); }
 
  private:
+  // In the order in which they follow from each other. The layout and the planner are made of the others alone, which
+  // compare all their members: what plans come to depend on is compared, too.
+  LayoutInputs inputs_;
   JobLayout layout_;
+  PlanOptions plan_options_;
+  MachineModel machine_;
   Planner planner_;
 };
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/fitting.hpp"
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
 #include "attention/latent_blocks.hpp"
@@ -21,6 +22,7 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
+#include "base/aligned.hpp"
 #include "base/error.hpp"
 #include "comm/meeting.hpp"
 #include "kernels/registry.hpp"
@@ -150,7 +152,7 @@ Places Latent::Impl::places(bool dense_rows) const {
   places.bytes = places.ring.bytes;
   const auto place = [&](std::int64_t rows, std::int64_t row_bytes) {
     const std::size_t at = places.bytes;
-    places.bytes += (static_cast<std::size_t>(rows * row_bytes) + 255) / 256 * 256;
+    places.bytes += aligned(static_cast<std::size_t>(rows * row_bytes));
     return at;
   };
   if (!absorbed()) {
@@ -193,10 +195,7 @@ void Latent::Impl::check(const LatentInputs& inputs, const LatentOutputs& output
   check_apart("out", outputs.out, "q", inputs.q);
   check_apart("out", outputs.out, "latent", inputs.latent);
   check_apart("out", outputs.out, "k_rope", inputs.k_rope);
-  if (spec.sinks != (inputs.sinks != nullptr)) {
-    refuse(spec.sinks ? "sinks are missing" : "sinks are given", spec.sinks ? "the job has them" : "the job has none",
-           "LatentSpec::sinks says whether a job has sinks.");
-  }
+  check_sinks("LatentSpec", inputs.sinks, spec.sinks);
   const std::size_t needed = places(is_dense(inputs)).bytes;
   if (space.size() < needed) {
     refuse(fmt::format("the workspace has {} bytes", space.size()), fmt::format("{} are needed", needed),

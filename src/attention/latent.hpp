@@ -16,13 +16,18 @@
 #include <memory>
 #include <span>
 
-#include "attention/attention.hpp"
+#include "attention/forecast.hpp"
 #include "attention/options.hpp"
+#include "attention/ring/engine.hpp"
+#include "attention/ring/ring_runs.hpp"
 #include "attention/tokens/latent_job.hpp"
+#include "attention/tokens/layout.hpp"
+#include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
 #include "kernels/head_product.hpp"
 #include "kernels/latent.hpp"
+#include "kernels/registry.hpp"
 
 namespace ringattn {
 

@@ -215,10 +215,12 @@ void LatentDecode::run(const LatentDecodeInputs& inputs, const LatentOutputs& ou
     check_not_captured(impl.decode->backend(), stream);
     impl.check(inputs, outputs);
   });
-  impl.begin(inputs, stream);
+  give_up_on_failure(impl.transport, [&] { impl.begin(inputs, stream); });
   impl.decode->run(impl.step_of(inputs), impl.in_latent(inputs, outputs), stream);
-  impl.end(inputs, outputs, stream);
-  impl.ended->synchronize(0, impl.meeting.patience().for_peer(), {});
+  give_up_on_failure(impl.transport, [&] {
+    impl.end(inputs, outputs, stream);
+    impl.ended->synchronize(0, impl.meeting.patience().for_peer(), {});
+  });
 }
 
 void LatentDecode::enqueue(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream) {
@@ -227,14 +229,18 @@ void LatentDecode::enqueue(const LatentDecodeInputs& inputs, const LatentOutputs
   const DecodeInputs step = impl.step_of(inputs);
   const DecodeOutputs step_outputs = impl.in_latent(inputs, outputs);
   impl.decode->check(step, step_outputs, stream);
-  impl.begin(inputs, stream);
-  impl.decode->enqueue_checked(step, step_outputs, stream);
-  impl.end(inputs, outputs, stream);
+  give_up_on_failure(impl.transport, [&] {
+    impl.begin(inputs, stream);
+    impl.decode->enqueue_checked(step, step_outputs, stream);
+    impl.end(inputs, outputs, stream);
+  });
 }
 
 void LatentDecode::wait() {
   impl_->decode->wait();
-  impl_->ended->synchronize(0, impl_->meeting.patience().for_peer(), [this] { impl_->transport.progress(); });
+  give_up_on_failure(impl_->transport, [this] {
+    impl_->ended->synchronize(0, impl_->meeting.patience().for_peer(), [this] { impl_->transport.progress(); });
+  });
 }
 
 }  // namespace ringattn

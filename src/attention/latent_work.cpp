@@ -8,7 +8,9 @@
 #include <string>
 #include <string_view>
 
+#include "attention/ring/blocks.hpp"
 #include "attention/tokens/cost.hpp"
+#include "base/aligned.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {
@@ -22,9 +24,7 @@ std::int64_t gathered_row_bytes(const LatentSpec& spec, LatentForm form, int hea
   return kv_token_bytes(expanded_spec(spec, heads));
 }
 
-std::size_t latent_state_stride(const FoldKernel& fold, std::int64_t rows) {
-  return (fold.state_bytes(rows) + 255) / 256 * 256;
-}
+std::size_t latent_state_stride(const FoldKernel& fold, std::int64_t rows) { return aligned(fold.state_bytes(rows)); }
 
 LatentChoice choose_latent_kernels(const LatentSpec& spec, LatentForm form, const KernelRequest& request,
                                    KernelPlace place) {
@@ -69,10 +69,8 @@ RingJob ring_job(const LatentJob& job, const Options& options, const LatentRoom&
   ring.most_block_tokens = room.most_block_tokens;
   ring.query_bytes = query_bytes(expanded_spec(spec, spec.heads));
   if (!expanded) ring.query_bytes += q_token_bytes(all_heads) + out_token_bytes(all_heads);
-  // A block ends at a tile's end, so it may have some keys more.
-  const std::int64_t block = std::max(options.block_tokens, room.most_block_tokens);
-  const std::int64_t keys = job.batch.k_tokens();
-  const std::int64_t rows = block == 0 || block >= keys ? keys : std::min(keys, block + ring.kernel.key_tile);
+  const std::int64_t rows = most_block_keys(
+      job.batch.k_tokens(), std::max(options.block_tokens, room.most_block_tokens), ring.kernel.key_tile);
   ring.fixed_bytes =
       static_cast<std::size_t>(rows * gathered_row_bytes(spec, *job.form, room.heads) + latent_weight_bytes(spec)) +
       kernels.keys.scratch_bytes(room.heads) + kernels.values.scratch_bytes(room.heads);

@@ -17,7 +17,6 @@
 #include "attention/ring/reshard.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
-#include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -216,18 +215,12 @@ std::size_t Reshard::memory_bytes() const { return impl_->outgoing.bytes() + imp
 
 void Reshard::enqueue(const void* rows, void* target, Stream stream) {
   Impl& impl = *impl_;
-  const bool captured = impl.backend.is_capturing(stream);
+  check_capture(impl.backend, stream, "these rows' way", impl.transport, "moves them to other ranks");
   const bool several = impl.transport.size() > 1;
-  if (captured && several) {
-    fail(ErrorCode::kUnsupported, "a graph can't hold these rows' way",
-         fmt::format("transport {} moves them to other ranks, which a replay would not do", impl.transport.name()),
-         "Enqueue it outside of the capture.");
-  }
   const auto* from = static_cast<const std::byte*>(rows);
   auto* to = static_cast<std::byte*>(target);
-  if (!captured) impl.enqueued->begin(stream);
   const double seconds = static_cast<double>(impl.received_rows * impl.token_bytes) / kBytesPerSecond;
-  try {
+  impl.enqueued->enqueue(stream, seconds, [&] {
     for (const auto& [peer, stretch] : impl.sends) {
       if (!stretch.in_rows) impl.copy(impl.outgoing.data(), from, stretch.pieces, stream);
     }
@@ -241,12 +234,7 @@ void Reshard::enqueue(const void* rows, void* target, Stream stream) {
     impl.copy(to, from, impl.own, stream);
     if (several) impl.transport.wait(ticket, stream, impl.meeting.patience().for_work(seconds));
     for (const auto& [peer, stretch] : impl.receives) impl.copy(to, impl.arriving.data(), stretch.pieces, stream);
-  } catch (...) {
-    note_failure();
-    impl.transport.abandon();
-    throw;
-  }
-  if (!captured) impl.enqueued->end(stream, seconds);
+  });
 }
 
 void Reshard::wait() {

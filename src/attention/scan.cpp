@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "attention/attention.hpp"
 #include "attention/convolution.hpp"
+#include "attention/fitting.hpp"
 #include "attention/identities.hpp"
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
@@ -20,7 +20,6 @@
 #include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
 #include "base/moment.hpp"
-#include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -268,14 +267,8 @@ ScanTask Scan::Impl::task_of(const ScanInputs& inputs, const ScanOutputs& output
 }
 
 void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream, ScanClock* clock) {
-  const bool captured = backend->is_capturing(stream);
-  if (captured && transport.size() > 1) {
-    fail(ErrorCode::kUnsupported, "a graph can't hold this scan",
-         fmt::format("transport {} hands states on to other ranks, which a replay would not do", transport.name()),
-         "Enqueue it outside of the capture.");
-  }
-  if (!captured) enqueued->begin(stream);
-  try {
+  check_capture(*backend, stream, "this scan", transport, "hands states on to other ranks");
+  enqueued->enqueue(stream, seconds, [&] {
     if (clock != nullptr) clock->begin(stream);
     if (job.alone) {
       convolve_into(outputs.y.data, outputs.y.token_stride, inputs, outputs, stream);
@@ -288,12 +281,7 @@ void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, S
       }
     }
     if (clock != nullptr) clock->end(stream);
-  } catch (...) {
-    note_failure();
-    transport.abandon();
-    throw;
-  }
-  if (!captured) enqueued->end(stream, seconds);
+  });
 }
 
 // Each range of heads is folded, carried and finished. The states of a range travel while the next one is folded, or

@@ -98,4 +98,10 @@ void check_given(std::string_view door, std::string_view name, const void* data,
        fmt::format("{0}Spec and {0}Job say what there is.", door));
 }
 
+void check_sinks(std::string_view spec, const float* sinks, bool wanted) {
+  if ((sinks != nullptr) == wanted) return;
+  fail(ErrorCode::kUsage, wanted ? "sinks are missing" : "sinks are given",
+       wanted ? "the job has them" : "the job has none", fmt::format("{}::sinks says whether a job has sinks.", spec));
+}
+
 }  // namespace ringattn

@@ -24,6 +24,9 @@ void check_shard(std::string_view door, std::string_view name, const TensorView&
 // `door`: what the job is described by, "Scan" for ScanSpec and ScanJob.
 void check_given(std::string_view door, std::string_view name, const void* data, bool wanted);
 
+// The same of sinks. `spec`: whose member `sinks` says whether they are wanted, "FoldSpec".
+void check_sinks(std::string_view spec, const float* sinks, bool wanted);
+
 // Throws kUsage where a number that a run writes to `result` could be one that it reads of another tensor, or has yet
 // to read: threads, and blocks of keys, come to rows in any order. Tensors whose rows or heads take turns in one
 // stretch of memory, as columns of a fused projection do, are apart.

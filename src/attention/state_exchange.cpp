@@ -4,8 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
+
+#include "comm/exchange.hpp"
 
 namespace ringattn {
 
@@ -65,22 +66,16 @@ bool StateExchange::receives(int step) const {
 
 Exchange StateExchange::exchange_of(std::size_t range, int step) const {
   const HeadRange& heads = ranges_[range];
-  std::map<int, std::vector<SendSpan>> sends;
-  std::map<int, std::vector<ReceiveSpan>> receives;
+  OneRound states;
   for (const StateHop& hop : hops_.hops[static_cast<std::size_t>(step)]) {
     if (hop.from == transport_.rank()) {
-      sends[hop.to].push_back({sent_[static_cast<std::size_t>(hop.from_run)] + offset_of(heads), size_of(heads)});
+      states.send(hop.to, {sent_[static_cast<std::size_t>(hop.from_run)] + offset_of(heads), size_of(heads)});
     } else if (hop.to == transport_.rank()) {
-      receives[hop.from].push_back(
-          {received_[static_cast<std::size_t>(hop.to_run)] + offset_of(heads), size_of(heads)});
+      states.receive(hop.from, {received_[static_cast<std::size_t>(hop.to_run)] + offset_of(heads), size_of(heads)});
     }
   }
-  Exchange exchange;
-  exchange.label =
-      fmt::format("states of heads {} to {}, step {} of {}", heads.first, heads.end() - 1, step + 1, steps());
-  for (auto& [peer, spans] : sends) exchange.sends.push_back({peer, 0, std::move(spans)});
-  for (auto& [peer, spans] : receives) exchange.receives.push_back({peer, 0, std::move(spans)});
-  return exchange;
+  return std::move(states).exchange(
+      fmt::format("states of heads {} to {}, step {} of {}", heads.first, heads.end() - 1, step + 1, steps()));
 }
 
 Ticket StateExchange::post(std::size_t range, int step, Stream stream) {

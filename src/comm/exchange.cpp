@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 namespace ringattn {
 
@@ -45,6 +46,14 @@ std::size_t sum_spans(const Message& message) {
 }
 
 }  // namespace
+
+Exchange OneRound::exchange(std::string label) && {
+  Exchange exchange;
+  exchange.label = std::move(label);
+  for (auto& [peer, spans] : sends_) exchange.sends.push_back({peer, 0, std::move(spans)});
+  for (auto& [peer, spans] : receives_) exchange.receives.push_back({peer, 0, std::move(spans)});
+  return exchange;
+}
 
 void check_exchange(const Exchange& exchange, int rank, int size) {
   const std::string_view name = exchange.label.empty() ? std::string_view("exchange") : exchange.label;

@@ -1,15 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every transport does with an exchange: check it when it is posted, and keep the order of its rounds while it
-// moves.
+// moves. And how one of a single round is made, span by span.
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "comm/transport.hpp"
 
 namespace ringattn {
+
+// An exchange of one round. All spans of a peer go as one message, in the order in which they were added.
+class OneRound {
+ public:
+  void send(int peer, SendSpan span) { sends_[peer].push_back(span); }
+  void receive(int peer, ReceiveSpan span) { receives_[peer].push_back(span); }
+  Exchange exchange(std::string label) &&;  // all that was added
+
+ private:
+  std::map<int, std::vector<SendSpan>> sends_;  // by peer
+  std::map<int, std::vector<ReceiveSpan>> receives_;
+};
 
 // Throws kInternal when the exchange breaks the contract of transport.hpp: a peer outside the world or the rank itself,
 // rounds that don't ascend, two messages for one (peer, round), a span of bytes without an address.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tensors of a run are apart: against all their bytes, and what has to pass.
+// Which tensors of a run are apart: against all their bytes, and what has to pass. And sinks.
 #include "attention/shard_checks.hpp"
 
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "tests/support/error_of.hpp"
 
 namespace ringattn {
 namespace {
@@ -90,6 +91,17 @@ TEST(Apart, ColumnsHeadsAndNeighboursPass) {
   EXPECT_TRUE(passes(at(0, {0, 4, 64}, kRow, 64), dense)) << "nothing";
   EXPECT_TRUE(passes(TensorView{}, dense)) << "what there is not";
   EXPECT_TRUE(passes(at(0, {1, 4, 64}, 0, 64), at(kRow, {1, 4, 64}, 0, 64))) << "one row, whose stride says nothing";
+}
+
+TEST(Sinks, AreGivenWhereTheJobHasThem) {
+  const float sink = 0.0F;
+  check_sinks("FoldSpec", &sink, true);
+  check_sinks("FoldSpec", nullptr, false);
+  const Error missing = testing::error_of([&] { check_sinks("LatentSpec", nullptr, true); });
+  EXPECT_EQ(missing.code(), ErrorCode::kUsage);
+  EXPECT_STREQ(missing.what(), "sinks are missing (the job has them). LatentSpec::sinks says whether a job has sinks.");
+  EXPECT_STREQ(testing::error_of([&] { check_sinks("FoldSpec", &sink, false); }).what(),
+               "sinks are given (the job has none). FoldSpec::sinks says whether a job has sinks.");
 }
 
 }  // namespace

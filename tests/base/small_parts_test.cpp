@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The JSON writer, text files and the environment.
+// The JSON writer, text files, the environment, and other small parts.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <string>
 
+#include "base/aligned.hpp"
 #include "base/deadline.hpp"
 #include "base/device_patience.hpp"
 #include "base/environment.hpp"
@@ -14,6 +17,7 @@
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
 #include "base/memory.hpp"
+#include "base/shared_value.hpp"
 #include "base/text_file.hpp"
 #include "base/threads.hpp"
 #include "tests/support/error_of.hpp"
@@ -24,6 +28,19 @@ namespace {
 
 using testing::error_of;
 using testing::TemporaryFolder;
+
+static_assert(aligned(0) == 0 && aligned(1) == 256 && aligned(256) == 256 && aligned(257) == 512);
+
+TEST(SharedValue, IsComparedByWhatItIs) {
+  const SharedValue<std::string> nothing, one(std::make_shared<const std::string>("one"));
+  EXPECT_TRUE(nothing == nullptr);
+  EXPECT_EQ(nothing, SharedValue<std::string>());
+  EXPECT_TRUE(one != nullptr);
+  EXPECT_NE(one, nothing);
+  EXPECT_EQ(one, SharedValue<std::string>(std::make_shared<const std::string>("one")));
+  EXPECT_NE(one, SharedValue<std::string>(std::make_shared<const std::string>("two")));
+  EXPECT_EQ(one->size(), 3U);
+}
 
 TEST(JsonWriter, WritesObjectsAndLists) {
   JsonWriter json(false);

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <utility>
+
 namespace ringattn {
 namespace {
 
@@ -33,6 +36,29 @@ TEST(Exchange, CountsBytesAndNames) {
   EXPECT_EQ(message_bytes(ReceiveMessage{}), 0U);
   EXPECT_EQ(exchange_name({"block 1 of 2", {}, {}}, 9), "block 1 of 2");
   EXPECT_EQ(exchange_name({}, 9), "exchange 9");
+}
+
+TEST(Exchange, OfOneRoundHasAMessageForEachPeer) {
+  std::array<std::byte, 8> bytes{};
+  OneRound spans;
+  spans.send(7, {&bytes[0], 1});
+  spans.send(2, {&bytes[1], 2});
+  spans.send(7, {&bytes[3], 3});
+  spans.receive(2, {&bytes[6], 1});
+  const Exchange exchange = std::move(spans).exchange("rows");
+  EXPECT_NO_THROW(check_exchange(exchange, 0, 8));
+  EXPECT_EQ(exchange.label, "rows");
+  EXPECT_EQ(exchange.announced, kNotAnnounced);
+  ASSERT_EQ(exchange.sends.size(), 2U);
+  EXPECT_EQ(exchange.sends[0].peer, 2);
+  EXPECT_EQ(exchange.sends[1].peer, 7);
+  ASSERT_EQ(exchange.sends[1].spans.size(), 2U);  // in the order in which they were added
+  EXPECT_EQ(exchange.sends[1].spans[0].data, &bytes[0]);
+  EXPECT_EQ(exchange.sends[1].spans[1].data, &bytes[3]);
+  EXPECT_EQ(exchange.sends[1].spans[1].bytes, 3U);
+  ASSERT_EQ(exchange.receives.size(), 1U);
+  EXPECT_EQ(exchange.receives[0].peer, 2);
+  EXPECT_EQ(exchange.receives[0].spans[0].data, &bytes[6]);
 }
 
 TEST(Exchange, AcceptsWhatTheContractAllows) {

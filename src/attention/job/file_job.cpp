@@ -7,6 +7,7 @@
 #include <utility>
 #include <variant>
 
+#include "attention/fitting.hpp"
 #include "attention/identities.hpp"
 #include "attention/job/one_input.hpp"
 #include "attention/job/step_or_rows.hpp"

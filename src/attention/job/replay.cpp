@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/fitting.hpp"
 #include "attention/job/rank_cache.hpp"
 #include "attention/job/replay_steps.hpp"
 #include "attention/ring/reshard.hpp"

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "attention/fitting.hpp"
 #include "attention/identities.hpp"
 #include "attention/job/file_job.hpp"
 #include "attention/job/staging.hpp"

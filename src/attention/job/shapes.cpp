@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "attention/fitting.hpp"
 #include "attention/job/file_job.hpp"
 #include "attention/job/planned_job.hpp"
 #include "attention/ring/reshard.hpp"

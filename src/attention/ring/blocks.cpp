@@ -356,4 +356,8 @@ std::size_t least_budget(const RingWork& work, const TileAxis& axis, const Needs
   return BlockCutter(work, axis, needs, kernel, machine, options).least_budget();
 }
 
+std::int64_t most_block_keys(std::int64_t keys, std::int64_t block_tokens, int key_tile) {
+  return block_tokens == 0 || block_tokens >= keys ? keys : std::min(keys, block_tokens + key_tile);
+}
+
 }  // namespace ringattn

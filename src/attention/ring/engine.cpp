@@ -2,13 +2,10 @@
 #include "attention/ring/engine.hpp"
 
 #include "base/moment.hpp"
-#include "comm/failure.hpp"
 
 namespace ringattn {
 
-namespace {
-
-void walk(const RingLoop& loop, Stream stream, const BlockDone& block_done) {
+void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_done) {
   const auto count = static_cast<std::int64_t>(loop.plan.blocks.size());
   Timeline* const timeline = loop.timeline;
   const Progress progress = [&loop] { loop.transport.progress(); };
@@ -37,19 +34,6 @@ void walk(const RingLoop& loop, Stream stream, const BlockDone& block_done) {
     if (block_done && !loop.backend.enqueues()) block_done(b + 1, count);
   }
   if (loop.step.finish(stream, progress) && timeline != nullptr) timeline->end(stream);
-}
-
-}  // namespace
-
-void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_done) {
-  try {
-    walk(loop, stream, block_done);
-  } catch (...) {
-    note_failure();
-    // Nothing may be written to memory that a failed run is about to free, and no device wait for a peer for ever.
-    loop.transport.abandon();
-    throw;
-  }
 }
 
 }  // namespace ringattn

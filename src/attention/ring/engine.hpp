@@ -49,8 +49,8 @@ struct RingLoop {
   double longest_block = 0.0;  // predicted seconds of computing one
 };
 
-// Enqueues all blocks of a run. `block_done` is called by backends that do the work before a call returns. A failure
-// gives up whatever is in flight.
+// Enqueues all blocks of a run. `block_done` is called by backends that do the work before a call returns. What is in
+// flight after a failure is for the caller to give up.
 void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_done);
 
 }  // namespace ringattn

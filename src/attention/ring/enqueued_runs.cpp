@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/ring/enqueued_runs.hpp"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "base/device_patience.hpp"
-#include "comm/failure.hpp"
+#include "base/error.hpp"
 
 namespace ringattn {
 
 EnqueuedRuns::EnqueuedRuns(Backend& backend, Transport& transport, const Patience& patience)
-    : transport_(transport), patience_(patience), marks_(backend.make_marks(kMarks, false)) {}
+    : backend_(backend), transport_(transport), patience_(patience), marks_(backend.make_marks(kMarks, false)) {}
 
 EnqueuedRuns::~EnqueuedRuns() {
   if (waiting_ > 0 && transport_.size() > 1) transport_.abandon();
@@ -29,7 +31,7 @@ void EnqueuedRuns::settle(const std::function<void()>& wait) {
   waiting_ = 0;
   const double predicted = std::exchange(waiting_seconds_, 0.0);
   const Progress progress = [this] { transport_.progress(); };
-  try {
+  give_up_on_failure(transport_, [&] {
     const Deadline others = DevicePatience::for_queue();
     marks_->synchronize(kFirstBegins, others, [&] {
       progress();
@@ -39,17 +41,24 @@ void EnqueuedRuns::settle(const std::function<void()>& wait) {
     marks_->synchronize(kLastEnds, patience_.for_work(predicted), progress);
     // A peer that gave up may have let this rank's stream go on: its failure must be heard before the end.
     transport_.progress();
-  } catch (...) {
-    note_failure();
-    transport_.abandon();
-    throw;
-  }
+  });
 }
 
 void check_not_captured(Backend& backend, Stream stream) {
   if (!backend.is_capturing(stream)) return;
   fail(ErrorCode::kUnsupported, "a graph can't hold a run that is waited for", "what is captured has no end yet",
        "Use enqueue(), or run it outside of the capture.");
+}
+
+void refuse_capture(std::string_view what, const Transport& transport, std::string_view does) {
+  fail(ErrorCode::kUnsupported, fmt::format("a graph can't hold {}", what),
+       fmt::format("transport {} {}, which a replay would not do", transport.name(), does),
+       "Enqueue it outside of the capture.");
+}
+
+void check_capture(Backend& backend, Stream stream, std::string_view what, const Transport& transport,
+                   std::string_view does) {
+  if (transport.size() > 1 && backend.is_capturing(stream)) refuse_capture(what, transport, does);
 }
 
 }  // namespace ringattn

@@ -6,12 +6,27 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
+#include "comm/failure.hpp"
 #include "comm/patience.hpp"
 #include "comm/transport.hpp"
 #include "kernels/backend.hpp"
 
 namespace ringattn {
+
+// Calls work(). A failure is noted before the stack unwinds further, and gives up every exchange that is in flight:
+// nothing may be written to memory that is about to be freed, and no device wait for a peer for ever.
+template <typename Work>
+void give_up_on_failure(Transport& transport, const Work& work) {
+  try {
+    work();
+  } catch (...) {
+    note_failure();
+    transport.abandon();
+    throw;
+  }
+}
 
 class EnqueuedRuns {
  public:
@@ -22,9 +37,18 @@ class EnqueuedRuns {
   EnqueuedRuns(const EnqueuedRuns&) = delete;
   EnqueuedRuns& operator=(const EnqueuedRuns&) = delete;
 
-  // Around what a run enqueues. They end in the order in which they were enqueued.
-  void begin(Stream stream);
-  void end(Stream stream, double predicted_seconds);
+  // Calls work(), which enqueues a run on `stream` (devices) or does it (hosts). Runs end in the order in which they
+  // were enqueued. Where the stream is being captured, nobody will wait for the run here. A failure, wherever in the
+  // run, gives up what is in flight.
+  template <typename Work>
+  void enqueue(Stream stream, double predicted_seconds, const Work& work) {
+    give_up_on_failure(transport_, [&] {
+      const bool captured = backend_.is_capturing(stream);
+      if (!captured) begin(stream);
+      work();
+      if (!captured) end(stream, predicted_seconds);
+    });
+  }
 
   bool any() const { return waiting_ > 0; }
 
@@ -36,6 +60,10 @@ class EnqueuedRuns {
  private:
   enum : std::size_t { kFirstBegins, kLastEnds, kMarks };
 
+  void begin(Stream stream);
+  void end(Stream stream, double predicted_seconds);
+
+  Backend& backend_;
   Transport& transport_;
   Patience patience_;
   std::unique_ptr<Marks> marks_;
@@ -45,5 +73,12 @@ class EnqueuedRuns {
 
 // Of a run that is waited for. Throws kUnsupported where the stream is being captured: there is no end to wait for.
 void check_not_captured(Backend& backend, Stream stream);
+
+// Throws kUnsupported: a graph can't hold `what` ("this scan"), for the transport "hands states on to other ranks" or
+// whatever it `does` for it.
+[[noreturn]] void refuse_capture(std::string_view what, const Transport& transport, std::string_view does);
+// The same where the stream is being captured and there are several ranks.
+void check_capture(Backend& backend, Stream stream, std::string_view what, const Transport& transport,
+                   std::string_view does);
 
 }  // namespace ringattn

@@ -40,6 +40,8 @@ struct PlanOptions {
   bool state_out = false;         // the state is wanted; else one block alone needs none
   bool checksum = false;          // kChecksumBytes travel with each part
   bool overlap = true;            // transfers are hidden behind folds
+
+  bool operator==(const PlanOptions&) const = default;
 };
 
 // Rows of one owner's key shard, of every stream, that travel together: contiguous in the shard and in every buffer

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
+#include <utility>
 #include <vector>
+
+#include "comm/exchange.hpp"
 
 namespace ringattn {
 
@@ -66,8 +68,7 @@ std::vector<MovedRows> moved_rows(const Layout& from, const Layout& to, int rank
 void reshard(Transport& world, const Layout& from, const Layout& to, const std::byte* rows, std::byte* target,
              std::int64_t token_bytes, const Deadline& deadline) {
   const int self = world.rank();
-  std::map<int, std::vector<SendSpan>> sends;
-  std::map<int, std::vector<ReceiveSpan>> receives;
+  OneRound results;
   for (const MovedRows& moved : moved_rows(from, to, self)) {
     const auto bytes = static_cast<std::size_t>(moved.rows * token_bytes);
     const std::byte* source = rows + moved.from_row * token_bytes;
@@ -75,16 +76,12 @@ void reshard(Transport& world, const Layout& from, const Layout& to, const std::
     if (moved.from == self && moved.to == self) {
       std::memcpy(place, source, bytes);
     } else if (moved.from == self) {
-      sends[moved.to].push_back({source, bytes});
+      results.send(moved.to, {source, bytes});
     } else {
-      receives[moved.from].push_back({place, bytes});
+      results.receive(moved.from, {place, bytes});
     }
   }
-  Exchange exchange;
-  exchange.label = "results for a comparison";
-  for (auto& [peer, spans] : sends) exchange.sends.push_back({peer, 0, std::move(spans)});
-  for (auto& [peer, spans] : receives) exchange.receives.push_back({peer, 0, std::move(spans)});
-  world.wait(world.post(std::move(exchange), {}), {}, deadline);
+  world.wait(world.post(std::move(results).exchange("results for a comparison"), {}), {}, deadline);
 }
 
 }  // namespace ringattn

@@ -72,9 +72,7 @@ StreamRows RingRuns::dense_shard(std::span<const TensorView> views, StreamRows s
 
 void RingRuns::check_capture_alone() const {
   if (!several()) return;
-  refuse_capture(fmt::format("transport {} exchanges blocks with {} other ranks, which a replay would not do",
-                             transport_.name(), transport_.size() - 1),
-                 "Enqueue it outside of the capture.");
+  refuse_capture("this run", transport_, fmt::format("exchanges blocks with {} other ranks", transport_.size() - 1));
 }
 
 void RingRuns::check_capture_of(std::span<const PreparedTask> prepared) {
@@ -90,22 +88,21 @@ double RingRuns::longest_block(const Plan& plan) const {
 }
 
 void RingRuns::enqueue(const Run& run, Stream stream, Timeline* timeline, const BlockDone& block_done) {
-  const bool captured = backend_.is_capturing(stream);
-  if (!captured) runs_->begin(stream);
-  const bool moves = several() && run.mode == RunMode::kWhole;
   PlannedRuns& planned = run.planned;
-  if (moves) planned.mover->bind(run.shard(), run.buffers);
-  const RingLoop loop{planned.plan,
-                      transport_,
-                      backend_,
-                      run.step,
-                      moves ? &*planned.mover : nullptr,
-                      timeline,
-                      settings_.overlap,
-                      meeting_.patience(),
-                      longest_block(planned.plan)};
-  enqueue_blocks(loop, stream, block_done);
-  if (!captured) runs_->end(stream, planned.predicted_seconds);
+  runs_->enqueue(stream, planned.predicted_seconds, [&] {
+    const bool moves = several() && run.mode == RunMode::kWhole;
+    if (moves) planned.mover->bind(run.shard(), run.buffers);
+    const RingLoop loop{planned.plan,
+                        transport_,
+                        backend_,
+                        run.step,
+                        moves ? &*planned.mover : nullptr,
+                        timeline,
+                        settings_.overlap,
+                        meeting_.patience(),
+                        longest_block(planned.plan)};
+    enqueue_blocks(loop, stream, block_done);
+  });
 }
 
 RunStats RingRuns::run(PlannedRuns& planned, const std::function<void(Timeline*)>& enqueue,

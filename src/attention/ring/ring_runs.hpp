@@ -87,8 +87,7 @@ class RingRuns {
   // Nor one whose blocks' tables were not prepared. `prepared`: [blocks].
   static void check_capture_of(std::span<const PreparedTask> prepared);
 
-  // Enqueues a run on `stream` (devices) or does it (hosts). Where the stream is being captured, nobody will wait for
-  // the run here.
+  // Enqueues a run on `stream` (devices) or does it (hosts), as EnqueuedRuns::enqueue() says.
   void enqueue(const Run& run, Stream stream, Timeline* timeline, const BlockDone& block_done);
   // A run that is waited for, and timed: `enqueue` calls enqueue() with the timeline.
   RunStats run(PlannedRuns& planned, const std::function<void(Timeline*)>& enqueue, const BlockDone& block_done);
@@ -107,7 +106,7 @@ class RingRuns {
   std::optional<EnqueuedRuns> runs_;
 };
 
-// Throws kUnsupported: a graph can't hold a run.
+// Throws kUnsupported: a graph can't hold a run, for a reason that no other rank has a part in.
 [[noreturn]] void refuse_capture(std::string_view why, std::string_view suggestion);
 
 }  // namespace ringattn

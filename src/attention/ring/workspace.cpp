@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/ring/workspace.hpp"
 
+#include "base/aligned.hpp"
+
 namespace ringattn {
 
 WorkspaceLayout workspace_layout(std::span<const RowStream> streams, std::size_t state_bytes, std::int64_t buffer_rows,
                                  std::int64_t staged_rows) {
-  constexpr std::size_t kAlignment = 256;
   WorkspaceLayout layout;
   const auto place = [&layout](std::size_t bytes) {
     const std::size_t offset = layout.bytes;
-    layout.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    layout.bytes += aligned(bytes);
     return offset;
   };
   const auto place_rows = [&](std::int64_t rows) {

@@ -43,6 +43,8 @@ struct LayoutRequest {
   LayoutKind kind = LayoutKind::kStriped;
   std::int64_t stripe = 0;  // tokens; 0: from the tiles (striped), ⌈n / 2P⌉ (zigzag) or ⌈n / P⌉ (contiguous) of each
                             // sequence, rounded up to tiles
+
+  bool operator==(const LayoutRequest&) const = default;
 };
 
 // One side's tokens (queries, or keys and values) over all ranks.

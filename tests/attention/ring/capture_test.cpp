@@ -51,6 +51,17 @@ TEST(Capture, IsRefusedWhereRanksExchangeBlocks) {
   });
 }
 
+TEST(Capture, IsRefusedInOneWording) {
+  run_threads_world(2, {}, [&](Transport& world) {
+    const Error error = error_of([&] { refuse_capture("this scan", world, "hands states on to other ranks"); });
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_STREQ(error.what(),
+                 "a graph can't hold this scan (transport threads hands states on to other ranks, which a replay would "
+                 "not do). Enqueue it outside of the capture.");
+    check_capture(*host_backend(), {}, "this scan", world, "hands states on to other ranks");  // nothing is captured
+  });
+}
+
 // How many tasks of a job on one rank have tables of their own.
 std::int64_t prepared_tasks(const FoldRow& row, const FoldSpec& spec, std::int64_t tokens, std::int64_t block,
                             std::int64_t page_size) {

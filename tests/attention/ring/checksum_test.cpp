@@ -3,13 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/threads.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/forwarding_transport.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn::testing {
@@ -22,44 +22,30 @@ constexpr int kDamagedRank = 1;
 enum Span : std::size_t { kKeys = 0, kValues = 1, kChecksum = 2 };
 
 // Another transport, but for one bit of the first message that this rank receives in exchange `exchange`.
-class DamagingTransport final : public Transport {
+class DamagingTransport final : public ForwardingTransport {
  public:
-  DamagingTransport(Transport& inner, Ticket exchange, Span span) : inner_(inner), exchange_(exchange), span_(span) {}
+  DamagingTransport(Transport& inner, Ticket exchange, Span span)
+      : ForwardingTransport(inner), exchange_(exchange), span_(span) {}
 
   // Whether there was something to damage.
   bool damaged() const { return damaged_; }
 
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {
-    return inner_.all_gather(bytes, deadline);
-  }
-  void barrier(const Deadline& deadline) override { inner_.barrier(deadline); }
-  std::string_view name() const override { return inner_.name(); }
-  MemoryKind memory() const override { return inner_.memory(); }
-  Route route() const override { return inner_.route(); }
   Ticket post(Exchange exchange, Stream stream) override {
     std::vector<ReceiveMessage> receives = exchange.receives;
-    const Ticket ticket = inner_.post(std::move(exchange), stream);
+    const Ticket ticket = ForwardingTransport::post(std::move(exchange), stream);
     receives_[ticket] = std::move(receives);
     return ticket;
   }
   void wait(Ticket ticket, Stream stream, const Deadline& deadline) override {
-    inner_.wait(ticket, stream, deadline);
+    ForwardingTransport::wait(ticket, stream, deadline);
     const std::vector<ReceiveMessage>& receives = receives_.at(ticket);
     if (ticket != exchange_ || receives.empty() || receives[0].spans.size() <= span_) return;
     const ReceiveSpan& span = receives[0].spans[span_];
     span.data[span.bytes / 2] ^= std::byte{0x10};
     damaged_ = true;
   }
-  void progress() override { inner_.progress(); }
-  bool finished(Ticket ticket) override { return inner_.finished(ticket); }
-  void abandon() noexcept override { inner_.abandon(); }
-  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override { return inner_.split(size, deadline); }
-  bool abort(const Error& error) override { return inner_.abort(error); }
 
  private:
-  Transport& inner_;
   Ticket exchange_;
   Span span_;
   bool damaged_ = false;

@@ -8,10 +8,12 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "attention/attention_work.hpp"
+#include "attention/ring/blocks.hpp"
 #include "base/error.hpp"
 #include "tests/attention/ring/plan_cases.hpp"
 
@@ -295,6 +297,28 @@ TEST(Plan, PredictionWithoutOverlapIsTheSum) {
   EXPECT_DOUBLE_EQ(predict(plan, machine, false).seconds, 1.0 + 2.0 + 10.0 + 3.0 + 4.0 + 5.0);
   EXPECT_DOUBLE_EQ(predict(plan, machine, false).exposed_seconds, 2.0 + 3.0 + 5.0);
   EXPECT_LT(predict(plan, machine).seconds, predict(plan, machine, false).seconds);
+}
+
+// Of the block sizes that jobs ask for, some cut tiles, and some are more than the job.
+TEST(Plan, ABlockHasSomeKeysMoreThanItIsAskedFor) {
+  Job job = causal_job(0);
+  job.batch.sequences = {{1000, 1000, 0}, {70, 70, 0}, {2000, 2000, 0}};
+  const std::int64_t keys = job.batch.k_tokens();
+  const JobLayout layout = layout_of(job, 3);
+  for (const std::int64_t block : {1, 100, 128, 129, 1000, 2999, 3070, 5000}) {
+    for (const bool stated : {true, false}) {
+      PlanOptions options;
+      (stated ? options.block_tokens : options.most_block_tokens) = block;
+      const std::int64_t most = most_block_keys(keys, block, kKernel.key_tile);
+      EXPECT_LE(most, std::min(keys, block + kKernel.key_tile));
+      const Planner planner(attention_work(job), layout, kKernel, {}, options);
+      for (std::size_t i = 0; i + 1 < planner.boundaries().size(); ++i) {
+        EXPECT_LE(planner.boundaries()[i + 1] - planner.boundaries()[i], most) << block;
+      }
+    }
+  }
+  EXPECT_EQ(most_block_keys(keys, 0, kKernel.key_tile), keys);
+  EXPECT_EQ(most_block_keys(keys, std::numeric_limits<std::int64_t>::max(), kKernel.key_tile), keys);
 }
 
 TEST(Plan, RefusesWhatMakesNoSense) {

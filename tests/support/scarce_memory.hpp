@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thread whose memory runs out: one allocation of it fails, for tests of what a failure in the middle of a call
+// leaves behind. Programs that link it replace operator new.
+#pragma once
+
+#include <cstdint>
+
+namespace ringattn::testing {
+
+// Whether allocations can be made to fail: clang's thread sanitizer brings operator new itself.
+bool can_make_memory_scarce();
+
+// While it lives, the calling thread's allocation number `index`, from 0, throws std::bad_alloc; the others succeed.
+class ScarceMemory {
+ public:
+  explicit ScarceMemory(std::int64_t index);
+  ~ScarceMemory();
+  static void end();  // before that: from here on all succeed
+  ScarceMemory(const ScarceMemory&) = delete;
+  ScarceMemory& operator=(const ScarceMemory&) = delete;
+};
+
+}  // namespace ringattn::testing
