@@ -18,7 +18,7 @@ ringattn=build/$preset/bin/ringattn
 mkdir -p "$state"
 
 part build 5 "configure and build, preset $preset"
-part gpu-tests 4 "every test that is labelled gpu: transports on devices, front doors, what only GPUs have"
+part gpu-tests 5 "every test that is labelled gpu: transports on devices, front doors, what only GPUs have"
 part folds 4 "devices, and the tables of folds, head products and scans on every kernel of GPUs"
 part decoding 2 "caches, decoding, shares and shared prefixes on every kernel of GPUs"
 part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and nccl, under mpirun"

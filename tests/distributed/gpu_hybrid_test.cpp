@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/gpu.hpp"
-#include "comm/world.hpp"
 #include "tests/support/hybrid_stack.hpp"
+#include "tests/support/ring_job.hpp"
 #include "tests/support/two_ranks.hpp"
 
 namespace ringattn::testing {
@@ -30,18 +30,7 @@ HybridStack on_gpus(LayoutKind layout) {
 // O of the last layer, packed, as one rank of this process gives it or several, which share GPUs.
 std::vector<std::byte> run_stack(const HybridStack& stack, int ranks) {
   std::vector<std::byte> packed(static_cast<std::size_t>(stack.packed_bytes()));
-  WorldRequest request;
-  request.memory = WantedMemory::kDevice;
-  request.ranks = ranks;
-  std::string failure;
-  run_world(
-      request,
-      [&](Transport& world) {
-        run_hybrid_rank(stack, world, packed);
-        return 0;
-      },
-      [&](const Error& error) { failure = error.what(); });
-  EXPECT_EQ(failure, "") << ranks << " ranks";
+  run_gpu_world(ranks, [&](Transport& world) { run_hybrid_rank(stack, world, packed); });
   return packed;
 }
 
