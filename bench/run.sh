@@ -38,11 +38,11 @@ part one-gpu-shapes 4 "the same at other lengths, heads and masks; ours with a s
 part precision-and-state 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
 part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forced numbers of slices; ours alone"
 part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
-part sparse-peers 6 "block-sparse FlexAttention at about 10, 25 and 50 % of the tiles, and dense, 32k and 128k tokens"
+part sparse-peers 6 "prefill over lists: ours in turn with FlexAttention over the same 10 % of the blocks, and all, in rounds"
 part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
 part latents 2 "decoding over latents, 16 and 128 heads, one CTA to a unit, a pair or a team of them; ours alone"
 part latents-peers 4 "decoding over latents: ours in turn with FlashMLA, in rounds"
-part compressed 2 "compressing, decompressing, and decoding over caches of codes beside a plain one; ours alone"
+part compressed 4 "decoding and prefill over codes beside plain caches, in rounds; compressing, decompressing; ours alone"
 part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"
 part scans-peers 5 "scans, updates and convolutions: ours in turn with mamba_ssm, causal_conv1d and PyTorch's convolution"
 part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
@@ -52,7 +52,14 @@ part ring-peers 4 "zigzag ring and PyTorch context_parallel on all GPUs, the sam
 part two-million 3 "2,097,152 tokens on 1, 2, 4 ... GPUs: time, memory, and the same digest"
 part two-million-oracle 3 "64 rows of it against fp64, on all GPUs"
 part two-million-peers 2 "the zigzag ring at 2,097,152 tokens"
+part latent-ring 3 "latents on 1, 2, 4 ... GPUs, 128k and 512k, beside the folds alone and the plain job of the same dims"
+part latent-two-million 6 "2,097,152 latents on 1, 2, 4 ... GPUs: time and digest, the folds alone, the plain job"
+part latent-oracle 6 "64 rows of it against fp64, on two GPUs or more"
+part scan-ranks 2 "scans on 1, 2, 4 ... GPUs, 128k and 2m tokens: time, the same digest"
+part scan-oracle 3 "64 rows of a scan of 2m tokens against fp64, on all GPUs"
+part decode-ranks 1 "a step of decoding over 1m keys on 1, 2, 4 ... GPUs: time, the same digest"
 part long-sum 3 "the bias of sums over up to 2m keys: cuDNN, FlashAttention-2, ours"
+part compressed-ring 1 "two ranks on a slowed link, keys and values as they are and as codes: bytes moved, time (any host)"
 part cpu 2 "ours on the CPU, one rank and two under mpirun, beside the folds alone (any host)"
 
 readme_parts=(one-gpu scaling two-million decode-peers)
@@ -81,7 +88,7 @@ prepare() {
   BENCH_GIT=$("$ringattn" --version | sed -n 's/.*(git \([^,]*\),.*/\1/p')
   export BENCH_GIT
   lines=$(mktemp "$results/.lines.XXXXXX")
-  trap 'rm -f "$lines" "$lines.one" "$lines.json"' EXIT
+  trap 'rm -rf "$lines" "$lines.one" "$lines.json" "$lines.masks"' EXIT
 }
 
 finish() {  # the part's file appears whole
@@ -252,13 +259,29 @@ part_decode_peers() {
 }
 decode_in_turn() { alone decode_gpu_bench "$@" && peer decode "$@"; }
 
+# Ours without lists stands beside the peer's list of all blocks.
 part_sparse_peers() {
   need_gpus 1
   need_torch
   on_one_gpu
-  peer sparse --seq 32k,128k --heads 32 --kv-heads 8 --head-dim 128
+  local round seq pattern
+  local -a patterns=(random-10 window-10)
+  for seq in 32k 128k; do
+    "$python" bench/peers/sparse.py --seq "$seq" --patterns "$(joined "${patterns[@]}")" --write-masks "$lines.masks/$seq"
+  done
+  for ((round = 1; round <= rounds; ++round)); do
+    echo "round $round of $rounds"
+    for seq in 32k 128k; do
+      ours 1 --seq "$seq" "${main_shape[@]}"
+      for pattern in "${patterns[@]}"; do
+        ours 1 --seq "$seq" "${main_shape[@]}" --block-mask "$lines.masks/$seq/$pattern.safetensors"
+      done
+      peer sparse --seq "$seq" "${main_shape[@]}" --patterns "dense,$(joined "${patterns[@]}")"
+    done
+  done
   finish sparse-peers
 }
+joined() { local IFS=,; echo "$*"; }
 
 # To keys of 16 and 128 heads, into the latent, and back, by the rows of a prefill, a batch of decoding steps and one step.
 products=(--shapes "expand:32kx16,expand:4kx128,absorb:128x128,back:128x128,absorb:4kx128,back:4kx128,absorb:1x128,back:1x128")
@@ -309,10 +332,11 @@ latents_in_turn() { alone decode_gpu_bench "${latents[@]}" "$@" && peer latents 
 
 part_compressed() {
   on_one_gpu decode_gpu_bench compress_gpu_bench
-  local round
+  local round format
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
     alone decode_gpu_bench --steps 1x16k,1x128k,32x4k --cache plain,fp8,int8,int4
+    for format in bf16 fp8 int4; do ours 1 --seq 16k,64k "${main_shape[@]}" --cache-format "$format"; done
     alone compress_gpu_bench
   done
   finish compressed
@@ -404,6 +428,83 @@ part_two_million_peers() {
   prepare
   peers zigzag_ring --seq 2m --samples 1 "${main_shape[@]}"
   finish two-million-peers
+}
+
+# Latents of a model with 16 heads, and the job over the keys and values that they are expanded to.
+latent_job=(--op mla --form expanded --heads 16 --head-dim 128 --rope-dim 64 --latent-dim 512 --dtype bf16 --mask causal)
+expanded_job=(--heads 16 --kv-heads 16 --head-dim 192 --head-dim-v 128 --dtype bf16 --mask causal)
+
+part_latent_ring() {
+  need_gpus 1
+  prepare
+  local ranks
+  for ranks in $(worlds); do
+    ours "$ranks" --seq 128k "${latent_job[@]}" --against folds
+    ours "$ranks" --seq 128k "${expanded_job[@]}"
+    ours "$ranks" --seq 512k --samples 3 "${latent_job[@]}" --against folds
+    ours "$ranks" --seq 512k --samples 3 "${expanded_job[@]}"
+  done
+  finish latent-ring
+}
+
+part_latent_two_million() {
+  need_gpus 1
+  prepare
+  local ranks
+  for ranks in $(worlds); do
+    whole "$ranks" run --synthetic 7 --seq 2m "${latent_job[@]}"
+    ours "$ranks" --seq 2m --samples 1 "${expanded_job[@]}"
+  done
+  ours "$gpus" --seq 2m --samples 1 "${latent_job[@]}" --against folds
+  finish latent-two-million
+}
+
+# The oracle takes two hours of a core: a host of one GPU has too few of them.
+part_latent_oracle() {
+  need_gpus 2
+  prepare
+  whole "$gpus" verify --synthetic 7 --seq 2m "${latent_job[@]}" --against oracle --rows 64
+  finish latent-oracle
+}
+
+scan_job=(--op ssd --heads 80 --head-dim 64 --state-dim 128 --dtype bf16)
+
+part_scan_ranks() {
+  need_gpus 1
+  prepare
+  local ranks
+  for ranks in $(worlds); do ours "$ranks" --seq 128k,2m "${scan_job[@]}"; done
+  if ((gpus > 1)); then ours "$gpus" --seq 128k,2m "${scan_job[@]}" --transport nccl; fi
+  finish scan-ranks
+}
+
+# Eight heads: the oracle goes through all tokens of each.
+part_scan_oracle() {
+  need_gpus 1
+  prepare
+  whole "$gpus" verify --synthetic 7 --op ssd --seq 2m --heads 8 --head-dim 64 --state-dim 128 --against oracle --rows 64
+  finish scan-oracle
+}
+
+part_decode_ranks() {
+  need_gpus 1
+  prepare
+  local ranks
+  local -a step=(--op decode --q-len 1 --seq 1m --batch 1 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16)
+  for ranks in $(worlds); do ours "$ranks" "${step[@]}"; done
+  if ((gpus > 1)); then ours "$gpus" "${step[@]}" --transport nccl; fi
+  finish decode-ranks
+}
+
+# Four megabytes a second: keys and values as they are take longer to travel than to be folded.
+part_compressed_ring() {
+  prepare
+  local format
+  export RINGATTN_PACE=4000000
+  for format in bf16 fp8 int8 int4; do
+    whole 2 run --backend cpu --synthetic 7 --seq 8k --heads 8 --kv-heads 8 --head-dim 128 --cache-format "$format"
+  done
+  finish compressed-ring
 }
 
 part_long_sum() {
