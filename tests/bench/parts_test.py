@@ -118,12 +118,12 @@ echo PASS 12ab
             self.assertEqual(self.run_script(*words).returncode, 2, words)
 
     def test_the_scripts_name_a_function_for_each_part(self):
-        for script in ("bench/run.sh", "tests/run_gpu.sh"):
+        for script, *sourced in (("bench/run.sh", "bench/ranks.sh"), ("tests/run_gpu.sh",)):
             listed = run(str(ROOT / script), "--list")
             self.assertEqual(listed.returncode, 0, listed.stderr)
             names = [line.split()[0] for line in listed.stdout.splitlines()]
             self.assertGreater(len(names), 5)
-            text = (ROOT / script).read_text()
+            text = "".join((ROOT / name).read_text() for name in (script, *sourced))
             for name in names:
                 self.assertIn(f"part_{name.replace('-', '_')}() {{", text)
 
@@ -206,13 +206,13 @@ class Benchmarks(checkout.Checkout):
 
     def test_latents_scans_and_steps_go_over_powers_of_two_and_all_gpus(self):
         self.gpus(2)
-        for part, wanted in (("latent-ring", "11112222"), ("scan-ranks", "122"), ("decode-ranks", "122")):
+        for part, wanted in (("latent-ring", "111111222222"), ("scan-ranks", "122"), ("decode-ranks", "122")):
             words = [line["words"] for line in self.measure(part, 0)]
             ranks = ["2" if text.startswith("-np 2 ") else "1" for text in words]
             self.assertEqual("".join(ranks), wanted)
             self.assertEqual("--transport nccl" in words[-1], part != "latent-ring")
         jobs = ["latents" if "--op mla" in line["words"] else "plain" for line in self.lines("latent-ring")]
-        self.assertEqual(jobs, ["latents", "plain"] * 4)
+        self.assertEqual(jobs, ["latents", "latents", "latents", "plain", "latents", "plain"] * 2, "two runs, for their digests")
         longest = [line["words"] for line in self.measure("latent-two-million", 0)]
         self.assertEqual(sum(" run " in f" {text}" for text in longest), 2)
         self.assertIn("--against folds", longest[-1])
