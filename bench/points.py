@@ -141,12 +141,15 @@ def asked(line: dict, flag: str) -> str | None:
 
 def parse(line: dict) -> Point:
     job = line["job"]
+    mask = as_text(job["mask"])
+    if "form" in job:  # of latents, which have the dims of the keys and values that they are expanded to
+        mask += f", latents, {as_text(job['form'])}"
     found = Job(
         tokens=as_count(job["tokens"], 0),
         batch=as_count(job["batch"], 1),
         **{name: as_count(job[name], 1) for name in ("heads", "kv_heads", "head_dim", "head_dim_v")},
         dtype=as_text(job["dtype"]),
-        mask=as_text(job["mask"]),
+        mask=mask,
         source=as_text(job.get("source", "")),
     )
     ms, tflops, error = line["ms"], line["tflops_per_rank"], line.get("error")
@@ -208,6 +211,10 @@ def parse_report(line: dict) -> Point | str:
     found, time = line["job"], line["time_ms"]
     if time is None or found is None:
         return "of runs that were not timed"
+    if line.get("op", "attention") != "attention":
+        return f"of runs of {as_text(line['op'])}"
+    if line["config"].get("cache-format") or line["config"].get("block-mask"):
+        return "of runs over compressed keys or lists, which the report's job does not name"
     tokens, median, config = as_count(found["q_tokens"], 0), as_figure(time["median"]), line["config"]
     if not tokens or not median:
         return "of runs of nothing"
@@ -280,6 +287,8 @@ class File:
         point: Point | str | None = None
         if schema == SCHEMA and "state_dim" in line.get("job", {}):
             point = "of scans, which are not attention"
+        elif schema == SCHEMA and "page_size" in line.get("job", {}):
+            point = "of steps of decoding"
         elif schema == SCHEMA:
             # Sums have errors instead of times, and nothing to compare here.
             point = "of the accuracy of sums, not timed" if "accuracy" in line else parse(line)

@@ -16,6 +16,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/support/parts.sh
 source tests/support/parts.sh
+# shellcheck source=bench/ranks.sh
+source bench/ranks.sh
 
 gpus=$(count_gpus)
 model=${BENCH_MODEL:-$(gpu_name | tr '[:upper:] ' '[:lower:]-')}
@@ -38,11 +40,11 @@ part one-gpu-shapes 4 "the same at other lengths, heads and masks; ours with a s
 part precision-and-state 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
 part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forced numbers of slices; ours alone"
 part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
-part sparse-peers 6 "block-sparse FlexAttention at about 10, 25 and 50 % of the tiles, and dense, 32k and 128k tokens"
+part sparse-peers 6 "prefill over lists: ours in turn with FlexAttention over the same 10 % of the blocks, and all, in rounds"
 part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
 part latents 2 "decoding over latents, 16 and 128 heads, one CTA to a unit, a pair or a team of them; ours alone"
 part latents-peers 4 "decoding over latents: ours in turn with FlashMLA, in rounds"
-part compressed 2 "compressing, decompressing, and decoding over caches of codes beside a plain one; ours alone"
+part compressed 4 "decoding and prefill over codes beside plain caches, in rounds; compressing, decompressing; ours alone"
 part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"
 part scans-peers 5 "scans, updates and convolutions: ours in turn with mamba_ssm, causal_conv1d and PyTorch's convolution"
 part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
@@ -52,7 +54,14 @@ part ring-peers 4 "zigzag ring and PyTorch context_parallel on all GPUs, the sam
 part two-million 3 "2,097,152 tokens on 1, 2, 4 ... GPUs: time, memory, and the same digest"
 part two-million-oracle 3 "64 rows of it against fp64, on all GPUs"
 part two-million-peers 2 "the zigzag ring at 2,097,152 tokens"
+part latent-ring 3 "latents on 1, 2, 4 ... GPUs, 128k and 512k, beside the folds alone and the plain job of the same dims"
+part latent-two-million 6 "2,097,152 latents on 1, 2, 4 ... GPUs: time and digest, the folds alone, the plain job"
+part latent-oracle 6 "64 rows of it against fp64, on two GPUs or more"
+part scan-ranks 2 "scans on 1, 2, 4 ... GPUs, 128k and 2m tokens: time, the same digest"
+part scan-oracle 3 "64 rows of a scan of 2m tokens against fp64, on all GPUs"
+part decode-ranks 1 "a step of decoding over 1m keys on 1, 2, 4 ... GPUs: time, the same digest"
 part long-sum 3 "the bias of sums over up to 2m keys: cuDNN, FlashAttention-2, ours"
+part compressed-ring 1 "two ranks on a slowed link, keys and values as they are and as codes: bytes moved, time (any host)"
 part cpu 2 "ours on the CPU, one rank and two under mpirun, beside the folds alone (any host)"
 
 readme_parts=(one-gpu scaling two-million decode-peers)
@@ -81,7 +90,7 @@ prepare() {
   BENCH_GIT=$("$ringattn" --version | sed -n 's/.*(git \([^,]*\),.*/\1/p')
   export BENCH_GIT
   lines=$(mktemp "$results/.lines.XXXXXX")
-  trap 'rm -f "$lines" "$lines.one" "$lines.json"' EXIT
+  trap 'rm -rf "$lines" "$lines.one" "$lines.json" "$lines.masks"' EXIT
 }
 
 finish() {  # the part's file appears whole
@@ -130,12 +139,6 @@ kernel_alone() { alone fold_gpu_bench "$@"; }
 peer() { "$python" "bench/peers/$1.py" "${@:2}" --jsonl "$lines"; }
 peers() {
   "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" "bench/peers/$1.py" "${@:2}" --jsonl "$lines"
-}
-# Numbers of ranks to show scaling at: powers of two, and all GPUs.
-worlds() {
-  local ranks
-  for ((ranks = 1; ranks < gpus; ranks *= 2)); do echo "$ranks"; done
-  echo "$gpus"
 }
 need_gpus() { need test "$gpus" -ge "$1" -- "$1 GPU$([[ $1 == 1 ]] || echo s), there are $gpus"; }
 # on_one_gpu [PROGRAM …]: what a part does first that measures one GPU.
@@ -252,13 +255,29 @@ part_decode_peers() {
 }
 decode_in_turn() { alone decode_gpu_bench "$@" && peer decode "$@"; }
 
+# Ours without lists stands beside the peer's list of all blocks.
 part_sparse_peers() {
   need_gpus 1
   need_torch
   on_one_gpu
-  peer sparse --seq 32k,128k --heads 32 --kv-heads 8 --head-dim 128
+  local round seq pattern
+  local -a patterns=(random-10 window-10)
+  for seq in 32k 128k; do
+    "$python" bench/peers/sparse.py --seq "$seq" --patterns "$(joined "${patterns[@]}")" --write-masks "$lines.masks/$seq"
+  done
+  for ((round = 1; round <= rounds; ++round)); do
+    echo "round $round of $rounds"
+    for seq in 32k 128k; do
+      ours 1 --seq "$seq" "${main_shape[@]}"
+      for pattern in "${patterns[@]}"; do
+        ours 1 --seq "$seq" "${main_shape[@]}" --block-mask "$lines.masks/$seq/$pattern.safetensors"
+      done
+      peer sparse --seq "$seq" "${main_shape[@]}" --patterns "dense,$(joined "${patterns[@]}")"
+    done
+  done
   finish sparse-peers
 }
+joined() { local IFS=,; echo "$*"; }
 
 # To keys of 16 and 128 heads, into the latent, and back, by the rows of a prefill, a batch of decoding steps and one step.
 products=(--shapes "expand:32kx16,expand:4kx128,absorb:128x128,back:128x128,absorb:4kx128,back:4kx128,absorb:1x128,back:1x128")
@@ -309,10 +328,11 @@ latents_in_turn() { alone decode_gpu_bench "${latents[@]}" "$@" && peer latents 
 
 part_compressed() {
   on_one_gpu decode_gpu_bench compress_gpu_bench
-  local round
+  local round format
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
     alone decode_gpu_bench --steps 1x16k,1x128k,32x4k --cache plain,fp8,int8,int4
+    for format in bf16 fp8 int4; do ours 1 --seq 16k,64k "${main_shape[@]}" --cache-format "$format"; done
     alone compress_gpu_bench
   done
   finish compressed
@@ -337,75 +357,6 @@ part_scans_peers() {
   finish scans-peers
 }
 
-part_scaling() {
-  need_gpus 2
-  prepare
-  local ranks
-  for ranks in $(worlds); do
-    local -a how=()
-    if ((ranks > 1)); then how=(--transport p2p --against folds); fi
-    ours "$ranks" --seq 32k,128k "${main_shape[@]}" "${how[@]}"
-    ours "$ranks" --seq 512k --samples 3 "${main_shape[@]}" "${how[@]}"
-  done
-  ours "$gpus" --seq 32k,128k "${main_shape[@]}" --transport nccl
-  ours "$gpus" --seq 512k --samples 3 "${main_shape[@]}" --transport nccl
-  if has_torch; then
-    peers zigzag_ring --seq 32k,128k "${main_shape[@]}"
-    peers zigzag_ring --seq 512k --samples 3 "${main_shape[@]}"
-  else
-    echo "skipped: the zigzag ring needs PyTorch with CUDA (PYTHON=$python has none)"
-  fi
-  finish scaling
-}
-
-ring() {
-  need_gpus 2
-  prepare
-  ours "$gpus" --seq 32k,128k,256k "${main_shape[@]}" --transport "$1" --against folds
-  ours "$gpus" --seq 1m --samples 3 "${main_shape[@]}" --transport "$1" --against folds
-  finish "ring-$1"
-}
-part_ring_p2p() { ring p2p; }
-part_ring_nccl() { ring nccl; }
-
-part_ring_peers() {
-  need_gpus 2
-  need_torch
-  prepare
-  local -a tokens=(--seq "32k,128k,256k")
-  peers zigzag_ring "${tokens[@]}" "${main_shape[@]}"
-  peers zigzag_ring --seq 1m --samples 3 "${main_shape[@]}"
-  peers context_parallel "${tokens[@]}" "${main_shape[@]}"
-  peers context_parallel --seq 1m --samples 3 "${main_shape[@]}"
-  finish ring-peers
-}
-
-# One rank needs the memory of its share of 2m tokens: 43 GB on one GPU.
-two_million=(--synthetic 7 --seq 2m "${main_shape[@]}")
-
-part_two_million() {
-  need_gpus 1
-  prepare
-  local ranks
-  for ranks in $(worlds); do whole "$ranks" run "${two_million[@]}"; done
-  finish two-million
-}
-
-part_two_million_oracle() {
-  need_gpus 1
-  prepare
-  whole "$gpus" verify "${two_million[@]}" --against oracle --rows 64
-  finish two-million-oracle
-}
-
-part_two_million_peers() {
-  need_gpus 2
-  need_torch
-  prepare
-  peers zigzag_ring --seq 2m --samples 1 "${main_shape[@]}"
-  finish two-million-peers
-}
-
 part_long_sum() {
   need_gpus 1
   need_torch
@@ -416,14 +367,6 @@ part_long_sum() {
       --dtype "$dtype" --ringattn "$ringattn" --jsonl "$lines"
   done
   finish long-sum
-}
-
-part_cpu() {
-  prepare
-  local -a job=(--backend cpu --seq 4k --heads 8 --kv-heads 2 --samples 5 --against folds)
-  ours 1 "${job[@]}"
-  ours 2 "${job[@]}"
-  finish cpu
 }
 
 # Pages show whole measurements only: not where a part failed, or was put off.

@@ -28,6 +28,12 @@ PARTS = {
     "sparse": ("sparse-peers", ("sparse-peers",)),
     "latents": ("latents-peers", ("latents-peers",)),
     "scans": ("scans-peers", ("scans-peers",)),
+    "compressed": ("compressed", ("compressed",)),
+    "compressed-ring": ("compressed-ring", ("compressed-ring",)),
+    "latent-ring": ("latent-two-million", ("latent-ring", "latent-two-million", "latent-oracle")),
+    "latent-prefill": ("latent-ring", ("latent-ring", "latent-two-million", "latent-oracle")),
+    "scan-ranks": ("scan-ranks", ("scan-oracle", "scan-ranks")),
+    "decode-ranks": ("decode-ranks", ("decode-ranks",)),
 }
 PACKAGES = {
     "flash_attention_3": "FlashAttention-3",

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of decoding steps, of sparse lists, of latents and of scans, which bench/tables.py writes where somebody has
-measured them."""
+"""The tables of decoding steps, of sparse lists, of codes, of latents and of scans, which bench/tables.py writes where
+somebody has measured them."""
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import statistics
 from collections.abc import Callable
 
@@ -22,9 +23,15 @@ ringattn takes less time."""
 ABOUT_PAGES = """\
 The pages of all sequences are shuffled. Times as parts of the time over a dense cache, measured in turn."""
 ABOUT_SPARSE = """\
-Blocks of 128 queries x 128 keys are listed or not, the same for 32 query heads on 8 K/V heads of 128
-(`bench/peers/sparse.py --help`). The last column compares with the same kernel when every block is listed."""
+Prefill where each block of 128 queries lists some blocks of 128 keys: bf16, causal, 32 query heads on 8 K/V heads of 128.
+Ours and FlexAttention, compiled, took turns on one card over the same lists, which all heads share
+(`bench/peers/sparse.py --help`). Where all are listed, ours is the causal job without lists; the last column says how
+much faster it is with them."""
 NO_SPARSE = "[Lists of key blocks](lists.md) in a prefill have not been measured yet (`bench/run.sh sparse-peers` does it)."
+ABOUT_COMPRESSED = """\
+bf16, 32 query heads on 8 K/V heads of 128. Each time is followed by its part of the time over a plain cache, measured in
+turn. A step of decoding has one query row a sequence, and reads codes where they lie; prefill decompresses a block of
+keys before it folds it."""
 ABOUT_LATENTS = """\
 Latents of 512 and rotary keys of 64 in shuffled pages of 64, bf16; heads share them. A CUDA graph holds several
 steps, and at least 512 MiB are read between two uses of a cache. Times are medians, and ours and FlashMLA took turns
@@ -84,17 +91,90 @@ def pages(group: Group) -> str:
     return columns(rows, left=2)
 
 
+FLEX = "FlexAttention"
+
+
+def listed_pattern(line: dict) -> str:
+    """Of a line of ours: the name of its file of lists, or "dense" without one."""
+    mask = points.asked(line, "--block-mask")
+    return pathlib.PurePath(mask).stem if mask else "dense"
+
+
 def sparse(group: Group) -> str:
-    """Each line with what its tile takes, beside a tile of the same kernel without gaps."""
-    lines = [line for line in group.lines if line.get("schema") == "ringattn.sparse/1" and line.get("ms")]
-    dense = {(line["tool"]["name"], line["job"]["seq"]): line["ns_per_tile"] for line in lines if line["pattern"] == "dense"}
-    rows = [["pattern, causal", "who", "tokens", "listed", "time", "a tile of a head", "dense / this"]]
-    for line in sorted(lines, key=lambda line: (line["job"]["seq"], line["pattern"], line["tool"]["name"])):
-        who, seq, tile = line["tool"]["name"], line["job"]["seq"], line["ns_per_tile"]
-        part = f"{dense[who, seq] / tile:.2f}" if (who, seq) in dense else "—"
-        told = [f"{100 * line['density']:.0f} %", f"{line['ms']['median']:.2f} ms", f"{tile:.1f} ns", part]
-        rows.append([line["pattern"], who, points.size(seq), *told])
-    return columns(rows, left=2)
+    """Medians of all rounds; the peer's lines say how many blocks a pattern lists."""
+    times: dict[tuple[str, int, str], list[float]] = {}
+    density: dict[tuple[int, str], float] = {}
+    for line in group.lines:
+        if not line.get("ms"):
+            continue
+        seq = line["job"]["seq"]
+        if line["schema"] == "ringattn.sparse/1":
+            who, pattern = FLEX, line["pattern"]
+            density[seq, pattern] = line["density"]
+        else:
+            who, pattern = points.OURS, listed_pattern(line)
+        times.setdefault((who, seq, pattern), []).append(line["ms"]["median"])
+
+    def median(who: str, seq: int, pattern: str) -> float | None:
+        return statistics.median(times[who, seq, pattern]) if (who, seq, pattern) in times else None
+
+    def part(of: float | None, by: float | None) -> str:
+        return f"{of / by:.2f}" if of and by else "—"
+
+    rows = [["blocks", "tokens", "listed", f"{points.OURS}, ms", f"{FLEX}, ms", f"{FLEX} / ringattn", "ringattn, all / these"]]
+    for seq, pattern in sorted({key[1:] for key in times}, key=lambda key: (key[0], key[1] != "dense", key[1])):
+        ours, theirs = median(points.OURS, seq, pattern), median(FLEX, seq, pattern)
+        listed = f"{100 * density[seq, pattern]:.1f} %" if (seq, pattern) in density else "—"
+        figures = [f"{ms:.2f}" if ms else "—" for ms in (ours, theirs)]
+        told = [*figures, part(theirs, ours), part(median(points.OURS, seq, "dense"), ours)]
+        rows.append(["all" if pattern == "dense" else pattern, points.size(seq), listed, *told])
+    return columns(rows)
+
+
+def beside_plain(times: dict[str, float], form: str, digits: int) -> str:
+    """A time, and its part of that over a plain cache, whose form is empty."""
+    if form not in times:
+        return "—"
+    told = f"{times[form]:.{digits if times[form] < 99.95 else 0}f}"
+    return f"{told} ({times[form] / times['']:.2f} x)" if form and "" in times else told
+
+
+def compressed(group: Group) -> str:
+    """Steps, prefill, and the making of codes: a table each."""
+    by_step: dict[steps.Step, dict[str, float]] = {}
+    for (_, form, step), reading in steps.read_lines(group.lines).items():
+        if reading.us:
+            by_step.setdefault(step, {})[form] = reading.us
+    forms = ("", "fp8", "int8", "int4")
+    rows = [["a step, µs", "plain", *forms[1:]]]
+    for step, times in sorted(by_step.items()):
+        rows.append([f"{step.batch} x {points.size(step.keys)}", *(beside_plain(times, form, 1) for form in forms)])
+    tables = [columns(rows)] if by_step else []
+
+    several: dict[int, dict[str, list[float]]] = {}
+    for line in group.lines:
+        if line.get("schema") == points.SCHEMA and line.get("ms"):
+            form = points.asked(line, "--cache-format") or "bf16"
+            several.setdefault(line["job"]["seq"], {}).setdefault("" if form == "bf16" else form, []).append(line["ms"]["median"])
+    rows = [["prefill, ms", "plain", "fp8", "int4"]]
+    for seq, found in sorted(several.items()):
+        times = {form: statistics.median(of_form) for form, of_form in found.items()}
+        rows.append([f"1 x {points.size(seq)}", *(beside_plain(times, form, 2) for form in ("", "fp8", "int4"))])
+    tables += [columns(rows)] if several else []
+
+    rates: dict[str, dict[str, list[dict]]] = {}
+    for line in group.lines:
+        if line.get("schema") == "ringattn.compress/1" and line["what"] != "copy":
+            rates.setdefault(line["format"], {}).setdefault(line["what"], []).append(line)
+    rows = [["128k tokens of 8 heads", "compressing, GB/s", "of a copy's rate", "decompressing, GB/s", "of a copy's rate"]]
+    for form, found in rates.items():
+        cells = []
+        for what in ("compress", "decompress"):
+            cells += [f"{statistics.median(line['gb_per_s'] for line in found[what]):.0f}"] if what in found else ["—"]
+            cells += [f"{statistics.median(line['of_copy'] for line in found[what]):.2f}"] if what in found else ["—"]
+        rows.append([form, *cells])
+    tables += [columns(rows)] if rates else []
+    return "\n\n".join(tables)
 
 
 def latents(group: Group) -> str:
@@ -155,3 +235,14 @@ def scans(group: Group) -> str:
         cells += [f"{best / ours:.2f}" if best else "—", f"{one['bytes'] / ours * 1e-6:.0f}"]
         rows.append([SCANS[shape.rpartition("-")[0]], f"{one['sequences']} x {points.size(one['tokens'])}", *cells])
     return columns(rows, left=2)
+
+
+# By the names of their groups: title, what stands above a table, and the table.
+SECTIONS = {
+    "decode": ("Decoding", ABOUT_DECODE, decode),
+    "pages": ("Decoding from pages", ABOUT_PAGES, pages),
+    "sparse": ("Sparse lists", ABOUT_SPARSE, sparse, NO_SPARSE),
+    "compressed": ("Caches of codes", ABOUT_COMPRESSED, compressed),
+    "latents": ("Decoding over latents", ABOUT_LATENTS, latents),
+    "scans": ("Scans", ABOUT_SCANS, scans),
+}

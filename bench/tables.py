@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterable
 
 import plot
 import points
+import rank_tables
 import shown
 import step_tables
 import svg
 from markdown import columns
 from points import Job, Point
+from rank_tables import gpus
 from shown import Group, NotShown
 
 MAIN = "bf16 32/8 x 128 causal"
@@ -154,10 +156,6 @@ def speed_shapes(groups: Groups) -> str:
 
 def order_of(name: str) -> int:
     return ON_ONE_GPU.index(name) if name in ON_ONE_GPU else len(ON_ONE_GPU)
-
-
-def gpus(world: int) -> str:
-    return "1 GPU" if world == 1 else f"{world} GPUs"
 
 
 def scaling_points(groups: Groups) -> list[Point]:
@@ -301,6 +299,7 @@ def section(
     return make
 
 
+SECTIONS = step_tables.SECTIONS | rank_tables.SECTIONS
 PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
     "README.md": {
         "measured": measured,
@@ -315,14 +314,10 @@ PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
         "shapes": with_origin("one-gpu", speed_shapes),
         "scaling": with_origin("scaling", scaling),
         "two-million": with_origin("two-million", two_million),
-        "decode": section("decode", "Decoding", step_tables.ABOUT_DECODE, step_tables.decode),
-        "pages": section("pages", "Decoding from pages", step_tables.ABOUT_PAGES, step_tables.pages),
-        "sparse": section("sparse", "Sparse lists", step_tables.ABOUT_SPARSE, step_tables.sparse, step_tables.NO_SPARSE),
-        "latents": section("latents", "Decoding over latents", step_tables.ABOUT_LATENTS, step_tables.latents),
-        "scans": section("scans", "Scans", step_tables.ABOUT_SCANS, step_tables.scans),
         "layers": with_origin("layers", layers),
         "sums": with_origin("sums", sums),
         "cpu": with_origin("cpu", cpu),
+        **{name: section(name, *of) for name, of in SECTIONS.items()},
     },
 }
 # Tables that a page need not have a place for. Their names are those of their groups.

@@ -18,14 +18,15 @@ ringattn=build/$preset/bin/ringattn
 mkdir -p "$state"
 
 part build 5 "configure and build, preset $preset"
-part gpu-tests 4 "every test that is labelled gpu: transports on devices, front doors, what only GPUs have"
+part gpu-tests 5 "every test that is labelled gpu: transports on devices, front doors, what only GPUs have"
 part folds 4 "devices, and the tables of folds, head products and scans on every kernel of GPUs"
 part decoding 2 "caches, decoding, shares and shared prefixes on every kernel of GPUs"
 part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and nccl, under mpirun"
+part mpirun-tests 2 "front doors under mpirun on 1 … N GPUs, p2p and nccl: the rows of one rank alone"
 part one-connection 2 "p2p with CUDA_DEVICE_MAX_CONNECTIONS=1: no deadlock, the same digest"
 part several-a-gpu 2 "worlds of 2 to 7 ranks on one GPU, as threads, p2p: the same bits"
 part oracle 2 "256k tokens on all GPUs: 64 rows against fp64"
-part sanitizers 9 "compute-sanitizer's four tools beside each other, over a reduced suite: fold, worlds on one GPU, p2p"
+part sanitizers 9 "compute-sanitizer's four tools beside each other, over short tests of all kinds of kernels, and p2p"
 part python 1 "PyTorch tensors: streams, graphs, torch.compile, two ranks of torch.distributed; the cost of a call"
 part faults 2 "a killed rank ends the others with code 6"
 part stops 3 "ranks that block, stop or die at named places: noticed and named in time, no output left half-written"
@@ -101,6 +102,12 @@ part_worlds() {
   logged worlds worlds
 }
 
+# Of worlds with a GPU for each rank.
+part_mpirun_tests() {
+  need_gpus 1
+  tests mpirun-tests --tests-regex "^mpi_[a-z]*_test[.]np($(seq -s '|' "$gpus"))\$"
+}
+
 one_connection() {
   export CUDA_DEVICE_MAX_CONNECTIONS=1
   local block
@@ -135,24 +142,31 @@ part_oracle() {
 # sanitizer TOOL SECONDS: when the script's clock shows SECONDS its time is over.
 sanitizer() {
   local tool=$1 ended=$2 log=$state/sanitizer-$1.log entry left code failed=0
-  local rows='Kernels/FoldExact.RowsWithoutKeysAreZero' nan='Kernels/CudaFoldTest.NanInAValueStaysInItsTile'
-  local -a entries=("fold_test $rows/sm80*:$rows/sm90*" "cuda_fold_test *NanInAValueStaysInItsTile*"
-    'decode_test Backends/CacheUpdates.*' 'product_test Kernels/HeadProduct.OneNanLeaves/sm*'
-    'scan_test Kernels/Scans.KeepTheStateWhereDtIsZero/sm*' 'cuda_latent_test *CudaLatent.OneTile/*'
-    'cuda_decode_test CudaDecode.AGraphOfSharesFollowsGrowingSequences'
+  local rows='Kernels/FoldExact.RowsWithoutKeysAreZero' nan='*NanInAValueStaysInItsTile*' all='sm*'
+  local codes='Formats/CudaRowsTest.CodesAndElementsAreTheHosts' append='Formats/CudaRowsTest.AFewRowsAreAppended'
+  local formats='fp8_token_head int4_channel_group_32 int4_token_group_32' format filter=
+  for format in $formats; do filter+=${filter:+:}$codes/$format:$append/$format; done
+  # racecheck doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_scan,
+  # sm90_latent and sm90_fold's decoding, of plain caches and of codes, have it: their tests are left to other tools.
+  if [[ $tool == racecheck ]]; then
+    nan='Kernels/CudaFoldTest.NanInAValueStaysInItsTile' all='sm80*'
+    nan=$nan/sm80_fold:$nan/sm90_fold
+  fi
+  local -a entries=("fold_test $rows/sm80*:$rows/sm90*" "cuda_fold_test $nan" 'decode_test Backends/CacheUpdates.*'
+    'product_test Kernels/HeadProduct.OneNanLeaves/sm*'
+    "scan_test Kernels/Scans.KeepTheStateWhereDtIsZero/$all:Kernels/Scans.GoOnInTheirSlots/$all"
+    'scan_test Kernels/Convolutions.AreAccurate/sm*:Kernels/Convolutions.GoOnInTheirSlots/sm*'
+    "cuda_compressed_test $filter"
     'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences'
-    'decode_test Kernels/DecodePrefixes.ManyRows/sm*' 'decode_test Kernels/DecodeLists.NobodyReadsWhatIsNotListed/sm*'
+    "decode_test Kernels/DecodePrefixes.ManyRows/$all" "decode_test Kernels/DecodeLists.NobodyReadsWhatIsNotListed/$all"
     'gpu_reshard_test GpuReshard.RowsOfTwoRanksFindTheirPlaces'
     'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*'
     'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather')
-  if [[ $tool == racecheck ]]; then
-    entries[1]="cuda_fold_test $nan/sm80_fold:$nan/sm90_fold"
-    # It doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_scan, sm90_latent
-    # and sm90_fold's decoding have it.
-    entries[4]='scan_test Kernels/Scans.KeepTheStateWhereDtIsZero/sm80*'
-    entries[8]='decode_test Kernels/DecodePrefixes.ManyRows/sm80*'
-    entries[9]='decode_test Kernels/DecodeLists.NobodyReadsWhatIsNotListed/sm80*'
-    unset 'entries[5]' 'entries[6]'  # the second has 40 steps, which take it more than the part's time
+  if [[ $tool != racecheck ]]; then
+    # The last one has 40 steps, too many for racecheck even where it could follow them.
+    entries+=('cuda_latent_test *CudaLatent.OneTile/*:*CudaLatent.TeamsOfAFewTiles/*'
+      'cuda_compressed_test CudaCompressedDecode.AFewTiles'
+      'cuda_decode_test CudaDecode.AGraphOfSharesFollowsGrowingSequences')
   fi
   complain() {
     echo "FAILED $tool, ${entry%% *}: $1"

@@ -5,6 +5,7 @@ gaps, which says what a touched tile takes there.
 
     bench/peers/sparse.py --seq 32k,128k --jsonl results.jsonl
     bench/peers/sparse.py --seq 32k --patterns dense,random-10,window-25
+    bench/peers/sparse.py --seq 32k --patterns random-10 --write-masks FOLDER   # for ringattn bench --block-mask
     bench/peers/sparse.py --self-check
 
 A pattern says which blocks of 128 queries x 128 keys are listed, under a causal mask; all heads have one list. "dense" lists
@@ -12,13 +13,15 @@ every block up to the diagonal, "random-10" about 10 % of them, anywhere, and "w
 diagonal and the first block are always listed. A line's "density" is the part that is listed indeed, and "ns_per_tile" the
 time by listed blocks and query heads. The pattern is a function of the block's place, the same everywhere (`listed`).
 
-What doesn't compile in --compile-seconds is left out with a line that says so.
+--write-masks writes the lists of one length as files that ringattn reads, so that both are measured over the same ones; it
+needs neither PyTorch nor a GPU. What doesn't compile in --compile-seconds is left out with a line that says so.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import pathlib
 import signal
 import sys
 import types
@@ -76,6 +79,20 @@ def listed(pattern: Pattern, row: int, rows: int) -> list[int]:
 def block_lists(pattern: Pattern, seq: int) -> list[list[int]]:
     rows = seq // BLOCK
     return [listed(pattern, row, rows) for row in range(rows)]
+
+
+def write_mask(path: pathlib.Path, lists: list[list[int]]) -> None:
+    """The lists as ringattn's --block-mask reads them: block_mask, U8 [1, rows, rows], in a safetensors file."""
+    rows = len(lists)
+    mask = bytearray(rows * rows)
+    for row, columns in enumerate(lists):
+        for column in columns:
+            mask[row * rows + column] = 1
+    tensor = {"dtype": "U8", "shape": [1, rows, rows], "data_offsets": [0, rows * rows]}
+    blocks = {"query_block": str(BLOCK), "key_block": str(BLOCK)}
+    header = json.dumps({"__metadata__": blocks, "block_mask": tensor}).encode()
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + mask)
 
 
 def causal(_: Any, __: Any, query: Any, key: Any) -> Any:
@@ -196,6 +213,7 @@ def main() -> int:
     parser = common.describe(__doc__)
     common.add_job_flags(parser, "32k,128k")
     parser.add_argument("--patterns", default=PATTERNS, help="[%(default)s]")
+    parser.add_argument("--write-masks", metavar="FOLDER", help="write PATTERN.safetensors for each pattern there, and stop")
     parser.add_argument("--compile-seconds", type=int, default=120, help="of each shape, at most [%(default)s]")
     arguments = parser.parse_args()
     arguments.batch = arguments.batch or 1
@@ -205,6 +223,14 @@ def main() -> int:
         parser.error(str(error))
     if arguments.mask != "causal" or any(seq % BLOCK for seq in arguments.seq):
         parser.error(f"the patterns are causal, over whole blocks of {BLOCK} tokens")
+    if arguments.write_masks:
+        if len(arguments.seq) != 1:
+            parser.error("--write-masks takes one length, whose masks the folder has")
+        folder = pathlib.Path(arguments.write_masks)
+        folder.mkdir(parents=True, exist_ok=True)
+        for pattern in patterns:
+            write_mask(folder / f"{pattern.name}.safetensors", block_lists(pattern, arguments.seq[0]))
+        return 0
     torch = common.import_torch(arguments.self_check)
     world = common.World(torch, wanted=False)
     torch.set_grad_enabled(False)

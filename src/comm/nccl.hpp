@@ -7,6 +7,10 @@
 // communicator is a non-blocking one: no call of NCCL keeps the host longer than a poll. wait() blocks the host until
 // the exchange is enqueued; the device's part has the deadline's length from the moment the stream comes to the wait.
 //
+// NCCL wants the operations of a communicator in the same order on all ranks. All groups go to one stream of the
+// transport's own, in the order of post(), behind an event of the caller's stream; so a caller may post on several
+// streams, as a scan does, where all ranks post in one order.
+//
 // Every message goes straight from its owner to whoever needs it (Route::kDirect): inside a host the links join all
 // GPUs, so handing parts on around a ring would only add steps; and one group with all peers uses all of NCCL's
 // channels, where a ring's step has one peer. NVLink multicast stays off (NCCL_NVLS_ENABLE=0 unless the environment

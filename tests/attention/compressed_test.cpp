@@ -13,12 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "attention/compressed_blocks.hpp"
 #include "attention/compressed_step.hpp"
 #include "attention/tokens/cost.hpp"
 #include "comm/self.hpp"
 #include "tests/support/budget_refusal.hpp"
-#include "tests/support/compressed_tensors.hpp"
+#include "tests/support/compressed_rank.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/random_positions.hpp"
 #include "tests/support/ring_job.hpp"
@@ -33,97 +32,7 @@ Options on_the_cpu(int threads = 1) {
   return options;
 }
 
-// A job's tensors as they are, compressed, and as they come back.
-struct Tensors {
-  JobTensors plain;  // k and v as they come back
-  CompressedTensor k, v;
-};
-
-Tensors make_tensors(const Job& job, std::uint64_t seed) {
-  Tensors tensors;
-  tensors.plain = random_tensors(job, seed);
-  const std::vector<std::int64_t> lengths = job.batch.k_lengths();
-  const auto make = [&](const RowFormat& format, const RowShape& shape, std::vector<std::byte>& rows) {
-    CompressedTensor tensor =
-        compress_tensor("k", format, view_of(rows, shape, job.batch.k_tokens()), lengths, {7, 2}, ErrorCode::kUsage);
-    rows = decompress_tensor(tensor, 2);
-    return tensor;
-  };
-  tensors.k = make(job.format.k, k_shape(job.spec), tensors.plain.k);
-  tensors.v = make(job.format.v, v_shape(job.spec), tensors.plain.v);
-  return tensors;
-}
-
-// A rank's rows of a compressed tensor, in streams with `gap` bytes behind each row.
-struct Shard {
-  std::vector<std::vector<std::byte>> streams;
-  CompressedRows rows;
-
-  Shard(CompressedTensor& tensor, const Layout& keys, int rank, std::int64_t gap) {
-    rows = tensor.rows();
-    std::size_t at = 0;
-    for (const FormatStream& stream : format_streams(tensor.format, tensor.shape)) {
-      const std::int64_t bytes = stream.token_bytes(tensor.shape.dtype);
-      std::vector<std::byte> dense(static_cast<std::size_t>(keys.tokens(rank) * bytes));
-      keys.shard(rank, tensor.streams[at].data(), dense.data(), bytes);
-      streams.emplace_back(static_cast<std::size_t>(keys.tokens(rank) * (bytes + gap) + 1), std::byte{0xff});
-      for (std::int64_t row = 0; row < keys.tokens(rank); ++row) {
-        std::copy_n(dense.begin() + row * bytes, bytes, streams.back().begin() + row * (bytes + gap));
-      }
-      rows.streams[at] = {streams.back().data(), bytes + gap, bytes / stream.heads};
-      ++at;
-    }
-  }
-};
-
-void run_compressed_rank(const Job& job, const Options& options, const Tensors& given, Transport& transport,
-                         JobResult& result, std::int64_t gap) {
-  Tensors tensors = given;
-  const FoldSpec& spec = job.spec;
-  Attention attention(job, transport, options);
-  const int rank = transport.rank();
-  const Layout& queries = attention.layout().queries;
-  const Layout& keys = attention.layout().keys;
-  const auto rows_of = [&](const Layout& layout, const std::vector<std::byte>& packed, std::int64_t bytes) {
-    std::vector<std::byte> rows(static_cast<std::size_t>(layout.tokens(rank) * bytes));
-    layout.shard(rank, packed.data(), rows.data(), bytes);
-    return rows;
-  };
-  const std::vector<std::byte> q = rows_of(queries, tensors.plain.q, q_token_bytes(spec));
-  const std::vector<std::byte> k = rows_of(keys, tensors.plain.k, k_token_bytes(spec));
-  const std::vector<std::byte> v = rows_of(keys, tensors.plain.v, v_token_bytes(spec));
-  const Shard packed_k(tensors.k, keys, rank, gap);
-  const Shard packed_v(tensors.v, keys, rank, gap);
-  Inputs inputs;
-  inputs.q = dense_view(static_cast<const void*>(q.data()), spec.dtype, attention.q_rows(), spec.heads, spec.head_dim);
-  if (job.format.k.is_plain()) {
-    inputs.k =
-        dense_view(static_cast<const void*>(k.data()), spec.dtype, attention.k_rows(), spec.kv_heads, spec.head_dim);
-  } else {
-    inputs.packed_k = packed_k.rows;
-  }
-  if (job.format.v.is_plain()) {
-    inputs.v =
-        dense_view(static_cast<const void*>(v.data()), spec.dtype, attention.k_rows(), spec.kv_heads, spec.head_dim_v);
-  } else {
-    inputs.packed_v = packed_v.rows;
-  }
-  inputs.sinks = spec.sinks ? tensors.plain.sinks.data() : nullptr;
-  std::vector<std::byte> out(static_cast<std::size_t>(attention.q_rows() * out_token_bytes(spec)));
-  std::vector<float> lse(static_cast<std::size_t>(attention.q_rows() * spec.heads));
-  Outputs outputs;
-  outputs.out = dense_view(static_cast<void*>(out.data()), spec.dtype, attention.q_rows(), spec.heads, spec.head_dim_v);
-  outputs.lse = {lse.data(), spec.heads, 1};
-  std::vector<std::byte> workspace(attention.workspace_bytes(gap == 0) + 256, std::byte{0xff});
-  std::byte* const aligned = workspace.data() + (256 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 256) % 256;
-  result.stats[static_cast<std::size_t>(rank)] =
-      attention.run(inputs, outputs, {aligned, attention.workspace_bytes(gap == 0)});
-  queries.unshard(rank, out.data(), result.out.data(), out_token_bytes(spec));
-  queries.unshard(rank, reinterpret_cast<const std::byte*>(lse.data()), reinterpret_cast<std::byte*>(result.lse.data()),
-                  lse_token_bytes(spec));
-}
-
-JobResult run_compressed(const Job& job, const Options& options, const Tensors& tensors, int world,
+JobResult run_compressed(const Job& job, const Options& options, const CompressedJobTensors& tensors, int world,
                          std::int64_t gap = 0, const ThreadsDelivery& delivery = {}) {
   JobResult result = poisoned_result(job, world);
   if (world == 1) {
@@ -156,7 +65,7 @@ class Compressed : public ::testing::TestWithParam<Case> {
   void prepare(Job job) {
     job_ = std::move(job);
     job_.format = GetParam().format;
-    tensors_ = make_tensors(job_, 7);
+    tensors_ = compressed_job_tensors(job_, 7);
     Job plain = job_;
     plain.format = {};
     reference_ = run_job(plain, on_the_cpu(), tensors_.plain, 1);
@@ -168,7 +77,7 @@ class Compressed : public ::testing::TestWithParam<Case> {
   }
 
   Job job_;
-  Tensors tensors_;
+  CompressedJobTensors tensors_;
   JobResult reference_;
 };
 
@@ -242,8 +151,8 @@ INSTANTIATE_TEST_SUITE_P(Formats, Compressed, ::testing::ValuesIn(cases()),
                          [](const auto& test) { return test.param.name; });
 
 // A scale of K and a code of V that no compressed tensor may hold, the 11th and 12th key of the second sequence.
-Tensors broken_tensors(const Job& job, bool keys) {
-  Tensors tensors = make_tensors(job, 3);
+CompressedJobTensors broken_tensors(const Job& job, bool keys) {
+  CompressedJobTensors tensors = compressed_job_tensors(job, 3);
   const float nan = std::numeric_limits<float>::quiet_NaN();
   if (keys) std::memcpy(tensors.k.streams[1].data() + (310 * job.spec.kv_heads + 1) * 4, &nan, 4);
   tensors.v.streams[0][static_cast<std::size_t>((311 * job.spec.kv_heads + 1) * job.spec.head_dim_v + 7)] =
@@ -282,7 +191,7 @@ TEST(CompressedFaults, AreToldOnceByTheNextWait) {
   std::vector<std::byte> out(static_cast<std::size_t>(attention.q_rows() * out_token_bytes(job.spec)));
   std::vector<std::byte> workspace(attention.workspace_bytes() + 256);
   std::byte* const aligned = workspace.data() + (256 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 256) % 256;
-  const auto enqueue = [&](Tensors& tensors) {
+  const auto enqueue = [&](CompressedJobTensors& tensors) {
     Inputs inputs;
     inputs.q = view_of(tensors.plain.q, {job.spec.dtype, job.spec.heads, job.spec.head_dim}, attention.q_rows());
     inputs.packed_k = tensors.k.rows();
@@ -292,7 +201,7 @@ TEST(CompressedFaults, AreToldOnceByTheNextWait) {
                              job.spec.head_dim_v);
     attention.enqueue(inputs, outputs, {aligned, attention.workspace_bytes()}, {});
   };
-  Tensors broken = broken_tensors(job, true), good = make_tensors(job, 3);
+  CompressedJobTensors broken = broken_tensors(job, true), good = compressed_job_tensors(job, 3);
   enqueue(good);
   enqueue(broken);
   enqueue(good);
@@ -366,7 +275,7 @@ TEST(CompressedRefusals, WhatDoesNotFitIsNamed) {
   EXPECT_NE(refused(paged, on_the_cpu()).find("k int8, v plain in pages"), std::string::npos);
 
   Attention attention(job, *transport, on_the_cpu());
-  Tensors tensors = make_tensors(job, 3);
+  CompressedJobTensors tensors = compressed_job_tensors(job, 3);
   std::vector<std::byte> out(256 * 512), workspace(attention.workspace_bytes() + 256);
   const auto run = [&](const Inputs& inputs) {
     Outputs outputs;

@@ -12,7 +12,7 @@
 #include "base/error.hpp"
 #include "comm/self.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/page_pool.hpp"
+#include "tests/support/paged_rank.hpp"
 #include "tests/support/random_positions.hpp"
 #include "tests/support/ring_job.hpp"
 
@@ -29,78 +29,10 @@ Options on_cpu(std::int64_t block_tokens = 0) {
   return options;
 }
 
-// The memory of one rank: its queries, and its keys in a pool. What nobody owns is NaN.
-class RankMemory {
- public:
-  RankMemory(const Attention& attention, int rank, const JobTensors& tensors, const PageLayout& pages)
-      : spec_(attention.job().spec), rank_(rank), queries_(attention.layout().queries) {
-    const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
-    const auto shard = [&](const Layout& layout, const std::vector<std::byte>& packed, std::int64_t heads, int dim) {
-      std::vector<std::byte> rows(static_cast<std::size_t>(layout.tokens(rank) * heads * dim * element));
-      layout.shard(rank, packed.data(), rows.data(), heads * dim * element);
-      return rows;
-    };
-    q_ = shard(queries_, tensors.q, spec_.heads, spec_.head_dim);
-    FoldInputs keys;
-    keys.spec = spec_;
-    for (const std::int64_t rows : rows_of_sequences(attention.layout().keys, rank))
-      keys.sequences.push_back({0, rows});
-    pool_.emplace(keys.sequences, pages);
-    const Layout& layout = attention.layout().keys;
-    k_ = pool_->fill(keys, shard(layout, tensors.k, spec_.kv_heads, spec_.head_dim), spec_.head_dim);
-    v_ = pool_->fill(keys, shard(layout, tensors.v, spec_.kv_heads, spec_.head_dim_v), spec_.head_dim_v);
-    table_ = pool_->table();
-    sinks_ = tensors.sinks;
-    rows_ = attention.q_rows();
-    out_.assign(static_cast<std::size_t>(rows_ * spec_.heads * spec_.head_dim_v * element), std::byte{0xff});
-    lse_.assign(static_cast<std::size_t>(rows_ * spec_.heads), 0.0F);
-    workspace_.assign(attention.workspace_bytes(), std::byte{0xff});
-  }
-
-  Inputs inputs() const {
-    Inputs inputs;
-    inputs.q = dense_view(static_cast<const void*>(q_.data()), spec_.dtype, rows_, spec_.heads, spec_.head_dim);
-    inputs.sinks = sinks_.empty() ? nullptr : sinks_.data();
-    inputs.pages = {pool_->view(k_.data(), spec_, spec_.head_dim), pool_->view(v_.data(), spec_, spec_.head_dim_v),
-                    table_, pool_->table_width()};
-    return inputs;
-  }
-  Outputs outputs() {
-    return {dense_view(static_cast<void*>(out_.data()), spec_.dtype, rows_, spec_.heads, spec_.head_dim_v),
-            {lse_.data(), spec_.heads, 1},
-            std::nullopt};
-  }
-  std::span<std::byte> workspace() { return workspace_; }
-  std::vector<std::int32_t>& table() { return table_; }
-  const PagePool& pool() const { return *pool_; }
-
-  void collect(JobResult& result) const {
-    const auto row = static_cast<std::int64_t>(out_.size()) / std::max<std::int64_t>(1, rows_);
-    queries_.unshard(rank_, out_.data(), result.out.data(), row);
-    queries_.unshard(rank_, reinterpret_cast<const std::byte*>(lse_.data()),
-                     reinterpret_cast<std::byte*>(result.lse.data()), spec_.heads * std::int64_t{sizeof(float)});
-  }
-
- private:
-  FoldSpec spec_;
-  int rank_;
-  const Layout& queries_;
-  std::optional<PagePool> pool_;
-  std::int64_t rows_ = 0;
-  std::vector<std::byte> q_, k_, v_, out_, workspace_;
-  std::vector<std::int32_t> table_;
-  std::vector<float> sinks_, lse_;
-};
-
-JobResult run_paged(Job job, const Options& options, const JobTensors& tensors, int world, const PageLayout& pages) {
-  job.page_size = pages.page_size;
+JobResult run_paged(const Job& job, const Options& options, const JobTensors& tensors, int world,
+                    const PageLayout& pages) {
   JobResult result = poisoned_result(job, world);
-  const auto rank = [&](Transport& transport) {
-    Attention attention(job, transport, options);
-    RankMemory memory(attention, transport.rank(), tensors, pages);
-    attention.run(memory.inputs(), memory.outputs(), memory.workspace());
-    memory.collect(result);
-  };
+  const auto rank = [&](Transport& transport) { run_paged_rank(job, options, tensors, transport, pages, result); };
   if (world == 1) {
     rank(*make_self_transport());
   } else {
@@ -179,7 +111,7 @@ TEST(PagedAttention, ShorterLengthsOverTheSamePool) {
   shorter.batch = uniform_batch(1, 400, 777);
   const JobTensors tensors = random_tensors(shorter, 20);
   attention.set_lengths(shorter.batch);
-  RankMemory memory(attention, 0, tensors, {16, true, 6});
+  PagedRank memory(attention, 0, tensors, {16, true, 6});
   attention.run(memory.inputs(), memory.outputs(), memory.workspace());
   JobResult result = poisoned_result(shorter, 1);
   memory.collect(result);
@@ -218,7 +150,7 @@ class BadTables : public ::testing::Test {
   std::unique_ptr<Transport> self_;
   JobTensors tensors_;
   std::optional<Attention> attention_;
-  std::optional<RankMemory> memory_;
+  std::optional<PagedRank> memory_;
 };
 
 TEST_F(BadTables, PagesOutsideOfThePool) {
@@ -260,8 +192,10 @@ TEST_F(BadTables, RowsWherePagesAreMeantAndPagesWhereRowsAre) {
   expect_refused(inputs, {"k is given", "pages of 16"});
   Job job = attention_->job();
   job.page_size = 0;
+  memory_.reset();
   attention_.reset();
   attention_.emplace(job, *self_, on_cpu());
+  memory_.emplace(*attention_, 0, tensors_, PageLayout{16, false, 7});
   inputs = memory_->inputs();
   inputs.k = dense_view(static_cast<const void*>(tensors_.k.data()), Dtype::kBf16, 300, 2, 64);
   inputs.v = dense_view(static_cast<const void*>(tensors_.v.data()), Dtype::kBf16, 300, 2, 64);

@@ -2,14 +2,17 @@
 """The runner of resumable parts (tests/support/parts.sh), and the two scripts that are made of it, with programs that only
 write down their words."""
 
-import json
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True
+
+import checkout  # noqa: E402  (it lies beside this)
+from checkout import ROOT  # noqa: E402
 
 
 def run(*words: str) -> subprocess.CompletedProcess:
@@ -115,71 +118,18 @@ echo PASS 12ab
             self.assertEqual(self.run_script(*words).returncode, 2, words)
 
     def test_the_scripts_name_a_function_for_each_part(self):
-        for script in ("bench/run.sh", "tests/run_gpu.sh"):
+        for script, *sourced in (("bench/run.sh", "bench/ranks.sh"), ("tests/run_gpu.sh",)):
             listed = run(str(ROOT / script), "--list")
             self.assertEqual(listed.returncode, 0, listed.stderr)
             names = [line.split()[0] for line in listed.stdout.splitlines()]
             self.assertGreater(len(names), 5)
-            text = (ROOT / script).read_text()
+            text = "".join((ROOT / name).read_text() for name in (script, *sourced))
             for name in names:
                 self.assertIn(f"part_{name.replace('-', '_')}() {{", text)
 
 
-class Benchmarks(unittest.TestCase):
+class Benchmarks(checkout.Checkout):
     """bench/run.sh, whose programs write a line with their words to the file that they are told."""
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = root = pathlib.Path(folder.name, "checkout")
-        for name in ("bench/run.sh", "tests/support/parts.sh"):
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes((ROOT / name).read_bytes())
-        (root / "bench/tables.py").write_text(f"import sys; open('{root}/pages', 'a').write(' '.join(sys.argv[1:]) + '\\n')\n")
-        writes = """for word; do
-  case $last in --dtype) dtype=$word;; --jsonl | --json | --machine) file=$word;; esac; last=$word
-done
-"""
-        members = '"tool": "%s", "kernel": "sm90_fold", "dtype": "%s", "words": "%s"'
-        line = f"""printf '{{{members}}}\\n' TOOL "$dtype" "$*" >MODE"$file"\n"""
-        version = "[ \"$1\" != --version ] || { echo 'ringattn 1 (git abc, x)'; exit 0; }\n"
-        ours = writes + line.replace("TOOL", "ours").replace("MODE", "")
-        self.executable("bin/ringattn", version + ours)
-        self.executable("bin/torch", '[ "$1" != -c ] || exit 0\n' + writes + line.replace("TOOL", "peer").replace("MODE", ">"))
-        self.executable("launch/ringattn-mpirun", ours)
-        self.gpus(1)
-        self.environment = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}", "PYTHON": f"{root}/bin/torch"}
-        self.environment |= {"RINGATTN_PROGRAM": f"{root}/bin/ringattn", "BENCH_MODEL": "a", "BENCH_DATE": "day"}
-        self.environment.pop("CUDA_VISIBLE_DEVICES", None)
-
-    def executable(self, name: str, text: str) -> None:
-        path = self.root / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("#!/bin/sh\n" + text)
-        path.chmod(0o755)
-
-    def gpus(self, count: int) -> None:
-        listing = "".join(f"GPU {gpu}: a\\n" for gpu in range(count))
-        self.executable("bin/nvidia-smi", f"case $* in *query*) echo 'NVIDIA H200';; *) printf '{listing}';; esac\n")
-
-    def bench(self, code: int, *words: str) -> subprocess.CompletedProcess:
-        command = ["bash", str(self.root / "bench/run.sh"), *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        self.assertEqual(list((self.root / "bench/results").glob("*/.lines*")), [])
-        return done
-
-    def lines(self, part: str) -> list[dict]:
-        path = self.root / f"bench/results/a/day-{part}.jsonl"
-        return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
-
-    def measure(self, part: str, code: int) -> list[dict]:
-        self.bench(code, part)
-        return self.lines(part)
-
-    def pages(self) -> list[str]:
-        path = self.root / "pages"
-        return path.read_text().splitlines() if path.exists() else []
 
     def test_ours_and_the_peers_are_measured_in_turn_at_the_same_shapes(self):
         seen = []
@@ -230,9 +180,53 @@ done
         self.assertEqual(sum("--slices 1,2,4,8" in line["words"] for line in lines), 1)
         self.assertIn("skipped: needs PyTorch", self.bench(77, "decode-peers").stdout)
 
-    def test_sparse_peers_need_no_other_program(self):
-        (line,) = self.measure("sparse-peers", 0)
-        self.assertTrue(line["words"].startswith("bench/peers/sparse.py --seq 32k,128k "), line)
+    def test_lists_are_measured_in_turn_with_the_peer_over_the_same_blocks(self):
+        self.environment |= {"BENCH_ROUNDS": "2"}
+        lines = self.measure("sparse-peers", 0)
+        self.assertEqual([line["tool"] for line in lines], ["ours", "ours", "ours", "peer"] * 4, "two lengths, two rounds")
+        self.assertEqual(lines[:8], lines[8:])
+        for at, seq in ((0, "32k"), (4, "128k")):
+            dense, *listed, peer = (line["words"] for line in lines[at : at + 4])
+            self.assertIn(f"bench --seq {seq} --heads 32 --kv-heads 8 ", dense)
+            self.assertNotIn("--block-mask", dense)
+            masks = [text.split("--block-mask ")[1].split()[0].split("/")[-2:] for text in listed]
+            self.assertEqual(masks, [[seq, "random-10.safetensors"], [seq, "window-10.safetensors"]])
+            self.assertIn(f"bench/peers/sparse.py --seq {seq} --heads 32", peer)
+            self.assertIn("--patterns dense,random-10,window-10", peer)
+
+    def test_codes_are_measured_in_turn_with_plain_caches(self):
+        self.decode_bench()
+        self.words_bench("compress_gpu_bench")
+        self.environment |= {"BENCH_ROUNDS": "2"}
+        words = [line["words"] for line in self.measure("compressed", 0)]
+        self.assertEqual(len(words), 10)
+        self.assertEqual(words[0], "--steps 1x16k,1x128k,32x4k --cache plain,fp8,int8,int4")
+        formats = [text.split("--cache-format ")[1].split()[0] for text in words if "--cache-format" in text]
+        self.assertEqual(formats, ["bf16", "fp8", "int4"] * 2)
+
+    def test_latents_scans_and_steps_go_over_powers_of_two_and_all_gpus(self):
+        self.gpus(2)
+        for part, wanted in (("latent-ring", "111111222222"), ("scan-ranks", "122"), ("decode-ranks", "122")):
+            words = [line["words"] for line in self.measure(part, 0)]
+            ranks = ["2" if text.startswith("-np 2 ") else "1" for text in words]
+            self.assertEqual("".join(ranks), wanted)
+            self.assertEqual("--transport nccl" in words[-1], part != "latent-ring")
+        jobs = ["latents" if "--op mla" in line["words"] else "plain" for line in self.lines("latent-ring")]
+        self.assertEqual(jobs, ["latents", "latents", "latents", "plain", "latents", "plain"] * 2, "two runs, for their digests")
+        longest = [line["words"] for line in self.measure("latent-two-million", 0)]
+        self.assertEqual(sum(" run " in f" {text}" for text in longest), 2)
+        self.assertIn("--against folds", longest[-1])
+        for part in ("latent-oracle", "scan-oracle"):
+            (line,) = self.measure(part, 0)
+            self.assertRegex(line["words"], "^-np 2 verify .*--seq 2m .*--against oracle --rows 64")
+        self.gpus(1)
+        self.bench(77, "--again", "latent-oracle")
+
+    def test_a_slowed_ring_has_every_format(self):
+        self.gpus(0)
+        words = [line["words"] for line in self.measure("compressed-ring", 0)]
+        self.assertEqual([text.split("--cache-format ")[1].split()[0] for text in words], ["bf16", "fp8", "int8", "int4"])
+        self.assertTrue(all(text.startswith("-np 2 run --backend cpu ") for text in words), words)
 
     def test_products_are_measured_in_turn_with_the_peers_over_the_same_shapes(self):
         self.assertEqual(self.measure("products", 1), [], "product_gpu_bench isn't there")
@@ -260,13 +254,6 @@ done
         self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 9, "three rounds of three")
         words = [line["words"].removeprefix("bench/peers/latents.py ").split(" --jsonl")[0] for line in lines]
         self.assertEqual([ours.split("--page-size 64 ")[1] for ours in words[::2]], words[1::2])
-
-    def decode_bench(self) -> None:
-        self.words_bench("decode_gpu_bench")
-
-    def words_bench(self, program: str) -> None:
-        self.executable(f"bin/{program}", """printf '{"tool": "ours", "words": "%s"}\n' "$*"
-""")
 
     def test_scaling_goes_over_powers_of_two_and_all_gpus(self):
         for count, worlds in ((1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])):

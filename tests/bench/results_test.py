@@ -115,6 +115,24 @@ class Kinds(unittest.TestCase):
         self.assertEqual([point.median_ms for point in file.points.values()], [0.36])
         self.assertEqual(file.left_out, {"measured again further down": 2, "slower than as another ptxas assembled it": 1})
 
+    def test_other_jobs_of_the_same_shape_are_no_points_of_attention(self):
+        """Latents, codes, lists and steps of decoding have the shape, but not the work."""
+        shape = {name: self.ours["job"][name] for name in ("tokens", "batch", "heads", "kv_heads", "head_dim", "head_dim_v")}
+        shape |= {"dtype": "bf16", "mask": "causal"}
+        step = {**shape, "op": "decode", "keys": 4096, "page_size": 64}
+        latents = {**shape, "op": "mla", "keys": 1024, "form": "expanded", "rope_dim": 64, "latent_dim": 512}
+        codes = {**shape, "mask": "causal, fp8 token_head"}
+        (file,) = points.read_files([str(self.write("a", *({**self.ours, "job": job} for job in (shape, step, latents, codes))))])
+        self.assertEqual(file.left_out, {"of steps of decoding": 1})
+        kinds = [point.job.mask for point in file.points.values()]
+        self.assertEqual(kinds, ["causal", "causal, latents, expanded", "causal, fp8 token_head"])
+        report = {"schema": 1, "command": "run", "op": "ssd", "job": {"tokens": 9}, "time_ms": {"median": 1.0}, "config": {}}
+        listed = {**report, "op": "attention", "config": {"block-mask": "random:4"}}
+        packed = {**report, "op": "attention", "config": {"cache-format": "fp8"}}
+        (file,) = points.read_files([str(self.write("b", report, listed, packed))])
+        self.assertEqual(sum(file.left_out.values()), 3)
+        self.assertEqual(file.left_out["of runs of ssd"], 1)
+
     def test_a_later_file_replaces_whoever_was_faster(self):
         first, second = self.write("a", self.flash("13", 0.25)), self.write("b", self.flash("12", 0.30))
         done = run(first, second, self.write("c", self.ours))

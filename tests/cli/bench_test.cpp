@@ -227,6 +227,7 @@ TEST(Bench, TheBaselineIsAGate) {
   EXPECT_EQ(refused.code, 4);
   EXPECT_TRUE(has(refused.err, "was measured on another machine")) << refused.err;
   EXPECT_EQ(tool(bench({"--seq", "64", "--baseline", slow, "--block", "128"})).code, 3) << "another block size";
+  EXPECT_EQ(tool(bench({"--seq", "64", "--baseline", slow, "--cache-format", "fp8"})).code, 3) << "keys of 8 bits";
 
   // A point that no longer fits doesn't slip through.
   constexpr std::int64_t kMany = std::int64_t{64} << 20;

@@ -134,6 +134,49 @@ TEST_P(Conformance, KeepsSeveralExchangesInFlight) {
   });
 }
 
+// As a scan does beside its convolution: tokens go around on the rank's stream, and meanwhile states of two ranges go
+// from rank to rank on another one, each handed on behind its arrival. All ranks post in one order, whichever stream an
+// exchange is of.
+TEST_P(Conformance, TakesExchangesOfTwoStreamsInTheOrderOfTheCalls) {
+  run([](Transport& world) {
+    constexpr std::uint32_t kLayers = 3, kRanges = 2;
+    const std::size_t bytes = 70'001;
+    const int rank = world.rank();
+    const SideStream side(world);
+    std::vector<RingAllGather> rings;
+    std::vector<Memory> states;  // [layers, ranges]
+    rings.reserve(kLayers);
+    for (std::uint32_t i = 0; i < kLayers; ++i) rings.emplace_back(world, 60 + i, 3001);
+    for (std::uint32_t i = 0; i < kLayers * kRanges; ++i) {
+      states.emplace_back(world, rank == 0 ? payload_of(70 + i, 0, bytes) : Bytes(bytes, kUntouched));
+    }
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+      world.wait(world.post(rings[layer].exchange(), rank_stream()), rank_stream(), patience());
+      for (std::uint32_t range = 0; range < kRanges; ++range) {
+        const Memory& state = states[layer * kRanges + range];
+        std::vector<Ticket> tickets;
+        for (int hop = 0; hop + 1 < world.size(); ++hop) {
+          Exchange exchange;
+          exchange.label = fmt::format("states of range {}, hop {}", range, hop);
+          if (rank == hop) exchange.sends.push_back({hop + 1, 0, {{state.data(), bytes}}});
+          if (rank == hop + 1) exchange.receives.push_back({hop, 0, {{state.data(), bytes}}});
+          tickets.push_back(world.post(std::move(exchange), side.get()));
+          if (rank != hop + 1) continue;
+          for (const Ticket ticket : tickets) world.wait(ticket, side.get(), patience());
+          tickets.clear();
+        }
+        for (const Ticket ticket : tickets) world.wait(ticket, side.get(), patience());
+      }
+    }
+    side.land();
+    for (std::uint32_t i = 0; i < kLayers; ++i) rings[i].expect_complete();
+    for (std::uint32_t i = 0; i < kLayers * kRanges; ++i) {
+      EXPECT_TRUE(states[i].read() == payload_of(70 + i, 0, bytes)) << "rank " << rank << ", states " << i;
+    }
+    world.barrier(patience());  // no stream of a rank is gone while another one works
+  });
+}
+
 // What is announced once is posted many times, in any order, between exchanges that nobody announced.
 TEST_P(Conformance, RepeatsWhatIsAnnounced) {
   run([](Transport& world) {

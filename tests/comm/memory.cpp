@@ -28,6 +28,26 @@ Stream& rank_stream() {
   return stream;
 }
 
+#if defined(RINGATTN_HAVE_CUDA)
+SideStream::SideStream(const Transport& world) {
+  if (world.memory() != MemoryKind::kDevice) return;
+  const DeviceGuard guard(world.device());
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  stream_ = Stream{stream};
+}
+SideStream::~SideStream() {
+  if (cuda_stream(stream_) != nullptr) cudaStreamDestroy(cuda_stream(stream_));
+}
+void SideStream::land() const {
+  if (cuda_stream(stream_) != nullptr) check_cuda(cudaStreamSynchronize(cuda_stream(stream_)), "cudaStreamSynchronize");
+}
+#else
+SideStream::SideStream(const Transport&) {}
+SideStream::~SideStream() = default;
+void SideStream::land() const {}
+#endif
+
 Memory::Memory(const Transport& world, const Bytes& content)
     : buffer_(world.memory() == MemoryKind::kDevice ? allocate_device(content.size(), world.device())
                                                     : allocate_host(content.size())) {

@@ -16,6 +16,22 @@ using Bytes = std::vector<std::byte>;
 // stream where they don't.
 Stream& rank_stream();
 
+// A second queue of this rank's device, beside rank_stream(); of host memory there is one queue, the null one.
+class SideStream {
+ public:
+  explicit SideStream(const Transport& world);
+  ~SideStream();
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+
+  Stream get() const { return stream_; }
+  // Returns when the device has passed everything on it.
+  void land() const;
+
+ private:
+  Stream stream_;
+};
+
 class Memory {
  public:
   Memory(const Transport& world, const Bytes& content);

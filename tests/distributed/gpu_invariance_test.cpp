@@ -6,28 +6,17 @@
 
 #include <cstring>
 
-#include "base/gpu.hpp"
-#include "tests/kernels/kernel_row_test.hpp"
+#include "kernels/fold_spec.hpp"
 #include "tests/support/environment.hpp"
+#include "tests/support/gpu_rows.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn::testing {
 namespace {
 
 // Once for each kernel of the cuda backend.
-class GpuInvariance : public ::testing::TestWithParam<FoldRow> {
+class GpuInvariance : public GpuRowTest {
  protected:
-  void SetUp() override {
-    const std::string reason = GetParam().unavailable();
-    if (!reason.empty()) GTEST_SKIP() << "needs a GPU: " << reason;
-  }
-
-  Options options() const {
-    Options options;
-    options.kernel = {"cuda", std::string(GetParam().name)};
-    return options;
-  }
-  bool able(const FoldSpec& spec) const { return GetParam().missing(spec).empty(); }
   // The plain kernel takes the same paths with less patience.
   std::int64_t scaled(std::int64_t tokens) const {
     return GetParam().name.find("plain") == std::string_view::npos ? tokens : tokens / 4 + 3;
@@ -147,17 +136,7 @@ TEST_P(GpuInvariance, RepeatsAreEqual) {
   }
 }
 
-std::vector<FoldRow> cuda_kernels() {
-  std::vector<FoldRow> rows;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
-    if (row.backend == "cuda") rows.push_back(row);
-  }
-  return rows;
-}
-
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GpuInvariance);  // a build without CUDA has no such kernels
-INSTANTIATE_TEST_SUITE_P(Kernels, GpuInvariance, ::testing::ValuesIn(cuda_kernels()),
-                         [](const auto& test) { return std::string(test.param.name); });
+RINGATTN_FOR_EVERY_CUDA_KERNEL(GpuInvariance);
 
 }  // namespace
 }  // namespace ringattn::testing

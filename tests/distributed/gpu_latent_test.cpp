@@ -6,16 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <ostream>
 #include <string>
 #include <vector>
 
-#include "kernels/registry.hpp"
+#include "tests/support/gpu_rows.hpp"
 #include "tests/support/latent_rank.hpp"
-
-namespace ringattn {
-inline void PrintTo(const FoldRow& row, std::ostream* stream) { *stream << row.name; }
-}  // namespace ringattn
 
 namespace ringattn::testing {
 namespace {
@@ -34,13 +29,8 @@ LatentSpec spec_of(Dtype dtype, int heads, int head_dim, int rope_dim, int head_
 LatentSpec deepseek(Dtype dtype) { return spec_of(dtype, 4, 128, 64, 128, 512); }
 LatentSpec narrow(Dtype dtype) { return spec_of(dtype, 6, 16, 8, 24, 40); }
 
-class GpuLatent : public ::testing::TestWithParam<FoldRow> {
+class GpuLatent : public GpuRowTest {
  protected:
-  void SetUp() override {
-    const std::string reason = GetParam().unavailable();
-    if (!reason.empty()) GTEST_SKIP() << "needs a GPU: " << reason;
-  }
-
   LatentOptions options(int heads_at_a_time = 0, std::int64_t block = 0) const {
     LatentOptions options;
     options.ring.kernel = {"cuda", std::string(GetParam().name)};
@@ -109,17 +99,7 @@ TEST_P(GpuLatent, RanksBlocksHeadsAndViewsHaveTheSameBits) {
   EXPECT_TRUE(any) << GetParam().name << " can do neither form";
 }
 
-std::vector<FoldRow> cuda_kernels() {
-  std::vector<FoldRow> rows;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
-    if (row.backend == "cuda") rows.push_back(row);
-  }
-  return rows;
-}
-
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GpuLatent);  // a build without CUDA has no such kernels
-INSTANTIATE_TEST_SUITE_P(Kernels, GpuLatent, ::testing::ValuesIn(cuda_kernels()),
-                         [](const auto& test) { return std::string(test.param.name); });
+RINGATTN_FOR_EVERY_CUDA_KERNEL(GpuLatent);
 
 }  // namespace
 }  // namespace ringattn::testing

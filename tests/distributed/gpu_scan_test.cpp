@@ -13,11 +13,42 @@
 #include "base/gpu.hpp"
 #include "comm/world.hpp"
 #include "tests/support/scan_rank.hpp"
+#include "tests/support/two_ranks.hpp"
 
 namespace ringattn::testing {
 namespace {
 
 constexpr std::int64_t kSuper = kSuperSegmentTokens;
+
+// One rank's part of a Scan, alone and enqueued twice: adds up rows and states that differ, and its tokens.
+void scan_rank(Transport& world, const ScanCase& given, std::atomic<std::int64_t>& differ,
+               std::atomic<std::int64_t>& tokens) {
+  ScanOptions options;
+  options.kernel.backend = "cuda";
+  Scan scan(job_of(given), world, options);
+  EXPECT_EQ(scan.kernel().row->backend, "cuda");
+  ScanRank first(scan, world.rank(), given);
+  ScanRank second(scan, world.rank(), given);
+  scan.run(first.inputs(), first.outputs());
+  differ += first.differences();
+  first.clear();
+  scan.enqueue(first.inputs(), first.outputs());
+  scan.enqueue(second.inputs(), second.outputs());
+  scan.wait();
+  differ += first.differences() + second.differences();
+  tokens += scan.layout().tokens(world.rank());
+}
+
+ScanCase heads_of_matrices() {
+  ScanSpec spec = small_scan(6, false);
+  spec.head_dim = 64;
+  spec.state_dim = 128;
+  return make_scan_case(spec, {2 * kSuper + 777, 100, kSuper}, true, 1, "cuda");
+}
+ScanCase ragged_sequences() {
+  return make_scan_case(small_scan(2, false), {70'000, 1, 2 * kSuper, 100, kSuper + 64, 3, kSuper}, true, 2, "cuda");
+}
+ScanCase channels() { return make_scan_case(small_scan(16, true), {3 * kSuper + 5, 40, kSuper + 1}, true, 3, "cuda"); }
 
 class GpuScan : public ::testing::TestWithParam<int> {
  protected:
@@ -35,20 +66,7 @@ class GpuScan : public ::testing::TestWithParam<int> {
     run_world(
         request,
         [&](Transport& world) {
-          ScanOptions options;
-          options.kernel.backend = "cuda";
-          Scan scan(job_of(given), world, options);
-          EXPECT_EQ(scan.kernel().row->backend, "cuda");
-          ScanRank first(scan, world.rank(), given);
-          ScanRank second(scan, world.rank(), given);
-          scan.run(first.inputs(), first.outputs());
-          differ += first.differences();
-          first.clear();
-          scan.enqueue(first.inputs(), first.outputs());
-          scan.enqueue(second.inputs(), second.outputs());
-          scan.wait();
-          differ += first.differences() + second.differences();
-          tokens += scan.layout().tokens(world.rank());
+          scan_rank(world, given, differ, tokens);
           return 0;
         },
         [&](const Error& error) { failure = error.what(); });
@@ -58,66 +76,97 @@ class GpuScan : public ::testing::TestWithParam<int> {
   }
 };
 
-TEST_P(GpuScan, HeadsOfMatrices) {
-  ScanSpec spec = small_scan(6, false);
-  spec.head_dim = 64;
-  spec.state_dim = 128;
-  expect_same(make_scan_case(spec, {2 * kSuper + 777, 100, kSuper}, true, 1, "cuda"));
+TEST_P(GpuScan, HeadsOfMatrices) { expect_same(heads_of_matrices()); }
+
+TEST_P(GpuScan, SequencesThatEndOnAndInsideOfShards) { expect_same(ragged_sequences()); }
+
+TEST_P(GpuScan, Channels) { expect_same(channels()); }
+
+// A layer with a convolution in front, or a step of decoding.
+ScanInput layer(bool selective, bool step) {
+  SyntheticScan scan;
+  scan.seed = 7;
+  scan.selective = selective;
+  scan.update = step;
+  scan.tokens = step ? 1 : kSuper + 777;
+  scan.batch = step ? 9 : 1;
+  scan.heads = selective ? 64 : 6;
+  scan.state_dim = selective ? 16 : 128;
+  scan.conv_width = 4;
+  return ScanInput(scan, {}).with_final_states();
 }
 
-TEST_P(GpuScan, SequencesThatEndOnAndInsideOfShards) {
-  expect_same(
-      make_scan_case(small_scan(2, false), {70'000, 1, 2 * kSuper, 100, kSuper + 64, 3, kSuper}, true, 2, "cuda"));
+// The digests of the layer on so many ranks. `checked`: of the one rank, rows are compared with fp64, too.
+ScanDigests digests_of(const ScanInput& input, int ranks, const std::string& transport = "auto", bool checked = false) {
+  WorldRequest request;
+  request.transport = transport;
+  request.memory = WantedMemory::kDevice;
+  request.ranks = ranks;
+  std::string failure;
+  ScanDigests digests;
+  run_world(
+      request,
+      [&](Transport& world) {
+        ScanOptions options;
+        options.kernel.backend = "cuda";
+        PreparedScan prepared(input, world, options);
+        const ScanFileResult result = prepared.run();
+        if (checked) {
+          const Meeting meeting(world, Patience(60.0));
+          const ScanAccuracy accuracy =
+              check_scan_result(meeting, input, 16, result.rank.runs, result.rank.y_view(input.job().spec), 4);
+          EXPECT_TRUE(accuracy.passes()) << accuracy.part << ", " << accuracy.misplaced << " misplaced";
+        }
+        if (world.rank() == 0) digests = result.digests;
+        return 0;
+      },
+      [&](const Error& error) { failure = error.what(); });
+  EXPECT_EQ(failure, "") << ranks << " ranks, " << transport;
+  return digests;
 }
 
-TEST_P(GpuScan, Channels) {
-  expect_same(make_scan_case(small_scan(16, true), {3 * kSuper + 5, 40, kSuper + 1}, true, 3, "cuda"));
-}
-
-// Layers with a convolution in front, and steps of decoding: on one rank right by fp64, on others with its digests.
+// On one rank right by fp64, on others with its digests.
 TEST_P(GpuScan, LayersAndStepsOfDecoding) {
   for (const bool selective : {false, true}) {
     for (const bool step : {false, true}) {
-      SyntheticScan scan;
-      scan.seed = 7;
-      scan.selective = selective;
-      scan.update = step;
-      scan.tokens = step ? 1 : kSuper + 777;
-      scan.batch = step ? 9 : 1;
-      scan.heads = selective ? 64 : 6;
-      scan.state_dim = selective ? 16 : 128;
-      scan.conv_width = 4;
-      const ScanInput input = ScanInput(scan, {}).with_final_states();
-      std::vector<ScanDigests> digests;
-      for (const int ranks : {1, GetParam()}) {
-        WorldRequest request;
-        request.memory = WantedMemory::kDevice;
-        request.ranks = ranks;
-        std::string failure;
-        run_world(
-            request,
-            [&](Transport& world) {
-              ScanOptions options;
-              options.kernel.backend = "cuda";
-              PreparedScan prepared(input, world, options);
-              const ScanFileResult result = prepared.run();
-              if (GetParam() == 1) {
-                const Meeting meeting(world, Patience(60.0));
-                const ScanAccuracy accuracy =
-                    check_scan_result(meeting, input, 16, result.rank.runs, result.rank.y_view(input.job().spec), 4);
-                EXPECT_TRUE(accuracy.passes()) << accuracy.part << ", " << accuracy.misplaced << " misplaced";
-              }
-              if (world.rank() == 0) digests.push_back(result.digests);
-              return 0;
-            },
-            [&](const Error& error) { failure = error.what(); });
-        EXPECT_EQ(failure, "");
-      }
-      ASSERT_EQ(digests.size(), 2U);
-      EXPECT_EQ(digests[0].y, digests[1].y) << "selective " << selective << ", step " << step;
-      EXPECT_EQ(digests[0].final_states, digests[1].final_states);
+      const ScanInput input = layer(selective, step);
+      const ScanDigests one = digests_of(input, 1, "auto", GetParam() == 1);
+      const ScanDigests several = digests_of(input, GetParam());
+      EXPECT_EQ(several.y, one.y) << "selective " << selective << ", step " << step;
+      EXPECT_EQ(several.final_states, one.final_states);
     }
   }
+}
+
+// Halos travel in the caller's stream and states in one of the scan's own, over one transport.
+void expect_the_same_of_two_ranks(const std::string& transport) {
+  for (const ScanCase& given : {heads_of_matrices(), ragged_sequences(), channels()}) {
+    std::atomic<std::int64_t> differ = 0;
+    std::atomic<std::int64_t> tokens = 0;
+    in_two_ranks(transport, [&](Transport& world) {
+      EXPECT_EQ(world.name(), transport);
+      scan_rank(world, given, differ, tokens);
+    });
+    EXPECT_EQ(differ, 0) << transport;
+    EXPECT_EQ(tokens, given.inputs.rows());
+  }
+  for (const bool selective : {false, true}) {
+    const ScanInput input = layer(selective, false);
+    const ScanDigests one = digests_of(input, 1);
+    const ScanDigests two = digests_of(input, 2, transport);
+    EXPECT_EQ(two.y, one.y) << transport << ", selective " << selective;
+    EXPECT_EQ(two.final_states, one.final_states) << transport << ", selective " << selective;
+  }
+}
+
+TEST(GpuScanOfTwoRanks, HasTheBitsOfOneByP2p) {
+  if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
+  expect_the_same_of_two_ranks("p2p");
+}
+
+TEST(GpuScanOfTwoRanks, HasTheBitsOfOneByNccl) {
+  if (visible_gpus().size() < 2) GTEST_SKIP() << "needs two GPUs: NCCL takes one for each rank";
+  expect_the_same_of_two_ranks("nccl");
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GpuScan, ::testing::Values(1, 2, 3),

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "attention/reshard.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "tests/distributed/over_mpi.hpp"
+#include "tests/support/device_array.hpp"
 #include "tests/support/scan_rank.hpp"
 
 namespace ringattn::testing {
@@ -15,11 +18,34 @@ namespace {
 
 constexpr std::int64_t kSuper = kSuperSegmentTokens;
 
+// Rows of one number each, in the memory of the backend.
+class NumberedRows {
+ public:
+  NumberedRows(Backend& backend, const std::vector<std::int64_t>& numbers)
+      : count_(numbers.size()), memory_(backend, sizeof(std::int64_t) * std::max<std::size_t>(1, count_)) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(numbers.data());
+    if (count_ > 0) memory_.write({bytes, bytes + sizeof(std::int64_t) * count_});
+  }
+
+  std::byte* data() const { return memory_.data(); }
+  std::vector<std::int64_t> read() const {
+    const std::vector<std::byte> bytes = memory_.read();
+    std::vector<std::int64_t> numbers(count_);
+    if (count_ > 0) std::memcpy(numbers.data(), bytes.data(), sizeof(std::int64_t) * count_);
+    return numbers;
+  }
+
+ private:
+  std::size_t count_;
+  DeviceArray memory_;
+};
+
 class MpiScan : public OverMpi {
  protected:
-  void expect_same(const ScanCase& given) {
+  void expect_same(const ScanSpec& spec, const std::vector<std::int64_t>& lengths, bool initial, std::uint64_t seed) {
+    const ScanCase given = make_scan_case(spec, lengths, initial, seed, backend());
     ScanOptions options;
-    options.kernel.backend = "cpu";
+    options.kernel.backend = backend();
     options.threads = 1;
     Scan scan(job_of(given), transport(), options);
     ScanRank rank(scan, transport().rank(), given);
@@ -36,11 +62,9 @@ class MpiScan : public OverMpi {
   }
 };
 
-TEST_P(MpiScan, RaggedSequences) {
-  expect_same(make_scan_case(small_scan(2, false), {3 * kSuper + 70, 5, kSuper + 1}, true, 1));
-}
+TEST_P(MpiScan, RaggedSequences) { expect_same(small_scan(2, false), {3 * kSuper + 70, 5, kSuper + 1}, true, 1); }
 
-TEST_P(MpiScan, SelectiveScans) { expect_same(make_scan_case(small_scan(16, true), {2 * kSuper + 9, 80}, false, 2)); }
+TEST_P(MpiScan, SelectiveScans) { expect_same(small_scan(16, true), {2 * kSuper + 9, 80}, false, 2); }
 
 TEST_P(MpiScan, RowsComeFromAnotherLayoutAndGoBack) {
   // Tokens in turn, ten at a time, where a scan has whole super-segments.
@@ -55,22 +79,24 @@ TEST_P(MpiScan, RowsComeFromAnotherLayoutAndGoBack) {
   }
   const Layout turns(lengths, std::move(runs));
   const Layout dealt = scan_layout(lengths, {}, transport().size());
-  const ScanChoice choice = choose_kernel(ScanSpec{}, {"cpu", "auto"});
-  const auto backend = choice.row->make_backend({1, kNoDevice});
+  const ScanChoice choice = choose_kernel(small_scan(2, false), {backend(), "auto"});
+  const auto backend = choice.row->make_backend({1, transport().device()});
   Reshard there(turns, dealt, sizeof(std::int64_t), transport(), *backend);
   Reshard back(dealt, turns, sizeof(std::int64_t), transport(), *backend);
-  const std::vector<std::int64_t> rows = turns.packed_tokens(transport().rank());
-  std::vector<std::int64_t> moved(static_cast<std::size_t>(dealt.tokens(transport().rank())), -1);
-  std::vector<std::int64_t> returned(rows.size(), -1);
-  there.enqueue(rows.data(), moved.data());
-  back.enqueue(moved.data(), returned.data());
+  const int rank = transport().rank();
+  const NumberedRows rows(*backend, turns.packed_tokens(rank));
+  const NumberedRows moved(*backend, std::vector<std::int64_t>(static_cast<std::size_t>(dealt.tokens(rank)), -1));
+  const NumberedRows returned(*backend, std::vector<std::int64_t>(static_cast<std::size_t>(turns.tokens(rank)), -1));
+  there.enqueue(rows.data(), moved.data(), backend->stream());
+  back.enqueue(moved.data(), returned.data(), backend->stream());
   there.wait();
   back.wait();
-  EXPECT_EQ(moved, dealt.packed_tokens(transport().rank()));
-  EXPECT_EQ(returned, rows);
+  EXPECT_EQ(moved.read(), dealt.packed_tokens(rank));
+  EXPECT_EQ(returned.read(), turns.packed_tokens(rank));
+  MPI_Barrier(MPI_COMM_WORLD);  // a device frees memory only when nobody's work is on its way
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, MpiScan, ::testing::Values("mpi"), transport_name);
+INSTANTIATE_TEST_SUITE_P(Transports, MpiScan, ::testing::Values("mpi", "p2p", "nccl"), transport_name);
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -8,7 +8,6 @@
 
 #include "base/error.hpp"
 #include "comm/self.hpp"
-#include "comm/world.hpp"
 #include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {
@@ -183,18 +182,7 @@ JobResult run_latent_job(const LatentJob& job, const LatentOptions& options, con
 JobResult run_gpu_latent_job(const LatentJob& job, const LatentOptions& options, const LatentTensors& tensors,
                              int world, const LatentShape& shape) {
   JobResult result = poisoned_latent_result(job, world, shape);
-  WorldRequest request;
-  request.memory = WantedMemory::kDevice;
-  request.ranks = world;
-  std::string failure;
-  const int code = run_world(
-      request,
-      [&](Transport& rank) {
-        run_latent_rank(job, options, tensors, rank, result, shape);
-        return 0;
-      },
-      [&](const Error& error) { failure = error.what(); });
-  if (code != 0) throw Error(static_cast<ErrorCode>(code), failure);
+  run_gpu_world(world, [&](Transport& rank) { run_latent_rank(job, options, tensors, rank, result, shape); });
   return result;
 }
 

@@ -128,9 +128,7 @@ JobResult run_job(const Job& job, const Options& options, const JobTensors& tens
   return result;
 }
 
-JobResult run_gpu_job(const Job& job, const Options& options, const JobTensors& tensors, int world,
-                      std::string_view transport) {
-  JobResult result = poisoned_result(job, world);
+void run_gpu_world(int world, const std::function<void(Transport&)>& rank_main, std::string_view transport) {
   WorldRequest request;
   request.transport = transport;
   request.memory = WantedMemory::kDevice;
@@ -139,11 +137,18 @@ JobResult run_gpu_job(const Job& job, const Options& options, const JobTensors& 
   const int code = run_world(
       request,
       [&](Transport& rank) {
-        run_rank(job, options, tensors, rank, result);
+        rank_main(rank);
         return 0;
       },
       [&](const Error& error) { failure = error.what(); });
   if (code != 0) throw Error(static_cast<ErrorCode>(code), failure);
+}
+
+JobResult run_gpu_job(const Job& job, const Options& options, const JobTensors& tensors, int world,
+                      std::string_view transport) {
+  JobResult result = poisoned_result(job, world);
+  run_gpu_world(
+      world, [&](Transport& rank) { run_rank(job, options, tensors, rank, result); }, transport);
   return result;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -42,8 +43,11 @@ void run_rank(const Job& job, const Options& options, const JobTensors& tensors,
 JobResult run_job(const Job& job, const Options& options, const JobTensors& tensors, int world,
                   const ThreadsDelivery& delivery = {});
 
-// On the GPUs that there are: alone for a world of 1, else `world` ranks of this process (they share GPUs where there
-// are too few) over a transport of the table.
+// Every rank's part of a world on the GPUs that there are: one rank alone, or `world` ranks of this process, which
+// share GPUs where there are too few, over a transport of the table. Throws what the world failed with.
+void run_gpu_world(int world, const std::function<void(Transport&)>& rank_main, std::string_view transport = "auto");
+
+// A job in such a world.
 JobResult run_gpu_job(const Job& job, const Options& options, const JobTensors& tensors, int world,
                       std::string_view transport = "auto");
 

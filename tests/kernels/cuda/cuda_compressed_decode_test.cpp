@@ -212,6 +212,20 @@ TEST(CudaCompressedDecode, OneSequenceAsTheCardLikesIt) {
   }
 }
 
+// As few as tools can watch that take each step to a hundred times its time; tails, a full group, and units of two
+// CTAs.
+TEST(CudaCompressedDecode, AFewTiles) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {
+    for (const int slices : {1, 2}) {
+      Case c = usual(format);
+      c.lengths = {5, 129};
+      c.slices = slices;
+      expect_plain_bits(c);
+    }
+  }
+}
+
 // The copy engine brings 16 bytes of them: the numbers of one head, or of several.
 TEST(CudaCompressedDecode, NumbersOfSeveralHeadsSideBySide) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();

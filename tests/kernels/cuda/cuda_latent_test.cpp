@@ -83,6 +83,13 @@ TEST_P(CudaLatent, TwoTiles) { expect_right(inputs(spec(64), 1, {128}, 2)); }
 TEST_P(CudaLatent, OneKey) { expect_right(inputs(spec(16), 1, {1}, 3)); }
 TEST_P(CudaLatent, ManyTiles) { expect_right(inputs(spec(128), 1, {4096}, 4)); }
 
+// Pairs, and teams of three and four CTAs, over a few tiles.
+TEST_P(CudaLatent, TeamsOfAFewTiles) {
+  const FoldInputs of = inputs(spec(16), 1, {300, 65}, 21);
+  const FoldResult expected = run(of, {.slices = 1});
+  for (const int slices : {2, 3, 4}) EXPECT_TRUE(run(of, {.slices = slices}).same_bits(expected)) << slices;
+}
+
 TEST_P(CudaLatent, LengthsAroundEdges) {
   const FoldSpec of = spec(16);
   for (const int slices : {0, 1, 2}) {

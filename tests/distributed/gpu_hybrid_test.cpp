@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// attention → scan → attention on the streams of GPUs, everything enqueued before anything is waited for: the bytes of
+// one rank on several, whose blocks, rows, states and partial results share one transport.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/gpu.hpp"
+#include "tests/support/hybrid_stack.hpp"
+#include "tests/support/ring_job.hpp"
+#include "tests/support/two_ranks.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+// Dims that every kind of kernel has, those of Hopper included.
+HybridStack on_gpus(LayoutKind layout) {
+  HybridStack stack;
+  stack.backend = "cuda";
+  stack.layout = layout;
+  stack.heads = 4;
+  stack.dim = 128;
+  stack.scan_heads = 8;
+  stack.scan_dim = 64;
+  stack.state_dim = 128;
+  return stack;
+}
+
+// O of the last layer, packed, as one rank of this process gives it or several, which share GPUs.
+std::vector<std::byte> run_stack(const HybridStack& stack, int ranks) {
+  std::vector<std::byte> packed(static_cast<std::size_t>(stack.packed_bytes()));
+  run_gpu_world(ranks, [&](Transport& world) { run_hybrid_rank(stack, world, packed); });
+  return packed;
+}
+
+TEST(GpuHybrid, HasTheSameBytesOnAnyNumberOfRanks) {
+  if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
+  const HybridStack striped = on_gpus(LayoutKind::kStriped);
+  const std::vector<std::byte> one = run_stack(striped, 1);
+  EXPECT_EQ(what_is_empty(striped, one), "");
+  for (const int ranks : {2, 3}) EXPECT_TRUE(run_stack(striped, ranks) == one) << ranks << " ranks";
+  EXPECT_TRUE(run_stack(on_gpus(LayoutKind::kZigzag), 2) == one) << "zigzag";
+}
+
+TEST(GpuHybrid, HasTheSameBytesByNccl) {
+  if (visible_gpus().size() < 2) GTEST_SKIP() << "needs two GPUs: NCCL takes one for each rank";
+  const HybridStack stack = on_gpus(LayoutKind::kStriped);
+  std::vector<std::byte> packed(static_cast<std::size_t>(stack.packed_bytes()));
+  in_two_ranks("nccl", [&](Transport& world) { run_hybrid_rank(stack, world, packed); });
+  EXPECT_TRUE(packed == run_stack(stack, 1));
+}
+
+}  // namespace
+}  // namespace ringattn::testing
