@@ -31,14 +31,18 @@ using Seconds = std::chrono::duration<double>;
 
 // A rank that hangs is left to its peers first, who can name it and agree on who prints.
 constexpr Seconds kPeersFirst{1.0};
+// How long a rank that can't begin waits for the others to hear it.
+constexpr double kRefusalSeconds = 10.0;
 
 // A rank's life from before it starts to after it has left: its pulse, and the watch that ends the process where the
 // rank's own thread can't.
 class Program {
  public:
-  Program(ProcessRanks& ranks, double seconds, const std::function<void(const Error&)>& print_error)
+  Program(ProcessRanks& ranks, double seconds, const Error* refusal,
+          const std::function<void(const Error&)>& print_error)
       : ranks_(ranks),
         seconds_(seconds),
+        refusal_(refusal),
         print_error_(print_error),
         heart_(ranks.rank(), seconds, [this](const Error& error) { watch_.arm(error); }),
         watch_({&heart_},
@@ -95,7 +99,9 @@ class Program {
     std::this_thread::sleep_for(Seconds(ranks_.turn()) + (phase_ == Phase::kJob ? kPeersFirst : Seconds(0.0)));
     const int stuck[] = {heart_.rank()};
     Error error = silent_error(RankNames(), stuck, seconds_);
-    if (phase_ == Phase::kStart) {
+    if (phase_ == Phase::kStart && refusal_ != nullptr) {
+      error = *refusal_;
+    } else if (phase_ == Phase::kStart) {
       error = Error(ErrorCode::kPeer, fmt::format("{} did not start within {:g} s", ranks_.name(), seconds_),
                     "a rank has not come", "Check that all ranks run the same command, and that their hosts answer.");
     } else if (phase_ == Phase::kEnd) {
@@ -114,6 +120,7 @@ class Program {
 
   ProcessRanks& ranks_;
   const double seconds_;
+  const Error* const refusal_;
   const std::function<void(const Error&)>& print_error_;
   std::atomic<Phase> phase_{Phase::kStart};
   std::atomic<bool> told_{false};  // that it failed: the ranks agree on who prints
@@ -132,10 +139,12 @@ int meet_to_end(Transport& world, int code, const Deadline& deadline) {
 
 }  // namespace
 
-int run_process_world(ProcessRanks& ranks, const WorldRequest& request, const Error* refusal,
+int run_process_world(ProcessRanks& ranks, const WorldRequest& asked, const Error* refusal,
                       const std::function<int(Transport&)>& rank_main,
                       const std::function<void(const Error&)>& print_error) {
-  Program program(ranks, request.timeout, print_error);
+  WorldRequest request = asked;
+  if (refusal != nullptr) request.timeout = std::min(request.timeout, kRefusalSeconds);
+  Program program(ranks, request.timeout, refusal, print_error);
   moment("init");
   ranks.start();
   int code = 0;

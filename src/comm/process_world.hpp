@@ -48,8 +48,9 @@ class ProcessRanks {
 };
 
 // Starts, lets the ranks agree that they can begin (not if this one has a `refusal`), runs rank_main, ends the world as
-// run_world() promises, and returns the code. Does not return where a rank failed alone.
-int run_process_world(ProcessRanks& ranks, const WorldRequest& request, const Error* refusal,
+// run_world() promises, and returns the code. Does not return where a rank failed alone. A rank with a refusal says so
+// by itself where the others don't come to hear it within seconds.
+int run_process_world(ProcessRanks& ranks, const WorldRequest& asked, const Error* refusal,
                       const std::function<int(Transport&)>& rank_main,
                       const std::function<void(const Error&)>& print_error);
 
