@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "base/threads.hpp"
 #include "comm/launcher.hpp"
-#include "comm/mpi.hpp"
-#include "comm/mpi_abort.hpp"
 #include "comm/mpi_arrival.hpp"
+#include "comm/mpi_parts.hpp"
 #include "comm/mpi_signs.hpp"
 #include "comm/patience.hpp"
 #include "comm/process_world.hpp"
@@ -44,9 +44,10 @@ class MpiRanks final : public ProcessRanks {
     options.setup_seconds = request.timeout;
     Joined joined;
     await_ranks(MPI_COMM_WORLD, Patience(request.timeout).for_peer());
-    joined.world = make_mpi_transport(MPI_COMM_WORLD, options);
+    MpiWorld made = make_mpi_world(MPI_COMM_WORLD, options);
+    joined.world = std::move(made.transport);
     joined.hosts = joined.world->all_gather(processor_name(), Patience(request.timeout).for_peer());
-    joined.signs = make_mpi_signs();
+    joined.signs = make_mpi_signs(std::move(made.family));
     return joined;
   }
 
