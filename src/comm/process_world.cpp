@@ -33,6 +33,9 @@ using Seconds = std::chrono::duration<double>;
 constexpr Seconds kPeersFirst{1.0};
 // How long a rank that can't begin waits for the others to hear it.
 constexpr double kRefusalSeconds = 10.0;
+// How often the watch looks while the ranks start. Turns come so close to the end of what is promised that a longer
+// tick would pass it; and no tick measures work there.
+constexpr double kStartTick = 0.05;
 
 // A rank's life from before it starts to after it has left: its pulse, and the watch that ends the process where the
 // rank's own thread can't.
@@ -60,7 +63,12 @@ class Program {
   void enter(Phase phase) {
     phase_ = phase;
     watch_.set_processor_counts(phase == Phase::kJob);
-    watch_.set_grace(phase == Phase::kStart ? ranks_.start_grace() : 0.0);
+    const double tick = Watch::interval(seconds_);
+    if (phase == Phase::kStart) {
+      watch_.set_grace(ranks_.start_grace(), std::min(tick, kStartTick));
+    } else {
+      watch_.set_grace(0.0, tick);
+    }
     look();
   }
 
@@ -75,7 +83,7 @@ class Program {
     watch_.arm(error);
     if (world == nullptr) std::this_thread::sleep_for(Seconds(ranks_.turn()));
     told_ = true;
-    if (world == nullptr ? !is_heard(error) : world->abort(error)) {
+    if ((world == nullptr ? !is_heard(error) : world->abort(error)) && ranks_.may_print()) {
       print_error_(world == nullptr ? error : lone_error(world->rank(), error));
       flush_output();
       ranks_.end_all(code, status);
@@ -109,12 +117,14 @@ class Program {
                     "a rank was stopped or lost when the job was done and its files were complete",
                     "See whether all hosts answer.");
     }
-    end_with(error, print_error_);
+    if (ranks_.may_print()) end_with(error, print_error_);
+    ranks_.await_printer();
+    end_process(static_cast<int>(error.code()));
   }
 
   // A failure has not ended this process.
   [[noreturn]] void end_late(const Error& error) {
-    if (!told_ && !is_heard(error)) end_with(error, print_error_);
+    if (!told_ && !is_heard(error) && ranks_.may_print()) end_with(error, print_error_);
     end_process(static_cast<int>(error.code()));
   }
 

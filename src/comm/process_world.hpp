@@ -40,6 +40,8 @@ class ProcessRanks {
 
   // Before a rank that could not agree on who prints does: seconds in which others may have ended it.
   virtual double turn() const = 0;
+  // Whether this rank may print a failure: where ranks share something that tells, only the first of them to ask may.
+  virtual bool may_print() { return true; }
   // Ends this process, and the others if it can. This rank has printed. `status` is the exit status that says `code`
   // (base/outcome.hpp), for those who end the process by other means than end_process().
   virtual void end_all(int code, int status) = 0;

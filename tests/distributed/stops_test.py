@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Stops, kills or blocks a rank of a job at a named place (src/base/moment.hpp) and holds the job to its
+"""Stops, kills or blocks a rank of a job, or two, at a named place (src/base/moment.hpp) and holds the job to its
 promise. Counted from that moment, its message comes within the timeout and five seconds and names the rank, and it ends within
 the timeout and ten seconds with one code; it leaves no process behind, and its output is there as a whole or not at
 all. Ranks are threads, processes of mpirun (mpi), the same under launch/ringattn-mpirun (launcher), or processes that
@@ -72,7 +72,7 @@ SAMPLE = {("mpi", "stop", 3, 0, "init"), ("mpi", "stop", 3, 2, "bootstrap"), ("m
           ("threads", "block", 2, 1, "init"),
           ("launcher", "kill", 3, 0, "middle-block"), ("launcher", "kill", 3, 2, "init"),
           ("launcher", "kill", 2, 1, "exit"), ("mpi", "stop", 3, 2, "states"), ("mpi", "kill", 3, 0, "states"),
-          ("threads", "block", 3, 0, "states"),
+          ("threads", "block", 3, 0, "states"), ("mpi", "stop", 3, (0, 1), "init"), ("mpi", "stop", 4, (0, 1), "init"),
           ("mpi", "stop", 3, 1, "slow-staging"), ("tcp", "stop", 3, 1, "slow-staging")}
 
 
@@ -93,6 +93,8 @@ def gpu_cases(gpus):
 
 def all_cases():
     """Threads can only be blocked: a signal stops or kills all ranks of a process."""
+    for size in (3, 4, 8):
+        yield "mpi", "stop", size, (0, 1), "init"  # then the turn is that of all others
     for transport, rank in itertools.product(("mpi", "tcp"), (0, 1, 2)):
         yield transport, "stop", 3, rank, "slow-staging"
     places = [place for place in PLACES if place not in ("joining", "slow-staging")]
