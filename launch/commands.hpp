@@ -17,7 +17,7 @@ namespace ringattn {
 struct Invocation {
   Config config;
   std::vector<std::string> arguments;
-  bool first_process = true;          // without a world: this process prints and writes
+  bool first_process = true;          // without a world: this process speaks for all
   std::string transport_reason;       // what was passed over, and why
   ReportFile* report_file = nullptr;  // set before a command runs
 };
@@ -28,7 +28,8 @@ struct CommandRow {
   std::string_view summary;
   std::string_view examples[2];
   std::string_view description;
-  // Whether it needs ranks for this configuration; otherwise it runs once, without a world.
+  // Whether it needs ranks for this configuration; otherwise it runs once, without a world, on the first process. What
+  // that one prints and its code are the job's: the others leave with 0.
   bool (*needs_world)(const Config& config);
   // How many ranks to make in this process; nothing: one, or those that mpirun has started.
   std::optional<int> (*ranks)(const Config& config);

@@ -129,7 +129,6 @@ std::string document(const Invocation& invocation, const CompressResult& result,
 int compress_main(const Invocation& invocation, Transport*) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
-  if (!invocation.first_process) return 0;
   check_flags(config);
   check_outputs(invocation);
   const Screen screen(options, true);

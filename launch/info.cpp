@@ -218,13 +218,11 @@ int info_main(const Invocation& invocation, Transport* world) {
   const DeviceInfo device = find_device(options);
   std::optional<MachineModel> machine;
   if (!options.machine.empty()) machine = read_machine_model(options.machine);
-  if (invocation.first_process) check_outputs(invocation);
-  const Screen screen(options, invocation.first_process);
+  check_outputs(invocation);
+  const Screen screen(options, true);
   print_tables(screen, device);
   if (machine) screen.print(fmt::format("\nmachine model\n  {}\n", machine_line(*machine)));
-  if (invocation.first_process) {
-    invocation.report_file->write(info_json(invocation, device, machine ? &*machine : nullptr));
-  }
+  invocation.report_file->write(info_json(invocation, device, machine ? &*machine : nullptr));
   return 0;
 }
 

@@ -144,8 +144,8 @@ Route planned_route(const Config& config, const KernelEntry& kernel) {
 int plan_job(const Invocation& invocation) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
-  const Screen screen(options, invocation.first_process);
-  if (invocation.first_process) invocation.report_file->check();
+  const Screen screen(options, true);
+  invocation.report_file->check();
 
   const OpenSource source = open_source(config, false);
   if (source.scan) return plan_scan(invocation, screen);

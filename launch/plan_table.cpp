@@ -57,7 +57,7 @@ void PlanTable::finish() {
   if (!some_fit_ && misfit_) throw Error(*misfit_);
   screen_.print(summary_.text(!invocation_.config.options.quiet));
   json_.end_array().key("error").null().end_object();
-  if (invocation_.first_process) invocation_.report_file->write(json_.text());
+  invocation_.report_file->write(json_.text());
 }
 
 }  // namespace ringattn

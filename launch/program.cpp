@@ -186,7 +186,7 @@ WantedMemory wanted_memory(const JobOptions& options) {
 int run_command(const CommandRow& command, Invocation& invocation, const std::function<void(const Error&)>& print_error,
                 const std::function<void(const Error&)>& report) {
   const JobOptions& options = invocation.config.options;
-  if (!command.needs_world(invocation.config)) return command.main(invocation, nullptr);
+  if (!command.needs_world(invocation.config)) return invocation.first_process ? command.main(invocation, nullptr) : 0;
   std::atomic<bool> begun{false};  // the command's own work, which reports its own failures
   WorldRequest request;
   request.transport = options.transport;
@@ -242,6 +242,10 @@ int execute(Request& request) {
     failure = as_error(std::current_exception());
   }
   report(failure);
+  if (!request.error && !request.command->needs_world(invocation.config)) {  // nobody else has begun anything
+    print_error(failure);
+    return static_cast<int>(failure.code());
+  }
   try {
     return end_without_world(failure, print_error);
   } catch (...) {  // the ranks can't meet, so each speaks for itself

@@ -17,14 +17,19 @@ void moment(const char* place) {
   const char* const wanted = std::getenv("TEST_RINGATTN_MOMENT");
   const Pulse* const pulse = Pulse::current();
   if (wanted == nullptr || pulse == nullptr) return;
-  const std::string here = ":" + std::to_string(pulse->rank()) + ":" + place;
-  const char* const mark = std::getenv("TEST_RINGATTN_MOMENT_FILE");
-  if (mark != nullptr && std::string(wanted).ends_with(here)) {
+  const std::string text(wanted);
+  const std::size_t ranks = text.find(':') + 1;
+  const std::size_t end = text.rfind(':');
+  const std::string rank = "," + std::to_string(pulse->rank()) + ",";
+  if (text.substr(end + 1) != place) return;
+  if (("," + text.substr(ranks, end - ranks) + ",").find(rank) == std::string::npos) return;
+  if (const char* const mark = std::getenv("TEST_RINGATTN_MOMENT_FILE")) {
     if (const int file = ::open(mark, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600); file >= 0) ::close(file);
   }
-  if (wanted == "stop" + here) std::raise(SIGSTOP);
-  if (wanted == "kill" + here) std::raise(SIGKILL);
-  while (wanted == "block" + here) ::pause();
+  const std::string action = text.substr(0, ranks - 1);
+  if (action == "stop") std::raise(SIGSTOP);
+  if (action == "kill") std::raise(SIGKILL);
+  while (action == "block") ::pause();
 }
 #endif
 

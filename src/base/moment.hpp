@@ -6,9 +6,9 @@
 namespace ringattn {
 
 #if defined(RINGATTN_MOMENTS)
-// Does to the calling rank what the environment's TEST_RINGATTN_MOMENT says of this place, "ACTION:RANK:PLACE".
-// Actions: stop and kill (its process, by a signal) and block (its thread, for ever). Before that it makes the empty
-// file that TEST_RINGATTN_MOMENT_FILE names, if it does: its time says when.
+// Does to the calling rank what the environment's TEST_RINGATTN_MOMENT says of this place, "ACTION:RANKS:PLACE" (RANKS:
+// one, or several between commas). Actions: stop and kill (its process, by a signal) and block (its thread, for ever).
+// Before that it makes the empty file that TEST_RINGATTN_MOMENT_FILE names, if it does: its time says when.
 void moment(const char* place);
 #else
 inline void moment(const char*) {}

@@ -12,7 +12,8 @@
 #include "base/pulse.hpp"
 #include "comm/exchange.hpp"
 #include "comm/failure.hpp"
-#include "comm/mpi_abort.hpp"
+#include "comm/mpi_flight.hpp"
+#include "comm/mpi_parts.hpp"
 #include "comm/patience.hpp"
 
 namespace ringattn {
@@ -23,32 +24,6 @@ namespace {
 constexpr int kMeetingTags = 2;
 // How long abandon() waits for receives that a peer is writing to at that moment.
 constexpr double kAbandonSeconds = 0.2;
-
-// An exchange between post() and wait(). All its messages carry one tag: between a pair of ranks, MPI matches messages
-// of one tag in the order in which they were posted, and both sides post theirs by ascending round.
-struct Flight {
-  explicit Flight(Exchange posted)
-      : exchange(std::move(posted)),
-        gate(exchange.receives),
-        send_requests(exchange.sends.size()),
-        receive_requests(exchange.receives.size()),
-        open(exchange.sends.size() + exchange.receives.size()) {}
-
-  Exchange exchange;
-  RoundGate gate;
-  std::vector<std::size_t> send_requests;     // not done yet, of each of exchange.sends that has started
-  std::vector<std::size_t> receive_requests;  // not done yet, of each of exchange.receives
-  std::size_t started = 0;                    // of exchange.sends
-  std::size_t open;                           // messages not done yet, either way
-};
-
-// What a request moves: a piece of a message.
-struct Piece {
-  Ticket ticket;
-  bool receive;
-  std::size_t message;
-  int bytes;
-};
 
 class MpiTransport final : public Transport {
  public:
@@ -89,7 +64,7 @@ class MpiTransport final : public Transport {
                    : fmt::format("{} are in flight, and there are no more tags", flights_.size()),
            broken_ ? "Abort the world after a failure." : "Wait for earlier exchanges first.");
     }
-    Flight& flight = flights_.emplace_back(std::move(exchange));
+    MpiFlight& flight = flights_.emplace_back(std::move(exchange));
     for (std::size_t i = 0; i < flight.exchange.receives.size(); ++i) {
       const ReceiveMessage& message = flight.exchange.receives[i];
       flight.receive_requests[i] =
@@ -104,7 +79,7 @@ class MpiTransport final : public Transport {
   void wait(Ticket ticket, Stream, const Deadline& deadline) override {
     try {
       check_ticket(ticket, waited_, next_ticket());
-      const Flight& flight = flights_.front();
+      const MpiFlight& flight = flights_.front();
       move();
       for (int idle = 0; flight.open > 0; ++idle) {
         if (waited_enough(deadline)) {
@@ -117,6 +92,7 @@ class MpiTransport final : public Transport {
     } catch (...) {
       note_failure();
       abandon();
+      give_up(as_error(std::current_exception()));
       throw;
     }
     flights_.pop_front();
@@ -216,10 +192,16 @@ class MpiTransport final : public Transport {
     family_->set_broken();
   }
 
+  // A wait has failed. Whoever handles that may meet the others first (comm/meeting.hpp), which must not take a
+  // deadline more.
+  void give_up(const Error& error) {
+    if (error.code() == ErrorCode::kPeer) family_->give_up(error);
+  }
+
   // Hands a message to `start` in pieces of at most request_bytes, and counts them. Both sides cut the same spans, so
   // the pieces fit. A message without bytes is one empty piece.
   template <typename Message, typename Start>
-  std::size_t cut(const Message& message, Piece piece, Start start) {
+  std::size_t cut(const Message& message, MpiPiece piece, Start start) {
     const auto begin = [&](auto* data, std::size_t bytes) {
       piece.bytes = static_cast<int>(bytes);
       MPI_Request request = MPI_REQUEST_NULL;
@@ -237,7 +219,7 @@ class MpiTransport final : public Transport {
     return requests_.size() - before;
   }
 
-  void start_sends(Flight& flight, Ticket ticket) {
+  void start_sends(MpiFlight& flight, Ticket ticket) {
     for (; flight.started < flight.exchange.sends.size(); ++flight.started) {
       const SendMessage& message = flight.exchange.sends[flight.started];
       if (!flight.gate.may_send(message.round)) return;
@@ -259,7 +241,7 @@ class MpiTransport final : public Transport {
     if (result != MPI_ERR_IN_STATUS) check_mpi(result, "MPI_Testsome");
     if (count == MPI_UNDEFINED || count == 0) return false;
     for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-      const Piece& piece = pieces_[static_cast<std::size_t>(done_[i])];
+      const MpiPiece& piece = pieces_[static_cast<std::size_t>(done_[i])];
       check_piece(piece, result == MPI_SUCCESS ? MPI_SUCCESS : statuses_[i].MPI_ERROR, statuses_[i]);
       complete(piece);
     }
@@ -276,16 +258,16 @@ class MpiTransport final : public Transport {
     return true;
   }
 
-  void complete(const Piece& piece) {
-    Flight& flight = flight_of(piece);
+  void complete(const MpiPiece& piece) {
+    MpiFlight& flight = flight_of(piece);
     std::size_t& requests = (piece.receive ? flight.receive_requests : flight.send_requests)[piece.message];
     if (--requests > 0) return;
     --flight.open;
     if (piece.receive) flight.gate.receive_done(flight.exchange.receives[piece.message].round);
   }
 
-  void check_piece(const Piece& piece, int result, const MPI_Status& status) {
-    const Flight& flight = flight_of(piece);
+  void check_piece(const MpiPiece& piece, int result, const MPI_Status& status) {
+    const MpiFlight& flight = flight_of(piece);
     int bytes = piece.bytes;
     if (result == MPI_SUCCESS && piece.receive) MPI_Get_count(&status, MPI_BYTE, &bytes);
     if (result == MPI_SUCCESS && bytes == piece.bytes) return;
@@ -304,9 +286,9 @@ class MpiTransport final : public Transport {
                                   family_->names().name(peer)));
   }
 
-  Flight& flight_of(const Piece& piece) { return flights_[static_cast<std::size_t>(piece.ticket - waited_)]; }
+  MpiFlight& flight_of(const MpiPiece& piece) { return flights_[static_cast<std::size_t>(piece.ticket - waited_)]; }
 
-  static std::vector<int> awaited(const Flight& flight) {
+  static std::vector<int> awaited(const MpiFlight& flight) {
     std::vector<int> peers;
     for (std::size_t i = 0; i < flight.receive_requests.size(); ++i) {
       if (flight.receive_requests[i] > 0) peers.push_back(flight.exchange.receives[i].peer);
@@ -333,6 +315,7 @@ class MpiTransport final : public Transport {
       // MPI may use the buffers of a broken meeting as long as the process lives.
       fail_family();
       static_cast<void>(meeting.release());
+      give_up(as_error(std::current_exception()));
       throw;
     }
     return std::move(meeting->all);
@@ -399,12 +382,12 @@ class MpiTransport final : public Transport {
   const int rank_;
   const int size_;
   const int lane_;
-  std::deque<Flight> flights_;  // posted and not yet waited for, in order
-  Ticket waited_ = 0;           // number of the first of them
+  std::deque<MpiFlight> flights_;  // posted and not yet waited for, in order
+  Ticket waited_ = 0;              // number of the first of them
   std::int64_t meetings_ = 0;
   bool broken_ = false;  // gave up exchanges or a meeting
   std::vector<MPI_Request> requests_;
-  std::vector<Piece> pieces_;  // as requests_
+  std::vector<MpiPiece> pieces_;  // as requests_
   std::vector<int> done_;
   std::vector<MPI_Status> statuses_;
 };
@@ -435,16 +418,21 @@ int check_ready(const MpiOptions& options) {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, const MpiOptions& options) {
+MpiWorld make_mpi_world(MPI_Comm communicator, const MpiOptions& options) {
   const Patience patience(options.setup_seconds);
   const int highest_tag = check_ready(options);
   MPI_Comm duplicate = MPI_COMM_NULL;
   check_mpi(MPI_Comm_dup(communicator, &duplicate), "MPI_Comm_dup");
   MPI_Comm_set_errhandler(duplicate, MPI_ERRORS_RETURN);
-  const auto family = std::make_shared<MpiFamily>(duplicate, options.max_exchanges + kMeetingTags, highest_tag);
-  auto transport = std::make_unique<MpiTransport>(family, family->size(), 0, options);
-  family->set_hosts(transport->all_gather(processor_name(), patience.for_peer()));
-  return transport;
+  MpiWorld world;
+  world.family = std::make_shared<MpiFamily>(duplicate, options.max_exchanges + kMeetingTags, highest_tag);
+  world.transport = std::make_unique<MpiTransport>(world.family, world.family->size(), 0, options);
+  world.family->set_hosts(world.transport->all_gather(processor_name(), patience.for_peer()));
+  return world;
+}
+
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, const MpiOptions& options) {
+  return make_mpi_world(communicator, options).transport;
 }
 
 }  // namespace ringattn

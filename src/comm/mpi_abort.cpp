@@ -104,9 +104,15 @@ void MpiFamily::hear() {
 
 void MpiFamily::check_alive() {
   hear();
-  if (reports_.empty()) return;
-  const auto& [rank, report] = *reports_.begin();
-  fail_with_pulse(aborted_error(names_, rank, report));
+  if (!reports_.empty()) {
+    const auto& [rank, report] = *reports_.begin();
+    fail_with_pulse(aborted_error(names_, rank, report));
+  }
+  if (gone_) fail_with_pulse(*gone_);
+}
+
+void MpiFamily::give_up(const Error& failure) {
+  if (!gone_) gone_ = failure;
 }
 
 bool MpiFamily::abort(const Error& error) {

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,14 +55,17 @@ class MpiFamily {
 
   // The ranks of a world that broke or was aborted don't meet any more, not even to free communicators.
   void set_broken() { broken_ = true; }
-  bool is_over() const { return broken_ || !reports_.empty(); }
+  bool is_over() const { return broken_ || gone_ || !reports_.empty(); }
 
   // Tells all other ranks, then waits a moment for ranks that failed at the same time: the lowest of them prints.
   // Whoever has heard a notice before has nothing to report.
   bool abort(const Error& error);
 
-  // Throws once a rank has aborted, this one included.
+  // Throws once a rank has aborted, this one included; else what give_up() was called with.
   void check_alive();
+
+  // A rank is not waited for any more, nor met: from here on check_alive() throws `failure`. Only the first one counts.
+  void give_up(const Error& failure);
 
  private:
   void listen();  // posts the receive of the next notice
@@ -85,6 +89,7 @@ class MpiFamily {
   std::array<char, kNoticeBytes> notice_;  // an error as pack_error() writes it
   MPI_Request listening_ = MPI_REQUEST_NULL;
   std::map<int, Error> reports_;  // by rank
+  std::optional<Error> gone_;     // what give_up() was called with
 };
 
 }  // namespace ringattn

@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <deque>
+#include <utility>
 
 namespace ringattn {
 
@@ -13,7 +14,7 @@ constexpr int kTag = 1;
 
 class MpiSigns final : public Signs {
  public:
-  MpiSigns() {
+  explicit MpiSigns(std::shared_ptr<MpiFamily> family) : family_(std::move(family)) {
     // What goes wrong with a sign shows as silence.
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     int size = 1;
@@ -43,17 +44,22 @@ class MpiSigns final : public Signs {
     return MPI_Isend(&sending.sign, 1, MPI_CHAR, peer, kTag, MPI_COMM_WORLD, &sending.request) == MPI_SUCCESS;
   }
 
+  void give_up(const Error& failure) override { family_->give_up(failure); }
+
  private:
   struct Sending {
     MPI_Request request = MPI_REQUEST_NULL;
     char sign = 0;  // belongs to `request`
   };
 
+  const std::shared_ptr<MpiFamily> family_;
   std::deque<Sending> sendings_;  // [ranks]; requests and signs stay where they are
 };
 
 }  // namespace
 
-std::unique_ptr<Signs> make_mpi_signs() { return std::make_unique<MpiSigns>(); }
+std::unique_ptr<Signs> make_mpi_signs(std::shared_ptr<MpiFamily> family) {
+  return std::make_unique<MpiSigns>(std::move(family));
+}
 
 }  // namespace ringattn

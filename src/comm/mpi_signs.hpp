@@ -5,10 +5,11 @@
 #include <memory>
 
 #include "comm/heart.hpp"
+#include "comm/mpi_abort.hpp"
 
 namespace ringattn {
 
-// Over MPI_COMM_WORLD: MPI is initialised, and nobody else uses its tag there.
-std::unique_ptr<Signs> make_mpi_signs();
+// Over MPI_COMM_WORLD: MPI is initialised, and nobody else uses its tag there. `family` is told of silence.
+std::unique_ptr<Signs> make_mpi_signs(std::shared_ptr<MpiFamily> family);
 
 }  // namespace ringattn

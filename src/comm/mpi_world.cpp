@@ -6,12 +6,13 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "base/threads.hpp"
 #include "comm/launcher.hpp"
-#include "comm/mpi.hpp"
-#include "comm/mpi_abort.hpp"
+#include "comm/message_claim.hpp"
 #include "comm/mpi_arrival.hpp"
+#include "comm/mpi_parts.hpp"
 #include "comm/mpi_signs.hpp"
 #include "comm/patience.hpp"
 #include "comm/process_world.hpp"
@@ -27,8 +28,8 @@ class MpiRanks final : public ProcessRanks {
  public:
   int rank() const override { return launched_rank().value_or(0); }
   std::string name() const override { return "MPI"; }
-  // MPI starts slowly on a busy host, and gives no signs meanwhile. With rank 1's turn, which is the one where rank 0
-  // doesn't come, it stays below the 5 s after the time limit within which that is noticed.
+  // MPI starts slowly on a busy host, and gives no signs meanwhile. With the longest turn, which comes where ranks 0
+  // and 1 don't, it stays below the 5 s after the time limit within which that is noticed.
   double start_grace() const override { return 2.2; }
 
   void start() override {
@@ -44,9 +45,10 @@ class MpiRanks final : public ProcessRanks {
     options.setup_seconds = request.timeout;
     Joined joined;
     await_ranks(MPI_COMM_WORLD, Patience(request.timeout).for_peer());
-    joined.world = make_mpi_transport(MPI_COMM_WORLD, options);
+    MpiWorld made = make_mpi_world(MPI_COMM_WORLD, options);
+    joined.world = std::move(made.transport);
     joined.hosts = joined.world->all_gather(processor_name(), Patience(request.timeout).for_peer());
-    joined.signs = make_mpi_signs();
+    joined.signs = make_mpi_signs(std::move(made.family));
     return joined;
   }
 
@@ -55,12 +57,17 @@ class MpiRanks final : public ProcessRanks {
   // Ranks that give up at the same time and can't agree on who prints take turns: one prints and ends, and mpirun ends
   // the others before it is theirs. Rank 0 is there most of the time, and else rank 1. mpirun wakes ranks by SIGCONT
   // and sleeps for 1 s before it sends SIGTERM.
-  double turn() const override { return 1.6 * std::min(rank(), 2); }
+  double turn() const override { return 1.3 * std::min(rank(), 2); }
+  // All others share a turn. On one host the first of them prints alone; several hosts may have one such rank each.
+  bool may_print() override { return claim_.take(); }
 
   void end_all(int, int status) override { MPI_Abort(MPI_COMM_WORLD, status); }
 
   // It ends this process too. Should it not manage to, this one still leaves with its code.
   void await_printer() override { std::this_thread::sleep_for(std::chrono::seconds(4)); }
+
+ private:
+  const MessageClaim claim_;
 };
 
 }  // namespace

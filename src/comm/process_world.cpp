@@ -31,14 +31,21 @@ using Seconds = std::chrono::duration<double>;
 
 // A rank that hangs is left to its peers first, who can name it and agree on who prints.
 constexpr Seconds kPeersFirst{1.0};
+// How long a rank that can't begin waits for the others to hear it.
+constexpr double kRefusalSeconds = 10.0;
+// How often the watch looks while the ranks start. Turns come so close to the end of what is promised that a longer
+// tick would pass it; and no tick measures work there.
+constexpr double kStartTick = 0.05;
 
 // A rank's life from before it starts to after it has left: its pulse, and the watch that ends the process where the
 // rank's own thread can't.
 class Program {
  public:
-  Program(ProcessRanks& ranks, double seconds, const std::function<void(const Error&)>& print_error)
+  Program(ProcessRanks& ranks, double seconds, const Error* refusal,
+          const std::function<void(const Error&)>& print_error)
       : ranks_(ranks),
         seconds_(seconds),
+        refusal_(refusal),
         print_error_(print_error),
         heart_(ranks.rank(), seconds, [this](const Error& error) { watch_.arm(error); }),
         watch_({&heart_},
@@ -56,7 +63,12 @@ class Program {
   void enter(Phase phase) {
     phase_ = phase;
     watch_.set_processor_counts(phase == Phase::kJob);
-    watch_.set_grace(phase == Phase::kStart ? ranks_.start_grace() : 0.0);
+    const double tick = Watch::interval(seconds_);
+    if (phase == Phase::kStart) {
+      watch_.set_grace(ranks_.start_grace(), std::min(tick, kStartTick));
+    } else {
+      watch_.set_grace(0.0, tick);
+    }
     look();
   }
 
@@ -71,7 +83,7 @@ class Program {
     watch_.arm(error);
     if (world == nullptr) std::this_thread::sleep_for(Seconds(ranks_.turn()));
     told_ = true;
-    if (world == nullptr ? !is_heard(error) : world->abort(error)) {
+    if ((world == nullptr ? !is_heard(error) : world->abort(error)) && ranks_.may_print()) {
       print_error_(world == nullptr ? error : lone_error(world->rank(), error));
       flush_output();
       ranks_.end_all(code, status);
@@ -95,7 +107,9 @@ class Program {
     std::this_thread::sleep_for(Seconds(ranks_.turn()) + (phase_ == Phase::kJob ? kPeersFirst : Seconds(0.0)));
     const int stuck[] = {heart_.rank()};
     Error error = silent_error(RankNames(), stuck, seconds_);
-    if (phase_ == Phase::kStart) {
+    if (phase_ == Phase::kStart && refusal_ != nullptr) {
+      error = *refusal_;
+    } else if (phase_ == Phase::kStart) {
       error = Error(ErrorCode::kPeer, fmt::format("{} did not start within {:g} s", ranks_.name(), seconds_),
                     "a rank has not come", "Check that all ranks run the same command, and that their hosts answer.");
     } else if (phase_ == Phase::kEnd) {
@@ -103,17 +117,20 @@ class Program {
                     "a rank was stopped or lost when the job was done and its files were complete",
                     "See whether all hosts answer.");
     }
-    end_with(error, print_error_);
+    if (ranks_.may_print()) end_with(error, print_error_);
+    ranks_.await_printer();
+    end_process(static_cast<int>(error.code()));
   }
 
   // A failure has not ended this process.
   [[noreturn]] void end_late(const Error& error) {
-    if (!told_ && !is_heard(error)) end_with(error, print_error_);
+    if (!told_ && !is_heard(error) && ranks_.may_print()) end_with(error, print_error_);
     end_process(static_cast<int>(error.code()));
   }
 
   ProcessRanks& ranks_;
   const double seconds_;
+  const Error* const refusal_;
   const std::function<void(const Error&)>& print_error_;
   std::atomic<Phase> phase_{Phase::kStart};
   std::atomic<bool> told_{false};  // that it failed: the ranks agree on who prints
@@ -132,10 +149,12 @@ int meet_to_end(Transport& world, int code, const Deadline& deadline) {
 
 }  // namespace
 
-int run_process_world(ProcessRanks& ranks, const WorldRequest& request, const Error* refusal,
+int run_process_world(ProcessRanks& ranks, const WorldRequest& asked, const Error* refusal,
                       const std::function<int(Transport&)>& rank_main,
                       const std::function<void(const Error&)>& print_error) {
-  Program program(ranks, request.timeout, print_error);
+  WorldRequest request = asked;
+  if (refusal != nullptr) request.timeout = std::min(request.timeout, kRefusalSeconds);
+  Program program(ranks, request.timeout, refusal, print_error);
   moment("init");
   ranks.start();
   int code = 0;

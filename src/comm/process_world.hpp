@@ -40,6 +40,8 @@ class ProcessRanks {
 
   // Before a rank that could not agree on who prints does: seconds in which others may have ended it.
   virtual double turn() const = 0;
+  // Whether this rank may print a failure: where ranks share something that tells, only the first of them to ask may.
+  virtual bool may_print() { return true; }
   // Ends this process, and the others if it can. This rank has printed. `status` is the exit status that says `code`
   // (base/outcome.hpp), for those who end the process by other means than end_process().
   virtual void end_all(int code, int status) = 0;
@@ -48,8 +50,9 @@ class ProcessRanks {
 };
 
 // Starts, lets the ranks agree that they can begin (not if this one has a `refusal`), runs rank_main, ends the world as
-// run_world() promises, and returns the code. Does not return where a rank failed alone.
-int run_process_world(ProcessRanks& ranks, const WorldRequest& request, const Error* refusal,
+// run_world() promises, and returns the code. Does not return where a rank failed alone. A rank with a refusal says so
+// by itself where the others don't come to hear it within seconds.
+int run_process_world(ProcessRanks& ranks, const WorldRequest& asked, const Error* refusal,
                       const std::function<int(Transport&)>& rank_main,
                       const std::function<void(const Error&)>& print_error);
 

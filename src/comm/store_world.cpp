@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/store_world.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -20,8 +19,6 @@ namespace {
 constexpr double kPrinterSeconds = 4.0;
 // The same where the ranks were not connected yet.
 constexpr std::chrono::milliseconds kStorePrints{300};
-// A rank that can't begin says so by itself where the others don't come to hear it.
-constexpr double kRefusalSeconds = 10.0;
 
 class TcpSigns final : public Signs {
  public:
@@ -88,9 +85,7 @@ class StoreRanks final : public ProcessRanks {
 int run_store_world(const WorldRequest& request, const Error* refusal, const std::function<int(Transport&)>& rank_main,
                     const std::function<void(const Error&)>& print_error) {
   StoreRanks ranks(store_rank());
-  WorldRequest mine = request;
-  if (refusal != nullptr) mine.timeout = std::min(mine.timeout, kRefusalSeconds);
-  return run_process_world(ranks, mine, refusal, rank_main, print_error);
+  return run_process_world(ranks, request, refusal, rank_main, print_error);
 }
 
 }  // namespace ringattn

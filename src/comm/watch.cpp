@@ -19,7 +19,7 @@ constexpr double kWork = 1e-3;
 
 }  // namespace
 
-Watch::Watch(std::vector<const Pulse*> ranks, Rules rules) : rules_(std::move(rules)) {
+Watch::Watch(std::vector<const Pulse*> ranks, Rules rules) : rules_(std::move(rules)), tick_(interval(rules_.seconds)) {
   for (const Pulse* pulse : ranks) ranks_.push_back({pulse, pulse->seen(), pulse->processor_seconds(), 0.0});
   thread_ = std::thread([this] { run(); });
 }
@@ -40,14 +40,25 @@ void Watch::arm(const Error& error) noexcept {
   end_ = Pulse::Clock::now() + rules_.end_grace;
 }
 
+void Watch::set_grace(double seconds, double tick) {
+  {
+    const std::lock_guard lock(mutex_);
+    grace_ = seconds;
+    tick_ = tick;
+  }
+  changed_.notify_one();
+}
+
 double Watch::interval(double seconds) { return std::clamp(seconds / 8.0, 0.01, 0.25); }
 
 void Watch::run() {
-  const std::chrono::duration<double> interval(Watch::interval(rules_.seconds));
   bool told = false;
   auto last = Pulse::Clock::now();
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, interval, [this] { return ending_; })) {
+  for (;;) {
+    const double tick = tick_;
+    changed_.wait_for(lock, std::chrono::duration<double>(tick), [&] { return ending_ || tick_ != tick; });
+    if (ending_) return;
     const auto now = Pulse::Clock::now();
     // While this process was stopped itself, it could see nobody's signs.
     const double passed = std::min(std::chrono::duration<double>(now - last).count(), rules_.seconds / 2.0);

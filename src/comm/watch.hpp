@@ -49,8 +49,9 @@ class Watch {
   // that wait for other processes use it too.
   void set_processor_counts(bool counts) { processor_counts_ = counts; }
 
-  // A rank is silent so many seconds later than the rules say (0 at first).
-  void set_grace(double seconds) { grace_ = seconds; }
+  // A rank is silent `seconds` later than the rules say (0 at first). From now on the watch looks every `tick` seconds:
+  // what it notices, it notices so much later at the most.
+  void set_grace(double seconds, double tick);
 
  private:
   struct Rank {
@@ -69,6 +70,7 @@ class Watch {
   std::atomic<double> grace_{0.0};
   std::mutex mutex_;
   std::condition_variable changed_;
+  double tick_;
   bool ending_ = false;
   std::optional<Error> failure_;
   Pulse::Clock::time_point end_;  // of the process, once there is a failure

@@ -94,6 +94,10 @@ TEST(Mpi, FailuresAreOneMessageAndOneCode) {
   expect_one_message_and_one_code([](const Words& words) { return mpi_tool(3, words); });
 }
 
+TEST(Mpi, WhatRunsOnceFailsOnce) {
+  expect_the_first_process_speaks([](const Words& words) { return mpi_tool(2, words); });
+}
+
 // One rank's disk fails, and all say which.
 TEST(Mpi, FailuresNameTheRankAndItsHost) {
   const TemporaryFolder folder;
@@ -194,6 +198,15 @@ Finished mpi_pair(const std::string& first, const std::string& second) {
       {"sh", "-c",
        std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS + " -np 1 " + first + " : -np 1 " + second},
       {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+}
+
+// Rank 1 was given what needs no world, and has left when rank 0 comes to say why it can't begin.
+TEST(Mpi, ARefusalThatNobodyComesToHearIsPrinted) {
+  const Finished run =
+      mpi_pair(std::string(RINGATTN_TOOL) + " run --softcp 1", std::string(RINGATTN_TOOL) + " plan --world 2 --seq 1k");
+  EXPECT_EQ(run.code, 2) << run.err;
+  EXPECT_EQ(count_messages(run.err), 1) << run.err;
+  EXPECT_TRUE(has(run.err, "--softcp")) << run.err;
 }
 
 // A path that is the same on all ranks may lead to another file on each.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fails on all ranks of the program alike, whoever started them: one message, and one exit code.
+// What fails on ranks of the program, whoever started them: one message, and one exit code.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 
 #include "tests/cli/tool.hpp"
@@ -11,7 +12,7 @@
 
 namespace ringattn::testing {
 
-// `start`: runs the program with these words as several ranks.
+// What fails on all ranks alike. `start`: runs the program with these words as several ranks.
 inline void expect_one_message_and_one_code(const std::function<Finished(const Words&)>& start) {
   const TemporaryFolder folder;
   const std::string bad = folder.write("bad.safetensors", "nonsense");
@@ -32,6 +33,26 @@ inline void expect_one_message_and_one_code(const std::function<Finished(const W
   for (const Case& failing : cases) {
     const Finished run = start(failing.words);
     EXPECT_EQ(run.code, failing.code) << run.err;
+    EXPECT_EQ(count_messages(run.err), 1) << run.err;
+  }
+  EXPECT_EQ(folder.entries().size(), 1U);
+}
+
+// What runs on the first process alone, and so fails there alone: at once, as nobody else comes to a meeting. `start`:
+// as above, and returns the first process's code.
+inline void expect_the_first_process_speaks(const std::function<Finished(const Words&)>& start) {
+  constexpr std::chrono::seconds kAtOnce{9};  // below the time after which a rank gives up to be heard by the others
+  const TemporaryFolder folder;
+  const std::string there = folder.write("there.json", "{}");
+  const Words cases[] = {
+      {"compress", "--method", "int4", "--input", folder.file("none"), "--output", folder.file("out")},
+      {"plan", "--seq", "1k", "--json", there},
+      {"info", "--json", there}};
+  for (const Words& words : cases) {
+    const auto begun = std::chrono::steady_clock::now();
+    const Finished run = start(words);
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, kAtOnce) << words.front();
+    EXPECT_EQ(run.code, 3) << run.err;
     EXPECT_EQ(count_messages(run.err), 1) << run.err;
   }
   EXPECT_EQ(folder.entries().size(), 1U);

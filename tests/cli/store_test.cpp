@@ -46,6 +46,10 @@ TEST(StoreProgram, FailuresAreOneMessageAndOneCode) {
   expect_one_message_and_one_code([](const Words& words) { return store_tool(3, words); });
 }
 
+TEST(StoreProgram, WhatRunsOnceFailsOnce) {
+  expect_the_first_process_speaks([](const Words& words) { return store_tool(2, words, {"--except", "1"}); });
+}
+
 // A rank that was given something else is told apart before anything is computed.
 TEST(StoreProgram, RanksCompareWhatTheyWereGiven) {
   const Finished run =

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/pulse.hpp"
+#include "comm/meeting.hpp"
 #include "comm/world.hpp"
 
 namespace ringattn {
@@ -34,10 +35,15 @@ int run_rank(Transport& world, const std::string& mode, int rank, int code) {
     agree(world, chosen ? &failure : nullptr, Deadline::after(kPatience));
     return 0;
   }
+  if (mode == "stop-in-a-phase" && !chosen) {  // works where all work, and meets the others behind it
+    Meeting(world, Patience(kPatience)).together([] {
+      for (const Deadline busy = Deadline::after(kPatience); !busy.expired();) beat();
+    });
+  }
   if (chosen) {
     if (mode == "throw" || mode == "throw-while-busy") throw failure;
     if (mode == "kill") std::raise(SIGKILL);
-    if (mode == "stop" || mode == "stop-while-waiting" || mode == "stop-while-busy") std::raise(SIGSTOP);
+    if (mode.starts_with("stop")) std::raise(SIGSTOP);
     if (mode == "hang") ::pause();
     if (mode == "exit") std::_Exit(0);
   } else if (mode == "stop-while-busy") {
@@ -58,7 +64,7 @@ int run_program(const std::string& mode, int rank, int code) {
   if (mode == "usage") request.ranks = 2;
   if (mode == "paced") request.pace = 1e9;
   if (mode == "missing") request.timeout = 2.0;
-  if (mode == "work" || mode == "hang" || mode == "stop-while-busy" || mode == "stop-while-waiting") {
+  if (mode == "work" || mode == "hang" || mode.starts_with("stop-")) {
     request.timeout = kSilence;
   }
   try {

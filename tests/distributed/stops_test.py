@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Stops, kills or blocks one rank of a job at a named place (src/base/moment.hpp) and holds the job to its promise.
-Counted from that moment, its message comes within the timeout and five seconds and names the rank, and it ends within
+"""Stops, kills or blocks a rank of a job, or two, at a named place (src/base/moment.hpp) and holds the job to its
+promise. Counted from that moment, its message comes within the timeout and five seconds and names the rank, and it ends within
 the timeout and ten seconds with one code; it leaves no process behind, and its output is there as a whole or not at
 all. Ranks are threads, processes of mpirun (mpi), the same under launch/ringattn-mpirun (launcher), or processes that
 meet at RINGATTN_STORE (tcp). With --gpus ranks are threads that share a GPU, and processes with a GPU each (p2p, nccl).
-Usage: stops_test.py [--gpus] PROGRAM [MPIRUN FLAGS...]. A sample of the cases; RINGATTN_TEST_LONG=1 runs all."""
+Usage: stops_test.py [--gpus] [--faults LIBRARY] PROGRAM [MPIRUN FLAGS...]. LIBRARY is tests/support/faults.cpp, for the
+cases that need it. A sample of the cases; RINGATTN_TEST_LONG=1 runs all."""
 import concurrent.futures
 import itertools
 import os
@@ -13,6 +14,7 @@ import pathlib
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,8 +22,9 @@ import time
 import uuid
 
 TIMEOUT = 3.0
-NOTICED = TIMEOUT + 5.0  # when the message has come at the latest
-BOUND = TIMEOUT + 10.0   # when the job has ended
+LONG_TIMEOUT = 6.0  # longer than a failed rank gets to end
+NOTICED = 5.0  # so long after the timeout the message has come at the latest
+BOUND = 10.0   # and the job has ended
 SLACK = 0.5  # for looking and printing on a busy machine
 START = 30.0  # for all that comes before the moment
 MARK = "TEST_RINGATTN_JOB"
@@ -40,11 +43,18 @@ SCAN = ["--op", "ssd", "--synthetic", "7", "--seq", "140000", "--heads", "2", "-
 GPU_JOB = ["--synthetic", "7", "--seq", "1500", "--heads", "2", "--kv-heads", "1", "--head-dim", "64", "--dtype", "bf16",
            "--block", "256", "--backend", "cuda", "--timeout", f"{TIMEOUT:g}"]
 
+# A job whose ranks take half a minute for reading their queries, a piece a second (FAULT_PREAD_SECONDS).
+SLOW_JOB = ["--input", "", "--layout", "striped", "--stripe", "32", "--backend", "cpu", "--threads", "1",
+            "--timeout", f"{LONG_TIMEOUT:g}"]
+SLOW_TOKENS = 3000
+
 # In the order of a job's life. What has happened to the output when all ranks have come so far: nothing, or everything.
-PLACES = {"init": False, "bootstrap": False, "joining": False, "split": False, "staging": False, "first-block": False,
+PLACES = {"init": False, "bootstrap": False, "joining": False, "split": False, "staging": False,
+          "slow-staging": False,  # the others have much to read when the first rank is at "staging"
+          "first-block": False,
           "middle-block": False, "last-block": False, "states": False, "writing": False, "renaming": None,
           "last-meeting": True, "parting": True, "exit": True}
-OF_PROCESSES = {"bootstrap", "last-meeting", "parting"}
+OF_PROCESSES = {"bootstrap", "slow-staging", "last-meeting", "parting"}
 # Where MPI itself starts and ends, it doesn't say for whom it waits.
 UNNAMED = {("mpi", "init"), ("mpi", "exit"), ("p2p", "exit"), ("nccl", "exit")}
 # How messages name ranks that are missed.
@@ -62,7 +72,8 @@ SAMPLE = {("mpi", "stop", 3, 0, "init"), ("mpi", "stop", 3, 2, "bootstrap"), ("m
           ("threads", "block", 2, 1, "init"),
           ("launcher", "kill", 3, 0, "middle-block"), ("launcher", "kill", 3, 2, "init"),
           ("launcher", "kill", 2, 1, "exit"), ("mpi", "stop", 3, 2, "states"), ("mpi", "kill", 3, 0, "states"),
-          ("threads", "block", 3, 0, "states")}
+          ("threads", "block", 3, 0, "states"), ("mpi", "stop", 3, (0, 1), "init"), ("mpi", "stop", 4, (0, 1), "init"),
+          ("mpi", "stop", 3, 1, "slow-staging"), ("tcp", "stop", 3, 1, "slow-staging")}
 
 
 # In "joining" devices meet: p2p tries who reaches whose memory, NCCL makes its communicator.
@@ -82,7 +93,11 @@ def gpu_cases(gpus):
 
 def all_cases():
     """Threads can only be blocked: a signal stops or kills all ranks of a process."""
-    places = [place for place in PLACES if place != "joining"]
+    for size in (3, 4, 8):
+        yield "mpi", "stop", size, (0, 1), "init"  # then the turn is that of all others
+    for transport, rank in itertools.product(("mpi", "tcp"), (0, 1, 2)):
+        yield transport, "stop", 3, rank, "slow-staging"
+    places = [place for place in PLACES if place not in ("joining", "slow-staging")]
     for place, size in itertools.product(places, (2, 3, 8)):
         for rank in (0, size - 1):
             for action in ("stop", "kill"):
@@ -92,6 +107,11 @@ def all_cases():
                 yield "tcp", action, size, rank, place
             if place not in OF_PROCESSES:
                 yield "threads", "block", size, rank, place
+
+
+def ranks_of(case):
+    """The ranks that something is done to."""
+    return case[3] if isinstance(case[3], tuple) else (case[3],)
 
 
 def processes_of(mark):
@@ -112,7 +132,7 @@ class Ended:
 
     def __init__(self, words, environment, moment_file):
         mark = str(uuid.uuid4())
-        limit = time.monotonic() + START + BOUND + 30.0
+        limit = time.monotonic() + START + LONG_TIMEOUT + BOUND + 30.0
         self.code = None
         message = end = None
         with tempfile.TemporaryFile() as text:
@@ -145,9 +165,10 @@ def blamed(message):
 
 
 class Matrix:
-    def __init__(self, program, launcher, folder, gpus):
+    def __init__(self, program, launcher, faults, folder, gpus):
         self.program = program
         self.launcher = launcher
+        self.faults = faults
         self.folder = pathlib.Path(folder)
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGATTN_")}
         self.environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -156,7 +177,21 @@ class Matrix:
         self.wholes = {}
 
     def job_of(self, place):
+        if place == "slow-staging":
+            return ["--input", str(self.slow_input()), *SLOW_JOB[2:]]
         return GPU_JOB if self.gpus else SCAN if place == "states" else JOB
+
+    def slow_input(self):
+        """A file of zeros."""
+        path = self.folder / "slow.safetensors"
+        if not path.exists():
+            header, end = [], 0
+            for name, heads in (("q", 2), ("k", 1), ("v", 1)):
+                begin, end = end, end + SLOW_TOKENS * heads * 32 * 4
+                header.append(f'"{name}":{{"dtype":"F32","shape":[{SLOW_TOKENS},{heads},32],"data_offsets":[{begin},{end}]}}')
+            text = ("{" + ",".join(header) + "}").encode()
+            path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+        return path
 
     def make_wholes(self, places):
         """What each job of the cases gives when nothing happens."""
@@ -174,8 +209,12 @@ class Matrix:
         moment_file = self.folder / f"{folder.name}.moment"
         job = self.job_of(place)
         words = [self.program, "verify", *job] if place == "split" else [self.program, "run", *job, "--output", output]
-        environment = {**self.environment, "TEST_RINGATTN_MOMENT": f"{action}:{rank}:{place}",
+        ranks = ",".join(map(str, ranks_of(case)))
+        environment = {**self.environment, "TEST_RINGATTN_MOMENT": f"{action}:{ranks}:{place.removeprefix('slow-')}",
                        "TEST_RINGATTN_MOMENT_FILE": str(moment_file)}
+        if place == "slow-staging":
+            environment |= {"LD_PRELOAD": self.faults, "FAULT_PREAD_SECONDS": "1",
+                            "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0"}
         if transport == "launcher":
             words = [LAUNCHER, "--oversubscribe", "-np", str(size), *words[1:]]
             environment["RINGATTN_PROGRAM"] = self.program
@@ -184,8 +223,8 @@ class Matrix:
         elif transport in ("p2p", "nccl"):
             words = [*self.launcher, "-np", str(size), *words, "--transport", transport]
         elif transport == "tcp":
-            words = [sys.executable, STORE_RANKS, str(size), "--except", str(rank), "--limit", str(START + BOUND), "--",
-                     *words]
+            words = [sys.executable, STORE_RANKS, str(size), "--except", ranks, "--limit",
+                     str(START + LONG_TIMEOUT + BOUND), "--", *words]
         else:
             words = [*words, "--ranks", str(size)]
         ended = Ended(words, environment, moment_file)
@@ -193,6 +232,7 @@ class Matrix:
 
     def problems(self, case, ended, output):
         transport, action, size, rank, place = case
+        timeout = LONG_TIMEOUT if place == "slow-staging" else TIMEOUT
         code, messages = ended.code, ended.text.count(ERROR)
         if code is None:
             yield "it hangs"
@@ -215,15 +255,16 @@ class Matrix:
             yield f"code {code}, {messages} messages"
         if ended.ended is None:
             yield "the moment didn't come"
-        elif ended.ended > BOUND + SLACK:
+        elif ended.ended > timeout + BOUND + SLACK:
             yield f"it ended after {ended.ended:.1f} s"
-        if ended.noticed is not None and ended.noticed > NOTICED + SLACK:
+        if ended.noticed is not None and ended.noticed > timeout + NOTICED + SLACK:
             yield f"the message came after {ended.noticed:.1f} s"
         # mpirun's way of killing the others leaves them no time to find out who is missing.
         if (transport == "tcp" or action != "kill") and (transport, place) not in UNNAMED:
             for message in re.findall(f"{ERROR}.*", ended.text):
-                if not re.search(rf"\brank {rank}\b", blamed(message)):
-                    yield f"rank {rank} isn't named"
+                for missed in ranks_of(case):
+                    if not re.search(rf"\brank {missed}\b", blamed(message)):
+                        yield f"rank {missed} isn't named"
         if ended.left:
             yield f"{ended.left} processes stay"
         if place == "split":
@@ -254,13 +295,14 @@ def main():
         if gpus == 0:
             print("skipped: needs a GPU")
             return 77
-    program, launcher = words[0], words[1:]
+    faults = words[1] if words[0] == "--faults" else None
+    program, launcher = (words[2], words[3:]) if faults else (words[0], words[1:])
     long = os.environ.get("RINGATTN_TEST_LONG") == "1"
     possible = (case for case in (gpu_cases(gpus) if gpus else all_cases()) if launcher or case[0] in ("threads", "tcp"))
-    cases = [case for case in possible if gpus or long or case in SAMPLE]
+    cases = [case for case in possible if (gpus or long or case in SAMPLE) and (faults or case[-1] != "slow-staging")]
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        matrix = Matrix(program, launcher, folder, gpus)
+        matrix = Matrix(program, launcher, faults, folder, gpus)
         matrix.make_wholes({case[-1] for case in cases})
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             for case, problems, ended in pool.map(matrix.check, cases):

@@ -59,6 +59,15 @@ int fsync(int fd) {
   return original(fsync, "fsync")(fd);
 }
 
+// FAULT_PREAD_SECONDS: how long each one takes of more bytes than samples and headers of files have.
+ssize_t pread(int fd, void* target, std::size_t bytes, off_t offset) {
+  constexpr std::size_t kSmall = 4096;
+  if (bytes > kSmall && setting_of("FAULT_PREAD_SECONDS") > 0) {
+    ::sleep(static_cast<unsigned>(setting_of("FAULT_PREAD_SECONDS")));
+  }
+  return original(pread, "pread")(fd, target, bytes, offset);
+}
+
 int fallocate(int fd, int mode, off_t offset, off_t bytes) {
   static std::atomic<int> calls{0};
   return interrupted(calls) ? -1 : original(fallocate, "fallocate")(fd, mode, offset, bytes);
