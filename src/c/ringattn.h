@@ -222,14 +222,15 @@ enum {
   RINGATTN_RUNS = 3 /* as query_runs and key_runs say */
 };
 
-/* How a job is done. No bit depends on it. */
+/* How a job is done. No bit depends on it. What an op, or the layout, doesn't look at is refused (RINGATTN_USAGE). */
 typedef struct ringattn_options {
   uint64_t size;
   const char *kernel;      /* NULL: the first that can */
   int32_t threads;         /* of a host kernel, up to 4096; 0: this rank's share of the processors */
   int32_t layout;          /* who has which rows */
-  int64_t stripe;          /* tokens; 0: from the kernel's tiles and the lengths */
-  int64_t query_run_count; /* runs of all ranks: ascending on each rank by sequence and begin, together all tokens */
+  int64_t stripe;          /* tokens, of RINGATTN_STRIPED alone; 0: from the kernel's tiles and the lengths */
+  int64_t query_run_count; /* of RINGATTN_RUNS alone, as are all runs: those of all ranks, ascending on each rank by
+                            * sequence and begin, together all tokens */
   const ringattn_run *query_runs;
   int64_t key_run_count;
   const ringattn_run *key_runs; /* NULL: as query_runs, where queries and keys are equally many */
