@@ -70,6 +70,18 @@ void refuse_unread_rows(const ringattn_options& read) {
   refuse(read.key_run_count != 0 || read.key_runs != nullptr, "key_runs", "RINGATTN_RUNS");
 }
 
+// `all` is what a mask without windows sees. A window beside it says the same, or is left 0.
+Mask without_windows(const char* mask, const Mask& all, std::int64_t left, std::int64_t right) {
+  const auto refuse = [&](const char* name, std::int64_t given, std::int64_t own) {
+    if (given == 0 || given == own) return;
+    fail(ErrorCode::kUsage, fmt::format("{} is {}", name, given), fmt::format("the mask is {}", mask),
+         "Set the mask to RINGATTN_WINDOW, or leave the windows 0.");
+  };
+  refuse("window_left", left, all.left);
+  refuse("window_right", right, all.right);
+  return all;
+}
+
 std::vector<std::vector<TokenRun>> read_runs(const ringattn_run* runs, std::int64_t count, int world) {
   std::vector<std::vector<TokenRun>> of_ranks(static_cast<std::size_t>(world));
   for (std::int64_t i = 0; i < count; ++i) {
@@ -125,8 +137,8 @@ Wanted read_run_options(const ringattn_options& read, const char* op, const Tran
 }  // namespace
 
 Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right) {
-  if (mask == RINGATTN_CAUSAL) return {-1, 0};
-  if (mask == RINGATTN_FULL) return {-1, -1};
+  if (mask == RINGATTN_CAUSAL) return without_windows("RINGATTN_CAUSAL", {-1, 0}, left, right);
+  if (mask == RINGATTN_FULL) return without_windows("RINGATTN_FULL", {-1, -1}, left, right);
   if (mask == RINGATTN_WINDOW) return {left, right};
   fail(ErrorCode::kUsage, fmt::format("mask {} is not known", mask),
        "RINGATTN_CAUSAL is 0, RINGATTN_FULL 1, RINGATTN_WINDOW 2", "Choose one of these.");

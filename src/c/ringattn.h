@@ -173,8 +173,8 @@ typedef struct ringattn_spec {
   int32_t head_dim_v; /* of v and out; 0: as head_dim */
   int32_t mask;
   int32_t sinks;        /* 1: a logit per query head joins the denominator */
-  int64_t window_left;  /* of RINGATTN_WINDOW; -1: no limit */
-  int64_t window_right; /* of RINGATTN_WINDOW; -1: no limit */
+  int64_t window_left;  /* of RINGATTN_WINDOW alone; -1: no limit */
+  int64_t window_right; /* of RINGATTN_WINDOW alone; -1: no limit */
   float softmax_scale;  /* 0: 1 / sqrt(head_dim) */
   float softcap;        /* score = softcap * tanh(score / softcap); 0: off */
   /* Since interface 3: */
