@@ -47,6 +47,41 @@ void refuse_ring_options(const ringattn_options& read, const char* op) {
   refuse_option(read.key_run_count != 0 || read.key_runs != nullptr, "key_runs", op);
 }
 
+bool has_query_runs(const ringattn_options& read) { return read.query_run_count != 0 || read.query_runs != nullptr; }
+
+// Of ops whose ranks don't deal rows.
+void refuse_rows_options(const ringattn_options& read, const char* op) {
+  refuse_ring_options(read, op);
+  refuse_option(has_query_runs(read), "query_runs", op);
+  refuse_option(read.layout != 0, "layout", op);
+}
+
+// What says who has which rows, beside a layout that doesn't look at it: rows would lie elsewhere than the caller says.
+void refuse_unread_rows(const ringattn_options& read) {
+  const auto refuse = [](bool given, const char* name, const char* layout) {
+    if (!given) return;
+    fail(ErrorCode::kUsage, fmt::format("ringattn_options::{} is set", name),
+         fmt::format("it belongs to {}, which is not the layout", layout),
+         fmt::format("Set ringattn_options::layout to {}, or leave {} 0.", layout, name));
+  };
+  refuse(read.layout != RINGATTN_STRIPED && read.stripe != 0, "stripe", "RINGATTN_STRIPED");
+  if (read.layout == RINGATTN_RUNS) return;
+  refuse(has_query_runs(read), "query_runs", "RINGATTN_RUNS");
+  refuse(read.key_run_count != 0 || read.key_runs != nullptr, "key_runs", "RINGATTN_RUNS");
+}
+
+// `all` is what a mask without windows sees. A window beside it says the same, or is left 0.
+Mask without_windows(const char* mask, const Mask& all, std::int64_t left, std::int64_t right) {
+  const auto refuse = [&](const char* name, std::int64_t given, std::int64_t own) {
+    if (given == 0 || given == own) return;
+    fail(ErrorCode::kUsage, fmt::format("{} is {}", name, given), fmt::format("the mask is {}", mask),
+         "Set the mask to RINGATTN_WINDOW, or leave the windows 0.");
+  };
+  refuse("window_left", left, all.left);
+  refuse("window_right", right, all.right);
+  return all;
+}
+
 std::vector<std::vector<TokenRun>> read_runs(const ringattn_run* runs, std::int64_t count, int world) {
   std::vector<std::vector<TokenRun>> of_ranks(static_cast<std::size_t>(world));
   for (std::int64_t i = 0; i < count; ++i) {
@@ -85,6 +120,7 @@ template <class Wanted>
 Wanted read_run_options(const ringattn_options& read, const char* op, const Transport& transport) {
   refuse_ring_options(read, op);
   refuse_step_options(read, op);
+  refuse_unread_rows(read);
   refuse_option(read.layout != 0 && read.layout != RINGATTN_RUNS, "layout", op);
   Wanted options;
   options.kernel.backend = backend_of(transport);
@@ -101,8 +137,8 @@ Wanted read_run_options(const ringattn_options& read, const char* op, const Tran
 }  // namespace
 
 Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right) {
-  if (mask == RINGATTN_CAUSAL) return {-1, 0};
-  if (mask == RINGATTN_FULL) return {-1, -1};
+  if (mask == RINGATTN_CAUSAL) return without_windows("RINGATTN_CAUSAL", {-1, 0}, left, right);
+  if (mask == RINGATTN_FULL) return without_windows("RINGATTN_FULL", {-1, -1}, left, right);
   if (mask == RINGATTN_WINDOW) return {left, right};
   fail(ErrorCode::kUsage, fmt::format("mask {} is not known", mask),
        "RINGATTN_CAUSAL is 0, RINGATTN_FULL 1, RINGATTN_WINDOW 2", "Choose one of these.");
@@ -184,6 +220,7 @@ Options read_options(const ringattn_options* given, const Batch& batch, const Tr
   options.kernel.backend = backend_of(transport);
   const ringattn_options read = read_all(given);
   refuse_step_options(read, "attention");
+  refuse_unread_rows(read);
   if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
   options.threads = read.threads;
   options.block_tokens = read.block_tokens;
@@ -203,6 +240,7 @@ Options read_options(const ringattn_options* given, const Batch& batch, const Tr
       break;
     case RINGATTN_RUNS: {
       if (read.query_run_count > 0) need(read.query_runs, "ringattn_options::query_runs");
+      if (read.key_run_count != 0) need(read.key_runs, "ringattn_options::key_runs");
       if (read.key_runs == nullptr && batch.q_lengths() != batch.k_lengths()) {
         fail(ErrorCode::kUsage, "the runs of keys are missing", "sequences have other numbers of keys than of queries",
              "State ringattn_options::key_runs, too.");
@@ -249,8 +287,7 @@ DecodeLimits read_limits(const ringattn_decode_limits* given, std::int64_t& page
 
 DecodeOptions read_decode_options(const ringattn_options* given, const Transport& transport) {
   const ringattn_options read = read_all(given);
-  refuse_ring_options(read, "decoding");
-  refuse_option(read.layout != 0, "layout", "decoding");
+  refuse_rows_options(read, "decoding");
   DecodeOptions options;
   options.kernel.backend = backend_of(transport);
   if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
@@ -263,10 +300,9 @@ DecodeOptions read_decode_options(const ringattn_options* given, const Transport
 
 int read_threads(const ringattn_options* given) {
   const ringattn_options read = read_all(given);
-  refuse_ring_options(read, "compression");
+  refuse_rows_options(read, "compression");
   refuse_step_options(read, "compression");
   refuse_option(read.timeout_seconds != 0.0, "timeout_seconds", "compression");
-  refuse_option(read.layout != 0, "layout", "compression");
   refuse_option(read.kernel != nullptr, "kernel", "compression");
   refuse_option(read.memory_budget != 0, "memory_budget", "compression");
   return read_thread_count(read.threads);

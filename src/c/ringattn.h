@@ -173,8 +173,8 @@ typedef struct ringattn_spec {
   int32_t head_dim_v; /* of v and out; 0: as head_dim */
   int32_t mask;
   int32_t sinks;        /* 1: a logit per query head joins the denominator */
-  int64_t window_left;  /* of RINGATTN_WINDOW; -1: no limit */
-  int64_t window_right; /* of RINGATTN_WINDOW; -1: no limit */
+  int64_t window_left;  /* of RINGATTN_WINDOW alone; -1: no limit */
+  int64_t window_right; /* of RINGATTN_WINDOW alone; -1: no limit */
   float softmax_scale;  /* 0: 1 / sqrt(head_dim) */
   float softcap;        /* score = softcap * tanh(score / softcap); 0: off */
   /* Since interface 3: */
@@ -222,14 +222,15 @@ enum {
   RINGATTN_RUNS = 3 /* as query_runs and key_runs say */
 };
 
-/* How a job is done. No bit depends on it. */
+/* How a job is done. No bit depends on it. What an op, or the layout, doesn't look at is refused (RINGATTN_USAGE). */
 typedef struct ringattn_options {
   uint64_t size;
   const char *kernel;      /* NULL: the first that can */
   int32_t threads;         /* of a host kernel, up to 4096; 0: this rank's share of the processors */
   int32_t layout;          /* who has which rows */
-  int64_t stripe;          /* tokens; 0: from the kernel's tiles and the lengths */
-  int64_t query_run_count; /* runs of all ranks: ascending on each rank by sequence and begin, together all tokens */
+  int64_t stripe;          /* tokens, of RINGATTN_STRIPED alone; 0: from the kernel's tiles and the lengths */
+  int64_t query_run_count; /* of RINGATTN_RUNS alone, as are all runs: those of all ranks, ascending on each rank by
+                            * sequence and begin, together all tokens */
   const ringattn_run *query_runs;
   int64_t key_run_count;
   const ringattn_run *key_runs; /* NULL: as query_runs, where queries and keys are equally many */

@@ -196,7 +196,7 @@ typedef struct ringattn_scan_spec {
   int32_t dt_bias;      /* 1: one a head is added to dt */
   int32_t dt_softplus;  /* 1: dt = log(1 + exp(dt)) */
   int32_t dt_limits;    /* 1: dt is held between dt_least and dt_most */
-  float dt_least;
+  float dt_least;       /* of dt_limits alone, as dt_most */
   float dt_most;
 } ringattn_scan_spec;
 

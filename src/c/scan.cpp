@@ -32,6 +32,14 @@ namespace {
 constexpr DLDataType kFp32[] = {{kDLFloat, 32, 1}};
 constexpr std::size_t kFirstSpec = 64, kFirstFacts = 48, kFirstTensors = 104;
 
+// A bound without dt_limits says that there is none, or is left 0.
+void refuse_bound(const char* name, float bound, float none) {
+  if (bound == 0.0F || bound == none) return;
+  fail(ErrorCode::kUsage, fmt::format("{} is {}", name, bound),
+       "ringattn_scan_spec::dt_limits is 0, so dt has no bounds",
+       fmt::format("Set dt_limits to 1, or leave {} 0.", name));
+}
+
 ScanSpec read_scan_spec(const ringattn_scan_spec* given) {
   const auto spec = read_struct("ringattn_scan_spec", given, kFirstSpec);
   ScanSpec scan;
@@ -52,6 +60,9 @@ ScanSpec read_scan_spec(const ringattn_scan_spec* given) {
   if (spec.dt_limits != 0) {
     scan.dt_least = spec.dt_least;
     scan.dt_most = spec.dt_most;
+  } else {
+    refuse_bound("dt_least", spec.dt_least, scan.dt_least);
+    refuse_bound("dt_most", spec.dt_most, scan.dt_most);
   }
   return scan;
 }

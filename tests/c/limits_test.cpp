@@ -6,25 +6,13 @@
 
 #include <array>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <string>
 
-#include "tests/c/c_tensors.hpp"
+#include "tests/c/every_op.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-const DLDataType kFp32 = c_dtype(Dtype::kF32), kFp16{kDLFloat, 16, 1};
-constexpr std::int64_t kTokens = 40, kHeads = 2, kDim = 64;
-
-ringattn_spec attention_spec() {
-  auto spec = sized<ringattn_spec>();
-  spec.dtype = kFp32;
-  spec.heads = kHeads;
-  spec.head_dim = kDim;
-  return spec;
-}
 
 // Steps of so many sequences and keys; a page of 0: a dense cache.
 ringattn_decode* make_decode(SelfWorld& world, std::int64_t sequences, std::int64_t keys, std::int64_t page_size) {
@@ -37,89 +25,6 @@ ringattn_decode* make_decode(SelfWorld& world, std::int64_t sequences, std::int6
   EXPECT_OK(ringattn_decode_create(world.get(), &spec, &limits, nullptr, &decode));
   return decode;
 }
-
-// Makes each op with these options, and destroys what it made.
-class Ops {
- public:
-  using Make = std::function<ringattn_status(const ringattn_options&)>;
-
-  Ops() {
-    batch_.sequences = runs_.sequences = limits_.sequences = 1;
-    batch_.q_lengths = runs_.lengths = &kTokens;
-    limits_.keys = 64;
-    latent_.dtype = scan_.dtype = convolution_.dtype = kFp32;
-    latent_.heads = scan_.heads = kHeads;
-    latent_.head_dim = latent_.head_dim_v = latent_.rope_dim = scan_.head_dim = scan_.state_dim = 16;
-    latent_.latent_dim = 64;
-    convolution_.width = 4;
-    convolution_.channels = 16;
-    compression_.format = "int8";
-    compression_.sequences = 1;
-    compression_.dtype = kFp16;
-    compression_.heads = kHeads;
-    compression_.dim = kDim;
-  }
-
-  std::vector<std::pair<std::string, Make>> all() {
-    return {
-        {"attention", made<ringattn_attention>(ringattn_attention_destroy,
-                                               [this](auto* options, auto** object) {
-                                                 return ringattn_attention_create(world_.get(), &spec_, &batch_,
-                                                                                  options, object);
-                                               })},
-        {"decode", made<ringattn_decode>(ringattn_decode_destroy,
-                                         [this](auto* options, auto** object) {
-                                           return ringattn_decode_create(world_.get(), &spec_, &limits_, options,
-                                                                         object);
-                                         })},
-        {"latent", made<ringattn_latent>(ringattn_latent_destroy,
-                                         [this](auto* options, auto** object) {
-                                           return ringattn_latent_create(world_.get(), &latent_, &batch_,
-                                                                         RINGATTN_ANY_FORM, options, object);
-                                         })},
-        {"latent decode", made<ringattn_latent_decode>(ringattn_latent_decode_destroy,
-                                                       [this](auto* options, auto** object) {
-                                                         return ringattn_latent_decode_create(
-                                                             world_.get(), &latent_, &limits_, options, object);
-                                                       })},
-        {"scan", made<ringattn_scan>(ringattn_scan_destroy,
-                                     [this](auto* options, auto** object) {
-                                       return ringattn_scan_create(world_.get(), &scan_, &runs_, options, object);
-                                     })},
-        {"convolution", made<ringattn_convolution>(ringattn_convolution_destroy,
-                                                   [this](auto* options, auto** object) {
-                                                     return ringattn_convolution_create(world_.get(), &convolution_,
-                                                                                        &runs_, options, object);
-                                                   })},
-        {"compression", made<ringattn_compression>(ringattn_compression_destroy, [this](auto* options, auto** object) {
-           return ringattn_compression_create(world_.get(), &compression_, options, object);
-         })}};
-  }
-
-  const SelfWorld& world() const { return world_; }
-
- private:
-  template <class Object, class Create>
-  static Make made(void (*destroy)(Object*), Create create) {
-    return [=](const ringattn_options& options) {
-      Object* object = nullptr;
-      const ringattn_status status = create(&options, &object);
-      EXPECT_EQ(object != nullptr, status == RINGATTN_OK);
-      destroy(object);
-      return status;
-    };
-  }
-
-  SelfWorld world_;
-  ringattn_spec spec_ = attention_spec();
-  ringattn_batch batch_ = sized<ringattn_batch>();
-  ringattn_decode_limits limits_ = sized<ringattn_decode_limits>();
-  ringattn_latent_spec latent_ = sized<ringattn_latent_spec>();
-  ringattn_scan_spec scan_ = sized<ringattn_scan_spec>();
-  ringattn_scan_batch runs_ = sized<ringattn_scan_batch>();
-  ringattn_convolution_spec convolution_ = sized<ringattn_convolution_spec>();
-  ringattn_compression_spec compression_ = sized<ringattn_compression_spec>();
-};
 
 TEST(CLimits, ThreadsAndSecondsAreThoseOfTheProgram) {
   Ops ops;
@@ -148,18 +53,6 @@ TEST(CLimits, ThreadsAndSecondsAreThoseOfTheProgram) {
   for (const double seconds : {std::nan(""), -1.0, 1e7}) {
     EXPECT_EQ(ringattn_world_store(&where, "127.0.0.1:1", 0, 1, nullptr, seconds, &world), RINGATTN_USAGE) << seconds;
     EXPECT_EQ(world, nullptr);
-  }
-}
-
-TEST(CLimits, TablesAreUncheckedOfDecodingAlone) {
-  Ops ops;
-  for (const auto& [name, make] : ops.all()) {
-    auto options = sized<ringattn_options>();
-    options.unchecked_tables = 1;
-    const bool decodes = name.ends_with("decode");
-    EXPECT_EQ(make(options), decodes ? RINGATTN_OK : RINGATTN_USAGE) << name;
-    if (decodes) continue;
-    EXPECT_STREQ(ringattn_error_problem(), "ringattn_options::unchecked_tables is set") << name;
   }
 }
 
