@@ -15,6 +15,7 @@
 #include "attention/ring/blocks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
+#include "base/pulsing_lock.hpp"
 #include "base/size.hpp"
 
 namespace ringattn {
@@ -209,7 +210,7 @@ std::shared_ptr<const Forecasts> shared_forecasts(const RingJob& job, const Opti
                                                   bool staged) {
   static std::mutex mutex;
   static std::weak_ptr<const Forecasts> last;
-  const std::lock_guard lock(mutex);
+  const auto lock = lock_with_pulse(mutex);
   std::shared_ptr<const Forecasts> shared = last.lock();
   if (!shared || !shared->are_of(job, options, route, world, staged)) {
     shared = std::make_shared<const Forecasts>(job, options, route, world, staged);

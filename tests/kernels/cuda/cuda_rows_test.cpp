@@ -403,7 +403,7 @@ void expect_appended(cuda::CudaBackend& device, const RowFormat& format, std::in
     places.block_table.pages = reinterpret_cast<const std::int32_t*>(table.data());
     device.append({&places, cache(twin.there), view(fresh_there.data())}, device.stream());
     if (length % 10 != 0) continue;
-    device.synchronize(device.mark(device.stream()), Deadline::after(60.0), {});
+    device.synchronize(device.stream(), Deadline::after(60.0), {});
     ASSERT_EQ(twin.difference(), "") << "length " << length << ", pages of " << page;
   }
 }
