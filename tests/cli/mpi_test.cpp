@@ -123,13 +123,14 @@ TEST(Mpi, FailuresNameTheRankAndItsHost) {
 }
 
 TEST(Mpi, ADiskThatIsSlowIsNoPeersDeath) {
-  const TemporaryFolder folder;
-  const Finished run = mpi_tool(2, Words{"run", "--timeout", "2", "--output", folder.file("out")} + small_job(),
-                                {{"LD_PRELOAD", RINGATTN_FAULTS},
-                                 {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"},
-                                 {"FAULT_FSYNC_SECONDS", "5"}});
-  EXPECT_EQ(run.code, 0) << run.err;
-  EXPECT_EQ(folder.entries(), std::vector<std::string>{"out"});
+  for (const char* fault : {"FAULT_FSYNC_SECONDS", "FAULT_FALLOCATE_SECONDS", "FAULT_RENAME_SECONDS"}) {
+    const TemporaryFolder folder;
+    const Finished run = mpi_tool(
+        2, Words{"run", "--timeout", "2", "--output", folder.file("out")} + small_job(),
+        {{"LD_PRELOAD", RINGATTN_FAULTS}, {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"}, {fault, "5"}});
+    EXPECT_EQ(run.code, 0) << fault << ": " << run.err;
+    EXPECT_EQ(folder.entries(), std::vector<std::string>{"out"});
+  }
 }
 
 TEST(Mpi, ThreadsThatCannotStartAreFour) {
