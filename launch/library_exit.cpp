@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/library_exit.hpp"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <utility>
@@ -12,6 +15,7 @@ namespace ringattn {
 namespace {
 
 std::atomic<bool> watching{false};
+std::atomic<pid_t> watched{0};  // the process: one that a library has forked ends as it likes
 
 std::function<void(const Error&)>& listener() {
   static auto* const function = new std::function<void(const Error&)>;  // never destroyed: exit() destroys statics
@@ -19,7 +23,7 @@ std::function<void(const Error&)>& listener() {
 }
 
 void at_exit() {
-  if (!watching.exchange(false)) return;
+  if (::getpid() != watched || !watching.exchange(false)) return;
   const Error error(ErrorCode::kUnsupported, "a library ended the program",
                     "Open MPI or OpenMP, whose own message stands above",
                     "Check that TMPDIR names a folder that can be written to, and the limits on processes and memory "
@@ -33,9 +37,16 @@ void at_exit() {
 LibraryExitWatch::LibraryExitWatch(std::function<void(const Error&)> tell) {
   listener() = std::move(tell);
   static const int registered = std::atexit(at_exit);
+  watched = ::getpid();
   watching = registered == 0;
 }
 
 void LibraryExitWatch::stop() noexcept { watching = false; }
 
 }  // namespace ringattn
+
+// Of two definitions libraries call the program's.
+extern "C" void _exit(int status) {
+  ringattn::at_exit();
+  for (;;) ::syscall(SYS_exit_group, status);
+}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Libraries that end the process by themselves: Open MPI does where it can't start (no folder for its session, say),
-// and OpenMP where it gets no threads. They leave with code 1, which means a wrong result here.
+// and OpenMP where it gets no threads. They leave with code 1, which means a wrong result here. OpenMP calls exit(),
+// and Open MPI _exit(), which the program therefore defines.
 #pragma once
 
 #include <functional>
@@ -9,8 +10,8 @@
 
 namespace ringattn {
 
-// While it lives, an exit() that a library calls becomes exit code 4, and `tell` is called with the error. One at a
-// time.
+// While it lives, an exit() or _exit() that a library calls becomes exit code 4, and `tell` is called with the error.
+// One at a time.
 class LibraryExitWatch {
  public:
   explicit LibraryExitWatch(std::function<void(const Error&)> tell);

@@ -246,12 +246,7 @@ int execute(Request& request) {
     print_error(failure);
     return static_cast<int>(failure.code());
   }
-  try {
-    return end_without_world(failure, print_error);
-  } catch (...) {  // the ranks can't meet, so each speaks for itself
-    print_error(failure);
-    return static_cast<int>(failure.code());
-  }
+  return end_without_world(failure, print_error);
 }
 
 }  // namespace

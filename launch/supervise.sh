@@ -11,11 +11,13 @@
 # a pipe that only this process writes to: when this one is killed it sees the end of the pipe, and ends the job.
 
 # Seconds that mpirun gets to end by itself. How many it gets to start is the caller's `start_limit`.
-readonly patience_failed=5  # after the first rank has left with a code that isn't 0
+readonly patience_failed=4  # after the first rank has left with a code that isn't 0
 readonly patience_gone=10   # after all ranks of this host are gone
 readonly patience_told=10   # after a signal
-readonly patience_pipe=5    # what holds its stdout after it has ended
-readonly patience_agent=3   # to take away what lost daemons have left on other hosts
+# What comes then. With patience_failed, and the three seconds that end_processes() takes at most, it is below ten
+# seconds: ranks tell of a failure within --timeout + 5 s, and a job ends within --timeout + 15 s whatever mpirun does.
+readonly patience_pipe=2    # what holds mpirun's stdout
+readonly patience_agent=4   # beside that: to take away what lost daemons have left on other hosts
 
 readonly elsewhere=64     # kElsewhere of src/base/outcome.hpp
 readonly anyone="a rank"
@@ -137,12 +139,18 @@ remove_files() {
   rm -rf "$job"
 }
 
-# Removes the same on the other hosts that were named, where a daemon was lost or mpirun has ended without its daemons:
-# by the way on which mpirun comes there, all at once, for a few seconds. A host that can't be reached keeps them, and so
-# does one where a daemon of this job still runs, which removes them itself.
+# Begins to remove the same on the other hosts that were named, where a daemon was lost or mpirun has ended without its
+# daemons: by the way on which mpirun comes there, all at once. A host that can't be reached keeps them, and so does one
+# where a daemon of this job still runs, which removes them itself. Sets removers: the processes that do so.
 remove_files_elsewhere() {
-  local family="" host script number agent=${OMPI_MCA_plm_rsh_agent:-ssh}
-  local -a starts=()
+  local family="" host script
+  local -a reach=(ssh)
+  removers=() removers_end=$((SECONDS + patience_agent))
+  if [[ -n ${OMPI_MCA_plm_rsh_agent:-} ]]; then
+    read -r -a reach <<<"$OMPI_MCA_plm_rsh_agent"  # an agent may have options
+  elif [[ -n ${SLURM_JOB_ID:-} ]]; then
+    reach=(srun --overlap --nodes=1 --ntasks=1 --nodelist)
+  fi
   { read -r family <"$job/family"; } 2>/dev/null || true
   is_number "$family" || return 0
   script="pgrep -f \"[e]ss_base_jobid $((family << 16)) \" >/dev/null && exit
@@ -150,20 +158,23 @@ remove_files_elsewhere() {
     rm -f /dev/shm/vader_segment.*.$UID.$(printf %x "$family")????.*"
   set -m
   for host in "${named_hosts[@]}"; do
-    # shellcheck disable=SC2086  # an agent may have options
-    $agent "$host" "sh -c '$script'" </dev/null >/dev/null 2>&1 {life}>&- &
-    starts+=($!)
+    if [[ ${reach[0]} == srun ]]; then
+      "${reach[@]}" "$host" sh -c "$script" </dev/null >/dev/null 2>&1 {life}>&- &
+    else
+      "${reach[@]}" "$host" "sh -c '$script'" </dev/null >/dev/null 2>&1 {life}>&- &
+    fi
+    removers+=($!)
   done
   set +m
-  for ((number = 0; number < 4 * patience_agent; ++number)); do
-    for host in "${starts[@]}"; do
-      if running "$host"; then sleep 0.25; continue 2; fi
-    done
-    break
-  done
-  for host in "${starts[@]}"; do
-    kill -KILL -- -"$host" 2>/dev/null || true
-    { wait "$host" || true; } 2>/dev/null
+}
+
+# Ends them when they are done, or late.
+await_removers() {
+  local remover
+  for remover in ${removers[@]+"${removers[@]}"}; do
+    while running "$remover" && ((SECONDS < removers_end)); do sleep 0.1; done
+    kill -KILL -- -"$remover" 2>/dev/null || true
+    { wait "$remover" || true; } 2>/dev/null
   done
 }
 
@@ -244,9 +255,8 @@ copy_output() {
 # Waits until all of it is passed on, for as long as a slow reader takes. Only a process that holds the pipe and that
 # end_processes() doesn't find, or a signal to this script, bounds the wait.
 await_output() {
-  local step
-  for ((step = 0; step < 4 * patience_pipe; ++step)); do
-    running "$copier" || break
+  local end=$((SECONDS + patience_pipe))
+  while running "$copier" && ((SECONDS < end)); do
     # The copier and its cat hold it, too.
     if [[ -z $signal ]] && (($(find /proc/[0-9]*/fd -lname "*/${job##*/}/out" -printf '%h\n' 2>/dev/null | sort -u |
       grep -c .) <= 2)); then
@@ -320,8 +330,8 @@ pass_on() {
 }
 
 # supervise COMMAND…: runs it and leaves with the job's code. `settings` are variables for it, NAME=VALUE each;
-# `start_limit` says how many seconds it gets until the first rank has begun, 0: any number; `named_hosts` are those that
-# were named for it.
+# `start_limit` says how many seconds it gets until the first rank has begun, 0: any number; `named_hosts` are those on
+# which it starts ranks, as far as they have been named.
 supervise() {
   local watcher out
   signal="" child="" code=0 untaken="" overdue=0 overdue_why="" victim=$anyone
@@ -358,6 +368,10 @@ supervise() {
   { read -r overdue_why <"$job/overdue" && overdue=1; } 2>/dev/null || true
   # mpirun takes its folder away, unless it is killed.
   ! compgen -G "${TMPDIR:-/tmp}/ompi.*.$UID/pid.$child" >/dev/null || victim=$launcher
+  removers=()
+  if ((${#named_hosts[@]} > 0)) && { ((overdue || code == lost_daemon)) || [[ $victim == "$launcher" ]]; }; then
+    remove_files_elsewhere
+  fi
   if ((overdue)); then end_processes now; else end_processes; fi
   await_output
   if [[ -e $job/untaken ]]; then
@@ -365,9 +379,7 @@ supervise() {
     untaken=${untaken##*: }
     untaken=${untaken:-what passes it on was ended}
   fi
-  if ((${#named_hosts[@]} > 0)) && { ((overdue || code == lost_daemon)) || [[ $victim == "$launcher" ]]; }; then
-    remove_files_elsewhere
-  fi
+  await_removers
   read_outcomes
   echo ended >&"$life"
   { wait "$watcher" || true; } 2>/dev/null

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/file_descriptor.hpp"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <future>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -13,6 +15,13 @@
 #include "base/pulse.hpp"
 
 namespace ringattn {
+
+namespace {
+
+// A disk may take so long before it counts as lost.
+constexpr std::chrono::minutes kLongestCall{10};
+
+}  // namespace
 
 FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
   if (this != &other) {
@@ -30,43 +39,36 @@ void fail_file(const Wording& problem, int error_number, const Wording& remedy) 
   fail(ErrorCode::kFile, problem, std::error_code(error_number, std::generic_category()).message(), remedy);
 }
 
-namespace {
-
-// A disk may take so long before it counts as lost.
-constexpr std::chrono::minutes kLongestSync{10};
-
-// fsync(), its error or 0.
-int sync_now(int fd) {
-  return uninterrupted([fd] { return ::fsync(fd); }) == 0 ? 0 : errno;
-}
-
-// The same by a thread of its own: a slow disk is no rank's silence, so this one gives signs of life meanwhile.
-int sync_beside(int fd) {
-  const int own = ::dup(fd);  // the thread may outlive the caller's file
-  if (own < 0) return sync_now(fd);
+int await_disk(std::function<int()> call) {
+  if (Pulse::current() == nullptr) return call();
   std::promise<int> promise;
   std::future<int> error = promise.get_future();
   try {
-    std::thread([own, promise = std::move(promise)]() mutable {
-      const int result = sync_now(own);
-      ::close(own);
+    std::thread([call, promise = std::move(promise)]() mutable {
+      const int result = call();
+      call = nullptr;  // what it owns goes before the caller goes on
       promise.set_value(result);
     }).detach();
   } catch (const std::system_error&) {  // no thread is to be had
-    ::close(own);
-    return sync_now(fd);
+    return call();
   }
-  const auto limit = std::chrono::steady_clock::now() + kLongestSync;
+  const auto limit = std::chrono::steady_clock::now() + kLongestCall;
   while (error.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
     if (std::chrono::steady_clock::now() < limit) beat();
   }
   return error.get();
 }
 
-}  // namespace
+int await_disk(const FileDescriptor& file, std::function<int(int fd)> call) {
+  if (Pulse::current() == nullptr) return call(file.get());
+  const auto own = std::make_shared<FileDescriptor>(::fcntl(file.get(), F_DUPFD_CLOEXEC, 0));
+  if (!own->valid()) return call(file.get());  // nor would another thread have one
+  return await_disk([own, call = std::move(call)] { return call(own->get()); });
+}
 
 void sync_file(const FileDescriptor& file, const Wording& name) {
-  const int error = Pulse::current() == nullptr ? sync_now(file.get()) : sync_beside(file.get());
+  const int error =
+      await_disk(file, [](int fd) { return uninterrupted([fd] { return ::fsync(fd); }) == 0 ? 0 : errno; });
   if (error == 0) return;
   fail_file({"can't bring ", name, " to the disk"}, error, "Choose another folder, on a disk that is in order.");
 }

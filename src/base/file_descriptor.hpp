@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cerrno>
+#include <functional>
 #include <string_view>
 
 #include "base/wording.hpp"
@@ -38,6 +39,13 @@ auto uninterrupted(const Call& call) {
   while (result == -1 && errno == EINTR) result = call();
   return result;
 }
+
+// Makes a call that may take as long as a slow disk or network needs, and returns what it does: 0, or an error's
+// number. Where the caller is a rank, a thread of its own makes the call and the rank gives signs of life: a slow disk
+// is no rank's silence. That thread may outlive the caller, so `call` owns what it uses.
+int await_disk(std::function<int()> call);
+// The same of a call on an open file; it gets a descriptor of that file.
+int await_disk(const FileDescriptor& file, std::function<int(int fd)> call);
 
 // Throws kFile "problem (what the system says of error_number). remedy."
 [[noreturn]] void fail_file(const Wording& problem, int error_number, const Wording& remedy);

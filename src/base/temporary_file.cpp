@@ -47,32 +47,30 @@ std::optional<std::string> temporary_stem(const std::string& path) {
        {"Choose another name, or replace it with ", setting("force"), "."});
 }
 
-// Renames without replacing, by the strongest means that the file system has.
-void rename_new(const std::string& from, const std::string& to, const Wording& name) {
-  const Wording problem{fmt::format("can't rename {} to ", from), name};
-  if (uninterrupted([&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE); }) == 0) {
-    return;
+// Renames without replacing, by the strongest means that the file system has. EEXIST where there is a file of that
+// name.
+int rename_new(const char* from, const char* to) {
+  if (uninterrupted([&] { return ::renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE); }) == 0) return 0;
+  if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) return errno;
+  if (uninterrupted([&] { return ::link(from, to); }) == 0) {
+    ::unlink(from);
+    return 0;
   }
-  if (errno == EEXIST) fail_exists(name);
-  if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) fail_file(problem, errno, kWriteAdvice);
-  if (uninterrupted([&] { return ::link(from.c_str(), to.c_str()); }) == 0) {
-    ::unlink(from.c_str());
-    return;
-  }
-  if (errno == EEXIST) fail_exists(name);
+  if (errno == EEXIST) return errno;
   // No hard links either. A look just before the rename is all that is left on such a file system.
   struct stat status;
-  if (::lstat(to.c_str(), &status) == 0) fail_exists(name);
-  if (uninterrupted([&] { return ::rename(from.c_str(), to.c_str()); }) != 0) fail_file(problem, errno, kWriteAdvice);
+  if (::lstat(to, &status) == 0) return EEXIST;
+  return uninterrupted([&] { return ::rename(from, to); }) == 0 ? 0 : errno;
 }
 
-void sync_folder(const std::string& path, const Wording& name) {
-  const FileDescriptor folder(
-      uninterrupted([&] { return ::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  // EINVAL: a file system whose folders need no sync.
-  if (!folder.valid() || (uninterrupted([&] { return ::fsync(folder.get()); }) != 0 && errno != EINVAL)) {
-    fail_file({name, " is written, but its folder can't be synced"}, errno, "A crash of the machine may lose it.");
-  }
+int rename_over(const char* from, const char* to) {
+  return uninterrupted([&] { return ::rename(from, to); }) == 0 ? 0 : errno;
+}
+
+int sync_folder(const char* path) {
+  const FileDescriptor folder(uninterrupted([&] { return ::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  if (folder.valid() && uninterrupted([&] { return ::fsync(folder.get()); }) == 0) return 0;
+  return folder.valid() && errno == EINVAL ? 0 : errno;  // EINVAL: a file system whose folders need no sync
 }
 
 }  // namespace
@@ -103,18 +101,20 @@ void TemporaryFile::write(std::string_view text) {
 
 void TemporaryFile::publish(bool replace) {
   if (!unfinished_) fail(ErrorCode::kInternal, fmt::format("{} is published or removed already", path_));
-  if (!replace) {
-    rename_new(path_, final_path_, name_);
-  } else if (uninterrupted([&] { return ::rename(path_.c_str(), final_path_.c_str()); }) != 0) {
-    fail_file({fmt::format("can't rename {} to ", path_), name_}, errno, kWriteAdvice);
-  }
+  const int error = await_disk([from = path_, to = final_path_, replace] {
+    return replace ? rename_over(from.c_str(), to.c_str()) : rename_new(from.c_str(), to.c_str());
+  });
+  if (error == EEXIST && !replace) fail_exists(name_);
+  if (error != 0) fail_file({fmt::format("can't rename {} to ", path_), name_}, error, kWriteAdvice);
   unfinished_.reset();
 }
 
 void TemporaryFile::publish_synced(bool replace) {
   sync_file(file_, name_);
   publish(replace);
-  sync_folder(final_path_, name_);
+  const int error = await_disk([folder = folder_of(final_path_)] { return sync_folder(folder.c_str()); });
+  if (error == 0) return;
+  fail_file({name_, " is written, but its folder can't be synced"}, error, "A crash of the machine may lose it.");
 }
 
 void TemporaryFile::discard() noexcept {

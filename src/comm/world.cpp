@@ -13,6 +13,7 @@
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
+#include "comm/message_claim.hpp"
 #include "comm/paced.hpp"
 #include "comm/patience.hpp"
 #include "comm/self.hpp"
@@ -218,14 +219,16 @@ int run_world(const WorldRequest& request, const std::function<int(Transport&)>&
 }
 
 int end_without_world(const Error& error, const std::function<void(const Error&)>& print_error) {
-  if (store_asked_for())
-    return run_store_world(
-        {}, &error, [](Transport&) { return 0; }, print_error);
+  const MessageClaim claim;
+  const auto no_rank = [](Transport&) { return 0; };
+  try {
+    if (store_asked_for()) return run_store_world({}, &error, no_rank, print_error);
 #if defined(RINGATTN_HAVE_MPI)
-  if (launched_by_mpi())
-    return run_mpi_world(
-        {}, &error, [](Transport&) { return 0; }, print_error);
+    if (launched_by_mpi()) return run_mpi_world({}, &error, no_rank, print_error);
 #endif
+  } catch (...) {  // this rank can't even meet the others
+    if (!claim.take()) return static_cast<int>(error.code());
+  }
   return code_of(error, print_error);
 }
 

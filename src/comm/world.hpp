@@ -54,7 +54,8 @@ int run_world(const WorldRequest& request, const std::function<int(Transport&)>&
 
 // Ends a program that failed before it had a world (bad flags, a refused request) and returns its exit code. Under
 // mpirun, or at RINGATTN_STORE, the ranks meet: one of them prints, none leaves before it has, and ranks that did not
-// fail end with the same code out of run_world().
+// fail end with the same code out of run_world(). A rank that can't meet the others prints by itself; under mpirun one
+// of each host's does.
 int end_without_world(const Error& error, const std::function<void(const Error&)>& print_error);
 
 }  // namespace ringattn

@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
 #include "tests/cli/launcher_machine.hpp"
@@ -208,6 +210,53 @@ TEST(LauncherEnd, AStrangerThatHoldsThePipeDoesNotHoldTheLauncher) {
   const Finished run = machine.run({"timeout", "-s", "KILL", "30", RINGATTN_LAUNCHER, "run"});
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.out, "said\n");
+}
+
+// The beginning of an mpirun whose rank has begun, and whose job has number 7 in the names of its files.
+constexpr const char* kMpirunOfJob7 =
+    "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
+    "mine=$TMPDIR/ompi.here.$(/usr/bin/id -u)/pid.$$; mkdir -p $mine; echo \"$((7 << 16)).0;tcp\" >$mine/contact.txt\n"
+    "file=$RINGATTN_OUTCOMES/$(uname -n).$(stat -Lc %i /proc/self/ns/pid).$$; echo started 1 >$file\n"
+    "until [ -e $TMPDIR/ringattn-mpirun.*/family ]; do sleep 0.1; done\n";
+
+TEST(LauncherEnd, ComesInTimeWhateverMpirunDoes) {
+  // mpirun goes on after a rank has failed, a process that can't be found holds the pipe, and no other host answers.
+  Machine machine;
+  machine.script("mpirun", kMpirunOfJob7 + std::string("env -u RINGATTN_OUTCOMES setsid sleep 40 2>&- &\n"
+                                                       "echo code 6 >>$file; trap '' TERM; sleep 1000"));
+  machine.script("ssh", "exec sleep 1000");
+  const auto begun = std::chrono::steady_clock::now();
+  const Finished run = machine.start({"--host", "a:1,b:1", "run"}, {{"TMPDIR", machine.folder().path()}});
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+  EXPECT_EQ(run.code, 6) << run.err;
+  constexpr double kEnd = 10.0;   // after the rank has told of its failure
+  constexpr double kBegin = 2.0;  // for what comes before, on a busy machine
+  EXPECT_LT(took.count(), kBegin + kEnd) << run.err;
+}
+
+TEST(LauncherEnd, FilesOnOtherHostsAreRemovedByTheWayOfMpirun) {
+  Machine machine;
+  machine.script("mpirun", kMpirunOfJob7 + std::string("rm -r $mine; exit 205"));  // a host was lost
+  machine.script("ssh", "echo by ssh: \"$@\" >>$TMPDIR/reached");
+  machine.script("agent", "echo by agent: \"$@\" >>$TMPDIR/reached");
+  machine.script("srun", "echo by srun: \"$@\" >>$TMPDIR/reached");
+  machine.script("scontrol",
+                 "[ \"$*\" = 'show hostnames' ] || exit 1\nprintf '%s\\n' node3 -oProxyCommand=x 'a b' node4");
+  const auto reached = [&](const Words& words, Variables variables) {
+    variables.emplace_back("TMPDIR", machine.folder().path());
+    EXPECT_EQ(machine.start(words + Words{"run"}, variables).code, 6);
+    const std::string text = read_whole(machine.folder().file("reached"));
+    std::filesystem::remove(machine.folder().file("reached"));
+    EXPECT_TRUE(has(text, "/jf.7")) << text;
+    return text;
+  };
+  const std::string named = reached({"--host", "node1:1,node2:1"}, {});
+  EXPECT_TRUE(has(named, "by ssh: node1 sh -c ") && has(named, "by ssh: node2 sh -c ")) << named;
+  const std::string agent = reached({"--host", "node1:1,node2:1"}, {{"OMPI_MCA_plm_rsh_agent", "agent --option"}});
+  EXPECT_TRUE(has(agent, "by agent: --option node1 sh -c ") && has(agent, "by agent: --option node2 sh -c ")) << agent;
+  const std::string slurm = reached({}, {{"SLURM_JOB_ID", "17"}, {"SLURM_NTASKS", "2"}, {"SLURM_NNODES", "2"}});
+  EXPECT_TRUE(has(slurm, " --nodelist node3 sh -c ") && has(slurm, " --nodelist node4 sh -c ")) << slurm;
+  EXPECT_FALSE(has(slurm, "ProxyCommand")) << slurm;
 }
 
 // On a busy host a read of the watch may end in the middle of what the launcher tells it.

@@ -123,13 +123,14 @@ TEST(Mpi, FailuresNameTheRankAndItsHost) {
 }
 
 TEST(Mpi, ADiskThatIsSlowIsNoPeersDeath) {
-  const TemporaryFolder folder;
-  const Finished run = mpi_tool(2, Words{"run", "--timeout", "2", "--output", folder.file("out")} + small_job(),
-                                {{"LD_PRELOAD", RINGATTN_FAULTS},
-                                 {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"},
-                                 {"FAULT_FSYNC_SECONDS", "5"}});
-  EXPECT_EQ(run.code, 0) << run.err;
-  EXPECT_EQ(folder.entries(), std::vector<std::string>{"out"});
+  for (const char* fault : {"FAULT_FSYNC_SECONDS", "FAULT_FALLOCATE_SECONDS", "FAULT_RENAME_SECONDS"}) {
+    const TemporaryFolder folder;
+    const Finished run = mpi_tool(
+        2, Words{"run", "--timeout", "2", "--output", folder.file("out")} + small_job(),
+        {{"LD_PRELOAD", RINGATTN_FAULTS}, {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"}, {fault, "5"}});
+    EXPECT_EQ(run.code, 0) << fault << ": " << run.err;
+    EXPECT_EQ(folder.entries(), std::vector<std::string>{"out"});
+  }
 }
 
 TEST(Mpi, ThreadsThatCannotStartAreFour) {
@@ -144,7 +145,25 @@ TEST(Mpi, ThreadsThatCannotStartAreFour) {
                      {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                      {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"}});
     EXPECT_EQ(run.code, 4) << threads << ": " << run.err;
-    EXPECT_GE(count_messages(run.err), 1) << run.err;
+    EXPECT_EQ(count_messages(run.err), 1) << threads << ": " << run.err;
+  }
+}
+
+// Open MPI leaves with 1 where it has no place for its files, and that means a wrong result here. Ranks of mpirun use
+// its folder, so there a bad one of their own does no harm; a rank that something else has started makes one.
+TEST(Mpi, ABadFolderForTemporaryFilesIsNoWrongResult) {
+  const Words job = Words{"run", "--backend", "cpu"} + small_job();
+  for (const char* folder : {"/dev/null", "/proc"}) {
+    const std::string bad = std::string("TMPDIR=") + folder;
+    const Finished ranks = run_program(
+        Words{"sh", "-c", std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS + " -np 2 env " + bad + " \"$@\"",
+              "sh", RINGATTN_TOOL} +
+            job,
+        {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+    EXPECT_TRUE(ranks.code == 0 || ranks.code == 4) << bad << ": " << ranks.code << ranks.err;
+    const Finished alone = run_program(Words{"env", "PMI_RANK=0", "PMI_SIZE=1", bad, RINGATTN_TOOL} + job);
+    EXPECT_TRUE(alone.code == 0 || alone.code == 4) << bad << ": " << alone.code << alone.err;
+    EXPECT_EQ(count_messages(alone.err), alone.code == 0 ? 0 : 1) << alone.err;
   }
 }
 

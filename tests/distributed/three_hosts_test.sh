@@ -93,6 +93,7 @@ begin_job
 end_job "cut link"
 # mpirun's own message holds host 2's address whoever is to blame; what ranks say is theirs.
 expect "a rank blames one of host 2" grep -q '^ringattn: error:.*rank [23] on host2' "$state/out"
+expect "once" test "$(grep -c '^ringattn: error:' "$state/out")" = 1
 expect "no rank blames others alone" test -z "$(grep '^ringattn: error:' "$state/out" | grep -v 'rank [23] on host2')"
 for n in 1 3; do
   expect "host $n has no process left" within "$busy" no_process "$n"

@@ -32,6 +32,11 @@ bool interrupted(std::atomic<int>& calls) {
   return true;
 }
 
+// Takes as many seconds as the variable says.
+void dawdle(const char* name) {
+  if (setting_of(name) > 0) ::sleep(static_cast<unsigned>(setting_of(name)));
+}
+
 // Memory that processes share is no file of the program's: LLVM's OpenMP runtime makes some, and doesn't repeat calls.
 bool in_shared_memory(int fd) {
   char link[32], path[64];
@@ -49,9 +54,7 @@ int fsync(int fd) {
   static std::atomic<int> calls{0};
   static std::atomic<int> slow{0};
   if (interrupted(calls)) return -1;
-  if (slow++ == 0 && setting_of("FAULT_FSYNC_SECONDS") > 0) {
-    ::sleep(static_cast<unsigned>(setting_of("FAULT_FSYNC_SECONDS")));
-  }
+  if (slow++ == 0) dawdle("FAULT_FSYNC_SECONDS");
   if (setting_of("FAULT_FSYNC_EIO") > 0) {
     errno = EIO;
     return -1;
@@ -62,14 +65,14 @@ int fsync(int fd) {
 // FAULT_PREAD_SECONDS: how long each one takes of more bytes than samples and headers of files have.
 ssize_t pread(int fd, void* target, std::size_t bytes, off_t offset) {
   constexpr std::size_t kSmall = 4096;
-  if (bytes > kSmall && setting_of("FAULT_PREAD_SECONDS") > 0) {
-    ::sleep(static_cast<unsigned>(setting_of("FAULT_PREAD_SECONDS")));
-  }
+  if (bytes > kSmall) dawdle("FAULT_PREAD_SECONDS");
   return original(pread, "pread")(fd, target, bytes, offset);
 }
 
+// FAULT_FALLOCATE_SECONDS, FAULT_RENAME_SECONDS: how long each one takes.
 int fallocate(int fd, int mode, off_t offset, off_t bytes) {
   static std::atomic<int> calls{0};
+  dawdle("FAULT_FALLOCATE_SECONDS");
   return interrupted(calls) ? -1 : original(fallocate, "fallocate")(fd, mode, offset, bytes);
 }
 
@@ -80,6 +83,7 @@ int ftruncate(int fd, off_t bytes) noexcept {
 
 int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
   static std::atomic<int> calls{0};
+  dawdle("FAULT_RENAME_SECONDS");
   return interrupted(calls) ? -1 : original(renameat2, "renameat2")(from_folder, from, to_folder, to, flags);
 }
 

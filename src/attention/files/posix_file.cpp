@@ -17,7 +17,8 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kLargestTransfer = std::size_t{1} << 26;  // a rank that reads or writes shows it between them
+// A rank that reads or writes shows it between two transfers, so none of them may take seconds on a slow disk.
+constexpr std::size_t kLargestTransfer = std::size_t{1} << 22;
 constexpr std::string_view kReadAdvice = "Check the disk, or copy the file to another.";
 
 }  // namespace

@@ -173,13 +173,13 @@ void SafetensorsWriter::reserve_space(const std::string& path) {
       static_cast<std::uint64_t>(plan_.file_bytes()) > limit.rlim_cur) {
     fail_file(problem, EFBIG, "Raise the limit on file sizes (ulimit -f).");
   }
-  const off_t bytes = plan_.file_bytes();
-  if (uninterrupted([&] { return ::fallocate(file().get(), 0, 0, bytes); }) == 0) return;
-  if (errno != EOPNOTSUPP && errno != ENOSYS) fail_file(problem, errno, "Free some space, or choose another folder.");
-  // A file system that can't reserve: the size alone.
-  if (uninterrupted([&] { return ::ftruncate(file().get(), bytes); }) != 0) {
-    fail_file(problem, errno, "Free some space, or choose another folder.");
-  }
+  const int error = await_disk(file(), [bytes = off_t{plan_.file_bytes()}](int fd) {
+    if (uninterrupted([&] { return ::fallocate(fd, 0, 0, bytes); }) == 0) return 0;
+    if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+    // A file system that can't reserve: the size alone.
+    return uninterrupted([&] { return ::ftruncate(fd, bytes); }) == 0 ? 0 : errno;
+  });
+  if (error != 0) fail_file(problem, error, "Free some space, or choose another folder.");
 }
 
 const TensorInfo& SafetensorsWriter::planned(std::string_view tensor) const {

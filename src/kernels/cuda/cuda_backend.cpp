@@ -31,8 +31,9 @@ const Gpu& gpu_of(int device) {
 // Returns when the device has passed the event.
 void await_event(const CudaEvent& event, int device, const Deadline& deadline, const Progress& progress) {
   while (!event.passed()) {
-    if (progress) progress();
-    if (deadline.expired()) {
+    const bool late = deadline.expired();
+    if (progress) progress();  // it may know better what the device waits for
+    if (late) {
       fail(ErrorCode::kPeer, fmt::format("GPU {} did not finish within {} s", device, deadline.seconds()),
            "its work waits for a peer, or is slower than predicted",
            {"Raise ", setting("timeout"), " if it is only slow."});
