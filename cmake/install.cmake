@@ -17,18 +17,30 @@ target_compile_features(ringattn_shared INTERFACE cxx_std_20)
 set_target_properties(ringattn_shared PROPERTIES OUTPUT_NAME ringattn EXPORT_NAME shared VERSION ${PROJECT_VERSION}
                                                  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 
-set(installed ringattn ringattn_shared ringattn_c ${parts})
-if(TARGET ringattn_comm_mpi)
-  set_target_properties(ringattn_comm_mpi PROPERTIES EXPORT_NAME comm_mpi)
-  list(APPEND installed ringattn_comm_mpi)
-endif()
+# Where libringattn_mpi lies, which they open.
+set_target_properties(ringattn_c ringattn_shared PROPERTIES INSTALL_RPATH $ORIGIN)
+file(RELATIVE_PATH from_bin ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+set_target_properties(ringattn_program PROPERTIES INSTALL_RPATH $ORIGIN/${from_bin})
+
+# By component of find_package(): a project needs what the parts that it asks for need.
+# install_component(<component> <targets> …)
+function(install_component component)
+  install(TARGETS ${ARGN} EXPORT ringattn-${component} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT ringattn-${component} NAMESPACE ringattn:: DESTINATION ${package_folder})
+endfunction()
+install_component(c ringattn_c)
+install_component(shared ringattn_shared)
+set(static ringattn ${parts})
 if(TARGET ringattn_cuda)
   set_target_properties(ringattn_cuda PROPERTIES EXPORT_NAME cuda)
-  list(APPEND installed ringattn_cuda)
+  list(APPEND static ringattn_cuda)
 endif()
-install(TARGETS ${installed} EXPORT ringattn ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
-        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(EXPORT ringattn NAMESPACE ringattn:: DESTINATION ${package_folder} FILE ringattnTargets.cmake)
+install_component(static ${static})
+if(TARGET ringattn_comm_mpi)
+  set_target_properties(ringattn_comm_mpi PROPERTIES EXPORT_NAME comm_mpi)
+  install_component(mpi ringattn_comm_mpi)
+endif()
 # Headers of kernels are those of one device's inside.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ringattn FILES_MATCHING PATTERN "*.hpp"
         PATTERN "kernels/cpu" EXCLUDE PATTERN "kernels/cuda" EXCLUDE PATTERN "kernels/sm80" EXCLUDE
