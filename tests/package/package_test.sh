@@ -86,22 +86,22 @@ if [[ -n $mpiexec ]]; then
   expect "$in_c" "${mpirun[@]}" "$place/with_mpi/own_comm_in_c"
 fi
 
-# ---- By pkg-config ----
-# The shared library needs nothing else on the command line.
+# ---- By pkg-config: the commands of docs/cpp.md and docs/c.md ----
 if command -v pkg-config >/dev/null; then
-  pc=("--define-variable=prefix=$installed" ringattn)
   export PKG_CONFIG_PATH
-  PKG_CONFIG_PATH=$(dirname "$(find "$installed" -name ringattn.pc)")
-  [[ $(pkg-config --modversion ringattn) == "$version" ]] || { echo "ringattn.pc has another version"; failed=1; }
-  read -ra flags < <(pkg-config --cflags --libs "${pc[@]}")
-  "$compiler" -std=c++20 "$here/consumer/threads.cpp" -o "$place/by_pkg_config" "${flags[@]}" \
-              "-Wl,-rpath,$(pkg-config --variable=libdir "${pc[@]}")"
+  PKG_CONFIG_PATH=$(dirname "$(find "$installed" -name ringattn.pc)"):${PKG_CONFIG_PATH:-}
+  by_pkg_config() {  # by_pkg_config PROGRAM PACKAGE COMPILER ARGUMENT…: a program that finds its libraries where they are
+    local flags
+    [[ $(pkg-config --modversion "$2") == "$version" ]] || wrong "$2.pc has another version"
+    read -ra flags < <(pkg-config --cflags --libs "$2")
+    "${@:3}" -o "$place/$1" "${flags[@]}" -pthread "-Wl,-rpath,$(pkg-config --variable=libdir "$2")"
+  }
+  by_pkg_config by_pkg_config ringattn "$compiler" -std=c++20 "$here/consumer/threads.cpp"
   expect "$bits" "$place/by_pkg_config" 2
-  pc[1]=ringattn_c
-  read -ra flags < <(pkg-config --cflags --libs "${pc[@]}")
-  "${CC:-cc}" "$here/../c/client.c" -o "$place/c_by_pkg_config" "${flags[@]}" -pthread \
-              "-Wl,-rpath,$(pkg-config --variable=libdir "${pc[@]}")"
+  by_pkg_config c_by_pkg_config ringattn_c "${CC:-cc}" "$here/../c/client.c"
   expect "$in_c" "$place/c_by_pkg_config"
+  by_pkg_config static_by_pkg_config ringattn_static "$compiler" -std=c++20 "$here/consumer/threads.cpp"
+  expect "$bits" "$place/static_by_pkg_config" 2
 fi
 
 # ---- The program ----
