@@ -128,7 +128,8 @@ ringattn_status ringattn_world_mpi(const ringattn_world_options *options, const 
  * NCCL where that can't be and the library was built with it. */
 typedef struct ringattn_gathered ringattn_gathered;
 
-/* Functions of the caller's, called on the calling thread and not after ringattn_world_callbacks() has returned. */
+/* What the caller lends, called on the calling thread and not after ringattn_world_callbacks() has returned. An all-gather is
+ * all that ranks need to come together; barriers, from then on, are the world's own. */
 typedef struct ringattn_callbacks {
   uint64_t size;
   void *context; /* passed on */
