@@ -17,18 +17,30 @@ target_compile_features(ringattn_shared INTERFACE cxx_std_20)
 set_target_properties(ringattn_shared PROPERTIES OUTPUT_NAME ringattn EXPORT_NAME shared VERSION ${PROJECT_VERSION}
                                                  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 
-set(installed ringattn ringattn_shared ringattn_c ${parts})
-if(TARGET ringattn_comm_mpi)
-  set_target_properties(ringattn_comm_mpi PROPERTIES EXPORT_NAME comm_mpi)
-  list(APPEND installed ringattn_comm_mpi)
-endif()
+# Where libringattn_mpi lies, which they open.
+set_target_properties(ringattn_c ringattn_shared PROPERTIES INSTALL_RPATH $ORIGIN)
+file(RELATIVE_PATH from_bin ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+set_target_properties(ringattn_program PROPERTIES INSTALL_RPATH $ORIGIN/${from_bin})
+
+# By component of find_package(): a project needs what the parts that it asks for need.
+# install_component(<component> <targets> …)
+function(install_component component)
+  install(TARGETS ${ARGN} EXPORT ringattn-${component} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT ringattn-${component} NAMESPACE ringattn:: DESTINATION ${package_folder})
+endfunction()
+install_component(c ringattn_c)
+install_component(shared ringattn_shared)
+set(static ringattn ${parts})
 if(TARGET ringattn_cuda)
   set_target_properties(ringattn_cuda PROPERTIES EXPORT_NAME cuda)
-  list(APPEND installed ringattn_cuda)
+  list(APPEND static ringattn_cuda)
 endif()
-install(TARGETS ${installed} EXPORT ringattn ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
-        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(EXPORT ringattn NAMESPACE ringattn:: DESTINATION ${package_folder} FILE ringattnTargets.cmake)
+install_component(static ${static})
+if(TARGET ringattn_comm_mpi)
+  set_target_properties(ringattn_comm_mpi PROPERTIES EXPORT_NAME comm_mpi)
+  install_component(mpi ringattn_comm_mpi)
+endif()
 # Headers of kernels are those of one device's inside.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ringattn FILES_MATCHING PATTERN "*.hpp"
         PATTERN "kernels/cpu" EXCLUDE PATTERN "kernels/cuda" EXCLUDE PATTERN "kernels/sm80" EXCLUDE
@@ -55,6 +67,19 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/ringattnConfig.cmake
 if(NCCL_FOUND)
   install(FILES ${CMAKE_CURRENT_LIST_DIR}/FindNCCL.cmake DESTINATION ${package_folder})
 endif()
-configure_file(${CMAKE_CURRENT_LIST_DIR}/ringattn.pc.in ${CMAKE_CURRENT_BINARY_DIR}/ringattn.pc @ONLY)
-configure_file(${CMAKE_CURRENT_LIST_DIR}/ringattn_c.pc.in ${CMAKE_CURRENT_BINARY_DIR}/ringattn_c.pc @ONLY)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/ringattn.pc ${CMAKE_CURRENT_BINARY_DIR}/ringattn_c.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+# What pkg-config's ringattn_static needs beside the packages that have such files of their own.
+set(RINGATTN_STATIC_LIBS ${OpenMP_CXX_FLAGS} -pthread -ldl -lrt)
+if(RINGATTN_CUDA_FOUND)
+  list(APPEND RINGATTN_STATIC_LIBS ${CUDA_cudart_static_LIBRARY})
+endif()
+if(NCCL_FOUND)
+  list(APPEND RINGATTN_STATIC_LIBS ${NCCL_LIBRARY})
+endif()
+list(JOIN RINGATTN_STATIC_LIBS " " RINGATTN_STATIC_LIBS)
+# pkg-config's files say where they lie relative to themselves: `cmake --install` may be told another place.
+file(RELATIVE_PATH RINGATTN_FROM_PC ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" RINGATTN_FROM_PC ${RINGATTN_FROM_PC})
+foreach(name ringattn ringattn_static ringattn_c)
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/${name}.pc.in ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc @ONLY)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()

@@ -118,7 +118,8 @@ ringattn_status ringattn_world_threads(const ringattn_world_options *options, in
 
 /* The ranks of an MPI communicator: `communicator` points to an MPI_Comm, which is duplicated (collective). MPI is
  * initialised with at least MPI_THREAD_FUNNELED, all calls come from one thread, and the world and its objects are
- * destroyed before MPI_Finalize. Host memory. RINGATTN_UNSUPPORTED in a library that was built without MPI. */
+ * destroyed before MPI_Finalize. Host memory. libringattn_mpi, beside the library, is opened, and is what is linked to MPI:
+ * RINGATTN_UNSUPPORTED where it isn't there, or in a library that was built without MPI. */
 ringattn_status ringattn_world_mpi(const ringattn_world_options *options, const void *communicator,
                                    ringattn_world **world);
 
@@ -127,7 +128,8 @@ ringattn_status ringattn_world_mpi(const ringattn_world_options *options, const 
  * NCCL where that can't be and the library was built with it. */
 typedef struct ringattn_gathered ringattn_gathered;
 
-/* Functions of the caller's, called on the calling thread and not after ringattn_world_callbacks() has returned. */
+/* What the caller lends, called on the calling thread and not after ringattn_world_callbacks() has returned. An all-gather is
+ * all that ranks need to come together; barriers, from then on, are the world's own. */
 typedef struct ringattn_callbacks {
   uint64_t size;
   void *context; /* passed on */

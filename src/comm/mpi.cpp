@@ -12,6 +12,7 @@
 #include "base/pulse.hpp"
 #include "comm/exchange.hpp"
 #include "comm/failure.hpp"
+#include "comm/mpi_calls.hpp"
 #include "comm/mpi_flight.hpp"
 #include "comm/mpi_parts.hpp"
 #include "comm/patience.hpp"
@@ -69,7 +70,7 @@ class MpiTransport final : public Transport {
       const ReceiveMessage& message = flight.exchange.receives[i];
       flight.receive_requests[i] =
           cut(message, {ticket, true, i, 0}, [&](std::byte* data, int count, MPI_Request* request) {
-            return MPI_Irecv(data, count, MPI_BYTE, message.peer, tag_of(ticket), communicator_, request);
+            return mpi().irecv(data, count, mpi().byte_type, message.peer, tag_of(ticket), communicator_, request);
           });
     }
     start_sends(flight, ticket);
@@ -117,18 +118,18 @@ class MpiTransport final : public Transport {
     // called, to tell and hear of the failure, so that memory must stay.
     std::vector<MPI_Request> receives;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
-      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      if (requests_[i] == mpi().request_null) continue;
       if (!pieces_[i].receive) {
         keep_host_memory();
         continue;
       }
-      MPI_Cancel(&requests_[i]);
+      mpi().cancel(&requests_[i]);
       receives.push_back(requests_[i]);
     }
     const Deadline deadline = Patience::grace(kAbandonSeconds);
     int done = 0;
     for (int idle = 0; done == 0 && !deadline.expired(); ++idle) {
-      MPI_Testall(static_cast<int>(receives.size()), receives.data(), &done, MPI_STATUSES_IGNORE);
+      mpi().testall(static_cast<int>(receives.size()), receives.data(), &done, MPI_STATUSES_IGNORE);
       if (done == 0) family_->rest(idle);
     }
     waited_ = next_ticket();
@@ -204,7 +205,7 @@ class MpiTransport final : public Transport {
   std::size_t cut(const Message& message, MpiPiece piece, Start start) {
     const auto begin = [&](auto* data, std::size_t bytes) {
       piece.bytes = static_cast<int>(bytes);
-      MPI_Request request = MPI_REQUEST_NULL;
+      MPI_Request request = mpi().request_null;
       check_mpi(start(data, piece.bytes, &request), piece.receive ? "MPI_Irecv" : "MPI_Isend");
       requests_.push_back(request);
       pieces_.push_back(piece);
@@ -225,7 +226,7 @@ class MpiTransport final : public Transport {
       if (!flight.gate.may_send(message.round)) return;
       flight.send_requests[flight.started] =
           cut(message, {ticket, false, flight.started, 0}, [&](const std::byte* data, int count, MPI_Request* request) {
-            return MPI_Isend(data, count, MPI_BYTE, message.peer, tag_of(ticket), communicator_, request);
+            return mpi().isend(data, count, mpi().byte_type, message.peer, tag_of(ticket), communicator_, request);
           });
     }
   }
@@ -237,7 +238,7 @@ class MpiTransport final : public Transport {
     statuses_.resize(requests_.size());
     int count = 0;
     const int result =
-        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, done_.data(), statuses_.data());
+        mpi().testsome(static_cast<int>(requests_.size()), requests_.data(), &count, done_.data(), statuses_.data());
     if (result != MPI_ERR_IN_STATUS) check_mpi(result, "MPI_Testsome");
     if (count == MPI_UNDEFINED || count == 0) return false;
     for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
@@ -247,7 +248,7 @@ class MpiTransport final : public Transport {
     }
     std::size_t kept = 0;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
-      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      if (requests_[i] == mpi().request_null) continue;
       requests_[kept] = requests_[i];
       pieces_[kept++] = pieces_[i];
     }
@@ -269,13 +270,13 @@ class MpiTransport final : public Transport {
   void check_piece(const MpiPiece& piece, int result, const MPI_Status& status) {
     const MpiFlight& flight = flight_of(piece);
     int bytes = piece.bytes;
-    if (result == MPI_SUCCESS && piece.receive) MPI_Get_count(&status, MPI_BYTE, &bytes);
+    if (result == MPI_SUCCESS && piece.receive) mpi().get_count(&status, mpi().byte_type, &bytes);
     if (result == MPI_SUCCESS && bytes == piece.bytes) return;
     const int peer =
         piece.receive ? flight.exchange.receives[piece.message].peer : flight.exchange.sends[piece.message].peer;
     const std::string name = exchange_name(flight.exchange, piece.ticket);
     int error_class = MPI_SUCCESS;
-    MPI_Error_class(result, &error_class);
+    mpi().error_class(result, &error_class);
     if (result == MPI_SUCCESS || error_class == MPI_ERR_TRUNCATE) {
       fail(ErrorCode::kInternal, fmt::format("the two sides of {} don't fit", name),
            fmt::format("{} has sent {} a piece of other than {} bytes", family_->names().name(peer),
@@ -329,32 +330,32 @@ class MpiTransport final : public Transport {
     meeting.came[static_cast<std::size_t>(rank_)] = true;
     for (int i = 1; i < size_; ++i) {
       const int peer = (rank_ + i) % size_;
-      meeting.requests.push_back(MPI_REQUEST_NULL);
-      check_mpi(MPI_Isend(meeting.mine.data(), static_cast<int>(meeting.mine.size()), MPI_CHAR, peer, tag,
-                          communicator_, &meeting.requests.back()),
+      meeting.requests.push_back(mpi().request_null);
+      check_mpi(mpi().isend(meeting.mine.data(), static_cast<int>(meeting.mine.size()), mpi().char_type, peer, tag,
+                            communicator_, &meeting.requests.back()),
                 "MPI_Isend");
     }
     int missing = size_ - 1;
     for (int idle = 0;; ++idle) {
       int found = missing;
       while (found != 0) {
-        MPI_Message message = MPI_MESSAGE_NULL;
+        MPI_Message message = mpi().message_null;
         MPI_Status status;
-        check_mpi(MPI_Improbe(MPI_ANY_SOURCE, tag, communicator_, &found, &message, &status), "MPI_Improbe");
+        check_mpi(mpi().improbe(MPI_ANY_SOURCE, tag, communicator_, &found, &message, &status), "MPI_Improbe");
         if (found == 0) break;
         const auto source = static_cast<std::size_t>(status.MPI_SOURCE);
         int count = 0;
-        MPI_Get_count(&status, MPI_CHAR, &count);
+        mpi().get_count(&status, mpi().char_type, &count);
         meeting.all[source].resize(static_cast<std::size_t>(count));
         meeting.came[source] = true;
-        meeting.requests.push_back(MPI_REQUEST_NULL);
-        check_mpi(MPI_Imrecv(meeting.all[source].data(), count, MPI_CHAR, &message, &meeting.requests.back()),
+        meeting.requests.push_back(mpi().request_null);
+        check_mpi(mpi().imrecv(meeting.all[source].data(), count, mpi().char_type, &message, &meeting.requests.back()),
                   "MPI_Imrecv");
         found = --missing;
       }
       int done = 0;
       check_mpi(
-          MPI_Testall(static_cast<int>(meeting.requests.size()), meeting.requests.data(), &done, MPI_STATUSES_IGNORE),
+          mpi().testall(static_cast<int>(meeting.requests.size()), meeting.requests.data(), &done, MPI_STATUSES_IGNORE),
           "MPI_Testall");
       if (missing == 0 && done != 0) return;
       move();
@@ -394,19 +395,7 @@ class MpiTransport final : public Transport {
 
 // The highest tag that MPI allows.
 int check_ready(const MpiOptions& options) {
-  int initialized = 0;
-  int provided = MPI_THREAD_SINGLE;
-  MPI_Initialized(&initialized);
-  if (initialized != 0) MPI_Query_thread(&provided);
-  if (provided < MPI_THREAD_FUNNELED) {
-    fail(ErrorCode::kUsage, "can't make an mpi transport",
-         initialized == 0 ? "MPI isn't initialised" : "MPI was initialised without thread support",
-         "Call MPI_Init_thread with MPI_THREAD_FUNNELED first.");
-  }
-  void* value = nullptr;
-  int found = 0;
-  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &found);
-  const int highest = found != 0 ? *static_cast<int*>(value) : 32767;
+  const int highest = highest_mpi_tag();
   constexpr std::size_t kMaxCount = std::size_t{1} << 30;
   if (options.max_exchanges < 1 || options.max_exchanges > highest - 3 || options.request_bytes < 1 ||
       options.request_bytes > kMaxCount) {
@@ -421,9 +410,9 @@ int check_ready(const MpiOptions& options) {
 MpiWorld make_mpi_world(MPI_Comm communicator, const MpiOptions& options) {
   const Patience patience(options.setup_seconds);
   const int highest_tag = check_ready(options);
-  MPI_Comm duplicate = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_dup(communicator, &duplicate), "MPI_Comm_dup");
-  MPI_Comm_set_errhandler(duplicate, MPI_ERRORS_RETURN);
+  MPI_Comm duplicate = mpi().comm_null;
+  check_mpi(mpi().comm_dup(communicator, &duplicate), "MPI_Comm_dup");
+  mpi().comm_set_errhandler(duplicate, mpi().errors_return);
   MpiWorld world;
   world.family = std::make_shared<MpiFamily>(duplicate, options.max_exchanges + kMeetingTags, highest_tag);
   world.transport = std::make_unique<MpiTransport>(world.family, world.family->size(), 0, options);
@@ -431,7 +420,8 @@ MpiWorld make_mpi_world(MPI_Comm communicator, const MpiOptions& options) {
   return world;
 }
 
-std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, const MpiOptions& options) {
+std::unique_ptr<Transport> make_mpi_transport(const MpiCalls& calls, MPI_Comm communicator, const MpiOptions& options) {
+  use_mpi(calls);
   return make_mpi_world(communicator, options).transport;
 }
 

@@ -11,6 +11,13 @@
 #include "comm/transport.hpp"
 
 namespace ringattn {
+struct MpiCalls;
+}
+
+// Of libringattn_mpi, the library that is linked to MPI, and all that it has: who includes this header links it.
+extern "C" const ringattn::MpiCalls* ringattn_mpi_calls();
+
+namespace ringattn {
 
 struct MpiOptions {
   Route route = Route::kChain;
@@ -24,6 +31,9 @@ struct MpiOptions {
 // Duplicates `communicator` (collective), so the caller's own messages are never matched. MPI must be initialised with
 // at least MPI_THREAD_FUNNELED, and all calls come from the thread that made the transport. Destroy it before
 // MPI_Finalize. abort() tells the other ranks but ends no process: a program calls MPI_Abort after it (comm/world.hpp).
-std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, const MpiOptions& options = {});
+std::unique_ptr<Transport> make_mpi_transport(const MpiCalls& calls, MPI_Comm communicator, const MpiOptions& options);
+inline std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, const MpiOptions& options = {}) {
+  return make_mpi_transport(*ringattn_mpi_calls(), communicator, options);
+}
 
 }  // namespace ringattn

@@ -25,7 +25,7 @@ void check_mpi(int result, std::string_view call) {
   if (result == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
-  MPI_Error_string(result, text, &length);
+  mpi().error_string(result, text, &length);
   fail(ErrorCode::kPeer, fmt::format("{} failed", call), std::string_view(text, static_cast<std::size_t>(length)),
        "See whether all ranks are alive.");
 }
@@ -33,16 +33,32 @@ void check_mpi(int result, std::string_view call) {
 std::string processor_name() {
   char host[MPI_MAX_PROCESSOR_NAME];
   int length = 0;
-  MPI_Get_processor_name(host, &length);
+  mpi().get_processor_name(host, &length);
   return std::string(host, static_cast<std::size_t>(length));
+}
+
+int highest_mpi_tag() {
+  int initialized = 0;
+  int provided = MPI_THREAD_SINGLE;
+  mpi().initialized(&initialized);
+  if (initialized != 0) mpi().query_thread(&provided);
+  if (provided < MPI_THREAD_FUNNELED) {
+    fail(ErrorCode::kUsage, "can't make an mpi transport",
+         initialized == 0 ? "MPI isn't initialised" : "MPI was initialised without thread support",
+         "Call MPI_Init_thread with MPI_THREAD_FUNNELED first.");
+  }
+  void* value = nullptr;
+  int found = 0;
+  mpi().comm_get_attr(mpi().comm_world, MPI_TAG_UB, &value, &found);
+  return found != 0 ? *static_cast<int*>(value) : 32767;
 }
 
 MpiFamily::MpiFamily(MPI_Comm communicator, int lane_tags, int highest_tag)
     : communicator_(communicator),
       lane_tags_(lane_tags),
       lanes_(static_cast<std::size_t>(std::min(kMostLanes, highest_tag / lane_tags)), kFree) {
-  MPI_Comm_rank(communicator_, &rank_);
-  MPI_Comm_size(communicator_, &size_);
+  mpi().comm_rank(communicator_, &rank_);
+  mpi().comm_size(communicator_, &size_);
   listen();
 }
 
@@ -77,28 +93,28 @@ void MpiFamily::rest(int idle) const {
 MpiFamily::~MpiFamily() {
   // The receive's buffer goes with this object. A cancelled receive completes at once; so does one whose eager notice
   // is here already.
-  MPI_Cancel(&listening_);
-  MPI_Wait(&listening_, MPI_STATUS_IGNORE);
-  if (!is_over()) MPI_Comm_free(&communicator_);
+  mpi().cancel(&listening_);
+  mpi().wait(&listening_, MPI_STATUS_IGNORE);
+  if (!is_over()) mpi().comm_free(&communicator_);
 }
 
 void MpiFamily::listen() {
-  check_mpi(MPI_Irecv(notice_.data(), static_cast<int>(notice_.size()), MPI_CHAR, MPI_ANY_SOURCE, kNoticeTag,
-                      communicator_, &listening_),
+  check_mpi(mpi().irecv(notice_.data(), static_cast<int>(notice_.size()), mpi().char_type, MPI_ANY_SOURCE, kNoticeTag,
+                        communicator_, &listening_),
             "MPI_Irecv");
 }
 
 void MpiFamily::hear() {
   int arrived = 0;
   MPI_Status status;
-  check_mpi(MPI_Test(&listening_, &arrived, &status), "MPI_Test");
+  check_mpi(mpi().test(&listening_, &arrived, &status), "MPI_Test");
   while (arrived != 0) {
     int bytes = 0;
-    MPI_Get_count(&status, MPI_CHAR, &bytes);
+    mpi().get_count(&status, mpi().char_type, &bytes);
     const std::string_view notice(notice_.data(), static_cast<std::size_t>(bytes));
     reports_.emplace(status.MPI_SOURCE, unpack_error(notice));
     listen();
-    check_mpi(MPI_Test(&listening_, &arrived, &status), "MPI_Test");
+    check_mpi(mpi().test(&listening_, &arrived, &status), "MPI_Test");
   }
 }
 
@@ -126,11 +142,11 @@ bool MpiFamily::abort(const Error& error) {
   auto notices = std::make_unique<Notices>();
   notices->bytes = pack_error(error);
   notices->bytes.resize(std::min(notices->bytes.size(), kNoticeBytes));
-  notices->requests.assign(static_cast<std::size_t>(size_), MPI_REQUEST_NULL);
+  notices->requests.assign(static_cast<std::size_t>(size_), mpi().request_null);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    MPI_Isend(notices->bytes.data(), static_cast<int>(notices->bytes.size()), MPI_CHAR, peer, kNoticeTag, communicator_,
-              &notices->requests[static_cast<std::size_t>(peer)]);
+    mpi().isend(notices->bytes.data(), static_cast<int>(notices->bytes.size()), mpi().char_type, peer, kNoticeTag,
+                communicator_, &notices->requests[static_cast<std::size_t>(peer)]);
   }
   reports_.emplace(rank_, error);
 
@@ -139,7 +155,7 @@ bool MpiFamily::abort(const Error& error) {
   const auto lowest = [&] { return reports_.begin()->first; };
   // Rank 0 has nobody below to wait for, a rank that has heard of a lower one no more to learn.
   for (int idle = 0; !deadline.expired() && (sent == 0 || (rank_ != 0 && lowest() == rank_)); ++idle) {
-    if (sent == 0) MPI_Testall(size_, notices->requests.data(), &sent, MPI_STATUSES_IGNORE);
+    if (sent == 0) mpi().testall(size_, notices->requests.data(), &sent, MPI_STATUSES_IGNORE);
     hear();
     rest(idle);
   }

@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "comm/failure.hpp"
+#include "comm/mpi_calls.hpp"
 
 namespace ringattn {
 
@@ -23,6 +24,9 @@ std::string processor_name();
 
 // Throws kPeer with MPI's own text unless `result` is MPI_SUCCESS.
 void check_mpi(int result, std::string_view call);
+
+// Throws kUsage unless MPI is initialised with at least MPI_THREAD_FUNNELED.
+int highest_mpi_tag();
 
 // Ranks are those of the first world; a split keeps them. All worlds of a family share its communicator, and each has a
 // lane of tags of its own.
@@ -87,7 +91,7 @@ class MpiFamily {
   bool crowded_ = false;  // this host has more ranks than cores
   bool broken_ = false;
   std::array<char, kNoticeBytes> notice_;  // an error as pack_error() writes it
-  MPI_Request listening_ = MPI_REQUEST_NULL;
+  MPI_Request listening_ = mpi().request_null;
   std::map<int, Error> reports_;  // by rank
   std::optional<Error> gone_;     // what give_up() was called with
 };

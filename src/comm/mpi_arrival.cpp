@@ -8,6 +8,7 @@
 #include "base/pulse.hpp"
 #include "comm/failure.hpp"
 #include "comm/mpi_abort.hpp"
+#include "comm/mpi_calls.hpp"
 #include "comm/patience.hpp"
 
 namespace ringattn {
@@ -22,30 +23,30 @@ constexpr std::chrono::milliseconds kBetweenLooks{1};
 void await_ranks(MPI_Comm communicator, const Deadline& deadline) {
   int rank = 0;
   int size = 1;
-  MPI_Comm_rank(communicator, &rank);
-  MPI_Comm_size(communicator, &size);
+  mpi().comm_rank(communicator, &rank);
+  mpi().comm_size(communicator, &size);
   // Messages without a byte: nothing of this rank's memory is MPI's when the wait is given up.
-  std::vector<MPI_Request> sendings(static_cast<std::size_t>(size), MPI_REQUEST_NULL);
-  std::vector<MPI_Request> arrivals(static_cast<std::size_t>(size), MPI_REQUEST_NULL);
+  std::vector<MPI_Request> sendings(static_cast<std::size_t>(size), mpi().request_null);
+  std::vector<MPI_Request> arrivals(static_cast<std::size_t>(size), mpi().request_null);
   for (int i = 1; i < size; ++i) {
     const int peer = (rank + i) % size;
     const auto at = static_cast<std::size_t>(peer);
-    check_mpi(MPI_Irecv(nullptr, 0, MPI_CHAR, peer, kTag, communicator, &arrivals[at]), "MPI_Irecv");
-    check_mpi(MPI_Isend(nullptr, 0, MPI_CHAR, peer, kTag, communicator, &sendings[at]), "MPI_Isend");
+    check_mpi(mpi().irecv(nullptr, 0, mpi().char_type, peer, kTag, communicator, &arrivals[at]), "MPI_Irecv");
+    check_mpi(mpi().isend(nullptr, 0, mpi().char_type, peer, kTag, communicator, &sendings[at]), "MPI_Isend");
   }
   for (;;) {
     std::vector<int> absent;
     for (int peer = 0; peer < size; ++peer) {
       int came = 0;
-      check_mpi(MPI_Test(&arrivals[static_cast<std::size_t>(peer)], &came, MPI_STATUS_IGNORE), "MPI_Test");
+      check_mpi(mpi().test(&arrivals[static_cast<std::size_t>(peer)], &came, MPI_STATUS_IGNORE), "MPI_Test");
       if (came == 0) absent.push_back(peer);
     }
     int sent = 0;
-    check_mpi(MPI_Testall(size, sendings.data(), &sent, MPI_STATUSES_IGNORE), "MPI_Testall");
+    check_mpi(mpi().testall(size, sendings.data(), &sent, MPI_STATUSES_IGNORE), "MPI_Testall");
     if (absent.empty() && sent != 0) return;
     if (absent.empty()) {  // all have come, and one of them takes nothing
       for (int peer = 0; peer < size; ++peer) {
-        if (sendings[static_cast<std::size_t>(peer)] != MPI_REQUEST_NULL) absent.push_back(peer);
+        if (sendings[static_cast<std::size_t>(peer)] != mpi().request_null) absent.push_back(peer);
       }
     }
     if (waited_enough(deadline)) fail_late("the start of the ranks", deadline, RankNames(), rank, absent);

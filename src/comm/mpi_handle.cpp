@@ -2,7 +2,7 @@
 #include "comm/mpi_handle.hpp"
 
 #ifdef RINGATTN_HAVE_MPI
-#include "comm/mpi.hpp"
+#include "comm/mpi_calls.hpp"
 #endif
 
 namespace ringattn {
@@ -10,13 +10,15 @@ namespace ringattn {
 #ifdef RINGATTN_HAVE_MPI
 
 std::unique_ptr<Transport> make_mpi_transport_of(const void* communicator) {
-  return make_mpi_transport(*static_cast<const MPI_Comm*>(communicator));
+  return make_mpi_transport(mpi(), *static_cast<const MPI_Comm*>(communicator), {});
 }
 
 #else
 
+std::string why_no_mpi() { return "this build has no MPI"; }
+
 std::unique_ptr<Transport> make_mpi_transport_of(const void*) {
-  fail(ErrorCode::kUnsupported, "there is no MPI in this library", "it was built without",
+  fail(ErrorCode::kUnsupported, "there is no MPI here", why_no_mpi(),
        "Build with MPI, or use a world of another kind.");
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi_signs.hpp"
 
-#include <mpi.h>
-
 #include <deque>
 #include <utility>
+
+#include "comm/mpi_calls.hpp"
 
 namespace ringattn {
 
@@ -16,22 +16,23 @@ class MpiSigns final : public Signs {
  public:
   explicit MpiSigns(std::shared_ptr<MpiFamily> family) : family_(std::move(family)) {
     // What goes wrong with a sign shows as silence.
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    mpi().comm_set_errhandler(mpi().comm_world, mpi().errors_return);
     int size = 1;
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    mpi().comm_size(mpi().comm_world, &size);
     sendings_.resize(static_cast<std::size_t>(size));
   }
 
   void hear(const std::function<void(int, Sign)>& heard) override {
     for (;;) {
       int found = 0;
-      MPI_Message message = MPI_MESSAGE_NULL;
+      MPI_Message message = mpi().message_null;
       MPI_Status status;
-      if (MPI_Improbe(MPI_ANY_SOURCE, kTag, MPI_COMM_WORLD, &found, &message, &status) != MPI_SUCCESS || found == 0) {
+      if (mpi().improbe(MPI_ANY_SOURCE, kTag, mpi().comm_world, &found, &message, &status) != MPI_SUCCESS ||
+          found == 0) {
         return;
       }
       auto sign = static_cast<char>(Sign::kWaits);
-      if (MPI_Mrecv(&sign, 1, MPI_CHAR, &message, MPI_STATUS_IGNORE) != MPI_SUCCESS) continue;
+      if (mpi().mrecv(&sign, 1, mpi().char_type, &message, MPI_STATUS_IGNORE) != MPI_SUCCESS) continue;
       heard(status.MPI_SOURCE, static_cast<Sign>(sign));
     }
   }
@@ -39,16 +40,17 @@ class MpiSigns final : public Signs {
   bool tell(int peer, Sign sign) override {
     Sending& sending = sendings_[static_cast<std::size_t>(peer)];
     int sent = 0;
-    if (MPI_Test(&sending.request, &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS || sent == 0) return false;
+    if (mpi().test(&sending.request, &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS || sent == 0) return false;
     sending.sign = static_cast<char>(sign);
-    return MPI_Isend(&sending.sign, 1, MPI_CHAR, peer, kTag, MPI_COMM_WORLD, &sending.request) == MPI_SUCCESS;
+    return mpi().isend(&sending.sign, 1, mpi().char_type, peer, kTag, mpi().comm_world, &sending.request) ==
+           MPI_SUCCESS;
   }
 
   void give_up(const Error& failure) override { family_->give_up(failure); }
 
  private:
   struct Sending {
-    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Request request = mpi().request_null;
     char sign = 0;  // belongs to `request`
   };
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi_world.hpp"
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -12,6 +10,7 @@
 #include "comm/launcher.hpp"
 #include "comm/message_claim.hpp"
 #include "comm/mpi_arrival.hpp"
+#include "comm/mpi_calls.hpp"
 #include "comm/mpi_parts.hpp"
 #include "comm/mpi_signs.hpp"
 #include "comm/patience.hpp"
@@ -34,7 +33,7 @@ class MpiRanks final : public ProcessRanks {
 
   void start() override {
     int provided = MPI_THREAD_SINGLE;
-    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+    if (mpi().init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
       fail(ErrorCode::kUnsupported, "can't start MPI", "MPI_Init_thread failed",
            "See MPI's own message, or run without mpirun.");
     }
@@ -44,15 +43,15 @@ class MpiRanks final : public ProcessRanks {
     MpiOptions options;
     options.setup_seconds = request.timeout;
     Joined joined;
-    await_ranks(MPI_COMM_WORLD, Patience(request.timeout).for_peer());
-    MpiWorld made = make_mpi_world(MPI_COMM_WORLD, options);
+    await_ranks(mpi().comm_world, Patience(request.timeout).for_peer());
+    MpiWorld made = make_mpi_world(mpi().comm_world, options);
     joined.world = std::move(made.transport);
     joined.hosts = joined.world->all_gather(processor_name(), Patience(request.timeout).for_peer());
     joined.signs = make_mpi_signs(std::move(made.family));
     return joined;
   }
 
-  void leave() override { MPI_Finalize(); }
+  void leave() override { mpi().finalize(); }
 
   // Ranks that give up at the same time and can't agree on who prints take turns: one prints and ends, and mpirun ends
   // the others before it is theirs. Rank 0 is there most of the time, and else rank 1. mpirun wakes ranks by SIGCONT
@@ -61,7 +60,7 @@ class MpiRanks final : public ProcessRanks {
   // All others share a turn. On one host the first of them prints alone; several hosts may have one such rank each.
   bool may_print() override { return claim_.take(); }
 
-  void end_all(int, int status) override { MPI_Abort(MPI_COMM_WORLD, status); }
+  void end_all(int, int status) override { mpi().abort(mpi().comm_world, status); }
 
   // It ends this process too. Should it not manage to, this one still leaves with its code.
   void await_printer() override { std::this_thread::sleep_for(std::chrono::seconds(4)); }

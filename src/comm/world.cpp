@@ -14,6 +14,7 @@
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
 #include "comm/message_claim.hpp"
+#include "comm/mpi_handle.hpp"
 #include "comm/paced.hpp"
 #include "comm/patience.hpp"
 #include "comm/self.hpp"
@@ -29,16 +30,12 @@ namespace ringattn {
 
 namespace {
 
-#if defined(RINGATTN_HAVE_MPI)
-constexpr bool kHaveMpi = true;
-#else
-constexpr bool kHaveMpi = false;
-#endif
-
 std::string always_available() { return {}; }
 
 #if defined(RINGATTN_HAVE_MPI)
-std::string mpi_unavailable() { return launched_by_mpi() ? "" : "this process was not started by mpirun or srun"; }
+std::string mpi_unavailable() {
+  return launched_by_mpi() ? why_no_mpi() : "this process was not started by mpirun or srun";
+}
 #endif
 
 std::string tcp_unavailable() { return store_asked_for() ? "" : "RINGATTN_STORE says no address to meet at"; }
@@ -101,9 +98,10 @@ std::string_view choose_between_processes(const WorldRequest& request, std::stri
          : other ? "Set it to HOST:PORT of rank 0's host, or leave the transport out."
                  : "Run without mpirun, or leave it out.");
   }
-  if (!store && !kHaveMpi && wanted != "self") {
-    fail(ErrorCode::kUnsupported, "can't join the ranks that mpirun has started", "this build has no MPI",
-         {"Set RINGATTN_STORE to HOST:PORT of rank 0's host, build with MPI, or run without mpirun and with ",
+  if (const std::string why = store || wanted == "self" ? "" : why_no_mpi(); !why.empty()) {
+    fail(ErrorCode::kUnsupported, "can't join the ranks that mpirun has started", why,
+         {"Set RINGATTN_STORE to HOST:PORT of rank 0's host, build with MPI and install it, or run without mpirun and "
+          "with ",
           setting("ranks", "N"), "."});
   }
   return wanted == "self" ? "self" : own;
@@ -224,7 +222,7 @@ int end_without_world(const Error& error, const std::function<void(const Error&)
   try {
     if (store_asked_for()) return run_store_world({}, &error, no_rank, print_error);
 #if defined(RINGATTN_HAVE_MPI)
-    if (launched_by_mpi()) return run_mpi_world({}, &error, no_rank, print_error);
+    if (launched_by_mpi() && why_no_mpi().empty()) return run_mpi_world({}, &error, no_rank, print_error);
 #endif
   } catch (...) {  // this rank can't even meet the others
     if (!claim.take()) return static_cast<int>(error.code());

@@ -22,67 +22,27 @@ inline ringattn_spec attention_spec() {
   return spec;
 }
 
-// Makes each op with these options, and destroys what it made.
-class Ops {
- public:
+// Small jobs of every op. all() makes each op with given options, and destroys what it made.
+struct Ops {
   using Make = std::function<ringattn_status(const ringattn_options&)>;
 
   Ops() {
-    batch_.sequences = runs_.sequences = limits_.sequences = 1;
-    batch_.q_lengths = runs_.lengths = &kTokens;
-    limits_.keys = 64;
-    latent_.dtype = scan_.dtype = convolution_.dtype = kFp32;
-    latent_.heads = scan_.heads = kHeads;
-    latent_.head_dim = latent_.head_dim_v = latent_.rope_dim = scan_.head_dim = scan_.state_dim = 16;
-    latent_.latent_dim = 64;
-    convolution_.width = 4;
-    convolution_.channels = 16;
-    compression_.format = "int8";
-    compression_.sequences = 1;
-    compression_.dtype = kFp16;
-    compression_.heads = kHeads;
-    compression_.dim = kDim;
+    batch.sequences = runs.sequences = limits.sequences = 1;
+    batch.q_lengths = runs.lengths = &kTokens;
+    limits.keys = 64;
+    latent.dtype = scan.dtype = convolution.dtype = kFp32;
+    latent.heads = scan.heads = kHeads;
+    latent.head_dim = latent.head_dim_v = latent.rope_dim = scan.head_dim = scan.state_dim = 16;
+    latent.latent_dim = 64;
+    convolution.width = 4;
+    convolution.channels = 16;
+    compression.format = "int8";
+    compression.sequences = 1;
+    compression.dtype = kFp16;
+    compression.heads = kHeads;
+    compression.dim = kDim;
   }
 
-  std::vector<std::pair<std::string, Make>> all() {
-    return {
-        {"attention", made<ringattn_attention>(ringattn_attention_destroy,
-                                               [this](auto* options, auto** object) {
-                                                 return ringattn_attention_create(world_.get(), &spec_, &batch_,
-                                                                                  options, object);
-                                               })},
-        {"decode", made<ringattn_decode>(ringattn_decode_destroy,
-                                         [this](auto* options, auto** object) {
-                                           return ringattn_decode_create(world_.get(), &spec_, &limits_, options,
-                                                                         object);
-                                         })},
-        {"latent", made<ringattn_latent>(ringattn_latent_destroy,
-                                         [this](auto* options, auto** object) {
-                                           return ringattn_latent_create(world_.get(), &latent_, &batch_,
-                                                                         RINGATTN_ANY_FORM, options, object);
-                                         })},
-        {"latent decode", made<ringattn_latent_decode>(ringattn_latent_decode_destroy,
-                                                       [this](auto* options, auto** object) {
-                                                         return ringattn_latent_decode_create(
-                                                             world_.get(), &latent_, &limits_, options, object);
-                                                       })},
-        {"scan", made<ringattn_scan>(ringattn_scan_destroy,
-                                     [this](auto* options, auto** object) {
-                                       return ringattn_scan_create(world_.get(), &scan_, &runs_, options, object);
-                                     })},
-        {"convolution", made<ringattn_convolution>(ringattn_convolution_destroy,
-                                                   [this](auto* options, auto** object) {
-                                                     return ringattn_convolution_create(world_.get(), &convolution_,
-                                                                                        &runs_, options, object);
-                                                   })},
-        {"compression", made<ringattn_compression>(ringattn_compression_destroy, [this](auto* options, auto** object) {
-           return ringattn_compression_create(world_.get(), &compression_, options, object);
-         })}};
-  }
-
-  const SelfWorld& world() const { return world_; }
-
- private:
   template <class Object, class Create>
   static Make made(void (*destroy)(Object*), Create create) {
     return [=](const ringattn_options& options) {
@@ -94,15 +54,50 @@ class Ops {
     };
   }
 
-  SelfWorld world_;
-  ringattn_spec spec_ = attention_spec();
-  ringattn_batch batch_ = sized<ringattn_batch>();
-  ringattn_decode_limits limits_ = sized<ringattn_decode_limits>();
-  ringattn_latent_spec latent_ = sized<ringattn_latent_spec>();
-  ringattn_scan_spec scan_ = sized<ringattn_scan_spec>();
-  ringattn_scan_batch runs_ = sized<ringattn_scan_batch>();
-  ringattn_convolution_spec convolution_ = sized<ringattn_convolution_spec>();
-  ringattn_compression_spec compression_ = sized<ringattn_compression_spec>();
+  std::vector<std::pair<std::string, Make>> all() {
+    return {
+        {"attention", made<ringattn_attention>(ringattn_attention_destroy,
+                                               [this](auto* options, auto** object) {
+                                                 return ringattn_attention_create(world.get(), &spec, &batch, options,
+                                                                                  object);
+                                               })},
+        {"decode", made<ringattn_decode>(ringattn_decode_destroy,
+                                         [this](auto* options, auto** object) {
+                                           return ringattn_decode_create(world.get(), &spec, &limits, options, object);
+                                         })},
+        {"latent", made<ringattn_latent>(ringattn_latent_destroy,
+                                         [this](auto* options, auto** object) {
+                                           return ringattn_latent_create(world.get(), &latent, &batch,
+                                                                         RINGATTN_ANY_FORM, options, object);
+                                         })},
+        {"latent decode", made<ringattn_latent_decode>(ringattn_latent_decode_destroy,
+                                                       [this](auto* options, auto** object) {
+                                                         return ringattn_latent_decode_create(world.get(), &latent,
+                                                                                              &limits, options, object);
+                                                       })},
+        {"scan", made<ringattn_scan>(ringattn_scan_destroy,
+                                     [this](auto* options, auto** object) {
+                                       return ringattn_scan_create(world.get(), &scan, &runs, options, object);
+                                     })},
+        {"convolution", made<ringattn_convolution>(ringattn_convolution_destroy,
+                                                   [this](auto* options, auto** object) {
+                                                     return ringattn_convolution_create(world.get(), &convolution,
+                                                                                        &runs, options, object);
+                                                   })},
+        {"compression", made<ringattn_compression>(ringattn_compression_destroy, [this](auto* options, auto** object) {
+           return ringattn_compression_create(world.get(), &compression, options, object);
+         })}};
+  }
+
+  SelfWorld world;
+  ringattn_spec spec = attention_spec();
+  ringattn_batch batch = sized<ringattn_batch>();
+  ringattn_decode_limits limits = sized<ringattn_decode_limits>();
+  ringattn_latent_spec latent = sized<ringattn_latent_spec>();
+  ringattn_scan_spec scan = sized<ringattn_scan_spec>();
+  ringattn_scan_batch runs = sized<ringattn_scan_batch>();
+  ringattn_convolution_spec convolution = sized<ringattn_convolution_spec>();
+  ringattn_compression_spec compression = sized<ringattn_compression_spec>();
 };
 
 }  // namespace ringattn::testing

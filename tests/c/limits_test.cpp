@@ -219,7 +219,7 @@ TEST(CLimits, ForkedProcessesAreRefused) {
     where.abi = RINGATTN_ABI;
     ringattn_world* world = nullptr;
     wrong += ringattn_world_self(&where, &world) != RINGATTN_UNSUPPORTED || world != nullptr;
-    ringattn_world_destroy(ops.world().get());  // which stays the parent's
+    ringattn_world_destroy(ops.world.get());  // which stays the parent's
     ::_exit(wrong);
   }
   int status = -1;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # package_test.sh CMAKE BUILD COMPILER VERSION MPIEXEC: installs BUILD into a folder of its own, builds the consumer
-# against it, linked statically, to the shared library, in C, and by pkg-config, and runs it: alone, in a world of threads,
-# by processes that gather without MPI, and under an MPI_Comm of its own. All print the same bits. Then the installed program
-# and launcher run.
+# against it as a project that has no MPI, linked statically, to the shared library, in C, and by pkg-config, and runs it:
+# alone, in a world of threads, and by processes that gather without MPI. Where MPI is, the consumer runs under an
+# MPI_Comm of its own, too. All print the same bits. Then the installed program and launcher run.
 set -euo pipefail
 cmake=$1 build=$2 compiler=$3 version=$4 mpiexec=$5
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,15 +16,37 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mv "$place/installed" "$place/moved"
 installed=$place/moved
 
-"$cmake" -S "$here/consumer" -B "$place/consumer" "-DCMAKE_PREFIX_PATH=$installed" "-DCMAKE_CXX_COMPILER=$compiler" \
-         "-DVERSION=$version" "-DC_CLIENT=$here/../c/client.c" >"$place/log" 2>&1 || { cat "$place/log"; exit 1; }
-"$cmake" --build "$place/consumer" --parallel 2 >"$place/log" 2>&1 || { cat "$place/log"; exit 1; }
-
 failed=0
+wrong() { echo "$*"; failed=1; }
 expect() {  # expect WANTED COMMAND…
   local said
-  said=$("${@:2}" 2>&1) && [[ $said == "$1" ]] || { echo "${*:2} said: $said, not: $1"; failed=1; }
+  said=$("${@:2}" 2>&1) && [[ $said == "$1" ]] || wrong "${*:2} said: $said, not: $1"
 }
+refuses() {  # refuses PATTERN COMMAND…: it fails, and says that
+  local said
+  if said=$("${@:2}" 2>&1); then
+    wrong "${*:2} did not fail"
+  else
+    # Lines of CMake's messages are cut anywhere.
+    [[ $(tr -s '\n ' ' ' <<<"$said") =~ $1 ]] || wrong "${*:2} said: $said, not: $1"
+  fi
+}
+configure() {  # configure PROJECT FOLDER VERSION DEFINITION…
+  "$cmake" -S "$here/$1" -B "$place/$2" "-DCMAKE_PREFIX_PATH=$installed" "-DCMAKE_CXX_COMPILER=$compiler" \
+           "-DVERSION=$3" "-DC_TESTS=$here/../c" "${@:4}"
+}
+build() {  # build PROJECT FOLDER DEFINITION… -- TARGET…
+  local definitions=()
+  while [[ ${3:?} != -- ]]; do
+    definitions+=("$3")
+    set -- "$1" "$2" "${@:4}"
+  done
+  { configure "$1" "$2" "$version" "${definitions[@]}" && "$cmake" --build "$place/$2" --parallel 2 --target "${@:4}"; } \
+    >"$place/log" 2>&1 || { cat "$place/log"; exit 1; }
+}
+
+# ---- Without MPI ----
+build consumer consumer -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON -- all
 bits=$("$place/consumer/static" 1)
 [[ $bits =~ ^[0-9a-f]{32}$ ]] || { echo "the consumer printed: $bits"; exit 1; }
 expect "$bits" "$place/consumer/static" 3
@@ -34,36 +56,66 @@ for ranks in 1 3; do
   mkdir "$place/gather$ranks"
   expect "$bits" "$place/consumer/own_gather" "$ranks" "$place/gather$ranks"
 done
-if [[ -x $place/consumer/own_comm ]]; then
-  expect "$bits" "$mpiexec" -np 3 --oversubscribe --bind-to none "$place/consumer/own_comm"
-fi
-
 in_c=$("$place/consumer/in_c")
-[[ $in_c =~ ^[0-9a-f]{16}$ ]] || { echo "the consumer in C printed: $in_c"; failed=1; }
+[[ $in_c =~ ^[0-9a-f]{16}$ ]] || wrong "the consumer in C printed: $in_c"
 expect "$in_c" "$place/consumer/in_c" threads 3
 
-# The shared library needs nothing else on the command line.
-if command -v pkg-config >/dev/null; then
-  pc=("--define-variable=prefix=$installed" ringattn)
-  export PKG_CONFIG_PATH
-  PKG_CONFIG_PATH=$(dirname "$(find "$installed" -name ringattn.pc)")
-  [[ $(pkg-config --modversion ringattn) == "$version" ]] || { echo "ringattn.pc has another version"; failed=1; }
-  read -ra flags < <(pkg-config --cflags --libs "${pc[@]}")
-  "$compiler" -std=c++20 "$here/consumer/threads.cpp" -o "$place/by_pkg_config" "${flags[@]}" \
-              "-Wl,-rpath,$(pkg-config --variable=libdir "${pc[@]}")"
-  expect "$bits" "$place/by_pkg_config" 2
-  pc[1]=ringattn_c
-  read -ra flags < <(pkg-config --cflags --libs "${pc[@]}")
-  "${CC:-cc}" "$here/../c/client.c" -o "$place/c_by_pkg_config" "${flags[@]}" -pthread \
-              "-Wl,-rpath,$(pkg-config --variable=libdir "${pc[@]}")"
-  expect "$in_c" "$place/c_by_pkg_config"
+# What one MPI was linked to runs nowhere else.
+library=$(find "$installed" -name libringattn.so)
+for file in "$place"/consumer/{static,shared,own_gather,in_c} "$library" "${library%.so}_c.so" "$installed/bin/ringattn"; do
+  needed=$(readelf -d "$file" | grep NEEDED) || wrong "readelf says nothing of $file"
+  [[ ! $needed =~ libmpi ]] || wrong "$file needs MPI: $needed"
+done
+
+# ---- In C alone ----
+build c_only c_only -- all
+expect "$in_c" "$place/c_only/in_c"
+# Before 1.0 each minor version is an interface of its own.
+for other in 0.1 0.3 "${version%.*}.99"; do
+  refuses "compatible with requested version \"$other\"" configure c_only "other$other" "$other"
+done
+refuses 'Its component static needs fmt' configure c_only c_only_static "$version" -DCOMPONENTS=static
+refuses 'without a component nonsense' configure c_only c_only_nonsense "$version" -DCOMPONENTS=nonsense
+
+# ---- With MPI ----
+if [[ -n $mpiexec ]]; then
+  build consumer with_mpi -- own_comm own_comm_shared own_comm_in_c
+  mpirun=("$mpiexec" -np 3 --oversubscribe --bind-to none)
+  expect "$bits" "${mpirun[@]}" "$place/with_mpi/own_comm"
+  expect "$bits" "${mpirun[@]}" "$place/with_mpi/own_comm_shared"
+  expect "$in_c" "${mpirun[@]}" "$place/with_mpi/own_comm_in_c"
 fi
 
+# ---- By pkg-config: the commands of docs/cpp.md and docs/c.md ----
+if command -v pkg-config >/dev/null; then
+  export PKG_CONFIG_PATH
+  PKG_CONFIG_PATH=$(dirname "$(find "$installed" -name ringattn.pc)"):${PKG_CONFIG_PATH:-}
+  by_pkg_config() {  # by_pkg_config PROGRAM PACKAGE COMPILER ARGUMENT…: a program that finds its libraries where they are
+    local flags
+    [[ $(pkg-config --modversion "$2") == "$version" ]] || wrong "$2.pc has another version"
+    read -ra flags < <(pkg-config --cflags --libs "$2")
+    "${@:3}" -o "$place/$1" "${flags[@]}" -pthread "-Wl,-rpath,$(pkg-config --variable=libdir "$2")"
+  }
+  by_pkg_config by_pkg_config ringattn "$compiler" -std=c++20 "$here/consumer/threads.cpp"
+  expect "$bits" "$place/by_pkg_config" 2
+  by_pkg_config c_by_pkg_config ringattn_c "${CC:-cc}" "$here/../c/client.c"
+  expect "$in_c" "$place/c_by_pkg_config"
+  by_pkg_config static_by_pkg_config ringattn_static "$compiler" -std=c++20 "$here/consumer/threads.cpp"
+  expect "$bits" "$place/static_by_pkg_config" 2
+fi
+
+# ---- The program ----
 expect "ringattn $version" bash -c "'$installed/bin/ringattn' --version | cut -d' ' -f1,2"
-job=(run --synthetic 1 --seq 300 --heads 2 --kv-heads 1 --head-dim 64 --backend cpu --timeout 60)
 if [[ -n $mpiexec ]]; then
+  job=(run --synthetic 1 --seq 300 --heads 2 --kv-heads 1 --head-dim 64 --backend cpu --timeout 60)
   alone=$("$installed/bin/ringattn" "${job[@]}" --json - 2>/dev/null | grep -A3 '"digest"')
   ranks=$("$installed/bin/ringattn-mpirun" -np 2 --oversubscribe "${job[@]}" --json - 2>/dev/null | grep -A3 '"digest"')
-  [[ -n $alone && $alone == "$ranks" ]] || { echo "digests: $alone and, by ringattn-mpirun, $ranks"; failed=1; }
+  [[ -n $alone && $alone == "$ranks" ]] || wrong "digests: $alone and, by ringattn-mpirun, $ranks"
+  # Where MPI can't be had, the reason is said.
+  find "$installed" -name "libringattn_mpi-$version.so" -delete
+  refuses "can't join the ranks that mpirun has started \(libringattn_mpi-$version.so: cannot open" \
+          "$mpiexec" -np 1 "$installed/bin/ringattn" "${job[@]}"
+  refuses "there is no MPI here \(libringattn_mpi-$version.so: cannot open" \
+          "$mpiexec" -np 1 "$place/with_mpi/own_comm_in_c"
 fi
 exit "$failed"

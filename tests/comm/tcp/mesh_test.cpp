@@ -159,5 +159,20 @@ TEST(Callbacks, AreCheckedBeforeTheyAreTrusted) {
   EXPECT_LE(given, 7.0);
 }
 
+// As ringattn.h says of its callbacks, which have no barrier.
+TEST(Callbacks, RanksComeTogetherByAllGatherAlone) {
+  run_threads_world(3, {}, [](Transport& threads) {
+    Callbacks callbacks;
+    callbacks.rank = threads.rank();
+    callbacks.size = threads.size();
+    callbacks.all_gather = [&threads](std::string_view bytes, double seconds) {
+      return threads.all_gather(bytes, Deadline::after(seconds));
+    };
+    callbacks.barrier = [](double) { ADD_FAILURE() << "a barrier"; };
+    const auto world = make_tcp_transport(*make_callback_bootstrap(std::move(callbacks)));
+    world->barrier(Deadline::after(kLong));
+  });
+}
+
 }  // namespace
 }  // namespace ringattn

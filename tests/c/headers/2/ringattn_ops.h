@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The other ops of ringattn in C: decoding from a cache, latent attention, scans. ringattn.h includes it and has the
+ * rules; each op has the form of ringattn_attention: create, facts, run or enqueue and wait, destroy.
+ */
+#ifndef RINGATTN_OPS_H
+#define RINGATTN_OPS_H
+
+#include "ringattn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Decoding from a cache, since interface 2 ---- */
+
+typedef struct ringattn_decode ringattn_decode;
+
+/* The most that a step will have, and what the cache looks like. */
+typedef struct ringattn_decode_limits {
+  uint64_t size;
+  int64_t sequences;
+  int64_t rows;      /* new rows of a sequence: 1 to 16; 0: 1 */
+  int64_t keys;      /* of a sequence, over all ranks */
+  int64_t page_size; /* tokens: 16, 32, 64, 128 or 256; 0: a dense cache, a page for each sequence */
+  int64_t pages;     /* of this rank's pool, for memory budgets; 0: as many as the limits need */
+} ringattn_decode_limits;
+
+/* Prepares. Collective. Of the options kernel, threads, memory_budget, timeout_seconds and unchecked_tables; others are
+ * refused. */
+ringattn_status ringattn_decode_create(ringattn_world *world, const ringattn_spec *spec,
+                                       const ringattn_decode_limits *limits, const ringattn_options *options,
+                                       ringattn_decode **decode);
+
+/* Of a world of several ranks: this one keeps the groups of keys share_first, share_first + share_every, ... of each
+ * sequence, one behind the other; group g is the keys g * group_keys and on. */
+typedef struct ringattn_decode_facts {
+  uint64_t size;
+  int64_t group_keys;
+  int64_t share_first;
+  int64_t share_every;
+  uint64_t memory_bytes; /* on the rank that needs most: cache, rows, tables and all that is allocated */
+  const char *kernel;
+} ringattn_decode_facts;
+ringattn_status ringattn_decode_get_facts(const ringattn_decode *decode, ringattn_decode_facts *facts);
+/* The sequences first, first + 1, ... of a step of `sequences` whose results this rank gets. */
+ringattn_status ringattn_decode_owned(const ringattn_decode *decode, int64_t sequences, int64_t *first, int64_t *count);
+/* Tokens that this rank's cache holds of a sequence of `length` keys; -1 for NULL. */
+int64_t ringattn_decode_cache_tokens(const ringattn_decode *decode, int64_t length);
+
+typedef struct ringattn_decode_tensors {
+  uint64_t size;
+  const DLTensor *q;           /* [sequences * rows, heads, head_dim], sequence by sequence */
+  const DLTensor *k;           /* [pages, page_size, kv_heads, head_dim], strides free: this rank's cache */
+  const DLTensor *v;           /* [pages, page_size, kv_heads, head_dim_v] */
+  const DLTensor *block_table; /* int32 [sequences, table_pages]: pages of k and v; NULL: a dense cache */
+  const DLTensor *lengths;     /* int32 [sequences]: keys, over all ranks; row i stands at length - rows + i */
+  const DLTensor *sinks;       /* [heads] fp32, present exactly when the spec's sinks is 1 */
+  const DLTensor *k_new;       /* [sequences * rows, kv_heads, head_dim], written into the cache first; or NULL */
+  const DLTensor *v_new;       /* [sequences * rows, kv_heads, head_dim_v], exactly where k_new is */
+  const DLTensor *out;         /* [own rows, heads, head_dim_v], written: of the sequences of ringattn_decode_owned() */
+  const DLTensor *lse;         /* [own rows, heads] fp32, written; or NULL */
+  const DLTensor *host_lengths; /* what lengths (when they have grown) and block_table hold, in host memory, */
+  const DLTensor *host_table;   /* where the caller knows it; or NULL */
+  void *stream;
+  int32_t rows; /* of a sequence; 0: 1 */
+  int32_t grow; /* 1: `rows` is added to every length before anything else is done */
+} ringattn_decode_tensors;
+
+ringattn_status ringattn_decode_run(ringattn_decode *decode, const ringattn_decode_tensors *tensors);
+ringattn_status ringattn_decode_enqueue(ringattn_decode *decode, const ringattn_decode_tensors *tensors);
+ringattn_status ringattn_decode_wait(ringattn_decode *decode);
+void ringattn_decode_destroy(ringattn_decode *decode);
+
+/* ---- Multi-head latent attention (DeepSeek's MLA), since interface 2 ---- */
+
+typedef struct ringattn_latent_spec {
+  uint64_t size;
+  DLDataType dtype;
+  int32_t heads;
+  int32_t head_dim;   /* of q and k without the rotary part */
+  int32_t rope_dim;   /* of the rotary part of q, and of k_rope */
+  int32_t head_dim_v; /* of v and out */
+  int32_t latent_dim;
+  int32_t mask;
+  int32_t sinks;
+  int64_t window_left;
+  int64_t window_right;
+  float softmax_scale; /* 0: 1 / sqrt(head_dim + rope_dim) */
+  float softcap;
+} ringattn_latent_spec;
+
+enum {
+  RINGATTN_ANY_FORM = 0, /* by the longest query length */
+  RINGATTN_EXPANDED = 1, /* keys and values of every head are made of the latents; bits of its own */
+  RINGATTN_ABSORBED = 2  /* the matrices are multiplied into q and out instead; bits of its own */
+};
+
+typedef struct ringattn_latent ringattn_latent;
+
+ringattn_status ringattn_latent_create(ringattn_world *world, const ringattn_latent_spec *spec,
+                                       const ringattn_batch *batch, int32_t form, const ringattn_options *options,
+                                       ringattn_latent **latent);
+
+typedef struct ringattn_latent_facts {
+  uint64_t size;
+  int64_t q_rows;
+  int64_t k_rows;
+  uint64_t workspace_bytes;
+  const char *kernel; /* that folds */
+  int64_t form;       /* RINGATTN_EXPANDED or RINGATTN_ABSORBED */
+} ringattn_latent_facts;
+ringattn_status ringattn_latent_get_facts(const ringattn_latent *latent, ringattn_latent_facts *facts);
+ringattn_status ringattn_latent_rows(const ringattn_latent *latent, int32_t side, int64_t count, int64_t *packed_tokens,
+                                     int64_t *sequence_tokens);
+
+/* latent and k_rope may be columns of one tensor, w_uk and w_uv rows of one kv_b_proj. */
+typedef struct ringattn_latent_tensors {
+  uint64_t size;
+  const DLTensor *q;      /* [q_rows, heads, head_dim + rope_dim]; absorbed without w_uk: latent_dim + rope_dim */
+  const DLTensor *latent; /* [k_rows, 1, latent_dim] */
+  const DLTensor *k_rope; /* [k_rows, 1, rope_dim] */
+  const DLTensor *w_uk;   /* [heads, head_dim, latent_dim]; absorbed: or NULL, q is in the latent already */
+  const DLTensor *w_uv;   /* [heads, head_dim_v, latent_dim]; absorbed: or NULL, out stays in the latent */
+  const DLTensor *sinks;
+  const DLTensor *out; /* [q_rows, heads, head_dim_v]; without w_uv [q_rows, heads, latent_dim] */
+  const DLTensor *lse;
+  const DLTensor *workspace;
+  void *stream;
+} ringattn_latent_tensors;
+
+ringattn_status ringattn_latent_run(ringattn_latent *latent, const ringattn_latent_tensors *tensors);
+ringattn_status ringattn_latent_enqueue(ringattn_latent *latent, const ringattn_latent_tensors *tensors);
+ringattn_status ringattn_latent_wait(ringattn_latent *latent);
+void ringattn_latent_destroy(ringattn_latent *latent);
+
+/* Decoding over a cache of latents, with the bits of the absorbed form. */
+typedef struct ringattn_latent_decode ringattn_latent_decode;
+
+ringattn_status ringattn_latent_decode_create(ringattn_world *world, const ringattn_latent_spec *spec,
+                                              const ringattn_decode_limits *limits, const ringattn_options *options,
+                                              ringattn_latent_decode **decode);
+ringattn_status ringattn_latent_decode_get_facts(ringattn_latent_decode *decode, ringattn_decode_facts *facts);
+ringattn_status ringattn_latent_decode_owned(ringattn_latent_decode *decode, int64_t sequences, int64_t *first,
+                                             int64_t *count);
+int64_t ringattn_latent_decode_cache_tokens(ringattn_latent_decode *decode, int64_t length);
+
+/* Members that ringattn_decode_tensors has, too, are as there. */
+typedef struct ringattn_latent_decode_tensors {
+  uint64_t size;
+  const DLTensor *q;     /* [sequences * rows, heads, head_dim + rope_dim]; without w_uk latent_dim + rope_dim */
+  const DLTensor *cache; /* [pages, page_size, 1, latent_dim + rope_dim]: the latent, then the rotary key */
+  const DLTensor *block_table;
+  const DLTensor *lengths;
+  const DLTensor *sinks;
+  const DLTensor *latent; /* [sequences * rows, 1, latent_dim], new rows; or NULL */
+  const DLTensor *k_rope; /* [sequences * rows, 1, rope_dim], exactly where latent is */
+  const DLTensor *w_uk;
+  const DLTensor *w_uv;
+  const DLTensor *out;
+  const DLTensor *lse;
+  const DLTensor *host_lengths;
+  const DLTensor *host_table;
+  void *stream;
+  int32_t rows;
+  int32_t grow;
+} ringattn_latent_decode_tensors;
+
+ringattn_status ringattn_latent_decode_run(ringattn_latent_decode *decode,
+                                           const ringattn_latent_decode_tensors *tensors);
+ringattn_status ringattn_latent_decode_enqueue(ringattn_latent_decode *decode,
+                                               const ringattn_latent_decode_tensors *tensors);
+ringattn_status ringattn_latent_decode_wait(ringattn_latent_decode *decode);
+void ringattn_latent_decode_destroy(ringattn_latent_decode *decode);
+
+/* ---- Scans of state space layers (Mamba), since interface 2 ---- */
+
+/* S_t = exp(dt_t * A) * S_(t-1) + dt_t * x_t (outer) B_t,   y_t = S_t * C_t + D * x_t, times silu(z_t) where there is z.
+ * Names are those of mamba_ssm. */
+typedef struct ringattn_scan_spec {
+  uint64_t size;
+  DLDataType dtype; /* of x, dt, b, c, z and y */
+  int32_t heads;
+  int32_t head_dim;
+  int32_t state_dim;
+  int64_t groups;       /* of b and c, divides heads; 0: 1 */
+  int32_t state_decays; /* 1: A is [heads, state_dim], as Mamba-1's, and head_dim 1; else [heads] */
+  int32_t skip;         /* 1: D * x is added */
+  int32_t gate;         /* 1: there is z */
+  int32_t dt_bias;      /* 1: one a head is added to dt */
+  int32_t dt_softplus;  /* 1: dt = log(1 + exp(dt)) */
+  int32_t dt_limits;    /* 1: dt is held between dt_least and dt_most */
+  float dt_least;
+  float dt_most;
+} ringattn_scan_spec;
+
+typedef struct ringattn_scan_batch {
+  uint64_t size;
+  int64_t sequences;
+  const int64_t *lengths; /* [sequences], at least 1 each */
+  int32_t initial_states; /* 1: sequences start from given states, else from zero */
+  int32_t final_states;   /* 1: the states behind them are wanted */
+} ringattn_scan_batch;
+
+typedef struct ringattn_scan ringattn_scan;
+
+/* Of the options kernel, threads, memory_budget, timeout_seconds and, with RINGATTN_RUNS, query_runs of whole
+ * super-segments of 65,536 tokens; others are refused. Without runs each rank has neighbouring super-segments. */
+ringattn_status ringattn_scan_create(ringattn_world *world, const ringattn_scan_spec *spec,
+                                     const ringattn_scan_batch *batch, const ringattn_options *options,
+                                     ringattn_scan **scan);
+
+typedef struct ringattn_scan_facts {
+  uint64_t size;
+  int64_t rows;      /* of this rank */
+  int64_t beginning; /* sequences whose first token this rank has: as many initial states */
+  int64_t ending;    /* sequences whose last token this rank has: as many final states */
+  uint64_t memory_bytes;
+  const char *kernel;
+} ringattn_scan_facts;
+ringattn_status ringattn_scan_get_facts(const ringattn_scan *scan, ringattn_scan_facts *facts);
+ringattn_status ringattn_scan_rows(const ringattn_scan *scan, int64_t count, int64_t *packed_tokens,
+                                   int64_t *sequence_tokens);
+/* Which sequences begin and end on this rank, ascending: [beginning] and [ending]. Either may be NULL. */
+ringattn_status ringattn_scan_sequences(const ringattn_scan *scan, int32_t *beginning, int32_t *ending);
+
+typedef struct ringattn_scan_tensors {
+  uint64_t size;
+  const DLTensor *x;              /* [rows, heads, head_dim] */
+  const DLTensor *dt;             /* [rows, heads, 1] */
+  const DLTensor *b;              /* [rows, groups, state_dim] */
+  const DLTensor *c;              /* [rows, groups, state_dim] */
+  const DLTensor *z;              /* [rows, heads, head_dim], present exactly when gate is 1 */
+  const DLTensor *a;              /* fp32 [heads], or [heads, state_dim] with state_decays */
+  const DLTensor *d;              /* fp32 [heads], present exactly when skip is 1 */
+  const DLTensor *dt_bias;        /* fp32 [heads], present exactly when the spec's dt_bias is 1 */
+  const DLTensor *initial_states; /* fp32 [beginning, heads, head_dim, state_dim]; where there are some */
+  const DLTensor *y;              /* [rows, heads, head_dim], written */
+  const DLTensor *final_states;   /* fp32 [ending, heads, head_dim, state_dim], written; where they are wanted */
+  void *stream;
+} ringattn_scan_tensors;
+
+ringattn_status ringattn_scan_run(ringattn_scan *scan, const ringattn_scan_tensors *tensors);
+ringattn_status ringattn_scan_enqueue(ringattn_scan *scan, const ringattn_scan_tensors *tensors);
+ringattn_status ringattn_scan_wait(ringattn_scan *scan);
+void ringattn_scan_destroy(ringattn_scan *scan);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* RINGATTN_OPS_H */

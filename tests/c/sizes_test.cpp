@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every struct of the C interface says its size: the sizes that it had in an interface are served, and others refused.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/c/every_op.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+// A struct, and a call that reads or writes it.
+struct Struct {
+  std::string name;
+  std::size_t first, now;  // bytes in the interface that it came with, and in this one
+  // With a struct that says this size. It is cleared as far as that, and what lies behind is no member that the caller
+  // knows: it is neither read nor written.
+  std::function<ringattn_status(std::uint64_t size)> call;
+};
+
+template <class Given>
+Struct grown(const char* name, std::size_t first, std::function<ringattn_status(Given* given)> call) {
+  const auto with_size = [name, call = std::move(call)](std::uint64_t size) {
+    std::vector<std::byte> room(sizeof(Given) + 8, std::byte{0xAB});
+    const std::size_t known = std::min<std::size_t>(size, room.size());
+    std::memset(room.data(), 0, std::max(known, sizeof size));
+    std::memcpy(room.data(), &size, sizeof size);
+    const std::vector<std::byte> before = room;
+    const ringattn_status status = call(reinterpret_cast<Given*>(room.data()));
+    const auto behind = static_cast<std::ptrdiff_t>(known);
+    EXPECT_TRUE(std::equal(room.begin() + behind, room.end(), before.begin() + behind)) << name << ", " << size;
+    return status;
+  };
+  return {name, first, sizeof(Given), with_size};
+}
+
+template <class Given>
+Struct as_ever(const char* name, std::function<ringattn_status(Given* given)> call) {
+  return grown<Given>(name, sizeof(Given), std::move(call));
+}
+
+// What create(object) says; destroys what it made.
+template <class Object, class Create>
+ringattn_status made(void (*destroy)(Object*), const Create& create) {
+  Object* object = nullptr;
+  const ringattn_status status = create(&object);
+  destroy(object);
+  return status;
+}
+
+// One of each op.
+struct Objects {
+  Objects() {
+    EXPECT_OK(ringattn_attention_create(ops.world.get(), &ops.spec, &ops.batch, nullptr, &attention));
+    EXPECT_OK(ringattn_decode_create(ops.world.get(), &ops.spec, &ops.limits, nullptr, &decode));
+    EXPECT_OK(ringattn_latent_create(ops.world.get(), &ops.latent, &ops.batch, RINGATTN_ANY_FORM, nullptr, &latent));
+    EXPECT_OK(ringattn_latent_decode_create(ops.world.get(), &ops.latent, &ops.limits, nullptr, &latent_decode));
+    EXPECT_OK(ringattn_scan_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
+    EXPECT_OK(ringattn_convolution_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr, &convolution));
+    EXPECT_OK(ringattn_compression_create(ops.world.get(), &ops.compression, nullptr, &compression));
+  }
+  ~Objects() {
+    ringattn_attention_destroy(attention);
+    ringattn_decode_destroy(decode);
+    ringattn_latent_destroy(latent);
+    ringattn_latent_decode_destroy(latent_decode);
+    ringattn_scan_destroy(scan);
+    ringattn_convolution_destroy(convolution);
+    ringattn_compression_destroy(compression);
+  }
+  Objects(const Objects&) = delete;
+  Objects& operator=(const Objects&) = delete;
+
+  Ops ops;
+  ringattn_attention* attention = nullptr;
+  ringattn_decode* decode = nullptr;
+  ringattn_latent* latent = nullptr;
+  ringattn_latent_decode* latent_decode = nullptr;
+  ringattn_scan* scan = nullptr;
+  ringattn_convolution* convolution = nullptr;
+  ringattn_compression* compression = nullptr;
+};
+
+std::vector<Struct> structs_of_worlds() {
+  return {
+      as_ever<ringattn_world_options>("ringattn_world_options",
+                                      [](auto* given) {
+                                        return made(ringattn_world_destroy, [&](ringattn_world** world) {
+                                          return ringattn_world_self(given, world);
+                                        });
+                                      }),
+      as_ever<ringattn_callbacks>("ringattn_callbacks",
+                                  [](auto* given) {
+                                    auto where = sized<ringattn_world_options>();
+                                    where.abi = RINGATTN_ABI;
+                                    return made(ringattn_world_destroy, [&](ringattn_world** world) {
+                                      return ringattn_world_callbacks(&where, 0, 1, given, 0.0, world);
+                                    });
+                                  }),
+  };
+}
+
+std::vector<Struct> structs_of_jobs(Ops& ops) {
+  const auto attention = [&ops](const ringattn_spec* spec, const ringattn_batch* batch,
+                                const ringattn_options* options) {
+    return made(ringattn_attention_destroy, [&](ringattn_attention** object) {
+      return ringattn_attention_create(ops.world.get(), spec, batch, options, object);
+    });
+  };
+  const auto scan = [&ops](const ringattn_scan_spec* spec, const ringattn_scan_batch* batch) {
+    return made(ringattn_scan_destroy, [&](ringattn_scan** object) {
+      return ringattn_scan_create(ops.world.get(), spec, batch, nullptr, object);
+    });
+  };
+  return {
+      grown<ringattn_spec>("ringattn_spec", offsetof(ringattn_spec, k_format),
+                           [=, &ops](auto* given) { return attention(given, &ops.batch, nullptr); }),
+      grown<ringattn_batch>("ringattn_batch", offsetof(ringattn_batch, k_positions),
+                            [=, &ops](auto* given) { return attention(&ops.spec, given, nullptr); }),
+      grown<ringattn_options>("ringattn_options", offsetof(ringattn_options, checksum),
+                              [=, &ops](auto* given) { return attention(&ops.spec, &ops.batch, given); }),
+      as_ever<ringattn_decode_limits>("ringattn_decode_limits",
+                                      [&ops](auto* given) {
+                                        return made(ringattn_decode_destroy, [&](ringattn_decode** object) {
+                                          return ringattn_decode_create(ops.world.get(), &ops.spec, given, nullptr,
+                                                                        object);
+                                        });
+                                      }),
+      as_ever<ringattn_latent_spec>("ringattn_latent_spec",
+                                    [&ops](auto* given) {
+                                      return made(ringattn_latent_destroy, [&](ringattn_latent** object) {
+                                        return ringattn_latent_create(ops.world.get(), given, &ops.batch,
+                                                                      RINGATTN_ANY_FORM, nullptr, object);
+                                      });
+                                    }),
+      as_ever<ringattn_scan_spec>("ringattn_scan_spec", [=, &ops](auto* given) { return scan(given, &ops.runs); }),
+      grown<ringattn_scan_batch>("ringattn_scan_batch", offsetof(ringattn_scan_batch, update),
+                                 [=, &ops](auto* given) { return scan(&ops.scan, given); }),
+      as_ever<ringattn_convolution_spec>(
+          "ringattn_convolution_spec",
+          [&ops](auto* given) {
+            return made(ringattn_convolution_destroy, [&](ringattn_convolution** object) {
+              return ringattn_convolution_create(ops.world.get(), given, &ops.runs, nullptr, object);
+            });
+          }),
+      as_ever<ringattn_compression_spec>(
+          "ringattn_compression_spec",
+          [&ops](auto* given) {
+            return made(ringattn_compression_destroy, [&](ringattn_compression** object) {
+              return ringattn_compression_create(ops.world.get(), given, nullptr, object);
+            });
+          }),
+      as_ever<ringattn_eviction>("ringattn_eviction",
+                                 [&ops](auto* given) {
+                                   std::int64_t kept = 0, heads = 0;
+                                   return ringattn_eviction_kept(given, &ops.spec, &ops.batch, &kept, &heads);
+                                 }),
+  };
+}
+
+std::vector<Struct> structs_of_facts(const Objects& of) {
+  return {
+      grown<ringattn_attention_facts>("ringattn_attention_facts", offsetof(ringattn_attention_facts, predicted_seconds),
+                                      [&](auto* facts) { return ringattn_attention_get_facts(of.attention, facts); }),
+      as_ever<ringattn_decode_facts>("ringattn_decode_facts",
+                                     [&](auto* facts) { return ringattn_decode_get_facts(of.decode, facts); }),
+      as_ever<ringattn_decode_facts>(
+          "ringattn_decode_facts",
+          [&](auto* facts) { return ringattn_latent_decode_get_facts(of.latent_decode, facts); }),
+      as_ever<ringattn_latent_facts>("ringattn_latent_facts",
+                                     [&](auto* facts) { return ringattn_latent_get_facts(of.latent, facts); }),
+      as_ever<ringattn_scan_facts>("ringattn_scan_facts",
+                                   [&](auto* facts) { return ringattn_scan_get_facts(of.scan, facts); }),
+      as_ever<ringattn_scan_facts>("ringattn_scan_facts",
+                                   [&](auto* facts) { return ringattn_convolution_get_facts(of.convolution, facts); }),
+      as_ever<ringattn_compression_facts>(
+          "ringattn_compression_facts",
+          [&](auto* facts) { return ringattn_compression_get_facts(of.compression, facts); }),
+      as_ever<ringattn_part>(
+          "ringattn_part",
+          [&](auto* part) { return ringattn_compression_get_part(of.compression, RINGATTN_STREAM, 0, part); }),
+      as_ever<ringattn_formats>("ringattn_formats",
+                                [&](auto* formats) {
+                                  ringattn_spec spec = attention_spec();
+                                  spec.dtype = kFp16;
+                                  return ringattn_choose_formats("int8", 0.0, &spec, formats);
+                                }),
+  };
+}
+
+std::vector<Struct> structs_of_tensors(const Objects& of) {
+  return {
+      grown<ringattn_attention_tensors>("ringattn_attention_tensors",
+                                        offsetof(ringattn_attention_tensors, compressed_k),
+                                        [&](auto* given) { return ringattn_attention_run(of.attention, given); }),
+      grown<ringattn_decode_tensors>("ringattn_decode_tensors", offsetof(ringattn_decode_tensors, compressed_k),
+                                     [&](auto* given) { return ringattn_decode_run(of.decode, given); }),
+      as_ever<ringattn_latent_tensors>("ringattn_latent_tensors",
+                                       [&](auto* given) { return ringattn_latent_run(of.latent, given); }),
+      as_ever<ringattn_latent_decode_tensors>(
+          "ringattn_latent_decode_tensors",
+          [&](auto* given) { return ringattn_latent_decode_run(of.latent_decode, given); }),
+      grown<ringattn_scan_tensors>("ringattn_scan_tensors", offsetof(ringattn_scan_tensors, slots),
+                                   [&](auto* given) { return ringattn_scan_run(of.scan, given); }),
+      as_ever<ringattn_convolution_tensors>(
+          "ringattn_convolution_tensors", [&](auto* given) { return ringattn_convolution_run(of.convolution, given); }),
+      as_ever<ringattn_compression_tensors>(
+          "ringattn_compression_tensors",
+          [&](auto* given) { return ringattn_compression_decompress(of.compression, given); }),
+      as_ever<ringattn_compressed>("ringattn_compressed",
+                                   [&](auto* given) {
+                                     std::vector<std::uint16_t> rows(kTokens * kHeads * kDim);
+                                     CTensor plain(rows.data(), kFp16, {kTokens, kHeads, kDim});
+                                     auto tensors = sized<ringattn_compression_tensors>();
+                                     tensors.lengths = &kTokens;
+                                     tensors.plain = plain.get();
+                                     tensors.compressed = given;
+                                     return ringattn_compression_decompress(of.compression, &tensors);
+                                   }),
+      as_ever<ringattn_eviction_tensors>("ringattn_eviction_tensors",
+                                         [&](auto* given) {
+                                           auto eviction = sized<ringattn_eviction>();
+                                           eviction.method = "streaming";
+                                           return ringattn_evict(&eviction, &of.ops.spec, &of.ops.batch, given);
+                                         }),
+  };
+}
+
+TEST(CSizes, ThoseOfEarlierInterfacesAreServedAndOthersRefused) {
+  Objects objects;
+  std::vector<Struct> all = structs_of_worlds();
+  for (const auto& more : {structs_of_jobs(objects.ops), structs_of_facts(objects), structs_of_tensors(objects)}) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  for (const Struct& tried : all) {
+    // Of a size that is served a call may fail for all that is missing, but not for the size.
+    for (const std::size_t size : {tried.first, tried.now}) {
+      const bool fails = tried.call(size) != RINGATTN_OK;
+      const std::string problem = fails ? ringattn_error_problem() : "";
+      EXPECT_FALSE(problem.starts_with(tried.name + " ") && problem.ends_with(" bytes")) << problem;
+    }
+    for (const std::size_t size : {std::size_t{0}, tried.first - 8, tried.now + 8}) {
+      EXPECT_EQ(tried.call(size), RINGATTN_USAGE) << tried.name << ", " << size;
+      EXPECT_EQ(ringattn_error_problem(),
+                tried.name + (size > tried.now ? " has " : " says that it has ") + std::to_string(size) + " bytes");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::testing
