@@ -8,6 +8,7 @@ whole = ringattn.unshard([out_0, out_1, out_2, out_3], layout)
 """
 
 import ctypes
+import functools
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ class Layout:
         self._check()
         self.number = next(_numbers)
         by_number[self.number] = self
+        self.text = _text_of(self.lengths, self.runs)
         self._places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def _check(self) -> None:
@@ -89,6 +91,21 @@ class Layout:
         """All runs as the library takes them, rank by rank."""
         flat = [_structs.Run(rank, *run) for rank, of_rank in enumerate(self.runs) for run in of_rank]
         return len(flat), ctypes.cast((_structs.Run * max(len(flat), 1))(*flat), ctypes.POINTER(_structs.Run))
+
+
+def _text_of(lengths, runs) -> str:
+    """The lengths, and of each rank its runs as sequence:begin:end: what graphs hold in place of the object, because it means
+    the same in any process."""
+    parts = [" ".join(map(str, lengths)), *(" ".join(f"{s}:{b}:{e}" for s, b, e in of_rank) for of_rank in runs)]
+    return "lengths " + " | ".join(parts)
+
+
+@functools.lru_cache(256)
+def of_text(text: str) -> Layout:
+    """The Layout of that text."""
+    lengths, *runs = text.removeprefix("lengths").split("|")
+    of_ranks = [[tuple(map(int, run.split(":"))) for run in of_rank.split()] for of_rank in runs]
+    return Layout(list(map(int, lengths.split())), of_ranks)
 
 
 def _deal(lengths, world: int, cuts) -> Layout:
