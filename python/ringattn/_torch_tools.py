@@ -6,7 +6,8 @@ from torch import Tensor, library
 
 from . import layouts, worlds
 from ._arguments import refuse_unknown
-from ._errors import unsupported
+from ._errors import refuse, unsupported
+from ._tensors import check_array, type_name
 
 LIBRARY = library.Library("ringattn", "DEF")
 
@@ -102,8 +103,15 @@ def new_rows(q: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def given(op: str, out: Tensor | None, made: Tensor) -> Tensor:
+    """What an operator made, in out where the caller gives one. copy_() would round to another type, and repeat rows."""
+    if out is None:
+        return made
+    check_array("out", out)
     refuse_gradient(op, "out", out)
-    return made if out is None else out.copy_(made)
+    if out.shape != made.shape or out.dtype != made.dtype or out.device != made.device:
+        is_like, wanted = (f"{type_name(x.dtype)} {list(x.shape)} on {x.device}" for x in (out, made))
+        refuse(f"out is {is_like}", f"{op} makes {wanted}", "Pass one like it, or none.")
+    return out.copy_(made)
 
 
 def tensor_of(values):

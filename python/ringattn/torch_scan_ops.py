@@ -72,14 +72,19 @@ def _groups(rows_axes: int, *rows) -> list:
 
 
 def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus=False, initial_states=None,
-                   return_last_state=False, **more):  # fmt: skip
-    x, z, more["out"] = _heads(u, z, more.get("out"))
+                   return_last_state=False, cu_seqlens=None, layout=None, world=None, out=None, threads=0, memory_budget=0,
+                   timeout=60.0, **unknown):  # fmt: skip
+    check_known("selective_scan", unknown)
+    check_alone("selective_scan", world)
+    x, z = _heads(u, z)
     B, C = _groups(u.ndim + 1, B, C)
     if initial_states is not None:
         initial_states = initial_states[:, :, None, :]
     y, states = ssd(x, delta, A, B, C, D=D, z=z, dt_bias=delta_bias, dt_softplus=delta_softplus, initial_states=initial_states,
-                    return_final_states=True, **more)  # fmt: skip
-    return (y[..., 0], states[:, :, 0]) if return_last_state else y[..., 0]
+                    return_final_states=True, cu_seqlens=cu_seqlens, layout=layout, threads=threads, memory_budget=memory_budget,
+                    timeout=timeout)  # fmt: skip
+    y = given("selective_scan", out, y[..., 0])
+    return (y, states[:, :, 0]) if return_last_state else y
 
 
 @operator("ssd_update", mutates=("state",))
@@ -108,11 +113,14 @@ def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softpl
     return given("ssd_update", out, y)
 
 
-def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus=False, **more):
-    x, z, more["out"] = _heads(u, z, more.get("out"))
+def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus=False,
+                     state_batch_indices=None, out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
+    check_known("selective_update", unknown)
+    x, z = _heads(u, z)
     B, C = _groups(3, B, C)
-    return ssd_update(state[:, :, None], x, delta, A, B, C, D=D, z=z, dt_bias=delta_bias, dt_softplus=delta_softplus,
-                      **more)[..., 0]  # fmt: skip
+    y = ssd_update(state[:, :, None], x, delta, A, B, C, D=D, z=z, dt_bias=delta_bias, dt_softplus=delta_softplus,
+                   state_batch_indices=state_batch_indices, threads=threads, timeout=timeout)  # fmt: skip
+    return given("selective_update", out, y[..., 0])
 
 
 @operator("causal_conv1d")
