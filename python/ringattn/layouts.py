@@ -9,8 +9,6 @@ whole = ringattn.unshard([out_0, out_1, out_2, out_3], layout)
 
 import ctypes
 import functools
-import itertools
-import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,11 +18,6 @@ from ._errors import refuse
 from ._compression import Compressed
 from ._arguments import as_ints
 from ._tensors import is_torch
-
-
-_numbers = itertools.count(1)
-# Layouts by their numbers, for operators that can't take objects.
-by_number: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 class Layout:
@@ -37,8 +30,6 @@ class Layout:
         self.runs = tuple(tuple((int(s), int(b), int(e)) for s, b, e in of_rank if e > b) for of_rank in runs)
         self._key = (self.lengths, self.runs)
         self._check()
-        self.number = next(_numbers)
-        by_number[self.number] = self
         self.text = _text_of(self.lengths, self.runs)
         self._places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -214,6 +205,15 @@ def super_segments(lengths: Sequence[int], world: int) -> Layout:
 BY_NAME = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped, "packed": packed}
 
 
+def check_name(layout) -> None:
+    if layout not in BY_NAME:
+        refuse(
+            f"layout {layout!r} is not known",
+            f"there are {', '.join(BY_NAME)}",
+            "Choose one, or make a ringattn.Layout.",
+        )
+
+
 def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
     """A Layout stays what it is; a name is dealt."""
     if isinstance(layout, Layout):
@@ -221,12 +221,7 @@ def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
             refuse(f"the layout is one of lengths {list(layout.lengths)[:8]} over {layout.world} ranks",
                    f"the job has {list(lengths)[:8]} over {world}", "Make it of the job's lengths and world.")  # fmt: skip
         return layout
-    if layout not in BY_NAME:
-        refuse(
-            f"layout {layout!r} is not known",
-            f"there are {', '.join(BY_NAME)}",
-            "Choose one, or make a ringattn.Layout.",
-        )
+    check_name(layout)
     return BY_NAME[layout](lengths, world)
 
 

@@ -5,16 +5,12 @@ import torch
 from torch import Tensor
 
 from . import _convolution, _scan, layouts
-from ._torch_tools import check_alone, check_known, fake, given, operator, run, tensor_of
+from ._torch_tools import check_alone, check_known, fake, given, layout_of, operator, run, tensor_of
 
 
 def _layout_text(layout) -> str | None:
     _scan.check_layout(layout)
     return None if layout is None else layout.text
-
-
-def _layout_of(text: str | None):
-    return None if text is None else layouts.of_text(text)
 
 
 def _sequences(rows, batched: bool, cu_seqlens, layout: str | None) -> int:
@@ -35,7 +31,7 @@ def _ssd_op(
     return _scan.ssd(
         x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
         dt_limit=None if dt_limit is None else tuple(dt_limit), initial_states=initial_states, return_final_states=True,
-        cu_seqlens=cu_seqlens, layout=_layout_of(layout), threads=threads, memory_budget=memory_budget, timeout=timeout,
+        cu_seqlens=cu_seqlens, layout=layout_of(layout), threads=threads, memory_budget=memory_budget, timeout=timeout,
     )  # fmt: skip
 
 
@@ -130,7 +126,7 @@ def _causal_conv1d_op(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _convolution.causal_conv1d(
         x, weight, bias, activation=activation, initial_states=initial_states, return_final_states=True, cu_seqlens=cu_seqlens,
-        layout=_layout_of(layout), threads=threads, timeout=timeout,
+        layout=layout_of(layout), threads=threads, timeout=timeout,
     )  # fmt: skip
 
 

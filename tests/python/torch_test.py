@@ -235,7 +235,7 @@ class Compiled(unittest.TestCase):
     def test_the_operators_keep_pytorch_s_rules(self):
         q, k = normal(60, 4, 64), normal(60, 2, 64, seed=2)
         library.opcheck(torch.ops.ringattn.attention.default,
-                              (q, [k], [k], "", 0, "", 0, None, "causal", 0, 0, None, 0.0, None, "", 0, "", 0, [], 0, 0, 0,
+                              (q, [k], [k], "", 0, "", 0, None, "causal", 0, 0, None, 0.0, None, None, None, None, None, 0, 0,
                                60.0))  # fmt: skip
         library.opcheck(torch.ops.ringattn.decode.default,
                               (q[:2], [normal(2, 16, 2, 64)], [normal(2, 16, 2, 64)], "", 0, "", 0,
