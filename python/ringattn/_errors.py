@@ -70,7 +70,7 @@ _WORDS = [
         (r"\b[A-Z]\w*::(\w+)", r"\1"),
         (r"\btimeout_seconds\b", "timeout"),
         # A scan's and a convolution's result, which callers name as they do attention's.
-        (r"\by (?=overlaps |is fp|is bf|has )", "out "),
+        (r"\by (?=overlaps |is fp|is bf|has |holds )", "out "),
         (r"\b(of|Give) y (?=has |memory )", r"\1 out "),
     )
 ]

@@ -53,11 +53,15 @@ def lengths_of_runs(x, batched: bool, cu_seqlens, layout, world: World) -> tuple
     return (x.shape[0],)
 
 
-def run_options(world: World, lengths, layout: Layout | None, members: dict) -> _structs.options:
-    options = _job.run_options(**members)
+def check_layout(layout) -> None:
     if layout is not None and not isinstance(layout, Layout):
         refuse(f"layout is {layout!r}", "ranks of a scan have whole super-segments of sequences",
                "Leave it out, or pass ringattn.super_segments(lengths, ranks) or another ringattn.Layout.")  # fmt: skip
+
+
+def run_options(world: World, lengths, layout: Layout | None, members: dict) -> _structs.options:
+    options = _job.run_options(**members)
+    check_layout(layout)
     dealt = None if layout is None else make_layout(layout, lengths, world.size)
     if world.size > 1:
         dealt = dealt or super_segments(lengths, world.size)

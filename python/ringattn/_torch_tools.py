@@ -6,7 +6,8 @@ from torch import Tensor, library
 
 from . import layouts, worlds
 from ._arguments import refuse_unknown
-from ._errors import unsupported
+from ._errors import refuse, unsupported
+from ._tensors import check_array, type_name
 
 LIBRARY = library.Library("ringattn", "DEF")
 
@@ -79,22 +80,26 @@ def mask_arguments(mask) -> tuple[str, int, int]:
     return (mask, 0, 0) if isinstance(mask, str) else ("window", mask[0], mask[1])
 
 
-def layout_of(name: str, number: int):
-    return layouts.by_number[number] if number else name or None
+def layout_of(layout: str | None):
+    """The other way. A layout's name, or its text."""
+    return layouts.of_text(layout) if layout is not None and layout.startswith("lengths") else layout
 
 
-def layout_arguments(layout) -> tuple[str, int]:
+def layout_argument(layout) -> str | None:
     if layout is None:
-        return "", 0
-    return (layout, 0) if isinstance(layout, str) else ("", layout.number)
+        return None
+    if isinstance(layout, layouts.Layout):
+        return layout.text
+    layouts.check_name(layout)
+    return layout
 
 
-def world_of(number: int):
-    return worlds.by_number[number] if number else None
+def world_of(key: str | None):
+    return None if key is None else worlds.of_key(key)
 
 
-def number_of(world) -> int:
-    return 0 if world is None else world.number
+def key_of(world) -> str | None:
+    return None if world is None else world.key
 
 
 def new_rows(q: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -102,8 +107,15 @@ def new_rows(q: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def given(op: str, out: Tensor | None, made: Tensor) -> Tensor:
+    """What an operator made, in out where the caller gives one. copy_() would round to another type, and repeat rows."""
+    if out is None:
+        return made
+    check_array("out", out)
     refuse_gradient(op, "out", out)
-    return made if out is None else out.copy_(made)
+    if out.shape != made.shape or out.dtype != made.dtype or out.device != made.device:
+        is_like, wanted = (f"{type_name(x.dtype)} {list(x.shape)} on {x.device}" for x in (out, made))
+        refuse(f"out is {is_like}", f"{op} makes {wanted}", "Pass one like it, or none.")
+    return out.copy_(made)
 
 
 def tensor_of(values):

@@ -8,8 +8,7 @@ whole = ringattn.unshard([out_0, out_1, out_2, out_3], layout)
 """
 
 import ctypes
-import itertools
-import weakref
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,11 +18,6 @@ from ._errors import refuse
 from ._compression import Compressed
 from ._arguments import as_ints
 from ._tensors import is_torch
-
-
-_numbers = itertools.count(1)
-# Layouts by their numbers, for operators that can't take objects.
-by_number: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 class Layout:
@@ -36,8 +30,7 @@ class Layout:
         self.runs = tuple(tuple((int(s), int(b), int(e)) for s, b, e in of_rank if e > b) for of_rank in runs)
         self._key = (self.lengths, self.runs)
         self._check()
-        self.number = next(_numbers)
-        by_number[self.number] = self
+        self.text = _text_of(self.lengths, self.runs)
         self._places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def _check(self) -> None:
@@ -89,6 +82,21 @@ class Layout:
         """All runs as the library takes them, rank by rank."""
         flat = [_structs.Run(rank, *run) for rank, of_rank in enumerate(self.runs) for run in of_rank]
         return len(flat), ctypes.cast((_structs.Run * max(len(flat), 1))(*flat), ctypes.POINTER(_structs.Run))
+
+
+def _text_of(lengths, runs) -> str:
+    """The lengths, and of each rank its runs as sequence:begin:end: what graphs hold in place of the object, because it means
+    the same in any process."""
+    parts = [" ".join(map(str, lengths)), *(" ".join(f"{s}:{b}:{e}" for s, b, e in of_rank) for of_rank in runs)]
+    return "lengths " + " | ".join(parts)
+
+
+@functools.lru_cache(256)
+def of_text(text: str) -> Layout:
+    """The Layout of that text."""
+    lengths, *runs = text.removeprefix("lengths").split("|")
+    of_ranks = [[tuple(map(int, run.split(":"))) for run in of_rank.split()] for of_rank in runs]
+    return Layout(list(map(int, lengths.split())), of_ranks)
 
 
 def _deal(lengths, world: int, cuts) -> Layout:
@@ -197,6 +205,15 @@ def super_segments(lengths: Sequence[int], world: int) -> Layout:
 BY_NAME = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped, "packed": packed}
 
 
+def check_name(layout) -> None:
+    if layout not in BY_NAME:
+        refuse(
+            f"layout {layout!r} is not known",
+            f"there are {', '.join(BY_NAME)}",
+            "Choose one, or make a ringattn.Layout.",
+        )
+
+
 def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
     """A Layout stays what it is; a name is dealt."""
     if isinstance(layout, Layout):
@@ -204,12 +221,7 @@ def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
             refuse(f"the layout is one of lengths {list(layout.lengths)[:8]} over {layout.world} ranks",
                    f"the job has {list(lengths)[:8]} over {world}", "Make it of the job's lengths and world.")  # fmt: skip
         return layout
-    if layout not in BY_NAME:
-        refuse(
-            f"layout {layout!r} is not known",
-            f"there are {', '.join(BY_NAME)}",
-            "Choose one, or make a ringattn.Layout.",
-        )
+    check_name(layout)
     return BY_NAME[layout](lengths, world)
 
 

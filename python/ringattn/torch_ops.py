@@ -2,9 +2,9 @@
 """torch.ops.ringattn.*: the ops of this package as PyTorch's, with fake implementations, so that torch.compile and
 torch.export keep them in their graphs. Under torch.compile ringattn.attention() and the others become these.
 
-A world or a Layout is passed as its number, World.number and Layout.number (0: none), which must live as long as graphs use
-it. mask is "causal", "full" or "window" with left and right. Keys and values are lists: [rows], with a format "" and a dim 0, or
-the streams and tables of a Compressed with its format and dim."""
+A Layout is passed as its text, Layout.text, which means the same wherever a graph runs; a world as its key, World.key, which
+its own process knows while something keeps the world. mask is "causal", "full" or "window" with left and right. Keys and
+values are lists: [rows], with a format "" and a dim 0, or the streams and tables of a Compressed with its format and dim."""
 
 import torch
 from torch import Tensor
@@ -16,12 +16,12 @@ from ._torch_tools import (
     check_known,
     fake,
     given,
-    layout_arguments,
+    key_of,
+    layout_argument,
     layout_of,
     mask_arguments,
     mask_of,
     new_rows,
-    number_of,
     operator,
     run,
     tensor_of,
@@ -74,15 +74,14 @@ def _keys(q: Tensor, parts: list[Tensor], format: str, dim: int):
 def _attention_op(
     q: Tensor, k: list[Tensor], v: list[Tensor], k_format: str, k_dim: int, v_format: str, v_dim: int,
     sinks: Tensor | None, mask: str, left: int, right: int, softmax_scale: float | None, softcap: float, q_offset: int | None,
-    layout: str, layout_number: int, key_layout: str, key_layout_number: int,
-    lengths: list[int], world: int, threads: int, memory_budget: int, timeout: float, k_positions: Tensor | None = None,
-    k_lengths: list[int] | None = None,
+    layout: str | None, key_layout: str | None, lengths: list[int] | None, world: str | None, threads: int,
+    memory_budget: int, timeout: float, k_positions: Tensor | None = None, k_lengths: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _attention.attention(
         q, _keys(q, k, k_format, k_dim), _keys(q, v, v_format, v_dim), mask=mask_of(mask, left, right),
         softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, q_offset=q_offset,
-        layout=layout_of(layout, layout_number), key_layout=layout_of(key_layout, key_layout_number),
-        lengths=tuple(lengths) if lengths else None, k_positions=k_positions, k_lengths=k_lengths, world=world_of(world),
+        layout=layout_of(layout), key_layout=layout_of(key_layout),
+        lengths=None if lengths is None else tuple(lengths), k_positions=k_positions, k_lengths=k_lengths, world=world_of(world),
         threads=threads, memory_budget=memory_budget, timeout=timeout,
     )  # fmt: skip
 
@@ -99,7 +98,7 @@ def attention(q, k, v, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=
     (k, *k_is), (v, *v_is) = _keys_arguments(k), _keys_arguments(v)
     made, lse = run(
         "attention", q, k, v, *k_is, *v_is, sinks, *mask_arguments(mask), softmax_scale, softcap, q_offset,
-        *layout_arguments(layout), *layout_arguments(key_layout), list(lengths or ()), number_of(world), threads,
+        layout_argument(layout), layout_argument(key_layout), None if lengths is None else list(lengths), key_of(world), threads,
         memory_budget, timeout, k_positions,
         [k_lengths] * (q.shape[0] if q.ndim == 4 else 1) if isinstance(k_lengths, int) else k_lengths,
     )  # fmt: skip
@@ -110,15 +109,15 @@ def attention(q, k, v, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=
 def _varlen_op(
     q: Tensor, k: list[Tensor], v: list[Tensor], k_format: str, k_dim: int, v_format: str, v_dim: int, cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None, sinks: Tensor | None, mask: str,
-    left: int, right: int, softmax_scale: float | None, softcap: float, q_offsets: list[int] | None, layout: str,
-    layout_number: int, key_layout: str, key_layout_number: int, world: int, threads: int, memory_budget: int, timeout: float,
+    left: int, right: int, softmax_scale: float | None, softcap: float, q_offsets: list[int] | None, layout: str | None,
+    key_layout: str | None, world: str | None, threads: int, memory_budget: int, timeout: float,
     k_positions: Tensor | None = None, k_lengths: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _attention.varlen(
         q, _keys(q, k, k_format, k_dim), _keys(q, v, v_format, v_dim), cu_seqlens_q, cu_seqlens_k,
         mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap,
-        sinks=sinks, q_offsets=q_offsets, layout=layout_of(layout, layout_number),
-        key_layout=layout_of(key_layout, key_layout_number), k_positions=k_positions, k_lengths=k_lengths,
+        sinks=sinks, q_offsets=q_offsets, layout=layout_of(layout), key_layout=layout_of(key_layout),
+        k_positions=k_positions, k_lengths=k_lengths,
         world=world_of(world), threads=threads, memory_budget=memory_budget, timeout=timeout,
     )  # fmt: skip
 
@@ -136,7 +135,7 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask="causal", softmax_s
     made, lse = run(
         "varlen", q, k, v, *k_is, *v_is, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, *mask_arguments(mask),
         softmax_scale, softcap, q_offsets,
-        *layout_arguments(layout), *layout_arguments(key_layout), number_of(world), threads, memory_budget, timeout,
+        layout_argument(layout), layout_argument(key_layout), key_of(world), threads, memory_budget, timeout,
         k_positions, None if k_lengths is None else list(k_lengths),
     )  # fmt: skip
     return given("varlen", out, made), lse
@@ -178,13 +177,13 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
 def _mla_op(
     q: Tensor, latent: Tensor, k_rope: Tensor, w_uk: Tensor | None, w_uv: Tensor | None, cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None, sinks: Tensor | None, form: str | None, head_dim: int | None, head_dim_v: int | None, mask: str,
-    left: int, right: int, softmax_scale: float | None, softcap: float, layout: str, layout_number: int, key_layout: str,
-    key_layout_number: int, world: int, threads: int, memory_budget: int, timeout: float,
+    left: int, right: int, softmax_scale: float | None, softcap: float, layout: str | None, key_layout: str | None,
+    world: str | None, threads: int, memory_budget: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _latent.mla(
         q, latent, k_rope, w_uk, w_uv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, form=form, head_dim=head_dim,
         head_dim_v=head_dim_v, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
-        layout=layout_of(layout, layout_number), key_layout=layout_of(key_layout, key_layout_number), world=world_of(world),
+        layout=layout_of(layout), key_layout=layout_of(key_layout), world=world_of(world),
         threads=threads, memory_budget=memory_budget, timeout=timeout,
     )  # fmt: skip
 
@@ -200,8 +199,8 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     check_known("mla", unknown)
     made, lse = run(
         "mla", q, latent, k_rope, w_uk, w_uv, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, form, head_dim,
-        head_dim_v, *mask_arguments(mask), softmax_scale, softcap, *layout_arguments(layout),
-        *layout_arguments(key_layout), number_of(world), threads, memory_budget, timeout,
+        head_dim_v, *mask_arguments(mask), softmax_scale, softcap, layout_argument(layout),
+        layout_argument(key_layout), key_of(world), threads, memory_budget, timeout,
     )  # fmt: skip
     return given("mla", out, made), lse
 

@@ -4,27 +4,40 @@
 import torch
 from torch import Tensor
 
-from . import _convolution, _scan
-from ._torch_tools import check_alone, check_known, fake, given, operator, run, tensor_of
+from . import _convolution, _scan, layouts
+from ._torch_tools import check_alone, check_known, fake, given, layout_of, operator, run, tensor_of
+
+
+def _layout_text(layout) -> str | None:
+    _scan.check_layout(layout)
+    return None if layout is None else layout.text
+
+
+def _sequences(rows, batched: bool, cu_seqlens, layout: str | None) -> int:
+    """As lengths_of_runs() of _scan finds them."""
+    if cu_seqlens is not None:
+        return cu_seqlens.shape[0] - 1
+    if batched:
+        return rows.shape[0]
+    return 1 if layout is None else len(layouts.of_text(layout).lengths)
 
 
 @operator("ssd")
 def _ssd_op(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
-    dt_softplus: bool, dt_limit: list[float] | None, initial_states: Tensor | None, cu_seqlens: Tensor | None, threads: int,
-    memory_budget: int, timeout: float,
+    dt_softplus: bool, dt_limit: list[float] | None, initial_states: Tensor | None, cu_seqlens: Tensor | None,
+    layout: str | None, threads: int, memory_budget: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _scan.ssd(
         x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
         dt_limit=None if dt_limit is None else tuple(dt_limit), initial_states=initial_states, return_final_states=True,
-        cu_seqlens=cu_seqlens, threads=threads,
-        memory_budget=memory_budget, timeout=timeout,
+        cu_seqlens=cu_seqlens, layout=layout_of(layout), threads=threads, memory_budget=memory_budget, timeout=timeout,
     )  # fmt: skip
 
 
 @fake("ssd")
-def _(x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, cu_seqlens, *_):
-    sequences = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else x.shape[0] if x.ndim == 4 else 1
+def _(x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, cu_seqlens, layout, *_):
+    sequences = _sequences(x, x.ndim == 4, cu_seqlens, layout)
     return x.new_empty(x.shape), x.new_empty((sequences, *x.shape[-2:], B.shape[-1]), dtype=torch.float32)
 
 
@@ -35,7 +48,7 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus=False, dt_l
     check_alone("ssd", world)
     y, states = run(
         "ssd", x, dt, A, B, C, D, z, dt_bias, dt_softplus, _limit(dt_limit), initial_states, tensor_of(cu_seqlens),
-        threads, memory_budget, timeout,
+        _layout_text(layout), threads, memory_budget, timeout,
     )  # fmt: skip
     y = given("ssd", out, y)
     return (y, states) if return_final_states else y
@@ -55,14 +68,19 @@ def _groups(rows_axes: int, *rows) -> list:
 
 
 def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus=False, initial_states=None,
-                   return_last_state=False, **more):  # fmt: skip
-    x, z, more["out"] = _heads(u, z, more.get("out"))
+                   return_last_state=False, cu_seqlens=None, layout=None, world=None, out=None, threads=0, memory_budget=0,
+                   timeout=60.0, **unknown):  # fmt: skip
+    check_known("selective_scan", unknown)
+    check_alone("selective_scan", world)
+    x, z = _heads(u, z)
     B, C = _groups(u.ndim + 1, B, C)
     if initial_states is not None:
         initial_states = initial_states[:, :, None, :]
     y, states = ssd(x, delta, A, B, C, D=D, z=z, dt_bias=delta_bias, dt_softplus=delta_softplus, initial_states=initial_states,
-                    return_final_states=True, **more)  # fmt: skip
-    return (y[..., 0], states[:, :, 0]) if return_last_state else y[..., 0]
+                    return_final_states=True, cu_seqlens=cu_seqlens, layout=layout, threads=threads, memory_budget=memory_budget,
+                    timeout=timeout)  # fmt: skip
+    y = given("selective_scan", out, y[..., 0])
+    return (y, states[:, :, 0]) if return_last_state else y
 
 
 @operator("ssd_update", mutates=("state",))
@@ -91,27 +109,30 @@ def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softpl
     return given("ssd_update", out, y)
 
 
-def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus=False, **more):
-    x, z, more["out"] = _heads(u, z, more.get("out"))
+def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus=False,
+                     state_batch_indices=None, out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
+    check_known("selective_update", unknown)
+    x, z = _heads(u, z)
     B, C = _groups(3, B, C)
-    return ssd_update(state[:, :, None], x, delta, A, B, C, D=D, z=z, dt_bias=delta_bias, dt_softplus=delta_softplus,
-                      **more)[..., 0]  # fmt: skip
+    y = ssd_update(state[:, :, None], x, delta, A, B, C, D=D, z=z, dt_bias=delta_bias, dt_softplus=delta_softplus,
+                   state_batch_indices=state_batch_indices, threads=threads, timeout=timeout)  # fmt: skip
+    return given("selective_update", out, y[..., 0])
 
 
 @operator("causal_conv1d")
 def _causal_conv1d_op(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, initial_states: Tensor | None,
-    cu_seqlens: Tensor | None, threads: int, timeout: float,
+    cu_seqlens: Tensor | None, layout: str | None, threads: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _convolution.causal_conv1d(
         x, weight, bias, activation=activation, initial_states=initial_states, return_final_states=True, cu_seqlens=cu_seqlens,
-        threads=threads, timeout=timeout,
+        layout=layout_of(layout), threads=threads, timeout=timeout,
     )  # fmt: skip
 
 
 @fake("causal_conv1d")
-def _(x, weight, bias, activation, initial_states, cu_seqlens, *_):
-    sequences = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else x.shape[0] if x.ndim == 3 else 1
+def _(x, weight, bias, activation, initial_states, cu_seqlens, layout, *_):
+    sequences = _sequences(x, x.ndim == 3, cu_seqlens, layout)
     return x.new_empty(x.shape), x.new_empty((sequences, weight.shape[1] - 1, weight.shape[0]))
 
 
@@ -119,8 +140,8 @@ def causal_conv1d(x, weight, bias=None, *, activation=None, initial_states=None,
                   layout=None, world=None, out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
     check_known("causal_conv1d", unknown)
     check_alone("causal_conv1d", world)
-    y, states = run("causal_conv1d", x, weight, bias, activation, initial_states, tensor_of(cu_seqlens), threads,
-                    timeout)  # fmt: skip
+    y, states = run("causal_conv1d", x, weight, bias, activation, initial_states, tensor_of(cu_seqlens), _layout_text(layout),
+                    threads, timeout)  # fmt: skip
     y = given("causal_conv1d", out, y)
     return (y, states) if return_final_states else y
 

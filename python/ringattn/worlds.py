@@ -3,6 +3,7 @@
 
 import ctypes
 import itertools
+import secrets
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,9 +17,18 @@ from ._errors import Error, refuse
 _KEPT_OBJECTS = 32
 
 
+# Worlds by their keys, for operators that can't take objects. A graph that comes from another process has no key of this one.
+_process = secrets.token_hex(8)
 _numbers = itertools.count(1)
-# Worlds by their numbers, for operators that can't take objects.
-by_number: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+_by_key: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
+def of_key(key: str) -> "World":
+    world = _by_key.get(key)
+    if world is None:
+        refuse("a graph names a world that is not there", "it was another process's, or nothing has kept it",
+               "Make graphs in the process that runs them, and keep their worlds.")  # fmt: skip
+    return world
 
 
 class World:
@@ -32,8 +42,8 @@ class World:
         self._objects: dict = {}
         self.calls: dict = {}  # _job.Call by settings and forms of arrays
         self._uses = 0
-        self.number = next(_numbers)
-        by_number[self.number] = self
+        self.key = f"{_process}-{next(_numbers)}"
+        _by_key[self.key] = self
         self._keeps = keeps  # what callbacks of the library refer to
 
     @property

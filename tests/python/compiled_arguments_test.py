@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under torch.compile an argument means what it means without, or is refused as there: no graph drops one."""
+
+import importlib.util
+import inspect
+import sys
+import unittest
+
+if importlib.util.find_spec("torch") is None:
+    print("skipped: needs torch")
+    sys.exit(77)
+
+import ringattn
+import torch
+from ringattn import _torch_tools, torch_ops
+from ringattn.testing import assert_same_bits
+
+
+def normal(*shape, seed=1, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def scan_rows(tokens):
+    """x, dt, A, B, C."""
+    x, dt, A = normal(tokens, 2, 16), normal(tokens, 2, seed=2).abs(), -normal(2, seed=3).exp()
+    return x, dt, A, normal(tokens, 1, 8, seed=4), normal(tokens, 1, 8, seed=5)
+
+
+def selective_rows(tokens):
+    """u, delta, A, B, C."""
+    u, delta, A = normal(tokens, 24), normal(tokens, 24, seed=2).abs(), -normal(24, 16, seed=3).exp()
+    return u, delta, A, normal(tokens, 16, seed=4), normal(tokens, 16, seed=5)
+
+
+@torch.no_grad()
+def compiled(function, *inputs, **options):
+    torch.compiler.reset()
+    return torch.compile(function, backend="aot_eager", **options)(*inputs)
+
+
+class Both(unittest.TestCase):
+    """What a call does in eager mode and compiled."""
+
+    def same(self, function, *inputs):
+        """One graph has the eager bits."""
+        for a, b in zip(compiled(function, *inputs, fullgraph=True), function(*inputs), strict=True):
+            assert_same_bits(a, b)
+
+    def refused(self, words, function, *inputs, kind=ringattn.UsageError):
+        """Both refuse by one error, the compiled function whether the refusal is met while it is traced or when it runs."""
+        for run in (function, lambda *given: compiled(function, *given)):
+            with self.subTest(words):
+                with self.assertRaises(kind) as caught:
+                    run(*inputs)
+                self.assertIn(words, str(caught.exception))
+
+
+class Layouts(Both):
+    def test_the_sequences_of_a_scan_are_those_of_its_layout(self):
+        scan, selective, x, weight = scan_rows(100), selective_rows(100), normal(100, 16), normal(16, 4, seed=2)
+        cu = torch.tensor([0, 30, 100])
+        for layout in (ringattn.Layout([30, 70], [[(0, 0, 30), (1, 0, 70)]]), ringattn.super_segments([30, 70], 1)):
+            for named in ({}, {"cu_seqlens": cu}):
+                named = {"layout": layout} | named
+                self.same(lambda *rows, named=named: ringattn.ssd(*rows, return_final_states=True, **named), *scan)
+                self.same(lambda *rows, named=named: ringattn.selective_scan(*rows, return_last_state=True, **named), *selective)
+                self.same(lambda *rows, named=named: ringattn.causal_conv1d(*rows, return_final_states=True, **named), x, weight)
+        two = ringattn.ssd(*scan, layout=layout, return_final_states=True)[1]
+        self.assertEqual(len(two), 2)
+
+    def test_a_layout_of_another_job_is_refused(self):
+        scan, selective, x, weight = scan_rows(100), selective_rows(100), normal(100, 16), normal(16, 4, seed=2)
+        one, other = ringattn.super_segments([30, 70], 1), ringattn.super_segments([30, 70], 2)
+        for words, named in (
+            ("layout is 'zigzag'", {"layout": "zigzag"}),
+            ("the layout is one of lengths [30, 70] over 2 ranks", {"layout": other}),
+            ("the layout is one of lengths [30, 70] over 1 ranks", {"layout": one, "cu_seqlens": torch.tensor([0, 31, 100])}),
+        ):
+            self.refused(words, lambda *rows, named=named: ringattn.ssd(*rows, **named), *scan)
+            self.refused(words, lambda *rows, named=named: ringattn.selective_scan(*rows, **named), *selective)
+            self.refused(words, lambda *rows, named=named: ringattn.causal_conv1d(*rows, **named), x, weight)
+
+
+def calls():
+    """(name, shape of what it makes, a function of out) of each function that has one."""
+    q, k, cache, lengths = normal(2, 4, 64), normal(2, 2, 64), normal(2, 16, 2, 64), torch.tensor([5, 5], dtype=torch.int32)
+    latents = normal(2, 4, 24), normal(2, 64), normal(2, 8)
+    matrices = normal(4, 16, 64), normal(4, 16, 64)
+    x, weight = normal(2, 16), normal(16, 4)
+    heads, channels, rows = normal(2, 2, 16, 8), normal(2, 24, 16), normal(2, 3, 16)  # states
+    scan, selective = scan_rows(2), selective_rows(2)
+    step, latent_step = (q, cache, cache, lengths), (latents[0], normal(2, 16, 72), lengths, *matrices)
+    yield "attention", (2, 4, 64), lambda out: ringattn.attention(q, k, k, out=out)
+    yield "varlen", (2, 4, 64), lambda out: ringattn.varlen(q, k, k, [0, 2], out=out)
+    yield "decode", (2, 4, 64), lambda out: ringattn.decode(*step, out=out)
+    yield "mla", (2, 4, 16), lambda out: ringattn.mla(*latents, *matrices, out=out)
+    yield "mla_decode", (2, 4, 16), lambda out: ringattn.mla_decode(*latent_step, rope_dim=8, out=out)
+    yield "ssd", (2, 2, 16), lambda out: ringattn.ssd(*scan, out=out)
+    yield "ssd_update", (2, 2, 16), lambda out: ringattn.ssd_update(heads.clone(), *scan, out=out)
+    yield "selective_scan", (2, 24), lambda out: ringattn.selective_scan(*selective, out=out)
+    yield "selective_update", (2, 24), lambda out: ringattn.selective_update(channels.clone(), *selective, out=out)
+    yield "causal_conv1d", (2, 16), lambda out: ringattn.causal_conv1d(x, weight, out=out)
+    yield "causal_conv1d_update", (2, 16), lambda out: ringattn.causal_conv1d_update(x, rows.clone(), weight, out=out)
+    small = ringattn.compress(k.half(), k.half(), "int8")[0]
+    yield "decompress", (2, 2, 64), lambda out: ringattn.decompress(small, out=out)
+
+
+class Results(Both):
+    def test_out_is_like_the_result(self):
+        everything = list(calls())
+        types = {"decompress": torch.float16}
+        outs = [torch.zeros(shape, dtype=types.get(name, torch.float32)) for name, shape, _ in everything]
+        for (name, shape, call), out in zip(everything, outs):
+            with self.subTest(name):
+                # Over the ops all that an out may differ in.
+                wrong = (out.double(), out[:1], torch.stack([out, out]))[len(name) % 3]
+                self.refused("out ", call, wrong)
+
+        def each(*outs):
+            for (_, _, call), out in zip(everything, outs):
+                call(out)
+            return outs
+
+        self.same(each, *outs)
+
+    def test_what_is_not_like_it_is_named(self):
+        made = torch.zeros(3, 4)
+        for words, out in (
+            ("out is float64 [3, 4] on cpu (ssd makes float32 [3, 4] on cpu)", made.double()),
+            ("out is float32 [1, 4] on cpu", made[:1]),
+            ("out is float32 [3, 4] on meta", made.to("meta")),
+            ("out is list", [0.0]),
+        ):
+            with self.assertRaises(ringattn.UsageError) as caught:
+                _torch_tools.given("ssd", out, made)
+            self.assertIn(words, str(caught.exception))
+
+
+class Signatures(Both):
+    def test_compiled_functions_take_what_eager_ones_take(self):
+        names = [name for name in ringattn.__all__ if hasattr(getattr(ringattn, name), "__wrapped__")]
+        self.assertEqual(len(names), 14)
+        for name in names:
+            signatures = [inspect.signature(getattr(of, name)) for of in (ringattn, torch_ops)]
+            eager, traced = ([(p.name, p.kind, p.default) for p in one.parameters.values()] for one in signatures)
+            self.assertEqual(traced, eager, name)
+
+    def test_arguments_of_another_scan_are_refused(self):
+        selective = selective_rows(9)
+        state = normal(9, 24, 16)
+        for name, value in (("dt_limit", (0.0, 1.0)), ("dt_softplus", True)):
+            given = {name: value}
+            self.refused(f"selective_scan has no {name}", lambda *rows, given=given: ringattn.selective_scan(*rows, **given),
+                         *selective, kind=ringattn.UnsupportedError)  # fmt: skip
+            self.refused(f"selective_update has no {name}",
+                         lambda *rows, given=given: ringattn.selective_update(*rows, **given), state, *selective,
+                         kind=ringattn.UnsupportedError)  # fmt: skip
+
+
+if __name__ == "__main__":
+    unittest.main()
