@@ -221,9 +221,10 @@ constexpr FlagRow kTable[] = {
      "Face is L = W-1",
      set_window, "4095,0"},
     {"block-mask", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "FILE|PATTERN", "",
-     "key blocks that each block of queries sees beside the mask: window:W, global:G, strided:S, random:N[,SEED], "
-     "bigbird:W,G,N[,SEED] or topk:K, joined by +; block:N sets their size [128], heads:all|kv|each who has lists; or a "
-     "safetensors file with block_mask",
+     "key blocks that each block of queries sees beside the mask: window:W, global:G, vertical:K,K..., "
+     "slash:D,D..., strided:S, random:N[,SEED], bigbird:W,G,N[,SEED] or topk:K, joined by +; block:N sets their size "
+     "[128], heads:all|kv|each who has lists; or a safetensors file with block_mask, or block_indptr and "
+     "block_indices",
      [](JobOptions& options, std::string_view text) {
        options.block_mask = parse_text(text, "a pattern such as window:4k+global:128, or the name of a file");
      }, "window:4k+global:128"},

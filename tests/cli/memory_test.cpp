@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -47,15 +48,16 @@ class Hostile : public ::testing::Test {
     }
   }
 
-  // A tensor of a file: its name, type, shape as JSON, and the bytes that it needs.
+  // A tensor of a file: its name, type, shape as JSON, the bytes that it needs, and the first of its I64 entries.
   struct Tensor {
     std::string name;
     std::string dtype;
     std::string shape;
     std::int64_t bytes = 0;
+    std::vector<std::int64_t> values = {};
   };
 
-  // A sparse file: its data are zeros that take no room. `spaces` of them follow the header's JSON.
+  // A sparse file: its data are zeros that take no room, but for a tensor's values. `spaces` follow the header's JSON.
   std::string sparse_file(const std::string& name, const std::vector<Tensor>& tensors, std::size_t spaces = 0) const {
     std::string json = "{";
     std::int64_t end = 0;
@@ -64,7 +66,16 @@ class Hostile : public ::testing::Test {
                           tensor.name, tensor.dtype, tensor.shape, end, end + tensor.bytes);
       end += tensor.bytes;
     }
-    return header_file(name, json + "}", end, spaces);
+    const std::string path = header_file(name, json + "}", end, spaces);
+    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+    std::int64_t at = 8 + header_bytes(path);
+    for (const Tensor& tensor : tensors) {
+      file.seekp(at);
+      file.write(reinterpret_cast<const char*>(tensor.values.data()),
+                 static_cast<std::streamsize>(tensor.values.size() * sizeof(std::int64_t)));
+      at += tensor.bytes;
+    }
+    return path;
   }
 
   std::string header_file(const std::string& name, const std::string& json, std::int64_t data = 0,
@@ -350,6 +361,70 @@ TEST_F(Hostile, ListsOfKeyBlocks) {
   if (!kShadows) {
     EXPECT_LE(run.peak_bytes - baseline_, kMost) << run.err;
   }
+}
+
+// Compressed rows of lists: 4 query blocks of 4 key blocks.
+TEST_F(Hostile, RowsOfListedBlocks) {
+  constexpr std::int64_t kMany = std::int64_t{1} << 31;
+  constexpr std::int64_t kSome = std::int64_t{1} << 27;
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+  using Values = std::vector<std::int64_t>;
+  const auto list = [](const char* name, std::int64_t entries, const Values& values) {
+    return Tensor{name, "I64", fmt::format("[{}]", entries), 8 * entries, values};
+  };
+  const auto begins = [&](const Values& values, std::int64_t entries = 5) {
+    return list("block_indptr", entries, values);
+  };
+  const auto blocks = [&](const Values& values, std::int64_t entries = 4) {
+    return list("block_indices", entries, values);
+  };
+  const auto typed = [](Tensor tensor, const char* dtype, const char* shape) {
+    tensor.dtype = dtype;
+    tensor.shape = shape;
+    return tensor;
+  };
+  const Values good{0, 1, 2, 3, 4};
+  const Values some{0, 1, 2, 3};
+  const std::vector<Tensor> cases[] = {
+      {begins({0, 2, 1, 3, 4}), blocks(some)},         // not monotone
+      {begins({0, 1, 2, 3, 3}), blocks(some)},         // ends early
+      {begins({0, 1, 2, 3, 5}), blocks(some)},         // ends late
+      {begins({1, 1, 2, 3, 4}), blocks(some)},         // begins late
+      {begins({-1, 1, 2, 3, 4}), blocks(some)},        // negative
+      {begins({0, 1, -2, 3, 4}), blocks(some)},        //
+      {begins({0, 1, 2, kLargest, 4}), blocks(some)},  // 2^63 - 1
+      {begins({0, 1, 2, 3, kLargest}), blocks(some)},  //
+      {begins({0, std::numeric_limits<std::int64_t>::min(), 2, 3, 4}), blocks(some)},
+      {begins(good), blocks({0, 1, 2, 4})},                                 // beyond the blocks
+      {begins(good), blocks({0, 1, 2, kLargest})},                          //
+      {begins(good), blocks({0, -1, 2, 3})},                                // negative
+      {begins({0, 2, 2, 3, 4}), blocks({1, 1, 2, 3})},                      // twice
+      {begins({0, 2, 2, 3, 4}), blocks({2, 1, 2, 3})},                      // descending
+      {typed(begins(good), "U64", "[5]"), blocks(some)},                    // dtypes
+      {typed(begins(good), "F64", "[5]"), blocks(some)},                    //
+      {begins(good), typed(blocks(some), "U64", "[4]")},                    //
+      {begins(good), typed(blocks(some), "F32", "[8]")},                    //
+      {typed(begins(good), "I64", "[1,5]"), blocks(some)},                  // ranks
+      {begins(good), typed(blocks(some), "I64", "[2,2]")},                  //
+      {typed(begins(good), "I64", "[9223372036854775808]"), blocks(some)},  // 2^63 entries
+      {begins(good), typed(blocks(some), "I64", "[9223372036854775808]")},  //
+      {begins({}, kMany), blocks(some)},                                    // far more lists than the job has
+      {begins({}), blocks({}, kMany)},                                      // far more blocks than the lists name
+      {begins({0, kMany, kMany, kMany, kMany}), blocks({}, kMany)},         // all of them block 0
+      {begins({0, 0, 0, 0, kSome}), blocks({}, kSome)}};                    //
+  for (const std::vector<Tensor>& tensors : cases) {
+    const std::string file = sparse_file("lists.safetensors", tensors);
+    const Words job{"--seq", "512", "--heads", "2", "--kv-heads", "2", "--head-dim", "16", "--block-mask", file};
+    SCOPED_TRACE(tensors[0].shape + " " + tensors[1].shape);
+    expect_refused(Words{"run", "--synthetic", "1"} + job, 3, header_bytes(file));
+    expect_refused(Words{"plan"} + job, 3, header_bytes(file));
+  }
+  // Half a million lists of a file that is sound.
+  const std::string sound = sparse_file("lists.safetensors", {begins({}, (std::int64_t{1} << 19) + 1), blocks({}, 0)});
+  const Words job{"--seq", "64m", "--block-mask", sound, "--dry-run"};
+  const Finished run = tool(Words{"run", "--synthetic", "1"} + job);
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_LE(run.cpu_seconds, kMostSeconds);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = [("README.md", "## From a file to an answer", ["four", "one", "qkv"]),
             ("README.md", "## A layer of DeepSeek's", ["alone", "layer", "together"]),
             ("docs/files.md", "## A paged cache", ["cache", "prefill", "rows", "step"]),
+            ("docs/lists.md", "## Lists in files", ["listed", "listed_out", "words_out"]),
             ("docs/compression.md", "## A file", ["kv", "one", "small", "three"]),
             ("docs/compression.md", "## A cache in pages", ["cache", "cache_fp8"]),
             ("docs/mla.md", "## A layer from a file", ["cache", "four", "layer", "mpi", "one", "step"]),

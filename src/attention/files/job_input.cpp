@@ -243,7 +243,8 @@ void JobInput::take_numerics(const Numerics& numerics) {
       {numerics.lists, file_, seed, numerics.memory_budget}, job_,
       [this](SyntheticTensor tensor, const auto& runs, const auto& rows) { read(tensor, runs, rows, 1); });
   set_lists(job_, std::move(lists.lists));
-  mask_ = std::move(lists.mask);
+  list_file_ = std::move(lists.file);
+  list_tensors_ = std::move(lists.used);
   check_job(job_);
 }
 
@@ -438,7 +439,7 @@ std::span<const float> JobInput::sinks() const {
 std::vector<FileFingerprint> JobInput::fingerprints() const {
   std::vector<TensorSource> used;
   if (file_) used = file_->tensors.used;
-  if (mask_) used.push_back(mask_->tensor("block_mask"));
+  used.insert(used.end(), list_tensors_.begin(), list_tensors_.end());
   return ringattn::fingerprints(used);
 }
 

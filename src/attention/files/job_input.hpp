@@ -167,9 +167,10 @@ class JobInput {
 
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
-  std::shared_ptr<const SafetensorsFile> mask_;  // that the lists were read from
-  bool queries_end_keys_ = false;                // synthetic queries are those of a prefill's last tokens
-  std::int64_t prefix_ = 0;                      // synthetic keys of each sequence that are those of the first
+  std::shared_ptr<const SafetensorsFile> list_file_;  // that the lists were read from
+  std::vector<TensorSource> list_tensors_;            // of it
+  bool queries_end_keys_ = false;                     // synthetic queries are those of a prefill's last tokens
+  std::int64_t prefix_ = 0;                           // synthetic keys of each sequence that are those of the first
   Op op_ = Op::kAttention;
   std::string why_rows_;
   std::optional<LatentJob> latent_;

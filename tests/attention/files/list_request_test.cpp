@@ -43,6 +43,10 @@ TEST(ListRequest, Patterns) {
   EXPECT_TRUE(*asked("window:200") == made(usual, window_blocks(usual, 200)));
   EXPECT_TRUE(*asked("window:1k+global:64") ==
               made(usual, union_of({window_blocks(usual, 1024), global_blocks(usual, 64)})));
+  EXPECT_TRUE(*asked("vertical:0,130,1k+slash:0,200") ==
+              made(usual, vertical_slash_blocks(usual, {{{0, 130, 1024}, {0, 200}}})));
+  EXPECT_TRUE(*asked("slash:500+heads:kv") ==
+              made({128, 128, 2}, vertical_slash_blocks({128, 128, 2}, {{{}, {500}}, {{}, {500}}})));
   EXPECT_TRUE(*asked("strided:300") == made(usual, strided_blocks(usual, 300)));
   EXPECT_TRUE(*asked("random:3,9") == made(usual, random_blocks(usual, {-1, 0}, 3, 9)));
   EXPECT_TRUE(*asked("random:3") == made(usual, random_blocks(usual, {-1, 0}, 3, 0)));
@@ -70,6 +74,12 @@ TEST(ListRequest, WordsThatMakeNoPatternAreRefused) {
                                     "heads:some+all",
                                     "heads:kv+heads:kv+all",
                                     "strided:0",
+                                    "vertical",
+                                    "vertical:",
+                                    "vertical:-1",
+                                    "vertical:1,,2",
+                                    "slash:x",
+                                    "slash:3,2g",
                                     "random:1,x",
                                     "bigbird:1,2",
                                     "topk:0",
@@ -146,7 +156,7 @@ TEST(ListRequest, AreSharedByThoseWhoAskForTheSame) {
   const std::string blocks = R"("__metadata__":{"query_block":"512","key_block":"256"},)";
   folder.write("mask.safetensors", file_of("[1,2,4]", std::string(8, '\1'), blocks));
   const RequestedLists mask = requested_lists({folder.file("mask.safetensors")}, job, kNoRows);
-  ASSERT_NE(mask.mask, nullptr);
+  ASSERT_NE(mask.file, nullptr);
   EXPECT_EQ(requested_lists({folder.file("mask.safetensors")}, job, kNoRows).lists, mask.lists);
   folder.write("other.safetensors", file_of("[1,2,4]", std::string(8, '\0'), blocks));
   std::filesystem::rename(folder.file("other.safetensors"), folder.file("mask.safetensors"));
