@@ -39,7 +39,7 @@ std::vector<WholeTensor> read_others(const SafetensorsFile& file, const InputNam
 std::size_t bytes_of(const RowShape& shape, std::int64_t tokens);
 MutableTensorView view_of(std::vector<std::byte>& rows, const RowShape& shape, std::int64_t tokens);
 
-// Reads k and v, and what stands beside them. Throws kFile for what can't be read, for latents and caches that are
+// Reads k and v, and what stands beside them. Throws kFile for what can't be read, and for caches that are
 // compressed or have lost tokens already. Synthetic rows are made by `threads` threads.
 CacheRows read_cache(const InputRequest& input, int threads);
 
