@@ -274,11 +274,14 @@ def compression(_: Groups) -> str:
         if kept < tokens:
             stored = f"{kept} of {tokens} tokens" + ("" if stored == "plain" else f", {stored}")
         found[(line["method"], stored)][line["data"]] = line
-    rows = [["method", "k, v", "bytes of a token and head", "removed", "change of O, normal", "with outliers"]]
+    rows = [["method", "k, v", "bytes of a token and head", "removed", "change of O, normal", "with outliers",
+             "compress, ns", "decompress, ns"]]  # fmt: skip
     for (method, stored), data in found.items():
         changes = [f"{data[kind]['change_of_o']:.4f}" if kind in data else "—" for kind in ("normal", "outliers")]
         one = next(iter(data.values()))
-        rows.append([f"`{method}`", stored, f"{one['bytes']:.4g}", f"{one['removed']:.3f}", *changes])
+        times = [min(line[what] for line in data.values()) for what in ("compress_ns", "decompress_ns")]
+        shown_times = [f"{time:,.0f}" if time > 0 else "—" for time in times]
+        rows.append([f"`{method}`", stored, f"{one['bytes']:.4g}", f"{one['removed']:.3f}", *changes, *shown_times])
     return columns(rows)
 
 

@@ -78,14 +78,13 @@ constexpr CommandRow kTable[] = {
      plan_main},
     {"compress",
      kCompress,
-     "make a cache file smaller, and say what it costs in accuracy",
+     "make a cache file smaller, and say what it costs in accuracy and time",
      {"ringattn compress --method int4 --ratio 0.7 --input qkv.safetensors --output small.safetensors --report",
       "ringattn compress --method snapkv --ratio 0.75 --input qkv.safetensors --output small.safetensors --report"},
-     "Stores keys and values with fewer bits, or keeps some tokens alone, and writes a file that run, verify, bench "
-     "and plan\n"
-     "take. What they compute over it are the bits that they compute over the tensors which decompression gives, of "
-     "the\n"
-     "tokens that are left. --ratio is the share of bytes, or of tokens, that is removed, not the share that is left.",
+     "Stores keys and values, or latents, with fewer bits, or keeps some tokens alone, and writes a file that run,\n"
+     "verify, bench and plan take. What they compute over it are the bits that they compute over the tensors\n"
+     "which decompression gives, of the tokens that are left. --ratio is the share of bytes, or of tokens, that is\n"
+     "removed, not the share that is left.",
      never,
      asked_ranks,
      compress_main},

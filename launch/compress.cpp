@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "attention/check/change_of_o.hpp"
 #include "attention/files/safetensors_file.hpp"
@@ -57,24 +59,43 @@ std::string share(std::int64_t part, std::int64_t whole) {
   return fmt::format("{:.4f}", whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0);
 }
 
-void print_figures(const CompressResult& result, const std::optional<ChangeOfO>& change, const Screen& screen,
-                   bool quiet) {
+// The tensors that were made smaller, by name.
+std::vector<std::pair<std::string_view, const CompressedFigures*>> tensors_of(const CompressResult& result) {
+  if (result.latent) return {{"latent", &*result.latent}};
+  return {{"k", &result.k}, {"v", &result.v}};
+}
+
+// Where codes were made, and so what times are those of.
+std::string coder(const CompressResult& result) { return result.coded_on.empty() ? cpu_model() : result.coded_on; }
+
+void print_figures(const CompressResult& result, const std::optional<ChangeOfO>& change, int threads,
+                   const Screen& screen, bool quiet) {
   Table table({{"tensor"},
                {"before", "(bytes)"},
                {"after", "(bytes)"},
                {"removed", "(share)"},
                {"tables", "(bytes)"},
                {"energy", "kept"},
-               {"change", "(rms/rms)"}});
-  for (const auto& [name, figures] : {std::pair{"k", &result.k}, std::pair{"v", &result.v}}) {
-    table.add({name, fmt::format("{}", figures->bytes_before), fmt::format("{}", figures->bytes_after),
+               {"change", "(rms/rms)"},
+               {"compress", "(ms)"},
+               {"decompress", "(ms)"}});
+  for (const auto& [name, figures] : tensors_of(result)) {
+    table.add({std::string(name), fmt::format("{}", figures->bytes_before), fmt::format("{}", figures->bytes_after),
                share(figures->bytes_before - figures->bytes_after, figures->bytes_before),
                fmt::format("{}", figures->table_bytes), fmt::format("{:.6f}", figures->energy_kept),
-               fmt::format("{:.3e}", figures->error)});
+               fmt::format("{:.3e}", figures->error), fmt::format("{:.3f}", 1e3 * figures->compress_seconds),
+               fmt::format("{:.3f}", 1e3 * figures->decompress_seconds)});
   }
   screen.print(table.text(!quiet));
   if (result.position_bytes > 0 && !quiet) {
     screen.context(fmt::format("{} bytes of positions beside them", result.position_bytes));
+  }
+  if (!quiet) {
+    std::string times =
+        fmt::format("times: {}, {}", coder(result), counted(static_cast<std::uint64_t>(threads), "thread"));
+    if (result.evict_seconds > 0.0)
+      times += fmt::format("; tokens were taken out in {:.3f} ms", 1e3 * result.evict_seconds);
+    screen.context(times);
   }
   if (!change) return;
   Table of_o({{"rows"}, {"change of O", "(rms/rms)"}, {"greatest", "of an element"}, {"greatest", "of an LSE"}});
@@ -94,21 +115,25 @@ void write_figures(JsonWriter& json, const CompressedFigures& figures) {
       .member("table_bytes", figures.table_bytes)
       .member("energy_kept", figures.energy_kept)
       .member("change", figures.error)
+      .member("compress_seconds", figures.compress_seconds)
+      .member("decompress_seconds", figures.decompress_seconds)
       .end_object();
 }
 
-std::string document(const Invocation& invocation, const CompressResult& result,
-                     const std::optional<ChangeOfO>& change) {
+std::string document(const Invocation& invocation, const CompressResult& result, const std::optional<ChangeOfO>& change,
+                     int threads) {
   JsonWriter json;
   json.begin_object();
   write_document_head(json, "compress", invocation);
   json.member("method", invocation.config.options.method).member("tokens", result.tokens);
   json.member("kept_tokens", result.kept).member("position_bytes", result.position_bytes);
   json.member("bytes_before", result.bytes_before()).member("bytes_after", result.bytes_after());
-  json.key("k");
-  write_figures(json, result.k);
-  json.key("v");
-  write_figures(json, result.v);
+  json.member("evict_seconds", result.evict_seconds);
+  json.member("coded_on", coder(result)).member("threads", threads);
+  for (const auto& [name, figures] : tensors_of(result)) {
+    json.key(name);
+    write_figures(json, *figures);
+  }
   json.key("out");
   if (change) {
     json.begin_object()
@@ -144,8 +169,12 @@ int compress_main(const Invocation& invocation, Transport*) {
   const auto& eviction = job.method.eviction;
   if (eviction)
     screen.context(fmt::format("{} of {} tokens kept; {}", result.kept, result.tokens, describe(*eviction)));
-  screen.context(fmt::format("k: {}, v: {}; {} tokens{}", describe(result.k.format), describe(result.v.format),
-                             result.kept, result.coded_on.empty() ? "" : "; coded on " + result.coded_on));
+  std::string formats;
+  for (const auto& [name, figures] : tensors_of(result)) {
+    formats += fmt::format("{}{}: {}", formats.empty() ? "" : ", ", name, describe(figures->format));
+  }
+  screen.context(fmt::format("{}; {} tokens{}", formats, result.kept,
+                             result.coded_on.empty() ? "" : "; coded on " + result.coded_on));
   screen.context(fmt::format("{} become {}: {} of the bytes are removed",
                              format_bytes(static_cast<double>(result.bytes_before())),
                              format_bytes(static_cast<double>(result.bytes_after())),
@@ -159,9 +188,9 @@ int compress_main(const Invocation& invocation, Transport*) {
       screen.context("the file has no q: no rows of O to compare");
     }
   }
-  if (options.compression_report || !options.quiet) print_figures(result, change, screen, options.quiet);
+  if (options.compression_report || !options.quiet) print_figures(result, change, job.threads, screen, options.quiet);
   screen.context(fmt::format("output: {}", options.output));
-  invocation.report_file->write(document(invocation, result, change));
+  invocation.report_file->write(document(invocation, result, change, job.threads));
   return 0;
 }
 

@@ -255,15 +255,16 @@ constexpr FlagRow kTable[] = {
 
     // Compression
     {"method", 0, kCompress, FlagGroup::kCompression, FlagKind::kText, "NAME", "",
-     "fp8, int8, int4, lowrank, vq or hybrid: how keys and values are stored; or streaming, knorm, snapkv or expected: "
-     "which tokens are kept, with options such as snapkv:window=32,first=4,last=32,pool=5,heads=all; or both, as "
-     "snapkv+fp8", set_name<&JobOptions::method>, "int4"},
+     "fp8, int8, int4, lowrank, vq or hybrid: how keys and values are stored, and fp8 how latents are; or streaming, "
+     "knorm, snapkv or expected: which tokens are kept, with options such as "
+     "snapkv:window=32,first=4,last=32,pool=5,heads=all; or both, as snapkv+fp8", set_name<&JobOptions::method>, "int4"},
     {"ratio", 0, kCompress, FlagGroup::kCompression, FlagKind::kNumber, "X", "",
      "share of the bytes of keys and values that is removed, at least: 0.5 leaves half. The method's format that removes "
      "least beyond it is taken [its usual one]. Where tokens are taken out, the share of these [0.5]",
      [](JobOptions& options, std::string_view text) { options.ratio = parse_real(text, 0.0, 1.0); }, "0.7"},
     {"report", 0, kCompress, FlagGroup::kCompression, FlagKind::kSwitch, "", "off",
-     "compare O of --rows rows over both caches, in fp64", set_switch<&JobOptions::compression_report>},
+     "compare O of --rows rows over both caches, in fp64, and say what codes cost in bytes and time",
+     set_switch<&JobOptions::compression_report>},
 
     // Parallelism
     {"world", 0, kPlan, FlagGroup::kParallelism, FlagKind::kText, "LIST", "1",

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include "attention/compressed_step.hpp"
 #include "attention/tokens/cost.hpp"
 #include "comm/self.hpp"
+#include "kernels/list_makers.hpp"
 #include "tests/support/budget_refusal.hpp"
 #include "tests/support/compressed_rank.hpp"
 #include "tests/support/error_of.hpp"
@@ -123,6 +125,30 @@ TEST_P(Compressed, TokensThatAreLeft) {
     prepare(with_random_positions(job, heads, 3));
     ASSERT_NE(job_.positions, nullptr);
     for (const int world : {1, 2, 5}) expect_same(on_the_cpu(), world, std::to_string(heads) + " heads with positions");
+  }
+}
+
+// Blocks that nobody lists are neither sent nor decompressed; those that are listed have the bits of plain rows.
+TEST_P(Compressed, ByListsOfKeyBlocks) {
+  for (const auto& [heads, mask] : {std::pair{1, Mask{-1, 0}}, {2, Mask{-1, -1}}, {4, Mask{300, 0}}}) {
+    Job job{make_spec(Dtype::kBf16, 4, 2, 64, mask),
+            {{300, 300, 0}, {0, 0, 0}, {5, 700, 695}, {900, 900, 0}, {17, 40, -9}}};
+    const ListShape shape{64, 128, heads};
+    set_lists(job, std::make_shared<const TileLists>(
+                       make_lists(shape, listed_sequences(job.batch),
+                                  union_of({random_blocks(shape, mask, 2, 7), window_blocks(shape, 10)}))));
+    prepare(job);
+    set_lists(job, nullptr);
+    EXPECT_FALSE(reference_.same_bits(run_job(job, on_the_cpu(), tensors_.plain, 1)))
+        << "all keys give the same: the test shows nothing";
+    for (const int world : {1, 2, 3, 5}) {
+      for (const std::int64_t block : {0, 256}) {
+        Options options = on_the_cpu();
+        options.block_tokens = block;
+        options.layout.stripe = world == 3 ? 37 : 0;
+        expect_same(options, world, std::to_string(heads) + " lists, block " + std::to_string(block));
+      }
+    }
   }
 }
 

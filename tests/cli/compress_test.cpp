@@ -10,6 +10,7 @@
 
 #include "kernels/compression_methods.hpp"
 #include "kernels/low_rank.hpp"
+#include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -58,6 +59,33 @@ TEST(CompressCommand, WritesWhatEveryCommandTakes) {
             .code,
         0);
     EXPECT_TRUE(read_whole(again) == read_whole(small)) << method;
+  }
+}
+
+// What a method costs in time, of both tensors and of taking tokens out, and on what.
+TEST(CompressCommand, ReportsTimes) {
+  const TemporaryFolder folder;
+  for (const std::string method : {"fp8", "int4", "vq", "snapkv:window=16", "snapkv:window=16+int8"}) {
+    const Finished made = tool(Words{"compress", "--method", method, "--output", folder.file("out"), "--force",
+                                     "--report", "--threads", "2", "--json", "-"} +
+                               small_cache());
+    ASSERT_EQ(made.code, 0) << method << made.err;
+    const auto seconds = [&](std::string_view path) { return std::stod(json_at(made.out, path)); };
+    const bool evicts = method.starts_with("snapkv");
+    const bool codes = !evicts || method.ends_with("int8");
+    for (const char* tensor : {"k", "v"}) {
+      for (const char* what : {"compress_seconds", "decompress_seconds"}) {
+        const double took = seconds(fmt::format("/{}/{}", tensor, what));
+        EXPECT_EQ(took > 0.0, codes) << method << ": " << tensor << ", " << what;
+        EXPECT_LT(took, 600.0) << method << ": " << tensor << ", " << what;
+      }
+    }
+    EXPECT_EQ(seconds("/evict_seconds") > 0.0, evicts) << method;
+    EXPECT_EQ(json_at(made.out, "/threads"), "2");
+    EXPECT_GT(json_at(made.out, "/coded_on").size(), 3U) << made.out;
+    EXPECT_TRUE(has(made.err, "decompress")) << made.err;
+    EXPECT_TRUE(has(made.err, "# times: ")) << made.err;
+    EXPECT_EQ(has(made.err, "tokens were taken out in "), evicts) << made.err;
   }
 }
 

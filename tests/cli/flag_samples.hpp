@@ -42,7 +42,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"mask", {"full", "causal", "full"}},
     {"query-offset", {"-5", "0", "7"}},
     {"window", {"5,-1", "-1,3", "1k,0"}},
-    {"block-mask", {"window:64", "strided:256+block:128", "a.safetensors"}},
+    {"block-mask", {"window:64", "vertical:0,900+slash:0", "a.safetensors"}},
     {"form", {"expanded", "absorbed", "auto"}},
     {"dt-softplus", {"on", "off", "auto"}},
     {"dt-limit", {"0,inf", "-inf,1", "0.5,2"}},

@@ -3,6 +3,7 @@
 // that are appended one by one leave the cache that compressing them all leaves.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -10,7 +11,9 @@
 
 #include "kernels/cache_update.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
+#include "kernels/decode_lists.hpp"
 #include "kernels/fold_spec.hpp"
+#include "kernels/list_makers.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/row_coder.hpp"
 #include "tests/support/compressed_tensors.hpp"
@@ -59,62 +62,129 @@ struct Step {
   }
 };
 
-class CompressedCacheTest : public ::testing::TestWithParam<RowFormat> {};
+// Keys and values of sequences as a compressed cache has them, and in a plain one: as many pages of one token more than
+// the longest sequence has, a page for each.
+class Caches {
+ public:
+  Caches(const CacheFormat& format, const RowShape& shape, const std::vector<std::int64_t>& lengths)
+      : format_(format), shape_(shape), lengths_(lengths), capacity_(*std::ranges::max_element(lengths) + 1) {
+    const std::int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+    const auto row_bytes = static_cast<std::size_t>(shape.heads * shape.dim) * size_of(shape.dtype);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::vector<std::byte> rows = outlier_rows(shape, lengths, i + 1);
+      tensors_[i] = compress_tensor("k", i == 0 ? format.k : format.v, view_of(rows, shape, tokens), lengths, {7, 1},
+                                    ErrorCode::kUsage);
+      const std::vector<std::byte> plain = decompress_tensor(tensors_[i], 1);
+      dense_[i].resize(lengths.size() * static_cast<std::size_t>(capacity_) * row_bytes, std::byte{0xff});
+      std::size_t row = 0;
+      for (std::size_t s = 0; s < lengths.size(); ++s) {
+        const auto count = static_cast<std::size_t>(lengths[s]);
+        std::memcpy(dense_[i].data() + s * static_cast<std::size_t>(capacity_) * row_bytes,
+                    plain.data() + row * row_bytes, count * row_bytes);
+        row += count;
+      }
+    }
+  }
+
+  DecodeStep plain() {
+    DecodeStep step;
+    step.k = cache_view(dense_[0].data(), shape_.dtype, sequences(), capacity_, shape_.heads, shape_.dim);
+    step.v = cache_view(dense_[1].data(), shape_.dtype, sequences(), capacity_, shape_.heads, shape_.dim);
+    return step;
+  }
+  // What a step gives, of which all but the cache is said, over codes in pages of so many tokens.
+  Results run_packed(const Step& of, DecodeStep step, std::int64_t page) const {
+    const PageOrder order = shuffled_pages(lengths_, page, static_cast<std::uint64_t>(page));
+    CompressedPool k(format_.k, shape_, order, sequences()), v(format_.v, shape_, order, sequences());
+    k.fill(tensors_[0]);
+    v.fill(tensors_[1]);
+    step.block_table = order.view();
+    step.packed_k = k.view();
+    step.packed_v = v.view();
+    if (format_.v.is_plain()) {
+      const CompressedCache rows = v.view();
+      step.v = cache_view(rows.streams[0].data, shape_.dtype, rows.pages, page, shape_.heads, shape_.dim);
+    }
+    return of.run(step);
+  }
+
+ private:
+  std::int64_t sequences() const { return static_cast<std::int64_t>(lengths_.size()); }
+
+  CacheFormat format_;
+  RowShape shape_;
+  std::vector<std::int64_t> lengths_;
+  std::int64_t capacity_;
+  CompressedTensor tensors_[2];
+  std::vector<std::byte> dense_[2];
+};
+
+class CompressedCacheTest : public ::testing::TestWithParam<RowFormat> {
+ protected:
+  static std::vector<CacheFormat> formats() {
+    return {{GetParam(), GetParam()}, {GetParam(), {}}, {{RowCoding::kInt8}, GetParam()}};
+  }
+  static Step step_of(Dtype dtype, const std::vector<std::int64_t>& lengths) {
+    Step step;
+    step.spec.fold = make_spec(dtype, kHeads, kKvHeads, 64, {-1, 0});
+    step.q = outlier_rows({dtype, kHeads, 64}, std::vector<std::int64_t>(lengths.size(), kRows), 3);
+    step.lengths = {lengths.begin(), lengths.end()};
+    return step;
+  }
+};
 
 TEST_P(CompressedCacheTest, DecodingIsThatOfThePlainCache) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
     const bool two_groups = dtype == Dtype::kBf16;
     const std::vector<std::int64_t> lengths{5, 64, 129, 700, two_groups ? 8250 : 31};
-    const RowShape shape{dtype, kKvHeads, 64};
-    const CacheFormat formats[] = {{GetParam(), GetParam()}, {GetParam(), {}}, {{RowCoding::kInt8}, GetParam()}};
-    for (const CacheFormat& format : formats) {
-      Step step;
-      step.spec.fold = make_spec(dtype, kHeads, kKvHeads, 64, {-1, 0});
+    for (const CacheFormat& format : formats()) {
+      Caches caches(format, {dtype, kKvHeads, 64}, lengths);
+      Step step = step_of(dtype, lengths);
+      const Results expected = step.run(caches.plain());
       step.spec.format = format;
-      step.q = outlier_rows({dtype, kHeads, 64}, std::vector<std::int64_t>(lengths.size(), kRows), 3);
-      step.lengths = {lengths.begin(), lengths.end()};
-      const std::int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
-      CompressedTensor tensors[2];
-      std::vector<std::byte> plain[2];
-      for (int i = 0; i < 2; ++i) {
-        const std::vector<std::byte> rows = outlier_rows(shape, lengths, static_cast<std::uint64_t>(i) + 1);
-        tensors[i] = compress_tensor("k", i == 0 ? format.k : format.v, view_of(rows, shape, tokens), lengths, {7, 2},
-                                     ErrorCode::kUsage);
-        plain[i] = decompress_tensor(tensors[i], 2);
-      }
-      // The plain caches: as many pages of one token more than the longest, a page for each sequence.
-      const std::int64_t capacity = 8250;
-      std::vector<std::byte> dense[2];
-      for (int i = 0; i < 2; ++i) {
-        dense[i].resize(lengths.size() * static_cast<std::size_t>(capacity) * 256, std::byte{0xff});
-        std::int64_t row = 0;
-        for (std::size_t s = 0; s < lengths.size(); row += lengths[s++]) {
-          std::memcpy(dense[i].data() + s * static_cast<std::size_t>(capacity) * 256, plain[i].data() + row * 256,
-                      static_cast<std::size_t>(lengths[s]) * 256);
-        }
-      }
-      const auto sequences = static_cast<std::int64_t>(lengths.size());
-      DecodeStep of_plain;
-      of_plain.k = cache_view(dense[0].data(), dtype, sequences, capacity, kKvHeads, 64);
-      of_plain.v = cache_view(dense[1].data(), dtype, sequences, capacity, kKvHeads, 64);
-      Step plain_step = step;
-      plain_step.spec.format = {};
-      const Results expected = plain_step.run(of_plain);
       for (const std::int64_t page : {16, 64, 256}) {
         if (two_groups && page != 64) continue;
-        const PageOrder order = shuffled_pages(lengths, page, static_cast<std::uint64_t>(page));
-        CompressedPool k(format.k, shape, order, sequences), v(format.v, shape, order, sequences);
-        k.fill(tensors[0]);
-        v.fill(tensors[1]);
-        DecodeStep packed;
-        packed.block_table = order.view();
-        packed.packed_k = k.view();
-        packed.packed_v = v.view();
-        if (format.v.is_plain()) {
-          const CompressedCache rows = v.view();
-          packed.v = cache_view(rows.streams[0].data, dtype, rows.pages, page, kKvHeads, 64);
-        }
-        EXPECT_TRUE(step.run(packed) == expected) << describe(format) << ", pages of " << page;
+        EXPECT_TRUE(caches.run_packed(step, {}, page) == expected) << describe(format) << ", pages of " << page;
+      }
+    }
+  }
+}
+
+// Blocks that are listed lie side by side, over codes as over elements, and their tiles fill groups in that order.
+TEST_P(CompressedCacheTest, DecodingByListsIsThatOfThePlainCache) {
+  constexpr int kBlock = 128;
+  for (const int lists : {1, 2}) {
+    const bool two_groups = lists == 2;
+    const std::vector<std::int64_t> lengths{5, 129, two_groups ? 11'100 : 700};
+    const ListShape shape{64, kBlock, lists};
+    std::vector<ListedSequence> sequences;
+    for (const std::int64_t length : lengths) sequences.push_back({length - kRows, kRows, length});
+    const ListMaker own = [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+      for (std::int64_t b = std::max<std::int64_t>(0, sequences[place.sequence].position) / kBlock; b < place.blocks;
+           ++b) {
+        blocks.push_back(static_cast<std::int32_t>(b));
+      }
+      for (std::int64_t b = 0; b < place.blocks; ++b) {
+        if ((b + place.head) % 4 != 0) blocks.push_back(static_cast<std::int32_t>(b));
+      }
+    };
+    const Mask causal{-1, 0};
+    const DecodeListArrays listed = decode_lists(make_lists(shape, sequences, own), causal, kRows);
+    DecodeStep by_lists;
+    by_lists.lists = {listed.blocks.data(), listed.counts.data(), listed.stride};
+    for (const CacheFormat& format : formats()) {
+      if (two_groups && format != formats()[0]) continue;
+      Caches caches(format, {Dtype::kBf16, kKvHeads, 64}, lengths);
+      Step step = step_of(Dtype::kBf16, lengths);
+      const Results dense = step.run(caches.plain());
+      step.spec.fold.lists = shape;
+      DecodeStep plain = caches.plain();
+      plain.lists = by_lists.lists;
+      const Results expected = step.run(plain);
+      EXPECT_FALSE(expected == dense) << "all keys give the same: the test shows nothing";
+      step.spec.format = format;
+      for (const std::int64_t page : {16, 256}) {
+        EXPECT_TRUE(caches.run_packed(step, by_lists, page) == expected) << describe(format) << ", pages of " << page;
       }
     }
   }

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "attention/check/accuracy.hpp"
+#include "attention/check/latent_matrices.hpp"
 #include "attention/check/oracle_rows.hpp"
 #include "kernels/key_positions.hpp"
 #include "kernels/oracle.hpp"
@@ -34,12 +36,12 @@ struct RowResult {
 };
 
 // The samples of a sequence over one of the caches, whose keys may be fewer, and stand elsewhere. `sinks`: [heads], or
-// empty.
+// empty. `latents`: the matrices of a job over latents, whose rows are folded in the absorbed form; null: of another.
 std::vector<RowResult> compute(const JobInput& input, std::size_t sequence, std::span<const RowSample> samples,
                                const std::vector<std::vector<double>>& queries, std::span<const float> sinks,
-                               int threads) {
+                               const LatentMatrices* latents, int threads) {
   const Job& job = input.job();
-  const FoldSpec& spec = job.spec;
+  const FoldSpec spec = latents != nullptr ? absorbed_spec(latents->spec) : job.spec;
   const Sequence shape = job.batch.sequences[sequence];
   const std::int64_t first_query = job.batch.cu_q()[sequence];
   std::vector<OracleRow> rows;
@@ -53,6 +55,9 @@ std::vector<RowResult> compute(const JobInput& input, std::size_t sequence, std:
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const double sink = sinks.empty() ? 0.0 : static_cast<double>(sinks[static_cast<std::size_t>(rows[i].head())]);
     results[i].lse = rows[i].finish(sink, results[i].out);
+    if (latents != nullptr) {
+      results[i].out = out_of_latent<double>(*latents, rows[i].head(), std::span<const double>(results[i].out));
+    }
   }
   return results;
 }
@@ -82,11 +87,22 @@ void compare(const RowResult& before, const RowResult& after, ChangeOfO& change,
 ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_t count, int threads) {
   ChangeOfO change;
   Squares squares;
+  std::optional<HeldMatrices> held;
+  if (before.op() == Op::kLatent) held.emplace(before, threads);
+  const LatentMatrices* const latents = held ? &held->matrices : nullptr;
   for (const auto& [sequence, samples] : samples_by_sequence(before.job(), count)) {
     std::vector<std::vector<double>> queries;
-    for (const RowSample& sample : samples) queries.push_back(query_of(before, sample, threads));
-    const std::vector<RowResult> exact = compute(before, sequence, samples, queries, before.sinks(), threads);
-    const std::vector<RowResult> changed = compute(after, sequence, samples, queries, before.sinks(), threads);
+    for (const RowSample& sample : samples) {
+      const std::vector<float> q = query_of(before, sample, threads);
+      const bool into_latent = latents != nullptr && !latents->q_in_latent;
+      queries.push_back(into_latent ? query_in_latent<double>(*latents, sample.head, q)
+                                    : std::vector<double>(q.begin(), q.end()));
+    }
+    const auto over = [&](const JobInput& cache) {
+      return compute(cache, sequence, samples, queries, before.sinks(), latents, threads);
+    };
+    const std::vector<RowResult> exact = over(before);
+    const std::vector<RowResult> changed = over(after);
     for (std::size_t i = 0; i < samples.size(); ++i) compare(exact[i], changed[i], change, squares);
   }
   if (squares.of_out > 0.0) change.relative_error = std::sqrt(squares.of_change / squares.of_out);

@@ -24,7 +24,8 @@ double share_of(const JobInput& input, const RowSample& sample, int threads) {
   const std::size_t sequence = sequence_of(cu_q, sample.token);
   const Sequence& of = job.batch.sequences[sequence];
   const std::int64_t position = sample.token - cu_q[sequence] + of.q_offset;
-  const std::vector<double> q = query_of(input, sample, threads);
+  const std::vector<float> row = query_of(input, sample, threads);
+  const std::vector<double> q(row.begin(), row.end());
   OracleRow rows[] = {OracleRow(spec, sample.head, position, of.k_len, q),
                       OracleRow(spec, sample.head, position, of.k_len, q,
                                 listed_keys(job.lists.get(), spec.heads, sequence, sample.head, position))};

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "attention/check/latent_matrices.hpp"
 #include "base/memory.hpp"
 #include "base/pulse.hpp"
 
@@ -34,22 +35,22 @@ std::size_t sequence_of(std::span<const std::int64_t> cu_q, std::int64_t token) 
   return static_cast<std::size_t>(std::upper_bound(cu_q.begin(), cu_q.end() - 1, token) - cu_q.begin() - 1);
 }
 
-std::vector<double> query_of(const JobInput& input, const RowSample& sample, int threads) {
+std::vector<float> query_of(const JobInput& input, const RowSample& sample, int threads) {
   const FoldSpec& spec = input.job().spec;
-  const HostTensor rows(spec.dtype, 1, spec.heads, spec.head_dim);
+  const int dim = input.q_in_latent() ? absorbed_spec(input.latent().spec).head_dim : spec.head_dim;
+  const HostTensor rows(spec.dtype, 1, spec.heads, dim);
   const PackedRun own{sample.token, sample.token + 1};
   input.read(SyntheticTensor::kQ, {&own, 1}, rows.view, threads);
   const std::byte* at = rows.view.at(0, sample.head);
-  std::vector<double> q;
-  for (int d = 0; d < spec.head_dim; ++d, at += size_of(spec.dtype)) {
-    q.push_back(static_cast<double>(load_element(at, spec.dtype)));
-  }
+  std::vector<float> q;
+  for (int d = 0; d < dim; ++d, at += size_of(spec.dtype)) q.push_back(load_element(at, spec.dtype));
   return q;
 }
 
 void feed_keys(const JobInput& input, std::size_t sequence, const KeyRange& keys, std::span<OracleRow> rows,
                int threads) {
-  const FoldSpec& spec = input.job().spec;
+  const bool latents = input.op() == Op::kLatent;
+  const FoldSpec spec = latents ? absorbed_spec(input.latent().spec) : input.job().spec;
   const std::int64_t origin = input.job().batch.cu_k()[sequence];
   const std::int64_t most = std::min(kPieceTokens, std::max<std::int64_t>(0, keys.end - keys.begin));
   const HostTensor k_rows(spec.dtype, most, spec.kv_heads, spec.head_dim);
@@ -60,8 +61,12 @@ void feed_keys(const JobInput& input, std::size_t sequence, const KeyRange& keys
     const PackedRun run{origin + key, origin + key + tokens};
     const MutableTensorView k = k_rows.first(tokens);
     const MutableTensorView v = v_rows.first(tokens);
-    input.read(SyntheticTensor::kK, {&run, 1}, k, threads);
-    input.read(SyntheticTensor::kV, {&run, 1}, v, threads);
+    if (latents) {
+      read_latent_keys(input, {&run, 1}, k, threads);
+    } else {
+      input.read(SyntheticTensor::kK, {&run, 1}, k, threads);
+    }
+    input.read(latents ? SyntheticTensor::kLatent : SyntheticTensor::kV, {&run, 1}, v, threads);
     feed_rows(rows, key, k, v);
   }
 }

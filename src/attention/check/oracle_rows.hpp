@@ -16,10 +16,12 @@ namespace ringattn {
 // The sequence that a packed query token belongs to. `cu_q`: where each begins, with the total behind.
 std::size_t sequence_of(std::span<const std::int64_t> cu_q, std::int64_t token);
 
-// [head_dim] of the sampled query. Throws what JobInput::read() throws, as the next does.
-std::vector<double> query_of(const JobInput& input, const RowSample& sample, int threads);
+// The sampled query as it is given: [head_dim], with the rotary part of a query of latents, or of one in the latent.
+// Throws what JobInput::read() throws, as the next does.
+std::vector<float> query_of(const JobInput& input, const RowSample& sample, int threads);
 
-// Feeds these keys of a sequence to its rows, piece by piece.
+// Feeds these keys of a sequence to its rows, piece by piece. Of latents the rows are those of the absorbed form, whose
+// keys are latents with their rotary keys, and whose values are latents.
 void feed_keys(const JobInput& input, std::size_t sequence, const KeyRange& keys, std::span<OracleRow> rows,
                int threads);
 

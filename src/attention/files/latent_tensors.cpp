@@ -39,8 +39,10 @@ RowGrid headless_grid(const TensorSource& tensor, bool has_batch) {
 }
 
 void check_dtype(const TensorSource& tensor, const InputTensors& input) {
-  require(row_dtype(tensor) == input.dtype, tensor, fmt::format("q is {}", file_dtype_name(input.q.info->dtype)),
-          "q, latents and matrices have one dtype.");
+  require(
+      row_dtype(tensor) == input.dtype, tensor,
+      fmt::format("{} {}", input.q.info != nullptr ? "q is" : "latents are", file_dtype_name(file_dtype(input.dtype))),
+      "q, latents and matrices have one dtype.");
 }
 
 void check_dims(const TensorSource& tensor) {
@@ -81,6 +83,7 @@ void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTe
 }
 
 // Where tokens' latents and rotary keys lie, but for whether their dims fit the matrices. Returns whether in pages.
+// Without queries the dtype is theirs.
 bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensors& input, LatentTensors& latents) {
   const bool rows = names.latent || names.k_rope;
   const bool pages = names.latent_pages || (!rows && !names.latent_fp8 && file.contains("latent_pages"));
@@ -100,14 +103,18 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
                    : codes ? file.tensor(names.latent_fp8.value_or("latent_fp8"))
                            : file.tensor(names.latent.value_or("latent"));
   input.used.push_back(latents.latent);
-  latents.latent_grid = headless_grid(latents.latent, pages || input.q_grid.has_batch());
+  const bool queries = input.q.info != nullptr;
+  const bool batched = queries ? input.q_grid.has_batch() : latents.latent.info->shape.size() == 3;
+  latents.latent_grid = headless_grid(latents.latent, pages || batched);
   const bool bytes = latents.latent.info->dtype == FileDtype::kU8;
   if (codes || (pages && bytes)) {
     require(bytes, latents.latent, "it must be U8", "Rows of 8-bit latents are bytes: codes, scales, rotary key.");
-    require(input.dtype == Dtype::kBf16, input.q, "8-bit latents are unpacked to BF16", "Convert q to BF16.");
+    require(!queries || input.dtype == Dtype::kBf16, input.q, "8-bit latents are unpacked to BF16",
+            "Convert q to BF16.");
     latents.rows = Rows::kCodes;
     return pages;
   }
+  if (!queries) input.dtype = row_dtype(latents.latent);
   check_dtype(latents.latent, input);
   if (pages) {
     latents.rows = Rows::kJoined;
@@ -116,7 +123,7 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
   latents.k_rope = file.tensor(names.k_rope.value_or("k_rope"));
   input.used.push_back(latents.k_rope);
   check_dtype(latents.k_rope, input);
-  latents.k_rope_grid = headless_grid(latents.k_rope, input.q_grid.has_batch());
+  latents.k_rope_grid = headless_grid(latents.k_rope, batched);
   require(latents.k_rope_grid.batch == latents.latent_grid.batch &&
               latents.k_rope_grid.length == latents.latent_grid.length,
           latents.k_rope, described(latents.latent), kLatentRows);
@@ -169,6 +176,17 @@ void check_fit(const InputTensors& input, LatentTensors& latents) {
   }
   require(latents.head_dim_v <= kMostDims, latents.w_uv, fmt::format("at most {} dims are possible", kMostDims),
           kMatrices);
+}
+
+// Pages of rows, and whose they are.
+void find_paging(const SafetensorsFile& file, const InputNames& names, const LatentTensors& latents,
+                 InputTensors& input) {
+  const RowGrid& rows = latents.latent_grid;
+  require(is_page_size(rows.length), latents.latent,
+          fmt::format("its pages hold {} tokens; {} are possible", rows.length, kPageSizes), kPages);
+  require(rows.batch <= std::numeric_limits<std::int32_t>::max(), latents.latent,
+          fmt::format("it has {} pages, more than an I32 can number", rows.batch), kPages);
+  read_paging(file, names, rows, input);
 }
 
 // Rows that hold more than what is wanted are read whole, through staging, and what is wanted of them taken out.
@@ -259,16 +277,44 @@ std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file,
   input.v_grid = input.k_grid;
   input.v_grid.dim = latents.head_dim_v;
   if (pages) {
-    require(is_page_size(rows.length), latents.latent,
-            fmt::format("its pages hold {} tokens; {} are possible", rows.length, kPageSizes), kPages);
-    require(rows.batch <= std::numeric_limits<std::int32_t>::max(), latents.latent,
-            fmt::format("it has {} pages, more than an I32 can number", rows.batch), kPages);
-    read_paging(file, names, rows, input);
+    find_paging(file, names, latents, input);
   } else {
     require(rows.batch == input.q_grid.batch, latents.latent, described(input.q), kLatentRows);
     input.sequences = read_sequences(file, names, input);
   }
   read_sinks(file, names, input);
+  return {std::move(input), latents};
+}
+
+std::pair<InputTensors, LatentTensors> find_latent_rows(const SafetensorsFile& file, const InputNames& names,
+                                                        std::optional<AxisOrder> order) {
+  if (find_optional(file, names.q, "q")) return find_latents(file, names, order);
+  InputTensors input;
+  LatentTensors latents;
+  const bool pages = find_rows(file, names, input, latents);
+  if (latents.rows == Rows::kCodes) return {std::move(input), latents};
+  const bool named = names.w_uk || names.w_uv || names.kv_b_proj;
+  if (named || file.contains("w_uk") || file.contains("w_uv") || file.contains("kv_b_proj")) {
+    find_matrices(file, names, input, latents);
+  } else {
+    require(!pages, latents.latent, "how many numbers of a row are the latent is seen from the matrices",
+            "Put w_uk and w_uv, or kv_b_proj, into the file.");
+    latents.latent_dim = static_cast<int>(std::min(latents.latent_grid.dim, kMostDims));
+  }
+  const std::int64_t width = latents.latent_grid.dim;
+  const std::int64_t rope = pages ? width - latents.latent_dim : latents.k_rope_grid.dim;
+  require(pages || width == latents.latent_dim, latents.latent,
+          latents.w_uk.info != nullptr ? Wording(described(latents.w_uk))
+                                       : Wording(fmt::format("at most {} dims are possible", kMostDims)),
+          kMatrices);
+  require(rope > 0 && rope <= kMostDims, latents.latent, "a rotary key stands behind or beside the latent",
+          kLatentRows);
+  latents.rope_dim = static_cast<int>(rope);
+  if (pages) {
+    find_paging(file, names, latents, input);
+  } else if (const auto cu = find_optional(file, names.cu_seqlens_k, "cu_seqlens_k")) {
+    static_cast<void>(read_cumulative(*cu, latents.latent_grid, "latent"));
+  }
   return {std::move(input), latents};
 }
 

@@ -52,6 +52,11 @@ bool holds_latents(const SafetensorsFile& file, const InputNames& names);
 std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file, const InputNames& names,
                                                     std::optional<AxisOrder> order);
 
+// The same of a file that may have no queries: then neither q and its grid nor sequences in rows are set, nor head_dim
+// and head_dim_v; and no matrices, but that pages need them for latent_dim.
+std::pair<InputTensors, LatentTensors> find_latent_rows(const SafetensorsFile& file, const InputNames& names,
+                                                        std::optional<AxisOrder> order);
+
 // Fills `rows` with what `tensor` says: kLatent or kKeyRope, [total_tokens(runs), 1, dim], of the tokens of `runs` in
 // the tensor's own axis; kWeightKeys or kWeightValues, [heads, dim, latent_dim], of the heads of `runs`. Throws kFile.
 void read_latents(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,

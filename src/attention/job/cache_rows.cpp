@@ -45,9 +45,6 @@ CacheRows read_rows_of(const FileInput& input, int, const CacheCheck& check) {
   const SafetensorsFile file(input.path);
   if (holds_compressed(file)) refuse_kind(file, "a compressed cache");
   if (holds_positions(file)) refuse_kind(file, "a cache that has lost tokens");
-  if (!input.names.k && !file.contains("k")) {
-    if (file.contains("latent") || file.contains("latent_fp8")) refuse_kind(file, "latents");
-  }
   const std::string k_name = input.names.k.value_or("k");
   const std::string v_name = input.names.v.value_or("v");
   const TensorSource k = file.tensor(k_name);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressing the keys and values of a file, or of a seed, or taking tokens out, into a file that run, verify, bench
-// and plan take. One process does it, in host memory; a GPU, where there is one, makes the codes of formats without a
-// rank, whose bytes are the same.
+// Compressing the keys and values of a file, or of a seed, or the latents of a file, or taking tokens out, into a file
+// that run, verify, bench and plan take. One process does it, in host memory; a GPU, where there is one, makes the
+// codes of formats without a rank, whose bytes are the same.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace ringattn {
 
 struct CompressJob {
-  InputRequest input;  // k and v in rows or in pages, with or without q; not compressed yet
+  InputRequest input;  // k and v, or latents, in rows or in pages, with or without q; not compressed yet
   std::string output;
   bool replace = false;  // an output file that exists
   CacheMethod method;
@@ -28,32 +28,39 @@ struct CompressJob {
   int threads = 1;
 };
 
-// What became of one of the two tensors.
+// What became of a tensor.
 struct CompressedFigures {
   RowFormat format;
   std::int64_t bytes_before = 0;
-  std::int64_t bytes_after = 0;  // streams and tables
-  std::int64_t table_bytes = 0;  // of these
-  double energy_kept = 1.0;      // CompressedTensor
-  double error = 0.0;            // of kept tokens: root mean square of what changed, as a share of the elements' own
+  std::int64_t bytes_after = 0;     // streams and tables
+  std::int64_t table_bytes = 0;     // of these
+  double energy_kept = 1.0;         // CompressedTensor
+  double error = 0.0;               // of kept tokens: root mean square of what changed, as a share of the elements' own
+  double compress_seconds = 0.0;    // that its codes and tables took to be made
+  double decompress_seconds = 0.0;  // that all its elements took to be made of them
 };
 
 struct CompressResult {
-  CacheFormat format;
   CompressedFigures k, v;
+  std::optional<CompressedFigures> latent;  // of latents, which have neither k nor v; its error is that of the latents
+                                            // alone, and its bytes are those of the rotary keys, too
   std::int64_t tokens = 0;
   std::int64_t kept = 0;            // of these
   std::int64_t position_bytes = 0;  // of k_positions and k_lengths, where tokens were taken out
+  double evict_seconds = 0.0;       // that scores, and taking tokens out, took
   std::string coded_on;             // identity of the GPU that was there; empty: the host
 
-  std::int64_t bytes_before() const { return k.bytes_before + v.bytes_before; }
-  std::int64_t bytes_after() const { return k.bytes_after + v.bytes_after + position_bytes; }
+  std::int64_t bytes_before() const { return k.bytes_before + v.bytes_before + (latent ? latent->bytes_before : 0); }
+  std::int64_t bytes_after() const {
+    return k.bytes_after + v.bytes_after + position_bytes + (latent ? latent->bytes_after : 0);
+  }
 };
 
 // Reads, compresses, writes; other tensors of the file are copied. The file appears whole or not at all. Throws kFile:
-// what can't be read or written, numbers that are not finite (tensor and place), latents and scans; kUsage: a
-// ratio that is none, and an eviction without the queries it looks at; kUnsupported: a method that this build lacks.
-// Pages are compressed by compress_pages() (compress_part.hpp).
+// what can't be read or written, numbers that are not finite (tensor and place), and scans; kUsage: a ratio
+// that is none, an eviction without the queries it looks at, and a method that latents don't have; kUnsupported: a
+// method that this build lacks. Pages are compressed by compress_pages(), latents by compress_latents()
+// (compress_part.hpp).
 CompressResult compress_file(const CompressJob& job);
 
 }  // namespace ringattn

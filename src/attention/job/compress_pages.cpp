@@ -73,24 +73,8 @@ std::vector<PackedRun> whole_groups(const Pool& pool, std::int64_t group) {
 // Tokens of the pool that become codes, each once. `group`: tokens whose codes are made together; they lie together
 // here.
 std::vector<PackedRun> coded_slots(const Pool& pool, std::int64_t group) {
-  const std::int64_t page = pool.table.page_size;
-  if (group > page) return whole_groups(pool, group);
-  std::vector<std::int64_t> tokens(static_cast<std::size_t>(pool.table.pages));  // of each page, from its beginning
-  for (std::size_t s = 0; s < pool.sequences(); ++s) {
-    const std::int64_t coded = pool.length(s) / group * group;
-    std::int64_t first = 0;
-    for (const std::int32_t number : pool.table.of(s)) {
-      std::int64_t& most = tokens[static_cast<std::size_t>(number)];
-      most = std::max(most, std::min(page, coded - first));
-      first += page;
-    }
-  }
-  std::vector<PackedRun> slots;
-  for (std::size_t number = 0; number < tokens.size(); ++number) {
-    const std::int64_t slot = static_cast<std::int64_t>(number) * page;
-    if (tokens[number] > 0) slots.push_back({slot, slot + tokens[number]});
-  }
-  return slots;
+  if (group > pool.table.page_size) return whole_groups(pool, group);
+  return held_slots(pool.table, pool.cu, group);
 }
 
 // The elements of these tokens, which are finite.
@@ -106,23 +90,6 @@ std::vector<std::byte> read_slots(std::string_view name, const Pool& pool, std::
   for (; rest >= run->tokens(); ++run) rest -= run->tokens();
   refuse_fault(fmt::format("{}_pages", name), {}, pool.shape, *fault, ErrorCode::kFile,
                page_place(pool.table, pool.grid.order, run->begin + rest, fault->head));
-}
-
-// Rows of a stream at their places in pages, 0 elsewhere. `grid`: of the stream.
-std::vector<std::byte> in_pages(const std::vector<std::byte>& rows, const RowGrid& grid, std::size_t element,
-                                std::span<const PackedRun> slots) {
-  const std::size_t head_bytes = static_cast<std::size_t>(grid.dim) * element;
-  std::vector<std::byte> pages(static_cast<std::size_t>(grid.tokens() * grid.heads) * head_bytes);
-  for_each_segment(grid, slots, element, kStagingBytes, [&](const RowSegment& segment) {
-    std::byte* to = pages.data() + segment.offset;
-    for (std::int64_t row = segment.row; row < segment.row + segment.tokens; ++row) {
-      const std::size_t from = static_cast<std::size_t>(row * grid.heads + segment.head) * head_bytes;
-      const std::size_t bytes = static_cast<std::size_t>(segment.heads) * head_bytes;
-      std::memcpy(to, rows.data() + from, bytes);
-      to += bytes;
-    }
-  });
-  return pages;
 }
 
 // What each sequence has behind its last group, [sequences, group, heads, dim].
@@ -175,6 +142,42 @@ CompressedFigures compress_pool(std::string_view name, const RowFormat& format, 
 
 }  // namespace
 
+std::vector<PackedRun> held_slots(const PageTable& table, std::span<const std::int64_t> cu, std::int64_t group) {
+  const std::int64_t page = table.page_size;
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(table.pages));  // of each page, from its beginning
+  for (std::size_t s = 0; s < table.sequences(); ++s) {
+    const std::int64_t coded = (cu[s + 1] - cu[s]) / group * group;
+    std::int64_t first = 0;
+    for (const std::int32_t number : table.of(s)) {
+      std::int64_t& most = tokens[static_cast<std::size_t>(number)];
+      most = std::max(most, std::min(page, coded - first));
+      first += page;
+    }
+  }
+  std::vector<PackedRun> slots;
+  for (std::size_t number = 0; number < tokens.size(); ++number) {
+    const std::int64_t slot = static_cast<std::int64_t>(number) * page;
+    if (tokens[number] > 0) slots.push_back({slot, slot + tokens[number]});
+  }
+  return slots;
+}
+
+std::vector<std::byte> in_pages(const std::vector<std::byte>& rows, const RowGrid& grid, std::size_t element,
+                                std::span<const PackedRun> slots) {
+  const std::size_t head_bytes = static_cast<std::size_t>(grid.dim) * element;
+  std::vector<std::byte> pages(static_cast<std::size_t>(grid.tokens() * grid.heads) * head_bytes);
+  for_each_segment(grid, slots, element, kStagingBytes, [&](const RowSegment& segment) {
+    std::byte* to = pages.data() + segment.offset;
+    for (std::int64_t row = segment.row; row < segment.row + segment.tokens; ++row) {
+      const std::size_t from = static_cast<std::size_t>(row * grid.heads + segment.head) * head_bytes;
+      const std::size_t bytes = static_cast<std::size_t>(segment.heads) * head_bytes;
+      std::memcpy(to, rows.data() + from, bytes);
+      to += bytes;
+    }
+  });
+  return pages;
+}
+
 CompressResult compress_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job) {
   std::optional<CompressedTensors> compressed;
   const InputTensors cache = find_pages(file, input.names, input.order, input.page_order, compressed);
@@ -192,21 +195,16 @@ CompressResult compress_pages(const SafetensorsFile& file, const FileInput& inpu
   const Pool v{cache.v, cache.v_grid, *cache.pages, cu, {cache.dtype, cache.v_grid.heads, cache.v_grid.dim}};
   CompressResult result;
   result.tokens = result.kept = cu.back();
-  result.format = choose_format(*job.method.format, job.ratio, k.shape, v.shape);
+  const CacheFormat format = choose_format(*job.method.format, job.ratio, k.shape, v.shape);
   const std::unique_ptr<Backend> gpu = coding_gpu();
-  if (gpu != nullptr && result.format.k.rank + result.format.v.rank == 0) result.coded_on = gpu->identity();
+  if (gpu != nullptr && format.k.rank + format.v.rank == 0) result.coded_on = gpu->identity();
   std::vector<WholeTensor> tensors = read_others(file, input.names);
-  result.k = compress_pool("k", result.format.k, k, job, gpu.get(), tensors);
-  result.v = compress_pool("v", result.format.v, v, job, gpu.get(), tensors);
-  std::vector<OutputTensor> planned;
-  for (const WholeTensor& whole : tensors) planned.push_back(whole.tensor);
-  const FileMetadata metadata{{"k_format", describe(result.format.k)},
-                              {"v_format", describe(result.format.v)},
-                              {"page_order", k.grid.head_major() ? "htd" : "thd"}};
-  const auto writer = SafetensorsWriter::create(plan_safetensors(planned, metadata), job.output, job.replace);
-  for (const WholeTensor& whole : tensors) writer->write_bytes(whole.tensor.name, whole.bytes);
-  writer->sync();
-  writer->commit();
+  result.k = compress_pool("k", format.k, k, job, gpu.get(), tensors);
+  result.v = compress_pool("v", format.v, v, job, gpu.get(), tensors);
+  write_file(job, tensors,
+             {{"k_format", describe(format.k)},
+              {"v_format", describe(format.v)},
+              {"page_order", k.grid.head_major() ? "htd" : "thd"}});
   return result;
 }
 

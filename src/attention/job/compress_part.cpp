@@ -12,8 +12,6 @@
 
 namespace ringattn {
 
-namespace {
-
 // Sums of pieces of a fixed size, and then theirs: the same for any number of threads.
 double relative_error(const std::vector<std::byte>& before, const std::vector<std::byte>& after, Dtype dtype,
                       int threads) {
@@ -40,8 +38,6 @@ double relative_error(const std::vector<std::byte>& before, const std::vector<st
   return all > 0.0 ? std::sqrt(std::accumulate(errors.begin(), errors.end(), 0.0) / all) : 0.0;
 }
 
-}  // namespace
-
 std::unique_ptr<Backend> coding_gpu() {
   for (const OpKernel& kernel : all_kernels()) {
     if (kernel.row->backend == "cuda" && kernel.row->unavailable().empty()) return kernel.row->make_backend({1, 0});
@@ -57,15 +53,27 @@ CompressedPart compress_part(std::string_view name, const RowFormat& format, con
   const TensorView plain =
       dense_view(static_cast<const void*>(rows.data()), shape.dtype, tokens, shape.heads, shape.dim);
   CompressedPart compressed;
-  compressed.tensor = compress_tensor(name, format, plain, lengths, {job.seed, job.threads, gpu}, ErrorCode::kFile);
   CompressedFigures& figures = compressed.figures;
+  figures.compress_seconds = seconds_of([&] {
+    compressed.tensor = compress_tensor(name, format, plain, lengths, {job.seed, job.threads, gpu}, ErrorCode::kFile);
+  });
   figures.format = format;
   figures.bytes_after = static_cast<std::int64_t>(compressed.tensor.bytes());
   figures.table_bytes = table_bytes(format, shape, static_cast<std::int64_t>(lengths.size()));
   figures.energy_kept = compressed.tensor.energy_kept;
-  figures.error =
-      relative_error(rows, decompress_tensor(compressed.tensor, job.threads, gpu), shape.dtype, job.threads);
+  std::vector<std::byte> back;
+  figures.decompress_seconds = seconds_of([&] { back = decompress_tensor(compressed.tensor, job.threads, gpu); });
+  figures.error = relative_error(rows, back, shape.dtype, job.threads);
   return compressed;
+}
+
+void write_file(const CompressJob& job, std::span<const WholeTensor> tensors, const FileMetadata& metadata) {
+  std::vector<OutputTensor> planned;
+  for (const WholeTensor& whole : tensors) planned.push_back(whole.tensor);
+  const auto writer = SafetensorsWriter::create(plan_safetensors(planned, metadata), job.output, job.replace);
+  for (const WholeTensor& whole : tensors) writer->write_bytes(whole.tensor.name, whole.bytes);
+  writer->sync();
+  writer->commit();
 }
 
 }  // namespace ringattn

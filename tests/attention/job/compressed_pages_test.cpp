@@ -78,7 +78,7 @@ TEST_P(CompressedPages, AreThePagesThatDecompressionGives) {
     EXPECT_LT(made.bytes_after(), made.bytes_before());
     const JobInput small(FileInput{job.output}, {});
     ASSERT_EQ(small.op(), Op::kDecode);
-    EXPECT_EQ(small.job().format, made.format);
+    EXPECT_EQ(small.job().format, (CacheFormat{made.k.format, made.v.format}));
     CacheShape thd = shape;
     thd.head_major = false;
     const std::string plain = write_tensors(folder.file("plain"), decompressed(small, cache_tensors(thd)));

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn compress` of latents: rows of 8 bits, in rows and in pages, whose attention is that of what they come back
+// as.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <string>
+
+#include "attention/files/safetensors_file.hpp"
+#include "kernels/latent_rows.hpp"
+#include "tests/cli/report_schema.hpp"
+#include "tests/cli/tool.hpp"
+#include "tests/support/latent_files.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+std::vector<std::byte> bytes_of(const std::string& path, const std::string& tensor) {
+  const SafetensorsFile file(path);
+  const TensorSource source = file.tensor(tensor);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(source.info->bytes()));
+  source.shard->read(*source.info, 0, bytes);
+  return bytes;
+}
+
+class CompressLatents : public ::testing::Test {
+ protected:
+  std::string write(const std::string& name, const NamedTensors& tensors) const {
+    return write_tensors(folder_.file(name), tensors);
+  }
+  // What `compress` makes of it.
+  std::string compressed(const std::string& input, const Words& flags = {}) const {
+    const Finished made =
+        tool(Words{"compress", "--method", "fp8", "--input", input, "--output", small(), "--force"} + flags);
+    EXPECT_EQ(made.code, 0) << made.out << made.err;
+    return made.out;
+  }
+  std::string small() const { return folder_.file("small"); }
+
+  TemporaryFolder folder_;
+};
+
+std::string digest(const Words& words) {
+  const Finished run = tool(words);
+  EXPECT_EQ(run.code, 0) << run.out << run.err;
+  return digest_of(run.out);
+}
+
+TEST_F(CompressLatents, RowsBecomeThoseOfFlashMla) {
+  LatentFile shape;
+  shape.latent_dim = 512;
+  shape.rope_dim = 64;
+  const NamedTensors plain = latent_tensors(shape);
+  const std::string rounded = write("rounded", with_rounded_codes(plain));
+  const std::string said = compressed(write("plain", plain));
+  EXPECT_TRUE(has(said, "latent: latent rope 64; 122 tokens")) << said;
+  EXPECT_TRUE(has(said, "0.4306 of the bytes are removed")) << said;  // 656 of 1,152
+  EXPECT_TRUE(bytes_of(small(), "latent_fp8") == with_codes(plain).at("latent_fp8").bytes);
+  const std::string expected = digest({"run", "--input", rounded});
+  EXPECT_NE(expected, digest({"run", "--input", folder_.file("plain")}));
+  for (const char* ranks : {"1", "3"}) EXPECT_EQ(digest({"run", "--input", small(), "--ranks", ranks}), expected);
+  EXPECT_EQ(tool({"verify", "--input", small(), "--ranks", "2"}).code, 0);
+  EXPECT_EQ(tool({"verify", "--input", small(), "--against", "oracle"}).code, 0);
+  // The same file from one thread and from several, and from what comes back.
+  const std::string whole = read_whole(small());
+  compressed(folder_.file("plain"), {"--threads", "1"});
+  EXPECT_TRUE(read_whole(small()) == whole);
+  compressed(folder_.file("plain"), {"--threads", "3"});
+  EXPECT_TRUE(read_whole(small()) == whole);
+}
+
+TEST_F(CompressLatents, EveryFormOfMatricesAndQueries) {
+  const LatentFile shape;
+  for (const NamedTensors& plain :
+       {with_projection(latent_tensors(shape)), with_queries_in_latent(latent_tensors(shape), shape)}) {
+    compressed(write("plain", plain), {"--report"});
+    EXPECT_EQ(digest({"run", "--input", small()}), digest({"run", "--input", write("codes", with_codes(plain))}));
+  }
+  // A batch as an axis.
+  LatentFile even;
+  even.lengths = even.q_lens = {24, 24, 24};
+  NamedTensors batch = latent_tensors(even);
+  for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) batch.erase(name);
+  batch["q"].shape = {3, 24, even.heads, batch["q"].shape.back()};
+  for (const char* name : {"latent", "k_rope"}) batch[name].shape = {3, 24, batch[name].shape.back()};
+  const std::string expected = digest({"run", "--input", write("rounded", with_rounded_codes(latent_tensors(even)))});
+  compressed(write("batch", batch));
+  EXPECT_EQ(SafetensorsFile(small()).tensor("latent_fp8").info->shape, (std::vector<std::int64_t>{3, 24, 148}));
+  const std::string small_digest = digest({"run", "--input", small()});
+  EXPECT_EQ(small_digest, expected);
+}
+
+TEST_F(CompressLatents, PagesKeepTheirPlaces) {
+  for (const std::int64_t rows : {0, 1}) {  // a prefill, and steps
+    LatentFile shape;
+    if (rows == 1) {
+      shape.lengths = {40, 3, 17, 65};
+      shape.q_lens = {1, 1, 1, 1};
+    }
+    const NamedTensors plain = latent_tensors(shape);
+    compressed(write("pages", with_pages(plain, shape)));
+    const NamedTensors expected = with_pages(with_codes(plain), shape);
+    // The same rows where tokens are, and 0 where none is.
+    const std::vector<std::byte> got = bytes_of(small(), "latent_pages");
+    const NamedTensor& pages = expected.at("latent_pages");
+    ASSERT_EQ(SafetensorsFile(small()).tensor("latent_pages").info->shape, pages.shape);
+    const auto row_bytes = static_cast<std::size_t>(pages.shape.back());
+    std::int64_t held = 0;
+    for (std::size_t row = 0; row < got.size(); row += row_bytes) {
+      const bool none = std::all_of(pages.bytes.begin() + static_cast<std::ptrdiff_t>(row),
+                                    pages.bytes.begin() + static_cast<std::ptrdiff_t>(row + row_bytes),
+                                    [](std::byte byte) { return byte == std::byte{0xff}; });
+      held += none ? 0 : 1;
+      for (std::size_t i = row; i < row + row_bytes; ++i) {
+        ASSERT_EQ(got[i], none ? std::byte{0} : pages.bytes[i]) << "row " << row / row_bytes;
+      }
+    }
+    EXPECT_EQ(held, rows == 1 ? 125 : 122);
+    const std::string codes = write("codes", expected);
+    const std::string reference = digest({"run", "--input", codes});
+    for (const char* ranks : {"1", "2"}) {
+      const Finished run = tool({"run", "--input", small(), "--ranks", ranks});
+      EXPECT_EQ(digest_of(run.out), reference) << run.out << run.err;
+      EXPECT_EQ(has(run.out, "stored as latent rope 8"), rows == 1) << run.out;
+    }
+    EXPECT_EQ(tool({"verify", "--input", small()}).code, 0);
+  }
+}
+
+// Latents alone, as a server keeps them; of pages the matrices say where the rotary key begins.
+TEST_F(CompressLatents, FilesWithoutQueries) {
+  const LatentFile shape;
+  const NamedTensors plain = latent_tensors(shape);
+  const auto without = [](NamedTensors tensors, const std::vector<const char*>& names) {
+    for (const char* const name : names) tensors.erase(name);
+    return tensors;
+  };
+  const std::vector<std::byte> codes = with_codes(plain).at("latent_fp8").bytes;
+  EXPECT_TRUE(has(compressed(write("alone", without(plain, {"q", "w_uk", "w_uv", "cu_seqlens_q"})), {"--report"}),
+                  "the file has no q"));
+  EXPECT_TRUE(bytes_of(small(), "latent_fp8") == codes);
+  compressed(write("matrices", without(with_projection(plain), {"q", "cu_seqlens_q"})));
+  EXPECT_TRUE(bytes_of(small(), "latent_fp8") == codes);
+  EXPECT_TRUE(SafetensorsFile(small()).contains("kv_b_proj"));
+  const NamedTensors pages = with_pages(plain, shape);
+  compressed(write("pages", pages));
+  const std::vector<std::byte> expected = bytes_of(small(), "latent_pages");
+  compressed(write("pages", without(pages, {"q", "cu_seqlens_q"})));
+  EXPECT_TRUE(bytes_of(small(), "latent_pages") == expected);
+  const Finished blind = tool({"compress", "--method", "fp8", "--force", "--output", small(), "--input",
+                               write("blind", without(pages, {"q", "cu_seqlens_q", "w_uk", "w_uv"}))});
+  EXPECT_EQ(blind.code, 3);
+  EXPECT_TRUE(has(blind.err, "how many numbers of a row are the latent is seen from the matrices")) << blind.err;
+}
+
+// O is that of the whole formula: the same whatever form the matrices and queries have.
+TEST_F(CompressLatents, ReportsTheChangeOfO) {
+  LatentFile shape;
+  shape.lengths = shape.q_lens = {200, 90};
+  const NamedTensors plain = latent_tensors(shape);
+  const auto report = [&](const NamedTensors& tensors) {
+    const Finished made = tool({"compress", "--method", "fp8", "--input", write("in", tensors), "--output", small(),
+                                "--force", "--report", "--rows", "200", "--json", "-"});
+    EXPECT_EQ(made.code, 0) << made.err;
+    return made.out;
+  };
+  const auto number = [](const std::string& text, std::string_view path) { return std::stod(json_at(text, path)); };
+  const std::string said = report(plain);
+  EXPECT_EQ(json_at(said, "/k"), "absent") << said;
+  EXPECT_EQ(json_at(said, "/latent/format"), "\"latent rope 8\"") << said;
+  EXPECT_EQ(json_at(said, "/latent/bytes_before"), std::to_string(290 * 2 * (128 + 8)));
+  EXPECT_EQ(json_at(said, "/latent/bytes_after"), std::to_string(290 * (128 + 4 + 16)));
+  // A code of e4m3 has 4 significant bits: at most 1/16 of an element, and half of that on average.
+  EXPECT_GT(number(said, "/latent/change"), 0.01);
+  EXPECT_LT(number(said, "/latent/change"), 1.0 / 16);
+  EXPECT_EQ(json_at(said, "/out/rows"), "200");
+  EXPECT_GT(number(said, "/out/relative_error"), 0.001);
+  EXPECT_LT(number(said, "/out/relative_error"), 2.0 / 16);
+  EXPECT_GT(number(said, "/out/greatest_lse"), 0.0);
+  const std::string joined = report(with_projection(plain));
+  EXPECT_EQ(json_at(joined, "/out"), json_at(said, "/out"));
+  const std::string paged = report(with_pages(plain, shape));
+  EXPECT_EQ(json_at(paged, "/out"), json_at(said, "/out"));
+  // Codes of what comes back change nothing more.
+  const std::string again = report(with_rounded_codes(plain));
+  EXPECT_EQ(number(again, "/out/relative_error"), 0.0) << again;
+}
+
+TEST_F(CompressLatents, WhatIsRefused) {
+  const LatentFile shape;
+  const NamedTensors plain = latent_tensors(shape);
+  const auto refused = [&](const NamedTensors& tensors, const Words& flags, int code, std::string_view text) {
+    const Finished end =
+        tool(Words{"compress", "--input", write("in", tensors), "--output", folder_.file("out")} + flags);
+    EXPECT_EQ(end.code, code) << end.out << end.err;
+    EXPECT_TRUE(has(end.err, text)) << end.err;
+    EXPECT_FALSE(std::filesystem::exists(folder_.file("out")));
+  };
+  const Words fp8{"--method", "fp8"};
+  refused(plain, {"--method", "int8"}, 2,
+          "--method int8 with latents (they are stored as they are, or in rows of 8 bits");
+  refused(plain, {"--method", "snapkv"}, 3, "holds latents (tokens are taken out of keys and values in rows)");
+  refused(plain, fp8 + Words{"--ratio", "0.5"}, 2,
+          "--ratio 0.5 with latents (the ratio is the share of the bytes that");
+  refused(with_codes(plain), fp8, 3, "latents of 8 bits are compressed already");
+  refused(with_pages(with_codes(plain), shape), fp8, 3, "latents of 8 bits are compressed already");
+  LatentFile half = shape;
+  half.dtype = Dtype::kF16;
+  refused(latent_tensors(half), fp8, 3, "latents of 8 bits are unpacked to BF16");
+  LatentFile narrow = shape;
+  narrow.latent_dim = 96;
+  refused(latent_tensors(narrow), fp8, 3, "128 numbers of a latent share a scale, and it has 96");
+  NamedTensors keys = plain;
+  keys["k"] = keys["latent"];
+  refused(keys, fp8, 3, "holds keys and latents");
+  // Numbers that are not finite, by name and place.
+  const auto broken = [](NamedTensors tensors, const char* name, std::int64_t element, float value) {
+    store_element(tensors[name].bytes.data() + 2 * element, Dtype::kBf16, value);
+    return tensors;
+  };
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  refused(broken(plain, "latent", 17 * 128 + 5, kNan), fp8, 3, "latent[17, 5] is nan");
+  refused(broken(plain, "k_rope", 3 * 8 + 7, kInf), fp8, 3, "k_rope[3, 7] is inf");
+  const NamedTensors pages = with_pages(plain, shape);
+  std::int32_t page = 0;  // the first sequence's second
+  std::memcpy(&page, pages.at("block_table").bytes.data() + sizeof page, sizeof page);
+  refused(broken(pages, "latent_pages", (page * 16 + 2) * 136 + 130, kInf), fp8, 3,
+          fmt::format("latent_pages[{}, 2, 130] is inf", page));
+  EXPECT_EQ(
+      tool({"compress", "--method", "fp8", "--output", folder_.file("out"), "--op", "mla", "--synthetic", "7"}).code,
+      2);
+}
+
+}  // namespace
+}  // namespace ringattn::testing
