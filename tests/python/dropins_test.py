@@ -98,6 +98,58 @@ class RingFlashAttn(unittest.TestCase):
             assert_same_bits(ringattn.unshard([o for o, _, _ in shards], layout), out)
             assert_same_bits(ringattn.unshard([x.T for _, x, _ in shards], layout), lse)
 
+    def test_llama3_takes_what_was_prepared_together(self):
+        q, cu = normal(40, 2, 64), torch.tensor([0, 10, 40], dtype=torch.int32)
+        prepare = names.llama3_flash_attn_prepare_cu_seqlens
+        cu_q, cu_k, longest_q, longest_k, local = prepare(cu, True, 0, 1)
+        changed = prepare(cu, True, 0, 1)[1]
+        changed[1] = 20
+
+        def call(cu_q=cu_q, cu_k=cu_k, local=local, causal=True, group=None):
+            longest = longest_q, longest_k
+            return names.llama3_flash_attn_varlen_func(q, q, q, cu_q, cu_k, *longest, 1, local, causal=causal, group=group)
+
+        expected = ringattn.varlen(q, q, q, cu)[0]
+        assert_same_bits(call(), expected)
+        assert_same_bits(call(cu_q=cu_q.clone()), expected)
+        for words, given in (
+            ("cu_seqlens_q is [0, 20, 40]", {"cu_q": torch.tensor([0, 20, 40])}),
+            ("cu_seqlens_q is [0, 40]", {"cu_q": torch.tensor([0, 40])}),
+            ("cu_seqlens_k is [0, 20, 40]", {"cu_k": changed}),
+            ("local_k_slice is slice(0, 39, None)", {"local": slice(0, 39)}),
+            ("local_k_slice is None", {"local": None}),
+            ("causal is False (cu_seqlens_k was prepared with causal=True)", {"causal": False}),
+            ("this is rank 0 of 1 (cu_seqlens_k was prepared for rank 1 of 2)",
+             {"cu_k": prepare(cu, True, 1, 2)[1], "group": ringattn.self_world()}),
+        ):  # fmt: skip
+            for function in (call, torch.compile(call, backend="aot_eager")):
+                torch.compiler.reset()
+                with self.subTest(words), torch.no_grad():
+                    with self.assertRaises(ringattn.UsageError) as caught:
+                        function(**given)
+                    self.assertIn(words, str(caught.exception))
+        compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+        assert_same_bits(compiled(), expected)
+        cu_k[1] = 11  # a graph looks at it whenever it runs
+        with self.assertRaises(ringattn.UsageError) as caught:
+            compiled()
+        self.assertIn("cu_seqlens_k is [0, 11, 40]", str(caught.exception))
+
+    def test_llama3_of_no_tokens_and_of_no_such_rank(self):
+        none = normal(0, 2, 64)
+        for cu in ([0], [0, 0, 0]):
+            for rank in range(2):
+                prepared = names.llama3_flash_attn_prepare_cu_seqlens(torch.tensor(cu), True, rank, 2)
+                self.assertEqual([x.tolist() for x in prepared[:2]], [[0], [0]])
+                self.assertEqual(prepared[2:], (0, 0, slice(0, 0)))
+        prepared = names.llama3_flash_attn_prepare_cu_seqlens([0, 0], True, 0, 1)
+        out = names.llama3_flash_attn_varlen_func(none, none, none, *prepared[:4], 1, prepared[4], causal=True)
+        self.assertEqual(tuple(out.shape), (0, 2, 64))
+        for rank, size in ((2, 2), (-1, 2), (0, 0)):
+            with self.assertRaises(ringattn.UsageError) as caught:
+                names.llama3_flash_attn_prepare_cu_seqlens([0, 40], True, rank, size)
+            self.assertIn(f"there is no rank {rank} of {size}", str(caught.exception))
+
     def test_compiled_they_are_in_one_graph(self):
         """Of this rank alone, with and without a World, and of ranks with one."""
         q, k = normal(1, 60, 4, 64), normal(1, 60, 2, 64, seed=2)
