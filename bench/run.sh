@@ -214,6 +214,10 @@ part_precision_and_state() {
 }
 
 rounds=${BENCH_ROUNDS:-3}
+if [[ ! $rounds =~ ^[1-9][0-9]{0,3}$ ]]; then
+  echo "$0: error: BENCH_ROUNDS is \"$rounds\" (it takes a whole number, 1 to 9999). Try BENCH_ROUNDS=3." >&2
+  exit 2
+fi
 # The steps that decoding is measured at: sequences x keys, and heads.
 reach=(--steps "1x1k,1x4k,1x16k,1x64k,1x128k,1x1m,32x1k,32x4k,32x16k" --heads 32 --kv-heads 8 --head-dim 128)
 fewer_kv_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 4 --head-dim 128)

@@ -117,6 +117,13 @@ echo PASS 12ab
         for words in (["none"], ["--minutes", "x"], ["--minutes"]):
             self.assertEqual(self.run_script(*words).returncode, 2, words)
 
+    def test_rounds_that_are_no_number(self):
+        for word in ("0", "x", "1+1", "07", "a[$(touch x)]"):
+            done = subprocess.run(["bash", str(ROOT / "bench/run.sh"), "--list"], capture_output=True, text=True,
+                                  env=os.environ | {"BENCH_ROUNDS": word})  # fmt: skip
+            self.assertEqual(done.returncode, 2, word)
+            self.assertIn(f'BENCH_ROUNDS is "{word}"', done.stderr)
+
     def test_the_scripts_name_a_function_for_each_part(self):
         for script, *sourced in (("bench/run.sh", "bench/ranks.sh"), ("tests/run_gpu.sh",)):
             listed = run(str(ROOT / script), "--list")
