@@ -6,6 +6,7 @@
 
 #include "base/philox.hpp"
 #include "base/pulse.hpp"
+#include "kernels/cpu/codebook_ops.hpp"
 #include "kernels/row_coder.hpp"
 #include "kernels/row_codes.hpp"
 
@@ -33,7 +34,8 @@ class Clusters {
     }
     vectors_.resize(static_cast<std::size_t>(kCodebookVectors * width_));
     for (std::int64_t v = 0; v < kCodebookVectors && count_ > 0; ++v) {
-      std::copy_n(point(order[static_cast<std::size_t>(v % count_)]), width_, vectors_.begin() + v * width_);
+      const float* const start = point(order[static_cast<std::size_t>(v % count_)]);
+      for (std::int64_t c = 0; c < width_; ++c) vectors_[place(v, c)] = start[c];
     }
   }
 
@@ -42,38 +44,29 @@ class Clusters {
     std::vector<double> sums(vectors_.size());
     std::vector<std::int64_t> points(kCodebookVectors);
     for (std::int64_t i = 0; i < count_; ++i) {
-      const std::int64_t nearest = nearest_to(point(i));
+      const int nearest = ops_.nearest(point(i), vectors_.data(), static_cast<int>(width_));
       ++points[static_cast<std::size_t>(nearest)];
-      for (std::int64_t c = 0; c < width_; ++c) {
-        sums[static_cast<std::size_t>(nearest * width_ + c)] += static_cast<double>(point(i)[c]);
-      }
+      for (std::int64_t c = 0; c < width_; ++c) sums[place(nearest, c)] += static_cast<double>(point(i)[c]);
     }
     for (std::size_t at = 0; at < sums.size(); ++at) {
-      const std::int64_t of_vector = points[at / static_cast<std::size_t>(width_)];
+      const std::int64_t of_vector = points[at % static_cast<std::size_t>(kCodebookVectors)];
       if (of_vector > 0) vectors_[at] = static_cast<float>(sums[at] / static_cast<double>(of_vector));
     }
   }
 
-  const std::vector<float>& vectors() const { return vectors_; }
+  float number(std::int64_t vector, std::int64_t channel) const { return vectors_[place(vector, channel)]; }
 
  private:
-  const float* point(std::int64_t i) const { return points_.data() + i * width_; }
-  std::int64_t nearest_to(const float* element) const {
-    std::int64_t nearest = 0;
-    float least = 0.0F;
-    for (std::int64_t v = 0; v < kCodebookVectors; ++v) {
-      const float distance = squared_distance(element, vectors_.data() + v * width_, static_cast<int>(width_));
-      if (v > 0 && !(distance < least)) continue;
-      least = distance;
-      nearest = v;
-    }
-    return nearest;
+  static std::size_t place(std::int64_t vector, std::int64_t channel) {
+    return static_cast<std::size_t>(channel * kCodebookVectors + vector);
   }
+  const float* point(std::int64_t i) const { return points_.data() + i * width_; }
 
   std::vector<float> points_;
-  std::vector<float> vectors_;  // [256, width]
+  std::vector<float> vectors_;  // [width, 256]
   std::int64_t width_;
   std::int64_t count_;
+  const cpu::CodebookOps& ops_ = cpu::best_codebook_ops();
 };
 
 }  // namespace
@@ -97,7 +90,7 @@ std::vector<std::byte> find_codebook(const TensorView& rows, std::int64_t width,
       for (int round = 0; round < kRounds; ++round) clusters.step();
       std::byte* const out = codebook.data() + (head * runs + run) * entries * element;
       for (std::int64_t i = 0; i < entries; ++i) {
-        store_element(out + i * element, rows.dtype, clusters.vectors()[static_cast<std::size_t>(i)]);
+        store_element(out + i * element, rows.dtype, clusters.number(i / width, i % width));
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/cpu/codebook_ops.hpp"
 #include "kernels/latent_rows.hpp"
 #include "kernels/row_codes.hpp"
 
@@ -321,18 +322,11 @@ void RowCoder::compress_latent(const StreamRowAt& row_at, std::int64_t token, co
 }
 
 void RowCoder::compress_vectors(const std::byte* codes) const {
-  const std::int64_t width = format_.width;
-  for (std::int64_t run = 0; run < dim_ / width; ++run) {
-    float sums[kCodebookVectors] = {};
-    for (std::int64_t i = 0; i < width; ++i) {  // as squared_distance(), of all vectors at a time
-      const float element = wide_[static_cast<std::size_t>(run * width + i)];
-      const float* const vectors = codebook_.data() + (run * width + i) * kCodebookVectors;
-      for (int v = 0; v < kCodebookVectors; ++v) {
-        const float difference = element - vectors[v];
-        sums[v] = sums[v] + difference * difference;
-      }
-    }
-    to_write(codes)[run] = static_cast<std::byte>(std::min_element(sums, sums + kCodebookVectors) - sums);
+  const cpu::CodebookOps& ops = cpu::best_codebook_ops();
+  for (std::int64_t run = 0; run < dim_ / format_.width; ++run) {
+    const std::int64_t first = run * format_.width;
+    const float* const vectors = codebook_.data() + first * kCodebookVectors;
+    to_write(codes)[run] = static_cast<std::byte>(ops.nearest(wide_.data() + first, vectors, format_.width));
   }
 }
 

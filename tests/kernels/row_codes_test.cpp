@@ -12,6 +12,7 @@
 
 #include "base/dtype.hpp"
 #include "base/e4m3.hpp"
+#include "kernels/cpu/codebook_ops.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -242,6 +243,38 @@ TEST(RowCodes, OneRoundingWhereItIsTheSame) {
     }
     EXPECT_GT(differ, 0) << "the predicate would have nothing to do";
     EXPECT_GT(let, 1'000'000);
+  }
+}
+
+// By squared_distance(), and of several the first: also where many are equal, or too far away to tell.
+TEST(RowCodes, TheNearestVectorIsTheFirstOfThem) {
+  std::mt19937 random(7);
+  for (const int width : {2, 4, 8}) {
+    for (const int values : {2, 5, 1000}) {
+      std::vector<float> vectors(static_cast<std::size_t>(width * kCodebookVectors));
+      std::vector<float> by_channel(vectors.size());
+      const auto drawn = [&] { return static_cast<float>(static_cast<int>(random() % values) - values / 2); };
+      for (int v = 0; v < kCodebookVectors; ++v) {
+        for (int c = 0; c < width; ++c) {
+          const float number = drawn();
+          vectors[static_cast<std::size_t>(v * width + c)] = number;
+          by_channel[static_cast<std::size_t>(c * kCodebookVectors + v)] = number;
+        }
+      }
+      for (int i = 0; i < 300; ++i) {
+        std::vector<float> element(static_cast<std::size_t>(width));
+        for (float& number : element) number = i == 0 ? kGreatestBf16 : drawn();
+        int nearest = 0;
+        for (int v = 1; v < kCodebookVectors; ++v) {
+          const auto distance = [&](int to) {
+            return squared_distance(element.data(), vectors.data() + to * width, width);
+          };
+          if (distance(v) < distance(nearest)) nearest = v;
+        }
+        ASSERT_EQ(cpu::best_codebook_ops().nearest(element.data(), by_channel.data(), width), nearest)
+            << width << ", " << values << ", " << i;
+      }
+    }
   }
 }
 

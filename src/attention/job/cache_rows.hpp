@@ -44,8 +44,8 @@ MutableTensorView view_of(std::vector<std::byte>& rows, const RowShape& shape, s
 // `queries`: whether there are some.
 using CacheCheck = std::function<void(const CacheRows& cache, bool queries)>;
 
-// Reads k and v, and what stands beside them. Throws kFile for what can't be read, and for caches that are compressed or
-// have lost tokens already, and what `check` throws. Synthetic rows are made by `threads` threads.
+// Reads k and v, and what stands beside them. Throws kFile for what can't be read, and for caches that are compressed
+// or have lost tokens already, and what `check` throws. Synthetic rows are made by `threads` threads.
 CacheRows read_cache(const InputRequest& input, int threads, const CacheCheck& check);
 
 }  // namespace ringattn
