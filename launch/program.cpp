@@ -126,19 +126,19 @@ Request read_arguments(const std::vector<std::string>& arguments) {
         return request;
       }
       request.invocation.config = load_config(request.command->bit, line.flags);
-      fill_from_model(request.invocation.config);
-      if (request.command->bit == kBench) fill_op_of_bench(request.invocation.config);
       JobOptions& options = request.invocation.config.options;
-      if (options.quiet && options.verbose) {
-        const Config& config = request.invocation.config;
-        fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("quiet"), config.origin("verbose")),
-             "one says less, the other more", "Leave one of them out.");
-      }
-      try {
+      try {  // before any file is opened, for what is wrong with it is reported
         check_distinct_files(options);
       } catch (const Error&) {
         options.json.clear();  // a report of the failure might be what destroys the file
         throw;
+      }
+      fill_from_model(request.invocation.config);
+      if (request.command->bit == kBench) fill_op_of_bench(request.invocation.config);
+      if (options.quiet && options.verbose) {
+        const Config& config = request.invocation.config;
+        fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("quiet"), config.origin("verbose")),
+             "one says less, the other more", "Leave one of them out.");
       }
       if (options.print_config) {
         const Config& config = request.invocation.config;

@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, builds and runs the suite. What needs a GPU is skipped and says so.
-# Usage: ./tests/run.sh [--torch] [--all]
+# Usage: ./tests/run.sh [--torch] [--cold] [--all]
 #   --torch  installs PyTorch and transformers (5 GB) for the tests that need them, which are skipped otherwise
+#   --cold   asks no compiler cache, which helps nobody on a machine that builds once
 #   --all    adds the suite under sanitizers, and to the dev build's its long parts: long fuzzing, every world size, every
 #            moment at which a rank can stop, worlds over three hosts, the Python wheel
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mkdir -p build
-all=0 torch=0
+all=0 torch=0 cold=0
 for word in "$@"; do
   case $word in
     --all) all=1 ;;
     --torch) torch=1 ;;
-    *) echo "run.sh: error: unknown argument $word (it takes --all and --torch). Try ./tests/run.sh alone." >&2; exit 2 ;;
+    --cold) cold=1 ;;
+    *) echo "run.sh: error: unknown argument $word (it takes --torch, --cold and --all). Try ./tests/run.sh alone." >&2
+       exit 2 ;;
   esac
 done
 
@@ -41,7 +44,11 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"  # tests run beside each other: who waits leaves its core to them
 
 options=(-DCMAKE_CXX_FLAGS_DEV=-O2)  # without line numbers: a sixth less to compile
-command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+if ((!cold)) && command -v ccache >/dev/null; then
+  options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache -DRINGATTN_PRECOMPILE=OFF)
+else
+  options+=(-DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_CUDA_COMPILER_LAUNCHER= -DRINGATTN_PRECOMPILE=ON)
+fi
 
 # Without a GPU its code is compiled and not run, so nvcc (12.9 and later) need not optimise it.
 nvcc=$(PATH="$PATH:/usr/local/cuda/bin" command -v nvcc || true)
