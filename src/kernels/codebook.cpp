@@ -6,7 +6,7 @@
 
 #include "base/philox.hpp"
 #include "base/pulse.hpp"
-#include "kernels/cpu/codebook_ops.hpp"
+#include "kernels/codebook_ops.hpp"
 #include "kernels/row_coder.hpp"
 #include "kernels/row_codes.hpp"
 
@@ -66,7 +66,7 @@ class Clusters {
   std::vector<float> vectors_;  // [width, 256]
   std::int64_t width_;
   std::int64_t count_;
-  const cpu::CodebookOps& ops_ = cpu::best_codebook_ops();
+  const CodebookOps& ops_ = best_codebook_ops();
 };
 
 }  // namespace

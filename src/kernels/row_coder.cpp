@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/cpu/codebook_ops.hpp"
+#include "kernels/codebook_ops.hpp"
 #include "kernels/latent_rows.hpp"
 #include "kernels/row_codes.hpp"
 
@@ -322,7 +322,7 @@ void RowCoder::compress_latent(const StreamRowAt& row_at, std::int64_t token, co
 }
 
 void RowCoder::compress_vectors(const std::byte* codes) const {
-  const cpu::CodebookOps& ops = cpu::best_codebook_ops();
+  const CodebookOps& ops = best_codebook_ops();
   for (std::int64_t run = 0; run < dim_ / format_.width; ++run) {
     const std::int64_t first = run * format_.width;
     const float* const vectors = codebook_.data() + first * kCodebookVectors;

@@ -12,7 +12,7 @@
 
 #include "base/dtype.hpp"
 #include "base/e4m3.hpp"
-#include "kernels/cpu/codebook_ops.hpp"
+#include "kernels/codebook_ops.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -271,7 +271,7 @@ TEST(RowCodes, TheNearestVectorIsTheFirstOfThem) {
           };
           if (distance(v) < distance(nearest)) nearest = v;
         }
-        ASSERT_EQ(cpu::best_codebook_ops().nearest(element.data(), by_channel.data(), width), nearest)
+        ASSERT_EQ(best_codebook_ops().nearest(element.data(), by_channel.data(), width), nearest)
             << width << ", " << values << ", " << i;
       }
     }

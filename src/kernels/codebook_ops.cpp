@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiled once for every SIMD target: Highway includes this file again for each of them.
-#include "kernels/cpu/codebook_ops.hpp"
+#include "kernels/codebook_ops.hpp"
 
 #include "kernels/row_codes.hpp"
 
-// As in tile_ops.cpp.
+// As in cpu/tile_ops.cpp.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/codebook_ops.cpp"
+#define HWY_TARGET_INCLUDE "kernels/codebook_ops.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h, as Highway wants it.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ringattn::cpu::HWY_NAMESPACE {
+namespace ringattn::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -61,15 +61,15 @@ const CodebookOps& codebook_ops() {
   return ops;
 }
 
-}  // namespace ringattn::cpu::HWY_NAMESPACE
+}  // namespace ringattn::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ringattn::cpu {
+namespace ringattn {
 
 HWY_EXPORT(codebook_ops);
 
 const CodebookOps& best_codebook_ops() { return HWY_DYNAMIC_DISPATCH(codebook_ops)(); }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn
 #endif  // HWY_ONCE

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The search of a codebook's nearest vector, one table of functions per SIMD target, as tile_ops.hpp has it for the
+// The search of a codebook's nearest vector, one table of functions per SIMD target, as cpu/tile_ops.hpp has it for the
 // fold.
 #pragma once
 
-namespace ringattn::cpu {
+namespace ringattn {
 
 struct CodebookOps {
   // Which of the 256 vectors is nearest to `element`, [width], by squared_distance() (kernels/row_codes.hpp): of
@@ -14,4 +14,4 @@ struct CodebookOps {
 // Of the best target of this processor. The answer doesn't depend on it: a lane holds one vector's sum.
 const CodebookOps& best_codebook_ops();
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn
