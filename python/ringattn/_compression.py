@@ -190,7 +190,8 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
     k, v: [tokens, kv_heads, dim] or [batch, tokens, kv_heads, dim], float16 or bfloat16; of the second form what it gives is
     a dense cache, too. method: "fp8", "int8", "int4", "lowrank", "vq" or "hybrid"; or one format for both, or a pair (of k, of
     v), by their words: "fp8 head", "int4_channel group 32", ... ratio: of a method, the share of the bytes that is removed
-    at least. cu_seqlens: [sequences + 1], of packed rows. seed: of codebooks. threads: of the CPU.
+    at least. cu_seqlens: [sequences + 1], of packed rows. seed: of codebooks ("vq"); other formats draw nothing. threads: of
+    the CPU.
     Bases ("lowrank", "hybrid") and codebooks ("vq") are found on the CPU alone: of a GPU's tensors compress a copy, and put
     what it becomes on the GPU (Compressed.to()).
 

@@ -161,7 +161,9 @@ def c_options(world: World, q_lengths, k_lengths, layout, key_layout, **members)
     """Options of a ring; layouts where the world has several ranks."""
     options = run_options(**members)
     if world.size == 1 and layout is None:
-        return options
+        if key_layout is None:
+            return options
+        layout = "contiguous"  # as all are on one rank; what the keys' is called is read
     if layout is None:
         refuse(f"the layout of {world.size} ranks is not given", "it says which tokens this rank's rows are",
                'Pass layout="contiguous", "zigzag", "striped" or "packed", or a ringattn.Layout.')  # fmt: skip

@@ -31,6 +31,10 @@ def _check_matrices(w_uk, w_uv) -> None:
 
 def _dims(q, latent_dim: int, rope_dim: int, w_uk, w_uv, head_dim: int | None, head_dim_v: int | None):
     """(head_dim, head_dim_v, of out): those of the matrices, or of the caller where the products are the caller's."""
+    for name, given, matrix, of in (("head_dim", head_dim, w_uk, "w_uk"), ("head_dim_v", head_dim_v, w_uv, "w_uv")):
+        if given is not None and matrix is not None and given != matrix.shape[1]:
+            refuse(f"{name} is {given}", f"{of} is {list(matrix.shape)}, and its second number is that",
+                   f"Leave {name} out where {of} is given.")  # fmt: skip
     if w_uk is not None:
         head_dim = w_uk.shape[1]
     elif head_dim is None:
@@ -59,7 +63,8 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     one tensor. w_uk: [heads, head_dim, latent_dim], w_uv: [heads, head_dim_v, latent_dim]: views of kv_b_proj's weight.
     form: "expanded" makes keys and values of each head, "absorbed" multiplies the matrices into q and out instead; each has
     bits of its own. None: by the longest query length. Absorbed, without w_uk q is [tokens, heads, latent_dim + rope_dim],
-    and without w_uv out stays in the latent. The rest, and what it returns, is as varlen() has it."""
+    and without w_uv out stays in the latent. head_dim, head_dim_v: of matrices that aren't given, since nothing else says
+    them. The rest, and what it returns, is as varlen() has it."""
     if unknown:
         refuse_unknown("mla", unknown)
     cu = tuple(None if at is None else lengths_of(at) for at in (cu_seqlens_q, cu_seqlens_k))

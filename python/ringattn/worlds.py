@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from . import _abi, _structs
 from ._abi import lib
-from ._arguments import seconds_of
+from ._arguments import as_int, as_text, seconds_of
 from ._errors import Error, refuse
 
 # Objects that a world keeps ready, of the jobs that it was last asked for.
@@ -191,14 +191,21 @@ def callbacks_world(
 
 
 def store_world(
-    address: str | None = None, rank: int = 0, ranks: int = 1, job: str = "", device: tuple[int, int] = (_abi.CPU, 0),
-    timeout: float = 60.0,
+    address: str | None = None, rank: int | None = None, ranks: int | None = None, job: str | None = None,
+    device: tuple[int, int] = (_abi.CPU, 0), timeout: float = 60.0,
 ) -> World:  # fmt: skip
-    """Ranks that are processes and come together at an address, "host:port", which rank 0 serves until they have. Without one
-    RINGATTN_STORE names it, and torchrun, Slurm or mpirun have set which rank this is. Collective."""
+    """Ranks that are processes and come together at an address, "host:port", which rank 0 serves until they have. rank, ranks:
+    None is 0 of 1. job: a name that tells jobs at one address apart. Without an address RINGATTN_STORE names it, and torchrun,
+    Slurm or mpirun have set which rank this is: then rank, ranks and job are not given. Collective."""
+    for name, given in (("rank", rank), ("ranks", ranks), ("job", job)):
+        if address is None and given is not None:
+            refuse(f"{name} is given without an address", "without one the environment says where ranks meet, and which this is",
+                   f"Pass the address, or leave {name} out.")  # fmt: skip
     handle = _abi.Handle()
-    place = None if address is None else address.encode()
-    lib.world_store(_options(device), place, rank, ranks, job.encode() or None, seconds_of(timeout), ctypes.byref(handle))
+    place, job = (text if text is None else as_text(text, name) for text, name in ((address, "address"), (job, "job")))
+    rank, ranks = (fallback if number is None else as_int(number, name)
+                   for number, name, fallback in ((rank, "rank", 0), (ranks, "ranks", 1)))  # fmt: skip
+    lib.world_store(_options(device), place, rank, ranks, job or None, seconds_of(timeout), ctypes.byref(handle))
     return World(handle, device)
 
 
