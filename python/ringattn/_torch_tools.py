@@ -3,6 +3,7 @@
 
 import torch
 from torch import Tensor, library
+from torch.fx.experimental import symbolic_shapes
 
 from . import layouts, worlds
 from ._arguments import refuse_unknown
@@ -70,6 +71,11 @@ def run(op: str, *arguments):
 def fake(name: str):
     """Makes the function what the operator gives without computing."""
     return library.register_fake(f"ringattn::{name}", lib=LIBRARY)
+
+
+def constant(length: int) -> int:
+    """A length that a graph is made for, even where it serves others, too: heads and dims, of which formats are made."""
+    return symbolic_shapes.guard_scalar(length)
 
 
 def mask_of(mask: str, left: int, right: int):

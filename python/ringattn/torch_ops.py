@@ -14,6 +14,7 @@ from ._compression import Compressed
 from ._torch_tools import (
     check_alone,
     check_known,
+    constant,
     fake,
     given,
     key_of,
@@ -63,7 +64,8 @@ def _keys(q: Tensor, parts: list[Tensor], format: str, dim: int):
     """The other way; q is of their dtype."""
     if not format:
         return parts[0]
-    streams, tables = _parts_of(format, _compression.type_name(q.dtype), parts[0].shape[-2], dim)
+    heads = constant(parts[0].shape[-2])
+    streams, tables = _parts_of(format, _compression.type_name(q.dtype), heads, constant(dim))
     names = [name for name, _, _ in (*streams, *tables)]
     named = dict(zip(names, parts, strict=True))
     tails = {name: named.pop(name) for name, _, _ in tables}
@@ -243,7 +245,8 @@ def _compress_op(x: Tensor, name: str, format: str, lengths: list[int], seed: in
 
 @fake("compress")
 def _(x, name, format, lengths, seed, threads):
-    streams, tables = _parts_of(format, _compression.type_name(x.dtype), x.shape[-2], x.shape[-1], len(lengths))
+    heads, dim = map(constant, x.shape[-2:])
+    streams, tables = _parts_of(format, _compression.type_name(x.dtype), heads, dim, len(lengths))
     return [
         x.new_empty(shape, dtype=getattr(torch, kind))
         for kind, shape in [(kind, (*x.shape[:-2], *token)) for _, kind, token in streams]
@@ -266,7 +269,8 @@ def _(parts, like, format, dim, lengths, threads):
 
 
 def compress(k, v, method="int4", *, ratio=None, cu_seqlens=None, seed=0, threads=0):
-    formats = _choose_formats(method, ratio, _compression.type_name(k.dtype), k.shape[-2], k.shape[-1], v.shape[-1])
+    heads, k_dim, v_dim = constant(k.shape[-2]), constant(k.shape[-1]), constant(v.shape[-1])
+    formats = _choose_formats(method, ratio, _compression.type_name(k.dtype), heads, k_dim, v_dim)
     made = []
     for name, x, format in zip("kv", (k, v), formats):
         lengths = _compression.lengths_of(x, cu_seqlens)
