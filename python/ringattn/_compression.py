@@ -11,7 +11,7 @@ import functools
 from . import _abi, _structs
 from ._abi import lib
 from ._arguments import as_ints, as_text, check_axes
-from ._errors import refuse
+from ._errors import refuse, unsupported
 from ._tensors import CompressedView, View, as_rows, check_array, contiguous_heads, data_type, device_of, empty, stream_of
 from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
 
@@ -79,6 +79,16 @@ class Compressed:
 
     def __repr__(self):
         return f"<ringattn.Compressed {self.format} {list(self.shape)}, {self.nbytes} bytes>"
+
+
+# What may be compressed, by its names in the ops that take it.
+_COMPRESSED = ("k", "v", "k_cache", "v_cache")
+
+
+def refuse_compressed(op: str, name: str, array) -> None:
+    if isinstance(array, Compressed) and name not in _COMPRESSED:
+        unsupported(f"{name} of {op} is compressed", "of attention, varlen and decode k and v may be, and nothing else",
+                    "Pass what ringattn.decompress() makes of it.")  # fmt: skip
 
 
 class _Coder:

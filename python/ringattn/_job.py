@@ -10,7 +10,7 @@ from . import _abi, _structs
 from ._abi import lib
 from ._arguments import as_int, as_ints, scale_of, seconds_of
 from ._errors import refuse
-from ._compression import Compressed
+from ._compression import Compressed, refuse_compressed
 from ._tensors import (
     CompressedView,
     View,
@@ -75,6 +75,7 @@ def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
     for name, array in (*needed.items(), *optional.items()):
         if array is None and name in optional:
             continue
+        refuse_compressed(op, name, array)
         for part in array.parts if isinstance(array, Compressed) else (array,):
             check_array(name, part, name in written)
             if type(part) is not type(like) and kind_of(part) is not kind_of(like):

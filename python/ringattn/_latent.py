@@ -6,7 +6,7 @@ travels between ranks and lies in caches.
     out, lse = ringattn.mla_decode(q, cache, lengths, w_uk, w_uv, block_table=table, latent=c, k_rope=k_r, grow=True)"""
 
 from . import _abi, _job, _structs
-from ._arguments import check_axes, lengths_of, refuse_unknown, scale_of
+from ._arguments import as_ints, check_axes, lengths_of, refuse_unknown, scale_of
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced
 from ._decode import LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
@@ -54,9 +54,9 @@ def _spec(like, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax
 @traced
 def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form: str | None = None,
         head_dim: int | None = None, head_dim_v: int | None = None, mask: _job.Mask = "causal",
-        softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, layout: str | Layout | None = None,
-        key_layout: str | Layout | None = None, world: World | None = None, out=None, threads: int = 0,
-        memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+        softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, q_offsets=None,
+        layout: str | Layout | None = None, key_layout: str | Layout | None = None, world: World | None = None, out=None,
+        threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
     """Latent attention over a packed batch, or over one sequence where cu_seqlens_q is None.
 
     q: [tokens, heads, head_dim + rope_dim]; latent: [tokens, latent_dim]; k_rope: [tokens, rope_dim]; both may be columns of
@@ -68,9 +68,10 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     if unknown:
         refuse_unknown("mla", unknown)
     cu = tuple(None if at is None else lengths_of(at) for at in (cu_seqlens_q, cu_seqlens_k))
+    offsets = None if q_offsets is None else tuple(as_ints(q_offsets, "q_offsets"))
     given = {"q": q, "latent": latent, "k_rope": k_rope, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
-    settings = ("mla", cu, form, head_dim, head_dim_v, mask, softmax_scale, softcap, layout, key_layout, threads, memory_budget,
-                timeout)  # fmt: skip
+    settings = ("mla", cu, offsets, form, head_dim, head_dim_v, mask, softmax_scale, softcap, layout, key_layout, threads,
+                memory_budget, timeout)  # fmt: skip
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
@@ -87,7 +88,7 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     q_lengths = cu[0] if cu[0] is not None else (q.shape[0] * own.size,)
     k_lengths = cu[1] if cu[1] is not None else q_lengths if cu[0] is not None else (latent.shape[0] * own.size,)
     key = ("latent", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
-           sinks is not None, q_lengths, k_lengths, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
+           sinks is not None, q_lengths, k_lengths, offsets, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
 
     def make():
         spec = _spec(
@@ -95,7 +96,7 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
         )
         options = _job.c_options(own, q_lengths, k_lengths, layout, key_layout, threads=threads,
                                  memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
-        return Latent(own, spec, _job.c_batch(q_lengths, k_lengths, None), _abi.FORMS[form], options)
+        return Latent(own, spec, _job.c_batch(q_lengths, k_lengths, offsets), _abi.FORMS[form], options)
 
     prepared = own.prepared(key, make)
     out = empty(q, (q.shape[0], heads, out_dim)) if out is None else out

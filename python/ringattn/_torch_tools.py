@@ -7,6 +7,7 @@ from torch.fx.experimental import symbolic_shapes
 
 from . import layouts, worlds
 from ._arguments import refuse_unknown
+from ._compression import refuse_compressed
 from ._errors import refuse, unsupported
 from ._tensors import check_array, type_name
 
@@ -64,6 +65,8 @@ def refuse_gradient(op: str, name: str, tensor: Tensor | None) -> None:
 def run(op: str, *arguments):
     """What the operator gives. Gradients are refused before it is reached, too: there torch.compile leaves the call to
     eager mode and the caller gets ringattn's error, while it wraps what operators raise in one of its own."""
+    for place, name in _tensors_of(op):
+        refuse_compressed(op, name, arguments[place] if place < len(arguments) else None)
     refuse_gradients(op, arguments)
     return getattr(torch.ops.ringattn, op)(*arguments)
 

@@ -180,12 +180,12 @@ def _mla_op(
     q: Tensor, latent: Tensor, k_rope: Tensor, w_uk: Tensor | None, w_uv: Tensor | None, cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None, sinks: Tensor | None, form: str | None, head_dim: int | None, head_dim_v: int | None, mask: str,
     left: int, right: int, softmax_scale: float | None, softcap: float, layout: str | None, key_layout: str | None,
-    world: str | None, threads: int, memory_budget: int, timeout: float,
+    world: str | None, threads: int, memory_budget: int, timeout: float, q_offsets: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _latent.mla(
         q, latent, k_rope, w_uk, w_uv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, form=form, head_dim=head_dim,
         head_dim_v=head_dim_v, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
-        layout=layout_of(layout), key_layout=layout_of(key_layout), world=world_of(world),
+        q_offsets=q_offsets, layout=layout_of(layout), key_layout=layout_of(key_layout), world=world_of(world),
         threads=threads, memory_budget=memory_budget, timeout=timeout,
     )  # fmt: skip
 
@@ -196,13 +196,14 @@ def _(q, latent, k_rope, w_uk, w_uv, *_):
 
 
 def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form=None, head_dim=None,
-        head_dim_v=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, layout=None, key_layout=None, world=None,
-        out=None, threads=0, memory_budget=0, timeout=60.0, **unknown):  # fmt: skip
+        head_dim_v=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, q_offsets=None, layout=None,
+        key_layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0, **unknown):  # fmt: skip
     check_known("mla", unknown)
     made, lse = run(
         "mla", q, latent, k_rope, w_uk, w_uv, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, form, head_dim,
         head_dim_v, *mask_arguments(mask), softmax_scale, softcap, layout_argument(layout),
         layout_argument(key_layout), key_of(world), threads, memory_budget, timeout,
+        None if q_offsets is None else list(q_offsets),
     )  # fmt: skip
     return given("mla", out, made), lse
 

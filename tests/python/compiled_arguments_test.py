@@ -136,6 +136,25 @@ class Results(Both):
             self.assertIn(words, str(caught.exception))
 
 
+class Latents(Both):
+    rows = normal(20, 4, 24), normal(20, 64), normal(20, 8), normal(4, 16, 64), normal(4, 16, 64)
+
+    def test_offsets_of_queries(self):
+        def chunk(*rows):
+            return ringattn.mla(*rows, cu_seqlens_q=[0, 5], cu_seqlens_k=[0, 20], q_offsets=[3])
+
+        self.same(chunk, self.rows[0][:5], *self.rows[1:])
+
+    def test_what_contradicts_the_matrices_is_refused(self):
+        self.refused("head_dim is 15", lambda *rows: ringattn.mla(*rows, head_dim=15), *self.rows)
+
+    def test_compressed_latents_are_refused(self):
+        x = normal(20, 1, 64).half()
+        small = ringattn.compress(x, x, "int8")[0]
+        self.refused("latent of mla is compressed", lambda q, k_rope: ringattn.mla(q, small, k_rope), self.rows[0], self.rows[2],
+                     kind=ringattn.UnsupportedError)  # fmt: skip
+
+
 class Signatures(Both):
     def test_compiled_functions_take_what_eager_ones_take(self):
         names = [name for name in ringattn.__all__ if hasattr(getattr(ringattn, name), "__wrapped__")]

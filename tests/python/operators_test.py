@@ -71,7 +71,7 @@ def samples() -> dict[str, list[tuple]]:
         ],
         "mla": [
             (*latents, None, None, None, "expanded", None, None, *mask, None, 0.0, None, None, None, 0, 0, 60.0),
-            (*inside, cu, cu, sinks, "absorbed", 16, None, *mask, 0.2, 5.0, None, None, None, 0, 0, 60.0),
+            (*inside, cu, cu, sinks, "absorbed", 16, None, *mask, 0.2, 5.0, None, None, None, 0, 0, 60.0, [3, 0]),
         ],
         "mla_decode": [
             (latents[0][:2], normal(2, 16, 72), ints(5, 9), *latents[3:], None, None, None, None, 8, False, None, None, *mask,

@@ -158,6 +158,23 @@ class Latents(unittest.TestCase):
             assert_same_bits(ringattn.unshard([o for o, _ in shards], layout), out)
             assert_same_bits(ringattn.unshard([x for _, x in shards], layout), lse)
 
+    def test_chunks_stand_where_q_offsets_say(self):
+        for form in ("expanded", "absorbed"):
+            whole, whole_lse = self.mla(form=form)
+            rows = np.r_[50:90, 120:150]  # the first sequence's last tokens, and some in the middle of the second
+            given = {"cu_seqlens_k": self.cu, "form": form}
+            parts = self.latent, self.k_rope, self.w_uk, self.w_uv
+            out, lse = ringattn.mla(self.q[rows], *parts, cu_seqlens_q=[0, 40, 70], q_offsets=np.array([50, 30]), **given)
+            assert_same_bits(out, whole[rows])
+            assert_same_bits(lse, whole_lse[rows])
+            # Of another call of the same forms.
+            other, _ = ringattn.mla(self.q[rows], *parts, cu_seqlens_q=[0, 40, 70], q_offsets=[50, 31], **given)
+            self.assertFalse(np.array_equal(other[40:], out[40:]))
+            assert_same_bits(other[:40], out[:40])
+        with self.assertRaises(ringattn.UsageError) as caught:
+            self.mla(q_offsets=[3])
+        self.assertIn("q_offsets has 1 numbers (there are 2 sequences)", str(caught.exception))
+
     def test_decoding_has_the_bits_of_the_absorbed_form(self):
         out, lse = self.mla(form="absorbed")
         cache = np.full((2, 256, 80), np.nan, "float32")
