@@ -10,7 +10,7 @@ import functools
 
 from . import _abi, _structs
 from ._abi import lib
-from ._arguments import as_ints, as_text, check_axes
+from ._arguments import as_ints, as_text, check_axes, refuse_unknown
 from ._errors import refuse, unsupported
 from ._tensors import CompressedView, View, as_rows, check_array, contiguous_heads, data_type, device_of, empty, stream_of
 from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
@@ -194,7 +194,8 @@ def choose_formats(method, ratio: float | None, dtype: str, heads: int, k_dim: i
 
 
 @traced
-def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None, seed: int = 0, threads: int = 0):
+def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None, seed: int = 0, threads: int = 0,
+             **unknown):  # fmt: skip
     """Keys and values in fewer bytes.
 
     k, v: [tokens, kv_heads, dim] or [batch, tokens, kv_heads, dim], float16 or bfloat16; of the second form what it gives is
@@ -206,6 +207,8 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
     what it becomes on the GPU (Compressed.to()).
 
     Returns (k, v) as Compressed. Numbers that are not finite are refused with their place. Returns when it is done."""
+    if unknown:
+        refuse_unknown("compress", unknown)
     for name, array in (("k", k), ("v", v)):
         check_array(name, array)
         if kind_of(array) is not kind_of(k):
@@ -219,10 +222,12 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
 
 
 @traced
-def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x"):
+def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **unknown):
     """The tensor that x is, of its shape and dtype; of a cache without block table every page to its end. out: where it
     goes; None: new. Scales, codes and tables that no compressed tensor has are refused with their place, and as a part of
     `name`. Returns when it is done."""
+    if unknown:
+        refuse_unknown("decompress", unknown)
     if not isinstance(x, Compressed):
         refuse(f"{name} is {type(x).__name__}", "ringattn.compress() gives what this takes", "Pass a ringattn.Compressed.")
     like = x.like()

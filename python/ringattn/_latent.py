@@ -57,7 +57,7 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
         softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, q_offsets=None,
         layout: str | Layout | None = None, key_layout: str | Layout | None = None, world: World | None = None, out=None,
         threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Latent attention over a packed batch, or over one sequence where cu_seqlens_q is None.
+    """Latent attention over a packed batch: of the sequences of cu_seqlens_q, else of a Layout, else of one.
 
     q: [tokens, heads, head_dim + rope_dim]; latent: [tokens, latent_dim]; k_rope: [tokens, rope_dim]; both may be columns of
     one tensor. w_uk: [heads, head_dim, latent_dim], w_uv: [heads, head_dim_v, latent_dim]: views of kv_b_proj's weight.
@@ -85,8 +85,9 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     own = _job.world_of(q, world)
     heads, latent_dim, rope_dim = q.shape[1], latent.shape[-1], k_rope.shape[-1]
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
-    q_lengths = cu[0] if cu[0] is not None else (q.shape[0] * own.size,)
-    k_lengths = cu[1] if cu[1] is not None else q_lengths if cu[0] is not None else (latent.shape[0] * own.size,)
+    of_keys = layout if key_layout is None else key_layout
+    q_lengths = _lengths(cu[0], layout, q.shape[0], own)
+    k_lengths = q_lengths if cu[0] is not None and cu[1] is None else _lengths(cu[1], of_keys, latent.shape[0], own)
     key = ("latent", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
            sinks is not None, q_lengths, k_lengths, offsets, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
 
@@ -106,6 +107,13 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     prepared._do(q, arrays, prepared.facts.workspace_bytes)
     _job.keep_call(world, call, prepared, arrays, given, out, lse, prepared.facts.workspace_bytes)
     return out, lse
+
+
+def _lengths(given: tuple[int, ...] | None, layout, rows: int, world: World) -> tuple[int, ...]:
+    """Tokens of the sequences over all ranks."""
+    if given is not None:
+        return given
+    return layout.lengths if isinstance(layout, Layout) else (rows * world.size,)
 
 
 def _one_head(rows):

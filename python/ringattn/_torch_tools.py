@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, library
 from torch.fx.experimental import symbolic_shapes
 
-from . import layouts, worlds
+from . import _job, layouts, worlds
 from ._arguments import refuse_unknown
 from ._compression import refuse_compressed
 from ._errors import refuse, unsupported
@@ -86,7 +86,8 @@ def mask_of(mask: str, left: int, right: int):
 
 
 def mask_arguments(mask) -> tuple[str, int, int]:
-    return (mask, 0, 0) if isinstance(mask, str) else ("window", mask[0], mask[1])
+    kind, left, right = _job.read_mask(mask)
+    return (mask, 0, 0) if isinstance(mask, str) else ("window", left, right)
 
 
 def layout_of(layout: str | None):

@@ -269,7 +269,8 @@ def _(parts, like, format, dim, lengths, threads):
     return like.new_empty((*parts[0].shape[:-1], dim))
 
 
-def compress(k, v, method="int4", *, ratio=None, cu_seqlens=None, seed=0, threads=0):
+def compress(k, v, method="int4", *, ratio=None, cu_seqlens=None, seed=0, threads=0, **unknown):
+    check_known("compress", unknown)
     heads, k_dim, v_dim = constant(k.shape[-2]), constant(k.shape[-1]), constant(v.shape[-1])
     formats = _choose_formats(method, ratio, _compression.type_name(k.dtype), heads, k_dim, v_dim)
     made = []
@@ -281,7 +282,8 @@ def compress(k, v, method="int4", *, ratio=None, cu_seqlens=None, seed=0, thread
     return tuple(made)
 
 
-def decompress(x, *, out=None, threads=0, name="x"):
+def decompress(x, *, out=None, threads=0, name="x", **unknown):
+    check_known("decompress", unknown)
     like = x.parts[0].new_empty((), dtype=x.dtype)
     made = run("decompress", x.parts, like, x.format, x.shape[-1], list(x.lengths), threads)
     return given("decompress", out, made)

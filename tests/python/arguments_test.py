@@ -191,6 +191,9 @@ class Refusals(unittest.TestCase):
             ("ssd has no chunk_size (chunks are 64 tokens, always)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
             ("See help(ringattn.attention)", lambda: attention(Q, K, K, anything=1)),
             ("Did you mean cu_seqlens?", lambda: ringattn.ssd(*SCAN, seq_idx=None)),
+            ("compress has no axis (it was given as 2). See help(ringattn.compress)",
+             lambda: ringattn.compress(HALF, HALF, axis=2)),
+            ("Did you mean threads?", lambda: ringattn.decompress(ringattn.compress(HALF, HALF)[0], thread=2)),
         ]  # fmt: skip
         self.refuses(cases, ringattn.UnsupportedError)
         for name in ("is_causal", "scale", "window", "anything"):

@@ -136,6 +136,22 @@ class Results(Both):
             self.assertIn(words, str(caught.exception))
 
 
+class Masks(Both):
+    def test_a_mask_is_read_as_without_a_graph(self):
+        q = normal(20, 2, 64)
+        self.same(lambda q: ringattn.attention(q, q, q, mask=(3, 0)), q)
+        for words, mask in (("[3, 0]", [3, 0]), ("mask 'window'", "window"), ("a side of mask is 1.5", (1.5, 0)), ("(3,)", (3,))):
+            self.refused(words, lambda q, mask=mask: ringattn.attention(q, q, q, mask=mask), q)
+            self.refused(words, lambda q, mask=mask: ringattn.varlen(q, q, q, [0, 20], mask=mask), q)
+
+
+class Unknown(Both):
+    def test_what_compress_does_not_know(self):
+        k = normal(20, 2, 64).half()
+        self.refused("compress has no axis", lambda k: ringattn.compress(k, k, axis=2)[0].parts, k,
+                     kind=ringattn.UnsupportedError)  # fmt: skip
+
+
 class Latents(Both):
     rows = normal(20, 4, 24), normal(20, 64), normal(20, 8), normal(4, 16, 64), normal(4, 16, 64)
 

@@ -150,9 +150,11 @@ class Latents(unittest.TestCase):
 
             def rank(world, form=form):
                 q, latent, k_rope = (ringattn.shard(x, layout, world.rank) for x in (self.q, self.latent, self.k_rope))
-                return ringattn.mla(
-                    q, latent, k_rope, self.w_uk, self.w_uv, cu_seqlens_q=self.cu, form=form, world=world, layout=layout
-                )
+                given = {"form": form, "world": world, "layout": layout}
+                made = ringattn.mla(q, latent, k_rope, self.w_uk, self.w_uv, **given)  # the layout says the sequences
+                again = ringattn.mla(q, latent, k_rope, self.w_uk, self.w_uv, cu_seqlens_q=self.cu, **given)
+                assert_same_bits(again[0], made[0])
+                return made
 
             shards = ringattn.run_ranks(3, rank)
             assert_same_bits(ringattn.unshard([o for o, _ in shards], layout), out)

@@ -44,8 +44,8 @@ class Eager(unittest.TestCase):
         layout = ringattn.striped([400], 3, stripe=64)
 
         def rank(world):
-            return ringattn.attention(*(ringattn.shard(x, layout, world.rank) for x in (q, k, v)), world=world, layout=layout,
-                                      lengths=(400, 400))  # fmt: skip
+            return ringattn.attention(*(ringattn.shard(x, layout, world.rank) for x in (q, k, v)), world=world,
+                                      layout=layout)  # fmt: skip
 
         shards = ringattn.run_ranks(3, rank)
         assert_same_bits(ringattn.unshard([o for o, _ in shards], layout), out)
