@@ -123,6 +123,9 @@ class _Coder:
 
     used = 0  # as a _job.Prepared's
 
+    def wait(self) -> None:
+        """Its calls return when they are done."""
+
     def close(self) -> None:
         if self._handle is not None:
             lib.compression_destroy(self._handle)

@@ -9,7 +9,7 @@ from . import _abi, _job, _structs
 from ._arguments import as_ints, check_axes, lengths_of, refuse_unknown, scale_of
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced
-from ._decode import LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
+from ._decode import DecodeShare, LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
 from .layouts import Layout
 from .worlds import World
 
@@ -146,12 +146,24 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
                       block_table=block_table, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks,
                       out=out)  # fmt: skip
     check_lengths(lengths, block_table)
+    own = _job.world_of(q, world)
+    step, sequences, rows, out_dim = _prepared_step(own, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask,
+                                                    softmax_scale, softcap, sinks, max_keys, threads, timeout)  # fmt: skip
+    flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
+    latent_dim = cache.shape[-1] - rope_dim
+    arrays = {"q": flat_q, "cache": cache if cache.ndim == 4 else cache[:, :, None, :], "block_table": block_table,
+              "lengths": lengths, "sinks": sinks, "w_uk": w_uk, "w_uv": w_uv, "latent": flat(latent, (1, latent_dim)),
+              "k_rope": flat(k_rope, (1, rope_dim))}  # fmt: skip
+    return finish_step(step, q, sequences, rows, arrays, out_dim, out, grow, (world, call, given))
+
+
+def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap,
+                   sinks, max_keys, threads, timeout):  # fmt: skip
+    """(LatentDecode, sequences, rows of each, numbers of a row of out)."""
     check_axes("cache", cache, (3, 4), "[pages, page_size, latent_dim + rope_dim]")
     _check_matrices(w_uk, w_uv)
-    sequences, rows, flat_q = steps_of(q, 4)
-    own = _job.world_of(q, world)
-    cache = cache if cache.ndim == 4 else cache[:, :, None, :]
-    heads, latent_dim = q.shape[-2], cache.shape[3] - rope_dim
+    sequences, rows = steps_of(q, 4)
+    heads, latent_dim = q.shape[-2], cache.shape[-1] - rope_dim
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
     limits = limits_of(own, sequences, rows, cache, block_table, max_keys)
     key = ("latent_decode", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap,
@@ -163,6 +175,19 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
         )
         return LatentDecode(own, spec, c_limits(limits), _job.run_options(threads=threads, timeout_seconds=timeout))
 
-    arrays = {"q": flat_q, "cache": cache, "block_table": block_table, "lengths": lengths, "sinks": sinks, "w_uk": w_uk,
-              "w_uv": w_uv, "latent": flat(latent, (1, latent_dim)), "k_rope": flat(k_rope, (1, rope_dim))}  # fmt: skip
-    return finish_step(own.prepared(key, make), q, sequences, rows, arrays, out_dim, out, grow, (world, call, given))
+    return own.prepared(key, make), sequences, rows, out_dim
+
+
+def mla_decode_share(q, cache, w_uk=None, w_uv=None, *, block_table=None, rope_dim: int = 64, head_dim: int | None = None,
+                     head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
+                     softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, threads: int = 0,
+                     timeout: float = 60.0, **unknown) -> DecodeShare:  # fmt: skip
+    """decode_share() of a step of mla_decode()."""
+    if unknown:
+        refuse_unknown("mla_decode_share", unknown)
+    _job.check_arrays("mla_decode_share", {"q": q, "cache": cache}, w_uk=w_uk, w_uv=w_uv, block_table=block_table, sinks=sinks)
+    check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
+    own = _job.world_of(q, world)
+    step, sequences, _, _ = _prepared_step(own, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask,
+                                           softmax_scale, softcap, sinks, max_keys, threads, timeout)  # fmt: skip
+    return step.share(sequences)

@@ -73,6 +73,18 @@ class World:
     def use(self, prepared) -> None:
         self._uses = prepared.used = self._uses + 1
 
+    def wait(self) -> None:
+        """Returns when all that calls on this world have put on streams of a GPU is done, and raises what of it failed first.
+        Of calls without a world it is ringattn.self_world((2, i)) of GPU i."""
+        failures = []
+        for made in self._objects.values():
+            try:
+                made.wait()
+            except Error as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
     def abort(self, error: BaseException) -> None:
         """Tells the other ranks that this one has failed and won't come."""
         status = error.status if isinstance(error, Error) else 6

@@ -215,7 +215,7 @@ class Words(unittest.TestCase):
             ("Use auto, or see ringattn's info.", "Use auto, or see `ringattn info`."),
             ("ringattn's info with measure writes one.", "`ringattn info --measure` writes one."),
             ("ringattn_options::layout is set", "layout is set"),
-            ("those of Decode::owned().", "those of Decode.owned()."),
+            ("those of Decode::owned().", "those of ringattn.decode_share()."),
             ("y overlaps x", "out overlaps x"),
             ("axis 2 of y has a stride of 2", "axis 2 of out has a stride of 2"),
             ("FoldSpec::sinks says", "sinks says"),

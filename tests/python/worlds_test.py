@@ -165,6 +165,27 @@ class Waits(unittest.TestCase):
             within(60, lambda: {}["none"], "the gather")
 
 
+class Pending(unittest.TestCase):
+    def test_a_world_waits_for_all_that_is_on_it(self):
+        q = arrays()[0].astype("float16")
+        world = ringattn.threads_worlds(1)[0]
+        ringattn.attention(q, q, q, world=world)
+        ringattn.decode(q[:1], q[None], q[None], np.array([500], "int32"), world=world)
+        world.wait()
+        waited = []
+        late = ringattn.PeerError("a rank is late", "a test", "None.")
+        with (
+            mock.patch("ringattn.Attention.wait", side_effect=late),
+            mock.patch("ringattn.Decode.wait", side_effect=lambda: waited.append("decode")),
+            self.assertRaises(ringattn.PeerError) as caught,
+        ):
+            world.wait()
+        self.assertIs(caught.exception, late)
+        self.assertEqual(waited, ["decode"])
+        ringattn.compress(q, q, "int8")  # which is kept by this rank's own world
+        ringattn.self_world().wait()
+
+
 class Processes(unittest.TestCase):
     def run_ranks(self, name):
         """Out of all ranks together, or None where they leave none."""
