@@ -179,8 +179,9 @@ def callbacks_world(
     timeout: float = 60.0,
 ) -> World:  # fmt: skip
     """Ranks that are processes and can gather bytes: all_gather(data, seconds) returns every rank's, in order of rank, and is
-    called in here alone. They connect to each other over TCP. device: (1, 0) is the host, (2, i) GPU i of this process, where
-    bytes then go from GPU to GPU. Collective."""
+    called in here alone. What it raises is the cause of the error, but a KeyboardInterrupt or SystemExit is raised itself. The
+    ranks connect to each other over TCP. device: (1, 0) is the host, (2, i) GPU i of this process, where bytes then go from GPU
+    to GPU. Collective."""
     failures = []
 
     def gather(_, data, size, seconds, gathered):
@@ -198,7 +199,10 @@ def callbacks_world(
         callbacks = _structs.callbacks(all_gather=called)
         lib.world_callbacks(_options(device), rank, ranks, callbacks, seconds_of(timeout), ctypes.byref(handle))
     except Error as error:
-        raise error from (failures[0] if failures else None)
+        cause = failures[0] if failures else None
+        if cause is not None and not isinstance(cause, Exception):  # the caller's process is asked to end, as by Ctrl-C
+            raise cause from error
+        raise error from cause
     return World(handle, device)
 
 

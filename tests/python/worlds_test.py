@@ -266,6 +266,16 @@ class Processes(unittest.TestCase):
             ringattn.callbacks_world(0, 2, broken, timeout=5)
         self.assertIsInstance(caught.exception.__cause__, KeyError)
 
+    def test_what_ends_a_process_is_handed_on(self):
+        for kind in (KeyboardInterrupt, SystemExit):
+
+            def interrupted(data, seconds, kind=kind):
+                raise kind
+
+            with self.assertRaises(kind) as caught:
+                ringattn.callbacks_world(0, 2, interrupted, timeout=5)
+            self.assertIsInstance(caught.exception.__cause__, ringattn.Error)
+
 
 if __name__ == "__main__":
     if len(sys.argv) == 5 and sys.argv[1] in globals():
