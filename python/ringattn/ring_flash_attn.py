@@ -15,7 +15,8 @@ changes nothing: every call is. `group` is a torch.distributed ProcessGroup, Non
 from . import _attention
 from ._arguments import as_ints, lengths_of
 from ._flash_attn_tools import check, mask_of, result, size_of
-from ._llama3 import (  # noqa: F401, of the same names
+from ._hf_adapter import substitute_hf_flash_attn, update_ring_flash_attn_params  # noqa: F401, of the same names
+from ._llama3 import (  # noqa: F401, as above
     llama3_flash_attn_prepare_cu_seqlens,
     llama3_flash_attn_varlen_func,
     llama3_flash_attn_varlen_kvpacked_func,
