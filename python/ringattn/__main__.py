@@ -21,9 +21,8 @@ _AXES = {"thd": (0, 1, 2), "htd": (1, 0, 2), "bthd": (0, 1, 2, 3), "bhtd": (0, 2
 
 def _flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ringattn", description=__doc__.splitlines()[0])
-    command = parser.add_subparsers(dest="command", required=True).add_parser(
-        "verify", help="compare another system's out, and lse if it has one, with fp64"
-    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("verify", help="compare another system's out, and lse if it has one, with fp64")
     command.add_argument("--input", metavar="FILE", required=True, help="q, k and v, as docs/files.md says")
     command.add_argument("--peer", metavar="FILE", required=True, help="out, and lse if there is one")
     command.add_argument("--tensors", metavar="q=NAME,k=NAME,…", default="", help="names of tensors that have others")
@@ -31,7 +30,7 @@ def _flags() -> argparse.ArgumentParser:
     command.add_argument("--mask", choices=("causal", "full"), default="causal", help="what queries see [causal]")
     command.add_argument("--window", metavar="L,R", default="-1,-1",
                          help="keys that the row at p sees, p-L ... p+R, -1 is no limit; causal sets R = 0 [-1,-1]")  # fmt: skip
-    command.add_argument("--query-offset", metavar="N", type=int, help="position of the first query among the keys; overrides q_offset")
+    command.add_argument("--query-offset", metavar="N", type=int, help="of the first query among the keys, in place of q_offset")
     command.add_argument("--softmax-scale", metavar="X", type=float, help="of the scores [1 / sqrt(head_dim)]")
     command.add_argument("--softcap", metavar="X", type=float, default=0.0, help="0 is off [0]")
     command.add_argument("--rows", metavar="N", type=int, help="rows to compare [as many as take about a second]")
