@@ -22,7 +22,7 @@ seeded = torch.Generator().manual_seed(1)
 q, k, v = (torch.randn((tokens, heads, 128), generator=seeded).to(device, torch.bfloat16) for heads in (8, 2, 2))
 mine = [ringattn.shard(rows, layout, world.rank) for rows in (q, k, v)]  # a model would make no more than these
 
-out, lse = ringattn.attention(*mine, world=world, layout=layout, lengths=(tokens, tokens))
+out, lse = ringattn.attention(*mine, world=world, layout=layout)
 
 alone, _ = ringattn.attention(q, k, v)
 ringattn.testing.assert_same_bits(out, ringattn.shard(alone, layout, world.rank))

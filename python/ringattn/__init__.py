@@ -12,9 +12,9 @@ from ._errors import Error, FileError, OutOfMemory, PeerError, UnsupportedError,
 from ._attention import Attention, attention, varlen
 from ._compression import Compressed, compress, decompress
 from ._convolution import Convolution, causal_conv1d, causal_conv1d_update
-from ._decode import Decode, LatentDecode, decode
+from ._decode import Decode, DecodeShare, LatentDecode, decode, decode_share
 from ._eviction import Kept, evict
-from ._latent import Latent, mla, mla_decode
+from ._latent import Latent, mla, mla_decode, mla_decode_share
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
 from ._scan import Scan, selective_scan, selective_update, ssd, ssd_update
 from . import goldens, testing  # isort: skip
@@ -23,10 +23,10 @@ from .worlds import World, callbacks_world, mpi_world, run_ranks, self_world, st
 
 __version__: str = _lib.version().decode()
 __all__ = [
-    "Attention", "Compressed", "Convolution", "Decode", "Error", "FileError", "Kept", "Latent", "LatentDecode", "Layout",
-    "OutOfMemory", "PeerError", "Scan", "UnsupportedError", "UsageError", "World", "WrongResult", "attention",
-    "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous", "decode", "decompress", "evict",
-    "goldens", "mla", "mla_decode", "mpi_world", "packed", "positions", "run_ranks", "selective_scan", "selective_update",
-    "self_world", "shard", "ssd", "ssd_update", "store_world", "striped", "super_segments", "testing", "threads_worlds",
-    "torch_world", "unshard", "varlen", "zigzag",
+    "Attention", "Compressed", "Convolution", "Decode", "DecodeShare", "Error", "FileError", "Kept", "Latent", "LatentDecode",
+    "Layout", "OutOfMemory", "PeerError", "Scan", "UnsupportedError", "UsageError", "World", "WrongResult", "attention",
+    "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous", "decode", "decode_share",
+    "decompress", "evict", "goldens", "mla", "mla_decode", "mla_decode_share", "mpi_world", "packed", "positions", "run_ranks",
+    "selective_scan", "selective_update", "self_world", "shard", "ssd", "ssd_update", "store_world", "striped",
+    "super_segments", "testing", "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
 ]  # fmt: skip

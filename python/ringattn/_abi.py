@@ -86,9 +86,8 @@ for _op, _facts in FACTS.items():
 class _Library:
     """The functions of libringattn_c, without their prefix."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, loaded: ctypes.CDLL):
         self.path = path
-        loaded = _open(path)
         for name, (result, arguments) in _PLAIN.items():
             function = getattr(loaded, f"ringattn_{name}")
             function.restype, function.argtypes = result, arguments
@@ -133,18 +132,19 @@ def _open(path: str) -> ctypes.CDLL:
 
 def _load() -> _Library:
     """RINGATTN_LIBRARY where it is set, else the library beside this file, else the system's."""
+    remedy = "Install the package again, or name the library by RINGATTN_LIBRARY."
     named = os.environ.get("RINGATTN_LIBRARY")
     beside = pathlib.Path(__file__).with_name("libringattn_c.so")
     path = named or (str(beside) if beside.exists() else "libringattn_c.so.1")
     try:
-        library = _Library(path)
+        loaded = _open(path)
+        serves = loaded.ringattn_abi()  # before all others, of which an older library lacks some
+        if serves < ABI:
+            raise ImportError(f"{path} is too old (it serves interface {serves}, this package needs {ABI}). "
+                              "Install the package and the library of one version.")  # fmt: skip
+        return _Library(path, loaded)
     except (OSError, AttributeError) as error:
-        remedy = "Install the package again, or name the library by RINGATTN_LIBRARY."
         raise ImportError(f"{path} can't be used ({error}). {remedy}") from error
-    if library.abi() < ABI:
-        raise ImportError(f"{path} is too old (it serves interface {library.abi()}, this package needs {ABI}). "
-                          "Install the package and the library of one version.")  # fmt: skip
-    return library
 
 
 lib = _load()

@@ -64,6 +64,13 @@ def _pair(lengths) -> tuple[int, int]:
     return numbers
 
 
+def _tokens(layout, rows: int, world: World) -> int:
+    """Tokens of a sequence over all ranks: as a Layout says, else as many on each rank."""
+    if isinstance(layout, Layout) and layout.lengths:
+        return layout.lengths[0]
+    return rows * world.size
+
+
 def _run(prepared: Attention, q, k, v, sinks, out):
     """(out, lse, what the library was shown)."""
     q, k, v = (rows if isinstance(rows, Compressed) else contiguous_heads(rows) for rows in (q, k, v))
@@ -89,11 +96,12 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     softmax_scale: None is 1 / sqrt(head_dim). softcap: 0 is off. sinks: [heads] float32, a logit that joins the denominator.
     q_offset: query i stands at key position i + q_offset; None: queries end where keys end.
     layout: in a world of several ranks, which tokens of each sequence this rank's rows are (ringattn.layouts);
-    key_layout: of k and v, where it is another one. lengths: queries and keys of a sequence over all ranks, where they
-    are not this rank's times the number of ranks. k_positions: int32 [(batch,) keys, kv_heads or 1] of all ranks, where keys
-    stand in sequences from which tokens were taken out (ringattn.evict()); k_lengths: these sequences' tokens, all of them,
-    behind whose last one queries end that have no q_offset. world: None is this rank alone. out: where the result goes; None:
-    new. threads: of the CPU; memory_budget: bytes; timeout: seconds that a silent peer is waited for.
+    key_layout: of k and v, where it is another one. lengths: queries and keys of a sequence over all ranks; None:
+    those of the layouts, or by a layout's name this rank's times the number of ranks.
+    k_positions: int32 [(batch,) keys, kv_heads or 1] of all ranks, where keys stand in sequences from which tokens were taken
+    out (ringattn.evict()); k_lengths: these sequences' tokens, all of them, behind whose last one queries end that have no
+    q_offset. world: None is this rank alone. out: where the result goes; None: new. threads: of the CPU; memory_budget: bytes;
+    timeout: seconds that a silent peer is waited for.
 
     Returns out, of q's shape and dtype but with v's head_dim, and lse, float32 [(batch,) tokens, heads]: natural
     logarithms of the denominators, -inf where a query sees no key. Collective in a world of several ranks.
@@ -120,7 +128,8 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     own = _job.world_of(q, world)
     batch = q.shape[0] if batched else 1
     if lengths is None:
-        lengths = q.shape[-3] * own.size, k.shape[-3] * own.size
+        of_keys = layout if key_layout is None else key_layout
+        lengths = _tokens(layout, q.shape[-3], own), _tokens(of_keys, k.shape[-3], own)
     q_lengths, key_lengths = (lengths[0],) * batch, (lengths[1],) * batch
     q_offsets = None if q_offset is None else (as_int(q_offset, "q_offset"),) * batch
     positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), batch, q_offset is not None)

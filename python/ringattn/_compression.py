@@ -10,8 +10,8 @@ import functools
 
 from . import _abi, _structs
 from ._abi import lib
-from ._arguments import as_ints, as_text, check_axes
-from ._errors import refuse
+from ._arguments import as_ints, as_text, check_axes, refuse_unknown
+from ._errors import refuse, unsupported
 from ._tensors import CompressedView, View, as_rows, check_array, contiguous_heads, data_type, device_of, empty, stream_of
 from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
 
@@ -81,6 +81,16 @@ class Compressed:
         return f"<ringattn.Compressed {self.format} {list(self.shape)}, {self.nbytes} bytes>"
 
 
+# What may be compressed, by its names in the ops that take it.
+_COMPRESSED = ("k", "v", "k_cache", "v_cache")
+
+
+def refuse_compressed(op: str, name: str, array) -> None:
+    if isinstance(array, Compressed) and name not in _COMPRESSED:
+        unsupported(f"{name} of {op} is compressed", "of attention, varlen and decode k and v may be, and nothing else",
+                    "Pass what ringattn.decompress() makes of it.")  # fmt: skip
+
+
 class _Coder:
     """A prepared compression. Worlds keep such objects."""
 
@@ -112,6 +122,9 @@ class _Coder:
         function(self.handle, tensors, *more)
 
     used = 0  # as a _job.Prepared's
+
+    def wait(self) -> None:
+        """Its calls return when they are done."""
 
     def close(self) -> None:
         if self._handle is not None:
@@ -184,17 +197,21 @@ def choose_formats(method, ratio: float | None, dtype: str, heads: int, k_dim: i
 
 
 @traced
-def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None, seed: int = 0, threads: int = 0):
+def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None, seed: int = 0, threads: int = 0,
+             **unknown):  # fmt: skip
     """Keys and values in fewer bytes.
 
     k, v: [tokens, kv_heads, dim] or [batch, tokens, kv_heads, dim], float16 or bfloat16; of the second form what it gives is
     a dense cache, too. method: "fp8", "int8", "int4", "lowrank", "vq" or "hybrid"; or one format for both, or a pair (of k, of
     v), by their words: "fp8 head", "int4_channel group 32", ... ratio: of a method, the share of the bytes that is removed
-    at least. cu_seqlens: [sequences + 1], of packed rows. seed: of codebooks. threads: of the CPU.
+    at least. cu_seqlens: [sequences + 1], of packed rows. seed: of codebooks ("vq"); other formats draw nothing. threads: of
+    the CPU.
     Bases ("lowrank", "hybrid") and codebooks ("vq") are found on the CPU alone: of a GPU's tensors compress a copy, and put
     what it becomes on the GPU (Compressed.to()).
 
     Returns (k, v) as Compressed. Numbers that are not finite are refused with their place. Returns when it is done."""
+    if unknown:
+        refuse_unknown("compress", unknown)
     for name, array in (("k", k), ("v", v)):
         check_array(name, array)
         if kind_of(array) is not kind_of(k):
@@ -208,10 +225,12 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
 
 
 @traced
-def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x"):
+def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **unknown):
     """The tensor that x is, of its shape and dtype; of a cache without block table every page to its end. out: where it
     goes; None: new. Scales, codes and tables that no compressed tensor has are refused with their place, and as a part of
     `name`. Returns when it is done."""
+    if unknown:
+        refuse_unknown("decompress", unknown)
     if not isinstance(x, Compressed):
         refuse(f"{name} is {type(x).__name__}", "ringattn.compress() gives what this takes", "Pass a ringattn.Compressed.")
     like = x.like()

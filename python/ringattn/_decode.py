@@ -6,6 +6,9 @@
 A row has the bits that it has in attention() over the whole sequence, with any batch, pages and number of ranks."""
 
 import ctypes
+from typing import NamedTuple
+
+import numpy as np
 
 from . import _job, _structs
 from ._abi import lib
@@ -15,6 +18,27 @@ from ._tensors import contiguous_heads, empty, flat_view, traced
 from .worlds import World
 
 
+class DecodeShare(NamedTuple):
+    """What is a rank's of decoding. Its cache holds of every sequence the groups of group_keys keys with the numbers first,
+    first + every, …, one behind the other. owned: the sequences of the step whose results it gets."""
+
+    group_keys: int
+    first: int
+    every: int
+    owned: range
+
+    def tokens(self, length: int) -> np.ndarray:
+        """int64, ascending: the places in a sequence of `length` keys of those that the rank's cache holds."""
+        groups = np.arange(self.first, -(-length // self.group_keys), self.every, dtype=np.int64)
+        places = (groups[:, None] * self.group_keys + np.arange(self.group_keys)).reshape(-1)
+        return places[places < length]
+
+    def cache_tokens(self, length: int) -> int:
+        """How many they are."""
+        groups = range(self.first, -(-length // self.group_keys), self.every)
+        return sum(min(self.group_keys, length - group * self.group_keys) for group in groups)
+
+
 class _Steps(_job.Prepared):
     def owned(self, sequences: int) -> range:
         """The sequences of a step of so many whose results this rank gets."""
@@ -22,9 +46,8 @@ class _Steps(_job.Prepared):
         getattr(lib, f"{self.op}_owned")(self.handle, sequences, ctypes.byref(first), ctypes.byref(count))
         return range(first.value, first.value + count.value)
 
-    def cache_tokens(self, length: int) -> int:
-        """Tokens that this rank's cache holds of a sequence of `length` keys."""
-        return getattr(lib, f"{self.op}_cache_tokens")(self.handle, length)
+    def share(self, sequences: int) -> DecodeShare:
+        return DecodeShare(self.facts.group_keys, self.facts.share_first, self.facts.share_every, self.owned(sequences))
 
 
 class Decode(_Steps):
@@ -40,11 +63,10 @@ class LatentDecode(_Steps):
 
 
 def steps_of(q, rows_axes: int):
-    """(sequences, rows a sequence, q as [sequences · rows, heads, dim])."""
+    """(sequences, rows a sequence)."""
     if q.ndim not in (rows_axes - 1, rows_axes):
         refuse(f"q has {q.ndim} axes", "it has [sequences, (rows,) heads, dim]", "Reshape it.")
-    rows = q.shape[1] if q.ndim == rows_axes else 1
-    return q.shape[0], rows, contiguous_heads(q).reshape(q.shape[0] * rows, *q.shape[-2:])
+    return q.shape[0], q.shape[1] if q.ndim == rows_axes else 1
 
 
 def flat(rows, heads_and_dim: tuple):
@@ -115,7 +137,7 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     max_keys: of a sequence over all ranks; None: what the cache reaches. The rest is as attention() has it.
 
     Returns out, of q's shape and dtype with v's head_dim, and lse [sequences, (rows,) heads]: in a world of several ranks of
-    this rank's sequences alone, Decode.owned(). There rank r of P keeps the key groups r, r + P, … of every sequence."""
+    this rank's sequences alone, and its cache holds some of the keys of every sequence: decode_share() says which."""
     if unknown:
         refuse_unknown("decode", unknown)
     given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "lengths": lengths, "sinks": sinks,
@@ -129,10 +151,21 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
                       written_by_step(("k_cache", "v_cache"), k_new, grow), block_table=block_table, k_new=k_new, v_new=v_new,
                       sinks=sinks, out=out)  # fmt: skip
     check_lengths(lengths, block_table)
+    step, sequences, rows = _prepared(_job.world_of(q, world), q, k_cache, v_cache, block_table, mask, softmax_scale, softcap,
+                                      sinks, max_keys, threads, timeout)  # fmt: skip
+    kv_heads, head_dim, head_dim_v = k_cache.shape[2], q.shape[-1], v_cache.shape[3]
+    flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
+    arrays = _job.shown(flat_q, k_cache, v_cache)
+    arrays |= {"block_table": block_table, "lengths": lengths, "sinks": sinks,
+               "k_new": flat(k_new, (kv_heads, head_dim)), "v_new": flat(v_new, (kv_heads, head_dim_v))}  # fmt: skip
+    return finish_step(step, q, sequences, rows, arrays, head_dim_v, out, grow, (world, call, given))
+
+
+def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks, max_keys, threads, timeout):
+    """(Decode, sequences, rows of each)."""
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_axes(name, cache, (4,), "[pages, page_size, kv_heads, head_dim]")
-    sequences, rows, flat_q = steps_of(q, 4)
-    own = _job.world_of(q, world)
+    sequences, rows = steps_of(q, 4)
     heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k_cache.shape[2], q.shape[-1], v_cache.shape[3]
     formats = _job.format_of(k_cache), _job.format_of(v_cache)
     limits = limits_of(own, sequences, rows, k_cache, block_table, max_keys)
@@ -144,7 +177,19 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
                            sinks is not None, formats)  # fmt: skip
         return Decode(own, spec, c_limits(limits), _job.run_options(threads=threads, timeout_seconds=timeout))
 
-    arrays = _job.shown(flat_q, k_cache, v_cache)
-    arrays |= {"block_table": block_table, "lengths": lengths, "sinks": sinks,
-               "k_new": flat(k_new, (kv_heads, head_dim)), "v_new": flat(v_new, (kv_heads, head_dim_v))}  # fmt: skip
-    return finish_step(own.prepared(key, make), q, sequences, rows, arrays, head_dim_v, out, grow, (world, call, given))
+    return own.prepared(key, make), sequences, rows
+
+
+def decode_share(q, k_cache, v_cache, *, block_table=None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
+                 softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, threads: int = 0,
+                 timeout: float = 60.0, **unknown) -> DecodeShare:  # fmt: skip
+    """What is this rank's of a step that decode() makes of these arguments: which keys its cache holds, and which sequences'
+    results it gets. Of the arrays only forms and types are read, so caches may be filled behind it. It prepares what decode()
+    then finds: collective in a world of several ranks."""
+    if unknown:
+        refuse_unknown("decode_share", unknown)
+    _job.check_arrays("decode_share", {"q": q, "k_cache": k_cache, "v_cache": v_cache}, block_table=block_table, sinks=sinks)
+    check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
+    step, sequences, _ = _prepared(_job.world_of(q, world), q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks,
+                                   max_keys, threads, timeout)  # fmt: skip
+    return step.share(sequences)

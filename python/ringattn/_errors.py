@@ -61,6 +61,7 @@ _WORDS = [
     (re.compile(pattern), words)
     for pattern, words in (
         (r"\bRows follow \w+::layout\(\)", "Rows follow the layout"),
+        (r"\bDecode::owned\(\)", "ringattn.decode_share()"),
         (r"\b\w+Spec and \w+Job say what there is", "Its arguments say what there is"),
         (r"ringattn's (info|plan|run|verify|bench|compress) with (\w+)", r"`ringattn \1 --\2`"),
         (r"ringattn's (info|plan|run|verify|bench|compress)", r"`ringattn \1`"),

@@ -113,6 +113,8 @@ def evict_rows(k, v, q, settings, lengths, q_lengths, threads):
 
 def sequences_of(k, q, cu_seqlens, cu_seqlens_q) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Lengths of keys and of queries."""
+    if q is None and cu_seqlens_q is not None:
+        refuse("cu_seqlens_q is given without q", "it says where the sequences of queries begin", "Pass q, or leave it out.")
     if k.ndim not in (3, 4) or (q is not None and q.ndim != k.ndim):
         refuse(f"k has {k.ndim} axes" + ("" if q is None else f", q {q.ndim}"), "they are [(batch,) tokens, heads, dim]",
                "Reshape them.")  # fmt: skip
@@ -140,8 +142,9 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
     k, v: [tokens, kv_heads, …] or [batch, tokens, kv_heads, …]. method: "streaming", "knorm", "snapkv" or "expected", with its
     options behind a colon: "snapkv:window=32,heads=all" (docs/compression.md). ratio: the share of each sequence's tokens that
     is taken out; one at least is left. q: the last queries of each sequence, [(batch,) queries, heads, head_dim], of "snapkv"
-    and "expected"; mask, softmax_scale and softcap are theirs. cu_seqlens: [sequences + 1], of packed rows; cu_seqlens_q: of
-    q, where its sequences have other numbers of rows.
+    and "expected"; mask, softmax_scale and softcap are theirs. The other methods look at no query, and none of these four
+    changes what they give. cu_seqlens: [sequences + 1], of packed rows; cu_seqlens_q: of q, where its sequences have other
+    numbers of rows.
     Scores are computed in host memory: of a GPU's tensors from a copy. Numbers that are not finite are refused.
 
     Returns Kept: what attention() and varlen() take as k, v, k_positions, k_lengths and cu_seqlens_k. decode() takes k and v

@@ -10,7 +10,7 @@ from . import _abi, _structs
 from ._abi import lib
 from ._arguments import as_int, as_ints, scale_of, seconds_of
 from ._errors import refuse
-from ._compression import Compressed
+from ._compression import Compressed, refuse_compressed
 from ._tensors import (
     CompressedView,
     View,
@@ -75,6 +75,7 @@ def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
     for name, array in (*needed.items(), *optional.items()):
         if array is None and name in optional:
             continue
+        refuse_compressed(op, name, array)
         for part in array.parts if isinstance(array, Compressed) else (array,):
             check_array(name, part, name in written)
             if type(part) is not type(like) and kind_of(part) is not kind_of(like):
@@ -161,7 +162,9 @@ def c_options(world: World, q_lengths, k_lengths, layout, key_layout, **members)
     """Options of a ring; layouts where the world has several ranks."""
     options = run_options(**members)
     if world.size == 1 and layout is None:
-        return options
+        if key_layout is None:
+            return options
+        layout = "contiguous"  # as all are on one rank; what the keys' is called is read
     if layout is None:
         refuse(f"the layout of {world.size} ranks is not given", "it says which tokens this rank's rows are",
                'Pass layout="contiguous", "zigzag", "striped" or "packed", or a ringattn.Layout.')  # fmt: skip

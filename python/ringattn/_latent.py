@@ -6,10 +6,10 @@ travels between ranks and lies in caches.
     out, lse = ringattn.mla_decode(q, cache, lengths, w_uk, w_uv, block_table=table, latent=c, k_rope=k_r, grow=True)"""
 
 from . import _abi, _job, _structs
-from ._arguments import check_axes, lengths_of, refuse_unknown, scale_of
+from ._arguments import as_ints, check_axes, lengths_of, refuse_unknown, scale_of
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced
-from ._decode import LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
+from ._decode import DecodeShare, LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
 from .layouts import Layout
 from .worlds import World
 
@@ -31,6 +31,10 @@ def _check_matrices(w_uk, w_uv) -> None:
 
 def _dims(q, latent_dim: int, rope_dim: int, w_uk, w_uv, head_dim: int | None, head_dim_v: int | None):
     """(head_dim, head_dim_v, of out): those of the matrices, or of the caller where the products are the caller's."""
+    for name, given, matrix, of in (("head_dim", head_dim, w_uk, "w_uk"), ("head_dim_v", head_dim_v, w_uv, "w_uv")):
+        if given is not None and matrix is not None and given != matrix.shape[1]:
+            refuse(f"{name} is {given}", f"{of} is {list(matrix.shape)}, and its second number is that",
+                   f"Leave {name} out where {of} is given.")  # fmt: skip
     if w_uk is not None:
         head_dim = w_uk.shape[1]
     elif head_dim is None:
@@ -50,22 +54,24 @@ def _spec(like, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax
 @traced
 def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form: str | None = None,
         head_dim: int | None = None, head_dim_v: int | None = None, mask: _job.Mask = "causal",
-        softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, layout: str | Layout | None = None,
-        key_layout: str | Layout | None = None, world: World | None = None, out=None, threads: int = 0,
-        memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Latent attention over a packed batch, or over one sequence where cu_seqlens_q is None.
+        softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, q_offsets=None,
+        layout: str | Layout | None = None, key_layout: str | Layout | None = None, world: World | None = None, out=None,
+        threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+    """Latent attention over a packed batch: of the sequences of cu_seqlens_q, else of a Layout, else of one.
 
     q: [tokens, heads, head_dim + rope_dim]; latent: [tokens, latent_dim]; k_rope: [tokens, rope_dim]; both may be columns of
     one tensor. w_uk: [heads, head_dim, latent_dim], w_uv: [heads, head_dim_v, latent_dim]: views of kv_b_proj's weight.
     form: "expanded" makes keys and values of each head, "absorbed" multiplies the matrices into q and out instead; each has
     bits of its own. None: by the longest query length. Absorbed, without w_uk q is [tokens, heads, latent_dim + rope_dim],
-    and without w_uv out stays in the latent. The rest, and what it returns, is as varlen() has it."""
+    and without w_uv out stays in the latent. head_dim, head_dim_v: of matrices that aren't given, since nothing else says
+    them. The rest, and what it returns, is as varlen() has it."""
     if unknown:
         refuse_unknown("mla", unknown)
     cu = tuple(None if at is None else lengths_of(at) for at in (cu_seqlens_q, cu_seqlens_k))
+    offsets = None if q_offsets is None else tuple(as_ints(q_offsets, "q_offsets"))
     given = {"q": q, "latent": latent, "k_rope": k_rope, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
-    settings = ("mla", cu, form, head_dim, head_dim_v, mask, softmax_scale, softcap, layout, key_layout, threads, memory_budget,
-                timeout)  # fmt: skip
+    settings = ("mla", cu, offsets, form, head_dim, head_dim_v, mask, softmax_scale, softcap, layout, key_layout, threads,
+                memory_budget, timeout)  # fmt: skip
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
@@ -79,10 +85,11 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     own = _job.world_of(q, world)
     heads, latent_dim, rope_dim = q.shape[1], latent.shape[-1], k_rope.shape[-1]
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
-    q_lengths = cu[0] if cu[0] is not None else (q.shape[0] * own.size,)
-    k_lengths = cu[1] if cu[1] is not None else q_lengths if cu[0] is not None else (latent.shape[0] * own.size,)
+    of_keys = layout if key_layout is None else key_layout
+    q_lengths = _lengths(cu[0], layout, q.shape[0], own)
+    k_lengths = q_lengths if cu[0] is not None and cu[1] is None else _lengths(cu[1], of_keys, latent.shape[0], own)
     key = ("latent", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
-           sinks is not None, q_lengths, k_lengths, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
+           sinks is not None, q_lengths, k_lengths, offsets, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
 
     def make():
         spec = _spec(
@@ -90,7 +97,7 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
         )
         options = _job.c_options(own, q_lengths, k_lengths, layout, key_layout, threads=threads,
                                  memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
-        return Latent(own, spec, _job.c_batch(q_lengths, k_lengths, None), _abi.FORMS[form], options)
+        return Latent(own, spec, _job.c_batch(q_lengths, k_lengths, offsets), _abi.FORMS[form], options)
 
     prepared = own.prepared(key, make)
     out = empty(q, (q.shape[0], heads, out_dim)) if out is None else out
@@ -100,6 +107,13 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     prepared._do(q, arrays, prepared.facts.workspace_bytes)
     _job.keep_call(world, call, prepared, arrays, given, out, lse, prepared.facts.workspace_bytes)
     return out, lse
+
+
+def _lengths(given: tuple[int, ...] | None, layout, rows: int, world: World) -> tuple[int, ...]:
+    """Tokens of the sequences over all ranks."""
+    if given is not None:
+        return given
+    return layout.lengths if isinstance(layout, Layout) else (rows * world.size,)
 
 
 def _one_head(rows):
@@ -132,12 +146,24 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
                       block_table=block_table, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks,
                       out=out)  # fmt: skip
     check_lengths(lengths, block_table)
+    own = _job.world_of(q, world)
+    step, sequences, rows, out_dim = _prepared_step(own, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask,
+                                                    softmax_scale, softcap, sinks, max_keys, threads, timeout)  # fmt: skip
+    flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
+    latent_dim = cache.shape[-1] - rope_dim
+    arrays = {"q": flat_q, "cache": cache if cache.ndim == 4 else cache[:, :, None, :], "block_table": block_table,
+              "lengths": lengths, "sinks": sinks, "w_uk": w_uk, "w_uv": w_uv, "latent": flat(latent, (1, latent_dim)),
+              "k_rope": flat(k_rope, (1, rope_dim))}  # fmt: skip
+    return finish_step(step, q, sequences, rows, arrays, out_dim, out, grow, (world, call, given))
+
+
+def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap,
+                   sinks, max_keys, threads, timeout):  # fmt: skip
+    """(LatentDecode, sequences, rows of each, numbers of a row of out)."""
     check_axes("cache", cache, (3, 4), "[pages, page_size, latent_dim + rope_dim]")
     _check_matrices(w_uk, w_uv)
-    sequences, rows, flat_q = steps_of(q, 4)
-    own = _job.world_of(q, world)
-    cache = cache if cache.ndim == 4 else cache[:, :, None, :]
-    heads, latent_dim = q.shape[-2], cache.shape[3] - rope_dim
+    sequences, rows = steps_of(q, 4)
+    heads, latent_dim = q.shape[-2], cache.shape[-1] - rope_dim
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
     limits = limits_of(own, sequences, rows, cache, block_table, max_keys)
     key = ("latent_decode", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap,
@@ -149,6 +175,19 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
         )
         return LatentDecode(own, spec, c_limits(limits), _job.run_options(threads=threads, timeout_seconds=timeout))
 
-    arrays = {"q": flat_q, "cache": cache, "block_table": block_table, "lengths": lengths, "sinks": sinks, "w_uk": w_uk,
-              "w_uv": w_uv, "latent": flat(latent, (1, latent_dim)), "k_rope": flat(k_rope, (1, rope_dim))}  # fmt: skip
-    return finish_step(own.prepared(key, make), q, sequences, rows, arrays, out_dim, out, grow, (world, call, given))
+    return own.prepared(key, make), sequences, rows, out_dim
+
+
+def mla_decode_share(q, cache, w_uk=None, w_uv=None, *, block_table=None, rope_dim: int = 64, head_dim: int | None = None,
+                     head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
+                     softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, threads: int = 0,
+                     timeout: float = 60.0, **unknown) -> DecodeShare:  # fmt: skip
+    """decode_share() of a step of mla_decode()."""
+    if unknown:
+        refuse_unknown("mla_decode_share", unknown)
+    _job.check_arrays("mla_decode_share", {"q": q, "cache": cache}, w_uk=w_uk, w_uv=w_uv, block_table=block_table, sinks=sinks)
+    check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
+    own = _job.world_of(q, world)
+    step, sequences, _, _ = _prepared_step(own, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask,
+                                           softmax_scale, softcap, sinks, max_keys, threads, timeout)  # fmt: skip
+    return step.share(sequences)

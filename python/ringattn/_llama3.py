@@ -121,9 +121,19 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
     return result(out, lse, return_attn_probs)
 
 
-def llama3_flash_attn_varlen_kvpacked_func(q, kv, *arguments, **named):
-    return llama3_flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *arguments, **named)
+def llama3_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                                           heads_k_stride, local_k_slice, dropout_p=0.0, softmax_scale=None,
+                                           causal=False, window_size=(-1, -1), alibi_slopes=None,
+                                           deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
+    return llama3_flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+                                         max_seqlen_k, heads_k_stride, local_k_slice, dropout_p, softmax_scale,
+                                         causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
-def llama3_flash_attn_varlen_qkvpacked_func(qkv, *arguments, **named):
-    return llama3_flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], *arguments, **named)
+def llama3_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                                            heads_k_stride, local_k_slice, dropout_p=0.0, softmax_scale=None,
+                                            causal=False, window_size=(-1, -1), alibi_slopes=None,
+                                            deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
+    return llama3_flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+                                         max_seqlen_k, heads_k_stride, local_k_slice, dropout_p, softmax_scale,
+                                         causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip

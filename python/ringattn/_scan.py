@@ -6,11 +6,9 @@ y = ringattn.ssd(x, dt, A, B, C, D=D, dt_bias=dt_bias, dt_softplus=True)
 y, states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=cu, initial_states=states, return_final_states=True)
 y = ringattn.ssd_update(states, x[-1:], dt[-1:], A, B[-1:], C[-1:])"""
 
-import ctypes
 import math
 
 from . import _abi, _job, _structs
-from ._abi import lib
 from ._arguments import check_axes, lengths_of, refuse_unknown
 from ._errors import refuse
 from ._tensors import as_rows, check_array, contiguous_heads, data_type, empty, flat_view, is_contiguous, traced, type_name
@@ -22,14 +20,6 @@ class Scan(_job.Prepared):
     """A prepared job. ssd() keeps such objects. Making one is collective."""
 
     op = "scan"
-
-    def sequences(self) -> tuple[list[int], list[int]]:
-        """The sequences whose first token this rank has, and those whose last it has: whose initial states it is given,
-        and whose final states it gives."""
-        begin, end = (ctypes.c_int32 * max(n, 1) for n in (self.facts.beginning, self.facts.ending))
-        begin, end = begin(), end()
-        lib.scan_sequences(self.handle, begin, end)
-        return list(begin)[: self.facts.beginning], list(end)[: self.facts.ending]
 
 
 def lengths_of_runs(x, batched: bool, cu_seqlens, layout, world: World) -> tuple[int, ...]:
@@ -191,7 +181,7 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
     float32 [sequences, heads, head_dim, state_dim]. cu_seqlens: [sequences + 1], with packed rows.
     Several ranks have whole super-segments of 65,536 tokens: ringattn.super_segments(lengths, ranks), or a layout of the
     caller's. A rank passes the initial states of the sequences that begin on it, and gets the final states of those that
-    end on it (Scan.sequences()).
+    end on it: begins(rank) and ends(rank) of the layout.
     Returns y, of x's shape and dtype; with return_final_states (y, states)."""
     if unknown:
         refuse_unknown("ssd", unknown)

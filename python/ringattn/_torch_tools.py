@@ -3,9 +3,11 @@
 
 import torch
 from torch import Tensor, library
+from torch.fx.experimental import symbolic_shapes
 
-from . import layouts, worlds
+from . import _job, layouts, worlds
 from ._arguments import refuse_unknown
+from ._compression import refuse_compressed
 from ._errors import refuse, unsupported
 from ._tensors import check_array, type_name
 
@@ -63,6 +65,8 @@ def refuse_gradient(op: str, name: str, tensor: Tensor | None) -> None:
 def run(op: str, *arguments):
     """What the operator gives. Gradients are refused before it is reached, too: there torch.compile leaves the call to
     eager mode and the caller gets ringattn's error, while it wraps what operators raise in one of its own."""
+    for place, name in _tensors_of(op):
+        refuse_compressed(op, name, arguments[place] if place < len(arguments) else None)
     refuse_gradients(op, arguments)
     return getattr(torch.ops.ringattn, op)(*arguments)
 
@@ -72,12 +76,18 @@ def fake(name: str):
     return library.register_fake(f"ringattn::{name}", lib=LIBRARY)
 
 
+def constant(length: int) -> int:
+    """A length that a graph is made for, even where it serves others, too: heads and dims, of which formats are made."""
+    return symbolic_shapes.guard_scalar(length)
+
+
 def mask_of(mask: str, left: int, right: int):
     return (left, right) if mask == "window" else mask
 
 
 def mask_arguments(mask) -> tuple[str, int, int]:
-    return (mask, 0, 0) if isinstance(mask, str) else ("window", mask[0], mask[1])
+    kind, left, right = _job.read_mask(mask)
+    return (mask, 0, 0) if isinstance(mask, str) else ("window", left, right)
 
 
 def layout_of(layout: str | None):

@@ -66,6 +66,14 @@ class Layout:
     def tokens(self, rank: int) -> int:
         return sum(e - b for _, b, e in self.runs[rank])
 
+    def begins(self, rank: int) -> list[int]:
+        """The sequences whose first token the rank has: of a scan those whose initial states it passes."""
+        return [s for s, b, _ in self.runs[rank] if b == 0]
+
+    def ends(self, rank: int) -> list[int]:
+        """The sequences whose last token the rank has: of a scan those whose final states it gets."""
+        return [s for s, _, e in self.runs[rank] if e == self.lengths[s]]
+
     def places(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """Of each row of a rank: its token on the packed axis, and its token in its sequence."""
         known = self._places.get(rank)

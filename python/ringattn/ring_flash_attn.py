@@ -15,7 +15,8 @@ changes nothing: every call is. `group` is a torch.distributed ProcessGroup, Non
 from . import _attention
 from ._arguments import as_ints, lengths_of
 from ._flash_attn_tools import check, mask_of, result, size_of
-from ._llama3 import (  # noqa: F401, of the same names
+from ._hf_adapter import substitute_hf_flash_attn, update_ring_flash_attn_params  # noqa: F401, of the same names
+from ._llama3 import (  # noqa: F401, as above
     llama3_flash_attn_prepare_cu_seqlens,
     llama3_flash_attn_varlen_func,
     llama3_flash_attn_varlen_kvpacked_func,
@@ -62,14 +63,18 @@ def ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=Fals
     )
 
 
-def ring_flash_attn_kvpacked_func(q, kv, *arguments, **named):
+def ring_flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
+                                  alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
     """kv: [batch, tokens, 2, heads, head_dim]."""
-    return ring_flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *arguments, **named)
+    return ring_flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], dropout_p, softmax_scale, causal, window_size,
+                                alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
-def ring_flash_attn_qkvpacked_func(qkv, *arguments, **named):
+def ring_flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
+                                   alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
     """qkv: [batch, tokens, 3, heads, head_dim]."""
-    return ring_flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *arguments, **named)
+    return ring_flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], dropout_p, softmax_scale, causal,
+                                window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
 def ring_flash_attn_varlen_func(q, k, v, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
@@ -79,12 +84,19 @@ def ring_flash_attn_varlen_func(q, k, v, cu_seqlens, max_seqlen, dropout_p=0.0, 
                    return_attn_probs, group)  # fmt: skip
 
 
-def ring_flash_attn_varlen_kvpacked_func(q, kv, *arguments, **named):
-    return ring_flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *arguments, **named)
+def ring_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
+                                         causal=False, window_size=(-1, -1), alibi_slopes=None, deterministic=False,
+                                         return_attn_probs=False, group=None):  # fmt: skip
+    return ring_flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens, max_seqlen, dropout_p, softmax_scale,
+                                       causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
-def ring_flash_attn_varlen_qkvpacked_func(qkv, *arguments, **named):
-    return ring_flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], *arguments, **named)
+def ring_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
+                                          causal=False, window_size=(-1, -1), alibi_slopes=None,
+                                          deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
+    return ring_flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, max_seqlen, dropout_p,
+                                       softmax_scale, causal, window_size, alibi_slopes, deterministic,
+                                       return_attn_probs, group)  # fmt: skip
 
 
 def zigzag_ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
@@ -94,12 +106,18 @@ def zigzag_ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, caus
     )
 
 
-def zigzag_ring_flash_attn_kvpacked_func(q, kv, *arguments, **named):
-    return zigzag_ring_flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *arguments, **named)
+def zigzag_ring_flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False,
+                                         window_size=(-1, -1), alibi_slopes=None, deterministic=False,
+                                         return_attn_probs=False, group=None):  # fmt: skip
+    return zigzag_ring_flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], dropout_p, softmax_scale, causal, window_size,
+                                       alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
-def zigzag_ring_flash_attn_qkvpacked_func(qkv, *arguments, **named):
-    return zigzag_ring_flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *arguments, **named)
+def zigzag_ring_flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False,
+                                          window_size=(-1, -1), alibi_slopes=None, deterministic=False,
+                                          return_attn_probs=False, group=None):  # fmt: skip
+    return zigzag_ring_flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], dropout_p, softmax_scale, causal,
+                                       window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
 def zigzag_ring_flash_attn_varlen_func(q, k, v, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
@@ -109,9 +127,17 @@ def zigzag_ring_flash_attn_varlen_func(q, k, v, cu_seqlens, max_seqlen, dropout_
                    group)  # fmt: skip
 
 
-def zigzag_ring_flash_attn_varlen_kvpacked_func(q, kv, *arguments, **named):
-    return zigzag_ring_flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *arguments, **named)
+def zigzag_ring_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
+                                                causal=False, window_size=(-1, -1), alibi_slopes=None,
+                                                deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
+    return zigzag_ring_flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens, max_seqlen, dropout_p,
+                                              softmax_scale, causal, window_size, alibi_slopes, deterministic,
+                                              return_attn_probs, group)  # fmt: skip
 
 
-def zigzag_ring_flash_attn_varlen_qkvpacked_func(qkv, *arguments, **named):
-    return zigzag_ring_flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], *arguments, **named)
+def zigzag_ring_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
+                                                 causal=False, window_size=(-1, -1), alibi_slopes=None,
+                                                 deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
+    return zigzag_ring_flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, max_seqlen, dropout_p,
+                                              softmax_scale, causal, window_size, alibi_slopes, deterministic,
+                                              return_attn_probs, group)  # fmt: skip

@@ -14,6 +14,7 @@ from ._compression import Compressed
 from ._torch_tools import (
     check_alone,
     check_known,
+    constant,
     fake,
     given,
     key_of,
@@ -63,7 +64,8 @@ def _keys(q: Tensor, parts: list[Tensor], format: str, dim: int):
     """The other way; q is of their dtype."""
     if not format:
         return parts[0]
-    streams, tables = _parts_of(format, _compression.type_name(q.dtype), parts[0].shape[-2], dim)
+    heads = constant(parts[0].shape[-2])
+    streams, tables = _parts_of(format, _compression.type_name(q.dtype), heads, constant(dim))
     names = [name for name, _, _ in (*streams, *tables)]
     named = dict(zip(names, parts, strict=True))
     tails = {name: named.pop(name) for name, _, _ in tables}
@@ -178,12 +180,12 @@ def _mla_op(
     q: Tensor, latent: Tensor, k_rope: Tensor, w_uk: Tensor | None, w_uv: Tensor | None, cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None, sinks: Tensor | None, form: str | None, head_dim: int | None, head_dim_v: int | None, mask: str,
     left: int, right: int, softmax_scale: float | None, softcap: float, layout: str | None, key_layout: str | None,
-    world: str | None, threads: int, memory_budget: int, timeout: float,
+    world: str | None, threads: int, memory_budget: int, timeout: float, q_offsets: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _latent.mla(
         q, latent, k_rope, w_uk, w_uv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, form=form, head_dim=head_dim,
         head_dim_v=head_dim_v, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
-        layout=layout_of(layout), key_layout=layout_of(key_layout), world=world_of(world),
+        q_offsets=q_offsets, layout=layout_of(layout), key_layout=layout_of(key_layout), world=world_of(world),
         threads=threads, memory_budget=memory_budget, timeout=timeout,
     )  # fmt: skip
 
@@ -194,13 +196,14 @@ def _(q, latent, k_rope, w_uk, w_uv, *_):
 
 
 def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form=None, head_dim=None,
-        head_dim_v=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, layout=None, key_layout=None, world=None,
-        out=None, threads=0, memory_budget=0, timeout=60.0, **unknown):  # fmt: skip
+        head_dim_v=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, q_offsets=None, layout=None,
+        key_layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0, **unknown):  # fmt: skip
     check_known("mla", unknown)
     made, lse = run(
         "mla", q, latent, k_rope, w_uk, w_uv, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, form, head_dim,
         head_dim_v, *mask_arguments(mask), softmax_scale, softcap, layout_argument(layout),
         layout_argument(key_layout), key_of(world), threads, memory_budget, timeout,
+        None if q_offsets is None else list(q_offsets),
     )  # fmt: skip
     return given("mla", out, made), lse
 
@@ -243,7 +246,8 @@ def _compress_op(x: Tensor, name: str, format: str, lengths: list[int], seed: in
 
 @fake("compress")
 def _(x, name, format, lengths, seed, threads):
-    streams, tables = _parts_of(format, _compression.type_name(x.dtype), x.shape[-2], x.shape[-1], len(lengths))
+    heads, dim = map(constant, x.shape[-2:])
+    streams, tables = _parts_of(format, _compression.type_name(x.dtype), heads, dim, len(lengths))
     return [
         x.new_empty(shape, dtype=getattr(torch, kind))
         for kind, shape in [(kind, (*x.shape[:-2], *token)) for _, kind, token in streams]
@@ -265,8 +269,10 @@ def _(parts, like, format, dim, lengths, threads):
     return like.new_empty((*parts[0].shape[:-1], dim))
 
 
-def compress(k, v, method="int4", *, ratio=None, cu_seqlens=None, seed=0, threads=0):
-    formats = _choose_formats(method, ratio, _compression.type_name(k.dtype), k.shape[-2], k.shape[-1], v.shape[-1])
+def compress(k, v, method="int4", *, ratio=None, cu_seqlens=None, seed=0, threads=0, **unknown):
+    check_known("compress", unknown)
+    heads, k_dim, v_dim = constant(k.shape[-2]), constant(k.shape[-1]), constant(v.shape[-1])
+    formats = _choose_formats(method, ratio, _compression.type_name(k.dtype), heads, k_dim, v_dim)
     made = []
     for name, x, format in zip("kv", (k, v), formats):
         lengths = _compression.lengths_of(x, cu_seqlens)
@@ -276,7 +282,8 @@ def compress(k, v, method="int4", *, ratio=None, cu_seqlens=None, seed=0, thread
     return tuple(made)
 
 
-def decompress(x, *, out=None, threads=0, name="x"):
+def decompress(x, *, out=None, threads=0, name="x", **unknown):
+    check_known("decompress", unknown)
     like = x.parts[0].new_empty((), dtype=x.dtype)
     made = run("decompress", x.parts, like, x.format, x.shape[-1], list(x.lengths), threads)
     return given("decompress", out, made)

@@ -44,6 +44,10 @@ def batch(layout: Layout, world: World | None = None):
         _current.batch = before
 
 
+def is_inside_batch() -> bool:
+    return getattr(_current, "batch", None) is not None
+
+
 # Arguments that say nothing about what is computed here.
 _IGNORED = {
     "position_ids", "cache_position", "output_attentions", "use_cache", "cu_seq_lens_q", "cu_seq_lens_k",
@@ -95,8 +99,9 @@ def _mask_of(module, mask: Mask | None, is_causal, sliding_window, q, k):
 
 
 def attention_forward(module, query, key, value, attention_mask=None, *, scaling=None, dropout=0.0, sliding_window=None,
-                      softcap=None, is_causal=None, s_aux=None, **given):  # fmt: skip
-    """query: [batch, heads, tokens, head_dim]; returns ([batch, tokens, heads, head_dim], None)."""
+                      softcap=None, is_causal=None, s_aux=None, dealt=None, **given):  # fmt: skip
+    """query: [batch, heads, tokens, head_dim]; returns ([batch, tokens, heads, head_dim], None). dealt: what batch() takes; None:
+    what it was given."""
     _check_arguments(dropout, attention_mask, given)
     q, k, v = (array.transpose(1, 2) for array in (query, key, value))
     named = {
@@ -109,7 +114,7 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
     if (cu_q is None) != (cu_k is None):
         refuse(f"cu_seq_lens_{'q' if cu_k is None else 'k'} is given alone", "queries and keys both have sequences",
                "Pass cu_seq_lens_q and cu_seq_lens_k.")  # fmt: skip
-    current = getattr(_current, "batch", None)
+    current = dealt or getattr(_current, "batch", None)
     if q.shape[0] != 1 and (current is not None or cu_q is not None):
         refuse(f"a batch of {q.shape[0]} {'has cu_seq_lens_q' if current is None else 'is inside of batch()'}",
                "packed sequences are one row", "Pass a batch of 1.")  # fmt: skip
@@ -135,14 +140,14 @@ def _of_batch(layout, world, q, k, v, mask, cu_q, cu_k, named):
 
 
 def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=0, attention_mask=None, local_size=None,
-                   use_vmap=False, **_):  # fmt: skip
-    """What the layers get as their mask. Refuses what ringattn doesn't compute."""
+                   use_vmap=False, dealt=None, **_):  # fmt: skip
+    """What the layers get as their mask. Refuses what ringattn doesn't compute. dealt: as attention_forward() has it."""
     if use_vmap:
         unsupported(OWN_MASK, "a model's function decides what is seen", "Use another implementation.")
     if isinstance(q_offset, torch.Tensor):
         unsupported("the cache is of a fixed size", "ringattn would see keys that are not there yet",
                     "Use a dynamic cache.")  # fmt: skip
-    current = getattr(_current, "batch", None)
+    current = dealt or getattr(_current, "batch", None)
     queries_end, keys_end = q_offset + q_length, kv_offset + kv_length
     longest = keys_end if current is None else max(current[0].lengths)
     causal, window, packed = read_mask(mask_function, local_size, longest)
@@ -158,11 +163,11 @@ def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=
     return Mask(causal, window, (q_length, kv_length), packed, attention_mask if tracing else None)
 
 
-def register(name: str = "ringattn") -> None:
-    """Makes attn_implementation=name known to transformers."""
+def register(name: str = "ringattn", forward=attention_forward, mask=attention_mask) -> None:
+    """Makes attn_implementation=name known to transformers. forward, mask: what it is."""
     from transformers import AttentionInterface, AttentionMaskInterface, __version__, masking_utils
 
     if not hasattr(masking_utils, "remap_positions_for_packed_sequence"):
         unsupported(f"transformers is {__version__}", "ringattn reads the masks of newer ones", "Upgrade transformers.")
-    AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, attention_mask)
+    AttentionInterface.register(name, forward)
+    AttentionMaskInterface.register(name, mask)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from . import _abi, _structs
 from ._abi import lib
-from ._arguments import seconds_of
+from ._arguments import as_int, as_text, seconds_of
 from ._errors import Error, refuse
 
 # Objects that a world keeps ready, of the jobs that it was last asked for.
@@ -72,6 +72,18 @@ class World:
 
     def use(self, prepared) -> None:
         self._uses = prepared.used = self._uses + 1
+
+    def wait(self) -> None:
+        """Returns when all that calls on this world have put on streams of a GPU is done, and raises what of it failed first.
+        Of calls without a world it is ringattn.self_world((2, i)) of GPU i."""
+        failures = []
+        for made in self._objects.values():
+            try:
+                made.wait()
+            except Error as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def abort(self, error: BaseException) -> None:
         """Tells the other ranks that this one has failed and won't come."""
@@ -167,8 +179,9 @@ def callbacks_world(
     timeout: float = 60.0,
 ) -> World:  # fmt: skip
     """Ranks that are processes and can gather bytes: all_gather(data, seconds) returns every rank's, in order of rank, and is
-    called in here alone. They connect to each other over TCP. device: (1, 0) is the host, (2, i) GPU i of this process, where
-    bytes then go from GPU to GPU. Collective."""
+    called in here alone. What it raises is the cause of the error, but a KeyboardInterrupt or SystemExit is raised itself. The
+    ranks connect to each other over TCP. device: (1, 0) is the host, (2, i) GPU i of this process, where bytes then go from GPU
+    to GPU. Collective."""
     failures = []
 
     def gather(_, data, size, seconds, gathered):
@@ -186,19 +199,29 @@ def callbacks_world(
         callbacks = _structs.callbacks(all_gather=called)
         lib.world_callbacks(_options(device), rank, ranks, callbacks, seconds_of(timeout), ctypes.byref(handle))
     except Error as error:
-        raise error from (failures[0] if failures else None)
+        cause = failures[0] if failures else None
+        if cause is not None and not isinstance(cause, Exception):  # the caller's process is asked to end, as by Ctrl-C
+            raise cause from error
+        raise error from cause
     return World(handle, device)
 
 
 def store_world(
-    address: str | None = None, rank: int = 0, ranks: int = 1, job: str = "", device: tuple[int, int] = (_abi.CPU, 0),
-    timeout: float = 60.0,
+    address: str | None = None, rank: int | None = None, ranks: int | None = None, job: str | None = None,
+    device: tuple[int, int] = (_abi.CPU, 0), timeout: float = 60.0,
 ) -> World:  # fmt: skip
-    """Ranks that are processes and come together at an address, "host:port", which rank 0 serves until they have. Without one
-    RINGATTN_STORE names it, and torchrun, Slurm or mpirun have set which rank this is. Collective."""
+    """Ranks that are processes and come together at an address, "host:port", which rank 0 serves until they have. rank, ranks:
+    None is 0 of 1. job: a name that tells jobs at one address apart. Without an address RINGATTN_STORE names it, and torchrun,
+    Slurm or mpirun have set which rank this is: then rank, ranks and job are not given. Collective."""
+    for name, given in (("rank", rank), ("ranks", ranks), ("job", job)):
+        if address is None and given is not None:
+            refuse(f"{name} is given without an address", "without one the environment says where ranks meet, and which this is",
+                   f"Pass the address, or leave {name} out.")  # fmt: skip
     handle = _abi.Handle()
-    place = None if address is None else address.encode()
-    lib.world_store(_options(device), place, rank, ranks, job.encode() or None, seconds_of(timeout), ctypes.byref(handle))
+    place, job = (text if text is None else as_text(text, name) for text, name in ((address, "address"), (job, "job")))
+    rank, ranks = (fallback if number is None else as_int(number, name)
+                   for number, name, fallback in ((rank, "rank", 0), (ranks, "ranks", 1)))  # fmt: skip
+    lib.world_store(_options(device), place, rank, ranks, job or None, seconds_of(timeout), ctypes.byref(handle))
     return World(handle, device)
 
 

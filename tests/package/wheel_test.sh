@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wheel_test.sh: builds the Python package's wheel, without CUDA, installs it where nothing else of the project is, and
-# runs tests of the package on it. Builds the library anew, so it is a part of the long suite alone.
+# wheel_test.sh LIBRARY: builds the Python package's wheel, installs it where nothing else of the project is, and runs
+# tests of the package on it. The long suite (RINGATTN_TEST_LONG=1) builds the library anew, without CUDA, as pip does;
+# else the wheel has the package alone, over LIBRARY.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-[[ ${RINGATTN_TEST_LONG:-} == 1 ]] || { echo "skipped: builds the library (RINGATTN_TEST_LONG=1)"; exit 77; }
+library=$1
+whole=${RINGATTN_TEST_LONG:-0}
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 ! command -v ccache >/dev/null || export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache
@@ -15,8 +17,9 @@ if ! "$python" -m pip install --quiet scikit-build-core numpy pytest; then
   echo "skipped: PyPI gives no scikit-build-core"
   exit 77
 fi
-"$python" -m pip wheel --quiet --no-deps --wheel-dir "$place" -C cmake.define.RINGATTN_CUDA=OFF \
-          -C build-dir="$place/build" "$root/python"
+options=(-C wheel.cmake=false)
+((!whole)) || options=(-C cmake.define.RINGATTN_CUDA=OFF -C build-dir="$place/build")
+"$python" -m pip wheel --quiet --no-deps --wheel-dir "$place" "${options[@]}" "$root/python"
 wheels=("$place"/ringattn-*-py3-none-*.whl)
 [[ ${#wheels[@]} == 1 && -e ${wheels[0]} ]] || { echo "pip wheel made: $(ls "$place")"; exit 1; }
 rm -rf "$place/build"
@@ -24,12 +27,18 @@ rm -rf "$place/build"
 
 cd "$place"  # where no checkout lies on Python's path
 unset RINGATTN_LIBRARY PYTHONPATH
-library=$("$python" -c 'import pathlib, ringattn; print(*pathlib.Path(ringattn.__file__).parent.rglob("libringattn_c.so*"))')
-[[ -e $library ]] || { echo "the installed package has no library of its own: $library"; exit 1; }
-if ldd "$library" | grep -E 'libmpi|libpython|not found'; then
-  echo "$library must not need these"
-  exit 1
+if ((whole)); then
+  library=$("$python" -c 'import pathlib, ringattn; print(*pathlib.Path(ringattn.__file__).parent.rglob("libringattn_c.so*"))')
+  [[ -e $library ]] || { echo "the installed package has no library of its own: $library"; exit 1; }
+  if ldd "$library" | grep -E 'libmpi|libpython|not found'; then
+    echo "$library must not need these"
+    exit 1
+  fi
+else
+  export RINGATTN_LIBRARY=$library
 fi
-for name in attention_test layouts_test safety_test; do
+"$python" -c 'import ringattn, sys; assert ringattn.__file__.startswith(sys.prefix), ringattn.__file__'
+"$python" -m pytest --help | grep ringattn-record >/dev/null || { echo "pytest doesn't find the plugin"; exit 1; }
+for name in attention_test goldens_test layouts_test ops_test safety_test testing_test verify_test; do
   "$python" "$root/tests/python/run_test.py" "$root/tests/python/$name.py"
 done

@@ -7,6 +7,7 @@ import unittest
 import numpy as np
 import ringattn
 from ringattn import _errors
+from ringattn.testing import assert_same_bits
 
 
 def normal(*shape, dtype="float32"):
@@ -99,6 +100,10 @@ class Refusals(unittest.TestCase):
             ("lengths is (20,)", lambda: attention(Q, K, K, lengths=(20,))),
             ("world is 3", lambda: conv(X, WEIGHT, world=3)),
             ("world is 'self'", lambda: attention(Q, K, K, world="self")),
+            ("layout 'nonsense' is not known", lambda: attention(Q, K, K, key_layout="nonsense")),
+            ("layout 'nonsense' is not known", lambda: ringattn.varlen(Q, K, K, [0, 20], key_layout="nonsense")),
+            ("the layout is one of lengths [20] over 2 ranks",
+             lambda: ringattn.mla(*LATENT, key_layout=ringattn.zigzag([20], 2))),
             ("layout is 'striped'", lambda: conv(X, WEIGHT, layout="striped")),
             ("layout is 'zigzag'", lambda: ssd(*SCAN, layout="zigzag")),
             ("the layout is one of lengths [40] over 1 ranks", lambda: conv(X, WEIGHT, cu_seqlens=[0, 20],
@@ -124,6 +129,24 @@ class Refusals(unittest.TestCase):
             ("memory_budget is -1", lambda: attention(Q, K, K, memory_budget=-1)),
         ]  # fmt: skip
         self.refuses(cases)
+
+    def test_what_contradicts_another_argument(self):
+        mla, step = ringattn.mla, lambda **named: ringattn.mla_decode(*LATENT_STEP, rope_dim=8, **named)
+        cases = [
+            ("head_dim is 999 (w_uk is [4, 16, 64]", lambda: mla(*LATENT, head_dim=999)),
+            ("head_dim_v is 7 (w_uv is [4, 16, 64]", lambda: mla(*LATENT, head_dim_v=7)),
+            ("head_dim is 15", lambda: step(head_dim=15)),
+            ("head_dim_v is 0", lambda: step(head_dim_v=0)),
+            ("cu_seqlens_q is given without q", lambda: ringattn.evict(K, K, "knorm", cu_seqlens_q=[0, 20])),
+            *((f"{name} is given without an address", lambda given={name: value}: ringattn.store_world(**given))
+              for name, value in (("rank", 0), ("ranks", 1), ("job", "a"))),
+            ("rank is a", lambda: ringattn.store_world("127.0.0.1:1", "a", 2)),
+            ("job is 7", lambda: ringattn.store_world("127.0.0.1:1", 0, 2, job=7)),
+        ]  # fmt: skip
+        self.refuses(cases)
+        # What agrees is taken.
+        assert_same_bits(mla(*LATENT, head_dim=16, head_dim_v=16)[0], mla(*LATENT)[0])
+        assert_same_bits(ringattn.attention(Q, K, K, key_layout="zigzag")[0], ringattn.attention(Q, K, K)[0])
 
     def test_threads_and_seconds(self):
         ops = {
@@ -168,6 +191,9 @@ class Refusals(unittest.TestCase):
             ("ssd has no chunk_size (chunks are 64 tokens, always)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
             ("See help(ringattn.attention)", lambda: attention(Q, K, K, anything=1)),
             ("Did you mean cu_seqlens?", lambda: ringattn.ssd(*SCAN, seq_idx=None)),
+            ("compress has no axis (it was given as 2). See help(ringattn.compress)",
+             lambda: ringattn.compress(HALF, HALF, axis=2)),
+            ("Did you mean threads?", lambda: ringattn.decompress(ringattn.compress(HALF, HALF)[0], thread=2)),
         ]  # fmt: skip
         self.refuses(cases, ringattn.UnsupportedError)
         for name in ("is_causal", "scale", "window", "anything"):
@@ -189,7 +215,7 @@ class Words(unittest.TestCase):
             ("Use auto, or see ringattn's info.", "Use auto, or see `ringattn info`."),
             ("ringattn's info with measure writes one.", "`ringattn info --measure` writes one."),
             ("ringattn_options::layout is set", "layout is set"),
-            ("those of Decode::owned().", "those of Decode.owned()."),
+            ("those of Decode::owned().", "those of ringattn.decode_share()."),
             ("y overlaps x", "out overlaps x"),
             ("axis 2 of y has a stride of 2", "axis 2 of out has a stride of 2"),
             ("FoldSpec::sinks says", "sinks says"),

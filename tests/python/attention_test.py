@@ -78,7 +78,7 @@ class Bits(unittest.TestCase):
 
         def rank(world):
             mine = [ringattn.shard(x, y, world.rank) for x, y in ((q, of_q), (k, of_k), (v, of_k))]
-            return ringattn.attention(*mine, world=world, layout=of_q, key_layout=of_k, lengths=(100, 700))
+            return ringattn.attention(*mine, world=world, layout=of_q, key_layout=of_k)
 
         shards = ringattn.run_ranks(3, rank)
         testing.assert_same_bits(ringattn.unshard([o for o, _ in shards], of_q), out)
@@ -150,6 +150,8 @@ class Refused(unittest.TestCase):
         self.expect(usage, "out of shape", attention, np.stack([q, q]), np.stack([k, k]), np.stack([v, v]), out=batches)
         self.expect(ringattn.OutOfMemory, "budget", attention, q, k, v, memory_budget=10)
         self.expect(usage, "layout", attention, q, k, v, layout="snake")
+        for lengths, words in (([39], "share of the job is fp32 [39, 4, 64]"), ([40, 1], "lengths [40, 1]"), ([], "lengths []")):
+            self.expect(usage, words, attention, q, k, v, layout=ringattn.contiguous(lengths, 1))
 
     def test_ranks_that_differ_end_together(self):
         q, k, v = arrays(64)

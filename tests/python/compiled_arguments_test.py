@@ -136,6 +136,41 @@ class Results(Both):
             self.assertIn(words, str(caught.exception))
 
 
+class Masks(Both):
+    def test_a_mask_is_read_as_without_a_graph(self):
+        q = normal(20, 2, 64)
+        self.same(lambda q: ringattn.attention(q, q, q, mask=(3, 0)), q)
+        for words, mask in (("[3, 0]", [3, 0]), ("mask 'window'", "window"), ("a side of mask is 1.5", (1.5, 0)), ("(3,)", (3,))):
+            self.refused(words, lambda q, mask=mask: ringattn.attention(q, q, q, mask=mask), q)
+            self.refused(words, lambda q, mask=mask: ringattn.varlen(q, q, q, [0, 20], mask=mask), q)
+
+
+class Unknown(Both):
+    def test_what_compress_does_not_know(self):
+        k = normal(20, 2, 64).half()
+        self.refused("compress has no axis", lambda k: ringattn.compress(k, k, axis=2)[0].parts, k,
+                     kind=ringattn.UnsupportedError)  # fmt: skip
+
+
+class Latents(Both):
+    rows = normal(20, 4, 24), normal(20, 64), normal(20, 8), normal(4, 16, 64), normal(4, 16, 64)
+
+    def test_offsets_of_queries(self):
+        def chunk(*rows):
+            return ringattn.mla(*rows, cu_seqlens_q=[0, 5], cu_seqlens_k=[0, 20], q_offsets=[3])
+
+        self.same(chunk, self.rows[0][:5], *self.rows[1:])
+
+    def test_what_contradicts_the_matrices_is_refused(self):
+        self.refused("head_dim is 15", lambda *rows: ringattn.mla(*rows, head_dim=15), *self.rows)
+
+    def test_compressed_latents_are_refused(self):
+        x = normal(20, 1, 64).half()
+        small = ringattn.compress(x, x, "int8")[0]
+        self.refused("latent of mla is compressed", lambda q, k_rope: ringattn.mla(q, small, k_rope), self.rows[0], self.rows[2],
+                     kind=ringattn.UnsupportedError)  # fmt: skip
+
+
 class Signatures(Both):
     def test_compiled_functions_take_what_eager_ones_take(self):
         names = [name for name in ringattn.__all__ if hasattr(getattr(ringattn, name), "__wrapped__")]

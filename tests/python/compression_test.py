@@ -186,6 +186,22 @@ class Refusals(unittest.TestCase):
                 call()
             self.assertIn("k_outlier_channels[1, 3] is 64", str(caught.exception))
 
+    def test_what_is_taken_as_it_is_alone(self):
+        small = ringattn.compress(normal(90, KV, DIM), normal(90, KV, DIM), "int8")[0]
+        q, latent, k_rope = normal(90, HEADS, DIM + 8), normal(90, DIM), normal(90, 8)
+        matrices = normal(HEADS, DIM, DIM).astype("float32"), normal(HEADS, DIM, DIM).astype("float32")
+        lengths = np.array([5], "int32")
+        for words, call in (
+            ("latent of mla is compressed", lambda: ringattn.mla(q, small, k_rope, *matrices)),
+            ("k_rope of mla is compressed", lambda: ringattn.mla(q, latent, small, *matrices)),
+            ("cache of mla_decode is compressed", lambda: ringattn.mla_decode(q[:1], small, lengths, *matrices, rope_dim=8)),
+            ("q of attention is compressed", lambda: ringattn.attention(small, latent, latent)),
+            ("out of varlen is compressed", lambda: ringattn.varlen(q, q, q, [0, 90], out=small)),
+        ):
+            with self.assertRaises(ringattn.UnsupportedError) as caught:
+                call()
+            self.assertIn(words, str(caught.exception))
+
     def test_numbers_that_are_not_finite(self):
         k, v = normal(90, KV, DIM), normal(90, KV, DIM, seed=2)
         v[77, 1, 5] = np.inf

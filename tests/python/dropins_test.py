@@ -2,6 +2,8 @@
 """ring_flash_attn's names over ringattn: results of the whole sequence, and refusals."""
 
 import importlib.util
+import inspect
+import itertools
 import pathlib
 import re
 import sys
@@ -30,6 +32,62 @@ def on_ranks(layout, function, *tensors):
         return function(world, *(ringattn.shard(x, layout, world.rank) for x in tensors))
 
     return ringattn.run_ranks(layout.world, rank)
+
+
+class Signatures(unittest.TestCase):
+    """The arguments of ring_flash_attn's functions, in their order."""
+
+    rest = {"dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "alibi_slopes": None,
+            "deterministic": False, "return_attn_probs": False, "group": None}  # fmt: skip
+    rows = {"": ("q", "k", "v"), "kvpacked_": ("q", "kv"), "qkvpacked_": ("qkv",)}
+    lengths = {"": (), "varlen_": ("cu_seqlens", "max_seqlen")}
+    llama3 = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "heads_k_stride", "local_k_slice")
+
+    def expect(self, name, *words, rest=()):
+        given = inspect.signature(getattr(names, name)).parameters
+        self.assertEqual([*given], [*words, *rest], name)
+        self.assertEqual({word: given[word].default for word in rest}, dict(rest), name)
+        for word, parameter in given.items():
+            self.assertIs(parameter.kind, inspect.Parameter.POSITIONAL_OR_KEYWORD, name)
+            self.assertTrue(word in rest or parameter.default is inspect.Parameter.empty, name)
+
+    def test_they_are_upstream_s(self):
+        for form, rows in self.rows.items():
+            for (kind, lengths), deal in itertools.product(self.lengths.items(), ("ring", "zigzag_ring")):
+                self.expect(f"{deal}_flash_attn_{kind}{form}func", *rows, *lengths, rest=self.rest)
+            self.expect(f"llama3_flash_attn_varlen_{form}func", *rows, *self.llama3, rest=self.rest)
+        self.expect("llama3_flash_attn_prepare_cu_seqlens", "cu_seqlens", "causal", "rank", "world_size")
+        self.expect("substitute_hf_flash_attn", "process_group", "heads_k_stride")
+        self.expect("update_ring_flash_attn_params", "cu_seqlens", "process_group")
+
+    def test_each_place_means_its_name(self):
+        """All arguments by their places, with values of which each changes the result or is refused."""
+        world = ringattn.self_world()
+        q, k, v = (normal(40, 2, 64, seed=i) for i in range(3))
+        cu = torch.tensor([0, 10, 40], dtype=torch.int32)
+        made = names.llama3_flash_attn_prepare_cu_seqlens(cu, True, 0, 1)
+        rest = 0.0, 0.2, True, (7, 7), None, True, True, world
+        out, lse = ringattn.varlen(q, k, v, cu, mask=(7, 0), softmax_scale=0.2)
+        whole, whole_lse = ringattn.attention(q, k, v, mask=(7, 0), softmax_scale=0.2)
+        fused = {"": (q, k, v), "kvpacked_": (q, torch.stack([k, v], 1)), "qkvpacked_": (torch.stack([q, k, v], 1),)}
+        for form, rows in fused.items():
+            for kind, deal in itertools.product(self.lengths, ("ring", "zigzag_ring")):
+                given = (*rows, cu, 30) if kind else tuple(x[None] for x in rows)
+                self.check(f"{deal}_flash_attn_{kind}{form}func", given, rest, (out, lse.T) if kind else (whole, whole_lse.T))
+            self.check(f"llama3_flash_attn_varlen_{form}func", (*rows, *made[:4], 1, made[4]), rest, (out, lse.T))
+
+    def check(self, name, given, rest, expected):
+        function = getattr(names, name)
+        *results, nothing = function(*given, *rest)
+        self.assertIsNone(nothing)
+        for result, right in zip(results, expected, strict=True):
+            assert_same_bits(result.reshape(right.shape), right.contiguous())
+        for place, (word, value) in {0: ("dropout_p", 0.1), 4: ("alibi_slopes", torch.ones(2))}.items():
+            with self.assertRaises(ringattn.UnsupportedError) as caught:
+                function(*given, *rest[:place], value, *rest[place + 1 :])
+            self.assertIn(word, str(caught.exception), name)
+        with self.assertRaises(TypeError):
+            function(*given, *rest, None)
 
 
 class RingFlashAttn(unittest.TestCase):
@@ -128,6 +186,7 @@ class RingFlashAttn(unittest.TestCase):
                     with self.assertRaises(ringattn.UsageError) as caught:
                         function(**given)
                     self.assertIn(words, str(caught.exception))
+        torch.compiler.reset()
         compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
         assert_same_bits(compiled(), expected)
         cu_k[1] = 11  # a graph looks at it whenever it runs

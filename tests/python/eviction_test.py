@@ -141,7 +141,7 @@ class Attention(unittest.TestCase):
         def rank(world):
             mine = [ringattn.shard(self.q, queries, world.rank)]
             mine += [ringattn.shard(rows, keys, world.rank) for rows in self.kept[:2]]
-            return ringattn.attention(*mine, mask=(40, 0), layout=queries, key_layout=keys, lengths=(150, 75), world=world,
+            return ringattn.attention(*mine, mask=(40, 0), layout=queries, key_layout=keys, world=world,
                                       **self.placed)  # fmt: skip
 
         shards = ringattn.run_ranks(3, rank)

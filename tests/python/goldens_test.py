@@ -14,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 import ringattn
-from ringattn import goldens
+from ringattn import _abi, goldens
 from ringattn._build_id import build_id
 from ringattn.goldens import Goldens
 
@@ -65,7 +65,7 @@ class Files(unittest.TestCase):
     def test_a_section_is_of_a_build_a_kind_of_device_and_a_machine(self):
         Goldens(self.path, record=True).check("a", out=self.out)
         (section,) = json.loads(self.path.read_text())
-        note = subprocess.run(["readelf", "-n", os.environ["RINGATTN_LIBRARY"]], capture_output=True, text=True)
+        note = subprocess.run(["readelf", "-n", _abi.lib.path], capture_output=True, text=True)
         if note.returncode == 0:
             self.assertIn(f"Build ID: {build_id()}\n", note.stdout)
         self.assertTrue(section.startswith(f"ringattn {ringattn.__version__}, build {build_id()[:16]}, CPU, "), section)

@@ -2,6 +2,7 @@
 """Decoding, latent attention and scans from Python, over NumPy arrays: what they promise to each other bit for bit, and what
 they are by their definitions."""
 
+import functools
 import unittest
 
 import numpy as np
@@ -79,23 +80,44 @@ class Decoding(unittest.TestCase):
 
     def test_ranks_share_a_cache(self):
         def rank(world):
-            def mine(sequence, length):
-                tokens = np.arange(length)
-                return tokens[(tokens // group) % world.size == world.rank]
-
-            # A group is longer than these sequences: the first rank has their keys, and all have the others' rows.
-            group = 8192
-            k, v, table = self.paged(64, mine)
-            out, lse = ringattn.decode(self.q[self.last], k, v, np.array(self.lengths, "int32"), block_table=table, world=world,
-                                       max_keys=200)  # fmt: skip
-            step = next(made for key, made in world._objects.items() if key[0] == "decode")
-            own = list(step.owned(3))
+            given = {"world": world, "max_keys": 200}
+            like = np.empty((1, 64, KV_HEADS, DIM), "float32")
+            share = ringattn.decode_share(self.q[self.last], like, like, block_table=np.zeros((3, 3), "int32"), **given)
+            k, v, table = self.paged(64, lambda _, length: share.tokens(length))
+            out, lse = ringattn.decode(self.q[self.last], k, v, np.array(self.lengths, "int32"), block_table=table, **given)
+            own = list(share.owned)
             assert_same_bits(out, self.out[self.last[own]])
             assert_same_bits(lse, self.lse[self.last[own]])
-            return own, step.cache_tokens(70), step.facts.group_keys == group
+            # A group is longer than these sequences: the first rank has their keys, and all have the others' rows.
+            self.assertEqual((share.group_keys, share.first, share.every), (8192, world.rank, 2))
+            return own, share.cache_tokens(70)
 
-        self.assertEqual(sum((own for own, _, _ in ringattn.run_ranks(2, rank)), []), [0, 1, 2])
-        self.assertEqual([held for _, held, _ in ringattn.run_ranks(2, rank)], [70, 0])
+        own, held = zip(*ringattn.run_ranks(2, rank))
+        self.assertEqual(sum(own, []), [0, 1, 2])
+        self.assertEqual(held, (70, 0))
+
+    def test_ranks_share_the_groups_of_a_long_sequence(self):
+        length = 20_000
+        k, v, q = normal(length, 1, 16), normal(length, 1, 16, seed=2), normal(length, 1, 16, seed=3)[-3:]
+        out, lse = ringattn.attention(q, k, v)
+
+        def rank(world):
+            dense = {"world": world, "max_keys": length}
+            caches = [np.zeros((1, 12_288, 1, 16), "float32") for _ in "kv"]
+            share = ringattn.decode_share(q[None], *caches, **dense)
+            held = share.tokens(length)
+            for cache, rows in zip(caches, (k, v)):
+                cache[0, : len(held)] = rows[held]
+            self.assertEqual(share.cache_tokens(length), len(held))
+            self.assertEqual(ringattn.decode_share(q[None], *caches, **dense), share)
+            return ringattn.decode(q[None], *caches, np.array([length], "int32"), **dense), held, share.owned
+
+        (first, first_held, of_first), (second, second_held, of_second) = ringattn.run_ranks(2, rank)
+        self.assertEqual((len(first_held), len(second_held)), (length - 8192, 8192))
+        assert_same_bits(np.union1d(first_held, second_held), np.arange(length))
+        for shards, expected in zip(zip(first, second), (out, lse)):
+            assert_same_bits(np.concatenate(shards)[0], expected)
+        self.assertEqual([*of_first, *of_second], [0])
 
     def test_what_is_wrong_is_refused(self):
         k, v, table = self.paged(16)
@@ -150,13 +172,32 @@ class Latents(unittest.TestCase):
 
             def rank(world, form=form):
                 q, latent, k_rope = (ringattn.shard(x, layout, world.rank) for x in (self.q, self.latent, self.k_rope))
-                return ringattn.mla(
-                    q, latent, k_rope, self.w_uk, self.w_uv, cu_seqlens_q=self.cu, form=form, world=world, layout=layout
-                )
+                given = {"form": form, "world": world, "layout": layout}
+                made = ringattn.mla(q, latent, k_rope, self.w_uk, self.w_uv, **given)  # the layout says the sequences
+                again = ringattn.mla(q, latent, k_rope, self.w_uk, self.w_uv, cu_seqlens_q=self.cu, **given)
+                assert_same_bits(again[0], made[0])
+                return made
 
             shards = ringattn.run_ranks(3, rank)
             assert_same_bits(ringattn.unshard([o for o, _ in shards], layout), out)
             assert_same_bits(ringattn.unshard([x for _, x in shards], layout), lse)
+
+    def test_chunks_stand_where_q_offsets_say(self):
+        for form in ("expanded", "absorbed"):
+            whole, whole_lse = self.mla(form=form)
+            rows = np.r_[50:90, 120:150]  # the first sequence's last tokens, and some in the middle of the second
+            given = {"cu_seqlens_k": self.cu, "form": form}
+            parts = self.latent, self.k_rope, self.w_uk, self.w_uv
+            out, lse = ringattn.mla(self.q[rows], *parts, cu_seqlens_q=[0, 40, 70], q_offsets=np.array([50, 30]), **given)
+            assert_same_bits(out, whole[rows])
+            assert_same_bits(lse, whole_lse[rows])
+            # Of another call of the same forms.
+            other, _ = ringattn.mla(self.q[rows], *parts, cu_seqlens_q=[0, 40, 70], q_offsets=[50, 31], **given)
+            self.assertFalse(np.array_equal(other[40:], out[40:]))
+            assert_same_bits(other[:40], out[:40])
+        with self.assertRaises(ringattn.UsageError) as caught:
+            self.mla(q_offsets=[3])
+        self.assertIn("q_offsets has 1 numbers (there are 2 sequences)", str(caught.exception))
 
     def test_decoding_has_the_bits_of_the_absorbed_form(self):
         out, lse = self.mla(form="absorbed")
@@ -171,6 +212,24 @@ class Latents(unittest.TestCase):
         self.assertEqual(list(counts), list(self.lengths))
         assert_same_bits(got, out[last])
         assert_same_bits(got_lse, lse[last])
+
+    def test_ranks_share_a_cache(self):
+        out, _ = self.mla(form="absorbed")
+        last = self.cu[1:] - 1
+
+        def rank(world):
+            given = {"rope_dim": 16, "world": world, "max_keys": 300}
+            cache = np.full((2, 256, 80), np.nan, "float32")
+            share = ringattn.mla_decode_share(self.q[last], cache, self.w_uk, self.w_uv, **given)
+            for s, n in enumerate(self.lengths):
+                held = share.tokens(n)
+                cache[s, : len(held), :64] = self.latent[self.cu[s] + held]
+                cache[s, : len(held), 64:] = self.k_rope[self.cu[s] + held]
+            made, _ = ringattn.mla_decode(self.q[last], cache, np.array(self.lengths, "int32"), self.w_uk, self.w_uv, **given)
+            assert_same_bits(made, out[last[list(share.owned)]])
+            return share.owned
+
+        self.assertEqual([s for owned in ringattn.run_ranks(2, rank) for s in owned], [0, 1])
 
     def test_products_may_be_the_callers(self):
         out, _ = self.mla(form="absorbed")
@@ -225,18 +284,28 @@ class Scans(unittest.TestCase):
         x, dt, A, B, C = self.inputs(sum(lengths), heads=1, groups=1)
         cu = np.concatenate([[0], np.cumsum(lengths)])
         y, states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=cu, return_final_states=True)
-        layout = ringattn.super_segments(lengths, 2)
+        dealt = ringattn.super_segments(lengths, 2)
+        cut = ringattn.Layout(lengths, [[(0, 0, 65536)], [(0, 65536, 70000), (1, 0, 300), (2, 0, 66000)]])
+        initial = normal(3, 1, 32, 16, seed=6)
+        moved, moved_states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=cu, initial_states=initial, return_final_states=True)
 
-        def rank(world):
+        def rank(world, layout):
             mine = [ringattn.shard(array, layout, world.rank) for array in (x, dt, B, C)]
-            return ringattn.ssd(
-                mine[0], mine[1], A, mine[2], mine[3], cu_seqlens=cu, world=world, return_final_states=True
-            )
+            given = {"cu_seqlens": cu, "world": world, "return_final_states": True, "layout": None if layout is dealt else layout}
+            rows, ending = ringattn.ssd(mine[0], mine[1], A, mine[2], mine[3], **given)
+            assert_same_bits(ending, states[layout.ends(world.rank)])
+            beginning = initial[layout.begins(world.rank)]
+            after, ending = ringattn.ssd(mine[0], mine[1], A, mine[2], mine[3], initial_states=beginning, **given)
+            assert_same_bits(ending, moved_states[layout.ends(world.rank)])
+            return rows, after
 
-        shards = ringattn.run_ranks(2, rank)
-        self.assertGreater(min(len(rows) for rows, _ in shards), 300)
-        assert_same_bits(ringattn.unshard([rows for rows, _ in shards], layout), y)
-        assert_same_bits(np.concatenate([ending for _, ending in shards]), states)
+        for layout, ends in ((dealt, [[0], [1, 2]]), (cut, [[], [0, 1, 2]])):
+            shards = ringattn.run_ranks(2, functools.partial(rank, layout=layout))
+            self.assertGreater(min(len(rows) for rows, _ in shards), 300)
+            assert_same_bits(ringattn.unshard([rows for rows, _ in shards], layout), y)
+            assert_same_bits(ringattn.unshard([rows for _, rows in shards], layout), moved)
+            self.assertEqual([layout.begins(0), layout.begins(1)], [[0], [1, 2]])
+            self.assertEqual([layout.ends(0), layout.ends(1)], ends)
 
     def test_selective_scan_is_its_definition(self):
         u, delta = normal(200, 24), np.abs(normal(200, 24, seed=2)) / 10

@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
+from unittest import mock
 
 from ringattn import _abi, _structs
 
@@ -24,6 +26,18 @@ class Structs(unittest.TestCase):
         named = set(re.findall(r"\n} ringattn_(\w+);", TEXT))
         self.assertEqual(named, {name.lower() for name in STRUCTS})
         self.assertEqual(int(re.search(r"#define RINGATTN_ABI (\d+)", TEXT)[1]), _abi.ABI)
+
+    def test_an_older_library_is_refused_whatever_it_lacks(self):
+        for words, functions in (
+            (f"too old (it serves interface {_abi.ABI - 1}, this package needs {_abi.ABI})",
+             {"ringattn_abi": lambda: _abi.ABI - 1}),
+            ("can't be used", {}),
+            ("can't be used", {"ringattn_abi": lambda: _abi.ABI}),
+        ):  # fmt: skip
+            with mock.patch("ringattn._abi._open", return_value=types.SimpleNamespace(**functions)):
+                with self.assertRaises(ImportError) as caught:
+                    _abi._load()
+            self.assertIn(words, str(caught.exception))
 
     def test_members_lie_where_the_compiler_puts_them(self):
         compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")

@@ -38,7 +38,7 @@ def compute(world) -> np.ndarray:
     """This rank's rows of out."""
     layout = ringattn.zigzag([500], world.size)
     mine = [ringattn.shard(rows, layout, world.rank) for rows in arrays()]
-    return ringattn.attention(*mine, world=world, layout=layout, lengths=(500, 500))[0]
+    return ringattn.attention(*mine, world=world, layout=layout)[0]
 
 
 # What each rank does, by name; run in a process of its own: worlds_test.py NAME RANK FOLDER PORT,
@@ -165,6 +165,27 @@ class Waits(unittest.TestCase):
             within(60, lambda: {}["none"], "the gather")
 
 
+class Pending(unittest.TestCase):
+    def test_a_world_waits_for_all_that_is_on_it(self):
+        q = arrays()[0].astype("float16")
+        world = ringattn.threads_worlds(1)[0]
+        ringattn.attention(q, q, q, world=world)
+        ringattn.decode(q[:1], q[None], q[None], np.array([500], "int32"), world=world)
+        world.wait()
+        waited = []
+        late = ringattn.PeerError("a rank is late", "a test", "None.")
+        with (
+            mock.patch("ringattn.Attention.wait", side_effect=late),
+            mock.patch("ringattn.Decode.wait", side_effect=lambda: waited.append("decode")),
+            self.assertRaises(ringattn.PeerError) as caught,
+        ):
+            world.wait()
+        self.assertIs(caught.exception, late)
+        self.assertEqual(waited, ["decode"])
+        ringattn.compress(q, q, "int8")  # which is kept by this rank's own world
+        ringattn.self_world().wait()
+
+
 class Processes(unittest.TestCase):
     def run_ranks(self, name):
         """Out of all ranks together, or None where they leave none."""
@@ -244,6 +265,16 @@ class Processes(unittest.TestCase):
         with self.assertRaises(ringattn.Error) as caught:
             ringattn.callbacks_world(0, 2, broken, timeout=5)
         self.assertIsInstance(caught.exception.__cause__, KeyError)
+
+    def test_what_ends_a_process_is_handed_on(self):
+        for kind in (KeyboardInterrupt, SystemExit):
+
+            def interrupted(data, seconds, kind=kind):
+                raise kind
+
+            with self.assertRaises(kind) as caught:
+                ringattn.callbacks_world(0, 2, interrupted, timeout=5)
+            self.assertIsInstance(caught.exception.__cause__, ringattn.Error)
 
 
 if __name__ == "__main__":

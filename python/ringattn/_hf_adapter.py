@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter of ring_flash_attn for Hugging Face's transformers: models compute this rank's contiguous shard of a packed stream,
+whose sequences are said before each batch."""
+
+import threading
+
+from ._arguments import as_int, lengths_of
+from ._errors import refuse
+from .layouts import packed
+from .torch_worlds import torch_world
+from .worlds import World
+
+# group: of the last substitute_hf_flash_attn(); batch: (layout, world) of the last update_ring_flash_attn_params().
+_here = threading.local()
+_NONE = object()  # no group, where None is the default one
+
+
+def _dealt():
+    """(layout, world), or None inside of ringattn.transformers.batch(), which knows them. Where nobody has said them it refuses:
+    a rank that took its shard for all there is would compute other numbers."""
+    from . import transformers  # noqa: PLC0415, needs torch
+
+    dealt = getattr(_here, "batch", None)
+    if dealt is None and not transformers.is_inside_batch():
+        refuse("no sequences are known", "models compute a rank's shard since substitute_hf_flash_attn()",
+               "Call update_ring_flash_attn_params() on this thread before the model.")  # fmt: skip
+    return None if transformers.is_inside_batch() else dealt
+
+
+def _forward(*arguments, **named):
+    from . import transformers  # noqa: PLC0415, as above
+
+    return transformers.attention_forward(*arguments, **named, dealt=_dealt())
+
+
+def _mask(*arguments, **named):
+    from . import transformers  # noqa: PLC0415, as above
+
+    return transformers.attention_mask(*arguments, **named, dealt=_dealt())
+
+
+def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
+    """Models whose implementation is "flash_attention_2" compute by ringattn from here on, and so do those of "ringattn", as
+    transformers lets none have the first without the package flash_attn. heads_k_stride changes nothing, because keys travel
+    block by block."""
+    stride = as_int(heads_k_stride, "heads_k_stride")
+    if stride < 1:
+        refuse(f"heads_k_stride is {stride}", "it counts heads that travel together", "Pass 1: no result depends on it.")
+    from . import transformers  # noqa: PLC0415, as above
+
+    for name in ("flash_attention_2", "ringattn"):
+        transformers.register(name, _forward, _mask)
+    _here.group, _here.batch = process_group, None
+
+
+def update_ring_flash_attn_params(cu_seqlens, process_group) -> None:
+    """Says where the sequences begin of the packed stream of which this rank has the contiguous shard: for all models that this
+    thread calls until it is called again. process_group: that of substitute_hf_flash_attn()."""
+    lengths = lengths_of(cu_seqlens)
+    if getattr(_here, "group", _NONE) is not process_group:
+        refuse("process_group is another one", "keys travel among the ranks of substitute_hf_flash_attn()",
+               "Pass the same to both, and call that one first, on the same thread.")  # fmt: skip
+    world = process_group if isinstance(process_group, World) else torch_world(process_group)
+    if sum(lengths) % world.size:
+        refuse(f"{sum(lengths)} tokens don't divide among {world.size} ranks", "llama3's shards are equally long",
+               "Pad the stream.")  # fmt: skip
+    _here.batch = packed(lengths, world.size), world
