@@ -282,7 +282,11 @@ leave() {
   if [[ $overdue_why == "$unstarted" ]]; then
     stop 6 "$launcher was ended" "$unstarted" "See whether the hosts answer; --start-limit gives them longer."
   fi
-  # What they all say counts, also where mpirun had to be ended.
+  # What they all say counts, also where mpirun had to be ended. Where something else killed it, ranks that it took along
+  # while they started, or met, blame MPI or a peer (4, 6).
+  local killed=0
+  if [[ $victim == "$launcher" ]] && ((!overdue && code > 128 && code <= 192)); then killed=1; fi
+  if ((killed && (worst == 4 || worst == 6))); then worst=0; fi
   if ((worst > 0 || (overdue && left == started && left >= expected))); then
     ((!overdue)) || echo "ringattn-mpirun: $launcher was ended ($overdue_why)." >&2
     ((worst > 0)) || end_well

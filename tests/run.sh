@@ -16,8 +16,7 @@ for word in "$@"; do
     --all) all=1 ;;
     --torch) torch=1 ;;
     --cold) cold=1 ;;
-    *) echo "run.sh: error: unknown argument $word (it takes --torch, --cold and --all). Try ./tests/run.sh alone." >&2
-       exit 2 ;;
+    *) echo "run.sh: error: unknown argument $word (it takes --torch, --cold and --all). Try ./tests/run.sh alone." >&2; exit 2 ;;
   esac
 done
 

@@ -234,7 +234,7 @@ TEST(Launcher, HasMpirunNoticeALostHostAfterTheRanksHave) {
 TEST(Scripts, RefuseWhatTheyDoNotTakeInTheGrammarOfMessages) {
   const std::pair<const char*, const char*> cases[] = {
       {"tests/run.sh",
-       "run.sh: error: unknown argument --nope (it takes --all and --torch). Try ./tests/run.sh alone.\n"},
+       "run.sh: error: unknown argument --nope (it takes --torch, --cold and --all). Try ./tests/run.sh alone.\n"},
       {"tests/run_gpu.sh", "error: unknown part or option --nope (the parts are build "},
       {"launch/quickstart.sh",
        "quickstart.sh: error: unknown argument --nope (it takes none). Try ./launch/quickstart.sh alone.\n"},
