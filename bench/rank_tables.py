@@ -18,7 +18,7 @@ the same dims; "folds alone" has every block in place."""
 ABOUT_SCAN_RANKS = """\
 Mamba-2, bf16: 80 heads of 64, a state of 128, one sequence. Ranks have neighbouring super-segments, and hand on states."""
 ABOUT_DECODE_RANKS = """\
-One step over one sequence of 1,048,576 keys, bf16, 32 query heads on 8 K/V heads of 128. Each rank folds its share of
+One step over one sequence, bf16, 32 query heads on 8 K/V heads of 128. Each rank folds its share of
 the groups, and partial results are merged."""
 ABOUT_COMPRESSED_RING = """\
 Two ranks of the CPU under mpirun, on a link slowed to 4 MB/s (`RINGATTN_PACE`): bf16, causal, 8/8 heads of 128, 8k tokens.

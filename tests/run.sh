@@ -44,9 +44,9 @@ export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"  # tests run beside each ot
 
 options=(-DCMAKE_CXX_FLAGS_DEV=-O2)  # without line numbers: a sixth less to compile
 if ((!cold)) && command -v ccache >/dev/null; then
-  options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache -DRINGATTN_PRECOMPILE=OFF)
+  options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache -DRINGATTN_COLD=OFF)
 else
-  options+=(-DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_CUDA_COMPILER_LAUNCHER= -DRINGATTN_PRECOMPILE=ON)
+  options+=(-DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_CUDA_COMPILER_LAUNCHER= -DRINGATTN_COLD=ON)
 fi
 
 # Without a GPU its code is compiled and not run, so nvcc (12.9 and later) need not optimise it.
