@@ -5,26 +5,13 @@
 #include <vector>
 
 #include "attention/tokens/cost.hpp"
-#include "tests/support/device_array.hpp"
+#include "tests/support/rank_bytes.hpp"
 
 namespace ringattn::testing {
 
 namespace {
 
 using Bytes = std::vector<std::byte>;
-
-Bytes shard_of(const Layout& layout, int rank, const Bytes& packed, std::int64_t token_bytes) {
-  Bytes rows(static_cast<std::size_t>(layout.tokens(rank) * token_bytes));
-  layout.shard(rank, packed.data(), rows.data(), token_bytes);
-  return rows;
-}
-
-// Memory of at least a float, NaN but for `bytes` at its beginning.
-DeviceArray placed(Backend& backend, const Bytes& bytes) {
-  DeviceArray memory(backend, std::max(sizeof(float), bytes.size()));
-  if (!bytes.empty()) memory.write(bytes);
-  return memory;
-}
 
 // A rank's rows of a compressed tensor, in streams with `gap` bytes behind each row.
 struct Shard {

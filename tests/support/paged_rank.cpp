@@ -3,27 +3,16 @@
 
 #include <algorithm>
 
+#include "tests/support/rank_bytes.hpp"
+
 namespace ringattn::testing {
 
 namespace {
 
 using Bytes = std::vector<std::byte>;
 
-Bytes shard_of(const Layout& layout, int rank, const Bytes& packed, std::int64_t token_bytes) {
-  Bytes rows(static_cast<std::size_t>(layout.tokens(rank) * token_bytes));
-  layout.shard(rank, packed.data(), rows.data(), token_bytes);
-  return rows;
-}
-
 std::int64_t token_bytes(const FoldSpec& spec, int heads, int dim) {
   return std::int64_t{heads} * dim * static_cast<std::int64_t>(size_of(spec.dtype));
-}
-
-// Memory of at least a float, NaN but for `bytes` at its beginning.
-DeviceArray placed(Backend& backend, const Bytes& bytes) {
-  DeviceArray memory(backend, std::max(sizeof(float), bytes.size()));
-  if (!bytes.empty()) memory.write(bytes);
-  return memory;
 }
 
 Bytes bytes_of(const std::vector<float>& values) {
