@@ -30,14 +30,19 @@ if [[ ! -x build/venv/bin/python ]]; then
   build/venv/bin/pip install --quiet numpy safetensors ml_dtypes pytest ||
     echo "run.sh: PyPI gave no NumPy and safetensors; the tests that use them will be skipped"
 fi
-# Pinned, as a new release may change what a test looks into.
-torch_packages=(torch==2.15.0 transformers==5.24.0)
+# PyTorch comes while the code is being built. Pinned, as a new release may change what a test looks into.
+torch_packages=(torch==2.15.0 transformers==5.24.0) installs=
 if ((torch)) && ! build/venv/bin/python -c 'import torch, transformers' 2>/dev/null; then
-  if ! timeout 600 build/venv/bin/pip install --quiet "${torch_packages[@]}"; then
+  timeout 900 build/venv/bin/pip install --quiet "${torch_packages[@]}" &
+  installs=$!
+fi
+torch_is_here() {
+  if [[ -n $installs ]] && ! wait "$installs"; then
     echo "run.sh: PyPI gave no PyTorch; the tests that use it will be skipped"
     build/venv/bin/pip uninstall --quiet --yes torch transformers || true  # what is there in part would fail
   fi
-fi
+  installs=
+}
 export PATH="$PWD/build/venv/bin:$PATH"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"  # tests run beside each other: who waits leaves its core to them
@@ -62,7 +67,7 @@ suite() {
   local preset=$1 start=$SECONDS
   shift
   if cmake --preset "$preset" "${options[@]}" >"build/$preset.log" 2>&1 || { cat "build/$preset.log"; false; }; then
-    cmake --build --preset "$preset" &&
+    cmake --build --preset "$preset" && torch_is_here &&
       ctest --preset "$preset" --parallel "$(($(nproc) + 1))" "$@" ||  # some tests wait for time limits
       status=$?
   else

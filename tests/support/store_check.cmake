@@ -41,9 +41,9 @@ function(ringattn_store_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  add_executable(${name} ${arg_SOURCES} ${PROJECT_SOURCE_DIR}/tests/support/store_test_main.cpp)
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${name} PRIVATE ringattn_options ringattn_comm fmt::fmt GTest::gtest ${arg_LINKS})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE store_test_main ringattn_comm ${arg_LINKS})
+  ringattn_test_compile(${name})
   foreach(ranks ${arg_RANKS})
     add_test(NAME ${name}.np${ranks}
              COMMAND ${RINGATTN_PYTHON} ${PROJECT_SOURCE_DIR}/tests/support/store_ranks.py ${ranks} --limit ${arg_TIMEOUT}
