@@ -239,7 +239,7 @@ def _check_rows(path, name: str, array: np.ndarray, q: np.ndarray, order: str | 
     if array.dtype != q.dtype or array.ndim != q.ndim or (q.ndim == 4 and array.shape[0] != q.shape[0]):
         raise FileError(what, f"q is {q.dtype} {list(q.shape)}", "q, k and v have one type, and the same batch of sequences.")
     if heads == 0 or array.shape[-1] == 0:
-        raise FileError(what, "it needs at least one head and one dim", "Check how it was written; --order says which axis is which.")
+        raise FileError(what, "it needs at least one head and one dim", "Check it; --order says which axis is which.")
 
 
 def _check_cumulative(path, name: str, array: np.ndarray, tokens: int) -> None:

@@ -118,9 +118,11 @@ def _parse(text: bytes, depth: int, most: int, refuse: _Refuse) -> dict:
     def constant(word: str) -> NoReturn:
         raise ValueError(f"{word} is no number")
 
+    def whole(digits: str) -> int | float:
+        return float(digits) if digits[0] == "-" or len(digits) > 19 else int(digits)
+
     try:
-        said = json.loads(text.decode(), object_pairs_hook=once, parse_constant=constant,
-                          parse_int=lambda digits: float(digits) if digits[0] == "-" or len(digits) > 19 else int(digits))  # fmt: skip
+        said = json.loads(text.decode(), object_pairs_hook=once, parse_constant=constant, parse_int=whole)
     except ValueError as error:
         refuse(f"it isn't JSON in UTF-8: {error}")
     if not isinstance(said, dict):
