@@ -5,8 +5,11 @@ Another system's result of a file's attention, against fp64: what the program's 
 alone is installed."""
 
 import difflib
+import errno
 import math
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -178,6 +181,9 @@ def _given(words: list[str]) -> dict[str, Any] | None:
     for name in ("input", "peer"):
         if given[name] is None:
             refuse(f"--{name} is missing", "a file's attention is compared with another file's", _HELP)
+    if given["mask"] == "causal" and given["window"][1] > 0:
+        refuse("--window contradicts the causal mask", f"R is {given['window'][1]}, and causal sets R = 0",
+               "Use --mask full, or R = 0.")  # fmt: skip
     scale_of(given["softmax-scale"])
     return given
 
@@ -311,7 +317,22 @@ def main(arguments: list[str] | None = None) -> int:
         return error.status
 
 
-if __name__ == "__main__":
+def _program() -> int:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may stop, as with any program
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # names of files are any bytes
-    sys.exit(main())
+        if stream is not None:
+            stream.reconfigure(errors="backslashreplace")  # names of files are any bytes
+    try:
+        code = main()
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        print(f"error: the result can't be written to stdout ({error.strerror}). Lead stdout to a place that takes it.",
+              file=sys.stderr, flush=True)  # fmt: skip
+        os._exit(FileError.status)  # what is still unwritten would be tried again
+
+
+if __name__ == "__main__":
+    sys.exit(_program())

@@ -5,7 +5,6 @@ file is taken or refused as the program does it (src/attention/files/safetensors
 import json
 import mmap
 import os
-import pathlib
 import re
 import stat
 from collections.abc import Callable
@@ -22,7 +21,7 @@ _BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E
 _NUMPY = {"F32": "float32", "F16": "float16", "I32": "int32", "I64": "int64"}
 _HEADER_BYTES = 100_000_000  # as in the reference library
 _TENSORS, _METADATA, _AXES, _NAME_BYTES, _STRING_BYTES = 2**16, 2**14, 64, 4096, 2**24
-_INDEX_MEMBERS, _INDEX_FILES = 2**18, 4096
+_INDEX_MEMBERS, _INDEX_FILES = 3 * 2**18, 4096
 _TOKENS = re.compile(rb'\\.|["\[\]{}:]', re.DOTALL)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
@@ -35,7 +34,7 @@ def quoted(name: str) -> str:
     return f"`{shown}{'…' if len(name) > 80 else ''}`"
 
 
-def _file(path: pathlib.Path) -> _Refuse:
+def _file(path: str) -> _Refuse:
     def refuse(why: str) -> NoReturn:
         raise FileError(f"{path} is no valid safetensors file", why,
                         "Check that it was copied whole, or write it again with the safetensors library.")  # fmt: skip
@@ -43,14 +42,14 @@ def _file(path: pathlib.Path) -> _Refuse:
     return refuse
 
 
-def _index(path: pathlib.Path) -> _Refuse:
+def _index(path: str) -> _Refuse:
     def refuse(why: str) -> NoReturn:
         raise FileError(f"{path} is no valid safetensors index", why, "Give the model's *.index.json, or one of its files.")
 
     return refuse
 
 
-def _open(path: pathlib.Path) -> int:
+def _open(path: str) -> int:
     """A descriptor of a regular file. Opening a pipe or a device must not wait for its other side."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -65,19 +64,19 @@ def _open(path: pathlib.Path) -> int:
     return descriptor
 
 
-def _map(path: pathlib.Path) -> mmap.mmap | bytes:
+def _map(path: str) -> mmap.mmap | bytes:
     """The bytes of a file."""
     descriptor = _open(path)
     try:
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if os.fstat(descriptor).st_size else b""
     except (OSError, ValueError) as error:
-        raise FileError(f"can't read {path}", str(error), "Check the disk, or copy the file to another.") from error
+        raise FileError(f"can't read {path}", getattr(error, "strerror", None) or str(error), "Check the disk, or copy the file to another.") from error
     finally:
         os.close(descriptor)
 
 
 def _scan(text: bytes, depth: int, most: int, refuse: _Refuse) -> None:
-    """Limits, of what is nested and of members and lists, that hold before a parser takes memory for what it reads."""
+    """Limits, of what is nested and of how much there is, that hold before a parser takes memory for what it reads."""
     level = count = 0
     begin = None  # of the string that a token lies in
     for token in _TOKENS.finditer(text):
@@ -87,7 +86,7 @@ def _scan(text: bytes, depth: int, most: int, refuse: _Refuse) -> None:
                 refuse(f"its JSON holds a string of more than {_STRING_BYTES} bytes")
             begin = None if what == b'"' else begin
         elif what == b'"':
-            begin = token.start()
+            begin, count = token.start(), count + 1
         elif what in (b"[", b"{"):
             level, count = level + 1, count + (what == b"[")
             if level > depth:
@@ -97,7 +96,7 @@ def _scan(text: bytes, depth: int, most: int, refuse: _Refuse) -> None:
         else:
             count += 1
         if count > most:
-            refuse(f"its JSON has more than {most} members and lists")
+            refuse(f"its JSON has more than {most} members, lists and strings")
 
 
 def _parse(text: bytes, depth: int, most: int, refuse: _Refuse) -> dict:
@@ -195,7 +194,7 @@ def _check_tiling(tensors: dict[str, _Tensor], data_bytes: int, refuse: _Refuse)
 class _Shard:
     """A file, and what its header says of tensors, by their names."""
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: str):
         self.path, self.bytes = path, _map(path)
         refuse, size = _file(path), len(self.bytes)
         if size < 8:
@@ -205,7 +204,7 @@ class _Shard:
             most = f", more than {_HEADER_BYTES}" if length > _HEADER_BYTES else f", and has {size} in all"
             refuse(f"it claims a header of {length} bytes{most}")
         self.begin = 8 + length
-        said = _parse(self.bytes[8 : self.begin], 4, 6 * _TENSORS + _METADATA + 1, refuse)
+        said = _parse(self.bytes[8 : self.begin], 4, 11 * _TENSORS + 3 * _METADATA + 2, refuse)
         metadata = said.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             refuse("its __metadata__ is no object of strings")
@@ -224,7 +223,7 @@ class _Shard:
             unsupported(f"{quoted(name)} of {self.path} has {len(tensor.shape)} axes", f"NumPy says: {error}", "Reshape it.")
 
 
-def _files_of(path: pathlib.Path) -> dict[str, pathlib.Path]:
+def _files_of(path: str) -> dict[str, str]:
     """Where an index says that each tensor is."""
     refuse, text = _index(path), _map(path)
     if len(text) > _HEADER_BYTES:
@@ -237,7 +236,7 @@ def _files_of(path: pathlib.Path) -> dict[str, pathlib.Path]:
             refuse(f"the file of tensor {quoted(name)} is no name")
         if _CONTROL.search(file) or {"", ".", ".."} & set(file.split("/")):
             refuse(f"tensor {quoted(name)} lies in {quoted(file)}, which is no file inside the index's folder")
-    files = {file: path.parent / file for file in said.values()}
+    files = {file: os.path.join(os.path.dirname(path), file) for file in said.values()}
     if len(files) > _INDEX_FILES:
         refuse(f"its tensors lie in more than {_INDEX_FILES} files")
     for file in files.values():
@@ -249,14 +248,14 @@ class Tensors:
     """Arrays of a file by their names. Raises FileError where the file is broken, whichever tensor is wanted."""
 
     def __init__(self, path: str):
-        self.path = pathlib.Path(path)
-        self._shards: dict[pathlib.Path, _Shard] = {}
-        if self.path.name.endswith(".index.json"):
+        self.path = path
+        self._shards: dict[str, _Shard] = {}
+        if path.endswith(".index.json"):
             self._files = _files_of(self.path)
         else:
             self._files = dict.fromkeys(self._shard(self.path).tensors, self.path)
 
-    def _shard(self, path: pathlib.Path) -> _Shard:
+    def _shard(self, path: str) -> _Shard:
         if path not in self._shards:
             self._shards[path] = _Shard(path)
         return self._shards[path]
@@ -282,7 +281,7 @@ class Tensors:
         return shard.array(name, tensor, _dtype(shard.path, name, tensor.kind))
 
 
-def _dtype(path: pathlib.Path, name: str, kind: str) -> np.dtype:
+def _dtype(path: str, name: str, kind: str) -> np.dtype:
     if kind in _NUMPY:
         return np.dtype(_NUMPY[kind])
     try:

@@ -68,7 +68,7 @@ class Results(Case):
         for flags, given in (
             ((), {}),
             (("--mask", "full"), {"mask": "full"}),
-            (("--window", "30,5"), {"mask": (30, 0)}),
+            (("--window", "30,-1"), {"mask": (30, 0)}),
             (("--mask", "full", "--window", "-1,5", "--softcap", "3"), {"mask": (-1, 5), "softcap": 3.0}),
             (("--query-offset", "-7", "--softmax-scale", "0.3"), {"q_offset": -7, "softmax_scale": 0.3}),
         ):
@@ -143,6 +143,19 @@ class Results(Case):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(done.stdout.splitlines()[-1], "PASS")
+        for name, code in (("x\udcff.safetensors", 0), (self.peer.name + "/", 3), ("none\udcff", 3)):
+            if code == 0:
+                self.peer.rename(self.peer.with_name(name))
+                self.peer = self.peer.with_name(name)
+            command[-1] = os.path.join(self.peer.parent, name)
+            done = subprocess.run(command, capture_output=True, check=False, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+            self.assertEqual((done.returncode, done.stderr.count(b"\n")), (code, code // 3), done.stderr)
+        command[-1] = str(self.peer)
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual(done.returncode, 3)
+        self.assertEqual(done.stderr, "error: the result can't be written to stdout (No space left on device). "
+                                      "Lead stdout to a place that takes it.\n")
 
 
 class Refused(Case):
@@ -255,6 +268,7 @@ class Refused(Case):
             *((f'--softcap is "{x}" (it takes', ("--softcap", x))
               for x in ("nan", "-1", "inf", "1e31", "1e-40", "1e-999", "a", "1_0")),
             *((f'--softmax-scale is "{x}"', ("--softmax-scale", x)) for x in ("inf", "-inf", "nan", "1e400", "0x1")),
+            ("--window contradicts the causal mask (R is 5", ("--window", "30,5")),
             ("softmax_scale is 0", ("--softmax-scale", "0")),
             *((f'--query-offset is "{n}"', ("--query-offset", n)) for n in ("9" * 20, str(2**60 + 1), str(-(2**60) - 1), "-")),
             ('--order is "dht" (it takes thd, htd, bthd or bhtd)', ("--order", "dht")),
