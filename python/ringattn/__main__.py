@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m ringattn verify --input qkv.safetensors --peer theirs.safetensors
 
-Another system's result of a file's attention, against fp64: what the program's `ringattn verify --peer` does, where the package
-alone is installed."""
+Another system's result of a file's attention, against fp64: what the program's `ringattn verify --peer` does, where the
+package alone is installed."""
 
 import difflib
 import errno
@@ -114,8 +114,10 @@ class _Flag(NamedTuple):
 _FLAGS = (
     _Flag("input", "FILE", _path, None, "qkv.safetensors", "q, k and v, as docs/files.md says"),
     _Flag("peer", "FILE", _path, None, "theirs.safetensors", "another system's out, and lse if there is one"),
-    _Flag("tensors", "q=NAME,k=NAME,v=NAME", _tensors, {}, "q=layers.3.q,k=layers.3.k", "other names of the input's tensors"),
-    _Flag("order", "thd|htd|bthd|bhtd", _choice(*_AXES), None, "thd", "axis order of q, k, v and out [thd, bthd of four axes]"),
+    _Flag("tensors", "q=NAME,k=NAME,v=NAME", _tensors, {}, "q=layers.3.q,k=layers.3.k",
+          "other names of the input's tensors"),
+    _Flag("order", "thd|htd|bthd|bhtd", _choice(*_AXES), None, "thd",
+          "axis order of q, k, v and out [thd, bthd of four axes]"),
     _Flag("mask", "full|causal", _choice("full", "causal"), "causal", "causal", "what queries see [causal]"),
     _Flag("window", "L,R", _window, (-1, -1), "4095,0",
           "the row at p sees keys p-L ... p+R, -1 is no limit; causal sets R = 0 [-1,-1]"),
@@ -124,19 +126,19 @@ _FLAGS = (
     _Flag("softmax-scale", "X", _real(-1e30), None, "0.125", "of the scores, not 0 [1/sqrt(head_dim)]"),
     _Flag("softcap", "X", _real(0.0), 0.0, "30", "score becomes X * tanh(score / X); 0 is off [0]"),
     _Flag("rows", "N", _integer(1, _MOST_ROWS), None, "64",
-          "rows, each of one token and head, to compare, the first and the last among them [as many as take about a second, "
-          "which are all rows of small jobs]"),
+          "rows, each of one token and head, to compare, the first and the last among them [as many as take about a "
+          "second, which are all rows of small jobs]"),
 )  # fmt: skip
 
 
 def _help() -> str:
     lines = ["usage: python -m ringattn verify --input FILE --peer FILE [flags]", "",
-             "Compares another system's out, and lse if it has one, with fp64. These are all its flags, which mean what they do",
-             "in `ringattn verify --peer`: that program has more, computes the job itself, too, and draws other rows of large",
-             "jobs, though as many. Neither the environment nor a file of flags is read.", ""]  # fmt: skip
+             "Compares another system's out, and lse if it has one, with fp64. These are all its flags, which mean",
+             "what they do in `ringattn verify --peer`: that program has more, computes the job itself, too, and",
+             "draws other rows of large jobs, though as many. It reads neither the environment nor a file of flags.", ""]  # fmt: skip
     for flag in _FLAGS:
         lines += [f"  --{flag.name} {flag.takes}", f"      {flag.about}"]
-    lines += ["", "exit codes: 0 all compared rows are right, 1 one is wrong, 2 flags, 3 files, 4 what isn't checked here"]
+    lines += ["", "exit codes: 0 all compared rows are right, 1 one is wrong, 2 flags, 3 files, 4 not checked here"]
     return "\n".join(lines)
 
 
@@ -189,8 +191,8 @@ def _given(words: list[str]) -> dict[str, Any] | None:
 
 
 def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[dict, list[int], list[int]]:
-    """What check_attention() takes of the input: rows packed, as [tokens, heads, dim]. And the shapes that out and lse have in
-    a file."""
+    """What check_attention() takes of the input: rows packed, as [tokens, heads, dim]. And the shapes that out and lse
+    have in a file."""
     path = tensors.path
     for name in _OTHERS:
         if name in tensors:
@@ -202,8 +204,10 @@ def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[d
         if name not in tensors or "k" in given or "v" in given:
             continue
         if "k" in tensors:
-            raise FileError(f"{path} holds k and {name}", "the keys of a job are one of them", "Name k and v by --tensors.")
-        unsupported(f"{path} has {name}", "this check takes keys and values in rows", "Use the program, `ringattn verify`.")
+            raise FileError(f"{path} holds k and {name}", "the keys of a job are one of them",
+                            "Name k and v by --tensors.")
+        unsupported(f"{path} has {name}", "this check takes keys and values in rows",
+                    "Use the program, `ringattn verify`.")
     stored = {name: tensors.read(given.get(name, name), _ROWS) for name in ("q", "k", "v")}
     q, v = stored["q"], stored["v"]
     for name, array in stored.items():
@@ -224,7 +228,8 @@ def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[d
                                 "Leave it out, or pack all sequences.")  # fmt: skip
             _check_cumulative(path, name, array, found[name[-1]].shape[0])
         if name == "q_offset" and array.size and not -_FARTHEST <= int(array.min()) <= int(array.max()) <= _FARTHEST:
-            raise FileError(f"q_offset of {path} lies beyond 2^60 tokens", "it holds positions", "Check how it was written.")
+            raise FileError(f"q_offset of {path} lies beyond 2^60 tokens", "it holds positions",
+                            "Check how it was written.")
         found["q_offsets" if name == "q_offset" else name] = array.astype("float32") if name == "sinks" else array
     shared = "cu_seqlens_q" in found and found["q"].shape[0] == found["k"].shape[0]
     if ("cu_seqlens_q" in found) != ("cu_seqlens_k" in found) and not shared:
@@ -243,15 +248,17 @@ def _check_rows(path, name: str, array: np.ndarray, q: np.ndarray, order: str | 
         raise FileError(what, wanted, "Name the file's order by --order.")
     heads = array.shape[-3 if order in ("htd", "bhtd") else -2]
     if array.dtype != q.dtype or array.ndim != q.ndim or (q.ndim == 4 and array.shape[0] != q.shape[0]):
-        raise FileError(what, f"q is {q.dtype} {list(q.shape)}", "q, k and v have one type, and the same batch of sequences.")
+        raise FileError(what, f"q is {q.dtype} {list(q.shape)}",
+                        "q, k and v have one type, and the same batch of sequences.")
     if heads == 0 or array.shape[-1] == 0:
         raise FileError(what, "it needs at least one head and one dim", "Check it; --order says which axis is which.")
 
 
 def _check_cumulative(path, name: str, array: np.ndarray, tokens: int) -> None:
-    if not 2 <= array.size <= _MOST_SEQUENCES + 1 or array[0] != 0 or np.any(array[1:] < array[:-1]) or array[-1] != tokens:
+    if (not 2 <= array.size <= _MOST_SEQUENCES + 1 or array[0] != 0 or array[-1] != tokens
+            or np.any(array[1:] < array[:-1])):  # fmt: skip
         raise FileError(f"{name} of {path} begins as {array[:8].tolist()}",
-                        f"it ascends from 0 to the {tokens} tokens of {name[-1]}, with one end for each of 1 to 2^20 sequences",
+                        f"it ascends from 0 to the {tokens} tokens of {name[-1]}, by at most 2^20 sequences",
                         "Write 0, and behind it the end of every sequence in packed tokens.")  # fmt: skip
 
 
@@ -329,8 +336,9 @@ def _program() -> int:
         sys.stdout.flush()
         return code
     except OSError as error:
-        print(f"error: the result can't be written to stdout ({error.strerror}). Lead stdout to a place that takes it.",
-              file=sys.stderr, flush=True)  # fmt: skip
+        if sys.stderr is not None:
+            print(f"error: the result can't be written to stdout ({error.strerror}). "
+                  "Lead stdout to a place that takes it.", file=sys.stderr, flush=True)  # fmt: skip
         os._exit(FileError.status)  # what is still unwritten would be tried again
 
 

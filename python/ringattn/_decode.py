@@ -167,10 +167,12 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
         check_axes(name, cache, (4,), "[pages, page_size, kv_heads, head_dim]")
     if tuple(k_cache.shape[:3]) != tuple(v_cache.shape[:3]):
         refuse(f"k_cache is {list(k_cache.shape)} and v_cache {list(v_cache.shape)}",
-               "a token's key and value lie at the same place of both", "Give both the same pages and heads.")  # fmt: skip
+               "a token's key and value lie at the same place of both",
+               "Give both the same pages and heads.")  # fmt: skip
     sequences, rows = steps_of(q, 4)
     if block_table is not None and block_table.shape[0] != sequences:
-        refuse(f"block_table is {list(block_table.shape)}", f"it has a row for each of {sequences} sequences", "Check it.")
+        refuse(f"block_table is {list(block_table.shape)}", f"it has a row for each of {sequences} sequences",
+               "Check it.")
     if block_table is None and k_cache.shape[0] < sequences:
         refuse(f"k_cache is {list(k_cache.shape)} and there are {sequences} sequences",
                "without a block_table page s of a cache is sequence s",

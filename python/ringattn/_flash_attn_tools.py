@@ -16,7 +16,8 @@ def mask_of(causal: bool, window_size: tuple[int, int]):
     """As flash_attn has it: a causal window has no right side."""
     causal = causal_of(causal)
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        refuse(f"window_size is {str(window_size)[:60]}", "it is two numbers of tokens (left, right), each -1 for no limit",
+        refuse(f"window_size is {str(window_size)[:60]}",
+               "it is two numbers of tokens (left, right), each -1 for no limit",
                "Pass (-1, -1) for none.")  # fmt: skip
     left, right = (as_int(side, "a side of window_size") for side in window_size)
     if (left, right) == (-1, -1):

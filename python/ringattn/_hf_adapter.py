@@ -11,7 +11,8 @@ from .layouts import packed
 from .torch_worlds import torch_world
 from .worlds import World
 
-# group, stride: of the last substitute_hf_flash_attn(); batch: (layout, world) of the last update_ring_flash_attn_params().
+# group, stride: of the last substitute_hf_flash_attn(); batch: (layout, world) of the last
+# update_ring_flash_attn_params().
 _here = threading.local()
 _NONE = object()  # no group, where None is the default one
 

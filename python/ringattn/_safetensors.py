@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a safetensors file, or of the index of several, as NumPy's arrays over the files: what isn't used is not read. A
-file is taken or refused as the program does it (src/attention/files/safetensors_header.cpp, safetensors_index.cpp)."""
+"""Tensors of a safetensors file, or of the index of several, as NumPy's arrays over the files: what isn't used is not
+read. A file is taken or refused as the program does it (src/attention/files/safetensors_header.cpp and
+safetensors_index.cpp)."""
 
 import json
 import mmap
@@ -16,7 +17,8 @@ from ._errors import FileError, unsupported
 
 # Bits of the format's element types.
 _BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
-         "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+         "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32,
+         "F32": 32,
          "C64": 64, "F64": 64, "I64": 64, "U64": 64}  # fmt: skip
 _NUMPY = {"F32": "float32", "F16": "float16", "I32": "int32", "I64": "int64"}
 _HEADER_BYTES = 100_000_000  # as in the reference library
@@ -44,7 +46,8 @@ def _file(path: str) -> _Refuse:
 
 def _index(path: str) -> _Refuse:
     def refuse(why: str) -> NoReturn:
-        raise FileError(f"{path} is no valid safetensors index", why, "Give the model's *.index.json, or one of its files.")
+        raise FileError(f"{path} is no valid safetensors index", why,
+                        "Give the model's *.index.json, or one of its files.")
 
     return refuse
 
@@ -70,7 +73,8 @@ def _map(path: str) -> mmap.mmap | bytes:
     try:
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if os.fstat(descriptor).st_size else b""
     except (OSError, ValueError) as error:
-        raise FileError(f"can't read {path}", getattr(error, "strerror", None) or str(error), "Check the disk, or copy the file to another.") from error
+        raise FileError(f"can't read {path}", getattr(error, "strerror", None) or str(error),
+                        "Check the disk, or copy the file to another.") from error
     finally:
         os.close(descriptor)
 
@@ -220,7 +224,8 @@ class _Shard:
             flat = np.frombuffer(self.bytes, np.uint8, tensor.end - tensor.begin, self.begin + tensor.begin)
             return flat.view(dtype).reshape(tensor.shape) if flat.size else np.empty(tensor.shape, dtype)
         except ValueError as error:  # NumPy has fewer axes than the format
-            unsupported(f"{quoted(name)} of {self.path} has {len(tensor.shape)} axes", f"NumPy says: {error}", "Reshape it.")
+            unsupported(f"{quoted(name)} of {self.path} has {len(tensor.shape)} axes", f"NumPy says: {error}",
+                        "Reshape it.")
 
 
 def _files_of(path: str) -> dict[str, str]:
@@ -276,7 +281,8 @@ class Tensors:
             raise FileError(f"{shard.path} has no tensor {quoted(name)}", f"{self.path} says it does",
                             "Check that the model was copied whole.")  # fmt: skip
         if tensor.kind not in kinds:
-            raise FileError(f"{quoted(name)} of {shard.path} has dtype {tensor.kind}", f"it must be {' or '.join(kinds)}",
+            raise FileError(f"{quoted(name)} of {shard.path} has dtype {tensor.kind}",
+                            f"it must be {' or '.join(kinds)}",
                             "Convert it.")  # fmt: skip
         return shard.array(name, tensor, _dtype(shard.path, name, tensor.kind))
 
@@ -287,5 +293,6 @@ def _dtype(path: str, name: str, kind: str) -> np.dtype:
     try:
         import ml_dtypes  # noqa: PLC0415, only where there are such tensors
     except ImportError:
-        unsupported(f"{quoted(name)} of {path} is BF16", "NumPy lacks that type", "Install ml_dtypes, as ringattn[bf16] does.")
+        unsupported(f"{quoted(name)} of {path} is BF16", "NumPy lacks that type",
+                    "Install ml_dtypes, as ringattn[bf16] does.")
     return np.dtype(ml_dtypes.bfloat16)

@@ -10,9 +10,9 @@ or [heads, tokens] of packed sequences.
 
 Differences: results have the same bits on any number of ranks; windows reach over ranks' borders; sequences need not divide
 evenly where a world is given rows by ringattn's own functions. Dropout and ALiBi are refused, as are gradients. `deterministic`
-changes nothing: every call is. `max_seqlen` is not looked at, as cu_seqlens says the lengths: one that is too small, with which
-flash_attn leaves rows out, changes nothing either. `group` is a torch.distributed ProcessGroup, None for the default one, or a
-ringattn.World."""
+changes nothing: every call is. `max_seqlen` is not looked at, as cu_seqlens says the lengths: one that is too small,
+with which flash_attn leaves rows out, changes nothing either. `group` is a torch.distributed ProcessGroup, None for the
+default one, or a ringattn.World."""
 
 from . import _attention
 from ._arguments import as_ints, lengths_of

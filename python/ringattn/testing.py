@@ -110,8 +110,8 @@ class Accuracy:
 
 
 def sample_rows(tokens: int, heads: int, rows: int | None, seed: int = 1) -> list[tuple[int, int]]:
-    """`rows` different (token, head), ascending, the first and, of two or more, the last among them; all of them where rows is
-    None."""
+    """`rows` different (token, head), ascending, the first and, of two or more, the last among them; all of them where
+    rows is None."""
     count = tokens * heads
     if rows is not None and rows < 1:
         refuse(f"rows is {rows}", "at least one is compared", 'Pass a number of rows, "few", or None for all.')
@@ -148,7 +148,8 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
     offsets = [b - a for a, b in zip(q_lengths, k_lengths)] if q_offsets is None else list(map(int, q_offsets))
     _check_lengths(q, k, q_lengths, k_lengths, offsets)
     q_begin, k_begin = np.concatenate([[0], np.cumsum(q_lengths)]), np.concatenate([[0], np.cumsum(k_lengths)])
-    scale = scale_of(None if softmax_scale is None else as_number(softmax_scale, "softmax_scale")) or 1.0 / np.sqrt(q.shape[2])
+    scale = scale_of(None if softmax_scale is None else as_number(softmax_scale,
+                                                                  "softmax_scale")) or 1.0 / np.sqrt(q.shape[2])
     group = q.shape[1] // k.shape[1]
     seen = Accuracy(0, 0.0, 0.0, 0.0, 0.0)
     for name, value in (("softmax_scale", scale), ("softcap", as_number(softcap, "softcap"))):

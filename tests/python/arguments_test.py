@@ -154,11 +154,14 @@ class Refusals(unittest.TestCase):
         cases = []
         for op, rest in ((decode, (lengths,)), (share, ())):
             cases += [
-                ("a token's key and value lie at the same place", lambda op=op, rest=rest: op(q, cache[:2], cache[:3], *rest)),
-                ("a token's key and value lie at the same place", lambda op=op, rest=rest: op(q, cache, cache[:, :8], *rest)),
+                ("a token's key and value lie at the same place", lambda op=op,
+                 rest=rest: op(q, cache[:2], cache[:3], *rest)),
+                ("a token's key and value lie at the same place", lambda op=op,
+                 rest=rest: op(q, cache, cache[:, :8], *rest)),
                 ("a token's key and value lie at the same place",
                  lambda op=op, rest=rest: op(q, cache, cache[:, :, :1], *rest)),
-                ("Pass the block_table of a cache of pages", lambda op=op, rest=rest: op(q, cache[:1], cache[:1], *rest)),
+                ("Pass the block_table of a cache of pages", lambda op=op,
+                 rest=rest: op(q, cache[:1], cache[:1], *rest)),
                 ("block_table is [1, 2] (it has a row for each of 2 sequences)",
                  lambda op=op, rest=rest: op(q, cache, cache, *rest, block_table=table[:1])),
             ]  # fmt: skip
@@ -180,7 +183,8 @@ class Refusals(unittest.TestCase):
         world.wait()
         world.close()
         world.close()
-        cases = [("the world is closed", world.wait), ("the world is closed", lambda: ringattn.attention(Q, K, K, world=world))]
+        cases = [("the world is closed", world.wait),
+                 ("the world is closed", lambda: ringattn.attention(Q, K, K, world=world))]
         self.refuses(cases)
 
     def test_threads_and_seconds(self):
@@ -221,8 +225,8 @@ class Refusals(unittest.TestCase):
             ("Did you mean mask=(left, right)?", lambda: attention(Q, K, K, window=128)),
             ("Did you mean mask=(left, right)?", lambda: ringattn.varlen(Q, K, K, [0, 20], window_size=(128, 0))),
             ("Did you mean softmax_scale?", lambda: ringattn.decode(*STEP, scale=0.1)),
-            ("(ringattn's functions mask by position alone). For lists of key blocks use the program, `ringattn run --block-mask`: "
-             "docs/lists.md", lambda: attention(Q, K, K, block_mask=1)),
+            ("(ringattn's functions mask by position alone). For lists of key blocks use the program, "
+             "`ringattn run --block-mask`: docs/lists.md", lambda: attention(Q, K, K, block_mask=1)),
             ("Did you mean softcap?", lambda: attention(Q, K, K, soft_cap=30.0)),
             ("ssd has no chunk_size (chunks are 64 tokens, always)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
             ("See help(ringattn.attention)", lambda: attention(Q, K, K, anything=1)),

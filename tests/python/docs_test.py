@@ -44,7 +44,8 @@ class Page(unittest.TestCase):
         if importlib.util.find_spec("torch") is None:
             self.skipTest("needs torch")
         alone = {name: value for name, value in os.environ.items() if not name.startswith("LOCAL_")}
-        done = subprocess.run([sys.executable, DOCS / "examples" / "torchrun.py"], env=alone, capture_output=True, text=True,
+        done = subprocess.run([sys.executable, DOCS / "examples" / "torchrun.py"], env=alone, capture_output=True,
+                              text=True,
                               check=False)  # fmt: skip
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertRegex(done.stderr, r"^error: there are no ranks \(torchrun starts them\)\. Run `torchrun .*`\.\n$")

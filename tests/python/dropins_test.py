@@ -257,7 +257,8 @@ class RingFlashAttn(unittest.TestCase):
         made = prepare(cu, True, 0, 1)
 
         def llama3(stride=1, k=kv, longest=made[2:4], **named):
-            return names.llama3_flash_attn_varlen_func(q, k, k, *made[:2], *longest, stride, made[4], **{"causal": True} | named)
+            return names.llama3_flash_attn_varlen_func(q, k, k, *made[:2], *longest, stride, made[4],
+                                                       **{"causal": True} | named)
 
         for stride in (0, -1, 3, 4, 1.5, "1", None):
             self.refuses(f"heads_k_stride is {stride} (", lambda: llama3(stride))
@@ -275,7 +276,8 @@ class RingFlashAttn(unittest.TestCase):
         for causal in ("no", "False", 1, None, torch.tensor(True)):
             self.refuses(f"causal is {causal!r} (it is True or False)", lambda: prepare(cu, causal, 0, 1))
             self.refuses("causal is", lambda: llama3(causal=causal))
-            self.refuses("causal is", lambda: names.zigzag_ring_flash_attn_func(q[None], kv[None], kv[None], causal=causal))
+            self.refuses("causal is",
+                         lambda: names.zigzag_ring_flash_attn_func(q[None], kv[None], kv[None], causal=causal))
         made = prepare(cu, np.bool_(True), 0, 1)
         assert_same_bits(llama3(window_size=[-1, -1]), expected)
 

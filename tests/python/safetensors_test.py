@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's reader of safetensors files: what the reference library and the program refuse is refused, by the package's own
-error, and what is taken has its numbers."""
+"""The package's reader of safetensors files: what the reference library and the program refuse is refused, by the
+package's own error, and what is taken has its numbers."""
 
 import json
 import pathlib
@@ -77,12 +77,14 @@ class Reader(Case):
             *(("the shape of tensor `q` is no list of whole numbers", of_one(shape=shape))
               for shape in ([2.0], ["2"], [True, 2], [None], [-2], 2, {"a": 2}, [2**70], [2**63], [[2]])),
             ("the shape of tensor `q`", of_one(b'{"q":{"dtype":"F32","shape":[-0],"data_offsets":[0,0]}}', 0)),
-            ("the shape of tensor `q`", of_one(b'{"q":{"dtype":"F32","shape":[%s],"data_offsets":[0,0]}}' % (b"9" * 5000), 0)),
+            ("the shape of tensor `q`",
+             of_one(b'{"q":{"dtype":"F32","shape":[%s],"data_offsets":[0,0]}}' % (b"9" * 5000), 0)),
             ("is larger than 2^63 bits", of_one(shape=[2**40, 2**40])),
             ("is larger than 2^63 bits", of_one(shape=[0, 2**40, 2**40])),
             ("has more than 64 dimensions", of_one(shape=[1] * 65)),
             ("doesn't fill whole bytes", of_one(dtype="F4", shape=[3])),
-            *(("the data_offsets of tensor `q` is no list", of_one(data_offsets=at)) for at in ([0, 8.0], ["0", "8"], None)),
+            *(("the data_offsets of tensor `q` is no list", of_one(data_offsets=at)) for at in ([0, 8.0], ["0", "8"],
+                                                                                                None)),
             ("has 1 data_offsets instead of 2", of_one(data_offsets=[8])),
             ("ends at byte 0, before it begins at 8", of_one(data_offsets=[8, 0])),
             ("ends at byte 8 of 4 bytes of data", of_one(data=4)),
@@ -110,7 +112,8 @@ class Reader(Case):
             ({}, b""),
             ({"__metadata__": {}, "b": WHOLE}, b"x" * 8),
             (b'  {"b":' + json.dumps(WHOLE).encode() + b"}   ", b"x" * 8),
-            ({"b": WHOLE | {"data_offsets": [8, 16]}, "a": WHOLE, "c": {"dtype": "I64", "shape": [0, 3], "data_offsets": [8, 8]}},
+            ({"b": WHOLE | {"data_offsets": [8, 16]}, "a": WHOLE,
+              "c": {"dtype": "I64", "shape": [0, 3], "data_offsets": [8, 8]}},
              b"x" * 16),
             ({"b": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, b"xx"),
         ):  # fmt: skip
@@ -119,14 +122,16 @@ class Reader(Case):
             self.assertFalse("__metadata__" in tensors)
             self.assertNotIn("q", tensors)
         for spaces in range(4):  # where numbers don't lie at multiples of their size
-            self.path.write_bytes(file_of(b" " * spaces + json.dumps({"q": WHOLE}).encode(), np.float32([3, -4]).tobytes()))
+            self.path.write_bytes(file_of(b" " * spaces + json.dumps({"q": WHOLE}).encode(),
+                                          np.float32([3, -4]).tobytes()))
             np.testing.assert_array_equal(Tensors(str(self.path)).read("q", ("F32",)), [3, -4])
         with self.assertRaises(ringattn.FileError) as caught:
             Tensors(str(self.path)).read("q", ("I32", "I64"))
         self.assertIn("has dtype F32 (it must be I32 or I64)", str(caught.exception))
 
     def test_indexes(self):
-        self.path.write_bytes(file_of({"q": WHOLE, "k": WHOLE | {"data_offsets": [8, 16]}}, np.arange(4, dtype="f4").tobytes()))
+        self.path.write_bytes(file_of({"q": WHOLE, "k": WHOLE | {"data_offsets": [8, 16]}},
+                                      np.arange(4, dtype="f4").tobytes()))
         index = self.path.with_name("model.safetensors.index.json")
         name = self.path.name
         whole = {"weight_map": {"q": name}, "metadata": {"total_size": 1.5, "of": [None]}}
@@ -160,8 +165,10 @@ class Reader(Case):
 class Fuzz(Case):
     """What the reference library refuses is refused, by the package's own error, and what is taken has its numbers."""
 
-    words = (b"-0", b"0", b"1e0", b"2.0", b'"2"', b"true", b"null", b"NaN", b"9223372036854775808", b"18446744073709551616", b"[",
-             b"]", b"{", b"}", b",", b":", b'"', b"\\", b"\xff", b"\0", b" ", b"\t", b'"q":1,', b'"__metadata__":', b"[0,0]",
+    words = (b"-0", b"0", b"1e0", b"2.0", b'"2"', b"true", b"null", b"NaN", b"9223372036854775808",
+             b"18446744073709551616", b"[",
+             b"]", b"{", b"}", b",", b":", b'"', b"\\", b"\xff", b"\0", b" ", b"\t", b'"q":1,', b'"__metadata__":',
+             b"[0,0]",
              b'"F16"', b'"BF16"', b'"F4"', b'"U8"', b"\\ud800", b"-", b"00", b"\xef\xbb\xbf")  # fmt: skip
 
     def changed(self, random, header, data):
@@ -186,7 +193,8 @@ class Fuzz(Case):
             elif kind == 6:
                 data = random.choice((data[:-1], data + b"x", b""))
             else:
-                header = header.replace(random.choice((b"F32", b"I64", b"[0, 24]", b'"a"')), random.choice(self.words), 1)
+                header = header.replace(random.choice((b"F32", b"I64", b"[0, 24]", b'"a"')), random.choice(self.words),
+                                        1)
         length = len(header) if random.random() < 0.9 else random.randrange(2 * len(header))
         return length.to_bytes(8, "little") + header + data
 
@@ -195,7 +203,8 @@ class Fuzz(Case):
             import safetensors
         except ImportError:
             self.skipTest("needs safetensors")
-        header = {"__metadata__": {"made": "here", "a": "b"}, "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        header = {"__metadata__": {"made": "here", "a": "b"},
+                  "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
                   "none": {"dtype": "I32", "shape": [0, 7], "data_offsets": [24, 24]},
                   "b": {"dtype": "I64", "shape": [2], "data_offsets": [24, 40]}}  # fmt: skip
         text, data = json.dumps(header).encode(), bytes(range(40))

@@ -148,7 +148,8 @@ class Results(Case):
                 self.peer.rename(self.peer.with_name(name))
                 self.peer = self.peer.with_name(name)
             command[-1] = os.path.join(self.peer.parent, name)
-            done = subprocess.run(command, capture_output=True, check=False, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+            done = subprocess.run(command, capture_output=True, check=False,
+                                  env=os.environ | {"PYTHONIOENCODING": "ascii"})
             self.assertEqual((done.returncode, done.stderr.count(b"\n")), (code, code // 3), done.stderr)
         command[-1] = str(self.peer)
         with open("/dev/full", "wb") as full:
@@ -270,7 +271,8 @@ class Refused(Case):
             *((f'--softmax-scale is "{x}"', ("--softmax-scale", x)) for x in ("inf", "-inf", "nan", "1e400", "0x1")),
             ("--window contradicts the causal mask (R is 5", ("--window", "30,5")),
             ("softmax_scale is 0", ("--softmax-scale", "0")),
-            *((f'--query-offset is "{n}"', ("--query-offset", n)) for n in ("9" * 20, str(2**60 + 1), str(-(2**60) - 1), "-")),
+            *((f'--query-offset is "{n}"', ("--query-offset", n)) for n in ("9" * 20, str(2**60 + 1),
+                                                                            str(-(2**60) - 1), "-")),
             ('--order is "dht" (it takes thd, htd, bthd or bhtd)', ("--order", "dht")),
             ('--mask is "none" (it takes full or causal)', ("--mask", "none")),
             ("--rows is given 2 times (one value would be ignored)", ("--rows", "3", "--rows=4")),
@@ -286,7 +288,8 @@ class Refused(Case):
                 self.refused(words, *flags)
         self.assertIn("Did you mean --rows?", self.run_main("--row", "3")[2])
         self.passes("--window", "4k,0", "--softcap", "0")
-        for words, said in (([], "there is no command"), (["run"], '"run" is no command'), (["verify"], "--input is missing")):
+        for words, said in (([], "there is no command"), (["run"], '"run" is no command'),
+                            (["verify"], "--input is missing")):
             err = io.StringIO()
             with contextlib.redirect_stderr(err):
                 self.assertEqual(main(words), 2)
@@ -298,7 +301,8 @@ class Refused(Case):
             with contextlib.redirect_stdout(out):
                 self.assertEqual(main(words), 0)
             self.assertEqual(re.findall(r"^  --([a-z-]+) ", out.getvalue(), re.MULTILINE),
-                             ["input", "peer", "tensors", "order", "mask", "window", "query-offset", "softmax-scale", "softcap",
+                             ["input", "peer", "tensors", "order", "mask", "window", "query-offset", "softmax-scale",
+                              "softcap",
                               "rows"])  # fmt: skip
             self.assertIn("that program has more", out.getvalue())
 
