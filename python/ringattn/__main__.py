@@ -135,7 +135,8 @@ def _help() -> str:
     lines = ["usage: python -m ringattn verify --input FILE --peer FILE [flags]", "",
              "Compares another system's out, and lse if it has one, with fp64. These are all its flags, which mean",
              "what they do in `ringattn verify --peer`: that program has more, computes the job itself, too, and",
-             "draws other rows of large jobs, though as many. It reads neither the environment nor a file of flags.", ""]  # fmt: skip
+             "draws other rows of large jobs, though as many. It reads neither the environment nor a file of flags.",
+             ""]  # fmt: skip
     for flag in _FLAGS:
         lines += [f"  --{flag.name} {flag.takes}", f"      {flag.about}"]
     lines += ["", "exit codes: 0 all compared rows are right, 1 one is wrong, 2 flags, 3 files, 4 not checked here"]

@@ -25,6 +25,23 @@ def mask_of(causal: bool, window_size: tuple[int, int]):
     return (left, 0 if causal else right)
 
 
+def check_rows(**arrays) -> None:
+    """What has no axes is refused by name."""
+    for name, array in arrays.items():
+        if not hasattr(array, "ndim"):
+            refuse(f"{name} is {type(array).__name__}", "it should be a PyTorch tensor", "Pass this rank's rows.")
+
+
+def unpacked(name: str, packed, axes: int):
+    """The tensors of kv or qkv, whose number is the name's, side by side in front of the axes of heads and dims."""
+    check_rows(**{name: packed})
+    if packed.ndim != axes or packed.shape[-3] != len(name):
+        refuse(f"{name} is {list(packed.shape)}",
+               f"it has {axes} axes, and {len(name)} tensors in the third from behind",
+               "Stack them there.")  # fmt: skip
+    return packed.unbind(-3)
+
+
 def check_stride(stride, kv_heads: int) -> None:
     """heads_k_stride: that many K/V heads travel together in ring_flash_attn."""
     stride = as_int(stride, "heads_k_stride")

@@ -9,7 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from . import _attention, _torch_tools
 from ._arguments import as_int, as_ints, check_axes, lengths_of
 from ._errors import refuse
-from ._flash_attn_tools import causal_of, check, check_stride, mask_of, result, size_of
+from ._flash_attn_tools import causal_of, check, check_rows, check_stride, mask_of, result, size_of, unpacked
 from .layouts import packed
 from .torch_worlds import world_of
 
@@ -105,6 +105,7 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
     too small, with which flash_attn leaves rows out, change nothing either. The other arguments that were prepared must
     be those of one call of llama3_flash_attn_prepare_cu_seqlens()."""
     check(dropout_p, alibi_slopes)
+    check_rows(q=q, k=k, v=v)
     check_axes("k", k, (3,), "[tokens, heads, head_dim]")
     check_stride(heads_k_stride, k.shape[1])
     prepared = getattr(cu_seqlens_k, "ringattn_llama3", None)
@@ -130,7 +131,7 @@ def llama3_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, ma
                                            heads_k_stride, local_k_slice, dropout_p=0.0, softmax_scale=None,
                                            causal=False, window_size=(-1, -1), alibi_slopes=None,
                                            deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    return llama3_flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+    return llama3_flash_attn_varlen_func(q, *unpacked("kv", kv, 4), cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
                                          max_seqlen_k, heads_k_stride, local_k_slice, dropout_p, softmax_scale,
                                          causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
@@ -139,6 +140,6 @@ def llama3_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens_q, cu_seqlens_k, max
                                             heads_k_stride, local_k_slice, dropout_p=0.0, softmax_scale=None,
                                             causal=False, window_size=(-1, -1), alibi_slopes=None,
                                             deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    return llama3_flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+    return llama3_flash_attn_varlen_func(*unpacked("qkv", qkv, 4), cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
                                          max_seqlen_k, heads_k_stride, local_k_slice, dropout_p, softmax_scale,
                                          causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip

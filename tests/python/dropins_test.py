@@ -281,6 +281,25 @@ class RingFlashAttn(unittest.TestCase):
         made = prepare(cu, np.bool_(True), 0, 1)
         assert_same_bits(llama3(window_size=[-1, -1]), expected)
 
+    def test_rows_that_are_none(self):
+        q, cu = normal(1, 20, 2, 64), torch.tensor([0, 20], dtype=torch.int32)
+        made = names.llama3_flash_attn_prepare_cu_seqlens(cu, False, 0, 1)
+        for kind, form in itertools.product(("ring", "zigzag_ring"), ("", "varlen_")):
+            rest, rows = ((cu, 20), q[0]) if form else ((), q)
+            plain, kv, qkv = (getattr(names, f"{kind}_flash_attn_{form}{packed}func") for packed in ("", "kvpacked_",
+                                                                                                     "qkvpacked_"))
+            self.refuses("q is NoneType", lambda: plain(None, rows, rows, *rest))
+            self.refuses("v is list", lambda: plain(rows, rows, [1], *rest))
+            for of in (None, rows, torch.stack([rows] * 3, -3)):
+                self.refuses("kv is", lambda: kv(rows, of, *rest))
+            for of in (None, rows, torch.stack([rows] * 2, -3), torch.stack([rows] * 3, -3)[None]):
+                self.refuses("qkv is", lambda: qkv(of, *rest))
+        self.refuses("q has 3 axes (it is [batch, tokens", lambda: names.ring_flash_attn_func(q[0], q[0], q[0]))
+        self.refuses("k is NoneType",
+                     lambda: names.llama3_flash_attn_varlen_func(q[0], None, q[0], *made[:4], 1, made[4]))
+        self.refuses("kv is [20, 2, 64]",
+                     lambda: names.llama3_flash_attn_varlen_kvpacked_func(q[0], q[0], *made[:4], 1, made[4]))
+
     def test_groups_that_are_not_there(self):
         q = normal(1, 20, 2, 64)
         for call in (ringattn.torch_world, lambda: ringattn.torch_world(device="cpu")):
