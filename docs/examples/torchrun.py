@@ -9,6 +9,10 @@ import ringattn
 import torch
 import torch.distributed as distributed
 
+if "LOCAL_RANK" not in os.environ:
+    raise SystemExit("error: there are no ranks (torchrun starts them). "
+                     "Run `torchrun --nproc-per-node 2 docs/examples/torchrun.py`.")
+
 on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
 if on_gpus:

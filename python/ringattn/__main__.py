@@ -1,125 +1,305 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m ringattn verify --input qkv.safetensors --peer theirs.safetensors
 
-Another system's result of a file's attention, against fp64: the check of the program's command of that name, with its flags,
-where the package alone is installed."""
+Another system's result of a file's attention, against fp64: what the program's `ringattn verify --peer` does, where the
+package alone is installed."""
 
-import argparse
+import difflib
+import errno
+import math
+import os
+import re
+import signal
 import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from . import testing
-from ._errors import Error, FileError, WrongResult, refuse, unsupported
-from ._safetensors import Tensors
+from ._arguments import scale_of
+from ._errors import Error, FileError, UsageError, WrongResult, refuse, unsupported
+from ._safetensors import Tensors, quoted
 
 _NAMES = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "q_offset", "sinks")
 # What else decides which keys are seen: the program knows it.
 _OTHERS = ("k_positions", "block_mask", "block_indptr")
+# What the keys of a job may be in place of k and v.
+_CACHES = ("k_pages", "latent", "latent_fp8", "latent_pages")
 _AXES = {"thd": (0, 1, 2), "htd": (1, 0, 2), "bthd": (0, 1, 2, 3), "bhtd": (0, 2, 1, 3)}
+_ROWS, _WHOLE, _LSE = ("BF16", "F16", "F32"), ("I32", "I64"), ("F32",)
+_FARTHEST = 2**60  # of tokens
+_MOST_ROWS = _MOST_SEQUENCES = 2**20
+_HELP = "See `python -m ringattn verify --help`."
 
 
-def _flags() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ringattn", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("verify", help="compare another system's out, and lse if it has one, with fp64")
-    command.add_argument("--input", metavar="FILE", required=True, help="q, k and v, as docs/files.md says")
-    command.add_argument("--peer", metavar="FILE", required=True, help="out, and lse if there is one")
-    command.add_argument("--tensors", metavar="q=NAME,k=NAME,…", default="", help="names of tensors that have others")
-    command.add_argument("--order", choices=_AXES, help="of the axes [thd, or bthd of four]")
-    command.add_argument("--mask", choices=("causal", "full"), default="causal", help="what queries see [causal]")
-    command.add_argument("--window", metavar="L,R", default="-1,-1",
-                         help="keys that the row at p sees, p-L ... p+R, -1 is no limit; causal sets R = 0 [-1,-1]")  # fmt: skip
-    command.add_argument("--query-offset", metavar="N", type=int, help="of the first query among the keys, in place of q_offset")
-    command.add_argument("--softmax-scale", metavar="X", type=float, help="of the scores [1 / sqrt(head_dim)]")
-    command.add_argument("--softcap", metavar="X", type=float, default=0.0, help="0 is off [0]")
-    command.add_argument("--rows", metavar="N", type=int, help="rows to compare [as many as take about a second]")
-    return parser
+class _BadValue(Exception):
+    """Says what a flag takes."""
 
 
-def _names(text: str) -> dict[str, str]:
-    pairs = [pair.partition("=") for pair in text.split(",") if pair]
-    for name, equals, value in pairs:
+def _choice(*names: str) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if text not in names:
+            raise _BadValue(f"{', '.join(names[:-1])} or {names[-1]}")
+        return text
+
+    return convert
+
+
+def _integer(least: int, most: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        # Of more digits Python makes no number.
+        if not re.fullmatch(r"-?[0-9]{1,40}", text) or not least <= int(text) <= most:
+            raise _BadValue(f"a whole number from {least} to {most}")
+        return int(text)
+
+    return convert
+
+
+def _real(least: float) -> Callable[[str], float]:
+    def convert(text: str) -> float:
+        number = re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", text, re.IGNORECASE)
+        value = float(text) if number else math.nan
+        if not least <= value <= 1e30:
+            raise _BadValue(f"a finite number, at least {least:g}, at most 1e+30")
+        if abs(value) < 1e-30 and re.search("[1-9]", number[1]):  # fp32 would make it 0
+            raise _BadValue("0, or a number of at least 1e-30")
+        return value
+
+    return convert
+
+
+def _side(text: str) -> int:
+    size = re.fullmatch(r"([0-9]{1,40})([kmg]?)", text, re.IGNORECASE)
+    value = int(size[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[size[2].lower()] if size else -1
+    if text != "-1" and not 0 <= value <= _FARTHEST:
+        raise _BadValue(f"numbers of tokens (-1 for unlimited) such as 4096, 8k or 2m, at most {_FARTHEST}")
+    return value
+
+
+def _window(text: str) -> tuple[int, int]:
+    left, comma, right = text.partition(",")
+    if not comma:
+        raise _BadValue("two numbers of tokens L,R, each -1 for unlimited")
+    return _side(left), _side(right)
+
+
+def _tensors(text: str) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for pair in text.split(","):
+        name, _, value = pair.partition("=")
         if name not in _NAMES or not value:
-            refuse(f"--tensors has {name}{equals}{value}", f"it has pairs of {', '.join(_NAMES)} with a name",
-                   "Write q=layers.3.q, for instance.")  # fmt: skip
-    return {name: value for name, _, value in pairs}
+            raise _BadValue(f"pairs of {', '.join(_NAMES)} with a name, such as q=layers.3.q,k=layers.3.k")
+        if name in given:
+            raise _BadValue(f"each tensor once; {name} stands there twice")
+        given[name] = value
+    return given
 
 
-def _mask(mask: str, window: str):
-    try:
-        left, right = map(int, window.split(","))
-    except ValueError:
-        refuse(f"--window is {window}", "it is two numbers of tokens L,R, each -1 for unlimited", "Write 4095,0, for instance.")
-    if (left, right) == (-1, -1):
-        return mask
-    return left, 0 if mask == "causal" else right
+def _path(text: str) -> str:
+    if not text or "\0" in text:
+        raise _BadValue("the name of a file")
+    return text
 
 
-def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> dict:
-    """What check_attention() takes of the input: rows packed, as [tokens, heads, dim]."""
+class _Flag(NamedTuple):
+    name: str
+    takes: str
+    convert: Callable[[str], Any]
+    fallback: Any
+    example: str
+    about: str
+
+
+_FLAGS = (
+    _Flag("input", "FILE", _path, None, "qkv.safetensors", "q, k and v, as docs/files.md says"),
+    _Flag("peer", "FILE", _path, None, "theirs.safetensors", "another system's out, and lse if there is one"),
+    _Flag("tensors", "q=NAME,k=NAME,v=NAME", _tensors, {}, "q=layers.3.q,k=layers.3.k",
+          "other names of the input's tensors"),
+    _Flag("order", "thd|htd|bthd|bhtd", _choice(*_AXES), None, "thd",
+          "axis order of q, k, v and out [thd, bthd of four axes]"),
+    _Flag("mask", "full|causal", _choice("full", "causal"), "causal", "causal", "what queries see [causal]"),
+    _Flag("window", "L,R", _window, (-1, -1), "4095,0",
+          "the row at p sees keys p-L ... p+R, -1 is no limit; causal sets R = 0 [-1,-1]"),
+    _Flag("query-offset", "N", _integer(-_FARTHEST, _FARTHEST), None, "0",
+          "position of the first query among the keys; overrides q_offset"),
+    _Flag("softmax-scale", "X", _real(-1e30), None, "0.125", "of the scores, not 0 [1/sqrt(head_dim)]"),
+    _Flag("softcap", "X", _real(0.0), 0.0, "30", "score becomes X * tanh(score / X); 0 is off [0]"),
+    _Flag("rows", "N", _integer(1, _MOST_ROWS), None, "64",
+          "rows, each of one token and head, to compare, the first and the last among them [as many as take about a "
+          "second, which are all rows of small jobs]"),
+)  # fmt: skip
+
+
+def _help() -> str:
+    lines = ["usage: python -m ringattn verify --input FILE --peer FILE [flags]", "",
+             "Compares another system's out, and lse if it has one, with fp64. These are all its flags, which mean",
+             "what they do in `ringattn verify --peer`: that program has more, computes the job itself, too, and",
+             "draws other rows of large jobs, though as many. It reads neither the environment nor a file of flags.",
+             ""]  # fmt: skip
+    for flag in _FLAGS:
+        lines += [f"  --{flag.name} {flag.takes}", f"      {flag.about}"]
+    lines += ["", "exit codes: 0 all compared rows are right, 1 one is wrong, 2 flags, 3 files, 4 not checked here"]
+    return "\n".join(lines)
+
+
+def _unknown(word: str) -> NoReturn:
+    name = word.partition("=")[0]
+    if not word.startswith("-") or word == "-":
+        refuse(f'"{word}" belongs to no flag', "all values follow a flag", _HELP)
+    near = difflib.get_close_matches(name.lstrip("-"), [flag.name for flag in _FLAGS], 1, 0.75)
+    refuse(f"unknown flag {name}", "this check has no flag of that name, though the program `ringattn verify` may",
+           f"Did you mean --{near[0]}?" if near else _HELP)  # fmt: skip
+
+
+def _given(words: list[str]) -> dict[str, Any] | None:
+    """The flags' values; None where help is asked for."""
+    flags = {f"--{flag.name}": flag for flag in _FLAGS}
+    texts: dict[str, list[str]] = {}
+    left = list(words)
+    asked = False
+    while left:
+        name, equals, text = left.pop(0).partition("=")
+        if name in ("-h", "--help") and not equals:
+            asked = True
+            continue
+        if name not in flags:
+            _unknown(name + equals + text)
+        if not equals and left and left[0].partition("=")[0] not in flags and left[0] not in ("-h", "--help"):
+            text = left.pop(0)
+        elif not text:
+            refuse(f"{name} has no value", "it takes one", _HELP)
+        texts.setdefault(name, []).append(text)
+    if asked:
+        return None
+    given = {}
+    for name, flag in flags.items():
+        values = texts.get(name, [])
+        if len(values) > 1:
+            refuse(f"{name} is given {len(values)} times", "one value would be ignored", "Give it once.")
+        try:
+            given[flag.name] = flag.convert(values[0]) if values else flag.fallback
+        except _BadValue as bad:
+            refuse(f'{name} is "{values[0]}"', f"it takes {bad}", f"Try {name} {flag.example}, for example.")
+    for name in ("input", "peer"):
+        if given[name] is None:
+            refuse(f"--{name} is missing", "a file's attention is compared with another file's", _HELP)
+    if given["mask"] == "causal" and given["window"][1] > 0:
+        refuse("--window contradicts the causal mask", f"R is {given['window'][1]}, and causal sets R = 0",
+               "Use --mask full, or R = 0.")  # fmt: skip
+    scale_of(given["softmax-scale"])
+    return given
+
+
+def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[dict, list[int], list[int]]:
+    """What check_attention() takes of the input: rows packed, as [tokens, heads, dim]. And the shapes that out and lse
+    have in a file."""
+    path = tensors.path
     for name in _OTHERS:
         if name in tensors:
-            unsupported(f"{tensors.path} has {name}", "this check has whole sequences under a mask alone",
+            unsupported(f"{path} has {name}", "this check has whole sequences under a mask alone",
                         "Use the program, `ringattn verify`.")  # fmt: skip
-    found = {name: tensors[given.get(name, name)] for name in ("q", "k", "v")}
-    batch = None
-    for name, array in list(found.items()):
-        rows = _packed(str(tensors.path), name, array, order)
-        if rows.ndim == 4:
-            batch = rows.shape[0]
-            found[f"cu_seqlens_{name}"] = np.arange(batch + 1) * rows.shape[1]
-            rows = rows.reshape(-1, *rows.shape[2:])
-        found[name] = rows
-    found.pop("cu_seqlens_v", None)
-    for name in _NAMES[3:]:
-        stored = given.get(name, name)
-        if stored not in tensors:
-            if name in given:
-                found[name] = tensors[stored]  # which says that it isn't there
+    if "k_lengths" in tensors:
+        raise FileError(f"{path} has k_lengths", "it belongs to k_positions, which the file lacks", "Leave it out.")
+    for name in _CACHES:
+        if name not in tensors or "k" in given or "v" in given:
             continue
-        if name.startswith("cu_seqlens") and batch is not None:
-            refuse(f"{stored} is there", "the order has an axis for the batch already", "Leave it out, or pack all sequences.")
-        found["q_offsets" if name == "q_offset" else name] = tensors[stored]
-    if "sinks" in found:
-        found["sinks"] = found["sinks"].astype("float32")
-    return found
+        if "k" in tensors:
+            raise FileError(f"{path} holds k and {name}", "the keys of a job are one of them",
+                            "Name k and v by --tensors.")
+        unsupported(f"{path} has {name}", "this check takes keys and values in rows",
+                    "Use the program, `ringattn verify`.")
+    stored = {name: tensors.read(given.get(name, name), _ROWS) for name in ("q", "k", "v")}
+    q, v = stored["q"], stored["v"]
+    for name, array in stored.items():
+        _check_rows(path, name, array, q, order)
+    axes = _AXES[order or ("bthd" if q.ndim == 4 else "thd")]
+    rows = {name: array.transpose(axes) for name, array in stored.items()}  # tokens in front of heads
+    found: dict[str, Any] = {name: array.reshape(-1, *array.shape[-2:]) for name, array in rows.items()}
+    batched = q.ndim == 4
+    for name in _NAMES[3:]:
+        if name not in given and name not in tensors:
+            continue
+        array = tensors.read(given.get(name, name), {"sinks": _ROWS, "q_offset": ("I64",)}.get(name, _WHOLE))
+        if array.ndim != 1:
+            raise FileError(f"{name} of {path} is {list(array.shape)}", "it has one axis", "Check how it was written.")
+        if name.startswith("cu_seqlens"):
+            if batched:
+                raise FileError(f"{path} has {name}", "the order has an axis for the batch already",
+                                "Leave it out, or pack all sequences.")  # fmt: skip
+            _check_cumulative(path, name, array, found[name[-1]].shape[0])
+        if name == "q_offset" and array.size and not -_FARTHEST <= int(array.min()) <= int(array.max()) <= _FARTHEST:
+            raise FileError(f"q_offset of {path} lies beyond 2^60 tokens", "it holds positions",
+                            "Check how it was written.")
+        found["q_offsets" if name == "q_offset" else name] = array.astype("float32") if name == "sinks" else array
+    shared = "cu_seqlens_q" in found and found["q"].shape[0] == found["k"].shape[0]
+    if ("cu_seqlens_q" in found) != ("cu_seqlens_k" in found) and not shared:
+        raise FileError(f"{path} has one of cu_seqlens_q and cu_seqlens_k", "lengths are given for queries and keys",
+                        "Add the other one.")  # fmt: skip
+    for name in ("q", "k") if batched else ():
+        found[f"cu_seqlens_{name}"] = np.arange(q.shape[0] + 1) * rows[name].shape[1]
+    *batch, tokens, heads, _ = rows["q"].shape
+    return found, [*q.shape[:-1], v.shape[-1]], [*batch, heads, tokens]
 
 
-def _packed(path: str, name: str, array, order: str | None):
-    """Tokens in front of heads."""
-    axes = _AXES[order or ("bthd" if array.ndim == 4 else "thd")]
-    if array.ndim != len(axes):
-        raise FileError(f"{name} of {path} is {list(array.shape)}", f"its order has {len(axes)} axes",
-                        "Name the file's order by --order.")  # fmt: skip
-    return array.transpose(axes)
+def _check_rows(path, name: str, array: np.ndarray, q: np.ndarray, order: str | None) -> None:
+    what = f"{name} of {path} is {array.dtype} {list(array.shape)}"
+    if array.ndim not in ((len(_AXES[order]),) if order else (3, 4)):
+        wanted = f"its order has {len(_AXES[order])} axes" if order else "it has 3 axes, or 4 with a batch"
+        raise FileError(what, wanted, "Name the file's order by --order.")
+    heads = array.shape[-3 if order in ("htd", "bhtd") else -2]
+    if array.dtype != q.dtype or array.ndim != q.ndim or (q.ndim == 4 and array.shape[0] != q.shape[0]):
+        raise FileError(what, f"q is {q.dtype} {list(q.shape)}",
+                        "q, k and v have one type, and the same batch of sequences.")
+    if heads == 0 or array.shape[-1] == 0:
+        raise FileError(what, "it needs at least one head and one dim", "Check it; --order says which axis is which.")
 
 
-def verify(given: argparse.Namespace) -> bool:
-    job = _read(Tensors(given.input), _names(given.tensors), given.order)
-    peer = Tensors(given.peer)
+def _check_cumulative(path, name: str, array: np.ndarray, tokens: int) -> None:
+    if (not 2 <= array.size <= _MOST_SEQUENCES + 1 or array[0] != 0 or array[-1] != tokens
+            or np.any(array[1:] < array[:-1])):  # fmt: skip
+        raise FileError(f"{name} of {path} begins as {array[:8].tolist()}",
+                        f"it ascends from 0 to the {tokens} tokens of {name[-1]}, by at most 2^20 sequences",
+                        "Write 0, and behind it the end of every sequence in packed tokens.")  # fmt: skip
+
+
+def _read_peer(given: dict[str, Any], dtype, out_shape: list[int], lse_shape: list[int]):
+    """(out, lse) as check_attention() takes them; lse is None where they have none."""
+    peer = Tensors(given["peer"])
+    out = peer.read("out", _ROWS)
+    lse = peer.read("lse", _LSE) if "lse" in peer else None
+    for name, array, kind, shape in (("out", out, dtype, out_shape), ("lse", lse, np.dtype("float32"), lse_shape)):
+        if array is not None and (list(array.shape) != shape or array.dtype != kind):
+            raise FileError(f"{peer.path} can't be compared",
+                            f"{quoted(name)} is {array.dtype} {list(array.shape)}, the job gives {kind} {shape}",
+                            "Give the job that the file was made with.")  # fmt: skip
+    out = out.transpose(_AXES[given["order"] or ("bthd" if out.ndim == 4 else "thd")])
+    if lse is not None:
+        lse = np.swapaxes(lse, -1, -2).reshape(-1, lse.shape[-2])
+    return out.reshape(-1, *out.shape[-2:]), lse
+
+
+def verify(given: dict[str, Any]) -> bool:
+    """given: the flags' values by their names."""
+    tensors = Tensors(given["input"])
+    job, out_shape, lse_shape = _read(tensors, given["tensors"], given["order"])
     shape = job["q"].shape
-    out = _packed(given.peer, "out", peer["out"], given.order)
-    lse = None
-    if "lse" in peer:  # heads before tokens, whatever the order
-        lse = np.moveaxis(peer["lse"], -1, -2)
-        lse = lse.reshape(-1, lse.shape[-1])
-    if given.query_offset is not None:
+    out, lse = _read_peer(given, job["q"].dtype, out_shape, lse_shape)
+    if given["query-offset"] is not None:
         sequences = len(job["cu_seqlens_q"]) - 1 if "cu_seqlens_q" in job else 1
-        job["q_offsets"] = [given.query_offset] * sequences
-    if out.ndim == 4:
-        out = out.reshape(-1, *out.shape[2:])
-    if out.dtype != job["q"].dtype:
-        refuse(f"out of {given.peer} is {out.dtype}", f"q is {job['q'].dtype}", "Compare results of q's type.")
-    mask = _mask(given.mask, given.window)
+        job["q_offsets"] = [given["query-offset"]] * sequences
+    left, right = given["window"]
+    mask = given["mask"] if (left, right) == (-1, -1) else (left, 0 if given["mask"] == "causal" else right)
     arrays = [job.pop(name) for name in ("q", "k", "v")]
     try:
-        seen = testing.check_attention(*arrays, out, lse, mask=mask, softmax_scale=given.softmax_scale, softcap=given.softcap,
-                                       rows="few" if given.rows is None else given.rows, **job)  # fmt: skip
+        seen = testing.check_attention(*arrays, out, lse, mask=mask, softmax_scale=given["softmax-scale"],
+                                       softcap=given["softcap"], rows=given["rows"] or "few", **job)  # fmt: skip
     except WrongResult as error:
         print(f"  {error}\nFAIL")
         return False
-    print(f"{seen.rows} of {shape[0] * shape[1]} rows of {given.peer} against fp64")
+    except UsageError as error:  # flags have been read: it is about the file's tensors
+        raise FileError(f"{tensors.path}: {error.problem}", error.why, error.remedy) from error
+    print(f"{seen.rows} of {shape[0] * shape[1]} rows of {given['peer']} against fp64")
     print(f"  out: error {seen.out_error:.3g}, {seen.out_part:.3g} of what is allowed")
     if lse is None:
         print("  theirs has no lse: out alone is compared")
@@ -132,17 +312,36 @@ def verify(given: argparse.Namespace) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: that of the program."""
     words = sys.argv[1:] if arguments is None else arguments
-    # argparse would take a window that begins with a minus for a flag.
-    if "--window" in words[:-1]:
-        at = words.index("--window")
-        words = [*words[:at], "=".join(words[at : at + 2]), *words[at + 2 :]]
-    given = _flags().parse_args(words)
     try:
+        if words[:1] != ["verify"] and words[:1] not in (["-h"], ["--help"]):
+            refuse(f'"{words[0]}" is no command' if words else "there is no command", "verify is the only one", _HELP)
+        given = _given(words[1:]) if words[0] == "verify" else None
+        if given is None:
+            print(_help())
+            return 0
         return 0 if verify(given) else WrongResult.status
     except Error as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
 
 
+def _program() -> int:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may stop, as with any program
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="backslashreplace")  # names of files are any bytes
+    try:
+        code = main()
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        if sys.stderr is not None:
+            print(f"error: the result can't be written to stdout ({error.strerror}). "
+                  "Lead stdout to a place that takes it.", file=sys.stderr, flush=True)  # fmt: skip
+        os._exit(FileError.status)  # what is still unwritten would be tried again
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_program())

@@ -109,6 +109,10 @@ def refuse_unknown(op: str, given: dict) -> NoReturn:
         remedy = f"Did you mean {ours}?"
     elif name in _NOT_NEEDED:
         why, remedy = _NOT_NEEDED[name], "Leave it out: no result depends on it."
+    elif name == "block_mask":
+        why = "ringattn's functions mask by position alone"
+        remedy = ("For lists of key blocks use the program, `ringattn run --block-mask`: docs/lists.md says how they are "
+                  "made.")  # fmt: skip
     elif name in _MASKING:
         why, remedy = "ringattn masks by position alone", "Say by mask and cu_seqlens what is seen, or use another library."
     elif name in ("dropout", "dropout_p"):

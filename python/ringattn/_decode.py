@@ -165,7 +165,18 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
     """(Decode, sequences, rows of each)."""
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_axes(name, cache, (4,), "[pages, page_size, kv_heads, head_dim]")
+    if tuple(k_cache.shape[:3]) != tuple(v_cache.shape[:3]):
+        refuse(f"k_cache is {list(k_cache.shape)} and v_cache {list(v_cache.shape)}",
+               "a token's key and value lie at the same place of both",
+               "Give both the same pages and heads.")  # fmt: skip
     sequences, rows = steps_of(q, 4)
+    if block_table is not None and block_table.shape[0] != sequences:
+        refuse(f"block_table is {list(block_table.shape)}", f"it has a row for each of {sequences} sequences",
+               "Check it.")
+    if block_table is None and k_cache.shape[0] < sequences:
+        refuse(f"k_cache is {list(k_cache.shape)} and there are {sequences} sequences",
+               "without a block_table page s of a cache is sequence s",
+               "Pass the block_table of a cache of pages, or a dense cache with all sequences.")  # fmt: skip
     heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k_cache.shape[2], q.shape[-1], v_cache.shape[3]
     formats = _job.format_of(k_cache), _job.format_of(v_cache)
     limits = limits_of(own, sequences, rows, k_cache, block_table, max_keys)

@@ -1,15 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
 """What flash_attn's arguments, which ring_flash_attn's functions have, mean here."""
 
-from ._errors import unsupported
+from ._arguments import as_int
+from ._errors import refuse, unsupported
+
+
+def causal_of(causal) -> bool:
+    """Words and tensors, which would all count as true, are refused."""
+    if type(causal).__name__ not in ("bool", "bool_"):  # Python's, and NumPy's
+        refuse(f"causal is {repr(causal)[:60]}", "it is True or False", "Pass one of them.")
+    return bool(causal)
 
 
 def mask_of(causal: bool, window_size: tuple[int, int]):
     """As flash_attn has it: a causal window has no right side."""
-    if tuple(window_size) == (-1, -1):
+    causal = causal_of(causal)
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        refuse(f"window_size is {str(window_size)[:60]}",
+               "it is two numbers of tokens (left, right), each -1 for no limit",
+               "Pass (-1, -1) for none.")  # fmt: skip
+    left, right = (as_int(side, "a side of window_size") for side in window_size)
+    if (left, right) == (-1, -1):
         return "causal" if causal else "full"
-    left, right = window_size
     return (left, 0 if causal else right)
+
+
+def check_rows(**arrays) -> None:
+    """What has no axes is refused by name."""
+    for name, array in arrays.items():
+        if not hasattr(array, "ndim"):
+            refuse(f"{name} is {type(array).__name__}", "it should be a PyTorch tensor", "Pass this rank's rows.")
+
+
+def unpacked(name: str, packed, axes: int):
+    """The tensors of kv or qkv, whose number is the name's, side by side in front of the axes of heads and dims."""
+    check_rows(**{name: packed})
+    if packed.ndim != axes or packed.shape[-3] != len(name):
+        refuse(f"{name} is {list(packed.shape)}",
+               f"it has {axes} axes, and {len(name)} tensors in the third from behind",
+               "Stack them there.")  # fmt: skip
+    return packed.unbind(-3)
+
+
+def check_stride(stride, kv_heads: int) -> None:
+    """heads_k_stride: that many K/V heads travel together in ring_flash_attn."""
+    stride = as_int(stride, "heads_k_stride")
+    if stride < 1 or kv_heads % stride:
+        refuse(f"heads_k_stride is {stride}", f"it divides the {kv_heads} heads of keys and values",
+               "Pass 1: no result depends on it.")  # fmt: skip
 
 
 def check(dropout_p: float, alibi_slopes) -> None:

@@ -4,13 +4,15 @@ whose sequences are said before each batch."""
 
 import threading
 
-from ._arguments import as_int, lengths_of
+from ._arguments import lengths_of
 from ._errors import refuse
+from ._flash_attn_tools import check_stride
 from .layouts import packed
 from .torch_worlds import torch_world
 from .worlds import World
 
-# group: of the last substitute_hf_flash_attn(); batch: (layout, world) of the last update_ring_flash_attn_params().
+# group, stride: of the last substitute_hf_flash_attn(); batch: (layout, world) of the last
+# update_ring_flash_attn_params().
 _here = threading.local()
 _NONE = object()  # no group, where None is the default one
 
@@ -27,10 +29,11 @@ def _dealt():
     return None if transformers.is_inside_batch() else dealt
 
 
-def _forward(*arguments, **named):
+def _forward(module, query, key, *arguments, **named):
     from . import transformers  # noqa: PLC0415, as above
 
-    return transformers.attention_forward(*arguments, **named, dealt=_dealt())
+    check_stride(getattr(_here, "stride", 1), key.shape[1])
+    return transformers.attention_forward(module, query, key, *arguments, **named, dealt=_dealt())
 
 
 def _mask(*arguments, **named):
@@ -42,15 +45,13 @@ def _mask(*arguments, **named):
 def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
     """Models whose implementation is "flash_attention_2" compute by ringattn from here on, and so do those of "ringattn", as
     transformers lets none have the first without the package flash_attn. heads_k_stride changes nothing, because keys travel
-    block by block."""
-    stride = as_int(heads_k_stride, "heads_k_stride")
-    if stride < 1:
-        refuse(f"heads_k_stride is {stride}", "it counts heads that travel together", "Pass 1: no result depends on it.")
+    block by block; as in ring_flash_attn it divides the K/V heads of each layer."""
+    check_stride(heads_k_stride, 0)
     from . import transformers  # noqa: PLC0415, as above
 
     for name in ("flash_attention_2", "ringattn"):
         transformers.register(name, _forward, _mask)
-    _here.group, _here.batch = process_group, None
+    _here.group, _here.stride, _here.batch = process_group, heads_k_stride, None
 
 
 def update_ring_flash_attn_params(cu_seqlens, process_group) -> None:

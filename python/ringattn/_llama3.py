@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _attention, _torch_tools
-from ._arguments import as_int, as_ints, lengths_of
+from ._arguments import as_int, as_ints, check_axes, lengths_of
 from ._errors import refuse
-from ._flash_attn_tools import check, mask_of, result, size_of
+from ._flash_attn_tools import causal_of, check, check_rows, check_stride, mask_of, result, size_of, unpacked
 from .layouts import packed
 from .torch_worlds import world_of
 
@@ -35,6 +35,7 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal: bool, rank: int, wo
     cu_seqlens_k, and llama3_flash_attn_varlen_func() takes it from there."""
     at = as_ints(cu_seqlens, "cu_seqlens")
     lengths_of(at)
+    causal = causal_of(causal)
     rank, world_size = as_int(rank, "rank"), as_int(world_size, "world_size")
     if not 0 <= rank < world_size:
         refuse(f"there is no rank {rank} of {world_size}", "ranks count from 0", "Check rank and world_size.")
@@ -54,7 +55,7 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal: bool, rank: int, wo
         torch.tensor(cu, dtype=torch.int32, device=getattr(cu_seqlens, "device", None)) for cu in (local_q, local_k)
     ]
     made[1].ringattn_llama3 = (
-        tuple(at), tuple(local_q), tuple(local_k), bool(causal), rank, world_size, k_begin, k_end
+        tuple(at), tuple(local_q), tuple(local_k), causal, rank, world_size, k_begin, k_end
     )  # fmt: skip
     longest = [max((b - a for a, b in zip(cu, cu[1:])), default=0) for cu in (local_q, local_k)]
     return *made, *longest, slice(k_begin, k_end)
@@ -85,8 +86,8 @@ def _(cu_seqlens_q, cu_seqlens_k, local_q, local_k, whole):
 
 def _check_prepared(causal, rank, world_size, k_begin, k_end, given_causal, given_slice, world) -> None:
     """What no number of a tensor says."""
-    if bool(given_causal) != causal:
-        refuse(f"causal is {bool(given_causal)}", f"cu_seqlens_k was prepared with causal={causal}", "Pass the same to both.")
+    if causal_of(given_causal) != causal:
+        refuse(f"causal is {given_causal}", f"cu_seqlens_k was prepared with causal={causal}", "Pass the same to both.")
     mine = (0, 1) if world is None else (world.rank, world.size)
     if mine != (rank, world_size):
         refuse(f"this is rank {mine[0]} of {mine[1]}", f"cu_seqlens_k was prepared for rank {rank} of {world_size}",
@@ -99,9 +100,14 @@ def _check_prepared(causal, rank, world_size, k_begin, k_end, given_causal, give
 def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice,
                                   dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                                   deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    """heads_k_stride and the longest lengths change nothing, because keys travel block by block. The other arguments that were
-    prepared must be those of one call of llama3_flash_attn_prepare_cu_seqlens()."""
+    """heads_k_stride changes nothing, because keys travel block by block; as in ring_flash_attn it divides the K/V
+    heads. max_seqlen_q and max_seqlen_k are not looked at: the sequences say their lengths, so that numbers which are
+    too small, with which flash_attn leaves rows out, change nothing either. The other arguments that were prepared must
+    be those of one call of llama3_flash_attn_prepare_cu_seqlens()."""
     check(dropout_p, alibi_slopes)
+    check_rows(q=q, k=k, v=v)
+    check_axes("k", k, (3,), "[tokens, heads, head_dim]")
+    check_stride(heads_k_stride, k.shape[1])
     prepared = getattr(cu_seqlens_k, "ringattn_llama3", None)
     if prepared is None:
         refuse("cu_seqlens_k doesn't say which sequences there are",
@@ -125,7 +131,7 @@ def llama3_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, ma
                                            heads_k_stride, local_k_slice, dropout_p=0.0, softmax_scale=None,
                                            causal=False, window_size=(-1, -1), alibi_slopes=None,
                                            deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    return llama3_flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+    return llama3_flash_attn_varlen_func(q, *unpacked("kv", kv, 4), cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
                                          max_seqlen_k, heads_k_stride, local_k_slice, dropout_p, softmax_scale,
                                          causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
@@ -134,6 +140,6 @@ def llama3_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens_q, cu_seqlens_k, max
                                             heads_k_stride, local_k_slice, dropout_p=0.0, softmax_scale=None,
                                             causal=False, window_size=(-1, -1), alibi_slopes=None,
                                             deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    return llama3_flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+    return llama3_flash_attn_varlen_func(*unpacked("qkv", qkv, 4), cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
                                          max_seqlen_k, heads_k_stride, local_k_slice, dropout_p, softmax_scale,
                                          causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip

@@ -1,89 +1,298 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a safetensors file, or of the index of several, as NumPy's arrays over the files: what isn't used is not read."""
+"""Tensors of a safetensors file, or of the index of several, as NumPy's arrays over the files: what isn't used is not
+read. A file is taken or refused as the program does it (src/attention/files/safetensors_header.cpp and
+safetensors_index.cpp)."""
 
 import json
-import math
-import pathlib
+import mmap
+import os
+import re
+import stat
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from ._errors import FileError, unsupported
 
-_TYPES = {"F32": "float32", "F16": "float16", "F64": "float64", "I32": "int32", "I64": "int64"}
-# Of a header; the format's own limit.
-_MOST_BYTES = 100_000_000
+# Bits of the format's element types.
+_BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
+         "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32,
+         "F32": 32,
+         "C64": 64, "F64": 64, "I64": 64, "U64": 64}  # fmt: skip
+_NUMPY = {"F32": "float32", "F16": "float16", "I32": "int32", "I64": "int64"}
+_HEADER_BYTES = 100_000_000  # as in the reference library
+_TENSORS, _METADATA, _AXES, _NAME_BYTES, _STRING_BYTES = 2**16, 2**14, 64, 4096, 2**24
+_INDEX_MEMBERS, _INDEX_FILES = 3 * 2**18, 4096
+_TOKENS = re.compile(rb'\\.|["\[\]{}:]', re.DOTALL)
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
+
+_Refuse = Callable[[str], NoReturn]
 
 
-def _broken(path, why: str) -> FileError:
-    return FileError(f"{path} is no safetensors file", why, "Write it by the library of that name.")
+def quoted(name: str) -> str:
+    """A name from a file, fit for a message of one line."""
+    shown = "".join(c if " " <= c <= "~" and c != "`" else f"\\u{ord(c):04x}" for c in name[:80])
+    return f"`{shown}{'…' if len(name) > 80 else ''}`"
 
 
-def _header(path: pathlib.Path) -> tuple[dict, int]:
-    """What it says of each tensor, and where their bytes begin."""
+def _file(path: str) -> _Refuse:
+    def refuse(why: str) -> NoReturn:
+        raise FileError(f"{path} is no valid safetensors file", why,
+                        "Check that it was copied whole, or write it again with the safetensors library.")  # fmt: skip
+
+    return refuse
+
+
+def _index(path: str) -> _Refuse:
+    def refuse(why: str) -> NoReturn:
+        raise FileError(f"{path} is no valid safetensors index", why,
+                        "Give the model's *.index.json, or one of its files.")
+
+    return refuse
+
+
+def _open(path: str) -> int:
+    """A descriptor of a regular file. Opening a pipe or a device must not wait for its other side."""
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > min(_MOST_BYTES, path.stat().st_size - 8):
-                raise _broken(path, f"its header would have {length} bytes")
-            said = json.loads(file.read(length))
-    except OSError as error:
-        raise FileError(f"{path} can't be read", error.strerror or str(error), "Check the path.") from error
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise FileError(f"can't open {path}", getattr(error, "strerror", None) or str(error),
+                        "Check the path and its permissions.") from error  # fmt: skip
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise FileError(f"can't read {path}", "it is a directory" if stat.S_ISDIR(mode) else "it is no regular file",
+                        "Give a safetensors file.")  # fmt: skip
+    return descriptor
+
+
+def _map(path: str) -> mmap.mmap | bytes:
+    """The bytes of a file."""
+    descriptor = _open(path)
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if os.fstat(descriptor).st_size else b""
+    except (OSError, ValueError) as error:
+        raise FileError(f"can't read {path}", getattr(error, "strerror", None) or str(error),
+                        "Check the disk, or copy the file to another.") from error
+    finally:
+        os.close(descriptor)
+
+
+def _scan(text: bytes, depth: int, most: int, refuse: _Refuse) -> None:
+    """Limits, of what is nested and of how much there is, that hold before a parser takes memory for what it reads."""
+    level = count = 0
+    begin = None  # of the string that a token lies in
+    for token in _TOKENS.finditer(text):
+        what = token[0]
+        if begin is not None:
+            if token.start() - begin > _STRING_BYTES:
+                refuse(f"its JSON holds a string of more than {_STRING_BYTES} bytes")
+            begin = None if what == b'"' else begin
+        elif what == b'"':
+            begin, count = token.start(), count + 1
+        elif what in (b"[", b"{"):
+            level, count = level + 1, count + (what == b"[")
+            if level > depth:
+                refuse(f"its JSON is nested deeper than {depth} levels")
+        elif what in (b"]", b"}"):
+            level -= 1
+        else:
+            count += 1
+        if count > most:
+            refuse(f"its JSON has more than {most} members, lists and strings")
+
+
+def _parse(text: bytes, depth: int, most: int, refuse: _Refuse) -> dict:
+    """An object of JSON in UTF-8, whose whole numbers are those of the format: digits alone. All else is a float."""
+    _scan(text, depth, most, refuse)
+
+    def once(pairs: list) -> dict:
+        said: dict = {}
+        for name, value in pairs:
+            if name in said:
+                refuse(f"it names {quoted(name)} twice")
+            for word in (name, value):
+                if isinstance(word, str):
+                    word.encode()  # raises where \ud800 stands alone
+            said[name] = value
+        return said
+
+    def constant(word: str) -> NoReturn:
+        raise ValueError(f"{word} is no number")
+
+    def whole(digits: str) -> int | float:
+        return float(digits) if digits[0] == "-" or len(digits) > 19 else int(digits)
+
+    try:
+        said = json.loads(text.decode(), object_pairs_hook=once, parse_constant=constant, parse_int=whole)
     except ValueError as error:
-        raise _broken(path, f"its header is no JSON: {error}") from error
+        refuse(f"it isn't JSON in UTF-8: {error}")
     if not isinstance(said, dict):
-        raise _broken(path, "its header is no object")
-    said.pop("__metadata__", None)
-    return said, 8 + length
+        refuse("its JSON is no object")
+    return said
 
 
-def _dtype(path, name: str, kind: str):
-    if kind == "BF16":
+class _Tensor(NamedTuple):
+    kind: str
+    shape: tuple[int, ...]
+    begin: int  # bytes of the data
+    end: int
+
+
+def _numbers(said, refuse: _Refuse, what: str) -> tuple[int, ...]:
+    if not isinstance(said, list) or any(type(number) is not int or number >= 2**63 for number in said):
+        refuse(f"{what} is no list of whole numbers below 2^63")
+    return tuple(said)
+
+
+def _tensor(name: str, said, data_bytes: int, refuse: _Refuse) -> _Tensor:
+    subject = f"tensor {quoted(name)}"
+    if len(name.encode()) > _NAME_BYTES:
+        refuse(f"a tensor's name has more than {_NAME_BYTES} bytes")
+    if _CONTROL.search(name):
+        refuse(f"{subject} has a control character in its name")
+    if name.startswith("/") or ".." in name.split("/"):
+        refuse(f"{subject} has a name like a path that leaves its folder")
+    if not isinstance(said, dict) or set(said) != {"dtype", "shape", "data_offsets"}:
+        refuse(f"{subject} is no object of dtype, shape and data_offsets alone")
+    kind, shape = said["dtype"], _numbers(said["shape"], refuse, f"the shape of {subject}")
+    offsets = _numbers(said["data_offsets"], refuse, f"the data_offsets of {subject}")
+    if not isinstance(kind, str) or kind not in _BITS:
+        refuse(f"{subject} has the unknown dtype {quoted(str(kind))}")
+    if len(shape) > _AXES:
+        refuse(f"{subject} has more than {_AXES} dimensions")
+    if len(offsets) != 2:
+        refuse(f"{subject} has {len(offsets)} data_offsets instead of 2")
+    subject += f" of {kind} {list(shape)}"
+    bits = _BITS[kind]
+    for dim in shape:
+        bits *= dim or 1
+        if bits >= 2**63:
+            refuse(f"{subject} is larger than 2^63 bits")
+    bits = 0 if 0 in shape else bits
+    begin, end = offsets
+    if bits % 8:
+        refuse(f"{subject} doesn't fill whole bytes")
+    if begin > end:
+        refuse(f"{subject} ends at byte {end}, before it begins at {begin}")
+    if end > data_bytes:
+        refuse(f"{subject} ends at byte {end} of {data_bytes} bytes of data")
+    if 8 * (end - begin) != bits:
+        refuse(f"{subject} needs {bits // 8} bytes and has {end - begin}")
+    return _Tensor(kind, shape, begin, end)
+
+
+def _check_tiling(tensors: dict[str, _Tensor], data_bytes: int, refuse: _Refuse) -> None:
+    """Each byte belongs to one tensor."""
+    covered = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1][2:]):
+        if tensor.begin != covered:
+            where = "inside another that ends at" if tensor.begin < covered else "behind a hole that starts at"
+            refuse(f"tensor {quoted(name)} begins at byte {tensor.begin}, {where} {covered}")
+        covered = tensor.end
+    if covered != data_bytes:
+        refuse(f"its tensors end at byte {covered} of {data_bytes} bytes of data")
+
+
+class _Shard:
+    """A file, and what its header says of tensors, by their names."""
+
+    def __init__(self, path: str):
+        self.path, self.bytes = path, _map(path)
+        refuse, size = _file(path), len(self.bytes)
+        if size < 8:
+            refuse(f"it has {size} bytes, fewer than its length field" if size else "it is empty")
+        length = int.from_bytes(self.bytes[:8], "little")
+        if length > min(size - 8, _HEADER_BYTES):
+            most = f", more than {_HEADER_BYTES}" if length > _HEADER_BYTES else f", and has {size} in all"
+            refuse(f"it claims a header of {length} bytes{most}")
+        self.begin = 8 + length
+        said = _parse(self.bytes[8 : self.begin], 4, 11 * _TENSORS + 3 * _METADATA + 2, refuse)
+        metadata = said.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            refuse("its __metadata__ is no object of strings")
+        if len(metadata) > _METADATA or any(len(key.encode()) > _NAME_BYTES for key in metadata):
+            refuse(f"its __metadata__ has more than {_METADATA} entries, or a key of more than {_NAME_BYTES} bytes")
+        if len(said) > _TENSORS:
+            refuse(f"it has more than {_TENSORS} tensors")
+        self.tensors = {name: _tensor(name, one, size - self.begin, refuse) for name, one in said.items()}
+        _check_tiling(self.tensors, size - self.begin, refuse)
+
+    def array(self, name: str, tensor: _Tensor, dtype: np.dtype) -> np.ndarray:
         try:
-            import ml_dtypes  # noqa: PLC0415, only where there are such tensors
-        except ImportError:
-            unsupported(f"{name} of {path} is BF16", "NumPy lacks that type", "Install ml_dtypes, as ringattn[bf16] does.")
-        return np.dtype(ml_dtypes.bfloat16)
-    if kind not in _TYPES:
-        raise FileError(f"{name} of {path} is {kind}", f"there are BF16, {', '.join(_TYPES)}", "Convert it.")
-    return np.dtype(_TYPES[kind])
+            flat = np.frombuffer(self.bytes, np.uint8, tensor.end - tensor.begin, self.begin + tensor.begin)
+            return flat.view(dtype).reshape(tensor.shape) if flat.size else np.empty(tensor.shape, dtype)
+        except ValueError as error:  # NumPy has fewer axes than the format
+            unsupported(f"{quoted(name)} of {self.path} has {len(tensor.shape)} axes", f"NumPy says: {error}",
+                        "Reshape it.")
+
+
+def _files_of(path: str) -> dict[str, str]:
+    """Where an index says that each tensor is."""
+    refuse, text = _index(path), _map(path)
+    if len(text) > _HEADER_BYTES:
+        refuse(f"it has {len(text)} bytes, more than {_HEADER_BYTES}")
+    said = _parse(bytes(text), 16, _INDEX_MEMBERS, refuse).get("weight_map")
+    if not isinstance(said, dict):
+        refuse("it has no weight_map, an object of names")
+    for name, file in said.items():
+        if not isinstance(file, str):
+            refuse(f"the file of tensor {quoted(name)} is no name")
+        if _CONTROL.search(file) or {"", ".", ".."} & set(file.split("/")):
+            refuse(f"tensor {quoted(name)} lies in {quoted(file)}, which is no file inside the index's folder")
+    files = {file: os.path.join(os.path.dirname(path), file) for file in said.values()}
+    if len(files) > _INDEX_FILES:
+        refuse(f"its tensors lie in more than {_INDEX_FILES} files")
+    for file in files.values():
+        os.close(_open(file))
+    return {name: files[file] for name, file in said.items()}
 
 
 class Tensors:
-    """Arrays of a file by their names."""
+    """Arrays of a file by their names. Raises FileError where the file is broken, whichever tensor is wanted."""
 
     def __init__(self, path: str):
-        self.path = pathlib.Path(path)
-        files = [self.path]
-        if self.path.suffix == ".json":
-            try:
-                of_names = json.loads(self.path.read_text(encoding="utf-8"))["weight_map"]
-                files = [self.path.parent / name for name in sorted(set(of_names.values()))]
-            except OSError as error:
-                raise FileError(f"{path} can't be read", error.strerror or str(error), "Check the path.") from error
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise FileError(f"{path} is no index", "it has no weight_map of names", "Name a safetensors file.") from error
-        self._places = {}
-        for file in files:
-            said, begin = _header(file)
-            self._places |= {name: (file, begin, one) for name, one in said.items()}
+        self.path = path
+        self._shards: dict[str, _Shard] = {}
+        if path.endswith(".index.json"):
+            self._files = _files_of(self.path)
+        else:
+            self._files = dict.fromkeys(self._shard(self.path).tensors, self.path)
+
+    def _shard(self, path: str) -> _Shard:
+        if path not in self._shards:
+            self._shards[path] = _Shard(path)
+        return self._shards[path]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._files
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._places:
-            raise FileError(f"{self.path} has no tensor {name}", f"there are {', '.join(sorted(self._places)[:8]) or 'none'}",
-                            "Check the file, or the name.")  # fmt: skip
-        file, begin, said = self._places[name]
-        try:
-            shape, (first, last) = tuple(map(int, said["shape"])), map(int, said["data_offsets"])
-            kind = said["dtype"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise _broken(file, f"{name} lacks shape, dtype or data_offsets") from error
-        dtype = _dtype(file, name, kind)
-        fits = 0 <= first and min(shape, default=1) >= 0 and last - first == math.prod(shape) * dtype.itemsize
-        if not fits or begin + last > file.stat().st_size:
-            raise _broken(file, f"{name} is {kind} {list(shape)} in bytes {first} to {last}")
-        if first == last:
-            return np.empty(shape, dtype)
-        return np.memmap(file, np.uint8, "r", begin + first, last - first).view(dtype).reshape(shape)
+    def read(self, name: str, kinds: tuple[str, ...]) -> np.ndarray:
+        """A tensor that is one of these types, of BF16, F16, F32, I32 and I64."""
+        if name not in self._files:
+            names = sorted(self._files)
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            holds = f"it holds {', '.join(map(quoted, names[:8]))}{more}" if names else "it holds no tensors"
+            raise FileError(f"{self.path} has no tensor {quoted(name)}", holds, "Check the file, or the name.")
+        shard = self._shard(self._files[name])
+        tensor = shard.tensors.get(name)
+        if tensor is None:
+            raise FileError(f"{shard.path} has no tensor {quoted(name)}", f"{self.path} says it does",
+                            "Check that the model was copied whole.")  # fmt: skip
+        if tensor.kind not in kinds:
+            raise FileError(f"{quoted(name)} of {shard.path} has dtype {tensor.kind}",
+                            f"it must be {' or '.join(kinds)}",
+                            "Convert it.")  # fmt: skip
+        return shard.array(name, tensor, _dtype(shard.path, name, tensor.kind))
+
+
+def _dtype(path: str, name: str, kind: str) -> np.dtype:
+    if kind in _NUMPY:
+        return np.dtype(_NUMPY[kind])
+    try:
+        import ml_dtypes  # noqa: PLC0415, only where there are such tensors
+    except ImportError:
+        unsupported(f"{quoted(name)} of {path} is BF16", "NumPy lacks that type",
+                    "Install ml_dtypes, as ringattn[bf16] does.")
+    return np.dtype(ml_dtypes.bfloat16)

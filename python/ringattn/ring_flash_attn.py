@@ -10,11 +10,13 @@ or [heads, tokens] of packed sequences.
 
 Differences: results have the same bits on any number of ranks; windows reach over ranks' borders; sequences need not divide
 evenly where a world is given rows by ringattn's own functions. Dropout and ALiBi are refused, as are gradients. `deterministic`
-changes nothing: every call is. `group` is a torch.distributed ProcessGroup, None for the default one, or a ringattn.World."""
+changes nothing: every call is. `max_seqlen` is not looked at, as cu_seqlens says the lengths: one that is too small,
+with which flash_attn leaves rows out, changes nothing either. `group` is a torch.distributed ProcessGroup, None for the
+default one, or a ringattn.World."""
 
 from . import _attention
-from ._arguments import as_ints, lengths_of
-from ._flash_attn_tools import check, mask_of, result, size_of
+from ._arguments import as_ints, check_axes, lengths_of
+from ._flash_attn_tools import check, check_rows, mask_of, result, size_of, unpacked
 from ._hf_adapter import substitute_hf_flash_attn, update_ring_flash_attn_params  # noqa: F401, of the same names
 from ._llama3 import (  # noqa: F401, as above
     llama3_flash_attn_prepare_cu_seqlens,
@@ -30,7 +32,9 @@ _DEALS = {"contiguous": contiguous, "zigzag": zigzag}
 
 def _batched(layout, q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs, group):
     check(dropout_p, alibi_slopes)
+    check_rows(q=q, k=k, v=v)
     world = world_of(group, q)
+    check_axes("q", q, (4,), "[batch, tokens, heads, head_dim]")
     batch, tokens = q.shape[0], q.shape[1] * size_of(world)
     dealt = _DEALS[layout]([tokens] * batch, world.size) if size_of(world) > 1 else None
     out, lse = _attention.attention(
@@ -44,6 +48,7 @@ def _varlen(
 ):
     """cu_seqlens: of this rank's rows, as ring_flash_attn has it: each sequence is split equally."""
     check(dropout_p, alibi_slopes)
+    check_rows(q=q, k=k, v=v)
     world = world_of(group, q)
     # Of one rank they go on as they are: a graph can hold a tensor of lengths, but not its numbers.
     whole, dealt = cu_seqlens, None
@@ -66,14 +71,14 @@ def ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=Fals
 def ring_flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
                                   alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
     """kv: [batch, tokens, 2, heads, head_dim]."""
-    return ring_flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], dropout_p, softmax_scale, causal, window_size,
+    return ring_flash_attn_func(q, *unpacked("kv", kv, 5), dropout_p, softmax_scale, causal, window_size,
                                 alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
 def ring_flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
                                    alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
     """qkv: [batch, tokens, 3, heads, head_dim]."""
-    return ring_flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], dropout_p, softmax_scale, causal,
+    return ring_flash_attn_func(*unpacked("qkv", qkv, 5), dropout_p, softmax_scale, causal,
                                 window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
@@ -87,14 +92,14 @@ def ring_flash_attn_varlen_func(q, k, v, cu_seqlens, max_seqlen, dropout_p=0.0, 
 def ring_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
                                          causal=False, window_size=(-1, -1), alibi_slopes=None, deterministic=False,
                                          return_attn_probs=False, group=None):  # fmt: skip
-    return ring_flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens, max_seqlen, dropout_p, softmax_scale,
+    return ring_flash_attn_varlen_func(q, *unpacked("kv", kv, 4), cu_seqlens, max_seqlen, dropout_p, softmax_scale,
                                        causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
 def ring_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
                                           causal=False, window_size=(-1, -1), alibi_slopes=None,
                                           deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    return ring_flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, max_seqlen, dropout_p,
+    return ring_flash_attn_varlen_func(*unpacked("qkv", qkv, 4), cu_seqlens, max_seqlen, dropout_p,
                                        softmax_scale, causal, window_size, alibi_slopes, deterministic,
                                        return_attn_probs, group)  # fmt: skip
 
@@ -109,14 +114,14 @@ def zigzag_ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, caus
 def zigzag_ring_flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False,
                                          window_size=(-1, -1), alibi_slopes=None, deterministic=False,
                                          return_attn_probs=False, group=None):  # fmt: skip
-    return zigzag_ring_flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], dropout_p, softmax_scale, causal, window_size,
+    return zigzag_ring_flash_attn_func(q, *unpacked("kv", kv, 5), dropout_p, softmax_scale, causal, window_size,
                                        alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
 def zigzag_ring_flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False,
                                           window_size=(-1, -1), alibi_slopes=None, deterministic=False,
                                           return_attn_probs=False, group=None):  # fmt: skip
-    return zigzag_ring_flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], dropout_p, softmax_scale, causal,
+    return zigzag_ring_flash_attn_func(*unpacked("qkv", qkv, 5), dropout_p, softmax_scale, causal,
                                        window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
@@ -130,7 +135,7 @@ def zigzag_ring_flash_attn_varlen_func(q, k, v, cu_seqlens, max_seqlen, dropout_
 def zigzag_ring_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
                                                 causal=False, window_size=(-1, -1), alibi_slopes=None,
                                                 deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    return zigzag_ring_flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens, max_seqlen, dropout_p,
+    return zigzag_ring_flash_attn_varlen_func(q, *unpacked("kv", kv, 4), cu_seqlens, max_seqlen, dropout_p,
                                               softmax_scale, causal, window_size, alibi_slopes, deterministic,
                                               return_attn_probs, group)  # fmt: skip
 
@@ -138,6 +143,6 @@ def zigzag_ring_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, max_seqlen, d
 def zigzag_ring_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
                                                  causal=False, window_size=(-1, -1), alibi_slopes=None,
                                                  deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    return zigzag_ring_flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, max_seqlen, dropout_p,
+    return zigzag_ring_flash_attn_varlen_func(*unpacked("qkv", qkv, 4), cu_seqlens, max_seqlen, dropout_p,
                                               softmax_scale, causal, window_size, alibi_slopes, deterministic,
                                               return_attn_probs, group)  # fmt: skip

@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 
 from . import _job
-from ._arguments import check_axes, lengths_of, scale_of
+from ._arguments import as_int, as_number, check_axes, lengths_of, scale_of
 from ._errors import WrongResult, refuse
 from ._tensors import is_torch
 from ._attention import varlen
@@ -110,13 +110,18 @@ class Accuracy:
 
 
 def sample_rows(tokens: int, heads: int, rows: int | None, seed: int = 1) -> list[tuple[int, int]]:
-    """`rows` different (token, head), ascending, the first and the last among them; all of them where rows is None."""
+    """`rows` different (token, head), ascending, the first and, of two or more, the last among them; all of them where
+    rows is None."""
     count = tokens * heads
+    if rows is not None and rows < 1:
+        refuse(f"rows is {rows}", "at least one is compared", 'Pass a number of rows, "few", or None for all.')
     if rows is None or rows >= count:
         chosen = range(count)
+    elif rows == 1:
+        chosen = [0]
     else:
-        drawn = np.random.default_rng(seed).choice(count, size=rows, replace=False)
-        chosen = sorted({0, count - 1, *map(int, drawn)})
+        drawn = np.random.default_rng(seed).choice(count - 2, size=rows - 2, replace=False)
+        chosen = [0, *sorted(int(number) + 1 for number in drawn), count - 1]
     return [divmod(number, heads) for number in chosen]
 
 
@@ -143,9 +148,17 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
     offsets = [b - a for a, b in zip(q_lengths, k_lengths)] if q_offsets is None else list(map(int, q_offsets))
     _check_lengths(q, k, q_lengths, k_lengths, offsets)
     q_begin, k_begin = np.concatenate([[0], np.cumsum(q_lengths)]), np.concatenate([[0], np.cumsum(k_lengths)])
-    scale = scale_of(softmax_scale) or 1.0 / np.sqrt(q.shape[2])
+    scale = scale_of(None if softmax_scale is None else as_number(softmax_scale,
+                                                                  "softmax_scale")) or 1.0 / np.sqrt(q.shape[2])
     group = q.shape[1] // k.shape[1]
     seen = Accuracy(0, 0.0, 0.0, 0.0, 0.0)
+    for name, value in (("softmax_scale", scale), ("softcap", as_number(softcap, "softcap"))):
+        if not np.isfinite(value) or (name == "softcap" and value < 0):
+            refuse(f"{name} is {value}", "it is a finite number, and a softcap is 0 or more", "Pass that of the job.")
+    side = min(_job.read_mask(mask)[1:])
+    if side < -1:
+        refuse(f"a side of mask is {side}", "it is a number of tokens, or -1 for no limit", "Pass that of the job.")
+    rows = rows if rows is None or rows == "few" else as_int(rows, "rows")
     if rows == "few":
         rows = max(64, _FEW_KEYS // max(_KEYS_OF_SHORT_ROWS, *k_lengths))
     for token, head in sample_rows(q.shape[0], q.shape[1], rows, seed):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from . import _abi
-from ._errors import PeerError
+from ._errors import PeerError, refuse
 from .worlds import World, callbacks_world, self_world
 
 # By group and device; groups are kept, so that no other one has their identity.
@@ -41,6 +41,15 @@ def within(seconds: float, work: Callable, what: str):
     return result
 
 
+def _ask(question: Callable, group):
+    """What torch.distributed says of a group."""
+    try:
+        return question(group)
+    except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+        refuse(f"group is {str(group)[:60]}", f"torch.distributed says: {str(error)[:120]}",
+               "Pass a ProcessGroup that is there, None for the default one, or a ringattn.World.")  # fmt: skip
+
+
 def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
     """The world of a ProcessGroup, None for the default one: its ranks gather some bytes by it and then connect to each other.
     device: a torch.device; None is this process's current GPU where the group has an accelerator's backend, else the CPU.
@@ -48,9 +57,14 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
     import torch
     import torch.distributed as distributed
 
+    if group is None and not (distributed.is_available() and distributed.is_initialized()):
+        refuse("there is no default process group", "torch.distributed isn't initialized",
+               "Call torch.distributed.init_process_group() first, or pass a group or a ringattn.World.")  # fmt: skip
     group = distributed.group.WORLD if group is None else group
+    if group is distributed.GroupMember.NON_GROUP_MEMBER:
+        refuse("the group has other ranks", "this one is no member of it", "Pass the group to its own ranks alone.")
     if device is None:
-        on_gpu = "nccl" in str(distributed.get_backend(group))
+        on_gpu = "nccl" in str(_ask(distributed.get_backend, group))
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     device = torch.device(device)
     place = (_abi.CPU, 0)
@@ -59,7 +73,7 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
     kept = _worlds.get((id(group), place))
     if kept is not None:
         return kept[1]
-    rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
+    rank, ranks = _ask(distributed.get_rank, group), _ask(distributed.get_world_size, group)
 
     def gather(data: bytes, seconds: float) -> list[bytes]:
         """all_gather_object() knows no time limit but its group's, which may be half an hour: what doesn't come back is left

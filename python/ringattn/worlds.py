@@ -75,7 +75,8 @@ class World:
 
     def wait(self) -> None:
         """Returns when all that calls on this world have put on streams of a GPU is done, and raises what of it failed first.
-        Of calls without a world it is ringattn.self_world((2, i)) of GPU i."""
+        Of calls without a world it is ringattn.self_world((2, i)) of GPU i. Refused once the world is closed."""
+        self.handle  # noqa: B018, refuses where the world is closed
         failures = []
         for made in self._objects.values():
             try:

@@ -148,6 +148,45 @@ class Refusals(unittest.TestCase):
         assert_same_bits(mla(*LATENT, head_dim=16, head_dim_v=16)[0], mla(*LATENT)[0])
         assert_same_bits(ringattn.attention(Q, K, K, key_layout="zigzag")[0], ringattn.attention(Q, K, K)[0])
 
+    def test_caches(self):
+        q, cache, lengths = normal(2, 4, 64), normal(40, 16, 2, 64), ints(30, 5)
+        decode, share, table = ringattn.decode, ringattn.decode_share, ints(0, 1, 2, 3).reshape(2, 2)
+        cases = []
+        for op, rest in ((decode, (lengths,)), (share, ())):
+            cases += [
+                ("a token's key and value lie at the same place", lambda op=op,
+                 rest=rest: op(q, cache[:2], cache[:3], *rest)),
+                ("a token's key and value lie at the same place", lambda op=op,
+                 rest=rest: op(q, cache, cache[:, :8], *rest)),
+                ("a token's key and value lie at the same place",
+                 lambda op=op, rest=rest: op(q, cache, cache[:, :, :1], *rest)),
+                ("Pass the block_table of a cache of pages", lambda op=op,
+                 rest=rest: op(q, cache[:1], cache[:1], *rest)),
+                ("block_table is [1, 2] (it has a row for each of 2 sequences)",
+                 lambda op=op, rest=rest: op(q, cache, cache, *rest, block_table=table[:1])),
+            ]  # fmt: skip
+        latent = ringattn.mla_decode, normal(2, 4, 24), normal(40, 16, 72)
+        cases += [
+            ("where the cache has pages, pass its block_table", lambda: decode(q, cache, cache, lengths)),
+            ("where the cache has pages, pass its block_table",
+             lambda: latent[0](*latent[1:], lengths, *LATENT[3:], rope_dim=8)),
+            ("Without a block_table each sequence",
+             lambda: latent[0](latent[1], latent[2][:1], ints(5, 5), *LATENT[3:], rope_dim=8)),
+        ]
+        self.refuses(cases)
+        paged = decode(q, cache, cache, lengths, block_table=table)[0]
+        assert_same_bits(paged[1], decode(q[1:], cache[2:3], cache[2:3], ints(5))[0][0])
+
+    def test_a_closed_world(self):
+        world = ringattn.threads_worlds(1)[0]
+        ringattn.attention(Q, K, K, world=world)
+        world.wait()
+        world.close()
+        world.close()
+        cases = [("the world is closed", world.wait),
+                 ("the world is closed", lambda: ringattn.attention(Q, K, K, world=world))]
+        self.refuses(cases)
+
     def test_threads_and_seconds(self):
         ops = {
             "attention": lambda **named: ringattn.attention(Q, K, K, **named),
@@ -186,7 +225,8 @@ class Refusals(unittest.TestCase):
             ("Did you mean mask=(left, right)?", lambda: attention(Q, K, K, window=128)),
             ("Did you mean mask=(left, right)?", lambda: ringattn.varlen(Q, K, K, [0, 20], window_size=(128, 0))),
             ("Did you mean softmax_scale?", lambda: ringattn.decode(*STEP, scale=0.1)),
-            ("attention has no block_mask (ringattn masks by position alone)", lambda: attention(Q, K, K, block_mask=1)),
+            ("(ringattn's functions mask by position alone). For lists of key blocks use the program, "
+             "`ringattn run --block-mask`: docs/lists.md", lambda: attention(Q, K, K, block_mask=1)),
             ("Did you mean softcap?", lambda: attention(Q, K, K, soft_cap=30.0)),
             ("ssd has no chunk_size (chunks are 64 tokens, always)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
             ("See help(ringattn.attention)", lambda: attention(Q, K, K, anything=1)),

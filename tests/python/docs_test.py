@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first example of docs/python.md, and those of docs/compression.md and docs/scan.md, run and print what they say; names
+"""The examples of docs/python.md, and those of docs/compression.md and docs/scan.md, run and print what they say; names
 that the page uses are there."""
 
 import contextlib
+import importlib.util
 import io
+import os
 import pathlib
 import re
+import subprocess
+import sys
 import unittest
 
 import ringattn
@@ -28,6 +32,23 @@ class Page(unittest.TestCase):
         example, said = run_example("python.md")
         wanted = re.search(r'print\("(.*)"\)', example)[1]
         self.assertEqual(said, f"{wanted}\n")
+
+    def test_the_adapter_for_transformers(self):
+        if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
+            self.skipTest("needs torch and transformers")
+        example, said = run_example("python.md", 1)
+        self.assertIn("substitute_hf_flash_attn(world, heads_k_stride=1)", example)
+        self.assertEqual(said, "a sequence on two ranks, packed with another, has the logits that it has alone\n")
+
+    def test_torchrun_s_example_without_torchrun(self):
+        if importlib.util.find_spec("torch") is None:
+            self.skipTest("needs torch")
+        alone = {name: value for name, value in os.environ.items() if not name.startswith("LOCAL_")}
+        done = subprocess.run([sys.executable, DOCS / "examples" / "torchrun.py"], env=alone, capture_output=True,
+                              text=True,
+                              check=False)  # fmt: skip
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertRegex(done.stderr, r"^error: there are no ranks \(torchrun starts them\)\. Run `torchrun .*`\.\n$")
 
     def test_compression(self):
         said = run_example("compression.md")[1].split()

@@ -13,6 +13,7 @@ if importlib.util.find_spec("torch") is None:
     print("skipped: needs torch")
     sys.exit(77)
 
+import numpy as np
 import ringattn
 import ringattn.ring_flash_attn as names
 import torch
@@ -243,6 +244,69 @@ class RingFlashAttn(unittest.TestCase):
                 q[0], q[0], q[0], prepared[0], prepared[1].clone(), 20, 20, 1, prepared[4]
             )
         self.assertIn("cu_seqlens_k", str(caught.exception))
+
+    def refuses(self, words, call):
+        with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:
+            call()
+        self.assertIn(words, str(caught.exception))
+
+    def test_arguments_that_mean_nothing_are_refused(self):
+        q, kv = normal(40, 4, 64), normal(40, 2, 64, seed=2)
+        cu = torch.tensor([0, 10, 40], dtype=torch.int32)
+        prepare = names.llama3_flash_attn_prepare_cu_seqlens
+        made = prepare(cu, True, 0, 1)
+
+        def llama3(stride=1, k=kv, longest=made[2:4], **named):
+            return names.llama3_flash_attn_varlen_func(q, k, k, *made[:2], *longest, stride, made[4],
+                                                       **{"causal": True} | named)
+
+        for stride in (0, -1, 3, 4, 1.5, "1", None):
+            self.refuses(f"heads_k_stride is {stride} (", lambda: llama3(stride))
+        self.refuses("k has 2 axes", lambda: llama3(k=kv[0]))
+        expected = ringattn.varlen(q, kv, kv, cu)[0]
+        for stride in (1, 2):
+            assert_same_bits(llama3(stride), expected)
+        for longest in ((0, 0), (1, 1), (10**9, 10**9)):  # whose numbers nobody looks at
+            assert_same_bits(llama3(longest=longest), expected)
+            assert_same_bits(names.ring_flash_attn_varlen_func(q, kv, kv, cu, longest[0], causal=True), expected)
+        for window in ((5,), (1, 2, 3), 5, None, "55", ("5", 0), (1.5, 0)):
+            words = "a side of window_size" if window in (("5", 0), (1.5, 0)) else "window_size is"
+            self.refuses(words, lambda: llama3(window_size=window))
+            self.refuses(words, lambda: names.ring_flash_attn_func(q[None], kv[None], kv[None], window_size=window))
+        for causal in ("no", "False", 1, None, torch.tensor(True)):
+            self.refuses(f"causal is {causal!r} (it is True or False)", lambda: prepare(cu, causal, 0, 1))
+            self.refuses("causal is", lambda: llama3(causal=causal))
+            self.refuses("causal is",
+                         lambda: names.zigzag_ring_flash_attn_func(q[None], kv[None], kv[None], causal=causal))
+        made = prepare(cu, np.bool_(True), 0, 1)
+        assert_same_bits(llama3(window_size=[-1, -1]), expected)
+
+    def test_rows_that_are_none(self):
+        q, cu = normal(1, 20, 2, 64), torch.tensor([0, 20], dtype=torch.int32)
+        made = names.llama3_flash_attn_prepare_cu_seqlens(cu, False, 0, 1)
+        for kind, form in itertools.product(("ring", "zigzag_ring"), ("", "varlen_")):
+            rest, rows = ((cu, 20), q[0]) if form else ((), q)
+            plain, kv, qkv = (getattr(names, f"{kind}_flash_attn_{form}{packed}func") for packed in ("", "kvpacked_",
+                                                                                                     "qkvpacked_"))
+            self.refuses("q is NoneType", lambda: plain(None, rows, rows, *rest))
+            self.refuses("v is list", lambda: plain(rows, rows, [1], *rest))
+            for of in (None, rows, torch.stack([rows] * 3, -3)):
+                self.refuses("kv is", lambda: kv(rows, of, *rest))
+            for of in (None, rows, torch.stack([rows] * 2, -3), torch.stack([rows] * 3, -3)[None]):
+                self.refuses("qkv is", lambda: qkv(of, *rest))
+        self.refuses("q has 3 axes (it is [batch, tokens", lambda: names.ring_flash_attn_func(q[0], q[0], q[0]))
+        self.refuses("k is NoneType",
+                     lambda: names.llama3_flash_attn_varlen_func(q[0], None, q[0], *made[:4], 1, made[4]))
+        self.refuses("kv is [20, 2, 64]",
+                     lambda: names.llama3_flash_attn_varlen_kvpacked_func(q[0], q[0], *made[:4], 1, made[4]))
+
+    def test_groups_that_are_not_there(self):
+        q = normal(1, 20, 2, 64)
+        for call in (ringattn.torch_world, lambda: ringattn.torch_world(device="cpu")):
+            self.refuses("Call torch.distributed.init_process_group() first", call)
+        self.refuses("group is a (torch.distributed says", lambda: names.ring_flash_attn_func(q, q, q, group="a"))
+        other = torch.distributed.GroupMember.NON_GROUP_MEMBER
+        self.refuses("this one is no member of it", lambda: names.ring_flash_attn_func(q, q, q, group=other))
 
     def test_the_page_says_which_names_are_there(self):
         page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md"

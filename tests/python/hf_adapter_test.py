@@ -81,6 +81,14 @@ class Adapter(unittest.TestCase):
         world, other = ringattn.threads_worlds(2)
         for stride in (0, -1):
             self.refused(f"heads_k_stride is {stride}", names.substitute_hf_flash_attn, world, stride)
+        model = next(models())
+        model.config._attn_implementation = "ringattn"
+        names.substitute_hf_flash_attn(ringattn.self_world(), 3)
+        names.update_ring_flash_attn_params([0, 50], ringattn.self_world())
+        self.refused("heads_k_stride is 3 (it divides the 2 heads of keys and values)", model, self.ids,
+                     use_cache=False)
+        names.substitute_hf_flash_attn(None, 1)
+        self.refused("Call torch.distributed.init_process_group() first", names.update_ring_flash_attn_params, CU, None)
         self.refused("heads_k_stride is None", names.substitute_hf_flash_attn, world, None)
         names.substitute_hf_flash_attn(world, 1)
         self.refused("process_group is another one", names.update_ring_flash_attn_params, CU, other)

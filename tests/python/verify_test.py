@@ -5,7 +5,9 @@ check doesn't is refused."""
 import contextlib
 import io
 import json
+import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -57,7 +59,7 @@ class Case(unittest.TestCase):
         given = self.run_main(*flags)
         self.assertEqual((given[0], given[1]), (code, ""), given)
         self.assertIn(words, given[2])
-        self.assertRegex(given[2], r"^error: .+ \(.+\)\. .+\.\n$")
+        self.assertRegex(given[2], r"^error: .+ \(.+\)\. .+[.?]\n$")
 
 
 class Results(Case):
@@ -66,7 +68,7 @@ class Results(Case):
         for flags, given in (
             ((), {}),
             (("--mask", "full"), {"mask": "full"}),
-            (("--window", "30,5"), {"mask": (30, 0)}),
+            (("--window", "30,-1"), {"mask": (30, 0)}),
             (("--mask", "full", "--window", "-1,5", "--softcap", "3"), {"mask": (-1, 5), "softcap": 3.0}),
             (("--query-offset", "-7", "--softmax-scale", "0.3"), {"q_offset": -7, "softmax_scale": 0.3}),
         ):
@@ -74,10 +76,10 @@ class Results(Case):
             write(self.input, q=self.q, k=self.k, v=self.v, sinks=sinks)
             write(self.peer, out=out, lse=lse.T)
             self.passes(*flags)
-            code, said, _ = self.run_main(*flags, "--softmax-scale", "0.9")
+            flags = [*flags, "--softmax-scale", "0.9"] if "--softmax-scale" not in flags else [*flags[:-1], "0.9"]
+            code, said, _ = self.run_main(*flags)
             self.assertEqual((code, said.splitlines()[-1]), (1, "FAIL"))
-        said = self.run_main("--rows", "64", *flags)[1]
-        self.assertIn(int(said.split()[0]), range(64, 67))  # with the first and the last
+        self.passes("--rows", "64", *flags[:-1], "0.3", rows=64)
 
     def test_the_first_wrong_row_is_named(self):
         out, lse = ringattn.attention(self.q, self.k, self.v)
@@ -141,50 +143,180 @@ class Results(Case):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(done.stdout.splitlines()[-1], "PASS")
+        for name, code in (("x\udcff.safetensors", 0), (self.peer.name + "/", 3), ("none\udcff", 3)):
+            if code == 0:
+                self.peer.rename(self.peer.with_name(name))
+                self.peer = self.peer.with_name(name)
+            command[-1] = os.path.join(self.peer.parent, name)
+            done = subprocess.run(command, capture_output=True, check=False,
+                                  env=os.environ | {"PYTHONIOENCODING": "ascii"})
+            self.assertEqual((done.returncode, done.stderr.count(b"\n")), (code, code // 3), done.stderr)
+        command[-1] = str(self.peer)
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual(done.returncode, 3)
+        self.assertEqual(done.stderr, "error: the result can't be written to stdout (No space left on device). "
+                                      "Lead stdout to a place that takes it.\n")
 
 
 class Refused(Case):
+    def setUp(self):
+        super().setUp()
+        self.out, self.lse = ringattn.attention(self.q, self.k, self.v)
+        self.good()
+
+    def good(self, **more):
+        write(self.input, q=self.q, k=self.k, v=self.v, **more)
+        write(self.peer, out=self.out, lse=self.lse.T)
+
     def test_what_is_not_there_or_not_known(self):
-        self.refused("can't be read", code=3)
+        self.input.unlink()
+        self.refused("qkv.safetensors (No such file or directory)", code=3)
         write(self.input, q=self.q, k=self.k)
-        out, lse = ringattn.attention(self.q, self.k, self.v)
-        write(self.peer, out=out, lse=lse.T)
-        self.refused("has no tensor v (there are k, q)", code=3)
-        write(self.input, q=self.q, k=self.k, v=self.v)
+        self.refused("has no tensor `v` (it holds `k`, `q`)", code=3)
+        self.good()
         peer, self.peer = self.peer, self.peer.with_name("none")
-        self.refused("none can't be read", code=3)
+        self.refused("none (No such file or directory)", code=3)
         self.peer = peer
         for name in ("k_positions", "block_mask", "block_indptr"):
-            write(self.input, q=self.q, k=self.k, v=self.v, **{name: np.zeros(1, "int32")})
+            self.good(**{name: np.zeros(1, "int32")})
             self.refused(f"has {name} (this check has whole sequences", code=4)
-        write(self.input, q=self.q, k=self.k, v=self.v)
-        self.refused("has no tensor other", "--tensors", "sinks=other", code=3)
-        for words, flags in (("--tensors has w=1", ("--tensors", "w=1")), ("--window is 3", ("--window", "3"))):
-            self.refused(words, *flags)
-        write(self.peer, lse=lse.T)
-        self.refused("has no tensor out", code=3)
-        write(self.peer, out=out.astype("float16"))
-        self.refused("theirs.safetensors is float16 (q is float32)")
-        write(self.peer, out=out[1:])
-        self.refused("out is [199, 4, 16]")
-        write(self.peer, out=out[0])
-        self.refused("its order has 3 axes", code=3)
+        self.good(k_lengths=np.zeros(1, "int32"))
+        self.refused("has k_lengths", code=3)
+        self.good(k_pages=self.k)
+        self.refused("holds k and k_pages", code=3)
+        self.passes("--tensors", "k=k,v=v")
+        write(self.input, q=self.q, latent=self.k)
+        self.refused("has latent (this check takes keys and values in rows). Use the program", code=4)
+        self.good()
+        self.refused("has no tensor `other`", "--tensors", "sinks=other", code=3)
 
-    def test_broken_files(self):
-        write(self.peer, out=self.q)
-        whole = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-        for words, text in (
-            ("its header is no JSON", b"{"),
-            ("its header is no object", b"[]"),
-            ("q lacks shape", json.dumps({"q": {"dtype": "F32"}}).encode()),
-            ("q is F32 [2] in bytes 0 to 8", json.dumps({"q": whole}).encode()),
-            ("q is F32 [3] in bytes 0 to 8", json.dumps({"q": whole | {"shape": [3]}}).encode()),
-            ("q of", json.dumps({"q": whole | {"dtype": "F8_E4M3"}}).encode()),
+    def test_results_of_another_job(self):
+        for words, tensors in (
+            ("has no tensor `out`", {"lse": self.lse.T}),
+            ("`out` is float16 [200, 4, 16], the job gives float32", {"out": self.out.astype("float16")}),
+            ("`out` is float32 [199, 4, 16], the job gives float32 [200, 4, 16]", {"out": self.out[1:]}),
+            ("`out` is float32 [4, 16]", {"out": self.out[0]}),
+            ("`lse` is float32 [200, 4], the job gives float32 [4, 200]", {"out": self.out, "lse": self.lse}),
+            ("`lse` is float32 [], the job", {"out": self.out, "lse": np.float32(1).reshape(())}),
+            ("`lse` of", {"out": self.out, "lse": self.lse.T.astype("float16")}),
         ):
-            self.input.write_bytes(len(text).to_bytes(8, "little") + text)
+            write(self.peer, **tensors)
             self.refused(words, code=3)
-        self.input.write_bytes((2**40).to_bytes(8, "little"))
-        self.refused("its header would have", code=3)
+
+    def test_tensors_that_make_no_job(self):
+        cu = np.array([0, 50, 200])
+        for words, more in (
+            ("k of", {"k": self.k.astype("float16")}),
+            ("k of", {"k": self.k[None]}),
+            ("q, k and v are", {"v": self.v[1:]}),
+            ("q has 4 heads, and k and v have 3", {"k": normal(200, 3, 32), "v": normal(200, 3, 16)}),
+            ("`q` of", {"q": self.q.astype("int32")}),
+            ("it has 3 axes, or 4 with a batch", {"q": self.q[0]}),
+            ("at least one head", {"v": self.v[:, :, :0]}),
+            ("cu_seqlens_q of", {"cu_seqlens_q": cu[1:]}),
+            ("cu_seqlens_q of", {"cu_seqlens_q": cu[[0, 2, 1, 2]]}),
+            ("cu_seqlens_q of", {"cu_seqlens_q": cu[:2]}),
+            ("cu_seqlens_q of", {"cu_seqlens_q": cu[:1]}),
+            ("cu_seqlens_q of", {"cu_seqlens_q": cu[None]}),
+            ("`cu_seqlens_q` of", {"cu_seqlens_q": cu.astype("float32")}),
+            ("2 sequences of queries, 1 of keys", {"cu_seqlens_q": cu, "cu_seqlens_k": cu[[0, 2]]}),
+            ("`q_offset` of", {"q_offset": np.zeros(1, "int32")}),
+            ("2 offsets", {"q_offset": np.zeros(2, "int64")}),
+            ("q_offset of", {"q_offset": np.array([-(2**63)])}),
+            ("sinks is [3]", {"sinks": normal(3)}),
+        ):
+            write(self.input, **({"q": self.q, "k": self.k, "v": self.v} | more))
+            self.refused(words, code=3)
+        write(self.input, q=self.q[:50], k=self.k, v=self.v, cu_seqlens_k=np.array([0, 200]))
+        write(self.peer, out=self.out[:50])
+        self.refused("has one of cu_seqlens_q and cu_seqlens_k", code=3)
+        batch = [x.reshape(2, 100, *x.shape[1:]) for x in (self.q, self.k, self.v)]
+        write(self.input, **dict(zip("qkv", batch)), cu_seqlens_q=cu)
+        self.refused("has an axis for the batch already", code=3)
+        write(self.input, **dict(zip("qkv", (batch[0], self.k.reshape(4, 50, 2, 32), batch[2]))))
+        self.refused("the same batch", code=3)
+
+    def test_broken_files_of_either_kind(self):
+        for words, raw in (("(it is empty)", b""), ("isn't JSON in UTF-8", bytes(8)),
+                           ("nested deeper than 4 levels", (9000).to_bytes(8, "little") + b"[" * 9000)):  # fmt: skip
+            self.good()
+            self.peer.write_bytes(raw)
+            self.refused(words, code=3)
+            self.good()
+            self.input.write_bytes(raw)
+            self.refused(words, code=3)
+        write(self.input, k=self.k)
+        self.refused(r"has no tensor `\u001b[31m\u00e4\u0060`", "--tensors", "q=\x1b[31mä`", code=3)
+
+    def test_what_is_no_regular_file(self):
+        self.input.unlink()
+        os.mkfifo(self.input)
+        self.refused("(it is no regular file). Give a safetensors file", code=3)
+        self.input = self.input.parent
+        self.refused("(it is a directory)", code=3)
+        self.input = pathlib.Path("/dev/zero")
+        self.refused("(it is no regular file)", code=3)
+
+    def test_flags(self):
+        for words, flags in (
+            *((f'--rows is "{n}" (it takes a whole number from 1 to 1048576)', ("--rows", n))
+              for n in ("0", "-3", "2k", "1.5", " 3", "+3", "1_0", "9" * 5000, "٣")),
+            *((f'--window is "{w}"', ("--window", w))
+              for w in ("3", "-2,0", "3,", "0,-7", "1,2,3", f"{2**61},0", "9999999999g,0")),
+            ("q stands there twice", ("--tensors", "q=k,q=q")),
+            *((f'--tensors is "{t}"', ("--tensors", t)) for t in ("w=1", "q", "q=", "q=a,", ",")),
+            *((f'--softcap is "{x}" (it takes', ("--softcap", x))
+              for x in ("nan", "-1", "inf", "1e31", "1e-40", "1e-999", "a", "1_0")),
+            *((f'--softmax-scale is "{x}"', ("--softmax-scale", x)) for x in ("inf", "-inf", "nan", "1e400", "0x1")),
+            ("--window contradicts the causal mask (R is 5", ("--window", "30,5")),
+            ("softmax_scale is 0", ("--softmax-scale", "0")),
+            *((f'--query-offset is "{n}"', ("--query-offset", n)) for n in ("9" * 20, str(2**60 + 1),
+                                                                            str(-(2**60) - 1), "-")),
+            ('--order is "dht" (it takes thd, htd, bthd or bhtd)', ("--order", "dht")),
+            ('--mask is "none" (it takes full or causal)', ("--mask", "none")),
+            ("--rows is given 2 times (one value would be ignored)", ("--rows", "3", "--rows=4")),
+            ("--peer is given 2 times", ("--peer", "other")),
+            ("--mask has no value", ("--mask", "--rows", "3")),
+            ("--mask has no value", ("--mask",)),
+            ("--rows has no value", ("--rows=",)),
+            ("unknown flag --row (", ("--row", "3")),
+            ("unknown flag --ranks (this check has no flag of that name, though the program", ("--ranks", "3")),
+            ('"more" belongs to no flag', ("more",)),
+        ):  # fmt: skip
+            with self.subTest(flags):
+                self.refused(words, *flags)
+        self.assertIn("Did you mean --rows?", self.run_main("--row", "3")[2])
+        self.passes("--window", "4k,0", "--softcap", "0")
+        for words, said in (([], "there is no command"), (["run"], '"run" is no command'),
+                            (["verify"], "--input is missing")):
+            err = io.StringIO()
+            with contextlib.redirect_stderr(err):
+                self.assertEqual(main(words), 2)
+            self.assertIn(said, err.getvalue())
+
+    def test_help_names_every_flag_and_what_is_not_there(self):
+        for words in (["--help"], ["verify", "-h"], ["verify", "--rows", "3", "--help"]):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                self.assertEqual(main(words), 0)
+            self.assertEqual(re.findall(r"^  --([a-z-]+) ", out.getvalue(), re.MULTILINE),
+                             ["input", "peer", "tensors", "order", "mask", "window", "query-offset", "softmax-scale",
+                              "softcap",
+                              "rows"])  # fmt: skip
+            self.assertIn("that program has more", out.getvalue())
+
+    def test_settings_of_the_function(self):
+        given = self.q, self.k, self.v, self.out, self.lse
+        for words, named in (("softcap is nan", {"softcap": np.nan}), ("softcap is -1.0", {"softcap": -1}),
+                             ("softmax_scale is inf", {"softmax_scale": np.inf}), ("rows is 0", {"rows": 0}),
+                             ("rows is -3", {"rows": -3}), ("rows is many", {"rows": "many"}),
+                             ("a side of mask is -2", {"mask": (-2, 0)})):  # fmt: skip
+            with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:
+                ringattn.testing.check_attention(*given, **named)
+            self.assertIn(words, str(caught.exception))
+        for rows in (1, 2, 3, 64, 799, 800, 801, None):
+            self.assertEqual(ringattn.testing.check_attention(*given, rows=rows).rows, min(rows or 800, 800))
 
 
 if __name__ == "__main__":
