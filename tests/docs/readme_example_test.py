@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = [("README.md", "## From a file to an answer", ["qkv", "qkv_four", "qkv_one"]),
             ("README.md", "## A layer of DeepSeek's", ["latent", "latent_mpi", "latent_one"]),
             ("docs/files.md", "## A paged cache", ["paged_cache", "paged_prefill", "paged_rows", "paged_step"]),
-            ("docs/lists.md", "## Lists in files", ["lists_file", "lists_qkv", "lists_words"]),
+            ("docs/lists.md", "## Lists in files", ["lists_file", "lists_qkv", "lists_word"]),
             ("docs/compression.md", "## A file", ["kv_int4", "kv_one", "kv_rows", "kv_three"]),
             ("docs/compression.md", "## A cache in pages", ["kv_pages", "kv_pages_fp8"]),
             ("docs/mla.md", "## A layer from a file",
