@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of files and answers on the README and the pages: their commands run as they stand there, and print what
-they echo and the lines that are shown.
+they echo and the lines that are shown. All of them run in one folder, one page behind the other, as a reader may do it: no
+page may use another one's file by accident.
 Usage: readme_example_test.py PROGRAM; exits 77 where NumPy or the safetensors library is missing."""
 
 import importlib.util
@@ -16,14 +17,16 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Page, heading, and the files that the commands leave.
-EXAMPLES = [("README.md", "## From a file to an answer", ["four", "one", "qkv"]),
-            ("README.md", "## A layer of DeepSeek's", ["alone", "layer", "together"]),
-            ("docs/files.md", "## A paged cache", ["cache", "prefill", "rows", "step"]),
-            ("docs/lists.md", "## Lists in files", ["listed", "listed_out", "words_out"]),
-            ("docs/compression.md", "## A file", ["kv", "one", "small", "three"]),
-            ("docs/compression.md", "## A cache in pages", ["cache", "cache_fp8"]),
-            ("docs/mla.md", "## A layer from a file", ["cache", "four", "layer", "mpi", "one", "step"]),
-            ("docs/scan.md", "## A layer from a file", ["layer", "next", "one", "step", "two"])]  # fmt: skip
+EXAMPLES = [("README.md", "## From a file to an answer", ["qkv", "qkv_four", "qkv_one"]),
+            ("README.md", "## A layer of DeepSeek's", ["latent", "latent_mpi", "latent_one"]),
+            ("docs/files.md", "## A paged cache", ["paged_cache", "paged_prefill", "paged_rows", "paged_step"]),
+            ("docs/lists.md", "## Lists in files", ["lists_file", "lists_qkv", "lists_word"]),
+            ("docs/compression.md", "## A file", ["kv_int4", "kv_one", "kv_rows", "kv_three"]),
+            ("docs/compression.md", "## A cache in pages", ["kv_pages", "kv_pages_fp8"]),
+            ("docs/mla.md", "## A layer from a file",
+             ["mla_cache", "mla_four", "mla_layer", "mla_mpi", "mla_one", "mla_step"]),
+            ("docs/scan.md", "## A layer from a file",
+             ["scan_layer", "scan_next", "scan_one", "scan_step", "scan_two"])]  # fmt: skip
 # mpirun's word that a container's only user may call it, with more ranks than there are cores; and no GPU, which two
 # processes could not share.
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -43,7 +46,26 @@ def runnable(script: str, program: pathlib.Path) -> str:
     about = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     if any(row["name"] == "mpi" for row in about["transports"]) and shutil.which("mpirun"):
         return script.replace("launch/ringattn-mpirun", shlex.quote(str(ROOT / "launch/ringattn-mpirun")))
-    return re.sub(r"(?:launch/ringattn-mpirun -np|mpirun -n) (\d+) (?:ringattn )?(\w+)", r"ringattn \2 --ranks \1", script)
+    return re.sub(r"launch/ringattn-mpirun -np (\d+) (\w+)", r"ringattn \2 --ranks \1", script)
+
+
+def run_example(section: str, folder: str, program: pathlib.Path, expected: list[str]) -> None:
+    """Runs the section's commands, which add the expected files to the folder."""
+    path = os.pathsep.join([str(program.parent), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    script = runnable(block(section, "bash"), program)
+    environment = {**os.environ, **(MPI if "mpirun" in script else {}), "PATH": path}
+    before = set(os.listdir(folder))
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=folder, text=True,
+                          capture_output=True, env=environment)  # fmt: skip
+    files = sorted(set(os.listdir(folder)) - before)
+    said = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert files == [f"{name}.safetensors" for name in expected], files
+    for line in re.findall(r'&& echo "([^"]+)"', script):
+        assert line in said, f"{line!r} is not printed:\n{done.stdout}"
+    for line in block(section, "text").splitlines() if "\n```text\n" in section else []:
+        assert line in said, f"{line!r} is not printed, or not there:\n{done.stdout}"
+        said = said[said.index(line) + 1 :]  # in this order, with others between
 
 
 def main() -> int:
@@ -52,23 +74,10 @@ def main() -> int:
             print(f"skipped: needs {library}")
             return 77
     program = pathlib.Path(sys.argv[1]).resolve()
-    path = os.pathsep.join([str(program.parent), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    for page, heading, expected in EXAMPLES:
-        section = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
-        with tempfile.TemporaryDirectory() as folder:
-            script = runnable(block(section, "bash"), program)
-            environment = {**os.environ, **(MPI if "mpirun" in script else {}), "PATH": path}
-            done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=folder, text=True,
-                                  capture_output=True, env=environment)  # fmt: skip
-            files = sorted(os.listdir(folder))
-        said = done.stdout.splitlines()
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert files == [f"{name}.safetensors" for name in expected], files
-        for line in re.findall(r'&& echo "([^"]+)"', script):
-            assert line in said, f"{line!r} is not printed:\n{done.stdout}"
-        for line in block(section, "text").splitlines() if "\n```text\n" in section else []:
-            assert line in said, f"{line!r} is not printed, or not there:\n{done.stdout}"
-            said = said[said.index(line) + 1 :]  # in this order, with others between
+    with tempfile.TemporaryDirectory() as folder:
+        for page, heading, expected in EXAMPLES:
+            section = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+            run_example(section, folder, program, expected)
     return 0
 
 
