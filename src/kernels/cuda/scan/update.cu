@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step of decoding moves every state once from memory and back. A group of lanes has eight neighbouring rows of a
+// A step of decoding moves every state once from memory and back. A group of lanes has two neighbouring rows of a
 // state, which share B and C: dims of one head, or channels of one group.
 #include "base/cuda.hpp"
 #include "kernels/cuda/scan/load_kernel.hpp"
@@ -11,7 +11,7 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kRows = 8;   // of a group of lanes
+constexpr int kRows = 2;   // of a group of lanes: with more of them, fewer warps have loads on their way
 constexpr int kWidth = 4;  // elements of a row that a lane has side by side
 
 struct Four {
