@@ -163,6 +163,7 @@ int compress_main(const Invocation& invocation, Transport*) {
   job.replace = options.force;
   job.method = parse_cache_method(options.method);
   job.ratio = options.ratio;
+  job.compared = options.compression_report;
   job.numerics = numerics_of(config);
   job.threads = options.threads > 0 ? options.threads : usable_processors().count;
   const CompressResult result = compress_file(job);

@@ -177,6 +177,7 @@ int plan_job(const Invocation& invocation) {
   screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us",
                              library.machine.name, library.machine.flops_per_second / 1e9,
                              library.machine.link_bytes_per_second / 1e9, library.machine.latency_seconds * 1e6));
+  note_default_machine(screen, options);
 
   PlanTable table(invocation, screen, shape_of(one), op_name(one.op()), row.name,
                   {std::begin(kSummary), std::end(kSummary)}, inputs.size() * options.world.size(), "tokens");

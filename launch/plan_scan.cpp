@@ -118,6 +118,7 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
   screen.context(fmt::format(
       "rates: {:.4g} GFLOP/s a rank by the kernel; {:.4g} GB/s and latency {:.4g} us by machine {}",
       flops_per_second / 1e9, machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6, machine.name));
+  note_default_machine(screen, options);
 
   PlanTable table(invocation, screen, file_shape(first), op_name(inputs.front().op()), choice.row->name,
                   {{"world"},

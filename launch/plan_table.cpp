@@ -16,6 +16,13 @@ KernelPlace planned_place(const JobOptions& options) {
   return forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
 }
 
+void note_default_machine(const Screen& screen, const JobOptions& options) {
+  if (!options.machine.empty()) return;
+  screen.context(
+      "note: these are figures of a default description, and of no machine that was measured; "
+      "`ringattn info --measure --machine FILE` measures this one");
+}
+
 std::string mebibytes(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
 
 std::string runs_text(std::span<const TokenRun> runs, bool all) {

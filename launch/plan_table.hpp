@@ -24,6 +24,9 @@ namespace ringattn {
 // What is forced is meant for another machine, perhaps; what is not is this one's.
 KernelPlace planned_place(const JobOptions& options);
 
+// Says that times rest on a description of no machine in particular, where no file has one.
+void note_default_machine(const Screen& screen, const JobOptions& options);
+
 // Bytes in MiB, with two digits behind the point.
 std::string mebibytes(double bytes);
 // What a rank owns, as sequence:first-last: the first four runs, or `all`.

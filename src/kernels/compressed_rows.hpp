@@ -170,6 +170,10 @@ std::optional<RowFault> find_fault(const TensorView& plain);
 // doesn't read, behind the last group of tokens, hold anything. RowFault::token counts rows of the plain tensor.
 std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
                                    std::span<const CompressedRun> runs);
+// The first of a part of table `table`: its entries from `first` on, which begins a row of its last axis. Of a tail,
+// they are all of tokens that a sequence has in it.
+std::optional<RowFault> find_table_fault(const RowFormat& format, const RowShape& shape, int table, std::int64_t first,
+                                         std::span<const std::byte> entries);
 // Keeps the fault in the cell where it is the first.
 void note_fault(RowFaultCell& cell, const std::optional<RowFault>& fault);
 // What a cell of tasks of a format tells; kPlain: of tasks that compress.

@@ -5,6 +5,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "base/error.hpp"
 
@@ -128,6 +130,15 @@ double removed_share(const CacheFormat& format, const RowShape& k, const RowShap
   return plain > 0.0 ? 1.0 - static_cast<double>(token_bytes(format.k, k) + token_bytes(format.v, v)) / plain : 0.0;
 }
 
+bool reaches_ratio(double removed, double ratio) { return removed >= ratio - 1e-9; }
+
+std::string greatest_ratio(double removed) {
+  // Rounded down; a product just below a whole number is that number, which the ratio's own tolerance forgives.
+  std::string text = fmt::format("{:.6f}", std::floor(removed * 1e6 + 1e-4) / 1e6);
+  text.resize(text.find_last_not_of('0') + 1);
+  return text.back() == '.' ? text + '0' : text;
+}
+
 CacheFormat choose_format(const CompressionMethod& method, std::optional<double> ratio, const RowShape& k,
                           const RowShape& v) {
   Formats formats = method.formats(k, v);
@@ -136,18 +147,18 @@ CacheFormat choose_format(const CompressionMethod& method, std::optional<double>
   if (!ratio) return formats[0];
   std::erase_if(formats, [&](const CacheFormat& format) { return !holds(format, k, v); });
   const CacheFormat* chosen = nullptr;
-  double most = 0.0;
+  double most = -std::numeric_limits<double>::infinity();
   for (const CacheFormat& format : formats) {
     const double removed = removed_share(format, k, v);
     most = std::max(most, removed);
-    const bool enough = removed >= *ratio - 1e-9;
+    const bool enough = reaches_ratio(removed, *ratio);
     if (enough && (chosen == nullptr || removed < removed_share(*chosen, k, v))) chosen = &format;
   }
   if (chosen != nullptr) return *chosen;
   fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *ratio)), " with ", setting("method", method.name)},
-       fmt::format("the ratio is the share of the bytes that is removed, and {} removes {:.3f} of them at most",
-                   method.name, most),
-       "Ask for less, or choose another method.");
+       fmt::format("the ratio is the share of the bytes that is removed, and {} removes {} of them at most",
+                   method.name, most < 0.0 ? "none" : greatest_ratio(most)),
+       most < 0.0 ? "Choose another method, or leave the ratio out." : "Ask for less, or choose another method.");
 }
 
 }  // namespace ringattn

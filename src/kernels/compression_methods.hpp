@@ -39,6 +39,11 @@ std::string describe(const Eviction& eviction);
 // The share of a token's bytes that a format removes of its keys and values, tables aside: 0.5 for half of them.
 double removed_share(const CacheFormat& format, const RowShape& k, const RowShape& v);
 
+// Whether so much is removed where a ratio asks for it, but for what rounding leaves of a share; and the greatest ratio
+// that asks for no more than `removed`, as text that is a ratio again: "0.430555" of 0.4305555…
+bool reaches_ratio(double removed, double ratio);
+std::string greatest_ratio(double removed);
+
 // Without a ratio the method's usual format; else of those that remove at least that share the one that removes least.
 // Throws kUsage where none does, saying how much the method can remove, and for shapes that no format of it holds.
 CacheFormat choose_format(const CompressionMethod& method, std::optional<double> ratio, const RowShape& k,

@@ -206,6 +206,16 @@ TEST_F(CompressLatents, WhatIsRefused) {
   refused(plain, {"--method", "snapkv"}, 3, "holds latents (tokens are taken out of keys and values in rows)");
   refused(plain, fp8 + Words{"--ratio", "0.5"}, 2,
           "--ratio 0.5 with latents (the ratio is the share of the bytes that");
+  // Rotary keys that are too wide, or none: by their own name, beside queries and without them.
+  for (const std::int64_t dims : {65537, 0}) {
+    NamedTensors ropes = plain;
+    const std::int64_t tokens = ropes["k_rope"].shape[0];
+    ropes["k_rope"].shape = {tokens, dims};
+    ropes["k_rope"].bytes.assign(static_cast<std::size_t>(tokens * dims) * 2, std::byte{0});
+    refused(ropes, fp8, 3, fmt::format("has BF16 [{}, {}] (a rotary key has 1 to 65536 dims)", tokens, dims));
+    for (const char* const name : {"q", "w_uk", "w_uv", "cu_seqlens_q"}) ropes.erase(name);
+    refused(ropes, fp8, 3, "`k_rope` of ");
+  }
   refused(with_codes(plain), fp8, 3, "latents of 8 bits are compressed already");
   refused(with_pages(with_codes(plain), shape), fp8, 3, "latents of 8 bits are compressed already");
   LatentFile half = shape;
@@ -226,6 +236,13 @@ TEST_F(CompressLatents, WhatIsRefused) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   refused(broken(plain, "latent", 17 * 128 + 5, kNan), fp8, 3, "latent[17, 5] is nan");
   refused(broken(plain, "k_rope", 3 * 8 + 7, kInf), fp8, 3, "k_rope[3, 7] is inf");
+  // Of what O depends on besides, where O is compared.
+  for (const auto& [tensors, name] :
+       {std::pair{plain, "q"}, {plain, "w_uk"}, {plain, "w_uv"}, {with_projection(plain), "kv_b_proj"}}) {
+    const NamedTensors inf = broken(tensors, name, 0, kInf);
+    const std::string zeros = std::string_view(name) == "kv_b_proj" ? "[0, 0]" : "[0, 0, 0]";
+    refused(inf, fp8 + Words{"--report"}, 3, fmt::format("{}{} is inf", name, zeros));
+  }
   const NamedTensors pages = with_pages(plain, shape);
   std::int32_t page = 0;  // the first sequence's second
   std::memcpy(&page, pages.at("block_table").bytes.data() + sizeof page, sizeof page);

@@ -13,6 +13,7 @@
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/cache_files.hpp"
+#include "tests/support/latent_files.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -108,9 +109,47 @@ TEST(CompressCommand, TheRatioIsWhatIsRemoved) {
   EXPECT_EQ(beyond.code, 2);
   EXPECT_TRUE(has(beyond.err,
                   "--ratio 0.6 with --method int8 (the ratio is the share of the bytes that is removed, and "
-                  "int8 removes 0.469 of them at most)"))
+                  "int8 removes 0.46875 of them at most)"))
       << beyond.err;
   EXPECT_FALSE(std::filesystem::exists(folder.file("no")));
+}
+
+// What a refusal calls the most is a ratio that is taken, and a little more is not.
+TEST(CompressCommand, TheGreatestRatioIsTakenAsItIsNamed) {
+  const TemporaryFolder folder;
+  const auto with = [&](const Words& input, const std::string& method, const std::string& ratio) {
+    return tool(Words{"compress", "--method", method, "--ratio", ratio, "--output", folder.file("out"), "--force"} +
+                input);
+  };
+  const auto expect_taken = [&](const Words& input, const std::string& method, const std::string& before,
+                                const std::string& behind) {
+    const Finished beyond = with(input, method, "0.999");
+    EXPECT_EQ(beyond.code, 2) << method << beyond.err;
+    const std::size_t at = beyond.err.find(before) + before.size();
+    const std::size_t end = beyond.err.find(behind, at);
+    ASSERT_LT(end, beyond.err.size()) << method << beyond.err;
+    const std::string named = beyond.err.substr(at, end - at);
+    EXPECT_EQ(with(input, method, named).code, 0) << method << " " << named;
+    const std::string more = fmt::format("{:.6f}", std::stod(named) + 2e-6);
+    const Finished refused = with(input, method, more);
+    EXPECT_EQ(refused.code, 2) << method << " " << more;
+    EXPECT_TRUE(has(refused.err, before + named + behind)) << refused.err;
+  };
+  for (const std::string& method : methods()) {
+    for (const char* const dim : {"96", "128", "160"}) {  // whose shares have no end as decimals, and have one
+      const Words input{"--synthetic", "7", "--seq", "64", "--heads", "2", "--kv-heads", "1", "--head-dim", dim};
+      expect_taken(input, method, method + " removes ", " of them at most");
+    }
+  }
+  LatentFile latents;
+  latents.latent_dim = 512;
+  latents.rope_dim = 64;
+  const Words input{"--input", write_tensors(folder.file("latents"), latent_tensors(latents))};
+  expect_taken(input, "fp8", "rows of 8 bits remove ", " of them)");
+  // A scale for each token and head is more than rows of two dims have to give.
+  const Finished none = with({"--synthetic", "7", "--seq", "64", "--head-dim", "2"}, "int8", "0");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(has(none.err, "int8 removes none of them at most). Choose another method")) << none.err;
 }
 
 // A packed batch with sinks, of queries at the end of their keys, keeps what stands beside k and v.
@@ -280,6 +319,43 @@ TEST(CompressCommand, RefusesWhatItCanNotDo) {
   const std::string small = folder.file("small");
   ASSERT_EQ(tool(Words{"compress", "--method", "fp8", "--output", small} + small_cache()).code, 0);
   refused({"--method", "int4", "--input", small}, 3, "holds a compressed cache");
+}
+
+// A report says how much O changes: of numbers, and in front of everything else.
+TEST(CompressCommand, ReportsCompareNumbersAlone) {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("out");
+  CacheShape shape;
+  shape.head_dim = shape.head_dim_v = 64;
+  shape.sinks = true;
+  NamedTensors tensors = row_tensors(shape);
+  const std::size_t heads = static_cast<std::size_t>(tensors["q"].shape[1]);
+  const std::size_t rows = static_cast<std::size_t>(tensors["q"].shape[0]);
+  const auto compress = [&](const NamedTensors& input, const Words& flags) {
+    return tool(Words{"compress", "--method", "int8", "--input", write_tensors(folder.file("in"), input), "--output",
+                      out, "--force"} +
+                flags);
+  };
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    NamedTensors broken = tensors;
+    store_element(broken["q"].bytes.data() + 2 * (64 * (heads * (rows - 1) + 1) + 3), shape.dtype, value);
+    std::filesystem::remove(out);
+    const Finished refused = compress(broken, {"--report"});
+    EXPECT_EQ(refused.code, 3) << refused.err;
+    EXPECT_TRUE(has(refused.err, fmt::format("q[{}, 1, 3] is {} (rows of O that depend on it", rows - 1, value)))
+        << refused.err;
+    EXPECT_TRUE(has(refused.err, "leave out --report.")) << refused.err;
+    EXPECT_FALSE(std::filesystem::exists(out));
+    EXPECT_EQ(compress(broken, {}).code, 0);  // queries are no part of what is compressed
+  }
+  // What no number comes of is said to be none.
+  store_element(tensors["sinks"].bytes.data(), Dtype::kF32, std::numeric_limits<float>::quiet_NaN());
+  const Finished made = compress(tensors, {"--report", "--json", "-"});
+  EXPECT_EQ(made.code, 0) << made.err;
+  for (const char* const member : {"relative_error", "greatest", "greatest_lse"}) {
+    EXPECT_EQ(json_at(made.out, fmt::format("/out/{}", member)), "null") << made.out;
+  }
+  EXPECT_EQ(json_at(made.out, "/out/emptied"), "0") << made.out;
 }
 
 // What a file may not hold is found by whoever reads it, and nothing is written.

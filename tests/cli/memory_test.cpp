@@ -1,124 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a refusal may cost: at most 64 MB and twice the header, and a few seconds, whatever files and flags ask for.
+// What a refusal may cost (hostile.hpp), whatever files and flags ask for.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <functional>
 #include <limits>
 
-#include "tests/cli/tool.hpp"
-#include "tests/support/temporary_folder.hpp"
+#include "tests/cli/hostile.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-constexpr std::int64_t kMost = 64'000'000;
-#if defined(RINGATTN_SANITIZED)
-constexpr bool kShadows = true;  // a sanitizer's, which are memory, too
-#else
-constexpr bool kShadows = false;
-#endif
-constexpr double kMostSeconds = kShadows ? 60.0 : 10.0;  // of the processors' time: others may be busy, too
-
-// Bytes of a file's start whose reading explains memory.
-std::int64_t header_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::uint64_t bytes = 0;
-  file.read(reinterpret_cast<char*>(&bytes), sizeof bytes);
-  return static_cast<std::int64_t>(bytes);
-}
-
-class Hostile : public ::testing::Test {
- protected:
-  // What a refusal costs that reads nothing and plans nothing.
-  static void SetUpTestSuite() { baseline_ = tool({"run", "--nonsense"}).peak_bytes; }
-
-  void expect_refused(const Words& words, int code, std::int64_t header = 0) const {
-    std::string line;
-    for (const std::string& word : words) line += word + " ";
-    const Finished run = tool(words);
-    EXPECT_EQ(run.code, code) << line << run.err;
-    EXPECT_EQ(count_messages(run.err), 1) << line << run.err;
-    EXPECT_LE(run.cpu_seconds, kMostSeconds) << line;
-    if (!kShadows) {
-      EXPECT_LE(run.peak_bytes - baseline_, kMost + 2 * header) << line << run.err;
-    }
-  }
-
-  // A tensor of a file: its name, type, shape as JSON, the bytes that it needs, and the first of its I64 entries.
-  struct Tensor {
-    std::string name;
-    std::string dtype;
-    std::string shape;
-    std::int64_t bytes = 0;
-    std::vector<std::int64_t> values = {};
-  };
-
-  // A sparse file: its data are zeros that take no room, but for a tensor's values. `spaces` follow the header's JSON.
-  std::string sparse_file(const std::string& name, const std::vector<Tensor>& tensors, std::size_t spaces = 0) const {
-    std::string json = "{";
-    std::int64_t end = 0;
-    for (const Tensor& tensor : tensors) {
-      json += fmt::format("{}\"{}\":{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}", json == "{" ? "" : ",",
-                          tensor.name, tensor.dtype, tensor.shape, end, end + tensor.bytes);
-      end += tensor.bytes;
-    }
-    const std::string path = header_file(name, json + "}", end, spaces);
-    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
-    std::int64_t at = 8 + header_bytes(path);
-    for (const Tensor& tensor : tensors) {
-      file.seekp(at);
-      file.write(reinterpret_cast<const char*>(tensor.values.data()),
-                 static_cast<std::streamsize>(tensor.values.size() * sizeof(std::int64_t)));
-      at += tensor.bytes;
-    }
-    return path;
-  }
-
-  std::string header_file(const std::string& name, const std::string& json, std::int64_t data = 0,
-                          std::size_t spaces = 0) const {
-    const std::uint64_t length = json.size() + spaces;
-    const std::string path = folder_.file(name);
-    {
-      std::ofstream file(path, std::ios::binary);
-      file.write(reinterpret_cast<const char*>(&length), sizeof length);
-      file << json;
-      const std::string piece(4096, ' ');
-      for (std::size_t left = spaces; left > 0; left -= std::min(left, piece.size())) {
-        file.write(piece.data(), static_cast<std::streamsize>(std::min(left, piece.size())));
-      }
-    }
-    std::filesystem::resize_file(path, 8 + length + static_cast<std::uint64_t>(data));
-    return path;
-  }
-
-  // q, k and v of 64 tokens, one head and 8 dims.
-  static std::vector<Tensor> small() {
-    return {{"q", "BF16", "[64,1,8]", 1024}, {"k", "BF16", "[64,1,8]", 1024}, {"v", "BF16", "[64,1,8]", 1024}};
-  }
-  static std::vector<Tensor> with(std::vector<Tensor> tensors, const Tensor& more) {
-    tensors.push_back(more);
-    return tensors;
-  }
-
-  // `piece` of its number, `count` times.
-  std::string repeated(const std::string& name, const std::string& before, int count,
-                       const std::function<std::string(int)>& piece, const std::string& after) const {
-    std::ofstream file(folder_.file(name), std::ios::binary);
-    file << before;
-    for (int i = 0; i < count; ++i) file << piece(i);
-    file << after;
-    return folder_.file(name);
-  }
-
-  TemporaryFolder folder_;
-  static std::int64_t baseline_;
-};
-
-std::int64_t Hostile::baseline_ = 0;
 
 TEST_F(Hostile, BatchesThatTakeNoBytes) {
   for (const char* shape : {"[268435456,0,1,8]", "[1099511627776,0,1,8]", "[1048577,0,1,8]"}) {
@@ -309,23 +201,6 @@ TEST_F(Hostile, FilesOfScans) {
                                                             {"B", "BF16", "[1,1,64]", 128},
                                                             {"C", "BF16", "[1,1,64]", 128}});
   expect_refused({"run", "--input", wide}, 3, header_bytes(wide));
-}
-
-TEST_F(Hostile, CachesOfASeed) {
-  for (const char* format : {"int8", "int4", "fp8"}) {
-    const Words seed{"--synthetic", "1", "--seq", "4m", "--cache-format", format, "--memory", "1k"};
-    for (const std::string command : {"run", "plan", "verify"}) expect_refused(Words{command} + seed, 5);
-  }
-}
-
-TEST_F(Hostile, WhatIsCompressed) {
-  constexpr std::int64_t kTokens = std::int64_t{8} << 20;
-  const std::string file = sparse_file(
-      "in.safetensors", {{"k", "BF16", "[8388608,1,8]", 16 * kTokens}, {"v", "BF16", "[8388608,1,8]", 16 * kTokens}});
-  for (const char* method : {"int4", "snapkv"}) {
-    expect_refused({"compress", "--method", method, "--input", file, "--output", folder_.file("out.safetensors")}, 2,
-                   header_bytes(file));
-  }
 }
 
 TEST_F(Hostile, PositionsThatDoNotAscend) {

@@ -87,7 +87,7 @@ class Attention(unittest.TestCase):
         self.assertEqual(formats, ["fp8 head", "fp8 head"])
         pair = ringattn.compress(k, v, ("int8", "int4_token group 32"))
         self.assertEqual([x.format for x in pair], ["int8", "int4_token group 32"])
-        for words, given in (("removes 0.500 of them at most", {"method": "fp8", "ratio": 0.9}), ("int5", {"method": "int5"}),
+        for words, given in (("removes 0.5 of them at most", {"method": "fp8", "ratio": 0.9}), ("int5", {"method": "int5"}),
                              ("a ratio", {"method": "int8 ", "ratio": 0.5})):  # fmt: skip
             with self.assertRaises(ringattn.UsageError) as caught:
                 ringattn.compress(k, v, **given)

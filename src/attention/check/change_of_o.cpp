@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <optional>
 #include <span>
@@ -68,17 +69,21 @@ struct Squares {
   double of_out = 0.0;
 };
 
+// The greater of both, or NaN where one of them is.
+double greater(double a, double b) { return b > a || std::isnan(b) ? b : a; }
+
 void compare(const RowResult& before, const RowResult& after, ChangeOfO& change, Squares& squares) {
   ++change.rows;
-  if (std::isfinite(before.lse) && std::isfinite(after.lse)) {
-    change.greatest_lse = std::max(change.greatest_lse, std::abs(after.lse - before.lse));
+  constexpr double kEmpty = -std::numeric_limits<double>::infinity();
+  if (before.lse != kEmpty && after.lse != kEmpty) {
+    change.greatest_lse = greater(change.greatest_lse, std::abs(after.lse - before.lse));
   }
-  change.emptied += std::isfinite(before.lse) && !std::isfinite(after.lse) ? 1 : 0;
+  change.emptied += before.lse != kEmpty && after.lse == kEmpty ? 1 : 0;
   for (std::size_t i = 0; i < before.out.size(); ++i) {
     const double difference = after.out[i] - before.out[i];
     squares.of_change += difference * difference;
     squares.of_out += before.out[i] * before.out[i];
-    change.greatest = std::max(change.greatest, std::abs(difference));
+    change.greatest = greater(change.greatest, std::abs(difference));
   }
 }
 
@@ -105,7 +110,7 @@ ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_
     const std::vector<RowResult> changed = over(after);
     for (std::size_t i = 0; i < samples.size(); ++i) compare(exact[i], changed[i], change, squares);
   }
-  if (squares.of_out > 0.0) change.relative_error = std::sqrt(squares.of_change / squares.of_out);
+  if (squares.of_out != 0.0) change.relative_error = std::sqrt(squares.of_change / squares.of_out);
   return change;
 }
 

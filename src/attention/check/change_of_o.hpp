@@ -9,6 +9,7 @@
 
 namespace ringattn {
 
+// Where O or LSE is no number, neither is what is said of their change.
 struct ChangeOfO {
   std::int64_t rows = 0;
   double relative_error = 0.0;  // root mean square of the change, as a share of O's root mean square

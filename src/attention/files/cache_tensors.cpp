@@ -126,6 +126,9 @@ PageTable read_table(const TensorSource& tensor, const RowGrid& pool, std::span<
   table.pages = pool.batch;
   table.page_size = pool.length;
   table.begin.reserve(lengths.size() + 1);
+  std::int64_t entries = 0;
+  for (const std::int64_t length : lengths) entries += pages_of(length, pool.length);
+  table.entries.reserve(static_cast<std::size_t>(entries));
   std::vector<std::int32_t> piece;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     const std::int64_t row = static_cast<std::int64_t>(s) * tensor.info->shape[1];
@@ -209,7 +212,7 @@ struct Pool {
   void complete(InputTensors& input) {
     if (!source) return;
     source->pages = input.pages;
-    read_tables(file, stored, input.sequences, *source, input.used);
+    find_tables(file, stored, input.sequences, *source, input.used);
   }
 
   const SafetensorsFile& file;

@@ -60,8 +60,27 @@ FileDtype file_dtype(CodeType type, Dtype dtype) {
 
 std::array<std::byte*, kMostTables> CompressedSource::table_pointers() const {
   std::array<std::byte*, kMostTables> pointers{};
-  for (std::size_t i = 0; i < tables.size(); ++i) pointers[i] = const_cast<std::byte*>(tables[i].data());
+  const std::vector<std::vector<std::byte>>& all = tables();
+  for (std::size_t i = 0; i < all.size(); ++i) pointers[i] = const_cast<std::byte*>(all[i].data());
   return pointers;
+}
+
+const std::vector<std::vector<std::byte>>& CompressedSource::tables() const {
+  const auto lock = lock_with_pulse(held_->mutex);
+  if (held_->read) return held_->tables;
+  std::vector<std::vector<std::byte>> read;
+  for (const TensorSource& tensor : stored_tables) {
+    tensor.shard->read(*tensor.info, 0, read.emplace_back(static_cast<std::size_t>(tensor.info->bytes())));
+    tensor.shard->check_unchanged();
+  }
+  held_->tables = std::move(read);
+  held_->read = true;
+  return held_->tables;
+}
+
+void CompressedSource::set_tables(std::vector<std::vector<std::byte>> tables) {
+  held_->tables = std::move(tables);
+  held_->read = true;
 }
 
 std::string page_place(const PageTable& pages, AxisOrder order, std::int64_t slot, std::int64_t head) {
@@ -204,7 +223,7 @@ std::optional<CompressedSource> SyntheticCompressed::make(std::string_view name,
   source.shape = shape;
   source.cu = batch_.cu_k();
   source.made = std::move(compressed.streams);
-  source.tables = std::move(compressed.tables);
+  source.set_tables(std::move(compressed.tables));
   return source;
 }
 
@@ -260,34 +279,57 @@ CompressedSource find_source(const SafetensorsFile& file, std::string_view name,
   return source;
 }
 
+namespace {
+
+// Refuses what a table may not hold, as it is read part by part: before it takes memory. Of tails, what the sequences
+// have in them.
+void check_table(const SafetensorsFile& file, const CompressedSource& source, int number, const FormatTable& table,
+                 const TensorSource& tensor) {
+  const std::int64_t bytes = size_of(table.type, source.shape.dtype);
+  const std::int64_t row = table.shape.back();
+  if (table.bytes(source.shape.dtype) == 0) return;
+  const std::int64_t most = std::max<std::int64_t>(1, kStagingBytes / (row * bytes)) * row;  // entries
+  std::vector<std::byte> part;
+  const auto check = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += most) {
+      part.resize(static_cast<std::size_t>(std::min(most, end - at) * bytes));
+      tensor.shard->read(*tensor.info, at * bytes, part);
+      const auto fault = find_table_fault(source.format, source.shape, number, at, part);
+      if (!fault) continue;
+      refuse_fault(fmt::format("{}: {}", file.path(), source.name), source.format, source.shape, *fault,
+                   ErrorCode::kFile);
+    }
+  };
+  if (codes_by_token(source.format)) return check(0, table.bytes(source.shape.dtype) / bytes);
+  const std::int64_t token = source.shape.heads * source.shape.dim;
+  const std::int64_t group = source.format.group;
+  for (std::size_t s = 0; s + 1 < source.cu.size(); ++s) {
+    const std::int64_t first = static_cast<std::int64_t>(s) * group * token;
+    check(first, first + (source.cu[s + 1] - source.cu[s]) % group * token);
+  }
+}
+
+}  // namespace
+
 // Once the sequences are known.
-void read_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
+void find_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
                  CompressedSource& source, std::vector<TensorSource>& used) {
   const std::int64_t count = static_cast<std::int64_t>(sequences.size());
   source.cu = Batch{sequences}.cu_k();
-  for (const FormatTable& table : format_tables(source.format, source.shape, count)) {
+  const std::vector<FormatTable> tables = format_tables(source.format, source.shape, count);
+  for (const FormatTable& table : tables) {
     const TensorSource tensor = file.tensor(fmt::format("{}_{}", stored, table.name));
     const FileDtype wanted = file_dtype(table.type, source.shape.dtype);
     require(
         tensor.info->dtype == wanted && tensor.info->shape == table.shape, tensor,
         fmt::format("{} stores it as {} {}", describe(source.format), file_dtype_name(wanted), shape_text(table.shape)),
         write_anew());
-    std::vector<std::byte>& bytes = source.tables.emplace_back(static_cast<std::size_t>(tensor.info->bytes()));
-    tensor.shard->read(*tensor.info, 0, bytes);
     used.push_back(tensor);
+    source.stored_tables.push_back(tensor);
   }
   used.insert(used.end(), source.streams.begin(), source.streams.end());
-  // Of tails, what the sequences have in them.
-  std::vector<CompressedRun> ends;
-  for (std::size_t s = 0; s + 1 < source.cu.size(); ++s) {
-    const std::int64_t keys = source.cu[s + 1] - source.cu[s];
-    ends.push_back({static_cast<std::int64_t>(s), keys, keys, 0, 0, 0});
-  }
-  CompressedRows rows;
-  rows.tables = source.table_pointers();
-  if (const auto fault = find_fault(source.format, source.shape, rows, ends)) {
-    refuse_fault(fmt::format("{}: {}", file.path(), source.name), source.format, source.shape, *fault,
-                 ErrorCode::kFile);
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    check_table(file, source, static_cast<int>(i), tables[i], source.stored_tables[i]);
   }
 }
 
@@ -327,8 +369,8 @@ InputTensors find_compressed(const SafetensorsFile& file, const InputNames& name
   require(input.v_grid.heads == input.k_grid.heads && input.v_grid.tokens() == input.k_grid.tokens(), input.v,
           fmt::format("keys have {} heads and {} tokens", input.k_grid.heads, input.k_grid.tokens()), write_anew());
   input.sequences = read_sequences(file, names, input);
-  if (tensors.k) read_tables(file, stored_k, input.sequences, *tensors.k, input.used);
-  if (tensors.v) read_tables(file, stored_v, input.sequences, *tensors.v, input.used);
+  if (tensors.k) find_tables(file, stored_k, input.sequences, *tensors.k, input.used);
+  if (tensors.v) find_tables(file, stored_v, input.sequences, *tensors.v, input.used);
   read_sinks(file, names, input);
   found = std::move(tensors);
   return input;

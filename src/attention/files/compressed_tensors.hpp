@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,13 +32,17 @@ struct CompressedSource {
   std::string name;  // "k", or "k_pages"
   RowFormat format;
   RowShape shape;
-  std::vector<std::int64_t> cu;                // of the keys: [sequences + 1]
-  std::vector<TensorSource> streams;           // in the order of format_streams(); of a file
-  AxisOrder order = AxisOrder::kThd;           // of these: kThd or, in pages, kBthd or kBhtd
-  std::shared_ptr<const PageTable> pages;      // in which the tokens lie; null: one behind the other
-  std::vector<std::vector<std::byte>> made;    // the same, of a seed
-  std::vector<std::vector<std::byte>> tables;  // of format_tables(), read
+  std::vector<std::int64_t> cu;              // of the keys: [sequences + 1]
+  std::vector<TensorSource> streams;         // in the order of format_streams(); of a file
+  AxisOrder order = AxisOrder::kThd;         // of these: kThd or, in pages, kBthd or kBhtd
+  std::shared_ptr<const PageTable> pages;    // in which the tokens lie; null: one behind the other
+  std::vector<std::vector<std::byte>> made;  // the same, of a seed
+  std::vector<TensorSource> stored_tables;   // of format_tables(), of a file; their numbers were looked at
 
+  // These, or those of a seed: read when somebody first asks for them, once for all that share the source. Throws
+  // kFile.
+  const std::vector<std::vector<std::byte>>& tables() const;
+  void set_tables(std::vector<std::vector<std::byte>> tables);
   // The runs as rows that follow each other, a run of a sequence each; `to` are the packed tokens.
   std::vector<CompressedRun> rows_of(std::span<const PackedRun> runs) const;
   // Fills `target` with the runs' rows of a stream, [heads, width] each, one behind the other. Throws kFile.
@@ -48,6 +53,14 @@ struct CompressedSource {
   void read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const;
   // Pointers to the tables.
   std::array<std::byte*, kMostTables> table_pointers() const;
+
+ private:
+  struct Held {
+    std::mutex mutex;
+    bool read = false;
+    std::vector<std::vector<std::byte>> tables;
+  };
+  std::shared_ptr<Held> held_ = std::make_shared<Held>();
 };
 
 // Where token `slot` of a pool lies in a tensor of pages, "page, token, head" in the tensor's own order of axes.
@@ -96,11 +109,12 @@ std::string first_tensor(const RowFormat& format, std::string_view stored);
 // that of the streams, and `name` what messages call it. Throws kFile, naming the tensor and what is wrong.
 CompressedSource find_source(const SafetensorsFile& file, std::string_view name, std::string_view stored,
                              const RowFormat& format, Dtype dtype, AxisOrder order);
-// The rest, once its sequences are known. What was found of it joins `used`. Throws kFile.
-void read_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
+// The rest, once its sequences are known: tables are looked at part by part, and take memory when somebody asks for
+// them. What was found of it joins `used`. Throws kFile.
+void find_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
                  CompressedSource& source, std::vector<TensorSource>& used);
 
-// As find_input(), of a file that holds them; the tables are read. Throws kFile, naming the tensor and what is wrong.
+// As find_input(), of a file that holds them. Throws kFile, naming the tensor and what is wrong.
 InputTensors find_compressed(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
                              std::optional<CompressedTensors>& found);
 

@@ -130,6 +130,13 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
   return false;
 }
 
+// Of rotary keys in a tensor of their own.
+void check_rope(const LatentTensors& latents) {
+  const std::int64_t dims = latents.k_rope_grid.dim;
+  require(dims > 0 && dims <= kMostDims, latents.k_rope, fmt::format("a rotary key has 1 to {} dims", kMostDims),
+          kLatentRows);
+}
+
 // The dims of all tensors follow from those of the matrices and of a row.
 void check_fit(const InputTensors& input, LatentTensors& latents) {
   const std::int64_t heads = input.q_grid.heads;
@@ -152,8 +159,12 @@ void check_fit(const InputTensors& input, LatentTensors& latents) {
                         latent_row_bytes(latents.latent_dim, 0), described(latents.w_uk)),
             kMatrices);
   }
-  require(rope > 0, latents.latent, fmt::format("a rotary key stands behind the latent; {}", described(latents.w_uk)),
-          kMatrices);
+  if (latents.rows == Rows::kApart) {
+    check_rope(latents);
+  } else {
+    require(rope > 0, latents.latent, fmt::format("a rotary key stands behind the latent; {}", described(latents.w_uk)),
+            kMatrices);
+  }
   latents.q_in_latent = !latents.joined_weights && input.q_grid.dim == latents.latent_dim + rope &&
                         latents.w_uk.info->shape[1] != latents.latent_dim && latents.w_uk.info->shape[1] <= kMostDims;
   const std::int64_t nope = latents.q_in_latent ? latents.w_uk.info->shape[1] : input.q_grid.dim - rope;
@@ -307,8 +318,14 @@ std::pair<InputTensors, LatentTensors> find_latent_rows(const SafetensorsFile& f
           latents.w_uk.info != nullptr ? Wording(described(latents.w_uk))
                                        : Wording(fmt::format("at most {} dims are possible", kMostDims)),
           kMatrices);
-  require(rope > 0 && rope <= kMostDims, latents.latent, "a rotary key stands behind or beside the latent",
-          kLatentRows);
+  if (pages) {
+    require(
+        rope > 0 && rope <= kMostDims, latents.latent,
+        fmt::format("a rotary key of 1 to {} dims stands behind the latent; {}", kMostDims, described(latents.w_uk)),
+        kMatrices);
+  } else {
+    check_rope(latents);
+  }
   latents.rope_dim = static_cast<int>(rope);
   if (pages) {
     find_paging(file, names, latents, input);

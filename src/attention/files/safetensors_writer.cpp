@@ -64,10 +64,12 @@ SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMe
   }
   std::int64_t offset = 0;
   for (const OutputTensor& tensor : tensors) {
-    std::int64_t bytes = bits_of(tensor.dtype) / 8;
+    std::int64_t bits = bits_of(tensor.dtype);
+    bool countable = true;
     for (const std::int64_t dim : tensor.shape) {
-      if (dim < 0 || __builtin_mul_overflow(bytes, dim, &bytes)) bytes = std::numeric_limits<std::int64_t>::max();
+      countable = countable && dim >= 0 && !__builtin_mul_overflow(bits, dim, &bits);
     }
+    const std::int64_t bytes = countable ? bits / 8 : std::numeric_limits<std::int64_t>::max();
     const std::int64_t begin = offset;
     if (__builtin_add_overflow(offset, bytes, &offset) || offset > std::numeric_limits<std::int64_t>::max() / 2) {
       fail(ErrorCode::kUsage,
@@ -227,6 +229,40 @@ void SafetensorsWriter::write_bytes(std::string_view tensor, std::span<const std
          fmt::format("{} were planned", info.bytes()));
   }
   write_exactly(file(), temporary_path_, plan_.header.data_offset + info.begin, data);
+}
+
+void SafetensorsWriter::write_part(std::string_view tensor, std::int64_t offset, std::span<const std::byte> data) {
+  const TensorInfo& info = planned(tensor);
+  if (offset < 0 || offset > info.bytes() - static_cast<std::int64_t>(data.size())) {
+    fail(ErrorCode::kInternal,
+         fmt::format("bytes {} to {} of tensor {}", offset, offset + static_cast<std::int64_t>(data.size()),
+                     in_quotes(tensor)),
+         fmt::format("{} were planned", info.bytes()));
+  }
+  write_exactly(file(), temporary_path_, plan_.header.data_offset + info.begin + offset, data);
+}
+
+void SafetensorsWriter::write_row_bytes(std::string_view tensor, const RowGrid& grid, std::span<const PackedRun> runs,
+                                        std::size_t element_bytes, std::span<const std::byte> rows) {
+  const std::size_t head_bytes = static_cast<std::size_t>(grid.dim) * element_bytes;
+  const auto place = [&](std::int64_t row, std::int64_t head) {
+    return static_cast<std::size_t>(row * grid.heads + head) * head_bytes;
+  };
+  if (rows.size() != place(total_tokens(runs), 0)) {
+    fail(ErrorCode::kInternal, fmt::format("rows for tensor {} don't fit the plan", in_quotes(tensor)));
+  }
+  std::vector<std::byte> staging;
+  const std::int64_t most = grid.head_major() ? kStagingBytes : std::numeric_limits<std::int64_t>::max();
+  for_each_segment(grid, runs, element_bytes, most, [&](const RowSegment& segment) {
+    const std::size_t bytes = static_cast<std::size_t>(segment.tokens * segment.heads) * head_bytes;
+    if (!grid.head_major()) return write_part(tensor, segment.offset, rows.subspan(place(segment.row, 0), bytes));
+    staging.resize(bytes);
+    for (std::int64_t i = 0; i < segment.tokens; ++i) {
+      std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(place(segment.row + i, segment.head)), head_bytes,
+                  staging.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(i) * head_bytes));
+    }
+    write_part(tensor, segment.offset, staging);
+  });
 }
 
 void SafetensorsWriter::set_metadata(std::string_view key, std::string_view value) {

@@ -78,8 +78,13 @@ class SafetensorsWriter {
                   const TensorView& rows);
   // The LSE, [total_tokens(runs), heads] of queries in `grid`.
   void write_lse(std::string_view tensor, const RowGrid& grid, std::span<const PackedRun> runs, const RowView& lse);
+  // The same of elements of any size: `rows` is [total_tokens(runs), heads, dim], dense.
+  void write_row_bytes(std::string_view tensor, const RowGrid& grid, std::span<const PackedRun> runs,
+                       std::size_t element_bytes, std::span<const std::byte> rows);
   // A whole tensor.
   void write_bytes(std::string_view tensor, std::span<const std::byte> data);
+  // A part of it, at a byte of the tensor.
+  void write_part(std::string_view tensor, std::int64_t offset, std::span<const std::byte> data);
   // Replaces a planned metadata value by one whose JSON text is as long.
   void set_metadata(std::string_view key, std::string_view value);
 

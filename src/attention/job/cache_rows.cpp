@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <utility>
 #include <variant>
@@ -11,6 +12,7 @@
 #include "attention/files/compressed_tensors.hpp"
 #include "attention/files/position_tensors.hpp"
 #include "attention/files/tensor_checks.hpp"
+#include "attention/job/finite_tensor.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {
@@ -41,59 +43,78 @@ void refuse_kind(const SafetensorsFile& file, std::string_view what) {
        "Give a file with k and v.");
 }
 
-CacheRows read_rows_of(const FileInput& input, int, const CacheCheck& check) {
-  const SafetensorsFile file(input.path);
-  if (holds_compressed(file)) refuse_kind(file, "a compressed cache");
-  if (holds_positions(file)) refuse_kind(file, "a cache that has lost tokens");
-  const std::string k_name = input.names.k.value_or("k");
-  const std::string v_name = input.names.v.value_or("v");
-  const TensorSource k = file.tensor(k_name);
-  const TensorSource v = file.tensor(v_name);
+CacheRows find_rows_of(const FileInput& input, int) {
+  const auto file = std::make_shared<const SafetensorsFile>(input.path);
+  if (holds_compressed(*file)) refuse_kind(*file, "a compressed cache");
+  if (holds_positions(*file)) refuse_kind(*file, "a cache that has lost tokens");
+  const TensorSource k = file->tensor(input.names.k.value_or("k"));
+  const TensorSource v = file->tensor(input.names.v.value_or("v"));
   const RowGrid k_grid = row_grid(k, input.order);
   const RowGrid v_grid = row_grid(v, input.order);
   CacheRows cache;
+  cache.what = "k and v of " + file->path();
   cache.k = {row_dtype(k), k_grid.heads, k_grid.dim};
   cache.v = {row_dtype(v), v_grid.heads, v_grid.dim};
   require(v_grid.heads == k_grid.heads && v_grid.tokens() == k_grid.tokens() && cache.v.dtype == cache.k.dtype, v,
           fmt::format("k is {} [{} tokens, {} heads]", file_dtype_name(k.info->dtype), k_grid.tokens(), k_grid.heads),
           "k and v are of the same tokens and K/V heads.");
-  require(cache.k.heads > 0 && cache.k.dim > 0 && cache.v.dim > 0, k, "it needs at least one head and one dim",
-          {setting("order"), " says which axis is which."});
+  check_extents(k, k_grid);
+  check_extents(v, v_grid);
   cache.grid = k_grid;
-  cache.lengths = key_lengths(file, input.names, k, k_grid);
-  check(cache, find_optional(file, input.names.q, "q").has_value());
-  const PackedRun all{0, cache.tokens()};
-  cache.k_rows.resize(bytes_of(cache.k, cache.tokens()));
-  cache.v_rows.resize(bytes_of(cache.v, cache.tokens()));
-  read_rows(k, k_grid, {&all, 1}, view_of(cache.k_rows, cache.k, cache.tokens()));
-  read_rows(v, v_grid, {&all, 1}, view_of(cache.v_rows, cache.v, cache.tokens()));
-  cache.others = read_others(file, input.names);
+  cache.lengths = key_lengths(*file, input.names, k, k_grid);
+  cache.others = find_others(*file, input.names);
+  cache.read = [file, k, v, k_grid, v_grid, shape_k = cache.k, shape_v = cache.v](SyntheticTensor tensor) {
+    const bool keys = tensor == SyntheticTensor::kK;
+    const RowGrid& grid = keys ? k_grid : v_grid;
+    const RowShape& shape = keys ? shape_k : shape_v;
+    const PackedRun all{0, grid.tokens()};
+    std::vector<std::byte> rows(bytes_of(shape, all.tokens()));
+    read_rows(keys ? k : v, grid, {&all, 1}, view_of(rows, shape, all.tokens()));
+    return rows;
+  };
+  cache.check_finite = [file, k, v, k_grid, v_grid, shape_k = cache.k, shape_v = cache.v,
+                        names = input.names](bool compared) {
+    if (const auto found = find_non_finite(k)) {
+      refuse_fault("k", {}, shape_k, fault_at(*found, k_grid), ErrorCode::kFile);
+    }
+    if (const auto found = find_non_finite(v)) {
+      refuse_fault("v", {}, shape_v, fault_at(*found, v_grid), ErrorCode::kFile);
+    }
+    if (compared) check_compared_queries(*file, names);
+  };
   return cache;
 }
 
-CacheRows read_rows_of(const SyntheticInput& input, int threads, const CacheCheck& check) {
-  const JobInput job(input, {});
-  if (job.op() != Op::kAttention) {
-    fail(ErrorCode::kUsage, {setting("op", op_name(job.op()))}, "keys and values in rows are compressed",
+CacheRows find_rows_of(const SyntheticInput& input, int threads) {
+  const auto job = std::make_shared<const JobInput>(input, Numerics{});
+  if (job->op() != Op::kAttention) {
+    fail(ErrorCode::kUsage, {setting("op", op_name(job->op()))}, "keys and values in rows are compressed",
          {"Leave it out: ", setting("op", "attention"), "."});
   }
-  const FoldSpec& spec = job.job().spec;
+  const FoldSpec& spec = job->job().spec;
   CacheRows cache;
+  cache.what = "the keys and values of a seed";
   cache.k = {spec.dtype, spec.kv_heads, spec.head_dim};
   cache.v = {spec.dtype, spec.kv_heads, spec.head_dim_v};
-  cache.lengths = job.job().batch.k_lengths();
-  check(cache, true);
-  const auto read = [&](SyntheticTensor tensor, const RowShape& shape, std::int64_t tokens,
-                        std::vector<std::byte>& rows) {
-    const PackedRun all{0, tokens};
-    rows.resize(bytes_of(shape, tokens));
-    job.read(tensor, {&all, 1}, view_of(rows, shape, tokens), threads);
+  cache.lengths = job->job().batch.k_lengths();
+  cache.read = [job, threads, shape_k = cache.k, shape_v = cache.v](SyntheticTensor tensor) {
+    const RowShape& shape = tensor == SyntheticTensor::kK ? shape_k : shape_v;
+    const PackedRun all{0, job->job().batch.k_tokens()};
+    std::vector<std::byte> rows(bytes_of(shape, all.tokens()));
+    job->read(tensor, {&all, 1}, view_of(rows, shape, all.tokens()), threads);
+    return rows;
   };
-  read(SyntheticTensor::kK, cache.k, cache.tokens(), cache.k_rows);
-  read(SyntheticTensor::kV, cache.v, cache.tokens(), cache.v_rows);
+  cache.check_finite = [](bool) {};  // a seed gives no others
   WholeTensor& q = cache.others.emplace_back();
-  const std::int64_t q_tokens = job.job().batch.q_tokens();
-  read(SyntheticTensor::kQ, {spec.dtype, spec.heads, spec.head_dim}, q_tokens, q.bytes);
+  const std::int64_t q_tokens = job->job().batch.q_tokens();
+  const RowShape q_shape{spec.dtype, spec.heads, spec.head_dim};
+  q.read = [job, threads, q_shape](std::int64_t offset, std::span<std::byte> target) {
+    const auto row = static_cast<std::int64_t>(bytes_of(q_shape, 1));
+    const PackedRun run{offset / row, (offset + static_cast<std::int64_t>(target.size())) / row};
+    job->read(SyntheticTensor::kQ, {&run, 1},
+              dense_view(static_cast<void*>(target.data()), q_shape.dtype, run.tokens(), q_shape.heads, q_shape.dim),
+              threads);
+  };
   q.tensor = {"q", file_dtype(spec.dtype), {q_tokens, spec.heads, spec.head_dim}};
   if (input.batch != 1) {
     q.tensor.shape = {input.batch, input.batch > 0 ? q_tokens / input.batch : 0, spec.heads, spec.head_dim};
@@ -105,6 +126,20 @@ CacheRows read_rows_of(const SyntheticInput& input, int threads, const CacheChec
 }
 
 }  // namespace
+
+RowFault fault_at(const NonFiniteElement& found, const RowGrid& grid) {
+  RowFault fault{RowFault::Kind::kNotFinite, 0, 0, 0, found.element % grid.dim, found.value};
+  const std::int64_t row = found.element / grid.dim;
+  if (grid.head_major()) {
+    const std::int64_t entry = row / (grid.heads * grid.length);
+    fault.token = entry * grid.length + row % grid.length;
+    fault.head = row / grid.length % grid.heads;
+  } else {
+    fault.token = row / grid.heads;
+    fault.head = row % grid.heads;
+  }
+  return fault;
+}
 
 bool CacheRows::has(std::string_view name) const {
   return std::ranges::any_of(others, [&](const WholeTensor& other) { return other.tensor.name == name; });
@@ -120,7 +155,17 @@ MutableTensorView view_of(std::vector<std::byte>& rows, const RowShape& shape, s
   return dense_view(static_cast<void*>(rows.data()), shape.dtype, tokens, shape.heads, shape.dim);
 }
 
-std::vector<WholeTensor> read_others(const SafetensorsFile& file, const InputNames& names) {
+WholeTensor stored_tensor(std::string_view name, const TensorSource& source) {
+  WholeTensor whole;
+  whole.tensor = {std::string(name), source.info->dtype, source.info->shape};
+  whole.read = [source](std::int64_t offset, std::span<std::byte> target) {
+    source.shard->read(*source.info, offset, target);
+    source.shard->check_unchanged();
+  };
+  return whole;
+}
+
+std::vector<WholeTensor> find_others(const SafetensorsFile& file, const InputNames& names) {
   const std::pair<const std::optional<std::string>*, std::string_view> others[] = {
       {&names.q, "q"},
       {&names.block_table, "block_table"},
@@ -131,19 +176,26 @@ std::vector<WholeTensor> read_others(const SafetensorsFile& file, const InputNam
       {&names.sinks, "sinks"}};
   std::vector<WholeTensor> tensors;
   for (const auto& [name, role] : others) {
-    const auto found = find_optional(file, *name, role);
-    if (!found) continue;
-    WholeTensor& copied = tensors.emplace_back();
-    copied.tensor = {std::string(role), found->info->dtype, found->info->shape};
-    copied.bytes.resize(static_cast<std::size_t>(found->info->bytes()));
-    found->shard->read(*found->info, 0, copied.bytes);
-    found->shard->check_unchanged();
+    if (const auto found = find_optional(file, *name, role)) tensors.push_back(stored_tensor(role, *found));
   }
   return tensors;
 }
 
-CacheRows read_cache(const InputRequest& input, int threads, const CacheCheck& check) {
-  return std::visit([&](const auto& request) { return read_rows_of(request, threads, check); }, input);
+void check_compared_queries(const SafetensorsFile& file, const InputNames& names) {
+  if (const auto found = find_optional(file, names.q, "q")) check_compared(*found, "q");
+}
+
+void check_extents(const TensorSource& tensor, const RowGrid& grid) {
+  constexpr std::int64_t kMost = 1 << 16;
+  require(grid.heads > 0 && grid.dim > 0, tensor, "it needs at least one head and one dim",
+          {setting("order"), " says which axis is which."});
+  require(grid.heads <= kMost && grid.dim <= kMost, tensor,
+          fmt::format("at most {} heads and dims are possible", kMost),
+          {setting("order"), " says which axis is which."});
+}
+
+CacheRows find_cache_rows(const InputRequest& input, int threads) {
+  return std::visit([&](const auto& request) { return find_rows_of(request, threads); }, input);
 }
 
 }  // namespace ringattn

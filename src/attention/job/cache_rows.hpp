@@ -6,12 +6,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "attention/files/job_input.hpp"
 #include "attention/files/safetensors_writer.hpp"
+#include "attention/job/finite_tensor.hpp"
 #include "base/tensor.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/row_format.hpp"
 
 namespace ringattn {
@@ -20,32 +23,47 @@ namespace ringattn {
 struct WholeTensor {
   OutputTensor tensor;
   std::vector<std::byte> bytes;
+  // Fills `target` with its bytes from `offset` on, both of whole rows of its last two axes; none: `bytes` has them.
+  std::function<void(std::int64_t offset, std::span<std::byte> target)> read = {};
 };
 
 // Keys and values in rows, sequence by sequence.
 struct CacheRows {
+  std::string what;  // this is, for messages
   RowShape k, v;
   RowGrid grid;  // of k in its file; v's has another dim
   std::vector<std::int64_t> lengths;
-  std::vector<std::byte> k_rows, v_rows;
-  std::vector<WholeTensor> others;  // what a job over the cache needs, by the names that it has here
+  std::vector<std::byte> k_rows, v_rows;  // none, until they are read
+  std::vector<WholeTensor> others;        // what a job over the cache needs, by the names that it has here
+  // All rows of kK or kV, which an eviction shortens.
+  std::function<std::vector<std::byte>(SyntheticTensor)> read;
+  // Refuses (kFile) NaN and infinity in k and v, and with `compared` in q, by name and place. It takes no
+  // memory to speak of.
+  std::function<void(bool compared)> check_finite;
 
   std::int64_t tokens() const;
   bool has(std::string_view name) const;  // among the others
 };
 
-// What of a file a job over its cache needs beside keys and values, by the names that it has here.
-std::vector<WholeTensor> read_others(const SafetensorsFile& file, const InputNames& names);
+// What of a file a job over its cache needs beside keys and values, by the names that it has here; read as they are
+// written. The file outlives them.
+std::vector<WholeTensor> find_others(const SafetensorsFile& file, const InputNames& names);
+// A tensor that is read as it is written.
+WholeTensor stored_tensor(std::string_view name, const TensorSource& source);
+// As check_compared(), of the queries that there are.
+void check_compared_queries(const SafetensorsFile& file, const InputNames& names);
 
 std::size_t bytes_of(const RowShape& shape, std::int64_t tokens);
 MutableTensorView view_of(std::vector<std::byte>& rows, const RowShape& shape, std::int64_t tokens);
 
-// What refuses a cache by its shapes and lengths, before rows take memory: all but the rows and the others is there.
-// `queries`: whether there are some.
-using CacheCheck = std::function<void(const CacheRows& cache, bool queries)>;
+// Finds k and v, and what stands beside them; rows are not read. Throws kFile for what can't be read, and for caches
+// that are compressed or have lost tokens already. Synthetic rows are made by `threads` threads.
+CacheRows find_cache_rows(const InputRequest& input, int threads);
 
-// Reads k and v, and what stands beside them. Throws kFile for what can't be read, and for caches that are compressed
-// or have lost tokens already, and what `check` throws. Synthetic rows are made by `threads` threads.
-CacheRows read_cache(const InputRequest& input, int threads, const CacheCheck& check);
+// Where such an element of a tensor that lies as `grid` says is: its packed token, its head and its channel.
+RowFault fault_at(const NonFiniteElement& found, const RowGrid& grid);
+
+// Refuses (kFile) keys or values of more heads or dims than any job has.
+void check_extents(const TensorSource& tensor, const RowGrid& grid);
 
 }  // namespace ringattn

@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
+#include <new>
 #include <span>
 #include <utility>
 
@@ -16,6 +18,7 @@
 #include "attention/job/evict_cache.hpp"
 #include "base/error.hpp"
 #include "kernels/compression_methods.hpp"
+#include "kernels/eviction.hpp"
 
 namespace ringattn {
 
@@ -23,20 +26,27 @@ namespace {
 
 constexpr double kUsualEviction = 0.5;  // of the tokens
 
-void add(const std::string& name, const CompressedTensor& tensor, std::vector<WholeTensor>& tensors) {
-  const auto add_one = [&](std::string_view part, CodeType type, std::vector<std::int64_t> shape,
-                           const std::vector<std::byte>& bytes) {
-    tensors.push_back(
-        {{fmt::format("{}_{}", name, part), file_dtype(type, tensor.shape.dtype), std::move(shape)}, bytes});
+// The tensors that a tensor of such a format becomes.
+void plan_parts(const std::string& name, const RowFormat& format, const RowShape& shape, std::int64_t tokens,
+                std::int64_t sequences, std::vector<OutputTensor>& planned) {
+  const auto plan = [&](std::string_view part, CodeType type, std::vector<std::int64_t> extents) {
+    planned.push_back({fmt::format("{}_{}", name, part), file_dtype(type, shape.dtype), std::move(extents)});
   };
+  for (const FormatStream& stream : format_streams(format, shape)) {
+    plan(stream.name, stream.type, {tokens, stream.heads, stream.width});
+  }
+  for (const FormatTable& table : format_tables(format, shape, sequences)) plan(table.name, table.type, table.shape);
+}
+
+void write_parts(const std::string& name, const CompressedTensor& tensor, SafetensorsWriter& writer) {
+  const auto sequences = static_cast<std::int64_t>(tensor.lengths.size());
   std::size_t at = 0;
   for (const FormatStream& stream : format_streams(tensor.format, tensor.shape)) {
-    add_one(stream.name, stream.type, {tensor.tokens(), stream.heads, stream.width}, tensor.streams[at++]);
+    writer.write_bytes(fmt::format("{}_{}", name, stream.name), tensor.streams[at++]);
   }
   at = 0;
-  const auto sequences = static_cast<std::int64_t>(tensor.lengths.size());
   for (const FormatTable& table : format_tables(tensor.format, tensor.shape, sequences)) {
-    add_one(table.name, table.type, table.shape, tensor.tables[at++]);
+    writer.write_bytes(fmt::format("{}_{}", name, table.name), tensor.tables[at++]);
   }
 }
 
@@ -49,71 +59,104 @@ std::int64_t position_bytes(const CacheRows& cache) {
   return bytes;
 }
 
+// Bytes of host memory at the most: an eviction holds both tensors, and without one they come one after the other.
+double needed_bytes(const CompressJob& job, const CacheRows& cache, const CacheFormat& format, double ratio) {
+  const auto sequences = static_cast<std::int64_t>(cache.lengths.size());
+  const auto compression = [&](std::int64_t tokens) {
+    return std::max(compression_bytes(format.k, cache.k, tokens, sequences, job.threads),
+                    compression_bytes(format.v, cache.v, tokens, sequences, job.threads));
+  };
+  if (!job.method.eviction) return compression(cache.tokens());
+  double needed = eviction_bytes(*job.method.eviction, ratio, cache);
+  if (job.method.format != nullptr) {
+    std::int64_t kept = 0;
+    for (const std::int64_t length : cache.lengths) kept += kept_tokens(length, ratio);
+    needed =
+        std::max(needed, compression(kept) + static_cast<double>(kept) * static_cast<double>(token_bytes({}, cache.v)));
+  }
+  return needed;
+}
+
+CompressResult compress_rows(const CompressJob& job) {
+  CacheRows cache = find_cache_rows(job.input, job.threads);
+  const double share = job.ratio.value_or(kUsualEviction);
+  if (job.method.eviction && cache.tokens() > 0) check_queries(*job.method.eviction, cache.has("q"));
+  CacheFormat format;
+  if (job.method.format != nullptr) {
+    const auto ratio = job.method.eviction ? std::nullopt : job.ratio;
+    format = choose_format(*job.method.format, ratio, cache.k, cache.v);
+  }
+  check_host_memory(cache.what, needed_bytes(job, cache, format, share));
+  check_compared_job(job, cache.has("q"));
+  cache.check_finite(job.compared);
+  if (job.method.eviction) check_eviction(*job.method.eviction, job.input, job.numerics, cache);
+
+  CompressResult result;
+  result.tokens = cache.tokens();
+  const auto before_k = static_cast<std::int64_t>(bytes_of(cache.k, cache.tokens()));
+  const auto before_v = static_cast<std::int64_t>(bytes_of(cache.v, cache.tokens()));
+  FileMetadata metadata;
+  if (job.method.format != nullptr) metadata = {{"k_format", describe(format.k)}, {"v_format", describe(format.v)}};
+  if (job.method.eviction) {
+    cache.k_rows = cache.read(SyntheticTensor::kK);
+    cache.v_rows = cache.read(SyntheticTensor::kV);
+    result.evict_seconds =
+        seconds_of([&] { evict(*job.method.eviction, share, job.input, job.numerics, job.threads, cache); });
+    result.position_bytes = position_bytes(cache);
+    metadata.emplace_back("evicted_by", describe(*job.method.eviction));
+  }
+  result.kept = cache.tokens();
+  std::vector<OutputTensor> planned;
+  if (job.method.format != nullptr) {
+    const std::unique_ptr<Backend> gpu = coding_gpu();
+    if (gpu != nullptr && format.k.rank + format.v.rank == 0) result.coded_on = gpu->identity();
+    const auto sequences = static_cast<std::int64_t>(cache.lengths.size());
+    plan_parts("k", format.k, cache.k, cache.tokens(), sequences, planned);
+    plan_parts("v", format.v, cache.v, cache.tokens(), sequences, planned);
+    const auto writer = create_file(job, cache.others, std::move(planned), metadata);
+    const auto compress = [&](const std::string& name, SyntheticTensor tensor, const RowFormat& of,
+                              const RowShape& shape, std::vector<std::byte> rows) {
+      if (!job.method.eviction) rows = cache.read(tensor);
+      const CompressedPart part = compress_part(name, of, shape, rows, cache.lengths, job, gpu.get());
+      write_parts(name, part.tensor, *writer);
+      return part.figures;
+    };
+    result.k = compress("k", SyntheticTensor::kK, format.k, cache.k, std::move(cache.k_rows));
+    result.v = compress("v", SyntheticTensor::kV, format.v, cache.v, std::move(cache.v_rows));
+    finish_file(*writer);
+  } else {
+    result.k.bytes_after = static_cast<std::int64_t>(cache.k_rows.size());
+    result.v.bytes_after = static_cast<std::int64_t>(cache.v_rows.size());
+    RowGrid v_grid = cache.grid;
+    v_grid.dim = cache.v.dim;
+    planned.push_back({"k", file_dtype(cache.k.dtype), cache.grid.shape()});
+    planned.push_back({"v", file_dtype(cache.v.dtype), v_grid.shape()});
+    const auto writer = create_file(job, cache.others, std::move(planned), metadata);
+    const PackedRun all{0, cache.tokens()};
+    writer->write_rows("k", cache.grid, {&all, 1}, view_of(cache.k_rows, cache.k, cache.tokens()));
+    writer->write_rows("v", v_grid, {&all, 1}, view_of(cache.v_rows, cache.v, cache.tokens()));
+    finish_file(*writer);
+  }
+  result.k.bytes_before = before_k;
+  result.v.bytes_before = before_v;
+  return result;
+}
+
 }  // namespace
 
 CompressResult compress_file(const CompressJob& job) {
   check_output_path(job.output, job.replace);
-  if (const FileInput* const input = std::get_if<FileInput>(&job.input)) {
-    const SafetensorsFile file(input->path);
-    if (holds_latents(file, input->names)) return compress_latents(file, *input, job);
-    if (holds_cache(file, input->names)) return compress_pages(file, *input, job);
+  try {
+    if (const FileInput* const input = std::get_if<FileInput>(&job.input)) {
+      const SafetensorsFile file(input->path);
+      if (holds_latents(file, input->names)) return compress_latents(file, *input, job);
+      if (holds_cache(file, input->names)) return compress_pages(file, *input, job);
+    }
+    return compress_rows(job);
+  } catch (const std::bad_alloc&) {  // a limit that usable_bytes() doesn't know
+    fail(ErrorCode::kMemory, "can't allocate memory for compression", "the host has no more to give",
+         how_to_compress_less());
   }
-  CacheFormat format;
-  CacheRows cache = read_cache(job.input, job.threads, [&](const CacheRows& shapes, bool queries) {
-    if (job.method.eviction && shapes.tokens() > 0) check_queries(*job.method.eviction, queries);
-    if (job.method.format == nullptr) return;
-    const auto ratio = job.method.eviction ? std::nullopt : job.ratio;
-    format = choose_format(*job.method.format, ratio, shapes.k, shapes.v);
-  });
-  CompressResult result;
-  result.tokens = cache.tokens();
-  const auto before_k = static_cast<std::int64_t>(cache.k_rows.size());
-  const auto before_v = static_cast<std::int64_t>(cache.v_rows.size());
-  if (job.method.eviction) {
-    result.evict_seconds = seconds_of([&] {
-      evict(*job.method.eviction, job.ratio.value_or(kUsualEviction), job.input, job.numerics, job.threads, cache);
-    });
-    result.position_bytes = position_bytes(cache);
-  }
-  result.kept = cache.tokens();
-  std::vector<WholeTensor> tensors = std::move(cache.others);
-  FileMetadata metadata;
-  if (job.method.format != nullptr) {
-    const std::unique_ptr<Backend> gpu = coding_gpu();
-    if (gpu != nullptr && format.k.rank + format.v.rank == 0) result.coded_on = gpu->identity();
-    const CompressedPart k = compress_part("k", format.k, cache.k, cache.k_rows, cache.lengths, job, gpu.get());
-    const CompressedPart v = compress_part("v", format.v, cache.v, cache.v_rows, cache.lengths, job, gpu.get());
-    result.k = k.figures;
-    result.v = v.figures;
-    add("k", k.tensor, tensors);
-    add("v", v.tensor, tensors);
-    metadata = {{"k_format", describe(format.k)}, {"v_format", describe(format.v)}};
-  } else {
-    result.k.bytes_after = static_cast<std::int64_t>(cache.k_rows.size());
-    result.v.bytes_after = static_cast<std::int64_t>(cache.v_rows.size());
-  }
-  result.k.bytes_before = before_k;
-  result.v.bytes_before = before_v;
-  if (job.method.eviction) metadata.emplace_back("evicted_by", describe(*job.method.eviction));
-
-  if (job.method.format != nullptr) {
-    write_file(job, tensors, metadata);
-    return result;
-  }
-  std::vector<OutputTensor> planned;
-  for (const WholeTensor& whole : tensors) planned.push_back(whole.tensor);
-  RowGrid v_grid = cache.grid;
-  v_grid.dim = cache.v.dim;
-  planned.push_back({"k", file_dtype(cache.k.dtype), cache.grid.shape()});
-  planned.push_back({"v", file_dtype(cache.v.dtype), v_grid.shape()});
-  const auto writer = SafetensorsWriter::create(plan_safetensors(planned, metadata), job.output, job.replace);
-  for (const WholeTensor& whole : tensors) writer->write_bytes(whole.tensor.name, whole.bytes);
-  const PackedRun all{0, cache.tokens()};
-  writer->write_rows("k", cache.grid, {&all, 1}, view_of(cache.k_rows, cache.k, cache.tokens()));
-  writer->write_rows("v", v_grid, {&all, 1}, view_of(cache.v_rows, cache.v, cache.tokens()));
-  writer->sync();
-  writer->commit();
-  return result;
 }
 
 }  // namespace ringattn

@@ -24,6 +24,7 @@ struct CompressJob {
   // format). Behind an eviction rows are stored in the method's usual format.
   std::optional<double> ratio;
   Numerics numerics;       // of the queries that an eviction looks at
+  bool compared = false;   // O over both caches will be compared: what else it depends on has to be finite, too
   std::uint64_t seed = 0;  // of codebooks
   int threads = 1;
 };
@@ -56,10 +57,11 @@ struct CompressResult {
   }
 };
 
-// Reads, compresses, writes; other tensors of the file are copied. The file appears whole or not at all. Throws kFile:
-// what can't be read or written, numbers that are not finite (tensor and place), and scans; kUsage: a ratio
-// that is none, an eviction without the queries it looks at, and a method that latents don't have; kUnsupported: a
-// method that this build lacks. Pages are compressed by compress_pages(), latents by compress_latents()
+// Reads, compresses, writes; other tensors of the file are copied. The file appears whole or not at all. Numbers that
+// are not finite are found, and the need for memory is known, before a tensor takes memory. Throws kFile: what can't be
+// read or written, numbers that are not finite (tensor and place), and scans; kUsage: a ratio that is none, an eviction
+// without the queries it looks at, and a method that latents don't have; kUnsupported: a method that this build lacks;
+// kMemory: more than this process may use. Pages are compressed by compress_pages(), latents by compress_latents()
 // (compress_part.hpp).
 CompressResult compress_file(const CompressJob& job);
 

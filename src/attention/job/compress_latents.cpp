@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "attention/files/compressed_tensors.hpp"
@@ -9,6 +10,9 @@
 #include "attention/files/tensor_checks.hpp"
 #include "attention/job/cache_rows.hpp"
 #include "attention/job/compress_part.hpp"
+#include "attention/job/finite_tensor.hpp"
+#include "attention/job/non_finite.hpp"
+#include "attention/job/pool_slots.hpp"
 #include "base/error.hpp"
 #include "base/pulse.hpp"
 #include "kernels/latent_rows.hpp"
@@ -31,53 +35,61 @@ void check_method(const CompressJob& job, const SafetensorsFile& file, std::int6
          "they are stored as they are, or in rows of 8 bits (fp8)", {"Use ", setting("method", "fp8"), "."});
   }
   const double removed = 1.0 - static_cast<double>(after) / static_cast<double>(before);
-  if (job.ratio && *job.ratio > removed + 1e-9) {
+  if (job.ratio && !reaches_ratio(removed, *job.ratio)) {
     fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *job.ratio)), " with latents"},
-         fmt::format("the ratio is the share of the bytes that is removed, and rows of 8 bits remove {:.3f} of them",
-                     removed),
+         fmt::format("the ratio is the share of the bytes that is removed, and rows of 8 bits remove {} of them",
+                     greatest_ratio(removed)),
          "Ask for less, or leave it out.");
   }
 }
 
-// Latents and rotary keys of tokens, dense, all of them finite.
+// Latents and rotary keys of some tokens, dense, all of them finite.
 struct LatentRows {
-  LatentRows(const LatentTensors& source, const PageTable* pages, std::span<const PackedRun> runs)
-      : tokens(total_tokens(runs)),
-        latent_shape{Dtype::kBf16, 1, source.latent_dim},
-        rope_shape{Dtype::kBf16, 1, source.rope_dim},
-        latent(bytes_of(latent_shape, tokens)),
-        rope(bytes_of(rope_shape, tokens)) {
+  LatentRows(const LatentTensors& of, bool in_pages)
+      : source(of),
+        paged(in_pages),
+        latent_shape{Dtype::kBf16, 1, of.latent_dim},
+        rope_shape{Dtype::kBf16, 1, of.rope_dim} {}
+
+  void read(std::span<const PackedRun> runs) {
+    tokens = total_tokens(runs);
     const bool joined = source.rows == Rows::kJoined;
-    const auto read = [&](SyntheticTensor tensor, const char* name, const RowShape& shape, std::int64_t first,
-                          std::vector<std::byte>& rows) {
-      const MutableTensorView view = view_of(rows, shape, tokens);
-      ringattn::read_latents(source, tensor, runs, view);
-      auto fault = find_fault(view);
-      if (!fault) return;
-      fault->place += first;
-      std::int64_t rest = fault->token;
-      auto run = runs.begin();
-      for (; rest >= run->tokens(); ++run) rest -= run->tokens();
-      const std::int64_t slot = run->begin + rest;
-      const RowGrid& grid = source.latent_grid;
-      std::string place = fmt::format("{}", slot);
-      if (pages != nullptr || grid.has_batch()) place = fmt::format("{}, {}", slot / grid.length, slot % grid.length);
-      refuse_fault(name, {}, shape, *fault, ErrorCode::kFile, place);
-    };
-    read(SyntheticTensor::kLatent, joined ? "latent_pages" : "latent", latent_shape, 0, latent);
+    read(SyntheticTensor::kLatent, joined ? "latent_pages" : "latent", latent_shape, 0, runs, latent);
     read(SyntheticTensor::kKeyRope, joined ? "latent_pages" : "k_rope", rope_shape, joined ? source.latent_dim : 0,
-         rope);
+         runs, rope);
   }
 
-  std::int64_t tokens;
+  const LatentTensors& source;
+  bool paged;
   RowShape latent_shape, rope_shape;
+  std::int64_t tokens = 0;
   std::vector<std::byte> latent, rope;
+
+ private:
+  // `first`: of the dims in the tensor that is named.
+  void read(SyntheticTensor tensor, const char* name, const RowShape& shape, std::int64_t first,
+            std::span<const PackedRun> runs, std::vector<std::byte>& rows) {
+    rows.resize(bytes_of(shape, tokens));
+    const MutableTensorView view = view_of(rows, shape, tokens);
+    ringattn::read_latents(source, tensor, runs, view);
+    if (count_non_finite(view) == 0) return;
+    auto fault = find_fault(view);
+    fault->place += first;
+    std::int64_t rest = fault->token;
+    auto run = runs.begin();
+    for (; rest >= run->tokens(); ++run) rest -= run->tokens();
+    const std::int64_t slot = run->begin + rest;
+    const RowGrid& grid = source.latent_grid;
+    std::string place = fmt::format("{}", slot);
+    if (paged || grid.has_batch()) place = fmt::format("{}, {}", slot / grid.length, slot % grid.length);
+    refuse_fault(name, {}, shape, *fault, ErrorCode::kFile, place);
+  }
 };
 
 // Calls part(first, tokens) for some tokens at a time, on all threads.
 template <class Part>
 void for_each_part(std::int64_t tokens, int threads, const Part& part) {
-  constexpr std::int64_t kPart = 1 << 10;
+  constexpr std::int64_t kPart = 1 << 7;
   const std::int64_t parts = (tokens + kPart - 1) / kPart;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t i = 0; i < parts; ++i) part(i * kPart, std::min(kPart, tokens - i * kPart));
@@ -90,17 +102,31 @@ MutableTensorView part_of(std::vector<std::byte>& rows, const RowShape& shape, s
                     shape.dim);
 }
 
-void add_matrices(const LatentTensors& source, std::vector<WholeTensor>& tensors) {
-  const auto add = [&](const char* name, const TensorSource& matrix) {
-    if (matrix.info == nullptr) return;
-    WholeTensor& copied = tensors.emplace_back();
-    copied.tensor = {name, matrix.info->dtype, matrix.info->shape};
-    copied.bytes.resize(static_cast<std::size_t>(matrix.info->bytes()));
-    matrix.shard->read(*matrix.info, 0, copied.bytes);
-    matrix.shard->check_unchanged();
-  };
-  add(source.joined_weights ? "kv_b_proj" : "w_uk", source.w_uk);
-  if (!source.joined_weights) add("w_uv", source.w_uv);
+// The matrices that there are, by name.
+std::vector<std::pair<std::string_view, TensorSource>> matrices_of(const LatentTensors& source) {
+  if (source.w_uk.info == nullptr) return {};
+  if (source.joined_weights) return {{"kv_b_proj", source.w_uk}};
+  return {{"w_uk", source.w_uk}, {"w_uv", source.w_uv}};
+}
+
+// What O depends on beside latents and rotary keys, where there are queries.
+void check_compared_inputs(const SafetensorsFile& file, const InputNames& names, const LatentTensors& source) {
+  check_compared_queries(file, names);
+  for (const auto& [name, matrix] : matrices_of(source)) check_compared(matrix, name);
+}
+
+// All tokens, or those that the sequences hold of a pool, some at a time.
+void for_each_run(const InputTensors& found, const RowGrid& grid, std::int64_t most,
+                  const std::function<void(std::span<const PackedRun> runs)>& part) {
+  if (found.pages) {
+    held_slots(*found.pages, Batch{found.sequences}.cu_k())
+        .for_each_part(most, [&](std::int64_t, std::span<const PackedRun> runs) { part(runs); });
+    return;
+  }
+  for (std::int64_t first = 0; first < grid.tokens(); first += most) {
+    const PackedRun run{first, std::min(first + most, grid.tokens())};
+    part({&run, 1});
+  }
 }
 
 }  // namespace
@@ -118,42 +144,59 @@ CompressResult compress_latents(const SafetensorsFile& file, const FileInput& in
   const auto plain_bytes = static_cast<std::int64_t>(size_of(Dtype::kBf16)) * (source.latent_dim + source.rope_dim);
   check_method(job, file, plain_bytes, row_bytes);
 
+  // Rows are looked at part by part, and made so, whatever their number.
+  const std::int64_t most = std::max<std::int64_t>(1, kPartBytes / plain_bytes);
+  check_host_memory(fmt::format("the latents of {}", file.path()),
+                    static_cast<double>(std::max(kPartBytes, plain_bytes)) * 4.0);
+  check_compared_job(job, found.q.info != nullptr);
+  LatentRows rows(source, found.pages != nullptr);
+  for_each_run(found, source.latent_grid, most, [&](std::span<const PackedRun> runs) {
+    beat();
+    rows.read(runs);  // which refuses what is not finite
+  });
+  if (job.compared) check_compared_inputs(file, input.names, source);
+
   RowGrid grid = source.latent_grid;
-  const PackedRun all{0, grid.tokens()};
-  std::vector<PackedRun> runs{all};
-  if (found.pages) runs = held_slots(*found.pages, Batch{found.sequences}.cu_k());
-  LatentRows rows(source, found.pages.get(), runs);
   CompressResult result;
-  result.tokens = result.kept = found.pages ? Batch{found.sequences}.k_tokens() : rows.tokens;
+  result.tokens = result.kept = found.pages ? Batch{found.sequences}.k_tokens() : grid.tokens();
   CompressedFigures& figures = result.latent.emplace();
   figures.format = latent_format(source.rope_dim);
   figures.bytes_before = grid.tokens() * plain_bytes;
   figures.bytes_after = grid.tokens() * row_bytes;
-  beat();
-  std::vector<std::byte> codes(static_cast<std::size_t>(rows.tokens * row_bytes));
-  figures.compress_seconds = seconds_of([&] {
-    for_each_part(rows.tokens, job.threads, [&](std::int64_t first, std::int64_t tokens) {
-      pack_latent_rows(part_of(rows.latent, rows.latent_shape, first, tokens),
-                       part_of(rows.rope, rows.rope_shape, first, tokens), codes.data() + first * row_bytes, row_bytes);
-    });
-  });
-  std::vector<std::byte> back(rows.latent.size());
-  figures.decompress_seconds = seconds_of([&] {
-    for_each_part(rows.tokens, job.threads, [&](std::int64_t first, std::int64_t tokens) {
-      unpack_latent_rows(codes.data() + first * row_bytes, row_bytes, part_of(back, rows.latent_shape, first, tokens),
-                         part_of(rows.rope, rows.rope_shape, first, tokens));  // which come back as they were
-    });
-  });
-  figures.error = relative_error(rows.latent, back, Dtype::kBf16, job.threads);
 
-  std::vector<WholeTensor> tensors = read_others(file, input.names);
-  add_matrices(source, tensors);
   grid.dim = row_bytes;
-  WholeTensor& packed = tensors.emplace_back();
-  packed.tensor = {found.pages ? "latent_pages" : "latent_fp8", FileDtype::kU8, {grid.batch, grid.length, row_bytes}};
-  if (!found.pages && !grid.has_batch()) packed.tensor.shape.erase(packed.tensor.shape.begin());
-  packed.bytes = found.pages ? in_pages(codes, grid, 1, runs) : std::move(codes);
-  write_file(job, tensors, {});
+  const std::string name = found.pages ? "latent_pages" : "latent_fp8";
+  OutputTensor packed{name, FileDtype::kU8, {grid.batch, grid.length, row_bytes}};
+  if (!found.pages && !grid.has_batch()) packed.shape.erase(packed.shape.begin());
+  std::vector<WholeTensor> tensors = find_others(file, input.names);
+  for (const auto& [role, matrix] : matrices_of(source)) tensors.push_back(stored_tensor(role, matrix));
+  const auto writer = create_file(job, tensors, {packed}, {});
+  std::vector<std::byte> codes, back, rope_back;
+  RelativeError error;
+  for_each_run(found, source.latent_grid, most, [&](std::span<const PackedRun> runs) {
+    beat();
+    rows.read(runs);
+    codes.resize(static_cast<std::size_t>(rows.tokens * row_bytes));
+    figures.compress_seconds += seconds_of([&] {
+      for_each_part(rows.tokens, job.threads, [&](std::int64_t first, std::int64_t tokens) {
+        pack_latent_rows(part_of(rows.latent, rows.latent_shape, first, tokens),
+                         part_of(rows.rope, rows.rope_shape, first, tokens), codes.data() + first * row_bytes,
+                         row_bytes);
+      });
+    });
+    back.resize(rows.latent.size());
+    rope_back.resize(rows.rope.size());
+    figures.decompress_seconds += seconds_of([&] {
+      for_each_part(rows.tokens, job.threads, [&](std::int64_t first, std::int64_t tokens) {
+        unpack_latent_rows(codes.data() + first * row_bytes, row_bytes, part_of(back, rows.latent_shape, first, tokens),
+                           part_of(rope_back, rows.rope_shape, first, tokens));
+      });
+    });
+    error.add(rows.latent, back, Dtype::kBf16, job.threads);
+    writer->write_row_bytes(name, grid, runs, 1, codes);
+  });
+  figures.error = error.value();
+  finish_file(*writer);
   return result;
 }
 

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <limits>
 #include <utility>
 
 #include "attention/files/cache_tensors.hpp"
@@ -11,7 +11,11 @@
 #include "attention/files/tensor_checks.hpp"
 #include "attention/job/cache_rows.hpp"
 #include "attention/job/compress_part.hpp"
+#include "attention/job/finite_tensor.hpp"
+#include "attention/job/non_finite.hpp"
+#include "attention/job/pool_slots.hpp"
 #include "base/error.hpp"
+#include "base/pulse.hpp"
 
 namespace ringattn {
 
@@ -19,6 +23,7 @@ namespace {
 
 // One of the two pools, and the sequences that lie in it.
 struct Pool {
+  std::string_view name;  // "k"
   const TensorSource& source;
   const RowGrid& grid;
   const PageTable& table;
@@ -29,6 +34,17 @@ struct Pool {
   std::int64_t length(std::size_t s) const { return cu[s + 1] - cu[s]; }
 };
 
+// Of the tensor that holds a part of its format.
+std::string part_name(const Pool& pool, std::string_view part) { return fmt::format("{}_pages_{}", pool.name, part); }
+
+// How a stream lies in its pages.
+RowGrid stream_grid(const Pool& pool, const FormatStream& stream) {
+  RowGrid grid = pool.grid;
+  grid.heads = stream.heads;
+  grid.dim = stream.width;
+  return grid;
+}
+
 [[noreturn]] void refuse_group(const Pool& pool, std::size_t sequence, std::int64_t entry, std::int64_t group) {
   fail(ErrorCode::kFile,
        fmt::format("sequence {} has page {} of {} at entry {}, among other pages than before", sequence,
@@ -37,10 +53,39 @@ struct Pool {
        "Use pages that hold such a group, or a method that codes each token by itself.");
 }
 
+// A place for each page that sequences hold; −1 until it is set.
+class Places {
+ public:
+  explicit Places(const PageTable& table) {
+    pages_.reserve(table.entries.size());
+    for (const std::int32_t number : table.entries) pages_.push_back({number, -1});
+    std::ranges::sort(pages_);
+    const auto rest = std::ranges::unique(pages_);
+    pages_.erase(rest.begin(), rest.end());
+  }
+  std::int32_t of(std::int32_t page) const { return pages_[at(page)].tokens; }
+  void set(std::int32_t page, std::int32_t place) { pages_[at(page)].tokens = place; }
+  // The pages that have a place, by it, with so many tokens each.
+  std::vector<PoolSlots::Page> take(std::int64_t tokens) {
+    std::erase_if(pages_, [](const PoolSlots::Page& page) { return page.tokens < 0; });
+    std::ranges::sort(pages_, {}, &PoolSlots::Page::tokens);
+    for (PoolSlots::Page& page : pages_) page.tokens = static_cast<std::int32_t>(tokens);
+    return std::move(pages_);
+  }
+
+ private:
+  std::size_t at(std::int32_t page) const {
+    return static_cast<std::size_t>(std::ranges::lower_bound(pages_, page, {}, &PoolSlots::Page::number) -
+                                    pages_.begin());
+  }
+
+  std::vector<PoolSlots::Page> pages_;  // ascending; `tokens` is the place, so that a large table takes no more
+};
+
 // Whether a group's pages, from entry `first` of a sequence on, were met in this order before. `place`: of each page,
-// where it lies in what was met; −1: nowhere.
-bool is_known(std::span<const std::int32_t> pages, std::vector<std::int64_t>& place) {
-  const auto of = [&](std::size_t i) { return place[static_cast<std::size_t>(pages[i])]; };
+// where it lies in what was met.
+bool is_known(std::span<const std::int32_t> pages, const Places& place) {
+  const auto of = [&](std::size_t i) { return place.of(pages[i]); };
   if (of(0) < 0 || of(0) % static_cast<std::int64_t>(pages.size()) != 0) return false;
   for (std::size_t i = 1; i < pages.size(); ++i) {
     if (of(i) != of(0) + static_cast<std::int64_t>(i)) return false;
@@ -49,134 +94,149 @@ bool is_known(std::span<const std::int32_t> pages, std::vector<std::int64_t>& pl
 }
 
 // Groups that lie in several pages each, one behind the other.
-std::vector<PackedRun> whole_groups(const Pool& pool, std::int64_t group) {
+PoolSlots whole_groups(const Pool& pool, std::int64_t group) {
   const std::int64_t page = pool.table.page_size;
   const std::int64_t together = group / page;
-  std::vector<PackedRun> slots;
-  std::vector<std::int64_t> place(static_cast<std::size_t>(pool.table.pages), -1);
+  std::int32_t placed = 0;
+  Places place(pool.table);
   for (std::size_t s = 0; s < pool.sequences(); ++s) {
     for (std::int64_t first = 0; (first + together) * page <= pool.length(s); first += together) {
       const auto pages = pool.table.of(s).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(together));
       if (is_known(pages, place)) continue;
       for (std::int64_t i = 0; i < together; ++i) {
-        const auto number = static_cast<std::size_t>(pages[static_cast<std::size_t>(i)]);
-        if (place[number] >= 0) refuse_group(pool, s, first + i, group);
-        place[number] = static_cast<std::int64_t>(slots.size());
-        const std::int64_t slot = static_cast<std::int64_t>(number) * page;
-        slots.push_back({slot, slot + page});
+        const std::int32_t number = pages[static_cast<std::size_t>(i)];
+        if (place.of(number) >= 0) refuse_group(pool, s, first + i, group);
+        place.set(number, placed++);
       }
     }
   }
-  return slots;
+  return {place.take(page), page};
 }
 
-// Tokens of the pool that become codes, each once. `group`: tokens whose codes are made together; they lie together
-// here.
-std::vector<PackedRun> coded_slots(const Pool& pool, std::int64_t group) {
+std::int64_t group_of(const RowFormat& format) { return codes_by_token(format) ? 1 : format.group; }
+
+// Tokens of the pool that become codes, each once; those of a group lie together here.
+PoolSlots coded_slots(const Pool& pool, const RowFormat& format) {
+  const std::int64_t group = group_of(format);
   if (group > pool.table.page_size) return whole_groups(pool, group);
   return held_slots(pool.table, pool.cu, group);
 }
 
-// The elements of these tokens, which are finite.
-std::vector<std::byte> read_slots(std::string_view name, const Pool& pool, std::span<const PackedRun> slots) {
+// Reads the elements of these tokens, which are finite, to `rows`.
+void read_slots(const Pool& pool, std::span<const PackedRun> slots, std::span<std::byte> rows) {
   const std::int64_t tokens = total_tokens(slots);
-  std::vector<std::byte> rows(bytes_of(pool.shape, tokens));
-  const MutableTensorView view = view_of(rows, pool.shape, tokens);
+  const MutableTensorView view =
+      dense_view(static_cast<void*>(rows.data()), pool.shape.dtype, tokens, pool.shape.heads, pool.shape.dim);
   read_rows(pool.source, pool.grid, slots, view);
+  if (count_non_finite(view) == 0) return;
   const auto fault = find_fault(view);
-  if (!fault) return rows;
   std::int64_t rest = fault->token;
   auto run = slots.begin();
   for (; rest >= run->tokens(); ++run) rest -= run->tokens();
-  refuse_fault(fmt::format("{}_pages", name), {}, pool.shape, *fault, ErrorCode::kFile,
+  refuse_fault(fmt::format("{}_pages", pool.name), {}, pool.shape, *fault, ErrorCode::kFile,
                page_place(pool.table, pool.grid.order, run->begin + rest, fault->head));
 }
 
-// What each sequence has behind its last group, [sequences, group, heads, dim].
-std::vector<std::byte> tails(std::string_view name, const Pool& pool, std::int64_t group) {
-  const auto sequences = static_cast<std::int64_t>(pool.sequences());
-  std::vector<std::byte> rows(bytes_of(pool.shape, sequences * group));
+// Tokens that are read at a time.
+std::int64_t part_tokens(const Pool& pool) {
+  return std::max<std::int64_t>(1, kPartBytes / std::max<std::int64_t>(1, token_bytes({}, pool.shape)));
+}
+
+// Calls part(sequence, runs) for the tokens that a sequence has behind its last group.
+template <class Part>
+void for_each_tail(const Pool& pool, std::int64_t group, const Part& part) {
   for (std::size_t s = 0; s < pool.sequences(); ++s) {
     const PackedRun last{pool.cu[s] + pool.length(s) / group * group, pool.cu[s + 1]};
-    if (last.tokens() == 0) continue;
-    const std::vector<std::byte> tail = read_slots(name, pool, pool_runs(pool.table, pool.cu, {&last, 1}));
-    std::ranges::copy(
-        tail, rows.begin() + static_cast<std::ptrdiff_t>(bytes_of(pool.shape, static_cast<std::int64_t>(s) * group)));
+    if (last.tokens() > 0) part(s, pool_runs(pool.table, pool.cu, {&last, 1}));
   }
+}
+
+// These of each sequence, [sequences, group, heads, dim].
+std::vector<std::byte> tails(const Pool& pool, std::int64_t group) {
+  std::vector<std::byte> rows(bytes_of(pool.shape, static_cast<std::int64_t>(pool.sequences()) * group));
+  for_each_tail(pool, group, [&](std::size_t s, const std::vector<PackedRun>& runs) {
+    const std::size_t at = bytes_of(pool.shape, static_cast<std::int64_t>(s) * group);
+    read_slots(pool, runs, std::span(rows).subspan(at, bytes_of(pool.shape, total_tokens(runs))));
+  });
   return rows;
 }
 
-CompressedFigures compress_pool(std::string_view name, const RowFormat& format, const Pool& pool,
-                                const CompressJob& job, Backend* gpu, std::vector<WholeTensor>& tensors) {
-  const bool by_token = codes_by_token(format);
-  const std::int64_t group = by_token ? 1 : format.group;
-  const std::vector<PackedRun> slots = coded_slots(pool, group);
-  const std::vector<std::byte> rows = read_slots(name, pool, slots);
-  const std::int64_t all[] = {total_tokens(slots)};
-  CompressedPart part = compress_part(fmt::format("{}_pages", name), format, pool.shape, rows, all, job, gpu);
-  if (!by_token) part.tensor.tables[0] = tails(name, pool, group);
-  const auto add = [&](std::string_view of, CodeType type, std::vector<std::int64_t> shape,
-                       std::vector<std::byte> bytes) {
-    part.figures.bytes_after += static_cast<std::int64_t>(bytes.size());
-    tensors.push_back({{fmt::format("{}_pages_{}", name, of), file_dtype(type, pool.shape.dtype), std::move(shape)},
-                       std::move(bytes)});
+// Refuses numbers that are not finite of all that becomes codes or tails. A page may be larger than what is read at a
+// time.
+void check_pool(const Pool& pool, const RowFormat& format) {
+  const RowGrid& grid = pool.grid;
+  const std::size_t element = size_of(pool.shape.dtype);
+  const auto check = [&](std::span<const PackedRun> runs) {
+    beat();
+    for_each_segment(grid, runs, element, std::numeric_limits<std::int64_t>::max(), [&](const RowSegment& segment) {
+      const std::int64_t first = segment.offset / static_cast<std::int64_t>(element);
+      const auto found = find_non_finite(pool.source, first, first + segment.tokens * segment.heads * grid.dim);
+      if (!found) return;
+      const RowFault fault = fault_at(*found, grid);
+      refuse_fault(fmt::format("{}_pages", pool.name), {}, pool.shape, fault, ErrorCode::kFile,
+                   page_place(pool.table, grid.order, fault.token, fault.head));
+    });
   };
+  coded_slots(pool, format).for_each_part(part_tokens(pool), [&](std::int64_t, std::span<const PackedRun> runs) {
+    check(runs);
+  });
+  if (!codes_by_token(format)) {
+    for_each_tail(pool, format.group, [&](std::size_t, const std::vector<PackedRun>& runs) { check(runs); });
+  }
+  pool.source.shard->check_unchanged();
+}
+
+// What such a pool becomes.
+void plan_pool(const Pool& pool, const RowFormat& format, std::vector<OutputTensor>& planned) {
+  const auto plan = [&](std::string_view of, CodeType type, std::vector<std::int64_t> shape) {
+    planned.push_back({part_name(pool, of), file_dtype(type, pool.shape.dtype), std::move(shape)});
+  };
+  for (const FormatStream& stream : format_streams(format, pool.shape)) {
+    plan(stream.name, stream.type, stream_grid(pool, stream).shape());
+  }
+  for (const FormatTable& table : format_tables(format, pool.shape, static_cast<std::int64_t>(pool.sequences()))) {
+    plan(table.name, table.type, table.shape);
+  }
+}
+
+CompressedFigures compress_pool(const Pool& pool, const RowFormat& format, const CompressJob& job, Backend* gpu,
+                                SafetensorsWriter& writer) {
+  const PoolSlots slots = coded_slots(pool, format);
+  const std::int64_t all[] = {slots.tokens()};
+  std::vector<std::byte> rows(bytes_of(pool.shape, slots.tokens()));
+  slots.for_each_part(part_tokens(pool), [&](std::int64_t first, std::span<const PackedRun> runs) {
+    read_slots(pool, runs,
+               std::span(rows).subspan(bytes_of(pool.shape, first), bytes_of(pool.shape, total_tokens(runs))));
+  });
+  CompressedPart part = compress_part(fmt::format("{}_pages", pool.name), format, pool.shape, rows, all, job, gpu);
+  rows = {};
+  if (!codes_by_token(format)) part.tensor.tables[0] = tails(pool, format.group);
   part.figures.bytes_before = pool.source.info->bytes();
   part.figures.bytes_after = 0;
   std::size_t at = 0;
   for (const FormatStream& stream : format_streams(format, pool.shape)) {
-    RowGrid grid = pool.grid;
-    grid.heads = stream.heads;
-    grid.dim = stream.width;
+    const RowGrid grid = stream_grid(pool, stream);
+    const std::span<const std::byte> codes = part.tensor.streams[at++];
+    const auto token = static_cast<std::size_t>(stream.token_bytes(pool.shape.dtype));
     const auto element = static_cast<std::size_t>(size_of(stream.type, pool.shape.dtype));
-    add(stream.name, stream.type, grid.shape(), in_pages(part.tensor.streams[at++], grid, element, slots));
+    part.figures.bytes_after += grid.tokens() * static_cast<std::int64_t>(token);
+    slots.for_each_part(part_tokens(pool), [&](std::int64_t first, std::span<const PackedRun> runs) {
+      writer.write_row_bytes(
+          part_name(pool, stream.name), grid, runs, element,
+          codes.subspan(static_cast<std::size_t>(first) * token, static_cast<std::size_t>(total_tokens(runs)) * token));
+    });
   }
   at = 0;
   const auto sequences = static_cast<std::int64_t>(pool.sequences());
   part.figures.table_bytes = table_bytes(format, pool.shape, sequences);
+  part.figures.bytes_after += part.figures.table_bytes;
   for (const FormatTable& table : format_tables(format, pool.shape, sequences)) {
-    add(table.name, table.type, table.shape, std::move(part.tensor.tables[at++]));
+    writer.write_bytes(part_name(pool, table.name), part.tensor.tables[at++]);
   }
   return part.figures;
 }
 
 }  // namespace
-
-std::vector<PackedRun> held_slots(const PageTable& table, std::span<const std::int64_t> cu, std::int64_t group) {
-  const std::int64_t page = table.page_size;
-  std::vector<std::int64_t> tokens(static_cast<std::size_t>(table.pages));  // of each page, from its beginning
-  for (std::size_t s = 0; s < table.sequences(); ++s) {
-    const std::int64_t coded = (cu[s + 1] - cu[s]) / group * group;
-    std::int64_t first = 0;
-    for (const std::int32_t number : table.of(s)) {
-      std::int64_t& most = tokens[static_cast<std::size_t>(number)];
-      most = std::max(most, std::min(page, coded - first));
-      first += page;
-    }
-  }
-  std::vector<PackedRun> slots;
-  for (std::size_t number = 0; number < tokens.size(); ++number) {
-    const std::int64_t slot = static_cast<std::int64_t>(number) * page;
-    if (tokens[number] > 0) slots.push_back({slot, slot + tokens[number]});
-  }
-  return slots;
-}
-
-std::vector<std::byte> in_pages(const std::vector<std::byte>& rows, const RowGrid& grid, std::size_t element,
-                                std::span<const PackedRun> slots) {
-  const std::size_t head_bytes = static_cast<std::size_t>(grid.dim) * element;
-  std::vector<std::byte> pages(static_cast<std::size_t>(grid.tokens() * grid.heads) * head_bytes);
-  for_each_segment(grid, slots, element, kStagingBytes, [&](const RowSegment& segment) {
-    std::byte* to = pages.data() + segment.offset;
-    for (std::int64_t row = segment.row; row < segment.row + segment.tokens; ++row) {
-      const std::size_t from = static_cast<std::size_t>(row * grid.heads + segment.head) * head_bytes;
-      const std::size_t bytes = static_cast<std::size_t>(segment.heads) * head_bytes;
-      std::memcpy(to, rows.data() + from, bytes);
-      to += bytes;
-    }
-  });
-  return pages;
-}
 
 CompressResult compress_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job) {
   std::optional<CompressedTensors> compressed;
@@ -191,20 +251,36 @@ CompressResult compress_pages(const SafetensorsFile& file, const FileInput& inpu
            "Give a file with k and v, or a method that keeps all tokens.");
   }
   const std::vector<std::int64_t> cu = Batch{cache.sequences}.cu_k();
-  const Pool k{cache.k, cache.k_grid, *cache.pages, cu, {cache.dtype, cache.k_grid.heads, cache.k_grid.dim}};
-  const Pool v{cache.v, cache.v_grid, *cache.pages, cu, {cache.dtype, cache.v_grid.heads, cache.v_grid.dim}};
+  const Pool k{"k", cache.k, cache.k_grid, *cache.pages, cu, {cache.dtype, cache.k_grid.heads, cache.k_grid.dim}};
+  const Pool v{"v", cache.v, cache.v_grid, *cache.pages, cu, {cache.dtype, cache.v_grid.heads, cache.v_grid.dim}};
+  check_extents(k.source, k.grid);
+  check_extents(v.source, v.grid);
   CompressResult result;
   result.tokens = result.kept = cu.back();
   const CacheFormat format = choose_format(*job.method.format, job.ratio, k.shape, v.shape);
+  double needed = 0.0;
+  for (const auto& [pool, of] : {std::pair{&k, &format.k}, {&v, &format.v}}) {
+    const auto sequences = static_cast<std::int64_t>(pool->sequences());
+    needed =
+        std::max(needed, compression_bytes(*of, pool->shape, coded_slots(*pool, *of).tokens(), sequences, job.threads));
+  }
+  check_host_memory(fmt::format("the pages of {}", file.path()), needed);
+  check_compared_job(job, cache.q.info != nullptr);
+  check_pool(k, format.k);
+  check_pool(v, format.v);
+  if (job.compared) check_compared_queries(file, input.names);
   const std::unique_ptr<Backend> gpu = coding_gpu();
   if (gpu != nullptr && format.k.rank + format.v.rank == 0) result.coded_on = gpu->identity();
-  std::vector<WholeTensor> tensors = read_others(file, input.names);
-  result.k = compress_pool("k", format.k, k, job, gpu.get(), tensors);
-  result.v = compress_pool("v", format.v, v, job, gpu.get(), tensors);
-  write_file(job, tensors,
-             {{"k_format", describe(format.k)},
-              {"v_format", describe(format.v)},
-              {"page_order", k.grid.head_major() ? "htd" : "thd"}});
+  std::vector<OutputTensor> planned;
+  plan_pool(k, format.k, planned);
+  plan_pool(v, format.v, planned);
+  const auto writer = create_file(job, find_others(file, input.names), std::move(planned),
+                                  {{"k_format", describe(format.k)},
+                                   {"v_format", describe(format.v)},
+                                   {"page_order", k.grid.head_major() ? "htd" : "thd"}});
+  result.k = compress_pool(k, format.k, job, gpu.get(), *writer);
+  result.v = compress_pool(v, format.v, job, gpu.get(), *writer);
+  finish_file(*writer);
   return result;
 }
 

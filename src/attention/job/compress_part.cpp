@@ -1,20 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/job/compress_part.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <utility>
 
+#include "attention/job/finite_tensor.hpp"
 #include "base/error.hpp"
+#include "base/host.hpp"
 #include "base/pulse.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
 
+namespace {
+
+double table_bytes_of(const RowFormat& format, const RowShape& shape, std::int64_t sequences) {
+  double bytes = 0.0;
+  for (const FormatTable& table : format_tables(format, shape, sequences)) {
+    auto of_table = static_cast<double>(size_of(table.type, shape.dtype));
+    for (const std::int64_t extent : table.shape) of_table *= static_cast<double>(extent);
+    bytes += of_table;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+double compression_bytes(const RowFormat& format, const RowShape& shape, std::int64_t tokens, std::int64_t sequences,
+                         int threads) {
+  const double rows = static_cast<double>(tokens) * static_cast<double>(token_bytes({}, shape));
+  const double codes = static_cast<double>(tokens) * static_cast<double>(token_bytes(format, shape));
+  // Of a rank, rows without outliers and their products are there at one time.
+  const double again = (format.rank > 0 ? 2.0 : 1.0) * rows;
+  // Of a head a thread has its products with itself and their eigenvectors, in fp64.
+  const auto dim = static_cast<double>(shape.dim);
+  const auto solved = static_cast<double>(std::min<std::int64_t>(shape.heads, threads));
+  const double basis = format.rank > 0 ? solved * 2.0 * sizeof(double) * dim * dim : 0.0;
+  const double runs = 2.0 * sizeof(CompressedRun) * static_cast<double>(sequences);
+  return rows + codes + table_bytes_of(format, shape, sequences) + std::max(again, basis) + runs;
+}
+
+std::string_view how_to_compress_less() { return "Compress fewer tokens, or on a machine with more memory."; }
+
+void check_host_memory(std::string_view what, double bytes) {
+  const std::size_t usable = usable_bytes();
+  if (bytes <= static_cast<double>(usable)) return;
+  fail(ErrorCode::kMemory, fmt::format("compressing {} needs {:.0f} bytes of host memory", what, bytes),
+       fmt::format("this process may use {}", usable), std::string(how_to_compress_less()));
+}
+
 // Sums of pieces of a fixed size, and then theirs: the same for any number of threads.
-double relative_error(const std::vector<std::byte>& before, const std::vector<std::byte>& after, Dtype dtype,
-                      int threads) {
+void RelativeError::add(std::span<const std::byte> before, std::span<const std::byte> after, Dtype dtype, int threads) {
   constexpr std::int64_t kPiece = 1 << 16;  // elements
   const std::size_t element = size_of(dtype);
   const auto count = static_cast<std::int64_t>(before.size() / element);
@@ -34,8 +74,14 @@ double relative_error(const std::vector<std::byte>& before, const std::vector<st
     squares[static_cast<std::size_t>(piece)] = all;
   }
   static_cast<void>(threads);
-  const double all = std::accumulate(squares.begin(), squares.end(), 0.0);
-  return all > 0.0 ? std::sqrt(std::accumulate(errors.begin(), errors.end(), 0.0) / all) : 0.0;
+  errors_ = std::accumulate(errors.begin(), errors.end(), errors_);
+  squares_ = std::accumulate(squares.begin(), squares.end(), squares_);
+}
+
+double RelativeError::value() const { return squares_ > 0.0 ? std::sqrt(errors_ / squares_) : 0.0; }
+
+void check_compared_job(const CompressJob& job, bool queries) {
+  if (job.compared && queries) static_cast<void>(JobInput(job.input, job.numerics));
 }
 
 std::unique_ptr<Backend> coding_gpu() {
@@ -63,17 +109,43 @@ CompressedPart compress_part(std::string_view name, const RowFormat& format, con
   figures.energy_kept = compressed.tensor.energy_kept;
   std::vector<std::byte> back;
   figures.decompress_seconds = seconds_of([&] { back = decompress_tensor(compressed.tensor, job.threads, gpu); });
-  figures.error = relative_error(rows, back, shape.dtype, job.threads);
+  RelativeError error;
+  error.add(rows, back, shape.dtype, job.threads);
+  figures.error = error.value();
   return compressed;
 }
 
-void write_file(const CompressJob& job, std::span<const WholeTensor> tensors, const FileMetadata& metadata) {
-  std::vector<OutputTensor> planned;
-  for (const WholeTensor& whole : tensors) planned.push_back(whole.tensor);
-  const auto writer = SafetensorsWriter::create(plan_safetensors(planned, metadata), job.output, job.replace);
-  for (const WholeTensor& whole : tensors) writer->write_bytes(whole.tensor.name, whole.bytes);
-  writer->sync();
-  writer->commit();
+std::unique_ptr<SafetensorsWriter> create_file(const CompressJob& job, std::span<const WholeTensor> tensors,
+                                               std::vector<OutputTensor> others, const FileMetadata& metadata) {
+  for (const WholeTensor& whole : tensors) others.push_back(whole.tensor);
+  auto writer = SafetensorsWriter::create(plan_safetensors(std::move(others), metadata), job.output, job.replace);
+  std::vector<std::byte> part;
+  for (const auto& [tensor, bytes, read] : tensors) {
+    if (!read) {
+      writer->write_bytes(tensor.name, bytes);
+      continue;
+    }
+    std::int64_t all = bits_of(tensor.dtype), row = all;
+    for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) {
+      all *= tensor.shape[axis];
+      if (axis + 2 >= tensor.shape.size()) row *= tensor.shape[axis];
+    }
+    all /= 8;
+    row = std::max<std::int64_t>(1, row / 8);
+    const std::int64_t most = std::max<std::int64_t>(1, kPartBytes / row) * row;
+    for (std::int64_t at = 0; at < all; at += most) {
+      beat();
+      part.resize(static_cast<std::size_t>(std::min(most, all - at)));
+      read(at, part);
+      writer->write_part(tensor.name, at, part);
+    }
+  }
+  return writer;
+}
+
+void finish_file(SafetensorsWriter& writer) {
+  writer.sync();
+  writer.commit();
 }
 
 }  // namespace ringattn

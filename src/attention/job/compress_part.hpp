@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ways of `compress` share: a tensor of a cache as it is made, whether it lies in rows or in pages, how long
-// that takes, and the file that is written.
+// What the ways of `compress` share: a tensor of a cache as it is made, whether it lies in rows or in pages, what that
+// takes, and the file that is written.
 #pragma once
 
 #include <chrono>
@@ -14,13 +14,23 @@
 #include "attention/files/safetensors_writer.hpp"
 #include "attention/job/cache_rows.hpp"
 #include "attention/job/compress_job.hpp"
-#include "attention/tokens/page_table.hpp"
 #include "kernels/tensor_compression.hpp"
 
 namespace ringattn {
 
 // The backend of a GPU, where there is one.
 std::unique_ptr<Backend> coding_gpu();
+
+// Bytes of host memory that it takes to compress a tensor: its rows, what they become, and, to be compared, what that
+// becomes again.
+double compression_bytes(const RowFormat& format, const RowShape& shape, std::int64_t tokens, std::int64_t sequences,
+                         int threads);
+std::string_view how_to_compress_less();
+// Throws kMemory where that, or what else `what` needs, is more than this process may use.
+void check_host_memory(std::string_view what, double bytes);
+
+// Where O is compared, and there are queries: refuses, as JobInput does, what makes no job of them and the cache.
+void check_compared_job(const CompressJob& job, bool queries);
 
 struct CompressedPart {
   CompressedTensor tensor;
@@ -32,9 +42,16 @@ CompressedPart compress_part(std::string_view name, const RowFormat& format, con
                              const std::vector<std::byte>& rows, std::span<const std::int64_t> lengths,
                              const CompressJob& job, Backend* gpu);
 
-// Root mean square of what changed of dense rows, as a share of the elements' own.
-double relative_error(const std::vector<std::byte>& before, const std::vector<std::byte>& after, Dtype dtype,
-                      int threads);
+// What changed of dense rows, which may come part by part.
+class RelativeError {
+ public:
+  void add(std::span<const std::byte> before, std::span<const std::byte> after, Dtype dtype, int threads);
+  // Root mean square, as a share of the elements' own.
+  double value() const;
+
+ private:
+  double errors_ = 0.0, squares_ = 0.0;  // sums of squares
+};
 
 // By the clock.
 template <class Work>
@@ -44,15 +61,11 @@ double seconds_of(const Work& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Tokens of a pool that sequences hold, each once, ascending, as tokens of the pool's axis. `cu`: of keys, [sequences +
-// 1]. `group`: of each sequence those in full groups of so many tokens alone; a page holds whole groups.
-std::vector<PackedRun> held_slots(const PageTable& table, std::span<const std::int64_t> cu, std::int64_t group = 1);
-// Dense rows of these tokens, [tokens, heads, dim] elements of so many bytes, at their places in pages; 0 elsewhere.
-std::vector<std::byte> in_pages(const std::vector<std::byte>& rows, const RowGrid& grid, std::size_t element,
-                                std::span<const PackedRun> slots);
-
-// The job's output, of these tensors.
-void write_file(const CompressJob& job, std::span<const WholeTensor> tensors, const FileMetadata& metadata);
+// The job's output, of these tensors and others that are written later.
+std::unique_ptr<SafetensorsWriter> create_file(const CompressJob& job, std::span<const WholeTensor> tensors,
+                                               std::vector<OutputTensor> others, const FileMetadata& metadata);
+// Once all is written.
+void finish_file(SafetensorsWriter& writer);
 
 // compress_file() of a cache in pages: each token of the pool that a sequence holds becomes codes once, at its place;
 // what no sequence holds is 0. Throws kFile, too, where a group of tokens lies in pages that another sequence has in

@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "attention/job/finite_tensor.hpp"
 #include "base/error.hpp"
 #include "base/pulse.hpp"
 #include "kernels/compressed_rows.hpp"
@@ -39,12 +41,12 @@ struct Window {
 
   TensorView view() { return view_of(rows, shape, count); }
 };
-Window last_queries(const JobInput& input, std::size_t sequence, std::int64_t most, int threads) {
+// `end`: of the sequence, in packed queries.
+Window last_queries(const JobInput& input, std::size_t sequence, std::int64_t end, std::int64_t most, int threads) {
   const Job& job = input.job();
   Window window{{job.spec.dtype, job.spec.heads, job.spec.head_dim}, {}, 0};
   window.count = std::min(most, job.batch.sequences[sequence].q_len);
   window.rows.resize(bytes_of(window.shape, window.count));
-  const std::int64_t end = job.batch.cu_q()[sequence + 1];
   const PackedRun run{end - window.count, end};
   input.read(SyntheticTensor::kQ, {&run, 1}, view_of(window.rows, window.shape, window.count), threads);
   refuse_non_finite("q", window.view(), run.begin);
@@ -78,28 +80,78 @@ void replace(std::vector<WholeTensor>& tensors, WholeTensor with) {
 
 }  // namespace
 
+void check_eviction(const Eviction& eviction, const InputRequest& input, const Numerics& numerics,
+                    const CacheRows& cache) {
+  for (const std::int64_t length : cache.lengths) {
+    if (length <= std::numeric_limits<std::int32_t>::max()) continue;
+    fail(ErrorCode::kUnsupported, fmt::format("tokens are taken out of a sequence of {}", length),
+         "the positions of those that are left lie below 2^31", "Give shorter sequences.");
+  }
+  const auto& [method, options] = eviction;
+  if (!method->needs_queries || !cache.has("q")) return;
+  const JobInput job(input, numerics);
+  if (job.seed()) return;  // which gives numbers alone
+  const FoldSpec& spec = job.job().spec;
+  const RowShape shape{spec.dtype, spec.heads, spec.head_dim};
+  const std::int64_t most = std::max<std::int64_t>(1, kPartBytes / std::max<std::int64_t>(1, token_bytes({}, shape)));
+  std::vector<std::byte> rows;
+  std::int64_t end = 0;
+  for (const Sequence& sequence : job.job().batch.sequences) {
+    beat();
+    end += sequence.q_len;
+    for (std::int64_t first = end - std::min(options.window, sequence.q_len); first < end; first += most) {
+      const PackedRun run{first, std::min(first + most, end)};
+      rows.resize(bytes_of(shape, run.tokens()));
+      const MutableTensorView view = view_of(rows, shape, run.tokens());
+      job.read(SyntheticTensor::kQ, {&run, 1}, view, 1);
+      refuse_non_finite("q", view, first);
+    }
+  }
+}
+
+double eviction_bytes(const Eviction& eviction, double ratio, const CacheRows& cache) {
+  const auto& [method, options] = eviction;
+  std::int64_t longest = 0, kept = 0;
+  for (const std::int64_t length : cache.lengths) {
+    longest = std::max(longest, length);
+    kept += kept_tokens(length, ratio);
+  }
+  const auto of = [](std::int64_t tokens, double bytes) { return static_cast<double>(tokens) * bytes; };
+  const auto heads = static_cast<double>(options.shared ? 1 : cache.k.heads);
+  const auto k_bytes = static_cast<double>(token_bytes({}, cache.k));
+  const auto v_bytes = static_cast<double>(token_bytes({}, cache.v));
+  // Of a sequence at a time: scores in fp64, twice where neighbours are averaged, the order of tokens, and what a
+  // head's last queries score.
+  double scores = static_cast<double>(cache.k.heads) * 8.0 * (options.pool > 1 ? 2.0 : 1.0) + 4.0;
+  if (method->needs_queries) scores += 4.0 * static_cast<double>(std::min(options.window, longest)) + 8.0;
+  // What stays of k is there beside both, and then beside v and what stays of that.
+  const double all = of(cache.tokens(), k_bytes + v_bytes);
+  const double left = of(kept, k_bytes) + std::max(all, of(cache.tokens(), v_bytes) + of(kept, v_bytes));
+  return of(kept, 8.0 * heads) + std::max(all + of(longest, scores), left);
+}
+
 void evict(const Eviction& eviction, double ratio, const InputRequest& input, const Numerics& numerics, int threads,
            CacheRows& cache) {
   const auto& [method, options] = eviction;
   std::optional<JobInput> job;
   if (method->needs_queries && cache.has("q")) job.emplace(input, numerics);
-  refuse_non_finite("k", view_of(cache.k_rows, cache.k, cache.tokens()));
-  refuse_non_finite("v", view_of(cache.v_rows, cache.v, cache.tokens()));
   const std::int64_t heads = options.shared ? 1 : cache.k.heads;
   std::vector<std::int64_t> kept;
   std::vector<std::int32_t> positions;
-  std::int64_t first = 0;
+  const TensorView keys = view_of(cache.k_rows, cache.k, cache.tokens());
+  std::int64_t first = 0, queries = 0;
   for (std::size_t s = 0; s < cache.lengths.size(); ++s) {
     beat();
     const std::int64_t tokens = cache.lengths[s];
     ScoredTokens scored;
-    scored.keys = part_of(TensorView(view_of(cache.k_rows, cache.k, cache.tokens())), first, tokens);
+    scored.keys = part_of(keys, first, tokens);
     scored.threads = threads;
     Window window;
     if (job) {
       const FoldSpec& spec = job->job().spec;
       const Sequence& sequence = job->job().batch.sequences[s];
-      window = last_queries(*job, s, options.window, threads);
+      queries += sequence.q_len;
+      window = last_queries(*job, s, queries, options.window, threads);
       scored.queries = window.view();
       scored.position = sequence.q_offset + sequence.q_len - window.count;
       scored.mask = spec.mask;

@@ -82,7 +82,8 @@ void LoadedCache::load(Part& part, Buffer& pool, std::int64_t& non_finite, const
   mark_unwritten(backend, {&pool});
   if (!part.format.is_plain()) {
     const CompressedSource& source = *input_.compressed(part.tensor);
-    for (const std::vector<std::byte>& table : source.tables) part.tables.push_back(upload<std::byte>(backend, table));
+    for (const std::vector<std::byte>& table : source.tables())
+      part.tables.push_back(upload<std::byte>(backend, table));
     fill_codes(source, part, pool, step_done);
   } else if (as_in_file(part)) {
     non_finite = fill_pages(part, pool, step_done);

@@ -95,7 +95,7 @@ CompressedRows LoadedJob::load_compressed(const JobInput& input, const Compresse
   }
   source.check(here, runs);
   at = 0;
-  for (const std::vector<std::byte>& table : source.tables) there.tables[at++] = keep(table);
+  for (const std::vector<std::byte>& table : source.tables()) there.tables[at++] = keep(table);
   return there;
 }
 

@@ -171,6 +171,10 @@ TEST(SafetensorsWriter, PlansWhatItsReaderAccepts) {
   EXPECT_EQ(plan.header.find("a")->begin, 0);
   EXPECT_EQ(plan.header.find("c")->begin, 16);
   EXPECT_EQ(plan.header.find("b")->begin, 18);
+  // Elements of half a byte.
+  const SafetensorsPlan halves = plan_safetensors({{"a", FileDtype::kF4, {3, 2}}, {"b", FileDtype::kU8, {1}}}, {});
+  EXPECT_EQ(halves.header.find("a")->begin, 1);
+  EXPECT_EQ(halves.header.find("a")->bytes(), 3);
   EXPECT_EQ(plan.header.metadata.at("text"), "quote \" slash \\ newline \n \xc3\xa4");
   const auto expect_usage = [](const std::vector<OutputTensor>& tensors, const FileMetadata& metadata) {
     try {

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tokens of a pool of pages become codes. A pool may have far more pages than its sequences hold: what is kept
+// here, and what is done, goes by the pages that they hold.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "attention/tokens/packed_run.hpp"
+#include "attention/tokens/page_table.hpp"
+
+namespace ringattn {
+
+// Tokens of a pool, of each page those from its beginning, in an order of pages.
+class PoolSlots {
+ public:
+  struct Page {
+    std::int32_t number = 0;
+    std::int32_t tokens = 0;
+
+    auto operator<=>(const Page&) const = default;
+  };
+
+  PoolSlots(std::vector<Page> pages, std::int64_t page_size);
+
+  std::int64_t tokens() const { return tokens_; }
+  // Calls part(first, runs) for at most `most` tokens at a time, but a page at least: `runs` of the pool's axis are
+  // tokens [first, first + total_tokens(runs)) of these.
+  void for_each_part(std::int64_t most,
+                     const std::function<void(std::int64_t first, std::span<const PackedRun> runs)>& part) const;
+
+ private:
+  std::vector<Page> pages_;
+  std::int64_t page_size_;
+  std::int64_t tokens_ = 0;
+};
+
+// Tokens that sequences hold, each once, ascending. `cu`: of keys, [sequences + 1]. `group`: of each sequence those in
+// full groups of so many tokens alone; a page holds whole groups.
+PoolSlots held_slots(const PageTable& table, std::span<const std::int64_t> cu, std::int64_t group = 1);
+
+}  // namespace ringattn
