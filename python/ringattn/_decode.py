@@ -165,7 +165,7 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
     """(Decode, sequences, rows of each)."""
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_axes(name, cache, (4,), "[pages, page_size, kv_heads, head_dim]")
-    if tuple(k_cache.shape[:3]) != tuple(v_cache.shape[:3]):
+    if k_cache.shape[:3] != v_cache.shape[:3]:
         refuse(f"k_cache is {list(k_cache.shape)} and v_cache {list(v_cache.shape)}",
                "a token's key and value lie at the same place of both",
                "Give both the same pages and heads.")  # fmt: skip
