@@ -5,7 +5,8 @@
 #   --torch  installs PyTorch and transformers (5 GB) for the tests that need them, which are skipped otherwise
 #   --cold   asks no compiler cache, which helps nobody on a machine that builds once
 #   --all    adds the suite under sanitizers, and to the dev build's its long parts: long fuzzing, every world size, every
-#            moment at which a rank can stop, worlds over three hosts, the library that pip builds for the Python wheel
+#            moment at which a rank can stop, worlds over three hosts, the library that pip builds for the Python wheel,
+#            what measures peers by PyTorch
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -219,6 +219,9 @@ class WithTorch(unittest.TestCase):
 if __name__ == "__main__":
     part = sys.argv.pop(1) if sys.argv[1:] else "unit"
     PROGRAM = sys.argv.pop(1) if sys.argv[1:] else "ringattn"
+    if part == "torch" and os.environ.get("RINGATTN_TEST_LONG") != "1":
+        print("skipped: a part of the long suite (RINGATTN_TEST_LONG=1), as it tests what measures others")
+        sys.exit(common.SKIPPED)
     if part == "torch" and importlib.util.find_spec("torch") is None:
         print("skipped: needs PyTorch (pip install torch==2.11.*)")
         sys.exit(common.SKIPPED)
