@@ -36,6 +36,7 @@ torch_packages=(torch==2.15.0 transformers==5.24.0) installs=
 if ((torch)) && ! build/venv/bin/python -c 'import torch, transformers' 2>/dev/null; then
   timeout 900 build/venv/bin/pip install --quiet "${torch_packages[@]}" &
   installs=$!
+  trap '[[ -z $installs ]] || kill "$installs" 2>/dev/null || true' EXIT  # a build may have failed before
 fi
 torch_is_here() {
   if [[ -n $installs ]] && ! wait "$installs"; then

@@ -39,6 +39,6 @@ else
 fi
 "$python" -c 'import ringattn, sys; assert ringattn.__file__.startswith(sys.prefix), ringattn.__file__'
 "$python" -m pytest --help | grep ringattn-record >/dev/null || { echo "pytest doesn't find the plugin"; exit 1; }
-for name in attention_test goldens_test layouts_test ops_test safety_test testing_test verify_test; do
+for name in attention_test goldens_test layouts_test ops_test safety_test safetensors_test testing_test verify_test; do
   "$python" "$root/tests/python/run_test.py" "$root/tests/python/$name.py"
 done

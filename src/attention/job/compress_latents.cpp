@@ -75,10 +75,7 @@ struct LatentRows {
     if (count_non_finite(view) == 0) return;
     auto fault = find_fault(view);
     fault->place += first;
-    std::int64_t rest = fault->token;
-    auto run = runs.begin();
-    for (; rest >= run->tokens(); ++run) rest -= run->tokens();
-    const std::int64_t slot = run->begin + rest;
+    const std::int64_t slot = slot_at(runs, fault->token);
     const RowGrid& grid = source.latent_grid;
     std::string place = fmt::format("{}", slot);
     if (paged || grid.has_batch()) place = fmt::format("{}, {}", slot / grid.length, slot % grid.length);

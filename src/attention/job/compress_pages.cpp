@@ -130,11 +130,8 @@ void read_slots(const Pool& pool, std::span<const PackedRun> slots, std::span<st
   read_rows(pool.source, pool.grid, slots, view);
   if (count_non_finite(view) == 0) return;
   const auto fault = find_fault(view);
-  std::int64_t rest = fault->token;
-  auto run = slots.begin();
-  for (; rest >= run->tokens(); ++run) rest -= run->tokens();
   refuse_fault(fmt::format("{}_pages", pool.name), {}, pool.shape, *fault, ErrorCode::kFile,
-               page_place(pool.table, pool.grid.order, run->begin + rest, fault->head));
+               page_place(pool.table, pool.grid.order, slot_at(slots, fault->token), fault->head));
 }
 
 // Tokens that are read at a time.

@@ -35,6 +35,12 @@ void PoolSlots::for_each_part(
   flush();
 }
 
+std::int64_t slot_at(std::span<const PackedRun> runs, std::int64_t n) {
+  auto run = runs.begin();
+  for (; n >= run->tokens(); ++run) n -= run->tokens();
+  return run->begin + n;
+}
+
 PoolSlots held_slots(const PageTable& table, std::span<const std::int64_t> cu, std::int64_t group) {
   const std::int64_t page = table.page_size;
   std::vector<PoolSlots::Page> pages;

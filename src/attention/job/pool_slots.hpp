@@ -37,6 +37,9 @@ class PoolSlots {
   std::int64_t tokens_ = 0;
 };
 
+// Where the token that is the n-th of these runs lies.
+std::int64_t slot_at(std::span<const PackedRun> runs, std::int64_t n);
+
 // Tokens that sequences hold, each once, ascending. `cu`: of keys, [sequences + 1]. `group`: of each sequence those in
 // full groups of so many tokens alone; a page holds whole groups.
 PoolSlots held_slots(const PageTable& table, std::span<const std::int64_t> cu, std::int64_t group = 1);

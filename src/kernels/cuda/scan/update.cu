@@ -74,6 +74,7 @@ struct Piece {
 // kLanes: of a group, which is a part of a warp.
 template <class Element, bool kStateDecays, int kLanes>
 __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ UpdateParams p) {
+  static_assert(kRows <= kLanes, "a lane makes dt of one row, and writes one");
   const std::int64_t group = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int rows_of_sequence = p.heads * p.head_dim;
@@ -104,12 +105,9 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
     return make_dt(given, dt_bias_of(p.dt_bias, head), p.softplus, p.dt_least, p.dt_most);
   };
   if constexpr (kStateDecays) {  // lanes share the rows
-    constexpr int kOwn = kLanes < kRows ? kRows / kLanes : 1;
-    float own[kOwn];
+    const float own = dt_of(first_head + lane % kRows);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) own[i] = dt_of(first_head + (i * kLanes + lane) % kRows);
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) dt[row] = __shfl_sync(0xffffffffU, own[row / kLanes], row % kLanes, kLanes);
+    for (int row = 0; row < kRows; ++row) dt[row] = __shfl_sync(0xffffffffU, own, row, kLanes);
   } else {
     dt[0] = dt_of(first_head);
 #pragma unroll
@@ -150,7 +148,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   if (!present) return;
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
-    if (row % kLanes != lane) continue;
+    if (row != lane) continue;
     const int head = kStateDecays ? first_head + row : first_head;
     const int dim = kStateDecays ? 0 : first_dim + row;
     float value = y[row];
