@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <limits>
 #include <optional>
 #include <thread>
@@ -40,7 +41,7 @@ struct Flight {
   bool enqueued = false;               // moved is recorded
   std::optional<CudaEvent> reached{};  // the caller's stream has come to the wait
   double seconds = 0.0;                // that it may wait
-  std::optional<Deadline::Clock::time_point> waits_since{};
+  std::optional<Deadline> limit{};     // of that wait, once it is known to have begun
 };
 
 // The sizes and rounds of the spans that go to `peer`, or come from it, as a number other than 0. NCCL itself doesn't
@@ -79,7 +80,11 @@ class NcclTransport final : public Transport {
   }
 
   ~NcclTransport() override {
-    if (!broken_ && flights_.empty()) drain([this] { return landing_.empty(); });
+    if (world_has_failed()) {
+      give_up();
+    } else if (flights_.empty()) {
+      drain([this] { return landing_.empty(); });
+    }
     abandon();
     if (!drain([this] { return cudaStreamQuery(stream_->get()) != cudaErrorNotReady; })) {
       static_cast<void>(new auto(std::move(*stream_)));
@@ -147,7 +152,7 @@ class NcclTransport final : public Transport {
       Flight& flight = flights_.front();
       pump();
       for (; !flight.enqueued; progress()) {
-        if (deadline.expired()) {
+        if (waited_enough(deadline)) {
           fail_late(exchange_name(flight.exchange, ticket), deadline, names_, rank_, awaited(flight));
         }
         std::this_thread::yield();
@@ -187,15 +192,7 @@ class NcclTransport final : public Transport {
     } catch (...) {
       // A broken device: the communicator is to be aborted in any case.
     }
-    if (flights_.empty() && landing_.empty()) return;
-    broken_ = true;
-    control_->abandon();
-    // NCCL's kernels end without their peers; then nothing writes to spans any more, and streams that wait go on.
-    communicator_->abort();
-    drain([this] { return cudaStreamQuery(stream_->get()) != cudaErrorNotReady; });
-    waited_ = next_ticket();
-    flights_.clear();
-    landing_.clear();
+    if (!flights_.empty() || !landing_.empty()) give_up();
   }
 
   std::unique_ptr<Transport> split(int size, const Deadline& deadline) override {
@@ -212,13 +209,36 @@ class NcclTransport final : public Transport {
   }
 
   bool abort(const Error& error) override {
-    const bool prints = control_->abort(error);
-    abandon();
+    const bool prints = control_->abort(error);  // first of all: peers wait
+    give_up();
     return prints;
   }
 
  private:
   Ticket next_ticket() const { return waited_ + static_cast<Ticket>(flights_.size()); }
+
+  void give_up() noexcept {
+    if (std::exchange(broken_, true)) return;
+    control_->abandon();
+    // NCCL's kernels end without their peers; then nothing writes to spans any more, and streams that wait go on.
+    communicator_->abort();
+    drain([this] { return cudaStreamQuery(stream_->get()) != cudaErrorNotReady; });
+    waited_ = next_ticket();
+    flights_.clear();
+    landing_.clear();
+  }
+
+  // Whether this rank or another one has failed. Ranks leave NCCL in order all together, so nobody may wait for that any
+  // more: it would keep this rank from saying what has happened.
+  bool world_has_failed() const noexcept {
+    if (broken_ || std::uncaught_exceptions() > exceptions_) return true;
+    try {
+      control_->progress();
+    } catch (...) {
+      return true;
+    }
+    return false;
+  }
 
   // Hands NCCL what it can take, strictly in order: all ranks then have the same order.
   void pump() {
@@ -305,11 +325,9 @@ class NcclTransport final : public Transport {
     if (landing_.empty()) return;
     Flight& flight = landing_.front();
     if (!flight.reached->passed()) return;
-    const auto now = Deadline::Clock::now();
-    if (!flight.waits_since) flight.waits_since = now;
-    if (std::chrono::duration<double>(now - *flight.waits_since).count() <= flight.seconds) return;
-    fail_late(exchange_name(flight.exchange, flight.ticket), Patience::derived(flight.seconds).for_peer(), names_,
-              rank_, flight.peers);
+    if (!flight.limit) flight.limit = Patience::derived(flight.seconds).for_peer();
+    if (!waited_enough(*flight.limit)) return;
+    fail_late(exchange_name(flight.exchange, flight.ticket), *flight.limit, names_, rank_, flight.peers);
   }
 
   // Polls until `done()`; false when that took too long.
@@ -338,7 +356,8 @@ class NcclTransport final : public Transport {
   std::deque<Flight> flights_;        // posted and not yet waited for, in order
   std::deque<Flight> landing_;        // waited for; the device may not have passed them yet
   Ticket waited_ = 0;                 // number of the first of flights_
-  bool broken_ = false;               // gave up exchanges
+  bool broken_ = false;               // gave up exchanges, and the communicator
+  const int exceptions_ = std::uncaught_exceptions();  // where this object was made
 };
 
 // Every rank sees the same, so every rank throws the same.

@@ -16,6 +16,7 @@
 #include "base/moment.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -51,7 +52,7 @@ NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOpt
     if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
     check(ncclCommInitRankConfig(&communicator_, control.size(), id, control.rank(), &config), "ncclCommInitRank");
     while (!ready()) {
-      if (deadline.expired()) {
+      if (waited_enough(deadline)) {
         fail(ErrorCode::kPeer, fmt::format("NCCL did not join the ranks within {:g} s", deadline.seconds()),
              "a rank has not come, or its host can't be reached", "See NCCL_DEBUG=INFO.");
       }

@@ -95,11 +95,9 @@ void P2pTransport::check_landing() {
   if (landing_.empty()) return;
   Flight& flight = landing_.front();
   if (!segment_->rank(rank_).reached.reached(static_cast<std::uint32_t>(flight.ticket + 1))) return;
-  const Clock::time_point now = Clock::now();
-  if (!flight.reached) flight.reached = now;
-  if (std::chrono::duration<double>(now - *flight.reached).count() <= flight.seconds) return;
-  fail_late(exchange_name(flight.exchange, flight.ticket), Patience::derived(flight.seconds).for_peer(), names_, rank_,
-            awaited_by_device(flight));
+  if (!flight.limit) flight.limit = Patience::derived(flight.seconds).for_peer();
+  if (!waited_enough(*flight.limit)) return;
+  fail_late(exchange_name(flight.exchange, flight.ticket), *flight.limit, names_, rank_, awaited_by_device(flight));
 }
 
 bool P2pTransport::lanes_idle() const {

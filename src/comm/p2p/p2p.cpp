@@ -14,6 +14,7 @@
 
 #include "comm/exchange.hpp"
 #include "comm/p2p/p2p_transport.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -182,7 +183,7 @@ std::int64_t P2pTransport::announce(std::span<const Exchange> exchanges, const D
   };
   mail_.move(*memory_);
   for (int idle = 0; !mail_.all_sent() || !not_heard().empty(); ++idle) {
-    if (deadline.expired()) fail_late("the announcement of exchanges", deadline, names_, rank_, not_heard());
+    if (waited_enough(deadline)) fail_late("the announcement of exchanges", deadline, names_, rank_, not_heard());
     rest(idle);
     progress();
   }
@@ -268,7 +269,7 @@ void P2pTransport::wait(Ticket ticket, Stream stream, const Deadline& deadline) 
     Flight& flight = flights_.front();
     progress();
     for (int idle = 0; flight.waiting > 0 || (waits_for_hosts(flight) && !all_pushed(flight)); ++idle) {
-      if (deadline.expired()) {
+      if (waited_enough(deadline)) {
         fail_late(exchange_name(flight.exchange, ticket), deadline, names_, rank_, awaited_by_host(flight));
       }
       rest(idle);

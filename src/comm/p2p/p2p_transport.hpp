@@ -49,8 +49,6 @@ class P2pTransport final : public Transport {
   bool abort(const Error& error) override;
 
  private:
-  using Clock = Deadline::Clock;
-
   enum class Push { kWaiting, kEnqueued, kDropped };
 
   // An exchange from post() until the device has passed its wait.
@@ -65,7 +63,7 @@ class P2pTransport final : public Transport {
     bool spread = false;                         // fewer receivers than lanes: all lanes serve each
     std::optional<CudaEvent> posted;             // what is sent may be read
     double seconds = 0.0;                        // that the device may wait
-    std::optional<Clock::time_point> reached;    // when the device was first seen to wait
+    std::optional<Deadline> limit;               // of that wait, once the device is known to have begun it
   };
 
   struct Piece {
