@@ -145,7 +145,7 @@ TEST(BlockMask, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
   CacheShape shape;
   NamedTensors tensors = cache_tensors(shape);
   std::int32_t page = 0;  // the last sequence's first, which is full
-  const std::size_t columns = tensors.at("block_table").shape[1];
+  const auto columns = static_cast<std::size_t>(tensors.at("block_table").shape[1]);
   std::memcpy(&page, tensors.at("block_table").bytes.data() + 3 * columns * sizeof page, sizeof page);
   std::vector<std::byte>& k = tensors.at("k_pages").bytes;
   const std::size_t page_bytes = static_cast<std::size_t>(shape.page_size * shape.kv_heads * shape.head_dim) * 2;

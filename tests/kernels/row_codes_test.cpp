@@ -253,7 +253,8 @@ TEST(RowCodes, TheNearestVectorIsTheFirstOfThem) {
     for (const int values : {2, 5, 1000}) {
       std::vector<float> vectors(static_cast<std::size_t>(width * kCodebookVectors));
       std::vector<float> by_channel(vectors.size());
-      const auto drawn = [&] { return static_cast<float>(static_cast<int>(random() % values) - values / 2); };
+      const auto count = static_cast<unsigned>(values);
+      const auto drawn = [&] { return static_cast<float>(static_cast<int>(random() % count) - values / 2); };
       for (int v = 0; v < kCodebookVectors; ++v) {
         for (int c = 0; c < width; ++c) {
           const float number = drawn();

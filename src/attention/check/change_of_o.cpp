@@ -103,8 +103,9 @@ ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_
       queries.push_back(into_latent ? query_in_latent<double>(*latents, sample.head, q)
                                     : std::vector<double>(q.begin(), q.end()));
     }
-    const auto over = [&](const JobInput& cache) {
-      return compute(cache, sequence, samples, queries, before.sinks(), latents, threads);
+    // The names of a structured binding are captured by name: clang 14 captures none by default.
+    const auto over = [&, number = sequence, &rows = samples](const JobInput& cache) {
+      return compute(cache, number, rows, queries, before.sinks(), latents, threads);
     };
     const std::vector<RowResult> exact = over(before);
     const std::vector<RowResult> changed = over(after);

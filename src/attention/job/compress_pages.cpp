@@ -60,8 +60,7 @@ class Places {
     pages_.reserve(table.entries.size());
     for (const std::int32_t number : table.entries) pages_.push_back({number, -1});
     std::ranges::sort(pages_);
-    const auto rest = std::ranges::unique(pages_);
-    pages_.erase(rest.begin(), rest.end());
+    pages_.erase(std::unique(pages_.begin(), pages_.end()), pages_.end());
   }
   std::int32_t of(std::int32_t page) const { return pages_[at(page)].tokens; }
   void set(std::int32_t page, std::int32_t place) { pages_[at(page)].tokens = place; }

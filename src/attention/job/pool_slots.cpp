@@ -56,8 +56,8 @@ PoolSlots held_slots(const PageTable& table, std::span<const std::int64_t> cu, s
   }
   // Of a page that several sequences hold, the most that one of them has.
   std::ranges::sort(pages, std::greater<>());
-  const auto rest = std::ranges::unique(pages, {}, &PoolSlots::Page::number);
-  pages.erase(rest.begin(), rest.end());
+  const auto same = [](const PoolSlots::Page& a, const PoolSlots::Page& b) { return a.number == b.number; };
+  pages.erase(std::unique(pages.begin(), pages.end(), same), pages.end());
   std::ranges::reverse(pages);
   return {std::move(pages), page};
 }
