@@ -1,34 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sliced kernel (sliced.cuh) over a compressed cache: the warps that multiply make elements of codes for
-// themselves. A unit that fails is left to a launch behind (compressed_whole.cuh).
+// themselves. A unit that fails is folded tile by tile when the others are done (compressed_whole.cuh).
 #pragma once
 
 #include "kernels/sm90/decode/compressed_fetch.cuh"
+#include "kernels/sm90/decode/compressed_whole.cuh"
 #include "kernels/sm90/decode/packed_keys.cuh"
 #include "kernels/sm90/decode/packed_values.cuh"
 #include "kernels/sm90/decode/sliced.cuh"
 
 namespace ringattn::sm90 {
 
+// As fold_failed_units(), of codes.
+template <class C>
+__device__ __noinline__ void fold_failed_codes(const CompressedParams& p, int first, int step) {
+  using Whole = typename C::Whole;
+  const DecodeMap<Whole> map;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const CompressedMap<C> before;
+    for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_forget(before.k_full(i));
+    for (std::uint32_t i = 0; i < 4 * kMostPacked; ++i) barrier_forget(before.packed_full(false, i));
+    init_decode_barriers(map);
+    proxy_fence();
+  }
+  if (threadIdx.x < 32) count_units<Whole>(p.step, map);
+  __syncthreads();
+  fold_whole_units(p, map, first, step, [&p](int n) { return __ldcg(p.step.failed + n) != 0; });
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid_constant__ CompressedParams params) {
   const CompressedMap<C> map;
   const DecodeParams& step_params = params.step;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
-  if (threadIdx.x == 0) init_sliced_barriers<C>(map);
+  if (threadIdx.x == 0) {
+    init_sliced_barriers<C>(map);
+    store_number(map.any_failed(), 0);
+  }
   if (threadIdx.x == 32) init_packed_barriers<C>(params, map);
   let_next_begin();
   __syncthreads();
   arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
   await_kernels_before();
+  const SlicedWork work = work_of<C>();
   fold_sliced<C>(
-      step_params, map, rank, work_of<C>(), [&] { return PackedKeys<C>(params, map); },
+      step_params, map, rank, work, [&] { return PackedKeys<C>(params, map); },
       [&] { return SlicedOutputs<C, PackedValues<C>>(step_params, map, rank, PackedValues<C>(params, map, rank)); },
-      [&](auto values) { return PackedBoxes<C, values>(params, map, rank); }, [] {});
+      [&](auto values) { return PackedBoxes<C, values>(params, map, rank); },
+      [&] { store_number(map.any_failed(), 1); });
   // A CTA stays until nobody writes to its shared memory any more.
   __syncthreads();
   arrive_in_cluster<C, true>();
   wait_for_cluster<C>();
+  if (rank == 0 && load_number(map.any_failed()) != 0) fold_failed_codes<C>(params, work.first, work.step);
 }
 
 }  // namespace ringattn::sm90

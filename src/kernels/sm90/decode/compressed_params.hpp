@@ -56,8 +56,6 @@ struct CompressedParams {
   DecodeParams step;
   PackedTensor k, v;
   std::int32_t box_log;  // of 2: rows of a box, where a tile has several
-  // Units are folded tile by tile, where not 0, those alone that have failed, of so many.
-  std::int32_t failed_of;
 };
 
 }  // namespace ringattn::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding over a compressed cache where the sliced kernel doesn't: many query rows a KV head, other head dims, and
-// units that a sliced launch before has failed at. It is decode_kernel with a warpgroup instead of the fetching warp,
+// units that the sliced kernel has failed at. It is decode_kernel with a warpgroup instead of the fetching warp,
 // which reads codes from memory and writes elements into the tiles, by row_codes.hpp.
 #pragma once
 
@@ -118,34 +118,32 @@ class Unpacker {
   RingCursor<C::kStages> ring_;
 };
 
-template <class C>
-__global__ void __launch_bounds__(kWholeThreads, 1) whole_kernel(const __grid_constant__ CompressedParams p) {
-  const auto failed = [&p](int n) { return __ldcg(p.step.failed + n) != 0; };
-  const auto first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
-  let_next_begin();
-  await_kernels_before();
-  if (p.failed_of > 0) {  // hardly ever is there anything to do
-    bool any = false;
-    for (int n = first + static_cast<int>(threadIdx.x) * step; n < p.failed_of; n += kWholeThreads * step) {
-      any = any || failed(n);
-    }
-    if (!__syncthreads_or(any)) return;
-  }
-  const DecodeMap<C> map;
-  if (threadIdx.x == 0) init_decode_barriers(map);
-  if (threadIdx.x >= kDecodeFoldThreads && threadIdx.x < kDecodeFoldThreads + 32) count_units<C>(p.step, map);
-  __syncthreads();
+// Of the units first, first + step, … of a step those that `chosen(number)` says, by kWholeThreads threads.
+template <class C, class Chosen>
+__device__ __forceinline__ void fold_whole_units(const CompressedParams& p, const DecodeMap<C>& map, int first, int step,
+                                                 const Chosen& chosen) {
   const int units = unit_count(p.step, map);
   const auto each_unit = [&](auto&& worker) {
     for (int n = first; n < units; n += step) {
-      if (p.failed_of == 0 || failed(n)) worker.take(unit_of<C>(p.step, map, n));
+      if (chosen(n)) worker.take(unit_of<C>(p.step, map, n));
     }
   };
   if (threadIdx.x < kDecodeFoldThreads) {
     each_unit(Decoder<C>(p.step, map));
-  } else {
+  } else if (threadIdx.x < kWholeThreads) {
     each_unit(Unpacker<C>(p, map));
   }
+}
+
+template <class C>
+__global__ void __launch_bounds__(kWholeThreads, 1) whole_kernel(const __grid_constant__ CompressedParams p) {
+  const DecodeMap<C> map;
+  if (threadIdx.x == 0) init_decode_barriers(map);
+  let_next_begin();
+  await_kernels_before();
+  if (threadIdx.x >= kDecodeFoldThreads && threadIdx.x < kDecodeFoldThreads + 32) count_units<C>(p.step, map);
+  __syncthreads();
+  fold_whole_units(p, map, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [](int) { return true; });
 }
 
 }  // namespace ringattn::sm90

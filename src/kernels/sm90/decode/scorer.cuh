@@ -117,7 +117,6 @@ class Scorer {
     rows_count_ = note.get(UnitNote::kRows);
     keys_.begin(note);
     load_queries(note.unit(params_));
-    look_at_rows(note);
     // References come from one tile, for all rows and all other tiles; where that doesn't do, flags say so.
     std::uint32_t number = begin + static_cast<std::uint32_t>(note.get(UnitNote::kReference) - unit_begin);
     const std::uint32_t reference = number;
@@ -132,7 +131,7 @@ class Scorer {
         for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
       }
       keys_.add_products(s, tile, rows_count_ > 8);
-      adjust(s, tile);
+      adjust(s, tile, note);
       if (settles) settle(s, note, settled_++);
       if (!settles || (number & (C::kSlices - 1U)) == rank_) weigh_and_send(s, number);
       if (own == reference) own += C::kSlices;
@@ -188,21 +187,18 @@ class Scorer {
     keys_.load_queries();
   }
 
-  __device__ __forceinline__ void look_at_rows(const UnitNote& note) {
-#pragma unroll
-    for (int row = 0; row < 4; ++row) {
-      low_[row] = note.get(UnitNote::kLow, row_at(row / 2, row));
-      high_[row] = note.get(UnitNote::kHigh, row_at(row / 2, row));
-    }
-    common_begin_ = note.get(UnitNote::kCommonBegin);
-    common_end_ = note.get(UnitNote::kCommonEnd);
-  }
-
-  // Scaled and capped, and −∞ where a row does not see the key.
-  __device__ __forceinline__ void adjust(Scores& s, int tile) const {
+  // Scaled and capped, and −∞ where a row does not see the key. Few tiles have such rows, so which keys a row sees is
+  // read where it is asked for.
+  __device__ __forceinline__ void adjust(Scores& s, int tile, const UnitNote& note) const {
     if (p_.softmax.scaled_first) scale_scores(p_, s);
     const int first = tile * C::kKeyTile;
-    if (common_begin_ <= first && first + C::kKeyTile <= common_end_) return;
+    if (note.get(UnitNote::kCommonBegin) <= first && first + C::kKeyTile <= note.get(UnitNote::kCommonEnd)) return;
+    int low[4], high[4];  // of this thread's rows, [2 · half + i]
+#pragma unroll
+    for (int row = 0; row < 4; ++row) {
+      low[row] = note.get(UnitNote::kLow, row_at(row / 2, row));
+      high[row] = note.get(UnitNote::kHigh, row_at(row / 2, row));
+    }
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
 #pragma unroll
@@ -211,7 +207,7 @@ class Scorer {
         for (int i = 0; i < 4; ++i) {
           const int key = first + block(mine) * 16 + lane_ / 4 + i / 2 * 8;
           const int row = 2 * half + i % 2;
-          if (key >= high_[row] || key < low_[row]) s[2 * mine + half][i] = -INFINITY;
+          if (key >= high[row] || key < low[row]) s[2 * mine + half][i] = -INFINITY;
         }
       }
     }
@@ -266,6 +262,7 @@ class Scorer {
     const bool more = rows_count_ > 8;
 #pragma unroll
     for (int j = 0; j < 2 * kMine; ++j) {
+      if (j % 2 == 1 && !more) continue;
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[j][i] = cuda::exp2_approx(__fmaf_rn(s[j][i], c, shift_[j % 2 * 2 + i % 2]));
     }
@@ -320,10 +317,7 @@ class Scorer {
   std::uint32_t tiles_ = 0;    // of all of them
   std::uint32_t sent_ = 0;     // slots that it has written
   int rows_count_ = 0;
-  int common_begin_ = 0, common_end_ = 0;  // keys that all rows see
-  // Of this thread's rows, [2 · half + i].
-  int low_[4], high_[4];
-  float shift_[4];  // minus the reference, or 0
+  float shift_[4];  // of this thread's rows, [2 · half + i]: minus the reference, or 0
   Keys keys_;
 };
 

@@ -207,7 +207,7 @@ class Sm90Decode final : public DecodeKernel {
     return std::int64_t{p.sequences} * p.list_kv_heads * p.blocks * groups;
   }
 
-  // Of up to so many units. Those that the sliced kernel fails at are folded by a launch behind it.
+  // Of up to so many units.
   void enqueue_compressed(const DecodeStep& step, const DecodeParams& shape, int units, Stream stream) const {
     DecodeStep paged = step;
     paged.k.page_size = step.packed_k.page_size;
@@ -217,9 +217,9 @@ class Sm90Decode final : public DecodeKernel {
     set_compressed(step, p);
     if (shape.block_rows == kSlicedRows && clusters_of(shape.slices) > 0 && slices_formats(spec_.format)) {
       compressed_->launch_sliced(p, std::min(units, clusters_of(shape.slices)), stream);
-      p.failed_of = units;
+    } else {
+      compressed_->launch(p, std::min(units, multiprocessors_), stream);
     }
-    compressed_->launch(p, std::min(units, multiprocessors_), stream);
   }
 
   void set_cache(const DecodeStep& step, DecodeParams& p) const {
