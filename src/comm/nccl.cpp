@@ -228,8 +228,8 @@ class NcclTransport final : public Transport {
     landing_.clear();
   }
 
-  // Whether this rank or another one has failed. Ranks leave NCCL in order all together, so nobody may wait for that any
-  // more: it would keep this rank from saying what has happened.
+  // Whether this rank or another one has failed. Ranks leave NCCL in order all together, so nobody may wait for that
+  // any more: it would keep this rank from saying what has happened.
   bool world_has_failed() const noexcept {
     if (broken_ || std::uncaught_exceptions() > exceptions_) return true;
     try {
@@ -352,11 +352,11 @@ class NcclTransport final : public Transport {
   const NcclOptions options_;
   const int rank_;
   const int size_;
-  std::optional<CudaStream> stream_;  // of NCCL's kernels
-  std::deque<Flight> flights_;        // posted and not yet waited for, in order
-  std::deque<Flight> landing_;        // waited for; the device may not have passed them yet
-  Ticket waited_ = 0;                 // number of the first of flights_
-  bool broken_ = false;               // gave up exchanges, and the communicator
+  std::optional<CudaStream> stream_;                   // of NCCL's kernels
+  std::deque<Flight> flights_;                         // posted and not yet waited for, in order
+  std::deque<Flight> landing_;                         // waited for; the device may not have passed them yet
+  Ticket waited_ = 0;                                  // number of the first of flights_
+  bool broken_ = false;                                // gave up exchanges, and the communicator
   const int exceptions_ = std::uncaught_exceptions();  // where this object was made
 };
 

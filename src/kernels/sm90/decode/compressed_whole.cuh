@@ -120,8 +120,8 @@ class Unpacker {
 
 // Of the units first, first + step, … of a step those that `chosen(number)` says, by kWholeThreads threads.
 template <class C, class Chosen>
-__device__ __forceinline__ void fold_whole_units(const CompressedParams& p, const DecodeMap<C>& map, int first, int step,
-                                                 const Chosen& chosen) {
+__device__ __forceinline__ void fold_whole_units(const CompressedParams& p, const DecodeMap<C>& map, int first,
+                                                 int step, const Chosen& chosen) {
   const int units = unit_count(p.step, map);
   const auto each_unit = [&](auto&& worker) {
     for (int n = first; n < units; n += step) {

@@ -109,8 +109,8 @@ class TileBoxes {
 #pragma unroll
       for (int i = 0; i < kPlacesAtATime; ++i, target += step) {
         if (target >= end) break;
-        load_columns<C::kKeyTile, kColumns, kRowBytes, true>(target, map, barrier, PageBox{place[i].x, place[i].y}, head,
-                                                             first_column);
+        load_columns<C::kKeyTile, kColumns, kRowBytes, true>(target, map, barrier, PageBox{place[i].x, place[i].y},
+                                                             head, first_column);
       }
     }
   }
