@@ -285,8 +285,7 @@ TEST(CudaCompressedDecode, WindowsSinksAndCaps) {
   }
 }
 
-// Rows that outgrow their references, of which whole_kernel takes the units up, in the first, a middle and a last
-// group.
+// Rows that outgrow their references, in the first, a middle and a last group.
 TEST(CudaCompressedDecode, UnitsThatFailAreFoldedTileByTile) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {

@@ -16,16 +16,11 @@ template <class C>
 __device__ __noinline__ void fold_failed_codes(const CompressedParams& p, int first, int step) {
   using Whole = typename C::Whole;
   const DecodeMap<Whole> map;
-  __syncthreads();
-  if (threadIdx.x == 0) {
+  lay_out_whole(p.step, map, [] {
     const CompressedMap<C> before;
     for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_forget(before.k_full(i));
     for (std::uint32_t i = 0; i < 4 * kMostPacked; ++i) barrier_forget(before.packed_full(false, i));
-    init_decode_barriers(map);
-    proxy_fence();
-  }
-  if (threadIdx.x < 32) count_units<Whole>(p.step, map);
-  __syncthreads();
+  });
   fold_whole_units(p, map, first, step, [&p](int n) { return __ldcg(p.step.failed + n) != 0; });
 }
 

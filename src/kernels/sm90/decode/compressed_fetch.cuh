@@ -38,8 +38,12 @@ class PackedBoxes : public TileBoxes<C> {
     keep(tile_bytes_);
   }
 
-  __device__ __forceinline__ void fetch_keys(int tile, Box box, int head) { fetch_packed(tile, box, 0, head); }
-  __device__ __forceinline__ void fetch_values(int tile, Box box, int nth, int head) {
+  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>&, const Lap<C::kKStages>&, int tile, Box box,
+                                             int head) {
+    fetch_packed(tile, box, 0, head);
+  }
+  __device__ __forceinline__ void fetch_values(const SlicedMap<C>&, const Lap<C::kVStages>&, int tile, Box box, int nth,
+                                               int head, std::uint32_t) {
     fetch_packed(tile, box, nth, head);
   }
 

@@ -107,22 +107,31 @@ __device__ __forceinline__ void fold_sliced(const DecodeParams& params, const Sl
   }
 }
 
-// Of a cluster's units, from `first` on in steps of `step`, those that have failed, by one CTA. Nothing else is going
-// on in it any more; its shared memory is laid out anew. A function of its own, so that its registers are not the
-// others'.
-template <class C>
-__device__ __noinline__ void fold_failed_units(const DecodeParams& params, int first, int step) {
-  using Whole = typename C::Whole;
-  const DecodeMap<Whole> map;
+// By all threads of a CTA in which nothing else is going on any more: its shared memory is laid out anew, for units
+// that are folded tile by tile. forget(), which one thread calls, forgets the barriers that lay there.
+template <class Whole, class Forget>
+__device__ __forceinline__ void lay_out_whole(const DecodeParams& params, const DecodeMap<Whole>& map,
+                                              const Forget& forget) {
   __syncthreads();  // everyone has read that units have failed, which lies where other things come now
   if (threadIdx.x == 0) {
-    const SlicedMap<C> before;
-    for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_forget(before.k_full(i));
+    forget();
     init_decode_barriers(map);
     proxy_fence();
   }
   if (threadIdx.x < 32) count_units<Whole>(params, map);
   __syncthreads();
+}
+
+// Of a cluster's units, from `first` on in steps of `step`, those that have failed, by one CTA. A function of its own,
+// so that its registers are not the others'.
+template <class C>
+__device__ __noinline__ void fold_failed_units(const DecodeParams& params, int first, int step) {
+  using Whole = typename C::Whole;
+  const DecodeMap<Whole> map;
+  lay_out_whole(params, map, [] {
+    const SlicedMap<C> before;
+    for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_forget(before.k_full(i));
+  });
   const int units = unit_count(params, map);
   const auto each_unit = [&](auto&& worker) {
     for (int n = first; n < units; n += step) {

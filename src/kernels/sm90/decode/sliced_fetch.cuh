@@ -12,8 +12,7 @@
 
 namespace ringattn::sm90 {
 
-// Where a sequence's tiles lie. Lanes look boxes up, those of several tiles at a time, and well ahead. Whatever a tile
-// has, one lane fetches it: numbers that the copy engine takes from uniform registers are then known to be one lane's.
+// Where a sequence's tiles lie. Lanes look boxes up, those of several tiles at a time, and well ahead.
 template <class C>
 class TileBoxes {
  public:
@@ -70,48 +69,35 @@ class TileBoxes {
     fetch_alone<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.place), map.v_full(turn.place), box, head,
                                                  static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
   }
-  // Of tiles of several boxes: what the lanes have found, for the lane that fetches; the last ones have been fetched.
-  __device__ __forceinline__ void share(std::uint32_t places, const Box& box) const {
-    __syncwarp();
-    store_numbers(places + static_cast<std::uint32_t>(lane_ * kPlaceBytes), box.page, box.row);
-    __syncwarp();
-  }
-  // By that lane: the tile, the nth of those whose boxes are shared, into the stage whose turn it is.
-  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>& map, const Lap<C::kKStages>& turn, int tile,
+  // The next tile of K, and this CTA's columns of the next tile of V, into the stage whose turn it is.
+  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>& map, const Lap<C::kKStages>& turn, int tile, Box box,
                                              int head) const {
     barrier_wait(map.k_empty(turn.place), turn.parity ^ 1U);
-    fetch<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.place), map.k_full(turn.place), tile, map.k_places(), head, 0);
+    fetch<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.place), map.k_full(turn.place), tile, box, 0, head, 0,
+                                   p_.k_box_columns);
   }
-  // This CTA's columns.
-  __device__ __forceinline__ void fetch_values(const SlicedMap<C>& map, const Lap<C::kVStages>& turn, int tile, int nth,
-                                               int head, std::uint32_t rank) const {
+  __device__ __forceinline__ void fetch_values(const SlicedMap<C>& map, const Lap<C::kVStages>& turn, int tile, Box box,
+                                               int nth, int head, std::uint32_t rank) const {
     barrier_wait(map.v_empty(turn.place), turn.parity ^ 1U);
-    fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.place), map.v_full(turn.place), tile,
-                                           map.v_places() + static_cast<std::uint32_t>(nth * p_.boxes * kPlaceBytes),
-                                           head, static_cast<int>(rank) * C::kSliceColumns);
+    fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.place), map.v_full(turn.place), tile, box, nth,
+                                           head, static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
   }
 
  protected:
-  // From first_column on into `target`, in rows of kRowBytes. The barrier counts it.
+  // Fetches the tile whose boxes the lanes of this nth() have found, `columns` at a time from first_column on, into
+  // `target`, in rows of kRowBytes. The barrier counts it.
   template <int kColumns, int kRowBytes>
   __device__ __forceinline__ void fetch(const CUtensorMap* map, std::uint32_t target, std::uint32_t barrier, int tile,
-                                        std::uint32_t places, int head, int first_column) const {
+                                        const Box& box, int nth, int head, int first_column, int columns) const {
     constexpr int kAllRowBytes = (kColumns * 2 + kRowBytes - 1) / kRowBytes * kRowBytes;  // of all panels
-    const int count = rows(tile);
-    barrier_arrive_expect(barrier, count * kAllRowBytes);
-    const std::uint32_t end = target + static_cast<std::uint32_t>(count * kRowBytes);
-    const auto step = static_cast<std::uint32_t>(p_.box_rows * kRowBytes);
+    // No order between the two is needed: the phase waits for this arrival however many bytes have come.
+    if (lane_ == 0) barrier_arrive_expect(barrier, rows(tile) * kAllRowBytes);
+    if (nth_ != nth || box.row < 0) return;
+    const std::uint32_t to = target + static_cast<std::uint32_t>(row_ * kRowBytes);
 #pragma unroll 1
-    while (target < end) {
-      int2 place[kPlacesAtATime];
-#pragma unroll
-      for (int i = 0; i < kPlacesAtATime; ++i, places += kPlaceBytes) place[i] = load_numbers(places);
-#pragma unroll
-      for (int i = 0; i < kPlacesAtATime; ++i, target += step) {
-        if (target >= end) break;
-        load_columns<C::kKeyTile, kColumns, kRowBytes, true>(target, map, barrier, PageBox{place[i].x, place[i].y},
-                                                             head, first_column);
-      }
+    for (int column = 0; column < kColumns; column += columns) {
+      load_page_box(to + static_cast<std::uint32_t>(column / kPanelColumns * (C::kKeyTile * kRowBytes)), map, barrier,
+                    first_column + column, head, box.page, box.row);
     }
   }
 
@@ -238,19 +224,8 @@ class KeyFetcher {
           __syncwarp();
         }
       }
-      if (!alone) fetch(now, box, unit.kv_head);
+      if (!alone) boxes_.fetch_keys(map_, stage_, now, box, unit.kv_head);
       stage_.advance();
-    }
-  }
-
-  template <class Box>
-  __device__ __forceinline__ void fetch(int tile, const Box& box, int head) {
-    if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
-      boxes_.share(map_.k_places(), box);
-      if (one_of_warp()) boxes_.fetch_keys(map_, stage_, tile, head);
-      __syncwarp();
-    } else {
-      boxes_.fetch_keys(tile, box, head);
     }
   }
 
@@ -358,21 +333,11 @@ class ValueFetcher {
     while (tile < end) {
       const auto box = ahead;
       ahead = boxes_.find(tile + boxes_.at_a_time() + boxes_.nth());
-      const int batch = end - tile < boxes_.at_a_time() ? end - tile : boxes_.at_a_time();
-      if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
-        boxes_.share(map_.v_places(), box);
-        if (one_of_warp()) {  // as in take_alone()
 #pragma unroll 1
-          for (int nth = 0; nth < batch; ++nth) {
-            boxes_.fetch_values(map_, stage_, tile + nth, nth, kv_head, rank_);
-            stage_.advance();
-          }
-        }
-      } else {
-#pragma unroll 1
-        for (int nth = 0; nth < batch; ++nth) boxes_.fetch_values(tile + nth, box, nth, kv_head);
+      for (int nth = 0; nth < boxes_.at_a_time() && tile < end; ++nth, ++tile) {
+        boxes_.fetch_values(map_, stage_, tile, box, nth, kv_head, rank_);
+        stage_.advance();
       }
-      tile += batch;
     }
   }
 

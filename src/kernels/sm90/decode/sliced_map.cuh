@@ -12,7 +12,6 @@
 //   ends     [2][16 rows]               references and sums of rows that end, and flags
 //   notes    [2]                        what there is to know of a unit
 //   barriers
-//   places   [2][32]                    where boxes of K and of V lie in memory: pages, and rows in them
 //   units    [sequences + 1]            how many units come before each sequence (units.cuh)
 //
 // Of two copies, units, tiles or ends take turns.
@@ -28,11 +27,6 @@
 #include "kernels/sm90/ptx/mbarrier.cuh"
 
 namespace ringattn::sm90 {
-
-// Where boxes lie: of 32, a lane's each, and of so many at a time, of which some may be behind them.
-inline constexpr int kPlaceBytes = 8;
-inline constexpr int kPlacesAtATime = 4;
-inline constexpr int kPlacesBytes = (32 + kPlacesAtATime) * kPlaceBytes;
 
 // A number that goes through a ring of kPlaces again and again: which place, and the parity of its turn.
 template <int kPlaces>
@@ -166,8 +160,7 @@ struct SlicedMap {
   static constexpr int kBarrierOffset = kNoteOffset + 2 * UnitNote::kBytes;
   static constexpr int kBarriers = 2 * (C::kKStages + C::kVStages) + 3 * C::kSlots + 14;
   static constexpr int kAnyFailedOffset = kBarrierOffset + kBarriers * kBarrierBytes;
-  static constexpr int kPlaceOffset = kAnyFailedOffset + 8;
-  static constexpr int kUnitOffset = kPlaceOffset + 2 * kPlacesBytes;
+  static constexpr int kUnitOffset = kAnyFailedOffset + 8;
   static constexpr int kBytes = kUnitOffset + (kMostDecodeSequences + 1) * 4;
   static_assert(C::kVStages >= 2 && kBytes <= kMostSharedBytes);
 
@@ -196,9 +189,6 @@ struct SlicedMap {
   __device__ std::uint32_t row_end_flags(std::uint32_t turn) const { return row_end(turn, kSlicedRows); }
   __device__ UnitNote note(std::uint32_t turn) const { return {at(kNoteOffset, turn & 1U, UnitNote::kBytes)}; }
   __device__ std::uint32_t any_failed() const { return at(kAnyFailedOffset, 0, 0); }
-  // Where 32 boxes lie that are fetched next, of K and of V.
-  __device__ std::uint32_t k_places() const { return at(kPlaceOffset, 0, kPlacesBytes); }
-  __device__ std::uint32_t v_places() const { return at(kPlaceOffset, 1, kPlacesBytes); }
   __device__ std::uint32_t units_before(int sequence) const {
     return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
   }

@@ -38,14 +38,6 @@ __device__ __forceinline__ float load_float(std::uint32_t address) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(address) : "memory");
   return number;
 }
-__device__ __forceinline__ int2 load_numbers(std::uint32_t address) {
-  int2 numbers;
-  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(numbers.x), "=r"(numbers.y) : "r"(address) : "memory");
-  return numbers;
-}
-__device__ __forceinline__ void store_numbers(std::uint32_t address, int x, int y) {
-  asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
-}
 __device__ __forceinline__ float2 load_pair(std::uint32_t address) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
