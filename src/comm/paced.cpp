@@ -59,7 +59,7 @@ class PacedTransport final : public Transport {
     try {
       check_ticket(ticket, waited_, next_ticket());
       for (progress(); !finished(ticket); progress()) {
-        if (waited_enough(deadline)) fail_waiting(stream, deadline);
+        if (deadline.expired()) fail_waiting(stream, deadline);
         std::this_thread::sleep_for(kPoll);
       }
     } catch (...) {
