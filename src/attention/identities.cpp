@@ -40,7 +40,8 @@ std::string job_hash(const LatentJob& job) {
   XXH3_state_t state;
   std::memset(&state, 0, sizeof state);
   XXH3_64bits_reset(&state);
-  const std::string text = fmt::format("{} scale {:a}", describe(job.spec), job.spec.softmax_scale);
+  const std::string text =
+      fmt::format("{} scale {:a} stored {}", describe(job.spec), job.spec.softmax_scale, describe(job.format));
   XXH3_64bits_update(&state, text.data(), text.size());
   add_batch(state, job.batch);
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));

@@ -35,13 +35,20 @@ namespace {
   fail(ErrorCode::kUsage, problem, why, remedy);
 }
 
-bool is_dense(const LatentInputs& inputs) { return inputs.latent.is_dense() && inputs.k_rope.is_dense(); }
+// Rows of 8 bits as a tensor of as many halves, which is all that copies ask.
+TensorView halves_of(const StreamView& rows, std::int64_t count, std::int64_t row_bytes) {
+  constexpr auto kHalf = static_cast<std::int64_t>(size_of(Dtype::kBf16));
+  TensorView view = dense_view(static_cast<const void*>(rows.data), Dtype::kBf16, count, 1, row_bytes / kHalf);
+  view.token_stride = rows.token_stride / kHalf;
+  return view;
+}
 
 // Where things lie in the workspace, behind what every op of the ring has there.
 struct Places {
   WorkspaceLayout ring;
   std::size_t keys = 0;
   std::size_t values = 0;
+  std::size_t unpacked = 0;
   std::size_t queries = 0;
   std::size_t latents = 0;
   std::size_t bytes = 0;
@@ -64,7 +71,12 @@ struct Latent::Impl {
   void choose();
   void allocate();
   Places places(bool dense_rows) const;
-  LatentRows latent_rows(const StreamRows& rows, std::int64_t count) const;
+  bool packed() const { return !job.format.is_plain(); }
+  // What travels of the rank's rows, [streams].
+  std::vector<TensorView> shard(const LatentInputs& inputs) const;
+  bool is_dense(const LatentInputs& inputs) const;
+  void set_sources(const LatentInputs& inputs, std::span<const StreamRows> buffers, LatentMemory& memory) const;
+  void check_packed(const StreamView& rows) const;
   void check(const LatentInputs& inputs, const LatentOutputs& outputs, std::span<std::byte> workspace) const;
   void enqueue(const LatentInputs& inputs, const LatentOutputs& outputs, std::span<std::byte> workspace, Stream stream,
                Timeline* timeline, const BlockDone& block_done, RunMode mode);
@@ -159,6 +171,7 @@ Places Latent::Impl::places(bool dense_rows) const {
     const FoldSpec chunk = expanded_spec(spec, room.heads);
     places.keys = place(most_gathered, k_token_bytes(chunk));
     places.values = place(most_gathered, v_token_bytes(chunk));
+    places.unpacked = place(most_gathered, unpacked_row_bytes(job));
     return places;
   }
   const FoldSpec all = absorbed_spec(spec);
@@ -168,12 +181,39 @@ Places Latent::Impl::places(bool dense_rows) const {
   return places;
 }
 
-// Dense rows of latents and rotary keys.
-LatentRows Latent::Impl::latent_rows(const StreamRows& rows, std::int64_t count) const {
-  const void* const latent = rows[0];
-  const void* const k_rope = rows[1];
-  return {dense_view(latent, job.spec.dtype, count, 1, job.spec.latent_dim),
-          dense_view(k_rope, job.spec.dtype, count, 1, job.spec.rope_dim)};
+std::vector<TensorView> Latent::Impl::shard(const LatentInputs& inputs) const {
+  if (packed()) return {halves_of(inputs.packed, k_rows(), packed_row_bytes(job))};
+  return {inputs.latent, inputs.k_rope};
+}
+
+bool Latent::Impl::is_dense(const LatentInputs& inputs) const {
+  return std::ranges::all_of(shard(inputs), [](const TensorView& view) { return view.is_dense(); });
+}
+
+void Latent::Impl::set_sources(const LatentInputs& inputs, std::span<const StreamRows> buffers,
+                               LatentMemory& memory) const {
+  if (packed()) {
+    const std::int64_t bytes = packed_row_bytes(job);
+    memory.packed = {inputs.packed, StreamView{buffers[0][0], bytes, bytes}, StreamView{buffers[1][0], bytes, bytes}};
+    return;
+  }
+  const auto dense_rows = [&](const StreamRows& rows) {
+    const void* const latent = rows[0];
+    const void* const k_rope = rows[1];
+    return LatentRows{dense_view(latent, job.spec.dtype, ring->buffer_rows(), 1, job.spec.latent_dim),
+                      dense_view(k_rope, job.spec.dtype, ring->buffer_rows(), 1, job.spec.rope_dim)};
+  };
+  memory.sources = {LatentRows{inputs.latent, inputs.k_rope}, dense_rows(buffers[0]), dense_rows(buffers[1])};
+}
+
+void Latent::Impl::check_packed(const StreamView& rows) const {
+  const std::int64_t bytes = packed_row_bytes(job);
+  if (k_rows() == 0) return;
+  check_given("Latent", "packed", rows.data, true);
+  if (rows.token_stride < bytes || rows.token_stride % 2 != 0 || reinterpret_cast<std::uintptr_t>(rows.data) % 2 != 0) {
+    refuse(fmt::format("packed has rows at {}, {} bytes apart", static_cast<const void*>(rows.data), rows.token_stride),
+           fmt::format("they have {} bytes, and begin at even addresses", bytes), "Lay them out so.");
+  }
 }
 
 void Latent::Impl::check(const LatentInputs& inputs, const LatentOutputs& outputs, std::span<std::byte> space) const {
@@ -188,13 +228,22 @@ void Latent::Impl::check(const LatentInputs& inputs, const LatentOutputs& output
   if (has_w_uv) check_matrices("w_uv", inputs.w_uv, spec, spec.head_dim_v);
   const int nope = has_w_uk ? spec.head_dim : spec.latent_dim;
   check_shard("Latent", "q", inputs.q, {spec.dtype, q_rows(), spec.heads, nope + spec.rope_dim});
-  check_shard("Latent", "latent", inputs.latent, {spec.dtype, k_rows(), 1, spec.latent_dim});
-  check_shard("Latent", "k_rope", inputs.k_rope, {spec.dtype, k_rows(), 1, spec.rope_dim});
+  if (packed()) {
+    check_given("Latent", "latent", inputs.latent.data, false);
+    check_given("Latent", "k_rope", inputs.k_rope.data, false);
+    check_packed(inputs.packed);
+  } else {
+    check_given("Latent", "packed", inputs.packed.data, false);
+    check_shard("Latent", "latent", inputs.latent, {spec.dtype, k_rows(), 1, spec.latent_dim});
+    check_shard("Latent", "k_rope", inputs.k_rope, {spec.dtype, k_rows(), 1, spec.rope_dim});
+  }
   check_shard("Latent", "out", outputs.out,
               {spec.dtype, q_rows(), spec.heads, has_w_uv ? spec.head_dim_v : spec.latent_dim});
   check_apart("out", outputs.out, "q", inputs.q);
-  check_apart("out", outputs.out, "latent", inputs.latent);
-  check_apart("out", outputs.out, "k_rope", inputs.k_rope);
+  constexpr std::string_view kStreams[] = {"latent", "k_rope"};
+  std::size_t at = 0;
+  for (const TensorView& rows : shard(inputs))
+    check_apart("out", outputs.out, packed() ? "packed" : kStreams[at++], rows);
   check_sinks("LatentSpec", inputs.sinks, spec.sinks);
   const std::size_t needed = places(is_dense(inputs)).bytes;
   if (space.size() < needed) {
@@ -213,22 +262,22 @@ void Latent::Impl::enqueue(const LatentInputs& inputs, const LatentOutputs& outp
   std::array<StreamRows, 2> buffers = ring->block_buffers(space.data(), places.ring);
   LatentMemory memory;
   memory.q = inputs.q;
-  memory.sources = {LatentRows{inputs.latent, inputs.k_rope}, latent_rows(buffers[0], ring->buffer_rows()),
-                    latent_rows(buffers[1], ring->buffer_rows())};
+  set_sources(inputs, buffers, memory);
   memory.w_uk = inputs.w_uk;
   memory.w_uv = inputs.w_uv;
   if (forecast->plan.keeps_state) memory.state = space.data() + places.ring.state;
   memory.output = {outputs.out, outputs.lse, inputs.sinks};
   memory.keys = space.data() + places.keys;
   memory.values = space.data() + places.values;
+  memory.unpacked = space.data() + places.unpacked;
   memory.queries = space.data() + places.queries;
   memory.latents = space.data() + places.latents;
-  const LatentTools tools{job.spec, forecast->plan, blocks, prepared, *backend, *fold, *key_products, *value_products};
+  const LatentTools tools{job.spec, job.format, forecast->plan, blocks,         prepared,
+                          *backend, *fold,      *key_products,  *value_products};
   ExpandedStep expanded(tools, memory, room.heads, latent_state_stride(*fold, q_rows()));
   AbsorbedStep absorbed_step(tools, memory);
   const auto shard = [&] {
-    const TensorView views[] = {inputs.latent, inputs.k_rope};
-    return ring->dense_shard(views, rows_at(space.data(), places.ring.staged), stream);
+    return ring->dense_shard(this->shard(inputs), rows_at(space.data(), places.ring.staged), stream);
   };
   BlockStep& step = absorbed() ? static_cast<BlockStep&>(absorbed_step) : expanded;
   ring->enqueue({*runs, step, std::move(buffers), shard, mode}, stream, times, block_done);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library's front door for multi-head latent attention (kernels/latent.hpp). What travels around the ring is the
 // latent and the rotary key of a token, which all heads share: with 128 heads 71 times fewer bytes than the keys and
-// values that they stand for.
+// values that they stand for, and 124 times fewer in rows of 8 bits.
 //
 //   Latent latent(job, transport, options);   // collective: form, kernels, layout, plan, memory
 //   latent.run({.q = q, .latent = c, .k_rope = k_rope, .w_uk = w_uk, .w_uv = w_uv}, {out, lse}, workspace);
@@ -25,6 +25,7 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/head_product.hpp"
 #include "kernels/latent.hpp"
 #include "kernels/registry.hpp"
@@ -43,6 +44,9 @@ struct LatentInputs {
   HeadMatrices w_uk;             // [heads, head_dim, latent_dim]
   HeadMatrices w_uv;             // [heads, head_dim_v, latent_dim]; none: O stays in the latent, in the absorbed form
   const float* sinks = nullptr;  // [heads], present exactly when LatentSpec::sinks
+  // Instead of latent and k_rope, exactly where LatentJob::format is not plain: k_rows rows of kernels/latent_rows.hpp,
+  // token_stride bytes apart, at even addresses.
+  StreamView packed = {};
 };
 
 struct LatentOutputs {
@@ -85,7 +89,7 @@ class Latent {
 
   // Bytes a run needs beside inputs and outputs: fold state, two blocks (on devices those are the object's own),
   // gathered rows and, absorbed, queries and O in the latent; and a dense copy of latent and k_rope if several ranks
-  // have them strided (`dense_rows` false).
+  // have them, or their rows of 8 bits, strided (`dense_rows` false).
   std::size_t workspace_bytes(bool dense_rows = true) const;
 
   // As Attention's calls of the same names. Where shapes don't fit the job, all ranks of run() throw kUsage with both

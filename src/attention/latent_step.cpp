@@ -3,6 +3,7 @@
 
 #include "attention/fold_step.hpp"
 #include "attention/ring/copy_tensor.hpp"
+#include "kernels/latent_rows.hpp"
 
 namespace ringattn {
 
@@ -23,11 +24,26 @@ View heads_of(View view, std::int64_t first, std::int64_t count) {
   return view;
 }
 
-// Where a gathered run lies in a block.
-LatentRows rows_of(const LatentMemory& memory, const ArrivedBlock& block, const GatheredRun& run) {
-  const auto source = run.source == kOwnShard ? std::size_t{0} : static_cast<std::size_t>(1 + block.index % 2);
-  const LatentRows& rows = memory.sources[source];
-  return {tokens_of(rows.latent, run.row, run.rows), tokens_of(rows.k_rope, run.row, run.rows)};
+// Of LatentMemory's sources, the one that a gathered run lies in.
+std::size_t source_of(const ArrivedBlock& block, const GatheredRun& run) {
+  return run.source == kOwnShard ? std::size_t{0} : static_cast<std::size_t>(1 + block.index % 2);
+}
+
+// Rows that lie side by side, and the first of the gathered ones that they become.
+struct Stretch {
+  LatentRows rows;
+  std::int64_t to = 0;
+};
+
+// A block's rows where they lie.
+std::vector<Stretch> stretches_of(const LatentTools& tools, const LatentMemory& memory, const ArrivedBlock& block) {
+  std::vector<Stretch> stretches;
+  for (const GatheredRun& run : tools.blocks[static_cast<std::size_t>(block.index)].runs) {
+    const LatentRows& rows = memory.sources[source_of(block, run)];
+    stretches.push_back(
+        {{tokens_of(rows.latent, run.row, run.rows), tokens_of(rows.k_rope, run.row, run.rows)}, run.to});
+  }
+  return stretches;
 }
 
 MutableTensorView dense(std::byte* data, Dtype dtype, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
@@ -46,32 +62,54 @@ void multiply(HeadProductKernel& kernel, const HeadProductTask& task, Stream str
   if (task.rows.tokens > 0) kernel.multiply(task, stream, progress);
 }
 
-}  // namespace
-
-void ExpandedStep::expand(const ArrivedBlock& block, int first_head, Stream stream, const Progress& progress) {
-  const LatentSpec& spec = tools_.spec;
-  const GatheredBlock& gathered = tools_.blocks[static_cast<std::size_t>(block.index)];
-  const MutableTensorView keys = dense(memory_.keys, spec.dtype, gathered.rows, heads_, spec.head_dim + spec.rope_dim);
-  const MutableTensorView values = dense(memory_.values, spec.dtype, gathered.rows, heads_, spec.head_dim_v);
-  const HeadMatrices w_uk = memory_.w_uk.slice(first_head, heads_);
-  const HeadMatrices w_uv = memory_.w_uv.slice(first_head, heads_);
-  for (const GatheredRun& run : gathered.runs) {
-    const LatentRows rows = rows_of(memory_, block, run);
-    const MutableTensorView k = tokens_of(keys, run.to, run.rows);
-    tools_.keys.multiply({rows.latent, w_uk, columns_of(k, 0, spec.head_dim)}, stream, progress);
-    copy_tensor(tools_.backend, columns_of(k, spec.head_dim, spec.rope_dim), rows.k_rope, stream);
-    tools_.values.multiply({rows.latent, w_uv, tokens_of(values, run.to, run.rows)}, stream, progress);
+// Unpacks a block's rows of 8 bits, as they are gathered, into `both`: [rows, 1, latent_dim + rope_dim].
+void unpack(const LatentTools& tools, const LatentMemory& memory, const ArrivedBlock& block,
+            const MutableTensorView& both, Stream stream) {
+  const LatentSpec& spec = tools.spec;
+  std::array<std::vector<CompressedRun>, 3> runs;  // of each source; a token is unpacked by itself, wherever it stands
+  for (const GatheredRun& run : tools.blocks[static_cast<std::size_t>(block.index)].runs) {
+    runs[source_of(block, run)].push_back({0, 0, run.rows, run.row, run.rows, run.to});
+  }
+  for (std::size_t source = 0; source < runs.size(); ++source) {
+    if (runs[source].empty()) continue;
+    const StreamView& rows = memory.packed[source];
+    tools.backend.decompress({tools.format,
+                              {spec.dtype, 1, spec.latent_dim + spec.rope_dim},
+                              latent_rows_at(rows.data, rows.token_stride, spec.latent_dim, spec.rope_dim),
+                              runs[source],
+                              both,
+                              nullptr},
+                             stream);
   }
 }
+
+}  // namespace
 
 void ExpandedStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
   const LatentSpec& spec = tools_.spec;
   const auto index = static_cast<std::size_t>(block.index);
   const GatheredBlock& gathered = tools_.blocks[index];
-  const KeySource source{dense(memory_.keys, spec.dtype, gathered.rows, heads_, spec.head_dim + spec.rope_dim),
-                         dense(memory_.values, spec.dtype, gathered.rows, heads_, spec.head_dim_v)};
+  const MutableTensorView keys = dense(memory_.keys, spec.dtype, gathered.rows, heads_, spec.head_dim + spec.rope_dim);
+  const MutableTensorView values = dense(memory_.values, spec.dtype, gathered.rows, heads_, spec.head_dim_v);
+  std::vector<Stretch> stretches;
+  if (tools_.format.is_plain()) {
+    stretches = stretches_of(tools_, memory_, block);
+  } else if (gathered.rows > 0) {
+    const MutableTensorView both =
+        dense(memory_.unpacked, spec.dtype, gathered.rows, 1, spec.latent_dim + spec.rope_dim);
+    unpack(tools_, memory_, block, both, stream);
+    stretches.push_back({{columns_of(both, 0, spec.latent_dim), columns_of(both, spec.latent_dim, spec.rope_dim)}, 0});
+  }
+  const KeySource source{keys, values};
   for (int head = 0; head < spec.heads; head += heads_) {
-    expand(block, head, stream, progress);
+    const HeadMatrices w_uk = memory_.w_uk.slice(head, heads_);
+    const HeadMatrices w_uv = memory_.w_uv.slice(head, heads_);
+    for (const auto& [rows, to] : stretches) {
+      const MutableTensorView k = tokens_of(keys, to, rows.latent.tokens);
+      tools_.keys.multiply({rows.latent, w_uk, columns_of(k, 0, spec.head_dim)}, stream, progress);
+      copy_tensor(tools_.backend, columns_of(k, spec.head_dim, spec.rope_dim), rows.k_rope, stream);
+      tools_.values.multiply({rows.latent, w_uv, tokens_of(values, to, rows.latent.tokens)}, stream, progress);
+    }
     const FoldOutput output = heads_of(memory_.output, head, heads_);
     FoldTask task = block_task(tools_.plan, block, gathered.tiles, {&source, 1}, output, false);
     task.q = heads_of(memory_.q, head, heads_);
@@ -110,11 +148,14 @@ void AbsorbedStep::compute(const ArrivedBlock& block, Stream stream, const Progr
   const auto index = static_cast<std::size_t>(block.index);
   const GatheredBlock& gathered = tools_.blocks[index];
   const MutableTensorView keys = dense(memory_.keys, spec.dtype, gathered.rows, 1, spec.latent_dim + spec.rope_dim);
-  for (const GatheredRun& run : gathered.runs) {
-    const LatentRows rows = rows_of(memory_, block, run);
-    const MutableTensorView k = tokens_of(keys, run.to, run.rows);
-    copy_tensor(tools_.backend, columns_of(k, 0, spec.latent_dim), rows.latent, stream);
-    copy_tensor(tools_.backend, columns_of(k, spec.latent_dim, spec.rope_dim), rows.k_rope, stream);
+  if (tools_.format.is_plain()) {
+    for (const auto& [rows, to] : stretches_of(tools_, memory_, block)) {
+      const MutableTensorView k = tokens_of(keys, to, rows.latent.tokens);
+      copy_tensor(tools_.backend, columns_of(k, 0, spec.latent_dim), rows.latent, stream);
+      copy_tensor(tools_.backend, columns_of(k, spec.latent_dim, spec.rope_dim), rows.k_rope, stream);
+    }
+  } else {
+    unpack(tools_, memory_, block, keys, stream);
   }
   const KeySource source{keys, columns_of(keys, 0, spec.latent_dim)};
   FoldTask task = block_task(tools_.plan, block, gathered.tiles, {&source, 1}, output_, false);

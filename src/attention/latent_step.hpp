@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block steps of latent attention, one for each form. A block's rows are gathered (latent_blocks.hpp): expanded to
-// keys and values of some heads at a time, or put side by side as [c, k_r].
+// keys and values of some heads at a time, or put side by side as [c, k_r]. Rows of 8 bits are unpacked once a block.
 #pragma once
 
 #include <array>
@@ -11,8 +11,10 @@
 
 #include "attention/latent_blocks.hpp"
 #include "attention/ring/engine.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/head_product.hpp"
 #include "kernels/latent.hpp"
+#include "kernels/row_format.hpp"
 
 namespace ringattn {
 
@@ -34,6 +36,7 @@ struct LatentRows {
 struct LatentMemory {
   TensorView q;                       // [q_rows, heads, …]
   std::array<LatentRows, 3> sources;  // this rank's shard, and the two block buffers
+  std::array<StreamView, 3> packed;   // instead of them, of rows of 8 bits
   HeadMatrices w_uk;
   HeadMatrices w_uv;
   std::byte* state = nullptr;  // where Plan::keeps_state
@@ -41,14 +44,16 @@ struct LatentMemory {
   // Of the workspace, room for the largest block.
   std::byte* keys = nullptr;  // expanded: [rows, heads at a time, head_dim + rope_dim]; absorbed: [rows, 1, latent_dim
                               // + rope_dim]
-  std::byte* values = nullptr;   // expanded: [rows, heads at a time, head_dim_v]
-  std::byte* queries = nullptr;  // absorbed: [q_rows, heads, latent_dim + rope_dim], where w_uk is given
-  std::byte* latents = nullptr;  // absorbed: [q_rows, heads, latent_dim], where w_uv is given
+  std::byte* values = nullptr;    // expanded: [rows, heads at a time, head_dim_v]
+  std::byte* unpacked = nullptr;  // expanded, of rows of 8 bits: [rows, 1, latent_dim + rope_dim]
+  std::byte* queries = nullptr;   // absorbed: [q_rows, heads, latent_dim + rope_dim], where w_uk is given
+  std::byte* latents = nullptr;   // absorbed: [q_rows, heads, latent_dim], where w_uv is given
 };
 
 // What steps work with. All of it outlives them.
 struct LatentTools {
   const LatentSpec& spec;
+  const RowFormat& format;  // of LatentJob
   const Plan& plan;
   std::span<const GatheredBlock> blocks;   // of the plan
   std::span<const PreparedTask> prepared;  // of the plan's blocks, the same for each run of heads
@@ -69,8 +74,6 @@ class ExpandedStep final : public BlockStep {
   bool finish(Stream, const Progress&) override { return false; }
 
  private:
-  void expand(const ArrivedBlock& block, int first_head, Stream stream, const Progress& progress);
-
   const LatentTools& tools_;
   const LatentMemory& memory_;
   int heads_;

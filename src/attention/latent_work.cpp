@@ -12,11 +12,20 @@
 #include "attention/tokens/cost.hpp"
 #include "base/aligned.hpp"
 #include "base/error.hpp"
+#include "kernels/latent_rows.hpp"
 
 namespace ringattn {
 
-RowStreams latent_streams(const LatentSpec& spec) {
-  return {{"latent", latent_token_bytes(spec)}, {"k_rope", k_rope_token_bytes(spec)}};
+RowStreams latent_streams(const LatentJob& job) {
+  if (!job.format.is_plain()) return {{"latent_fp8", packed_row_bytes(job)}};
+  return {{"latent", latent_token_bytes(job.spec)}, {"k_rope", k_rope_token_bytes(job.spec)}};
+}
+
+std::int64_t packed_row_bytes(const LatentJob& job) { return latent_row_bytes(job.spec.latent_dim, job.spec.rope_dim); }
+
+std::int64_t unpacked_row_bytes(const LatentJob& job) {
+  const bool unpacked = !job.format.is_plain() && *job.form == LatentForm::kExpanded;
+  return unpacked ? latent_token_bytes(job.spec) + k_rope_token_bytes(job.spec) : 0;
 }
 
 std::int64_t gathered_row_bytes(const LatentSpec& spec, LatentForm form, int heads) {
@@ -63,7 +72,7 @@ RingJob ring_job(const LatentJob& job, const Options& options, const LatentRoom&
   const double products = latent_product_flops(spec);
   const FoldSpec all_heads = form_spec(spec, *job.form, spec.heads);
   RingJob ring;
-  ring.work = {job.batch, spec.mask, latent_streams(spec), pair_flops(all_heads), nullptr};
+  ring.work = {job.batch, spec.mask, latent_streams(job), pair_flops(all_heads), nullptr};
   (expanded ? ring.work.key_flops : ring.work.query_flops) = products;
   ring.kernel = {kernels.fold.key_tile(), kernels.fold.query_tile()};
   ring.most_block_tokens = room.most_block_tokens;
@@ -72,7 +81,8 @@ RingJob ring_job(const LatentJob& job, const Options& options, const LatentRoom&
   const std::int64_t rows = most_block_keys(
       job.batch.k_tokens(), std::max(options.block_tokens, room.most_block_tokens), ring.kernel.key_tile);
   ring.fixed_bytes =
-      static_cast<std::size_t>(rows * gathered_row_bytes(spec, *job.form, room.heads) + latent_weight_bytes(spec)) +
+      static_cast<std::size_t>(rows * (gathered_row_bytes(spec, *job.form, room.heads) + unpacked_row_bytes(job)) +
+                               latent_weight_bytes(spec)) +
       kernels.keys.scratch_bytes(room.heads) + kernels.values.scratch_bytes(room.heads);
   const auto parts = static_cast<std::size_t>(spec.heads / room.heads);
   const FoldKernel& fold = kernels.fold;

@@ -71,14 +71,24 @@ void unpack_latent_rows(const std::byte* rows, std::int64_t row_stride, const Mu
   }
 }
 
+CompressedRows latent_rows_at(std::byte* rows, std::int64_t row_stride, int latent_dim, int rope_dim) {
+  CompressedRows streams;
+  const RowShape shape{Dtype::kBf16, 1, latent_dim + rope_dim};
+  std::size_t at = 0;
+  for (const FormatStream& stream : format_streams(latent_format(rope_dim), shape)) {
+    streams.streams[at++] = {rows, row_stride, row_stride};
+    rows += stream.token_bytes(shape.dtype);
+  }
+  return streams;
+}
+
 CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std::int64_t pages,
                              std::int64_t page_size) {
   const std::int64_t bytes = latent_row_bytes(latent_dim, rope_dim);
   CompressedCache cache{latent_format(rope_dim), {Dtype::kBf16, 1, latent_dim + rope_dim}, pages, page_size, {}, {}};
   std::size_t at = 0;
-  for (const FormatStream& stream : format_streams(cache.format, cache.shape)) {
-    cache.streams[at++] = {rows, page_size * bytes, bytes, bytes};
-    rows += stream.token_bytes(cache.shape.dtype);
+  for (const StreamView& stream : latent_rows_at(rows, bytes, latent_dim, rope_dim).streams) {
+    if (stream.data != nullptr) cache.streams[at++] = {stream.data, page_size * bytes, bytes, bytes};
   }
   return cache;
 }

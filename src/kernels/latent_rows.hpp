@@ -30,6 +30,8 @@ void unpack_latent_rows(const std::byte* rows, std::int64_t row_stride, const Mu
 
 // How a cache stores such rows: of kernels/row_format.hpp, where codes, scales and rotary keys are streams.
 inline RowFormat latent_format(int rope_dim) { return {.coding = RowCoding::kLatent, .rope = rope_dim}; }
+// Such rows one behind the other, or `row_stride` bytes apart, as streams of that format.
+CompressedRows latent_rows_at(std::byte* rows, std::int64_t row_stride, int latent_dim, int rope_dim);
 // A dense cache of such rows, [pages, page_size] of latent_row_bytes() each, which become bf16. Throws as that does.
 CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std::int64_t pages, std::int64_t page_size);
 

@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "comm/self.hpp"
+#include "kernels/latent_rows.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/latent_rank.hpp"
 
 namespace ringattn::testing {
 namespace {
 
-LatentJob small_job(LatentForm form) {
+// packed: latents lie in rows of 8 bits, of 148 bytes.
+LatentJob small_job(LatentForm form, bool packed = false) {
   LatentSpec spec;
   spec.dtype = Dtype::kF32;
   spec.heads = 2;
@@ -22,7 +24,10 @@ LatentJob small_job(LatentForm form) {
   spec.rope_dim = 8;
   spec.head_dim_v = 24;
   spec.latent_dim = 40;
-  return {spec, uniform_batch(1, 400, 400), form};
+  if (!packed) return {spec, uniform_batch(1, 400, 400), form};
+  spec.dtype = Dtype::kBf16;
+  spec.latent_dim = 128;
+  return {spec, uniform_batch(1, 400, 400), form, latent_format(spec.rope_dim)};
 }
 
 LatentOptions on_the_cpu() {
@@ -58,22 +63,39 @@ TEST(LatentRefusals, JobsAndOptionsThatContradictThemselves) {
   refused([](LatentJob&, LatentOptions& options) { options.ring.shorter_lengths = true; }, ErrorCode::kUsage,
           {"shorter lengths"});
   refused([](LatentJob& job, LatentOptions&) { job.spec.latent_dim = 41; }, ErrorCode::kUnsupported, {"inner 41"});
+  const auto of_packed = [](const std::function<void(LatentJob&)>& spoil_packed) {
+    return [spoil_packed](LatentJob& job, LatentOptions&) {
+      job = small_job(LatentForm::kExpanded, true);
+      spoil_packed(job);
+    };
+  };
+  refused(of_packed([](LatentJob& job) { job.format = {.coding = RowCoding::kFp8}; }), ErrorCode::kUsage,
+          {"latents stored as fp8 token_head", "plain or latent rope 8"});
+  refused(of_packed([](LatentJob& job) { job.format.rope = 12; }), ErrorCode::kUsage,
+          {"latents stored as latent rope 12", "rotary keys of 8"});
+  refused(of_packed([](LatentJob& job) { job.spec.latent_dim = 100; }), ErrorCode::kUsage, {"latent", "128"});
+  refused(of_packed([](LatentJob& job) { job.spec.dtype = Dtype::kF16; }), ErrorCode::kUsage, {"latent", "bf16"});
 }
 
-// Inputs of zeros that fit small_job(), and where they are spoiled.
+// Inputs of zeros that fit a small_job(), and where they are spoiled.
 struct RankInputs {
   std::vector<float> numbers = std::vector<float>(1 << 16, 0.0F), results = numbers;
   LatentInputs inputs;
   LatentOutputs outputs;
   std::vector<std::byte> workspace;
 
-  RankInputs(const Latent& latent, const LatentSpec& spec) : workspace(latent.workspace_bytes()) {
+  RankInputs(const Latent& latent, const LatentJob& job) : workspace(latent.workspace_bytes()) {
+    const LatentSpec& spec = job.spec;
     const auto view = [&](std::int64_t rows, int heads, int dim) {
       return dense_view(static_cast<void*>(numbers.data()), spec.dtype, rows, heads, dim);
     };
     inputs.q = view(latent.q_rows(), spec.heads, spec.head_dim + spec.rope_dim);
-    inputs.latent = view(latent.k_rows(), 1, spec.latent_dim);
-    inputs.k_rope = view(latent.k_rows(), 1, spec.rope_dim);
+    if (job.format.is_plain()) {
+      inputs.latent = view(latent.k_rows(), 1, spec.latent_dim);
+      inputs.k_rope = view(latent.k_rows(), 1, spec.rope_dim);
+    } else {
+      inputs.packed = {reinterpret_cast<std::byte*>(numbers.data()), 148, 148};
+    }
     const auto matrices = [&](int outer) {
       return HeadMatrices{
           numbers.data(),  spec.dtype, spec.heads, outer, spec.latent_dim, std::int64_t{outer} * spec.latent_dim,
@@ -92,6 +114,7 @@ struct Refusal {
   LatentForm form;
   Spoil spoil;
   std::vector<std::string> parts;
+  bool packed = false;
 };
 
 std::vector<Refusal> refusals() {
@@ -116,6 +139,14 @@ std::vector<Refusal> refusals() {
       {kAbsorbed, [](RankInputs& r) { r.inputs.q.dim = 48; }, {"q is fp32", ", 2, 48]", ", 2, 24]"}},
       {kAbsorbed, [](RankInputs& r) { r.inputs.w_uv = {}; }, {"out is fp32", ", 2, 24]", ", 2, 40]"}},
       {kAbsorbed, [](RankInputs& r) { r.outputs.out.dim = 40; }, {"out is fp32", ", 2, 40]", ", 2, 24]"}},
+      {kAbsorbed, [](RankInputs& r) { r.inputs.packed.data = r.workspace.data(); }, {"packed is given"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.packed = {}; }, {"packed is missing"}, true},
+      {kExpanded, [](RankInputs& r) { r.inputs.latent.data = r.numbers.data(); }, {"latent is given"}, true},
+      {kAbsorbed, [](RankInputs& r) { r.inputs.k_rope.data = r.numbers.data(); }, {"k_rope is given"}, true},
+      {kExpanded, [](RankInputs& r) { r.inputs.packed.token_stride = 146; }, {"146 bytes apart", "148 bytes"}, true},
+      {kAbsorbed, [](RankInputs& r) { r.inputs.packed.token_stride = 149; }, {"149 bytes apart", "even"}, true},
+      {kAbsorbed, [](RankInputs& r) { ++r.inputs.packed.data; }, {"packed has rows at", "even"}, true},
+      {kExpanded, [](RankInputs& r) { r.outputs.out.data = r.numbers.data(); }, {"out overlaps"}, true},
   };
 }
 
@@ -124,10 +155,10 @@ TEST(LatentRefusals, WrongShapesOnAllRanksTogether) {
   for (const Refusal& refusal : refusals()) {
     std::atomic<int> refused{0};
     run_threads_world(3, {}, [&](Transport& transport) {
-      const LatentJob job = small_job(refusal.form);
+      const LatentJob job = small_job(refusal.form, refusal.packed);
       Latent latent(job, transport, on_the_cpu());
-      RankInputs right(latent, job.spec);
-      RankInputs wrong(latent, job.spec);
+      RankInputs right(latent, job);
+      RankInputs wrong(latent, job);
       if (transport.rank() == 1) refusal.spoil(wrong);
       expect_message(error_of([&] { latent.run(wrong.inputs, wrong.outputs, wrong.workspace); }), ErrorCode::kUsage,
                      refusal.parts);

@@ -13,6 +13,7 @@
 
 #include "attention/latent_work.hpp"
 #include "comm/self.hpp"
+#include "kernels/latent_rows.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/budget_refusal.hpp"
 #include "tests/support/error_of.hpp"
@@ -21,12 +22,12 @@
 namespace ringattn::testing {
 namespace {
 
-LatentJob causal_job(std::int64_t tokens, LatentForm form, int heads) {
+LatentJob causal_job(std::int64_t tokens, LatentForm form, int heads, const RowFormat& format = {}) {
   LatentSpec spec;
   spec.heads = heads;
   spec.mask = {-1, 0};
   spec.softmax_scale = default_softmax_scale(spec);
-  return {spec, uniform_batch(1, tokens, tokens), form};
+  return {spec, uniform_batch(1, tokens, tokens), form, format};
 }
 
 // Rooms as the CPU's kernels have them.
@@ -105,6 +106,7 @@ struct BudgetCase {
   int heads;
   int world;
   std::int64_t block;
+  RowFormat format = {};
 };
 
 TEST(LatentBudget, WhatARefusalNamesIsEnough) {
@@ -116,10 +118,12 @@ TEST(LatentBudget, WhatARefusalNamesIsEnough) {
                                     {5000, 3, 2, 0},
                                     {5000, 16, 1, 0},
                                     {20000, 2, 4, 0},
-                                    {20000, 2, 4, 4096}}) {
+                                    {20000, 2, 4, 4096},
+                                    {5000, 3, 2, 0, latent_format(64)},
+                                    {5000, 16, 1, 0, latent_format(64)}}) {
       SCOPED_TRACE(fmt::format("{}, {} tokens, {} heads, {} ranks, blocks of {}", form_name(form), shape.tokens,
                                shape.heads, shape.world, shape.block));
-      const LatentJob job = causal_job(shape.tokens, form, shape.heads);
+      const LatentJob job = causal_job(shape.tokens, form, shape.heads, shape.format);
       const auto prepare = [&](std::size_t budget) {
         std::mutex mutex;
         const auto of_rank = [&](Transport& transport) {

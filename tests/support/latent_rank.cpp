@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "comm/self.hpp"
+#include "kernels/latent_rows.hpp"
 #include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {
@@ -81,6 +82,20 @@ LatentTensors random_latents(const LatentJob& job, std::uint64_t seed) {
   return tensors;
 }
 
+LatentTensors with_packed_latents(const LatentSpec& spec, LatentTensors tensors) {
+  const std::int64_t bytes = latent_row_bytes(spec.latent_dim, spec.rope_dim);
+  const auto count = static_cast<std::int64_t>(tensors.latent.size() / size_of(spec.dtype)) / spec.latent_dim;
+  const auto rows_of = [&](std::vector<std::byte>& packed, int dim) {
+    return dense_view(static_cast<void*>(packed.data()), spec.dtype, count, 1, dim);
+  };
+  tensors.packed.resize(static_cast<std::size_t>(count * bytes));
+  const MutableTensorView latent = rows_of(tensors.latent, spec.latent_dim);
+  const MutableTensorView k_rope = rows_of(tensors.k_rope, spec.rope_dim);
+  pack_latent_rows(latent, k_rope, tensors.packed.data(), bytes);
+  unpack_latent_rows(tensors.packed.data(), bytes, latent, k_rope);
+  return tensors;
+}
+
 HeadMatrices matrices_of(const std::vector<std::byte>& packed, const LatentSpec& spec, int outer) {
   return {packed.data(),   spec.dtype, spec.heads, outer, spec.latent_dim, std::int64_t{outer} * spec.latent_dim,
           spec.latent_dim, 1};
@@ -112,6 +127,9 @@ void run_latent_rank(const LatentJob& job, const LatentOptions& options, const L
   const std::int64_t c_bytes = spec.latent_dim * element;
   const std::int64_t r_bytes = spec.rope_dim * element;
   const auto q = shard_of(queries, tensors.q, spec.heads * q_dim * element);
+  const bool packed = !job.format.is_plain();
+  const std::int64_t packed_bytes = packed ? latent_row_bytes(spec.latent_dim, spec.rope_dim) : 0;
+  const auto packed_rows = shard_of(keys, tensors.packed, packed_bytes);
   const auto c = shard_of(keys, tensors.latent, c_bytes);
   const auto r = shard_of(keys, tensors.k_rope, r_bytes);
   const std::int64_t q_rows = latent.q_rows();
@@ -122,6 +140,8 @@ void run_latent_rank(const LatentJob& job, const LatentOptions& options, const L
   const Buffer q_there = memory.upload(q);
   const Buffer c_there = memory.upload(shape.fused ? beside(c, c_bytes, r, r_bytes, k_rows, gap) : c);
   const Buffer r_there = memory.upload(r);
+  const Buffer rows_there = memory.upload(
+      packed && shape.fused ? beside(packed_rows, packed_bytes, packed_rows, 0, k_rows, gap) : packed_rows);
   const std::int64_t uk_bytes = spec.head_dim * c_bytes;
   const std::int64_t uv_bytes = spec.head_dim_v * c_bytes;
   const Buffer uk_there =
@@ -137,15 +157,21 @@ void run_latent_rank(const LatentJob& job, const LatentOptions& options, const L
   };
   LatentInputs inputs;
   inputs.q = view(q_there.data(), q_rows, spec.heads, q_dim);
-  inputs.latent = view(c_there.data(), k_rows, 1, spec.latent_dim);
-  inputs.k_rope = view(r_there.data(), k_rows, 1, spec.rope_dim);
+  if (packed) {
+    inputs.packed = {rows_there.data(), packed_bytes + (shape.fused ? gap : 0), 0};
+  } else {
+    inputs.latent = view(c_there.data(), k_rows, 1, spec.latent_dim);
+    inputs.k_rope = view(r_there.data(), k_rows, 1, spec.rope_dim);
+  }
   HeadMatrices w_uk = matrices_of(tensors.w_uk, spec, spec.head_dim);
   HeadMatrices w_uv = matrices_of(tensors.w_uv, spec, spec.head_dim_v);
   w_uk.data = uk_there.data();
   w_uv.data = uv_there.data();
   if (shape.fused) {
-    inputs.latent.token_stride = inputs.k_rope.token_stride = spec.latent_dim + spec.rope_dim + gap / element;
-    inputs.k_rope.data = c_there.data() + c_bytes;
+    if (!packed) {
+      inputs.latent.token_stride = inputs.k_rope.token_stride = spec.latent_dim + spec.rope_dim + gap / element;
+      inputs.k_rope.data = c_there.data() + c_bytes;
+    }
     w_uk.head_stride = w_uv.head_stride = std::int64_t{spec.head_dim + spec.head_dim_v} * spec.latent_dim;
     w_uv.data = uk_there.data() + uk_bytes;
   }

@@ -21,16 +21,20 @@ struct LatentTensors {
   std::vector<std::byte> w_uk;
   std::vector<std::byte> w_uv;
   std::vector<float> sinks;
+  std::vector<std::byte> packed;  // of a job of LatentJob::format: rows of 8 bits, read instead of latent and k_rope
 };
 
 // Standard normal values (matrices: divided by √latent_dim), rounded to the job's dtype; the same for the same seed.
 LatentTensors random_latents(const LatentJob& job, std::uint64_t seed);
 
+// The same with latents packed into rows of 8 bits, and the numbers that those are unpacked to as latent and k_rope.
+LatentTensors with_packed_latents(const LatentSpec& spec, LatentTensors tensors);
+
 // How a rank holds its inputs and wants its outputs. In the latent there is no w_uk or no w_uv: `q` of the tensors is
 // [q_tokens, heads, latent_dim + rope_dim] then, and out [q_tokens, heads, latent_dim].
 struct LatentShape {
-  bool fused = false;  // latent and k_rope are views of one tensor with a gap behind its rows, and w_uk and w_uv of one
-                       // [heads, head_dim + head_dim_v, latent_dim]
+  bool fused = false;  // latent and k_rope are views of one tensor with a gap behind its rows, as rows of 8 bits have
+                       // one, and w_uk and w_uv of one [heads, head_dim + head_dim_v, latent_dim]
   bool q_in_latent = false;
   bool out_in_latent = false;
 };

@@ -256,6 +256,7 @@ void JobInput::take_form(std::optional<LatentForm> form) {
   latent.softcap = job_.spec.softcap;
   latent.sinks = job_.spec.sinks;
   latent_->batch = job_.batch;
+  latent_->format = latent_format();
   if (q_in_latent() && form == LatentForm::kExpanded) {
     fail(ErrorCode::kUsage, {setting("form", form_name(*form)), " with queries in the latent"},
          described(file_->tensors.q) + ", as the absorbed form folds them",

@@ -114,7 +114,7 @@ class JobInput {
   const FormChoice& form() const { return form_; }
   // Of kLatent: whether q is [tokens, heads, latent_dim + rope_dim], multiplied by w_uk already.
   bool q_in_latent() const { return file_ && file_->latents && file_->latents->q_in_latent; }
-  // Of latents in rows of 8 bits, how these are stored; else plain.
+  // Of latents in rows of 8 bits, how these are stored, lie in a cache and travel; else plain.
   RowFormat latent_format() const;
   // Fills `rows` with such rows of these packed keys, wherever pages hold them. Throws kFile.
   void read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const;

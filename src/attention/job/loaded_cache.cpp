@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention/check/latent_matrices.hpp"
+#include "attention/job/packed_latents.hpp"
 #include "attention/job/staging.hpp"
 #include "base/moment.hpp"
 #include "kernels/latent_rows.hpp"
@@ -106,20 +107,7 @@ void LoadedCache::fill_latents(std::span<const PackedRun> runs, const MutableTen
     if (!input_.seed()) non_finite_.k += count_non_finite(host);
     return;
   }
-  const int rope = job.format.k.rope, latent = job.spec.head_dim - rope;
-  const std::int64_t bytes = latent_row_bytes(latent, rope);
-  auto* const rows = static_cast<std::byte*>(host.data);
-  input_.read_latent_codes(runs, {rows, static_cast<std::size_t>(host.tokens * bytes)}, decode_.options().threads);
-  Buffer row = allocate_host(static_cast<std::size_t>(job.spec.head_dim) * size_of(job.spec.dtype));
-  MutableTensorView both = dense_view(static_cast<void*>(row.data()), job.spec.dtype, 1, 1, job.spec.head_dim);
-  MutableTensorView c = both, k_rope = both;
-  c.dim = latent;
-  k_rope.dim = rope;
-  k_rope.data = row.data() + static_cast<std::size_t>(latent) * size_of(job.spec.dtype);
-  for (std::int64_t token = 0; token < host.tokens; ++token) {
-    unpack_latent_rows(rows + token * bytes, bytes, c, k_rope);
-    non_finite_.k += count_non_finite(both);
-  }
+  non_finite_.k += read_packed_latents(input_, runs, host, decode_.options().threads);
 }
 
 void LoadedCache::for_each_stretch(const LoadRows& load) const {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <span>
 
+#include "attention/job/packed_latents.hpp"
 #include "attention/job/staging.hpp"
+#include "attention/latent_work.hpp"
 #include "base/moment.hpp"
 
 namespace ringattn {
@@ -52,6 +54,10 @@ void LoadedJob::load(const JobInput& input, const std::vector<Tensor>& tensors, 
                              backend.stream());
     } else {
       const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
+        if (tensor.packed) {
+          result_.non_finite.*tensor.non_finite += read_packed_latents(input, piece, host, door_.options.threads);
+          return;
+        }
         input.read(tensor.tensor, piece, host, door_.options.threads);
         result_.non_finite.*tensor.non_finite += count_non_finite(host);
       };
@@ -133,14 +139,31 @@ LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeti
     const LatentSpec& spec = input.latent().spec;
     const bool in_latent = input.q_in_latent();
     const std::int64_t q_dim = (in_latent ? spec.latent_dim : spec.head_dim) + spec.rope_dim;
-    load(input,
-         {{SyntheticTensor::kQ, query_runs(input), spec.heads, q_dim, &NonFinite::q},
-          {SyntheticTensor::kLatent, key_runs(input), 1, spec.latent_dim, &NonFinite::k},
-          {SyntheticTensor::kKeyRope, key_runs(input), 1, spec.rope_dim, &NonFinite::k}},
-         step_done);
+    const bool packed = !input.latent().format.is_plain();
+    std::vector<Tensor> tensors{{SyntheticTensor::kQ, query_runs(input), spec.heads, q_dim, &NonFinite::q}};
+    if (packed) {
+      const std::int64_t halves =
+          packed_row_bytes(input.latent()) / static_cast<std::int64_t>(size_of(input.job().spec.dtype));
+      tensors.push_back({SyntheticTensor::kLatent, key_runs(input), 1, halves, &NonFinite::k, true});
+    } else {
+      tensors.push_back({SyntheticTensor::kLatent, key_runs(input), 1, spec.latent_dim, &NonFinite::k});
+      tensors.push_back({SyntheticTensor::kKeyRope, key_runs(input), 1, spec.rope_dim, &NonFinite::k});
+    }
+    load(input, tensors, step_done);
     weights_ = load_latent_weights(input, door_.backend, meeting, door_.options.threads);
     result_.non_finite.v += weights_.non_finite;
-    const LatentInputs inputs{inputs_[0], inputs_[1], inputs_[2], weights_.keys, weights_.values, load_sinks(input)};
+    LatentInputs inputs;
+    inputs.q = inputs_[0];
+    inputs.w_uk = weights_.keys;
+    inputs.w_uv = weights_.values;
+    inputs.sinks = load_sinks(input);
+    if (packed) {
+      const std::int64_t bytes = packed_row_bytes(input.latent());
+      inputs.packed = {static_cast<std::byte*>(inputs_[1].data), bytes, bytes};
+    } else {
+      inputs.latent = inputs_[1];
+      inputs.k_rope = inputs_[2];
+    }
     run_ = [this, &latent, inputs](const BlockDone& block_done, RunMode mode) {
       return latent.run(inputs, {out_, lse_}, std::span(workspace_.data(), workspace_.bytes()), door_.backend.stream(),
                         block_done, mode);

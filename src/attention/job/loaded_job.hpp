@@ -57,6 +57,7 @@ class LoadedJob {
     std::int64_t heads;
     std::int64_t dim;
     std::int64_t NonFinite::*non_finite;
+    bool packed = false;  // rows of 8 bits of latents, as so many halves
   };
 
   LoadedJob(const RingDoor& door, const Meeting& meeting) : door_(door), meeting_(meeting) {}

@@ -10,6 +10,7 @@
 #include "attention/tokens/job.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
+#include "kernels/latent_rows.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -61,6 +62,14 @@ void check_latent_job(const LatentJob& job) {
   check_heads(expanded_spec(spec, spec.heads));
   check_mask(spec.mask);
   check_batch(job.batch);
+  if (job.format.is_plain()) return;
+  if (job.format != latent_format(spec.rope_dim)) {
+    fail(ErrorCode::kUsage, fmt::format("latents stored as {}", describe(job.format)),
+         fmt::format("with rotary keys of {} they are plain or {}", spec.rope_dim,
+                     describe(latent_format(spec.rope_dim))),
+         "Choose one of the two.");
+  }
+  check_format("latent", job.format, {spec.dtype, 1, spec.latent_dim + spec.rope_dim});
 }
 
 }  // namespace ringattn

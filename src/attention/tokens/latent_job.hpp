@@ -9,6 +9,7 @@
 
 #include "attention/tokens/batch.hpp"
 #include "kernels/latent.hpp"
+#include "kernels/row_format.hpp"
 
 namespace ringattn {
 
@@ -19,6 +20,9 @@ struct LatentJob {
   LatentSpec spec;
   Batch batch;
   std::optional<LatentForm> form;  // absent: choose_form()
+  // How latents and rotary keys lie and travel: plain, or latent_format() of spec.rope_dim (kernels/latent_rows.hpp).
+  // Rows of 8 bits are those that they are unpacked to: no bit depends on where that happens.
+  RowFormat format = {};
 };
 
 struct FormChoice {
@@ -41,7 +45,7 @@ std::string describe(const LatentSpec& spec);
 // The same with the batch: "…; 3 sequences, 1000 queries, 4096 keys"
 std::string describe(const LatentJob& job);
 
-// Throws kUsage when the job contradicts itself: heads, dims, scale, soft-cap, window, batch.
+// Throws kUsage when the job contradicts itself: heads, dims, scale, soft-cap, window, batch, format.
 void check_latent_job(const LatentJob& job);
 
 }  // namespace ringattn
