@@ -63,6 +63,13 @@ TEST_F(CompressLatents, RowsBecomeThoseOfFlashMla) {
   const std::string expected = digest({"run", "--input", rounded});
   EXPECT_NE(expected, digest({"run", "--input", folder_.file("plain")}));
   for (const char* ranks : {"1", "3"}) EXPECT_EQ(digest({"run", "--input", small(), "--ranks", ranks}), expected);
+  // The rows travel as they are.
+  const auto moved = [&](const std::string& input) {
+    const Finished run = tool({"run", "--input", input, "--ranks", "3", "--json", "-", "--quiet"});
+    EXPECT_EQ(run.code, 0) << run.out << run.err;
+    return std::stoll(json_at(run.out, "/plan/bytes_moved"));
+  };
+  EXPECT_EQ(moved(small()) * 1152, moved(rounded) * 656);
   EXPECT_EQ(tool({"verify", "--input", small(), "--ranks", "2"}).code, 0);
   EXPECT_EQ(tool({"verify", "--input", small(), "--against", "oracle"}).code, 0);
   // The same file from one thread and from several, and from what comes back.
