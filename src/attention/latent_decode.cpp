@@ -17,7 +17,6 @@
 #include "base/error.hpp"
 #include "base/size.hpp"
 #include "comm/meeting.hpp"
-#include "kernels/latent_rows.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -26,13 +25,6 @@ namespace {
 
 DecodeJob in_latent_of(const LatentDecodeJob& job) {
   return {absorbed_spec(job.spec), job.limits, job.page_size, job.pages, true, {job.format, {}}};
-}
-
-void check_cache_format(const LatentDecodeJob& job) {
-  if (job.format.is_plain() || job.format == latent_format(job.spec.rope_dim)) return;
-  fail(ErrorCode::kUsage, fmt::format("a cache of latents as {}", describe(job.format)),
-       fmt::format("it is plain or {}", describe(latent_format(job.spec.rope_dim))),
-       "Give latents of 16 bits, or pack them so.");
 }
 
 MutableTensorView room(const Buffer& buffer, Dtype dtype, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
@@ -189,7 +181,7 @@ LatentDecode::LatentDecode(LatentDecodeJob job, Transport& transport, DecodeOpti
   Impl& impl = *impl_;
   impl.meeting.together([&impl] {
     check_latent_job({impl.job.spec, {}, {}});
-    check_cache_format(impl.job);
+    check_latent_format("cached latents", impl.job.format, impl.job.spec);
   });
   const std::size_t budget = options.memory_budget;
   impl.decode.emplace(in_latent_of(impl.job), transport, std::move(options));

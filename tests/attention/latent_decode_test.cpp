@@ -307,7 +307,7 @@ TEST(LatentDecode, RefusesWhatDoesNotFit) {
     other.latent_dim = latent_dim;
     return std::string(error_of([&] { LatentDecode({other, {2, 1, 100}, 16, 0, format}, *self, options); }).what());
   };
-  EXPECT_NE(made(latent_format(4), 128).find("a cache of latents as latent rope 4"), std::string::npos);
+  EXPECT_NE(made(latent_format(4), 128).find("cached latents stored as latent rope 4"), std::string::npos);
   EXPECT_NE(made({RowCoding::kInt8}, 128).find("plain or latent rope 8"), std::string::npos);
   EXPECT_NE(made(latent_format(8), 40).find("40 of 48 channels in codes"), std::string::npos);
   LatentSpec coded = spec;

@@ -20,7 +20,7 @@ LatentSpec small_spec() {
   LatentSpec spec;
   spec.heads = 4;
   spec.head_dim = 16;
-  spec.rope_dim = 12;
+  spec.rope_dim = 8;
   spec.head_dim_v = 24;
   spec.latent_dim = 256;
   spec.mask = {-1, 0};

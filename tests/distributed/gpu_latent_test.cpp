@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/latent_rows.hpp"
 #include "tests/support/gpu_rows.hpp"
 #include "tests/support/latent_rank.hpp"
 
@@ -86,6 +87,27 @@ class GpuLatent : public GpuRowTest {
     return true;
   }
 };
+
+// Latents in rows of 8 bits are unpacked where a block has arrived.
+TEST_P(GpuLatent, RowsOf8BitsHaveTheBitsOfWhatTheyAreUnpackedTo) {
+  bool any = false;
+  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+    const LatentJob plain{deepseek(Dtype::kBf16), {{700, 700, 0}, {1, 1, 0}, {3, 300, 297}}, form};
+    if (!GetParam().missing(form_spec(plain.spec, form, form == LatentForm::kExpanded ? 2 : 4)).empty()) continue;
+    any = true;
+    LatentJob packed = plain;
+    packed.format = latent_format(plain.spec.rope_dim);
+    const LatentTensors tensors = with_packed_latents(plain.spec, random_latents(plain, 5));
+    const JobResult expected = run_gpu_latent_job(plain, options(2, 256), tensors, 1);
+    for (const int world : {1, 2, 3}) {
+      for (const bool fused : {false, true}) {
+        EXPECT_TRUE(run_gpu_latent_job(packed, options(2, 256), tensors, world, {.fused = fused}).same_bits(expected))
+            << form_name(form) << ", " << world << " ranks, fused " << fused;
+      }
+    }
+  }
+  if (!any) GTEST_SKIP() << GetParam().name << " folds neither form";
+}
 
 TEST_P(GpuLatent, RanksBlocksHeadsAndViewsHaveTheSameBits) {
   const Batch ragged = {{1, 1, 0}, {300, 300, 0}, {0, 0, 0}, {129, 129, 0}, {5, 700, 695}};

@@ -45,6 +45,9 @@ std::string describe(const LatentSpec& spec);
 // The same with the batch: "…; 3 sequences, 1000 queries, 4096 keys"
 std::string describe(const LatentJob& job);
 
+// Throws kUsage unless `what`, "latents" or those of a cache, may be stored so: plain, or as latent_format().
+void check_latent_format(std::string_view what, const RowFormat& format, const LatentSpec& spec);
+
 // Throws kUsage when the job contradicts itself: heads, dims, scale, soft-cap, window, batch, format.
 void check_latent_job(const LatentJob& job);
 
