@@ -3,12 +3,15 @@
 travels between ranks and lies in caches.
 
     out, lse = ringattn.mla(q, latent, k_rope, w_uk, w_uv)
-    out, lse = ringattn.mla_decode(q, cache, lengths, w_uk, w_uv, block_table=table, latent=c, k_rope=k_r, grow=True)"""
+    out, lse = ringattn.mla_decode(q, cache, lengths, w_uk, w_uv, block_table=table, latent=c, k_rope=k_r, grow=True)
+
+Rows of 8 bits, as FlashMLA has them, are arrays of uint8: a row is latent_dim codes of E4M3, a scale of fp32 for each 128 of
+them, and the rotary key in bf16, 656 bytes for 512 and 64 numbers. The bits are those over what they are unpacked to."""
 
 from . import _abi, _job, _structs
 from ._arguments import as_ints, check_axes, lengths_of, refuse_unknown, scale_of
 from ._errors import refuse
-from ._tensors import contiguous_heads, data_type, empty, traced
+from ._tensors import contiguous_heads, data_type, empty, traced, type_name
 from ._decode import DecodeShare, LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
 from .layouts import Layout
 from .worlds import World
@@ -44,15 +47,45 @@ def _dims(q, latent_dim: int, rope_dim: int, w_uk, w_uv, head_dim: int | None, h
     return head_dim, head_dim_v, head_dim_v if w_uv is not None else latent_dim
 
 
-def _spec(like, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks):
+def _is_packed(rows) -> bool:
+    """Whether they are rows of 8 bits."""
+    return type_name(rows.dtype) == "uint8"
+
+
+def latent_dim_of(rows, rope_dim: int) -> int:
+    """Of rows of both, [..., latent_dim + rope_dim] or of 8 bits."""
+    numbers = rows.shape[-1]
+    return (numbers - 2 * rope_dim) * 32 // 33 if _is_packed(rows) else numbers - rope_dim
+
+
+def _check_rows(name: str, rows, rope_dim: int) -> None:
+    """Of rows of 8 bits: that a row has a multiple of 128 codes, their scales and a rotary key."""
+    codes, rest = divmod(rows.shape[-1] - 2 * rope_dim, 132)
+    if codes < 1 or rest != 0 or rope_dim < 1:
+        refuse(f"{name} has rows of {rows.shape[-1]} bytes",
+               f"a row with a rotary key of {rope_dim} numbers has 132 · n + {2 * rope_dim} of them, for n times 128 codes",
+               "Pass all of a row, and the matrices or rope_dim that belong to it.")  # fmt: skip
+
+
+def rotary_of(q, latent, k_rope, w_uk) -> int:
+    """rope_dim of mla()'s arrays."""
+    if k_rope is not None:
+        return k_rope.shape[-1]
+    if w_uk is not None:
+        return q.shape[-1] - w_uk.shape[1]
+    return q.shape[-1] - (2 * q.shape[-1] - latent.shape[-1]) * 32 // 31  # q has as many numbers as a row has
+
+
+def _spec(like, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks, packed):
     kind, left, right = _job.read_mask(mask)
     return _structs.latent_spec(dtype=data_type(like), heads=heads, head_dim=head_dim, rope_dim=rope_dim, head_dim_v=head_dim_v,
                                 latent_dim=latent_dim, mask=kind, sinks=int(sinks), window_left=left, window_right=right,
-                                softmax_scale=scale_of(softmax_scale), softcap=softcap)  # fmt: skip
+                                softmax_scale=scale_of(softmax_scale), softcap=softcap,
+                                format=f"latent rope {rope_dim}".encode() if packed else None)  # fmt: skip
 
 
 @traced
-def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form: str | None = None,
+def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form: str | None = None,
         head_dim: int | None = None, head_dim_v: int | None = None, mask: _job.Mask = "causal",
         softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, q_offsets=None,
         layout: str | Layout | None = None, key_layout: str | Layout | None = None, world: World | None = None, out=None,
@@ -60,7 +93,8 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     """Latent attention over a packed batch: of the sequences of cu_seqlens_q, else of a Layout, else of one.
 
     q: [tokens, heads, head_dim + rope_dim]; latent: [tokens, latent_dim]; k_rope: [tokens, rope_dim]; both may be columns of
-    one tensor. w_uk: [heads, head_dim, latent_dim], w_uv: [heads, head_dim_v, latent_dim]: views of kv_b_proj's weight.
+    one tensor. Of rows of 8 bits latent, uint8 [tokens, bytes of a row], has both, and k_rope is None. w_uk: [heads, head_dim,
+    latent_dim], w_uv: [heads, head_dim_v, latent_dim]: views of kv_b_proj's weight.
     form: "expanded" makes keys and values of each head, "absorbed" multiplies the matrices into q and out instead; each has
     bits of its own. None: by the longest query length. Absorbed, without w_uk q is [tokens, heads, latent_dim + rope_dim],
     and without w_uv out stays in the latent. head_dim, head_dim_v: of matrices that aren't given, since nothing else says
@@ -75,25 +109,33 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
-    _job.check_arrays("mla", {"q": q, "latent": latent, "k_rope": k_rope}, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
+    _job.check_arrays("mla", {"q": q, "latent": latent}, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
+    packed = _is_packed(latent)
+    if packed == (k_rope is not None):
+        refuse(f"k_rope of mla is {'given' if packed else 'missing'}", f"latent is {type_name(latent.dtype)}, and "
+               f"{'its rows have the rotary keys' if packed else 'only rows of 8 bits have rotary keys'}",
+               "Leave it out." if packed else "Pass the rotary keys.")  # fmt: skip
     if form not in _abi.FORMS:
         refuse(f"form {form!r} is not known", 'there are "expanded" and "absorbed"', "Choose one, or None.")
     check_axes("q", q, (3,), "[tokens, heads, head_dim + rope_dim]")
-    check_axes("latent", latent, (2, 3), "[tokens, latent_dim]")
+    check_axes("latent", latent, (2, 3), "[tokens, bytes of a row]" if packed else "[tokens, latent_dim]")
     check_axes("k_rope", k_rope, (2, 3), "[tokens, rope_dim]")
     _check_matrices(w_uk, w_uv)
     own = _job.world_of(q, world)
-    heads, latent_dim, rope_dim = q.shape[1], latent.shape[-1], k_rope.shape[-1]
+    heads, rope_dim = q.shape[1], rotary_of(q, latent, k_rope, w_uk)
+    if packed:
+        _check_rows("latent", latent, rope_dim)
+    latent_dim = latent_dim_of(latent, rope_dim) if packed else latent.shape[-1]
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
     of_keys = layout if key_layout is None else key_layout
     q_lengths = _lengths(cu[0], layout, q.shape[0], own)
     k_lengths = q_lengths if cu[0] is not None and cu[1] is None else _lengths(cu[1], of_keys, latent.shape[0], own)
-    key = ("latent", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
+    key = ("latent", q.dtype, packed, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
            sinks is not None, q_lengths, k_lengths, offsets, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
 
     def make():
         spec = _spec(
-            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None
+            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None, packed
         )
         options = _job.c_options(own, q_lengths, k_lengths, layout, key_layout, threads=threads,
                                  memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
@@ -102,8 +144,8 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     prepared = own.prepared(key, make)
     out = empty(q, (q.shape[0], heads, out_dim)) if out is None else out
     lse = empty(q, (q.shape[0], heads), "float32")
-    arrays = {"q": contiguous_heads(q), "latent": _one_head(latent), "k_rope": _one_head(k_rope), "w_uk": w_uk, "w_uv": w_uv,
-              "sinks": sinks, "out": out, "lse": lse}  # fmt: skip
+    arrays = {"q": contiguous_heads(q), "latent": _one_head(latent), "k_rope": None if packed else _one_head(k_rope),
+              "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks, "out": out, "lse": lse}  # fmt: skip
     prepared._do(q, arrays, prepared.facts.workspace_bytes)
     _job.keep_call(world, call, prepared, arrays, given, out, lse, prepared.facts.workspace_bytes)
     return out, lse
@@ -131,7 +173,8 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     that form over the whole sequence, on Hopper, where sm90_latent decodes, with bits of its own.
 
     q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim]. cache: [pages, page_size,
-    latent_dim + rope_dim]: the latent, then the rotary key. rope_dim: numbers of that, which nothing else says; DeepSeek's
+    latent_dim + rope_dim]: the latent, then the rotary key; or uint8 [pages, page_size, bytes of a row], rows of 8 bits, into
+    which new rows are packed. rope_dim: numbers of that, which nothing else says; DeepSeek's
     models have 64. latent, k_rope: [sequences, (rows,) dim], new rows that join the cache first. Matrices are as mla() has
     them, the rest as decode()."""
     if unknown:
@@ -150,7 +193,7 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     step, sequences, rows, out_dim = _prepared_step(own, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask,
                                                     softmax_scale, softcap, sinks, max_keys, threads, timeout)  # fmt: skip
     flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
-    latent_dim = cache.shape[-1] - rope_dim
+    latent_dim = latent_dim_of(cache, rope_dim)
     arrays = {"q": flat_q, "cache": cache if cache.ndim == 4 else cache[:, :, None, :], "block_table": block_table,
               "lengths": lengths, "sinks": sinks, "w_uk": w_uk, "w_uv": w_uv, "latent": flat(latent, (1, latent_dim)),
               "k_rope": flat(k_rope, (1, rope_dim))}  # fmt: skip
@@ -163,15 +206,17 @@ def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head
     check_axes("cache", cache, (3, 4), "[pages, page_size, latent_dim + rope_dim]")
     _check_matrices(w_uk, w_uv)
     sequences, rows = steps_of(q, 4)
-    heads, latent_dim = q.shape[-2], cache.shape[-1] - rope_dim
+    heads, latent_dim, packed = q.shape[-2], latent_dim_of(cache, rope_dim), _is_packed(cache)
+    if packed:
+        _check_rows("cache", cache, rope_dim)
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
     limits = limits_of(own, sequences, rows, cache, block_table, max_keys)
-    key = ("latent_decode", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap,
+    key = ("latent_decode", q.dtype, packed, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap,
            sinks is not None, limits, threads, timeout)  # fmt: skip
 
     def make():
         spec = _spec(
-            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None
+            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None, packed
         )
         return LatentDecode(own, spec, c_limits(limits), _job.run_options(threads=threads, timeout_seconds=timeout))
 

@@ -98,7 +98,7 @@ decode_tensors = _sized(
 
 latent_spec = _sized(
     "latent_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim rope_dim head_dim_v latent_dim mask sinks"),
-    (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"),
+    (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"), (c_char_p, "format"),
 )  # fmt: skip
 latent_facts = _sized(
     "latent_facts", (c_int64, "q_rows k_rows"), (c_uint64, "workspace_bytes"), (c_char_p, "kernel"), (c_int64, "form")

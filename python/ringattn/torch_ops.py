@@ -177,7 +177,7 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
 
 @operator("mla")
 def _mla_op(
-    q: Tensor, latent: Tensor, k_rope: Tensor, w_uk: Tensor | None, w_uv: Tensor | None, cu_seqlens_q: Tensor | None,
+    q: Tensor, latent: Tensor, k_rope: Tensor | None, w_uk: Tensor | None, w_uv: Tensor | None, cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None, sinks: Tensor | None, form: str | None, head_dim: int | None, head_dim_v: int | None, mask: str,
     left: int, right: int, softmax_scale: float | None, softcap: float, layout: str | None, key_layout: str | None,
     world: str | None, threads: int, memory_budget: int, timeout: float, q_offsets: list[int] | None = None,
@@ -192,10 +192,13 @@ def _mla_op(
 
 @fake("mla")
 def _(q, latent, k_rope, w_uk, w_uv, *_):
-    return new_rows(q, latent.shape[-1] if w_uv is None else w_uv.shape[1])
+    if w_uv is not None:
+        return new_rows(q, w_uv.shape[1])
+    whole = k_rope is not None
+    return new_rows(q, latent.shape[-1] if whole else _latent.latent_dim_of(latent, _latent.rotary_of(q, latent, None, w_uk)))
 
 
-def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form=None, head_dim=None,
+def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form=None, head_dim=None,
         head_dim_v=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, q_offsets=None, layout=None,
         key_layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0, **unknown):  # fmt: skip
     check_known("mla", unknown)
@@ -224,7 +227,7 @@ def _mla_decode_op(
 
 @fake("mla_decode")
 def _(q, cache, lengths, w_uk, w_uv, block_table, latent, k_rope, sinks, rope_dim, *_):
-    return new_rows(q, cache.shape[-1] - rope_dim if w_uv is None else w_uv.shape[1])
+    return new_rows(q, _latent.latent_dim_of(cache, rope_dim) if w_uv is None else w_uv.shape[1])
 
 
 def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, latent=None, k_rope=None, rope_dim=64, grow=False,

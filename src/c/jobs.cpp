@@ -257,7 +257,7 @@ Options read_options(const ringattn_options* given, const Batch& batch, const Tr
   return options;
 }
 
-LatentSpec read_latent_spec(const ringattn_latent_spec* given) {
+LatentSpec read_latent_spec(const ringattn_latent_spec* given, RowFormat& format) {
   const ringattn_latent_spec spec = read_struct("ringattn_latent_spec", given, kFirstLatentSpec);
   LatentSpec latent;
   latent.dtype = read_dtype(spec.dtype);
@@ -271,6 +271,7 @@ LatentSpec read_latent_spec(const ringattn_latent_spec* given) {
                                                                                          : spec.softmax_scale;
   latent.softcap = spec.softcap;
   latent.sinks = spec.sinks != 0;
+  if (spec.format != nullptr) format = parse_row_format(spec.format);
   return latent;
 }
 

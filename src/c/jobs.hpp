@@ -37,7 +37,8 @@ struct ScanBatch {
   bool update = false;
 };
 ScanBatch read_scan_batch(const ringattn_scan_batch* batch);
-LatentSpec read_latent_spec(const ringattn_latent_spec* spec);
+// `format`: how latents lie, checked with the job.
+LatentSpec read_latent_spec(const ringattn_latent_spec* spec, RowFormat& format);
 DecodeLimits read_limits(const ringattn_decode_limits* limits, std::int64_t& page_size, std::int64_t& pages);
 
 // NULL: all defaults. The kernel's backend is that of the transport's memory.

@@ -9,6 +9,8 @@
 #include <tuple>
 #include <utility>
 
+#include "attention/latent_work.hpp"
+#include "c/compressed.hpp"
 #include "c/jobs.hpp"
 #include "c/layouts.hpp"
 #include "c/object.hpp"
@@ -46,14 +48,20 @@ std::tuple<LatentInputs, LatentOutputs, std::span<std::byte>, Stream> ringattn_l
   const auto tensors = read_struct("ringattn_latent_tensors", given, kFirstTensors);
   need(tensors.q, "q");
   need(tensors.latent, "latent");
-  need(tensors.k_rope, "k_rope");
   need(tensors.out, "out");
   const TensorReader reader(*transport);
   const std::int64_t heads = door.job().spec.heads;
   LatentInputs inputs;
   LatentOutputs outputs;
   inputs.q = reader.rows("q", tensors.q);
-  inputs.latent = reader.rows("latent", tensors.latent);
+  if (door.job().format.is_plain()) {
+    need(tensors.k_rope, "k_rope");
+    inputs.latent = reader.rows("latent", tensors.latent);
+  } else {
+    const auto rows = reader.part("latent", tensors.latent, part_types(CodeType::kU8, Dtype::kBf16),
+                                  std::array{door.k_rows(), std::int64_t{1}, packed_row_bytes(door.job())}, false);
+    inputs.packed = {rows.data, rows.strides[0], rows.strides[1]};
+  }
   inputs.k_rope = reader.rows("k_rope", tensors.k_rope);
   inputs.w_uk = reader.matrices("w_uk", tensors.w_uk);
   inputs.w_uv = reader.matrices("w_uv", tensors.w_uv);
@@ -73,7 +81,7 @@ ringattn_status ringattn_latent_create(ringattn_world* world, const ringattn_lat
                                        ringattn_latent** latent) {
   return create(world, latent, [&](Transport& transport) {
     LatentJob job;
-    job.spec = read_latent_spec(spec);
+    job.spec = read_latent_spec(spec, job.format);
     job.batch = read_batch(batch);
     job.form = read_form(form);
     LatentOptions read;

@@ -5,12 +5,14 @@
 #include <tuple>
 #include <utility>
 
+#include "c/compressed.hpp"
 #include "c/jobs.hpp"
 #include "c/object.hpp"
 #include "c/ringattn.h"
 #include "c/status.hpp"
 #include "c/steps.hpp"
 #include "c/tensors.hpp"
+#include "kernels/latent_rows.hpp"
 
 struct ringattn_latent_decode : ringattn::c::Object<ringattn::LatentDecode> {
   static constexpr const char* kName = "decode";
@@ -33,7 +35,18 @@ std::tuple<LatentDecodeInputs, LatentOutputs, Stream> ringattn_latent_decode::re
   LatentDecodeInputs inputs;
   LatentOutputs outputs;
   read_step(reader, tensors, door.job().spec.heads, inputs, outputs);
-  inputs.cache = reader.cache("cache", tensors.cache);
+  const LatentDecodeJob& job = door.job();
+  if (job.format.is_plain()) {
+    inputs.cache = reader.cache("cache", tensors.cache);
+  } else {
+    const LatentSpec& spec = job.spec;
+    const auto rows = reader.part("cache", tensors.cache, part_types(CodeType::kU8, Dtype::kBf16),
+                                  std::array{std::int64_t{-1}, std::int64_t{-1}, std::int64_t{1},
+                                             latent_row_bytes(spec.latent_dim, spec.rope_dim)},
+                                  false);
+    inputs.packed = latent_cache(rows.data, spec.latent_dim, spec.rope_dim, rows.lengths[0], rows.lengths[1],
+                                 rows.strides[0], rows.strides[1]);
+  }
   inputs.latent = reader.rows("latent", tensors.latent);
   inputs.k_rope = reader.rows("k_rope", tensors.k_rope);
   inputs.w_uk = reader.matrices("w_uk", tensors.w_uk);
@@ -48,7 +61,7 @@ ringattn_status ringattn_latent_decode_create(ringattn_world* world, const ringa
                                               ringattn_latent_decode** decode) {
   return create(world, decode, [&](Transport& transport) {
     LatentDecodeJob job;
-    job.spec = read_latent_spec(spec);
+    job.spec = read_latent_spec(spec, job.format);
     job.limits = read_limits(limits, job.page_size, job.pages);
     DecodeOptions read = read_decode_options(options, transport);
     return new ringattn_latent_decode{{world->transport, LatentDecode(std::move(job), transport, std::move(read))}};

@@ -93,6 +93,8 @@ typedef struct ringattn_latent_spec {
   int64_t window_right;
   float softmax_scale; /* 0: 1 / sqrt(head_dim + rope_dim) */
   float softcap;
+  const char *format; /* of latents and rotary keys. NULL: as they are. "latent rope 64", with rope_dim 64: FlashMLA's rows
+                         of 8 bits, U8, of latent_dim codes of E4M3, latent_dim / 128 scales of fp32 and rope_dim bf16 */
 } ringattn_latent_spec;
 
 enum {
@@ -119,7 +121,8 @@ ringattn_status ringattn_latent_get_facts(const ringattn_latent *latent, ringatt
 ringattn_status ringattn_latent_rows(const ringattn_latent *latent, int32_t side, int64_t count, int64_t *packed_tokens,
                                      int64_t *sequence_tokens);
 
-/* latent and k_rope may be columns of one tensor, w_uk and w_uv rows of one kv_b_proj. */
+/* latent and k_rope may be columns of one tensor, w_uk and w_uv rows of one kv_b_proj. With a format, latent is the rows
+   of 8 bits, U8 [k_rows, 1, bytes of a row], at even addresses, and k_rope NULL. */
 typedef struct ringattn_latent_tensors {
   uint64_t size;
   const DLTensor *q;      /* [q_rows, heads, head_dim + rope_dim]; absorbed without w_uk: latent_dim + rope_dim */
@@ -155,7 +158,8 @@ int64_t ringattn_latent_decode_cache_tokens(const ringattn_latent_decode *decode
 typedef struct ringattn_latent_decode_tensors {
   uint64_t size;
   const DLTensor *q;     /* [sequences * rows, heads, head_dim + rope_dim]; without w_uk latent_dim + rope_dim */
-  const DLTensor *cache; /* [pages, page_size, 1, latent_dim + rope_dim]: the latent, then the rotary key */
+  const DLTensor *cache; /* [pages, page_size, 1, latent_dim + rope_dim]: the latent, then the rotary key; with a format
+                            U8 [pages, page_size, 1, bytes of a row] */
   const DLTensor *block_table;
   const DLTensor *lengths;
   const DLTensor *sinks;

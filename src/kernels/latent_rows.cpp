@@ -85,10 +85,15 @@ CompressedRows latent_rows_at(std::byte* rows, std::int64_t row_stride, int late
 CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std::int64_t pages,
                              std::int64_t page_size) {
   const std::int64_t bytes = latent_row_bytes(latent_dim, rope_dim);
+  return latent_cache(rows, latent_dim, rope_dim, pages, page_size, page_size * bytes, bytes);
+}
+
+CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std::int64_t pages, std::int64_t page_size,
+                             std::int64_t page_stride, std::int64_t token_stride) {
   CompressedCache cache{latent_format(rope_dim), {Dtype::kBf16, 1, latent_dim + rope_dim}, pages, page_size, {}, {}};
   std::size_t at = 0;
-  for (const StreamView& stream : latent_rows_at(rows, bytes, latent_dim, rope_dim).streams) {
-    if (stream.data != nullptr) cache.streams[at++] = {stream.data, page_size * bytes, bytes, bytes};
+  for (const StreamView& stream : latent_rows_at(rows, token_stride, latent_dim, rope_dim).streams) {
+    if (stream.data != nullptr) cache.streams[at++] = {stream.data, page_stride, token_stride, token_stride};
   }
   return cache;
 }

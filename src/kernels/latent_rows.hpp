@@ -32,8 +32,11 @@ void unpack_latent_rows(const std::byte* rows, std::int64_t row_stride, const Mu
 inline RowFormat latent_format(int rope_dim) { return {.coding = RowCoding::kLatent, .rope = rope_dim}; }
 // Such rows one behind the other, or `row_stride` bytes apart, as streams of that format.
 CompressedRows latent_rows_at(std::byte* rows, std::int64_t row_stride, int latent_dim, int rope_dim);
-// A dense cache of such rows, [pages, page_size] of latent_row_bytes() each, which become bf16. Throws as that does.
+// A cache of such rows, [pages, page_size], which become bf16: dense, or so many bytes apart. Throws as
+// latent_row_bytes() does.
 CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std::int64_t pages, std::int64_t page_size);
+CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std::int64_t pages, std::int64_t page_size,
+                             std::int64_t page_stride, std::int64_t token_stride);
 
 // Writes such rows. A block's scale is its greatest magnitude divided by 448 in fp32, or 1 where that is 0; a code is
 // the element divided by the scale in fp32, rounded to e4m3. NaN counts for no magnitude and stays NaN; a block with ∞

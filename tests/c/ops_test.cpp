@@ -219,6 +219,57 @@ TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
   ringattn_latent_decode_destroy(decode);
 }
 
+// Rows of 8 bits; their bits are compared in tests/python/ops_test.py, which reads by this interface.
+TEST(CLatent, FormatsAndWhatDoesNotFitThem) {
+  constexpr std::int64_t kTokens = 5, kRowBytes = 128 + 4 + 2 * 16;
+  SelfWorld world;
+  auto spec = sized<ringattn_latent_spec>();
+  spec.dtype = {kDLBfloat, 16, 1};
+  spec.heads = 1;
+  spec.head_dim = spec.head_dim_v = 32;
+  spec.rope_dim = 16;
+  spec.latent_dim = 128;
+  auto batch = sized<ringattn_batch>();
+  const std::int64_t tokens = kTokens;
+  batch.sequences = 1;
+  batch.q_lengths = &tokens;
+  ringattn_latent* latent = nullptr;
+  for (const auto& [format, problem] :
+       {std::pair{"int8", "latents stored as int8"}, std::pair{"latent rope 8", "latents stored as latent rope 8"},
+        std::pair{"latents", "latents is no format"}}) {
+    spec.format = format;
+    EXPECT_EQ(ringattn_latent_create(world.get(), &spec, &batch, 0, nullptr, &latent), RINGATTN_USAGE);
+    EXPECT_NE(std::string(ringattn_error_text()).find(problem), std::string::npos) << ringattn_error_text();
+  }
+  spec.format = "latent rope 16";
+  ASSERT_EQ(ringattn_latent_create(world.get(), &spec, &batch, 0, nullptr, &latent), RINGATTN_OK)
+      << ringattn_error_text();
+  std::vector<std::uint16_t> numbers(kTokens * 48), matrices(std::size_t{32} * 128), out(kTokens * 32);
+  std::vector<std::uint8_t> rows(kTokens * kRowBytes);
+  const DLDataType bytes{kDLUInt, 8, 1};
+  CTensor tq(numbers.data(), spec.dtype, {kTokens, 1, 48}), tw(matrices.data(), spec.dtype, {1, 32, 128});
+  CTensor to(out.data(), spec.dtype, {kTokens, 1, 32}), tr(rows.data(), bytes, {kTokens, 1, kRowBytes});
+  CTensor short_rows(rows.data(), bytes, {kTokens, 1, kRowBytes - 1}),
+      k_rope(numbers.data(), spec.dtype, {kTokens, 1, 16});
+  auto tensors = sized<ringattn_latent_tensors>();
+  tensors.q = tq.get();
+  tensors.w_uk = tensors.w_uv = tw.get();
+  tensors.out = to.get();
+  tensors.latent = tr.get();
+  EXPECT_OK(ringattn_latent_run(latent, &tensors));
+  tensors.k_rope = k_rope.get();
+  EXPECT_EQ(ringattn_latent_run(latent, &tensors), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "k_rope is given");
+  tensors.k_rope = nullptr;
+  tensors.latent = short_rows.get();
+  EXPECT_EQ(ringattn_latent_run(latent, &tensors), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_why(), "it should be [5, 1, 164]");
+  tensors.latent = tq.get();
+  EXPECT_EQ(ringattn_latent_run(latent, &tensors), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "latent holds bfloat16");
+  ringattn_latent_destroy(latent);
+}
+
 TEST(CScan, HasTheBitsOfCpp) {
   constexpr std::int64_t kTokens = 200, kHeads = 2, kDim = 32, kStates = 16;
   const Numbers x = normal(kTokens * kHeads * kDim, 1), dt(kTokens * kHeads, 0.1F), b = normal(kTokens * kStates, 2);

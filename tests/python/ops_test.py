@@ -9,6 +9,11 @@ import numpy as np
 import ringattn
 from ringattn.testing import assert_same_bits, check_attention
 
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+
 HEADS, KV_HEADS, DIM = 4, 2, 64
 
 
@@ -240,6 +245,94 @@ class Latents(unittest.TestCase):
         for words, given in (("head_dim", {"form": "absorbed"}), ("form 'both'", {"form": "both", "head_dim": 32})):
             with self.assertRaises(ringattn.UsageError) as caught:
                 ringattn.mla(absorbed, self.latent, self.k_rope, **given)
+            self.assertIn(words, str(caught.exception))
+
+
+def rows_of_8_bits(latent, k_rope):
+    """FlashMLA's rows of bf16 latents and rotary keys, and the latents that they are unpacked to."""
+    blocks = latent.astype("float32").reshape(len(latent), -1, 128)
+    scales = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(448)
+    codes = (blocks / scales).astype(ml_dtypes.float8_e4m3fn)
+    back = (codes.astype("float32") * scales).astype(ml_dtypes.bfloat16).reshape(latent.shape)
+    parts = codes, scales, np.ascontiguousarray(k_rope)
+    return np.concatenate([x.reshape(len(latent), -1).view("uint8") for x in parts], axis=1), back
+
+
+@unittest.skipIf(ml_dtypes is None, "needs ml_dtypes")
+class PackedLatents(unittest.TestCase):
+    lengths = (90, 210)
+
+    def setUp(self):
+        bf16 = ml_dtypes.bfloat16
+        self.cu = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.q = normal(300, HEADS, 48).astype(bf16)
+        self.made, self.k_rope = normal(300, 128, seed=2).astype(bf16), normal(300, 16, seed=3).astype(bf16)
+        kv_b = (normal(HEADS, 64, 128, seed=4) / np.float32(8)).astype(bf16)
+        self.w_uk, self.w_uv = kv_b[:, :32], kv_b[:, 32:]
+        self.rows, self.latent = rows_of_8_bits(self.made, self.k_rope)
+        self.assertEqual(self.rows.shape, (300, 164))
+
+    def mla(self, latent, k_rope, **given):
+        return ringattn.mla(self.q, latent, k_rope, self.w_uk, self.w_uv, cu_seqlens_q=self.cu, **given)
+
+    def test_have_the_bits_of_what_they_are_unpacked_to(self):
+        layout = ringattn.zigzag(self.lengths, 3)
+        for form in ("expanded", "absorbed"):
+            out, lse = self.mla(self.latent, self.k_rope, form=form)
+            wide = np.zeros((300, 1, 170), "uint8")  # rows with a gap behind them
+            wide[:, 0, :164] = self.rows
+            for rows in (self.rows, wide[:, :, :164]):
+                made, made_lse = self.mla(rows, None, form=form)
+                assert_same_bits(made, out)
+                assert_same_bits(made_lse, lse)
+
+            def rank(world, form=form):
+                q, rows = (ringattn.shard(x, layout, world.rank) for x in (self.q, self.rows))
+                return ringattn.mla(q, rows, None, self.w_uk, self.w_uv, form=form, world=world, layout=layout)[0]
+
+            assert_same_bits(ringattn.unshard(ringattn.run_ranks(3, rank), layout), out)
+
+    def test_are_decoded_and_joined(self):
+        out, lse = self.mla(self.latent, self.k_rope, form="absorbed")
+        last = self.cu[1:] - 1
+        cache = np.zeros((2, 256, 164), "uint8")
+        for s, n in enumerate(self.lengths):
+            cache[s, :n] = self.rows[self.cu[s] : self.cu[s + 1]]
+        counts = np.array(self.lengths, "int32")
+        got, got_lse = ringattn.mla_decode(self.q[last], cache, counts, self.w_uk, self.w_uv, rope_dim=16)
+        assert_same_bits(got, out[last])
+        assert_same_bits(got_lse, lse[last])
+        # New rows are packed as they join the cache.
+        whole = cache.copy()
+        for s, n in enumerate(self.lengths):
+            cache[s, n - 1 :] = 255
+        counts -= 1
+        got, _ = ringattn.mla_decode(self.q[last], cache, counts, self.w_uk, self.w_uv, rope_dim=16, grow=True,
+                                     latent=self.made[last], k_rope=self.k_rope[last])  # fmt: skip
+        assert_same_bits(got, out[last])
+        for s, n in enumerate(self.lengths):
+            np.testing.assert_array_equal(cache[s, :n], whole[s, :n])
+            self.assertTrue((cache[s, n:] == 255).all())
+
+    def test_queries_in_the_latent_say_the_dims(self):
+        absorbed = normal(300, HEADS, 144, seed=5).astype(ml_dtypes.bfloat16)
+        given = {"form": "absorbed", "head_dim": 32, "cu_seqlens_q": self.cu}
+        expected, _ = ringattn.mla(absorbed, self.latent, self.k_rope, **given)
+        assert_same_bits(ringattn.mla(absorbed, self.rows, **given)[0], expected)
+
+    def test_what_is_wrong_is_refused(self):
+        fp32 = {name: getattr(self, name).astype("float32") for name in ("q", "w_uk", "w_uv")}
+        for words, call in (
+            ("k_rope of mla is given", lambda: self.mla(self.rows, self.k_rope)),
+            ("k_rope of mla is missing", lambda: self.mla(self.latent, None)),
+            ("latent has rows of 163 bytes (a row with a rotary key of 16 numbers has 132 · n + 32",
+             lambda: self.mla(self.rows[:, :163], None)),
+            ("8-bit latents in a job of fp32", lambda: ringattn.mla(fp32["q"], self.rows, None, fp32["w_uk"], fp32["w_uv"])),
+            ("cache has rows of 163 bytes", lambda: ringattn.mla_decode(self.q[:1], np.zeros((1, 256, 163), "uint8"),
+                                                                    np.array([9], "int32"), self.w_uk, self.w_uv, rope_dim=16)),
+        ):  # fmt: skip
+            with self.assertRaises(ringattn.UsageError) as caught:
+                call()
             self.assertIn(words, str(caught.exception))
 
 
