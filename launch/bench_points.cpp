@@ -91,7 +91,7 @@ BenchJob bench_job(const JobInput& input, std::string source) {
     mask += fmt::format(", {}, {:.4g} pairs", describe(spec.lists, spec.heads), visible_pairs(job));
   }
   if (!job.format.is_plain()) mask += ", " + describe(job.format);
-  if (latent && !input.latent_format().is_plain()) mask += ", " + describe(input.latent_format());
+  if (latent && !input.latent().format.is_plain()) mask += ", " + describe(input.latent().format);
   return {job.batch.q_tokens(),
           static_cast<std::int64_t>(job.batch.sequences.size()),
           spec.heads,

@@ -93,8 +93,9 @@ typedef struct ringattn_latent_spec {
   int64_t window_right;
   float softmax_scale; /* 0: 1 / sqrt(head_dim + rope_dim) */
   float softcap;
-  const char *format; /* of latents and rotary keys. NULL: as they are. "latent rope 64", with rope_dim 64: FlashMLA's rows
-                         of 8 bits, U8, of latent_dim codes of E4M3, latent_dim / 128 scales of fp32 and rope_dim bf16 */
+  /* Since interface 4: how latents and rotary keys lie. NULL: as they are. "latent rope 64", with rope_dim 64: FlashMLA's
+     rows of 8 bits, U8, each of latent_dim codes of E4M3, latent_dim / 128 scales of fp32 and rope_dim numbers of bf16. */
+  const char *format;
 } ringattn_latent_spec;
 
 enum {

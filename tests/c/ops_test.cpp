@@ -236,7 +236,7 @@ TEST(CLatent, FormatsAndWhatDoesNotFitThem) {
   ringattn_latent* latent = nullptr;
   for (const auto& [format, problem] :
        {std::pair{"int8", "latents stored as int8"}, std::pair{"latent rope 8", "latents stored as latent rope 8"},
-        std::pair{"latents", "latents is no format"}}) {
+        std::pair{"latents", "\"latents\" is no format"}}) {
     spec.format = format;
     EXPECT_EQ(ringattn_latent_create(world.get(), &spec, &batch, 0, nullptr, &latent), RINGATTN_USAGE);
     EXPECT_NE(std::string(ringattn_error_text()).find(problem), std::string::npos) << ringattn_error_text();
@@ -266,7 +266,7 @@ TEST(CLatent, FormatsAndWhatDoesNotFitThem) {
   EXPECT_STREQ(ringattn_error_why(), "it should be [5, 1, 164]");
   tensors.latent = tq.get();
   EXPECT_EQ(ringattn_latent_run(latent, &tensors), RINGATTN_USAGE);
-  EXPECT_STREQ(ringattn_error_problem(), "latent holds bfloat16");
+  EXPECT_STREQ(ringattn_error_problem(), "latent holds bf16");
   ringattn_latent_destroy(latent);
 }
 

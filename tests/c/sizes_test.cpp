@@ -129,13 +129,13 @@ std::vector<Struct> structs_of_jobs(Ops& ops) {
                                                                         object);
                                         });
                                       }),
-      as_ever<ringattn_latent_spec>("ringattn_latent_spec",
-                                    [&ops](auto* given) {
-                                      return made(ringattn_latent_destroy, [&](ringattn_latent** object) {
-                                        return ringattn_latent_create(ops.world.get(), given, &ops.batch,
-                                                                      RINGATTN_ANY_FORM, nullptr, object);
-                                      });
-                                    }),
+      grown<ringattn_latent_spec>("ringattn_latent_spec", offsetof(ringattn_latent_spec, format),
+                                  [&ops](auto* given) {
+                                    return made(ringattn_latent_destroy, [&](ringattn_latent** object) {
+                                      return ringattn_latent_create(ops.world.get(), given, &ops.batch,
+                                                                    RINGATTN_ANY_FORM, nullptr, object);
+                                    });
+                                  }),
       as_ever<ringattn_scan_spec>("ringattn_scan_spec", [=, &ops](auto* given) { return scan(given, &ops.runs); }),
       grown<ringattn_scan_batch>("ringattn_scan_batch", offsetof(ringattn_scan_batch, update),
                                  [=, &ops](auto* given) { return scan(&ops.scan, given); }),

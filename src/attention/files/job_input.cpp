@@ -256,7 +256,8 @@ void JobInput::take_form(std::optional<LatentForm> form) {
   latent.softcap = job_.spec.softcap;
   latent.sinks = job_.spec.sinks;
   latent_->batch = job_.batch;
-  latent_->format = latent_format();
+  const bool codes = latent_codes_ || (file_ && file_->latents->rows == LatentTensors::Rows::kCodes);
+  if (codes) latent_->format = latent_format(latent.rope_dim);
   if (q_in_latent() && form == LatentForm::kExpanded) {
     fail(ErrorCode::kUsage, {setting("form", form_name(*form)), " with queries in the latent"},
          described(file_->tensors.q) + ", as the absorbed form folds them",
@@ -299,11 +300,6 @@ std::vector<PackedRun> JobInput::file_keys(std::span<const PackedRun> runs) cons
   std::vector<PackedRun> tokens = runs_of_whole(SyntheticTensor::kK, runs);
   if (file_->tensors.pages) tokens = pool_runs(*file_->tensors.pages, whole().cu_k(), tokens);
   return tokens;
-}
-
-RowFormat JobInput::latent_format() const {
-  const bool of_file = file_ && file_->latents && file_->latents->rows == LatentTensors::Rows::kCodes;
-  return of_file || latent_codes_ ? ringattn::latent_format(latent_->spec.rope_dim) : RowFormat{};
 }
 
 void JobInput::read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const {

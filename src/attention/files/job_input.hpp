@@ -114,9 +114,8 @@ class JobInput {
   const FormChoice& form() const { return form_; }
   // Of kLatent: whether q is [tokens, heads, latent_dim + rope_dim], multiplied by w_uk already.
   bool q_in_latent() const { return file_ && file_->latents && file_->latents->q_in_latent; }
-  // Of latents in rows of 8 bits, how these are stored, lie in a cache and travel; else plain.
-  RowFormat latent_format() const;
-  // Fills `rows` with such rows of these packed keys, wherever pages hold them. Throws kFile.
+  // Of latents in rows of 8 bits, as latent().format says: fills `rows` with those of these packed keys, wherever pages
+  // hold them. Throws kFile.
   void read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const;
   // Of a cache in pages: where each sequence's keys lie; else null.
   const PageTable* pages() const { return has_file_pages() ? file_->tensors.pages.get() : dealt_.get(); }

@@ -143,7 +143,7 @@ DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, 
   if (plain.fold.lists.any() && ranks > 1) return plain;
   DecodeSpec stored = plain;
   if (input.op() == Op::kLatent) {
-    stored.format.k = input.latent_format();
+    stored.format.k = input.latent().format;
   } else {
     stored.format = input.job().format;
   }
