@@ -48,6 +48,8 @@ def samples() -> dict[str, list[tuple]]:
     places = torch.arange(60, dtype=torch.int32)[:, None]
     latents = normal(60, 4, 24), normal(60, 64), normal(60, 8, seed=2), normal(4, 16, 64), normal(4, 16, 64, seed=2)
     inside = normal(60, 4, 72), *latents[1:3], None, None
+    bf16, rows = torch.bfloat16, torch.zeros(60, 148, dtype=torch.uint8)  # of 8 bits
+    matrices = normal(4, 16, 128, dtype=bf16), normal(4, 16, 128, seed=2, dtype=bf16)
     scan = normal(60, 2, 8), normal(60, 2).abs(), -normal(2).exp(), normal(60, 1, 16), normal(60, 1, 16, seed=2)
     row = normal(3, 2, 8), normal(3, 2).abs(), -normal(2).exp(), normal(3, 1, 16), normal(3, 1, 16, seed=2)
     x, weight = normal(3, 16), normal(16, 4, seed=2)
@@ -72,12 +74,18 @@ def samples() -> dict[str, list[tuple]]:
         "mla": [
             (*latents, None, None, None, "expanded", None, None, *mask, None, 0.0, None, None, None, 0, 0, 60.0),
             (*inside, cu, cu, sinks, "absorbed", 16, None, *mask, 0.2, 5.0, None, None, None, 0, 0, 60.0, [3, 0]),
+            (latents[0].to(bf16), rows, None, *matrices, None, None, None, "expanded", None, None, *mask, None, 0.0, None, None,
+             None, 0, 0, 60.0),
+            (normal(60, 4, 136, dtype=bf16), rows, None, None, None, None, None, None, "absorbed", 16, None, *mask, None, 0.0,
+             None, None, None, 0, 0, 60.0),
         ],
         "mla_decode": [
             (latents[0][:2], normal(2, 16, 72), ints(5, 9), *latents[3:], None, None, None, None, 8, False, None, None, *mask,
              None, 0.0, None, 0, 60.0),
             (latents[0][:2], normal(4, 16, 72), ints(5, 9), *latents[3:], ints([3, 0], [1, 2]), latents[1][:2], latents[2][:2],
              sinks, 8, True, None, None, *mask, None, 0.0, None, 0, 60.0),
+            (latents[0][:2].to(bf16), rows[:32].reshape(2, 16, 148), ints(5, 9), matrices[0], None, None, None, None, None, 8,
+             False, None, None, *mask, None, 0.0, None, 0, 60.0),
         ],
         "compress": [(k16, "k", format, [40, 40], 0, 0) for format in ("int8", "int4_channel group 32", "vector width 4")],
         "decompress": [(x, k16.new_empty(()), *form, [40, 40], 0) for x, *form in (codes, tables)],
