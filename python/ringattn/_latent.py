@@ -6,7 +6,8 @@ travels between ranks and lies in caches.
     out, lse = ringattn.mla_decode(q, cache, lengths, w_uk, w_uv, block_table=table, latent=c, k_rope=k_r, grow=True)
 
 Rows of 8 bits, as FlashMLA has them, are arrays of uint8: a row is latent_dim codes of E4M3, a scale of fp32 for each 128 of
-them, and the rotary key in bf16, 656 bytes for 512 and 64 numbers. The bits are those over what they are unpacked to."""
+them, and the rotary key in bf16, 656 bytes for 512 and 64 numbers. latent_dim is a multiple of 128, the rotary key's one of 4,
+and all else is bf16. The bits are those over what they are unpacked to."""
 
 from . import _abi, _job, _structs
 from ._arguments import as_ints, check_axes, lengths_of, refuse_unknown, scale_of
@@ -50,6 +51,12 @@ def _dims(q, latent_dim: int, rope_dim: int, w_uk, w_uv, head_dim: int | None, h
 def _is_packed(rows) -> bool:
     """Whether they are rows of 8 bits."""
     return type_name(rows.dtype) == "uint8"
+
+
+def _refuse_float8(name: str, rows) -> None:
+    if "float8" in type_name(rows.dtype):
+        refuse(f"{name} is {type_name(rows.dtype)}", "rows of 8 bits hold more than codes", 'Pass it as bytes: .view("uint8"), '
+               "of PyTorch .view(torch.uint8).")  # fmt: skip
 
 
 def latent_dim_of(rows, rope_dim: int) -> int:
@@ -111,6 +118,7 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         return results
     _job.check_arrays("mla", {"q": q, "latent": latent}, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
     packed = _is_packed(latent)
+    _refuse_float8("latent", latent)
     if packed == (k_rope is not None):
         refuse(f"k_rope of mla is {'given' if packed else 'missing'}", f"latent is {type_name(latent.dtype)}, and "
                f"{'its rows have the rotary keys' if packed else 'only rows of 8 bits have rotary keys'}",
@@ -203,7 +211,9 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
 def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap,
                    sinks, max_keys, threads, timeout):  # fmt: skip
     """(LatentDecode, sequences, rows of each, numbers of a row of out)."""
-    check_axes("cache", cache, (3, 4), "[pages, page_size, latent_dim + rope_dim]")
+    _refuse_float8("cache", cache)
+    numbers = "bytes of a row" if _is_packed(cache) else "latent_dim + rope_dim"
+    check_axes("cache", cache, (3, 4), f"[pages, page_size, {numbers}]")
     _check_matrices(w_uk, w_uv)
     sequences, rows = steps_of(q, 4)
     heads, latent_dim, packed = q.shape[-2], latent_dim_of(cache, rope_dim), _is_packed(cache)

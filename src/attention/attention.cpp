@@ -181,6 +181,8 @@ void Attention::Impl::allocate() {
                RingRuns::Settings{prepared_job.work.streams, options.overlap, options.checksum,
                                   options.machine.flops_per_second});
   ring->allocate(plan().buffer_rows + spare_rows(prepared_job, options, transport.size()));
+  load_decompression(job.format.k, k_shape(job.spec), *backend);
+  load_decompression(job.format.v, v_shape(job.spec), *backend);
   ring->make_mover(prepared->runs);
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/compressed_step.hpp"
 #include "attention/fitting.hpp"
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
@@ -25,6 +26,7 @@
 #include "base/aligned.hpp"
 #include "base/error.hpp"
 #include "comm/meeting.hpp"
+#include "kernels/latent_rows.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -39,7 +41,7 @@ namespace {
 TensorView halves_of(const StreamView& rows, std::int64_t count, std::int64_t row_bytes) {
   constexpr auto kHalf = static_cast<std::int64_t>(size_of(Dtype::kBf16));
   TensorView view = dense_view(static_cast<const void*>(rows.data), Dtype::kBf16, count, 1, row_bytes / kHalf);
-  view.token_stride = rows.token_stride / kHalf;
+  if (count > 1) view.token_stride = rows.token_stride / kHalf;
   return view;
 }
 
@@ -76,7 +78,7 @@ struct Latent::Impl {
   std::vector<TensorView> shard(const LatentInputs& inputs) const;
   bool is_dense(const LatentInputs& inputs) const;
   void set_sources(const LatentInputs& inputs, std::span<const StreamRows> buffers, LatentMemory& memory) const;
-  void check_packed(const StreamView& rows) const;
+  void check_packed_rows(const StreamView& rows) const;
   void check(const LatentInputs& inputs, const LatentOutputs& outputs, std::span<std::byte> workspace) const;
   void enqueue(const LatentInputs& inputs, const LatentOutputs& outputs, std::span<std::byte> workspace, Stream stream,
                Timeline* timeline, const BlockDone& block_done, RunMode mode);
@@ -152,6 +154,7 @@ void Latent::Impl::allocate() {
       meeting, transport, *backend,
       RingRuns::Settings{ring_job.work.streams, asked.overlap, asked.checksum, asked.machine.flops_per_second});
   ring->allocate(plan.buffer_rows);
+  load_decompression(job.format, {job.spec.dtype, 1, job.spec.latent_dim + job.spec.rope_dim}, *backend);
   ring->make_mover(*runs);
 }
 
@@ -182,7 +185,7 @@ Places Latent::Impl::places(bool dense_rows) const {
 }
 
 std::vector<TensorView> Latent::Impl::shard(const LatentInputs& inputs) const {
-  if (packed()) return {halves_of(inputs.packed, k_rows(), packed_row_bytes(job))};
+  if (packed()) return {halves_of(inputs.packed, k_rows(), latent_row_bytes(job.spec))};
   return {inputs.latent, inputs.k_rope};
 }
 
@@ -193,7 +196,7 @@ bool Latent::Impl::is_dense(const LatentInputs& inputs) const {
 void Latent::Impl::set_sources(const LatentInputs& inputs, std::span<const StreamRows> buffers,
                                LatentMemory& memory) const {
   if (packed()) {
-    const std::int64_t bytes = packed_row_bytes(job);
+    const std::int64_t bytes = latent_row_bytes(job.spec);
     memory.packed = {inputs.packed, StreamView{buffers[0][0], bytes, bytes}, StreamView{buffers[1][0], bytes, bytes}};
     return;
   }
@@ -206,13 +209,15 @@ void Latent::Impl::set_sources(const LatentInputs& inputs, std::span<const Strea
   memory.sources = {LatentRows{inputs.latent, inputs.k_rope}, dense_rows(buffers[0]), dense_rows(buffers[1])};
 }
 
-void Latent::Impl::check_packed(const StreamView& rows) const {
-  const std::int64_t bytes = packed_row_bytes(job);
+void Latent::Impl::check_packed_rows(const StreamView& rows) const {
+  const std::int64_t bytes = latent_row_bytes(job.spec);
   if (k_rows() == 0) return;
   check_given("Latent", "packed", rows.data, true);
-  if (rows.token_stride < bytes || rows.token_stride % 2 != 0 || reinterpret_cast<std::uintptr_t>(rows.data) % 2 != 0) {
-    refuse(fmt::format("packed has rows at {}, {} bytes apart", static_cast<const void*>(rows.data), rows.token_stride),
-           fmt::format("they have {} bytes, and begin at even addresses", bytes), "Lay them out so.");
+  const bool apart = k_rows() == 1 || (rows.token_stride >= bytes && rows.token_stride % 2 == 0);
+  if (!apart || reinterpret_cast<std::uintptr_t>(rows.data) % 2 != 0) {
+    refuse(fmt::format("the latents' rows lie at {}, {} bytes apart", static_cast<const void*>(rows.data),
+                       rows.token_stride),
+           fmt::format("they have {} bytes, and begin at even addresses", bytes), "Lay them out so, or copy them.");
   }
 }
 
@@ -231,7 +236,7 @@ void Latent::Impl::check(const LatentInputs& inputs, const LatentOutputs& output
   if (packed()) {
     check_given("Latent", "latent", inputs.latent.data, false);
     check_given("Latent", "k_rope", inputs.k_rope.data, false);
-    check_packed(inputs.packed);
+    check_packed_rows(inputs.packed);
   } else {
     check_given("Latent", "packed", inputs.packed.data, false);
     check_shard("Latent", "latent", inputs.latent, {spec.dtype, k_rows(), 1, spec.latent_dim});
@@ -243,7 +248,7 @@ void Latent::Impl::check(const LatentInputs& inputs, const LatentOutputs& output
   constexpr std::string_view kStreams[] = {"latent", "k_rope"};
   std::size_t at = 0;
   for (const TensorView& rows : shard(inputs))
-    check_apart("out", outputs.out, packed() ? "packed" : kStreams[at++], rows);
+    check_apart("out", outputs.out, packed() ? "the latents' rows" : kStreams[at++], rows);
   check_sinks("LatentSpec", inputs.sinks, spec.sinks);
   const std::size_t needed = places(is_dense(inputs)).bytes;
   if (space.size() < needed) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library's front door for multi-head latent attention (kernels/latent.hpp). What travels around the ring is the
 // latent and the rotary key of a token, which all heads share: with 128 heads 71 times fewer bytes than the keys and
-// values that they stand for, and 124 times fewer in rows of 8 bits.
+// values that they stand for, and 125 times fewer in rows of 8 bits.
 //
 //   Latent latent(job, transport, options);   // collective: form, kernels, layout, plan, memory
 //   latent.run({.q = q, .latent = c, .k_rope = k_rope, .w_uk = w_uk, .w_uv = w_uv}, {out, lse}, workspace);
@@ -88,8 +88,8 @@ class Latent {
   std::int64_t expanded_bytes_received() const;
 
   // Bytes a run needs beside inputs and outputs: fold state, two blocks (on devices those are the object's own),
-  // gathered rows and, absorbed, queries and O in the latent; and a dense copy of latent and k_rope if several ranks
-  // have them, or their rows of 8 bits, strided (`dense_rows` false).
+  // gathered rows and, absorbed, queries and O in the latent, or, expanded, rows of 8 bits that are unpacked; and a
+  // dense copy of latent and k_rope if several ranks have them, or their rows of 8 bits, strided (`dense_rows` false).
   std::size_t workspace_bytes(bool dense_rows = true) const;
 
   // As Attention's calls of the same names. Where shapes don't fit the job, all ranks of run() throw kUsage with both

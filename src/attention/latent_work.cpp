@@ -17,11 +17,9 @@
 namespace ringattn {
 
 RowStreams latent_streams(const LatentJob& job) {
-  if (!job.format.is_plain()) return {{"latent_fp8", packed_row_bytes(job)}};
+  if (!job.format.is_plain()) return {{"latent_fp8", latent_row_bytes(job.spec)}};
   return {{"latent", latent_token_bytes(job.spec)}, {"k_rope", k_rope_token_bytes(job.spec)}};
 }
-
-std::int64_t packed_row_bytes(const LatentJob& job) { return latent_row_bytes(job.spec.latent_dim, job.spec.rope_dim); }
 
 std::int64_t unpacked_row_bytes(const LatentJob& job) {
   const bool unpacked = !job.format.is_plain() && *job.form == LatentForm::kExpanded;

@@ -20,9 +20,6 @@ namespace ringattn {
 // The streams of a token: its latent and its rotary key, in this order; or a row of 8 bits that has both.
 RowStreams latent_streams(const LatentJob& job);
 
-// Of a job whose rows are of 8 bits, such a row.
-std::int64_t packed_row_bytes(const LatentJob& job);
-
 // Bytes of one row that is unpacked beside what it is gathered into: of the expanded form over rows of 8 bits. (Those
 // of the absorbed form are gathered as they are unpacked.)
 std::int64_t unpacked_row_bytes(const LatentJob& job);

@@ -9,7 +9,6 @@
 #include <tuple>
 #include <utility>
 
-#include "attention/latent_work.hpp"
 #include "c/compressed.hpp"
 #include "c/jobs.hpp"
 #include "c/layouts.hpp"
@@ -18,6 +17,7 @@
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 #include "c/workspace.hpp"
+#include "kernels/latent_rows.hpp"
 
 struct ringattn_latent : ringattn::c::Object<ringattn::Latent> {
   static constexpr const char* kName = "latent";
@@ -59,7 +59,7 @@ std::tuple<LatentInputs, LatentOutputs, std::span<std::byte>, Stream> ringattn_l
     inputs.latent = reader.rows("latent", tensors.latent);
   } else {
     const auto rows = reader.part("latent", tensors.latent, part_types(CodeType::kU8, Dtype::kBf16),
-                                  std::array{door.k_rows(), std::int64_t{1}, packed_row_bytes(door.job())}, false);
+                                  std::array{door.k_rows(), std::int64_t{1}, latent_row_bytes(door.job().spec)}, false);
     inputs.packed = {rows.data, rows.strides[0], rows.strides[1]};
   }
   inputs.k_rope = reader.rows("k_rope", tensors.k_rope);

@@ -40,10 +40,9 @@ std::tuple<LatentDecodeInputs, LatentOutputs, Stream> ringattn_latent_decode::re
     inputs.cache = reader.cache("cache", tensors.cache);
   } else {
     const LatentSpec& spec = job.spec;
-    const auto rows = reader.part("cache", tensors.cache, part_types(CodeType::kU8, Dtype::kBf16),
-                                  std::array{std::int64_t{-1}, std::int64_t{-1}, std::int64_t{1},
-                                             latent_row_bytes(spec.latent_dim, spec.rope_dim)},
-                                  false);
+    const auto rows =
+        reader.part("cache", tensors.cache, part_types(CodeType::kU8, Dtype::kBf16),
+                    std::array{std::int64_t{-1}, std::int64_t{-1}, std::int64_t{1}, latent_row_bytes(spec)}, false);
     inputs.packed = latent_cache(rows.data, spec.latent_dim, spec.rope_dim, rows.lengths[0], rows.lengths[1],
                                  rows.strides[0], rows.strides[1]);
   }

@@ -94,7 +94,8 @@ typedef struct ringattn_latent_spec {
   float softmax_scale; /* 0: 1 / sqrt(head_dim + rope_dim) */
   float softcap;
   /* Since interface 4: how latents and rotary keys lie. NULL: as they are. "latent rope 64", with rope_dim 64: FlashMLA's
-     rows of 8 bits, U8, each of latent_dim codes of E4M3, latent_dim / 128 scales of fp32 and rope_dim numbers of bf16. */
+     rows of 8 bits, U8, each of latent_dim codes of E4M3, latent_dim / 128 scales of fp32 and rope_dim numbers of bf16.
+     Then dtype is bf16, latent_dim a multiple of 128 and rope_dim one of 4, else RINGATTN_USAGE. */
   const char *format;
 } ringattn_latent_spec;
 
@@ -160,7 +161,8 @@ typedef struct ringattn_latent_decode_tensors {
   uint64_t size;
   const DLTensor *q;     /* [sequences * rows, heads, head_dim + rope_dim]; without w_uk latent_dim + rope_dim */
   const DLTensor *cache; /* [pages, page_size, 1, latent_dim + rope_dim]: the latent, then the rotary key; with a format
-                            U8 [pages, page_size, 1, bytes of a row] */
+                            U8 [pages, page_size, 1, bytes of a row], of which sm90_latent wants the start and the strides
+                            to be multiples of 16 bytes */
   const DLTensor *block_table;
   const DLTensor *lengths;
   const DLTensor *sinks;

@@ -14,6 +14,7 @@
 
 #include "base/tensor.hpp"
 #include "kernels/compressed_rows.hpp"
+#include "kernels/latent.hpp"
 
 namespace ringattn {
 
@@ -21,6 +22,9 @@ inline constexpr std::int64_t kLatentScaleBlock = 128;  // codes that share a sc
 
 // Bytes of a row. Throws kUsage where latent_dim is no positive multiple of 128, or rope_dim is negative.
 std::int64_t latent_row_bytes(std::int64_t latent_dim, std::int64_t rope_dim);
+inline std::int64_t latent_row_bytes(const LatentSpec& spec) {
+  return latent_row_bytes(spec.latent_dim, spec.rope_dim);
+}
 
 // Reads the rows at `rows`, `row_stride` bytes apart, of any alignment: latent [rows, 1, latent_dim] and
 // k_rope [rows, 1, rope_dim], both bf16. A NaN code or scale gives NaN. Throws kInternal where the views don't fit each

@@ -312,6 +312,11 @@ TEST(LatentDecode, RefusesWhatDoesNotFit) {
   EXPECT_NE(made(latent_format(8), 40).find("40 of 48 channels in codes"), std::string::npos);
   LatentSpec coded = spec;
   coded.latent_dim = 128;
+  LatentSpec half = coded;
+  half.dtype = Dtype::kF16;
+  const Error of_half = error_of([&] { LatentDecode({half, {2, 1, 100}, 16, 0, latent_format(8)}, *self, options); });
+  EXPECT_NE(std::string(of_half.what()).find("8-bit cached latents in a job of fp16"), std::string::npos)
+      << of_half.what();
   EXPECT_EQ(LatentDecode({coded, {2, 1, 100}, 16, 0, latent_format(8)}, *self, options).in_latent().memory().cache,
             2U * 7U * 16U * (128U + 4U + 16U));
 

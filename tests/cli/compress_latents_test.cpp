@@ -231,6 +231,9 @@ TEST_F(CompressLatents, WhatIsRefused) {
   LatentFile narrow = shape;
   narrow.latent_dim = 96;
   refused(latent_tensors(narrow), fp8, 3, "128 numbers of a latent share a scale, and it has 96");
+  LatentFile odd = shape;
+  odd.rope_dim = 6;
+  refused(latent_tensors(odd), fp8, 3, "its rotary keys have 6 numbers");
   NamedTensors keys = plain;
   keys["k"] = keys["latent"];
   refused(keys, fp8, 3, "holds keys and latents");

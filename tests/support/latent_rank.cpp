@@ -140,8 +140,11 @@ void run_latent_rank(const LatentJob& job, const LatentOptions& options, const L
   const Buffer q_there = memory.upload(q);
   const Buffer c_there = memory.upload(shape.fused ? beside(c, c_bytes, r, r_bytes, k_rows, gap) : c);
   const Buffer r_there = memory.upload(r);
-  const Buffer rows_there = memory.upload(
-      packed && shape.fused ? beside(packed_rows, packed_bytes, packed_rows, 0, k_rows, gap) : packed_rows);
+  // Fused, rows begin two bytes behind multiples of four.
+  constexpr std::int64_t kOff = 2;
+  std::vector<std::byte> apart(kOff);
+  for (const std::byte byte : beside(packed_rows, packed_bytes, packed_rows, 0, k_rows, kOff)) apart.push_back(byte);
+  const Buffer rows_there = memory.upload(shape.fused ? apart : packed_rows);
   const std::int64_t uk_bytes = spec.head_dim * c_bytes;
   const std::int64_t uv_bytes = spec.head_dim_v * c_bytes;
   const Buffer uk_there =
@@ -158,7 +161,8 @@ void run_latent_rank(const LatentJob& job, const LatentOptions& options, const L
   LatentInputs inputs;
   inputs.q = view(q_there.data(), q_rows, spec.heads, q_dim);
   if (packed) {
-    inputs.packed = {rows_there.data(), packed_bytes + (shape.fused ? gap : 0), 0};
+    const std::int64_t off = shape.fused ? kOff : 0;
+    inputs.packed = {rows_there.data() + off, packed_bytes + off, 0};
   } else {
     inputs.latent = view(c_there.data(), k_rows, 1, spec.latent_dim);
     inputs.k_rope = view(r_there.data(), k_rows, 1, spec.rope_dim);

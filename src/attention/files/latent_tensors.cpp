@@ -111,6 +111,10 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
     require(bytes, latents.latent, "it must be U8", "Rows of 8-bit latents are bytes: codes, scales, rotary key.");
     require(!queries || input.dtype == Dtype::kBf16, input.q, "8-bit latents are unpacked to BF16",
             "Convert q to BF16.");
+    if (codes && file.contains("k_rope")) {
+      fail(ErrorCode::kFile, fmt::format("{} holds {} and k_rope", file.path(), described(latents.latent)),
+           "rows of 8 bits have their rotary keys", "Leave k_rope out, or give latents of 16 bits.");
+    }
     latents.rows = Rows::kCodes;
     return pages;
   }

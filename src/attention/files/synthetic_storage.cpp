@@ -33,7 +33,7 @@ bool as_they_are(const std::string& name, Dtype dtype) {
 template <class Part>
 void for_each_part(std::uint64_t seed, const LatentSpec& spec, std::span<const PackedRun> tokens, int threads,
                    const Part& part) {
-  const std::int64_t row_bytes = latent_row_bytes(spec.latent_dim, spec.rope_dim);
+  const std::int64_t row_bytes = latent_row_bytes(spec);
   std::int64_t first = 0;
   for (const PackedRun& run : tokens) {
     for (std::int64_t begin = run.begin; begin < run.end; begin += kTokensAtOnce) {
@@ -72,13 +72,13 @@ bool synthetic_latent_codes(const std::string& name, const LatentSpec& spec) {
     fail(ErrorCode::kUsage, {setting("cache_format", name), " with ", setting("dtype", dtype_name(spec.dtype))},
          "latents of 8 bits become bf16", {"Use ", setting("dtype", "bf16"), ", or leave the format out."});
   }
-  static_cast<void>(latent_row_bytes(spec.latent_dim, spec.rope_dim));  // refuses dims that no row holds
+  static_cast<void>(latent_row_bytes(spec));  // refuses dims that no row holds
   return true;
 }
 
 void make_latent_codes(std::uint64_t seed, const LatentSpec& spec, std::span<const PackedRun> tokens,
                        std::span<std::byte> rows, int threads) {
-  const std::int64_t row_bytes = latent_row_bytes(spec.latent_dim, spec.rope_dim);
+  const std::int64_t row_bytes = latent_row_bytes(spec);
   for_each_part(seed, spec, tokens, threads,
                 [&](const std::vector<std::byte>& codes, const MutableTensorView&, std::int64_t first) {
                   std::ranges::copy(codes, rows.begin() + first * row_bytes);
@@ -87,7 +87,7 @@ void make_latent_codes(std::uint64_t seed, const LatentSpec& spec, std::span<con
 
 void make_stored_latents(std::uint64_t seed, const LatentSpec& spec, std::span<const PackedRun> tokens,
                          const MutableTensorView& latent, int threads) {
-  const std::int64_t row_bytes = latent_row_bytes(spec.latent_dim, spec.rope_dim);
+  const std::int64_t row_bytes = latent_row_bytes(spec);
   for_each_part(seed, spec, tokens, threads,
                 [&](const std::vector<std::byte>& codes, const MutableTensorView& k_rope, std::int64_t first) {
                   MutableTensorView rows = latent;

@@ -137,6 +137,8 @@ CompressResult compress_latents(const SafetensorsFile& file, const FileInput& in
   require(source.latent_dim > 0 && source.latent_dim % kLatentScaleBlock == 0, source.latent,
           fmt::format("{} numbers of a latent share a scale, and it has {}", kLatentScaleBlock, source.latent_dim),
           fmt::format("Latents of 8 bits have a multiple of {} dims.", kLatentScaleBlock));
+  require(source.rope_dim % 4 == 0, source.latent, fmt::format("its rotary keys have {} numbers", source.rope_dim),
+          "In rows of 8 bits they have a multiple of 4.");
   const std::int64_t row_bytes = latent_row_bytes(source.latent_dim, source.rope_dim);
   const auto plain_bytes = static_cast<std::int64_t>(size_of(Dtype::kBf16)) * (source.latent_dim + source.rope_dim);
   check_method(job, file, plain_bytes, row_bytes);

@@ -6,8 +6,8 @@
 
 #include "attention/job/packed_latents.hpp"
 #include "attention/job/staging.hpp"
-#include "attention/latent_work.hpp"
 #include "base/moment.hpp"
+#include "kernels/latent_rows.hpp"
 
 namespace ringattn {
 
@@ -143,7 +143,7 @@ LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeti
     std::vector<Tensor> tensors{{SyntheticTensor::kQ, query_runs(input), spec.heads, q_dim, &NonFinite::q}};
     if (packed) {
       const std::int64_t halves =
-          packed_row_bytes(input.latent()) / static_cast<std::int64_t>(size_of(input.job().spec.dtype));
+          latent_row_bytes(input.latent().spec) / static_cast<std::int64_t>(size_of(input.job().spec.dtype));
       tensors.push_back({SyntheticTensor::kLatent, key_runs(input), 1, halves, &NonFinite::k, true});
     } else {
       tensors.push_back({SyntheticTensor::kLatent, key_runs(input), 1, spec.latent_dim, &NonFinite::k});
@@ -158,7 +158,7 @@ LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeti
     inputs.w_uv = weights_.values;
     inputs.sinks = load_sinks(input);
     if (packed) {
-      const std::int64_t bytes = packed_row_bytes(input.latent());
+      const std::int64_t bytes = latent_row_bytes(input.latent().spec);
       inputs.packed = {static_cast<std::byte*>(inputs_[1].data), bytes, bytes};
     } else {
       inputs.latent = inputs_[1];

@@ -13,7 +13,7 @@ namespace ringattn {
 std::int64_t read_packed_latents(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
                                  int threads) {
   const LatentSpec& spec = input.latent().spec;
-  const std::int64_t bytes = latent_row_bytes(spec.latent_dim, spec.rope_dim);
+  const std::int64_t bytes = latent_row_bytes(spec);
   auto* const packed = static_cast<std::byte*>(rows.data);
   input.read_latent_codes(runs, {packed, static_cast<std::size_t>(rows.tokens * bytes)}, threads);
   const std::int64_t dim = spec.latent_dim + spec.rope_dim;

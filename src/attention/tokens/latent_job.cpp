@@ -52,11 +52,18 @@ std::string describe(const LatentJob& job) {
 }
 
 void check_latent_format(std::string_view what, const RowFormat& format, const LatentSpec& spec) {
-  if (format.is_plain() || format == latent_format(spec.rope_dim)) return;
-  fail(
-      ErrorCode::kUsage, fmt::format("{} stored as {}", what, describe(format)),
-      fmt::format("with rotary keys of {} they are plain or {}", spec.rope_dim, describe(latent_format(spec.rope_dim))),
-      "Choose one of the two.");
+  if (format.is_plain()) return;
+  if (format != latent_format(spec.rope_dim)) {
+    fail(ErrorCode::kUsage, fmt::format("{} stored as {}", what, describe(format)),
+         fmt::format("with rotary keys of {} they are plain or {}", spec.rope_dim,
+                     describe(latent_format(spec.rope_dim))),
+         "Choose one of the two.");
+  }
+  if (spec.dtype != Dtype::kBf16) {
+    fail(ErrorCode::kUsage, fmt::format("8-bit {} in a job of {}", what, dtype_name(spec.dtype)),
+         "they are unpacked to bf16", "Choose bf16, or latents of 16 bits.");
+  }
+  check_format(what, format, {spec.dtype, 1, spec.latent_dim + spec.rope_dim});
 }
 
 void check_latent_job(const LatentJob& job) {
@@ -71,12 +78,6 @@ void check_latent_job(const LatentJob& job) {
   check_mask(spec.mask);
   check_batch(job.batch);
   check_latent_format("latents", job.format, spec);
-  if (job.format.is_plain()) return;
-  if (spec.dtype != Dtype::kBf16) {
-    fail(ErrorCode::kUsage, fmt::format("8-bit latents in a job of {}", dtype_name(spec.dtype)),
-         "they are unpacked to bf16", "Choose bf16, or latents of 16 bits.");
-  }
-  check_format("latent", job.format, {spec.dtype, 1, spec.latent_dim + spec.rope_dim});
 }
 
 }  // namespace ringattn

@@ -45,7 +45,8 @@ std::string describe(const LatentSpec& spec);
 // The same with the batch: "…; 3 sequences, 1000 queries, 4096 keys"
 std::string describe(const LatentJob& job);
 
-// Throws kUsage unless `what`, "latents" or those of a cache, may be stored so: plain, or as latent_format().
+// Throws kUsage unless `what`, "latents" or those of a cache, may be stored so: plain, or as latent_format() in a job
+// of bf16 whose latent_dim is a multiple of 128 and whose rope_dim is one of 4.
 void check_latent_format(std::string_view what, const RowFormat& format, const LatentSpec& spec);
 
 // Throws kUsage when the job contradicts itself: heads, dims, scale, soft-cap, window, batch, format.

@@ -228,6 +228,13 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
          t.erase("latent");
        },
        {"`latent_fp8`", "it must be U8"}},
+      {"codes and rotary keys",
+       [](NamedTensors& t) {
+         const NamedTensor k_rope = t["k_rope"];
+         t = with_codes(t);
+         t["k_rope"] = k_rope;
+       },
+       {"`latent_fp8`", "and k_rope (rows of 8 bits have their rotary keys)"}},
       {"pages of 24",
        [](NamedTensors& t) {
          t = with_pages(t, LatentFile());

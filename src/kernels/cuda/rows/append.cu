@@ -116,6 +116,7 @@ void append(const AppendTask& task, Stream stream) {
     p.page_strides[i] = cache.streams[i].page_stride;
   }
   streams.tables = cache.tables;
+  check_coded(cache.shape);
   p.rows = row_params(cache.format, cache.shape, streams, task.rows, {}, task.fault);
   p.rows.by_four = p.rows.by_four && takes_four(p.rows, p.page_strides);
   p.places = *task.places;

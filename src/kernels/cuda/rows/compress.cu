@@ -198,6 +198,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void compress(const CompressTask& task, Stream stream) {
   check_task(task);
+  check_coded(task.shape);
   RowParams p = row_params(task.format, task.shape, task.to, task.plain, task.products, task.fault);
   for_launches(p, task.runs, kWarps, [&](dim3 grid) {
     if (p.bf16) {
@@ -211,6 +212,7 @@ void compress(const CompressTask& task, Stream stream) {
 void greatest_magnitudes(const MagnitudeTask& task, Stream stream) {
   const TensorView& plain = task.plain;
   if (plain.tokens == 0 || plain.heads == 0) return;
+  check_coded({plain.dtype, plain.heads, plain.dim});
   const RowParams p = row_params({}, {plain.dtype, plain.heads, plain.dim}, {}, plain, {}, nullptr);
   constexpr std::int64_t kBlocks = 4096;  // of all heads: enough for any GPU
   const std::int64_t blocks = std::clamp<std::int64_t>((plain.tokens + kWarps - 1) / kWarps, 1,

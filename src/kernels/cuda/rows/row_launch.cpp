@@ -24,12 +24,14 @@ bool divides(std::int64_t bytes, const DeviceRows& rows) {
 
 }  // namespace
 
+void check_coded(const RowShape& shape) {
+  if (shape.dim <= kMostRowDim) return;
+  fail(ErrorCode::kUnsupported, fmt::format("rows of {} channels", shape.dim),
+       fmt::format("GPUs code rows of up to {}", kMostRowDim), "Code them on the host.");
+}
+
 RowParams row_params(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
                      const TensorView& plain, const TensorView& products, RowFaultCell* fault) {
-  if (shape.dim > kMostRowDim) {
-    fail(ErrorCode::kUnsupported, fmt::format("rows of {} channels", shape.dim),
-         fmt::format("GPUs code rows of up to {}", kMostRowDim), "Code them on the host.");
-  }
   RowParams p;
   p.format = format;
   p.bf16 = shape.dtype == Dtype::kBf16;

@@ -13,6 +13,9 @@
 namespace ringattn::cuda {
 
 // All of a launch but its runs. Throws kUnsupported for a row that is too long.
+// Throws kUnsupported for rows that are longer than those that a warp makes codes of.
+void check_coded(const RowShape& shape);
+
 RowParams row_params(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
                      const TensorView& plain, const TensorView& products, RowFaultCell* fault);
 // Whether four channels of a row can be taken at once, in streams with such further strides.

@@ -9,7 +9,7 @@ namespace ringattn::cuda {
 
 inline constexpr int kMostRowDim = 640;
 
-// Enqueue the tasks on the current device. Throw kUnsupported for dims beyond kMostRowDim.
+// Enqueue the tasks on the current device. What makes codes throws kUnsupported for dims beyond kMostRowDim.
 // Without runs, or without sequences, decompress() and append() only load their code, so that they do so neither while
 // a graph is captured nor while peers wait.
 

@@ -15,6 +15,7 @@ namespace ringattn::sm90 {
 template <class C>
 __device__ __noinline__ void fold_failed_codes(const CompressedParams& p, int first, int step) {
   using Whole = typename C::Whole;
+  static_assert(C::kThreads >= kWholeThreads);
   const DecodeMap<Whole> map;
   lay_out_whole(p.step, map, [] {
     const CompressedMap<C> before;
