@@ -69,9 +69,13 @@ def steps_of(q, rows_axes: int):
     return q.shape[0], q.shape[1] if q.ndim == rows_axes else 1
 
 
-def flat(rows, heads_and_dim: tuple):
-    """As [rows, heads, dim]."""
-    return None if rows is None else contiguous_heads(rows).reshape(-1, *heads_and_dim)
+def flat(name: str, rows, *numbers: int):
+    """New rows as [rows, heads, dim], of which each is [heads, dim], or [dim] where it is one head's."""
+    if rows is None:
+        return None
+    if tuple(rows.shape[-len(numbers) :]) != numbers:
+        refuse(f"{name} is {list(rows.shape)}", f"each of its rows is {list(numbers)}", "Pass rows as the cache has them.")
+    return contiguous_heads(rows).reshape(-1, *(1,) * (2 - len(numbers)), *numbers)
 
 
 def limits_of(world: World, sequences: int, rows: int, cache, block_table, max_keys: int | None):
@@ -157,7 +161,8 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
     arrays = _job.shown(flat_q, k_cache, v_cache)
     arrays |= {"block_table": block_table, "lengths": lengths, "sinks": sinks,
-               "k_new": flat(k_new, (kv_heads, head_dim)), "v_new": flat(v_new, (kv_heads, head_dim_v))}  # fmt: skip
+               "k_new": flat("k_new", k_new, kv_heads, head_dim),
+               "v_new": flat("v_new", v_new, kv_heads, head_dim_v)}  # fmt: skip
     return finish_step(step, q, sequences, rows, arrays, head_dim_v, out, grow, (world, call, given))
 
 

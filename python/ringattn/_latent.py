@@ -203,14 +203,16 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
     latent_dim = latent_dim_of(cache, rope_dim)
     arrays = {"q": flat_q, "cache": cache if cache.ndim == 4 else cache[:, :, None, :], "block_table": block_table,
-              "lengths": lengths, "sinks": sinks, "w_uk": w_uk, "w_uv": w_uv, "latent": flat(latent, (1, latent_dim)),
-              "k_rope": flat(k_rope, (1, rope_dim))}  # fmt: skip
+              "lengths": lengths, "sinks": sinks, "w_uk": w_uk, "w_uv": w_uv, "latent": flat("latent", latent, latent_dim),
+              "k_rope": flat("k_rope", k_rope, rope_dim)}  # fmt: skip
     return finish_step(step, q, sequences, rows, arrays, out_dim, out, grow, (world, call, given))
 
 
 def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap,
                    sinks, max_keys, threads, timeout):  # fmt: skip
     """(LatentDecode, sequences, rows of each, numbers of a row of out)."""
+    if not isinstance(rope_dim, int):
+        refuse(f"rope_dim is {rope_dim!r}", "it says how many numbers of a row are the rotary key", "Pass a number: 64.")
     _refuse_float8("cache", cache)
     numbers = "bytes of a row" if _is_packed(cache) else "latent_dim + rope_dim"
     check_axes("cache", cache, (3, 4), f"[pages, page_size, {numbers}]")
