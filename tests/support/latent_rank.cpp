@@ -129,7 +129,7 @@ void run_latent_rank(const LatentJob& job, const LatentOptions& options, const L
   const auto q = shard_of(queries, tensors.q, spec.heads * q_dim * element);
   const bool packed = !job.format.is_plain();
   const std::int64_t packed_bytes = packed ? latent_row_bytes(spec.latent_dim, spec.rope_dim) : 0;
-  const auto packed_rows = shard_of(keys, tensors.packed, packed_bytes);
+  const auto packed_rows = packed ? shard_of(keys, tensors.packed, packed_bytes) : std::vector<std::byte>();
   const auto c = shard_of(keys, tensors.latent, c_bytes);
   const auto r = shard_of(keys, tensors.k_rope, r_bytes);
   const std::int64_t q_rows = latent.q_rows();
