@@ -24,6 +24,7 @@
 #include "base/aligned.hpp"
 #include "base/error.hpp"
 #include "comm/meeting.hpp"
+#include "kernels/tensor_compression.hpp"
 
 namespace ringattn {
 

@@ -94,12 +94,6 @@ StreamRows dense_stream_rows(const Job& job, const CompressedRows& k, const Comp
   return staged;
 }
 
-void load_decompression(const RowFormat& format, const RowShape& shape, Backend& backend) {
-  if (format.is_plain()) return;
-  const MutableTensorView none = dense_view(static_cast<void*>(nullptr), shape.dtype, 0, shape.heads, shape.dim);
-  backend.decompress({format, shape, {}, {}, none, nullptr}, backend.stream());
-}
-
 RankProducts make_rank_products(const Job& job, std::string_view backend_name, Backend& backend) {
   return {make_products(job.format.k, k_shape(job.spec), backend_name, backend),
           make_products(job.format.v, v_shape(job.spec), backend_name, backend)};

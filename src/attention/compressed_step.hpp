@@ -30,9 +30,6 @@ bool has_dense_streams(const RowFormat& format, const RowShape& shape, const Com
 StreamRows dense_stream_rows(const Job& job, const CompressedRows& k, const CompressedRows& v, std::int64_t count,
                              StreamRows staged, Backend& backend, Stream stream);
 
-// Makes decompression ready: devices load code neither while a graph is captured nor while peers wait.
-void load_decompression(const RowFormat& format, const RowShape& shape, Backend& backend);
-
 // Kernels for the products of formats with a rank; null where a tensor's format has none.
 struct RankProducts {
   std::unique_ptr<HeadProductKernel> k;

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention/compressed_step.hpp"
 #include "attention/fitting.hpp"
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
@@ -28,6 +27,7 @@
 #include "comm/meeting.hpp"
 #include "kernels/latent_rows.hpp"
 #include "kernels/registry.hpp"
+#include "kernels/tensor_compression.hpp"
 
 namespace ringattn {
 

@@ -96,8 +96,8 @@ class Backend {
   virtual void pool_keys(const BlockChoice& choice, Stream stream) = 0;
   virtual void choose_blocks(const BlockChoice& choice, Stream stream) = 0;
   // Rows between codes and elements (kernels/compressed_rows.hpp). Ordered on `stream`; what the spans of a task point
-  // to is read before the call returns. All backends make the same bits. A backend that has no such task throws
-  // kUnsupported.
+  // to is read before the call returns. All backends make the same bits. A decompression without runs makes the
+  // backend ready. A backend that has no such task throws kUnsupported.
   virtual void decompress(const DecompressTask& task, Stream stream);
   virtual void compress(const CompressTask& task, Stream stream);
   virtual void greatest_magnitudes(const MagnitudeTask& task, Stream stream);

@@ -92,8 +92,9 @@ CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std:
                              std::int64_t page_stride, std::int64_t token_stride) {
   CompressedCache cache{latent_format(rope_dim), {Dtype::kBf16, 1, latent_dim + rope_dim}, pages, page_size, {}, {}};
   std::size_t at = 0;
-  for (const StreamView& stream : latent_rows_at(rows, token_stride, latent_dim, rope_dim).streams) {
-    if (stream.data != nullptr) cache.streams[at++] = {stream.data, page_stride, token_stride, token_stride};
+  for (const FormatStream& stream : format_streams(cache.format, cache.shape)) {
+    cache.streams[at++] = {rows, page_stride, token_stride, token_stride};
+    rows += stream.token_bytes(cache.shape.dtype);
   }
   return cache;
 }

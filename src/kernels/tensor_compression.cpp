@@ -330,6 +330,12 @@ void TensorCoder::decompress_checked(std::string_view name, const CompressedRows
   if (found) refuse_fault(name, format_, shape_, *found, code);
 }
 
+void load_decompression(const RowFormat& format, const RowShape& shape, Backend& backend) {
+  if (format.is_plain()) return;
+  const MutableTensorView none = dense_view(static_cast<void*>(nullptr), shape.dtype, 0, shape.heads, shape.dim);
+  backend.decompress({format, shape, {}, {}, none, nullptr}, backend.stream());
+}
+
 std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, Backend* backend) {
   const RowShape& shape = tensor.shape;
   std::vector<std::byte> plain(static_cast<std::size_t>(tensor.tokens() * shape.heads * shape.dim) *

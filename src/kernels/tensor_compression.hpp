@@ -96,6 +96,9 @@ class TensorCoder {
   std::unique_ptr<HeadProductKernel> products_;  // of a format with a rank
 };
 
+// Makes decompression ready: devices load code neither while a graph is captured nor while peers wait.
+void load_decompression(const RowFormat& format, const RowShape& shape, Backend& backend);
+
 // The tensor that it is: [tokens, heads, dim] of its dtype, dense. `backend`: as CompressionOptions has it.
 std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, Backend* backend = nullptr);
 

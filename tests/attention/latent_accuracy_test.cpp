@@ -191,13 +191,6 @@ Numbers numbers_of(const JobResult& result, Dtype dtype) {
   return numbers;
 }
 
-LatentOptions on_the_cpu() {
-  LatentOptions options;
-  options.ring.kernel.backend = "cpu";
-  options.ring.threads = 2;
-  return options;
-}
-
 class LatentAccuracy : public ::testing::TestWithParam<Case> {};
 
 TEST_P(LatentAccuracy, BothFormsAgainstTheOracle) {
@@ -210,7 +203,7 @@ TEST_P(LatentAccuracy, BothFormsAgainstTheOracle) {
     SCOPED_TRACE(std::string(form_name(form)));
     job.form = form;
     const Numbers straightforward = straightforward_latents(job, form, tensors);
-    const Numbers ours = numbers_of(run_latent_job(job, on_the_cpu(), tensors, 1), job.spec.dtype);
+    const Numbers ours = numbers_of(run_latent_job(job, on_the_cpu(2), tensors, 1), job.spec.dtype);
     EXPECT_LE(greatest_error(ours.out, oracle.out),
               2.0 * greatest_error(straightforward.out, oracle.out) + kOutputSlack);
     EXPECT_LE(greatest_error(ours.lse, oracle.lse), 2.0 * greatest_error(straightforward.lse, oracle.lse) + lse_slack);
@@ -230,7 +223,7 @@ TEST(LatentNan, ReachesTheRowsThatSeeItAlone) {
                 std::numeric_limits<float>::quiet_NaN());
   for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
     job.form = form;
-    const JobResult alone = run_latent_job(job, on_the_cpu(), tensors, 1);
+    const JobResult alone = run_latent_job(job, on_the_cpu(2), tensors, 1);
     const Numbers numbers = numbers_of(alone, spec.dtype);
     for (std::int64_t token = 0; token < job.batch.q_tokens(); ++token) {
       const bool sees = token >= 50 + kPlanted && token < 350;
@@ -239,7 +232,7 @@ TEST(LatentNan, ReachesTheRowsThatSeeItAlone) {
         ASSERT_EQ(std::isfinite(value), !sees) << form_name(form) << ", token " << token << ", " << i;
       }
     }
-    EXPECT_TRUE(run_latent_job(job, on_the_cpu(), tensors, 3).same_bits(alone));
+    EXPECT_TRUE(run_latent_job(job, on_the_cpu(2), tensors, 3).same_bits(alone));
   }
 }
 

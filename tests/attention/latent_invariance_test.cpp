@@ -65,13 +65,6 @@ std::vector<Case> cases() {
   return all;
 }
 
-LatentOptions on_the_cpu(int threads = 1) {
-  LatentOptions options;
-  options.ring.kernel.backend = "cpu";
-  options.ring.threads = threads;
-  return options;
-}
-
 class LatentInvariance : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {

@@ -28,13 +28,6 @@ LatentSpec small_spec() {
   return spec;
 }
 
-LatentOptions on_the_cpu() {
-  LatentOptions options;
-  options.ring.kernel.backend = "cpu";
-  options.ring.threads = 1;
-  return options;
-}
-
 class PackedLatents : public ::testing::TestWithParam<LatentForm> {
  protected:
   // Compares runs over rows of 8 bits with one over what they are unpacked to.

@@ -30,13 +30,6 @@ LatentJob small_job(LatentForm form, bool packed = false) {
   return {spec, uniform_batch(1, 400, 400), form, latent_format(spec.rope_dim)};
 }
 
-LatentOptions on_the_cpu() {
-  LatentOptions options;
-  options.ring.kernel.backend = "cpu";
-  options.ring.threads = 1;
-  return options;
-}
-
 void expect_message(const Error& error, ErrorCode code, const std::vector<std::string>& parts) {
   EXPECT_EQ(error.code(), code) << error.what();
   for (const std::string& part : parts) {

@@ -96,6 +96,13 @@ LatentTensors with_packed_latents(const LatentSpec& spec, LatentTensors tensors)
   return tensors;
 }
 
+LatentOptions on_the_cpu(int threads) {
+  LatentOptions options;
+  options.ring.kernel.backend = "cpu";
+  options.ring.threads = threads;
+  return options;
+}
+
 HeadMatrices matrices_of(const std::vector<std::byte>& packed, const LatentSpec& spec, int outer) {
   return {packed.data(),   spec.dtype, spec.heads, outer, spec.latent_dim, std::int64_t{outer} * spec.latent_dim,
           spec.latent_dim, 1};

@@ -39,6 +39,8 @@ struct LatentShape {
   bool out_in_latent = false;
 };
 
+LatentOptions on_the_cpu(int threads = 1);
+
 // The packed matrices of a job.
 HeadMatrices matrices_of(const std::vector<std::byte>& packed, const LatentSpec& spec, int outer);
 
