@@ -81,7 +81,7 @@ part_build() {
 
 part_gpu_tests() { tests gpu-tests --label-regex gpu; }
 # Rows of the CPU's kernels are in tests/run.sh.
-part_folds() { tests folds --tests-regex '^(base_test|(fold|product|scan)_test.*/sm[0-9])' --label-exclude gpu; }
+part_folds() { tests folds --tests-regex '^(base_test|(fold|head_product|product|scan)_test.*/sm[0-9])' --label-exclude gpu; }
 part_decoding() { tests decoding --tests-regex '^decode_test.*/sm[0-9]' --label-exclude gpu; }
 
 worlds() {

@@ -15,7 +15,9 @@
 #include "comm/self.hpp"
 #include "kernels/latent_rows.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/latent_products.hpp"
 #include "tests/support/latent_rank.hpp"
+#include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -275,6 +277,44 @@ TEST(LatentDecode, PackedRowsAreWhatTheyAreUnpackedTo) {
       EXPECT_EQ(std::accumulate(compared.begin(), compared.end(), std::int64_t{0}), 3 * 2 * kSteps);
     }
   }
+}
+
+// Queries that a caller has brought into the latent, and outputs that it brings back, have the bits of the matrices.
+TEST(LatentDecode, ProductsOfTheCallersHaveTheSameBits) {
+  constexpr std::int64_t kSequences = 3, kRows = 2, kKeys = 300;
+  const LatentSpec spec = small_spec(true);
+  const int wide = spec.latent_dim + spec.rope_dim;
+  std::mt19937_64 random(23);
+  const LatentTensors tensors =
+      random_latents({spec, uniform_batch(kSequences, kRows, kRows), LatentForm::kAbsorbed}, 24);
+  std::vector<std::byte> cache = random_elements(kSequences * kKeys * wide, spec.dtype, random);
+  std::vector<std::int32_t> lengths{2, 131, 300};
+  const auto self = make_self_transport();
+  LatentDecode decode({spec, {kSequences, kRows, kKeys}, 0, 0}, *self, decode_options());
+  const auto step = [&](const std::vector<std::byte>& q, const HeadMatrices& w_uk, const HeadMatrices& w_uv) {
+    const auto view_dim = w_uk.data == nullptr ? wide : spec.head_dim + spec.rope_dim;
+    const int out_dim = w_uv.data == nullptr ? spec.latent_dim : spec.head_dim_v;
+    LatentDecodeInputs inputs;
+    inputs.q = dense_view(static_cast<const void*>(q.data()), spec.dtype, kSequences * kRows, spec.heads, view_dim);
+    inputs.rows = kRows;
+    inputs.cache = cache_view(cache.data(), spec.dtype, kSequences, kKeys, 1, wide);
+    inputs.lengths = lengths.data();
+    inputs.w_uk = w_uk;
+    inputs.w_uv = w_uv;
+    inputs.sinks = tensors.sinks.data();
+    std::vector<std::byte> out(static_cast<std::size_t>(kSequences * kRows * spec.heads * out_dim) * 2,
+                               std::byte{0xff});
+    decode.run(inputs,
+               {dense_view(static_cast<void*>(out.data()), spec.dtype, kSequences * kRows, spec.heads, out_dim), {}});
+    return out;
+  };
+  const HeadMatrices w_uk = matrices_of(tensors.w_uk, spec, spec.head_dim);
+  const HeadMatrices w_uv = matrices_of(tensors.w_uv, spec, spec.head_dim_v);
+  const std::vector<std::byte> whole = step(tensors.q, w_uk, w_uv);
+  const std::vector<std::byte> absorbed = queries_in_latent(spec, tensors.q, tensors.w_uk, "cpu");
+  EXPECT_EQ(step(absorbed, {}, w_uv), whole);
+  EXPECT_EQ(outputs_of_latent(spec, step(absorbed, {}, {}), tensors.w_uv, "cpu"), whole);
+  EXPECT_EQ(outputs_of_latent(spec, step(tensors.q, w_uk, {}), tensors.w_uv, "cpu"), whole);
 }
 
 TEST(LatentDecode, RefusesWhatDoesNotFit) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/registry.hpp"
+#include "tests/support/latent_products.hpp"
 #include "tests/support/latent_rank.hpp"
 
 namespace ringattn::testing {
@@ -140,51 +140,24 @@ TEST_P(LatentInvariance, ThreadsAndDelivery) {
 INSTANTIATE_TEST_SUITE_P(Jobs, LatentInvariance, ::testing::ValuesIn(cases()),
                          [](const ::testing::TestParamInfo<Case>& job) { return std::string(job.param.name); });
 
-// Multiplies rows by the matrices of their heads, as a caller may.
-void multiply_outside(const TensorView& rows, const HeadMatrices& matrices, const HeadProductSpec& spec,
-                      MutableTensorView out) {
-  const auto& row = *choose_kernel(spec, {"cpu", "auto"}).row;
-  const auto backend = row.make_backend({1, 0});
-  const auto kernel = row.make_kernel(spec, *backend);
-  kernel->reserve(matrices.heads);
-  kernel->multiply({rows, matrices, out}, {}, {});
-}
-
-// A caller may multiply w_uk and w_uv in by itself: with the same product the bits are the same.
+// A caller may multiply w_uk and w_uv in by itself: the bits are the same.
 TEST(LatentOutside, QueriesAndOutputsInTheLatent) {
-  LatentJob job{small_spec(Dtype::kBf16, {-1, 0}), {{20, 300, 280}, {3, 129, 126}}, LatentForm::kAbsorbed};
-  const LatentSpec& spec = job.spec;
-  const LatentTensors tensors = random_latents(job, 9);
-  const std::int64_t rows = job.batch.q_tokens();
-  const std::size_t element = size_of(spec.dtype);
-  LatentTensors absorbed = tensors;
-  const int wide = spec.latent_dim + spec.rope_dim;
-  absorbed.q.assign(static_cast<std::size_t>(rows * spec.heads * wide) * element, std::byte{0});
-  TensorView nope = dense_view(static_cast<const void*>(tensors.q.data()), spec.dtype, rows, spec.heads,
-                               spec.head_dim + spec.rope_dim);
-  MutableTensorView into = dense_view(static_cast<void*>(absorbed.q.data()), spec.dtype, rows, spec.heads, wide);
-  for (std::int64_t token = 0; token < rows; ++token) {
-    for (std::int64_t head = 0; head < spec.heads; ++head) {
-      std::memcpy(into.at(token, head) + static_cast<std::size_t>(spec.latent_dim) * element,
-                  nope.at(token, head) + static_cast<std::size_t>(spec.head_dim) * element,
-                  static_cast<std::size_t>(spec.rope_dim) * element);
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+    LatentJob job{small_spec(dtype, {-1, 0}), {{20, 300, 280}, {3, 129, 126}, {1, 1, 0}}, LatentForm::kAbsorbed};
+    const LatentSpec& spec = job.spec;
+    const LatentTensors tensors = random_latents(job, 9);
+    LatentTensors absorbed = tensors;
+    absorbed.q = queries_in_latent(spec, tensors.q, tensors.w_uk, "cpu");
+    const JobResult whole = run_latent_job(job, on_the_cpu(), tensors, 1);
+    for (const int world : {1, 3}) {
+      EXPECT_TRUE(run_latent_job(job, on_the_cpu(), absorbed, world, {.q_in_latent = true}).same_bits(whole));
+      JobResult back = run_latent_job(job, on_the_cpu(), absorbed, world, {.q_in_latent = true, .out_in_latent = true});
+      back.out = outputs_of_latent(spec, back.out, tensors.w_uv, "cpu");
+      EXPECT_TRUE(back.same_bits(whole)) << "world " << world;
+      JobResult values = run_latent_job(job, on_the_cpu(), tensors, world, {.out_in_latent = true});
+      values.out = outputs_of_latent(spec, values.out, tensors.w_uv, "cpu");
+      EXPECT_TRUE(values.same_bits(whole)) << "world " << world;
     }
-  }
-  nope.dim = spec.head_dim;
-  into.dim = spec.latent_dim;
-  multiply_outside(nope, matrices_of(tensors.w_uk, spec, spec.head_dim).transposed(), query_absorption(spec), into);
-
-  const JobResult whole = run_latent_job(job, on_the_cpu(), tensors, 1);
-  for (const int world : {1, 3}) {
-    EXPECT_TRUE(run_latent_job(job, on_the_cpu(), absorbed, world, {.q_in_latent = true}).same_bits(whole));
-    const JobResult in_latent = run_latent_job(job, on_the_cpu(), tensors, world, {.out_in_latent = true});
-    JobResult back = poisoned_latent_result(job, world);
-    back.lse = in_latent.lse;
-    multiply_outside(
-        dense_view(static_cast<const void*>(in_latent.out.data()), spec.dtype, rows, spec.heads, spec.latent_dim),
-        matrices_of(tensors.w_uv, spec, spec.head_dim_v), value_expansion(spec),
-        dense_view(static_cast<void*>(back.out.data()), spec.dtype, rows, spec.heads, spec.head_dim_v));
-    EXPECT_TRUE(back.same_bits(whole)) << "world " << world;
   }
 }
 

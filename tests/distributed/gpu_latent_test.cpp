@@ -11,6 +11,7 @@
 
 #include "kernels/latent_rows.hpp"
 #include "tests/support/gpu_rows.hpp"
+#include "tests/support/latent_products.hpp"
 #include "tests/support/latent_rank.hpp"
 
 namespace ringattn::testing {
@@ -107,6 +108,26 @@ TEST_P(GpuLatent, RowsOf8BitsHaveTheBitsOfWhatTheyAreUnpackedTo) {
     }
   }
   if (!any) GTEST_SKIP() << GetParam().name << " folds neither form";
+}
+
+// A caller may multiply w_uk and w_uv in by itself: the bits are the same.
+TEST_P(GpuLatent, ProductsOfTheCallersHaveTheSameBits) {
+  bool any = false;
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    for (const LatentSpec& spec : {deepseek(dtype), narrow(dtype)}) {
+      if (!GetParam().missing(absorbed_spec(spec)).empty()) continue;
+      any = true;
+      const LatentJob job{spec, {{300, 700, 400}, {1, 1, 0}, {0, 0, 0}, {5, 129, 124}}, LatentForm::kAbsorbed};
+      const LatentTensors tensors = random_latents(job, 6);
+      LatentTensors absorbed = tensors;
+      absorbed.q = queries_in_latent(spec, tensors.q, tensors.w_uk, "cuda");
+      const JobResult whole = run_gpu_latent_job(job, options(), tensors, 1);
+      JobResult back = run_gpu_latent_job(job, options(), absorbed, 1, {.q_in_latent = true, .out_in_latent = true});
+      back.out = outputs_of_latent(spec, back.out, tensors.w_uv, "cuda");
+      EXPECT_TRUE(back.same_bits(whole)) << describe(job);
+    }
+  }
+  if (!any) GTEST_SKIP() << GetParam().name << " doesn't fold latents";
 }
 
 TEST_P(GpuLatent, RanksBlocksHeadsAndViewsHaveTheSameBits) {

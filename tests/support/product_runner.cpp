@@ -60,12 +60,17 @@ std::string first_difference(const ProductInputs& inputs, const std::vector<std:
 }
 
 std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs& inputs, const ProductLayout& layout) {
+  const std::unique_ptr<Backend> backend = row.make_backend({layout.threads, 0});
+  const std::unique_ptr<HeadProductKernel> kernel = row.make_kernel(inputs.spec, *backend);
+  kernel->reserve(inputs.heads);
+  return multiplied_by([&](const HeadProductTask& task) { kernel->multiply(task, backend->stream(), {}); }, *backend,
+                       inputs, layout);
+}
+
+std::vector<std::byte> multiplied_by(const Multiply& multiply, Backend& backend, const ProductInputs& inputs,
+                                     const ProductLayout& layout) {
   const HeadProductSpec& spec = inputs.spec;
   const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
-  const std::unique_ptr<Backend> backend = row.make_backend({layout.threads, 0});
-  const std::unique_ptr<HeadProductKernel> kernel = row.make_kernel(spec, *backend);
-  kernel->reserve(inputs.heads);
-
   const std::int64_t left_head = spec.inner + layout.gap;
   const std::int64_t right_row = (layout.transposed ? spec.outer : spec.inner) + layout.weight_gap;
   const std::int64_t right_head = right_row * (layout.transposed ? spec.inner : spec.outer) + layout.gap;
@@ -87,9 +92,9 @@ std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs
     }
   }
   const std::int64_t out_begin = kGuard + layout.shift;
-  DeviceArray left_array(*backend, left.size());
-  DeviceArray right_array(*backend, right.size());
-  DeviceArray out_array(*backend, bytes(out_begin + inputs.rows * inputs.heads * out_head + kGuard));
+  DeviceArray left_array(backend, left.size());
+  DeviceArray right_array(backend, right.size());
+  DeviceArray out_array(backend, bytes(out_begin + inputs.rows * inputs.heads * out_head + kGuard));
   left_array.write(left);
   right_array.write(right);
   std::byte* const left_at = left_array.data() + bytes(layout.shift);
@@ -120,11 +125,11 @@ std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs
       task.out.data = all_out.at(begin, head);
       task.out.heads = at_once;
       task.rows.tokens = task.out.tokens = end - begin;
-      kernel->multiply(task, backend->stream(), {});
+      multiply(task);
     }
     begin = end;
   }
-  backend->synchronize(backend->stream(), Deadline::after(60.0), {});
+  backend.synchronize(backend.stream(), Deadline::after(60.0), {});
 
   const std::vector<std::byte> out = out_array.read();
   std::vector<std::byte> dense(bytes(inputs.rows * inputs.heads * spec.outer));

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,11 @@ std::string describe(const ProductLayout& layout);
 // out, [rows, heads, outer] of the dtype, dense. The test fails where something is written beside it.
 std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs& inputs,
                                   const ProductLayout& layout = {});
+
+// The same by whatever multiplies on the backend's own stream; the layout's threads are its affair.
+using Multiply = std::function<void(const HeadProductTask& task)>;
+std::vector<std::byte> multiplied_by(const Multiply& multiply, Backend& backend, const ProductInputs& inputs,
+                                     const ProductLayout& layout = {});
 
 // The first element of out that differs, and how many do; empty where none does.
 std::string first_difference(const ProductInputs& inputs, const std::vector<std::byte>& out,

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/head_product.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "attention/ring/enqueued_runs.hpp"
+#include "attention/shard_checks.hpp"
+#include "base/device_patience.hpp"
+#include "base/error.hpp"
+#include "base/host.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// Kernels count tiles of so many in 32 bits.
+constexpr std::int64_t kMostHeads = std::int64_t{1} << 16;
+constexpr int kMostDim = 1 << 20;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& remedy) {
+  fail(ErrorCode::kUsage, what, why, remedy);
+}
+
+std::string text_of(Dtype dtype, std::int64_t a, std::int64_t b, std::int64_t c) {
+  return fmt::format("{} [{}, {}, {}]", dtype_name(dtype), a, b, c);
+}
+std::string text_of(const TensorView& view) { return text_of(view.dtype, view.tokens, view.heads, view.dim); }
+
+void check_job(const HeadProductJob& job) {
+  const HeadProductSpec& spec = job.spec;
+  const auto fits = [](std::int64_t number, std::int64_t most) { return number >= 1 && number <= most; };
+  if (!fits(job.heads, kMostHeads)) {
+    refuse(fmt::format("a product of {} heads", job.heads), fmt::format("there are 1 to {}", kMostHeads),
+           "Multiply some of the heads at a time.");
+  }
+  if (fits(spec.inner, kMostDim) && fits(spec.outer, kMostDim)) return;
+  refuse(fmt::format("a product with inner {} and outer {}", spec.inner, spec.outer),
+         fmt::format("each is 1 to {}", kMostDim), "Check the spec: a head's matrix is [outer, inner].");
+}
+
+void check_weights(const HeadProductJob& job, const HeadMatrices& weights) {
+  const HeadProductSpec& spec = job.spec;
+  if (weights.dtype != spec.dtype || weights.outer != spec.outer || weights.inner != spec.inner || weights.heads < 1 ||
+      weights.heads > job.heads) {
+    refuse(
+        fmt::format("weights are {}", text_of(weights.dtype, weights.heads, weights.outer, weights.inner)),
+        fmt::format("the product was made for {}, of fewer heads too",
+                    text_of(spec.dtype, job.heads, spec.outer, spec.inner)),
+        "They are [heads, outer, inner] for rows of inner numbers: transpose them where they lie the other way round.");
+  }
+  if (weights.data == nullptr) refuse("weights are missing", "rows are multiplied by them", "Pass them.");
+  if (weights.outer_stride == 1 || weights.inner_stride == 1) return;
+  refuse(fmt::format("weights have strides {}, {} and {}", weights.head_stride, weights.outer_stride,
+                     weights.inner_stride),
+         "one of the last two is 1", "Give matrices whose rows or columns lie without gaps.");
+}
+
+// The numbers of all matrices, as a tensor that has the same ones.
+TensorView numbers_of(const HeadMatrices& weights) {
+  if (weights.inner_stride == 1) {
+    return {weights.data,  weights.dtype,        weights.outer,      weights.heads,
+            weights.inner, weights.outer_stride, weights.head_stride};
+  }
+  return {weights.data,  weights.dtype,        weights.inner,      weights.heads,
+          weights.outer, weights.inner_stride, weights.head_stride};
+}
+
+// Whether two of its rows may share memory, as those of an expanded tensor do. They don't where one axis' rows lie
+// side by side, with or without gaps, inside of a step of the other.
+bool overlaps_itself(const TensorView& view) {
+  struct Axis {
+    std::int64_t stride, length;
+  };
+  std::array<Axis, 2> axes{{{std::abs(view.head_stride), view.heads}, {std::abs(view.token_stride), view.tokens}}};
+  std::ranges::sort(axes, {}, &Axis::stride);
+  std::int64_t extent = view.dim;
+  for (const Axis& axis : axes) {
+    if (axis.length <= 1) continue;
+    if (axis.stride < extent) return true;
+    extent += axis.stride * (axis.length - 1);
+  }
+  return false;
+}
+
+void check_task(const HeadProductJob& job, const HeadProductTask& task) {
+  const HeadProductSpec& spec = job.spec;
+  check_weights(job, task.weights);
+  const std::int64_t heads = task.weights.heads;
+  const TensorView& rows = task.rows;
+  if (rows.dtype != spec.dtype || rows.tokens < 0 || rows.dim != spec.inner ||
+      (rows.heads != heads && rows.heads != 1)) {
+    refuse(fmt::format("rows are {}", text_of(rows)),
+           fmt::format("they should be {} [rows, {}, {}]", dtype_name(spec.dtype),
+                       heads == 1 ? "1" : fmt::format("{} or 1", heads), spec.inner),
+           "Rows have the heads of the weights, or one that all of them share.");
+  }
+  const TensorView out = task.out;
+  if (out.dtype != spec.dtype || out.tokens != rows.tokens || out.heads != heads || out.dim != spec.outer) {
+    refuse(fmt::format("out is {}", text_of(out)),
+           fmt::format("it should be {}", text_of(spec.dtype, rows.tokens, heads, spec.outer)),
+           "It has a row for each of the rows, in every head of the weights.");
+  }
+  if (rows.tokens == 0) return;
+  if (rows.data == nullptr) refuse("rows are missing", fmt::format("there are {}", rows.tokens), "Pass them.");
+  if (out.data == nullptr) refuse("out is missing", "the product is written there", "Pass it.");
+  check_apart("out", out, "rows", rows);
+  check_apart("out", out, "weights", numbers_of(task.weights));
+  if (!overlaps_itself(out)) return;
+  refuse(fmt::format("out has strides {} and {}", out.token_stride, out.head_stride),
+         fmt::format("rows of {} numbers would lie over each other", out.dim), "Give each row memory of its own.");
+}
+
+}  // namespace
+
+struct HeadProduct::Impl {
+  Impl(HeadProductJob the_job, const HeadProductOptions& options) : job(std::move(the_job)) {
+    check_job(job);
+    choice = choose_kernel(job.spec, options.kernel);
+    const int threads = options.threads == 0 ? usable_processors().count : options.threads;
+    backend = choice.row->make_backend({threads, options.device});
+    kernel = choice.row->make_kernel(job.spec, *backend);
+    kernel->reserve(job.heads);
+    ended = backend->make_marks(1, false);
+  }
+
+  HeadProductJob job;
+  HeadProductChoice choice;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<HeadProductKernel> kernel;
+  std::unique_ptr<Marks> ended;  // where the last product that was enqueued ends
+};
+
+HeadProduct::HeadProduct(HeadProductJob job, HeadProductOptions options)
+    : impl_(std::make_unique<Impl>(std::move(job), options)) {}
+
+HeadProduct::~HeadProduct() = default;
+HeadProduct::HeadProduct(HeadProduct&&) noexcept = default;
+
+const HeadProductJob& HeadProduct::job() const { return impl_->job; }
+const HeadProductChoice& HeadProduct::kernel() const { return impl_->choice; }
+Backend& HeadProduct::backend() { return *impl_->backend; }
+std::size_t HeadProduct::memory_bytes() const { return impl_->kernel->scratch_bytes(impl_->job.heads); }
+
+void HeadProduct::enqueue(const HeadProductTask& task, Stream stream) {
+  Impl& impl = *impl_;
+  check_task(impl.job, task);
+  if (task.rows.tokens == 0) return;
+  impl.kernel->multiply(task, stream, {});
+  if (!impl.backend->is_capturing(stream)) impl.ended->record(0, stream);
+}
+
+void HeadProduct::wait() { impl_->ended->synchronize(0, DevicePatience::for_queue(), {}); }
+
+void HeadProduct::run(const HeadProductTask& task, Stream stream) {
+  check_not_captured(*impl_->backend, stream);
+  enqueue(task, stream);
+  wait();
+}
+
+}  // namespace ringattn
