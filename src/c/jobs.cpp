@@ -56,6 +56,14 @@ void refuse_rows_options(const ringattn_options& read, const char* op) {
   refuse_option(read.layout != 0, "layout", op);
 }
 
+// Of ops that each rank does by itself.
+void refuse_shared_options(const ringattn_options& read, const char* op) {
+  refuse_rows_options(read, op);
+  refuse_step_options(read, op);
+  refuse_option(read.timeout_seconds != 0.0, "timeout_seconds", op);
+  refuse_option(read.memory_budget != 0, "memory_budget", op);
+}
+
 // What says who has which rows, beside a layout that doesn't look at it: rows would lie elsewhere than the caller says.
 void refuse_unread_rows(const ringattn_options& read) {
   const auto refuse = [](bool given, const char* name, const char* layout) {
@@ -301,12 +309,20 @@ DecodeOptions read_decode_options(const ringattn_options* given, const Transport
 
 int read_threads(const ringattn_options* given) {
   const ringattn_options read = read_all(given);
-  refuse_rows_options(read, "compression");
-  refuse_step_options(read, "compression");
-  refuse_option(read.timeout_seconds != 0.0, "timeout_seconds", "compression");
+  refuse_shared_options(read, "compression");
   refuse_option(read.kernel != nullptr, "kernel", "compression");
-  refuse_option(read.memory_budget != 0, "memory_budget", "compression");
   return read_thread_count(read.threads);
+}
+
+HeadProductOptions read_head_product_options(const ringattn_options* given, const Transport& transport) {
+  const ringattn_options read = read_all(given);
+  refuse_shared_options(read, "a head product");
+  HeadProductOptions options;
+  options.kernel.backend = backend_of(transport);
+  if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
+  options.threads = read_thread_count(read.threads);
+  options.device = transport.device();
+  return options;
 }
 
 int read_thread_count(std::int64_t threads) {

@@ -8,6 +8,7 @@
 
 #include "attention/convolution.hpp"
 #include "attention/decode.hpp"
+#include "attention/head_product.hpp"
 #include "attention/options.hpp"
 #include "attention/scan.hpp"
 #include "attention/tokens/batch.hpp"
@@ -47,6 +48,8 @@ Options read_options(const ringattn_options* options, const Batch& batch, const 
 DecodeOptions read_decode_options(const ringattn_options* options, const Transport& transport);
 // Those of them that compressing has: threads.
 int read_threads(const ringattn_options* options);
+// Those of them that a product has: kernel and threads.
+HeadProductOptions read_head_product_options(const ringattn_options* options, const Transport& transport);
 // A number of threads, 0 standing for all processors.
 int read_thread_count(std::int64_t threads);
 // Those of them that a scan has, and those that a convolution has.

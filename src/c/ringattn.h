@@ -302,6 +302,6 @@ void ringattn_attention_destroy(ringattn_attention *attention);
 }
 #endif
 
-#include "ringattn_ops.h" /* decoding, latent attention, scans, convolutions, compression, eviction */
+#include "ringattn_ops.h" /* decoding, latent attention, products, scans, convolutions, compression, eviction */
 
 #endif /* RINGATTN_H */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The other ops of ringattn in C: decoding from a cache, latent attention, scans and the convolutions in front of them;
- * compression of keys and values, and taking tokens out of them. ringattn.h includes it and has the rules; each op has the
- * form of ringattn_attention: create, facts, run or enqueue and wait, destroy.
+ * The other ops of ringattn in C: decoding from a cache, latent attention and the products around it, scans and the
+ * convolutions in front of them; compression of keys and values, and taking tokens out of them. ringattn.h includes it and
+ * has the rules; each op has the form of ringattn_attention: create, facts, run or enqueue and wait, destroy.
  */
 #ifndef RINGATTN_OPS_H
 #define RINGATTN_OPS_H
@@ -185,6 +185,50 @@ ringattn_status ringattn_latent_decode_enqueue(ringattn_latent_decode *decode,
                                                const ringattn_latent_decode_tensors *tensors);
 ringattn_status ringattn_latent_decode_wait(ringattn_latent_decode *decode);
 void ringattn_latent_decode_destroy(ringattn_latent_decode *decode);
+
+/* ---- Products of heads with their matrices, since interface 4 ---- */
+
+/* out[row, head, o] = sum over i of rows[row, head, i] * weights[head, o, i], in fp32 and rounded once: what absorbs w_uk
+ * into queries, takes outputs in the latent back by w_uv, and expands latents. A row has the same bits whatever rows and heads
+ * are multiplied beside it, and those that ringattn_latent and ringattn_latent_decode make of the same matrices. */
+typedef struct ringattn_head_product_spec {
+  uint64_t size;
+  DLDataType dtype; /* of rows, weights and out */
+  int32_t heads;    /* the most that a call multiplies, up to 65536; of rows it may have any number */
+  int32_t inner;    /* numbers of a row, which are summed over: a multiple of 8 */
+  int32_t outer;    /* numbers of a row of out: a multiple of 8 */
+} ringattn_head_product_spec;
+
+typedef struct ringattn_head_product ringattn_head_product;
+
+/* Nothing of it is collective: each rank multiplies the rows that it has. Of the options kernel and threads; others are
+ * refused. */
+ringattn_status ringattn_head_product_create(ringattn_world *world, const ringattn_head_product_spec *spec,
+                                             const ringattn_options *options, ringattn_head_product **head_product);
+
+typedef struct ringattn_head_product_facts {
+  uint64_t size;
+  uint64_t memory_bytes; /* that the object has allocated */
+  const char *kernel;
+} ringattn_head_product_facts;
+ringattn_status ringattn_head_product_get_facts(const ringattn_head_product *head_product,
+                                                ringattn_head_product_facts *facts);
+
+typedef struct ringattn_head_product_tensors {
+  uint64_t size;
+  const DLTensor *rows;    /* [rows, heads, inner], or [rows, 1, inner]: all heads share a row */
+  const DLTensor *weights; /* [heads, outer, inner], where the stride of one of the last two axes is 1: w_uk of a kv_b_proj is
+                            * an expansion as it lies, and with these axes exchanged the absorption */
+  const DLTensor *out;     /* [rows, heads, outer], written */
+  void *stream;
+} ringattn_head_product_tensors;
+
+ringattn_status ringattn_head_product_run(ringattn_head_product *head_product,
+                                          const ringattn_head_product_tensors *tensors);
+ringattn_status ringattn_head_product_enqueue(ringattn_head_product *head_product,
+                                              const ringattn_head_product_tensors *tensors);
+ringattn_status ringattn_head_product_wait(ringattn_head_product *head_product);
+void ringattn_head_product_destroy(ringattn_head_product *head_product);
 
 /* ---- Scans of state space layers (Mamba), since interface 2 ---- */
 

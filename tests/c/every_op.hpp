@@ -30,10 +30,12 @@ struct Ops {
     batch.sequences = runs.sequences = limits.sequences = 1;
     batch.q_lengths = runs.lengths = &kTokens;
     limits.keys = 64;
-    latent.dtype = scan.dtype = convolution.dtype = kFp32;
-    latent.heads = scan.heads = kHeads;
+    latent.dtype = head_product.dtype = scan.dtype = convolution.dtype = kFp32;
+    latent.heads = head_product.heads = scan.heads = kHeads;
     latent.head_dim = latent.head_dim_v = latent.rope_dim = scan.head_dim = scan.state_dim = 16;
     latent.latent_dim = 64;
+    head_product.inner = 16;
+    head_product.outer = 64;
     convolution.width = 4;
     convolution.channels = 16;
     compression.format = "int8";
@@ -75,6 +77,11 @@ struct Ops {
                                                          return ringattn_latent_decode_create(world.get(), &latent,
                                                                                               &limits, options, object);
                                                        })},
+        {"head product", made<ringattn_head_product>(ringattn_head_product_destroy,
+                                                     [this](auto* options, auto** object) {
+                                                       return ringattn_head_product_create(world.get(), &head_product,
+                                                                                           options, object);
+                                                     })},
         {"scan", made<ringattn_scan>(ringattn_scan_destroy,
                                      [this](auto* options, auto** object) {
                                        return ringattn_scan_create(world.get(), &scan, &runs, options, object);
@@ -94,6 +101,7 @@ struct Ops {
   ringattn_batch batch = sized<ringattn_batch>();
   ringattn_decode_limits limits = sized<ringattn_decode_limits>();
   ringattn_latent_spec latent = sized<ringattn_latent_spec>();
+  ringattn_head_product_spec head_product = sized<ringattn_head_product_spec>();
   ringattn_scan_spec scan = sized<ringattn_scan_spec>();
   ringattn_scan_batch runs = sized<ringattn_scan_batch>();
   ringattn_convolution_spec convolution = sized<ringattn_convolution_spec>();

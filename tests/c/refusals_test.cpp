@@ -14,7 +14,8 @@ const std::set<std::string> kNone, kRing{"attention", "latent"}, kDecoding{"deco
 
 std::set<std::string> all_but(const std::set<std::string>& without) {
   std::set<std::string> others;
-  for (const char* op : {"attention", "decode", "latent", "latent decode", "scan", "convolution", "compression"}) {
+  for (const char* op :
+       {"attention", "decode", "latent", "latent decode", "head product", "scan", "convolution", "compression"}) {
     if (!without.contains(op)) others.insert(op);
   }
   return others;
@@ -40,9 +41,10 @@ TEST(CRefusals, AnOpHasAnOptionOrRefusesIt) {
       {"block_tokens", kRing, [](auto& options) { options.block_tokens = 64; }},
       {"checksum", kRing, [](auto& options) { options.checksum = 1; }},
       {"layout", kRing, [](auto& options) { options.layout = RINGATTN_ZIGZAG; }},
-      {"memory_budget", all_but({"convolution", "compression"}),
+      {"memory_budget", all_but({"convolution", "compression", "head product"}),
        [](auto& options) { options.memory_budget = 1 << 30; }},
-      {"timeout_seconds", all_but({"compression"}), [](auto& options) { options.timeout_seconds = 5.0; }},
+      {"timeout_seconds", all_but({"compression", "head product"}),
+       [](auto& options) { options.timeout_seconds = 5.0; }},
       {"stripe", kRing, [](auto& options) { options.stripe = 64; }},
       {"stripe", kNone,
        [](auto& options) {

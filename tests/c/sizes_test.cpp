@@ -58,6 +58,7 @@ struct Objects {
     EXPECT_OK(ringattn_decode_create(ops.world.get(), &ops.spec, &ops.limits, nullptr, &decode));
     EXPECT_OK(ringattn_latent_create(ops.world.get(), &ops.latent, &ops.batch, RINGATTN_ANY_FORM, nullptr, &latent));
     EXPECT_OK(ringattn_latent_decode_create(ops.world.get(), &ops.latent, &ops.limits, nullptr, &latent_decode));
+    EXPECT_OK(ringattn_head_product_create(ops.world.get(), &ops.head_product, nullptr, &head_product));
     EXPECT_OK(ringattn_scan_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
     EXPECT_OK(ringattn_convolution_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr, &convolution));
     EXPECT_OK(ringattn_compression_create(ops.world.get(), &ops.compression, nullptr, &compression));
@@ -67,6 +68,7 @@ struct Objects {
     ringattn_decode_destroy(decode);
     ringattn_latent_destroy(latent);
     ringattn_latent_decode_destroy(latent_decode);
+    ringattn_head_product_destroy(head_product);
     ringattn_scan_destroy(scan);
     ringattn_convolution_destroy(convolution);
     ringattn_compression_destroy(compression);
@@ -79,6 +81,7 @@ struct Objects {
   ringattn_decode* decode = nullptr;
   ringattn_latent* latent = nullptr;
   ringattn_latent_decode* latent_decode = nullptr;
+  ringattn_head_product* head_product = nullptr;
   ringattn_scan* scan = nullptr;
   ringattn_convolution* convolution = nullptr;
   ringattn_compression* compression = nullptr;
@@ -136,6 +139,13 @@ std::vector<Struct> structs_of_jobs(Ops& ops) {
                                                                     RINGATTN_ANY_FORM, nullptr, object);
                                     });
                                   }),
+      as_ever<ringattn_head_product_spec>(
+          "ringattn_head_product_spec",
+          [&ops](auto* given) {
+            return made(ringattn_head_product_destroy, [&](ringattn_head_product** object) {
+              return ringattn_head_product_create(ops.world.get(), given, nullptr, object);
+            });
+          }),
       as_ever<ringattn_scan_spec>("ringattn_scan_spec", [=, &ops](auto* given) { return scan(given, &ops.runs); }),
       grown<ringattn_scan_batch>("ringattn_scan_batch", offsetof(ringattn_scan_batch, update),
                                  [=, &ops](auto* given) { return scan(&ops.scan, given); }),
@@ -172,6 +182,9 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
           [&](auto* facts) { return ringattn_latent_decode_get_facts(of.latent_decode, facts); }),
       as_ever<ringattn_latent_facts>("ringattn_latent_facts",
                                      [&](auto* facts) { return ringattn_latent_get_facts(of.latent, facts); }),
+      as_ever<ringattn_head_product_facts>(
+          "ringattn_head_product_facts",
+          [&](auto* facts) { return ringattn_head_product_get_facts(of.head_product, facts); }),
       as_ever<ringattn_scan_facts>("ringattn_scan_facts",
                                    [&](auto* facts) { return ringattn_scan_get_facts(of.scan, facts); }),
       as_ever<ringattn_scan_facts>("ringattn_scan_facts",
@@ -203,6 +216,9 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
       as_ever<ringattn_latent_decode_tensors>(
           "ringattn_latent_decode_tensors",
           [&](auto* given) { return ringattn_latent_decode_run(of.latent_decode, given); }),
+      as_ever<ringattn_head_product_tensors>(
+          "ringattn_head_product_tensors",
+          [&](auto* given) { return ringattn_head_product_run(of.head_product, given); }),
       grown<ringattn_scan_tensors>("ringattn_scan_tensors", offsetof(ringattn_scan_tensors, slots),
                                    [&](auto* given) { return ringattn_scan_run(of.scan, given); }),
       as_ever<ringattn_convolution_tensors>(
