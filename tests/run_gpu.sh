@@ -224,10 +224,15 @@ END
   echo "code $code"
   ((code == 6))
 }
+python_tests() {
+  local name
+  export RINGATTN_LIBRARY=build/$preset/lib/libringattn_c.so PYTHONPATH=python
+  for name in gpu_products_test gpu_test; do python3 "tests/python/$name.py"; done
+}
 part_python() {
   need_build
   need python3 -c "import torch" -- "PyTorch"
-  logged python env RINGATTN_LIBRARY="build/$preset/lib/libringattn_c.so" PYTHONPATH=python python3 tests/python/gpu_test.py
+  logged python python_tests
   grep "a call\|C call" "$state/python.log" || true
 }
 part_stops() { tests stops --tests-regex '^stops_gpu$'; }

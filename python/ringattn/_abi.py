@@ -43,6 +43,7 @@ _CHECKED = {
     "latent_rows": [Handle, c_int32, c_int64, _longs, _longs],
     "latent_decode_create": [Handle, _struct("latent_spec"), _struct("decode_limits"), _options, _handle],
     "latent_decode_owned": [Handle, c_int64, _longs, _longs],
+    "head_product_create": [Handle, _struct("head_product_spec"), _options, _handle],
     "scan_create": [Handle, _struct("scan_spec"), _struct("scan_batch"), _options, _handle],
     "scan_rows": [Handle, c_int64, _longs, _longs],
     "scan_sequences": [Handle, _ints, _ints],
@@ -74,8 +75,8 @@ _PLAIN = {
     "compression_destroy": (None, [Handle]),
 }
 # Ops with facts of their own name, and those with another's.
-FACTS = {"attention": "attention", "decode": "decode", "latent": "latent", "latent_decode": "decode", "scan": "scan",
-         "convolution": "scan"}  # fmt: skip
+FACTS = {"attention": "attention", "decode": "decode", "latent": "latent", "latent_decode": "decode",
+         "head_product": "head_product", "scan": "scan", "convolution": "scan"}  # fmt: skip
 for _op, _facts in FACTS.items():
     _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]
     _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]

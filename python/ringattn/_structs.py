@@ -112,6 +112,10 @@ latent_decode_tensors = _sized(
     (c_void_p, "stream"), (c_int32, "rows grow"),
 )  # fmt: skip
 
+head_product_spec = _sized("head_product_spec", (DLDataType, "dtype"), (c_int32, "heads inner outer"))
+head_product_facts = _sized("head_product_facts", (c_uint64, "memory_bytes"), (c_char_p, "kernel"))
+head_product_tensors = _sized("head_product_tensors", (Tensor, "rows weights out"), (c_void_p, "stream"))
+
 scan_spec = _sized(
     "scan_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim state_dim"), (c_int64, "groups"),
     (c_int32, "state_decays skip gate dt_bias dt_softplus dt_limits"), (c_float, "dt_least dt_most"),

@@ -9,7 +9,7 @@ values are lists: [rows], with a format "" and a dim 0, or the streams and table
 import torch
 from torch import Tensor
 
-from . import _attention, _compression, _decode, _eviction, _latent
+from . import _attention, _compression, _decode, _eviction, _head_product, _latent
 from ._compression import Compressed
 from ._torch_tools import (
     check_alone,
@@ -240,6 +240,21 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
         head_dim_v, *mask_arguments(mask), softmax_scale, softcap, max_keys, threads, timeout,
     )  # fmt: skip
     return given("mla_decode", out, made), lse
+
+
+@operator("head_product")
+def _head_product_op(rows: Tensor, weights: Tensor, threads: int) -> Tensor:
+    return _head_product.head_product(rows, weights, threads=threads)
+
+
+@fake("head_product")
+def _(rows, weights, *_):
+    return rows.new_empty((*rows.shape[: max(rows.ndim - 2, 1)], *weights.shape[:2]))
+
+
+def head_product(rows, weights, *, out=None, threads=0, **unknown):
+    check_known("head_product", unknown)
+    return given("head_product", out, run("head_product", rows, weights, threads))
 
 
 @operator("compress")

@@ -99,7 +99,8 @@ void check_task(const HeadProductJob& job, const HeadProductTask& task) {
     refuse(fmt::format("rows are {}", text_of(rows)),
            fmt::format("they should be {} [rows, {}, {}]", dtype_name(spec.dtype),
                        heads == 1 ? "1" : fmt::format("{} or 1", heads), spec.inner),
-           "Rows have the heads of the weights, or one that all of them share.");
+           "They have the weights' heads, or one that all share, and their inner numbers: transpose weights that lie "
+           "the other way round.");
   }
   const TensorView out = task.out;
   if (out.dtype != spec.dtype || out.tokens != rows.tokens || out.heads != heads || out.dim != spec.outer) {

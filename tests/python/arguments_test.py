@@ -61,6 +61,8 @@ class Refusals(unittest.TestCase):
             ("state is NoneType", lambda: ringattn.ssd_update(None, *SCAN)),
             ("lengths is list", lambda: ringattn.decode(*STEP[:3], [5, 5])),
             ("latent is NoneType", lambda: ringattn.mla(*changed(LATENT, 1, None))),
+            ("rows is list", lambda: ringattn.head_product([1.0], LATENT[3])),
+            ("weights is NoneType", lambda: ringattn.head_product(LATENT[1], None)),
             ("cache is NoneType", lambda: ringattn.mla_decode(*changed(LATENT_STEP, 1, None))),
         ]
         self.refuses(cases)
@@ -76,6 +78,8 @@ class Refusals(unittest.TestCase):
             ("w_uv has 2 axes", lambda: mla(*changed(LATENT, 4, normal(16, 64)))),
             ("q has 1 axes", lambda: mla(*changed(LATENT, 0, normal(24)))),
             ("k_rope has 1 axes", lambda: mla(*changed(LATENT, 2, normal(8)))),
+            ("rows has 1 axes", lambda: ringattn.head_product(normal(64), LATENT[3])),
+            ("weights has 2 axes", lambda: ringattn.head_product(LATENT[1], normal(16, 64))),
             ("k has 1 axes", lambda: varlen(Q, normal(20), K, [0, 20])),
             ("q has 4 axes", lambda: varlen(Q[None], K, K, [0, 20])),
             ("x has 1 axes", lambda: ringattn.causal_conv1d(normal(16), WEIGHT)),
@@ -204,6 +208,7 @@ class Refusals(unittest.TestCase):
                 self.refuses([(f"{name}: ", lambda: self.named(name, op, timeout=timeout))])
         k = normal(20, 2, 64, dtype="float16")
         self.refuses([("50000 threads are not possible", lambda: ringattn.compress(k, k, threads=50000)),
+                      ("-1 threads are not possible", lambda: ringattn.head_product(*LATENT[1::2], threads=-1)),
                       ("-1 threads are not possible", lambda: ringattn.evict(k, k, "knorm", threads=-1)),
                       ("timeout is 0", lambda: ringattn.store_world("127.0.0.1:1", timeout=0)),
                       ("a time limit of nan seconds", lambda: ringattn.store_world("127.0.0.1:1", timeout=float("nan")))])
@@ -231,6 +236,7 @@ class Refusals(unittest.TestCase):
             ("ssd has no chunk_size (chunks are 64 tokens, always)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
             ("See help(ringattn.attention)", lambda: attention(Q, K, K, anything=1)),
             ("Did you mean cu_seqlens?", lambda: ringattn.ssd(*SCAN, seq_idx=None)),
+            ("head_product has no timeout (it was given as 2.0)", lambda: ringattn.head_product(*LATENT[1::2], timeout=2.0)),
             ("compress has no axis (it was given as 2). See help(ringattn.compress)",
              lambda: ringattn.compress(HALF, HALF, axis=2)),
             ("Did you mean threads?", lambda: ringattn.decompress(ringattn.compress(HALF, HALF)[0], thread=2)),

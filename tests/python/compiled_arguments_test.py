@@ -95,6 +95,7 @@ def calls():
     yield "decode", (2, 4, 64), lambda out: ringattn.decode(*step, out=out)
     yield "mla", (2, 4, 16), lambda out: ringattn.mla(*latents, *matrices, out=out)
     yield "mla_decode", (2, 4, 16), lambda out: ringattn.mla_decode(*latent_step, rope_dim=8, out=out)
+    yield "head_product", (2, 4, 16), lambda out: ringattn.head_product(latents[1], matrices[0], out=out)
     yield "ssd", (2, 2, 16), lambda out: ringattn.ssd(*scan, out=out)
     yield "ssd_update", (2, 2, 16), lambda out: ringattn.ssd_update(heads.clone(), *scan, out=out)
     yield "selective_scan", (2, 24), lambda out: ringattn.selective_scan(*selective, out=out)
@@ -174,7 +175,7 @@ class Latents(Both):
 class Signatures(Both):
     def test_compiled_functions_take_what_eager_ones_take(self):
         names = [name for name in ringattn.__all__ if hasattr(getattr(ringattn, name), "__wrapped__")]
-        self.assertEqual(len(names), 14)
+        self.assertEqual(len(names), 15)
         for name in names:
             signatures = [inspect.signature(getattr(of, name)) for of in (ringattn, torch_ops)]
             eager, traced = ([(p.name, p.kind, p.default) for p in one.parameters.values()] for one in signatures)

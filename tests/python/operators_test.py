@@ -93,6 +93,10 @@ def samples() -> dict[str, list[tuple]]:
             (q, q, None, "knorm:heads=all", 0.5, *mask, None, 0.0, [20, 40], [20, 40], 0),
             (k16, k16, q16, "snapkv:window=8", 0.5, *mask, None, 0.0, [40, 40], [40, 40], 0),
         ],
+        "head_product": [
+            (latents[0][..., :16], latents[3].transpose(1, 2), 0), (latents[1], latents[4], 0),
+            (latents[1].reshape(3, 20, 1, 64), latents[4], 1), (normal(7, 4, 128, dtype=bf16), matrices[0], 0),
+        ],
         "ssd": [
             (*scan, None, None, None, False, None, None, None, None, 0, 0, 60.0),
             (*scan, normal(2), normal(60, 2, 8), normal(2), True, [0.0, 1.0], normal(2, 2, 8, 16), cu, None, 0, 0, 60.0),

@@ -242,6 +242,19 @@ class Latents(unittest.TestCase):
         inside, _ = ringattn.mla(absorbed, self.latent, self.k_rope, cu_seqlens_q=self.cu, form="absorbed", head_dim=32)
         self.assertEqual(inside.shape, (300, HEADS, 64))
         np.testing.assert_allclose(np.einsum("thd,hvd->thv", inside, self.w_uv), out, atol=2e-5)
+        # By the product of the package: with its bits.
+        made = np.empty((300, HEADS, 80), "float32")
+        ringattn.head_product(self.q[:, :, :32], self.w_uk.swapaxes(1, 2), out=made[..., :64])
+        made[..., 64:] = self.q[:, :, 32:]
+        inside, _ = ringattn.mla(made, self.latent, self.k_rope, cu_seqlens_q=self.cu, form="absorbed", head_dim=32)
+        assert_same_bits(ringattn.head_product(inside, self.w_uv), out)
+        last = self.cu[1:] - 1
+        cache, counts = np.zeros((2, 256, 80), "float32"), np.array(self.lengths, "int32")
+        for s in (0, 1):
+            cache[s, : self.lengths[s], :64] = self.latent[self.cu[s] : self.cu[s + 1]]
+            cache[s, : self.lengths[s], 64:] = self.k_rope[self.cu[s] : self.cu[s + 1]]
+        step, _ = ringattn.mla_decode(made[last], cache, counts, rope_dim=16, head_dim=32)
+        assert_same_bits(ringattn.head_product(step, self.w_uv), out[last])
         for words, given in (("head_dim", {"form": "absorbed"}), ("form 'both'", {"form": "both", "head_dim": 32})):
             with self.assertRaises(ringattn.UsageError) as caught:
                 ringattn.mla(absorbed, self.latent, self.k_rope, **given)

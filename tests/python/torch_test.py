@@ -147,6 +147,17 @@ class Compiled(unittest.TestCase):
             lambda *given: ringattn.mla_decode(*given, rope_dim=16), normal(5, 2, 48), cache, lengths, w_uk, w_uv
         )
 
+    def test_products(self):
+        rows, matrices = normal(2, 20, 4, 64), normal(4, 128, 64, seed=2)
+
+        def there_and_back(rows, matrices):
+            out = ringattn.head_product(rows * 2, matrices)
+            back = ringattn.head_product(out[0], matrices.transpose(1, 2)) + 1
+            return out, back, ringattn.head_product(rows[0, :, 0], matrices)
+
+        self.check(there_and_back, rows, matrices)
+        self.check(there_and_back, rows.bfloat16(), matrices.bfloat16())
+
     def test_scans(self):
         x, dt, A = normal(100, 4, 32), normal(100, 4, seed=2).abs(), -normal(4, seed=3).exp()
         B, C = normal(100, 2, 16, seed=4), normal(100, 2, 16, seed=5)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""head_product() on a GPU: right, with the bits of the matrices in latent attention, and in graphs.
+
+    RINGATTN_LIBRARY=build/release/lib/libringattn_c.so PYTHONPATH=python python3 tests/python/gpu_products_test.py"""
+
+import importlib.util
+import sys
+import unittest
+
+if importlib.util.find_spec("torch") is None:
+    print("skipped: needs torch")
+    sys.exit(77)
+
+import torch
+
+if not torch.cuda.is_available():
+    print("skipped: needs a GPU")
+    sys.exit(77)
+
+import ringattn
+from ringattn.testing import assert_same_bits
+
+
+def normal(*shape, seed=1, dtype=torch.bfloat16):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to("cuda")
+
+
+def layer(dtype):
+    """q, latent, k_rope and kv_b_proj's weight of 16 heads."""
+    return (normal(600, 16, 192, dtype=dtype), normal(600, 512, seed=2, dtype=dtype), normal(600, 64, seed=3, dtype=dtype),
+            normal(16, 256, 512, seed=4, dtype=dtype) / 22)  # fmt: skip
+
+
+class Products(unittest.TestCase):
+    def setUp(self):
+        torch.set_grad_enabled(False)
+        self.addCleanup(torch.set_grad_enabled, True)
+
+    def test_rows_and_heads_and_strides_change_no_bit(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            q, _, _, w = layer(dtype)
+            nope, absorption = q[..., :128], w[:, :128].transpose(1, 2)
+            made = ringattn.head_product(nope, absorption)
+            expected = torch.einsum("thd,hdc->thc", nope.double(), w[:, :128].double())
+            torch.testing.assert_close(made.double(), expected, atol=1e-3, rtol=8e-3)
+            assert_same_bits(ringattn.head_product(nope[7:8], absorption), made[7:8])
+            assert_same_bits(ringattn.head_product(nope[:, 3:5], absorption[3:5]), made[:, 3:5])
+            assert_same_bits(ringattn.head_product(nope, absorption.contiguous()), made)
+            assert_same_bits(ringattn.head_product(nope.reshape(3, 200, 16, 128), absorption).reshape(made.shape), made)
+
+    def test_latent_attention_has_the_bits_of_the_caller_s_products(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            q, latent, k_rope, w = layer(dtype)
+            w_uk, w_uv = w[:, :128], w[:, 128:]
+            inside = torch.cat([ringattn.head_product(q[..., :128], w_uk.transpose(1, 2)), q[..., 128:]], -1)
+            out, lse = ringattn.mla(q, latent, k_rope, w_uk, w_uv, form="absorbed")
+            in_latent, got_lse = ringattn.mla(inside, latent, k_rope, form="absorbed", head_dim=128, head_dim_v=128)
+            assert_same_bits(ringattn.head_product(in_latent, w_uv), out)
+            assert_same_bits(got_lse, lse)
+            cache, counts = torch.cat([latent, k_rope], 1)[None], torch.tensor([600], dtype=torch.int32, device="cuda")
+            step, _ = ringattn.mla_decode(q[599:], cache, counts, w_uk, w_uv)
+            step_in_latent, _ = ringattn.mla_decode(inside[599:], cache, counts, head_dim=128, head_dim_v=128)
+            assert_same_bits(ringattn.head_product(step_in_latent, w_uv), step)
+
+    def test_a_product_is_replayed_over_new_rows(self):
+        q, _, _, w = layer(torch.bfloat16)
+        absorption = w[:, :128].transpose(1, 2)
+        expected = ringattn.head_product(q[90:99, :, :128], absorption)
+        rows, out = q[:9, :, :128].clone(), torch.empty_like(expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            ringattn.head_product(rows, absorption, out=out)
+        rows.copy_(q[90:99, :, :128])
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same_bits(out, expected)
+
+    def test_compiled_it_has_the_same_bits(self):
+        q, _, _, w = layer(torch.bfloat16)
+
+        def there(nope, w_uk):
+            return ringattn.head_product(nope * 2, w_uk.transpose(1, 2)) + 1
+
+        compiled = torch.compile(there, fullgraph=True)
+        assert_same_bits(compiled(q[..., :128], w[:, :128]), there(q[..., :128], w[:, :128]))
+
+    def test_float32_is_refused(self):
+        with self.assertRaises(ringattn.UnsupportedError) as caught:
+            ringattn.head_product(normal(3, 64, dtype=torch.float32), normal(2, 64, 64, dtype=torch.float32))
+        self.assertIn("fp32 (supported: bf16, fp16)", str(caught.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()
