@@ -11,6 +11,7 @@
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/sm80/config.hpp"
+#include "kernels/sm80/decode/compressed.hpp"
 #include "kernels/sm80/decode/sm80_decode.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
@@ -51,12 +52,6 @@ template <class Config>
 TileSizes tiles_of(const Config& config, int query) {
   return config ? TileSizes{query, config->key_tile} : TileSizes{};
 }
-
-// And compressed caches, of kernels that read plain ones alone.
-std::vector<std::string> plain_alone(std::vector<std::string> missing, const DecodeSpec& spec) {
-  if (!spec.format.is_plain()) missing.push_back(describe(spec.format) + " (supported: plain caches)");
-  return missing;
-}
 #endif
 
 constexpr KernelRow<DecodeSpec> kTable[] = {
@@ -87,14 +82,18 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_fold", "cuda",
-      "bf16, fp16; head_dim 64, 96, 128, 256, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks",
+      "bf16, fp16; head_dim 64, 96, 128, 256, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks; "
+      "caches "
+      "of fp8, int8 and int4, latents of 8 bits",
       sm80::decode_configs,
       [](const Backend&) { return 5e12; },  // as above, where half of the memory's speed is reached
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) {
        const auto config = sm80::choose_config(spec.fold);
-       return plain_alone(
-           missing_of(sm80::fold_missing(spec.fold), spec, tiles_of(config, config ? config->query_tile() : 1)), spec);
+       std::vector<std::string> missing =
+           missing_of(sm80::fold_missing(spec.fold), spec, tiles_of(config, config ? config->query_tile() : 1));
+       for (std::string& what : sm80::formats_missing(spec)) missing.push_back(std::move(what));
+       return missing;
      },
      sm80::make_decode},
 #endif

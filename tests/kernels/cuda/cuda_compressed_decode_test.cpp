@@ -4,156 +4,27 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <memory>
-#include <numeric>
-#include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
-#include "tests/support/compressed_tensors.hpp"
-#include "tests/support/device_pool.hpp"
+#include "tests/kernels/cuda/compressed_steps.hpp"
 
 namespace ringattn::testing {
 namespace {
 
-struct Case {
-  DecodeSpec spec;
-  int rows = 1;  // of a sequence
-  std::vector<std::int64_t> lengths;
-  std::int64_t page = 64;  // 0: dense
-  int slices = 0;
-  // Keys of these tokens of the last sequence are so many times as large: references are outgrown.
-  std::vector<std::int64_t> loud;
-  float loudness = 1.0F;
-  bool tiny_zeros = false;  // least elements that are next to nothing beside their scales
-};
+using Case = CompressedCase;
 
-// A step's tensors on the device, and what the two kernels make of them.
-class Steps {
- public:
-  Steps(const DecodeRow& row, const Case& c) : row_(row), case_(c), backend_(row.make_backend({1, 0})) {
-    const FoldSpec& fold = c.spec.fold;
-    const auto sequences = static_cast<std::int64_t>(c.lengths.size());
-    const std::int64_t longest = *std::ranges::max_element(c.lengths);
-    if (c.page > 0) {
-      order_ = shuffled_pages(c.lengths, c.page, 3);
-    } else {
-      order_.table.resize(c.lengths.size());
-      std::iota(order_.table.begin(), order_.table.end(), 0);
-      order_.columns = 1;
-      order_.pages = sequences;
-      order_.page_size = longest + 3;
-    }
-    packed_k_ = pool(c.spec.format.k, fold.head_dim, 1, plain_k_);
-    packed_v_ = pool(c.spec.format.v, fold.head_dim_v, 2, plain_v_);
-    const std::vector<std::byte> q =
-        outlier_rows({fold.dtype, fold.heads, fold.head_dim}, std::vector<std::int64_t>(c.lengths.size(), c.rows), 7);
-    q_.emplace(*backend_, q.size());
-    q_->write(q);
-    table_.emplace(*backend_, order_.table.size() * 4);
-    table_->write(bytes_of(order_.table));
-    lengths_.emplace(*backend_, c.lengths.size() * 4);
-    lengths_->write(bytes_of(std::vector<std::int32_t>(c.lengths.begin(), c.lengths.end())));
-    const std::int64_t rows = sequences * c.rows;
-    out_.emplace(*backend_, static_cast<std::size_t>(rows * fold.heads * fold.head_dim_v) * 2);
-    lse_.emplace(*backend_, static_cast<std::size_t>(rows * fold.heads) * 4);
-    if (fold.sinks) {
-      sinks_.emplace(*backend_, static_cast<std::size_t>(fold.heads) * 4);
-      sinks_->write(bytes_of(std::vector<float>(static_cast<std::size_t>(fold.heads), 0.5F)));
-    }
-    step_.q = dense_view(static_cast<const void*>(q_->data()), fold.dtype, rows, fold.heads, fold.head_dim);
-    step_.rows = c.rows;
-    if (c.page > 0) step_.block_table = {reinterpret_cast<const std::int32_t*>(table_->data()), order_.columns};
-    step_.lengths = reinterpret_cast<const std::int32_t*>(lengths_->data());
-    step_.output = {dense_view(static_cast<void*>(out_->data()), fold.dtype, rows, fold.heads, fold.head_dim_v),
-                    {lse_->floats(), fold.heads, 1},
-                    fold.sinks ? sinks_->floats() : nullptr};
-    step_.packed_k = packed_k_->view();
-    step_.packed_v = packed_v_->view();
-    step_.k = plain_k_->plain();
-    step_.v = plain_v_->plain();
-  }
-
-  // Outputs and LSE, one behind the other.
-  std::vector<std::byte> run(bool compressed) {
-    DecodeSpec spec = case_.spec;
-    DecodeStep step = step_;
-    if (compressed) {
-      step.k = step.v = {};
-    } else {
-      spec.format = {};
-      step.packed_k = step.packed_v = {};
-    }
-    const auto kernel = row_.make_kernel(spec, *backend_);
-    kernel->reserve({static_cast<std::int64_t>(case_.lengths.size()), case_.rows,
-                     *std::ranges::max_element(case_.lengths), case_.slices});
-    out_->clear();
-    lse_->clear();
-    kernel->enqueue(step, backend_->stream());
-    kernel->enqueue(step, backend_->stream());  // nothing of a step is left over for the next
-    std::vector<std::byte> bytes = out_->read();
-    const std::vector<std::byte> lse = lse_->read();
-    bytes.insert(bytes.end(), lse.begin(), lse.end());
-    return bytes;
-  }
-
- private:
-  std::unique_ptr<DevicePool> pool(const RowFormat& format, std::int64_t dim, std::uint64_t seed,
-                                   std::unique_ptr<DevicePool>& plain_pool) {
-    const RowShape shape{case_.spec.fold.dtype, case_.spec.fold.kv_heads, dim};
-    const std::int64_t tokens = std::accumulate(case_.lengths.begin(), case_.lengths.end(), std::int64_t{0});
-    const auto sequences = static_cast<std::int64_t>(case_.lengths.size());
-    std::vector<std::byte> rows = outlier_rows(shape, case_.lengths, seed);
-    const std::int64_t row = shape.heads * dim;
-    const auto change = [&](std::int64_t token, auto by) {
-      for (std::int64_t i = 0; i < row; ++i) {
-        std::byte* const at = rows.data() + (token * row + i) * 2;
-        store_element(at, shape.dtype, by(load_element(at, shape.dtype), i));
-      }
-    };
-    for (const std::int64_t token : case_.loud) {
-      if (seed != 1) break;
-      change(tokens - case_.lengths.back() + token, [&](float x, std::int64_t) { return x * case_.loudness; });
-    }
-    // What is below half is next to nothing: the least element of a group is, of either sign.
-    for (std::int64_t token = 0; case_.tiny_zeros && token < tokens; ++token) {
-      change(token, [&](float x, std::int64_t i) {
-        if (std::abs(x) < 0.5F) return x * (shape.dtype == Dtype::kBf16 ? 0x1p-30F : 0x1p-18F);
-        return i % 7 == 0 && token % 96 > 60 ? x : std::abs(x);
-      });
-    }
-    CompressedTensor tensor =
-        compress_tensor("k", format, view_of(rows, shape, tokens), case_.lengths, {7, 2}, ErrorCode::kUsage);
-    CompressedTensor plain = make_compressed({}, shape, case_.lengths);
-    plain.streams[0] = decompress_tensor(tensor, 2);
-    CompressedPool host(format, shape, order_, sequences), host_plain({}, shape, order_, sequences);
-    host.fill(tensor);
-    host_plain.fill(plain);
-    plain_pool = std::make_unique<DevicePool>(*backend_, host_plain.view(), sequences);
-    return std::make_unique<DevicePool>(*backend_, host.view(), sequences);
-  }
-
-  const DecodeRow& row_;
-  const Case case_;
-  std::unique_ptr<Backend> backend_;
-  PageOrder order_;
-  std::unique_ptr<DevicePool> packed_k_, packed_v_, plain_k_, plain_v_;
-  std::optional<DeviceArray> q_, table_, lengths_, out_, lse_, sinks_;
-  DecodeStep step_;
-};
-
-void expect_plain_bits(const Case& c) {
+// By every kernel that reads such a cache. `shares`: of the keys, in caches of their own.
+void expect_plain_bits(const Case& c, int shares = 1) {
   for (const DecodeRow* row : rows_here(c.spec)) {
-    SCOPED_TRACE(
-        fmt::format("{}: {}, {} rows, page {}, slices {}", row->name, describe(c.spec), c.rows, c.page, c.slices));
-    Steps steps(*row, c);
-    const std::vector<std::byte> expected = steps.run(false), got = steps.run(true);
+    SCOPED_TRACE(fmt::format("{}: {}, {} rows, page {}, slices {}, {} shares", row->name, describe(c.spec), c.rows,
+                             c.page, c.slices, shares));
+    CompressedSteps steps(*row, c);
+    const std::vector<std::byte> expected = steps.run(false);
+    const std::vector<std::byte> got = shares == 1 ? steps.run(true) : steps.run_shares(true, shares);
     if (got == expected) continue;
     const FoldSpec& fold = c.spec.fold;
     const std::size_t rows = c.lengths.size() * static_cast<std::size_t>(c.rows * fold.heads);
@@ -315,6 +186,67 @@ TEST(CudaCompressedDecode, ZerosFarBelowTheirScales) {
       c.spec.fold.head_dim = c.spec.fold.head_dim_v = 64;
       c.page = 0;
       expect_plain_bits(c);
+    }
+  }
+}
+
+// Keys as they are and values in codes, or the other way round: of kernels that read both.
+TEST(CudaCompressedDecode, OneOfBothIsPlain) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const RowFormat& format : {kFp8, kInt8, kKeys32, kKeys64, kValues}) {
+    for (const CacheFormat& of : {CacheFormat{format, {}}, CacheFormat{{}, format}}) {
+      for (const int dim : {128, 256}) {
+        Case c = usual(of, Dtype::kBf16, dim);
+        c.page = dim == 128 ? 16 : 0;
+        c.rows = 2;
+        expect_plain_bits(c);
+      }
+    }
+  }
+}
+
+TEST(CudaCompressedDecode, EveryFormatOfEveryDim) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : formats()) {
+    for (const int dim : {96, 192, 256}) {
+      const bool wide_groups = format.k == kKeys64 || format.v == kKeys64;
+      if (dim == 96 && wide_groups) continue;  // 96 channels are no multiple of 64
+      Case c = usual(format, dim == 192 ? Dtype::kF16 : Dtype::kBf16, dim);
+      c.lengths = {1, 63, 200, 4200};
+      c.page = dim == 192 ? 256 : 16;
+      c.rows = dim == 256 ? 16 : 1;
+      expect_plain_bits(c);
+    }
+  }
+}
+
+TEST(CudaCompressedDecode, SharesOfTheKeysMergeToTheWhole) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {
+    for (const int shares : {2, 3}) {
+      Case c = usual(format);
+      c.lengths = {1, 4096, 8193, 3 * 8192 + 77};
+      c.rows = 2;
+      c.page = shares == 2 ? 16 : 128;
+      expect_plain_bits(c, shares);
+    }
+  }
+}
+
+// Blocks that are listed lie side by side, over codes as over elements: of kernels that read codes by lists.
+TEST(CudaCompressedDecode, ListsOfKeyBlocks) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kKeys32, kValues}, {kValues, kKeys64}}) {
+    for (const int lists : {1, 2}) {
+      for (const int dim : {64, 128, 256}) {
+        Case c = usual(format, Dtype::kBf16, dim);
+        c.spec.fold.lists = {128, 128, lists};
+        c.lengths = {3, 128, 129, 700, 11'100};
+        c.page = lists == 1 ? 16 : 256;
+        c.rows = 3;
+        if (dim == 256) c.page = 0;
+        expect_plain_bits(c);
+      }
     }
   }
 }

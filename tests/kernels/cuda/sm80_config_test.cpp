@@ -3,7 +3,9 @@
 // a multiprocessor has.
 #include <gtest/gtest.h>
 
+#include "kernels/latent_rows.hpp"
 #include "kernels/sm80/config.hpp"
+#include "kernels/sm80/decode/compressed.hpp"
 #include "tests/kernels/cuda/config_cases.hpp"
 
 namespace ringattn::sm80 {
@@ -97,6 +99,32 @@ TEST(Sm80Config, DescribesItself) {
             "tile 128x64, 4 warps of 32 rows, 1 stage of keys, 89.5 KiB");
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kF16, 576, 512))),
             "tile 32x64, 8 warps of 64 columns, 3 strips of keys, 92.0 KiB");
+}
+
+// Each tensor of a cache may be one of these, by itself; latents are both.
+TEST(Sm80Config, FormatsOfDecodedCaches) {
+  const RowFormat fp8{RowCoding::kFp8}, int8{RowCoding::kInt8}, latents = latent_format(64);
+  const RowFormat keys{RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 64};
+  const RowFormat values{RowCoding::kInt4Token, ScaleGrain::kTokenHead, 32};
+  const auto missing = [](int head_dim, int head_dim_v, Dtype dtype, const CacheFormat& format, bool values_in_keys) {
+    FoldSpec fold = spec_of_dims(dtype, head_dim, head_dim_v);
+    fold.kv_heads = head_dim == 576 ? 1 : 2;
+    return formats_missing({fold, values_in_keys, format}).size();
+  };
+  for (const auto& [head_dim, head_dim_v] : {testing::HeadDims{64, 64}, {192, 128}, {256, 256}}) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+      for (const CacheFormat& format : {CacheFormat{}, {fp8, fp8}, {keys, values}, {values, keys}, {int8, {}}}) {
+        EXPECT_EQ(missing(head_dim, head_dim_v, dtype, format, false), 0U) << describe(format);
+      }
+      EXPECT_EQ(missing(head_dim, head_dim_v, dtype, {fp8, {RowCoding::kVector}}, false), 1U);
+      EXPECT_EQ(missing(head_dim, head_dim_v, dtype, {latents, {}}, true), 2U);
+      EXPECT_EQ(missing(head_dim, head_dim_v, dtype, {fp8, {}}, true), 1U);
+    }
+  }
+  EXPECT_EQ(missing(576, 512, Dtype::kBf16, {latents, {}}, true), 0U);
+  EXPECT_EQ(missing(576, 512, Dtype::kF16, {latents, {}}, true), 1U);
+  EXPECT_EQ(missing(576, 512, Dtype::kBf16, {latents, {}}, false), 1U);
+  EXPECT_EQ(missing(576, 512, Dtype::kBf16, {fp8, fp8}, false), 1U);
 }
 
 }  // namespace

@@ -62,31 +62,14 @@ __device__ __forceinline__ RawQuad load_quad(const RowParams& p, const RowAt& ro
   return raw;
 }
 
-template <class Element>
-__device__ __forceinline__ Quad int4_quad(std::uint32_t codes, std::uint32_t numbers) {
-  const float scale = widen<Element>(numbers);
-  const float zero = widen<Element>(numbers >> 16);
-  Quad quad;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    quad.x[i] = int4_element(static_cast<std::uint8_t>(codes >> 4 * i & 0xfU), scale, zero);
-  }
-  return quad;
-}
-
 template <class Element, RowCoding kCoding>
 __device__ __forceinline__ uint2 decoded(const RowParams& p, const RawQuad& raw, int head, int channel) {
   Quad quad;
   if constexpr (kCoding == RowCoding::kFp8 || kCoding == RowCoding::kLatent) {
     if (kCoding == RowCoding::kLatent && channel >= p.dim - p.format.rope) return raw.plain;
-    quad = e4m3_quad(raw.codes);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) quad.x[i] = quad.x[i] * __uint_as_float(raw.numbers);
+    quad = fp8_quad(raw.codes, __uint_as_float(raw.numbers));
   } else if constexpr (kCoding == RowCoding::kInt8) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      quad.x[i] = int8_element(static_cast<std::int8_t>(raw.codes >> 8 * i), __uint_as_float(raw.numbers));
-    }
+    quad = int8_quad(raw.codes, __uint_as_float(raw.numbers));
   } else if constexpr (kCoding == RowCoding::kHybrid) {
     const Quad product = widen<Element>(raw.plain);
     const Quad remainder = int4_quad<Element>(raw.codes, raw.numbers);
@@ -219,13 +202,8 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
         }
 #pragma unroll
         for (int t = 0; t < kRows; ++t) {
-          Quad quad;
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            quad.x[i] = int4_element(static_cast<std::uint8_t>(codes[t] >> 4 * i & 0xfU), widen<Element>(numbers[i]),
-                                     widen<Element>(numbers[i] >> 16));
-          }
-          store_elements(p, p.plain.at(run.to + first + begin + t, head), channel, narrow<Element>(quad));
+          store_elements(p, p.plain.at(run.to + first + begin + t, head), channel,
+                         narrow<Element>(int4_quad<Element>(codes[t], numbers)));
         }
       }
     }

@@ -158,8 +158,16 @@ __device__ __forceinline__ Quad e4m3_quad(std::uint32_t codes) {
     quad.x[2 * i + 1] = widen<__half>(halves >> 16);
   }
 #else
+  // e4m3_to_float() without its conversion of an integer, which is slow here: a code's bits as those of an fp32 are
+  // 2^-120 of the code, and the product is exact where they are subnormal, too.
 #pragma unroll
-  for (int i = 0; i < 4; ++i) quad.x[i] = e4m3_to_float(static_cast<std::uint8_t>(codes >> 8 * i));
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t code = codes >> 8 * i;
+    const std::uint32_t sign = (code & 0x80U) << 24;
+    const std::uint32_t magnitude = (code & 0x7fU) << 20;
+    quad.x[i] = __uint_as_float(sign | magnitude) * 0x1p120F;
+    if (magnitude == 0x7fU << 20) quad.x[i] = __uint_as_float(sign | 0x7fc00000U);
+  }
 #endif
   return quad;
 }
@@ -175,6 +183,36 @@ __device__ __forceinline__ std::uint32_t e4m3_codes(const Quad& quad) {
   for (int i = 0; i < 4; ++i) codes |= std::uint32_t{float_to_e4m3(quad.x[i])} << 8 * i;
   return codes;
 #endif
+}
+
+// Elements of four codes, before they are rounded to the dtype; the first code is the lowest.
+__device__ __forceinline__ Quad fp8_quad(std::uint32_t codes, float scale) {
+  Quad quad = e4m3_quad(codes);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) quad.x[i] = quad.x[i] * scale;
+  return quad;
+}
+__device__ __forceinline__ Quad int8_quad(std::uint32_t codes, float scale) {
+  Quad quad;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) quad.x[i] = int8_element(static_cast<std::int8_t>(codes >> 8 * i), scale);
+  return quad;
+}
+// Of 4 bits; what lies above the fourth one doesn't count. `numbers`: a scale, low, and a zero, of all four or of each.
+template <class Element>
+__device__ __forceinline__ Quad int4_quad(std::uint32_t codes, const std::uint32_t (&numbers)[4]) {
+  Quad quad;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    quad.x[i] = int4_element(static_cast<std::uint8_t>(codes >> 4 * i & 0xfU), widen<Element>(numbers[i]),
+                             widen<Element>(numbers[i] >> 16));
+  }
+  return quad;
+}
+template <class Element>
+__device__ __forceinline__ Quad int4_quad(std::uint32_t codes, std::uint32_t numbers) {
+  const std::uint32_t of_each[4] = {numbers, numbers, numbers, numbers};
+  return int4_quad<Element>(codes, of_each);
 }
 
 // Rows of a run that a warp takes one behind the other: a row of each head of a token, and then the next token's.

@@ -109,7 +109,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) decode_kernel(const __g
     __syncthreads();
     if (unit.slots == 0) return;
     if constexpr (C::kSlices > 1) {
-      fold_sliced_unit<C>(p, unit, shared);
+      std::int32_t* const pages = SlicedDecodeLayout<C>::pages(shared);
+      const CachedKeys<C> keys{p, unit, pages};
+      fold_sliced_unit<C>(p, unit, shared, pages, keys);
     } else {
       fold_unit<C>(p, unit, shared);
     }

@@ -26,30 +26,34 @@ struct DecodeConfig {
   static constexpr int kSlices = kFold.slices;
 };
 
-template <class Element, FoldConfig kFold>
-int prepare_decode() {
+// `kernel` decodes plain caches or compressed ones.
+template <class Element, FoldConfig kFold, class Params>
+int prepare_decode(void (*kernel)(Params)) {
   using C = DecodeConfig<Element, kFold>;
   constexpr int kBytes = decode_kernel_bytes<C>();
   static_assert(kBytes == decode_bytes(kFold, C::kStages) && kBytes + 256 <= kMostSharedBytes);
   static_assert(sizeof(DecodeUnit) <= 256);
-  check_cuda(cudaFuncSetAttribute(decode_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-             "cudaFuncSetAttribute");
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   int ctas = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, decode_kernel<C>, C::kThreads, kBytes),
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, C::kThreads, kBytes),
              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   return ctas;
 }
 
-template <class Element, FoldConfig kFold>
-void launch_decode(const DecodeParams& params, int ctas, Stream stream) {
+template <class Element, FoldConfig kFold, class Params>
+void launch_decode(void (*kernel)(Params), const Params& params, int ctas, Stream stream) {
   using C = DecodeConfig<Element, kFold>;
-  decode_kernel<C><<<static_cast<unsigned>(ctas), C::kThreads, decode_kernel_bytes<C>(), cuda_stream(stream)>>>(params);
+  kernel<<<static_cast<unsigned>(ctas), C::kThreads, decode_kernel_bytes<C>(), cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_fold's decode");
 }
 
 template <class Element, FoldConfig kFold>
 constexpr DecodeLauncher decode_launcher() {
-  return {prepare_decode<Element, kFold>, launch_decode<Element, kFold>};
+  using C = DecodeConfig<Element, kFold>;
+  return {[] { return prepare_decode<Element, kFold>(decode_kernel<C>); },
+          [](const DecodeParams& params, int ctas, Stream stream) {
+            launch_decode<Element, kFold>(decode_kernel<C>, params, ctas, stream);
+          }};
 }
 
 }  // namespace ringattn::sm80

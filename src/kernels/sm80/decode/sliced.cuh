@@ -12,6 +12,10 @@ template <class C>
 struct SlicedDecodeLayout {
   static constexpr int kPages = SlicedLayout<C>::kBytes;
   static constexpr int kBytes = kPages + C::kPages * 4;
+
+  __device__ static std::int32_t* pages(unsigned char* shared) {
+    return reinterpret_cast<std::int32_t*>(shared + kPages);
+  }
 };
 
 // See sliced/strips.cuh.
@@ -31,10 +35,10 @@ struct CachedKeys {
   }
 };
 
-template <class C>
-__device__ __forceinline__ void fold_sliced_unit(const DecodeParams& p, const DecodeUnit& unit, unsigned char* shared) {
-  auto* const pages = reinterpret_cast<std::int32_t*>(shared + SlicedDecodeLayout<C>::kPages);
-  const CachedKeys<C> keys{p, unit, pages};
+// `keys` looks into `pages`, which are filled here, in shared memory.
+template <class C, class Keys>
+__device__ __forceinline__ void fold_sliced_unit(const DecodeParams& p, const DecodeUnit& unit, unsigned char* shared,
+                                                 std::int32_t* pages, Keys& keys) {
   const SlicedStep<C, DecodeRows> step(p.fold, {unit, p.ratio}, shared);
   const int end = unit.end;
   if (unit.begin < end) {

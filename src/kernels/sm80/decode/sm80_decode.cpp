@@ -14,6 +14,7 @@
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/registry.hpp"
+#include "kernels/sm80/decode/compressed.hpp"
 #include "kernels/sm80/decode/decode.hpp"
 
 namespace ringattn::sm80 {
@@ -60,6 +61,7 @@ class Sm80Decode final : public DecodeKernel {
         device_(device),
         config_(*choose_config(spec.fold)),
         launcher_(launcher_of(spec, true)),
+        compressed_(spec.format.is_plain() ? nullptr : &compressed_launcher_of(spec, true)),
         merge_(spec.fold.dtype == Dtype::kBf16 ? merge_bf16 : merge_fp16) {
     const DeviceGuard guard(device_);
     merge_.prepare();
@@ -76,7 +78,7 @@ class Sm80Decode final : public DecodeKernel {
     limits_ = limits;
     layout_ = lay_out(limits);
     scratch_ = allocate_cleared_device(layout_.bytes, device_);
-    ctas_ = launcher_.prepare() * cuda::multiprocessors_of(device_);
+    ctas_ = (compressed_ != nullptr ? compressed_->prepare() : launcher_.prepare()) * cuda::multiprocessors_of(device_);
   }
 
   void enqueue(const DecodeStep& step, Stream stream) override {
@@ -87,7 +89,8 @@ class Sm80Decode final : public DecodeKernel {
     p.fold = fold_params(step.q.tokens, step.output);
     p.fold.q = {step.q.data, step.q.token_stride, step.q.head_stride};
     p.q_aligned = aligned(step.q.data, {step.q.token_stride, step.q.head_stride});
-    set_cache(step, p);
+    if (compressed_ == nullptr) set_cache(step, p);
+    set_pages(step, p);
     set_lists(step, p);
     p.lengths = step.lengths;
     p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows) * lists_of(spec_.fold.lists);
@@ -99,7 +102,15 @@ class Sm80Decode final : public DecodeKernel {
     p.record_groups = p.finish ? layout_.groups : step.partials.groups;
     p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.counters);
     const std::int64_t units = p.sequences * p.list_kv_heads * blocks(step.rows) * layout_.groups;
-    launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units, ctas_)), stream);
+    const int ctas = static_cast<int>(std::min<std::int64_t>(units, ctas_));
+    if (compressed_ == nullptr) {
+      launcher_.launch(p, ctas, stream);
+      return;
+    }
+    CompressedParams compressed{};
+    compressed.step = p;
+    set_compressed(spec_, step, compressed);
+    compressed_->launch(compressed, ctas, stream);
   }
 
   void merge(const DecodeMerge& merge, Stream stream) override {
@@ -170,16 +181,20 @@ class Sm80Decode final : public DecodeKernel {
     }
     p.k = cache_of(step.k);
     p.v = cache_of(step.v);
+  }
+
+  void set_pages(const DecodeStep& step, DecodeParams& p) const {
     p.share_first = step.share.first;
     p.every = step.share.every;
     p.page_log = 31;
     if (step.block_table.pages == nullptr) return;
     p.pages = step.block_table.pages;
     p.table_stride = step.block_table.stride;
-    p.page_log = std::countr_zero(static_cast<std::uint64_t>(step.k.page_size));
+    const std::int64_t page_size = spec_.format.k.is_plain() ? step.k.page_size : step.packed_k.page_size;
+    p.page_log = std::countr_zero(static_cast<std::uint64_t>(page_size));
   }
 
-  // Behind set_cache().
+  // Behind set_pages().
   void set_lists(const DecodeStep& step, DecodeParams& p) const {
     const ListShape& shape = spec_.fold.lists;
     p.list_kv_heads = spec_.fold.kv_heads / lists_of(shape);
@@ -197,6 +212,7 @@ class Sm80Decode final : public DecodeKernel {
   int device_;
   FoldConfig config_;
   const DecodeLauncher& launcher_;
+  const CompressedLauncher* const compressed_;  // null: caches are plain
   const MergeLauncher& merge_;
   DecodeLimits limits_;
   ScratchLayout layout_{};

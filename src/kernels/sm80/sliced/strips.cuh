@@ -4,6 +4,8 @@
 // they pass through the same stages: first the strips of K, then those of V.
 //
 // The keys and values of a tile are asked of a `Keys`: k_row(tile, row) and v_row(tile, row) say where a row lies.
+// Where rows are no elements, their `Keys` has an ask_strip() and a copy_strip() of its own
+// (../decode/compressed_latents.cuh).
 #pragma once
 
 #include <cstdint>
@@ -35,6 +37,10 @@ struct Strips {
   static_assert(cuda::kTileBytes<C::kKeyTile, kStripColumns> == kBytes);
   static_assert(C::kDim % cuda::kPanelColumns == 0 && C::kDimV % kStripColumns == 0);
 };
+
+// Called ahead of the first copy_strip(); the others follow each other strip by strip.
+template <class C, class Keys>
+__device__ __forceinline__ void ask_strip(const Keys&, int, int) {}
 
 // Copies strip `strip` of the tile, all threads together. 16 neighbours copy 256 bytes of a row.
 template <class C, class Keys>

@@ -43,7 +43,8 @@ class SlicedStep {
 
   // Starts the copies of a CTA's first tile. Those of Q may be under way; they count to the first strip's.
   template <class Keys>
-  __device__ __forceinline__ void start(const Keys& keys, int tile) const {
+  __device__ __forceinline__ void start(Keys& keys, int tile) const {
+    ask_strip<C>(keys, tile, 0);
 #pragma unroll
     for (int strip = 0; strip < kAhead; ++strip) {
       copy_strip<C>(keys, tile, strip, stage(strip));
@@ -54,7 +55,7 @@ class SlicedStep {
   // Folds the tile, and starts the copies of the one behind it where it `goes_on`. first_key() gives the tile's first
   // key, and is asked where the tile is masked.
   template <class Keys, class FirstKey>
-  __device__ __forceinline__ void fold(RowState<C>& state, const Keys& keys, int tile, bool goes_on, bool masked,
+  __device__ __forceinline__ void fold(RowState<C>& state, Keys& keys, int tile, bool goes_on, bool masked,
                                        FirstKey&& first_key) const {
     float s[2][4];
 #pragma unroll
@@ -124,7 +125,7 @@ class SlicedStep {
 
   // The strip is here, and everyone is past the one before it, whose stage the next copies take.
   template <class Keys>
-  __device__ __forceinline__ void arrive(const Keys& keys, int tile, bool goes_on, int strip) const {
+  __device__ __forceinline__ void arrive(Keys& keys, int tile, bool goes_on, int strip) const {
     cuda::copy_wait<kAhead - 1>();
     __syncthreads();
     const int next = strip + kAhead;

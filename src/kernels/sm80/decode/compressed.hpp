@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled decode kernels of sm80_fold over compressed caches: one for each pair of element type and head dims
+// (compressed_*.cu). Those of latents are of bf16 alone, as their rows of 8 bits are.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/memory.hpp"
+#include "kernels/decode.hpp"
+#include "kernels/sm80/decode/compressed_params.hpp"
+
+namespace ringattn::sm80 {
+
+// As DecodeLauncher.
+struct CompressedLauncher {
+  int (*prepare)();
+  void (*launch)(const CompressedParams& params, int ctas, Stream stream);
+};
+
+extern const CompressedLauncher compressed_bf16_64;
+extern const CompressedLauncher compressed_bf16_96;
+extern const CompressedLauncher compressed_bf16_128;
+extern const CompressedLauncher compressed_bf16_192;
+extern const CompressedLauncher compressed_bf16_256;
+extern const CompressedLauncher compressed_bf16_576;
+extern const CompressedLauncher compressed_fp16_64;
+extern const CompressedLauncher compressed_fp16_96;
+extern const CompressedLauncher compressed_fp16_128;
+extern const CompressedLauncher compressed_fp16_192;
+extern const CompressedLauncher compressed_fp16_256;
+
+const CompressedLauncher& compressed_launcher_of(const DecodeSpec& spec, bool configured);
+
+// What sm80_fold lacks of a spec's formats; empty: nothing.
+std::vector<std::string> formats_missing(const DecodeSpec& spec);
+
+// The caches of a step. Throws kUnsupported where they can't be read.
+void set_compressed(const DecodeSpec& spec, const DecodeStep& step, CompressedParams& p);
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a configuration to a decode kernel over compressed caches and its launch; the compressed_*.cu files instantiate
+// it.
+#pragma once
+
+#include "kernels/sm80/decode/compressed.cuh"
+#include "kernels/sm80/decode/compressed.hpp"
+#include "kernels/sm80/decode/launch.cuh"
+
+namespace ringattn::sm80 {
+
+template <class Element, FoldConfig kFold>
+constexpr CompressedLauncher compressed_launcher() {
+  using C = DecodeConfig<Element, kFold>;
+  return {[] { return prepare_decode<Element, kFold>(compressed_kernel<C>); },
+          [](const CompressedParams& params, int ctas, Stream stream) {
+            launch_decode<Element, kFold>(compressed_kernel<C>, params, ctas, stream);
+          }};
+}
+
+}  // namespace ringattn::sm80
