@@ -42,6 +42,16 @@ bool end_their_keys(const SequenceList& sequences) {
   return true;
 }
 
+// Rows that see every key, and would from the end of these as well, stand there.
+SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask) {
+  std::vector<Sequence> moved(sequences.begin(), sequences.end());
+  for (Sequence& s : moved) {
+    const bool alone_behind = s.q_len == 1 && s.q_offset >= s.k_len - 1 && mask.left < 0;
+    if (mask.is_full() || alone_behind) s.q_offset = s.k_len - s.q_len;
+  }
+  return moved;
+}
+
 // What decode steps can't be, of a synthetic one.
 void check_decode(const SyntheticInput& input, std::int64_t q_len) {
   const bool latents = input.op == Op::kLatent;
@@ -229,6 +239,13 @@ void JobInput::take_numerics(const Numerics& numerics) {
            "Leave it out; windows are possible.");
     }
     set_positions(job_, file_->tensors.positions);
+    if (op_ == Op::kDecode) {  // a step's rows are the last ones of their cache
+      if (job_.positions == nullptr) job_.batch.sequences = moved_to_the_end(job_.batch.sequences, spec.mask);
+      if (job_.positions != nullptr || !end_their_keys(job_.batch.sequences)) {
+        op_ = Op::kAttention;
+        why_rows_ = "queries stand elsewhere than at the end of what is left of their sequences";
+      }
+    }
   }
   check_job(job_);
   if (seed_ && !job_.format.is_plain()) made_ = std::make_shared<const SyntheticCompressed>(job_, *seed_);
