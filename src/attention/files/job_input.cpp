@@ -9,6 +9,7 @@
 #include "attention/files/list_request.hpp"
 #include "attention/files/synthetic_storage.hpp"
 #include "attention/files/tensor_checks.hpp"
+#include "attention/tokens/step_rows.hpp"
 #include "base/error.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
@@ -21,35 +22,8 @@ namespace {
 // How many elements the largest tensor may have: its bytes must stay countable.
 constexpr double kMostElements = 0x1p60;
 
-// Whether every sequence has as many rows, and no more than decode kernels take.
-bool are_steps(const SequenceList& sequences) {
-  for (std::size_t i = 0; i < sequences.distinct(); ++i) {
-    const Sequence& s = sequences[i];
-    if (s.q_len != sequences[0].q_len || s.k_len > std::numeric_limits<std::int32_t>::max()) return false;
-  }
-  return !sequences.empty() && sequences[0].q_len >= 1 && sequences[0].q_len <= kMostDecodeRows;
-}
-
 bool is_matrix(SyntheticTensor tensor) {
   return tensor == SyntheticTensor::kWeightKeys || tensor == SyntheticTensor::kWeightValues;
-}
-
-// Whether queries are the last tokens of their sequences.
-bool end_their_keys(const SequenceList& sequences) {
-  for (std::size_t i = 0; i < sequences.distinct(); ++i) {
-    if (sequences[i].q_offset + sequences[i].q_len != sequences[i].k_len) return false;
-  }
-  return true;
-}
-
-// Rows that see every key, and would from the end of these as well, stand there.
-SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask) {
-  std::vector<Sequence> moved(sequences.begin(), sequences.end());
-  for (Sequence& s : moved) {
-    const bool alone_behind = s.q_len == 1 && s.q_offset >= s.k_len - 1 && mask.left < 0;
-    if (mask.is_full() || alone_behind) s.q_offset = s.k_len - s.q_len;
-  }
-  return moved;
 }
 
 // What decode steps can't be, of a synthetic one.
