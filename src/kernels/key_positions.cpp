@@ -4,9 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 
 namespace ringattn {
+
+namespace {
+
+std::int64_t next_id() {
+  static std::atomic<std::int64_t> last{0};
+  return ++last;
+}
+
+}  // namespace
 
 PositionCheck::PositionCheck(std::string_view name, int heads, std::span<const KeptSequence> sequences, ErrorCode code)
     : name_(name), sequences_(sequences), code_(code), before_(static_cast<std::size_t>(heads)) {}
@@ -32,7 +42,7 @@ void PositionCheck::next(std::span<const std::int32_t> rows) {
 
 KeyPositions::KeyPositions(std::string_view name, int heads, std::vector<KeptSequence> sequences,
                            std::span<const std::int32_t> rows, ErrorCode code)
-    : heads_(heads), sequences_(std::move(sequences)) {
+    : id_(next_id()), heads_(heads), sequences_(std::move(sequences)) {
   std::int64_t keys = 0;
   for (const KeptSequence& sequence : sequences_) {
     begins_.push_back(keys);
@@ -85,6 +95,10 @@ std::int64_t PositionedVisibility::before(std::int64_t position) const {
 
 KeyRange PositionedVisibility::keys(std::int64_t first, std::int64_t last) const {
   return {before(unbounded_.reach(first).begin), before(unbounded_.reach(last).end)};
+}
+
+KeyRange PositionedVisibility::common_keys(std::int64_t first, std::int64_t last) const {
+  return {before(unbounded_.reach(last).begin), before(unbounded_.reach(first).end)};
 }
 
 TileRange PositionedVisibility::tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/host_device.hpp"
 #include "kernels/visibility.hpp"
 
 namespace ringattn {
@@ -63,18 +65,44 @@ class KeyPositions {
   static constexpr std::int64_t kSummed = 64;
   // All of them, those of a sequence and head side by side: [sequences][heads][keys].
   std::span<const std::int32_t> all() const { return positions_; }
+  // Different for objects of this process that were made apart, the same for copies.
+  std::int64_t id() const { return id_; }
 
-  bool operator==(const KeyPositions&) const = default;
+  // Whether they say the same, whoever made them.
+  bool operator==(const KeyPositions& other) const {
+    return id_ == other.id_ ||
+           (heads_ == other.heads_ && sequences_ == other.sequences_ && positions_ == other.positions_);
+  }
 
  private:
   void add_sums();
 
+  std::int64_t id_ = 0;
   int heads_ = 1;
   std::vector<KeptSequence> sequences_;
   std::vector<std::int64_t> begins_;  // [sequences]: keys of those before
   std::vector<std::int32_t> positions_;
   std::vector<std::vector<std::int64_t>> sums_;  // [sequences · heads]
 };
+
+// What a table of positions has where the sequence has no key.
+inline constexpr std::int32_t kNoPosition = -1;
+
+// Positions first … last, in the type that those of keys have: none, and not kNoPosition either, where last < first.
+struct PositionSpan {
+  std::int32_t first;
+  std::int32_t last;
+
+  RINGATTN_HOST_DEVICE bool has(std::int32_t position) const { return position >= first && position <= last; }
+};
+
+// The positions of keys within a mask's reach (BasicVisibility::reach()).
+RINGATTN_HOST_DEVICE inline PositionSpan positions_within(const KeyRange& reach) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (reach.begin > kMost || reach.end <= 0) return {0, -1};
+  return {reach.begin < 0 ? 0 : static_cast<std::int32_t>(reach.begin),
+          static_cast<std::int32_t>(reach.end > kMost ? kMost : reach.end - 1)};
+}
 
 // As Visibility, of one head's keys of one sequence that stand at `positions`.
 class PositionedVisibility {
@@ -87,6 +115,8 @@ class PositionedVisibility {
   // The keys that some query at first … last sees; every one of them is seen by one of these.
   KeyRange keys(std::int64_t first, std::int64_t last) const;
   KeyRange keys(std::int64_t position) const { return keys(position, position); }
+  // The keys that every query at first … last sees.
+  KeyRange common_keys(std::int64_t first, std::int64_t last) const;
   TileRange tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const;
   double pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const;
 

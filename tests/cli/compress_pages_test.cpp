@@ -284,6 +284,44 @@ TEST(CompressedPages, MayBeSharedBySequences) {
   EXPECT_EQ(tool({"verify", "--input", folder.file("yes")}).code, 0);
 }
 
+// Tokens are taken out of pages, and every command takes what is left: steps are decoded where queries stand behind all
+// of it, and other rows see what they saw.
+TEST(CompressedPages, MayLoseTokens) {
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept"), rows = folder.file("rows");
+  for (const std::int64_t queries : {2, 40}) {
+    CacheShape shape = small_pages();
+    shape.lengths = {300, 50, 64, 97};
+    shape.q_lens = {queries, queries, queries, queries};
+    const std::string cache = write_cache(folder.file("cache"), shape);
+    const std::string plain = write_tensors(folder.file("plain"), row_tensors(shape));
+    for (const std::string method : {"snapkv:window=8", "streaming", "knorm", "expected:window=4"}) {
+      const auto compress = [&](const std::string& input, const std::string& output) {
+        const Finished made =
+            tool({"compress", "--method", method, "--input", input, "--output", output, "--force", "--report"});
+        ASSERT_EQ(made.code, 0) << method << made.err;
+        EXPECT_TRUE(has(made.out, "255 of 511 tokens kept; ")) << made.out;
+        EXPECT_TRUE(has(made.out, "change of O")) << made.out;
+      };
+      compress(cache, kept);
+      compress(plain, rows);
+      const std::string expected = digest_of(tool({"run", "--input", rows}).out);
+      for (const char* ranks : {"1", "2", "5"}) {
+        const Finished run = tool({"run", "--input", kept, "--ranks", ranks});
+        ASSERT_EQ(run.code, 0) << method << run.err;
+        EXPECT_EQ(digest_of(run.out), expected) << method << ", ranks " << ranks;
+      }
+      for (const Words& words : {Words{"verify"},
+                                 {"verify", "--against", "oracle"},
+                                 {"plan", "--world", "4"},
+                                 {"bench", "--samples", "1"}}) {
+        const Finished end = tool(words + Words{"--input", kept});
+        EXPECT_EQ(end.code, 0) << method << ' ' << words[0] << end.out << end.err;
+      }
+    }
+  }
+}
+
 TEST(CompressedPages, WhatCanNotBeDoneIsNamed) {
   const TemporaryFolder folder;
   const CacheShape shape = small_pages();
@@ -294,8 +332,14 @@ TEST(CompressedPages, WhatCanNotBeDoneIsNamed) {
     EXPECT_FALSE(std::filesystem::exists(folder.file("out")));
   };
   const std::string cache = write_cache(folder.file("cache"), shape);
-  refused({"--method", "knorm", "--input", cache}, 3, "holds pages (tokens are taken out of keys and values in rows)");
-  refused({"--method", "knorm+int4", "--input", cache}, 3, "holds pages");
+  refused({"--method", "knorm+int4", "--input", cache}, 3,
+          "holds pages (of pages, tokens are taken out in one step, and the others are compressed in the next). Use "
+          "--method knorm, then --method int4 for the file that it writes.");
+  refused({"--method", "knorm", "--ratio", "1", "--input", cache}, 2, "--ratio 1 of the tokens");
+  NamedTensors no_queries = cache_tensors(shape);
+  no_queries.erase("q");
+  refused({"--method", "snapkv", "--input", write_tensors(folder.file("no_q"), no_queries)}, 2,
+          "snapkv without queries (it looks at the last ones of a sequence)");
   refused({"--method", "int4", "--ratio", "0.9", "--input", cache}, 2, "--ratio 0.9 with --method int4");
   const std::string small = folder.file("small");
   ASSERT_EQ(tool({"compress", "--method", "fp8", "--input", cache, "--output", small}).code, 0);
@@ -309,7 +353,7 @@ TEST(CompressedPages, WhatCanNotBeDoneIsNamed) {
     store_element(broken["v_pages"].bytes.data() + 2 * (64 * (2 * (16 * page + token) + 1) + 9), shape.dtype,
                   std::numeric_limits<float>::infinity());
     const std::string path = write_tensors(folder.file("inf"), broken);
-    for (const char* method : {"fp8", "int4"}) {
+    for (const char* method : {"fp8", "int4", "knorm"}) {
       const Finished end =
           tool({"compress", "--method", method, "--input", path, "--output", folder.file("inf_small")});
       EXPECT_EQ(end.code, code) << end.err;

@@ -55,6 +55,23 @@ TEST(KeyPositions, QueriesSeeTheKeysThatTheMaskLetsThrough) {
   }
 }
 
+// What kernels of a device compare, in the type of positions, at both ends of it.
+TEST(KeyPositions, AreWithinAMasksReach) {
+  constexpr std::int64_t kLast = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t queries[] = {-50, -1, 0, 1, 40, kLast - 30, kLast, kLast + 1, kLast + 30, 2 * kLast + 5};
+  const std::int64_t keys[] = {0, 1, 17, 39, 40, 41, kLast - 60, kLast - 30, kLast - 1, kLast};
+  for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{0, 0}, Mask{9, 2}, Mask{30, 0}, Mask{3, -1}, Mask{-1, 30},
+                           Mask{kLast, kLast}}) {
+    for (const std::int64_t query : queries) {
+      const PositionSpan span = positions_within(Visibility(mask, 0).reach(query));
+      for (const std::int64_t key : keys) {
+        EXPECT_EQ(span.has(static_cast<std::int32_t>(key)), sees(mask, query, key)) << query << ", " << key;
+      }
+      EXPECT_FALSE(span.has(kNoPosition));
+    }
+  }
+}
+
 // Sums of positions count pairs of many keys; one by one they are as many.
 TEST(KeyPositions, CountPairsOfAnyKeys) {
   const std::vector<std::int32_t> own = some_positions(500, 1100, 5);

@@ -53,7 +53,7 @@ void straightforward_head(const FoldInputs& inputs, std::size_t sequence, int he
     float m = spec.sinks ? inputs.sinks[static_cast<std::size_t>(head)] : -kInfinity;
     for (std::size_t key = 0; key < k.size(); ++key) {
       const auto number = static_cast<std::int64_t>(key);
-      if (!sees(spec.mask, shape.q_offset + token, number)) continue;
+      if (!sees(spec.mask, shape.q_offset + token, inputs.key_position(sequence, kv_head, number))) continue;
       if (!inputs.lists_key(sequence, head, shape.q_offset + token, number)) continue;
       float s = 0.0F;
       for (std::size_t i = 0; i < q.size(); ++i) s += q[i] * k[key][i];
@@ -87,13 +87,18 @@ std::vector<bool> tainted_elements(const FoldInputs& inputs, const TileSizes& ti
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     const SequenceShape& shape = inputs.sequences[s];
     const Visibility visibility(spec.mask, shape.k_len);
+    const auto tiles_at = [&](int kv_head, std::int64_t position) {
+      if (inputs.positions == nullptr) return visibility.tiles(position, tiles);
+      return PositionedVisibility(spec.mask, positions_of(inputs.positions.get(), s, kv_head))
+          .tiles(position, 1, tiles);
+    };
     for (std::int64_t key = 0; key < shape.k_len; ++key) {
       for (int kv_head = 0; kv_head < spec.kv_heads; ++kv_head) {
         const std::vector<float> v = floats(inputs.v_view(s), key, kv_head);
         for (std::size_t i = 0; i < v.size(); ++i) {
           if (std::isfinite(v[i])) continue;
           for (std::int64_t token = 0; token < shape.q_len; ++token) {
-            const TileRange folded = visibility.tiles(shape.q_offset + token, tiles);
+            const TileRange folded = tiles_at(kv_head, shape.q_offset + token);
             if (key / tiles.key < folded.begin || key / tiles.key >= folded.end) continue;
             const int group = spec.heads / spec.kv_heads;
             for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
@@ -125,7 +130,7 @@ Numbers oracle_numbers(const FoldInputs& inputs) {
     std::vector<double> out;
     std::vector<double> lse;
     oracle_attention(inputs.spec, inputs.q_view(s), inputs.k_view(s), inputs.v_view(s), inputs.sequences[s].q_offset,
-                     sinks, out, lse, inputs.lists.get(), s);
+                     sinks, out, lse, inputs.lists.get(), s, inputs.positions.get());
     numbers.out.insert(numbers.out.end(), out.begin(), out.end());
     numbers.lse.insert(numbers.lse.end(), lse.begin(), lse.end());
   }

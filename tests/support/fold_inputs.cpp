@@ -60,6 +60,11 @@ bool FoldInputs::lists_key(std::size_t sequence, int head, std::int64_t position
   return std::find(list.begin(), list.end(), key / shape.key_block) != list.end();
 }
 
+std::int64_t FoldInputs::key_position(std::size_t sequence, int kv_head, std::int64_t key) const {
+  if (positions == nullptr) return key;
+  return positions_of(positions.get(), sequence, kv_head)[static_cast<std::size_t>(key)];
+}
+
 void FoldInputs::set_q(std::int64_t token, int head, int dim, float value) {
   set_element(q, spec.dtype, (token * spec.heads + head) * spec.head_dim + dim, value);
 }

@@ -24,8 +24,9 @@ struct FoldInputs {
   std::vector<std::byte> q;
   std::vector<std::byte> k;
   std::vector<std::byte> v;
-  std::vector<float> sinks;                // [heads], or empty
-  std::shared_ptr<const TileLists> lists;  // present exactly where spec.lists are
+  std::vector<float> sinks;                       // [heads], or empty
+  std::shared_ptr<const TileLists> lists;         // present exactly where spec.lists are
+  std::shared_ptr<const KeyPositions> positions;  // present exactly where spec.positions are
 
   std::int64_t q_tokens() const;
   std::int64_t k_tokens() const;
@@ -40,6 +41,8 @@ struct FoldInputs {
   std::vector<ListedSequence> listed_sequences() const;
   // Whether the lists let the query head at a position see the key; without lists, true.
   bool lists_key(std::size_t sequence, int head, std::int64_t position, std::int64_t key) const;
+  // Where a key of a K/V head stands.
+  std::int64_t key_position(std::size_t sequence, int kv_head, std::int64_t key) const;
 
   // One element; tokens are packed.
   void set_q(std::int64_t token, int head, int dim, float value);

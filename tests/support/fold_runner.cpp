@@ -294,6 +294,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     task.pieces = keys.pieces;
     task.sources = from.sources;
     task.lists = inputs.lists.get();
+    task.positions = inputs.positions.get();
     task.state = into.data();
     task.resume = resume;
     task.save = save;

@@ -18,9 +18,11 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
   const bool scans = holds_scan(file, input.names);
   const bool latent = !scans && holds_latents(file, input.names);
   const bool cache = !scans && !latent && holds_cache(file, input.names);
-  if (holds_positions(file) && (cache || latent)) refuse_positions(file, cache ? "pages" : "latents");
+  if (latent && holds_positions(file)) refuse_positions(file, "latents");
   if (cache) {
-    return find_cache(file, input.names, input.order, input.page_order, compressed);
+    InputTensors pages = find_cache(file, input.names, input.order, input.page_order, compressed);
+    if (holds_positions(file)) read_positions(file, input.names, pages);
+    return pages;
   }
   if (input.page_order) {
     fail(ErrorCode::kUsage, {setting("page_order", axis_order_name(*input.page_order)), " without pages"},

@@ -9,6 +9,7 @@
 #include "attention/files/list_request.hpp"
 #include "attention/files/synthetic_storage.hpp"
 #include "attention/files/tensor_checks.hpp"
+#include "attention/tokens/step_rows.hpp"
 #include "base/error.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
@@ -21,25 +22,8 @@ namespace {
 // How many elements the largest tensor may have: its bytes must stay countable.
 constexpr double kMostElements = 0x1p60;
 
-// Whether every sequence has as many rows, and no more than decode kernels take.
-bool are_steps(const SequenceList& sequences) {
-  for (std::size_t i = 0; i < sequences.distinct(); ++i) {
-    const Sequence& s = sequences[i];
-    if (s.q_len != sequences[0].q_len || s.k_len > std::numeric_limits<std::int32_t>::max()) return false;
-  }
-  return !sequences.empty() && sequences[0].q_len >= 1 && sequences[0].q_len <= kMostDecodeRows;
-}
-
 bool is_matrix(SyntheticTensor tensor) {
   return tensor == SyntheticTensor::kWeightKeys || tensor == SyntheticTensor::kWeightValues;
-}
-
-// Whether queries are the last tokens of their sequences.
-bool end_their_keys(const SequenceList& sequences) {
-  for (std::size_t i = 0; i < sequences.distinct(); ++i) {
-    if (sequences[i].q_offset + sequences[i].q_len != sequences[i].k_len) return false;
-  }
-  return true;
 }
 
 // What decode steps can't be, of a synthetic one.
@@ -229,6 +213,13 @@ void JobInput::take_numerics(const Numerics& numerics) {
            "Leave it out; windows are possible.");
     }
     set_positions(job_, file_->tensors.positions);
+    if (op_ == Op::kDecode) {  // a step's rows are the last ones of their cache
+      if (job_.positions == nullptr) job_.batch.sequences = moved_to_the_end(job_.batch.sequences, spec.mask);
+      if (job_.positions != nullptr || !end_their_keys(job_.batch.sequences)) {
+        op_ = Op::kAttention;
+        why_rows_ = "queries stand elsewhere than at the end of what is left of their sequences";
+      }
+    }
   }
   check_job(job_);
   if (seed_ && !job_.format.is_plain()) made_ = std::make_shared<const SyntheticCompressed>(job_, *seed_);

@@ -49,7 +49,7 @@ bool holds_positions(const SafetensorsFile& file) {
 
 void refuse_positions(const SafetensorsFile& file, std::string_view kind) {
   require(false, file.tensor(std::string(kPositions)), fmt::format("the file holds {}", kind),
-          "Keys and values in rows may have positions; leave them out, or give k and v.");
+          "Keys and values may have positions; leave them out, or give k and v.");
 }
 
 void read_positions(const SafetensorsFile& file, const InputNames& names, InputTensors& input) {
@@ -57,12 +57,13 @@ void read_positions(const SafetensorsFile& file, const InputNames& names, InputT
   const TensorSource lengths = file.tensor(std::string(kLengths));
   input.used.push_back(positions);
   input.used.push_back(lengths);
-  const std::int64_t keys = input.k_grid.tokens();
+  std::int64_t keys = 0;
+  for (std::size_t s = 0; s < input.sequences.size(); ++s) keys += input.sequences[s].k_len;
   const std::int64_t heads = positions.info->shape.size() == 2 ? positions.info->shape[1] : 0;
   require(positions.info->dtype == FileDtype::kI32 && (heads == 1 || heads == input.k_grid.heads) &&
               positions.info->shape[0] == keys,
           positions,
-          fmt::format("k has {} tokens of {} heads: it is I32 [{}, 1 or {}]", keys, input.k_grid.heads, keys,
+          fmt::format("the sequences have {} keys of {} heads: it is I32 [{}, 1 or {}]", keys, input.k_grid.heads, keys,
                       input.k_grid.heads),
           write_anew());
   const auto count = static_cast<std::int64_t>(input.sequences.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The positions of keys in a file whose cache has lost tokens: k_positions, I32 [tokens, heads], where heads are 1 or
-// those of k, in the order in which the tokens of the sequences are packed; and k_lengths, I32 or I64 [sequences], the
-// tokens that each sequence had. Without q_offset queries are aligned to the end of these.
+// those of k, in the order in which the tokens of the sequences are packed, wherever pages hold them; and k_lengths,
+// I32 or I64 [sequences], the tokens that each sequence had. Without q_offset queries are aligned to the end of these.
 #pragma once
 
 #include "attention/files/input_tensors.hpp"

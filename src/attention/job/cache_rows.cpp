@@ -165,6 +165,11 @@ WholeTensor stored_tensor(std::string_view name, const TensorSource& source) {
   return whole;
 }
 
+void replace_tensor(std::vector<WholeTensor>& tensors, WholeTensor with) {
+  std::erase_if(tensors, [&](const WholeTensor& other) { return other.tensor.name == with.tensor.name; });
+  tensors.push_back(std::move(with));
+}
+
 std::vector<WholeTensor> find_others(const SafetensorsFile& file, const InputNames& names) {
   const std::pair<const std::optional<std::string>*, std::string_view> others[] = {
       {&names.q, "q"},

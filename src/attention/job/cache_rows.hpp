@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attention/files/job_input.hpp"
@@ -50,6 +52,15 @@ struct CacheRows {
 std::vector<WholeTensor> find_others(const SafetensorsFile& file, const InputNames& names);
 // A tensor that is read as it is written.
 WholeTensor stored_tensor(std::string_view name, const TensorSource& source);
+// A tensor of these numbers.
+template <class Number>
+WholeTensor whole_tensor(std::string name, FileDtype dtype, std::vector<std::int64_t> shape,
+                         const std::vector<Number>& numbers) {
+  const auto bytes = std::as_bytes(std::span(numbers));
+  return {{std::move(name), dtype, std::move(shape)}, {bytes.begin(), bytes.end()}};
+}
+// Instead of the one of its name, if there is one.
+void replace_tensor(std::vector<WholeTensor>& tensors, WholeTensor with);
 // As check_compared(), of the queries that there are.
 void check_compared_queries(const SafetensorsFile& file, const InputNames& names);
 

@@ -24,8 +24,6 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kUsualEviction = 0.5;  // of the tokens
-
 // The tensors that a tensor of such a format becomes.
 void plan_parts(const std::string& name, const RowFormat& format, const RowShape& shape, std::int64_t tokens,
                 std::int64_t sequences, std::vector<OutputTensor>& planned) {
@@ -50,13 +48,17 @@ void write_parts(const std::string& name, const CompressedTensor& tensor, Safete
   }
 }
 
-std::int64_t position_bytes(const CacheRows& cache) {
-  std::int64_t bytes = 0;
-  for (const WholeTensor& whole : cache.others) {
-    const bool counts = whole.tensor.name == "k_positions" || whole.tensor.name == "k_lengths";
-    bytes += counts ? static_cast<std::int64_t>(whole.bytes.size()) : 0;
+// What is left of each sequence, as rows say it: where sequences are packed, in cu_seqlens_k.
+void set_row_lengths(CacheRows& cache) {
+  if (!cache.has("cu_seqlens_q") && !cache.has("cu_seqlens_k")) {
+    if (!cache.lengths.empty()) cache.grid.length = cache.lengths.front();
+    return;
   }
-  return bytes;
+  std::vector<std::int64_t> cu{0};
+  for (const std::int64_t length : cache.lengths) cu.push_back(cu.back() + length);
+  const auto entries = static_cast<std::int64_t>(cu.size());
+  replace_tensor(cache.others, whole_tensor("cu_seqlens_k", FileDtype::kI64, {entries}, cu));
+  cache.grid.length = cache.tokens();
 }
 
 // Bytes of host memory at the most: an eviction holds both tensors, and without one they come one after the other.
@@ -102,6 +104,7 @@ CompressResult compress_rows(const CompressJob& job) {
     cache.v_rows = cache.read(SyntheticTensor::kV);
     result.evict_seconds =
         seconds_of([&] { evict(*job.method.eviction, share, job.input, job.numerics, job.threads, cache); });
+    set_row_lengths(cache);
     result.position_bytes = position_bytes(cache);
     metadata.emplace_back("evicted_by", describe(*job.method.eviction));
   }

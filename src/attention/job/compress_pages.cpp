@@ -2,50 +2,35 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "attention/files/cache_tensors.hpp"
 #include "attention/files/position_tensors.hpp"
 #include "attention/files/safetensors_writer.hpp"
-#include "attention/files/tensor_checks.hpp"
+#include "attention/job/cache_pool.hpp"
 #include "attention/job/cache_rows.hpp"
 #include "attention/job/compress_part.hpp"
-#include "attention/job/finite_tensor.hpp"
-#include "attention/job/non_finite.hpp"
 #include "attention/job/pool_slots.hpp"
 #include "base/error.hpp"
-#include "base/pulse.hpp"
 
 namespace ringattn {
 
 namespace {
 
-// One of the two pools, and the sequences that lie in it.
-struct Pool {
-  std::string_view name;  // "k"
-  const TensorSource& source;
-  const RowGrid& grid;
-  const PageTable& table;
-  std::span<const std::int64_t> cu;  // of keys: [sequences + 1]
-  RowShape shape;
-
-  std::size_t sequences() const { return table.sequences(); }
-  std::int64_t length(std::size_t s) const { return cu[s + 1] - cu[s]; }
-};
-
 // Of the tensor that holds a part of its format.
-std::string part_name(const Pool& pool, std::string_view part) { return fmt::format("{}_pages_{}", pool.name, part); }
+std::string part_name(const CachePool& pool, std::string_view part) {
+  return fmt::format("{}_pages_{}", pool.name, part);
+}
 
 // How a stream lies in its pages.
-RowGrid stream_grid(const Pool& pool, const FormatStream& stream) {
+RowGrid stream_grid(const CachePool& pool, const FormatStream& stream) {
   RowGrid grid = pool.grid;
   grid.heads = stream.heads;
   grid.dim = stream.width;
   return grid;
 }
 
-[[noreturn]] void refuse_group(const Pool& pool, std::size_t sequence, std::int64_t entry, std::int64_t group) {
+[[noreturn]] void refuse_group(const CachePool& pool, std::size_t sequence, std::int64_t entry, std::int64_t group) {
   fail(ErrorCode::kFile,
        fmt::format("sequence {} has page {} of {} at entry {}, among other pages than before", sequence,
                    pool.table.of(sequence)[static_cast<std::size_t>(entry)], pool.source.text(), entry),
@@ -93,7 +78,7 @@ bool is_known(std::span<const std::int32_t> pages, const Places& place) {
 }
 
 // Groups that lie in several pages each, one behind the other.
-PoolSlots whole_groups(const Pool& pool, std::int64_t group) {
+PoolSlots whole_groups(const CachePool& pool, std::int64_t group) {
   const std::int64_t page = pool.table.page_size;
   const std::int64_t together = group / page;
   std::int32_t placed = 0;
@@ -115,32 +100,15 @@ PoolSlots whole_groups(const Pool& pool, std::int64_t group) {
 std::int64_t group_of(const RowFormat& format) { return codes_by_token(format) ? 1 : format.group; }
 
 // Tokens of the pool that become codes, each once; those of a group lie together here.
-PoolSlots coded_slots(const Pool& pool, const RowFormat& format) {
+PoolSlots coded_slots(const CachePool& pool, const RowFormat& format) {
   const std::int64_t group = group_of(format);
   if (group > pool.table.page_size) return whole_groups(pool, group);
   return held_slots(pool.table, pool.cu, group);
 }
 
-// Reads the elements of these tokens, which are finite, to `rows`.
-void read_slots(const Pool& pool, std::span<const PackedRun> slots, std::span<std::byte> rows) {
-  const std::int64_t tokens = total_tokens(slots);
-  const MutableTensorView view =
-      dense_view(static_cast<void*>(rows.data()), pool.shape.dtype, tokens, pool.shape.heads, pool.shape.dim);
-  read_rows(pool.source, pool.grid, slots, view);
-  if (count_non_finite(view) == 0) return;
-  const auto fault = find_fault(view);
-  refuse_fault(fmt::format("{}_pages", pool.name), {}, pool.shape, *fault, ErrorCode::kFile,
-               page_place(pool.table, pool.grid.order, slot_at(slots, fault->token), fault->head));
-}
-
-// Tokens that are read at a time.
-std::int64_t part_tokens(const Pool& pool) {
-  return std::max<std::int64_t>(1, kPartBytes / std::max<std::int64_t>(1, token_bytes({}, pool.shape)));
-}
-
 // Calls part(sequence, runs) for the tokens that a sequence has behind its last group.
 template <class Part>
-void for_each_tail(const Pool& pool, std::int64_t group, const Part& part) {
+void for_each_tail(const CachePool& pool, std::int64_t group, const Part& part) {
   for (std::size_t s = 0; s < pool.sequences(); ++s) {
     const PackedRun last{pool.cu[s] + pool.length(s) / group * group, pool.cu[s + 1]};
     if (last.tokens() > 0) part(s, pool_runs(pool.table, pool.cu, {&last, 1}));
@@ -148,7 +116,7 @@ void for_each_tail(const Pool& pool, std::int64_t group, const Part& part) {
 }
 
 // These of each sequence, [sequences, group, heads, dim].
-std::vector<std::byte> tails(const Pool& pool, std::int64_t group) {
+std::vector<std::byte> tails(const CachePool& pool, std::int64_t group) {
   std::vector<std::byte> rows(bytes_of(pool.shape, static_cast<std::int64_t>(pool.sequences()) * group));
   for_each_tail(pool, group, [&](std::size_t s, const std::vector<PackedRun>& runs) {
     const std::size_t at = bytes_of(pool.shape, static_cast<std::int64_t>(s) * group);
@@ -157,33 +125,20 @@ std::vector<std::byte> tails(const Pool& pool, std::int64_t group) {
   return rows;
 }
 
-// Refuses numbers that are not finite of all that becomes codes or tails. A page may be larger than what is read at a
-// time.
-void check_pool(const Pool& pool, const RowFormat& format) {
-  const RowGrid& grid = pool.grid;
-  const std::size_t element = size_of(pool.shape.dtype);
-  const auto check = [&](std::span<const PackedRun> runs) {
-    beat();
-    for_each_segment(grid, runs, element, std::numeric_limits<std::int64_t>::max(), [&](const RowSegment& segment) {
-      const std::int64_t first = segment.offset / static_cast<std::int64_t>(element);
-      const auto found = find_non_finite(pool.source, first, first + segment.tokens * segment.heads * grid.dim);
-      if (!found) return;
-      const RowFault fault = fault_at(*found, grid);
-      refuse_fault(fmt::format("{}_pages", pool.name), {}, pool.shape, fault, ErrorCode::kFile,
-                   page_place(pool.table, grid.order, fault.token, fault.head));
-    });
-  };
+// Refuses numbers that are not finite of all that becomes codes or tails.
+void check_pool(const CachePool& pool, const RowFormat& format) {
   coded_slots(pool, format).for_each_part(part_tokens(pool), [&](std::int64_t, std::span<const PackedRun> runs) {
-    check(runs);
+    check_slots(pool, runs);
   });
   if (!codes_by_token(format)) {
-    for_each_tail(pool, format.group, [&](std::size_t, const std::vector<PackedRun>& runs) { check(runs); });
+    for_each_tail(pool, format.group,
+                  [&](std::size_t, const std::vector<PackedRun>& runs) { check_slots(pool, runs); });
   }
   pool.source.shard->check_unchanged();
 }
 
 // What such a pool becomes.
-void plan_pool(const Pool& pool, const RowFormat& format, std::vector<OutputTensor>& planned) {
+void plan_pool(const CachePool& pool, const RowFormat& format, std::vector<OutputTensor>& planned) {
   const auto plan = [&](std::string_view of, CodeType type, std::vector<std::int64_t> shape) {
     planned.push_back({part_name(pool, of), file_dtype(type, pool.shape.dtype), std::move(shape)});
   };
@@ -195,7 +150,7 @@ void plan_pool(const Pool& pool, const RowFormat& format, std::vector<OutputTens
   }
 }
 
-CompressedFigures compress_pool(const Pool& pool, const RowFormat& format, const CompressJob& job, Backend* gpu,
+CompressedFigures compress_pool(const CachePool& pool, const RowFormat& format, const CompressJob& job, Backend* gpu,
                                 SafetensorsWriter& writer) {
   const PoolSlots slots = coded_slots(pool, format);
   const std::int64_t all[] = {slots.tokens()};
@@ -236,19 +191,25 @@ CompressedFigures compress_pool(const Pool& pool, const RowFormat& format, const
 
 CompressResult compress_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job) {
   std::optional<CompressedTensors> compressed;
-  const InputTensors cache = find_pages(file, input.names, input.order, input.page_order, compressed);
+  InputTensors cache = find_pages(file, input.names, input.order, input.page_order, compressed);
   const auto refuse = [&](std::string_view what, std::string_view why, std::string_view remedy) {
     fail(ErrorCode::kFile, fmt::format("{} holds {}", file.path(), what), std::string(why), std::string(remedy));
   };
   if (compressed) refuse("a compressed cache", "elements are compressed", "Give a file with k_pages and v_pages.");
-  if (holds_positions(file)) refuse_positions(file, "pages");
-  if (job.method.eviction) {
-    refuse("pages", "tokens are taken out of keys and values in rows",
-           "Give a file with k and v, or a method that keeps all tokens.");
+  std::vector<WholeTensor> others = find_others(file, input.names);
+  if (holds_positions(file)) {
+    if (job.method.eviction) {
+      refuse("a cache that has lost tokens", "tokens are taken out once", "Give the file that had all of them.");
+    }
+    read_positions(file, input.names, cache);
+    for (const char* const name : {"k_positions", "k_lengths"}) {
+      others.push_back(stored_tensor(name, file.tensor(name)));
+    }
   }
+  if (job.method.eviction) return evict_pages(file, input, job, cache, std::move(others));
   const std::vector<std::int64_t> cu = Batch{cache.sequences}.cu_k();
-  const Pool k{"k", cache.k, cache.k_grid, *cache.pages, cu, {cache.dtype, cache.k_grid.heads, cache.k_grid.dim}};
-  const Pool v{"v", cache.v, cache.v_grid, *cache.pages, cu, {cache.dtype, cache.v_grid.heads, cache.v_grid.dim}};
+  const CachePool k{"k", cache.k, cache.k_grid, *cache.pages, cu, {cache.dtype, cache.k_grid.heads, cache.k_grid.dim}};
+  const CachePool v{"v", cache.v, cache.v_grid, *cache.pages, cu, {cache.dtype, cache.v_grid.heads, cache.v_grid.dim}};
   check_extents(k.source, k.grid);
   check_extents(v.source, v.grid);
   CompressResult result;
@@ -270,7 +231,7 @@ CompressResult compress_pages(const SafetensorsFile& file, const FileInput& inpu
   std::vector<OutputTensor> planned;
   plan_pool(k, format.k, planned);
   plan_pool(v, format.v, planned);
-  const auto writer = create_file(job, find_others(file, input.names), std::move(planned),
+  const auto writer = create_file(job, others, std::move(planned),
                                   {{"k_format", describe(format.k)},
                                    {"v_format", describe(format.v)},
                                    {"page_order", k.grid.head_major() ? "htd" : "thd"}});

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/files/input_tensors.hpp"
 #include "attention/files/safetensors_writer.hpp"
 #include "attention/job/cache_rows.hpp"
 #include "attention/job/compress_job.hpp"
@@ -68,9 +69,14 @@ std::unique_ptr<SafetensorsWriter> create_file(const CompressJob& job, std::span
 void finish_file(SafetensorsWriter& writer);
 
 // compress_file() of a cache in pages: each token of the pool that a sequence holds becomes codes once, at its place;
-// what no sequence holds is 0. Throws kFile, too, where a group of tokens lies in pages that another sequence has in
-// another group.
+// what no sequence holds is 0. Tokens that were taken out before stay so. Throws kFile, too, where a group of tokens
+// lies in pages that another sequence has in another group.
 CompressResult compress_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job);
+
+// The same where tokens are taken out: what stays of each sequence lies in pages of its own, in ascending order, and
+// what stands beside the pages, `others`, is completed by k_positions and k_lengths. `cache`: what the file holds.
+CompressResult evict_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job,
+                           const InputTensors& cache, std::vector<WholeTensor> others);
 
 // compress_file() of latents in rows or in pages, which become rows of 8 bits (kernels/latent_rows.hpp).
 CompressResult compress_latents(const SafetensorsFile& file, const FileInput& input, const CompressJob& job);

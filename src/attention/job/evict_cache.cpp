@@ -18,13 +18,6 @@ namespace ringattn {
 
 namespace {
 
-template <class Number>
-WholeTensor whole_tensor(std::string name, FileDtype dtype, std::vector<std::int64_t> shape,
-                         const std::vector<Number>& numbers) {
-  const auto bytes = std::as_bytes(std::span(numbers));
-  return {{std::move(name), dtype, std::move(shape)}, {bytes.begin(), bytes.end()}};
-}
-
 // `first`: the packed token of the first row.
 void refuse_non_finite(std::string_view name, const TensorView& rows, std::int64_t first = 0) {
   auto fault = find_fault(rows);
@@ -71,11 +64,6 @@ std::vector<std::byte> left_of(std::vector<std::byte>& rows, const RowShape& sha
     row += kept[s];
   }
   return left;
-}
-
-void replace(std::vector<WholeTensor>& tensors, WholeTensor with) {
-  std::erase_if(tensors, [&](const WholeTensor& other) { return other.tensor.name == with.tensor.name; });
-  tensors.push_back(std::move(with));
 }
 
 }  // namespace
@@ -169,17 +157,18 @@ void evict(const Eviction& eviction, double ratio, const InputRequest& input, co
   std::vector<std::int32_t> whole;
   for (const std::int64_t length : cache.lengths) whole.push_back(static_cast<std::int32_t>(length));
   cache.lengths = kept;
-  const auto sequences = static_cast<std::int64_t>(kept.size());
-  replace(cache.others, whole_tensor("k_positions", FileDtype::kI32, {cache.tokens(), heads}, positions));
-  replace(cache.others, whole_tensor("k_lengths", FileDtype::kI32, {sequences}, whole));
-  if (cache.has("cu_seqlens_q") || cache.has("cu_seqlens_k")) {
-    std::vector<std::int64_t> cu{0};
-    for (const std::int64_t length : kept) cu.push_back(cu.back() + length);
-    replace(cache.others, whole_tensor("cu_seqlens_k", FileDtype::kI64, {sequences + 1}, cu));
-    cache.grid.length = cache.tokens();
-  } else if (!kept.empty()) {
-    cache.grid.length = kept.front();
+  replace_tensor(cache.others, whole_tensor("k_positions", FileDtype::kI32, {cache.tokens(), heads}, positions));
+  replace_tensor(cache.others,
+                 whole_tensor("k_lengths", FileDtype::kI32, {static_cast<std::int64_t>(kept.size())}, whole));
+}
+
+std::int64_t position_bytes(const CacheRows& cache) {
+  std::int64_t bytes = 0;
+  for (const WholeTensor& tensor : cache.others) {
+    const bool counts = tensor.tensor.name == "k_positions" || tensor.tensor.name == "k_lengths";
+    bytes += counts ? static_cast<std::int64_t>(tensor.bytes.size()) : 0;
   }
+  return bytes;
 }
 
 }  // namespace ringattn

@@ -16,12 +16,18 @@ void check_eviction(const Eviction& eviction, const InputRequest& input, const N
 // Bytes of host memory that evict() takes at the most, with the rows of both tensors.
 double eviction_bytes(const Eviction& eviction, double ratio, const CacheRows& cache);
 
+// The share of the tokens that goes where nobody says another.
+inline constexpr double kUsualEviction = 0.5;
+
 // Leaves kept_tokens() of each sequence's tokens, those that the eviction chooses, and adds k_positions and k_lengths
-// to the tensors beside them (attention/files/position_tensors.hpp); where sequences are packed, cu_seqlens_k counts
-// the tokens that are left. The cache's rows are read, and finite. A method that looks at queries reads them from
+// to the tensors beside them (attention/files/position_tensors.hpp). Other lists of lengths, and the grid, are the
+// caller's. The cache's rows are read, and finite. A method that looks at queries reads them from
 // `input`, whose cache it is, and `numerics` say its mask, scale and soft-cap. Throws kUsage for a ratio that is none
 // and a method without the queries it needs, kFile for queries that are not finite (tensor and place).
 void evict(const Eviction& eviction, double ratio, const InputRequest& input, const Numerics& numerics, int threads,
            CacheRows& cache);
+
+// Bytes of the tensors that it added.
+std::int64_t position_bytes(const CacheRows& cache);
 
 }  // namespace ringattn

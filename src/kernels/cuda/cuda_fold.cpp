@@ -201,6 +201,8 @@ class CudaFold final : public FoldKernel {
     at(p.tables.bundles, layout.bundles);
     at(p.tables.runs, layout.runs);
     at(p.tables.tiles, layout.tiles);
+    if (spec_.positions > 0) at(p.tables.positions, layout.positions);
+    p.tables.position_lists = spec_.positions;
     at(p.tables.sources, layout.sources);
     for (std::size_t i = 0; i < std::min<std::size_t>(kNearSources, task.sources.size()); ++i) {
       p.tables.near_sources[i] = source_entry(task.sources[i]);

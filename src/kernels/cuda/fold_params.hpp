@@ -39,7 +39,7 @@ struct RunEntry {
 
 // Query rows of one run, which fold the same tiles, or nearly so where there are no query tiles. Slots [slot_begin,
 // slot_end) hold rows; the memory of the others belongs to somebody else. An item counts for the Schedule's piece_heads
-// heads from `head` on: for every head, unless heads have lists of tiles of their own.
+// heads from `head` on: for every head, unless heads have lists of tiles, or of positions, of their own.
 struct WorkItem {
   std::int64_t row;         // where slot 0's row would be in q
   std::int64_t position;    // of slot 0
@@ -53,9 +53,10 @@ struct WorkItem {
   std::int32_t
       place;  // of the first tile: the tile at place n belongs to group n / kGroupTiles (kernels/tile_lists.hpp)
   std::int32_t head;  // the first query head
-  // Of an item with several runs: its tiles [plain_begin, plain_end) are seen whole by every row.
+  // Of an item with several runs, or whose keys have positions of their own: its tiles [plain_begin, plain_end) are
+  // seen whole by every row.
   std::int32_t plain_begin, plain_end;
-  std::int32_t padding;
+  std::int32_t position_list;  // of FoldParams::Tables::positions, which of a tile's lists
 };
 
 // Units of one sequence, and of one list where there are lists, that are folded side by side. Of the Schedule's
@@ -86,6 +87,10 @@ struct FoldParams {
     const WorkBundle* bundles;  // [bundle_count], for every KV head; of kernels that work in bundles
     const RunEntry* runs;
     const TileEntry* tiles;
+    // [tiles of the map, position_lists, key_tile]: where each key stands, kNoPosition behind a sequence's last one
+    // (kernels/key_positions.hpp). Null: key i of a sequence stands at position i.
+    const std::int32_t* positions;
+    std::int32_t position_lists;             // 1 for all K/V heads, or one each
     SourceEntry near_sources[kNearSources];  // the first ones; they arrive with the launch, so nobody waits for them
     const SourceEntry* sources;              // all of them, where there are more
     bool all_near;                           // there are not

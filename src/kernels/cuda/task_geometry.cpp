@@ -9,7 +9,11 @@ namespace ringattn::cuda {
 
 namespace {
 
-std::int64_t id_of(const TileLists* lists) { return lists == nullptr ? 0 : lists->id(); }
+// Of what never changes, or 0.
+template <class Object>
+std::int64_t id_of(const Object* object) {
+  return object == nullptr ? 0 : object->id();
+}
 
 }  // namespace
 
@@ -29,6 +33,7 @@ void TaskGeometry::remember(const FoldTask& task) {
   all_rows_ = takes_all_rows(task);
   rows_ = task.q.tokens;
   lists_ = id_of(task.lists);
+  positions_ = id_of(task.positions);
   queries_.assign(task.queries.begin(), task.queries.end());
   key_lengths_.assign(task.key_lengths.begin(), task.key_lengths.end());
   key_runs_.assign(task.key_runs.begin(), task.key_runs.end());
@@ -39,9 +44,9 @@ void TaskGeometry::remember(const FoldTask& task) {
 bool TaskGeometry::fits(const FoldTask& task) const {
   // Blocks of a plan differ in their keys, so those are compared first.
   return known_ && task.sources.size() <= kNearSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
-         lists_ == id_of(task.lists) && std::ranges::equal(key_runs_, task.key_runs) &&
-         std::ranges::equal(tiles_, task.tiles) && std::ranges::equal(queries_, task.queries) &&
-         std::ranges::equal(key_lengths_, task.key_lengths);
+         lists_ == id_of(task.lists) && positions_ == id_of(task.positions) &&
+         std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles) &&
+         std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths);
 }
 
 }  // namespace ringattn::cuda

@@ -27,7 +27,8 @@ class TaskGeometry {
   bool known_ = false;
   bool all_rows_ = false;
   std::int64_t rows_ = 0;
-  std::int64_t lists_ = 0;  // TileLists::id(), or 0
+  std::int64_t lists_ = 0;      // TileLists::id(), or 0
+  std::int64_t positions_ = 0;  // KeyPositions::id(), or 0
   std::vector<QueryRun> queries_;
   std::vector<std::int64_t> key_lengths_;
   std::vector<KeyRun> key_runs_;

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "base/error.hpp"
 #include "kernels/cuda/sequence_runs.hpp"
@@ -35,11 +36,12 @@ std::size_t place(std::size_t& bytes, std::size_t size) {
   return offset;
 }
 
-TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, std::size_t items, std::size_t bundles,
-                    std::int64_t ctas) {
+TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t positions, std::size_t sources, std::size_t items,
+                    std::size_t bundles, std::int64_t ctas) {
   TableLayout layout;
   layout.runs = place(layout.bytes, runs * sizeof(RunEntry));
   layout.tiles = place(layout.bytes, tiles * sizeof(TileEntry));
+  layout.positions = place(layout.bytes, positions * sizeof(std::int32_t));
   layout.sources = place(layout.bytes, sources * sizeof(SourceEntry));
   layout.items = place(layout.bytes, items * sizeof(WorkItem));
   layout.bundles = place(layout.bytes, bundles * sizeof(WorkBundle));
@@ -47,8 +49,8 @@ TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, st
   return layout;
 }
 
-// Heads that have lists of tiles, and so items, of their own.
-int listed_heads(const FoldSpec& spec) { return std::max(1, spec.lists.heads); }
+// Heads that have lists of tiles or of positions, and so items, of their own.
+int own_heads(const FoldSpec& spec) { return std::max({1, spec.lists.heads, spec.positions}); }
 
 // Query blocks that a task's rows lie in: every run may begin and end inside of one.
 std::int64_t most_blocks(const FoldSpec& spec, const FoldLimits& limits) {
@@ -59,22 +61,27 @@ std::int64_t most_blocks(const FoldSpec& spec, const FoldLimits& limits) {
 std::int64_t most_items(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
   std::int64_t items = limits.rows / shape.item_rows + 2 * limits.query_runs;
   if (spec.lists.any() && shape.query_tile == 1) items += most_blocks(spec, limits);
-  return std::min(limits.rows, items) * listed_heads(spec);
+  return std::min(limits.rows, items) * own_heads(spec);
 }
 
 // Query heads of one KV head that an item is folded for.
 int unit_heads(const FoldSpec& spec) { return spec.lists.heads > spec.kv_heads ? 1 : spec.heads / spec.kv_heads; }
 
-// The first bundle of a sequence, or of a list of tiles, may have fewer units than the others.
+// The first bundle of a sequence, or of a list of tiles or of positions, may have fewer units than the others.
 std::int64_t most_bundles(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
   if (shape.units == 1) return 0;
-  const std::int64_t stretches = spec.lists.any() ? most_blocks(spec, limits) * listed_heads(spec) : limits.sequences;
+  const std::int64_t stretches = (spec.lists.any() ? most_blocks(spec, limits) : limits.sequences) * own_heads(spec);
   return most_items(spec, shape, limits) * unit_heads(spec) / shape.units + stretches;
 }
 
-// A list's runs of tiles stand in the table once for each query block.
+// A list's runs of tiles stand in the table once for each query block, a sequence's once for each list of positions.
 std::int64_t most_runs(const FoldSpec& spec, const FoldLimits& limits) {
-  return spec.lists.any() ? limits.list_runs : limits.key_runs;
+  return spec.lists.any() ? limits.list_runs : limits.key_runs * own_heads(spec);
+}
+
+// Positions in the table, of so many tiles.
+std::int64_t positions_of_tiles(const FoldSpec& spec, const WorkShape& shape, std::int64_t tiles) {
+  return tiles * spec.positions * shape.key_tile;
 }
 
 // Units of a sequence's first bundle, where the others have `most` each. It is the first one that has fewer where they
@@ -112,7 +119,8 @@ SourceEntry source_entry(const KeySource& source) {
 
 std::size_t table_bytes(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
   const auto count = [](std::int64_t n) { return static_cast<std::size_t>(n); };
-  return lay_out(count(most_runs(spec, limits)), count(limits.tiles), count(limits.sources),
+  return lay_out(count(most_runs(spec, limits)), count(limits.tiles),
+                 count(positions_of_tiles(spec, shape, limits.tiles)), count(limits.sources),
                  count(most_items(spec, shape, limits)), count(most_bundles(spec, shape, limits)), shape.ctas)
       .bytes;
 }
@@ -124,15 +132,21 @@ void WorkBuilder::reserve(const FoldSpec& spec, const WorkShape& shape, const Fo
   bundles_.reserve(bundles);
   order_.reserve(std::max(items, bundles));
   runs_.reserve(static_cast<std::size_t>(most_runs(spec, limits)));
-  stretches_.reserve(spec.lists.any() ? items : static_cast<std::size_t>(limits.sequences));
+  stretches_.reserve(spec.lists.any() ? items : static_cast<std::size_t>(limits.sequences * own_heads(spec)));
 }
 
+// Heads with positions of their own come one after the other, so that a section's items read the keys of few heads.
 void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
-  const bool all_rows = takes_all_rows(task);
-  const std::int64_t token_bytes = spec.kv_heads * kv_head_bytes(spec);
+  Section section;
+  for (int list = 0; list < std::max(1, spec.positions); ++list) collect_list(spec, task, shape, list, section);
+}
 
-  std::int32_t section = 0;
-  std::int64_t section_bytes = 0;
+void WorkBuilder::collect_list(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, int list,
+                               Section& section) {
+  const bool all_rows = takes_all_rows(task);
+  const int lists = std::max(1, spec.positions);
+  const std::int64_t token_bytes = spec.kv_heads / lists * kv_head_bytes(spec);
+
   auto next_run = task.key_runs.begin();
   for (auto run = task.queries.begin(); run != task.queries.end();) {
     const std::int32_t sequence = run->sequence;
@@ -147,13 +161,13 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
     }
     const SequenceRuns keys(std::span<const RunEntry>(runs_).subspan(first_entry), {first_run, next_run});
     const std::int64_t bytes = tiles * shape.key_tile * token_bytes;
-    if (section_bytes > 0 && section_bytes + bytes > shape.cache_bytes) {
-      ++section;
-      section_bytes = 0;
-    }
-    section_bytes += bytes;
+    section.add(bytes, shape.cache_bytes);
 
     const Visibility visibility(spec.mask, key_length);
+    std::optional<PositionedVisibility> positioned;
+    if (task.positions != nullptr) {
+      positioned.emplace(spec.mask, task.positions->of(static_cast<std::size_t>(sequence), list));
+    }
     for (; run != task.queries.end() && run->sequence == sequence; ++run) {
       const std::int64_t run_end = run->position + run->rows;
       for (std::int64_t begin = run->position; begin < run_end;) {
@@ -166,14 +180,37 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
         item.slot_end = static_cast<std::int32_t>(end - item.position);
         // All rows of a query tile fold the same tiles; without query tiles a row folds what it sees.
         const std::int64_t last = shape.query_tile > 1 ? item.position + shape.query_tile - 1 : end - 1;
-        const TileRange range = tiles_of(visibility.keys(item.position, last), shape.key_tile);
+        item.head = list * (spec.heads / lists);
+        item.position_list = list;
+        const KeyRange seen = positioned ? positioned->keys(item.position, last) : visibility.keys(item.position, last);
+        const TileRange range = tiles_of(seen, shape.key_tile);
         if (!range.empty()) keys.assign(range, first_entry, item);
         item.place = static_cast<std::int32_t>(item.first_tile % kGroupTiles);
+        if (positioned && item.tiles > 0) {
+          set_plain(positioned->common_keys(item.position, last), shape.key_tile, item);
+        }
         if (item.tiles == 0 && !all_rows) items_.pop_back();
         begin = end;
       }
     }
-    stretches_.push_back({items_.size(), section});
+    stretches_.push_back({items_.size(), section.number});
+  }
+}
+
+// Writes the positions of the keys of all tiles that the task has, which lie as its map does.
+void WorkBuilder::write_positions(const FoldTask& task, const WorkShape& shape, std::int32_t* positions) {
+  const int lists = task.positions->heads();
+  for (const KeyRun& run : task.key_runs) {
+    for (int list = 0; list < lists; ++list) {
+      const auto of_keys = task.positions->of(static_cast<std::size_t>(run.sequence), list);
+      for (std::int64_t tile = 0; tile < run.tiles; ++tile) {
+        std::int32_t* const to = positions + ((run.table + tile) * lists + list) * shape.key_tile;
+        const auto first = static_cast<std::size_t>((run.first_tile + tile) * shape.key_tile);
+        const std::size_t count = std::min(of_keys.size() - first, static_cast<std::size_t>(shape.key_tile));
+        std::fill(std::copy_n(of_keys.begin() + static_cast<std::ptrdiff_t>(first), count, to), to + shape.key_tile,
+                  kNoPosition);
+      }
+    }
   }
 }
 
@@ -270,8 +307,10 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   const std::int32_t walk_ctas = shape.walk_ctas > 1 && walks_pay(heads_of_unit, shape) ? shape.walk_ctas : 1;
   cut(heads_of_unit, shape.units * walk_ctas);
   const std::size_t far_sources = task.sources.size() > kNearSources ? task.sources.size() : 0;
+  const auto tiles = static_cast<std::int64_t>(task.tiles.size()) / task.pieces;
   TableLayout layout =
-      lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size(), bundles_.size(), shape.ctas);
+      lay_out(runs_.size(), task.tiles.size(), static_cast<std::size_t>(positions_of_tiles(spec, shape, tiles)),
+              far_sources, items_.size(), bundles_.size(), shape.ctas);
   if (layout.bytes > memory.size()) {
     fail(ErrorCode::kInternal, fmt::format("a fold task needs {} bytes of tables", layout.bytes),
          fmt::format("{} were reserved", memory.size()));
@@ -286,7 +325,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   layout.unit_heads = heads_of_unit;
   // A piece counts for all heads, or for those that share its lists.
   layout.piece_heads = (shape.units == 1 ? spec.heads : spec.kv_heads) /
-                       std::min(listed_heads(spec), shape.units == 1 ? spec.heads : spec.kv_heads);
+                       std::min(own_heads(spec), shape.units == 1 ? spec.heads : spec.kv_heads);
   if (items_.empty()) return layout;
   const std::int64_t most_tiles = order_.most_tiles();
   layout.early_count = order_.sort(shape.ctas / walk_ctas, layout.piece_heads);
@@ -295,15 +334,19 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   int kv_heads = spec.kv_heads;
   while (kv_heads > 1 && (kv_heads * head_bytes > shape.cache_bytes || spec.kv_heads % kv_heads != 0)) --kv_heads;
   layout.section_heads = kv_heads * (shape.units == 1 ? spec.heads / spec.kv_heads : 1);
-  if (listed_heads(spec) > 1) layout.section_heads = layout.piece_heads;
+  if (own_heads(spec) > 1) layout.section_heads = layout.piece_heads;
   // CTAs with lists of their own don't read the same keys at the same time.
-  layout.keep_pace = task.lists == nullptr && head_bytes > kFarBeyondCache * shape.cache_bytes;
+  layout.keep_pace =
+      task.lists == nullptr && task.positions == nullptr && head_bytes > kFarBeyondCache * shape.cache_bytes;
 
   const auto copy = [&memory](std::size_t offset, const void* from, std::size_t bytes) {
     if (bytes > 0) std::memcpy(memory.data() + offset, from, bytes);
   };
   copy(layout.runs, runs_.data(), runs_.size() * sizeof(RunEntry));
   copy(layout.tiles, task.tiles.data(), task.tiles.size() * sizeof(TileEntry));
+  if (task.positions != nullptr) {
+    write_positions(task, shape, reinterpret_cast<std::int32_t*>(memory.data() + layout.positions));
+  }
   auto* sources = reinterpret_cast<SourceEntry*>(memory.data() + layout.sources);
   for (std::size_t i = 0; i < far_sources; ++i) sources[i] = source_entry(task.sources[i]);
   auto* items = reinterpret_cast<WorkItem*>(memory.data() + layout.items);

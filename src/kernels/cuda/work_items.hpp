@@ -31,7 +31,8 @@ struct WorkShape {
 struct TableLayout {
   std::size_t runs = 0;
   std::size_t tiles = 0;
-  std::size_t sources = 0;  // empty unless there are more than kNearSources
+  std::size_t positions = 0;  // empty unless keys have positions of their own
+  std::size_t sources = 0;    // empty unless there are more than kNearSources
   std::size_t items = 0;
   std::size_t bundles = 0;
   std::size_t counters = 0;  // int32, all 0: FoldParams::Schedule::taken, then its tiles_done
@@ -66,18 +67,38 @@ class WorkBuilder {
   TableLayout build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, std::span<std::byte> memory);
 
  private:
-  // Items that may share bundles, because their runs are the same: those of a sequence, or of a list of tiles. They
-  // begin where those of the stretch before end.
+  // Items that may share bundles, because their runs are the same: those of a sequence, or of a list of tiles or of
+  // positions. They begin where those of the stretch before end.
   struct Stretch {
     std::size_t end_item;
     std::int32_t section;
   };
 
+  // Counts sections: the bytes of K and V that items read, one sequence or list after the other.
+  struct Section {
+    std::int32_t number = 0;
+    std::int64_t bytes = 0;
+
+    // Those of the next one begin another section where they don't fit into this one.
+    void add(std::int64_t more, std::int64_t most) {
+      if (bytes > 0 && bytes + more > most) {
+        ++number;
+        bytes = 0;
+      }
+      bytes += more;
+    }
+  };
+
   void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
+  // The items of one list of positions; where there are none, of all heads.
+  void collect_list(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, int list, Section& section);
+  static void write_positions(const FoldTask& task, const WorkShape& shape, std::int32_t* positions);
   void collect_listed(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
   void list_runs(const FoldSpec& spec, const TileLists& lists, std::size_t sequence, int head, std::int64_t query_block,
                  int key_tile, std::span<const KeyRun> keys);
   std::int32_t tiles_before(const WorkItem& item, std::int64_t tile) const;
+  // Sets which tiles every row of the item sees whole: those that hold no keys but `common`.
+  void set_plain(const KeyRange& common, int key_tile, WorkItem& item) const;
   void cut(int unit_heads, int units);
   void bundle(int unit_heads, int units, std::size_t first_item, const Stretch& stretch);
   bool walks_pay(int unit_heads, const WorkShape& shape) const;

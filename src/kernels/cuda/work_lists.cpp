@@ -16,8 +16,7 @@ void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, con
   const int heads = lists.shape().heads;
   const std::int64_t token_bytes = kv_head_bytes(spec) * std::max(1, spec.kv_heads / heads);
   const int block = lists.shape().query_block;
-  std::int32_t section = 0;
-  std::int64_t section_bytes = 0;
+  Section section;
   for (int head = 0; head < heads; ++head) {
     auto next_run = task.key_runs.begin();
     for (auto run = task.queries.begin(); run != task.queries.end();) {
@@ -29,11 +28,7 @@ void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, con
       for (; next_run != task.key_runs.end() && next_run->sequence == sequence; ++next_run) tiles += next_run->tiles;
       const std::span<const KeyRun> keys(first_run, next_run);
       const std::int64_t bytes = tiles * shape.key_tile * token_bytes;
-      if (section_bytes > 0 && section_bytes + bytes > shape.cache_bytes) {
-        ++section;
-        section_bytes = 0;
-      }
-      section_bytes += bytes;
+      section.add(bytes, shape.cache_bytes);
 
       const Visibility visibility(spec.mask, key_length);
       std::int64_t listed_block = 0;
@@ -42,7 +37,7 @@ void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, con
         for (std::int64_t begin = run->position; begin < run_end;) {
           const std::int64_t own_block = query_block_of(begin, block);
           if (!listed || own_block != listed_block) {
-            if (listed) stretches_.push_back({items_.size(), section});
+            if (listed) stretches_.push_back({items_.size(), section.number});
             list_runs(spec, lists, static_cast<std::size_t>(sequence), head, own_block, shape.key_tile, keys);
             listed_block = own_block;
             listed = true;
@@ -65,15 +60,13 @@ void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, con
             const std::int64_t place = places_[static_cast<std::size_t>(item.run_begin) - first_listed_] + item.first -
                                        runs_[static_cast<std::size_t>(item.run_begin)].first;
             item.place = static_cast<std::int32_t>(place % kGroupTiles);
-            const KeyRange common = visibility.common_keys(item.position, last);
-            item.plain_begin = tiles_before(item, quotient(common.begin + shape.key_tile - 1, shape.key_tile));
-            item.plain_end = common.end < 0 ? 0 : tiles_before(item, quotient(common.end, shape.key_tile));
+            set_plain(visibility.common_keys(item.position, last), shape.key_tile, item);
           }
           if (item.tiles == 0 && !all_rows) items_.pop_back();
           begin = end;
         }
       }
-      stretches_.push_back({items_.size(), section});
+      stretches_.push_back({items_.size(), section.number});
     }
   }
 }
@@ -88,6 +81,11 @@ std::int32_t WorkBuilder::tiles_before(const WorkItem& item, std::int64_t tile) 
   std::int64_t number = run.first + tile - run.first_tile;
   if (behind != begin + item.runs) number = std::min(number, behind->first);
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(number - item.first, 0, item.tiles));
+}
+
+void WorkBuilder::set_plain(const KeyRange& common, int key_tile, WorkItem& item) const {
+  item.plain_begin = tiles_before(item, quotient(common.begin + key_tile - 1, key_tile));
+  item.plain_end = common.end < 0 ? 0 : tiles_before(item, quotient(common.end, key_tile));
 }
 
 // The runs of a query block's listed tiles that the task has: appends them to the table, and keeps them as runs of keys

@@ -14,8 +14,10 @@ std::optional<FoldConfig> choose_config(const FoldSpec& spec) {
 }
 
 std::vector<std::string> fold_missing(const FoldSpec& spec) {
-  std::vector<std::string> missing = cuda::missing_in_table(std::span<const FoldConfig>(kFoldConfigs), spec);
   const auto config = choose_config(spec);
+  FoldSpec asked = spec;
+  if (!config || config->knows_positions()) asked.positions = 0;
+  std::vector<std::string> missing = cuda::missing_in_table(std::span<const FoldConfig>(kFoldConfigs), asked);
   const std::string lists =
       config ? missing_for_lists(spec.lists, {config->query_tile(), config->key_tile}) : std::string();
   if (!lists.empty()) missing.push_back(lists);

@@ -31,6 +31,8 @@ struct FoldConfig {
   int slices = 1;  // that O's columns are cut into, one for each warp of those that share rows (sliced/tile_step.cuh)
 
   constexpr int query_tile() const { return warps / slices * rows_of_warp; }
+  // Whether there is a kernel for keys with positions of their own.
+  constexpr bool knows_positions() const { return slices == 1; }
   constexpr int threads() const { return 32 * warps; }
   // Scratch memory of a multiprocessor: for each CTA the rows' closed groups, and whether somebody has them.
   constexpr int scratch_floats() const { return ctas * (query_tile() * (head_dim_v + 2) + 1); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm80_fold: one for each pair of element type and configuration (fold_*.cu).
+// The compiled kernels of sm80_fold: one for each pair of element type and configuration (fold_*.cu), and one where
+// keys have positions of their own, unless O is cut into slices.
 #pragma once
 
 #include "kernels/cuda/launcher.hpp"
@@ -18,5 +19,15 @@ extern const cuda::Launcher fold_fp16_128;
 extern const cuda::Launcher fold_fp16_192;
 extern const cuda::Launcher fold_fp16_256;
 extern const cuda::Launcher fold_fp16_576;
+extern const cuda::Launcher positioned_bf16_64;
+extern const cuda::Launcher positioned_bf16_96;
+extern const cuda::Launcher positioned_bf16_128;
+extern const cuda::Launcher positioned_bf16_192;
+extern const cuda::Launcher positioned_bf16_256;
+extern const cuda::Launcher positioned_fp16_64;
+extern const cuda::Launcher positioned_fp16_96;
+extern const cuda::Launcher positioned_fp16_128;
+extern const cuda::Launcher positioned_fp16_192;
+extern const cuda::Launcher positioned_fp16_256;
 
 }  // namespace ringattn::sm80

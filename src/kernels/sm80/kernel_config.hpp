@@ -6,9 +6,11 @@
 
 namespace ringattn::sm80 {
 
-template <class Element_, FoldConfig kConfig>
+// kPositions_: keys have positions of their own (kernels/key_positions.hpp).
+template <class Element_, FoldConfig kConfig, bool kPositions_ = false>
 struct KernelConfig {
   using Element = Element_;
+  static constexpr bool kPositions = kPositions_;
   static constexpr int kDim = kConfig.head_dim;
   static constexpr int kDimV = kConfig.head_dim_v;
   static constexpr int kKeyTile = kConfig.key_tile;

@@ -9,9 +9,9 @@
 
 namespace ringattn::sm80 {
 
-template <class Element, FoldConfig kConfig>
+template <class Element, FoldConfig kConfig, bool kPositions>
 void prepare_fold() {
-  using C = KernelConfig<Element, kConfig>;
+  using C = KernelConfig<Element, kConfig, kPositions>;
   // With the work item no more than 99 KiB: what a CTA gets on every device from sm_80 on.
   static_assert(SharedLayout<C>::kBytes == kConfig.shared_bytes());
   static_assert(SharedLayout<C>::kBytes + 128 <= 99 * 1024);
@@ -19,18 +19,18 @@ void prepare_fold() {
              "cudaFuncSetAttribute");
 }
 
-template <class Element, FoldConfig kConfig>
+template <class Element, FoldConfig kConfig, bool kPositions>
 void launch_fold(const cuda::FoldParams& params, Stream stream) {
-  using C = KernelConfig<Element, kConfig>;
+  using C = KernelConfig<Element, kConfig, kPositions>;
   const auto blocks =
       static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.schedule.piece_heads);
   fold_kernel<C><<<blocks, C::kThreads, SharedLayout<C>::kBytes, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_fold");
 }
 
-template <class Element, FoldConfig kConfig>
+template <class Element, FoldConfig kConfig, bool kPositions = false>
 constexpr cuda::Launcher launcher_of() {
-  return {prepare_fold<Element, kConfig>, launch_fold<Element, kConfig>};
+  return {prepare_fold<Element, kConfig, kPositions>, launch_fold<Element, kConfig, kPositions>};
 }
 
 }  // namespace ringattn::sm80

@@ -19,11 +19,21 @@ constexpr cuda::CompiledFold kCompiled[] = {
     {Dtype::kF16, 256, &fold_fp16_256},  {Dtype::kBf16, 576, &fold_bf16_576}, {Dtype::kF16, 576, &fold_fp16_576},
 };
 
+constexpr cuda::CompiledFold kPositioned[] = {
+    {Dtype::kBf16, 64, &positioned_bf16_64},   {Dtype::kBf16, 96, &positioned_bf16_96},
+    {Dtype::kBf16, 128, &positioned_bf16_128}, {Dtype::kBf16, 192, &positioned_bf16_192},
+    {Dtype::kBf16, 256, &positioned_bf16_256}, {Dtype::kF16, 64, &positioned_fp16_64},
+    {Dtype::kF16, 96, &positioned_fp16_96},    {Dtype::kF16, 128, &positioned_fp16_128},
+    {Dtype::kF16, 192, &positioned_fp16_192},  {Dtype::kF16, 256, &positioned_fp16_256},
+};
+
 }  // namespace
 
 std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
   const auto config = choose_config(spec);
-  const cuda::Launcher& launcher = cuda::launcher_of("sm80_fold", kCompiled, spec, config.has_value());
+  const cuda::Launcher& launcher = spec.positions > 0
+                                       ? cuda::launcher_of("sm80_fold", kPositioned, spec, config.has_value())
+                                       : cuda::launcher_of("sm80_fold", kCompiled, spec, config.has_value());
   cuda::DeviceKernel kernel;
   kernel.shape = {config->query_tile(), config->query_tile(), config->key_tile};
   kernel.state_floats = static_cast<std::size_t>(cuda::state_floats(spec.head_dim_v));

@@ -28,7 +28,6 @@ std::vector<std::string> plain_missing(const FoldSpec& spec) {
   if (spec.head_dim_v != spec.head_dim) require_dim("head_dim_v", spec.head_dim_v, missing);
   const std::string lists = missing_for_lists(spec.lists, {/*query=*/1, cuda::kPlainKeyTile});
   if (!lists.empty()) missing.push_back(lists);
-  if (spec.positions > 0) missing.push_back(missing_for_positions());
   return missing;
 }
 

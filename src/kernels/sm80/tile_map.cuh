@@ -16,7 +16,7 @@ namespace ringattn::sm80 {
 struct Place {
   cuda::RowsOf k;
   cuda::RowsOf v;
-  std::int64_t first_key;  // of the tile: position in its sequence
+  std::int64_t first_key;  // of the tile, in its sequence; where C::kPositions, the address of its keys' positions
   std::int32_t keys;       // that the sequence has of the piece
   std::int32_t masked;     // whether some row of the query tile doesn't see some key of the tile
 };
@@ -79,10 +79,17 @@ struct TileMap {
     place.v = {static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, kv_head),
                2 * source.v_token_stride};
     place.keys = left <= 0 ? 0 : left < piece_keys() ? static_cast<std::int32_t>(left) : piece_keys();
-    const std::int64_t last_position = item.position + C::kQueryTile - 1;
-    place.masked =
-        Visibility(p.mask, item.key_length).coverage(item.position, last_position, place.first_key, C::kKeyTile) !=
-        Coverage::kWhole;
+    if constexpr (C::kPositions) {
+      const std::int64_t of_map = (pieces - p.tables.tiles) >> pieces_log();
+      place.first_key = reinterpret_cast<std::int64_t>(
+          p.tables.positions + (of_map * p.tables.position_lists + item.position_list) * C::kKeyTile);
+      place.masked = nth < item.plain_begin || nth >= item.plain_end;
+    } else {
+      const std::int64_t last_position = item.position + C::kQueryTile - 1;
+      place.masked =
+          Visibility(p.mask, item.key_length).coverage(item.position, last_position, place.first_key, C::kKeyTile) !=
+          Coverage::kWhole;
+    }
     places[i % kPlaces] = place;
   }
 

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/fold_params.hpp"
+#include "kernels/key_positions.hpp"
 
 namespace ringattn::sm80 {
 
@@ -45,7 +46,7 @@ __device__ __forceinline__ void scale_scores(const cuda::FoldParams::Softmax& so
 }
 
 // `Rows` says where the rows stand: key_length(), and positions(slot, first_key), a function that gives the position of
-// a slot so many behind that one, counted from first_key.
+// a slot so many behind that one, counted from first_key. Where C::kPositions, keys have positions of their own.
 template <class C, class Rows>
 class TileStep {
  public:
@@ -55,8 +56,8 @@ class TileStep {
   __device__ TileStep(const cuda::FoldParams& p, const Rows& rows, std::uint32_t q_tile)
       : p_(p), rows_(rows), q_tile_(q_tile) {}
 
-  // k_tile and v_tile are addresses in shared memory. first_key() gives the tile's first key, and is asked where the
-  // tile is masked. `between` runs once the tile of K has been read.
+  // k_tile and v_tile are addresses in shared memory. first_key() gives the tile's first key, or the address of its
+  // keys' positions, and is asked where the tile is masked. `between` runs once the tile of K has been read.
   template <class FirstKey, class Between>
   __device__ __forceinline__ void fold(RowState<C>& state, std::uint32_t k_tile, std::uint32_t v_tile, bool masked,
                                        FirstKey&& first_key, Between&& between) const {
@@ -70,7 +71,13 @@ class TileStep {
         for (int n = 0; n < C::kKeyTile / 8; ++n) scale_scores(p_.softmax, s[b][n]);
       }
     }
-    if (masked) mask_scores(s, first_key());
+    if (masked) {
+      if constexpr (C::kPositions) {
+        mask_by_positions(s, reinterpret_cast<const std::int32_t*>(first_key()));
+      } else {
+        mask_scores(s, first_key());
+      }
+    }
 
     std::uint32_t probability[C::kRowBlocks][C::kKeyTile / 16][4];
     float scale[C::kRowBlocks][2];
@@ -129,6 +136,31 @@ class TileStep {
             const int key = n * 8 + lane() % 4 * 2 + i;
             if (key < seen.begin || key >= seen.end) s[b][n][2 * half + i] = -INFINITY;
           }
+        }
+      }
+    }
+  }
+
+  // positions: [kKeyTile], in global memory; kNoPosition where the sequence has no key.
+  __device__ __forceinline__ void mask_by_positions(Scores& s, const std::int32_t* positions) const {
+    const auto position = rows_.positions(warp() * C::kRowBlocks * 16 + lane() / 4, 0);
+    PositionSpan seen[C::kRowBlocks][2];
+#pragma unroll
+    for (int b = 0; b < C::kRowBlocks; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        seen[b][half] = positions_within(Visibility(p_.mask, 0).reach(position(16 * b + 8 * half)));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < C::kKeyTile / 8; ++n) {
+      const int2 keys = __ldg(reinterpret_cast<const int2*>(positions + n * 8 + lane() % 4 * 2));
+#pragma unroll
+      for (int b = 0; b < C::kRowBlocks; ++b) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (!seen[b][half].has(keys.x)) s[b][n][2 * half] = -INFINITY;
+          if (!seen[b][half].has(keys.y)) s[b][n][2 * half + 1] = -INFINITY;
         }
       }
     }

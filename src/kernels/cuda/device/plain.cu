@@ -18,6 +18,7 @@
 #include "kernels/cuda/device/plain.hpp"
 #include "kernels/cuda/device/row_end.cuh"
 #include "kernels/cuda/device/tile_lookup.cuh"
+#include "kernels/key_positions.hpp"
 
 namespace ringattn::cuda {
 
@@ -246,6 +247,12 @@ __device__ void load_step(const FoldParams& p, const TileEntry* pieces, int kv_h
   }
 }
 
+// The columns of a step whose keys stand in `span`: one run, as positions ascend. `position`: of the lane's key.
+__device__ ColumnRange columns_within(const PositionSpan& span, std::int32_t position) {
+  const unsigned seen = __ballot_sync(kAllLanes, span.has(position));
+  return seen == 0 ? ColumnRange{} : ColumnRange{__ffs(static_cast<int>(seen)) - 1, 32 - __clz(static_cast<int>(seen))};
+}
+
 __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_constant__ FoldParams p) {
   extern __shared__ float memory[];
   const Shared shared(memory, p);
@@ -288,11 +295,20 @@ __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_cons
       __syncthreads();
       load_step(p, pieces, kv_head, begin, keys, shared);
       __syncthreads();
+      std::int32_t own = kNoPosition;  // of the lane's key, where keys have positions of their own
+      if (p.tables.positions != nullptr) {
+        const std::int64_t list =
+            (pieces - p.tables.tiles) / p.tables.pieces * p.tables.position_lists + item.position_list;
+        own = __ldg(p.tables.positions + list * kPlainKeyTile + begin + static_cast<int>(threadIdx.x) % 32);
+      }
 #pragma unroll
       for (int r = 0; r < kRowsOfWarp; ++r) {
         const int slot = warp * kRowsOfWarp + r;
         if (slot >= item.slot_end) continue;
-        const ColumnRange seen = columns_of(visibility.keys(item.position + slot), first_key, kStepKeys);
+        const std::int64_t position = item.position + slot;
+        const ColumnRange seen = p.tables.positions != nullptr
+                                     ? columns_within(positions_within(visibility.reach(position)), own)
+                                     : columns_of(visibility.keys(position), first_key, kStepKeys);
         if (!seen.empty()) fold_step(p, rows[r], shared.q + slot * p.head_dim, shared, seen);
       }
     }

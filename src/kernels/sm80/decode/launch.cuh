@@ -23,6 +23,7 @@ struct DecodeConfig {
   static constexpr int kCtas = kFold.slices > 1 ? kFold.ctas : 2;
   static constexpr int kColumnsAtOnce = kFold.slices > 1 ? kFold.columns_at_once : kFold.head_dim_v > 128 ? 1 : 2;
   static constexpr bool kSeam = kFold.seam;
+  static constexpr bool kPositions = false;
   static constexpr int kSlices = kFold.slices;
 };
 

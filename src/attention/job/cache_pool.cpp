@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/job/cache_pool.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "attention/job/cache_rows.hpp"
+#include "attention/job/finite_tensor.hpp"
+#include "attention/job/non_finite.hpp"
+#include "attention/job/pool_slots.hpp"
+#include "base/pulse.hpp"
+#include "kernels/compressed_rows.hpp"
+
+namespace ringattn {
+
+std::int64_t part_tokens(const CachePool& pool) {
+  return std::max<std::int64_t>(1, kPartBytes / std::max<std::int64_t>(1, token_bytes({}, pool.shape)));
+}
+
+void read_slots(const CachePool& pool, std::span<const PackedRun> slots, std::span<std::byte> rows) {
+  const std::int64_t tokens = total_tokens(slots);
+  const MutableTensorView view =
+      dense_view(static_cast<void*>(rows.data()), pool.shape.dtype, tokens, pool.shape.heads, pool.shape.dim);
+  read_rows(pool.source, pool.grid, slots, view);
+  if (count_non_finite(view) == 0) return;
+  const auto fault = find_fault(view);
+  refuse_fault(fmt::format("{}_pages", pool.name), {}, pool.shape, *fault, ErrorCode::kFile,
+               page_place(pool.table, pool.grid.order, slot_at(slots, fault->token), fault->head));
+}
+
+void check_slots(const CachePool& pool, std::span<const PackedRun> slots) {
+  const RowGrid& grid = pool.grid;
+  const std::size_t element = size_of(pool.shape.dtype);
+  beat();
+  for_each_segment(grid, slots, element, std::numeric_limits<std::int64_t>::max(), [&](const RowSegment& segment) {
+    const std::int64_t first = segment.offset / static_cast<std::int64_t>(element);
+    const auto found = find_non_finite(pool.source, first, first + segment.tokens * segment.heads * grid.dim);
+    if (!found) return;
+    const RowFault fault = fault_at(*found, grid);
+    refuse_fault(fmt::format("{}_pages", pool.name), {}, pool.shape, fault, ErrorCode::kFile,
+                 page_place(pool.table, grid.order, fault.token, fault.head));
+  });
+}
+
+}  // namespace ringattn

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/tokens/step_rows.hpp"
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernels/decode.hpp"
+
+namespace ringattn {
+
+bool are_steps(const SequenceList& sequences) {
+  for (std::size_t i = 0; i < sequences.distinct(); ++i) {
+    const Sequence& s = sequences[i];
+    if (s.q_len != sequences[0].q_len || s.k_len > std::numeric_limits<std::int32_t>::max()) return false;
+  }
+  return !sequences.empty() && sequences[0].q_len >= 1 && sequences[0].q_len <= kMostDecodeRows;
+}
+
+bool end_their_keys(const SequenceList& sequences) {
+  for (std::size_t i = 0; i < sequences.distinct(); ++i) {
+    if (sequences[i].q_offset + sequences[i].q_len != sequences[i].k_len) return false;
+  }
+  return true;
+}
+
+SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask) {
+  std::vector<Sequence> moved(sequences.begin(), sequences.end());
+  for (Sequence& s : moved) {
+    const bool alone_behind = s.q_len == 1 && s.q_offset >= s.k_len - 1 && mask.left < 0;
+    if (mask.is_full() || alone_behind) s.q_offset = s.k_len - s.q_len;
+  }
+  return moved;
+}
+
+}  // namespace ringattn

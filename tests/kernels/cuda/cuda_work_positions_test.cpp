@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tables that CUDA fold kernels read where keys have positions of their own: every row once for every head, with
+// exactly the tiles that hold a key that its query tile sees; which of them every row sees whole; and the positions of
+// their keys.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/task_geometry.hpp"
+#include "kernels/cuda/work_order.hpp"
+#include "kernels/registry.hpp"
+#include "tests/kernels/cuda/work_tables.hpp"
+#include "tests/support/random_key_positions.hpp"
+
+namespace ringattn::cuda {
+namespace {
+
+using testing::build;
+using testing::Built;
+using testing::HostTask;
+using testing::kBundleShapes;
+using testing::kMasks;
+using testing::kShapes;
+using testing::limits_of;
+using testing::random_positions;
+using testing::random_task;
+using testing::walk;
+
+constexpr int kHeads = 8;
+constexpr int kKvHeads = 2;
+
+// Queries at first … last: whether some of them sees a key, and whether all do.
+struct Seen {
+  bool by_some;
+  bool by_all;
+};
+Seen seen(const Mask& mask, std::int64_t first, std::int64_t last, std::int64_t key) {
+  const std::int64_t from = mask.right < 0 ? first : key - mask.right;  // queries that see the key
+  const std::int64_t to = mask.left < 0 ? last : key + mask.left;
+  return {std::max(first, from) <= std::min(last, to), from <= first && last <= to};
+}
+
+class WorkPositions : public ::testing::Test {
+ protected:
+  // Checks an item for one of its heads, and counts its rows.
+  static void check_item(const FoldSpec& spec, const HostTask& task, const WorkShape& shape, const Built& built,
+                         const WorkItem& item, int head, std::vector<int>& visits) {
+    const std::int64_t first_row = item.row + item.slot_begin;
+    const auto run = std::ranges::find_if(
+        task.queries, [&](const QueryRun& q) { return q.row <= first_row && first_row < q.row + q.rows; });
+    ASSERT_NE(run, task.queries.end());
+    ASSERT_EQ(item.position + item.slot_begin, run->position + first_row - run->row);
+    const std::int64_t last =
+        shape.query_tile > 1 ? item.position + shape.query_tile - 1 : item.position + item.slot_end - 1;
+    const int kv_head = head / (kHeads / kKvHeads);
+    const auto own = positions_of(task.task.positions, static_cast<std::size_t>(run->sequence), kv_head);
+    ASSERT_EQ(item.position_list, spec.positions == 1 ? 0 : kv_head);
+
+    std::vector<std::int64_t> expected;
+    std::vector<bool> plain;
+    for (const KeyRun& keys : task.key_runs) {
+      if (keys.sequence != run->sequence) continue;
+      for (std::int64_t tile = keys.first_tile; tile < keys.first_tile + keys.tiles; ++tile) {
+        bool some = false, all = (tile + 1) * shape.key_tile <= item.key_length;
+        for (std::int64_t key = tile * shape.key_tile; key < std::min(item.key_length, (tile + 1) * shape.key_tile);
+             ++key) {
+          const Seen one = seen(spec.mask, item.position, last, own[static_cast<std::size_t>(key)]);
+          some = some || one.by_some;
+          all = all && one.by_all;
+        }
+        if (!some) continue;
+        expected.push_back(100'000 * keys.sequence + tile);
+        plain.push_back(all);
+      }
+    }
+    const std::vector<std::int64_t> tiles = walk(built, item);
+    ASSERT_EQ(tiles, expected);
+    if (!tiles.empty()) {
+      ASSERT_EQ(item.place, tiles[0] % 100'000 % kGroupTiles);
+    }
+    const auto* positions = built.at<std::int32_t>(built.layout.positions);
+    for (std::size_t i = 0; i < tiles.size(); ++i) {
+      ASSERT_EQ(static_cast<int>(i) >= item.plain_begin && static_cast<int>(i) < item.plain_end, plain[i]);
+      const auto entry = std::ranges::find(task.tiles, tiles[i], &KeyTile::row) - task.tiles.begin();
+      const std::int32_t* const of_tile = positions + (entry * spec.positions + item.position_list) * shape.key_tile;
+      for (int column = 0; column < shape.key_tile; ++column) {
+        const std::int64_t key = tiles[i] % 100'000 * shape.key_tile + column;
+        ASSERT_EQ(of_tile[column], key < item.key_length ? own[static_cast<std::size_t>(key)] : kNoPosition);
+      }
+    }
+    for (std::int64_t slot = item.slot_begin; slot < item.slot_end; ++slot) {
+      ++visits[static_cast<std::size_t>((item.row + slot) * kHeads + head)];
+    }
+  }
+
+  static void check(const HostTask& task, const FoldSpec& spec, const WorkShape& shape) {
+    const Built built = build(spec, task.task, shape);
+    std::vector<int> visits(static_cast<std::size_t>(task.task.q.tokens * kHeads), 0);
+    const auto* items = built.at<WorkItem>(built.layout.items);
+    const int pieces = shape.units == 1 ? built.layout.item_count : built.layout.bundle_count;
+    for (int index = 0; index < pieces * built.layout.piece_heads; ++index) {
+      const WorkPlace place =
+          work_place(built.layout.early_count, built.layout.piece_heads, built.layout.section_heads, index);
+      ASSERT_LT(place.piece, pieces);
+      if (shape.units == 1) {
+        check_item(spec, task, shape, built, items[place.piece], items[place.piece].head + place.head, visits);
+        continue;
+      }
+      const WorkBundle& bundle = built.at<WorkBundle>(built.layout.bundles)[place.piece];
+      const int query_head = items[bundle.item].head + place.head * built.layout.unit_heads;
+      for (int n = 0; n < bundle.units; ++n) {
+        const int nth = bundle.head + n;
+        const WorkItem& item = items[bundle.item + nth / built.layout.unit_heads];
+        check_item(spec, task, shape, built, item, query_head + nth % built.layout.unit_heads, visits);
+      }
+    }
+    ASSERT_EQ(visits, std::vector<int>(visits.size(), 1));
+  }
+
+  static void check_all(const WorkShape& shape) {
+    for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+      for (const int heads : {1, kKvHeads}) {
+        HostTask task = random_task(shape, seed);
+        const auto positions = random_positions(task.key_lengths, heads, seed);
+        task.task.positions = positions.get();
+        FoldSpec spec = make_spec(Dtype::kBf16, kHeads, kKvHeads, 64, kMasks[seed % std::size(kMasks)]);
+        spec.positions = heads;
+        SCOPED_TRACE(describe(spec) + ", seed " + std::to_string(seed));
+        check(task, spec, shape);
+      }
+    }
+  }
+};
+
+TEST_F(WorkPositions, EveryRowAndHeadOnceWithItsTiles) {
+  for (const WorkShape& shape : kShapes) check_all(shape);
+}
+
+TEST_F(WorkPositions, InBundlesToo) {
+  for (const WorkShape& shape : kBundleShapes) check_all(shape);
+}
+
+// Where all keys stand at their places, items are those without positions, and where one list serves all heads they
+// count for all of them.
+TEST_F(WorkPositions, OfAllTokensLeaveTheItemsAsTheyAre) {
+  const WorkShape& shape = kShapes[0];
+  const HostTask plain = testing::ragged_task(shape);
+  HostTask with = testing::ragged_task(shape);
+  std::vector<KeptSequence> kept;
+  std::vector<std::int32_t> rows;
+  for (const std::int64_t keys : with.key_lengths) {
+    kept.push_back({keys, keys});
+    for (std::int64_t key = 0; key < keys; ++key) rows.push_back(static_cast<std::int32_t>(key));
+  }
+  const KeyPositions positions("positions", 1, kept, rows);
+  with.task.positions = &positions;
+  FoldSpec spec = make_spec(Dtype::kBf16, kHeads, kKvHeads, 64, {300, 0});
+  const Built without = build(spec, plain.task, shape);
+  spec.positions = 1;
+  const Built built = build(spec, with.task, shape);
+  ASSERT_EQ(built.layout.item_count, without.layout.item_count);
+  EXPECT_EQ(built.layout.piece_heads, kHeads);
+  EXPECT_EQ(built.layout.early_count, without.layout.early_count);
+  for (int i = 0; i < built.layout.item_count; ++i) {
+    const WorkItem& a = built.at<WorkItem>(built.layout.items)[i];
+    const WorkItem& b = without.at<WorkItem>(without.layout.items)[i];
+    EXPECT_EQ(a.row, b.row);
+    EXPECT_EQ(a.tiles, b.tiles);
+    EXPECT_EQ(walk(built, a), walk(without, b));
+  }
+}
+
+// Tasks that differ in nothing but their positions have tables of their own.
+TEST_F(WorkPositions, AreAPartOfTheGeometry) {
+  HostTask task = random_task(kShapes[0], 3);
+  const auto one = random_positions(task.key_lengths, 1, 1);
+  const auto other = random_positions(task.key_lengths, 1, 2);
+  const KeyPositions copy = *one;
+  task.task.positions = one.get();
+  TaskGeometry geometry;
+  geometry.reserve(limits_of(task.task));
+  geometry.remember(task.task);
+  EXPECT_TRUE(geometry.fits(task.task));
+  task.task.positions = &copy;
+  EXPECT_TRUE(geometry.fits(task.task));
+  task.task.positions = other.get();
+  EXPECT_FALSE(geometry.fits(task.task));
+  task.task.positions = nullptr;
+  EXPECT_FALSE(geometry.fits(task.task));
+}
+
+}  // namespace
+}  // namespace ringattn::cuda
