@@ -83,7 +83,10 @@ TEST_P(DecodeLists, GroupsFollowFromPlaces) {
       const std::int64_t group = group_of(spec);
       std::vector<CacheLayout> layouts = {{.page_size = 128}};
       if (row().backend == "cuda") {  // how many processors share a group
-        layouts.insert(layouts.end(), {{.slices = 1}, {.page_size = 16, .slices = 2}, {.page_size = 64, .slices = 4}});
+        layouts.insert(layouts.end(), {{.slices = 1},
+                                       {.page_size = 16, .slices = 2},
+                                       {.page_size = 16, .slices = 4},
+                                       {.page_size = 64, .slices = 4}});
       }
       const std::int64_t longest = (row().backend == "cuda" ? 5 : 2) * group + 300;
       expect_same_in(with_some_listed(decode_inputs(spec, 2, {longest, group + 5, 2 * group + 1}, 31),

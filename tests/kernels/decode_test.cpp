@@ -135,6 +135,30 @@ TEST_P(Decode, AnyPages) {
   }
 }
 
+// Pages that are far smaller than tiles, however many processors fold a group together. Sequences end inside of a page,
+// with it, or with the first token of one.
+TEST_P(Decode, SmallPages) {
+  for (const Dims& dims : varied_dims(fold())) {
+    if (dims.head_dim > 256) continue;  // their inputs take long to make
+    const FoldSpec spec = make_spec(dims, 32, 4, {-1, 0});
+    const std::int64_t tile = FoldRunner(fold(), spec).kernel().key_tile();
+    for (const int rows : {1, 2}) {
+      const FoldInputs inputs =
+          decode_inputs(spec, rows, {1, 15, 16, 17, 0, 2 * tile, 5 * tile + 33, kGroupTiles * tile + 9, 6 * tile - 1},
+                        static_cast<std::uint64_t>(110 + rows));
+      const FoldResult expected = folded(inputs);
+      for (const std::int64_t page : {16, 32}) {
+        for (const int slices : row().backend == "cuda" ? std::vector{0, 2, 4} : std::vector{0}) {
+          SCOPED_TRACE(fmt::format("{}, {} rows, page {}, slices {}", describe(spec), rows, page, slices));
+          const CacheLayout layout{.page_size = page, .head_major = page == 32, .shuffle = 4, .slices = slices};
+          const FoldResult got = DecodeRunner(row(), inputs, layout, 2).run();
+          EXPECT_TRUE(got.same_bits(expected)) << first_difference(got, expected, spec);
+        }
+      }
+    }
+  }
+}
+
 // A latent and its rotary key are one row: the values are its first columns.
 TEST_P(Decode, ValuesThatLieInTheKeys) {
   for (const Dims& dims : varied_dims(fold())) {
@@ -182,6 +206,7 @@ TEST_P(Decode, RowsThatOutgrowTheirReference) {
       for (int head = 0; head < spec.kv_heads; ++head) inputs.set_k(key, head, 0, level);
     }
     expect_same(inputs, {});
+    expect_same(inputs, {.page_size = 16});
     expect_same(inputs, {.page_size = 256});
   }
 }

@@ -46,7 +46,7 @@ TABLES = {
 VENDORS = {
     r"mpi\.h": r"src/comm/mpi[^/]*|tests/.*mpi.*",
     r"nccl\.h": r"src/comm/nccl[^/]*",
-    r"cuda.*": r"src/kernels/.*|src/comm/(nccl[^/]*|p2p/.*)|src/base/.*",
+    r"cuda.*": r"src/kernels/.*|src/comm/(nccl[^/]*|p2p/.*)|src/base/.*|tests/support/far_pages[^/]*",
     r"hwy/.*": r"src/kernels/cpu/.*|src/kernels/codebook_ops\.cpp|tests/kernels/.*",
     r"omp\.h": r"src/kernels/cpu/.*|src/kernels/synthetic.*|src/attention/check/accuracy.*",
     r"nlohmann/.*": r"src/attention/.*|launch/.*|tests/.*",

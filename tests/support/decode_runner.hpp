@@ -73,6 +73,13 @@ class DecodeRunner {
   Backend& backend() { return *backend_; }
   const DecodeKernel& kernel() const { return *kernel_; }
 
+  // Where steps find the cache; from now on in these pools, which have the same pages.
+  const DecodeStep& step() const { return step_; }
+  void set_pools(const CacheView& k, const CacheView& v) {
+    step_.k = k;
+    step_.v = v;
+  }
+
  private:
   FoldInputs inputs_;
   std::unique_ptr<Backend> backend_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of every decode kernel don't ask of those on a GPU: steps captured in a graph, which follow lengths
-// that grow on the device.
+// that grow on the device, and pages that nobody may read behind.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +12,7 @@
 #include "base/cuda.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/decode_runner.hpp"
+#include "tests/support/far_pages.hpp"
 #include "tests/support/kernel_dims.hpp"
 #include "tests/support/listed_inputs.hpp"
 
@@ -169,6 +170,29 @@ TEST(CudaDecode, AGraphOfSharesFollowsGrowingSequences) {
       const FoldResult result = runners[0]->read();
       if (step % 5 != 0 && step < kSteps - 22) continue;  // the fold of all keys takes far longer than the step
       ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
+    }
+  }
+}
+
+// Pages are read to their ends and not behind, wherever they lie.
+TEST(CudaDecode, PagesFarApartAtTheEndsOfTheirMemory) {
+  const auto rows = rows_here();
+  if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
+  for (const DecodeRow* here : rows) {
+    for (const auto& [dim, slices] : {std::pair{64, 2}, {64, 4}, {128, 2}, {128, 4}}) {
+      const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, dim, {-1, 0});
+      const FoldInputs inputs = decode_inputs(spec, 1, {1000, 17, 1, 545, 32}, 7);
+      const FoldResult expected = FoldRunner(fold_of(*here), spec).run(inputs);
+      for (const std::int64_t page : {16, 32, 64}) {
+        for (const bool head_major : {false, true}) {
+          SCOPED_TRACE(fmt::format("{}, {}, slices {}, page {}{}", here->name, dim, slices, page,
+                                   head_major ? ", by heads" : ""));
+          DecodeRunner runner(*here, inputs, {.page_size = page, .head_major = head_major, .slices = slices});
+          const FarPages k(runner.backend(), runner.step().k), v(runner.backend(), runner.step().v);
+          runner.set_pools(k.view(), v.view());
+          EXPECT_TRUE(runner.run().same_bits(expected));
+        }
+      }
     }
   }
 }

@@ -115,12 +115,9 @@ class ColumnOutputs {
   template <bool kAll>
   static constexpr int kUsed = kAll ? kHalves : 1;
 
-  // Where 8 columns of a row of V lie in a tile. 16 rows behind, they lie 16 rows' bytes behind.
+  // Where 8 columns of a row of V lie in a tile.
   static __device__ __forceinline__ std::uint32_t v_chunk(int row, int chunk) {
-    constexpr int kChunks = C::kVRowBytes / 16;
-    const auto at = static_cast<std::uint32_t>(row * C::kVRowBytes + chunk % kChunks * 16);
-    return static_cast<std::uint32_t>(chunk / kChunks * C::kKeyTile * C::kVRowBytes) +
-           (at ^ ((at >> 7 & static_cast<std::uint32_t>(kChunks - 1)) << 4));
+    return tile_chunk<C::kKeyTile, C::kVRowBytes>(row, chunk);
   }
 
   // Whether the next tile and its probabilities are here, without waiting.

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
   const DecodeParams& step_params = params.step;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
   if (threadIdx.x == 0) {
-    init_sliced_barriers<C>(map);
+    init_sliced_barriers<C>(step_params, map);
     store_number(map.any_failed(), 0);
   }
   if (threadIdx.x == 32) init_packed_barriers<C>(params, map);

@@ -12,10 +12,6 @@ namespace ringattn::sm90 {
 __device__ __forceinline__ void copy_number(std::uint32_t target, const std::byte* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
 }
-// The barrier counts one of its arrivals once this thread's copies have arrived.
-__device__ __forceinline__ void arrive_with_copies(std::uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
 
 // Fetches tiles of K, or with kValues this CTA's columns of tiles of V.
 template <class C, bool kValues>

@@ -10,20 +10,6 @@
 
 namespace ringattn::sm90 {
 
-// Rows in pages, strides in bytes.
-struct PagedBytes {
-  const std::byte* data = nullptr;
-  std::int64_t page_stride = 0;
-  std::int64_t token_stride = 0;
-  std::int64_t head_stride = 0;
-
-#ifdef __CUDACC__
-  __device__ __forceinline__ const std::byte* at(int page, int row, int head) const {
-    return data + page * page_stride + row * token_stride + head * head_stride;
-  }
-#endif
-};
-
 // K or V.
 struct PackedTensor {
   // Codes, in boxes of box_rows rows of one page and head, `row_bytes` of each row, which shared memory has swizzled as

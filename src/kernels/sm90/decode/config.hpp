@@ -45,6 +45,10 @@ constexpr int prefix_pair_stages(const FoldConfig& fold) {
 // The sliced kernel (sliced.cuh): query rows of a block, and CTAs of a cluster at most.
 inline constexpr int kSlicedRows = 16;
 inline constexpr int kMostSlices = 4;
+// Rows of the boxes that its copy engine fetches, at least: it takes about as long for a box of 1 KB as for one of 8.
+// Rows of smaller ones are copied by lanes, in pieces of 16, as no page has fewer.
+inline constexpr int kLeastBoxRows = 64;
+inline constexpr int kPieceRows = 16;
 
 // See KernelRow::configs.
 std::vector<std::string> decode_configs();

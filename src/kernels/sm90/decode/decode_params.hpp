@@ -5,12 +5,27 @@
 #include <cuda.h>
 #include <vector_types.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/divider.hpp"
 #include "kernels/cuda/fold_params.hpp"
 
 namespace ringattn::sm90 {
+
+// Rows in pages, strides in bytes.
+struct PagedBytes {
+  const std::byte* data = nullptr;
+  std::int64_t page_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+#ifdef __CUDACC__
+  __device__ __forceinline__ const std::byte* at(int page, int row, int head) const {
+    return data + page * page_stride + row * token_stride + head * head_stride;
+  }
+#endif
+};
 
 // The query rows of one sequence and one KV head are rows · ratio; row i of query head h among them is number
 // i · ratio + h. They are cut into blocks of block_rows, which are the rows of the products.
@@ -29,6 +44,10 @@ struct DecodeParams {
   const std::int32_t* pages;  // [sequences, table_stride], or null: page s is sequence s
   std::int64_t table_stride;
   std::int32_t page_log;  // of 2: tokens of a page, where there is a table
+  // Whether, in the sliced kernel, lanes copy rows instead of the copy engine boxes; which rows; pages of the pool.
+  bool rows_by_lanes;
+  PagedBytes k_rows, v_rows;
+  std::int32_t pool_pages;
 
   const std::int32_t* lengths;  // [sequences]
   std::int32_t left, right;     // of the mask

@@ -72,7 +72,6 @@ struct SlicedConfig {
   static constexpr int kRounds = 1;
   static constexpr int kSlices = kSlices_;
   static constexpr int kSliceColumns = kDimV / kSlices;
-  static constexpr int kFillers = 1;  // who say that a stage of keys or values has been filled
   static constexpr int kVRowBytes = kSliceColumns < kPanelColumns ? 2 * kSliceColumns : kPanelRowBytes;
   static constexpr int kKBytes = kFold.k_bytes();
   static constexpr int kVBytes = kKeyTile * kVRowBytes * ((2 * kSliceColumns + kVRowBytes - 1) / kVRowBytes);

@@ -23,7 +23,7 @@
 
 namespace ringattn::sm90 {
 
-// How many arrivals end a phase of a barrier.
+// How many arrivals end a phase of a barrier; 0: as many as fill a stage of keys or values, which is up to the launch.
 template <class C>
 constexpr int sliced_arrivals(int barrier) {
   constexpr int kV = 2 * C::kKStages;
@@ -36,17 +36,22 @@ constexpr int sliced_arrivals(int barrier) {
   }
   if (barrier >= kSlot + 2 * C::kSlots) return C::kSlices * (C::kOutWarps + 1);
   if (barrier >= kSlot) return barrier < kSlot + C::kSlots ? C::kScoreWarps : 1;
-  if (barrier >= kV) return barrier < kV + C::kVStages ? C::kFillers : C::kOutWarps;
-  return barrier < C::kKStages ? C::kFillers : C::kScoreWarps;
+  if (barrier >= kV) return barrier < kV + C::kVStages ? 0 : C::kOutWarps;
+  return barrier < C::kKStages ? 0 : C::kScoreWarps;
 }
 
 // By one thread, and without a loop: a barrier is then one instruction, whose place and arrivals are constants. The
 // instruction takes one address for the whole warp, so lanes that have different ones would take turns, each after some
 // ten instructions that look for lanes with the same.
 template <class C>
-__device__ __forceinline__ void init_sliced_barriers(const SlicedMap<C>& map) {
+__device__ __forceinline__ void init_sliced_barriers(const DecodeParams& params, const SlicedMap<C>& map) {
+  const int fillers = params.rows_by_lanes ? 32 : 1;
+  const auto init = [&]<int kBarrier>(std::integral_constant<int, kBarrier>) {
+    constexpr int kArrivals = sliced_arrivals<C>(kBarrier);
+    barrier_init(map.barrier(kBarrier), kArrivals == 0 ? fillers : kArrivals);
+  };
   [&]<int... kBarrier>(std::integer_sequence<int, kBarrier...>) {
-    (barrier_init(map.barrier(kBarrier), std::integral_constant<int, sliced_arrivals<C>(kBarrier)>::value), ...);
+    (init(std::integral_constant<int, kBarrier>()), ...);
   }
   (std::make_integer_sequence<int, SlicedMap<C>::kBarriers>());
   barrier_init_fence();
@@ -161,7 +166,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   const SlicedMap<C> map;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
   if (threadIdx.x == 0) {
-    init_sliced_barriers(map);
+    init_sliced_barriers(params, map);
     store_number(map.any_failed(), 0);
   }
   let_next_begin();

@@ -48,6 +48,16 @@ struct Lap {
   }
 };
 
+// Where 16 bytes of a row lie in a tile of panels of kTileRows rows of kRowBytes, as the copy engine swizzles them. 16
+// rows behind, they lie 16 rows' bytes behind.
+template <int kTileRows, int kRowBytes>
+__device__ __forceinline__ std::uint32_t tile_chunk(int row, int chunk) {
+  constexpr int kChunks = kRowBytes / 16;
+  const auto at = static_cast<std::uint32_t>(row * kRowBytes + chunk % kChunks * 16);
+  return static_cast<std::uint32_t>(chunk / kChunks * kTileRows * kRowBytes) +
+         (at ^ ((at >> 7 & static_cast<std::uint32_t>(kChunks - 1)) << 4));
+}
+
 // A tile's slot. Probabilities lie in blocks of 16 keys and 8 rows, rows of 32 bytes, whose two chunks change places in
 // every second four rows; so eight rows of a chunk lie in different banks. What a warp has scored, kMine blocks of 16
 // keys, is one piece: those of rows 0 … 7 first, so that less is sent where there are no more rows. Behind them flags,

@@ -96,12 +96,9 @@ class TileValues {
   static constexpr int kBlocks = kOutBlocks<C>;
   static constexpr int kLoads = (kBlocks + 1) / 2;  // for the products of 16 keys
 
-  // Where 8 columns of a row of V lie in a tile. 16 rows behind, they lie 16 rows' bytes behind.
+  // Where 8 columns of a row of V lie in a tile.
   static __device__ __forceinline__ std::uint32_t v_chunk(int row, int chunk) {
-    constexpr int kChunks = C::kVRowBytes / 16;
-    const auto at = static_cast<std::uint32_t>(row * C::kVRowBytes + chunk % kChunks * 16);
-    return static_cast<std::uint32_t>(chunk / kChunks * C::kKeyTile * C::kVRowBytes) +
-           (at ^ ((at >> 7 & static_cast<std::uint32_t>(kChunks - 1)) << 4));
+    return tile_chunk<C::kKeyTile, C::kVRowBytes>(row, chunk);
   }
 
   // As Decoder::clear_tail(), of this warp's columns.

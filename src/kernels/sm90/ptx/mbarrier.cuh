@@ -39,6 +39,10 @@ __device__ __forceinline__ void barrier_arrive_if(bool arrives, std::uint32_t ba
 __device__ __forceinline__ void barrier_arrive_expect(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// The barrier counts one of its arrivals once this thread's copies (cp.async) have arrived.
+__device__ __forceinline__ void arrive_with_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Waits until the phase of this parity has ended. The one before the first counts as ended with parity 1.
 __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
