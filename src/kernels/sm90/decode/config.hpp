@@ -45,8 +45,9 @@ constexpr int prefix_pair_stages(const FoldConfig& fold) {
 // The sliced kernel (sliced.cuh): query rows of a block, and CTAs of a cluster at most.
 inline constexpr int kSlicedRows = 16;
 inline constexpr int kMostSlices = 4;
-// Rows of the boxes that its copy engine fetches, at least: it takes about as long for a box of 1 KB as for one of 8.
-// Rows of smaller ones are copied by lanes, in pieces of 16, as no page has fewer.
+// Rows of V's boxes that the copy engine fetches, at least: it takes about as long for a box of 1 KB as for one of 8.
+// Rows of smaller ones are copied by lanes, in pieces of 16, as no page has fewer. K's boxes are its business always: a
+// CTA scores a half or a fourth of the tiles, and fetches the keys of no other.
 inline constexpr int kLeastBoxRows = 64;
 inline constexpr int kPieceRows = 16;
 

@@ -44,9 +44,10 @@ struct DecodeParams {
   const std::int32_t* pages;  // [sequences, table_stride], or null: page s is sequence s
   std::int64_t table_stride;
   std::int32_t page_log;  // of 2: tokens of a page, where there is a table
-  // Whether, in the sliced kernel, lanes copy rows instead of the copy engine boxes; which rows; pages of the pool.
-  bool rows_by_lanes;
-  PagedBytes k_rows, v_rows;
+  // Whether, in the sliced kernel, lanes copy rows of V instead of the copy engine boxes; these rows; pages of the
+  // pool.
+  bool values_by_lanes;
+  PagedBytes v_rows;
   std::int32_t pool_pages;
 
   const std::int32_t* lengths;  // [sequences]

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of a tile's rows by the lanes of a warp, for pages that are too small for the copy engine (config.hpp). Rows
-// come to where boxes would have brought them, and the barrier of the tile's stage tells when all are there: no lane
-// waits for its copies. Who reads them does so by ordinary loads, as the copies are no business of the copy engine.
+// Copies of a tile's rows of V by the lanes of a warp, for pages that are too small for the copy engine (config.hpp).
+// Rows come to where boxes would have brought them, and the barrier of the tile's stage tells when all are there: no
+// lane waits for its copies. Who reads them does so by ordinary loads, as the copies are no business of the copy
+// engine.
 #pragma once
 
 #include "kernels/sm90/decode/decode_params.hpp"
@@ -19,16 +20,17 @@ struct TilePieces {
   static_assert(C::kKeyTile % kPieceRows == 0);
 };
 
-// By a warp, once the stage is empty: kColumns columns of the `nth` tile of those whose pieces the lanes have looked
-// up, into panels at `target` of rows of kRowBytes. `piece`: where in memory this lane's begins; null: it has no key,
-// and becomes zeros. Of every fourth piece a lane copies 16 bytes of some rows; what eight lanes copy at a time are 128
-// bytes of shared memory.
-template <class C, int kColumns, int kRowBytes>
+// By a warp, once the stage is empty: the CTA's columns of the `nth` tile of those whose pieces the lanes have looked
+// up, into panels at `target`. `piece`: where in memory this lane's begins; null: it has no key, and becomes zeros. Of
+// every fourth piece a lane copies 16 bytes of some rows; what eight lanes copy at a time are 128 bytes of shared
+// memory.
+template <class C>
 __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* piece, std::int64_t token_stride, int nth,
                                               std::uint32_t target, std::uint32_t empty, std::uint32_t parity,
                                               std::uint32_t full) {
   constexpr int kPieces = TilePieces<C>::kPieces;
-  constexpr int kChunks = kColumns / 8;                                       // of a row
+  constexpr int kRowBytes = C::kVRowBytes;
+  constexpr int kChunks = C::kSliceColumns / 8;                               // of a row
   constexpr int kRowLanes = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;  // that share a row
   constexpr int kRows = 8 / kRowLanes;                                        // of a piece, at a time
   constexpr int kTurns = (kPieces + 3) / 4;

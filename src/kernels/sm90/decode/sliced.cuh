@@ -23,7 +23,7 @@
 
 namespace ringattn::sm90 {
 
-// How many arrivals end a phase of a barrier; 0: as many as fill a stage of keys or values, which is up to the launch.
+// How many arrivals end a phase of a barrier; 0: as many as fill a stage of values, which is up to the launch.
 template <class C>
 constexpr int sliced_arrivals(int barrier) {
   constexpr int kV = 2 * C::kKStages;
@@ -37,7 +37,7 @@ constexpr int sliced_arrivals(int barrier) {
   if (barrier >= kSlot + 2 * C::kSlots) return C::kSlices * (C::kOutWarps + 1);
   if (barrier >= kSlot) return barrier < kSlot + C::kSlots ? C::kScoreWarps : 1;
   if (barrier >= kV) return barrier < kV + C::kVStages ? 0 : C::kOutWarps;
-  return barrier < C::kKStages ? 0 : C::kScoreWarps;
+  return barrier < C::kKStages ? 1 : C::kScoreWarps;
 }
 
 // By one thread, and without a loop: a barrier is then one instruction, whose place and arrivals are constants. The
@@ -45,7 +45,7 @@ constexpr int sliced_arrivals(int barrier) {
 // ten instructions that look for lanes with the same.
 template <class C>
 __device__ __forceinline__ void init_sliced_barriers(const DecodeParams& params, const SlicedMap<C>& map) {
-  const int fillers = params.rows_by_lanes ? 32 : 1;
+  const int fillers = params.values_by_lanes ? 32 : 1;
   const auto init = [&]<int kBarrier>(std::integral_constant<int, kBarrier>) {
     constexpr int kArrivals = sliced_arrivals<C>(kBarrier);
     barrier_init(map.barrier(kBarrier), kArrivals == 0 ? fillers : kArrivals);

@@ -84,44 +84,29 @@ class TileBoxes {
                                            head, static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
   }
 
-  // Whether lanes copy rows. Then they look up pieces, of TilePieces::kTiles tiles at a time: which of these has this
-  // lane's; and this lane's of a tile.
-  __device__ bool by_lanes() const { return p_.rows_by_lanes; }
+  // Whether lanes copy rows of V. Then they look up pieces, of TilePieces::kTiles tiles at a time: which of these has
+  // this lane's; and this lane's of a tile.
+  __device__ bool by_lanes() const { return p_.values_by_lanes; }
   __device__ int tile_of_piece() const { return lane_ / TilePieces<C>::kPieces; }
   __device__ __forceinline__ Box find_piece(int tile) const {
     const int row = lane_ % TilePieces<C>::kPieces * kPieceRows;
     if (tile >= end_ || tile * C::kKeyTile + row >= length_) return {0, -1};
     return place_of_rows(tile, row);
   }
-  // Where in memory a piece begins that has been found; null: nowhere.
-  __device__ __forceinline__ const std::byte* keys_at(const Box& piece, int head) const {
-    return bytes_at(p_.k_rows, piece, head);
-  }
-  __device__ __forceinline__ const std::byte* values_at(const Box& piece, int head, std::uint32_t rank) const {
-    const std::byte* const row = bytes_at(p_.v_rows, piece, head);
-    return row == nullptr ? row : row + rank * (2 * C::kSliceColumns);
-  }
-  __device__ __forceinline__ void copy_keys(const SlicedMap<C>& map, const Lap<C::kKStages>& turn,
-                                            const std::byte* piece) const {
-    copy_by_lanes<C, C::kDim, kPanelRowBytes>(static_cast<unsigned>(lane_), piece, p_.k_rows.token_stride, 0,
-                                              map.k(turn.place), map.k_empty(turn.place), turn.parity ^ 1U,
-                                              map.k_full(turn.place));
+  // Where in memory this CTA's columns of a piece begin that has been found; null: nowhere, as of what is in no page of
+  // the pool.
+  __device__ __forceinline__ const std::byte* piece_at(const Box& piece, int head, std::uint32_t rank) const {
+    const bool found =
+        piece.row >= 0 && static_cast<std::uint32_t>(piece.page) < static_cast<std::uint32_t>(p_.pool_pages);
+    return found ? p_.v_rows.at(piece.page, piece.row, head) + rank * (2 * C::kSliceColumns) : nullptr;
   }
   __device__ __forceinline__ void copy_values(const SlicedMap<C>& map, const Lap<C::kVStages>& turn,
                                               const std::byte* piece, int nth) const {
-    copy_by_lanes<C, C::kSliceColumns, C::kVRowBytes>(static_cast<unsigned>(lane_), piece, p_.v_rows.token_stride, nth,
-                                                      map.v(turn.place), map.v_empty(turn.place), turn.parity ^ 1U,
-                                                      map.v_full(turn.place));
+    copy_by_lanes<C>(static_cast<unsigned>(lane_), piece, p_.v_rows.token_stride, nth, map.v(turn.place),
+                     map.v_empty(turn.place), turn.parity ^ 1U, map.v_full(turn.place));
   }
 
  protected:
-  // Of what is in no page of the pool: nowhere.
-  __device__ __forceinline__ const std::byte* bytes_at(const PagedBytes& rows, const Box& piece, int head) const {
-    const bool found =
-        piece.row >= 0 && static_cast<std::uint32_t>(piece.page) < static_cast<std::uint32_t>(p_.pool_pages);
-    return found ? rows.at(piece.page, piece.row, head) : nullptr;
-  }
-
   // Fetches the tile whose boxes the lanes of this nth() have found, `columns` at a time from first_column on, into
   // `target`, in rows of kRowBytes. The barrier counts it.
   template <int kColumns, int kRowBytes>
@@ -233,20 +218,15 @@ class KeyFetcher {
     const Look look = look_at(unit);
     const int reference = look.reference;
     boxes_.begin(unit);
-    bool alone = false, by_lanes = false;
-    if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
-      alone = boxes_.alone();
-      by_lanes = boxes_.by_lanes();
-    }
+    bool alone = false;
+    if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) alone = boxes_.alone();
     const std::uint32_t begin = tiles_;
     tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
     const auto tile_at = [&](std::uint32_t number) { return unit.begin + static_cast<int>(number - begin); };
     // The reference tile, and then those that this CTA scores: own, own + kSlices, …
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
     int tile = reference;
-    const auto find = [&](int of) {
-      return alone ? boxes_.find_alone(of) : by_lanes ? boxes_.find_piece(of) : boxes_.find(of);
-    };
+    const auto find = [&](int of) { return alone ? boxes_.find_alone(of) : boxes_.find(of); };
     auto ahead = find(tile);
     bool more = unit.begin < unit.end;
     const int note_at = more && notes_ == 0 ? 1 : 0;  // everyone waits for the first tile
@@ -266,9 +246,8 @@ class KeyFetcher {
           if (one_of_warp()) boxes_.fetch_keys_alone(map_, stage_, box, unit.kv_head);
           __syncwarp();
         }
-        if (by_lanes) boxes_.copy_keys(map_, stage_, boxes_.keys_at(box, unit.kv_head));
       }
-      if (!alone && !by_lanes) boxes_.fetch_keys(map_, stage_, now, box, unit.kv_head);
+      if (!alone) boxes_.fetch_keys(map_, stage_, now, box, unit.kv_head);
       stage_.advance();
     }
   }
@@ -408,7 +387,7 @@ class ValueFetcher {
     auto ahead = boxes_.find_piece(tile + boxes_.tile_of_piece());
 #pragma unroll 1
     while (tile < end) {
-      const std::byte* const piece = boxes_.values_at(ahead, head, rank_);
+      const std::byte* const piece = boxes_.piece_at(ahead, head, rank_);
       ahead = boxes_.find_piece(tile + TilePieces<C>::kTiles + boxes_.tile_of_piece());
 #pragma unroll 1
       for (int nth = 0; nth < TilePieces<C>::kTiles && tile < end; ++nth, ++tile) {

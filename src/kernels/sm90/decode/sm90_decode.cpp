@@ -234,15 +234,11 @@ class Sm90Decode final : public DecodeKernel {
     const int slice = spec.head_dim_v / p.slices;
     p.slice_box_columns = slice < kPanelColumns ? slice : box_columns(slice);
     p.v_slices = map_pages(mapped_pages("sm90_fold", step.v), spec.dtype, p.box_rows, p.slice_box_columns);
-    p.rows_by_lanes = p.pages != nullptr && p.box_rows < kLeastBoxRows;
-    p.k_rows = rows_of(step.k);
-    p.v_rows = rows_of(step.v);
-    p.pool_pages = static_cast<std::int32_t>(step.k.pages);
-  }
-  static PagedBytes rows_of(const CacheView& view) {
-    const auto element = static_cast<std::int64_t>(size_of(view.dtype));
-    return {static_cast<const std::byte*>(view.data), view.page_stride * element, view.token_stride * element,
-            view.head_stride * element};
+    p.values_by_lanes = p.pages != nullptr && p.box_rows < kLeastBoxRows;
+    const auto element = static_cast<std::int64_t>(size_of(step.v.dtype));
+    p.v_rows = {static_cast<const std::byte*>(step.v.data), step.v.page_stride * element, step.v.token_stride * element,
+                step.v.head_stride * element};
+    p.pool_pages = static_cast<std::int32_t>(step.v.pages);
   }
   void set_values_map(const DecodeStep& step, int box_columns, DecodeParams& p) const {
     p.v_box_columns = box_columns;
