@@ -21,8 +21,11 @@ namespace {
 
 class Scans : public ScanRowTest {
  protected:
+  // sm90_scan rounds what it multiplies for rows of y to bf16, but not what it adds to states.
+  bool rounds_factors() const { return row().name == "sm90_scan"; }
+  ScanTolerance tolerance() const { return {rounds_factors() ? kRoundedScanTerm : kScanTerm, kScanTerm}; }
   void expect_accurate(const ScanData& inputs, const ScanArrangement& arrangement = {}) {
-    EXPECT_EQ(check_scan_accuracy(inputs, scan_with(row(), inputs, arrangement), kScanTolerance), "")
+    EXPECT_EQ(check_scan_accuracy(inputs, scan_with(row(), inputs, arrangement), tolerance()), "")
         << describe(inputs.spec);
   }
 };
@@ -57,9 +60,10 @@ float y_at(const ScanResult& result, Dtype dtype, std::int64_t index) {
   return load_element(result.y.data() + static_cast<std::size_t>(index) * size_of(dtype), dtype);
 }
 
-// Whether y is this count: exactly, or as a 16-bit type has it, whose kernels may round a state to 16 bits.
-bool is_count(float y, Dtype dtype, float count) {
-  return dtype == Dtype::kF32 ? y == count : std::fabs(y - count) <= count * (0x1p-8F + 0x1p-15F);
+// Whether y is this count: exactly, or as a 16-bit type has it, whose kernels may round a state to 16 bits or more.
+bool is_count(float y, Dtype dtype, float count, bool state_rounded) {
+  const float lost = state_rounded ? 0x1p-8F : 0x1p-15F;
+  return dtype == Dtype::kF32 ? y == count : std::fabs(y - count) <= count * (0x1p-8F + lost);
 }
 
 TEST_P(Scans, AreAccurate) {
@@ -105,7 +109,7 @@ TEST_P(Scans, CountExactly) {
     for (std::int64_t i = 0; i < lengths[s] * width; ++i) {
       const auto expected = static_cast<float>(spec.state_dim * (i / width + 1));
       const float y = y_at(result, spec.dtype, inputs.row_of(s) * width + i);
-      if (is_count(y, spec.dtype, expected)) continue;
+      if (is_count(y, spec.dtype, expected, rounds_factors())) continue;
       if (wrong++ == 0) {
         ADD_FAILURE() << "sequence " << s << ", token " << i / width << ", dim " << i % width << " is " << y << ", not "
                       << expected;
@@ -212,7 +216,7 @@ TEST_P(Scans, GoOnFromAFinalState) {
       first.finals = second.finals;
       EXPECT_TRUE(first.same_bits(result)) << "cut at " << cut;
     } else {
-      EXPECT_EQ(check_scan_accuracy(rest, second, kScanTolerance), "");
+      EXPECT_EQ(check_scan_accuracy(rest, second, tolerance()), "");
     }
   }
 }
@@ -249,12 +253,12 @@ TEST_P(Scans, GoOnTokenByToken) {
   for (const ScanSpec& spec : specs()) {
     const ScanData inputs = with_initial(random_scan(spec, {70, 70, 70}, 63), 64);
     const ScanResult result = update_with(row(), inputs);
-    EXPECT_EQ(check_scan_accuracy(inputs, result, kScanTolerance), "") << describe(spec);
+    EXPECT_EQ(check_scan_accuracy(inputs, result, tolerance()), "") << describe(spec);
     EXPECT_TRUE(update_with(row(), inputs, 5).same_bits(result)) << describe(spec);
     ScanData behind = random_scan(spec, {130}, 65);
     behind.initial = {
         {result.finals.begin(), result.finals.begin() + static_cast<std::ptrdiff_t>(inputs.state_floats())}};
-    EXPECT_EQ(check_scan_accuracy(behind, scan_with(row(), behind), kScanTolerance), "") << describe(spec);
+    EXPECT_EQ(check_scan_accuracy(behind, scan_with(row(), behind), tolerance()), "") << describe(spec);
   }
 }
 
@@ -265,7 +269,7 @@ TEST_P(Scans, KeepTheStateWhereDtIsZero) {
     std::ranges::fill(inputs.dt, std::byte{0});
     const ScanResult result = scan_with(row(), inputs);
     EXPECT_EQ(std::memcmp(result.finals.data(), inputs.initial[0].data(), result.finals.size() * sizeof(float)), 0);
-    EXPECT_EQ(check_scan_accuracy(inputs, result, kScanTolerance), "") << describe(spec);
+    EXPECT_EQ(check_scan_accuracy(inputs, result, tolerance()), "") << describe(spec);
   }
 }
 
@@ -281,7 +285,7 @@ TEST_P(Scans, SurviveVeryLargeDecays) {
         for (int head = 0; head < spec.heads; ++head) inputs.set_x(t, head, 1.0F / huge);
       }
       const ScanResult result = scan_with(row(), inputs);
-      EXPECT_EQ(check_scan_accuracy(inputs, result, 2e-3), "") << describe(spec) << ", dt " << huge;
+      EXPECT_EQ(check_scan_accuracy(inputs, result, {2e-3, 2e-3}), "") << describe(spec) << ", dt " << huge;
     }
   }
 }
@@ -290,7 +294,7 @@ TEST_P(Scans, SurviveVeryLargeDecays) {
 TEST_P(Scans, GrowWhereAIsPositive) {
   ScanData inputs = random_scan(small(), {200}, 91);
   for (float& a : inputs.a) a = -a / 8.0F;
-  EXPECT_EQ(check_scan_accuracy(inputs, scan_with(row(), inputs), kScanTolerance), "");
+  EXPECT_EQ(check_scan_accuracy(inputs, scan_with(row(), inputs), tolerance()), "");
 }
 
 TEST_P(Scans, KeepNanInItsSequence) {
@@ -336,7 +340,7 @@ TEST_P(Scans, ReachTwoMillionTokens) {
   std::int64_t wrong = 0;
   for (std::int64_t t = 0; t < length; ++t) {
     const auto expected = static_cast<float>(spec.state_dim * (t / 2048 + 1));
-    wrong += !is_count(y_at(result, spec.dtype, t * width), spec.dtype, expected);
+    wrong += !is_count(y_at(result, spec.dtype, t * width), spec.dtype, expected, rounds_factors());
   }
   EXPECT_EQ(wrong, 0);
   count_check();

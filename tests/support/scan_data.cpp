@@ -357,7 +357,7 @@ ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads,
   return {y.read(order), states.read_floats()};
 }
 
-std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result, double relative) {
+std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result, const ScanTolerance& tolerance) {
   const ScanSpec& spec = inputs.spec;
   const ScanData magnitudes = absolute(inputs);
   const ScanTask task = inputs.task();
@@ -381,7 +381,7 @@ std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result
       const std::size_t at = (size(row) * width + i) * size_of(spec.dtype);
       const auto ours = static_cast<double>(load_element(result.y.data() + at, spec.dtype));
       if (std::isnan(ours) && std::isnan(y[i])) continue;
-      const double bound = relative * std::fabs(magnitude[i]) + rounding * std::fabs(y[i]) + 1e-30 +
+      const double bound = tolerance.rows * std::fabs(magnitude[i]) + rounding * std::fabs(y[i]) + 1e-30 +
                            (spec.dtype == Dtype::kF16 ? 0x1p-24 : 0.0);
       if (std::fabs(ours - y[i]) <= bound) continue;
       return fmt::format("y of sequence {}, token {}, head {}, dim {} is {}, not {} ± {}", s, i / width,
@@ -390,7 +390,7 @@ std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result
     for (std::size_t i = 0; i < final.size(); ++i) {
       const auto ours = static_cast<double>(result.finals[state_at + i]);
       if (std::isnan(ours) && std::isnan(final[i])) continue;
-      const double bound = relative * std::fabs(final_magnitude[i]) + 1e-30;
+      const double bound = tolerance.states * std::fabs(final_magnitude[i]) + 1e-30;
       if (std::fabs(ours - final[i]) <= bound) continue;
       return fmt::format("element {} of the final state of sequence {} is {}, not {} ± {}", i, s, ours, final[i],
                          bound);

@@ -67,12 +67,19 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
 ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads = 1,
                        const std::vector<std::int32_t>& slots = {});
 
-// Compares with the oracle; says where it is too far off, or nothing. The bound: a rounding of the result to its dtype,
-// and `relative` of the sum of the absolute values of all terms.
-std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result, double relative);
+// What a kernel may lose, as parts of the sum of the absolute values of all terms; of rows of y besides their own
+// rounding.
+struct ScanTolerance {
+  double rows;
+  double states;  // final ones
+};
+// Compares with the oracle; says where it is too far off, or nothing.
+std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result, const ScanTolerance& tolerance);
 
 // What fp32 costs: sums of logarithms below 512 have steps of 2^−15, and a weight that has not vanished is a difference
 // of two such sums over a few tens of tokens.
-inline constexpr double kScanTolerance = 1e-4;
+inline constexpr double kScanTerm = 1e-4;
+// The same where the factors of products are rounded to bf16 (attention/check/scan_accuracy.hpp).
+inline constexpr double kRoundedScanTerm = 0x1p-9;
 
 }  // namespace ringattn::testing

@@ -257,7 +257,7 @@ class HeadCheck {
         slack *= std::abs(gate);
       }
       row.y.push_back(sum);
-      row.tolerance.push_back(kScanTermTolerance * magnitude + slack);
+      row.tolerance.push_back(scan_term_tolerance(spec_.dtype) * magnitude + slack);
     }
     expected_.push_back(std::move(row));
   }

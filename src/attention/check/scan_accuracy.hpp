@@ -5,11 +5,13 @@
 //   |y − y64| ≤ 2^−p · |y64| + r · m,   m = Σ |terms of y64|
 //
 // p: the bits of the dtype's significand, 8 (bf16), 11 (fp16), 24 (fp32): one rounding of y. m:
-// what y64 is if no term cancels another, by the same recursion over absolute values. r: what fp32 may lose of a term,
-// for decays are exponentials of sums whose steps are 2^−15 where they are large. It is what the tests of kernels keep
-// to. Behind a convolution x, B and C are what it makes of them in fp64, unrounded; what kernels lose there, one
-// rounding and 1e-6 of the sum of its absolute terms, is followed through the recursion and allowed besides. Of a
-// convolution alone that is all there is: 2^−p · |y64| + 1e-6 · m.
+// what y64 is if no term cancels another, by the same recursion over absolute values. r: what a kernel may lose of a
+// term. In fp32 that are decays, exponentials of sums whose steps are 2^−15 where they are large. In bf16 a kernel may
+// round the factors of a product to bf16 once (sm90_scan does); one rounding takes up to 2^−8 of a term, but those of
+// many terms are independent. The tests of kernels keep to the same. Behind a convolution x, B and C are what it makes
+// of them in fp64, unrounded; what kernels lose there, one rounding and 1e-6 of the sum of its absolute terms, is
+// followed through the recursion and allowed besides. Of a convolution alone that is all there is: 2^−p · |y64| + 1e-6
+// · m.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +26,8 @@
 
 namespace ringattn {
 
-inline constexpr double kScanTermTolerance = 1e-4;  // r
+// r
+constexpr double scan_term_tolerance(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1p-9 : 1e-4; }
 
 // Plain bytes: ranks tell each other.
 struct ScanAccuracy {

@@ -89,6 +89,8 @@ class DeviceScan final : public ScanKernel {
     const DeviceGuard guard(device_);
     UpdateParams p{};
     fill_spec(p);
+    p.by_head_dim = Divider(spec_.head_dim);
+    p.by_group_heads = Divider(spec_.heads / spec_.groups);
     p.sequences = update.x.tokens;
     fill_tensors(p, update);
     p.states = update.states;
@@ -111,7 +113,6 @@ class DeviceScan final : public ScanKernel {
     p.heads = spec_.heads;
     p.head_dim = spec_.head_dim;
     p.state_dim = spec_.state_dim;
-    p.group_heads = spec_.heads / spec_.groups;
     p.softplus = spec_.dt_softplus;
     p.dt_least = spec_.dt_least;
     p.dt_most = spec_.dt_most;
@@ -140,6 +141,7 @@ class DeviceScan final : public ScanKernel {
     const DeviceGuard guard(device_);
     ScanParams p{};
     fill_spec(p);
+    p.group_heads = spec_.heads / spec_.groups;
     fill_tensors(p, task);
     p.y_aligned = tensor_of(task.y).aligned;
     p.first_head = heads.first;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "base/cuda.hpp"
 #include "kernels/cuda/scan/levels.hpp"
 #include "kernels/cuda/scan/load_kernel.hpp"
@@ -61,6 +63,7 @@ __global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constan
   const std::int64_t begin = run.segment + (super_segment - run.super_segment) * kSegmentsOfSuper;
   const std::int64_t run_end = run.segment + (run.tokens + kSegmentTokens - 1) / kSegmentTokens;
   const std::int64_t end = begin + kSegmentsOfSuper < run_end ? begin + kSegmentsOfSuper : run_end;
+  if (end - begin == 1) return;  // its local state is the segment's
   const std::int64_t all = std::int64_t{p.heads} * p.head_dim * p.state_dim;
   float4 before = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   float log_before = 0.0F;
@@ -77,9 +80,11 @@ __global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constan
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       if (first + i >= end) break;
-      // An assignment becomes four stores here (13.0).
-      __stcg(reinterpret_cast<float4*>(p.states + (first + i) * all + mine.in_states), before);
-      if (mine.first_of_head) p.logs_before[(first + i) * p.heads + mine.head] = log_before;
+      if (first + i > begin) {  // nobody reads zeros
+        // An assignment becomes four stores here (13.0).
+        __stcg(reinterpret_cast<float4*>(p.states + (first + i) * all + mine.in_states), before);
+        if (mine.first_of_head) p.logs_before[(first + i) * p.heads + mine.head] = log_before;
+      }
       before = mine.join(kStateDecays, log[i], before, local[i]);
       log_before = __fadd_rn(log_before, log[i]);
     }
@@ -94,14 +99,19 @@ __global__ void __launch_bounds__(kThreads) super_segments_kernel(const __grid_c
   if (!mine.present) return;
   const ScanRunEntry& run = p.runs[blockIdx.y];
   const std::int64_t end = run.super_segment + (run.tokens + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
+  const std::int64_t segments = (run.tokens + kSegmentTokens - 1) / kSegmentTokens;
   const std::int64_t all = std::int64_t{p.heads} * p.head_dim * p.state_dim;
   float4 before = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   if (run.initial != nullptr) before = load_four(run.initial + mine.in_states);
   for (std::int64_t super_segment = run.super_segment; super_segment < end; ++super_segment) {
     auto* const state = reinterpret_cast<float4*>(p.super_states + super_segment * all + mine.in_states);
-    const float4 local = *state;
-    *state = before;
-    before = mine.join(kStateDecays, p.super_logs[super_segment * p.heads + mine.head], before, local);
+    const std::int64_t in_run = super_segment - run.super_segment;
+    const bool alone = segments - in_run * kSegmentsOfSuper == 1;  // one segment is all of it
+    const std::int64_t segment = run.segment + in_run * kSegmentsOfSuper;
+    const float4 local = alone ? *reinterpret_cast<const float4*>(p.states + segment * all + mine.in_states) : *state;
+    const float log = alone ? p.logs[segment * p.heads + mine.head] : p.super_logs[super_segment * p.heads + mine.head];
+    if (in_run > 0 || run.initial != nullptr) *state = before;
+    before = mine.join(kStateDecays, log, before, local);
   }
   if (run.final != nullptr) store_four(run.final + mine.in_states, before);
 }
@@ -125,6 +135,8 @@ void load_passes(bool state_decays) {
 }
 
 void pass_segments(const ScanParams& params, bool state_decays, cudaStream_t stream) {
+  const auto passes = [](const ScanRunEntry& run) { return run.tokens > kSegmentTokens; };
+  if (std::none_of(params.runs, params.runs + params.run_count, passes)) return;
   segments_pass(state_decays)<<<grid_of(params, params.super_segments), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over segments");
 }

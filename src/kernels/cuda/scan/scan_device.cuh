@@ -22,7 +22,15 @@ struct SegmentPlace {
   std::int64_t super_segment;  // of all of the task
   std::int64_t row;
   int tokens;
+  // Which of the states in front of it are zero, and in no memory: the local one, and that of its super-segment.
+  bool first_of_super;
+  bool from_zero;
 };
+
+// Two neighbouring elements of states, or zeros where there are none.
+__device__ __forceinline__ float2 state_pair(const float* states, std::int64_t at) {
+  return states != nullptr ? *reinterpret_cast<const float2*>(states + at) : make_float2(0.0F, 0.0F);
+}
 
 // The run that has the nth of the launch's segments, or super-segments.
 template <std::int64_t ScanRunEntry::*kFirst>
@@ -45,8 +53,13 @@ __device__ __forceinline__ SegmentPlace segment_place(const ScanParams& p, std::
   const ScanRunEntry& run = p.runs[run_of<&ScanRunEntry::segment>(p, index)];
   const std::int64_t in_run = index - run.segment;
   const std::int64_t left = run.tokens - in_run * kSegmentTokens;
-  return {index, run.super_segment + in_run / kSegmentsOfSuper, run.row + in_run * kSegmentTokens,
-          static_cast<int>(left < kSegmentTokens ? left : kSegmentTokens)};
+  const std::int64_t super_in_run = in_run / kSegmentsOfSuper;
+  return {index,
+          run.super_segment + super_in_run,
+          run.row + in_run * kSegmentTokens,
+          static_cast<int>(left < kSegmentTokens ? left : kSegmentTokens),
+          in_run % kSegmentsOfSuper == 0,
+          super_in_run == 0 && run.initial == nullptr};
 }
 
 __device__ __forceinline__ float to_float(float value) { return value; }

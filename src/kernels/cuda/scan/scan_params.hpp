@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/divider.hpp"
 #include "kernels/scan.hpp"
 
 namespace ringattn::cuda {
@@ -56,7 +57,9 @@ struct ScanParams {
   const float* dt_bias;
 
   // The kernel's scratch memory.
-  float* steps;         // [segments, heads, chunks, 2, 64]; null with state_decays
+  float* steps;  // [segments, heads, chunks, 2, 64]; null with state_decays
+  // States that are zero for certain are not there: M of a super-segment's first segment, and T of a run's first
+  // super-segment without an initial state. The local state of a super-segment of one segment stays that segment's.
   float* states;        // [segments, heads, head_dim, state_dim]: local states, then those in front of the segments (M)
   float* logs;          // [segments, heads]: of a segment's decay; with state_decays sums of dt, as are those below
   float* logs_before;   // [segments, heads]: of the segments between
@@ -68,7 +71,9 @@ static_assert(sizeof(ScanParams) <= 4000, "kernel arguments are at most 4 KiB");
 // One token of each sequence.
 struct UpdateParams {
   std::int64_t sequences;
-  std::int32_t heads, head_dim, state_dim, group_heads;
+  std::int32_t heads, head_dim, state_dim;
+  Divider by_head_dim, by_group_heads;
+  Divider by_blocks;  // CTAs of a sequence
   bool softplus;
   float dt_least, dt_most;
   ScanTensor x, dt, b, c, z;

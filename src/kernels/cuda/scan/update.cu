@@ -65,29 +65,33 @@ struct Piece {
         rates[row] = load_state(p.a + std::int64_t{head + row} * p.state_dim + n, p.rates_aligned);
       }
     }
-    const int shared_row = head / p.group_heads;
+    const int shared_row = p.by_group_heads.quotient(head);
     b = load_elements(element_at<Element>(p.b, sequence, shared_row) + n, p.b.aligned);
     c = load_elements(element_at<Element>(p.c, sequence, shared_row) + n, p.c.aligned);
   }
 };
 
+template <int kLanes>
+__host__ __device__ constexpr int blocks_of_sequence(int rows) {
+  return (rows / kRows * kLanes + kThreads - 1) / kThreads;
+}
+
 // kLanes: of a group, which is a part of a warp.
 template <class Element, bool kStateDecays, int kLanes>
 __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ UpdateParams p) {
   static_assert(kRows <= kLanes, "a lane makes dt of one row, and writes one");
-  const std::int64_t group = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int rows_of_sequence = p.heads * p.head_dim;
-  const int groups_of_sequence = rows_of_sequence / kRows;
-  const std::int64_t asked = group / groups_of_sequence;
-  std::int64_t slot = asked;
-  if (p.slots != nullptr && asked < p.sequences) slot = p.slots[asked];
-  const bool present = asked < p.sequences && slot >= 0;
+  const int asked = p.by_blocks.quotient(static_cast<std::int32_t>(blockIdx.x));
+  const int block = static_cast<int>(blockIdx.x) - asked * blocks_of_sequence<kLanes>(rows_of_sequence);
+  const int row_of_sequence = (block * kThreads + static_cast<int>(threadIdx.x)) / kLanes * kRows;
+  const std::int64_t slot = p.slots != nullptr ? p.slots[asked] : asked;
+  const bool present = row_of_sequence < rows_of_sequence && slot >= 0;
   const std::int64_t sequence =
       present ? asked : 0;  // what isn't there loads as the first one does, and writes nothing
-  const int first_row = present ? static_cast<int>(group % groups_of_sequence) * kRows : 0;
-  const int first_head = kStateDecays ? first_row : first_row / p.head_dim;
-  const int first_dim = kStateDecays ? 0 : first_row % p.head_dim;
+  const int first_row = present ? row_of_sequence : 0;
+  const int first_head = kStateDecays ? first_row : p.by_head_dim.quotient(first_row);
+  const int first_dim = kStateDecays ? 0 : first_row - first_head * p.head_dim;
   float* const states = p.states + ((present ? slot : 0) * rows_of_sequence + first_row) * p.state_dim;
 
   int n = lane * kWidth;
@@ -116,6 +120,13 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   float decay = 0.0F;
   if (!kStateDecays) decay = exp2_approx(__fmul_rn(dt[0], __fmul_rn(p.a[first_head], kScanLog2E)));
 
+  Element gate{};
+  float skip = 0.0F;
+  const int own = lane % kRows;
+  const int own_head = kStateDecays ? first_head + own : first_head;
+  const int own_dim = kStateDecays ? 0 : first_dim + own;
+  if (p.z.data != nullptr) gate = element_at<Element>(p.z, sequence, own_head)[own_dim];
+  if (p.d != nullptr) skip = p.d[own_head];
   float y[kRows] = {};
   if (present && has_piece) {
     while (true) {
@@ -145,30 +156,36 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
       y[row] = __fadd_rn(y[row], __shfl_xor_sync(0xffffffffU, y[row], other));
     }
   }
-  if (!present) return;
+  if (!present || lane >= kRows) return;
+  float value = y[0];
+  float own_x = x[0];
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    if (row != lane) continue;
-    const int head = kStateDecays ? first_head + row : first_head;
-    const int dim = kStateDecays ? 0 : first_dim + row;
-    float value = y[row];
-    if (p.d != nullptr) value = __fmaf_rn(p.d[head], x[row], value);
-    if (p.z.data != nullptr) value = __fmul_rn(value, silu(to_float(element_at<Element>(p.z, sequence, head)[dim])));
-    static_cast<Element*>(p.y)[sequence * p.y_token_stride + head * p.y_head_stride + dim] = from_float<Element>(value);
+  for (int row = 1; row < kRows; ++row) {
+    value = own == row ? y[row] : value;
+    own_x = own == row ? x[row] : own_x;
   }
+  if (p.d != nullptr) value = __fmaf_rn(skip, own_x, value);
+  if (p.z.data != nullptr) value = __fmul_rn(value, silu(to_float(gate)));
+  static_cast<Element*>(p.y)[sequence * p.y_token_stride + own_head * p.y_head_stride + own_dim] =
+      from_float<Element>(value);
 }
 
 struct UpdateForm {
   void (*kernel)(UpdateParams);
-  int lanes;
+  int (*blocks)(int rows);  // of a sequence
 };
+
+template <class Element, bool kStateDecays, int kLanes>
+constexpr UpdateForm update_form() {
+  return {update_kernel<Element, kStateDecays, kLanes>, blocks_of_sequence<kLanes>};
+}
 
 template <class Element, bool kStateDecays>
 UpdateForm form_of(int state_dim) {
   const int pieces = state_dim / kWidth;
-  if (pieces <= 4) return {update_kernel<Element, kStateDecays, 4>, 4};
-  if (pieces <= 16) return {update_kernel<Element, kStateDecays, 16>, 16};
-  return {update_kernel<Element, kStateDecays, 32>, 32};
+  if (pieces <= 4) return update_form<Element, kStateDecays, 4>();
+  if (pieces <= 16) return update_form<Element, kStateDecays, 16>();
+  return update_form<Element, kStateDecays, 32>();
 }
 
 UpdateForm form_of(Dtype dtype, bool state_decays, int state_dim) {
@@ -185,10 +202,12 @@ void load_update(Dtype dtype, bool state_decays, int state_dim) {
   load_kernel(form_of(dtype, state_decays, state_dim).kernel);
 }
 
-void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, cudaStream_t stream) {
+void update_states(const UpdateParams& given, Dtype dtype, bool state_decays, cudaStream_t stream) {
+  UpdateParams params = given;
   const UpdateForm form = form_of(dtype, state_decays, params.state_dim);
-  const std::int64_t threads = params.sequences * (std::int64_t{params.heads} * params.head_dim / kRows) * form.lanes;
-  form.kernel<<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(params);
+  const int blocks = form.blocks(params.heads * params.head_dim);
+  params.by_blocks = Divider(blocks);
+  form.kernel<<<static_cast<unsigned>(params.sequences * blocks), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the update of states");
 }
 

@@ -112,9 +112,10 @@ __global__ void __launch_bounds__(kThreads, 5) selective_kernel(const __grid_con
       rates[n] = __fmul_rn(p.a[std::int64_t{channel} * p.state_dim + first_state + n], cuda::kScanLog2E);
       if (kOutputs) {
         const std::int64_t of_super = place.super_segment * p.heads + channel;
-        const float decay = cuda::exp2_approx(__fmul_rn(rates[n], p.logs_before[of_segment]));
-        state[n] = __fmaf_rn(decay, p.super_states[of_super * p.state_dim + first_state + n],
-                             p.states[of_segment * p.state_dim + first_state + n]);
+        const float log = place.first_of_super ? 0.0F : p.logs_before[of_segment];
+        const float local = place.first_of_super ? 0.0F : p.states[of_segment * p.state_dim + first_state + n];
+        const float before = place.from_zero ? 0.0F : p.super_states[of_super * p.state_dim + first_state + n];
+        state[n] = __fmaf_rn(cuda::exp2_approx(__fmul_rn(rates[n], log)), before, local);
       }
     }
   }

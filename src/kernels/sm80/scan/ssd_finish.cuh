@@ -204,14 +204,15 @@ __global__ void __launch_bounds__(finish_threads<kStates>(), 1) ssd_finish_kerne
   StateTile<kStates> state{};
   if (present) {
     const std::int64_t state_floats = std::int64_t{p.scan.head_dim} * p.scan.state_dim;
-    const std::int64_t segment = source.place.index * p.scan.heads + place.head;
-    const float* const local = p.scan.states + segment * state_floats;
-    const float* const before =
-        p.scan.super_states + (source.place.super_segment * p.scan.heads + place.head) * state_floats;
-    const float decay = cuda::exp2_approx(p.scan.logs_before[segment]);
+    const SegmentPlace& segment = source.place;
+    const std::int64_t of_segment = segment.index * p.scan.heads + place.head;
+    const std::int64_t of_super = segment.super_segment * p.scan.heads + place.head;
+    const float* const local = segment.first_of_super ? nullptr : p.scan.states + of_segment * state_floats;
+    const float* const before = segment.from_zero ? nullptr : p.scan.super_states + of_super * state_floats;
+    const float decay = cuda::exp2_approx(segment.first_of_super ? 0.0F : p.scan.logs_before[of_segment]);
     state.visit(p.scan, place, [&](float& first, float& second, int offset) {
-      const float2 m = *reinterpret_cast<const float2*>(local + offset);
-      const float2 t = *reinterpret_cast<const float2*>(before + offset);
+      const float2 m = cuda::state_pair(local, offset);
+      const float2 t = cuda::state_pair(before, offset);
       first = __fmaf_rn(decay, t.x, m.x);
       second = __fmaf_rn(decay, t.y, m.y);
     });

@@ -13,7 +13,13 @@ __device__ __forceinline__ void store_matrix(std::uint32_t address, const std::u
                : "memory");
 }
 
-// The same, each matrix stored as its transposed: as cuda::load_matrix_transposed() reads them.
+// Two of them: addresses of lanes 0 … 15.
+__device__ __forceinline__ void store_matrix(std::uint32_t address, const std::uint32_t (&r)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r[0]), "r"(r[1])
+               : "memory");
+}
+
+// Four of them, each matrix stored as its transposed: as cuda::load_matrix_transposed() reads them.
 __device__ __forceinline__ void store_matrix_transposed(std::uint32_t address, const std::uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]),
                "r"(r[1]), "r"(r[2]), "r"(r[3])

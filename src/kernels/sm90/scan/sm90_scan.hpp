@@ -5,8 +5,10 @@
 // (sm80/scan/ssd_tiles.cuh), but that
 //   - a chunk's sum begins with the decayed state instead of zero;
 //   - of weighed x it is the weight that is split, into two bf16 parts, and x times these into two again: within 2^−16
-//     of its fp32 value;
-//   - D is added to the weight that a row's own token has, in fp32, before that is split.
+//     of its fp32 value. So are local states of segments, and with them final states;
+//   - rows of y have factors that are rounded to bf16 once, as y is, where sm80_scan has two parts: the state in front
+//     of a chunk, weights of tokens, and behind a chunk of the row's own segment the weight of x, and x times that;
+//   - D is added to the weight that a row's own token has, in fp32, before that is rounded.
 // Bits are its own.
 #pragma once
 

@@ -30,10 +30,9 @@ inline constexpr int kSsdRowRegisters = 152;
 
 inline constexpr int kBandTileBytes = cuda::panel_bytes(kChunk);  // x or y of a chunk and band, or 64 × 64 weights
 inline constexpr int kStepBytes = kChunkSteps * 4;
-// What a chunk's tokens are weighed with for the state behind it, by pairs of tokens: hi parts, lo parts; and the
-// chunk's decay.
-inline constexpr int kBehindDecay = kChunk * 4;
-inline constexpr int kBehindBytes = kBehindDecay + 16;
+// Decays up to a chunk's tokens, fp32, as lanes read them (up_to_word).
+inline constexpr int kUpToLaneFloats = kChunk / 4 + 4;  // of each lane of four: other banks than its neighbours'
+inline constexpr int kUpToBytes = 4 * kUpToLaneFloats * 4;
 // C · Bᵀ of a chunk on and below the diagonal's blocks: units of 16 x 8, fp32 (ssd_scores.cuh).
 inline constexpr int kScoreUnits = 20;
 inline constexpr int kScoreUnitBytes = 16 * 8 * 4;
@@ -52,15 +51,18 @@ struct SsdLayout {
   static constexpr int kStages = kOutputs ? 3 : 4;  // of B and C
   static constexpr int kInputs = kOutputs ? 2 : 4;  // of x, and of steps, of a band
   static constexpr int kTileBytes = kChunk * cuda::padded_row_bytes(kStates);
+  // What a chunk's tokens are weighed with for the state behind it, in bf16: for local states in two parts, and behind
+  // them the chunk's decay; for rows rounded.
+  static constexpr int kBehindBytes = kOutputs ? kChunk * 2 : kChunk * 4 + 16;
 
   static constexpr int kB = 0;                                                                    // [stages]
   static constexpr int kC = kB + kStages * kTileBytes;                                            // [stages]
   static constexpr int kX = kC + (kOutputs ? kStages * kTileBytes : 0);                           // [bands][inputs]
-  static constexpr int kWeights = kX + kBandsTogether * kInputs * kBandTileBytes;                 // [bands][hi, lo]
+  static constexpr int kWeights = kX + kBandsTogether * kInputs * kBandTileBytes;                 // [bands][2]
   static constexpr int kSteps = kWeights + (kOutputs ? 2 * kBandsTogether * kBandTileBytes : 0);  // [bands][inputs]
   static constexpr int kBehind = kSteps + kBandsTogether * kInputs * kStepBytes;                  // [bands][inputs]
-  static constexpr int kUpTo = kBehind + kBandsTogether * kInputs * kBehindBytes;  // [bands][inputs][64] floats
-  static constexpr int kScores = kUpTo + (kOutputs ? kBandsTogether * kInputs * kChunk * 4 : 0);  // [2]
+  static constexpr int kUpTo = kBehind + kBandsTogether * kInputs * kBehindBytes;                 // [bands][inputs]
+  static constexpr int kScores = kUpTo + (kOutputs ? kBandsTogether * kInputs * kUpToBytes : 0);  // [2]
   static constexpr int kScoreBytes = kOutputs ? kScoreUnits * kScoreUnitBytes : 0;
   static constexpr int kBarriers = kScores + 2 * kScoreBytes;
   // Of B and C: full, empty; of scores: full, empty; of x: full, empty; of what follows from steps: full.

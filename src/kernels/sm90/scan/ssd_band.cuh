@@ -40,8 +40,8 @@ struct SsdMemory {
   __device__ std::uint32_t x(int band, int input) const {
     return at(Layout::kX, static_cast<std::uint32_t>(band * Layout::kInputs + input), kBandTileBytes);
   }
-  __device__ std::uint32_t weights(int band, int half) const {
-    return at(Layout::kWeights, static_cast<std::uint32_t>(2 * band + half), kBandTileBytes);
+  __device__ std::uint32_t weights(int band, int chunk) const {
+    return at(Layout::kWeights, static_cast<std::uint32_t>(2 * band + chunk % 2), kBandTileBytes);
   }
   __device__ std::uint32_t steps_address(int band, int input) const {
     return at(Layout::kSteps, static_cast<std::uint32_t>(band * Layout::kInputs + input), kStepBytes);
@@ -51,11 +51,11 @@ struct SsdMemory {
     return floats(Layout::kSteps + (band * Layout::kInputs + input) * kStepBytes);
   }
   __device__ unsigned char* behind(int band, int input) const {
-    return bytes + Layout::kBehind + (band * Layout::kInputs + input) * kBehindBytes;
+    return bytes + Layout::kBehind + (band * Layout::kInputs + input) * Layout::kBehindBytes;
   }
   // Decays up to tokens.
   __device__ float* up_to(int band, int input) const {
-    return floats(Layout::kUpTo + (band * Layout::kInputs + input) * kChunk * 4);
+    return floats(Layout::kUpTo + (band * Layout::kInputs + input) * kUpToBytes);
   }
   __device__ float4* scores(std::uint32_t buffer) const {
     return reinterpret_cast<float4*>(bytes + Layout::kScores + static_cast<int>(buffer) * Layout::kScoreBytes);
@@ -217,39 +217,30 @@ struct SsdBand {
   }
 };
 
-// Of a chunk with these steps, by a lane of a warp each of 32 pairs of tokens.
-__device__ __forceinline__ void make_behind(const float* steps, int pair, unsigned char* behind) {
+// What a pair of a chunk's tokens is weighed with for the state behind the chunk.
+__device__ __forceinline__ float2 weights_behind(const float* steps, int pair) {
   const float last = steps[kChunk - 1];
   const float2 sums = reinterpret_cast<const float2*>(steps)[pair];
   const float2 dt = reinterpret_cast<const float2*>(steps + kChunk)[pair];
-  uint2 parts;
-  cuda::split(__fmul_rn(cuda::exp2_approx(__fsub_rn(last, sums.x)), dt.x),
-              __fmul_rn(cuda::exp2_approx(__fsub_rn(last, sums.y)), dt.y), parts.x, parts.y);
-  reinterpret_cast<uint2*>(behind)[pair] = parts;
-  if (pair == 0) *reinterpret_cast<float*>(behind + kBehindDecay) = cuda::exp2_approx(last);
+  return make_float2(__fmul_rn(cuda::exp2_approx(__fsub_rn(last, sums.x)), dt.x),
+                     __fmul_rn(cuda::exp2_approx(__fsub_rn(last, sums.y)), dt.y));
 }
+__device__ __forceinline__ float decay_of_chunk(const float* steps) { return cuda::exp2_approx(steps[kChunk - 1]); }
 
-// x of tokens [16 k, 16 k + 16), weighed, as two parts of the left operand.
-__device__ __forceinline__ void weigh_x(const std::uint32_t (&raw)[4], const unsigned char* behind, int k,
-                                        std::uint32_t (&hi)[4], std::uint32_t (&lo)[4]) {
-  const uint2* const pairs = reinterpret_cast<const uint2*>(behind) + thread_of_cta() % 4 + 8 * k;
-  const uint2 first = pairs[0];
-  const uint2 second = pairs[4];
-#pragma unroll
-  for (int r = 0; r < 4; ++r) cuda::split_product(raw[r], r < 2 ? first : second, hi[r], lo[r]);
-}
-
-// Issues S += weighed x ⊗ B of tokens [16 · kBegin, 16 · kEnd) of a chunk. `b` is B's tile.
-template <int kStates, int kBegin, int kEnd>
-__device__ __forceinline__ void fold_tokens(float (&state)[kStates / 8][4], const std::uint32_t (&hi)[4][4],
-                                            const std::uint32_t (&lo)[4][4], std::uint32_t b) {
+// Issues S += weighed x ⊗ B of tokens [16 · kBegin, 16 · kEnd) of a chunk. `b` is B's tile; `weighed`: left operands of
+// 16 tokens each, in parts whose sum they are.
+template <int kStates, int kBegin, int kEnd, int kParts>
+__device__ __forceinline__ void fold_tokens(float (&state)[kStates / 8][4],
+                                            const std::uint32_t (&weighed)[4][kParts][4], std::uint32_t b) {
   const std::uint32_t low = of_warp(descriptor_low(b, kBandTileBytes));
   wgmma_fence();
 #pragma unroll
   for (int k = kBegin; k < kEnd; ++k) {
     const std::uint64_t right = descriptor(low + static_cast<std::uint32_t>(k * 16 * cuda::kPanelRowBytes >> 4));
-    Wgmma<__nv_bfloat16, kStates>::rs(state, hi[k], right, true);
-    Wgmma<__nv_bfloat16, kStates>::rs(state, lo[k], right, true);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      Wgmma<__nv_bfloat16, kStates>::rs(state, weighed[k][part], right, true);
+    }
   }
   wgmma_commit();
 }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of y (kernels/scan.hpp, 4): a CTA computes a segment for up to three bands of heads of one group, chunk by
-// chunk, from the state in front of it. A warpgroup computes yᵀ, [64 dims, 64 tokens], of its band:
+// Rows of y (kernels/scan.hpp, 4): a CTA computes a segment for up to three
+// bands of heads of one group, chunk by chunk, from the state in front of it. A
+// warpgroup computes yᵀ, [64 dims, 64 tokens], of its band:
 //
-//   yᵀ = S · Cᵀ            S from registers, where products left it; scaled by decays of tokens
+//   yᵀ = S · Cᵀ            S from registers, where products left it; scaled by
+//   decays of tokens
 //      + xᵀ · weightsᵀ     x from registers, weights from shared memory
 //
-// and then the next state. Weights of the next chunk, and the rows of this one, are made while the tensor cores add to
-// the state. One more warpgroup fetches B and C, and makes what doesn't wait for the bands: C · Bᵀ, once for all of
+// and then the next state. Weights of the next chunk, and the rows of this one,
+// are made while the tensor cores add to the state. One more warpgroup fetches
+// B and C, and makes what doesn't wait for the bands: C · Bᵀ, once for all of
 // them, decays up to tokens, and what x is weighed with.
 #pragma once
 
@@ -37,6 +40,7 @@ class SsdRows {
     load_state();
     RingCursor<Layout::kStages> ring;
     make_weights(0);
+    proxy_fence();
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
       const std::uint32_t stage = ring.stage();
@@ -57,24 +61,24 @@ class SsdRows {
       const bool gated = p_.scan.z.data != nullptr;
       if (gated) fetch_gate(chunk, memory_.x(band_.slot, input));
       scale_rows(y, input);
-      add_tokens(y, x);
-      std::uint32_t hi[4][4];
-      std::uint32_t lo[4][4];
-      const unsigned char* const behind = memory_.behind(band_.slot, input);
-      weigh_x(x[0], behind, 0, hi[0], lo[0]);
+      add_tokens(y, x, chunk);
+      std::uint32_t weighed[4][1][4];
+      weigh_rounded(x[0], memory_.behind(band_.slot, input), 0, weighed[0][0]);
       pin(state_);
-      fold_tokens<kStates, 0, 1>(state_, hi, lo, memory_.b(stage));
+      fold_tokens<kStates, 0, 1, 1>(state_, weighed, memory_.b(stage));
       wgmma_wait<1>();
       pin(y);
       if (gated) apply_gate(y, x_tile);
       store_rows(y, x_tile);
 #pragma unroll
-      for (int k = 1; k < 4; ++k) weigh_x(x[k], behind, k, hi[k], lo[k]);
-      fold_tokens<kStates, 1, 4>(state_, hi, lo, memory_.b(stage));
+      for (int k = 1; k < 4; ++k) weigh_rounded(x[k], memory_.behind(band_.slot, input), k, weighed[k][0]);
+      fold_tokens<kStates, 1, 4, 1>(state_, weighed, memory_.b(stage));
       proxy_fence();
-      band_.sync();  // the rows are there, and nobody reads weights, factors, x and steps any more
+      band_.sync();  // the rows are there, and nobody reads weights, factors, x
+                     // and steps any more
       write_rows(chunk, memory_.x(band_.slot, input));
       if (chunk + 1 < chunks) make_weights(chunk + 1);
+      proxy_fence();
       if (first_thread()) {
         store_wait_read();
         if (chunk + Layout::kInputs < chunks) band_.fetch(chunk + Layout::kInputs);
@@ -92,38 +96,43 @@ class SsdRows {
 
   // The state in front of the segment.
   __device__ __forceinline__ void load_state() {
-    const float* const local = p_.scan.states + place_.segment.index * band_.all_states() + band_.state_offset();
+    const cuda::SegmentPlace& segment = place_.segment;
+    const ScanParams& s = p_.scan;
+    const float* const local =
+        segment.first_of_super ? nullptr : s.states + segment.index * band_.all_states() + band_.state_offset();
     const float* const before =
-        p_.scan.super_states + place_.segment.super_segment * band_.all_states() + band_.state_offset();
-    const float decay = cuda::exp2_approx(p_.scan.logs_before[place_.segment.index * p_.scan.heads + band_.head]);
+        segment.from_zero ? nullptr
+                          : s.super_states + segment.super_segment * band_.all_states() + band_.state_offset();
+    const float log = segment.first_of_super ? 0.0F : s.logs_before[segment.index * s.heads + band_.head];
+    const float decay = cuda::exp2_approx(log);
     visit_state<kStates>(state_, [&](float& first, float& second, int offset) {
-      const float2 m = *reinterpret_cast<const float2*>(local + offset);
-      const float2 t = *reinterpret_cast<const float2*>(before + offset);
+      const float2 m = cuda::state_pair(local, offset);
+      const float2 t = cuda::state_pair(before, offset);
       first = __fmaf_rn(decay, t.x, m.x);
       second = __fmaf_rn(decay, t.y, m.y);
     });
   }
 
-  // Weights of a chunk, once nobody reads those of the chunk before it. Other threads see them behind a barrier, and so
-  // does the copy engine's side.
+  // Weights of a chunk, once nobody reads those of two chunks before it. Other
+  // threads see them behind a barrier, and so do the tensor cores.
   __device__ __forceinline__ void make_weights(int chunk) {
     band_.await(chunk);
     const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
     const float* const steps = memory_.steps(band_.slot, band_.input_of(chunk));
     barrier_wait(memory_.scores_full(buffer), static_cast<std::uint32_t>(chunk) >> 1 & 1U);
-    weigh_chunk(memory_.scores(buffer), steps, skip_, memory_.weights(band_.slot, 0));
+    weigh_chunk(memory_.scores(buffer), steps, skip_, memory_.weights(band_.slot, chunk));
     __syncwarp();
     if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_empty(buffer));
-    proxy_fence();
   }
 
-  // Issues y = S · Cᵀ, 16 states at a time, while the next ones are split into parts. Behind that, the state is
-  // what the fold adds to: decayed by the chunk.
+  // Issues y = S · Cᵀ, 16 states at a time, while the next ones are rounded.
+  // Behind that, the state is what the fold adds to: decayed by the chunk.
   __device__ __forceinline__ void add_state(float (&y)[kChunk / 8][4], std::uint32_t c_tile, float decay) {
+    using Pack = cuda::Products<__nv_bfloat16>;
     const std::uint32_t c = of_warp(descriptor_low(c_tile));
-    std::uint32_t hi[kStates / 16][4];
-    std::uint32_t lo[kStates / 16][4];
-    wgmma_wait<0>();  // nothing is under way; here ptxas (13.0) sees it, which else adds a wait between the steps
+    std::uint32_t rounded[kStates / 16][4];
+    wgmma_wait<0>();  // nothing is under way; here ptxas (13.0) sees it, which
+                      // else adds a wait between the steps
     pin(state_);
     pin(y);
 #pragma unroll
@@ -132,48 +141,60 @@ class SsdRows {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float(&s)[4] = state_[2 * k + half];
-        cuda::split(s[0], s[1], hi[k][2 * half], lo[k][2 * half]);
-        cuda::split(s[2], s[3], hi[k][2 * half + 1], lo[k][2 * half + 1]);
+        rounded[k][2 * half] = Pack::pack(s[0], s[1]);
+        rounded[k][2 * half + 1] = Pack::pack(s[2], s[3]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[e] = __fmul_rn(decay, s[e]);
       }
       wgmma_fence();
       const auto at = static_cast<std::uint32_t>((k / 4 * kBandTileBytes + k % 4 * 32) >> 4);
-      multiply_left(y, hi[k], descriptor(c + at), k > 0);
-      multiply_left(y, lo[k], descriptor(c + at), true);
+      multiply_left(y, rounded[k], descriptor(c + at), k > 0);
       wgmma_commit();
     }
   }
 
   // What rows have of the state decays up to each token.
   __device__ __forceinline__ void scale_rows(float (&y)[kChunk / 8][4], int input) const {
-    const float* const up_to = memory_.up_to(band_.slot, input) + band_.column_of_thread();
+    const auto* const up_to =
+        reinterpret_cast<const float4*>(memory_.up_to(band_.slot, input) + thread_of_warpgroup() % 4 * kUpToLaneFloats);
 #pragma unroll
-    for (int j = 0; j < kChunk / 8; ++j) {
-      const float2 decay = *reinterpret_cast<const float2*>(up_to + 8 * j);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        y[j][2 * half] = __fmul_rn(y[j][2 * half], decay.x);
-        y[j][2 * half + 1] = __fmul_rn(y[j][2 * half + 1], decay.y);
-      }
+    for (int i = 0; i < kChunk / 16; ++i) {
+      const float4 decays = up_to[i];
+      scale_columns(y[2 * i], decays.x, decays.y);
+      scale_columns(y[2 * i + 1], decays.z, decays.w);
     }
+  }
+  static __device__ __forceinline__ void scale_columns(float (&y)[4], float first, float second) {
+    y[0] = __fmul_rn(y[0], first);
+    y[1] = __fmul_rn(y[1], second);
+    y[2] = __fmul_rn(y[2], first);
+    y[3] = __fmul_rn(y[3], second);
   }
 
   // Issues yᵀ += xᵀ · weightsᵀ.
-  __device__ __forceinline__ void add_tokens(float (&y)[kChunk / 8][4], const std::uint32_t (&x)[4][4]) const {
-    const std::uint32_t hi = of_warp(descriptor_low(memory_.weights(band_.slot, 0)));
-    const std::uint32_t lo = of_warp(descriptor_low(memory_.weights(band_.slot, 1)));
+  __device__ __forceinline__ void add_tokens(float (&y)[kChunk / 8][4], const std::uint32_t (&x)[4][4],
+                                             int chunk) const {
+    const std::uint32_t weights = of_warp(descriptor_low(memory_.weights(band_.slot, chunk)));
     pin(y);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      multiply_left(y, x[k], descriptor(hi + static_cast<std::uint32_t>(k * 32 >> 4)), true);
-      multiply_left(y, x[k], descriptor(lo + static_cast<std::uint32_t>(k * 32 >> 4)), true);
+      multiply_left(y, x[k], descriptor(weights + static_cast<std::uint32_t>(k * 32 >> 4)), true);
     }
     wgmma_commit();
   }
 
-  // Asks for z of the warp's dims, to where its dims of x lay: 16 bytes a copy, two of which are a whole sector.
+  // x of tokens [16 k, 16 k + 16), weighed and rounded, as left operand.
+  static __device__ __forceinline__ void weigh_rounded(const std::uint32_t (&x)[4], const unsigned char* behind, int k,
+                                                       std::uint32_t (&weighed)[4]) {
+    const auto* const pairs = reinterpret_cast<const uint2*>(behind) + behind_word(thread_of_cta() % 4) / 2;
+    const uint2 weights = pairs[k];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) weighed[r] = cuda::multiply_pairs(x[r], r < 2 ? weights.x : weights.y);
+  }
+
+  // Asks for z of the warp's dims, to where its dims of x lay: 16 bytes a copy,
+  // two of which are a whole sector.
   __device__ __forceinline__ void fetch_gate(int chunk, std::uint32_t tile) const {
     constexpr int kPieces = 16 / kPieceElements;  // of a token
     const ScanTensor& z = p_.scan.z;
@@ -227,7 +248,8 @@ class SsdRows {
     }
   }
 
-  // From shared memory. What the copy engine writes is under way; what threads write has been read.
+  // From shared memory. What the copy engine writes is under way; what threads
+  // write has been read.
   __device__ __forceinline__ void write_rows(int chunk, std::uint32_t tile) const {
     const ScanParams& s = p_.scan;
     if (p_.maps_y && place_.whole(chunk)) {

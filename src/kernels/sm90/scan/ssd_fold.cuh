@@ -69,6 +69,27 @@ __device__ __forceinline__ void visit_state(float (&state)[kStates / 8][4], Visi
   }
 }
 
+// What x of a chunk is weighed with, by pairs of tokens: hi parts, lo parts; and the chunk's decay. By a lane of a warp
+// each of 32 pairs.
+inline constexpr int kBehindDecay = kChunk * 4;
+__device__ __forceinline__ void make_behind(const float* steps, int pair, unsigned char* behind) {
+  const float2 weights = weights_behind(steps, pair);
+  uint2 parts;
+  cuda::split(weights.x, weights.y, parts.x, parts.y);
+  reinterpret_cast<uint2*>(behind)[pair] = parts;
+  if (pair == 0) *reinterpret_cast<float*>(behind + kBehindDecay) = decay_of_chunk(steps);
+}
+
+// x of tokens [16 k, 16 k + 16), weighed, as two parts of the left operand.
+__device__ __forceinline__ void weigh_x(const std::uint32_t (&x)[4], const unsigned char* behind, int k,
+                                        std::uint32_t (&weighed)[2][4]) {
+  const uint2* const pairs = reinterpret_cast<const uint2*>(behind) + thread_of_cta() % 4 + 8 * k;
+  const uint2 first = pairs[0];
+  const uint2 second = pairs[4];
+#pragma unroll
+  for (int r = 0; r < 4; ++r) cuda::split_product(x[r], r < 2 ? first : second, weighed[0][r], weighed[1][r]);
+}
+
 // By the warpgroup that fetches, a warp each band: its x and steps, and what follows from steps.
 template <int kStates>
 class BandInputs {
@@ -120,14 +141,13 @@ __device__ __forceinline__ void fold_band(const HopperSsd& p, const SsdMemory<kS
     band.await(chunk);
     if (!band.fetched(chunk)) band.sync();
     const unsigned char* const behind = memory.behind(slot, input);
-    std::uint32_t hi[4][4];
-    std::uint32_t lo[4][4];
+    std::uint32_t weighed[4][2][4];
     const std::uint32_t x = memory.x(slot, input) + matrices;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       std::uint32_t raw[4];
       cuda::load_matrix_transposed(raw, x + static_cast<std::uint32_t>(k) * band.kStepRowBytes);
-      weigh_x(raw, behind, k, hi[k], lo[k]);
+      weigh_x(raw, behind, k, weighed[k]);
     }
     const float decay = *reinterpret_cast<const float*>(behind + kBehindDecay);
 #pragma unroll
@@ -138,7 +158,7 @@ __device__ __forceinline__ void fold_band(const HopperSsd& p, const SsdMemory<kS
     const std::uint32_t stage = ring.stage();
     barrier_wait(memory.full(stage), ring.parity());
     pin(state);
-    fold_tokens<kStates, 0, 4>(state, hi, lo, memory.b(stage));
+    fold_tokens<kStates, 0, 4, 2>(state, weighed, memory.b(stage));
     if (first_of_warp) barrier_arrive(memory.x_empty(slot, input));
     wgmma_wait<0>();
     pin(state);

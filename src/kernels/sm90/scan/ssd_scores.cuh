@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // C · Bᵀ of a chunk, computed once for all bands of a CTA by the warpgroup that fetches, and what each head makes of
-// it: weights of tokens j in rows i, scores · a(tokens j + 1 … i) · dt_j, in two parts, as a right operand of wgmma
+// it: weights of tokens j in rows i, scores · a(tokens j + 1 … i) · dt_j, rounded to bf16, as a right operand of wgmma
 // with rows i.
 #pragma once
 
@@ -72,6 +72,13 @@ class SharedScores {
   RingCursor<SsdLayout<kStates, true>::kStages> ring_;
 };
 
+// Where what a pair of tokens is weighed with for the state lies: a lane of a product's left operand has pairs
+// lane % 4 + 4 r, and finds them side by side.
+__device__ __forceinline__ int behind_word(int pair) { return pair % 4 * 8 + pair / 4; }
+// Where the decays up to a pair of tokens lie: a lane of a product's result has pairs lane % 4 + 4 j, and finds them
+// side by side.
+__device__ __forceinline__ int up_to_word(int pair) { return pair % 4 * kUpToLaneFloats + pair / 4 * 2; }
+
 // By the same, a warp each band: decays up to a chunk's tokens, and what x is weighed with for the state. Where they
 // come to lie nobody reads those of two chunks before any more, once the chunk's steps are there.
 template <int kStates>
@@ -89,9 +96,12 @@ class BandFactors {
     barrier_wait(memory_.x_full(slot, input), Band::parity(chunk));
     const float* const steps = memory_.steps(slot, input);
     float* const up_to = memory_.up_to(slot, input);
-    up_to[lane] = cuda::exp2_approx(steps[lane]);
-    up_to[lane + 32] = cuda::exp2_approx(steps[lane + 32]);
-    make_behind(steps, lane, memory_.behind(slot, input));
+    const float2 sums = reinterpret_cast<const float2*>(steps)[lane];
+    *reinterpret_cast<float2*>(up_to + up_to_word(lane)) =
+        make_float2(cuda::exp2_approx(sums.x), cuda::exp2_approx(sums.y));
+    const float2 behind = weights_behind(steps, lane);
+    reinterpret_cast<std::uint32_t*>(memory_.behind(slot, input))[behind_word(lane)] =
+        cuda::Products<__nv_bfloat16>::pack(behind.x, behind.y);
     __syncwarp();
     if (lane == 0) barrier_arrive(memory_.behind_full(slot, input));
   }
@@ -115,27 +125,27 @@ struct ScoreUnit {
         dt(*reinterpret_cast<const float2*>(steps + kChunk + 8 * j + lane % 4 * 2)),
         sums{steps[16 * row + lane / 4], steps[16 * row + 8 + lane / 4]} {}
 
-  // Hi and lo parts of the lane's pair in either row. On the diagonal `behind` says how many columns the pair begins
-  // behind the lane's first row; weights behind a row's own token are 0, and that token has D, the `skip`, besides.
+  // The weights of the lane's pair in either row. On the diagonal `behind` says how many columns the pair begins behind
+  // the lane's first row; weights behind a row's own token are 0, and that token has D, the `skip`, besides.
   template <bool kDiagonal>
-  __device__ __forceinline__ void weigh(float skip, int behind, std::uint32_t (&hi)[2], std::uint32_t (&lo)[2]) const {
+  __device__ __forceinline__ void weigh(float skip, int behind, std::uint32_t (&weights)[2]) const {
     const auto weight = [&](float score, float sum, float to, float step, int column) {
       const float decayed = __fmul_rn(score, cuda::exp2_approx(__fsub_rn(sum, to)));
       const float weight = __fmul_rn(decayed, step);
       if (!kDiagonal) return weight;
       return column <= 0 ? __fadd_rn(weight, column == 0 ? skip : 0.0F) : 0.0F;
     };
-    cuda::split(weight(scores.x, sums[0], before.x, dt.x, behind),
-                weight(scores.y, sums[0], before.y, dt.y, behind + 1), hi[0], lo[0]);
-    cuda::split(weight(scores.z, sums[1], before.x, dt.x, behind - 8),
-                weight(scores.w, sums[1], before.y, dt.y, behind - 7), hi[1], lo[1]);
+    using Pack = cuda::Products<__nv_bfloat16>;
+    weights[0] = Pack::pack(weight(scores.x, sums[0], before.x, dt.x, behind),
+                            weight(scores.y, sums[0], before.y, dt.y, behind + 1));
+    weights[1] = Pack::pack(weight(scores.z, sums[1], before.x, dt.x, behind - 8),
+                            weight(scores.w, sums[1], before.y, dt.y, behind - 7));
   }
 };
 
 // All weights of a chunk by a warpgroup, on and below the diagonal. Each warp has a block of 16 x 16 on it, one below
-// it, and half of another one. The steps are those of the chunk; hi parts begin at `weights`, lo parts follow.
-__device__ __forceinline__ void weigh_chunk(const float4* scores, const float* steps, float skip,
-                                            std::uint32_t weights) {
+// it, and half of another one. The steps are those of the chunk; the tile begins at `tile`.
+__device__ __forceinline__ void weigh_chunk(const float4* scores, const float* steps, float skip, std::uint32_t tile) {
   const int warp = warp_of_warpgroup();
   const int lane = thread_of_warpgroup() % 32;
   // (1, 0), (2, 0), (2, 1), (3, 0); then the units of (3, 1) and (3, 2).
@@ -146,25 +156,19 @@ __device__ __forceinline__ void weigh_chunk(const float4* scores, const float* s
                               {scores, steps, row, 2 * column, lane},
                               {scores, steps, row, 2 * column + 1, lane},
                               {scores, steps, 3, 2 + warp, lane}};
-  std::uint32_t hi[5][2];
-  std::uint32_t lo[5][2];
+  std::uint32_t weights[5][2];
   const int behind = lane % 4 * 2 - lane / 4;
-  units[0].weigh<true>(skip, behind, hi[0], lo[0]);
-  units[1].weigh<true>(skip, behind + 8, hi[1], lo[1]);
+  units[0].weigh<true>(skip, behind, weights[0]);
+  units[1].weigh<true>(skip, behind + 8, weights[1]);
 #pragma unroll
-  for (int i = 2; i < 5; ++i) units[i].weigh<false>(0.0F, 0, hi[i], lo[i]);
-  const std::uint32_t stored_row = weights + static_cast<std::uint32_t>(lane % 16 * cuda::kPanelRowBytes);
+  for (int i = 2; i < 5; ++i) units[i].weigh<false>(0.0F, 0, weights[i]);
+  const std::uint32_t stored_row = tile + static_cast<std::uint32_t>(lane % 16 * cuda::kPanelRowBytes);
   const auto at = [&](int block_row, int piece) {
     return stored_row + static_cast<std::uint32_t>(block_row * 16 * cuda::kPanelRowBytes + (piece ^ (lane % 8)) * 16);
   };
-  const std::uint32_t on = at(warp, 2 * warp + lane / 16);
-  store_matrix(on, {hi[0][0], hi[0][1], hi[1][0], hi[1][1]});
-  store_matrix(on + kBandTileBytes, {lo[0][0], lo[0][1], lo[1][0], lo[1][1]});
-  const std::uint32_t below = at(row, 2 * column + lane / 16);
-  store_matrix(below, {hi[2][0], hi[2][1], hi[3][0], hi[3][1]});
-  store_matrix(below + kBandTileBytes, {lo[2][0], lo[2][1], lo[3][0], lo[3][1]});
-  store_matrix(at(3, 2 + warp) + static_cast<std::uint32_t>(lane / 16 * kBandTileBytes),
-               {hi[4][0], hi[4][1], lo[4][0], lo[4][1]});
+  store_matrix(at(warp, 2 * warp + lane / 16), {weights[0][0], weights[0][1], weights[1][0], weights[1][1]});
+  store_matrix(at(row, 2 * column + lane / 16), {weights[2][0], weights[2][1], weights[3][0], weights[3][1]});
+  store_matrix(at(3, 2 + warp), weights[4]);
 }
 
 }  // namespace ringattn::sm90
