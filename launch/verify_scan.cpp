@@ -64,9 +64,9 @@ bool verify_worlds(const Config& config, const ScanInput& input, const ScanOptio
 }
 
 bool check_against_oracle(const Meeting& meeting, const ScanInput& input, const ScanRankResult& result,
-                          const JobOptions& options, int threads, const Screen& screen, Report& report) {
-  const ScanAccuracy all =
-      check_scan_result(meeting, input, options.rows, result.runs, result.y_view(input.job().spec), threads);
+                          const JobOptions& options, const Scan& scan, const Screen& screen, Report& report) {
+  const ScanAccuracy all = check_scan_result(meeting, input, options.rows, result.runs, result.y_view(input.job().spec),
+                                             rounds_factors(*scan.kernel().row), scan.options().threads);
   report.scan_accuracy = all;
   const auto place = [](const RowSample& sample) {
     return fmt::format("token {}, head {}", sample.token, sample.head);
@@ -131,7 +131,7 @@ bool verify_single(const Config& config, const ScanInput& input, const ScanOptio
   }
   if (!options.golden.empty()) return check_golden(screen, options.golden, recorded, golden);
   if (against) return check_against_file(meeting, input, result.rank, *against, options.against, screen);
-  return check_against_oracle(meeting, input, result.rank, options, prepared.scan().options().threads, screen, report);
+  return check_against_oracle(meeting, input, result.rank, options, prepared.scan(), screen, report);
 }
 
 }  // namespace

@@ -106,6 +106,9 @@ using HeadProductRow = KernelRow<HeadProductSpec>;
 template <>
 std::span<const HeadProductRow> kernel_table<HeadProductSpec>();
 
+// Whether a scan's kernel rounds the factors of what it adds to rows of y to the dtype (kernels/scan.hpp).
+bool rounds_factors(const KernelEntry& scan);
+
 // Throws kUsage when heads, dims, scale or soft-cap contradict each other. Names the configuration ("MHA", "GQA 4:1",
 // "MQA").
 std::string check_heads(const FoldSpec& spec);

@@ -8,7 +8,7 @@
 // channel, head_dim is 1, and ScanSpec::state_decays is set. Names are those of mamba_ssm.
 //
 // Which numbers are computed. Tokens of a sequence lie in chunks of 64, segments of 2,048 and super-segments of 65,536,
-// all counted from the sequence's first token. Everything is fp32. a(T) is the decay over the tokens T: exp2 of the sum
+// all counted from the sequence's first token. Everything is fp32 but for what is said below. a(T) is the decay over the tokens T: exp2 of the sum
 // of their dt · (A · log2 e), or with state_decays of (A · log2 e) times the sum of their dt. fma(a, S, L) is one fused
 // step for each element of a state (two roundings on processors that can't fuse).
 //
@@ -31,7 +31,8 @@
 //
 // How a kernel evaluates exp2, softplus and sums over state_dim is its own affair, but always the same: bits are those
 // of one kernel on one kind of device. So is whether a chunk's sum begins with zero or, as in sm90_scan, with
-// a(chunk) · S.
+// a(chunk) · S; and whether in 4 the factors of products are rounded to the dtype once (rounds_factors()): the state in
+// front of a chunk, the weights of its tokens, and for states within the segment the weight of x and x times that.
 //
 // So a row of y and a final state are pure functions of the sequence's inputs up to there, of its initial state and of
 // the ScanSpec. They depend on nothing that a ScanTask says about where runs lie, how a sequence is cut into runs,

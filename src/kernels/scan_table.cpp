@@ -62,4 +62,6 @@ std::span<const KernelRow<ScanSpec>> kernel_table<ScanSpec>() {
   return kTable;
 }
 
+bool rounds_factors(const KernelEntry& scan) { return scan.name == "sm90_scan"; }
+
 }  // namespace ringattn

@@ -21,9 +21,8 @@ namespace {
 
 class Scans : public ScanRowTest {
  protected:
-  // sm90_scan rounds what it multiplies for rows of y to bf16, but not what it adds to states.
-  bool rounds_factors() const { return row().name == "sm90_scan"; }
-  ScanTolerance tolerance() const { return {rounds_factors() ? kRoundedScanTerm : kScanTerm, kScanTerm}; }
+  bool rounded() const { return rounds_factors(row()); }
+  ScanTolerance tolerance() const { return {rounded() ? kRoundedScanTerm : kScanTerm, kScanTerm}; }
   void expect_accurate(const ScanData& inputs, const ScanArrangement& arrangement = {}) {
     EXPECT_EQ(check_scan_accuracy(inputs, scan_with(row(), inputs, arrangement), tolerance()), "")
         << describe(inputs.spec);
@@ -109,7 +108,7 @@ TEST_P(Scans, CountExactly) {
     for (std::int64_t i = 0; i < lengths[s] * width; ++i) {
       const auto expected = static_cast<float>(spec.state_dim * (i / width + 1));
       const float y = y_at(result, spec.dtype, inputs.row_of(s) * width + i);
-      if (is_count(y, spec.dtype, expected, rounds_factors())) continue;
+      if (is_count(y, spec.dtype, expected, rounded())) continue;
       if (wrong++ == 0) {
         ADD_FAILURE() << "sequence " << s << ", token " << i / width << ", dim " << i % width << " is " << y << ", not "
                       << expected;
@@ -340,7 +339,7 @@ TEST_P(Scans, ReachTwoMillionTokens) {
   std::int64_t wrong = 0;
   for (std::int64_t t = 0; t < length; ++t) {
     const auto expected = static_cast<float>(spec.state_dim * (t / 2048 + 1));
-    wrong += !is_count(y_at(result, spec.dtype, t * width), spec.dtype, expected, rounds_factors());
+    wrong += !is_count(y_at(result, spec.dtype, t * width), spec.dtype, expected, rounded());
   }
   EXPECT_EQ(wrong, 0);
   count_check();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -20,6 +21,10 @@ constexpr std::int64_t kMostHeads = 4;          // that are sampled
 constexpr std::int64_t kBlockTokens = 512;      // that are read at a time: whole chunks
 constexpr double kConvolutionTolerance = 1e-6;  // what fp32 may lose of a convolution's terms
 constexpr double kStepsPerSecond = 5e8;         // of an element of a state
+// Of a kernel that rounds factors (scan_accuracy.hpp).
+constexpr double kRoundings = 3.0;
+constexpr double kDeviations = 6.0;
+constexpr double kLeastLog = -150.0 * 0.6931471805599453;  // of a token's decay (kernels/scan.hpp)
 
 std::vector<RowSample> sample_scan(const ScanJob& job, std::int64_t count) {
   const std::int64_t tokens = job.tokens();
@@ -139,12 +144,75 @@ class Block {
   TensorView views_[5];
 };
 
+// What a segment's tokens so far have added to rows of one head, and the state in front of the chunk that is under way:
+// from these follows what roundings of factors take.
+class SegmentTerms {
+ public:
+  explicit SegmentTerms(const ScanSpec& spec)
+      : head_dim_(static_cast<std::size_t>(spec.head_dim)), state_dim_(static_cast<std::size_t>(spec.state_dim)) {}
+
+  // In front of each chunk.
+  void begin_chunk(const std::vector<double>& state) {
+    if (chunks_++ % (kSegmentTokens / kChunkTokens) == 0) {
+      b_.clear();
+      scaled_.clear();
+      decays_.clear();
+    }
+    in_front_ = decays_.size();
+    state_ = state;
+  }
+  // The next token: the logarithm of its decay, dt · x [head_dim] and B [state_dim].
+  void add(double log_decay, const std::vector<double>& scaled, const std::vector<Rounded>& b) {
+    decays_.push_back(log_decay);
+    scaled_.insert(scaled_.end(), scaled.begin(), scaled.end());
+    for (const Rounded& value : b) b_.push_back(value.value);
+  }
+  // The root of the sum of squares for each dim of the last token's row: what is rounded, as often as it is. `skip`: D,
+  // which joins the token's own weight; `x` is its row.
+  std::vector<double> spread(const std::vector<double>& c, double skip, const std::vector<double>& x) const {
+    std::vector<double> squares(head_dim_, 0.0);
+    double log = 0.0;  // of the decay behind token j
+    for (std::size_t j = decays_.size(); j-- > 0;) {
+      double score = 0.0;
+      for (std::size_t n = 0; n < state_dim_; ++n) score += c[n] * b_[j * state_dim_ + n];
+      const double weight = score * std::exp(log);
+      const double times = j < in_front_ ? 2.0 : 1.0;
+      for (std::size_t p = 0; p < head_dim_; ++p) {
+        const double own = j + 1 == decays_.size() ? skip * x[p] : 0.0;
+        const double term = weight * scaled_[j * head_dim_ + p] + own;
+        squares[p] += times * term * term;
+      }
+      log += decays_[j];
+      if (j != in_front_) continue;
+      const double decay = std::exp(log);
+      for (std::size_t p = 0; p < head_dim_; ++p) {
+        for (std::size_t n = 0; n < state_dim_; ++n) {
+          const double term = c[n] * state_[p * state_dim_ + n] * decay;
+          squares[p] += term * term;
+        }
+      }
+    }
+    for (double& square : squares) square = std::sqrt(square);
+    return squares;
+  }
+
+ private:
+  std::size_t head_dim_, state_dim_;
+  std::int64_t chunks_ = 0;
+  std::size_t in_front_ = 0;    // tokens of the segment in front of the chunk
+  std::vector<double> state_;   // in front of the chunk, [head_dim, state_dim]
+  std::vector<double> decays_;  // [tokens of the segment]
+  std::vector<double> scaled_;  // [tokens, head_dim]
+  std::vector<double> b_;       // [tokens, state_dim]
+};
+
 // One head of one sequence, token by token.
 class HeadCheck {
  public:
-  HeadCheck(const ScanInput& input, int head, std::vector<PlacedSample> samples, const TensorView& y)
+  HeadCheck(const ScanInput& input, int head, std::vector<PlacedSample> samples, const TensorView& y, bool rounded)
       : input_(input), spec_(input.job().spec), head_(head), samples_(std::move(samples)), y_(y) {
     if (input.job().alone) return;
+    if (rounded) terms_.emplace(spec_);
     const auto elements = static_cast<std::size_t>(spec_.head_dim * spec_.state_dim);
     state_.resize(elements);
     magnitude_.resize(elements);
@@ -166,6 +234,7 @@ class HeadCheck {
   void go_on(const Block& block, std::int64_t begin, std::int64_t end) {
     bool finite = true;
     const std::size_t first = next_;
+    if (terms_) terms_->begin_chunk(state_);
     for (std::int64_t token = begin; token < end; ++token) {
       if (!input_.job().alone) finite = step(block, token) && finite;
       while (next_ < samples_.size() && samples_[next_].sample.token == token) keep(block, samples_[next_++]);
@@ -195,6 +264,7 @@ class HeadCheck {
   bool step(const Block& block, std::int64_t token) {
     const double dt = dt_of(block, token);
     bool finite = std::isfinite(dt);
+    std::vector<double> dt_x(static_cast<std::size_t>(spec_.head_dim));
     for (std::size_t n = 0; n < b_.size(); ++n) {
       const std::size_t at =
           spec_.state_decays ? static_cast<std::size_t>(head_) * b_.size() + n : static_cast<std::size_t>(head_);
@@ -208,6 +278,7 @@ class HeadCheck {
       const Rounded x = block.taken(ScanRows::kX, token, head_, p);
       const double scaled = dt * x.value;
       const double scaled_error = std::abs(dt) * x.error;
+      dt_x[static_cast<std::size_t>(p)] = scaled;
       finite = finite && std::isfinite(scaled);
       double* const state = state_.data() + static_cast<std::size_t>(p) * b_.size();
       double* const magnitude = magnitude_.data() + static_cast<std::size_t>(p) * b_.size();
@@ -218,6 +289,10 @@ class HeadCheck {
         magnitude[n] = decay_[n] * magnitude[n] + std::abs(scaled * b);
         slack[n] = decay_[n] * slack[n] + scaled_error * (std::abs(b) + b_error) + std::abs(scaled) * b_error;
       }
+    }
+    if (terms_) {
+      const double a = static_cast<double>(input_.a()[static_cast<std::size_t>(head_)]);
+      terms_->add(std::max(dt * a, kLeastLog), dt_x, b_);
     }
     return finite;
   }
@@ -231,6 +306,20 @@ class HeadCheck {
       expected_.push_back({{y.value}, {y.error}});
       return;
     }
+    std::vector<double> spread;
+    if (terms_) {
+      std::vector<double> c(b_.size());
+      for (std::size_t n = 0; n < c.size(); ++n) {
+        c[n] = block.taken(ScanRows::kC, token, group(), static_cast<std::int64_t>(n)).value;
+      }
+      std::vector<double> x(static_cast<std::size_t>(spec_.head_dim));
+      for (int p = 0; p < spec_.head_dim; ++p) {
+        x[static_cast<std::size_t>(p)] = block.taken(ScanRows::kX, token, head_, p).value;
+      }
+      const double skip = spec_.skip ? static_cast<double>(input_.d()[static_cast<std::size_t>(head_)]) : 0.0;
+      spread = terms_->spread(c, skip, x);
+    }
+    const double rounding = rounding_of(spec_.dtype);
     for (int p = 0; p < spec_.head_dim; ++p) {
       double sum = 0.0;
       double magnitude = 0.0;
@@ -249,6 +338,10 @@ class HeadCheck {
         magnitude += std::abs(d * x.value);
         slack += std::abs(d) * x.error;
       }
+      if (terms_) {
+        slack += rounding *
+                 (kRoundings * std::abs(sum) + kDeviations / std::sqrt(3.0) * spread[static_cast<std::size_t>(p)]);
+      }
       if (spec_.gate) {
         const double z = block.at(ScanRows::kZ, token, head_, p);
         const double gate = z / (1.0 + std::exp(-z));
@@ -257,7 +350,7 @@ class HeadCheck {
         slack *= std::abs(gate);
       }
       row.y.push_back(sum);
-      row.tolerance.push_back(scan_term_tolerance(spec_.dtype) * magnitude + slack);
+      row.tolerance.push_back(kScanTermTolerance * magnitude + slack);
     }
     expected_.push_back(std::move(row));
   }
@@ -306,6 +399,7 @@ class HeadCheck {
   std::vector<double> decay_;                      // likewise
   std::vector<Expected> expected_;                 // of the samples so far
   std::size_t next_ = 0;
+  std::optional<SegmentTerms> terms_;  // of a kernel that rounds factors
   ScanAccuracy accuracy_;
 };
 
@@ -325,12 +419,13 @@ void join(ScanAccuracy& all, const ScanAccuracy& more) {
 
 // This rank's samples of one sequence, by head.
 ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
-                            const std::map<int, std::vector<PlacedSample>>& samples, const TensorView& y, int threads) {
+                            const std::map<int, std::vector<PlacedSample>>& samples, const TensorView& y, bool rounded,
+                            int threads) {
   const auto s = static_cast<std::size_t>(sequence);
   std::vector<HeadCheck> heads;
   std::int64_t last = 0;  // packed token of a sample
   for (const auto& [head, placed] : samples) {
-    heads.emplace_back(input, head, placed, y);
+    heads.emplace_back(input, head, placed, y, rounded);
     last = std::max(last, placed.back().sample.token);
   }
   if (input.job().initial_states) {
@@ -363,7 +458,7 @@ ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
 }  // namespace
 
 ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, std::int64_t count,
-                               std::span<const PackedRun> runs, const TensorView& y, int threads) {
+                               std::span<const PackedRun> runs, const TensorView& y, bool rounded, int threads) {
   const ScanJob& job = input.job();
   std::map<std::int32_t, std::map<int, std::vector<PlacedSample>>> mine;
   const std::vector<std::int64_t>& origins = input.origins();
@@ -383,7 +478,8 @@ ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, s
   ScanAccuracy found;
   meeting.together(
       [&] {
-        for (const auto& [sequence, samples] : mine) join(found, check_sequence(input, sequence, samples, y, threads));
+        for (const auto& [sequence, samples] : mine)
+          join(found, check_sequence(input, sequence, samples, y, rounded, threads));
       },
       steps / kStepsPerSecond);
   ScanAccuracy all;

@@ -5,13 +5,20 @@
 //   |y − y64| ≤ 2^−p · |y64| + r · m,   m = Σ |terms of y64|
 //
 // p: the bits of the dtype's significand, 8 (bf16), 11 (fp16), 24 (fp32): one rounding of y. m:
-// what y64 is if no term cancels another, by the same recursion over absolute values. r: what a kernel may lose of a
-// term. In fp32 that are decays, exponentials of sums whose steps are 2^−15 where they are large. In bf16 a kernel may
-// round the factors of a product to bf16 once (sm90_scan does); one rounding takes up to 2^−8 of a term, but those of
-// many terms are independent. The tests of kernels keep to the same. Behind a convolution x, B and C are what it makes
-// of them in fp64, unrounded; what kernels lose there, one rounding and 1e-6 of the sum of its absolute terms, is
-// followed through the recursion and allowed besides. Of a convolution alone that is all there is: 2^−p · |y64| + 1e-6
-// · m.
+// what y64 is if no term cancels another, by the same recursion over absolute values. r: what fp32 may lose of a term,
+// for decays are exponentials of sums whose steps are 2^−15 where they are large. It is what the tests of kernels keep
+// to. Behind a convolution x, B and C are what it makes of them in fp64, unrounded; what kernels lose there, one
+// rounding and 1e-6 of the sum of its absolute terms, is followed through the recursion and allowed besides. Of a
+// convolution alone that is all there is: 2^−p · |y64| + 1e-6 · m.
+//
+// A kernel that rounds factors of rows (rounds_factors()) may lose more. What a token of the row's chunk adds to it is
+// rounded once besides (its weight), what one of the row's segment in front of the chunk does twice (the weight, x times
+// it), and of the state in front of the chunk each element once. Where all terms have one sign that is 3 · 2^−p of y at
+// most. Where they cancel, the roundings are as many independent errors, of which six standard deviations are allowed:
+//
+//   + 3 · 2^−p · |y64| + 6 · 2^−p / √3 · √(Σ chunk t_j² + 2 Σ segment t_j² + Σ_n (c_n s_n)²)
+//
+// t_j: what token j adds to the row; c_n s_n: what element n of the state in front of the chunk does.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +33,7 @@
 
 namespace ringattn {
 
-// r
-constexpr double scan_term_tolerance(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1p-9 : 1e-4; }
+inline constexpr double kScanTermTolerance = 1e-4;  // r
 
 // Plain bytes: ranks tell each other.
 struct ScanAccuracy {
@@ -46,8 +52,8 @@ struct ScanAccuracy {
 // About `count` rows of a few heads, the first and the last token among them, wherever they lie: all ranks' answer. A
 // value whose row is NaN or infinite in fp64 may be any such value, and so may those in front of one in its chunk
 // (kernels/scan.hpp). `runs` and y, [rows, heads, head_dim] in host memory, are this rank's; so many threads compute.
-// Collective.
+// `rounded`: rounds_factors() of the kernel. Collective.
 ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, std::int64_t count,
-                               std::span<const PackedRun> runs, const TensorView& y, int threads);
+                               std::span<const PackedRun> runs, const TensorView& y, bool rounded, int threads);
 
 }  // namespace ringattn

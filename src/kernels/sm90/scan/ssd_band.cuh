@@ -40,8 +40,8 @@ struct SsdMemory {
   __device__ std::uint32_t x(int band, int input) const {
     return at(Layout::kX, static_cast<std::uint32_t>(band * Layout::kInputs + input), kBandTileBytes);
   }
-  __device__ std::uint32_t weights(int band, int chunk) const {
-    return at(Layout::kWeights, static_cast<std::uint32_t>(2 * band + chunk % 2), kBandTileBytes);
+  __device__ std::uint32_t weights(int band) const {
+    return at(Layout::kWeights, static_cast<std::uint32_t>(band), kBandTileBytes);
   }
   __device__ std::uint32_t steps_address(int band, int input) const {
     return at(Layout::kSteps, static_cast<std::uint32_t>(band * Layout::kInputs + input), kStepBytes);

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of y (kernels/scan.hpp, 4): a CTA computes a segment for up to three
-// bands of heads of one group, chunk by chunk, from the state in front of it. A
-// warpgroup computes yᵀ, [64 dims, 64 tokens], of its band:
+// Rows of y (kernels/scan.hpp, 4): a CTA computes a segment for up to three bands of heads of one group, chunk by
+// chunk, from the state in front of it. A warpgroup computes yᵀ, [64 dims, 64 tokens], of its band:
 //
-//   yᵀ = S · Cᵀ            S from registers, where products left it; scaled by
-//   decays of tokens
+//   yᵀ = S · Cᵀ            S from registers, where products left it; scaled by decays of tokens
 //      + xᵀ · weightsᵀ     x from registers, weights from shared memory
 //
-// and then the next state. Weights of the next chunk, and the rows of this one,
-// are made while the tensor cores add to the state. One more warpgroup fetches
-// B and C, and makes what doesn't wait for the bands: C · Bᵀ, once for all of
+// and then the next state. Weights of the next chunk, and the rows of this one, are made while the tensor cores add to
+// the state. One more warpgroup fetches B and C, and makes what doesn't wait for the bands: C · Bᵀ, once for all of
 // them, decays up to tokens, and what x is weighed with.
 #pragma once
 
@@ -61,7 +58,7 @@ class SsdRows {
       const bool gated = p_.scan.z.data != nullptr;
       if (gated) fetch_gate(chunk, memory_.x(band_.slot, input));
       scale_rows(y, input);
-      add_tokens(y, x, chunk);
+      add_tokens(y, x);
       std::uint32_t weighed[4][1][4];
       weigh_rounded(x[0], memory_.behind(band_.slot, input), 0, weighed[0][0]);
       pin(state_);
@@ -74,8 +71,7 @@ class SsdRows {
       for (int k = 1; k < 4; ++k) weigh_rounded(x[k], memory_.behind(band_.slot, input), k, weighed[k][0]);
       fold_tokens<kStates, 1, 4, 1>(state_, weighed, memory_.b(stage));
       proxy_fence();
-      band_.sync();  // the rows are there, and nobody reads weights, factors, x
-                     // and steps any more
+      band_.sync();  // the rows are there, and nobody reads weights, factors, x and steps any more
       write_rows(chunk, memory_.x(band_.slot, input));
       if (chunk + 1 < chunks) make_weights(chunk + 1);
       proxy_fence();
@@ -113,26 +109,25 @@ class SsdRows {
     });
   }
 
-  // Weights of a chunk, once nobody reads those of two chunks before it. Other
-  // threads see them behind a barrier, and so do the tensor cores.
+  // Weights of a chunk, once nobody reads those of the chunk before it. Other threads see them behind a barrier, and so
+  // do the tensor cores.
   __device__ __forceinline__ void make_weights(int chunk) {
     band_.await(chunk);
     const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
     const float* const steps = memory_.steps(band_.slot, band_.input_of(chunk));
     barrier_wait(memory_.scores_full(buffer), static_cast<std::uint32_t>(chunk) >> 1 & 1U);
-    weigh_chunk(memory_.scores(buffer), steps, skip_, memory_.weights(band_.slot, chunk));
+    weigh_chunk(memory_.scores(buffer), steps, skip_, memory_.weights(band_.slot));
     __syncwarp();
     if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_empty(buffer));
   }
 
-  // Issues y = S · Cᵀ, 16 states at a time, while the next ones are rounded.
-  // Behind that, the state is what the fold adds to: decayed by the chunk.
+  // Issues y = S · Cᵀ, 16 states at a time, while the next ones are rounded. Behind that, the state is what the fold
+  // adds to: decayed by the chunk.
   __device__ __forceinline__ void add_state(float (&y)[kChunk / 8][4], std::uint32_t c_tile, float decay) {
     using Pack = cuda::Products<__nv_bfloat16>;
     const std::uint32_t c = of_warp(descriptor_low(c_tile));
     std::uint32_t rounded[kStates / 16][4];
-    wgmma_wait<0>();  // nothing is under way; here ptxas (13.0) sees it, which
-                      // else adds a wait between the steps
+    wgmma_wait<0>();  // nothing is under way; here ptxas (13.0) sees it, which else adds a wait between the steps
     pin(state_);
     pin(y);
 #pragma unroll
@@ -172,9 +167,8 @@ class SsdRows {
   }
 
   // Issues yᵀ += xᵀ · weightsᵀ.
-  __device__ __forceinline__ void add_tokens(float (&y)[kChunk / 8][4], const std::uint32_t (&x)[4][4],
-                                             int chunk) const {
-    const std::uint32_t weights = of_warp(descriptor_low(memory_.weights(band_.slot, chunk)));
+  __device__ __forceinline__ void add_tokens(float (&y)[kChunk / 8][4], const std::uint32_t (&x)[4][4]) const {
+    const std::uint32_t weights = of_warp(descriptor_low(memory_.weights(band_.slot)));
     pin(y);
     wgmma_fence();
 #pragma unroll
@@ -193,8 +187,7 @@ class SsdRows {
     for (int r = 0; r < 4; ++r) weighed[r] = cuda::multiply_pairs(x[r], r < 2 ? weights.x : weights.y);
   }
 
-  // Asks for z of the warp's dims, to where its dims of x lay: 16 bytes a copy,
-  // two of which are a whole sector.
+  // Asks for z of the warp's dims, to where its dims of x lay: 16 bytes a copy, two of which are a whole sector.
   __device__ __forceinline__ void fetch_gate(int chunk, std::uint32_t tile) const {
     constexpr int kPieces = 16 / kPieceElements;  // of a token
     const ScanTensor& z = p_.scan.z;
@@ -248,8 +241,7 @@ class SsdRows {
     }
   }
 
-  // From shared memory. What the copy engine writes is under way; what threads
-  // write has been read.
+  // From shared memory. What the copy engine writes is under way; what threads write has been read.
   __device__ __forceinline__ void write_rows(int chunk, std::uint32_t tile) const {
     const ScanParams& s = p_.scan;
     if (p_.maps_y && place_.whole(chunk)) {
@@ -299,7 +291,7 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_finish_kernel(const __grid
   const SsdPlace place(p);
   if (threadIdx.x == 0) memory.init_barriers(place.block.count);
   // Blocks of weights above the diagonal stay 0.
-  constexpr int kWeightPieces = 2 * kBandsTogether * kBandTileBytes / 16;
+  constexpr int kWeightPieces = kBandsTogether * kBandTileBytes / 16;
   auto* const weights = reinterpret_cast<uint4*>(memory.bytes + SsdLayout<kStates, true>::kWeights);
   for (int i = static_cast<int>(threadIdx.x); i < kWeightPieces; i += kSsdThreads) weights[i] = make_uint4(0, 0, 0, 0);
   proxy_fence();
