@@ -8,9 +8,9 @@
 // channel, head_dim is 1, and ScanSpec::state_decays is set. Names are those of mamba_ssm.
 //
 // Which numbers are computed. Tokens of a sequence lie in chunks of 64, segments of 2,048 and super-segments of 65,536,
-// all counted from the sequence's first token. Everything is fp32 but for what is said below. a(T) is the decay over the tokens T: exp2 of the sum
-// of their dt · (A · log2 e), or with state_decays of (A · log2 e) times the sum of their dt. fma(a, S, L) is one fused
-// step for each element of a state (two roundings on processors that can't fuse).
+// all counted from the sequence's first token. Everything is fp32 but for what is said below. a(T) is the decay over
+// the tokens T: exp2 of the sum of their dt · (A · log2 e), or with state_decays of (A · log2 e) times the sum of their
+// dt. fma(a, S, L) is one fused step for each element of a state (two roundings on processors that can't fuse).
 //
 //   1. The local state of a segment is folded from zero over its tokens, in ascending order: chunk by chunk, where
 //      S ← fma(a(chunk), S, Σ_j a(tokens behind j) · dt_j · x_j ⊗ B_j), the sum ascending in j; or with state_decays

@@ -228,5 +228,27 @@ TEST(LatentRows, RefusesViewsThatDoNotFit) {
   refused(latent, rows.rope_view(), bytes);
 }
 
+// Codes, scales and rotary keys of a row lie one behind the other, whatever lies between rows, and also of a cache
+// without pages.
+TEST(LatentRows, CachesKnowEveryStreamOfTheirRows) {
+  constexpr std::int64_t kPages = 3, kTokens = 5, kTokenStride = 700, kPageStride = 6 * kTokenStride;
+  std::vector<std::byte> rows(kPages * kPageStride);
+  for (const bool paged : {false, true}) {
+    const std::int64_t pages = paged ? kPages : 1;
+    const CompressedCache cache = latent_cache(rows.data(), 512, 64, pages, kTokens, kPageStride, kTokenStride);
+    std::int64_t offset = 0;
+    std::size_t at = 0;
+    for (const FormatStream& stream : format_streams(cache.format, cache.shape)) {
+      const auto& lies = cache.streams[at++];
+      EXPECT_EQ(lies.data, rows.data() + offset) << stream.name;
+      EXPECT_EQ(lies.page_stride, kPageStride) << stream.name;
+      EXPECT_EQ(lies.token_stride, kTokenStride) << stream.name;
+      offset += stream.token_bytes(cache.shape.dtype);
+    }
+    EXPECT_EQ(at, 3U);
+    EXPECT_EQ(offset, latent_row_bytes(512, 64));
+  }
+}
+
 }  // namespace
 }  // namespace ringattn::testing

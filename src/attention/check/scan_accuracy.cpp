@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "attention/check/segment_terms.hpp"
 #include "base/memory.hpp"
 #include "base/philox.hpp"
 #include "base/pulse.hpp"
@@ -24,7 +25,6 @@ constexpr double kStepsPerSecond = 5e8;         // of an element of a state
 // Of a kernel that rounds factors (scan_accuracy.hpp).
 constexpr double kRoundings = 3.0;
 constexpr double kDeviations = 6.0;
-constexpr double kLeastLog = -150.0 * 0.6931471805599453;  // of a token's decay (kernels/scan.hpp)
 
 std::vector<RowSample> sample_scan(const ScanJob& job, std::int64_t count) {
   const std::int64_t tokens = job.tokens();
@@ -144,75 +144,13 @@ class Block {
   TensorView views_[5];
 };
 
-// What a segment's tokens so far have added to rows of one head, and the state in front of the chunk that is under way:
-// from these follows what roundings of factors take.
-class SegmentTerms {
- public:
-  explicit SegmentTerms(const ScanSpec& spec)
-      : head_dim_(static_cast<std::size_t>(spec.head_dim)), state_dim_(static_cast<std::size_t>(spec.state_dim)) {}
-
-  // In front of each chunk.
-  void begin_chunk(const std::vector<double>& state) {
-    if (chunks_++ % (kSegmentTokens / kChunkTokens) == 0) {
-      b_.clear();
-      scaled_.clear();
-      decays_.clear();
-    }
-    in_front_ = decays_.size();
-    state_ = state;
-  }
-  // The next token: the logarithm of its decay, dt · x [head_dim] and B [state_dim].
-  void add(double log_decay, const std::vector<double>& scaled, const std::vector<Rounded>& b) {
-    decays_.push_back(log_decay);
-    scaled_.insert(scaled_.end(), scaled.begin(), scaled.end());
-    for (const Rounded& value : b) b_.push_back(value.value);
-  }
-  // The root of the sum of squares for each dim of the last token's row: what is rounded, as often as it is. `skip`: D,
-  // which joins the token's own weight; `x` is its row.
-  std::vector<double> spread(const std::vector<double>& c, double skip, const std::vector<double>& x) const {
-    std::vector<double> squares(head_dim_, 0.0);
-    double log = 0.0;  // of the decay behind token j
-    for (std::size_t j = decays_.size(); j-- > 0;) {
-      double score = 0.0;
-      for (std::size_t n = 0; n < state_dim_; ++n) score += c[n] * b_[j * state_dim_ + n];
-      const double weight = score * std::exp(log);
-      const double times = j < in_front_ ? 2.0 : 1.0;
-      for (std::size_t p = 0; p < head_dim_; ++p) {
-        const double own = j + 1 == decays_.size() ? skip * x[p] : 0.0;
-        const double term = weight * scaled_[j * head_dim_ + p] + own;
-        squares[p] += times * term * term;
-      }
-      log += decays_[j];
-      if (j != in_front_) continue;
-      const double decay = std::exp(log);
-      for (std::size_t p = 0; p < head_dim_; ++p) {
-        for (std::size_t n = 0; n < state_dim_; ++n) {
-          const double term = c[n] * state_[p * state_dim_ + n] * decay;
-          squares[p] += term * term;
-        }
-      }
-    }
-    for (double& square : squares) square = std::sqrt(square);
-    return squares;
-  }
-
- private:
-  std::size_t head_dim_, state_dim_;
-  std::int64_t chunks_ = 0;
-  std::size_t in_front_ = 0;    // tokens of the segment in front of the chunk
-  std::vector<double> state_;   // in front of the chunk, [head_dim, state_dim]
-  std::vector<double> decays_;  // [tokens of the segment]
-  std::vector<double> scaled_;  // [tokens, head_dim]
-  std::vector<double> b_;       // [tokens, state_dim]
-};
-
 // One head of one sequence, token by token.
 class HeadCheck {
  public:
   HeadCheck(const ScanInput& input, int head, std::vector<PlacedSample> samples, const TensorView& y, bool rounded)
       : input_(input), spec_(input.job().spec), head_(head), samples_(std::move(samples)), y_(y) {
     if (input.job().alone) return;
-    if (rounded) terms_.emplace(spec_);
+    if (rounded) terms_.emplace(spec_.head_dim, spec_.state_dim);
     const auto elements = static_cast<std::size_t>(spec_.head_dim * spec_.state_dim);
     state_.resize(elements);
     magnitude_.resize(elements);
@@ -292,7 +230,9 @@ class HeadCheck {
     }
     if (terms_) {
       const double a = static_cast<double>(input_.a()[static_cast<std::size_t>(head_)]);
-      terms_->add(std::max(dt * a, kLeastLog), dt_x, b_);
+      std::vector<double> b(b_.size());
+      for (std::size_t n = 0; n < b.size(); ++n) b[n] = b_[n].value;
+      terms_->add(dt * a, dt_x, b);
     }
     return finite;
   }

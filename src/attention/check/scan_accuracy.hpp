@@ -12,9 +12,10 @@
 // convolution alone that is all there is: 2^−p · |y64| + 1e-6 · m.
 //
 // A kernel that rounds factors of rows (rounds_factors()) may lose more. What a token of the row's chunk adds to it is
-// rounded once besides (its weight), what one of the row's segment in front of the chunk does twice (the weight, x times
-// it), and of the state in front of the chunk each element once. Where all terms have one sign that is 3 · 2^−p of y at
-// most. Where they cancel, the roundings are as many independent errors, of which six standard deviations are allowed:
+// rounded once besides (its weight), what one of the row's segment in front of the chunk does twice (the weight, x
+// times it), and of the state in front of the chunk each element once. Where all terms have one sign that is 3 · 2^−p
+// of y at most. Where they cancel, the roundings are as many independent errors, of which six standard deviations are
+// allowed:
 //
 //   + 3 · 2^−p · |y64| + 6 · 2^−p / √3 · √(Σ chunk t_j² + 2 Σ segment t_j² + Σ_n (c_n s_n)²)
 //

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a segment's tokens add to rows of one head, in fp64: from it follows what a scan may lose whose factors are
+// rounded (scan_accuracy.hpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace ringattn {
+
+class SegmentTerms {
+ public:
+  SegmentTerms(int head_dim, int state_dim)
+      : head_dim_(static_cast<std::size_t>(head_dim)), state_dim_(static_cast<std::size_t>(state_dim)) {}
+
+  // In front of each chunk of a sequence, with the state there, [head_dim, state_dim].
+  void begin_chunk(std::span<const double> state);
+  // The next token: the natural logarithm of its decay, dt · x [head_dim] and B [state_dim].
+  void add(double log_decay, std::span<const double> scaled, std::span<const double> b);
+  // For each dim of the last token's row, whose C this is: the root of the sum of squares of what is rounded, as often
+  // as it is. `skip`: D, which joins the token's own weight; `x` is its row.
+  std::vector<double> spread(std::span<const double> c, double skip, std::span<const double> x) const;
+
+ private:
+  std::size_t head_dim_, state_dim_;
+  std::int64_t chunks_ = 0;
+  std::size_t in_front_ = 0;    // tokens of the segment in front of the chunk
+  std::vector<double> state_;   // in front of the chunk
+  std::vector<double> decays_;  // logarithms, [tokens of the segment]
+  std::vector<double> scaled_;  // [tokens, head_dim]
+  std::vector<double> b_;       // [tokens, state_dim]
+};
+
+}  // namespace ringattn
