@@ -56,6 +56,19 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
   }
 }
 
+// Of queries that stand among the tokens that their sequences had.
+std::optional<JobInput::QueryWithoutKey> first_without_key(const Batch& batch, const KeyPositions& positions) {
+  for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
+    const Sequence& sequence = batch.sequences[s];
+    const std::int64_t whole = positions.sequences()[s].whole;
+    if (sequence.q_offset >= whole) continue;
+    const std::int64_t begin = std::max<std::int64_t>(0, sequence.q_offset);
+    const std::int64_t end = std::min(whole, sequence.q_offset + sequence.q_len);
+    if (const auto position = first_gap(positions, s, begin, end)) return JobInput::QueryWithoutKey{s, *position};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string_view op_name(Op op) {
@@ -212,9 +225,11 @@ void JobInput::take_numerics(const Numerics& numerics) {
            "blocks of keys are counted from the first token of a sequence, and some were taken out",
            "Leave it out; windows are possible.");
     }
+    query_without_key_ = first_without_key(job_.batch, *file_->tensors.positions);
     set_positions(job_, file_->tensors.positions);
-    if (op_ == Op::kDecode) {  // a step's rows are the last ones of their cache
-      if (job_.positions == nullptr) job_.batch.sequences = moved_to_the_end(job_.batch.sequences, spec.mask);
+    // A step's rows are the last ones of their cache. A job in rows is the same one.
+    if (job_.positions == nullptr) job_.batch.sequences = moved_to_the_end(job_.batch.sequences, spec.mask);
+    if (op_ == Op::kDecode) {
       if (job_.positions != nullptr || !end_their_keys(job_.batch.sequences)) {
         op_ = Op::kAttention;
         why_rows_ = "queries stand elsewhere than at the end of what is left of their sequences";
