@@ -56,19 +56,6 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
   }
 }
 
-// Of queries that stand among the tokens that their sequences had.
-std::optional<JobInput::QueryWithoutKey> first_without_key(const Batch& batch, const KeyPositions& positions) {
-  for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
-    const Sequence& sequence = batch.sequences[s];
-    const std::int64_t whole = positions.sequences()[s].whole;
-    if (sequence.q_offset >= whole) continue;
-    const std::int64_t begin = std::max<std::int64_t>(0, sequence.q_offset);
-    const std::int64_t end = std::min(whole, sequence.q_offset + sequence.q_len);
-    if (const auto position = first_gap(positions, s, begin, end)) return JobInput::QueryWithoutKey{s, *position};
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 std::string_view op_name(Op op) {

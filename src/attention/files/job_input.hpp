@@ -19,6 +19,7 @@
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/latent_job.hpp"
 #include "attention/tokens/packed_run.hpp"
+#include "attention/tokens/step_rows.hpp"
 #include "base/tensor.hpp"
 #include "kernels/row_format.hpp"
 #include "kernels/synthetic.hpp"
@@ -112,10 +113,6 @@ class JobInput {
   // Whether tokens were taken out of the file's cache: queries stand where they did among all of them.
   bool lost_tokens() const { return file_ && file_->tensors.positions != nullptr; }
   // Then: the first query whose own token is not among those that are left, of some head of keys.
-  struct QueryWithoutKey {
-    std::size_t sequence;
-    std::int64_t position;
-  };
   const std::optional<QueryWithoutKey>& query_without_key() const { return query_without_key_; }
   // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one.
   const LatentJob& latent() const { return *latent_; }
