@@ -101,13 +101,18 @@ void set_dt_limit(JobOptions& options, std::string_view text) {
 
 constexpr FlagRow kTable[] = {
     // Input
-    {"input", 0, kJobs | kCompress, FlagGroup::kInput, FlagKind::kText, "FILE", "",
+    {"input", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "FILE", "",
      "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, "
      "q_offset, sinks; or with q and a paged cache: k_pages, v_pages, block_table, lengths_k; or with q and latents (mla): "
      "latent, k_rope, w_uk, w_uv, for which latent_fp8, latent_pages and kv_b_proj may stand; or those of a scan (ssd): x, "
      "dt, A, B, C and, if wanted, D, z, dt_bias, initial_states, cu_seqlens; u, delta and delta_bias instead of x, dt and "
      "dt_bias make it a selective_scan, conv1d_weight and conv1d_bias put a convolution in front, state instead of "
      "initial_states makes it a step of decoding; x and conv1d_weight without dt are a convolution alone",
+     set_path<&JobOptions::input>, "in.safetensors"},
+    {"input", 0, kCompress, FlagGroup::kInput, FlagKind::kText, "FILE", "",
+     "safetensors file, or its *.index.json, with keys and values k, v, or a paged cache: k_pages, v_pages, block_table, "
+     "lengths_k; or with latents (mla): latent and k_rope, or latent_pages; and with what a job over them has besides, such "
+     "as q, of which --report compares O, and w_uk and w_uv or kv_b_proj",
      set_path<&JobOptions::input>, "in.safetensors"},
     {"tensors", 0, kJobs | kCompress, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
      "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors, "q=layers.3.q,k=layers.3.k"},

@@ -128,7 +128,8 @@ Numerics numerics_of(const Config& config) {
 
 JobInput open_input(const Config& config, bool require_source) {
   JobInput input(input_request(config, require_source), numerics_of(config));
-  check_op(config, input.op());
+  // Queries stand among tokens that were taken out, which says whether the job is a step.
+  check_op(config, input.op(), input.lost_tokens() ? "query-offset" : "");
   if (input.op() == Op::kLatent && input.decodes()) check_steps_of_latents(config);
   check_model(config, input);
   return input;

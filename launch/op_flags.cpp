@@ -90,9 +90,9 @@ void check_steps_of_latents(const Config& config) {
   }
 }
 
-const UnknownFlag* first_unknown(const Config& config, Op op) {
+const UnknownFlag* first_unknown(const Config& config, Op op, std::string_view but_for) {
   for (const UnknownFlag& unknown : unknown_to(op)) {
-    if (!config.given(unknown.flag)) continue;
+    if (!config.given(unknown.flag) || unknown.flag == but_for) continue;
     if (unknown.flag == "page-size" && config.options.page_size == 0) continue;
     if (unknown.flag == "prefix" && config.options.prefix == 0) continue;
     if (!is_printed_default(config.value(unknown.flag))) return &unknown;
@@ -100,8 +100,8 @@ const UnknownFlag* first_unknown(const Config& config, Op op) {
   return nullptr;
 }
 
-void check_op(const Config& config, Op op) {
-  const UnknownFlag* const unknown = first_unknown(config, op);
+void check_op(const Config& config, Op op, std::string_view but_for) {
+  const UnknownFlag* const unknown = first_unknown(config, op, but_for);
   if (unknown == nullptr) return;
   const auto& [flag, why] = *unknown;
   constexpr std::string_view kFiles[] = {"keys and values", "a cache",          "latents",

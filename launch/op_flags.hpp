@@ -15,10 +15,10 @@ struct UnknownFlag {
 };
 std::span<const UnknownFlag> unknown_to(Op op);
 
-// The first of them that a user gave; null: none.
-const UnknownFlag* first_unknown(const Config& config, Op op);
-// Refuses those that a user gave. Throws kUsage.
-void check_op(const Config& config, Op op);
+// The first of them that a user gave, but for this one; null: none.
+const UnknownFlag* first_unknown(const Config& config, Op op, std::string_view but_for = {});
+// Refuses those that a user gave, but for this one. Throws kUsage.
+void check_op(const Config& config, Op op, std::string_view but_for = {});
 
 // Throws kUsage for a setting that steps over a cache of latents don't have, though latents have it.
 void check_steps_of_latents(const Config& config);

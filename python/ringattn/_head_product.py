@@ -7,7 +7,7 @@
 from . import _job, _structs
 from ._arguments import check_axes, refuse_unknown
 from ._errors import refuse
-from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, traced
+from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, traced, type_name
 
 
 class HeadProduct(_job.Prepared):
@@ -35,6 +35,8 @@ def head_product(rows, weights, *, out=None, threads: int = 0, **unknown):
     _job.check_arrays("head_product", given, out=out)
     check_axes("rows", rows, (2, 3, 4), "[(batch,) tokens, heads, inner], or [tokens, inner]")
     check_axes("weights", weights, (3,), "[heads, outer, inner]")
+    if type_name(rows.dtype) not in ("float32", "float16", "bfloat16"):
+        refuse(f"rows are {type_name(rows.dtype)}", "numbers are float32, float16 or bfloat16", "Convert them to one of these.")
     heads, outer, inner = weights.shape
     shape = (*rows.shape[: max(rows.ndim - 2, 1)], heads, outer)
     if out is not None and tuple(out.shape) != shape:

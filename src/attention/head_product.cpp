@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "attention/ring/enqueued_runs.hpp"
@@ -38,17 +39,46 @@ void check_job(const HeadProductJob& job) {
   const auto fits = [](std::int64_t number, std::int64_t most) { return number >= 1 && number <= most; };
   if (!fits(job.heads, kMostHeads)) {
     refuse(fmt::format("a product of {} heads", job.heads), fmt::format("there are 1 to {}", kMostHeads),
-           "Multiply some of the heads at a time.");
+           job.heads > kMostHeads ? "Multiply some of the heads at a time." : "Say how many heads the weights have.");
   }
   if (fits(spec.inner, kMostDim) && fits(spec.outer, kMostDim)) return;
   refuse(fmt::format("a product with inner {} and outer {}", spec.inner, spec.outer),
          fmt::format("each is 1 to {}", kMostDim), "Check the spec: a head's matrix is [outer, inner].");
 }
 
+// `shape`: that of what is checked.
+void check_dtype(std::string_view name, Dtype dtype, const std::string& shape, const HeadProductSpec& spec) {
+  if (dtype == spec.dtype) return;
+  refuse(fmt::format("{} {} {}", name, name == "out" ? "is" : "are", shape),
+         fmt::format("the product was made for {}: rows, weights and out have one dtype", dtype_name(spec.dtype)),
+         name == "out" ? fmt::format("Give an out of {}.", dtype_name(spec.dtype))
+                       : fmt::format("Convert the {} to {}, or what they are multiplied by to {}.", name,
+                                     dtype_name(spec.dtype), dtype_name(dtype)));
+}
+
+// Whether a step along an axis of so many, in elements, stays within the bytes that can be counted.
+bool reaches_too_far(std::int64_t stride, std::int64_t length, Dtype dtype) {
+  constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 61;  // of an axis; a tensor has two, and its rows
+  if (length <= 1) return false;
+  const auto bits = static_cast<std::uint64_t>(stride);
+  const std::uint64_t magnitude = stride < 0 ? 0 - bits : bits;
+  return magnitude > kMostBytes / size_of(dtype) / static_cast<std::uint64_t>(length - 1);
+}
+
+void check_reach(std::string_view name, const TensorView& view) {
+  if (!reaches_too_far(view.token_stride, view.tokens, view.dtype) &&
+      !reaches_too_far(view.head_stride, view.heads, view.dtype)) {
+    return;
+  }
+  refuse(fmt::format("{} {} strides of {} and {}", name, name == "out" ? "has" : "have", view.token_stride,
+                     view.head_stride),
+         "its rows would lie 2^61 bytes apart, or farther", "Check them: strides count elements.");
+}
+
 void check_weights(const HeadProductJob& job, const HeadMatrices& weights) {
   const HeadProductSpec& spec = job.spec;
-  if (weights.dtype != spec.dtype || weights.outer != spec.outer || weights.inner != spec.inner || weights.heads < 1 ||
-      weights.heads > job.heads) {
+  check_dtype("weights", weights.dtype, text_of(weights.dtype, weights.heads, weights.outer, weights.inner), spec);
+  if (weights.outer != spec.outer || weights.inner != spec.inner || weights.heads < 1 || weights.heads > job.heads) {
     refuse(
         fmt::format("weights are {}", text_of(weights.dtype, weights.heads, weights.outer, weights.inner)),
         fmt::format("the product was made for {}, of fewer heads too",
@@ -78,7 +108,10 @@ bool overlaps_itself(const TensorView& view) {
   struct Axis {
     std::int64_t stride, length;
   };
-  std::array<Axis, 2> axes{{{std::abs(view.head_stride), view.heads}, {std::abs(view.token_stride), view.tokens}}};
+  const auto along = [](std::int64_t stride, std::int64_t length) {
+    return Axis{length > 1 ? std::abs(stride) : 0, length};
+  };
+  std::array<Axis, 2> axes{along(view.head_stride, view.heads), along(view.token_stride, view.tokens)};
   std::ranges::sort(axes, {}, &Axis::stride);
   std::int64_t extent = view.dim;
   for (const Axis& axis : axes) {
@@ -94,8 +127,8 @@ void check_task(const HeadProductJob& job, const HeadProductTask& task) {
   check_weights(job, task.weights);
   const std::int64_t heads = task.weights.heads;
   const TensorView& rows = task.rows;
-  if (rows.dtype != spec.dtype || rows.tokens < 0 || rows.dim != spec.inner ||
-      (rows.heads != heads && rows.heads != 1)) {
+  check_dtype("rows", rows.dtype, text_of(rows), spec);
+  if (rows.tokens < 0 || rows.dim != spec.inner || (rows.heads != heads && rows.heads != 1)) {
     refuse(fmt::format("rows are {}", text_of(rows)),
            fmt::format("they should be {} [rows, {}, {}]", dtype_name(spec.dtype),
                        heads == 1 ? "1" : fmt::format("{} or 1", heads), spec.inner),
@@ -103,7 +136,8 @@ void check_task(const HeadProductJob& job, const HeadProductTask& task) {
            "the other way round.");
   }
   const TensorView out = task.out;
-  if (out.dtype != spec.dtype || out.tokens != rows.tokens || out.heads != heads || out.dim != spec.outer) {
+  check_dtype("out", out.dtype, text_of(out), spec);
+  if (out.tokens != rows.tokens || out.heads != heads || out.dim != spec.outer) {
     refuse(fmt::format("out is {}", text_of(out)),
            fmt::format("it should be {}", text_of(spec.dtype, rows.tokens, heads, spec.outer)),
            "It has a row for each of the rows, in every head of the weights.");
@@ -111,6 +145,9 @@ void check_task(const HeadProductJob& job, const HeadProductTask& task) {
   if (rows.tokens == 0) return;
   if (rows.data == nullptr) refuse("rows are missing", fmt::format("there are {}", rows.tokens), "Pass them.");
   if (out.data == nullptr) refuse("out is missing", "the product is written there", "Pass it.");
+  check_reach("rows", rows);
+  check_reach("weights", numbers_of(task.weights));
+  check_reach("out", out);
   check_apart("out", out, "rows", rows);
   check_apart("out", out, "weights", numbers_of(task.weights));
   if (!overlaps_itself(out)) return;

@@ -28,7 +28,11 @@ struct Axis {
 
 std::array<Axis, 2> axes_of(const TensorView& view) {
   const auto element = static_cast<std::int64_t>(size_of(view.dtype));
-  return {{{view.heads, view.head_stride * element}, {view.tokens, view.token_stride * element}}};
+  // The stride of an axis without a step may be any.
+  const auto axis = [&](std::int64_t length, std::int64_t stride) {
+    return Axis{length, length > 1 ? stride * element : 0};
+  };
+  return {axis(view.heads, view.head_stride), axis(view.tokens, view.token_stride)};
 }
 
 // Of `bytes` bytes, with axes around them.

@@ -108,6 +108,7 @@ void evict(const Task& task, const ringattn_eviction_tensors& tensors) {
     ScoredTokens scored;
     scored.keys = part_of(k, key, sequence.k_len);
     if (q.data != nullptr && task.eviction.method->needs_queries) {
+      check_queries(task.eviction, sequence.k_len == 0 || sequence.q_len > 0, s);
       const std::int64_t window = std::min(task.eviction.options.window, sequence.q_len);
       const std::int64_t first = query + sequence.q_len - window;
       scored.queries = part_of(q, first, window);

@@ -23,8 +23,13 @@ std::int64_t kept_tokens(std::int64_t tokens, double ratio) {
   return std::clamp<std::int64_t>(kept, std::min<std::int64_t>(tokens, 1), tokens);
 }
 
-void check_queries(const Eviction& eviction, bool given) {
+void check_queries(const Eviction& eviction, bool given, std::optional<std::size_t> sequence) {
   if (given || !eviction.method->needs_queries) return;
+  if (sequence) {
+    fail(ErrorCode::kUsage, fmt::format("{} of sequence {} without queries of it", eviction.method->name, *sequence),
+         "it looks at the last ones of every sequence that has keys",
+         "Give some of each, or choose a method that looks at keys alone: knorm or streaming.");
+  }
   fail(ErrorCode::kUsage, fmt::format("{} without queries", eviction.method->name),
        "it looks at the last ones of a sequence",
        "Give q too, or choose a method that looks at keys alone: knorm or streaming.");

@@ -5,7 +5,9 @@
 // the rows keeps the same tokens, with any number of threads. In host memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -78,8 +80,9 @@ Eviction parse_eviction(std::string_view text);
 // but one at least where there are any. Throws kUsage unless 0 ≤ ratio < 1.
 std::int64_t kept_tokens(std::int64_t tokens, double ratio);
 
-// Throws kUsage for a method that looks at queries where none are given.
-void check_queries(const Eviction& eviction, bool given);
+// Throws kUsage for a method that looks at queries where none are given. `sequence`: which lacks them, if others may
+// have some.
+void check_queries(const Eviction& eviction, bool given, std::optional<std::size_t> sequence = std::nullopt);
 
 // Scores as an eviction has them: [tokens, kv_heads], or [tokens, 1] where heads share what is kept. Throws kUsage
 // where the method needs queries and there are none.

@@ -183,6 +183,21 @@ std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPos
   return moved;
 }
 
+std::optional<std::int64_t> first_gap(const KeyPositions& positions, std::size_t sequence, std::int64_t begin,
+                                      std::int64_t end) {
+  std::int64_t first = end;
+  for (int head = 0; head < positions.heads(); ++head) {
+    const auto keys = positions.of(sequence, head);
+    std::int64_t position = begin;
+    for (auto key = std::ranges::lower_bound(keys, begin); key != keys.end() && position < first; ++key) {
+      if (*key != position) break;
+      ++position;
+    }
+    first = std::min(first, position);
+  }
+  return first < end ? std::optional(first) : std::nullopt;
+}
+
 std::string missing_for_positions() {
   return "keys at positions of their own (supported: keys of consecutive positions)";
 }

@@ -168,6 +168,10 @@ inline std::span<const std::int32_t> positions_of(const KeyPositions* positions,
 std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPositions& positions, std::size_t sequence,
                                                   std::int64_t position, std::int64_t queries);
 
+// The first of the positions begin … end − 1 at which some head has no key; std::nullopt: there is none.
+std::optional<std::int64_t> first_gap(const KeyPositions& positions, std::size_t sequence, std::int64_t begin,
+                                      std::int64_t end);
+
 // What a kernel that knows consecutive positions alone lacks where FoldSpec::positions are.
 std::string missing_for_positions();
 

@@ -201,6 +201,10 @@ TEST_F(CEviction, RefusesAndWritesNothing) {
   tensors_.q = nullptr;
   refused("snapkv without queries");
   tensors_.q = q_.get();
+  const std::vector<std::int64_t> of_one{0, kQueries};
+  batch_.q_lengths = of_one.data();
+  refused("snapkv of sequence 0 without queries of it");
+  batch_.q_lengths = q_lengths_.data();
   q_rows_.back() = std::numeric_limits<float>::infinity();
   refused("q[29, 3, 31] is inf");
   q_rows_.back() = 0.0F;

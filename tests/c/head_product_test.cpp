@@ -3,7 +3,10 @@
 // with products of the caller's, and refusals.
 #include "attention/head_product.hpp"
 
+#include <fmt/format.h>
+
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "tests/c/c_tensors.hpp"
@@ -138,6 +141,7 @@ TEST(CHeadProduct, RefusesWhatDoesNotFit) {
     EXPECT_EQ(none, nullptr);
   };
   not_made(0, kDim, kLatent, RINGATTN_USAGE, "a product of 0 heads");
+  EXPECT_STREQ(ringattn_error_remedy(), "Say how many heads the weights have.");
   not_made(65537, kDim, kLatent, RINGATTN_USAGE, "a product of 65537 heads");
   not_made(kHeads, 0, kLatent, RINGATTN_USAGE, "a product with inner 0 and outer 40");
   not_made(kHeads, kDim, -8, RINGATTN_USAGE, "a product with inner 16 and outer -8");
@@ -163,13 +167,34 @@ TEST(CHeadProduct, RefusesWhatDoesNotFit) {
   CTensor two_heads(rows.data(), kFp32, {kRows, 2, kDim});
   refused(two_heads, tw, to, "rows are fp32 [50, 2, 16] (they should be fp32 [rows, 3 or 1, 16])");
   CTensor half(rows.data(), {kDLFloat, 16, 1}, {kRows, kHeads, kDim});
-  refused(half, tw, to, "rows are fp16 [50, 3, 16]");
+  refused(
+      half, tw, to,
+      "rows are fp16 [50, 3, 16] (the product was made for fp32: rows, weights and out have one dtype). Convert the "
+      "rows to fp32, or what they are multiplied by to fp16.");
+  CTensor half_weights(weights.data(), {kDLFloat, 16, 1}, {kHeads, kLatent, kDim});
+  refused(tr, half_weights, to,
+          "weights are fp16 [3, 40, 16] (the product was made for fp32: rows, weights and out have one dtype). Convert "
+          "the weights to fp32");
+  CTensor half_out(out.data(), {kDLFloat, 16, 1}, {kRows, kHeads, kLatent});
+  refused(tr, tw, half_out, "out is fp16 [50, 3, 40] (the product was made for fp32");
   CTensor fewer(out.data(), kFp32, {kRows - 1, kHeads, kLatent});
   refused(tr, tw, fewer, "out is fp32 [49, 3, 40] (it should be fp32 [50, 3, 40])");
   CTensor flat(rows.data(), kFp32, {kRows, kHeads * kDim});
   refused(flat, tw, to, "rows has 2 axes");
   CTensor spread(out.data(), kFp32, {kRows, kHeads, kLatent}, {0, kLatent, 1});
   refused(tr, tw, spread, "out has strides 0 and 40");
+  // Strides whose rows no memory has, in either direction.
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max(), kFar = std::int64_t{1} << 61;
+  for (const std::int64_t stride : {kMost, -kMost - 1, kFar, -kFar, kFar / 4}) {
+    CTensor far_rows(rows.data(), kFp32, {kRows, kHeads, kDim}, {stride, kDim, 1});
+    refused(far_rows, tw, to, fmt::format("rows have strides of {} and 16", stride));
+    CTensor far_out(out.data(), kFp32, {kRows, kHeads, kLatent}, {stride, kLatent, 1});
+    refused(tr, tw, far_out, fmt::format("out has strides of {} and 40", stride));
+    CTensor far_heads(out.data(), kFp32, {kRows, kHeads, kLatent}, {kLatent, stride, 1});
+    refused(tr, tw, far_heads, fmt::format("out has strides of 40 and {}", stride));
+    CTensor far_weights(weights.data(), kFp32, {kHeads, kLatent, kDim}, {kDim * kLatent, stride, 1});
+    refused(tr, far_weights, to, fmt::format("weights have strides of {} and 640", stride));
+  }
   CTensor in_rows(rows.data(), kFp32, {8, kHeads, kLatent}), some(rows.data(), kFp32, {8, kHeads, kDim});
   refused(some, tw, in_rows, "out overlaps rows");
   CTensor in_weights(weights.data() + kLatent, kFp32, {8, kHeads, kLatent});

@@ -210,7 +210,7 @@ TEST_F(CompressLatents, WhatIsRefused) {
   const Words fp8{"--method", "fp8"};
   refused(plain, {"--method", "int8"}, 2,
           "--method int8 with latents (they are stored as they are, or in rows of 8 bits");
-  refused(plain, {"--method", "snapkv"}, 3, "holds latents (tokens are taken out of keys and values in rows)");
+  refused(plain, {"--method", "snapkv"}, 3, "holds latents (tokens are taken out of keys and values alone)");
   refused(plain, fp8 + Words{"--ratio", "0.5"}, 2,
           "--ratio 0.5 with latents (the ratio is the share of the bytes that");
   // Rotary keys that are too wide, or none: by their own name, beside queries and without them.
@@ -228,6 +228,9 @@ TEST_F(CompressLatents, WhatIsRefused) {
   LatentFile half = shape;
   half.dtype = Dtype::kF16;
   refused(latent_tensors(half), fp8, 3, "latents of 8 bits are unpacked to BF16");
+  // A method that no latents have is refused before advice that would not help.
+  refused(with_pages(latent_tensors(half), half), {"--method", "snapkv"}, 3, "holds latents (tokens are taken out of");
+  refused(with_pages(latent_tensors(half), half), {"--method", "int4"}, 2, "--method int4 with latents");
   LatentFile narrow = shape;
   narrow.latent_dim = 96;
   refused(latent_tensors(narrow), fp8, 3, "128 numbers of a latent share a scale, and it has 96");

@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 
+#include "attention/files/safetensors_file.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -319,6 +320,26 @@ TEST(CompressedPages, MayLoseTokens) {
         EXPECT_EQ(end.code, 0) << method << ' ' << words[0] << end.out << end.err;
       }
     }
+  }
+}
+
+// Codes of what is left say by which method it was chosen.
+TEST(CompressedPages, KeepTheNameOfTheEviction) {
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("kept"), small = folder.file("small");
+  const std::string cache = write_cache(folder.file("cache"), small_pages());
+  const auto evicted_by = [](const std::string& path) {
+    const SafetensorsFile file(path);
+    const std::string* const text = file.metadata("evicted_by");
+    return text == nullptr ? std::string("nothing") : *text;
+  };
+  ASSERT_EQ(tool({"compress", "--method", "knorm:first=2", "--input", cache, "--output", kept}).code, 0);
+  EXPECT_TRUE(has(evicted_by(kept), "knorm: first 2")) << evicted_by(kept);
+  for (const char* const method : {"fp8", "int4"}) {
+    ASSERT_EQ(tool({"compress", "--method", method, "--input", kept, "--output", small, "--force"}).code, 0);
+    EXPECT_EQ(evicted_by(small), evicted_by(kept)) << method;
+    ASSERT_EQ(tool({"compress", "--method", method, "--input", cache, "--output", small, "--force"}).code, 0);
+    EXPECT_EQ(evicted_by(small), "nothing") << method;
   }
 }
 

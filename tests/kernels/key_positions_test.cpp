@@ -160,6 +160,19 @@ TEST(KeyPositions, AreLeftOutWhereAShiftSaysTheSame) {
   EXPECT_GT(kept_as_they_are, 100);
 }
 
+TEST(KeyPositions, HaveAFirstGapOfAnyHead) {
+  // Head 0 lacks 2 and 5, head 1 lacks 4 and 5.
+  const std::int32_t rows[] = {0, 0, 1, 1, 3, 2, 4, 3};
+  const KeyPositions positions("k_positions", 2, {{4, 6}}, rows);
+  EXPECT_EQ(first_gap(positions, 0, 0, 6), 2);
+  EXPECT_EQ(first_gap(positions, 0, 0, 2), std::nullopt);
+  EXPECT_EQ(first_gap(positions, 0, 3, 4), std::nullopt);
+  EXPECT_EQ(first_gap(positions, 0, 3, 6), 4);
+  EXPECT_EQ(first_gap(positions, 0, 5, 6), 5);
+  EXPECT_EQ(first_gap(positions, 0, 4, 4), std::nullopt);
+  EXPECT_EQ(first_gap(positions, 0, 6, 3), std::nullopt);
+}
+
 TEST(KeyPositions, BadOnesAreRefusedByPlace) {
   const std::vector<KeptSequence> sequences{{2, 5}, {3, 9}};
   const auto text_of = [&](const std::vector<std::int32_t>& rows, int heads) {

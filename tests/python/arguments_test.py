@@ -67,6 +67,15 @@ class Refusals(unittest.TestCase):
         ]
         self.refuses(cases)
 
+    def test_types_of_a_product(self):
+        rows, weights = LATENT[1], LATENT[3]
+        self.refuses([
+            ("rows are float64 (numbers are", lambda: ringattn.head_product(rows.astype("float64"), weights)),
+            ("weights are fp16 [4, 16, 64] (the product was made for fp32: rows, weights and out have one dtype). Convert "
+             "the weights to fp32, or what they are multiplied by to fp16.",
+             lambda: ringattn.head_product(rows, weights.astype("float16"))),
+        ])  # fmt: skip
+
     def test_axes(self):
         varlen, decode, mla = ringattn.varlen, ringattn.decode, ringattn.mla
         cases = [

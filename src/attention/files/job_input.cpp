@@ -212,9 +212,11 @@ void JobInput::take_numerics(const Numerics& numerics) {
            "blocks of keys are counted from the first token of a sequence, and some were taken out",
            "Leave it out; windows are possible.");
     }
+    query_without_key_ = first_without_key(job_.batch, *file_->tensors.positions);
     set_positions(job_, file_->tensors.positions);
-    if (op_ == Op::kDecode) {  // a step's rows are the last ones of their cache
-      if (job_.positions == nullptr) job_.batch.sequences = moved_to_the_end(job_.batch.sequences, spec.mask);
+    // A step's rows are the last ones of their cache. A job in rows is the same one.
+    if (job_.positions == nullptr) job_.batch.sequences = moved_to_the_end(job_.batch.sequences, spec.mask);
+    if (op_ == Op::kDecode) {
       if (job_.positions != nullptr || !end_their_keys(job_.batch.sequences)) {
         op_ = Op::kAttention;
         why_rows_ = "queries stand elsewhere than at the end of what is left of their sequences";

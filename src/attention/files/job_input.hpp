@@ -19,6 +19,7 @@
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/latent_job.hpp"
 #include "attention/tokens/packed_run.hpp"
+#include "attention/tokens/step_rows.hpp"
 #include "base/tensor.hpp"
 #include "kernels/row_format.hpp"
 #include "kernels/synthetic.hpp"
@@ -109,6 +110,10 @@ class JobInput {
   bool decodes() const { return op_ == Op::kDecode || decodes_latents_; }
   // Why a cache is read into rows that would have been decoded; else empty.
   const std::string& why_rows() const { return why_rows_; }
+  // Whether tokens were taken out of the file's cache: queries stand where they did among all of them.
+  bool lost_tokens() const { return file_ && file_->tensors.positions != nullptr; }
+  // Then: the first query whose own token is not among those that are left, of some head of keys.
+  const std::optional<QueryWithoutKey>& query_without_key() const { return query_without_key_; }
   // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one.
   const LatentJob& latent() const { return *latent_; }
   const FormChoice& form() const { return form_; }
@@ -172,6 +177,7 @@ class JobInput {
   std::int64_t prefix_ = 0;                           // synthetic keys of each sequence that are those of the first
   Op op_ = Op::kAttention;
   std::string why_rows_;
+  std::optional<QueryWithoutKey> query_without_key_;
   std::optional<LatentJob> latent_;
   FormChoice form_;
   bool decodes_latents_ = false;

@@ -23,8 +23,7 @@ using Rows = LatentTensors::Rows;
 constexpr std::int64_t kMostDims = 1 << 16;
 constexpr std::string_view kMatrices =
     "w_uk is [heads, head_dim, latent_dim], w_uv [heads, head_dim_v, latent_dim]; kv_b_proj has both, of each head "
-    "first "
-    "the rows of w_uk.";
+    "first the rows of w_uk.";
 constexpr std::string_view kPages = "latent_pages is [pages, page_size, latent_dim + rope_dim], or bytes of such rows.";
 constexpr std::string_view kLatentRows =
     "latent is [tokens, latent_dim] and k_rope [tokens, rope_dim], with an axis for the batch where q has one.";
@@ -182,7 +181,13 @@ void check_fit(const InputTensors& input, LatentTensors& latents) {
   const std::vector<std::int64_t>& values = latents.w_uv.info->shape;
   const std::string queries = fmt::format("{}, {} of its dims rotary", described(input.q), rope);
   if (latents.joined_weights) {
-    require(keys[0] % heads == 0 && keys[0] / heads > nope, latents.w_uk, queries, kMatrices);
+    require(keys[0] % heads == 0, latents.w_uk, queries, kMatrices);
+    // As wide as the latent, and no room for values behind keys of these dims: such queries lie in the latent.
+    require(keys[0] / heads > nope || nope != latents.latent_dim, latents.w_uk,
+            fmt::format("{} is in the latent, and then nothing says how many of the {} rows of a head are w_uk's",
+                        described(input.q), keys[0] / heads),
+            "Give w_uk and w_uv instead, or queries that have not been multiplied by w_uk.");
+    require(keys[0] / heads > nope, latents.w_uk, queries, kMatrices);
     latents.head_dim_v = static_cast<int>(std::min(keys[0] / heads - nope, kMostDims + 1));
   } else {
     require(keys[0] == heads && keys[1] == nope, latents.w_uk, queries, kMatrices);

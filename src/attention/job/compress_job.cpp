@@ -13,6 +13,7 @@
 #include "attention/files/compressed_tensors.hpp"
 #include "attention/files/latent_tensors.hpp"
 #include "attention/files/safetensors_writer.hpp"
+#include "attention/files/scan_tensors.hpp"
 #include "attention/job/cache_rows.hpp"
 #include "attention/job/compress_part.hpp"
 #include "attention/job/evict_cache.hpp"
@@ -145,6 +146,14 @@ CompressResult compress_rows(const CompressJob& job) {
   return result;
 }
 
+// A file of a scan or a convolution, beside whose tensors are no keys.
+void refuse_scan(const SafetensorsFile& file, const InputNames& names) {
+  if (names.k || file.contains("k") || holds_compressed(file) || !holds_scan(file, names)) return;
+  fail(ErrorCode::kFile, fmt::format("{} holds a scan or a convolution", file.path()),
+       "these have no keys and values, which are what is compressed",
+       "Give a file of attention, with k and v or with pages of them, or one with latents.");
+}
+
 }  // namespace
 
 CompressResult compress_file(const CompressJob& job) {
@@ -154,6 +163,7 @@ CompressResult compress_file(const CompressJob& job) {
       const SafetensorsFile file(input->path);
       if (holds_latents(file, input->names)) return compress_latents(file, *input, job);
       if (holds_cache(file, input->names)) return compress_pages(file, *input, job);
+      refuse_scan(file, input->names);
     }
     return compress_rows(job);
   } catch (const std::bad_alloc&) {  // a limit that usable_bytes() doesn't know

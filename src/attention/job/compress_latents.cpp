@@ -23,17 +23,20 @@ namespace {
 
 using Rows = LatentTensors::Rows;
 
-void check_method(const CompressJob& job, const SafetensorsFile& file, std::int64_t before, std::int64_t after) {
+void check_method(const CompressJob& job, const SafetensorsFile& file) {
   if (job.method.eviction) {
     fail(ErrorCode::kFile, fmt::format("{} holds latents", file.path()),
-         "tokens are taken out of keys and values in rows",
-         {"Give a file with k and v, or use ", setting("method", "fp8"), "."});
+         "tokens are taken out of keys and values alone",
+         {"Give a file with k and v or with pages of them, or use ", setting("method", "fp8"), "."});
   }
   const std::string_view method = job.method.format->name;
-  if (method != "fp8") {
-    fail(ErrorCode::kUsage, {setting("method", method), " with latents"},
-         "they are stored as they are, or in rows of 8 bits (fp8)", {"Use ", setting("method", "fp8"), "."});
-  }
+  if (method == "fp8") return;
+  fail(ErrorCode::kUsage, {setting("method", method), " with latents"},
+       "they are stored as they are, or in rows of 8 bits (fp8)", {"Use ", setting("method", "fp8"), "."});
+}
+
+// The bytes of a token's row.
+void check_ratio(const CompressJob& job, std::int64_t before, std::int64_t after) {
   const double removed = 1.0 - static_cast<double>(after) / static_cast<double>(before);
   if (job.ratio && !reaches_ratio(removed, *job.ratio)) {
     fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *job.ratio)), " with latents"},
@@ -129,6 +132,7 @@ void for_each_run(const InputTensors& found, const RowGrid& grid, std::int64_t m
 }  // namespace
 
 CompressResult compress_latents(const SafetensorsFile& file, const FileInput& input, const CompressJob& job) {
+  check_method(job, file);
   const auto [found, source] = find_latent_rows(file, input.names, input.order);
   require(source.rows != Rows::kCodes, source.latent, "latents of 8 bits are compressed already",
           "Give a file with latent and k_rope, or with pages of them.");
@@ -141,7 +145,7 @@ CompressResult compress_latents(const SafetensorsFile& file, const FileInput& in
           "In rows of 8 bits they have a multiple of 4.");
   const std::int64_t row_bytes = latent_row_bytes(source.latent_dim, source.rope_dim);
   const auto plain_bytes = static_cast<std::int64_t>(size_of(Dtype::kBf16)) * (source.latent_dim + source.rope_dim);
-  check_method(job, file, plain_bytes, row_bytes);
+  check_ratio(job, plain_bytes, row_bytes);
 
   // Rows are looked at part by part, and made so, whatever their number.
   const std::int64_t most = std::max<std::int64_t>(1, kPartBytes / plain_bytes);

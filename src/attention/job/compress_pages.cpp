@@ -231,10 +231,13 @@ CompressResult compress_pages(const SafetensorsFile& file, const FileInput& inpu
   std::vector<OutputTensor> planned;
   plan_pool(k, format.k, planned);
   plan_pool(v, format.v, planned);
-  const auto writer = create_file(job, others, std::move(planned),
-                                  {{"k_format", describe(format.k)},
-                                   {"v_format", describe(format.v)},
-                                   {"page_order", k.grid.head_major() ? "htd" : "thd"}});
+  FileMetadata metadata{{"k_format", describe(format.k)},
+                        {"v_format", describe(format.v)},
+                        {"page_order", k.grid.head_major() ? "htd" : "thd"}};
+  if (const std::string* const evicted_by = file.metadata("evicted_by")) {
+    metadata.emplace_back("evicted_by", *evicted_by);
+  }
+  const auto writer = create_file(job, others, std::move(planned), metadata);
   result.k = compress_pool(k, format.k, job, gpu.get(), *writer);
   result.v = compress_pool(v, format.v, job, gpu.get(), *writer);
   finish_file(*writer);

@@ -78,6 +78,9 @@ void check_eviction(const Eviction& eviction, const InputRequest& input, const N
   const auto& [method, options] = eviction;
   if (!method->needs_queries || !cache.has("q")) return;
   const JobInput job(input, numerics);
+  for (std::size_t s = 0; s < cache.lengths.size(); ++s) {
+    check_queries(eviction, cache.lengths[s] == 0 || job.job().batch.sequences[s].q_len > 0, s);
+  }
   if (job.seed()) return;  // which gives numbers alone
   const FoldSpec& spec = job.job().spec;
   const RowShape shape{spec.dtype, spec.heads, spec.head_dim};

@@ -195,16 +195,29 @@ void check_replayable(const JobInput& input) {
          "its rows see keys behind their own, which are not there yet when a row is decoded",
          {"Use ", setting("mask", "causal"), "."});
   }
+  const auto outside = [](const Sequence& sequence) {
+    return sequence.q_len > 0 && (sequence.q_offset < 0 || sequence.q_offset + sequence.q_len > sequence.k_len);
+  };
+  const auto& lost = input.query_without_key();
+  if (lost &&
+      (job.positions != nullptr || std::any_of(job.batch.sequences.begin(), job.batch.sequences.end(), outside))) {
+    fail(ErrorCode::kUsage,
+         fmt::format("the query at {} of sequence {} is to be decoded, and its own token was taken out", lost->position,
+                     lost->sequence),
+         "a row that is decoded adds its key and value to the cache",
+         {"Keep the tokens of all queries, as ", setting("method", "snapkv"), " and ", setting("method", "streaming"),
+          " do for a sequence's last ones, or use ", setting("against", "oracle"), "."});
+  }
   if (job.positions != nullptr) {
     fail(ErrorCode::kUsage, "a job with keys at positions of their own is to be decoded row by row",
-         "queries stand between tokens that were taken out, or a window ends there, and a step's queries stand behind "
-         "all of its cache",
-         {"Keep the tokens behind the first query, as ", setting("method", "streaming"), " does for the last ones."});
+         job.spec.mask.left >= 0 ? "a window may end between tokens that were taken out, and a step's cache has no gaps"
+                                 : "tokens behind the queries were taken out, and a step's queries stand behind all of "
+                                   "its cache",
+         {"Use ", setting("against", "oracle"), ", which takes such jobs."});
   }
   for (std::size_t s = 0; s < job.batch.sequences.size(); ++s) {
     const Sequence& sequence = job.batch.sequences[s];
-    const bool inside = sequence.q_offset >= 0 && sequence.q_offset + sequence.q_len <= sequence.k_len;
-    if (inside || sequence.q_len == 0) continue;
+    if (!outside(sequence)) continue;
     fail(ErrorCode::kUsage,
          fmt::format("sequence {} has queries at {} to {} and {} keys", s, sequence.q_offset,
                      sequence.q_offset + sequence.q_len - 1, sequence.k_len),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/tokens/step_rows.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -31,6 +32,18 @@ SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask) {
     if (mask.is_full() || alone_behind) s.q_offset = s.k_len - s.q_len;
   }
   return moved;
+}
+
+std::optional<QueryWithoutKey> first_without_key(const Batch& batch, const KeyPositions& positions) {
+  for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
+    const Sequence& sequence = batch.sequences[s];
+    const std::int64_t whole = positions.sequences()[s].whole;
+    if (sequence.q_offset >= whole) continue;
+    const std::int64_t begin = std::max<std::int64_t>(0, sequence.q_offset);
+    const std::int64_t end = std::min(whole, sequence.q_offset + sequence.q_len);
+    if (const auto position = first_gap(positions, s, begin, end)) return QueryWithoutKey{s, *position};
+  }
+  return std::nullopt;
 }
 
 }  // namespace ringattn

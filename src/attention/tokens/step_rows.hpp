@@ -2,7 +2,12 @@
 // Whether the queries of sequences are rows of a decoding step.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
 #include "attention/tokens/batch.hpp"
+#include "kernels/key_positions.hpp"
 #include "kernels/visibility.hpp"
 
 namespace ringattn {
@@ -13,5 +18,12 @@ bool are_steps(const SequenceList& sequences);
 bool end_their_keys(const SequenceList& sequences);
 // Rows that see every key, and would from the end of these as well, stand there.
 SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask);
+
+struct QueryWithoutKey {
+  std::size_t sequence;
+  std::int64_t position;
+};
+// The first query that stands, among the tokens that its sequence had, where some head has no key any more.
+std::optional<QueryWithoutKey> first_without_key(const Batch& batch, const KeyPositions& positions);
 
 }  // namespace ringattn

@@ -216,6 +216,16 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
          shaped("kv_b_proj", {121, 128})(t);
        },
        {"`kv_b_proj`", "[121, 128]", "`q`"}},
+      {"queries in the latent of a projection",
+       [](NamedTensors& t) { t = with_projection(with_queries_in_latent(t, LatentFile())); },
+       {"`kv_b_proj`", "`q`", "[44, 3, 136]", "is in the latent", "how many of the 40 rows of a head are w_uk's",
+        "Give w_uk and w_uv instead"}},
+      {"queries in the latent without w_uk",
+       [](NamedTensors& t) {
+         t = with_queries_in_latent(t, LatentFile());
+         t.erase("w_uk");
+       },
+       {"w_uk"}},
       {"codes of another row",
        [&](NamedTensors& t) {
          t = with_codes(t);

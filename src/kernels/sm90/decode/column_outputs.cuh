@@ -158,7 +158,7 @@ class ColumnOutputs {
         cuda::store_shared(v + v_chunk(row, first_column_ / 8 + n), uint4{0, 0, 0, 0});
       }
     }
-    proxy_fence();  // the copy engine writes there next
+    proxy_fence();  // before the copy engine writes there; lanes that copy values (lane_copies.cuh) need none
     __syncwarp();
   }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of a tile's rows of V by the lanes of a warp, for pages that are too small for the copy engine (config.hpp).
+// Copies of a tile's rows of V by the lanes of a warp, for boxes that are too small for the copy engine (config.hpp):
+// those of small pages, and of tiles of 80 and 112 keys, whose boxes have 16 rows whatever the page is.
 // Rows come to where boxes would have brought them, and the barrier of the tile's stage tells when all are there: no
 // lane waits for its copies. Who reads them does so by ordinary loads, as the copies are no business of the copy
 // engine.

@@ -110,7 +110,7 @@ class TileValues {
         cuda::store_shared(v + v_chunk(row, warp_ * kBlocks + n), uint4{0, 0, 0, 0});
       }
     }
-    proxy_fence();  // the copy engine writes there next
+    proxy_fence();  // before the copy engine writes there; lanes that copy values (lane_copies.cuh) need none
     __syncwarp();
   }
 
