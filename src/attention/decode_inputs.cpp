@@ -71,9 +71,6 @@ void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOu
   }
   check_sinks("FoldSpec", inputs.sinks, spec.sinks);
   check_caches(job, inputs);
-  if (job.format.k.is_plain()) check_apart("out", outputs.out, "the cache of k", inputs.k);
-  const bool has_v = !job.values_in_keys;
-  if (job.format.v.is_plain() && has_v) check_apart("out", outputs.out, "the cache of v", inputs.v);
 }
 
 void check_caches(const DecodeJob& job, const DecodeInputs& inputs) {

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "base/tensor.hpp"
-#include "kernels/cache_view.hpp"
 
 namespace ringattn {
 
@@ -32,7 +31,5 @@ void check_sinks(std::string_view spec, const float* sinks, bool wanted);
 // to read: threads, and blocks of keys, come to rows in any order. Tensors whose rows or heads take turns in one
 // stretch of memory, as columns of a fused projection do, are apart.
 void check_apart(std::string_view name, const TensorView& result, std::string_view other, const TensorView& view);
-// The same of a cache, as a whole: also what lies between its rows is taken for it.
-void check_apart(std::string_view name, const TensorView& result, std::string_view other, const CacheView& cache);
 
 }  // namespace ringattn
