@@ -103,7 +103,7 @@ class Products(unittest.TestCase):
             ("out is fp16 [9, 4, 24]", lambda: product(rows, weights, out=np.empty((9, 4, 24), "float16"))),
             ("out is read-only", lambda: product(rows, weights, out=np.broadcast_to(np.float32(0), (9, 4, 24)))),
             ("a product of 0 heads", lambda: product(rows[:, :0], weights[:0])),
-            ("dtype is int32", lambda: product(rows.astype("int32"), weights.astype("int32"))),
+            ("rows are int32", lambda: product(rows.astype("int32"), weights.astype("int32"))),
         ):
             with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:
                 call()
