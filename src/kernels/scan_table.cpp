@@ -20,9 +20,11 @@ namespace {
 std::vector<std::string> one_for_all() { return {}; }
 
 // Rates of GPUs were measured on an H200 and are rounded down. By scan_token_flops() 131,072 tokens of 80 heads of 64
-// with a state of 128 are 3.44e11, for which sm90_scan takes 2.52 ms (1.36e14, and 1.25e14 of 16k tokens) and sm80_scan
-// 5.95 ms. Of 5,120 channels with a state of 16 they are 4.29e10, for which sm80_selective takes 9.08 to 9.13 ms.
-// Lines: bench/results/nvidia-h200, 2026-11-24-scans-peers and 2026-11-23-scans.
+// with a state of 128 are 3.44e11, for which sm80_scan takes 5.95 ms, and sm90_scan took 2.52 (1.36e14, and 1.25e14 of
+// 16k tokens) before the form of today, which takes 2.17 on an H100 and hasn't been measured there. Of 5,120 channels
+// with a state of 16 they are 4.29e10, for which sm80_selective takes 9.08 to 9.13 ms. Lines:
+// bench/results/nvidia-h200, 2026-11-24-scans-peers and 2026-11-23-scans, and nvidia-h100-80gb-hbm3,
+// 2026-11-27-scans-peers.
 constexpr KernelRow<ScanSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_scan", "cuda", "bf16; a decay a head; head_dim 64, 128; state_dim 64, 128", one_for_all,

@@ -155,6 +155,7 @@ class HeadCheck {
     state_.resize(elements);
     magnitude_.resize(elements);
     slack_.resize(elements);
+    dt_x_.resize(static_cast<std::size_t>(spec_.head_dim));
     b_.resize(static_cast<std::size_t>(spec_.state_dim));
     decay_.resize(b_.size());
   }
@@ -202,7 +203,6 @@ class HeadCheck {
   bool step(const Block& block, std::int64_t token) {
     const double dt = dt_of(block, token);
     bool finite = std::isfinite(dt);
-    std::vector<double> dt_x(static_cast<std::size_t>(spec_.head_dim));
     for (std::size_t n = 0; n < b_.size(); ++n) {
       const std::size_t at =
           spec_.state_decays ? static_cast<std::size_t>(head_) * b_.size() + n : static_cast<std::size_t>(head_);
@@ -216,7 +216,7 @@ class HeadCheck {
       const Rounded x = block.taken(ScanRows::kX, token, head_, p);
       const double scaled = dt * x.value;
       const double scaled_error = std::abs(dt) * x.error;
-      dt_x[static_cast<std::size_t>(p)] = scaled;
+      dt_x_[static_cast<std::size_t>(p)] = scaled;
       finite = finite && std::isfinite(scaled);
       double* const state = state_.data() + static_cast<std::size_t>(p) * b_.size();
       double* const magnitude = magnitude_.data() + static_cast<std::size_t>(p) * b_.size();
@@ -229,10 +229,9 @@ class HeadCheck {
       }
     }
     if (terms_) {
-      const double a = static_cast<double>(input_.a()[static_cast<std::size_t>(head_)]);
       std::vector<double> b(b_.size());
-      for (std::size_t n = 0; n < b.size(); ++n) b[n] = b_[n].value;
-      terms_->add(dt * a, dt_x, b);
+      std::ranges::transform(b_, b.begin(), &Rounded::value);
+      terms_->add(dt * static_cast<double>(input_.a()[static_cast<std::size_t>(head_)]), dt_x_, b);
     }
     return finite;
   }
@@ -336,6 +335,7 @@ class HeadCheck {
   const TensorView& y_;
   std::vector<double> state_, magnitude_, slack_;  // [head_dim, state_dim]
   std::vector<Rounded> b_;                         // of a token, [state_dim]
+  std::vector<double> dt_x_;                       // of a token, [head_dim]
   std::vector<double> decay_;                      // likewise
   std::vector<Expected> expected_;                 // of the samples so far
   std::size_t next_ = 0;
@@ -418,8 +418,9 @@ ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, s
   ScanAccuracy found;
   meeting.together(
       [&] {
-        for (const auto& [sequence, samples] : mine)
+        for (const auto& [sequence, samples] : mine) {
           join(found, check_sequence(input, sequence, samples, y, rounded, threads));
+        }
       },
       steps / kStepsPerSecond);
   ScanAccuracy all;

@@ -5,7 +5,6 @@
 
 #include <random>
 
-#include "kernels/cuda/work_order.hpp"
 #include "kernels/list_makers.hpp"
 #include "kernels/registry.hpp"
 #include "tests/kernels/cuda/work_tables.hpp"
@@ -143,33 +142,18 @@ class WorkLists : public ::testing::Test {
     built.layout = builder.build(spec, task.task, shape, built.memory);
     EXPECT_FALSE(built.layout.keep_pace);
     std::vector<int> visits(static_cast<std::size_t>(task.task.q.tokens * kHeads), 0);
-    const auto* items = built.at<WorkItem>(built.layout.items);
-    const int pieces = shape.units == 1 ? built.layout.item_count : built.layout.bundle_count;
-    for (int index = 0; index < pieces * built.layout.piece_heads; ++index) {
-      const WorkPlace place =
-          work_place(built.layout.early_count, built.layout.piece_heads, built.layout.section_heads, index);
-      ASSERT_LT(place.piece, pieces);
-      if (shape.units == 1) {
-        check_item(spec, task, shape, built, items[place.piece], items[place.piece].head + place.head, visits);
-        continue;
-      }
-      const WorkBundle& bundle = built.at<WorkBundle>(built.layout.bundles)[place.piece];
-      const int query_head = items[bundle.item].head + place.head * built.layout.unit_heads;
-      ASSERT_LE(bundle.units, shape.units * built.layout.walk_ctas);
-      const std::vector<std::int64_t> whole = walk(built, bundle);
-      for (int n = 0; n < bundle.units; ++n) {
-        const int nth = bundle.head + n;
-        const WorkItem& item = items[bundle.item + nth / built.layout.unit_heads];
-        const int head = query_head + nth % built.layout.unit_heads;
-        ASSERT_EQ(head / (kHeads / kKvHeads), query_head / (kHeads / kKvHeads));
-        check_item(spec, task, shape, built, item, head, visits);
-        const std::vector<std::int64_t> own = walk(built, item);
-        if (own.empty()) continue;
-        const std::int64_t begin = item.first - bundle.first;
-        ASSERT_TRUE(begin >= 0 && begin + item.tiles <= bundle.tiles);
-        ASSERT_TRUE(std::equal(own.begin(), own.end(), whole.begin() + begin));
-      }
-    }
+    visit_units(built, shape, [&](const WorkItem& item, int head, const WorkBundle* bundle, int query_head) {
+      check_item(spec, task, shape, built, item, head, visits);
+      if (bundle == nullptr) return;
+      ASSERT_LE(bundle->units, shape.units * built.layout.walk_ctas);
+      ASSERT_EQ(head / (kHeads / kKvHeads), query_head / (kHeads / kKvHeads));
+      const std::vector<std::int64_t> whole = walk(built, *bundle);
+      const std::vector<std::int64_t> own = walk(built, item);
+      if (own.empty()) return;
+      const std::int64_t begin = item.first - bundle->first;
+      ASSERT_TRUE(begin >= 0 && begin + item.tiles <= bundle->tiles);
+      ASSERT_TRUE(std::equal(own.begin(), own.end(), whole.begin() + begin));
+    });
     ASSERT_EQ(visits, std::vector<int>(visits.size(), 1));
   }
 

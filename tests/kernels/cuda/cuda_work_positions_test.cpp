@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kernels/cuda/task_geometry.hpp"
-#include "kernels/cuda/work_order.hpp"
 #include "kernels/registry.hpp"
 #include "tests/kernels/cuda/work_tables.hpp"
 #include "tests/support/random_key_positions.hpp"
@@ -98,24 +97,9 @@ class WorkPositions : public ::testing::Test {
   static void check(const HostTask& task, const FoldSpec& spec, const WorkShape& shape) {
     const Built built = build(spec, task.task, shape);
     std::vector<int> visits(static_cast<std::size_t>(task.task.q.tokens * kHeads), 0);
-    const auto* items = built.at<WorkItem>(built.layout.items);
-    const int pieces = shape.units == 1 ? built.layout.item_count : built.layout.bundle_count;
-    for (int index = 0; index < pieces * built.layout.piece_heads; ++index) {
-      const WorkPlace place =
-          work_place(built.layout.early_count, built.layout.piece_heads, built.layout.section_heads, index);
-      ASSERT_LT(place.piece, pieces);
-      if (shape.units == 1) {
-        check_item(spec, task, shape, built, items[place.piece], items[place.piece].head + place.head, visits);
-        continue;
-      }
-      const WorkBundle& bundle = built.at<WorkBundle>(built.layout.bundles)[place.piece];
-      const int query_head = items[bundle.item].head + place.head * built.layout.unit_heads;
-      for (int n = 0; n < bundle.units; ++n) {
-        const int nth = bundle.head + n;
-        const WorkItem& item = items[bundle.item + nth / built.layout.unit_heads];
-        check_item(spec, task, shape, built, item, query_head + nth % built.layout.unit_heads, visits);
-      }
-    }
+    visit_units(built, shape, [&](const WorkItem& item, int head, const WorkBundle*, int) {
+      check_item(spec, task, shape, built, item, head, visits);
+    });
     ASSERT_EQ(visits, std::vector<int>(visits.size(), 1));
   }
 

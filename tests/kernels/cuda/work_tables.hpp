@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tasks on the host, the tables that WorkBuilder makes of them, and what both of its tests look at.
+// Tasks on the host, the tables that WorkBuilder makes of them, and what its tests look at.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/cuda/work_items.hpp"
+#include "kernels/cuda/work_order.hpp"
 #include "tests/support/fold_inputs.hpp"
 
 namespace ringattn::testing {
@@ -169,6 +170,30 @@ void expect_order(const Built& built, std::span<const Work> pieces, const std::f
     EXPECT_TRUE(early == pieces.size() || pieces[i].tiles > pieces[early].tiles) << i;
   }
   for (std::size_t i = early; i < pieces.size(); ++i) EXPECT_LE(pieces[i].tiles, most / 4) << i;
+}
+
+// Calls visit(item, query head, bundle, the bundle's first query head) for every unit, as CTAs find them; the bundle is
+// null where there are none.
+template <class Visit>
+void visit_units(const Built& built, const cuda::WorkShape& shape, Visit visit) {
+  const cuda::TableLayout& layout = built.layout;
+  const auto* items = built.at<cuda::WorkItem>(layout.items);
+  const int pieces = shape.units == 1 ? layout.item_count : layout.bundle_count;
+  for (int index = 0; index < pieces * layout.piece_heads; ++index) {
+    const cuda::WorkPlace place = cuda::work_place(layout.early_count, layout.piece_heads, layout.section_heads, index);
+    ASSERT_LT(place.piece, pieces);
+    if (shape.units == 1) {
+      const cuda::WorkItem& item = items[place.piece];
+      visit(item, item.head + place.head, static_cast<const cuda::WorkBundle*>(nullptr), item.head + place.head);
+      continue;
+    }
+    const cuda::WorkBundle& bundle = built.at<cuda::WorkBundle>(layout.bundles)[place.piece];
+    const int query_head = items[bundle.item].head + place.head * layout.unit_heads;
+    for (int nth = bundle.head; nth < bundle.head + bundle.units; ++nth) {
+      const cuda::WorkItem& item = items[bundle.item + nth / layout.unit_heads];
+      visit(item, query_head + nth % layout.unit_heads, &bundle, query_head);
+    }
+  }
 }
 
 }  // namespace ringattn::testing

@@ -45,7 +45,7 @@ class SsdRows {
       const std::uint32_t x_tile = memory_.x(band_.slot, input) + band_.matrices_of_lane();
       float y[kChunk / 8][4];
       barrier_wait(memory_.full(stage), ring.parity());
-      add_state(y, memory_.c(stage), cuda::exp2_approx(memory_.steps(band_.slot, input)[kChunk - 1]));
+      add_state(y, memory_.c(stage), decay_of_chunk(memory_.steps(band_.slot, input)));
       band_.sync();  // weights and x are there
       barrier_wait(memory_.behind_full(band_.slot, input), band_.parity(chunk));
       wgmma_wait<0>();
