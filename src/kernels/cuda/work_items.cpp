@@ -327,7 +327,8 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   layout.piece_heads = (shape.units == 1 ? spec.heads : spec.kv_heads) /
                        std::min(own_heads(spec), shape.units == 1 ? spec.heads : spec.kv_heads);
   if (items_.empty()) return layout;
-  const std::int64_t most_tiles = order_.most_tiles();
+  // Lists of one sequence name tiles all over it, so that it is read as a whole, however short they are.
+  const std::int64_t most_tiles = task.lists == nullptr ? order_.most_tiles() : longest_keys_;
   layout.early_count = order_.sort(shape.ctas / walk_ctas, layout.piece_heads);
 
   const std::int64_t head_bytes = most_tiles * shape.key_tile * kv_head_bytes(spec);

@@ -109,6 +109,7 @@ class WorkBuilder {
   std::size_t first_listed_ = 0;
   std::vector<KeyRun> listed_;
   std::vector<std::int64_t> places_;
+  std::int64_t longest_keys_ = 0;  // tiles of the longest sequence's keys, where there are lists
   std::vector<Stretch> stretches_;
   std::vector<WorkItem> items_;
   std::vector<WorkBundle> bundles_;

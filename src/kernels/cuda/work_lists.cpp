@@ -17,6 +17,7 @@ void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, con
   const std::int64_t token_bytes = kv_head_bytes(spec) * std::max(1, spec.kv_heads / heads);
   const int block = lists.shape().query_block;
   Section section;
+  longest_keys_ = 0;
   for (int head = 0; head < heads; ++head) {
     auto next_run = task.key_runs.begin();
     for (auto run = task.queries.begin(); run != task.queries.end();) {
@@ -26,6 +27,7 @@ void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, con
       const auto first_run = next_run;
       std::int64_t tiles = 0;
       for (; next_run != task.key_runs.end() && next_run->sequence == sequence; ++next_run) tiles += next_run->tiles;
+      longest_keys_ = std::max(longest_keys_, tiles);
       const std::span<const KeyRun> keys(first_run, next_run);
       const std::int64_t bytes = tiles * shape.key_tile * token_bytes;
       section.add(bytes, shape.cache_bytes);

@@ -203,5 +203,24 @@ TEST_F(WorkLists, BundlesDontMixLists) {
   }
 }
 
+// However few tiles a list has, lists of all query blocks together name tiles all over the sequence. So a section has
+// as many heads as the cache holds of the whole sequence.
+TEST_F(WorkLists, SectionsHoldWholeSequences) {
+  WorkShape shape{64, 64, 128, 3, 0, 132, 2};
+  HostTask task = whole_task(shape, 2, 2304);
+  FoldSpec spec = make_spec(Dtype::kBf16, 12, 6, 64, {-1, 0});
+  spec.lists = {192, 128, 1};
+  const TileLists lists = lists_for(task, spec.lists, 2);
+  task.task.lists = &lists;
+  FoldLimits limits = limits_of(task.task);
+  limits.list_runs = 2 * lists.runs(0, 0, 2304);
+  std::vector<std::byte> memory(table_bytes(spec, shape, limits));
+  const std::int64_t head_bytes = std::int64_t{2304} * (64 + 64) * 2;
+  for (const auto& [heads, expected] : {std::pair{6, 6}, {5, 3}, {3, 3}, {2, 2}, {1, 1}, {0, 1}}) {
+    shape.cache_bytes = heads * head_bytes;
+    EXPECT_EQ(WorkBuilder().build(spec, task.task, shape, memory).section_heads, expected) << heads;
+  }
+}
+
 }  // namespace
 }  // namespace ringattn::cuda
