@@ -32,6 +32,9 @@ float f16_to_float(std::uint16_t bits);
 // Round to nearest even; overflow gives infinity, NaN stays NaN (quiet).
 std::uint16_t float_to_f16(float value);
 
+// The exponent's bits in a number of 16 bits, which are all set where it is an infinity or NaN, and only there.
+constexpr unsigned exponent_bits(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x7f80U : 0x7c00U; }
+
 // One element of `dtype` at `address` as float (exact), and back (round to nearest even).
 float load_element(const void* address, Dtype dtype);
 void store_element(void* address, Dtype dtype, float value);

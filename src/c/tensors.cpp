@@ -28,6 +28,7 @@ std::optional<Dtype> known_dtype(const DLDataType& type) {
 }
 
 std::string type_name(const DLDataType& type) {
+  if (type.lanes != 1) return fmt::format("vectors of {} {}", type.lanes, type_name({type.code, type.bits, 1}));
   if (const auto dtype = known_dtype(type)) return std::string(dtype_name(*dtype));
   if (type.code == kDLInt) return fmt::format("int{}", type.bits);
   if (type.code == kDLUInt) return fmt::format("uint{}", type.bits);

@@ -87,7 +87,7 @@ bool is_bad_channel(const std::byte* data, const FormatTable& table, std::int64_
 
 // Whether numbers of 16 bits are all finite: what most tables are, at the speed of memory.
 bool all_finite(std::span<const std::byte> numbers, Dtype dtype) {
-  const unsigned exponent = dtype == Dtype::kBf16 ? 0x7f80U : 0x7c00U;
+  const unsigned exponent = exponent_bits(dtype);
   unsigned bad = 0;
   for (std::size_t at = 0; at + 1 < numbers.size(); at += 2) {
     std::uint16_t word = 0;

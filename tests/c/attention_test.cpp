@@ -134,6 +134,10 @@ TEST_F(CAttention, RefusesTensorsByName) {
        [](Tensors& t) {
          t.q->dtype = {kDLFloat, 64, 1};
        }},
+      {"q holds vectors of 2 bf16",
+       [](Tensors& t) {
+         t.q->dtype = {kDLBfloat, 16, 2};
+       }},
       {"axis 2 of q has a stride of 2", [](Tensors& t) { t.q->strides[2] = 2; }},
       {"v lies on device type 2",
        [](Tensors& t) {

@@ -14,7 +14,7 @@ std::int64_t count_values(const void* data, Dtype dtype, std::int64_t values) {
     for (std::int64_t i = 0; i < values; ++i) count += std::isfinite(floats[i]) ? 0 : 1;
     return count;
   }
-  const unsigned exponent = dtype == Dtype::kBf16 ? 0x7f80U : 0x7c00U;
+  const unsigned exponent = exponent_bits(dtype);
   const auto* words = static_cast<const std::uint16_t*>(data);
   for (std::int64_t i = 0; i < values; ++i) count += (words[i] & exponent) == exponent ? 1 : 0;
   return count;
