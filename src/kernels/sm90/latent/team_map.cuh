@@ -7,9 +7,9 @@
 //
 //   keys    [2][64 keys]    of the tiles that this CTA scores, the columns of the first parts, in turn
 //   last    [64 keys]       those of the other parts, rotary keys included
-//   values  [3][64 keys]    this CTA's columns of a tile, of any tile, in turn
-//   weights [6][64 rows]    probabilities of a tile, and behind them what the scoring threads have of their sums, in
-//                           every CTA, in turn
+//   values  [4][64 keys]    this CTA's columns of a tile, of any tile, in turn
+//   weights [k][64 rows]    probabilities of a tile, and behind them what the scoring threads have of their sums, in
+//                           every CTA, for tiles of each of the k scorers
 //   most    [16][64]        the greatest scores of a tile's rows, n and n + 8 of a warp side by side, in every CTA
 //   notes   [2]             what there is to know of a unit
 //   barriers
@@ -32,8 +32,7 @@ namespace ringattn::sm90 {
 
 inline constexpr std::uint32_t kTeamParts = 3;
 inline constexpr int kTeamPartPanels = kLatentDim / kPanelColumns / static_cast<int>(kTeamParts);
-inline constexpr int kTeamValuePlaces = 3;
-inline constexpr std::uint32_t kTeamWeightPlaces = 2 * kTeamValuePlaces;
+inline constexpr int kTeamValuePlaces = 4;
 inline constexpr std::uint32_t kTeamMostPlaces = 16;
 inline constexpr int kTeamNoteReaders = 2 * kWarpgroup / 32 + 2;  // warps: score, have outputs, send, fetch values
 
@@ -58,7 +57,7 @@ struct TeamMap {
   static constexpr int kLastOffset = 2 * static_cast<int>(kEarlyParts) * kPartBytes;
   static constexpr int kValueOffset = kLastOffset + static_cast<int>(kTeamParts - kEarlyParts) * kPartBytes;
   static constexpr int kWeightOffset = kValueOffset + kTeamValuePlaces * kValueBytes;
-  static constexpr int kMostOffset = kWeightOffset + static_cast<int>(kTeamWeightPlaces) * kWeightBytes;
+  static constexpr int kMostOffset = kWeightOffset + kCtas_ * kWeightBytes;
   static constexpr int kNoteOffset = kMostOffset + static_cast<int>(kTeamMostPlaces) * kQueryTile * 4;
   static constexpr int kBarrierOffset = kNoteOffset + 2 * LatentNote::kBytes;
   static constexpr int kKeysFull = 0;
@@ -111,24 +110,20 @@ struct TeamMap {
   // Probabilities and sums of a tile are here. Each of these barriers is for tiles of one scorer.
   __device__ std::uint32_t weights_full(std::uint32_t tile) const { return barrier(kWeightsFull, tile % (2 * kCtas)); }
   static __device__ std::uint32_t weights_parity(std::uint32_t tile) { return tile / (2 * kCtas) & 1U; }
-  static __device__ std::uint32_t weights_place(std::uint32_t tile) { return tile % kTeamWeightPlaces; }
-  // At the scorer of the tile that takes the place next: all of the team's outputs have those of a tile. There are two
-  // in turn, as outputs of one CTA may be a tile of the same scorer ahead of those of another one.
+  static __device__ std::uint32_t weights_place(std::uint32_t tile) { return tile % kCtas; }
+  // At the tile's scorer: all of the team's outputs have those of a tile. There are two in turn, as outputs of one CTA
+  // may be a tile of the same scorer ahead of those of another one.
   __device__ std::uint32_t weights_empty(std::uint32_t turn) const { return barrier(kWeightsEmpty, turn); }
   // The turn in which a tile's place is given back; and the one in which the n-th tile that this CTA scores waits for
-  // its own. The first ones wait for a turn before all others, which counts as ended if it is one of the last two.
+  // it. The first one waits for a turn before all others, which counts as ended.
   static __device__ LatentTurn weights_left(std::uint32_t tile) { return LatentTurn::of(tile / kCtas); }
-  static_assert(kTeamWeightPlaces <= 2 * kCtas);
-  __device__ LatentTurn weights_awaited(std::uint32_t n) const {
-    constexpr std::uint32_t kAhead = kTeamWeightPlaces % kCtas;
-    return LatentTurn::of(n - kTeamWeightPlaces / kCtas - (rank + 1 <= kAhead ? 1U : 0U));
-  }
+  static __device__ LatentTurn weights_awaited(std::uint32_t n) { return LatentTurn::of(n - 1); }
   // The greatest scores of a tile are here. Their place is written again for the tile 16 behind. When that one has been
-  // scored, its scorer has handed over its tile before, so the outputs of all CTAs have added the one 6 before that:
+  // scored, its scorer has handed over its tile before, so the outputs of all CTAs have added its tile before that one:
   // whoever scored, or added, a tile up to there has read what he needed.
   __device__ std::uint32_t most_full(std::uint32_t tile) const { return barrier(kMostFull, tile % kTeamMostPlaces); }
   static __device__ std::uint32_t most_parity(std::uint32_t tile) { return tile / kTeamMostPlaces & 1U; }
-  static_assert(kTeamMostPlaces >= kTeamWeightPlaces + 2 * kCtas - 1);
+  static_assert(kTeamMostPlaces >= 3 * kCtas - 1);
   __device__ std::uint32_t note_full(std::uint32_t place) const { return barrier(kNoteFull, place); }
   __device__ std::uint32_t note_empty(std::uint32_t place) const { return barrier(kNoteEmpty, place); }
   // The scoring warps have asked for the queries of their first unit.

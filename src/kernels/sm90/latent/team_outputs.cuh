@@ -47,8 +47,7 @@ class TeamOutputs {
   // O += P V of the next tile, whose references are known. `last`: of the unit; `keys`: of the sequence from the tile's
   // first one on.
   __device__ __forceinline__ void add(bool first, bool last, int keys) {
-    static_assert(kTeamWeightPlaces == 2 * kTeamValuePlaces);
-    const std::uint32_t weights = of_warp(place_.at);  // which has run through two turns of the values' places
+    const std::uint32_t weights = of_warp(Map::weights_place(tiles_));
     const std::uint32_t place = of_warp(place_.stage());
     const std::uint32_t values = map_.values(place);
     barrier_wait(map_.values_full(place), place_.parity());
@@ -70,11 +69,11 @@ class TeamOutputs {
     if (!last && !early) await_and_follow(next);
   }
 
-  // The place of the tile's values, to all twins; that of its weights to the scorer that takes it next.
+  // The place of the tile's values, to all twins; that of its weights to its scorer.
   __device__ __forceinline__ void release(std::uint32_t place) const {
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
     if (lane <= map_.teams) {
-      const std::uint32_t scorer = (tiles_ + kTeamWeightPlaces) % Map::kCtas;
+      const std::uint32_t scorer = tiles_ % Map::kCtas;
       barrier_arrive_at(lane == 0 ? in_cta(map_.weights_empty(Map::weights_left(tiles_).place), map_.in_team(scorer))
                                   : in_cta(map_.values_empty(place), map_.twin(lane - 1)));
     }

@@ -41,31 +41,64 @@ class TeamScorer {
     queries_.load(params_, unit, tell_fetchers);
     known_ = first;
     reference_[0] = reference_[1] = -INFINITY;
-#pragma unroll 1
-    for (; static_cast<int>(tiles_ - tile) > 0; tile += Map::kCtas) {
-      LatentScores s;
-      multiply(s, tile);
+    const auto see = [&](LatentScores& s) {
       const int number = unit.begin + static_cast<int>(tile - first);
       see_scores<C>(p_, s, slots, number, number < plain.begin || number >= plain.end);
-      weigh(s, tile);
+    };
+    const auto is_of_unit = [&](std::uint32_t number) { return static_cast<int>(tiles_ - number) > 0; };
+    LatentScores s;
+    if constexpr (kBeginsNext) {
+      begin_product(s, tile);
+      end_product(s, tile);
+      see(s);
+#pragma unroll 1
+      while (is_of_unit(tile + Map::kCtas)) {
+        LatentScores next;
+        weigh(s, tile, [&] { begin_product(next, tile + Map::kCtas); });
+        tile += Map::kCtas;
+        end_product(next, tile);
+#pragma unroll
+        for (int j = 0; j < kLatentTile / 8; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) s[j][i] = next[j][i];
+        }
+        see(s);
+      }
+      weigh(s, tile, [] {});
+    } else {
+#pragma unroll 1
+      for (; is_of_unit(tile); tile += Map::kCtas) {
+        begin_product(s, tile);
+        end_product(s, tile);
+        see(s);
+        weigh(s, tile, [] {});
+      }
     }
   }
 
  private:
-  // S = Q Kᵀ, part by part as it arrives.
-  __device__ __forceinline__ void multiply(LatentScores& s, std::uint32_t tile) {
-    constexpr int kSteps = kTeamPartPanels * kPanelColumns / 16;
+  static constexpr int kPartSteps = kTeamPartPanels * kPanelColumns / 16;
+  // Whether the next tile's first products are issued while the others tell of their greatest scores. Of four CTAs each
+  // scores so few tiles that it would have to wait for something else (bench/notes/latents.md).
+  static constexpr bool kBeginsNext = Map::kCtas == 3;
+
+  // S = Q Kᵀ: the products of the tile's first part …
+  __device__ __forceinline__ void begin_product(LatentScores& s, std::uint32_t tile) const {
     const std::uint32_t n = tile / Map::kCtas;
-    pin(s);
     await(n, 0);
+    pin(s);
     wgmma_fence();
-    queries_.template multiply<0, kSteps>(s, map_.keys(n, 0));
+    queries_.template multiply<0, kPartSteps>(s, map_.keys(n, 0));
+  }
+  // … and of the others. Then the tile's keys are given back.
+  __device__ __forceinline__ void end_product(LatentScores& s, std::uint32_t tile) {
+    const std::uint32_t n = tile / Map::kCtas;
     await(n, 1);
     wgmma_fence();
-    queries_.template multiply<kSteps, 2 * kSteps>(s, map_.keys(n, 1));
+    queries_.template multiply<kPartSteps, 2 * kPartSteps>(s, map_.keys(n, 1));
     await(n, 2);
     wgmma_fence();
-    queries_.template multiply<2 * kSteps, 3 * kSteps>(s, map_.keys(n, 2));
+    queries_.template multiply<2 * kPartSteps, 3 * kPartSteps>(s, map_.keys(n, 2));
     wgmma_commit();
     // What the others have told so far, while the tensor cores are busy.
 #pragma unroll 1
@@ -77,11 +110,14 @@ class TeamScorer {
     __syncwarp();
   }
 
-  // Scores become probabilities, which are handed over.
-  __device__ __forceinline__ void weigh(LatentScores& s, std::uint32_t tile) {
+  // Scores become probabilities, which are handed over. meanwhile() is called when the others have been told of the
+  // greatest ones, and before theirs are waited for.
+  template <class Meanwhile>
+  __device__ __forceinline__ void weigh(LatentScores& s, std::uint32_t tile, Meanwhile meanwhile) {
     float most[2], shift[2], sum[2];
     greatest_scores(p_, s, most);
     tell(most, tile);
+    meanwhile();
 #pragma unroll 1
     while (known_ != tile) {
       barrier_wait(map_.most_full(known_), Map::most_parity(known_));
