@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
 #include <string_view>
 
@@ -23,7 +22,7 @@ constexpr Lane kLanes[] = {{"fold", &BlockTimes::fold_begin, &BlockTimes::fold_e
                            {"wait", &BlockTimes::wait_begin, &BlockTimes::fold_begin},
                            {"transfer", &BlockTimes::posted, &BlockTimes::fold_begin}};
 
-// Lanes of a scan, by ScanPart::Kind. Ranges of heads may be under way at once: parts that overlap get a lane each.
+// Lanes of a scan, by ScanPart::Kind.
 constexpr std::string_view kScanLanes[] = {"fold", "wait", "finish", "states"};
 
 // The events of a trace, rank by rank.
@@ -45,23 +44,6 @@ class TraceText {
 
  private:
   JsonWriter json_{false};
-};
-
-// A rank's parts of a scan, as lanes have them: in each row of a kind one begins where the one before has ended. Each
-// kind has at least one row.
-struct ScanRows {
-  std::vector<std::vector<ScanPart>> of_kind[std::size(kScanLanes)];
-
-  explicit ScanRows(std::vector<ScanPart> parts) {
-    for (auto& rows : of_kind) rows.resize(1);
-    std::ranges::stable_sort(parts, {}, &ScanPart::begin);
-    for (const ScanPart& part : parts) {
-      auto& rows = of_kind[static_cast<std::size_t>(part.kind)];
-      const auto free = std::ranges::find_if(
-          rows, [&](const std::vector<ScanPart>& row) { return row.empty() || row.back().end <= part.begin; });
-      (free != rows.end() ? *free : rows.emplace_back()).push_back(part);
-    }
-  }
 };
 
 // What every rank tells, by rank.
@@ -100,17 +82,13 @@ std::string trace_text(const std::vector<std::vector<ScanPart>>& ranks, const st
   TraceText trace;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     trace.name("process_name", rank, 0, fmt::format("rank {} on {}", rank, hosts[rank]));
-    const ScanRows rows(ranks[rank]);
-    std::size_t lane = 0;
-    for (std::size_t kind = 0; kind < std::size(kScanLanes); ++kind) {
-      for (const std::vector<ScanPart>& row : rows.of_kind[kind]) {
-        trace.name("thread_name", rank, lane, kScanLanes[kind]);
-        for (const ScanPart& part : row) {
-          trace.event(fmt::format("heads {} to {}", part.heads.first, part.heads.end() - 1), rank, lane,
-                      kScanLanes[kind], part.begin, part.end);
-        }
-        ++lane;
-      }
+    for (std::size_t lane = 0; lane < std::size(kScanLanes); ++lane) {
+      trace.name("thread_name", rank, lane, kScanLanes[lane]);
+    }
+    for (const ScanPart& part : ranks[rank]) {
+      const auto lane = static_cast<std::size_t>(part.kind);
+      trace.event(fmt::format("heads {} to {}", part.heads.first, part.heads.end() - 1), rank, lane, kScanLanes[lane],
+                  part.begin, part.end);
     }
   }
   return trace.text();

@@ -15,8 +15,7 @@ namespace ringattn {
 // `blocks` of each rank; the times of a rank start with its own run().
 std::string trace_text(const std::vector<std::vector<BlockTimes>>& ranks, const std::vector<std::string>& hosts);
 
-// The same of a scan: rows for what folds segments, what makes outputs, waiting, and states that travel; two where two
-// ranges of heads do the same at once.
+// The same of a scan: rows for what folds segments, what makes outputs, waiting, and states that travel.
 std::string trace_text(const std::vector<std::vector<ScanPart>>& ranks, const std::vector<std::string>& hosts);
 
 // Every rank's parts of a scan. Collective.

@@ -10,7 +10,6 @@
 #include "attention/convolution.hpp"
 #include "attention/fitting.hpp"
 #include "attention/identities.hpp"
-#include "attention/range_streams.hpp"
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
@@ -72,7 +71,7 @@ struct Scan::Impl {
   ScanTask task_of(const ScanInputs& inputs, const ScanOutputs& outputs);
   // `clock`: to be measured by, or null.
   void enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream, ScanClock* clock);
-  void scan_together(const ScanTask& task, ScanClock* clock);
+  void scan_together(const ScanTask& task, Stream stream, ScanClock* clock);
 
   ScanJob job;
   ScanOptions options;
@@ -93,7 +92,6 @@ struct Scan::Impl {
   Buffer convolved;  // [own tokens, channels] behind it
   std::optional<StateExchange> exchange;
   std::optional<StateRelay> relay;
-  std::optional<RangeStreams> streams;  // of the ranges
   std::optional<ScanClock> own_clock;
   std::optional<EnqueuedRuns> enqueued;
 };
@@ -137,7 +135,6 @@ void Scan::Impl::allocate() {
     runs[i].final = exchange->sent(static_cast<std::int64_t>(i));
   }
   relay.emplace(*kernel, ranges, *exchange, transport, *backend, meeting.patience());
-  streams.emplace(*backend, ranges.size());
   own_clock.emplace(*backend, ranges.size(), StateRelay::most_waits(ranges.size(), exchange->steps()),
                     options.timeline);
 }
@@ -280,42 +277,41 @@ void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, S
       if (job.update) {
         update(behind, outputs, stream);
       } else {
-        const ScanTask task = task_of(behind, outputs);
-        streams->run(stream, [&] { scan_together(task, clock); });
+        scan_together(task_of(behind, outputs), stream, clock);
       }
     }
     if (clock != nullptr) clock->end(stream);
   });
 }
 
-// Each range of heads is folded, carried and finished in its own stream. The states of a range travel while the next
-// one is folded, or the one before is finished.
-void Scan::Impl::scan_together(const ScanTask& task, ScanClock* clock) {
+// Each range of heads is folded, carried and finished. The states of a range travel while the next one is folded, or
+// the one before is finished.
+void Scan::Impl::scan_together(const ScanTask& task, Stream stream, ScanClock* clock) {
   const Progress progress = [this] {
     transport.progress();
     relay->advance();
   };
   const auto timed = [&](ScanPart::Kind kind, std::size_t range, const auto& work) {
-    if (clock != nullptr) clock->begin_part(kind, ranges[range], streams->of(range));
+    if (clock != nullptr) clock->begin_part(kind, ranges[range], stream);
     work();
-    if (clock != nullptr) clock->end_part(kind, streams->of(range));
+    if (clock != nullptr) clock->end_part(kind, stream);
   };
   const auto fold = [&](std::size_t range) {
-    timed(ScanPart::Kind::kFold, range, [&] { kernel->fold(task, ranges[range], streams->of(range), progress); });
+    timed(ScanPart::Kind::kFold, range, [&] { kernel->fold(task, ranges[range], stream, progress); });
   };
   const auto finish = [&](std::size_t range) {
-    relay->join(range, streams->of(range));
-    timed(ScanPart::Kind::kFinish, range, [&] { kernel->finish(task, ranges[range], streams->of(range), progress); });
+    relay->join(range);
+    timed(ScanPart::Kind::kFinish, range, [&] { kernel->finish(task, ranges[range], stream, progress); });
   };
 
-  relay->enter(task, seconds, clock);
+  relay->enter(task, stream, seconds, clock);
   fold(0);
-  relay->begin(0, streams->of(0));
+  relay->begin(0);
   if (!hops.hops.empty()) moment("states");
   for (std::size_t range = 1; range < ranges.size(); ++range) {
     fold(range);
     relay->end();
-    relay->begin(range, streams->of(range));
+    relay->begin(range);
     finish(range - 1);
   }
   relay->end();

@@ -15,8 +15,7 @@
 //
 // A rank has whole super-segments of tokens. It folds them from nothing, and one state of each sequence that goes on
 // elsewhere travels from rank to rank, in order. Heads are taken in two halves: while the states of one travel, ranks
-// work on the other, and hand on what has arrived meanwhile (attention/state_relay.hpp). On a device a half's kernels
-// fill what those of the other leave of it (attention/range_streams.hpp).
+// work on the other, and hand on what has arrived meanwhile (attention/state_relay.hpp).
 #pragma once
 
 #include <cstddef>

@@ -2,55 +2,11 @@
 #include "attention/scan_clock.hpp"
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 namespace ringattn {
 
-namespace {
-
-bool is_work(ScanPart::Kind kind) { return kind == ScanPart::Kind::kFold || kind == ScanPart::Kind::kFinish; }
-
-// For how long at least one range waits.
-double waiting_of(std::vector<ScanPart> parts) {
-  std::erase_if(parts, [](const ScanPart& part) { return part.kind != ScanPart::Kind::kWait; });
-  std::ranges::sort(parts, {}, &ScanPart::begin);
-  double seconds = 0.0;
-  double counted = 0.0;  // up to here
-  for (const ScanPart& part : parts) {
-    const double begin = std::max(part.begin, counted);
-    if (part.end <= begin) continue;
-    seconds += part.end - begin;
-    counted = part.end;
-  }
-  return seconds;
-}
-
-}  // namespace
-
-std::vector<ScanPart> idle_parts(const ScanPart& wait, const std::vector<ScanPart>& parts) {
-  std::vector<ScanPart> left{wait};
-  for (const ScanPart& part : parts) {
-    if (!is_work(part.kind)) continue;
-    std::vector<ScanPart> rest;
-    for (const ScanPart& piece : left) {
-      if (part.end <= piece.begin || part.begin >= piece.end) {
-        rest.push_back(piece);
-        continue;
-      }
-      if (part.begin > piece.begin) rest.push_back({piece.kind, piece.heads, piece.begin, part.begin});
-      if (part.end < piece.end) rest.push_back({piece.kind, piece.heads, part.end, piece.end});
-    }
-    left = std::move(rest);
-  }
-  return left;
-}
-
 ScanClock::ScanClock(Backend& backend, std::size_t ranges, std::size_t waits, bool timeline)
-    : timeline_(timeline), waits_(waits > 0), marks_(backend.make_marks(2 + 2 * waits + 6 * ranges, true)) {}
-
-// Two marks on a GPU are some microseconds apart, so a scan that never waits has none inside.
-bool ScanClock::wanted(ScanPart::Kind kind) const { return timeline_ || (waits_ && kind != ScanPart::Kind::kTravel); }
+    : timeline_(timeline), marks_(backend.make_marks(2 + 2 * waits + (timeline ? 6 * ranges : 0), true)) {}
 
 void ScanClock::begin(Stream stream) {
   next_ = 2;
@@ -77,20 +33,11 @@ void ScanClock::end_part(ScanPart::Kind kind, Stream stream) {
 ScanStats ScanClock::stats() const {
   ScanStats stats;
   stats.seconds = marks_->elapsed(0, 1);
-  std::vector<ScanPart> parts;
   for (const Marked& part : ended_) {
-    parts.push_back({part.kind, part.heads, marks_->elapsed(0, part.begin), marks_->elapsed(0, part.end)});
+    if (part.kind == ScanPart::Kind::kWait) stats.waiting_seconds += marks_->elapsed(part.begin, part.end);
+    if (!timeline_) continue;
+    stats.parts.push_back({part.kind, part.heads, marks_->elapsed(0, part.begin), marks_->elapsed(0, part.end)});
   }
-  for (const ScanPart& part : parts) {
-    if (part.kind != ScanPart::Kind::kWait) {
-      stats.parts.push_back(part);
-      continue;
-    }
-    std::ranges::copy(idle_parts(part, parts), std::back_inserter(stats.parts));
-  }
-  stats.waiting_seconds = waiting_of(stats.parts);
-  if (!timeline_) stats.parts.clear();
-  std::ranges::stable_sort(stats.parts, {}, &ScanPart::end);
   return stats;
 }
 

@@ -11,8 +11,7 @@
 
 namespace ringattn {
 
-// Something that a rank did with a range of heads; seconds since the scan began. Ranges that share a device are under
-// way at once: a part begins when it may, and has what room the others leave.
+// Something that a rank did with a range of heads; seconds since the scan began.
 struct ScanPart {
   enum class Kind {
     kFold,    // segments from nothing
@@ -33,19 +32,14 @@ struct ScanStats {
   std::vector<ScanPart> parts;   // in order of their ends; where ScanOptions::timeline asks for them
 };
 
-// `wait` without the time in which one of the parts was folded or finished: what is left of it, ascending. A wait that
-// none of them touches stays as it is, even if it took no time.
-std::vector<ScanPart> idle_parts(const ScanPart& wait, const std::vector<ScanPart>& parts);
-
-// Marks around a scan and its waits for states, and around the work that may fill them; with `timeline` around each of
-// its parts.
+// Marks around a scan and its waits for states; with `timeline` around each of its parts.
 class ScanClock {
  public:
   ScanClock(Backend& backend, std::size_t ranges, std::size_t waits, bool timeline);
 
   void begin(Stream stream);
   void end(Stream stream) { marks_->record(1, stream); }
-  // A part that begins and ends here. Of one kind one at a time, others may begin and end inside of it.
+  // A part that begins and ends here, one inside another at most.
   void begin_part(ScanPart::Kind kind, const HeadRange& heads, Stream stream);
   void end_part(ScanPart::Kind kind, Stream stream);
 
@@ -60,10 +54,9 @@ class ScanClock {
     std::size_t end = 0;
   };
 
-  bool wanted(ScanPart::Kind kind) const;
+  bool wanted(ScanPart::Kind kind) const { return timeline_ || kind == ScanPart::Kind::kWait; }
 
   bool timeline_;
-  bool waits_;
   std::unique_ptr<Marks> marks_;  // 0 and 1: of the whole
   std::size_t next_ = 2;
   std::vector<Marked> open_;

@@ -17,17 +17,17 @@ std::size_t carried(std::size_t range) { return kMarksOfRange * range + 1; }
 StateRelay::StateRelay(ScanKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange,
                        Transport& transport, Backend& backend, const Patience& patience)
     : kernel_(kernel), ranges_(ranges), exchange_(exchange), transport_(transport), patience_(patience) {
-  if (exchange_.steps() == 0) return;
-  ahead_ = backend.make_stream_beside(Turn::kFirst, kMarksOfRange * ranges.size() + 1);
+  if (exchange_.steps() > 0) ahead_ = backend.make_stream_ahead(kMarksOfRange * ranges.size() + 1);
 }
 
 std::size_t StateRelay::most_waits(std::size_t ranges, int steps) {
-  if (steps == 0) return 0;
   return ranges * (static_cast<std::size_t>(steps) + 1) + 1;
 }
 
-void StateRelay::enter(const ScanTask& task, double seconds, ScanClock* clock) {
+void StateRelay::enter(const ScanTask& task, Stream stream, double seconds, ScanClock* clock) {
   task_ = &task;
+  stream_ = stream;
+  own_ = beside() ? ahead_->stream() : stream;
   seconds_ = seconds;
   clock_ = clock;
   on_its_way_ = false;
@@ -63,13 +63,12 @@ void StateRelay::go_on() {
   }
 }
 
-void StateRelay::begin(std::size_t range, Stream stream) {
+void StateRelay::begin(std::size_t range) {
   range_ = range;
-  own_ = beside() ? ahead_->stream() : stream;
   step_ = 0;
   on_its_way_ = true;
   if (beside()) {
-    ahead_->record(folded(range), stream);
+    ahead_->record(folded(range), stream_);
     ahead_->follow(folded(range), own_);
   }
   if (exchange_.steps() > 0 && clock_ != nullptr) {
@@ -103,15 +102,15 @@ void StateRelay::end() {
   on_its_way_ = false;
 }
 
-void StateRelay::join(std::size_t range, Stream stream) {
+void StateRelay::join(std::size_t range) {
   if (!beside()) return;
   const bool last = range + 1 == ranges_.size();
   const std::size_t everything = kMarksOfRange * ranges_.size();
   if (last) ahead_->record(everything, own_);
-  if (clock_ != nullptr) clock_->begin_part(ScanPart::Kind::kWait, ranges_[range], stream);
-  ahead_->follow(carried(range), stream);
-  if (last) ahead_->follow(everything, stream);
-  if (clock_ != nullptr) clock_->end_part(ScanPart::Kind::kWait, stream);
+  if (clock_ != nullptr) clock_->begin_part(ScanPart::Kind::kWait, ranges_[range], stream_);
+  ahead_->follow(carried(range), stream_);
+  if (last) ahead_->follow(everything, stream_);
+  if (clock_ != nullptr) clock_->end_part(ScanPart::Kind::kWait, stream_);
 }
 
 }  // namespace ringattn

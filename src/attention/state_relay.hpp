@@ -17,7 +17,7 @@
 #include "comm/transport.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/scan.hpp"
-#include "kernels/stream_beside.hpp"
+#include "kernels/stream_ahead.hpp"
 
 namespace ringattn {
 
@@ -30,22 +30,22 @@ class StateRelay {
   // How many times a scan waits for states, at most: as ScanClock counts waits.
   static std::size_t most_waits(std::size_t ranges, int steps);
 
-  // A scan begins. `seconds`: what it is predicted to take. `clock` may be null.
-  void enter(const ScanTask& task, double seconds, ScanClock* clock);
+  // A scan begins, whose kernels work on `stream`. `seconds`: what it is predicted to take. `clock` may be null.
+  void enter(const ScanTask& task, Stream stream, double seconds, ScanClock* clock);
 
   // For each range, in order: begin(), and before that of the next range end(), once each.
   //
-  // The range has been folded on `stream`: it is carried as far as no other rank's states are needed for, and those
+  // The range has been folded on the stream: it is carried as far as no other rank's states are needed for, and those
   // that are needed are on their way.
-  void begin(std::size_t range, Stream stream);
+  void begin(std::size_t range);
   // On a host, what has arrived of the range that is on its way is carried and handed on. Doesn't wait. A device does
   // so by itself, once end() has been called.
   void advance();
   // The rest. On a device enqueued, on a host done when it returns.
   void end();
-  // What `stream`, the range's, does from here on finds the range carried; of the last range, also that nothing reads
-  // or writes states any more.
-  void join(std::size_t range, Stream stream);
+  // What the stream does from here on finds the range carried; of the last range, also that nothing reads or writes
+  // states any more.
+  void join(std::size_t range);
 
  private:
   bool beside() const { return ahead_ != nullptr; }
@@ -61,11 +61,12 @@ class StateRelay {
   Patience patience_;
   // Of a device, where something travels; its marks are of each range that it is folded, and carried, and the end of
   // all.
-  std::unique_ptr<StreamBeside> ahead_;
+  std::unique_ptr<StreamAhead> ahead_;
 
   // Of the scan under way.
   const ScanTask* task_ = nullptr;
-  Stream own_;  // the states', which is that of the range on its way where nothing travels
+  Stream stream_;  // the kernel's
+  Stream own_;     // the states', which is the kernel's where nothing travels
   double seconds_ = 0.0;
   ScanClock* clock_ = nullptr;
   std::size_t range_ = 0;  // on its way

@@ -13,7 +13,7 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "kernels/cache_view.hpp"
-#include "kernels/stream_beside.hpp"
+#include "kernels/stream_ahead.hpp"
 #include "kernels/synthetic.hpp"
 
 namespace ringattn {
@@ -107,9 +107,8 @@ class Backend {
   virtual void synchronize(Stream stream, const Deadline& deadline, const Progress& progress) = 0;
   // `count` of them. The backend outlives them.
   virtual std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) = 0;
-  // A queue of its own that takes its `turn`, with `marks` points; null where work is done when its call returns. The
-  // backend outlives it.
-  virtual std::unique_ptr<StreamBeside> make_stream_beside(Turn turn, std::size_t marks) = 0;
+  // With `marks` points; null where work is done when its call returns. The backend outlives it.
+  virtual std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t marks) = 0;
   // Whether fold() and the other calls on a stream return before the work is done.
   virtual bool enqueues() const = 0;
   // What `enqueue` puts on `stream`, to be launched there: a device keeps it as a graph, a host calls `enqueue` anew.

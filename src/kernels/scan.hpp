@@ -154,9 +154,8 @@ struct ScanLimits {
 ScanLimits limits_of(std::span<const ScanRun> runs);
 
 // One scan kernel for one ScanSpec on one backend. A task goes through fold(), carry() of every step and finish(), each
-// behind the one before, with the same heads and runs. Several ranges of heads may be on their way, and share nothing
-// that is written: on a device in a stream each, and carry() in another one; on a host one call at a time, but carry()
-// of one out of `progress` of others, too. Devices only launch.
+// behind the one before, with the same heads and runs. Several ranges of heads may be on their way, and carry() of one
+// beside fold() and finish() of others: in another stream or, on a host, out of `progress`. Devices only launch.
 class ScanKernel {
  public:
   virtual ~ScanKernel() = default;

@@ -76,7 +76,7 @@ class StateRelayOfTheMiddle : public ::testing::Test {
     run.step = 1;
     runs_ = {run};
     task_.runs = runs_;
-    relay_.enter(task_, 1.0, nullptr);
+    relay_.enter(task_, {}, 1.0, nullptr);
   }
 
   // What was called since the last time.
@@ -102,7 +102,7 @@ class StateRelayOfTheMiddle : public ::testing::Test {
 };
 
 TEST_F(StateRelayOfTheMiddle, HandsOnWhatArrivesWhileTheKernelWorks) {
-  relay_.begin(0, {});
+  relay_.begin(0);
   EXPECT_EQ(calls(), Calls{"receive of states of heads 0 to 0, step 1 of 2"});
   relay_.advance();
   EXPECT_EQ(calls(), Calls{}) << "nothing has arrived";
@@ -119,10 +119,10 @@ TEST_F(StateRelayOfTheMiddle, HandsOnWhatArrivesWhileTheKernelWorks) {
 }
 
 TEST_F(StateRelayOfTheMiddle, WaitsWhereNothingIsLeftToDo) {
-  relay_.begin(0, {});
+  relay_.begin(0);
   relay_.end();
   EXPECT_EQ(calls().size(), 5U);
-  relay_.begin(1, {});
+  relay_.begin(1);
   relay_.end();
   EXPECT_EQ(calls(),
             (Calls{"receive of states of heads 1 to 1, step 1 of 2", "wait for 2", "carry heads 1 to 1, step 1",

@@ -4,23 +4,43 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
+
 #include "base/error.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/still_backend.hpp"
 
 namespace ringattn::testing {
 namespace {
 
 // A device that works until it has been asked so many times.
-class BusyBackend final : public StillBackend {
+class BusyBackend final : public Backend {
  public:
   explicit BusyBackend(int looks) : looks_(looks) {}
 
   int looks() const { return looks_; }  // that are left
 
+  MemoryKind memory() const override { return MemoryKind::kDevice; }
+  std::string identity() const override { return "busy"; }
+  Buffer allocate(std::size_t bytes) override { return allocate_host(bytes); }
+  Stream stream() override { return {}; }
+  void copy_rows(void*, std::int64_t, const void*, std::int64_t, std::int64_t, std::int64_t, Stream) override {}
+  void gather_pages(void*, const CacheView&, std::span<const std::int32_t>, std::int64_t, Stream) override {}
+  void fill_bytes(void*, std::byte, std::size_t, Stream) override {}
+  void fill_synthetic(std::uint64_t, SyntheticTensor, std::span<const PackedRun>, const MutableTensorView&,
+                      Stream) override {}
+  void update_cache(const CacheUpdate&, Stream) override {}
+  void pool_keys(const BlockChoice&, Stream) override {}
+  void choose_blocks(const BlockChoice&, Stream) override {}
   void synchronize(Stream, const Deadline&, const Progress& progress) override {
     for (; looks_ > 0; --looks_) progress();
   }
+  std::unique_ptr<Marks> make_marks(std::size_t, bool) override { return nullptr; }
+  std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t) override { return nullptr; }
+  bool enqueues() const override { return true; }
+  std::unique_ptr<Replay> replay(Stream, const std::function<void()>&) override { return nullptr; }
+  bool is_capturing(Stream) override { return false; }
+  std::size_t peak_memory() override { return 0; }
 
  private:
   int looks_;

@@ -49,7 +49,7 @@ class CpuBackend final : public Backend {
   // Host work is finished when its call returns: a mark is the time of its call, and there is nothing to wait for.
   void synchronize(Stream, const Deadline&, const Progress&) override {}
   std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
-  std::unique_ptr<StreamBeside> make_stream_beside(Turn, std::size_t) override { return nullptr; }
+  std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t) override { return nullptr; }
   std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) override;
   bool enqueues() const override { return false; }
   bool is_capturing(Stream) override { return false; }

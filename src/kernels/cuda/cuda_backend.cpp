@@ -71,20 +71,19 @@ class CudaMarks final : public Marks {
   std::vector<CudaEvent> events_;
 };
 
-class CudaStreamBeside final : public StreamBeside {
+class CudaStreamAhead final : public StreamAhead {
  public:
-  CudaStreamBeside(int device, Turn turn, std::size_t marks) : device_(device) {
+  CudaStreamAhead(int device, std::size_t marks) : device_(device) {
     const DeviceGuard guard(device_);
     int last = 0;
     int first = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&last, &first), "cudaDeviceGetStreamPriorityRange");
     for (std::size_t i = 0; i < marks; ++i) events_.emplace_back();
-    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, turn == Turn::kFirst ? first : last),
-               "cudaStreamCreateWithPriority");
+    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, first), "cudaStreamCreateWithPriority");
   }
-  ~CudaStreamBeside() override { cudaStreamDestroy(stream_); }
-  CudaStreamBeside(const CudaStreamBeside&) = delete;
-  CudaStreamBeside& operator=(const CudaStreamBeside&) = delete;
+  ~CudaStreamAhead() override { cudaStreamDestroy(stream_); }
+  CudaStreamAhead(const CudaStreamAhead&) = delete;
+  CudaStreamAhead& operator=(const CudaStreamAhead&) = delete;
 
   Stream stream() override { return {stream_}; }
   void record(std::size_t mark, Stream stream) override {
@@ -236,8 +235,8 @@ std::unique_ptr<Marks> CudaBackend::make_marks(std::size_t count, bool timed) {
   return std::make_unique<CudaMarks>(device_, count, timed);
 }
 
-std::unique_ptr<StreamBeside> CudaBackend::make_stream_beside(Turn turn, std::size_t marks) {
-  return std::make_unique<CudaStreamBeside>(device_, turn, marks);
+std::unique_ptr<StreamAhead> CudaBackend::make_stream_ahead(std::size_t marks) {
+  return std::make_unique<CudaStreamAhead>(device_, marks);
 }
 
 std::unique_ptr<Replay> CudaBackend::replay(Stream stream, const std::function<void()>& enqueue) {

@@ -42,7 +42,7 @@ class CudaBackend final : public Backend {
   void append(const AppendTask& task, Stream stream) override;
   void synchronize(Stream stream, const Deadline& deadline, const Progress& progress) override;
   std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
-  std::unique_ptr<StreamBeside> make_stream_beside(Turn turn, std::size_t marks) override;
+  std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t marks) override;
   std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) override;
   bool enqueues() const override { return true; }
   bool is_capturing(Stream stream) override;

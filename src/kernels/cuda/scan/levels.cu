@@ -137,19 +137,8 @@ void load_passes(bool state_decays) {
 void pass_segments(const ScanParams& params, bool state_decays, cudaStream_t stream) {
   const auto passes = [](const ScanRunEntry& run) { return run.tokens > kSegmentTokens; };
   if (std::none_of(params.runs, params.runs + params.run_count, passes)) return;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid_of(params, params.super_segments);
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  cudaLaunchAttribute first{};
-  if (params.head_count < params.heads) {
-    int last = 0;
-    first.id = cudaLaunchAttributePriority;
-    check_cuda(cudaDeviceGetStreamPriorityRange(&last, &first.val.priority), "cudaDeviceGetStreamPriorityRange");
-    config.attrs = &first;
-    config.numAttrs = 1;
-  }
-  check_cuda(cudaLaunchKernelEx(&config, segments_pass(state_decays), params), "the pass over segments");
+  segments_pass(state_decays)<<<grid_of(params, params.super_segments), kThreads, 0, stream>>>(params);
+  check_cuda(cudaGetLastError(), "the pass over segments");
 }
 
 void pass_super_segments(const ScanParams& params, bool state_decays, cudaStream_t stream) {

@@ -13,9 +13,7 @@ namespace ringattn::cuda {
 void load_passes(bool state_decays);
 
 // Of every super-segment of the launch that has several segments: local states of its segments become those in front of
-// them, its own local state comes to ScanParams::super_states, and the logarithms go along. Where the launch has some
-// of the heads only, others may be folded in another stream meanwhile: its CTAs come first of what waits for room then,
-// as states travel behind them.
+// them, its own local state comes to ScanParams::super_states, and the logarithms go along.
 void pass_segments(const ScanParams& params, bool state_decays, cudaStream_t stream);
 
 // Of every run of the launch: local states of its super-segments become the states in front of them, from the run's

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue beside the caller's.
+// A queue beside the others, for short work that they wait for.
 #pragma once
 
 #include <cstddef>
@@ -8,16 +8,10 @@
 
 namespace ringattn {
 
-// When a queue's kernels get what room there is on the device.
-enum class Turn {
-  kFirst,      // first of what waits for room: for short work that others wait for
-  kInArrival,  // behind what came before them, as in a queue that was made with no wishes
-};
-
-// A queue of a device, and points in this and other queues.
-class StreamBeside {
+// A queue of a device whose kernels come first of what waits for room there, and points in this and other queues.
+class StreamAhead {
  public:
-  virtual ~StreamBeside() = default;
+  virtual ~StreamAhead() = default;
 
   virtual Stream stream() = 0;
   // Point `mark` is what has been enqueued on `stream` so far.
