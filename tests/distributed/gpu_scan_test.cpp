@@ -170,6 +170,46 @@ TEST(GpuScanOfTwoRanks, HasTheBitsOfOneByNccl) {
   expect_the_same_of_two_ranks("nccl");
 }
 
+// States have a stream of their own: nothing of a scan begins before what the caller's stream has, and what the stream
+// gets behind it finds all of it done.
+TEST(GpuScanOfTwoRanks, IsPartOfTheCallersStream) {
+  if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
+  const ScanCase given = heads_of_matrices();
+  std::atomic<std::int64_t> differ = 0;
+  in_two_ranks("p2p", [&](Transport& world) {
+    ScanOptions options;
+    options.kernel.backend = "cuda";
+    Scan scan(job_of(given), world, options);
+    Backend& backend = scan.backend();
+    const Stream stream = backend.stream();
+    ScanRank rank(scan, world.rank(), given);
+    const ScanInputs inputs = rank.inputs();
+    const TensorView& x = inputs.x;
+    const auto bytes = static_cast<std::int64_t>(x.tokens * x.token_stride * 2);
+    // x arrives late, and y is copied off at once.
+    const Buffer kept = backend.allocate(static_cast<std::size_t>(bytes));
+    const Buffer copy = backend.allocate(static_cast<std::size_t>(bytes));
+    constexpr std::int64_t kBusyBytes = std::int64_t{64} << 20;
+    const Buffer busy = backend.allocate(2 * kBusyBytes);
+    auto* const late = static_cast<std::byte*>(const_cast<void*>(x.data));
+    backend.copy_rows(kept.data(), bytes, late, bytes, bytes, 1, stream);
+    backend.fill_bytes(late, std::byte{0xff}, static_cast<std::size_t>(bytes), stream);
+    backend.synchronize(stream, Deadline::after(60.0), {});
+    for (int i = 0; i < 50; ++i) {
+      backend.copy_rows(busy.data() + kBusyBytes, kBusyBytes, busy.data(), kBusyBytes, kBusyBytes, 1, stream);
+    }
+    backend.copy_rows(late, bytes, kept.data(), bytes, bytes, 1, stream);
+    scan.enqueue(inputs, rank.outputs(), stream);
+    backend.copy_rows(copy.data(), bytes, rank.outputs().y.data, bytes, bytes, 1, stream);
+    backend.fill_bytes(rank.outputs().y.data, std::byte{0xff}, static_cast<std::size_t>(bytes), stream);
+    backend.copy_rows(rank.outputs().y.data, bytes, copy.data(), bytes, bytes, 1, stream);
+    scan.wait();
+    backend.synchronize(stream, Deadline::after(60.0), {});
+    differ += rank.differences();
+  });
+  EXPECT_EQ(differ, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, GpuScan, ::testing::Values(1, 2, 3),
                          [](const auto& test) { return fmt::format("{}", test.param); });
 
