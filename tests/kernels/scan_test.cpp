@@ -261,6 +261,35 @@ TEST_P(Scans, GoOnTokenByToken) {
   }
 }
 
+// More of them than a device holds CTAs for at a time, in groups that share B and C.
+TEST_P(Scans, GoOnInManySequences) {
+  const ScanSpec all[] = {scan_spec(Dtype::kBf16, 2, 64, 128), selective_spec(Dtype::kBf16, 136, 16, 17),
+                          selective_spec(Dtype::kBf16, 136, 64)};
+  for (ScanSpec spec : all) {
+    spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = true;
+    if (!can(spec)) continue;
+    const std::size_t sequences = spec.state_dim == 16 ? 3000 : spec.state_decays ? 1500 : 300;
+    const ScanData inputs = with_initial(random_scan(spec, std::vector<std::int64_t>(sequences, 1), 67), 68);
+    const ScanResult plain = update_with(row(), inputs);
+    EXPECT_EQ(check_scan_accuracy(inputs, plain, tolerance()), "") << describe(spec);
+    std::vector<std::int32_t> slots(sequences);
+    for (std::size_t s = 0; s < sequences; ++s) slots[s] = s % 7 == 3 ? -1 : static_cast<std::int32_t>(sequences - s);
+    const ScanResult slotted = update_with(row(), inputs, 1, slots);
+    const std::size_t floats = inputs.state_floats();
+    const std::size_t row_bytes = plain.y.size() / sequences;
+    std::size_t different = 0;
+    for (std::size_t s = 0; s < sequences; ++s) {
+      if (slots[s] < 0) continue;
+      const float* const state = &slotted.finals[static_cast<std::size_t>(slots[s]) * floats];
+      if (std::memcmp(state, &plain.finals[s * floats], floats * sizeof(float)) != 0 ||
+          std::memcmp(&slotted.y[s * row_bytes], &plain.y[s * row_bytes], row_bytes) != 0) {
+        ++different;
+      }
+    }
+    EXPECT_EQ(different, 0U) << describe(spec);
+  }
+}
+
 TEST_P(Scans, KeepTheStateWhereDtIsZero) {
   for (ScanSpec spec : specs()) {
     if (spec.dt_softplus || spec.dt_bias) continue;

@@ -39,7 +39,7 @@ class DeviceScan final : public ScanKernel {
     const DeviceGuard guard(device_);
     kernels_->load();
     load_passes(spec_.state_decays);
-    load_update(spec_.dtype, spec_.state_decays, spec_.state_dim);
+    update_ctas_ = load_update(spec_.dtype, spec_.state_decays, spec_.state_dim);
   }
 
   int heads_together() const override { return spec_.state_decays ? kChannelsTogether : 1; }
@@ -97,7 +97,7 @@ class DeviceScan final : public ScanKernel {
     p.slots = update.slots;
     p.states_aligned = reinterpret_cast<std::uint64_t>(update.states) % kAlignment == 0;
     p.rates_aligned = reinterpret_cast<std::uint64_t>(update.a) % kAlignment == 0;
-    update_states(p, spec_.dtype, spec_.state_decays, cuda_stream(stream));
+    update_states(p, spec_.dtype, spec_.state_decays, update_ctas_, cuda_stream(stream));
   }
 
  private:
@@ -182,6 +182,7 @@ class DeviceScan final : public ScanKernel {
   Buffer logs_before_;
   Buffer super_states_;
   Buffer super_logs_;
+  int update_ctas_ = 0;  // that walk over states at a time, at most
 };
 
 }  // namespace

@@ -1,51 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step of decoding moves every state once from memory and back. A group of lanes has two neighbouring rows of a
-// state, which share B and C: dims of one head, or channels of one group.
+// state, which share B and C: dims of one head, or channels of one group. States with a rate each go another way where
+// they can (update_walk.cuh).
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+
 #include "base/cuda.hpp"
+#include "kernels/cuda/multiprocessors.hpp"
 #include "kernels/cuda/scan/load_kernel.hpp"
 #include "kernels/cuda/scan/scan_device.cuh"
+#include "kernels/cuda/scan/state_pieces.cuh"
 #include "kernels/cuda/scan/update.hpp"
+#include "kernels/cuda/scan/update_walk.cuh"
 
 namespace ringattn::cuda {
 
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kRows = 2;   // of a group of lanes: with more of them, fewer warps have loads on their way
-constexpr int kWidth = 4;  // elements of a row that a lane has side by side
-
-struct Four {
-  float v[kWidth];
-};
-
-__device__ __forceinline__ Four load_state(const float* at, bool aligned) {
-  if (aligned) {
-    const float4 four = *reinterpret_cast<const float4*>(at);
-    return {{four.x, four.y, four.z, four.w}};
-  }
-  return {{at[0], at[1], at[2], at[3]}};
-}
-__device__ __forceinline__ void store_state(float* at, bool aligned, const Four& four) {
-  if (aligned) {
-    *reinterpret_cast<float4*>(at) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) at[i] = four.v[i];
-}
-
-template <class Element>
-struct alignas(kWidth * sizeof(Element)) Elements {
-  Element v[kWidth];
-};
-template <class Element>
-__device__ __forceinline__ Elements<Element> load_elements(const Element* at, bool aligned) {
-  if (aligned) return *reinterpret_cast<const Elements<Element>*>(at);
-  return {{at[0], at[1], at[2], at[3]}};
-}
+constexpr int kRows = 2;  // of a group of lanes: with more of them, fewer warps have loads on their way
+constexpr int kMostLanes = 32;
 
 // A lane's piece of a group's states, and what belongs to it. All of it is asked for before any of it is used.
-template <class Element, bool kStateDecays>
+template <class Element, bool kStateDecays, bool kAligned>
 struct Piece {
   Four states[kRows];
   Four rates[kStateDecays ? kRows : 1];
@@ -57,17 +35,17 @@ struct Piece {
                                    int n) {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
-      states[row] = load_state(group_states + std::int64_t{row} * p.state_dim + n, p.states_aligned);
+      states[row] = load_state<kAligned>(group_states + std::int64_t{row} * p.state_dim + n);
     }
     if constexpr (kStateDecays) {
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
-        rates[row] = load_state(p.a + std::int64_t{head + row} * p.state_dim + n, p.rates_aligned);
+        rates[row] = load_state<kAligned>(p.a + std::int64_t{head + row} * p.state_dim + n);
       }
     }
     const int shared_row = p.by_group_heads.quotient(head);
-    b = load_elements(element_at<Element>(p.b, sequence, shared_row) + n, p.b.aligned);
-    c = load_elements(element_at<Element>(p.c, sequence, shared_row) + n, p.c.aligned);
+    b = load_elements<kAligned>(element_at<Element>(p.b, sequence, shared_row) + n);
+    c = load_elements<kAligned>(element_at<Element>(p.c, sequence, shared_row) + n);
   }
 };
 
@@ -76,8 +54,8 @@ __host__ __device__ constexpr int blocks_of_sequence(int rows) {
   return (rows / kRows * kLanes + kThreads - 1) / kThreads;
 }
 
-// kLanes: of a group, which is a part of a warp.
-template <class Element, bool kStateDecays, int kLanes>
+// kLanes: of a group, which is a part of a warp. kAligned: states, A, B and C can be read by four elements.
+template <class Element, bool kStateDecays, int kLanes, bool kAligned>
 __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ UpdateParams p) {
   static_assert(kRows <= kLanes, "a lane makes dt of one row, and writes one");
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -96,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
 
   int n = lane * kWidth;
   const bool has_piece = n < p.state_dim;
-  Piece<Element, kStateDecays> piece(p, states, sequence, first_head, has_piece ? n : 0);
+  Piece<Element, kStateDecays, kAligned> piece(p, states, sequence, first_head, has_piece ? n : 0);
   float x[kRows];
   float dt[kRows];
 #pragma unroll
@@ -128,26 +106,28 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   if (p.z.data != nullptr) gate = element_at<Element>(p.z, sequence, own_head)[own_dim];
   if (p.d != nullptr) skip = p.d[own_head];
   float y[kRows] = {};
-  if (present && has_piece) {
-    while (true) {
+  // No branch around it: ptxas would move the loads into it, behind what dt waits for (13.0).
+  while (true) {
+    const bool mine = present && n < p.state_dim;
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        const float input = __fmul_rn(dt[row], x[row]);
-        Four& state = piece.states[row];
+    for (int row = 0; row < kRows; ++row) {
+      const float input = __fmul_rn(dt[row], x[row]);
+      Four& state = piece.states[row];
+      float sum = y[row];
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          if constexpr (kStateDecays) {
-            decay = exp2_approx(__fmul_rn(dt[row], __fmul_rn(piece.rates[row].v[i], kScanLog2E)));
-          }
-          state.v[i] = __fmaf_rn(decay, state.v[i], __fmul_rn(input, to_float(piece.b.v[i])));
-          y[row] = __fmaf_rn(to_float(piece.c.v[i]), state.v[i], y[row]);
+      for (int i = 0; i < kWidth; ++i) {
+        if constexpr (kStateDecays) {
+          decay = exp2_approx(__fmul_rn(dt[row], __fmul_rn(piece.rates[row].v[i], kScanLog2E)));
         }
-        store_state(states + std::int64_t{row} * p.state_dim + n, p.states_aligned, state);
+        state.v[i] = __fmaf_rn(decay, state.v[i], __fmul_rn(input, to_float(piece.b.v[i])));
+        sum = __fmaf_rn(to_float(piece.c.v[i]), state.v[i], sum);
       }
-      n += kLanes * kWidth;
-      if (n >= p.state_dim) break;
-      piece = Piece<Element, kStateDecays>(p, states, sequence, first_head, n);
+      if (mine) y[row] = sum;
+      if (mine) store_state<kAligned>(states + std::int64_t{row} * p.state_dim + n, state);
     }
+    n += kLanes * kWidth;
+    if (kLanes < kMostLanes || n >= p.state_dim) break;  // fewer lanes have one piece each
+    piece = Piece<Element, kStateDecays, kAligned>(p, states, sequence, first_head, n);
   }
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
@@ -174,37 +154,102 @@ struct UpdateForm {
   void (*kernel)(UpdateParams);
   int (*blocks)(int rows);  // of a sequence
 };
+struct WalkForm {
+  void (*kernel)(UpdateWalk);
+  int channels;  // of a block
+};
 
-template <class Element, bool kStateDecays, int kLanes>
+template <class Element, bool kStateDecays, int kLanes, bool kAligned>
 constexpr UpdateForm update_form() {
-  return {update_kernel<Element, kStateDecays, kLanes>, blocks_of_sequence<kLanes>};
+  return {update_kernel<Element, kStateDecays, kLanes, kAligned>, blocks_of_sequence<kLanes>};
 }
 
-template <class Element, bool kStateDecays>
+template <class Element, bool kStateDecays, bool kAligned>
 UpdateForm form_of(int state_dim) {
   const int pieces = state_dim / kWidth;
-  if (pieces <= 4) return update_form<Element, kStateDecays, 4>();
-  if (pieces <= 16) return update_form<Element, kStateDecays, 16>();
-  return update_form<Element, kStateDecays, 32>();
+  if (pieces <= 4) return update_form<Element, kStateDecays, 4, kAligned>();
+  if (pieces <= 16) return update_form<Element, kStateDecays, 16, kAligned>();
+  return update_form<Element, kStateDecays, kMostLanes, kAligned>();
 }
 
+template <bool kAligned>
 UpdateForm form_of(Dtype dtype, bool state_decays, int state_dim) {
-  if (dtype == Dtype::kF32) return form_of<float, true>(state_dim);  // of selective scans alone
+  if (dtype == Dtype::kF32) return form_of<float, true, kAligned>(state_dim);  // of selective scans alone
   if (dtype == Dtype::kBf16) {
-    return state_decays ? form_of<__nv_bfloat16, true>(state_dim) : form_of<__nv_bfloat16, false>(state_dim);
+    return state_decays ? form_of<__nv_bfloat16, true, kAligned>(state_dim)
+                        : form_of<__nv_bfloat16, false, kAligned>(state_dim);
   }
-  return state_decays ? form_of<__half, true>(state_dim) : form_of<__half, false>(state_dim);
+  return state_decays ? form_of<__half, true, kAligned>(state_dim) : form_of<__half, false, kAligned>(state_dim);
+}
+
+// Of selective scans, where a row of states is one piece of each lane.
+bool walks(bool state_decays, int state_dim) {
+  return state_decays && (state_dim == 4 * kWidth || state_dim == 16 * kWidth);
+}
+
+// Whether a walk can count with 32 bits: its blocks, and within what belongs to a sequence.
+bool is_narrow(const UpdateParams& p) {
+  const std::int64_t strides[] = {p.x.head_stride, p.dt.head_stride, p.z.head_stride, p.b.head_stride,
+                                  p.c.head_stride, p.y_head_stride,  p.state_dim,     p.sequences};
+  return std::all_of(std::begin(strides), std::end(strides),
+                     [&](std::int64_t stride) { return std::abs(stride) * p.heads < std::int64_t{1} << 31; });
+}
+
+template <class Element>
+WalkForm walk_form_of(int state_dim) {
+  if (state_dim == 4 * kWidth) return {walk_kernel<Element, 4>, kWalkChannels<4>};
+  return {walk_kernel<Element, 16>, kWalkChannels<16>};
+}
+WalkForm walk_form_of(Dtype dtype, int state_dim) {
+  if (dtype == Dtype::kF32) return walk_form_of<float>(state_dim);
+  return dtype == Dtype::kBf16 ? walk_form_of<__nv_bfloat16>(state_dim) : walk_form_of<__half>(state_dim);
+}
+
+// That the current device holds at a time.
+int walk_ctas(void (*kernel)(UpdateWalk)) {
+  check_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+      "cudaFuncSetAttribute");
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  int ctas = 0;
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, kWalkThreads, 0),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  return ctas * multiprocessors_of(device);
+}
+
+void walk_states(const UpdateParams& params, const WalkForm& form, int most_ctas, cudaStream_t stream) {
+  UpdateWalk walk{};
+  walk.params = params;
+  walk.by_sequences = Divider(params.sequences);
+  const int blocks = static_cast<int>(params.sequences) * ((params.heads + form.channels - 1) / form.channels);
+  const int ctas = std::min(most_ctas, blocks);
+  walk.blocks_each = blocks / ctas;
+  walk.longer_walks = blocks % ctas;
+  form.kernel<<<static_cast<unsigned>(ctas), kWalkThreads, 0, stream>>>(walk);
+  check_cuda(cudaGetLastError(), "the update of states");
 }
 
 }  // namespace
 
-void load_update(Dtype dtype, bool state_decays, int state_dim) {
-  load_kernel(form_of(dtype, state_decays, state_dim).kernel);
+int load_update(Dtype dtype, bool state_decays, int state_dim) {
+  load_kernel(form_of<true>(dtype, state_decays, state_dim).kernel);
+  load_kernel(form_of<false>(dtype, state_decays, state_dim).kernel);
+  if (!walks(state_decays, state_dim)) return 0;
+  const WalkForm form = walk_form_of(dtype, state_dim);
+  load_kernel(form.kernel);
+  return walk_ctas(form.kernel);
 }
 
-void update_states(const UpdateParams& given, Dtype dtype, bool state_decays, cudaStream_t stream) {
+void update_states(const UpdateParams& given, Dtype dtype, bool state_decays, int most_walk_ctas, cudaStream_t stream) {
   UpdateParams params = given;
-  const UpdateForm form = form_of(dtype, state_decays, params.state_dim);
+  const bool aligned =
+      params.states_aligned && (params.rates_aligned || !state_decays) && params.b.aligned && params.c.aligned;
+  if (aligned && walks(state_decays, params.state_dim) && is_narrow(params)) {
+    return walk_states(params, walk_form_of(dtype, params.state_dim), most_walk_ctas, stream);
+  }
+  const UpdateForm form = aligned ? form_of<true>(dtype, state_decays, params.state_dim)
+                                  : form_of<false>(dtype, state_decays, params.state_dim);
   const int blocks = form.blocks(params.heads * params.head_dim);
   params.by_blocks = Divider(blocks);
   form.kernel<<<static_cast<unsigned>(params.sequences * blocks), kThreads, 0, stream>>>(params);

@@ -9,8 +9,10 @@
 
 namespace ringattn::cuda {
 
-// Loads the kernel onto the current device (load_kernel.hpp).
-void load_update(Dtype dtype, bool state_decays, int state_dim);
-void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, cudaStream_t stream);
+// Loads the kernels onto the current device (load_kernel.hpp). Returns how many CTAs it holds at a time of the one that
+// walks over states (update_walk.cuh); 0 where none does.
+int load_update(Dtype dtype, bool state_decays, int state_dim);
+// `most_walk_ctas`: what load_update() has returned.
+void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, int most_walk_ctas, cudaStream_t stream);
 
 }  // namespace ringattn::cuda

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a lane has of a row of states, rates, B or C: elements side by side, read and written at once where they are
+// aligned.
+#pragma once
+
+namespace ringattn::cuda {
+
+inline constexpr int kWidth = 4;  // elements of a row that a lane has side by side
+
+struct Four {
+  float v[kWidth];
+};
+
+template <bool kAligned>
+__device__ __forceinline__ Four load_state(const float* at) {
+  if constexpr (kAligned) {
+    const float4 four = *reinterpret_cast<const float4*>(at);
+    return {{four.x, four.y, four.z, four.w}};
+  }
+  return {{at[0], at[1], at[2], at[3]}};
+}
+template <bool kAligned>
+__device__ __forceinline__ void store_state(float* at, const Four& four) {
+  if constexpr (kAligned) {
+    *reinterpret_cast<float4*>(at) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) at[i] = four.v[i];
+  }
+}
+
+template <class Element>
+struct alignas(kWidth * sizeof(Element)) Elements {
+  Element v[kWidth];
+};
+template <bool kAligned, class Element>
+__device__ __forceinline__ Elements<Element> load_elements(const Element* at) {
+  if constexpr (kAligned) return *reinterpret_cast<const Elements<Element>*>(at);
+  return {{at[0], at[1], at[2], at[3]}};
+}
+
+}  // namespace ringattn::cuda
