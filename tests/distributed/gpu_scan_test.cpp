@@ -185,7 +185,8 @@ TEST(GpuScanOfTwoRanks, IsPartOfTheCallersStream) {
     ScanRank rank(scan, world.rank(), given);
     const ScanInputs inputs = rank.inputs();
     const TensorView& x = inputs.x;
-    const auto bytes = static_cast<std::int64_t>(x.tokens * x.token_stride * 2);
+    const auto bytes =
+        static_cast<std::int64_t>(x.tokens * x.token_stride * static_cast<std::int64_t>(size_of(x.dtype)));
     // x arrives late, and y is copied off at once.
     const Buffer kept = backend.allocate(static_cast<std::size_t>(bytes));
     const Buffer copy = backend.allocate(static_cast<std::size_t>(bytes));

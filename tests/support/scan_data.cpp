@@ -289,8 +289,8 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
   return result;
 }
 
-ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads,
-                       const std::vector<std::int32_t>& slots) {
+ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads, const std::vector<std::int32_t>& slots,
+                       bool unaligned) {
   const ScanSpec& spec = inputs.spec;
   const auto backend = row.make_backend({threads, 0});
   const auto kernel = row.make_kernel(spec, *backend);
@@ -300,7 +300,7 @@ ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads,
   std::vector<std::int64_t> order(size(inputs.rows()));
   std::iota(order.begin(), order.end(), std::int64_t{0});
   const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
-    Placed placed(*backend, spec.dtype, inputs.rows(), heads, dims, {});
+    Placed placed(*backend, spec.dtype, inputs.rows(), heads, dims, {.unaligned = unaligned});
     placed.write(packed, order);
     return placed;
   };

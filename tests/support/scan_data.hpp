@@ -63,9 +63,9 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
 
 // The same sequences token by token, all of one length: update() of every token, from the initial states or zero. With
 // `slots`, one a sequence (ScanUpdate), the finals are those of all slots up to the last one; what nobody writes is
-// NaN.
+// NaN. `unaligned` as in ScanArrangement.
 ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads = 1,
-                       const std::vector<std::int32_t>& slots = {});
+                       const std::vector<std::int32_t>& slots = {}, bool unaligned = false);
 
 // What a kernel may lose, as parts of the sum of the absolute values of all terms; of rows of y besides their own
 // rounding.

@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "base/dtype.hpp"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/rows/row_params.hpp"
 #include "kernels/row_codes.hpp"
@@ -47,7 +48,8 @@ __device__ __forceinline__ constexpr float greatest_number() {
 // Of 16 bits.
 template <class Element>
 __device__ __forceinline__ bool is_finite(std::uint32_t bits) {
-  constexpr std::uint32_t kExponent = std::is_same_v<Element, __nv_bfloat16> ? 0x7f80U : 0x7c00U;
+  constexpr std::uint32_t kExponent =
+      exponent_bits(std::is_same_v<Element, __nv_bfloat16> ? Dtype::kBf16 : Dtype::kF16);
   return (bits & kExponent) != kExponent;
 }
 

@@ -17,12 +17,17 @@ namespace {
 
 constexpr std::uint64_t kAlignment = 16;
 
-ScanTensor tensor_of(const TensorView& view) {
+// Whether rows of heads begin at multiples of so many bytes.
+bool is_aligned(const TensorView& view, std::uint64_t to) {
   const auto bytes = static_cast<std::int64_t>(size_of(view.dtype));
   const auto places = reinterpret_cast<std::uint64_t>(view.data) |
                       static_cast<std::uint64_t>(view.token_stride * bytes) |
                       static_cast<std::uint64_t>(view.head_stride * bytes);
-  return {view.data, view.token_stride, view.head_stride, places % kAlignment == 0};
+  return places % to == 0;
+}
+
+ScanTensor tensor_of(const TensorView& view) {
+  return {view.data, view.token_stride, view.head_stride, is_aligned(view, kAlignment)};
 }
 
 float* floats_of(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
@@ -95,6 +100,9 @@ class DeviceScan final : public ScanKernel {
     fill_tensors(p, update);
     p.states = update.states;
     p.slots = update.slots;
+    const std::uint64_t piece = kUpdateWidth * size_of(spec_.dtype);
+    p.b.aligned = is_aligned(update.b, piece);
+    p.c.aligned = is_aligned(update.c, piece);
     p.states_aligned = reinterpret_cast<std::uint64_t>(update.states) % kAlignment == 0;
     p.rates_aligned = reinterpret_cast<std::uint64_t>(update.a) % kAlignment == 0;
     update_states(p, spec_.dtype, spec_.state_decays, update_ctas_, cuda_stream(stream));

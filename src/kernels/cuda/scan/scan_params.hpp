@@ -69,6 +69,8 @@ struct ScanParams {
 static_assert(sizeof(ScanParams) <= 4000, "kernel arguments are at most 4 KiB");
 
 // One token of each sequence.
+inline constexpr int kUpdateWidth = 4;  // elements of a row of states, rates, B or C that a lane has side by side
+
 struct UpdateParams {
   std::int64_t sequences;
   std::int32_t heads, head_dim, state_dim;
@@ -76,7 +78,7 @@ struct UpdateParams {
   Divider by_blocks;  // CTAs of a sequence
   bool softplus;
   float dt_least, dt_most;
-  ScanTensor x, dt, b, c, z;
+  ScanTensor x, dt, b, c, z;  // b and c: aligned to kUpdateWidth elements
   void* y;
   std::int64_t y_token_stride, y_head_stride;
   const float* a;

@@ -3,9 +3,11 @@
 // aligned.
 #pragma once
 
+#include "kernels/cuda/scan/scan_params.hpp"
+
 namespace ringattn::cuda {
 
-inline constexpr int kWidth = 4;  // elements of a row that a lane has side by side
+inline constexpr int kWidth = kUpdateWidth;
 
 struct Four {
   float v[kWidth];

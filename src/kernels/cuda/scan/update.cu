@@ -3,7 +3,6 @@
 // state, which share B and C: dims of one head, or channels of one group. States with a rate each go another way where
 // they can (update_walk.cuh).
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 
 #include "base/cuda.hpp"
@@ -21,6 +20,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kRows = 2;  // of a group of lanes: with more of them, fewer warps have loads on their way
 constexpr int kMostLanes = 32;
+// Blocks of each CTA that walks, at least: with one, which it can't ask for ahead, it is slower than without a walk.
+constexpr int kLeastWalk = 4;
 
 // A lane's piece of a group's states, and what belongs to it. All of it is asked for before any of it is used.
 template <class Element, bool kStateDecays, bool kAligned>
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   if (p.z.data != nullptr) gate = element_at<Element>(p.z, sequence, own_head)[own_dim];
   if (p.d != nullptr) skip = p.d[own_head];
   float y[kRows] = {};
-  // No branch around it: ptxas would move the loads into it, behind what dt waits for (13.0).
+  // No branch around this loop: ptxas of CUDA 13.0 would move the loads into it, behind what dt waits for.
   while (true) {
     const bool mine = present && n < p.state_dim;
 #pragma unroll
@@ -189,10 +190,11 @@ bool walks(bool state_decays, int state_dim) {
 
 // Whether a walk can count with 32 bits: its blocks, and within what belongs to a sequence.
 bool is_narrow(const UpdateParams& p) {
+  const std::int64_t most = ((std::int64_t{1} << 31) - 1) / p.heads;
   const std::int64_t strides[] = {p.x.head_stride, p.dt.head_stride, p.z.head_stride, p.b.head_stride,
                                   p.c.head_stride, p.y_head_stride,  p.state_dim,     p.sequences};
   return std::all_of(std::begin(strides), std::end(strides),
-                     [&](std::int64_t stride) { return std::abs(stride) * p.heads < std::int64_t{1} << 31; });
+                     [most](std::int64_t stride) { return -most <= stride && stride <= most; });
 }
 
 template <class Element>
@@ -218,12 +220,15 @@ int walk_ctas(void (*kernel)(UpdateWalk)) {
   return ctas * multiprocessors_of(device);
 }
 
-void walk_states(const UpdateParams& params, const WalkForm& form, int most_ctas, cudaStream_t stream) {
+int blocks_of_walk(const UpdateParams& p, const WalkForm& form) {
+  return static_cast<int>(p.sequences) * ((p.heads + form.channels - 1) / form.channels);
+}
+
+void walk_states(const UpdateParams& params, const WalkForm& form, int ctas, cudaStream_t stream) {
   UpdateWalk walk{};
   walk.params = params;
   walk.by_sequences = Divider(params.sequences);
-  const int blocks = static_cast<int>(params.sequences) * ((params.heads + form.channels - 1) / form.channels);
-  const int ctas = std::min(most_ctas, blocks);
+  const int blocks = blocks_of_walk(params, form);
   walk.blocks_each = blocks / ctas;
   walk.longer_walks = blocks % ctas;
   form.kernel<<<static_cast<unsigned>(ctas), kWalkThreads, 0, stream>>>(walk);
@@ -246,7 +251,10 @@ void update_states(const UpdateParams& given, Dtype dtype, bool state_decays, in
   const bool aligned =
       params.states_aligned && (params.rates_aligned || !state_decays) && params.b.aligned && params.c.aligned;
   if (aligned && walks(state_decays, params.state_dim) && is_narrow(params)) {
-    return walk_states(params, walk_form_of(dtype, params.state_dim), most_walk_ctas, stream);
+    const WalkForm form = walk_form_of(dtype, params.state_dim);
+    if (blocks_of_walk(params, form) >= kLeastWalk * most_walk_ctas) {
+      return walk_states(params, form, most_walk_ctas, stream);
+    }
   }
   const UpdateForm form = aligned ? form_of<true>(dtype, state_decays, params.state_dim)
                                   : form_of<false>(dtype, state_decays, params.state_dim);

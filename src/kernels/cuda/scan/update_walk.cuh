@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/cuda/scan/state_pieces.cuh"
 
@@ -26,7 +27,7 @@ template <class Element>
 inline constexpr int kWalkCtas = sizeof(Element) == 2 ? 8 : 6;  // of a multiprocessor
 
 template <int kLanes>
-inline constexpr int kWalkChannels = kWalkThreads / kLanes* kWalkRows;  // of a block
+inline constexpr int kWalkChannels = kWalkRows*(kWalkThreads / kLanes);  // of a block
 
 struct UpdateWalk {
   UpdateParams params;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkCtas<Element>)
   const auto channel_of = [&](const WalkPlace& place) {
     return (present_in(place) ? place.first + unit_channel : 0) + group % kWalkGroups;
   };
-  // Through a lane's register: what is read from a place that is the same for all lanes would be waited for at once.
+  // By a shuffle, so that the compiler does not see that all lanes read one address: such a load is waited for at once.
   const auto slot_of = [&](const WalkPlace& place) {
     const int sequence = __shfl_sync(0xffffffffU, place.sequence, 0);
     return p.slots != nullptr ? p.slots[sequence] : sequence;
