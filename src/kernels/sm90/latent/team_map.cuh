@@ -111,8 +111,8 @@ struct TeamMap {
   __device__ std::uint32_t weights_full(std::uint32_t tile) const { return barrier(kWeightsFull, tile % (2 * kCtas)); }
   static __device__ std::uint32_t weights_parity(std::uint32_t tile) { return tile / (2 * kCtas) & 1U; }
   static __device__ std::uint32_t weights_place(std::uint32_t tile) { return tile % kCtas; }
-  // At the tile's scorer: all of the team's outputs have those of a tile. There are two in turn, as outputs of one CTA
-  // may be a tile of the same scorer ahead of those of another one.
+  // At the tile's scorer: all of the team's outputs have those of a tile. There are two in turn; one would do, as none
+  // of them has the scorer's next tile before that.
   __device__ std::uint32_t weights_empty(std::uint32_t turn) const { return barrier(kWeightsEmpty, turn); }
   // The turn in which a tile's place is given back; and the one in which the n-th tile that this CTA scores waits for
   // it. The first one waits for a turn before all others, which counts as ended.
