@@ -298,10 +298,11 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   items_.clear();
   stretches_.clear();
   runs_.clear();
+  std::int64_t longest_listed = 0;
   if (task.lists == nullptr) {
     collect(spec, task, shape);
   } else {
-    collect_listed(spec, task, shape);
+    longest_listed = collect_listed(spec, task, shape);
   }
   const int heads_of_unit = unit_heads(spec);
   const std::int32_t walk_ctas = shape.walk_ctas > 1 && walks_pay(heads_of_unit, shape) ? shape.walk_ctas : 1;
@@ -328,7 +329,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
                        std::min(own_heads(spec), shape.units == 1 ? spec.heads : spec.kv_heads);
   if (items_.empty()) return layout;
   // Lists of one sequence name tiles all over it, so that it is read as a whole, however short they are.
-  const std::int64_t most_tiles = task.lists == nullptr ? order_.most_tiles() : longest_keys_;
+  const std::int64_t most_tiles = task.lists == nullptr ? order_.most_tiles() : longest_listed;
   layout.early_count = order_.sort(shape.ctas / walk_ctas, layout.piece_heads);
 
   const std::int64_t head_bytes = most_tiles * shape.key_tile * kv_head_bytes(spec);

@@ -93,7 +93,8 @@ class WorkBuilder {
   // The items of one list of positions; where there are none, of all heads.
   void collect_list(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, int list, Section& section);
   static void write_positions(const FoldTask& task, const WorkShape& shape, std::int32_t* positions);
-  void collect_listed(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
+  // Returns how many tiles the keys of the longest sequence have.
+  std::int64_t collect_listed(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
   void list_runs(const FoldSpec& spec, const TileLists& lists, std::size_t sequence, int head, std::int64_t query_block,
                  int key_tile, std::span<const KeyRun> keys);
   std::int32_t tiles_before(const WorkItem& item, std::int64_t tile) const;
@@ -109,7 +110,6 @@ class WorkBuilder {
   std::size_t first_listed_ = 0;
   std::vector<KeyRun> listed_;
   std::vector<std::int64_t> places_;
-  std::int64_t longest_keys_ = 0;  // tiles of the longest sequence's keys, where there are lists
   std::vector<Stretch> stretches_;
   std::vector<WorkItem> items_;
   std::vector<WorkBundle> bundles_;

@@ -10,14 +10,14 @@ namespace ringattn::cuda {
 
 // The same with lists of tiles. The items of a query block have the runs of its list, and are stretches by themselves.
 // Heads with lists of their own come one after the other, so that a section's items read the keys of few heads.
-void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
+std::int64_t WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
   const TileLists& lists = *task.lists;
   const bool all_rows = takes_all_rows(task);
   const int heads = lists.shape().heads;
   const std::int64_t token_bytes = kv_head_bytes(spec) * std::max(1, spec.kv_heads / heads);
   const int block = lists.shape().query_block;
   Section section;
-  longest_keys_ = 0;
+  std::int64_t longest = 0;
   for (int head = 0; head < heads; ++head) {
     auto next_run = task.key_runs.begin();
     for (auto run = task.queries.begin(); run != task.queries.end();) {
@@ -27,7 +27,7 @@ void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, con
       const auto first_run = next_run;
       std::int64_t tiles = 0;
       for (; next_run != task.key_runs.end() && next_run->sequence == sequence; ++next_run) tiles += next_run->tiles;
-      longest_keys_ = std::max(longest_keys_, tiles);
+      longest = std::max(longest, tiles);
       const std::span<const KeyRun> keys(first_run, next_run);
       const std::int64_t bytes = tiles * shape.key_tile * token_bytes;
       section.add(bytes, shape.cache_bytes);
@@ -71,6 +71,7 @@ void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, con
       stretches_.push_back({items_.size(), section.number});
     }
   }
+  return longest;
 }
 
 // How many of the item's tiles have a smaller number in the sequence than `tile`.

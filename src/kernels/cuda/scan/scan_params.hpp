@@ -68,9 +68,9 @@ struct ScanParams {
 };
 static_assert(sizeof(ScanParams) <= 4000, "kernel arguments are at most 4 KiB");
 
-// One token of each sequence.
 inline constexpr int kUpdateWidth = 4;  // elements of a row of states, rates, B or C that a lane has side by side
 
+// One token of each sequence.
 struct UpdateParams {
   std::int64_t sequences;
   std::int32_t heads, head_dim, state_dim;

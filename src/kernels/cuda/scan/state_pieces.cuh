@@ -7,10 +7,8 @@
 
 namespace ringattn::cuda {
 
-inline constexpr int kWidth = kUpdateWidth;
-
 struct Four {
-  float v[kWidth];
+  float v[kUpdateWidth];
 };
 
 template <bool kAligned>
@@ -27,13 +25,13 @@ __device__ __forceinline__ void store_state(float* at, const Four& four) {
     *reinterpret_cast<float4*>(at) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
   } else {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) at[i] = four.v[i];
+    for (int i = 0; i < kUpdateWidth; ++i) at[i] = four.v[i];
   }
 }
 
 template <class Element>
-struct alignas(kWidth * sizeof(Element)) Elements {
-  Element v[kWidth];
+struct alignas(kUpdateWidth * sizeof(Element)) Elements {
+  Element v[kUpdateWidth];
 };
 template <bool kAligned, class Element>
 __device__ __forceinline__ Elements<Element> load_elements(const Element* at) {

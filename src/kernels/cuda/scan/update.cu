@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   const int first_dim = kStateDecays ? 0 : first_row - first_head * p.head_dim;
   float* const states = p.states + ((present ? slot : 0) * rows_of_sequence + first_row) * p.state_dim;
 
-  int n = lane * kWidth;
+  int n = lane * kUpdateWidth;
   const bool has_piece = n < p.state_dim;
   Piece<Element, kStateDecays, kAligned> piece(p, states, sequence, first_head, has_piece ? n : 0);
   float x[kRows];
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
       Four& state = piece.states[row];
       float sum = y[row];
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
+      for (int i = 0; i < kUpdateWidth; ++i) {
         if constexpr (kStateDecays) {
           decay = exp2_approx(__fmul_rn(dt[row], __fmul_rn(piece.rates[row].v[i], kScanLog2E)));
         }
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
       if (mine) y[row] = sum;
       if (mine) store_state<kAligned>(states + std::int64_t{row} * p.state_dim + n, state);
     }
-    n += kLanes * kWidth;
+    n += kLanes * kUpdateWidth;
     if (kLanes < kMostLanes || n >= p.state_dim) break;  // fewer lanes have one piece each
     piece = Piece<Element, kStateDecays, kAligned>(p, states, sequence, first_head, n);
   }
@@ -167,7 +167,7 @@ constexpr UpdateForm update_form() {
 
 template <class Element, bool kStateDecays, bool kAligned>
 UpdateForm form_of(int state_dim) {
-  const int pieces = state_dim / kWidth;
+  const int pieces = state_dim / kUpdateWidth;
   if (pieces <= 4) return update_form<Element, kStateDecays, 4, kAligned>();
   if (pieces <= 16) return update_form<Element, kStateDecays, 16, kAligned>();
   return update_form<Element, kStateDecays, kMostLanes, kAligned>();
@@ -185,7 +185,7 @@ UpdateForm form_of(Dtype dtype, bool state_decays, int state_dim) {
 
 // Of selective scans, where a row of states is one piece of each lane.
 bool walks(bool state_decays, int state_dim) {
-  return state_decays && (state_dim == 4 * kWidth || state_dim == 16 * kWidth);
+  return state_decays && (state_dim == 4 * kUpdateWidth || state_dim == 16 * kUpdateWidth);
 }
 
 // Whether a walk can count with 32 bits: its blocks, and within what belongs to a sequence.
@@ -199,7 +199,7 @@ bool is_narrow(const UpdateParams& p) {
 
 template <class Element>
 WalkForm walk_form_of(int state_dim) {
-  if (state_dim == 4 * kWidth) return {walk_kernel<Element, 4>, kWalkChannels<4>};
+  if (state_dim == 4 * kUpdateWidth) return {walk_kernel<Element, 4>, kWalkChannels<4>};
   return {walk_kernel<Element, 16>, kWalkChannels<16>};
 }
 WalkForm walk_form_of(Dtype dtype, int state_dim) {

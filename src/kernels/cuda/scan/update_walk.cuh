@@ -80,12 +80,12 @@ struct WalkInputs {
 };
 
 template <class Element, class Words>
-__device__ __forceinline__ void take_apart(const Words& words, float (&elements)[kWidth]) {
-  static_assert(sizeof(Words) == kWidth * sizeof(Element));
+__device__ __forceinline__ void take_apart(const Words& words, float (&elements)[kUpdateWidth]) {
+  static_assert(sizeof(Words) == kUpdateWidth * sizeof(Element));
   Elements<Element> parts;
   memcpy(&parts, &words, sizeof parts);
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) elements[i] = to_float(parts.v[i]);
+  for (int i = 0; i < kUpdateWidth; ++i) elements[i] = to_float(parts.v[i]);
 }
 
 // kLanes: of a group; a row of states is one piece of each of them.
@@ -93,7 +93,7 @@ template <class Element, int kLanes>
 __global__ void __launch_bounds__(kWalkThreads, kWalkCtas<Element>)
     walk_kernel(const __grid_constant__ UpdateWalk walk) {
   static_assert(kWalkRows <= kLanes && kLanes <= 32, "a lane has one row of its own, at most");
-  constexpr int kStateDim = kLanes * kWidth;
+  constexpr int kStateDim = kLanes * kUpdateWidth;
   constexpr int kLanesOfRow = kLanes / kWalkRows;      // whose own row is the same
   constexpr int kRowFloats = kWalkGroups * kStateDim;  // from one of a group's rows to the next one
   const UpdateParams& p = walk.params;
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkCtas<Element>)
   const int group = thread / kLanes;
   const int unit_channel = group / kWalkGroups * kWalkUnit;
   const int own_offset = lane / kLanesOfRow * kWalkGroups;
-  const int n = lane * kWidth;
+  const int n = lane * kUpdateWidth;
 
   __shared__ float4 stages[kWalkStages][kWalkRows][kWalkThreads];
   __shared__ float2 own_terms[kWalkThreads];  // the bias and D of a lane's own row: registers are for rates
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkCtas<Element>)
 #pragma unroll
       for (int row = 0; row < kWalkRows; ++row) {
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) rates[row].v[i] = __fmul_rn(rates[row].v[i], kScanLog2E);
+        for (int i = 0; i < kUpdateWidth; ++i) rates[row].v[i] = __fmul_rn(rates[row].v[i], kScanLog2E);
       }
     }
     const WalkInputs<Element> inputs = next;
@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkCtas<Element>)
     const float own_input = __fmul_rn(own_dt, own_x);
     const bool present = present_in(place) && inputs.slot >= 0;
     float* const states = states_at(channel, inputs.slot);
-    float b[kWidth];
-    float c[kWidth];
+    float b[kUpdateWidth];
+    float c[kUpdateWidth];
     take_apart<Element>(inputs.b, b);
     take_apart<Element>(inputs.c, c);
     copy_wait<kWalkStages - 1>();
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkCtas<Element>)
       Four state = load_state<true>(&stages[stage][row][thread].x);
       y[row] = 0.0F;
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
+      for (int i = 0; i < kUpdateWidth; ++i) {
         const float decay = exp2_approx(__fmul_rn(dt, rates[row].v[i]));
         state.v[i] = __fmaf_rn(decay, state.v[i], __fmul_rn(input, b[i]));
         y[row] = __fmaf_rn(c[i], state.v[i], y[row]);

@@ -78,8 +78,8 @@ class TeamScorer {
 
  private:
   static constexpr int kPartSteps = kTeamPartPanels * kPanelColumns / 16;
-  // Whether the next tile's first products are issued while the others tell of their greatest scores. Of four CTAs each
-  // scores so few tiles that it would have to wait for something else (bench/notes/latents.md).
+  // Whether the next tile's first products are issued while the others tell of their greatest scores. Teams of four
+  // were slower with it (bench/notes/latents.md).
   static constexpr bool kBeginsNext = Map::kCtas == 3;
 
   // S = Q Kᵀ: the products of the tile's first part …
