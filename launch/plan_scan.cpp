@@ -22,10 +22,11 @@ namespace {
 
 constexpr int kShownRanks = 8;  // without --verbose
 
-ScanForecast forecast_of(const ScanJob& job, const ScanKernel* kernel, double flops_per_second, std::size_t budget,
+// `machine`: what a run assumes, whatever --machine says of the link.
+ScanForecast forecast_of(const ScanJob& job, const ScanKernel* kernel, const MachineModel& machine, std::size_t budget,
                          int world) {
   check_scan_budget(job, world, budget);
-  ScanForecast forecast = forecast_scan(job, {}, world, kernel, flops_per_second);
+  ScanForecast forecast = forecast_scan(job, {}, world, kernel, machine);
   check_budget(forecast.most_memory(), budget);
   return forecast;
 }
@@ -106,7 +107,7 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
   const ScanJobChoice choice = choose_kernel(first, library.kernel, planned_place(options));
   const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
   const std::unique_ptr<ScanKernel> kernel = choice.scan ? choice.scan->make_kernel(first.spec, *backend) : nullptr;
-  const double flops_per_second = choice.row->flops_per_second(*backend);
+  const MachineModel assumed = default_machine(*choice.row, *backend);
   const MachineModel machine = machine_model(config);
 
   const std::string tool = version_line();
@@ -115,9 +116,10 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
                                         : first.alone      ? describe(*first.convolution)
                                                            : describe(first.spec)));
   screen.context(fmt::format("kernel: {}", choice.reason));
-  screen.context(fmt::format(
-      "rates: {:.4g} GFLOP/s a rank by the kernel; {:.4g} GB/s and latency {:.4g} us by machine {}",
-      flops_per_second / 1e9, machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6, machine.name));
+  screen.context(
+      fmt::format("rates: {:.4g} GFLOP/s a rank by the kernel; {:.4g} GB/s and latency {:.4g} us by machine {}",
+                  assumed.flops_per_second / 1e9, machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6,
+                  machine.name));
   note_default_machine(screen, options);
 
   PlanTable table(invocation, screen, file_shape(first), op_name(inputs.front().op()), choice.row->name,
@@ -135,7 +137,7 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().tokens(), [&](JsonWriter& json) {
         const ScanForecast forecast =
-            forecast_of(input.job(), kernel.get(), flops_per_second, library.memory_budget, static_cast<int>(world));
+            forecast_of(input.job(), kernel.get(), assumed, library.memory_budget, static_cast<int>(world));
         const double passing = passing_seconds(input.job(), forecast, machine);
         if (table.alone()) print_owners(screen, forecast, input.job());
         write_row(json, input.job(), forecast, passing);

@@ -146,7 +146,8 @@ std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options,
   std::vector<Identity> all = program_identities(*choice.row, backend);
   all.push_back({"job", hashed(fmt::format("{}; dt {:a} {:a};{}", describe(job), job.spec.dt_least, job.spec.dt_most,
                                            lengths_text(job.lengths)))});
-  all.push_back({"options", hashed(fmt::format("budget {}, {}", options.memory_budget, runs_text(options.runs)))});
+  all.push_back({"options", hashed(fmt::format("budget {}, ranges {}, {}", options.memory_budget, options.head_ranges,
+                                               runs_text(options.runs)))});
   return all;
 }
 

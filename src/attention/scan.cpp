@@ -30,13 +30,6 @@ namespace {
   fail(ErrorCode::kUsage, what, why, remedy);
 }
 
-// What the ranks scan and hand on at a time: all heads, or two halves where states travel.
-std::vector<HeadRange> ranges_of(int heads, int together, bool travels) {
-  const int half = (heads / together + 1) / 2 * together;
-  if (!travels || half >= heads) return {{0, heads}};
-  return {{0, half}, {half, heads - half}};
-}
-
 }  // namespace
 
 ScanJobChoice choose_kernel(const ScanJob& job, const KernelRequest& request, KernelPlace place) {
@@ -98,23 +91,27 @@ struct Scan::Impl {
 
 void Scan::Impl::choose() {
   check_scan_job(job);
+  if (options.head_ranges < 0 || options.head_ranges > 2) {
+    refuse(fmt::format("{} ranges of heads", options.head_ranges), "a scan has one or two",
+           "Leave it at 0: then the scan chooses.");
+  }
   choice = choose_kernel(job, fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
   if (choice.scan != nullptr) kernel = choice.scan->make_kernel(job.spec, *backend);
   check_scan_budget(job, transport.size(), options.memory_budget);
   ScanForecast forecast =
-      forecast_scan(job, options.runs, transport.size(), kernel.get(), choice.row->flops_per_second(*backend));
+      forecast_scan(job, options.runs, transport.size(), kernel.get(), default_machine(*choice.row, *backend));
   memory = forecast.most_memory();
   seconds = forecast.seconds;
   layout = std::move(forecast.layout);
   hops = std::move(forecast.hops);
+  ranges = std::move(forecast.ranges);
+  if (!job.alone && options.head_ranges != 0) ranges = head_ranges(job.spec.heads, *kernel, options.head_ranges);
   for (const TokenRun& run : layout->runs(transport.rank())) {
     if (run.begin == 0) beginning.push_back(run.sequence);
     if (run.end == job.lengths[static_cast<std::size_t>(run.sequence)]) ending.push_back(run.sequence);
   }
-  ranges = job.alone ? std::vector<HeadRange>{{0, job.spec.heads}}
-                     : ranges_of(job.spec.heads, kernel->heads_together(), !hops.hops.empty());
   check_budget(memory, options.memory_budget);
 }
 
@@ -284,8 +281,8 @@ void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, S
   });
 }
 
-// Each range of heads is folded, carried and finished. The states of a range travel while the next one is folded, or
-// the one before is finished.
+// Each range of heads is folded, carried and finished. Where there are two, the states of one travel while the other
+// one is folded, or finished.
 void Scan::Impl::scan_together(const ScanTask& task, Stream stream, ScanClock* clock) {
   const Progress progress = [this] {
     transport.progress();

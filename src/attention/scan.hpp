@@ -14,8 +14,8 @@
 // sequence the whole job: a step of decoding. ScanJob::alone leaves the convolution only.
 //
 // A rank has whole super-segments of tokens. It folds them from nothing, and one state of each sequence that goes on
-// elsewhere travels from rank to rank, in order. Heads are taken in two halves: while the states of one travel, ranks
-// work on the other, and hand on what has arrived meanwhile (attention/state_relay.hpp).
+// elsewhere travels from rank to rank, in order. Where that takes long, heads are taken in two halves: while the states
+// of one travel, ranks work on the other, and hand on what has arrived meanwhile (attention/state_relay.hpp).
 #pragma once
 
 #include <cstddef>
@@ -57,6 +57,8 @@ struct ScanOptions {
   int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
   // Of a wait for a peer that should be ready and gives no signs of life.
   double timeout_seconds = 60.0;
+  // 1: all heads are scanned at a time; 2: in two halves, where they have any; 0: as forecast_scan() chooses.
+  int head_ranges = 0;
   bool timeline = false;  // run() also tells when each part was done, at the cost of marks between them
 };
 

@@ -28,7 +28,7 @@ struct ScanPart {
 // What this rank has seen of a scan.
 struct ScanStats {
   double seconds = 0.0;          // from the first to the last operation on the stream
-  double waiting_seconds = 0.0;  // of them, for other ranks' states, where the other half of the heads didn't fill them
+  double waiting_seconds = 0.0;  // of them, for other ranks' states, where no other heads filled them
   std::vector<ScanPart> parts;   // in order of their ends; where ScanOptions::timeline asks for them
 };
 

@@ -48,8 +48,16 @@ double ScanForecast::balance() const {
 }
 
 double passing_seconds(const ScanJob& job, const ScanForecast& forecast, const MachineModel& machine) {
-  const double half = 0.5 * static_cast<double>(carried_bytes(job)) / machine.link_bytes_per_second;
-  return static_cast<double>(forecast.hops.hops.size()) * (machine.latency_seconds + half);
+  const double heads = static_cast<double>(forecast.ranges.front().count) / job.spec.heads;
+  const double push = heads * static_cast<double>(carried_bytes(job)) / machine.link_bytes_per_second;
+  return static_cast<double>(forecast.hops.hops.size()) * (machine.latency_seconds + push);
+}
+
+std::vector<HeadRange> head_ranges(int heads, const ScanKernel& kernel, int ranges) {
+  const int together = kernel.heads_together();
+  const int half = (heads / together + 1) / 2 * together;
+  if (ranges == 1 || half >= heads) return {{0, heads}};
+  return {{0, half}, {half, heads - half}};
 }
 
 void check_budget(const ScanMemory& needed, std::size_t budget) {
@@ -70,10 +78,10 @@ void check_scan_budget(const ScanJob& job, int world, std::size_t budget) {
 }
 
 ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
-                           const ScanKernel* kernel, double flops_per_second) {
+                           const ScanKernel* kernel, const MachineModel& machine) {
   Layout layout = scan_layout(job.lengths, runs, world);
   ScanHops hops = scan_hops(layout);
-  ScanForecast forecast{std::move(layout), std::move(hops), {}, 0.0};
+  ScanForecast forecast{std::move(layout), std::move(hops), {}, 0.0, {{0, job.spec.heads}}};
   const std::size_t kinds = job.alone ? (job.initial_halos ? 1 : 0) + (job.final_halos ? 1 : 0)
                                       : (job.initial_states ? 1 : 0) + (job.final_states ? 1 : 0);
   std::int64_t most_tokens = 0;
@@ -95,7 +103,11 @@ ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<s
     most_tokens = std::max(most_tokens, tokens);
   }
   const double flops = job.alone ? scan_token_flops(job) : scan_token_flops(job.spec);
-  forecast.seconds = flops * static_cast<double>(most_tokens) / flops_per_second;
+  forecast.seconds = flops * static_cast<double>(most_tokens) / machine.flops_per_second;
+  if (!job.alone && !forecast.hops.hops.empty() &&
+      passing_seconds(job, forecast, machine) > kernel->cost_of_two_ranges(forecast.seconds)) {
+    forecast.ranges = head_ranges(job.spec.heads, *kernel, 2);
+  }
   return forecast;
 }
 

@@ -35,13 +35,14 @@ struct ScanForecast {
   ScanHops hops;
   std::vector<ScanMemory> memory;  // [ranks]
   double seconds = 0.0;            // that the rank with most tokens computes
+  std::vector<HeadRange> ranges;   // that ranks fold, hand on and finish one behind the other
 
   const ScanMemory& most_memory() const;
   std::int64_t states_moved() const;  // from rank to rank; of a convolution alone halos
   double balance() const;             // tokens of the rank that has most, over the mean
 };
 
-// Seconds in which what sequences hand on goes from the first rank to the last, half of the heads at a time.
+// Seconds in which what sequences hand on goes from the first rank to the last, of one range of heads.
 double passing_seconds(const ScanJob& job, const ScanForecast& forecast, const MachineModel& machine);
 
 // Before a forecast: throws kMemory for a budget (0: none) that can't even hold an equal share of the rows.
@@ -49,9 +50,13 @@ void check_scan_budget(const ScanJob& job, int world, std::size_t budget);
 // Throws kMemory for a budget (0: none) that doesn't hold all of it.
 void check_budget(const ScanMemory& needed, std::size_t budget);
 
-// `runs`: as ScanOptions has them; `kernel`: null where a convolution is alone. Throws kUsage for runs or lengths that
-// no scan has, and kMemory where check_scan_size() does.
+// `runs`: as ScanOptions has them; `kernel`: null where a convolution is alone; `machine`: of all ranks alike, as they
+// choose ranges by it: all heads at a time, or two halves where states would take longer from the first rank to the
+// last than halves cost. Throws kUsage for runs or lengths that no scan has, and kMemory where check_scan_size() does.
 ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
-                           const ScanKernel* kernel, double flops_per_second);
+                           const ScanKernel* kernel, const MachineModel& machine);
+
+// All heads of a kernel, or two halves of them, by the number of ranges; all where they have no halves.
+std::vector<HeadRange> head_ranges(int heads, const ScanKernel& kernel, int ranges);
 
 }  // namespace ringattn

@@ -162,6 +162,8 @@ class ScanKernel {
 
   // Ranges of heads begin at multiples of it.
   virtual int heads_together() const = 0;
+  // Seconds that a task takes longer in two ranges of heads than in one, which takes `seconds`.
+  virtual double cost_of_two_ranges(double seconds) const = 0;
   // Bytes that reserve() allocates for tasks within `limits`.
   virtual std::size_t scratch_bytes(const ScanLimits& limits) const = 0;
   // Called before the first fold().

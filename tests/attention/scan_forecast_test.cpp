@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "attention/decode_memory.hpp"
 #include "attention/tokens/cost.hpp"
@@ -33,7 +34,7 @@ ScanForecast forecast(const ScanJob& job, int world) {
   const auto choice = choose_kernel(job.spec, KernelRequest{"cpu", "auto"});
   const auto backend = choice.row->make_backend({1, kNoDevice});
   const auto kernel = choice.row->make_kernel(job.spec, *backend);
-  return forecast_scan(job, {}, world, kernel.get(), 1e9);
+  return forecast_scan(job, {}, world, kernel.get(), {"any", 1e9, 1e9, 1e-5});
 }
 
 TEST(ScanForecasts, StatesTravelFromRankToRankOneBehindTheOther) {
@@ -47,6 +48,28 @@ TEST(ScanForecasts, StatesTravelFromRankToRankOneBehindTheOther) {
     EXPECT_DOUBLE_EQ(all.balance(), 1.0);
   }
   EXPECT_EQ(forecast(job_of({kSuper, kSuper}), 2).states_moved(), 0) << "nothing goes on elsewhere";
+}
+
+// Two launches cost a GPU more than one: heads go in halves where hops take longer than that. A CPU loses nothing.
+TEST(ScanForecasts, HeadsGoInHalvesWhereHopsWouldTakeLongerThanHalvesCost) {
+  ScanJob job = job_of({64 * kSuper});
+  job.spec.heads = 80;
+  job.spec.head_dim = 64;
+  job.spec.state_dim = 128;
+  const auto ranges = [&job](std::string_view kernel, int world, double latency) {
+    const auto choice = choose_kernel(job.spec, KernelRequest{"auto", std::string(kernel)}, KernelPlace::kAnywhere);
+    const auto backend = choice.row->make_backend({1, kNoDevice});
+    const auto made = choice.row->make_kernel(job.spec, *backend);
+    return forecast_scan(job, {}, world, made.get(), {"any", 1e14, 2.5e11, latency}).ranges.size();
+  };
+  EXPECT_EQ(ranges("cpu_scan", 1, 1.0), 1U) << "nothing travels";
+  EXPECT_EQ(ranges("cpu_scan", 2, 0.0), 2U);
+  for (const KernelRow<ScanSpec>& row : kernel_table<ScanSpec>()) {
+    if (row.backend != "cuda" || !row.missing(job.spec).empty()) continue;
+    EXPECT_EQ(ranges(row.name, 2, 1e-5), 1U) << row.name;
+    EXPECT_EQ(ranges(row.name, 64, 1e-5), 2U) << row.name;
+    EXPECT_EQ(ranges(row.name, 2, 1.0), 2U) << row.name;
+  }
 }
 
 TEST(ScanForecasts, BalanceIsTheMostTokensOverTheMean) {

@@ -68,6 +68,9 @@ TEST_P(ScanWorld, SequencesThatEndOnAndInsideOfShards) {
   static const ScanCase given =
       make_scan_case(small_scan(2, false), {70'000, 1, 2 * kSuper, 100, kSuper + 64, 3, kSuper}, true, 2);
   expect_same(given);
+  ScanOptions all_heads = on_cpu();
+  all_heads.head_ranges = 1;
+  expect_same(given, all_heads);
   expect_same(given, on_cpu(), {.shuffle_seed = 7, .max_delay = std::chrono::microseconds(300)});
 }
 
@@ -146,6 +149,7 @@ TEST(ScanRefusals, JobsThatContradictThemselves) {
   refused([](ScanJob& job, ScanOptions&) { job.spec.groups = 4; }, ErrorCode::kUsage, {"not a multiple"});
   refused([](ScanJob& job, ScanOptions&) { job.spec.head_dim = 12; }, ErrorCode::kUnsupported, {"head_dim 12"});
   refused([](ScanJob&, ScanOptions& options) { options.memory_budget = 1000; }, ErrorCode::kMemory, {"1000 bytes"});
+  refused([](ScanJob&, ScanOptions& options) { options.head_ranges = 3; }, ErrorCode::kUsage, {"3 ranges of heads"});
   refused(
       [](ScanJob&, ScanOptions& options) {
         options.runs = {{{0, 0, 100}}, {{1, 0, 5}}};

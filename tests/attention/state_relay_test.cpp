@@ -54,6 +54,7 @@ class NotedCarries final : public ScanKernel {
   explicit NotedCarries(Calls& calls) : calls_(calls) {}
 
   int heads_together() const override { return 1; }
+  double cost_of_two_ranges(double) const override { return 0.0; }
   std::size_t scratch_bytes(const ScanLimits&) const override { return 0; }
   void reserve(const ScanLimits&) override {}
   void fold(const ScanTask&, const HeadRange&, Stream, const Progress&) override {}

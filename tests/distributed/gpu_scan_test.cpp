@@ -20,11 +20,13 @@ namespace {
 
 constexpr std::int64_t kSuper = kSuperSegmentTokens;
 
-// One rank's part of a Scan, alone and enqueued twice: adds up rows and states that differ, and its tokens.
-void scan_rank(Transport& world, const ScanCase& given, std::atomic<std::int64_t>& differ,
+// One rank's part of a Scan, alone and enqueued twice, in one range of heads or two: adds up rows and states that
+// differ, and its tokens.
+void scan_rank(Transport& world, const ScanCase& given, int ranges, std::atomic<std::int64_t>& differ,
                std::atomic<std::int64_t>& tokens) {
   ScanOptions options;
   options.kernel.backend = "cuda";
+  options.head_ranges = ranges;
   Scan scan(job_of(given), world, options);
   EXPECT_EQ(scan.kernel().row->backend, "cuda");
   ScanRank first(scan, world.rank(), given);
@@ -60,19 +62,21 @@ class GpuScan : public ::testing::TestWithParam<int> {
     WorldRequest request;
     request.memory = WantedMemory::kDevice;
     request.ranks = GetParam();
-    std::string failure;
-    std::atomic<std::int64_t> differ = 0;
-    std::atomic<std::int64_t> tokens = 0;
-    run_world(
-        request,
-        [&](Transport& world) {
-          scan_rank(world, given, differ, tokens);
-          return 0;
-        },
-        [&](const Error& error) { failure = error.what(); });
-    EXPECT_EQ(failure, "");
-    EXPECT_EQ(differ, 0);
-    EXPECT_EQ(tokens, given.inputs.rows());
+    for (const int ranges : {1, 2}) {
+      std::string failure;
+      std::atomic<std::int64_t> differ = 0;
+      std::atomic<std::int64_t> tokens = 0;
+      run_world(
+          request,
+          [&](Transport& world) {
+            scan_rank(world, given, ranges, differ, tokens);
+            return 0;
+          },
+          [&](const Error& error) { failure = error.what(); });
+      EXPECT_EQ(failure, "") << ranges << " ranges";
+      EXPECT_EQ(differ, 0) << ranges << " ranges";
+      EXPECT_EQ(tokens, given.inputs.rows());
+    }
   }
 };
 
@@ -142,14 +146,16 @@ TEST_P(GpuScan, LayersAndStepsOfDecoding) {
 // Halos travel in the caller's stream and states in one of the scan's own, over one transport.
 void expect_the_same_of_two_ranks(const std::string& transport) {
   for (const ScanCase& given : {heads_of_matrices(), ragged_sequences(), channels()}) {
-    std::atomic<std::int64_t> differ = 0;
-    std::atomic<std::int64_t> tokens = 0;
-    in_two_ranks(transport, [&](Transport& world) {
-      EXPECT_EQ(world.name(), transport);
-      scan_rank(world, given, differ, tokens);
-    });
-    EXPECT_EQ(differ, 0) << transport;
-    EXPECT_EQ(tokens, given.inputs.rows());
+    for (const int ranges : {1, 2}) {
+      std::atomic<std::int64_t> differ = 0;
+      std::atomic<std::int64_t> tokens = 0;
+      in_two_ranks(transport, [&](Transport& world) {
+        EXPECT_EQ(world.name(), transport);
+        scan_rank(world, given, ranges, differ, tokens);
+      });
+      EXPECT_EQ(differ, 0) << transport << ", " << ranges << " ranges";
+      EXPECT_EQ(tokens, given.inputs.rows());
+    }
   }
   for (const bool selective : {false, true}) {
     const ScanInput input = layer(selective, false);
@@ -179,6 +185,7 @@ TEST(GpuScanOfTwoRanks, IsPartOfTheCallersStream) {
   in_two_ranks("p2p", [&](Transport& world) {
     ScanOptions options;
     options.kernel.backend = "cuda";
+    options.head_ranges = 2;
     Scan scan(job_of(given), world, options);
     Backend& backend = scan.backend();
     const Stream stream = backend.stream();

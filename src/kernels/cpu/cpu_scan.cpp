@@ -71,6 +71,7 @@ class CpuScan final : public ScanLevels {
       : ScanLevels(scan, backend, shape_of(scan)), width_(padded(scan.head_dim, ops().lanes)) {}
 
   int heads_together() const override { return 1; }
+  double cost_of_two_ranges(double) const override { return 0.0; }
 
  private:
   static Shape shape_of(const ScanSpec& scan) {

@@ -45,6 +45,7 @@ class CpuSelectiveScan final : public ScanLevels {
   CpuSelectiveScan(const ScanSpec& scan, const CpuBackend& backend) : ScanLevels(scan, backend, shape_of(scan)) {}
 
   int heads_together() const override { return kChannelBlock; }
+  double cost_of_two_ranges(double) const override { return 0.0; }
 
  private:
   static Shape shape_of(const ScanSpec& scan) {
