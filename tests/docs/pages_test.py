@@ -124,9 +124,11 @@ class Pages(unittest.TestCase):
             headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
             self.assertEqual(headings[0], "What ships", page.name)
 
-    def test_the_readme_has_at_most_three_screens(self):
-        lines = README.read_text(encoding="utf-8").splitlines()
-        self.assertLessEqual(len(lines), 150)
+    def test_the_readme_is_short_but_for_programs_that_are_folded(self):
+        text = README.read_text(encoding="utf-8")
+        folded = re.compile(r"^<details>.*?^</details>$", re.MULTILINE | re.DOTALL)
+        self.assertLessEqual(len(folded.sub("", text).splitlines()), 230)
+        lines = text.splitlines()
         generated = re.compile(r"^(\||!\[|All figures |The figures )")  # rows, pictures, and the sentence of the commits
         self.assertEqual([line for line in lines if len(line) > 120 and not generated.match(line)], [])
 
