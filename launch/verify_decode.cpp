@@ -30,7 +30,9 @@ bool verify_decode(const Invocation& invocation, const JobInput& input, const Op
   const Meeting meeting(world, Patience(options.timeout));
   meeting.together([&] { check_replayable(input); });
   {
-    PreparedFileJob prepared(input.attended(), world, library);
+    PreparedFileJob prepared(
+        input.attended(input.decodes() ? "steps are compared with a prefill of its rows" : std::string()), world,
+        library);
     gather_world(report, prepared, world, meeting);
     print_job(screen, prepared, report);
     meeting.together(

@@ -158,6 +158,8 @@ sanitizer() {
     'scan_test Kernels/Convolutions.AreAccurate/sm*:Kernels/Convolutions.GoOnInTheirSlots/sm*'
     "cuda_compressed_test $filter"
     'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences'
+    'fold_test Kernels/FoldLists.OfOneBlock/sm*_fold:Kernels/FoldPaged.WithNonFiniteValues/sm*_fold'
+    "decode_test Kernels/LatentCodes.OneTile/$all"
     "decode_test Kernels/DecodePrefixes.ManyRows/$all" "decode_test Kernels/DecodeLists.NobodyReadsWhatIsNotListed/$all"
     'gpu_reshard_test GpuReshard.RowsOfTwoRanksFindTheirPlaces'
     'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*'
@@ -165,7 +167,7 @@ sanitizer() {
   if [[ $tool != racecheck ]]; then
     # The last one has 40 steps, too many for racecheck even where it could follow them.
     entries+=('cuda_latent_test *CudaLatent.OneTile/*:*CudaLatent.TeamsOfAFewTiles/*'
-      'cuda_compressed_test CudaCompressedDecode.AFewTiles'
+      'cuda_compressed_test CudaCompressedDecode.AFewTiles' 'gpu_decode_test GpuDecode.ChecksOnTheDevice'
       'cuda_decode_test CudaDecode.AGraphOfSharesFollowsGrowingSequences')
   fi
   complain() {

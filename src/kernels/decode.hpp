@@ -141,6 +141,9 @@ class DecodeKernel {
   // Throws kUnsupported where the kernel doesn't do steps within `limits`, or merges of so many shares. By default none
   // are too many. Called when a job is made, or planned.
   virtual void check(const DecodeLimits& limits, int shares) const;
+  // Whether steps fold the whole groups of a prefix once for all sequences that share it (SharedPrefixes); by default
+  // each sequence folds them by itself.
+  virtual bool shares_prefixes() const { return false; }
   // Called before the first step, with limits that check() lets pass.
   virtual void reserve(const DecodeLimits& limits) = 0;
   // Enqueues the step on `stream` (device) or does it (host). On a device, only launches.

@@ -102,9 +102,9 @@ TEST(BlockMask, CachesThatNoKernelDecodesAreReadIntoRows) {
   };
   const Case cases[] = {
       {{"--window", "100,0", "--block-mask", "topk:3"},
-       "no kernel decodes it (missing: decoding by lists under a sliding window (supported: without one))"},
+       " (missing: decoding by lists under a sliding window (supported: without one))"},
       {{"--block-mask", "topk:2+heads:each"},
-       "no kernel decodes it (missing: decoding by a list for each query head (supported: each KV head))"},
+       " (missing: decoding by a list for each query head (supported: each KV head))"},
       {{"--block-mask", "global:128"},
        "sequence 0 can't be decoded by its list 0 (the list leaves out block 5, in which its rows stand, and a step "
        "always reads that)"},

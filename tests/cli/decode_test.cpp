@@ -175,6 +175,12 @@ TEST(VerifyDecode, ComparesThePrefillsLastRows) {
     EXPECT_TRUE(has(run.out, "paged        16   131     PASS")) << run.out;
     EXPECT_EQ(check_report(read_whole(folder.file("r"))), "");
   }
+  CacheShape step = several_groups();
+  step.lengths = {9000, 2, 8193, 40};
+  const std::string cache = write_cache(folder.file("cache"), step);
+  const Finished steps = tool({"verify", "--decode", "--input", cache});
+  EXPECT_EQ(steps.code, 0) << steps.out << steps.err;
+  EXPECT_TRUE(has(steps.out, "# cache: read into rows; steps are compared with a prefill of its rows")) << steps.out;
   const Finished windowed = tool(Words{"verify", "--decode", "--window", "20,-1", "--softcap", "3"} + small_job());
   EXPECT_EQ(windowed.code, 0) << windowed.out << windowed.err;
   const Finished full = tool(Words{"verify", "--decode", "--mask", "full"} + small_job());
@@ -264,6 +270,35 @@ TEST(BenchDecode, IsTheDefaultOfBenchAlone) {
   EXPECT_TRUE(has(tool({"run", "--q-len", "1", "--print-config"}).out, "op = \"attention\"  # default"));
   const Finished latents = tool({"bench", "--op", "mla", "--q-len", "1", "--seq", "100", "--samples", "1"});
   EXPECT_TRUE(has(latents.out, "# op: mla, rows around the ring; --page-size 64 measures steps")) << latents.err;
+}
+
+// On any machine, with a GPU or without.
+TEST(PlanDecode, ByEveryKernelOfGpus) {
+  const Words steps{"plan", "--seq", "16k", "--dtype", "bf16", "--json", "-"};
+  if (tool(steps + Words{"--backend", "cuda"}).code != 0) GTEST_SKIP() << "this build has no cuda kernels";
+  for (const Words& job : {Words{"--op", "decode", "--kernel", "sm80_fold"},
+                           {"--op", "mla", "--page-size", "64", "--q-len", "1", "--kernel", "sm80_fold"},
+                           {"--op", "decode", "--backend", "cuda", "--head-dim", "256", "--block-mask", "window:1k"}}) {
+    const Finished plan = tool(steps + job);
+    EXPECT_EQ(plan.code, 0) << plan.err;
+    EXPECT_NE(json_at(plan.out, "/rows/0/memory/scratch"), "absent") << plan.out;
+  }
+}
+
+// Groups of a prefix that sm90_fold folds once for all sequences are read once.
+TEST(PlanDecode, CountsSharedGroupsOnce) {
+  const Words job{"plan", "--op", "decode", "--seq", "64k", "--batch", "32", "--page-size", "16", "--json", "-"};
+  const Words shares = job + Words{"--kernel", "sm90_fold"};
+  if (tool(shares).code != 0) GTEST_SKIP() << "this build has no kernels for Hopper";
+  const auto read = [](const Words& words, const char* prefix) {
+    const Finished plan = tool(words + Words{"--prefix", prefix});
+    EXPECT_EQ(plan.code, 0) << plan.err;
+    return json_at(plan.out, "/rows/0/bytes_read");
+  };
+  constexpr std::int64_t kKeyBytes = 2 * 2 * 128 * 2;
+  EXPECT_EQ(read(shares, "4k"), std::to_string(32 * 65536 * kKeyBytes));
+  EXPECT_EQ(read(shares, "48k"), std::to_string((32 * 65536 - 31 * 49152) * kKeyBytes));
+  EXPECT_EQ(read(job + Words{"--kernel", "sm80_fold"}, "48k"), std::to_string(32 * 65536 * kKeyBytes));
 }
 
 // The GPUs' kernels merge the results of so many ranks; a plan says it, on any machine.

@@ -192,19 +192,30 @@ RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int 
                      coded_together(job.format));
 }
 
-double decode_bytes(const JobInput& input, int key_tile, const CacheFormat& format) {
+double decode_bytes(const JobInput& input, const DecodeKernel& kernel, const CacheFormat& format) {
   const Job& job = input.job();
+  const int key_tile = kernel.key_tile();
+  const SharedPages shared =
+      kernel.shares_prefixes() && job.lists == nullptr ? shared_prefixes(input, key_tile) : SharedPages();
   const DecodeSpec spec = decode_spec(input);
+  std::vector<bool> read(shared.keys.size());  // of each prefix: a sequence before this one reads it
   double keys = 0.0;
   for (std::size_t number = 0; number < job.batch.sequences.size(); ++number) {
     const Sequence s = job.batch.sequences[number];
-    const TileRange tiles = Visibility(job.spec.mask, s.k_len).tiles(s.q_offset, s.q_len, {1, key_tile});
+    const Visibility visibility(job.spec.mask, s.k_len);
+    const TileRange tiles = visibility.tiles(s.q_offset, s.q_len, {1, key_tile});
     if (tiles.empty()) continue;
     if (job.lists != nullptr) {
       keys += listed_pairs(*job.lists, {-1, -1}, number, s.q_offset + s.q_len - 1, 1, {0, s.k_len});
       continue;
     }
     keys += static_cast<double>(std::min(s.k_len, tiles.end * key_tile) - tiles.begin * key_tile);
+    if (shared.keys.empty() || shared.of_sequence[number] < 0) continue;
+    const auto prefix = static_cast<std::size_t>(shared.of_sequence[number]);
+    const KeyRange common = visibility.common_keys(s.q_offset, s.q_offset + s.q_len - 1);
+    if (common.begin > 0 || common.end < shared.keys[prefix]) continue;  // rows that don't see it all share nothing
+    if (read[prefix]) keys -= shared.keys[prefix];
+    read[prefix] = true;
   }
   const RowShape k{spec.fold.dtype, spec.fold.kv_heads, spec.fold.head_dim};
   const RowShape v{spec.fold.dtype, spec.fold.kv_heads, spec.fold.head_dim_v};

@@ -55,8 +55,8 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const Cache
 // table of too many entries.
 RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile);
 
-// Bytes of K and V, or of latents, that a step reads: the tiles that its rows see, once a K/V head, on all ranks
-// together.
-double decode_bytes(const JobInput& input, int key_tile, const CacheFormat& format = {});
+// Bytes of K and V, or of latents, that a step by `kernel` reads: the tiles that its rows see, once a K/V head, on all
+// ranks together. Groups of prefixes that the kernel folds for several sequences at once are read once.
+double decode_bytes(const JobInput& input, const DecodeKernel& kernel, const CacheFormat& format = {});
 
 }  // namespace ringattn

@@ -40,7 +40,7 @@ StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, in
     forecast.memory.rows += static_cast<std::size_t>(
         limits.sequences * limits.rows * (q_token_bytes(given) + out_token_bytes(given)) + latent_weight_bytes(spec));
   }
-  forecast.bytes_read = decode_bytes(input, forecast.key_tile, format);
+  forecast.bytes_read = decode_bytes(input, kernel, format);
   const std::int64_t groups = share_groups(limits.keys, dealt, forecast.key_tile);
   for (int rank = 0; rank < ranks; ++rank) {
     const SequenceRange owned = owned_sequences(limits.sequences, rank, ranks);

@@ -21,7 +21,7 @@ struct StepForecast {
   std::vector<std::int64_t> keys;      // of each rank's cache, those of pages that sequences share once for each
   std::vector<std::int64_t> rows;      // that each rank owns
   std::vector<std::int64_t> received;  // bytes of partial results
-  double bytes_read = 0.0;             // K and V that the rows see, on all ranks together
+  double bytes_read = 0.0;             // decode_bytes(): of K and V, by all ranks together
 
   std::int64_t bytes_moved() const;
   double balance() const;  // keys of the rank that has most, over the mean

@@ -4,7 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <optional>
+#include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -15,18 +16,14 @@ namespace ringattn {
 
 namespace {
 
-// What the kernel that lacks least lacks, of those that the request allows; absent: there is none.
-template <class Spec>
-std::optional<std::vector<std::string>> least_missing(const Spec& spec, const KernelRequest& request,
-                                                      KernelPlace place) {
-  std::optional<std::vector<std::string>> least;
-  for (const KernelRow<Spec>& row : kernel_table<Spec>()) {
+// The kernel that folds the rows, or null.
+const FoldRow* fold_of(const FoldSpec& spec, const KernelRequest& request, KernelPlace place) {
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     if (request.backend != "auto" && request.backend != row.backend) continue;
     if (place == KernelPlace::kHere && !row.unavailable().empty()) continue;
-    std::vector<std::string> missing = row.missing(spec);
-    if (!least || missing.size() < least->size()) least = std::move(missing);
+    if (row.missing(spec).empty()) return &row;
   }
-  return least;
+  return nullptr;
 }
 
 }  // namespace
@@ -34,11 +31,13 @@ std::optional<std::vector<std::string>> least_missing(const Spec& spec, const Ke
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelPlace place) {
   if (input.op() != Op::kDecode || request.kernel != "auto") return {};
   const Job& job = input.job();
-  const auto of_rows = least_missing(job.spec, request, place);
-  if (!of_rows || !of_rows->empty()) return {};
-  const auto of_steps = least_missing(decode_spec(input), request, place);
-  if (of_steps && !of_steps->empty()) {
-    return fmt::format("no kernel decodes it (missing: {})", fmt::join(*of_steps, ", "));
+  const FoldRow* const fold = fold_of(job.spec, request, place);
+  if (fold == nullptr) return {};
+  const std::span<const KernelRow<DecodeSpec>> decoders = kernel_table<DecodeSpec>();
+  const auto same = std::ranges::find(decoders, fold->name, &KernelRow<DecodeSpec>::name);
+  if (same == decoders.end()) return fmt::format("no kernel decodes it with the bits of {}", fold->name);
+  if (const std::vector<std::string> missing = same->missing(decode_spec(input)); !missing.empty()) {
+    return fmt::format("no kernel decodes it with the bits of {} (missing: {})", fold->name, fmt::join(missing, ", "));
   }
   if (job.lists == nullptr) return {};
   return why_no_step(*job.lists, job.spec.mask, static_cast<int>(job.batch.sequences[0].q_len));

@@ -11,8 +11,10 @@
 
 namespace ringattn {
 
-// Why a kDecode input can't be decoded here, though Attention computes it: what its kernels lack, or how lists of key
-// blocks don't fit a step. Empty for every other input, and where a kernel is forced: then decoding says what is wrong.
+// Why a kDecode input can't be decoded here with the bits that Attention gives it: the kernel that folds its rows
+// doesn't decode, or lacks something for it, or lists of key blocks don't fit a step. A kernel of another name would
+// have other bits, and another one would be chosen for one rank than for several. Empty for every other input, and
+// where a kernel is forced: then decoding says what is wrong.
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelPlace place);
 
 // The input, or its rows where it can't be decoded: for inputs of which nobody has said that they are to be decoded.

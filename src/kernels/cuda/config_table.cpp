@@ -10,13 +10,16 @@ std::vector<std::string> missing_in_table(const FoldSpec& spec, std::span<const 
   if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
   if (spec.positions > 0) missing.push_back(missing_for_positions());
   const bool equal = spec.head_dim == spec.head_dim_v;
-  std::string supported;
+  std::string alike, all;  // that are as equal as the spec's; and all
   for (const TableDims& dims : table) {
     if (dims.head_dim == spec.head_dim && dims.head_dim_v == spec.head_dim_v) return missing;
-    if (equal != (dims.head_dim == dims.head_dim_v)) continue;
-    if (!supported.empty()) supported += ", ";
-    supported += equal ? fmt::format("{}", dims.head_dim) : fmt::format("{} with {}", dims.head_dim, dims.head_dim_v);
+    const bool same = dims.head_dim == dims.head_dim_v;
+    const std::string text =
+        same ? fmt::format("{}", dims.head_dim) : fmt::format("{} with {}", dims.head_dim, dims.head_dim_v);
+    all += (all.empty() ? "" : ", ") + text;
+    if (equal == same) alike += (alike.empty() ? "" : ", ") + text;
   }
+  const std::string& supported = alike.empty() ? all : alike;
   missing.push_back(
       equal ? fmt::format("head_dim {} (supported: {})", spec.head_dim, supported)
             : fmt::format("head_dim {} with head_dim_v {} (supported: {})", spec.head_dim, spec.head_dim_v, supported));

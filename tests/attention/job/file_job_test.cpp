@@ -233,35 +233,5 @@ TEST(FileJob, PredictsWithoutOverlapWhatItDoes) {
   });
 }
 
-// What a kernel doesn't do is known when a step is planned, before anything is reserved or merged.
-class FewSharesKernel final : public DecodeKernel {
- public:
-  int key_tile() const override { return 64; }
-  std::size_t scratch_bytes(const DecodeLimits&) const override { return 0; }
-  void check(const DecodeLimits& limits, int shares) const override {
-    if (shares > 2 || limits.sequences > 3) fail(ErrorCode::kUnsupported, "too many");
-  }
-  void reserve(const DecodeLimits&) override {}
-  void enqueue(const DecodeStep&, Stream) override {}
-  std::int64_t record_floats() const override { return 4; }
-  void merge(const DecodeMerge&, Stream) override {}
-};
-
-TEST(StepForecasts, AskTheKernelWhatIsTooMuch) {
-  const auto step = [](std::int64_t batch) {
-    SyntheticInput input;
-    input.op = Op::kDecode;
-    input.tokens = 100;
-    input.batch = batch;
-    return JobInput(input, {});
-  };
-  EXPECT_EQ(forecast_step(step(3), FewSharesKernel(), 2).keys.size(), 2U);
-  const auto refusal = [&step](std::int64_t batch, int ranks) {
-    return testing::error_of([&] { forecast_step(step(batch), FewSharesKernel(), ranks); }).code();
-  };
-  EXPECT_EQ(refusal(3, 3), ErrorCode::kUnsupported);
-  EXPECT_EQ(refusal(4, 2), ErrorCode::kUnsupported);
-}
-
 }  // namespace
 }  // namespace ringattn

@@ -5,6 +5,7 @@
 
 #include "kernels/registry.hpp"
 #include "kernels/sm90/fold/config.hpp"
+#include "kernels/sm90/latent/config.hpp"
 #include "tests/kernels/cuda/config_cases.hpp"
 
 namespace ringattn::sm90 {
@@ -62,6 +63,13 @@ TEST(Sm90Config, SaysWhatIsMissing) {
     EXPECT_FALSE(choose_config(spec).has_value());
     return fold_missing(spec);
   });
+}
+
+// The table of latents has no head_dim that is head_dim_v, and names what it has.
+TEST(Sm90Config, NamesTheDimsOfLatents) {
+  const std::vector<std::string> missing = latent_missing({make_spec(Dtype::kBf16, 8, 1, 128, {-1, 0}), false, {}});
+  ASSERT_FALSE(missing.empty());
+  EXPECT_EQ(missing.front(), "head_dim 128 (supported: 576 with 512)");
 }
 
 // What the kernel asks of the hardware; what else lies in shared memory is checked where it is laid out.

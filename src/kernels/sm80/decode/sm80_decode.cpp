@@ -63,6 +63,7 @@ class Sm80Decode final : public DecodeKernel {
         launcher_(launcher_of(spec, true)),
         compressed_(spec.format.is_plain() ? nullptr : &compressed_launcher_of(spec, true)),
         merge_(spec.fold.dtype == Dtype::kBf16 ? merge_bf16 : merge_fp16) {
+    if (device_ == kNoDevice) return;
     const DeviceGuard guard(device_);
     merge_.prepare();
   }

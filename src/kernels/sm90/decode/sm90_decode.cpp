@@ -50,6 +50,8 @@ class Sm90Decode final : public DecodeKernel {
   int key_tile() const override { return config_.key_tile; }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
 
+  bool shares_prefixes() const override { return compressed_ == nullptr; }  // over codes each sequence reads its own
+
   void check(const DecodeLimits& limits, int shares) const override {
     check_limits("sm90_fold", limits, kMostDecodeSequences / lists_of(spec_.fold.lists), shares);
     if (limits.prefixes > kMostPrefixes) {
@@ -85,7 +87,7 @@ class Sm90Decode final : public DecodeKernel {
     p.numbers = reinterpret_cast<float2*>(scratch_.data() + layout_.numbers);
     p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.arrived);
     p.failed = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.failed);
-    const bool shares = step.prefixes.count > 0 && compressed_ == nullptr;  // over codes each sequence reads its own
+    const bool shares = step.prefixes.count > 0 && shares_prefixes();
     const int beside = shares ? enqueue_prefixes(step, p, stream) : 0;
     const std::int64_t units = most_units(step, p);
     if (compressed_ != nullptr) {
