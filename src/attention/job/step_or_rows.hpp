@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a cache whose queries would make a step of decoding is decoded, or read into rows for Attention. A row's bits
-// are the same either way.
+// Whether a job whose queries would make a step of decoding is decoded, or computed as rows: a cache is read into rows
+// for Attention, whose bits are the same, and latents in rows stay what they are.
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@
 namespace ringattn {
 
 // Why a kDecode input can't be decoded here, though Attention computes it: what its kernels lack, or how lists of key
-// blocks don't fit a step. Empty for every other input, and where a kernel is forced: then decoding says what is wrong.
+// blocks don't fit a step. Empty where a kernel is forced: then decoding says what is wrong. Why latents in rows are
+// not decoded, though Latent computes them: no kernel decodes them, or those of another backend. Empty for other input.
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelPlace place);
 
 // The input, or its rows where it can't be decoded: for inputs of which nobody has said that they are to be decoded.

@@ -25,6 +25,13 @@ bool end_their_keys(const SequenceList& sequences) {
   return true;
 }
 
+bool are_equally_long(const SequenceList& sequences) {
+  for (std::size_t i = 0; i < sequences.distinct(); ++i) {
+    if (sequences[i].k_len != sequences[0].k_len) return false;
+  }
+  return true;
+}
+
 SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask) {
   std::vector<Sequence> moved(sequences.begin(), sequences.end());
   for (Sequence& s : moved) {

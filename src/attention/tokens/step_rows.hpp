@@ -16,6 +16,8 @@ namespace ringattn {
 bool are_steps(const SequenceList& sequences);
 // Whether queries are the last tokens of their sequences.
 bool end_their_keys(const SequenceList& sequences);
+// Whether all have as many keys.
+bool are_equally_long(const SequenceList& sequences);
 // Rows that see every key, and would from the end of these as well, stand there.
 SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask);
 
