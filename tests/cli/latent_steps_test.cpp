@@ -80,6 +80,21 @@ TEST(LatentSteps, AreRowsWhereTheyAreAskedFor) {
   EXPECT_TRUE(has(mixed.out, "rows around the ring; another length makes no step of decoding")) << mixed.out;
 }
 
+// A table has as many entries for each sequence as the longest needs.
+TEST(LatentSteps, OfAllTooUnlikeLengthsAreRows) {
+  const TemporaryFolder folder;
+  LatentFile shape;
+  shape.heads = 1;
+  shape.head_dim = shape.rope_dim = shape.head_dim_v = shape.latent_dim = 8;
+  shape.lengths.assign(4200, 1);
+  shape.lengths.front() = 64 * 4000;
+  shape.q_lens.assign(shape.lengths.size(), 1);
+  const std::string input = write_tensors(folder.file("in"), latent_tensors(shape));
+  const Words plan{"plan", "--input", input, "--backend", "cpu"};
+  const Finished rows = tool(plan);
+  EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; the block table of sequences of such")) << rows.err;
+}
+
 TEST(LatentSteps, SayTheirForm) {
   for (const Words& pages : {Words{}, {"--page-size", "16"}}) {
     const Finished run = tool(Words{"run", "--json", "-"} + pages + steps_job());

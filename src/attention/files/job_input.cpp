@@ -22,9 +22,6 @@ namespace {
 // How many elements the largest tensor may have: its bytes must stay countable.
 constexpr double kMostElements = 0x1p60;
 
-// Tokens of a page where sequences of unlike lengths are decoded: without pages, each would have the longest's memory.
-constexpr std::int64_t kPageOfUnlike = 64;
-
 bool is_matrix(SyntheticTensor tensor) {
   return tensor == SyntheticTensor::kWeightKeys || tensor == SyntheticTensor::kWeightValues;
 }
@@ -268,9 +265,11 @@ void JobInput::take_form(std::optional<LatentForm> form) {
   decodes_latents_ = form_.form == LatentForm::kAbsorbed && are_steps(latent_->batch.sequences) &&
                      end_their_keys(latent_->batch.sequences);
   in_rows_ = pages() == nullptr;
-  if (makes_cache() && !are_equally_long(latent_->batch.sequences)) {
-    dealt_ = std::make_shared<const PageTable>(deal_pages(job_.batch, kPageOfUnlike, 0, 0));
-  }
+  if (!makes_cache() || are_equally_long(latent_->batch.sequences)) return;
+  dealt_ = pages_of_unlike(job_.batch);
+  if (dealt_ != nullptr) return;
+  decodes_latents_ = false;
+  why_rows_ = "the block table of sequences of such unlike lengths would have too many entries";
 }
 
 void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
