@@ -16,6 +16,9 @@ namespace {
 
 std::int64_t sequences_of(const LatentJob& job) { return static_cast<std::int64_t>(job.batch.sequences.size()); }
 
+// A view of no rows has memory, too.
+std::size_t at_least_one(std::int64_t bytes) { return static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)); }
+
 template <class Value>
 std::vector<std::byte> bytes_of(const std::vector<Value>& values) {
   std::vector<std::byte> bytes(values.size() * sizeof(Value));
@@ -63,9 +66,9 @@ LatentSteps::LatentSteps(LatentDecode& decode, const LatentJob& job, const Laten
       k_rope_(backend_, static_cast<std::size_t>(sequences_of(job) * rows_ * job.spec.rope_dim * element())),
       w_uk_(backend_, tensors.w_uk.size()),
       w_uv_(backend_, tensors.w_uv.size()),
-      sinks_(backend_, tensors.sinks.size() * sizeof(float)),
-      out_(backend_, static_cast<std::size_t>(own_rows() * out_bytes())),
-      lse_(backend_, static_cast<std::size_t>(own_rows() * lse_bytes())) {
+      sinks_(backend_, at_least_one(static_cast<std::int64_t>(tensors.sinks.size() * sizeof(float)))),
+      out_(backend_, at_least_one(own_rows() * out_bytes())),
+      lse_(backend_, at_least_one(own_rows() * lse_bytes())) {
   table_.resize(static_cast<std::size_t>(sequences_of(job) * table_pages_));
   std::iota(table_.begin(), table_.end(), 0);
   std::mt19937_64 generator(1);
