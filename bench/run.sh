@@ -42,7 +42,7 @@ part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forc
 part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
 part sparse-peers 6 "prefill over lists: ours in turn with FlexAttention over the same 10 % of the blocks, and all, in rounds"
 part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
-part latents 2 "decoding over latents, 16 and 128 heads, one CTA to a unit, a pair or a team of them; ours alone"
+part latents 3 "decoding over latents, 16 and 128 heads, by a CTA, a pair or a team; rows of 8 bits beside 16; ours alone"
 part latents-peers 4 "decoding over latents: ours in turn with FlashMLA, in rounds"
 part compressed 4 "decoding and prefill over codes beside plain caches, in rounds; compressing, decompressing; ours alone"
 part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"
@@ -305,12 +305,19 @@ latents=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --pag
 
 part_latents() {
   on_one_gpu decode_gpu_bench
-  local round
+  local round format stored
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
     alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k --slices auto,1,2,4,6,8
     alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 64x16k --rows 2 --slices auto,1,2
     alone decode_gpu_bench "${latents[@]}" --heads 16 --steps 128x4k,128x16k --slices auto,1,2
+    # Whole steps of the program, products and all.
+    for format in bf16 fp8; do
+      stored=(--op mla --q-len 1 --page-size 64 --cache-format "$format")
+      ours 1 "${stored[@]}" --heads 128 --seq 4k,128k
+      ours 1 "${stored[@]}" --heads 128 --seq 4k --batch 128
+      ours 1 "${stored[@]}" --heads 16 --seq 16k --batch 128
+    done
   done
   finish latents
 }

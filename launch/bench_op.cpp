@@ -32,9 +32,13 @@ void print_op_of_bench(const Screen& screen, const Config& config, const JobInpu
     screen.context(
         fmt::format("op: decode, as --q-len {} makes steps; --op attention measures such rows around the ring",
                     *config.options.q_len));
-  } else if (!input.decodes()) {
+  } else if (input.makes_cache()) {
+    screen.context(fmt::format(
+        "op: mla, a step of decoding, as --q-len {} makes one; --layout striped measures such rows around the ring",
+        *config.options.q_len));
+  } else if (!input.decodes() && input.why_rows().empty()) {
     screen.context(fmt::format("op: {}, rows around the ring; {} measures steps of decoding", op_name(input.op()),
-                               input.op() == Op::kLatent ? "--page-size 64" : "--op decode"));
+                               input.op() == Op::kLatent ? "--form absorbed" : "--op decode"));
   }
 }
 

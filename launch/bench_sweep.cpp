@@ -48,7 +48,11 @@ std::vector<Setting> settings_of(const Config& config) {
   std::vector<std::int64_t> blocks = options.blocks;
   if (blocks.empty()) blocks.push_back(0);
   std::vector<Setting> settings;
-  const auto add = [&](const JobInput& input, const std::string& source) {
+  const bool of_folds = options.against == "folds" || options.against == "sgemm";
+  const auto add = [&](JobInput input, const std::string& source) {
+    if (of_folds && input.makes_cache()) {
+      input = input.attended(fmt::format("steps of decoding have no --against {}", options.against));
+    }
     for (const std::int64_t block : blocks) settings.push_back({input, bench_job(input, source), block});
   };
   const OpenSource source = open_source(config, false);
@@ -70,7 +74,7 @@ std::vector<Setting> settings_of(const Config& config) {
       if (source.scan) {
         settings.push_back(scan_setting(open_scan(one, seq), ""));
       } else {
-        add(JobInput(synthetic_input(one, seq), numerics_of(one)), "");
+        add(steps_or_asked_rows({synthetic_input(one, seq), numerics_of(one)}, one), "");
       }
     }
   }
@@ -78,10 +82,10 @@ std::vector<Setting> settings_of(const Config& config) {
 }
 
 void settle_ops(std::vector<Setting>& settings, const Config& config, const Transport& world, const Meeting& meeting) {
-  if (!config.given("input") && config.given("op")) return;
+  const bool named = !config.given("input") && config.given("op");
   const KernelRequest request = fitting_request({config.options.backend, config.options.kernel}, world);
   for (Setting& setting : settings) {
-    if (!setting.job.decode) continue;
+    if (!setting.job.decode || (named && !setting.input().makes_cache())) continue;
     JobInput input = step_or_rows(setting.input(), request, meeting);
     if (!input.decodes()) setting.job = bench_job(input, setting.job.source);
     setting.source = std::move(input);

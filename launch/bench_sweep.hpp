@@ -36,8 +36,8 @@ struct Setting {
 
 // Lengths × block sizes, or the file of --input × block sizes. Throws kUsage and kFile.
 std::vector<Setting> settings_of(const Config& config);
-// A cache that no kernel decodes is measured as its rows are computed, where a file's tensors or a default alone would
-// have it decoded. Collective.
+// A cache, and latents in rows, that no kernel decodes are measured as their rows are computed, where a file's tensors
+// or a default alone would have them decoded. Collective.
 void settle_ops(std::vector<Setting>& settings, const Config& config, const Transport& world, const Meeting& meeting);
 
 // A file of lines, written as they come: a sweep that is ended early leaves what it has measured.

@@ -151,7 +151,8 @@ constexpr FlagRow kTable[] = {
      [](JobOptions& options, std::string_view text) { options.seq = parse_size_list(text, "tokens", 0, kMaxTokens); }},
     {"q-len", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
      "queries of each sequence, those of its last tokens [all of them; 1 where a cache is decoded, by --op decode or "
-     "--op mla --page-size, which takes up to 16; bench takes so few for steps of --op decode where no --op is given]; of scans 1: a step of decoding, one token of each sequence behind a state",
+     "--op mla --page-size, which takes up to 16; bench takes so few for steps of --op decode where no --op is given; --op mla does, in the absorbed form, unless a flag "
+     "such as --layout asks for rows around the ring]; of scans 1: a step of decoding, one token of each sequence behind a state",
      [](JobOptions& options, std::string_view text) {
        options.q_len = parse_size_value(text, "tokens", 0, kMaxTokens);
      }, "1"},

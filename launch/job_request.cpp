@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
@@ -130,15 +131,21 @@ JobInput open_input(const Config& config, bool require_source) {
   JobInput input(input_request(config, require_source), numerics_of(config));
   // Queries stand among tokens that were taken out, which says whether the job is a step.
   check_op(config, input.op(), input.lost_tokens() ? "query-offset" : "");
-  if (input.op() == Op::kLatent && input.decodes()) check_steps_of_latents(config);
+  if (input.op() == Op::kLatent && input.decodes() && !input.makes_cache()) check_steps_of_latents(config);
   check_model(config, input);
-  return input;
+  return steps_or_asked_rows(std::move(input), config);
+}
+
+JobInput steps_or_asked_rows(JobInput input, const Config& config) {
+  if (!input.makes_cache()) return input;
+  std::string why = why_rows_of_latents(config);
+  return why.empty() ? std::move(input) : input.attended(std::move(why));
 }
 
 FileJob file_job(const Config& config) {
   const JobOptions& options = config.options;
-  return {input_request(config, true), numerics_of(config), options.output, options.force,
-          deciding_values(config, options.op)};
+  return {input_request(config, true),         numerics_of(config),        options.output, options.force,
+          deciding_values(config, options.op), why_rows_of_latents(config)};
 }
 
 Options library_options(const Config& config) {

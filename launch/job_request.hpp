@@ -28,6 +28,10 @@ Numerics numerics_of(const Config& config);
 // The input, open: the three above.
 JobInput open_input(const Config& config, bool require_source);
 
+// The input; or of latents in rows whose queries would make a step, those rows, where a setting was given that rows
+// around the ring alone have.
+JobInput steps_or_asked_rows(JobInput input, const Config& config);
+
 // What `run` computes and writes. The output's header says the part of the configuration that decides the result.
 FileJob file_job(const Config& config);
 

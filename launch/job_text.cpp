@@ -40,12 +40,17 @@ void print_devices(const Screen& screen, const Report& report) {
 
 void print_read_rows(const Screen& screen, const JobInput& input) {
   if (!input.why_rows().empty()) {
-    screen.context("cache: read into rows; " + input.why_rows());
+    const bool cached = input.op() != Op::kLatent || input.pages() != nullptr;
+    screen.context((cached ? "cache: read into rows; " : "op: mla, rows around the ring; ") + input.why_rows());
   } else if (input.pages() != nullptr && input.op() == Op::kLatent) {
     screen.context("cache: read into rows");
   } else if (input.pages() != nullptr) {
     screen.context("cache: read into rows; sequences of many queries, or of unequally many, are not decoded");
   }
+}
+
+std::string form_text(const JobInput& input) {
+  return fmt::format("form: {} ({})", form_name(input.form().form), input.form().reason);
 }
 
 namespace {
@@ -54,7 +59,7 @@ void print_ring(const Screen& screen, const JobInput& input, const RingDoor& doo
   print_head(screen, input.source(), describe(input), *door.kernel.row, door.options.threads, report);
   if (report.plan->latents) {
     const PlanFigures::Latents& latents = *report.plan->latents;
-    screen.context(fmt::format("form: {} ({}); {} at a time", latents.form, latents.reason,
+    screen.context(fmt::format("{}; {} at a time", form_text(input),
                                counted(static_cast<std::uint64_t>(latents.heads_at_a_time), "head")));
     screen.context(fmt::format("latents: {} moved instead of {} of keys and values",
                                format_bytes(static_cast<double>(report.plan->bytes_moved)),
@@ -98,6 +103,7 @@ void print_step(const Screen& screen, const JobInput& input, const Decode& decod
                 const Report& report) {
   print_head(screen, input.source(), "decode, " + describe(input), *decode.kernel().row, decode.options().threads,
              report);
+  if (input.op() == Op::kLatent) screen.context(form_text(input));
   screen.context(fmt::format("cache: {}; {}, {} moved, {} planned for a rank", cache_text(input, step.job),
                              deal_text(step), format_bytes(static_cast<double>(step.bytes_moved())),
                              format_bytes(static_cast<double>(step.memory.total()))));

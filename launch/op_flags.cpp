@@ -74,6 +74,15 @@ bool is_printed_default(const ConfigValue& value) {
   return value.text == value.row->fallback;
 }
 
+// The first setting that a user gave which rows around the ring alone have; null: none.
+const UnknownFlag* first_of_rows(const Config& config) {
+  for (const UnknownFlag& unknown : kNotOfDecode) {
+    if (unknown.why != kDealt || !config.given(unknown.flag)) continue;
+    if (!is_printed_default(config.value(unknown.flag))) return &unknown;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 std::span<const UnknownFlag> unknown_to(Op op) {
@@ -83,11 +92,16 @@ std::span<const UnknownFlag> unknown_to(Op op) {
 }
 
 void check_steps_of_latents(const Config& config) {
-  for (const auto& [flag, why] : kNotOfDecode) {
-    if (why != kDealt || !config.given(flag) || is_printed_default(config.value(flag))) continue;
-    fail(ErrorCode::kUsage, fmt::format("{} contradicts a cache of latents that is decoded", config.origin(flag)), why,
-         "Leave it out, or name --form expanded.");
-  }
+  const UnknownFlag* const unknown = first_of_rows(config);
+  if (unknown == nullptr) return;
+  fail(ErrorCode::kUsage,
+       fmt::format("{} contradicts a cache of latents that is decoded", config.origin(unknown->flag)), unknown->why,
+       "Leave it out, or name --form expanded.");
+}
+
+std::string why_rows_of_latents(const Config& config) {
+  const UnknownFlag* const unknown = first_of_rows(config);
+  return unknown == nullptr ? "" : fmt::format("steps of decoding have no {}", config.origin(unknown->flag));
 }
 
 const UnknownFlag* first_unknown(const Config& config, Op op, std::string_view but_for) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "launch/config.hpp"
@@ -22,5 +23,8 @@ void check_op(const Config& config, Op op, std::string_view but_for = {});
 
 // Throws kUsage for a setting that steps over a cache of latents don't have, though latents have it.
 void check_steps_of_latents(const Config& config);
+// Why latents in rows are folded around the ring where their queries would make a step: a user gave such a setting.
+// Empty: nobody did.
+std::string why_rows_of_latents(const Config& config);
 
 }  // namespace ringattn

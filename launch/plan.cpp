@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "attention/fitting.hpp"
 #include "attention/job/planned_job.hpp"
@@ -84,8 +86,9 @@ std::vector<std::string> summary_row(const WorldForecast& forecast) {
           fmt::format("{:.1f}", forecast.flops_per_second_per_rank() / 1e9)};
 }
 
-void write_row(JsonWriter& json, const WorldForecast& forecast) {
+void write_row(JsonWriter& json, const JobInput& input, const WorldForecast& forecast) {
   json.begin_object().member("world", forecast.world()).member("tokens", forecast.q_tokens);
+  if (input.op() == Op::kLatent) json.member("form", form_name(input.form().form));
   json.member("layout", layout_name(forecast.layout.request.kind)).member("stripe", forecast.layout.request.stripe);
   json.member("bytes_per_rank", forecast.most_bytes_received).member("bytes_moved", forecast.bytes_received);
   json.member("memory_per_rank", forecast.most_memory).member("balance", forecast.balance());
@@ -141,6 +144,27 @@ Route planned_route(const Config& config, const KernelEntry& kernel) {
        nearest.empty() ? "Leave it out, or see `ringattn info`." : fmt::format("Did you mean \"{}\"?", nearest));
 }
 
+// The job of each length, or of the file. Latents in rows are steps where all lengths are, as one table has no room for
+// both.
+std::vector<JobInput> planned_inputs(const Config& config) {
+  const KernelRequest request{config.options.backend, config.options.kernel};
+  const auto settled = [&](JobInput input) {
+    return step_or_rows(std::move(input), request, planned_place(config.options));
+  };
+  if (config.given("input")) return {settled(open_input(config, true))};
+  std::vector<JobInput> inputs;
+  for (const std::int64_t seq : config.options.seq) {
+    JobInput input = steps_or_asked_rows({synthetic_input(config, seq), numerics_of(config)}, config);
+    inputs.push_back(input.makes_cache() ? settled(std::move(input)) : std::move(input));
+  }
+  if (!std::ranges::all_of(inputs, &JobInput::decodes)) {
+    for (JobInput& input : inputs) {
+      if (input.makes_cache()) input = input.attended("another length makes no step of decoding");
+    }
+  }
+  return inputs;
+}
+
 int plan_job(const Invocation& invocation) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
@@ -149,13 +173,7 @@ int plan_job(const Invocation& invocation) {
 
   const OpenSource source = open_source(config, false);
   if (source.scan) return plan_scan(invocation, screen);
-  std::vector<JobInput> inputs;
-  if (config.given("input")) {
-    const KernelRequest request{options.backend, options.kernel};
-    inputs.push_back(step_or_rows(open_input(config, true), request, planned_place(options)));
-  } else {
-    for (const std::int64_t seq : options.seq) inputs.emplace_back(synthetic_input(config, seq), numerics_of(config));
-  }
+  const std::vector<JobInput> inputs = planned_inputs(config);
   if (inputs.front().decodes()) return plan_steps(invocation, inputs, screen);
   Options library = library_options(config);
   const KernelPlace place = planned_place(options);
@@ -184,8 +202,7 @@ int plan_job(const Invocation& invocation) {
   for (const JobInput& input : inputs) {
     planned.emplace(input, library, place);
     if (input.op() == Op::kLatent) {
-      screen.context(fmt::format("{} tokens, form: {} ({})", input.job().batch.k_tokens(), form_name(input.form().form),
-                                 input.form().reason));
+      screen.context(fmt::format("{} tokens, {}", input.job().batch.k_tokens(), form_text(input)));
     }
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().batch.q_tokens(), [&](JsonWriter& json) {
@@ -196,7 +213,7 @@ int plan_job(const Invocation& invocation) {
           print_owners(screen, forecast);
           if (!options.quiet) print_blocks(screen, forecast);
         }
-        write_row(json, forecast);
+        write_row(json, input, forecast);
         return summary_row(forecast);
       });
     }

@@ -54,6 +54,7 @@ std::vector<std::string> summary_row(const JobInput& input, const StepForecast& 
 
 void write_row(JsonWriter& json, const JobInput& input, const StepForecast& step, std::int64_t world) {
   json.begin_object().member("world", world).member("tokens", input.job().batch.q_tokens());
+  if (input.op() == Op::kLatent) json.member("form", form_name(input.form().form));
   json.member("keys", input.job().batch.k_tokens()).member("page_size", step.job.page_size);
   json.member("layout", "groups").member("stripe", step.group_keys).member("groups", step.groups);
   json.member("bytes_per_rank", most(step.received)).member("bytes_moved", step.bytes_moved());
@@ -104,6 +105,9 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
                    {"balance", "(max/mean)"}},
                   inputs.size() * options.world.size(), "keys");
   for (const JobInput& input : inputs) {
+    if (input.op() == Op::kLatent) {
+      screen.context(fmt::format("{} keys, {}", input.job().batch.k_tokens(), form_text(input)));
+    }
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().batch.k_tokens(), [&](JsonWriter& json) {
         const StepForecast step = forecast_step(input, library.kernel, static_cast<int>(world), place);

@@ -113,8 +113,9 @@ void write_plan(JsonWriter& json, const std::optional<PlanFigures>& plan) {
     json.member("bytes_read", plan->bytes_read);
     write_memory(json, *plan->memory);
   }
+  if (!plan->form.empty()) json.member("form", plan->form);
   if (plan->latents) {
-    json.member("form", plan->latents->form).member("heads_at_a_time", plan->latents->heads_at_a_time);
+    json.member("heads_at_a_time", plan->latents->heads_at_a_time);
     json.member("bytes_moved_expanded", plan->latents->bytes_moved_expanded);
   }
   if (plan->scan_memory) write_memory(json, *plan->scan_memory);

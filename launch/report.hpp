@@ -46,10 +46,9 @@ struct PlanFigures {
   // Of decoding, whose blocks are the groups of the longest sequence, and whose stripe is one of them.
   std::optional<DecodeMemory> memory;
   double bytes_read = 0.0;  // of the cache, by all ranks together
-  // Of latents.
+  std::string form;         // of latents; else empty
+  // Of latents around the ring.
   struct Latents {
-    std::string form;
-    std::string reason;
     int heads_at_a_time = 0;
     std::int64_t bytes_moved_expanded = 0;  // what would be moved if K and V of all heads travelled
   };

@@ -50,8 +50,8 @@ void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, co
   figures.stripe = door.layout.request.stripe;
   if (input.op() == Op::kLatent) {
     report.latents = input.latent().spec;
-    figures.latents = PlanFigures::Latents{std::string(form_name(input.form().form)), input.form().reason,
-                                           prepared.latent().heads_at_a_time(), 0};
+    figures.form = form_name(input.form().form);
+    figures.latents = PlanFigures::Latents{prepared.latent().heads_at_a_time(), 0};
     for (const std::int64_t bytes : meeting.gather_values(prepared.latent().expanded_bytes_received())) {
       figures.latents->bytes_moved_expanded += bytes;
     }
@@ -79,8 +79,11 @@ void gather_step(Report& report, const JobInput& input, Decode& decode, const St
   report.flops = job_flops(input);
   report.job = input.job();
   report.op = input.op();
-  if (input.op() == Op::kLatent) report.latents = input.latent().spec;
   PlanFigures figures;
+  if (input.op() == Op::kLatent) {
+    report.latents = input.latent().spec;
+    figures.form = form_name(input.form().form);
+  }
   figures.blocks = step.groups;
   figures.layout = "groups";
   figures.stripe = step.group_keys;

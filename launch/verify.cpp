@@ -237,7 +237,7 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   if (source.scan)
     return close_verdict(screen, options, meeting, report, verify_scan(invocation, screen, world, report));
   agree_on_input(meeting, *input);
-  if (config.given("input")) {
+  if (config.given("input") || input->makes_cache()) {
     *input = step_or_rows(std::move(*input), fitting_request(library.kernel, world), meeting);
   }
   if (against) agree_on_files(meeting, [&] { return against->fingerprints(); });

@@ -98,8 +98,7 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
 #endif
     {{"cpu_fold", "cpu",
       "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks; caches of fp8, int8, "
-      "int4 "
-      "and vector codes",
+      "int4 and vector codes, latents of 8 bits",
       [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
       cpu::make_cpu_backend},
      [](const DecodeSpec& spec) {

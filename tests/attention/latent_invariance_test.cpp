@@ -140,6 +140,28 @@ TEST_P(LatentInvariance, ThreadsAndDelivery) {
 INSTANTIATE_TEST_SUITE_P(Jobs, LatentInvariance, ::testing::ValuesIn(cases()),
                          [](const ::testing::TestParamInfo<Case>& job) { return std::string(job.param.name); });
 
+// Rows whose keys are one more than a group of the CPU's kernel has, which ranks share; and as many heads as models
+// have.
+TEST(LatentExpanded, AcrossAGroupsEdgeAndWithManyHeads) {
+  LatentJob edge{small_spec(Dtype::kBf16, {-1, 0}), {{20, 8193, 8173}, {2, 8192, 8190}}, LatentForm::kExpanded};
+  edge.spec.heads = 2;
+  LatentJob many{small_spec(Dtype::kBf16, {-1, 0}), {{30, 300, 270}, {129, 129, 0}}, LatentForm::kExpanded};
+  many.spec.heads = 64;
+  LatentJob most = many;
+  most.spec.heads = 128;
+  for (const LatentJob* const job : {&edge, &many, &most}) {
+    const LatentTensors tensors = random_latents(*job, 17);
+    const JobResult one = run_latent_job(*job, on_the_cpu(), tensors, 1);
+    for (const int world : {1, 3, 5}) {
+      for (const int heads : {0, job->spec.heads / 2}) {
+        LatentOptions options = on_the_cpu();
+        options.heads_at_a_time = heads;
+        EXPECT_TRUE(run_latent_job(*job, options, tensors, world).same_bits(one)) << describe(*job) << ", " << world;
+      }
+    }
+  }
+}
+
 // A caller may multiply w_uk and w_uv in by itself: the bits are the same.
 TEST(LatentOutside, QueriesAndOutputsInTheLatent) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {

@@ -262,6 +262,17 @@ class Benchmarks(checkout.Checkout):
         words = [line["words"].removeprefix("bench/peers/latents.py ").split(" --jsonl")[0] for line in lines]
         self.assertEqual([ours.split("--page-size 64 ")[1] for ours in words[::2]], words[1::2])
 
+    def test_latents_of_8_bits_are_measured_beside_those_of_16(self):
+        self.decode_bench()
+        self.environment |= {"BENCH_ROUNDS": "1"}
+        words = [line["words"] for line in self.measure("latents", 0)]
+        stored = [text.split(" --jsonl")[0] for text in words if "--cache-format" in text]
+        plain, codes = ([text for text in stored if f"--cache-format {name} " in text] for name in ("bf16", "fp8"))
+        self.assertEqual(stored, plain + codes)
+        self.assertEqual([text.replace("bf16", "fp8") for text in plain], codes)
+        self.assertEqual(len(plain), 3)
+        self.assertTrue(all("--op mla --q-len 1 --page-size 64" in text for text in stored), stored)
+
     def test_scaling_goes_over_powers_of_two_and_all_gpus(self):
         for count, worlds in ((1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])):
             with self.subTest(gpus=count):

@@ -268,8 +268,11 @@ TEST(BenchDecode, IsTheDefaultOfBenchAlone) {
   EXPECT_TRUE(has(tool({"bench", "--q-len", "17", "--print-config"}).out, "op = \"attention\"  # default"));
   EXPECT_TRUE(has(tool({"bench", "--print-config"}).out, "op = \"attention\"  # default"));
   EXPECT_TRUE(has(tool({"run", "--q-len", "1", "--print-config"}).out, "op = \"attention\"  # default"));
-  const Finished latents = tool({"bench", "--op", "mla", "--q-len", "1", "--seq", "100", "--samples", "1"});
-  EXPECT_TRUE(has(latents.out, "# op: mla, rows around the ring; --page-size 64 measures steps")) << latents.err;
+  const Words latents{"bench", "--op", "mla", "--q-len", "1", "--seq", "100", "--samples", "1"};
+  const Finished steps = tool(latents);
+  EXPECT_TRUE(has(steps.out, "# op: mla, a step of decoding, as --q-len 1 makes one")) << steps.out << steps.err;
+  const Finished rows = tool(latents + Words{"--form", "expanded"});
+  EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; --form absorbed measures steps")) << rows.err;
 }
 
 // On any machine, with a GPU or without.

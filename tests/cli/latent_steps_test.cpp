@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps over a cache of latents by the program: they have the bits of the same rows of a prefill, on any number of
-// ranks and with any pages.
+// Steps over latents by the program, in a cache of pages or in rows of which one is made: on the CPU they have the bits
+// of the same rows around the ring, on any number of ranks and with any pages.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -21,9 +21,19 @@ Words steps_job() {
           "--head-dim-v", "24",  "--q-len",     "2",  "--backend",  "cpu"};
 }
 
+// What makes rows around the ring of few queries.
+Words as_rows() { return {"--layout", "striped"}; }
+
 TEST(LatentSteps, HaveTheBitsOfRows) {
-  const Finished rows = tool(Words{"run", "--form", "absorbed"} + steps_job());
+  const Finished rows = tool(Words{"run", "--form", "absorbed"} + as_rows() + steps_job());
   ASSERT_EQ(rows.code, 0) << rows.err;
+  EXPECT_TRUE(has(rows.out, "# layout: striped")) << rows.out;
+  for (const char* ranks : {"1", "2", "3", "4", "5"}) {
+    const Finished steps = tool(Words{"run", "--ranks", ranks} + steps_job());
+    ASSERT_EQ(steps.code, 0) << steps.err;
+    EXPECT_TRUE(has(steps.out, "# cache: dense; dealt by groups")) << steps.out;
+    EXPECT_EQ(digest_of(steps.out), digest_of(rows.out)) << ranks << " ranks";
+  }
   for (const char* ranks : {"1", "2", "3"}) {
     for (const char* page : {"16", "64", "256"}) {
       const Finished steps = tool(Words{"run", "--page-size", page, "--ranks", ranks} + steps_job());
@@ -42,11 +52,66 @@ TEST(LatentSteps, HaveTheBitsOfRows) {
 TEST(LatentSteps, OfEveryTypeHaveTheBitsOfRows) {
   for (const char* dtype : {"fp32", "fp16", "bf16"}) {
     const Words job = steps_job() + Words{"--dtype", dtype};
-    const Finished rows = tool(Words{"run", "--form", "absorbed"} + job);
-    const Finished steps = tool(Words{"run", "--page-size", "16"} + job);
-    ASSERT_EQ(steps.code, 0) << dtype << steps.err;
-    EXPECT_EQ(digest_of(steps.out), digest_of(rows.out)) << dtype;
+    const Finished rows = tool(Words{"run", "--form", "absorbed"} + as_rows() + job);
+    for (const Words& pages : {Words{}, {"--page-size", "16"}}) {
+      const Finished steps = tool(Words{"run"} + pages + job);
+      ASSERT_EQ(steps.code, 0) << dtype << steps.err;
+      EXPECT_EQ(digest_of(steps.out), digest_of(rows.out)) << dtype;
+    }
   }
+}
+
+// Latents in rows make a step where nobody asks for rows, and a kernel decodes them.
+TEST(LatentSteps, AreRowsWhereTheyAreAskedFor) {
+  const std::string digest = digest_of(tool(Words{"run"} + steps_job()).out);
+  for (const Words& flags : {Words{"--layout", "zigzag"}, {"--block", "128"}, {"--overlap", "off"}}) {
+    const Finished rows = tool(Words{"run"} + flags + steps_job());
+    ASSERT_EQ(rows.code, 0) << rows.err;
+    EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; steps of decoding have no " + flags[0])) << rows.out;
+    EXPECT_EQ(digest_of(rows.out), digest);
+    const Finished plan = tool({"plan", "--op", "mla", "--seq", "300", "--q-len", "1", flags[0], flags[1]});
+    EXPECT_TRUE(has(plan.out, "rows around the ring; steps of decoding have no " + flags[0])) << plan.out << plan.err;
+  }
+  const Finished folds = tool({"bench", "--op", "mla", "--seq", "100", "--q-len", "1", "--heads", "2", "--samples", "1",
+                               "--against", "folds", "--backend", "cpu"});
+  EXPECT_EQ(folds.code, 0) << folds.err;
+  EXPECT_TRUE(has(folds.out, "steps of decoding have no --against folds")) << folds.out;
+  const Finished mixed = tool({"plan", "--op", "mla", "--seq", "16,300", "--backend", "cpu"});
+  EXPECT_TRUE(has(mixed.out, "rows around the ring; another length makes no step of decoding")) << mixed.out;
+}
+
+// A table has as many entries for each sequence as the longest needs.
+TEST(LatentSteps, OfAllTooUnlikeLengthsAreRows) {
+  const TemporaryFolder folder;
+  LatentFile shape;
+  shape.heads = 1;
+  shape.head_dim = shape.rope_dim = shape.head_dim_v = shape.latent_dim = 8;
+  shape.lengths.assign(4200, 1);
+  shape.lengths.front() = 64 * 4000;
+  shape.q_lens.assign(shape.lengths.size(), 1);
+  const std::string input = write_tensors(folder.file("in"), latent_tensors(shape));
+  const Words plan{"plan", "--input", input, "--backend", "cpu"};
+  const Finished rows = tool(plan);
+  EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; the block table of sequences of such")) << rows.err;
+}
+
+TEST(LatentSteps, SayTheirForm) {
+  for (const Words& pages : {Words{}, {"--page-size", "16"}}) {
+    const Finished run = tool(Words{"run", "--json", "-"} + pages + steps_job());
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_EQ(check_report(run.out), "");
+    EXPECT_EQ(json_at(run.out, "/plan/form"), "\"absorbed\"");
+    EXPECT_EQ(json_at(run.out, "/plan/layout"), "\"groups\"");
+    EXPECT_TRUE(has(run.err, "# form: absorbed (2 queries a sequence at most: absorbed up to ")) << run.err;
+    const Finished plan = tool(Words{"plan", "--world", "2", "--json", "-", "--op", "mla", "--seq", "8k"} +
+                               Words{"--q-len", "1", "--backend", "cpu"} + pages);
+    ASSERT_EQ(plan.code, 0) << plan.err;
+    EXPECT_EQ(json_at(plan.out, "/rows/0/form"), "\"absorbed\"");
+    EXPECT_EQ(json_at(plan.out, "/rows/0/layout"), "\"groups\"");
+    EXPECT_TRUE(has(plan.err, "# 8192 keys, form: absorbed (1 query a sequence at most: absorbed up to 170)"));
+  }
+  const Finished rows = tool({"plan", "--op", "mla", "--seq", "8k", "--world", "2", "--json", "-"});
+  EXPECT_EQ(json_at(rows.out, "/rows/0/form"), "\"expanded\"");
 }
 
 TEST(LatentSteps, OfFilesHaveTheBitsOfRows) {
@@ -62,17 +127,26 @@ TEST(LatentSteps, OfFilesHaveTheBitsOfRows) {
     return std::pair(digest_of(run.out), has(run.out, "# job: decode, mla, absorbed"));
   };
   const auto expect_same = [&](const NamedTensors& paged, const NamedTensors& rows) {
-    const auto [expected, decoded] = digest(rows, {"--form", "absorbed"});
+    const auto [expected, decoded] = digest(rows, as_rows() + Words{"--form", "absorbed"});
     EXPECT_FALSE(decoded);
     for (const char* ranks : {"1", "3"}) {
-      const auto [bits, is_step] = digest(paged, {"--ranks", ranks, "--form", "absorbed"});
-      EXPECT_TRUE(is_step);
-      EXPECT_EQ(bits, expected) << ranks << " ranks";
+      for (const NamedTensors* const step : {&paged, &rows}) {
+        const auto [bits, is_step] = digest(*step, {"--ranks", ranks, "--form", "absorbed"});
+        EXPECT_TRUE(is_step);
+        EXPECT_EQ(bits, expected) << ranks << " ranks";
+      }
     }
   };
   expect_same(with_pages(tensors, shape), tensors);
   expect_same(with_pages(in_latent, shape), in_latent);
   expect_same(with_pages(with_codes(tensors), shape), with_rounded_codes(tensors));
+  const std::string in_rows = write_tensors(folder.file("rows"), with_codes(tensors));
+  const Finished unlike = tool({"run", "--input", in_rows, "--form", "absorbed"});
+  EXPECT_TRUE(has(unlike.out, "# cache: 5 pages of 64 tokens, stored as latent rope 8")) << unlike.out;
+  EXPECT_EQ(digest_of(unlike.out), digest(with_rounded_codes(tensors), {"--form", "absorbed"}).first);
+  const Finished unlike_rows = tool({"run", "--input", in_rows, "--layout", "striped"});
+  EXPECT_TRUE(has(unlike_rows.out, "# op: mla, rows around the ring; steps")) << unlike_rows.out;
+  EXPECT_FALSE(has(unlike_rows.out, "# cache:")) << unlike_rows.out;
   const std::string codes = write_tensors(folder.file("codes"), with_pages(with_codes(tensors), shape));
   const Finished stored = tool({"run", "--input", codes, "--form", "absorbed"});
   EXPECT_TRUE(has(stored.out, "stored as latent rope 8")) << stored.out;
@@ -88,6 +162,10 @@ TEST(LatentSteps, OfFilesHaveTheBitsOfRows) {
 }
 
 TEST(LatentSteps, AreVerifiedMeasuredAndPlanned) {
+  const Finished dense = tool(Words{"verify", "--ranks", "3"} + steps_job());
+  EXPECT_EQ(dense.code, 0) << dense.out << dense.err;
+  EXPECT_TRUE(has(dense.out, "dense") && has(dense.out, "mla, over rows")) << dense.out;
+  EXPECT_EQ(tool(Words{"verify", "--against", "oracle", "--ranks", "2"} + steps_job()).code, 0);
   const Words paged{"--page-size", "64"};
   const Finished shapes = tool(Words{"verify", "--ranks", "2"} + paged + steps_job());
   EXPECT_EQ(shapes.code, 0) << shapes.out << shapes.err;
@@ -108,6 +186,29 @@ TEST(LatentSteps, AreVerifiedMeasuredAndPlanned) {
   ASSERT_EQ(plan.code, 0) << plan.err;
   EXPECT_EQ(json_at(plan.out, "/op"), "\"mla\"");
   EXPECT_EQ(json_at(plan.out, "/rows/1/bytes_read"), "75497472");  // each latent once
+}
+
+// Partial results travel between ranks, and not the latents.
+TEST(LatentSteps, InRowsAreMeasuredAndPlannedAsSteps) {
+  const Words shape{"--op",       "mla", "--seq",      "300", "--q-len",      "1",  "--heads",   "2",
+                    "--head-dim", "16",  "--rope-dim", "8",   "--latent-dim", "32", "--samples", "2",
+                    "--backend",  "cpu", "--jsonl",    "-"};
+  const Finished bench = tool(Words{"bench"} + shape);
+  ASSERT_EQ(bench.code, 0) << bench.err;
+  EXPECT_TRUE(has(bench.out, R"("op":"mla","keys":300,"page_size":0,"form":"absorbed")")) << bench.out;
+  EXPECT_TRUE(has(bench.err, "# op: mla, a step of decoding, as --q-len 1 makes one")) << bench.err;
+  const Finished rows = tool(Words{"bench"} + as_rows() + shape);
+  EXPECT_TRUE(has(rows.out, R"("op":"mla","keys":300,"form":"absorbed")")) << rows.out << rows.err;
+  const Words job{"--op", "mla", "--seq", "128k", "--batch", "16", "--heads", "128", "--q-len", "1", "--dtype", "bf16"};
+  const auto moved = [&](const Words& flags) {
+    const Finished plan = tool(Words{"plan", "--world", "2", "--json", "-"} + job + flags);
+    if (plan.code == 4) return std::string();  // this build has no cuda kernels
+    EXPECT_EQ(plan.code, 0) << plan.err;
+    return json_at(plan.out, "/kernel") + " " + json_at(plan.out, "/rows/0/bytes_per_rank");
+  };
+  EXPECT_NE(moved({"--backend", "cpu"}), "");
+  EXPECT_EQ(moved({"--backend", "cpu"}), moved({"--backend", "cpu", "--page-size", "64"}));
+  EXPECT_EQ(moved({"--backend", "cuda"}), moved({"--backend", "cuda", "--page-size", "64"}));
 }
 
 // verify --decode: rows of the absorbed form, decoded one by one from a cache that takes up each row's latent.

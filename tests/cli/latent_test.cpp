@@ -177,7 +177,7 @@ TEST(Latent, AnnouncesTheFormThatItChooses) {
   EXPECT_EQ(json_at(many.out, "/plan/form"), "\"expanded\"");
   EXPECT_EQ(json_at(many.out, "/job/latent_dim"), "32");
   EXPECT_TRUE(has(many.err, "# form: expanded")) << many.err;
-  const Finished few = tool(Words{"run", "--json", "-", "--q-len", "3", "--ranks", "2"} + latent_job());
+  const Finished few = tool(Words{"run", "--json", "-", "--q-len", "20", "--ranks", "2"} + latent_job());
   ASSERT_EQ(few.code, 0) << few.err;
   EXPECT_EQ(json_at(few.out, "/plan/form"), "\"absorbed\"");
   EXPECT_EQ(json_at(few.out, "/plan/heads_at_a_time"), "4");

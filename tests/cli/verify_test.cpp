@@ -318,7 +318,8 @@ TEST(Plan, PlansAFile) {
 TEST(Info, ShowsTablesAndReasons) {
   const Finished run = tool({"info"}, {{"RINGATTN_PACE", "100m"}});
   ASSERT_EQ(run.code, 0) << run.err;
-  for (const char* part : {"kernels, of each op in order of preference", "cpu_fold", "transports", "threads",
+  for (const char* part : {"kernels, of each op in order of preference; those of mla are product's", "cpu_fold",
+                           "vector codes, latents of 8 bits", "transports", "threads",
                            "RINGATTN_PACE = \"100m\" (environment)", "RINGATTN_TEST_LONG is not set"}) {
     EXPECT_TRUE(has(run.out, part)) << part << "\n" << run.out;
   }

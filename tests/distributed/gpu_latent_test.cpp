@@ -13,6 +13,7 @@
 #include "tests/support/gpu_rows.hpp"
 #include "tests/support/latent_products.hpp"
 #include "tests/support/latent_rank.hpp"
+#include "tests/support/latent_reference.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -80,7 +81,7 @@ class GpuLatent : public GpuRowTest {
           << name << ": " << world << " ranks, " << asked.heads_at_a_time << " heads at a time, block "
           << asked.ring.block_tokens << (shape.fused ? ", views of fused tensors" : "");
     };
-    for (const int world : {1, 2, 3}) {
+    for (const int world : {1, 2, 3, 4, 5}) {
       same(world, options(), {});
       same(world, options(2, 256), {});
       same(world, options(1, 384), {.fused = true});
@@ -100,7 +101,7 @@ TEST_P(GpuLatent, RowsOf8BitsHaveTheBitsOfWhatTheyAreUnpackedTo) {
     packed.format = latent_format(plain.spec.rope_dim);
     const LatentTensors tensors = with_packed_latents(plain.spec, random_latents(plain, 5));
     const JobResult expected = run_gpu_latent_job(plain, options(2, 256), tensors, 1);
-    for (const int world : {1, 2, 3}) {
+    for (const int world : {1, 2, 3, 4, 5}) {
       for (const bool fused : {false, true}) {
         EXPECT_TRUE(run_gpu_latent_job(packed, options(2, 256), tensors, world, {.fused = fused}).same_bits(expected))
             << form_name(form) << ", " << world << " ranks, fused " << fused;
@@ -137,6 +138,25 @@ TEST_P(GpuLatent, RanksBlocksHeadsAndViewsHaveTheSameBits) {
     for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
       any |= check({deepseek(dtype), ragged, form});
       any |= check({narrow(dtype), ragged, form});
+    }
+  }
+  EXPECT_TRUE(any) << GetParam().name << " can do neither form";
+}
+
+// fp64 of the whole formula, latents and matrices in, O out.
+TEST_P(GpuLatent, BothFormsAgainstTheOracle) {
+  const Batch ragged = {{1, 1, 0}, {129, 129, 0}, {0, 0, 0}, {3, 300, 297}, {20, 70, 50}};
+  bool any = false;
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+      for (const LatentSpec& spec : {deepseek(dtype), narrow(dtype)}) {
+        if (!GetParam().missing(form_spec(spec, form, spec.heads)).empty()) continue;
+        any = true;
+        const LatentJob job{spec, ragged, form};
+        const LatentTensors tensors = random_latents(job, 8);
+        SCOPED_TRACE(fmt::format("{}, {}", describe(job), form_name(form)));
+        expect_as_right(job, tensors, run_gpu_latent_job(job, options(), tensors, 1));
+      }
     }
   }
   EXPECT_TRUE(any) << GetParam().name << " can do neither form";

@@ -262,8 +262,14 @@ void JobInput::take_form(std::optional<LatentForm> form) {
   if (q_in_latent()) form_.reason = "queries are in the latent already";
   latent_->form = form_.form;
   // A row of the expanded form, and one that stands elsewhere, is computed as a prefill's.
-  decodes_latents_ = pages() != nullptr && form_.form == LatentForm::kAbsorbed && are_steps(latent_->batch.sequences) &&
+  decodes_latents_ = form_.form == LatentForm::kAbsorbed && are_steps(latent_->batch.sequences) &&
                      end_their_keys(latent_->batch.sequences);
+  in_rows_ = pages() == nullptr;
+  if (!makes_cache() || are_equally_long(latent_->batch.sequences)) return;
+  dealt_ = pages_of_unlike(job_.batch);
+  if (dealt_ != nullptr) return;
+  decodes_latents_ = false;
+  why_rows_ = "the block table of sequences of such unlike lengths would have too many entries";
 }
 
 void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
@@ -378,6 +384,7 @@ JobInput JobInput::decoded(std::int64_t page_size) const {
 JobInput JobInput::attended(std::string why) const {
   JobInput job = *this;
   if (!why.empty()) job.why_rows_ = std::move(why);
+  if (makes_cache()) job.dealt_.reset();
   if (op_ != Op::kLatent) job.op_ = Op::kAttention;
   job.decodes_latents_ = false;
   return job;

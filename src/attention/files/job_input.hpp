@@ -94,7 +94,7 @@ class JobInput {
   // The same job as a decoding step over another cache, without pages (0) or with pages of so many tokens, whose
   // contents are read token by token. Its rows must be a step's: op() says so, or the caller sees to it.
   JobInput decoded(std::int64_t page_size) const;
-  // The same job for Attention, or for Latent. `why`: of a cache that would have been decoded, why it isn't.
+  // The same job for Attention, or for Latent. `why`: of one that would have been decoded, why it isn't.
   JobInput attended(std::string why = {}) const;
   // Some of its sequences, ascending, each with its last `rows` queries and the keys up to the last of these: no query
   // stands before the first key or behind the last.
@@ -105,10 +105,13 @@ class JobInput {
   // Of a file, kLatent where it holds latents; kDecode where it holds a cache and every sequence has as many rows, no
   // more than decode kernels take.
   Op op() const { return op_; }
-  // Whether a front door of decoding computes it: Decode for kDecode, and LatentDecode for a cache of latents in pages,
-  // absorbed, where every sequence has as many rows at its end, no more than decode kernels take.
+  // Whether a front door of decoding computes it: Decode for kDecode, and LatentDecode for latents, absorbed, where
+  // every sequence has as many rows at its end, no more than decode kernels take.
   bool decodes() const { return op_ == Op::kDecode || decodes_latents_; }
-  // Why a cache is read into rows that would have been decoded; else empty.
+  // Whether what it decodes are latents in rows, of which a cache is made: without pages or, of sequences whose lengths
+  // differ, in pages of 64. Other steps have a cache.
+  bool makes_cache() const { return decodes_latents_ && in_rows_; }
+  // Why a job is computed as rows that would have been decoded; else empty.
   const std::string& why_rows() const { return why_rows_; }
   // Whether tokens were taken out of the file's cache: queries stand where they did among all of them.
   bool lost_tokens() const { return file_ && file_->tensors.positions != nullptr; }
@@ -181,6 +184,7 @@ class JobInput {
   std::optional<LatentJob> latent_;
   FormChoice form_;
   bool decodes_latents_ = false;
+  bool in_rows_ = false;                             // latents that decodes_latents_ without pages of their own
   bool latent_codes_ = false;                        // of a seed: latents lie in rows of 8 bits
   std::shared_ptr<const SyntheticCompressed> made_;  // of a seed with a format
   bool repaged_ = false;                             // by decoded() or last_rows(): the file's pages are not the job's

@@ -34,7 +34,8 @@ PreparedFileJob::PreparedFileJob(FileJob job, Transport& transport, Options opti
     if (!job_.output.empty() && meeting_.rank() == 0) check_output_path(job_.output, job_.replace);
   });
   agree_on_input(meeting_, *input_);
-  if (std::holds_alternative<FileInput>(job_.input)) {
+  if (input_->makes_cache() && !job_.why_rows.empty()) *input_ = input_->attended(job_.why_rows);
+  if (std::holds_alternative<FileInput>(job_.input) || input_->makes_cache()) {
     *input_ = step_or_rows(std::move(*input_), fitting_request(options.kernel, transport), meeting_);
   }
   prepare(transport, std::move(options), 0);

@@ -35,6 +35,9 @@ struct FileJob {
   std::string output;     // empty: no file is written
   bool replace = false;   // an output file that exists
   FileMetadata metadata;  // of the output, beside what output_metadata() says
+  // Of latents in rows whose queries would make a step: why they are folded around the ring all the same. Empty: they
+  // are decoded, over a cache that is made of the rows.
+  std::string why_rows;
 };
 
 struct FileJobResult {
@@ -54,8 +57,8 @@ StepForecast forecast_step(const JobInput& input, const KernelRequest& request, 
 class PreparedFileJob {
  public:
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares the op:
-  // kernel, plan, memory. A file's cache that no kernel decodes is read into rows (step_or_rows()). Reads samples of
-  // the rows. Throws kFile, and what JobInput and the front doors throw.
+  // kernel, plan, memory. A file's cache, and latents in rows, that no kernel decodes are computed as rows
+  // (step_or_rows()). Reads samples of the rows. Throws kFile, and what JobInput and the front doors throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
   // Of an input that the caller has opened, on which the ranks have agreed; nothing is written. `heads_at_a_time`: of
   // latents (LatentOptions).

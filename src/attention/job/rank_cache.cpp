@@ -17,8 +17,6 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kMostTableEntries = std::int64_t{1} << 24;
-
 std::int64_t group_keys(int key_tile) { return std::int64_t{kGroupTiles} * key_tile; }
 
 // Calls `visit` for each piece of `page` tokens that a share holds of a sequence of `length` keys: its number in the

@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "attention/job/rank_cache.hpp"
+#include "attention/latent_work.hpp"
+#include "base/error.hpp"
 #include "kernels/decode_lists.hpp"
 
 namespace ringattn {
@@ -26,9 +29,27 @@ const FoldRow* fold_of(const FoldSpec& spec, const KernelRequest& request, Kerne
   return nullptr;
 }
 
+// Of latents in rows.
+std::string why_no_cache(const JobInput& input, const KernelRequest& request, KernelPlace place) {
+  std::string_view folds;
+  try {
+    folds = choose_latent_kernels(input.latent().spec, LatentForm::kAbsorbed, request, place).fold.row->backend;
+  } catch (const Error&) {
+    return {};  // as rows it can't be computed
+  }
+  try {
+    const std::string_view decodes = choose_kernel(decode_spec(input), request, place).row->backend;
+    return decodes == folds ? ""
+                            : fmt::format("{} kernels fold it, and those that decode it are for {}", folds, decodes);
+  } catch (const Error&) {
+    return fmt::format("{} decodes it", request.kernel == "auto" ? "no kernel" : "no kernel " + request.kernel);
+  }
+}
+
 }  // namespace
 
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelPlace place) {
+  if (input.makes_cache()) return why_no_cache(input, request, place);
   if (input.op() != Op::kDecode || request.kernel != "auto") return {};
   const Job& job = input.job();
   const FoldRow* const fold = fold_of(job.spec, request, place);

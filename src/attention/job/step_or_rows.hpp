@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a cache whose queries would make a step of decoding is decoded, or read into rows for Attention. A row's bits
-// are the same either way.
+// Whether a job whose queries would make a step of decoding is decoded, or computed as rows: a cache is read into rows
+// for Attention, whose bits are the same, and latents in rows stay what they are.
 #pragma once
 
 #include <string>
@@ -13,8 +13,9 @@ namespace ringattn {
 
 // Why a kDecode input can't be decoded here with the bits that Attention gives it: the kernel that folds its rows
 // doesn't decode, or lacks something for it, or lists of key blocks don't fit a step. A kernel of another name would
-// have other bits, and another one would be chosen for one rank than for several. Empty for every other input, and
-// where a kernel is forced: then decoding says what is wrong.
+// have other bits, and another one would be chosen for one rank than for several. Empty where
+// a kernel is forced: then decoding says what is wrong. Why latents in rows are not decoded, though Latent computes
+// them: no kernel decodes them, or those of another backend. Empty for every other input.
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelPlace place);
 
 // The input, or its rows where it can't be decoded: for inputs of which nobody has said that they are to be decoded.

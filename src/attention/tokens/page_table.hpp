@@ -16,6 +16,8 @@ namespace ringattn {
 
 // How many entries a table may have: every process that computes with it holds all of them.
 inline constexpr std::int64_t kMostPageEntries = std::int64_t{1} << 22;
+// Of a rank's block table, which has as many for each sequence as the longest needs.
+inline constexpr std::int64_t kMostTableEntries = std::int64_t{1} << 24;
 
 // Tokens [i · page_size, (i + 1) · page_size) of sequence s lie in page of(s)[i]. A page may stand there several times,
 // for sequences that share it.

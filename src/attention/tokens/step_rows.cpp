@@ -25,6 +25,23 @@ bool end_their_keys(const SequenceList& sequences) {
   return true;
 }
 
+bool are_equally_long(const SequenceList& sequences) {
+  for (std::size_t i = 0; i < sequences.distinct(); ++i) {
+    if (sequences[i].k_len != sequences[0].k_len) return false;
+  }
+  return true;
+}
+
+std::shared_ptr<const PageTable> pages_of_unlike(const Batch& batch) {
+  constexpr std::int64_t kPageSize = 64;
+  const auto count = static_cast<std::int64_t>(batch.sequences.size());
+  std::int64_t longest = 1;
+  for (const Sequence& s : batch.sequences) longest = std::max(longest, s.k_len);
+  if (pages_of(longest, kPageSize) > kMostTableEntries / count) return nullptr;
+  if (batch.k_tokens() / kPageSize + count > kMostPageEntries) return nullptr;
+  return std::make_shared<const PageTable>(deal_pages(batch, kPageSize, 0));
+}
+
 SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask) {
   std::vector<Sequence> moved(sequences.begin(), sequences.end());
   for (Sequence& s : moved) {

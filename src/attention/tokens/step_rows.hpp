@@ -4,9 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "attention/tokens/batch.hpp"
+#include "attention/tokens/page_table.hpp"
 #include "kernels/key_positions.hpp"
 #include "kernels/visibility.hpp"
 
@@ -16,6 +18,11 @@ namespace ringattn {
 bool are_steps(const SequenceList& sequences);
 // Whether queries are the last tokens of their sequences.
 bool end_their_keys(const SequenceList& sequences);
+// Whether all have as many keys.
+bool are_equally_long(const SequenceList& sequences);
+// Pages of 64 tokens for a cache of the others, each of which would have the longest one's memory without pages. Null
+// where the table would have too many entries.
+std::shared_ptr<const PageTable> pages_of_unlike(const Batch& batch);
 // Rows that see every key, and would from the end of these as well, stand there.
 SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask);
 
