@@ -244,11 +244,13 @@ TEST(Scan, IsVerifiedAgainstTheOracle) {
       EXPECT_EQ(oracle.code, 0) << oracle.out << oracle.err;
       EXPECT_TRUE(has(oracle.out, " rows against the fp64 oracle")) << oracle.out;
       EXPECT_TRUE(has(oracle.out, "  y: greatest error 0.")) << oracle.out;
+      EXPECT_TRUE(has(oracle.out, "  final states: greatest error 0.")) << oracle.out;
     }
   }
   const Finished reported = tool(Words{"verify", "--against", "oracle", "--rows", "9", "--json", "-"} + ssd_job());
   EXPECT_EQ(check_report(reported.out), "");
   EXPECT_GT(std::stod(json_at(reported.out, "/accuracy/out/allowed")), 0.0);
+  EXPECT_GT(std::stod(json_at(reported.out, "/accuracy/final_states/allowed")), 0.0);
 }
 
 TEST(Scan, IsVerifiedAgainstGoldenFiles) {

@@ -118,9 +118,8 @@ ScanDigests digests_of(const ScanInput& input, int ranks, const std::string& tra
         const ScanFileResult result = prepared.run();
         if (checked) {
           const Meeting meeting(world, Patience(60.0));
-          const ScanAccuracy accuracy =
-              check_scan_result(meeting, input, 16, result.rank.runs, result.rank.y_view(input.job().spec),
-                                rounds_factors(*prepared.scan().kernel().row), 4);
+          const ScanAccuracy accuracy = check_scan_result(meeting, input, 16, result.rank.checked_view(input.job()),
+                                                          rounds_factors(*prepared.scan().kernel().row), 4);
           EXPECT_TRUE(accuracy.passes()) << accuracy.part << ", " << accuracy.misplaced << " misplaced";
         }
         if (world.rank() == 0) digests = result.digests;
