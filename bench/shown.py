@@ -73,7 +73,7 @@ class Group:
         found = {}
         for line in self.lines:
             tool = line.get("tool") or {}
-            if line.get("schema") in SCHEMAS and tool["name"] != points.OURS:
+            if line.get("schema") in SCHEMAS and tool["name"] != points.OURS and not is_missing(line):
                 # But for packages of their own, the programs of bench/peers run what PyTorch brings.
                 name = PACKAGES.get(tool["name"], "PyTorch")
                 found[f"{name} {tool['version']}"] = None
@@ -89,6 +89,11 @@ class Group:
             for device in devices or []:
                 return re.sub(r"^GPU \d+: | \(sm_\d+\)$", "", device)
         return ""
+
+
+def is_missing(line: dict[str, Any]) -> bool:
+    """Whether the line is of a peer that was not installed, or not all of it: nothing was asked of it."""
+    return str(line.get("error", "")).startswith("No module named")
 
 
 def commit_of(line: dict[str, Any]) -> str:

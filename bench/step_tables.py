@@ -12,7 +12,7 @@ from collections.abc import Callable
 import points
 import steps
 from markdown import columns
-from shown import Group
+from shown import Group, is_missing
 
 # What stands above the tables in docs/results.md.
 ABOUT_DECODE = """\
@@ -211,7 +211,7 @@ def scans(group: Group) -> str:
     """Each shape with the median of what was measured of it, in the order of the lines."""
     found: dict[tuple[str, str], list[dict]] = {}
     for line in group.lines:
-        if line.get("schema") == "ringattn.scan/1":
+        if line.get("schema") == "ringattn.scan/1" and not is_missing(line):
             found.setdefault((line["shape"], line["tool"]["name"]), []).append(line)
     shapes = dict.fromkeys(shape for shape, _ in found)
     others = sorted({who for _, who in found} - {points.OURS})

@@ -23,10 +23,10 @@ namespace {
 constexpr int kShownRanks = 8;  // without --verbose
 
 // `machine`: what a run assumes, whatever --machine says of the link.
-ScanForecast forecast_of(const ScanJob& job, const ScanKernel* kernel, const MachineModel& machine, std::size_t budget,
-                         int world) {
+ScanForecast forecast_of(const ScanJob& job, const ScanKernel* kernel, const MachineModel& machine,
+                         double convolution_rate, std::size_t budget, int world) {
   check_scan_budget(job, world, budget);
-  ScanForecast forecast = forecast_scan(job, {}, world, kernel, machine);
+  ScanForecast forecast = forecast_scan(job, {}, world, kernel, machine, convolution_rate);
   check_budget(forecast.most_memory(), budget);
   return forecast;
 }
@@ -108,7 +108,9 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
   const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
   const std::unique_ptr<ScanKernel> kernel = choice.scan ? choice.scan->make_kernel(first.spec, *backend) : nullptr;
   const MachineModel assumed = default_machine(*choice.row, *backend);
-  const MachineModel machine = machine_model(config);
+  const MachineModel given = machine_model(config);
+  const MachineModel& machine = given == MachineModel{} ? assumed : given;
+  const double convolution = convolution_rate(first, choice, *backend, planned_place(options));
 
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
@@ -117,9 +119,10 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
                                                            : describe(first.spec)));
   screen.context(fmt::format("kernel: {}", choice.reason));
   screen.context(
-      fmt::format("rates: {:.4g} GFLOP/s a rank by the kernel; {:.4g} GB/s and latency {:.4g} us by machine {}",
-                  assumed.flops_per_second / 1e9, machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6,
-                  machine.name));
+      fmt::format("rates: {:.4g} GFLOP/s a rank by the kernel{}; {:.4g} GB/s and latency {:.4g} us by machine {}",
+                  assumed.flops_per_second / 1e9,
+                  convolution > 0.0 ? fmt::format(", {:.4g} by the convolution's", convolution / 1e9) : "",
+                  machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6, machine.name));
   note_default_machine(screen, options);
 
   PlanTable table(invocation, screen, file_shape(first), op_name(inputs.front().op()), choice.row->name,
@@ -136,8 +139,8 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
   for (const ScanInput& input : inputs) {
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().tokens(), [&](JsonWriter& json) {
-        const ScanForecast forecast =
-            forecast_of(input.job(), kernel.get(), assumed, library.memory_budget, static_cast<int>(world));
+        const ScanForecast forecast = forecast_of(input.job(), kernel.get(), assumed, convolution,
+                                                  library.memory_budget, static_cast<int>(world));
         const double passing = passing_seconds(input.job(), forecast, machine);
         if (table.alone()) print_owners(screen, forecast, input.job());
         write_row(json, input.job(), forecast, passing);

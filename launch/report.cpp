@@ -175,7 +175,15 @@ void write_accuracy(JsonWriter& json, const ScanAccuracy& accuracy) {
     json.begin_object().member("greatest_error", accuracy.error).member("allowed", accuracy.allowed);
     json.member("token", accuracy.worst.token).member("head", accuracy.worst.head).end_object();
   }
-  json.key("lse").null().member("misplaced", accuracy.misplaced).end_object();
+  const StateAccuracy& states = accuracy.states;
+  json.key("lse").null().key("final_states");
+  if (states.compared == 0) {
+    json.null();
+  } else {
+    json.begin_object().member("greatest_error", states.error).member("allowed", states.allowed);
+    json.member("sequence", states.sequence).member("head", states.head).end_object();
+  }
+  json.member("misplaced", accuracy.misplaced + states.misplaced).end_object();
 }
 
 void write_digests(JsonWriter& json, const Report& report) {

@@ -65,7 +65,7 @@ bool verify_worlds(const Config& config, const ScanInput& input, const ScanOptio
 
 bool check_against_oracle(const Meeting& meeting, const ScanInput& input, const ScanRankResult& result,
                           const JobOptions& options, const Scan& scan, const Screen& screen, Report& report) {
-  const ScanAccuracy all = check_scan_result(meeting, input, options.rows, result.runs, result.y_view(input.job().spec),
+  const ScanAccuracy all = check_scan_result(meeting, input, options.rows, result.checked_view(input.job()),
                                              rounds_factors(*scan.kernel().row), scan.options().threads);
   report.scan_accuracy = all;
   const auto place = [](const RowSample& sample) {
@@ -81,6 +81,16 @@ bool check_against_oracle(const Meeting& meeting, const ScanInput& input, const 
   if (all.misplaced > 0) {
     screen.print(fmt::format("  {} values are NaN or infinite where fp64 has others, the first at {}\n", all.misplaced,
                              place(all.first_misplaced)));
+  }
+  const StateAccuracy& states = all.states;
+  if (states.compared > 0) {
+    screen.print(fmt::format(
+        "  final states: greatest error {:.3g} of what is allowed, {:.3g} of {:.3g} at sequence {}, head {}\n",
+        states.part, states.error, states.allowed, states.sequence, states.head));
+  }
+  if (states.misplaced > 0) {
+    screen.print(
+        fmt::format("  {} elements of final states are NaN or infinite where fp64 has others\n", states.misplaced));
   }
   return all.passes();
 }

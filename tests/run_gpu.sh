@@ -155,6 +155,7 @@ sanitizer() {
   local -a entries=("fold_test $rows/sm80*:$rows/sm90*" "cuda_fold_test $nan" 'decode_test Backends/CacheUpdates.*'
     'product_test Kernels/HeadProduct.OneNanLeaves/sm*'
     "scan_test Kernels/Scans.KeepTheStateWhereDtIsZero/$all:Kernels/Scans.GoOnInTheirSlots/$all"
+    "scan_test Kernels/Scans.GoOnInManySequencesOfFewStates/$all:Kernels/Scans.GoOnBehindASegment/$all"
     'scan_test Kernels/Convolutions.AreAccurate/sm*:Kernels/Convolutions.GoOnInTheirSlots/sm*'
     "cuda_compressed_test $filter"
     'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences'
@@ -162,6 +163,7 @@ sanitizer() {
     "decode_test Kernels/LatentCodes.OneTile/$all"
     "decode_test Kernels/DecodePrefixes.ManyRows/$all" "decode_test Kernels/DecodeLists.NobodyReadsWhatIsNotListed/$all"
     'gpu_reshard_test GpuReshard.RowsOfTwoRanksFindTheirPlaces'
+    'gpu_scan_test GpuScanOfTwoRanks.TellsItsPartsInOrder'
     'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*'
     'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather')
   if [[ $tool != racecheck ]]; then

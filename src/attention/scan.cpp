@@ -41,6 +41,12 @@ ScanJobChoice choose_kernel(const ScanJob& job, const KernelRequest& request, Ke
   return {choice.row, choice.row, std::move(choice.reason)};
 }
 
+double convolution_rate(const ScanJob& job, const ScanJobChoice& choice, const Backend& backend, KernelPlace place) {
+  if (job.alone || !job.convolution) return 0.0;
+  const KernelRequest beside{std::string(choice.row->backend), "auto"};
+  return choose_kernel(*job.convolution, beside, place).row->flops_per_second(backend);
+}
+
 struct Scan::Impl {
   Impl(ScanJob the_job, Transport& the_transport, ScanOptions the_options)
       : job(std::move(the_job)),
@@ -101,7 +107,8 @@ void Scan::Impl::choose() {
   if (choice.scan != nullptr) kernel = choice.scan->make_kernel(job.spec, *backend);
   check_scan_budget(job, transport.size(), options.memory_budget);
   ScanForecast forecast =
-      forecast_scan(job, options.runs, transport.size(), kernel.get(), default_machine(*choice.row, *backend));
+      forecast_scan(job, options.runs, transport.size(), kernel.get(), default_machine(*choice.row, *backend),
+                    convolution_rate(job, choice, *backend));
   memory = forecast.most_memory();
   seconds = forecast.seconds;
   layout = std::move(forecast.layout);

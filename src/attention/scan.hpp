@@ -46,6 +46,10 @@ struct ScanJobChoice {
   std::string reason;
 };
 ScanJobChoice choose_kernel(const ScanJob& job, const KernelRequest& request, KernelPlace place = KernelPlace::kHere);
+// Operations a second of the convolution in front of a scan, by the kernel that is chosen for it beside the scan's; 0
+// where none stands in front.
+double convolution_rate(const ScanJob& job, const ScanJobChoice& choice, const Backend& backend,
+                        KernelPlace place = KernelPlace::kHere);
 
 // How a job is done. Nothing here changes a bit of the result.
 struct ScanOptions {

@@ -78,7 +78,7 @@ void check_scan_budget(const ScanJob& job, int world, std::size_t budget) {
 }
 
 ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
-                           const ScanKernel* kernel, const MachineModel& machine) {
+                           const ScanKernel* kernel, const MachineModel& machine, double convolution_rate) {
   Layout layout = scan_layout(job.lengths, runs, world);
   ScanHops hops = scan_hops(layout);
   ScanForecast forecast{std::move(layout), std::move(hops), {}, 0.0, {{0, job.spec.heads}}};
@@ -107,6 +107,9 @@ ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<s
   if (!job.alone && !forecast.hops.hops.empty() &&
       passing_seconds(job, forecast, machine) > kernel->cost_of_two_ranges(forecast.seconds)) {
     forecast.ranges = head_ranges(job.spec.heads, *kernel, 2);
+  }
+  if (!job.alone && job.convolution) {
+    forecast.seconds += convolution_token_flops(*job.convolution) * static_cast<double>(most_tokens) / convolution_rate;
   }
   return forecast;
 }

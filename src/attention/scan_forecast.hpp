@@ -34,7 +34,7 @@ struct ScanForecast {
   Layout layout;
   ScanHops hops;
   std::vector<ScanMemory> memory;  // [ranks]
-  double seconds = 0.0;            // that the rank with most tokens computes
+  double seconds = 0.0;            // that the rank with most tokens computes, its convolution included
   std::vector<HeadRange> ranges;   // that ranks fold, hand on and finish one behind the other
 
   const ScanMemory& most_memory() const;
@@ -52,9 +52,10 @@ void check_budget(const ScanMemory& needed, std::size_t budget);
 
 // `runs`: as ScanOptions has them; `kernel`: null where a convolution is alone; `machine`: of all ranks alike, as they
 // choose ranges by it: all heads at a time, or two halves where states would take longer from the first rank to the
-// last than halves cost. Throws kUsage for runs or lengths that no scan has, and kMemory where check_scan_size() does.
+// last than halves cost. `convolution_rate`: operations a second of a convolution in front (convolution_rate(),
+// attention/scan.hpp). Throws kUsage for runs or lengths that no scan has, and kMemory where check_scan_size() does.
 ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
-                           const ScanKernel* kernel, const MachineModel& machine);
+                           const ScanKernel* kernel, const MachineModel& machine, double convolution_rate);
 
 // All heads of a kernel, or two halves of them, by the number of ranges; all where they have no halves.
 std::vector<HeadRange> head_ranges(int heads, const ScanKernel& kernel, int ranges);

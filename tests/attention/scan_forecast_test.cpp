@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "attention/decode_memory.hpp"
+#include "attention/scan.hpp"
 #include "attention/tokens/cost.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/error_of.hpp"
@@ -34,7 +35,7 @@ ScanForecast forecast(const ScanJob& job, int world) {
   const auto choice = choose_kernel(job.spec, KernelRequest{"cpu", "auto"});
   const auto backend = choice.row->make_backend({1, kNoDevice});
   const auto kernel = choice.row->make_kernel(job.spec, *backend);
-  return forecast_scan(job, {}, world, kernel.get(), {"any", 1e9, 1e9, 1e-5});
+  return forecast_scan(job, {}, world, kernel.get(), {"any", 1e9, 1e9, 1e-5}, 1e8);
 }
 
 TEST(ScanForecasts, StatesTravelFromRankToRankOneBehindTheOther) {
@@ -60,7 +61,7 @@ TEST(ScanForecasts, HeadsGoInHalvesWhereHopsWouldTakeLongerThanHalvesCost) {
     const auto choice = choose_kernel(job.spec, KernelRequest{"auto", std::string(kernel)}, KernelPlace::kAnywhere);
     const auto backend = choice.row->make_backend({1, kNoDevice});
     const auto made = choice.row->make_kernel(job.spec, *backend);
-    return forecast_scan(job, {}, world, made.get(), {"any", 1e14, 2.5e11, latency}).ranges.size();
+    return forecast_scan(job, {}, world, made.get(), {"any", 1e14, 2.5e11, latency}, 1e12).ranges.size();
   };
   EXPECT_EQ(ranges("cpu_scan", 1, 1.0), 1U) << "nothing travels";
   EXPECT_EQ(ranges("cpu_scan", 2, 0.0), 2U);
@@ -70,6 +71,19 @@ TEST(ScanForecasts, HeadsGoInHalvesWhereHopsWouldTakeLongerThanHalvesCost) {
     EXPECT_EQ(ranges(row.name, 64, 1e-5), 2U) << row.name;
     EXPECT_EQ(ranges(row.name, 2, 1.0), 2U) << row.name;
   }
+}
+
+TEST(ScanForecasts, AConvolutionInFrontTakesItsOwnTime) {
+  ScanJob job = job_of({2 * kSuper});
+  const double scan = forecast(job, 2).seconds;
+  EXPECT_DOUBLE_EQ(scan, scan_token_flops(job.spec) * kSuper / 1e9);
+  const ScanJobChoice choice = choose_kernel(job, KernelRequest{"cpu", "auto"});
+  const auto backend = choice.row->make_backend({1, kNoDevice});
+  EXPECT_EQ(convolution_rate(job, choice, *backend), 0.0) << "there is none";
+  job.convolution = ConvolutionSpec{.dtype = job.spec.dtype, .channels = 64, .width = 4};
+  EXPECT_DOUBLE_EQ(forecast(job, 2).seconds, scan + 2.0 * 64 * 4 * kSuper / 1e8);
+  const auto beside = choose_kernel(*job.convolution, KernelRequest{"cpu", "auto"});
+  EXPECT_EQ(convolution_rate(job, choice, *backend), beside.row->flops_per_second(*backend));
 }
 
 TEST(ScanForecasts, BalanceIsTheMostTokensOverTheMean) {

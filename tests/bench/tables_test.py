@@ -193,6 +193,7 @@ class Changed(unittest.TestCase):
         ):
             self.assertIn(rows, page)
         self.assertNotIn("window-10", page, "what could not be measured is no row")
+        self.assertNotIn("causal_conv1d none", page, "a peer that was not installed is no column")
         mla = re.sub(" +", " ", (self.root / "docs/mla.md").read_text(encoding="utf-8"))
         self.assertIn("| 2,097,152 | 2 | 18.5 s | 609 | 2.0 GiB | 20.0 GiB | `cccccccc…` |\n<!--", mla)
         self.assertNotIn("not been measured yet", page, "what is said of a table that is not there")

@@ -77,6 +77,9 @@ TEST(ConvolutionAlone, ReadsTheNamesOfCausalConv1d) {
   theirs["weight"].shape = {kChannels, 1, 4};
   const std::vector<std::byte> y = y_of(folder, ours);
   EXPECT_TRUE(y == y_of(folder, theirs));
+  EXPECT_TRUE(y == y_of(folder, {{"x", ours.at("x")},
+                                 {"conv1d.weight", ours.at("conv1d_weight")},
+                                 {"conv1d.bias", ours.at("conv1d_bias")}}));
   theirs["layer"] = theirs["weight"];
   theirs.erase("weight");
   EXPECT_TRUE(y == y_of(folder, theirs, {"--tensors", "conv1d_weight=layer"}));
@@ -124,7 +127,7 @@ TEST(ConvolutionAlone, GoesOnFromAWindow) {
     auto& bytes = rear["x"].bytes;
     bytes.erase(bytes.begin(), bytes.begin() + cut * kRowBytes);
     const NamedTensor window{FileDtype::kBf16, shape, bytes_of(folder.file("y"), "final_conv_state")};
-    for (const char* name : {"conv_state", "initial_states"}) {
+    for (const char* name : {"conv_state", "initial_states", "initial_state"}) {
       NamedTensors next = rear;
       next[name] = window;
       const std::vector<std::byte> rest = y_of(folder, next);

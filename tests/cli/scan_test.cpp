@@ -244,11 +244,13 @@ TEST(Scan, IsVerifiedAgainstTheOracle) {
       EXPECT_EQ(oracle.code, 0) << oracle.out << oracle.err;
       EXPECT_TRUE(has(oracle.out, " rows against the fp64 oracle")) << oracle.out;
       EXPECT_TRUE(has(oracle.out, "  y: greatest error 0.")) << oracle.out;
+      EXPECT_TRUE(has(oracle.out, "  final states: greatest error 0.")) << oracle.out;
     }
   }
   const Finished reported = tool(Words{"verify", "--against", "oracle", "--rows", "9", "--json", "-"} + ssd_job());
   EXPECT_EQ(check_report(reported.out), "");
   EXPECT_GT(std::stod(json_at(reported.out, "/accuracy/out/allowed")), 0.0);
+  EXPECT_GT(std::stod(json_at(reported.out, "/accuracy/final_states/allowed")), 0.0);
 }
 
 TEST(Scan, IsVerifiedAgainstGoldenFiles) {
@@ -266,6 +268,43 @@ TEST(Scan, IsVerifiedAgainstGoldenFiles) {
   const Finished changed = tool(Words{"verify", "--golden", folder.write("changed", text)} + ssd_job());
   EXPECT_EQ(changed.code, 1) << changed.out << changed.err;
   EXPECT_TRUE(has(changed.out, "final_states: recorded ")) << changed.out;
+}
+
+// What a run assumes of GPUs, where there are none, too; and what a convolution in front takes.
+TEST(Scan, IsPlannedByTheKernelsMachineAndWithItsConvolution) {
+  const TemporaryFolder folder;
+  const auto plan = [](const Words& words) {
+    return tool(Words{"plan", "--op", "ssd", "--seq", "128k", "--world", "2"} + words);
+  };
+  const std::string slow = folder.write(
+      "slow.json",
+      R"({"name": "slow", "flops_per_second": 1e9, "link_bytes_per_second": 1e9, "latency_seconds": 1e-3})");
+  const auto expect_machine = [](const Finished& planned, const char* machine, bool assumed) {
+    ASSERT_EQ(planned.code, 0) << planned.err;
+    EXPECT_TRUE(has(planned.out, machine)) << planned.out;
+    EXPECT_EQ(has(planned.out, "a default description, and of no machine that was measured"), assumed) << planned.out;
+  };
+  for (const char* kernel : {"cpu_scan", "sm80_scan"}) {
+    const bool gpu = std::string_view(kernel) != "cpu_scan";
+    if (gpu && !has(tool({"info"}).out, kernel)) continue;  // a build without CUDA
+    const Words words{"--kernel", kernel};
+    expect_machine(
+        plan(words),
+        gpu ? "; 250 GB/s and latency 15 us by machine default GPU" : "; 5 GB/s and latency 20 us by machine default\n",
+        true);
+    expect_machine(plan(words + Words{"--machine", slow}), "; 1 GB/s and latency 1000 us by machine slow", false);
+    const auto predicted = [](const Finished& planned) {
+      return std::stod(json_at(planned.out, "/rows/0/predicted_ms"));
+    };
+    const Words json{"--heads", "8", "--head-dim", "64", "--state-dim", "128", "--json", "-"};
+    const double scan = predicted(plan(words + json));
+    const double layer = predicted(plan(words + json + Words{"--conv-width", "4"}));
+    const double convolution =
+        predicted(tool({"plan", "--op", "convolution", "--seq", "128k", "--heads", "768", "--conv-width", "4",
+                        "--world", "2", "--json", "-", "--kernel", gpu ? "sm80_convolution" : "cpu_convolution"}));
+    EXPECT_NEAR(layer, scan + convolution, 1e-3 * layer) << kernel;
+    EXPECT_GT(convolution, 1e-2 * scan) << kernel;
+  }
 }
 
 TEST(Scan, IsMeasuredAndPlanned) {

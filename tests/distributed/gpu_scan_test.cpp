@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "attention/check/scan_accuracy.hpp"
@@ -117,9 +118,8 @@ ScanDigests digests_of(const ScanInput& input, int ranks, const std::string& tra
         const ScanFileResult result = prepared.run();
         if (checked) {
           const Meeting meeting(world, Patience(60.0));
-          const ScanAccuracy accuracy =
-              check_scan_result(meeting, input, 16, result.rank.runs, result.rank.y_view(input.job().spec),
-                                rounds_factors(*prepared.scan().kernel().row), 4);
+          const ScanAccuracy accuracy = check_scan_result(meeting, input, 16, result.rank.checked_view(input.job()),
+                                                          rounds_factors(*prepared.scan().kernel().row), 4);
           EXPECT_TRUE(accuracy.passes()) << accuracy.part << ", " << accuracy.misplaced << " misplaced";
         }
         if (world.rank() == 0) digests = result.digests;
@@ -174,6 +174,41 @@ TEST(GpuScanOfTwoRanks, HasTheBitsOfOneByP2p) {
 TEST(GpuScanOfTwoRanks, HasTheBitsOfOneByNccl) {
   if (visible_gpus().size() < 2) GTEST_SKIP() << "needs two GPUs: NCCL takes one for each rank";
   expect_the_same_of_two_ranks("nccl");
+}
+
+// By the marks of two streams. Few heads and tokens, so that compute-sanitizer can follow states from rank to rank.
+TEST(GpuScanOfTwoRanks, TellsItsPartsInOrder) {
+  if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
+  const ScanCase given = make_scan_case(small_scan(2, false), {kSuper + 100}, true, 4, "cuda");
+  std::atomic<std::int64_t> differ = 0;
+  in_two_ranks("p2p", [&](Transport& world) {
+    ScanOptions options;
+    options.kernel.backend = "cuda";
+    options.head_ranges = 1;
+    options.timeline = true;
+    Scan scan(job_of(given), world, options);
+    ScanRank rank(scan, world.rank(), given);
+    const ScanStats stats = scan.run(rank.inputs(), rank.outputs());
+    differ += rank.differences();
+    using enum ScanPart::Kind;
+    ASSERT_EQ(stats.parts.size(), 4U);
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(stats.parts[i].kind, (std::vector{kFold, kTravel, kWait, kFinish})[i]) << i;
+      EXPECT_EQ(stats.parts[i].heads.count, 2) << i;
+    }
+    // Seconds are those of fp32 milliseconds, which two differences round differently.
+    const auto follows = [](double later, double earlier) { return later >= earlier - 1e-6; };
+    const auto& [fold, travel, wait, finish] = std::tie(stats.parts[0], stats.parts[1], stats.parts[2], stats.parts[3]);
+    for (const ScanPart& part : stats.parts) EXPECT_TRUE(follows(part.end, part.begin));
+    EXPECT_TRUE(follows(fold.begin, 0.0));
+    EXPECT_TRUE(follows(travel.begin, fold.end)) << travel.begin << " and " << fold.end;
+    EXPECT_TRUE(follows(wait.begin, fold.end)) << wait.begin << " and " << fold.end;
+    EXPECT_TRUE(follows(wait.end, travel.end)) << wait.end << " and " << travel.end;
+    EXPECT_TRUE(follows(finish.begin, wait.end)) << finish.begin << " and " << wait.end;
+    EXPECT_TRUE(follows(stats.seconds, finish.end)) << stats.seconds << " and " << finish.end;
+    EXPECT_TRUE(follows(stats.waiting_seconds, wait.end - wait.begin));
+  });
+  EXPECT_EQ(differ, 0);
 }
 
 // States have a stream of their own: nothing of a scan begins before what the caller's stream has, and what the stream

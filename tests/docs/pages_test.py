@@ -83,11 +83,15 @@ class Pages(unittest.TestCase):
         pages = [row["pages of 16"].removesuffix(" x") for row in table("pages") if row["pages of 16"] != "—"]
         self.assertIn(f"up to {max(map(float, pages)):.2f} times as long as a dense cache", readme)
         scans = {(row["what"], row["sequences x tokens"]): row["fastest other / ringattn"] for row in table("scans")}
-        step = scans["Mamba-1, a step", "128 x 1"]
-        self.assertIn(f"({step} of its speed)", " ".join(readme.split()))
-        self.assertIn(f"at {step} of their speed for Mamba-1", " ".join(scan.split()))
-        self.assertIn(f"{float(scans['Mamba-1', '1 x 128k']):.1f} times for Mamba-1", " ".join(scan.split()))
-        self.assertEqual(scans["Mamba-2, a step", "128 x 1"], "1.00", "docs/scan.md says that a step runs as fast")
+        self.assertIn(f"({scans['Mamba-1, a step', '128 x 1']} of its speed)", " ".join(readme.split()))
+        # What docs/scan.md says of the table without its figures.
+        told = " ".join(scan.split())
+        ratios = {row: float(ratio) for row, ratio in scans.items() if ratio != "—"}
+        self.assertIn("whole sequences of Mamba-2 run faster", told)
+        self.assertGreater(min(ratio for (what, _), ratio in ratios.items() if what in ("Mamba-2", "Mamba-2, gated")), 1.1)
+        self.assertIn("A step of one token runs about as fast for Mamba-2, and more slowly for Mamba-1", told)
+        self.assertAlmostEqual(ratios["Mamba-2, a step", "128 x 1"], 1.0, delta=0.1)
+        self.assertLess(ratios["Mamba-1, a step", "128 x 1"], 0.95)
         calls = {next(iter(row.values())): int(row["host time of a call"].removesuffix(" µs")) for row in table("layers")}
         one, two = [us for job, us in calls.items() if job.startswith("1 GPU,")], calls["2 GPUs, 32k, p2p"]
         self.assertIn(f"a call takes {min(one)} to {max(one)} µs on one GPU and {two} µs on two", " ".join(cpp.split()))

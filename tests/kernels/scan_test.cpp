@@ -293,6 +293,20 @@ TEST_P(Scans, GoOnInManySequences) {
   }
 }
 
+// Small enough for compute-sanitizer: as many updates of few states as make CTAs of a GPU walk over several of them.
+TEST_P(Scans, GoOnInManySequencesOfFewStates) {
+  ScanSpec spec = selective_spec(Dtype::kBf16, 8, 16);
+  if (!can(spec)) spec = small(Dtype::kBf16);
+  const std::size_t sequences = spec.state_decays ? 5000 : 10;
+  const ScanData inputs = with_initial(random_scan(spec, std::vector<std::int64_t>(sequences, 1), 69), 70);
+  EXPECT_EQ(check_scan_accuracy(inputs, update_with(row(), inputs), tolerance()), "") << describe(spec);
+}
+
+// Likewise: one token behind a segment's edge, whose state is carried over it.
+TEST_P(Scans, GoOnBehindASegment) {
+  expect_accurate(with_initial(random_scan(small(Dtype::kBf16), {kSegmentTokens + 1}, 24), 25));
+}
+
 TEST_P(Scans, KeepTheStateWhereDtIsZero) {
   for (ScanSpec spec : specs()) {
     if (spec.dt_softplus || spec.dt_bias) continue;

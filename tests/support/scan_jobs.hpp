@@ -37,8 +37,7 @@ inline ScanAccuracy checked(const FinishedScan& scan, bool rounded = false) {
   ScanAccuracy accuracy;
   run_threads_world(1, {}, [&](Transport& transport) {
     const Meeting meeting(transport, Patience(60.0));
-    accuracy = check_scan_result(meeting, scan.input, 64, scan.result.runs, scan.result.y_view(scan.input.job().spec),
-                                 rounded, 1);
+    accuracy = check_scan_result(meeting, scan.input, 64, scan.result.checked_view(scan.input.job()), rounded, 1);
   });
   return accuracy;
 }

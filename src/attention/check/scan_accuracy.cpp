@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "attention/check/scan_block.hpp"
 #include "attention/check/segment_terms.hpp"
 #include "base/memory.hpp"
 #include "base/philox.hpp"
@@ -17,14 +18,15 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::uint64_t kSampleSeed = 20;       // any; the same rows each time
-constexpr std::int64_t kMostHeads = 4;          // that are sampled
-constexpr std::int64_t kBlockTokens = 512;      // that are read at a time: whole chunks
-constexpr double kConvolutionTolerance = 1e-6;  // what fp32 may lose of a convolution's terms
-constexpr double kStepsPerSecond = 5e8;         // of an element of a state
+constexpr std::uint64_t kSampleSeed = 20;   // any; the same rows each time
+constexpr std::int64_t kMostHeads = 4;      // that are sampled
+constexpr std::int64_t kBlockTokens = 512;  // that are read at a time: whole chunks
+constexpr double kStepsPerSecond = 5e8;     // of an element of a state
 // Of a kernel that rounds factors (scan_accuracy.hpp).
 constexpr double kRoundings = 3.0;
 constexpr double kDeviations = 6.0;
+// Of a state, which kernels may hold for zero: decays are exponentials of a smaller range than fp64's.
+constexpr double kLeastOfStates = 0x1p-100;
 
 std::vector<RowSample> sample_scan(const ScanJob& job, std::int64_t count) {
   const std::int64_t tokens = job.tokens();
@@ -47,101 +49,6 @@ std::vector<RowSample> sample_scan(const ScanJob& job, std::int64_t count) {
 struct PlacedSample {
   RowSample sample;
   std::int64_t row = 0;  // of this rank's y
-};
-
-// 2^−p of a dtype.
-double rounding_of(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1p-8 : dtype == Dtype::kF16 ? 0x1p-11 : 0x1p-24; }
-
-// A number that a kernel has but for an error.
-struct Rounded {
-  double value = 0.0;
-  double error = 0.0;
-};
-
-// The rows of consecutive tokens of one sequence, behind the convolution where there is one: in fp64, with what its
-// result may lose in a kernel.
-class Block {
- public:
-  Block(const ScanInput& input, std::int32_t sequence, PackedRun tokens, int threads)
-      : job_(input.job()), first_(tokens.begin), conv_weight_(input.conv_weight()), conv_bias_(input.conv_bias()) {
-    const auto s = static_cast<std::size_t>(sequence);
-    const std::vector<ScanRows> convolved = input.convolved();
-    if (!convolved.empty()) {
-      in_front_ = std::min<std::int64_t>(job_.convolution->halo_tokens(), tokens.begin - input.origins()[s]);
-      std::int64_t channel = 0;
-      for (const ScanRows which : convolved) {
-        channels_[static_cast<std::size_t>(which)] = channel;
-        const ScanInput::RowShape shape = input.row_shape(which);
-        channel += shape.heads * shape.dim;
-      }
-      halo_ = allocate_host(static_cast<std::size_t>(job_.convolution->halo_bytes()));
-      input.read_halos({&sequence, 1}, {halo_.data(), halo_.bytes()});
-    }
-    const auto read = [&](ScanRows which) {
-      const ScanInput::RowShape shape = input.row_shape(which);
-      const Dtype dtype = job_.spec.dtype;
-      const std::int64_t before = channels_[static_cast<std::size_t>(which)] < 0 ? 0 : in_front_;
-      const PackedRun runs[] = {{tokens.begin - before, tokens.end}};
-      buffers_.push_back(
-          allocate_host(static_cast<std::size_t>(total_tokens(runs) * shape.heads * shape.dim) * size_of(dtype)));
-      const MutableTensorView rows =
-          dense_view(static_cast<void*>(buffers_.back().data()), dtype, total_tokens(runs), shape.heads, shape.dim);
-      input.read(which, runs, rows, threads);
-      views_[static_cast<std::size_t>(which)] = rows;
-    };
-    read(ScanRows::kX);
-    if (job_.alone) return;
-    for (const ScanRows which : {ScanRows::kDt, ScanRows::kB, ScanRows::kC}) read(which);
-    if (job_.spec.gate) read(ScanRows::kZ);
-  }
-
-  // Element `dim` of a packed token's row, as it is given.
-  double at(ScanRows which, std::int64_t token, int head, std::int64_t dim) const {
-    const TensorView& view = views_[static_cast<std::size_t>(which)];
-    const std::int64_t before = channels_[static_cast<std::size_t>(which)] < 0 ? 0 : in_front_;
-    return static_cast<double>(load_element(
-        view.at(token - first_ + before, head) + dim * static_cast<std::int64_t>(size_of(view.dtype)), view.dtype));
-  }
-
-  // The same as the scan takes it.
-  Rounded taken(ScanRows which, std::int64_t token, int head, std::int64_t dim) const {
-    const std::int64_t first = channels_[static_cast<std::size_t>(which)];
-    if (first < 0) return {at(which, token, head, dim), 0.0};
-    const ConvolutionSpec& spec = *job_.convolution;
-    const std::int64_t channel = first + head * views_[static_cast<std::size_t>(which)].dim + dim;
-    double sum = spec.bias ? static_cast<double>(conv_bias_[static_cast<std::size_t>(channel)]) : 0.0;
-    double magnitude = std::abs(sum);
-    for (int k = 0; k < spec.width; ++k) {
-      const std::int64_t from = token - spec.halo_tokens() + k;
-      const std::int64_t missing = first_ - in_front_ - from;  // tokens in front of those that were read
-      const double value = missing <= 0 ? at(which, from, head, dim) : in_halo(spec.halo_tokens() - missing, channel);
-      const double term = value * static_cast<double>(conv_weight_[static_cast<std::size_t>(channel * spec.width + k)]);
-      sum += term;
-      magnitude += std::abs(term);
-    }
-    const double y = spec.silu ? sum / (1.0 + std::exp(-sum)) : sum;
-    // A job's own rounding is allowed wherever y is compared.
-    const double rounding = job_.alone ? 0.0 : rounding_of(spec.dtype) * std::abs(y);
-    return {y, rounding + kConvolutionTolerance * magnitude};
-  }
-
- private:
-  // Channel of a token in front of the sequence, the oldest of which is 0.
-  double in_halo(std::int64_t token, std::int64_t channel) const {
-    const Dtype dtype = job_.spec.dtype;
-    const auto at = static_cast<std::size_t>(token * job_.convolution->channels + channel) * size_of(dtype);
-    return static_cast<double>(load_element(halo_.data() + at, dtype));
-  }
-
-  const ScanJob& job_;
-  std::int64_t first_;
-  std::int64_t in_front_ = 0;  // tokens of the sequence that were read besides, of what is convolved
-  std::int64_t channels_[5] = {-1, -1, -1, -1, -1};  // first ones of ScanRows; -1: it isn't convolved
-  const std::vector<float>& conv_weight_;
-  const std::vector<float>& conv_bias_;
-  Buffer halo_;
-  std::vector<Buffer> buffers_;
-  TensorView views_[5];
 };
 
 // One head of one sequence, token by token.
@@ -170,7 +77,7 @@ class HeadCheck {
   }
 
   // Tokens [begin, end) of the block, the next ones of the sequence; a chunk, or what is left of the sequence there.
-  void go_on(const Block& block, std::int64_t begin, std::int64_t end) {
+  void go_on(const ScanBlock& block, std::int64_t begin, std::int64_t end) {
     bool finite = true;
     const std::size_t first = next_;
     if (terms_) terms_->begin_chunk(state_);
@@ -179,6 +86,27 @@ class HeadCheck {
       while (next_ < samples_.size() && samples_[next_].sample.token == token) keep(block, samples_[next_++]);
     }
     for (std::size_t i = first; i < next_; ++i) compare(i, finite);
+  }
+
+  // Behind the sequence's last token. `states`: of all heads.
+  void compare_final(std::int32_t sequence, const float* states) {
+    const float* const own = states + static_cast<std::size_t>(head_) * state_.size();
+    StateAccuracy& all = accuracy_.states;
+    for (std::size_t i = 0; i < state_.size(); ++i) {
+      const auto value = static_cast<double>(own[i]);
+      const bool finite = std::isfinite(static_cast<float>(state_[i]));
+      if (finite != std::isfinite(value)) ++all.misplaced;
+      if (!finite || !std::isfinite(value)) continue;
+      const double error = std::abs(value - state_[i]);
+      const double allowed = rounding_of(Dtype::kF32) * std::abs(state_[i]) + kScanTermTolerance * magnitude_[i] +
+                             slack_[i] + kLeastOfStates;
+      if (all.compared++ > 0 && error / allowed <= all.part) continue;
+      all.part = error / allowed;
+      all.error = error;
+      all.allowed = allowed;
+      all.sequence = sequence;
+      all.head = head_;
+    }
   }
 
   const ScanAccuracy& accuracy() const { return accuracy_; }
@@ -191,7 +119,7 @@ class HeadCheck {
 
   int group() const { return head_ / (spec_.heads / spec_.groups); }
 
-  double dt_of(const Block& block, std::int64_t token) const {
+  double dt_of(const ScanBlock& block, std::int64_t token) const {
     double dt = block.at(ScanRows::kDt, token, head_, 0);
     if (spec_.dt_bias) dt += static_cast<double>(input_.dt_bias()[static_cast<std::size_t>(head_)]);
     if (spec_.dt_softplus && dt <= 40.0) dt = std::log1p(std::exp(dt));
@@ -200,7 +128,7 @@ class HeadCheck {
   }
 
   // Returns whether all that a kernel takes of the token for others' rows is finite.
-  bool step(const Block& block, std::int64_t token) {
+  bool step(const ScanBlock& block, std::int64_t token) {
     const double dt = dt_of(block, token);
     bool finite = std::isfinite(dt);
     for (std::size_t n = 0; n < b_.size(); ++n) {
@@ -237,7 +165,7 @@ class HeadCheck {
   }
 
   // The row of a sampled token, which the states are those of.
-  void keep(const Block& block, const PlacedSample& sample) {
+  void keep(const ScanBlock& block, const PlacedSample& sample) {
     const std::int64_t token = sample.sample.token;
     Expected row;
     if (input_.job().alone) {
@@ -343,9 +271,22 @@ class HeadCheck {
   ScanAccuracy accuracy_;
 };
 
+template <class Accuracy>
+bool is_worse(const Accuracy& more, const Accuracy& all) {
+  return more.compared > 0 && (all.compared == 0 || more.part > all.part);
+}
+
 // The worse of both.
+void join(StateAccuracy& all, const StateAccuracy& more) {
+  StateAccuracy joined = is_worse(more, all) ? more : all;
+  joined.compared = all.compared + more.compared;
+  joined.misplaced = all.misplaced + more.misplaced;
+  all = joined;
+}
+
 void join(ScanAccuracy& all, const ScanAccuracy& more) {
-  if (more.compared > 0 && (all.compared == 0 || more.part > all.part)) {
+  join(all.states, more.states);
+  if (is_worse(more, all)) {
     all.part = more.part;
     all.error = more.error;
     all.allowed = more.allowed;
@@ -357,15 +298,27 @@ void join(ScanAccuracy& all, const ScanAccuracy& more) {
   all.misplaced += more.misplaced;
 }
 
-// This rank's samples of one sequence, by head.
+// Of all heads of a sequence; null where this rank has none of it.
+const float* final_of(const CheckedScan& result, std::int32_t sequence) {
+  std::int64_t row = 0;
+  for (const PackedRun& run : result.sequences) {
+    if (sequence >= run.begin && sequence < run.end) {
+      return reinterpret_cast<const float*>(result.states.at(row + sequence - run.begin, 0));
+    }
+    row += run.tokens();
+  }
+  return nullptr;
+}
+
+// This rank's samples of one sequence, by head, and its final state.
 ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
-                            const std::map<int, std::vector<PlacedSample>>& samples, const TensorView& y, bool rounded,
-                            int threads) {
+                            const std::map<int, std::vector<PlacedSample>>& samples, const CheckedScan& result,
+                            bool rounded, int threads) {
   const auto s = static_cast<std::size_t>(sequence);
   std::vector<HeadCheck> heads;
   std::int64_t last = 0;  // packed token of a sample
   for (const auto& [head, placed] : samples) {
-    heads.emplace_back(input, head, placed, y, rounded);
+    heads.emplace_back(input, head, placed, result.y, rounded);
     last = std::max(last, placed.back().sample.token);
   }
   if (input.job().initial_states) {
@@ -376,12 +329,13 @@ ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
   }
   const std::int64_t begin = input.origins()[s];
   const std::int64_t sequence_end = begin + input.job().lengths[s];
+  const float* const final = input.job().alone ? nullptr : final_of(result, sequence);
   const std::int64_t chunks = (last - begin) / kChunkTokens + 1;
-  const std::int64_t end = std::min(sequence_end, begin + chunks * kChunkTokens);
+  const std::int64_t end = final != nullptr ? sequence_end : std::min(sequence_end, begin + chunks * kChunkTokens);
   for (std::int64_t first = begin; first < end; first += kBlockTokens) {
     beat();
     const std::int64_t block_end = std::min(end, first + kBlockTokens);
-    const Block block(input, sequence, {first, block_end}, threads);
+    const ScanBlock block(input, sequence, {first, block_end}, threads);
     const auto count = static_cast<std::int64_t>(heads.size());
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (std::int64_t i = 0; i < count; ++i) {
@@ -391,20 +345,23 @@ ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
     }
   }
   ScanAccuracy all;
-  for (const HeadCheck& head : heads) join(all, head.accuracy());
+  for (HeadCheck& head : heads) {
+    if (final != nullptr) head.compare_final(sequence, final);
+    join(all, head.accuracy());
+  }
   return all;
 }
 
 }  // namespace
 
 ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, std::int64_t count,
-                               std::span<const PackedRun> runs, const TensorView& y, bool rounded, int threads) {
+                               const CheckedScan& result, bool rounded, int threads) {
   const ScanJob& job = input.job();
   std::map<std::int32_t, std::map<int, std::vector<PlacedSample>>> mine;
   const std::vector<std::int64_t>& origins = input.origins();
   for (const RowSample& sample : sample_scan(job, count)) {
     std::int64_t row = 0;
-    for (const PackedRun& run : runs) {
+    for (const PackedRun& run : result.runs) {
       if (sample.token >= run.begin && sample.token < run.end) {
         const auto after = std::ranges::upper_bound(origins, sample.token);
         const auto sequence = static_cast<std::int32_t>(after - origins.begin() - 1);
@@ -419,7 +376,7 @@ ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, s
   meeting.together(
       [&] {
         for (const auto& [sequence, samples] : mine) {
-          join(found, check_sequence(input, sequence, samples, y, rounded, threads));
+          join(found, check_sequence(input, sequence, samples, result, rounded, threads));
         }
       },
       steps / kStepsPerSecond);

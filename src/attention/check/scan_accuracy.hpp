@@ -11,6 +11,9 @@
 // rounding and 1e-6 of the sum of its absolute terms, is followed through the recursion and allowed besides. Of a
 // convolution alone that is all there is: 2^−p · |y64| + 1e-6 · m.
 //
+// A final state is compared where its rank has sampled rows of its sequence: |S − S64| ≤ 2^−24 · |S64| + r · m, and
+// what a convolution in front may lose.
+//
 // A kernel that rounds factors of rows (rounds_factors()) may lose more. What a token of the row's chunk adds to it is
 // rounded once besides (its weight), what one of the row's segment in front of the chunk does twice (the weight, x
 // times it), and of the state in front of the chunk each element once. Where all terms have one sign that is 3 · 2^−p
@@ -37,6 +40,18 @@ namespace ringattn {
 inline constexpr double kScanTermTolerance = 1e-4;  // r
 
 // Plain bytes: ranks tell each other.
+struct StateAccuracy {
+  std::int64_t compared = 0;  // elements, where both are finite
+  double part = 0.0;          // as of ScanAccuracy
+  double error = 0.0;
+  double allowed = 0.0;
+  std::int32_t sequence = 0;  // with that error
+  std::int32_t head = 0;
+  std::int64_t misplaced = 0;
+
+  bool passes() const { return misplaced == 0 && part <= 1.0; }
+};
+
 struct ScanAccuracy {
   std::int64_t rows = 0;
   std::int64_t compared = 0;  // values of y, where both are finite
@@ -46,15 +61,24 @@ struct ScanAccuracy {
   RowSample worst;
   std::int64_t misplaced = 0;  // values that are NaN or infinite where fp64 has others, or the other way round
   RowSample first_misplaced;
+  StateAccuracy states;
 
-  bool passes() const { return misplaced == 0 && part <= 1.0; }
+  bool passes() const { return misplaced == 0 && part <= 1.0 && states.passes(); }
+};
+
+// What a rank has of a scan's results, in host memory.
+struct CheckedScan {
+  std::span<const PackedRun> runs;       // packed tokens
+  TensorView y;                          // [rows of them, heads, head_dim]
+  std::span<const PackedRun> sequences;  // whose final states are compared; may be empty
+  TensorView states;                     // [sequences, heads, head_dim · state_dim] fp32
 };
 
 // About `count` rows of a few heads, the first and the last token among them, wherever they lie: all ranks' answer. A
 // value whose row is NaN or infinite in fp64 may be any such value, and so may those in front of one in its chunk
-// (kernels/scan.hpp). `runs` and y, [rows, heads, head_dim] in host memory, are this rank's; so many threads compute.
+// (kernels/scan.hpp). `result` is this rank's; of a convolution alone its states aren't read. So many threads compute.
 // `rounded`: rounds_factors() of the kernel. Collective.
 ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, std::int64_t count,
-                               std::span<const PackedRun> runs, const TensorView& y, bool rounded, int threads);
+                               const CheckedScan& result, bool rounded, int threads);
 
 }  // namespace ringattn

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "attention/files/scan_names.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "attention/tokens/batch.hpp"
 #include "base/error.hpp"
@@ -198,7 +199,7 @@ std::vector<std::int64_t> find_lengths(const SafetensorsFile& file, const InputN
 
 // `state` makes it an update: found before the lengths.
 void find_kind_of_states(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
-  found.initial_states = find_optional(file, names.initial_states, "initial_states");
+  found.initial_states = find_by_names(file, names.initial_states, kInitialStatesNames);
   const auto state = find_optional(file, names.state, "state");
   found.update = state.has_value();
   if (!state) return;
@@ -221,13 +222,14 @@ void check_states(ScanTensors& found) {
 }
 
 void find_convolution(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
-  const auto find = [&](const std::optional<std::string>& name, std::string_view usual, std::string_view other) {
-    const auto tensor = find_optional(file, name, usual);
-    return found.alone && !tensor ? find_optional(file, {}, other) : tensor;
+  using Names = std::span<const std::string_view>;
+  const auto find = [&](const std::optional<std::string>& name, Names in_front, Names alone) {
+    return find_by_names(file, name, found.alone ? alone : in_front);
   };
-  const auto weight = find(names.conv1d_weight, "conv1d_weight", "weight");
-  const auto bias = find(names.conv1d_bias, "conv1d_bias", "bias");
-  found.conv_state = find(names.conv_state, "conv_state", "initial_states");
+  const auto weight = find(names.conv1d_weight, kConvWeightNames, kLoneWeightNames);
+  const auto bias = find(names.conv1d_bias, kConvBiasNames, kLoneBiasNames);
+  found.conv_state = find(found.alone && !names.conv_state ? names.initial_states : names.conv_state, kConvStateNames,
+                          kLoneConvStateNames);
   if (!weight) {
     for (const auto& other : {bias, found.conv_state}) {
       if (other) require(false, *other, "there is no conv1d_weight", "Write the convolution's weight, too.");
@@ -266,8 +268,10 @@ void find_convolution(const SafetensorsFile& file, const InputNames& names, Scan
 }
 
 bool holds_convolution(const SafetensorsFile& file, const InputNames& names) {
-  const bool weight = names.conv1d_weight || file.contains("conv1d_weight") || file.contains("weight");
-  const bool scanned = names.dt || names_channels(names) || file.contains("dt") || (file.contains("u") && !names.x);
+  const bool weight = names.conv1d_weight ||
+                      std::ranges::any_of(kLoneWeightNames, [&](std::string_view name) { return file.contains(name); });
+  const bool scanned = names.dt || names_channels(names) || file.contains("dt") ||
+                       ((file.contains("u") || file.contains("delta")) && !names.x);
   return weight && !scanned && (names.x || file.contains("x"));
 }
 
@@ -302,10 +306,7 @@ ScanTensors find_scan(const SafetensorsFile& file, const InputNames& names, std:
   found.alone = holds_convolution(file, names);
   found.selective = found.alone || (names_channels(names) != names_heads(names) ? names_channels(names) : channels);
   const Roles roles = roles_of(found.selective, found.alone, names);
-  if (file.contains("seq_idx")) {
-    fail(ErrorCode::kFile, fmt::format("{} has `seq_idx`, which isn't read", file.path()),
-         "sequences are told by their ends", "Write cu_seqlens instead.");
-  }
+  refuse_unread(file, names, found.selective, found.alone);
   find_shape(file, roles, order, found);
   if (found.alone) {
     found.used.push_back(found.x);

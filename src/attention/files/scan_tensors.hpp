@@ -26,6 +26,8 @@
 //   conv_state      [sequences, channels, width − 1], or of `width`, whose last ones count; optional: the tokens in
 //   front
 //
+// initial_state, conv1d.weight and conv1d.bias are other names of three of them (scan_names.hpp).
+//
 // A convolution alone: x, conv1d_weight and, if wanted, the two behind it, and no dt. x is [tokens, channels] then, and
 // causal_conv1d's names `weight`, `bias` and `initial_states` stand for the three as well.
 //

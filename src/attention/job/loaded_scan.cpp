@@ -38,6 +38,10 @@ TensorView ScanRankResult::carried_view(const ScanJob& job) const {
   return ringattn::carried_view(job, (job.alone ? halos : states).data(), total_tokens(sequences));
 }
 
+CheckedScan ScanRankResult::checked_view(const ScanJob& job) const {
+  return {runs, y_view(job.spec), sequences, carried_view(job)};
+}
+
 LoadedScan::LoadedScan(const ScanInput& input, Scan& scan, const Meeting& meeting, const StepDone& step_done)
     : input_(input), scan_(scan), meeting_(meeting) {
   meeting.together([&] { load(step_done); });

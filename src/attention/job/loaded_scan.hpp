@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/check/scan_accuracy.hpp"
 #include "attention/files/scan_input.hpp"
 #include "attention/job/loaded_job.hpp"
 #include "attention/scan.hpp"
@@ -32,6 +33,7 @@ struct ScanRankResult {
   // What sequences hand on: their states, [sequences, heads, head_dim · state_dim], or of a convolution alone their
   // halos, [sequences, channels, width − 1].
   TensorView carried_view(const ScanJob& job) const;
+  CheckedScan checked_view(const ScanJob& job) const;
   Buffer& carried(const ScanJob& job) { return job.alone ? halos : states; }
 };
 

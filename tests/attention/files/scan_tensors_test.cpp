@@ -134,6 +134,100 @@ TEST(ScanTensors, PartsAreNamedByTheTokensOfTheWhole) {
   EXPECT_FALSE(whole.job().initial_states);
 }
 
+// A layer with everything that has another name somewhere.
+NamedTensors layer_tensors(bool selective) {
+  NamedTensors tensors = scan_tensors({.selective = selective});
+  const std::int64_t channels = selective ? 8 : 8 * 16 + 2 * 16;
+  std::vector<float> weight(static_cast<std::size_t>(channels * 4));
+  for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<float>(i % 7) / 8.0F;
+  tensors["conv1d_weight"] = float_list(weight, {channels, 4});
+  tensors["conv1d_bias"] = float_list(std::vector<float>(static_cast<std::size_t>(channels), 0.125F));
+  const std::vector<float> states(static_cast<std::size_t>(selective ? 8 * 16 : 8 * 16 * 16), 0.5F);
+  tensors["initial_states"] =
+      float_list(states, selective ? std::vector<std::int64_t>{1, 8, 16} : std::vector<std::int64_t>{1, 8, 16, 16});
+  return tensors;
+}
+
+void rename(NamedTensors& tensors, const std::string& from, const std::string& to) {
+  tensors[to] = tensors.at(from);
+  tensors.erase(from);
+}
+
+TEST(ScanTensors, ByModelsNamesAreTheSame) {
+  const TemporaryFolder folder;
+  const char* const names[][2] = {
+      {"initial_states", "initial_state"}, {"conv1d_weight", "conv1d.weight"}, {"conv1d_bias", "conv1d.bias"}};
+  for (const bool selective : {false, true}) {
+    const NamedTensors tensors = layer_tensors(selective);
+    const ScanInput whole = written(folder, tensors);
+    ASSERT_TRUE(whole.job().initial_states && whole.job().convolution && whole.job().convolution->bias);
+    for (const auto& [ours, theirs] : names) {
+      SCOPED_TRACE(theirs);
+      NamedTensors renamed = tensors;
+      rename(renamed, ours, theirs);
+      const ScanInput input = written(folder, renamed);
+      EXPECT_EQ(input.job().spec, whole.job().spec);
+      EXPECT_EQ(input.job().convolution, whole.job().convolution);
+      EXPECT_EQ(input.conv_weight(), whole.conv_weight());
+      EXPECT_EQ(input.conv_bias(), whole.conv_bias());
+      ASSERT_TRUE(input.job().initial_states);
+      std::vector<float> states(static_cast<std::size_t>(selective ? 8 * 16 : 8 * 16 * 16));
+      const std::int32_t first[] = {0};
+      input.read_initial(first, states);
+      EXPECT_EQ(states, std::vector<float>(states.size(), 0.5F));
+
+      renamed[ours] = tensors.at(ours);
+      const std::string twice = file_error([&] { written(folder, renamed); });
+      EXPECT_NE(twice.find("both names mean " + std::string(ours)), std::string::npos) << twice;
+      FileInput named{folder.file("scan")};
+      (std::string_view(theirs) == "initial_state"   ? named.names.initial_states
+       : std::string_view(theirs) == "conv1d.weight" ? named.names.conv1d_weight
+                                                     : named.names.conv1d_bias) = theirs;
+      EXPECT_EQ(ScanInput(named, {}).job().spec, whole.job().spec);
+    }
+  }
+}
+
+TEST(ScanTensors, UnderNamesThatArentReadAreRefused) {
+  const TemporaryFolder folder;
+  struct Unread {
+    const char* from;  // a tensor that is there
+    const char* to;
+    const char* hint;
+    bool selective = false;
+  };
+  const Unread cases[] = {
+      {"dt_bias", "delta_bias", "the bias of a scan of x and dt is `dt_bias`"},
+      {"delta_bias", "dt_bias", "the bias of a scan of u and delta is `delta_bias`", true},
+      {"delta_bias", "dt_proj.bias", "the bias of a scan of u and delta is `delta_bias`", true},
+      {"A", "A_log", "A = -exp(A_log)"},
+      {"A", "A_log", "A = -exp(A_log)", true},
+      {"initial_states", "ssm_state", "Say which it is with tensors"},
+      {"initial_states", "ssm_states", "Say which it is with tensors", true},
+      {"conv1d_bias", "conv_states", "are `conv_state`"},
+      {"u", "x", "x is [tokens, heads, head_dim]", true},  // x and conv1d_weight, but no convolution alone
+  };
+  for (const Unread& unread : cases) {
+    SCOPED_TRACE(unread.to);
+    NamedTensors tensors = layer_tensors(unread.selective);
+    rename(tensors, unread.from, unread.to);
+    const std::string message = file_error([&] { written(folder, tensors); });
+    EXPECT_NE(message.find(unread.hint), std::string::npos) << message;
+  }
+  // A file of two scans has both biases.
+  NamedTensors both = scan_tensors({});
+  for (const auto& [name, tensor] : scan_tensors({.selective = true})) both.try_emplace(name, tensor);
+  FileInput input{write_tensors(folder.file("both"), both)};
+  input.names.x = "x";
+  EXPECT_TRUE(ScanInput(input, {}).job().spec.dt_bias);
+  // What is named is what it is named for.
+  NamedTensors tensors = scan_tensors({.selective = true});
+  rename(tensors, "delta_bias", "dt_bias");
+  FileInput named{write_tensors(folder.file("named"), tensors)};
+  named.names.delta_bias = "dt_bias";
+  EXPECT_TRUE(ScanInput(named, {}).job().spec.dt_bias);
+}
+
 struct BadScan {
   const char* what;
   std::function<void(NamedTensors&)> spoil;

@@ -90,6 +90,36 @@ TEST(ScanAccuracyCheck, FindsWhatIsWrong) {
   EXPECT_EQ(lost.first_misplaced, (RowSample{2999, 1}));
 }
 
+TEST(ScanAccuracyCheck, ComparesFinalStates) {
+  for (const bool selective : {false, true}) {
+    for (const std::int64_t tokens : {1, 3000}) {
+      SyntheticScan made = small_scan(tokens, selective);
+      made.batch = 2;
+      made.update = tokens == 1;
+      made.conv_width = 4;
+      FinishedScan scan = finished(ScanInput(made, {}).with_final_states());
+      const ScanAccuracy right = checked(scan);
+      EXPECT_TRUE(right.passes()) << right.states.part;
+      EXPECT_GT(right.states.part, 0.0);
+      EXPECT_EQ(right.states.compared, 2 * (selective ? 4 * 8 : 2 * 8 * 8)) << "of four heads at most";
+      auto* const last = reinterpret_cast<float*>(scan.result.states.data() + scan.result.states.bytes()) - 1;
+      const float kept = *last;
+      *last += 1.0F;
+      const ScanAccuracy off = checked(scan);
+      EXPECT_FALSE(off.passes());
+      EXPECT_LE(off.part, 1.0) << "y is as it was";
+      EXPECT_EQ(off.states.sequence, 1);
+      EXPECT_EQ(off.states.head, selective ? 7 : 1);
+      *last = std::numeric_limits<float>::quiet_NaN();
+      EXPECT_EQ(checked(scan).states.misplaced, 1);
+      EXPECT_FALSE(checked(scan).passes());
+      *last = kept;
+      EXPECT_TRUE(checked(scan).passes());
+    }
+  }
+  EXPECT_EQ(checked(finished(ScanInput(small_scan(300), {}))).states.compared, 0) << "there are none";
+}
+
 // A kernel that rounds factors may lose three roundings of a row whose terms have one sign, but not many more.
 TEST(ScanAccuracyCheck, AllowsRoundedFactorsWhatTheyLose) {
   FinishedScan scan = finished(ScanInput(small_scan(3000), {}));
