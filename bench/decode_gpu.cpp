@@ -21,6 +21,7 @@
 #include "bench/packed_caches.hpp"
 #include "bench/words.hpp"
 #include "kernels/block_choice.hpp"
+#include "kernels/cache_update.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
@@ -109,6 +110,52 @@ class Bench {
       check_wait(*backend_);
     }
 
+    const std::int64_t update_bytes = shape.batch * static_cast<std::int64_t>(sizeof(CacheFault));
+    const Buffer checked =
+        upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), static_cast<std::int32_t>(shape.keys)));
+    const Buffer faults = backend_->allocate(static_cast<std::size_t>(update_bytes));
+    backend_->fill_bytes(faults.data(), std::byte{0}, static_cast<std::size_t>(update_bytes), backend_->stream());
+    // What stands in front of `step`, which takes its lengths from it. New rows are those of another cache's beginning.
+    const auto enqueue_update = [&](DecodeStep& step) {
+      const auto new_rows = [&](std::int64_t dim) {
+        return dense_view(static_cast<const void*>(v_.data()), Dtype::kBf16, rows, shape.kv_heads, dim);
+      };
+      CacheUpdate update;
+      update.sequences = shape.batch;
+      update.rows = shape.rows;
+      update.lengths = reinterpret_cast<std::int32_t*>(lengths.data());
+      update.block_table = step.block_table;
+      update.table_pages = turns.pages;
+      update.pages = turns.pool;
+      update.page_size = turns.page;
+      update.group_keys = kernel->key_tile() * std::int64_t{kGroupTiles};
+      update.most_keys = shape.keys;
+      update.prefixes = step.prefixes;
+      for (const CacheView* const part : {&step.k, &step.v}) {
+        if (packed_k || (part == &step.v && shape.values_in_keys)) continue;
+        const MutableCacheView cache{const_cast<void*>(part->data),
+                                     part->dtype,
+                                     part->pages,
+                                     part->page_size,
+                                     part->heads,
+                                     part->dim,
+                                     part->page_stride,
+                                     part->token_stride,
+                                     part->head_stride};
+        update.parts[update.part_count++] = cache_part(cache, new_rows(part->dim));
+      }
+      update.checked = reinterpret_cast<std::int32_t*>(checked.data());
+      update.faults = reinterpret_cast<CacheFault*>(faults.data());
+      step.lengths = update.checked;
+      backend_->update_cache(update, backend_->stream());
+      if (!packed_k) return;
+      update.lengths = update.checked;
+      update.checked = nullptr;
+      update.faults = nullptr;
+      backend_->append({&update, step.packed_k, new_rows(shape.head_dim), nullptr}, backend_->stream());
+      if (packed_v) backend_->append({&update, step.packed_v, new_rows(shape.head_dim_v), nullptr}, backend_->stream());
+    };
+
     const auto step_of = [&](std::int64_t cache) {
       const auto view = [&](const Buffer& pool) {
         return CacheView{pool.data() + cache * turns.bytes,
@@ -172,6 +219,7 @@ class Bench {
         step.lists = {reinterpret_cast<const std::int32_t*>(lists.data()) + i * all_lists,
                       reinterpret_cast<const std::int32_t*>(counts.data()), shape.listed};
       }
+      if (shape.update) enqueue_update(step);
       kernel->enqueue(step, backend_->stream());
     });
   }

@@ -37,6 +37,7 @@ inline std::string decode_line(std::string_view kernel, std::string_view device,
                         shape.listed, kListedBlock);
   }
   if (shape.cache != "plain") form += (form.empty() ? "" : ", ") + shape.cache;
+  if (shape.update) form += (form.empty() ? "" : ", ") + std::string("with its update");
   line.member("form", form);
   line.member("caches", turns.caches).member("launches", turns.launches).member("samples", times.size());
   if (times.empty()) {

@@ -29,6 +29,7 @@ struct DecodeShape {
   std::int64_t listed = 0;      // blocks of kListedBlock keys of a KV head's list, those of the rows included; 0: all
   bool chosen = false;          // by the step itself, of mean keys; else they are drawn
   std::string cache = "plain";  // how it is stored: plain, fp8, int8 or int4
+  bool update = false;          // as Decode does: lengths and tables are checked first, and new rows join the cache
 };
 
 // Of a row of one head, with its scales.
@@ -81,7 +82,8 @@ inline constexpr BenchWords kWords{
     "decode_gpu_bench [--kernel NAME] [--steps 1x4k,32x16k] [--rows 1,4] [--heads 32] [--kv-heads 8] "
     "[--head-dim 128] [--latent-dim 512, where the values are so many columns of the keys] [--page-size 0,64] "
     "[--slices auto,8] [--cache plain,fp8,int8,int4] [--prefix 16k, the first keys that all sequences share] "
-    "[--listed 102, blocks of 128 keys that each KV head reads, or --best 102, which each step chooses]"};
+    "[--listed 102, blocks of 128 keys that each KV head reads, or --best 102, which each step chooses] "
+    "[--update 0,1, whether the step checks lengths and tables, and appends its rows, first]"};
 
 inline std::vector<std::int64_t> numbers(std::string_view list, std::int64_t least, std::int64_t most) {
   std::vector<std::int64_t> found;
@@ -114,7 +116,7 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
   DecodeWords found;
   DecodeShape common;
   std::vector<DecodeShape> shapes = steps("1x4k");
-  std::vector<std::int64_t> pages{0}, rows{1}, slices{0};
+  std::vector<std::int64_t> pages{0}, rows{1}, slices{0}, updates{0};
   std::vector<std::string_view> caches{"plain"};
   for (std::size_t i = 0; i < words.size(); i += 2) {
     if (i + 1 == words.size()) kWords.refuse(words[i], "it has no value");
@@ -146,6 +148,8 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
       for (const std::string_view entry : list_entries(value)) {
         slices.push_back(entry == "auto" ? 0 : kWords.number(entry, 1, 8));
       }
+    } else if (name == "--update") {
+      updates = numbers(value, 0, 1);
     } else if (name == "--cache") {
       caches = list_entries(value);
       for (const std::string_view cache : caches) {
@@ -162,20 +166,23 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
       for (const std::int64_t page : pages) {
         for (const std::int64_t slice_count : slices) {
           for (const std::string_view cache : caches) {
-            DecodeShape shape = common;
-            shape.batch = step.batch;
-            shape.keys = step.keys;
-            shape.rows = static_cast<int>(row_count);
-            shape.page = page;
-            shape.slices = static_cast<int>(slice_count);
-            shape.cache = cache;
-            if (shape.prefix > 0 && (page == 0 || shape.prefix > shape.keys)) {
-              kWords.refuse("--prefix", "sequences share pages, and none has more than it has keys");
+            for (const std::int64_t update : updates) {
+              DecodeShape shape = common;
+              shape.batch = step.batch;
+              shape.keys = step.keys;
+              shape.rows = static_cast<int>(row_count);
+              shape.page = page;
+              shape.slices = static_cast<int>(slice_count);
+              shape.cache = cache;
+              shape.update = update > 0;
+              if (shape.prefix > 0 && (page == 0 || shape.prefix > shape.keys)) {
+                kWords.refuse("--prefix", "sequences share pages, and none has more than it has keys");
+              }
+              if (shape.listed > 0 && shape.listed * kListedBlock > shape.keys) {
+                kWords.refuse(name_of_lists(shape), "a sequence has fewer blocks");
+              }
+              found.shapes.push_back(shape);
             }
-            if (shape.listed > 0 && shape.listed * kListedBlock > shape.keys) {
-              kWords.refuse(name_of_lists(shape), "a sequence has fewer blocks");
-            }
-            found.shapes.push_back(shape);
           }
         }
       }

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "base/cuda.hpp"
 #include "kernels/cuda/device/cache_update.hpp"
+#include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/overlapping_launch.hpp"
+#include "kernels/cuda/divider.hpp"
+#include "kernels/cuda/load_kernel.hpp"
 
 namespace ringattn::cuda {
 
@@ -30,10 +36,10 @@ __device__ int first_that(std::int64_t count, int* shared, Holds holds) {
 __device__ CacheFault pages_fault(const CacheUpdate& p, std::int64_t sequence, std::int64_t length, int* shared) {
   const std::int32_t* const entries = p.block_table.pages + sequence * p.block_table.stride;
   const int bad = first_that(pages_of_length(p, length), shared, [&](int place) {
-    const std::int32_t page = entries[place];
+    const std::int32_t page = __ldcg(entries + place);
     return page < 0 || page >= p.pages;
   });
-  if (bad != kNoEntry) return page_fault(p, sequence, bad);
+  if (bad != kNoEntry) return {CacheFault::Kind::kPage, bad, __ldcg(entries + bad), p.pages};
   const CacheFault fault = prefix_fault(p, sequence, length);
   if (fault.kind != CacheFault::Kind::kNone) return fault;
   const std::int64_t in_common = prefix_pages(p, sequence);
@@ -60,52 +66,142 @@ __device__ CacheFault lists_fault(const CacheUpdate& p, std::int64_t sequence, i
   return {};
 }
 
-// Writes the new rows of a sequence, `Piece` by `Piece`, which divides addresses, strides and rows.
-template <class Piece>
-__device__ void write_rows(const CacheUpdate& p, std::int64_t sequence, std::int64_t length) {
-  for (int n = 0; n < p.part_count; ++n) {
-    const CachePart& part = p.parts[n];
-    const std::int64_t pieces = part.row_bytes / static_cast<std::int64_t>(sizeof(Piece));
-    const std::int64_t all = p.rows * part.heads * pieces;
-    for (std::int64_t at = threadIdx.x; at < all; at += kThreads) {
-      const std::int64_t piece = at % pieces;
-      const std::int64_t head = at / pieces % part.heads;
-      const std::int64_t row = at / pieces / part.heads;
-      const CachePlace place = place_of_row(p, sequence, length - p.rows + row);
-      if (place.page < 0) continue;
-      std::byte* const to =
-          part.cache + place.page * part.page_stride + place.token * part.token_stride + head * part.head_stride;
-      const std::byte* const from =
-          part.rows + (sequence * p.rows + row) * part.new_token_stride + head * part.new_head_stride;
-      reinterpret_cast<Piece*>(to)[piece] = reinterpret_cast<const Piece*>(from)[piece];
-    }
-  }
+// An update, and what its blocks divide by.
+struct UpdateParams {
+  CacheUpdate update;
+  Divider by_group, by_every, by_page;
+};
+
+// As place_of_row(), by numbers of 32 bits.
+__device__ CachePlace place_of(const UpdateParams& p, std::int64_t sequence, std::int32_t position) {
+  const CacheUpdate& u = p.update;
+  if (position < 0) return {};
+  const std::int32_t group = p.by_group.quotient(position);
+  const std::int32_t of_share = p.by_every.quotient(group);
+  if (group - of_share * u.share.every != u.share.first) return {};
+  const auto group_keys = static_cast<std::int32_t>(u.group_keys), page_size = static_cast<std::int32_t>(u.page_size);
+  const std::int32_t token = position - (group - of_share) * group_keys;
+  const std::int32_t entry = p.by_page.quotient(token);
+  if (u.block_table.pages == nullptr)
+    return entry == 0 && sequence < u.pages ? CachePlace{sequence, token} : CachePlace{};
+  if (entry >= u.table_pages) return {};
+  const std::int32_t page = __ldcg(u.block_table.pages + sequence * u.block_table.stride + entry);
+  return page >= 0 && page < u.pages ? CachePlace{page, token - entry * page_size} : CachePlace{};
 }
 
-// A block has one sequence.
+// As pages_of_length(), by numbers of 32 bits; `length` is not negative.
+__device__ std::int32_t pages_of(const UpdateParams& p, std::int32_t length) {
+  const GroupShare& share = p.update.share;
+  const auto group_keys = static_cast<std::int32_t>(p.update.group_keys);
+  const std::int32_t whole = p.by_group.quotient(length);
+  const std::int32_t full = whole <= share.first ? 0 : p.by_every.quotient(whole - share.first - 1) + 1;
+  const bool open = whole - p.by_every.quotient(whole) * share.every == share.first;
+  const std::int32_t keys = full * group_keys + (open ? length - whole * group_keys : 0);
+  return keys == 0 ? 0 : p.by_page.quotient(keys - 1) + 1;
+}
+
+// A piece of a new row: where it comes from, and how far behind its token's place it goes.
 template <class Piece>
-__global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ CacheUpdate p) {
-  __shared__ int found;
-  const std::int64_t sequence = blockIdx.x;
-  const std::int32_t length = grown_length(p, p.lengths[sequence]);
-  if (p.grow) {
-    __syncthreads();  // everybody has read it
-    if (threadIdx.x == 0) p.lengths[sequence] = length;
-  }
-  if (p.checked != nullptr) {
-    CacheFault fault = length_fault(p, length);
-    if (fault.kind == CacheFault::Kind::kNone) fault = lists_fault(p, sequence, &found);
-    if (fault.kind == CacheFault::Kind::kNone && p.block_table.pages != nullptr) {
-      fault = pages_fault(p, sequence, length, &found);
+struct NewPiece {
+  const Piece* from = nullptr;  // null: there is none
+  int part = 0, row = 0;
+  std::int64_t behind = 0;
+};
+
+// Piece `at` of a sequence's new rows, those of all parts one behind the other.
+template <class Piece>
+__device__ NewPiece<Piece> piece_of(const CacheUpdate& u, std::int64_t sequence, int at) {
+#pragma unroll 1
+  for (int n = 0; n < u.part_count; ++n) {
+    const CachePart& part = u.parts[n];
+    const auto pieces = static_cast<unsigned>(part.row_bytes) / static_cast<unsigned>(sizeof(Piece));
+    const unsigned of_row = static_cast<unsigned>(part.heads) * pieces;
+    const unsigned of_part = static_cast<unsigned>(u.rows) * of_row;
+    if (static_cast<unsigned>(at) >= of_part) {
+      at -= static_cast<int>(of_part);
+      continue;
     }
+    const unsigned row = static_cast<unsigned>(at) / of_row, in_row = static_cast<unsigned>(at) - row * of_row;
+    const unsigned head = in_row / pieces, piece = in_row - head * pieces;
+    const std::byte* const from =
+        part.rows + (sequence * u.rows + row) * part.new_token_stride + head * part.new_head_stride;
+    return {reinterpret_cast<const Piece*>(from) + piece, n, static_cast<int>(row),
+            head * part.head_stride + static_cast<std::int64_t>(piece * sizeof(Piece))};
+  }
+  return {};
+}
+
+// What is wrong with a sequence, by everything that is asked. Called by all threads of the block.
+__device__ __noinline__ CacheFault fault_of_sequence(const CacheUpdate& u, std::int64_t sequence, std::int64_t length,
+                                                     int* shared) {
+  CacheFault fault = length_fault(u, length);
+  if (fault.kind == CacheFault::Kind::kNone) fault = lists_fault(u, sequence, shared);
+  if (fault.kind == CacheFault::Kind::kNone && u.block_table.pages != nullptr) {
+    fault = pages_fault(u, sequence, length, shared);
+  }
+  return fault;
+}
+
+// A block has one sequence. Most have no fault, so it looks for signs of one first, while the new rows come and their
+// places are found. All reads that others wait for go out as early as they can: a step waits for this kernel
+// (bench/notes/decoding.md, "A step with its update").
+template <class Piece>
+__global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ UpdateParams p) {
+  __shared__ int found;
+  const CacheUpdate& u = p.update;
+  const std::int64_t sequence = blockIdx.x;
+  const NewPiece<Piece> first = piece_of<Piece>(u, sequence, static_cast<int>(threadIdx.x));
+  let_next_begin();
+  await_kernels_before();
+  const std::int32_t length = grown_length(u, __ldcg(u.lengths + sequence));
+  Piece value{};
+  if (first.from != nullptr) value = __ldcg(first.from);
+  const auto place_of_piece = [&](const NewPiece<Piece>& piece) {
+    return length < 0 ? CachePlace{} : place_of(p, sequence, length - u.rows + piece.row);
+  };
+  const CachePlace place = first.from == nullptr ? CachePlace{} : place_of_piece(first);
+  bool suspect = false;
+  if (u.checked != nullptr) {
+    suspect = u.list_heads > 0 || u.prefixes.count > 0 || length < (u.grow ? u.rows : 0) || length > u.most_keys;
+    if (!suspect) {
+      const std::int32_t pages = pages_of(p, length);
+      const bool paged = u.block_table.pages != nullptr;
+      suspect = pages > (paged ? u.table_pages : 1);
+      const std::int32_t* const entries = u.block_table.pages + sequence * u.block_table.stride;
+      if (paged && !suspect) {
+#pragma unroll 4
+        for (int i = static_cast<int>(threadIdx.x); i < pages; i += kThreads) {
+          const std::int32_t page = __ldcg(entries + i);
+          suspect = suspect || page < 0 || page >= u.pages;
+        }
+      }
+    }
+  }
+  const bool any = __syncthreads_or(suspect) != 0;  // and everybody has read the length
+  if (u.grow && threadIdx.x == 0) u.lengths[sequence] = length;
+  if (u.checked != nullptr) {
+    const CacheFault fault = any ? fault_of_sequence(u, sequence, length, &found) : CacheFault{};
     const bool good = fault.kind == CacheFault::Kind::kNone;
     if (threadIdx.x == 0) {
-      p.checked[sequence] = good ? length : 0;
-      if (!good && p.faults[sequence].kind == CacheFault::Kind::kNone) p.faults[sequence] = fault;
+      u.checked[sequence] = good ? length : 0;
+      if (!good && u.faults[sequence].kind == CacheFault::Kind::kNone) u.faults[sequence] = fault;
     }
     if (!good) return;
   }
-  write_rows<Piece>(p, sequence, length);
+  const auto put = [&](const NewPiece<Piece>& piece, const CachePlace& at, const Piece& what) {
+    if (at.page < 0) return;
+    const CachePart& part = u.parts[piece.part];
+    std::byte* const to = part.cache + at.page * part.page_stride + at.token * part.token_stride + piece.behind;
+    *reinterpret_cast<Piece*>(to) = what;
+  };
+  if (first.from == nullptr) return;
+  put(first, place, value);
+#pragma unroll 1
+  for (int at = static_cast<int>(threadIdx.x) + kThreads;; at += kThreads) {
+    const NewPiece<Piece> piece = piece_of<Piece>(u, sequence, at);
+    if (piece.from == nullptr) return;
+    put(piece, place_of_piece(piece), __ldcg(piece.from));
+  }
 }
 
 // Whether pieces of so many bytes make up everything that is copied.
@@ -122,32 +218,35 @@ bool fits(const CacheUpdate& update, std::int64_t bytes) {
   return true;
 }
 
-// Loads the code of a kernel, which its first launch would do otherwise.
+// Of positions, none of which reaches 2^31. An update that writes and checks nothing has no pages.
+Divider divider(std::int64_t by) { return Divider(std::clamp<std::int64_t>(by, 1, std::int64_t{1} << 31)); }
+
 template <class Piece>
-void load() {
-  cudaFuncAttributes attributes;
-  check_cuda(cudaFuncGetAttributes(&attributes, update_kernel<Piece>), "cudaFuncGetAttributes");
+void launch(const CacheUpdate& update, Stream stream) {
+  const UpdateParams params{update, divider(update.group_keys), divider(update.share.every), divider(update.page_size)};
+  OverlappingLaunch launch(static_cast<int>(update.sequences), kThreads, 0, stream);
+  launch.in_order_unless_it_waits(reinterpret_cast<const void*>(update_kernel<Piece>));
+  // These are read from the multiprocessor's own cache, where a launch that comes early may find what was there before.
+  if (update.list_heads > 0 || update.prefixes.count > 0) launch.config.numAttrs = 0;
+  check_cuda(cudaLaunchKernelEx(&launch.config, update_kernel<Piece>, params), "update_cache");
 }
 
 }  // namespace
 
 void update_cache(const CacheUpdate& update, Stream stream) {
   if (update.sequences == 0) {
-    load<uint4>();
-    load<std::uint32_t>();
-    load<std::uint8_t>();
+    load_kernel(update_kernel<uint4>);
+    load_kernel(update_kernel<std::uint32_t>);
+    load_kernel(update_kernel<std::uint8_t>);
     return;
   }
-  const auto blocks = static_cast<unsigned>(update.sequences);
-  const cudaStream_t queue = cuda_stream(stream);
   if (fits(update, sizeof(uint4))) {
-    update_kernel<uint4><<<blocks, kThreads, 0, queue>>>(update);
+    launch<uint4>(update, stream);
   } else if (fits(update, sizeof(std::uint32_t))) {
-    update_kernel<std::uint32_t><<<blocks, kThreads, 0, queue>>>(update);
+    launch<std::uint32_t>(update, stream);
   } else {
-    update_kernel<std::uint8_t><<<blocks, kThreads, 0, queue>>>(update);
+    launch<std::uint8_t>(update, stream);
   }
-  check_cuda(cudaGetLastError(), "update_cache");
 }
 
 }  // namespace ringattn::cuda

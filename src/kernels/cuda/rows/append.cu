@@ -10,10 +10,15 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
+// Pages have multiples of so many tokens, and a group of kInt4Channel begins at a multiple: its tokens lie one behind
+// the other in pieces of so many.
+constexpr int kTokensTogether = 16;
+constexpr int kMostGroup = 64;
 
 // A warp has a head of a sequence, and takes its new rows in order.
 template <class Element, int kQuads>
 __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_constant__ AppendParams p) {
+  __shared__ CachePlace of_groups[kWarps][kMostGroup / kTokensTogether];
   const RowParams& rows = p.rows;
   const CacheUpdate& places = p.places;
   const std::int64_t sequence = blockIdx.x;
@@ -68,13 +73,19 @@ __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_consta
       if (rows.fault != nullptr) check_elements<Element>(rows, raw, 0, token, head, channel);
     });
     if ((position + 1) % group != 0) continue;
-    __syncwarp();  // a lane reads pairs' rows that another one has cleared
     const std::int64_t first = position + 1 - group;
+    CachePlace* const together = of_groups[threadIdx.x / 32];
+    const auto lane = static_cast<int>(threadIdx.x % 32);
+    if (lane < group / kTokensTogether) {
+      together[lane] = place_of_row(places, sequence, first + lane * kTokensTogether);
+    }
+    __syncwarp();  // places are there; and a lane reads pairs' rows that another one has cleared
     write_group<Element>(
         rows, [&](int t) { return tail_at(t); },
         [&](int stream, int t) -> std::byte* {
-          const CachePlace of_group = place_of_row(places, sequence, first + t);
-          return of_group.page < 0 ? nullptr : at(stream, of_group);
+          CachePlace of_token = together[t / kTokensTogether];
+          of_token.token += t % kTokensTogether;
+          return of_token.page < 0 ? nullptr : at(stream, of_token);
         },
         [](uint2, int, int) {});
     __syncwarp();

@@ -3,7 +3,7 @@
 
 #include "base/cuda.hpp"
 #include "kernels/cuda/scan/levels.hpp"
-#include "kernels/cuda/scan/load_kernel.hpp"
+#include "kernels/cuda/load_kernel.hpp"
 #include "kernels/cuda/scan/scan_device.cuh"
 
 namespace ringattn::cuda {

@@ -3,7 +3,7 @@
 // logarithms of decays from the beginning of its chunk. A thread has a chunk of one head, so sums ascend. What a warp
 // has made of some tokens goes through shared memory, so that neighbours in memory are written together.
 #include "base/cuda.hpp"
-#include "kernels/cuda/scan/load_kernel.hpp"
+#include "kernels/cuda/load_kernel.hpp"
 #include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/cuda/scan/steps.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/cuda.hpp"
 #include "kernels/cuda/device/tile_copy.cuh"
-#include "kernels/cuda/scan/load_kernel.hpp"
+#include "kernels/cuda/load_kernel.hpp"
 #include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/sm80/scan/convolve.hpp"
 

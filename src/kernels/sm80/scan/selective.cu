@@ -4,7 +4,7 @@
 // channels of a CTA belong to one group, and B and C of some tokens lie in shared memory for all of them.
 #include "base/cuda.hpp"
 #include "kernels/cuda/scan/head_blocks.cuh"
-#include "kernels/cuda/scan/load_kernel.hpp"
+#include "kernels/cuda/load_kernel.hpp"
 #include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/sm80/scan/selective.hpp"
 

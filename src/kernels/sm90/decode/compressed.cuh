@@ -35,10 +35,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
     store_number(map.any_failed(), 0);
   }
   if (threadIdx.x == 32) init_packed_barriers<C>(params, map);
-  let_next_begin();
+  cuda::let_next_begin();
   __syncthreads();
   arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
-  await_kernels_before();
+  cuda::await_kernels_before();
   const SlicedWork work = work_of<C>();
   fold_sliced<C>(
       step_params, map, rank, work, [&] { return PackedKeys<C>(params, map); },

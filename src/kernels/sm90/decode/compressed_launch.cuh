@@ -47,7 +47,7 @@ void prepare_compressed() {
 template <class Element, FoldConfig kFold>
 void launch_whole(const CompressedParams& params, int ctas, Stream stream) {
   using C = DecodeConfig<Element, kFold>;
-  const OverlappingLaunch launch(ctas, kWholeThreads, DecodeMap<C>::kBytes, stream);
+  const cuda::OverlappingLaunch launch(ctas, kWholeThreads, DecodeMap<C>::kBytes, stream);
   check_cuda(cudaLaunchKernelEx(&launch.config, whole_kernel<C>, params), "sm90_fold's decode of a compressed cache");
 }
 
@@ -75,7 +75,7 @@ void launch_compressed(const CompressedParams& params, int clusters, Stream stre
     using S = CompressedConfig<Element, kFold, kSlices>;
     CompressedParams p = params;
     set_stages<S>(p);
-    OverlappingLaunch launch(clusters * kSlices, S::kThreads, kMostSharedBytes, stream);
+    cuda::OverlappingLaunch launch(clusters * kSlices, S::kThreads, kMostSharedBytes, stream);
     launch.in_clusters_of(kSlices);
     check_cuda(cudaLaunchKernelEx(&launch.config, compressed_kernel<S>, p), "sm90_fold's decode of a compressed cache");
   });
@@ -87,7 +87,7 @@ int compressed_clusters(int slices) {
   for_compressed_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
     if (slices != kSlices) return;
     using S = CompressedConfig<Element, kFold, kSlices>;
-    OverlappingLaunch launch(kSlices, S::kThreads, kMostSharedBytes, Stream{});
+    cuda::OverlappingLaunch launch(kSlices, S::kThreads, kMostSharedBytes, Stream{});
     launch.in_clusters_of(kSlices);
     launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
     launch.config.numAttrs = 1;

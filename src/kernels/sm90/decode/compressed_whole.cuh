@@ -4,10 +4,10 @@
 // which reads codes from memory and writes elements into the tiles, by row_codes.hpp.
 #pragma once
 
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/sm90/decode/compressed_map.cuh"
 #include "kernels/sm90/decode/compressed_values.cuh"
 #include "kernels/sm90/decode/decoder.cuh"
-#include "kernels/sm90/decode/overlap.cuh"
 
 namespace ringattn::sm90 {
 
@@ -139,8 +139,8 @@ template <class C>
 __global__ void __launch_bounds__(kWholeThreads, 1) whole_kernel(const __grid_constant__ CompressedParams p) {
   const DecodeMap<C> map;
   if (threadIdx.x == 0) init_decode_barriers(map);
-  let_next_begin();
-  await_kernels_before();
+  cuda::let_next_begin();
+  cuda::await_kernels_before();
   if (threadIdx.x >= kDecodeFoldThreads && threadIdx.x < kDecodeFoldThreads + 32) count_units<C>(p.step, map);
   __syncthreads();
   fold_whole_units(p, map, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [](int) { return true; });

@@ -4,9 +4,9 @@
 // rows merges what all have left (finish.cuh).
 #pragma once
 
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/sm90/decode/decoder.cuh"
 #include "kernels/sm90/decode/fetch.cuh"
-#include "kernels/sm90/decode/overlap.cuh"
 
 namespace ringattn::sm90 {
 
@@ -14,7 +14,7 @@ template <class C>
 __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ DecodeParams params) {
   const DecodeMap<C> map;
   if (threadIdx.x == 0) init_decode_barriers(map);
-  let_next_begin();
+  cuda::let_next_begin();
   await_kernels_before_step(params);
   if (threadIdx.x >= kDecodeFoldThreads) count_units<C>(params, map);
   __syncthreads();

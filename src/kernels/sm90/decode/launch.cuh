@@ -6,9 +6,9 @@
 #include <type_traits>
 
 #include "base/cuda.hpp"
+#include "kernels/cuda/device/overlapping_launch.hpp"
 #include "kernels/sm90/decode/decode.cuh"
 #include "kernels/sm90/decode/decode.hpp"
-#include "kernels/sm90/decode/overlapping_launch.hpp"
 #include "kernels/sm90/decode/prefix.cuh"
 #include "kernels/sm90/decode/sliced.cuh"
 #include "kernels/sm90/fold/hopper_params.hpp"
@@ -140,22 +140,22 @@ void prepare_decode() {
 template <class Element, FoldConfig kFold>
 void launch_decode(const DecodeParams& params, int ctas, Stream stream) {
   using C = DecodeConfig<Element, kFold>;
-  const OverlappingLaunch launch(ctas, kDecodeThreads, DecodeMap<C>::kBytes, stream);
+  const cuda::OverlappingLaunch launch(ctas, kDecodeThreads, DecodeMap<C>::kBytes, stream);
   check_cuda(cudaLaunchKernelEx(&launch.config, decode_kernel<C>, params), "sm90_fold's decode");
 }
 
 template <class Element, FoldConfig kFold>
 void launch_prefix_groups(const DecodeParams& params, int ctas, Stream stream) {
   using C = PrefixConfig<Element, kFold>;
-  const OverlappingLaunch launch(ctas, kPrefixThreads<C>, PrefixMap<C>::kBytes, stream);
+  const cuda::OverlappingLaunch launch(ctas, kPrefixThreads<C>, PrefixMap<C>::kBytes, stream);
   check_cuda(cudaLaunchKernelEx(&launch.config, prefix_kernel<C>, params), "sm90_fold's shared prefixes");
 }
 
 // Of pairs of CTAs, so many.
 template <class Pair>
-struct PairLaunch : OverlappingLaunch {
+struct PairLaunch : cuda::OverlappingLaunch {
   PairLaunch(int pairs, Stream stream)
-      : OverlappingLaunch(2 * pairs, kPrefixThreads<Pair>, int{PrefixMap<Pair>::kBytes}, stream) {
+      : cuda::OverlappingLaunch(2 * pairs, kPrefixThreads<Pair>, int{PrefixMap<Pair>::kBytes}, stream) {
     in_clusters_of(2);
   }
 };
@@ -171,7 +171,7 @@ void launch_prefix_pairs(const DecodeParams& params, int pairs, Stream stream) {
 
 // How many clusters of a launch the current device holds at a time.
 template <class Kernel>
-int clusters_at_a_time(Kernel* kernel, OverlappingLaunch& launch) {
+int clusters_at_a_time(Kernel* kernel, cuda::OverlappingLaunch& launch) {
   int count = 0;
   launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
   launch.config.numAttrs = 1;
@@ -195,7 +195,7 @@ void launch_sliced_decode(const DecodeParams& params, int clusters, Stream strea
   for_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
     if (params.slices != kSlices) return;
     using S = SlicedConfig<Element, kFold, kSlices>;
-    OverlappingLaunch launch(clusters * kSlices, S::kThreads, sliced_bytes<S>(), stream);
+    cuda::OverlappingLaunch launch(clusters * kSlices, S::kThreads, sliced_bytes<S>(), stream);
     if (kSlices > 1) launch.in_clusters_of(kSlices);
     check_cuda(cudaLaunchKernelEx(&launch.config, sliced_kernel<S>, params), "sm90_fold's decode");
   });
@@ -207,7 +207,7 @@ int sliced_clusters(int slices) {
   for_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
     if (slices != kSlices) return;
     using S = SlicedConfig<Element, kFold, kSlices>;
-    OverlappingLaunch launch(kSlices, S::kThreads, sliced_bytes<S>(), Stream{});
+    cuda::OverlappingLaunch launch(kSlices, S::kThreads, sliced_bytes<S>(), Stream{});
     launch.in_clusters_of(kSlices);
     count = clusters_at_a_time(sliced_kernel<S>, launch);
   });

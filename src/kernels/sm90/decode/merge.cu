@@ -2,10 +2,10 @@
 #include <cstdint>
 
 #include "base/cuda.hpp"
+#include "kernels/cuda/device/overlapping_launch.hpp"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/decode/merge.hpp"
-#include "kernels/sm90/decode/overlapping_launch.hpp"
 
 namespace ringattn::sm90 {
 
@@ -90,8 +90,8 @@ __device__ __forceinline__ MergedColumns merge_records(int begin, int end, int b
 // A CTA merges one row of one head; a thread four of its columns.
 template <class Element>
 __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
-  let_next_begin();
-  await_kernels_before();
+  cuda::let_next_begin();
+  cuda::await_kernels_before();
   const DecodeParams& p = params.step;
   const int row = static_cast<int>(blockIdx.x);
   const int sequence = p.rows == 1 ? row : row / p.rows;
@@ -125,8 +125,8 @@ void prepare_merge(Dtype dtype) {
 void launch_merge(const MergeParams& params, Dtype dtype, Stream stream) {
   const int columns = params.step.fold.head_dim_v;
   const int threads = (columns / 4 + 31) / 32 * 32;
-  OverlappingLaunch launch(static_cast<int>(params.step.fold.rows), threads,
-                           merge_batch(params) * threads * int{sizeof(float4)}, stream);
+  cuda::OverlappingLaunch launch(static_cast<int>(params.step.fold.rows), threads,
+                                 merge_batch(params) * threads * int{sizeof(float4)}, stream);
   launch.config.gridDim.y = static_cast<unsigned>(params.step.fold.heads);
   check_cuda(cudaLaunchKernelEx(&launch.config, kernel_of(dtype), params), "merging groups");
 }

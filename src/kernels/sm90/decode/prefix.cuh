@@ -18,8 +18,8 @@
 // where nothing was wrong.
 #pragma once
 
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/sm90/decode/fetch.cuh"
-#include "kernels/sm90/decode/overlap.cuh"
 #include "kernels/sm90/decode/prefix_outputs.cuh"
 #include "kernels/sm90/decode/prefix_score.cuh"
 #include "kernels/sm90/decode/prefix_whole.cuh"
@@ -93,9 +93,9 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
   }
   arrive_in_cluster<C, true>();  // whoever writes to the other CTA waits until both have come so far
   if (warp == kFetchWarp) bring_closer(params);
-  await_kernels_before();
+  cuda::await_kernels_before();
   // The launch behind this one reads nothing that this one writes, and what others have written, everyone sees by now.
-  let_next_begin();
+  cuda::let_next_begin();
   if (warp == kFetchWarp) list_members<C>(params, map);
   __syncthreads();
   wait_for_cluster<C>();

@@ -12,10 +12,10 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/sm90/decode/column_outputs.cuh"
 #include "kernels/sm90/decode/decoder.cuh"
 #include "kernels/sm90/decode/fetch.cuh"
-#include "kernels/sm90/decode/overlap.cuh"
 #include "kernels/sm90/decode/scorer.cuh"
 #include "kernels/sm90/decode/sliced_fetch.cuh"
 #include "kernels/sm90/decode/sliced_outputs.cuh"
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
     init_sliced_barriers(params, map);
     store_number(map.any_failed(), 0);
   }
-  let_next_begin();
+  cuda::let_next_begin();
   __syncthreads();
   arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
   const SlicedWork work = work_of<C>();

@@ -4,10 +4,10 @@
 // is folded by the n-th CTA, or cluster, modulo their number. Positions and tiles are numbers of 32 bits.
 #pragma once
 
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/decode_lists.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/sm90/decode/decode_params.hpp"
-#include "kernels/sm90/decode/overlap.cuh"
 #include "kernels/sm90/fold/shared_map.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
 
@@ -16,10 +16,10 @@ namespace ringattn::sm90 {
 // A launch that folds what sequences have besides their shared prefixes runs beside the one of the prefixes, which is
 // in front of it and has waited for all others (prefix.cuh). So it waits at its end: with it, both are done.
 __device__ __forceinline__ void await_kernels_before_step(const DecodeParams& p) {
-  if (p.prefix_of == nullptr) await_kernels_before();
+  if (p.prefix_of == nullptr) cuda::await_kernels_before();
 }
 __device__ __forceinline__ void await_prefixes(const DecodeParams& p) {
-  if (p.prefix_of != nullptr) await_kernels_before();
+  if (p.prefix_of != nullptr) cuda::await_kernels_before();
 }
 
 using DecodeVisibility = BasicVisibility<std::int32_t>;

@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kLatentThreads, 1)
   const std::uint32_t rank = C::kCtas > 1 ? rank_in_cluster() : 0;
   const LatentMap map{C::kCtas > 1 ? in_cta(kReservedBytes, rank) : kReservedBytes};
   if (threadIdx.x == 0) init_latent_barriers(map, C::kCtas, C::kCodes ? kExpanders : 0);
-  let_next_begin();
-  await_kernels_before();
+  cuda::let_next_begin();
+  cuda::await_kernels_before();
   if (threadIdx.x / 32 == kLatentFoldThreads / 32) count_units<C>(params, map);
   __syncthreads();
   if constexpr (C::kCtas > 1) cluster_sync();

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "base/cuda.hpp"
-#include "kernels/sm90/decode/overlapping_launch.hpp"
+#include "kernels/cuda/device/overlapping_launch.hpp"
 #include "kernels/sm90/fold/hopper_params.hpp"
 #include "kernels/sm90/latent/latent.cuh"
 #include "kernels/sm90/latent/latent.hpp"
@@ -45,7 +45,7 @@ struct PairConfig {
 // How many clusters of so many CTAs the current device holds at a time.
 template <class Kernel>
 int clusters_at_a_time(Kernel kernel, int ctas, int shared_bytes) {
-  OverlappingLaunch launch(ctas, kLatentThreads, shared_bytes, Stream{});
+  cuda::OverlappingLaunch launch(ctas, kLatentThreads, shared_bytes, Stream{});
   launch.in_clusters_of(ctas);
   launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
   launch.config.numAttrs = 1;
@@ -81,7 +81,7 @@ template <class Element, bool kCodes, class Params>
 void launch_latent(const Params& params, int ctas, int clusters, Stream stream) {
   for_latent_configs<Element, kCodes>([&]<class C>(C) {
     if (C::kCtas != ctas) return;
-    OverlappingLaunch launch(clusters * C::kCtas, kLatentThreads, LatentMap::kBytes, stream);
+    cuda::OverlappingLaunch launch(clusters * C::kCtas, kLatentThreads, LatentMap::kBytes, stream);
     if (C::kCtas > 1) launch.in_clusters_of(C::kCtas);
     check_cuda(cudaLaunchKernelEx(&launch.config, latent_kernel<C>, params), "sm90_latent");
   });
@@ -122,7 +122,7 @@ int latent_sharing_clusters(int ctas) {
 template <class Element, bool kCodes, class Params>
 void launch_latent_sharing(const Params& params, int ctas, int clusters, Stream stream) {
   with_sharing_kernel<Element, kCodes>(ctas, [&](auto kernel, int bytes) {
-    OverlappingLaunch launch(ctas * clusters, kLatentThreads, bytes, stream);
+    cuda::OverlappingLaunch launch(ctas * clusters, kLatentThreads, bytes, stream);
     launch.in_clusters_of(ctas);
     check_cuda(cudaLaunchKernelEx(&launch.config, kernel, params), "sm90_latent");
   });

@@ -21,10 +21,10 @@ __global__ void __launch_bounds__(kLatentThreads, 1) pair_kernel(const __grid_co
   const std::uint32_t rank = rank_in_cluster();
   const PairMap map{in_cta(kReservedBytes, rank), rank};
   if (threadIdx.x == 0) init_pair_barriers(map, C::kCodes ? kPairExpanders : 0);
-  let_next_begin();
+  cuda::let_next_begin();
   __syncthreads();
   cluster_sync();
-  await_kernels_before();
+  cuda::await_kernels_before();
   if (threadIdx.x < kWarpgroup) {
     take_registers<kScoreRegisters>();
     PairScorer<C> scorer(params, map);

@@ -18,10 +18,10 @@ __global__ void __launch_bounds__(kLatentThreads, 1) team_kernel(const __grid_co
   using Map = typename C::Map;
   const Map map{in_cta(kReservedBytes, rank), rank % Map::kCtas, rank / Map::kCtas, ctas_of_cluster() / Map::kCtas};
   if (threadIdx.x == 0) init_team_barriers(map);
-  let_next_begin();
+  cuda::let_next_begin();
   __syncthreads();
   cluster_sync();
-  await_kernels_before();
+  cuda::await_kernels_before();
   if (threadIdx.x < kWarpgroup) {
     take_registers<kScoreRegisters>();
     TeamScorer<C> scorer(params, map);

@@ -9,9 +9,9 @@
 #include "base/cuda.hpp"
 #include "base/memory.hpp"
 
-namespace ringattn::sm90 {
+namespace ringattn::cuda {
 
-// A launch whose CTAs may come before the kernel in front of it in the stream is done (overlap.cuh).
+// A launch whose CTAs may come before the kernel in front of it in the stream is done (overlap.cuh), if its code waits.
 struct OverlappingLaunch {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2]{};
@@ -26,6 +26,12 @@ struct OverlappingLaunch {
     config.attrs = attributes;
     config.numAttrs = 1;
   }
+  // Of a kernel that has code for older GPUs, too, which doesn't wait.
+  void in_order_unless_it_waits(const void* kernel) {
+    cudaFuncAttributes code{};
+    check_cuda(cudaFuncGetAttributes(&code, kernel), "cudaFuncGetAttributes");
+    if (code.ptxVersion < 90) config.numAttrs = 0;
+  }
   void in_clusters_of(int ctas) {
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
@@ -35,4 +41,4 @@ struct OverlappingLaunch {
   OverlappingLaunch& operator=(const OverlappingLaunch&) = delete;
 };
 
-}  // namespace ringattn::sm90
+}  // namespace ringattn::cuda
