@@ -52,7 +52,7 @@ class GpuCompressed : public GpuRowTest {
   }
 
   void expect_same_everywhere(const Job& job, const CompressedJobTensors& tensors, const JobResult& reference) const {
-    for (const int world : {1, 2, 3}) {
+    for (const int world : {1, 2, 3, 4, 5}) {
       for (const std::int64_t block : {0, 384}) {
         for (const std::int64_t stripe : {0, 37}) {
           Options asked = options(block);
