@@ -58,9 +58,12 @@ class GpuCompressed : public GpuRowTest {
           Options asked = options(block);
           asked.layout.stripe = stripe;
           const std::int64_t gap = stripe == 0 ? 0 : 48;
-          EXPECT_TRUE(run_compressed(job, asked, tensors, world, gap).same_bits(reference))
+          Job lying = job;  // in rows, or in pages
+          lying.page_size = world < 4 && gap == 0 ? (block == 0 ? 16 : 64) : 0;
+          EXPECT_TRUE(run_compressed(lying, asked, tensors, world, gap).same_bits(reference))
               << describe(job) << "; k " << describe(job.format.k) << ", v " << describe(job.format.v) << ": " << world
-              << " ranks, block " << block << ", stripe " << stripe << ", gap " << gap;
+              << " ranks, block " << block << ", stripe " << stripe << ", gap " << gap << ", pages of "
+              << lying.page_size;
         }
       }
     }
