@@ -36,11 +36,14 @@ void check_codes(std::string_view name, const CompressedCache& pool, const RowFo
   for (std::size_t i = 0; complete && i < format_tables(format, shape, 1).size(); ++i) {
     complete = pool.tables[i] != nullptr;
   }
+  for (std::size_t i = 0; complete && i < format_streams(format, shape).size(); ++i) {
+    complete = pool.streams[i].data != nullptr || pool.pages == 0;
+  }
   if (!complete) {
     fail(ErrorCode::kUsage,
          fmt::format("the pool of {} is {} of {} [pages, {}, {}, {}]", name, describe(pool.format),
                      dtype_name(pool.shape.dtype), pool.page_size, pool.shape.heads, pool.shape.dim),
-         fmt::format("the job's is {} of {} [pages, {}, {}, {}], with all its tables", describe(format),
+         fmt::format("the job's is {} of {} [pages, {}, {}, {}], with all its parts", describe(format),
                      dtype_name(shape.dtype), page_size, shape.heads, shape.dim),
          "Job::format says how k and v are stored.");
   }

@@ -378,6 +378,8 @@ TEST(CompressedRefusals, PagesThatDoNotFitAreNamed) {
          [](Inputs& inputs, Table&) { inputs.pages.packed_k.format = parse_row_format("fp8 token_head"); });
   expect(int8, "the pool of v is int8 of bf16 [pages, 32, 2, 24]",
          [](Inputs& inputs, Table&) { inputs.pages.packed_v.page_size = 32; });
+  expect(int8, "the job's is int8 of bf16 [pages, 64, 2, 24], with all its parts",
+         [](Inputs& inputs, Table&) { inputs.pages.packed_v.streams[1].data = nullptr; });
   expect(int8, "the pool of k has 7 pages, that of v 6", [](Inputs& inputs, Table&) { --inputs.pages.packed_v.pages; });
   expect(int8, "entry 2 of sequence 0 in the block table is page 7 (the pool has 7 pages)",
          [](Inputs&, Table& table) { table[2] = 7; });
