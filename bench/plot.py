@@ -58,11 +58,12 @@ def scaling_series(found: list[Point]) -> dict[str, list[tuple[int, float]]]:
 
 
 def compression_series(lines: list[dict]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """For each kind of data, for each method: (bytes of a token and head, bits of O that stay right), ascending."""
+    """For each kind of data, for each method: (bytes of a token and head, bits of O that stay right), ascending. A format by
+    its words belongs to the method that its first word names."""
     kinds: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         if line.get("what") == "compression":
-            kinds[line["data"]][line["method"]].append((line["bytes"], max(0.0, -math.log2(line["change_of_o"]))))
+            kinds[line["data"]][line["method"].split()[0]].append((line["bytes"], max(0.0, -math.log2(line["change_of_o"]))))
     return {kind: {name: sorted(series) for name, series in methods.items()} for kind, methods in kinds.items()}
 
 

@@ -213,7 +213,8 @@ def parse_report(line: dict) -> Point | str:
         return "of runs that were not timed"
     if line.get("op", "attention") != "attention":
         return f"of runs of {as_text(line['op'])}"
-    if line["config"].get("cache-format") or line["config"].get("block-mask"):
+    # A format that is the job's dtype is none: keys and values are as they are.
+    if line["config"].get("cache-format") not in (None, "", found.get("dtype")) or line["config"].get("block-mask"):
         return "of runs over compressed keys or lists, which the report's job does not name"
     tokens, median, config = as_count(found["q_tokens"], 0), as_figure(time["median"]), line["config"]
     if not tokens or not median:

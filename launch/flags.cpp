@@ -208,8 +208,8 @@ constexpr FlagRow kTable[] = {
        options.dtype = *parse_dtype(kChoices[parse_choice(text, kChoices)]);
      }},
     {"cache-format", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "NAME", "",
-     "keys and values are stored by this method of `ringattn compress`: fp8, int8, int4, lowrank, vq or hybrid; latents "
-     "in rows of 8 bits by fp8; bf16 or another dtype, that of q: as they are. A file says its own [as they are]", set_name<&JobOptions::cache_format>, "fp8"},
+     "keys and values are stored by this method of `ringattn compress`: fp8, int8, int4, lowrank, vq or hybrid, or in "
+     "a format by its words (\"fp8 tensor\"); latents in rows of 8 bits by fp8; bf16 or another dtype, that of q: as they are. A file says its own [as they are]", set_name<&JobOptions::cache_format>, "fp8"},
 
     // Numerics
     {"mask", 0, kJobs | kCompress, FlagGroup::kNumerics, FlagKind::kText, "full|causal", "causal",
@@ -262,7 +262,8 @@ constexpr FlagRow kTable[] = {
 
     // Compression
     {"method", 0, kCompress, FlagGroup::kCompression, FlagKind::kText, "NAME", "",
-     "fp8, int8, int4, lowrank, vq or hybrid: how keys and values are stored, and fp8 how latents are; or streaming, "
+     "fp8, int8, int4, lowrank, vq or hybrid, or a format by its words (\"fp8 tensor\"): how keys and values are stored, "
+     "and fp8 how latents are; or streaming, "
      "knorm, snapkv or expected: which tokens are kept, with options such as "
      "snapkv:window=32,first=4,last=32,pool=5,heads=all; or both, as snapkv+fp8", set_name<&JobOptions::method>, "int4"},
     {"ratio", 0, kCompress, FlagGroup::kCompression, FlagKind::kNumber, "X", "",

@@ -47,7 +47,7 @@ struct JobOptions {
   std::string model_config;           // file that the shape comes from; empty: none
   std::optional<std::int64_t> layer;  // of the model, where layers differ
   Dtype dtype = Dtype::kBf16;
-  std::string cache_format;  // of attention: a method of compression; empty: none
+  std::string cache_format;  // of attention: a method of compression, or a format; empty: none
 
   // Numerics
   MaskKind mask = MaskKind::kCausal;

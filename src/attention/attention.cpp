@@ -88,7 +88,8 @@ struct Attention::Impl {
     return ringattn::is_dense(job.format.k, k_shape(job.spec), inputs.packed_k, inputs.k) &&
            ringattn::is_dense(job.format.v, v_shape(job.spec), inputs.packed_v, inputs.v);
   }
-  bool reads_pages() const { return ringattn::reads_pages(job.page_size, transport.size()); }
+  bool reads_pages() const { return !is_compressed() && ringattn::reads_pages(job.page_size, transport.size()); }
+  bool gathers_pages() const { return job.page_size > 0 && !reads_pages(); }
   const Lengths& now() const { return others != nullptr ? *others : *prepared; }
   Lengths& now() { return others != nullptr ? *others : *prepared; }
   const Plan& plan() const { return now().forecast.plan; }
@@ -99,7 +100,7 @@ struct Attention::Impl {
   }
 
   WorkspaceLayout workspace(bool dense_kv) const {
-    const bool staged = several() && (!dense_kv || job.page_size > 0);
+    const bool staged = gathers_pages() || (several() && !dense_kv);
     return ring->workspace(plan().keeps_state ? kernel->state_bytes(q_rows()) : 0, staged ? k_rows() : 0);
   }
   // Of compressed jobs, behind that: the rows of a block as they are decompressed.
@@ -206,12 +207,14 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
   const FoldSpec& spec = job.spec;
   check_shard("Attention", "q", inputs.q, {spec.dtype, q_rows(), spec.heads, spec.head_dim});
   if (job.page_size > 0) {
-    check_paged_keys(inputs.pages, spec, job.page_size, key_rows_of_sequences());
+    check_paged_keys(inputs.pages, job, key_rows_of_sequences());
   } else {
     check_keys("k", job.format.k, k_shape(spec), inputs.k, inputs.packed_k);
     check_keys("v", job.format.v, v_shape(spec), inputs.v, inputs.packed_v);
   }
-  if ((job.page_size > 0 ? inputs.k.data : inputs.pages.k.data) != nullptr) {
+  const bool has_rows = inputs.k.data != nullptr || inputs.packed_k.streams[0].data != nullptr;
+  const bool has_pages = inputs.pages.k.data != nullptr || inputs.pages.packed_k.streams[0].data != nullptr;
+  if (job.page_size > 0 ? has_rows : has_pages) {
     fail(ErrorCode::kUsage, job.page_size > 0 ? "k is given" : "pages are given",
          job.page_size > 0 ? fmt::format("the job's keys lie in pages of {} tokens", job.page_size)
                            : "the job has no page size",
@@ -252,7 +255,7 @@ void Attention::Impl::check_capture() const {
     refuse_capture("the tables of other lengths than the prepared ones are made for one run",
                    "Prepare an Attention for these lengths, or enqueue the run outside of the capture.");
   }
-  if (reads_pages()) {
+  if (job.page_size > 0) {
     refuse_capture("its block table lies in host memory, where a replay does not read it",
                    "Enqueue it outside of the capture.");
   }
@@ -261,17 +264,17 @@ void Attention::Impl::check_capture() const {
 
 // The rank's own K and V as dense rows.
 StreamRows Attention::Impl::dense_shard(const Inputs& inputs, StreamRows staged, Stream stream) const {
+  if (gathers_pages()) {
+    gather_pages(inputs.pages, job, key_rows_of_sequences(), *backend, staged, stream);
+    return staged;
+  }
   if (is_compressed()) {
     const CompressedRows k = stream_rows(job.format.k, inputs.packed_k, inputs.k);
     const CompressedRows v = stream_rows(job.format.v, inputs.packed_v, inputs.v);
     return dense_stream_rows(job, k, v, k_rows(), std::move(staged), *backend, stream);
   }
-  if (job.page_size == 0) {
-    const TensorView views[] = {inputs.k, inputs.v};
-    return ring->dense_shard(views, std::move(staged), stream);
-  }
-  gather_pages(inputs.pages, key_rows_of_sequences(), *backend, staged, stream);
-  return staged;
+  const TensorView views[] = {inputs.k, inputs.v};
+  return ring->dense_shard(views, std::move(staged), stream);
 }
 
 // Dense rows of K and V.
@@ -322,13 +325,22 @@ void Attention::Impl::enqueue_compressed(const Inputs& inputs, const Outputs& ou
   std::array<StreamRows, 2> buffers = ring->block_buffers(space.data(), layout);
   CompressedStep::Memory memory;
   memory.q = inputs.q;
+  const StreamRows staged = rows_at(space.data(), layout.staged);
   memory.k.own = stream_rows(job.format.k, inputs.packed_k, inputs.k);
   memory.v.own = stream_rows(job.format.v, inputs.packed_v, inputs.v);
-  for (std::size_t parity = 0; parity < 2; ++parity) {
-    const std::span<std::byte* const> streams(buffers[parity]);
+  const auto dense_rows = [&](const StreamRows& rows, CompressedRows& k, CompressedRows& v) {
+    const std::span<std::byte* const> streams(rows);
     const std::size_t of_k = format_streams(job.format.k, k_shape(job.spec)).size();
-    memory.k.buffers[parity] = rows_at(streams.first(of_k), memory.k.own.tables, job.format.k, k_shape(job.spec));
-    memory.v.buffers[parity] = rows_at(streams.subspan(of_k), memory.v.own.tables, job.format.v, v_shape(job.spec));
+    k = rows_at(streams.first(of_k), memory.k.own.tables, job.format.k, k_shape(job.spec));
+    v = rows_at(streams.subspan(of_k), memory.v.own.tables, job.format.v, v_shape(job.spec));
+  };
+  if (gathers_pages()) {
+    memory.k.own.tables = inputs.pages.packed_k.tables;
+    memory.v.own.tables = inputs.pages.packed_v.tables;
+    dense_rows(staged, memory.k.own, memory.v.own);
+  }
+  for (std::size_t parity = 0; parity < 2; ++parity) {
+    dense_rows(buffers[parity], memory.k.buffers[parity], memory.v.buffers[parity]);
   }
   memory.keys = space.data() + layout.bytes;
   memory.values = memory.keys + keys_bytes();
@@ -338,8 +350,8 @@ void Attention::Impl::enqueue_compressed(const Inputs& inputs, const Outputs& ou
   const CompressedStep::Tools tools{job,      plan(),  decompressed, prepared->prepared,
                                     *backend, *kernel, products,     *faults};
   CompressedStep step(tools, memory);
-  const auto shard = [&] { return dense_shard(inputs, rows_at(space.data(), layout.staged), stream); };
-  ring->enqueue({now().runs, step, std::move(buffers), shard, mode}, stream, times, block_done);
+  const auto shard = [&] { return dense_shard(inputs, staged, stream); };
+  ring->enqueue({now().runs, step, std::move(buffers), shard, mode, gathers_pages()}, stream, times, block_done);
 }
 
 // What decompression has met since the last call, named as in the caller's tensors. All runs have ended.

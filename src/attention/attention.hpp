@@ -46,10 +46,11 @@ struct Inputs {
   TensorView v;                  // [k_rows, kv_heads, head_dim_v]
   const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
   // Instead of k and v, exactly where the job has a page size: a pool of the rank's own, with a table of its own. One
-  // rank reads the pages where they lie; several copy theirs into the workspace first.
+  // rank reads the pages where they lie; several copy theirs into the workspace first, and so does any rank whose pages
+  // hold codes.
   PagedKeys pages{};
-  // Instead of k, and of v, exactly where Job::format is not plain: streams of the rank's rows, dense or strided, and
-  // tables of the whole job (tails of all its sequences), the same on every rank.
+  // Instead of k, and of v, exactly where Job::format is not plain and the job has no page size: streams of the rank's
+  // rows, dense or strided, and tables of the whole job (tails of all its sequences), the same on every rank.
   CompressedRows packed_k{};
   CompressedRows packed_v{};
 };

@@ -36,8 +36,8 @@ inline RowShape v_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_head
 // job's tables.
 std::size_t decompression_bytes(const Job& job, const Options& options, std::int64_t most_block_tokens, int key_tile);
 
-// Throws kUsage for what runs over compressed rows don't have: pages and shorter lengths; kUnsupported for tiles that
-// cut groups of tokens.
+// Throws kUsage for shorter lengths, which runs over compressed rows don't have; kUnsupported for tiles that cut groups
+// of tokens.
 void check_compressed(const Job& job, const Options& options, int key_tile);
 
 }  // namespace ringattn

@@ -98,7 +98,7 @@ PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Opti
   result.checksum = options.checksum;
   result.overlap = options.overlap;
   const int world = layout.queries.world();
-  const bool copied = (staged || job.page_size > 0) && world > 1;
+  const bool copied = job.gathered || ((staged || job.page_size > 0) && world > 1);
   const std::int64_t tiles = key_tiles(job);  // of as many sequences as there may be, so once for all ranks
   for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
     result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, options, rank, copied, tiles));
@@ -145,7 +145,8 @@ RingJob ring_job(const Job& job, const Options& options, const FoldKernel& kerne
   ring.work = attention_work(job);
   ring.kernel = {kernel.key_tile(), kernel.query_tile()};
   ring.query_bytes = query_bytes(job.spec);
-  ring.page_size = job.page_size;
+  ring.page_size = job.format.is_plain() ? job.page_size : 0;
+  ring.gathered = job.page_size > 0 && !job.format.is_plain();
   ring.state_bytes = [&kernel](std::int64_t rows) { return kernel.state_bytes(rows); };
   ring.scratch_bytes = [&kernel](const FoldLimits& limits) { return kernel.scratch_bytes(limits); };
   if (job.format.is_plain()) return ring;

@@ -27,7 +27,8 @@ struct RingJob {
   std::int64_t query_bytes = 0;        // of one query: rows of the rank's own tensors, and of an op's workspace
   std::size_t fixed_bytes = 0;         // of an op, whatever the rank's rows are
   std::int64_t most_block_tokens = 0;  // PlanOptions::most_block_tokens
-  std::int64_t page_size = 0;          // Job::page_size
+  std::int64_t page_size = 0;          // Job::page_size of plain keys, which one rank reads where they lie
+  bool gathered = false;               // keys lie in pages otherwise: every rank copies its own side by side first
   // What the op's kernels need: state of so many query rows, and scratch for tasks within such limits.
   std::function<std::size_t(std::int64_t rows)> state_bytes;
   std::function<std::size_t(const FoldLimits& limits)> scratch_bytes;
@@ -114,8 +115,8 @@ inline Forecast forecast(const Job& job, const Options& options, const FoldKerne
   return forecast(ring_job(job, options, kernel, world), options, route, world, rank);
 }
 
-// Whether the job's tasks read keys from the pages of a cache, where they lie: on one rank. Several ranks first copy
-// theirs side by side, as those that travel must lie.
+// Whether tasks of plain keys read them from the pages of a cache, where they lie: on one rank. Several ranks first
+// copy theirs side by side, as those that travel must lie.
 bool reads_pages(std::int64_t page_size, int world);
 // FoldTask::pieces of the job's tasks.
 int tile_pieces(const RingJob& job, int world);

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <string_view>
+#include <vector>
 
+#include "attention/compressed_blocks.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {
@@ -21,21 +23,82 @@ void check_pool(std::string_view name, const CacheView& pool, const FoldSpec& sp
        "Axes in another order are named by strides.");
 }
 
+// Codes are copied two bytes at a time.
+bool in_pairs(const FormatStream& stream, Dtype dtype, const PagedStream& at) {
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(at.data) % 2);
+  const std::int64_t all = at.page_stride | at.token_stride | at.head_stride | stream.token_bytes(dtype) / stream.heads;
+  return (address | all) % 2 == 0;
+}
+
+void check_codes(std::string_view name, const CompressedCache& pool, const RowFormat& format, const RowShape& shape,
+                 std::int64_t page_size) {
+  bool complete = pool.format == format && pool.shape == shape && pool.page_size == page_size;
+  for (std::size_t i = 0; complete && i < format_tables(format, shape, 1).size(); ++i) {
+    complete = pool.tables[i] != nullptr;
+  }
+  for (std::size_t i = 0; complete && i < format_streams(format, shape).size(); ++i) {
+    complete = pool.streams[i].data != nullptr || pool.pages == 0;
+  }
+  if (!complete) {
+    fail(ErrorCode::kUsage,
+         fmt::format("the pool of {} is {} of {} [pages, {}, {}, {}]", name, describe(pool.format),
+                     dtype_name(pool.shape.dtype), pool.page_size, pool.shape.heads, pool.shape.dim),
+         fmt::format("the job's is {} of {} [pages, {}, {}, {}], with all its parts", describe(format),
+                     dtype_name(shape.dtype), page_size, shape.heads, shape.dim),
+         "Job::format says how k and v are stored.");
+  }
+  std::size_t at = 0;
+  for (const FormatStream& stream : format_streams(format, shape)) {
+    if (in_pairs(stream, shape.dtype, pool.streams[at++])) continue;
+    fail(ErrorCode::kUsage,
+         fmt::format("{}_{} in pages has an odd number of bytes in a row or a stride", name, stream.name),
+         "pages of codes are copied two bytes at a time", "Copy the pages side by side, or decode over them.");
+  }
+}
+
+// As a plain cache of elements of two bytes.
+CacheView pairs_of(const CompressedCache& pool, const FormatStream& stream, const PagedStream& at) {
+  return {at.data,
+          Dtype::kBf16,
+          pool.pages,
+          pool.page_size,
+          stream.heads,
+          stream.token_bytes(pool.shape.dtype) / stream.heads / 2,
+          at.page_stride / 2,
+          at.token_stride / 2,
+          at.head_stride / 2};
+}
+
+// The job's streams of k, and then of v.
+std::vector<CacheView> pools_of(const PagedKeys& keys, const Job& job) {
+  std::vector<CacheView> pools;
+  const auto add = [&](const RowFormat& format, const CacheView& plain, const CompressedCache& packed) {
+    if (format.is_plain()) return pools.push_back(plain);
+    std::size_t at = 0;
+    for (const FormatStream& stream : format_streams(format, packed.shape)) {
+      pools.push_back(pairs_of(packed, stream, packed.streams[at++]));
+    }
+  };
+  add(job.format.k, keys.k, keys.packed_k);
+  add(job.format.v, keys.v, keys.packed_v);
+  return pools;
+}
+
 void check_entries(const PagedKeys& keys, std::int64_t sequence, std::int64_t rows) {
-  const std::int64_t needed = (rows + keys.k.page_size - 1) / keys.k.page_size;
+  const std::int64_t needed = (rows + keys.page_size() - 1) / keys.page_size();
   if (needed > keys.max_pages) {
     fail(ErrorCode::kUsage,
          fmt::format("sequence {} lacks pages: it has {} keys here, which fill {} pages of {}", sequence, rows, needed,
-                     keys.k.page_size),
+                     keys.page_size()),
          fmt::format("a row of the block table has {}", keys.max_pages), "Give the block table more columns.");
   }
   const std::span<const std::int32_t> pages = keys.pages_of(sequence, rows);
-  const auto outside = [&](std::int32_t page) { return page < 0 || page >= keys.k.pages; };
+  const auto outside = [&](std::int32_t page) { return page < 0 || page >= keys.pages(); };
   const auto found = std::find_if(pages.begin(), pages.end(), outside);
   if (found == pages.end()) return;
   fail(ErrorCode::kUsage,
        fmt::format("entry {} of sequence {} in the block table is page {}", found - pages.begin(), sequence, *found),
-       fmt::format("the pool has {} pages", keys.k.pages), "Pages are counted from 0.");
+       fmt::format("the pool has {} pages", keys.pages()), "Pages are counted from 0.");
 }
 
 }  // namespace
@@ -46,12 +109,24 @@ std::vector<std::int64_t> rows_of_sequences(const Layout& keys, int rank) {
   return rows;
 }
 
-void check_paged_keys(const PagedKeys& keys, const FoldSpec& spec, std::int64_t page_size,
-                      std::span<const std::int64_t> rows) {
-  check_pool("k", keys.k, spec, page_size, spec.head_dim);
-  check_pool("v", keys.v, spec, page_size, spec.head_dim_v);
-  if (keys.k.pages != keys.v.pages) {
-    fail(ErrorCode::kUsage, fmt::format("the pool of k has {} pages, that of v {}", keys.k.pages, keys.v.pages),
+void check_paged_keys(const PagedKeys& keys, const Job& job, std::span<const std::int64_t> rows) {
+  const auto check = [&](std::string_view name, const RowFormat& format, const RowShape& shape, const CacheView& plain,
+                         const CompressedCache& packed) {
+    if (format.is_plain()) {
+      check_pool(name, plain, job.spec, job.page_size, static_cast<int>(shape.dim));
+    } else {
+      check_codes(name, packed, format, shape, job.page_size);
+    }
+    if ((format.is_plain() ? packed.streams[0].data : plain.data) != nullptr) {
+      fail(ErrorCode::kUsage, fmt::format("the pool of {} is {}", name, format.is_plain() ? "compressed" : "as it is"),
+           fmt::format("the job stores it as {}", describe(format)), "Job::format says how k and v are stored.");
+    }
+    return format.is_plain() ? plain.pages : packed.pages;
+  };
+  const std::int64_t k_pages = check("k", job.format.k, k_shape(job.spec), keys.k, keys.packed_k);
+  const std::int64_t v_pages = check("v", job.format.v, v_shape(job.spec), keys.v, keys.packed_v);
+  if (k_pages != v_pages) {
+    fail(ErrorCode::kUsage, fmt::format("the pool of k has {} pages, that of v {}", k_pages, v_pages),
          "a token's key and value lie at the same place of both", "Give two pools of one size.");
   }
   const auto sequences = static_cast<std::int64_t>(rows.size());
@@ -81,11 +156,11 @@ void map_pages(const PagedKeys& keys, std::int64_t page_rows, const Plan& plan, 
   }
 }
 
-void gather_pages(const PagedKeys& keys, std::span<const std::int64_t> rows_of_sequence, Backend& backend,
-                  const StreamRows& rows, Stream stream) {
-  const CacheView* const pools[] = {&keys.k, &keys.v};
+void gather_pages(const PagedKeys& keys, const Job& job, std::span<const std::int64_t> rows_of_sequence,
+                  Backend& backend, const StreamRows& rows, Stream stream) {
+  const std::vector<CacheView> pools = pools_of(keys, job);
   for (std::size_t s = 0; s < rows.size(); ++s) {
-    const CacheView& pool = *pools[s];
+    const CacheView& pool = pools[s];
     std::byte* target = rows[s];
     for (std::size_t sequence = 0; sequence < rows_of_sequence.size(); ++sequence) {
       const std::int64_t count = rows_of_sequence[sequence];

@@ -8,8 +8,10 @@
 
 #include "attention/ring/plan.hpp"
 #include "attention/ring/row_stream.hpp"
+#include "attention/tokens/job.hpp"
 #include "attention/tokens/layout.hpp"
 #include "kernels/cache_view.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/fold.hpp"
 
 namespace ringattn {
@@ -24,29 +26,35 @@ struct PagedKeys {
   // them. What stands behind a sequence's last page is not read, nor is any page that no sequence has.
   std::span<const std::int32_t> block_table;
   std::int64_t max_pages = 0;
+  // Instead of k, and of v, exactly where Job::format is not plain; tables are those of Inputs::packed_k.
+  CompressedCache packed_k{};
+  CompressedCache packed_v{};
+
+  std::int64_t pages() const { return packed_k.pages > 0 ? packed_k.pages : k.pages; }
+  std::int64_t page_size() const { return packed_k.page_size > 0 ? packed_k.page_size : k.page_size; }
 
   // The pages of a sequence that has `rows` keys here.
   std::span<const std::int32_t> pages_of(std::int64_t sequence, std::int64_t rows) const {
     return block_table.subspan(static_cast<std::size_t>(sequence * max_pages),
-                               static_cast<std::size_t>((rows + k.page_size - 1) / k.page_size));
+                               static_cast<std::size_t>((rows + page_size() - 1) / page_size()));
   }
 };
 
 // Keys of each sequence that a rank has: [sequences].
 std::vector<std::int64_t> rows_of_sequences(const Layout& keys, int rank);
 
-// Throws kUsage where the pools don't fit the spec, the page size or each other, and where a sequence, of which the
-// rank has rows[s] keys, lacks a page or names one that the pool doesn't have.
-void check_paged_keys(const PagedKeys& keys, const FoldSpec& spec, std::int64_t page_size,
-                      std::span<const std::int64_t> rows);
+// Throws kUsage where the pools don't fit the job or each other, and where a sequence, of which the rank has rows[s]
+// keys, lacks a page or names one that the pool doesn't have.
+void check_paged_keys(const PagedKeys& keys, const Job& job, std::span<const std::int64_t> rows);
 
 // The map of a block's tiles, of a rank that has all keys: FoldTask::tiles, in pieces_of_tile() pieces. `page_rows` is
 // that of their PoolSource.
 void map_pages(const PagedKeys& keys, std::int64_t page_rows, const Plan& plan, const BlockPlan& block,
                std::vector<KeyTile>& tiles);
 
-// Copies the rank's keys and values side by side to `rows`, in the order of its shard. Ordered on `stream`.
-void gather_pages(const PagedKeys& keys, std::span<const std::int64_t> rows_of_sequence, Backend& backend,
-                  const StreamRows& rows, Stream stream);
+// Copies the rank's keys and values side by side to `rows`, as the job's streams and in the order of its shard. Ordered
+// on `stream`.
+void gather_pages(const PagedKeys& keys, const Job& job, std::span<const std::int64_t> rows_of_sequence,
+                  Backend& backend, const StreamRows& rows, Stream stream);
 
 }  // namespace ringattn

@@ -210,7 +210,7 @@ ringattn_status ringattn_choose_formats(const char* method, double ratio, const 
     const FoldSpec fold = read_spec(spec, given);
     const RowShape k = k_shape(fold), v = v_shape(fold);
     const CacheFormat chosen =
-        choose_format(compression_method(method), ratio == 0.0 ? std::nullopt : std::optional(ratio), k, v);
+        choose_format(parse_format_choice(method), ratio == 0.0 ? std::nullopt : std::optional(ratio), k, v);
     ringattn_formats whole{};
     write_text(describe(chosen.k), whole.k);
     write_text(describe(chosen.v), whole.v);

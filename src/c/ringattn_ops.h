@@ -261,8 +261,9 @@ ringattn_status ringattn_compression_decompress(ringattn_compression *compressio
                                                 const ringattn_compression_tensors *tensors);
 void ringattn_compression_destroy(ringattn_compression *compression);
 
-/* The formats that a method ("fp8", "int8", "int4", "lowrank", "vq", "hybrid") gives keys and values of a spec. ratio: the
- * share of the bytes that is removed at least, 0: the method's usual formats. */
+/* The formats that a method ("fp8", "int8", "int4", "lowrank", "vq", "hybrid") gives keys and values of a spec; the words of
+ * one format ("fp8 tensor") give it to both. ratio: the share of the bytes that is removed at least, 0: the method's usual
+ * formats. */
 typedef struct ringattn_formats {
   uint64_t size;
   char k[64];

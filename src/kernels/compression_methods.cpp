@@ -67,6 +67,40 @@ constexpr CompressionMethod kMethods[] = {
      }},
 };
 
+// What messages show as a format by its words.
+constexpr std::string_view kWords = "fp8 tensor";
+
+std::vector<std::string_view> method_names() {
+  std::vector<std::string_view> names;
+  for (const CompressionMethod& method : kMethods) names.push_back(method.name);
+  return names;
+}
+
+// Of a name that isn't among `names`.
+std::string choose_one(std::string_view name, const std::vector<std::string_view>& names) {
+  const std::string nearest = nearest_name(name, names.data(), names.size());
+  return nearest.empty() ? std::string("Choose one of them.") : fmt::format("Did you mean {}?", nearest);
+}
+
+// A method, or a format by its words; nothing where the text is neither. Throws kUsage where words begin as those of a
+// format do and don't go on so.
+std::optional<FormatChoice> find_choice(std::string_view text) {
+  FormatChoice choice{std::string(text), nullptr, {}};
+  if (const auto* const method = std::ranges::find(kMethods, text, &CompressionMethod::name);
+      method != std::ranges::end(kMethods)) {
+    choice.method = method;
+    return choice;
+  }
+  const std::size_t space = text.find(' ');
+  if (space == std::string_view::npos) return std::nullopt;
+  const auto codings = row_codings();
+  const auto coding = std::ranges::find(codings, text.substr(0, space), &RowCodingEntry::name);
+  // Rows of latents are no keys or values.
+  if (coding == codings.end() || coding->coding == RowCoding::kLatent) return std::nullopt;
+  choice.format = parse_row_format(text);
+  return choice;
+}
+
 bool holds(const CacheFormat& format, const RowShape& k, const RowShape& v) {
   return entry_of(format.k.coding).missing(format.k, k).empty() &&
          entry_of(format.v.coding).missing(format.v, v).empty();
@@ -76,15 +110,16 @@ bool holds(const CacheFormat& format, const RowShape& k, const RowShape& v) {
 
 std::span<const CompressionMethod> compression_methods() { return kMethods; }
 
-const CompressionMethod& compression_method(std::string_view name) {
-  const auto* const found = std::ranges::find(kMethods, name, &CompressionMethod::name);
-  if (found != std::ranges::end(kMethods)) return *found;
-  std::vector<std::string_view> names;
-  for (const CompressionMethod& method : kMethods) names.push_back(method.name);
-  const std::string nearest = nearest_name(name, names.data(), names.size());
-  fail(ErrorCode::kUsage, fmt::format("there is no method of compression \"{}\"", name),
-       fmt::format("methods are {}", fmt::join(names, ", ")),
-       nearest.empty() ? std::string("Choose one of them.") : fmt::format("Did you mean {}?", nearest));
+Formats FormatChoice::formats(const RowShape& k, const RowShape& v) const {
+  return method != nullptr ? method->formats(k, v) : Formats{{format, format}};
+}
+
+FormatChoice parse_format_choice(std::string_view text) {
+  if (const auto choice = find_choice(text)) return *choice;
+  const std::vector<std::string_view> names = method_names();
+  fail(ErrorCode::kUsage, fmt::format("there is no method of compression \"{}\"", text),
+       fmt::format("methods are {}; a format by its words is one, too, as \"{}\"", fmt::join(names, ", "), kWords),
+       choose_one(text, names));
 }
 
 CacheMethod parse_cache_method(std::string_view text) {
@@ -96,24 +131,21 @@ CacheMethod parse_cache_method(std::string_view text) {
     if (plus == text.size()) return method;
     rest = text.substr(plus + 1);
   }
-  if (const auto* const found = std::ranges::find(kMethods, rest, &CompressionMethod::name);
-      found != std::ranges::end(kMethods)) {
-    method.format = found;
-    return method;
-  }
-  std::vector<std::string_view> names;
-  for (const CompressionMethod& known : kMethods) names.push_back(known.name);
+  method.format = find_choice(rest);
+  if (method.format) return method;
+  std::vector<std::string_view> names = method_names();
   const std::string formats = fmt::format("{}", fmt::join(names, ", "));
   std::vector<std::string_view> evictions;
   for (const EvictionMethod& known : eviction_methods()) evictions.push_back(known.name);
   if (!method.eviction) names.insert(names.end(), evictions.begin(), evictions.end());
-  const std::string nearest = nearest_name(rest, names.data(), names.size());
-  fail(ErrorCode::kUsage,
-       method.eviction ? fmt::format("there is no method of compression \"{}\" for the tokens that are left", rest)
-                       : fmt::format("there is no method of compression \"{}\"", rest),
-       fmt::format("methods are {}; {} take tokens out, and one of them, + and one of the others do both", formats,
-                   fmt::join(evictions, ", ")),
-       nearest.empty() ? std::string("Choose one of them.") : fmt::format("Did you mean {}?", nearest));
+  fail(
+      ErrorCode::kUsage,
+      method.eviction ? fmt::format("there is no method of compression \"{}\" for the tokens that are left", rest)
+                      : fmt::format("there is no method of compression \"{}\"", rest),
+      fmt::format("methods are {}, or a format by its words, as \"{}\"; {} take tokens out, and one of them, + and one "
+                  "of the others do both",
+                  formats, kWords, fmt::join(evictions, ", ")),
+      choose_one(rest, names));
 }
 
 std::string describe(const Eviction& eviction) {
@@ -139,9 +171,9 @@ std::string greatest_ratio(double removed) {
   return text.back() == '.' ? text + '0' : text;
 }
 
-CacheFormat choose_format(const CompressionMethod& method, std::optional<double> ratio, const RowShape& k,
+CacheFormat choose_format(const FormatChoice& choice, std::optional<double> ratio, const RowShape& k,
                           const RowShape& v) {
-  Formats formats = method.formats(k, v);
+  Formats formats = choice.formats(k, v);
   check_format("k", formats[0].k, k);
   check_format("v", formats[0].v, v);
   if (!ratio) return formats[0];
@@ -155,9 +187,9 @@ CacheFormat choose_format(const CompressionMethod& method, std::optional<double>
     if (enough && (chosen == nullptr || removed < removed_share(*chosen, k, v))) chosen = &format;
   }
   if (chosen != nullptr) return *chosen;
-  fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *ratio)), " with ", setting("method", method.name)},
+  fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *ratio)), " with ", setting("method", choice.name)},
        fmt::format("the ratio is the share of the bytes that is removed, and {} removes {} of them at most",
-                   method.name, most < 0.0 ? "none" : greatest_ratio(most)),
+                   choice.name, most < 0.0 ? "none" : greatest_ratio(most)),
        most < 0.0 ? "Choose another method, or leave the ratio out." : "Ask for less, or choose another method.");
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The methods of compression that a user names, each a list of formats, the usual one first, and the choice among them
-// by the share of bytes that is to be removed.
+// What a user names to say how keys and values are stored: a method of compression, which is a list of formats, the
+// usual one first, or a format by its words; and the choice among formats by the share of bytes that is to be removed.
 #pragma once
 
 #include <optional>
@@ -22,16 +22,26 @@ struct CompressionMethod {
 };
 
 std::span<const CompressionMethod> compression_methods();
-// Throws kUsage for an unknown name.
-const CompressionMethod& compression_method(std::string_view name);
+
+// A method, or one format of both tensors.
+struct FormatChoice {
+  std::string name;                           // as the user wrote it: "int4", "fp8 tensor"
+  const CompressionMethod* method = nullptr;  // null: `format`
+  RowFormat format;
+
+  std::vector<CacheFormat> formats(const RowShape& k, const RowShape& v) const;
+};
+// The name of a method, or a format's words (parse_row_format()), of which there are two at least. Throws kUsage for
+// anything else.
+FormatChoice parse_format_choice(std::string_view text);
 
 // What is done to a cache: tokens are taken out, what is left is stored in a format, or one of the two.
 struct CacheMethod {
   std::optional<Eviction> eviction;
-  const CompressionMethod* format = nullptr;  // null: rows stay as they are
+  std::optional<FormatChoice> format;  // absent: rows stay as they are
 };
-// As a user writes it: a method of compression, an eviction (parse_eviction()), or an eviction, "+" and a method.
-// Throws kUsage for anything else.
+// As a user writes it: a choice of formats, an eviction (parse_eviction()), or an eviction, "+" and a choice of
+// formats. Throws kUsage for anything else.
 CacheMethod parse_cache_method(std::string_view text);
 // "snapkv: first 0, last 64, window 64, pool 5, each K/V head"
 std::string describe(const Eviction& eviction);
@@ -46,7 +56,7 @@ std::string greatest_ratio(double removed);
 
 // Without a ratio the method's usual format; else of those that remove at least that share the one that removes least.
 // Throws kUsage where none does, saying how much the method can remove, and for shapes that no format of it holds.
-CacheFormat choose_format(const CompressionMethod& method, std::optional<double> ratio, const RowShape& k,
+CacheFormat choose_format(const FormatChoice& choice, std::optional<double> ratio, const RowShape& k,
                           const RowShape& v);
 
 }  // namespace ringattn

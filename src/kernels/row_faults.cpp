@@ -236,6 +236,7 @@ FaultText text_of(const RowFormat& format, RowFault::Kind kind, std::string_view
     case RowFault::Kind::kProduct:
       return {"factors and basis are finite, but their product is more than its dtype holds", "Compress it anew."};
     case RowFault::Kind::kNotFinite:
+      if (!format.is_plain()) return {"it must be finite", "Compress it anew."};
       break;
   }
   return {"rows that are compressed, or of which some are chosen, hold finite numbers alone",

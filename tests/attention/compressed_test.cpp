@@ -128,6 +128,27 @@ TEST_P(Compressed, TokensThatAreLeft) {
   }
 }
 
+// Codes in the pages of a cache, side by side first: also of positions, in several blocks, and more than once.
+TEST_P(Compressed, InPages) {
+  Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), {}};
+  job.batch = {{1, 1, 0}, {300, 300, 0}, {0, 0, 0}, {129, 129, 0}, {5, 700, 695}, {63, 63, 0}, {17, 40, -9}};
+  const Job evicted{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), {{170, 200, 150}, {60, 150, 40}, {9, 33, 3}}};
+  for (const Job& of : {job, with_random_positions(evicted, 2, 3)}) {
+    prepare(of);
+    for (const std::int64_t page : {16, 64, 256}) {
+      job_.page_size = page;
+      for (const int world : {1, 2, 3, 5}) {
+        for (const std::int64_t block : {0, 256}) {
+          Options options = on_the_cpu();
+          options.block_tokens = block;
+          options.checksum = world == 3;
+          expect_same(options, world, "pages of " + std::to_string(page) + ", block " + std::to_string(block));
+        }
+      }
+    }
+  }
+}
+
 // Blocks that nobody lists are neither sent nor decompressed; those that are listed have the bits of plain rows.
 TEST_P(Compressed, ByListsOfKeyBlocks) {
   for (const auto& [heads, mask] : {std::pair{1, Mask{-1, 0}}, {2, Mask{-1, -1}}, {4, Mask{300, 0}}}) {
@@ -194,9 +215,10 @@ Job job_of_two() {
 }
 
 TEST(CompressedFaults, AreNamedOnAnyNumberOfRanks) {
-  const Job job = job_of_two();
+  Job job = job_of_two();
   for (const int world : {1, 2, 3}) {
     for (const std::int64_t block : {0, 128}) {
+      job.page_size = block;  // in rows, or in pages
       Options options = on_the_cpu();
       options.block_tokens = block;
       const auto text_of = [&](bool keys) {
@@ -262,6 +284,7 @@ TEST(CompressedPlan, WhatARefusalNamesIsEnough) {
       for (const std::string_view format : {"int8", "int4_token group 32"}) {
         SCOPED_TRACE(fmt::format("{} ranks, blocks of {}, {}", world, block, format));
         Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), uniform_batch(1, 5'000, 20'000)};
+        job.page_size = format == "int8" ? 0 : 64;
         job.format = {parse_row_format(format), parse_row_format(format)};
         const auto prepare = [&](std::size_t budget) {
           std::mutex mutex;
@@ -298,7 +321,7 @@ TEST(CompressedRefusals, WhatDoesNotFitIsNamed) {
   EXPECT_NE(refused(job, shorter).find("shorter lengths are wanted of compressed keys"), std::string::npos);
   Job paged = job;
   paged.page_size = 64;
-  EXPECT_NE(refused(paged, on_the_cpu()).find("k int8, v plain in pages"), std::string::npos);
+  EXPECT_NE(refused(paged, shorter).find("shorter lengths are wanted of compressed keys"), std::string::npos);
 
   Attention attention(job, *transport, on_the_cpu());
   CompressedJobTensors tensors = compressed_job_tensors(job, 3);
@@ -315,6 +338,57 @@ TEST(CompressedRefusals, WhatDoesNotFitIsNamed) {
   inputs.packed_k = tensors.k.rows();
   inputs.k = inputs.v;
   EXPECT_NE(run(inputs).find("k is given as it is (the job stores it as int8)"), std::string::npos) << run(inputs);
+}
+
+TEST(CompressedRefusals, PagesThatDoNotFitAreNamed) {
+  const auto transport = make_self_transport();
+  Job job{make_spec(Dtype::kBf16, 4, 2, 24, {-1, 0}), uniform_batch(1, 256, 256)};
+  job.page_size = 64;
+  const RowFormat int8 = parse_row_format("int8"), vector = parse_row_format("vector width 8");
+  const auto refused = [&](const RowFormat& format, const auto& spoil) {
+    job.format = {format, format};
+    const CompressedJobTensors tensors = compressed_job_tensors(job, 3);
+    const PageOrder order = shuffled_pages(tensors.k.lengths, 64, 1);
+    CompressedPool k(format, tensors.k.shape, order, 1), v(format, tensors.v.shape, order, 1);
+    k.fill(tensors.k);
+    v.fill(tensors.v);
+    Attention attention(job, *transport, on_the_cpu());
+    std::vector<std::byte> out(256 * 4 * 24 * 2), workspace(attention.workspace_bytes() + 256);
+    Inputs inputs;
+    inputs.q = dense_view(static_cast<const void*>(tensors.plain.q.data()), Dtype::kBf16, 256, 4, 24);
+    inputs.pages.block_table = order.table;
+    inputs.pages.max_pages = order.columns;
+    inputs.pages.packed_k = k.view();
+    inputs.pages.packed_v = v.view();
+    std::vector<std::int32_t> table = order.table;
+    spoil(inputs, table);
+    if (table != order.table) inputs.pages.block_table = table;
+    Outputs outputs;
+    outputs.out = dense_view(static_cast<void*>(out.data()), Dtype::kBf16, 256, 4, 24);
+    const Error error = error_of([&] { attention.run(inputs, outputs, workspace); });
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    return std::string(error.what());
+  };
+  const auto expect = [&](const RowFormat& format, std::string_view text, const auto& spoil) {
+    const std::string found = refused(format, spoil);
+    EXPECT_NE(found.find(text), std::string::npos) << found;
+  };
+  using Table = std::vector<std::int32_t>;
+  expect(int8, "the pool of k is fp8 token_head of bf16 [pages, 64, 2, 24] (the job's is int8 of bf16",
+         [](Inputs& inputs, Table&) { inputs.pages.packed_k.format = parse_row_format("fp8 token_head"); });
+  expect(int8, "the pool of v is int8 of bf16 [pages, 32, 2, 24]",
+         [](Inputs& inputs, Table&) { inputs.pages.packed_v.page_size = 32; });
+  expect(int8, "the job's is int8 of bf16 [pages, 64, 2, 24], with all its parts",
+         [](Inputs& inputs, Table&) { inputs.pages.packed_v.streams[1].data = nullptr; });
+  expect(int8, "the pool of k has 7 pages, that of v 6", [](Inputs& inputs, Table&) { --inputs.pages.packed_v.pages; });
+  expect(int8, "entry 2 of sequence 0 in the block table is page 7 (the pool has 7 pages)",
+         [](Inputs&, Table& table) { table[2] = 7; });
+  expect(int8, "k is given (the job's keys lie in pages of 64 tokens)",
+         [](Inputs& inputs, Table&) { inputs.packed_k.streams[0].data = inputs.pages.packed_k.streams[0].data; });
+  expect(int8, "the pool of k is as it is (the job stores it as int8)",
+         [](Inputs& inputs, Table&) { inputs.pages.k.data = inputs.pages.packed_k.streams[0].data; });
+  // Three bytes a row of a head.
+  expect(vector, "k_codes in pages has an odd number of bytes in a row or a stride", [](Inputs&, Table&) {});
 }
 
 }  // namespace

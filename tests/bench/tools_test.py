@@ -172,12 +172,12 @@ class Plot(unittest.TestCase):
         self.assertEqual(list(series.values()), [[(1, 1.0), (8, 300 / 350)], [(1, 1.0), (8, 320 / 350)]])
 
     def test_compression(self):
-        lines = [{"what": "compression", "data": "normal", "method": "int8", "bytes": size, "change_of_o": change}
-                 for size, change in ((132, 2.0**-7), (64, 2.0**-3), (16, 4.0))]  # fmt: skip
-        expected = {"normal": {"int8": [(16, 0.0), (64, 3.0), (132, 7.0)]}}
+        lines = [{"what": "compression", "data": "normal", "method": method, "bytes": size, "change_of_o": change}
+                 for method, size, change in (("fp8", 132, 2.0**-7), ("fp8 tensor", 64, 2.0**-3), ("fp8", 16, 4.0))]  # fmt: skip
+        expected = {"normal": {"fp8": [(16, 0.0), (64, 3.0), (132, 7.0)]}}
         self.assertEqual(plot.compression_series([*lines, {"what": "run"}]), expected)
         picture = xml.fromstring(plot.draw_compression(plot.compression_series(lines)))
-        self.assertLess({"normal data", "int8"}, {text.strip() for text in picture.itertext()})
+        self.assertLess({"normal data", "fp8"}, {text.strip() for text in picture.itertext()})
 
     def test_timeline(self):
         ranks, bars = plot.timeline_bars(TRACE)

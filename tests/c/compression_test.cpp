@@ -261,6 +261,9 @@ TEST_F(CCompression, FormatsAreChosenByMethodAndRatio) {
   EXPECT_NEAR(formats.removed, 0.688, 0.001);
   EXPECT_OK(ringattn_choose_formats("int4", 0.7, &spec, &formats));
   EXPECT_STREQ(formats.k, "int4_channel group 64");
+  EXPECT_OK(ringattn_choose_formats("fp8 tensor", 0.5, &spec, &formats));
+  EXPECT_STREQ(formats.k, "fp8 tensor");
+  EXPECT_STREQ(formats.v, "fp8 tensor");
   EXPECT_EQ(ringattn_choose_formats("int4", 0.8, &spec, &formats), RINGATTN_USAGE);
   EXPECT_EQ(ringattn_choose_formats("int5", 0.0, &spec, &formats), RINGATTN_USAGE);
 }

@@ -112,7 +112,7 @@ TEST(CompressedPages, OfManyRowsAreReadIntoRows) {
 TEST(CompressedPages, OfASeedAreThoseOfItsRows) {
   const Words shape{"--synthetic", "7",          "--seq", "300",        "--batch", "2",       "--heads",
                     "4",           "--kv-heads", "2",     "--head-dim", "64",      "--q-len", "3"};
-  for (const std::string method : {"fp8", "int8", "int4"}) {
+  for (const std::string method : {"fp8", "fp8 tensor", "int8", "int4"}) {
     const Words stored = Words{"run", "--cache-format", method} + shape;
     const std::string expected = digest_of(tool(stored).out);
     for (const char* page : {"0", "16", "128"}) {
@@ -123,6 +123,8 @@ TEST(CompressedPages, OfASeedAreThoseOfItsRows) {
         EXPECT_EQ(digest_of(step.out), expected) << method << page << ranks;
       }
     }
+    EXPECT_EQ(tool(Words{"plan", "--seq", "300", "--world", "4", "--cache-format", method}).code, 0);
+    EXPECT_EQ(tool(Words{"bench", "--seq", "64", "--samples", "1", "--cache-format", method}).code, 0);
   }
   const Words decode = Words{"--op", "decode", "--cache-format", "int4", "--page-size", "16"} + shape;
   EXPECT_EQ(tool(Words{"verify"} + decode).code, 0);
@@ -153,6 +155,7 @@ TEST(CompressedPages, LatentsOfASeedLieInRowsOf8Bits) {
     EXPECT_TRUE(has(run.err, std::string(message))) << run.err;
   };
   refused({"--cache-format", "int4"}, "--cache-format int4 with latents");
+  refused({"--cache-format", "fp8 tensor"}, "--cache-format fp8 tensor with latents");
   refused({"--cache-format", "fp16"}, "--cache-format fp16 with --dtype bf16");
   refused({"--cache-format", "fp8", "--dtype", "fp16"}, "--cache-format fp8 with --dtype fp16");
 }

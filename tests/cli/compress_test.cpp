@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -30,6 +31,8 @@ std::vector<std::string> methods() {
     const bool ranked = method.name == "lowrank" || method.name == "hybrid";
     if (!ranked || has_low_rank()) names.emplace_back(method.name);
   }
+  names.emplace_back("fp8 tensor");  // formats by their words
+  names.emplace_back("vector width 2");
   return names;
 }
 
@@ -102,6 +105,7 @@ TEST(CompressCommand, TheRatioIsWhatIsRemoved) {
   EXPECT_TRUE(has(line({"--method", "int4", "--ratio", "0.69"}), "k: int4_channel group 64"));
   EXPECT_TRUE(has(line({"--method", "vq", "--ratio", "0.9"}), "k: vector width 8"));
   EXPECT_TRUE(has(line({"--method", "fp8", "--ratio", "0.5"}), "k: fp8 head"));
+  EXPECT_TRUE(has(line({"--method", "fp8 tensor"}), "k: fp8 tensor, v: fp8 tensor"));
   if (has_low_rank()) {
     EXPECT_TRUE(has(line({"--method", "lowrank", "--ratio", "0.7"}), "k: low_rank rank 16"));
   }
@@ -188,6 +192,9 @@ TEST(CompressCommand, RefusesWhatItCanNotDo) {
   };
   refused(small_cache(), 2, "--method is missing (it says how keys and values are compressed)");
   refused(Words{"--method", "int5"} + small_cache(), 2, "there is no method of compression \"int5\"");
+  refused(Words{"--method", "fp8:tensor"} + small_cache(), 2, "or a format by its words, as \"fp8 tensor\"");
+  refused(Words{"--method", "fp8 tensr"} + small_cache(), 2,
+          "fp8 names what shares a scale: tensor, head or token_head");
   refused(Words{"--method", "int8", "--dtype", "fp32"} + small_cache(), 2, "fp32 (supported: bf16 and fp16)");
   refused({"--method", "int4", "--synthetic", "7", "--seq", "64", "--head-dim", "40"}, 2,
           "groups of 32 in a dim of 40");
@@ -255,48 +262,97 @@ TEST(CompressCommand, ReportsCompareNumbersAlone) {
   EXPECT_EQ(json_at(made.out, "/out/emptied"), "0") << made.out;
 }
 
-// What a file may not hold is found by whoever reads it, and nothing is written.
-TEST(CompressCommand, BrokenFilesAreRefusedByName) {
-  const TemporaryFolder folder;
-  const std::string small = folder.file("small");
-  ASSERT_EQ(tool(Words{"compress", "--method", "int8", "--output", small} + small_cache()).code, 0);
-  const std::string whole = read_whole(small);
-  const auto refused = [&](const std::string& bytes, std::string_view text) {
-    const std::string path = folder.file("broken");
-    std::ofstream(path, std::ios::binary) << bytes;
-    for (const char* const ranks : {"1", "2"}) {
-      const Finished end = tool({"run", "--input", path, "--ranks", ranks, "--output", folder.file("out")});
-      EXPECT_EQ(end.code, 3) << end.err;
-      EXPECT_TRUE(has(end.err, text)) << end.err;
-      EXPECT_FALSE(std::filesystem::exists(folder.file("out")));
-    }
-  };
-  const auto replaced = [&](std::string_view from, std::string_view to) {
-    std::string bytes = whole;
+// A file that `compress` made of the small cache, whose bytes a test spoils.
+class BrokenFile {
+ public:
+  explicit BrokenFile(const std::string& method) {
+    const std::string small = folder_.file("small");
+    const Finished made = tool(Words{"compress", "--method", method, "--output", small} + small_cache());
+    EXPECT_EQ(made.code, 0) << made.err;
+    whole_ = read_whole(small);
+  }
+
+  std::string whole() const { return whole_; }
+  // With another text of the same length in its header.
+  std::string replaced(std::string_view from, std::string_view to) const {
+    std::string bytes = whole_;
+    EXPECT_EQ(from.size(), to.size());
     bytes.replace(bytes.find(from), from.size(), to);
     return bytes;
+  }
+  // Where the data of a tensor begin, which stands in the header.
+  std::size_t begin_of(const std::string& tensor) const {
+    std::uint64_t header = 0;
+    std::memcpy(&header, whole_.data(), sizeof header);
+    const std::size_t at = whole_.find("data_offsets\":[", whole_.find("\"" + tensor + "\"")) + 15;
+    return 8 + header + std::stoull(whole_.substr(at));
+  }
+  // Refused by its name on any number of ranks, and nothing is written.
+  void expect_refused(const std::string& bytes, std::string_view text) const {
+    const std::string path = folder_.file("broken"), out = folder_.file("out");
+    std::ofstream(path, std::ios::binary) << bytes;
+    for (const char* const ranks : {"1", "2"}) {
+      const Finished end = tool({"run", "--input", path, "--ranks", ranks, "--output", out});
+      EXPECT_EQ(end.code, 3) << end.err;
+      EXPECT_TRUE(has(end.err, text)) << end.err;
+      EXPECT_FALSE(std::filesystem::exists(out));
+    }
+  }
+
+ private:
+  TemporaryFolder folder_;
+  std::string whole_;
+};
+
+TEST(CompressCommand, BrokenFilesAreRefusedByName) {
+  const BrokenFile file("int8");
+  const auto refused = [&](std::string_view from, std::string_view to, std::string_view text) {
+    file.expect_refused(file.replaced(from, to), text);
   };
-  refused(replaced(R"("k_format":"int8")", R"("k_format":"int9")"), "\"int9\" is no format of rows");
-  refused(replaced(R"("k_format":"int8")", R"("k_format":"fp16")"), "k_format in the metadata of");
-  refused(replaced(R"("k_scales":{"dtype":"F32")", R"("k_scales":{"dtype":"I32")"),
-          "int8 stores it as F32 [300, 2, 1]");
-  refused(replaced("k_codes", "k_cades"), "k_codes");
-  // A scale of NaN, and −128: where the data of a tensor begin stands in the header.
-  const std::size_t data = 8 + [&] {
-    std::uint64_t length = 0;
-    std::memcpy(&length, whole.data(), sizeof length);
-    return length;
-  }();
-  const auto begin_of = [&](const std::string& tensor) {
-    const std::size_t at = whole.find("data_offsets\":[", whole.find("\"" + tensor + "\"")) + 15;
-    return data + std::stoull(whole.substr(at));
+  refused(R"("k_format":"int8")", R"("k_format":"int9")", "\"int9\" is no format of rows");
+  refused(R"("k_format":"int8")", R"("k_format":"fp16")", "k_format in the metadata of");
+  refused(R"("k_scales":{"dtype":"F32")", R"("k_scales":{"dtype":"I32")", "int8 stores it as F32 [300, 2, 1]");
+  refused("k_codes", "k_cades", "k_codes");
+  std::string broken = file.whole();  // a scale of NaN, and −128
+  std::memset(broken.data() + file.begin_of("v_scales") + 4 * (2 * 17 + 1), 0xff, 4);
+  file.expect_refused(broken, "v_scales[17, 1, 0] is ");
+  broken = file.whole();
+  broken[file.begin_of("k_codes") + 128 * 299 + 64 + 3] = static_cast<char>(0x80);
+  file.expect_refused(broken, "k_codes[299, 1, 3] is -128 (a code is from -127 to 127)");
+}
+
+// Ranks that no head of 64 has, and a basis whose axes are the other way round.
+TEST(CompressCommand, WrongRanksAreRefusedByFormat) {
+  if (!has_low_rank()) GTEST_SKIP() << "skipped: needs Eigen";
+  for (const auto& [method, format, behind] :
+       {std::array{"lowrank", "low_rank", ""}, {"hybrid", "hybrid", " group 32 outliers 4"}}) {
+    const BrokenFile file(method);
+    const std::string rank = fmt::format("\"v_format\":\"{} rank ", format);
+    for (const auto& [stored, rank_of] : {std::pair{"00", 0}, {"-8", -8}, {"72", 72}}) {
+      file.expect_refused(
+          file.replaced(rank + "16", rank + stored),
+          fmt::format("v of 2 heads of 64 can't be stored as {} rank {}{} (rank {} of a dim of 64 (supported: "
+                      "multiples of 8 below it)",
+                      format, rank_of, behind, rank_of));
+    }
+    file.expect_refused(file.replaced(rank + "16", rank + "24"),
+                        fmt::format("{} rank 24{} stores it as", format, behind));
+    file.expect_refused(file.replaced("[2, 16, 64]", "[2, 64, 16]"),
+                        fmt::format("k of 2 heads of 16 can't be stored as {} rank 16", format));
+  }
+}
+
+// What is stored and isn't finite can only be compressed anew: the rows that it was made of aren't there.
+TEST(CompressCommand, StoredNumbersThatAreNotFiniteAreCompressedAnew) {
+  const auto expect_refused = [](const std::string& method, const std::string& tensor, std::size_t place,
+                                 std::string_view name) {
+    const BrokenFile file(method);
+    std::string broken = file.whole();
+    broken.replace(file.begin_of(tensor) + 2 * place, 2, "\xc0\x7f");  // NaN of bf16
+    file.expect_refused(broken, fmt::format("{} is nan (it must be finite). Compress it anew.", name));
   };
-  std::string broken = whole;
-  std::memset(broken.data() + begin_of("v_scales") + 4 * (2 * 17 + 1), 0xff, 4);
-  refused(broken, "v_scales[17, 1, 0] is ");
-  broken = whole;
-  broken[begin_of("k_codes") + 128 * 299 + 64 + 3] = static_cast<char>(0x80);
-  refused(broken, "k_codes[299, 1, 3] is -128 (a code is from -127 to 127)");
+  expect_refused("int4", "v_scales", 4 * (2 * 17 + 1) + 3, "v_scales[17, 1, 3]");  // a zero
+  if (has_low_rank()) expect_refused("lowrank", "v_factors", 16 * (2 * 17 + 1) + 5, "v_factors[17, 1, 5]");
 }
 
 }  // namespace

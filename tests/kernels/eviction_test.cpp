@@ -293,11 +293,14 @@ TEST(Eviction, IsWrittenAsOneWord) {
     EXPECT_EQ(error_of([&] { parse_eviction(text); }).code(), ErrorCode::kUsage) << text;
   }
   EXPECT_EQ(parse_cache_method("int8").format->name, "int8");
+  EXPECT_EQ(parse_cache_method("fp8 tensor").format->format, parse_row_format("fp8 tensor"));
+  EXPECT_EQ(parse_cache_method("snapkv:window=3+fp8 tensor").format->format, parse_row_format("fp8 tensor"));
   const CacheMethod both = parse_cache_method("knorm:first=2+fp8");
   EXPECT_EQ(both.eviction->options.first, 2);
   EXPECT_EQ(both.format->name, "fp8");
-  EXPECT_EQ(parse_cache_method("streaming").format, nullptr);
-  for (const char* const text : {"", "int5", "fp8+knorm", "knorm+snapkv", "knorm+", "+fp8", "knorm+fp8+int4"}) {
+  EXPECT_FALSE(parse_cache_method("streaming").format);
+  for (const char* const text : {"", "int5", "fp8+knorm", "knorm+snapkv", "knorm+", "+fp8", "knorm+fp8+int4",
+                                 "fp8:tensor", "fp8 tensr", "plain", "latent rope 64"}) {
     EXPECT_EQ(error_of([&] { parse_cache_method(text); }).code(), ErrorCode::kUsage) << text;
   }
   EXPECT_NE(std::string(error_of([&] { parse_cache_method("snapkw"); }).what()).find("Did you mean snapkv"),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention/tokens/cost.hpp"
+#include "tests/support/device_pool.hpp"
 #include "tests/support/rank_bytes.hpp"
 
 namespace ringattn::testing {
@@ -38,6 +39,22 @@ struct Shard {
   }
 };
 
+// A rank's rows of a compressed tensor, in pages.
+DevicePool pool_of(Backend& backend, const CompressedTensor& tensor, const Layout& keys, int rank,
+                   const PageOrder& order) {
+  CompressedTensor shard = tensor;
+  shard.lengths = rows_of_sequences(keys, rank);
+  std::size_t at = 0;
+  for (const FormatStream& stream : format_streams(tensor.format, tensor.shape)) {
+    shard.streams[at] = shard_of(keys, rank, tensor.streams[at], stream.token_bytes(tensor.shape.dtype));
+    ++at;
+  }
+  const auto sequences = static_cast<std::int64_t>(tensor.lengths.size());
+  CompressedPool pool(tensor.format, tensor.shape, order, sequences, order.page_size == 64);
+  pool.fill(shard);
+  return DevicePool(backend, pool.view(), sequences);
+}
+
 }  // namespace
 
 CompressedJobTensors compressed_job_tensors(const Job& job, std::uint64_t seed) {
@@ -70,16 +87,33 @@ void run_compressed_rank(const Job& job, const Options& options, const Compresse
   const DeviceArray v = placed(backend, shard_of(keys, rank, tensors.plain.v, v_token_bytes(spec)));
   const Shard packed_k(backend, tensors.k, keys, rank, gap);
   const Shard packed_v(backend, tensors.v, keys, rank, gap);
+  const PageOrder order = shuffled_pages(rows_of_sequences(keys, rank), std::max<std::int64_t>(1, job.page_size),
+                                         static_cast<std::uint64_t>(rank) + 1);
+  const DevicePool pool_k = pool_of(backend, tensors.k, keys, rank, order);
+  const DevicePool pool_v = pool_of(backend, tensors.v, keys, rank, order);
   const auto* const sink_bytes = reinterpret_cast<const std::byte*>(tensors.plain.sinks.data());
   const DeviceArray sinks = placed(backend, Bytes(sink_bytes, sink_bytes + tensors.plain.sinks.size() * sizeof(float)));
   Inputs inputs;
   inputs.q = dense_view(static_cast<const void*>(q.data()), spec.dtype, q_rows, spec.heads, spec.head_dim);
-  if (job.format.k.is_plain()) {
+  if (job.page_size > 0) {
+    inputs.pages.block_table = order.table;
+    inputs.pages.max_pages = order.columns;
+    const bool plain_k = job.format.k.is_plain(), plain_v = job.format.v.is_plain();
+    if (plain_k) inputs.pages.k = pool_k.plain();
+    if (!plain_k) inputs.pages.packed_k = pool_k.view();
+    if (plain_v) inputs.pages.v = pool_v.plain();
+    if (!plain_v) inputs.pages.packed_v = pool_v.view();
+  }
+  if (job.page_size > 0) {
+    // They lie there.
+  } else if (job.format.k.is_plain()) {
     inputs.k = dense_view(static_cast<const void*>(k.data()), spec.dtype, k_rows, spec.kv_heads, spec.head_dim);
   } else {
     inputs.packed_k = packed_k.rows;
   }
-  if (job.format.v.is_plain()) {
+  if (job.page_size > 0) {
+    // Likewise.
+  } else if (job.format.v.is_plain()) {
     inputs.v = dense_view(static_cast<const void*>(v.data()), spec.dtype, k_rows, spec.kv_heads, spec.head_dim_v);
   } else {
     inputs.packed_v = packed_v.rows;

@@ -78,8 +78,8 @@ PageOrder shuffled_pages(std::span<const std::int64_t> lengths, std::int64_t pag
 }
 
 CompressedPool::CompressedPool(const RowFormat& format, const RowShape& shape, const PageOrder& order,
-                               std::int64_t sequences)
-    : format_(format), shape_(shape), order_(order) {
+                               std::int64_t sequences, bool head_major)
+    : format_(format), shape_(shape), order_(order), head_major_(head_major) {
   for (const FormatStream& stream : format_streams(format, shape)) {
     const std::int64_t bytes = order.pages * order.page_size * stream.token_bytes(shape.dtype);
     streams_.emplace_back(static_cast<std::size_t>(bytes), std::byte{0xff});
@@ -91,6 +91,7 @@ CompressedPool::CompressedPool(const RowFormat& format, const RowShape& shape, c
 
 void CompressedPool::fill(const CompressedTensor& tensor, const GroupShare& share, std::int64_t group_keys) {
   tables_ = tensor.tables;
+  const CompressedCache to = view();
   const std::vector<FormatStream> streams = format_streams(format_, shape_);
   std::int64_t row = 0;
   for (std::size_t s = 0; s < tensor.lengths.size(); ++s) {
@@ -99,11 +100,14 @@ void CompressedPool::fill(const CompressedTensor& tensor, const GroupShare& shar
       const std::int64_t token = token_of_key(share, group_keys, position);
       const auto entry =
           s * static_cast<std::size_t>(order_.columns) + static_cast<std::size_t>(token / order_.page_size);
-      const std::int64_t slot = order_.table[entry] * order_.page_size + token % order_.page_size;
+      const std::int64_t page = order_.table[entry];
       for (std::size_t i = 0; i < streams.size(); ++i) {
-        const std::int64_t bytes = streams[i].token_bytes(shape_.dtype);
-        std::memcpy(streams_[i].data() + slot * bytes, tensor.streams[i].data() + row * bytes,
-                    static_cast<std::size_t>(bytes));
+        const std::int64_t bytes = streams[i].token_bytes(shape_.dtype) / streams[i].heads;
+        for (std::int64_t head = 0; head < streams[i].heads; ++head) {
+          std::memcpy(to.streams[i].at(page, token % order_.page_size, head),
+                      tensor.streams[i].data() + (row * streams[i].heads + head) * bytes,
+                      static_cast<std::size_t>(bytes));
+        }
       }
     }
   }
@@ -114,7 +118,9 @@ CompressedCache CompressedPool::view() {
   std::size_t at = 0;
   for (const FormatStream& stream : format_streams(format_, shape_)) {
     const std::int64_t bytes = stream.token_bytes(shape_.dtype);
-    cache.streams[at] = {streams_[at].data(), bytes * order_.page_size, bytes, bytes / stream.heads};
+    const std::int64_t row = bytes / stream.heads;
+    cache.streams[at] = {streams_[at].data(), bytes * order_.page_size, head_major_ ? row : bytes,
+                         head_major_ ? row * order_.page_size : row};
     ++at;
   }
   for (std::size_t i = 0; i < tables_.size(); ++i) cache.tables[i] = tables_[i].data();

@@ -45,7 +45,9 @@ PageOrder shuffled_pages(std::span<const std::int64_t> lengths, std::int64_t pag
 // A compressed cache with memory of its own. Bytes that no token owns are 0xff: NaN, or codes that are none.
 class CompressedPool {
  public:
-  CompressedPool(const RowFormat& format, const RowShape& shape, const PageOrder& order, std::int64_t sequences);
+  // Head-major: the tokens of a head follow each other in a page.
+  CompressedPool(const RowFormat& format, const RowShape& shape, const PageOrder& order, std::int64_t sequences,
+                 bool head_major = false);
 
   // Copies tables, and those rows of the tensor that a share holds. Groups are of so many keys.
   void fill(const CompressedTensor& tensor, const GroupShare& share = {}, std::int64_t group_keys = 1);
@@ -55,6 +57,7 @@ class CompressedPool {
   RowFormat format_;
   RowShape shape_;
   PageOrder order_;
+  bool head_major_;
   std::vector<std::vector<std::byte>> streams_, tables_;
 };
 

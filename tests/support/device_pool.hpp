@@ -59,15 +59,17 @@ class DevicePool {
   const CompressedCache& view() const { return view_; }
   CacheView plain() const {
     const RowShape& shape = view_.shape;
-    return {view_.streams[0].data,
+    const PagedStream& rows = view_.streams[0];
+    const auto element = static_cast<std::int64_t>(size_of(shape.dtype));
+    return {rows.data,
             shape.dtype,
             view_.pages,
             view_.page_size,
             shape.heads,
             shape.dim,
-            view_.page_size * shape.heads * shape.dim,
-            shape.heads * shape.dim,
-            shape.dim};
+            rows.page_stride / element,
+            rows.token_stride / element,
+            rows.head_stride / element};
   }
 
  private:

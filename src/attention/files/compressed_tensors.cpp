@@ -20,6 +20,11 @@ namespace {
 
 Wording write_anew() { return {command("compress"), " writes such files."}; }
 
+// Whatever its rank is said to be: one that can't be is refused as such, when the tensors have been found.
+bool has_basis(const RowFormat& format) {
+  return format.coding == RowCoding::kLowRank || format.coding == RowCoding::kHybrid;
+}
+
 // Channels of a head, from the shapes of what is stored.
 std::int64_t dim_of(const RowFormat& format, const TensorSource& first, const std::optional<TensorSource>& basis) {
   if (basis) {
@@ -244,7 +249,7 @@ bool holds_compressed(const SafetensorsFile& file) {
 
 std::string first_tensor(const RowFormat& format, std::string_view stored) {
   if (format.is_plain()) return std::string(stored);
-  return fmt::format("{}_{}", stored, format.rank > 0 ? "factors" : "codes");
+  return fmt::format("{}_{}", stored, has_basis(format) ? "factors" : "codes");
 }
 
 CompressedSource find_source(const SafetensorsFile& file, std::string_view name, std::string_view stored,
@@ -255,7 +260,7 @@ CompressedSource find_source(const SafetensorsFile& file, std::string_view name,
   source.order = order;
   const auto tensor = [&](std::string_view part) { return file.tensor(fmt::format("{}_{}", stored, part)); };
   const TensorSource first = file.tensor(first_tensor(format, stored));
-  const auto basis = format.rank > 0 ? std::optional(tensor("basis")) : std::nullopt;
+  const auto basis = has_basis(format) ? std::optional(tensor("basis")) : std::nullopt;
   RowGrid grid = row_grid(first, order);
   const std::int64_t dim = dim_of(format, first, basis);
   require(grid.heads > 0 && dim > 0, first, "it needs at least one head, and at least one number", write_anew());

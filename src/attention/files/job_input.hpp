@@ -60,8 +60,8 @@ struct SyntheticInput {
   int latent_dim = 512;
   Dtype dtype = Dtype::kBf16;
   std::optional<AxisOrder> order;  // of out in a file; absent: thd, or bthd for several sequences
-  // A method of compression_methods() in whose usual format k and v are stored, or their dtype, or nothing: as they
-  // are. Of kLatent also "fp8": rows of 8 bits.
+  // A method of compression_methods() in whose usual format k and v are stored, or a format by its words, or their
+  // dtype, or nothing: as they are. Of kLatent also "fp8": rows of 8 bits.
   std::string cache_format = {};
 };
 

@@ -58,7 +58,7 @@ void for_each_part(std::uint64_t seed, const LatentSpec& spec, std::span<const P
 
 CacheFormat synthetic_format(const std::string& name, const FoldSpec& spec) {
   if (as_they_are(name, spec.dtype)) return {};
-  return choose_format(compression_method(name), std::nullopt, {spec.dtype, spec.kv_heads, spec.head_dim},
+  return choose_format(parse_format_choice(name), std::nullopt, {spec.dtype, spec.kv_heads, spec.head_dim},
                        {spec.dtype, spec.kv_heads, spec.head_dim_v});
 }
 

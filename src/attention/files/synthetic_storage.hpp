@@ -15,8 +15,8 @@
 
 namespace ringattn {
 
-// `name`: a method of compression_methods(), in its usual format, or the rows' own dtype, or nothing: as they are.
-// Throws kUsage for others.
+// `name`: a method of compression_methods(), in its usual format, or a format by its words, or the rows' own dtype, or
+// nothing: as they are. Throws kUsage for others.
 CacheFormat synthetic_format(const std::string& name, const FoldSpec& spec);
 
 // Whether latents lie in rows of 8 bits (kernels/latent_rows.hpp). `name`: "fp8", or as above. Throws kUsage for other

@@ -71,7 +71,7 @@ double needed_bytes(const CompressJob& job, const CacheRows& cache, const CacheF
   };
   if (!job.method.eviction) return compression(cache.tokens());
   double needed = eviction_bytes(*job.method.eviction, ratio, cache);
-  if (job.method.format != nullptr) {
+  if (job.method.format) {
     std::int64_t kept = 0;
     for (const std::int64_t length : cache.lengths) kept += kept_tokens(length, ratio);
     needed =
@@ -85,7 +85,7 @@ CompressResult compress_rows(const CompressJob& job) {
   const double share = job.ratio.value_or(kUsualEviction);
   if (job.method.eviction && cache.tokens() > 0) check_queries(*job.method.eviction, cache.has("q"));
   CacheFormat format;
-  if (job.method.format != nullptr) {
+  if (job.method.format) {
     const auto ratio = job.method.eviction ? std::nullopt : job.ratio;
     format = choose_format(*job.method.format, ratio, cache.k, cache.v);
   }
@@ -99,7 +99,7 @@ CompressResult compress_rows(const CompressJob& job) {
   const auto before_k = static_cast<std::int64_t>(bytes_of(cache.k, cache.tokens()));
   const auto before_v = static_cast<std::int64_t>(bytes_of(cache.v, cache.tokens()));
   FileMetadata metadata;
-  if (job.method.format != nullptr) metadata = {{"k_format", describe(format.k)}, {"v_format", describe(format.v)}};
+  if (job.method.format) metadata = {{"k_format", describe(format.k)}, {"v_format", describe(format.v)}};
   if (job.method.eviction) {
     cache.k_rows = cache.read(SyntheticTensor::kK);
     cache.v_rows = cache.read(SyntheticTensor::kV);
@@ -111,7 +111,7 @@ CompressResult compress_rows(const CompressJob& job) {
   }
   result.kept = cache.tokens();
   std::vector<OutputTensor> planned;
-  if (job.method.format != nullptr) {
+  if (job.method.format) {
     const std::unique_ptr<Backend> gpu = coding_gpu();
     if (gpu != nullptr && format.k.rank + format.v.rank == 0) result.coded_on = gpu->identity();
     const auto sequences = static_cast<std::int64_t>(cache.lengths.size());

@@ -61,7 +61,7 @@ WholeTensor block_table(const PageTable& table) {
 CompressResult evict_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job,
                            const InputTensors& tensors, std::vector<WholeTensor> others) {
   const Eviction& eviction = *job.method.eviction;
-  if (job.method.format != nullptr) {
+  if (job.method.format) {
     fail(ErrorCode::kFile, fmt::format("{} holds pages", file.path()),
          "of pages, tokens are taken out in one step, and the others are compressed in the next",
          {"Use ", setting("method", eviction.method->name), ", then ", setting("method", job.method.format->name),

@@ -91,7 +91,11 @@ void RingRuns::enqueue(const Run& run, Stream stream, Timeline* timeline, const 
   PlannedRuns& planned = run.planned;
   runs_->enqueue(stream, planned.predicted_seconds, [&] {
     const bool moves = several() && run.mode == RunMode::kWhole;
-    if (moves) planned.mover->bind(run.shard(), run.buffers);
+    if (moves) {
+      planned.mover->bind(run.shard(), run.buffers);
+    } else if (!several() && run.copies_shard) {
+      run.shard();
+    }
     const RingLoop loop{planned.plan,
                         transport_,
                         backend_,

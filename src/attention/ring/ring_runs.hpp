@@ -57,6 +57,7 @@ class RingRuns {
     // Called where blocks travel: the rank's own rows, dense, on the run's stream.
     std::function<StreamRows()> shard;
     RunMode mode = RunMode::kWhole;
+    bool copies_shard = false;  // the step reads what shard() copies: one rank calls it, too
   };
 
   // What it refers to outlives the object.

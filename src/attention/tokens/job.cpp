@@ -99,10 +99,6 @@ void check_job(const Job& job) {
   check_batch(job.batch);
   check_format("k", job.format.k, {job.spec.dtype, job.spec.kv_heads, job.spec.head_dim});
   check_format("v", job.format.v, {job.spec.dtype, job.spec.kv_heads, job.spec.head_dim_v});
-  if (job.page_size != 0 && !job.format.is_plain()) {
-    fail(ErrorCode::kUsage, fmt::format("{} in pages", describe(job.format)),
-         "compressed keys of Attention lie in rows", "Copy the pages side by side, or decode over them.");
-  }
   if (job.spec.lists != (job.lists == nullptr ? ListShape{} : job.lists->shape())) {
     fail(ErrorCode::kUsage,
          fmt::format("the job has {}", job.lists == nullptr ? "no lists of tiles" : "lists of tiles"),

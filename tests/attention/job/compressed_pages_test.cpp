@@ -3,6 +3,7 @@
 // decompression gives, on any number of ranks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -58,7 +59,8 @@ TEST_P(CompressedPages, AreThePagesThatDecompressionGives) {
   const std::string method = GetParam();
   if ((method == "lowrank" || method == "hybrid") && !has_low_rank()) GTEST_SKIP() << "skipped: needs Eigen";
   const TemporaryFolder folder;
-  const bool codes = method == "fp8" || method == "int8" || method == "int4";  // tables of others are looked for
+  const bool codes =
+      method.starts_with("fp8") || method == "int8" || method == "int4";  // tables of others are looked for
   for (const bool head_major : {false, true}) {
     CacheShape shape;
     const std::int64_t page_size = head_major ? 128 : 16;
@@ -91,8 +93,13 @@ TEST_P(CompressedPages, AreThePagesThatDecompressionGives) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, CompressedPages, ::testing::Values("fp8", "int8", "int4", "vq", "lowrank", "hybrid"),
-                         [](const auto& test) { return std::string(test.param); });
+INSTANTIATE_TEST_SUITE_P(Methods, CompressedPages,
+                         ::testing::Values("fp8", "fp8 tensor", "int8", "int4", "vq", "lowrank", "hybrid"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::ranges::replace(name, ' ', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace ringattn::testing

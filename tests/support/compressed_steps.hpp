@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of decoding by the front door over a compressed cache that grows, in the memory of whichever kernel runs, and
+// what each of them has to give.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "attention/decode.hpp"
+#include "kernels/registry.hpp"
+#include "tests/support/compressed_tensors.hpp"
+
+namespace ringattn::testing {
+
+// Two sequences, in pages. Groups are of 8,192 keys: the steps cross from the first, which is one rank's, into a second
+// rank's.
+class CompressedSteps {
+ public:
+  static constexpr std::int64_t kStart = 8150;  // keys of a sequence in front of the first step
+  static constexpr int kSequences = 2;
+  static constexpr int kRows = 3;  // of a step
+  static constexpr std::int64_t kPage = 64;
+  using Outputs = std::vector<std::vector<std::byte>>;  // O of each step, of all sequences
+
+  // So many steps; neither format is plain. The spec has no sinks.
+  CompressedSteps(const FoldSpec& spec, const CacheFormat& format, int steps);
+
+  int steps() const { return steps_; }
+  Outputs no_outputs() const;
+  // What a step gives by a plain cache of the rows as they come back, on one device.
+  std::vector<std::byte> expected(int step, const KernelRequest& kernel) const;
+  // A rank's part: its share of the cache, all steps, and its rows of them into `outputs`. Collective.
+  void run(Transport& transport, const DecodeOptions& options, Outputs& outputs) const;
+
+ private:
+  std::size_t step_bytes() const;
+  // The first tokens of each sequence, compressed; a format's tables, where it has some, are those of the first step's
+  // cache.
+  CompressedTensor compressed(const RowFormat& format, const RowShape& shape, const std::vector<std::byte>& rows,
+                              std::int64_t length, const CompressedTensor* first) const;
+
+  DecodeJob job_;
+  int steps_;
+  std::int64_t tokens_;  // of a sequence behind the last step
+  RowShape k_shape_, v_shape_;
+  std::vector<std::byte> k_rows_, v_rows_, q_;
+  CompressedTensor k_, v_;  // kStart tokens
+};
+
+}  // namespace ringattn::testing
