@@ -39,6 +39,7 @@ part one-gpu 4 "ours in turn with cuDNN, FlashAttention-2 and FlashAttention-3 o
 part one-gpu-shapes 4 "the same at other lengths, heads and masks; ours with a sliding window and in blocks"
 part precision-and-state 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
 part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forced numbers of slices; ours alone"
+part decode-updates 1 "steps of decoding with their updates (checks, new rows): plain caches, codes, latents; ours alone"
 part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
 part sparse-peers 6 "prefill over lists: ours in turn with FlexAttention over the same 10 % of the blocks, and all, in rounds"
 part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
@@ -224,6 +225,8 @@ fewer_kv_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 4 --head-dim 12
 equal_heads=(--steps "1x4k,1x64k,8x4k" --heads 32 --kv-heads 32 --head-dim 128)
 narrow_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 8 --head-dim 64)
 
+latents=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
+
 part_decode() {
   on_one_gpu decode_gpu_bench
   local round
@@ -232,7 +235,7 @@ part_decode() {
     alone decode_gpu_bench "${reach[@]}" --page-size 0,16,64,128
     alone decode_gpu_bench --steps 1x4k,1x64k,32x4k --rows 1,4,16
   done
-  alone decode_gpu_bench --steps 1x1k,1x4k,1x16k,1x64k,1x128k,32x4k --slices 1,2,4,8
+  alone decode_gpu_bench --steps 1x1k,1x4k,1x16k,1x64k,1x128k,32x4k --slices 2,4
   # 16k keys that all sequences share, and 256 of their own; and the same without telling.
   alone decode_gpu_bench --steps 32x16640 --page-size 64
   alone decode_gpu_bench --steps 32x16640 --page-size 64 --prefix 16k
@@ -241,6 +244,19 @@ part_decode() {
   alone decode_gpu_bench --steps 1x128k --page-size 64 --best 102
   alone decode_gpu_bench --steps 1x12800 --page-size 0,64
   finish decode
+}
+
+part_decode_updates() {
+  on_one_gpu decode_gpu_bench
+  local round
+  for ((round = 1; round <= rounds; ++round)); do
+    echo "round $round of $rounds"
+    alone decode_gpu_bench --steps 1x1k,1x4k,1x16k,32x1k,1x128k --page-size 64 --update 0,1
+    # A group of int4 closes at 4k, and none at 4,095.
+    alone decode_gpu_bench --steps 1x4k,1x4095,32x1k --page-size 64 --cache fp8,int4 --update 0,1
+    alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 1x4k,16x4k --update 0,1
+  done
+  finish decode-updates
 }
 
 part_decode_peers() {
@@ -300,8 +316,6 @@ part_products() {
   done
   finish products
 }
-
-latents=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
 
 part_latents() {
   on_one_gpu decode_gpu_bench

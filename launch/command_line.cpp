@@ -36,8 +36,12 @@ std::string flag_name(const FlagRow& row) {
     }
   }
   if (elsewhere != 0) {
+    // What other subcommands call --ranks is --world of plan, and the other way round.
+    const std::string_view same = stem == "ranks" ? "world" : stem == "world" ? "ranks" : "";
+    const bool named = std::ranges::find(here, same) != here.end();
     fail(ErrorCode::kUsage, fmt::format("--{} is no flag of {}", stem, command_name),
-         fmt::format("it belongs to {}", command_names(elsewhere)), help);
+         fmt::format("it belongs to {}", command_names(elsewhere)),
+         named ? fmt::format("Did you mean --{}?", same) : help);
   }
   const std::string nearest = nearest_name(stem, here.data(), here.size());
   fail(ErrorCode::kUsage, fmt::format("unknown flag {}", argument.substr(0, argument.find('='))),

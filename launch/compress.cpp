@@ -75,15 +75,18 @@ void print_figures(const CompressResult& result, const std::optional<ChangeOfO>&
                {"after", "(bytes)"},
                {"removed", "(share)"},
                {"tables", "(bytes)"},
-               {"energy", "kept"},
+               {"energy", "of factors"},
                {"change", "(rms/rms)"},
                {"compress", "(ms)"},
                {"decompress", "(ms)"}});
   for (const auto& [name, figures] : tensors_of(result)) {
+    const bool coded = !figures->format.is_plain();  // else tokens that are left are what they were
     table.add({std::string(name), fmt::format("{}", figures->bytes_before), fmt::format("{}", figures->bytes_after),
                share(figures->bytes_before - figures->bytes_after, figures->bytes_before),
-               fmt::format("{}", figures->table_bytes), fmt::format("{:.6f}", figures->energy_kept),
-               fmt::format("{:.3e}", figures->error), fmt::format("{:.3f}", 1e3 * figures->compress_seconds),
+               fmt::format("{}", figures->table_bytes),
+               figures->format.rank > 0 ? fmt::format("{:.6f}", figures->energy_kept) : "-",
+               coded ? fmt::format("{:.3e}", figures->error) : "-",
+               fmt::format("{:.3f}", 1e3 * figures->compress_seconds),
                fmt::format("{:.3f}", 1e3 * figures->decompress_seconds)});
   }
   screen.print(table.text(!quiet));
@@ -98,7 +101,7 @@ void print_figures(const CompressResult& result, const std::optional<ChangeOfO>&
     screen.context(times);
   }
   if (!change) return;
-  Table of_o({{"rows"}, {"change of O", "(rms/rms)"}, {"greatest", "of an element"}, {"greatest", "of an LSE"}});
+  Table of_o({{"rows"}, {"change of O", "(rms/rms)"}, {"greatest", "of an O"}, {"greatest", "of an LSE"}});
   of_o.add({fmt::format("{}", change->rows), fmt::format("{:.3e}", change->relative_error),
             fmt::format("{:.3e}", change->greatest), fmt::format("{:.3e}", change->greatest_lse)});
   screen.print(of_o.text(!quiet));

@@ -131,7 +131,7 @@ class Pages(unittest.TestCase):
     def test_the_readme_is_short_but_for_programs_that_are_folded(self):
         text = README.read_text(encoding="utf-8")
         folded = re.compile(r"^<details>.*?^</details>$", re.MULTILINE | re.DOTALL)
-        self.assertLessEqual(len(folded.sub("", text).splitlines()), 230)
+        self.assertLessEqual(len(folded.sub("", text).splitlines()), 240)
         lines = text.splitlines()
         generated = re.compile(r"^(\||!\[|All figures |The figures )")  # rows, pictures, and the sentence of the commits
         self.assertEqual([line for line in lines if len(line) > 120 and not generated.match(line)], [])

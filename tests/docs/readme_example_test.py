@@ -18,10 +18,10 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Page, heading, and the files that the commands leave.
 EXAMPLES = [("README.md", "## From a file to an answer", ["qkv", "qkv_four", "qkv_one"]),
-            ("README.md", "## A step of decoding", ["step_cache", "step_out"]),
+            ("README.md", "## A step of decoding", ["step_attention", "step_cache", "step_decoded", "step_rows"]),
             ("README.md", "## A layer of DeepSeek's", ["latent", "latent_mpi", "latent_one"]),
             ("README.md", "## A layer of Mamba-2's", ["mamba", "mamba_mpi", "mamba_one"]),
-            ("README.md", "## A smaller cache", ["small", "small_out"]),
+            ("README.md", "## A smaller cache", ["small_cache", "small_decoded"]),
             ("docs/files.md", "## A paged cache", ["paged_cache", "paged_prefill", "paged_rows", "paged_step"]),
             ("docs/lists.md", "## Lists in files", ["lists_file", "lists_qkv", "lists_word"]),
             ("docs/compression.md", "## A file", ["kv_int4", "kv_one", "kv_rows", "kv_three"]),

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "base/cuda.hpp"
-#include "kernels/cuda/scan/levels.hpp"
 #include "kernels/cuda/load_kernel.hpp"
+#include "kernels/cuda/scan/levels.hpp"
 #include "kernels/cuda/scan/scan_device.cuh"
 
 namespace ringattn::cuda {

@@ -6,8 +6,8 @@
 #include <iterator>
 
 #include "base/cuda.hpp"
-#include "kernels/cuda/multiprocessors.hpp"
 #include "kernels/cuda/load_kernel.hpp"
+#include "kernels/cuda/multiprocessors.hpp"
 #include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/cuda/scan/state_pieces.cuh"
 #include "kernels/cuda/scan/update.hpp"

@@ -3,8 +3,8 @@
 // in registers; a channel with more is spread over neighbouring lanes, whose parts of y are added in a fixed order. The
 // channels of a CTA belong to one group, and B and C of some tokens lie in shared memory for all of them.
 #include "base/cuda.hpp"
-#include "kernels/cuda/scan/head_blocks.cuh"
 #include "kernels/cuda/load_kernel.hpp"
+#include "kernels/cuda/scan/head_blocks.cuh"
 #include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/sm80/scan/selective.hpp"
 
