@@ -95,8 +95,10 @@ std::optional<FormatChoice> find_choice(std::string_view text) {
   if (space == std::string_view::npos) return std::nullopt;
   const auto codings = row_codings();
   const auto coding = std::ranges::find(codings, text.substr(0, space), &RowCodingEntry::name);
-  // Rows of latents are no keys or values.
-  if (coding == codings.end() || coding->coding == RowCoding::kLatent) return std::nullopt;
+  // Rows of latents are no keys or values, and plain ones are not compressed.
+  if (coding == codings.end() || coding->coding == RowCoding::kLatent || coding->coding == RowCoding::kPlain) {
+    return std::nullopt;
+  }
   choice.format = parse_row_format(text);
   return choice;
 }

@@ -82,6 +82,9 @@ TEST(DecodeSteps, OfSharedPrefixesAreThoseOfAPrefill) {
     EXPECT_EQ(refused.code, 2);
     EXPECT_TRUE(has(refused.err, part)) << refused.err;
   }
+  const Finished shorter = tool({"run", "--synthetic", "7", "--seq", "1", "--op", "decode", "--q-len", "2"});
+  EXPECT_EQ(shorter.code, 2);
+  EXPECT_TRUE(has(shorter.err, "queries are those of a sequence's last tokens")) << shorter.err;
 }
 
 TEST(DecodeFile, CountsWhatIsNanInSlotsThatHoldTokensAlone) {

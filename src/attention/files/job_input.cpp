@@ -45,7 +45,7 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
     fail(ErrorCode::kUsage, {setting("prefix", input.prefix), " without ", setting("page_size")},
          "sequences share pages, and a dense cache has none", {"Use ", setting("page_size", 64), "."});
   }
-  if (input.prefix > input.tokens - q_len) {
+  if (input.prefix > 0 && input.prefix > input.tokens - q_len) {
     fail(ErrorCode::kUsage,
          {setting("prefix", input.prefix), " with ", setting("seq", input.tokens), fmt::format(" and {} rows", q_len)},
          "the keys of a step's rows are each sequence's own", "Use a shorter prefix, or more tokens.");

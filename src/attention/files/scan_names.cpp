@@ -48,6 +48,17 @@ void refuse_other_bias(const SafetensorsFile& file, const InputNames& names, boo
   if (file.contains("dt_proj.bias") && !file.contains(own)) refuse("dt_proj.bias");
 }
 
+// A scan whose dt is missing looks like a convolution alone.
+void refuse_rest_of_scan(const SafetensorsFile& file, const InputNames& names) {
+  if (names.conv1d_weight) return;  // somebody has said what is meant
+  for (const std::string_view name : {"A", "A_log", "dt_bias", "delta_bias", "delta"}) {
+    if (!file.contains(name)) continue;
+    fail(ErrorCode::kFile, fmt::format("{} has `{}`, and no `dt` beside `x`", file.path(), name),
+         "without dt it is a convolution alone, which reads nothing of a scan",
+         {"Add dt, or name x and conv1d_weight with ", setting("tensors"), "."});
+  }
+}
+
 }  // namespace
 
 std::optional<TensorSource> find_by_names(const SafetensorsFile& file, const std::optional<std::string>& name,
@@ -72,7 +83,10 @@ void refuse_unread(const SafetensorsFile& file, const InputNames& names, bool se
     fail(ErrorCode::kFile, fmt::format("{} has `{}`, which isn't read", file.path(), unread.name), unread.why,
          unread.role ? Wording{unread.remedy, " with ", setting("tensors"), "."} : Wording(unread.remedy));
   }
-  if (alone) return;
+  if (alone) {
+    refuse_rest_of_scan(file, names);
+    return;
+  }
   refuse_other_bias(file, names, selective);
   if (!names.a && !file.contains("A") && file.contains("A_log")) {
     fail(ErrorCode::kFile, fmt::format("{} has no tensor `A`", file.path()),

@@ -205,6 +205,7 @@ TEST(ScanTensors, UnderNamesThatArentReadAreRefused) {
       {"initial_states", "ssm_state", "Say which it is with tensors"},
       {"initial_states", "ssm_states", "Say which it is with tensors", true},
       {"conv1d_bias", "conv_states", "are `conv_state`"},
+      {"dt", "steps", "`A`, and no `dt` beside `x`"},      // with conv1d_weight it would be a convolution alone
       {"u", "x", "x is [tokens, heads, head_dim]", true},  // x and conv1d_weight, but no convolution alone
   };
   for (const Unread& unread : cases) {
