@@ -8,94 +8,128 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 32 * kGroupWarps;
 constexpr int kWarps = kThreads / 32;
 // Pages have multiples of so many tokens, and a group of kInt4Channel begins at a multiple: its tokens lie one behind
 // the other in pieces of so many.
 constexpr int kTokensTogether = 16;
 constexpr int kMostGroup = 64;
 
+// Where the new rows of a sequence go, for a head.
+struct NewRows {
+  const AppendParams& p;
+  std::int64_t sequence, length;
+  int head;
+
+  __device__ NewRows(const AppendParams& params, int of_head)
+      : p(params), sequence(blockIdx.x), length(params.places.lengths[blockIdx.x]), head(of_head) {}
+
+  // Whether the sequence gets none.
+  __device__ bool none() const {
+    if (length_fault(p.places, length).kind != CacheFault::Kind::kNone) return true;
+    return p.places.checked != nullptr && p.places.checked[sequence] == 0;
+  }
+  __device__ std::byte* at(int stream, const CachePlace& place) const {
+    return p.rows.streams[stream].at(place.token, head) + place.page * p.page_strides[stream];
+  }
+  // Calls with(row, token among all new ones, position in the sequence, place) for those that have a place.
+  template <class With>
+  __device__ void each(const With& with) const {
+    for (int i = 0; i < p.places.rows; ++i) {
+      const std::int64_t position = length - p.places.rows + i;
+      const CachePlace place = place_of_row(p.places, sequence, position);
+      if (place.page < 0) continue;
+      const std::int64_t token = sequence * p.places.rows + i;
+      with(p.rows.plain.at(token, head), token, position, place);
+    }
+  }
+};
+
 // A warp has a head of a sequence, and takes its new rows in order.
 template <class Element, int kQuads>
 __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_constant__ AppendParams p) {
-  __shared__ CachePlace of_groups[kWarps][kMostGroup / kTokensTogether];
   const RowParams& rows = p.rows;
-  const CacheUpdate& places = p.places;
-  const std::int64_t sequence = blockIdx.x;
   const auto head = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32);
   if (head >= rows.heads) return;
-  const std::int64_t length = places.lengths[sequence];
-  if (length_fault(places, length).kind != CacheFault::Kind::kNone) return;
-  if (places.checked != nullptr && places.checked[sequence] == 0) return;
-  const int group = rows.format.group;
-  const auto at = [&](int stream, const CachePlace& place) {
-    return rows.streams[stream].at(place.token, head) + place.page * p.page_strides[stream];
-  };
-  for (int i = 0; i < places.rows; ++i) {
-    const std::int64_t position = length - places.rows + i;
-    const CachePlace place = place_of_row(places, sequence, position);
-    if (place.page < 0) continue;
-    const std::int64_t token = sequence * places.rows + i;
-    const std::byte* const plain = rows.plain.at(token, head);
-    if (rows.format.coding != RowCoding::kInt4Channel) {
-      RowQuads<kQuads> quads;
-      quads.load(rows, plain);
-      if (rows.fault != nullptr) quads.template check<Element>(rows, token, head);
-      std::byte* streams[kMostStreams];
+  const NewRows fresh(p, head);
+  if (fresh.none()) return;
+  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t, const CachePlace& place) {
+    RowQuads<kQuads> quads;
+    quads.load(rows, plain);
+    if (rows.fault != nullptr) quads.template check<Element>(rows, token, head);
+    std::byte* streams[kMostStreams];
 #pragma unroll
-      for (int s = 0; s < kMostStreams; ++s) streams[s] = at(s, place);
-      const RowWriter<Element, kQuads> writer(rows, quads);
-      switch (rows.format.coding) {  // neither formats with a rank nor plain ones are appended to
-        case RowCoding::kFp8:
-          writer.template write<RowCoding::kFp8>(streams, head, plain, nullptr);
-          break;
-        case RowCoding::kInt8:
-          writer.template write<RowCoding::kInt8>(streams, head, plain, nullptr);
-          break;
-        case RowCoding::kInt4Token:
-          writer.template write<RowCoding::kInt4Token>(streams, head, plain, nullptr);
-          break;
-        case RowCoding::kVector:
-          writer.template write<RowCoding::kVector>(streams, head, plain, nullptr);
-          break;
-        case RowCoding::kLatent:
-          writer.template write<RowCoding::kLatent>(streams, head, plain, nullptr);
-          break;
-        default:
-          break;
-      }
-      continue;
+    for (int s = 0; s < kMostStreams; ++s) streams[s] = fresh.at(s, place);
+    const RowWriter<Element, kQuads> writer(rows, quads);
+    switch (rows.format.coding) {  // neither formats with a rank nor plain ones are appended to
+      case RowCoding::kFp8:
+        writer.template write<RowCoding::kFp8>(streams, head, plain, nullptr);
+        break;
+      case RowCoding::kInt8:
+        writer.template write<RowCoding::kInt8>(streams, head, plain, nullptr);
+        break;
+      case RowCoding::kInt4Token:
+        writer.template write<RowCoding::kInt4Token>(streams, head, plain, nullptr);
+        break;
+      case RowCoding::kVector:
+        writer.template write<RowCoding::kVector>(streams, head, plain, nullptr);
+        break;
+      case RowCoding::kLatent:
+        writer.template write<RowCoding::kLatent>(streams, head, plain, nullptr);
+        break;
+      default:
+        break;
     }
-    const auto tail_at = [&](std::int64_t t) {
-      return rows.tables[0] + ((sequence * group + t) * rows.heads + head) * static_cast<std::int64_t>(2 * rows.dim);
-    };
-    write_tail(rows, plain, tail_at(position % group), at(0, place), at(1, place), [&](uint2 raw, int channel) {
-      if (rows.fault != nullptr) check_elements<Element>(rows, raw, 0, token, head, channel);
-    });
-    if ((position + 1) % group != 0) continue;
+  });
+}
+
+// Of kInt4Channel: a block has a head of a sequence. A row joins the tail, and a group that has become full becomes
+// codes.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_constant__ AppendParams p) {
+  __shared__ CachePlace together[kMostGroup / kTokensTogether];
+  __shared__ GroupExtremes extremes[kGroupWarps][kMostQuads];
+  const RowParams& rows = p.rows;
+  const auto head = static_cast<int>(blockIdx.y);
+  const NewRows fresh(p, head);
+  if (fresh.none()) return;
+  const int group = rows.format.group;
+  const auto tail_at = [&](std::int64_t t) {
+    return rows.tables[0] +
+           ((fresh.sequence * group + t) * rows.heads + head) * static_cast<std::int64_t>(2 * rows.dim);
+  };
+  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t position, const CachePlace& place) {
+    if (threadIdx.x < 32) {
+      write_tail(rows, plain, tail_at(position % group), fresh.at(0, place), fresh.at(1, place),
+                 [&](uint2 raw, int channel) {
+                   if (rows.fault != nullptr) check_elements<Element>(rows, raw, 0, token, head, channel);
+                 });
+    }
+    if ((position + 1) % group != 0) return;
     const std::int64_t first = position + 1 - group;
-    CachePlace* const together = of_groups[threadIdx.x / 32];
-    const auto lane = static_cast<int>(threadIdx.x % 32);
-    if (lane < group / kTokensTogether) {
-      together[lane] = place_of_row(places, sequence, first + lane * kTokensTogether);
+    if (threadIdx.x < group / kTokensTogether) {
+      together[threadIdx.x] = place_of_row(p.places, fresh.sequence, first + threadIdx.x * kTokensTogether);
     }
-    __syncwarp();  // places are there; and a lane reads pairs' rows that another one has cleared
-    write_group<Element>(
-        rows, [&](int t) { return tail_at(t); },
+    __syncthreads();  // places are there, and so are the row that has just come and what was cleared for it
+    write_group_together<Element>(
+        rows, extremes, [&](int t) { return tail_at(t); },
         [&](int stream, int t) -> std::byte* {
           CachePlace of_token = together[t / kTokensTogether];
           of_token.token += t % kTokensTogether;
-          return of_token.page < 0 ? nullptr : at(stream, of_token);
-        },
-        [](uint2, int, int) {});
-    __syncwarp();
-  }
+          return of_token.page < 0 ? nullptr : fresh.at(stream, of_token);
+        });
+    __syncthreads();
+  });
 }
 
 template <class Element>
-void launch(const AppendParams& p, dim3 grid, Stream stream) {
+void launch(const AppendParams& p, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
-  if (p.rows.dim <= kLaneStep) {
+  const auto sequences = static_cast<unsigned>(p.places.sequences), heads = static_cast<unsigned>(p.rows.heads);
+  const dim3 grid(sequences, (heads + kWarps - 1) / kWarps);
+  if (p.rows.format.coding == RowCoding::kInt4Channel) {
+    append_group_kernel<Element><<<dim3(sequences, heads), kThreads, 0, queue>>>(p);
+  } else if (p.rows.dim <= kLaneStep) {
     append_kernel<Element, 1><<<grid, kThreads, 0, queue>>>(p);
   } else if (p.rows.dim <= 2 * kLaneStep) {
     append_kernel<Element, 2><<<grid, kThreads, 0, queue>>>(p);
@@ -110,6 +144,7 @@ void load() {
   load_kernel(append_kernel<Element, 1>);
   load_kernel(append_kernel<Element, 2>);
   load_kernel(append_kernel<Element, 5>);
+  load_kernel(append_group_kernel<Element>);
 }
 
 }  // namespace
@@ -131,12 +166,10 @@ void append(const AppendTask& task, Stream stream) {
   p.rows = row_params(cache.format, cache.shape, streams, task.rows, {}, task.fault);
   p.rows.by_four = p.rows.by_four && takes_four(p.rows, p.page_strides);
   p.places = *task.places;
-  const dim3 grid(static_cast<unsigned>(p.places.sequences),
-                  static_cast<unsigned>((p.rows.heads + kWarps - 1) / kWarps));
   if (p.rows.bf16) {
-    launch<__nv_bfloat16>(p, grid, stream);
+    launch<__nv_bfloat16>(p, stream);
   } else {
-    launch<__half>(p, grid, stream);
+    launch<__half>(p, stream);
   }
 }
 

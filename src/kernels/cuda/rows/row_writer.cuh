@@ -241,54 +241,131 @@ class RowWriter {
   const int lane_;
 };
 
-// A group of kInt4Channel, of one head. plain_at(t) and row_at(stream, t) say where the rows of its t-th token lie;
-// row_at() may be null, and nothing is written there. check(raw, t, channel) sees all of its elements.
+// What a group of kInt4Channel has in four neighbouring channels.
+struct GroupExtremes {
+  float least[4], most[4];
+
+  __device__ __forceinline__ void join(const GroupExtremes& other) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      least[i] = fminf(least[i], other.least[i]);
+      most[i] = fmaxf(most[i], other.most[i]);
+    }
+  }
+};
+
+template <class Element>
+struct GroupCode {
+  float scale[4], zero[4];
+  Divisor by[4];
+
+  __device__ __forceinline__ explicit GroupCode(const GroupExtremes& of) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      zero[i] = int4_zero(of.least[i]);
+      scale[i] = truncated<Element>(int4_scale(zero[i], of.most[i]));
+      by[i] = int4_divisor(scale[i]);
+    }
+  }
+};
+
+// Calls with(raw, t) for tokens begin … end − 1 of a group, whose elements from `channel` on are asked for kRows at a
+// time: as many as end − begin is a multiple of. plain_at(t) says where a token's row lies.
+template <int kRows, class PlainAt, class With>
+__device__ __forceinline__ void for_tokens(const RowParams& p, int channel, int begin, int end, const PlainAt& plain_at,
+                                           const With& with) {
+  for (int first = begin; first < end; first += kRows) {
+    uint2 raw[kRows];
+#pragma unroll
+    for (int t = 0; t < kRows; ++t) raw[t] = load_elements(p, plain_at(first + t), channel);
+#pragma unroll
+    for (int t = 0; t < kRows; ++t) with(raw[t], first + t);
+  }
+}
+
+template <class Element, int kRows, class PlainAt, class Check>
+__device__ __forceinline__ GroupExtremes extremes_of(const RowParams& p, int channel, int begin, int end,
+                                                     const PlainAt& plain_at, const Check& check) {
+  GroupExtremes all;
+  for_tokens<kRows>(p, channel, begin, end, plain_at, [&](uint2 raw, int t) {
+    check(raw, t, channel);
+    const Quad quad = widen<Element>(raw);
+    GroupExtremes one;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) one.least[i] = one.most[i] = quad.x[i];
+    if (t == begin) {
+      all = one;
+    } else {
+      all.join(one);
+    }
+  });
+  return all;
+}
+
+// The scale and zero of channel `channel` + i. row_at(stream, t) says where the codes of a group's t-th token, and its
+// pairs, lie; it may be null, and nothing is written there.
+template <class Element, class RowAt>
+__device__ __forceinline__ void write_pair(const RowParams& p, int channel, int i, const GroupCode<Element>& code,
+                                           const RowAt& row_at) {
+  const GroupPlace place = place_of_channel(channel + i, p.dim, p.format.group);
+  std::byte* const row = row_at(1, static_cast<int>(place.token));
+  if (row == nullptr) return;
+  store_pair(p, row, static_cast<int>(place.pair), Products<Element>::pack(code.scale[i], code.zero[i]));
+}
+
+// The codes of tokens begin … end − 1.
+template <class Element, int kRows, class PlainAt, class RowAt>
+__device__ __forceinline__ void write_codes(const RowParams& p, int channel, int begin, int end,
+                                            const GroupCode<Element>& code, const PlainAt& plain_at,
+                                            const RowAt& row_at) {
+  for_tokens<kRows>(p, channel, begin, end, plain_at, [&](uint2 raw, int t) {
+    std::byte* const row = row_at(0, t);
+    if (row == nullptr) return;
+    store_nibbles(p, row, channel, int4_codes(widen<Element>(raw), code.scale, code.zero, code.by));
+  });
+}
+
+// A group of kInt4Channel, of one head, by a warp. check(raw, t, channel) sees all of its elements.
 template <class Element, class PlainAt, class RowAt, class Check>
 __device__ __forceinline__ void write_group(const RowParams& p, const PlainAt& plain_at, const RowAt& row_at,
                                             const Check& check) {
-  constexpr int kRows = 16;  // asked for at a time
+  constexpr int kRows = 16;
   const int group = p.format.group;
   for (int channel = static_cast<int>(threadIdx.x % 32) * kQuadChannels; channel < p.dim; channel += kLaneStep) {
-    float least[4], most[4], scale[4], zero[4];
-    Divisor by[4];
-    for (int begin = 0; begin < group; begin += kRows) {
-      uint2 raw[kRows];
+    const GroupCode<Element> code(extremes_of<Element, kRows>(p, channel, 0, group, plain_at, check));
 #pragma unroll
-      for (int t = 0; t < kRows; ++t) raw[t] = load_elements(p, plain_at(begin + t), channel);
+    for (int i = 0; i < 4; ++i) write_pair(p, channel, i, code, row_at);
+    write_codes<Element, kRows>(p, channel, 0, group, code, plain_at, row_at);  // their elements are in a cache
+  }
+}
+
+// The same by all of a block's four warps, each of which takes a quarter of the tokens. `shared` has room for what they
+// tell each other: [4 warps][kMostQuads]. The block has met before and meets behind.
+inline constexpr int kGroupWarps = 4;
+inline constexpr int kMostQuads = 5 * 32;
+template <class Element, class PlainAt, class RowAt>
+__device__ __forceinline__ void write_group_together(const RowParams& p, GroupExtremes (*shared)[kMostQuads],
+                                                     const PlainAt& plain_at, const RowAt& row_at) {
+  constexpr int kRows = 8;
+  const auto warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int tokens = p.format.group / kGroupWarps, begin = warp * tokens;
+  const int quads = (p.dim + kQuadChannels - 1) / kQuadChannels;
+  for (int quad = lane; quad < quads; quad += 32) {
+    shared[warp][quad] =
+        extremes_of<Element, kRows>(p, quad * kQuadChannels, begin, begin + tokens, plain_at, [](uint2, int, int) {});
+  }
+  __syncthreads();
+  for (int quad = lane; quad < quads; quad += 32) {
+    const int channel = quad * kQuadChannels;
+    GroupExtremes all = shared[0][quad];
 #pragma unroll
-      for (int t = 0; t < kRows; ++t) {
-        check(raw[t], begin + t, channel);
-        const Quad quad = widen<Element>(raw[t]);
+    for (int other = 1; other < kGroupWarps; ++other) all.join(shared[other][quad]);
+    const GroupCode<Element> code(all);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const bool first = begin == 0 && t == 0;
-          least[i] = first ? quad.x[i] : fminf(least[i], quad.x[i]);
-          most[i] = first ? quad.x[i] : fmaxf(most[i], quad.x[i]);
-        }
-      }
+    for (int i = 0; i < kQuadChannels; ++i) {
+      if (i % kGroupWarps == warp) write_pair(p, channel, i, code, row_at);
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      zero[i] = int4_zero(least[i]);
-      scale[i] = truncated<Element>(int4_scale(zero[i], most[i]));
-      by[i] = int4_divisor(scale[i]);
-      const GroupPlace place = place_of_channel(channel + i, p.dim, group);
-      std::byte* const row = row_at(1, static_cast<int>(place.token));
-      if (row != nullptr) {
-        store_pair(p, row, static_cast<int>(place.pair), Products<Element>::pack(scale[i], zero[i]));
-      }
-    }
-    // The elements once more: they are in a cache.
-    for (int begin = 0; begin < group; begin += kRows) {
-      uint2 raw[kRows];
-#pragma unroll
-      for (int t = 0; t < kRows; ++t) raw[t] = load_elements(p, plain_at(begin + t), channel);
-#pragma unroll
-      for (int t = 0; t < kRows; ++t) {
-        std::byte* const row = row_at(0, begin + t);
-        if (row != nullptr) store_nibbles(p, row, channel, int4_codes(widen<Element>(raw[t]), scale, zero, by));
-      }
-    }
+    write_codes<Element, kRows>(p, channel, begin, begin + tokens, code, plain_at, row_at);
   }
 }
 
