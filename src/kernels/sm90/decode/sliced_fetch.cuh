@@ -54,6 +54,8 @@ class TileBoxes {
   }
   // Whether a tile is one box. Then one lane does all there is to do for the tiles of a unit, which is faster.
   __device__ bool alone() const { return p_.boxes == 1; }
+  // Whether memory says where a tile lies: a block table, or a list.
+  __device__ bool looked_up() const { return p_.pages != nullptr || p_.list_blocks != nullptr; }
   // By the lane that does so, of a tile before the unit's end.
   __device__ __forceinline__ Box find_alone(int tile) const {
     return tile >= end_ ? Box{0, -1} : place_of_rows(tile, 0);
@@ -347,7 +349,11 @@ class ValueFetcher {
     boxes_.begin(note);
     if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
       if (boxes_.alone()) {
-        take_alone(tile, end, kv_head);
+        if (boxes_.looked_up()) {
+          take_alone<4>(tile, end, kv_head);  // what memory says takes longer to come than a tile to be folded
+        } else {
+          take_alone<1>(tile, end, kv_head);
+        }
         return;
       }
       if (boxes_.by_lanes()) {
@@ -369,15 +375,23 @@ class ValueFetcher {
   }
 
  private:
+  // Tiles are found so many ahead of their copies.
+  template <int kAhead>
   __device__ __forceinline__ void take_alone(int tile, int end, int head) {
     if (one_of_warp()) {  // always the same lane, whose stage is the one that counts
-      auto ahead = boxes_.find_alone(tile);
+      typename Boxes::Box ahead[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) ahead[i] = boxes_.find_alone(tile + i);
 #pragma unroll 1
-      for (; tile < end; ++tile) {
-        const auto box = ahead;
-        ahead = boxes_.find_alone(tile + 1);
-        boxes_.fetch_values_alone(map_, stage_, box, head, rank_);
-        stage_.advance();
+      for (; tile < end; tile += kAhead) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          if (tile + i >= end) break;
+          const auto box = ahead[i];
+          ahead[i] = boxes_.find_alone(tile + i + kAhead);
+          boxes_.fetch_values_alone(map_, stage_, box, head, rank_);
+          stage_.advance();
+        }
       }
     }
     __syncwarp();
