@@ -61,6 +61,22 @@ TEST(DecodeFile, OfManyRowsOrUnequallyManyIsReadIntoRows) {
   }
 }
 
+// The kernel that is chosen for a file is there by its name, too, though it decodes nothing.
+TEST(DecodeFile, IsReadIntoRowsForANamedKernel) {
+  const TemporaryFolder folder;
+  CacheShape shape;
+  shape.dtype = Dtype::kF32;
+  const std::string cache = write_cache(folder.file("cache"), shape);
+  const Finished chosen = tool({"plan", "--input", cache, "--backend", "cuda"});
+  if (chosen.code == 4) GTEST_SKIP() << "this build has no cuda kernels";
+  const std::string rows = "# cache: read into rows; no kernel decodes it with the bits of sm80_plain";
+  EXPECT_TRUE(has(chosen.out, rows)) << chosen.out << chosen.err;
+  const Finished named = tool({"plan", "--input", cache, "--kernel", "sm80_plain"});
+  ASSERT_EQ(named.code, 0) << named.err;
+  EXPECT_TRUE(has(named.out, rows)) << named.out;
+  EXPECT_TRUE(has(named.out, "# kernel: forced: sm80_plain (fp32")) << named.out;
+}
+
 // Over the edge of a group: the prefix's first group is folded once for all, where a kernel can.
 TEST(DecodeSteps, OfSharedPrefixesAreThoseOfAPrefill) {
   const Words step = Words{"--synthetic", "7", "--seq", "8300", "--batch", "3", "--op", "decode"} +

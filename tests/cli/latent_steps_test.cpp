@@ -188,6 +188,18 @@ TEST(LatentSteps, AreVerifiedMeasuredAndPlanned) {
   EXPECT_EQ(json_at(plan.out, "/rows/1/bytes_read"), "75497472");  // each latent once
 }
 
+// A kernel that only decodes is known where latents are rows, and refused for what it is.
+TEST(LatentSteps, AreWhatAKernelThatOnlyDecodesIsFor) {
+  const Words job{"plan", "--op", "mla", "--seq", "4k", "--heads", "16", "--dtype", "bf16", "--kernel", "sm90_latent"};
+  if (tool(job + Words{"--q-len", "1"}).code != 0) GTEST_SKIP() << "this build has no kernels for Hopper";
+  for (const Words& rows :
+       {Words{"--q-len", "1", "--layout", "zigzag"}, {"--q-len", "1", "--form", "expanded"}, {"--q-len", "17"}}) {
+    const Finished refused = tool(job + rows);
+    EXPECT_EQ(refused.code, 4) << refused.err;
+    EXPECT_TRUE(has(refused.err, "kernel sm90_latent can't do this job (it is for decode alone")) << refused.err;
+  }
+}
+
 // Partial results travel between ranks, and not the latents.
 TEST(LatentSteps, InRowsAreMeasuredAndPlannedAsSteps) {
   const Words shape{"--op",       "mla", "--seq",      "300", "--q-len",      "1",  "--heads",   "2",
