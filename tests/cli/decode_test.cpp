@@ -215,6 +215,12 @@ TEST(PlanDecode, SaysMemoryAndBytes) {
   EXPECT_EQ(json_at(plan.out, "/rows/0/memory/cache"), std::to_string(4 * 65536 * 2 * 2 * 128 * 2));
   EXPECT_EQ(json_at(plan.out, "/rows/2/memory/cache"), std::to_string(4 * 65536 * 2 * 2 * 128 * 2 / 8));
   EXPECT_EQ(tool({"plan", "--op", "decode", "--memory", "1m"}).code, 5);
+  for (const char* threads : {"1", "3"}) {  // with which scratch grows
+    const Words refused = step_words() + Words{"--backend", "cpu", "--threads", threads, "--memory", "1"};
+    const Finished run = tool(Words{"run", "--ranks", "2"} + refused);
+    EXPECT_EQ(run.code, 5) << run.err;
+    EXPECT_EQ(tool(Words{"plan", "--world", "2"} + refused).err, run.err);
+  }
   EXPECT_EQ(tool({"plan", "--op", "decode", "--layout", "zigzag"}).code, 2);
 }
 
