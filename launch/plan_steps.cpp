@@ -110,7 +110,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
     }
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().batch.k_tokens(), [&](JsonWriter& json) {
-        const StepForecast step = forecast_step(input, library.kernel, static_cast<int>(world), place);
+        const StepForecast step = forecast_step(input, library.kernel, static_cast<int>(world), library.threads, place);
         check_budget(step.memory, library.memory_budget);
         if (table.alone()) {
           screen.context(fmt::format("cache: {}; {}", cache_text(input, step.job), deal_text(step)));

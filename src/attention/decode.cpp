@@ -111,7 +111,6 @@ void Decode::Impl::choose() {
          "its tables are those of all sequences, and a rank has its own", "Use one rank, or plain caches.");
   }
   memory = decode_memory(job, *kernel, transport.size());
-  check_budget(memory, options.memory_budget);
 }
 
 void Decode::Impl::allocate() {
@@ -351,10 +350,20 @@ void Decode::Impl::throw_faults() {
 }
 
 Decode::Decode(DecodeJob job, Transport& transport, DecodeOptions options)
+    : Decode(std::move(job), transport, std::move(options), KernelAlone{}) {
+  impl_->meeting.together([this] { check_budget(impl_->memory, impl_->options.memory_budget); });
+  prepare();
+}
+
+Decode::Decode(DecodeJob job, Transport& transport, DecodeOptions options, KernelAlone)
     : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
   impl.meeting.together([&impl] { impl.choose(); });
+}
+
+void Decode::prepare() {
+  Impl& impl = *impl_;
   handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
   impl.meeting.together([&impl] { impl.allocate(); });
   if (impl.several()) impl.connect();

@@ -166,7 +166,13 @@ class Decode {
   void wait();
 
  private:
-  friend class LatentDecode;  // whose products come before a step, and are enqueued only where the step is not refused
+  friend class LatentDecode;
+  // In two parts, both collective: kernel and memory, without a look at the budget, and then the rest. A LatentDecode
+  // looks at the memory of both before anything is allocated.
+  struct KernelAlone {};
+  Decode(DecodeJob job, Transport& transport, DecodeOptions options, KernelAlone);
+  void prepare();
+  // Products come before a step, and are enqueued only where the step is not refused.
   void check(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) const;
   void enqueue_checked(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attention/latent_checks.hpp"
+#include "attention/latent_products.hpp"
 #include "attention/latent_step.hpp"
 #include "attention/ring/copy_tensor.hpp"
 #include "attention/ring/enqueued_runs.hpp"
@@ -15,9 +16,7 @@
 #include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
-#include "base/size.hpp"
 #include "comm/meeting.hpp"
-#include "kernels/registry.hpp"
 
 namespace ringattn {
 
@@ -43,7 +42,6 @@ struct LatentDecode::Impl {
   std::int64_t most_rows() const { return job.limits.sequences * job.limits.rows; }
 
   void choose_products();
-  void count_memory(std::size_t budget);
   void allocate();
   void check(const LatentDecodeInputs& inputs, const LatentOutputs& outputs) const;
   DecodeInputs step_of(const LatentDecodeInputs& inputs) const;
@@ -55,10 +53,8 @@ struct LatentDecode::Impl {
   Transport& transport;
   Meeting meeting;
   std::optional<Decode> decode;
-  std::string products;  // the kernel's name
-  std::unique_ptr<HeadProductKernel> query_products;
-  std::unique_ptr<HeadProductKernel> value_products;
-  std::size_t memory = 0;
+  LatentProducts products;
+  DecodeMemory memory;
   Buffer queries;  // [sequences · rows, heads, latent_dim + rope_dim]
   Buffer latents;  // [own rows, heads, latent_dim]
   Buffer rows;     // [sequences · rows, 1, latent_dim + rope_dim], new ones
@@ -66,33 +62,15 @@ struct LatentDecode::Impl {
 };
 
 void LatentDecode::Impl::choose_products() {
-  const KernelRequest beside{std::string(decode->kernel().row->backend), "auto"};
-  const HeadProductSpec of_queries = query_absorption(job.spec);
-  const HeadProductSpec of_values = value_expansion(job.spec);
-  const HeadProductRow* const row = choose_kernel(of_queries, beside).row;
-  products = std::string(row->name);
-  query_products = row->make_kernel(of_queries, decode->backend());
-  value_products = choose_kernel(of_values, beside).row->make_kernel(of_values, decode->backend());
-}
-
-// Beside what a Decode has in the latent: q and out as the caller has them, matrices, and the products' scratch.
-void LatentDecode::Impl::count_memory(std::size_t budget) {
-  const FoldSpec given = expanded_spec(job.spec, job.spec.heads);
-  memory = decode->memory().total() +
-           static_cast<std::size_t>(most_rows() * (q_token_bytes(given) + out_token_bytes(given)) +
-                                    latent_weight_bytes(job.spec)) +
-           query_products->scratch_bytes(job.spec.heads) + value_products->scratch_bytes(job.spec.heads);
-  if (budget == 0 || memory <= budget) return;
-  fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
-       fmt::format("{} are needed, {} of them for the cache", memory, decode->memory().cache),
-       "Use more ranks, or allow for fewer or shorter sequences.");
+  products = make_latent_products(job.spec, decode->kernel().row->backend, decode->backend());
+  memory = latent_decode_memory(decode->memory(), job.spec, job.limits, products);
 }
 
 void LatentDecode::Impl::allocate() {
   Backend& backend = decode->backend();
   const FoldSpec spec = absorbed_spec(job.spec);
-  query_products->reserve(job.spec.heads);
-  value_products->reserve(job.spec.heads);
+  products.queries->reserve(job.spec.heads);
+  products.values->reserve(job.spec.heads);
   queries = backend.allocate(static_cast<std::size_t>(most_rows() * q_token_bytes(spec)));
   latents = backend.allocate(
       static_cast<std::size_t>(decode->owned(job.limits.sequences).count * job.limits.rows * out_token_bytes(spec)));
@@ -152,7 +130,7 @@ void LatentDecode::Impl::begin(const LatentDecodeInputs& inputs, Stream stream) 
   const std::int64_t count = inputs.q.tokens;
   if (inputs.w_uk.data != nullptr) {
     const MutableTensorView q = room(queries, spec.dtype, count, spec.heads, wide);
-    query_products->multiply(
+    products.queries->multiply(
         {columns_of(inputs.q, 0, spec.head_dim), inputs.w_uk.transposed(), columns_of(q, 0, spec.latent_dim)}, stream,
         {});
     copy_tensor(decode->backend(), columns_of(q, spec.latent_dim, spec.rope_dim),
@@ -171,7 +149,7 @@ DecodeOutputs LatentDecode::Impl::in_latent(const LatentDecodeInputs& inputs, co
 
 void LatentDecode::Impl::end(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream) {
   if (inputs.w_uv.data != nullptr && own_rows(inputs) > 0) {
-    value_products->multiply({in_latent(inputs, outputs).out, inputs.w_uv, outputs.out}, stream, {});
+    products.values->multiply({in_latent(inputs, outputs).out, inputs.w_uv, outputs.out}, stream, {});
   }
   if (!decode->backend().is_capturing(stream)) ended->record(0, stream);
 }
@@ -183,14 +161,15 @@ LatentDecode::LatentDecode(LatentDecodeJob job, Transport& transport, DecodeOpti
     check_latent_job({impl.job.spec, {}, {}});
     check_latent_format("cached latents", impl.job.format, impl.job.spec);
   });
-  const std::size_t budget = options.memory_budget;
-  impl.decode.emplace(in_latent_of(impl.job), transport, std::move(options));
-  impl.meeting.together([&impl] { impl.choose_products(); });
-  handshake(impl.meeting, {{"latent job", describe(impl.job.spec)}, {"kernel of products", impl.products}});
-  impl.meeting.together([&impl, budget] {
-    impl.count_memory(budget);
-    impl.allocate();
+  impl.decode.emplace(Decode(in_latent_of(impl.job), transport, std::move(options), Decode::KernelAlone{}));
+  impl.meeting.together([&impl] {
+    impl.choose_products();
+    check_budget(impl.memory, impl.decode->options().memory_budget);
   });
+  impl.decode->prepare();
+  handshake(impl.meeting,
+            {{"latent job", describe(impl.job.spec)}, {"kernel of products", std::string(impl.products.kernel)}});
+  impl.meeting.together([&impl] { impl.allocate(); });
 }
 
 LatentDecode::~LatentDecode() = default;
@@ -199,7 +178,7 @@ LatentDecode::LatentDecode(LatentDecode&&) noexcept = default;
 const LatentDecodeJob& LatentDecode::job() const { return impl_->job; }
 Decode& LatentDecode::in_latent() { return *impl_->decode; }
 const Decode& LatentDecode::in_latent() const { return *impl_->decode; }
-std::size_t LatentDecode::memory_bytes() const { return impl_->memory; }
+const DecodeMemory& LatentDecode::memory() const { return impl_->memory; }
 
 void LatentDecode::run(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;

@@ -67,8 +67,9 @@ class LatentDecode {
   // What folds, in the latent: its kernel, backend, share of the keys and owned sequences.
   Decode& in_latent();
   const Decode& in_latent() const;
-  // Bytes on the rank that needs most: cache, rows, matrices and all that is allocated.
-  std::size_t memory_bytes() const;
+  // Of the rank that needs most: what in_latent() takes, q and out as the caller has them, matrices, and the products'
+  // scratch. This is what DecodeOptions::memory_budget has to hold.
+  const DecodeMemory& memory() const;
 
   // As Decode's calls of the same names. out is [own rows, heads, head_dim_v], without w_uv [own rows, heads,
   // latent_dim]. Where shapes don't fit the job, all ranks of run() throw kUsage with both shapes.

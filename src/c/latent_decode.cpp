@@ -18,7 +18,7 @@ struct ringattn_latent_decode : ringattn::c::Object<ringattn::LatentDecode> {
   static constexpr const char* kName = "decode";
 
   const ringattn::Decode& steps() const { return door.in_latent(); }
-  std::uint64_t memory_bytes() const { return door.memory_bytes(); }
+  std::uint64_t memory_bytes() const { return door.memory().total(); }
   std::tuple<ringattn::LatentDecodeInputs, ringattn::LatentOutputs, ringattn::Stream> read(
       const ringattn_latent_decode_tensors* given) const;
 };

@@ -50,7 +50,7 @@ void check_backend(Rows rows, std::string_view backend) {
        fmt::format("it was built without {}", backend), {"Use ", setting("backend", "auto"), ", or another build."});
 }
 
-void check_kernel(Rows rows, const KernelRequest& request) {
+void check_kernel(Rows rows, const KernelRequest& request, const std::string& required) {
   if (request.kernel == "auto") return;
   std::vector<std::string_view> names{"auto"};
   for (const KernelEntry* row : rows) {
@@ -61,6 +61,16 @@ void check_kernel(Rows rows, const KernelRequest& request) {
     if (request.backend == "auto" || request.backend == row->backend) return;
     fail(ErrorCode::kUsage, fmt::format("kernel {} does not run on backend {}", row->name, request.backend),
          fmt::format("it is a {} kernel", row->backend), {"Use ", setting("backend", row->backend), "."});
+  }
+  std::vector<std::string_view> others;  // the ops that it computes
+  for (const OpKernel& kernel : all_kernels()) {
+    if (kernel.row->name == request.kernel) others.push_back(kernel.op);
+  }
+  if (!others.empty()) {
+    fail(ErrorCode::kUnsupported, fmt::format("kernel {} can't do this job", request.kernel),
+         fmt::format("it is for {} alone; required: {}; known for this job: {}", fmt::join(others, " and "), required,
+                     fmt::join(names, ", ")),
+         {"Leave ", setting("kernel"), " out, or see ", command("info"), "."});
   }
   fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel),
        fmt::format("known: {}", fmt::join(names, ", ")), suggest(request.kernel, names));
@@ -97,7 +107,7 @@ std::span<const OpKernel> all_kernels() {
 RowChoice choose_row(Rows rows, const std::function<std::vector<std::string>(std::size_t)>& missing,
                      const std::string& required, const KernelRequest& request, KernelPlace place) {
   check_backend(rows, request.backend);
-  check_kernel(rows, request);
+  check_kernel(rows, request, required);
   std::optional<std::size_t> chosen;
   std::size_t able = 0;
   std::vector<std::pair<std::string, std::string>> obstacles;  // names of rows, and what they have in common

@@ -82,8 +82,8 @@ RowChoice choose_row(std::span<const KernelEntry* const> rows,
                      const KernelRequest& request, KernelPlace place);
 
 // The first row that can do `spec` (here) and matches the request. Throws kUsage for an unknown name, and kUnsupported,
-// listing required, supported and missing, when no row (or not the forced one) can. A describe(spec) that says in one
-// line what the spec needs belongs to every op.
+// listing required, supported and missing, when no row (or not the forced one) can, or the forced one is of another op.
+// A describe(spec) that says in one line what the spec needs belongs to every op.
 template <class Spec>
 KernelChoice<Spec> choose_kernel(const Spec& spec, const KernelRequest& request,
                                  KernelPlace place = KernelPlace::kHere) {

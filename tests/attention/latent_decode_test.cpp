@@ -198,10 +198,42 @@ TEST(LatentDecode, RefusesWhatDoesNotFit) {
   EXPECT_EQ(LatentDecode({coded, {2, 1, 100}, 16, 0, latent_format(8)}, *self, options).in_latent().memory().cache,
             2U * 7U * 16U * (128U + 4U + 16U));
 
-  EXPECT_GT(decode.memory_bytes(), decode.in_latent().memory().total());
+  EXPECT_GT(decode.memory().total(), decode.in_latent().memory().total());
   EXPECT_EQ(decode.in_latent().memory().cache, 2U * 7U * 16U * 48U * 2U) << "values lie in the keys";
-  options.memory_budget = decode.in_latent().memory().total();
-  EXPECT_EQ(error_of([&] { LatentDecode({spec, {2, 1, 100}, 16, 0}, *self, options); }).code(), ErrorCode::kMemory);
+}
+
+// A refusal names what both the step in the latent and what is around it need, whichever of them is refused.
+TEST(LatentDecode, NeedsTheMemoryThatARefusalNames) {
+  const LatentDecodeJob job{small_spec(false), {2, 1, 100}, 16, 0};
+  for (const int world : {1, 2}) {
+    const auto message_with = [&](std::size_t budget) -> std::string {
+      DecodeOptions options = decode_options();
+      options.memory_budget = budget;
+      std::vector<std::string> messages(static_cast<std::size_t>(world));
+      const auto rank = [&](Transport& transport) {
+        try {
+          const LatentDecode decode(job, transport, options);
+          if (budget != 0) {
+            EXPECT_EQ(decode.memory().total(), budget);
+          }
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kMemory) << error.what();
+          messages[static_cast<std::size_t>(transport.rank())] = error.what();
+        }
+      };
+      if (world == 1) {
+        rank(*make_self_transport());
+      } else {
+        run_threads_world(world, {}, rank);
+      }
+      return messages[0];
+    };
+    const auto needed_of = [](const std::string& message) { return std::stoul(message.substr(message.find('(') + 1)); };
+    const std::size_t needed = needed_of(message_with(1));
+    EXPECT_EQ(message_with(needed), "") << world << " ranks";
+    EXPECT_EQ(needed_of(message_with(needed - 1)), needed) << world << " ranks";
+    EXPECT_EQ(message_with(0), "") << world << " ranks";
+  }
 }
 
 }  // namespace

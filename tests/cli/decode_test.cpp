@@ -61,6 +61,22 @@ TEST(DecodeFile, OfManyRowsOrUnequallyManyIsReadIntoRows) {
   }
 }
 
+// The kernel that is chosen for a file is there by its name, too, though it decodes nothing.
+TEST(DecodeFile, IsReadIntoRowsForANamedKernel) {
+  const TemporaryFolder folder;
+  CacheShape shape;
+  shape.dtype = Dtype::kF32;
+  const std::string cache = write_cache(folder.file("cache"), shape);
+  const Finished chosen = tool({"plan", "--input", cache, "--backend", "cuda"});
+  if (chosen.code == 4) GTEST_SKIP() << "this build has no cuda kernels";
+  const std::string rows = "# cache: read into rows; no kernel decodes it with the bits of sm80_plain";
+  EXPECT_TRUE(has(chosen.out, rows)) << chosen.out << chosen.err;
+  const Finished named = tool({"plan", "--input", cache, "--kernel", "sm80_plain"});
+  ASSERT_EQ(named.code, 0) << named.err;
+  EXPECT_TRUE(has(named.out, rows)) << named.out;
+  EXPECT_TRUE(has(named.out, "# kernel: forced: sm80_plain (fp32")) << named.out;
+}
+
 // Over the edge of a group: the prefix's first group is folded once for all, where a kernel can.
 TEST(DecodeSteps, OfSharedPrefixesAreThoseOfAPrefill) {
   const Words step = Words{"--synthetic", "7", "--seq", "8300", "--batch", "3", "--op", "decode"} +
@@ -202,6 +218,12 @@ TEST(PlanDecode, SaysMemoryAndBytes) {
   EXPECT_EQ(json_at(plan.out, "/rows/0/memory/cache"), std::to_string(4 * 65536 * 2 * 2 * 128 * 2));
   EXPECT_EQ(json_at(plan.out, "/rows/2/memory/cache"), std::to_string(4 * 65536 * 2 * 2 * 128 * 2 / 8));
   EXPECT_EQ(tool({"plan", "--op", "decode", "--memory", "1m"}).code, 5);
+  for (const char* threads : {"1", "3"}) {  // with which scratch grows
+    const Words refused = step_words() + Words{"--backend", "cpu", "--threads", threads, "--memory", "1"};
+    const Finished run = tool(Words{"run", "--ranks", "2"} + refused);
+    EXPECT_EQ(run.code, 5) << run.err;
+    EXPECT_EQ(tool(Words{"plan", "--world", "2"} + refused).err, run.err);
+  }
   EXPECT_EQ(tool({"plan", "--op", "decode", "--layout", "zigzag"}).code, 2);
 }
 

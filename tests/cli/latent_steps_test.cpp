@@ -188,6 +188,42 @@ TEST(LatentSteps, AreVerifiedMeasuredAndPlanned) {
   EXPECT_EQ(json_at(plan.out, "/rows/1/bytes_read"), "75497472");  // each latent once
 }
 
+// What a refusal names is enough, is what is planned, and is no more than is needed.
+TEST(LatentSteps, NeedTheMemoryThatARefusalNames) {
+  for (const char* ranks : {"1", "2"}) {
+    for (const char* threads : {"1", "3"}) {
+      SCOPED_TRACE(fmt::format("{} ranks, {} threads", ranks, threads));
+      const auto with = [&](const std::string& memory) { return Words{"--threads", threads, "--memory", memory}; };
+      const auto run = [&](const std::string& memory) {
+        return tool(Words{"run", "--ranks", ranks, "--json", "-"} + steps_job() + with(memory));
+      };
+      const Finished refused = run("1");
+      ASSERT_EQ(refused.code, 5) << refused.err;
+      EXPECT_EQ(tool(Words{"plan", "--world", ranks} + steps_job() + with("1")).err, refused.err);
+      const std::size_t at = refused.err.find('(') + 1;
+      const std::string needed = refused.err.substr(at, refused.err.find(' ', at) - at);
+      const Finished enough = run(needed);
+      ASSERT_EQ(enough.code, 0) << enough.err;
+      EXPECT_EQ(json_at(enough.out, "/plan/memory_per_rank"), needed);
+      EXPECT_EQ(run(std::to_string(std::stoll(needed) - 1)).code, 5);
+      const Finished plan = tool(Words{"plan", "--world", ranks, "--json", "-"} + steps_job() + with(needed));
+      EXPECT_EQ(json_at(plan.out, "/rows/0/memory_per_rank"), needed) << plan.err;
+    }
+  }
+}
+
+// A kernel that only decodes is known where latents are rows, and refused for what it is.
+TEST(LatentSteps, AreWhatAKernelThatOnlyDecodesIsFor) {
+  const Words job{"plan", "--op", "mla", "--seq", "4k", "--heads", "16", "--dtype", "bf16", "--kernel", "sm90_latent"};
+  if (tool(job + Words{"--q-len", "1"}).code != 0) GTEST_SKIP() << "this build has no kernels for Hopper";
+  for (const Words& rows :
+       {Words{"--q-len", "1", "--layout", "zigzag"}, {"--q-len", "1", "--form", "expanded"}, {"--q-len", "17"}}) {
+    const Finished refused = tool(job + rows);
+    EXPECT_EQ(refused.code, 4) << refused.err;
+    EXPECT_TRUE(has(refused.err, "kernel sm90_latent can't do this job (it is for decode alone")) << refused.err;
+  }
+}
+
 // Partial results travel between ranks, and not the latents.
 TEST(LatentSteps, InRowsAreMeasuredAndPlannedAsSteps) {
   const Words shape{"--op",       "mla", "--seq",      "300", "--q-len",      "1",  "--heads",   "2",

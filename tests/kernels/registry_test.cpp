@@ -164,7 +164,22 @@ TEST(Registry, EveryOpChoosesFromItsOwnTable) {
         "no kernel can do this job (required: 5 terms; sum_short: supported: up to 4 terms; missing: more than "
         "4 terms; sum_elsewhere: it is elsewhere). See ringattn's info for what kernels do.");
   }
-  EXPECT_THROW(choose_kernel(SumSpec{3}, {"auto", "cpu_fold"}), Error);  // another op's
+}
+
+// It is known, and not for this.
+TEST(Registry, SaysWhatAKernelOfAnotherOpIsFor) {
+  const Error sum = error_of([] { choose_kernel(SumSpec{3}, {"auto", "cpu_fold"}); });
+  EXPECT_EQ(sum.code(), ErrorCode::kUnsupported);
+  EXPECT_STREQ(sum.what(),
+               "kernel cpu_fold can't do this job (it is for attention and decode alone; required: 3 terms; known for "
+               "this job: auto, sum_short, sum_elsewhere). Leave kernel out, or see ringattn's info.");
+  EXPECT_TRUE(contains(message_of(usual(), {"auto", "cpu_product"}, ErrorCode::kUnsupported),
+                       "it is for product alone; required: bf16, heads 8/2 (GQA 4:1), head_dim 128, causal; known for "
+                       "this job: auto, "));
+  const auto is_latent = [](const OpKernel& kernel) { return kernel.row->name == "sm90_latent"; };
+  if (std::ranges::none_of(all_kernels(), is_latent)) GTEST_SKIP() << "this build has no kernels for Hopper";
+  EXPECT_TRUE(
+      contains(message_of(usual(), {"auto", "sm90_latent"}, ErrorCode::kUnsupported), "it is for decode alone"));
 }
 
 TEST(Registry, AllKernelsAreThoseOfTheTables) {

@@ -12,6 +12,7 @@
 #include "attention/job/one_input.hpp"
 #include "attention/job/step_or_rows.hpp"
 #include "attention/ring/handshake.hpp"
+#include "base/host.hpp"
 
 namespace ringattn {
 
@@ -20,11 +21,15 @@ DecodeOptions decode_options(const Options& options) {
   return {options.kernel, options.memory_budget, false, options.threads, options.timeout_seconds};
 }
 
-StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks, KernelPlace place) {
+StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks, int threads,
+                           KernelPlace place) {
   const DecodeChoice choice = choose_kernel(decode_spec(input), request, place);
   const DecodeSpec spec = stored_spec(input, *choice.row, ranks);
-  const auto backend = choice.row->make_backend({1, kNoDevice});
-  return forecast_step(input, *choice.row->make_kernel(spec, *backend), ranks, spec.format);
+  const auto backend = choice.row->make_backend({threads > 0 ? threads : usable_processors().count, kNoDevice});
+  const LatentProducts products = input.op() == Op::kLatent
+                                      ? make_latent_products(input.latent().spec, choice.row->backend, *backend, place)
+                                      : LatentProducts{};
+  return forecast_step(input, *choice.row->make_kernel(spec, *backend), ranks, spec.format, products);
 }
 
 PreparedFileJob::PreparedFileJob(FileJob job, Transport& transport, Options options)
@@ -55,16 +60,19 @@ void PreparedFileJob::prepare(Transport& transport, Options options, int heads_a
     latent_.emplace(input_->latent(), transport, LatentOptions{std::move(options), heads_at_a_time});
     return;
   }
-  meeting_.together(
-      [&] { step_ = forecast_step(*input_, fitting_request(options.kernel, transport), transport.size()); });
+  meeting_.together([&] {
+    step_ = forecast_step(*input_, fitting_request(options.kernel, transport), transport.size(), options.threads);
+  });
   if (input_->op() == Op::kLatent) {
     const DecodeJob& job = step_->job;
     latent_decode_.emplace(LatentDecodeJob{input_->latent().spec, job.limits, job.page_size, job.pages, job.format.k},
                            transport, decode_options(options));
+    step_->memory = latent_decode_->memory();  // with this rank's threads and device
     return;
   }
   handshake(meeting_, {lists_identity(input_->job().lists.get())});
   decode_.emplace(step_->job, transport, decode_options(options));
+  step_->memory = decode_->memory();
 }
 
 KernelShape PreparedFileJob::tiles() {

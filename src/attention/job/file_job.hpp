@@ -48,8 +48,9 @@ struct FileJobResult {
 // What decoding takes of a job's options.
 DecodeOptions decode_options(const Options& options);
 
-// The step of `input` with the kernel that `request` chooses, on `ranks` ranks. Throws what choosing throws.
-StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks,
+// The step of `input` with the kernel that `request` chooses, on `ranks` ranks, each with so many threads of a host
+// kernel (0: the processors that this process may use). Throws what choosing throws.
+StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks, int threads,
                            KernelPlace place = KernelPlace::kHere);
 
 // A file job in steps, for callers that show what they are about to do. Each call is collective; the transport outlives
@@ -70,7 +71,7 @@ class PreparedFileJob {
   Decode& decode() { return latent_decode_ ? latent_decode_->in_latent() : *decode_; }
   LatentDecode& latent_decode() { return *latent_decode_; }
   Latent& latent() { return *latent_; }
-  // Of decode().
+  // Of decode(), with the memory that its budget has to hold.
   const StepForecast& step() const { return *step_; }
 
   // Of attention() or latent().

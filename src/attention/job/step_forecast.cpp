@@ -22,7 +22,8 @@ double StepForecast::balance() const {
   return all > 0.0 ? most * static_cast<double>(keys.size()) / all : 1.0;
 }
 
-StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks, const CacheFormat& format) {
+StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks, const CacheFormat& format,
+                           const LatentProducts& products) {
   const Batch& batch = input.job().batch;
   StepForecast forecast;
   forecast.key_tile = kernel.key_tile();
@@ -34,11 +35,8 @@ StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, in
   kernel.check(limits, dealt);
   forecast.groups = share_groups(limits.keys, 1, forecast.key_tile);
   forecast.memory = decode_memory(forecast.job, kernel, ranks);
-  if (input.op() == Op::kLatent) {  // q and O as the caller has them, and the matrices
-    const LatentSpec& spec = input.latent().spec;
-    const FoldSpec given = expanded_spec(spec, spec.heads);
-    forecast.memory.rows += static_cast<std::size_t>(
-        limits.sequences * limits.rows * (q_token_bytes(given) + out_token_bytes(given)) + latent_weight_bytes(spec));
+  if (input.op() == Op::kLatent) {
+    forecast.memory = latent_decode_memory(forecast.memory, input.latent().spec, limits, products);
   }
   forecast.bytes_read = decode_bytes(input, kernel, format);
   const std::int64_t groups = share_groups(limits.keys, dealt, forecast.key_tile);

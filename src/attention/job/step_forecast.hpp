@@ -8,6 +8,7 @@
 
 #include "attention/decode_memory.hpp"
 #include "attention/files/job_input.hpp"
+#include "attention/latent_products.hpp"
 #include "kernels/decode.hpp"
 
 namespace ringattn {
@@ -27,9 +28,9 @@ struct StepForecast {
   double balance() const;  // keys of the rank that has most, over the mean
 };
 
-// `kernel` may be made on a backend without a device. Throws what check_decode_job() and
-// DecodeKernel::check() throw.
-StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks,
-                           const CacheFormat& format = {});
+// `kernel` may be made on a backend without a device, and so may `products`, which are there for latents. Throws what
+// check_decode_job() and DecodeKernel::check() throw.
+StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks, const CacheFormat& format = {},
+                           const LatentProducts& products = {});
 
 }  // namespace ringattn

@@ -19,9 +19,10 @@ namespace ringattn {
 
 namespace {
 
-// The kernel that folds the rows, or null.
+// The kernel that folds the rows, or null: the named one, else the first that can.
 const FoldRow* fold_of(const FoldSpec& spec, const KernelRequest& request, KernelPlace place) {
   for (const FoldRow& row : kernel_table<FoldSpec>()) {
+    if (request.kernel != "auto" && request.kernel != row.name) continue;
     if (request.backend != "auto" && request.backend != row.backend) continue;
     if (place == KernelPlace::kHere && !row.unavailable().empty()) continue;
     if (row.missing(spec).empty()) return &row;
@@ -49,14 +50,17 @@ std::string why_no_cache(const JobInput& input, const KernelRequest& request, Ke
 }  // namespace
 
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelPlace place) {
-  if (input.makes_cache()) return why_no_cache(input, request, place);
-  if (input.op() != Op::kDecode || request.kernel != "auto") return {};
+  // Where a named kernel can't run here, what computes the job with it elsewhere refuses it.
+  const KernelPlace where = request.kernel == "auto" ? place : KernelPlace::kAnywhere;
+  if (input.makes_cache()) return why_no_cache(input, request, where);
+  if (input.op() != Op::kDecode) return {};
   const Job& job = input.job();
-  const FoldRow* const fold = fold_of(job.spec, request, place);
+  const FoldRow* const fold = fold_of(job.spec, request, where);
   if (fold == nullptr) return {};
   const std::span<const KernelRow<DecodeSpec>> decoders = kernel_table<DecodeSpec>();
   const auto same = std::ranges::find(decoders, fold->name, &KernelRow<DecodeSpec>::name);
   if (same == decoders.end()) return fmt::format("no kernel decodes it with the bits of {}", fold->name);
+  if (request.kernel != "auto") return {};
   if (const std::vector<std::string> missing = same->missing(decode_spec(input)); !missing.empty()) {
     return fmt::format("no kernel decodes it with the bits of {} (missing: {})", fold->name, fmt::join(missing, ", "));
   }

@@ -11,11 +11,11 @@
 
 namespace ringattn {
 
-// Why a kDecode input can't be decoded here with the bits that Attention gives it: the kernel that folds its rows
-// doesn't decode, or lacks something for it, or lists of key blocks don't fit a step. A kernel of another name would
-// have other bits, and another one would be chosen for one rank than for several. Empty where
-// a kernel is forced: then decoding says what is wrong. Why latents in rows are not decoded, though Latent computes
-// them: no kernel decodes them, or those of another backend. Empty for every other input.
+// Why a kDecode input can't be decoded here with the bits that Attention gives it: the kernel that folds its rows, the
+// named one or the first that can, doesn't decode, or lacks something for it, or lists of key blocks don't fit a step.
+// A kernel of another name would have other bits, and another one would be chosen for one rank than for several. Empty
+// where the named kernel is one that decodes: then decoding says what is wrong. Why latents in rows are not decoded,
+// though Latent computes them: no kernel decodes them, or those of another backend. Empty for every other input.
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelPlace place);
 
 // The input, or its rows where it can't be decoded: for inputs of which nobody has said that they are to be decoded.

@@ -32,6 +32,25 @@ std::string_view kernel_of(const JobInput& input, const KernelRequest& request) 
                           : choose_kernel(chosen.job().spec, request, place).row->name;
 }
 
+// A kernel that is named computes the input as it does where it is the one that is chosen.
+TEST(StepOrRows, TakesANamedKernelAsTheChosenOne) {
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF32}) {
+    for (const int head_dim : {64, 80}) {
+      const JobInput step = step_of(dtype, head_dim);
+      for (const FoldRow& front : kernel_table<FoldSpec>()) {
+        const KernelRequest any{std::string(front.backend), "auto"};
+        const KernelRequest named{"auto",
+                                  std::string(choose_kernel(step.job().spec, any, KernelPlace::kAnywhere).row->name)};
+        const std::string why = why_not_decoded(step, any, KernelPlace::kAnywhere);
+        EXPECT_EQ(why_not_decoded(step, named, KernelPlace::kAnywhere), why) << named.kernel;
+        // Also where it can't run: what computes the input refuses it.
+        EXPECT_EQ(why_not_decoded(step, named, KernelPlace::kHere), why) << named.kernel;
+        EXPECT_EQ(kernel_of(step, named), named.kernel);
+      }
+    }
+  }
+}
+
 // One rank takes any kernel; several take those whose memory their transport moves.
 TEST(StepOrRows, TakesTheKernelThatFoldsTheRows) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
@@ -59,8 +78,11 @@ TEST(StepOrRows, SaysThatNoKernelDecodesLikeTheFold) {
     EXPECT_EQ(why(step, {"cuda", "auto"}), "no kernel decodes it with the bits of sm80_plain");
     EXPECT_EQ(why(step, {"cpu", "auto"}), "");
     EXPECT_EQ(why(step, {"auto", "cpu_fold"}), "");
+    EXPECT_EQ(why(step, {"auto", "sm80_plain"}), "no kernel decodes it with the bits of sm80_plain");
+    EXPECT_EQ(why(step, {"auto", "sm90_fold"}), "") << "it folds no such rows, which decoding says";
   }
   EXPECT_EQ(why(step_of(Dtype::kBf16, 64), {}), "");
+  EXPECT_EQ(why(step_of(Dtype::kBf16, 64), {"auto", "sm90_latent"}), "") << "it decodes alone";
 }
 
 }  // namespace
