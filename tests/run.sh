@@ -32,11 +32,15 @@ if [[ ! -x build/venv/bin/python ]]; then
     echo "run.sh: PyPI gave no NumPy and safetensors; the tests that use them will be skipped"
 fi
 # PyTorch comes while the code is being built. Pinned, as a new release may change what a test looks into.
-torch_packages=(torch==2.15.0 transformers==5.24.0) installs=
+torch_packages=(torch==2.15.0 transformers==5.24.0) installs= sessions=
+leave() {
+  if [[ -n $installs ]]; then kill "$installs" 2>/dev/null || true; fi  # a build may have failed before
+  if [[ -n $sessions ]]; then rmdir "$sessions/kept" "$sessions" 2>/dev/null || true; fi
+}
+trap leave EXIT
 if ((torch)) && ! build/venv/bin/python -c 'import torch, transformers' 2>/dev/null; then
   timeout 900 build/venv/bin/pip install --quiet "${torch_packages[@]}" &
   installs=$!
-  trap '[[ -z $installs ]] || kill "$installs" 2>/dev/null || true' EXIT  # a build may have failed before
 fi
 torch_is_here() {
   if [[ -n $installs ]] && ! wait "$installs"; then
@@ -61,6 +65,11 @@ nvcc=$(PATH="$PATH:/usr/local/cuda/bin" command -v nvcc || true)
 if [[ -n $nvcc ]] && ! nvidia-smi -L >/dev/null 2>&1 && "$nvcc" --help | grep -e --Ofast-compile >/dev/null; then
   options+=(-DCMAKE_CUDA_FLAGS=-Ofc=max)
 fi
+
+# Open MPI 4.1 makes a folder of sessions with its first mpirun and takes it away with its last. A test that begins while
+# another one's ends may find it there and yet not there, and gives up. With a folder in it it stays.
+sessions=${TMPDIR:-/tmp}/ompi.$(uname -n | cut -d. -f1).$(id -u)
+mkdir -p "$sessions/kept"
 
 status=0
 
