@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bench/words.hpp"
@@ -106,6 +107,16 @@ inline std::vector<DecodeShape> steps(std::string_view list) {
   return found;
 }
 
+// Every shape with every value, which set(shape, value) gives it; the values of a shape stand together.
+template <class Value, class Set>
+std::vector<DecodeShape> with_each(const std::vector<DecodeShape>& shapes, const std::vector<Value>& values, Set set) {
+  std::vector<DecodeShape> all;
+  for (const DecodeShape& shape : shapes) {
+    for (const Value& value : values) set(all.emplace_back(shape), value);
+  }
+  return all;
+}
+
 inline std::string_view name_of_lists(const DecodeShape& shape) { return shape.chosen ? "--best" : "--listed"; }
 
 }  // namespace decode_words
@@ -161,33 +172,27 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
       kWords.refuse(name, "it is none of the words that it knows");
     }
   }
-  for (const DecodeShape& step : shapes) {
-    for (const std::int64_t row_count : rows) {
-      for (const std::int64_t page : pages) {
-        for (const std::int64_t slice_count : slices) {
-          for (const std::string_view cache : caches) {
-            for (const std::int64_t update : updates) {
-              DecodeShape shape = common;
-              shape.batch = step.batch;
-              shape.keys = step.keys;
-              shape.rows = static_cast<int>(row_count);
-              shape.page = page;
-              shape.slices = static_cast<int>(slice_count);
-              shape.cache = cache;
-              shape.update = update > 0;
-              if (shape.prefix > 0 && (page == 0 || shape.prefix > shape.keys)) {
-                kWords.refuse("--prefix", "sequences share pages, and none has more than it has keys");
-              }
-              if (shape.listed > 0 && shape.listed * kListedBlock > shape.keys) {
-                kWords.refuse(name_of_lists(shape), "a sequence has fewer blocks");
-              }
-              found.shapes.push_back(shape);
-            }
-          }
-        }
-      }
+  for (DecodeShape& shape : shapes) {
+    const DecodeShape step = shape;
+    shape = common;
+    shape.batch = step.batch;
+    shape.keys = step.keys;
+  }
+  shapes =
+      with_each(shapes, rows, [](DecodeShape& shape, std::int64_t count) { shape.rows = static_cast<int>(count); });
+  shapes = with_each(shapes, pages, [](DecodeShape& shape, std::int64_t page) { shape.page = page; });
+  shapes = with_each(shapes, slices, [](DecodeShape& shape, std::int64_t n) { shape.slices = static_cast<int>(n); });
+  shapes = with_each(shapes, caches, [](DecodeShape& shape, std::string_view cache) { shape.cache = cache; });
+  shapes = with_each(shapes, updates, [](DecodeShape& shape, std::int64_t update) { shape.update = update > 0; });
+  for (const DecodeShape& shape : shapes) {
+    if (shape.prefix > 0 && (shape.page == 0 || shape.prefix > shape.keys)) {
+      kWords.refuse("--prefix", "sequences share pages, and none has more than it has keys");
+    }
+    if (shape.listed > 0 && shape.listed * kListedBlock > shape.keys) {
+      kWords.refuse(name_of_lists(shape), "a sequence has fewer blocks");
     }
   }
+  found.shapes = std::move(shapes);
   return found;
 }
 

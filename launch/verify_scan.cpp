@@ -89,8 +89,8 @@ bool check_against_oracle(const Meeting& meeting, const ScanInput& input, const 
         states.part, states.error, states.allowed, states.sequence, states.head));
   }
   if (states.misplaced > 0) {
-    screen.print(
-        fmt::format("  {} elements of final states are NaN or infinite where fp64 has others\n", states.misplaced));
+    screen.print(fmt::format("  NaN or infinite in final states where fp64 has others: {}\n",
+                             counted(static_cast<std::uint64_t>(states.misplaced), "element")));
   }
   return all.passes();
 }

@@ -66,6 +66,17 @@ TEST(DecodeWords, EveryStepWithEveryPageSizeRowsAndSlices) {
   }
 }
 
+TEST(DecodeWords, WithAndWithoutUpdates) {
+  const auto found = shapes({"--cache", "plain,fp8", "--update", "0,1"});
+  ASSERT_EQ(found.size(), 4U);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(found[i].update, i % 2 == 1) << "side by side, " << i;
+  const auto form = [&](std::size_t i) { return decode_line("sm90_fold", "a GPU", found[i], {1.0}, ""); };
+  EXPECT_EQ(form(0).find("update"), std::string::npos);
+  EXPECT_NE(form(1).find("\"form\":\"with its update\""), std::string::npos) << form(1);
+  EXPECT_NE(form(3).find("\"form\":\"fp8, with its update\""), std::string::npos) << form(3);
+  EXPECT_THROW(shapes({"--update", "2"}), Error);
+}
+
 TEST(DecodeWords, WithoutAnyOneStep) {
   const DecodeWords words = parse_decode_words({});
   EXPECT_EQ(words.kernel, "sm90_fold");

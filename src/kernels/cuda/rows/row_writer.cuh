@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/rows/row_quads.cuh"
+#include "kernels/cuda/rows/rows.hpp"
 
 namespace ringattn::cuda {
 
@@ -342,7 +343,7 @@ __device__ __forceinline__ void write_group(const RowParams& p, const PlainAt& p
 // The same by all of a block's four warps, each of which takes a quarter of the tokens. `shared` has room for what they
 // tell each other: [4 warps][kMostQuads]. The block has met before and meets behind.
 inline constexpr int kGroupWarps = 4;
-inline constexpr int kMostQuads = 5 * 32;
+inline constexpr int kMostQuads = kMostRowDim / kQuadChannels;
 template <class Element, class PlainAt, class RowAt>
 __device__ __forceinline__ void write_group_together(const RowParams& p, GroupExtremes (*shared)[kMostQuads],
                                                      const PlainAt& plain_at, const RowAt& row_at) {

@@ -32,8 +32,8 @@ ScanTensor tensor_of(const TensorView& view) {
 
 // What two ranges of heads cost: last waves that don't fill the device, and B and C read twice (measured on an H100:
 // bench/notes/scans.md, "One range of heads or two").
-constexpr double kLaunchSeconds = 1e-4;
-constexpr double kPartOfTwoRanges = 0.02;
+constexpr double kLastWavesSeconds = 1e-4;
+constexpr double kReadTwicePart = 0.02;
 
 float* floats_of(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
 
@@ -53,7 +53,7 @@ class DeviceScan final : public ScanKernel {
   }
 
   int heads_together() const override { return spec_.state_decays ? kChannelsTogether : 1; }
-  double cost_of_two_ranges(double seconds) const override { return kLaunchSeconds + kPartOfTwoRanges * seconds; }
+  double cost_of_two_ranges(double seconds) const override { return kLastWavesSeconds + kReadTwicePart * seconds; }
 
   std::size_t scratch_bytes(const ScanLimits& limits) const override {
     return bytes_of(limits.segments, all_heads(state_floats() + kernels_->step_floats() + 2)) +
