@@ -46,7 +46,7 @@ std::optional<std::pair<JobInput, JobInput>> jobs_of(const Config& config) {
   const Numerics numerics = numerics_of(config);
   const FileInput after{options.output};
   if (config.given("input")) {
-    const FileInput before{options.input, options.tensors, options.order, options.page_order};
+    const FileInput before = file_input(config);
     if (!SafetensorsFile(options.output).contains("q")) return std::nullopt;
     FileInput renamed = after;
     renamed.order = options.order;

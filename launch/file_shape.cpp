@@ -132,8 +132,8 @@ void check_model(const Config& config, const JobInput& input) {
   const LatentSpec& latent = input.latent().spec;
   compare.same("kv_lora_rank", latent.latent_dim, model.latent_dim());
   compare.same("qk_rope_head_dim", latent.rope_dim, model.rope_dim());
-  compare.same("qk_nope_head_dim", latent.head_dim, model.nope_dim());
-  compare.same("v_head_dim", latent.head_dim_v, model.latent_dim_v());
+  if (const auto nope_dim = input.nope_dim()) compare.same("qk_nope_head_dim", *nope_dim, model.nope_dim());
+  if (!latent.out_in_latent) compare.same("v_head_dim", latent.head_dim_v, model.latent_dim_v());
 }
 
 void check_model(const Config& config, const ScanJob& job) {

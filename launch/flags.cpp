@@ -104,7 +104,8 @@ constexpr FlagRow kTable[] = {
     {"input", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "FILE", "",
      "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, "
      "q_offset, sinks; or with q and a paged cache: k_pages, v_pages, block_table, lengths_k; or with q and latents (mla): "
-     "latent, k_rope, w_uk, w_uv, for which latent_fp8, latent_pages and kv_b_proj may stand; or those of a scan (ssd): x, "
+     "latent, k_rope, w_uk, w_uv, for which latent_fp8, latent_pages and kv_b_proj may stand, without w_uk where q is "
+     "multiplied by it, and without w_uv where O is wanted before that; or those of a scan (ssd): x, "
      "dt, A, B, C and, if wanted, D, z, dt_bias, initial_states, cu_seqlens; u, delta and delta_bias instead of x, dt and "
      "dt_bias make it a selective_scan, conv1d_weight and conv1d_bias put a convolution in front, state instead of "
      "initial_states makes it a step of decoding; x and conv1d_weight without dt are a convolution alone",
@@ -185,8 +186,9 @@ constexpr FlagRow kTable[] = {
      "dimension of v and out [head-dim]", set_count<&JobOptions::head_dim_v, 1 << 16>, "128"},
     {"rope-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DR", "64",
      "of --op mla: dimension of the rotary part of q and k", set_count<&JobOptions::rope_dim, 1 << 16>},
-    {"latent-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DL", "512",
-     "of --op mla: dimension of the latents that keys and values are expanded from", set_count<&JobOptions::latent_dim, 1 << 16>},
+    {"latent-dim", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kNumber, "DL", "512",
+     "of --op mla: dimension of the latents that keys and values are expanded from; beside a file, of rows in pages, where "
+     "neither w_uk nor w_uv says it", set_count<&JobOptions::latent_dim, 1 << 16>},
     {"state-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "N", "128",
      "of scans: states of each number of x; 16 for --op selective_scan", set_count<&JobOptions::state_dim, 1 << 16>},
     {"groups", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "G", "1",
@@ -254,7 +256,8 @@ constexpr FlagRow kTable[] = {
     {"dt-limit", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "LEAST,MOST", "",
      "of scans: what dt is kept within, behind bias and softplus; inf is no limit [none]", set_dt_limit, "0,inf"},
     {"softmax-scale", 0, kJobs | kCompress, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
-     "scores are multiplied by it [1/sqrt(head-dim), rope-dim included]",
+     "scores are multiplied by it [1/sqrt(head-dim), rope-dim included; nothing where q of a file is in the latent, without "
+     "w_uk: then it has to be given, or --model-config]",
      [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }, "0.125"},
     {"softcap", 0, kJobs | kCompress, FlagGroup::kNumerics, FlagKind::kNumber, "X", "0",
      "score becomes X * tanh(score / X), after scaling; 0 is off",

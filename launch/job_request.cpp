@@ -19,6 +19,9 @@ constexpr std::string_view kShapeFlags[] = {
     "op",         "seq",      "q-len",      "page-size", "prefix", "batch",      "heads", "kv-heads",    "head-dim",
     "head-dim-v", "rope-dim", "latent-dim", "state-dim", "groups", "conv-width", "dtype", "cache-format"};
 
+// Of latents in pages a file says it by its matrices, and needn't have any.
+constexpr std::string_view kOfPages = "latent-dim";
+
 // Shape flags that say how a result is come by, and don't decide it.
 constexpr std::string_view kWaysAlone[] = {"op", "page-size", "model-config", "layer"};
 
@@ -33,6 +36,15 @@ Mask mask_of(const Config& config) {
     mask.right = 0;
   }
   return mask;
+}
+
+// Of a file that says it itself.
+void check_latent_dim(const Config& config, const JobInput& input) {
+  if (!config.given("input") || !config.given(kOfPages) || input.op() != Op::kLatent) return;
+  const int of_file = input.latent().spec.latent_dim;
+  if (of_file == config.options.latent_dim) return;
+  fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(kOfPages), config.origin("input")),
+       fmt::format("latents have {} numbers by the file's tensors", of_file), "Leave it out.");
 }
 
 }  // namespace
@@ -59,7 +71,7 @@ void check_source(const Config& config, bool require_source) {
   if (!file) check_op(config, config.options.op);
   if (!file) return;
   for (const std::string_view flag : kShapeFlags) {
-    if (config.given(flag)) {
+    if (config.given(flag) && flag != kOfPages) {
       fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(flag), config.origin("input")),
            flag == "op" ? "the file's tensors say what is computed" : "the file's header gives the shape",
            "Leave it out, or use --synthetic.");
@@ -88,9 +100,15 @@ InputRequest input_request(const Config& config, bool require_source) {
   check_source(config, require_source);
   const JobOptions& options = config.options;
   if (config.given("input")) {
-    return FileInput{options.input, options.tensors, options.order, options.page_order};
+    return file_input(config);
   }
   return synthetic_input(config, options.seq.front());
+}
+
+FileInput file_input(const Config& config) {
+  const JobOptions& options = config.options;
+  const bool stated = config.value(kOfPages).source != Source::kDefault;
+  return {options.input, options.tensors, options.order, options.page_order, stated ? options.latent_dim : 0};
 }
 
 SyntheticInput synthetic_input(const Config& config, std::int64_t seq) {
@@ -131,6 +149,7 @@ JobInput open_input(const Config& config, bool require_source) {
   JobInput input(input_request(config, require_source), numerics_of(config));
   // Queries stand among tokens that were taken out, which says whether the job is a step.
   check_op(config, input.op(), input.lost_tokens() ? "query-offset" : "");
+  check_latent_dim(config, input);
   if (input.op() == Op::kLatent && input.decodes() && !input.makes_cache()) check_steps_of_latents(config);
   check_model(config, input);
   return steps_or_asked_rows(std::move(input), config);

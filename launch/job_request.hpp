@@ -16,6 +16,9 @@ namespace ringattn {
 // given; otherwise the shape flags alone will do.
 void check_source(const Config& config, bool require_source);
 
+// The file that is given, and what flags say of it.
+FileInput file_input(const Config& config);
+
 // Checks, and says what is to be opened.
 InputRequest input_request(const Config& config, bool require_source);
 

@@ -61,9 +61,13 @@ void print_ring(const Screen& screen, const JobInput& input, const RingDoor& doo
     const PlanFigures::Latents& latents = *report.plan->latents;
     screen.context(fmt::format("{}; {} at a time", form_text(input),
                                counted(static_cast<std::uint64_t>(latents.heads_at_a_time), "head")));
-    screen.context(fmt::format("latents: {} moved instead of {} of keys and values",
-                               format_bytes(static_cast<double>(report.plan->bytes_moved)),
-                               format_bytes(static_cast<double>(latents.bytes_moved_expanded))));
+    const LatentSpec& spec = input.latent().spec;
+    const std::string of_heads = spec.q_in_latent || spec.out_in_latent
+                                     ? ""
+                                     : fmt::format(" instead of {} of keys and values",
+                                                   format_bytes(static_cast<double>(latents.bytes_moved_expanded)));
+    screen.context(
+        fmt::format("latents: {} moved{}", format_bytes(static_cast<double>(report.plan->bytes_moved)), of_heads));
   }
   print_read_rows(screen, input);
   screen.context(fmt::format("layout: {}; {} block{}, {} moved, {} planned for a rank",

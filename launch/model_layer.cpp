@@ -9,6 +9,7 @@
 
 #include "attention/files/model_config.hpp"
 #include "base/error.hpp"
+#include "kernels/latent.hpp"
 
 namespace ringattn {
 
@@ -112,6 +113,15 @@ void check_op_of(const ModelConfig& model, const Config& config) {
        latent ? "Leave --op out, or name mla." : "Name attention or decode, or another config.");
 }
 
+// What a file without w_uk doesn't say.
+void fill_latents(const ModelConfig& model, Filler& filler) {
+  filler.fill("latent-dim", [&] { return model.latent_dim(); });
+  if (model.softmax_scale()) return;
+  filler.fill("softmax-scale", [&] {
+    return default_softmax_scale(LatentSpec{.head_dim = model.nope_dim(), .rope_dim = model.rope_dim()});
+  });
+}
+
 // What attention does with its scores.
 void fill_scores(const ModelConfig& model, std::optional<std::int64_t> layer, Filler& filler) {
   filler.fill_optional("window", [&]() -> std::optional<std::string> {
@@ -146,6 +156,7 @@ void fill_from_model(Config& config) {
       });
     }
     if (!scan) fill_scores(model, config.options.layer, filler);
+    if (config.given("input") && model.is_latent()) fill_latents(model, filler);
   }
   for (const OpDefault& row : kOpDefaults) {
     if (config.options.op != row.op || config.value(row.flag).source != Source::kDefault) continue;

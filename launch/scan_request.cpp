@@ -15,10 +15,6 @@ namespace ringattn {
 
 namespace {
 
-FileInput file_input(const JobOptions& options) {
-  return {options.input, options.tensors, options.order, options.page_order};
-}
-
 // One token of each sequence, however many are in front of it: what they have left is its state.
 void check_update(const Config& config) {
   if (config.options.q_len != 1) {
@@ -35,7 +31,7 @@ void check_update(const Config& config) {
 
 ScanRequest scan_request(const Config& config, std::int64_t seq) {
   const JobOptions& options = config.options;
-  if (config.given("input")) return file_input(options);
+  if (config.given("input")) return file_input(config);
   if (options.q_len) check_update(config);
   SyntheticScan input;
   input.update = options.q_len.has_value();
@@ -73,7 +69,7 @@ OpenSource open_source(const Config& config, bool require_source) {
   check_source(config, require_source);
   const Op op = config.options.op;
   if (!config.given("input")) return {nullptr, op >= Op::kSsd};
-  std::shared_ptr<const InputFile> file = open_input_file(file_input(config.options));
+  std::shared_ptr<const InputFile> file = open_input_file(file_input(config));
   const bool scan = file->scan.has_value();
   return {std::move(file), scan};
 }

@@ -131,9 +131,9 @@ Identity lists_identity(const TileLists* lists) {
 }
 
 std::vector<Identity> identities(const LatentJob& job, const LatentOptions& options, const FoldChoice& choice,
-                                 const KernelEntry& products, const Backend& backend) {
+                                 std::string_view products, const Backend& backend) {
   std::vector<Identity> all = program_identities(*choice.row, backend);
-  all.push_back({"kernel of products", std::string(products.name)});
+  all.push_back({"kernel of products", std::string(products)});
   all.push_back({"job", job_hash(job)});
   all.push_back({"form", std::string(form_name(*job.form))});
   all.push_back({"machine model", machine_text(options.ring.machine)});

@@ -29,9 +29,9 @@ std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& opti
 // What all lists say; null: there are none.
 Identity lists_identity(const TileLists* lists);
 
-// Build, kernels, device, job and its form, machine model and options of this rank.
+// Build, kernels (`products`: of products, or empty), device, job and its form, machine model and options of this rank.
 std::vector<Identity> identities(const LatentJob& job, const LatentOptions& options, const FoldChoice& choice,
-                                 const KernelEntry& products, const Backend& backend);
+                                 std::string_view products, const Backend& backend);
 
 std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanJobChoice& choice,
                                  const Backend& backend);

@@ -68,7 +68,7 @@ struct Latent::Impl {
   bool absorbed() const { return *job.form == LatentForm::kAbsorbed; }
   std::int64_t q_rows() const { return forecast->layout().queries.tokens(transport.rank()); }
   std::int64_t k_rows() const { return forecast->layout().keys.tokens(transport.rank()); }
-  LatentKernels kernels() const { return {*fold, *key_products, *value_products}; }
+  LatentKernels kernels() const { return {*fold, key_products.get(), value_products.get()}; }
 
   void choose();
   void allocate();
@@ -89,12 +89,12 @@ struct Latent::Impl {
   Meeting meeting;
   FormChoice form;
   FoldChoice choice;
-  const HeadProductRow* products = nullptr;
+  std::string_view products;  // the kernel's name
   LatentRoom room;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<FoldKernel> fold;
-  std::unique_ptr<HeadProductKernel> key_products;  // absorbed: of queries
-  std::unique_ptr<HeadProductKernel> value_products;
+  std::unique_ptr<HeadProductKernel> key_products;    // of key_product(); null where there is none, as the next
+  std::unique_ptr<HeadProductKernel> value_products;  // of value_product()
   std::optional<Forecast> forecast;
   std::vector<GatheredBlock> blocks;   // of the plan
   std::int64_t most_gathered = 0;      // rows of a block
@@ -117,16 +117,18 @@ void Latent::Impl::choose() {
   backend = choice.row->make_backend({options.ring.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
   if (options.ring.checksum) check_checksum(*backend);
-  const HeadProductSpec of_keys = absorbed() ? query_absorption(job.spec) : key_expansion(job.spec);
-  const HeadProductSpec of_values = value_expansion(job.spec);
-  products = chosen.keys;
-  key_products = products->make_kernel(of_keys, *backend);
-  value_products = chosen.values->make_kernel(of_values, *backend);
+  products = chosen.products();
+  if (const auto of_keys = key_product(job.spec, form.form)) {
+    key_products = chosen.keys->make_kernel(*of_keys, *backend);
+  }
+  if (const auto of_values = value_product(job.spec)) {
+    value_products = chosen.values->make_kernel(*of_values, *backend);
+  }
   const auto make_fold = [&](int heads) {
     return choice.row->make_kernel(form_spec(job.spec, form.form, heads), *backend);
   };
   room = latent_room(job, options.ring, options.heads_at_a_time, transport.size(),
-                     {make_fold, *key_products, *value_products});
+                     {make_fold, key_products.get(), value_products.get()});
   fold = make_fold(room.heads);
   check_size(ring_job(job, options.ring, room, kernels()), options.ring, transport.size());
 }
@@ -142,8 +144,8 @@ void Latent::Impl::allocate() {
   }
   const FoldLimits limits = reserved_limits(ring_job, asked, forecast->layout(), plan);
   fold->reserve(limits);
-  key_products->reserve(room.heads);
-  value_products->reserve(room.heads);
+  if (key_products) key_products->reserve(room.heads);
+  if (value_products) value_products->reserve(room.heads);
   prepared.assign(plan.blocks.size(), kNotPrepared);
   if (limits.prepared > 0) {
     prepared = prepare_tasks(plan, form_spec(job.spec, form.form, room.heads), *fold, false,
@@ -179,8 +181,8 @@ Places Latent::Impl::places(bool dense_rows) const {
   }
   const FoldSpec all = absorbed_spec(spec);
   places.keys = place(most_gathered, k_token_bytes(all));
-  places.queries = place(q_rows(), q_token_bytes(all));
-  places.latents = place(q_rows(), out_token_bytes(all));
+  if (!spec.q_in_latent) places.queries = place(q_rows(), q_token_bytes(all));
+  if (!spec.out_in_latent) places.latents = place(q_rows(), out_token_bytes(all));
   return places;
 }
 
@@ -229,8 +231,7 @@ void Latent::Impl::check(const LatentInputs& inputs, const LatentOutputs& output
     refuse(fmt::format("{} is missing", has_w_uk ? "w_uv" : "w_uk"), "the expanded form makes keys and values of both",
            "Give both matrices, or name the absorbed form in LatentJob::form.");
   }
-  if (has_w_uk) check_matrices("w_uk", inputs.w_uk, spec, spec.head_dim);
-  if (has_w_uv) check_matrices("w_uv", inputs.w_uv, spec, spec.head_dim_v);
+  check_matrices(inputs.w_uk, inputs.w_uv, spec);
   const int nope = has_w_uk ? spec.head_dim : spec.latent_dim;
   check_shard("Latent", "q", inputs.q, {spec.dtype, q_rows(), spec.heads, nope + spec.rope_dim});
   if (packed()) {
@@ -277,8 +278,8 @@ void Latent::Impl::enqueue(const LatentInputs& inputs, const LatentOutputs& outp
   memory.unpacked = space.data() + places.unpacked;
   memory.queries = space.data() + places.queries;
   memory.latents = space.data() + places.latents;
-  const LatentTools tools{job.spec, job.format, forecast->plan, blocks,         prepared,
-                          *backend, *fold,      *key_products,  *value_products};
+  const LatentTools tools{job.spec, job.format,         forecast->plan,      blocks, prepared, *backend,
+                          *fold,    key_products.get(), value_products.get()};
   ExpandedStep expanded(tools, memory, room.heads, latent_state_stride(*fold, q_rows()));
   AbsorbedStep absorbed_step(tools, memory);
   const auto shard = [&] {
@@ -295,7 +296,7 @@ Latent::Latent(LatentJob job, Transport& transport, LatentOptions options)
   if (asked.threads == 0) asked.threads = share_of_processors(impl.meeting);
   impl.meeting.together([&impl] { impl.choose(); });
   asked.machine = common_machine(impl.meeting, asked.machine, *impl.choice.row, *impl.backend);
-  handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.products, *impl.backend));
+  handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, impl.products, *impl.backend));
   impl.meeting.together([&impl] { impl.allocate(); });
   impl.ring->connect(*impl.runs);
 }

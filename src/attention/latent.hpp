@@ -41,7 +41,7 @@ struct LatentInputs {
   TensorView q;
   TensorView latent;             // [k_rows, 1, latent_dim]
   TensorView k_rope;             // [k_rows, 1, rope_dim]
-  HeadMatrices w_uk;             // [heads, head_dim, latent_dim]
+  HeadMatrices w_uk;             // [heads, head_dim, latent_dim]; none where LatentSpec::q_in_latent
   HeadMatrices w_uv;             // [heads, head_dim_v, latent_dim]; none: O stays in the latent, in the absorbed form
   const float* sinks = nullptr;  // [heads], present exactly when LatentSpec::sinks
   // Instead of latent and k_rope, exactly where LatentJob::format is not plain: k_rows rows of kernels/latent_rows.hpp,
@@ -83,13 +83,15 @@ class Latent {
   const Prediction& prediction() const;
   std::int64_t q_rows() const;
   std::int64_t k_rows() const;
-  // Bytes that reach this rank in a run, and that would reach it if K and V of all heads travelled; for reports.
+  // Bytes that reach this rank in a run, and that would reach it if K and V of all heads travelled, which is 0 where
+  // queries or O are in the latent; for reports.
   std::int64_t bytes_received() const;
   std::int64_t expanded_bytes_received() const;
 
   // Bytes a run needs beside inputs and outputs: fold state, two blocks (on devices those are the object's own),
-  // gathered rows and, absorbed, queries and O in the latent, or, expanded, rows of 8 bits that are unpacked; and a
-  // dense copy of latent and k_rope if several ranks have them, or their rows of 8 bits, strided (`dense_rows` false).
+  // gathered rows and, absorbed, queries and O in the latent, where LatentSpec doesn't say that the caller has them,
+  // or, expanded, rows of 8 bits that are unpacked; and a dense copy of latent and k_rope if several ranks have them,
+  // or their rows of 8 bits, strided (`dense_rows` false).
   std::size_t workspace_bytes(bool dense_rows = true) const;
 
   // As Attention's calls of the same names. Where shapes don't fit the job, all ranks of run() throw kUsage with both

@@ -3,11 +3,23 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+
 #include "base/error.hpp"
 
 namespace ringattn {
 
-void check_matrices(std::string_view name, const HeadMatrices& matrices, const LatentSpec& spec, int outer) {
+namespace {
+
+// `callers`: what the matrix multiplies is in the latent, by LatentSpec.
+void check_matrices(std::string_view name, const HeadMatrices& matrices, const LatentSpec& spec, int outer,
+                    bool callers) {
+  if (matrices.data == nullptr) return;
+  if (callers) {
+    fail(ErrorCode::kUsage, fmt::format("{} is given", name),
+         name == "w_uk" ? "the job's queries are in the latent already" : "the job's O stays in the latent",
+         "Leave it out, or prepare a job that has the product.");
+  }
   if (matrices.dtype != spec.dtype || matrices.heads != spec.heads || matrices.outer != outer ||
       matrices.inner != spec.latent_dim) {
     fail(ErrorCode::kUsage,
@@ -21,6 +33,13 @@ void check_matrices(std::string_view name, const HeadMatrices& matrices, const L
        fmt::format("{} has strides {}, {} and {}", name, matrices.head_stride, matrices.outer_stride,
                    matrices.inner_stride),
        "one of the last two is 1", "Give matrices whose rows or columns lie without gaps.");
+}
+
+}  // namespace
+
+void check_matrices(const HeadMatrices& w_uk, const HeadMatrices& w_uv, const LatentSpec& spec) {
+  check_matrices("w_uk", w_uk, spec, spec.head_dim, spec.q_in_latent);
+  check_matrices("w_uv", w_uv, spec, spec.head_dim_v, spec.out_in_latent);
 }
 
 }  // namespace ringattn

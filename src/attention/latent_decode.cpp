@@ -69,11 +69,15 @@ void LatentDecode::Impl::choose_products() {
 void LatentDecode::Impl::allocate() {
   Backend& backend = decode->backend();
   const FoldSpec spec = absorbed_spec(job.spec);
-  products.queries->reserve(job.spec.heads);
-  products.values->reserve(job.spec.heads);
-  queries = backend.allocate(static_cast<std::size_t>(most_rows() * q_token_bytes(spec)));
-  latents = backend.allocate(
-      static_cast<std::size_t>(decode->owned(job.limits.sequences).count * job.limits.rows * out_token_bytes(spec)));
+  if (products.queries) {
+    products.queries->reserve(job.spec.heads);
+    queries = backend.allocate(static_cast<std::size_t>(most_rows() * q_token_bytes(spec)));
+  }
+  if (products.values) {
+    products.values->reserve(job.spec.heads);
+    const std::int64_t mine = decode->owned(job.limits.sequences).count * job.limits.rows;
+    latents = backend.allocate(static_cast<std::size_t>(mine * out_token_bytes(spec)));
+  }
   rows = backend.allocate(static_cast<std::size_t>(most_rows() * k_token_bytes(spec)));
   ended = backend.make_marks(1, false);
 }
@@ -86,8 +90,7 @@ void LatentDecode::Impl::check(const LatentDecodeInputs& inputs, const LatentOut
     fail(ErrorCode::kUsage, fmt::format("a step has {} query rows", inputs.q.tokens),
          fmt::format("steps were prepared for up to {}", most_rows()), "Prepare for larger steps, or split this one.");
   }
-  if (has_w_uk) check_matrices("w_uk", inputs.w_uk, spec, spec.head_dim);
-  if (has_w_uv) check_matrices("w_uv", inputs.w_uv, spec, spec.head_dim_v);
+  check_matrices(inputs.w_uk, inputs.w_uv, spec);
   const auto expect = [&](std::string_view name, const TensorView& view, std::int64_t tokens, int heads, int dim) {
     check_shard("LatentDecode", name, view, {spec.dtype, tokens, heads, dim});
   };

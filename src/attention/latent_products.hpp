@@ -14,10 +14,11 @@
 
 namespace ringattn {
 
+// Those that are not the caller's, of the absorbed form.
 struct LatentProducts {
-  std::string_view kernel;                     // its name
-  std::unique_ptr<HeadProductKernel> queries;  // of query_absorption()
-  std::unique_ptr<HeadProductKernel> values;   // of value_expansion()
+  std::string_view kernel;                     // its name; empty: there is no product
+  std::unique_ptr<HeadProductKernel> queries;  // of key_product(); null where there is none, as the next
+  std::unique_ptr<HeadProductKernel> values;   // of value_product()
 
   std::size_t scratch_bytes(const LatentSpec& spec) const;
 };
@@ -26,8 +27,8 @@ struct LatentProducts {
 LatentProducts make_latent_products(const LatentSpec& spec, std::string_view backend_name, Backend& backend,
                                     KernelPlace place = KernelPlace::kHere);
 
-// Bytes of a step, of `in_latent` for its Decode: beside that q and out as the caller has them, matrices, and the
-// products' scratch.
+// Bytes of a step, of `in_latent` for its Decode: beside that what the products come from and give, q and out as the
+// caller has them, and the products' matrices and scratch.
 DecodeMemory latent_decode_memory(const DecodeMemory& in_latent, const LatentSpec& spec, const DecodeLimits& limits,
                                   const LatentProducts& products);
 

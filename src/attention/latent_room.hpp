@@ -25,8 +25,8 @@ struct LatentRoom {
 struct RoomKernels {
   // Of form_spec() for so many heads: all of the same tiles.
   std::function<std::unique_ptr<FoldKernel>(int heads)> fold;
-  const HeadProductKernel& keys;    // as LatentKernels has them
-  const HeadProductKernel& values;  // likewise
+  const HeadProductKernel* keys;    // as LatentKernels has them
+  const HeadProductKernel* values;  // likewise
 };
 
 // The largest room that a world of `world` ranks has. Without a budget these are blocks of 32,768 tokens, expanded for

@@ -106,9 +106,9 @@ void ExpandedStep::compute(const ArrivedBlock& block, Stream stream, const Progr
     const HeadMatrices w_uv = memory_.w_uv.slice(head, heads_);
     for (const auto& [rows, to] : stretches) {
       const MutableTensorView k = tokens_of(keys, to, rows.latent.tokens);
-      tools_.keys.multiply({rows.latent, w_uk, columns_of(k, 0, spec.head_dim)}, stream, progress);
+      tools_.keys->multiply({rows.latent, w_uk, columns_of(k, 0, spec.head_dim)}, stream, progress);
       copy_tensor(tools_.backend, columns_of(k, spec.head_dim, spec.rope_dim), rows.k_rope, stream);
-      tools_.values.multiply({rows.latent, w_uv, tokens_of(values, to, rows.latent.tokens)}, stream, progress);
+      tools_.values->multiply({rows.latent, w_uv, tokens_of(values, to, rows.latent.tokens)}, stream, progress);
     }
     const FoldOutput output = heads_of(memory_.output, head, heads_);
     FoldTask task = block_task(tools_.plan, block, gathered.tiles, {&source, 1}, output, false);
@@ -136,7 +136,7 @@ void AbsorbedStep::begin(Stream stream, const Progress& progress) {
   const LatentSpec& spec = tools_.spec;
   const MutableTensorView q =
       dense(memory_.queries, spec.dtype, memory_.q.tokens, spec.heads, spec.latent_dim + spec.rope_dim);
-  multiply(tools_.keys,
+  multiply(*tools_.keys,
            {columns_of(memory_.q, 0, spec.head_dim), memory_.w_uk.transposed(), columns_of(q, 0, spec.latent_dim)},
            stream, progress);
   copy_tensor(tools_.backend, columns_of(q, spec.latent_dim, spec.rope_dim),
@@ -167,7 +167,7 @@ void AbsorbedStep::compute(const ArrivedBlock& block, Stream stream, const Progr
 
 bool AbsorbedStep::finish(Stream stream, const Progress& progress) {
   if (memory_.w_uv.data == nullptr) return false;
-  multiply(tools_.values, {output_.out, memory_.w_uv, memory_.output.out}, stream, progress);
+  multiply(*tools_.values, {output_.out, memory_.w_uv, memory_.output.out}, stream, progress);
   return true;
 }
 

@@ -59,8 +59,8 @@ struct LatentTools {
   std::span<const PreparedTask> prepared;  // of the plan's blocks, the same for each run of heads
   Backend& backend;
   FoldKernel& fold;
-  HeadProductKernel& keys;    // expanded: key_expansion(); absorbed: query_absorption()
-  HeadProductKernel& values;  // value_expansion()
+  HeadProductKernel* keys;    // of key_product(); null where there is none, as the next
+  HeadProductKernel* values;  // of value_product()
 };
 
 // Each run of heads has its part of the state, `state_stride` bytes from the next.

@@ -16,6 +16,14 @@
 
 namespace ringattn {
 
+namespace {
+
+std::size_t scratch_bytes(const HeadProductKernel* product, int heads) {
+  return product == nullptr ? 0 : product->scratch_bytes(heads);
+}
+
+}  // namespace
+
 RowStreams latent_streams(const LatentJob& job) {
   if (!job.format.is_plain()) return {{"latent_fp8", latent_row_bytes(job.spec)}};
   return {{"latent", latent_token_bytes(job.spec)}, {"k_rope", k_rope_token_bytes(job.spec)}};
@@ -36,15 +44,16 @@ std::size_t latent_state_stride(const FoldKernel& fold, std::int64_t rows) { ret
 LatentChoice choose_latent_kernels(const LatentSpec& spec, LatentForm form, const KernelRequest& request,
                                    KernelPlace place) {
   const FoldSpec fold = form_spec(spec, form, spec.heads);
-  const HeadProductSpec keys = form == LatentForm::kExpanded ? key_expansion(spec) : query_absorption(spec);
+  const std::optional<HeadProductSpec> keys = key_product(spec, form);
+  const std::optional<HeadProductSpec> values = value_product(spec);
   LatentChoice choice;
   // Why the backend that folds has no products; nothing: it has.
   const auto choose = [&](const KernelRequest& asked) -> std::optional<Error> {
     choice.fold = choose_kernel(fold, asked, place);
     const KernelRequest beside{std::string(choice.fold.row->backend), "auto"};
     try {
-      choice.keys = choose_kernel(keys, beside, place).row;
-      choice.values = choose_kernel(value_expansion(spec), beside, place).row;
+      if (keys) choice.keys = choose_kernel(*keys, beside, place).row;
+      if (values) choice.values = choose_kernel(*values, beside, place).row;
     } catch (const Error& error) {
       return error;
     }
@@ -75,13 +84,14 @@ RingJob ring_job(const LatentJob& job, const Options& options, const LatentRoom&
   ring.kernel = {kernels.fold.key_tile(), kernels.fold.query_tile()};
   ring.most_block_tokens = room.most_block_tokens;
   ring.query_bytes = query_bytes(expanded_spec(spec, spec.heads));
-  if (!expanded) ring.query_bytes += q_token_bytes(all_heads) + out_token_bytes(all_heads);
+  if (!expanded && !spec.q_in_latent) ring.query_bytes += q_token_bytes(all_heads);
+  if (!expanded && !spec.out_in_latent) ring.query_bytes += out_token_bytes(all_heads);
   const std::int64_t rows = most_block_keys(
       job.batch.k_tokens(), std::max(options.block_tokens, room.most_block_tokens), ring.kernel.key_tile);
   ring.fixed_bytes =
       static_cast<std::size_t>(rows * (gathered_row_bytes(spec, *job.form, room.heads) + unpacked_row_bytes(job)) +
                                latent_weight_bytes(spec)) +
-      kernels.keys.scratch_bytes(room.heads) + kernels.values.scratch_bytes(room.heads);
+      scratch_bytes(kernels.keys, room.heads) + scratch_bytes(kernels.values, room.heads);
   const auto parts = static_cast<std::size_t>(spec.heads / room.heads);
   const FoldKernel& fold = kernels.fold;
   ring.state_bytes = [&fold, parts](std::int64_t q_rows) { return parts * latent_state_stride(fold, q_rows); };

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "attention/forecast.hpp"
 #include "attention/latent_room.hpp"
@@ -33,8 +34,14 @@ std::size_t latent_state_stride(const FoldKernel& fold, std::int64_t rows);
 // What computes a form: kernels of one backend.
 struct LatentChoice {
   FoldChoice fold;                         // of form_spec() for all heads
-  const HeadProductRow* keys = nullptr;    // expanded: of key_expansion(); absorbed: of query_absorption()
-  const HeadProductRow* values = nullptr;  // of value_expansion()
+  const HeadProductRow* keys = nullptr;    // of key_product(); null where there is none, as the next
+  const HeadProductRow* values = nullptr;  // of value_product()
+
+  // The name of the kernel of products; empty: there is no product.
+  std::string_view products() const {
+    const HeadProductRow* const row = keys != nullptr ? keys : values;
+    return row == nullptr ? std::string_view() : row->name;
+  }
 };
 // As choose_kernel(), of which the first row counts whose backend multiplies the job's matrices too: the GPUs' kernels
 // multiply none of fp32. Throws kUnsupported where `request` names a backend or a kernel that has no products.
@@ -44,8 +51,8 @@ LatentChoice choose_latent_kernels(const LatentSpec& spec, LatentForm form, cons
 // The kernels of a form.
 struct LatentKernels {
   const FoldKernel& fold;           // of form_spec() for LatentRoom::heads
-  const HeadProductKernel& keys;    // expanded: key_expansion(); absorbed: query_absorption()
-  const HeadProductKernel& values;  // value_expansion()
+  const HeadProductKernel* keys;    // of key_product(); null where there is none, as the next
+  const HeadProductKernel* values;  // of value_product()
 };
 // What a forecast needs of a job that has its form. The kernels outlive what is returned.
 RingJob ring_job(const LatentJob& job, const Options& options, const LatentRoom& room, const LatentKernels& kernels);

@@ -31,11 +31,15 @@ struct LatentSpec {
   float softmax_scale = 1.0F;
   float softcap = 0.0F;
   bool sinks = false;
+  // Of the absorbed form: the products around it are the caller's. Queries come multiplied by w_uk, and head_dim is
+  // latent_dim; O stays in front of w_uv, and head_dim_v is latent_dim. Then there is no such matrix.
+  bool q_in_latent = false;
+  bool out_in_latent = false;
 
   bool operator==(const LatentSpec&) const = default;
 };
 
-// 1/√(head_dim + rope_dim), in both forms.
+// 1/√(head_dim + rope_dim), in both forms. Of queries in the latent it follows from the head_dim that they had before.
 inline float default_softmax_scale(const LatentSpec& spec) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.head_dim + spec.rope_dim)));
 }

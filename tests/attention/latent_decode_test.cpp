@@ -129,7 +129,8 @@ TEST(LatentDecode, ProductsOfTheCallersHaveTheSameBits) {
   std::vector<std::int32_t> lengths{2, 131, 300};
   const auto self = make_self_transport();
   LatentDecode decode({spec, {kSequences, kRows, kKeys}, 0, 0}, *self, decode_options());
-  const auto step = [&](const std::vector<std::byte>& q, const HeadMatrices& w_uk, const HeadMatrices& w_uv) {
+  const auto step_of = [&](LatentDecode& by, const std::vector<std::byte>& q, const HeadMatrices& w_uk,
+                           const HeadMatrices& w_uv) {
     const auto view_dim = w_uk.data == nullptr ? wide : spec.head_dim + spec.rope_dim;
     const int out_dim = w_uv.data == nullptr ? spec.latent_dim : spec.head_dim_v;
     LatentDecodeInputs inputs;
@@ -142,9 +143,12 @@ TEST(LatentDecode, ProductsOfTheCallersHaveTheSameBits) {
     inputs.sinks = tensors.sinks.data();
     std::vector<std::byte> out(static_cast<std::size_t>(kSequences * kRows * spec.heads * out_dim) * 2,
                                std::byte{0xff});
-    decode.run(inputs,
-               {dense_view(static_cast<void*>(out.data()), spec.dtype, kSequences * kRows, spec.heads, out_dim), {}});
+    by.run(inputs,
+           {dense_view(static_cast<void*>(out.data()), spec.dtype, kSequences * kRows, spec.heads, out_dim), {}});
     return out;
+  };
+  const auto step = [&](const std::vector<std::byte>& q, const HeadMatrices& w_uk, const HeadMatrices& w_uv) {
+    return step_of(decode, q, w_uk, w_uv);
   };
   const HeadMatrices w_uk = matrices_of(tensors.w_uk, spec, spec.head_dim);
   const HeadMatrices w_uv = matrices_of(tensors.w_uv, spec, spec.head_dim_v);
@@ -153,6 +157,19 @@ TEST(LatentDecode, ProductsOfTheCallersHaveTheSameBits) {
   EXPECT_EQ(step(absorbed, {}, w_uv), whole);
   EXPECT_EQ(outputs_of_latent(spec, step(absorbed, {}, {}), tensors.w_uv, "cpu"), whole);
   EXPECT_EQ(outputs_of_latent(spec, step(tensors.q, w_uk, {}), tensors.w_uv, "cpu"), whole);
+
+  // A job that says so has no room for products, and no kernel of them.
+  LatentSpec told = spec;
+  told.head_dim = told.head_dim_v = spec.latent_dim;
+  told.q_in_latent = told.out_in_latent = true;
+  LatentDecode alone({told, {kSequences, kRows, kKeys}, 0, 0}, *self, decode_options());
+  EXPECT_EQ(outputs_of_latent(spec, step_of(alone, absorbed, {}, {}), tensors.w_uv, "cpu"), whole);
+  EXPECT_EQ(alone.memory().total(), alone.in_latent().memory().total());
+  EXPECT_LT(alone.memory().total() + tensors.w_uk.size() + tensors.w_uv.size(), decode.memory().total());
+  const Error given = error_of([&] { step_of(alone, absorbed, {}, w_uv); });
+  EXPECT_EQ(given.code(), ErrorCode::kUsage);
+  EXPECT_NE(std::string(given.what()).find("w_uv is given (the job's O stays in the latent)"), std::string::npos)
+      << given.what();
 }
 
 TEST(LatentDecode, RefusesWhatDoesNotFit) {

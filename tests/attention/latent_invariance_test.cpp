@@ -162,7 +162,16 @@ TEST(LatentExpanded, AcrossAGroupsEdgeAndWithManyHeads) {
   }
 }
 
-// A caller may multiply w_uk and w_uv in by itself: the bits are the same.
+// The same job, which says that its queries, or O, are in the latent.
+LatentJob in_latent(LatentJob job, bool q, bool out) {
+  if (q) job.spec.head_dim = job.spec.latent_dim;
+  if (out) job.spec.head_dim_v = job.spec.latent_dim;
+  job.spec.q_in_latent = q;
+  job.spec.out_in_latent = out;
+  return job;
+}
+
+// A caller may multiply w_uk and w_uv in by itself: the bits are the same, whether or not the job says so.
 TEST(LatentOutside, QueriesAndOutputsInTheLatent) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     LatentJob job{small_spec(dtype, {-1, 0}), {{20, 300, 280}, {3, 129, 126}, {1, 1, 0}}, LatentForm::kAbsorbed};
@@ -177,6 +186,16 @@ TEST(LatentOutside, QueriesAndOutputsInTheLatent) {
       back.out = outputs_of_latent(spec, back.out, tensors.w_uv, "cpu");
       EXPECT_TRUE(back.same_bits(whole)) << "world " << world;
       JobResult values = run_latent_job(job, on_the_cpu(), tensors, world, {.out_in_latent = true});
+      values.out = outputs_of_latent(spec, values.out, tensors.w_uv, "cpu");
+      EXPECT_TRUE(values.same_bits(whole)) << "world " << world;
+
+      const LatentShape both{.q_in_latent = true, .out_in_latent = true};
+      EXPECT_TRUE(run_latent_job(in_latent(job, true, false), on_the_cpu(), absorbed, world, {.q_in_latent = true})
+                      .same_bits(whole));
+      back = run_latent_job(in_latent(job, true, true), on_the_cpu(), absorbed, world, both);
+      back.out = outputs_of_latent(spec, back.out, tensors.w_uv, "cpu");
+      EXPECT_TRUE(back.same_bits(whole)) << "world " << world;
+      values = run_latent_job(in_latent(job, false, true), on_the_cpu(), tensors, world, {.out_in_latent = true});
       values.out = outputs_of_latent(spec, values.out, tensors.w_uv, "cpu");
       EXPECT_TRUE(values.same_bits(whole)) << "world " << world;
     }

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "attention/latent_blocks.hpp"
+#include "attention/latent_products.hpp"
 #include "attention/latent_work.hpp"
 #include "attention/tokens/cost.hpp"
+#include "base/aligned.hpp"
 #include "comm/self.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/error_of.hpp"
@@ -45,6 +47,27 @@ TEST(LatentCost, OfDeepSeeksDims) {
   EXPECT_EQ(latent_token_bytes(spec) + k_rope_token_bytes(spec), 1152);
   EXPECT_EQ(expanded_token_bytes(spec), 128 * 320 * 2);
   EXPECT_EQ(latent_weight_bytes(spec), 128 * 256 * 512 * 2);
+}
+
+// What the caller multiplies is nobody else's memory or work.
+TEST(LatentCost, OfQueriesAndOutputsInTheLatent) {
+  LatentSpec spec = deepseek({}).spec;
+  spec.q_in_latent = true;
+  spec.head_dim = spec.latent_dim;
+  EXPECT_EQ(latent_product_flops(spec), 2.0 * 128 * 512 * 128);
+  EXPECT_EQ(latent_weight_bytes(spec), 128 * 128 * 512 * 2);
+  EXPECT_EQ(expanded_token_bytes(spec), 0);
+  EXPECT_EQ(choose_form({spec, uniform_batch(1, 4096, 4096), {}}).reason, "queries are in the latent");
+  EXPECT_NE(describe(spec).find("head_dim 512+64/128, latent 512, queries in it, "), std::string::npos);
+  spec.out_in_latent = true;
+  spec.head_dim_v = spec.latent_dim;
+  EXPECT_EQ(latent_product_flops(spec), 0.0);
+  EXPECT_EQ(latent_weight_bytes(spec), 0);
+  EXPECT_EQ(choose_form({spec, uniform_batch(1, 4096, 4096), {}}).form, LatentForm::kAbsorbed);
+  EXPECT_FALSE(key_product(spec, LatentForm::kAbsorbed) || value_product(spec));
+  const LatentChoice choice = choose_latent_kernels(spec, LatentForm::kAbsorbed, {"cpu", "auto"});
+  EXPECT_TRUE(choice.keys == nullptr && choice.values == nullptr);
+  EXPECT_EQ(choice.products(), "");
 }
 
 // Every key of every tile once, from where the plan has it, whatever the stripes do to tiles.
@@ -180,6 +203,23 @@ TEST(LatentKernelChoice, HasProductsOnTheBackendThatFolds) {
   EXPECT_NE(std::string(forced.what()).find("Use backend = cpu, or dtypes"), std::string::npos) << forced.what();
   spec.dtype = Dtype::kBf16;
   EXPECT_EQ(choose_latent_kernels(spec, LatentForm::kExpanded, {}, KernelPlace::kAnywhere).keys->backend, "cuda");
+}
+
+// A job whose products are the caller's has no room for them: neither rows nor matrices.
+TEST(LatentPlan, HasNoRoomForProductsOfTheCallers) {
+  const auto self = make_self_transport();
+  LatentJob job = narrow_job(300, LatentForm::kAbsorbed);
+  job.spec.head_dim = job.spec.head_dim_v = job.spec.latent_dim = 64;
+  Latent whole(job, *self, on_the_cpu());
+  const std::size_t scratch = make_latent_products(job.spec, "cpu", whole.backend()).scratch_bytes(job.spec);
+  job.spec.q_in_latent = job.spec.out_in_latent = true;
+  const Latent alone(job, *self, on_the_cpu());
+  const std::size_t rows = 300U * 2U * 2U;  // of two heads in bf16
+  EXPECT_EQ(whole.workspace_bytes() - alone.workspace_bytes(), aligned(rows * 72U) + aligned(rows * 64U));
+  EXPECT_EQ(whole.plan().memory_bytes - alone.plan().memory_bytes, rows * (72U + 64U) + 2U * 128U * 64U * 2U + scratch);
+  LatentJob forced = job;
+  forced.form = LatentForm::kExpanded;
+  EXPECT_EQ(error_of([&] { Latent(forced, *self, on_the_cpu()); }).code(), ErrorCode::kUsage);
 }
 
 // A budget that the workspace and the inputs exceed is refused; one as large as the plan says is not.

@@ -56,6 +56,16 @@ TEST(LatentRefusals, JobsAndOptionsThatContradictThemselves) {
   refused([](LatentJob&, LatentOptions& options) { options.ring.shorter_lengths = true; }, ErrorCode::kUsage,
           {"shorter lengths"});
   refused([](LatentJob& job, LatentOptions&) { job.spec.latent_dim = 41; }, ErrorCode::kUnsupported, {"inner 41"});
+  refused([](LatentJob& job, LatentOptions&) { job.spec.q_in_latent = true; }, ErrorCode::kUsage,
+          {"queries in a latent of 40 numbers with head_dim 16", "Set head_dim to 40"});
+  refused([](LatentJob& job, LatentOptions&) { job.spec.out_in_latent = true; }, ErrorCode::kUsage,
+          {"O in a latent of 40 numbers with head_dim_v 24"});
+  refused(
+      [](LatentJob& job, LatentOptions&) {
+        job.spec.q_in_latent = true;
+        job.spec.head_dim = 40;
+      },
+      ErrorCode::kUsage, {"the expanded form with queries in the latent", "form = absorbed"});
   const auto of_packed = [](const std::function<void(LatentJob&)>& spoil_packed) {
     return [spoil_packed](LatentJob& job, LatentOptions&) {
       job = small_job(LatentForm::kExpanded, true);

@@ -49,7 +49,7 @@ class Rooms {
     const auto fold = [this](int heads) {
       return fold_->make_kernel(form_spec(job_.spec, *job_.form, heads), *backend_);
     };
-    return latent_room(job_, options, heads_at_a_time, world, {fold, *keys_, *values_});
+    return latent_room(job_, options, heads_at_a_time, world, {fold, keys_.get(), values_.get()});
   }
 
  private:

@@ -50,6 +50,34 @@ std::string digest(const Words& words) {
   return digest_of(run.out);
 }
 
+// Without matrices, whose place the caller has: rows, and pages of which somebody has to say what is the latent.
+TEST_F(CompressLatents, NeedNoMatrices) {
+  const LatentFile shape;
+  NamedTensors alone = with_queries_in_latent(latent_tensors(shape), shape);
+  alone.erase("w_uk");
+  const Words scale{"--softmax-scale", "0.2"};
+  const auto reported = scale + Words{"--report"};
+  const std::string expected = digest(Words{"run", "--input", write("rounded", with_rounded_codes(alone))} + scale);
+  compressed(write("values", alone), reported);
+  EXPECT_EQ(digest(Words{"run", "--input", small()} + scale), expected);
+  alone.erase("w_uv");
+  const std::string latent = digest(Words{"run", "--input", write("rounded", with_rounded_codes(alone))} + scale);
+  EXPECT_NE(latent, expected);
+  compressed(write("rows", alone), reported);
+  EXPECT_EQ(digest(Words{"run", "--input", small()} + scale), latent);
+  const std::string pages = write("pages", with_pages(alone, shape));
+  const Finished unsaid = tool(Words{"compress", "--method", "fp8", "--input", pages, "--output", folder_.file("no")});
+  EXPECT_EQ(unsaid.code, 3);
+  EXPECT_TRUE(has(unsaid.err, "--latent-dim 512")) << unsaid.err;
+  compressed(pages, reported + Words{"--latent-dim", "128"});
+  EXPECT_EQ(digest(Words{"run", "--input", small()} + scale), latent);
+  NamedTensors cache = with_pages(alone, shape);
+  cache.erase("q");
+  cache.erase("cu_seqlens_q");
+  compressed(write("cache", cache), {"--latent-dim", "128"});
+  EXPECT_TRUE(bytes_of(small(), "latent_pages").size() > 0);
+}
+
 TEST_F(CompressLatents, RowsBecomeThoseOfFlashMla) {
   LatentFile shape;
   shape.latent_dim = 512;

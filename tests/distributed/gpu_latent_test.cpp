@@ -126,6 +126,12 @@ TEST_P(GpuLatent, ProductsOfTheCallersHaveTheSameBits) {
       JobResult back = run_gpu_latent_job(job, options(), absorbed, 1, {.q_in_latent = true, .out_in_latent = true});
       back.out = outputs_of_latent(spec, back.out, tensors.w_uv, "cuda");
       EXPECT_TRUE(back.same_bits(whole)) << describe(job);
+      LatentJob told = job;  // which says so, and has no kernels of products
+      told.spec.head_dim = told.spec.head_dim_v = spec.latent_dim;
+      told.spec.q_in_latent = told.spec.out_in_latent = true;
+      back = run_gpu_latent_job(told, options(), absorbed, 1, {.q_in_latent = true, .out_in_latent = true});
+      back.out = outputs_of_latent(spec, back.out, tensors.w_uv, "cuda");
+      EXPECT_TRUE(back.same_bits(whole)) << describe(told);
     }
   }
   if (!any) GTEST_SKIP() << GetParam().name << " doesn't fold latents";

@@ -28,6 +28,7 @@ EXAMPLES = [("README.md", "## From a file to an answer", ["qkv", "qkv_four", "qk
             ("docs/compression.md", "## A cache in pages", ["kv_pages", "kv_pages_fp8"]),
             ("docs/mla.md", "## A layer from a file",
              ["mla_cache", "mla_four", "mla_layer", "mla_mpi", "mla_one", "mla_step"]),
+            ("docs/mla.md", "## Queries and O in the latent", ["mla_absorbed", "mla_latent"]),
             ("docs/scan.md", "## A layer from a file",
              ["scan_layer", "scan_next", "scan_one", "scan_step", "scan_two"])]  # fmt: skip
 # mpirun's word that a container's only user may call it, with more ranks than there are cores; and no GPU, which two

@@ -38,6 +38,24 @@ std::int64_t row_bytes(const NamedTensor& rows) {
   return static_cast<std::int64_t>(rows.bytes.size()) / std::max<std::int64_t>(1, rows.shape[0]);
 }
 
+// w_uk or w_uv as they lie.
+HeadMatrices matrices_of(const NamedTensor& matrix, const LatentFile& shape) {
+  const auto outer = static_cast<int>(matrix.shape[1]);
+  return {matrix.bytes.data(), shape.dtype,
+          shape.heads,         outer,
+          shape.latent_dim,    matrix.shape[1] * shape.latent_dim,
+          shape.latent_dim,    1};
+}
+
+void multiply(const HeadProductSpec& spec, const TensorView& rows, const HeadMatrices& weights,
+              const MutableTensorView& out) {
+  const auto choice = choose_kernel(spec, {"cpu", "auto"});
+  const auto backend = choice.row->make_backend({1, kNoDevice});
+  const auto kernel = choice.row->make_kernel(spec, *backend);
+  kernel->reserve(weights.heads);
+  kernel->multiply({rows, weights, out}, backend->stream(), {});
+}
+
 MutableTensorView view_of(NamedTensor& rows) {
   return dense_view(static_cast<void*>(rows.bytes.data()), Dtype::kBf16, rows.shape[0], 1, rows.shape[1]);
 }
@@ -110,18 +128,21 @@ NamedTensors with_queries_in_latent(NamedTensors tensors, const LatentFile& shap
   }
   from.dim = shape.head_dim;
   to.dim = shape.latent_dim;
-  const HeadProductSpec spec{shape.dtype, shape.head_dim, shape.latent_dim};
-  const auto choice = choose_kernel(spec, {"cpu", "auto"});
-  const auto backend = choice.row->make_backend({1, kNoDevice});
-  const auto kernel = choice.row->make_kernel(spec, *backend);
-  kernel->reserve(shape.heads);
-  const HeadMatrices expansion{matrix.bytes.data(), shape.dtype,
-                               shape.heads,         shape.head_dim,
-                               shape.latent_dim,    std::int64_t{shape.head_dim} * shape.latent_dim,
-                               shape.latent_dim,    1};
-  kernel->multiply({from, expansion.transposed(), to}, backend->stream(), {});
+  multiply({shape.dtype, shape.head_dim, shape.latent_dim}, from, matrices_of(matrix, shape).transposed(), to);
   tensors["q"] = std::move(wide);
   return tensors;
+}
+
+std::vector<std::byte> multiplied_by_w_uv(const std::vector<std::byte>& in_latent, const NamedTensor& w_uv,
+                                          const LatentFile& shape) {
+  const auto row_bytes = static_cast<std::int64_t>(size_of(shape.dtype)) * shape.heads;
+  const std::int64_t tokens = static_cast<std::int64_t>(in_latent.size()) / (row_bytes * shape.latent_dim);
+  std::vector<std::byte> out(static_cast<std::size_t>(tokens * row_bytes * shape.head_dim_v));
+  multiply({shape.dtype, shape.latent_dim, shape.head_dim_v},
+           dense_view(static_cast<const void*>(in_latent.data()), shape.dtype, tokens, shape.heads, shape.latent_dim),
+           matrices_of(w_uv, shape),
+           dense_view(static_cast<void*>(out.data()), shape.dtype, tokens, shape.heads, shape.head_dim_v));
+  return out;
 }
 
 NamedTensors with_rounded_codes(NamedTensors tensors) {

@@ -2,6 +2,7 @@
 // Files of latent attention in every form that latents and matrices have there, all of the same numbers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -31,6 +32,9 @@ NamedTensors with_projection(NamedTensors tensors);  // w_uk and w_uv as kv_b_pr
 NamedTensors with_codes(NamedTensors tensors);       // latent and k_rope as latent_fp8; bf16 alone
 // Queries multiplied by w_uk by the CPU's kernel, as the absorbed form does it.
 NamedTensors with_queries_in_latent(NamedTensors tensors, const LatentFile& shape);
+// O in the latent, [tokens, heads, latent_dim], multiplied by w_uv by the CPU's kernel: [tokens, heads, head_dim_v].
+std::vector<std::byte> multiplied_by_w_uv(const std::vector<std::byte>& in_latent, const NamedTensor& w_uv,
+                                          const LatentFile& shape);
 // What with_codes() gives, unpacked again: the numbers that it stands for.
 NamedTensors with_rounded_codes(NamedTensors tensors);
 // Latents and rotary keys, or codes, in pages that are dealt at random; slots without a token are NaN.

@@ -148,8 +148,7 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
   std::vector<CheckedRow> rows;
   std::vector<OracleRow> oracles;
   const LatentMatrices* const latents = inputs.latents;
-  const bool through_w_uk = latents != nullptr && !latents->q_in_latent;
-  const int q_dim = through_w_uk ? latents->spec.head_dim + latents->spec.rope_dim : spec.head_dim;
+  const int q_dim = latents != nullptr ? latents->spec.head_dim + latents->spec.rope_dim : spec.head_dim;
   const Buffer q_bytes =
       allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(q_dim) * size_of(spec.dtype));
   const MutableTensorView q = dense_view(static_cast<void*>(q_bytes.data()), spec.dtype, 1, spec.heads, q_dim);
@@ -162,7 +161,7 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     const std::int64_t position = sample.token - origin_q + shape.q_offset;
     const ListedKeys listed = listed_keys(inputs.job.lists.get(), spec.heads, sequence, sample.head, position);
     std::vector<double> exact(q_row.begin(), q_row.end());
-    if (through_w_uk) {
+    if (latents != nullptr) {
       exact = query_in_latent<double>(*latents, sample.head, q_row);
       q_row = query_in_latent<float>(*latents, sample.head, q_row);
       round_all(spec.dtype, q_row);

@@ -99,9 +99,8 @@ ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_
     std::vector<std::vector<double>> queries;
     for (const RowSample& sample : samples) {
       const std::vector<float> q = query_of(before, sample, threads);
-      const bool into_latent = latents != nullptr && !latents->q_in_latent;
-      queries.push_back(into_latent ? query_in_latent<double>(*latents, sample.head, q)
-                                    : std::vector<double>(q.begin(), q.end()));
+      queries.push_back(latents != nullptr ? query_in_latent<double>(*latents, sample.head, q)
+                                           : std::vector<double>(q.begin(), q.end()));
     }
     // The names of a structured binding are captured by name: clang 14 captures none by default.
     const auto over = [&, number = sequence, &rows = samples](const JobInput& cache) {

@@ -23,14 +23,19 @@ HeadMatrices read_matrices(const JobInput& input, SyntheticTensor tensor, int ou
 HeldMatrices::HeldMatrices(const JobInput& input, int threads) {
   matrices.spec = input.latent().spec;
   matrices.form = *input.latent().form;
-  matrices.q_in_latent = input.q_in_latent();
-  matrices.w_uk = read_matrices(input, SyntheticTensor::kWeightKeys, matrices.spec.head_dim, threads, keys);
-  matrices.w_uv = read_matrices(input, SyntheticTensor::kWeightValues, matrices.spec.head_dim_v, threads, values);
+  const LatentSpec& spec = matrices.spec;
+  if (!spec.q_in_latent) {
+    matrices.w_uk = read_matrices(input, SyntheticTensor::kWeightKeys, spec.head_dim, threads, keys);
+  }
+  if (!spec.out_in_latent) {
+    matrices.w_uv = read_matrices(input, SyntheticTensor::kWeightValues, spec.head_dim_v, threads, values);
+  }
 }
 
 std::vector<bool> non_finite_values(const LatentMatrices& matrices, int head) {
   const LatentSpec& spec = matrices.spec;
   std::vector<bool> found;
+  if (spec.out_in_latent) return found;
   const std::byte* at = matrices.w_uv.at(head);
   for (int outer = 0; outer < spec.head_dim_v; ++outer) {
     bool any = false;

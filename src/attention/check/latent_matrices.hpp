@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A sampled row of latent attention as one of attention over latents: its query goes in by w_uk, its output comes back
-// by w_uv. In fp64 that is the whole formula, for both products may be moved out of the sums over keys
-// (kernels/latent_oracle.hpp); in fp32, rounded to the dtype, it is what a straightforward computation does.
+// by w_uv, unless either is in the latent anyway. In fp64 that is the whole formula, for both products may be moved out
+// of the sums over keys (kernels/latent_oracle.hpp); in fp32, rounded to the dtype, it is what a straightforward
+// computation does.
 #pragma once
 
 #include <span>
@@ -17,9 +18,8 @@ namespace ringattn {
 struct LatentMatrices {
   LatentSpec spec;
   LatentForm form = LatentForm::kExpanded;  // that computes
-  bool q_in_latent = false;                 // queries are multiplied by w_uk already
-  HeadMatrices w_uk;
-  HeadMatrices w_uv;
+  HeadMatrices w_uk;                        // none where LatentSpec says that queries are in the latent
+  HeadMatrices w_uv;                        // none where O stays there
 };
 
 // Those of an input, in host memory.
@@ -36,13 +36,14 @@ struct HeldMatrices {
 void read_latent_keys(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
                       int threads);
 
-// For each row of a head's w_uv, [head_dim_v], whether it holds a value that isn't finite.
+// For each row of a head's w_uv, [head_dim_v], whether it holds a value that isn't finite; empty without w_uv.
 std::vector<bool> non_finite_values(const LatentMatrices& matrices, int head);
 
-// [latent_dim + rope_dim] of a query, [head_dim + rope_dim].
+// [latent_dim + rope_dim] of a query, [head_dim + rope_dim]; of one in the latent, itself.
 template <typename Real>
 std::vector<Real> query_in_latent(const LatentMatrices& matrices, int head, std::span<const float> q) {
   const LatentSpec& spec = matrices.spec;
+  if (spec.q_in_latent) return {q.begin(), q.end()};
   std::vector<Real> row(static_cast<std::size_t>(spec.latent_dim), Real{0});
   const std::byte* at = matrices.w_uk.at(head);
   for (int outer = 0; outer < spec.head_dim; ++outer) {
@@ -55,10 +56,11 @@ std::vector<Real> query_in_latent(const LatentMatrices& matrices, int head, std:
   return row;
 }
 
-// [head_dim_v] of an output in the latent, [latent_dim].
+// [head_dim_v] of an output in the latent, [latent_dim]; of one that stays there, itself.
 template <typename Real>
 std::vector<Real> out_of_latent(const LatentMatrices& matrices, int head, std::span<const Real> latent) {
   const LatentSpec& spec = matrices.spec;
+  if (spec.out_in_latent) return {latent.begin(), latent.end()};
   std::vector<Real> out;
   const std::byte* at = matrices.w_uv.at(head);
   for (int outer = 0; outer < spec.head_dim_v; ++outer) {

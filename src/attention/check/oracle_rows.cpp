@@ -37,13 +37,12 @@ std::size_t sequence_of(std::span<const std::int64_t> cu_q, std::int64_t token) 
 
 std::vector<float> query_of(const JobInput& input, const RowSample& sample, int threads) {
   const FoldSpec& spec = input.job().spec;
-  const int dim = input.q_in_latent() ? absorbed_spec(input.latent().spec).head_dim : spec.head_dim;
-  const HostTensor rows(spec.dtype, 1, spec.heads, dim);
+  const HostTensor rows(spec.dtype, 1, spec.heads, spec.head_dim);
   const PackedRun own{sample.token, sample.token + 1};
   input.read(SyntheticTensor::kQ, {&own, 1}, rows.view, threads);
   const std::byte* at = rows.view.at(0, sample.head);
   std::vector<float> q;
-  for (int d = 0; d < dim; ++d, at += size_of(spec.dtype)) q.push_back(load_element(at, spec.dtype));
+  for (int d = 0; d < spec.head_dim; ++d, at += size_of(spec.dtype)) q.push_back(load_element(at, spec.dtype));
   return q;
 }
 

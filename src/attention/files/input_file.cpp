@@ -38,7 +38,7 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
     if (holds_positions(file)) read_positions(file, input.names, rows);
     return rows;
   }
-  auto [tensors, found] = find_latents(file, input.names, input.order);
+  auto [tensors, found] = find_latents(file, input.names, input.order, input.latent_dim);
   latents = found;
   return std::move(tensors);
 }

@@ -13,7 +13,6 @@
 #include "base/error.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
-#include "kernels/latent_rows.hpp"
 
 namespace ringattn {
 
@@ -80,13 +79,6 @@ JobInput JobInput::synthetic(Job job, std::uint64_t seed) {
   const FoldSpec& spec = input.job_.spec;
   input.out_grid_ = {AxisOrder::kThd, 1, input.job_.batch.q_tokens(), spec.heads, spec.head_dim_v};
   return input;
-}
-
-// Numerics come later.
-void JobInput::take_latents(const LatentSpec& spec) {
-  op_ = Op::kLatent;
-  latent_.emplace(LatentJob{spec, {}, {}});
-  job_.spec = expanded_spec(spec, spec.heads);
 }
 
 void JobInput::take_shape(const SyntheticInput& input) {
@@ -187,10 +179,12 @@ void JobInput::take_shape(const FileInput& input) {
     const LatentTensors& latents = *file_->latents;
     take_latents({.dtype = spec.dtype,
                   .heads = spec.heads,
-                  .head_dim = latents.head_dim,
+                  .head_dim = latents.q_in_latent ? latents.latent_dim : latents.head_dim,
                   .rope_dim = latents.rope_dim,
                   .head_dim_v = latents.head_dim_v,
-                  .latent_dim = latents.latent_dim});
+                  .latent_dim = latents.latent_dim,
+                  .q_in_latent = latents.q_in_latent,
+                  .out_in_latent = latents.out_in_latent});
   }
   if (file_->compressed) job_.format = file_->compressed->format();
   spec.sinks = !found.sinks.empty();
@@ -199,8 +193,9 @@ void JobInput::take_shape(const FileInput& input) {
 void JobInput::take_numerics(const Numerics& numerics) {
   FoldSpec& spec = job_.spec;
   spec.mask = numerics.mask;
-  spec.softmax_scale =
-      numerics.softmax_scale ? static_cast<float>(*numerics.softmax_scale) : default_softmax_scale(spec.head_dim);
+  spec.softmax_scale = numerics.softmax_scale ? static_cast<float>(*numerics.softmax_scale)
+                       : latent_              ? latent_scale()
+                                              : default_softmax_scale(spec.head_dim);
   spec.softcap = static_cast<float>(numerics.softcap);
   if (numerics.query_offset) {
     job_.batch.sequences = job_.batch.sequences.with_offset(*numerics.query_offset);
@@ -241,37 +236,6 @@ void JobInput::take_numerics(const Numerics& numerics) {
   check_job(job_);
 }
 
-// Behind the other numerics.
-void JobInput::take_form(std::optional<LatentForm> form) {
-  LatentSpec& latent = latent_->spec;
-  latent.mask = job_.spec.mask;
-  latent.softmax_scale = job_.spec.softmax_scale;
-  latent.softcap = job_.spec.softcap;
-  latent.sinks = job_.spec.sinks;
-  latent_->batch = job_.batch;
-  const bool codes = latent_codes_ || (file_ && file_->latents->rows == LatentTensors::Rows::kCodes);
-  if (codes) latent_->format = latent_format(latent.rope_dim);
-  if (q_in_latent() && form == LatentForm::kExpanded) {
-    fail(ErrorCode::kUsage, {setting("form", form_name(*form)), " with queries in the latent"},
-         described(file_->tensors.q) + ", as the absorbed form folds them",
-         "Leave it out, or give queries of the heads.");
-  }
-  latent_->form = q_in_latent() ? LatentForm::kAbsorbed : form;
-  check_latent_job(*latent_);
-  form_ = choose_form(*latent_);
-  if (q_in_latent()) form_.reason = "queries are in the latent already";
-  latent_->form = form_.form;
-  // A row of the expanded form, and one that stands elsewhere, is computed as a prefill's.
-  decodes_latents_ = form_.form == LatentForm::kAbsorbed && are_steps(latent_->batch.sequences) &&
-                     end_their_keys(latent_->batch.sequences);
-  in_rows_ = pages() == nullptr;
-  if (!makes_cache() || are_equally_long(latent_->batch.sequences)) return;
-  dealt_ = pages_of_unlike(job_.batch);
-  if (dealt_ != nullptr) return;
-  decodes_latents_ = false;
-  why_rows_ = "the block table of sequences of such unlike lengths would have too many entries";
-}
-
 void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
                     int threads) const {
   if (const CompressedSource* const source = stored(tensor)) {
@@ -299,13 +263,6 @@ std::vector<PackedRun> JobInput::file_keys(std::span<const PackedRun> runs) cons
   std::vector<PackedRun> tokens = runs_of_whole(SyntheticTensor::kK, runs);
   if (file_->tensors.pages) tokens = pool_runs(*file_->tensors.pages, whole().cu_k(), tokens);
   return tokens;
-}
-
-void JobInput::read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const {
-  if (latent_codes_) {
-    return make_latent_codes(*seed_, latent_->spec, made_tokens(SyntheticTensor::kLatent, runs), rows, threads);
-  }
-  ringattn::read_latent_codes(*file_->latents, file_keys(runs), rows);
 }
 
 std::vector<PackedRun> JobInput::runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const {

@@ -70,7 +70,7 @@ using InputRequest = std::variant<FileInput, SyntheticInput>;
 // What is computed from q, k and v, whatever their shape.
 struct Numerics {
   Mask mask{-1, 0};                     // causal
-  std::optional<double> softmax_scale;  // absent: 1 / sqrt(head_dim)
+  std::optional<double> softmax_scale;  // absent: 1 / sqrt(head_dim), of heads' keys with their rotary part
   double softcap = 0.0;                 // 0: off
   // Position of each sequence's first query among its keys; absent: as the file says, or aligned to the keys' end. Keys
   // that have positions of their own are counted with those that were taken out.
@@ -117,11 +117,13 @@ class JobInput {
   bool lost_tokens() const { return file_ && file_->tensors.positions != nullptr; }
   // Then: the first query whose own token is not among those that are left, of some head of keys.
   const std::optional<QueryWithoutKey>& query_without_key() const { return query_without_key_; }
-  // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one.
+  // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one. Where a file's
+  // queries are in the latent, or it has no w_uv, the spec says so.
   const LatentJob& latent() const { return *latent_; }
   const FormChoice& form() const { return form_; }
-  // Of kLatent: whether q is [tokens, heads, latent_dim + rope_dim], multiplied by w_uk already.
-  bool q_in_latent() const { return file_ && file_->latents && file_->latents->q_in_latent; }
+  // Of kLatent: of heads' keys without the rotary part, which queries in the latent don't tell; absent: nothing says
+  // it.
+  std::optional<int> nope_dim() const;
   // Of latents in rows of 8 bits, as latent().format says: fills `rows` with those of these packed keys, wherever pages
   // hold them. Throws kFile.
   void read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const;
@@ -164,6 +166,8 @@ class JobInput {
   JobInput() = default;
   void take_latents(const LatentSpec& spec);
   void take_form(std::optional<LatentForm> form);
+  // Of latents, where none is stated. Throws kUsage where nothing says of how many dims heads' keys are.
+  float latent_scale() const;
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);
   void take_numerics(const Numerics& numerics);

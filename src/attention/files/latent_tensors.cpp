@@ -50,7 +50,7 @@ void check_dims(const TensorSource& tensor) {
   }
 }
 
-// The rows of both matrices, and how many of each head are w_uk's.
+// The matrices that there are, and latent_dim where one says it. A tensor that is named must be there.
 void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTensors& input, LatentTensors& latents) {
   const bool named_apart = names.w_uk || names.w_uv;
   const bool apart = named_apart || file.contains("w_uk") || file.contains("w_uv");
@@ -64,21 +64,29 @@ void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTe
          "the matrices of a job are apart or joined", {"Name those that are meant with ", setting("tensors"), "."});
   }
   latents.joined_weights = joined;
-  latents.w_uk = file.tensor(joined ? names.kv_b_proj.value_or("kv_b_proj") : names.w_uk.value_or("w_uk"));
-  latents.w_uv = joined ? latents.w_uk : file.tensor(names.w_uv.value_or("w_uv"));
-  input.used.push_back(latents.w_uk);
-  if (!joined) input.used.push_back(latents.w_uv);
+  if (joined) {
+    latents.w_uk = latents.w_uv = file.tensor(names.kv_b_proj.value_or("kv_b_proj"));
+  } else {
+    if (const auto w_uk = find_optional(file, names.w_uk, "w_uk")) latents.w_uk = *w_uk;
+    if (const auto w_uv = find_optional(file, names.w_uv, "w_uv")) latents.w_uv = *w_uv;
+  }
   for (const TensorSource* const tensor : {&latents.w_uk, &latents.w_uv}) {
+    if (tensor->info == nullptr) continue;
+    if (!joined || tensor == &latents.w_uk) input.used.push_back(*tensor);
     check_dtype(*tensor, input);
     check_dims(*tensor);
     require(tensor->info->shape.size() == (joined ? 2U : 3U), *tensor,
             joined ? "it must have 2 axes" : "it must have 3 axes", kMatrices);
     const std::int64_t dim = tensor->info->shape.back();
     require(dim <= kMostDims, *tensor, fmt::format("at most {} dims are possible", kMostDims), kMatrices);
+    if (latents.latent_dim != 0) require(latents.latent_dim == dim, *tensor, described(latents.w_uk), kMatrices);
     latents.latent_dim = static_cast<int>(dim);
   }
-  require(latents.w_uv.info->shape.back() == latents.w_uk.info->shape.back(), latents.w_uv, described(latents.w_uk),
-          kMatrices);
+}
+
+// A matrix that says how many numbers the latent has.
+const TensorSource& matrix_of(const LatentTensors& latents) {
+  return latents.w_uk.info != nullptr ? latents.w_uk : latents.w_uv;
 }
 
 // Where tokens' latents and rotary keys lie, but for whether their dims fit the matrices. Returns whether in pages.
@@ -140,59 +148,126 @@ void check_rope(const LatentTensors& latents) {
           kLatentRows);
 }
 
-// The dims of all tensors follow from those of the matrices and of a row.
-void check_fit(const InputTensors& input, LatentTensors& latents) {
-  const std::int64_t heads = input.q_grid.heads;
+// What says how many numbers the latent has.
+std::string says_latent(const LatentTensors& latents) {
+  const TensorSource& matrix = matrix_of(latents);
+  return matrix.info != nullptr ? described(matrix) : fmt::format("the latent has {} dims", latents.latent_dim);
+}
+
+// Of plain rows in pages, without a matrix. `stated`: 0 where the caller doesn't know it either.
+int stated_latent_dim(const LatentTensors& latents, int stated) {
+  require(stated > 0, latents.latent, "how many numbers of a row are the latent is seen from the matrices",
+          {"Put one of them into the file, or say it with ", setting("latent_dim", 512), "."});
+  return stated;
+}
+
+// Says so as of any tensor that must be there.
+void missing_w_uk(const SafetensorsFile& file, const InputNames& names) { file.tensor(names.w_uk.value_or("w_uk")); }
+
+// Of queries in the latent over rows of 8 bits: both have as many numbers, and a row has `width` bytes, 33 for each 32
+// numbers of the latent and 64 for each 32 rotary ones. 0: there are no such rows.
+int latent_dim_of_codes(std::int64_t width, std::int64_t numbers) {
+  if (numbers > kMostDims || width >= 2 * numbers) return 0;
+  const std::int64_t codes = (2 * numbers - width) * 32;
+  const std::int64_t latent_dim = codes / 31;
+  const bool whole = codes % 31 == 0 && latent_dim % kLatentScaleBlock == 0 && latent_dim < numbers;
+  return whole ? static_cast<int>(latent_dim) : 0;
+}
+
+// latent_dim where no matrix says it: queries are then in the latent. `stated`: by the caller, or 0.
+void find_latent_dim(const SafetensorsFile& file, const InputNames& names, const InputTensors& input, int stated,
+                     LatentTensors& latents) {
   const std::int64_t width = latents.latent_grid.dim;
-  require(heads > 0 && heads <= kMostDims && input.q_grid.dim <= kMostDims, input.q,
-          fmt::format("it needs 1 to {} heads, and as many dims", kMostDims),
-          {setting("order"), " says which axis is which."});
-  std::int64_t rope = 0;
   if (latents.rows == Rows::kApart) {
-    require(width == latents.latent_dim, latents.latent, described(latents.w_uk), kMatrices);
-    rope = latents.k_rope_grid.dim;
-  } else if (latents.rows == Rows::kJoined) {
-    rope = width - latents.latent_dim;
+    require(width > 0 && width <= kMostDims, latents.latent, fmt::format("a latent has 1 to {} dims", kMostDims),
+            kLatentRows);
+    latents.latent_dim = static_cast<int>(width);
+  } else if (latents.rows == Rows::kCodes) {
+    latents.latent_dim = latent_dim_of_codes(width, input.q_grid.dim);
+    if (latents.latent_dim == 0) missing_w_uk(file, names);
   } else {
-    require(latents.latent_dim % kLatentScaleBlock == 0, latents.w_uk,
+    if (width != input.q_grid.dim) missing_w_uk(file, names);
+    latents.latent_dim = stated_latent_dim(latents, stated);
+  }
+}
+
+// Rotary dims of a row, and that it has as many other ones as the latent.
+std::int64_t rope_dim_of(const LatentTensors& latents) {
+  const std::int64_t width = latents.latent_grid.dim;
+  const std::string of_matrix = says_latent(latents);
+  if (latents.rows == Rows::kApart) {
+    require(width == latents.latent_dim, latents.latent, of_matrix, kMatrices);
+    check_rope(latents);
+    return latents.k_rope_grid.dim;
+  }
+  std::int64_t rope = width - latents.latent_dim;
+  if (latents.rows == Rows::kCodes) {
+    require(latents.latent_dim % kLatentScaleBlock == 0, matrix_of(latents),
             fmt::format("8-bit latents have a multiple of {} dims", kLatentScaleBlock), kMatrices);
     rope = (width - latent_row_bytes(latents.latent_dim, 0)) / static_cast<std::int64_t>(size_of(Dtype::kBf16));
     require(rope >= 0 && latent_row_bytes(latents.latent_dim, rope) == width, latents.latent,
             fmt::format("rows of {} latent dims have {} bytes and 2 for each rotary dim; {}", latents.latent_dim,
-                        latent_row_bytes(latents.latent_dim, 0), described(latents.w_uk)),
+                        latent_row_bytes(latents.latent_dim, 0), of_matrix),
             kMatrices);
   }
-  if (latents.rows == Rows::kApart) {
-    check_rope(latents);
-  } else {
-    require(rope > 0, latents.latent, fmt::format("a rotary key stands behind the latent; {}", described(latents.w_uk)),
-            kMatrices);
+  require(rope > 0, latents.latent, fmt::format("a rotary key stands behind the latent; {}", of_matrix), kMatrices);
+  return rope;
+}
+
+// Whether queries are in the latent: as wide as it, and not because w_uk has as many rows. Without w_uk they must be:
+// throws kFile, naming it.
+bool find_queries(const SafetensorsFile& file, const InputNames& names, const InputTensors& input, std::int64_t rope,
+                  const LatentTensors& latents) {
+  const bool wide = input.q_grid.dim == latents.latent_dim + rope;
+  if (latents.joined_weights) return false;
+  if (latents.w_uk.info == nullptr) {
+    if (!wide) missing_w_uk(file, names);
+    return true;
   }
-  latents.q_in_latent = !latents.joined_weights && input.q_grid.dim == latents.latent_dim + rope &&
-                        latents.w_uk.info->shape[1] != latents.latent_dim && latents.w_uk.info->shape[1] <= kMostDims;
-  const std::int64_t nope = latents.q_in_latent ? latents.w_uk.info->shape[1] : input.q_grid.dim - rope;
+  const std::int64_t rows = latents.w_uk.info->shape[1];
+  return wide && rows != latents.latent_dim && rows <= kMostDims;
+}
+
+// The dims of all tensors follow from those of the matrices and of a row.
+void check_fit(const SafetensorsFile& file, const InputNames& names, const InputTensors& input,
+               LatentTensors& latents) {
+  const std::int64_t heads = input.q_grid.heads;
+  require(heads > 0 && heads <= kMostDims && input.q_grid.dim <= kMostDims, input.q,
+          fmt::format("it needs 1 to {} heads, and as many dims", kMostDims),
+          {setting("order"), " says which axis is which."});
+  const std::int64_t rope = rope_dim_of(latents);
+  latents.rope_dim = static_cast<int>(rope);
+  latents.q_in_latent = find_queries(file, names, input, rope, latents);
+  latents.out_in_latent = latents.w_uv.info == nullptr;
+  const std::string queries = fmt::format("{}, {} of its dims rotary", described(input.q), rope);
+  const std::int64_t nope = input.q_grid.dim - rope;
   require(nope > 0, input.q,
           fmt::format("{} of its dims are rotary: {}", rope,
                       described(latents.rows == Rows::kApart ? latents.k_rope : latents.latent)),
           "A query has the dims of w_uk's rows, or those of the latent, and behind them the rotary ones.");
-  latents.rope_dim = static_cast<int>(rope);
-  latents.head_dim = static_cast<int>(nope);
-  const std::vector<std::int64_t>& keys = latents.w_uk.info->shape;
-  const std::vector<std::int64_t>& values = latents.w_uv.info->shape;
-  const std::string queries = fmt::format("{}, {} of its dims rotary", described(input.q), rope);
   if (latents.joined_weights) {
-    require(keys[0] % heads == 0, latents.w_uk, queries, kMatrices);
+    const std::int64_t rows = latents.w_uk.info->shape[0];
+    require(rows % heads == 0, latents.w_uk, queries, kMatrices);
     // As wide as the latent, and no room for values behind keys of these dims: such queries lie in the latent.
-    require(keys[0] / heads > nope || nope != latents.latent_dim, latents.w_uk,
+    require(rows / heads > nope || nope != latents.latent_dim, latents.w_uk,
             fmt::format("{} is in the latent, and then nothing says how many of the {} rows of a head are w_uk's",
-                        described(input.q), keys[0] / heads),
+                        described(input.q), rows / heads),
             "Give w_uk and w_uv instead, or queries that have not been multiplied by w_uk.");
-    require(keys[0] / heads > nope, latents.w_uk, queries, kMatrices);
-    latents.head_dim_v = static_cast<int>(std::min(keys[0] / heads - nope, kMostDims + 1));
+    require(rows / heads > nope, latents.w_uk, queries, kMatrices);
+    latents.head_dim = static_cast<int>(nope);
+    latents.head_dim_v = static_cast<int>(std::min(rows / heads - nope, kMostDims + 1));
   } else {
-    require(keys[0] == heads && keys[1] == nope, latents.w_uk, queries, kMatrices);
-    require(values[0] == heads, latents.w_uv, queries, kMatrices);
-    latents.head_dim_v = static_cast<int>(std::min(values[1], kMostDims + 1));
+    if (latents.w_uk.info != nullptr) {
+      const std::vector<std::int64_t>& keys = latents.w_uk.info->shape;
+      require(keys[0] == heads && (latents.q_in_latent || keys[1] == nope), latents.w_uk, queries, kMatrices);
+      latents.head_dim = static_cast<int>(keys[1]);
+    }
+    latents.head_dim_v = latents.latent_dim;
+    if (latents.w_uv.info != nullptr) {
+      const std::vector<std::int64_t>& values = latents.w_uv.info->shape;
+      require(values[0] == heads, latents.w_uv, queries, kMatrices);
+      latents.head_dim_v = static_cast<int>(std::min(values[1], kMostDims + 1));
+    }
   }
   require(latents.head_dim_v <= kMostDims, latents.w_uv, fmt::format("at most {} dims are possible", kMostDims),
           kMatrices);
@@ -282,7 +357,7 @@ bool holds_latents(const SafetensorsFile& file, const InputNames& names) {
 }
 
 std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file, const InputNames& names,
-                                                    std::optional<AxisOrder> order) {
+                                                    std::optional<AxisOrder> order, int latent_dim) {
   InputTensors input;
   LatentTensors latents;
   input.q = file.tensor(names.q.value_or("q"));
@@ -291,7 +366,8 @@ std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file,
   input.used = {input.q};
   const bool pages = find_rows(file, names, input, latents);
   find_matrices(file, names, input, latents);
-  check_fit(input, latents);
+  if (latents.latent_dim == 0) find_latent_dim(file, names, input, latent_dim, latents);
+  check_fit(file, names, input, latents);
   const RowGrid& rows = latents.latent_grid;
   input.k_grid = {rows.order, rows.batch, rows.length, input.q_grid.heads, input.q_grid.dim};
   input.v_grid = input.k_grid;
@@ -307,31 +383,29 @@ std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file,
 }
 
 std::pair<InputTensors, LatentTensors> find_latent_rows(const SafetensorsFile& file, const InputNames& names,
-                                                        std::optional<AxisOrder> order) {
-  if (find_optional(file, names.q, "q")) return find_latents(file, names, order);
+                                                        std::optional<AxisOrder> order, int latent_dim) {
+  if (find_optional(file, names.q, "q")) return find_latents(file, names, order, latent_dim);
   InputTensors input;
   LatentTensors latents;
   const bool pages = find_rows(file, names, input, latents);
   if (latents.rows == Rows::kCodes) return {std::move(input), latents};
-  const bool named = names.w_uk || names.w_uv || names.kv_b_proj;
-  if (named || file.contains("w_uk") || file.contains("w_uv") || file.contains("kv_b_proj")) {
-    find_matrices(file, names, input, latents);
-  } else {
-    require(!pages, latents.latent, "how many numbers of a row are the latent is seen from the matrices",
-            "Put w_uk and w_uv, or kv_b_proj, into the file.");
+  find_matrices(file, names, input, latents);
+  const TensorSource& matrix = matrix_of(latents);
+  if (matrix.info == nullptr && pages) {
+    latents.latent_dim = stated_latent_dim(latents, latent_dim);
+  } else if (matrix.info == nullptr) {
     latents.latent_dim = static_cast<int>(std::min(latents.latent_grid.dim, kMostDims));
   }
   const std::int64_t width = latents.latent_grid.dim;
   const std::int64_t rope = pages ? width - latents.latent_dim : latents.k_rope_grid.dim;
   require(pages || width == latents.latent_dim, latents.latent,
-          latents.w_uk.info != nullptr ? Wording(described(latents.w_uk))
-                                       : Wording(fmt::format("at most {} dims are possible", kMostDims)),
+          matrix.info != nullptr ? Wording(described(matrix))
+                                 : Wording(fmt::format("at most {} dims are possible", kMostDims)),
           kMatrices);
   if (pages) {
-    require(
-        rope > 0 && rope <= kMostDims, latents.latent,
-        fmt::format("a rotary key of 1 to {} dims stands behind the latent; {}", kMostDims, described(latents.w_uk)),
-        kMatrices);
+    require(rope > 0 && rope <= kMostDims, latents.latent,
+            fmt::format("a rotary key of 1 to {} dims stands behind the latent; {}", kMostDims, says_latent(latents)),
+            kMatrices);
   } else {
     check_rope(latents);
   }

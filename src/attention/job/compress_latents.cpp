@@ -104,9 +104,11 @@ MutableTensorView part_of(std::vector<std::byte>& rows, const RowShape& shape, s
 
 // The matrices that there are, by name.
 std::vector<std::pair<std::string_view, TensorSource>> matrices_of(const LatentTensors& source) {
-  if (source.w_uk.info == nullptr) return {};
   if (source.joined_weights) return {{"kv_b_proj", source.w_uk}};
-  return {{"w_uk", source.w_uk}, {"w_uv", source.w_uv}};
+  std::vector<std::pair<std::string_view, TensorSource>> matrices;
+  if (source.w_uk.info != nullptr) matrices.emplace_back("w_uk", source.w_uk);
+  if (source.w_uv.info != nullptr) matrices.emplace_back("w_uv", source.w_uv);
+  return matrices;
 }
 
 // What O depends on beside latents and rotary keys, where there are queries.
@@ -133,7 +135,7 @@ void for_each_run(const InputTensors& found, const RowGrid& grid, std::int64_t m
 
 CompressResult compress_latents(const SafetensorsFile& file, const FileInput& input, const CompressJob& job) {
   check_method(job, file);
-  const auto [found, source] = find_latent_rows(file, input.names, input.order);
+  const auto [found, source] = find_latent_rows(file, input.names, input.order, input.latent_dim);
   require(source.rows != Rows::kCodes, source.latent, "latents of 8 bits are compressed already",
           "Give a file with latent and k_rope, or with pages of them.");
   require(found.dtype == Dtype::kBf16, source.latent, "latents of 8 bits are unpacked to BF16",

@@ -26,8 +26,8 @@ LatentWeights load_latent_weights(const JobInput& input, Backend& backend, const
     return HeadMatrices{rows.data, rows.dtype,        rows.tokens,      rows.heads,
                         rows.dim,  rows.token_stride, rows.head_stride, 1};
   };
-  if (!input.q_in_latent()) weights.keys = load(SyntheticTensor::kWeightKeys, spec.head_dim, weights.w_uk);
-  weights.values = load(SyntheticTensor::kWeightValues, spec.head_dim_v, weights.w_uv);
+  if (!spec.q_in_latent) weights.keys = load(SyntheticTensor::kWeightKeys, spec.head_dim, weights.w_uk);
+  if (!spec.out_in_latent) weights.values = load(SyntheticTensor::kWeightValues, spec.head_dim_v, weights.w_uv);
   await(backend, meeting.patience());
   return weights;
 }

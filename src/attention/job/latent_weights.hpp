@@ -15,7 +15,7 @@ namespace ringattn {
 struct LatentWeights {
   Buffer w_uk, w_uv;
   HeadMatrices keys;            // of w_uk; none where the input's queries are in the latent
-  HeadMatrices values;          // of w_uv
+  HeadMatrices values;          // of w_uv; none where its O stays there
   std::int64_t non_finite = 0;  // values that are NaN or infinite, on rank 0; elsewhere 0, so that each counts once
 };
 

@@ -137,8 +137,7 @@ LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeti
     : LoadedJob(ring_door(latent), meeting) {
   meeting.together([&] {
     const LatentSpec& spec = input.latent().spec;
-    const bool in_latent = input.q_in_latent();
-    const std::int64_t q_dim = (in_latent ? spec.latent_dim : spec.head_dim) + spec.rope_dim;
+    const std::int64_t q_dim = spec.head_dim + spec.rope_dim;
     const bool packed = !input.latent().format.is_plain();
     std::vector<Tensor> tensors{{SyntheticTensor::kQ, query_runs(input), spec.heads, q_dim, &NonFinite::q}};
     if (packed) {

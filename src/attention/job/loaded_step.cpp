@@ -26,9 +26,7 @@ LoadedStep::LoadedStep(const JobInput& input, LatentDecode& decode, const Meetin
 LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* latents, const Meeting& meeting,
                        const StepDone& step_done, int caches)
     : decode_(decode), latents_(latents), meeting_(meeting) {
-  // As the caller has them: of latents the queries' and values' own dims, or those of queries in the latent.
-  const FoldSpec& spec = input.job().spec;
-  const int q_dim = input.q_in_latent() ? decode.job().spec.head_dim : spec.head_dim;
+  const FoldSpec& spec = input.job().spec;  // of latents, too, q and O have its dims
   const auto sequences = static_cast<std::int64_t>(input.job().batch.sequences.size());
   const std::int64_t rows = input.job().batch.q_tokens();
   const SequenceRange owned = decode.owned(sequences);
@@ -41,7 +39,7 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
     for (int i = 1; i < caches; ++i) more_.push_back(cache_->copy());
     result_.non_finite = cache_->non_finite();
 
-    const MutableTensorView q = make_rows(backend, spec.dtype, rows, spec.heads, q_dim, q_);
+    const MutableTensorView q = make_rows(backend, spec.dtype, rows, spec.heads, spec.head_dim, q_);
     const PackedRun all[] = {{0, rows}};
     const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
       input.read(SyntheticTensor::kQ, runs, host, decode.options().threads);

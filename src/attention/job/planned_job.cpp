@@ -33,9 +33,8 @@ void PlannedJob::choose_latent(KernelPlace place) {
   choice_ = chosen.fold;
   backend_ = make_backend();
   fold_ = make_fold(job.spec.heads);
-  const bool absorbed = *job.form == LatentForm::kAbsorbed;
-  keys_ = chosen.keys->make_kernel(absorbed ? query_absorption(job.spec) : key_expansion(job.spec), *backend_);
-  values_ = chosen.values->make_kernel(value_expansion(job.spec), *backend_);
+  if (const auto of_keys = key_product(job.spec, *job.form)) keys_ = chosen.keys->make_kernel(*of_keys, *backend_);
+  if (const auto of_values = value_product(job.spec)) values_ = chosen.values->make_kernel(*of_values, *backend_);
 }
 
 std::unique_ptr<FoldKernel> PlannedJob::make_fold(int heads) const {
@@ -47,9 +46,9 @@ RingJob PlannedJob::ring(int world) {
   if (input_.op() != Op::kLatent) return ring_job(input_.job(), options_, *fold_, world, product_bytes_);
   const LatentJob& job = input_.latent();
   const LatentRoom room = latent_room(job, options_, heads_at_a_time_, world,
-                                      {[this](int heads) { return make_fold(heads); }, *keys_, *values_});
+                                      {[this](int heads) { return make_fold(heads); }, keys_.get(), values_.get()});
   fold_ = make_fold(room.heads);
-  return ring_job(job, options_, room, {*fold_, *keys_, *values_});
+  return ring_job(job, options_, room, {*fold_, keys_.get(), values_.get()});
 }
 
 }  // namespace ringattn

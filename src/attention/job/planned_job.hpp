@@ -37,7 +37,7 @@ class PlannedJob {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<FoldKernel> fold_;
   std::size_t product_bytes_ = 0;              // of compressed keys and values: what decompressing them takes
-  std::unique_ptr<HeadProductKernel> keys_;    // of latents
+  std::unique_ptr<HeadProductKernel> keys_;    // of latents, where they have that product
   std::unique_ptr<HeadProductKernel> values_;  // likewise
 };
 

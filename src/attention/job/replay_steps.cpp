@@ -104,8 +104,7 @@ void GrowingSteps::load() {
   };
   if (latents_) {
     const LatentSpec& latent = input_.latent().spec;
-    const int q_dim = input_.q_in_latent() ? latent.latent_dim + latent.rope_dim : spec.head_dim;
-    q_view_ = fill(SyntheticTensor::kQ, queries, spec.heads, q_dim, q_);
+    q_view_ = fill(SyntheticTensor::kQ, queries, spec.heads, spec.head_dim, q_);
     k_view_ = fill(SyntheticTensor::kLatent, keys, 1, latent.latent_dim, k_);
     v_view_ = fill(SyntheticTensor::kKeyRope, keys, 1, latent.rope_dim, v_);
     weights_ = load_latent_weights(input_, backend, meeting_, threads);

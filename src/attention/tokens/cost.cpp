@@ -9,6 +9,11 @@ std::int64_t row_bytes(Dtype dtype, int heads, int dim) {
   return std::int64_t{heads} * dim * static_cast<std::int64_t>(size_of(dtype));
 }
 
+// Of the matrices of a head that there are.
+int matrix_rows(const LatentSpec& spec) {
+  return (spec.q_in_latent ? 0 : spec.head_dim) + (spec.out_in_latent ? 0 : spec.head_dim_v);
+}
+
 }  // namespace
 
 double pair_flops(const FoldSpec& spec) { return 2.0 * spec.heads * (spec.head_dim + spec.head_dim_v); }
@@ -27,17 +32,17 @@ std::int64_t query_bytes(const FoldSpec& spec) {
   return q_token_bytes(spec) + out_token_bytes(spec) + lse_token_bytes(spec);
 }
 
-double latent_product_flops(const LatentSpec& spec) {
-  return 2.0 * spec.heads * spec.latent_dim * (spec.head_dim + spec.head_dim_v);
-}
+double latent_product_flops(const LatentSpec& spec) { return 2.0 * spec.heads * spec.latent_dim * matrix_rows(spec); }
 
 std::int64_t latent_token_bytes(const LatentSpec& spec) { return row_bytes(spec.dtype, 1, spec.latent_dim); }
 std::int64_t k_rope_token_bytes(const LatentSpec& spec) { return row_bytes(spec.dtype, 1, spec.rope_dim); }
 
-std::int64_t expanded_token_bytes(const LatentSpec& spec) { return kv_token_bytes(expanded_spec(spec, spec.heads)); }
+std::int64_t expanded_token_bytes(const LatentSpec& spec) {
+  return spec.q_in_latent || spec.out_in_latent ? 0 : kv_token_bytes(expanded_spec(spec, spec.heads));
+}
 
 std::int64_t latent_weight_bytes(const LatentSpec& spec) {
-  return spec.latent_dim * row_bytes(spec.dtype, spec.heads, spec.head_dim + spec.head_dim_v);
+  return spec.latent_dim * row_bytes(spec.dtype, spec.heads, matrix_rows(spec));
 }
 
 double scan_token_flops(const ScanSpec& spec) { return 4.0 * spec.heads * spec.head_dim * spec.state_dim; }

@@ -34,14 +34,15 @@ std::int64_t kv_token_bytes(const FoldSpec& spec);
 std::int64_t query_bytes(const FoldSpec& spec);
 
 // Latent attention. Its pairs cost what those of its form's fold do: pair_flops() of expanded_spec() or
-// absorbed_spec(). Beside them the products, all heads: expanded of one key, to its keys and values; absorbed of one
-// query, into the latent and back.
+// absorbed_spec(). Beside them the products that are not the caller's, all heads: expanded of one key, to its keys and
+// values; absorbed of one query, into the latent and back.
 double latent_product_flops(const LatentSpec& spec);
-// Bytes of what travels of one token, and of what K and V of all heads would have been.
+// Bytes of what travels of one token, and of what K and V of all heads would have been; 0 where queries or O are in the
+// latent, and nothing says what the heads have.
 std::int64_t latent_token_bytes(const LatentSpec& spec);
 std::int64_t k_rope_token_bytes(const LatentSpec& spec);
 std::int64_t expanded_token_bytes(const LatentSpec& spec);
-// Of w_uk and w_uv.
+// Of w_uk and w_uv, as far as there are such.
 std::int64_t latent_weight_bytes(const LatentSpec& spec);
 
 // Operations of a scan for one token, all heads: a multiplication and an addition for each element of the state to

@@ -15,6 +15,23 @@
 
 namespace ringattn {
 
+namespace {
+
+// "queries", "O", "queries and O"; empty: neither is in the latent.
+std::string_view in_latent(const LatentSpec& spec) {
+  if (!spec.q_in_latent) return spec.out_in_latent ? "O" : "";
+  return spec.out_in_latent ? "queries and O" : "queries";
+}
+
+// `dim` is that of what lies in the latent.
+void check_in_latent(std::string_view what, std::string_view name, int dim, const LatentSpec& spec) {
+  if (dim == spec.latent_dim) return;
+  fail(ErrorCode::kUsage, fmt::format("{} in a latent of {} numbers with {} {}", what, spec.latent_dim, name, dim),
+       "what lies in the latent has as many as it has", fmt::format("Set {} to {}.", name, spec.latent_dim));
+}
+
+}  // namespace
+
 std::string_view form_name(LatentForm form) { return form == LatentForm::kExpanded ? "expanded" : "absorbed"; }
 
 FoldSpec form_spec(const LatentSpec& spec, LatentForm form, int heads) {
@@ -24,6 +41,9 @@ FoldSpec form_spec(const LatentSpec& spec, LatentForm form, int heads) {
 FormChoice choose_form(const LatentJob& job) {
   if (job.form) return {*job.form, fmt::format("the job names the {} form", form_name(*job.form))};
   const LatentSpec& spec = job.spec;
+  if (const std::string_view what = in_latent(spec); !what.empty()) {
+    return {LatentForm::kAbsorbed, fmt::format("{} {} in the latent", what, what == "O" ? "stays" : "are")};
+  }
   std::int64_t longest = 0;
   for (const Sequence& sequence : job.batch.sequences) longest = std::max(longest, sequence.q_len);
   const double more = pair_flops(absorbed_spec(spec)) - pair_flops(expanded_spec(spec, spec.heads));
@@ -34,9 +54,21 @@ FormChoice choose_form(const LatentJob& job) {
                       longest == 1 ? "1 query" : fmt::format("{} queries", longest), most)};
 }
 
+std::optional<HeadProductSpec> key_product(const LatentSpec& spec, LatentForm form) {
+  if (spec.q_in_latent) return std::nullopt;
+  return form == LatentForm::kExpanded ? key_expansion(spec) : query_absorption(spec);
+}
+
+std::optional<HeadProductSpec> value_product(const LatentSpec& spec) {
+  if (spec.out_in_latent) return std::nullopt;
+  return value_expansion(spec);
+}
+
 std::string describe(const LatentSpec& spec) {
-  std::string text = fmt::format("{}, {} heads, head_dim {}+{}/{}, latent {}, {}", dtype_name(spec.dtype), spec.heads,
-                                 spec.head_dim, spec.rope_dim, spec.head_dim_v, spec.latent_dim, describe(spec.mask));
+  const std::string_view what = in_latent(spec);
+  std::string text = fmt::format("{}, {} heads, head_dim {}+{}/{}, latent {}{}, {}", dtype_name(spec.dtype), spec.heads,
+                                 spec.head_dim, spec.rope_dim, spec.head_dim_v, spec.latent_dim,
+                                 what.empty() ? "" : fmt::format(", {} in it", what), describe(spec.mask));
   text += fmt::format(", scale {}", spec.softmax_scale);
   if (spec.softcap > 0.0F) text += fmt::format(", softcap {}", spec.softcap);
   if (spec.sinks) text += ", sinks";
@@ -73,6 +105,12 @@ void check_latent_job(const LatentJob& job) {
          fmt::format("head_dim {}, rope_dim {}, head_dim_v {} and latent_dim {}", spec.head_dim, spec.rope_dim,
                      spec.head_dim_v, spec.latent_dim),
          "each must be at least 1", "DeepSeek's are 128, 64, 128 and 512.");
+  }
+  if (spec.q_in_latent) check_in_latent("queries", "head_dim", spec.head_dim, spec);
+  if (spec.out_in_latent) check_in_latent("O", "head_dim_v", spec.head_dim_v, spec);
+  if (const std::string_view what = in_latent(spec); !what.empty() && job.form == LatentForm::kExpanded) {
+    fail(ErrorCode::kUsage, fmt::format("the expanded form with {} in the latent", what),
+         "it folds keys and values of the heads", {"Use ", setting("form", "absorbed"), ", or give the matrices."});
   }
   check_heads(expanded_spec(spec, spec.heads));
   check_mask(spec.mask);

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "attention/tokens/batch.hpp"
+#include "kernels/head_product.hpp"
 #include "kernels/latent.hpp"
 #include "kernels/row_format.hpp"
 
@@ -30,7 +31,8 @@ struct FormChoice {
   std::string reason;  // e.g. "16 queries a sequence at most: absorbed up to 170"
 };
 
-// The form that the job names, else the one that costs less by the shape alone. Expanding a key to a head costs
+// The form that the job names, else the absorbed one where queries or O are in the latent, else the one that costs less
+// by the shape alone. Expanding a key to a head costs
 // 2 · latent_dim · (head_dim + head_dim_v) operations; the absorbed form pays 2 · (2 · latent_dim + rope_dim − head_dim
 // − rope_dim − head_dim_v) more for each query that sees the key. So up to as many queries as the first holds the
 // second it is cheaper: 170 at DeepSeek's dims. The longest q_len of the batch is compared with that, whatever the mask
@@ -40,7 +42,13 @@ FormChoice choose_form(const LatentJob& job);
 // What folds in a form: `heads` of the job's heads at a time, expanded; absorbed always all.
 FoldSpec form_spec(const LatentSpec& spec, LatentForm form, int heads);
 
-// "bf16, 128 heads, head_dim 128+64/128, latent 512, causal, scale 0.0721"
+// The products around what folds: expanded of latents to keys and to values, absorbed of queries and of O. None where
+// they are the caller's.
+std::optional<HeadProductSpec> key_product(const LatentSpec& spec, LatentForm form);
+std::optional<HeadProductSpec> value_product(const LatentSpec& spec);
+
+// "bf16, 128 heads, head_dim 128+64/128, latent 512, causal, scale 0.0721"; "latent 512, queries and O in it" where
+// they are
 std::string describe(const LatentSpec& spec);
 // The same with the batch: "…; 3 sequences, 1000 queries, 4096 keys"
 std::string describe(const LatentJob& job);
@@ -49,7 +57,7 @@ std::string describe(const LatentJob& job);
 // of bf16 whose latent_dim is a multiple of 128 and whose rope_dim is one of 4.
 void check_latent_format(std::string_view what, const RowFormat& format, const LatentSpec& spec);
 
-// Throws kUsage when the job contradicts itself: heads, dims, scale, soft-cap, window, batch, format.
+// Throws kUsage when the job contradicts itself: heads, dims, form, scale, soft-cap, window, batch, format.
 void check_latent_job(const LatentJob& job);
 
 }  // namespace ringattn

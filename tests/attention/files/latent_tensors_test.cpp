@@ -173,6 +173,49 @@ TEST(LatentTensors, TakeBatchesOtherNamesAndOrders) {
   EXPECT_EQ(JobInput(file, {}).op(), Op::kLatent);
 }
 
+// Queries in the latent need no w_uk, and O none of w_uv; what the file says is what the job has.
+TEST(LatentTensors, MayLackWhatIsTheCallers) {
+  const TemporaryFolder folder;
+  const LatentFile shape;
+  const NamedTensors tensors = latent_tensors(shape);
+  NamedTensors absorbed = with_queries_in_latent(tensors, shape);
+  Numerics numerics;
+  const auto open = [&](const NamedTensors& written, int latent_dim = 0) {
+    return JobInput(FileInput{write_tensors(folder.file("in"), written), {}, {}, {}, latent_dim}, numerics);
+  };
+  const JobInput beside = open(absorbed);
+  const LatentSpec& spec = beside.latent().spec;
+  EXPECT_TRUE(spec.q_in_latent && !spec.out_in_latent);
+  EXPECT_EQ(spec.head_dim, 128);
+  EXPECT_EQ(spec.head_dim_v, 24);
+  EXPECT_EQ(spec.softmax_scale, default_softmax_scale(LatentSpec{.head_dim = 16, .rope_dim = 8}));
+  EXPECT_EQ(beside.nope_dim(), 16);
+  EXPECT_EQ(beside.form().form, LatentForm::kAbsorbed);
+  absorbed.erase("w_uk");
+  EXPECT_EQ(error_of([&] { open(absorbed); }).code(), ErrorCode::kUsage) << "of which scale?";
+  numerics.softmax_scale = 0.25;
+  EXPECT_FALSE(open(absorbed).nope_dim().has_value());
+  EXPECT_EQ(open(absorbed).latent().spec.softmax_scale, 0.25F);
+  EXPECT_EQ(open(with_pages(absorbed, shape)).latent().spec.rope_dim, 8) << "w_uv says what the latent is";
+  absorbed.erase("w_uv");
+  for (const NamedTensors& rows : {absorbed, with_codes(absorbed), with_pages(with_codes(absorbed), shape)}) {
+    const JobInput alone = open(rows);
+    EXPECT_TRUE(alone.latent().spec.q_in_latent && alone.latent().spec.out_in_latent);
+    EXPECT_EQ(alone.latent().spec.latent_dim, 128);
+    EXPECT_EQ(alone.latent().spec.rope_dim, 8);
+    EXPECT_EQ(alone.job().spec.head_dim, 136);
+    EXPECT_EQ(alone.out_grid().shape(), (std::vector<std::int64_t>{44, 3, 128}));
+  }
+  EXPECT_EQ(open(with_pages(absorbed, shape), 128).latent().spec, open(absorbed).latent().spec);
+  NamedTensors unmultiplied = tensors;
+  unmultiplied.erase("w_uv");
+  numerics = {};
+  const LatentSpec latent = open(unmultiplied).latent().spec;
+  EXPECT_TRUE(!latent.q_in_latent && latent.out_in_latent);
+  EXPECT_EQ(latent.head_dim, 16);
+  EXPECT_EQ(latent.head_dim_v, 128);
+}
+
 struct Refusal {
   const char* what;
   std::function<void(NamedTensors&)> spoil;
@@ -192,7 +235,6 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
   const Refusal cases[] = {
       {"no rotary keys", missing("k_rope"), {"k_rope"}},
       {"no w_uk", missing("w_uk"), {"w_uk"}},
-      {"no w_uv", missing("w_uv"), {"w_uv"}},
       {"other tokens", shaped("k_rope", {121, 8}), {"`k_rope`", "[121, 8]", "`latent`", "[122, 128]"}},
       {"three axes", shaped("latent", {122, 1, 128}), {"`latent`", "it must have 2 axes"}},
       {"other latent dims", shaped("latent", {122, 64}), {"`latent`", "[122, 64]", "`w_uk`", "[3, 16, 128]"}},
@@ -220,12 +262,19 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
        [](NamedTensors& t) { t = with_projection(with_queries_in_latent(t, LatentFile())); },
        {"`kv_b_proj`", "`q`", "[44, 3, 136]", "is in the latent", "how many of the 40 rows of a head are w_uk's",
         "Give w_uk and w_uv instead"}},
-      {"queries in the latent without w_uk",
-       [](NamedTensors& t) {
+      {"no matrices", [](NamedTensors& t) { t.erase("w_uk"), t.erase("w_uv"); }, {"w_uk"}},
+      {"w_uk of other heads beside queries in the latent",
+       [&](NamedTensors& t) {
          t = with_queries_in_latent(t, LatentFile());
-         t.erase("w_uk");
+         shaped("w_uk", {2, 16, 128})(t);
        },
-       {"w_uk"}},
+       {"`w_uk`", "[2, 16, 128]", "`q`", "[44, 3, 136]"}},
+      {"pages of which nothing says what is the latent",
+       [](NamedTensors& t) {
+         t = with_pages(with_queries_in_latent(t, LatentFile()), LatentFile());
+         t.erase("w_uk"), t.erase("w_uv");
+       },
+       {"`latent_pages`", "[10, 16, 136]", "how many numbers of a row are the latent", "latent_dim = 512"}},
       {"codes of another row",
        [&](NamedTensors& t) {
          t = with_codes(t);
