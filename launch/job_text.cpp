@@ -99,8 +99,18 @@ std::string cache_text(const JobInput& input, const DecodeJob& job) {
 }
 
 std::string deal_text(const StepForecast& step) {
-  return step.job.spec.lists.any() ? "ranks share out the sequences"
-                                   : fmt::format("dealt by groups of {} keys", step.group_keys);
+  if (!step.job.spec.lists.any()) return fmt::format("dealt by groups of {} keys", step.group_keys);
+  const StepDeal& deal = step.deal;
+  if (deal.ranks() == 1) return "whole on one rank";
+  std::string text = fmt::format("dealt by {}", deal_name(deal));
+  if (step.idle() > 0) text += fmt::format("; {} of {} ranks have none", step.idle(), deal.ranks());
+  return text;
+}
+
+std::string held_text(const StepForecast& step, std::size_t rank) {
+  const std::string heads =
+      step.deal.heads == 1 ? "" : " of " + counted(static_cast<std::uint64_t>(step.kv_heads[rank]), "K/V head");
+  return fmt::format("rank {} holds {} keys{}, owns {} rows", rank, step.keys[rank], heads, step.rows[rank]);
 }
 
 void print_step(const Screen& screen, const JobInput& input, const Decode& decode, const StepForecast& step,
@@ -113,8 +123,8 @@ void print_step(const Screen& screen, const JobInput& input, const Decode& decod
                              format_bytes(static_cast<double>(step.memory.total()))));
   print_devices(screen, report);
   for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {
-    screen.detail(fmt::format("rank {} holds {} keys, owns {} rows, receives {}", rank, step.keys[rank],
-                              step.rows[rank], format_bytes(static_cast<double>(step.received[rank]))));
+    screen.detail(
+        fmt::format("{}, receives {}", held_text(step, rank), format_bytes(static_cast<double>(step.received[rank]))));
   }
 }
 

@@ -30,6 +30,8 @@ void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& re
 std::string cache_text(const JobInput& input, const DecodeJob& job);
 // "dealt by groups of 8192 keys": what each rank has of it.
 std::string deal_text(const StepForecast& step);
+// "rank 1 holds 131072 keys of 4 K/V heads, owns 8 rows".
+std::string held_text(const StepForecast& step, std::size_t rank);
 
 // What every op says first: program, world, input and job, and what computes it; then, with --verbose, where.
 void print_head(const Screen& screen, const std::string& source, const std::string& job, const KernelEntry& kernel,

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kDealt =
     "decoding has no such setting: rows stand at the end of their keys, which ranks "
-    "deal by groups";
+    "deal by groups, or with lists by heads";
 constexpr std::string_view kLatentAlone = "it is a setting of latent attention, --op mla";
 constexpr std::string_view kOneShape =
     "latents have no such setting: all heads share them, and queries see all of them";

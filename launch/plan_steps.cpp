@@ -28,7 +28,7 @@ std::int64_t most(const std::vector<std::int64_t>& values) { return *std::max_el
 void print_ranks(const Screen& screen, const StepForecast& step) {
   const std::size_t shown = screen.verbose() ? step.keys.size() : std::min(step.keys.size(), kShownRanks);
   for (std::size_t rank = 0; rank < shown; ++rank) {
-    screen.context(fmt::format("rank {} holds {} keys, owns {} rows", rank, step.keys[rank], step.rows[rank]));
+    screen.context(held_text(step, rank));
   }
   if (shown < step.keys.size()) {
     screen.context(fmt::format("… {} ranks in all; --verbose shows every one", step.keys.size()));
@@ -56,7 +56,7 @@ void write_row(JsonWriter& json, const JobInput& input, const StepForecast& step
   json.begin_object().member("world", world).member("tokens", input.job().batch.q_tokens());
   if (input.op() == Op::kLatent) json.member("form", form_name(input.form().form));
   json.member("keys", input.job().batch.k_tokens()).member("page_size", step.job.page_size);
-  json.member("layout", "groups").member("stripe", step.group_keys).member("groups", step.groups);
+  json.member("layout", deal_name(step.deal)).member("stripe", step.group_keys).member("groups", step.groups);
   json.member("bytes_per_rank", most(step.received)).member("bytes_moved", step.bytes_moved());
   json.member("bytes_read", step.bytes_read).member("memory_per_rank", step.memory.total());
   write_memory(json, step.memory);
@@ -64,6 +64,7 @@ void write_row(JsonWriter& json, const JobInput& input, const StepForecast& step
   json.key("ranks").begin_array();
   for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {
     json.begin_object().member("queries", step.rows[rank]).member("keys", step.keys[rank]);
+    json.member("kv_heads", step.kv_heads[rank]).member("folded", step.folded[rank]);
     json.member("bytes", step.received[rank]).end_object();
   }
   json.end_array().end_object();

@@ -85,7 +85,7 @@ void gather_step(Report& report, const JobInput& input, Decode& decode, const St
     figures.form = form_name(input.form().form);
   }
   figures.blocks = step.groups;
-  figures.layout = "groups";
+  figures.layout = deal_name(step.deal);
   figures.stripe = step.group_keys;
   figures.bytes_moved = step.bytes_moved();
   figures.memory_per_rank = step.memory.total();

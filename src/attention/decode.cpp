@@ -11,11 +11,12 @@
 #include "attention/decode_inputs.hpp"
 #include "attention/fault_cells.hpp"
 #include "attention/fitting.hpp"
+#include "attention/head_results.hpp"
 #include "attention/identities.hpp"
-#include "attention/partial_exchange.hpp"
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
+#include "attention/row_exchange.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 #include "comm/meeting.hpp"
@@ -26,11 +27,13 @@ namespace ringattn {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& remedy) {
-  fail(ErrorCode::kUsage, what, why, remedy);
-}
-
 bool has_rows(const TensorView& view) { return view.data != nullptr; }
+
+// How large a step is, all ranks together.
+struct StepExtent {
+  std::int64_t sequences = 0;
+  std::int64_t keys = 0;  // of the longest sequence that the rank looks at
+};
 
 }  // namespace
 
@@ -41,14 +44,15 @@ struct Decode::Impl {
         transport(the_transport),
         meeting(transport, Patience(options.timeout_seconds)) {}
 
-  int dealt() const { return ranks_of_sequence(job.spec, transport.size()); }
   // Whether ranks have parts of rows to give each other.
-  bool several() const { return dealt() > 1; }
-  bool shares_out_sequences() const { return dealt() < transport.size(); }
+  bool several() const { return deal.gives(); }
+  bool is_part() const { return deal.sequences > 1 || deal.heads > 1; }
   bool on_device() const { return backend->memory() == MemoryKind::kDevice; }
   // A host's tables are checked before anything is done.
   bool checks_on_device() const { return on_device() && options.check_tables; }
-  GroupShare share() const { return share_of_rank(transport.rank() % dealt(), dealt()); }
+  GroupShare share() const { return kept_share(deal, transport.rank()); }
+  HeadRange kv_heads() const { return kept_heads(deal, job.spec, transport.rank()); }
+  SequenceRange kept(std::int64_t sequences) const { return kept_sequences(deal, sequences, transport.rank()); }
   std::int64_t group_keys() const { return std::int64_t{kGroupTiles} * kernel->key_tile(); }
   SequenceRange owned(std::int64_t sequences) const {
     return owned_sequences(sequences, transport.rank(), transport.size());
@@ -56,36 +60,38 @@ struct Decode::Impl {
   static std::int64_t sequences_of(const DecodeInputs& inputs) { return inputs.q.tokens / inputs.rows; }
   std::int32_t* checked_lengths() const { return reinterpret_cast<std::int32_t*>(checks.data() + fault_bytes()); }
   CacheFault* faults() const { return reinterpret_cast<CacheFault*>(checks.data()); }
-  std::size_t fault_bytes() const { return static_cast<std::size_t>(job.limits.sequences) * sizeof(CacheFault); }
+  std::size_t fault_bytes() const { return static_cast<std::size_t>(part.limits.sequences) * sizeof(CacheFault); }
 
   void choose();
   void allocate();
   void connect();
   void check(const DecodeInputs& inputs, const DecodeOutputs& outputs) const {
     check_step(job, inputs, outputs, owned(inputs.rows < 1 ? 0 : sequences_of(inputs)).count);
+    check_caches(part, inputs);
     check_tables(own(inputs));
   }
   void check_tables(const DecodeInputs& inputs) const;
   void check_capture(const DecodeInputs& inputs) const;
   // What of a step this rank looks at.
   DecodeInputs own(const DecodeInputs& inputs) const {
-    return shares_out_sequences() ? part_of_step(job, inputs, owned(sequences_of(inputs))) : inputs;
+    return is_part() ? part_of_step(job, inputs, kept(sequences_of(inputs)), kv_heads()) : inputs;
   }
   CacheUpdate update_of(const DecodeInputs& inputs) const;
   BlockChoice choice_of(const DecodeInputs& inputs, const std::int32_t* lengths) const;
-  std::int64_t longest(const DecodeInputs& inputs) const;
-  double step_seconds(std::int64_t sequences, std::int64_t keys) const;
+  double step_seconds(const StepExtent& extent) const;
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
-  void enqueue_step(DecodeInputs inputs, const DecodeOutputs& outputs, std::int64_t keys, Stream stream);
+  void enqueue_step(DecodeInputs inputs, const StepExtent& extent, const DecodeOutputs& outputs, Stream stream);
   void grow_lengths(const DecodeInputs& inputs, Stream stream);
   void append(const DecodeInputs& inputs, CacheUpdate places, const std::int32_t* lengths, Stream stream);
-  void finish_together(DecodeStep step, Stream stream, const FoldOutput& output, std::int64_t keys);
+  void finish_together(DecodeStep step, const StepExtent& extent, const FoldOutput& output, Stream stream);
   void throw_faults();
 
   DecodeJob job;
   DecodeOptions options;
   Transport& transport;
   Meeting meeting;
+  StepDeal deal;
+  DecodeJob part;  // of the job, that this rank keeps: what its kernel does
   DecodeChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<DecodeKernel> kernel;
@@ -93,30 +99,33 @@ struct Decode::Impl {
   Buffer means, scores, chosen, counts;  // of blocks of keys, where steps choose them
   Buffer checks;                         // on devices: [sequences] faults, then [sequences] lengths
   std::unique_ptr<Marks> faults_read;
-  std::optional<FaultCells> appended;       // of compressed jobs: of k_new and of v_new
-  std::optional<PartialExchange> exchange;  // with several ranks
+  std::optional<FaultCells> appended;   // of compressed jobs: of k_new and of v_new
+  std::optional<RowExchange> exchange;  // with several ranks
   std::optional<EnqueuedRuns> runs;
 };
 
 void Decode::Impl::choose() {
   check_decode_job(job);
+  deal = deal_of(job, transport.size());
+  part = part_of_job(job, transport.rank(), transport.size());
   choice = choose_kernel(job.decode_spec(), fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
-  kernel = choice.row->make_kernel(job.decode_spec(), *backend);
-  kernel->check(job.limits, dealt());
+  kernel = choice.row->make_kernel(part.decode_spec(), *backend);
+  kernel->check(part.limits, deal.groups);
   if (job.spec.lists.any() && !job.format.is_plain() && transport.size() > 1) {
     fail(ErrorCode::kUnsupported,
          fmt::format("{} ranks decode a cache of {} by lists of key blocks", transport.size(), describe(job.format)),
-         "its tables are those of all sequences, and a rank has its own", "Use one rank, or plain caches.");
+         "its tables are those of all heads and sequences, and a rank keeps some", "Use one rank, or plain caches.");
   }
-  memory = decode_memory(job, *kernel, transport.size());
+  const DecodeJob largest = largest_part(job, transport.size());
+  memory = decode_memory(job, *choice.row->make_kernel(largest.decode_spec(), *backend), transport.size());
 }
 
 void Decode::Impl::allocate() {
-  kernel->reserve(job.limits);
+  kernel->reserve(part.limits);
   if (checks_on_device()) {
-    checks = backend->allocate(fault_bytes() + static_cast<std::size_t>(job.limits.sequences) * sizeof(std::int32_t));
+    checks = backend->allocate(fault_bytes() + static_cast<std::size_t>(part.limits.sequences) * sizeof(std::int32_t));
     backend->fill_bytes(checks.data(), std::byte{0}, checks.bytes(), backend->stream());
     backend->synchronize(backend->stream(), meeting.patience().for_peer(), {});
     faults_read = backend->make_marks(1, false);
@@ -124,19 +133,20 @@ void Decode::Impl::allocate() {
   if (!job.format.is_plain()) appended.emplace(*backend, meeting, transport, 2);
   backend->update_cache({}, backend->stream());  // makes it ready
   if (job.best_blocks > 0) {
-    const ChoiceMemory bytes = choice_memory(job);
+    const ChoiceMemory bytes = choice_memory(part);
     means = backend->allocate(bytes.means);
     scores = backend->allocate(bytes.scores);
     chosen = backend->allocate(bytes.chosen);
     counts = backend->allocate(bytes.counts);
     DecodeInputs none;
-    none.q = dense_view(static_cast<const void*>(nullptr), job.spec.dtype, 0, job.spec.heads, job.spec.head_dim);
-    none.k = cache_view(nullptr, job.spec.dtype, 0, 0, job.spec.kv_heads, job.spec.head_dim);
+    const FoldSpec& spec = part.spec;
+    none.q = dense_view(static_cast<const void*>(nullptr), spec.dtype, 0, spec.heads, spec.head_dim);
+    none.k = cache_view(nullptr, spec.dtype, 0, 0, spec.kv_heads, spec.head_dim);
     const BlockChoice ready = choice_of(none, nullptr);
     backend->pool_keys(ready, backend->stream());
     backend->choose_blocks(ready, backend->stream());
   }
-  if (several()) exchange.emplace(job, *kernel, transport, *backend);
+  if (several()) exchange.emplace(job, row_records(job, *kernel, transport.size()), transport, *backend);
   runs.emplace(*backend, transport, meeting.patience());
 }
 
@@ -152,15 +162,7 @@ void Decode::Impl::check_tables(const DecodeInputs& inputs) const {
     refuse_faults(update, ErrorCode::kUsage);
     return;
   }
-  const bool has_host_table = inputs.host_table.pages != nullptr;
-  if (inputs.host_lengths == nullptr ? has_host_table : has_host_table != job.is_paged()) {
-    refuse("host copies of lengths and block table are not complete", "one is checked by the other",
-           "Give host_lengths, and with pages host_table; or neither.");
-  }
-  if (inputs.host_prefixes.count != (inputs.host_lengths == nullptr ? 0 : inputs.prefixes.count)) {
-    refuse("host copies of the shared prefixes are not complete", "they are checked by lengths and block table",
-           "Give host_prefixes beside host_lengths where the step has prefixes; else leave them out.");
-  }
+  check_host_copies(job, inputs);
   if (inputs.host_lengths == nullptr) return;
   std::vector<std::int32_t> lengths(inputs.host_lengths, inputs.host_lengths + update.sequences);
   update.lengths = lengths.data();
@@ -176,8 +178,8 @@ void Decode::Impl::check_capture(const DecodeInputs& inputs) const {
                    fmt::format("exchanges partial results with {} other ranks", transport.size() - 1));
   }
   if (inputs.host_lengths != nullptr) {
-    refuse("a captured step has host copies of lengths", "a replay would not look at them",
-           "Leave them out; DecodeOptions::check_tables checks on the device.");
+    fail(ErrorCode::kUsage, "a captured step has host copies of lengths", "a replay would not look at them",
+         "Leave them out; DecodeOptions::check_tables checks on the device.");
   }
 }
 
@@ -197,7 +199,7 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
   update.prefixes = inputs.prefixes;
   if (inputs.lists.counts != nullptr) {
     update.lists = inputs.lists;
-    update.list_heads = job.spec.lists.heads;
+    update.list_heads = part.spec.lists.heads;
   }
   if (has_rows(inputs.k_new)) {
     if (job.format.k.is_plain()) update.parts[update.part_count++] = cache_part(inputs.k, inputs.k_new);
@@ -210,7 +212,7 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
 // Of a step that takes these lengths.
 BlockChoice Decode::Impl::choice_of(const DecodeInputs& inputs, const std::int32_t* lengths) const {
   BlockChoice of;
-  of.spec = job.spec;
+  of.spec = part.spec;
   of.q = inputs.q;
   of.rows = inputs.rows;
   of.most_rows = job.limits.rows;
@@ -226,30 +228,20 @@ BlockChoice Decode::Impl::choice_of(const DecodeInputs& inputs, const std::int32
   return of;
 }
 
-// Keys of the longest sequence of the step, as far as the host knows. All ranks know the same.
-std::int64_t Decode::Impl::longest(const DecodeInputs& inputs) const {
-  const std::int32_t* const known = on_device() ? inputs.host_lengths : inputs.lengths;
-  if (known == nullptr) return job.limits.keys;
-  const std::int64_t more = !on_device() && inputs.grow ? inputs.rows : 0;
-  std::int64_t most = 1;
-  for (std::int64_t s = 0; s < sequences_of(inputs); ++s) most = std::max(most, known[s] + more);
-  return most;
-}
-
-double Decode::Impl::step_seconds(std::int64_t sequences, std::int64_t keys) const {
-  const double pairs = static_cast<double>(sequences) * job.limits.rows * static_cast<double>(keys);
+double Decode::Impl::step_seconds(const StepExtent& extent) const {
+  const double pairs = static_cast<double>(extent.sequences) * job.limits.rows * static_cast<double>(extent.keys);
   return pair_flops(job.spec) * pairs / transport.size() / choice.row->flops_per_second(*backend);
 }
 
 void Decode::Impl::enqueue(const DecodeInputs& all, const DecodeOutputs& outputs, Stream stream) {
   DecodeInputs inputs = own(all);
-  const std::int64_t keys = longest(inputs);
-  runs->enqueue(stream, step_seconds(sequences_of(inputs), keys), [&] {
-    if (all.grow && shares_out_sequences()) {
+  const StepExtent extent{sequences_of(all), longest_sequence(job, inputs, on_device())};
+  runs->enqueue(stream, step_seconds(extent), [&] {
+    if (all.grow && deal.sequences > 1) {
       grow_lengths(all, stream);  // those of others, too
       inputs.grow = false;
     }
-    enqueue_step(inputs, outputs, keys, stream);
+    enqueue_step(inputs, extent, outputs, stream);
   });
 }
 
@@ -262,11 +254,12 @@ void Decode::Impl::grow_lengths(const DecodeInputs& inputs, Stream stream) {
   if (lengths.sequences > 0) backend->update_cache(lengths, stream);
 }
 
-// Of what this rank looks at. `keys`: of the longest sequence.
-void Decode::Impl::enqueue_step(DecodeInputs inputs, const DecodeOutputs& outputs, std::int64_t keys, Stream stream) {
+// `inputs`: what this rank looks at.
+void Decode::Impl::enqueue_step(DecodeInputs inputs, const StepExtent& extent, const DecodeOutputs& outputs,
+                                Stream stream) {
   CacheUpdate update = update_of(inputs);
   if (checks_on_device()) {
-    update.most_keys = std::min(update.most_keys, keys);
+    update.most_keys = std::min(update.most_keys, extent.keys);
     update.checked = checked_lengths();
     update.faults = faults();
   }
@@ -294,7 +287,7 @@ void Decode::Impl::enqueue_step(DecodeInputs inputs, const DecodeOutputs& output
     step.lists = choice_here.lists();
   }
   if (several()) {
-    finish_together(step, stream, output, keys);
+    finish_together(step, extent, output, stream);
   } else {
     step.output = output;
     kernel->enqueue(step, stream);
@@ -312,16 +305,25 @@ void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate places, const 
   if (!job.format.v.is_plain()) backend->append({&places, inputs.packed_v, inputs.v_new, appended->at(1)}, stream);
 }
 
-// Folds this rank's share for all rows, and merges the rows that it owns.
-void Decode::Impl::finish_together(DecodeStep step, Stream stream, const FoldOutput& output, std::int64_t keys) {
-  const std::int64_t sequences = step.q.tokens / step.rows;
-  const PartialShape shape{sequences, step.rows, exchange->groups_of(keys)};
-  const SequenceRange mine = owned(sequences);
-  step.partials = exchange->partials(shape);
+// Folds this rank's part for all rows, and finishes the rows that it owns.
+void Decode::Impl::finish_together(DecodeStep step, const StepExtent& extent, const FoldOutput& output, Stream stream) {
+  const bool has_groups = deal.groups > 1;
+  const std::int64_t groups = share_groups(extent.keys, deal.groups, kernel->key_tile());
+  const ExchangeShape shape{extent.sequences, step.rows, has_groups ? exchange->exchanged_groups(groups) : 1};
+  if (has_groups) {
+    step.partials = {reinterpret_cast<float*>(exchange->own_records()), shape.groups};
+  } else {
+    step.output = results_in(exchange->own_records(), part.spec, step.q.tokens);
+    step.output.sinks = output.sinks;
+  }
   kernel->enqueue(step, stream);
-  exchange->move(shape, stream, meeting.patience().for_work(step_seconds(sequences, keys)));
+  exchange->move(shape, stream, meeting.patience().for_work(step_seconds(extent)));
+  const SequenceRange mine = owned(extent.sequences);
   if (mine.count == 0) return;
-  const std::vector<const float*> shares = exchange->shares(shape);
+  const std::vector<std::byte*> records = exchange->records_of_owned(shape);
+  if (!has_groups) return join_heads(*backend, job.spec, deal, records, output, stream);
+  std::vector<const float*> shares;
+  for (const std::byte* const share : records) shares.push_back(reinterpret_cast<const float*>(share));
   kernel->merge({shares, shape.groups, step.rows, step.lengths + mine.first, output}, stream);
 }
 
@@ -340,13 +342,13 @@ void Decode::Impl::throw_faults() {
     faults_read->record(0, stream);
     faults_read->synchronize(0, meeting.patience().for_peer(), [this] { transport.progress(); });
   };
-  std::vector<CacheFault> found(static_cast<std::size_t>(job.limits.sequences));
+  std::vector<CacheFault> found(static_cast<std::size_t>(part.limits.sequences));
   backend->copy_rows(found.data(), bytes, faults(), bytes, bytes, 1, stream);
   settle();
   if (std::ranges::all_of(found, [](const CacheFault& fault) { return fault == CacheFault{}; })) return;
   backend->fill_bytes(faults(), std::byte{0}, fault_bytes(), stream);
   settle();
-  refuse_faults(found.data(), job.limits.sequences, ErrorCode::kUsage);
+  refuse_faults(found.data(), part.limits.sequences, ErrorCode::kUsage);
 }
 
 Decode::Decode(DecodeJob job, Transport& transport, DecodeOptions options)
@@ -382,6 +384,8 @@ GroupShare Decode::share() const { return impl_->share(); }
 std::int64_t Decode::cache_tokens(std::int64_t length) const {
   return keys_of_share(impl_->share(), impl_->group_keys(), length);
 }
+HeadRange Decode::kv_heads() const { return impl_->kv_heads(); }
+SequenceRange Decode::kept(std::int64_t sequences) const { return impl_->kept(sequences); }
 SequenceRange Decode::owned(std::int64_t sequences) const { return impl_->owned(sequences); }
 
 void Decode::run(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) {
@@ -412,11 +416,11 @@ void Decode::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, S
 void Decode::pool(const DecodeInputs& all, Stream stream) {
   Impl& impl = *impl_;
   if (impl.job.best_blocks == 0) {
-    refuse("means of keys are asked for", "steps of this job choose no blocks",
-           "DecodeJob::best_blocks has them do so.");
+    fail(ErrorCode::kUsage, "means of keys are asked for", "steps of this job choose no blocks",
+         "DecodeJob::best_blocks has them do so.");
   }
   if (all.rows < 1) return;
-  check_caches(impl.job, all);
+  check_caches(impl.part, all);
   const DecodeInputs inputs = impl.own(all);
   if (Impl::sequences_of(inputs) == 0) return;
   CacheUpdate update = impl.update_of(inputs);
@@ -428,7 +432,7 @@ void Decode::pool(const DecodeInputs& all, Stream stream) {
   } else if (!impl.on_device()) {
     refuse_faults(update, ErrorCode::kUsage);
   }
-  impl.runs->enqueue(stream, impl.step_seconds(update.sequences, impl.job.limits.keys), [&] {
+  impl.runs->enqueue(stream, impl.step_seconds({update.sequences, impl.job.limits.keys}), [&] {
     if (update.checked != nullptr) impl.backend->update_cache(update, stream);
     const std::int32_t* const lengths = update.checked != nullptr ? update.checked : inputs.lengths;
     impl.backend->pool_keys(impl.choice_of(inputs, lengths), stream);

@@ -18,8 +18,12 @@
 // of its own, and a block table that names those alone. Queries, lengths and new rows are the same on every rank. Each
 // rank folds what it keeps, for all rows, and the partial results travel to the rank that owns the row.
 //
-// With lists of key blocks ranks share out the sequences instead: each keeps all keys of those that it owns, and their
-// entries in the block table and the lists; of others it reads nothing. Steps then have equally many sequences.
+// With lists of key blocks ranks don't deal groups of keys: a list's group may hold keys from anywhere in the sequence,
+// and one rank folds a group. They share out the sequences: each keeps kept() alone, and their entries in the block
+// table and the lists; of others it reads nothing. Steps then have equally many sequences. And, where that leaves them
+// unevenly loaded, they deal the K/V heads: each rank's cache, and the lists that it is given, are those of the heads
+// kv_heads(); it folds them for all rows, and the results travel to the rank that owns the row. DecodeJob::head_parts
+// says which of both.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +31,7 @@
 #include <memory>
 
 #include "attention/decode_memory.hpp"
-#include "attention/tokens/group_deal.hpp"
+#include "attention/tokens/step_deal.hpp"
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
@@ -56,8 +60,8 @@ struct DecodeOptions {
 struct DecodeInputs {
   TensorView q;        // [sequences · rows, heads, head_dim], sequence by sequence
   int rows = 1;        // of a sequence, at most DecodeLimits::rows
-  MutableCacheView k;  // [pages, page_size, kv_heads, head_dim]: this rank's share
-  MutableCacheView v;  // [pages, page_size, kv_heads, head_dim_v]
+  MutableCacheView k;  // [pages, page_size, own kv_heads, head_dim]: this rank's share, of the heads Decode::kv_heads()
+  MutableCacheView v;  // [pages, page_size, own kv_heads, head_dim_v]
   // [sequences, table_pages] of pages of k and v; none for a dense cache. Entry i of sequence s is the page of tokens
   // [i · page_size, (i + 1) · page_size) of what this rank's cache holds of it (Decode::cache_tokens()). Entries behind
   // a sequence's last token may hold anything; those before it name pages, also where the mask hides them.
@@ -72,8 +76,8 @@ struct DecodeInputs {
   // DecodeLimits::prefixes.
   SharedPrefixes prefixes;
   // Which keys the rows see, where FoldSpec::lists has a shape and DecodeJob::best_blocks is 0
-  // (kernels/decode_lists.hpp). In memory of the kernel's kind: what stands there when the step begins is what it
-  // follows, also in a graph.
+  // (kernels/decode_lists.hpp): the lists of the heads Decode::kv_heads(), or the one of all heads. In memory of the
+  // kernel's kind: what stands there when the step begins is what it follows, also in a graph.
   DecodeLists lists;
   const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
   // Adds `rows` to every length before anything else is done. Else lengths are only read, and count the rows already.
@@ -130,6 +134,10 @@ class Decode {
   GroupShare share() const;
   // Tokens that this rank's cache holds of a sequence of `length` keys.
   std::int64_t cache_tokens(std::int64_t length) const;
+  // The K/V heads that this rank's cache holds, and has lists of: all of them, but where ranks deal heads.
+  HeadRange kv_heads() const;
+  // The sequences of a step of `sequences` that this rank's cache holds: all of them, but where ranks share them out.
+  SequenceRange kept(std::int64_t sequences) const;
   // The sequences of a step of `sequences` whose results this rank gets.
   SequenceRange owned(std::int64_t sequences) const;
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -29,8 +30,9 @@ void check_cache(std::string_view name, const MutableCacheView& view, const Fold
   if (view.dtype == spec.dtype && view.heads == spec.kv_heads && view.dim == dim && view.pages >= 0) return;
   refuse(fmt::format("the cache of {} is {} [{}, {}, {}, {}]", name, dtype_name(view.dtype), view.pages, view.page_size,
                      view.heads, view.dim),
-         fmt::format("the job's is {} [pages, page_size, {}, {}]", dtype_name(spec.dtype), spec.kv_heads, dim),
-         "Check the job's heads and dims.");
+         fmt::format("this rank's is {} [pages, page_size, {}, {}]", dtype_name(spec.dtype), spec.kv_heads, dim),
+         spec.lists.any() ? "Of several ranks that have lists, each is to keep those of Decode::kv_heads()."
+                          : "Check the job's heads and dims.");
 }
 
 bool has_rows(const TensorView& view) { return view.data != nullptr; }
@@ -70,62 +72,61 @@ void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOu
     check_rows("v_new", inputs.v_new, spec, inputs.q.tokens, spec.kv_heads, spec.head_dim_v);
   }
   check_sinks("FoldSpec", inputs.sinks, spec.sinks);
-  check_caches(job, inputs);
 }
 
-void check_caches(const DecodeJob& job, const DecodeInputs& inputs) {
-  const FoldSpec& spec = job.spec;
-  if (job.format.k.is_plain()) {
+void check_caches(const DecodeJob& part, const DecodeInputs& inputs) {
+  const FoldSpec& spec = part.spec;
+  if (part.format.k.is_plain()) {
     check_cache("k", inputs.k, spec, spec.head_dim);
   } else {
-    check_packed("k", inputs.packed_k, job.format.k, {spec.dtype, spec.kv_heads, spec.head_dim});
+    check_packed("k", inputs.packed_k, part.format.k, {spec.dtype, spec.kv_heads, spec.head_dim});
   }
-  const bool in_codes = job.decode_spec().values_in_codes();
+  const bool in_codes = part.decode_spec().values_in_codes();
   if (in_codes) {
     // Values lie in k.
-  } else if (job.format.v.is_plain()) {
+  } else if (part.format.v.is_plain()) {
     check_cache("v", inputs.v, spec, spec.head_dim_v);
   } else {
-    check_packed("v", inputs.packed_v, job.format.v, {spec.dtype, spec.kv_heads, spec.head_dim_v});
+    check_packed("v", inputs.packed_v, part.format.v, {spec.dtype, spec.kv_heads, spec.head_dim_v});
   }
-  const std::int64_t v_pages = in_codes                  ? cache_pages(job, inputs)
-                               : job.format.v.is_plain() ? inputs.v.pages
-                                                         : inputs.packed_v.pages;
-  const std::int64_t v_page = in_codes                  ? cache_page_size(job, inputs)
-                              : job.format.v.is_plain() ? inputs.v.page_size
-                                                        : inputs.packed_v.page_size;
-  if (cache_pages(job, inputs) != v_pages || cache_page_size(job, inputs) != v_page) {
-    refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", cache_pages(job, inputs),
-                       cache_page_size(job, inputs), v_pages, v_page),
+  const std::int64_t v_pages = in_codes                   ? cache_pages(part, inputs)
+                               : part.format.v.is_plain() ? inputs.v.pages
+                                                          : inputs.packed_v.pages;
+  const std::int64_t v_page = in_codes                   ? cache_page_size(part, inputs)
+                              : part.format.v.is_plain() ? inputs.v.page_size
+                                                         : inputs.packed_v.page_size;
+  if (cache_pages(part, inputs) != v_pages || cache_page_size(part, inputs) != v_page) {
+    refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", cache_pages(part, inputs),
+                       cache_page_size(part, inputs), v_pages, v_page),
            "a token's key and value lie at the same place of both", "Give k and v the same pages.");
   }
   const bool has_table = inputs.block_table.pages != nullptr;
-  if (job.is_paged() != has_table) {
+  if (part.is_paged() != has_table) {
     refuse(has_table ? "a dense cache has a block table" : "a block table is missing",
-           job.is_paged() ? fmt::format("the job has pages of {} tokens", job.page_size) : "the job has no pages",
+           part.is_paged() ? fmt::format("the job has pages of {} tokens", part.page_size) : "the job has no pages",
            "DecodeJob::page_size says whether there are pages.");
   }
-  if (!job.is_paged() && cache_pages(job, inputs) < inputs.q.tokens / inputs.rows) {
-    refuse(fmt::format("a dense cache of {} sequences", cache_pages(job, inputs)),
+  if (!part.is_paged() && cache_pages(part, inputs) < inputs.q.tokens / inputs.rows) {
+    refuse(fmt::format("a dense cache of {} sequences", cache_pages(part, inputs)),
            fmt::format("the step has {}", inputs.q.tokens / inputs.rows), "Each sequence has a page of its own.");
   }
-  if (job.is_paged() && cache_page_size(job, inputs) != job.page_size) {
-    refuse(fmt::format("pages of {} tokens", cache_page_size(job, inputs)),
-           fmt::format("the job's have {}", job.page_size), "Prepare for pages of this size.");
+  if (part.is_paged() && cache_page_size(part, inputs) != part.page_size) {
+    refuse(fmt::format("pages of {} tokens", cache_page_size(part, inputs)),
+           fmt::format("the job's have {}", part.page_size), "Prepare for pages of this size.");
   }
-  const bool takes_lists = spec.lists.any() && job.best_blocks == 0;
+  const bool takes_lists = spec.lists.any() && part.best_blocks == 0;
   if (takes_lists != (inputs.lists.blocks != nullptr) || takes_lists != (inputs.lists.counts != nullptr) ||
       inputs.lists.stride < 0) {
     refuse(takes_lists ? "lists of key blocks are missing, or not complete" : "a step has lists of key blocks",
-           takes_lists           ? "the job has them, each a row of blocks and how many of them count"
-           : job.best_blocks > 0 ? "steps of this job make them"
-                                 : "the job has none",
+           takes_lists            ? "the job has them, each a row of blocks and how many of them count"
+           : part.best_blocks > 0 ? "steps of this job make them"
+                                  : "the job has none",
            "FoldSpec::lists and DecodeJob::best_blocks say whether a step is given lists.");
   }
   const SharedPrefixes& prefixes = inputs.prefixes;
-  if (prefixes.count < 0 || prefixes.count > job.limits.prefixes) {
+  if (prefixes.count < 0 || prefixes.count > part.limits.prefixes) {
     refuse(fmt::format("a step has {} shared prefixes", prefixes.count),
-           fmt::format("steps were prepared for up to {}", job.limits.prefixes),
+           fmt::format("steps were prepared for up to {}", part.limits.prefixes),
            "Prepare for more: DecodeLimits::prefixes.");
   }
   if (prefixes.count > 0 && (prefixes.of_sequence == nullptr || prefixes.keys == nullptr)) {
@@ -141,18 +142,43 @@ void check_caches(const DecodeJob& job, const DecodeInputs& inputs) {
   }
 }
 
-DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine) {
-  const auto rows_of_mine = [&](const TensorView& all) {
+void check_host_copies(const DecodeJob& job, const DecodeInputs& inputs) {
+  const bool has_host_table = inputs.host_table.pages != nullptr;
+  if (inputs.host_lengths == nullptr ? has_host_table : has_host_table != job.is_paged()) {
+    refuse("host copies of lengths and block table are not complete", "one is checked by the other",
+           "Give host_lengths, and with pages host_table; or neither.");
+  }
+  if (inputs.host_prefixes.count != (inputs.host_lengths == nullptr ? 0 : inputs.prefixes.count)) {
+    refuse("host copies of the shared prefixes are not complete", "they are checked by lengths and block table",
+           "Give host_prefixes beside host_lengths where the step has prefixes; else leave them out.");
+  }
+}
+
+std::int64_t longest_sequence(const DecodeJob& job, const DecodeInputs& inputs, bool on_device) {
+  const std::int32_t* const known = on_device ? inputs.host_lengths : inputs.lengths;
+  if (known == nullptr) return job.limits.keys;
+  const std::int64_t more = !on_device && inputs.grow ? inputs.rows : 0;
+  std::int64_t most = 1;
+  for (std::int64_t s = 0; s < inputs.q.tokens / inputs.rows; ++s) most = std::max(most, known[s] + more);
+  return most;
+}
+
+DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine,
+                          const HeadRange& kv_heads) {
+  const HeadRange heads = query_heads(job.spec, kv_heads);
+  const auto part_of = [&](const TensorView& all, const HeadRange& of) {
     if (!has_rows(all)) return all;
-    TensorView rows = all;
-    rows.tokens = mine.count * inputs.rows;
-    if (rows.tokens > 0) rows.data = all.at(mine.first * inputs.rows, 0);
-    return rows;
+    TensorView part = all;
+    part.tokens = mine.count * inputs.rows;
+    part.heads = of.count;
+    if (part.tokens > 0) part.data = all.at(mine.first * inputs.rows, of.first);
+    return part;
   };
   DecodeInputs of = inputs;
-  of.q = rows_of_mine(inputs.q);
-  of.k_new = rows_of_mine(inputs.k_new);
-  of.v_new = rows_of_mine(inputs.v_new);
+  of.q = part_of(inputs.q, heads);
+  of.k_new = part_of(inputs.k_new, kv_heads);
+  of.v_new = part_of(inputs.v_new, kv_heads);
+  if (inputs.sinks != nullptr) of.sinks += heads.first;
   of.lengths += mine.first;
   if (inputs.host_lengths != nullptr) of.host_lengths += mine.first;
   if (job.is_paged()) {
@@ -166,10 +192,28 @@ DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, cons
     }
   }
   if (inputs.lists.counts != nullptr) {
-    of.lists.blocks += mine.first * job.spec.lists.heads * inputs.lists.stride;
-    of.lists.counts += mine.first * job.spec.lists.heads;
+    const std::int64_t lists = mine.first * spec_of_heads(job.spec, kv_heads).lists.heads;
+    of.lists.blocks += lists * inputs.lists.stride;
+    of.lists.counts += lists;
   }
   return of;
+}
+
+DecodeListArrays lists_of_heads(const DecodeListArrays& all, const FoldSpec& spec, const HeadRange& kv_heads) {
+  const int lists = spec_of_heads(spec, kv_heads).lists.heads;
+  if (lists == spec.lists.heads) return all;
+  const std::int64_t first = std::int64_t{kv_heads.first} * spec.lists.heads / spec.kv_heads;
+  DecodeListArrays part;
+  part.stride = all.stride;
+  for (auto at = static_cast<std::size_t>(first); at < all.counts.size();
+       at += static_cast<std::size_t>(spec.lists.heads)) {
+    for (std::size_t list = at; list < at + static_cast<std::size_t>(lists); ++list) {
+      const auto begin = all.blocks.begin() + static_cast<std::int64_t>(list) * all.stride;
+      part.counts.push_back(all.counts[list]);
+      part.blocks.insert(part.blocks.end(), begin, begin + all.stride);
+    }
+  }
+  return part;
 }
 
 }  // namespace ringattn

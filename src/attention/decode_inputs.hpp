@@ -16,13 +16,24 @@ inline std::int64_t cache_page_size(const DecodeJob& job, const DecodeInputs& in
   return job.format.k.is_plain() ? inputs.k.page_size : inputs.packed_k.page_size;
 }
 
-// Both throw kUsage, and change nothing. The step's rows, and its caches. `owned`: sequences whose results this rank
-// gets.
+// Both throw kUsage, and change nothing. The step's rows. `owned`: sequences whose results this rank gets.
 void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOutputs& outputs, std::int64_t owned);
-// Caches, tables, lists and prefixes; inputs.rows is at least 1.
-void check_caches(const DecodeJob& job, const DecodeInputs& inputs);
+// Caches, tables, lists and prefixes; inputs.rows is at least 1. `part`: of the job, that this rank keeps.
+void check_caches(const DecodeJob& part, const DecodeInputs& inputs);
 
-// The step of the sequences `mine` alone, of plain caches, without prefixes.
-DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine);
+// Where lengths lie on a device: whether the host's copies of them, of the table and of prefixes are complete, or none
+// is there. Throws kUsage.
+void check_host_copies(const DecodeJob& job, const DecodeInputs& inputs);
+
+// Keys of the longest of these sequences, as far as the host knows. `on_device`: where the kernel has its lengths.
+std::int64_t longest_sequence(const DecodeJob& job, const DecodeInputs& inputs, bool on_device);
+
+// The step of a rank's part alone, of plain caches, without prefixes: of sequences `mine` and these K/V heads. Caches
+// and lists are those of the heads already.
+DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine,
+                          const HeadRange& kv_heads);
+
+// The lists of these K/V heads alone, of lists of all of them.
+DecodeListArrays lists_of_heads(const DecodeListArrays& all, const FoldSpec& spec, const HeadRange& kv_heads);
 
 }  // namespace ringattn

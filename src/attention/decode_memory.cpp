@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "attention/head_results.hpp"
 #include "attention/tokens/cost.hpp"
-#include "attention/tokens/group_deal.hpp"
 #include "attention/tokens/job.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
@@ -35,10 +35,11 @@ std::string describe(const DecodeJob& job) {
   const std::string prefixes =
       job.limits.prefixes == 0 ? "" : fmt::format(", shared prefixes up to {}", job.limits.prefixes);
   const std::string best = job.best_blocks == 0 ? "" : fmt::format(", the best {} blocks", job.best_blocks);
-  return fmt::format("{}; {}, up to {} and {} each, {}{}{}", describe(job.decode_spec()),
+  const std::string parts = job.head_parts == 0 ? "" : fmt::format(", K/V heads in {} parts", job.head_parts);
+  return fmt::format("{}; {}, up to {} and {} each, {}{}{}{}", describe(job.decode_spec()),
                      counted(static_cast<std::uint64_t>(job.limits.sequences), "sequence"),
                      counted(static_cast<std::uint64_t>(job.limits.keys), "key"),
-                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache, prefixes, best);
+                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache, prefixes, best, parts);
 }
 
 void check_decode_job(const DecodeJob& job) {
@@ -95,12 +96,38 @@ void check_decode_job(const DecodeJob& job) {
     fail(ErrorCode::kUsage, fmt::format("blocks are chosen of keys that are stored as {}", describe(job.format)),
          "means are made of plain keys", "Give lists to each step: DecodeInputs::lists.");
   }
+  if (job.head_parts < 0 || (job.head_parts > 0 && !job.spec.lists.any())) {
+    fail(ErrorCode::kUsage, fmt::format("K/V heads are dealt in {} parts", job.head_parts),
+         "only ranks whose steps have lists of key blocks deal heads", "Use DecodeJob::head_parts 0.");
+  }
   if (job.pages < 0) refuse_limit(fmt::format("a pool of {} pages", job.pages), "it has at least one");
+}
+
+StepDeal deal_of(const DecodeJob& job, int ranks) {
+  const int parts = job.head_parts;
+  if (parts > 0) {
+    const int most = most_head_parts(job.spec, job.best_blocks > 0);
+    if (ranks % parts == 0 && parts <= most) return {ranks / parts, parts, 1};
+    fail(ErrorCode::kUsage, fmt::format("{} ranks deal K/V heads in {} parts", ranks, parts),
+         fmt::format("they can in a number of parts that divides theirs, up to {}: K/V heads that share a list of "
+                     "several, or one that a step chooses, stay together",
+                     most),
+         "Use DecodeJob::head_parts 0, or another number of ranks.");
+  }
+  return deal_step(job.spec, job.best_blocks > 0, job.limits.sequences, ranks);
+}
+
+DecodeJob part_of_job(const DecodeJob& job, int rank, int ranks) {
+  const StepDeal deal = deal_of(job, ranks);
+  DecodeJob part = job;
+  part.spec = spec_of_heads(job.spec, kept_heads(deal, job.spec, rank));
+  part.limits.sequences = (job.limits.sequences + deal.sequences - 1) / deal.sequences;
+  return part;
 }
 
 std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, int key_tile) {
   // The first rank has most.
-  return keys_of_share(share_of_rank(0, ranks), std::int64_t{kGroupTiles} * key_tile, job.limits.keys);
+  return keys_of_share(kept_share(deal_of(job, ranks), 0), std::int64_t{kGroupTiles} * key_tile, job.limits.keys);
 }
 
 std::int64_t most_table_pages(const DecodeJob& job, int ranks, int key_tile) {
@@ -125,38 +152,47 @@ ChoiceMemory choice_memory(const DecodeJob& job) {
   return memory;
 }
 
-std::size_t partial_bytes(const FoldSpec& spec, const DecodeKernel& kernel, std::int64_t rows, std::int64_t groups) {
-  return bytes_of(rows * groups * spec.heads, kernel.record_floats() * static_cast<std::int64_t>(sizeof(float)));
+RowRecords row_records(const DecodeJob& job, const DecodeKernel& kernel, int ranks) {
+  const StepDeal deal = deal_of(job, ranks);
+  const std::int64_t partial = kernel.record_floats() * static_cast<std::int64_t>(sizeof(float)) * job.spec.heads;
+  RowRecords records;
+  for (int rank = 0; rank < ranks; ++rank) {
+    records.bytes.push_back(deal.groups > 1 ? partial : ResultRecord(part_of_job(job, rank, ranks).spec).bytes);
+  }
+  if (deal.groups > 1) records.groups = share_groups(job.limits.keys, deal.groups, kernel.key_tile());
+  return records;
 }
 
 DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int ranks) {
   const FoldSpec& spec = job.spec;
   const DecodeLimits& limits = job.limits;
   const int key_tile = kernel.key_tile();
-  const int dealt = ranks_of_sequence(spec, ranks);
-  const std::int64_t table_pages = most_table_pages(job, dealt, key_tile);
+  const StepDeal deal = deal_of(job, ranks);
+  const DecodeJob part = largest_part(job, ranks);
+  const std::int64_t table_pages = most_table_pages(job, ranks, key_tile);
   // The most that a rank owns.
   const std::int64_t owned = (limits.sequences + ranks - 1) / ranks;
-  const std::int64_t pages = job.pages > 0 ? job.pages : (dealt == ranks ? limits.sequences : owned) * table_pages;
-  const std::int64_t page = job.is_paged() ? job.page_size : most_cache_tokens(job, dealt, key_tile);
+  const std::int64_t pages = job.pages > 0 ? job.pages : part.limits.sequences * table_pages;
+  const std::int64_t page = job.is_paged() ? job.page_size : most_cache_tokens(job, ranks, key_tile);
   const std::int64_t rows = limits.sequences * limits.rows;
   DecodeMemory memory;
-  const std::int64_t token = job.values_in_keys ? k_token_bytes(spec) : kv_token_bytes(spec);
-  const RowShape k{spec.dtype, spec.kv_heads, spec.head_dim};
-  const RowShape v{spec.dtype, spec.kv_heads, spec.head_dim_v};
+  const RowShape k{spec.dtype, part.spec.kv_heads, spec.head_dim};
+  const RowShape v{spec.dtype, part.spec.kv_heads, spec.head_dim_v};
   const std::int64_t stored = token_bytes(job.format.k, k) + (job.values_in_keys ? 0 : token_bytes(job.format.v, v));
   memory.cache =
       bytes_of(pages * page, stored) + static_cast<std::size_t>(table_bytes(job.format.k, k, limits.sequences) +
                                                                 table_bytes(job.format.v, v, limits.sequences));
   memory.tables = bytes_of(limits.sequences, (job.is_paged() ? table_pages : 0) * kTableEntry + kTableEntry);
-  memory.rows = bytes_of(rows, q_token_bytes(spec) + token) +
-                bytes_of(owned * limits.rows, out_token_bytes(spec) + lse_token_bytes(spec));
-  memory.scratch = kernel.scratch_bytes(limits) + choice_memory(job).total() +
-                   bytes_of(limits.sequences, static_cast<std::int64_t>(sizeof(CacheFault)) + kTableEntry);
-  if (dealt > 1) {
-    const std::int64_t groups = share_groups(limits.keys, ranks, key_tile);
-    memory.partials = partial_bytes(spec, kernel, rows, groups) +
-                      static_cast<std::size_t>(ranks - 1) * partial_bytes(spec, kernel, owned * limits.rows, groups);
+  memory.rows =
+      bytes_of(rows, q_token_bytes(spec) + (job.values_in_keys ? k_token_bytes(spec) : kv_token_bytes(spec))) +
+      bytes_of(owned * limits.rows, out_token_bytes(spec) + lse_token_bytes(spec));
+  memory.scratch = kernel.scratch_bytes(part.limits) + choice_memory(part).total() +
+                   bytes_of(part.limits.sequences, static_cast<std::int64_t>(sizeof(CacheFault)) + kTableEntry);
+  if (deal.gives()) {
+    const RowRecords records = row_records(job, kernel, ranks);
+    const std::int64_t others = deal.heads * deal.groups - 1;
+    memory.partials =
+        bytes_of((part.limits.sequences + others * owned) * limits.rows, records.groups * records.bytes.back());
   }
   return memory;
 }

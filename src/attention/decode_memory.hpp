@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "attention/tokens/step_deal.hpp"
 #include "kernels/decode.hpp"
 
 namespace ringattn {
@@ -25,6 +27,10 @@ struct DecodeJob {
   // Of a spec with lists: each step makes its lists by itself, of so many blocks of key_block keys (Decode). 0: each is
   // given them.
   int best_blocks = 0;
+  // Of a spec with lists, on several ranks: into how many parts K/V heads are dealt, a divisor of the ranks. 0: as it
+  // is even where all sequences have as much to fold (attention/tokens/step_deal.hpp). What ranks have not dealt by
+  // heads they deal by sequences.
+  int head_parts = 0;
 
   DecodeSpec decode_spec() const { return {spec, values_in_keys, format}; }
   bool is_paged() const { return page_size > 0; }
@@ -35,9 +41,17 @@ struct DecodeJob {
 std::string describe(const DecodeJob& job);
 
 // Throws kUsage when the job contradicts itself: heads, dims, formats, limits that are not positive or beyond 2^31 − 1
-// keys, page sizes that are not supported, lists beside prefixes, and best_blocks without lists or of keys that are
-// not plain.
+// keys, page sizes that are not supported, lists beside prefixes, best_blocks without lists or of keys that are not
+// plain, and head_parts without lists.
 void check_decode_job(const DecodeJob& job);
+
+// How ranks deal its steps. Throws kUsage where so many ranks can't deal DecodeJob::head_parts.
+StepDeal deal_of(const DecodeJob& job, int ranks);
+
+// What the rank's kernel does: the job over the sequences and K/V heads of its part. The last rank has as many of both
+// as any.
+DecodeJob part_of_job(const DecodeJob& job, int rank, int ranks);
+inline DecodeJob largest_part(const DecodeJob& job, int ranks) { return part_of_job(job, ranks - 1, ranks); }
 
 // Tokens that the rank with most of them holds of the longest sequence: the least page_size of a dense cache, and what
 // a block table has to reach.
@@ -46,8 +60,13 @@ std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, int key_tile);
 // Entries of a sequence in a rank's block table that reach the limits; 1 for a dense cache.
 std::int64_t most_table_pages(const DecodeJob& job, int ranks, int key_tile);
 
-// Bytes of the records that so many rows leave of so many groups each.
-std::size_t partial_bytes(const FoldSpec& spec, const DecodeKernel& kernel, std::int64_t rows, std::int64_t groups);
+// What ranks leave of a row for its owner: partials of the groups of a share, or one record of results.
+struct RowRecords {
+  std::vector<std::int64_t> bytes;  // [ranks] of a record
+  std::int64_t groups = 1;          // records of a row, at most
+};
+// `kernel`: of largest_part().
+RowRecords row_records(const DecodeJob& job, const DecodeKernel& kernel, int ranks);
 
 // Blocks of a list's size that the longest sequence has.
 std::int64_t most_list_blocks(const DecodeJob& job);
@@ -76,7 +95,7 @@ struct DecodeMemory {
   std::size_t total() const { return cache + tables + rows + scratch + partials; }
 };
 
-// `kernel` may be made on a backend without a device.
+// `kernel`: of largest_part(). It may be made on a backend without a device.
 DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int ranks);
 // Throws kMemory for a budget (0: none) that doesn't hold all of it.
 void check_budget(const DecodeMemory& needed, std::size_t budget);

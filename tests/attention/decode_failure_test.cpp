@@ -146,25 +146,29 @@ void fail_everywhere(const Play& play) {
   FAIL() << "a step makes more than " << kMostTries << " allocations";
 }
 
-// Ranks share out the sequences; a step chooses blocks of keys before it decodes.
+// Ranks share out the sequences, or the K/V heads; a step chooses blocks of keys before it decodes.
 TEST(DecodeFailure, WhereBlocksAreChosen) {
-  const std::vector<std::int64_t> lengths{700, 300, 500};
-  Job job;
-  job.spec = make_spec(Dtype::kF32, 2, 1, 16, {-1, 0});
-  for (const std::int64_t length : lengths) job.batch.sequences.push_back({1, length, length - 1});
-  const JobTensors tensors = random_tensors(job, 1);
-  const CacheLayout layout{.page_size = 16};
-  DecodeJob choosing = decode_job(job, 1, layout);
-  choosing.spec.lists = {64, 128, 1};
-  choosing.best_blocks = 2;
-  fail_everywhere([&](Transport& world, const std::function<void(const NextStep&)>& go) {
-    Decode decode(choosing, world, on_cpu());
-    DecodeRank rank(decode, job, tensors, layout);
-    rank.fill({699, 299, 499});
-    rank.load(lengths, 1);
-    go({[&] { decode.enqueue(rank.inputs(true, true), rank.outputs()); },
-        [&] { return rank.lengths_now() != rank.lengths; }});
-  });
+  for (const int heads : {1, 3}) {
+    const std::vector<std::int64_t> lengths{700, 300, 500};
+    Job job;
+    job.spec = make_spec(Dtype::kF32, 2 * heads, heads, 16, {-1, 0});
+    for (const std::int64_t length : lengths) job.batch.sequences.push_back({1, length, length - 1});
+    const JobTensors tensors = random_tensors(job, 1);
+    const CacheLayout layout{.page_size = 16};
+    DecodeJob choosing = decode_job(job, 1, layout);
+    choosing.spec.lists = {64, 128, heads};
+    choosing.best_blocks = 2;
+    choosing.head_parts = heads;
+    fail_everywhere([&](Transport& world, const std::function<void(const NextStep&)>& go) {
+      Decode decode(choosing, world, on_cpu());
+      EXPECT_EQ(decode.kv_heads().count, 1);
+      DecodeRank rank(decode, job, tensors, layout);
+      rank.fill({699, 299, 499});
+      rank.load(lengths, 1);
+      go({[&] { decode.enqueue(rank.inputs(true, true), rank.outputs()); },
+          [&] { return rank.lengths_now() != rank.lengths; }});
+    });
+  }
 }
 
 // New rows are compressed, and partial results exchanged.

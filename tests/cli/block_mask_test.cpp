@@ -43,7 +43,7 @@ TEST(BlockMask, StepsByListsAreThoseOfAPrefill) {
   for (const std::string lists : {"topk:8", "window:300+global:128", "bigbird:100,128,3,5+heads:kv", "all"}) {
     const Finished prefill = tool(Words{"run", "--block-mask", lists} + job);
     ASSERT_EQ(prefill.code, 0) << prefill.err;
-    for (const char* ranks : {"1", "2", "5"}) {
+    for (const char* ranks : {"1", "2", "4", "5"}) {
       for (const char* page : {"0", "16", "256"}) {
         const Finished step =
             tool(Words{"run", "--op", "decode", "--block-mask", lists, "--ranks", ranks, "--page-size", page} + job);
@@ -55,12 +55,45 @@ TEST(BlockMask, StepsByListsAreThoseOfAPrefill) {
   const Words step = Words{"--op", "decode", "--block-mask", "topk:8", "--page-size", "64"} + job;
   const Finished shapes = tool(Words{"verify", "--ranks", "3"} + step);
   EXPECT_EQ(shapes.code, 0) << shapes.out << shapes.err;
-  EXPECT_TRUE(has(shapes.out, "ranks share out the sequences")) << shapes.out;
+  EXPECT_TRUE(has(shapes.out, "dealt by ")) << shapes.out;
   const Finished oracle = tool(Words{"verify", "--against", "oracle"} + step);
   EXPECT_EQ(oracle.code, 0) << oracle.out << oracle.err;
   EXPECT_TRUE(has(oracle.out, "lists keep ")) << oracle.out;
-  const Finished plan = tool(Words{"plan", "--world", "2"} + step);
-  EXPECT_EQ(plan.code, 0) << plan.err;
+}
+
+// What a plan says of steps by lists: who keeps what, how even that is, and which ranks have nothing to do.
+TEST(BlockMask, PlansStepsByLists) {
+  const Words step = Words{"plan", "--op", "decode", "--seq", "9000", "--q-len", "1", "--heads", "16", "--kv-heads"} +
+                     Words{"8", "--head-dim", "64", "--block-mask", "window:1k+global:128", "--page-size", "64"};
+  const auto planned = [&](const std::string& ranks, const std::string& sequences) {
+    const Finished plan = tool(step + Words{"--world", ranks, "--batch", sequences});
+    EXPECT_EQ(plan.code, 0) << plan.err;
+    return plan.out;
+  };
+  EXPECT_TRUE(has(planned("1", "1"), "whole on one rank"));
+  const std::string two = planned("2", "1");
+  EXPECT_TRUE(has(two, "dealt by K/V heads")) << two;
+  EXPECT_TRUE(has(two, "rank 0 holds 9000 keys of 4 K/V heads, owns 0 rows")) << two;
+  EXPECT_TRUE(has(two, "rank 1 holds 9000 keys of 4 K/V heads, owns 1 rows")) << two;
+  EXPECT_TRUE(has(two, "1.0000")) << two;
+  const std::string many = planned("16", "1");
+  EXPECT_TRUE(has(many, "dealt by sequences and K/V heads; 8 of 16 ranks have none")) << many;
+  EXPECT_TRUE(has(many, "2.0000")) << many;
+  const std::string three = planned("3", "300");
+  EXPECT_TRUE(has(three, "dealt by sequences")) << three;
+  EXPECT_TRUE(has(three, "holds 900000 keys, owns 100 rows")) << three;
+
+  const Finished line = tool(step + Words{"--world", "2", "--batch", "3", "--jsonl", "-"});
+  ASSERT_EQ(line.code, 0) << line.err;
+  EXPECT_EQ(json_at(line.out, "/ranks/1/kv_heads"), "4") << line.out;
+  EXPECT_EQ(json_at(line.out, "/ranks/1/keys"), "27000") << line.out;
+  EXPECT_EQ(json_at(line.out, "/ranks/0/folded"), json_at(line.out, "/ranks/1/folded")) << line.out;
+  // Of the heads of another rank a row's outputs come, in bf16, and its LSE, and nothing else.
+  EXPECT_EQ(json_at(line.out, "/ranks/1/bytes"), "2112") << line.out;
+
+  const Words budget{"--world", "1", "--batch", "64", "--memory", "700MiB"};
+  EXPECT_EQ(tool(step + budget).code, 5);
+  EXPECT_EQ(tool(step + Words{"--world", "2", "--batch", "64", "--memory", "700MiB"}).code, 0);
 }
 
 TEST(BlockMask, ReplaysRowsByTheirLists) {
@@ -139,7 +172,7 @@ TEST(BlockMask, CachesThatNoKernelDecodesAreReadIntoRows) {
   EXPECT_TRUE(has(decoded.out, "# job: decode")) << decoded.out << decoded.err;
 }
 
-// Each rank reads its own sequences alone.
+// Each rank reads its own heads, or sequences, alone.
 TEST(BlockMask, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
   const TemporaryFolder folder;
   CacheShape shape;
@@ -154,13 +187,16 @@ TEST(BlockMask, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
   for (const char* ranks : {"1", "2", "3", "5"}) {
     const Finished run = tool({"run", "--input", cache, "--block-mask", "topk:3", "--ranks", ranks, "--json", "-"});
     ASSERT_EQ(run.code, 0) << run.err;
-    EXPECT_TRUE(has(run.err, "ranks share out the sequences")) << run.err;
+    const std::string deal = ranks == std::string("1")   ? "whole on one rank"
+                             : ranks == std::string("2") ? "dealt by K/V heads"
+                                                         : "dealt by sequences";
+    EXPECT_TRUE(has(run.err, deal)) << run.err;
     EXPECT_EQ(json_at(run.out, "/non_finite_inputs/k"), "3") << ranks;
     EXPECT_EQ(json_at(run.out, "/non_finite_inputs/v"), "0") << ranks;
   }
 }
 
-// Several ranks decode them over plain rows: each would need the tables of its own sequences alone.
+// Several ranks decode them over plain rows: each would need the tables of its own heads or sequences alone.
 TEST(BlockMask, CompressedCachesAreDecodedBySeveralRanks) {
   const Words job = Words{"run", "--op", "decode", "--synthetic", "7", "--seq", "900", "--batch", "3", "--q-len", "2"} +
                     Words{"--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--page-size", "64"} +

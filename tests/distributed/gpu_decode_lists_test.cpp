@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding on GPUs by lists of key blocks: a captured step follows lists that change in device memory, or chooses its
-// blocks anew with each launch; lists are checked on the device.
+// blocks anew with each launch; two ranks deal heads; lists are checked on the device.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/listed_steps.hpp"
+#include "tests/support/two_ranks.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -124,6 +126,59 @@ TEST_F(GpuDecodeByLists, AGraphChoosesItsBlocks) {
     EXPECT_EQ(dense, 0) << "all keys give the same: the test shows nothing";
     decode.wait();
   }
+}
+
+// Two ranks with a K/V head each, or with sequences of their own, while sequences grow.
+void expect_two_ranks(const char* transport, const std::vector<std::int64_t>& longest, int head_parts, int best) {
+  constexpr std::int64_t kSteps = 3;
+  const ListedSteps steps(usual_spec(), longest, 5, "cuda");
+  const std::vector<std::int64_t> start = plus(longest, -kSteps);
+  std::vector<std::shared_ptr<const TileLists>> lists;
+  std::vector<JobResult> expected;
+  for (std::int64_t step = 1; step <= kSteps; ++step) {
+    const std::vector<std::int64_t> lengths = plus(start, step);
+    lists.push_back(best > 0 ? steps.best(kShape, lengths, 1, best)
+                             : steps.lists(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 70, 3)));
+    expected.push_back(steps.attended(lists.back(), lengths, 1));
+  }
+  const CacheLayout layout{.page_size = longest.size() == 1 ? 64 : 0};
+  in_two_ranks(transport, [&](Transport& world) {
+    DecodeJob job = job_of(steps, 1, layout, best);
+    job.head_parts = head_parts;
+    Decode decode(job, world, on_gpu());
+    EXPECT_EQ(decode.kv_heads().count, head_parts == 2 ? 1 : 2);
+    DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+    if (best == 0) rank.set_lists(*lists[0], 1);
+    rank.fill(start);
+    rank.load(start, 1);
+    if (best > 0) decode.pool(rank.inputs(false, false), rank.stream());
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      rank.lengths = rank.lengths_now();
+      if (best == 0) rank.set_lists(*lists[static_cast<std::size_t>(step - 1)], 1);
+      rank.upload();
+      rank.load(plus(start, step), 1);
+      decode.enqueue(rank.inputs(true, true), rank.outputs(), rank.stream());
+      decode.wait();
+      EXPECT_EQ(rank.difference(expected[static_cast<std::size_t>(step - 1)]), "")
+          << transport << ", step " << step << ", rank " << world.rank() << ", best " << best;
+    }
+    world.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  });
+}
+
+void expect_two_ranks(const char* transport) {
+  for (const int best : {0, 12}) {
+    expect_two_ranks(transport, {100 * kBlock + 70}, 2, best);
+    expect_two_ranks(transport, {2 * 8192 + 150, 300, 40 * kBlock + 3}, 2, best);
+    expect_two_ranks(transport, {2 * 8192 + 150, 300, 40 * kBlock + 3}, 1, best);
+  }
+}
+
+TEST_F(GpuDecodeByLists, OnTwoRanks) { expect_two_ranks("p2p"); }
+
+TEST_F(GpuDecodeByLists, OnTwoRanksByNccl) {
+  if (visible_gpus().size() < 2) GTEST_SKIP() << "needs two GPUs: NCCL takes one for each rank";
+  expect_two_ranks("nccl");
 }
 
 TEST_F(GpuDecodeByLists, AreCheckedOnTheDevice) {

@@ -13,17 +13,22 @@
 #include "tests/distributed/over_mpi.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/listed_steps.hpp"
 
 namespace ringattn::testing {
 namespace {
 
 class MpiDecode : public OverMpi {
  protected:
-  Decode prepare(const Job& job, int rows, const CacheLayout& layout) {
+  DecodeOptions options() {
     DecodeOptions options;
     options.kernel.backend = backend();
     options.threads = 1;
-    return Decode(decode_job(job, rows, layout), transport(), options);
+    return options;
+  }
+
+  Decode prepare(const Job& job, int rows, const CacheLayout& layout) {
+    return Decode(decode_job(job, rows, layout), transport(), options());
   }
 
   JobResult attended(const Job& job, const JobTensors& tensors) {
@@ -91,6 +96,41 @@ TEST_P(MpiDecode, GrowingSequences) {
     EXPECT_EQ(rank.difference(reference), "") << "step " << step << ", rank " << transport().rank();
   }
   transport().barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+}
+
+// By lists ranks keep some of the heads, or, where there are fewer than ranks, of the sequences.
+TEST_P(MpiDecode, ByLists) {
+  for (const int kv_heads : {2, 5}) {
+    for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{8192 + 1300}, {2000, 300, 1400, 130}}) {
+      const ListShape shape{128, 128, kv_heads == 5 ? kv_heads : 1};
+      FoldSpec spec = make_spec(Dtype::kBf16, 2 * kv_heads, kv_heads, 64, {-1, 0});
+      spec.sinks = true;
+      const ListedSteps steps(spec, lengths, 14, backend());
+      const auto lists = steps.lists(shape, lengths, 1, random_blocks(shape, spec.mask, 66, 3));
+      const JobResult reference = steps.attended(lists, lengths, 1);
+      const CacheLayout layout{.page_size = lengths.size() == 1 ? 64 : 0};
+      DecodeJob job = decode_job(steps.job(), 1, layout);
+      job.spec.lists = shape;
+      if (lengths.size() > 1 && transport().size() <= kv_heads) job.head_parts = transport().size();
+      Decode decode(job, transport(), options());
+      DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+      rank.set_lists(*lists, 1);
+      std::vector<std::int64_t> before = lengths;
+      for (std::int64_t& length : before) --length;
+      rank.fill(before);
+      rank.load(lengths, 1);
+      decode.run(rank.inputs(true, true), rank.outputs(), rank.stream());
+      EXPECT_EQ(rank.difference(reference), "") << kv_heads << " heads, rank " << transport().rank();
+      expect_all_owned(decode, steps.job());
+      // As many steps again, none of which is waited for.
+      for (int again = 0; again < 3; ++again) {
+        decode.enqueue(rank.inputs(false, false), rank.outputs(), rank.stream());
+      }
+      decode.wait();
+      EXPECT_EQ(rank.difference(reference), "") << kv_heads << " heads, rank " << transport().rank();
+      transport().barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+    }
+  }
 }
 
 // One rank's table is wrong: all ranks refuse the step, and the next one is as ever.

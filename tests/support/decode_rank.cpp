@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 
+#include "attention/decode_inputs.hpp"
 #include "attention/tokens/cost.hpp"
 
 namespace ringattn::testing {
@@ -136,8 +137,9 @@ void DecodeRank::make_pages(const CacheLayout& layout) {
 }
 
 MutableCacheView DecodeRank::view(std::byte* data, int dim) const {
-  return head_major_ ? head_major_cache_view(data, job_.spec.dtype, pages_, page_size_, job_.spec.kv_heads, dim)
-                     : cache_view(data, job_.spec.dtype, pages_, page_size_, job_.spec.kv_heads, dim);
+  const int heads = decode_.kv_heads().count;
+  return head_major_ ? head_major_cache_view(data, job_.spec.dtype, pages_, page_size_, heads, dim)
+                     : cache_view(data, job_.spec.dtype, pages_, page_size_, heads, dim);
 }
 
 // Where the rank keeps the key at `position` of a sequence, if it does.
@@ -150,9 +152,10 @@ void DecodeRank::put_row(std::vector<std::byte>& cache, const std::vector<std::b
   const std::int64_t page = table_pages > 0 ? table[entry] : static_cast<std::int64_t>(sequence);
   const MutableCacheView to = view(cache.data(), dim);
   const std::size_t element = size_of(to.dtype);
-  for (int head = 0; head < job_.spec.kv_heads; ++head) {
+  const HeadRange heads = decode_.kv_heads();
+  for (int head = 0; head < heads.count; ++head) {
     const std::int64_t at = page * to.page_stride + token % page_size_ * to.token_stride + head * to.head_stride;
-    const std::int64_t from = ((cu_k_[sequence] + position) * job_.spec.kv_heads + head) * dim;
+    const std::int64_t from = ((cu_k_[sequence] + position) * job_.spec.kv_heads + heads.first + head) * dim;
     std::memcpy(cache.data() + static_cast<std::size_t>(at) * element,
                 rows.data() + static_cast<std::size_t>(from) * element, static_cast<std::size_t>(dim) * element);
   }
@@ -176,7 +179,8 @@ void DecodeRank::fill(const std::vector<std::int64_t>& filled) {
 }
 
 void DecodeRank::set_lists(const TileLists& lists, int rows) {
-  DecodeListArrays arrays = decode_lists(lists, job_.spec.mask, rows, list_stride_);
+  DecodeListArrays arrays =
+      lists_of_heads(decode_lists(lists, job_.spec.mask, rows, list_stride_), decode_.job().spec, decode_.kv_heads());
   list_blocks = std::move(arrays.blocks);
   list_counts = std::move(arrays.counts);
 }

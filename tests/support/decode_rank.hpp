@@ -47,7 +47,7 @@ class DecodeRank {
   std::int64_t table_pages = 0;
   std::vector<std::int32_t> prefix_of;  // as in CacheLayout
   std::vector<std::int32_t> prefix_keys;
-  // Of a job whose steps are given lists. set_lists() has those of the last `rows` queries, of the same shape.
+  // Of a job whose steps are given lists: those of the rank's heads. set_lists() has those of the last `rows` queries.
   std::vector<std::int32_t> list_blocks;
   std::vector<std::int32_t> list_counts;
   void set_lists(const TileLists& lists, int rows);

@@ -24,11 +24,13 @@ DecodeOptions decode_options(const Options& options) {
 StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks, int threads,
                            KernelPlace place) {
   const DecodeChoice choice = choose_kernel(decode_spec(input), request, place);
-  const DecodeSpec spec = stored_spec(input, *choice.row, ranks);
+  DecodeSpec spec = stored_spec(input, *choice.row, ranks);
   const auto backend = choice.row->make_backend({threads > 0 ? threads : usable_processors().count, kNoDevice});
   const LatentProducts products = input.op() == Op::kLatent
                                       ? make_latent_products(input.latent().spec, choice.row->backend, *backend, place)
                                       : LatentProducts{};
+  const int key_tile = choice.row->make_kernel(spec, *backend)->key_tile();
+  spec.fold = largest_part(decode_job(input, ranks, key_tile, spec.format), ranks).spec;
   return forecast_step(input, *choice.row->make_kernel(spec, *backend), ranks, spec.format, products);
 }
 

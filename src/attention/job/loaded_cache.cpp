@@ -2,6 +2,7 @@
 #include "attention/job/loaded_cache.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -16,6 +17,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kCodesAtOnce = 1 << 14;  // tokens that are read and checked at a time
+constexpr std::int64_t kRowsAtOnce = 1 << 14;   // tokens of all heads, of which a rank keeps some
 constexpr std::size_t kStreamAlignment = 256;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kStreamAlignment - 1) / kStreamAlignment * kStreamAlignment; }
@@ -38,6 +40,17 @@ void hold_back(std::vector<PlacedKeys>& held, std::span<const std::int64_t> cu_k
   std::erase_if(held, [](const PlacedKeys& place) { return place.keys.tokens() == 0; });
 }
 
+// Calls piece(runs, rows) for some tokens of the runs at a time, and where they are in `rows`.
+void for_each_piece_of(std::span<const PackedRun> runs, const MutableTensorView& rows,
+                       const std::function<void(const std::vector<PackedRun>&, const MutableTensorView&)>& piece) {
+  for (std::int64_t begin = 0; begin < rows.tokens; begin += kRowsAtOnce) {
+    MutableTensorView part = rows;
+    part.data = rows.at(begin, 0);
+    part.tokens = std::min(kRowsAtOnce, rows.tokens - begin);
+    piece(part_of(runs, begin, part.tokens), part);
+  }
+}
+
 }  // namespace
 
 LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done,
@@ -47,10 +60,11 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   const FoldSpec& spec = job.spec;
   const auto key_tile = static_cast<int>(decode.group_keys() / kGroupTiles);
   share_ = rank_cache(input, job, meeting.rank(), meeting.size(), key_tile);
+  kv_heads_ = decode.kv_heads();
   if (held_back > 0) hold_back(share_.held, input.job().batch.cu_k(), held_back);
   Backend& backend = decode.backend();
-  k_ = {SyntheticTensor::kK, job.format.k, {spec.dtype, spec.kv_heads, spec.head_dim}, {}};
-  v_ = {SyntheticTensor::kV, job.format.v, {spec.dtype, spec.kv_heads, spec.head_dim_v}, {}};
+  k_ = {SyntheticTensor::kK, job.format.k, {spec.dtype, kv_heads_.count, spec.head_dim}, {}};
+  v_ = {SyntheticTensor::kV, job.format.v, {spec.dtype, kv_heads_.count, spec.head_dim_v}, {}};
   pools_.k = backend.allocate(pool_bytes(k_.format, k_.shape, rows()));
   if (!job.values_in_keys) pools_.v = backend.allocate(pool_bytes(v_.format, v_.shape, rows()));
   if (job.values_in_keys) {
@@ -58,7 +72,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
     mark_unwritten(backend, {&pools_.k});
     // Rows of 8 bits are taken for rows of half as many numbers.
     const std::int64_t width = token_bytes(k_.format, k_.shape) / static_cast<std::int64_t>(size_of(spec.dtype));
-    fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows(), 1, width), step_done);
+    fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows(), 1, width), nullptr, step_done);
   } else {
     load(k_, pools_.k, non_finite_.k, step_done);
     load(v_, pools_.v, non_finite_.v, step_done);
@@ -90,13 +104,49 @@ void LoadedCache::load(Part& part, Buffer& pool, std::int64_t& non_finite, const
     non_finite = fill_pages(part, pool, step_done);
   } else {
     const RowShape& shape = part.shape;
+    const bool in_pages = input_.has_file_pages() && input_.compressed(part.tensor) == nullptr;
     fill_rows(part.tensor, dense_view(static_cast<void*>(pool.data()), shape.dtype, rows(), shape.heads, shape.dim),
-              step_done);
+              in_pages ? &non_finite : nullptr, step_done);
   }
 }
 
 bool LoadedCache::as_in_file(const Part& part) const {
-  return input_.has_file_pages() && input_.compressed(part.tensor) == nullptr;
+  return input_.has_file_pages() && input_.compressed(part.tensor) == nullptr && !has_some_heads();
+}
+
+void LoadedCache::read_heads(SyntheticTensor tensor, std::span<const PackedRun> runs,
+                             const MutableTensorView& host) const {
+  const int threads = decode_.options().threads;
+  if (!has_some_heads()) return input_.read(tensor, runs, host, threads);
+  const std::int64_t heads = input_.job().spec.kv_heads;
+  const auto element = static_cast<std::int64_t>(size_of(host.dtype));
+  std::vector<std::byte> all(static_cast<std::size_t>(std::min(kRowsAtOnce, host.tokens) * heads * host.dim * element));
+  for_each_piece_of(runs, host, [&](const std::vector<PackedRun>& piece, const MutableTensorView& rows) {
+    const MutableTensorView from = dense_view(static_cast<void*>(all.data()), host.dtype, rows.tokens, heads, host.dim);
+    input_.read(tensor, piece, from, threads);
+    for (std::int64_t token = 0; token < rows.tokens; ++token) {
+      std::memcpy(rows.at(token, 0), from.at(token, kv_heads_.first),
+                  static_cast<std::size_t>(rows.token_stride * element));
+    }
+  });
+}
+
+void LoadedCache::make_heads(SyntheticTensor tensor, std::span<const PackedRun> runs,
+                             const MutableTensorView& rows) const {
+  Backend& backend = decode_.backend();
+  const std::vector<PackedRun> made = input_.made_tokens(tensor, runs);
+  if (!has_some_heads()) return backend.fill_synthetic(*input_.seed(), tensor, made, rows, backend.stream());
+  Buffer all;
+  make_rows(backend, rows.dtype, std::min(kRowsAtOnce, rows.tokens), input_.job().spec.kv_heads, rows.dim, all);
+  for_each_piece_of(made, rows, [&](const std::vector<PackedRun>& piece, const MutableTensorView& to) {
+    const MutableTensorView from =
+        dense_view(static_cast<void*>(all.data()), rows.dtype, to.tokens, input_.job().spec.kv_heads, rows.dim);
+    backend.fill_synthetic(*input_.seed(), tensor, piece, from, backend.stream());
+    const auto element = static_cast<std::int64_t>(size_of(rows.dtype));
+    backend.copy_rows(to.data, to.token_stride * element, from.at(0, kv_heads_.first), from.token_stride * element,
+                      to.token_stride * element, to.tokens, backend.stream());
+  });
+  await(backend, meeting_.patience());
 }
 
 // Latents and rotary keys side by side, or rows of 8 bits as they lie in the file.
@@ -126,9 +176,9 @@ void LoadedCache::for_each_stretch(const LoadRows& load) const {
   load(runs, first);
 }
 
-// Without a tensor they are those of latents and rotary keys side by side.
+// Without a tensor they are those of latents and rotary keys side by side. `non_finite`: counts values, or null.
 void LoadedCache::fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows,
-                            const StepDone& step_done) {
+                            std::int64_t* non_finite, const StepDone& step_done) {
   Backend& backend = decode_.backend();
   Staging staging(backend, meeting_.patience());
   std::int64_t done = 0;
@@ -137,12 +187,13 @@ void LoadedCache::fill_rows(std::optional<SyntheticTensor> tensor, const Mutable
     stretch.data = rows.at(first, 0);
     stretch.tokens = total_tokens(runs);
     if (tensor && input_.is_made(*tensor)) {
-      backend.fill_synthetic(*input_.seed(), *tensor, input_.made_tokens(*tensor, runs), stretch, backend.stream());
+      make_heads(*tensor, runs, stretch);
       return;
     }
     const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
       if (tensor) {
-        input_.read(*tensor, piece, host, decode_.options().threads);
+        read_heads(*tensor, piece, host);
+        if (non_finite != nullptr) *non_finite += count_non_finite(host);
         return;
       }
       fill_latents(piece, host);

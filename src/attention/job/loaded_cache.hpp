@@ -27,7 +27,7 @@ struct CachePools {
 };
 
 // The cache of one rank, filled. Slots that hold no token are NaN, or codes that mean nothing, but for those of a
-// file's pages of elements, which are as they lie there.
+// file's pages of elements that a rank has all heads of, which are as they lie there.
 class LoadedCache {
  public:
   // `held_back`: so many tokens at the end of each sequence are not there yet; pages of a file are whole. Throws what
@@ -63,11 +63,18 @@ class LoadedCache {
   CompressedCache packed(const Part& part, const Buffer& pool) const;
   // Whether the pool holds a file's pages as they lie there.
   bool as_in_file(const Part& part) const;
+  // Whether the rank has only some of the heads.
+  bool has_some_heads() const { return kv_heads_.count < input_.job().spec.kv_heads; }
+  // Fills dense rows with this rank's heads of these tokens: in host memory what the input reads, in the backend's what
+  // it is made of.
+  void read_heads(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& host) const;
+  void make_heads(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows) const;
   std::int64_t rows() const { return share_.pages * share_.page_size; }
   // Calls `load` with keys whose rows are neighbours, and the first of these rows, until all are loaded.
   void for_each_stretch(const LoadRows& load) const;
   void fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host);
-  void fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows, const StepDone& step_done);
+  void fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows, std::int64_t* non_finite,
+                 const StepDone& step_done);
   void fill_codes(const CompressedSource& source, const Part& part, const Buffer& pool, const StepDone& step_done);
   std::int64_t fill_pages(const Part& part, const Buffer& pool, const StepDone& step_done);
 
@@ -75,6 +82,7 @@ class LoadedCache {
   Decode& decode_;
   Meeting meeting_;
   RankCache share_;
+  HeadRange kv_heads_;
   Part k_, v_;
   CachePools pools_;
   std::vector<std::int32_t> host_lengths_;

@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "attention/decode_inputs.hpp"
 #include "attention/job/staging.hpp"
 
 namespace ringattn {
@@ -63,7 +64,8 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
     cache_->place(inputs_);
     cache_->place_host_copies(inputs_);
     if (input.job().lists != nullptr) {
-      const DecodeListArrays lists = decode_lists(*input.job().lists, spec.mask, inputs_.rows, 1);
+      const DecodeListArrays lists =
+          lists_of_heads(decode_lists(*input.job().lists, spec.mask, inputs_.rows, 1), spec, decode.kv_heads());
       list_blocks_ = upload<std::int32_t>(backend, lists.blocks);
       list_counts_ = upload<std::int32_t>(backend, lists.counts);
       await(backend, meeting.patience());

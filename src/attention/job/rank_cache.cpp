@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <functional>
 
+#include "attention/job/listed_keys.hpp"
 #include "attention/tokens/cost.hpp"
-#include "attention/tokens/group_deal.hpp"
+#include "attention/tokens/step_deal.hpp"
 #include "base/error.hpp"
 #include "kernels/cache_share.hpp"
 #include "kernels/merge.hpp"
@@ -37,12 +38,9 @@ struct Holding {
   std::int64_t group = 0;  // keys
 };
 
-Holding holding_of(const FoldSpec& spec, const Batch& batch, int rank, int ranks, int key_tile) {
-  const auto sequences = static_cast<std::int64_t>(batch.sequences.size());
-  const int dealt = ranks_of_sequence(spec, ranks);
-  const bool whole = dealt < ranks;  // sequences are dealt, and not their groups
-  return {whole ? owned_sequences(sequences, rank, ranks) : SequenceRange{0, sequences},
-          share_of_rank(rank % dealt, dealt), group_keys(key_tile)};
+Holding holding_of(const DecodeJob& job, int rank, int ranks, int key_tile) {
+  const StepDeal deal = deal_of(job, ranks);
+  return {kept_sequences(deal, job.limits.sequences, rank), kept_share(deal, rank), group_keys(key_tile)};
 }
 
 // The numbers of the pages that hold it, ascending.
@@ -76,6 +74,20 @@ RankCache dense_share(const Batch& batch, const Holding& holding, std::int64_t c
                    });
   }
   return cache;
+}
+
+// By what the lists have the ranks fold, where they are known and there are several ranks; else 0.
+int head_parts(const Job& job, const FoldSpec& spec, int ranks) {
+  const std::vector<std::int64_t> listed = ranks > 1 ? listed_keys(job) : std::vector<std::int64_t>();
+  if (listed.empty()) return 0;
+  return deal_step(spec, false, ranks,
+                   [&](const StepDeal& deal) {
+                     std::int64_t most = 0;
+                     for (int rank = 0; rank < ranks; ++rank)
+                       most = std::max(most, folded_keys(listed, job, deal, rank));
+                     return most;
+                   })
+      .heads;
 }
 
 // Tokens of a group whose codes are made together, of either tensor.
@@ -167,6 +179,7 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const Cache
   for (std::size_t s = 0; s < sequences.distinct(); ++s) {
     job.limits.keys = std::max(job.limits.keys, sequences[s].k_len);
   }
+  job.head_parts = head_parts(input.job(), job.spec, ranks);
   if (input.pages() == nullptr) return job;
   job.page_size = input.pages()->page_size;
   if (!job.spec.lists.any()) {
@@ -175,18 +188,17 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const Cache
   job.pages = 1;
   const Batch& batch = input.job().batch;
   for (int rank = 0; rank < ranks; ++rank) {
-    const auto pages = needed_pages(*input.pages(), batch, holding_of(job.spec, batch, rank, ranks, key_tile)).size();
+    const auto pages = needed_pages(*input.pages(), batch, holding_of(job, rank, ranks, key_tile)).size();
     job.pages = std::max(job.pages, static_cast<std::int64_t>(pages));
   }
   return job;
 }
 
 RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile) {
-  const int dealt = ranks_of_sequence(job.spec, ranks);
   const Batch& batch = input.job().batch;
-  const Holding holding = holding_of(job.spec, batch, rank, ranks, key_tile);
-  if (!job.is_paged()) return dense_share(batch, holding, most_cache_tokens(job, dealt, key_tile));
-  return paged_share(*input.pages(), batch, holding, most_table_pages(job, dealt, key_tile),
+  const Holding holding = holding_of(job, rank, ranks, key_tile);
+  if (!job.is_paged()) return dense_share(batch, holding, most_cache_tokens(job, ranks, key_tile));
+  return paged_share(*input.pages(), batch, holding, most_table_pages(job, ranks, key_tile),
                      coded_together(job.format));
 }
 

@@ -22,8 +22,9 @@ struct PlacedKeys {
   bool operator==(const PlacedKeys&) const = default;
 };
 
-// A rank's cache: its pages, or the one page a sequence has of a dense cache. With lists of key blocks it holds the
-// sequences that the rank owns, and no entry of the table is read that is another's.
+// A rank's cache: its pages, or the one page a sequence has of a dense cache. It holds the sequences of the rank's part
+// (attention/tokens/step_deal.hpp), and no entry of the table is read that is another's. Of these it has the part's
+// heads.
 struct RankCache {
   std::int64_t pages = 0;
   std::int64_t first_sequence = 0;    // that it holds
@@ -41,14 +42,14 @@ DecodeSpec decode_spec(const JobInput& input);
 
 // The same with the cache as the input stores it, where a kernel of this row reads that: the bits are the same, and the
 // cache is smaller. Else rows are decompressed as the cache is filled; so they are for several ranks with lists, each
-// of which would need the formats' tables of its own sequences alone.
+// of which would need the formats' tables of its own heads or sequences alone.
 DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, int ranks);
 
 // The prefixes that the sequences of a job share in its pages; none without pages.
 SharedPages shared_prefixes(const JobInput& input, int key_tile);
 
-// The steps that `input` is one of: as many sequences, rows and keys as it has. `key_tile` is that of the kernel, and
-// `format` what the kernel was made for.
+// The steps that `input` is one of: as many sequences, rows and keys as it has, dealt as its lists have it most even.
+// `key_tile` is that of the kernel, and `format` what the kernel was made for.
 DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const CacheFormat& format = {});
 
 // What rank `rank` of `ranks` holds of a job that decodes; `job` is what decode_job() made of it. Throws kMemory for a

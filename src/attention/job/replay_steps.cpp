@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "attention/decode_inputs.hpp"
 #include "attention/fitting.hpp"
 #include "attention/identities.hpp"
 #include "attention/job/file_job.hpp"
@@ -128,8 +129,10 @@ void GrowingSteps::load_lists(const Job& whole, std::span<const std::int64_t> nu
       steps.push_back({static_cast<std::size_t>(number), of.q_offset + of.q_len - rows_ + row + 1});
     }
   }
-  const DecodeListArrays lists = decode_lists(*whole.lists, whole.spec.mask, 1, steps, 1);
+  const DecodeListArrays lists =
+      lists_of_heads(decode_lists(*whole.lists, whole.spec.mask, 1, steps, 1), whole.spec, decode().kv_heads());
   list_stride_ = lists.stride;
+  lists_of_step_ = static_cast<std::int64_t>(lists.counts.size()) / rows_;
   Backend& backend = decode().backend();
   list_blocks_ = upload<std::int32_t>(backend, lists.blocks);
   list_counts_ = upload<std::int32_t>(backend, lists.counts);
@@ -177,9 +180,8 @@ void GrowingSteps::enqueue(DecodeInputs inputs, std::int64_t row) {
   inputs.k_new = k_new;
   inputs.v_new = v_new;
   if (list_stride_ > 0) {
-    const std::int64_t lists = sequences() * spec.lists.heads;
-    inputs.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()) + row * lists * list_stride_,
-                    reinterpret_cast<const std::int32_t*>(list_counts_.data()) + row * lists, list_stride_};
+    inputs.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()) + row * lists_of_step_ * list_stride_,
+                    reinterpret_cast<const std::int32_t*>(list_counts_.data()) + row * lists_of_step_, list_stride_};
   }
   decode_->enqueue(inputs, {out, lse}, stream);
 }

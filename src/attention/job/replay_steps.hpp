@@ -60,7 +60,8 @@ class GrowingSteps {
   std::optional<LoadedCache> cache_;
   LatentWeights weights_;
   Buffer q_, k_, v_, sinks_, out_, lse_;
-  std::int64_t list_stride_ = 0;  // 0: there are no lists
+  std::int64_t list_stride_ = 0;    // 0: there are no lists
+  std::int64_t lists_of_step_ = 0;  // of all its sequences, of this rank's heads
   Buffer list_blocks_, list_counts_;
   // All rows' queries, and what of them joins the cache: keys and values, or latents and rotary keys.
   TensorView q_view_, k_view_, v_view_;

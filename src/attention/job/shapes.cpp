@@ -10,7 +10,7 @@
 #include "attention/job/planned_job.hpp"
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"
-#include "attention/tokens/group_deal.hpp"
+#include "attention/tokens/step_deal.hpp"
 
 namespace ringattn {
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "attention/job/listed_keys.hpp"
 #include "attention/job/rank_cache.hpp"
 #include "attention/tokens/cost.hpp"
-#include "attention/tokens/group_deal.hpp"
 #include "kernels/cache_share.hpp"
 #include "kernels/merge.hpp"
 
@@ -17,10 +17,12 @@ std::int64_t StepForecast::bytes_moved() const {
 }
 
 double StepForecast::balance() const {
-  const double all = std::accumulate(keys.begin(), keys.end(), 0.0);
-  const auto most = static_cast<double>(*std::max_element(keys.begin(), keys.end()));
-  return all > 0.0 ? most * static_cast<double>(keys.size()) / all : 1.0;
+  const double all = std::accumulate(folded.begin(), folded.end(), 0.0);
+  const auto most = static_cast<double>(*std::max_element(folded.begin(), folded.end()));
+  return all > 0.0 ? most * static_cast<double>(folded.size()) / all : 1.0;
 }
+
+int StepForecast::idle() const { return static_cast<int>(std::ranges::count(folded, 0)); }
 
 StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks, const CacheFormat& format,
                            const LatentProducts& products) {
@@ -31,28 +33,37 @@ StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, in
   forecast.job = decode_job(input, ranks, forecast.key_tile, format);
   check_decode_job(forecast.job);
   const DecodeLimits& limits = forecast.job.limits;
-  const int dealt = ranks_of_sequence(forecast.job.spec, ranks);
-  kernel.check(limits, dealt);
+  forecast.deal = deal_of(forecast.job, ranks);
+  kernel.check(largest_part(forecast.job, ranks).limits, forecast.deal.groups);
   forecast.groups = share_groups(limits.keys, 1, forecast.key_tile);
   forecast.memory = decode_memory(forecast.job, kernel, ranks);
   if (input.op() == Op::kLatent) {
     forecast.memory = latent_decode_memory(forecast.memory, input.latent().spec, limits, products);
   }
   forecast.bytes_read = decode_bytes(input, kernel, format);
-  const std::int64_t groups = share_groups(limits.keys, dealt, forecast.key_tile);
+  const FoldSpec& spec = forecast.job.spec;
+  const std::vector<std::int64_t> listed = listed_keys(input.job());
+  const RowRecords records = row_records(forecast.job, kernel, ranks);
   for (int rank = 0; rank < ranks; ++rank) {
-    const SequenceRange owned = owned_sequences(limits.sequences, rank, ranks);
+    const SequenceRange kept = kept_sequences(forecast.deal, limits.sequences, rank);
+    const HeadRange heads = kept_heads(forecast.deal, spec, rank);
     std::int64_t keys = 0;
-    for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
-      const auto number = static_cast<std::int64_t>(s);
-      if (dealt < ranks && (number < owned.first || number >= owned.end())) continue;
-      keys += keys_of_share(share_of_rank(rank % dealt, dealt), forecast.group_keys, batch.sequences[s].k_len);
+    for (std::int64_t s = kept.first; s < kept.end(); ++s) {
+      const std::int64_t length = batch.sequences[static_cast<std::size_t>(s)].k_len;
+      keys += keys_of_share(kept_share(forecast.deal, rank), forecast.group_keys, length);
     }
     forecast.keys.push_back(keys);
-    forecast.rows.push_back(owned.count * limits.rows);
-    forecast.received.push_back(
-        static_cast<std::int64_t>(partial_bytes(forecast.job.spec, kernel, forecast.rows.back(), groups)) *
-        (dealt - 1));
+    forecast.kv_heads.push_back(heads.count);
+    forecast.folded.push_back(listed.empty() ? keys * heads.count
+                                             : folded_keys(listed, input.job(), forecast.deal, rank));
+    forecast.rows.push_back(owned_sequences(limits.sequences, rank, ranks).count * limits.rows);
+    std::int64_t received = 0;
+    const int first = first_of_part(forecast.deal, rank);
+    for (int peer = first; forecast.deal.gives() && peer < first + forecast.deal.heads * forecast.deal.groups; ++peer) {
+      if (peer != rank)
+        received += forecast.rows.back() * records.groups * records.bytes[static_cast<std::size_t>(peer)];
+    }
+    forecast.received.push_back(received);
   }
   return forecast;
 }

@@ -9,27 +9,32 @@
 #include "attention/decode_memory.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/latent_products.hpp"
+#include "attention/tokens/step_deal.hpp"
 #include "kernels/decode.hpp"
 
 namespace ringattn {
 
 struct StepForecast {
   DecodeJob job;
+  StepDeal deal;
   int key_tile = 0;
   std::int64_t group_keys = 0;
   std::int64_t groups = 0;             // of the longest sequence
   DecodeMemory memory;                 // of the rank that needs most
   std::vector<std::int64_t> keys;      // of each rank's cache, those of pages that sequences share once for each
+  std::vector<int> kv_heads;           // of these keys
+  std::vector<std::int64_t> folded;    // keys that each rank's rows see, of each K/V head; with lists those listed
   std::vector<std::int64_t> rows;      // that each rank owns
   std::vector<std::int64_t> received;  // bytes of partial results
   double bytes_read = 0.0;             // decode_bytes(): of K and V, by all ranks together
 
   std::int64_t bytes_moved() const;
-  double balance() const;  // keys of the rank that has most, over the mean
+  double balance() const;  // `folded` of the rank that has most, over the mean
+  int idle() const;        // ranks that fold nothing, whatever the others do
 };
 
-// `kernel` may be made on a backend without a device, and so may `products`, which are there for latents. Throws what
-// check_decode_job() and DecodeKernel::check() throw.
+// `kernel`: of the spec of the largest part. It may be made on a backend without a device, and so may `products`, which
+// are there for latents. Throws what check_decode_job() and DecodeKernel::check() throw.
 StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks, const CacheFormat& format = {},
                            const LatentProducts& products = {});
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "base/error.hpp"
 #include "tests/support/error_of.hpp"
@@ -86,6 +87,45 @@ TEST(StepForecasts, CountGroupsOfSharedPrefixesOnce) {
   // Rows that don't see the whole prefix fold all of it by themselves.
   const Mask window{4500, 0};
   EXPECT_EQ(keys_read(shares, 3000, window), keys_read(reads_all, 3000, window));
+}
+
+// By lists ranks keep heads or sequences, and give each other results alone.
+TEST(StepForecasts, OfLists) {
+  const auto forecast = [](std::int64_t batch, int ranks) {
+    SyntheticInput input;
+    input.op = Op::kDecode;
+    input.seed = 1;
+    input.tokens = 5000;
+    input.q_len = 2;
+    input.batch = batch;
+    input.heads = 16;
+    input.kv_heads = 4;
+    input.head_dim = 64;
+    Numerics numerics;
+    numerics.lists = "window:1k+global:128";
+    return forecast_step(JobInput(input, numerics), SharingKernel(false), ranks);
+  };
+  const StepForecast one = forecast(1, 1);
+  EXPECT_EQ(one.deal, StepDeal());
+  const StepForecast heads = forecast(1, 2);
+  EXPECT_EQ(heads.deal, (StepDeal{1, 2, 1}));
+  EXPECT_EQ(heads.kv_heads, (std::vector<int>{2, 2}));
+  EXPECT_EQ(heads.keys, (std::vector<std::int64_t>{5000, 5000}));
+  EXPECT_EQ(heads.rows, (std::vector<std::int64_t>{0, 2}));
+  // Two rows of 8 heads: 64 numbers of 2 bytes, and LSE.
+  EXPECT_EQ(heads.received, (std::vector<std::int64_t>{0, 2 * 8 * (2 * 64 + 4)}));
+  EXPECT_EQ(heads.balance(), 1.0);
+  EXPECT_EQ(heads.folded[0] + heads.folded[1], one.folded[0]);
+  EXPECT_EQ(2 * heads.memory.cache, one.memory.cache);
+  EXPECT_EQ(heads.memory.partials, 4U * 8 * (2 * 64 + 4));
+  const StepForecast sequences = forecast(4, 4);
+  EXPECT_EQ(sequences.deal, (StepDeal{4, 1, 1}));
+  EXPECT_EQ(sequences.bytes_moved(), 0);
+  EXPECT_EQ(sequences.memory.partials, 0U);
+  const StepForecast many = forecast(1, 16);
+  EXPECT_EQ(many.deal, (StepDeal{4, 4, 1}));
+  EXPECT_EQ(many.idle(), 12);
+  EXPECT_EQ(many.balance(), 4.0);
 }
 
 }  // namespace
