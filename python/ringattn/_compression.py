@@ -206,8 +206,7 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
     v), by their words: "fp8 head", "int4_channel group 32", ... ratio: of a method, the share of the bytes that is removed
     at least. cu_seqlens: [sequences + 1], of packed rows. seed: of codebooks ("vq"); other formats draw nothing. threads: of
     the CPU.
-    Bases ("lowrank", "hybrid") and codebooks ("vq") are found on the CPU alone: of a GPU's tensors compress a copy, and put
-    what it becomes on the GPU (Compressed.to()).
+    Tensors on a GPU are compressed there, with the bytes of the CPU.
 
     Returns (k, v) as Compressed. Numbers that are not finite are refused with their place. Returns when it is done."""
     if unknown:

@@ -6,8 +6,8 @@
 
 #include "attention/fold_step.hpp"
 #include "attention/ring/copy_tensor.hpp"
+#include "kernels/rank_rows.hpp"
 #include "kernels/registry.hpp"
-#include "kernels/tensor_compression.hpp"
 
 namespace ringattn {
 

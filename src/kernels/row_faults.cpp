@@ -322,6 +322,7 @@ std::optional<RowFault> fault_of(const RowFaultCell& cell, const RowFormat& form
   const auto part = static_cast<int>(bits(61, 2));
   if (bits(63, 1) == 0) return RowFault{RowFault::Kind::kTable, part, 0, 0, bits(0, 61), cell.value};
   RowFault fault{RowFault::Kind::kNotFinite, part, bits(28, 33), bits(16, 12), bits(0, 16), cell.value};
+  if (format.is_plain()) return fault;
   const FormatStream stream = format_streams(format, shape)[static_cast<std::size_t>(part)];
   if (stream.name == "scales" && (stream.type == CodeType::kF32 || fault.place % 2 == 0)) {
     fault.kind = RowFault::Kind::kScale;
