@@ -22,7 +22,6 @@
 #include "bench/words.hpp"
 #include "kernels/codebook.hpp"
 #include "kernels/compressed_rows.hpp"
-#include "kernels/gram.hpp"
 #include "kernels/piecewise_rows.hpp"
 #include "kernels/rank_rows.hpp"
 #include "kernels/registry.hpp"
@@ -45,6 +44,7 @@ const RowFormat kFormats[] = {{RowCoding::kFp8, ScaleGrain::kTensor},
                               {RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 8},
                               {RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, 32},
                               {RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, 64},
+                              {.coding = RowCoding::kLowRank, .rank = 64, .heads = 2},
                               {RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4}};
 
 struct Shape {
@@ -181,15 +181,15 @@ int run(const std::vector<std::string_view>& words) {
       });
       continue;
     }
-    const auto sum_bytes =
-        static_cast<std::size_t>(shape.rows.heads * shape.rows.dim * shape.rows.dim) * sizeof(double);
+    const RowShape ranked = rank_shape(format, shape.rows);
+    const auto sum_bytes = static_cast<std::size_t>(ranked.heads * ranked.dim * ranked.dim) * sizeof(double);
     const Buffer sums = backend->allocate(sum_bytes);
+    RankCoder rank_coder(format, shape.rows, *backend, kPieceTokens);
     print("find", elements * 2, [&] {
       backend->fill_bytes(sums.data(), std::byte{0}, sum_bytes, stream);
-      backend->add_gram({plain, reinterpret_cast<double*>(sums.data())}, stream);
+      rank_coder.add_gram(plain, {&run, 1}, reinterpret_cast<double*>(sums.data()), stream);
     });
-    RankCoder ranked(format, shape.rows, *backend, kPieceTokens);
-    print("compress", bytes, [&] { ranked.compress(plain, {&run, 1}, rows, nullptr, stream); });
+    print("compress", bytes, [&] { rank_coder.compress(plain, {&run, 1}, rows, nullptr, stream); });
     TensorCoder coder(format, shape.rows, {1, 0}, "cuda");
     print("decompress", bytes, [&] { coder.decompress(rows, {&run, 1}, view(other), stream); });
   }

@@ -222,21 +222,22 @@ void greatest_magnitudes_piecewise(Backend& backend, const MagnitudeTask& task) 
   finish(backend, backend.stream(), DevicePatience::for_piece());
 }
 
-void add_gram_piecewise(Backend& backend, const GramTask& task) {
-  check_task(task);
-  const TensorView& rows = task.rows;
-  Pieces pieces(backend, {}, {rows.dtype, rows.heads, rows.dim}, std::max<std::int64_t>(1, rows.tokens));
-  const auto bytes = rows.heads * rows.dim * rows.dim * static_cast<std::int64_t>(sizeof(double));
-  const Buffer sums = backend.allocate(static_cast<std::size_t>(bytes));
-  auto* const there = reinterpret_cast<double*>(sums.data());
-  backend.copy_rows(there, bytes, task.sums, bytes, bytes, 1, backend.stream());
+void add_gram_piecewise(Backend& backend, const RowFormat& format, const TensorView& rows, double* sums) {
+  const RowShape shape{rows.dtype, rows.heads, rows.dim}, ranked = rank_shape(format, shape);
+  const std::int64_t most = std::max<std::int64_t>(1, rows.tokens);
+  Pieces pieces(backend, {}, shape, most);
+  RankCoder coder(format, shape, backend, std::min(most, kPieceTokens));
+  const auto bytes = ranked.heads * ranked.dim * ranked.dim * static_cast<std::int64_t>(sizeof(double));
+  const Buffer memory = backend.allocate(static_cast<std::size_t>(bytes));
+  auto* const there = reinterpret_cast<double*>(memory.data());
+  backend.copy_rows(there, bytes, sums, bytes, bytes, 1, backend.stream());
   const CompressedRun all{0, 0, rows.tokens, 0, rows.tokens, 0};
   pieces.for_pieces({&all, 1}, [&](const CompressedRun& piece, std::int64_t, std::int64_t to) {
     pieces.take_plain(rows, to, piece.rows);
-    backend.add_gram({pieces.plain(piece.rows), there}, backend.stream());
+    coder.add_gram(pieces.plain(piece.rows), {&piece, 1}, there, backend.stream());
     return true;
   });
-  backend.copy_rows(task.sums, bytes, there, bytes, bytes, 1, backend.stream());
+  backend.copy_rows(sums, bytes, there, bytes, bytes, 1, backend.stream());
   finish(backend, backend.stream(), DevicePatience::for_piece());
 }
 

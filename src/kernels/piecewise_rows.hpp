@@ -24,7 +24,7 @@ void decompress_piecewise(Backend& backend, const DecompressTask& task);
 void greatest_magnitudes_piecewise(Backend& backend, const MagnitudeTask& task);
 // Backend::find_codebook() likewise, of which the tokens that are looked at go to the backend's memory, all at once.
 void find_codebook_piecewise(Backend& backend, const CodebookTask& task);
-// Backend::add_gram() likewise.
-void add_gram_piecewise(Backend& backend, const GramTask& task);
+// RankCoder::add_gram() likewise, of all rows.
+void add_gram_piecewise(Backend& backend, const RowFormat& format, const TensorView& rows, double* sums);
 
 }  // namespace ringattn

@@ -18,15 +18,12 @@
 
 namespace ringattn {
 
-// The products that give a row of a rank its elements, and elements their factors: rows · basis, and rows · basisᵀ.
-HeadProductSpec expansion_of(const RowFormat& format, const RowShape& shape);  // of kLowRank and kHybrid
-HeadProductSpec projection_of(const RowFormat& format, const RowShape& shape);
-// `basis`: [heads, rank, dim].
-HeadMatrices expansion_matrices(const RowFormat& format, const RowShape& shape, const void* basis);
-HeadMatrices projection_matrices(const RowFormat& format, const RowShape& shape, const void* basis);
-// Rows [row, row + count) of the factors.
-MutableTensorView factors_view(const CompressedRows& rows, const RowFormat& format, const RowShape& shape,
-                               std::int64_t row, std::int64_t count);
+// The products that give rows of a rank their elements, of kLowRank and kHybrid: factors · basis, for each head.
+HeadProductSpec expansion_of(const RowFormat& format, const RowShape& shape);
+// Rows [row, row + plain.tokens) of the factors become elements, by a kernel of expansion_of(). Ordered on `stream`.
+void expand_factors(HeadProductKernel& kernel, const RowFormat& format, const RowShape& shape,
+                    const CompressedRows& rows, std::int64_t row, const MutableTensorView& plain, Stream stream,
+                    const Progress& progress = {});
 
 // Parts of what RankCoder tells as faults: they count as streams of a fault's place.
 inline constexpr int kFactorFault = 0;
@@ -38,6 +35,8 @@ class RankCoder {
   // outlives it.
   RankCoder(const RowFormat& format, const RowShape& shape, Backend& backend, std::int64_t most_tokens);
 
+  // The sums of gram.hpp of what has a basis (rank_shape()), of the rows of `runs`. Ordered on `stream`.
+  void add_gram(const TensorView& plain, std::span<const CompressedRun> runs, double* sums, Stream stream);
   // Elements become factors and, of kHybrid, codes, scales and outliers; bases and outlier channels are there. Ordered
   // on `stream`. `fault`, where it isn't null: factors, and products of factors and basis, that are not finite are told
   // there, as rows of `plain`. Throws kMemory where the backend has no room for products.
@@ -47,12 +46,16 @@ class RankCoder {
   void decompress(const DecompressTask& task, Stream stream);
 
  private:
+  // Tokens [first, first + count), with the heads of a group side by side as one head.
+  TensorView grouped(const TensorView& plain, std::int64_t first, std::int64_t count, Stream stream);
+  Buffer room() const;
+
   const RowFormat format_;
   const RowShape shape_;
   Backend& backend_;
   const std::int64_t most_tokens_;
   std::unique_ptr<HeadProductKernel> projection_, expansion_;
-  Buffer products_;
+  Buffer products_, beside_;  // of most_tokens_ tokens: products, and rows whose heads were brought side by side
 };
 
 }  // namespace ringattn

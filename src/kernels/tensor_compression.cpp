@@ -87,8 +87,10 @@ std::vector<float> scales_of(ScaleGrain scales, std::vector<float> greatest) {
   return greatest;
 }
 
-std::size_t gram_numbers(const RowShape& shape) {
-  return static_cast<std::size_t>(shape.heads * shape.dim * shape.dim);
+// Of what has a basis.
+std::size_t gram_numbers(const RowFormat& format, const RowShape& shape) {
+  const RowShape ranked = rank_shape(format, shape);
+  return static_cast<std::size_t>(ranked.heads * ranked.dim * ranked.dim);
 }
 
 // What RankCoder has told.
@@ -117,10 +119,11 @@ void compress_elsewhere(std::string_view name, CompressedTensor& tensor, const T
     find_codebook_piecewise(backend, {plain, format.width, options.seed, tensor.tables[0].data()});
   }
   if (ranked) {
-    std::vector<double> gram(gram_numbers(shape));
-    add_gram_piecewise(backend, {plain, gram.data()});
-    if (!has_finite_rows(shape, gram)) refuse_fault(name, {}, shape, find_fault(plain).value(), code);
-    RankTables tables = find_rank_tables(format, shape, gram, options.threads);
+    std::vector<double> gram(gram_numbers(format, shape));
+    add_gram_piecewise(backend, format, plain, gram.data());
+    if (!has_finite_rows(rank_shape(format, shape), gram))
+      refuse_fault(name, {}, shape, find_fault(plain).value(), code);
+    RankTables tables = find_rank_tables(format, rank_shape(format, shape), gram, options.threads);
     tensor.tables[0] = std::move(tables.basis);
     if (format.coding == RowCoding::kHybrid) tensor.tables[1] = bytes_of(tables.outliers);
     tensor.energy_kept = tables.energy_kept;
@@ -242,19 +245,18 @@ double TensorCoder::compress(std::string_view name, const TensorView& plain, std
 
 double TensorCoder::compress_ranked(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
                                     const CompressedRows& to, ErrorCode code, Stream stream) {
-  std::vector<double> gram(gram_numbers(shape_));
+  std::vector<double> gram(gram_numbers(format_, shape_));
   const auto bytes = static_cast<std::int64_t>(gram.size() * sizeof(double));
   const Buffer sums = backend_->allocate(static_cast<std::size_t>(bytes));
   backend_->fill_bytes(sums.data(), std::byte{0}, static_cast<std::size_t>(bytes), stream);
   std::int64_t longest = 0;
-  for (const CompressedRun& run : runs) {
-    backend_->add_gram({rows_of(plain, run.to, run.rows), reinterpret_cast<double*>(sums.data())}, stream);
-    longest = std::max(longest, run.rows);
-  }
+  for (const CompressedRun& run : runs) longest = std::max(longest, run.rows);
+  RankCoder coder(format_, shape_, *backend_, std::min(longest, kPieceTokens));
+  coder.add_gram(plain, runs, reinterpret_cast<double*>(sums.data()), stream);
   backend_->copy_rows(gram.data(), bytes, sums.data(), bytes, bytes, 1, stream);
   finish(*backend_, stream, DevicePatience::for_queue());
-  if (!has_finite_rows(shape_, gram)) check_finite(name, plain, code, stream);
-  const RankTables tables = find_rank_tables(format_, shape_, gram, threads_);
+  if (!has_finite_rows(rank_shape(format_, shape_), gram)) check_finite(name, plain, code, stream);
+  const RankTables tables = find_rank_tables(format_, rank_shape(format_, shape_), gram, threads_);
   const auto upload = [&](std::byte* table, std::span<const std::byte> found) {
     const auto size = static_cast<std::int64_t>(found.size());
     backend_->copy_rows(table, size, found.data(), size, size, 1, stream);
@@ -262,7 +264,6 @@ double TensorCoder::compress_ranked(std::string_view name, const TensorView& pla
   upload(to.tables[0], tables.basis);
   if (format_.coding == RowCoding::kHybrid) upload(to.tables[1], std::as_bytes(std::span(tables.outliers)));
   FaultCell fault(*backend_, stream);
-  RankCoder coder(format_, shape_, *backend_, std::min(longest, kPieceTokens));
   coder.compress(plain, runs, to, tables.bounded ? nullptr : fault.get(), stream);
   if (const auto found = fault.read({}, shape_)) refuse_ranked(name, format_, shape_, *found, code);
   return tables.energy_kept;
@@ -271,12 +272,8 @@ double TensorCoder::compress_ranked(std::string_view name, const TensorView& pla
 void TensorCoder::decompress(const CompressedRows& from, std::span<const CompressedRun> runs,
                              const MutableTensorView& plain, Stream stream, RowFaultCell* fault) {
   if (format_.rank > 0) {
-    const HeadMatrices matrices = expansion_matrices(format_, shape_, from.tables[0]);
     for (const CompressedRun& run : runs) {
-      if (run.rows == 0) continue;
-      products_->multiply(
-          {factors_view(from, format_, shape_, run.row, run.rows), matrices, rows_of(plain, run.to, run.rows)}, stream,
-          {});
+      expand_factors(*products_, format_, shape_, from, run.row, rows_of(plain, run.to, run.rows), stream);
     }
   }
   if (format_.coding != RowCoding::kLowRank || fault != nullptr) {

@@ -168,7 +168,7 @@ class OneGpu(unittest.TestCase):
             assert_same_bits(plain[0].cpu(), ringattn.decompress(on_host[0]), format)
             for got, expected in zip(ringattn.varlen(q, *small, cu), ringattn.varlen(q, *plain, cu)):
                 assert_same_bits(got, expected, format)
-        for format in ("hybrid rank 8 group 32 outliers 4", "low_rank rank 16"):
+        for format in ("low_rank rank 40 heads 2", "hybrid rank 8 group 32 outliers 4", "low_rank rank 16"):
             small = ringattn.compress(k, v, format, cu_seqlens=cu)
             on_host = ringattn.compress(k.cpu(), v.cpu(), format, cu_seqlens=cu)
             for made, expected in zip(small, on_host):
