@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures compressing and decompressing on a GPU against copying the same elements, in a CUDA graph over more memory
 // than the L2 cache holds. One JSON line a format and direction (schema "ringattn.compress/1"): bytes read and written
-// by the second, and their share of what the copy reaches.
+// by the second, and their share of what the copy reaches. Tables are there when rows are compressed; what they are
+// found by has lines of its own, "find", whose bytes are those of all elements.
 //   compress_gpu_bench --tokens 128k --heads 8 --head-dim 128
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,8 +20,12 @@
 #include "bench/graph_time.hpp"
 #include "bench/quantile.hpp"
 #include "bench/words.hpp"
+#include "kernels/codebook.hpp"
 #include "kernels/compressed_rows.hpp"
+#include "kernels/piecewise_rows.hpp"
+#include "kernels/rank_rows.hpp"
 #include "kernels/registry.hpp"
+#include "kernels/tensor_compression.hpp"
 
 namespace ringattn {
 namespace {
@@ -28,12 +33,19 @@ namespace {
 constexpr BenchWords kWords{"compress_gpu_bench", "compress_gpu_bench [--tokens 128k] [--heads 8] [--head-dim 128]"};
 constexpr std::int64_t kLaunches = 4;
 
-const std::array<RowFormat, 6> kFormats{{{RowCoding::kFp8, ScaleGrain::kTensor},
-                                         {RowCoding::kFp8, ScaleGrain::kTokenHead},
-                                         {RowCoding::kInt8},
-                                         {RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 32},
-                                         {RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 64},
-                                         {RowCoding::kInt4Token, ScaleGrain::kTokenHead, 32}}};
+const RowFormat kFormats[] = {{RowCoding::kFp8, ScaleGrain::kTensor},
+                              {RowCoding::kFp8, ScaleGrain::kTokenHead},
+                              {RowCoding::kInt8},
+                              {RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 32},
+                              {RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 64},
+                              {RowCoding::kInt4Token, ScaleGrain::kTokenHead, 32},
+                              {RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 2},
+                              {RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 4},
+                              {RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 8},
+                              {RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, 32},
+                              {RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, 64},
+                              {.coding = RowCoding::kLowRank, .rank = 64, .heads = 2},
+                              {RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4}};
 
 struct Shape {
   std::int64_t tokens = 131072;
@@ -75,52 +87,111 @@ void print_line(const Backend& backend, const Shape& shape, std::string_view wha
   std::fflush(stdout);
 }
 
+// Rows of a format, and tables that could be: times don't depend on what they hold.
+class Compressed {
+ public:
+  Compressed(Backend& backend, const RowFormat& format, const Shape& shape)
+      : codes_(backend.allocate(dense_streams(nullptr, format, shape.rows, shape.tokens).bytes)) {
+    rows.streams = dense_streams(codes_.data(), format, shape.rows, shape.tokens).streams;
+    const Stream stream = backend.stream();
+    std::size_t at = 0;
+    for (const FormatTable& table : format_tables(format, shape.rows, 1)) {
+      const auto bytes = table.bytes(shape.rows.dtype);
+      tables_.push_back(backend.allocate(static_cast<std::size_t>(bytes)));
+      rows.tables[at] = tables_.back().data();
+      std::vector<std::byte> numbers;
+      if (table.type == CodeType::kF32)
+        numbers = bytes_of(std::vector<float>(static_cast<std::size_t>(bytes / 4), 0.01F));
+      if (table.type == CodeType::kI32) {
+        std::vector<std::int32_t> channels;
+        for (std::int64_t i = 0; i < bytes / 4; ++i) channels.push_back(static_cast<std::int32_t>(i % format.outliers));
+        numbers = bytes_of(channels);
+      }
+      if (numbers
+              .empty()) {  // elements, as many as some tokens have; a tail stays empty where groups divide the tokens
+        const PackedRun some{0, bytes / (2 * shape.rows.heads * shape.rows.dim)};
+        backend.fill_synthetic(2, SyntheticTensor::kV, {&some, 1},
+                               dense_view(static_cast<void*>(rows.tables[at]), shape.rows.dtype, some.end,
+                                          shape.rows.heads, shape.rows.dim),
+                               stream);
+      } else {
+        backend.copy_rows(rows.tables[at], bytes, numbers.data(), bytes, bytes, 1, stream);
+        backend.synchronize(stream, Deadline::after(60.0), {});
+      }
+      ++at;
+    }
+  }
+
+  CompressedRows rows;
+
+ private:
+  template <class Number>
+  static std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {
+    const auto bytes = std::as_bytes(std::span(numbers));
+    return {bytes.begin(), bytes.end()};
+  }
+
+  Buffer codes_;
+  std::vector<Buffer> tables_;
+};
+
 int run(const std::vector<std::string_view>& words) {
   const Shape shape = parse(words);
   const auto row = std::ranges::find(kernel_table<FoldSpec>(), "cuda", &KernelRow<FoldSpec>::backend);
   if (row == kernel_table<FoldSpec>().end()) fail(ErrorCode::kUnsupported, "this build has no CUDA");
   const auto backend = row->make_backend({1, 0});
+  const Stream stream = backend->stream();
   const std::int64_t elements = shape.tokens * shape.rows.heads * shape.rows.dim;
-  const Buffer plain = backend->allocate(static_cast<std::size_t>(elements * 2));
+  const Buffer memory = backend->allocate(static_cast<std::size_t>(elements * 2));
   const Buffer other = backend->allocate(static_cast<std::size_t>(elements * 2));
   const PackedRun all{0, shape.tokens};
-  const auto view = [&](const Buffer& memory) {
-    return dense_view(static_cast<void*>(memory.data()), shape.rows.dtype, shape.tokens, shape.rows.heads,
+  const auto view = [&](const Buffer& rows) {
+    return dense_view(static_cast<void*>(rows.data()), shape.rows.dtype, shape.tokens, shape.rows.heads,
                       shape.rows.dim);
   };
-  backend->fill_synthetic(1, SyntheticTensor::kK, {&all, 1}, view(plain), backend->stream());
+  const MutableTensorView plain = view(memory);
+  backend->fill_synthetic(1, SyntheticTensor::kK, {&all, 1}, plain, stream);
   const auto median = [&](auto enqueue) {
+    enqueue();  // what is allocated or loaded once isn't in the graph
+    backend->synchronize(stream, Deadline::after(60.0), {});
     std::vector<double> times = time_graph(*backend, kLaunches, [&](std::int64_t) { enqueue(); });
     std::sort(times.begin(), times.end());
     return quantile(times, 0.5);
   };
-  const double copy = median([&] {
-    backend->copy_rows(other.data(), elements * 2, plain.data(), elements * 2, elements * 2, 1, backend->stream());
-  });
+  const double copy = median(
+      [&] { backend->copy_rows(other.data(), elements * 2, plain.data, elements * 2, elements * 2, 1, stream); });
   const double copy_rate = static_cast<double>(elements) * 4.0 / copy * 1e-3;
   print_line(*backend, shape, "copy", "plain", elements * 4, copy, copy_rate);
+  const CompressedRun run{0, 0, shape.tokens, 0, shape.tokens, 0};
   for (const RowFormat& format : kFormats) {
-    const DenseStreams layout = dense_streams(nullptr, format, shape.rows, shape.tokens);
-    const Buffer codes = backend->allocate(layout.bytes);
-    const Buffer table =
-        backend->allocate(static_cast<std::size_t>(std::max<std::int64_t>(4, table_bytes(format, shape.rows, 1))));
-    // A scale that is there already; a tail stays empty where groups divide the tokens.
-    const float scale = 0.01F;
-    backend->copy_rows(table.data(), 4, &scale, 4, 4, 1, backend->stream());
-    backend->synchronize(backend->stream(), Deadline::after(60.0), {});
-    CompressedRows rows;
-    rows.streams = dense_streams(codes.data(), format, shape.rows, shape.tokens).streams;
-    rows.tables[0] = table.data();
-    const CompressedRun run{0, 0, shape.tokens, 0, shape.tokens, 0};
+    if (!entry_of(format.coding).missing(format, shape.rows).empty()) continue;
+    const Compressed compressed(*backend, format, shape);
+    const CompressedRows& rows = compressed.rows;
+    const auto print = [&](std::string_view what, std::int64_t bytes, auto enqueue) {
+      print_line(*backend, shape, what, describe(format), bytes, median(enqueue), copy_rate);
+    };
+    if (format.coding == RowCoding::kVector) {
+      print("find", elements * 2, [&] { backend->find_codebook({plain, format.width, 0, rows.tables[0]}, stream); });
+    }
     const std::int64_t bytes = elements * 2 + shape.tokens * token_bytes(format, shape.rows);
-    print_line(*backend, shape, "compress", describe(format), bytes, median([&] {
-      backend->compress({format, shape.rows, view(plain), {}, {&run, 1}, rows}, backend->stream());
-    }),
-               copy_rate);
-    print_line(*backend, shape, "decompress", describe(format), bytes, median([&] {
-      backend->decompress({format, shape.rows, rows, {&run, 1}, view(other)}, backend->stream());
-    }),
-               copy_rate);
+    if (format.rank == 0) {
+      print("compress", bytes, [&] { backend->compress({format, shape.rows, plain, {}, {&run, 1}, rows}, stream); });
+      print("decompress", bytes, [&] {
+        backend->decompress({format, shape.rows, rows, {&run, 1}, view(other)}, stream);
+      });
+      continue;
+    }
+    const RowShape ranked = rank_shape(format, shape.rows);
+    const auto sum_bytes = static_cast<std::size_t>(ranked.heads * ranked.dim * ranked.dim) * sizeof(double);
+    const Buffer sums = backend->allocate(sum_bytes);
+    RankCoder rank_coder(format, shape.rows, *backend, kPieceTokens);
+    print("find", elements * 2, [&] {
+      backend->fill_bytes(sums.data(), std::byte{0}, sum_bytes, stream);
+      rank_coder.add_gram(plain, {&run, 1}, reinterpret_cast<double*>(sums.data()), stream);
+    });
+    print("compress", bytes, [&] { rank_coder.compress(plain, {&run, 1}, rows, nullptr, stream); });
+    TensorCoder coder(format, shape.rows, {1, 0}, "cuda");
+    print("decompress", bytes, [&] { coder.decompress(rows, {&run, 1}, view(other), stream); });
   }
   return 0;
 }

@@ -186,7 +186,7 @@ def choose_formats(method, ratio: float | None, dtype: str, heads: int, k_dim: i
         if len(method) != 2 or ratio is not None:
             refuse(f"method is {method!r}", "a pair names the formats of k and of v, and has no ratio", "Name two formats.")
         return method
-    if method not in METHODS:
+    if not isinstance(method, str) or method.partition(":")[0] not in METHODS:
         if ratio is not None:
             refuse(f"method is {method!r}", f"with a ratio it is one of {', '.join(METHODS)}", "Choose one of these.")
         return method, method
@@ -202,12 +202,11 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
     """Keys and values in fewer bytes.
 
     k, v: [tokens, kv_heads, dim] or [batch, tokens, kv_heads, dim], float16 or bfloat16; of the second form what it gives is
-    a dense cache, too. method: "fp8", "int8", "int4", "lowrank", "vq" or "hybrid"; or one format for both, or a pair (of k, of
-    v), by their words: "fp8 head", "int4_channel group 32", ... ratio: of a method, the share of the bytes that is removed
-    at least. cu_seqlens: [sequences + 1], of packed rows. seed: of codebooks ("vq"); other formats draw nothing. threads: of
-    the CPU.
-    Bases ("lowrank", "hybrid") and codebooks ("vq") are found on the CPU alone: of a GPU's tensors compress a copy, and put
-    what it becomes on the GPU (Compressed.to()).
+    a dense cache, too. method: "fp8", "int8", "int4", "lowrank" (of two heads at a time "lowrank:heads=2"), "vq" or "hybrid"; or
+    one format for both, or a pair (of k, of v), by their words: "fp8 head", "int4_channel group 32", ... ratio: of a
+    method, the share of the bytes that is removed at least. cu_seqlens: [sequences + 1], of packed rows. seed: of codebooks
+    ("vq"); other formats draw nothing. threads: of the CPU.
+    Tensors on a GPU are compressed there, with the bytes of the CPU.
 
     Returns (k, v) as Compressed. Numbers that are not finite are refused with their place. Returns when it is done."""
     if unknown:

@@ -6,18 +6,17 @@
 
 #include "attention/fold_step.hpp"
 #include "attention/ring/copy_tensor.hpp"
+#include "kernels/rank_rows.hpp"
 #include "kernels/registry.hpp"
-#include "kernels/tensor_compression.hpp"
 
 namespace ringattn {
 
 namespace {
 
-// Rows of elements that a stream holds: of a plain tensor, or factors.
-MutableTensorView elements(const StreamView& stream, const RowShape& shape, std::int64_t width, std::int64_t row,
-                           std::int64_t rows) {
+// Rows of a plain tensor's stream.
+MutableTensorView elements(const StreamView& stream, const RowShape& shape, std::int64_t row, std::int64_t rows) {
   const auto element = static_cast<std::int64_t>(size_of(shape.dtype));
-  return {stream.at(row, 0),           shape.dtype, rows, shape.heads, width, stream.token_stride / element,
+  return {stream.at(row, 0),           shape.dtype, rows, shape.heads, shape.dim, stream.token_stride / element,
           stream.head_stride / element};
 }
 
@@ -121,11 +120,9 @@ void CompressedStep::decompress(const ArrivedBlock& block, const RowFormat& form
       for (const CompressedRun& run : joined(runs)) {
         const MutableTensorView to = rows_of(plain, run.to, run.rows);
         if (format.is_plain()) {
-          copy_tensor(tools_.backend, to, elements(rows.streams[0], shape, shape.dim, run.row, run.rows), stream);
+          copy_tensor(tools_.backend, to, elements(rows.streams[0], shape, run.row, run.rows), stream);
         } else {
-          products->multiply({elements(rows.streams[0], shape, format.rank, run.row, run.rows),
-                              expansion_matrices(format, shape, rows.tables[0]), to},
-                             stream, progress);
+          expand_factors(*products, format, shape, rows, run.row, to, stream, progress);
         }
       }
     }

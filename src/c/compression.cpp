@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -25,7 +24,6 @@ struct ringattn_compression : ringattn::c::Object<ringattn::TensorCoder> {
   ringattn::RowShape shape;
   std::int64_t sequences;
   std::uint64_t seed;
-  int threads;
 };
 
 using namespace ringattn;
@@ -39,7 +37,6 @@ constexpr std::size_t kFirstSpec = 48, kFirstFacts = 40, kFirstPart = 56, kFirst
 // What both directions take.
 struct Call {
   std::string name;
-  std::vector<std::int64_t> lengths;
   MutableTensorView plain;
   CompressedRows rows;
   Stream stream;
@@ -60,7 +57,6 @@ Call read_call(const ringattn_compression& handle, const ringattn_compression_te
            "a length is not negative", "Check lengths.");
     }
     if (length > 0) call.runs.push_back({s, 0, length, tokens, length, tokens});
-    call.lengths.push_back(length);
     tokens += length;
   }
   const TensorReader reader(*handle.transport);
@@ -76,23 +72,6 @@ Call read_call(const ringattn_compression& handle, const ringattn_compression_te
   call.rows = read_rows(reader, call.name, tensors.compressed, handle.format, handle.shape, tokens, handle.sequences);
   call.stream.handle = tensors.stream;
   return call;
-}
-
-// Copies what was found in memory of its own to where the caller wants it.
-void copy_parts(const CompressedTensor& from, const CompressedRows& to, Backend& backend) {
-  std::size_t at = 0;
-  for (const FormatStream& stream : format_streams(from.format, from.shape)) {
-    const StreamView& view = to.streams[at];
-    const std::int64_t bytes = stream.token_bytes(from.shape.dtype), head_bytes = bytes / stream.heads;
-    for (std::int64_t head = 0; head < stream.heads; ++head) {
-      backend.copy_rows(view.at(0, head), view.token_stride, from.streams[at].data() + head * head_bytes, bytes,
-                        head_bytes, from.tokens(), {});
-    }
-    ++at;
-  }
-  for (std::size_t i = 0; i < from.tables.size(); ++i) {
-    std::memcpy(to.tables[i], from.tables[i].data(), from.tables[i].size());
-  }
 }
 
 ringattn_part part_of(std::string_view name, CodeType type, Dtype dtype, std::span<const std::int64_t> shape) {
@@ -130,10 +109,9 @@ ringattn_status ringattn_compression_create(ringattn_world* world, const ringatt
     if (format.is_plain()) {
       fail(ErrorCode::kUsage, "the format is plain", "rows are then as they are", "Name a format that compresses.");
     }
-    const int threads = read_threads(options);
-    TensorCoder coder(format, shape, {threads, transport.device()}, backend_of(transport));
-    return new ringattn_compression{{world->transport, std::move(coder)},  format, shape, read.sequences,
-                                    static_cast<std::uint64_t>(read.seed), threads};
+    TensorCoder coder(format, shape, {read_threads(options), transport.device()}, backend_of(transport));
+    return new ringattn_compression{
+        {world->transport, std::move(coder)}, format, shape, read.sequences, static_cast<std::uint64_t>(read.seed)};
   });
 }
 
@@ -177,16 +155,8 @@ ringattn_status ringattn_compression_compress(ringattn_compression* compression,
                                               const ringattn_compression_tensors* tensors, double* energy_kept) {
   return with(compression, [&](ringattn_compression& handle) {
     const Call call = read_call(handle, tensors);
-    double kept = 1.0;
-    Backend& backend = handle.door.backend();
-    if (has_searched_tables(handle.format) && backend.memory() == MemoryKind::kHost) {
-      const CompressedTensor found = compress_tensor(call.name, handle.format, call.plain, call.lengths,
-                                                     {handle.seed, handle.threads}, ErrorCode::kUsage);
-      copy_parts(found, call.rows, backend);
-      kept = found.energy_kept;
-    } else {
-      handle.door.compress(call.name, call.plain, call.runs, call.rows, ErrorCode::kUsage, call.stream);
-    }
+    const double kept =
+        handle.door.compress(call.name, call.plain, call.runs, call.rows, ErrorCode::kUsage, call.stream, handle.seed);
     if (energy_kept != nullptr) *energy_kept = kept;
   });
 }

@@ -22,5 +22,8 @@ void Backend::decompress(const DecompressTask&, Stream) { refuse(*this, "decompr
 void Backend::compress(const CompressTask&, Stream) { refuse(*this, "compressed"); }
 void Backend::greatest_magnitudes(const MagnitudeTask&, Stream) { refuse(*this, "compressed"); }
 void Backend::append(const AppendTask&, Stream) { refuse(*this, "compressed"); }
+void Backend::check_finite(const FiniteTask&, Stream) { refuse(*this, "compressed"); }
+void Backend::find_codebook(const CodebookTask&, Stream) { refuse(*this, "compressed"); }
+void Backend::add_gram(const GramTask&, Stream) { refuse(*this, "compressed"); }
 
 }  // namespace ringattn

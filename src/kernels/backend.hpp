@@ -26,6 +26,9 @@ struct DecompressTask;
 struct CompressTask;
 struct MagnitudeTask;
 struct AppendTask;
+struct FiniteTask;
+struct CodebookTask;  // kernels/codebook.hpp
+struct GramTask;      // kernels/gram.hpp
 
 // Called between tiles, on the calling thread, by kernels whose fold() does its work before it returns. It may throw;
 // fold() then stops, and throws the same exception once no thread of it runs any more.
@@ -102,6 +105,11 @@ class Backend {
   virtual void compress(const CompressTask& task, Stream stream);
   virtual void greatest_magnitudes(const MagnitudeTask& task, Stream stream);
   virtual void append(const AppendTask& task, Stream stream);
+  virtual void check_finite(const FiniteTask& task, Stream stream);
+  // What tables are found by: codebooks of vector codes (kernels/codebook.hpp), products of channels that bases are
+  // made of (kernels/gram.hpp). Likewise.
+  virtual void find_codebook(const CodebookTask& task, Stream stream);
+  virtual void add_gram(const GramTask& task, Stream stream);
   // Returns when `stream` has passed what has been enqueued on it so far. Calls `progress` while it waits; throws kPeer
   // past the deadline.
   virtual void synchronize(Stream stream, const Deadline& deadline, const Progress& progress) = 0;

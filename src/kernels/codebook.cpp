@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/codebook.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
+#include <utility>
+#include <vector>
 
-#include "base/philox.hpp"
+#include "base/error.hpp"
 #include "base/pulse.hpp"
 #include "kernels/codebook_ops.hpp"
 #include "kernels/row_coder.hpp"
@@ -13,11 +17,6 @@
 namespace ringattn {
 
 namespace {
-
-// Tokens that are looked at, evenly spaced, and rounds of k-means: more of either moves the error by less than a
-// hundredth.
-constexpr std::int64_t kSample = 8192;
-constexpr int kRounds = 10;
 
 // k-means over points [count, width].
 class Clusters {
@@ -28,8 +27,7 @@ class Clusters {
     std::vector<std::int64_t> order(static_cast<std::size_t>(count_));
     std::iota(order.begin(), order.end(), 0);
     for (std::int64_t i = 0; i < std::min<std::int64_t>(count_, kCodebookVectors); ++i) {
-      const std::uint32_t word = philox4x32_10({{static_cast<std::uint32_t>(i), stream, 0, 0}}, seed).word[0];
-      const std::int64_t other = i + static_cast<std::int64_t>(word) % (count_ - i);
+      const int other = codebook_draw(static_cast<int>(i), static_cast<int>(count_), stream, seed);
       std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(other)]);
     }
     vectors_.resize(static_cast<std::size_t>(kCodebookVectors * width_));
@@ -71,31 +69,40 @@ class Clusters {
 
 }  // namespace
 
-std::vector<std::byte> find_codebook(const TensorView& rows, std::int64_t width, std::uint64_t seed, int threads) {
+void check_task(const CodebookTask& task) {
+  const std::int64_t width = task.width;
+  if ((width == 2 || width == 4 || width == 8) && task.rows.dim % width == 0 && task.rows.dtype != Dtype::kF32) return;
+  fail(ErrorCode::kInternal,
+       fmt::format("codes of {} channels of rows of {} {}", width, dtype_name(task.rows.dtype), task.rows.dim),
+       "a codebook is of 2, 4 or 8 channels, which divide rows of bf16 or fp16");
+}
+
+void find_codebook_on_host(const CodebookTask& task, int threads) {
+  check_task(task);
+  const TensorView& rows = task.rows;
+  const std::int64_t width = task.width;
   const std::int64_t runs = rows.dim / width;
   const std::int64_t entries = kCodebookVectors * width;
   const auto element = static_cast<std::int64_t>(size_of(rows.dtype));
-  const std::int64_t sampled = std::min(rows.tokens, kSample);
-  std::vector<std::byte> codebook(static_cast<std::size_t>(rows.heads * runs * entries * element));
+  const std::int64_t sampled = codebook_points(rows.tokens);
   for (std::int64_t head = 0; head < rows.heads; ++head) {
     beat();
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (std::int64_t run = 0; run < runs; ++run) {
       std::vector<float> points(static_cast<std::size_t>(sampled * width));
       for (std::int64_t i = 0; i < sampled; ++i) {
-        widen_row(rows.at(i * rows.tokens / sampled, head) + run * width * element, rows.dtype, width,
+        widen_row(rows.at(codebook_token(i, sampled, rows.tokens), head) + run * width * element, rows.dtype, width,
                   points.data() + i * width);
       }
-      Clusters clusters(std::move(points), width, seed, static_cast<std::uint32_t>(head * runs + run));
-      for (int round = 0; round < kRounds; ++round) clusters.step();
-      std::byte* const out = codebook.data() + (head * runs + run) * entries * element;
+      Clusters clusters(std::move(points), width, task.seed, static_cast<std::uint32_t>(head * runs + run));
+      for (int round = 0; round < kCodebookRounds; ++round) clusters.step();
+      std::byte* const out = task.codebook + (head * runs + run) * entries * element;
       for (std::int64_t i = 0; i < entries; ++i) {
         store_element(out + i * element, rows.dtype, clusters.number(i / width, i % width));
       }
     }
   }
   static_cast<void>(threads);
-  return codebook;
 }
 
 }  // namespace ringattn

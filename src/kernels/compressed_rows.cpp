@@ -115,7 +115,7 @@ void check_task(const DecompressTask& task) { check_runs(task.format, task.runs,
 
 void check_task(const CompressTask& task) {
   check_runs(task.format, task.runs, task.plain, task.shape);
-  if (task.format.coding == RowCoding::kLowRank) refuse("factors as a task", "a HeadProductKernel makes them");
+  if (task.format.coding == RowCoding::kLowRank) refuse("factors as a task", "a RankCoder makes them");
 }
 
 void decompress_on_host(const DecompressTask& task, int threads) {
@@ -160,6 +160,14 @@ void greatest_magnitudes_on_host(const MagnitudeTask& task, int threads) {
     }
   }
   static_cast<void>(threads);
+}
+
+void check_finite_on_host(const FiniteTask& task) {
+  auto fault = find_fault(task.rows);
+  if (!fault) return;
+  fault->part = task.part;
+  fault->token += task.first;
+  note_fault(*task.fault, fault);
 }
 
 void append_on_host(const AppendTask& task) {

@@ -91,7 +91,8 @@ struct DecompressTask {
 };
 
 // Elements become codes, with tables that are there: scales of a tensor or head, codebooks, outlier channels. Tails are
-// written. Of kHybrid `products` are those that decompression will add; kLowRank has no such task.
+// written. Of kHybrid the factors are there, and `products` are those that decompression will add; kLowRank has no such
+// task. A RankCoder (rank_rows.hpp) does all of both.
 struct CompressTask {
   RowFormat format;
   RowShape shape;
@@ -107,6 +108,15 @@ struct CompressTask {
 struct MagnitudeTask {
   TensorView plain;
   float* greatest = nullptr;
+};
+
+// Whether all numbers of some rows are finite, of either kind of rows: the first that isn't is told in the cell, as one
+// of stream `part` of a fault's place, and of a token that counts from `first` on.
+struct FiniteTask {
+  TensorView rows;  // of bf16 or fp16
+  int part = 0;
+  std::int64_t first = 0;
+  RowFaultCell* fault = nullptr;
 };
 
 // A compressed tensor of a cache. Token t of page p of head h has of each stream what lies at data + p · page_stride +
@@ -183,10 +193,12 @@ std::optional<RowFault> fault_of(const RowFaultCell& cell, const RowFormat& form
 [[noreturn]] void refuse_fault(std::string_view name, const RowFormat& format, const RowShape& shape,
                                const RowFault& fault, ErrorCode code, std::string_view row = {});
 
-// Backend::decompress(), compress(), greatest_magnitudes() and append() of host memory, by `threads` threads.
+// Backend::decompress(), compress(), greatest_magnitudes(), check_finite() and append() of host memory, by `threads`
+// threads.
 void decompress_on_host(const DecompressTask& task, int threads);
 void compress_on_host(const CompressTask& task, int threads);
 void greatest_magnitudes_on_host(const MagnitudeTask& task, int threads);
+void check_finite_on_host(const FiniteTask& task);
 void append_on_host(const AppendTask& task);
 
 // What every backend checks of a task. Throws kInternal where views don't fit the format or each other, or a run cuts a

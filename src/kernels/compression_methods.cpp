@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -35,6 +36,8 @@ Formats of_ranks(const RowShape& k, const RowShape& v, const OfRank& of_rank) {
   return all;
 }
 
+constexpr std::string_view kLowRank = "lowrank";
+
 constexpr CompressionMethod kMethods[] = {
     {"fp8", "8 bits of float, a scale for each token and head, or, to remove more, for each head",
      [](const RowShape&, const RowShape&) {
@@ -47,7 +50,7 @@ constexpr CompressionMethod kMethods[] = {
        const RowFormat values = int4(RowCoding::kInt4Token, 32);
        return Formats{{int4(RowCoding::kInt4Channel, 32), values}, {int4(RowCoding::kInt4Channel, 64), values}};
      }},
-    {"lowrank", "a head's rows as combinations of a few: singular value decomposition, the rank by the ratio",
+    {kLowRank, "a head's rows as combinations of a few: singular value decomposition, the rank by the ratio",
      [](const RowShape& k, const RowShape& v) {
        return of_ranks(k, v, [](int rank) { return RowFormat{RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, rank}; });
      }},
@@ -82,13 +85,30 @@ std::string choose_one(std::string_view name, const std::vector<std::string_view
   return nearest.empty() ? std::string("Choose one of them.") : fmt::format("Did you mean {}?", nearest);
 }
 
+// What stands behind a method's colon: the heads that share a basis. Throws kUsage for anything else.
+int shared_heads(const CompressionMethod& method, std::string_view option) {
+  constexpr std::string_view kOption = "heads=";
+  int heads = 0;
+  const std::string_view digits = option.substr(std::min(kOption.size(), option.size()));
+  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), heads);
+  const bool whole = parsed.ec == std::errc() && parsed.ptr == digits.data() + digits.size();
+  if (method.name == kLowRank && option.starts_with(kOption) && whole && heads >= 1) return heads;
+  fail(ErrorCode::kUsage, fmt::format("\"{}\" is no option of {}", option, method.name),
+       method.name == kLowRank ? "heads=N says how many K/V heads have a basis in common"
+                               : fmt::format("methods have none but {}, whose heads=N shares bases", kLowRank),
+       fmt::format("Try {}:heads=2, or leave it out.", kLowRank));
+}
+
 // A method, or a format by its words; nothing where the text is neither. Throws kUsage where words begin as those of a
 // format do and don't go on so.
 std::optional<FormatChoice> find_choice(std::string_view text) {
-  FormatChoice choice{std::string(text), nullptr, {}};
-  if (const auto* const method = std::ranges::find(kMethods, text, &CompressionMethod::name);
+  FormatChoice choice;
+  choice.name = text;
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  if (const auto* const method = std::ranges::find(kMethods, text.substr(0, colon), &CompressionMethod::name);
       method != std::ranges::end(kMethods)) {
     choice.method = method;
+    if (colon < text.size()) choice.heads = shared_heads(*method, text.substr(colon + 1));
     return choice;
   }
   const std::size_t space = text.find(' ');
@@ -113,7 +133,13 @@ bool holds(const CacheFormat& format, const RowShape& k, const RowShape& v) {
 std::span<const CompressionMethod> compression_methods() { return kMethods; }
 
 Formats FormatChoice::formats(const RowShape& k, const RowShape& v) const {
-  return method != nullptr ? method->formats(k, v) : Formats{{format, format}};
+  if (method == nullptr) return {{format, format}};
+  if (heads == 1) return method->formats(k, v);
+  // Ranks are those that a group has room for, as one head.
+  const RowFormat group{.coding = RowCoding::kLowRank, .heads = heads};
+  Formats all = method->formats(rank_shape(group, k), rank_shape(group, v));
+  for (CacheFormat& format_of_ranks : all) format_of_ranks.k.heads = format_of_ranks.v.heads = heads;
+  return all;
 }
 
 FormatChoice parse_format_choice(std::string_view text) {

@@ -25,14 +25,15 @@ std::span<const CompressionMethod> compression_methods();
 
 // A method, or one format of both tensors.
 struct FormatChoice {
-  std::string name;                           // as the user wrote it: "int4", "fp8 tensor"
+  std::string name;                           // as the user wrote it: "int4", "fp8 tensor", "lowrank:heads=2"
   const CompressionMethod* method = nullptr;  // null: `format`
+  int heads = 1;                              // of "lowrank": that have a basis in common
   RowFormat format;
 
   std::vector<CacheFormat> formats(const RowShape& k, const RowShape& v) const;
 };
-// The name of a method, or a format's words (parse_row_format()), of which there are two at least. Throws kUsage for
-// anything else.
+// The name of a method, of "lowrank" also with heads that share a basis behind a colon ("lowrank:heads=2"), or a
+// format's words (parse_row_format()), of which there are two at least. Throws kUsage for anything else.
 FormatChoice parse_format_choice(std::string_view text);
 
 // What is done to a cache: tokens are taken out, what is left is stored in a format, or one of the two.

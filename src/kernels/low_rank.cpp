@@ -2,101 +2,114 @@
 #include "kernels/low_rank.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
-#include <span>
 
 #ifdef RINGATTN_HAVE_EIGEN
 #include <Eigen/Eigenvalues>
 #endif
 
 #include "base/error.hpp"
-#include "base/pulse.hpp"
-#include "kernels/row_coder.hpp"
 
 namespace ringattn {
 
-std::vector<std::int32_t> find_outlier_channels(const TensorView& rows, std::int64_t count, int threads) {
-  std::vector<std::int32_t> channels(static_cast<std::size_t>(rows.heads * count));
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (std::int64_t head = 0; head < rows.heads; ++head) {
-    std::vector<double> energy(static_cast<std::size_t>(rows.dim));
-    std::vector<float> row(energy.size());
-    for (std::int64_t token = 0; token < rows.tokens; ++token) {
-      widen_row(rows.at(token, head), rows.dtype, rows.dim, row.data());
-      for (std::size_t c = 0; c < row.size(); ++c)
-        energy[c] += static_cast<double>(row[c]) * static_cast<double>(row[c]);
-    }
-    std::vector<std::int32_t> order(energy.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::stable_sort(order, [&](std::int32_t a, std::int32_t b) {
-      return energy[static_cast<std::size_t>(a)] > energy[static_cast<std::size_t>(b)];
-    });
-    std::sort(order.begin(), order.begin() + count);
-    std::copy_n(order.begin(), count, channels.begin() + head * count);
+bool has_finite_rows(const RowShape& shape, std::span<const double> gram) {
+  for (std::int64_t i = 0; i < shape.heads * shape.dim; ++i) {
+    const std::int64_t channel = i % shape.dim;
+    if (!std::isfinite(gram[static_cast<std::size_t>(i * shape.dim + channel)])) return false;
   }
-  static_cast<void>(threads);
-  return channels;
+  return true;
 }
 
 #ifdef RINGATTN_HAVE_EIGEN
 
 namespace {
 
-// Tokens whose products are summed at a time.
-constexpr std::int64_t kChunk = 256;
-
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// Rowsᵀ · rows of a head, chunk by chunk in ascending order.
-Matrix gram_of(const TensorView& rows, std::int64_t head, std::span<const std::int32_t> outliers) {
-  Matrix gram = Matrix::Zero(rows.dim, rows.dim);
-  Matrix chunk(kChunk, rows.dim);
-  std::vector<float> row(static_cast<std::size_t>(rows.dim));
-  for (std::int64_t begin = 0; begin < rows.tokens; begin += kChunk) {
-    const std::int64_t count = std::min(kChunk, rows.tokens - begin);
-    for (std::int64_t i = 0; i < count; ++i) {
-      widen_row(rows.at(begin + i, head), rows.dtype, rows.dim, row.data());
-      for (const std::int32_t channel : outliers) row[static_cast<std::size_t>(channel)] = 0.0F;
-      for (std::int64_t c = 0; c < rows.dim; ++c) chunk(i, c) = static_cast<double>(row[static_cast<std::size_t>(c)]);
-    }
-    gram.noalias() += chunk.topRows(count).transpose() * chunk.topRows(count);
+Matrix gram_of(std::span<const double> sums, std::int64_t dim) {
+  Matrix gram(dim, dim);
+  for (std::int64_t i = 0; i < dim; ++i) {
+    for (std::int64_t j = i; j < dim; ++j) gram(i, j) = gram(j, i) = sums[static_cast<std::size_t>(i * dim + j)];
   }
   return gram;
+}
+
+// Of a head, ascending.
+std::vector<std::int32_t> outlier_channels(const Matrix& gram, int count) {
+  std::vector<std::int32_t> order(static_cast<std::size_t>(gram.rows()));
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, [&](std::int32_t a, std::int32_t b) { return gram(a, a) > gram(b, b); });
+  order.resize(static_cast<std::size_t>(count));
+  std::ranges::sort(order);
+  return order;
+}
+
+// The directions of a head as they are stored at `out`, and, in numbers, as rows.
+Matrix find_directions(Matrix gram, const RowFormat& format, Dtype dtype, std::span<const std::int32_t> outliers,
+                       std::byte* out) {
+  const Eigen::Index dim = gram.rows();
+  for (const std::int32_t channel : outliers) {
+    gram.row(channel).setZero();
+    gram.col(channel).setZero();
+  }
+  const Eigen::SelfAdjointEigenSolver<Matrix> solver(gram);
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
+  Matrix directions(format.rank, dim);
+  for (std::int64_t r = 0; r < format.rank; ++r) {  // eigenvalues ascend
+    Eigen::VectorXd vector = solver.eigenvectors().col(dim - 1 - r);
+    for (const std::int32_t channel : outliers) vector(channel) = 0.0;
+    Eigen::Index greatest = 0;
+    vector.cwiseAbs().maxCoeff(&greatest);
+    const double sign = vector(greatest) < 0.0 ? -1.0 : 1.0;
+    for (std::int64_t c = 0; c < dim; ++c) {
+      std::byte* const at = out + (r * dim + c) * element;
+      store_element(at, dtype, static_cast<float>(sign * vector(c)));
+      directions(r, c) = static_cast<double>(load_element(at, dtype));
+    }
+  }
+  return directions;
 }
 
 }  // namespace
 
 bool has_low_rank() { return true; }
 
-std::vector<std::byte> find_basis(const TensorView& rows, std::int64_t rank, const std::vector<std::int32_t>& outliers,
-                                  int threads) {
-  const auto element = static_cast<std::int64_t>(size_of(rows.dtype));
-  std::vector<std::byte> basis(static_cast<std::size_t>(rows.heads * rank * rows.dim * element));
-  const auto kept = static_cast<std::int64_t>(outliers.size()) / std::max<std::int64_t>(1, rows.heads);
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (std::int64_t head = 0; head < rows.heads; ++head) {
-    const std::span<const std::int32_t> channels(outliers.data() + head * kept, static_cast<std::size_t>(kept));
-    const Eigen::SelfAdjointEigenSolver<Matrix> solver(gram_of(rows, head, channels));
-    for (std::int64_t r = 0; r < rank; ++r) {  // eigenvalues ascend
-      const auto vector = solver.eigenvectors().col(rows.dim - 1 - r);
-      Eigen::Index greatest = 0;
-      vector.cwiseAbs().maxCoeff(&greatest);
-      const double sign = vector(greatest) < 0.0 ? -1.0 : 1.0;
-      std::byte* const out = basis.data() + (head * rank + r) * rows.dim * element;
-      for (std::int64_t c = 0; c < rows.dim; ++c) {
-        store_element(out + c * element, rows.dtype, static_cast<float>(sign * vector(c)));
-      }
-    }
+RankTables find_rank_tables(const RowFormat& format, const RowShape& shape, std::span<const double> gram, int threads) {
+  const std::int64_t dim = shape.dim;
+  const std::int64_t basis_bytes = format.rank * dim * static_cast<std::int64_t>(size_of(shape.dtype));
+  RankTables tables;
+  tables.basis.resize(static_cast<std::size_t>(shape.heads * basis_bytes));
+  tables.outliers.resize(static_cast<std::size_t>(shape.heads * format.outliers));
+  std::vector<double> kept(static_cast<std::size_t>(shape.heads)), all(kept.size());
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (std::int64_t head = 0; head < shape.heads; ++head) {
+    const auto at = static_cast<std::size_t>(head);
+    const Matrix sums = gram_of(gram.subspan(at * static_cast<std::size_t>(dim * dim)), dim);
+    const std::vector<std::int32_t> outliers = outlier_channels(sums, format.outliers);
+    std::ranges::copy(outliers, tables.outliers.begin() + head * format.outliers);
+    const Matrix directions =
+        find_directions(sums, format, shape.dtype, outliers, tables.basis.data() + head * basis_bytes);
+    all[at] = sums.trace();
+    kept[at] = (directions * sums).cwiseProduct(directions).sum();
+    for (const std::int32_t channel : outliers) kept[at] += sums(channel, channel);
   }
   static_cast<void>(threads);
-  return basis;
+  const double energy = std::accumulate(all.begin(), all.end(), 0.0);
+  if (energy > 0.0) tables.energy_kept = std::accumulate(kept.begin(), kept.end(), 0.0) / energy;
+  // A factor is less than a row's length times that of its direction, and a product less than the factors' length times
+  // that of a column of the basis; rounding leaves all of these lengths below 1.1. No row is longer than the head's
+  // trace allows.
+  const double limit = shape.dtype == Dtype::kBf16 ? 0x1.fep127 : 65504.0;
+  tables.bounded = std::ranges::all_of(all, [&](double trace) { return 2.0 * std::sqrt(trace) <= limit; });
+  return tables;
 }
 
 #else
 
 bool has_low_rank() { return false; }
 
-std::vector<std::byte> find_basis(const TensorView&, std::int64_t, const std::vector<std::int32_t>&, int) {
+RankTables find_rank_tables(const RowFormat&, const RowShape&, std::span<const double>, int) {
   fail(ErrorCode::kUnsupported, "a basis of low rank can't be found", "this build has no Eigen",
        "Install libeigen3-dev and build again, or choose another method.");
 }

@@ -2,10 +2,14 @@
 #include "kernels/piecewise_rows.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <optional>
 #include <vector>
 
 #include "base/pulse.hpp"
 #include "kernels/finish.hpp"
+#include "kernels/rank_rows.hpp"
+#include "kernels/row_codes.hpp"
 
 namespace ringattn {
 
@@ -77,23 +81,23 @@ class Pieces {
   }
   const CompressedRows& rows() const { return rows_; }
 
-  // A cell for a task, where the host wants to know; and whether one has told something, which then is in `to`.
+  // A cell for a task, where the host wants to know; and what one has told, which then is in `to`, too.
   // `first`: of the host's plain rows, what the task calls 0.
   RowFaultCell* cell(const RowFaultCell* wanted) {
     if (wanted == nullptr) return nullptr;
     backend_.fill_bytes(fault_.data(), std::byte{0xff}, sizeof(RowFaultCell), backend_.stream());
     return reinterpret_cast<RowFaultCell*>(fault_.data());
   }
-  bool take_fault(RowFaultCell* to, const RowFormat& told_of, std::int64_t first) {
-    if (to == nullptr) return false;
+  std::optional<RowFault> take_fault(RowFaultCell* to, const RowFormat& told_of, std::int64_t first) {
+    if (to == nullptr) return std::nullopt;
     RowFaultCell found;
     copy(&found, fault_.data(), sizeof found);
     settle();
     auto fault = fault_of(found, told_of, shape_);
-    if (!fault) return false;
+    if (!fault) return std::nullopt;
     if (fault->kind != RowFault::Kind::kTable) fault->token += first;
     note_fault(*to, fault);
-    return true;
+    return fault;
   }
 
   // Calls with(piece, row, to), until it returns false: a piece of a run whose rows are 0, 1, … in the backend's
@@ -158,16 +162,24 @@ std::int64_t sequences_of(std::span<const CompressedRun> runs) {
 }  // namespace
 
 void compress_piecewise(Backend& backend, const CompressTask& task) {
-  check_task(task);
-  Pieces pieces(backend, task.format, task.shape, longest(task.runs));
+  if (task.format.coding != RowCoding::kLowRank) check_task(task);
+  const std::int64_t most = longest(task.runs);
+  Pieces pieces(backend, task.format, task.shape, most);
   pieces.take_tables(task.to, sequences_of(task.runs));
+  std::optional<RankCoder> ranked;
+  if (task.format.rank > 0) ranked.emplace(task.format, task.shape, backend, std::min(most, kPieceTokens));
   pieces.for_pieces(task.runs, [&](const CompressedRun& piece, std::int64_t row, std::int64_t to) {
     pieces.take_plain(task.plain, to, piece.rows);
     const MutableTensorView plain = pieces.plain(piece.rows);
-    backend.compress({task.format, task.shape, plain, {}, {&piece, 1}, pieces.rows(), pieces.cell(task.fault)},
-                     backend.stream());
+    RowFaultCell* const cell = pieces.cell(task.fault);
+    if (ranked) {
+      ranked->compress(plain, {&piece, 1}, pieces.rows(), cell, backend.stream());
+    } else {
+      backend.compress({task.format, task.shape, plain, {}, {&piece, 1}, pieces.rows(), cell}, backend.stream());
+    }
     pieces.give_rows(task.to, row, piece.rows);
-    return !pieces.take_fault(task.fault, {}, to);
+    const auto fault = pieces.take_fault(task.fault, {}, to);
+    return !fault || fault->part == kProductFault;
   });
   pieces.give_tables(task.to);
 }
@@ -176,13 +188,19 @@ void decompress_piecewise(Backend& backend, const DecompressTask& task) {
   check_task(task);
   Pieces pieces(backend, task.format, task.shape, longest(task.runs));
   pieces.take_tables(task.from, sequences_of(task.runs));
+  std::optional<RankCoder> ranked;
+  if (task.format.rank > 0) ranked.emplace(task.format, task.shape, backend, 1);
   pieces.for_pieces(task.runs, [&](const CompressedRun& piece, std::int64_t row, std::int64_t to) {
     pieces.take_rows(task.from, row, piece.rows);
-    backend.decompress(
-        {task.format, task.shape, pieces.rows(), {&piece, 1}, pieces.plain(piece.rows), pieces.cell(task.fault)},
-        backend.stream());
+    const DecompressTask there{
+        task.format, task.shape, pieces.rows(), {&piece, 1}, pieces.plain(piece.rows), pieces.cell(task.fault)};
+    if (ranked) {
+      ranked->decompress(there, backend.stream());
+    } else {
+      backend.decompress(there, backend.stream());
+    }
     pieces.give_plain(task.plain, to, piece.rows);
-    return !pieces.take_fault(task.fault, task.format, to);
+    return !pieces.take_fault(task.fault, task.format, to).has_value();
   });
 }
 
@@ -202,6 +220,49 @@ void greatest_magnitudes_piecewise(Backend& backend, const MagnitudeTask& task) 
   });
   backend.copy_rows(task.greatest, bytes, there, bytes, bytes, 1, backend.stream());
   finish(backend, backend.stream(), DevicePatience::for_piece());
+}
+
+void add_gram_piecewise(Backend& backend, const RowFormat& format, const TensorView& rows, double* sums) {
+  const RowShape shape{rows.dtype, rows.heads, rows.dim}, ranked = rank_shape(format, shape);
+  const std::int64_t most = std::max<std::int64_t>(1, rows.tokens);
+  Pieces pieces(backend, {}, shape, most);
+  RankCoder coder(format, shape, backend, std::min(most, kPieceTokens));
+  const auto bytes = ranked.heads * ranked.dim * ranked.dim * static_cast<std::int64_t>(sizeof(double));
+  const Buffer memory = backend.allocate(static_cast<std::size_t>(bytes));
+  auto* const there = reinterpret_cast<double*>(memory.data());
+  backend.copy_rows(there, bytes, sums, bytes, bytes, 1, backend.stream());
+  const CompressedRun all{0, 0, rows.tokens, 0, rows.tokens, 0};
+  pieces.for_pieces({&all, 1}, [&](const CompressedRun& piece, std::int64_t, std::int64_t to) {
+    pieces.take_plain(rows, to, piece.rows);
+    coder.add_gram(pieces.plain(piece.rows), {&piece, 1}, there, backend.stream());
+    return true;
+  });
+  backend.copy_rows(sums, bytes, there, bytes, bytes, 1, backend.stream());
+  finish(backend, backend.stream(), DevicePatience::for_piece());
+}
+
+void find_codebook_piecewise(Backend& backend, const CodebookTask& task) {
+  check_task(task);
+  const TensorView& rows = task.rows;
+  const std::int64_t points = codebook_points(rows.tokens);
+  const std::int64_t head_bytes = rows.dim * static_cast<std::int64_t>(size_of(rows.dtype));
+  std::vector<std::byte> sample(static_cast<std::size_t>(points * rows.heads * head_bytes));
+  std::byte* to = sample.data();
+  for (std::int64_t i = 0; i < points; ++i) {
+    for (std::int64_t head = 0; head < rows.heads; ++head, to += head_bytes) {
+      std::memcpy(to, rows.at(codebook_token(i, points, rows.tokens), head), static_cast<std::size_t>(head_bytes));
+    }
+  }
+  const auto sample_bytes = static_cast<std::int64_t>(sample.size());
+  const std::int64_t book_bytes = rows.heads * kCodebookVectors * head_bytes;
+  const Buffer there = backend.allocate(static_cast<std::size_t>(std::max<std::int64_t>(1, sample_bytes)));
+  const Buffer book = backend.allocate(static_cast<std::size_t>(book_bytes));
+  const Stream stream = backend.stream();
+  if (points > 0) backend.copy_rows(there.data(), sample_bytes, sample.data(), sample_bytes, sample_bytes, 1, stream);
+  const TensorView view = dense_view(static_cast<const void*>(there.data()), rows.dtype, points, rows.heads, rows.dim);
+  backend.find_codebook({view, task.width, task.seed, book.data()}, stream);
+  backend.copy_rows(task.codebook, book_bytes, book.data(), book_bytes, book_bytes, 1, stream);
+  finish(backend, stream, DevicePatience::for_piece());
 }
 
 }  // namespace ringattn

@@ -33,6 +33,11 @@ constexpr HeadProductRow kTable[] = {
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      cuda::product_missing,
      sm80::make_product},
+    {{"sm80_chain", "cuda", "bf16, fp16; products of heads with their matrices, with the bits of cpu_product",
+      sm80::chain_configs, [](const Backend&) { return 2.0e13; },  // a prediction, from fp32's peak
+      cuda::cuda_unavailable, cuda::make_cuda_backend},
+     cuda::product_missing,
+     sm80::make_chain},
 #endif
     {{"cpu_product", "cpu", "fp32, bf16, fp16; products of heads with their matrices, dims that are multiples of 8",
       [] { return std::vector<std::string>(); }, cpu::cpu_fold_speed,  // both are the same chains of multiply-adds

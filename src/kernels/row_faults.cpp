@@ -164,17 +164,21 @@ class Products {
   Products(const RowFormat& format, const RowShape& shape, const CompressedRows& rows)
       : limit_(greatest_product(format, shape.dtype)),
         rank_(format.rank),
-        shape_(shape),
+        shape_(rank_shape(format, shape)),
+        head_dim_(shape.dim),
         factors_(rows.streams[0]),
         basis_(rows.tables[0]) {
-    for (std::int64_t i = 0; i < shape.heads * rank_; ++i) {
+    for (std::int64_t i = 0; i < shape_.heads * rank_; ++i) {
       double greatest = 0.0;
-      for (std::int64_t d = 0; d < shape.dim; ++d) greatest = std::max(greatest, std::fabs(basis(i, d)));
+      for (std::int64_t d = 0; d < shape_.dim; ++d) greatest = std::max(greatest, std::fabs(basis(i, d)));
       greatest_.push_back(greatest);
     }
   }
 
-  // Of the row of streams `row`, without its token.
+  // Of what has a basis.
+  std::int64_t heads() const { return shape_.heads; }
+
+  // Of the row of streams `row`, without its token; `head` is one of what has a basis.
   std::optional<RowFault> fault_of(std::int64_t row, std::int64_t head) const {
     const std::byte* const factors = factors_.at(row, head);
     double most = 0.0;
@@ -191,7 +195,9 @@ class Products {
         magnitudes += std::fabs(product);
       }
       if (std::fabs(sum) > limit_ || magnitudes > std::numeric_limits<float>::max()) {
-        return RowFault{RowFault::Kind::kProduct, 0, 0, head, d, static_cast<float>(sum)};
+        const std::int64_t of_heads = head * shape_.dim + d;
+        return RowFault{RowFault::Kind::kProduct, 0, 0, of_heads / head_dim_, of_heads % head_dim_,
+                        static_cast<float>(sum)};
       }
     }
     return std::nullopt;
@@ -207,7 +213,8 @@ class Products {
 
   double limit_;
   std::int64_t rank_;
-  RowShape shape_;
+  RowShape shape_;  // of what has a basis
+  std::int64_t head_dim_;
   StreamView factors_;
   const std::byte* basis_;
   std::vector<double> greatest_;  // [heads, rank], of a direction's numbers
@@ -267,7 +274,7 @@ std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shap
     for (const CompressedRun& run : runs) {
       const std::int64_t coded = codes_by_token(format) ? run.keys : closed_tokens(run.keys, format.group);
       for (std::int64_t i = 0; i < run.rows && run.position + i < coded; ++i) {
-        for (std::int64_t head = 0; head < shape.heads; ++head) {
+        for (std::int64_t head = 0; head < stream.heads; ++head) {
           auto fault = fault_of_row(format, stream, shape.dtype, view.at(run.row + i, head));
           if (!fault) continue;
           fault->part = part;
@@ -283,7 +290,7 @@ std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shap
   const Products products(format, shape, rows);
   for (const CompressedRun& run : runs) {
     for (std::int64_t i = 0; i < run.rows; ++i) {
-      for (std::int64_t head = 0; head < shape.heads; ++head) {
+      for (std::int64_t head = 0; head < products.heads(); ++head) {
         auto fault = products.fault_of(run.row + i, head);
         if (!fault) continue;
         fault->token = run.to + i;
@@ -322,6 +329,7 @@ std::optional<RowFault> fault_of(const RowFaultCell& cell, const RowFormat& form
   const auto part = static_cast<int>(bits(61, 2));
   if (bits(63, 1) == 0) return RowFault{RowFault::Kind::kTable, part, 0, 0, bits(0, 61), cell.value};
   RowFault fault{RowFault::Kind::kNotFinite, part, bits(28, 33), bits(16, 12), bits(0, 16), cell.value};
+  if (format.is_plain()) return fault;
   const FormatStream stream = format_streams(format, shape)[static_cast<std::size_t>(part)];
   if (stream.name == "scales" && (stream.type == CodeType::kF32 || fault.place % 2 == 0)) {
     fault.kind = RowFault::Kind::kScale;

@@ -50,8 +50,12 @@ Missing int4_token_missing(const RowFormat& format, const RowShape& shape) {
 
 Missing low_rank_missing(const RowFormat& format, const RowShape& shape) {
   Missing missing;
-  require(missing, format.rank >= 8 && format.rank % 8 == 0 && format.rank < shape.dim,
-          fmt::format("rank {} of a dim of {} (supported: multiples of 8 below it)", format.rank, shape.dim));
+  const bool divides = format.heads >= 1 && shape.heads % format.heads == 0;
+  require(missing, divides, fmt::format("groups of {} of {} heads (supported: divisors)", format.heads, shape.heads));
+  if (!divides) return missing;
+  const std::int64_t dim = rank_shape(format, shape).dim;
+  require(missing, format.rank >= 8 && format.rank % 8 == 0 && format.rank < dim,
+          fmt::format("rank {} of a dim of {} (supported: multiples of 8 below it)", format.rank, dim));
   require(missing, shape.dim % 8 == 0, fmt::format("dim {} (supported: multiples of 8)", shape.dim));
   return missing;
 }
@@ -92,7 +96,8 @@ constexpr RowCodingEntry kCodings[] = {
      int4_channel_missing},
     {RowCoding::kInt4Token, "int4_token", "codes of 4 bits, scale and zero of 32 channels of a token",
      int4_token_missing},
-    {RowCoding::kLowRank, "low_rank", "a head's rows as combinations of a few", low_rank_missing},
+    {RowCoding::kLowRank, "low_rank", "rows of a head, or of a group of heads, as combinations of a few",
+     low_rank_missing},
     {RowCoding::kVector, "vector", "codes of 8 bits for 2, 4 or 8 channels, from codebooks of 256 vectors",
      vector_missing},
     {RowCoding::kHybrid, "hybrid", "low rank, a remainder of 4 bits a token, and outlier channels as they are",
@@ -111,6 +116,8 @@ constexpr NamedNumber kNumbers[] = {{"rank", &RowFormat::rank},
                                     {"width", &RowFormat::width},
                                     {"outliers", &RowFormat::outliers},
                                     {"rope", &RowFormat::rope}};
+// The one that may be left out: it is then 1.
+constexpr NamedNumber kHeads{"heads", &RowFormat::heads};
 
 std::vector<NamedNumber> numbers_of(RowCoding coding) {
   switch (coding) {
@@ -173,6 +180,10 @@ std::int64_t FormatTable::bytes(Dtype dtype) const {
   return bytes;
 }
 
+RowShape rank_shape(const RowFormat& format, const RowShape& shape) {
+  return {shape.dtype, shape.heads / format.heads, shape.dim * format.heads};
+}
+
 std::vector<FormatStream> format_streams(const RowFormat& format, const RowShape& shape) {
   const std::int64_t heads = shape.heads;
   const auto pairs = [&] {
@@ -191,7 +202,7 @@ std::vector<FormatStream> format_streams(const RowFormat& format, const RowShape
     case RowCoding::kInt4Token:
       return pairs();
     case RowCoding::kLowRank:
-      return {{"factors", CodeType::kDtype, heads, format.rank}};
+      return {{"factors", CodeType::kDtype, rank_shape(format, shape).heads, format.rank}};
     case RowCoding::kVector:
       return {{"codes", CodeType::kU8, heads, shape.dim / format.width}};
     case RowCoding::kHybrid: {
@@ -219,8 +230,10 @@ std::vector<FormatTable> format_tables(const RowFormat& format, const RowShape& 
       break;
     case RowCoding::kInt4Channel:
       return {{"tail", CodeType::kDtype, {sequences, format.group, heads, shape.dim}}};
-    case RowCoding::kLowRank:
-      return {{"basis", CodeType::kDtype, {heads, format.rank, shape.dim}}};
+    case RowCoding::kLowRank: {
+      const RowShape ranked = rank_shape(format, shape);
+      return {{"basis", CodeType::kDtype, {ranked.heads, format.rank, ranked.dim}}};
+    }
     case RowCoding::kVector:
       return {{"codebook", CodeType::kDtype, {heads, shape.dim / format.width, kCodebookVectors, format.width}}};
     case RowCoding::kHybrid:
@@ -263,6 +276,7 @@ std::string describe(const RowFormat& format) {
   for (const NamedNumber& number : numbers_of(format.coding)) {
     text += fmt::format(" {} {}", number.name, format.*number.member);
   }
+  if (format.heads != 1) text += fmt::format(" {} {}", kHeads.name, format.heads);
   return text;
 }
 
@@ -285,7 +299,9 @@ RowFormat parse_row_format(std::string_view text) {
     format.scales = static_cast<ScaleGrain>(grain - kGrainNames.begin());
     ++at;
   }
-  for (const NamedNumber& number : numbers_of(format.coding)) {
+  std::vector<NamedNumber> numbers = numbers_of(format.coding);
+  if (format.coding == RowCoding::kLowRank && words.size() > at + 2 * numbers.size()) numbers.push_back(kHeads);
+  for (const NamedNumber& number : numbers) {
     const bool there = at + 1 < words.size() && words[at] == number.name;
     const std::string_view digits = there ? words[at + 1] : std::string_view();
     const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), format.*number.member);

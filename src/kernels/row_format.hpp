@@ -16,12 +16,15 @@
 //                   scales [heads, 2 · dim / group]
 //   int4_token      codes U8 [heads, dim / 2],
 //                   scales [heads, 2 · dim / group]
-//   low_rank        factors [heads, rank]                            basis [heads, rank, dim]
+//   low_rank        factors [heads / g, rank]                        basis [heads / g, rank, g · dim]
 //   vector          codes U8 [heads, dim / width]                    codebook [heads, dim / width, 256, width]
 //   hybrid          factors [heads, rank], codes U8 [heads, dim / 2],  basis [heads, rank, dim],
 //                   scales [heads, 2 · dim / group],                 outlier_channels I32 [heads, outliers]
 //                   outliers [heads, outliers]
 //   latent          codes E4M3 [heads, dim − rope], scales F32 [heads, (dim − rope) / 128], rotary [heads, rope]
+//
+// The heads of low_rank are cut into groups of g = `heads`, one unless a format says otherwise: a row of a group is
+// those of its heads, side by side (rank_shape()).
 //
 // Where no type is said it is the tensor's dtype, bf16 or fp16. Two numbers of `scales` of 4-bit codes are a scale and
 // a zero. Those of int4_token and hybrid are of a token's runs of `group` channels; those of int4_channel are of a
@@ -64,6 +67,7 @@ struct RowFormat {
   int width = 0;     // of kVector: channels of a code, 2, 4 or 8
   int outliers = 0;  // of kHybrid: channels of a head that are kept, an even number
   int rope = 0;      // of kLatent: the last channels, which are kept; a multiple of 4
+  int heads = 1;     // of kLowRank: that have a basis in common
 
   bool is_plain() const { return coding == RowCoding::kPlain; }
   bool operator==(const RowFormat&) const = default;
@@ -115,6 +119,9 @@ struct FormatTable {
 inline constexpr int kMostStreams = 4;
 inline constexpr int kMostTables = 2;
 
+// What has a basis: of groups of heads a group as one head, with the channels of all of its heads.
+RowShape rank_shape(const RowFormat& format, const RowShape& shape);
+
 // In the order of the comment above. `sequences`: of the batch, for tails.
 std::vector<FormatStream> format_streams(const RowFormat& format, const RowShape& shape);
 std::vector<FormatTable> format_tables(const RowFormat& format, const RowShape& shape, std::int64_t sequences);
@@ -138,8 +145,8 @@ struct RowCodingEntry {
 std::span<const RowCodingEntry> row_codings();
 const RowCodingEntry& entry_of(RowCoding coding);
 
-// "fp8 token_head", "int4_channel group 32", "hybrid rank 16 group 32 outliers 4": what a file's metadata says. Both
-// ways.
+// "fp8 token_head", "int4_channel group 32", "hybrid rank 16 group 32 outliers 4", "low_rank rank 64 heads 2": what a
+// file's metadata says. Both ways; one head is left out.
 std::string describe(const RowFormat& format);
 // Throws kUsage for text that is no format, naming what is known; not what a shape has to fit.
 RowFormat parse_row_format(std::string_view text);

@@ -16,6 +16,7 @@
 #include "kernels/finish.hpp"
 #include "kernels/low_rank.hpp"
 #include "kernels/piecewise_rows.hpp"
+#include "kernels/rank_rows.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/row_coder.hpp"
 #include "kernels/row_codes.hpp"
@@ -44,10 +45,6 @@ Products make_products(const HeadProductSpec& spec, std::int64_t heads, const Ba
   made.kernel->reserve(heads);
   return made;
 }
-Products host_products(const HeadProductSpec& spec, std::int64_t heads, int threads) {
-  return make_products(spec, heads, {threads, kNoDevice}, "cpu");
-}
-
 // Any product that every backend has: of formats that need none.
 HeadProductSpec product_of(const RowFormat& format, const RowShape& shape) {
   return format.rank > 0 ? expansion_of(format, shape) : HeadProductSpec{shape.dtype, 64, 64};
@@ -76,49 +73,11 @@ class FaultCell {
   Buffer memory_;
 };
 
-MutableTensorView factors_view(const CompressedRows& rows, const RowFormat& format, const RowShape& shape,
-                               std::int64_t row, std::int64_t count) {
-  const StreamView& stream = rows.streams[0];
-  const auto element = static_cast<std::int64_t>(size_of(shape.dtype));
-  return {stream.at(row, 0),           shape.dtype, count, shape.heads, format.rank, stream.token_stride / element,
-          stream.head_stride / element};
-}
-
 template <class View>
 View rows_of(View view, std::int64_t first, std::int64_t count) {
   view.data = view.at(first, 0);
   view.tokens = count;
   return view;
-}
-
-double sum_of_squares(const TensorView& rows) {
-  std::vector<float> row(static_cast<std::size_t>(rows.dim));
-  double sum = 0.0;
-  for (std::int64_t token = 0; token < rows.tokens; ++token) {
-    for (std::int64_t head = 0; head < rows.heads; ++head) {
-      widen_row(rows.at(token, head), rows.dtype, rows.dim, row.data());
-      for (const float value : row) sum += static_cast<double>(value) * static_cast<double>(value);
-    }
-  }
-  return sum;
-}
-
-// A copy of the rows in which outlier channels are 0.
-std::vector<std::byte> without_outliers(const TensorView& plain, const std::vector<std::int32_t>& channels) {
-  const auto element = static_cast<std::int64_t>(size_of(plain.dtype));
-  std::vector<std::byte> rows(static_cast<std::size_t>(plain.tokens * plain.heads * plain.dim * element));
-  const auto count = static_cast<std::int64_t>(channels.size()) / std::max<std::int64_t>(1, plain.heads);
-  std::byte* row = rows.data();
-  for (std::int64_t token = 0; token < plain.tokens; ++token) {
-    for (std::int64_t head = 0; head < plain.heads; ++head, row += plain.dim * element) {
-      std::memcpy(row, plain.at(token, head), static_cast<std::size_t>(plain.dim * element));
-      for (std::int64_t i = 0; i < count; ++i) {
-        std::memset(row + channels[static_cast<std::size_t>(head * count + i)] * element, 0,
-                    static_cast<std::size_t>(element));
-      }
-    }
-  }
-  return rows;
 }
 
 // What `greatest` of each head gives for a tensor's or its heads' scales.
@@ -128,37 +87,58 @@ std::vector<float> scales_of(ScaleGrain scales, std::vector<float> greatest) {
   return greatest;
 }
 
-// Codes, and the scales of fp8, by a backend that has some tokens at a time.
-void compress_elsewhere(std::string_view name, CompressedTensor& tensor, const TensorView& plain, Backend& backend,
-                        ErrorCode code) {
+// Of what has a basis.
+std::size_t gram_numbers(const RowFormat& format, const RowShape& shape) {
+  const RowShape ranked = rank_shape(format, shape);
+  return static_cast<std::size_t>(ranked.heads * ranked.dim * ranked.dim);
+}
+
+// What RankCoder has told.
+[[noreturn]] void refuse_ranked(std::string_view name, const RowFormat& format, const RowShape& shape, RowFault fault,
+                                ErrorCode code) {
+  const std::string of =
+      fault.part == kFactorFault ? fmt::format("{}_factors", name) : fmt::format("{} of rank {}", name, format.rank);
+  fault.part = 0;
+  refuse_fault(of, {}, shape, fault, code);
+}
+
+// Codes and tables by a backend that has some tokens at a time.
+void compress_elsewhere(std::string_view name, CompressedTensor& tensor, const TensorView& plain,
+                        const CompressionOptions& options, ErrorCode code) {
+  Backend& backend = *options.backend;
   const RowFormat& format = tensor.format;
+  const RowShape& shape = tensor.shape;
+  const bool ranked = format.rank > 0;
+  bool looks = true;  // for what isn't finite
   if (format.coding == RowCoding::kFp8 && format.scales != ScaleGrain::kTokenHead) {
     std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
     greatest_magnitudes_piecewise(backend, {plain, greatest.data()});
     tensor.tables[0] = bytes_of(scales_of(format.scales, std::move(greatest)));
   }
+  if (format.coding == RowCoding::kVector) {
+    find_codebook_piecewise(backend, {plain, format.width, options.seed, tensor.tables[0].data()});
+  }
+  if (ranked) {
+    std::vector<double> gram(gram_numbers(format, shape));
+    add_gram_piecewise(backend, format, plain, gram.data());
+    if (!has_finite_rows(rank_shape(format, shape), gram))
+      refuse_fault(name, {}, shape, find_fault(plain).value(), code);
+    RankTables tables = find_rank_tables(format, rank_shape(format, shape), gram, options.threads);
+    tensor.tables[0] = std::move(tables.basis);
+    if (format.coding == RowCoding::kHybrid) tensor.tables[1] = bytes_of(tables.outliers);
+    tensor.energy_kept = tables.energy_kept;
+    looks = !tables.bounded;
+  }
   const std::vector<CompressedRun> runs = tensor.runs();
   RowFaultCell told;
-  compress_piecewise(backend, {format, tensor.shape, plain, {}, runs, tensor.rows(), &told});
-  if (const auto fault = fault_of(told, {}, tensor.shape)) refuse_fault(name, {}, tensor.shape, *fault, code);
+  compress_piecewise(backend, {format, shape, plain, {}, runs, tensor.rows(), looks ? &told : nullptr});
+  if (const auto fault = fault_of(told, {}, shape)) {
+    if (ranked) refuse_ranked(name, format, shape, *fault, code);
+    refuse_fault(name, {}, shape, *fault, code);
+  }
 }
 
 }  // namespace
-
-bool has_searched_tables(const RowFormat& format) { return format.rank > 0 || format.coding == RowCoding::kVector; }
-
-HeadProductSpec expansion_of(const RowFormat& format, const RowShape& shape) {
-  return {shape.dtype, format.rank, static_cast<int>(shape.dim)};
-}
-HeadProductSpec projection_of(const RowFormat& format, const RowShape& shape) {
-  return {shape.dtype, static_cast<int>(shape.dim), format.rank};
-}
-HeadMatrices projection_matrices(const RowFormat& format, const RowShape& shape, const void* basis) {
-  return {basis, shape.dtype, shape.heads, format.rank, shape.dim, format.rank * shape.dim, shape.dim, 1};
-}
-HeadMatrices expansion_matrices(const RowFormat& format, const RowShape& shape, const void* basis) {
-  return projection_matrices(format, shape, basis).transposed();
-}
 
 std::int64_t CompressedTensor::tokens() const {
   return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
@@ -206,62 +186,18 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
   const RowShape shape{plain.dtype, plain.heads, plain.dim};
   check_format(name, format, shape);
   CompressedTensor tensor = make_compressed(format, shape, {lengths.begin(), lengths.end()});
-  const int threads = options.threads;
-  if (!has_searched_tables(format)) {
-    if (options.backend != nullptr) {
-      compress_elsewhere(name, tensor, plain, *options.backend, code);
-      return tensor;
-    }
-    TensorCoder(format, shape, {threads, kNoDevice}).compress(name, plain, tensor.runs(), tensor.rows(), code);
+  if (options.backend != nullptr) {
+    compress_elsewhere(name, tensor, plain, options, code);
     return tensor;
   }
-  if (const auto fault = find_fault(plain)) refuse_fault(name, {}, shape, *fault, code);
-  const bool ranked = format.rank > 0;
-  const Products host =
-      host_products(ranked ? projection_of(format, shape) : product_of(format, shape), shape.heads, threads);
-  std::vector<std::int32_t> outliers;
-  if (format.coding == RowCoding::kHybrid) {
-    outliers = find_outlier_channels(plain, format.outliers, threads);
-    tensor.tables[1] = bytes_of(outliers);
-  }
-  if (ranked) tensor.tables[0] = find_basis(plain, format.rank, outliers, threads);
-  if (format.coding == RowCoding::kVector) tensor.tables[0] = find_codebook(plain, format.width, options.seed, threads);
-  const CompressedRows rows = tensor.rows();
-  std::vector<std::byte> products;
-  MutableTensorView products_view;
-  if (ranked && plain.tokens > 0) {
-    const std::vector<std::byte> kept = without_outliers(plain, outliers);
-    const TensorView inner =
-        dense_view(static_cast<const void*>(kept.data()), shape.dtype, plain.tokens, shape.heads, shape.dim);
-    const MutableTensorView factors = factors_view(rows, format, shape, 0, plain.tokens);
-    host.kernel->multiply({inner, projection_matrices(format, shape, tensor.tables[0].data()), factors}, {}, {});
-    if (const auto fault = find_fault(factors)) {
-      refuse_fault(fmt::format("{}_factors", name), {}, shape, *fault, code);
-    }
-    const double all = sum_of_squares(plain);
-    const double lost_outliers = sum_of_squares(inner);
-    tensor.energy_kept = all > 0.0 ? (all - lost_outliers + sum_of_squares(factors)) / all : 1.0;
-    const Products expansion = host_products(expansion_of(format, shape), shape.heads, threads);
-    products.resize(kept.size());
-    products_view = dense_view(static_cast<void*>(products.data()), shape.dtype, plain.tokens, shape.heads, shape.dim);
-    expansion.kernel->multiply({factors, expansion_matrices(format, shape, tensor.tables[0].data()), products_view}, {},
-                               {});
-    if (const auto fault = find_fault(products_view)) {
-      refuse_fault(fmt::format("{} of rank {}", name, format.rank), {}, shape, *fault, code);
-    }
-  }
-  if (!ranked && options.backend != nullptr) {
-    compress_elsewhere(name, tensor, plain, *options.backend, code);
-  } else if (format.coding != RowCoding::kLowRank) {
-    const std::vector<CompressedRun> runs = tensor.runs();
-    host.backend->compress({format, shape, plain, products_view, runs, rows}, {});
-  }
+  TensorCoder coder(format, shape, {options.threads, kNoDevice});
+  tensor.energy_kept = coder.compress(name, plain, tensor.runs(), tensor.rows(), code, {}, options.seed);
   return tensor;
 }
 
 TensorCoder::TensorCoder(const RowFormat& format, const RowShape& shape, const BackendOptions& options,
                          std::string_view backend)
-    : format_(format), shape_(shape) {
+    : format_(format), shape_(shape), threads_(std::max(1, options.threads)) {
   check_format("a tensor", format, shape);
   Products made = make_products(product_of(format, shape), shape.heads, options, backend);
   backend_ = std::move(made.backend);
@@ -285,11 +221,18 @@ void TensorCoder::find_scales(const TensorView& plain, std::byte* scales, Stream
   finish(*backend_, stream, DevicePatience::for_queue());
 }
 
-void TensorCoder::compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
-                           const CompressedRows& to, ErrorCode code, Stream stream) {
-  if (has_searched_tables(format_)) {
-    fail(ErrorCode::kUnsupported, fmt::format("{} can't be compressed as {} where it lies", name, describe(format_)),
-         "bases and codebooks are found in host memory", "Compress it there, and copy what it becomes.");
+void TensorCoder::check_finite(std::string_view name, const TensorView& plain, ErrorCode code, Stream stream) {
+  FaultCell fault(*backend_, stream);
+  backend_->check_finite({plain, 0, 0, fault.get()}, stream);
+  if (const auto found = fault.read({}, shape_)) refuse_fault(name, {}, shape_, *found, code);
+}
+
+double TensorCoder::compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
+                             const CompressedRows& to, ErrorCode code, Stream stream, std::uint64_t seed) {
+  if (format_.rank > 0) return compress_ranked(name, plain, runs, to, code, stream);
+  if (format_.coding == RowCoding::kVector) {
+    check_finite(name, plain, code, stream);
+    backend_->find_codebook({plain, format_.width, seed, to.tables[0]}, stream);
   }
   FaultCell fault(*backend_, stream);
   if (format_.coding == RowCoding::kFp8 && format_.scales != ScaleGrain::kTokenHead) {
@@ -297,17 +240,40 @@ void TensorCoder::compress(std::string_view name, const TensorView& plain, std::
   }
   backend_->compress({format_, shape_, plain, {}, runs, to, fault.get()}, stream);
   if (const auto found = fault.read({}, shape_)) refuse_fault(name, {}, shape_, *found, code);
+  return 1.0;
+}
+
+double TensorCoder::compress_ranked(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
+                                    const CompressedRows& to, ErrorCode code, Stream stream) {
+  std::vector<double> gram(gram_numbers(format_, shape_));
+  const auto bytes = static_cast<std::int64_t>(gram.size() * sizeof(double));
+  const Buffer sums = backend_->allocate(static_cast<std::size_t>(bytes));
+  backend_->fill_bytes(sums.data(), std::byte{0}, static_cast<std::size_t>(bytes), stream);
+  std::int64_t longest = 0;
+  for (const CompressedRun& run : runs) longest = std::max(longest, run.rows);
+  RankCoder coder(format_, shape_, *backend_, std::min(longest, kPieceTokens));
+  coder.add_gram(plain, runs, reinterpret_cast<double*>(sums.data()), stream);
+  backend_->copy_rows(gram.data(), bytes, sums.data(), bytes, bytes, 1, stream);
+  finish(*backend_, stream, DevicePatience::for_queue());
+  if (!has_finite_rows(rank_shape(format_, shape_), gram)) check_finite(name, plain, code, stream);
+  const RankTables tables = find_rank_tables(format_, rank_shape(format_, shape_), gram, threads_);
+  const auto upload = [&](std::byte* table, std::span<const std::byte> found) {
+    const auto size = static_cast<std::int64_t>(found.size());
+    backend_->copy_rows(table, size, found.data(), size, size, 1, stream);
+  };
+  upload(to.tables[0], tables.basis);
+  if (format_.coding == RowCoding::kHybrid) upload(to.tables[1], std::as_bytes(std::span(tables.outliers)));
+  FaultCell fault(*backend_, stream);
+  coder.compress(plain, runs, to, tables.bounded ? nullptr : fault.get(), stream);
+  if (const auto found = fault.read({}, shape_)) refuse_ranked(name, format_, shape_, *found, code);
+  return tables.energy_kept;
 }
 
 void TensorCoder::decompress(const CompressedRows& from, std::span<const CompressedRun> runs,
                              const MutableTensorView& plain, Stream stream, RowFaultCell* fault) {
   if (format_.rank > 0) {
-    const HeadMatrices matrices = expansion_matrices(format_, shape_, from.tables[0]);
     for (const CompressedRun& run : runs) {
-      if (run.rows == 0) continue;
-      products_->multiply(
-          {factors_view(from, format_, shape_, run.row, run.rows), matrices, rows_of(plain, run.to, run.rows)}, stream,
-          {});
+      expand_factors(*products_, format_, shape_, from, run.row, rows_of(plain, run.to, run.rows), stream);
     }
   }
   if (format_.coding != RowCoding::kLowRank || fault != nullptr) {
@@ -343,7 +309,7 @@ std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, 
   const std::vector<CompressedRun> runs = tensor.runs();
   const MutableTensorView view =
       dense_view(static_cast<void*>(plain.data()), shape.dtype, tensor.tokens(), shape.heads, shape.dim);
-  if (backend != nullptr && tensor.format.rank == 0) {
+  if (backend != nullptr) {
     decompress_piecewise(*backend, {tensor.format, shape, tensor.rows(), runs, view});
   } else {
     TensorCoder(tensor.format, shape, {threads, kNoDevice}).decompress(tensor.rows(), runs, view);

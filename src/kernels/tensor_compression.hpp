@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole tensor of keys or values between its elements and a format: tables are found in host memory, rows are coded
-// by a backend.
+// A whole tensor of keys or values between its elements and a format, by a backend.
 #pragma once
 
 #include <cstddef>
@@ -18,16 +17,6 @@
 
 namespace ringattn {
 
-// Whether a format's tables can only be found by looking at the whole tensor in host memory: bases, codebooks.
-bool has_searched_tables(const RowFormat& format);
-
-// The products that give a row of a rank its elements, and elements their factors: rows · basis, and rows · basisᵀ.
-HeadProductSpec expansion_of(const RowFormat& format, const RowShape& shape);  // of kLowRank and kHybrid
-HeadProductSpec projection_of(const RowFormat& format, const RowShape& shape);
-// `basis`: [heads, rank, dim].
-HeadMatrices expansion_matrices(const RowFormat& format, const RowShape& shape, const void* basis);
-HeadMatrices projection_matrices(const RowFormat& format, const RowShape& shape, const void* basis);
-
 // The sequences of a tensor lie one behind the other.
 struct CompressedTensor {
   RowFormat format;
@@ -35,7 +24,7 @@ struct CompressedTensor {
   std::vector<std::int64_t> lengths;            // tokens of each sequence
   std::vector<std::vector<std::byte>> streams;  // dense, in the order of format_streams()
   std::vector<std::vector<std::byte>> tables;
-  // Of a format with a rank: the share of the sum of squares that the factors keep; of others 1.
+  // Of a format with a rank: the share of the sum of squares that factors, and outliers beside them, keep; of others 1.
   double energy_kept = 1.0;
 
   std::int64_t tokens() const;
@@ -51,7 +40,8 @@ CompressedTensor make_compressed(const RowFormat& format, const RowShape& shape,
 struct CompressionOptions {
   std::uint64_t seed = 0;  // of codebooks
   int threads = 1;         // of the host
-  // Codes are made in its memory, some tokens at a time, where the format has no rank; null: by the host.
+  // Tables are found and codes are made in its memory, some tokens at a time; null: by the host. The bytes are the
+  // same.
   Backend* backend = nullptr;
 };
 
@@ -73,11 +63,13 @@ class TensorCoder {
 
   Backend& backend() { return *backend_; }
 
-  // Elements become codes, and the scales of fp8 for a tensor or head are found. Returns when it is done. `name`: of
-  // the tensor, for messages. Throws `code` for a number that is not finite, naming tensor and place: the rows then
-  // hold anything. kUnsupported for formats of which bases or codebooks have to be found: compress_tensor() does that.
-  void compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
-                const CompressedRows& to, ErrorCode code, Stream stream = {});
+  // Elements become codes, and all tables but tails, of the rows of `runs`, are found: scales of fp8 for a tensor or
+  // head, codebooks (of all rows of `plain`, with `seed`), bases and outlier channels. Returns when it is done, what
+  // CompressedTensor::energy_kept says. `name`: of the tensor, for messages. Throws `code` for a number that is not
+  // finite, or that would come back as ∞, naming tensor and place: the rows then hold anything. kUnsupported for a rank
+  // without Eigen.
+  double compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
+                  const CompressedRows& to, ErrorCode code, Stream stream = {}, std::uint64_t seed = 0);
   // Codes become elements: tokens `runs` of the sequences rows `to` of `plain`. Ordered on `stream`. What can't be
   // decompressed is told in `fault` (DecompressTask::fault).
   void decompress(const CompressedRows& from, std::span<const CompressedRun> runs, const MutableTensorView& plain,
@@ -89,9 +81,13 @@ class TensorCoder {
 
  private:
   void find_scales(const TensorView& plain, std::byte* scales, Stream stream);
+  void check_finite(std::string_view name, const TensorView& plain, ErrorCode code, Stream stream);
+  double compress_ranked(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
+                         const CompressedRows& to, ErrorCode code, Stream stream);
 
   RowFormat format_;
   RowShape shape_;
+  int threads_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<HeadProductKernel> products_;  // of a format with a rank
 };

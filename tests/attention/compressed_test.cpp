@@ -18,6 +18,7 @@
 #include "attention/tokens/cost.hpp"
 #include "comm/self.hpp"
 #include "kernels/list_makers.hpp"
+#include "kernels/low_rank.hpp"
 #include "tests/support/budget_refusal.hpp"
 #include "tests/support/compressed_rank.hpp"
 #include "tests/support/error_of.hpp"
@@ -57,6 +58,10 @@ std::vector<Case> cases() {
   for (const RowFormat& format : every_format()) all.push_back({test_name(format), {format, format}});
   const RowFormat channel = parse_row_format("int4_channel group 32");
   all.push_back({"kivi", {channel, parse_row_format("int4_token group 32")}});
+  if (has_low_rank()) {
+    const RowFormat group = parse_row_format("low_rank rank 40 heads 2");
+    all.push_back({"groups_of_heads", {group, group}});
+  }
   all.push_back({"keys_alone", {parse_row_format("fp8 token_head"), {}}});
   all.push_back({"values_alone", {{}, channel}});
   return all;

@@ -72,7 +72,7 @@ def decompressed(name, tensors, text, type=numpy.float16):
         return part("codebook")[heads, numpy.arange(runs), codes].reshape(TOKENS, KV_HEADS, DIM)
     if words[0] in ("low_rank", "hybrid"):
         products = numpy.einsum("thr,hrd->thd", part("factors").astype(float), part("basis").astype(float))
-        rows = products.astype(numpy.float16)
+        rows = products.astype(numpy.float16).reshape(TOKENS, KV_HEADS, DIM)  # of groups of heads, a group's side by side
         if words[0] == "low_rank":
             return rows
         rows = (rows.astype(numpy.float32) + decompressed(name, tensors, "int4_token group 32", numpy.float32)).astype(type)
@@ -164,9 +164,9 @@ def main():
 
         safetensors.numpy.save_file(plain, path("qkv"))
         methods = [["fp8"], ["fp8", "--ratio", "0.5"], ["fp8 tensor"], ["int8"], ["int4"], ["int4", "--ratio", "0.69"], ["vq"]]
-        for method in [*methods, ["lowrank"], ["hybrid"]]:
+        for method in [*methods, ["lowrank"], [f"lowrank:heads={KV_HEADS}"], ["hybrid"]]:
             words = ["compress", "--method", *method, "--input", path("qkv"), "--output", path("small"), "--force"]
-            ranked = method[0] in ("lowrank", "hybrid")
+            ranked = method[0].startswith(("lowrank", "hybrid"))
             made = subprocess.run([tool, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             if ranked and made.returncode == 4:
                 print("skipped:", method, made.stderr)

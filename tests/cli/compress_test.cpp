@@ -31,6 +31,7 @@ std::vector<std::string> methods() {
     const bool ranked = method.name == "lowrank" || method.name == "hybrid";
     if (!ranked || has_low_rank()) names.emplace_back(method.name);
   }
+  if (has_low_rank()) names.emplace_back("lowrank:heads=2");
   names.emplace_back("fp8 tensor");  // formats by their words
   names.emplace_back("vector width 2");
   return names;
@@ -108,6 +109,7 @@ TEST(CompressCommand, TheRatioIsWhatIsRemoved) {
   EXPECT_TRUE(has(line({"--method", "fp8 tensor"}), "k: fp8 tensor, v: fp8 tensor"));
   if (has_low_rank()) {
     EXPECT_TRUE(has(line({"--method", "lowrank", "--ratio", "0.7"}), "k: low_rank rank 16"));
+    EXPECT_TRUE(has(line({"--method", "lowrank:heads=2", "--ratio", "0.7"}), "k: low_rank rank 32 heads 2"));
   }
   const Finished beyond =
       tool(Words{"compress", "--method", "int8", "--ratio", "0.6", "--output", folder.file("no")} + small_cache());
@@ -341,6 +343,27 @@ TEST(CompressCommand, WrongRanksAreRefusedByFormat) {
     file.expect_refused(file.replaced("[2, 16, 64]", "[2, 64, 16]"),
                         fmt::format("k of 2 heads of 16 can't be stored as {} rank 16", format));
   }
+}
+
+// Heads that a group doesn't divide, in the command and in a file, and options that no method has.
+TEST(CompressCommand, WrongGroupsOfHeadsAreRefused) {
+  if (!has_low_rank()) GTEST_SKIP() << "skipped: needs Eigen";
+  const TemporaryFolder folder;
+  const auto refused = [&](const char* method) {
+    const Finished made = tool(Words{"compress", "--method", method, "--output", folder.file("no")} + small_cache());
+    EXPECT_EQ(made.code, 2) << method;
+    EXPECT_FALSE(std::filesystem::exists(folder.file("no")));
+    return made.err;
+  };
+  EXPECT_TRUE(has(refused("lowrank:heads=3"), "groups of 3 of 2 heads (supported: divisors)"));
+  EXPECT_TRUE(has(refused("low_rank rank 16 heads 4"), "groups of 4 of 2 heads (supported: divisors)"));
+  EXPECT_TRUE(has(refused("lowrank:heads=two"), "\"heads=two\" is no option of lowrank"));
+  EXPECT_TRUE(has(refused("vq:heads=2"), "\"heads=2\" is no option of vq"));
+  const BrokenFile file("lowrank:heads=2");
+  const std::string stored = R"("v_format":"low_rank rank 32 heads )";
+  // A head of 64 where the basis is of two of them: other rows than the job has.
+  file.expect_refused(file.replaced(stored + "2", stored + "1"), "keys have 2 heads");
+  file.expect_refused(file.replaced(stored + "2", stored + "0"), "low_rank rank 32 heads 0");
 }
 
 // What is stored and isn't finite can only be compressed anew: the rows that it was made of aren't there.

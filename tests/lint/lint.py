@@ -47,7 +47,7 @@ VENDORS = {
     r"mpi\.h": r"src/comm/mpi[^/]*|tests/.*mpi.*",
     r"nccl\.h": r"src/comm/nccl[^/]*",
     r"cuda.*": r"src/kernels/.*|src/comm/(nccl[^/]*|p2p/.*)|src/base/.*|tests/support/far_pages[^/]*",
-    r"hwy/.*": r"src/kernels/cpu/.*|src/kernels/codebook_ops\.cpp|tests/kernels/.*",
+    r"hwy/.*": r"src/kernels/cpu/.*|src/kernels/(codebook|gram)_ops\.cpp|tests/kernels/.*",
     r"omp\.h": r"src/kernels/cpu/.*|src/kernels/synthetic.*|src/attention/check/accuracy.*",
     r"nlohmann/.*": r"src/attention/.*|launch/.*|tests/.*",
     r"toml\+\+/.*": r"src/attention/files/flat_toml[^/]*",

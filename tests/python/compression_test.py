@@ -11,7 +11,7 @@ from ringattn.testing import assert_same_bits
 
 HEADS, KV, DIM = 4, 2, 64
 FORMATS = ("fp8 token_head", "fp8 head", "fp8 tensor", "int8", "int4_token group 32", "int4_channel group 32",
-           "vector width 4", "low_rank rank 16", "hybrid rank 8 group 32 outliers 4")  # fmt: skip
+           "vector width 4", "low_rank rank 16", "low_rank rank 24 heads 2", "hybrid rank 8 group 32 outliers 4")  # fmt: skip
 
 
 def normal(*shape, seed=1):
@@ -24,7 +24,7 @@ def can(format):
     if "rank" not in format:
         return True
     try:
-        ringattn.compress(normal(80, 1, DIM), normal(80, 1, DIM), format)
+        ringattn.compress(normal(80, KV, DIM), normal(80, KV, DIM), format)
     except ringattn.UnsupportedError as error:
         if "Eigen" not in str(error):
             raise
@@ -85,6 +85,9 @@ class Attention(unittest.TestCase):
         _, k, v = self.rows()
         formats = [x.format for x in ringattn.compress(k, v, "fp8", ratio=0.5)]
         self.assertEqual(formats, ["fp8 head", "fp8 head"])
+        if can("low_rank rank 8"):
+            formats = [x.format for x in ringattn.compress(k, v, "lowrank:heads=2", ratio=0.5)]
+            self.assertEqual(formats, ["low_rank rank 64 heads 2"] * 2)
         pair = ringattn.compress(k, v, ("int8", "int4_token group 32"))
         self.assertEqual([x.format for x in pair], ["int8", "int4_token group 32"])
         for words, given in (("removes 0.5 of them at most", {"method": "fp8", "ratio": 0.9}), ("int5", {"method": "int5"}),

@@ -157,7 +157,8 @@ class OneGpu(unittest.TestCase):
         """A GPU makes the codes that a CPU makes, and computes over them what it computes over what they decompress to."""
         cu = [0, 900, 933, 1250]
         q, k, v = (normal(1250, heads, 128, seed=heads) for heads in (8, 2, 2))
-        for format in ("fp8 token_head", "fp8 head", "fp8 tensor", "int8", "int4_token group 32", "int4_channel group 64"):
+        for format in ("fp8 token_head", "fp8 head", "fp8 tensor", "int8", "int4_token group 32", "int4_channel group 64",
+                       "vector width 4"):  # fmt: skip
             small = ringattn.compress(k, v, format, cu_seqlens=cu)
             on_host = ringattn.compress(k.cpu(), v.cpu(), format, cu_seqlens=cu)
             for made, expected in zip(small, on_host):
@@ -167,10 +168,14 @@ class OneGpu(unittest.TestCase):
             assert_same_bits(plain[0].cpu(), ringattn.decompress(on_host[0]), format)
             for got, expected in zip(ringattn.varlen(q, *small, cu), ringattn.varlen(q, *plain, cu)):
                 assert_same_bits(got, expected, format)
-        for format in ("vector width 4", "low_rank rank 16"):
-            with self.assertRaises(ringattn.UnsupportedError):
-                ringattn.compress(k, v, format)
-            small = [x.to("cuda") for x in ringattn.compress(k.cpu(), v.cpu(), format, cu_seqlens=cu)]
+        for format in ("low_rank rank 40 heads 2", "hybrid rank 8 group 32 outliers 4", "low_rank rank 16"):
+            small = ringattn.compress(k, v, format, cu_seqlens=cu)
+            on_host = ringattn.compress(k.cpu(), v.cpu(), format, cu_seqlens=cu)
+            for made, expected in zip(small, on_host):
+                for part, there in zip(made.parts, expected.parts, strict=True):
+                    assert_same_bits(part.cpu(), there, format)
+                self.assertEqual(made.energy_kept, expected.energy_kept)
+            # What decompresses has bits of its own, which folding has too.
             plain = [ringattn.decompress(x) for x in small]
             assert_same_bits(ringattn.varlen(q, *small, cu)[0], ringattn.varlen(q, *plain, cu)[0], format)
         small[0].tables["basis"][1, 3, 5] = float("nan")

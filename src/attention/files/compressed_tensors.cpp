@@ -29,7 +29,7 @@ bool has_basis(const RowFormat& format) {
 std::int64_t dim_of(const RowFormat& format, const TensorSource& first, const std::optional<TensorSource>& basis) {
   if (basis) {
     require(basis->info->shape.size() == 3, *basis, "it must have 3 axes", write_anew());
-    return basis->info->shape.back();
+    return basis->info->shape.back() / std::max(1, format.heads);
   }
   const std::int64_t last = first.info->shape.back();
   if (format.group > 0) return 2 * last;
@@ -264,7 +264,7 @@ CompressedSource find_source(const SafetensorsFile& file, std::string_view name,
   RowGrid grid = row_grid(first, order);
   const std::int64_t dim = dim_of(format, first, basis);
   require(grid.heads > 0 && dim > 0, first, "it needs at least one head, and at least one number", write_anew());
-  source.shape = {dtype, grid.heads, dim};
+  source.shape = {dtype, grid.heads * std::max(1, format.heads), dim};  // the first tensor has groups of heads
   try {
     check_format(name, format, source.shape);
   } catch (const Error& error) {

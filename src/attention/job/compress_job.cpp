@@ -113,7 +113,7 @@ CompressResult compress_rows(const CompressJob& job) {
   std::vector<OutputTensor> planned;
   if (job.method.format) {
     const std::unique_ptr<Backend> gpu = coding_gpu();
-    if (gpu != nullptr && format.k.rank + format.v.rank == 0) result.coded_on = gpu->identity();
+    if (gpu != nullptr) result.coded_on = gpu->identity();
     const auto sequences = static_cast<std::int64_t>(cache.lengths.size());
     plan_parts("k", format.k, cache.k, cache.tokens(), sequences, planned);
     plan_parts("v", format.v, cache.v, cache.tokens(), sequences, planned);

@@ -227,7 +227,7 @@ CompressResult compress_pages(const SafetensorsFile& file, const FileInput& inpu
   check_pool(v, format.v);
   if (job.compared) check_compared_queries(file, input.names);
   const std::unique_ptr<Backend> gpu = coding_gpu();
-  if (gpu != nullptr && format.k.rank + format.v.rank == 0) result.coded_on = gpu->identity();
+  if (gpu != nullptr) result.coded_on = gpu->identity();
   std::vector<OutputTensor> planned;
   plan_pool(k, format.k, planned);
   plan_pool(v, format.v, planned);

@@ -34,14 +34,17 @@ double compression_bytes(const RowFormat& format, const RowShape& shape, std::in
                          int threads) {
   const double rows = static_cast<double>(tokens) * static_cast<double>(token_bytes({}, shape));
   const double codes = static_cast<double>(tokens) * static_cast<double>(token_bytes(format, shape));
-  // Of a rank, rows without outliers and their products are there at one time.
-  const double again = (format.rank > 0 ? 2.0 : 1.0) * rows;
-  // Of a head a thread has its products with itself and their eigenvectors, in fp64.
-  const auto dim = static_cast<double>(shape.dim);
-  const auto solved = static_cast<double>(std::min<std::int64_t>(shape.heads, threads));
-  const double basis = format.rank > 0 ? solved * 2.0 * sizeof(double) * dim * dim : 0.0;
+  // Of each head, or group of heads, there are the products of its channels, in fp64, where they are summed and where
+  // they are read; a thread has a head's again, and what it makes of them.
+  double basis = 0.0;
+  if (format.rank > 0) {
+    const RowShape ranked = rank_shape(format, shape);
+    const auto solved = static_cast<double>(std::min<std::int64_t>(ranked.heads, threads));
+    const double matrices = 2.0 * static_cast<double>(ranked.heads) + 4.0 * solved;
+    basis = matrices * sizeof(double) * static_cast<double>(ranked.dim) * static_cast<double>(ranked.dim);
+  }
   const double runs = 2.0 * sizeof(CompressedRun) * static_cast<double>(sequences);
-  return rows + codes + table_bytes_of(format, shape, sequences) + std::max(again, basis) + runs;
+  return 2.0 * rows + codes + table_bytes_of(format, shape, sequences) + basis + runs;
 }
 
 std::string_view how_to_compress_less() { return "Compress fewer tokens, or on a machine with more memory."; }

@@ -12,9 +12,11 @@
 #include "base/host.hpp"
 #include "kernels/block_choice.hpp"
 #include "kernels/cache_update.hpp"
+#include "kernels/codebook.hpp"
 #include "kernels/compressed_rows.hpp"
 #include "kernels/cpu/tile_ops.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/gram.hpp"
 
 namespace ringattn::cpu {
 
@@ -46,6 +48,9 @@ class CpuBackend final : public Backend {
   void compress(const CompressTask& task, Stream) override { compress_on_host(task, threads_); }
   void greatest_magnitudes(const MagnitudeTask& task, Stream) override { greatest_magnitudes_on_host(task, threads_); }
   void append(const AppendTask& task, Stream) override { append_on_host(task); }
+  void check_finite(const FiniteTask& task, Stream) override { check_finite_on_host(task); }
+  void find_codebook(const CodebookTask& task, Stream) override { find_codebook_on_host(task, threads_); }
+  void add_gram(const GramTask& task, Stream) override { add_gram_on_host(task, threads_); }
   // Host work is finished when its call returns: a mark is the time of its call, and there is nothing to wait for.
   void synchronize(Stream, const Deadline&, const Progress&) override {}
   std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;

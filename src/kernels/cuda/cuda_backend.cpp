@@ -223,6 +223,21 @@ void CudaBackend::append(const AppendTask& task, Stream stream) {
   cuda::append(task, stream);
 }
 
+void CudaBackend::check_finite(const FiniteTask& task, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::check_finite(task, stream);
+}
+
+void CudaBackend::find_codebook(const CodebookTask& task, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::find_codebook(task, stream);
+}
+
+void CudaBackend::add_gram(const GramTask& task, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::add_gram(task, stream);
+}
+
 void CudaBackend::synchronize(Stream stream, const Deadline& deadline, const Progress& progress) {
   const DeviceGuard guard(device_);
   if (!passed_) passed_.emplace();

@@ -40,6 +40,9 @@ class CudaBackend final : public Backend {
   void compress(const CompressTask& task, Stream stream) override;
   void greatest_magnitudes(const MagnitudeTask& task, Stream stream) override;
   void append(const AppendTask& task, Stream stream) override;
+  void check_finite(const FiniteTask& task, Stream stream) override;
+  void find_codebook(const CodebookTask& task, Stream stream) override;
+  void add_gram(const GramTask& task, Stream stream) override;
   void synchronize(Stream stream, const Deadline& deadline, const Progress& progress) override;
   std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
   std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t marks) override;

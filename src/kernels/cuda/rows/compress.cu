@@ -2,6 +2,7 @@
 // Elements become codes, on any GPU.
 #include "kernels/cuda/rows/row_launch.hpp"
 #include "kernels/cuda/rows/row_sixteens.cuh"
+#include "kernels/cuda/rows/vectors.hpp"
 
 namespace ringattn::cuda {
 
@@ -161,16 +162,20 @@ void launch(const RowParams& p, dim3 grid, Stream stream) {
     p.format.group == 32 ? launch_groups<Element, 32>(p, grid, queue) : launch_groups<Element, 64>(p, grid, queue);
   }
   with_token_coding(p.format.coding, [&]<RowCoding kCoding>() {
-    if constexpr (kCoding == RowCoding::kFp8 || kCoding == RowCoding::kInt8 || kCoding == RowCoding::kInt4Token) {
-      if (takes_sixteen(p)) return launch_sixteens<Element, kCoding>(p, grid, queue);
-    }
-    if (p.dim <= kLaneStep) {
-      compress_rows<Element, 1, kCoding><<<grid, kThreads, 0, queue>>>(p);
-    } else if (p.dim <= 2 * kLaneStep) {
-      compress_rows<Element, 2, kCoding><<<grid, kThreads, 0, queue>>>(p);
+    if constexpr (kCoding == RowCoding::kVector) {
+      compress_vectors(p, stream);
     } else {
-      static_assert(kMostRowDim == 5 * kLaneStep);
-      compress_rows<Element, 5, kCoding><<<grid, kThreads, 0, queue>>>(p);
+      if constexpr (kCoding == RowCoding::kFp8 || kCoding == RowCoding::kInt8 || kCoding == RowCoding::kInt4Token) {
+        if (takes_sixteen(p)) return launch_sixteens<Element, kCoding>(p, grid, queue);
+      }
+      if (p.dim <= kLaneStep) {
+        compress_rows<Element, 1, kCoding><<<grid, kThreads, 0, queue>>>(p);
+      } else if (p.dim <= 2 * kLaneStep) {
+        compress_rows<Element, 2, kCoding><<<grid, kThreads, 0, queue>>>(p);
+      } else {
+        static_assert(kMostRowDim == 5 * kLaneStep);
+        compress_rows<Element, 5, kCoding><<<grid, kThreads, 0, queue>>>(p);
+      }
     }
   });
   check_cuda(cudaGetLastError(), "compress");
@@ -194,6 +199,20 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(greatest + head), __float_as_int(most));
 }
 
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    check_rows(const __grid_constant__ RowParams p, std::int64_t tokens, int part, std::int64_t first) {
+  const std::int64_t rows = tokens * p.heads, step = static_cast<std::int64_t>(gridDim.x) * kWarps;
+  for (std::int64_t row = blockIdx.x * kWarps + threadIdx.x / 32; row < rows; row += step) {
+    const std::int64_t token = row / p.heads;
+    const auto head = static_cast<int>(row - token * p.heads);
+    for (int channel = static_cast<int>(threadIdx.x % 32) * kQuadChannels; channel < p.dim; channel += kLaneStep) {
+      const uint2 raw = load_elements(p, p.plain.at(token, head), channel);
+      check_elements<Element>(p, raw, part, first + token, head, channel);
+    }
+  }
+}
+
 }  // namespace
 
 void compress(const CompressTask& task, Stream stream) {
@@ -207,6 +226,21 @@ void compress(const CompressTask& task, Stream stream) {
       launch<__half>(p, grid, stream);
     }
   });
+}
+
+void check_finite(const FiniteTask& task, Stream stream) {
+  const TensorView& rows = task.rows;
+  if (rows.tokens == 0 || rows.heads == 0) return;
+  const RowParams p = row_params({}, {rows.dtype, rows.heads, rows.dim}, {}, rows, {}, task.fault);
+  constexpr std::int64_t kBlocks = 4096;  // enough for any GPU
+  const auto blocks =
+      static_cast<unsigned>(std::clamp<std::int64_t>((rows.tokens * rows.heads + kWarps - 1) / kWarps, 1, kBlocks));
+  if (p.bf16) {
+    check_rows<__nv_bfloat16><<<blocks, kThreads, 0, cuda_stream(stream)>>>(p, rows.tokens, task.part, task.first);
+  } else {
+    check_rows<__half><<<blocks, kThreads, 0, cuda_stream(stream)>>>(p, rows.tokens, task.part, task.first);
+  }
+  check_cuda(cudaGetLastError(), "check_finite");
 }
 
 void greatest_magnitudes(const MagnitudeTask& task, Stream stream) {

@@ -71,15 +71,16 @@ __device__ __forceinline__ void check_tail(const RowParams& p, uint2 raw, std::i
   }
 }
 
-// Streams of numbers that are no scales: factors and outliers. By all threads of the run.
+// Streams of numbers that are no scales: factors and outliers, of so many heads. By all threads of the run.
 template <class Element>
-__device__ __forceinline__ void check_stream(const RowParams& p, const CompressedRun& run, int stream, int width) {
-  const std::int64_t count = run.rows * p.heads * width;
+__device__ __forceinline__ void check_stream(const RowParams& p, const CompressedRun& run, int stream, int heads,
+                                             int width) {
+  const std::int64_t count = run.rows * heads * width;
   for (std::int64_t at = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; at < count;
        at += gridDim.x * std::int64_t{blockDim.x}) {
     const auto place = static_cast<int>(at % width);
-    const auto head = static_cast<int>(at / width % p.heads);
-    const std::int64_t row = at / width / p.heads;
+    const auto head = static_cast<int>(at / width % heads);
+    const std::int64_t row = at / width / heads;
     const std::uint32_t bits = load_any_half(p.streams[stream].at(run.row + row, head) + 2 * place);
     if (is_finite<Element>(bits)) continue;
     note_fault(p.fault, place_of_fault(stream, run.to + row, head, place), widen<Element>(bits));
@@ -87,10 +88,10 @@ __device__ __forceinline__ void check_stream(const RowParams& p, const Compresse
 }
 template <class Element>
 __device__ __forceinline__ void check_numbers(const RowParams& p, const CompressedRun& run) {
-  if (p.format.coding == RowCoding::kLatent) check_stream<Element>(p, run, 2, p.format.rope);
+  if (p.format.coding == RowCoding::kLatent) check_stream<Element>(p, run, 2, p.heads, p.format.rope);
   if (p.format.coding != RowCoding::kLowRank && p.format.coding != RowCoding::kHybrid) return;
-  check_stream<Element>(p, run, 0, p.format.rank);
-  if (p.format.coding == RowCoding::kHybrid) check_stream<Element>(p, run, 3, p.format.outliers);
+  check_stream<Element>(p, run, 0, p.heads / p.format.heads, p.format.rank);
+  if (p.format.coding == RowCoding::kHybrid) check_stream<Element>(p, run, 3, p.heads, p.format.outliers);
 }
 
 // By all blocks of a row of the grid.

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressed rows in a GPU's memory: what the cuda backend does of kernels/compressed_rows.hpp.
+// Compressed rows in a GPU's memory: what the cuda backend does of kernels/compressed_rows.hpp,
+// kernels/codebook.hpp and kernels/gram.hpp.
 #pragma once
 
 #include "base/memory.hpp"
+#include "kernels/codebook.hpp"
 #include "kernels/compressed_rows.hpp"
+#include "kernels/gram.hpp"
 
 namespace ringattn::cuda {
 
@@ -17,5 +20,8 @@ void decompress(const DecompressTask& task, Stream stream);
 void compress(const CompressTask& task, Stream stream);
 void greatest_magnitudes(const MagnitudeTask& task, Stream stream);
 void append(const AppendTask& task, Stream stream);
+void find_codebook(const CodebookTask& task, Stream stream);
+void add_gram(const GramTask& task, Stream stream);
+void check_finite(const FiniteTask& task, Stream stream);
 
 }  // namespace ringattn::cuda

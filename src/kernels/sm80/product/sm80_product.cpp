@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "kernels/cuda/cuda_product.hpp"
+#include "kernels/sm80/product/chain.hpp"
 #include "kernels/sm80/product/product.hpp"
 
 namespace ringattn::sm80 {
@@ -20,6 +21,15 @@ std::string describe(const ProductConfig& config) {
 std::vector<std::string> product_configs() {
   return {fmt::format("up to {} rows: {}", kFewRows, describe(kFewRowsConfig)),
           fmt::format("more rows: {}", describe(kManyRowsConfig))};
+}
+
+std::vector<std::string> chain_configs() {
+  return {fmt::format("up to {} columns: tile {}x{}", kFewColumnsOuter, kChainRows, kFewChainColumns),
+          fmt::format("more columns: tile {}x{}", kChainRows, kManyChainColumns)};
+}
+
+std::unique_ptr<HeadProductKernel> make_chain(const HeadProductSpec& spec, Backend& backend) {
+  return cuda::make_cuda_product(spec, spec.dtype == Dtype::kBf16 ? chain_bf16 : chain_fp16, backend);
 }
 
 std::unique_ptr<HeadProductKernel> make_product(const HeadProductSpec& spec, Backend& backend) {

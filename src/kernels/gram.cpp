@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/gram.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/pulse.hpp"
+#include "kernels/gram_ops.hpp"
+#include "kernels/row_coder.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kTokensAtOnce = 64;           // in fp64: they stay in the second-level cache
+constexpr std::int64_t kRowsOfItem = 8 * kGramRows;  // of sums, which a thread takes
+constexpr std::int64_t kTokensOfPulse = 1 << 12;     // between which the rank shows that it works
+
+// Tokens [begin, end) of a head, in rows of sums from `row` on.
+void add_rows(const TensorView& rows, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t row,
+              double* sums) {
+  const GramOps& ops = best_gram_ops();
+  const std::int64_t dim = rows.dim;
+  std::vector<float> token(static_cast<std::size_t>(dim));
+  std::vector<double> wide(static_cast<std::size_t>(kTokensAtOnce * dim));
+  for (std::int64_t first = begin; first < end; first += kTokensAtOnce) {
+    const std::int64_t count = std::min(kTokensAtOnce, end - first);
+    for (std::int64_t t = 0; t < count; ++t) {
+      widen_row(rows.at(first + t, head), rows.dtype, dim, token.data());
+      std::copy(token.begin(), token.end(), wide.begin() + t * dim);
+    }
+    for (std::int64_t of_item = row; of_item < std::min(dim, row + kRowsOfItem); of_item += kGramRows) {
+      ops.add(wide.data(), count, dim, of_item, sums);
+    }
+  }
+}
+
+}  // namespace
+
+void check_task(const GramTask& task) {
+  const TensorView& rows = task.rows;
+  if (rows.dtype != Dtype::kF32 && rows.dim % 8 == 0) return;
+  fail(ErrorCode::kInternal, fmt::format("products of {} channels of {}", rows.dim, dtype_name(rows.dtype)),
+       "they are of bf16 or fp16, and as many as a multiple of 8");
+}
+
+void add_gram_on_host(const GramTask& task, int threads) {
+  check_task(task);
+  const TensorView& rows = task.rows;
+  const std::int64_t parts = (rows.dim + kRowsOfItem - 1) / kRowsOfItem;
+  for (std::int64_t begin = 0; begin < rows.tokens; begin += kTokensOfPulse) {
+    beat();
+    const std::int64_t end = std::min(rows.tokens, begin + kTokensOfPulse);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (std::int64_t item = 0; item < rows.heads * parts; ++item) {
+      const std::int64_t head = item / parts;
+      add_rows(rows, head, begin, end, item % parts * kRowsOfItem, task.sums + head * rows.dim * rows.dim);
+    }
+  }
+  static_cast<void>(threads);
+}
+
+}  // namespace ringattn
