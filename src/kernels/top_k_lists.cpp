@@ -9,7 +9,6 @@
 #include "base/device_patience.hpp"
 #include "base/error.hpp"
 #include "base/pulse.hpp"
-#include "kernels/list_choice.hpp"
 
 namespace ringattn {
 
@@ -39,18 +38,14 @@ ListCandidates candidates_of(const FoldSpec& spec, const ListedSequence& of, std
           static_cast<std::int32_t>(diagonal), static_cast<std::int32_t>(std::min(wanted, seen.end - seen.begin)), 0};
 }
 
+std::int64_t key_blocks_of(const ListedSequence& of, int key_block) { return (of.keys + key_block - 1) / key_block; }
+
 // Numbers in a backend's memory.
 template <class Number>
-class Numbers {
- public:
-  Numbers(Backend& backend, std::int64_t count)
-      : buffer_(backend.allocate(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)) * sizeof(Number))) {}
-
-  Number* data() const { return reinterpret_cast<Number*>(buffer_.data()); }
-
- private:
-  Buffer buffer_;
-};
+Number* allocate(Backend& backend, std::int64_t count, Buffer& memory) {
+  memory = backend.allocate(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)) * sizeof(Number));
+  return reinterpret_cast<Number*>(memory.data());
+}
 
 template <class Number>
 void copy(Backend& backend, Number* to, const Number* from, std::int64_t count, Stream stream) {
@@ -58,43 +53,28 @@ void copy(Backend& backend, Number* to, const Number* from, std::int64_t count, 
   if (bytes > 0) backend.copy_rows(to, bytes, from, bytes, bytes, 1, stream);
 }
 
-// How the lists lie, which follows from lengths and the mask alone.
-struct ListPlan {
-  std::vector<ListCandidates> candidates;  // of all sequences' query blocks
-  std::vector<std::int64_t> begins{0};     // of TileLists
-  std::vector<std::int64_t> entries;       // of a head, of each sequence
-  std::int64_t key_blocks = 0;             // of the longest sequence
-};
-
-ListPlan plan_lists(const FoldSpec& spec, std::span<const ListedSequence> sequences, int count) {
-  ListPlan plan;
-  for (const ListedSequence& of : sequences) {
-    const TileRange blocks = query_blocks_of(of, spec.lists.query_block);
-    const std::size_t own = plan.candidates.size();
-    std::int64_t entries = 0;
-    for (std::int64_t q = blocks.begin; q < blocks.end; ++q) {
-      ListCandidates& candidates = plan.candidates.emplace_back(candidates_of(spec, of, q, count));
-      candidates.first = entries;
-      entries += candidates.count;
-    }
-    for (int head = 0; head < spec.lists.heads; ++head) {
-      const std::int64_t before = plan.begins.back();
-      for (std::size_t i = own; i < plan.candidates.size(); ++i) {
-        plan.begins.push_back(before + plan.candidates[i].first + plan.candidates[i].count);
-      }
-    }
-    plan.entries.push_back(entries);
-    plan.key_blocks = std::max(plan.key_blocks, (of.keys + spec.lists.key_block - 1) / spec.lists.key_block);
+void check_lists(const FoldSpec& spec) {
+  const ListShape& shape = spec.lists;
+  if (shape.any() && shape.key_block >= 1 && shape.heads >= 1 && spec.kv_heads >= 1 &&
+      spec.heads % spec.kv_heads == 0 && spec.heads % shape.heads == 0) {
+    return;
   }
-  return plan;
+  fail(ErrorCode::kUsage,
+       fmt::format("lists of {} heads, of {} query heads and {} KV heads", shape.heads, spec.heads, spec.kv_heads),
+       "each number divides the one of query heads, and blocks have at least a token",
+       "Use lists for all heads, for each KV head, or for each query head.");
 }
 
-// Query blocks that are chosen for at a time: their scores and mean queries have room, and a device's grid does.
-std::int64_t blocks_at_a_time(const FoldSpec& spec, std::int64_t key_blocks) {
-  constexpr std::int64_t kMostBlocks = std::int64_t{1} << 16;
-  const std::int64_t numbers = spec.lists.heads * key_blocks + std::int64_t{spec.heads} * spec.head_dim;
-  return std::clamp<std::int64_t>(kTopKScratchBytes / static_cast<std::int64_t>(sizeof(float)) / numbers, 1,
-                                  kMostBlocks);
+void check_rows(const TensorView& rows, const FoldSpec& spec, int heads, std::int64_t most) {
+  if (rows.dtype == spec.dtype && rows.heads == heads && rows.dim == spec.head_dim && rows.tokens >= 1 &&
+      rows.tokens <= most) {
+    return;
+  }
+  fail(ErrorCode::kUsage,
+       fmt::format("{} rows [{}, {}] of {}", rows.tokens, rows.heads, rows.dim, dtype_name(rows.dtype)),
+       fmt::format("1 to {} rows [{}, {}] of {} are to be chosen by", most, heads, spec.head_dim,
+                   dtype_name(spec.dtype)),
+       "Give q and k of the job.");
 }
 
 }  // namespace
@@ -118,6 +98,11 @@ RowSource packed_rows(std::span<const ListedSequence> sequences, const TensorVie
     queries.push_back(queries.back() + of.queries);
     keys.push_back(keys.back() + of.keys);
   }
+  if (q.tokens != queries.back() || k.tokens != keys.back()) {
+    fail(ErrorCode::kUsage, fmt::format("{} rows of q and {} of k", q.tokens, k.tokens),
+         fmt::format("the sequences have {} queries and {} keys", queries.back(), keys.back()),
+         "Give those of all sequences, one after the other.");
+  }
   return [=](SyntheticTensor tensor, std::size_t sequence, std::int64_t first, std::int64_t most) {
     const bool of_queries = tensor == SyntheticTensor::kQ;
     TensorView rows = of_queries ? q : k;
@@ -127,68 +112,135 @@ RowSource packed_rows(std::span<const ListedSequence> sequences, const TensorVie
   };
 }
 
-TileLists top_k_lists(const FoldSpec& spec, std::vector<ListedSequence> sequences, int count, const RowSource& rows,
-                      Backend& backend, Stream stream) {
+TopKLists::TopKLists(const FoldSpec& spec, std::vector<ListedSequence> sequences, int count, Backend& backend,
+                     Stream stream)
+    : spec_(spec), sequences_(std::move(sequences)), backend_(backend), stream_(stream) {
   check_count(count);
-  const ListShape& shape = spec.lists;
-  if (!shape.any() || shape.key_block < 1 || shape.heads < 1 || spec.kv_heads < 1 || spec.heads % spec.kv_heads != 0 ||
-      spec.heads % shape.heads != 0) {
-    fail(ErrorCode::kUsage,
-         fmt::format("lists of {} heads, of {} query heads and {} KV heads", shape.heads, spec.heads, spec.kv_heads),
-         "each number divides the one of query heads, and blocks have at least a token",
-         "Use lists for all heads, for each KV head, or for each query head.");
-  }
-  ListPlan plan = plan_lists(spec, sequences, count);
-  const std::int64_t at_a_time = blocks_at_a_time(spec, plan.key_blocks);
-  const Numbers<float> keys(backend, plan.key_blocks * spec.kv_heads * spec.head_dim);
-  const Numbers<float> queries(backend, at_a_time * spec.heads * spec.head_dim);
-  const Numbers<float> scores(backend, at_a_time * shape.heads * plan.key_blocks);
-  const Numbers<ListCandidates> candidates(backend, static_cast<std::int64_t>(plan.candidates.size()));
-  const Numbers<std::int32_t> listed(backend, plan.begins.back());
-  copy(backend, candidates.data(), plan.candidates.data(), static_cast<std::int64_t>(plan.candidates.size()), stream);
-
-  // The means of those blocks of a sequence's rows that `positions` are.
-  const auto pool = [&](SyntheticTensor tensor, std::size_t s, std::int64_t origin, const KeyRange& all,
-                        const KeyRange& positions, int block, float* means) {
-    for (std::int64_t at = positions.begin; at < positions.end;) {
-      beat();
-      const TensorView piece = rows(tensor, s, at - origin, positions.end - at);
-      backend.pool_rows({piece, at, all, block, query_block_of(positions.begin, block), means}, stream);
-      at += piece.tokens;
+  check_lists(spec);
+  std::int64_t most_queries = 0;  // blocks of a sequence
+  std::int64_t most_keys = 0;
+  std::int64_t key_blocks = 0;
+  for (const ListedSequence& of : sequences_) {
+    const TileRange blocks = query_blocks_of(of, spec.lists.query_block);
+    Place& place = places_.emplace_back();
+    place.query_blocks = blocks;
+    place.first = static_cast<std::int64_t>(candidates_.size());
+    place.key_block = key_blocks;
+    for (std::int64_t q = blocks.begin; q < blocks.end; ++q) {
+      ListCandidates& candidates = candidates_.emplace_back(candidates_of(spec, of, q, count));
+      candidates.first = place.entries;
+      place.entries += candidates.count;
     }
-  };
-  std::int64_t done = 0;  // query blocks of the sequences before
-  std::int32_t* own = listed.data();
-  for (std::size_t s = 0; s < sequences.size(); ++s) {
-    const ListedSequence& of = sequences[s];
-    const TileRange blocks = query_blocks_of(of, shape.query_block);
-    const std::int64_t entries = plan.entries[s];
-    if (entries > 0) {
-      const KeyRange all_keys{0, of.keys};
-      pool(SyntheticTensor::kK, s, 0, all_keys, all_keys, shape.key_block, keys.data());
-      const KeyRange all{of.position, of.position + of.queries};
-      for (std::int64_t q = blocks.begin; q < blocks.end; q += at_a_time) {
-        const std::int64_t end = std::min(blocks.end, q + at_a_time);
-        const KeyRange positions{std::max(q * shape.query_block, all.begin),
-                                 std::min(end * shape.query_block, all.end)};
-        pool(SyntheticTensor::kQ, s, of.position, all, positions, shape.query_block, queries.data());
-        backend.choose_lists(
-            {spec, queries.data(), keys.data(), end - q, (of.keys + shape.key_block - 1) / shape.key_block,
-             candidates.data() + done + q - blocks.begin, scores.data(), entries, own},
-            stream);
+    place.begin = begins_.back();
+    for (int head = 0; head < spec.lists.heads; ++head) {
+      for (auto i = static_cast<std::size_t>(place.first); i < candidates_.size(); ++i) {
+        begins_.push_back(begins_.back() + candidates_[i].count);
       }
     }
-    done += blocks.end - blocks.begin;
-    own += shape.heads * entries;
+    most_queries = std::max(most_queries, blocks.end - blocks.begin);
+    most_keys = std::max(most_keys, key_blocks_of(of, spec.lists.key_block));
+    key_blocks += key_blocks_of(of, spec.lists.key_block);
   }
-  std::vector<std::int32_t> numbers(static_cast<std::size_t>(plan.begins.back()));
-  copy(backend, numbers.data(), listed.data(), plan.begins.back(), stream);
+  // As many query blocks at a time as their scores and mean queries have room for, and as a device's grid has.
+  constexpr std::int64_t kMostBlocks = std::int64_t{1} << 16;
+  const std::int64_t numbers = spec.lists.heads * most_keys + std::int64_t{spec.heads} * spec.head_dim;
+  at_a_time_ = std::clamp<std::int64_t>(kTopKScratchBytes / static_cast<std::int64_t>(sizeof(float)) / numbers, 1,
+                                        std::clamp<std::int64_t>(most_queries, 1, kMostBlocks));
+  const auto buffer = [this]() -> Buffer& { return memory_.emplace_back(); };
+  mean_numbers_ = static_cast<std::size_t>(key_blocks * spec.kv_heads * spec.head_dim);
+  mean_keys_ = allocate<float>(backend, static_cast<std::int64_t>(mean_numbers_), buffer());
+  mean_queries_ = allocate<float>(backend, at_a_time_ * spec.heads * spec.head_dim, buffer());
+  scores_ = allocate<float>(backend, at_a_time_ * spec.lists.heads * most_keys, buffer());
+  listed_ = allocate<std::int32_t>(backend, begins_.back(), buffer());
+  ListCandidates* const there =
+      allocate<ListCandidates>(backend, static_cast<std::int64_t>(candidates_.size()), buffer());
+  copy(backend, there, candidates_.data(), static_cast<std::int64_t>(candidates_.size()), stream);
+  candidates_there_ = there;
+}
+
+// The means of those blocks of a sequence's rows that `positions` are; row i stands at position all.begin + i.
+void TopKLists::pool(SyntheticTensor tensor, std::size_t sequence, const KeyRange& all, const KeyRange& positions,
+                     int block, float* means, const RowSource& rows) {
+  const int heads = tensor == SyntheticTensor::kQ ? spec_.heads : spec_.kv_heads;
+  for (std::int64_t at = positions.begin; at < positions.end;) {
+    beat();
+    const TensorView piece = rows(tensor, sequence, at - all.begin, positions.end - at);
+    check_rows(piece, spec_, heads, positions.end - at);
+    backend_.pool_rows({piece, at, all, block, query_block_of(positions.begin, block), means}, stream_);
+    at += piece.tokens;
+  }
+}
+
+TileRange TopKLists::key_blocks(std::size_t sequence) const {
+  return {0, key_blocks_of(sequences_[sequence], spec_.lists.key_block)};
+}
+
+TileRange TopKLists::entries(std::size_t sequence, int head, const TileRange& query_blocks) const {
+  const Place& place = places_[sequence];
+  const std::int64_t blocks = place.query_blocks.end - place.query_blocks.begin;
+  const auto list = static_cast<std::size_t>(place.first * spec_.lists.heads + head * blocks + query_blocks.begin -
+                                             place.query_blocks.begin);
+  return {begins_[list], begins_[list + static_cast<std::size_t>(query_blocks.end - query_blocks.begin)]};
+}
+
+std::span<float> TopKLists::mean_keys(std::size_t sequence, const TileRange& key_blocks) const {
+  const std::int64_t width = std::int64_t{spec_.kv_heads} * spec_.head_dim;
+  return {mean_keys_ + (places_[sequence].key_block + key_blocks.begin) * width,
+          static_cast<std::size_t>((key_blocks.end - key_blocks.begin) * width)};
+}
+
+void TopKLists::pool_keys(std::size_t sequence, const TileRange& key_blocks, const RowSource& rows) {
+  const int block = spec_.lists.key_block;
+  const std::int64_t keys = sequences_[sequence].keys;
+  const KeyRange own{key_blocks.begin * block, std::min(key_blocks.end * block, keys)};
+  pool(SyntheticTensor::kK, sequence, {0, keys}, own, block, mean_keys(sequence, key_blocks).data(), rows);
+}
+
+void TopKLists::choose(std::size_t sequence, const TileRange& query_blocks, const RowSource& rows) {
+  const ListedSequence& of = sequences_[sequence];
+  const Place& place = places_[sequence];
+  const int block = spec_.lists.query_block;
+  const std::int64_t key_blocks = key_blocks_of(of, spec_.lists.key_block);
+  const KeyRange all{of.position, of.position + of.queries};
+  for (std::int64_t q = query_blocks.begin; q < query_blocks.end; q += at_a_time_) {
+    const std::int64_t end = std::min(query_blocks.end, q + at_a_time_);
+    const KeyRange own{std::max(q * block, all.begin), std::min(end * block, all.end)};
+    pool(SyntheticTensor::kQ, sequence, all, own, block, mean_queries_, rows);
+    backend_.choose_lists(
+        {spec_, mean_queries_, mean_keys(sequence, {0, key_blocks}).data(), end - q, key_blocks,
+         candidates_there_ + place.first + q - place.query_blocks.begin, scores_, place.entries, listed_ + place.begin},
+        stream_);
+  }
+}
+
+std::vector<std::int32_t> TopKLists::fetch() const {
+  std::vector<std::int32_t> entries(static_cast<std::size_t>(begins_.back()));
+  copy(backend_, entries.data(), listed_, begins_.back(), stream_);
+  finish();
+  return entries;
+}
+
+void TopKLists::finish() const {
   const Deadline deadline = DevicePatience::for_queue();
-  backend.synchronize(stream, deadline, [&deadline] {
+  backend_.synchronize(stream_, deadline, [&deadline] {
     DevicePatience::check(deadline, "it chooses blocks of keys");
     look();
   });
-  return {shape, std::move(sequences), std::move(plan.begins), std::move(numbers)};
+}
+
+TileLists TopKLists::lists(std::vector<std::int32_t> entries) const {
+  return {spec_.lists, sequences_, begins_, std::move(entries)};
+}
+
+TileLists top_k_lists(const FoldSpec& spec, std::vector<ListedSequence> sequences, int count, const RowSource& rows,
+                      Backend& backend, Stream stream) {
+  TopKLists top(spec, std::move(sequences), count, backend, stream);
+  for (std::size_t s = 0; s < top.sequences().size(); ++s) {
+    if (!top.lists_anything(s)) continue;
+    top.pool_keys(s, top.key_blocks(s), rows);
+    top.choose(s, top.query_blocks(s), rows);
+  }
+  return top.lists(top.fetch());
 }
 
 }  // namespace ringattn

@@ -13,6 +13,7 @@
 #include "base/tensor.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/list_choice.hpp"
 #include "kernels/list_makers.hpp"
 #include "kernels/synthetic.hpp"
 
@@ -30,9 +31,10 @@ RowSource packed_rows(std::span<const ListedSequence> sequences, const TensorVie
 // Lists of spec.lists' shape: for each query block `count` of the key blocks that the mask lets it see: the first of
 // them, the one that its last query's position lies in, and of the others those of the highest scores; fewer where it
 // sees fewer. NaN scores lowest. Rows are read once, of each sequence those of k before those of q, and lists are
-// copied to the host once, and waited for. Beside them the backend's memory holds mean keys of the longest sequence and
-// up to kTopKScratchBytes. Throws kUsage for a count below 1, and for a spec whose heads or lists contradict each
-// other; what the source throws; and kMemory. check_top_k() says before rows are read whether the lists have room.
+// copied to the host once, and waited for. Beside them the backend's memory holds the mean keys of all blocks, and up
+// to kTopKScratchBytes. Throws kUsage for a count below 1, for a spec whose heads or lists contradict each other and
+// for rows of another shape or dtype; what the source throws; and kMemory. check_top_k() says before rows are read
+// whether the lists have room.
 TileLists top_k_lists(const FoldSpec& spec, std::vector<ListedSequence> sequences, int count, const RowSource& rows,
                       Backend& backend, Stream stream);
 
@@ -40,5 +42,63 @@ inline constexpr std::int64_t kTopKScratchBytes = std::int64_t{1} << 26;  // sco
 
 // Throws kMemory where such lists don't fit, and kUsage for a count below 1.
 void check_top_k(const FoldSpec& spec, std::span<const ListedSequence> sequences, int count, const ListRoom& room);
+
+// The same in parts, for callers of whom each has some of the rows, in whole blocks.
+class TopKLists {
+ public:
+  // Says how lists lie, which follows from lengths and the mask, and allocates. The backend outlives the object.
+  TopKLists(const FoldSpec& spec, std::vector<ListedSequence> sequences, int count, Backend& backend, Stream stream);
+
+  std::span<const ListedSequence> sequences() const { return sequences_; }
+  TileRange query_blocks(std::size_t sequence) const { return places_[sequence].query_blocks; }
+  TileRange key_blocks(std::size_t sequence) const;
+  // Whether a query of the sequence sees a key of it.
+  bool lists_anything(std::size_t sequence) const { return places_[sequence].entries > 0; }
+
+  // Makes the means of these blocks of a sequence's keys.
+  void pool_keys(std::size_t sequence, const TileRange& key_blocks, const RowSource& rows);
+  // Where they lie, [blocks, kv_heads, head_dim] in the backend's memory: for means that others have made.
+  std::span<float> mean_keys(std::size_t sequence, const TileRange& key_blocks) const;
+  std::span<float> all_mean_keys() const { return {mean_keys_, mean_numbers_}; }  // of all sequences, one after another
+  // Makes the lists of these query blocks, by the means of all of the sequence's keys.
+  void choose(std::size_t sequence, const TileRange& query_blocks, const RowSource& rows);
+
+  // Returns when the stream has passed what is enqueued.
+  void finish() const;
+  // The entries of all lists, as TileLists has them; of lists that nobody made here they say nothing. Waits.
+  std::vector<std::int32_t> fetch() const;
+  // Which of them are those of a head's lists of these query blocks: [begin, end).
+  TileRange entries(std::size_t sequence, int head, const TileRange& query_blocks) const;
+  TileLists lists(std::vector<std::int32_t> entries) const;
+
+ private:
+  // A sequence among the others.
+  struct Place {
+    TileRange query_blocks;
+    std::int64_t first = 0;      // of its candidates
+    std::int64_t key_block = 0;  // the first of its own
+    std::int64_t begin = 0;      // of its lists' entries
+    std::int64_t entries = 0;    // of one head
+  };
+
+  void pool(SyntheticTensor tensor, std::size_t sequence, const KeyRange& all, const KeyRange& positions, int block,
+            float* means, const RowSource& rows);
+
+  FoldSpec spec_;
+  std::vector<ListedSequence> sequences_;
+  Backend& backend_;
+  Stream stream_;
+  std::vector<Place> places_;               // [sequences]
+  std::vector<ListCandidates> candidates_;  // of all query blocks
+  std::vector<std::int64_t> begins_{0};     // of TileLists
+  std::int64_t at_a_time_ = 1;              // query blocks that are chosen for
+  std::vector<Buffer> memory_;              // of all below
+  float* mean_keys_ = nullptr;
+  std::size_t mean_numbers_ = 0;
+  float* mean_queries_ = nullptr;
+  float* scores_ = nullptr;
+  std::int32_t* listed_ = nullptr;
+  const ListCandidates* candidates_there_ = nullptr;
+};
 
 }  // namespace ringattn

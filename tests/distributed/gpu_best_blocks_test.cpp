@@ -8,8 +8,10 @@
 
 #include "attention/files/best_blocks.hpp"
 #include "attention/files/job_input.hpp"
+#include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "tests/support/cache_files.hpp"
+#include "tests/support/dealt_lists.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -79,6 +81,22 @@ TEST_F(GpuBestBlocks, OfAJob) {
   numerics.lists = "topk:3+window:200";
   const TileLists host = *JobInput(synthetic(3000), numerics).job().lists;  // given back before the next one asks
   EXPECT_TRUE(*JobInput(synthetic(3000), numerics, {{"cuda", "auto"}, 0}).job().lists == host);
+}
+
+// Of rows that several ranks have in their GPUs' memory.
+TEST_F(GpuBestBlocks, OfRowsOfSeveralRanks) {
+  const Job job{make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0}),
+                {{3000, 3000, 0}, {0, 9, 0}, {700, 900, 200}, {1, 300, 299}}};
+  const ListShape shape{128, 128, 2};
+  const JobTensors tensors = random_tensors(job, 4);
+  const TileLists expected = lists_of_all(job, shape, 5, tensors);
+  for (const int world : {1, 2, 3}) {
+    const Dealt dealt = deal(job, shape, world, static_cast<std::uint32_t>(world));
+    run_gpu_world(world, [&](Transport& transport) {
+      if (*lists_of_rank(job, shape, 5, dealt, tensors, transport, "cuda") == expected) return;
+      fail(ErrorCode::kWrongResult, "a rank has other lists", "the host chose differently");
+    });
+  }
 }
 
 }  // namespace

@@ -139,14 +139,14 @@ TEST(TopKLists, DontDependOnPiecesOrOnHowManyBlocksAreChosenForAtATime) {
   const TileLists whole = best_lists(inputs, 5);
   for (const std::int64_t piece : {1, 7, 64}) EXPECT_TRUE(best_lists(inputs, 5, piece) == whole) << piece;
   // So many heads that few blocks of queries have room at a time, and the same sequences alone.
-  inputs = random_inputs(make_spec(Dtype::kF32, 64, 64, 4, {-1, 0}), {{3000, 3000, 0}}, 4);
-  inputs.spec.lists = {1, 2, 64};
+  inputs = random_inputs(make_spec(Dtype::kF32, 64, 64, 4, {-1, 0}), {{600, 600, 0}}, 4);
+  inputs.spec.lists = {1, 1, 64};
   const TileLists many = best_lists(inputs, 4);
   FoldInputs last = inputs;
-  last.sequences = {{1, 3000, 2999}};
+  last.sequences = {{1, 600, 599}};
   last.q.assign(inputs.q.end() - 64 * 4 * 4, inputs.q.end());
   const TileLists one = best_lists(last, 4);
-  for (int head = 0; head < 64; ++head) EXPECT_EQ(list_of(one, 0, head, 2999), list_of(many, 0, head, 2999)) << head;
+  for (int head = 0; head < 64; ++head) EXPECT_EQ(list_of(one, 0, head, 599), list_of(many, 0, head, 599)) << head;
 }
 
 TEST(TopKLists, OfNothing) {
@@ -155,7 +155,7 @@ TEST(TopKLists, OfNothing) {
   inputs.spec.lists = {4, 4, 1};
   const TileLists lists = best_lists(inputs, 5);
   EXPECT_TRUE(lists.blocks().empty());
-  EXPECT_EQ(lists.begins().size(), 1U + 2U + 1U);
+  EXPECT_EQ(lists.begins().size(), 1U + 2U + 2U);
   inputs.sequences.clear();
   inputs.q.clear();
   inputs.k.clear();
@@ -171,6 +171,24 @@ TEST(TopKLists, RefuseWhatTheyCantBe) {
     inputs.spec.lists = shape;
     EXPECT_EQ(error_of([&] { best_lists(inputs, 2); }).code(), ErrorCode::kUsage) << shape.heads;
   }
+  inputs.spec.lists = {16, 16, 1};
+  const auto host = cpu::make_cpu_backend({1, 0});
+  const std::vector<ListedSequence> sequences = inputs.listed_sequences();
+  const auto with_rows = [&](const TensorView& q, const TensorView& k) {
+    return error_of([&] { top_k_lists(inputs.spec, sequences, 2, packed_rows(sequences, q, k), *host, {}); }).code();
+  };
+  const TensorView q = inputs.q_view(0);
+  const TensorView k = inputs.k_view(0);
+  TensorView wrong = k;
+  wrong.tokens = 63;
+  EXPECT_EQ(with_rows(q, wrong), ErrorCode::kUsage);
+  wrong = k;
+  wrong.dtype = Dtype::kF16;
+  EXPECT_EQ(with_rows(q, wrong), ErrorCode::kUsage);
+  EXPECT_EQ(with_rows(k, k), ErrorCode::kUsage);
+  wrong = q;
+  wrong.dim = 4;
+  EXPECT_EQ(with_rows(wrong, k), ErrorCode::kUsage);
 }
 
 }  // namespace

@@ -42,6 +42,13 @@ class CudaListChoice : public ::testing::Test {
   }
 };
 
+// Short enough for tools that slow kernels down.
+TEST_F(CudaListChoice, AFewBlocks) {
+  FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 40, {-1, 0});
+  spec.lists = {16, 8, 2};
+  expect_same(random_inputs(spec, {{70, 150, 80}, {1, 1, 0}, {0, 9, 0}, {17, 17, 0}}, 5), 4, 13);
+}
+
 TEST_F(CudaListChoice, IsTheHosts) {
   std::mt19937 random(11);
   const auto any = [&](auto... of) {
