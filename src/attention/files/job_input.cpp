@@ -234,7 +234,7 @@ void JobInput::take_numerics(const Numerics& numerics, const ChoicePlace& place)
   const std::string seed = seed_ ? fmt::format("{}, {} keys that all share", *seed_, prefix_) : "";
   RequestedLists lists =
       requested_lists({numerics.lists, file_, seed, numerics.memory_budget}, job_,
-                      [&](const FoldSpec& spec, int count) { return best_blocks(*this, spec, count, place); });
+                      [&](const FoldSpec& listed, int count) { return best_blocks(*this, listed, count, place); });
   set_lists(job_, std::move(lists.lists));
   list_file_ = std::move(lists.file);
   list_tensors_ = std::move(lists.used);
