@@ -80,6 +80,7 @@ TEST(TopKLists, TakeTheBestTheFirstAndTheDiagonal) {
   EXPECT_EQ(listed(2, 7), (Blocks{4, 7}));
   inputs.spec.mask = {-1, -1};  // the diagonal lies among the others
   EXPECT_EQ(listed(3, 3), (Blocks{0, 3, 4}));
+  EXPECT_EQ(listed(3, 0), (Blocks{0, 4, 5}));  // the diagonal is the first one, and counts once
 }
 
 // By the definition, block by block: every score is that of decoding steps (block_score.hpp).
