@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures the fold kernels of the cuda backend alone, through FoldKernel: speed over shapes (fold_gpu_speed.cpp), the
-// cost of state and of enqueueing, and the error of long sums. One JSON line a figure.
-//   fold_gpu_bench speed|gate|touched|pages|state|host|bias|generator [kernel [head_dim [tokens]]]  (head_dim: of
-//   speed, gate and pages, tokens: of speed)
+// cost of state and of enqueueing, and the error of long sums; and the choice of blocks in front of them
+// (fold_gpu_choice.cpp). One JSON line a figure.
+//   fold_gpu_bench speed|gate|touched|pages|choice|state|host|bias|generator [kernel [head_dim [tokens]]]  (head_dim:
+//   of speed, gate, pages and choice, tokens: of speed and choice)
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -169,6 +170,7 @@ int run(const std::string& what, const std::string& kernel, int head_dim, std::i
     if (what == "speed") measure_speeds(device, head_dim, tokens);
     if (what == "gate") measure_gate(device, head_dim);
     if (what == "touched") measure_touched(device);
+    if (what == "choice") measure_choice(device, head_dim, tokens);
     if (what == "pages") measure_pages(device, head_dim);
     if (what == "state") measure_state(device);
     if (what == "host") measure_host(device);

@@ -174,7 +174,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       fail(ErrorCode::kUsage, "--compute-only and --against folds are both given",
            "there would be no whole run to compare with", "Leave one of them out.");
     }
-    settings = settings_of(config);
+    settings = settings_of(config, choice_place(config, world));
   });
   agree_on_files(meeting, [&] {
     const Setting& any = settings.front();

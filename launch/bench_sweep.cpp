@@ -34,7 +34,7 @@ Setting scan_setting(ScanInput input, const std::string& source) {
 
 }  // namespace
 
-std::vector<Setting> settings_of(const Config& config) {
+std::vector<Setting> settings_of(const Config& config, const ChoicePlace& place) {
   const JobOptions& options = config.options;
   if (config.given("batch") && config.given("total-tokens")) {
     fail(ErrorCode::kUsage,
@@ -61,7 +61,7 @@ std::vector<Setting> settings_of(const Config& config) {
     return settings;
   }
   if (config.given("input")) {
-    add(open_input(config, true), options.input);
+    add(open_input(config, true, place), options.input);
     return settings;
   }
   for (const std::int64_t batch : options.batches) {
@@ -74,7 +74,7 @@ std::vector<Setting> settings_of(const Config& config) {
       if (source.scan) {
         settings.push_back(scan_setting(open_scan(one, seq), ""));
       } else {
-        add(steps_or_asked_rows({synthetic_input(one, seq), numerics_of(one)}, one), "");
+        add(steps_or_asked_rows({synthetic_input(one, seq), numerics_of(one), place}, one), "");
       }
     }
   }

@@ -34,8 +34,9 @@ struct Setting {
   bool is_scan() const { return !job.scan.empty(); }
 };
 
-// Lengths × block sizes, or the file of --input × block sizes. Throws kUsage and kFile.
-std::vector<Setting> settings_of(const Config& config);
+// Lengths × block sizes, or the file of --input × block sizes. `place`: where blocks of keys are chosen by rows. Throws
+// kUsage and kFile.
+std::vector<Setting> settings_of(const Config& config, const ChoicePlace& place);
 // A cache, and latents in rows, that no kernel decodes are measured as their rows are computed, where a file's tensors
 // or a default alone would have them decoded. Collective.
 void settle_ops(std::vector<Setting>& settings, const Config& config, const Transport& world, const Meeting& meeting);

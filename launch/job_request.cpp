@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/fitting.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "launch/file_shape.hpp"
@@ -145,8 +146,12 @@ Numerics numerics_of(const Config& config) {
           static_cast<std::size_t>(options.memory)};
 }
 
-JobInput open_input(const Config& config, bool require_source) {
-  JobInput input(input_request(config, require_source), numerics_of(config));
+ChoicePlace choice_place(const Config& config, const Transport& world) {
+  return choice_place(KernelRequest{config.options.backend, config.options.kernel}, world);
+}
+
+JobInput open_input(const Config& config, bool require_source, const ChoicePlace& place) {
+  JobInput input(input_request(config, require_source), numerics_of(config), place);
   // Queries stand among tokens that were taken out, which says whether the job is a step.
   check_op(config, input.op(), input.lost_tokens() ? "query-offset" : "");
   check_latent_dim(config, input);

@@ -28,8 +28,11 @@ SyntheticInput synthetic_input(const Config& config, std::int64_t seq);
 // Throws kUsage.
 Numerics numerics_of(const Config& config);
 
-// The input, open: the three above.
-JobInput open_input(const Config& config, bool require_source);
+// The input, open: the three above. `place`: where blocks of keys are chosen by its rows.
+JobInput open_input(const Config& config, bool require_source, const ChoicePlace& place = {});
+
+// Where the ranks of a world choose blocks, by the kernel that is asked for.
+ChoicePlace choice_place(const Config& config, const Transport& world);
 
 // The input; or of latents in rows whose queries would make a step, those rows, where a setting was given that rows
 // around the ring alone have.

@@ -127,7 +127,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   std::optional<JobInput> input;  // open until the job has opened it, too
   meeting.together([&] {
     job = file_job(config);
-    input.emplace(open_input(config, true));
+    input.emplace(open_input(config, true, choice_place(config, world)));
     library = library_options(config);
     if (first) check_outputs(invocation);
   });

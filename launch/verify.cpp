@@ -228,7 +228,7 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
       fail(ErrorCode::kUsage, fmt::format("{} is not for scans", config.origin("peer")),
            "rows of out and lse are compared with fp64", "Compare a scan with --against oracle.");
     }
-    input.emplace(open_input(config, true));
+    input.emplace(open_input(config, true, choice_place(config, world)));
     library = library_options(config);
     if (!options.against.empty() && options.against != "oracle") against.emplace(options.against, *input);
     if (!options.peer.empty()) peer.emplace(options.peer, *input);

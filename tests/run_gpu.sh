@@ -158,7 +158,7 @@ sanitizer() {
     "scan_test Kernels/Scans.GoOnInManySequencesOfFewStates/$all:Kernels/Scans.GoOnBehindASegment/$all"
     'scan_test Kernels/Convolutions.AreAccurate/sm*:Kernels/Convolutions.GoOnInTheirSlots/sm*'
     "cuda_compressed_test $filter"
-    'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences'
+    'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences:CudaListChoice.AFewBlocks'
     'fold_test Kernels/FoldLists.OfOneBlock/sm*_fold:Kernels/FoldPaged.WithNonFiniteValues/sm*_fold'
     "decode_test Kernels/LatentCodes.OneTile/$all"
     "decode_test Kernels/DecodePrefixes.ManyRows/$all" "decode_test Kernels/DecodeLists.NobodyReadsWhatIsNotListed/$all"

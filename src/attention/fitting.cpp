@@ -15,6 +15,10 @@ KernelRequest fitting_request(const KernelRequest& request, const Transport& tra
   return fitting;
 }
 
+ChoicePlace choice_place(const KernelRequest& request, const Transport& transport) {
+  return {fitting_request(request, transport), transport.device()};
+}
+
 void check_fitting(const KernelEntry& kernel, const Backend& backend, const Transport& transport) {
   if (transport.size() == 1 || backend.memory() == transport.memory()) return;
   fail(ErrorCode::kUnsupported, fmt::format("kernel {} and transport {} don't fit", kernel.name, transport.name()),

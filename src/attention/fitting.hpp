@@ -2,6 +2,7 @@
 // Which kernels and transports fit each other: what every front door asks before it has made anything of them.
 #pragma once
 
+#include "attention/files/best_blocks.hpp"
 #include "comm/transport.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/registry.hpp"
@@ -10,6 +11,9 @@ namespace ringattn {
 
 // The request of a job over `transport`: of several ranks, those kernels alone whose memory the transport moves.
 KernelRequest fitting_request(const KernelRequest& request, const Transport& transport);
+
+// Where the blocks of such a job are chosen: on the rank's own device, if a kernel of a device folds it.
+ChoicePlace choice_place(const KernelRequest& request, const Transport& transport);
 
 // Throws kUnsupported where the transport, of several ranks, can't move what lies in the backend's memory.
 void check_fitting(const KernelEntry& kernel, const Backend& backend, const Transport& transport);

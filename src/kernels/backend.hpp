@@ -21,6 +21,9 @@ namespace ringattn {
 struct CacheUpdate;  // kernels/cache_update.hpp
 // kernels/block_choice.hpp
 struct BlockChoice;
+// kernels/list_choice.hpp
+struct RowPooling;
+struct ListChoice;
 // kernels/compressed_rows.hpp
 struct DecompressTask;
 struct CompressTask;
@@ -98,6 +101,9 @@ class Backend {
   // device gets launches alone. All backends make the same bits. A choice without sequences makes the backend ready.
   virtual void pool_keys(const BlockChoice& choice, Stream stream) = 0;
   virtual void choose_blocks(const BlockChoice& choice, Stream stream) = 0;
+  // Means of rows, and lists of a prefill that follow from them (kernels/list_choice.hpp). The same holds for these.
+  virtual void pool_rows(const RowPooling& pooling, Stream stream) = 0;
+  virtual void choose_lists(const ListChoice& choice, Stream stream) = 0;
   // Rows between codes and elements (kernels/compressed_rows.hpp). Ordered on `stream`; what the spans of a task point
   // to is read before the call returns. All backends make the same bits. A decompression without runs makes the
   // backend ready. A backend that has no such task throws kUnsupported.

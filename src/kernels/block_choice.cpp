@@ -2,7 +2,6 @@
 #include "kernels/block_choice.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "base/error.hpp"
@@ -24,17 +23,13 @@ float* mean_of(const BlockChoice& choice, std::int64_t sequence, std::int64_t bl
 
 void pool_block(const BlockChoice& choice, std::int64_t sequence, std::int64_t block) {
   const int key_block = choice.spec.lists.key_block;
-  const float factor = 1.0F / static_cast<float>(key_block);
   for (int head = 0; head < choice.spec.kv_heads; ++head) {
     float* const mean = mean_of(choice, sequence, block, head);
     std::fill_n(mean, choice.spec.head_dim, 0.0F);
     for (int i = 0; i < key_block; ++i) {
-      const std::byte* at = key_at(choice, sequence, block * key_block + i, head);
-      for (int d = 0; d < choice.spec.head_dim; ++d, at += size_of(choice.spec.dtype)) {
-        mean[d] += load_element(at, choice.spec.dtype);
-      }
+      add_row(mean, key_at(choice, sequence, block * key_block + i, head), choice.spec.dtype, choice.spec.head_dim);
     }
-    for (int d = 0; d < choice.spec.head_dim; ++d) mean[d] *= factor;
+    end_mean(mean, choice.spec.head_dim, key_block);
   }
 }
 
@@ -42,14 +37,9 @@ void pool_block(const BlockChoice& choice, std::int64_t sequence, std::int64_t b
 std::vector<float> mean_query(const BlockChoice& choice, std::int64_t sequence, int head) {
   std::vector<float> mean(static_cast<std::size_t>(choice.spec.head_dim), 0.0F);
   for (int i = 0; i < choice.rows; ++i) {
-    const std::byte* at = choice.q.at(sequence * choice.rows + i, head);
-    for (float& sum : mean) {
-      sum += load_element(at, choice.spec.dtype);
-      at += size_of(choice.spec.dtype);
-    }
+    add_row(mean.data(), choice.q.at(sequence * choice.rows + i, head), choice.spec.dtype, choice.spec.head_dim);
   }
-  const float factor = 1.0F / static_cast<float>(choice.rows);
-  for (float& sum : mean) sum *= factor;
+  end_mean(mean.data(), choice.spec.head_dim, choice.rows);
   return mean;
 }
 
@@ -77,7 +67,7 @@ void choose_host_blocks(const BlockChoice& choice) {
   const int lists = spec.lists.heads;
   const int heads = spec.heads / lists;
   const MeanScore score{spec.softmax_scale};
-  std::vector<std::int32_t> order;
+  std::vector<std::uint32_t> orders;
   for (std::int64_t s = 0; s < choice.sequences(); ++s) {
     const std::int32_t length = choice.lengths[s];
     const std::int64_t blocks = blocks_before_rows(choice, length);
@@ -93,16 +83,10 @@ void choose_host_blocks(const BlockChoice& choice) {
           scores[block] += score.of_head(mean_product(q.data(), mean_of(choice, s, block, kv_head), spec.head_dim));
         }
       }
-      order.resize(static_cast<std::size_t>(blocks));
-      std::iota(order.begin(), order.end(), 0);
-      const auto before = [&](std::int32_t a, std::int32_t b) {
-        const std::uint32_t x = order_of_score(scores[a]);
-        const std::uint32_t y = order_of_score(scores[b]);
-        return x != y ? x > y : a < b;
-      };
-      if (count > 0) std::partial_sort(order.begin() + 1, order.begin() + count, order.end(), before);
-      std::sort(order.begin(), order.begin() + count);
-      std::copy_n(order.begin(), count, choice.chosen + (s * lists + list) * choice.count);
+      orders.resize(static_cast<std::size_t>(blocks));
+      std::transform(scores, scores + blocks, orders.begin(), order_of_score);
+      if (blocks > 0) orders.front() = kAlwaysTaken;
+      choose_best(orders, 0, count, choice.chosen + (s * lists + list) * choice.count);
       choice.counts[s * lists + list] = count;
     }
   }

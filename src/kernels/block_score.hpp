@@ -1,13 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much a block of keys seems to matter to query rows: the one arithmetic of it, on the host and on devices, so that
-// all of them choose the same blocks. Products and sums are of 32 bits, each rounded by itself, in a fixed order.
+// How much a block of keys seems to matter to query rows, and which blocks a list takes: the one definition of it, for
+// prefills (list_choice.hpp) and decoding steps (block_choice.hpp), on the host and on devices, so that all of them
+// choose the same blocks. Products and sums are of 32 bits, each rounded by itself, in a fixed order.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
+#include "base/dtype.hpp"
 #include "base/host_device.hpp"
 
 namespace ringattn {
+
+// A mean of rows is their sum in ascending order times one over their number. On the host: adds a row of `numbers`.
+inline void add_row(float* sums, const std::byte* row, Dtype dtype, std::int64_t numbers) {
+  for (std::int64_t i = 0; i < numbers; ++i, row += size_of(dtype)) sums[i] += load_element(row, dtype);
+}
+inline void end_mean(float* sums, std::int64_t numbers, std::int64_t rows) {
+  const float factor = 1.0F / static_cast<float>(rows);
+  for (std::int64_t i = 0; i < numbers; ++i) sums[i] *= factor;
+}
 
 // A product of two rows is summed up by so many lanes, lane l the dims l, l + kScoreLanes, …, and then lanes in halves:
 // l and l + kScoreLanes / 2 first.
@@ -35,12 +48,19 @@ inline float mean_product(const float* q, const float* k, std::int64_t dim) {
   return lanes[0];
 }
 
-// Scores in their order, as whole numbers: a block of a higher number is taken first. NaN counts as −∞, and −0 as 0.
+// The order of a block that is taken whatever its score is.
+inline constexpr std::uint32_t kAlwaysTaken = 0xffffffffU;
+// Scores in their order, as whole numbers: a block of a higher number is taken first. NaN counts as −∞, and −0 as 0. No
+// score has the order 0, nor kAlwaysTaken.
 RINGATTN_HOST_DEVICE inline std::uint32_t order_of_score(float score) {
   constexpr std::uint32_t kSign = 0x80000000U;
   constexpr std::uint32_t kLeast = 0xff800000U;  // −∞
   const std::uint32_t bits = score != score ? kLeast : __builtin_bit_cast(std::uint32_t, score + 0.0F);
   return (bits & kSign) != 0 ? ~bits : bits | kSign;
 }
+
+// The choice, on the host: `to` receives the numbers of the `count` highest orders, of equal ones those that stand in
+// front, ascending and counted from `first`. There are at least `count` orders.
+void choose_best(std::span<const std::uint32_t> orders, std::int32_t first, std::int32_t count, std::int32_t* to);
 
 }  // namespace ringattn

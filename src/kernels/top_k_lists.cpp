@@ -4,74 +4,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
+#include "base/device_patience.hpp"
 #include "base/error.hpp"
-#include "kernels/block_score.hpp"
-#include "kernels/list_makers.hpp"
+#include "base/pulse.hpp"
 
 namespace ringattn {
 
-RowPool::RowPool(std::int64_t position, std::int64_t rows, int heads, int dim, int block)
-    : position_(position), begin_(position), end_(position + rows), block_(block) {
-  pooled_.heads = heads;
-  pooled_.dim = dim;
-  if (rows > 0) {
-    pooled_.first = query_block_of(position, block);
-    pooled_.blocks = query_block_of(end_ - 1, block) + 1 - pooled_.first;
-  }
-  pooled_.means.assign(static_cast<std::size_t>(pooled_.blocks * heads * dim), 0.0F);
-}
-
-void RowPool::add(const TensorView& rows) {
-  if (rows.heads != pooled_.heads || rows.dim != pooled_.dim || position_ + rows.tokens > end_) {
-    fail(ErrorCode::kInternal, "rows to be pooled have another shape", "the pool was made for fewer, or for others");
-  }
-  for (std::int64_t i = 0; i < rows.tokens; ++i, ++position_) {
-    const std::int64_t block = query_block_of(position_, block_) - pooled_.first;
-    float* sum = pooled_.means.data() + block * pooled_.heads * pooled_.dim;
-    for (std::int64_t head = 0; head < pooled_.heads; ++head) {
-      const std::byte* at = rows.at(i, head);
-      for (std::int64_t d = 0; d < pooled_.dim; ++d, ++sum, at += size_of(rows.dtype)) {
-        *sum += load_element(at, rows.dtype);
-      }
-    }
-  }
-}
-
-PooledRows RowPool::finish() {
-  const auto width = static_cast<std::int64_t>(pooled_.heads) * pooled_.dim;
-  for (std::int64_t block = 0; block < pooled_.blocks; ++block) {
-    const std::int64_t first = (pooled_.first + block) * block_;
-    const std::int64_t rows = std::min(end_, first + block_) - std::max(begin_, first);
-    const float factor = 1.0F / static_cast<float>(rows);
-    float* const means = pooled_.means.data() + block * width;
-    for (std::int64_t i = 0; i < width; ++i) means[i] *= factor;
-  }
-  return std::move(pooled_);
-}
-
-void score_means(const FoldSpec& spec, const PooledSequence& sequence, std::int64_t query_block, int head, int heads,
-                 std::int64_t first, std::span<float> scores) {
-  const MeanScore score{spec.softmax_scale};
-  std::fill(scores.begin(), scores.end(), 0.0F);
-  for (int h = head; h < head + heads; ++h) {
-    const std::span<const float> q = sequence.q.row(query_block, h);
-    for (std::size_t i = 0; i < scores.size(); ++i) {
-      const std::span<const float> k =
-          sequence.k.row(first + static_cast<std::int64_t>(i), h / (spec.heads / spec.kv_heads));
-      scores[i] += score.of_head(mean_product(q.data(), k.data(), static_cast<std::int64_t>(q.size())));
-    }
-  }
-}
-
 namespace {
-
-// The key blocks that the mask lets queries at these positions see.
-TileRange seen_blocks(const Mask& mask, std::int64_t keys, const KeyRange& positions, int key_block) {
-  return tiles_of(Visibility(mask, keys).keys(positions.begin, positions.end - 1), key_block);
-}
 
 void check_count(int count) {
   if (count >= 1) return;
@@ -79,73 +20,227 @@ void check_count(int count) {
        "Use 1 or more.");
 }
 
+// The query blocks of a sequence.
+TileRange query_blocks_of(const ListedSequence& of, int query_block) {
+  if (of.queries == 0) return {0, 0};
+  return {query_block_of(of.position, query_block), query_block_of(of.position + of.queries - 1, query_block) + 1};
+}
+
+// What a query block of the sequence may list; `first` is left to the caller.
+ListCandidates candidates_of(const FoldSpec& spec, const ListedSequence& of, std::int64_t query_block, int count) {
+  const std::int64_t begin = std::max(query_block * spec.lists.query_block, of.position);
+  const std::int64_t end = std::min((query_block + 1) * spec.lists.query_block, of.position + of.queries);
+  const TileRange seen = tiles_of(Visibility(spec.mask, of.keys).keys(begin, end - 1), spec.lists.key_block);
+  if (seen.empty()) return {};
+  const std::int64_t diagonal = std::clamp((end - 1) / spec.lists.key_block, seen.begin, seen.end - 1);
+  const std::int64_t wanted = std::max(count, diagonal == seen.begin ? 1 : 2);
+  return {static_cast<std::int32_t>(seen.begin), static_cast<std::int32_t>(seen.end),
+          static_cast<std::int32_t>(diagonal), static_cast<std::int32_t>(std::min(wanted, seen.end - seen.begin)), 0};
+}
+
+std::int64_t key_blocks_of(const ListedSequence& of, int key_block) { return (of.keys + key_block - 1) / key_block; }
+
+// Numbers in a backend's memory.
+template <class Number>
+Number* allocate(Backend& backend, std::int64_t count, Buffer& memory) {
+  memory = backend.allocate(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)) * sizeof(Number));
+  return reinterpret_cast<Number*>(memory.data());
+}
+
+template <class Number>
+void copy(Backend& backend, Number* to, const Number* from, std::int64_t count, Stream stream) {
+  const std::int64_t bytes = count * static_cast<std::int64_t>(sizeof(Number));
+  if (bytes > 0) backend.copy_rows(to, bytes, from, bytes, bytes, 1, stream);
+}
+
+void check_lists(const FoldSpec& spec) {
+  const ListShape& shape = spec.lists;
+  if (shape.any() && shape.key_block >= 1 && shape.heads >= 1 && spec.kv_heads >= 1 &&
+      spec.heads % spec.kv_heads == 0 && spec.heads % shape.heads == 0) {
+    return;
+  }
+  fail(ErrorCode::kUsage,
+       fmt::format("lists of {} heads, of {} query heads and {} KV heads", shape.heads, spec.heads, spec.kv_heads),
+       "each number divides the one of query heads, and blocks have at least a token",
+       "Use lists for all heads, for each KV head, or for each query head.");
+}
+
+void check_rows(const TensorView& rows, const FoldSpec& spec, int heads, std::int64_t most) {
+  if (rows.dtype == spec.dtype && rows.heads == heads && rows.dim == spec.head_dim && rows.tokens >= 1 &&
+      rows.tokens <= most) {
+    return;
+  }
+  fail(ErrorCode::kUsage,
+       fmt::format("{} rows [{}, {}] of {}", rows.tokens, rows.heads, rows.dim, dtype_name(rows.dtype)),
+       fmt::format("1 to {} rows [{}, {}] of {} are to be chosen by", most, heads, spec.head_dim,
+                   dtype_name(spec.dtype)),
+       "Give q and k of the job.");
+}
+
 }  // namespace
 
-void check_top_k(const FoldSpec& spec, const ListShape& shape, std::span<const ListedSequence> sequences, int count,
-                 const ListRoom& room) {
+void check_top_k(const FoldSpec& spec, std::span<const ListedSequence> sequences, int count, const ListRoom& room) {
   check_count(count);
-  const std::int64_t lists = count_lists(shape, sequences, room);
+  const std::int64_t lists = count_lists(spec.lists, sequences, room);
   std::int64_t entries = 0;
   for (const ListedSequence& of : sequences) {
-    if (of.queries == 0) continue;
-    const std::int64_t end = of.position + of.queries;
-    for (std::int64_t q = query_block_of(of.position, shape.query_block); q * shape.query_block < end; ++q) {
-      const std::int64_t begin = q * shape.query_block;
-      const KeyRange positions{std::max(begin, of.position), std::min(begin + shape.query_block, end)};
-      const TileRange seen = seen_blocks(spec.mask, of.keys, positions, shape.key_block);
-      if (seen.empty()) continue;
-      entries += std::min<std::int64_t>(std::max(count, 2), seen.end - seen.begin) * shape.heads;
+    const TileRange blocks = query_blocks_of(of, spec.lists.query_block);
+    for (std::int64_t q = blocks.begin; q < blocks.end; ++q) {
+      entries += std::int64_t{candidates_of(spec, of, q, count).count} * spec.lists.heads;
     }
-    check_room(shape, list_bytes(lists, entries), room);
+    check_room(spec.lists, list_bytes(lists, entries), room);
   }
 }
 
-TileLists top_k_lists(const FoldSpec& spec, const ListShape& shape, std::vector<ListedSequence> sequences,
-                      std::span<const PooledSequence> pooled, int count, BlockScorer score) {
-  check_count(count);
-  bool fits = pooled.size() == sequences.size() && shape.any() && shape.heads > 0 && spec.heads % shape.heads == 0;
-  for (std::size_t s = 0; fits && s < pooled.size(); ++s) {
-    const ListedSequence& of = sequences[s];
-    const std::int64_t blocks = of.queries == 0 ? 0
-                                                : query_block_of(of.position + of.queries - 1, shape.query_block) + 1 -
-                                                      query_block_of(of.position, shape.query_block);
-    fits = pooled[s].q.blocks == blocks && pooled[s].k.first == 0 &&
-           pooled[s].k.blocks == (of.keys + shape.key_block - 1) / shape.key_block && pooled[s].q.heads == spec.heads &&
-           pooled[s].k.heads == spec.kv_heads;
+RowSource packed_rows(std::span<const ListedSequence> sequences, const TensorView& q, const TensorView& k) {
+  std::vector<std::int64_t> queries{0}, keys{0};  // in front of each sequence
+  for (const ListedSequence& of : sequences) {
+    queries.push_back(queries.back() + of.queries);
+    keys.push_back(keys.back() + of.keys);
   }
-  if (!fits) {
-    fail(ErrorCode::kUsage, "the means of blocks are those of other sequences or blocks",
-         "their number, heads or blocks differ", "Pool each sequence's rows by the blocks of the lists.");
+  if (q.tokens != queries.back() || k.tokens != keys.back()) {
+    fail(ErrorCode::kUsage, fmt::format("{} rows of q and {} of k", q.tokens, k.tokens),
+         fmt::format("the sequences have {} queries and {} keys", queries.back(), keys.back()),
+         "Give those of all sequences, one after the other.");
   }
-  const int heads = spec.heads / shape.heads;
-  std::vector<float> scores;
-  std::vector<std::int32_t> order;
-  const auto best = [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
-    const TileRange seen = seen_blocks(spec.mask, place.keys, place.positions, shape.key_block);
-    if (seen.empty()) return;
-    scores.resize(static_cast<std::size_t>(seen.end - seen.begin));
-    score(spec, pooled[place.sequence], place.block, place.head * heads, heads, seen.begin, scores);
-    const std::int64_t diagonal = std::clamp((place.positions.end - 1) / shape.key_block, seen.begin, seen.end - 1);
-    blocks.push_back(static_cast<std::int32_t>(seen.begin));
-    blocks.push_back(static_cast<std::int32_t>(diagonal));
-    order.resize(scores.size());
-    std::iota(order.begin(), order.end(), 0);
-    const auto before = [&](std::int32_t a, std::int32_t b) {
-      const std::uint32_t x = order_of_score(scores[static_cast<std::size_t>(a)]);
-      const std::uint32_t y = order_of_score(scores[static_cast<std::size_t>(b)]);
-      return x != y ? x > y : a < b;
-    };
-    const auto most = std::min<std::size_t>(order.size(), static_cast<std::size_t>(count));
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(most), order.end(), before);
-    const std::size_t forced = diagonal == seen.begin ? 1 : 2;
-    for (std::size_t i = 0; i < most && blocks.size() < std::max(most, forced); ++i) {
-      const auto block = static_cast<std::int32_t>(seen.begin + order[i]);
-      if (std::find(blocks.begin(), blocks.end(), block) == blocks.end()) blocks.push_back(block);
-    }
+  return [=](SyntheticTensor tensor, std::size_t sequence, std::int64_t first, std::int64_t most) {
+    const bool of_queries = tensor == SyntheticTensor::kQ;
+    TensorView rows = of_queries ? q : k;
+    rows.data = rows.at((of_queries ? queries : keys)[sequence] + first, 0);
+    rows.tokens = most;
+    return rows;
   };
-  ListRoom room;
-  room.counted = true;  // check_top_k() does, and scores take a while
-  return make_lists(shape, std::move(sequences), best, room);
+}
+
+TopKLists::TopKLists(const FoldSpec& spec, std::vector<ListedSequence> sequences, int count, Backend& backend,
+                     Stream stream)
+    : spec_(spec), sequences_(std::move(sequences)), backend_(backend), stream_(stream) {
+  check_count(count);
+  check_lists(spec);
+  std::int64_t most_queries = 0;  // blocks of a sequence
+  std::int64_t most_keys = 0;
+  std::int64_t key_blocks = 0;
+  for (const ListedSequence& of : sequences_) {
+    const TileRange blocks = query_blocks_of(of, spec.lists.query_block);
+    Place& place = places_.emplace_back();
+    place.query_blocks = blocks;
+    place.first = static_cast<std::int64_t>(candidates_.size());
+    place.key_block = key_blocks;
+    for (std::int64_t q = blocks.begin; q < blocks.end; ++q) {
+      ListCandidates& candidates = candidates_.emplace_back(candidates_of(spec, of, q, count));
+      candidates.first = place.entries;
+      place.entries += candidates.count;
+    }
+    place.begin = begins_.back();
+    for (int head = 0; head < spec.lists.heads; ++head) {
+      for (auto i = static_cast<std::size_t>(place.first); i < candidates_.size(); ++i) {
+        begins_.push_back(begins_.back() + candidates_[i].count);
+      }
+    }
+    most_queries = std::max(most_queries, blocks.end - blocks.begin);
+    most_keys = std::max(most_keys, key_blocks_of(of, spec.lists.key_block));
+    key_blocks += key_blocks_of(of, spec.lists.key_block);
+  }
+  // As many query blocks at a time as their scores and mean queries have room for, and as a device's grid has.
+  constexpr std::int64_t kMostBlocks = std::int64_t{1} << 16;
+  const std::int64_t numbers = spec.lists.heads * most_keys + std::int64_t{spec.heads} * spec.head_dim;
+  at_a_time_ = std::clamp<std::int64_t>(kTopKScratchBytes / static_cast<std::int64_t>(sizeof(float)) / numbers, 1,
+                                        std::clamp<std::int64_t>(most_queries, 1, kMostBlocks));
+  const auto buffer = [this]() -> Buffer& { return memory_.emplace_back(); };
+  mean_numbers_ = static_cast<std::size_t>(key_blocks * spec.kv_heads * spec.head_dim);
+  mean_keys_ = allocate<float>(backend, static_cast<std::int64_t>(mean_numbers_), buffer());
+  mean_queries_ = allocate<float>(backend, at_a_time_ * spec.heads * spec.head_dim, buffer());
+  scores_ = allocate<float>(backend, at_a_time_ * spec.lists.heads * most_keys, buffer());
+  listed_ = allocate<std::int32_t>(backend, begins_.back(), buffer());
+  ListCandidates* const there =
+      allocate<ListCandidates>(backend, static_cast<std::int64_t>(candidates_.size()), buffer());
+  copy(backend, there, candidates_.data(), static_cast<std::int64_t>(candidates_.size()), stream);
+  candidates_there_ = there;
+}
+
+// The means of those blocks of a sequence's rows that `positions` are; row i stands at position all.begin + i.
+void TopKLists::pool(SyntheticTensor tensor, std::size_t sequence, const KeyRange& all, const KeyRange& positions,
+                     int block, float* means, const RowSource& rows) {
+  const int heads = tensor == SyntheticTensor::kQ ? spec_.heads : spec_.kv_heads;
+  for (std::int64_t at = positions.begin; at < positions.end;) {
+    beat();
+    const TensorView piece = rows(tensor, sequence, at - all.begin, positions.end - at);
+    check_rows(piece, spec_, heads, positions.end - at);
+    backend_.pool_rows({piece, at, all, block, query_block_of(positions.begin, block), means}, stream_);
+    at += piece.tokens;
+  }
+}
+
+TileRange TopKLists::key_blocks(std::size_t sequence) const {
+  return {0, key_blocks_of(sequences_[sequence], spec_.lists.key_block)};
+}
+
+TileRange TopKLists::entries(std::size_t sequence, int head, const TileRange& query_blocks) const {
+  const Place& place = places_[sequence];
+  const std::int64_t blocks = place.query_blocks.end - place.query_blocks.begin;
+  const auto list = static_cast<std::size_t>(place.first * spec_.lists.heads + head * blocks + query_blocks.begin -
+                                             place.query_blocks.begin);
+  return {begins_[list], begins_[list + static_cast<std::size_t>(query_blocks.end - query_blocks.begin)]};
+}
+
+std::span<float> TopKLists::mean_keys(std::size_t sequence, const TileRange& key_blocks) const {
+  const std::int64_t width = std::int64_t{spec_.kv_heads} * spec_.head_dim;
+  return {mean_keys_ + (places_[sequence].key_block + key_blocks.begin) * width,
+          static_cast<std::size_t>((key_blocks.end - key_blocks.begin) * width)};
+}
+
+void TopKLists::pool_keys(std::size_t sequence, const TileRange& key_blocks, const RowSource& rows) {
+  const int block = spec_.lists.key_block;
+  const std::int64_t keys = sequences_[sequence].keys;
+  const KeyRange own{key_blocks.begin * block, std::min(key_blocks.end * block, keys)};
+  pool(SyntheticTensor::kK, sequence, {0, keys}, own, block, mean_keys(sequence, key_blocks).data(), rows);
+}
+
+void TopKLists::choose(std::size_t sequence, const TileRange& query_blocks, const RowSource& rows) {
+  const ListedSequence& of = sequences_[sequence];
+  const Place& place = places_[sequence];
+  const int block = spec_.lists.query_block;
+  const std::int64_t key_blocks = key_blocks_of(of, spec_.lists.key_block);
+  const KeyRange all{of.position, of.position + of.queries};
+  for (std::int64_t q = query_blocks.begin; q < query_blocks.end; q += at_a_time_) {
+    const std::int64_t end = std::min(query_blocks.end, q + at_a_time_);
+    const KeyRange own{std::max(q * block, all.begin), std::min(end * block, all.end)};
+    pool(SyntheticTensor::kQ, sequence, all, own, block, mean_queries_, rows);
+    backend_.choose_lists(
+        {spec_, mean_queries_, mean_keys(sequence, {0, key_blocks}).data(), end - q, key_blocks,
+         candidates_there_ + place.first + q - place.query_blocks.begin, scores_, place.entries, listed_ + place.begin},
+        stream_);
+  }
+}
+
+std::vector<std::int32_t> TopKLists::fetch() const {
+  std::vector<std::int32_t> entries(static_cast<std::size_t>(begins_.back()));
+  copy(backend_, entries.data(), listed_, begins_.back(), stream_);
+  finish();
+  return entries;
+}
+
+void TopKLists::finish() const {
+  const Deadline deadline = DevicePatience::for_queue();
+  backend_.synchronize(stream_, deadline, [&deadline] {
+    DevicePatience::check(deadline, "it chooses blocks of keys");
+    look();
+  });
+}
+
+TileLists TopKLists::lists(std::vector<std::int32_t> entries) const {
+  return {spec_.lists, sequences_, begins_, std::move(entries)};
+}
+
+TileLists top_k_lists(const FoldSpec& spec, std::vector<ListedSequence> sequences, int count, const RowSource& rows,
+                      Backend& backend, Stream stream) {
+  TopKLists top(spec, std::move(sequences), count, backend, stream);
+  for (std::size_t s = 0; s < top.sequences().size(); ++s) {
+    if (!top.lists_anything(s)) continue;
+    top.pool_keys(s, top.key_blocks(s), rows);
+    top.choose(s, top.query_blocks(s), rows);
+  }
+  return top.lists(top.fetch());
 }
 
 }  // namespace ringattn

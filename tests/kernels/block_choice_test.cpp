@@ -14,7 +14,7 @@
 
 #include "kernels/block_score.hpp"
 #include "kernels/cpu/cpu_fold.hpp"
-#include "kernels/top_k_lists.hpp"
+#include "tests/support/best_lists.hpp"
 #include "tests/support/block_chooser.hpp"
 #include "tests/support/decode_runner.hpp"
 
@@ -52,16 +52,7 @@ TEST(BlockChoice, IsThatOfPrefillsLists) {
         BlockChooser chooser(cpu::make_cpu_backend({1, 0}), inputs, count % 2 == 0 ? 16 : 0, count);
         chooser.pool();
         const BlockChooser::Result result = chooser.choose();
-        std::vector<PooledSequence> pooled;
-        for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
-          const SequenceShape& of = inputs.sequences[s];
-          RowPool q(of.q_offset, of.q_len, spec.heads, spec.head_dim, spec.lists.query_block);
-          RowPool k(0, of.k_len, spec.kv_heads, spec.head_dim, spec.lists.key_block);
-          q.add(inputs.q_view(s));
-          k.add(inputs.k_view(s));
-          pooled.push_back({q.finish(), k.finish()});
-        }
-        const TileLists prefill = top_k_lists(spec, spec.lists, inputs.listed_sequences(), pooled, count);
+        const TileLists prefill = best_lists(inputs, count);
         const DecodeListArrays expected = decode_lists(prefill, spec.mask, 2, count);
         EXPECT_EQ(numbers_of(result.counts), expected.counts) << count;
         for (std::size_t list = 0; list < expected.counts.size(); ++list) {

@@ -32,6 +32,8 @@ class BusyBackend final : public Backend {
   void update_cache(const CacheUpdate&, Stream) override {}
   void pool_keys(const BlockChoice&, Stream) override {}
   void choose_blocks(const BlockChoice&, Stream) override {}
+  void pool_rows(const RowPooling&, Stream) override {}
+  void choose_lists(const ListChoice&, Stream) override {}
   void synchronize(Stream, const Deadline&, const Progress& progress) override {
     for (; looks_ > 0; --looks_) progress();
   }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cpu/cpu_fold.hpp"
 #include "kernels/list_makers.hpp"
 #include "kernels/top_k_lists.hpp"
 #include "tests/support/decode_rank.hpp"
@@ -45,16 +46,13 @@ class ListedSteps {
                                         int count) const {
     const Job step = step_job(lengths, rows);
     const JobTensors of = step_tensors(lengths, rows);
-    std::vector<PooledSequence> pooled;
-    for (std::size_t s = 0; s < lengths.size(); ++s) {
-      RowPool q(lengths[s] - rows, rows, job_.spec.heads, job_.spec.head_dim, shape.query_block);
-      RowPool k(0, lengths[s], job_.spec.kv_heads, job_.spec.head_dim, shape.key_block);
-      q.add(view(of.q, job_.spec.heads, step.batch.cu_q()[s], rows));
-      k.add(view(of.k, job_.spec.kv_heads, step.batch.cu_k()[s], lengths[s]));
-      pooled.push_back({q.finish(), k.finish()});
-    }
-    return std::make_shared<const TileLists>(
-        top_k_lists(job_.spec, shape, listed_sequences(step.batch), pooled, count));
+    FoldSpec spec = job_.spec;
+    spec.lists = shape;
+    const std::vector<ListedSequence> sequences = listed_sequences(step.batch);
+    const RowSource rows = packed_rows(sequences, view(of.q, spec.heads, 0, step.batch.q_tokens()),
+                                       view(of.k, spec.kv_heads, 0, step.batch.k_tokens()));
+    const auto host = cpu::make_cpu_backend({1, 0});
+    return std::make_shared<const TileLists>(top_k_lists(spec, sequences, count, rows, *host, {}));
   }
 
   // The results of these rows by these lists (none: by all keys), where the job of all tokens has them; NaN elsewhere.

@@ -67,9 +67,9 @@ std::string describe(const JobInput& input) {
   return fmt::format("{}, {}, {}", op_name(Op::kLatent), form_name(input.form().form), describe(input.latent()));
 }
 
-JobInput::JobInput(const InputRequest& request, const Numerics& numerics) {
+JobInput::JobInput(const InputRequest& request, const Numerics& numerics, const ChoicePlace& place) {
   std::visit([this](const auto& input) { take_shape(input); }, request);
-  take_numerics(numerics);
+  take_numerics(numerics, place);
 }
 
 JobInput JobInput::synthetic(Job job, std::uint64_t seed) {
@@ -190,7 +190,7 @@ void JobInput::take_shape(const FileInput& input) {
   spec.sinks = !found.sinks.empty();
 }
 
-void JobInput::take_numerics(const Numerics& numerics) {
+void JobInput::take_numerics(const Numerics& numerics, const ChoicePlace& place) {
   FoldSpec& spec = job_.spec;
   spec.mask = numerics.mask;
   spec.softmax_scale = numerics.softmax_scale ? static_cast<float>(*numerics.softmax_scale)
@@ -227,9 +227,9 @@ void JobInput::take_numerics(const Numerics& numerics) {
          "Leave it out; windows are possible.");
   }
   const std::string seed = seed_ ? fmt::format("{}, {} keys that all share", *seed_, prefix_) : "";
-  RequestedLists lists = requested_lists(
-      {numerics.lists, file_, seed, numerics.memory_budget}, job_,
-      [this](SyntheticTensor tensor, const auto& runs, const auto& rows) { read(tensor, runs, rows, 1); });
+  RequestedLists lists =
+      requested_lists({numerics.lists, file_, seed, numerics.memory_budget}, job_,
+                      [&](const FoldSpec& listed, int count) { return best_blocks(*this, listed, count, place); });
   set_lists(job_, std::move(lists.lists));
   list_file_ = std::move(lists.file);
   list_tensors_ = std::move(lists.used);

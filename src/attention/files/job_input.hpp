@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "attention/files/best_blocks.hpp"
 #include "attention/files/fingerprint.hpp"
 #include "attention/files/input_file.hpp"
 #include "attention/files/safetensors_rows.hpp"
@@ -84,9 +85,9 @@ struct Numerics {
 
 class JobInput {
  public:
-  // Of a file, reads the header and the short lists; all of q and k where lists of key blocks follow from them. Throws
-  // kFile for a file that holds no job, kUsage for a job that contradicts itself.
-  JobInput(const InputRequest& request, const Numerics& numerics);
+  // Of a file, reads the header and the short lists; all of q and k where lists of key blocks follow from them, which
+  // are then chosen at `place`. Throws kFile for a file that holds no job, kUsage for a job that contradicts itself.
+  JobInput(const InputRequest& request, const Numerics& numerics, const ChoicePlace& place = {});
 
   // Synthetic input for a job that the caller made.
   static JobInput synthetic(Job job, std::uint64_t seed);
@@ -170,7 +171,7 @@ class JobInput {
   float latent_scale() const;
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);
-  void take_numerics(const Numerics& numerics);
+  void take_numerics(const Numerics& numerics, const ChoicePlace& place);
   const CompressedSource* stored(SyntheticTensor tensor) const;
   const Batch& whole() const { return part_ ? part_->whole : job_.batch; }
   std::vector<PackedRun> file_keys(std::span<const PackedRun> runs) const;

@@ -11,8 +11,6 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/memory.hpp"
-#include "base/pulse.hpp"
 #include "base/size.hpp"
 #include "kernels/top_k_lists.hpp"
 
@@ -20,7 +18,6 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kPieceTokens = 1024;
 constexpr std::size_t kMostNamed = std::size_t{1} << 16;  // columns or diagonals
 
 [[noreturn]] void refuse(std::string_view part, const std::string& why) {
@@ -148,49 +145,21 @@ ListMaker maker_of(const Part& part, const ListShape& shape, const Mask& mask) {
   refuse(part.text, nearest.empty() ? "there is no such pattern" : fmt::format("did you mean {}?", nearest));
 }
 
-PooledRows pool(const Job& job, SyntheticTensor tensor, std::int64_t origin, std::int64_t position, std::int64_t rows,
-                int heads, int block, const ReadTensor& read) {
-  RowPool pooled(position, rows, heads, job.spec.head_dim, block);
-  const std::int64_t piece = std::min(kPieceTokens, rows);
-  const Buffer bytes =
-      allocate_host(static_cast<std::size_t>(piece * heads * job.spec.head_dim) * size_of(job.spec.dtype));
-  for (std::int64_t row = 0; row < rows; row += piece) {
-    beat();
-    const PackedRun run{origin + row, std::min(origin + row + piece, origin + rows)};
-    const MutableTensorView view =
-        dense_view(static_cast<void*>(bytes.data()), job.spec.dtype, run.tokens(), heads, job.spec.head_dim);
-    read(tensor, {&run, 1}, view);
-    pooled.add(view);
-  }
-  return pooled.finish();
-}
-
-TileLists top_k(const Job& job, const ListShape& shape, int count, const ReadTensor& read, const ListRoom& room) {
-  check_top_k(job.spec, shape, listed_sequences(job.batch), count, room);
-  const std::vector<std::int64_t> cu_q = job.batch.cu_q();
-  const std::vector<std::int64_t> cu_k = job.batch.cu_k();
-  std::vector<PooledSequence> pooled;
-  for (std::size_t s = 0; s < job.batch.sequences.size(); ++s) {
-    const Sequence& of = job.batch.sequences[s];
-    pooled.push_back(
-        {pool(job, SyntheticTensor::kQ, cu_q[s], of.q_offset, of.q_len, job.spec.heads, shape.query_block, read),
-         pool(job, SyntheticTensor::kK, cu_k[s], 0, of.k_len, job.spec.kv_heads, shape.key_block, read)});
-  }
-  return top_k_lists(job.spec, shape, listed_sequences(job.batch), pooled, count);
-}
-
 }  // namespace
 
-TileLists lists_of_pattern(std::string_view text, const Job& job, const ReadTensor& read, const ListRoom& room) {
+TileLists lists_of_pattern(std::string_view text, const Job& job, const BestBlocks& best, const ListRoom& room) {
   const Pattern pattern = parse(text, job.spec);
   std::vector<ListMaker> makers;
   for (const Part& part : pattern.parts) makers.push_back(maker_of(part, pattern.shape, job.spec.mask));
   if (makers.empty() && !pattern.top_k) refuse(text, "it lists nothing");
   if (!pattern.top_k) return make_lists(pattern.shape, listed_sequences(job.batch), union_of(std::move(makers)), room);
-  const TileLists best = top_k(job, pattern.shape, *pattern.top_k, read, room);
-  if (makers.empty()) return best;
-  makers.push_back([&best](const ListPlace& place, std::vector<std::int32_t>& blocks) {
-    const auto list = best.list(place.sequence, place.head, place.block);
+  FoldSpec spec = job.spec;
+  spec.lists = pattern.shape;
+  check_top_k(spec, listed_sequences(job.batch), *pattern.top_k, room);
+  TileLists chosen = best(spec, *pattern.top_k);
+  if (makers.empty()) return chosen;
+  makers.push_back([&chosen](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    const auto list = chosen.list(place.sequence, place.head, place.block);
     blocks.insert(blocks.end(), list.begin(), list.end());
   });
   return make_lists(pattern.shape, listed_sequences(job.batch), union_of(std::move(makers)), room);

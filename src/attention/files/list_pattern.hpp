@@ -19,25 +19,20 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string_view>
 
 #include "attention/tokens/job.hpp"
-#include "attention/tokens/packed_run.hpp"
-#include "base/tensor.hpp"
 #include "kernels/list_makers.hpp"
-#include "kernels/synthetic.hpp"
 
 namespace ringattn {
 
 inline constexpr int kUsualListBlock = 128;                             // tokens of a block where nobody names them
 inline constexpr std::int64_t kMostListTokens = std::int64_t{1} << 30;  // that a pattern, or a block, may name
 
-// Fills rows with packed tokens of q or of k, for what follows from the data.
-using ReadTensor =
-    std::function<void(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows)>;
+// Makes lists of the best `count` blocks by the job's rows; `spec` is the job's, with the shape of the lists.
+using BestBlocks = std::function<TileLists(const FoldSpec& spec, int count)>;
 
 // The lists of a job by a pattern. Throws kUsage for words that make none, and kMemory for more than there is room for.
-TileLists lists_of_pattern(std::string_view text, const Job& job, const ReadTensor& read, const ListRoom& room);
+TileLists lists_of_pattern(std::string_view text, const Job& job, const BestBlocks& best, const ListRoom& room);
 
 }  // namespace ringattn

@@ -14,14 +14,14 @@ namespace {
 
 constexpr std::string_view kSuffix = ".safetensors";
 
-RequestedLists make_requested(const ListRequest& request, const Job& job, const ReadTensor& read) {
+RequestedLists make_requested(const ListRequest& request, const Job& job, const BestBlocks& best) {
   constexpr std::int64_t kMostBytes = std::int64_t{1} << 29;
   ListRoom room{kMostBytes, "they lie in the host's memory, and may take no more"};
   if (request.memory_budget > 0 && request.memory_budget < static_cast<std::size_t>(kMostBytes)) {
     room = {static_cast<std::int64_t>(request.memory_budget), "a rank's memory budget is no larger"};
   }
   if (!request.text.ends_with(kSuffix)) {
-    return {std::make_shared<const TileLists>(lists_of_pattern(request.text, job, read, room)), nullptr, {}};
+    return {std::make_shared<const TileLists>(lists_of_pattern(request.text, job, best, room)), nullptr, {}};
   }
   auto file = std::make_shared<const SafetensorsFile>(request.text);
   auto lists = std::make_shared<const TileLists>(lists_of_file(*file, job, room));
@@ -44,13 +44,13 @@ struct SharedLists {
 
 }  // namespace
 
-RequestedLists requested_lists(const ListRequest& request, const Job& job, const ReadTensor& read) {
+RequestedLists requested_lists(const ListRequest& request, const Job& job, const BestBlocks& best) {
   static std::mutex mutex;
   static std::weak_ptr<const SharedLists> last;
   const auto lock = lock_with_pulse(mutex);
   std::shared_ptr<const SharedLists> shared = last.lock();
   if (!shared || !shared->answers(request, job)) {
-    shared = std::make_shared<const SharedLists>(SharedLists{request, job, make_requested(request, job, read)});
+    shared = std::make_shared<const SharedLists>(SharedLists{request, job, make_requested(request, job, best)});
     last = shared;
   }
   return {{shared, shared->made.lists.get()}, shared->made.file, shared->made.used};

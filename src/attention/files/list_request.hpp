@@ -29,12 +29,11 @@ struct RequestedLists {
   std::vector<TensorSource> used;               // tensors of it
 };
 
-// The lists of a job, which has none yet. The same on every rank that has the same input; top-k reads all of q and k.
-// They are made on the host, before there is a backend, because plans say by them who sends what to whom; the choice is
-// that of a decoding step on a device (kernels/block_score.hpp). The ranks of a process share them: they are made by
-// the first one that asks. Throws kUsage for words that make no pattern, kFile for a file that holds no lists for the
-// job, and kMemory for lists that take more than they may; what they take is counted before data are read and before
-// they are made.
-RequestedLists requested_lists(const ListRequest& request, const Job& job, const ReadTensor& read);
+// The lists of a job, which has none yet. The same on every rank that has the same input, wherever it chooses blocks by
+// its rows (`best`, which sees all of q and k). They are made before anything else of a job, because plans say by them
+// who sends what to whom. The ranks of a process share them: they are made by the first one that asks. Throws kUsage
+// for words that make no pattern, kFile for a file that holds no lists for the job, and kMemory for lists that take
+// more than they may; what they take is counted before data are read and before they are made.
+RequestedLists requested_lists(const ListRequest& request, const Job& job, const BestBlocks& best);
 
 }  // namespace ringattn

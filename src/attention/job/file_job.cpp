@@ -36,8 +36,8 @@ StepForecast forecast_step(const JobInput& input, const KernelRequest& request, 
 
 PreparedFileJob::PreparedFileJob(FileJob job, Transport& transport, Options options)
     : job_(std::move(job)), meeting_(transport, Patience(options.timeout_seconds)) {
-  meeting_.together([this] {
-    input_.emplace(job_.input, job_.numerics);
+  meeting_.together([&] {
+    input_.emplace(job_.input, job_.numerics, choice_place(options.kernel, transport));
     if (!job_.output.empty() && meeting_.rank() == 0) check_output_path(job_.output, job_.replace);
   });
   agree_on_input(meeting_, *input_);

@@ -17,6 +17,7 @@
 #include "kernels/cpu/tile_ops.hpp"
 #include "kernels/fold.hpp"
 #include "kernels/gram.hpp"
+#include "kernels/list_choice.hpp"
 
 namespace ringattn::cpu {
 
@@ -44,6 +45,8 @@ class CpuBackend final : public Backend {
   void update_cache(const CacheUpdate& update, Stream) override { update_host_cache(update); }
   void pool_keys(const BlockChoice& choice, Stream) override { pool_host_keys(choice); }
   void choose_blocks(const BlockChoice& choice, Stream) override { choose_host_blocks(choice); }
+  void pool_rows(const RowPooling& pooling, Stream) override { pool_host_rows(pooling); }
+  void choose_lists(const ListChoice& choice, Stream) override { choose_host_lists(choice); }
   void decompress(const DecompressTask& task, Stream) override { decompress_on_host(task, threads_); }
   void compress(const CompressTask& task, Stream) override { compress_on_host(task, threads_); }
   void greatest_magnitudes(const MagnitudeTask& task, Stream) override { greatest_magnitudes_on_host(task, threads_); }

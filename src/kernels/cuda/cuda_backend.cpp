@@ -10,6 +10,7 @@
 #include "base/gpu.hpp"
 #include "kernels/cuda/device/block_choice.hpp"
 #include "kernels/cuda/device/cache_update.hpp"
+#include "kernels/cuda/device/list_choice.hpp"
 #include "kernels/cuda/gather_pages.hpp"
 #include "kernels/cuda/rows/rows.hpp"
 #include "kernels/cuda/synthetic.hpp"
@@ -196,6 +197,16 @@ void CudaBackend::pool_keys(const BlockChoice& choice, Stream stream) {
 void CudaBackend::choose_blocks(const BlockChoice& choice, Stream stream) {
   const DeviceGuard guard(device_);
   cuda::choose_blocks(choice, stream);
+}
+
+void CudaBackend::pool_rows(const RowPooling& pooling, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::pool_rows(pooling, stream);
+}
+
+void CudaBackend::choose_lists(const ListChoice& choice, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::choose_lists(choice, stream);
 }
 
 void CudaBackend::update_cache(const CacheUpdate& update, Stream stream) {

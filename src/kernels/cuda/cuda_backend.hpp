@@ -36,6 +36,8 @@ class CudaBackend final : public Backend {
   void update_cache(const CacheUpdate& update, Stream stream) override;
   void pool_keys(const BlockChoice& choice, Stream stream) override;
   void choose_blocks(const BlockChoice& choice, Stream stream) override;
+  void pool_rows(const RowPooling& pooling, Stream stream) override;
+  void choose_lists(const ListChoice& choice, Stream stream) override;
   void decompress(const DecompressTask& task, Stream stream) override;
   void compress(const CompressTask& task, Stream stream) override;
   void greatest_magnitudes(const MagnitudeTask& task, Stream stream) override;

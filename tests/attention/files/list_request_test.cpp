@@ -4,9 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <filesystem>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -14,7 +13,6 @@
 #include "attention/files/job_input.hpp"
 #include "comm/self.hpp"
 #include "kernels/list_makers.hpp"
-#include "kernels/top_k_lists.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/fold_inputs.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -26,8 +24,8 @@ Job small_job(std::int64_t tokens = 1000) {
   return {make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0}), uniform_batch(1, tokens, tokens)};
 }
 
-const ReadTensor kNoRows = [](SyntheticTensor, std::span<const PackedRun>, const MutableTensorView&) {
-  FAIL() << "nobody asked for rows";
+const BestBlocks kNoRows = [](const FoldSpec&, int) -> TileLists {
+  throw std::logic_error("nobody asked for the best blocks");
 };
 
 std::shared_ptr<const TileLists> asked(const std::string& request) {
@@ -163,63 +161,6 @@ TEST(ListRequest, AreSharedByThoseWhoAskForTheSame) {
   EXPECT_TRUE(requested_lists({folder.file("mask.safetensors")}, job, kNoRows).lists->blocks().empty());
 }
 
-TEST(TopK, MeansDontDependOnPieces) {
-  const FoldInputs inputs = random_inputs(small_job().spec, {{300, 300, 0}}, 3);
-  const auto pooled = [&](std::int64_t piece, std::int64_t position) {
-    RowPool pool(position, 300, 4, 16, 64);
-    TensorView rows = inputs.q_view(0);
-    for (std::int64_t begin = 0; begin < 300; begin += piece) {
-      TensorView part = rows;
-      part.data = rows.at(begin, 0);
-      part.tokens = std::min(piece, 300 - begin);
-      pool.add(part);
-    }
-    return pool.finish();
-  };
-  const PooledRows whole = pooled(300, -70);
-  EXPECT_EQ(whole.first, -2);
-  EXPECT_EQ(whole.blocks, 6);  // −70 … 229
-  EXPECT_EQ(pooled(7, -70).means, whole.means);
-  EXPECT_EQ(pooled(64, -70).means, whole.means);
-  double sum = 0.0;
-  for (std::int64_t i = 6; i < 70; ++i) {
-    sum += static_cast<double>(load_element(inputs.q_view(0).at(i, 2) + 2 * 5, Dtype::kBf16));
-  }
-  EXPECT_NEAR(whole.row(-1, 2)[5], sum / 64.0, 1e-6);
-}
-
-TEST(TopK, TakesTheBestTheFirstAndTheDiagonal) {
-  const ListShape shape{64, 64, 1};
-  FoldSpec spec = make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
-  PooledSequence pooled;
-  pooled.q = {0, 8, 1, 8, std::vector<float>(64, 1.0F)};
-  pooled.k = {0, 8, 1, 8, std::vector<float>(64, 0.0F)};
-  const auto set = [&](std::int64_t block, float value) {
-    pooled.k.means[static_cast<std::size_t>(block * 8)] = value;
-  };
-  const auto listed = [&](int count, std::int64_t block) {
-    const TileLists lists = top_k_lists(spec, shape, {{0, 512, 512}}, {&pooled, 1}, count);
-    const auto list = lists.list(0, 0, block);
-    return std::vector<std::int32_t>(list.begin(), list.end());
-  };
-  using Blocks = std::vector<std::int32_t>;
-  EXPECT_EQ(listed(4, 7), (Blocks{0, 1, 2, 7}));  // all equal: the lower numbers
-  set(5, 2.0F);
-  set(3, 1.0F);
-  set(6, std::nanf(""));
-  EXPECT_EQ(listed(4, 7), (Blocks{0, 3, 5, 7}));
-  EXPECT_EQ(listed(3, 7), (Blocks{0, 5, 7}));
-  EXPECT_EQ(listed(1, 7), (Blocks{0, 7}));
-  EXPECT_EQ(listed(1, 0), (Blocks{0}));
-  EXPECT_EQ(listed(7, 7), (Blocks{0, 1, 2, 3, 4, 5, 7}));  // NaN comes last
-  EXPECT_EQ(listed(100, 2), (Blocks{0, 1, 2}));
-  spec.mask = {130, 0};
-  EXPECT_EQ(listed(2, 7), (Blocks{4, 7}));
-  EXPECT_THROW(top_k_lists(spec, shape, {{0, 512, 512}}, {&pooled, 1}, 0), Error);
-  EXPECT_THROW(top_k_lists(spec, shape, {{0, 512, 513}}, {&pooled, 1}, 1), Error);
-  EXPECT_THROW(top_k_lists(spec, shape, {{0, 513, 512}}, {&pooled, 1}, 1), Error);
-}
-
 JobInput synthetic(const std::string& lists, std::int64_t tokens = 1500) {
   SyntheticInput shape;
   shape.seed = 7;
@@ -232,13 +173,27 @@ JobInput synthetic(const std::string& lists, std::int64_t tokens = 1500) {
   return {shape, numerics};
 }
 
-TEST(TopK, OfAJobIsTheSameEachTime) {
+TEST(ListRequest, BestBlocksOfAJobAreTheSameEachTime) {
   const JobInput input = synthetic("topk:3");
   ASSERT_NE(input.job().lists, nullptr);
   EXPECT_EQ(input.job().spec.lists, (ListShape{128, 128, 2}));
   EXPECT_TRUE(*input.job().lists == *synthetic("topk:3").job().lists);
   EXPECT_FALSE(*input.job().lists == *synthetic("topk:4").job().lists);
   EXPECT_LT(visible_pairs(input.job()), 0.6 * visible_pairs(synthetic("").job()));
+}
+
+// A place on a device is where the kernel computes that was asked for: here the host.
+TEST(ListRequest, BestBlocksOfAKernelOfTheHost) {
+  const JobInput input = synthetic("");
+  FoldSpec spec = input.job().spec;
+  spec.lists = {128, 128, 2};
+  const TileLists lists = best_blocks(input, spec, 3, {});
+  EXPECT_TRUE(best_blocks(input, spec, 3, {{"cpu", "auto"}, 0}) == lists);
+  EXPECT_TRUE(*synthetic("topk:3").job().lists == lists);
+  spec.lists.key_block = 1;
+  EXPECT_EQ(error_of([&] { best_blocks(input, spec, 3, {{"cpu", "auto"}, 0}); }).code(), ErrorCode::kUnsupported);
+  spec.lists.heads = 3;
+  EXPECT_EQ(error_of([&] { best_blocks(input, spec, 3, {}); }).code(), ErrorCode::kUsage);
 }
 
 TEST(KeptShare, OfEverythingAndOfLess) {

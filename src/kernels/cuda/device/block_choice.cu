@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "base/cuda.hpp"
-#include "kernels/block_score.hpp"
+#include "kernels/cuda/device/best_blocks.cuh"
 #include "kernels/cuda/device/block_choice.hpp"
 
 namespace ringattn::cuda {
@@ -16,13 +13,6 @@ constexpr int kBlocksOfWarp = 2;
 constexpr int kBlocksOfCta = kScoreWarps * kBlocksOfWarp;
 constexpr int kQueryFloats = 4096;  // mean queries in shared memory
 constexpr int kMostDimLanes = 18;   // numbers of a key that a lane has: 576 dims
-constexpr int kChooseThreads = 1024;
-constexpr int kKept = 4;  // scores in registers of a thread
-
-template <class Element>
-__device__ float number_at(const void* data, std::int64_t index) {
-  return static_cast<float>(static_cast<const Element*>(data)[index]);
-}
 
 // A number of a block's mean, `column` of its [kv_heads, head_dim].
 template <class Element>
@@ -30,9 +20,7 @@ __device__ __forceinline__ void pool_column(const BlockChoice& p, std::int64_t s
   const int dim = p.spec.head_dim;
   const std::int64_t within = column / dim * p.k.head_stride + column % dim;
   const int keys = p.spec.lists.key_block;
-  float sum = 0.0F;
-#pragma unroll 8
-  for (int i = 0; i < keys; ++i) {
+  const float sum = sum_of_rows(0.0F, keys, [&](std::int64_t i) {
     const std::int64_t key = block * keys + i;
     std::int64_t page = s;
     std::int64_t of_page = key;
@@ -40,10 +28,9 @@ __device__ __forceinline__ void pool_column(const BlockChoice& p, std::int64_t s
       page = p.block_table.pages[s * p.block_table.stride + key / p.k.page_size];
       of_page = key % p.k.page_size;
     }
-    sum = __fadd_rn(sum, number_at<Element>(p.k.data, page * p.k.page_stride + of_page * p.k.token_stride + within));
-  }
-  p.means[(s * p.blocks + block) * p.spec.kv_heads * dim + column] =
-      __fmul_rn(sum, __fdiv_rn(1.0F, static_cast<float>(keys)));
+    return number_at<Element>(p.k.data, page * p.k.page_stride + of_page * p.k.token_stride + within);
+  });
+  p.means[(s * p.blocks + block) * p.spec.kv_heads * dim + column] = mean_of_rows(sum, keys);
 }
 
 // A block of threads has some columns of one block's mean.
@@ -58,18 +45,10 @@ __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constan
 // The mean of a step's rows, one number of a query head.
 template <class Element>
 __device__ float mean_query(const BlockChoice& p, std::int64_t sequence, int head, int d) {
-  float sum = 0.0F;
-  for (int i = 0; i < p.rows; ++i) {
-    const std::int64_t row = sequence * p.rows + i;
-    sum = __fadd_rn(sum, number_at<Element>(p.q.data, row * p.q.token_stride + head * p.q.head_stride + d));
-  }
-  return __fmul_rn(sum, __fdiv_rn(1.0F, static_cast<float>(p.rows)));
-}
-
-__device__ __forceinline__ float sum_of_lanes(float x) {
-#pragma unroll
-  for (int half = kScoreLanes / 2; half > 0; half /= 2) x = __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, half));
-  return x;
+  const float sum = sum_of_rows(0.0F, p.rows, [&](std::int64_t i) {
+    return number_at<Element>(p.q.data, (sequence * p.rows + i) * p.q.token_stride + head * p.q.head_stride + d);
+  });
+  return mean_of_rows(sum, p.rows);
 }
 
 // A block of threads scores some key blocks by one list's heads, a warp several of them.
@@ -130,102 +109,21 @@ __global__ void __launch_bounds__(32 * kScoreWarps) score_kernel(const __grid_co
   }
 }
 
-// How many of the threads in front of this one say yes, and how many of all. By all threads of the block.
-struct Ranks {
-  int before, all;
-};
-__device__ __forceinline__ Ranks ranks_of(bool yes, int* of_warps) {
-  const unsigned votes = __ballot_sync(0xffffffffU, yes);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  __syncthreads();
-  if (lane == 0) of_warps[warp] = __popc(votes);
-  __syncthreads();
-  const int own = of_warps[lane];  // there are as many warps as lanes
-  const int before = __reduce_add_sync(0xffffffffU, lane < warp ? own : 0);
-  return {before + __popc(votes & ((1U << lane) - 1U)), static_cast<int>(__reduce_add_sync(0xffffffffU, own))};
-}
-
-// The sum over all threads of the block. `of_warps` is another place than that of the sum before.
-__device__ __forceinline__ int sum_of_block(int own, int* of_warps) {
-  const int of_warp = static_cast<int>(__reduce_add_sync(0xffffffffU, own));
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = of_warp;
-  __syncthreads();
-  return static_cast<int>(__reduce_add_sync(0xffffffffU, of_warps[threadIdx.x % 32]));
-}
-
-// A block of threads makes one list: the first block, and of the others the best. A thread has every
-// kChooseThreads-th block's score, the first few of them in registers.
+// A block of threads makes one list: the first block, and of the others the best.
 __global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_constant__ BlockChoice p) {
-  static_assert(kChooseThreads == 32 * 32);
-  __shared__ int of_warps[2][32];
   const std::int64_t list = blockIdx.x;
   const int length = p.lengths[list / p.spec.lists.heads];
-  const int blocks = blocks_before_rows(p, length);
   const int count = chosen_blocks(p, length);
   const float* const scores = p.scores + list * p.blocks;
-  std::int32_t* const to = p.chosen + list * p.count;
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) p.counts[list] = count;
-  if (count == blocks) {
-    for (int i = thread; i < count; i += kChooseThreads) to[i] = i;
-    return;
-  }
-  if (thread == 0) to[0] = 0;
-  int left = count - 1;
-  if (left == 0) return;
-  std::uint32_t kept[kKept];
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const int block = 1 + thread + i * kChooseThreads;
-    kept[i] = block < blocks ? order_of_score(scores[block]) : 0;
-  }
-  // Bit by bit, the left-th highest score; no score has the order 0.
-  std::uint32_t limit = 0;
-#pragma unroll 1
-  for (int bit = 31; bit >= 0; --bit) {
-    const std::uint32_t tried = limit | 1U << bit;
-    int reach = 0;
-#pragma unroll
-    for (int i = 0; i < kKept; ++i) reach += kept[i] >= tried ? 1 : 0;
-#pragma unroll 1
-    for (int block = 1 + thread + kKept * kChooseThreads; block < blocks; block += kChooseThreads) {
-      reach += order_of_score(scores[block]) >= tried ? 1 : 0;
-    }
-    if (sum_of_block(reach, of_warps[bit & 1]) >= left) limit = tried;
-  }
-  // Those above it, and of its equals the first.
-  int above = 0;
-#pragma unroll 1
-  for (int block = 1 + thread; block < blocks; block += kChooseThreads) {
-    above += order_of_score(scores[block]) > limit ? 1 : 0;
-  }
-  left -= sum_of_block(above, of_warps[1]);
-  int listed = 1;
-  for (int first = 1; first < blocks; first += kChooseThreads) {
-    const int i = first + thread;
-    const std::uint32_t order = i < blocks ? order_of_score(scores[i]) : 0;
-    const bool equal = i < blocks && order == limit;
-    const Ranks equals = ranks_of(equal, of_warps[0]);
-    const bool takes = i < blocks && (order > limit || (equal && equals.before < left));
-    const Ranks taken = ranks_of(takes, of_warps[1]);
-    if (takes) to[listed + taken.before] = i;
-    left -= equals.all;
-    listed += taken.all;
-  }
+  if (threadIdx.x == 0) p.counts[list] = count;
+  choose_best([scores](int block) { return block == 0 ? kAlwaysTaken : order_of_score(scores[block]); },
+              blocks_before_rows(p, length), 0, count, p.chosen + list * p.count);
 }
 
 template <class Kernel>
 void load(Kernel kernel) {
   cudaFuncAttributes attributes;
   check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-}
-
-template <class With>
-void for_dtype(Dtype dtype, With with) {
-  if (dtype == Dtype::kF32) return with(float{});
-  if (dtype == Dtype::kF16) return with(__half{});
-  with(__nv_bfloat16{});
 }
 
 }  // namespace

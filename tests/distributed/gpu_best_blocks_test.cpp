@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The best blocks of a job's input are the same wherever they are chosen: on the host, or on a GPU, of rows that a seed
+// makes there, that a file has and that are stored as codes.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "attention/files/best_blocks.hpp"
+#include "attention/files/job_input.hpp"
+#include "base/error.hpp"
+#include "base/gpu.hpp"
+#include "tests/support/cache_files.hpp"
+#include "tests/support/dealt_lists.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+class GpuBestBlocks : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = gpus_unavailable(); !why.empty()) GTEST_SKIP() << "needs: " << why;
+  }
+
+  static void expect_same(const InputRequest& request, const Numerics& numerics = {}) {
+    const JobInput input(request, numerics);
+    for (const int heads : {1, input.job().spec.kv_heads, input.job().spec.heads}) {
+      FoldSpec spec = input.job().spec;
+      spec.lists = {128, 128, heads};
+      const TileLists host = best_blocks(input, spec, 3, {});
+      const TileLists device = best_blocks(input, spec, 3, {{"cuda", "auto"}, 0});
+      ASSERT_EQ(device.blocks().size(), host.blocks().size()) << describe(input);
+      EXPECT_EQ(std::memcmp(device.blocks().data(), host.blocks().data(), host.blocks().size_bytes()), 0)
+          << describe(input) << ", lists of " << heads;
+      EXPECT_TRUE(device == host);
+    }
+  }
+};
+
+SyntheticInput synthetic(std::int64_t tokens) {
+  SyntheticInput input;
+  input.seed = 7;
+  input.tokens = tokens;
+  input.batch = 2;
+  input.heads = 8;
+  input.kv_heads = 2;
+  input.head_dim = 128;
+  return input;
+}
+
+// Several pieces of rows.
+TEST_F(GpuBestBlocks, OfASeed) {
+  SyntheticInput input = synthetic(20'001);
+  expect_same(input);
+  input.q_len = 300;
+  expect_same(input);
+  input.cache_format = "int8";
+  expect_same(input);
+}
+
+TEST_F(GpuBestBlocks, OfAFile) {
+  const TemporaryFolder folder;
+  CacheShape shape;
+  shape.lengths = {9000, 0, 257};
+  shape.q_lens = {9000, 0, 100};
+  shape.heads = 32;
+  shape.kv_heads = 4;
+  shape.head_dim = shape.head_dim_v = 64;
+  const std::string path = write_tensors(folder.file("rows"), row_tensors(shape));
+  expect_same(FileInput{path});
+  Numerics full;
+  full.mask = {-1, -1};
+  full.query_offset = 130;
+  expect_same(FileInput{path}, full);
+}
+
+// The job's own way to its lists.
+TEST_F(GpuBestBlocks, OfAJob) {
+  Numerics numerics;
+  numerics.lists = "topk:3+window:200";
+  const TileLists host = *JobInput(synthetic(3000), numerics).job().lists;  // given back before the next one asks
+  EXPECT_TRUE(*JobInput(synthetic(3000), numerics, {{"cuda", "auto"}, 0}).job().lists == host);
+}
+
+// Of rows that several ranks have in their GPUs' memory.
+TEST_F(GpuBestBlocks, OfRowsOfSeveralRanks) {
+  const Job job{make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0}),
+                {{3000, 3000, 0}, {0, 9, 0}, {700, 900, 200}, {1, 300, 299}}};
+  const ListShape shape{128, 128, 2};
+  const JobTensors tensors = random_tensors(job, 4);
+  const TileLists expected = lists_of_all(job, shape, 5, tensors);
+  for (const int world : {1, 2, 3}) {
+    const Dealt dealt = deal(job, shape, world, static_cast<std::uint32_t>(world));
+    run_gpu_world(world, [&](Transport& transport) {
+      if (*lists_of_rank(job, shape, 5, dealt, tensors, transport, "cuda") == expected) return;
+      fail(ErrorCode::kWrongResult, "a rank has other lists", "the host chose differently");
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::testing
