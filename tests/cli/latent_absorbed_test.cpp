@@ -172,7 +172,7 @@ TEST_F(AbsorbedFiles, AreRefusedWhereSomethingIsNotKnown) {
   // The scale of scores is that of heads that nobody has seen.
   for (const NamedTensors& unknown : {without(absorbed, {"w_uk"}), alone}) {
     expect_refused(2, unknown, {},
-                   {"`q`", "[44, 3, 136] is in the latent, and there is no w_uk", "1 / sqrt(head_dim + 8)",
+                   {"`q`", "[44, 3, 136], in the latent, and there is no w_uk", "1 / sqrt(head_dim + 8)",
                     "--softmax-scale 0.07216878364870322", "--model-config"});
   }
   expect_refused(2, without(tensors, {"w_uv"}), {"--form", "expanded"}, {"--form expanded without w_uv"});

@@ -30,7 +30,7 @@ float JobInput::latent_scale() const {
     spec.head_dim = *head_dim;
     return default_softmax_scale(spec);
   }
-  fail(ErrorCode::kUsage, fmt::format("{} is in the latent, and there is no w_uk", described(file_->tensors.q)),
+  fail(ErrorCode::kUsage, fmt::format("{}, in the latent, and there is no w_uk", described(file_->tensors.q)),
        fmt::format("scores are scaled by 1 / sqrt(head_dim + {}), and w_uk's rows alone say what head_dim is",
                    spec.rope_dim),
        {"Say the scale with ", setting("softmax_scale"), ", for DeepSeek's head_dim 128 and 64 rotary dims ",
