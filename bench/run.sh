@@ -239,6 +239,10 @@ part_decode() {
   # 16k keys that all sequences share, and 256 of their own; and the same without telling.
   alone decode_gpu_bench --steps 32x16640 --page-size 64
   alone decode_gpu_bench --steps 32x16640 --page-size 64 --prefix 16k
+  # Prefixes whose last group is open, and 1k of each sequence's own.
+  alone decode_gpu_bench --steps 32x13312,32x4k --page-size 64
+  alone decode_gpu_bench --steps 32x13312 --page-size 64 --prefix 12k
+  alone decode_gpu_bench --steps 32x4k --page-size 64 --prefix 3k
   # A tenth of the keys: drawn, and chosen by each step; and a cache of as many.
   alone decode_gpu_bench --steps 1x128k --page-size 0,64 --listed 102
   alone decode_gpu_bench --steps 1x128k --page-size 64 --best 102

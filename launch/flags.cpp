@@ -161,7 +161,7 @@ constexpr FlagRow kTable[] = {
      "seed; 0: no pages",
      set_tokens<&JobOptions::page_size, 0>},
     {"prefix", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
-     "keys that all sequences of --op decode begin with, in the same pages; sm90_fold reads whole groups of them (of 8k "
+     "keys that all sequences of --op decode begin with, in the same pages; sm90_fold reads whole tiles of them (of 128 "
      "keys for most head dims) once for all, where the cache is plain and no lists are followed [none]",
      set_tokens<&JobOptions::prefix, 0>, "8k"},
     {"batch", 0, kRun | kVerify | kPlan | kCompress, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",

@@ -66,9 +66,10 @@ struct DecodeInputs {
   // [sequences] keys of each sequence, over all ranks; equal numbers in memory of each rank's own. Row i of sequence s
   // stands at position lengths[s] − rows + i, when the lengths have grown.
   std::int32_t* lengths = nullptr;
-  // Sequences that begin with the same keys, in the same pages: their keys are then read once for all of them, where
-  // the kernel can. A sequence has at least its prefix's keys, and the pages of the prefix's whole groups
-  // (group_keys()) are those of all its sequences; those of the last, open group may be each one's own. At most
+  // Sequences that begin with the same keys, in the same pages: these keys are then read once for all of them, where
+  // the kernel can, as many as whole key tiles have (of 128 keys for most head dims). A prefix may have any number of
+  // keys; a sequence has at least as many, and the pages that they fill are those of all its sequences. Keys in a page
+  // that the prefix doesn't fill are read by each sequence. It pays from two sequences and one tile on. At most
   // DecodeLimits::prefixes.
   SharedPrefixes prefixes;
   // Which keys the rows see, where FoldSpec::lists has a shape and DecodeJob::best_blocks is 0

@@ -74,7 +74,7 @@ struct CacheUpdate {
   GroupShare share;                                                   // that the cache holds
   std::int64_t group_keys = 1;                                        // keys of a group
   std::int64_t most_keys = std::numeric_limits<std::int32_t>::max();  // of a sequence, over all shares
-  SharedPrefixes prefixes;  // checked, where anything is: pages of whole groups must be those of all their sequences
+  SharedPrefixes prefixes;  // checked, where anything is: pages that they fill must be those of all their sequences
   DecodeLists lists;        // checked, where anything is: they ascend
   int list_heads = 0;       // of a sequence; 0: there are no lists
   CachePart parts[kMostCacheParts];
@@ -136,7 +136,7 @@ RINGATTN_HOST_DEVICE inline CacheFault prefix_fault(const CacheUpdate& update, s
 RINGATTN_HOST_DEVICE inline std::int64_t prefix_pages(const CacheUpdate& update, std::int64_t sequence) {
   const std::int32_t prefix = update.prefixes.count > 0 ? update.prefixes.of_sequence[sequence] : -1;
   if (prefix < 0 || update.block_table.pages == nullptr) return 0;
-  return pages_of_length(update, update.prefixes.keys[prefix] / update.group_keys * update.group_keys);
+  return keys_of_share(update.share, update.group_keys, update.prefixes.keys[prefix]) / update.page_size;
 }
 
 // What is wrong with entry `place` of a sequence whose prefix sequence `first` has, too.

@@ -74,9 +74,11 @@ struct DecodePartials {
 };
 
 // Sequences that begin with the same keys, in the same pages: prefix p is the first keys[p] keys of every sequence s
-// with of_sequence[s] = p. A kernel may fold a prefix's whole groups once for all of its sequences; no bit tells
-// whether it did. A sequence of which a row doesn't see all of these groups folds them by itself, as do those that name
-// a prefix behind the last one. Of the pages of these groups, a kernel reads those in the table of any of the
+// with of_sequence[s] = p, and the pages that these fill are those of all of its sequences. There may be any number of
+// keys. A kernel may fold the key tiles that lie in these pages once for all of the sequences, as many as are whole; no
+// bit tells whether it did. A sequence of which a row doesn't see all of these tiles, or has none behind them, folds
+// those of the open group by itself, and those of whole groups, too, where a row doesn't see all of them; as do
+// sequences that name a prefix behind the last one. Of the pages, a kernel reads those in the table of any of the
 // sequences.
 struct SharedPrefixes {
   const std::int32_t* of_sequence = nullptr;  // [sequences] a prefix, or −1; in the kernel's kind of memory
@@ -141,8 +143,8 @@ class DecodeKernel {
   // Throws kUnsupported where the kernel doesn't do steps within `limits`, or merges of so many shares. By default none
   // are too many. Called when a job is made, or planned.
   virtual void check(const DecodeLimits& limits, int shares) const;
-  // Whether steps fold the whole groups of a prefix once for all sequences that share it (SharedPrefixes); by default
-  // each sequence folds them by itself.
+  // Whether steps fold the tiles of a prefix once for all sequences that share it (SharedPrefixes); by default each
+  // sequence folds them by itself.
   virtual bool shares_prefixes() const { return false; }
   // Called before the first step, with limits that check() lets pass.
   virtual void reserve(const DecodeLimits& limits) = 0;

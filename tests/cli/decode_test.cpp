@@ -77,7 +77,7 @@ TEST(DecodeFile, IsReadIntoRowsForANamedKernel) {
   EXPECT_TRUE(has(named.out, "# kernel: forced: sm80_plain (fp32")) << named.out;
 }
 
-// Over the edge of a group: the prefix's first group is folded once for all, where a kernel can.
+// Over the edge of a group: the prefix's tiles are folded once for all, where a kernel can.
 TEST(DecodeSteps, OfSharedPrefixesAreThoseOfAPrefill) {
   const Words step = Words{"--synthetic", "7", "--seq", "8300", "--batch", "3", "--op", "decode"} +
                      Words{"--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--dtype", "fp32", "--q-len", "2"};
@@ -313,8 +313,8 @@ TEST(PlanDecode, ByEveryKernelOfGpus) {
   }
 }
 
-// Groups of a prefix that sm90_fold folds once for all sequences are read once.
-TEST(PlanDecode, CountsSharedGroupsOnce) {
+// Tiles of a prefix that sm90_fold folds once for all sequences are read once.
+TEST(PlanDecode, CountsSharedTilesOnce) {
   const Words job{"plan", "--op", "decode", "--seq", "64k", "--batch", "32", "--page-size", "16", "--json", "-"};
   const Words shares = job + Words{"--kernel", "sm90_fold"};
   if (tool(shares).code != 0) GTEST_SKIP() << "this build has no kernels for Hopper";
@@ -324,7 +324,8 @@ TEST(PlanDecode, CountsSharedGroupsOnce) {
     return json_at(plan.out, "/rows/0/bytes_read");
   };
   constexpr std::int64_t kKeyBytes = 2 * 2 * 128 * 2;
-  EXPECT_EQ(read(shares, "4k"), std::to_string(32 * 65536 * kKeyBytes));
+  EXPECT_EQ(read(shares, "127"), std::to_string(32 * 65536 * kKeyBytes));
+  EXPECT_EQ(read(shares, "4k"), std::to_string((32 * 65536 - 31 * 4096) * kKeyBytes));
   EXPECT_EQ(read(shares, "48k"), std::to_string((32 * 65536 - 31 * 49152) * kKeyBytes));
   EXPECT_EQ(read(job + Words{"--kernel", "sm80_fold"}, "48k"), std::to_string(32 * 65536 * kKeyBytes));
 }

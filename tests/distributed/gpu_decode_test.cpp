@@ -263,14 +263,14 @@ TEST_F(GpuDecode, HostCopiesAreCheckedAtOnce) {
   EXPECT_TRUE(rank.untouched());
 }
 
-// Two sequences share a group of keys and a little more while they grow; then the table of one says otherwise.
+// Two sequences share a group of keys and tiles of the next one while they grow; then the table of one says otherwise.
 TEST_F(GpuDecode, SharedPrefixes) {
   constexpr std::int64_t kFew = 20;
-  constexpr std::int64_t kShared = kGroup + 16;
+  constexpr std::int64_t kShared = kGroup + 272;
   const auto self = make_self_transport(MemoryKind::kDevice);
   FoldSpec spec = spec_of({-1, 0});
   spec.sinks = false;
-  const Job job = job_of(spec, {kGroup + 90, 70, kGroup + 60});
+  const Job job = job_of(spec, {kGroup + 346, 70, kGroup + 316});
   JobTensors tensors = random_tensors(job, 6);
   const std::vector<std::int64_t> cu = job.batch.cu_k();
   for (std::vector<std::byte>* rows : {&tensors.k, &tensors.v}) {
@@ -301,6 +301,32 @@ TEST_F(GpuDecode, SharedPrefixes) {
             std::string::npos)
       << error.what();
   EXPECT_TRUE(rank.is_empty(2));
+}
+
+// Two ranks, of which one has the prefix's open group.
+TEST_F(GpuDecode, SharedPrefixesOfTwoRanks) {
+  FoldSpec spec = spec_of({-1, 0});
+  for (const std::int64_t keys : {kGroup + 640, std::int64_t{640}}) {
+    const Job job = job_of(spec, {keys + 300, 2 * kGroup + 20, keys + 17, keys + 3}, 3);
+    JobTensors tensors = random_tensors(job, 7);
+    const std::vector<std::int64_t> cu = job.batch.cu_k();
+    for (std::vector<std::byte>* rows : {&tensors.k, &tensors.v}) {
+      const std::int64_t token = static_cast<std::int64_t>(rows->size()) / job.batch.k_tokens();
+      for (const std::size_t s : {1U, 2U, 3U}) std::copy_n(rows->begin(), keys * token, rows->begin() + cu[s] * token);
+    }
+    const CacheLayout layout{
+        .page_size = 64, .prefix_of = {0, 0, 0, 0}, .prefix_keys = {static_cast<std::int32_t>(keys)}};
+    in_two_ranks("p2p", [&](Transport& world) {
+      const JobResult reference = attended(job, tensors, world.device());
+      Decode decode(decode_job(job, 3, layout), world, on_gpu());
+      DecodeRank rank(decode, job, tensors, layout);
+      rank.fill(plus(job.batch.k_lengths(), -3));
+      rank.load(job.batch.k_lengths(), 3);
+      decode.run(rank.inputs(true, true), rank.outputs(), rank.stream());
+      EXPECT_EQ(rank.difference(reference), "") << keys << ", rank " << world.rank();
+      world.barrier(Deadline::after(60.0));
+    });
+  }
 }
 
 void expect_growth(Transport& world, const std::vector<std::int64_t>& final_lengths, std::int64_t page,

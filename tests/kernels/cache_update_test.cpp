@@ -300,7 +300,7 @@ TEST_P(CacheUpdates, TablesAndDenseCachesThatEndTooEarly) {
   EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{}, {}, {CacheFault::Kind::kReach, 0, 20, 16}}));
 }
 
-// Pages of whole groups are those of all sequences of a prefix; those of its open group may be each one's own.
+// Pages that a prefix fills are those of all of its sequences; the one behind them may be each one's own.
 TEST_P(CacheUpdates, SharedPrefixes) {
   using Kind = CacheFault::Kind;
   Setting setting;
@@ -310,7 +310,7 @@ TEST_P(CacheUpdates, SharedPrefixes) {
   setting.pages = 9;
   setting.lengths = {20, 19, 17, 30, 12, 19};
   setting.prefix_of = {1, 1, -1, 1, 0, 1};
-  setting.prefix_keys = {9, 19};  // one whole group of 8 keys, of two pages; and two
+  setting.prefix_keys = {9, 19};  // they fill two pages of 4 keys; and four
   setting.table = {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 1, 2, 3, 8, 5, 6, 7}, {8, 8, 8, 8, 8, 8, 8, 8},
                    {0, 1, 2, 3, 7, 5, 6, 7}, {4, 4, 4, 4, 4, 4, 4, 4}, {0, 1, 2, 3, 5, 6, 7, 8}};
   const auto faults_of = [&] {
@@ -338,6 +338,26 @@ TEST_P(CacheUpdates, SharedPrefixes) {
   EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{Kind::kPrefixKeys, 1, -1, 20}, {}, {}, {}, {}, {}}));
 }
 
+// A group of a prefix may be open: pages count, and not groups.
+TEST_P(CacheUpdates, SharedPrefixesOfAnOpenGroup) {
+  for (const std::int32_t keys : {15, 16, 17}) {
+    Setting setting;
+    setting.checked = true;
+    setting.grow = false;
+    setting.parts.clear();
+    setting.pages = 9;
+    setting.group_keys = 32;
+    setting.lengths = {17, 20};
+    setting.prefix_of = {0, 0};
+    setting.prefix_keys = {keys};
+    setting.table = {{0, 1, 2, 3, 4}, {0, 1, 2, 5, 6}};
+    Cache cache(backend(), setting);
+    cache.update();
+    const CacheFault differs{CacheFault::Kind::kPrefixPage, 3, 5, 3};
+    EXPECT_EQ(cache.faults(), (std::vector<CacheFault>{{}, keys < 16 ? CacheFault{} : differs})) << keys;
+  }
+}
+
 // The second of three shares has group 1 alone of the prefix's three.
 TEST_P(CacheUpdates, SharedPrefixesOfAShare) {
   Setting setting;
@@ -358,6 +378,8 @@ TEST_P(CacheUpdates, SharedPrefixesOfAShare) {
   EXPECT_EQ(faults_of(), std::vector<CacheFault>(2));
   setting.table[1][1] = 2;
   EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{}, {CacheFault::Kind::kPrefixPage, 1, 2, 1}}));
+  setting.prefix_keys = {15};  // of group 1 they fill one page
+  EXPECT_EQ(faults_of(), std::vector<CacheFault>(2));
 }
 
 // The first fault of a sequence stays until somebody has read it.

@@ -53,8 +53,9 @@ class DecodePrefixes : public DecodeRowTest {
   }
 
   bool on_device() const { return row().backend == "cuda"; }
-  // Processors for a unit of a prefix (DecodeLimits::slices): as many as the kernel chooses, one, or two.
-  std::vector<int> forms() const { return on_device() ? std::vector<int>{0, 1, 2} : std::vector<int>{0}; }
+  // Processors for a unit (DecodeLimits::slices): as many as the kernel chooses, one, two, or four; of a prefix two at
+  // most.
+  std::vector<int> forms() const { return on_device() ? std::vector<int>{0, 1, 2, 4} : std::vector<int>{0}; }
   // Head dims of all forms: on GPUs two processors share a unit of 128.
   std::vector<Dims> dims_of_forms() const {
     std::vector<Dims> dims = usual_dims(fold());
@@ -85,6 +86,23 @@ TEST_P(DecodePrefixes, RaggedSequences) {
   }
 }
 
+// Prefixes of any length: shorter than a tile, tiles and a rest, whole groups and tiles of the next one. Sequences end
+// behind them, with the first key behind them, with their last key, or inside; one has no key; and two share another.
+TEST_P(DecodePrefixes, AnyLength) {
+  for (const Dims& dims : dims_of_forms()) {
+    std::uint64_t seed = 81;
+    for (const std::int64_t keys : {1, 127, 128, 129, 3000, 8191, 8192, 8193, 12345}) {
+      const FoldSpec spec = seed % 2 == 0 ? make_spec(dims, 8, 1, {-1, 0}) : make_spec(dims, 4, 4, {-1, 0});
+      const int rows = 1 + 2 * static_cast<int>(seed % 3);
+      const Shared shared{{keys + 700, 400, keys + rows, keys, 0, keys / 2 + 1, 260, keys + 130},
+                          {0, 1, 0, 0, 0, 0, 1, 0},
+                          {static_cast<std::int32_t>(keys), 200}};
+      expect_same_shared(spec, rows, shared, seed, std::int64_t{16} << seed % 5);
+      ++seed;
+    }
+  }
+}
+
 // Every set of head dims.
 TEST_P(DecodePrefixes, EveryConfiguration) {
   std::uint64_t seed = 1;
@@ -94,7 +112,9 @@ TEST_P(DecodePrefixes, EveryConfiguration) {
     spec.sinks = seed % 2 == 0;
     spec.softcap = seed % 3 == 0 ? 15.0F : 0.0F;
     const std::int64_t group = group_of(spec);
-    expect_same_shared(spec, 2, {{group + 60, group + 9}, {0, 0}, {static_cast<std::int32_t>(group + 5)}}, seed, 256);
+    for (const std::int64_t keys : {group + 5, group + 600, std::int64_t{300}}) {
+      expect_same_shared(spec, 2, {{keys + 60, keys + 9}, {0, 0}, {static_cast<std::int32_t>(keys)}}, seed, 256);
+    }
     ++seed;
   }
 }
@@ -103,12 +123,14 @@ TEST_P(DecodePrefixes, EveryConfiguration) {
 TEST_P(DecodePrefixes, EveryMask) {
   for (const Dims& dims : dims_of_forms()) {
     const std::int64_t group = group_of(make_spec(dims, 4, 2, {-1, 0}));
-    for (const Mask& mask : {Mask{-1, -1}, Mask{150, 0}, Mask{group, 0}, Mask{group + 309, 0}, Mask{4 * group, 30}}) {
-      expect_same_shared(make_spec(dims, 4, 2, mask), 4,
-                         {{group + 310, group + 3, group + 312, group + 2, group + 1},
-                          {0, 0, 0, 0, 0},
-                          {static_cast<std::int32_t>(group)}},
-                         static_cast<std::uint64_t>(mask.left + 9));
+    for (const std::int64_t keys : {group, group + 600}) {
+      for (const Mask& mask : {Mask{-1, -1}, Mask{150, 0}, Mask{keys, 0}, Mask{keys + 309, 0}, Mask{4 * group, 30}}) {
+        expect_same_shared(make_spec(dims, 4, 2, mask), 4,
+                           {{keys + 312, keys + 310, keys + 3, keys + 2, keys + 1},
+                            {0, 0, 0, 0, 0},
+                            {static_cast<std::int32_t>(keys)}},
+                           static_cast<std::uint64_t>(mask.left + 9));
+      }
     }
   }
 }
@@ -131,20 +153,24 @@ TEST_P(DecodePrefixes, UnitsInARow) {
   for (const Dims& dims : dims_of_forms()) {
     const FoldSpec spec = make_spec(dims, 64, 1, {-1, 0});
     const std::int64_t group = group_of(spec);
+    const std::int64_t tile = group / kGroupTiles;
     const int rows = on_device() ? kMostDecodeRows : 2;  // each, with its 64 heads, is a unit
-    Shared shared{{}, {}, {static_cast<std::int32_t>(group)}};
-    for (int s = 0; s < (on_device() ? 9 : 2); ++s) {
-      shared.lengths.push_back(group + 20 + s);
-      shared.prefix_of.push_back(0);
-    }
-    const std::vector<int> none, first{1}, later{69, 133};  // of 144 units on 132 processors, or on half as many pairs
-    for (const std::vector<int>& outgrown : {none, first, later}) {
-      FoldInputs inputs = decode_inputs(spec, rows, shared.lengths, 33);
-      for (const int row : outgrown) {
-        if (row < inputs.q_tokens()) inputs.set_q(row, 7, 0, 8.0F / spec.softmax_scale);
+    // A whole group, and with it tiles of an open one; or an open one alone, of as many tiles as don't go round.
+    for (const std::int64_t keys : {group, group + 3 * tile + 50, 7 * tile + 50}) {
+      Shared shared{{}, {}, {static_cast<std::int32_t>(keys)}};
+      for (int s = 9; s > (on_device() ? 0 : 7); --s) {
+        shared.lengths.push_back(keys + 20 + s);
+        shared.prefix_of.push_back(0);
       }
-      if (!outgrown.empty()) inputs.set_k(700, 0, 0, 20.0F);
-      expect_same_shared(with_prefixes(inputs, shared.prefix_of, shared.prefix_keys), shared, 64);
+      const std::vector<int> none, first{1}, later{69, 133};  // of 144 units on 132 processors, or half as many pairs
+      for (const std::vector<int>& outgrown : {none, first, later}) {
+        FoldInputs inputs = decode_inputs(spec, rows, shared.lengths, 33);
+        for (const int row : outgrown) {
+          if (row < inputs.q_tokens()) inputs.set_q(row, 7, 0, 8.0F / spec.softmax_scale);
+        }
+        if (!outgrown.empty()) inputs.set_k(keys - 2 * tile, 0, 0, 20.0F);
+        expect_same_shared(with_prefixes(inputs, shared.prefix_of, shared.prefix_keys), shared, 64);
+      }
     }
   }
 }
@@ -189,21 +215,73 @@ TEST_P(DecodePrefixes, RowsThatOutgrowTheirReference) {
   }
 }
 
+// The same in an open group, which sequences go on with: rows outgrow their reference in the prefix's tiles, in their
+// own, or in both.
+TEST_P(DecodePrefixes, RowsThatOutgrowTheirReferenceInAnOpenGroup) {
+  for (const Dims& dims : dims_of_forms()) {
+    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const std::int64_t group = group_of(spec);
+    const std::int64_t tile = group / kGroupTiles;
+    for (const std::int64_t whole : {std::int64_t{0}, group}) {
+      const std::int64_t keys = whole + 6 * tile + 17;
+      const Shared shared{{keys + 900, keys + 500, keys + 7}, {0, 0, 0}, {static_cast<std::int32_t>(keys)}};
+      for (const int where : {1, 2, 3}) {
+        for (const int rows : {1, 10}) {
+          FoldInputs inputs = decode_inputs(spec, rows, shared.lengths, 43);
+          for (int row = 0; row < inputs.q_tokens(); row += 2) {
+            inputs.set_q(row, row / 2 % spec.heads, 0, 1.0F / spec.softmax_scale);
+          }
+          for (int head = 0; head < spec.kv_heads; ++head) {
+            if (where % 2 == 1) inputs.set_k(whole + 3 * tile + 5, head, 0, 120.0F);
+            if (where < 2) continue;
+            inputs.set_k(keys + 400, head, 0, 300.0F);
+            inputs.set_k(inputs.k_begin(1) + keys + 2, head, 0, 250.0F);
+          }
+          inputs.set_v(whole + tile, 1, 2, std::numeric_limits<float>::infinity());
+          inputs.set_v(keys - tile, 0, 1, std::numeric_limits<float>::quiet_NaN());
+          expect_same_shared(with_prefixes(inputs, shared.prefix_of, shared.prefix_keys), shared, 64);
+        }
+      }
+    }
+  }
+}
+
+// Rows that have no reference yet where the prefix ends: all of their scores in the group are −∞ up to there.
+TEST_P(DecodePrefixes, RowsThatSeeNothingInAPrefix) {
+  for (const Dims& dims : dims_of_forms()) {
+    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const std::int64_t keys = group_of(spec) + 400;
+    const Shared shared{{keys + 300, keys + 40}, {0, 0}, {static_cast<std::int32_t>(keys)}};
+    for (const int rows : {2, 12}) {
+      FoldInputs inputs = decode_inputs(spec, rows, shared.lengths, 47);
+      for (int row = 0; row < inputs.q_tokens(); ++row) {
+        for (int head = 2; head < spec.heads; ++head) inputs.set_q(row, head, 0, 1.0F);  // those of KV head 1
+      }
+      for (std::int64_t key = keys - 400; key < keys; ++key) {
+        inputs.set_k(key, 1, 0, -std::numeric_limits<float>::infinity());
+      }
+      expect_same_shared(with_prefixes(inputs, shared.prefix_of, shared.prefix_keys), shared, 16);
+    }
+  }
+}
+
 // The same step over and over, while sequences grow: they come to share their prefix once they are long enough.
 TEST_P(DecodePrefixes, GrowingSequences) {
   const FoldSpec spec = make_spec(dims_of_forms().back(), 4, 1, {-1, 0});
   const std::int64_t group = group_of(spec);
-  const Shared shared{{group + 9, 2 * group + 40, 30}, {0, 0, 0}, {static_cast<std::int32_t>(group)}};
-  const FoldInputs longest = inputs_of(spec, 2, shared, 51);
-  for (const int slices : forms()) {
-    CacheLayout layout = layout_of(shared, 64);
-    layout.slices = slices;
-    DecodeRunner runner(row(), longest, layout, 2);
-    for (const std::int64_t less : {30, 11, 10, 9, 8, 7, 1, 0}) {
-      std::vector<std::int64_t> lengths = shared.lengths;
-      for (std::int64_t& length : lengths) length -= less;
-      runner.set_lengths(lengths);
-      EXPECT_TRUE(runner.run().same_bits(folded(shortened(longest, lengths)))) << less << ", slices " << slices;
+  for (const std::int64_t keys : {group, group + 512, std::int64_t{640}}) {
+    const Shared shared{{keys + 9, keys + 7, keys + 8, 30}, {0, 0, 0, 0}, {static_cast<std::int32_t>(keys)}};
+    const FoldInputs longest = inputs_of(spec, 2, shared, 51);
+    for (const int slices : forms()) {
+      CacheLayout layout = layout_of(shared, 64);
+      layout.slices = slices;
+      DecodeRunner runner(row(), longest, layout, 2);
+      for (const std::int64_t less : {30, 11, 10, 9, 8, 7, 1, 0}) {
+        std::vector<std::int64_t> lengths = shared.lengths;
+        for (std::int64_t& length : lengths) length -= less;
+        runner.set_lengths(lengths);
+        EXPECT_TRUE(runner.run().same_bits(folded(shortened(longest, lengths)))) << less << ", slices " << slices;
+      }
     }
   }
 }

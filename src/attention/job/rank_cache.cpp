@@ -151,7 +151,7 @@ DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, 
 SharedPages shared_prefixes(const JobInput& input, int key_tile) {
   constexpr std::size_t kMostPrefixes = 256;  // as many as every kernel takes
   if (input.pages() == nullptr || input.op() == Op::kLatent) return {};
-  return shared_pages(*input.pages(), input.job().batch, group_keys(key_tile), kMostPrefixes);
+  return shared_pages(*input.pages(), input.job().batch, key_tile, kMostPrefixes);
 }
 
 DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const CacheFormat& format) {
@@ -211,8 +211,10 @@ double decode_bytes(const JobInput& input, const DecodeKernel& kernel, const Cac
     if (shared.keys.empty() || shared.of_sequence[number] < 0) continue;
     const auto prefix = static_cast<std::size_t>(shared.of_sequence[number]);
     const KeyRange common = visibility.common_keys(s.q_offset, s.q_offset + s.q_len - 1);
-    if (common.begin > 0 || common.end < shared.keys[prefix]) continue;  // rows that don't see it all share nothing
-    if (read[prefix]) keys -= shared.keys[prefix];
+    std::int64_t once = shared.keys[prefix] / key_tile * key_tile;
+    if (common.end < once) once = once / group_keys(key_tile) * group_keys(key_tile);
+    if (common.begin > 0 || common.end < once) continue;  // rows that don't see all of that share nothing
+    if (read[prefix]) keys -= static_cast<double>(once);
     read[prefix] = true;
   }
   const RowShape k{spec.fold.dtype, spec.fold.kv_heads, spec.fold.head_dim};

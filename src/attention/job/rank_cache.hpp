@@ -56,7 +56,7 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const Cache
 RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile);
 
 // Bytes of K and V, or of latents, that a step by `kernel` reads: the tiles that its rows see, once a K/V head, on all
-// ranks together. Groups of prefixes that the kernel folds for several sequences at once are read once.
+// ranks together. Tiles of prefixes that the kernel folds for several sequences at once are read once.
 double decode_bytes(const JobInput& input, const DecodeKernel& kernel, const CacheFormat& format = {});
 
 }  // namespace ringattn

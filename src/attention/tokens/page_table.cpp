@@ -4,7 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <cstddef>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -22,6 +23,73 @@ std::uint64_t below(std::uint64_t bound, std::uint64_t index, std::uint64_t seed
       {{static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32), kPages, 0xffffffffU}}, seed);
   return (std::uint64_t{words.word[0]} << 32 | words.word[1]) % bound;
 }
+
+// Sequences, ascending, that share their first pages.
+struct Prefix {
+  std::vector<std::size_t> sequences;
+  std::int64_t pages = 0;
+};
+
+// Sequences in the order of their pages: what several share, neighbours share. So a choice is one of runs in this
+// order, each of which is one prefix, as long as its neighbours have in common, or is cut where they have least.
+class PrefixChoice {
+ public:
+  PrefixChoice(const PageTable& table, const Batch& batch, int key_tile)
+      : page_size_(table.page_size), key_tile_(key_tile), order_(table.sequences()) {
+    std::vector<std::span<const std::int32_t>> pages;  // that each fills
+    for (std::size_t s = 0; s < order_.size(); ++s) {
+      pages.push_back(table.of(s).first(static_cast<std::size_t>(batch.sequences[s].k_len / page_size_)));
+    }
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
+    std::ranges::stable_sort(
+        order_, [&](std::size_t a, std::size_t b) { return std::ranges::lexicographical_compare(pages[a], pages[b]); });
+    for (std::size_t i = 1; i < order_.size(); ++i) {
+      const auto& a = pages[order_[i - 1]];
+      const auto& b = pages[order_[i]];
+      in_common_.push_back(std::ranges::mismatch(a, b).in1 - a.begin());
+    }
+  }
+
+  // By their first sequences.
+  std::vector<Prefix> best() const {
+    std::vector<Prefix> chosen = best_of(0, order_.size()).prefixes;
+    std::ranges::sort(chosen, {}, [](const Prefix& prefix) { return prefix.sequences.front(); });
+    return chosen;
+  }
+
+ private:
+  struct Choice {
+    std::int64_t spared = 0;  // tiles
+    std::vector<Prefix> prefixes;
+  };
+
+  // Of the sequences [begin, end) in order.
+  Choice best_of(std::size_t begin, std::size_t end) const {
+    Choice parts;
+    if (end - begin < 2) return parts;
+    const auto of = std::span(in_common_).subspan(begin, end - begin - 1);
+    const std::int64_t pages = *std::ranges::min_element(of);
+    std::size_t from = begin;
+    for (std::size_t to = begin + 1; to <= end; ++to) {
+      if (to < end && in_common_[to - 1] != pages) continue;
+      Choice part = best_of(from, to);
+      parts.spared += part.spared;
+      std::ranges::move(part.prefixes, std::back_inserter(parts.prefixes));
+      from = to;
+    }
+    const std::int64_t spared = static_cast<std::int64_t>(end - begin - 1) * (pages * page_size_ / key_tile_);
+    if (spared == 0 || spared < parts.spared) return parts;
+    Prefix all{{order_.begin() + static_cast<std::ptrdiff_t>(begin), order_.begin() + static_cast<std::ptrdiff_t>(end)},
+               pages};
+    std::ranges::sort(all.sequences);
+    return {spared, {std::move(all)}};
+  }
+
+  std::int64_t page_size_;
+  int key_tile_;
+  std::vector<std::size_t> order_;
+  std::vector<std::int64_t> in_common_;  // pages of each and the next in order
+};
 
 }  // namespace
 
@@ -87,34 +155,14 @@ PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t s
   return table;
 }
 
-SharedPages shared_pages(const PageTable& table, const Batch& batch, std::int64_t group_keys, std::size_t most) {
-  const auto group_pages = static_cast<std::size_t>(group_keys / table.page_size);
-  const auto first_group = [&](std::size_t s) {
-    const std::span<const std::int32_t> pages = table.of(s).first(group_pages);
-    return std::vector<std::int32_t>(pages.begin(), pages.end());
-  };
-  std::map<std::vector<std::int32_t>, std::vector<std::size_t>> sequences;  // by the pages of their first group
-  std::vector<std::size_t> starts;                                          // the first sequence of each, in order
-  for (std::size_t s = 0; s < table.sequences(); ++s) {
-    if (batch.sequences[s].k_len < group_keys) continue;
-    std::vector<std::size_t>& members = sequences[first_group(s)];
-    if (members.empty()) starts.push_back(s);
-    members.push_back(s);
-  }
+SharedPages shared_pages(const PageTable& table, const Batch& batch, int key_tile, std::size_t most) {
+  const std::vector<Prefix> chosen = PrefixChoice(table, batch, key_tile).best();
   SharedPages found;
-  for (const std::size_t start : starts) {
-    const std::vector<std::size_t>& members = sequences[first_group(start)];
-    if (members.size() < 2 || found.keys.size() == most) continue;
-    const std::span<const std::int32_t> pages = table.of(start);
-    std::int64_t keys = batch.sequences[start].k_len;
-    for (const std::size_t s : members) {
-      const std::span<const std::int32_t> others = table.of(s);
-      const auto differ = std::mismatch(pages.begin(), pages.end(), others.begin(), others.end());
-      keys = std::min({keys, batch.sequences[s].k_len, (differ.first - pages.begin()) * table.page_size});
-    }
+  for (const Prefix& prefix : chosen) {
+    if (found.keys.size() == most) break;
     found.of_sequence.resize(table.sequences(), -1);
-    for (const std::size_t s : members) found.of_sequence[s] = static_cast<std::int32_t>(found.keys.size());
-    found.keys.push_back(static_cast<std::int32_t>(keys / group_keys * group_keys));
+    for (const std::size_t s : prefix.sequences) found.of_sequence[s] = static_cast<std::int32_t>(found.keys.size());
+    found.keys.push_back(static_cast<std::int32_t>(prefix.pages * table.page_size));
   }
   return found;
 }

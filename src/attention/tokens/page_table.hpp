@@ -56,9 +56,10 @@ struct SharedPages {
   bool operator==(const SharedPages&) const = default;
 };
 
-// What the sequences of `batch`, whose keys `table` places, share of whole groups of `group_keys` keys, a multiple of
-// the page: those that have the pages of their first group in common share one prefix, which is as long as all of them
-// have it. At most `most` prefixes, of the first sequences.
-SharedPages shared_pages(const PageTable& table, const Batch& batch, std::int64_t group_keys, std::size_t most);
+// What the sequences of `batch`, whose keys `table` places, share: prefixes of two or more sequences, in whole pages
+// that all of these have in common, with one key tile of `key_tile` keys or more. A sequence has one prefix at most,
+// and of all ways to choose them it is one by which most key tiles are folded once instead of once more. At most `most`
+// prefixes, of the first sequences.
+SharedPages shared_pages(const PageTable& table, const Batch& batch, int key_tile, std::size_t most);
 
 }  // namespace ringattn

@@ -42,7 +42,7 @@ TEST(StepForecasts, AskTheKernelWhatIsTooMuch) {
   EXPECT_EQ(refusal(4, 2), ErrorCode::kUnsupported);
 }
 
-// Whether a kernel folds shared prefixes once, with groups of 1,024 keys.
+// Whether a kernel folds shared prefixes once, with tiles of 16 keys and groups of 1,024.
 class SharingKernel final : public DecodeKernel {
  public:
   explicit SharingKernel(bool shares) : shares_(shares) {}
@@ -73,14 +73,15 @@ double keys_read(const DecodeKernel& kernel, std::int64_t prefix, const Mask& ma
   return forecast_step(JobInput(input, numerics), kernel, ranks).bytes_read / (2 * 2 * 64);
 }
 
-TEST(StepForecasts, CountGroupsOfSharedPrefixesOnce) {
+TEST(StepForecasts, CountTilesOfSharedPrefixesOnce) {
   const SharingKernel shares(true), reads_all(false);
   constexpr double kAll = 4 * 5000;
   for (const int ranks : {1, 3}) {
     EXPECT_EQ(keys_read(shares, 0, {-1, 0}, ranks), kAll);
-    EXPECT_EQ(keys_read(shares, 1000, {-1, 0}, ranks), kAll) << "no whole group";
-    EXPECT_EQ(keys_read(shares, 3000, {-1, 0}, ranks), kAll - 3 * 2048);
-    EXPECT_EQ(keys_read(shares, 4992, {-1, 0}, ranks), kAll - 3 * 4096);
+    EXPECT_EQ(keys_read(shares, 15, {-1, 0}, ranks), kAll) << "no whole page";
+    EXPECT_EQ(keys_read(shares, 1000, {-1, 0}, ranks), kAll - 3 * 992);
+    EXPECT_EQ(keys_read(shares, 3000, {-1, 0}, ranks), kAll - 3 * 2992);
+    EXPECT_EQ(keys_read(shares, 4992, {-1, 0}, ranks), kAll - 3 * 4992);
     EXPECT_EQ(keys_read(reads_all, 3000, {-1, 0}, ranks), kAll);
   }
   // Rows that don't see the whole prefix fold all of it by themselves.

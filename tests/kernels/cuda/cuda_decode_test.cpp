@@ -82,10 +82,12 @@ TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
       const std::int64_t group = std::int64_t{kGroupTiles} * folder.kernel().key_tile();
       constexpr std::int64_t kSteps = 60;
       const std::vector<std::int32_t> prefix_of = {1, 0, 1, 1, -1, 0};
+      // Of the second one a group stays open, so that sequences go on behind its tiles.
       const std::vector<std::int32_t> prefix_keys = {static_cast<std::int32_t>(group),
-                                                     static_cast<std::int32_t>(2 * group + 9)};
+                                                     static_cast<std::int32_t>(2 * group + 649)};
       const FoldInputs longest = with_prefixes(
-          decode_inputs(spec, 3, {2 * group + 90, group + 30, 2 * group + 61, 2 * group + 12, kSteps, group + 700}, 6),
+          decode_inputs(spec, 3, {2 * group + 730, group + 30, 2 * group + 701, 2 * group + 652, kSteps, group + 700},
+                        6),
           prefix_of, prefix_keys);
       DecodeRunner runner(*here, longest, {.page_size = 64, .prefix_of = prefix_of, .prefix_keys = prefix_keys});
       const Stream stream = runner.backend().stream();

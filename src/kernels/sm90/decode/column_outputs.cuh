@@ -57,6 +57,7 @@ class ColumnOutputs {
     const bool more = rows_count_ > 8;
     const bool idle = half_ > 0 && !more;  // of none of the unit's rows; another warp speaks for it
     readers_ = kSharing == 2 && !more ? 2 : 1;
+    if (unit.resumes && !idle) restore(unit);
     if (unit.begin < unit.end && !idle) {
       await_next(unit.of.length - unit.begin * C::kKeyTile);
       take_next();
@@ -248,6 +249,27 @@ class ColumnOutputs {
         for (int n = 0; n < kBlocks; ++n) {
           o_[n][half][i] = 0.0F;
           o_[n][half][i + 2] = 0.0F;
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // What rows have in their states, instead of nothing.
+  __device__ __forceinline__ void restore(const DecodeUnit& unit) {
+    await_states();
+    const int first = static_cast<int>(rank_) * C::kSliceColumns + first_column_ + lane_ / 4;  // of all columns
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = 8 * (half_ + half) + lane_ % 4 * 2 + i;
+        if (row >= rows_count_) continue;
+        const float* const state = state_of(p_, place_of(p_, unit, row));
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          o_[n][half][i] = __ldcg(state + cuda::fragment_place(first + 16 * n));
+          o_[n][half][i + 2] = __ldcg(state + cuda::fragment_place(first + 16 * n + 8));
         }
       }
     }

@@ -28,6 +28,7 @@ struct CompressedConfig : SlicedConfig<Element_, kFold, kSlices_, kWarps, kWarps
   static constexpr int kVBytes = 0;
   static constexpr int kKStages = 1;
   static constexpr int kVStages = 2;
+  static constexpr bool kResumes = false;  // nobody folds prefixes of codes for several sequences
   static_assert(Plain::kKeyTile % (16 * Plain::kScoreWarps) == 0 && Plain::kDim % 64 == 0);
   static_assert(Plain::kDimV == Plain::kDim);
 };

@@ -21,14 +21,14 @@ inline constexpr int kDecodeNumberBytes = 8192;  // of shared memory: barriers, 
 
 // The kernel of shared prefixes (prefix.cuh): panels of probabilities of 64 keys, in the query rows' room, and numbers.
 inline constexpr int kPrefixPanels = 3;
-inline constexpr int kPrefixNumberBytes = 9728;
+inline constexpr int kPrefixNumberBytes = 10752;
 constexpr int prefix_q_room(const FoldConfig& fold) {
   return std::max(fold.q_bytes(), kPrefixPanels * cuda::panel_bytes(kQueryTile));
 }
 // The same by pairs of CTAs, which have half of V's columns each: panels of four tiles.
 inline constexpr int kPrefixPairPanels = 8;
 inline constexpr int kPrefixPairQRoom = kPrefixPairPanels * cuda::panel_bytes(kQueryTile);
-inline constexpr int kPrefixPairNumberBytes = 12288;
+inline constexpr int kPrefixPairNumberBytes = 13312;
 
 // Stages of K and V tiles in shared memory, beside so many bytes of other things. `slices`: of V's columns.
 constexpr int stages_beside(const FoldConfig& fold, int other_bytes, int slices = 1) {

@@ -19,8 +19,11 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
   if (threadIdx.x >= kDecodeFoldThreads) count_units<C>(params, map);
   __syncthreads();
   const int units = unit_count(params, map);
+  int ctas = static_cast<int>(gridDim.x);
+  if (params.late > 0 && !any_open_group<C>(params)) ctas -= params.late;
   const auto each_unit = [&](auto&& worker) {
-    for (int n = static_cast<int>(blockIdx.x); n < units; n += static_cast<int>(gridDim.x)) {
+    if (static_cast<int>(blockIdx.x) >= ctas) return;
+    for (int n = static_cast<int>(blockIdx.x); n < units; n += ctas) {
       worker.take(unit_of<C>(params, map, n));
     }
   };

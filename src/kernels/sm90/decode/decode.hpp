@@ -14,7 +14,7 @@ struct DecodeLauncher {
   void (*launch)(const DecodeParams& params, int ctas, Stream stream);
   // The same with few rows a block, in clusters of params.slices CTAs (sliced.cuh), `clusters` of them.
   void (*launch_sliced)(const DecodeParams& params, int clusters, Stream stream);
-  // Enqueues the groups of the step's shared prefixes (prefix.cuh), in front of one of the launches above.
+  // Enqueues the tiles of the step's shared prefixes (prefix.cuh), in front of one of the launches above.
   void (*launch_prefixes)(const DecodeParams& params, int ctas, Stream stream);
   // The same by pairs of CTAs, so many. Values come by boxes of kPanelColumns columns then.
   void (*launch_prefix_pairs)(const DecodeParams& params, int pairs, Stream stream);

@@ -79,11 +79,16 @@ struct DecodeParams {
   std::int32_t* arrived;
   std::int32_t* failed;  // [units]: whether the unit has to be folded again, tile by tile (sliced.cuh)
   // Prefixes that sequences share, as SharedPrefixes has them; null: none. Another launch (prefix.cuh) leaves what rows
-  // have of their groups, so rows are never finished beside it.
+  // have of their groups, so rows are never finished beside it. Of a group that prefixes begin and sequences end it
+  // leaves the rows' states, [rows, heads] of head_dim_v + kStateNumbers numbers: A, and l and r as in a fold state.
   const std::int32_t* prefix_of;
   const std::int32_t* prefix_keys;
   std::int32_t prefixes;
   cuda::Divider by_sequence_rows;  // query rows of a sequence and KV head
+  float* states;
+  // Of a launch behind that of prefixes: how many of its last CTAs, or clusters, find room only when prefixes are done.
+  // They have units where some wait for states, and none else.
+  std::int32_t late;
 
   // Not null: rows are not finished. What they leave goes there, as DecodePartials says, and none of the scratch is
   // used: A, and behind it r and l.

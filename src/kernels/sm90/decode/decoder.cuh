@@ -40,13 +40,24 @@ class Decoder {
       rows_.shift[half] = 0.0F;
       rows_.l[half] = 0.0F;
     }
+    if (unit.resumes) {
+      await_states();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (slots.present[half]) {
+          restore_row(params_, slots.place[half], rows_, half);
+        } else {
+          clear_row(half);
+        }
+      }
+    }
     clear_probabilities();
 #pragma unroll 1
     for (int number = unit.begin; number < unit.end; ++number, ring_.advance()) {
       const bool special = number < plain.begin || number >= plain.end;
       score(slots, number, special, has_rows);
       if (special) turn_rows(unit, slots, number);
-      add_outputs(number == unit.begin, unit.of.length - number * C::kKeyTile);
+      add_outputs(number == unit.begin && !unit.resumes, unit.of.length - number * C::kKeyTile);
     }
     leave_rows(unit, slots, unit.end);
   }

@@ -3,7 +3,9 @@
 // ascending order, by the fold's own step (kernels/merge.hpp).
 #pragma once
 
+#include "kernels/cuda/device/fold_state.cuh"
 #include "kernels/cuda/device/merge_arithmetic.cuh"
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/row_end.cuh"
 #include "kernels/sm90/decode/slots.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
@@ -112,6 +114,61 @@ struct FinishedRow {
   __device__ void write_lse() const { sm90::write_lse(p, place.row, place.query_head, end.lse()); }
 };
 
+// A thread's columns of a row of `half`, to where those that its CTA has begin.
+template <class C>
+__device__ __forceinline__ void leave_columns(float* to, const Rows<C>& rows, int half) {
+  auto* const outputs = reinterpret_cast<float4*>(to) + thread_of_cta() % 4;
+#pragma unroll
+  for (int n = 0; n < C::kDimV / 16; ++n) {
+    __stcg(outputs + 4 * n, float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
+                                   rows.o[2 * n + 1][2 * half + 1]});
+  }
+}
+
+// A row's state where its prefix's tiles end (DecodeParams::states). The launch of the prefixes saves it; the one
+// behind it, which runs beside it, goes on from there.
+__device__ __forceinline__ float* state_of(const DecodeParams& p, const DecodePlace& place) {
+  return p.states +
+         (std::int64_t{place.row} * p.fold.heads + place.query_head) * (p.fold.head_dim_v + cuda::kStateNumbers);
+}
+__device__ __forceinline__ float* state_numbers(const DecodeParams& p, const DecodePlace& place) {
+  return state_of(p, place) + p.fold.head_dim_v;
+}
+// Until states are there. Nobody waits here for ever: the launch of the prefixes has all of its CTAs already.
+__device__ __forceinline__ void await_states() { cuda::await_kernels_before(); }
+// Saves the row of `half`, the columns from `first_column` on; who has the first ones saves the numbers.
+template <class C>
+__device__ __forceinline__ void save_row(const DecodeParams& p, const DecodePlace& place, const Rows<C>& rows, int half,
+                                         int first_column) {
+  leave_columns(state_of(p, place) + first_column, rows, half);
+  if (first_column != 0) return;
+  const int lane = thread_of_cta() % 4;
+  float* const numbers = state_numbers(p, place);
+  __stcg(numbers + lane, rows.l[half]);
+  if (lane == 0) __stcg(numbers + cuda::kOpenReference, reference_of(rows, half));
+}
+// The other way round, of all columns, by who has awaited states.
+template <class C>
+__device__ __forceinline__ void restore_row(const DecodeParams& p, const DecodePlace& place, Rows<C>& rows, int half) {
+  const int lane = thread_of_cta() % 4;
+  const float* const numbers = state_numbers(p, place);
+  rows.l[half] = __ldcg(numbers + lane);
+  const float reference = __ldcg(numbers + cuda::kOpenReference);
+  if (reference != -INFINITY) {
+    rows.flags |= Rows<C>::kSeen << half;
+    rows.shift[half] = -reference;
+  }
+  const auto* const outputs = reinterpret_cast<const float4*>(state_of(p, place)) + lane;
+#pragma unroll
+  for (int n = 0; n < C::kDimV / 16; ++n) {
+    const float4 x = __ldcg(outputs + 4 * n);
+    rows.o[2 * n][2 * half] = x.x;
+    rows.o[2 * n][2 * half + 1] = x.y;
+    rows.o[2 * n + 1][2 * half] = x.z;
+    rows.o[2 * n + 1][2 * half + 1] = x.w;
+  }
+}
+
 // The rows of `half` end here. `sum`: of the row. Of a record, `first_column` is where its columns that this thread's
 // CTA has begin; the CTA that has the first ones leaves the numbers.
 template <class C>
@@ -121,12 +178,7 @@ __device__ __forceinline__ void leave_row(const DecodeParams& p, const DecodeUni
   const float reference = reference_of(rows, half);
   const int slot = slot_of_thread() + 8 * half;
   if (!finishes(p, unit)) {
-    auto* const outputs = reinterpret_cast<float4*>(left_outputs<C>(p, unit, slot, slots.place[half]) + first_column);
-#pragma unroll
-    for (int n = 0; n < C::kDimV / 16; ++n) {
-      __stcg(outputs + 4 * n + lane, float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1],
-                                            rows.o[2 * n + 1][2 * half], rows.o[2 * n + 1][2 * half + 1]});
-    }
+    leave_columns(left_outputs<C>(p, unit, slot, slots.place[half]) + first_column, rows, half);
     if (lane == 0 && first_column == 0) {
       leave_numbers(p, unit, 0, p.slices, slot, slots.place[half], float2{reference, sum});
     }

@@ -80,6 +80,7 @@ struct SlicedConfig {
   static constexpr int kThreads = 32 * (kScoreWarps + kOutWarps + 4);  // two that add up, two that fetch
   static constexpr int kScoreBlocks = (kKeyTile / 16 + kScoreWarps - 1) / kScoreWarps;  // of 16 keys, a warp's
   static constexpr int kSlots = kSlices < 4 ? 4 : 2 * kSlices;
+  static constexpr bool kResumes = true;  // units may go on from the states of a prefix
   static constexpr int kKStages = kKBytes > 32768 ? 2 : kKBytes > 16384 ? 3 : 5;
   static constexpr int kWeightsBytes = 20 * 1024 + kSlicedRows * cuda::padded_row_bytes(kDim);  // and more
   static constexpr int kVRoom =

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folds the groups of prefixes that sequences share, once for all of them: the rows of many sequences are those of one
-// product. Each unit leaves its rows' records, and the launch behind this one leaves those of the keys that sequences
-// have by themselves; a merge ends the rows.
+// product. Each unit leaves its rows' records, or, of a group that goes on behind the prefix, their states; the launch
+// behind this one goes on from these, and leaves the records of what sequences have by themselves. A merge ends the
+// rows.
 //
 // Units are few, so what counts is how long a CTA takes for one. Two warpgroups score tiles in turn and write the
 // probabilities to shared memory (one does, where outputs leave no registers for more); another one adds P V of all
@@ -94,7 +95,8 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
   arrive_in_cluster<C, true>();  // whoever writes to the other CTA waits until both have come so far
   if (warp == kFetchWarp) bring_closer(params);
   cuda::await_kernels_before();
-  // The launch behind this one reads nothing that this one writes, and what others have written, everyone sees by now.
+  // The launch behind this one waits where it reads what this one writes; what others have written, everyone sees by
+  // now.
   cuda::let_next_begin();
   if (warp == kFetchWarp) list_members<C>(params, map);
   __syncthreads();
@@ -158,15 +160,18 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
     if (warp == kFetchWarp) {
       Fetcher<C, FetchedParts::kKeys> fetcher(params, map);
       each_unit(map, [&](const PrefixUnit& unit) {
-        fetcher.take(unit.of, 0, scored_tiles<C>(rank),
-                     [&](int nth) { return unit.of.begin + scored_tile<C>(rank, nth); });
+        fetcher.take(unit.of, 0, scored_tiles<C>(rank, unit.turns<C>()),
+                     [&](int nth) { return unit.tile_at(scored_tile<C>(rank, nth)); });
       });
       if (!any_failed()) return;
       if constexpr (kPairs) lay_out_whole<C>(params, map, again);
       fetch_again(fetcher);
     } else if (warp == kFetchWarp + 1) {
       Fetcher<C, FetchedParts::kValues> fetcher(params, map, rank * C::kDimV);
-      each_unit(map, [&](const PrefixUnit& unit) { fetcher.take(unit.of); });
+      each_unit(map, [&](const PrefixUnit& unit) {
+        fetcher.take(unit.of);
+        fetcher.take(unit.of, unit.tiles(), unit.turns<C>(), [&](int) { return unit.of.end - 1; });
+      });
       if (!any_failed()) return;
       await_layout();
       fetch_again(fetcher);

@@ -31,7 +31,7 @@ class PrefixOutputs {
       for (int i = 0; i < 4; ++i) rows_.o[n][i] = 0.0F;
     }
 #pragma unroll 1
-    for (int tile = 0; tile < kGroupTiles; ++tile) {
+    for (int tile = 0; tile < unit.tiles(); ++tile) {
       barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
       add_panel<0>(tile == 0);
       add_sums();
@@ -43,6 +43,8 @@ class PrefixOutputs {
     pin(rows_.o);
     release_panel();
     release_values();
+#pragma unroll 1
+    for (int turn = unit.tiles(); turn < unit.turns<C>(); ++turn) let_pass();
     const float2 shift = load_pair(map_.shift(thread_of_warpgroup()));
     rows_.shift[0] = shift.x;
     rows_.shift[1] = shift.y;
@@ -54,13 +56,14 @@ class PrefixOutputs {
   __device__ RingCursor<C::kStages> ring() const { return ring_; }
 
  private:
-  // Until the other CTA, too, has what the last unit's probabilities there were. Each unit ends with the same parity.
+  // Until the other CTA, too, has what the last unit's probabilities there were. All places have had as many tiles.
   __device__ __forceinline__ void await_panels_of_queries() const {
-    constexpr int kTiles = PrefixMap<C>::kPanels / PrefixMap<C>::kTilePanels;
-    static_assert(kGroupTiles / kTiles % 2 == 0);
+    constexpr std::uint32_t kTiles = PrefixMap<C>::kPanels / PrefixMap<C>::kTilePanels;
+    static_assert(scoring_warpgroups<C>() % kTiles == 0);
+    const std::uint32_t parity = (number_ / kTiles & 1U) ^ 1U;
 #pragma unroll
     for (std::uint32_t i = 0; i < PrefixMap<C>::kTilePanels; ++i) {
-      barrier_wait(map_.panel_empty(PrefixMap<C>::q_panel() + i), 1);
+      barrier_wait(map_.panel_empty(PrefixMap<C>::q_panel() + i), parity);
     }
   }
 
@@ -87,6 +90,20 @@ class PrefixOutputs {
     if (first) return;
     release_panel();
     if (kPanel == 0) release_values();
+  }
+  // A turn that is for nothing, when all products are done.
+  __device__ __forceinline__ void let_pass() {
+    barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
+#pragma unroll
+    for (int panel = 0; panel < PrefixMap<C>::kTilePanels; ++panel) {
+      barrier_wait(map_.panel_full(panel_.place), panel_.parity);
+      panel_.advance();
+      __syncwarp();  // a lane says for all that they have seen it
+      release_panel();
+    }
+    release_values();
+    ring_.advance();
+    ++number_;
   }
   __device__ __forceinline__ void add_sums() {
     if (C::kSlices > 1 && rank_ != 0) return;  // the other CTA leaves l

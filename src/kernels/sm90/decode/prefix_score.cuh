@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warpgroups that score tiles of shared prefixes (prefix.cuh) and write the probabilities to where those with
-// outputs read them.
+// outputs read them. They go through every unit in turns, and each has as many: so whose turn is next, and which places
+// are whose, never hangs on how many tiles units had before. Where a unit has fewer tiles, the last one is scored
+// again.
 #pragma once
 
 #include "kernels/sm90/decode/prefix_units.cuh"
@@ -17,11 +19,11 @@ namespace ringattn::sm90 {
 // references alone.
 template <class C>
 __device__ __forceinline__ int scored_tile(int rank, int nth) {
-  return C::kSlices == 1 || rank == 0 ? C::kSlices * nth : nth == 0 ? 0 : C::kSlices * nth - 1;
+  return max(C::kSlices * nth - rank, 0);
 }
 template <class C>
-__device__ __forceinline__ int scored_tiles(int rank) {
-  return kGroupTiles / C::kSlices + (C::kSlices == 1 || rank == 0 ? 0 : 1);
+__device__ __forceinline__ int scored_tiles(int rank, int turns) {
+  return turns / C::kSlices + (C::kSlices == 1 || rank == 0 ? 0 : 1);
 }
 
 // One of the warpgroups that score: every kScorers-th of the CTA's own tiles, from the one with number `which` on.
@@ -38,25 +40,26 @@ class PrefixScorer {
     if (which_ != 0) ring_.advance();
   }
 
-  __device__ __forceinline__ void take(const PrefixUnit&) {
+  __device__ __forceinline__ void take(const PrefixUnit& unit) {
     load_queries();
     rows_.flags = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) rows_.shift[half] = 0.0F;
-    constexpr int kStep = C::kSlices * C::kScorers;
+    constexpr int kStep = scoring_warpgroups<C>();
     static_assert(kGroupTiles % kStep == 0);
+    const int turns = unit.turns<C>();
     // A warpgroup waits for a panel that has been read only when it knows of its turn before the last one: it has
     // filled that place, or one behind it, itself.
     static_assert(C::kSlices == 1 || PrefixMap<C>::kPanels >= kStep * PrefixMap<C>::kTilePanels);
     const int first = which_ == 0 ? 0 : own_;
     if (rank_ != 0 && which_ != 0) ring_.advance();  // the other warpgroup scores the unit's first tile
 #pragma unroll 1
-    for (int tile = first; tile < kGroupTiles;) {
+    for (int tile = first; tile < turns;) {
       Scores s;
       if (kTakesTurns && (which_ != 0 || tile > own_)) named_sync(kPrefixTurn + which_, 2 * kWarpgroup);
       barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
       multiply(s, map_.k(ring_.stage()));
-      if (kTakesTurns && tile >= own_ && (which_ == 0 || tile + kStep < kGroupTiles)) {
+      if (kTakesTurns && tile >= own_ && (which_ == 0 || tile + kStep < turns)) {
         named_arrive(kPrefixTurn + 1 - which_, 2 * kWarpgroup);
       }
       wgmma_wait<0>();

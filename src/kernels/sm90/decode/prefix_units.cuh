@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the groups of shared prefixes are cut into units. The query rows of one KV head of all sequences that share a
-// prefix lie one behind the other; a unit is one whole group of the prefix for up to 64 of them. As lengths are known
-// on the device alone, so is which sequences share (units.cuh); every CTA lists them for itself.
+// prefix lie one behind the other; a unit is one group of the prefix for up to 64 of them. Of whole groups it leaves
+// records. The last group may be open: of its tiles, as far as the prefix has them, a unit leaves states, from which
+// each sequence goes on. As lengths are known on the device alone, so is which sequences share (units.cuh); every CTA
+// lists them for itself, first those that share all tiles of a prefix, and then those that share its whole groups
+// alone.
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
@@ -12,7 +15,7 @@ namespace ringattn::sm90 {
 // DecodeMap, and behind its barriers:
 //
 //   units    [prefixes + 1]   how many units come before each prefix
-//   members  [prefixes + 1]   how many sequences share the prefixes before each
+//   members  [2 prefixes + 1] how many sequences share the prefixes before each, and with those that share all of it
 //   list     [sequences]      those sequences, by their prefixes
 //   sums     [places][128 threads]  shares of Σ p of a tile's rows, those of the thread that has them; tiles take turns
 //   shifts   [128 threads]    minus the references of a thread's two rows
@@ -27,7 +30,7 @@ struct PrefixMap : DecodeMap<C> {
   static constexpr int kTilePanels = (C::kKeyTile + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kThreadPairs = kDecodeFoldThreads * 8;  // bytes of two numbers of each thread
   static constexpr int kMemberOffset = DecodeMap<C>::kUnitOffset + (kMostPrefixes + 1) * 4;
-  static constexpr int kListOffset = kMemberOffset + (kMostPrefixes + 1) * 4;
+  static constexpr int kListOffset = kMemberOffset + (2 * kMostPrefixes + 1) * 4;
   static constexpr int kSumOffset = (kListOffset + kMostDecodeSequences * 4 + 15) / 16 * 16;
   static constexpr int kSumPlaces = C::kSlices == 1 ? 2 : kPanels / kTilePanels;
   static constexpr int kShiftOffset = kSumOffset + kSumPlaces * kThreadPairs;
@@ -59,7 +62,8 @@ struct PrefixMap : DecodeMap<C> {
   }
   __device__ std::uint32_t q() const { return panel(q_panel()); }
   __device__ std::uint32_t units_before(int prefix) const { return at(DecodeMap<C>::kUnitOffset, prefix); }
-  __device__ std::uint32_t members_before(int prefix) const { return at(kMemberOffset, prefix); }
+  // Two parts of each prefix's members.
+  __device__ std::uint32_t members_before(int part) const { return at(kMemberOffset, part); }
   __device__ std::uint32_t listed(int member) const { return at(kListOffset, member); }
   __device__ std::uint32_t panel(std::uint32_t place) const {
     return DecodeMap<C>::q() + place * static_cast<std::uint32_t>(cuda::panel_bytes(kQueryTile));
@@ -67,7 +71,7 @@ struct PrefixMap : DecodeMap<C> {
   __device__ std::uint32_t sums(std::uint32_t tile, int thread) const {
     return at(kSumOffset, 2 * thread) + tile % kSumPlaces * kThreadPairs;
   }
-  // Which prefix a sequence shares, in two bytes: while sequences are listed, where sums lie later.
+  // Which part of which members a sequence is in, in two bytes: while sequences are listed, where sums lie later.
   __device__ std::uint32_t found(int sequence) const {
     static_assert(2 * kMostDecodeSequences <= kSumPlaces * kThreadPairs);
     return at(kSumOffset, 0) + static_cast<std::uint32_t>(2 * sequence);
@@ -105,11 +109,29 @@ constexpr int panel_steps(int panel) {
   return panel == 0 ? 4 : kSteps - 4;
 }
 
+// How many warpgroups score, of a CTA or of both of a pair.
+template <class C>
+constexpr int scoring_warpgroups() {
+  return C::kSlices * C::kScorers;
+}
+
 struct PrefixUnit {
   DecodeUnit of;     // where its keys lie: those of the first sequence that shares them
   int first_member;  // of the prefix, in the list
   int first_row;     // of the rows of all members
   int rows;
+
+  __device__ int tiles() const { return of.end - of.begin; }
+  // Whether the group goes on behind the prefix: states are left.
+  __device__ bool open() const { return tiles() < kGroupTiles; }
+  // As many as there are tiles, and more, for nothing, where not all that score would have had as many.
+  template <class C>
+  __device__ int turns() const {
+    constexpr int kAtATime = scoring_warpgroups<C>();
+    return (tiles() + kAtATime - 1) / kAtATime * kAtATime;
+  }
+  // The tile of a turn: of those that are for nothing, the last one again.
+  __device__ int tile_at(int turn) const { return min(of.begin + turn, of.end - 1); }
 };
 
 // Row `slot` of a unit.
@@ -124,11 +146,15 @@ __device__ __forceinline__ DecodePlace place_of(const DecodeParams& p, const Pre
   return {sequence * p.rows + i, unit.of.kv_head * p.ratio + (of_sequence - i * p.ratio), i};
 }
 
-// Groups of the prefix that the cache holds.
-template <class C>
-__device__ __forceinline__ int cached_groups(const DecodeParams& p, int prefix) {
-  const int groups = prefix_groups<C>(p, prefix);
+// Whole groups of a prefix of so many tiles that the cache holds.
+__device__ __forceinline__ int cached_groups(const DecodeParams& p, int tiles) {
+  const int groups = tiles / kGroupTiles;
   return groups <= p.first_group ? 0 : (groups - p.first_group - 1) / p.every_group + 1;
+}
+// And whether it holds the open one behind them, if there is one.
+__device__ __forceinline__ bool open_group_cached(const DecodeParams& p, int tiles) {
+  const int behind = tiles / kGroupTiles - p.first_group;
+  return tiles % kGroupTiles != 0 && behind >= 0 && behind % p.every_group == 0;
 }
 __device__ __forceinline__ int prefix_blocks(const DecodeParams& p, int members) {
   return (members * p.rows * p.ratio + kQueryTile - 1) / kQueryTile;
@@ -166,57 +192,71 @@ __device__ __forceinline__ void bring_closer(const DecodeParams& p) {
   if (first < p.prefixes) bring(p.prefix_keys + first);
 }
 
-// The prefix that a sequence shares, or −1.
+// The part of a prefix's members that a sequence is in: 2 i, of prefix i, where it shares all tiles, 2 i + 1 where it
+// shares whole groups alone, and −1 where it shares nothing.
 template <class C>
-__device__ __forceinline__ int shared_prefix(const DecodeParams& p, int sequence) {
+__device__ __forceinline__ int part_of(const DecodeParams& p, int sequence) {
   if (sequence >= p.sequences) return -1;
   const int length = __ldcg(p.lengths + sequence);
   const int prefix = prefix_of(p, sequence);
-  return prefix < 0 || shared_groups<C>(p, prefix, length, length - p.rows) == 0 ? -1 : prefix;
+  if (prefix < 0) return -1;
+  const int tiles = prefix_tiles<C>(p, prefix);
+  const int shared = shared_tiles<C>(p, tiles, length, length - p.rows);
+  return shared == 0 ? -1 : 2 * prefix + (shared == tiles ? 0 : 1);
 }
 
-// Calls visit(sequence, prefix, rank, leads, of_prefix) for every sequence: prefix_at(sequence), the prefix that it
-// shares, or −1; and among the lanes of its prefix, its rank, whether it is the first, and how many there are.
-template <class PrefixAt, class Visit>
-__device__ __forceinline__ void each_member(const DecodeParams& p, int lane, PrefixAt prefix_at, Visit visit) {
+// Calls visit(sequence, part, rank, leads, of_part) for every sequence: part_at(sequence), the part that it is in, or
+// −1; and among the lanes of its part, its rank, whether it is the first, and how many there are.
+template <class PartAt, class Visit>
+__device__ __forceinline__ void each_member(const DecodeParams& p, int lane, PartAt part_at, Visit visit) {
 #pragma unroll 1
   for (int first = 0; first < p.sequences; first += 32) {
     const int sequence = first + lane;
-    const int prefix = prefix_at(sequence);
-    const std::uint32_t same = __match_any_sync(0xffffffffU, prefix);
+    const int part = part_at(sequence);
+    const std::uint32_t same = __match_any_sync(0xffffffffU, part);
     const int rank = __popc(same & ((1U << lane) - 1U));
-    visit(sequence, prefix, rank, rank == 0, __popc(same));
+    visit(sequence, part, rank, rank == 0, __popc(same));
     __syncwarp();
   }
+}
+
+// Units of a prefix and KV head, of so many members, `of_all` of which share all of its tiles.
+template <class C>
+__device__ __forceinline__ int blocks_of_prefix(const DecodeParams& p, int prefix, int members, int of_all) {
+  const int tiles = prefix_tiles<C>(p, prefix);
+  return cached_groups(p, tiles) * prefix_blocks(p, members) +
+         (open_group_cached(p, tiles) ? prefix_blocks(p, of_all) : 0);
 }
 
 // Fills the map's tables. By one warp.
 template <class C>
 __device__ __forceinline__ void list_members(const DecodeParams& p, const PrefixMap<C>& map) {
   const int lane = thread_of_cta() % 32;
-  for (int i = lane; i <= p.prefixes; i += 32) store_number(map.members_before(i), 0);
+  for (int i = lane; i <= 2 * p.prefixes; i += 32) store_number(map.members_before(i), 0);
   __syncwarp();
-  const auto next_of = [&map](int prefix) { return map.members_before(prefix + 1); };
+  const auto next_of = [&map](int part) { return map.members_before(part + 1); };
   const auto look_up = [&](int sequence) {
-    const int prefix = shared_prefix<C>(p, sequence);
-    if (sequence < p.sequences) store_short(map.found(sequence), prefix);
-    return prefix;
+    const int part = part_of<C>(p, sequence);
+    if (sequence < p.sequences) store_short(map.found(sequence), part);
+    return part;
   };
-  each_member(p, lane, look_up, [&](int, int prefix, int, bool leads, int count) {
-    if (prefix >= 0 && leads) store_number(next_of(prefix), load_number(next_of(prefix)) + count);
+  each_member(p, lane, look_up, [&](int, int part, int, bool leads, int count) {
+    if (part >= 0 && leads) store_number(next_of(part), load_number(next_of(part)) + count);
   });
-  // Where each prefix's members begin, one place late: listing them moves that to where they end.
+  // Where each part begins, one place late: listing its members moves that to where they end.
   int members_before = 0, units_before = 0;
 #pragma unroll 1
   for (int first = 0; first < p.prefixes; first += 32) {
     const int prefix = first + lane;
     const bool is_one = prefix < p.prefixes;
-    const int members = is_one ? load_number(next_of(prefix)) : 0;
-    const int units = members == 0 ? 0 : cached_groups<C>(p, prefix) * p.fold.kv_heads * prefix_blocks(p, members);
+    const int of_all = is_one ? load_number(next_of(2 * prefix)) : 0;
+    const int members = of_all + (is_one ? load_number(next_of(2 * prefix + 1)) : 0);
+    const int units = members == 0 ? 0 : p.fold.kv_heads * blocks_of_prefix<C>(p, prefix, members, of_all);
     const int members_here = sum_up_to_lane(members, lane);
     const int units_here = sum_up_to_lane(units, lane);
     if (is_one) {
-      store_number(next_of(prefix), members_before + members_here - members);
+      store_number(next_of(2 * prefix), members_before + members_here - members);
+      store_number(next_of(2 * prefix + 1), members_before + members_here - members + of_all);
       store_number(map.units_before(prefix + 1), units_before + units_here);
     }
     members_before += __shfl_sync(0xffffffffU, members_here, 31);
@@ -225,16 +265,17 @@ __device__ __forceinline__ void list_members(const DecodeParams& p, const Prefix
   if (lane == 0) store_number(map.units_before(0), 0);
   __syncwarp();
   const auto found = [&](int sequence) { return sequence < p.sequences ? load_short(map.found(sequence)) : -1; };
-  each_member(p, lane, found, [&](int sequence, int prefix, int rank, bool leads, int count) {
-    const int begin = prefix < 0 ? 0 : load_number(next_of(prefix));
+  each_member(p, lane, found, [&](int sequence, int part, int rank, bool leads, int count) {
+    const int begin = part < 0 ? 0 : load_number(next_of(part));
     __syncwarp();
-    if (prefix < 0) return;
+    if (part < 0) return;
     store_number(map.listed(begin + rank), sequence);
-    if (leads) store_number(next_of(prefix), begin + count);
+    if (leads) store_number(next_of(part), begin + count);
   });
 }
 
-// Units of the same keys follow each other, so that the second level of the caches serves all but one of them.
+// Units of the same keys follow each other, so that the second level of the caches serves all but one of them. Those of
+// an open group, which are shorter, come last.
 template <class C>
 __device__ __forceinline__ PrefixUnit prefix_unit_of(const DecodeParams& p, const PrefixMap<C>& map, int number) {
   int prefix = 0;
@@ -246,21 +287,30 @@ __device__ __forceinline__ PrefixUnit prefix_unit_of(const DecodeParams& p, cons
     count = behind ? count - half : half;
   }
   PrefixUnit unit{};
-  unit.first_member = load_number(map.members_before(prefix));
-  const int members = load_number(map.members_before(prefix + 1)) - unit.first_member;
+  unit.first_member = load_number(map.members_before(2 * prefix));
+  const auto members_to = [&](int part) { return load_number(map.members_before(part)) - unit.first_member; };
+  const int tiles = prefix_tiles<C>(p, prefix);
+  const int whole = cached_groups(p, tiles);
+  int nth = number - load_number(map.units_before(prefix));
+  int members = members_to(2 * prefix + 2);
+  const int of_whole = whole * p.fold.kv_heads * prefix_blocks(p, members);
+  const bool open = nth >= of_whole;
+  if (open) {
+    nth -= of_whole;
+    members = members_to(2 * prefix + 1);
+  }
   const int blocks = prefix_blocks(p, members);
-  const int nth = number - load_number(map.units_before(prefix));
   const int of_group = nth % (p.fold.kv_heads * blocks);
   unit.of.sequence = load_number(map.listed(unit.first_member));
   unit.of.kv_head = of_group / blocks;
-  unit.of.cache_group = nth / (p.fold.kv_heads * blocks);
+  unit.of.cache_group = open ? whole : nth / (p.fold.kv_heads * blocks);
   unit.first_row = of_group % blocks * kQueryTile;
   const int left = members * p.rows * p.ratio - unit.first_row;
   unit.rows = left < kQueryTile ? left : kQueryTile;
   const int group = p.first_group + unit.of.cache_group * p.every_group;
   unit.of.lag = (group - unit.of.cache_group) * (kGroupTiles * C::kKeyTile);
   unit.of.begin = group * kGroupTiles;
-  unit.of.end = unit.of.begin + kGroupTiles;
+  unit.of.end = unit.of.begin + (open ? tiles % kGroupTiles : kGroupTiles);
   unit.of.of.length = unit.of.end * C::kKeyTile;
   return unit;
 }

@@ -28,14 +28,19 @@ __device__ __forceinline__ DecodeSlots prefix_slots(const DecodeParams& params, 
   return slots;
 }
 
-// The records of a unit's rows, from `first_column` on (leave_row()).
+// The records of a unit's rows, or their states, from `first_column` on (leave_row(), save_row()).
 template <class C>
 __device__ __forceinline__ void leave_prefix_rows(const DecodeParams& params, const DecodeSlots& slots,
                                                   const PrefixUnit& unit, const Rows<C>& rows, int first_column = 0) {
   const float sums[2] = {sum_of_quad(rows.l[0]), sum_of_quad(rows.l[1])};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (slots.present[half]) leave_row<C>(params, unit.of, slots, rows, half, sums[half], first_column);
+    if (!slots.present[half]) continue;
+    if (unit.open()) {
+      save_row(params, slots.place[half], rows, half, first_column);
+    } else {
+      leave_row<C>(params, unit.of, slots, rows, half, sums[half], first_column);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 // chain of additions. What a warp has scored goes into a slot of every CTA of the cluster.
 #pragma once
 
+#include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/decode/sliced_map.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
@@ -116,13 +117,21 @@ class Scorer {
     if (begin == tiles_) return;
     rows_count_ = note.get(UnitNote::kRows);
     keys_.begin(note);
-    load_queries(note.unit(params_));
+    const DecodeUnit unit = note.unit(params_);
+    load_queries(unit);
     // References come from one tile, for all rows and all other tiles; where that doesn't do, flags say so.
     std::uint32_t number = begin + static_cast<std::uint32_t>(note.get(UnitNote::kReference) - unit_begin);
-    const std::uint32_t reference = number;
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
+    bool settles = true;
+    if (C::kResumes && unit.resumes) {  // no tile is needed for them
+      restore(unit, settled_++);
+      if (own >= tiles_) return;
+      settles = false;
+      number = own;
+    }
+    const std::uint32_t reference = number;
 #pragma unroll 1
-    for (bool settles = true;; settles = false) {
+    for (;; settles = false) {
       const int tile = unit_begin + static_cast<int>(number - begin);
       Scores s;
 #pragma unroll
@@ -246,10 +255,29 @@ class Scorer {
       const bool folds = note.get(UnitNote::kRowBegin, slot) < note.get(UnitNote::kRowEnd, slot);
       fails = fails || (folds && !seen && slot < rows_count_);
     }
-    fails = __any_sync(0xffffffffU, fails) || note.get(UnitNote::kFails) != 0;
-    if (warp_ == 0 && lane_ == 0) {
-      store_number(map_.reference_flags(turn), fails ? ScoreSlot::kFails : 0);
+    tell_references(turn, fails || note.get(UnitNote::kFails) != 0);
+  }
+  // The same from the rows' states. A row that has seen nothing yet makes the unit fail.
+  __device__ __forceinline__ void restore(const DecodeUnit& unit, std::uint32_t turn) {
+    await_states();
+    bool fails = false;
+#pragma unroll
+    for (int row = 0; row < 4; ++row) {
+      const int slot = row_at(row / 2, row);
+      const bool present = slot < rows_count_;
+      const DecodePlace place = place_of(params_, unit, present ? slot : 0);
+      const float reference = present ? __ldcg(state_numbers(params_, place) + cuda::kOpenReference) : -INFINITY;
+      const bool seen = reference != -INFINITY;
+      shift_[row] = seen ? -reference : 0.0F;
+      if (warp_ == 0 && lane_ < 4) cuda::store_shared(map_.reference(turn, slot), __float_as_uint(reference));
+      fails = fails || (present && !seen);
     }
+    tell_references(turn, fails);
+  }
+  // To the warp that adds sums up.
+  __device__ __forceinline__ void tell_references(std::uint32_t turn, bool fails) const {
+    fails = __any_sync(0xffffffffU, fails);
+    if (warp_ == 0 && lane_ == 0) store_number(map_.reference_flags(turn), fails ? ScoreSlot::kFails : 0);
     __syncwarp();
     if (warp_ == 0 && lane_ == 0) barrier_arrive(map_.references_full(turn));
   }

@@ -5,8 +5,9 @@
 // the fold's. A cluster may be one CTA, which then does all of it.
 //
 // For that, a tile must be scored before the tiles ahead of it are. It can be, as references hardly ever move: they are
-// taken from the unit's first tile, which every CTA scores for itself. A unit in which one moves, or is set later, has
-// failed; when the others are done, the cluster's first CTA folds it tile by tile, as decode_kernel does.
+// taken from the unit's first tile, which every CTA scores for itself; where a unit goes on from the states of a
+// prefix, they come from there. A unit in which one moves, or is set later, has failed; when the others are done, the
+// cluster's first CTA folds it tile by tile, as decode_kernel does.
 #pragma once
 
 #include <type_traits>
@@ -100,7 +101,7 @@ __device__ __forceinline__ void fold_sliced(const DecodeParams& params, const Sl
     SumMaker<C> maker(map, rank);
     each_note([&](const UnitNote& note, int) { maker.take(note); });
   } else if (warp == C::kScoreWarps + C::kOutWarps + 1) {
-    SumAdder<C> adder(map);
+    SumAdder<C> adder(params, map);
     each_note([&](const UnitNote& note, int) { adder.take(note); });
   } else if (warp == C::kScoreWarps + C::kOutWarps + 2) {
     ValueFetcher<C, decltype(boxes(std::true_type()))> fetcher(map, rank, boxes(std::true_type()));
@@ -170,9 +171,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
     store_number(map.any_failed(), 0);
   }
   cuda::let_next_begin();
+  SlicedWork work = work_of<C>();
+  if (params.late > 0 && !any_open_group<C>(params)) {
+    work.step -= params.late;
+    if (work.first >= work.step) return;
+  }
   __syncthreads();
   arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
-  const SlicedWork work = work_of<C>();
   fold_sliced<C>(
       params, map, rank, work, [&] { return TileKeys<C>(map); },
       [&] { return outputs_by_slices<C>(params, map, rank); }, [&](auto) { return TileBoxes<C>(params); },

@@ -218,19 +218,20 @@ class KeyFetcher {
 
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
     const Look look = look_at(unit);
-    const int reference = look.reference;
     boxes_.begin(unit);
     bool alone = false;
     if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) alone = boxes_.alone();
     const std::uint32_t begin = tiles_;
     tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
     const auto tile_at = [&](std::uint32_t number) { return unit.begin + static_cast<int>(number - begin); };
-    // The reference tile, and then those that this CTA scores: own, own + kSlices, …
+    // The reference tile, and then those that this CTA scores: own, own + kSlices, … Where states have the references,
+    // the latter alone.
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
+    const int reference = C::kResumes && unit.resumes ? tile_at(own) : look.reference;
     int tile = reference;
     const auto find = [&](int of) { return alone ? boxes_.find_alone(of) : boxes_.find(of); };
     auto ahead = find(tile);
-    bool more = unit.begin < unit.end;
+    bool more = tile < unit.end && unit.begin < unit.end;
     const int note_at = more && notes_ == 0 ? 1 : 0;  // everyone waits for the first tile
 #pragma unroll 1
     for (int n = 0;; ++n) {
@@ -312,6 +313,7 @@ class KeyFetcher {
       put(UnitNote::kFails, look.fails ? 1 : 0);
       put(UnitNote::kCommonBegin, look.common_begin);
       put(UnitNote::kCommonEnd, look.common_end);
+      put(UnitNote::kResumes, unit.resumes ? 1 : 0);
     }
     __syncwarp();
     if (lane_ == 0) barrier_arrive(map_.note_full(turn.place));

@@ -116,6 +116,7 @@ struct UnitNote {
     kFails,      // they can't be
     kCommonBegin,
     kCommonEnd,  // keys that all rows see
+    kResumes,    // rows go on from states
     kFields
   };
   // Of 16 rows each.
@@ -134,7 +135,7 @@ struct UnitNote {
   // All of it but where tiles and keys lie in memory.
   __device__ DecodeUnit unit(const DecodeParams& p) const {
     DecodeUnit unit;
-    unit.of = {get(kLength), get(kPosition), 0, 0, get(kBeginGroup), get(kGroups), 0, 0};
+    unit.of = {get(kLength), get(kPosition), 0, 0, get(kBeginGroup), get(kGroups), 0, 0, false};
     unit.list = 0;
     unit.sequence = get(kSequence);
     unit.kv_head = get(kKvHead);
@@ -146,6 +147,7 @@ struct UnitNote {
     unit.first_number = get(kFirstNumber);
     unit.stride = unit_stride(p);
     unit.lag = 0;
+    unit.resumes = get(kResumes) != 0;
     return unit;
   }
 };

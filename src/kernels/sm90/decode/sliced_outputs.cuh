@@ -84,8 +84,8 @@ class TileValues {
   }
 
   // Calls with(column, x, y) for neighbouring outputs of this thread in a row, of `half`; columns are of the slice.
-  template <class With>
-  __device__ __forceinline__ void for_columns(const float (&o)[kOutBlocks<C>][4], int half, const With& with) const {
+  template <class Outputs, class With>
+  __device__ __forceinline__ void for_columns(Outputs& o, int half, const With& with) const {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
       with((warp_ * kBlocks + n) * 8 + lane_ % 4 * 2, o[n][2 * half], o[n][2 * half + 1]);
@@ -151,6 +151,9 @@ class SlicedOutputs {
       begin_[half] = note.get(UnitNote::kRowBegin, slot);
       end_[half] = note.get(UnitNote::kRowEnd, slot);
       clear_row(half);
+    }
+    if constexpr (C::kResumes) {
+      if (unit.resumes) restore(unit);
     }
     values_.begin(note);
     if (unit.begin < unit.end) {
@@ -328,6 +331,23 @@ class SlicedOutputs {
   __device__ __forceinline__ static void leave_columns(float* to, float x) { __stcg(to, x); }
   __device__ __forceinline__ static void leave_columns(float* to, float x, float y) {
     __stcg(reinterpret_cast<float2*>(to), float2{x, y});
+  }
+  // What rows have in their states, instead of nothing.
+  __device__ __forceinline__ void restore(const DecodeUnit& unit) {
+    await_states();
+    const int first = static_cast<int>(rank_) * C::kSliceColumns;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = lane_ / 4 + 8 * half;
+      if (slot >= rows_count_) continue;
+      const float* const state = state_of(p_, place_of(p_, unit, slot));
+      values_.for_columns(o_, half, [&](int column, float& x, float& y) {
+        const auto two = __ldcg(reinterpret_cast<const float2*>(state + cuda::fragment_place(first + column)));
+        x = two.x;
+        y = two.y;
+      });
+    }
+    __syncwarp();
   }
   __device__ __forceinline__ void clear_row(int half) {
 #pragma unroll

@@ -3,6 +3,7 @@
 // scored, and one adds them up over a unit's tiles, in order. So no CTA waits for another one to make its sums.
 #pragma once
 
+#include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/decode/sliced_map.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
@@ -96,7 +97,8 @@ class SumMaker {
 template <class C>
 class SumAdder {
  public:
-  __device__ __forceinline__ explicit SumAdder(const SlicedMap<C>& map) : map_(map), lane_(thread_of_cta() % 32) {}
+  __device__ __forceinline__ SumAdder(const DecodeParams& p, const SlicedMap<C>& map)
+      : p_(p), map_(map), lane_(thread_of_cta() % 32) {}
 
   __device__ __forceinline__ void take(const UnitNote& note) {
     const int unit_begin = note.get(UnitNote::kBegin);
@@ -108,6 +110,7 @@ class SumAdder {
       end_[half] = note.get(UnitNote::kRowEnd, lane_ / 4 + 8 * half);
       l_[half] = 0.0F;
     }
+    if (C::kResumes && note.get(UnitNote::kResumes) != 0) restore(note.unit(p_), note.get(UnitNote::kRows));
     const std::uint32_t turn = units_++;
     barrier_wait(map_.references_full(turn), turn / 2 & 1U);
     flags_ = load_number(map_.reference_flags(turn));
@@ -134,6 +137,16 @@ class SumAdder {
   }
 
  private:
+  // The shares that the rows have in their states.
+  __device__ __forceinline__ void restore(const DecodeUnit& unit, int rows) {
+    await_states();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = lane_ / 4 + 8 * half;
+      if (slot < rows) l_[half] = __ldcg(state_numbers(p_, place_of(p_, unit, slot)) + lane_ % 4);
+    }
+    __syncwarp();
+  }
   // What the rows have so far, to those that hold outputs.
   __device__ __forceinline__ void tell(std::uint32_t unit) {
     const Turn<2> turn(told_++);
@@ -150,6 +163,7 @@ class SumAdder {
     if (lane_ == 0) barrier_arrive(map_.ends_full(turn.place));
   }
 
+  const DecodeParams& p_;
   const SlicedMap<C>& map_;
   const int lane_;
   std::uint32_t units_ = 0;  // so far, but for those without tiles

@@ -31,10 +31,14 @@ const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
   return cuda::launcher_of("sm90_fold", kCompiled, spec.fold, configured);
 }
 
+// Of an open group behind whole ones, as many tiles as make units of it worth multiprocessors of their own: fewer are
+// folded behind those of whole groups.
+constexpr int kLeastOpenTiles = 8;
+
 // What a step's units leave for each other, as it lies in scratch memory.
 struct ScratchLayout {
   std::int64_t groups;  // of a sequence, at most
-  std::size_t outputs, numbers, arrived, failed, records, bytes;
+  std::size_t outputs, numbers, arrived, failed, records, states, bytes;
 };
 
 class Sm90Decode final : public DecodeKernel {
@@ -88,15 +92,16 @@ class Sm90Decode final : public DecodeKernel {
     p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.arrived);
     p.failed = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.failed);
     const bool shares = step.prefixes.count > 0 && shares_prefixes();
-    const int beside = shares ? enqueue_prefixes(step, p, stream) : 0;
+    const int busy = shares ? enqueue_prefixes(step, p, stream) : 0;
     const std::int64_t units = most_units(step, p);
     if (compressed_ != nullptr) {
       enqueue_compressed(step, p, static_cast<int>(units), stream);
     } else if (p.block_rows == kSlicedRows) {
-      const int clusters = clusters_of(p.slices) - (beside + p.slices - 1) / p.slices;
-      launcher_.launch_sliced(p, static_cast<int>(std::clamp<std::int64_t>(clusters, 1, units)), stream);
+      const int clusters = beside(clusters_of(p.slices), (busy + p.slices - 1) / p.slices, units, p);
+      launcher_.launch_sliced(p, clusters, stream);
     } else {
-      launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units, multiprocessors_ - beside)), stream);
+      const int ctas = beside(multiprocessors_, busy, units, p);
+      launcher_.launch(p, ctas, stream);
     }
     if (!shares || step.partials.records != nullptr) return;
     const float* const records = p.records;
@@ -113,12 +118,13 @@ class Sm90Decode final : public DecodeKernel {
  private:
   // Enqueues the groups of shared prefixes. From here on the step leaves records: its own, where it has none to give.
   // Returns how many multiprocessors that keeps busy while the rest of the step runs, which gets the others; 0 where
-  // prefixes may need most of them, and the rest better waits.
+  // prefixes may need most of them, or all of the rest goes on from states of theirs, and so better waits.
   int enqueue_prefixes(const DecodeStep& step, DecodeParams& p, Stream stream) const {
     p.prefix_of = step.prefixes.of_sequence;
     p.prefix_keys = step.prefixes.keys;
     p.prefixes = step.prefixes.count;
     p.by_sequence_rows = cuda::Divider(std::int64_t{p.rows} * p.ratio);
+    p.states = reinterpret_cast<float*>(scratch_.data() + layout_.states);
     if (p.records == nullptr) {
       p.records = reinterpret_cast<float*>(scratch_.data() + layout_.records);
       p.record_groups = layout_.groups;
@@ -126,8 +132,7 @@ class Sm90Decode final : public DecodeKernel {
     // At most: each prefix's last block may be filled in part, and a prefix as long as its sequences.
     const std::int64_t blocks =
         (std::int64_t{p.sequences} * p.rows * p.ratio + kQueryTile - 1) / kQueryTile + p.prefixes - 1;
-    const std::int64_t group = std::int64_t{kGroupTiles} * key_tile();
-    const std::int64_t groups = share_groups(limits_.keys / group * group, p.every_group, key_tile());
+    const std::int64_t groups = share_groups(may_be_open() ? limits_.keys : whole_keys(), p.every_group, key_tile());
     const std::int64_t units = std::max<std::int64_t>(1, blocks * spec_.fold.kv_heads * groups);
     int ctas = static_cast<int>(std::min<std::int64_t>(units, multiprocessors_));
     if (pairs_fold_prefixes(units)) {
@@ -139,7 +144,21 @@ class Sm90Decode final : public DecodeKernel {
     } else {
       launcher_.launch_prefixes(p, ctas, stream);
     }
-    return ctas <= multiprocessors_ / 2 ? ctas : 0;
+    return whole_keys() > 0 && ctas <= multiprocessors_ / 2 ? ctas : 0;
+  }
+  // Keys of the longest sequence's whole groups, and whether prefixes may have an open one that counts.
+  std::int64_t whole_keys() const {
+    const std::int64_t group = std::int64_t{kGroupTiles} * key_tile();
+    return limits_.keys / group * group;
+  }
+  bool may_be_open() const { return whole_keys() == 0 || limits_.keys - whole_keys() >= kLeastOpenTiles * key_tile(); }
+  // How many of `most` CTAs, or clusters, a launch of so many units has beside one that keeps `busy` of them; and where
+  // its units may wait for that one, as many more as come then.
+  int beside(int most, int busy, std::int64_t units, DecodeParams& p) const {
+    const auto at_once = static_cast<int>(std::clamp<std::int64_t>(most - busy, 1, units));
+    if (busy == 0 || !may_be_open()) return at_once;
+    p.late = static_cast<int>(std::min<std::int64_t>(most, units)) - at_once;
+    return at_once + p.late;
   }
   // A pair folds a unit in less time, but takes two multiprocessors: where all units are folded at a time all the same
   // (bench/notes/lists-and-prefixes.md has the times).
@@ -187,6 +206,10 @@ class Sm90Decode final : public DecodeKernel {
     layout.failed = place(units * sizeof(std::int32_t));
     const std::int64_t records = limits.prefixes == 0 ? 0 : limits.sequences * limits.rows * layout.groups;
     layout.records = place(static_cast<std::size_t>(records * spec_.fold.heads * record_floats()) * sizeof(float));
+    const std::int64_t states = limits.prefixes == 0 ? 0 : limits.sequences * limits.rows;
+    layout.states =
+        place(static_cast<std::size_t>(states * spec_.fold.heads * (spec_.fold.head_dim_v + cuda::kStateNumbers)) *
+              sizeof(float));
     return layout;
   }
 

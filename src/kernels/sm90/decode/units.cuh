@@ -14,7 +14,8 @@
 namespace ringattn::sm90 {
 
 // A launch that folds what sequences have besides their shared prefixes runs beside the one of the prefixes, which is
-// in front of it and has waited for all others (prefix.cuh). So it waits at its end: with it, both are done.
+// in front of it and has waited for all others (prefix.cuh). So it waits at its end: with it, both are done. Whoever
+// reads a state that this one leaves waits for it before (finish.cuh).
 __device__ __forceinline__ void await_kernels_before_step(const DecodeParams& p) {
   if (p.prefix_of == nullptr) cuda::await_kernels_before();
 }
@@ -33,10 +34,11 @@ __device__ __forceinline__ DecodeVisibility visibility_of(const DecodeParams& p,
 struct DecodeSequence {
   int length;
   int position;     // of row 0
-  int first, last;  // tiles [first, last); none: both are 0
+  int first, last;  // tiles [first, last), without those of a prefix that others fold; none: both are 0
   int begin_group;  // of the cache's groups, the first that some row folds
   int groups;       // of the cache's, as many, and so many units
   int listed, gap;  // blocks in front of the rows' own, and how many tiles these lie further on
+  bool resumes;     // the group of the first tile goes on from the states that a prefix's tiles there have left
 
   // Whether a unit finishes its rows: there is no other group.
   __device__ bool single() const { return groups == 1; }
@@ -49,20 +51,38 @@ __device__ __forceinline__ int prefix_of(const DecodeParams& p, int sequence) {
   return prefix >= 0 && prefix < p.prefixes ? prefix : -1;
 }
 
-// How many whole groups a prefix has.
+// How many tiles of a prefix may be folded once for all: whole ones, in pages that it fills.
 template <class C>
-__device__ __forceinline__ int prefix_groups(const DecodeParams& p, int prefix) {
-  const int groups = __ldcg(p.prefix_keys + prefix) / (kGroupTiles * C::kKeyTile);
-  return groups > 0 ? groups : 0;
+__device__ __forceinline__ int prefix_tiles(const DecodeParams& p, int prefix) {
+  const int keys = __ldcg(p.prefix_keys + prefix) >> p.page_log << p.page_log;
+  return keys > 0 ? keys / C::kKeyTile : 0;
 }
 
-// How many groups of its prefix are folded for the sequence together with those of others: all or none, so that those
-// who pack rows need no look at single groups. All, where every row sees every key of them.
+// Whether a prefix has tiles of an open group. Asked by all threads of a CTA.
 template <class C>
-__device__ __forceinline__ int shared_groups(const DecodeParams& p, int prefix, int length, int position) {
-  const int groups = prefix_groups<C>(p, prefix);
-  const auto seen = visibility_of(p, length).common_keys(position, position + p.rows - 1);
-  return seen.begin == 0 && groups * (kGroupTiles * C::kKeyTile) <= seen.end ? groups : 0;
+__device__ __forceinline__ bool any_open_group(const DecodeParams& p) {
+  bool open = false;
+#pragma unroll 1
+  for (int i = thread_of_cta(); i < p.prefixes; i += static_cast<int>(blockDim.x)) {
+    open = open || prefix_tiles<C>(p, i) % kGroupTiles != 0;
+  }
+  return __syncthreads_or(open ? 1 : 0) != 0;
+}
+
+// How many of its prefix's tiles are folded for the sequence together with those of others: all of them; or those of
+// whole groups, where a row doesn't see all keys of the others, or folds no tile behind them; or none. So those who
+// pack rows need no look at single tiles.
+template <class C>
+__device__ __forceinline__ int shared_tiles(const DecodeParams& p, int tiles, int length, int position) {
+  const DecodeVisibility visibility = visibility_of(p, length);
+  const auto seen = visibility.common_keys(position, position + p.rows - 1);
+  if (seen.begin != 0) return 0;
+  const int whole = tiles / kGroupTiles * kGroupTiles;
+  if (tiles > whole && tiles * C::kKeyTile <= seen.end &&
+      tiles < visibility.tiles(position, TileSizes{kQueryTile, C::kKeyTile}).end) {
+    return tiles;
+  }
+  return whole * C::kKeyTile <= seen.end ? whole : 0;
 }
 
 // A tile of the keys that a list leaves, among all of the sequence. `list`: of all sequences' lists.
@@ -94,14 +114,15 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int
   const bool none = tiles.empty();
   of.first = none ? 0 : tiles.begin;
   of.last = none ? 0 : tiles.end;
+  of.resumes = false;
+  if (const int prefix = prefix_of(p, sequence); prefix >= 0) {
+    const int shared = shared_tiles<C>(p, prefix_tiles<C>(p, prefix), of.length, of.position);
+    if (shared > 0) of.first = shared;  // from 0
+    of.resumes = shared % kGroupTiles != 0;
+  }
   // Where no row folds a tile there is a unit of no tiles all the same, so that its rows are written.
   of.begin_group = of.first / kGroupTiles;
   of.groups = none ? 1 : (of.last - 1) / kGroupTiles + 1 - of.begin_group;
-  if (const int prefix = prefix_of(p, sequence); prefix >= 0) {
-    const int shared = shared_groups<C>(p, prefix, of.length, of.position);
-    of.begin_group += shared;  // from 0
-    of.groups -= shared;
-  }
   if (p.every_group > 1 || p.records != nullptr) {
     const int end_group = none ? of.begin_group : of.begin_group + of.groups;
     const auto of_share = [&p](int group) { return (group - p.first_group + p.every_group - 1) / p.every_group; };
@@ -121,6 +142,7 @@ struct DecodeUnit {
   int first_number;  // of the unit of the same rows in the sequence's first group
   int stride;        // from there to the unit of the next group
   int lag;           // keys that the cache doesn't hold before the unit's
+  bool resumes;      // its rows go on from the states that their prefix has left
 };
 
 // Units of a group, of the rows that share a list.
@@ -179,6 +201,7 @@ __device__ __forceinline__ DecodeUnit unit_in(const DecodeParams& p, int list, i
   const int end = begin + kGroupTiles;
   unit.begin = begin > unit.of.first ? begin : unit.of.first;
   unit.end = end < unit.of.last ? end : unit.of.last;
+  unit.resumes = unit.of.resumes && unit.begin == unit.of.first;
   return unit;
 }
 
