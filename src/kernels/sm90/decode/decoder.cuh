@@ -43,7 +43,13 @@ class Decoder {
     if (unit.resumes) {
       await_states();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) restore_row(params_, slots.place[half], rows_, half);
+      for (int half = 0; half < 2; ++half) {
+        if (slots.present[half]) {
+          restore_row(params_, slots.place[half], rows_, half);
+        } else {
+          clear_row(half);
+        }
+      }
     }
     clear_probabilities();
 #pragma unroll 1
