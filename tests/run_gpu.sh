@@ -144,7 +144,7 @@ sanitizer() {
   local tool=$1 ended=$2 log=$state/sanitizer-$1.log entry left code failed=0
   local rows='Kernels/FoldExact.RowsWithoutKeysAreZero' nan='*NanInAValueStaysInItsTile*' all='sm*'
   local codes='Formats/CudaRowsTest.CodesAndElementsAreTheHosts' append='Formats/CudaRowsTest.AFewRowsAreAppended'
-  local formats='fp8_token_head int4_channel_group_32 int4_token_group_32' format filter=
+  local formats='fp8_token_head int4_channel_group_32 int4_token_group_32 vector_width_8' format filter=
   for format in $formats; do filter+=${filter:+:}$codes/$format:$append/$format; done
   # racecheck doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_scan,
   # sm90_latent and sm90_fold's decoding, of plain caches and of codes, have it: their tests are left to other tools.
@@ -158,6 +158,7 @@ sanitizer() {
     "scan_test Kernels/Scans.GoOnInManySequencesOfFewStates/$all:Kernels/Scans.GoOnBehindASegment/$all"
     'scan_test Kernels/Convolutions.AreAccurate/sm*:Kernels/Convolutions.GoOnInTheirSlots/sm*'
     "cuda_compressed_test $filter"
+      'cuda_compressed_test CudaTables.StridesMoveNoBitOfTables:CudaTables.TheFirstNumberThatIsNotFiniteIsTold'
     'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences:CudaListChoice.AFewBlocks'
     'fold_test Kernels/FoldLists.OfOneBlock/sm*_fold:Kernels/FoldPaged.WithNonFiniteValues/sm*_fold'
     "decode_test Kernels/LatentCodes.OneTile/$all"
