@@ -158,7 +158,7 @@ sanitizer() {
     "scan_test Kernels/Scans.GoOnInManySequencesOfFewStates/$all:Kernels/Scans.GoOnBehindASegment/$all"
     'scan_test Kernels/Convolutions.AreAccurate/sm*:Kernels/Convolutions.GoOnInTheirSlots/sm*'
     "cuda_compressed_test $filter"
-      'cuda_compressed_test CudaTables.StridesMoveNoBitOfTables:CudaTables.TheFirstNumberThatIsNotFiniteIsTold'
+    'cuda_compressed_test CudaTables.StridesMoveNoBitOfTables:CudaTables.TheFirstNumberThatIsNotFiniteIsTold'
     'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences:CudaListChoice.AFewBlocks'
     'fold_test Kernels/FoldLists.OfOneBlock/sm*_fold:Kernels/FoldPaged.WithNonFiniteValues/sm*_fold'
     "decode_test Kernels/LatentCodes.OneTile/$all"

@@ -49,10 +49,10 @@ class ListedSteps {
     FoldSpec spec = job_.spec;
     spec.lists = shape;
     const std::vector<ListedSequence> sequences = listed_sequences(step.batch);
-    const RowSource rows = packed_rows(sequences, view(of.q, spec.heads, 0, step.batch.q_tokens()),
-                                       view(of.k, spec.kv_heads, 0, step.batch.k_tokens()));
+    const RowSource source = packed_rows(sequences, view(of.q, spec.heads, 0, step.batch.q_tokens()),
+                                         view(of.k, spec.kv_heads, 0, step.batch.k_tokens()));
     const auto host = cpu::make_cpu_backend({1, 0});
-    return std::make_shared<const TileLists>(top_k_lists(spec, sequences, count, rows, *host, {}));
+    return std::make_shared<const TileLists>(top_k_lists(spec, sequences, count, source, *host, {}));
   }
 
   // The results of these rows by these lists (none: by all keys), where the job of all tokens has them; NaN elsewhere.
