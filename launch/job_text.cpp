@@ -103,7 +103,7 @@ std::string deal_text(const StepForecast& step) {
   const StepDeal& deal = step.deal;
   if (deal.ranks() == 1) return "whole on one rank";
   std::string text = fmt::format("dealt by {}", deal_name(deal));
-  if (step.idle() > 0) text += fmt::format("; {} of {} ranks have none", step.idle(), deal.ranks());
+  if (step.idle() > 0) text += fmt::format("; {} of {} ranks without any", step.idle(), deal.ranks());
   return text;
 }
 

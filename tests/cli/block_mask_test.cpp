@@ -77,23 +77,23 @@ TEST(BlockMask, PlansStepsByLists) {
   EXPECT_TRUE(has(two, "rank 1 holds 9000 keys of 4 K/V heads, owns 1 rows")) << two;
   EXPECT_TRUE(has(two, "1.0000")) << two;
   const std::string many = planned("16", "1");
-  EXPECT_TRUE(has(many, "dealt by sequences and K/V heads; 8 of 16 ranks have none")) << many;
+  EXPECT_TRUE(has(many, "dealt by sequences and K/V heads; 8 of 16 ranks without any")) << many;
   EXPECT_TRUE(has(many, "2.0000")) << many;
   const std::string three = planned("3", "300");
   EXPECT_TRUE(has(three, "dealt by sequences")) << three;
   EXPECT_TRUE(has(three, "holds 900000 keys, owns 100 rows")) << three;
 
-  const Finished line = tool(step + Words{"--world", "2", "--batch", "3", "--jsonl", "-"});
+  const Finished line = tool(step + Words{"--world", "2", "--batch", "3", "--json", "-"});
   ASSERT_EQ(line.code, 0) << line.err;
-  EXPECT_EQ(json_at(line.out, "/ranks/1/kv_heads"), "4") << line.out;
-  EXPECT_EQ(json_at(line.out, "/ranks/1/keys"), "27000") << line.out;
-  EXPECT_EQ(json_at(line.out, "/ranks/0/folded"), json_at(line.out, "/ranks/1/folded")) << line.out;
+  EXPECT_EQ(json_at(line.out, "/rows/0/ranks/1/kv_heads"), "4") << line.out;
+  EXPECT_EQ(json_at(line.out, "/rows/0/ranks/1/keys"), "27000") << line.out;
+  EXPECT_EQ(json_at(line.out, "/rows/0/ranks/0/folded"), json_at(line.out, "/rows/0/ranks/1/folded")) << line.out;
   // Of the heads of another rank a row's outputs come, in bf16, and its LSE, and nothing else.
-  EXPECT_EQ(json_at(line.out, "/ranks/1/bytes"), "2112") << line.out;
+  EXPECT_EQ(json_at(line.out, "/rows/0/ranks/1/bytes"), "2112") << line.out;
 
-  const Words budget{"--world", "1", "--batch", "64", "--memory", "700MiB"};
+  const Words budget{"--world", "1", "--batch", "64", "--memory", "700m"};
   EXPECT_EQ(tool(step + budget).code, 5);
-  EXPECT_EQ(tool(step + Words{"--world", "2", "--batch", "64", "--memory", "700MiB"}).code, 0);
+  EXPECT_EQ(tool(step + Words{"--world", "2", "--batch", "64", "--memory", "700m"}).code, 0);
 }
 
 TEST(BlockMask, ReplaysRowsByTheirLists) {

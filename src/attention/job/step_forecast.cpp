@@ -59,9 +59,9 @@ StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, in
     forecast.rows.push_back(owned_sequences(limits.sequences, rank, ranks).count * limits.rows);
     std::int64_t received = 0;
     const int first = first_of_part(forecast.deal, rank);
-    for (int peer = first; forecast.deal.gives() && peer < first + forecast.deal.heads * forecast.deal.groups; ++peer) {
-      if (peer != rank)
-        received += forecast.rows.back() * records.groups * records.bytes[static_cast<std::size_t>(peer)];
+    for (int peer = first; peer < first + forecast.deal.heads * forecast.deal.groups; ++peer) {
+      if (peer == rank) continue;
+      received += forecast.rows.back() * records.groups * records.bytes[static_cast<std::size_t>(peer)];
     }
     forecast.received.push_back(received);
   }
