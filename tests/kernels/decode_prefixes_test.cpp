@@ -139,9 +139,9 @@ TEST_P(DecodePrefixes, EveryMask) {
 TEST_P(DecodePrefixes, ManyRows) {
   const FoldSpec spec = make_spec(dims_of_forms().back(), 8, 1, {-1, 0});
   const std::int64_t group = group_of(spec);
-  Shared shared{{}, {}, {static_cast<std::int32_t>(group), static_cast<std::int32_t>(group + 64), 5}};
+  Shared shared{{}, {}, {static_cast<std::int32_t>(group), static_cast<std::int32_t>(group + 160), 5}};
   for (std::int32_t s = 0; s < 11; ++s) {
-    shared.lengths.push_back(group + 70 + s);
+    shared.lengths.push_back(group + 200 + s);
     shared.prefix_of.push_back(s % 3);
   }
   expect_same_shared(spec, 5, shared, 31, 32);
