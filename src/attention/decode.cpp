@@ -169,6 +169,8 @@ void Decode::Impl::check_tables(const DecodeInputs& inputs) const {
   update.grow = false;  // they have
   update.block_table = inputs.host_table;
   update.prefixes = inputs.host_prefixes;
+  update.lists = {};  // they lie on the device, and DecodeOptions::check_tables has it look at them
+  update.list_heads = 0;
   refuse_faults(update, ErrorCode::kUsage);
 }
 

@@ -181,6 +181,25 @@ TEST_F(GpuDecodeByLists, OnTwoRanksByNccl) {
   expect_two_ranks("nccl");
 }
 
+// What the host knows of lengths is checked there, and lists are not: they lie on the device.
+TEST_F(GpuDecodeByLists, StandBesideHostCopiesOfLengths) {
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  const std::vector<std::int64_t> lengths = {20 * kBlock, 9 * kBlock + 5, 700};
+  const ListedSteps steps(usual_spec(), lengths, 4, "cuda");
+  const CacheLayout layout;
+  Decode decode(job_of(steps, 1, layout, 0), *self, on_gpu());
+  DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+  const auto lists = steps.lists(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 6, 3));
+  rank.set_lists(*lists, 1);
+  rank.fill(lengths);
+  rank.load(lengths, 1);
+  DecodeInputs inputs = rank.inputs(false, false);
+  const std::vector<std::int32_t> known(lengths.begin(), lengths.end());
+  inputs.host_lengths = known.data();
+  decode.run(inputs, rank.outputs(), rank.stream());
+  EXPECT_EQ(rank.difference(steps.attended(lists, lengths, 1)), "");
+}
+
 TEST_F(GpuDecodeByLists, AreCheckedOnTheDevice) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   const std::vector<std::int64_t> lengths = {20 * kBlock, 9 * kBlock + 5, 700};

@@ -107,7 +107,8 @@ TEST_P(MpiDecode, ByLists) {
       spec.sinks = true;
       const ListedSteps steps(spec, lengths, 14, backend());
       const auto lists = steps.lists(shape, lengths, 1, random_blocks(shape, spec.mask, 66, 3));
-      const JobResult reference = steps.attended(lists, lengths, 1);
+      const JobResult reference = steps.attended(
+          lists, lengths, 1, [this](const Job& of, const JobTensors& tensors) { return attended(of, tensors); });
       const CacheLayout layout{.page_size = lengths.size() == 1 ? 64 : 0};
       DecodeJob job = decode_job(steps.job(), 1, layout);
       job.spec.lists = shape;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,17 +57,19 @@ class ListedSteps {
   }
 
   // The results of these rows by these lists (none: by all keys), where the job of all tokens has them; NaN elsewhere.
-  JobResult attended(std::shared_ptr<const TileLists> lists, const std::vector<std::int64_t>& lengths, int rows) const {
+  // `attend`: gives them, where it is not to be a world of one rank.
+  using Attend = std::function<JobResult(const Job& job, const JobTensors& tensors)>;
+  JobResult attended(std::shared_ptr<const TileLists> lists, const std::vector<std::int64_t>& lengths, int rows,
+                     const Attend& attend = nullptr) const {
     Job step = step_job(lengths, rows);
     set_lists(step, std::move(lists));
+    const JobTensors tensors = step_tensors(lengths, rows);
     Options options;
     options.kernel.backend = backend_;
     options.threads = 1;
-    const auto run =
-        backend_ == "cpu"
-            ? [](const Job& job, const Options& on, const JobTensors& of) { return run_job(job, on, of, 1); }
-            : [](const Job& job, const Options& on, const JobTensors& of) { return run_gpu_job(job, on, of, 1); };
-    const JobResult here = run(step, options, step_tensors(lengths, rows));
+    const JobResult here = attend              ? attend(step, tensors)
+                           : backend_ == "cpu" ? run_job(step, options, tensors, 1)
+                                               : run_gpu_job(step, options, tensors, 1);
     JobResult all = poisoned_result(job_, 1);
     const auto row_bytes = static_cast<std::int64_t>(here.out.size()) / step.batch.q_tokens();
     const std::int64_t heads = job_.spec.heads;
