@@ -236,7 +236,8 @@ part_decode() {
     alone decode_gpu_bench --steps 1x4k,1x64k,32x4k --rows 1,4,16
   done
   alone decode_gpu_bench --steps 1x1k,1x4k,1x16k,1x64k,1x128k,32x4k --slices 2,4
-  alone decode_gpu_bench --kernel sm80_fold --steps 1x4k,1x64k,32x4k  # the portable kernel, which decodes where there is no Hopper
+  # The portable kernel, which decodes where there is no Hopper.
+  alone decode_gpu_bench --kernel sm80_fold --steps 1x4k,1x64k,32x4k
   # 16k keys that all sequences share, and 256 of their own; and the same without telling.
   alone decode_gpu_bench --steps 32x16640 --page-size 64
   alone decode_gpu_bench --steps 32x16640 --page-size 64 --prefix 16k
