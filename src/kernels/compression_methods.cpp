@@ -96,7 +96,7 @@ int shared_heads(const CompressionMethod& method, std::string_view option) {
   fail(ErrorCode::kUsage, fmt::format("\"{}\" is no option of {}", option, method.name),
        method.name == kLowRank ? "heads=N says how many K/V heads have a basis in common"
                                : fmt::format("methods have none but {}, whose heads=N shares bases", kLowRank),
-       fmt::format("Try {}:heads=2, or leave it out.", kLowRank));
+       fmt::format("Try {}:heads=2, or a format by its words, as \"{}\".", kLowRank, kWords));
 }
 
 // A method, or a format by its words; nothing where the text is neither. Throws kUsage where words begin as those of a

@@ -144,7 +144,7 @@ TEST(CompressCommand, TheGreatestRatioIsTakenAsItIsNamed) {
   };
   for (const std::string& method : methods()) {
     for (const char* const dim : {"96", "128", "160"}) {  // whose shares have no end as decimals, and have one
-      const Words input{"--synthetic", "7", "--seq", "64", "--heads", "2", "--kv-heads", "1", "--head-dim", dim};
+      const Words input{"--synthetic", "7", "--seq", "64", "--heads", "2", "--kv-heads", "2", "--head-dim", dim};
       expect_taken(input, method, method + " removes ", " of them at most");
     }
   }

@@ -205,6 +205,7 @@ struct Pool {
       return grid;
     }
     source = find_source(file, fmt::format("{}_pages", name), stored, format, input.dtype, grid.order);
+    grid.heads = source->shape.heads;
     grid.dim = source->shape.dim;
     return grid;
   }
