@@ -9,14 +9,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h, as Highway wants it.
 #include "hwy/highway.h"
-
-// The sums live in registers only where their loops are unrolled.
-#undef RINGATTN_UNROLL
-#if defined(__clang__)
-#define RINGATTN_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define RINGATTN_UNROLL _Pragma("GCC unroll 16")
-#endif
+#include "kernels/unroll.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::HWY_NAMESPACE {

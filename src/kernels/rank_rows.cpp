@@ -20,13 +20,6 @@ std::unique_ptr<HeadProductKernel> make_chain(const HeadProductSpec& spec, std::
   return kernel;
 }
 
-template <class View>
-View rows_of(View view, std::int64_t first, std::int64_t count) {
-  view.data = view.at(first, 0);
-  view.tokens = count;
-  return view;
-}
-
 // The product that gives elements their factors, of what has a basis: rows · basisᵀ.
 HeadProductSpec projection_of(const RowFormat& format, const RowShape& shape) {
   return {shape.dtype, static_cast<int>(rank_shape(format, shape).dim), format.rank};

@@ -18,6 +18,14 @@
 
 namespace ringattn {
 
+// Rows [first, first + count) of a view.
+template <class View>
+View rows_of(View view, std::int64_t first, std::int64_t count) {
+  view.data = view.at(first, 0);
+  view.tokens = count;
+  return view;
+}
+
 // The products that give rows of a rank their elements, of kLowRank and kHybrid: factors · basis, for each head.
 HeadProductSpec expansion_of(const RowFormat& format, const RowShape& shape);
 // Rows [row, row + plain.tokens) of the factors become elements, by a kernel of expansion_of(). Ordered on `stream`.

@@ -73,13 +73,6 @@ class FaultCell {
   Buffer memory_;
 };
 
-template <class View>
-View rows_of(View view, std::int64_t first, std::int64_t count) {
-  view.data = view.at(first, 0);
-  view.tokens = count;
-  return view;
-}
-
 // What `greatest` of each head gives for a tensor's or its heads' scales.
 std::vector<float> scales_of(ScaleGrain scales, std::vector<float> greatest) {
   if (scales == ScaleGrain::kTensor) greatest = {*std::ranges::max_element(greatest)};

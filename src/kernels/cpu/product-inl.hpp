@@ -11,14 +11,7 @@
 #include <cstddef>
 
 #include "hwy/highway.h"
-
-// The accumulators live in registers only where their loops are unrolled.
-#undef RINGATTN_UNROLL
-#if defined(__clang__)
-#define RINGATTN_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define RINGATTN_UNROLL _Pragma("GCC unroll 16")
-#endif
+#include "kernels/unroll.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {

@@ -10,8 +10,8 @@
 // After foreach_target.h, as Highway wants it.
 #include "hwy/highway.h"
 #include "kernels/cpu/math-inl.hpp"
-#include "kernels/cpu/product-inl.hpp"  // RINGATTN_UNROLL
 #include "kernels/scan.hpp"
+#include "kernels/unroll.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {

@@ -10,6 +10,7 @@
 
 #include "base/dtype.hpp"
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/widen.cuh"
 #include "kernels/cuda/rows/row_params.hpp"
 #include "kernels/row_codes.hpp"
 
@@ -23,15 +24,6 @@ struct Quad {
   float x[4];
 };
 
-// Of 16 bits, the rest of which are ignored.
-template <class Element>
-__device__ __forceinline__ float widen(std::uint32_t bits) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    return __uint_as_float(bits << 16);
-  } else {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-  }
-}
 template <class Element>
 __device__ __forceinline__ float rounded(float value) {
   return widen<Element>(Products<Element>::pack(value, 0.0F));

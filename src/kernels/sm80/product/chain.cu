@@ -6,6 +6,7 @@
 
 #include "base/cuda.hpp"
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/device/widen.cuh"
 #include "kernels/cuda/load_kernel.hpp"
 #include "kernels/sm80/product/chain.hpp"
 
@@ -38,14 +39,7 @@ struct Chain {
   static_assert(kQuadStep % 32 == 0 && kThreads % 32 == 0 && kWeightLoads >= 1);
 };
 
-template <class Element>
-__device__ __forceinline__ float widen(std::uint32_t bits) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    return __uint_as_float(bits << 16);
-  } else {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-  }
-}
+using cuda::widen;
 template <class Element>
 __device__ __forceinline__ void widen(const uint4& chunk, float (&to)[kChunk]) {
   const std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements of 16 bits as numbers of fp32.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace ringattn::cuda {
+
+// Of 16 bits, the rest of which are ignored.
+template <class Element>
+__device__ __forceinline__ float widen(std::uint32_t bits) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    return __uint_as_float(bits << 16);
+  } else {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
+}
+
+}  // namespace ringattn::cuda
