@@ -339,6 +339,10 @@ part_latents() {
       ours 1 "${stored[@]}" --heads 16 --seq 16k --batch 128
     done
   done
+  # The portable kernel.
+  for format in bf16 fp8; do
+    ours 1 --kernel sm80_fold --op mla --q-len 1 --page-size 64 --cache-format "$format" --heads 128 --seq 4k,128k
+  done
   finish latents
 }
 
@@ -366,6 +370,8 @@ part_compressed() {
     for format in bf16 fp8 int4; do ours 1 --seq 16k,64k "${main_shape[@]}" --cache-format "$format"; done
     alone compress_gpu_bench
   done
+  # The portable kernel.
+  alone decode_gpu_bench --kernel sm80_fold --steps 1x4k,1x16k,1x128k,32x4k --cache plain,fp8,int8,int4
   finish compressed
 }
 
