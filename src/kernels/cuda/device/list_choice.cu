@@ -84,8 +84,16 @@ void choose_lists(const ListChoice& choice, Stream stream) {
   check_list_choice(choice);
   if (choice.query_blocks == 0 || choice.key_blocks == 0) return;
   const auto lists = static_cast<unsigned>(choice.spec.lists.heads);
-  choice.spec.head_dim <= 2 * kScoreLanes ? score_blocks<ListScores<2>>(choice, stream)
-                                          : score_blocks<ListScores<4>>(choice, stream);
+  switch (choice.spec.head_dim) {
+    case 2 * kScoreLanes:
+      score_blocks<ListScores<2, true>>(choice, stream);
+      break;
+    case 4 * kScoreLanes:
+      score_blocks<ListScores<4, true>>(choice, stream);
+      break;
+    default:
+      score_blocks<ListScores<4, false>>(choice, stream);
+  }
   choose_kernel<<<dim3(static_cast<unsigned>(choice.query_blocks), lists), kChooseThreads, 0, cuda_stream(stream)>>>(
       choice);
   check_cuda(cudaGetLastError(), "choosing blocks of keys");

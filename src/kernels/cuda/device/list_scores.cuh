@@ -18,9 +18,10 @@
 
 namespace ringattn::cuda {
 
-template <int kTerms_>
+// kTerms_: numbers of a lane that are read at once, 2 or 4. kWhole: they are all that a lane has.
+template <int kTerms_, bool kWhole>
 struct ListScores {
-  static constexpr int kTerms = kTerms_;  // numbers of a lane that are read at once: 2 or 4
+  static constexpr int kTerms = kTerms_;
   static constexpr int kThreads = 256;
   static constexpr int kTile = 64;  // blocks of queries of a CTA, and of keys
   static constexpr int kUnits = 4;
@@ -45,9 +46,15 @@ struct ListScores {
   __device__ __forceinline__ ListScores(const ListChoice& p, void* shared)
       : p_(p),
         shared_(static_cast<Terms*>(shared)),
-        turns_((p.spec.head_dim + kScoreLanes * kTerms - 1) / (kScoreLanes * kTerms)),
+        turns_(kWhole ? 1 : (p.spec.head_dim + kScoreLanes * kTerms - 1) / (kScoreLanes * kTerms)),
         first_key_(blockIdx.x * std::int64_t{kTile}),
-        first_query_(blockIdx.y * std::int64_t{kTile}) {}
+        first_query_(blockIdx.y * std::int64_t{kTile}),
+        query_rows_(rows_of(p.query_blocks - first_query_)),
+        key_rows_(rows_of(p.key_blocks - first_key_)),
+        query_stride_(p.spec.heads * p.spec.head_dim),
+        key_stride_(p.spec.kv_heads * p.spec.head_dim),
+        queries_(p.q + first_query_ * query_stride_),
+        keys_(p.k + first_key_ * key_stride_) {}
 
   __device__ __forceinline__ void run() {
     const auto list = static_cast<int>(blockIdx.z);
@@ -63,22 +70,22 @@ struct ListScores {
       store(0, unit, terms);
     }
     __syncthreads();
-    Products scores = {}, lanes[kLanesOfUnit] = {}, open[kLevels];
+    Products scores = {}, lanes[kLanesOfUnit] = {};
+    alignas(16) Products open[kLevels];  // in local memory: as registers they are copied with every unit
     int turn = 0, eight = 0;
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
-      const bool more = stage + 1 < stages;
-      const Source next = source(first_head, stage + 1);
+      const Source next = source(first_head, stage + 1 < stages ? stage + 1 : 0);  // the last one fetches for nobody
 #pragma unroll 1
       for (int unit = 0; unit < kUnits; ++unit) {
         Terms terms[kRowsOfUnit];
-        if (more) fetch(next, unit, terms);
-        if (turn == 0) {
+        fetch(next, unit, terms);
+        if (kWhole || turn == 0) {
           add<true>(stage % 2, unit, lanes);
         } else {
           add<false>(stage % 2, unit, lanes);
         }
-        if (more) store((stage + 1) % 2, unit, terms);
+        store((stage + 1) % 2, unit, terms);
         if (++turn < turns_) continue;
         turn = 0;
         if (join(eight, lanes, open)) {
@@ -93,10 +100,13 @@ struct ListScores {
   }
 
  private:
-  // Where this thread's plane of a stage begins.
+  __device__ __forceinline__ static int rows_of(std::int64_t left) {
+    return static_cast<int>(left < kTile ? left : kTile);
+  }
+
+  // Of a stage, what is this thread's: where its plane's numbers stand in a row of means.
   struct Source {
-    const float* q;
-    const float* k;
+    int q, k;
     int terms;  // that are dims
   };
   __device__ __forceinline__ Source source(int first_head, int stage) const {
@@ -108,25 +118,26 @@ struct ListScores {
     const int lane = static_cast<int>(__brev(static_cast<unsigned>(eight)) >> 29U) + plane % kLanesOfUnit * kEights;
     const int dim = lane + turn * kTerms * kScoreLanes;
     const int width = p_.spec.head_dim;
-    const int kv_head = head / (p_.spec.heads / p_.spec.kv_heads);
-    return {p_.q + std::int64_t{head} * width + dim, p_.k + std::int64_t{kv_head} * width + dim,
+    return {head * width + dim, head / (p_.spec.heads / p_.spec.kv_heads) * width + dim,
             (width - dim + kScoreLanes - 1) / kScoreLanes};
   }
-  // The row of this thread's `nth` fetch during a unit.
+  // The row of this thread's `nth` fetch during a unit: queries in the first half of a stage, then keys.
   __device__ __forceinline__ static int row_of(int unit, int nth) {
     return static_cast<int>(threadIdx.x) / kPlanes + (unit * kRowsOfUnit + nth) * (kThreads / kPlanes);
   }
   __device__ __forceinline__ void fetch(const Source& from, int unit, Terms (&terms)[kRowsOfUnit]) const {
+    const bool is_query = unit < kUnits / 2;
+    const int row = row_of(unit, 0) - (is_query ? 0 : kTile);
+    const int stride = is_query ? query_stride_ : key_stride_;
+    const int rows = is_query ? query_rows_ : key_rows_;
+    const float* at = (is_query ? queries_ + from.q : keys_ + from.k) + std::int64_t{row} * stride;
 #pragma unroll
-    for (int nth = 0; nth < kRowsOfUnit; ++nth) {
-      const int row = row_of(unit, nth);
-      const bool is_query = row < kTile;
-      const std::int64_t block = is_query ? first_query_ + row : first_key_ + row - kTile;
-      const float* const at = is_query ? from.q + block * p_.spec.heads * p_.spec.head_dim
-                                       : from.k + block * p_.spec.kv_heads * p_.spec.head_dim;
-      const bool there = block < (is_query ? p_.query_blocks : p_.key_blocks);
+    for (int nth = 0; nth < kRowsOfUnit; ++nth, at += kThreads / kPlanes * std::int64_t{stride}) {
+      const bool there = row + nth * (kThreads / kPlanes) < rows;
 #pragma unroll
-      for (int j = 0; j < kTerms; ++j) terms[nth].of[j] = there && j < from.terms ? __ldg(at + j * kScoreLanes) : 0.0F;
+      for (int j = 0; j < kTerms; ++j) {
+        terms[nth].of[j] = there && (kWhole || j < from.terms) ? __ldg(at + j * kScoreLanes) : 0.0F;
+      }
     }
   }
   __device__ __forceinline__ void store(int place, int unit, const Terms (&terms)[kRowsOfUnit]) {
@@ -171,22 +182,17 @@ struct ListScores {
     for (int i = 0; i < kSide * kSide; ++i) {
       lanes[0][i] = __fadd_rn(__fadd_rn(lanes[0][i], lanes[2][i]), __fadd_rn(lanes[1][i], lanes[3][i]));
     }
-    return join_half<0>(eight, lanes[0], open);
-  }
-  template <int kLevel>
-  __device__ __forceinline__ static bool join_half(int eight, Products& sums, Products (&open)[kLevels]) {
-    if constexpr (kLevel == kLevels) {
-      return true;
-    } else {
-      if ((eight >> kLevel & 1) == 0) {
+    // Levels that are done, one behind the other; a loop keeps `open` in local memory.
+    int level = 0;
+#pragma unroll 1
+    for (; (eight >> level & 1) != 0; ++level) {
 #pragma unroll
-        for (int i = 0; i < kSide * kSide; ++i) open[kLevel][i] = sums[i];
-        return false;
-      }
-#pragma unroll
-      for (int i = 0; i < kSide * kSide; ++i) sums[i] = __fadd_rn(open[kLevel][i], sums[i]);
-      return join_half<kLevel + 1>(eight, sums, open);
+      for (int i = 0; i < kSide * kSide; ++i) lanes[0][i] = __fadd_rn(open[level][i], lanes[0][i]);
     }
+    if (level == kLevels) return true;
+#pragma unroll
+    for (int i = 0; i < kSide * kSide; ++i) open[level][i] = lanes[0][i];
+    return false;
   }
 
   __device__ __forceinline__ void write(int list, const Products& scores) const {
@@ -209,6 +215,12 @@ struct ListScores {
   const int turns_;  // units of an eight
   const std::int64_t first_key_;
   const std::int64_t first_query_;
+  const int query_rows_;  // of this tile
+  const int key_rows_;
+  const int query_stride_;  // numbers of a block's means
+  const int key_stride_;
+  const float* const queries_;
+  const float* const keys_;
 };
 
 // Whether a CTA's tile has a block that one of its lists may take or leave.
