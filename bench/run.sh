@@ -44,7 +44,7 @@ part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k 
 part sparse-peers 6 "prefill over lists: ours in turn with FlexAttention over the same 10 % of the blocks, and all, in rounds"
 part choice 1 "choosing blocks of keys for a prefill, 32k to 2m tokens; ours alone"
 part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
-part latents 3 "decoding over latents, 16 and 128 heads, by a CTA, a pair or a team; rows of 8 bits beside 16; ours alone"
+part latents 3 "decoding over latents, 16 and 128 heads, by a CTA, a pair or a team; groups of 1,024 keys; 8 bits; ours alone"
 part latents-peers 4 "decoding over latents: ours in turn with FlashMLA, in rounds"
 part compressed 4 "decoding and prefill over codes beside plain caches, in rounds; compressing, decompressing; ours alone"
 part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"
@@ -227,6 +227,7 @@ equal_heads=(--steps "1x4k,1x64k,8x4k" --heads 32 --kv-heads 32 --head-dim 128)
 narrow_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 8 --head-dim 64)
 
 latents=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
+latents_1k=("${latents[@]/sm90_latent/sm90_latent_1k}")  # in groups of 1,024 keys
 
 part_decode() {
   on_one_gpu decode_gpu_bench
@@ -336,6 +337,7 @@ part_latents() {
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
     alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k --slices auto,1,2,4,6,8
+    alone decode_gpu_bench "${latents_1k[@]}" --heads 128 --steps 1x4k,1x32k,16x4k
     alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 64x16k --rows 2 --slices auto,1,2
     alone decode_gpu_bench "${latents[@]}" --heads 16 --steps 128x4k,128x16k --slices auto,1,2
     # Whole steps of the program, products and all.
