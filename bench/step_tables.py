@@ -142,10 +142,10 @@ def beside_plain(times: dict[str, float], form: str, digits: int) -> str:
 def compressed(group: Group) -> str:
     """Steps, prefill, and the making of codes: a table each."""
     by_step: dict[steps.Step, dict[str, float]] = {}
-    for (_, form, step), reading in steps.read_lines(group.lines).items():
-        if reading.us:
-            by_step.setdefault(step, {})[form] = reading.us
     forms = ("", "fp8", "int8", "int4")
+    for (_, form, step), reading in steps.read_lines(group.lines).items():
+        if reading.us and form in forms:
+            by_step.setdefault(step, {})[form] = reading.us
     rows = [["a step, µs", "plain", *forms[1:]]]
     for step, times in sorted(by_step.items()):
         rows.append([f"{step.batch} x {points.size(step.keys)}", *(beside_plain(times, form, 1) for form in forms)])

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -27,6 +28,7 @@ struct LatentKernel {
   const char* name;
   std::int64_t group;
 };
+void PrintTo(const LatentKernel& kernel, std::ostream* stream) { *stream << kernel.name; }
 constexpr LatentKernel kKernels[] = {{"sm90_latent", 4096}, {"sm90_latent_1k", 1024}};
 // CacheLayout::slices of every form: a CTA, a pair, three or four CTAs a unit, and six or eight for two blocks of rows.
 constexpr int kForms[] = {1, 2, 3, 4, 6, 8};
