@@ -135,8 +135,10 @@ std::span<const CompressionMethod> compression_methods() { return kMethods; }
 Formats FormatChoice::formats(const RowShape& k, const RowShape& v) const {
   if (method == nullptr) return {{format, format}};
   if (heads == 1) return method->formats(k, v);
+  const RowFormat group{.coding = RowCoding::kLowRank, .rank = 8, .heads = heads};
+  // Groups that don't divide the heads are refused whatever their rank, and there may be any number of heads in them.
+  if (k.heads % heads != 0 || v.heads % heads != 0) return {{group, group}};
   // Ranks are those that a group has room for, as one head.
-  const RowFormat group{.coding = RowCoding::kLowRank, .heads = heads};
   Formats all = method->formats(rank_shape(group, k), rank_shape(group, v));
   for (CacheFormat& format_of_ranks : all) format_of_ranks.k.heads = format_of_ranks.v.heads = heads;
   return all;
@@ -205,6 +207,10 @@ CacheFormat choose_format(const FormatChoice& choice, std::optional<double> rati
   check_format("k", formats[0].k, k);
   check_format("v", formats[0].v, v);
   if (!ratio) return formats[0];
+  if (!(*ratio >= 0.0)) {
+    fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *ratio)), " with ", setting("method", choice.name)},
+         "the ratio is the share of the bytes that is removed", "Use 0 to below 1, or leave it out.");
+  }
   std::erase_if(formats, [&](const CacheFormat& format) { return !holds(format, k, v); });
   const CacheFormat* chosen = nullptr;
   double most = -std::numeric_limits<double>::infinity();

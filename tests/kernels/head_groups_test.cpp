@@ -202,10 +202,16 @@ TEST(HeadGroupFormat, MethodsNameTheHeads) {
     return std::string(error_of([&] { chosen(text, std::nullopt); }).what());
   };
   EXPECT_NE(refused("lowrank:heads=3").find("groups of 3 of 8 heads"), std::string::npos);
+  // Of so many heads there would be ranks for hours, and more of them than memory.
+  EXPECT_NE(refused("lowrank:heads=2147483647").find("groups of 2147483647 of 8 heads"), std::string::npos);
   EXPECT_NE(refused("lowrank:heads=0").find("\"heads=0\" is no option of lowrank"), std::string::npos);
   EXPECT_NE(refused("lowrank:rank=8").find("\"rank=8\" is no option of lowrank"), std::string::npos);
   EXPECT_NE(refused("lowrank:").find("\"\" is no option of lowrank"), std::string::npos);
   EXPECT_NE(refused("int4:heads=2").find("\"heads=2\" is no option of int4"), std::string::npos);
+  for (const double ratio : {-1.0, -1e-9, std::numeric_limits<double>::quiet_NaN()}) {
+    const Error error = error_of([&] { chosen("int4", ratio); });
+    EXPECT_NE(std::string(error.what()).find("the ratio is the share"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace
