@@ -17,6 +17,8 @@ namespace {
 
 using Formats = std::vector<CacheFormat>;
 
+constexpr std::int64_t kMostNumbers = 1 << 16;  // heads, dims and ranks
+
 RowFormat fp8(ScaleGrain scales) { return {RowCoding::kFp8, scales}; }
 RowFormat int4(RowCoding coding, int group) { return {coding, ScaleGrain::kTokenHead, group}; }
 
@@ -32,7 +34,8 @@ Formats of_ranks(const RowShape& k, const RowShape& v, const OfRank& of_rank) {
   Formats all;
   const int usual = std::max(8, static_cast<int>(std::min(k.dim, v.dim) / 4) / 8 * 8);
   all.push_back({of_rank(usual), of_rank(usual)});
-  for (int rank = 8; rank < std::min(k.dim, v.dim); rank += 8) all.push_back({of_rank(rank), of_rank(rank)});
+  const auto most = static_cast<int>(std::min({k.dim, v.dim, kMostNumbers}));
+  for (int rank = 8; rank < most; rank += 8) all.push_back({of_rank(rank), of_rank(rank)});
   return all;
 }
 
@@ -123,6 +126,13 @@ std::optional<FormatChoice> find_choice(std::string_view text) {
   return choice;
 }
 
+void check_shape(const char* name, const RowShape& shape) {
+  const auto possible = [](std::int64_t number) { return number >= 1 && number <= kMostNumbers; };
+  if (possible(shape.heads) && possible(shape.dim)) return;
+  fail(ErrorCode::kUsage, fmt::format("{} of {} heads of {} is to be stored in a format", name, shape.heads, shape.dim),
+       fmt::format("heads and dims are 1 to {}", kMostNumbers), "Check the shape.");
+}
+
 bool holds(const CacheFormat& format, const RowShape& k, const RowShape& v) {
   return entry_of(format.k.coding).missing(format.k, k).empty() &&
          entry_of(format.v.coding).missing(format.v, v).empty();
@@ -203,6 +213,8 @@ std::string greatest_ratio(double removed) {
 
 CacheFormat choose_format(const FormatChoice& choice, std::optional<double> ratio, const RowShape& k,
                           const RowShape& v) {
+  check_shape("k", k);
+  check_shape("v", v);
   Formats formats = choice.formats(k, v);
   check_format("k", formats[0].k, k);
   check_format("v", formats[0].v, v);

@@ -194,7 +194,7 @@ TEST(LatentDecode, RefusesWhatDoesNotFit) {
   inputs.latent = view(2, 1, 40);
   EXPECT_NE(message().find("one of latent and k_rope is missing"), std::string::npos) << message();
   inputs.k_rope = view(2, 1, 16);
-  EXPECT_NE(message().find("latent is bf16 [2, 1, 40]"), std::string::npos) << message();
+  EXPECT_NE(message().find("k_rope is bf16 [2, 1, 16]"), std::string::npos) << message();
   inputs.latent = {};
   EXPECT_NE(message().find("one of latent and k_rope is missing"), std::string::npos) << message();
   inputs.k_rope = {};
