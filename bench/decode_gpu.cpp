@@ -128,7 +128,7 @@ class Bench {
       update.table_pages = turns.pages;
       update.pages = turns.pool;
       update.page_size = turns.page;
-      update.group_keys = kernel->key_tile() * std::int64_t{kGroupTiles};
+      update.group_keys = kernel->group_keys();
       update.most_keys = shape.keys;
       update.prefixes = step.prefixes;
       for (const CacheView* const part : {&step.k, &step.v}) {

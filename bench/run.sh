@@ -42,8 +42,9 @@ part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forc
 part decode-updates 1 "steps of decoding with their updates (checks, new rows): plain caches, codes, latents; ours alone"
 part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
 part sparse-peers 6 "prefill over lists: ours in turn with FlexAttention over the same 10 % of the blocks, and all, in rounds"
+part choice 1 "choosing blocks of keys for a prefill, 32k to 2m tokens; ours alone"
 part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
-part latents 3 "decoding over latents, 16 and 128 heads, by a CTA, a pair or a team; rows of 8 bits beside 16; ours alone"
+part latents 3 "decoding over latents, 16 and 128 heads, by a CTA, a pair or a team; groups of 1,024 keys; 8 bits; ours alone"
 part latents-peers 4 "decoding over latents: ours in turn with FlashMLA, in rounds"
 part compressed 4 "decoding and prefill over codes beside plain caches, in rounds; compressing, decompressing; ours alone"
 part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"
@@ -226,6 +227,7 @@ equal_heads=(--steps "1x4k,1x64k,8x4k" --heads 32 --kv-heads 32 --head-dim 128)
 narrow_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 8 --head-dim 64)
 
 latents=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
+latents_1k=("${latents[@]/sm90_latent/sm90_latent_1k}")  # in groups of 1,024 keys
 
 part_decode() {
   on_one_gpu decode_gpu_bench
@@ -308,6 +310,12 @@ joined() { local IFS=,; echo "$*"; }
 # To keys of 16 and 128 heads, into the latent, and back, by the rows of a prefill, a batch of decoding steps and one step.
 products=(--shapes "expand:32kx16,expand:4kx128,absorb:128x128,back:128x128,absorb:4kx128,back:4kx128,absorb:1x128,back:1x128")
 
+part_choice() {
+  on_one_gpu fold_gpu_bench
+  alone fold_gpu_bench choice sm90_fold
+  finish choice
+}
+
 part_products() {
   need_gpus 1
   need_torch
@@ -329,6 +337,7 @@ part_latents() {
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
     alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k --slices auto,1,2,4,6,8
+    alone decode_gpu_bench "${latents_1k[@]}" --heads 128 --steps 1x4k,1x32k,16x4k
     alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 64x16k --rows 2 --slices auto,1,2
     alone decode_gpu_bench "${latents[@]}" --heads 16 --steps 128x4k,128x16k --slices auto,1,2
     # Whole steps of the program, products and all.
@@ -338,6 +347,10 @@ part_latents() {
       ours 1 "${stored[@]}" --heads 128 --seq 4k --batch 128
       ours 1 "${stored[@]}" --heads 16 --seq 16k --batch 128
     done
+  done
+  # The portable kernel.
+  for format in bf16 fp8; do
+    ours 1 --kernel sm80_fold --op mla --q-len 1 --page-size 64 --cache-format "$format" --heads 128 --seq 4k,128k
   done
   finish latents
 }
@@ -366,6 +379,8 @@ part_compressed() {
     for format in bf16 fp8 int4; do ours 1 --seq 16k,64k "${main_shape[@]}" --cache-format "$format"; done
     alone compress_gpu_bench
   done
+  # The portable kernel.
+  alone decode_gpu_bench --kernel sm80_fold --steps 1x4k,1x16k,1x128k,32x4k --cache plain,fp8,int8,int4
   finish compressed
 }
 

@@ -9,7 +9,7 @@ the peers, in microseconds.
 
 What was measured several times in one file, in turn with others, counts as the median of these readings. Of several files that
 have a point the last one counts; but ours stays with the peers that it took turns with. Of the forms that a peer was asked in,
-the fastest counts. Ours is the one that chose its form itself; --forms shows the forced ones, too."""
+the fastest counts. Ours is the one that chose its form and its kernel itself; --forms shows the forced ones, too."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ import points
 SCHEMA = "ringattn.decode/1"
 FAR_BEYOND_CACHE = 512 << 20  # bytes read between two uses of a cache, at least
 CUDNN, FLASH, FLASH_MLA = "cuDNN", "FlashAttention-2", "FlashMLA"
+USUAL = ("sm90_fold", "sm90_latent")  # ours that are chosen where none is named; by others, steps have forms of their own
 NAMES = {"cudnn": CUDNN, "flash_attention_2": FLASH, "flash_mla": FLASH_MLA, "math": "math"}
 PEERS = (CUDNN, FLASH)
 # The part of cuDNN's time that a step of bf16, 32/8 heads of 128 must keep to, by sequences and keys.
@@ -114,7 +115,10 @@ def parse(line: dict[str, Any]) -> Reading:
         raise ValueError(f"{launches} launches over {caches} caches find parts of them in the L2 cache")
     us = None if line["us"] is None else points.as_figure(line["us"]["median"])
     error = "" if us is not None else points.as_text(line["error"])
-    return Reading(tool if tool == points.OURS else NAMES[kernel], points.as_text(line["form"]), step, us, error)
+    form = points.as_text(line["form"])
+    if tool != points.OURS:
+        return Reading(NAMES[kernel], form, step, us, error)
+    return Reading(tool, form if kernel in USUAL else f"{kernel}, {form}" if form else kernel, step, us, error)
 
 
 def read_lines(lines: Iterable[dict[str, Any]]) -> Readings:

@@ -146,8 +146,8 @@ sanitizer() {
   local codes='Formats/CudaRowsTest.CodesAndElementsAreTheHosts' append='Formats/CudaRowsTest.AFewRowsAreAppended'
   local formats='fp8_token_head int4_channel_group_32 int4_token_group_32 vector_width_8' format filter=
   for format in $formats; do filter+=${filter:+:}$codes/$format:$append/$format; done
-  # racecheck doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_scan,
-  # sm90_latent and sm90_fold's decoding, of plain caches and of codes, have it: their tests are left to other tools.
+  # racecheck doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_scan, both kernels
+  # of latents and sm90_fold's decoding, of plain caches and of codes, have it: their tests are left to other tools.
   if [[ $tool == racecheck ]]; then
     nan='Kernels/CudaFoldTest.NanInAValueStaysInItsTile' all='sm80*'
     nan=$nan/sm80_fold:$nan/sm90_fold

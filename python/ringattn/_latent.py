@@ -10,7 +10,7 @@ them, and the rotary key in bf16, 656 bytes for 512 and 64 numbers. latent_dim i
 and all else is bf16. The bits are those over what they are unpacked to."""
 
 from . import _abi, _job, _structs
-from ._arguments import as_ints, check_axes, check_settings, lengths_of, refuse_unknown, scale_of
+from ._arguments import as_ints, as_text, check_axes, check_settings, lengths_of, refuse_unknown, scale_of
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced, type_name
 from ._decode import DecodeShare, LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
@@ -177,9 +177,11 @@ def _one_head(rows):
 def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, latent=None, k_rope=None, rope_dim: int = 64,
                grow: bool = False, head_dim: int | None = None, head_dim_v: int | None = None, mask: _job.Mask = "causal",
                softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, max_keys: int | None = None,
-               world: World | None = None, out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+               world: World | None = None, out=None, threads: int = 0, timeout: float = 60.0, kernel: str | None = None,
+               **unknown):  # fmt: skip
     """One step of decoding over a cache of latents, in the absorbed form: on CPUs and with sm80_fold with the bits of mla() in
-    that form over the whole sequence, on Hopper, where sm90_latent decodes, with bits of its own.
+    that form over the whole sequence, on Hopper, where sm90_latent decodes, with bits of its own. kernel: the name of one that
+    must decode, for steps of few sequences "sm90_latent_1k", whose bits are others (docs/mla.md); None: the usual one.
 
     q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim]. cache: [pages, page_size,
     latent_dim + rope_dim]: the latent, then the rotary key; or uint8 [pages, page_size, bytes of a row], rows of 8 bits, into
@@ -190,7 +192,8 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
         refuse_unknown("mla_decode", unknown)
     given = {"q": q, "cache": cache, "block_table": block_table, "lengths": lengths, "sinks": sinks, "w_uk": w_uk,
              "w_uv": w_uv, "latent": latent, "k_rope": k_rope}  # fmt: skip
-    settings = ("mla_decode", rope_dim, grow, head_dim, head_dim_v, mask, softmax_scale, softcap, max_keys, threads, timeout)
+    settings = ("mla_decode", rope_dim, grow, head_dim, head_dim_v, mask, softmax_scale, softcap, max_keys, threads, timeout,
+                kernel)  # fmt: skip
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
@@ -200,7 +203,8 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     check_lengths(lengths, block_table)
     own = _job.world_of(q, world)
     step, sequences, rows, out_dim = _prepared_step(own, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask,
-                                                    softmax_scale, softcap, sinks, max_keys, threads, timeout)  # fmt: skip
+                                                    softmax_scale, softcap, sinks, max_keys, threads, timeout,
+                                                    kernel)  # fmt: skip
     flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
     latent_dim = latent_dim_of(cache, rope_dim)
     arrays = {"q": flat_q, "cache": cache if cache.ndim == 4 else cache[:, :, None, :], "block_table": block_table,
@@ -210,7 +214,7 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
 
 
 def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap,
-                   sinks, max_keys, threads, timeout):  # fmt: skip
+                   sinks, max_keys, threads, timeout, kernel):  # fmt: skip
     """(LatentDecode, sequences, rows of each, numbers of a row of out)."""
     if not isinstance(rope_dim, int):
         refuse(f"rope_dim is {rope_dim!r}", "it says how many numbers of a row are the rotary key", "Pass a number: 64.")
@@ -224,14 +228,16 @@ def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head
         _check_rows("cache", cache, rope_dim)
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
     limits = limits_of(own, sequences, rows, cache, block_table, max_keys)
+    name = None if kernel is None else as_text(kernel, "kernel")
     key = ("latent_decode", q.dtype, packed, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap,
-           sinks is not None, limits, threads, timeout)  # fmt: skip
+           sinks is not None, limits, threads, timeout, name)  # fmt: skip
 
     def make():
         spec = _spec(
             q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None, packed
         )
-        return LatentDecode(own, spec, c_limits(limits), _job.run_options(threads=threads, timeout_seconds=timeout))
+        options = _job.run_options(threads=threads, timeout_seconds=timeout, kernel=name)
+        return LatentDecode(own, spec, c_limits(limits), options)
 
     return own.prepared(key, make), sequences, rows, out_dim
 
@@ -239,7 +245,7 @@ def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head
 def mla_decode_share(q, cache, w_uk=None, w_uv=None, *, block_table=None, rope_dim: int = 64, head_dim: int | None = None,
                      head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                      softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, threads: int = 0,
-                     timeout: float = 60.0, **unknown) -> DecodeShare:  # fmt: skip
+                     timeout: float = 60.0, kernel: str | None = None, **unknown) -> DecodeShare:  # fmt: skip
     """decode_share() of a step of mla_decode()."""
     if unknown:
         refuse_unknown("mla_decode_share", unknown)
@@ -247,5 +253,5 @@ def mla_decode_share(q, cache, w_uk=None, w_uv=None, *, block_table=None, rope_d
     check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
     own = _job.world_of(q, world)
     step, sequences, _, _ = _prepared_step(own, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask,
-                                           softmax_scale, softcap, sinks, max_keys, threads, timeout)  # fmt: skip
+                                           softmax_scale, softcap, sinks, max_keys, threads, timeout, kernel)  # fmt: skip
     return step.share(sequences)

@@ -216,12 +216,12 @@ def _mla_decode_op(
     q: Tensor, cache: Tensor, lengths: Tensor, w_uk: Tensor | None, w_uv: Tensor | None, block_table: Tensor | None,
     latent: Tensor | None, k_rope: Tensor | None, sinks: Tensor | None, rope_dim: int, grow: bool, head_dim: int | None,
     head_dim_v: int | None, mask: str, left: int, right: int, softmax_scale: float | None, softcap: float, max_keys: int | None,
-    threads: int, timeout: float,
+    threads: int, timeout: float, kernel: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _latent.mla_decode(
         q, cache, lengths, w_uk, w_uv, block_table=block_table, latent=latent, k_rope=k_rope, rope_dim=rope_dim, grow=grow,
         head_dim=head_dim, head_dim_v=head_dim_v, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap,
-        sinks=sinks, max_keys=max_keys, threads=threads, timeout=timeout,
+        sinks=sinks, max_keys=max_keys, threads=threads, timeout=timeout, kernel=kernel,
     )  # fmt: skip
 
 
@@ -232,12 +232,12 @@ def _(q, cache, lengths, w_uk, w_uv, block_table, latent, k_rope, sinks, rope_di
 
 def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, latent=None, k_rope=None, rope_dim=64, grow=False,
                head_dim=None, head_dim_v=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, max_keys=None,
-               world=None, out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
+               world=None, out=None, threads=0, timeout=60.0, kernel=None, **unknown):  # fmt: skip
     check_known("mla_decode", unknown)
     check_alone("mla_decode", world)
     made, lse = run(
         "mla_decode", q, cache, lengths, w_uk, w_uv, block_table, latent, k_rope, sinks, rope_dim, grow, head_dim,
-        head_dim_v, *mask_arguments(mask), softmax_scale, softcap, max_keys, threads, timeout,
+        head_dim_v, *mask_arguments(mask), softmax_scale, softcap, max_keys, threads, timeout, kernel,
     )  # fmt: skip
     return given("mla_decode", out, made), lse
 

@@ -53,7 +53,7 @@ struct Decode::Impl {
   GroupShare share() const { return kept_share(deal, transport.rank()); }
   HeadRange kv_heads() const { return kept_heads(deal, job.spec, transport.rank()); }
   SequenceRange kept(std::int64_t sequences) const { return kept_sequences(deal, sequences, transport.rank()); }
-  std::int64_t group_keys() const { return std::int64_t{kGroupTiles} * kernel->key_tile(); }
+  std::int64_t group_keys() const { return kernel->group_keys(); }
   SequenceRange owned(std::int64_t sequences) const {
     return owned_sequences(sequences, transport.rank(), transport.size());
   }
@@ -310,7 +310,7 @@ void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate places, const 
 // Folds this rank's part for all rows, and finishes the rows that it owns.
 void Decode::Impl::finish_together(DecodeStep step, const StepExtent& extent, const FoldOutput& output, Stream stream) {
   const bool has_groups = deal.groups > 1;
-  const std::int64_t groups = share_groups(extent.keys, deal.groups, kernel->key_tile());
+  const std::int64_t groups = share_groups(extent.keys, deal.groups, group_keys());
   const ExchangeShape shape{extent.sequences, step.rows, has_groups ? exchange->exchanged_groups(groups) : 1};
   if (has_groups) {
     step.partials = {reinterpret_cast<float*>(exchange->own_records()), shape.groups};
@@ -381,6 +381,7 @@ const DecodeOptions& Decode::options() const { return impl_->options; }
 const DecodeChoice& Decode::kernel() const { return impl_->choice; }
 Backend& Decode::backend() { return *impl_->backend; }
 const DecodeMemory& Decode::memory() const { return impl_->memory; }
+int Decode::key_tile() const { return impl_->kernel->key_tile(); }
 std::int64_t Decode::group_keys() const { return impl_->group_keys(); }
 GroupShare Decode::share() const { return impl_->share(); }
 std::int64_t Decode::cache_tokens(std::int64_t length) const {

@@ -129,6 +129,8 @@ class Decode {
   Backend& backend();
   const DecodeMemory& memory() const;  // of the rank that needs most
 
+  // Keys of a tile of the kernel's.
+  int key_tile() const;
   // Keys of a group: what ranks deal to each other.
   std::int64_t group_keys() const;
   // The groups of each sequence that this rank's cache holds. Only these have a place in it (kernels/cache_share.hpp).

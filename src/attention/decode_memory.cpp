@@ -125,14 +125,14 @@ DecodeJob part_of_job(const DecodeJob& job, int rank, int ranks) {
   return part;
 }
 
-std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, int key_tile) {
+std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, std::int64_t group_keys) {
   // The first rank has most.
-  return keys_of_share(kept_share(deal_of(job, ranks), 0), std::int64_t{kGroupTiles} * key_tile, job.limits.keys);
+  return keys_of_share(kept_share(deal_of(job, ranks), 0), group_keys, job.limits.keys);
 }
 
-std::int64_t most_table_pages(const DecodeJob& job, int ranks, int key_tile) {
+std::int64_t most_table_pages(const DecodeJob& job, int ranks, std::int64_t group_keys) {
   if (!job.is_paged()) return 1;
-  return (most_cache_tokens(job, ranks, key_tile) + job.page_size - 1) / job.page_size;
+  return (most_cache_tokens(job, ranks, group_keys) + job.page_size - 1) / job.page_size;
 }
 
 std::int64_t most_list_blocks(const DecodeJob& job) {
@@ -159,21 +159,21 @@ RowRecords row_records(const DecodeJob& job, const DecodeKernel& kernel, int ran
   for (int rank = 0; rank < ranks; ++rank) {
     records.bytes.push_back(deal.groups > 1 ? partial : ResultRecord(part_of_job(job, rank, ranks).spec).bytes);
   }
-  if (deal.groups > 1) records.groups = share_groups(job.limits.keys, deal.groups, kernel.key_tile());
+  if (deal.groups > 1) records.groups = share_groups(job.limits.keys, deal.groups, kernel.group_keys());
   return records;
 }
 
 DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int ranks) {
   const FoldSpec& spec = job.spec;
   const DecodeLimits& limits = job.limits;
-  const int key_tile = kernel.key_tile();
+  const std::int64_t group_keys = kernel.group_keys();
   const StepDeal deal = deal_of(job, ranks);
   const DecodeJob part = largest_part(job, ranks);
-  const std::int64_t table_pages = most_table_pages(job, ranks, key_tile);
+  const std::int64_t table_pages = most_table_pages(job, ranks, group_keys);
   // The most that a rank owns.
   const std::int64_t owned = (limits.sequences + ranks - 1) / ranks;
   const std::int64_t pages = job.pages > 0 ? job.pages : part.limits.sequences * table_pages;
-  const std::int64_t page = job.is_paged() ? job.page_size : most_cache_tokens(job, ranks, key_tile);
+  const std::int64_t page = job.is_paged() ? job.page_size : most_cache_tokens(job, ranks, group_keys);
   const std::int64_t rows = limits.sequences * limits.rows;
   DecodeMemory memory;
   const RowShape k{spec.dtype, part.spec.kv_heads, spec.head_dim};

@@ -55,10 +55,10 @@ inline DecodeJob largest_part(const DecodeJob& job, int ranks) { return part_of_
 
 // Tokens that the rank with most of them holds of the longest sequence: the least page_size of a dense cache, and what
 // a block table has to reach.
-std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, int key_tile);
+std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, std::int64_t group_keys);
 
 // Entries of a sequence in a rank's block table that reach the limits; 1 for a dense cache.
-std::int64_t most_table_pages(const DecodeJob& job, int ranks, int key_tile);
+std::int64_t most_table_pages(const DecodeJob& job, int ranks, std::int64_t group_keys);
 
 // What ranks leave of a row for its owner: partials of the groups of a share, or one record of results.
 struct RowRecords {

@@ -10,8 +10,9 @@
 //   decode.wait();
 //
 // A row's O and LSE have the same bits with any batch, page size, order of pages and number of ranks. With cpu_fold and
-// sm80_fold they are those that the row has in an absorbed Latent over the whole sequence; sm90_latent, which decodes
-// on Hopper, is no kernel that a Latent folds by, so its bits are its own and agree with a Latent's but for rounding.
+// sm80_fold they are those that the row has in an absorbed Latent over the whole sequence; sm90_latent and, where it is
+// named, sm90_latent_1k, which decode on Hopper, are no kernels that a Latent folds by: the bits of each are its own,
+// and agree with a Latent's but for rounding. The latter has groups of fewer keys, which is faster for few sequences.
 // Ranks share a cache as those of a Decode do. Over a cache of 8 bits (latent_cache() in kernels/latent_rows.hpp) the
 // bits are those over the latents that its rows are unpacked to; new rows are packed as they join it.
 #pragma once

@@ -7,7 +7,7 @@
 
 namespace ringattn {
 
-std::string_view version();       // "0.2.0"
+std::string_view version();       // "0.3.0"
 std::string_view git_revision();  // short hash of the source, or "unknown" outside a checkout
 bool git_dirty();                 // the source differed from git_revision()
 std::string_view compiler();      // e.g. "GNU 12.2.0"

@@ -73,7 +73,7 @@ extern "C" {
 /* Rises by one whenever something joins this header. Nothing leaves it: the library serves all versions up to its own. */
 #define RINGATTN_ABI 4
 
-/* The library's own RINGATTN_ABI, and its version, e.g. "0.2.0". */
+/* The library's own RINGATTN_ABI, and its version, e.g. "0.3.0". */
 int32_t ringattn_abi(void);
 const char *ringattn_version(void);
 

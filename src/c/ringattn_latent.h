@@ -80,7 +80,8 @@ ringattn_status ringattn_latent_wait(ringattn_latent *latent);
 void ringattn_latent_destroy(ringattn_latent *latent);
 
 /* Decoding over a cache of latents in the absorbed form. With the kernels cpu_fold and sm80_fold rows have the bits of a
-   ringattn_latent of that form over the whole sequence; sm90_latent has bits of its own. */
+   ringattn_latent of that form over the whole sequence; sm90_latent has bits of its own, and so has sm90_latent_1k, which
+   is taken where the options' kernel names it: its groups have fewer keys, which is faster for few sequences. */
 typedef struct ringattn_latent_decode ringattn_latent_decode;
 
 ringattn_status ringattn_latent_decode_create(ringattn_world *world, const ringattn_latent_spec *spec,
@@ -96,8 +97,8 @@ typedef struct ringattn_latent_decode_tensors {
   uint64_t size;
   const DLTensor *q;     /* [sequences * rows, heads, head_dim + rope_dim]; without w_uk latent_dim + rope_dim */
   const DLTensor *cache; /* [pages, page_size, 1, latent_dim + rope_dim]: the latent, then the rotary key; with a format
-                            U8 [pages, page_size, 1, bytes of a row], of which sm90_latent wants the start and the strides
-                            to be multiples of 16 bytes */
+                            U8 [pages, page_size, 1, bytes of a row], of which sm90_latent and sm90_latent_1k want the
+                            start and the strides to be multiples of 16 bytes */
   const DLTensor *block_table;
   const DLTensor *lengths;
   const DLTensor *sinks;

@@ -37,7 +37,7 @@ ringattn_status ringattn_decode_create(ringattn_world *world, const ringattn_spe
  * sequence, one behind the other; group g is the keys g * group_keys and on. */
 typedef struct ringattn_decode_facts {
   uint64_t size;
-  int64_t group_keys;
+  int64_t group_keys; /* the kernel's */
   int64_t share_first;
   int64_t share_every;
   uint64_t memory_bytes; /* on the rank that needs most: cache, rows, tables and all that is allocated */

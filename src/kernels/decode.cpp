@@ -58,9 +58,8 @@ std::string describe(const DecodeSpec& spec) {
   return text + ", cache of " + (spec.values_in_codes() ? describe(spec.format.k) : describe(spec.format));
 }
 
-std::int64_t share_groups(std::int64_t keys, int shares, int key_tile) {
-  const std::int64_t group = std::int64_t{kGroupTiles} * key_tile;
-  const std::int64_t groups = (keys + group - 1) / group;
+std::int64_t share_groups(std::int64_t keys, int shares, std::int64_t group_keys) {
+  const std::int64_t groups = (keys + group_keys - 1) / group_keys;
   return (groups + shares - 1) / shares;
 }
 

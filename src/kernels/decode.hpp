@@ -20,6 +20,7 @@
 #include "kernels/compressed_rows.hpp"
 #include "kernels/decode_lists.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/merge.hpp"
 
 namespace ringattn {
 
@@ -138,6 +139,9 @@ class DecodeKernel {
 
   // Keys of a tile: FoldKernel::key_tile() of the fold kernel.
   virtual int key_tile() const = 0;
+  // Key tiles of a group, a power of two: where a fold kernel folds the same rows with the same bits, as many as its.
+  virtual int group_tiles() const { return kGroupTiles; }
+  std::int64_t group_keys() const { return std::int64_t{group_tiles()} * key_tile(); }
   // Bytes that reserve() allocates for steps within `limits`.
   virtual std::size_t scratch_bytes(const DecodeLimits& limits) const = 0;
   // Throws kUnsupported where the kernel doesn't do steps within `limits`, or merges of so many shares. By default none
@@ -157,8 +161,8 @@ class DecodeKernel {
   virtual void merge(const DecodeMerge& merge, Stream stream) = 0;
 };
 
-// Groups of the share {share, n} of a sequence of `keys` keys: as many as any share of n has.
-std::int64_t share_groups(std::int64_t keys, int shares, int key_tile);
+// Groups of `group_keys` keys of the share {share, n} of a sequence of `keys` keys: as many as any share of n has.
+std::int64_t share_groups(std::int64_t keys, int shares, std::int64_t group_keys);
 
 // What every decode kernel checks of a step. Throws kUsage where pages can't hold tiles in whole pieces (page_size
 // neither a power of two from 16 to 256 nor a dense cache's), and kInternal where views don't fit the spec, the limits

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels that decode, in order of preference. Each has the name, and the bits, of a row of fold_table.cpp, but for
-// sm90_latent, which no kernel folds like.
+// sm90_latent and sm90_latent_1k, which no kernel folds like, and which differ from each other by their groups.
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,17 @@ TileSizes tiles_of(const Config& config, int query) {
 }
 #endif
 
+#ifdef RINGATTN_HAVE_HOPPER
+template <const sm90::LatentRow& kRow>
+constexpr KernelRow<DecodeSpec> latent_row(std::string_view supports) {
+  return {{kRow.name, "cuda", supports, [] { return sm90::latent_configs(kRow); },
+           [](const Backend&) { return 5e14; },  // an H200: its products, with 64 rows or more
+           sm90::fold_unavailable, cuda::make_cuda_backend},
+          sm90::latent_missing,
+          [](const DecodeSpec& spec, Backend& backend) { return sm90::make_latent_decode(spec, backend, kRow); }};
+}
+#endif
+
 constexpr KernelRow<DecodeSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_fold", "cuda",
@@ -72,13 +84,11 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
        return missing;
      },
      sm90::make_decode},
-    {{"sm90_latent", "cuda",
-      "bf16, fp16; latents: head_dim 576 with the first 512 columns as values, also of 8 bits; every mask, softcap, "
-      "sinks",
-      sm90::latent_configs, [](const Backend&) { return 5e14; },  // an H200: its products, with 64 rows or more
-      sm90::fold_unavailable, cuda::make_cuda_backend},
-     sm90::latent_missing,
-     sm90::make_latent_decode},
+    latent_row<sm90::kLatentRow>(
+        "bf16, fp16; latents: head_dim 576 with the first 512 columns as values, also of 8 bits; every mask, softcap, "
+        "sinks"),
+    latent_row<sm90::kLatentShortRow>(
+        "bf16, fp16; as sm90_latent, in groups of 1,024 keys instead of 4,096: other bits, for few sequences"),
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_fold", "cuda",

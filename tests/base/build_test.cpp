@@ -13,7 +13,7 @@ namespace {
 bool is_hex(std::string_view text) { return text.find_first_not_of("0123456789abcdef") == std::string_view::npos; }
 
 TEST(Build, IsNamed) {
-  EXPECT_EQ(version(), "0.2.0");
+  EXPECT_EQ(version(), "0.3.0");
   EXPECT_TRUE(git_revision() == "unknown" || (git_revision().size() == 12 && is_hex(git_revision()))) << git_revision();
 #ifdef __clang__
   EXPECT_EQ(compiler(), "Clang " + std::to_string(__clang_major__) + "." + std::to_string(__clang_minor__) + "." +

@@ -206,7 +206,8 @@ class Benchmarks(checkout.Checkout):
         self.words_bench("compress_gpu_bench")
         self.environment |= {"BENCH_ROUNDS": "2"}
         words = [line["words"] for line in self.measure("compressed", 0)]
-        self.assertEqual(len(words), 10)
+        self.assertEqual(len(words), 11)
+        self.assertIn("--kernel sm80_fold", words[-1])
         self.assertEqual(words[0], "--steps 1x16k,1x128k,32x4k --cache plain,fp8,int8,int4")
         formats = [text.split("--cache-format ")[1].split()[0] for text in words if "--cache-format" in text]
         self.assertEqual(formats, ["bf16", "fp8", "int4"] * 2)
@@ -234,6 +235,11 @@ class Benchmarks(checkout.Checkout):
         words = [line["words"] for line in self.measure("compressed-ring", 0)]
         self.assertEqual([text.split("--cache-format ")[1].split()[0] for text in words], ["bf16", "fp8", "int8", "int4"])
         self.assertTrue(all(text.startswith("-np 2 run --backend cpu ") for text in words), words)
+
+    def test_the_choice_of_blocks_is_measured_alone(self):
+        self.assertEqual(self.measure("choice", 1), [], "fold_gpu_bench isn't there")
+        self.words_bench("fold_gpu_bench")
+        self.assertEqual([line["words"] for line in self.measure("choice", 0)], ["choice sm90_fold"])
 
     def test_products_are_measured_in_turn_with_the_peers_over_the_same_shapes(self):
         self.assertEqual(self.measure("products", 1), [], "product_gpu_bench isn't there")
@@ -267,10 +273,13 @@ class Benchmarks(checkout.Checkout):
         self.environment |= {"BENCH_ROUNDS": "1"}
         words = [line["words"] for line in self.measure("latents", 0)]
         stored = [text.split(" --jsonl")[0] for text in words if "--cache-format" in text]
-        plain, codes = ([text for text in stored if f"--cache-format {name} " in text] for name in ("bf16", "fp8"))
-        self.assertEqual(stored, plain + codes)
-        self.assertEqual([text.replace("bf16", "fp8") for text in plain], codes)
-        self.assertEqual(len(plain), 3)
+        portable = [text for text in stored if "--kernel sm80_fold" in text]
+        self.assertEqual([text for text in stored if text not in portable] + portable, stored)
+        for some, shapes in ((stored[: -len(portable)], 3), (portable, 1)):
+            plain, codes = ([text for text in some if f"--cache-format {name} " in text] for name in ("bf16", "fp8"))
+            self.assertEqual(some, plain + codes)
+            self.assertEqual([text.replace("bf16", "fp8") for text in plain], codes)
+            self.assertEqual(len(plain), shapes)
         self.assertTrue(all("--op mla --q-len 1 --page-size 64" in text for text in stored), stored)
 
     def test_scaling_goes_over_powers_of_two_and_all_gpus(self):

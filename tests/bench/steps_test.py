@@ -64,6 +64,15 @@ class Reading(unittest.TestCase):
         self.assertEqual(found["ringattn", 1, 4096, 128, 16], 11.0)
         self.assertIn("slices 1", tool("--forms", OURS).stdout)
 
+    def test_a_kernel_that_was_named_is_a_form_of_its_own(self):
+        usual = lines(OURS)[0]
+        for kernel in ("sm80_fold", "sm90_latent_1k"):
+            for form in ("", "slices 2"):
+                named = {**usual, "kernel": kernel, "form": form, "us": {"median": 1.0, "p10": 1.0, "p90": 1.0}}
+                path = self.write("latents.jsonl", named, usual, named)
+                self.assertEqual(self.figures(path), self.figures(self.write("usual.jsonl", usual)))
+                self.assertIn(f"ringattn, {kernel}{', ' if form else ''}{form}  ", tool("--forms", path).stdout)
+
     def test_one_failure_among_the_rounds_does_not_hide_the_others(self):
         good = lines(PEERS)[0]
         failed = {**good, "us": None, "error": "out of memory"}

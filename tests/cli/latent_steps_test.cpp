@@ -212,15 +212,45 @@ TEST(LatentSteps, NeedTheMemoryThatARefusalNames) {
   }
 }
 
-// A kernel that only decodes is known where latents are rows, and refused for what it is.
-TEST(LatentSteps, AreWhatAKernelThatOnlyDecodesIsFor) {
-  const Words job{"plan", "--op", "mla", "--seq", "4k", "--heads", "16", "--dtype", "bf16", "--kernel", "sm90_latent"};
-  if (tool(job + Words{"--q-len", "1"}).code != 0) GTEST_SKIP() << "this build has no kernels for Hopper";
-  for (const Words& rows :
-       {Words{"--q-len", "1", "--layout", "zigzag"}, {"--q-len", "1", "--form", "expanded"}, {"--q-len", "17"}}) {
-    const Finished refused = tool(job + rows);
-    EXPECT_EQ(refused.code, 4) << refused.err;
-    EXPECT_TRUE(has(refused.err, "kernel sm90_latent can't do this job (it is for decode alone")) << refused.err;
+// Kernels that only decode are known where latents are rows, and refused for what they are.
+TEST(LatentSteps, AreWhatKernelsThatOnlyDecodeAreFor) {
+  for (const std::string kernel : {"sm90_latent", "sm90_latent_1k"}) {
+    const Words job{"plan", "--op", "mla", "--seq", "4k", "--heads", "16", "--dtype", "bf16", "--kernel", kernel};
+    if (tool(job + Words{"--q-len", "1"}).code != 0) GTEST_SKIP() << "this build has no kernels for Hopper";
+    for (const Words& rows :
+         {Words{"--q-len", "1", "--layout", "zigzag"}, {"--q-len", "1", "--form", "expanded"}, {"--q-len", "17"}}) {
+      const Finished refused = tool(job + rows);
+      EXPECT_EQ(refused.code, 4) << refused.err;
+      EXPECT_TRUE(has(refused.err, "kernel " + kernel + " can't do this job (it is for decode alone")) << refused.err;
+    }
+    const Finished large = tool(job + Words{"--q-len", "1", "--batch", "257"});
+    EXPECT_EQ(large.code, 4) << large.out;
+    EXPECT_TRUE(has(large.err, kernel + " decodes up to 256 in one step")) << large.err;
+  }
+}
+
+// Ranks deal groups of the kernel's, and groups of a quarter of the keys leave four times as many partial results.
+TEST(LatentSteps, InGroupsOfFewerKeys) {
+  const Words job{"plan", "--op",    "mla",  "--seq",       "16k", "--batch", "2",   "--heads", "128", "--q-len",
+                  "1",    "--dtype", "bf16", "--page-size", "64",  "--world", "1,2", "--json",  "-"};
+  const auto plan = [&](const char* kernel) { return tool(job + Words{"--kernel", kernel}); };
+  const Finished usual = plan("sm90_latent"), few = plan("sm90_latent_1k");
+  if (usual.code != 0) GTEST_SKIP() << "this build has no kernels for Hopper";
+  ASSERT_EQ(few.code, 0) << few.err;
+  EXPECT_TRUE(has(few.err, "sm90_latent_1k")) << few.err;
+  for (const auto& [row, parts] : {std::pair{"/rows/0", 1}, {"/rows/1", 2}}) {
+    const auto number = [&](const Finished& of, const char* name) {
+      return std::stoll(json_at(of.out, std::string(row) + name));
+    };
+    EXPECT_EQ(number(usual, "/stripe"), 4096);
+    EXPECT_EQ(number(few, "/stripe"), 1024);
+    EXPECT_EQ(number(usual, "/groups"), 4);
+    EXPECT_EQ(number(few, "/groups"), 16);
+    EXPECT_EQ(number(few, "/memory/partials"), 4 * number(usual, "/memory/partials"));
+    EXPECT_EQ(number(few, "/bytes_moved"), 4 * number(usual, "/bytes_moved"));
+    EXPECT_EQ(number(few, "/ranks/0/keys"), 2 * 16384 / parts);
+    // Records of a row of a head in a group: 512 numbers, and four of which two are used.
+    EXPECT_EQ(number(few, "/memory/scratch") - number(usual, "/memory/scratch"), 2 * 12 * 128 * 516 * 4);
   }
 }
 

@@ -37,9 +37,10 @@ LatentSpec deepseek(Dtype dtype) {
   return spec;
 }
 
-// Sequences of none, one and two groups of keys in front of the first step; those of sm90_latent have 4096 keys.
+// Sequences of none, one and two groups of keys in front of the first step, and some that grow into another group;
+// those of sm90_latent have 4096 keys, and those of sm90_latent_1k 1024.
 LatentJob steps_of(const LatentSpec& spec, int rows) {
-  return stepwise_job(spec, {kSteps * rows, 130, 4096 + 70, 8192 + 9}, rows, kSteps);
+  return stepwise_job(spec, {kSteps * rows, 130, 1024 + 2, 4096 + 2, 4096 + 70, 8192 + 9}, rows, kSteps);
 }
 
 class GpuLatentDecode : public ::testing::TestWithParam<DecodeRow> {

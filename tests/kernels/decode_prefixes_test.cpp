@@ -301,7 +301,7 @@ TEST_P(DecodePrefixes, OverShares) {
         CacheLayout layout = layout_of(shared, 128);
         layout.share = {i, count};
         runners.push_back(std::make_unique<DecodeRunner>(row(), inputs, layout));
-        runners.back()->make_records(share_groups(3 * group + 7, count, runners.back()->kernel().key_tile()));
+        runners.back()->make_records(share_groups(3 * group + 7, count, runners.back()->kernel().group_keys()));
         runners.back()->enqueue_leave(runners.back()->backend().stream());
         runners.back()->wait();
         records.push_back(runners.back()->records());

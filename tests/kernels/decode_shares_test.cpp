@@ -35,7 +35,7 @@ class DecodeShares : public DecodeRowTest {
                                .head_major = i % 2 == 1,
                                .share = {i, count}};
       runners.push_back(std::make_unique<DecodeRunner>(row(), inputs, layout, 1 + i % 2));
-      runners.back()->make_records(share_groups(longest, count, runners.back()->kernel().key_tile()) + spare);
+      runners.back()->make_records(share_groups(longest, count, runners.back()->kernel().group_keys()) + spare);
     }
     return runners;
   }

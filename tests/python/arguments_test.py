@@ -153,6 +153,23 @@ class Refusals(unittest.TestCase):
         ]  # fmt: skip
         self.refuses(cases)
 
+    def test_a_kernel_decodes_where_it_is_named(self):
+        def step(kernel=None):
+            return ringattn.mla_decode(*LATENT_STEP, rope_dim=8, kernel=kernel)[0]
+
+        def share(kernel=None):
+            return ringattn.mla_decode_share(*LATENT_STEP[:2], *LATENT_STEP[3:], rope_dim=8, kernel=kernel)
+
+        for _ in range(2):  # a second call finds what the first one has kept
+            for kernel in ("cpu_fold", "auto"):
+                assert_same_bits(step(kernel), step())
+                self.assertEqual(share(kernel), share())
+            for call in (step, share):
+                self.refuses([("kernel is 7", lambda: call(7)), ("kernel is ['cpu_fold']", lambda: call(["cpu_fold"])),
+                              ("no_such_kernel", lambda: call("no_such_kernel"))])  # fmt: skip
+                # It runs on GPUs, if this build has it.
+                self.refuses([("sm90_latent_1k", lambda: call("sm90_latent_1k"))], ringattn.Error)
+
     def test_what_contradicts_another_argument(self):
         mla, step = ringattn.mla, lambda **named: ringattn.mla_decode(*LATENT_STEP, rope_dim=8, **named)
         cases = [

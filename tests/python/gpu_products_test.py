@@ -62,6 +62,24 @@ class Products(unittest.TestCase):
             step_in_latent, _ = ringattn.mla_decode(inside[599:], cache, counts, head_dim=128, head_dim_v=128)
             assert_same_bits(ringattn.head_product(step_in_latent, w_uv), step)
 
+    def test_steps_are_decoded_by_the_kernel_that_is_named(self):
+        if torch.cuda.get_device_capability()[0] != 9:
+            self.skipTest("needs a GPU of the Hopper generation")
+        q, latent, k_rope, w = layer(torch.bfloat16)
+        keys = torch.cat([latent, k_rope], 1)
+        for rows in (keys, keys.repeat(5, 1)):  # one group with either kernel; one of 4,096 keys, and three of 1,024
+            counts = torch.tensor([len(rows)], dtype=torch.int32, device="cuda")
+            step = q[599:], rows[None], counts, w[:, :128], w[:, 128:]
+            usual, _ = ringattn.mla_decode(*step)
+            assert_same_bits(ringattn.mla_decode(*step, kernel="sm90_latent")[0], usual)
+            named, _ = ringattn.mla_decode(*step, kernel="sm90_latent_1k")
+            if len(rows) <= 1024:
+                assert_same_bits(named, usual)
+            torch.testing.assert_close(named, usual, atol=2e-2, rtol=0)
+            shares = [ringattn.mla_decode_share(*step[:2], *step[3:], kernel=kernel).group_keys
+                      for kernel in (None, "sm90_latent", "sm90_latent_1k")]  # fmt: skip
+            self.assertEqual(shares, [4096, 4096, 1024])
+
     def test_a_product_is_replayed_over_new_rows(self):
         q, _, _, w = layer(torch.bfloat16)
         absorption = w[:, :128].transpose(1, 2)

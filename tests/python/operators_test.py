@@ -81,7 +81,7 @@ def samples() -> dict[str, list[tuple]]:
         ],
         "mla_decode": [
             (latents[0][:2], normal(2, 16, 72), ints(5, 9), *latents[3:], None, None, None, None, 8, False, None, None, *mask,
-             None, 0.0, None, 0, 60.0),
+             None, 0.0, None, 0, 60.0, "cpu_fold"),
             (latents[0][:2], normal(4, 16, 72), ints(5, 9), *latents[3:], ints([3, 0], [1, 2]), latents[1][:2], latents[2][:2],
              sinks, 8, True, None, None, *mask, None, 0.0, None, 0, 60.0),
             (latents[0][:2].to(bf16), rows[:32].reshape(2, 16, 148), ints(5, 9), matrices[0], None, None, None, None, None, 8,

@@ -62,10 +62,10 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
       share_(layout.share),
       lists_with_own_(layout.lists_with_own) {
   const FoldSpec& spec = inputs.spec;
-  const FoldInputs cached = dealt(inputs, share_, kernel_->key_tile());
+  const FoldInputs cached = dealt(inputs, share_, kernel_->group_keys());
   std::vector<std::int64_t> prefix_tokens;
   for (const std::int32_t keys : layout.prefix_keys) {
-    prefix_tokens.push_back(keys_of_share(share_, std::int64_t{kGroupTiles} * kernel_->key_tile(), keys));
+    prefix_tokens.push_back(keys_of_share(share_, kernel_->group_keys(), keys));
   }
   const PagePool pool(cached.sequences, {layout.page_size, layout.head_major, layout.shuffle, layout.shared, 0,
                                          layout.prefix_of, prefix_tokens});
@@ -89,7 +89,7 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
   if (layout.codes.empty()) {
     place(k_, pool.fill(cached, cached.k, spec.head_dim));
   } else {
-    const FoldInputs coded = dealt(with_codes(inputs, layout.codes), share_, kernel_->key_tile());
+    const FoldInputs coded = dealt(with_codes(inputs, layout.codes), share_, kernel_->group_keys());
     place(k_, pool.fill(coded, coded.k, coded.spec.head_dim));
   }
   place(v_, pool.fill(cached, cached.v, spec.head_dim_v));
@@ -237,11 +237,10 @@ FoldInputs with_prefixes(FoldInputs inputs, const std::vector<std::int32_t>& pre
   return inputs;
 }
 
-FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, int key_tile) {
+FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, std::int64_t group_keys) {
   FoldInputs part = inputs;
   part.k.clear();
   part.v.clear();
-  const std::int64_t group = std::int64_t{kGroupTiles} * key_tile;
   const auto append = [](std::vector<std::byte>& to, const TensorView& from, std::int64_t begin, std::int64_t end) {
     const auto* const rows = static_cast<const std::byte*>(from.data);
     const std::int64_t row_bytes = from.token_stride * static_cast<std::int64_t>(size_of(from.dtype));
@@ -250,8 +249,8 @@ FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, int key_tile
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     const std::int64_t keys = inputs.sequences[s].k_len;
     part.sequences[s].k_len = 0;
-    for (std::int64_t begin = share.first * group; begin < keys; begin += share.every * group) {
-      const std::int64_t end = std::min(begin + group, keys);
+    for (std::int64_t begin = share.first * group_keys; begin < keys; begin += share.every * group_keys) {
+      const std::int64_t end = std::min(begin + group_keys, keys);
       append(part.k, inputs.k_view(s), begin, end);
       append(part.v, inputs.v_view(s), begin, end);
       part.sequences[s].k_len += end - begin;

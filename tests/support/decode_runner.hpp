@@ -103,7 +103,7 @@ FoldInputs with_prefixes(FoldInputs inputs, const std::vector<std::int32_t>& pre
                          const std::vector<std::int32_t>& prefix_keys);
 
 // The keys of the share's groups, as a cache of that share has them. Queries and where they stand are no part of it.
-FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, int key_tile);
+FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, std::int64_t group_keys);
 
 // The same with shorter sequences: their first keys, and the same queries at their ends.
 FoldInputs shortened(const FoldInputs& inputs, const std::vector<std::int64_t>& lengths);

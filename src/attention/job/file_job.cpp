@@ -29,8 +29,8 @@ StepForecast forecast_step(const JobInput& input, const KernelRequest& request, 
   const LatentProducts products = input.op() == Op::kLatent
                                       ? make_latent_products(input.latent().spec, choice.row->backend, *backend, place)
                                       : LatentProducts{};
-  const int key_tile = choice.row->make_kernel(spec, *backend)->key_tile();
-  spec.fold = largest_part(decode_job(input, ranks, key_tile, spec.format), ranks).spec;
+  const auto whole = choice.row->make_kernel(spec, *backend);
+  spec.fold = largest_part(decode_job(input, ranks, *whole, spec.format), ranks).spec;
   return forecast_step(input, *choice.row->make_kernel(spec, *backend), ranks, spec.format, products);
 }
 

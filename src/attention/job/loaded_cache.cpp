@@ -58,8 +58,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
     : input_(input), decode_(decode), meeting_(meeting) {
   const DecodeJob& job = decode.job();
   const FoldSpec& spec = job.spec;
-  const auto key_tile = static_cast<int>(decode.group_keys() / kGroupTiles);
-  share_ = rank_cache(input, job, meeting.rank(), meeting.size(), key_tile);
+  share_ = rank_cache(input, job, meeting.rank(), meeting.size(), decode.group_keys());
   kv_heads_ = decode.kv_heads();
   if (held_back > 0) hold_back(share_.held, input.job().batch.cu_k(), held_back);
   Backend& backend = decode.backend();
@@ -83,7 +82,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   }
   lengths_ = upload<std::int32_t>(backend, host_lengths_);
   table_ = upload<std::int32_t>(backend, share_.table);
-  if (held_back == 0 && !job.spec.lists.any()) prefixes_ = shared_prefixes(input, key_tile);
+  if (held_back == 0 && !job.spec.lists.any()) prefixes_ = shared_prefixes(input, decode.key_tile());
   if (!prefixes_.keys.empty()) {
     prefix_of_ = upload<std::int32_t>(backend, prefixes_.of_sequence);
     prefix_keys_ = upload<std::int32_t>(backend, prefixes_.keys);

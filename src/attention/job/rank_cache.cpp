@@ -11,14 +11,11 @@
 #include "attention/tokens/step_deal.hpp"
 #include "base/error.hpp"
 #include "kernels/cache_share.hpp"
-#include "kernels/merge.hpp"
 #include "kernels/visibility.hpp"
 
 namespace ringattn {
 
 namespace {
-
-std::int64_t group_keys(int key_tile) { return std::int64_t{kGroupTiles} * key_tile; }
 
 // Calls `visit` for each piece of `page` tokens that a share holds of a sequence of `length` keys: its number in the
 // share, the position of its first key and how many it has. No piece reaches over the end of a group.
@@ -38,9 +35,9 @@ struct Holding {
   std::int64_t group = 0;  // keys
 };
 
-Holding holding_of(const DecodeJob& job, int rank, int ranks, int key_tile) {
+Holding holding_of(const DecodeJob& job, int rank, int ranks, std::int64_t group_keys) {
   const StepDeal deal = deal_of(job, ranks);
-  return {kept_sequences(deal, job.limits.sequences, rank), kept_share(deal, rank), group_keys(key_tile)};
+  return {kept_sequences(deal, job.limits.sequences, rank), kept_share(deal, rank), group_keys};
 }
 
 // The numbers of the pages that hold it, ascending.
@@ -166,7 +163,7 @@ SharedPages shared_prefixes(const JobInput& input, int key_tile) {
   return shared_pages(*input.pages(), input.job().batch, key_tile, kMostPrefixes);
 }
 
-DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const CacheFormat& format) {
+DecodeJob decode_job(const JobInput& input, int ranks, const DecodeKernel& kernel, const CacheFormat& format) {
   const SequenceList& sequences = input.job().batch.sequences;
   DecodeJob job;
   const DecodeSpec spec = decode_spec(input);
@@ -183,22 +180,22 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const Cache
   if (input.pages() == nullptr) return job;
   job.page_size = input.pages()->page_size;
   if (!job.spec.lists.any()) {
-    job.limits.prefixes = static_cast<int>(shared_prefixes(input, key_tile).keys.size());
+    job.limits.prefixes = static_cast<int>(shared_prefixes(input, kernel.key_tile()).keys.size());
   }
   job.pages = 1;
   const Batch& batch = input.job().batch;
   for (int rank = 0; rank < ranks; ++rank) {
-    const auto pages = needed_pages(*input.pages(), batch, holding_of(job, rank, ranks, key_tile)).size();
+    const auto pages = needed_pages(*input.pages(), batch, holding_of(job, rank, ranks, kernel.group_keys())).size();
     job.pages = std::max(job.pages, static_cast<std::int64_t>(pages));
   }
   return job;
 }
 
-RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile) {
+RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, std::int64_t group_keys) {
   const Batch& batch = input.job().batch;
-  const Holding holding = holding_of(job, rank, ranks, key_tile);
-  if (!job.is_paged()) return dense_share(batch, holding, most_cache_tokens(job, ranks, key_tile));
-  return paged_share(*input.pages(), batch, holding, most_table_pages(job, ranks, key_tile),
+  const Holding holding = holding_of(job, rank, ranks, group_keys);
+  if (!job.is_paged()) return dense_share(batch, holding, most_cache_tokens(job, ranks, group_keys));
+  return paged_share(*input.pages(), batch, holding, most_table_pages(job, ranks, group_keys),
                      coded_together(job.format));
 }
 
@@ -224,7 +221,7 @@ double decode_bytes(const JobInput& input, const DecodeKernel& kernel, const Cac
     const auto prefix = static_cast<std::size_t>(shared.of_sequence[number]);
     const KeyRange common = visibility.common_keys(s.q_offset, s.q_offset + s.q_len - 1);
     std::int64_t once = shared.keys[prefix] / key_tile * key_tile;
-    if (common.end < once) once = once / group_keys(key_tile) * group_keys(key_tile);
+    if (common.end < once) once = once / kernel.group_keys() * kernel.group_keys();
     if (common.begin > 0 || common.end < once) continue;  // rows that don't see all of that share nothing
     if (read[prefix]) keys -= static_cast<double>(once);
     read[prefix] = true;

@@ -49,12 +49,12 @@ DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, 
 SharedPages shared_prefixes(const JobInput& input, int key_tile);
 
 // The steps that `input` is one of: as many sequences, rows and keys as it has, dealt as its lists have it most even.
-// `key_tile` is that of the kernel, and `format` what the kernel was made for.
-DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const CacheFormat& format = {});
+// `format` is what the kernel was made for.
+DecodeJob decode_job(const JobInput& input, int ranks, const DecodeKernel& kernel, const CacheFormat& format = {});
 
 // What rank `rank` of `ranks` holds of a job that decodes; `job` is what decode_job() made of it. Throws kMemory for a
 // table of too many entries.
-RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile);
+RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, std::int64_t group_keys);
 
 // Bytes of K and V, or of latents, that a step by `kernel` reads: the tiles that its rows see, once a K/V head, on all
 // ranks together. Tiles of prefixes that the kernel folds for several sequences at once are read once.

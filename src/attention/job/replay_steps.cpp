@@ -74,7 +74,7 @@ DecodeJob GrowingSteps::job_of(const Options& options, Transport& world) const {
     const DecodeSpec spec = decode_spec(input_);
     const DecodeChoice choice = choose_kernel(spec, fitting_request(options.kernel, world));
     const auto backend = choice.row->make_backend({1, kNoDevice});
-    job = decode_job(input_, world.size(), choice.row->make_kernel(spec, *backend)->key_tile());
+    job = decode_job(input_, world.size(), *choice.row->make_kernel(spec, *backend));
     job.limits.rows = 1;  // of a step
   });
   return job;

@@ -8,7 +8,6 @@
 #include "attention/job/rank_cache.hpp"
 #include "attention/tokens/cost.hpp"
 #include "kernels/cache_share.hpp"
-#include "kernels/merge.hpp"
 
 namespace ringattn {
 
@@ -29,13 +28,13 @@ StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, in
   const Batch& batch = input.job().batch;
   StepForecast forecast;
   forecast.key_tile = kernel.key_tile();
-  forecast.group_keys = std::int64_t{kGroupTiles} * forecast.key_tile;
-  forecast.job = decode_job(input, ranks, forecast.key_tile, format);
+  forecast.group_keys = kernel.group_keys();
+  forecast.job = decode_job(input, ranks, kernel, format);
   check_decode_job(forecast.job);
   const DecodeLimits& limits = forecast.job.limits;
   forecast.deal = deal_of(forecast.job, ranks);
   kernel.check(largest_part(forecast.job, ranks).limits, forecast.deal.groups);
-  forecast.groups = share_groups(limits.keys, 1, forecast.key_tile);
+  forecast.groups = share_groups(limits.keys, 1, forecast.group_keys);
   forecast.memory = decode_memory(forecast.job, kernel, ranks);
   if (input.op() == Op::kLatent) {
     forecast.memory = latent_decode_memory(forecast.memory, input.latent().spec, limits, products);

@@ -43,12 +43,13 @@ TEST(StepForecasts, AskTheKernelWhatIsTooMuch) {
   EXPECT_EQ(refusal(4, 2), ErrorCode::kUnsupported);
 }
 
-// Whether a kernel folds shared prefixes once, with tiles of 16 keys and groups of 1,024.
+// Whether a kernel folds shared prefixes once, with tiles of 16 keys and groups of 1,024 or fewer.
 class SharingKernel final : public DecodeKernel {
  public:
-  explicit SharingKernel(bool shares) : shares_(shares) {}
+  explicit SharingKernel(bool shares, int group_tiles = 64) : shares_(shares), group_tiles_(group_tiles) {}
 
   int key_tile() const override { return 16; }
+  int group_tiles() const override { return group_tiles_; }
   std::size_t scratch_bytes(const DecodeLimits&) const override { return 0; }
   bool shares_prefixes() const override { return shares_; }
   void reserve(const DecodeLimits&) override {}
@@ -58,6 +59,7 @@ class SharingKernel final : public DecodeKernel {
 
  private:
   bool shares_;
+  int group_tiles_;
 };
 
 // Four sequences of 5,000 keys, of which the step reads so many.
@@ -88,6 +90,36 @@ TEST(StepForecasts, CountTilesOfSharedPrefixesOnce) {
   // Rows that don't see the whole prefix fold all of it by themselves.
   const Mask window{4500, 0};
   EXPECT_EQ(keys_read(shares, 3000, window), keys_read(reads_all, 3000, window));
+}
+
+// A kernel says how many tiles its groups have, and ranks deal these groups.
+TEST(StepForecasts, DealTheKernelsGroups) {
+  const auto forecast = [](int group_tiles, int ranks, std::int64_t page_size) {
+    SyntheticInput input;
+    input.op = Op::kDecode;
+    input.tokens = 5000;
+    input.batch = 2;
+    input.page_size = page_size;
+    return forecast_step(JobInput(input, {}), SharingKernel(false, group_tiles), ranks);
+  };
+  for (const std::int64_t page_size : {0, 16, 256}) {
+    const StepForecast long_groups = forecast(64, 3, page_size), short_groups = forecast(16, 3, page_size);
+    EXPECT_EQ(long_groups.group_keys, 1024);
+    EXPECT_EQ(long_groups.groups, 5);
+    EXPECT_EQ(long_groups.keys, (std::vector<std::int64_t>{2 * 2048, 2 * 1928, 2 * 1024}));
+    EXPECT_EQ(short_groups.group_keys, 256);
+    EXPECT_EQ(short_groups.groups, 20);
+    // Groups 0, 3, … 18; 1, 4, … 19, of which the last has 136 keys; 2, 5, … 17.
+    EXPECT_EQ(short_groups.keys, (std::vector<std::int64_t>{2 * 7 * 256, 2 * (6 * 256 + 136), 2 * 6 * 256}));
+    EXPECT_EQ(short_groups.memory.partials * 2, long_groups.memory.partials * 7) << "7 groups instead of 2";
+    EXPECT_EQ(short_groups.job.pages * page_size, page_size > 0 ? 2 * 7 * 256 : 0);
+  }
+  // More ranks than groups of 1,024 keys, but not of 256.
+  EXPECT_EQ(forecast(64, 7, 0).idle(), 2);
+  EXPECT_EQ(forecast(16, 7, 0).idle(), 0);
+  // Rows that see whole groups of a prefix, but not all of it, share these groups' tiles.
+  const Mask window{4500, 0};
+  EXPECT_EQ(keys_read(SharingKernel(true, 16), 3000, window), keys_read(SharingKernel(false, 16), 3000, window));
 }
 
 // By lists ranks keep heads or sequences, and give each other results alone.

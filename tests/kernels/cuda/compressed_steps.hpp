@@ -15,7 +15,6 @@
 #include "kernels/cache_share.hpp"
 #include "kernels/decode_lists.hpp"
 #include "kernels/list_makers.hpp"
-#include "kernels/merge.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/device_pool.hpp"
@@ -84,12 +83,12 @@ class CompressedSteps {
   std::vector<std::byte> run_shares(bool compressed, int count) {
     const auto kernel = kernel_of(compressed);
     kernel->reserve({sequences(), case_.rows, longest(), case_.slices});
-    const std::int64_t groups = share_groups(longest(), count, kernel->key_tile());
+    const std::int64_t groups = share_groups(longest(), count, kernel->group_keys());
     const std::int64_t floats = step_.q.tokens * groups * case_.spec.fold.heads * kernel->record_floats();
     std::vector<DeviceArray> records;
     std::vector<const float*> shares;
     for (int i = 0; i < count; ++i) {
-      const Held held = hold({i, count}, std::int64_t{kGroupTiles} * kernel->key_tile());
+      const Held held = hold({i, count}, kernel->group_keys());
       records.emplace_back(*backend_, static_cast<std::size_t>(floats) * sizeof(float));
       DecodeStep step = step_over(held, compressed);
       step.share = {i, count};

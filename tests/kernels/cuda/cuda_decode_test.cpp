@@ -155,7 +155,7 @@ TEST(CudaDecode, AGraphOfSharesFollowsGrowingSequences) {
     for (int i = 0; i < 3; ++i) {
       runners.push_back(
           std::make_unique<DecodeRunner>(row, longest, CacheLayout{.page_size = 16 << i, .share = {i, 3}}));
-      runners.back()->make_records(share_groups(kLongest, 3, runners.back()->kernel().key_tile()));
+      runners.back()->make_records(share_groups(kLongest, 3, runners.back()->kernel().group_keys()));
       shares.push_back(runners.back()->records());
     }
     const Stream stream = runners[0]->backend().stream();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// sm90_latent decodes over latents. No kernel folds like it, so its rows are held against fp64, and against themselves
-// by memcmp: in any batch, layout, number of rows, slices and shares.
+// sm90_latent and sm90_latent_1k decode over latents. No kernel folds like them, so their rows are held against fp64,
+// and against themselves by memcmp: in any batch, layout, number of rows, slices and shares. Lengths are told in groups
+// of the kernel's.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +10,8 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "base/cuda.hpp"
@@ -19,23 +22,36 @@
 namespace ringattn::testing {
 namespace {
 
-constexpr std::int64_t kGroup = 4096;  // keys
+// A row of the table, and how many keys its groups have.
+struct LatentKernel {
+  const char* name;
+  std::int64_t group;
+};
+constexpr LatentKernel kKernels[] = {{"sm90_latent", 4096}, {"sm90_latent_1k", 1024}};
 // CacheLayout::slices of every form: a CTA, a pair, three or four CTAs a unit, and six or eight for two blocks of rows.
 constexpr int kForms[] = {1, 2, 3, 4, 6, 8};
 
-class CudaLatent : public ::testing::TestWithParam<Dtype> {
+class CudaLatent : public ::testing::TestWithParam<std::tuple<LatentKernel, Dtype>> {
  protected:
   void SetUp() override {
-    for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
-      if (row.name == "sm90_latent") row_ = &row;
-    }
+    row_ = row_of(kernel().name);
     if (row_ == nullptr) GTEST_SKIP() << "needs: a build for Hopper";
     const std::string reason = row_->unavailable();
     if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
   }
 
+  static const LatentKernel& kernel() { return std::get<0>(GetParam()); }
+  static Dtype dtype() { return std::get<1>(GetParam()); }
+  // Null: this build has none.
+  static const DecodeRow* row_of(std::string_view name) {
+    for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
+      if (row.name == name) return &row;
+    }
+    return nullptr;
+  }
+
   FoldSpec spec(int heads, const Mask& mask = {-1, 0}) const {
-    FoldSpec of = make_spec(GetParam(), heads, 1, 576, mask);
+    FoldSpec of = make_spec(dtype(), heads, 1, 576, mask);
     of.head_dim_v = 512;
     of.softmax_scale = 0.0722F;  // of 192 dims, as in a model
     return of;
@@ -48,9 +64,28 @@ class CudaLatent : public ::testing::TestWithParam<Dtype> {
     layout.values_in_keys = true;
     return DecodeRunner(*row_, of, layout).run();
   }
-  void expect_right(const FoldInputs& of, const CacheLayout& layout = {}) const {
+  void expect_right(const FoldInputs& of, const CacheLayout& layout = {}, double slack = 0.0) const {
     const FoldResult result = run(of, layout);
-    EXPECT_EQ(check_accuracy(of, result.out, result.lse), "") << describe(of.spec) << ", " << of.sequences[0].q_len;
+    EXPECT_EQ(check_accuracy(of, result.out, result.lse, {}, slack), "")
+        << describe(of.spec) << ", " << of.sequences[0].q_len;
+  }
+
+  // By shares of so many caches, in pages and not, that are merged.
+  FoldResult merged(const FoldInputs& of, int count) const {
+    std::int64_t longest = 0;
+    for (const auto& sequence : of.sequences) longest = std::max(longest, sequence.k_len);
+    std::vector<std::unique_ptr<DecodeRunner>> runners;
+    std::vector<const float*> records;
+    for (int i = 0; i < count; ++i) {
+      runners.push_back(std::make_unique<DecodeRunner>(
+          *row_, of, CacheLayout{.page_size = i % 2 == 0 ? 64 : 0, .share = {i, count}, .values_in_keys = true}));
+      runners.back()->make_records(share_groups(longest, count, group_));
+      runners.back()->enqueue_leave(runners.back()->backend().stream());
+      runners.back()->wait();
+      records.push_back(runners.back()->records());
+    }
+    runners[0]->enqueue_merge(records, runners[0]->backend().stream());
+    return runners[0]->read();
   }
 
   // All forms, in pages and not.
@@ -65,6 +100,7 @@ class CudaLatent : public ::testing::TestWithParam<Dtype> {
   }
 
   const DecodeRow* row_ = nullptr;
+  const std::int64_t group_ = kernel().group;
 };
 
 // One row of one sequence of `result`, as bytes of O and LSE.
@@ -81,7 +117,7 @@ std::vector<std::byte> row_bytes(const FoldInputs& of, const FoldResult& result,
 TEST_P(CudaLatent, OneTile) { expect_right(inputs(spec(64), 1, {64}, 1)); }
 TEST_P(CudaLatent, TwoTiles) { expect_right(inputs(spec(64), 1, {128}, 2)); }
 TEST_P(CudaLatent, OneKey) { expect_right(inputs(spec(16), 1, {1}, 3)); }
-TEST_P(CudaLatent, ManyTiles) { expect_right(inputs(spec(128), 1, {4096}, 4)); }
+TEST_P(CudaLatent, ManyTiles) { expect_right(inputs(spec(128), 1, {group_}, 4)); }
 
 // Pairs, and teams of three and four CTAs, over a few tiles.
 TEST_P(CudaLatent, TeamsOfAFewTiles) {
@@ -94,8 +130,9 @@ TEST_P(CudaLatent, LengthsAroundEdges) {
   const FoldSpec of = spec(16);
   for (const int slices : {0, 1, 2}) {
     const CacheLayout layout{.slices = slices};
-    expect_right(inputs(of, 1, {1, 63, 64, 65, 127, 128, 129, 191, 0, kGroup - 1}, 5), layout);
-    expect_right(inputs(of, 1, {kGroup, kGroup + 1, 2 * kGroup, 2 * kGroup + 1, 3 * kGroup - 63, 7, 0}, 6), layout);
+    expect_right(inputs(of, 1, {1, 63, 64, 65, 127, 128, 129, 191, 0, group_ - 1}, 5), layout);
+    expect_right(inputs(of, 2, {1023, 1024, 1025, 4095, 4096, 4097}, 22), layout);  // edges of either kernel's groups
+    expect_right(inputs(of, 1, {group_, group_ + 1, 2 * group_, 2 * group_ + 1, 3 * group_ - 63, 7, 0}, 6), layout);
   }
 }
 
@@ -106,12 +143,12 @@ TEST_P(CudaLatent, HeadsAndRows) {
 }
 
 TEST_P(CudaLatent, MasksCapAndSinks) {
-  for (const Mask& mask : {Mask{-1, -1}, Mask{100, 0}, Mask{0, 0}, Mask{4100, 0}}) {
+  for (const Mask& mask : {Mask{-1, -1}, Mask{100, 0}, Mask{0, 0}, Mask{group_ + 4, 0}}) {
     FoldSpec of = spec(16, mask);
-    expect_right(inputs(of, 3, {5000, 130, 2, 66}, 8));
+    expect_right(inputs(of, 3, {group_ + 904, 130, 2, 66}, 8));
     of.sinks = true;
     of.softcap = 20.0F;
-    expect_right(inputs(of, 2, {4500, 64, 65}, 9));
+    expect_right(inputs(of, 2, {group_ + 404, 64, 65}, 9));
   }
   FoldSpec negative = spec(16);
   negative.softmax_scale = -0.05F;
@@ -120,7 +157,7 @@ TEST_P(CudaLatent, MasksCapAndSinks) {
 
 TEST_P(CudaLatent, LayoutsHaveTheSameBits) {
   for (const int heads : {16, 64}) {  // a part of a block of rows, and two blocks
-    const FoldInputs of = inputs(spec(heads), 2, {kGroup + 77, 130, 1, 64, 2 * kGroup}, 11);
+    const FoldInputs of = inputs(spec(heads), 2, {group_ + 77, 130, 1, 64, 2 * group_}, 11);
     const FoldResult dense = run(of);
     EXPECT_EQ(check_accuracy(of, dense.out, dense.lse), "");
     for (const std::int64_t page : {16, 32, 64, 128, 256}) {
@@ -140,14 +177,14 @@ TEST_P(CudaLatent, LayoutsHaveTheSameBits) {
 // Units of none to ten tiles, which begin and end anywhere in a tile and in a turn of the CTAs that score; one block of
 // rows, two and three.
 TEST_P(CudaLatent, FormsHaveTheSameBits) {
-  std::vector<std::int64_t> lengths = {0, 1, 33, 64, 65, 2 * kGroup + 130};
+  std::vector<std::int64_t> lengths = {0, 1, 33, 64, 65, 2 * group_ + 130};
   for (std::int64_t tiles = 2; tiles <= 10; ++tiles) lengths.push_back(tiles * 64 - tiles * 5 % 64);
   for (const int heads : {16, 128, 130}) expect_same_in_every_form(inputs(spec(heads), 1, lengths, 18));
-  for (const Mask& mask : {Mask{100, 0}, Mask{-1, -1}, Mask{kGroup + 4, 0}}) {
+  for (const Mask& mask : {Mask{100, 0}, Mask{-1, -1}, Mask{group_ + 4, 0}}) {
     FoldSpec of = spec(43, mask);
     of.sinks = true;
     of.softcap = 20.0F;
-    expect_same_in_every_form(inputs(of, 3, {kGroup + 1000, 130, 3, 450}, 19));
+    expect_same_in_every_form(inputs(of, 3, {group_ + 1000, 130, 3, 450}, 19));
   }
 }
 
@@ -161,10 +198,44 @@ TEST_P(CudaLatent, EveryNumberOfUnits) {
   }
 }
 
+// Units of whole groups, from few to many: teams, pairs and CTAs by themselves, and the merge of up to 34 groups.
+TEST_P(CudaLatent, EveryNumberOfGroups) {
+  for (const std::int64_t groups : {3, 5, 12, 18, 34}) {
+    const FoldInputs of = inputs(spec(128), 1, {groups * group_ - 7}, 23);
+    EXPECT_TRUE(run(of).same_bits(run(of, {.slices = 1}))) << groups;
+  }
+  expect_right(inputs(spec(16), 1, {9 * group_ - 7, 5 * group_ + 1}, 24));
+}
+
+// With a window rows of a sequence have other first groups, and without one other last ones.
+TEST_P(CudaLatent, GroupsOfSomeRows) {
+  const std::vector<std::int64_t> lengths = {2 * group_ + 2, 0, 2 * group_, 9, 3 * group_ + 72};
+  for (const Mask& mask : {Mask{-1, 0}, Mask{group_ + 70, 0}, Mask{3, 0}, Mask{2 * group_, group_}}) {
+    const FoldInputs of = inputs(spec(16, mask), 3, lengths, 25);
+    expect_right(of);
+    expect_same_in_every_form(of);
+    const FoldResult expected = run(of);
+    for (const int count : {2, 3}) EXPECT_TRUE(merged(of, count).same_bits(expected)) << count << ", " << mask.left;
+  }
+}
+
+// Up to the end of the shorter group nothing tells the kernels apart.
+TEST_P(CudaLatent, OneGroupHasTheSameBitsWithEitherKernel) {
+  std::int64_t shorter = group_;
+  for (const LatentKernel& other : kKernels) shorter = std::min(shorter, other.group);
+  const FoldInputs of = inputs(spec(70), 2, {2, 63, 64, 65, 700, shorter - 1, shorter}, 27);
+  const FoldResult expected = run(of);
+  for (const LatentKernel& other : kKernels) {
+    DecodeRunner runner(*row_of(other.name), of, {.page_size = 64, .values_in_keys = true});
+    EXPECT_EQ(runner.kernel().group_keys(), other.group);
+    EXPECT_TRUE(runner.run().same_bits(expected)) << other.name;
+  }
+}
+
 // The same row in a step of several rows, of one row, and in another batch.
 TEST_P(CudaLatent, ARowHasItsBitsInAnyStep) {
   for (const Mask& mask : {Mask{-1, 0}, Mask{200, 0}}) {
-    const std::vector<std::int64_t> lengths = {kGroup + 66, 65, 130};
+    const std::vector<std::int64_t> lengths = {group_ + 66, 65, 130};
     constexpr int kRows = 5;
     const FoldInputs together = inputs(spec(16, mask), kRows, lengths, 12);
     const FoldResult expected = run(together);
@@ -218,41 +289,57 @@ TEST_P(CudaLatent, ManyShortUnits) {
 }
 
 TEST_P(CudaLatent, SharesMergeToTheWhole) {
-  const FoldInputs of = inputs(spec(16), 2, {3 * kGroup + 9, 40, kGroup, 0}, 13);
+  const FoldInputs of = inputs(spec(16), 2, {3 * group_ + 9, 40, group_, 0, 2 * group_ + 1}, 13);
   const FoldResult expected = run(of);
-  for (const int count : {1, 2, 3, 5}) {
-    std::vector<std::unique_ptr<DecodeRunner>> runners;
-    std::vector<const float*> records;
-    for (int i = 0; i < count; ++i) {
-      runners.push_back(std::make_unique<DecodeRunner>(
-          *row_, of, CacheLayout{.page_size = i % 2 == 0 ? 64 : 0, .share = {i, count}, .values_in_keys = true}));
-      runners.back()->make_records(share_groups(3 * kGroup + 9, count, 64));
-      runners.back()->enqueue_leave(runners.back()->backend().stream());
-      runners.back()->wait();
-      records.push_back(runners.back()->records());
-    }
-    runners[0]->enqueue_merge(records, runners[0]->backend().stream());
-    EXPECT_TRUE(runners[0]->read().same_bits(expected)) << count;
-  }
+  for (const int count : {1, 2, 3, 5}) EXPECT_TRUE(merged(of, count).same_bits(expected)) << count;
 }
 
 // References move in later tiles, of any CTA or warpgroup, by little and by much, and in tiles that follow each other.
 TEST_P(CudaLatent, RowsThatOutgrowTheirReference) {
   for (const int heads : {16, 64}) {
     const FoldSpec of = spec(heads);
-    FoldInputs grown = inputs(of, 2, {kGroup + 900, 700}, 14);
+    FoldInputs grown = inputs(of, 2, {group_ + 900, 700}, 14);
     for (int head = 0; head < of.heads; head += 3) grown.set_q(1, head, 0, 1.0F / of.softmax_scale);
-    for (const auto& [key, level] : {std::pair{70, 30.0F}, {140, 60.0F}, {700, 59.0F}, {2000, 90.0F}, {4100, 80.0F}}) {
+    for (const auto& [key, level] : {std::pair<std::int64_t, float>{70, 30.0F},
+                                     {140, 60.0F},
+                                     {700, 59.0F},
+                                     {group_ / 2 + 300, 90.0F},
+                                     {group_ + 4, 80.0F}}) {
       grown.set_k(key, 0, 0, level);
       grown.set_v(key, 0, 0, level);
     }
-    for (const int slices : {0, 1, 2}) expect_right(grown, {.slices = slices});
+    const double slack = slack_of_towering_scores(dtype(), 90.0);
+    for (const int slices : {0, 1, 2}) expect_right(grown, {.slices = slices}, slack);
     EXPECT_TRUE(run(grown, {.page_size = 16, .slices = 2}).same_bits(run(grown, {.slices = 1})));
     expect_same_in_every_form(grown);
     for (int tile = 5; tile < 11; ++tile) {
       grown.set_k(tile * 64 + 9 * tile % 64, 0, 0, 15.0F * static_cast<float>(tile));
     }
     expect_same_in_every_form(with_values_in_keys(grown));
+  }
+}
+
+// The greatest scores lie in groups that are neither a row's first nor its last: little above the others', so that all
+// groups count, then so far that the merge moves its reference there, and then a little below that.
+TEST_P(CudaLatent, RowsThatOutgrowTheirReferenceInAMiddleGroup) {
+  const FoldSpec of = spec(16);
+  for (const float level : {6.0F, 40.0F}) {
+    FoldInputs grown = inputs(of, 2, {4 * group_ + 9, 3 * group_}, 26);
+    for (int head = 0; head < of.heads; head += 3) {
+      for (const std::int64_t row : {1, 3}) grown.set_q(row, head, 0, 1.0F / of.softmax_scale);
+    }
+    for (const std::int64_t first : {std::int64_t{0}, 4 * group_ + 9}) {
+      for (const auto& [key, score] : {std::pair{group_ + group_ / 2 + 5, level}, {2 * group_ + 70, level - 2.0F}}) {
+        grown.set_k(first + key, 0, 0, score);
+        grown.set_v(first + key, 0, 0, score);
+      }
+    }
+    expect_right(grown, {}, slack_of_towering_scores(dtype(), level));
+    expect_same_in_every_form(grown);
+    const FoldResult expected = run(grown);
+    for (const int count : {2, 3, 4, 7}) {
+      EXPECT_TRUE(merged(grown, count).same_bits(expected)) << level << ", " << count;
+    }
   }
 }
 
@@ -270,12 +357,12 @@ TEST_P(CudaLatent, NonFiniteKeys) {
 
 TEST_P(CudaLatent, AGraphFollowsGrowingSequences) {
   const FoldSpec of = spec(16);
-  const FoldInputs longest = inputs(of, 2, {kGroup + 40, 100}, 16);
+  const FoldInputs longest = inputs(of, 2, {group_ + 40, 100}, 16);
   DecodeRunner runner(*row_, longest, {.page_size = 64, .values_in_keys = true});
   const Stream stream = runner.backend().stream();
   const Graph graph(stream, [&] { runner.enqueue(stream); });
   for (const std::int64_t less : {98, 70, 41, 40, 39, 36, 3, 0}) {
-    const std::vector<std::int64_t> lengths = {kGroup + 40 - less, 100 - less};
+    const std::vector<std::int64_t> lengths = {group_ + 40 - less, 100 - less};
     runner.set_lengths(lengths);
     graph.launch();
     graph.launch();
@@ -283,8 +370,13 @@ TEST_P(CudaLatent, AGraphFollowsGrowingSequences) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, CudaLatent, ::testing::Values(Dtype::kBf16, Dtype::kF16),
-                         [](const auto& test) { return std::string(dtype_name(test.param)); });
+INSTANTIATE_TEST_SUITE_P(Kernels, CudaLatent,
+                         ::testing::Combine(::testing::ValuesIn(kKernels),
+                                            ::testing::Values(Dtype::kBf16, Dtype::kF16)),
+                         [](const auto& test) {
+                           return fmt::format("{}_{}", std::get<0>(test.param).name,
+                                              dtype_name(std::get<1>(test.param)));
+                         });
 
 }  // namespace
 }  // namespace ringattn::testing

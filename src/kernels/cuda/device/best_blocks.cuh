@@ -34,25 +34,6 @@ __device__ __forceinline__ float sum_of_lanes(float x) {
   for (int half = kScoreLanes / 2; half > 0; half /= 2) x = __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, half));
   return x;
 }
-// The same of kSumsOfLanes products at once: lane l gets the one of number l / 2. What lanes hand over halves with
-// each step, so a product costs one exchange instead of five.
-inline constexpr int kSumsOfLanes = kScoreLanes / 2;
-template <int kHalf = kScoreLanes / 2>
-__device__ __forceinline__ float sums_of_lanes(float (&x)[kSumsOfLanes], int lane) {
-  if constexpr (kHalf == 1) {
-    return __fadd_rn(x[0], __shfl_xor_sync(0xffffffffU, x[0], 1));
-  } else {
-    constexpr int kKept = kHalf / 2;
-    const bool upper = (lane & kHalf) != 0;
-#pragma unroll
-    for (int i = 0; i < kKept; ++i) {
-      const float kept = upper ? x[i + kKept] : x[i];
-      const float given = upper ? x[i] : x[i + kKept];
-      x[i] = __fadd_rn(kept, __shfl_xor_sync(0xffffffffU, given, kHalf));
-    }
-    return sums_of_lanes<kHalf / 2>(x, lane);
-  }
-}
 
 inline constexpr int kChooseThreads = 1024;
 

@@ -2,21 +2,13 @@
 #include "base/cuda.hpp"
 #include "kernels/cuda/device/best_blocks.cuh"
 #include "kernels/cuda/device/list_choice.hpp"
+#include "kernels/cuda/device/list_scores.cuh"
 
 namespace ringattn::cuda {
 
 namespace {
 
 constexpr int kPoolThreads = 128;
-// A warp scores so many blocks of queries by so many of keys.
-constexpr int kQueriesOfWarp = 4;
-constexpr int kKeysOfWarp = kSumsOfLanes;
-constexpr int kQueryWarps = 4;
-constexpr int kKeyWarps = 2;
-constexpr int kScoreThreads = 32 * kQueryWarps * kKeyWarps;
-constexpr int kQueriesOfCta = kQueryWarps * kQueriesOfWarp;
-constexpr int kKeysOfCta = kKeyWarps * kKeysOfWarp;
-constexpr int kDims = 128;  // of means that are in shared memory at a time
 
 // A block of threads has some columns of one block's mean.
 template <class Element>
@@ -41,77 +33,11 @@ __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constan
   *mean = here_end == own_end ? mean_of_rows(sum, own_end - own_begin) : sum;
 }
 
-// Means [rows, kDims] of blocks first, first + 1, … of one head, and zeros behind the last block and the last dim,
-// which change no sum. A block's numbers of all heads follow each other at `stride`.
-template <int kRows>
-__device__ __forceinline__ void fetch_means(float (&to)[kRows][kDims], const float* means, std::int64_t stride,
-                                            std::int64_t first, std::int64_t blocks, int dims) {
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * kDims; i += kScoreThreads) {
-    const int row = i / kDims;
-    const int d = i % kDims;
-    to[row][d] = first + row < blocks && d < dims ? means[(first + row) * stride + d] : 0.0F;
-  }
-}
-
-// A block of threads scores some blocks of queries and of keys by one list's heads.
-__global__ void __launch_bounds__(kScoreThreads) score_kernel(const __grid_constant__ ListChoice p) {
-  __shared__ float queries[kQueriesOfCta][kDims];
-  __shared__ float keys[kKeysOfCta][kDims];
-  const std::int64_t first_key = blockIdx.x * std::int64_t{kKeysOfCta};
-  const std::int64_t first_query = blockIdx.y * std::int64_t{kQueriesOfCta};
-  bool wanted = false;
-  if (threadIdx.x < kQueriesOfCta && first_query + threadIdx.x < p.query_blocks) {
-    const ListCandidates of = p.candidates[first_query + threadIdx.x];
-    wanted = of.count < of.end - of.begin && of.begin < first_key + kKeysOfCta && of.end > first_key;
-  }
-  if (__syncthreads_or(wanted ? 1 : 0) == 0) return;
-  const int list = static_cast<int>(blockIdx.z);
-  const int heads = p.spec.heads / p.spec.lists.heads;
-  const int ratio = p.spec.heads / p.spec.kv_heads;
-  const int dim = p.spec.head_dim;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int query = warp % kQueryWarps * kQueriesOfWarp;
-  const int key = warp / kQueryWarps * kKeysOfWarp;
-  const MeanScore score{p.spec.softmax_scale};
-  float scores[kQueriesOfWarp] = {};
-#pragma unroll 1
-  for (int head = list * heads; head < (list + 1) * heads; ++head) {
-    float sums[kQueriesOfWarp][kKeysOfWarp] = {};
-#pragma unroll 1
-    for (int d = 0; d < dim; d += kDims) {
-      __syncthreads();  // everybody is done with the means before
-      fetch_means(queries, p.q + head * dim + d, std::int64_t{p.spec.heads} * dim, first_query, p.query_blocks,
-                  dim - d);
-      fetch_means(keys, p.k + head / ratio * dim + d, std::int64_t{p.spec.kv_heads} * dim, first_key, p.key_blocks,
-                  dim - d);
-      __syncthreads();
-#pragma unroll 1
-      for (int i = lane; i < kDims && i - lane < dim - d; i += kScoreLanes) {
-        float q[kQueriesOfWarp];
-#pragma unroll
-        for (int m = 0; m < kQueriesOfWarp; ++m) q[m] = queries[query + m][i];
-#pragma unroll
-        for (int n = 0; n < kKeysOfWarp; ++n) {
-          const float k = keys[key + n][i];
-#pragma unroll
-          for (int m = 0; m < kQueriesOfWarp; ++m) sums[m][n] = __fadd_rn(sums[m][n], __fmul_rn(q[m], k));
-        }
-      }
-    }
-#pragma unroll
-    for (int m = 0; m < kQueriesOfWarp; ++m) {
-      scores[m] = __fadd_rn(scores[m], score.of_head(sums_of_lanes(sums[m], lane)));
-    }
-  }
-  const std::int64_t block = first_key + key + lane / 2;
-#pragma unroll
-  for (int m = 0; m < kQueriesOfWarp; ++m) {
-    const std::int64_t row = first_query + query + m;
-    if (lane % 2 == 0 && row < p.query_blocks && block < p.key_blocks) {
-      p.scores[(list * p.query_blocks + row) * p.key_blocks + block] = scores[m];
-    }
-  }
+template <class Scores>
+__global__ void __launch_bounds__(Scores::kThreads) score_kernel(const __grid_constant__ ListChoice p) {
+  extern __shared__ float4 shared[];
+  if (!tile_is_wanted<Scores>(p)) return;
+  Scores(p, shared).run();
 }
 
 // A block of threads makes one list.
@@ -128,6 +54,16 @@ __global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_con
 }
 
 unsigned ceil_div(std::int64_t a, int b) { return static_cast<unsigned>((a + b - 1) / b); }
+
+template <class Scores>
+void score_blocks(const ListChoice& choice, Stream stream) {
+  check_cuda(cudaFuncSetAttribute(score_kernel<Scores>, cudaFuncAttributeMaxDynamicSharedMemorySize, Scores::kBytes),
+             "cudaFuncSetAttribute");
+  const dim3 tiles(ceil_div(choice.key_blocks, Scores::kTile), ceil_div(choice.query_blocks, Scores::kTile),
+                   static_cast<unsigned>(choice.spec.lists.heads));
+  score_kernel<Scores><<<tiles, Scores::kThreads, Scores::kBytes, cuda_stream(stream)>>>(choice);
+  check_cuda(cudaGetLastError(), "scoring blocks of keys");
+}
 
 }  // namespace
 
@@ -148,9 +84,16 @@ void choose_lists(const ListChoice& choice, Stream stream) {
   check_list_choice(choice);
   if (choice.query_blocks == 0 || choice.key_blocks == 0) return;
   const auto lists = static_cast<unsigned>(choice.spec.lists.heads);
-  const dim3 tiles(ceil_div(choice.key_blocks, kKeysOfCta), ceil_div(choice.query_blocks, kQueriesOfCta), lists);
-  score_kernel<<<tiles, kScoreThreads, 0, cuda_stream(stream)>>>(choice);
-  check_cuda(cudaGetLastError(), "scoring blocks of keys");
+  switch (choice.spec.head_dim) {
+    case 2 * kScoreLanes:
+      score_blocks<ListScores<2, true>>(choice, stream);
+      break;
+    case 4 * kScoreLanes:
+      score_blocks<ListScores<4, true>>(choice, stream);
+      break;
+    default:
+      score_blocks<ListScores<4, false>>(choice, stream);
+  }
   choose_kernel<<<dim3(static_cast<unsigned>(choice.query_blocks), lists), kChooseThreads, 0, cuda_stream(stream)>>>(
       choice);
   check_cuda(cudaGetLastError(), "choosing blocks of keys");

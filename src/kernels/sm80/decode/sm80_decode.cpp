@@ -147,7 +147,7 @@ class Sm80Decode final : public DecodeKernel {
   ScratchLayout lay_out(const DecodeLimits& limits) const {
     constexpr std::size_t kAlignment = 256;
     ScratchLayout layout{};
-    layout.groups = std::max<std::int64_t>(1, share_groups(limits.keys, 1, config_.key_tile));
+    layout.groups = std::max<std::int64_t>(1, share_groups(limits.keys, 1, group_keys()));
     const std::int64_t records = limits.sequences * limits.rows * spec_.fold.heads * layout.groups;
     const std::size_t bytes = static_cast<std::size_t>(records * record_floats()) * sizeof(float);
     layout.counters = (bytes + kAlignment - 1) / kAlignment * kAlignment;

@@ -49,6 +49,7 @@ struct DecodeParams {
   bool values_by_lanes;
   PagedBytes v_rows;
   std::int32_t pool_pages;
+  std::int32_t group_log;  // of 2: key tiles of a group, for kernels that ask (LaunchedGroups)
 
   const std::int32_t* lengths;  // [sequences]
   std::int32_t left, right;     // of the mask

@@ -18,6 +18,7 @@ namespace ringattn::sm90 {
 template <class Element_, FoldConfig kFold>
 struct DecodeConfig {
   using Element = Element_;
+  using Groups = FixedGroups;
   static constexpr int kDim = kFold.head_dim;
   static constexpr int kDimV = kFold.head_dim_v;
   static constexpr int kPanelsV = (kDimV + kPanelColumns - 1) / kPanelColumns;
@@ -65,6 +66,7 @@ constexpr bool pairs_prefixes() {
 template <class Element_, FoldConfig kFold, int kSlices_, int kScoreWarps_ = 4, int kMostOutWarps = 4>
 struct SlicedConfig {
   using Element = Element_;
+  using Groups = FixedGroups;
   using Whole = DecodeConfig<Element_, kFold>;  // for units that are folded tile by tile
   static constexpr int kDim = kFold.head_dim;
   static constexpr int kDimV = kFold.head_dim_v;

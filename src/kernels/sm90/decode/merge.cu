@@ -97,18 +97,19 @@ __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
   const int sequence = p.rows == 1 ? row : row / p.rows;
   const DecodePlace place{row, static_cast<int>(blockIdx.y), row - sequence * p.rows};
   const int length = __ldcg(p.lengths + sequence);
-  const auto tiles =
-      visibility_of(p, length).tiles(length - p.rows + place.of_sequence, TileSizes{kQueryTile, params.key_tile});
-  const int begin = tiles.empty() ? 0 : tiles.begin / kGroupTiles;
-  const int end = tiles.empty() ? 0 : (tiles.end - 1) / kGroupTiles + 1;
+  // A group is a tile of so many keys.
+  const auto groups =
+      visibility_of(p, length).tiles(length - p.rows + place.of_sequence, TileSizes{kQueryTile, params.group_keys});
   const int columns = p.fold.head_dim_v;
   const int share = static_cast<int>(threadIdx.x);
   const bool present = share < columns / 4;
-  const auto merged = merge_records(begin, end, merge_batch(params), present ? share : 0, columns, [&](int group) {
+  const auto record_of = [&](int group) {
     const int nth = params.shares == 1 ? group : group / params.shares;
     return params.records[group - nth * params.shares] +
            ((row * p.record_groups + nth) * p.fold.heads + place.query_head) * (columns + 4);
-  });
+  };
+  const auto merged =
+      merge_records(groups.begin, groups.end, merge_batch(params), present ? share : 0, columns, record_of);
   if (present) write_merged<MergeConfig<Element>>(p, place, share, merged);
 }
 

@@ -13,7 +13,7 @@ inline constexpr int kMostShares = 64;
 
 struct MergeParams {
   DecodeParams step;  // the job's shape, lengths and output; neither a cache nor scratch
-  std::int32_t key_tile;
+  std::int32_t group_keys;
   std::int32_t shares;
   const float* records[kMostShares];  // of each share, as DecodePartials says
 };

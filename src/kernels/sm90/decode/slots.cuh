@@ -57,7 +57,7 @@ __device__ __forceinline__ RowGroups groups_of(const DecodeParams& p, const Deco
   const auto tiles =
       visibility_of(p, unit.of.length).tiles(unit.of.position + place.of_sequence, TileSizes{kQueryTile, C::kKeyTile});
   if (tiles.empty()) return {0, 0};
-  return {tiles.begin / kGroupTiles, (tiles.end - 1) / kGroupTiles + 1};
+  return {C::Groups::of_tile(p, tiles.begin), C::Groups::of_tile(p, tiles.end - 1) + 1};
 }
 
 // The keys that all of a unit's rows see.

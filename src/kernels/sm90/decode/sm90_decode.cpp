@@ -105,14 +105,14 @@ class Sm90Decode final : public DecodeKernel {
     }
     if (!shares || step.partials.records != nullptr) return;
     const float* const records = p.records;
-    merge_shares("sm90_fold", spec_.fold, config_.key_tile,
+    merge_shares("sm90_fold", spec_.fold, group_keys(),
                  {{&records, 1}, p.record_groups, step.rows, step.lengths, step.output}, stream);
   }
 
   void merge(const DecodeMerge& merge, Stream stream) override {
     check_decode_merge(spec_, merge);
     const DeviceGuard guard(device_);
-    merge_shares("sm90_fold", spec_.fold, config_.key_tile, merge, stream);
+    merge_shares("sm90_fold", spec_.fold, group_keys(), merge, stream);
   }
 
  private:
@@ -132,7 +132,7 @@ class Sm90Decode final : public DecodeKernel {
     // At most: each prefix's last block may be filled in part, and a prefix as long as its sequences.
     const std::int64_t blocks =
         (std::int64_t{p.sequences} * p.rows * p.ratio + kQueryTile - 1) / kQueryTile + p.prefixes - 1;
-    const std::int64_t groups = share_groups(may_be_open() ? limits_.keys : whole_keys(), p.every_group, key_tile());
+    const std::int64_t groups = share_groups(may_be_open() ? limits_.keys : whole_keys(), p.every_group, group_keys());
     const std::int64_t units = std::max<std::int64_t>(1, blocks * spec_.fold.kv_heads * groups);
     int ctas = static_cast<int>(std::min<std::int64_t>(units, multiprocessors_));
     if (pairs_fold_prefixes(units)) {

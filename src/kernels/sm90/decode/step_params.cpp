@@ -111,7 +111,7 @@ MappedPages mapped_pages(std::string_view kernel, const CacheView& view) {
   return pages;
 }
 
-void merge_shares(std::string_view kernel, const FoldSpec& spec, int key_tile, const DecodeMerge& merge,
+void merge_shares(std::string_view kernel, const FoldSpec& spec, std::int64_t group_keys, const DecodeMerge& merge,
                   Stream stream) {
   check_shares(kernel, merge.shares.size());
   if (merge.output.out.tokens == 0) return;
@@ -119,7 +119,7 @@ void merge_shares(std::string_view kernel, const FoldSpec& spec, int key_tile, c
   set_shape(spec, merge.output, merge.rows, merge.output.out.tokens, p.step);
   p.step.lengths = merge.lengths;
   p.step.record_groups = merge.groups;
-  p.key_tile = key_tile;
+  p.group_keys = static_cast<std::int32_t>(group_keys);
   p.shares = static_cast<std::int32_t>(merge.shares.size());
   std::ranges::copy(merge.shares, p.records);
   launch_merge(p, spec.dtype, stream);

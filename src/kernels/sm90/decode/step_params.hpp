@@ -22,6 +22,7 @@ void set_pages(const DecodeStep& step, int key_tile, int box_rows, DecodeParams&
 MappedPages mapped_pages(std::string_view kernel, const CacheView& view);
 
 // DecodeKernel::merge(), checked already, on the current device.
-void merge_shares(std::string_view kernel, const FoldSpec& spec, int key_tile, const DecodeMerge& merge, Stream stream);
+void merge_shares(std::string_view kernel, const FoldSpec& spec, std::int64_t group_keys, const DecodeMerge& merge,
+                  Stream stream);
 
 }  // namespace ringattn::sm90

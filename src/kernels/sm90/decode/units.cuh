@@ -23,6 +23,16 @@ __device__ __forceinline__ void await_prefixes(const DecodeParams& p) {
   if (p.prefix_of != nullptr) cuda::await_kernels_before();
 }
 
+// How many key tiles a group has, and the group of a tile: a constant of the kernel, or what a launch says.
+struct FixedGroups {
+  static __device__ __forceinline__ int tiles(const DecodeParams&) { return kGroupTiles; }
+  static __device__ __forceinline__ int of_tile(const DecodeParams&, int tile) { return tile / kGroupTiles; }
+};
+struct LaunchedGroups {
+  static __device__ __forceinline__ int tiles(const DecodeParams& p) { return 1 << p.group_log; }
+  static __device__ __forceinline__ int of_tile(const DecodeParams& p, int tile) { return tile >> p.group_log; }
+};
+
 using DecodeVisibility = BasicVisibility<std::int32_t>;
 
 __device__ __forceinline__ DecodeVisibility visibility_of(const DecodeParams& p, int length) {
@@ -71,7 +81,7 @@ __device__ __forceinline__ bool any_open_group(const DecodeParams& p) {
 
 // How many of its prefix's tiles are folded for the sequence together with those of others: all of them; or those of
 // whole groups, where a row doesn't see all keys of the others, or folds no tile behind them; or none. So those who
-// pack rows need no look at single tiles.
+// pack rows need no look at single tiles. Prefixes are of kernels with FixedGroups.
 template <class C>
 __device__ __forceinline__ int shared_tiles(const DecodeParams& p, int tiles, int length, int position) {
   const DecodeVisibility visibility = visibility_of(p, length);
@@ -96,6 +106,7 @@ __device__ __forceinline__ int tile_in_sequence(const DecodeParams& p, int list,
 // By the `list`-th of all lists, and without lists of the `list`-th sequence.
 template <class C>
 __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int list) {
+  using Groups = typename C::Groups;
   const int sequence = p.list_blocks == nullptr ? list : p.by_lists.quotient(list);
   DecodeSequence of;
   of.length = __ldcg(p.lengths + sequence);  // a kernel that is still running when this one starts may write it
@@ -121,8 +132,8 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int
     of.resumes = shared % kGroupTiles != 0;
   }
   // Where no row folds a tile there is a unit of no tiles all the same, so that its rows are written.
-  of.begin_group = of.first / kGroupTiles;
-  of.groups = none ? 1 : (of.last - 1) / kGroupTiles + 1 - of.begin_group;
+  of.begin_group = Groups::of_tile(p, of.first);
+  of.groups = none ? 1 : Groups::of_tile(p, of.last - 1) + 1 - of.begin_group;
   if (p.every_group > 1 || p.records != nullptr) {
     const int end_group = none ? of.begin_group : of.begin_group + of.groups;
     const auto of_share = [&p](int group) { return (group - p.first_group + p.every_group - 1) / p.every_group; };
@@ -180,6 +191,7 @@ __device__ __forceinline__ int unit_count(const DecodeParams& p, const Map& map)
 // Unit `number`, of a sequence, or a list, before which there are `before`.
 template <class C>
 __device__ __forceinline__ DecodeUnit unit_in(const DecodeParams& p, int list, int before, int number) {
+  using Groups = typename C::Groups;
   DecodeUnit unit;
   unit.of = sequence_of<C>(p, list);
   unit.list = list;
@@ -196,9 +208,9 @@ __device__ __forceinline__ DecodeUnit unit_in(const DecodeParams& p, int list, i
   unit.first_number = before + rest;
   unit.cache_group = unit.of.begin_group + nth;
   const int group = p.first_group + unit.cache_group * p.every_group;
-  unit.lag = (group - unit.cache_group) * (kGroupTiles * C::kKeyTile);
-  const int begin = group * kGroupTiles;
-  const int end = begin + kGroupTiles;
+  unit.lag = (group - unit.cache_group) * (Groups::tiles(p) * C::kKeyTile);
+  const int begin = group * Groups::tiles(p);
+  const int end = begin + Groups::tiles(p);
   unit.begin = begin > unit.of.first ? begin : unit.of.first;
   unit.end = end < unit.of.last ? end : unit.of.last;
   unit.resumes = unit.of.resumes && unit.begin == unit.of.first;

@@ -25,10 +25,11 @@ std::vector<std::string> latent_missing(const DecodeSpec& spec) {
   return missing;
 }
 
-std::vector<std::string> latent_configs() {
-  return {cuda::config_line(kLatentDim, kLatentDimV,
-                            fmt::format("tile {}x{}, 2 warpgroups, {} stages of keys, outputs of 1 to 4 CTAs",
-                                        kQueryTile, kLatentTile, kLatentStages))};
+std::vector<std::string> latent_configs(const LatentRow& row) {
+  return {cuda::config_line(
+      kLatentDim, kLatentDimV,
+      fmt::format("tile {}x{}, groups of {} keys, 2 warpgroups, {} stages of keys, outputs of 1 to 4 CTAs", kQueryTile,
+                  kLatentTile, row.group_tiles * kLatentTile, kLatentStages))};
 }
 
 }  // namespace ringattn::sm90

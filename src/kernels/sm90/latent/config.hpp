@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// How `sm90_latent` decodes over latents: rows [c, k_r] that all query heads share as their keys, and whose first
-// columns are their values.
+// How `sm90_latent` and `sm90_latent_1k` decode over latents: rows [c, k_r] that all query heads share as their keys,
+// and whose first columns are their values.
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/decode.hpp"
+#include "kernels/merge.hpp"
 #include "kernels/sm90/decode/config.hpp"
 
 namespace ringattn::sm90 {
 
 inline constexpr int kLatentDim = 576;   // latent and rotary key
 inline constexpr int kLatentDimV = 512;  // the latent
-inline constexpr int kLatentTile = 64;   // keys of a tile: groups are 4,096 keys
+inline constexpr int kLatentTile = 64;   // keys of a tile
 inline constexpr int kLatentStages = 2;  // tiles in shared memory
 inline constexpr int kLatentParts = 5;   // of a tile that arrive by themselves: 128 columns each, and the rotary keys
 inline constexpr int kLatentFoldThreads = 256;
@@ -31,8 +33,16 @@ inline constexpr RowFormat kLatentCodes{.coding = RowCoding::kLatent, .rope = kL
 // In powers of two. A tile's probabilities are at most 2^12, and the sum over a group stays far below fp32's end.
 inline constexpr float kFarAbove = 12.0F;
 
+// The rows of the table that the same compiled kernels are. Groups of fewer keys are more units, and other bits.
+struct LatentRow {
+  std::string_view name;
+  int group_tiles;  // a power of two
+};
+inline constexpr LatentRow kLatentRow{"sm90_latent", kGroupTiles};  // groups of 4,096 keys
+inline constexpr LatentRow kLatentShortRow{"sm90_latent_1k", 1024 / kLatentTile};
+
 // See KernelRow::missing and KernelRow::configs.
 std::vector<std::string> latent_missing(const DecodeSpec& spec);
-std::vector<std::string> latent_configs();
+std::vector<std::string> latent_configs(const LatentRow& row);
 
 }  // namespace ringattn::sm90

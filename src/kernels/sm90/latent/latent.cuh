@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over latents on Hopper. A CTA takes units, each a group of 64 key tiles for 64 rows of one KV head
+// Decoding over latents on Hopper. A CTA takes units, each a group of key tiles for 64 rows of one KV head
 // (decode/units.cuh). One warp fetches tiles (latent_fetch.cuh). Two warpgroups fold: each has half of the columns of
 // the 64 rows' outputs, and scores every second tile for both (latent_fold.cuh).
 //

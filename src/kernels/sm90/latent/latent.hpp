@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm90_latent: one for each element type (latent_*.cu), and one for latents of 8 bits.
+// The compiled kernels of sm90_latent and sm90_latent_1k: one for each element type (latent_*.cu), and one for latents
+// of 8 bits.
 #pragma once
 
 #include "base/memory.hpp"

@@ -17,6 +17,7 @@ namespace ringattn::sm90 {
 template <class Element_, bool kCodes_, int kCtas_>
 struct LatentConfig {
   using Element = Element_;
+  using Groups = LaunchedGroups;
   static constexpr bool kCodes = kCodes_;  // latents of 8 bits
   using Params = std::conditional_t<kCodes, LatentCodeParams, DecodeParams>;
   static constexpr int kCtas = kCtas_;  // of a cluster, each with a block of rows
@@ -36,6 +37,7 @@ void for_latent_configs(With with) {
 template <class Element_, bool kCodes_>
 struct PairConfig {
   using Element = Element_;
+  using Groups = LaunchedGroups;
   static constexpr bool kCodes = kCodes_;
   using Params = std::conditional_t<kCodes, LatentCodeParams, DecodeParams>;
   static constexpr int kKeyTile = kLatentTile;
@@ -62,6 +64,7 @@ int clusters_at_a_time(Kernel kernel, int ctas, int shared_bytes) {
 template <class Element_, int kCtas>
 struct TeamConfig {
   using Element = Element_;
+  using Groups = LaunchedGroups;
   using Map = TeamMap<kCtas>;
   static constexpr int kKeyTile = kLatentTile;
   static constexpr int kDimV = kLatentDimV;
@@ -83,7 +86,7 @@ void launch_latent(const Params& params, int ctas, int clusters, Stream stream) 
     if (C::kCtas != ctas) return;
     cuda::OverlappingLaunch launch(clusters * C::kCtas, kLatentThreads, LatentMap::kBytes, stream);
     if (C::kCtas > 1) launch.in_clusters_of(C::kCtas);
-    check_cuda(cudaLaunchKernelEx(&launch.config, latent_kernel<C>, params), "sm90_latent");
+    check_cuda(cudaLaunchKernelEx(&launch.config, latent_kernel<C>, params), "decoding over latents");
   });
 }
 
@@ -124,7 +127,7 @@ void launch_latent_sharing(const Params& params, int ctas, int clusters, Stream 
   with_sharing_kernel<Element, kCodes>(ctas, [&](auto kernel, int bytes) {
     cuda::OverlappingLaunch launch(ctas * clusters, kLatentThreads, bytes, stream);
     launch.in_clusters_of(ctas);
-    check_cuda(cudaLaunchKernelEx(&launch.config, kernel, params), "sm90_latent");
+    check_cuda(cudaLaunchKernelEx(&launch.config, kernel, params), "decoding over latents");
   });
 }
 

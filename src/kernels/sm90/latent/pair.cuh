@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over latents by pairs of CTAs. A cluster of two takes units, each a group of 64 key tiles for 64 rows
+// Decoding over latents by pairs of CTAs. A cluster of two takes units, each a group of key tiles for 64 rows
 // (decode/units.cuh). Each CTA has half of the outputs' columns, and scores every second tile for both (pair_map.cuh).
 // A warpgroup scores (pair_score.cuh), a warpgroup has the outputs (pair_outputs.cuh), a warp fetches
 // (pair_fetch.cuh), and another one sends (pair_send.cuh). So each column's chain of additions goes through the tiles

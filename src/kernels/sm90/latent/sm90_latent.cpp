@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/sm90/latent/sm90_latent.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
@@ -21,10 +24,11 @@ namespace {
 
 class Sm90Latent final : public DecodeKernel {
  public:
-  Sm90Latent(const DecodeSpec& spec, int device) : spec_(spec), device_(device) {}
+  Sm90Latent(const DecodeSpec& spec, int device, const LatentRow& row) : spec_(spec), device_(device), row_(row) {}
 
   std::int64_t record_floats() const override { return kLatentDimV + 4; }
   int key_tile() const override { return kLatentTile; }
+  int group_tiles() const override { return row_.group_tiles; }
 
   // Records of all groups, where sequences may have several: a second launch merges them.
   std::size_t scratch_bytes(const DecodeLimits& limits) const override {
@@ -35,7 +39,7 @@ class Sm90Latent final : public DecodeKernel {
   }
 
   void check(const DecodeLimits& limits, int shares) const override {
-    check_limits("sm90_latent", limits, kMostLatentSequences, shares);
+    check_limits(row_.name, limits, kMostLatentSequences, shares);
   }
 
   void reserve(const DecodeLimits& limits) override {
@@ -59,6 +63,7 @@ class Sm90Latent final : public DecodeKernel {
     const DeviceGuard guard(device_);
     DecodeParams p{};
     set_step(spec_.fold, step, kQueryTile, p);
+    p.group_log = std::countr_zero(static_cast<unsigned>(row_.group_tiles));
     const std::int64_t units = std::int64_t{p.sequences} * p.fold.kv_heads * p.blocks * groups_;
     const bool merges = groups_ > 1 && step.partials.records == nullptr;
     if (merges) {
@@ -74,7 +79,7 @@ class Sm90Latent final : public DecodeKernel {
     const int box_rows = kLatentTile / form.blocks;  // a box or more for each CTA that needs it
     if (spec_.format.is_plain()) {
       set_pages(step, kLatentTile, box_rows, p);
-      p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
+      p.k = map_pages(mapped_pages(row_.name, step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
       launch(spec_.fold.dtype == Dtype::kBf16 ? latent_bf16 : latent_fp16, p);
     } else {
       DecodeStep paged = step;
@@ -88,7 +93,7 @@ class Sm90Latent final : public DecodeKernel {
   void merge(const DecodeMerge& merge, Stream stream) override {
     check_decode_merge(spec_, merge);
     const DeviceGuard guard(device_);
-    merge_shares("sm90_latent", spec_.fold, kLatentTile, merge, stream);
+    merge_shares(row_.name, spec_.fold, group_keys(), merge, stream);
   }
 
  private:
@@ -102,7 +107,7 @@ class Sm90Latent final : public DecodeKernel {
   }
 
   // Where codes, scales and rotary keys of rows of 8 bits lie.
-  static LatentCodeParams code_params(const CompressedCache& cache, const DecodeParams& step) {
+  LatentCodeParams code_params(const CompressedCache& cache, const DecodeParams& step) const {
     LatentCodeParams p{step, {}};
     const PagedStream& scales = cache.streams[1];
     // The copy engine counts 16 bits: two codes, or an element.
@@ -116,14 +121,14 @@ class Sm90Latent final : public DecodeKernel {
                            stream.page_stride / 2,
                            stream.token_stride / 2,
                            stream.head_stride / 2};
-      return map_pages(mapped_pages("sm90_latent", view), Dtype::kBf16, step.box_rows, kPanelColumns);
+      return map_pages(mapped_pages(row_.name, view), Dtype::kBf16, step.box_rows, kPanelColumns);
     };
     p.step.k = map(cache.streams[0], kLatentDimV / 2);
     p.step.v = map(cache.streams[2], kLatentDim - kLatentDimV);
     p.scales = {scales.data, scales.page_stride, scales.token_stride, scales.head_stride};
     const auto place = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(scales.data));
     if ((place | scales.page_stride | scales.token_stride | scales.head_stride) % 16 != 0) {
-      fail(ErrorCode::kUnsupported, "sm90_latent can't read this compressed cache",
+      fail(ErrorCode::kUnsupported, fmt::format("{} can't read this compressed cache", row_.name),
            "the start and the strides of its scales must be multiples of 16 bytes", "Lay it out so.");
     }
     return p;
@@ -132,14 +137,14 @@ class Sm90Latent final : public DecodeKernel {
   // Merges a step's groups, which lie in the scratch memory.
   void finish(const DecodeStep& step, const float* records, Stream stream) const {
     merge_shares(
-        "sm90_latent", spec_.fold, kLatentTile,
+        row_.name, spec_.fold, group_keys(),
         {.shares = {&records, 1}, .groups = groups_, .rows = step.rows, .lengths = step.lengths, .output = step.output},
         stream);
   }
 
   // Of a sequence, at most.
-  static std::int64_t groups_of(const DecodeLimits& limits) {
-    return std::max<std::int64_t>(1, share_groups(limits.keys, 1, kLatentTile));
+  std::int64_t groups_of(const DecodeLimits& limits) const {
+    return std::max<std::int64_t>(1, share_groups(limits.keys, 1, group_keys()));
   }
   // Clusters of so many CTAs, which fold so many blocks of rows, and how many the device holds at a time.
   struct Form {
@@ -161,6 +166,7 @@ class Sm90Latent final : public DecodeKernel {
 
   DecodeSpec spec_;
   int device_;
+  LatentRow row_;
   DecodeLimits limits_;
   std::int64_t groups_ = 0;  // of a sequence, at most
   // That the device holds at a time: CTAs by themselves, and clusters of two that have a block of rows each. A part of
@@ -173,8 +179,8 @@ class Sm90Latent final : public DecodeKernel {
 
 }  // namespace
 
-std::unique_ptr<DecodeKernel> make_latent_decode(const DecodeSpec& spec, Backend& backend) {
-  return std::make_unique<Sm90Latent>(spec, static_cast<const cuda::CudaBackend&>(backend).device());
+std::unique_ptr<DecodeKernel> make_latent_decode(const DecodeSpec& spec, Backend& backend, const LatentRow& row) {
+  return std::make_unique<Sm90Latent>(spec, static_cast<const cuda::CudaBackend&>(backend).device(), row);
 }
 
 }  // namespace ringattn::sm90
