@@ -30,7 +30,20 @@ def as_text(value, name: str) -> bytes:
     """As the library has it."""
     if not isinstance(value, str):
         refuse(f"{name} is {str(value)[:60]}", "it is a word", "Pass a string.")
-    return value.encode()
+    text = value.encode(errors="replace")
+    if b"\0" in text or text.decode() != value:  # the library would read what stands in front of a NUL
+        refuse(f"{name} is {value[:60]!r}", "it has a NUL, or what no UTF-8 has", "Leave that out.")
+    return text
+
+
+def check_settings(settings) -> None:
+    """Refuses what can't be compared with the settings of other calls, such as a list."""
+    for given in settings:
+        try:
+            hash(given)
+        except TypeError:
+            refuse(f"an argument is {str(given)[:60]}", "settings are numbers, names and tuples of these",
+                   "Pass a tuple in place of a list.")  # fmt: skip
 
 
 def as_number(value, name: str) -> float:

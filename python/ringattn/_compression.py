@@ -10,7 +10,7 @@ import functools
 
 from . import _abi, _structs
 from ._abi import lib
-from ._arguments import as_ints, as_text, check_axes, refuse_unknown
+from ._arguments import as_ints, as_number, as_text, check_axes, check_settings, refuse_unknown
 from ._errors import refuse, unsupported
 from ._tensors import CompressedView, View, as_rows, check_array, contiguous_heads, data_type, device_of, empty, stream_of
 from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
@@ -216,6 +216,8 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
         if kind_of(array) is not kind_of(k):
             refuse(f"{name} is {type(array).__name__}", f"k is {type(k).__name__}", "Pass arrays of one kind.")
         check_axes(name, array, (3, 4), "[(batch,) tokens, heads, dim]")
+    ratio = None if ratio is None else as_number(ratio, "ratio")
+    check_settings((method,))
     formats = choose_formats(method, ratio, type_name(k.dtype), k.shape[-2], k.shape[-1], v.shape[-1])
     return tuple(
         compress_one(name, x, format, lengths_of(x, cu_seqlens), seed, threads)
@@ -232,6 +234,8 @@ def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **
         refuse_unknown("decompress", unknown)
     if not isinstance(x, Compressed):
         refuse(f"{name} is {type(x).__name__}", "ringattn.compress() gives what this takes", "Pass a ringattn.Compressed.")
+    for part_name, part in (*x.streams.items(), *x.tables.items()):
+        check_array(f"{name}_{part_name}", part)
     like = x.like()
     heads, dim = x.shape[-2:]
     if out is None:

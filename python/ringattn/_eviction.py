@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _job, _structs
 from ._abi import lib
-from ._arguments import as_number, as_text, lengths_of, refuse_unknown
+from ._arguments import as_number, as_text, check_settings, lengths_of, refuse_unknown
 from ._compression import Compressed
 from ._errors import refuse, unsupported
 from ._tensors import View, as_rows, contiguous_heads, is_torch, traced, type_name
@@ -157,5 +157,7 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
     _job.check_arrays("evict", {"k": k, "v": v}, q=q)
     lengths, q_lengths = sequences_of(k, q, cu_seqlens, cu_seqlens_q)
     ratio = as_number(ratio, "ratio")
-    k, v, places = evict_rows(k, v, q, (method, ratio, mask, softmax_scale, softcap), lengths, q_lengths, threads)
+    settings = (method, ratio, mask, softmax_scale, softcap)
+    check_settings(settings)
+    k, v, places = evict_rows(k, v, q, settings, lengths, q_lengths, threads)
     return Kept(k, v, places, lengths, begins(k, kept_lengths(method, ratio, lengths)))

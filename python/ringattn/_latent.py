@@ -10,7 +10,7 @@ them, and the rotary key in bf16, 656 bytes for 512 and 64 numbers. latent_dim i
 and all else is bf16. The bits are those over what they are unpacked to."""
 
 from . import _abi, _job, _structs
-from ._arguments import as_ints, as_text, check_axes, lengths_of, refuse_unknown, scale_of
+from ._arguments import as_ints, as_text, check_axes, check_settings, lengths_of, refuse_unknown, scale_of
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced, type_name
 from ._decode import DecodeShare, LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
@@ -123,6 +123,7 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         refuse(f"k_rope of mla is {'given' if packed else 'missing'}", f"latent is {type_name(latent.dtype)}, and "
                f"{'its rows have the rotary keys' if packed else 'only rows of 8 bits have rotary keys'}",
                "Leave it out." if packed else "Pass the rotary keys.")  # fmt: skip
+    check_settings((form,))
     if form not in _abi.FORMS:
         refuse(f"form {form!r} is not known", 'there are "expanded" and "absorbed"', "Choose one, or None.")
     check_axes("q", q, (3,), "[tokens, heads, head_dim + rope_dim]")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from . import _abi, _structs
 from ._abi import lib
-from ._arguments import as_int, as_text, seconds_of
+from ._arguments import as_int, as_text, check_settings, seconds_of
 from ._errors import Error, refuse
 
 # Objects that a world keeps ready, of the jobs that it was last asked for.
@@ -59,9 +59,8 @@ class World:
         try:
             found = objects.get(key)
         except TypeError:
-            given = next(part for part in key if type(part).__hash__ is None)
-            refuse(f"an argument is {str(given)[:60]}", "settings are numbers, names and tuples of these",
-                   "Pass a tuple in place of a list.")  # fmt: skip
+            check_settings(key)
+            raise
         if found is None:
             if len(objects) >= _KEPT_OBJECTS:
                 oldest = min(objects, key=lambda kept: objects[kept].used)

@@ -98,6 +98,10 @@ void LatentDecode::Impl::check(const LatentDecodeInputs& inputs, const LatentOut
   expect("out", outputs.out, own_rows(inputs), spec.heads, has_w_uv ? spec.head_dim_v : spec.latent_dim);
   check_apart("out", outputs.out, "q", inputs.q);
   if (inputs.latent.data == nullptr && inputs.k_rope.data == nullptr) return;
+  if (inputs.latent.data == nullptr || inputs.k_rope.data == nullptr) {
+    fail(ErrorCode::kUsage, "one of latent and k_rope is missing", "a token has a latent and a rotary key",
+         "Give both, or neither.");
+  }
   expect("latent", inputs.latent, inputs.q.tokens, 1, spec.latent_dim);
   expect("k_rope", inputs.k_rope, inputs.q.tokens, 1, spec.rope_dim);
 }

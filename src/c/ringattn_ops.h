@@ -250,8 +250,9 @@ typedef struct ringattn_compression_tensors {
 
 /* Writes `compressed` from `plain`, and returns when it is done. *energy_kept, unless NULL: of a format with a rank the
  * share of the sum of squares that its factors, and outliers beside them, keep, else 1. All tables but tails are found.
- * A number that is not finite is refused with its tensor and place; what is compressed then holds anything. Of "int4_channel" rows behind a sequence's last full group, and places of tails that
- * no token has, are left as they are: nobody reads them. */
+ * A number that is not finite is refused with its tensor and place; what is compressed then holds anything. Of
+ * "int4_channel" rows behind a sequence's last full group, and places of tails that no token has, are left as they are:
+ * nobody reads them. */
 ringattn_status ringattn_compression_compress(ringattn_compression *compression,
                                               const ringattn_compression_tensors *tensors, double *energy_kept);
 /* Writes `plain` from `compressed`, and returns when it is done. Scales, codes and tables that no compressed tensor has

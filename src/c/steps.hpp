@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "attention/decode.hpp"
+#include "attention/tokens/batch.hpp"
 #include "base/error.hpp"
 #include "c/object.hpp"
 #include "c/status.hpp"
@@ -67,6 +68,10 @@ ringattn_status owned(const Handle* object, std::int64_t sequences, std::int64_t
   return with(object, [&](const Handle& handle) {
     need(first, "first");
     need(count, "count");
+    if (sequences < 0 || sequences > kMostSequences) {
+      fail(ErrorCode::kUsage, fmt::format("a step of {} sequences", sequences),
+           fmt::format("it has 0 to {}", kMostSequences), "Check the number.");
+    }
     const SequenceRange range = handle.steps().owned(sequences);
     *first = range.first;
     *count = range.count;

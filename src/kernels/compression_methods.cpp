@@ -17,6 +17,8 @@ namespace {
 
 using Formats = std::vector<CacheFormat>;
 
+constexpr std::int64_t kMostNumbers = 1 << 16;  // heads, dims and ranks
+
 RowFormat fp8(ScaleGrain scales) { return {RowCoding::kFp8, scales}; }
 RowFormat int4(RowCoding coding, int group) { return {coding, ScaleGrain::kTokenHead, group}; }
 
@@ -32,7 +34,8 @@ Formats of_ranks(const RowShape& k, const RowShape& v, const OfRank& of_rank) {
   Formats all;
   const int usual = std::max(8, static_cast<int>(std::min(k.dim, v.dim) / 4) / 8 * 8);
   all.push_back({of_rank(usual), of_rank(usual)});
-  for (int rank = 8; rank < std::min(k.dim, v.dim); rank += 8) all.push_back({of_rank(rank), of_rank(rank)});
+  const auto most = static_cast<int>(std::min({k.dim, v.dim, kMostNumbers}));
+  for (int rank = 8; rank < most; rank += 8) all.push_back({of_rank(rank), of_rank(rank)});
   return all;
 }
 
@@ -123,6 +126,13 @@ std::optional<FormatChoice> find_choice(std::string_view text) {
   return choice;
 }
 
+void check_shape(const char* name, const RowShape& shape) {
+  const auto possible = [](std::int64_t number) { return number >= 1 && number <= kMostNumbers; };
+  if (possible(shape.heads) && possible(shape.dim)) return;
+  fail(ErrorCode::kUsage, fmt::format("{} of {} heads of {} is to be stored in a format", name, shape.heads, shape.dim),
+       fmt::format("heads and dims are 1 to {}", kMostNumbers), "Check the shape.");
+}
+
 bool holds(const CacheFormat& format, const RowShape& k, const RowShape& v) {
   return entry_of(format.k.coding).missing(format.k, k).empty() &&
          entry_of(format.v.coding).missing(format.v, v).empty();
@@ -135,8 +145,10 @@ std::span<const CompressionMethod> compression_methods() { return kMethods; }
 Formats FormatChoice::formats(const RowShape& k, const RowShape& v) const {
   if (method == nullptr) return {{format, format}};
   if (heads == 1) return method->formats(k, v);
+  const RowFormat group{.coding = RowCoding::kLowRank, .rank = 8, .heads = heads};
+  // Groups that don't divide the heads are refused whatever their rank, and there may be any number of heads in them.
+  if (k.heads % heads != 0 || v.heads % heads != 0) return {{group, group}};
   // Ranks are those that a group has room for, as one head.
-  const RowFormat group{.coding = RowCoding::kLowRank, .heads = heads};
   Formats all = method->formats(rank_shape(group, k), rank_shape(group, v));
   for (CacheFormat& format_of_ranks : all) format_of_ranks.k.heads = format_of_ranks.v.heads = heads;
   return all;
@@ -201,10 +213,16 @@ std::string greatest_ratio(double removed) {
 
 CacheFormat choose_format(const FormatChoice& choice, std::optional<double> ratio, const RowShape& k,
                           const RowShape& v) {
+  check_shape("k", k);
+  check_shape("v", v);
   Formats formats = choice.formats(k, v);
   check_format("k", formats[0].k, k);
   check_format("v", formats[0].v, v);
   if (!ratio) return formats[0];
+  if (!(*ratio >= 0.0)) {
+    fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *ratio)), " with ", setting("method", choice.name)},
+         "the ratio is the share of the bytes that is removed", "Use 0 to below 1, or leave it out.");
+  }
   std::erase_if(formats, [&](const CacheFormat& format) { return !holds(format, k, v); });
   const CacheFormat* chosen = nullptr;
   double most = -std::numeric_limits<double>::infinity();

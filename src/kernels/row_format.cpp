@@ -74,7 +74,8 @@ Missing hybrid_missing(const RowFormat& format, const RowShape& shape) {
   const Missing remainder = int4_token_missing(format, shape);
   missing.insert(missing.end(), remainder.begin(), remainder.end());
   require(missing, format.outliers >= 2 && format.outliers % 2 == 0 && format.outliers < shape.dim,
-          fmt::format("{} outlier channels of {} (supported: even numbers from 2 on)", format.outliers, shape.dim));
+          fmt::format("{} outlier channels of {} (supported: even numbers from 2 on, below these)", format.outliers,
+                      shape.dim));
   return missing;
 }
 

@@ -192,8 +192,12 @@ TEST(LatentDecode, RefusesWhatDoesNotFit) {
   EXPECT_NE(message().find("bf16 [2, 2, 24]"), std::string::npos) << message();
   inputs.q = view(2, spec.heads, 24);
   inputs.latent = view(2, 1, 40);
-  EXPECT_NE(message().find("k_rope is "), std::string::npos) << message();
+  EXPECT_NE(message().find("one of latent and k_rope is missing"), std::string::npos) << message();
+  inputs.k_rope = view(2, 1, 16);
+  EXPECT_NE(message().find("k_rope is bf16 [2, 1, 16]"), std::string::npos) << message();
   inputs.latent = {};
+  EXPECT_NE(message().find("one of latent and k_rope is missing"), std::string::npos) << message();
+  inputs.k_rope = {};
   inputs.w_uv = {};
   EXPECT_NE(message().find("out is bf16 [2, 2, 24]"), std::string::npos) << message();
 

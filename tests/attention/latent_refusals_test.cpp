@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,10 @@ TEST(LatentRefusals, JobsAndOptionsThatContradictThemselves) {
   refused([](LatentJob&, LatentOptions& options) { options.ring.state_out = true; }, ErrorCode::kUsage, {"state"});
   refused([](LatentJob&, LatentOptions& options) { options.ring.shorter_lengths = true; }, ErrorCode::kUsage,
           {"shorter lengths"});
+  for (const int dim : {0, -8, (1 << 16) + 8, std::numeric_limits<int>::max()}) {
+    refused([dim](LatentJob& job, LatentOptions&) { job.spec.latent_dim = dim; }, ErrorCode::kUsage, {"1 to 65536"});
+    refused([dim](LatentJob& job, LatentOptions&) { job.spec.head_dim = dim; }, ErrorCode::kUsage, {"1 to 65536"});
+  }
   refused([](LatentJob& job, LatentOptions&) { job.spec.latent_dim = 41; }, ErrorCode::kUnsupported, {"inner 41"});
   refused([](LatentJob& job, LatentOptions&) { job.spec.q_in_latent = true; }, ErrorCode::kUsage,
           {"queries in a latent of 40 numbers with head_dim 16", "Set head_dim to 40"});

@@ -94,6 +94,10 @@ TEST(CDecode, HasTheBitsOfCppAndGrows) {
   EXPECT_OK(ringattn_decode_owned(decode, 2, &first, &count));
   EXPECT_EQ(first, 0);
   EXPECT_EQ(count, 2);
+  for (const std::int64_t sequences : {std::int64_t{-1}, std::int64_t{1} << 62}) {
+    EXPECT_EQ(ringattn_decode_owned(decode, sequences, &first, &count), RINGATTN_USAGE);
+    EXPECT_NE(std::string(ringattn_error_text()).find("it has 0 to 1048576"), std::string::npos);
+  }
   EXPECT_EQ(ringattn_decode_cache_tokens(decode, 30), 30);
 
   CTensor none(nullptr, kInt32, {0, 3});

@@ -368,6 +368,9 @@ TEST(CompressedPages, WhatCanNotBeDoneIsNamed) {
   const std::string small = folder.file("small");
   ASSERT_EQ(tool({"compress", "--method", "fp8", "--input", cache, "--output", small}).code, 0);
   refused({"--method", "int4", "--input", small}, 3, "holds a compressed cache");
+  const std::string small_alone = folder.file("small_alone");
+  ASSERT_EQ(tool({"compress", "--method", "fp8", "--input", folder.file("no_q"), "--output", small_alone}).code, 0);
+  refused({"--method", "int4", "--input", small_alone}, 3, "holds a compressed cache");
   // A number of a token is looked at; one of a slot that holds none is not.
   NamedTensors tensors = cache_tensors(shape);
   std::int32_t page = 0;

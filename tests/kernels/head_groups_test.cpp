@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/compression_methods.hpp"
@@ -202,10 +203,27 @@ TEST(HeadGroupFormat, MethodsNameTheHeads) {
     return std::string(error_of([&] { chosen(text, std::nullopt); }).what());
   };
   EXPECT_NE(refused("lowrank:heads=3").find("groups of 3 of 8 heads"), std::string::npos);
+  // Of so many heads there would be ranks for hours, and more of them than memory.
+  EXPECT_NE(refused("lowrank:heads=2147483647").find("groups of 2147483647 of 8 heads"), std::string::npos);
   EXPECT_NE(refused("lowrank:heads=0").find("\"heads=0\" is no option of lowrank"), std::string::npos);
   EXPECT_NE(refused("lowrank:rank=8").find("\"rank=8\" is no option of lowrank"), std::string::npos);
   EXPECT_NE(refused("lowrank:").find("\"\" is no option of lowrank"), std::string::npos);
   EXPECT_NE(refused("int4:heads=2").find("\"heads=2\" is no option of int4"), std::string::npos);
+  for (const auto& [heads, dim] : std::vector<std::pair<int, std::int64_t>>{
+           {-2, 64}, {0, 64}, {2, 0}, {2, -64}, {2, 2147483640}, {2147483647, 8}}) {
+    const RowShape odd{Dtype::kBf16, heads, dim};
+    for (const char* const text : {"int4", "lowrank", "lowrank:heads=2"}) {
+      const Error error = error_of([&] { choose_format(parse_format_choice(text), 0.5, odd, odd); });
+      EXPECT_NE(std::string(error.what()).find("heads and dims are 1 to 65536"), std::string::npos) << error.what();
+    }
+  }
+  const RowShape many{Dtype::kBf16, 65536, 65536};
+  EXPECT_EQ(describe(choose_format(parse_format_choice("lowrank:heads=65536"), 0.9999, many, many).k),
+            "low_rank rank 65528 heads 65536");
+  for (const double ratio : {-1.0, -1e-9, std::numeric_limits<double>::quiet_NaN()}) {
+    const Error error = error_of([&] { chosen("int4", ratio); });
+    EXPECT_NE(std::string(error.what()).find("the ratio is the share"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

@@ -225,6 +225,10 @@ class Refusals(unittest.TestCase):
             with self.assertRaises(ringattn.UsageError) as caught:
                 ringattn.attention(q, broken, v)
             self.assertIn(words, str(caught.exception))
+        listed = small.with_streams(small.streams | {"scales": small.streams["scales"].tolist()}, small.shape)
+        with self.assertRaises(ringattn.UsageError) as caught:
+            ringattn.decompress(listed)
+        self.assertIn("x_scales is list", str(caught.exception))
         with self.assertRaises(ringattn.UsageError) as caught:
             ringattn.compress(k.astype("float32"), v.astype("float32"), "fp8")
         self.assertIn("fp32 (supported: bf16 and fp16)", str(caught.exception))

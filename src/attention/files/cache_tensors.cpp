@@ -272,6 +272,10 @@ InputTensors find_pages(const SafetensorsFile& file, const InputNames& names, st
   }
   Pool k(file, "k", names.k_pages.value_or("k_pages"));
   Pool v(file, "v", names.v_pages.value_or("v_pages"));
+  if (!q && !k.format.is_plain()) {
+    fail(ErrorCode::kFile, fmt::format("{} holds a compressed cache", file.path()),
+         "without q nothing says of what type its elements are", "Give a file with k_pages and v_pages.");
+  }
   input.dtype = row_dtype(q ? input.q : k.first);
   const AxisOrder pages = page_order ? *page_order : find_page_order(file, k.first, input.q_grid.heads);
   input.k_grid = k.find(pages, input);

@@ -100,11 +100,14 @@ void check_latent_format(std::string_view what, const RowFormat& format, const L
 
 void check_latent_job(const LatentJob& job) {
   const LatentSpec& spec = job.spec;
-  if (spec.head_dim < 1 || spec.rope_dim < 1 || spec.head_dim_v < 1 || spec.latent_dim < 1) {
+  constexpr int kMostDims = 1 << 16;  // sums and products of theirs are numbers, too
+  const auto possible = [](int dim) { return dim >= 1 && dim <= kMostDims; };
+  if (!possible(spec.head_dim) || !possible(spec.rope_dim) || !possible(spec.head_dim_v) ||
+      !possible(spec.latent_dim)) {
     fail(ErrorCode::kUsage,
          fmt::format("head_dim {}, rope_dim {}, head_dim_v {} and latent_dim {}", spec.head_dim, spec.rope_dim,
                      spec.head_dim_v, spec.latent_dim),
-         "each must be at least 1", "DeepSeek's are 128, 64, 128 and 512.");
+         fmt::format("each is 1 to {}", kMostDims), "DeepSeek's are 128, 64, 128 and 512.");
   }
   if (spec.q_in_latent) check_in_latent("queries", "head_dim", spec.head_dim, spec);
   if (spec.out_in_latent) check_in_latent("O", "head_dim_v", spec.head_dim_v, spec);

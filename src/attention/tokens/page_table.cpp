@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -30,8 +30,10 @@ struct Prefix {
   std::int64_t pages = 0;
 };
 
-// Sequences in the order of their pages: what several share, neighbours share. So a choice is one of runs in this
-// order, each of which is one prefix, as long as its neighbours have in common, or is cut where they have least.
+// Sequences in the order of their pages: what several share, neighbours share. So all that may be a prefix are runs in
+// this order, with the pages that all of a run have in common, and runs lie in each other. A choice is which runs have
+// a prefix. A sequence has that of the innermost of its runs that has one, and spares its tiles; each prefix is folded
+// once, which takes as many.
 class PrefixChoice {
  public:
   PrefixChoice(const PageTable& table, const Batch& batch, int key_tile)
@@ -52,37 +54,82 @@ class PrefixChoice {
 
   // By their first sequences.
   std::vector<Prefix> best() const {
-    std::vector<Prefix> chosen = best_of(0, order_.size()).prefixes;
+    std::vector<Prefix> chosen;
+    if (order_.size() < 2) return chosen;
+    Run all = run_of(0, order_.size());
+    std::vector<std::int64_t> around{0};  // no prefix
+    weigh(all, around);
+    choose(all, 0, 1, -1, chosen);
+    for (Prefix& prefix : chosen) std::ranges::sort(prefix.sequences);
     std::ranges::sort(chosen, {}, [](const Prefix& prefix) { return prefix.sequences.front(); });
     return chosen;
   }
 
  private:
-  struct Choice {
-    std::int64_t spared = 0;  // tiles
-    std::vector<Prefix> prefixes;
+  // Two or more sequences [begin, end) in order.
+  struct Run {
+    std::size_t begin = 0, end = 0;
+    std::int64_t pages = 0;         // that all have in common
+    std::vector<Run> parts;         // runs with more in common, ascending
+    std::size_t chosen_before = 0;  // see weigh()
   };
 
-  // Of the sequences [begin, end) in order.
-  Choice best_of(std::size_t begin, std::size_t end) const {
-    Choice parts;
-    if (end - begin < 2) return parts;
+  Run run_of(std::size_t begin, std::size_t end) const {
     const auto of = std::span(in_common_).subspan(begin, end - begin - 1);
-    const std::int64_t pages = *std::ranges::min_element(of);
+    Run run{begin, end, *std::ranges::min_element(of), {}};
     std::size_t from = begin;
     for (std::size_t to = begin + 1; to <= end; ++to) {
-      if (to < end && in_common_[to - 1] != pages) continue;
-      Choice part = best_of(from, to);
-      parts.spared += part.spared;
-      std::ranges::move(part.prefixes, std::back_inserter(parts.prefixes));
+      if (to < end && in_common_[to - 1] != run.pages) continue;
+      if (to - from > 1) run.parts.push_back(run_of(from, to));
       from = to;
     }
-    const std::int64_t spared = static_cast<std::int64_t>(end - begin - 1) * (pages * page_size_ / key_tile_);
-    if (spared == 0 || spared < parts.spared) return parts;
-    Prefix all{{order_.begin() + static_cast<std::ptrdiff_t>(begin), order_.begin() + static_cast<std::ptrdiff_t>(end)},
-               pages};
-    std::ranges::sort(all.sequences);
-    return {spared, {std::move(all)}};
+    return run;
+  }
+
+  // The tiles that the sequences of a run spare, less those of its prefixes, by the best choice inside of it, for each
+  // of the prefixes that may be the innermost one around it, of whose tiles `around` has the numbers, from the
+  // outermost on. The more tiles that one has, the less a prefix of the run's own is worth: it has one in front of
+  // around[chosen_before]. That is then of two sequences at least, as one spares no more than its prefix takes.
+  std::vector<std::int64_t> weigh(Run& run, std::vector<std::int64_t>& around) const {
+    const std::int64_t tiles = run.pages * page_size_ / key_tile_;
+    around.push_back(tiles);
+    std::vector<std::int64_t> spared(around.size(), 0);
+    auto alone = static_cast<std::int64_t>(run.end - run.begin);
+    for (Run& part : run.parts) {
+      alone -= static_cast<std::int64_t>(part.end - part.begin);
+      std::ranges::transform(spared, weigh(part, around), spared.begin(), std::plus());
+    }
+    for (std::size_t i = 0; i < around.size(); ++i) spared[i] += alone * around[i];
+    const std::int64_t own = spared.back() - tiles;
+    around.pop_back();
+    spared.pop_back();
+    run.chosen_before = static_cast<std::size_t>(
+        std::ranges::find_if(spared, [&](std::int64_t n) { return n >= own; }) - spared.begin());
+    for (std::int64_t& n : spared) n = std::max(n, own);
+    return spared;
+  }
+
+  // `innermost`: which of the `depth` that lie around the run is the innermost that was chosen, and `prefix` what it
+  // has become in `chosen`, or −1.
+  void choose(const Run& run, std::size_t innermost, std::size_t depth, std::ptrdiff_t prefix,
+              std::vector<Prefix>& chosen) const {
+    if (innermost < run.chosen_before) {
+      innermost = depth;
+      prefix = static_cast<std::ptrdiff_t>(chosen.size());
+      chosen.push_back({{}, run.pages});
+    }
+    std::size_t next = run.begin;
+    const auto join_to = [&](std::size_t end) {
+      for (; next < end; ++next) {
+        if (prefix >= 0) chosen[static_cast<std::size_t>(prefix)].sequences.push_back(order_[next]);
+      }
+    };
+    for (const Run& part : run.parts) {
+      join_to(part.begin);
+      choose(part, innermost, depth + 1, prefix, chosen);
+      next = part.end;
+    }
+    join_to(run.end);
   }
 
   std::int64_t page_size_;

@@ -58,8 +58,9 @@ struct SharedPages {
 
 // What the sequences of `batch`, whose keys `table` places, share: prefixes of two or more sequences, in whole pages
 // that all of these have in common, with one key tile of `key_tile` keys or more. A sequence has one prefix at most,
-// and of all ways to choose them it is one by which most key tiles are folded once instead of once more. At most `most`
-// prefixes, of the first sequences.
+// and of all ways to choose them it is one by which most key tiles are folded once instead of once more: of sequences
+// that begin alike, some may share more among themselves than the others with each other. At most `most` prefixes, of
+// the first sequences.
 SharedPages shared_pages(const PageTable& table, const Batch& batch, int key_tile, std::size_t most);
 
 }  // namespace ringattn
