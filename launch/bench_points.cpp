@@ -18,12 +18,12 @@ namespace {
 
 constexpr std::string_view kAdvice = "Write one with `ringattn bench --jsonl FILE`.";
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 constexpr std::size_t kMostBytes = std::size_t{16} << 20;
 constexpr std::size_t kLongestLine = std::size_t{64} << 10;  // a parsed line takes up to a hundred times its length
 
-BenchJob read_job(const json& job) {
+BenchJob read_job(const Json& job) {
   BenchJob result;
   result.tokens = job.at("tokens").get<std::int64_t>();
   result.batch = job.at("batch").get<std::int64_t>();
@@ -48,7 +48,7 @@ BenchJob read_job(const json& job) {
   return result;
 }
 
-BenchPoint read_point(const json& line) {
+BenchPoint read_point(const Json& line) {
   BenchPoint point;
   point.tool = line.at("tool").at("name").get<std::string>();
   point.git = line.at("git").get<std::string>();
@@ -68,7 +68,7 @@ BenchPoint read_point(const json& line) {
   point.blocks = line.value("blocks", std::int64_t{0});
   point.overlap = line.value("overlap", true);
   if (!line.at("ms").is_null()) {
-    const json& ms = line.at("ms");
+    const Json& ms = line.at("ms");
     point.ms = {ms.at("median").get<double>(), ms.at("p10").get<double>(), ms.at("p90").get<double>()};
     point.tflops_per_rank = line.at("tflops_per_rank").get<double>();
     point.gb_per_s = line.value("gb_per_s", 0.0);
@@ -209,7 +209,7 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
       fail(ErrorCode::kFile, fmt::format("line {} of {} is too long", number, path),
            fmt::format("it has {} bytes, of at most {}", line.size(), kLongestLine), kAdvice);
     }
-    const json parsed = json::parse(line, nullptr, false);
+    const Json parsed = Json::parse(line, nullptr, false);
     if (!parsed.is_object()) {
       fail(ErrorCode::kFile, fmt::format("line {} of {} is no JSON object", number, path),
            fmt::format("{} takes lines that bench or bench/peers wrote", flag), kAdvice);
@@ -218,7 +218,7 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
     if (schema == parsed.end() || *schema != kBenchSchema) continue;
     try {
       points.push_back(read_point(parsed));
-    } catch (const json::exception& error) {
+    } catch (const Json::exception& error) {
       fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path), error.what(), kAdvice);
     }
   }

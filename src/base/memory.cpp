@@ -15,7 +15,7 @@ namespace ringattn {
 
 namespace {
 
-std::atomic<bool> kept{false};
+std::atomic<bool> host_memory_kept{false};
 std::atomic<std::size_t> allocated{0};  // of live buffers
 
 // Counts bytes that are about to be allocated, or returns false where all buffers together would not fit this host. The
@@ -55,12 +55,12 @@ Buffer allocate_host(std::size_t bytes) {
          "the system has no more to give", how_to_need_less());
   }
   return {data, bytes, MemoryKind::kHost, [rounded](std::byte* p) {
-            if (kept) return;
+            if (host_memory_kept) return;
             std::free(p);
             allocated -= rounded;
           }};
 }
 
-void keep_host_memory() noexcept { kept = true; }
+void keep_host_memory() noexcept { host_memory_kept = true; }
 
 }  // namespace ringattn

@@ -106,12 +106,12 @@ void evict(const Task& task, const ringattn_eviction_tensors& tensors) {
   for (std::size_t s = 0; s < task.kept.size(); ++s) {
     const Sequence& sequence = task.batch.sequences[s];
     ScoredTokens scored;
-    scored.keys = part_of(k, key, sequence.k_len);
+    scored.keys = rows_of_view(k, key, sequence.k_len);
     if (q.data != nullptr && task.eviction.method->needs_queries) {
       check_queries(task.eviction, sequence.k_len == 0 || sequence.q_len > 0, s);
       const std::int64_t window = std::min(task.eviction.options.window, sequence.q_len);
       const std::int64_t first = query + sequence.q_len - window;
-      scored.queries = part_of(q, first, window);
+      scored.queries = rows_of_view(q, first, window);
       if (auto fault = find_fault(scored.queries)) {
         fault->token += first;
         refuse_fault("q", {}, {q.dtype, q.heads, q.dim}, *fault, ErrorCode::kUsage);
@@ -135,8 +135,10 @@ void evict(const Task& task, const ringattn_eviction_tensors& tensors) {
     const std::span<const std::int32_t> own(positions.data() + row * task.heads,
                                             static_cast<std::size_t>(task.kept[s] * task.heads));
     const std::int64_t tokens = task.batch.sequences[s].k_len;
-    if (k_kept.data != nullptr) gather_tokens(part_of(k, key, tokens), own, part_of(k_kept, row, task.kept[s]));
-    if (v_kept.data != nullptr) gather_tokens(part_of(v, key, tokens), own, part_of(v_kept, row, task.kept[s]));
+    if (k_kept.data != nullptr)
+      gather_tokens(rows_of_view(k, key, tokens), own, rows_of_view(k_kept, row, task.kept[s]));
+    if (v_kept.data != nullptr)
+      gather_tokens(rows_of_view(v, key, tokens), own, rows_of_view(v_kept, row, task.kept[s]));
     row += task.kept[s];
     key += tokens;
   }

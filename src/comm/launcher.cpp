@@ -12,12 +12,12 @@ namespace ringattn {
 
 namespace {
 
-const char* value_of(const char* name) { return name == nullptr ? nullptr : std::getenv(name); }
+const char* variable_text(const char* name) { return name == nullptr ? nullptr : std::getenv(name); }
 
 std::optional<int> first_number(const char* RankVariables::*name) {
   for (const RankVariables& row : kRankVariables) {
     if (row.use == RankUse::kStore) continue;
-    if (const char* text = value_of(row.*name)) return std::atoi(text);
+    if (const char* text = variable_text(row.*name)) return std::atoi(text);
   }
   return std::nullopt;
 }
@@ -26,7 +26,7 @@ std::optional<int> first_number(const char* RankVariables::*name) {
 
 bool launched_by_mpi() {
   return std::ranges::any_of(kRankVariables, [](const RankVariables& row) {
-    return row.use == RankUse::kMpi && (value_of(row.rank) != nullptr || value_of(row.ranks) != nullptr);
+    return row.use == RankUse::kMpi && (variable_text(row.rank) != nullptr || variable_text(row.ranks) != nullptr);
   });
 }
 

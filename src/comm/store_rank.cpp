@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kStore = "RINGATTN_STORE";
 
 // A variable that is set to nothing is not set.
-std::optional<std::string> value_of(const char* name) {
+std::optional<std::string> variable_value(const char* name) {
   std::optional<std::string> value = environment_value(name);
   return value && value->empty() ? std::nullopt : value;
 }
@@ -37,8 +37,8 @@ const RankVariables& find_row() {
   const RankVariables* half = nullptr;
   for (const RankVariables& row : kRankVariables) {
     if (row.ranks == nullptr) continue;
-    if (value_of(row.rank) && value_of(row.ranks)) return row;
-    if (half == nullptr && value_of(row.rank)) half = &row;
+    if (variable_value(row.rank) && variable_value(row.ranks)) return row;
+    if (half == nullptr && variable_value(row.rank)) half = &row;
   }
   fail(ErrorCode::kUsage, fmt::format("{} is set, and {}", kStore, half == nullptr ? "no rank is" : "no world size is"),
        half == nullptr ? std::string("neither RANK nor SLURM_PROCID says which rank this process is")
@@ -47,23 +47,23 @@ const RankVariables& find_row() {
 }
 
 std::string job_name() {
-  if (auto job = value_of("RINGATTN_JOB")) return *job;
+  if (auto job = variable_value("RINGATTN_JOB")) return *job;
   std::string job;
-  if (const auto torchrun = value_of("TORCHELASTIC_RUN_ID")) {
+  if (const auto torchrun = variable_value("TORCHELASTIC_RUN_ID")) {
     job = fmt::format("torchrun {}", *torchrun);
-  } else if (const auto slurm = value_of("SLURM_JOB_ID")) {
-    job = fmt::format("Slurm {}.{}", *slurm, value_of("SLURM_STEP_ID").value_or("batch"));
+  } else if (const auto slurm = variable_value("SLURM_JOB_ID")) {
+    job = fmt::format("Slurm {}.{}", *slurm, variable_value("SLURM_STEP_ID").value_or("batch"));
   }
   return job.substr(0, kLongestJob);
 }
 
 }  // namespace
 
-bool store_asked_for() { return value_of(kStore).has_value(); }
+bool store_asked_for() { return variable_value(kStore).has_value(); }
 
 StoreRank store_rank() {
   StoreRank mine;
-  const std::string store = value_of(kStore).value_or("");
+  const std::string store = variable_value(kStore).value_or("");
   const std::optional<StoreAddress> address = parse_store_address(store);
   if (!address) {
     fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", kStore, store), "it takes HOST:PORT, of rank 0's host",
@@ -71,8 +71,8 @@ StoreRank store_rank() {
   }
   mine.address = *address;
   const RankVariables& row = find_row();
-  mine.size = number_of(row.ranks, *value_of(row.ranks), 1, kMostStoreRanks);
-  mine.rank = number_of(row.rank, *value_of(row.rank), 0, mine.size - 1);
+  mine.size = number_of(row.ranks, *variable_value(row.ranks), 1, kMostStoreRanks);
+  mine.rank = number_of(row.rank, *variable_value(row.rank), 0, mine.size - 1);
   mine.job = job_name();
   return mine;
 }

@@ -105,7 +105,7 @@ std::vector<std::int32_t> choose_tokens(std::string_view name, const Eviction& e
 
 // `count` of the rows of a view, from `first` on.
 template <class View>
-View part_of(View rows, std::int64_t first, std::int64_t count) {
+View rows_of_view(View rows, std::int64_t first, std::int64_t count) {
   rows.data = rows.at(first, 0);
   rows.tokens = count;
   return rows;

@@ -118,14 +118,14 @@ struct RankInputs {
 
 using Spoil = std::function<void(RankInputs&)>;
 
-struct Refusal {
+struct RefusedJob {
   LatentForm form;
   Spoil spoil;
   std::vector<std::string> parts;
   bool packed = false;
 };
 
-std::vector<Refusal> refusals() {
+std::vector<RefusedJob> refusals() {
   using enum LatentForm;
   return {
       {kExpanded, [](RankInputs& r) { r.inputs.q.dim = 25; }, {"q is fp32 [", ", 2, 25]", ", 2, 24]"}},
@@ -160,7 +160,7 @@ std::vector<Refusal> refusals() {
 
 // One rank of three is wrong; all hear of it, and a right run after it works.
 TEST(LatentRefusals, WrongShapesOnAllRanksTogether) {
-  for (const Refusal& refusal : refusals()) {
+  for (const RefusedJob& refusal : refusals()) {
     std::atomic<int> refused{0};
     run_threads_world(3, {}, [&](Transport& transport) {
       const LatentJob job = small_job(refusal.form, refusal.packed);

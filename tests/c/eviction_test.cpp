@@ -68,8 +68,8 @@ TEST_F(CEviction, KeepsTheTokensThatCppKeeps) {
   std::int64_t query = 0, key = 0, row = 0;
   for (std::size_t s = 0; s < 2; ++s) {
     ScoredTokens scored;
-    scored.keys = part_of(TensorView(view(k_rows_, kKeys, kKv, kDim)), key, k_lengths_[s]);
-    scored.queries = part_of(TensorView(view(q_rows_, kQueries, kHeads, kDim)), query + q_lengths_[s] - 8, 8);
+    scored.keys = rows_of_view(TensorView(view(k_rows_, kKeys, kKv, kDim)), key, k_lengths_[s]);
+    scored.queries = rows_of_view(TensorView(view(q_rows_, kQueries, kHeads, kDim)), query + q_lengths_[s] - 8, 8);
     scored.position = k_lengths_[s] - 8;
     scored.mask = Mask{-1, 0};
     scored.softmax_scale = default_softmax_scale(kDim);

@@ -19,7 +19,7 @@ void for_masks_and_lengths(Check check) {
   for (const std::int64_t left : {-1, 0, 1, 6}) {
     for (const std::int64_t right : {-1, 0, 1, 6}) {
       for (const std::int64_t length : {0, 1, 7, 16}) {
-        SCOPED_TRACE(testing::Message() << "mask " << left << "," << right << ", " << length << " keys");
+        SCOPED_TRACE(::testing::Message() << "mask " << left << "," << right << ", " << length << " keys");
         check(Mask{left, right}, Visibility({left, right}, length), length);
       }
     }

@@ -11,6 +11,7 @@
 
 #include "attention/decode_inputs.hpp"
 #include "attention/tokens/cost.hpp"
+#include "tests/support/device_pool.hpp"
 
 namespace ringattn::testing {
 
@@ -19,13 +20,6 @@ namespace {
 constexpr std::byte kPoison{0xff};
 constexpr std::int64_t kSparePages = 3;   // that no sequence owns
 constexpr std::int64_t kSpareTokens = 5;  // behind the longest sequence of a dense cache
-
-template <class Number>
-std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {
-  std::vector<std::byte> bytes(numbers.size() * sizeof(Number));
-  if (!bytes.empty()) std::memcpy(bytes.data(), numbers.data(), bytes.size());
-  return bytes;
-}
 
 std::size_t at_least_one(std::int64_t bytes) { return static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)); }
 

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "kernels/latent_rows.hpp"
+#include "tests/support/device_pool.hpp"
 
 namespace ringattn::testing {
 
@@ -18,13 +19,6 @@ std::int64_t sequences_of(const LatentJob& job) { return static_cast<std::int64_
 
 // A view of no rows has memory, too.
 std::size_t at_least_one(std::int64_t bytes) { return static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)); }
-
-template <class Value>
-std::vector<std::byte> bytes_of(const std::vector<Value>& values) {
-  std::vector<std::byte> bytes(values.size() * sizeof(Value));
-  std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
 
 }  // namespace
 

@@ -37,12 +37,12 @@ std::vector<std::string_view> split(std::string_view text, char at) {
 }
 
 // One part: its word and its numbers.
-struct Part {
+struct PatternPart {
   std::string_view text;
   std::string_view word;
   std::vector<std::string_view> values;
 
-  explicit Part(std::string_view whole) : text(whole), word(whole.substr(0, whole.find(':'))) {
+  explicit PatternPart(std::string_view whole) : text(whole), word(whole.substr(0, whole.find(':'))) {
     if (word.size() < whole.size()) values = split(whole.substr(word.size() + 1), ',');
   }
   void expect(std::size_t least, std::size_t most) const {
@@ -72,7 +72,7 @@ struct Part {
 // What a pattern says, before anything is made of it.
 struct Pattern {
   ListShape shape{kUsualListBlock, kUsualListBlock, 0};
-  std::vector<Part> parts;
+  std::vector<PatternPart> parts;
   std::optional<int> top_k;
 };
 
@@ -80,7 +80,7 @@ Pattern parse(std::string_view text, const FoldSpec& spec) {
   Pattern pattern;
   bool block = false;
   for (const std::string_view whole : split(text, '+')) {
-    const Part part(whole);
+    const PatternPart part(whole);
     if (part.word == "block") {
       part.expect(1, 2);
       if (std::exchange(block, true)) refuse(whole, "blocks are named twice");
@@ -104,7 +104,7 @@ Pattern parse(std::string_view text, const FoldSpec& spec) {
   return pattern;
 }
 
-ListMaker maker_of(const Part& part, const ListShape& shape, const Mask& mask) {
+ListMaker maker_of(const PatternPart& part, const ListShape& shape, const Mask& mask) {
   const auto random = [&](std::size_t index) {
     return random_blocks(shape, mask, static_cast<int>(part.number(index)), part.seed(index + 1));
   };
@@ -150,7 +150,7 @@ ListMaker maker_of(const Part& part, const ListShape& shape, const Mask& mask) {
 TileLists lists_of_pattern(std::string_view text, const Job& job, const BestBlocks& best, const ListRoom& room) {
   const Pattern pattern = parse(text, job.spec);
   std::vector<ListMaker> makers;
-  for (const Part& part : pattern.parts) makers.push_back(maker_of(part, pattern.shape, job.spec.mask));
+  for (const PatternPart& part : pattern.parts) makers.push_back(maker_of(part, pattern.shape, job.spec.mask));
   if (makers.empty() && !pattern.top_k) refuse(text, "it lists nothing");
   if (!pattern.top_k) return make_lists(pattern.shape, listed_sequences(job.batch), union_of(std::move(makers)), room);
   FoldSpec spec = job.spec;

@@ -115,13 +115,13 @@ void for_each_segment(const RowGrid& grid, std::span<const PackedRun> runs, std:
   const std::int64_t row_bytes = heads_together * head_bytes;
   const std::int64_t most_rows = std::max<std::int64_t>(1, most_bytes / std::max<std::int64_t>(1, row_bytes));
 
-  struct Part {
+  struct PartOfRun {
     std::int64_t entry;  // of the batch
     std::int64_t token;  // of the entry
     std::int64_t row;
     std::int64_t tokens;
   };
-  std::vector<Part> parts;
+  std::vector<PartOfRun> parts;
   std::int64_t row = 0;
   for (const PackedRun& run : runs) {
     if (run.begin < 0 || run.begin > run.end || run.end > grid.tokens()) {
@@ -139,7 +139,7 @@ void for_each_segment(const RowGrid& grid, std::span<const PackedRun> runs, std:
     while (last < parts.size() && parts[last].entry == parts[first].entry) ++last;
     for (std::int64_t head = 0; head < grid.heads; head += heads_together) {
       for (std::size_t i = first; i < last; ++i) {
-        const Part& part = parts[i];
+        const PartOfRun& part = parts[i];
         const std::int64_t file_row = (part.entry * (grid.heads / heads_together) + head) * length + part.token;
         for (std::int64_t done = 0; done < part.tokens; done += most_rows) {
           visit({(file_row + done) * row_bytes, part.row + done, std::min(most_rows, part.tokens - done), head,

@@ -57,9 +57,9 @@ std::vector<std::byte> left_of(std::vector<std::byte>& rows, const RowShape& sha
   const MutableTensorView to = view_of(left, shape, all);
   std::int64_t token = 0, row = 0;
   for (std::size_t s = 0; s < kept.size(); ++s) {
-    gather_tokens(part_of(from, token, cache.lengths[s]),
+    gather_tokens(rows_of_view(from, token, cache.lengths[s]),
                   positions.subspan(static_cast<std::size_t>(row * heads), static_cast<std::size_t>(kept[s] * heads)),
-                  part_of(to, row, kept[s]));
+                  rows_of_view(to, row, kept[s]));
     token += cache.lengths[s];
     row += kept[s];
   }
@@ -135,7 +135,7 @@ void evict(const Eviction& eviction, double ratio, const InputRequest& input, co
     beat();
     const std::int64_t tokens = cache.lengths[s];
     ScoredTokens scored;
-    scored.keys = part_of(keys, first, tokens);
+    scored.keys = rows_of_view(keys, first, tokens);
     scored.threads = threads;
     Window window;
     if (job) {

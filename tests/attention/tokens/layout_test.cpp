@@ -37,7 +37,7 @@ Runs runs_of(const Layout& layout) {
   return runs;
 }
 
-std::string refusal(std::vector<std::int64_t> lengths, Runs runs) {
+std::string refusal_of_layout(std::vector<std::int64_t> lengths, Runs runs) {
   try {
     Layout(lengths, std::move(runs));
   } catch (const Error& error) {
@@ -208,42 +208,42 @@ TEST(Layout, RefusesRequestsThatMakeNoSense) {
 }
 
 TEST(Layout, StatedRunsAreChecked) {
-  EXPECT_EQ(refusal({10}, {{{0, 0, 4}, {0, 4, 6}}, {{0, 6, 10}}}), "");
-  EXPECT_EQ(refusal({}, {{}}), "");
-  EXPECT_EQ(refusal({10}, {}),
+  EXPECT_EQ(refusal_of_layout({10}, {{{0, 0, 4}, {0, 4, 6}}, {{0, 6, 10}}}), "");
+  EXPECT_EQ(refusal_of_layout({}, {{}}), "");
+  EXPECT_EQ(refusal_of_layout({10}, {}),
             "a layout of no ranks (a world has at least one). State one list of runs for each rank.");
-  EXPECT_EQ(refusal({10}, {{{1, 0, 4}}}),
+  EXPECT_EQ(refusal_of_layout({10}, {{{1, 0, 4}}}),
             "rank 0 states tokens [0, 4) of sequence 1 (the job has 1 sequence). Sequences count from 0.");
-  EXPECT_EQ(refusal({10}, {{{-1, 0, 4}}}),
+  EXPECT_EQ(refusal_of_layout({10}, {{{-1, 0, 4}}}),
             "rank 0 states tokens [0, 4) of sequence -1 (the job has 1 sequence). Sequences count from 0.");
-  EXPECT_EQ(refusal({10}, {{}, {{0, 0, 11}}}),
+  EXPECT_EQ(refusal_of_layout({10}, {{}, {{0, 0, 11}}}),
             "rank 1 states tokens [0, 11) of sequence 0 (a run holds at least one of the sequence's 10 tokens). "
             "State [begin, end) with 0 <= begin < end, and leave empty runs out.");
-  EXPECT_EQ(refusal({10}, {{{0, -1, 10}}}),
+  EXPECT_EQ(refusal_of_layout({10}, {{{0, -1, 10}}}),
             "rank 0 states tokens [-1, 10) of sequence 0 (a run holds at least one of the sequence's 10 tokens). "
             "State [begin, end) with 0 <= begin < end, and leave empty runs out.");
-  EXPECT_EQ(refusal({10}, {{{0, 4, 4}}}),
+  EXPECT_EQ(refusal_of_layout({10}, {{{0, 4, 4}}}),
             "rank 0 states tokens [4, 4) of sequence 0 (a run holds at least one of the sequence's 10 tokens). "
             "State [begin, end) with 0 <= begin < end, and leave empty runs out.");
-  EXPECT_EQ(refusal({10}, {{{0, 5, 10}, {0, 0, 5}}}),
+  EXPECT_EQ(refusal_of_layout({10}, {{{0, 5, 10}, {0, 0, 5}}}),
             "rank 0 states tokens [0, 5) of sequence 0 (after tokens up to 10 of sequence 0). Runs ascend by sequence "
             "and token.");
-  EXPECT_EQ(refusal({10}, {{{0, 0, 6}, {0, 4, 10}}}),
+  EXPECT_EQ(refusal_of_layout({10}, {{{0, 0, 6}, {0, 4, 10}}}),
             "rank 0 states tokens [4, 10) of sequence 0 (after tokens up to 6 of sequence 0). Runs ascend by sequence "
             "and token.");
-  EXPECT_EQ(refusal({10, 10}, {{{1, 0, 10}, {0, 0, 10}}}),
+  EXPECT_EQ(refusal_of_layout({10, 10}, {{{1, 0, 10}, {0, 0, 10}}}),
             "rank 0 states tokens [0, 10) of sequence 0 (after tokens up to 10 of sequence 1). Runs ascend by sequence "
             "and token.");
   EXPECT_EQ(
-      refusal({10}, {{{0, 0, 6}}, {{0, 5, 10}}}),
+      refusal_of_layout({10}, {{{0, 0, 6}}, {{0, 5, 10}}}),
       "token 5 of sequence 0 belongs to two ranks (ranks 0 and 1 state it). State each token on exactly one rank.");
-  EXPECT_EQ(refusal({10}, {{{0, 0, 5}}, {{0, 6, 10}}}),
+  EXPECT_EQ(refusal_of_layout({10}, {{{0, 0, 5}}, {{0, 6, 10}}}),
             "token 5 of sequence 0 belongs to no rank (the runs of all ranks together hold every token). State each "
             "token on exactly one rank.");
-  EXPECT_EQ(refusal({10, 0, 7}, {{{0, 0, 10}}, {{2, 1, 7}}}),
+  EXPECT_EQ(refusal_of_layout({10, 0, 7}, {{{0, 0, 10}}, {{2, 1, 7}}}),
             "token 0 of sequence 2 belongs to no rank (the runs of all ranks together hold every token). State each "
             "token on exactly one rank.");
-  EXPECT_EQ(refusal({10, 7}, {{{0, 0, 10}}, {}}),
+  EXPECT_EQ(refusal_of_layout({10, 7}, {{{0, 0, 10}}, {}}),
             "token 0 of sequence 1 belongs to no rank (the runs of all ranks together hold every token). State each "
             "token on exactly one rank.");
 }

@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
 }
 
 template <class C>
-void launch_kernel(const ProductParams& p, Stream stream) {
+void launch_chain_kernel(const ProductParams& p, Stream stream) {
   const auto row_tiles = (static_cast<unsigned>(p.row_count) + kChainRows - 1) / kChainRows;
   const auto columns = (static_cast<unsigned>(p.outer) + C::kColumns - 1) / C::kColumns;
   const dim3 grid(row_tiles * static_cast<unsigned>(p.heads), columns);
@@ -215,9 +215,9 @@ void launch_kernel(const ProductParams& p, Stream stream) {
 template <class Element, bool kAcross>
 void launch_as(const ProductParams& p, Stream stream) {
   if (p.outer <= kFewColumnsOuter) {
-    launch_kernel<Chain<Element, kAcross, kFewChainColumns>>(p, stream);
+    launch_chain_kernel<Chain<Element, kAcross, kFewChainColumns>>(p, stream);
   } else {
-    launch_kernel<Chain<Element, kAcross, kManyChainColumns>>(p, stream);
+    launch_chain_kernel<Chain<Element, kAcross, kManyChainColumns>>(p, stream);
   }
 }
 
