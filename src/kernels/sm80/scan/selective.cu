@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_states(const float* from, float (&to)[kStat
 
 // What kTogether tokens have of a channel.
 template <class Element, bool kOutputs>
-struct Given {
+struct GivenTokens {
   Element x[kTogether];
   Element dt[kTogether];
   Element z[kOutputs ? kTogether : 1];
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 5) selective_kernel(const __grid_con
   const float skip = kOutputs && p.d != nullptr ? p.d[channel] : 0.0F;
   const float bias = cuda::dt_bias_of(p.dt_bias, channel);
   float time = 0.0F;  // the sum of dt
-  Given<Element, kOutputs> next;
+  GivenTokens<Element, kOutputs> next;
   next.load(p, place.row, present ? place.tokens : 0, channel);
 
   for (int tile = 0; tile < place.tokens; tile += tile_tokens) {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, 5) selective_kernel(const __grid_con
     __syncthreads();
 #pragma unroll 1
     for (int first = 0; first < tokens; first += kTogether) {
-      const Given<Element, kOutputs> given = next;
+      const GivenTokens<Element, kOutputs> given = next;
       const int count = tokens - first;
       next.load(p, row + first + kTogether, present ? left - first - kTogether : 0, channel);
       // Tokens that aren't there have a step and an input of 0, which change no state; their B and C are 0.
