@@ -348,10 +348,6 @@ part_latents() {
       ours 1 "${stored[@]}" --heads 16 --seq 16k --batch 128
     done
   done
-  # The portable kernel.
-  for format in bf16 fp8; do
-    ours 1 --kernel sm80_fold --op mla --q-len 1 --page-size 64 --cache-format "$format" --heads 128 --seq 4k,128k
-  done
   finish latents
 }
 

@@ -273,13 +273,10 @@ class Benchmarks(checkout.Checkout):
         self.environment |= {"BENCH_ROUNDS": "1"}
         words = [line["words"] for line in self.measure("latents", 0)]
         stored = [text.split(" --jsonl")[0] for text in words if "--cache-format" in text]
-        portable = [text for text in stored if "--kernel sm80_fold" in text]
-        self.assertEqual([text for text in stored if text not in portable] + portable, stored)
-        for some, shapes in ((stored[: -len(portable)], 3), (portable, 1)):
-            plain, codes = ([text for text in some if f"--cache-format {name} " in text] for name in ("bf16", "fp8"))
-            self.assertEqual(some, plain + codes)
-            self.assertEqual([text.replace("bf16", "fp8") for text in plain], codes)
-            self.assertEqual(len(plain), shapes)
+        plain, codes = ([text for text in stored if f"--cache-format {name} " in text] for name in ("bf16", "fp8"))
+        self.assertEqual(stored, plain + codes)
+        self.assertEqual([text.replace("bf16", "fp8") for text in plain], codes)
+        self.assertEqual(len(plain), 3)
         self.assertTrue(all("--op mla --q-len 1 --page-size 64" in text for text in stored), stored)
 
     def test_scaling_goes_over_powers_of_two_and_all_gpus(self):

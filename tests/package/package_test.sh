@@ -71,7 +71,7 @@ done
 build c_only c_only -- all
 expect "$in_c" "$place/c_only/in_c"
 # Before 1.0 each minor version is an interface of its own.
-for other in 0.1 0.3 "${version%.*}.99"; do
+for other in 0.2 0.4 "${version%.*}.99"; do
   refuses "compatible with requested version \"$other\"" configure c_only "other$other" "$other"
 done
 refuses 'Its component static needs fmt' configure c_only c_only_static "$version" -DCOMPONENTS=static
