@@ -80,7 +80,7 @@ class LatentCodes : public ::testing::TestWithParam<DecodeRow> {
   }
   static bool on_device() { return GetParam().backend == "cuda"; }
 
-  std::int64_t group_ = 4096;  // keys of a group; of the CPU's kernel half as many, whose groups are 64 tiles of 128
+  std::int64_t group_ = 4096;  // keys of a group; on the CPU, whose groups are 8,192, half of one
 };
 
 TEST_P(LatentCodes, OneTile) {

@@ -39,8 +39,7 @@ Numbers straightforward_numbers(const FoldInputs& inputs);
 
 // The slack where a few scores tower over all others. Their weights are 1 in the straightforward computation, which
 // makes no error then; a kernel whose reference is not the maximum rounds them as any other weight. 0 for fp32.
-// `most_of_v`: the greatest magnitude of a value; random inputs have 4.
-double slack_of_towering_scores(Dtype dtype, double most_of_v = 4.0);
+double slack_of_towering_scores(Dtype dtype);
 
 // Checks a result whose weights are finite by what their rounding can do to it, and not by the straightforward
 // computation, which rounds scores, and so says little where they are large: O within the rounding of weights and of O

@@ -7,8 +7,8 @@
 // in which those that are added to each other come one behind the other, so of the tree over 32 lanes three unfinished
 // sums are all that a product needs to keep.
 //
-// Lanes come in eights of four: eight e has the lanes reversed(e) + {0, 8, 16, 24}, where reversed() turns the three
-// bits of e around. A unit is kTerms numbers of each of an eight's lanes; dims behind the last one are zeros, which
+// Lanes come in eight quads: quad i has the lanes reversed(i) + {0, 8, 16, 24}, where reversed() turns the three
+// bits of i around. A unit is kTerms numbers of each of a quad's lanes; dims behind the last one are zeros, which
 // change no sum but for the sign of a zero, and no order asks for that. kUnits units are in shared memory while the
 // next ones are fetched.
 #pragma once
@@ -26,14 +26,14 @@ struct ListScores {
   static constexpr int kTile = 64;  // blocks of queries of a CTA, and of keys
   static constexpr int kUnits = 4;
   static constexpr int kLanesOfUnit = 4;
-  static constexpr int kEights = kScoreLanes / kLanesOfUnit;
-  static constexpr int kLevels = 3;  // of the tree over eights
+  static constexpr int kQuads = kScoreLanes / kLanesOfUnit;
+  static constexpr int kLevels = 3;  // of the tree over quads
   static constexpr int kPlanes = kUnits * kLanesOfUnit;
   static constexpr int kRows = 2 * kTile;   // queries, then keys
   static constexpr int kPitch = kRows + 1;  // a warp that stores 16 planes of two rows meets no bank twice
   static constexpr int kRowsOfUnit = kRows * kPlanes / kThreads / kUnits;  // that a thread fetches during a unit
   static constexpr int kSide = 4;                                          // products of a thread: kSide x kSide
-  static_assert(kScoreLanes == 32 && kEights == 1 << kLevels && kThreads == kTile / kSide * (kTile / kSide));
+  static_assert(kScoreLanes == 32 && kQuads == 1 << kLevels && kThreads == kTile / kSide * (kTile / kSide));
 
   struct alignas(sizeof(float) * kTerms) Terms {
     float of[kTerms];
@@ -60,7 +60,7 @@ struct ListScores {
     const auto list = static_cast<int>(blockIdx.z);
     const int heads = p_.spec.heads / p_.spec.lists.heads;
     const int first_head = list * heads;
-    const int stages = heads * turns_ * kEights / kUnits;
+    const int stages = heads * turns_ * kQuads / kUnits;
     const MeanScore score{p_.spec.softmax_scale};
     const Source begin = source(first_head, 0);
 #pragma unroll 1
@@ -72,7 +72,7 @@ struct ListScores {
     __syncthreads();
     Products scores = {}, lanes[kLanesOfUnit] = {};
     alignas(16) Products open[kLevels];  // in local memory: as registers they are copied with every unit
-    int turn = 0, eight = 0;
+    int turn = 0, quad = 0;
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage) {
       const Source next = source(first_head, stage + 1 < stages ? stage + 1 : 0);  // the last one fetches for nobody
@@ -88,11 +88,11 @@ struct ListScores {
         store((stage + 1) % 2, unit, terms);
         if (++turn < turns_) continue;
         turn = 0;
-        if (join(eight, lanes, open)) {
+        if (join(quad, lanes, open)) {
 #pragma unroll
           for (int i = 0; i < kSide * kSide; ++i) scores[i] = __fadd_rn(scores[i], score.of_head(lanes[0][i]));
         }
-        eight = (eight + 1) % kEights;
+        quad = (quad + 1) % kQuads;
       }
       __syncthreads();
     }
@@ -113,9 +113,9 @@ struct ListScores {
     const int plane = static_cast<int>(threadIdx.x) % kPlanes;
     const int unit = stage * kUnits + plane / kLanesOfUnit;  // among all units
     const int turn = unit % turns_;
-    const int eight = unit / turns_ % kEights;
-    const int head = first_head + unit / turns_ / kEights;
-    const int lane = static_cast<int>(__brev(static_cast<unsigned>(eight)) >> 29U) + plane % kLanesOfUnit * kEights;
+    const int quad = unit / turns_ % kQuads;
+    const int head = first_head + unit / turns_ / kQuads;
+    const int lane = static_cast<int>(__brev(static_cast<unsigned>(quad)) >> 29U) + plane % kLanesOfUnit * kQuads;
     const int dim = lane + turn * kTerms * kScoreLanes;
     const int width = p_.spec.head_dim;
     return {head * width + dim, head / (p_.spec.heads / p_.spec.kv_heads) * width + dim,
@@ -148,7 +148,7 @@ struct ListScores {
     }
   }
 
-  // Adds a unit to the four lanes of its eight, or begins them.
+  // Adds a unit to the four lanes of its quad, or begins them.
   template <bool kBegins>
   __device__ __forceinline__ void add(int place, int unit, Products (&lanes)[kLanesOfUnit]) const {
     const int column = static_cast<int>(threadIdx.x) % (kTile / kSide);
@@ -175,9 +175,9 @@ struct ListScores {
     }
   }
 
-  // Adds an eight's lanes up, in halves, and to those before it. True when these were the last: lanes[0] are the
+  // Adds a quad's lanes up, in halves, and to those before it. True when these were the last: lanes[0] are the
   // products.
-  __device__ __forceinline__ static bool join(int eight, Products (&lanes)[kLanesOfUnit], Products (&open)[kLevels]) {
+  __device__ __forceinline__ static bool join(int quad, Products (&lanes)[kLanesOfUnit], Products (&open)[kLevels]) {
 #pragma unroll
     for (int i = 0; i < kSide * kSide; ++i) {
       lanes[0][i] = __fadd_rn(__fadd_rn(lanes[0][i], lanes[2][i]), __fadd_rn(lanes[1][i], lanes[3][i]));
@@ -185,7 +185,7 @@ struct ListScores {
     // Levels that are done, one behind the other; a loop keeps `open` in local memory.
     int level = 0;
 #pragma unroll 1
-    for (; (eight >> level & 1) != 0; ++level) {
+    for (; (quad >> level & 1) != 0; ++level) {
 #pragma unroll
       for (int i = 0; i < kSide * kSide; ++i) lanes[0][i] = __fadd_rn(open[level][i], lanes[0][i]);
     }
@@ -212,7 +212,7 @@ struct ListScores {
 
   const ListChoice& p_;
   Terms* const shared_;
-  const int turns_;  // units of an eight
+  const int turns_;  // units of a quad
   const std::int64_t first_key_;
   const std::int64_t first_query_;
   const int query_rows_;  // of this tile
