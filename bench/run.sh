@@ -45,7 +45,7 @@ part sparse-peers 6 "prefill over lists: ours in turn with FlexAttention over th
 part choice 1 "choosing blocks of keys for a prefill, 32k to 2m tokens; ours alone"
 part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
 part latents 3 "decoding over latents, 16 and 128 heads, by a CTA, a pair or a team; groups of 1,024 keys; 8 bits; ours alone"
-part latents-peers 4 "decoding over latents: ours in turn with FlashMLA, in rounds"
+part latents-peers 4 "decoding over latents: ours, in groups of 1,024 keys too, in turn with FlashMLA, in rounds"
 part compressed 4 "decoding and prefill over codes beside plain caches, in rounds; compressing, decompressing; ours alone"
 part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"
 part scans-peers 5 "scans, updates and convolutions: ours in turn with mamba_ssm, causal_conv1d and PyTorch's convolution"
@@ -364,7 +364,9 @@ part_latents_peers() {
   done
   finish latents-peers
 }
-latents_in_turn() { alone decode_gpu_bench "${latents[@]}" "$@" && peer latents "$@"; }
+latents_in_turn() {
+  alone decode_gpu_bench "${latents[@]}" "$@" && alone decode_gpu_bench "${latents_1k[@]}" "$@" && peer latents "$@"
+}
 
 part_compressed() {
   on_one_gpu decode_gpu_bench compress_gpu_bench

@@ -191,8 +191,12 @@ def table(readings: Readings) -> dict[tuple[str, Step], Reading]:
 
 
 def ratio(shown: dict[tuple[str, Step], Reading], who: str, step: Step) -> float | None:
-    """Our time as a part of theirs: below 1 we are faster."""
-    ours, theirs = shown.get((points.OURS, step)), shown.get((who, step))
+    """Our time as a part of theirs."""
+    return ours_of_theirs(shown.get((points.OURS, step)), shown.get((who, step)))
+
+
+def ours_of_theirs(ours: Reading | None, theirs: Reading | None) -> float | None:
+    """Below 1 we are faster."""
     if not ours or not theirs or not ours.us or not theirs.us:
         return None
     return ours.us / theirs.us

@@ -60,10 +60,11 @@ else
   options+=(-DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_CUDA_COMPILER_LAUNCHER= -DRINGATTN_COLD=ON)
 fi
 
-# Without a GPU its code is compiled and not run, so nvcc (12.9 and later) need not optimise it.
+# Without a GPU its code is compiled and not run. So nvcc (12.9 and later) need not optimise it, and makes machine code of
+# one file of each kernel alone (tests/lint), PTX of the others.
 nvcc=$(PATH="$PATH:/usr/local/cuda/bin" command -v nvcc || true)
 if [[ -n $nvcc ]] && ! nvidia-smi -L >/dev/null 2>&1 && "$nvcc" --help | grep -e --Ofast-compile >/dev/null; then
-  options+=(-DCMAKE_CUDA_FLAGS=-Ofc=max)
+  options+=(-DCMAKE_CUDA_FLAGS=-Ofc=max -DCMAKE_CUDA_ARCHITECTURES=90a-virtual)
 fi
 
 # Open MPI 4.1 makes a folder of sessions with its first mpirun and takes it away with its last. A test that begins while

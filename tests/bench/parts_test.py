@@ -264,9 +264,12 @@ class Benchmarks(checkout.Checkout):
         self.assertEqual(self.measure("latents-peers", 1), [], "decode_gpu_bench isn't there")
         self.decode_bench()
         lines = self.measure("latents-peers", 0)
-        self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 9, "three rounds of three")
+        self.assertEqual([line["tool"] for line in lines], ["ours", "ours", "peer"] * 9, "three rounds of three")
         words = [line["words"].removeprefix("bench/peers/latents.py ").split(" --jsonl")[0] for line in lines]
-        self.assertEqual([ours.split("--page-size 64 ")[1] for ours in words[::2]], words[1::2])
+        for first, kernel in enumerate(("sm90_latent", "sm90_latent_1k")):
+            ours = [text.split(" --page-size 64 ") for text in words[first::3]]
+            self.assertEqual([steps for _, steps in ours], words[2::3])
+            self.assertEqual({text.split()[1] for text, _ in ours}, {kernel})
 
     def test_latents_of_8_bits_are_measured_beside_those_of_16(self):
         self.decode_bench()

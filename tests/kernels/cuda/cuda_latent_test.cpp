@@ -208,6 +208,35 @@ TEST_P(CudaLatent, EveryNumberOfGroups) {
   expect_right(inputs(spec(16), 1, {9 * group_ - 7, 5 * group_ + 1}, 24));
 }
 
+// Of as many rows as there are CTAs each has all groups of its own, and where groups are too few for that, or sequences
+// too different, none has. Rows of a sequence have other first groups, or last ones; some see no key.
+TEST_P(CudaLatent, ManyRowsOfSeveralGroups) {
+  const std::vector<std::int64_t> lengths = {
+      2 * group_ + 4, 3 * group_, 2 * group_ + 1, 2 * group_ + 130, 0, 3 * group_ - 63, 2 * group_ + 700, 9};
+  for (const Mask& mask : {Mask{-1, 0}, Mask{group_ + 70, 0}, Mask{3, 0}}) {
+    const FoldInputs of = inputs(spec(128, mask), 8, lengths, 28);
+    const FoldResult expected = run(of, {.slices = 2});
+    EXPECT_TRUE(run(of).same_bits(expected)) << mask.left;
+    EXPECT_TRUE(run(of, {.page_size = 16}).same_bits(expected)) << mask.left;
+    EXPECT_TRUE(run(of, {.page_size = 64, .strided = true}).same_bits(expected)) << mask.left;
+  }
+  const FoldInputs longest = inputs(spec(128), 8, lengths, 29);
+  DecodeRunner runner(*row_, longest, {.page_size = 64, .values_in_keys = true});
+  const Stream stream = runner.backend().stream();
+  const Graph graph(stream, [&] { runner.enqueue(stream); });
+  std::vector<std::int64_t> shorter = lengths;
+  for (const std::int64_t most : {3 * group_, 2 * group_ + 4, 2 * group_, group_ + 1, group_, std::int64_t{5}}) {
+    for (std::int64_t& length : shorter) length = std::min(length, most);
+    runner.set_lengths(shorter);
+    graph.launch();
+    EXPECT_TRUE(runner.read().same_bits(run(shortened(longest, shorter), {.slices = 2}))) << most;
+  }
+  const std::vector<std::int64_t> different = {5, 0, 5, 5, 0, 3 * group_ - 63, 5, 5};
+  runner.set_lengths(different);
+  graph.launch();
+  EXPECT_TRUE(runner.read().same_bits(run(shortened(longest, different), {.slices = 2})));
+}
+
 // With a window rows of a sequence have other first groups, and without one other last ones.
 TEST_P(CudaLatent, GroupsOfSomeRows) {
   const std::vector<std::int64_t> lengths = {2 * group_ + 2, 0, 2 * group_, 9, 3 * group_ + 72};

@@ -95,6 +95,10 @@ struct DecodeParams {
   // used: A, and behind it r and l.
   float* records;
   std::int64_t record_groups;
+
+  // Of a launch that may fold all groups of a row in one CTA, and finish the row, though there are records
+  // (latent/latent_walk.cuh): says whether it has, 1 or 0, to the merge behind it. Null: it doesn't.
+  std::int32_t* whole;
 };
 
 }  // namespace ringattn::sm90

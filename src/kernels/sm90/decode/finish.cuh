@@ -55,9 +55,12 @@ __device__ __forceinline__ float2* numbers_of(const DecodeParams& p, int unit, i
   return p.numbers + ((std::int64_t{unit} * p.slices + slice) * p.block_rows + slot);
 }
 // The same where rows are not finished: a record, A and then the numbers.
-__device__ __forceinline__ float* record_of(const DecodeParams& p, const DecodeUnit& unit, const DecodePlace& place) {
+__device__ __forceinline__ float* record_of(const DecodeParams& p, int cache_group, const DecodePlace& place) {
   return p.records +
-         ((place.row * p.record_groups + unit.cache_group) * p.fold.heads + place.query_head) * (p.fold.head_dim_v + 4);
+         ((place.row * p.record_groups + cache_group) * p.fold.heads + place.query_head) * (p.fold.head_dim_v + 4);
+}
+__device__ __forceinline__ float* record_of(const DecodeParams& p, const DecodeUnit& unit, const DecodePlace& place) {
+  return record_of(p, unit.cache_group, place);
 }
 template <class C>
 __device__ __forceinline__ float* left_outputs(const DecodeParams& p, const DecodeUnit& unit, int slot,

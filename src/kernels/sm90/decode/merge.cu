@@ -100,6 +100,7 @@ __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
   // A group is a tile of so many keys.
   const auto groups =
       visibility_of(p, length).tiles(length - p.rows + place.of_sequence, TileSizes{kQueryTile, params.group_keys});
+  if (params.whole != nullptr && groups.begin < groups.end && __ldcg(params.whole) != 0) return;
   const int columns = p.fold.head_dim_v;
   const int share = static_cast<int>(threadIdx.x);
   const bool present = share < columns / 4;

@@ -16,6 +16,7 @@ struct MergeParams {
   std::int32_t group_keys;
   std::int32_t shares;
   const float* records[kMostShares];  // of each share, as DecodePartials says
+  const std::int32_t* whole;  // DecodeParams::whole: where it is 1 rows that have groups are done; null: none is
 };
 
 // Loads the code to the current device, which a first launch would do otherwise, and might wait for.

@@ -112,7 +112,7 @@ MappedPages mapped_pages(std::string_view kernel, const CacheView& view) {
 }
 
 void merge_shares(std::string_view kernel, const FoldSpec& spec, std::int64_t group_keys, const DecodeMerge& merge,
-                  Stream stream) {
+                  Stream stream, const std::int32_t* whole) {
   check_shares(kernel, merge.shares.size());
   if (merge.output.out.tokens == 0) return;
   MergeParams p{};
@@ -122,6 +122,7 @@ void merge_shares(std::string_view kernel, const FoldSpec& spec, std::int64_t gr
   p.group_keys = static_cast<std::int32_t>(group_keys);
   p.shares = static_cast<std::int32_t>(merge.shares.size());
   std::ranges::copy(merge.shares, p.records);
+  p.whole = whole;
   launch_merge(p, spec.dtype, stream);
 }
 

@@ -21,8 +21,8 @@ void set_pages(const DecodeStep& step, int key_tile, int box_rows, DecodeParams&
 // Throws kUnsupported where the copy engine can't read the cache.
 MappedPages mapped_pages(std::string_view kernel, const CacheView& view);
 
-// DecodeKernel::merge(), checked already, on the current device.
+// DecodeKernel::merge(), checked already, on the current device. `whole`: MergeParams::whole.
 void merge_shares(std::string_view kernel, const FoldSpec& spec, std::int64_t group_keys, const DecodeMerge& merge,
-                  Stream stream);
+                  Stream stream, const std::int32_t* whole = nullptr);
 
 }  // namespace ringattn::sm90

@@ -9,6 +9,7 @@
 #include "kernels/sm90/latent/latent_expand.cuh"
 #include "kernels/sm90/latent/latent_fetch.cuh"
 #include "kernels/sm90/latent/latent_fold.cuh"
+#include "kernels/sm90/latent/latent_walk.cuh"
 
 namespace ringattn::sm90 {
 
@@ -23,15 +24,11 @@ __global__ void __launch_bounds__(kLatentThreads, 1)
   if (threadIdx.x == 0) init_latent_barriers(map, C::kCtas, C::kCodes ? kExpanders : 0);
   cuda::let_next_begin();
   cuda::await_kernels_before();
-  if (threadIdx.x / 32 == kLatentFoldThreads / 32) count_units<C>(params, map);
+  if (threadIdx.x / 32 == kLatentFoldThreads / 32) plan_units<C>(params, map);
   __syncthreads();
   if constexpr (C::kCtas > 1) cluster_sync();
-  // Units of two blocks of rows follow each other.
-  const int units = unit_count(params, map);
-  const int step = static_cast<int>(gridDim.x);
   const auto each_unit = [&](auto&& worker) {
-#pragma unroll 1
-    for (int n = static_cast<int>(blockIdx.x); n < units; n += step) worker.take(unit_of<C>(params, map, n));
+    for_each_unit<C>(params, map, [&](const DecodeUnit& unit) { worker.take(unit); });
   };
   if (threadIdx.x < kLatentFoldThreads) {
     take_registers<kFoldRegisters>();

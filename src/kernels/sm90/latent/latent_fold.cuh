@@ -12,6 +12,7 @@
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/fold/products.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
+#include "kernels/sm90/latent/latent_leave.cuh"
 #include "kernels/sm90/latent/latent_map.cuh"
 #include "kernels/sm90/latent/references.cuh"
 #include "kernels/sm90/ptx/matrix.cuh"
@@ -29,7 +30,7 @@ class LatentFold {
       : params_(params), p_(params.fold), map_(map), warpgroup_(of_warp(threadIdx.x / kWarpgroup)) {}
 
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    load_queries(unit);
+    if (begins_rows(map_, unit)) load_queries(unit);
     first_column_ = static_cast<int>(warpgroup_) * C::kColumns;
     const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
     const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
@@ -105,7 +106,7 @@ class LatentFold {
       pin(o_);
       release(tiles_ - 1);
     }
-    leave_rows(unit, slots, first != tiles_);
+    leave_rows<C>(params_, map_, unit, slots, first_column_, first != tiles_, o_);
     named_sync(kBothBarrier, kLatentFoldThreads);  // the numbers and the queries have been read
   }
 
@@ -358,40 +359,6 @@ class LatentFold {
     }
     proxy_fence();
     meet();
-  }
-
-  // `folded`: the unit has tiles.
-  __device__ __forceinline__ void leave_rows(const DecodeUnit& unit, const DecodeSlots& slots, bool folded) const {
-    const int lane = thread_of_cta() % 4;
-    const int block = first_column_ / 16;
-    const bool speaks = first_column_ == 0 && lane == 0;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int slot = slot_of_thread() + 8 * half;
-      const float reference = folded ? load_float(map_.reference(slot)) : -INFINITY;
-      const float sum = sum_of_quad(folded ? load_float(map_.sum(slot, lane)) : 0.0F);
-      const bool present = slots.present[half];
-      const DecodePlace& place = slots.place[half];
-      if (!finishes(params_, unit)) {
-        if (!folded || !present) continue;  // another unit has the row, or the merge finds that none has
-        auto* const outputs = reinterpret_cast<float4*>(record_of(params_, unit, place));
-#pragma unroll
-        for (int n = 0; n < C::kColumns / 16; ++n) {
-          __stcg(outputs + 4 * (block + n) + lane, float4{o_[2 * n][2 * half], o_[2 * n][2 * half + 1],
-                                                          o_[2 * n + 1][2 * half], o_[2 * n + 1][2 * half + 1]});
-        }
-        if (speaks) leave_numbers(params_, unit, 0, 1, slot, place, float2{reference, sum});
-        continue;
-      }
-      const FinishedRow<C> finished(params_, place, reference, sum);
-#pragma unroll
-      for (int n = 0; n < C::kColumns / 8; n += 4) {
-        const auto two = [&](int i) { return finished.pack(o_[n + i][2 * half], o_[n + i][2 * half + 1]); };
-        const uint4 eight = turn_in_quad(uint4{two(0), two(1), two(2), two(3)}, lane);
-        if (present) finished.write(first_column_ + 8 * (n + lane), eight);
-      }
-      if (speaks && present) finished.write_lse();
-    }
   }
 
   static __device__ __forceinline__ int warp() { return thread_of_warpgroup() / 32; }

@@ -39,7 +39,8 @@ struct LatentMap {
   static constexpr int kBarrierOffset = kMovedOffset + 16;
   static constexpr int kBarriers = kLatentStages * (kLatentParts + 4);
   static constexpr int kUnitOffset = kBarrierOffset + kBarriers * kBarrierBytes;
-  static constexpr int kBytes = kUnitOffset + (kMostLatentSequences + 1) * 4;
+  static constexpr int kWholeOffset = kUnitOffset + (kMostLatentSequences + 1) * 4;
+  static constexpr int kBytes = kWholeOffset + 4;
   static_assert(kBytes <= kMostSharedBytes && kTileOffset % 1024 == 0 && kPanelBytes % 1024 == 0);
 
   __device__ std::uint32_t q() const { return at(0, 0, 0); }
@@ -59,6 +60,8 @@ struct LatentMap {
   __device__ std::uint32_t units_before(int sequence) const {
     return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
   }
+  // Whether the CTA has all groups of its rows (latent_walk.cuh).
+  __device__ std::uint32_t whole() const { return at(kWholeOffset, 0, 0); }
   // Of a stage: a part of its columns has arrived; the warpgroups of the cluster with one half's columns are done with
   // that half, and then nobody needs it. The rotary keys' place is free when both are.
   __device__ std::uint32_t full(std::uint32_t stage, int part) const {

@@ -30,12 +30,13 @@ class Sm90Latent final : public DecodeKernel {
   int key_tile() const override { return kLatentTile; }
   int group_tiles() const override { return row_.group_tiles; }
 
-  // Records of all groups, where sequences may have several: a second launch merges them.
+  // Records of all groups, where sequences may have several: a second launch merges them, or finds them merged.
   std::size_t scratch_bytes(const DecodeLimits& limits) const override {
     const std::int64_t groups = groups_of(limits);
     if (groups <= 1) return 0;
     return static_cast<std::size_t>(limits.sequences * limits.rows * groups * spec_.fold.heads * record_floats()) *
-           sizeof(float);
+               sizeof(float) +
+           sizeof(std::int32_t);  // DecodeParams::whole
   }
 
   void check(const DecodeLimits& limits, int shares) const override {
@@ -47,7 +48,9 @@ class Sm90Latent final : public DecodeKernel {
     const DeviceGuard guard(device_);
     limits_ = limits;
     groups_ = groups_of(limits);
-    scratch_ = allocate_device(scratch_bytes(limits), device_);
+    const std::size_t bytes = scratch_bytes(limits);
+    scratch_ = allocate_device(bytes, device_);
+    whole_ = bytes == 0 ? nullptr : reinterpret_cast<std::int32_t*>(scratch_.data() + bytes) - 1;
     prepare_merge(spec_.fold.dtype);
     with_launcher([&](const auto& launcher) {
       launcher.prepare();
@@ -66,12 +69,13 @@ class Sm90Latent final : public DecodeKernel {
     p.group_log = std::countr_zero(static_cast<unsigned>(row_.group_tiles));
     const std::int64_t units = std::int64_t{p.sequences} * p.fold.kv_heads * p.blocks * groups_;
     const bool merges = groups_ > 1 && step.partials.records == nullptr;
+    p.slices = 1;
+    const Form form = form_of(units, p.blocks % 2 == 0);
     if (merges) {
       p.records = reinterpret_cast<float*>(scratch_.data());
       p.record_groups = groups_;
+      if (form.ctas == form.blocks) p.whole = whole_;
     }
-    p.slices = 1;
-    const Form form = form_of(units, p.blocks % 2 == 0);
     const auto at_a_time = static_cast<int>(std::min(units / form.blocks, form.at_a_time));
     const auto launch = [&](const auto& launcher, const auto& params) {
       (form.ctas > form.blocks ? launcher.launch_sharing : launcher.launch)(params, form.ctas, at_a_time, stream);
@@ -87,7 +91,7 @@ class Sm90Latent final : public DecodeKernel {
       set_pages(paged, kLatentTile, box_rows, p);
       launch(latent_codes, code_params(step.packed_k, p));
     }
-    if (merges) finish(step, p.records, stream);
+    if (merges) finish(step, p, stream);
   }
 
   void merge(const DecodeMerge& merge, Stream stream) override {
@@ -135,11 +139,12 @@ class Sm90Latent final : public DecodeKernel {
   }
 
   // Merges a step's groups, which lie in the scratch memory.
-  void finish(const DecodeStep& step, const float* records, Stream stream) const {
+  void finish(const DecodeStep& step, const DecodeParams& launched, Stream stream) const {
+    const float* const records = launched.records;
     merge_shares(
         row_.name, spec_.fold, group_keys(),
         {.shares = {&records, 1}, .groups = groups_, .rows = step.rows, .lengths = step.lengths, .output = step.output},
-        stream);
+        stream, launched.whole);
   }
 
   // Of a sequence, at most.
@@ -175,6 +180,7 @@ class Sm90Latent final : public DecodeKernel {
   int clusters_ = 0;
   std::array<Form, 5> sharing_ = {{{8, 2, 0}, {6, 2, 0}, {4, 1, 0}, {3, 1, 0}, {2, 1, 0}}};
   Buffer scratch_;
+  std::int32_t* whole_ = nullptr;  // DecodeParams::whole, in the scratch memory
 };
 
 }  // namespace
