@@ -73,8 +73,8 @@ function(ringattn_join target)
   endif()
 endfunction()
 
-# ringattn_join_cuda(<list>): up to eight CUDA sources of a folder at a time, of paths relative to src/kernels. nvcc reads all
-# headers three times for each source.
+# ringattn_join_cuda(<list>): up to sixteen CUDA sources of a folder of src/kernels, and of folders in it, at a time; paths are
+# relative to src/kernels. nvcc reads all headers three times for each source.
 function(ringattn_join_cuda list)
   if(NOT RINGATTN_COLD)
     return()
@@ -84,14 +84,14 @@ function(ringattn_join_cuda list)
   set(cuda ${${list}})
   list(FILTER cuda INCLUDE REGEX "[.]cu$")
   set(folders ${cuda})
-  list(TRANSFORM folders REPLACE "/[^/]+$" "")
+  list(TRANSFORM folders REPLACE "/.*$" "")
   list(REMOVE_DUPLICATES folders)
   foreach(folder ${folders})
     set(here ${cuda})
-    list(FILTER here INCLUDE REGEX "^${folder}/[^/]+$")
+    list(FILTER here INCLUDE REGEX "^${folder}/")
     set(paths ${here})
     list(TRANSFORM paths PREPEND ${PROJECT_SOURCE_DIR}/src/kernels/)
-    joined_parts(parts 8 ${paths})
+    joined_parts(parts 16 ${paths})
     foreach(file part IN ZIP_LISTS here parts)
       string(APPEND text_${part} "#include \"kernels/${file}\"\n")
     endforeach()

@@ -148,7 +148,7 @@ class DeviceScan final : public ScanKernel {
     p.dt_bias = tensors.dt_bias;
   }
 
-  // Calls launch() with kRunsOfLaunch runs at a time; of one step only, where there is one.
+  // Calls launch() with kScanRunsOfLaunch runs at a time; of one step only, where there is one.
   void for_each_launch(const ScanTask& task, const HeadRange& heads, std::optional<int> step,
                        const std::function<void(const ScanParams&)>& launch) const {
     if (heads.count == 0) return;
@@ -178,7 +178,7 @@ class DeviceScan final : public ScanKernel {
         p.runs[p.run_count++] = {run.row, run.tokens, segment, super_segment, run.initial, run.final};
         p.segments += static_cast<std::int32_t>(own.segments);
         p.super_segments += static_cast<std::int32_t>(own.super_segments);
-        if (p.run_count == kRunsOfLaunch) flush();
+        if (p.run_count == kScanRunsOfLaunch) flush();
       }
       segment += own.segments;
       super_segment += own.super_segments;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ScanKernel on a GPU: everything but the arithmetic of a segment. Runs go to launches kRunsOfLaunch at a time;
+// A ScanKernel on a GPU: everything but the arithmetic of a segment. Runs go to launches kScanRunsOfLaunch at a time;
 // states of segments and super-segments lie in scratch memory of the kernel.
 #pragma once
 

@@ -10,7 +10,7 @@
 
 namespace ringattn::cuda {
 
-inline constexpr int kRunsOfLaunch = 64;
+inline constexpr int kScanRunsOfLaunch = 64;
 inline constexpr int kSegmentsOfSuper = static_cast<int>(kSuperSegmentTokens / kSegmentTokens);
 inline constexpr int kChunk = static_cast<int>(kChunkTokens);
 inline constexpr int kChunksOfSegment = static_cast<int>(kSegmentTokens / kChunkTokens);
@@ -37,7 +37,7 @@ struct ScanTensor {
 };
 
 struct ScanParams {
-  ScanRunEntry runs[kRunsOfLaunch];
+  ScanRunEntry runs[kScanRunsOfLaunch];
   std::int32_t run_count;
   std::int32_t segments;        // of these runs
   std::int32_t super_segments;  // of these runs

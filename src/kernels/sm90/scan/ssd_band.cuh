@@ -18,7 +18,7 @@ inline constexpr int kPieceElements = 8;  // 16 bytes
 
 // Named barriers.
 inline constexpr int kFirstBandBarrier = 1;
-inline constexpr int kFetchBarrier = kFirstBandBarrier + kBandsTogether;
+inline constexpr int kBandFetchBarrier = kFirstBandBarrier + kBandsTogether;
 
 // The warp's place in its warpgroup.
 __device__ __forceinline__ int warp_of_warpgroup() {

@@ -36,7 +36,7 @@ __device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory
     // By one warp: another one may be rounds ahead or behind, and the barrier doesn't tell of which round it speaks.
     if (asks) barrier_wait(memory.empty(stage), ring.parity() ^ 1U);
     if (copies) {
-      named_sync(kFetchBarrier, kWarpgroup);  // the stage is empty
+      named_sync(kBandFetchBarrier, kWarpgroup);  // the stage is empty
       if (!fetched_b) {
         copy_panels<kPanels>(p.scan.b, place.row(chunk), group, 0, place.tokens(chunk), memory.b(stage));
       }
@@ -44,7 +44,7 @@ __device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory
         copy_panels<kPanels>(p.scan.c, place.row(chunk), group, 0, place.tokens(chunk), memory.c(stage));
       }
       proxy_fence();
-      named_sync(kFetchBarrier, kWarpgroup);  // all have copied
+      named_sync(kBandFetchBarrier, kWarpgroup);  // all have copied
       if (!asks) continue;
     }
     if (thread_of_warpgroup() % 32 == 0) {
