@@ -169,7 +169,8 @@ sanitizer() {
     'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather')
   if [[ $tool != racecheck ]]; then
     # The last one has 40 steps, too many for racecheck even where it could follow them.
-    entries+=('cuda_latent_test *CudaLatent.OneTile/*:*CudaLatent.TeamsOfAFewTiles/*'
+    local few='*CudaLatent.OneTile/*:*CudaLatent.TeamsOfAFewTiles/*'
+    entries+=("cuda_latent_test $few:*CudaLatent.ManyRowsOfSeveralGroups/sm90_latent_1k_bf16"
       'cuda_compressed_test CudaCompressedDecode.AFewTiles' 'gpu_decode_test GpuDecode.ChecksOnTheDevice'
       'cuda_decode_test CudaDecode.AGraphOfSharesFollowsGrowingSequences')
   fi

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which units a CTA by itself folds, one behind the other. Units are dealt to CTAs one by one, and a launch behind
 // merges them. But where it takes no more turns, a CTA has all groups of its rows, in ascending order: queries are
-// loaded once, what the groups before come to stays with the CTA (latent_fold.cuh), and it finishes the rows. Lengths
-// are known on the device alone, so that is where this is chosen, by all CTAs alike. Bits are the same.
+// loaded once, what the groups before come to stays with the CTA (latent_leave.cuh), and it finishes the rows; rows
+// that have no group are left to the launch behind. Lengths are known on the device alone, so that is where this is
+// chosen, by all CTAs alike. Bits are the same.
 #pragma once
 
 #include "kernels/sm90/decode/units.cuh"
