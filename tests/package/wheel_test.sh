@@ -17,8 +17,8 @@ if ! "$python" -m pip install --quiet scikit-build-core numpy pytest; then
   echo "skipped: PyPI gives no scikit-build-core"
   exit 77
 fi
-options=(-C wheel.cmake=false)
-((!whole)) || options=(-C cmake.define.RINGATTN_CUDA=OFF -C build-dir="$place/build")
+options=(--config-settings=wheel.cmake=false)
+((!whole)) || options=(--config-settings=cmake.define.RINGATTN_CUDA=OFF "--config-settings=build-dir=$place/build")
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$place" "${options[@]}" "$root/python"
 wheels=("$place"/ringattn-*-py3-none-*.whl)
 [[ ${#wheels[@]} == 1 && -e ${wheels[0]} ]] || { echo "pip wheel made: $(ls "$place")"; exit 1; }
