@@ -181,17 +181,16 @@ def latents(group: Group) -> str:
     """Ours in the forms that its kernels chose."""
     readings = steps.read_lines(group.lines)
     found = steps.table(readings)
-    names = ("sm90_latent", "sm90_latent_1k")
-    by_kernel = [{step: one for (_, step), one in found.items() if one.who == points.OURS}]
-    by_kernel.append({step: one for (who, form, step), one in readings.items() if who == points.OURS and form == names[1]})
-    used = [(name, ours) for name, ours in zip(names, by_kernel, strict=True) if ours]
-    rows = [["heads, queries", "sequences x tokens", *(f"{name}, µs" for name, _ in used), f"{steps.FLASH_MLA}, µs"]]
-    rows[0] += [f"{name} / {steps.FLASH_MLA}" for name, _ in used]
+    forms = {"sm90_latent": "", "sm90_latent_1k": "sm90_latent_1k"}  # of readings, as steps.py has them
+    forms = {name: form for name, form in forms.items() if any(key[:2] == (points.OURS, form) for key in readings)}
+    rows = [["heads, queries", "sequences x tokens", *(f"{name}, µs" for name in forms), f"{steps.FLASH_MLA}, µs"]]
+    rows[0] += [f"{name} / {steps.FLASH_MLA}" for name in forms]
     for step in sorted({step for _, step in found}, key=lambda step: (-step.heads, step.rows, step)):
         told = [f"{step.heads}, {step.rows}", f"{step.batch} x {points.size(step.keys)}"]
         theirs = found.get((steps.FLASH_MLA, step))
-        parts = [steps.ours_of_theirs(ours.get(step), theirs) for _, ours in used]
-        figures = [steps.figure(one) for one in (*(ours.get(step) for _, ours in used), theirs)]
+        ours = [readings.get((points.OURS, form, step)) for form in forms.values()]
+        parts = [steps.ours_of_theirs(one, theirs) for one in ours]
+        figures = [steps.figure(one) for one in (*ours, theirs)]
         rows.append([*told, *figures, *(f"{part:.2f}" if part else "—" for part in parts)])
     return columns(rows, left=2)
 
