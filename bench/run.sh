@@ -373,7 +373,7 @@ part_compressed() {
   local round format
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
-    alone decode_gpu_bench --steps 1x16k,1x128k,32x4k --cache plain,fp8,int8,int4
+    alone decode_gpu_bench --steps 1x1k,1x4k,1x16k,1x64k,1x128k,32x4k --cache plain,fp8,int8,int4
     for format in bf16 fp8 int4; do ours 1 --seq 16k,64k "${main_shape[@]}" --cache-format "$format"; done
     alone compress_gpu_bench
   done

@@ -132,6 +132,9 @@ struct PagedStream {
     return data + page * page_stride + token * token_stride + head * head_stride;
   }
 };
+// Nobody looks for codes that are none (find_fault()) while a step is decoded. A row whose scale is finite holds no
+// code that is NaN: kernels may take it for 480 times the scale. Rows that join by an AppendTask keep to it, as the
+// scale of a row that has NaN is NaN.
 struct CompressedCache {
   RowFormat format;  // not plain
   RowShape shape;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -91,9 +92,10 @@ float RowCoder::fp8_scale(const StreamRowAt& row_at, std::int64_t token, std::in
 }
 
 float RowCoder::greatest_magnitude() const {
-  float greatest = 0.0F;
-  for (const float value : wide_) greatest = std::max(greatest, std::abs(value));
-  return greatest;
+  // Magnitudes are ordered as their bits are, and NaN is above all.
+  std::uint32_t greatest = 0;
+  for (const float value : wide_) greatest = std::max(greatest, std::bit_cast<std::uint32_t>(value) & 0x7fffffffU);
+  return std::bit_cast<float>(greatest);
 }
 
 void RowCoder::take_codebook(std::int64_t head) {
@@ -288,7 +290,7 @@ void RowCoder::compress_row(const StreamRowAt& row_at, std::int64_t token, std::
 
 void RowCoder::compress_fp8(const StreamRowAt& row_at, std::int64_t token, std::int64_t head) {
   if (format_.scales == ScaleGrain::kTokenHead) {
-    const float scale = scale_of(greatest_magnitude(), kGreatestE4m3);
+    const float scale = row_scale_of(greatest_magnitude(), kGreatestE4m3, greatest_of(dtype_));
     std::memcpy(to_write(row_at(1, token)), &scale, sizeof scale);
   }
   const float scale = fp8_scale(row_at, token, head);
@@ -299,7 +301,7 @@ void RowCoder::compress_fp8(const StreamRowAt& row_at, std::int64_t token, std::
 }
 
 void RowCoder::compress_int8(const StreamRowAt& row_at, std::int64_t token) {
-  const float scale = scale_of(greatest_magnitude(), kGreatestInt8);
+  const float scale = row_scale_of(greatest_magnitude(), kGreatestInt8, greatest_of(dtype_));
   std::memcpy(to_write(row_at(1, token)), &scale, sizeof scale);
   auto* const codes = reinterpret_cast<std::int8_t*>(to_write(row_at(0, token)));
   for (std::int64_t c = 0; c < dim_; ++c) codes[c] = int8_code(wide_[static_cast<std::size_t>(c)], scale);

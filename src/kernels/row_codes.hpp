@@ -27,6 +27,16 @@ RINGATTN_HOST_DEVICE inline float scale_of(float greatest, float limit) {
   return greatest > 0.0F ? greatest / limit : 1.0F;
 }
 
+// That of a row of its own: the least bf16 that is not below it. Its product with a code has 15 bits at most, so fp32
+// holds it, and an element is rounded once: kernels may multiply in the elements' dtype. Where the greatest code would
+// then lie beyond `most`, the dtype's greatest number, it is the quotient itself. ∞ or NaN where `greatest` is.
+RINGATTN_HOST_DEVICE inline float row_scale_of(float greatest, float limit, float most) {
+  if (!(greatest > 0.0F)) return greatest == 0.0F ? 1.0F : __builtin_bit_cast(float, 0x7fc00000U);
+  const float quotient = greatest / limit;
+  const std::uint32_t above = (__builtin_bit_cast(std::uint32_t, quotient) + 0xffffU) & 0xffff0000U;
+  return limit * __builtin_bit_cast(float, above) <= most ? __builtin_bit_cast(float, above) : quotient;
+}
+
 // To nearest, ties to even, for magnitudes below 2²².
 RINGATTN_HOST_DEVICE inline float to_nearest_integer(float value) {
   const float shifted = value + 0x1.8p23F;
@@ -38,7 +48,8 @@ RINGATTN_HOST_DEVICE inline std::uint8_t fp8_code(float element, float scale) { 
 
 RINGATTN_HOST_DEVICE inline std::int8_t int8_code(float element, float scale) {
   const float ratio = element / scale;
-  const float limited = ratio > kGreatestInt8 ? kGreatestInt8 : (ratio < -kGreatestInt8 ? -kGreatestInt8 : ratio);
+  // NaN becomes −127, of a scale that is NaN or ∞ itself.
+  const float limited = ratio > kGreatestInt8 ? kGreatestInt8 : (ratio >= -kGreatestInt8 ? ratio : -kGreatestInt8);
   return static_cast<std::int8_t>(to_nearest_integer(limited));
 }
 RINGATTN_HOST_DEVICE inline float int8_element(std::int8_t code, float scale) {

@@ -208,7 +208,7 @@ class Benchmarks(checkout.Checkout):
         words = [line["words"] for line in self.measure("compressed", 0)]
         self.assertEqual(len(words), 11)
         self.assertIn("--kernel sm80_fold", words[-1])
-        self.assertEqual(words[0], "--steps 1x16k,1x128k,32x4k --cache plain,fp8,int8,int4")
+        self.assertEqual(words[0], "--steps 1x1k,1x4k,1x16k,1x64k,1x128k,32x4k --cache plain,fp8,int8,int4")
         formats = [text.split("--cache-format ")[1].split()[0] for text in words if "--cache-format" in text]
         self.assertEqual(formats, ["bf16", "fp8", "int4"] * 2)
 

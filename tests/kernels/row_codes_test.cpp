@@ -99,6 +99,49 @@ TEST(RowCodes, ScalesOfEightBits) {
   }
 }
 
+// Scales of rows are bf16, and no product with a code is rounded: what a kernel multiplies in the elements' dtype is
+// then rounded as often as what is multiplied in fp32.
+TEST(RowCodes, ScalesOfRowsAreElements) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 20'000; ++i) {
+    const auto bits = static_cast<std::uint32_t>(random()) % 0x7f800000U & (i % 2 == 0 ? 0xffff0000U : 0xffffe000U);
+    const auto greatest = std::bit_cast<float>(bits);
+    if (!(greatest > 0x1p-100F && greatest < 0x1p120F)) continue;
+    for (const float limit : {kGreatestE4m3, kGreatestInt8}) {
+      const float scale = row_scale_of(greatest, limit, kGreatestBf16);
+      const auto of = std::bit_cast<std::uint32_t>(scale);
+      ASSERT_EQ(of & 0xffffU, 0U) << greatest;
+      ASSERT_GE(scale, greatest / limit);
+      ASSERT_LT(std::bit_cast<float>(of - 0x10000U), greatest / limit);
+      for (int code = 0; code < 256; ++code) {
+        const auto byte = static_cast<std::uint8_t>(code);
+        const float number = limit == kGreatestE4m3 ? e4m3_to_float(byte) : static_cast<float>(std::int8_t(byte));
+        if (std::isnan(number)) continue;
+        ASSERT_EQ(static_cast<double>(number * scale), static_cast<double>(number) * scale) << code << ", " << scale;
+      }
+    }
+  }
+}
+
+TEST(RowCodes, ScalesOfRowsAtTheEdges) {
+  EXPECT_EQ(row_scale_of(0.0F, kGreatestE4m3, kGreatestF16), 1.0F);
+  for (const float limit : {kGreatestE4m3, kGreatestInt8}) {
+    for (const float most : {kGreatestF16, kGreatestBf16}) {
+      for (const float part : {1.0F, 0.998F, 0.995F, 0.993F}) {  // the greatest code is never more than the dtype holds
+        const float greatest = rounded(most * part, most == kGreatestF16 ? Dtype::kF16 : Dtype::kBf16);
+        const float scale = row_scale_of(greatest, limit, most);
+        const Dtype dtype = most == kGreatestF16 ? Dtype::kF16 : Dtype::kBf16;
+        EXPECT_TRUE(std::isfinite(rounded(limit * scale, dtype))) << greatest;
+        EXPECT_GE(scale, greatest / limit);
+        EXPECT_LE(scale, greatest / limit * 1.0079F);
+      }
+    }
+    // What is no number isn't hidden.
+    EXPECT_TRUE(std::isnan(row_scale_of(std::numeric_limits<float>::quiet_NaN(), limit, kGreatestF16)));
+    EXPECT_TRUE(std::isinf(row_scale_of(std::numeric_limits<float>::infinity(), limit, kGreatestF16)));
+  }
+}
+
 TEST(RowCodes, TruncationIsTheNearestBelow) {
   std::mt19937 random(1);
   for (int i = 0; i < 100'000; ++i) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -32,6 +33,7 @@ struct CompressedCase {
   std::vector<std::int64_t> loud;
   float loudness = 1.0F;
   bool tiny_zeros = false;  // least elements that are next to nothing beside their scales
+  bool odd_scales = false;  // of 8 bits, scales with all digits of fp32, in every second 128 tokens and now and then
 };
 
 // Its tensors on the device, and what a kernel makes of them and of the plain cache that decompression gives.
@@ -222,9 +224,30 @@ class CompressedSteps {
     }
     CompressedTensor packed =
         compress_tensor("k", format, view_of(rows, shape, tokens), case_.lengths, {7, 2}, ErrorCode::kUsage);
+    if (case_.odd_scales) make_scales_odd(packed);
     CompressedTensor plain = make_compressed({}, shape, case_.lengths);
     plain.streams[0] = decompress_tensor(packed, 2);
     return {std::move(packed), std::move(plain)};
+  }
+
+  static void make_scales_odd(CompressedTensor& tensor) {
+    const auto change = [](std::byte* at, float by) {
+      float scale = 0.0F;
+      std::memcpy(&scale, at, sizeof scale);
+      scale *= by;
+      std::memcpy(at, &scale, sizeof scale);
+    };
+    if (tensor.format.scales != ScaleGrain::kTokenHead && tensor.format.coding == RowCoding::kFp8) {
+      for (std::size_t at = 0; at < tensor.tables[0].size(); at += 4) change(tensor.tables[0].data() + at, 1.00123F);
+      return;
+    }
+    std::vector<std::byte>& scales = tensor.streams[1];
+    for (std::size_t i = 0; i < scales.size() / 4; ++i) {
+      const std::size_t token = i / static_cast<std::size_t>(tensor.shape.heads);
+      if (token / 128 % 2 == 1) change(scales.data() + 4 * i, 1.0F + 0x1p-9F + static_cast<float>(i % 100) * 0x1p-20F);
+      if (i % 701 == 5) change(scales.data() + 4 * i, 1.0F + 0x1p-23F);
+      if (i % 503 == 3) change(scales.data() + 4 * i, i % 2 == 0 ? 0x1p-68F : 3000.0F);  // elements, but far away
+    }
   }
 
   const DecodeRow& row_;

@@ -76,10 +76,13 @@ TEST(CudaCompressedDecode, EveryFormatDtypeAndPage) {
 TEST(CudaCompressedDecode, OneSequenceAsTheCardLikesIt) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : formats()) {
-    Case c = usual(format);
-    c.lengths = {3 * 8192};
-    c.page = 0;
-    expect_plain_bits(c);
+    for (const int slices : {0, 1, 2}) {
+      Case c = usual(format);
+      c.lengths = {3 * 8192};
+      c.page = 0;
+      c.slices = slices;
+      expect_plain_bits(c);
+    }
   }
 }
 
@@ -115,7 +118,7 @@ TEST(CudaCompressedDecode, NumbersOfSeveralHeadsSideBySide) {
 TEST(CudaCompressedDecode, LengthsAtEdgesOfTilesAndGroups) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kKeys64, kValues}, {kKeys32, kKeys64}}) {
-    for (const int slices : {2, 4}) {
+    for (const int slices : {1, 2, 4}) {
       Case c = usual(format);
       c.lengths = {1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 8191, 8192, 8193, 8224, 16390};
       c.slices = slices;
@@ -186,6 +189,23 @@ TEST(CudaCompressedDecode, ZerosFarBelowTheirScales) {
       c.spec.fold.head_dim = c.spec.fold.head_dim_v = 64;
       c.page = 0;
       expect_plain_bits(c);
+    }
+  }
+}
+
+// Scales that others have made: a product of elements would be rounded otherwise.
+TEST(CudaCompressedDecode, ScalesThatAreNoElements) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  const RowFormat by_tensor{RowCoding::kFp8, ScaleGrain::kTensor}, by_head{RowCoding::kFp8, ScaleGrain::kHead};
+  for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {by_tensor, by_head}}) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+      for (const int slices : {1, 2, 4}) {
+        Case c = usual(format, dtype, slices == 2 ? 64 : 128);
+        c.odd_scales = true;
+        c.slices = slices;
+        c.rows = slices == 1 ? 3 : 1;
+        expect_plain_bits(c);
+      }
     }
   }
 }

@@ -351,13 +351,21 @@ TEST_P(CudaRowsTest, FaultsAreTheHosts) {
 }
 
 // Sequences of so many tokens join a cache on the device by steps of some: the bytes that they leave on the host.
+// `broken`: some elements are NaN or ∞.
 void expect_appended(cuda::CudaBackend& device, const RowFormat& format, std::int64_t tokens, std::int64_t page,
-                     int step) {
+                     int step, bool broken = false) {
   const std::vector<std::int64_t> lengths{tokens, tokens, tokens};
   RowShape shape{page == 64 ? Dtype::kF16 : Dtype::kBf16, 3, page == 16 ? 128 : 64};
   if (format.coding == RowCoding::kLatent) shape.dim = (page == 16 ? 512 : 128) + format.rope;
-  const std::vector<std::byte> rows = outlier_rows(shape, lengths, 9);
+  std::vector<std::byte> rows = outlier_rows(shape, lengths, 9);
   const auto row_bytes = static_cast<std::size_t>(shape.heads * shape.dim) * 2;
+  if (broken) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    for (const auto& [token, value] :
+         {std::pair{std::size_t{3}, std::numeric_limits<float>::quiet_NaN()}, {17, kInfinity}, {21, -kInfinity}}) {
+      store_element(rows.data() + token * row_bytes + token * 2, shape.dtype, value);
+    }
+  }
   const PageOrder order = shuffled_pages(lengths, page, 5);
   Twin twin(device, format, shape, order.pages * page, 3, 0);
   if (codes_by_token(format)) fill_tables(format, shape, twin.host);
@@ -419,6 +427,14 @@ TEST_P(CudaRowsTest, AppendedRowsAreTheHosts) {
 TEST_P(CudaRowsTest, AFewRowsAreAppended) {
   if (format().rank > 0) GTEST_SKIP() << "nothing appends to formats with a rank";
   expect_appended(device(), format(), 40, 16, 5);
+}
+
+// Rows that hold NaN or ∞ get such a scale, so that whoever reads them sees it.
+TEST_P(CudaRowsTest, AppendedRowsThatAreNotFiniteHaveSuchAScale) {
+  const bool own_scale = format().coding == RowCoding::kInt8 ||
+                         (format().coding == RowCoding::kFp8 && format().scales == ScaleGrain::kTokenHead);
+  if (!own_scale) GTEST_SKIP() << "rows have no scale of 8 bits";
+  expect_appended(device(), format(), 40, 16, 5, true);
 }
 
 }  // namespace

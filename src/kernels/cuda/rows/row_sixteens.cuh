@@ -24,7 +24,7 @@ struct Sixteen {
   }
 };
 
-// Greatest magnitude of all elements; where it is no number, the greatest of the others.
+// Greatest magnitude of all elements; NaN where one is.
 template <class Element>
 __device__ __forceinline__ float greatest_magnitude(const Sixteen& row) {
   float most = 0.0F;
@@ -32,7 +32,7 @@ __device__ __forceinline__ float greatest_magnitude(const Sixteen& row) {
   for (int n = 0; n < 4; ++n) {
     const Quad quad = widen<Element>(row.quad(n));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(quad.x[i]));
+    for (int i = 0; i < 4; ++i) most = greater_or_nan(most, fabsf(quad.x[i]));
   }
   return most;
 }
@@ -140,7 +140,8 @@ __device__ __forceinline__ void write_sixteen(const RowParams& p, const Sixteen&
     const bool own = !kFp8 || p.format.scales == ScaleGrain::kTokenHead;
     float scale = 0.0F;
     if (own) {
-      scale = scale_of(greatest_of<kLanes>(greatest_magnitude<Element>(row)), kFp8 ? kGreatestE4m3 : kGreatestInt8);
+      scale = row_scale_of(greatest_or_nan_of<kLanes>(greatest_magnitude<Element>(row)),
+                           kFp8 ? kGreatestE4m3 : kGreatestInt8, greatest_number<Element>());
     } else {
       scale = reinterpret_cast<const float*>(p.tables[0])[p.format.scales == ScaleGrain::kHead ? head : 0];
     }

@@ -7,6 +7,23 @@
 
 namespace ringattn::cuda {
 
+// The greater one; NaN where one of both is.
+__device__ __forceinline__ float greater_or_nan(float a, float b) {
+  float greater;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(greater) : "f"(a), "f"(b));
+  return greater;
+}
+
+// Of 2ⁿ lanes that lie side by side.
+template <int kLanes>
+__device__ __forceinline__ float greatest_or_nan_of(float value) {
+#pragma unroll
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+    value = greater_or_nan(value, __shfl_xor_sync(0xffffffffU, value, lanes));
+  }
+  return value;
+}
+
 // Greatest and least of 2ⁿ lanes that lie side by side.
 template <int kLanes>
 __device__ __forceinline__ float greatest_of(float value) {
@@ -101,15 +118,15 @@ class RowWriter {
     for (int n = 0; n < kQuads; ++n) {
       const Quad quad = widen<Element>(row_.raw[n]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(quad.x[i]));
+      for (int i = 0; i < 4; ++i) most = greater_or_nan(most, fabsf(quad.x[i]));
     }
-    return greatest_of<32>(most);
+    return greatest_or_nan_of<32>(most);
   }
 
   __device__ __forceinline__ void write_fp8(std::byte* const (&streams)[kMostStreams], int head) const {
     float scale = 0.0F;
     if (p_.format.scales == ScaleGrain::kTokenHead) {
-      scale = scale_of(greatest(), kGreatestE4m3);
+      scale = row_scale_of(greatest(), kGreatestE4m3, greatest_number<Element>());
       if (lane_ == 0) store_word(p_, streams[1], __float_as_uint(scale));
     } else {
       scale = reinterpret_cast<const float*>(p_.tables[0])[p_.format.scales == ScaleGrain::kHead ? head : 0];
@@ -154,7 +171,7 @@ class RowWriter {
   }
 
   __device__ __forceinline__ void write_int8(std::byte* const (&streams)[kMostStreams]) const {
-    const float scale = scale_of(greatest(), kGreatestInt8);
+    const float scale = row_scale_of(greatest(), kGreatestInt8, greatest_number<Element>());
     if (lane_ == 0) store_word(p_, streams[1], __float_as_uint(scale));
     const Divisor by = divisor_of(scale);
 #pragma unroll

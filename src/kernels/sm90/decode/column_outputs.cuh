@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sliced kernel that hold outputs, of values as the copy engine brings them. They take the tiles in
-// order, whoever has scored them. Columns of V are the rows of their products and query rows the columns, eight at a
-// time: so few query rows, as most steps have, leave nothing of the products empty, and less is read from shared
-// memory. Each output is the same chain of additions.
+// The warps of the sliced kernel that hold outputs, where columns of V are the rows of their products and query rows
+// the columns, eight at a time: so few query rows, as most steps have, leave nothing of the products empty, and less is
+// read from shared memory. Each output is the same chain of additions. They take the tiles in order, whoever has scored
+// them.
 #pragma once
 
 #include <type_traits>
@@ -10,25 +10,24 @@
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/decode/sliced_map.cuh"
 #include "kernels/sm90/decode/sliced_sums.cuh"
+#include "kernels/sm90/decode/tile_columns.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
-#include "kernels/sm90/ptx/tma.cuh"
 
 namespace ringattn::sm90 {
 
-template <class C>
+// Values: where it has tiles of V from, and how they become fragments (TileColumns).
+template <class C, class Values = TileColumns<C>>
 class ColumnOutputs {
  public:
-  __device__ __forceinline__ ColumnOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
+  __device__ __forceinline__ ColumnOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank,
+                                           const Values& values)
       : p_(p),
         map_(map),
         rank_(rank),
         warp_(thread_of_cta() / 32 - C::kScoreWarps),
         lane_(thread_of_cta() % 32),
-        half_(warp_ / kColumnWarps),
-        first_column_(warp_ % kColumnWarps * kBlocks * 16) {
-    const int row = lane_ % 8 + lane_ / 16 * 8;
-#pragma unroll
-    for (int n = 0; n < kBlocks; ++n) v_at_[n] = v_chunk(row, first_column_ / 8 + 2 * n + lane_ / 8 % 2);
+        half_(warp_ / Values::kColumnWarps),
+        values_(values) {
     p_at_ = ScoreSlot::block<C::kScoreBlocks>(lane_ / 16, half_) + ScoreSlot::chunk(lane_ % 8, lane_ / 8 % 2);
   }
 
@@ -57,11 +56,14 @@ class ColumnOutputs {
     const bool more = rows_count_ > 8;
     const bool idle = half_ > 0 && !more;  // of none of the unit's rows; another warp speaks for it
     readers_ = kSharing == 2 && !more ? 2 : 1;
-    if (unit.resumes && !idle) restore(unit);
+    if constexpr (C::kResumes) {
+      if (unit.resumes && !idle) restore(unit);
+    }
+    values_.begin(note);
     if (unit.begin < unit.end && !idle) {
       await_next(unit.of.length - unit.begin * C::kKeyTile);
       take_next();
-      for_rows(more, [&](auto all) { fetch_first<all>(); });
+      for_rows(more, [&](auto all) { values_.choose_way([&](auto way) { fetch_first<all>(way); }); });
     }
     int next = next_turn(begin, end, unit.begin);
 #pragma unroll 1
@@ -73,7 +75,7 @@ class ColumnOutputs {
       }
       const int stop = next < unit.end ? next : unit.end;
       if (!idle) {
-        for_rows(more, [&](auto all) { add_tiles<all>(unit, tile, stop); });
+        for_rows(more, [&](auto all) { values_.choose_way([&](auto way) { add_tiles<all>(way, unit, tile, stop); }); });
       }
       tile = stop;
     }
@@ -93,14 +95,12 @@ class ColumnOutputs {
   }
 
  private:
-  static constexpr int kColumnBlocks = C::kSliceColumns / 16;
-  static constexpr int kSharing = kColumnBlocks < C::kOutWarps ? 2 : 1;  // warps of the same columns: of 8 rows each
-  static constexpr int kHalves = 2 / kSharing;                           // of 8 rows, a warp's
-  static constexpr int kColumnWarps = C::kOutWarps / kSharing;
-  static constexpr int kBlocks = kColumnBlocks / kColumnWarps;  // of 16 columns, a warp's
+  static constexpr int kSharing = Values::kSharing;
+  static constexpr int kHalves = 2 / kSharing;  // of 8 rows, a warp's
+  static constexpr int kBlocks = Values::kBlocks;
   static constexpr int kSteps = C::kKeyTile / 16;
-  static constexpr int kAhead = kBlocks == 1 ? 4 : 2;  // steps that are fetched in front of their products
-  static_assert(kBlocks * kColumnWarps == kColumnBlocks && kAhead % 2 == 0 && kAhead < kSteps);
+  static constexpr int kAhead = Values::kAhead;
+  static_assert(kAhead % 2 == 0 && kAhead < kSteps);
 
   // Calls with(std::true_type()) where the warp has to look at all of its halves, else with(std::false_type()).
   template <class With>
@@ -116,28 +116,21 @@ class ColumnOutputs {
   template <bool kAll>
   static constexpr int kUsed = kAll ? kHalves : 1;
 
-  // Where 8 columns of a row of V lie in a tile.
-  static __device__ __forceinline__ std::uint32_t v_chunk(int row, int chunk) {
-    return tile_chunk<C::kKeyTile, C::kVRowBytes>(row, chunk);
-  }
-
   // Whether the next tile and its probabilities are here, without waiting.
   __device__ __forceinline__ bool next_is_here() const {
     const bool scored = barrier_ended(map_.slot_full(slot_.place), slot_.parity);
-    return barrier_ended(map_.v_full(stage_.place), stage_.parity) && scored;
+    return values_.here() && scored;
   }
   // Until they are. `keys`: that the tile has, from its first one on.
   __device__ __forceinline__ void await_next(int keys) const {
     barrier_wait(map_.slot_full(slot_.place), slot_.parity);
-    barrier_wait(map_.v_full(stage_.place), stage_.parity);
-    if (keys < C::kKeyTile) clear_tail(map_.v(stage_.place), keys);
+    values_.await(keys);
   }
   // Then it is the one that is fetched from.
   __device__ __forceinline__ void take_next() {
     p_tile_ = map_.slot(slot_.place).address + p_at_;
-    v_tile_ = map_.v(stage_.place);
+    values_.take();
     slot_.advance();
-    stage_.advance();
   }
   // Of a unit of so many tiles, without a look at them.
   __device__ __forceinline__ void skip(int tiles) {
@@ -145,97 +138,99 @@ class ColumnOutputs {
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
       slot_.advance();
-      stage_.advance();
-      released_.advance();
+      values_.skip();
     }
   }
 
-  // As Decoder::clear_tail(), of this warp's columns.
-  __device__ __forceinline__ void clear_tail(std::uint32_t v, int keys) const {
-#pragma unroll 1
-    for (int row = keys + lane_; row < C::kKeyTile; row += 32) {
-#pragma unroll
-      for (int n = 0; n < 2 * kBlocks; ++n) {
-        cuda::store_shared(v + v_chunk(row, first_column_ / 8 + n), uint4{0, 0, 0, 0});
-      }
-    }
-    proxy_fence();  // before the copy engine writes there; lanes that copy values (lane_copies.cuh) need none
-    __syncwarp();
-  }
-
-  // What the products of 16 keys need: of the tile that is fetched from. All that differs from step to step is a
-  // constant of the instructions. Probabilities come for two steps at a time.
-  template <bool kAll>
-  __device__ __forceinline__ void fetch(int step) {
-#pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      cuda::load_matrix_transposed(v_[step][n],
-                                   v_tile_ + v_at_[n] + static_cast<std::uint32_t>(step * 16 * C::kVRowBytes));
-    }
+  // What the products of 16 keys need: of the tile that is fetched from. Probabilities come for two steps at a time.
+  template <bool kAll, class Way>
+  __device__ __forceinline__ void fetch(Way way, int step) {
+    values_.fetch(way, v_[step], values_.place(), step);
     if (step % 2 != 0) return;
 #pragma unroll
     for (int half = 0; half < kUsed<kAll>; ++half) {
       cuda::load_matrix(weights_[step / 2][half], p_tile_ + ScoreSlot::block<C::kScoreBlocks>(step, half));
     }
   }
-  template <bool kAll>
-  __device__ __forceinline__ void fetch_first() {
+  template <bool kAll, class Way>
+  __device__ __forceinline__ void fetch_first(Way way) {
 #pragma unroll
-    for (int step = 0; step < kAhead; ++step) fetch<kAll>(step);
+    for (int step = 0; step < kAhead; ++step) fetch<kAll>(way, step);
   }
-  template <bool kAll>
-  __device__ __forceinline__ void multiply(int step) {
+  template <bool kAll, class Way>
+  __device__ __forceinline__ void multiply(Way way, int step) {
+    const auto& [v] = values_.elements(way, v_[step]);
 #pragma unroll
     for (int half = 0; half < kUsed<kAll>; ++half) {
       const std::uint32_t* const p = weights_[step / 2][half] + step % 2 * 2;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
-        cuda::Products<typename C::Element>::mma(o_[n][half], v_[step][n], p[0], p[1], o_[n][half]);
+        cuda::Products<typename C::Element>::mma(o_[n][half], v[n], p[0], p[1], o_[n][half]);
       }
     }
   }
 
   // P V of tiles [tile, stop) of a unit. Of the first one the first steps have been fetched.
-  template <bool kAll>
-  __device__ __forceinline__ void add_tiles(const DecodeUnit& unit, int tile, int stop) {
+  template <bool kAll, class Way>
+  __device__ __forceinline__ void add_tiles(Way way, const DecodeUnit& unit, int tile, int stop) {
 #pragma unroll 1
     for (; tile < stop; ++tile) {
       const bool is_next = tile + 1 < unit.end;
       const int keys = unit.of.length - (tile + 1) * C::kKeyTile;
-      add_outputs<kAll>(is_next, keys);
-      barrier_arrive_if(lane_ == 0, map_.v_empty(released_.place), readers_);
+      values_.choose_way_of_tile(way, [&](auto way_of_tile) { add_outputs<kAll>(way_of_tile, is_next, keys); });
+      barrier_arrive_if(lane_ == 0, values_.next_released(), readers_);
       slot_is_read<C>(lane_ == 0, map_, tiles_, readers_);
-      released_.advance();
       ++tiles_;
     }
   }
 
   // P V of a tile, whose first steps have been fetched; the next tile's are fetched on the way, so that the chain of
   // products goes on without a wait. Whether it is here is asked well before that. `keys`: that it has.
-  template <bool kAll>
-  __device__ __forceinline__ void add_outputs(bool is_next, int keys) {
+  template <bool kAll, class Way>
+  __device__ __forceinline__ void add_outputs(Way way, bool is_next, int keys) {
+    if constexpr (!Values::kScoresAhead) {
+      add_late_outputs<kAll>(way, is_next, keys);
+      return;
+    }
     bool here = false;
 #pragma unroll
     for (int step = 0; step < kSteps - kAhead; ++step) {
-      fetch<kAll>(step + kAhead);
-      multiply<kAll>(step);
+      fetch<kAll>(way, step + kAhead);
+      multiply<kAll>(way, step);
       if (step == 0) here = next_is_here();
     }
     if (here && is_next && keys >= C::kKeyTile) {
       take_next();
 #pragma unroll
       for (int step = 0; step < kAhead; ++step) {
-        multiply<kAll>(kSteps - kAhead + step);
-        fetch<kAll>(step);
+        multiply<kAll>(way, kSteps - kAhead + step);
+        fetch<kAll>(way, step);
       }
       return;
     }
 #pragma unroll
-    for (int step = kSteps - kAhead; step < kSteps; ++step) multiply<kAll>(step);
+    for (int step = kSteps - kAhead; step < kSteps; ++step) multiply<kAll>(way, step);
     if (!is_next) return;
     await_next(keys);
     take_next();
-    fetch_first<kAll>();
+    fetch_first<kAll>(way);
+  }
+
+  // The same where scores are seldom far ahead: the next tile is waited for in front of the last steps.
+  template <bool kAll, class Way>
+  __device__ __forceinline__ void add_late_outputs(Way way, bool is_next, int keys) {
+    bool here = false;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step == kSteps / 2 - 1) here = next_is_here();
+      if (step + kAhead < kSteps) fetch<kAll>(way, step + kAhead);
+      multiply<kAll>(way, step);
+      if (step + kAhead + 1 == kSteps && is_next) {  // of this tile everything has been fetched
+        if (!here || keys < C::kKeyTile) await_next(keys);
+        take_next();
+      }
+      if (step + kAhead >= kSteps) fetch<kAll>(way, step + kAhead - kSteps);
+    }
   }
 
   // Rows that begin with `tile` have nothing of those before: what they have is 0 · V.
@@ -258,7 +253,7 @@ class ColumnOutputs {
   // What rows have in their states, instead of nothing.
   __device__ __forceinline__ void restore(const DecodeUnit& unit) {
     await_states();
-    const int first = static_cast<int>(rank_) * C::kSliceColumns + first_column_ + lane_ / 4;  // of all columns
+    const int first = static_cast<int>(rank_) * C::kSliceColumns;  // of all columns
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
@@ -268,18 +263,19 @@ class ColumnOutputs {
         const float* const state = state_of(p_, place_of(p_, unit, row));
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
-          o_[n][half][i] = __ldcg(state + cuda::fragment_place(first + 16 * n));
-          o_[n][half][i + 2] = __ldcg(state + cuda::fragment_place(first + 16 * n + 8));
+          const float2 columns = values_.restored(state, first, n);
+          o_[n][half][i] = columns.x;
+          o_[n][half][i + 2] = columns.y;
         }
       }
     }
     __syncwarp();
   }
 
-  // The row, of those of a half, that this thread leaves, and the first of its four columns of 16.
+  // The row, of those of a half, that this thread leaves.
   __device__ __forceinline__ int row_of(int half) const { return 8 * (half_ + half) + lane_ % 4 * 2 + lane_ / 4 % 2; }
-  // Four columns of that row: two and two, 8 apart. Lanes whose columns are neighbours exchange what they have of each
-  // other's row.
+  // Four columns of that row, of the product's rows 2s, 2s + 1, 2s + 8 and 2s + 9, where s is lane / 8. Lanes exchange
+  // what they have of each other's row.
   __device__ __forceinline__ float4 columns_of_row(int n, int half) const {
     const bool odd = lane_ / 4 % 2 != 0;
     const float(&o)[4] = o_[n][half];
@@ -323,24 +319,20 @@ class ColumnOutputs {
   __device__ __forceinline__ void leave_row(const DecodeUnit& unit, int row, const float4 (&columns)[kBlocks],
                                             float2 numbers) const {
     const int slice = static_cast<int>(rank_);
-    const int first = slice * C::kSliceColumns + first_column_;  // of all columns
-    const int share = lane_ / 8;                                 // of four
-    const bool speaks = first_column_ == 0 && share == 0;
+    const int first = slice * C::kSliceColumns;  // of all columns
+    const bool speaks = values_.has_first() && lane_ < 8;
     const DecodePlace place = place_of(p_, unit, row);
     if (!finishes(p_, unit)) {
-      auto* const outputs = reinterpret_cast<float4*>(left_outputs<C>(p_, unit, row, place) + first) + share;
+      float* const outputs = left_outputs<C>(p_, unit, row, place) + first;
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) __stcg(outputs + 4 * n, columns[n]);
+      for (int n = 0; n < kBlocks; ++n) values_.leave(outputs, n, columns[n]);
       if (speaks) leave_numbers(p_, unit, slice, slice + 1, row, place, numbers);
       return;
     }
     const FinishedRow<C> finished(p_, place, numbers.x, numbers.y);
+    const auto write = [&](int column, auto... x) { finished.write(first + column, x...); };
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      const int column = first + 16 * n + 2 * share;
-      finished.write(column, columns[n].x, columns[n].y);
-      finished.write(column + 8, columns[n].z, columns[n].w);
-    }
+    for (int n = 0; n < kBlocks; ++n) values_.finish(write, n, columns[n]);
     if (slice == 0 && speaks) finished.write_lse();
   }
 
@@ -349,20 +341,19 @@ class ColumnOutputs {
   const std::uint32_t rank_;
   const int warp_;
   const int lane_;
-  const int half_;                         // the first of its halves of the rows
-  const int first_column_;                 // of the slice, that this warp has
-  std::uint32_t v_at_[kBlocks], p_at_;     // where this lane's share of a tile and a slot begins
-  std::uint32_t v_tile_ = 0, p_tile_ = 0;  // that are fetched from
-  std::uint32_t tiles_ = 0;                // so far, of all units
-  Lap<C::kVStages> stage_, released_;      // of the next tile to await, and to give back
-  Lap<C::kSlots> slot_;                    // of the next one
-  std::uint32_t ends_ = 0;                 // of which the sums' warp has told
+  const int half_;            // the first of its halves of the rows
+  std::uint32_t p_at_;        // where this lane's share of a slot begins
+  std::uint32_t p_tile_ = 0;  // that is fetched from
+  std::uint32_t tiles_ = 0;   // so far, of all units
+  Lap<C::kSlots> slot_;       // of the next one
+  std::uint32_t ends_ = 0;    // of which the sums' warp has told
   int flags_ = 0;
   int rows_count_ = 0;
   int readers_ = 1;                      // for whom this warp says that a tile has been read
-  std::uint32_t v_[kSteps][kBlocks][4];  // the products' fragments, by step
+  typename Values::Fragment v_[kSteps];  // of the products, by step
   std::uint32_t weights_[(kSteps + 1) / 2][kHalves][4];
   float o_[kBlocks][kHalves][4];
+  Values values_;
 };
 
 }  // namespace ringattn::sm90

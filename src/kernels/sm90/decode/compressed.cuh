@@ -20,7 +20,9 @@ __device__ __noinline__ void fold_failed_codes(const CompressedParams& p, int fi
   lay_out_whole(p.step, map, [] {
     const CompressedMap<C> before;
     for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_forget(before.k_full(i));
-    for (std::uint32_t i = 0; i < 4 * kMostPacked; ++i) barrier_forget(before.packed_full(false, i));
+    for (std::uint32_t i = 0; i < CompressedMap<C>::kPackedBarriers; ++i) {
+      barrier_forget(before.packed_full(false, i));
+    }
   });
   fold_whole_units(p, map, first, step, [&p](int n) { return __ldcg(p.step.failed + n) != 0; });
 }
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
   const SlicedWork work = work_of<C>();
   fold_sliced<C>(
       step_params, map, rank, work, [&] { return PackedKeys<C>(params, map); },
-      [&] { return SlicedOutputs<C, PackedValues<C>>(step_params, map, rank, PackedValues<C>(params, map, rank)); },
+      [&] { return ColumnOutputs<C, PackedColumns<C>>(step_params, map, rank, PackedColumns<C>(params, map, rank)); },
       [&](auto values) { return PackedBoxes<C, values>(params, map, rank); },
       [&] { store_number(map.any_failed(), 1); });
   // A CTA stays until nobody writes to its shared memory any more.

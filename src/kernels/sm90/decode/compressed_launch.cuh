@@ -21,9 +21,11 @@ constexpr bool slices_compressed() {
 }
 
 // Calls with(std::integral_constant<int, n>) for the slices that kernels are compiled for: of 32 columns or more.
+// With one, a CTA folds a unit by itself.
 template <FoldConfig kFold, class With>
 void for_compressed_slices(With with) {
   if constexpr (slices_compressed<kFold>()) {
+    with(std::integral_constant<int, 1>());
     with(std::integral_constant<int, 2>());
     if constexpr (kFold.head_dim_v >= 128) with(std::integral_constant<int, 4>());
   }
@@ -76,7 +78,7 @@ void launch_compressed(const CompressedParams& params, int clusters, Stream stre
     CompressedParams p = params;
     set_stages<S>(p);
     cuda::OverlappingLaunch launch(clusters * kSlices, S::kThreads, kMostSharedBytes, stream);
-    launch.in_clusters_of(kSlices);
+    if (kSlices > 1) launch.in_clusters_of(kSlices);
     check_cuda(cudaLaunchKernelEx(&launch.config, compressed_kernel<S>, p), "sm90_fold's decode of a compressed cache");
   });
 }

@@ -21,24 +21,26 @@ inline constexpr int kMostPacked = 16;         // stages of a tensor
 inline constexpr int kPackedAlignment = 1024;  // what is swizzled repeats itself
 inline constexpr int kNumberPitch = 16;        // from row to row
 
-template <class Element_, FoldConfig kFold, int kSlices_, int kWarps = 4>
-struct CompressedConfig : SlicedConfig<Element_, kFold, kSlices_, kWarps, kWarps> {
-  using Plain = SlicedConfig<Element_, kFold, kSlices_, kWarps, kWarps>;
+// A CTA that folds a unit by itself scores all of its tiles, so two teams do.
+template <class Element_, FoldConfig kFold, int kSlices_>
+struct CompressedConfig : SlicedConfig<Element_, kFold, kSlices_, kSlices_ == 1 ? 2 : 1> {
+  using Plain = SlicedConfig<Element_, kFold, kSlices_, kSlices_ == 1 ? 2 : 1>;
   static constexpr int kKBytes = 0;
   static constexpr int kVBytes = 0;
   static constexpr int kKStages = 1;
   static constexpr int kVStages = 2;
   static constexpr bool kResumes = false;  // nobody folds prefixes of codes for several sequences
-  static_assert(Plain::kKeyTile % (16 * Plain::kScoreWarps) == 0 && Plain::kDim % 64 == 0);
+  static_assert(Plain::kKeyTile % (16 * Plain::kTeamWarps) == 0 && Plain::kDim % 64 == 0);
   static_assert(Plain::kDimV == Plain::kDim);
 };
 
 template <class C>
 struct CompressedMap : SlicedMap<C> {
   static constexpr int kBarrierOffset = (SlicedMap<C>::kBytes + 7) / 8 * 8;
+  static constexpr int kPackedBarriers = 4 * kMostPacked;
   // Behind what the device keeps, whose size is a multiple of the alignment.
   static constexpr int kPackedOffset =
-      (kBarrierOffset + 4 * kMostPacked * kBarrierBytes + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
+      (kBarrierOffset + kPackedBarriers * kBarrierBytes + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
   static constexpr int kPackedRoom = kMostSharedBytes - kPackedOffset;
   static_assert(kReservedBytes % kPackedAlignment == 0);
 
@@ -101,7 +103,7 @@ __device__ __forceinline__ void init_packed_barriers(const CompressedParams& p, 
 #pragma unroll
   for (std::uint32_t stage = 0; stage < kMostPacked; ++stage) {
     barrier_init(map.packed_full(false, stage), of_k);
-    barrier_init(map.packed_empty(false, stage), C::kScoreWarps);
+    barrier_init(map.packed_empty(false, stage), C::kTeamWarps);
     barrier_init(map.packed_full(true, stage), of_v);
     barrier_init(map.packed_empty(true, stage), C::kOutWarps);
   }

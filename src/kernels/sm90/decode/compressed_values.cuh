@@ -23,19 +23,24 @@ __device__ __forceinline__ float half_of(std::uint32_t pair, bool high) {
   }
 }
 
+// The two codes of E4M3 in the lower half of a word, as fp16, which holds every code.
+__device__ __forceinline__ std::uint32_t halves_of_two(std::uint32_t codes) {
+  std::uint32_t halves;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %1;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "}"
+      : "=r"(halves)
+      : "r"(codes));
+  return halves;
+}
+
 // Four codes of 8 bits, the first one lowest, as fp32.
 template <bool kFp8>
 __device__ __forceinline__ void widen_codes(std::uint32_t codes, float (&x)[4]) {
   if constexpr (kFp8) {
-    std::uint32_t halves[2];  // fp16 holds every code
-    asm("{\n"
-        ".reg .b16 low, high;\n"
-        "mov.b32 {low, high}, %2;\n"
-        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
-        "cvt.rn.f16x2.e4m3x2 %1, high;\n"
-        "}"
-        : "=r"(halves[0]), "=r"(halves[1])
-        : "r"(codes));
+    const std::uint32_t halves[2] = {halves_of_two(codes), halves_of_two(codes >> 16)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = half_of<__half>(halves[i / 2], i % 2 != 0);
   } else {
@@ -49,15 +54,6 @@ __device__ __forceinline__ void widen_codes(std::uint32_t codes, float (&x)[4]) 
   }
 }
 
-// Two of them, the lower bytes of `codes`.
-template <bool kFp8>
-__device__ __forceinline__ void widen_codes(std::uint32_t codes, float (&x)[2]) {
-  float all[4];
-  widen_codes<kFp8>(codes, all);
-  x[0] = all[0];
-  x[1] = all[1];
-}
-
 // Four elements of four codes: each is multiplied in fp32, and the product is rounded.
 template <class Element, bool kFp8>
 __device__ __forceinline__ uint2 eight_bits(std::uint32_t codes, float scale) {
@@ -67,6 +63,61 @@ __device__ __forceinline__ uint2 eight_bits(std::uint32_t codes, float scale) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = __fmul_rn(x[i], scale);
   return {Products::pack(x[0], x[1]), Products::pack(x[2], x[3])};
+}
+
+// Two of them, the lower bytes of `codes`.
+template <bool kFp8>
+__device__ __forceinline__ void widen_codes(std::uint32_t codes, float (&x)[2]) {
+  float all[4];
+  widen_codes<kFp8>(codes, all);
+  x[0] = all[0];
+  x[1] = all[1];
+}
+
+// Scales of two codes, one in a word's bytes 0 and 1, one in bytes 2 and 3: in fp32, or as elements, which they are
+// where are_element_scales() says so. Then a product in the elements' dtype has the same bits as one in fp32 that is
+// rounded, for fp32 holds it.
+struct WideScales {
+  float low, high;
+};
+struct ElementScales {
+  std::uint32_t both;
+};
+
+// Codes of E4M3 are spread into bf16 without their bias, which is 120 less than bf16's; it is in the scale.
+inline constexpr std::uint32_t kSpreadBias = 120U << 7;
+inline constexpr std::uint32_t kSpreadMask = 0x07f007f0U;
+
+// What speaks against scales being elements: bits of `scale` where elements that are neither very great nor very small
+// have others. Those of several scales may be joined by `or`.
+template <class Element>
+__device__ __forceinline__ std::uint32_t scale_deviation(std::uint32_t scale) {
+  return scale ^ (std::is_same_v<Element, __nv_bfloat16> ? 0x20000000U : 0x38000000U);
+}
+// Of bf16 from 2^-63, of fp16 from 2^-15, to 2, with 8 significant bits.
+template <class Element>
+__device__ __forceinline__ bool are_element_scales(std::uint32_t deviations) {
+  return (deviations & (std::is_same_v<Element, __nv_bfloat16> ? 0xe000ffffU : 0xf800ffffU)) == 0;
+}
+template <class Element>
+__device__ __forceinline__ std::uint32_t element_scales(std::uint32_t low, std::uint32_t high, bool fp8) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    return __byte_perm(low, high, 0x7632) + (fp8 ? kSpreadBias * 0x10001U : 0U);
+  } else {
+    return cuda::Products<Element>::pack(__uint_as_float(low), __uint_as_float(high));
+  }
+}
+
+// a · b of both halves.
+template <class Element>
+__device__ __forceinline__ std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t r;
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  }
+  return r;
 }
 
 // a · b + c of both halves, each rounded once.
@@ -79,6 +130,70 @@ __device__ __forceinline__ std::uint32_t fma_halves(std::uint32_t a, std::uint32
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
   }
   return r;
+}
+
+// The bits of `a` where `mask` has ones, else those of `b`.
+__device__ __forceinline__ std::uint32_t select_bits(std::uint32_t a, std::uint32_t b, std::uint32_t mask) {
+  std::uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(r) : "r"(a), "r"(b), "r"(mask));
+  return r;
+}
+// a & kMask | set, as one instruction.
+template <std::uint32_t kMask>
+__device__ __forceinline__ std::uint32_t mask_and_set(std::uint32_t a, std::uint32_t set) {
+  std::uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "n"(kMask), "r"(set));
+  return r;
+}
+
+// Numbers of 8 bits, the lower bytes of the halves of `codes`, as two elements. Both parts are 128, or 256 where the
+// sign is set, but for the first one's 7 bits.
+template <class Element>
+__device__ __forceinline__ std::uint32_t elements_of_int8(std::uint32_t codes) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    constexpr std::uint32_t kMagic = 0x43004300U;
+    return fma_halves<Element>(mask_and_set<0x00800080U>(codes, kMagic), 0xbf80bf80U,
+                               mask_and_set<0x007f007fU>(codes, kMagic));
+  } else {  // 1024 + 128 + code, whose sign has been turned over
+    return fma_halves<Element>(mask_and_set<0x00ff00ffU>(codes ^ 0x00800080U, 0x64006400U), 0x3c003c00U, 0xe480e480U);
+  }
+}
+
+// Elements of the codes of 8 bits in the lower half of a word.
+template <class Element, bool kFp8>
+__device__ __forceinline__ std::uint32_t two_of_eight_bits(std::uint32_t codes, const WideScales& scales) {
+  float x[2];
+  widen_codes<kFp8>(codes, x);
+  return cuda::Products<Element>::pack(__fmul_rn(x[0], scales.low), __fmul_rn(x[1], scales.high));
+}
+
+// Elements of the four codes of 8 bits of a word: of bytes 0 and 2, and of 1 and 3.
+struct CodePairs {
+  std::uint32_t even, odd;
+};
+template <class Element, bool kFp8>
+__device__ __forceinline__ CodePairs code_pairs(std::uint32_t codes, const WideScales& scales) {
+  float x[4];
+  widen_codes<kFp8>(codes, x);
+  return {cuda::Products<Element>::pack(__fmul_rn(x[0], scales.low), __fmul_rn(x[2], scales.high)),
+          cuda::Products<Element>::pack(__fmul_rn(x[1], scales.low), __fmul_rn(x[3], scales.high))};
+}
+template <class Element, bool kFp8>
+__device__ __forceinline__ CodePairs code_pairs(std::uint32_t codes, const ElementScales& scales) {
+  if constexpr (!kFp8) {
+    return {multiply_halves<Element>(elements_of_int8<Element>(codes), scales.both),
+            multiply_halves<Element>(elements_of_int8<Element>(codes >> 8), scales.both)};
+  } else if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    // Exponent and mantissa go to bits 4 to 10 of a half, the sign to bit 15; of the other signs, which come along,
+    // nothing is left.
+    const std::uint32_t signs = codes & 0x80808080U;
+    return {multiply_halves<Element>(select_bits(codes << 4, signs << 8, kSpreadMask), scales.both),
+            multiply_halves<Element>(select_bits(codes >> 4, signs, kSpreadMask), scales.both)};
+  } else {
+    const std::uint32_t ordered = __byte_perm(codes, 0, 0x3120);
+    return {multiply_halves<Element>(halves_of_two(ordered), scales.both),
+            multiply_halves<Element>(halves_of_two(ordered >> 16), scales.both)};
+  }
 }
 
 // Of a scale and a zero of codes of 4 bits, whether they are elements of which a fused product and sum may differ.

@@ -62,8 +62,8 @@ constexpr bool pairs_prefixes() {
   return kFold.head_dim == kFold.head_dim_v && kFold.head_dim_v == 2 * kPanelColumns;
 }
 
-// kScoreWarps_: that score; kMostOutWarps: that hold outputs.
-template <class Element_, FoldConfig kFold, int kSlices_, int kScoreWarps_ = 4, int kMostOutWarps = 4>
+// kTeams_: of four warps that score; they take tiles in turn.
+template <class Element_, FoldConfig kFold, int kSlices_, int kTeams_ = 1>
 struct SlicedConfig {
   using Element = Element_;
   using Groups = FixedGroups;
@@ -77,10 +77,12 @@ struct SlicedConfig {
   static constexpr int kVRowBytes = kSliceColumns < kPanelColumns ? 2 * kSliceColumns : kPanelRowBytes;
   static constexpr int kKBytes = kFold.k_bytes();
   static constexpr int kVBytes = kKeyTile * kVRowBytes * ((2 * kSliceColumns + kVRowBytes - 1) / kVRowBytes);
-  static constexpr int kScoreWarps = kScoreWarps_;
-  static constexpr int kOutWarps = std::min(kSliceColumns / 8, kMostOutWarps);
-  static constexpr int kThreads = 32 * (kScoreWarps + kOutWarps + 4);  // two that add up, two that fetch
-  static constexpr int kScoreBlocks = (kKeyTile / 16 + kScoreWarps - 1) / kScoreWarps;  // of 16 keys, a warp's
+  static constexpr int kTeams = kTeams_;
+  static constexpr int kTeamWarps = 4;
+  static constexpr int kScoreWarps = kTeams * kTeamWarps;
+  static constexpr int kOutWarps = std::min(kSliceColumns / 8, 4);
+  static constexpr int kThreads = 32 * (kScoreWarps + kOutWarps + 4);                 // two that add up, two that fetch
+  static constexpr int kScoreBlocks = (kKeyTile / 16 + kTeamWarps - 1) / kTeamWarps;  // of 16 keys, a warp's
   static constexpr int kSlots = kSlices < 4 ? 4 : 2 * kSlices;
   static constexpr bool kResumes = true;  // units may go on from the states of a prefix
   static constexpr int kKStages = kKBytes > 32768 ? 2 : kKBytes > 16384 ? 3 : 5;

@@ -5,8 +5,8 @@
 // The loops over columns are not unrolled: there are several kinds of warps, and what they run must stay where a
 // multiprocessor finds it quickly.
 //
-// A fragment has 4 neighbouring columns of each 16 where a product's has two pairs, 8 columns apart. So the query rows
-// lie likewise: a product adds its 16 terms at once, whichever lane has them.
+// A fragment has 4 neighbouring columns of each 16, every second one in front, where a product's has two pairs, 8
+// columns apart. So the query rows lie likewise: a product adds its 16 terms at once, whichever lane has them.
 #pragma once
 
 #include <type_traits>
@@ -20,6 +20,8 @@ namespace ringattn::sm90 {
 template <class C>
 class PackedKeys {
  public:
+  static constexpr bool kByRows = true;
+
   __device__ __forceinline__ PackedKeys(const CompressedParams& p, const CompressedMap<C>& map)
       : p_(p), map_(map), lane_(thread_of_cta() % 32), first_row_(first_score_block<C>() * 16) {
     const int t = lane_ % 4;
@@ -39,31 +41,35 @@ class PackedKeys {
     if (p_.k.number_bytes == 0) scale_ = table_scale(p_.k, head_);
   }
 
+  // Of each four columns every second one in front.
+  __device__ __forceinline__ static uint4 arranged(const uint4& columns) {
+    const uint2 first = alternate_columns({columns.x, columns.y});
+    const uint2 second = alternate_columns({columns.z, columns.w});
+    return {first.x, first.y, second.x, second.y};
+  }
   __device__ __forceinline__ void load_queries() const {}  // they stay where they are
 
+  __device__ __forceinline__ void skip() { lap_.advance(p_.k.stages); }
+
   // As TileKeys::add_products(), of tile `tile` of the unit's sequence.
-  __device__ __forceinline__ void add_products(ScoreFragments<C>& s, int tile, bool more) {
+  template <bool kMore>
+  __device__ __forceinline__ void add_products(ScoreFragments<C>& s, int tile, std::bool_constant<kMore>) {
     barrier_wait(map_.packed_full(false, lap_.place), lap_.parity);
     const std::uint32_t packed = map_.packed(p_, false, lap_.place);
-    const auto add = [&]<bool kMore>(std::bool_constant<kMore>) {
-      switch (p_.k.coding) {
-        case RowCoding::kFp8:
-          add_of_eight_bits<true, kMore>(s, packed);
-          break;
-        case RowCoding::kInt8:
-          add_of_eight_bits<false, kMore>(s, packed);
-          break;
-        default:
+    switch (p_.k.coding) {
+      case RowCoding::kFp8:
+        add_of_eight_bits<true, kMore>(s, packed);
+        break;
+      case RowCoding::kInt8:
+        add_of_eight_bits<false, kMore>(s, packed);
+        break;
+      default:
+        if (is_usual(packed, tile * C::kKeyTile)) {
           add_of_four_bits<true, kMore>(s, packed, 0);
-          break;
-      }
-    };
-    if (p_.k.four_bits() && !is_usual(packed, tile * C::kKeyTile)) {
-      add_of_four_bits<false, true>(s, packed, tile * C::kKeyTile);  // rows that aren't there are zeros
-    } else if (more) {
-      add(std::true_type());
-    } else {
-      add(std::false_type());
+        } else {
+          add_of_four_bits<false, kMore>(s, packed, tile * C::kKeyTile);
+        }
+        break;
     }
     __syncwarp();
     if (lane_ == 0) barrier_arrive(map_.packed_empty(false, lap_.place));
@@ -96,13 +102,12 @@ class PackedKeys {
     uint2 rows[kMore ? 2 : 1];
   };
   template <bool kMore>
-  __device__ __forceinline__ Queries<kMore> queries_of(int step, bool alternate) const {
+  __device__ __forceinline__ Queries<kMore> queries_of(int step) const {
     Queries<kMore> queries;
 #pragma unroll
     for (int half = 0; half < (kMore ? 2 : 1); ++half) {
       const std::uint32_t at = map_.q(lane_ / 4 + 8 * half, 2 * step + first_column_ / 8);
-      const uint2 columns = load_words(at + static_cast<std::uint32_t>(first_column_ % 8 * 2));
-      queries.rows[half] = alternate ? alternate_columns(columns) : columns;
+      queries.rows[half] = load_words(at + static_cast<std::uint32_t>(first_column_ % 8 * 2));
     }
     return queries;
   }
@@ -119,19 +124,48 @@ class PackedKeys {
 
   template <bool kFp8, bool kMore>
   __device__ __forceinline__ void add_of_eight_bits(ScoreFragments<C>& s, std::uint32_t packed) const {
-    float scales[kMine][2];
+    std::uint32_t numbers[kMine][2];
+    std::uint32_t deviations = 0;
+#pragma unroll
+    for (int mine = 0; mine < kMine; ++mine) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        numbers[mine][half] = __float_as_uint(scale_);
+        if (p_.k.number_bytes > 0) {
+          numbers[mine][half] = load_word(numbers_of(packed, first_row_ + mine * 16 + half * 8 + lane_ / 4));
+        }
+        deviations |= scale_deviation<Element>(numbers[mine][half]);
+      }
+    }
+    // Codes of one scale for all rows may be NaN, which a product of elements doesn't see.
+    const bool usual = are_element_scales<Element>(deviations) && p_.k.number_bytes > 0;
+    if (__all_sync(0xffffffffU, usual)) {
+      ElementScales scales[kMine][2];
+#pragma unroll
+      for (int i = 0; i < 2 * kMine; ++i) {
+        const std::uint32_t scale = numbers[i / 2][i % 2];
+        scales[i / 2][i % 2] = {element_scales<Element>(scale, scale, kFp8)};
+      }
+      add_eight_by<kFp8, kMore>(s, packed, scales);
+    } else {
+      WideScales scales[kMine][2];
+#pragma unroll
+      for (int i = 0; i < 2 * kMine; ++i) {
+        const float scale = __uint_as_float(numbers[i / 2][i % 2]);
+        scales[i / 2][i % 2] = {scale, scale};
+      }
+      add_eight_by<kFp8, kMore>(s, packed, scales);
+    }
+  }
+  // `scales`: of rows lane / 4 and 8 behind of each of the warp's blocks.
+  template <bool kFp8, bool kMore, class Scales>
+  __device__ __forceinline__ void add_eight_by(ScoreFragments<C>& s, std::uint32_t packed,
+                                               const Scales (&scales)[kMine][2]) const {
     std::uint32_t at[kMine], codes[kMine][4];
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
       at[mine] = matrices<C::kDim>(packed, mine);
       cuda::load_matrix(codes[mine], at[mine]);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        scales[mine][half] = scale_;
-        if (p_.k.number_bytes > 0) {
-          scales[mine][half] = load_float(numbers_of(packed, first_row_ + mine * 16 + half * 8 + lane_ / 4));
-        }
-      }
     }
     // Two steps at a time, the next two of which are on their way; behind the last ones the first once more.
 #pragma unroll 1
@@ -142,11 +176,12 @@ class PackedKeys {
       for (int mine = 0; mine < kMine; ++mine) cuda::load_matrix(ahead[mine], at[mine] ^ next << 5);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const Queries<kMore> q = queries_of<kMore>(2 * pair + i, false);
+        const Queries<kMore> q = queries_of<kMore>(2 * pair + i);
 #pragma unroll
         for (int mine = 0; mine < kMine; ++mine) {
-          multiply<kMore>(s, q, mine, eight_bits<Element, kFp8>(codes[mine][2 * i], scales[mine][0]),
-                          eight_bits<Element, kFp8>(codes[mine][2 * i + 1], scales[mine][1]));
+          const CodePairs row = code_pairs<Element, kFp8>(codes[mine][2 * i], scales[mine][0]);
+          const CodePairs row_8_behind = code_pairs<Element, kFp8>(codes[mine][2 * i + 1], scales[mine][1]);
+          multiply<kMore>(s, q, mine, {row.even, row.odd}, {row_8_behind.even, row_8_behind.odd});
         }
       }
 #pragma unroll
@@ -251,7 +286,7 @@ class PackedKeys {
       for (int i = 0; i < 2; ++i) {
         load_pairs(of[i], pairs_at);
         pairs_at += pairs_step;
-        q[i] = queries_of<kMore>(2 * pair + i, true);
+        q[i] = queries_of<kMore>(2 * pair + i);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -13,6 +13,7 @@
 namespace ringattn::sm90 {
 
 inline constexpr int kScoreBarrier = 2;  // of the threads that score
+inline constexpr int kTeamBarrier = 3;   // of those of their first team
 
 // The scores of a thread of a warp that scores: [2 · block + half of the rows].
 template <class C>
@@ -21,21 +22,26 @@ using ScoreFragments = float[2 * C::kScoreBlocks][4];
 // A warp's first block of a tile, of 16 keys, and whether it has its `mine`-th.
 template <class C>
 __device__ __forceinline__ int first_score_block() {
-  return thread_of_cta() / 32 * C::kScoreBlocks;
+  return thread_of_cta() / 32 % C::kTeamWarps * C::kScoreBlocks;
 }
 template <class C>
 __device__ __forceinline__ bool has_score_block(int mine) {
   constexpr int kBlocks = C::kKeyTile / 16;
-  return kBlocks == C::kScoreBlocks * C::kScoreWarps || first_score_block<C>() + mine < kBlocks;
+  return kBlocks == C::kScoreBlocks * C::kTeamWarps || first_score_block<C>() + mine < kBlocks;
 }
 
 // K tiles of elements, as the copy engine brings them.
 template <class C>
 class TileKeys {
  public:
+  static constexpr bool kByRows = false;  // whether there is code of its own for up to 8 rows
+
   __device__ __forceinline__ explicit TileKeys(const SlicedMap<C>& map) : map_(map), lane_(thread_of_cta() % 32) {}
 
   __device__ __forceinline__ void begin(const UnitNote&) {}
+
+  // Eight columns of a query row as they lie in shared memory.
+  __device__ __forceinline__ static uint4 arranged(const uint4& columns) { return columns; }
 
   // A unit's query rows lie in shared memory, until all of the warps are done with it.
   __device__ __forceinline__ void load_queries() {
@@ -49,6 +55,9 @@ class TileKeys {
       q_[step][1][1] = both[3];
     }
   }
+
+  // Past the next K tile, which another team scores.
+  __device__ __forceinline__ void skip() { stage_.advance(); }
 
   // K Qᵀ of the K tile that has arrived next, added to `s`. `more`: there are more than 8 rows.
   __device__ __forceinline__ void add_products(ScoreFragments<C>& s, int, bool more) {
@@ -95,7 +104,8 @@ class TileKeys {
 };
 
 // A thread scores keys lane / 4 and lane / 4 + 8 of each of its warp's blocks, for query rows 2t, 2t + 1, and those 8
-// behind, where t is lane % 4. Keys: where it has tiles of K from, and how they become fragments (TileKeys).
+// behind, where t is lane % 4. Of several teams the first one settles references, and all take the CTA's tiles in turn.
+// Keys: where it has tiles of K from, and how they become fragments (TileKeys).
 template <class C, class Keys = TileKeys<C>>
 class Scorer {
  public:
@@ -105,8 +115,12 @@ class Scorer {
         p_(params.fold),
         map_(map),
         rank_(rank),
-        warp_(thread_of_cta() / 32),
+        team_(C::kTeams == 1 ? 0 : thread_of_cta() / 32 / C::kTeamWarps),
+        warp_(thread_of_cta() / 32 % C::kTeamWarps),
         lane_(thread_of_cta() % 32),
+        slot_at_(ScoreSlot::block<kMine>(block(0), 0)),
+        chunk_at_(ScoreSlot::chunk(lane_ % 8, lane_ / 8 % 2)),
+        weights_at_(map.weights(0, row_at(0, 0), block(0) * 16 + lane_ / 4)),
         keys_(keys) {}
 
   __device__ __forceinline__ void take(const UnitNote& note) {
@@ -119,34 +133,14 @@ class Scorer {
     keys_.begin(note);
     const DecodeUnit unit = note.unit(params_);
     load_queries(unit);
-    // References come from one tile, for all rows and all other tiles; where that doesn't do, flags say so.
-    std::uint32_t number = begin + static_cast<std::uint32_t>(note.get(UnitNote::kReference) - unit_begin);
-    std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
-    bool settles = true;
-    if (C::kResumes && unit.resumes) {  // no tile is needed for them
-      restore(unit, settled_++);
-      if (own >= tiles_) return;
-      settles = false;
-      number = own;
-    }
-    const std::uint32_t reference = number;
-#pragma unroll 1
-    for (;; settles = false) {
-      const int tile = unit_begin + static_cast<int>(number - begin);
-      Scores s;
-#pragma unroll
-      for (int j = 0; j < 2 * kMine; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
+    if constexpr (Keys::kByRows) {
+      if (rows_count_ > 8) {
+        score_tiles(note, unit, begin, std::true_type());
+      } else {
+        score_tiles(note, unit, begin, std::false_type());
       }
-      keys_.add_products(s, tile, rows_count_ > 8);
-      adjust(s, tile, note);
-      if (settles) settle(s, note, settled_++);
-      if (!settles || (number & (C::kSlices - 1U)) == rank_) weigh_and_send(s, number);
-      if (own == reference) own += C::kSlices;
-      if (own >= tiles_) return;
-      number = own;
-      own += C::kSlices;
+    } else {
+      score_tiles(note, unit, begin, rows_count_ > 8);
     }
   }
 
@@ -167,10 +161,57 @@ class Scorer {
 
   using Scores = ScoreFragments<C>;
 
-  __device__ __forceinline__ int block(int mine) const { return first_score_block<C>() + mine; }
+  __device__ __forceinline__ int block(int mine) const { return warp_ * kMine + mine; }
   __device__ __forceinline__ bool has(int mine) const { return has_score_block<C>(mine); }
   // The query row, of 16, of element `i` of a block's fragment.
   __device__ __forceinline__ int row_at(int half, int i) const { return 8 * half + lane_ % 4 * 2 + i % 2; }
+
+  // The team's tiles of a unit whose first one is the `begin`-th. more: there are more than 8 rows.
+  template <class More>
+  __device__ __forceinline__ void score_tiles(const UnitNote& note, const DecodeUnit& unit, std::uint32_t begin,
+                                              More more) {
+    const std::uint32_t turn = settled_++;
+    // References come from one tile, for all rows and all other tiles; where that doesn't do, flags say so.
+    std::uint32_t number = begin + static_cast<std::uint32_t>(note.get(UnitNote::kReference) - unit.begin);
+    std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
+    bool settles = true;
+    if (C::kResumes && unit.resumes) {  // no tile is needed for them
+      restore(unit, turn);
+      if (own >= tiles_) return;
+      settles = false;
+      number = own;
+    }
+    const std::uint32_t reference = number;
+    bool knows = team_ == 0;  // the references
+    int team = 0;             // whose turn it is
+#pragma unroll 1
+    for (;; settles = false) {
+      const bool sends = !settles || (number & (C::kSlices - 1U)) == rank_;
+      if (team == team_) {
+        Scores s;
+#pragma unroll
+        for (int j = 0; j < 2 * kMine; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
+        }
+        const int tile = unit.begin + static_cast<int>(number - begin);
+        keys_.add_products(s, tile, more);
+        adjust(s, tile, note);
+        if (settles) settle(s, note, turn);
+        if (!knows) take_references(turn);
+        knows = true;
+        if (sends) weigh_and_send(s, number, more);
+      } else {
+        keys_.skip();
+      }
+      if (sends) ++sent_;
+      team = team + 1 == C::kTeams ? 0 : team + 1;
+      if (own == reference) own += C::kSlices;
+      if (own >= tiles_) return;
+      number = own;
+      own += C::kSlices;
+    }
+  }
 
   // Query rows into shared memory, and from there into fragments; rows that aren't there are zeros.
   __device__ __forceinline__ void load_queries(const DecodeUnit& unit) {
@@ -187,8 +228,8 @@ class Scorer {
       uint4 elements{0, 0, 0, 0};
       if (slot < rows_count_) {
         const DecodePlace place = place_of(params_, unit, slot);
-        elements =
-            load_elements(q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride + chunk * 8, aligned);
+        elements = Keys::arranged(load_elements(
+            q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride + chunk * 8, aligned));
       }
       cuda::store_shared(map_.q(slot, chunk), elements);
     }
@@ -237,14 +278,14 @@ class Scorer {
       for (int lanes = 4; lanes < 32; lanes *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, lanes));
       if (lane_ < 4) cuda::store_shared(map_.maximum(turn, warp_, row_at(row / 2, row)), __float_as_uint(most));
     }
-    named_sync(kScoreBarrier, 32 * C::kScoreWarps);
+    named_sync(kTeamBarrier, 32 * C::kTeamWarps);
     bool fails = false;
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
       const int slot = row_at(row / 2, row);
       float maximum = load_float(map_.maximum(turn, 0, slot));
 #pragma unroll
-      for (int warp = 1; warp < C::kScoreWarps; ++warp) {
+      for (int warp = 1; warp < C::kTeamWarps; ++warp) {
         maximum = fmaxf(maximum, load_float(map_.maximum(turn, warp, slot)));
       }
       const bool seen = maximum > -INFINITY;
@@ -274,7 +315,16 @@ class Scorer {
     }
     tell_references(turn, fails);
   }
-  // To the warp that adds sums up.
+  // Those that the first team has settled.
+  __device__ __forceinline__ void take_references(std::uint32_t turn) {
+    barrier_wait(map_.references_full(turn), turn / 2 & 1U);
+#pragma unroll
+    for (int row = 0; row < 4; ++row) {
+      const float reference = load_float(map_.reference(turn, row_at(row / 2, row)));
+      shift_[row] = reference == -INFINITY ? 0.0F : -reference;
+    }
+  }
+  // To the warp that adds sums up, and to other teams.
   __device__ __forceinline__ void tell_references(std::uint32_t turn, bool fails) const {
     fails = __any_sync(0xffffffffU, fails);
     if (warp_ == 0 && lane_ == 0) store_number(map_.reference_flags(turn), fails ? ScoreSlot::kFails : 0);
@@ -282,12 +332,12 @@ class Scorer {
     if (warp_ == 0 && lane_ == 0) barrier_arrive(map_.references_full(turn));
   }
 
-  __device__ __forceinline__ void weigh_and_send(Scores& s, std::uint32_t number) {
+  template <class More>
+  __device__ __forceinline__ void weigh_and_send(Scores& s, std::uint32_t number, More more) {
     using Products = cuda::Products<typename C::Element>;
     const Turn<C::kSlots> turn(number);
-    const std::uint32_t piece = map_.slot(turn.place).address + ScoreSlot::block<kMine>(block(0), 0);
+    const std::uint32_t piece = map_.slot(turn.place).address + slot_at_;
     const float c = p_.softmax.exponent_base2;
-    const bool more = rows_count_ > 8;
 #pragma unroll
     for (int j = 0; j < 2 * kMine; ++j) {
       if (j % 2 == 1 && !more) continue;
@@ -302,8 +352,8 @@ class Scorer {
       for (int half = 0; half < 2; ++half) {
         if (half == 1 && !more) continue;
         const float(&x)[4] = s[2 * mine + half];
-        cuda::store_transposed(piece + ScoreSlot::block<kMine>(mine, half) + ScoreSlot::chunk(lane_ % 8, lane_ / 8 % 2),
-                               Products::pack(x[0], x[1]), Products::pack(x[2], x[3]));
+        cuda::store_transposed(piece + chunk_at_ + ScoreSlot::block<kMine>(mine, half), Products::pack(x[0], x[1]),
+                               Products::pack(x[2], x[3]));
       }
     }
     if constexpr (C::kSlices > 1) proxy_fence();
@@ -315,8 +365,9 @@ class Scorer {
     }
     if (lane_ == 0) barrier_arrive(map_.slot_full(turn.place));
     // Those who add them up are in less of a hurry.
-    const Turn<2> weights(sent_++);
+    const Turn<2> weights(sent_);
     barrier_wait(map_.weights_empty(weights.place), weights.parity ^ 1U);
+    const std::uint32_t at = weights_at_ + weights.place * static_cast<std::uint32_t>(SlicedMap<C>::kWeightBytes);
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
       if (!has(mine)) continue;
@@ -326,7 +377,7 @@ class Scorer {
         const float(&x)[4] = s[2 * mine + half];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          cuda::store_shared(map_.weights(weights.place, row_at(half, i), block(mine) * 16 + lane_ / 4 + i / 2 * 8),
+          cuda::store_shared(at + SlicedMap<C>::weights_behind(8 * half + i % 2, mine * 16 + i / 2 * 8),
                              __float_as_uint(x[i]));
         }
       }
@@ -339,11 +390,13 @@ class Scorer {
   const cuda::FoldParams& p_;
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
-  const int warp_;
+  const int team_;
+  const int warp_;  // of the team
   const int lane_;
-  std::uint32_t settled_ = 0;  // units so far, but for those without tiles
-  std::uint32_t tiles_ = 0;    // of all of them
-  std::uint32_t sent_ = 0;     // slots that it has written
+  const std::uint32_t slot_at_, chunk_at_, weights_at_;  // where this warp's, or this thread's, share of each begins
+  std::uint32_t settled_ = 0;                            // units so far, but for those without tiles
+  std::uint32_t tiles_ = 0;                              // of all of them
+  std::uint32_t sent_ = 0;                               // slots that this CTA's teams write before the next one
   int rows_count_ = 0;
   float shift_[4];  // of this thread's rows, [2 · half + i]: minus the reference, or 0
   Keys keys_;

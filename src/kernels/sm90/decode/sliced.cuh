@@ -33,12 +33,12 @@ constexpr int sliced_arrivals(int barrier) {
   static_assert(SlicedMap<C>::kBarriers == kTurn + 14);
   if (barrier >= kTurn) {
     const int of = (barrier - kTurn) / 2;
-    return of == 0 ? C::kScoreWarps : of == 3 ? C::kThreads / 32 - 1 : of == 5 ? C::kOutWarps : 1;
+    return of == 0 ? C::kTeamWarps : of == 3 ? C::kThreads / 32 - 1 : of == 5 ? C::kOutWarps : 1;
   }
   if (barrier >= kSlot + 2 * C::kSlots) return C::kSlices * (C::kOutWarps + 1);
-  if (barrier >= kSlot) return barrier < kSlot + C::kSlots ? C::kScoreWarps : 1;
+  if (barrier >= kSlot) return barrier < kSlot + C::kSlots ? C::kTeamWarps : 1;
   if (barrier >= kV) return barrier < kV + C::kVStages ? 0 : C::kOutWarps;
-  return barrier < C::kKStages ? 1 : C::kScoreWarps;
+  return barrier < C::kKStages ? 1 : C::kTeamWarps;
 }
 
 // By one thread, and without a loop: a barrier is then one instruction, whose place and arrivals are constants. The
@@ -76,6 +76,32 @@ __device__ __forceinline__ void for_each_note(const SlicedMap<C>& map, int first
   }
 }
 
+// Registers of a thread, where warps of several teams score: those with outputs need more than there are for each.
+inline constexpr int kTeamRegisters = 120;
+inline constexpr int kOutputRegisters = 192;
+inline constexpr int kSliceHelperRegisters = 80;
+
+// kCount of the registers that a thread has for its part, and all of them the same behind it.
+template <class C, int kCount>
+class PartRegisters {
+ public:
+  __device__ __forceinline__ PartRegisters() {
+    if constexpr (kMoves) change_registers<kCount, kAll>();
+  }
+  __device__ __forceinline__ ~PartRegisters() {
+    if constexpr (kMoves) change_registers<kAll, kCount>();
+  }
+  PartRegisters(const PartRegisters&) = delete;
+  PartRegisters& operator=(const PartRegisters&) = delete;
+
+ private:
+  static constexpr bool kMoves = C::kTeams > 1;
+  static constexpr int kAll = 65536 / C::kThreads / 8 * 8;
+  static_assert(!kMoves ||
+                kTeamRegisters * C::kScoreWarps + kOutputRegisters * C::kOutWarps + kSliceHelperRegisters * 4 <=
+                    kAll * (C::kThreads / 32));
+};
+
 // What a CTA's warps do between its cluster's first and last meeting, each its part. keys(), make_outputs() and
 // boxes(), which is told whether it is for values, make what tiles come from and go through (TileKeys, ColumnOutputs,
 // TileBoxes); one thread of the CTA calls fails() for a unit that has failed.
@@ -84,32 +110,41 @@ __device__ __forceinline__ void fold_sliced(const DecodeParams& params, const Sl
                                             const SlicedWork& work, const Keys& keys, const MakeOutputs& make_outputs,
                                             const Boxes& boxes, const Fails& fails) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const auto each_note = [&](auto take) { for_each_note<C>(map, work.first, work.step, take); };
+  // Were these no parts of the kernel, all that a warp has in registers would lie in memory.
+  const auto each_note = [&](auto take) __attribute__((always_inline)) {
+    for_each_note<C>(map, work.first, work.step, take);
+  };
   if (warp < C::kScoreWarps) {
+    const PartRegisters<C, kTeamRegisters> registers;
     Scorer<C, decltype(keys())> scorer(params, map, rank, keys());
     each_note([&](const UnitNote& note, int) { scorer.take(note); });
     scorer.drain();
   } else if (warp < C::kScoreWarps + C::kOutWarps) {
+    const PartRegisters<C, kOutputRegisters> registers;
     auto outputs = make_outputs();
-    each_note([&](const UnitNote& note, int number) {
+    each_note([&](const UnitNote& note, int number) __attribute__((always_inline)) {
       const bool failed = outputs.take(note);
       if (!outputs.speaks()) return;
       if (failed) fails();
       if (rank == 0) __stcg(params.failed + number, failed ? 1 : 0);
     });
-  } else if (warp == C::kScoreWarps + C::kOutWarps) {
-    SumMaker<C> maker(map, rank);
-    each_note([&](const UnitNote& note, int) { maker.take(note); });
-  } else if (warp == C::kScoreWarps + C::kOutWarps + 1) {
-    SumAdder<C> adder(params, map);
-    each_note([&](const UnitNote& note, int) { adder.take(note); });
-  } else if (warp == C::kScoreWarps + C::kOutWarps + 2) {
-    ValueFetcher<C, decltype(boxes(std::true_type()))> fetcher(map, rank, boxes(std::true_type()));
-    each_note([&](const UnitNote& note, int) { fetcher.take(note); });
   } else {
-    KeyFetcher<C, decltype(boxes(std::false_type()))> fetcher(params, map, rank, boxes(std::false_type()));
-    fetcher.run(work.first, work.step);
-    wait_for_cluster<C>();
+    const PartRegisters<C, kSliceHelperRegisters> registers;
+    if (warp == C::kScoreWarps + C::kOutWarps) {
+      SumMaker<C> maker(map, rank);
+      each_note([&](const UnitNote& note, int) { maker.take(note); });
+    } else if (warp == C::kScoreWarps + C::kOutWarps + 1) {
+      SumAdder<C> adder(params, map);
+      each_note([&](const UnitNote& note, int) { adder.take(note); });
+    } else if (warp == C::kScoreWarps + C::kOutWarps + 2) {
+      ValueFetcher<C, decltype(boxes(std::true_type()))> fetcher(map, rank, boxes(std::true_type()));
+      each_note([&](const UnitNote& note, int) { fetcher.take(note); });
+    } else {
+      KeyFetcher<C, decltype(boxes(std::false_type()))> fetcher(params, map, rank, boxes(std::false_type()));
+      fetcher.run(work.first, work.step);
+      wait_for_cluster<C>();
+    }
+    __syncwarp();
   }
 }
 
@@ -156,9 +191,9 @@ template <class C>
 __device__ __forceinline__ auto outputs_by_slices(const DecodeParams& params, const SlicedMap<C>& map,
                                                   std::uint32_t rank) {
   if constexpr (C::kSlices == kMostSlices) {
-    return ColumnOutputs<C>(params, map, rank);
+    return ColumnOutputs<C>(params, map, rank, TileColumns<C>(map));
   } else {
-    return SlicedOutputs<C>(params, map, rank, TileValues<C>(map));
+    return SlicedOutputs<C>(params, map, rank);
   }
 }
 

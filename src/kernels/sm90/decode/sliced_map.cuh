@@ -156,7 +156,7 @@ template <class C>
 struct SlicedMap {
   static constexpr int kWeightStride = 132;  // floats of a row: threads that write 8 keys of 4 rows meet no bank twice
   static constexpr int kWeightBytes = kSlicedRows * kWeightStride * 4;
-  static constexpr int kMaximaBytes = C::kScoreWarps * kSlicedRows * 4;
+  static constexpr int kMaximaBytes = C::kTeamWarps * kSlicedRows * 4;
   static constexpr int kReferenceBytes = kSlicedRows * 4 + 16;
   static constexpr int kEndBytes = kSlicedRows * 8 + 16;
 
@@ -186,6 +186,10 @@ struct SlicedMap {
   }
   __device__ std::uint32_t weights(std::uint32_t turn, int row, int key) const {
     return at(kWeightOffset, turn & 1U, kWeightBytes) + static_cast<std::uint32_t>((row * kWeightStride + key) * 4);
+  }
+  // So many rows and keys further on.
+  static constexpr __host__ __device__ std::uint32_t weights_behind(int rows, int keys) {
+    return static_cast<std::uint32_t>((rows * kWeightStride + keys) * 4);
   }
   __device__ std::uint32_t maximum(std::uint32_t turn, int warp, int row) const {
     return at(kMaximaOffset, turn & 1U, kMaximaBytes) + static_cast<std::uint32_t>((warp * kSlicedRows + row) * 4);

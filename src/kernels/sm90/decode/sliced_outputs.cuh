@@ -34,8 +34,6 @@ class TileValues {
     }
   }
 
-  __device__ __forceinline__ void begin(const UnitNote&) {}
-
   // Whether the next tile is here, without waiting.
   __device__ __forceinline__ bool here() const { return barrier_ended(map_.v_full(stage_.place), stage_.parity); }
   // Until it is. `keys`: that it has, from its first one on.
@@ -44,13 +42,13 @@ class TileValues {
     if (keys < C::kKeyTile) clear_tail(map_.v(stage_.place), keys);
   }
   // Then it is the one that is fetched from; unless there is none, and the last one stays so.
-  __device__ __forceinline__ void take(int, bool is_next) {
+  __device__ __forceinline__ void take(bool is_next) {
     if (!is_next) return;
     tile_ = map_.v(stage_.place);
     stage_.advance();
   }
   // All that differs from step to step is a constant of the instructions: nothing is worked out between products.
-  __device__ __forceinline__ void fetch(int, Fragment& to, int step) const {
+  __device__ __forceinline__ void fetch(Fragment& to, int step) const {
     const auto rows = static_cast<std::uint32_t>(step * 16 * C::kVRowBytes);
 #pragma unroll
     for (int n = 0; n + 1 < kBlocks; n += 2) {
@@ -65,17 +63,6 @@ class TileValues {
       cuda::load_matrix_pair_transposed(to.v[kBlocks - 1], tile_ + v_at_[kLoads - 1] + rows);
     }
   }
-  // Calls with(way): how tiles are fetched and become elements.
-  template <class With>
-  __device__ __forceinline__ static void choose_way(const With& with) {
-    with(0);
-  }
-  // The same for the tile taken last, given the way of all tiles.
-  template <class With>
-  __device__ __forceinline__ static void choose_way_of_tile(int way, const With& with) {
-    with(way);
-  }
-  __device__ __forceinline__ static const Fragment& elements(int, const Fragment& fetched) { return fetched; }
   // Which barrier a warp tells when nothing of the tile taken before the last one is fetched any more.
   __device__ __forceinline__ std::uint32_t next_released() {
     const std::uint32_t barrier = map_.v_empty(released_.place);
@@ -122,18 +109,16 @@ class TileValues {
   std::uint32_t v_at_[kLoads];  // where this lane's share begins
 };
 
-// Values: where it has tiles of V from, and how they become fragments (TileValues).
-template <class C, class Values = TileValues<C>>
+template <class C>
 class SlicedOutputs {
  public:
-  __device__ __forceinline__ SlicedOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank,
-                                           const Values& values)
+  __device__ __forceinline__ SlicedOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
       : p_(p),
         map_(map),
         rank_(rank),
         warp_(thread_of_cta() / 32 - C::kScoreWarps),
         lane_(thread_of_cta() % 32),
-        values_(values) {
+        values_(map) {
     p_at_ = ScoreSlot::block<C::kScoreBlocks>(0, lane_ / 8 % 2) + ScoreSlot::chunk(lane_ % 8, lane_ / 16);
   }
 
@@ -152,17 +137,12 @@ class SlicedOutputs {
       end_[half] = note.get(UnitNote::kRowEnd, slot);
       clear_row(half);
     }
-    if constexpr (C::kResumes) {
-      if (unit.resumes) restore(unit);
-    }
-    values_.begin(note);
+    if (unit.resumes) restore(unit);
     if (unit.begin < unit.end) {
       await_next(false, unit.of.length - unit.begin * C::kKeyTile);
-      values_.choose_way([&](auto way) {
-        values_.take(way, true);
-        fetch(way, head_[0], probabilities(slot_), 0);
-        fetch(way, head_[1], probabilities(slot_), 1);
-      });
+      values_.take(true);
+      fetch(head_[0], probabilities(slot_), 0);
+      fetch(head_[1], probabilities(slot_), 1);
     }
     int next = next_turn(begin_, end_, unit.begin);
 #pragma unroll 1
@@ -172,7 +152,7 @@ class SlicedOutputs {
         next = next_turn(begin_, end_, tile);
       }
       const int stop = next < unit.end ? next : unit.end;
-      values_.choose_way([&](auto way) { add_tiles(way, unit, tile, stop); });
+      add_tiles(unit, tile, stop);
       tile = stop;
     }
     if (unit.begin < unit.end) {
@@ -197,7 +177,7 @@ class SlicedOutputs {
   // What the products of 16 keys need.
   struct Fragments {
     std::uint32_t p[4];
-    typename Values::Fragment v;
+    typename TileValues<C>::Fragment v;
   };
 
   // Whether the next tile and its probabilities are here, without waiting.
@@ -217,20 +197,18 @@ class SlicedOutputs {
     return map_.slot(slot.place).address + p_at_;
   }
 
-  template <class Way>
-  __device__ __forceinline__ void fetch(Way way, Fragments& to, std::uint32_t p, int step) const {
+  __device__ __forceinline__ void fetch(Fragments& to, std::uint32_t p, int step) const {
     cuda::load_matrix(to.p, p + ScoreSlot::block<C::kScoreBlocks>(step, 0));
-    values_.fetch(way, to.v, step);
+    values_.fetch(to.v, step);
   }
 
   // P V of tiles [tile, stop) of a unit. Of the first one two steps have been fetched.
-  template <class Way>
-  __device__ __forceinline__ void add_tiles(Way way, const DecodeUnit& unit, int tile, int stop) {
+  __device__ __forceinline__ void add_tiles(const DecodeUnit& unit, int tile, int stop) {
 #pragma unroll 1
     for (; tile < stop; ++tile) {
       const bool is_next = tile + 1 < unit.end;
       const int keys = is_next ? unit.of.length - (tile + 1) * C::kKeyTile : C::kKeyTile;
-      values_.choose_way_of_tile(way, [&](auto way_of_tile) { add_outputs(way_of_tile, is_next, keys); });
+      add_outputs(is_next, keys);
       __syncwarp();
       const std::uint32_t released = values_.next_released();
       if (lane_ == 0) {
@@ -243,8 +221,7 @@ class SlicedOutputs {
 
   // P V of a tile, whose first two steps have been fetched; the next tile's are fetched on the way, so that the chain
   // of products goes on without a wait. Whether it is here is asked well before that. `keys`: that it has.
-  template <class Way>
-  __device__ __forceinline__ void add_outputs(Way way, bool is_next, int keys) {
+  __device__ __forceinline__ void add_outputs(bool is_next, int keys) {
     const std::uint32_t p = probabilities(slot_);
     slot_.advance();
     Fragments ring[3];
@@ -254,18 +231,17 @@ class SlicedOutputs {
     for (int step = 0; step < kSteps; ++step) {
       const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
       if (step == kSteps / 2 - 1) here = next_is_here() || !is_next;
-      if (step + 2 < kSteps) fetch(way, ring[(step + 2) % 3], p, step + 2);
-      multiply(way, now);
+      if (step + 2 < kSteps) fetch(ring[(step + 2) % 3], p, step + 2);
+      multiply(now);
       if (step + 3 == kSteps) {  // of this tile everything has been fetched
         await_next(here, keys);
-        values_.take(way, is_next);
+        values_.take(is_next);
       }
-      if (step + 2 >= kSteps) fetch(way, head_[step + 2 - kSteps], next_p, step + 2 - kSteps);
+      if (step + 2 >= kSteps) fetch(head_[step + 2 - kSteps], next_p, step + 2 - kSteps);
     }
   }
-  template <class Way>
-  __device__ __forceinline__ void multiply(Way way, const Fragments& now) {
-    const auto& [v] = values_.elements(way, now.v);
+  __device__ __forceinline__ void multiply(const Fragments& now) {
+    const auto& [v] = now.v;
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
       cuda::Products<typename C::Element>::mma(o_[n], now.p, v[n][0], v[n][1], o_[n]);
@@ -316,8 +292,8 @@ class SlicedOutputs {
     const DecodePlace place = place_of(p_, unit, slot);
     if (!finishes(p_, unit)) {
       float* const outputs = left_outputs<C>(p_, unit, slot, place);
-      const auto leave = [&](int column, auto... x) {
-        leave_columns(outputs + cuda::fragment_place(first + column), x...);
+      const auto leave = [&](int column, float x, float y) {
+        __stcg(reinterpret_cast<float2*>(outputs + cuda::fragment_place(first + column)), float2{x, y});
       };
       values_.for_columns(o_, half, leave);
       const int slice = static_cast<int>(rank_);
@@ -325,12 +301,8 @@ class SlicedOutputs {
       return;
     }
     const FinishedRow<C> finished(p_, place, numbers.x, numbers.y);
-    values_.for_columns(o_, half, [&](int column, auto... x) { finished.write(first + column, x...); });
+    values_.for_columns(o_, half, [&](int column, float x, float y) { finished.write(first + column, x, y); });
     if (first == 0 && speaks) finished.write_lse();
-  }
-  __device__ __forceinline__ static void leave_columns(float* to, float x) { __stcg(to, x); }
-  __device__ __forceinline__ static void leave_columns(float* to, float x, float y) {
-    __stcg(reinterpret_cast<float2*>(to), float2{x, y});
   }
   // What rows have in their states, instead of nothing.
   __device__ __forceinline__ void restore(const DecodeUnit& unit) {
@@ -371,7 +343,7 @@ class SlicedOutputs {
   int begin_[2], end_[2];  // tiles of the unit that this thread's rows fold
   Fragments head_[2];
   float o_[kBlocks][4];
-  Values values_;
+  TileValues<C> values_;
 };
 
 }  // namespace ringattn::sm90

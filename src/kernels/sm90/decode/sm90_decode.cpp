@@ -180,10 +180,29 @@ class Sm90Decode final : public DecodeKernel {
   // CTAs of a cluster. Four where that leaves no unit waiting for another, else as few as there are kernels for
   // (bench/notes/decoding.md has the times of each).
   int slices_for(std::int64_t units) const {
+    if (compressed_ != nullptr) return slices_of_codes(units);
     const int least = clusters_of(2) > 0 ? 2 : 1;
     const int clusters = clusters_of(kMostSlices);
     return clusters > 0 && (limits_.slices > 0 ? kMostSlices <= limits_.slices : units <= clusters) ? kMostSlices
                                                                                                     : least;
+  }
+
+  // The same over codes: what takes the least time in all, where clusters take units in turns. A unit takes about so
+  // much of the time that one CTA takes (bench/notes/codes.md).
+  int slices_of_codes(std::int64_t units) const {
+    constexpr double kUnitTime[] = {1.0, 0.7, 0.5};
+    int best = 1;
+    double least = 0.0;
+    for (int slices = 1; slices <= kMostSlices; slices *= 2) {
+      const std::int64_t clusters = clusters_of(slices);
+      if (clusters == 0 || (limits_.slices > 0 && slices > limits_.slices)) continue;
+      const double time = static_cast<double>((units + clusters - 1) / clusters) *
+                          kUnitTime[std::countr_zero(static_cast<unsigned>(slices))];
+      if (least > 0.0 && limits_.slices == 0 && time >= least) continue;
+      best = slices;
+      least = time;
+    }
+    return best;
   }
 
   ScratchLayout lay_out(const DecodeLimits& limits) const {
