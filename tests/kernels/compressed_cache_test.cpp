@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/cache_update.hpp"
@@ -254,6 +257,34 @@ TEST_P(CompressedCacheTest, AppendingLeavesWhatCompressingLeaves) {
                   << "length " << length << ", page " << page << ", token " << t << ", head " << head;
             }
           }
+        }
+      }
+    }
+  }
+}
+
+// Codes alone don't say that a number was NaN, or infinite: a row's scale does, and all of its elements come back so.
+TEST(CompressedCache, RowsThatAreNotFiniteComeBackSo) {
+  for (const std::string_view words : {"fp8 token_head", "int8"}) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+      const RowFormat format = parse_row_format(words);
+      const RowShape shape{dtype, 2, 64};
+      const std::vector<std::int64_t> lengths{40};
+      std::vector<std::byte> rows = outlier_rows(shape, lengths, 5);
+      const auto put = [&](int token, int head, float value) {
+        store_element(rows.data() + ((token * 2 + head) * 64 + 9) * 2, dtype, value);
+      };
+      put(17, 1, std::numeric_limits<float>::quiet_NaN());
+      put(23, 0, -std::numeric_limits<float>::infinity());
+      CompressedTensor tensor = make_compressed(format, shape, lengths);
+      const std::vector<CompressedRun> runs = tensor.runs();
+      compress_on_host({format, shape, view_of(rows, shape, 40), {}, runs, tensor.rows()}, 1);
+      const std::vector<std::byte> plain = decompress_tensor(tensor, 1);
+      for (int row = 0; row < 80; ++row) {
+        const bool broken = row == 17 * 2 + 1 || row == 23 * 2;
+        for (int i = 0; i < 64; ++i) {
+          const float element = load_element(plain.data() + (row * 64 + i) * 2, dtype);
+          ASSERT_EQ(std::isfinite(element), !broken) << words << ", row " << row << ", channel " << i;
         }
       }
     }

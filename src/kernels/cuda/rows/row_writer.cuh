@@ -14,22 +14,21 @@ __device__ __forceinline__ float greater_or_nan(float a, float b) {
   return greater;
 }
 
-// Of 2ⁿ lanes that lie side by side.
-template <int kLanes>
-__device__ __forceinline__ float greatest_or_nan_of(float value) {
+// What 2ⁿ lanes that lie side by side come to by join(a, b).
+template <int kLanes, class Join>
+__device__ __forceinline__ float joined_lanes(float value, const Join& join) {
 #pragma unroll
-  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-    value = greater_or_nan(value, __shfl_xor_sync(0xffffffffU, value, lanes));
-  }
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) value = join(value, __shfl_xor_sync(0xffffffffU, value, lanes));
   return value;
 }
-
-// Greatest and least of 2ⁿ lanes that lie side by side.
+template <int kLanes>
+__device__ __forceinline__ float greatest_or_nan_of(float value) {
+  return joined_lanes<kLanes>(value, [](float a, float b) { return greater_or_nan(a, b); });
+}
+// Greatest and least, which pass over NaN.
 template <int kLanes>
 __device__ __forceinline__ float greatest_of(float value) {
-#pragma unroll
-  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffU, value, lanes));
-  return value;
+  return joined_lanes<kLanes>(value, [](float a, float b) { return fmaxf(a, b); });
 }
 template <int kLanes>
 __device__ __forceinline__ float least_of(float value) {

@@ -79,7 +79,9 @@ class ColumnOutputs {
       }
       tile = stop;
     }
-    if (idle) skip(unit.end - unit.begin);
+    if constexpr (kSharing > 1) {
+      if (idle) skip(unit.end - unit.begin);
+    }
     if (unit.begin < unit.end) {
       leave_rows(note, unit, unit.end);
     } else if (finishes(p_, unit)) {
@@ -145,7 +147,7 @@ class ColumnOutputs {
   // What the products of 16 keys need: of the tile that is fetched from. Probabilities come for two steps at a time.
   template <bool kAll, class Way>
   __device__ __forceinline__ void fetch(Way way, int step) {
-    values_.fetch(way, v_[step], values_.place(), step);
+    values_.fetch(way, v_[step], step);
     if (step % 2 != 0) return;
 #pragma unroll
     for (int half = 0; half < kUsed<kAll>; ++half) {
@@ -177,7 +179,13 @@ class ColumnOutputs {
     for (; tile < stop; ++tile) {
       const bool is_next = tile + 1 < unit.end;
       const int keys = unit.of.length - (tile + 1) * C::kKeyTile;
-      values_.choose_way_of_tile(way, [&](auto way_of_tile) { add_outputs<kAll>(way_of_tile, is_next, keys); });
+      values_.choose_way_of_tile(way, [&](auto way_of_tile) {
+        if constexpr (Values::kScoresAhead) {
+          add_outputs<kAll>(way_of_tile, is_next, keys);
+        } else {
+          add_late_outputs<kAll>(way_of_tile, is_next, keys);
+        }
+      });
       barrier_arrive_if(lane_ == 0, values_.next_released(), readers_);
       slot_is_read<C>(lane_ == 0, map_, tiles_, readers_);
       ++tiles_;
@@ -188,10 +196,6 @@ class ColumnOutputs {
   // products goes on without a wait. Whether it is here is asked well before that. `keys`: that it has.
   template <bool kAll, class Way>
   __device__ __forceinline__ void add_outputs(Way way, bool is_next, int keys) {
-    if constexpr (!Values::kScoresAhead) {
-      add_late_outputs<kAll>(way, is_next, keys);
-      return;
-    }
     bool here = false;
 #pragma unroll
     for (int step = 0; step < kSteps - kAhead; ++step) {

@@ -232,10 +232,9 @@ __device__ __forceinline__ std::uint32_t two_of_four_bits(std::uint32_t codes, s
   constexpr bool kBf16 = std::is_same_v<Element, __nv_bfloat16>;
   constexpr std::uint32_t kMagic = kBf16 ? 0x43004300U : 0x64006400U;  // 128 or 1024, in front of a code
   if (exact) {
-    std::uint32_t numbers;  // codes & 0x000f000f | kMagic, as one instruction, of which one number is in a register
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(numbers) : "r"(codes), "n"(0x000f000f), "r"(kMagic));
-    const std::uint32_t integers = fma_halves<Element>(numbers, kBf16 ? 0x3f803f80U : 0x3c003c00U,
-                                                       kBf16 ? 0xc300c300U : 0xe400e400U);  // · 1 − 128 or 1024
+    const std::uint32_t integers =
+        fma_halves<Element>(mask_and_set<0x000f000fU>(codes, kMagic), kBf16 ? 0x3f803f80U : 0x3c003c00U,
+                            kBf16 ? 0xc300c300U : 0xe400e400U);  // · 1 − 128 or 1024
     return fma_halves<Element>(integers, scales, zeros);
   }
   const auto element = [&](bool high) {

@@ -36,10 +36,6 @@ class PackedColumns {
   struct Elements {
     std::uint32_t v[kBlocks][4];
   };
-  // Where this lane's share of some rows lies.
-  struct Place {
-    std::uint32_t codes, numbers;
-  };
   // How codes become elements. kUsual: of 8 bits, all of the tile's scales are elements; of 4 bits, no pair of its
   // rounds twice. kByRow: rows have numbers, else there is one scale.
   template <RowCoding kCoding, bool kUsual = true, bool kByRow = true>
@@ -71,32 +67,28 @@ class PackedColumns {
     if (p_.v.number_bytes == 0) scale_ = table_scale(p_.v, head);
   }
 
-  __device__ __forceinline__ bool here() const { return barrier_ended(full(), lap_.parity); }
+  __device__ __forceinline__ bool here() const {
+    return barrier_ended(map_.packed_full(true, lap_.place), lap_.parity);
+  }
   __device__ __forceinline__ void await(int keys) const {
-    barrier_wait(full(), lap_.parity);
+    barrier_wait(map_.packed_full(true, lap_.place), lap_.parity);
     if (keys < C::kKeyTile) clear_tail(next_stage(), keys);
   }
   __device__ __forceinline__ void take() {
     const std::uint32_t packed = next_stage();
-    place_ = {packed + v_at_, number_of(packed, lane_ % 4 * 2)};
+    codes_ = packed + v_at_;
+    numbers_ = number_of(packed, lane_ % 4 * 2);
     if (four_ || (!kNarrow && p_.v.number_bytes > 0)) {
 #pragma unroll
       for (int i = 0; i < kLooks; ++i) looked_at_[i] = load_word(number_of(packed, 32 * i + lane_));
     }
     lap_.advance(p_.v.stages);
   }
-  __device__ __forceinline__ void skip() {
-    lap_.advance(p_.v.stages);
-    released_.advance(p_.v.stages);
-  }
   __device__ __forceinline__ std::uint32_t next_released() {
     const std::uint32_t barrier = map_.packed_empty(true, released_.place);
     released_.advance(p_.v.stages);
     return barrier;
   }
-
-  // That of the tile taken last.
-  __device__ __forceinline__ const Place& place() const { return place_; }
 
   template <class With>
   __device__ __forceinline__ void choose_way(const With& with) const {
@@ -141,9 +133,8 @@ class PackedColumns {
     }
   }
   template <RowCoding kCoding, bool kUsual, bool kByRow>
-  __device__ __forceinline__ void fetch(Way<kCoding, kUsual, kByRow> way, Fragment& to, const Place& from,
-                                        int step) const {
-    const std::uint32_t at = from.codes + static_cast<std::uint32_t>(step * 16 * way.kRowBytes);
+  __device__ __forceinline__ void fetch(Way<kCoding, kUsual, kByRow> way, Fragment& to, int step) const {
+    const std::uint32_t at = codes_ + static_cast<std::uint32_t>(step * 16 * way.kRowBytes);
     if constexpr (kBlocks == 2 && !way.kFour) {
       cuda::load_matrix_transposed(to.codes, at);
     } else {
@@ -156,7 +147,7 @@ class PackedColumns {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         to.numbers[i] =
-            load_word(from.numbers + static_cast<std::uint32_t>((step * 16 + i / 2 * 8 + i % 2) * kNumberPitch));
+            load_word(numbers_ + static_cast<std::uint32_t>((step * 16 + i / 2 * 8 + i % 2) * kNumberPitch));
       }
     }
   }
@@ -231,7 +222,6 @@ class PackedColumns {
     __stcg(reinterpret_cast<float2*>(to), float2{x, y});
   }
 
-  __device__ __forceinline__ std::uint32_t full() const { return map_.packed_full(true, lap_.place); }
   __device__ __forceinline__ std::uint32_t number_of(std::uint32_t packed, int row) const {
     return packed + static_cast<std::uint32_t>(number_at_ + row * kNumberPitch);
   }
@@ -258,16 +248,16 @@ class PackedColumns {
   const int lane_;
   const bool four_;
   const int warp_;
-  int chunk_;                          // 16 bytes of each row that this warp's codes begin in
-  int first_column_;                   // of the slice: this warp's
-  int shift_;                          // bits in front of the lane's columns in 16 bits
-  std::uint32_t bytes_of_column_;      // of a word that has two columns of two keys: those of the warp's
-  int pair_at_, number_at_ = 0;        // bytes, in a row's numbers and in a stage
-  std::uint32_t v_at_;                 // where this lane's share begins
-  std::uint32_t stages_;               // where the first one lies
-  float scale_ = 0.0F;                 // of all rows, where they have none of their own
-  Place place_{};                      // of the tile taken last
-  std::uint32_t looked_at_[kLooks]{};  // of its rows' numbers, a lane's share
+  int chunk_;                              // 16 bytes of each row that this warp's codes begin in
+  int first_column_;                       // of the slice: this warp's
+  int shift_;                              // bits in front of the lane's columns in 16 bits
+  std::uint32_t bytes_of_column_;          // of a word that has two columns of two keys: those of the warp's
+  int pair_at_, number_at_ = 0;            // bytes, in a row's numbers and in a stage
+  std::uint32_t v_at_;                     // where this lane's share begins
+  std::uint32_t stages_;                   // where the first one lies
+  float scale_ = 0.0F;                     // of all rows, where they have none of their own
+  std::uint32_t codes_ = 0, numbers_ = 0;  // of the tile taken last
+  std::uint32_t looked_at_[kLooks]{};      // of its rows' numbers, a lane's share
   PackedLap lap_, released_;
 };
 

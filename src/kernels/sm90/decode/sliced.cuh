@@ -89,7 +89,10 @@ class PartRegisters {
     if constexpr (kMoves) change_registers<kCount, kAll>();
   }
   __device__ __forceinline__ ~PartRegisters() {
-    if constexpr (kMoves) change_registers<kAll, kCount>();
+    if constexpr (kMoves) {
+      __syncwarp();
+      change_registers<kAll, kCount>();
+    }
   }
   PartRegisters(const PartRegisters&) = delete;
   PartRegisters& operator=(const PartRegisters&) = delete;
@@ -144,7 +147,6 @@ __device__ __forceinline__ void fold_sliced(const DecodeParams& params, const Sl
       fetcher.run(work.first, work.step);
       wait_for_cluster<C>();
     }
-    __syncwarp();
   }
 }
 

@@ -6,8 +6,8 @@
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/decode/sliced_map.cuh"
 #include "kernels/sm90/decode/sliced_sums.cuh"
+#include "kernels/sm90/decode/value_tail.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
-#include "kernels/sm90/ptx/tma.cuh"
 
 namespace ringattn::sm90 {
 
@@ -30,7 +30,7 @@ class TileValues {
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
       const bool pair = 2 * n + 1 < kBlocks;
-      v_at_[n] = v_chunk(lane_ % 16, warp_ * kBlocks + 2 * n + (pair ? lane_ / 16 : 0));
+      v_at_[n] = value_chunk<C>(lane_ % 16, warp_ * kBlocks + 2 * n + (pair ? lane_ / 16 : 0));
     }
   }
 
@@ -39,7 +39,7 @@ class TileValues {
   // Until it is. `keys`: that it has, from its first one on.
   __device__ __forceinline__ void await(int keys) const {
     barrier_wait(map_.v_full(stage_.place), stage_.parity);
-    if (keys < C::kKeyTile) clear_tail(map_.v(stage_.place), keys);
+    if (keys < C::kKeyTile) clear_value_tail<C, kBlocks>(map_.v(stage_.place), warp_ * kBlocks, keys, lane_);
   }
   // Then it is the one that is fetched from; unless there is none, and the last one stays so.
   __device__ __forceinline__ void take(bool is_next) {
@@ -82,24 +82,6 @@ class TileValues {
  private:
   static constexpr int kBlocks = kOutBlocks<C>;
   static constexpr int kLoads = (kBlocks + 1) / 2;  // for the products of 16 keys
-
-  // Where 8 columns of a row of V lie in a tile.
-  static __device__ __forceinline__ std::uint32_t v_chunk(int row, int chunk) {
-    return tile_chunk<C::kKeyTile, C::kVRowBytes>(row, chunk);
-  }
-
-  // As Decoder::clear_tail(), of this warp's columns.
-  __device__ __forceinline__ void clear_tail(std::uint32_t v, int keys) const {
-#pragma unroll 1
-    for (int row = keys + lane_; row < C::kKeyTile; row += 32) {
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-        cuda::store_shared(v + v_chunk(row, warp_ * kBlocks + n), uint4{0, 0, 0, 0});
-      }
-    }
-    proxy_fence();  // before the copy engine writes there; lanes that copy values (lane_copies.cuh) need none
-    __syncwarp();
-  }
 
   const SlicedMap<C>& map_;
   const int warp_;

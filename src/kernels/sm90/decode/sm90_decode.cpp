@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "base/cuda.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
@@ -192,13 +193,13 @@ class Sm90Decode final : public DecodeKernel {
   int slices_of_codes(std::int64_t units) const {
     constexpr double kUnitTime[] = {1.0, 0.7, 0.5};
     int best = 1;
-    double least = 0.0;
+    double least = std::numeric_limits<double>::infinity();
     for (int slices = 1; slices <= kMostSlices; slices *= 2) {
       const std::int64_t clusters = clusters_of(slices);
-      if (clusters == 0 || (limits_.slices > 0 && slices > limits_.slices)) continue;
+      if (clusters == 0) continue;
       const double time = static_cast<double>((units + clusters - 1) / clusters) *
                           kUnitTime[std::countr_zero(static_cast<unsigned>(slices))];
-      if (least > 0.0 && limits_.slices == 0 && time >= least) continue;
+      if (limits_.slices > 0 ? slices > limits_.slices : time >= least) continue;
       best = slices;
       least = time;
     }

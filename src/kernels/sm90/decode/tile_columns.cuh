@@ -3,8 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/device/fold_state.cuh"
-#include "kernels/sm90/decode/sliced_map.cuh"
-#include "kernels/sm90/ptx/tma.cuh"
+#include "kernels/sm90/decode/value_tail.cuh"
 
 namespace ringattn::sm90 {
 
@@ -34,7 +33,7 @@ class TileColumns {
         first_column_((thread_of_cta() / 32 - C::kScoreWarps) % kColumnWarps * kBlocks * 16) {
     const int row = lane_ % 8 + lane_ / 16 * 8;
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) v_at_[n] = v_chunk(row, first_column_ / 8 + 2 * n + lane_ / 8 % 2);
+    for (int n = 0; n < kBlocks; ++n) v_at_[n] = value_chunk<C>(row, first_column_ / 8 + 2 * n + lane_ / 8 % 2);
   }
 
   __device__ __forceinline__ void begin(const UnitNote&) {}
@@ -44,7 +43,7 @@ class TileColumns {
   // Until it is. `keys`: that it has, from its first one on.
   __device__ __forceinline__ void await(int keys) const {
     barrier_wait(map_.v_full(stage_.place), stage_.parity);
-    if (keys < C::kKeyTile) clear_tail(map_.v(stage_.place), keys);
+    if (keys < C::kKeyTile) clear_value_tail<C, 2 * kBlocks>(map_.v(stage_.place), first_column_ / 8, keys, lane_);
   }
   // Then it is the one that is fetched from.
   __device__ __forceinline__ void take() {
@@ -73,13 +72,11 @@ class TileColumns {
   __device__ __forceinline__ static void choose_way_of_tile(int way, const With& with) {
     with(way);
   }
-  // Where the tile taken last lies.
-  __device__ __forceinline__ std::uint32_t place() const { return v_tile_; }
   // All that differs from step to step is a constant of the instructions.
-  __device__ __forceinline__ void fetch(int, Fragment& to, std::uint32_t from, int step) const {
+  __device__ __forceinline__ void fetch(int, Fragment& to, int step) const {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-      cuda::load_matrix_transposed(to.v[n], from + v_at_[n] + static_cast<std::uint32_t>(step * 16 * C::kVRowBytes));
+      cuda::load_matrix_transposed(to.v[n], v_tile_ + v_at_[n] + static_cast<std::uint32_t>(step * 16 * C::kVRowBytes));
     }
   }
   __device__ __forceinline__ static const Fragment& elements(int, const Fragment& fetched) { return fetched; }
@@ -103,24 +100,6 @@ class TileColumns {
   }
 
  private:
-  // Where 8 columns of a row of V lie in a tile.
-  static __device__ __forceinline__ std::uint32_t v_chunk(int row, int chunk) {
-    return tile_chunk<C::kKeyTile, C::kVRowBytes>(row, chunk);
-  }
-
-  // As Decoder::clear_tail(), of this warp's columns.
-  __device__ __forceinline__ void clear_tail(std::uint32_t v, int keys) const {
-#pragma unroll 1
-    for (int row = keys + lane_; row < C::kKeyTile; row += 32) {
-#pragma unroll
-      for (int n = 0; n < 2 * kBlocks; ++n) {
-        cuda::store_shared(v + v_chunk(row, first_column_ / 8 + n), uint4{0, 0, 0, 0});
-      }
-    }
-    proxy_fence();  // before the copy engine writes there; lanes that copy values (lane_copies.cuh) need none
-    __syncwarp();
-  }
-
   const SlicedMap<C>& map_;
   const int lane_;
   const int first_column_;             // of the slice, that this warp has

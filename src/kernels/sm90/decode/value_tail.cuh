@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where columns lie in a tile of V of the sliced kernel, and the rows behind a sequence's last key.
+#pragma once
+
+#include "kernels/sm90/decode/sliced_map.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+// Where 8 columns of a row of V lie in a tile.
+template <class C>
+__device__ __forceinline__ std::uint32_t value_chunk(int row, int chunk) {
+  return tile_chunk<C::kKeyTile, C::kVRowBytes>(row, chunk);
+}
+
+// As Decoder::clear_tail(), by a warp: of the tile at `v` the rows behind `keys`, kChunks · 8 columns of them.
+template <class C, int kChunks>
+__device__ __forceinline__ void clear_value_tail(std::uint32_t v, int first_chunk, int keys, int lane) {
+#pragma unroll 1
+  for (int row = keys + lane; row < C::kKeyTile; row += 32) {
+#pragma unroll
+    for (int n = 0; n < kChunks; ++n) {
+      cuda::store_shared(v + value_chunk<C>(row, first_chunk + n), uint4{0, 0, 0, 0});
+    }
+  }
+  proxy_fence();  // before the copy engine writes there; lanes that copy values (lane_copies.cuh) need none
+  __syncwarp();
+}
+
+}  // namespace ringattn::sm90
