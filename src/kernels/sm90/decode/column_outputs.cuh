@@ -176,20 +176,28 @@ class ColumnOutputs {
   template <bool kAll, class Way>
   __device__ __forceinline__ void add_tiles(Way way, const DecodeUnit& unit, int tile, int stop) {
 #pragma unroll 1
-    for (; tile < stop; ++tile) {
-      const bool is_next = tile + 1 < unit.end;
-      const int keys = unit.of.length - (tile + 1) * C::kKeyTile;
-      values_.choose_way_of_tile(way, [&](auto way_of_tile) {
-        if constexpr (Values::kScoresAhead) {
-          add_outputs<kAll>(way_of_tile, is_next, keys);
-        } else {
-          add_late_outputs<kAll>(way_of_tile, is_next, keys);
-        }
-      });
-      barrier_arrive_if(lane_ == 0, values_.next_released(), readers_);
-      slot_is_read<C>(lane_ == 0, map_, tiles_, readers_);
-      ++tiles_;
+    while (tile < stop) {
+      if (values_.is_usual(way)) {  // a loop of its own, so that nothing of the others lies in between
+#pragma unroll 1
+        do add_tile<kAll>(way, unit, tile++);
+        while (tile < stop && values_.is_usual(way));
+      } else {
+        add_tile<kAll>(values_.unusual(way), unit, tile++);
+      }
     }
+  }
+  template <bool kAll, class Way>
+  __device__ __forceinline__ void add_tile(Way way, const DecodeUnit& unit, int tile) {
+    const bool is_next = tile + 1 < unit.end;
+    const int keys = unit.of.length - (tile + 1) * C::kKeyTile;
+    if constexpr (Values::kScoresAhead) {
+      add_outputs<kAll>(way, is_next, keys);
+    } else {
+      add_late_outputs<kAll>(way, is_next, keys);
+    }
+    barrier_arrive_if(lane_ == 0, values_.next_released(), readers_);
+    slot_is_read<C>(lane_ == 0, map_, tiles_, readers_);
+    ++tiles_;
   }
 
   // P V of a tile, whose first steps have been fetched; the next tile's are fetched on the way, so that the chain of

@@ -138,6 +138,13 @@ __device__ __forceinline__ std::uint32_t select_bits(std::uint32_t a, std::uint3
   asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(r) : "r"(a), "r"(b), "r"(mask));
   return r;
 }
+// a & kMask, which stays the same word when it is shifted: the compiler would mask what it has shifted once more.
+template <std::uint32_t kMask>
+__device__ __forceinline__ std::uint32_t masked(std::uint32_t a) {
+  std::uint32_t r;
+  asm("and.b32 %0, %1, %2;" : "=r"(r) : "r"(a), "n"(kMask));
+  return r;
+}
 // a & kMask | set, as one instruction.
 template <std::uint32_t kMask>
 __device__ __forceinline__ std::uint32_t mask_and_set(std::uint32_t a, std::uint32_t set) {
@@ -186,7 +193,7 @@ __device__ __forceinline__ CodePairs code_pairs(std::uint32_t codes, const Eleme
   } else if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
     // Exponent and mantissa go to bits 4 to 10 of a half, the sign to bit 15; of the other signs, which come along,
     // nothing is left.
-    const std::uint32_t signs = codes & 0x80808080U;
+    const std::uint32_t signs = masked<0x80808080U>(codes);
     return {multiply_halves<Element>(select_bits(codes << 4, signs << 8, kSpreadMask), scales.both),
             multiply_halves<Element>(select_bits(codes >> 4, signs, kSpreadMask), scales.both)};
   } else {

@@ -21,6 +21,9 @@ template <class C>
 class PackedKeys {
  public:
   static constexpr bool kByRows = true;
+  static constexpr bool kHasUsual = true;
+  template <RowCoding kCoding>
+  struct Way {};
 
   __device__ __forceinline__ PackedKeys(const CompressedParams& p, const CompressedMap<C>& map)
       : p_(p), map_(map), lane_(thread_of_cta() % 32), first_row_(first_score_block<C>() * 16) {
@@ -51,29 +54,72 @@ class PackedKeys {
 
   __device__ __forceinline__ void skip() { lap_.advance(p_.k.stages); }
 
-  // As TileKeys::add_products(), of tile `tile` of the unit's sequence.
+  // As TileKeys::add_products(), of tile `tile` of the unit's sequence, whatever its numbers are.
   template <bool kMore>
   __device__ __forceinline__ void add_products(ScoreFragments<C>& s, int tile, std::bool_constant<kMore>) {
-    barrier_wait(map_.packed_full(false, lap_.place), lap_.parity);
-    const std::uint32_t packed = map_.packed(p_, false, lap_.place);
+    await();
     switch (p_.k.coding) {
       case RowCoding::kFp8:
-        add_of_eight_bits<true, kMore>(s, packed);
+        load_scales();
+        add_by_wide_scales<true, kMore>(s);
         break;
       case RowCoding::kInt8:
-        add_of_eight_bits<false, kMore>(s, packed);
+        load_scales();
+        add_by_wide_scales<false, kMore>(s);
         break;
       default:
-        if (is_usual(packed, tile * C::kKeyTile)) {
-          add_of_four_bits<true, kMore>(s, packed, 0);
+        if (rounds_once(tile * C::kKeyTile)) {
+          add_of_four_bits<true, kMore>(s, 0);
         } else {
-          add_of_four_bits<false, kMore>(s, packed, tile * C::kKeyTile);
+          add_of_four_bits<false, kMore>(s, tile * C::kKeyTile);
         }
         break;
     }
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.packed_empty(false, lap_.place));
-    lap_.advance(p_.k.stages);
+    release();
+  }
+
+  // Returns with(way): how codes of usual tiles become elements. If there can't be any, true.
+  template <class With>
+  __device__ __forceinline__ bool choose_way(const With& with) const {
+    if (p_.k.number_bytes == 0) return true;  // codes may be NaN, which a product of elements doesn't see
+    switch (p_.k.coding) {
+      case RowCoding::kFp8:
+        return with(Way<RowCoding::kFp8>());
+      case RowCoding::kInt8:
+        return with(Way<RowCoding::kInt8>());
+      default:
+        return with(Way<RowCoding::kInt4Channel>());
+    }
+  }
+  // Waits for the next tile. Whether its codes become elements that way; then add_usual_products() may be called.
+  template <RowCoding kCoding>
+  __device__ __forceinline__ bool is_usual(Way<kCoding>, int tile) {
+    await();
+    if constexpr (kCoding == RowCoding::kInt4Channel) {
+      return rounds_once(tile * C::kKeyTile);
+    } else {
+      load_scales();
+      std::uint32_t deviations = 0;
+#pragma unroll
+      for (int i = 0; i < 2 * kMine; ++i) deviations |= scale_deviation<Element>(scales_[i / 2][i % 2]);
+      return __all_sync(0xffffffffU, are_element_scales<Element>(deviations));
+    }
+  }
+  template <RowCoding kCoding, bool kMore>
+  __device__ __forceinline__ void add_usual_products(Way<kCoding>, ScoreFragments<C>& s, std::bool_constant<kMore>) {
+    if constexpr (kCoding == RowCoding::kInt4Channel) {
+      add_of_four_bits<true, kMore>(s, 0);
+    } else {
+      constexpr bool kFp8 = kCoding == RowCoding::kFp8;
+      ElementScales scales[kMine][2];
+#pragma unroll
+      for (int i = 0; i < 2 * kMine; ++i) {
+        const std::uint32_t scale = scales_[i / 2][i % 2];
+        scales[i / 2][i % 2] = {element_scales<Element>(scale, scale, kFp8)};
+      }
+      add_eight_by<kFp8, kMore>(s, scales);
+    }
+    release();
   }
 
  private:
@@ -122,49 +168,40 @@ class PackedKeys {
     }
   }
 
+  __device__ __forceinline__ void await() {
+    barrier_wait(map_.packed_full(false, lap_.place), lap_.parity);
+    packed_ = map_.packed(p_, false, lap_.place);
+  }
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(map_.packed_empty(false, lap_.place));
+    lap_.advance(p_.k.stages);
+  }
+
+  __device__ __forceinline__ void load_scales() {
+#pragma unroll
+    for (int i = 0; i < 2 * kMine; ++i) {
+      scales_[i / 2][i % 2] = p_.k.number_bytes > 0 ? load_word(numbers_of(packed_, first_row_ + i * 8 + lane_ / 4))
+                                                    : __float_as_uint(scale_);
+    }
+  }
   template <bool kFp8, bool kMore>
-  __device__ __forceinline__ void add_of_eight_bits(ScoreFragments<C>& s, std::uint32_t packed) const {
-    std::uint32_t numbers[kMine][2];
-    std::uint32_t deviations = 0;
+  __device__ __forceinline__ void add_by_wide_scales(ScoreFragments<C>& s) const {
+    WideScales scales[kMine][2];
 #pragma unroll
-    for (int mine = 0; mine < kMine; ++mine) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        numbers[mine][half] = __float_as_uint(scale_);
-        if (p_.k.number_bytes > 0) {
-          numbers[mine][half] = load_word(numbers_of(packed, first_row_ + mine * 16 + half * 8 + lane_ / 4));
-        }
-        deviations |= scale_deviation<Element>(numbers[mine][half]);
-      }
+    for (int i = 0; i < 2 * kMine; ++i) {
+      const float scale = __uint_as_float(scales_[i / 2][i % 2]);
+      scales[i / 2][i % 2] = {scale, scale};
     }
-    // Codes of one scale for all rows may be NaN, which a product of elements doesn't see.
-    const bool usual = are_element_scales<Element>(deviations) && p_.k.number_bytes > 0;
-    if (__all_sync(0xffffffffU, usual)) {
-      ElementScales scales[kMine][2];
-#pragma unroll
-      for (int i = 0; i < 2 * kMine; ++i) {
-        const std::uint32_t scale = numbers[i / 2][i % 2];
-        scales[i / 2][i % 2] = {element_scales<Element>(scale, scale, kFp8)};
-      }
-      add_eight_by<kFp8, kMore>(s, packed, scales);
-    } else {
-      WideScales scales[kMine][2];
-#pragma unroll
-      for (int i = 0; i < 2 * kMine; ++i) {
-        const float scale = __uint_as_float(numbers[i / 2][i % 2]);
-        scales[i / 2][i % 2] = {scale, scale};
-      }
-      add_eight_by<kFp8, kMore>(s, packed, scales);
-    }
+    add_eight_by<kFp8, kMore>(s, scales);
   }
   // `scales`: of rows lane / 4 and 8 behind of each of the warp's blocks.
   template <bool kFp8, bool kMore, class Scales>
-  __device__ __forceinline__ void add_eight_by(ScoreFragments<C>& s, std::uint32_t packed,
-                                               const Scales (&scales)[kMine][2]) const {
+  __device__ __forceinline__ void add_eight_by(ScoreFragments<C>& s, const Scales (&scales)[kMine][2]) const {
     std::uint32_t at[kMine], codes[kMine][4];
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
-      at[mine] = matrices<C::kDim>(packed, mine);
+      at[mine] = matrices<C::kDim>(packed_, mine);
       cuda::load_matrix(codes[mine], at[mine]);
     }
     // Two steps at a time, the next two of which are on their way; behind the last ones the first once more.
@@ -213,9 +250,9 @@ class PackedKeys {
   }
 
   // Whether all of the warp's rows of the tile that begins at key `key` have codes, and no pair rounds twice.
-  __device__ __forceinline__ bool is_usual(std::uint32_t packed, int key) const {
+  __device__ __forceinline__ bool rounds_once(int key) const {
     std::uint32_t pairs[4];  // a lane looks at those of four channels
-    load_pairs(pairs, pairs_of(packed, lane_ / 4 % kSteps * 16 + first_column_));
+    load_pairs(pairs, pairs_of(packed_, lane_ / 4 % kSteps * 16 + first_column_));
     bool twice = false;
 #pragma unroll
     for (int i = 0; i < 4; ++i) twice |= rounds_twice<Element>(pairs[i]);
@@ -261,17 +298,17 @@ class PackedKeys {
     }
   }
 
-  // As add_of_eight_bits().
+  // As add_eight_by().
   template <bool kUsual, bool kMore>
-  __device__ __forceinline__ void add_of_four_bits(ScoreFragments<C>& s, std::uint32_t packed, int key) const {
+  __device__ __forceinline__ void add_of_four_bits(ScoreFragments<C>& s, int key) const {
     const bool front = lane_ % 4 < 2;
     const unsigned picks[2] = {front ? 0x1100U : 0x7766U, front ? 0x5544U : 0x3322U};
     std::uint32_t at[kMine];
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
-      at[mine] = packed + swizzled_chunk(C::kDim / 2, first_row_ + mine * 16 + lane_ % 16, 0);
+      at[mine] = packed_ + swizzled_chunk(C::kDim / 2, first_row_ + mine * 16 + lane_ % 16, 0);
     }
-    std::uint32_t pairs_at = pairs_of(packed, first_column_);
+    std::uint32_t pairs_at = pairs_of(packed_, first_column_);
     const auto pairs_step = static_cast<std::uint32_t>((16 >> p_.k.pairs_log) * kNumberPitch);
     FourBits now;
     fetch(now, at, 0);
@@ -326,6 +363,8 @@ class PackedKeys {
   std::uint32_t pair_on_ = 0, two_pairs_on_ = 0;
   int sequence_ = 0, length_ = 0, head_ = 0, number_offset_ = 0;  // of the unit
   float scale_ = 0.0F;
+  std::uint32_t packed_ = 0;          // of the tile awaited last
+  std::uint32_t scales_[kMine][2]{};  // of its rows lane / 4 and 8 behind of each of the warp's blocks
   PackedLap lap_;
 };
 

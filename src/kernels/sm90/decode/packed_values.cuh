@@ -18,6 +18,7 @@ class PackedColumns {
  private:
   static constexpr int kWarpColumns = C::kSliceColumns / C::kOutWarps;
   static constexpr bool kNarrow = kWarpColumns == 8;  // half of a block's rows stay empty
+  static constexpr bool kLooks8 = !kNarrow;  // at scales of 8 bits: it costs what it saves where a lane has few codes
 
  public:
   static constexpr int kSharing = 1;
@@ -78,7 +79,7 @@ class PackedColumns {
     const std::uint32_t packed = next_stage();
     codes_ = packed + v_at_;
     numbers_ = number_of(packed, lane_ % 4 * 2);
-    if (four_ || (!kNarrow && p_.v.number_bytes > 0)) {
+    if (four_ || (kLooks8 && p_.v.number_bytes > 0)) {
 #pragma unroll
       for (int i = 0; i < kLooks; ++i) looked_at_[i] = load_word(number_of(packed, 32 * i + lane_));
     }
@@ -95,42 +96,38 @@ class PackedColumns {
     switch (p_.v.coding) {
       case RowCoding::kFp8:
         if (p_.v.number_bytes > 0) {
-          with(Way<RowCoding::kFp8>());
+          with(Way<RowCoding::kFp8, kLooks8>());
         } else {  // codes may be NaN, which a product of elements doesn't see
           with(Way<RowCoding::kFp8, false, false>());
         }
         break;
       case RowCoding::kInt8:
-        with(Way<RowCoding::kInt8>());
+        with(Way<RowCoding::kInt8, kLooks8>());
         break;
       default:
         with(Way<RowCoding::kInt4Token>());
         break;
     }
   }
-  template <RowCoding kCoding, bool kUsual, bool kByRow, class With>
-  __device__ __forceinline__ void choose_way_of_tile(Way<kCoding, kUsual, kByRow> way, const With& with) const {
+  template <RowCoding kCoding, bool kUsual, bool kByRow>
+  __device__ __forceinline__ bool is_usual(Way<kCoding, kUsual, kByRow> way) const {
     if constexpr (way.kFour) {
       bool twice = false;
 #pragma unroll
       for (int i = 0; i < kLooks; ++i) twice |= rounds_twice<Element>(looked_at_[i]);
-      if (__any_sync(0xffffffffU, twice)) {
-        with(Way<kCoding, false>());
-      } else {
-        with(way);
-      }
-    } else if constexpr (kNarrow || !kByRow) {  // where a lane has few codes, a look at the scales costs what it saves
-      with(Way<kCoding, false, kByRow>());
+      return !__any_sync(0xffffffffU, twice);
+    } else if constexpr (!kUsual) {
+      return true;
     } else {
       std::uint32_t deviations = 0;
 #pragma unroll
       for (int i = 0; i < kLooks; ++i) deviations |= scale_deviation<Element>(looked_at_[i]);
-      if (__all_sync(0xffffffffU, are_element_scales<Element>(deviations))) {
-        with(way);
-      } else {
-        with(Way<kCoding, false>());
-      }
+      return __all_sync(0xffffffffU, are_element_scales<Element>(deviations));
     }
+  }
+  template <RowCoding kCoding, bool kUsual, bool kByRow>
+  __device__ __forceinline__ static constexpr Way<kCoding, false, kByRow> unusual(Way<kCoding, kUsual, kByRow>) {
+    return {};
   }
   template <RowCoding kCoding, bool kUsual, bool kByRow>
   __device__ __forceinline__ void fetch(Way<kCoding, kUsual, kByRow> way, Fragment& to, int step) const {

@@ -34,7 +34,8 @@ __device__ __forceinline__ bool has_score_block(int mine) {
 template <class C>
 class TileKeys {
  public:
-  static constexpr bool kByRows = false;  // whether there is code of its own for up to 8 rows
+  static constexpr bool kByRows = false;    // whether there is code of its own for up to 8 rows
+  static constexpr bool kHasUsual = false;  // and for tiles with nothing unusual
 
   __device__ __forceinline__ explicit TileKeys(const SlicedMap<C>& map) : map_(map), lane_(thread_of_cta() % 32) {}
 
@@ -184,32 +185,67 @@ class Scorer {
     const std::uint32_t reference = number;
     bool knows = team_ == 0;  // the references
     int team = 0;             // whose turn it is
+    const auto tile = [&] { return unit.begin + static_cast<int>(number - begin); };
+    const auto know_references = [&] {
+      if (!knows) take_references(turn);
+      knows = true;
+    };
+    // Whether there is another tile.
+    const auto go_on = [&] {
+      team = team + 1 == C::kTeams ? 0 : team + 1;
+      if (own == reference) own += C::kSlices;
+      if (own >= tiles_) return false;
+      number = own;
+      own += C::kSlices;
+      return true;
+    };
 #pragma unroll 1
     for (;; settles = false) {
       const bool sends = !settles || (number & (C::kSlices - 1U)) == rank_;
       if (team == team_) {
         Scores s;
-#pragma unroll
-        for (int j = 0; j < 2 * kMine; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
-        }
-        const int tile = unit.begin + static_cast<int>(number - begin);
-        keys_.add_products(s, tile, more);
-        adjust(s, tile, note);
+        clear(s);
+        keys_.add_products(s, tile(), more);
+        adjust(s, tile(), note);
         if (settles) settle(s, note, turn);
-        if (!knows) take_references(turn);
-        knows = true;
+        know_references();
         if (sends) weigh_and_send(s, number, more);
       } else {
         keys_.skip();
       }
       if (sends) ++sent_;
-      team = team + 1 == C::kTeams ? 0 : team + 1;
-      if (own == reference) own += C::kSlices;
-      if (own >= tiles_) return;
-      number = own;
-      own += C::kSlices;
+      if (!go_on()) return;
+      if constexpr (Keys::kHasUsual) {
+        // Most tiles, in a loop in which nothing of the others lies in between.
+        if (p_.softmax.scaled_first) continue;
+        const int first = note.get(UnitNote::kCommonBegin), end = note.get(UnitNote::kCommonEnd);
+        const bool left = keys_.choose_way([&](auto way) __attribute__((always_inline)) {
+#pragma unroll 1
+          do {
+            if (team == team_) {
+              const int key = tile() * C::kKeyTile;
+              if (key < first || key + C::kKeyTile > end || !keys_.is_usual(way, tile())) return true;
+              Scores s;
+              clear(s);
+              keys_.add_usual_products(way, s, more);
+              know_references();
+              weigh_and_send(s, number, more);
+            } else {
+              keys_.skip();
+            }
+            ++sent_;
+          } while (go_on());
+          return false;
+        });
+        if (!left) return;
+      }
+    }
+  }
+  __device__ __forceinline__ static void clear(Scores& s) {
+#pragma unroll
+    for (int j = 0; j < 2 * kMine; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
     }
   }
 

@@ -67,11 +67,9 @@ class TileColumns {
   __device__ __forceinline__ static void choose_way(const With& with) {
     with(0);
   }
-  // The same for the tile taken last, given the way of all tiles.
-  template <class With>
-  __device__ __forceinline__ static void choose_way_of_tile(int way, const With& with) {
-    with(way);
-  }
+  // Whether this is the way of the tile taken last, too; else unusual(way) is.
+  __device__ __forceinline__ static constexpr bool is_usual(int) { return true; }
+  __device__ __forceinline__ static constexpr int unusual(int way) { return way; }
   // All that differs from step to step is a constant of the instructions.
   __device__ __forceinline__ void fetch(int, Fragment& to, int step) const {
 #pragma unroll
