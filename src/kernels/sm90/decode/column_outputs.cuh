@@ -62,8 +62,12 @@ class ColumnOutputs {
     values_.begin(note);
     if (unit.begin < unit.end && !idle) {
       await_next(unit.of.length - unit.begin * C::kKeyTile);
-      take_next();
-      for_rows(more, [&](auto all) { values_.choose_way([&](auto way) { fetch_first<all>(way); }); });
+      for_rows(more, [&](auto all) {
+        values_.choose_way([&](auto way) {
+          take_next(way);
+          fetch_first<all>(way);
+        });
+      });
     }
     int next = next_turn(begin, end, unit.begin);
 #pragma unroll 1
@@ -129,9 +133,10 @@ class ColumnOutputs {
     values_.await(keys);
   }
   // Then it is the one that is fetched from.
-  __device__ __forceinline__ void take_next() {
+  template <class Way>
+  __device__ __forceinline__ void take_next(Way way) {
     p_tile_ = map_.slot(slot_.place).address + p_at_;
-    values_.take();
+    values_.take(way);
     slot_.advance();
   }
   // Of a unit of so many tiles, without a look at them.
@@ -172,7 +177,7 @@ class ColumnOutputs {
     }
   }
 
-  // P V of tiles [tile, stop) of a unit. Of the first one the first steps have been fetched.
+  // P V of tiles [tile, stop) of a unit. Of the first one the first steps have been fetched, the usual way.
   template <bool kAll, class Way>
   __device__ __forceinline__ void add_tiles(Way way, const DecodeUnit& unit, int tile, int stop) {
 #pragma unroll 1
@@ -182,7 +187,9 @@ class ColumnOutputs {
         do add_tile<kAll>(way, unit, tile++);
         while (tile < stop && values_.is_usual(way));
       } else {
+        fetch_first<kAll>(values_.unusual(way));
         add_tile<kAll>(values_.unusual(way), unit, tile++);
+        if (tile < unit.end) fetch_first<kAll>(way);
       }
     }
   }
@@ -212,7 +219,7 @@ class ColumnOutputs {
       if (step == 0) here = next_is_here();
     }
     if (here && is_next && keys >= C::kKeyTile) {
-      take_next();
+      take_next(way);
 #pragma unroll
       for (int step = 0; step < kAhead; ++step) {
         multiply<kAll>(way, kSteps - kAhead + step);
@@ -224,7 +231,7 @@ class ColumnOutputs {
     for (int step = kSteps - kAhead; step < kSteps; ++step) multiply<kAll>(way, step);
     if (!is_next) return;
     await_next(keys);
-    take_next();
+    take_next(way);
     fetch_first<kAll>(way);
   }
 
@@ -239,7 +246,7 @@ class ColumnOutputs {
       multiply<kAll>(way, step);
       if (step + kAhead + 1 == kSteps && is_next) {  // of this tile everything has been fetched
         if (!here || keys < C::kKeyTile) await_next(keys);
-        take_next();
+        take_next(way);
       }
       if (step + kAhead >= kSteps) fetch<kAll>(way, step + kAhead - kSteps);
     }

@@ -6,6 +6,7 @@
 //                          is, and 16 bytes for the numbers of each row
 //   packed V  [V stages]   the same of this CTA's columns
 //   barriers
+//   numbers   [warps with outputs][scales, zeros][key_tile rows]  of V's tile, two bytes each
 //
 // How many stages there are is up to the launch: codes of 4 bits take half of the room. Codes become elements in the
 // registers of the warps that multiply them, so there are no tiles of elements.
@@ -38,9 +39,11 @@ template <class C>
 struct CompressedMap : SlicedMap<C> {
   static constexpr int kBarrierOffset = (SlicedMap<C>::kBytes + 7) / 8 * 8;
   static constexpr int kPackedBarriers = 4 * kMostPacked;
+  static constexpr int kNumberOffset = kBarrierOffset + kPackedBarriers * kBarrierBytes;
+  static constexpr int kNumberBytes = 2 * C::kKeyTile * 2;  // of a warp with outputs
   // Behind what the device keeps, whose size is a multiple of the alignment.
   static constexpr int kPackedOffset =
-      (kBarrierOffset + kPackedBarriers * kBarrierBytes + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
+      (kNumberOffset + C::kOutWarps * kNumberBytes + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
   static constexpr int kPackedRoom = kMostSharedBytes - kPackedOffset;
   static_assert(kReservedBytes % kPackedAlignment == 0);
 
@@ -50,6 +53,10 @@ struct CompressedMap : SlicedMap<C> {
            (values ? static_cast<std::uint32_t>(p.k.stages * p.k.stage_bytes) +
                          stage * static_cast<std::uint32_t>(p.v.stage_bytes)
                    : stage * static_cast<std::uint32_t>(p.k.stage_bytes));
+  }
+  // A tile's scales and its zeros, of two bytes, as a warp with outputs lays them out for itself.
+  __device__ __forceinline__ std::uint32_t numbers(int out_warp) const {
+    return shared_base<C>() + static_cast<std::uint32_t>(kNumberOffset + out_warp * kNumberBytes);
   }
   // Of a stage: it has arrived; who reads it is done with it.
   __device__ __forceinline__ std::uint32_t packed_full(bool values, std::uint32_t stage) const {

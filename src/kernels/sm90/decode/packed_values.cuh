@@ -29,7 +29,7 @@ class PackedColumns {
   static_assert(kNarrow || kWarpColumns == 16 || kWarpColumns == 32);
 
   // Of the products of 16 keys: codes of keys 2t, 2t + 1 and those 8 behind, where t is lane % 4, of 8 bits for each
-  // block; and these keys' numbers.
+  // block; and these keys' numbers, as they lie in the tile or two in a word, as they have been laid out.
   struct Fragment {
     std::uint32_t codes[2 * kBlocks];
     std::uint32_t numbers[4];
@@ -43,6 +43,8 @@ class PackedColumns {
   struct Way {
     static constexpr bool kFour = kCoding == RowCoding::kInt4Token;
     static constexpr int kRowBytes = kFour ? C::kSliceColumns / 2 : C::kSliceColumns;
+    static constexpr bool kLaysOut = kFour || (kLooks8 && kByRow);  // numbers of tiles, for those who ask for them so
+    static constexpr bool kLaidOut = kFour || kUsual;
   };
 
   __device__ __forceinline__ PackedColumns(const CompressedParams& p, const CompressedMap<C>& map, std::uint32_t rank)
@@ -58,6 +60,10 @@ class PackedColumns {
     shift_ = nth * 4;
     bytes_of_column_ = nth == 0 ? 0x4420U : 0x4431U;
     v_at_ = swizzled_chunk(p.v.row_bytes, lane_ % 16, chunk_ + (kBlocks == 2 && !four_ ? lane_ / 16 : 0));
+    const int key = lane_ % 16;
+    laid_out_ = map.numbers(warp_);
+    lay_at_ = laid_out_ + static_cast<std::uint32_t>(lane_ / 16 * 32 + key % 8 / 2 * 8 + key / 8 * 4 + key % 2 * 2);
+    laid_out_ += static_cast<std::uint32_t>(lane_ % 4 * 8);
     pair_at_ = four_ ? (static_cast<int>(rank) * C::kSliceColumns + first) / p.v.group * 4 : 0;
     stages_ = map.packed(p, true, 0);
   }
@@ -75,13 +81,15 @@ class PackedColumns {
     barrier_wait(map_.packed_full(true, lap_.place), lap_.parity);
     if (keys < C::kKeyTile) clear_tail(next_stage(), keys);
   }
-  __device__ __forceinline__ void take() {
+  template <RowCoding kCoding, bool kUsual, bool kByRow>
+  __device__ __forceinline__ void take(Way<kCoding, kUsual, kByRow> way) {
     const std::uint32_t packed = next_stage();
     codes_ = packed + v_at_;
     numbers_ = number_of(packed, lane_ % 4 * 2);
-    if (four_ || (kLooks8 && p_.v.number_bytes > 0)) {
+    if constexpr (way.kLaysOut) {
 #pragma unroll
       for (int i = 0; i < kLooks; ++i) looked_at_[i] = load_word(number_of(packed, 32 * i + lane_));
+      lay_out<kCoding>();
     }
     lap_.advance(p_.v.stages);
   }
@@ -140,7 +148,17 @@ class PackedColumns {
       to.codes[0] = codes[0];
       to.codes[1] = codes[1];
     }
-    if constexpr (kByRow) {
+    if constexpr (way.kLaidOut) {
+      const auto from = laid_out_ + static_cast<std::uint32_t>(step * 32);
+      const uint2 scales = load_words(from);
+      to.numbers[0] = scales.x;
+      to.numbers[1] = scales.y;
+      if constexpr (way.kFour) {
+        const uint2 zeros = load_words(from + kZeros);
+        to.numbers[2] = zeros.x;
+        to.numbers[3] = zeros.y;
+      }
+    } else if constexpr (kByRow) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         to.numbers[i] =
@@ -155,8 +173,7 @@ class PackedColumns {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if constexpr (kCoding == RowCoding::kInt4Token) {
-        const std::uint32_t scales = __byte_perm(of.numbers[2 * half], of.numbers[2 * half + 1], 0x5410);
-        const std::uint32_t zeros = __byte_perm(of.numbers[2 * half], of.numbers[2 * half + 1], 0x7632);
+        const std::uint32_t scales = of.numbers[half], zeros = of.numbers[2 + half];
         const std::uint32_t codes = kWarpColumns < 32 ? of.codes[half] >> shift_ : of.codes[half];
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
@@ -181,7 +198,7 @@ class PackedColumns {
           }
         };
         if constexpr (kUsual && !kNarrow) {
-          pairs(ElementScales{element_scales<Element>(of.numbers[2 * half], of.numbers[2 * half + 1], kFp8)});
+          pairs(ElementScales{of.numbers[half]});
         } else if constexpr (kByRow) {
           pairs(WideScales{__uint_as_float(of.numbers[2 * half]), __uint_as_float(of.numbers[2 * half + 1])});
         } else {
@@ -213,6 +230,7 @@ class PackedColumns {
  private:
   using Element = typename C::Element;
   static constexpr int kLooks = C::kKeyTile / 32;
+  static constexpr std::uint32_t kZeros = 2 * C::kKeyTile;  // behind the scales
 
   __device__ __forceinline__ static void store_columns(float* to, float x) { __stcg(to, x); }
   __device__ __forceinline__ static void store_columns(float* to, float x, float y) {
@@ -221,6 +239,27 @@ class PackedColumns {
 
   __device__ __forceinline__ std::uint32_t number_of(std::uint32_t packed, int row) const {
     return packed + static_cast<std::uint32_t>(number_at_ + row * kNumberPitch);
+  }
+
+  // The numbers of the tile as products ask for them: those of the four keys of a lane and step side by side.
+  template <RowCoding kCoding>
+  __device__ __forceinline__ void lay_out() const {
+    __syncwarp();  // nobody reads those of the tile before any more
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      const std::uint32_t at = lay_at_ + static_cast<std::uint32_t>(64 * i);
+      const std::uint32_t number = looked_at_[i];
+      if constexpr (kCoding == RowCoding::kInt4Token) {
+        store_half(at, number);
+        store_half(at + kZeros, number >> 16);
+      } else {
+        store_half(at, element_scales<Element>(number, number, kCoding == RowCoding::kFp8));
+      }
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ static void store_half(std::uint32_t address, std::uint32_t value) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<std::uint16_t>(value)) : "memory");
   }
 
   // Codes of the rows behind `keys` become zeros, and so do their elements.
@@ -254,6 +293,7 @@ class PackedColumns {
   std::uint32_t stages_;                   // where the first one lies
   float scale_ = 0.0F;                     // of all rows, where they have none of their own
   std::uint32_t codes_ = 0, numbers_ = 0;  // of the tile taken last
+  std::uint32_t laid_out_, lay_at_;        // where the lane's share of laid-out numbers begins, and what it lays out
   std::uint32_t looked_at_[kLooks]{};      // of its rows' numbers, a lane's share
   PackedLap lap_, released_;
 };

@@ -46,7 +46,7 @@ class TileColumns {
     if (keys < C::kKeyTile) clear_value_tail<C, 2 * kBlocks>(map_.v(stage_.place), first_column_ / 8, keys, lane_);
   }
   // Then it is the one that is fetched from.
-  __device__ __forceinline__ void take() {
+  __device__ __forceinline__ void take(int) {
     v_tile_ = map_.v(stage_.place);
     stage_.advance();
   }
