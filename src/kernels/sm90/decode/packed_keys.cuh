@@ -42,6 +42,7 @@ class PackedKeys {
     head_ = note.get(UnitNote::kKvHead);
     number_offset_ = p_.k.number_offset(head_);
     if (p_.k.number_bytes == 0) scale_ = table_scale(p_.k, head_);
+    if (p_.k.has_tail() && first_row_ == 0 && note.get(UnitNote::kEnd) * C::kKeyTile >= length_) prefetch_tail();
   }
 
   // Of each four columns every second one in front.
@@ -68,10 +69,12 @@ class PackedKeys {
         add_by_wide_scales<false, kMore>(s);
         break;
       default:
-        if (rounds_once(tile * C::kKeyTile)) {
-          add_of_four_bits<true, kMore>(s, 0);
+        if (is_of_tail(tile)) {
+          add_of_tail<kMore>(s, tile);
+        } else if (rounds_once()) {
+          add_of_four_bits<true, kMore>(s);
         } else {
-          add_of_four_bits<false, kMore>(s, tile * C::kKeyTile);
+          add_of_four_bits<false, kMore>(s);
         }
         break;
     }
@@ -96,7 +99,7 @@ class PackedKeys {
   __device__ __forceinline__ bool is_usual(Way<kCoding>, int tile) {
     await();
     if constexpr (kCoding == RowCoding::kInt4Channel) {
-      return rounds_once(tile * C::kKeyTile);
+      return !is_of_tail(tile) && rounds_once();
     } else {
       load_scales();
       std::uint32_t deviations = 0;
@@ -108,7 +111,7 @@ class PackedKeys {
   template <RowCoding kCoding, bool kMore>
   __device__ __forceinline__ void add_usual_products(Way<kCoding>, ScoreFragments<C>& s, std::bool_constant<kMore>) {
     if constexpr (kCoding == RowCoding::kInt4Channel) {
-      add_of_four_bits<true, kMore>(s, 0);
+      add_of_four_bits<true, kMore>(s);
     } else {
       constexpr bool kFp8 = kCoding == RowCoding::kFp8;
       ElementScales scales[kMine][2];
@@ -249,15 +252,14 @@ class PackedKeys {
     }
   }
 
-  // Whether all of the warp's rows of the tile that begins at key `key` have codes, and no pair rounds twice.
-  __device__ __forceinline__ bool rounds_once(int key) const {
+  // Whether no pair of the warp's rows rounds twice.
+  __device__ __forceinline__ bool rounds_once() const {
     std::uint32_t pairs[4];  // a lane looks at those of four channels
     load_pairs(pairs, pairs_of(packed_, lane_ / 4 % kSteps * 16 + first_column_));
     bool twice = false;
 #pragma unroll
     for (int i = 0; i < 4; ++i) twice |= rounds_twice<Element>(pairs[i]);
-    const int closed = length_ - length_ % p_.k.group;
-    return !__any_sync(0xffffffffU, twice) && key + first_row_ + 16 * kMine <= closed;
+    return !__any_sync(0xffffffffU, twice);
   }
 
   // A row's four columns of a step, of which the lower byte of each half of `codes` has two.
@@ -267,14 +269,61 @@ class PackedKeys {
     return {two_of_four_bits<Element>(codes, scales[0], zeros[0], kUsual),
             two_of_four_bits<Element>(codes >> 4, scales[1], zeros[1], kUsual)};
   }
-  // The same of a row of the tile that begins at key `key`, where it is one behind the last full group.
-  __device__ __forceinline__ void take_of_tail(uint2& columns, int key, int row, int step) const {
-    const int group = p_.k.group;
-    if (key + row < length_ - length_ % group) return;
-    const std::int64_t place =
-        (static_cast<std::int64_t>(sequence_) * group + (key + row) % group) * p_.step.fold.kv_heads + head_;
-    const std::byte* const from = p_.k.table + (place * C::kDim + step * 16 + first_column_) * 2;
-    columns = alternate_columns(__ldcg(reinterpret_cast<const uint2*>(from)));
+
+  // Keys behind the last full group have elements instead of codes. A warp's rows of a tile all do, or none of them.
+  static_assert(16 * kMine == 32);  // a group has 32 or 64
+  __device__ __forceinline__ int tail_begin() const { return length_ - length_ % p_.k.group; }
+  __device__ __forceinline__ bool is_of_tail(int tile) const { return tile * C::kKeyTile + first_row_ >= tail_begin(); }
+  // Where those of a key, of the tail's `nth`, lie.
+  __device__ __forceinline__ const std::byte* tail(int nth) const {
+    const std::int64_t place = (std::int64_t{sequence_} * p_.k.group + nth) * p_.step.fold.kv_heads + head_;
+    return p_.k.table + place * C::kDim * 2;
+  }
+  // By a warp: into the L2 cache.
+  __device__ __forceinline__ void prefetch_tail() const {
+#pragma unroll 1
+    for (int nth = lane_; nth < length_ - tail_begin(); nth += 32) {
+#pragma unroll
+      for (int at = 0; at < C::kDim * 2; at += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(tail(nth) + at));
+    }
+  }
+  // Two steps of rows lane / 4 and 8 behind of each of the warp's blocks.
+  struct Tails {
+    uint2 columns[2][kMine][2];
+  };
+  __device__ __forceinline__ void fetch(Tails& to, const std::byte* const (&rows)[kMine][2], int pair) const {
+#pragma unroll
+    for (int i = 0; i < 4 * kMine; ++i) {
+      const std::byte* const from = rows[i / 4][i / 2 % 2] + pair * 64 + i % 2 * 32;
+      to.columns[i % 2][i / 4][i / 2 % 2] = __ldcg(reinterpret_cast<const uint2*>(from));
+    }
+  }
+  template <bool kMore>
+  __device__ __forceinline__ void add_of_tail(ScoreFragments<C>& s, int tile) const {
+    if (tile * C::kKeyTile + first_row_ >= length_) return;  // nobody sees these keys
+    const std::byte* rows[kMine][2];
+#pragma unroll
+    for (int i = 0; i < 2 * kMine; ++i) {
+      const int key = tile * C::kKeyTile + first_row_ + i * 8 + lane_ / 4;
+      rows[i / 2][i % 2] = tail(key % p_.k.group) + first_column_ * 2;
+    }
+    Tails now;
+    fetch(now, rows, 0);
+#pragma unroll 1
+    for (int pair = 0; pair < kSteps / 2; ++pair) {
+      Tails ahead;
+      fetch(ahead, rows, (pair + 1) % (kSteps / 2));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const Queries<kMore> q = queries_of<kMore>(2 * pair + i);
+#pragma unroll
+        for (int mine = 0; mine < kMine; ++mine) {
+          const auto& [row, row_8_behind] = now.columns[i][mine];
+          multiply<kMore>(s, q, mine, alternate_columns(row), alternate_columns(row_8_behind));
+        }
+      }
+      now = ahead;
+    }
   }
 
   // Of 4 bits, 32 columns of rows lane / 4 and 8 behind of each of the warp's blocks, 8 of them in a word. Each of two
@@ -300,7 +349,7 @@ class PackedKeys {
 
   // As add_eight_by().
   template <bool kUsual, bool kMore>
-  __device__ __forceinline__ void add_of_four_bits(ScoreFragments<C>& s, int key) const {
+  __device__ __forceinline__ void add_of_four_bits(ScoreFragments<C>& s) const {
     const bool front = lane_ % 4 < 2;
     const unsigned picks[2] = {front ? 0x1100U : 0x7766U, front ? 0x5544U : 0x3322U};
     std::uint32_t at[kMine];
@@ -340,9 +389,6 @@ class PackedKeys {
           for (int half = 0; half < 2; ++half) {
             rows[half] =
                 columns_of<kUsual>(__byte_perm(now.codes[mine][half], now.others[mine][half], picks[i]), scales, zeros);
-            if constexpr (!kUsual) {
-              take_of_tail(rows[half], key, first_row_ + mine * 16 + half * 8 + lane_ / 4, 2 * pair + i);
-            }
           }
           multiply<kMore>(s, q[i], mine, rows[0], rows[1]);
         }
