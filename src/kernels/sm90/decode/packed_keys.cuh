@@ -42,7 +42,9 @@ class PackedKeys {
     head_ = note.get(UnitNote::kKvHead);
     number_offset_ = p_.k.number_offset(head_);
     if (p_.k.number_bytes == 0) scale_ = table_scale(p_.k, head_);
-    if (p_.k.has_tail() && first_row_ == 0 && note.get(UnitNote::kEnd) * C::kKeyTile >= length_) prefetch_tail();
+    if (!p_.k.has_tail()) return;
+    tail_begin_ = length_ - length_ % p_.k.group;
+    if (first_row_ == 0 && note.get(UnitNote::kEnd) * C::kKeyTile >= length_) prefetch_tail();
   }
 
   // Of each four columns every second one in front.
@@ -272,8 +274,7 @@ class PackedKeys {
 
   // Keys behind the last full group have elements instead of codes. A warp's rows of a tile all do, or none of them.
   static_assert(16 * kMine == 32);  // a group has 32 or 64
-  __device__ __forceinline__ int tail_begin() const { return length_ - length_ % p_.k.group; }
-  __device__ __forceinline__ bool is_of_tail(int tile) const { return tile * C::kKeyTile + first_row_ >= tail_begin(); }
+  __device__ __forceinline__ bool is_of_tail(int tile) const { return tile * C::kKeyTile + first_row_ >= tail_begin_; }
   // Where those of a key, of the tail's `nth`, lie.
   __device__ __forceinline__ const std::byte* tail(int nth) const {
     const std::int64_t place = (std::int64_t{sequence_} * p_.k.group + nth) * p_.step.fold.kv_heads + head_;
@@ -282,7 +283,7 @@ class PackedKeys {
   // By a warp: into the L2 cache.
   __device__ __forceinline__ void prefetch_tail() const {
 #pragma unroll 1
-    for (int nth = lane_; nth < length_ - tail_begin(); nth += 32) {
+    for (int nth = lane_; nth < length_ - tail_begin_; nth += 32) {
 #pragma unroll
       for (int at = 0; at < C::kDim * 2; at += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(tail(nth) + at));
     }
@@ -408,6 +409,7 @@ class PackedKeys {
   int group_row_ = 0;
   std::uint32_t pair_on_ = 0, two_pairs_on_ = 0;
   int sequence_ = 0, length_ = 0, head_ = 0, number_offset_ = 0;  // of the unit
+  int tail_begin_ = 0;                                            // the key
   float scale_ = 0.0F;
   std::uint32_t packed_ = 0;          // of the tile awaited last
   std::uint32_t scales_[kMine][2]{};  // of its rows lane / 4 and 8 behind of each of the warp's blocks
