@@ -186,7 +186,7 @@ class ColumnOutputs {
 #pragma unroll 1
         do add_tile<kAll>(way, unit, tile++);
         while (tile < stop && values_.is_usual(way));
-      } else {
+      } else {  // what has been fetched the usual way, of this tile and of the next one, is fetched anew
         fetch_first<kAll>(values_.unusual(way));
         add_tile<kAll>(values_.unusual(way), unit, tile++);
         if (tile < unit.end) fetch_first<kAll>(way);
