@@ -25,6 +25,9 @@ __device__ inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Has the line that `what` lies in brought to the L2 cache.
+__device__ inline void prefetch_to_l2(const void* what) { asm volatile("prefetch.global.L2 [%0];" ::"l"(what)); }
+
 // Four 8×8 matrices of 16-bit elements; lane i gives the address of row i.
 __device__ inline void load_matrix(std::uint32_t (&r)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -53,6 +56,10 @@ __device__ inline void load_matrix_pair_transposed(std::uint32_t (&r)[2], std::u
                : "memory");
 }
 
+// The lower half of `value`.
+__device__ inline void store_shared_half(std::uint32_t address, std::uint32_t value) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<std::uint16_t>(value)) : "memory");
+}
 __device__ inline void store_shared(std::uint32_t address, std::uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }

@@ -285,7 +285,7 @@ class PackedKeys {
 #pragma unroll 1
     for (int nth = lane_; nth < length_ - tail_begin_; nth += 32) {
 #pragma unroll
-      for (int at = 0; at < C::kDim * 2; at += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(tail(nth) + at));
+      for (int at = 0; at < C::kDim * 2; at += 128) cuda::prefetch_to_l2(tail(nth) + at);
     }
   }
   // Two steps of rows lane / 4 and 8 behind of each of the warp's blocks.

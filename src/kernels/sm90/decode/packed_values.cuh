@@ -17,8 +17,8 @@ template <class C>
 class PackedColumns {
  private:
   static constexpr int kWarpColumns = C::kSliceColumns / C::kOutWarps;
-  static constexpr bool kNarrow = kWarpColumns == 8;  // half of a block's rows stay empty
-  static constexpr bool kLooks8 = !kNarrow;  // at scales of 8 bits: it costs what it saves where a lane has few codes
+  // Half of a block's rows stay empty. And nobody looks at scales of 8 bits, as a lane has so few codes.
+  static constexpr bool kNarrow = kWarpColumns == 8;
 
  public:
   static constexpr int kSharing = 1;
@@ -43,7 +43,7 @@ class PackedColumns {
   struct Way {
     static constexpr bool kFour = kCoding == RowCoding::kInt4Token;
     static constexpr int kRowBytes = kFour ? C::kSliceColumns / 2 : C::kSliceColumns;
-    static constexpr bool kLaysOut = kFour || (kLooks8 && kByRow);  // numbers of tiles, for those who ask for them so
+    static constexpr bool kLaysOut = kFour || (!kNarrow && kByRow);  // numbers of tiles, for those who ask for them so
     static constexpr bool kLaidOut = kFour || kUsual;
   };
 
@@ -104,13 +104,13 @@ class PackedColumns {
     switch (p_.v.coding) {
       case RowCoding::kFp8:
         if (p_.v.number_bytes > 0) {
-          with(Way<RowCoding::kFp8, kLooks8>());
+          with(Way<RowCoding::kFp8, !kNarrow>());
         } else {  // codes may be NaN, which a product of elements doesn't see
           with(Way<RowCoding::kFp8, false, false>());
         }
         break;
       case RowCoding::kInt8:
-        with(Way<RowCoding::kInt8, kLooks8>());
+        with(Way<RowCoding::kInt8, !kNarrow>());
         break;
       default:
         with(Way<RowCoding::kInt4Token>());
@@ -197,7 +197,7 @@ class PackedColumns {
             }
           }
         };
-        if constexpr (kUsual && !kNarrow) {
+        if constexpr (kUsual) {
           pairs(ElementScales{of.numbers[half]});
         } else if constexpr (kByRow) {
           pairs(WideScales{__uint_as_float(of.numbers[2 * half]), __uint_as_float(of.numbers[2 * half + 1])});
@@ -250,16 +250,13 @@ class PackedColumns {
       const std::uint32_t at = lay_at_ + static_cast<std::uint32_t>(64 * i);
       const std::uint32_t number = looked_at_[i];
       if constexpr (kCoding == RowCoding::kInt4Token) {
-        store_half(at, number);
-        store_half(at + kZeros, number >> 16);
+        cuda::store_shared_half(at, number);
+        cuda::store_shared_half(at + kZeros, number >> 16);
       } else {
-        store_half(at, element_scales<Element>(number, number, kCoding == RowCoding::kFp8));
+        cuda::store_shared_half(at, element_scales<Element>(number, number, kCoding == RowCoding::kFp8));
       }
     }
     __syncwarp();
-  }
-  __device__ __forceinline__ static void store_half(std::uint32_t address, std::uint32_t value) {
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<std::uint16_t>(value)) : "memory");
   }
 
   // Codes of the rows behind `keys` become zeros, and so do their elements.

@@ -183,13 +183,12 @@ __device__ __forceinline__ int sum_up_to_lane(int number, int lane) {
 // Has what tells who shares which prefix brought to the second level of the caches: whatever is written there later is
 // seen all the same. By one warp.
 __device__ __forceinline__ void bring_closer(const DecodeParams& p) {
-  const auto bring = [](const std::int32_t* what) { asm volatile("prefetch.global.L2 [%0];" ::"l"(what)); };
   const int first = thread_of_cta() % 32 * 32;  // numbers that follow each other, 128 bytes of them
   if (first < p.sequences) {
-    bring(p.prefix_of + first);
-    bring(p.lengths + first);
+    cuda::prefetch_to_l2(p.prefix_of + first);
+    cuda::prefetch_to_l2(p.lengths + first);
   }
-  if (first < p.prefixes) bring(p.prefix_keys + first);
+  if (first < p.prefixes) cuda::prefetch_to_l2(p.prefix_keys + first);
 }
 
 // The part of a prefix's members that a sequence is in: 2 i, of prefix i, where it shares all tiles, 2 i + 1 where it

@@ -203,8 +203,7 @@ class Scorer {
     for (;; settles = false) {
       const bool sends = !settles || (number & (C::kSlices - 1U)) == rank_;
       if (team == team_) {
-        Scores s;
-        clear(s);
+        Scores s{};
         keys_.add_products(s, tile(), more);
         adjust(s, tile(), note);
         if (settles) settle(s, note, turn);
@@ -225,8 +224,7 @@ class Scorer {
             if (team == team_) {
               const int key = tile() * C::kKeyTile;
               if (key < first || key + C::kKeyTile > end || !keys_.is_usual(way, tile())) return true;
-              Scores s;
-              clear(s);
+              Scores s{};
               keys_.add_usual_products(way, s, more);
               know_references();
               weigh_and_send(s, number, more);
@@ -239,13 +237,6 @@ class Scorer {
         });
         if (!left) return;
       }
-    }
-  }
-  __device__ __forceinline__ static void clear(Scores& s) {
-#pragma unroll
-    for (int j = 0; j < 2 * kMine; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
     }
   }
 

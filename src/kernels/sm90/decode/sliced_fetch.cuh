@@ -196,24 +196,23 @@ class KeyFetcher {
   // Fetches what units are found by, and query rows where it's clear whose, to the second level of the caches: whatever
   // is written there later is seen all the same.
   __device__ __forceinline__ void bring_closer(int first) const {
-    if (lane_ * 32 < p_.sequences) prefetch(p_.lengths + lane_ * 32);
+    if (lane_ * 32 < p_.sequences) cuda::prefetch_to_l2(p_.lengths + lane_ * 32);
     if (p_.sequences > 1) return;
     const int stride = unit_stride(p_);
     const int nth = p_.by_stride.quotient(first);
     DecodeUnit unit{};
     unit.kv_head = p_.by_blocks.quotient(first - nth * stride);
     unit.block = first - nth * stride - unit.kv_head * p_.blocks;
-    if (p_.pages != nullptr && lane_ == 0) prefetch(p_.pages + (nth * kGroupTiles * C::kKeyTile >> p_.page_log));
+    if (p_.pages != nullptr && lane_ == 0) {
+      cuda::prefetch_to_l2(p_.pages + (nth * kGroupTiles * C::kKeyTile >> p_.page_log));
+    }
     const auto& q = p_.fold.q;
     for (int i = lane_; i < rows_of(p_, unit) * 2; i += 32) {
       const DecodePlace place = place_of(p_, unit, i / 2);
       const auto* const row =
           static_cast<const std::uint16_t*>(q.data) + place.row * q.token_stride + place.query_head * q.head_stride;
-      for (int column = i % 2 * 64; column < C::kDim; column += 128) prefetch(row + column);
+      for (int column = i % 2 * 64; column < C::kDim; column += 128) cuda::prefetch_to_l2(row + column);
     }
-  }
-  __device__ __forceinline__ static void prefetch(const void* what) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(what));
   }
 
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
