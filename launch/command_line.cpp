@@ -7,9 +7,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.hpp"
 #include "launch/commands.hpp"
+#include "launch/other_spellings.hpp"
 
 namespace ringattn {
 
@@ -17,6 +19,25 @@ namespace {
 
 std::string flag_name(const FlagRow& row) {
   return row.letter != 0 ? fmt::format("-{},--{}", row.letter, row.name) : fmt::format("--{}", row.name);
+}
+
+// The command's flag of that name. plan's --world is called --ranks elsewhere: either name finds the other. Null: none.
+const FlagRow* flag_or_counterpart(unsigned command, std::string_view name) {
+  const std::string_view counterpart = name == "ranks" ? "world" : name == "world" ? "ranks" : name;
+  for (const FlagRow* row : flags_of(command)) {
+    if (row->name == name || row->name == counterpart) return row;
+  }
+  return nullptr;
+}
+
+// The suggestion for a flag of another program; empty where none is known by that name.
+std::string meaning_of(unsigned command, std::string_view other) {
+  const auto* const found = std::ranges::find(kOtherSpellings, other, &OtherSpelling::other);
+  if (found == std::end(kOtherSpellings)) return {};
+  const FlagRow* const row = flag_or_counterpart(command, found->flag);
+  if (row == nullptr) return {};
+  const std::string_view note = row->name == found->flag ? found->note : std::string_view();
+  return fmt::format("Use --{} {}.{}{}", row->name, row->value, note.empty() ? "" : " ", note);
 }
 
 [[noreturn]] void refuse_unknown(unsigned command, std::string_view command_name, std::string_view argument) {
@@ -36,17 +57,18 @@ std::string flag_name(const FlagRow& row) {
     }
   }
   if (elsewhere != 0) {
-    // What other subcommands call --ranks is --world of plan, and the other way round.
-    const std::string_view same = stem == "ranks" ? "world" : stem == "world" ? "ranks" : "";
-    const bool named = std::ranges::find(here, same) != here.end();
+    const FlagRow* const same = flag_or_counterpart(command, stem);
     fail(ErrorCode::kUsage, fmt::format("--{} is no flag of {}", stem, command_name),
          fmt::format("it belongs to {}", command_names(elsewhere)),
-         named ? fmt::format("Did you mean --{}?", same) : help);
+         same != nullptr ? fmt::format("Did you mean --{}?", same->name) : help);
   }
   const std::string nearest = nearest_name(stem, here.data(), here.size());
+  const std::string meant = meaning_of(command, stem);
   fail(ErrorCode::kUsage, fmt::format("unknown flag {}", argument.substr(0, argument.find('='))),
        fmt::format("{} has no flag of that name", command_name),
-       nearest.empty() ? help : fmt::format("Did you mean --{}?", nearest));
+       !meant.empty()    ? meant
+       : nearest.empty() ? help
+                         : fmt::format("Did you mean --{}?", nearest));
 }
 
 // CLI11 takes whatever follows a flag as its value, another flag too, and "--flag=" as a flag alone.

@@ -3,8 +3,11 @@
 // against a golden file. The comparison of shapes is verify_shapes.cpp.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -50,6 +53,18 @@ void check_flags(const Config& config) {
     fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle, --peer or --decode", config.origin("rows")),
          "it says how many rows they take", "Add one of them, or leave it out.");
   }
+}
+
+// --against takes no name of another system, so a missing file gets a suggestion of its own.
+OutputFile open_against(const Config& config, const JobInput& input) {
+  const std::string& path = config.options.against;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    fail(ErrorCode::kFile, fmt::format("{} {} can't be opened", config.origin("against"), in_quotes(path)),
+         "there is no such file; it takes an output file of `run`, or the word oracle",
+         "To check another system, save its out and use --peer FILE.");
+  }
+  return {path, input};
 }
 
 // One run of the job in its own shape.
@@ -230,7 +245,7 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
     }
     input.emplace(open_input(config, true, choice_place(config, world)));
     library = library_options(config);
-    if (!options.against.empty() && options.against != "oracle") against.emplace(options.against, *input);
+    if (!options.against.empty() && options.against != "oracle") against.emplace(open_against(config, *input));
     if (!options.peer.empty()) peer.emplace(options.peer, *input);
     if (first) check_outputs(invocation);
   });

@@ -67,6 +67,9 @@ TEST(Verify, ComparesWithAFile) {
   const Finished shape = tool(Words{"verify", "--against", path, "--synthetic", "7", "--seq", "200"});
   EXPECT_EQ(shape.code, 3) << shape.err;
   EXPECT_EQ(tool(Words{"verify", "--against", folder.file("none")} + small_job()).code, 3);
+  const Finished system = tool(Words{"verify", "--against", "torch"} + small_job());
+  EXPECT_EQ(system.code, 3);
+  EXPECT_TRUE(has(system.err, "To check another system, save its out and use --peer FILE.")) << system.err;
   // Before anything is computed.
   EXPECT_EQ(tool(Words{"verify", "--dry-run", "--against", folder.file("none")} + small_job()).code, 3);
   const std::string input = folder.write("in.safetensors", safetensors_bytes(FileShape()));
