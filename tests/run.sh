@@ -6,7 +6,8 @@
 #   --cold   asks no compiler cache, which helps nobody on a machine that builds once
 #   --all    adds the suite under sanitizers, and to the dev build's its long parts: long fuzzing, every world size, every
 #            moment at which a rank can stop, worlds over three hosts, the library that pip builds for the Python wheel,
-#            what measures peers by PyTorch
+#            the tests of bench/, programs compiled with old C headers, the workflow of docs/examples, and the other
+#            version of transformers that is supported
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -59,6 +60,8 @@ if ((!cold)) && command -v ccache >/dev/null; then
 else
   options+=(-DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_CUDA_COMPILER_LAUNCHER= -DRINGATTN_COLD=ON)
 fi
+
+((all)) && options+=(-DRINGATTN_LONG_TESTS=ON) || options+=(-DRINGATTN_LONG_TESTS=OFF)
 
 # Without a GPU its code is compiled and not run. So nvcc (12.9 and later) need not optimise it, and makes machine code of
 # one file of each kernel alone (tests/lint), PTX of the others.
