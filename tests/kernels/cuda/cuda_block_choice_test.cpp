@@ -78,6 +78,13 @@ TEST_F(CudaBlockChoice, ManyBlocksAndTies) {
   expect_same(inputs, 16, 700);
 }
 
+// More lists than a grid has rows.
+TEST_F(CudaBlockChoice, ManySequences) {
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t s = 0; s < 1050; ++s) lengths.push_back(s % 5 == 0 ? 150 : s % 37);
+  expect_same(inputs_of(Dtype::kBf16, 64, 64, 8, 64, 1, lengths, 23), 0, 3);
+}
+
 TEST_F(CudaBlockChoice, MeansFollowGrowingSequences) {
   const FoldInputs inputs = inputs_of(Dtype::kBf16, 8, 2, 128, 2, 3, {32 * 12 + 3, 32 * 4, 400}, 13);
   BlockChooser steps(cuda::make_cuda_backend({1, 0}), inputs, 16, 4);

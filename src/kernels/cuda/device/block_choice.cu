@@ -35,8 +35,9 @@ __device__ __forceinline__ void pool_column(const BlockChoice& p, std::int64_t s
 
 // A block of threads has some columns of one block's mean.
 template <class Element>
-__global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constant__ BlockChoice p) {
-  const std::int64_t s = blockIdx.y;
+__global__ void __launch_bounds__(kPoolThreads)
+    pool_kernel(const __grid_constant__ BlockChoice p, std::int64_t first_sequence) {
+  const std::int64_t s = first_sequence + blockIdx.y;
   const int column = static_cast<int>(blockIdx.z) * kPoolThreads + static_cast<int>(threadIdx.x);
   if (static_cast<int>(blockIdx.x) >= blocks_before_rows(p, p.lengths[s])) return;
   if (column < p.spec.kv_heads * p.spec.head_dim) pool_column<Element>(p, s, blockIdx.x, column);
@@ -53,11 +54,13 @@ __device__ float mean_query(const BlockChoice& p, std::int64_t sequence, int hea
 
 // A block of threads scores some key blocks by one list's heads, a warp several of them.
 template <class Element>
-__global__ void __launch_bounds__(32 * kScoreWarps) score_kernel(const __grid_constant__ BlockChoice p) {
+__global__ void __launch_bounds__(32 * kScoreWarps)
+    score_kernel(const __grid_constant__ BlockChoice p, std::int64_t first_list) {
   __shared__ float queries[kQueryFloats];
   const int lists = p.spec.lists.heads;
-  const std::int64_t s = blockIdx.y / static_cast<unsigned>(lists);
-  const int list = static_cast<int>(blockIdx.y % static_cast<unsigned>(lists));
+  const std::int64_t list_of_all = first_list + blockIdx.y;
+  const std::int64_t s = list_of_all / lists;
+  const int list = static_cast<int>(list_of_all - s * lists);
   const int length = p.lengths[s];
   const int blocks = blocks_before_rows(p, length);
   if (static_cast<int>(blockIdx.x) * kBlocksOfCta >= blocks) return;
@@ -105,7 +108,7 @@ __global__ void __launch_bounds__(32 * kScoreWarps) score_kernel(const __grid_co
   }
 #pragma unroll
   for (int n = 0; n < kBlocksOfWarp; ++n) {
-    if (lane == 0 && first + n < blocks) p.scores[blockIdx.y * p.blocks + first + n] = scores[n];
+    if (lane == 0 && first + n < blocks) p.scores[list_of_all * p.blocks + first + n] = scores[n];
   }
 }
 
@@ -118,6 +121,15 @@ __global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_con
   if (threadIdx.x == 0) p.counts[list] = count;
   choose_best([scores](int block) { return block == 0 ? kAlwaysTaken : order_of_score(scores[block]); },
               blocks_before_rows(p, length), 0, count, p.chosen + list * p.count);
+}
+
+// Calls launch(first, count) for parts of `all` that fit into the y dimension of a grid.
+template <class Launch>
+void for_grids(std::int64_t all, Launch launch) {
+  constexpr std::int64_t kMost = 65535;
+  for (std::int64_t first = 0; first < all; first += kMost) {
+    launch(first, static_cast<unsigned>(all - first < kMost ? all - first : kMost));
+  }
 }
 
 template <class Kernel>
@@ -133,10 +145,11 @@ void pool_keys(const BlockChoice& choice, Stream stream) {
   for_dtype(choice.spec.dtype, [&]<class Element>(Element) {
     if (choice.sequences() == 0) return load(pool_kernel<Element>);
     const auto columns = static_cast<unsigned>(choice.spec.kv_heads * choice.spec.head_dim);
-    const dim3 grid(static_cast<unsigned>(choice.blocks), static_cast<unsigned>(choice.sequences()),
-                    (columns + kPoolThreads - 1) / kPoolThreads);
-    pool_kernel<Element><<<grid, kPoolThreads, 0, cuda_stream(stream)>>>(choice);
-    check_cuda(cudaGetLastError(), "pooling keys");
+    for_grids(choice.sequences(), [&](std::int64_t first, unsigned count) {
+      const dim3 grid(static_cast<unsigned>(choice.blocks), count, (columns + kPoolThreads - 1) / kPoolThreads);
+      pool_kernel<Element><<<grid, kPoolThreads, 0, cuda_stream(stream)>>>(choice, first);
+      check_cuda(cudaGetLastError(), "pooling keys");
+    });
   });
 }
 
@@ -147,11 +160,13 @@ void choose_blocks(const BlockChoice& choice, Stream stream) {
       load(score_kernel<Element>);
       return load(choose_kernel);
     }
-    const auto lists = static_cast<unsigned>(choice.sequences() * choice.spec.lists.heads);
+    const std::int64_t lists = choice.sequences() * choice.spec.lists.heads;
     const auto ctas = static_cast<unsigned>((choice.blocks + kBlocksOfCta - 1) / kBlocksOfCta);
-    score_kernel<Element><<<dim3(ctas, lists), 32 * kScoreWarps, 0, cuda_stream(stream)>>>(choice);
-    check_cuda(cudaGetLastError(), "scoring blocks of keys");
-    choose_kernel<<<lists, kChooseThreads, 0, cuda_stream(stream)>>>(choice);
+    for_grids(lists, [&](std::int64_t first, unsigned count) {
+      score_kernel<Element><<<dim3(ctas, count), 32 * kScoreWarps, 0, cuda_stream(stream)>>>(choice, first);
+      check_cuda(cudaGetLastError(), "scoring blocks of keys");
+    });
+    choose_kernel<<<static_cast<unsigned>(lists), kChooseThreads, 0, cuda_stream(stream)>>>(choice);
     check_cuda(cudaGetLastError(), "choosing blocks of keys");
   });
 }
