@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <string_view>
+#include <vector>
 
 #include "base/error.hpp"
 #include "kernels/cache_view.hpp"
@@ -116,6 +118,64 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
     refuse(fmt::format("a dense cache of {} sequences serves {}", k.pages, sequences), "each has a page of its own");
   }
   check_page_size(k.page_size);
+}
+
+namespace {
+
+// A dense cache has a page for each sequence.
+void skip_pages(std::int64_t pages, CacheView& view) {
+  if (view.data == nullptr) return;
+  view.data = view.at(pages, 0, 0);
+  view.pages -= pages;
+}
+void skip_pages(std::int64_t pages, CompressedCache& cache) {
+  for (PagedStream& stream : cache.streams) {
+    if (stream.data != nullptr) stream.data = stream.at(pages, 0, 0);
+  }
+  cache.pages -= pages;
+}
+
+// Tables whose first axis is the sequence, as tails are. Other tables are there once.
+void skip_tables(std::int64_t sequences, CompressedCache& cache) {
+  const std::vector<FormatTable> of_one = format_tables(cache.format, cache.shape, 1);
+  const std::vector<FormatTable> of_two = format_tables(cache.format, cache.shape, 2);
+  for (std::size_t i = 0; i < of_one.size(); ++i) {
+    const std::int64_t bytes = of_two[i].bytes(cache.shape.dtype) - of_one[i].bytes(cache.shape.dtype);
+    if (cache.tables[i] != nullptr) cache.tables[i] += sequences * bytes;
+  }
+}
+
+}  // namespace
+
+DecodeStep step_of_sequences(const DecodeSpec& spec, const DecodeStep& step, std::int64_t first, std::int64_t count,
+                             std::int64_t record_floats) {
+  const std::int64_t row = first * step.rows;
+  DecodeStep part = step;
+  part.q.data = step.q.at(row, 0);
+  part.q.tokens = count * step.rows;
+  if (step.output.out.data != nullptr) part.output.out.data = step.output.out.at(row, 0);
+  part.output.out.tokens = part.q.tokens;
+  if (step.output.lse.data != nullptr) part.output.lse.data = &step.output.lse.at(row, 0);
+  if (step.partials.records != nullptr) {
+    part.partials.records += row * step.partials.groups * spec.fold.heads * record_floats;
+  }
+  part.lengths += first;
+  if (step.block_table.pages != nullptr) {
+    part.block_table.pages += first * step.block_table.stride;
+  } else {
+    skip_pages(first, part.k);
+    skip_pages(first, part.v);
+    skip_pages(first, part.packed_k);
+    skip_pages(first, part.packed_v);
+  }
+  if (!spec.format.k.is_plain()) skip_tables(first, part.packed_k);
+  if (!spec.format.v.is_plain()) skip_tables(first, part.packed_v);
+  if (step.prefixes.count > 0) part.prefixes.of_sequence += first;
+  if (step.lists.blocks != nullptr) {
+    part.lists.blocks += first * spec.fold.lists.heads * step.lists.stride;
+    part.lists.counts += first * spec.fold.lists.heads;
+  }
+  return part;
 }
 
 void check_decode_merge(const DecodeSpec& spec, const DecodeMerge& merge) {

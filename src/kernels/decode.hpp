@@ -168,6 +168,25 @@ std::int64_t share_groups(std::int64_t keys, int shares, std::int64_t group_keys
 // neither a power of two from 16 to 256 nor a dense cache's), and kInternal where views don't fit the spec, the limits
 // or each other.
 void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const DecodeStep& step);
+// Sequences [first, first + count) of a step as a step of their own, which writes their part of the outputs or records.
+// `record_floats` is the kernel's.
+DecodeStep step_of_sequences(const DecodeSpec& spec, const DecodeStep& step, std::int64_t first, std::int64_t count,
+                             std::int64_t record_floats);
+
+// Calls enqueue(part) for parts of the step of at most `limit` sequences each, in ascending order and about equally
+// long. Parts follow each other as steps do, so they may share scratch memory for `limit` sequences.
+template <class Enqueue>
+void for_parts_of_step(const DecodeSpec& spec, const DecodeStep& step, std::int64_t limit, std::int64_t record_floats,
+                       Enqueue enqueue) {
+  const std::int64_t sequences = step.q.tokens / step.rows;
+  const std::int64_t parts = (sequences + limit - 1) / limit;
+  for (std::int64_t i = 0; i < parts; ++i) {
+    const std::int64_t first = sequences * i / parts;
+    const std::int64_t end = sequences * (i + 1) / parts;
+    enqueue(parts == 1 ? step : step_of_sequences(spec, step, first, end - first, record_floats));
+  }
+}
+
 // What every decode kernel checks of a merge. Throws kInternal where views don't fit the spec or each other.
 void check_decode_merge(const DecodeSpec& spec, const DecodeMerge& merge);
 

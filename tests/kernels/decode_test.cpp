@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "base/error.hpp"
@@ -14,12 +15,12 @@
 #include "tests/support/accuracy.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/listed_inputs.hpp"
 
 namespace ringattn::testing {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kPages[] = {16, 32, 64, 128, 256};
 
 class Decode : public DecodeRowTest {};
@@ -144,6 +145,111 @@ TEST_P(Decode, ManySequences) {
     expect_same(inputs, {}, 2);
     expect_same(inputs, {.page_size = 16, .shuffle = 6}, 2);
   }
+}
+
+// More sequences than a launch takes, of which some have several groups: wherever a launch ends, each sequence has the
+// bits that it has in a smaller batch.
+TEST_P(Decode, MoreSequencesThanALaunch) {
+  const FoldSpec spec = make_spec(first_dims(), 2, 1, {-1, 0});
+  const std::int64_t group = std::int64_t{kGroupTiles} * FoldRunner(fold(), spec).kernel().key_tile();
+  for (const std::int64_t count : {1025, 3000}) {
+    if (count > 1025 && row().backend == "cpu") continue;  // has no launches
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t s = 0; s < count; ++s) lengths.push_back(s * 37 % 61);
+    expect_same(decode_inputs(spec, 1, lengths, 26), {}, 2);
+    for (const std::int64_t s : {std::int64_t{3}, count / 2, count - 1}) {
+      lengths[static_cast<std::size_t>(s)] = group + 1 + s % 64;
+    }
+    const FoldInputs inputs = decode_inputs(spec, 1, lengths, 25);
+    const FoldResult expected = folded(inputs);
+    const FoldResult together = DecodeRunner(row(), inputs, {.page_size = 16, .shuffle = 6}, 2).run();
+    EXPECT_TRUE(together.same_bits(expected)) << first_difference(together, expected, spec);
+    constexpr std::size_t kFew = 100;
+    for (std::size_t first : {std::size_t{0}, std::size_t{470}, lengths.size() - kFew}) {
+      const FoldInputs few = sequences_of(inputs, first, kFew);
+      const FoldResult alone = DecodeRunner(row(), few, {.page_size = 64}, 2).run();
+      EXPECT_TRUE(alone.same_bits(rows_of(together, few, first))) << count << ", " << first;
+    }
+  }
+}
+
+// Parts of a step write what the step does, however many sequences a part has: dense and in pages, whose rows have room
+// behind them, with lists, shared prefixes, and where records are left.
+TEST_P(Decode, PartsOfAStep) {
+  FoldSpec spec = make_spec(first_dims(), 4, 2, {-1, 0});
+  spec.sinks = true;
+  FoldRunner folder(fold(), spec);
+  const int tile = static_cast<int>(folder.kernel().key_tile());
+  const std::int64_t group = std::int64_t{kGroupTiles} * tile;
+  const std::vector<std::int32_t> prefix_of = {0, -1, 1, 0, 1, 0, 1};
+  const std::vector<std::int32_t> prefix_keys = {2 * tile, static_cast<std::int32_t>(group)};
+  const std::vector<std::int64_t> lengths = {3 * tile + 9, 0, group + 70, 2 * tile + 5, 5, 5 * tile, group + 9};
+  const FoldInputs plain = with_prefixes(decode_inputs(spec, 3, lengths, 27), prefix_of, prefix_keys);
+  const int query_tile = folder.kernel().query_tile();
+  const FoldInputs listed = with_some_listed(plain, {query_tile, std::lcm(query_tile, tile), 2}, 60, 3);
+  struct Case {
+    const FoldInputs& inputs;
+    CacheLayout layout;
+  };
+  for (const auto& [inputs, layout] : {Case{plain, {}},
+                                       {plain, {.page_size = 32, .strided = true}},
+                                       {plain, {.page_size = 64, .prefix_of = prefix_of, .prefix_keys = prefix_keys}},
+                                       {listed, {}},
+                                       {listed, {.page_size = 16}}}) {
+    const FoldResult expected = folded(inputs);
+    DecodeRunner runner(row(), inputs, layout, 2);
+    for (const std::int64_t limit : {1, 3}) {
+      runner.set_part_limit(limit);
+      const FoldResult got = runner.run();
+      EXPECT_TRUE(got.same_bits(expected))
+          << limit << ", page " << layout.page_size << ": " << first_difference(got, expected, spec);
+    }
+  }
+  const FoldResult expected = folded(plain);
+  for (const std::int64_t page : {0, 32}) {
+    DecodeRunner runner(row(), plain, {.page_size = page}, 2);
+    runner.make_records(share_groups(group + 70, 1, group));
+    for (const std::int64_t limit : {2, 3}) {
+      runner.set_part_limit(limit);
+      runner.enqueue_leave(runner.backend().stream());
+      runner.enqueue_merge({runner.records()}, runner.backend().stream());
+      EXPECT_TRUE(runner.read().same_bits(expected)) << limit << ", page " << page;
+    }
+  }
+}
+
+// A tail lies sequence by sequence, and scales of heads are there once. A dense cache's page is a sequence.
+TEST(DecodeStep, PartsOfCompressedCaches) {
+  const RowFormat tails = parse_row_format("int4_channel group 32");
+  const RowFormat heads = parse_row_format("fp8 head");
+  DecodeSpec spec{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), false, {tails, heads}};
+  std::vector<std::byte> memory(1 << 16);
+  std::byte* const at = memory.data();
+  std::vector<std::int32_t> numbers(64);
+  DecodeStep step;
+  step.rows = 2;
+  step.q = dense_view(static_cast<const void*>(at), Dtype::kBf16, 20, 4, 64);
+  step.lengths = numbers.data();
+  const RowShape shape{Dtype::kBf16, 2, 64};
+  step.packed_k = {tails, shape, 10, 512, {{{at, 1000, 10, 5}, {at + 8, 2000, 20, 10}}}, {at + 16}};
+  step.packed_v = {heads, shape, 10, 512, {{{at + 24, 3000, 30, 15}}}, {at + 32}};
+  const DecodeStep dense = step_of_sequences(spec, step, 3, 4, 0);
+  EXPECT_EQ(dense.q.tokens, 8);
+  EXPECT_EQ(dense.q.data, at + 3 * 2 * 4 * 64 * 2);
+  EXPECT_EQ(dense.lengths, numbers.data() + 3);
+  EXPECT_EQ(dense.packed_k.pages, 7);
+  EXPECT_EQ(dense.packed_k.streams[0].data, at + 3 * 1000);
+  EXPECT_EQ(dense.packed_k.streams[1].data, at + 8 + 3 * 2000);
+  EXPECT_EQ(dense.packed_k.streams[2].data, nullptr);
+  EXPECT_EQ(dense.packed_k.tables[0], at + 16 + 3 * 32 * 2 * 64 * 2);  // [sequences, group, heads, dim]
+  EXPECT_EQ(dense.packed_v.streams[0].data, at + 24 + 3 * 3000);
+  EXPECT_EQ(dense.packed_v.tables[0], at + 32);
+  step.block_table = {numbers.data(), 5};
+  const DecodeStep paged = step_of_sequences(spec, step, 3, 4, 0);
+  EXPECT_EQ(paged.block_table.pages, numbers.data() + 15);
+  EXPECT_EQ(paged.packed_k.pages, 10);
+  EXPECT_EQ(paged.packed_k.streams[0].data, at);
+  EXPECT_EQ(paged.packed_k.tables[0], dense.packed_k.tables[0]);
 }
 
 // A sequence of one key more than 64k.

@@ -57,7 +57,8 @@ void copy_rows(const MutableTensorView& to, const TensorView& from) {
 DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout, int threads)
     : inputs_(inputs),
       backend_(row.make_backend({threads, 0})),
-      kernel_(row.make_kernel({inputs.spec, layout.values_in_keys, format_of(inputs.spec, layout)}, *backend_)),
+      spec_{inputs.spec, layout.values_in_keys, format_of(inputs.spec, layout)},
+      kernel_(row.make_kernel(spec_, *backend_)),
       strided_(layout.strided),
       share_(layout.share),
       lists_with_own_(layout.lists_with_own) {
@@ -158,7 +159,13 @@ void DecodeRunner::set_lengths(const std::vector<std::int64_t>& lengths) {
   lengths_->write(bytes_of(std::vector<std::int32_t>(lengths.begin(), lengths.end())));
 }
 
-void DecodeRunner::enqueue(Stream stream) { kernel_->enqueue(step_, stream); }
+void DecodeRunner::enqueue(Stream stream) { enqueue(step_, stream); }
+
+void DecodeRunner::enqueue(const DecodeStep& step, Stream stream) {
+  if (part_limit_ == 0) return kernel_->enqueue(step, stream);
+  for_parts_of_step(spec_, step, part_limit_, kernel_->record_floats(),
+                    [&](const DecodeStep& part) { kernel_->enqueue(part, stream); });
+}
 
 void DecodeRunner::run_share(const GroupShare& share) {
   DecodeStep step = step_;
@@ -177,7 +184,7 @@ void DecodeRunner::enqueue_leave(Stream stream) {
   step.share = share_;
   step.output = {};
   step.partials = {records_->floats(), record_groups_};
-  kernel_->enqueue(step, stream);
+  enqueue(step, stream);
 }
 
 void DecodeRunner::enqueue_merge(const std::vector<const float*>& shares, Stream stream) {
@@ -256,6 +263,34 @@ FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, std::int64_t
       part.sequences[s].k_len += end - begin;
     }
   }
+  return part;
+}
+
+FoldInputs sequences_of(const FoldInputs& inputs, std::size_t first, std::size_t count) {
+  FoldInputs part = inputs;
+  const auto begin = inputs.sequences.begin() + static_cast<std::ptrdiff_t>(first);
+  part.sequences.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
+  const auto cut = [](const std::vector<std::byte>& from, std::int64_t tokens, std::int64_t begin_token,
+                      std::int64_t count_tokens) {
+    const std::int64_t token = tokens == 0 ? 0 : static_cast<std::int64_t>(from.size()) / tokens;
+    return std::vector<std::byte>(from.begin() + begin_token * token,
+                                  from.begin() + (begin_token + count_tokens) * token);
+  };
+  part.q = cut(inputs.q, inputs.q_tokens(), inputs.q_begin(first), part.q_tokens());
+  part.k = cut(inputs.k, inputs.k_tokens(), inputs.k_begin(first), part.k_tokens());
+  part.v = cut(inputs.v, inputs.k_tokens(), inputs.k_begin(first), part.k_tokens());
+  return part;
+}
+
+FoldResult rows_of(const FoldResult& result, const FoldInputs& inputs, std::size_t first) {
+  const FoldSpec& spec = inputs.spec;
+  const std::int64_t rows = inputs.q_tokens();
+  const std::int64_t row = static_cast<std::int64_t>(first) * inputs.sequences[0].q_len;
+  const std::int64_t row_bytes =
+      std::int64_t{spec.heads} * spec.head_dim_v * static_cast<std::int64_t>(size_of(spec.dtype));
+  FoldResult part;
+  part.out.assign(result.out.begin() + row * row_bytes, result.out.begin() + (row + rows) * row_bytes);
+  part.lse.assign(result.lse.begin() + row * spec.heads, result.lse.begin() + (row + rows) * spec.heads);
   return part;
 }
 

@@ -50,6 +50,8 @@ class DecodeRunner {
   void set_lists(const FoldInputs& inputs);
   // Overwrites the lengths on the device; none is longer than in the inputs.
   void set_lengths(const std::vector<std::int64_t>& lengths);
+  // From now on steps are enqueued as parts of at most so many sequences; 0: whole.
+  void set_part_limit(std::int64_t sequences) { part_limit_ = sequences; }
   // Enqueues a step.
   void enqueue(Stream stream);
   // Enqueues a step with outputs that says of its cache that it holds this share.
@@ -81,12 +83,16 @@ class DecodeRunner {
   }
 
  private:
+  void enqueue(const DecodeStep& step, Stream stream);
+
   FoldInputs inputs_;
   std::unique_ptr<Backend> backend_;
+  DecodeSpec spec_;
   std::unique_ptr<DecodeKernel> kernel_;
   bool strided_;
   GroupShare share_;
   std::int64_t record_groups_ = 0;
+  std::int64_t part_limit_ = 0;
   bool lists_with_own_;
   std::int64_t list_stride_ = 0;
   std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, records_, prefix_of_, prefix_keys_,
@@ -104,6 +110,11 @@ FoldInputs with_prefixes(FoldInputs inputs, const std::vector<std::int32_t>& pre
 
 // The keys of the share's groups, as a cache of that share has them. Queries and where they stand are no part of it.
 FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, std::int64_t group_keys);
+
+// Sequences [first, first + count) of the inputs, as inputs of their own, without lists.
+FoldInputs sequences_of(const FoldInputs& inputs, std::size_t first, std::size_t count);
+// The rows of these inputs, whose first sequence is `first` of those of `result`: where all have as many queries.
+FoldResult rows_of(const FoldResult& result, const FoldInputs& inputs, std::size_t first);
 
 // The same with shorter sequences: their first keys, and the same queries at their ends.
 FoldInputs shortened(const FoldInputs& inputs, const std::vector<std::int64_t>& lengths);

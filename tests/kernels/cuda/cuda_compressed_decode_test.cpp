@@ -100,6 +100,20 @@ TEST(CudaCompressedDecode, AFewTiles) {
   }
 }
 
+// More sequences than a launch takes, whose tails lie sequence by sequence.
+TEST(CudaCompressedDecode, MoreSequencesThanALaunch) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : {CacheFormat{kFp8, {RowCoding::kFp8, ScaleGrain::kHead}}, {kKeys32, kValues}}) {
+    for (const std::int64_t page : {0, 16}) {
+      Case c = usual(format, Dtype::kBf16, 64);
+      c.lengths.clear();
+      for (std::int64_t s = 0; s < 1100; ++s) c.lengths.push_back(1 + s * 37 % 90);
+      c.page = page;
+      expect_plain_bits(c);
+    }
+  }
+}
+
 // The copy engine brings 16 bytes of them: the numbers of one head, or of several.
 TEST(CudaCompressedDecode, NumbersOfSeveralHeadsSideBySide) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();

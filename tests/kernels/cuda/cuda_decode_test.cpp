@@ -176,6 +176,79 @@ TEST(CudaDecode, AGraphOfSharesFollowsGrowingSequences) {
   }
 }
 
+// A captured step of more sequences than a launch takes follows lengths that grow: plain, of shared prefixes whose
+// sequences are in several launches, of shares, and by lists, of which a launch takes half as many sequences.
+TEST(CudaDecode, AGraphOfMoreSequencesThanALaunch) {
+  const auto rows = rows_here();
+  if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
+  for (const DecodeRow* here : rows) {
+    const DecodeRow& row = *here;
+    SCOPED_TRACE(row.name);
+    const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+    FoldRunner folder(fold_of(row), spec);
+    const int query_tile = folder.kernel().query_tile();
+    const int key_tile = folder.kernel().key_tile();
+    const std::int64_t group = std::int64_t{kGroupTiles} * key_tile;
+    constexpr std::int64_t kCount = 1100;
+    constexpr std::int64_t kSteps = 3;
+    const std::int32_t shared = 2 * key_tile + 9;
+    std::vector<std::int64_t> lengths;
+    std::vector<std::int32_t> prefix_of;
+    for (std::int64_t s = 0; s < kCount; ++s) {
+      lengths.push_back(kSteps + (s % 11 == 0 ? s % 55 : shared + s % 40));
+      prefix_of.push_back(static_cast<std::int32_t>(s % 3) - 1);
+    }
+    for (const std::int64_t s : {1, 500, 1090, 1099}) {
+      lengths[static_cast<std::size_t>(s)] = group + 40 + s % 16;
+      prefix_of[static_cast<std::size_t>(s)] = 2;
+    }
+    const std::vector<std::int32_t> prefix_keys = {shared, key_tile, static_cast<std::int32_t>(group + key_tile / 4)};
+    const FoldInputs longest = with_prefixes(decode_inputs(spec, 2, lengths, 9), prefix_of, prefix_keys);
+    const ListShape shape{query_tile, std::lcm(query_tile, key_tile), 2};
+    DecodeRunner plain(row, longest, {.page_size = 32});
+    DecodeRunner prefixes(row, longest, {.page_size = 32, .prefix_of = prefix_of, .prefix_keys = prefix_keys});
+    DecodeRunner lists(row, with_some_listed(longest, shape, 50, 0), {.page_size = 16});
+    DecodeRunner first(row, longest, {.page_size = 16, .share = {0, 2}});
+    DecodeRunner second(row, longest, {.share = {1, 2}});
+    for (DecodeRunner* share : {&first, &second}) share->make_records(share_groups(group + 60, 2, group));
+    const auto graph_of = [](DecodeRunner& runner) {
+      const Stream stream = runner.backend().stream();
+      return std::make_unique<Graph>(stream, [&runner, stream] { runner.enqueue(stream); });
+    };
+    const auto plain_graph = graph_of(plain), prefixes_graph = graph_of(prefixes), lists_graph = graph_of(lists);
+    const Stream stream = first.backend().stream();
+    const Graph shares_graph(stream, [&] {
+      first.enqueue_leave(stream);
+      second.enqueue_leave(stream);
+      first.enqueue_merge({first.records(), second.records()}, stream);
+    });
+    for (std::int64_t step = 0; step <= kSteps; ++step) {
+      SCOPED_TRACE(fmt::format("step {}", step));
+      const FoldResult result = [&] {
+        launch_twice(plain, *plain_graph, longest, kSteps - step);
+        return plain.read();
+      }();
+      const std::vector<std::int64_t> now = launch_twice(prefixes, *prefixes_graph, longest, kSteps - step);
+      const FoldInputs shorter = shortened(longest, now);
+      const FoldResult expected = folder.run(shorter);
+      EXPECT_TRUE(result.same_bits(expected));
+      EXPECT_TRUE(prefixes.read().same_bits(expected));
+      for (DecodeRunner* share : {&first, &second}) share->set_lengths(now);
+      shares_graph.launch();
+      EXPECT_TRUE(first.read().same_bits(expected));
+      const FoldInputs listed = with_some_listed(shorter, shape, 50, static_cast<unsigned>(step));
+      lists.set_lengths(now);
+      lists.set_lists(listed);
+      lists_graph->launch();
+      EXPECT_TRUE(lists.read().same_bits(FoldRunner(fold_of(row), listed.spec).run(listed)));
+      for (const std::size_t begin : {std::size_t{0}, std::size_t{530}, std::size_t{1050}}) {
+        const FoldInputs few = sequences_of(shorter, begin, 50);
+        EXPECT_TRUE(DecodeRunner(row, few, {.page_size = 64}).run().same_bits(rows_of(result, few, begin))) << begin;
+      }
+    }
+  }
+}
+
 // Pages are read to their ends and not behind, wherever they lie.
 TEST(CudaDecode, PagesFarApartAtTheEndsOfTheirMemory) {
   const auto rows = rows_here();

@@ -318,6 +318,41 @@ TEST_P(CudaLatent, ManyShortUnits) {
   }
 }
 
+// More sequences than a launch takes, of which some have several groups: wherever a launch ends, each sequence has the
+// bits that it has in a smaller batch. A captured step follows lengths that grow.
+TEST_P(CudaLatent, MoreSequencesThanALaunch) {
+  for (const std::int64_t count : {257, 1025, 3000}) {
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t s = 0; s < count; ++s) lengths.push_back(s * 37 % 61 + 1);
+    for (const std::int64_t s : {std::int64_t{3}, count / 2, count - 1}) {
+      lengths[static_cast<std::size_t>(s)] = group_ + 1 + s % 64;
+    }
+    const FoldInputs of = inputs(spec(16), 1, lengths, 27);
+    DecodeRunner runner(*row_, of, {.page_size = 16, .values_in_keys = true});
+    const Stream stream = runner.backend().stream();
+    const Graph graph(stream, [&] { runner.enqueue(stream); });
+    for (const std::int64_t less : {1, 0}) {
+      std::vector<std::int64_t> now = lengths;
+      for (std::int64_t& length : now) length -= less;
+      runner.set_lengths(now);
+      graph.launch();
+      graph.launch();
+      const FoldResult together = runner.read();
+      const FoldInputs shorter = shortened(of, now);
+      constexpr std::size_t kFew = 90;
+      for (const std::size_t first : {std::size_t{0}, lengths.size() / 2 - 45, lengths.size() - kFew}) {
+        const FoldInputs few = sequences_of(shorter, first, kFew);
+        EXPECT_TRUE(run(few, {.page_size = 64}).same_bits(rows_of(together, few, first)))
+            << count << ", " << first << ", " << less;
+      }
+    }
+  }
+  std::vector<std::int64_t> lengths(300, 70);
+  lengths[7] = lengths[280] = group_ + 3;
+  const FoldInputs of = inputs(spec(16), 2, lengths, 28);
+  EXPECT_TRUE(merged(of, 2).same_bits(run(of, {.page_size = 32})));
+}
+
 TEST_P(CudaLatent, SharesMergeToTheWhole) {
   const FoldInputs of = inputs(spec(16), 2, {3 * group_ + 9, 40, group_, 0, 2 * group_ + 1}, 13);
   const FoldResult expected = run(of);

@@ -12,7 +12,7 @@
 namespace ringattn::sm90 {
 
 inline constexpr int kMostSharedBytes = 232448;    // of a CTA
-inline constexpr int kMostDecodeSequences = 1024;  // of a step: each CTA keeps a number for each
+inline constexpr int kMostDecodeSequences = 1024;  // of a launch, or their lists: each CTA keeps a number for each
 inline constexpr int kMostPrefixes = 256;          // of a step, for the same reason
 inline constexpr int kMostDecodeKeys = 1 << 30;    // of a sequence: positions are numbers of 32 bits
 inline constexpr int kDecodeFoldThreads = 128;     // a warpgroup that folds; behind it, one warp fetches

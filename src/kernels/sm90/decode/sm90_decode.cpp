@@ -58,7 +58,11 @@ class Sm90Decode final : public DecodeKernel {
   bool shares_prefixes() const override { return compressed_ == nullptr; }  // over codes each sequence reads its own
 
   void check(const DecodeLimits& limits, int shares) const override {
-    check_limits("sm90_fold", limits, kMostDecodeSequences / lists_of(spec_.fold.lists), shares);
+    check_limits("sm90_fold", limits, shares);
+    if (const int lists = lists_of(spec_.fold.lists); lists > kMostDecodeSequences) {
+      fail(ErrorCode::kUnsupported, fmt::format("a decode step with {} lists a sequence", lists),
+           fmt::format("sm90_fold takes up to {}", kMostDecodeSequences), "Use another kernel.");
+    }
     if (limits.prefixes > kMostPrefixes) {
       fail(ErrorCode::kUnsupported, fmt::format("a decode step with {} shared prefixes", limits.prefixes),
            fmt::format("sm90_fold takes up to {} in one step", kMostPrefixes), "Use several steps, or another kernel.");
@@ -85,6 +89,21 @@ class Sm90Decode final : public DecodeKernel {
     check_decode_step(spec_, limits_, step);
     if (step.q.tokens == 0) return;
     const DeviceGuard guard(device_);
+    for_parts_of_step(spec_, step, most_sequences(), record_floats(),
+                      [&](const DecodeStep& part) { enqueue_part(part, stream); });
+  }
+
+  void merge(const DecodeMerge& merge, Stream stream) override {
+    check_decode_merge(spec_, merge);
+    const DeviceGuard guard(device_);
+    merge_shares("sm90_fold", spec_.fold, group_keys(), merge, stream);
+  }
+
+ private:
+  // Of a launch.
+  std::int64_t most_sequences() const { return kMostDecodeSequences / lists_of(spec_.fold.lists); }
+
+  void enqueue_part(const DecodeStep& step, Stream stream) const {
     DecodeParams p{};
     set_tensors(step, p);
     if (compressed_ == nullptr) set_cache(step, p);
@@ -110,13 +129,6 @@ class Sm90Decode final : public DecodeKernel {
                  {{&records, 1}, p.record_groups, step.rows, step.lengths, step.output}, stream);
   }
 
-  void merge(const DecodeMerge& merge, Stream stream) override {
-    check_decode_merge(spec_, merge);
-    const DeviceGuard guard(device_);
-    merge_shares("sm90_fold", spec_.fold, group_keys(), merge, stream);
-  }
-
- private:
   // Enqueues the groups of shared prefixes. From here on the step leaves records: its own, where it has none to give.
   // Returns how many multiprocessors that keeps busy while the rest of the step runs, which gets the others; 0 where
   // prefixes may need most of them, or all of the rest goes on from states of theirs, and so better waits.
@@ -206,8 +218,9 @@ class Sm90Decode final : public DecodeKernel {
     return best;
   }
 
-  ScratchLayout lay_out(const DecodeLimits& limits) const {
+  ScratchLayout lay_out(DecodeLimits limits) const {
     constexpr std::size_t kAlignment = 256;
+    limits.sequences = std::min(limits.sequences, most_sequences());
     const std::int64_t tiles = (limits.keys + config_.key_tile - 1) / config_.key_tile;
     ScratchLayout layout{};
     layout.groups = std::max<std::int64_t>(1, (tiles + kGroupTiles - 1) / kGroupTiles);

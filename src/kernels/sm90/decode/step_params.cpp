@@ -53,12 +53,8 @@ void check_shares(std::string_view kernel, std::size_t shares) {
 
 }  // namespace
 
-void check_limits(std::string_view kernel, const DecodeLimits& limits, int sequences, int shares) {
+void check_limits(std::string_view kernel, const DecodeLimits& limits, int shares) {
   check_shares(kernel, static_cast<std::size_t>(shares));
-  if (limits.sequences > sequences) {
-    fail(ErrorCode::kUnsupported, fmt::format("a decode step of {} sequences", limits.sequences),
-         fmt::format("{} decodes up to {} in one step", kernel, sequences), "Use several steps, or another kernel.");
-  }
   if (limits.keys > kMostDecodeKeys) {
     fail(ErrorCode::kUnsupported, fmt::format("a decode step over {} keys", limits.keys),
          fmt::format("{} decodes sequences of up to {}", kernel, kMostDecodeKeys), "Use shorter ones.");

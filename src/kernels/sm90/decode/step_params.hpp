@@ -11,8 +11,8 @@
 
 namespace ringattn::sm90 {
 
-// Throws kUnsupported where steps would be larger than `kernel` can do. `sequences`: at most, of a step.
-void check_limits(std::string_view kernel, const DecodeLimits& limits, int sequences, int shares);
+// Throws kUnsupported where steps would be larger than `kernel` can do.
+void check_limits(std::string_view kernel, const DecodeLimits& limits, int shares);
 
 // All of a step but its cache, cut into units of up to block_rows query rows.
 void set_step(const FoldSpec& spec, const DecodeStep& step, int block_rows, DecodeParams& params);

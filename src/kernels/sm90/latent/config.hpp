@@ -25,7 +25,7 @@ inline constexpr int kLatentRegisters = 3 * 168;
 // Of more units than this, each folded by a team, those of two blocks of rows share what they read: else they might ask
 // for nearly all that the L2 cache gives.
 inline constexpr int kMostTeamUnits = 8;
-inline constexpr int kMostLatentSequences = 256;  // of a step: each CTA keeps a number for each
+inline constexpr int kMostLatentSequences = 256;  // of a launch: each CTA keeps a number for each
 
 // How latents of 8 bits are stored.
 inline constexpr RowFormat kLatentCodes{.coding = RowCoding::kLatent, .rope = kLatentDim - kLatentDimV};

@@ -34,14 +34,12 @@ class Sm90Latent final : public DecodeKernel {
   std::size_t scratch_bytes(const DecodeLimits& limits) const override {
     const std::int64_t groups = groups_of(limits);
     if (groups <= 1) return 0;
-    return static_cast<std::size_t>(limits.sequences * limits.rows * groups * spec_.fold.heads * record_floats()) *
-               sizeof(float) +
+    const std::int64_t rows = std::min<std::int64_t>(limits.sequences, kMostLatentSequences) * limits.rows;
+    return static_cast<std::size_t>(rows * groups * spec_.fold.heads * record_floats()) * sizeof(float) +
            sizeof(std::int32_t);  // DecodeParams::whole
   }
 
-  void check(const DecodeLimits& limits, int shares) const override {
-    check_limits(row_.name, limits, kMostLatentSequences, shares);
-  }
+  void check(const DecodeLimits& limits, int shares) const override { check_limits(row_.name, limits, shares); }
 
   void reserve(const DecodeLimits& limits) override {
     check(limits, 1);
@@ -64,6 +62,19 @@ class Sm90Latent final : public DecodeKernel {
     check_decode_step(spec_, limits_, step);
     if (step.q.tokens == 0) return;
     const DeviceGuard guard(device_);
+    for_parts_of_step(spec_, step, kMostLatentSequences, record_floats(),
+                      [&](const DecodeStep& part) { enqueue_part(part, stream); });
+  }
+
+  void merge(const DecodeMerge& merge, Stream stream) override {
+    check_decode_merge(spec_, merge);
+    const DeviceGuard guard(device_);
+    merge_shares(row_.name, spec_.fold, group_keys(), merge, stream);
+  }
+
+ private:
+  // Of up to kMostLatentSequences sequences.
+  void enqueue_part(const DecodeStep& step, Stream stream) const {
     DecodeParams p{};
     set_step(spec_.fold, step, kQueryTile, p);
     p.group_log = std::countr_zero(static_cast<unsigned>(row_.group_tiles));
@@ -94,13 +105,6 @@ class Sm90Latent final : public DecodeKernel {
     if (merges) finish(step, p, stream);
   }
 
-  void merge(const DecodeMerge& merge, Stream stream) override {
-    check_decode_merge(spec_, merge);
-    const DeviceGuard guard(device_);
-    merge_shares(row_.name, spec_.fold, group_keys(), merge, stream);
-  }
-
- private:
   template <class With>
   void with_launcher(With with) const {
     if (!spec_.format.is_plain()) {
