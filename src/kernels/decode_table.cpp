@@ -92,8 +92,8 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_fold", "cuda",
-      "bf16, fp16; head_dim 64, 96, 128, 256, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks; "
-      "caches of fp8, int8 and int4, latents of 8 bits",
+      "bf16, fp16; head_dim 64, 96, 128, 256, 512, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks; "
+      "caches of fp8, int8 and int4 up to head_dim 256, latents of 8 bits",
       sm80::decode_configs,
       [](const Backend&) { return 5e12; },  // as above, where half of the memory's speed is reached
       cuda::cuda_unavailable, cuda::make_cuda_backend},

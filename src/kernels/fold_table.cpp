@@ -29,7 +29,7 @@ constexpr FoldRow kTable[] = {
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_fold", "cuda",
-      "bf16, fp16; head_dim 64, 96, 128, 256, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks",
+      "bf16, fp16; head_dim 64, 96, 128, 256, 512, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks",
       sm80::fold_configs, [](const Backend&) { return 3.5e14; },  // these three on an H200, rounded down
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::fold_missing,

@@ -58,7 +58,8 @@ inline constexpr FoldConfig kFoldConfigs[] = {
     {128, 128, 64, 4, 32, 2, 2, 1},
     {192, 128, 64, 4, 32, 1, 2, 1},
     {256, 256, 64, 4, 16, 1, 2, 1, /*seam=*/false},
-    {576, 512, 64, /*warps=*/8, 32, /*stages=*/3, /*ctas=*/1, /*columns_at_once=*/4, true, /*slices=*/8},
+    {512, 512, 64, /*warps=*/8, 32, /*stages=*/3, /*ctas=*/1, /*columns_at_once=*/4, true, /*slices=*/8},
+    {576, 512, 64, 8, 32, 3, 1, 4, true, 8},
 };
 
 // The one that is compiled for these head dims.

@@ -16,7 +16,8 @@ constexpr cuda::CompiledFold kCompiled[] = {
     {Dtype::kBf16, 64, &fold_bf16_64},   {Dtype::kBf16, 96, &fold_bf16_96},   {Dtype::kBf16, 128, &fold_bf16_128},
     {Dtype::kBf16, 192, &fold_bf16_192}, {Dtype::kBf16, 256, &fold_bf16_256}, {Dtype::kF16, 64, &fold_fp16_64},
     {Dtype::kF16, 96, &fold_fp16_96},    {Dtype::kF16, 128, &fold_fp16_128},  {Dtype::kF16, 192, &fold_fp16_192},
-    {Dtype::kF16, 256, &fold_fp16_256},  {Dtype::kBf16, 576, &fold_bf16_576}, {Dtype::kF16, 576, &fold_fp16_576},
+    {Dtype::kF16, 256, &fold_fp16_256},  {Dtype::kBf16, 512, &fold_bf16_512}, {Dtype::kF16, 512, &fold_fp16_512},
+    {Dtype::kBf16, 576, &fold_bf16_576}, {Dtype::kF16, 576, &fold_fp16_576},
 };
 
 constexpr cuda::CompiledFold kPositioned[] = {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel row `sm80_fold`: tensor cores through mma.sync, Ampere and newer. bf16 and fp16; head_dim 64, 96, 128,
-// 256, 192 with head_dim_v 128, and 576 with 512; every mask, soft-cap, sinks, and but for 576 keys at positions of
-// their own.
+// 256, 512, 192 with head_dim_v 128, and 576 with 512; every mask, soft-cap, sinks, and, up to head_dim 256, keys at
+// positions of their own.
 #pragma once
 
 #include <memory>

@@ -34,7 +34,7 @@ class CudaFoldTest : public KernelRowTest {
   // Calls check(spec) for all dims of a kernel that is compiled for few, and for varied ones of another.
   template <typename Check>
   void for_all_dims(const Mask& mask, Check check) {
-    constexpr std::size_t kFew = 12;
+    constexpr std::size_t kFew = 14;
     const std::vector<Dims> all = all_dims(row());
     for (const Dims& dims : all.size() <= kFew ? all : varied_dims(row())) {
       const FoldSpec spec = make_spec(dims, 4, 2, mask);

@@ -34,6 +34,7 @@ constexpr Expected kExpected[] = {{{64, 64}, 128, 128, 128 * 128 + 2 * 128 * 256
                                   {{128, 128}, 128, 64, 128 * 256 + 2 * 64 * 512 + 1536},
                                   {{192, 128}, 128, 64, 128 * 384 + 64 * (384 + 256) + 1536},
                                   {{256, 256}, 64, 64, 64 * 512 + 64 * 1024 + 1536},
+                                  {{512, 512}, 32, 64, 32 * (1024 + 128) + 3 * 16384 + 32 * 4 * (4 + 16) + 1536},
                                   // Q and probabilities, three strips of 16 KiB, maxima and sums of 16 keys each.
                                   {{576, 512}, 32, 64, 32 * (1152 + 128) + 3 * 16384 + 32 * 4 * (4 + 16) + 1536}};
 
@@ -53,7 +54,7 @@ TEST(Sm80Config, DependsOnDtypeAndDimsOnly) {
 }
 
 TEST(Sm80Config, TakesItsHeadDimsAndNoOthers) {
-  constexpr testing::HeadDims kOthers[] = {{576, 512}};
+  constexpr testing::HeadDims kOthers[] = {{512, 512}, {576, 512}};
   testing::expect_taken_dims([](const FoldSpec& spec) { return choose_config(spec).has_value(); }, fold_missing,
                              kOthers);
 }
@@ -83,7 +84,7 @@ TEST(Sm80Config, SaysWhatIsMissing) {
         EXPECT_FALSE(choose_config(spec).has_value());
         return fold_missing(spec);
       },
-      "192 with 128, 576 with 512");
+      "192 with 128, 576 with 512", "64, 96, 128, 256, 512");
 }
 
 // What a .cu file names by its dims is the table's entry.
@@ -99,6 +100,8 @@ TEST(Sm80Config, DescribesItself) {
             "tile 128x64, 4 warps of 32 rows, 1 stage of keys, 89.5 KiB");
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kF16, 576, 512))),
             "tile 32x64, 8 warps of 64 columns, 3 strips of keys, 92.0 KiB");
+  EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 512, 512))),
+            "tile 32x64, 8 warps of 64 columns, 3 strips of keys, 88.0 KiB");
 }
 
 // Each tensor of a cache may be one of these, by itself; latents are both.
@@ -125,6 +128,13 @@ TEST(Sm80Config, FormatsOfDecodedCaches) {
   EXPECT_EQ(missing(576, 512, Dtype::kF16, {latents, {}}, true), 1U);
   EXPECT_EQ(missing(576, 512, Dtype::kBf16, {latents, {}}, false), 1U);
   EXPECT_EQ(missing(576, 512, Dtype::kBf16, {fp8, fp8}, false), 1U);
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    EXPECT_EQ(missing(512, 512, dtype, {}, false), 0U);
+    for (const CacheFormat& format : {CacheFormat{fp8, fp8}, {keys, values}, {int8, {}}}) {
+      EXPECT_EQ(missing(512, 512, dtype, format, false), 1U) << describe(format);
+    }
+    EXPECT_EQ(missing(512, 512, dtype, {latent_format(0), {}}, true), 1U);
+  }
 }
 
 }  // namespace

@@ -86,6 +86,11 @@ std::vector<std::string> formats_missing(const DecodeSpec& spec) {
   std::vector<std::string> missing;
   if (spec.format.is_plain()) return missing;
   const auto config = choose_config(spec.fold);
+  if (config && config->slices > 1 && config->head_dim == config->head_dim_v) {
+    missing.push_back(
+        fmt::format("{} at head_dim {} (supported: plain caches)", describe(spec.format), config->head_dim));
+    return missing;
+  }
   if (config && config->slices > 1) {
     const RowFormat latents = latent_format(config->head_dim - config->head_dim_v);
     if (spec.values_in_keys && spec.format == CacheFormat{latents, {}} && spec.fold.dtype == Dtype::kBf16 &&

@@ -20,12 +20,14 @@ extern const DecodeLauncher decode_bf16_96;
 extern const DecodeLauncher decode_bf16_128;
 extern const DecodeLauncher decode_bf16_192;
 extern const DecodeLauncher decode_bf16_256;
+extern const DecodeLauncher decode_bf16_512;
 extern const DecodeLauncher decode_bf16_576;
 extern const DecodeLauncher decode_fp16_64;
 extern const DecodeLauncher decode_fp16_96;
 extern const DecodeLauncher decode_fp16_128;
 extern const DecodeLauncher decode_fp16_192;
 extern const DecodeLauncher decode_fp16_256;
+extern const DecodeLauncher decode_fp16_512;
 extern const DecodeLauncher decode_fp16_576;
 
 struct MergeLauncher {

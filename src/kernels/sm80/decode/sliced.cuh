@@ -40,12 +40,13 @@ template <class C, class Keys>
 __device__ __forceinline__ void fold_sliced_unit(const DecodeParams& p, const DecodeUnit& unit, unsigned char* shared,
                                                  std::int32_t* pages, Keys& keys) {
   const SlicedStep<C, DecodeRows> step(p.fold, {unit, p.ratio}, shared);
+  StripStages<C> stages;
   const int end = unit.end;
   if (unit.begin < end) {
     copy_queries<C>(p, unit, cuda::shared_address(shared));
     load_pages<C>(p, unit, pages);
     __syncthreads();
-    step.start(keys, unit.begin);
+    step.start(stages, keys, unit.begin);
   }
 
   RowState<C> state;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void fold_sliced_unit(const DecodeParams& p, const De
 #pragma unroll 1
   for (int tile = unit.begin; tile < end; ++tile) {
     const bool masked = tile < whole || tile >= whole_end;
-    step.fold(state, keys, tile, tile + 1 < end, masked, [tile] { return std::int64_t{tile} * C::kKeyTile; });
+    step.fold(state, stages, keys, tile, tile + 1 < end, masked, [tile] { return std::int64_t{tile} * C::kKeyTile; });
   }
 
   leave_records<C>(p, unit, state);

@@ -25,7 +25,8 @@ constexpr cuda::Compiled<DecodeLauncher> kCompiled[] = {
     {Dtype::kBf16, 64, &decode_bf16_64},   {Dtype::kBf16, 96, &decode_bf16_96},   {Dtype::kBf16, 128, &decode_bf16_128},
     {Dtype::kBf16, 192, &decode_bf16_192}, {Dtype::kBf16, 256, &decode_bf16_256}, {Dtype::kF16, 64, &decode_fp16_64},
     {Dtype::kF16, 96, &decode_fp16_96},    {Dtype::kF16, 128, &decode_fp16_128},  {Dtype::kF16, 192, &decode_fp16_192},
-    {Dtype::kF16, 256, &decode_fp16_256},  {Dtype::kBf16, 576, &decode_bf16_576}, {Dtype::kF16, 576, &decode_fp16_576},
+    {Dtype::kF16, 256, &decode_fp16_256},  {Dtype::kBf16, 512, &decode_bf16_512}, {Dtype::kF16, 512, &decode_fp16_512},
+    {Dtype::kBf16, 576, &decode_bf16_576}, {Dtype::kF16, 576, &decode_fp16_576},
 };
 
 const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {

@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
                        head / (p.heads / p.kv_heads)};
   const MappedKeys<C> keys{map};
   const SlicedStep<C, ItemRows> step(p, {item}, shared);
+  StripStages<C> stages;
   const int tiles = item.tiles;
   map.resolve(0, kPlaces);
   __syncthreads();
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     const char* q = static_cast<const char*>(p.q.data) + 2 * (item.row * p.q.token_stride + head * p.q.head_stride);
     cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q.token_stride}, item.slot_begin,
                                                          item.slot_end);
-    step.start(keys, 0);
+    step.start(stages, keys, 0);
   }
 
   RowState<C> state;
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     for (; i < end; ++i) {
       // Nobody reads addresses of tiles before this one any more.
       map.resolve_ahead(i + 1);
-      step.fold(state, keys, i, i + 1 < tiles, map.masked(i), [&] { return load_key(map.place(i) + 32); });
+      step.fold(state, stages, keys, i, i + 1 < tiles, map.masked(i), [&] { return load_key(map.place(i) + 32); });
     }
   }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a configuration that cuts O into slices to a kernel and its launch; fold_*_576.cu instantiate it.
+// From a configuration that cuts O into slices to a kernel and its launch; fold_*_512.cu and fold_*_576.cu
+// instantiate it.
 #pragma once
 
 #include "base/cuda.hpp"

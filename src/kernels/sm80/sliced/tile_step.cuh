@@ -30,6 +30,38 @@ struct SlicedLayout {
   static constexpr int kBytes = kSums + C::kQueryTile * 4 * kKeyBlocks * 4;
 };
 
+// The stages of the current tile's strips, in bytes from the start of shared memory. Strips take stages in turn. Where
+// that comes out even, a strip has the same stage in every tile; else the next tile's first strip takes the stage after
+// that of this tile's last one.
+template <class C, bool kEven = Strips<C>::kAll % C::kStages == 0>
+class StripStages {
+ public:
+  static constexpr std::uint32_t at(int strip) {
+    return static_cast<std::uint32_t>(SlicedLayout<C>::kStages + strip % C::kStages * Strips<C>::kBytes);
+  }
+  __device__ __forceinline__ void next_tile() {}
+};
+
+template <class C>
+class StripStages<C, false> {
+ public:
+  __device__ __forceinline__ StripStages() {
+#pragma unroll
+    for (int i = 0; i < C::kStages; ++i) offsets_[i] = StripStages<C, true>::at(i);
+  }
+  __device__ __forceinline__ std::uint32_t at(int strip) const { return offsets_[strip % C::kStages]; }
+  __device__ __forceinline__ void next_tile() {
+    std::uint32_t next[C::kStages];
+#pragma unroll
+    for (int i = 0; i < C::kStages; ++i) next[i] = offsets_[(i + Strips<C>::kAll) % C::kStages];
+#pragma unroll
+    for (int i = 0; i < C::kStages; ++i) offsets_[i] = next[i];
+  }
+
+ private:
+  std::uint32_t offsets_[C::kStages];
+};
+
 // `Rows` as in TileStep, `Keys` as in strips.cuh. `shared` is the start of the CTA's shared memory; Q lies there.
 template <class C, class Rows>
 class SlicedStep {
@@ -43,11 +75,11 @@ class SlicedStep {
 
   // Starts the copies of a CTA's first tile. Those of Q may be under way; they count to the first strip's.
   template <class Keys>
-  __device__ __forceinline__ void start(Keys& keys, int tile) const {
+  __device__ __forceinline__ void start(const StripStages<C>& stages, Keys& keys, int tile) const {
     ask_strip<C>(keys, tile, 0);
 #pragma unroll
     for (int strip = 0; strip < kAhead; ++strip) {
-      copy_strip<C>(keys, tile, strip, stage(strip));
+      copy_strip<C>(keys, tile, strip, q_tile_ + stages.at(strip));
       cuda::copy_commit();
     }
   }
@@ -55,13 +87,13 @@ class SlicedStep {
   // Folds the tile, and starts the copies of the one behind it where it `goes_on`. first_key() gives the tile's first
   // key, and is asked where the tile is masked.
   template <class Keys, class FirstKey>
-  __device__ __forceinline__ void fold(RowState<C>& state, Keys& keys, int tile, bool goes_on, bool masked,
-                                       FirstKey&& first_key) const {
+  __device__ __forceinline__ void fold(RowState<C>& state, StripStages<C>& stages, Keys& keys, int tile, bool goes_on,
+                                       bool masked, FirstKey&& first_key) const {
     float s[2][4];
 #pragma unroll
     for (int strip = 0; strip < S::kOfK; ++strip) {
-      arrive(keys, tile, goes_on, strip);
-      multiply_q_k(s, strip);
+      arrive(stages, keys, tile, goes_on, strip);
+      multiply_q_k(s, strip, stages.at(strip));
     }
     if (p_.softmax.scaled_first) {
       scale_scores(p_.softmax, s[0]);
@@ -78,10 +110,11 @@ class SlicedStep {
     float sum[C::kRowBlocks][kWarpColumns<C> / 8][4];
 #pragma unroll
     for (int strip = 0; strip < S::kOfV; ++strip) {
-      arrive(keys, tile, goes_on, S::kOfK + strip);
+      arrive(stages, keys, tile, goes_on, S::kOfK + strip);
       if (strip == 0) add_sums(state, scale);
-      add_p_v(sum, strip);
+      add_p_v(sum, strip, stages.at(S::kOfK + strip));
     }
+    stages.next_tile();
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b) {
 #pragma unroll
@@ -97,7 +130,7 @@ class SlicedStep {
   static constexpr int kAhead = C::kStages - 1;  // strips on their way while one is in use
   static_assert(C::kQueryTile == 16 * C::kRowBlocks && kWarps == C::kSlices);
   static_assert(kWarps == C::kRowBlocks * Layout::kKeyBlocks && Layout::kKeyBlocks == 4);
-  static_assert(S::kAll % C::kStages == 0 && kAhead >= 1 && kAhead <= S::kOfK);
+  static_assert(kAhead >= 1 && kAhead <= S::kOfK);
   static_assert(kWarpColumns<C> == cuda::kPanelColumns && C::kKeyTile == cuda::kPanelColumns);
   static_assert(C::kColumnsAtOnce == kWarpColumns<C> / 16);
 
@@ -110,12 +143,6 @@ class SlicedStep {
   static __device__ int key_block() { return warp() % Layout::kKeyBlocks; }
   static __device__ int row_of(int block, int half) { return 16 * block + 8 * half + lane() / 4; }
 
-  // Of the strip's stage, from the start of shared memory. Added last, so that addresses in all stages have the rest in
-  // common.
-  static constexpr std::uint32_t stage_at(int strip) {
-    return static_cast<std::uint32_t>(Layout::kStages + strip % C::kStages * S::kBytes);
-  }
-  __device__ std::uint32_t stage(int strip) const { return q_tile_ + stage_at(strip); }
   __device__ float* maxima(int row) const {
     return reinterpret_cast<float*>(shared_ + Layout::kMaxima) + row * Layout::kKeyBlocks;
   }
@@ -125,19 +152,21 @@ class SlicedStep {
 
   // The strip is here, and everyone is past the one before it, whose stage the next copies take.
   template <class Keys>
-  __device__ __forceinline__ void arrive(Keys& keys, int tile, bool goes_on, int strip) const {
+  __device__ __forceinline__ void arrive(const StripStages<C>& stages, Keys& keys, int tile, bool goes_on,
+                                         int strip) const {
     cuda::copy_wait<kAhead - 1>();
     __syncthreads();
     const int next = strip + kAhead;
     if (next < S::kAll) {
-      copy_strip<C>(keys, tile, next, stage(next));
+      copy_strip<C>(keys, tile, next, q_tile_ + stages.at(next));
     } else if (goes_on) {
-      copy_strip<C>(keys, tile + 1, next - S::kAll, stage(next));  // a tile's strips fill the stages evenly
+      copy_strip<C>(keys, tile + 1, next - S::kAll, q_tile_ + stages.at(next));
     }
     cuda::copy_commit();
   }
 
-  __device__ __forceinline__ void multiply_q_k(Scores& s, int strip) const {
+  // The strip lies at `stage`, which is added last, so that addresses in all stages have the rest in common.
+  __device__ __forceinline__ void multiply_q_k(Scores& s, int strip, std::uint32_t stage) const {
     const std::uint32_t q_at = q_tile_ + cuda::swizzled(row_block() * 16 + lane() % 16, lane() / 16);
     const std::uint32_t k_at =
         q_tile_ + cuda::swizzled(key_block() * 16 + lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
@@ -146,7 +175,7 @@ class SlicedStep {
       std::uint32_t q[4];
       cuda::load_matrix(q, cuda::at_columns<C::kQueryTile>(q_at, strip * (kStripColumns / 16) + step));
       std::uint32_t k[4];
-      cuda::load_matrix(k, cuda::at_columns<C::kKeyTile>(k_at, step) + stage_at(strip));
+      cuda::load_matrix(k, cuda::at_columns<C::kKeyTile>(k_at, step) + stage);
       cuda::multiply<Element>(s[0], q, k[0], k[1], strip == 0 && step == 0);
       cuda::multiply<Element>(s[1], q, k[2], k[3], strip == 0 && step == 0);
     }
@@ -238,7 +267,8 @@ class SlicedStep {
   }
 
   // The strip's keys, for the warp's columns of all rows.
-  __device__ __forceinline__ void add_p_v(float (&sum)[C::kRowBlocks][kWarpColumns<C> / 8][4], int strip) const {
+  __device__ __forceinline__ void add_p_v(float (&sum)[C::kRowBlocks][kWarpColumns<C> / 8][4], int strip,
+                                          std::uint32_t stage) const {
     const std::uint32_t p_at = q_tile_ + cuda::swizzled(lane() % 16, lane() / 16);
     const std::uint32_t v_at = q_tile_ + static_cast<std::uint32_t>(warp() * cuda::panel_bytes(kStripKeys)) +
                                cuda::swizzled(lane() % 16, lane() / 16);
@@ -251,7 +281,7 @@ class SlicedStep {
 #pragma unroll
     for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
       std::uint32_t v[4];
-      cuda::load_matrix_transposed(v, cuda::at_columns<kStripKeys>(v_at, n) + stage_at(S::kOfK + strip));
+      cuda::load_matrix_transposed(v, cuda::at_columns<kStripKeys>(v_at, n) + stage);
 #pragma unroll
       for (int b = 0; b < C::kRowBlocks; ++b) {
         cuda::multiply<Element>(sum[b][2 * n], p[b], v[0], v[1], strip == 0);
