@@ -34,7 +34,7 @@ constexpr FoldRow kTable[] = {
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::fold_missing,
      sm80::make_fold},
-    {{"sm80_plain", "cuda", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
+    {{"sm80_plain", "cuda", "fp32, bf16, fp16; head dims that are multiples of 8 up to 512; every mask, softcap, sinks",
       one_for_all, [](const Backend&) { return 3e12; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::plain_missing,
      sm80::make_plain},

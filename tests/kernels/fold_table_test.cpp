@@ -84,6 +84,7 @@ TEST_P(FoldTable, HeadDims) {
     for (int dim = 8; dim <= 256; dim += long_tests() ? 8 : 40) {
       for (const int dim_v : {dim, 264 - dim, 24}) list.push_back({dtype, dim, dim_v});
     }
+    list.insert(list.end(), {{dtype, 264, 392}, {dtype, 512, 24}, {dtype, 40, 504}});
   }
   for (const Dims& dims : list) {
     const FoldSpec spec = make_spec(dims, 3, 1, {-1, 0});

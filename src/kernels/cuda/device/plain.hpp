@@ -8,7 +8,7 @@ namespace ringattn::cuda {
 
 inline constexpr int kPlainKeyTile = 128;
 inline constexpr int kPlainItemRows = 16;
-inline constexpr int kPlainMaxHeadDim = 256;
+inline constexpr int kPlainMaxHeadDim = 512;
 
 extern const Launcher plain_fold;
 
