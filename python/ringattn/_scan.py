@@ -201,7 +201,7 @@ def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softpl
     state: float32 [sequences, heads, head_dim, state_dim], contiguous, in place: ssd()'s final states, for instance. x, z:
     [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences, groups, state_dim]; the rest is as ssd() has it.
     state_batch_indices: int32 [sequences], with a state of any number of slots: row s goes on in the slot of that number,
-    each once; below 0 the row is padding, of which nothing is read, and y holds anything.
+    each once; below 0 the row is padding: no state is written, and its row of y is zeros.
     Returns y, of x's shape and dtype. A row doesn't depend on the others. It agrees with ssd()'s within a tolerance."""
     members = {"threads": threads, "timeout_seconds": timeout}
     return _update("ssd_update", state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, state_batch_indices, out, members,

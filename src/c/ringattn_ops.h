@@ -146,8 +146,9 @@ typedef struct ringattn_scan_tensors {
   const DLTensor *final_states;   /* fp32 [ending, heads, head_dim, state_dim], written; where they are wanted */
   void *stream;
   /* Since interface 4: of an update in place, which has no initial_states: row s goes on in state slots[s] of
-   * final_states, which are then any number of states. int32 [rows], each slot once; below 0: the row is left alone, y
-   * too. Checked in host memory, the caller's affair in a device's. NULL: row s has state s. */
+   * final_states, which are then any number of states. int32 [rows], each slot once; below 0: the row is padding, no
+   * state is written and its y is zeros. Checked in host memory, the caller's affair in a device's. NULL: row s has
+   * state s. */
   const DLTensor *slots;
 } ringattn_scan_tensors;
 

@@ -217,7 +217,7 @@ std::int32_t* TensorReader::slots(const char* name, const DLTensor* tensor, std:
     if (slot < 0) continue;
     if (slot >= slots) {
       refuse(fmt::format("{}[{}] is {}", name, row, slot), fmt::format("there are {} slots", slots),
-             "Count them from 0; a number below 0 leaves a row alone.");
+             "Count them from 0; a number below 0 marks a padding row.");
     }
     std::int64_t& other = taken[static_cast<std::size_t>(slot)];
     if (other >= 0) {

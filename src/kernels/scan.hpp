@@ -131,8 +131,8 @@ struct ScanUpdate {
   const float* dt_bias = nullptr;
   float* states = nullptr;
   MutableTensorView y;  // [sequences, heads, head_dim]
-  // [sequences], in the kernel's kind of memory; null: row s has slot s. Below 0: nothing of the row is written, and no
-  // result depends on it; but its memory, and that of slot 0, may be read.
+  // [sequences], in the kernel's kind of memory; null: row s has slot s. Below 0 the row is padding: its y is zeros,
+  // and no state is written. No result depends on its inputs, but their memory, and that of slot 0, may be read.
   const std::int32_t* slots = nullptr;
 };
 

@@ -175,7 +175,7 @@ TEST(CConvolution, UpdatesInSlotsHaveTheBitsOfRuns) {
                             kChannels * sizeof(float)),
                 0);
     }
-    EXPECT_TRUE(std::all_of(y.end() - kChannels, y.end(), [](float value) { return value == 7.0F; }));
+    EXPECT_TRUE(std::all_of(y.end() - kChannels, y.end(), [](float value) { return value == 0.0F; }));
   }
   for (const std::int64_t untouched : {1, 3}) {
     EXPECT_TRUE(std::all_of(halos.begin() + untouched * kHalo, halos.begin() + (untouched + 1) * kHalo,
@@ -185,7 +185,7 @@ TEST(CConvolution, UpdatesInSlotsHaveTheBitsOfRuns) {
   const Numbers before = halos;
   EXPECT_EQ(ringattn_convolution_run(convolution, &tensors), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_text(),
-               "slots[2] is 5 (there are 5 slots). Count them from 0; a number below 0 leaves a row alone.");
+               "slots[2] is 5 (there are 5 slots). Count them from 0; a number below 0 marks a padding row.");
   tensors.initial_halos = th.get();
   th->shape[0] = kRows + 1;
   slots = {3, 0, 2, -1};

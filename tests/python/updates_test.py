@@ -81,7 +81,7 @@ class Convolutions(unittest.TestCase):
         ringattn.causal_conv1d_update(x, states, weight, conv_state_indices=slots, out=y)
         for row, slot in enumerate(slots):
             if slot < 0:
-                self.assertTrue((y[row] == 7).all())
+                assert_same_bits(y[row], np.zeros_like(y[row]))
                 continue
             alone = before[slot : slot + 1].copy()
             assert_same_bits(ringattn.causal_conv1d_update(x[row : row + 1], alone, weight)[0], y[row])
@@ -166,7 +166,7 @@ class Updates(unittest.TestCase):
         ringattn.ssd_update(states, x, dt, A, B, C, state_batch_indices=slots, out=y)
         for row, slot in enumerate(slots):
             if slot < 0:
-                self.assertTrue((y[row] == 7).all())
+                assert_same_bits(y[row], np.zeros_like(y[row]))
                 continue
             one = slice(row, row + 1)
             alone = before[slot : slot + 1].copy()

@@ -67,7 +67,10 @@ class CpuConvolution final : public ConvolutionKernel {
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t s = 0; s < update.x.tokens; ++s) {
       const std::int64_t slot = update.slots == nullptr ? s : update.slots[s];
-      if (slot < 0) continue;
+      if (slot < 0) {
+        std::memset(update.y.at(s, 0), 0, row_bytes);
+        continue;
+      }
       auto* const halo = static_cast<std::byte*>(update.halos) + slot * spec_.halo_bytes();
       std::vector<float> x(static_cast<std::size_t>(spec_.width * spec_.channels));
       tile_ops_.widen(halo, spec_.dtype, spec_.halo_tokens() * spec_.channels, x.data());

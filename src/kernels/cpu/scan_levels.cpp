@@ -2,6 +2,7 @@
 #include "kernels/cpu/scan_levels.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -213,8 +214,11 @@ void ScanLevels::update(const ScanUpdate& update, Stream) {
 #pragma omp parallel for num_threads(threads_) schedule(static)
   for (std::int64_t item = 0; item < items; ++item) {
     const std::int64_t sequence = item / spec_.heads;
+    const int head = static_cast<int>(item % spec_.heads);
     if (update.slots == nullptr || update.slots[sequence] >= 0) {
-      update_head(update, sequence, static_cast<int>(item % spec_.heads));
+      update_head(update, sequence, head);
+    } else {
+      std::memset(update.y.at(sequence, head), 0, static_cast<std::size_t>(spec_.head_dim) * size_of(spec_.dtype));
     }
   }
 }

@@ -65,10 +65,10 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   const int block = static_cast<int>(blockIdx.x) - asked * blocks_of_sequence<kLanes>(rows_of_sequence);
   const int row_of_sequence = (block * kThreads + static_cast<int>(threadIdx.x)) / kLanes * kRows;
   const std::int64_t slot = p.slots != nullptr ? p.slots[asked] : asked;
-  const bool present = row_of_sequence < rows_of_sequence && slot >= 0;
-  const std::int64_t sequence =
-      present ? asked : 0;  // what isn't there loads as the first one does, and writes nothing
-  const int first_row = present ? row_of_sequence : 0;
+  const bool in_range = row_of_sequence < rows_of_sequence;  // else it loads as the first rows do, and writes nothing
+  const bool present = in_range && slot >= 0;  // else, in range, it is padding: it writes zeros to y alone
+  const std::int64_t sequence = in_range ? asked : 0;
+  const int first_row = in_range ? row_of_sequence : 0;
   const int first_head = kStateDecays ? first_row : p.by_head_dim.quotient(first_row);
   const int first_dim = kStateDecays ? 0 : first_row - first_head * p.head_dim;
   float* const states = p.states + ((present ? slot : 0) * rows_of_sequence + first_row) * p.state_dim;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
       y[row] = __fadd_rn(y[row], __shfl_xor_sync(0xffffffffU, y[row], other));
     }
   }
-  if (!present || lane >= kRows) return;
+  if (!in_range || lane >= kRows) return;
   float value = y[0];
   float own_x = x[0];
 #pragma unroll
@@ -147,6 +147,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   }
   if (p.d != nullptr) value = __fmaf_rn(skip, own_x, value);
   if (p.z.data != nullptr) value = __fmul_rn(value, silu(to_float(gate)));
+  if (!present) value = 0.0F;
   static_cast<Element*>(p.y)[sequence * p.y_token_stride + own_head * p.y_head_stride + own_dim] =
       from_float<Element>(value);
 }

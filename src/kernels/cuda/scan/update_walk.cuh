@@ -222,7 +222,8 @@ __global__ void __launch_bounds__(kWalkThreads, kWalkCtas<Element>)
     float value = sum_of_own_row<kLanes>(y, lane);
     if (p.d != nullptr) value = __fmaf_rn(own_terms[thread].y, own_x, value);
     if (p.z.data != nullptr) value = __fmul_rn(value, silu(to_float(inputs.gate)));
-    if (present && lane % kLanesOfRow == 0) {
+    if (inputs.slot < 0) value = 0.0F;  // padding
+    if (present_in(place) && lane % kLanesOfRow == 0) {
       const std::int32_t own_at = (channel + own_offset) * static_cast<std::int32_t>(p.y_head_stride);
       static_cast<Element*>(p.y)[place.sequence * p.y_token_stride + own_at] = from_float<Element>(value);
     }

@@ -233,7 +233,8 @@ __global__ void __launch_bounds__(kThreads)
   if (channel >= p.channels) return;
   const std::int64_t sequence = blockIdx.x;
   const std::int64_t slot = step.slots == nullptr ? sequence : step.slots[sequence];
-  if (slot < 0) return;
+  Element* const y = static_cast<Element*>(p.y) + sequence * p.y_stride + channel;
+  if (slot < 0) return store_eight(y, p.aligned, zeros<Element>());
   Element* const halo = static_cast<Element*>(step.halos) + slot * (kWidth - 1) * p.channels + channel;
   Eight<Element> tokens[kWidth];
 #pragma unroll
@@ -242,8 +243,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int k = 0; k + 1 < kWidth; ++k) store_eight(halo + k * p.channels, p.aligned, tokens[k + 1]);
   const Filter<kWidth> filter(p, channel);
-  store_eight(static_cast<Element*>(p.y) + sequence * p.y_stride + channel, p.aligned,
-              filter.convolve(tokens, 0, p.silu));
+  store_eight(y, p.aligned, filter.convolve(tokens, 0, p.silu));
 }
 
 dim3 grid_of(const ConvolutionParams& p, std::int64_t rows) {
