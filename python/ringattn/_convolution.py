@@ -64,7 +64,7 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
     x: [tokens, channels] or [batch, tokens, channels], float32, float16 or bfloat16; weight: float32 [channels, width] of 2
     to 4 tokens; bias: float32 [channels]. activation: None or "silu". initial_states: [sequences, width - 1, channels] of x's
     dtype, the tokens in front of each sequence, oldest first; None: zeros. cu_seqlens: [sequences + 1], with packed rows (in
-    place of seq_idx). Ranks are those of ssd().
+    place of seq_idx); the state of an empty sequence passes through. Ranks are those of ssd().
     Returns y, of x's shape and dtype; with return_final_states (y, states): the last tokens of each sequence, which are the
     initial states of what follows, or the state of causal_conv1d_update()."""
     _check("causal_conv1d", x, (2, 3), "[(batch,) tokens, channels]", weight, bias, out, unknown, initial_states=initial_states)

@@ -178,7 +178,8 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
 
     x, z: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens,
     groups, state_dim]; all of one type, float32, float16 or bfloat16. A, D, dt_bias: float32 [heads]. initial_states:
-    float32 [sequences, heads, head_dim, state_dim]. cu_seqlens: [sequences + 1], with packed rows.
+    float32 [sequences, heads, head_dim, state_dim]. cu_seqlens: [sequences + 1], with packed rows; the state of an empty
+    sequence passes through.
     Several ranks have whole super-segments of 65,536 tokens: ringattn.super_segments(lengths, ranks), or a layout of the
     caller's. A rank passes the initial states of the sequences that begin on it, and gets the final states of those that
     end on it: begins(rank) and ends(rank) of the layout.

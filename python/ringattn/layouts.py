@@ -32,6 +32,7 @@ class Layout:
         self._check()
         self.text = _text_of(self.lengths, self.runs)
         self._places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._empty: dict[int, int] | None = None
 
     def _check(self) -> None:
         for rank, of_rank in enumerate(self.runs):
@@ -67,12 +68,26 @@ class Layout:
         return sum(e - b for _, b, e in self.runs[rank])
 
     def begins(self, rank: int) -> list[int]:
-        """The sequences whose first token the rank has: of a scan those whose initial states it passes."""
-        return [s for s, b, _ in self.runs[rank] if b == 0]
+        """The sequences whose first token the rank has: of a scan those whose initial states it passes. An empty sequence
+        begins and ends on the rank of the token before it on the packed axis, else of the token after it, else on rank 0."""
+        return sorted([s for s, b, _ in self.runs[rank] if b == 0] + self._empty_sequences(rank))
 
     def ends(self, rank: int) -> list[int]:
         """The sequences whose last token the rank has: of a scan those whose final states it gets."""
-        return [s for s, _, e in self.runs[rank] if e == self.lengths[s]]
+        return sorted([s for s, _, e in self.runs[rank] if e == self.lengths[s]] + self._empty_sequences(rank))
+
+    def _empty_sequences(self, rank: int) -> list[int]:
+        if self._empty is None:
+            first = {s: rank for rank, of_rank in enumerate(self.runs) for s, b, _ in of_rank if b == 0}
+            last = {s: rank for rank, of_rank in enumerate(self.runs) for s, _, e in of_rank if e == self.lengths[s]}
+            owner = first[min(first)] if first else 0
+            self._empty = {}
+            for s, length in enumerate(self.lengths):
+                if length:
+                    owner = last[s]
+                else:
+                    self._empty[s] = owner
+        return [s for s, owner in self._empty.items() if owner == rank]
 
     def places(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """Of each row of a rank: its token on the packed axis, and its token in its sequence."""

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "attention/empty_sequences.hpp"
 #include "attention/fitting.hpp"
 #include "attention/identities.hpp"
 #include "attention/ring/enqueued_runs.hpp"
@@ -67,10 +68,11 @@ struct Convolution::Impl {
   std::unique_ptr<ConvolutionKernel> kernel;
   std::optional<Layout> layout;
   ScanHops hops;
-  std::size_t beginning = 0;  // sequences whose first token this rank has
-  std::size_t ending = 0;     // and whose last
-  double seconds = 0.0;       // that a convolution is predicted to take
-  Buffer received;            // [runs] halos in front of them
+  std::vector<std::int32_t> beginning;
+  std::vector<std::int32_t> ending;
+  std::vector<PassedStates> empty;
+  double seconds = 0.0;  // that a convolution is predicted to take
+  Buffer received;       // [runs] halos in front of them
   std::int64_t announced = kNotAnnounced;
   std::optional<EnqueuedRuns> enqueued;
 };
@@ -80,10 +82,10 @@ void Convolution::Impl::choose() {
   check_update(job);
   layout = scan_layout(job.lengths, options.runs, transport.size());
   hops = scan_hops(*layout);
-  for (const TokenRun& run : layout->runs(transport.rank())) {
-    beginning += run.begin == 0 ? 1 : 0;
-    ending += ends(run) ? 1 : 0;
-  }
+  const StateOwners owners = state_owners(*layout);
+  beginning = sequences_of(owners.initial, transport.rank());
+  ending = sequences_of(owners.final, transport.rank());
+  empty = empty_sequences(job.lengths, beginning, ending);
   choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
@@ -106,8 +108,8 @@ void Convolution::Impl::check(const ConvolutionInputs& inputs, const Convolution
   check_apart("y", outputs.y, "x", inputs.x);
   check_given("Convolution", "weight", inputs.weight, true);
   check_given("Convolution", "bias", inputs.bias, job.spec.bias);
-  check_given("Convolution", "initial_halos", inputs.initial_halos, job.initial_halos && beginning > 0);
-  check_given("Convolution", "final_halos", outputs.final_halos, job.final_halos && ending > 0);
+  check_given("Convolution", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
+  check_given("Convolution", "final_halos", outputs.final_halos, job.final_halos && !ending.empty());
   if (inputs.slots == nullptr || (job.update && inputs.initial_halos == outputs.final_halos)) return;
   refuse("slots are given",
          job.update ? "the halos behind the update lie elsewhere than those in front of it" : "the job is no update",
@@ -150,8 +152,8 @@ Exchange Convolution::Impl::halos(const TensorView& x) const {
 
 std::vector<ConvolutionRun> Convolution::Impl::runs_of(const ConvolutionInputs& inputs,
                                                        const ConvolutionOutputs& outputs) const {
-  const auto* initial = static_cast<const std::byte*>(inputs.initial_halos);
-  auto* final = static_cast<std::byte*>(outputs.final_halos);
+  const auto* const initial = static_cast<const std::byte*>(inputs.initial_halos);
+  auto* const final = static_cast<std::byte*>(outputs.final_halos);
   std::vector<ConvolutionRun> runs;
   const std::span<const TokenRun> tokens = layout->runs(transport.rank());
   for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -161,9 +163,11 @@ std::vector<ConvolutionRun> Convolution::Impl::runs_of(const ConvolutionInputs& 
     if (tokens[i].begin > 0) {
       run.before = received.data() + i * halo_bytes();
     } else if (initial != nullptr) {
-      run.before = std::exchange(initial, initial + halo_bytes());
+      run.before = initial + index_of(beginning, tokens[i].sequence) * job.spec.halo_bytes();
     }
-    if (ends(tokens[i]) && final != nullptr) run.behind = std::exchange(final, final + halo_bytes());
+    if (ends(tokens[i]) && final != nullptr) {
+      run.behind = final + index_of(ending, tokens[i].sequence) * job.spec.halo_bytes();
+    }
     runs.push_back(run);
   }
   return runs;
@@ -179,6 +183,7 @@ void Convolution::Impl::enqueue(const ConvolutionInputs& inputs, const Convoluti
     if (job.update) {
       update(inputs, outputs, stream);
     } else {
+      pass_states(empty, inputs.initial_halos, outputs.final_halos, job.spec.halo_bytes(), *backend, stream);
       kernel->convolve({inputs.x, inputs.weight, inputs.bias, runs, outputs.y}, stream,
                        [this] { transport.progress(); });
     }
@@ -204,6 +209,8 @@ const ConvolutionJob& Convolution::job() const { return impl_->job; }
 const ConvolutionChoice& Convolution::kernel() const { return impl_->choice; }
 Backend& Convolution::backend() { return *impl_->backend; }
 const Layout& Convolution::layout() const { return *impl_->layout; }
+const std::vector<std::int32_t>& Convolution::beginning() const { return impl_->beginning; }
+const std::vector<std::int32_t>& Convolution::ending() const { return impl_->ending; }
 
 void Convolution::run(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;

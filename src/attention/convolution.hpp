@@ -25,7 +25,7 @@ using ConvolutionChoice = KernelChoice<ConvolutionSpec>;
 // Plain data, the same on every rank.
 struct ConvolutionJob {
   ConvolutionSpec spec;
-  std::vector<std::int64_t> lengths;  // [sequences] tokens, at least 1 each
+  std::vector<std::int64_t> lengths;  // [sequences] tokens; 0: the halo passes through
   bool initial_halos = false;         // sequences go on from given tokens, else from zeros
   bool final_halos = false;           // the last tokens of sequences are wanted
   // One token of each sequence by the kernel's update(), from initial halos to final ones, both of which it has. The
@@ -74,6 +74,10 @@ class Convolution {
   const ConvolutionChoice& kernel() const;
   Backend& backend();
   const Layout& layout() const;
+
+  // As Scan's.
+  const std::vector<std::int32_t>& beginning() const;
+  const std::vector<std::int32_t>& ending() const;
 
   // As Scan::run(), enqueue() and wait().
   void run(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream = {});

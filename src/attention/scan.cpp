@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attention/convolution.hpp"
+#include "attention/empty_sequences.hpp"
 #include "attention/fitting.hpp"
 #include "attention/identities.hpp"
 #include "attention/ring/enqueued_runs.hpp"
@@ -55,7 +56,7 @@ struct Scan::Impl {
         meeting(transport, Patience(options.timeout_seconds)) {}
 
   std::int64_t own_tokens() const { return layout->tokens(transport.rank()); }
-  std::size_t state_floats() const { return static_cast<std::size_t>(state_bytes(job.spec)) / sizeof(float); }
+  std::int64_t state_floats() const { return state_bytes(job.spec) / static_cast<std::int64_t>(sizeof(float)); }
 
   void choose();
   void allocate();
@@ -86,6 +87,7 @@ struct Scan::Impl {
   double seconds = 0.0;  // that a scan is predicted to take
   std::vector<std::int32_t> beginning;
   std::vector<std::int32_t> ending;
+  std::vector<PassedStates> empty;
   std::vector<ScanRun> runs;  // of this rank; those that receive or send states have their addresses
   std::optional<Convolution> convolution;
   Buffer convolved;  // [own tokens, channels] behind it
@@ -115,10 +117,10 @@ void Scan::Impl::choose() {
   hops = std::move(forecast.hops);
   ranges = std::move(forecast.ranges);
   if (!job.alone && options.head_ranges != 0) ranges = head_ranges(job.spec.heads, *kernel, options.head_ranges);
-  for (const TokenRun& run : layout->runs(transport.rank())) {
-    if (run.begin == 0) beginning.push_back(run.sequence);
-    if (run.end == job.lengths[static_cast<std::size_t>(run.sequence)]) ending.push_back(run.sequence);
-  }
+  const StateOwners owners = state_owners(*layout);
+  beginning = sequences_of(owners.initial, transport.rank());
+  ending = sequences_of(owners.final, transport.rank());
+  empty = empty_sequences(job.lengths, beginning, ending);
   check_budget(memory, options.memory_budget);
 }
 
@@ -243,17 +245,13 @@ void Scan::Impl::update(const ScanInputs& inputs, const ScanOutputs& outputs, St
 }
 
 ScanTask Scan::Impl::task_of(const ScanInputs& inputs, const ScanOutputs& outputs) {
-  const float* initial = inputs.initial_states;
-  float* final = outputs.final_states;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const TokenRun& tokens = layout->runs(transport.rank())[i];
-    if (tokens.begin == 0 && initial != nullptr) {
-      runs[i].initial = initial;
-      initial += state_floats();
+    if (tokens.begin == 0 && inputs.initial_states != nullptr) {
+      runs[i].initial = inputs.initial_states + index_of(beginning, tokens.sequence) * state_floats();
     }
-    if (tokens.end == job.lengths[static_cast<std::size_t>(tokens.sequence)] && final != nullptr) {
-      runs[i].final = final;
-      final += state_floats();
+    if (tokens.end == job.lengths[static_cast<std::size_t>(tokens.sequence)] && outputs.final_states != nullptr) {
+      runs[i].final = outputs.final_states + index_of(ending, tokens.sequence) * state_floats();
     }
   }
   ScanTask task;
@@ -281,6 +279,7 @@ void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, S
       if (job.update) {
         update(behind, outputs, stream);
       } else {
+        pass_states(empty, inputs.initial_states, outputs.final_states, state_bytes(job.spec), *backend, stream);
         scan_together(task_of(behind, outputs), stream, clock);
       }
     }

@@ -117,7 +117,8 @@ class Scan {
   const Layout& layout() const;
   const ScanMemory& memory() const;  // on the rank that needs most
 
-  // The sequences whose first token this rank has, and those whose last it has, ascending.
+  // The sequences whose first token this rank has, and those whose last it has, ascending. An empty sequence is in both
+  // lists of one rank (state_owners(), attention/tokens/scan_deal.hpp).
   const std::vector<std::int32_t>& beginning() const;
   const std::vector<std::int32_t>& ending() const;
 

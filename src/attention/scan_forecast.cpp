@@ -84,12 +84,18 @@ ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<s
   ScanForecast forecast{std::move(layout), std::move(hops), {}, 0.0, {{0, job.spec.heads}}};
   const std::size_t kinds = job.alone ? (job.initial_halos ? 1 : 0) + (job.final_halos ? 1 : 0)
                                       : (job.initial_states ? 1 : 0) + (job.final_states ? 1 : 0);
+  std::vector<std::size_t> empty(static_cast<std::size_t>(world));  // sequences without tokens, by rank
+  const StateOwners owners = state_owners(forecast.layout);
+  for (std::size_t s = 0; s < job.lengths.size(); ++s) {
+    if (job.lengths[s] == 0) ++empty[static_cast<std::size_t>(owners.final[s])];
+  }
   std::int64_t most_tokens = 0;
   for (int rank = 0; rank < world; ++rank) {
     const std::vector<ScanRun> own = scan_runs(forecast.layout, forecast.hops, rank);
     const std::int64_t tokens = forecast.layout.tokens(rank);
     ScanMemory bytes;
-    bytes.states = own.size() * kinds * static_cast<std::size_t>(carried_bytes(job));
+    bytes.states =
+        (own.size() + empty[static_cast<std::size_t>(rank)]) * kinds * static_cast<std::size_t>(carried_bytes(job));
     if (job.alone) {
       bytes.rows = static_cast<std::size_t>(tokens * scan_token_bytes(job));
       bytes.exchange = own.size() * static_cast<std::size_t>(carried_bytes(job));

@@ -19,9 +19,9 @@
 struct ringattn_convolution : ringattn::c::Object<ringattn::Convolution> {
   static constexpr const char* kName = "convolution";
 
-  // Sequences whose first token this rank has, and whose last.
-  std::int64_t beginning() const;
-  std::int64_t ending() const;
+  // Sequences whose initial halo this rank has, and whose final one.
+  std::int64_t beginning() const { return static_cast<std::int64_t>(door.beginning().size()); }
+  std::int64_t ending() const { return static_cast<std::int64_t>(door.ending().size()); }
   std::tuple<ringattn::ConvolutionInputs, ringattn::ConvolutionOutputs, ringattn::Stream> read(
       const ringattn_convolution_tensors* given) const;
 };
@@ -47,16 +47,6 @@ ConvolutionSpec read_convolution_spec(const ringattn_convolution_spec* given) {
 }
 
 }  // namespace
-
-std::int64_t ringattn_convolution::beginning() const {
-  return std::ranges::count(door.layout().runs(transport->rank()), 0, &TokenRun::begin);
-}
-
-std::int64_t ringattn_convolution::ending() const {
-  return std::ranges::count_if(door.layout().runs(transport->rank()), [this](const TokenRun& run) {
-    return run.end == door.job().lengths[static_cast<std::size_t>(run.sequence)];
-  });
-}
 
 std::tuple<ConvolutionInputs, ConvolutionOutputs, Stream> ringattn_convolution::read(
     const ringattn_convolution_tensors* given) const {

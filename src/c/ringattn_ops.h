@@ -101,7 +101,7 @@ typedef struct ringattn_scan_spec {
 typedef struct ringattn_scan_batch {
   uint64_t size;
   int64_t sequences;
-  const int64_t *lengths; /* [sequences], at least 1 each */
+  const int64_t *lengths; /* [sequences]; the state of a sequence of 0 tokens passes through */
   int32_t initial_states; /* 1: sequences start from given states, else from zero */
   int32_t final_states;   /* 1: the states behind them are wanted */
   /* Since interface 4: */
@@ -120,8 +120,8 @@ ringattn_status ringattn_scan_create(ringattn_world *world, const ringattn_scan_
 typedef struct ringattn_scan_facts {
   uint64_t size;
   int64_t rows;      /* of this rank */
-  int64_t beginning; /* sequences whose first token this rank has: as many initial states */
-  int64_t ending;    /* sequences whose last token this rank has: as many final states */
+  int64_t beginning; /* sequences whose first token this rank has: as many initial states. A sequence of 0 tokens */
+  int64_t ending;    /* begins and ends on one rank; and whose last token it has: as many final states */
   uint64_t memory_bytes;
   const char *kernel;
 } ringattn_scan_facts;

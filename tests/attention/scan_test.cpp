@@ -84,6 +84,32 @@ TEST_P(ScanWorld, FewerSuperSegmentsThanRanks) {
   expect_same(given);
 }
 
+// At the beginning, between sequences of one rank and of two, and at the end. Their states pass through.
+TEST_P(ScanWorld, EmptySequences) {
+  static const std::vector<ScanCase> cases = [] {
+    std::vector<ScanCase> made;
+    for (const bool initial : {false, true}) {
+      made.push_back(make_scan_case(small_scan(2, false), {0, 0, kSuper + 5, 0, 3, 0, 0, 64, 0}, initial, 6));
+      made.push_back(make_scan_case(small_scan(16, true), {5, 0}, initial, 7));
+      made.push_back(make_scan_case(small_scan(2, false), {0, 0, 0}, initial, 8));
+    }
+    return made;
+  }();
+  for (const ScanCase& given : cases) expect_same(given);
+}
+
+TEST_P(ScanWorld, EmptySequencesAndRunsOfTheCallers) {
+  static const ScanCase given = make_scan_case(small_scan(2, false), {0, 70, 0, 0, 2 * kSuper + 1, 0}, true, 9);
+  ScanOptions options = on_cpu();
+  options.runs.emplace(static_cast<std::size_t>(ranks()));
+  options.runs->back() = {{1, 0, 70}, {4, 0, kSuper}, {4, kSuper, 2 * kSuper}, {4, 2 * kSuper, 2 * kSuper + 1}};
+  if (ranks() > 1) {
+    (*options.runs)[0] = {{4, kSuper, 2 * kSuper}};
+    options.runs->back().erase(options.runs->back().begin() + 2);
+  }
+  expect_same(given, options);
+}
+
 // One rank's super-segments need not be neighbours: states then go back and forth.
 TEST_P(ScanWorld, RunsOfTheCallers) {
   static const ScanCase given = make_scan_case(small_scan(2, false), {4 * kSuper + 9, kSuper + 70}, true, 5);
@@ -145,7 +171,7 @@ TEST(ScanRefusals, JobsThatContradictThemselves) {
   };
   Scan(good, *self, on_cpu());
   refused([](ScanJob& job, ScanOptions&) { job.lengths.clear(); }, ErrorCode::kUsage, {"no sequences"});
-  refused([](ScanJob& job, ScanOptions&) { job.lengths[1] = 0; }, ErrorCode::kUsage, {"sequence 1", "0 tokens"});
+  refused([](ScanJob& job, ScanOptions&) { job.lengths[1] = -1; }, ErrorCode::kUsage, {"sequence 1", "-1 tokens"});
   refused([](ScanJob& job, ScanOptions&) { job.spec.groups = 4; }, ErrorCode::kUsage, {"not a multiple"});
   refused([](ScanJob& job, ScanOptions&) { job.spec.head_dim = 12; }, ErrorCode::kUnsupported, {"head_dim 12"});
   refused([](ScanJob&, ScanOptions& options) { options.memory_budget = 1000; }, ErrorCode::kMemory, {"1000 bytes"});

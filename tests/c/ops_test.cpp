@@ -278,9 +278,9 @@ TEST(CScan, HasTheBitsOfCpp) {
   constexpr std::int64_t kTokens = 200, kHeads = 2, kDim = 32, kStates = 16;
   const Numbers x = normal(kTokens * kHeads * kDim, 1), dt(kTokens * kHeads, 0.1F), b = normal(kTokens * kStates, 2);
   const Numbers c = normal(kTokens * kStates, 3), a{-0.5F, -1.0F}, d{0.25F, 2.0F};
-  const Numbers initial = normal(2 * kHeads * kDim * kStates, 4);
+  const Numbers initial = normal(3 * kHeads * kDim * kStates, 4);
   Numbers y(x.size()), states(initial.size()), c_y(x.size()), c_states(initial.size());
-  const std::vector<std::int64_t> lengths{150, 50};
+  const std::vector<std::int64_t> lengths{150, 0, 50};
   ScanJob job;
   job.spec.dtype = Dtype::kF32;
   job.spec.heads = kHeads;
@@ -311,7 +311,7 @@ TEST(CScan, HasTheBitsOfCpp) {
   spec.state_dim = kStates;
   spec.skip = 1;
   auto batch = sized<ringattn_scan_batch>();
-  batch.sequences = 2;
+  batch.sequences = 3;
   batch.lengths = lengths.data();
   batch.initial_states = batch.final_states = 1;
   ringattn_scan* scan = nullptr;
@@ -319,7 +319,7 @@ TEST(CScan, HasTheBitsOfCpp) {
   CTensor tx(x.data(), kFp32, {kTokens, kHeads, kDim}), tdt(dt.data(), kFp32, {kTokens, kHeads, 1});
   CTensor tb(b.data(), kFp32, {kTokens, 1, kStates}), tc(c.data(), kFp32, {kTokens, 1, kStates});
   CTensor ta(a.data(), kFp32, {kHeads}), td(d.data(), kFp32, {kHeads}), ty(c_y.data(), kFp32, {kTokens, kHeads, kDim});
-  CTensor ti(initial.data(), kFp32, {2, kHeads, kDim, kStates}), tf(c_states.data(), kFp32, {2, kHeads, kDim, kStates});
+  CTensor ti(initial.data(), kFp32, {3, kHeads, kDim, kStates}), tf(c_states.data(), kFp32, {3, kHeads, kDim, kStates});
   auto tensors = sized<ringattn_scan_tensors>();
   tensors.x = tx.get();
   tensors.dt = tdt.get();
@@ -333,13 +333,15 @@ TEST(CScan, HasTheBitsOfCpp) {
   EXPECT_OK(ringattn_scan_run(scan, &tensors));
   EXPECT_EQ(std::memcmp(c_y.data(), y.data(), y.size() * 4), 0);
   EXPECT_EQ(std::memcmp(c_states.data(), states.data(), states.size() * 4), 0);
+  constexpr std::int64_t kState = kHeads * kDim * kStates;
+  EXPECT_EQ(std::memcmp(&c_states[kState], &initial[kState], kState * 4), 0);  // of the empty sequence
 
   auto facts = sized<ringattn_scan_facts>();
   EXPECT_OK(ringattn_scan_get_facts(scan, &facts));
   EXPECT_EQ(facts.rows, kTokens);
-  std::array<std::int32_t, 2> beginning{-1, -1}, ending{-1, -1};
+  std::array<std::int32_t, 3> beginning{-1, -1, -1}, ending{-1, -1, -1};
   EXPECT_OK(ringattn_scan_sequences(scan, beginning.data(), ending.data()));
-  EXPECT_EQ(beginning, (std::array<std::int32_t, 2>{0, 1}));
+  EXPECT_EQ(beginning, (std::array<std::int32_t, 3>{0, 1, 2}));
   EXPECT_EQ(ending, beginning);
   ti->shape[0] = 1;
   EXPECT_EQ(ringattn_scan_run(scan, &tensors), RINGATTN_USAGE);

@@ -35,9 +35,9 @@ struct Filters {
 TEST(CConvolution, HasTheBitsOfCpp) {
   constexpr std::int64_t kTokens = 100;
   const Filters filters;
-  const Numbers x = normal(kTokens * kChannels, 3), initial = normal(2 * kHalo, 4);
+  const Numbers x = normal(kTokens * kChannels, 3), initial = normal(3 * kHalo, 4);
   Numbers y(x.size()), finals(initial.size()), c_y(x.size()), c_finals(initial.size());
-  const std::vector<std::int64_t> lengths{98, 2};
+  const std::vector<std::int64_t> lengths{0, 98, 2};
   const auto transport = make_self_transport();
   ConvolutionOptions options;
   options.kernel.backend = "cpu";
@@ -48,7 +48,7 @@ TEST(CConvolution, HasTheBitsOfCpp) {
   SelfWorld world;
   const auto spec = convolution_spec();
   auto batch = sized<ringattn_scan_batch>();
-  batch.sequences = 2;
+  batch.sequences = 3;
   batch.lengths = lengths.data();
   batch.initial_states = batch.final_states = 1;
   ringattn_convolution* convolution = nullptr;
@@ -57,12 +57,12 @@ TEST(CConvolution, HasTheBitsOfCpp) {
   auto facts = sized<ringattn_scan_facts>();
   EXPECT_OK(ringattn_convolution_get_facts(convolution, &facts));
   EXPECT_EQ(facts.rows, kTokens);
-  EXPECT_EQ(facts.beginning, 2);
-  EXPECT_EQ(facts.ending, 2);
+  EXPECT_EQ(facts.beginning, 3);
+  EXPECT_EQ(facts.ending, 3);
   EXPECT_EQ(facts.memory_bytes, 2 * kTokens * kChannels * sizeof(float));
   EXPECT_STREQ(facts.kernel, door.kernel().row->name.data());
   CTensor tx(x.data(), kFp32, {kTokens, 1, kChannels}), ty(c_y.data(), kFp32, {kTokens, 1, kChannels});
-  CTensor ti(initial.data(), kFp32, {2, kWidth - 1, kChannels}), tf(c_finals.data(), kFp32, {2, kWidth - 1, kChannels});
+  CTensor ti(initial.data(), kFp32, {3, kWidth - 1, kChannels}), tf(c_finals.data(), kFp32, {3, kWidth - 1, kChannels});
   Filters c;
   auto tensors = sized<ringattn_convolution_tensors>();
   tensors.x = tx.get();
@@ -81,7 +81,7 @@ TEST(CConvolution, HasTheBitsOfCpp) {
   };
   ti->shape[0] = 1;
   refused("initial_halos is [1, 3, 16]");
-  ti->shape[0] = 2;
+  ti->shape[0] = 3;
   tensors.bias = nullptr;
   refused("bias is missing");
   tensors.bias = c.c_bias.get();

@@ -49,7 +49,8 @@ ScanCase heads_of_matrices() {
   return make_scan_case(spec, {2 * kSuper + 777, 100, kSuper}, true, 1, "cuda");
 }
 ScanCase ragged_sequences() {
-  return make_scan_case(small_scan(2, false), {70'000, 1, 2 * kSuper, 100, kSuper + 64, 3, kSuper}, true, 2, "cuda");
+  return make_scan_case(small_scan(2, false), {0, 70'000, 1, 2 * kSuper, 0, 0, 100, kSuper + 64, 3, kSuper, 0}, true, 2,
+                        "cuda");
 }
 ScanCase channels() { return make_scan_case(small_scan(16, true), {3 * kSuper + 5, 40, kSuper + 1}, true, 3, "cuda"); }
 

@@ -395,14 +395,15 @@ class Scans(unittest.TestCase):
         assert_same_bits(y[1], ringattn.ssd(x[130:], dt[130:], A, B[130:], C[130:]))
 
     def test_ranks(self):
-        lengths = (70000, 300, 66000)
+        lengths = (0, 70000, 0, 300, 66000, 0)  # the states of empty sequences pass through
         x, dt, A, B, C = self.inputs(sum(lengths), heads=1, groups=1)
         cu = np.concatenate([[0], np.cumsum(lengths)])
         y, states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=cu, return_final_states=True)
         dealt = ringattn.super_segments(lengths, 2)
-        cut = ringattn.Layout(lengths, [[(0, 0, 65536)], [(0, 65536, 70000), (1, 0, 300), (2, 0, 66000)]])
-        initial = normal(3, 1, 32, 16, seed=6)
+        cut = ringattn.Layout(lengths, [[(1, 0, 65536)], [(1, 65536, 70000), (3, 0, 300), (4, 0, 66000)]])
+        initial = normal(6, 1, 32, 16, seed=6)
         moved, moved_states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=cu, initial_states=initial, return_final_states=True)
+        assert_same_bits(moved_states[[0, 2, 5]], initial[[0, 2, 5]])
 
         def rank(world, layout):
             mine = [ringattn.shard(array, layout, world.rank) for array in (x, dt, B, C)]
@@ -414,12 +415,13 @@ class Scans(unittest.TestCase):
             assert_same_bits(ending, moved_states[layout.ends(world.rank)])
             return rows, after
 
-        for layout, ends in ((dealt, [[0], [1, 2]]), (cut, [[], [0, 1, 2]])):
+        halves = [[0, 1, 2], [3, 4, 5]]
+        for layout, begins, ends in ((dealt, halves, halves), (cut, [[0, 1], [2, 3, 4, 5]], [[0], [1, 2, 3, 4, 5]])):
             shards = ringattn.run_ranks(2, functools.partial(rank, layout=layout))
             self.assertGreater(min(len(rows) for rows, _ in shards), 300)
             assert_same_bits(ringattn.unshard([rows for rows, _ in shards], layout), y)
             assert_same_bits(ringattn.unshard([rows for _, rows in shards], layout), moved)
-            self.assertEqual([layout.begins(0), layout.begins(1)], [[0], [1, 2]])
+            self.assertEqual([layout.begins(0), layout.begins(1)], begins)
             self.assertEqual([layout.ends(0), layout.ends(1)], ends)
 
     def test_selective_scan_is_its_definition(self):

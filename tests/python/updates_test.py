@@ -48,21 +48,23 @@ class Convolutions(unittest.TestCase):
         assert_same_bits(given, y)
 
     def test_ranks(self):
-        lengths = (70000, 3, 66000)
-        x, weight, bias = normal(sum(lengths), 8), normal(8, 4, seed=2), normal(8, seed=3)
-        cu = np.concatenate([[0], np.cumsum(lengths)])
-        y, states = ringattn.causal_conv1d(x, weight, bias, cu_seqlens=cu, return_final_states=True)
-        layout = ringattn.super_segments(lengths, 3)
+        # Empty sequences, whose last tokens pass through, are among them; one job has no tokens at all.
+        for lengths in ((0, 70000, 0, 3, 66000, 0), (0, 0)):
+            x, weight, bias = normal(sum(lengths), 8), normal(8, 4, seed=2), normal(8, seed=3)
+            cu, initial = np.concatenate([[0], np.cumsum(lengths)]), normal(len(lengths), 3, 8, seed=4)
+            y, states = ringattn.causal_conv1d(x, weight, bias, cu_seqlens=cu, initial_states=initial, return_final_states=True)
+            layout = ringattn.super_segments(lengths, 3)
+            for s in (s for s, length in enumerate(lengths) if length == 0):
+                assert_same_bits(states[s], initial[s])
 
-        def rank(world):
-            mine = ringattn.shard(x, layout, world.rank)
-            return ringattn.causal_conv1d(
-                mine, weight, bias, cu_seqlens=cu, world=world, layout=layout, return_final_states=True
-            )
+            def rank(world, x=x, weight=weight, bias=bias, cu=cu, initial=initial, layout=layout):
+                mine, beginning = ringattn.shard(x, layout, world.rank), initial[layout.begins(world.rank)]
+                return ringattn.causal_conv1d(mine, weight, bias, cu_seqlens=cu, initial_states=beginning, world=world,
+                                              layout=layout, return_final_states=True)  # fmt: skip
 
-        shards = ringattn.run_ranks(3, rank)
-        assert_same_bits(ringattn.unshard([rows for rows, _ in shards], layout), y)
-        assert_same_bits(np.concatenate([ending for _, ending in shards]), states)
+            shards = ringattn.run_ranks(3, rank)
+            assert_same_bits(ringattn.unshard([rows for rows, _ in shards], layout), y)
+            assert_same_bits(np.concatenate([ending for _, ending in shards]), states)
 
     def test_updates_have_the_bits_of_runs(self):
         x, weight, bias = normal(5, 30, 16, dtype="float16"), normal(16, 4, seed=2), normal(16, seed=3)
@@ -122,6 +124,23 @@ class Convolutions(unittest.TestCase):
                 do()
             self.assertIn(words, str(caught.exception))
         self.assertFalse(state.any())
+
+
+class EmptySequences(unittest.TestCase):
+    def test_their_states_pass_through(self):
+        x, dt, A = np.zeros((0, 4, 32), "float32"), np.zeros((0, 4), "float32"), -np.ones(4, "float32")
+        B = C = np.zeros((0, 2, 16), "float32")
+        for initial in (None, normal(2, 4, 32, 16)):
+            y, states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=[0, 0, 0], initial_states=initial, return_final_states=True)
+            self.assertEqual(y.shape, x.shape)
+            assert_same_bits(states, np.zeros((2, 4, 32, 16), "float32") if initial is None else initial)
+        empty = [array[None].repeat(2, 0) for array in (x, dt, B, C)]
+        self.assertEqual(ringattn.ssd(empty[0], empty[1], A, empty[2], empty[3]).shape, (2, 0, 4, 32))
+        u, rows = np.zeros((3, 24), "float32"), np.zeros((3, 16), "float32")
+        initial = normal(3, 24, 16)
+        _, last = ringattn.selective_scan(u, u, -np.ones((24, 16), "float32"), rows, rows, cu_seqlens=[0, 0, 3, 3],
+                                          initial_states=initial, return_last_state=True)  # fmt: skip
+        assert_same_bits(last[[0, 2]], initial[[0, 2]])
 
 
 class Updates(unittest.TestCase):

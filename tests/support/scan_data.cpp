@@ -235,7 +235,7 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
           {begin, std::min(each, length - begin), begins[s] + begin, nullptr, nullptr, static_cast<int>(begin / each)});
     }
   }
-  const DeviceArray states(*backend, std::max<std::size_t>(1, runs.size() * state * sizeof(float)));
+  const DeviceArray states(*backend, std::max<std::size_t>(1, runs.size() * state) * sizeof(float));
   std::vector<std::size_t> last(sequences, runs.size());  // run of each sequence
   int steps = 1;
   std::size_t sequence = 0;
@@ -282,7 +282,11 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
   result.y = y.read(order);
   const std::vector<float> all = states.read_floats();
   for (std::size_t s = 0; s < sequences; ++s) {
-    if (last[s] == runs.size()) continue;
+    if (last[s] == runs.size()) {  // an empty sequence, which no kernel sees: its state passes through
+      const std::vector<float> passed = inputs.initial.empty() ? std::vector<float>(state) : inputs.initial[s];
+      result.finals.insert(result.finals.end(), passed.begin(), passed.end());
+      continue;
+    }
     const auto from = all.begin() + static_cast<std::ptrdiff_t>(last[s] * state);
     result.finals.insert(result.finals.end(), from, from + static_cast<std::ptrdiff_t>(state));
   }
@@ -366,7 +370,10 @@ std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result
   const std::size_t width = size(std::int64_t{spec.heads} * spec.head_dim);
   std::size_t state_at = 0;
   for (std::size_t s = 0; s < inputs.lengths.size(); ++s) {
-    if (inputs.lengths[s] == 0) continue;
+    if (inputs.lengths[s] == 0) {
+      state_at += inputs.state_floats();
+      continue;
+    }
     count_check();
     const auto states_of = [s](const ScanData& of) {
       return of.initial.empty() ? std::vector<double>()

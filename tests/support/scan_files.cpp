@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/scan_files.hpp"
 
+#include <algorithm>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -20,7 +21,7 @@ NamedTensors scan_tensors(const ScanFile& shape) {
   SyntheticScan made;
   made.selective = shape.selective;
   made.seed = shape.seed;
-  made.tokens = tokens;
+  made.tokens = std::max<std::int64_t>(1, tokens);  // of no tokens no row is read
   made.heads = shape.heads;
   made.head_dim = shape.head_dim;
   made.groups = shape.groups;

@@ -30,6 +30,7 @@ constexpr double kLeastOfStates = 0x1p-100;
 
 std::vector<RowSample> sample_scan(const ScanJob& job, std::int64_t count) {
   const std::int64_t tokens = job.tokens();
+  if (tokens == 0) return {};
   const std::int64_t heads = std::min({std::int64_t{job.spec.heads}, kMostHeads, count});
   const std::int64_t each = std::min(tokens, (count + heads - 1) / heads);
   std::vector<RowSample> samples;
@@ -310,7 +311,8 @@ const float* final_of(const CheckedScan& result, std::int32_t sequence) {
   return nullptr;
 }
 
-// This rank's samples of one sequence, by head, and its final state.
+// This rank's samples of one sequence, by head, and its final state. A head without samples is one of a sequence whose
+// final state the rank has.
 ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
                             const std::map<int, std::vector<PlacedSample>>& samples, const CheckedScan& result,
                             bool rounded, int threads) {
@@ -319,7 +321,7 @@ ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
   std::int64_t last = 0;  // packed token of a sample
   for (const auto& [head, placed] : samples) {
     heads.emplace_back(input, head, placed, result.y, rounded);
-    last = std::max(last, placed.back().sample.token);
+    if (!placed.empty()) last = std::max(last, placed.back().sample.token);
   }
   if (input.job().initial_states) {
     std::vector<float> states(static_cast<std::size_t>(state_bytes(input.job().spec)) / sizeof(float));
@@ -368,6 +370,12 @@ ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, s
         mine[sequence][sample.head].push_back({sample, row + sample.token - run.begin});
       }
       row += run.tokens();
+    }
+  }
+  // The final states of empty sequences, which have no rows: they are the initial ones.
+  for (const PackedRun& run : result.sequences) {
+    for (std::int64_t s = run.begin; s < run.end && !job.alone; ++s) {
+      if (job.lengths[static_cast<std::size_t>(s)] == 0) mine[static_cast<std::int32_t>(s)][0];
     }
   }
   const double steps =

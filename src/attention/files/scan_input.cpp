@@ -144,9 +144,6 @@ void ScanInput::take_shape(const FileInput& input, int ranks) {
   job_.initial_states = found.initial_states.has_value();
   job_.initial_halos = found.conv_state.has_value();
   job_.lengths = found.lengths;
-  for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
-    require(job_.lengths[s] > 0, found.x, fmt::format("sequence {} has no tokens", s), "A scan has at least one.");
-  }
   require(!job_.lengths.empty(), found.x, "there are no sequences", "A scan has at least one.");
   y_grid_ = found.x_grid;
   a_ = found.a;
@@ -187,7 +184,7 @@ ScanInput ScanInput::part(std::span<const std::int64_t> begins, std::span<const 
   some.origins_.clear();
   some.begins_.clear();
   for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
-    if (begins[s] >= ends[s]) continue;
+    if (begins[s] >= ends[s] && job_.lengths[s] > 0) continue;
     some.job_.lengths.push_back(ends[s] - begins[s]);
     some.numbers_.push_back(numbers_[s]);
     some.origins_.push_back(origins_[s] + begins[s]);

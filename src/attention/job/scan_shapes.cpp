@@ -104,7 +104,7 @@ class Runner {
     agree(world_, agreed ? &*agreed : nullptr, meeting_.patience().for_work(seconds_));
     const Layout from = layout_of(shape);
     return {moved(from, even_y_, outcome.y, y_bytes()),
-            moved(final_state_layout(from), even_states_, outcome.carried, carried_bytes(input_.job()))};
+            moved(states_of_ranks(shape), even_states_, outcome.carried, carried_bytes(input_.job()))};
   }
 
   std::optional<Difference> compare(const Outcome& left, const Outcome& right) const {
@@ -137,6 +137,8 @@ class Runner {
   }
 
   std::vector<std::int64_t> ends() const { return input_.job().lengths; }
+  // Whether the second part of a resumed shape has the sequence. Both parts have the empty ones.
+  bool goes_on(std::size_t sequence) const { return cuts_[sequence] < ends()[sequence] || ends()[sequence] == 0; }
   ScanInput front() const { return input_.part(std::vector<std::int64_t>(cuts_.size()), cuts_, {}); }
   ScanInput rear(std::vector<std::byte> carried) const { return input_.part(cuts_, ends(), std::move(carried)); }
 
@@ -164,7 +166,7 @@ class Runner {
     std::byte* to = kept_states.data();
     for (std::size_t i = 0; i < first.sequences.size(); ++i) {
       const auto s = static_cast<std::size_t>(first.sequences[i].begin);
-      if (cuts_[s] < ends()[s]) continue;
+      if (goes_on(s)) continue;
       kept.push_back(first.sequences[i]);
       std::memcpy(to, carried.data() + i * bytes, bytes);
       to += bytes;
@@ -178,23 +180,10 @@ class Runner {
   std::vector<std::byte> carried_at_cuts(Transport& part, ScanRankResult& first) const {
     const Layout from = final_state_layout(scan_layout(front().job().lengths, {}, part.size()));
     const ScanInput rest = rear({});
-    const Layout goes_on = scan_layout(rest.job().lengths, {}, part.size());
-    std::vector<int> owners(cuts_.size());  // of each state: who has it, then who goes on
-    for (const OwnedRun& run : from.owners()) {
-      std::fill_n(owners.begin() + static_cast<std::ptrdiff_t>(run.token), run.tokens, run.owner);
-    }
-    for (int rank = 0; rank < part.size(); ++rank) {
-      for (const TokenRun& run : goes_on.runs(rank)) {
-        if (run.begin > 0) continue;
-        owners[static_cast<std::size_t>(rest.numbers()[static_cast<std::size_t>(run.sequence)])] = rank;
-      }
-    }
-    RankRuns runs(static_cast<std::size_t>(part.size()));
-    for (std::size_t s = 0; s < owners.size(); ++s) {
-      const auto at = static_cast<std::int64_t>(s);
-      runs[static_cast<std::size_t>(owners[s])].push_back({0, at, at + 1});
-    }
-    const Layout to(sequence_count(), std::move(runs));
+    // Who goes on with each state; a sequence that ends stays where it is.
+    std::vector<int> owners = state_owners(scan_layout(front().job().lengths, {}, part.size())).final;
+    replace(owners, rest, state_owners(scan_layout(rest.job().lengths, {}, part.size())).initial);
+    const Layout to = state_layout(owners, part.size());
     const std::int64_t bytes = carried_bytes(input_.job());
     const Buffer arrived = allocate_host(static_cast<std::size_t>(to.tokens(part.rank()) * bytes));
     reshard(part.host(), from, to, first.carried(input_.job()).data(), arrived.data(), bytes,
@@ -207,6 +196,29 @@ class Runner {
                   arrived.data() + to.rows_before(part.rank(), sequence) * bytes, static_cast<std::size_t>(bytes));
     }
     return carried;
+  }
+
+  // Puts the owners of a part's sequences in place of those of the whole's.
+  static void replace(std::vector<int>& owners, const ScanInput& part, const std::vector<int>& of_part) {
+    for (std::size_t i = 0; i < of_part.size(); ++i) {
+      owners[static_cast<std::size_t>(part.numbers()[i])] = of_part[i];
+    }
+  }
+
+  // Who has each sequence's final state in a shape, as a layout of this world.
+  Layout states_of_ranks(const ScanShape& shape) const {
+    std::vector<int> owners(cuts_.size());
+    const auto add = [&](const ScanInput& input) {
+      const Layout layout = scan_layout(input.job().lengths, options_of(shape, input).runs, shape.ranks);
+      replace(owners, input, state_owners(layout).final);
+    };
+    if (shape.resumed) {
+      add(front());
+      add(rear({}));
+    } else {
+      add(input_);
+    }
+    return state_layout(owners, world_.size());
   }
 
   // Who has what of the whole in a shape, as a layout of this world: known on ranks that the shape leaves out, too.

@@ -127,9 +127,9 @@ Layout scan_layout(std::span<const std::int64_t> lengths, const std::optional<st
     fail(ErrorCode::kUsage, "a scan of no sequences", "there is nothing to scan", "Give the sequences' lengths.");
   }
   for (std::size_t s = 0; s < lengths.size(); ++s) {
-    if (lengths[s] > 0 && lengths[s] <= kMostTokens) continue;
+    if (lengths[s] >= 0 && lengths[s] <= kMostTokens) continue;
     fail(ErrorCode::kUsage, fmt::format("sequence {} of a scan has {} tokens", s, lengths[s]),
-         "each has at least one, and at most 2^40", "Leave empty sequences out.");
+         "each has between 0 and 2^40", "Check the sequences' lengths.");
   }
   check_scan_size(lengths, world);
   if (!runs) return deal_scan(lengths, world);
@@ -177,18 +177,45 @@ std::int64_t states_received(const ScanHops& hops, int rank) {
   return received;
 }
 
-Layout final_state_layout(const Layout& layout) {
+StateOwners state_owners(const Layout& layout) {
   const std::span<const std::int64_t> cu = layout.cu();
-  std::vector<std::vector<TokenRun>> ending(static_cast<std::size_t>(layout.world()));
-  std::size_t sequence = 0;
-  for (const OwnedRun& run : layout.owners()) {
-    while (run.token >= cu[sequence + 1]) ++sequence;
-    if (run.end() != cu[sequence + 1]) continue;
-    const auto s = static_cast<std::int64_t>(sequence);
-    ending[static_cast<std::size_t>(run.owner)].push_back({0, s, s + 1});
+  const std::span<const OwnedRun> runs = layout.owners();
+  StateOwners owners;
+  std::size_t run = 0;  // the first one that ends behind the sequence's first token
+  for (std::size_t s = 0; s + 1 < cu.size(); ++s) {
+    const auto ends_before = [&](std::int64_t token) { return run < runs.size() && runs[run].end() <= token; };
+    if (cu[s] == cu[s + 1]) {
+      const int before = s > 0 ? owners.final.back() : runs.empty() ? 0 : runs.front().owner;
+      owners.initial.push_back(before);
+      owners.final.push_back(before);
+      continue;
+    }
+    while (ends_before(cu[s])) ++run;
+    owners.initial.push_back(runs[run].owner);
+    while (ends_before(cu[s + 1] - 1)) ++run;
+    owners.final.push_back(runs[run].owner);
   }
-  const std::int64_t sequences[] = {static_cast<std::int64_t>(cu.size()) - 1};
-  return {sequences, std::move(ending)};
+  return owners;
 }
+
+std::vector<std::int32_t> sequences_of(std::span<const int> owners, int rank) {
+  std::vector<std::int32_t> sequences;
+  for (std::size_t s = 0; s < owners.size(); ++s) {
+    if (owners[s] == rank) sequences.push_back(static_cast<std::int32_t>(s));
+  }
+  return sequences;
+}
+
+Layout state_layout(std::span<const int> owners, int world) {
+  std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
+  for (std::size_t s = 0; s < owners.size(); ++s) {
+    const auto at = static_cast<std::int64_t>(s);
+    runs[static_cast<std::size_t>(owners[s])].push_back({0, at, at + 1});
+  }
+  const std::int64_t states[] = {static_cast<std::int64_t>(owners.size())};
+  return {states, std::move(runs)};
+}
+
+Layout final_state_layout(const Layout& layout) { return state_layout(state_owners(layout).final, layout.world()); }
 
 }  // namespace ringattn

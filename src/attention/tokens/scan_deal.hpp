@@ -25,8 +25,8 @@ Layout deal_scan(std::span<const std::int64_t> lengths, int world);
 // The caller's own runs. Throws kUsage when they are not a layout of these tokens, or cut a super-segment.
 Layout stated_scan(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs);
 
-// What ranks of a scan have: stated runs where there are some, else those that are dealt. Throws kUsage, also for no
-// sequences, sequences without tokens, and runs of another number of ranks; kMemory where check_scan_size() does.
+// What ranks of a scan have: stated runs where there are some, else those that are dealt. Sequences may be empty.
+// Throws kUsage, also for no sequences and for runs of another number of ranks; kMemory where check_scan_size() does.
 Layout scan_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
                    int world);
 
@@ -52,8 +52,21 @@ ScanHops scan_hops(const Layout& layout);
 // How many states a rank receives.
 std::int64_t states_received(const ScanHops& hops, int rank);
 
-// The sequences that end on each rank, as a layout of one sequence whose tokens they are: whoever has a sequence's last
-// token has its final state.
+// Which rank has each sequence's initial state, and which its final one: [sequences]. They are the ranks of its first
+// and of its last token. An empty sequence passes its state through on the rank of the token before it on the packed
+// axis; where there is none, on the rank of the token after it; where no sequence has tokens, on rank 0.
+struct StateOwners {
+  std::vector<int> initial;
+  std::vector<int> final;
+};
+
+StateOwners state_owners(const Layout& layout);
+
+// The sequences of one owner, ascending.
+std::vector<std::int32_t> sequences_of(std::span<const int> owners, int rank);
+
+// Final states as a layout of one sequence, whose token s is the state of sequence s: [sequences] owners.
+Layout state_layout(std::span<const int> owners, int world);
 Layout final_state_layout(const Layout& layout);
 
 }  // namespace ringattn

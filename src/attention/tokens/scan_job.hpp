@@ -16,7 +16,7 @@ namespace ringattn {
 
 struct ScanJob {
   ScanSpec spec;
-  std::vector<std::int64_t> lengths;  // [sequences] tokens, at least 1 each
+  std::vector<std::int64_t> lengths;  // [sequences] tokens; 0: the state passes through
   bool initial_states = false;        // sequences start from given states, else from zero
   bool final_states = false;          // the states behind them are wanted
   // One token of each sequence by the kernel's update(), which reads and writes each state once: from initial states to

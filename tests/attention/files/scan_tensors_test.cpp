@@ -269,11 +269,11 @@ TEST(ScanTensors, ThatContradictEachOtherAreRefusedByNameAndShape) {
       {"no dt", [](NamedTensors& t) { t.erase("dt"); }, "no tensor `dt`", ""},
       {"no A", [](NamedTensors& t) { t.erase("A"); }, "no tensor `A`", ""},
       {"seq_idx", [](NamedTensors& t) { t["seq_idx"] = int_list({0}); }, "`seq_idx`", "cu_seqlens"},
-      {"an empty sequence",
+      {"an end before the one in front",
        [](NamedTensors& t) {
-         t["cu_seqlens"] = int_list({0, 7, 7, 300});
+         t["cu_seqlens"] = int_list({0, 7, 5, 300});
        },
-       "`cu_seqlens` of", "sequence 1 would have 0 tokens"},
+       "`cu_seqlens` of", "entry 2 is 5, behind 7"},
       {"too few tokens",
        [](NamedTensors& t) {
          t["cu_seqlens"] = int_list({0, 299});

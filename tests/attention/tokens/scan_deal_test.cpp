@@ -143,6 +143,20 @@ TEST(ScanDeal, LeavesFinalStatesWhereSequencesEnd) {
   EXPECT_EQ(states.packed_tokens(2), (std::vector<std::int64_t>{3}));
 }
 
+TEST(StateOwners, GiveAnEmptySequenceToTheTokenBeforeIt) {
+  const std::vector<std::int64_t> lengths{0, kSuper + 1, 0, 0, 7, 0};
+  const StateOwners owners =
+      state_owners(stated_scan(lengths, {{{1, kSuper, kSuper + 1}}, {}, {{1, 0, kSuper}}, {{4, 0, 7}}}));
+  EXPECT_EQ(owners.initial, (std::vector<int>{2, 2, 0, 0, 3, 3}));
+  EXPECT_EQ(owners.final, (std::vector<int>{2, 0, 0, 0, 3, 3}));
+  EXPECT_EQ(sequences_of(owners.initial, 0), (std::vector<std::int32_t>{2, 3}));
+  EXPECT_EQ(sequences_of(owners.final, 1), (std::vector<std::int32_t>{}));
+  const std::vector<std::int64_t> none{0, 0};
+  const StateOwners nowhere = state_owners(scan_layout(none, {}, 3));
+  EXPECT_EQ(nowhere.initial, (std::vector<int>{0, 0}));
+  EXPECT_EQ(nowhere.final, (std::vector<int>{0, 0}));
+}
+
 TEST(ScanHops, AreNoneWhereSequencesStayAtHome) {
   EXPECT_TRUE(scan_hops(deal_scan(std::vector<std::int64_t>{10, 10, 10, 10}, 4)).hops.empty());
 }
