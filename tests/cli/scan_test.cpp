@@ -253,6 +253,20 @@ TEST(Scan, IsVerifiedAgainstTheOracle) {
   EXPECT_GT(std::stod(json_at(reported.out, "/accuracy/final_states/allowed")), 0.0);
 }
 
+// fp16's smallest numbers lie 2^-24 apart: a small y is rounded by more than a part of itself.
+TEST(Scan, IsVerifiedWhereRowsOfFp16AreSubnormal) {
+  const TemporaryFolder folder;
+  NamedTensors tensors = scan_tensors({.lengths = {70}, .heads = 2, .dtype = Dtype::kF16});
+  NamedTensor& x = tensors["x"];
+  for (std::size_t at = 0; at < x.bytes.size(); at += size_of(Dtype::kF16)) {
+    std::byte* const value = x.bytes.data() + at;
+    store_element(value, Dtype::kF16, load_element(value, Dtype::kF16) * 0x1p-18F);
+  }
+  const std::string input = write_tensors(folder.file("small"), tensors);
+  const Finished verified = tool({"verify", "--input", input, "--against", "oracle"});
+  EXPECT_EQ(verified.code, 0) << verified.out;
+}
+
 TEST(Scan, IsVerifiedAgainstGoldenFiles) {
   const TemporaryFolder folder;
   const std::string golden = folder.file("golden");

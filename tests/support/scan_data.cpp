@@ -91,8 +91,10 @@ ScanData absolute(ScanData inputs) {
   return inputs;
 }
 
-double output_rounding(Dtype dtype) {
-  return dtype == Dtype::kF32 ? 0x1p-24 : dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-10;  // fp16: with its subnormals
+// Half of the spacing at `y`, at most. fp16's smallest numbers lie 2^−24 apart.
+double output_rounding(Dtype dtype, double y) {
+  const double part = dtype == Dtype::kF32 ? 0x1p-24 : dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
+  return std::max(part * std::fabs(y), dtype == Dtype::kF16 ? 0x1p-25 : 0.0);
 }
 
 }  // namespace
@@ -366,7 +368,6 @@ std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result
   const ScanData magnitudes = absolute(inputs);
   const ScanTask task = inputs.task();
   const ScanTask magnitude_task = magnitudes.task();
-  const double rounding = output_rounding(spec.dtype);
   const std::size_t width = size(std::int64_t{spec.heads} * spec.head_dim);
   std::size_t state_at = 0;
   for (std::size_t s = 0; s < inputs.lengths.size(); ++s) {
@@ -388,8 +389,7 @@ std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result
       const std::size_t at = (size(row) * width + i) * size_of(spec.dtype);
       const auto ours = static_cast<double>(load_element(result.y.data() + at, spec.dtype));
       if (std::isnan(ours) && std::isnan(y[i])) continue;
-      const double bound = tolerance.rows * std::fabs(magnitude[i]) + rounding * std::fabs(y[i]) + 1e-30 +
-                           (spec.dtype == Dtype::kF16 ? 0x1p-24 : 0.0);
+      const double bound = tolerance.rows * std::fabs(magnitude[i]) + output_rounding(spec.dtype, y[i]) + 1e-30;
       if (std::fabs(ours - y[i]) <= bound) continue;
       return fmt::format("y of sequence {}, token {}, head {}, dim {} is {}, not {} ± {}", s, i / width,
                          i % width / size(spec.head_dim), i % size(spec.head_dim), ours, y[i], bound);

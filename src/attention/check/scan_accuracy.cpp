@@ -241,7 +241,7 @@ class HeadCheck {
       if (!finite) continue;
       ++accuracy_.compared;
       const double error = std::abs(value - expected);
-      const double allowed = rounding_of(spec_.dtype) * std::abs(expected) + row.tolerance[static_cast<std::size_t>(p)];
+      const double allowed = rounding_error(spec_.dtype, expected) + row.tolerance[static_cast<std::size_t>(p)];
       const double part = error == 0.0 ? 0.0 : error / allowed;
       if (accuracy_.compared > 1 && part <= accuracy_.part) continue;
       accuracy_.part = part;

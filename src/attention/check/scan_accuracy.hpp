@@ -4,12 +4,13 @@
 //
 //   |y − y64| ≤ 2^−p · |y64| + r · m,   m = Σ |terms of y64|
 //
-// p: the bits of the dtype's significand, 8 (bf16), 11 (fp16), 24 (fp32): one rounding of y. m:
-// what y64 is if no term cancels another, by the same recursion over absolute values. r: what fp32 may lose of a term,
-// for decays are exponentials of sums whose steps are 2^−15 where they are large. It is what the tests of kernels keep
-// to. Behind a convolution x, B and C are what it makes of them in fp64, unrounded; what kernels lose there, one
-// rounding and 1e-6 of the sum of its absolute terms, is followed through the recursion and allowed besides. Of a
-// convolution alone that is all there is: 2^−p · |y64| + 1e-6 · m.
+// p: the bits of the dtype's significand, 8 (bf16), 11 (fp16), 24 (fp32): one rounding of y. That of fp16 is at least
+// 2^−25, half of the spacing of its subnormal numbers, below 2^−14. m: what y64 is if no term cancels another, by the
+// same recursion over absolute values. r: what fp32 may lose of a term, for decays are exponentials of sums whose steps
+// are 2^−15 where they are large. It is what the tests of kernels keep to. Behind a convolution x, B and C are what it
+// makes of them in fp64, unrounded; what kernels lose there, one rounding and 1e-6 of the sum of its absolute terms, is
+// followed through the recursion and allowed besides. Of a convolution alone that is all there is: 2^−p · |y64| + 1e-6
+// · m.
 //
 // A final state is compared where its rank has sampled rows of its sequence: |S − S64| ≤ 2^−24 · |S64| + r · m, and
 // what a convolution in front may lose.

@@ -14,6 +14,10 @@ constexpr double kConvolutionTolerance = 1e-6;  // what fp32 may lose of a convo
 
 double rounding_of(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1p-8 : dtype == Dtype::kF16 ? 0x1p-11 : 0x1p-24; }
 
+double rounding_error(Dtype dtype, double value) {
+  return std::max(rounding_of(dtype) * std::abs(value), dtype == Dtype::kF16 ? 0x1p-25 : 0.0);
+}
+
 ScanBlock::ScanBlock(const ScanInput& input, std::int32_t sequence, PackedRun tokens, int threads)
     : job_(input.job()), first_(tokens.begin), conv_weight_(input.conv_weight()), conv_bias_(input.conv_bias()) {
   const auto s = static_cast<std::size_t>(sequence);
@@ -71,7 +75,7 @@ Rounded ScanBlock::taken(ScanRows which, std::int64_t token, int head, std::int6
   }
   const double y = spec.silu ? sum / (1.0 + std::exp(-sum)) : sum;
   // A job's own rounding is allowed wherever y is compared.
-  const double rounding = job_.alone ? 0.0 : rounding_of(spec.dtype) * std::abs(y);
+  const double rounding = job_.alone ? 0.0 : rounding_error(spec.dtype, y);
   return {y, rounding + kConvolutionTolerance * magnitude};
 }
 

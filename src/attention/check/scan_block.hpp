@@ -15,6 +15,8 @@ namespace ringattn {
 
 // 2^−p of a dtype.
 double rounding_of(Dtype dtype);
+// What rounding `value` to a dtype loses, at most: half of the spacing there. fp16's smallest numbers lie 2^−24 apart.
+double rounding_error(Dtype dtype, double value);
 
 // A number that a kernel has but for an error.
 struct Rounded {
