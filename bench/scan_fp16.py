@@ -3,7 +3,7 @@
 """Where the error of fp16 scans comes from: random jobs of ssd and selective_scan on the CPU against fp64, beside a
 same-precision reference (fp16 inputs, fp32 arithmetic token by token, y rounded to fp16 once).
 
-    RINGATTN_LIBRARY=build/dev/lib/libringattn.so PYTHONPATH=python bench/scan_fp16.py [--jobs 200]
+    RINGATTN_LIBRARY=build/dev/lib/libringattn_c.so PYTHONPATH=python bench/scan_fp16.py [--jobs 200]
 
 The columns are the greatest of all jobs: the error in half ulps of fp16 at the exact y, which rounding alone takes; what
 exceeds that half ulp, as a part of m, the sum of the absolute values of a row's terms; the error as a part of the bound of
@@ -77,12 +77,12 @@ def by_definition(job, dtype, absolute=False):
 
 
 def terms_bound(job, selective):
-    """What fp32 may lose, as a part of m: 2^-20 and, of ssd, 2^-26 times the greatest sum of logarithms of a chunk."""
+    """What fp32 may lose, as a part of m: 2^-20 and, of ssd, 2^-25 times the greatest sum of logarithms of a chunk."""
     if selective:
         return 2.0**-20
     dt = np.log1p(np.exp(job["dt"].astype("float64") + job["bias"]))
     logs = np.minimum(dt * -job["A"] * np.log2(np.e), LEAST_LOG)
-    return 2.0**-20 + 2.0**-26 * max(logs[begin : begin + CHUNK].sum(0).max() for begin in range(0, len(logs), CHUNK))
+    return 2.0**-20 + 2.0**-25 * max(logs[begin : begin + CHUNK].sum(0).max() for begin in range(0, len(logs), CHUNK))
 
 
 def by_ringattn(job, selective):
