@@ -83,8 +83,12 @@ std::string pack_error(const Error& error) {
 }
 
 Error unpack_error(std::string_view bytes) {
-  const auto code = static_cast<ErrorCode>(bytes.front());
-  bytes.remove_prefix(1);
+  // No byte from a network becomes an exit code that the program doesn't have.
+  const int number = bytes.empty() ? 0 : static_cast<unsigned char>(bytes.front());
+  const bool known =
+      number >= static_cast<int>(ErrorCode::kWrongResult) && number <= static_cast<int>(ErrorCode::kInternal);
+  const auto code = known ? static_cast<ErrorCode>(number) : ErrorCode::kPeer;
+  bytes.remove_prefix(std::min<std::size_t>(bytes.size(), 1));
   const std::string rank = take_text(bytes);
   std::string host = take_text(bytes);
   Wording parts[3];
@@ -95,9 +99,13 @@ Error unpack_error(std::string_view bytes) {
       if (kind == '\0') break;
       std::string name = take_text(bytes);
       std::string value = take_text(bytes);
-      part += WordingPiece{static_cast<WordingPiece::Kind>(kind), std::move(name), std::move(value)};
+      const bool named = kind == static_cast<char>(WordingPiece::Kind::kSetting) ||
+                         kind == static_cast<char>(WordingPiece::Kind::kCommand);
+      part += WordingPiece{named ? static_cast<WordingPiece::Kind>(kind) : WordingPiece::Kind::kText, std::move(name),
+                           std::move(value)};
     }
   }
+  if (parts[0].empty() && code == ErrorCode::kPeer) parts[0] = "a rank failed and did not say why";
   Error error(code, std::move(parts[0]), std::move(parts[1]), std::move(parts[2]));
   if (!rank.empty()) error.set_place({std::atoi(rank.c_str()), std::move(host)});
   return error;

@@ -13,6 +13,30 @@
 
 namespace ringattn {
 
+namespace {
+
+// The error that a rank has told of, and whether its message stands for itself. Throws kPeer where the text is none:
+// that is no agreement, as other ranks may have been told something else.
+struct Told {
+  Error error;
+  bool as_it_is;
+};
+
+Told read_told(int rank, std::string_view text) {
+  const char kind = text.empty() ? '\0' : text.front();
+  if ((kind == 'p' || kind == 'n') && is_packed_error(text.substr(1))) {
+    Told told{unpack_error(text.substr(1)), kind == 'p'};
+    if (told.error.place() != nullptr) return told;
+  }
+  fail(ErrorCode::kPeer, fmt::format("rank {} failed and did not say how", rank), "what it told is no error",
+       "See its own message, and whether all ranks run the same build.");
+}
+
+// Bounded, as what a bootstrap gathers is: an error may name what a file holds.
+constexpr std::size_t kMostTold = 8192;
+
+}  // namespace
+
 void agree(Bootstrap& world, const Error* error, const Deadline& deadline) {
   // Nothing from ranks without an error, and of the others what tells messages apart. The text then comes from one:
   // where all of many ranks fail, theirs would be as many for each of them.
@@ -29,14 +53,13 @@ void agree(Bootstrap& world, const Error* error, const Deadline& deadline) {
     const bool placed = error->place() != nullptr;  // agreed on by some of the ranks before
     Error told = *error;
     if (!placed) told.set_place({rank, host_name()});
-    mine = (placed || alike ? 'p' : 'n') + pack_error(told);
+    mine = ((placed || alike ? 'p' : 'n') + pack_error(told)).substr(0, kMostTold);
   }
   const std::vector<std::string> texts = world.all_gather(mine, deadline);
-  const std::string& text = texts[static_cast<std::size_t>(rank)];
-  const Error agreed = unpack_error(std::string_view(text).substr(1));
-  if (text.front() == 'p') throw AgreedError(agreed);
-  const ErrorPlace& place = *agreed.place();
-  throw AgreedError(placed_error(agreed, place, fmt::format("rank {} on {}: ", place.rank, place.host)));
+  const Told told = read_told(rank, texts[static_cast<std::size_t>(rank)]);
+  if (told.as_it_is) throw AgreedError(told.error);
+  const ErrorPlace& place = *told.error.place();
+  throw AgreedError(placed_error(told.error, place, fmt::format("rank {} on {}: ", place.rank, place.host)));
 }
 
 }  // namespace ringattn

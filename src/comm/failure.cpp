@@ -67,6 +67,11 @@ Error lone_error(int rank, const Error& error) {
   return placed_error(error, {rank, host_name()}, fmt::format("rank {} on {}: ", rank, host_name()));
 }
 
+bool is_packed_error(std::string_view bytes) {
+  return !bytes.empty() && bytes.front() >= static_cast<char>(ErrorCode::kWrongResult) &&
+         bytes.front() <= static_cast<char>(ErrorCode::kInternal);
+}
+
 void note_failure() noexcept {
   if (Pulse* const pulse = Pulse::current()) pulse->failing(as_error(std::current_exception()));
 }

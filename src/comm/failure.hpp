@@ -49,6 +49,10 @@ Error aborted_error(const RankNames& names, int rank, const Error& error);
 // What `rank`, of several, prints where it failed alone. Failed waits name their ranks themselves.
 Error lone_error(int rank, const Error& error);
 
+// Whether bytes that came from another rank are an error, as pack_error() writes it. Others are not read as one, though
+// unpack_error() takes any: who sends them is no rank of this build.
+bool is_packed_error(std::string_view bytes);
+
 // Any exception as an Error: a failed allocation is kMemory, a thread that can't be started kUnsupported, what else is
 // no Error kInternal.
 Error as_error(const std::exception_ptr& exception);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/meeting.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace ringattn {
@@ -12,13 +14,21 @@ constexpr std::size_t kPiece = 2048;  // what a bootstrap gathers at once
 }  // namespace
 
 std::vector<std::string> Meeting::gather(std::string_view text) const {
-  std::size_t longest = 0;
-  for (const std::size_t length : gather_values(text.size())) longest = std::max(longest, length);
+  const std::vector<std::size_t> lengths = gather_values(text.size());
+  const std::size_t longest = *std::ranges::max_element(lengths);
   std::vector<std::string> texts(static_cast<std::size_t>(size()));
   for (std::size_t at = 0; at < longest; at += kPiece) {
     const std::string_view piece = at < text.size() ? text.substr(at, kPiece) : std::string_view();
     const std::vector<std::string> pieces = world_->all_gather(piece, patience_.for_peer());
-    for (std::size_t rank = 0; rank < texts.size(); ++rank) texts[rank] += pieces[rank];
+    for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+      const std::size_t wanted = std::min(kPiece, lengths[rank] - std::min(at, lengths[rank]));
+      if (pieces[rank].size() != wanted) {
+        fail(ErrorCode::kPeer, "a rank told another text than it had announced",
+             fmt::format("{} bytes came from rank {}, and {} were to come", pieces[rank].size(), rank, wanted),
+             "See whether all ranks run the same build.");
+      }
+      texts[rank] += pieces[rank];
+    }
   }
   return texts;
 }

@@ -18,6 +18,19 @@
 
 namespace ringattn {
 
+// A plain struct in what a rank has told. Throws kPeer where its bytes are fewer.
+template <typename Value>
+Value told_value(std::string_view bytes, std::size_t at = 0) {
+  static_assert(std::is_trivially_copyable_v<Value>);
+  if (bytes.size() < sizeof(Value) || at > bytes.size() - sizeof(Value)) {
+    fail(ErrorCode::kPeer, "a rank told too little", "its text ends early",
+         "See whether all ranks run the same build.");
+  }
+  Value value;
+  std::memcpy(&value, bytes.data() + at, sizeof value);
+  return value;
+}
+
 class Meeting {
  public:
   // `world` outlives the object.
@@ -54,7 +67,7 @@ class Meeting {
     std::vector<Value> values;
     const std::string_view bytes(reinterpret_cast<const char*>(&value), sizeof value);
     for (const std::string& theirs : world_->all_gather(bytes, patience_.for_peer())) {
-      std::memcpy(&values.emplace_back(), theirs.data(), sizeof value);
+      values.push_back(told_value<Value>(theirs));
     }
     return values;
   }

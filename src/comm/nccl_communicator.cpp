@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -43,7 +42,7 @@ NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOpt
     if (control.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
   });
   const std::string theirs = control.all_gather(std::string_view(id.internal, sizeof id.internal), deadline)[0];
-  std::memcpy(id.internal, theirs.data(), sizeof id.internal);
+  id = told_value<ncclUniqueId>(theirs);
   const auto join = [&] {
     moment("joining");
     const DeviceGuard guard(device_);

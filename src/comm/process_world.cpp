@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <string>
@@ -142,7 +141,9 @@ class Program {
 // The highest code of all ranks.
 int meet_to_end(Transport& world, int code, const Deadline& deadline) {
   for (const std::string& theirs : world.all_gather(std::to_string(code), deadline)) {
-    code = std::max(code, std::atoi(theirs.c_str()));
+    constexpr auto kMost = static_cast<int>(ErrorCode::kInternal);
+    const bool known = theirs.size() == 1 && theirs[0] >= '0' && theirs[0] <= '0' + kMost;
+    code = std::max(code, known ? theirs[0] - '0' : static_cast<int>(ErrorCode::kPeer));
   }
   return code;
 }

@@ -70,6 +70,19 @@ TEST(Error, SurvivesBytesThatAreCutOff) {
   EXPECT_STREQ(unpack_error(bytes.substr(0, 8)).what(), "bloc.");
 }
 
+// No byte from a network becomes an exit code that the program doesn't have.
+TEST(Error, TakesAnyBytes) {
+  EXPECT_EQ(unpack_error("").code(), ErrorCode::kPeer);
+  for (int code = 0; code < 256; ++code) {
+    const std::string bytes = std::string(1, static_cast<char>(code)) + std::string("\0\0x", 3);
+    const bool known = code >= 1 && code <= 7;
+    EXPECT_EQ(static_cast<int>(unpack_error(bytes).code()), known ? code : 6) << code;
+  }
+  EXPECT_STREQ(unpack_error(std::string("\xff\0\0", 3)).what(), "a rank failed and did not say why.");
+  // A piece of an unknown kind is text.
+  EXPECT_STREQ(unpack_error(std::string("\3\0\0?name\0\0\0\0\0", 12)).what(), "name.");
+}
+
 TEST(Error, TravelsWithItsPlace) {
   Error sent(ErrorCode::kFile, "no such file");
   EXPECT_EQ(unpack_error(pack_error(sent)).place(), nullptr);

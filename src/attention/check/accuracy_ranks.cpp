@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What ranks, and rows, have seen apart, as one.
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,9 +31,7 @@ Accuracy combine(const Meeting& meeting, const Accuracy& mine) {
   Accuracy all;
   const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
   for (const std::string& text : meeting.world().all_gather(bytes, meeting.patience().for_peer())) {
-    Accuracy theirs;
-    std::memcpy(&theirs, text.data(), sizeof theirs);
-    merge(theirs, all);
+    merge(told_value<Accuracy>(text), all);
   }
   return all;
 }
@@ -49,8 +46,7 @@ std::optional<RowError> first_wrong_row(const Meeting& meeting, const Accuracy& 
   std::optional<RowError> first;
   for (const std::string& text : meeting.gather(bytes)) {
     if (text.empty()) continue;
-    RowError theirs;
-    std::memcpy(&theirs, text.data(), sizeof theirs);
+    const auto theirs = told_value<RowError>(text);
     const auto place = [](const RowError& row) { return std::pair(row.sample.token, row.sample.head); };
     if (!first || place(theirs) < place(*first)) first = theirs;
   }

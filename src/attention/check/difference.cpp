@@ -123,8 +123,7 @@ std::optional<Difference> earliest(const Meeting& meeting, const std::optional<D
   const auto order = [](const Difference& d) { return std::tuple(d.in_lse, d.token, d.head, d.dim); };
   for (const std::string& theirs : meeting.world().all_gather(bytes, meeting.patience().for_peer())) {
     if (theirs.empty()) continue;
-    Difference difference;
-    std::memcpy(&difference, theirs.data(), sizeof difference);
+    const auto difference = told_value<Difference>(theirs);
     if (!first || order(difference) < order(*first)) first = difference;
   }
   return first;

@@ -160,6 +160,10 @@ class RankDigest {
       for (const std::string& theirs : meeting_.world().all_gather(message, meeting_.patience().for_peer())) {
         for (std::size_t at = 0; at + 1 + sizeof(Hash) <= theirs.size(); at += 1 + sizeof(Hash)) {
           const auto index = static_cast<unsigned char>(theirs[at]);
+          if (index >= kPerRound) {
+            fail(ErrorCode::kPeer, "a rank told of a run that is not in this round", "its text is another one's",
+                 "See whether all ranks run the same build.");
+          }
           std::memcpy(hashes[index].data(), theirs.data() + at + 1, sizeof(Hash));
           present.set(index);
         }

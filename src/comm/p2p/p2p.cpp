@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -70,11 +69,9 @@ std::vector<std::string> P2pTransport::all_gather(std::string_view bytes, const 
   bool any = false;
   for (int peer = 0; peer < size_; ++peer) {
     std::string& theirs = all[static_cast<std::size_t>(peer)];
-    std::uint64_t freed = 0;
-    std::memcpy(&freed, theirs.data(), sizeof freed);
+    const auto freed = told_value<std::uint64_t>(theirs);
     for (std::uint64_t i = 0; i < freed; ++i) {
-      std::uint64_t id = 0;
-      std::memcpy(&id, theirs.data() + (1 + i) * sizeof id, sizeof id);
+      const auto id = told_value<std::uint64_t>(theirs, (1 + i) * sizeof(std::uint64_t));
       if (peer != rank_) {
         memory_->close(peer, id);
         mail_.forget(peer, id);

@@ -2,7 +2,6 @@
 // Makes transport `p2p`: sees whether the ranks can reach each other's memory by doing it, and agrees on the answer.
 #include <fmt/format.h>
 
-#include <cstring>
 #include <thread>
 
 #include "base/device_patience.hpp"
@@ -77,7 +76,7 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
   });
   const std::vector<std::string> all = control.all_gather(mine, deadline);
   std::vector<ExportedMemory> theirs(all.size());
-  for (std::size_t i = 0; i < all.size(); ++i) std::memcpy(&theirs[i], all[i].data(), sizeof theirs[i]);
+  for (std::size_t i = 0; i < all.size(); ++i) theirs[i] = told_value<ExportedMemory>(all[i]);
   meeting.together([&] {
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
