@@ -14,6 +14,13 @@
 
 namespace ringattn {
 
+bool is_secret(std::string_view text) {
+  constexpr std::size_t kShortest = 32;  // who records a proof may try short ones at leisure
+  constexpr std::size_t kLongest = 1024;
+  return text.size() >= kShortest && text.size() <= kLongest &&
+         std::ranges::all_of(text, [](char c) { return c > ' ' && c < '\x7f'; });
+}
+
 namespace {
 
 constexpr EnvironmentVariable kTable[] = {
@@ -31,6 +38,11 @@ constexpr EnvironmentVariable kTable[] = {
     {"RINGATTN_JOB", "a name of up to 127 bytes",
      "tells jobs that meet at one RINGATTN_STORE from each other; torchrun's or Slurm's own name if it isn't set",
      [](Environment&, std::string_view value) { return !value.empty() && value.size() < 128; }},
+    {"RINGATTN_STORE_SECRET", "32 to 1024 printable characters without blanks, equal on all ranks",
+     "ranks prove to each other that they know it before they form a world; launch/ringattn-mpirun makes one",
+     [](Environment&, std::string_view value) { return is_secret(value); }, true},
+    {"RINGATTN_STORE_SECRET_FILE", "the path of a file that its owner alone can read",
+     "the same as the first line of a file", [](Environment&, std::string_view value) { return !value.empty(); }},
     {"RINGATTN_OUTCOMES", "a folder",
      "launch/ringattn-mpirun sets it: where each rank writes how it ended; a program takes it out of its environment",
      [](Environment&, std::string_view value) { return !value.empty(); }},
@@ -54,7 +66,7 @@ Environment read_environment() {
   for (const EnvironmentVariable& variable : kTable) {
     const auto value = environment_value(variable.name);
     if (value && !variable.set(result, *value)) {
-      fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", variable.name, *value),
+      fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", variable.name, shown_value(variable.name, *value)),
            fmt::format("it takes {}", variable.accepts), "Unset it, or give it such a value.");
     }
   }
@@ -70,6 +82,12 @@ const Environment& environment() {
   return values;
 }
 
+std::string shown_value(std::string_view name, std::string_view value) {
+  const bool secret = std::ranges::any_of(
+      kTable, [&](const EnvironmentVariable& variable) { return variable.secret && variable.name == name; });
+  return std::string(secret ? "(not shown)" : value);
+}
+
 std::vector<EnvironmentEntry> environment_entries(std::span<const std::string_view> prefixes) {
   std::vector<EnvironmentEntry> entries;
   for (char** at = environ; at != nullptr && *at != nullptr; ++at) {
@@ -78,7 +96,7 @@ std::vector<EnvironmentEntry> environment_entries(std::span<const std::string_vi
     if (equals == std::string_view::npos) continue;
     const std::string_view name = pair.substr(0, equals);
     if (std::any_of(prefixes.begin(), prefixes.end(), [&](std::string_view p) { return name.starts_with(p); })) {
-      entries.push_back({std::string(name), std::string(pair.substr(equals + 1))});
+      entries.push_back({std::string(name), shown_value(name, pair.substr(equals + 1))});
     }
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.name < b.name; });

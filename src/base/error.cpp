@@ -2,8 +2,9 @@
 #include "base/error.hpp"
 
 #include <algorithm>
-#include <cstdlib>
+#include <charconv>
 #include <numeric>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -107,7 +108,10 @@ Error unpack_error(std::string_view bytes) {
   }
   if (parts[0].empty() && code == ErrorCode::kPeer) parts[0] = "a rank failed and did not say why";
   Error error(code, std::move(parts[0]), std::move(parts[1]), std::move(parts[2]));
-  if (!rank.empty()) error.set_place({std::atoi(rank.c_str()), std::move(host)});
+  int number_of_rank = 0;
+  const auto [end, wrong] = std::from_chars(rank.data(), rank.data() + rank.size(), number_of_rank);
+  const bool placed = wrong == std::errc() && end == rank.data() + rank.size() && number_of_rank >= 0;
+  if (placed) error.set_place({number_of_rank, std::move(host)});
   return error;
 }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/store_world.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <utility>
 
 #include "base/end_process.hpp"
 #include "comm/process_world.hpp"
+#include "comm/session_claim.hpp"
 #include "comm/store_rank.hpp"
 #include "comm/tcp/store.hpp"
 #include "comm/tcp/tcp_parts.hpp"
@@ -19,6 +21,9 @@ namespace {
 constexpr double kPrinterSeconds = 4.0;
 // The same where the ranks were not connected yet.
 constexpr std::chrono::milliseconds kStorePrints{300};
+// How long a rank that printed before all were connected keeps its claim: ranks that miss the same one notice it at
+// about the same moment.
+constexpr std::chrono::seconds kClaimLasts{1};
 
 class TcpSigns final : public Signs {
  public:
@@ -49,12 +54,16 @@ class StoreRanks final : public ProcessRanks {
   void start() override {}
 
   Joined join(const WorldRequest& request, std::function<void(const Error&)> failing) override {
+    const Secret secret = secret_of_environment();
     const std::unique_ptr<Store> store =
-        make_store({mine_.address, mine_.rank, mine_.size, mine_.job, request.timeout});
+        make_store({mine_.address, mine_.rank, mine_.size, mine_.job, request.timeout, secret, request.warn});
+    claim_.begin(store->session());
     TcpOptions options;
     options.setup_seconds = request.timeout;
     options.address = store->own_address();
+    options.secret = secret;
     TcpWorld made = make_tcp_world(*store, options);
+    connected_ = true;
     family_ = made.family;
     family_->set_hearing(std::move(failing));
     return {std::move(made.transport), std::make_unique<TcpSigns>(family_), store->hosts()};
@@ -64,11 +73,15 @@ class StoreRanks final : public ProcessRanks {
 
   // Nobody could end this rank before its turn, and what rank 0 has found out the others have been told.
   double turn() const override { return 0.0; }
-  // The others have been told, and end by themselves.
-  void end_all(int code, int) override { end_process(code); }
+  bool may_print() override { return claim_.take(); }
+  // The others have been told, or find out by themselves within a moment.
+  void end_all(int code, int) override {
+    if (!connected_) std::this_thread::sleep_for(kClaimLasts);
+    end_process(code);
+  }
   // A launcher may end all ranks when the first one leaves.
   void await_printer() override {
-    if (family_ == nullptr) {
+    if (!connected_) {
       std::this_thread::sleep_for(kStorePrints);
     } else {
       family_->await_printer(kPrinterSeconds);
@@ -77,6 +90,8 @@ class StoreRanks final : public ProcessRanks {
 
  private:
   const StoreRank mine_;
+  SessionClaim claim_;
+  std::atomic<bool> connected_{false};
   std::shared_ptr<TcpFamily> family_;
 };
 

@@ -38,6 +38,8 @@ struct WorldRequest {
   // ranks meet: the place to refuse, with an AgreedError, ranks whose requests differ. Ranks with different requests
   // would otherwise wait for each other in different calls.
   std::function<void(Bootstrap& world)> compare;
+  // Told, on one rank before the others have come, what its user should know of: that whoever connects may join.
+  std::function<void(const Wording& warning)> warn;
   // Told the name of the transport and why it is not another one, once in each process, before any rank begins.
   std::function<void(std::string_view transport, const Wording& reason)> chosen;
 };

@@ -154,9 +154,12 @@ TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
     std::string_view bad;
   };
   const std::string too_long(128, 'x');
+  const std::string secret(64, 'a');
   const Case cases[] = {{"RINGATTN_PACE", "100m", "0"},
                         {"RINGATTN_STORE", "node1:29555", "node1"},
                         {"RINGATTN_JOB", "nightly", too_long},
+                        {"RINGATTN_STORE_SECRET", secret, "too-short"},
+                        {"RINGATTN_STORE_SECRET_FILE", "/run/secret", ""},
                         {"RINGATTN_OUTCOMES", "/tmp/outcomes", ""},
                         {"RINGATTN_LIBRARY", "/lib/libringattn_c.so.1", ""},
                         {"RINGATTN_PROGRAM", "/bin/ringattn", ""},
@@ -174,6 +177,21 @@ TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
   Environment values;
   environment_table()[0].set(values, "100m");
   EXPECT_EQ(values.pace, 100.0 * 1024 * 1024);
+}
+
+TEST(EnvironmentTable, ShowsNoSecret) {
+  const std::string secret(64, 'a');
+  ::setenv("RINGATTN_STORE_SECRET", secret.c_str(), 1);
+  constexpr std::string_view kPrefix[] = {"RINGATTN_STORE_SECRET"};
+  const auto entries = environment_entries(kPrefix);
+  ::unsetenv("RINGATTN_STORE_SECRET");
+  ASSERT_EQ(entries.size(), 1U);
+  EXPECT_EQ(entries[0].value, "(not shown)");
+  EXPECT_EQ(shown_value("RINGATTN_STORE", "node1:29555"), "node1:29555");
+  EXPECT_FALSE(is_secret(std::string(31, 'a')));
+  EXPECT_TRUE(is_secret(std::string(32, 'a')));
+  EXPECT_FALSE(is_secret(std::string(1025, 'a')));
+  EXPECT_FALSE(is_secret(std::string(32, 'a') + " b"));
 }
 
 TEST(EnvironmentTable, ListsEntriesByPrefix) {

@@ -65,7 +65,7 @@ TEST(StoreProgram, NamesARankOfAnotherJob) {
   const Finished run = store_tool(3, job, {"--set", "1", "RINGATTN_JOB=another", "--except", "1"});
   EXPECT_EQ(run.code, 6) << run.err;
   EXPECT_EQ(count_messages(run.err), 2) << run.err;
-  EXPECT_TRUE(has(run.err, "refuses rank 1 (it belongs to job another, and the store serves a job without a name)"))
+  EXPECT_TRUE(has(run.err, "refuses rank 1 (the store serves another job than job another)"))
       << run.err;
   EXPECT_TRUE(has(run.err, "rank 1 did not come to the store at 127.0.0.1:")) << run.err;
   EXPECT_TRUE(has(run.err, "was refused: it belongs to job another")) << run.err;

@@ -134,5 +134,44 @@ TEST(Patience, RuleIsOnePlace) {
       << error.what();
 }
 
+// A rank that tells something else than ranks do: the world of one, whose other rank is the test's.
+class TwoRanks final : public Bootstrap {
+ public:
+  explicit TwoRanks(std::vector<std::string> texts) : texts_(std::move(texts)) {}
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  std::vector<std::string> all_gather(std::string_view bytes, const Deadline&) override {
+    return {std::string(bytes), next_ < texts_.size() ? texts_[next_++] : std::string()};
+  }
+  void barrier(const Deadline&) override {}
+
+ private:
+  std::vector<std::string> texts_;
+  std::size_t next_ = 0;
+};
+
+TEST(Agree, TakesNoErrorThatIsNone) {
+  for (const std::string& text : {std::string(), std::string("n"), std::string("p"), std::string("x\3a"),
+                                  std::string("p\0\0\0", 4), std::string("n\xff"), std::string("n\3no place")}) {
+    TwoRanks world({"mark", text});
+    const Error error = error_of([&] { agree(world, nullptr, Deadline::after(kLong)); });
+    EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
+    EXPECT_NE(std::string(error.what()).find("rank 1 failed and did not say how"), std::string::npos) << error.what();
+  }
+  Error placed(ErrorCode::kFile, "no such file");
+  placed.set_place({1, "node7"});
+  TwoRanks world({"mark", 'n' + pack_error(placed)});
+  EXPECT_STREQ(error_of([&] { agree(world, nullptr, Deadline::after(kLong)); }).what(),
+               "rank 1 on node7: no such file.");
+}
+
+TEST(Gathering, TakesNoTextThatIsShorterThanItsStruct) {
+  TwoRanks world({"abc"});
+  EXPECT_EQ(error_of([&] { Meeting(world, Patience(kLong)).gather_values(std::int64_t{1}); }).code(), ErrorCode::kPeer);
+  const std::uint64_t length = 5000;
+  TwoRanks longer({std::string(reinterpret_cast<const char*>(&length), sizeof length), std::string(2048, 'x'), "y"});
+  EXPECT_EQ(error_of([&] { Meeting(longer, Patience(kLong)).gather("mine"); }).code(), ErrorCode::kPeer);
+}
+
 }  // namespace
 }  // namespace ringattn

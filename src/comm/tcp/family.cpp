@@ -11,6 +11,8 @@
 #include <system_error>
 #include <utility>
 
+#include "comm/heart.hpp"
+
 namespace ringattn {
 
 namespace {
@@ -21,11 +23,18 @@ constexpr double kReportSeconds = 0.3;
 constexpr double kLeaveSeconds = 1.0;
 constexpr double kPartSeconds = 0.2;
 
+bool is_sign(std::uint32_t value) {
+  constexpr Sign kSigns[] = {Sign::kWaits, Sign::kWorks, Sign::kLeaves};
+  return std::ranges::any_of(
+      kSigns, [&](Sign sign) { return value == static_cast<std::uint32_t>(static_cast<unsigned char>(sign)); });
+}
+
 }  // namespace
 
 TcpFamily::TcpFamily(int rank, Mesh mesh)
     : rank_(rank),
       names_(mesh.hosts),
+      early_ready_(mesh.links.size()),
       left_(mesh.links.size()),
       signs_(mesh.links.size()),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -119,13 +128,40 @@ void TcpFamily::flush(TcpLink& link) {
 
 std::shared_ptr<TcpWorldState> TcpFamily::open_world(std::uint64_t world) {
   std::shared_ptr<TcpWorldState>& state = worlds_[world];
-  if (state == nullptr) state = std::make_shared<TcpWorldState>();
+  if (state == nullptr) {
+    state = std::make_shared<TcpWorldState>();
+  } else if (!state->is_open) {
+    --early_worlds_;
+  }
+  state->is_open = true;
   return state;
 }
 
+TcpWorldState& TcpFamily::find_world(std::uint64_t world) {
+  std::shared_ptr<TcpWorldState>& state = worlds_[world];
+  if (state == nullptr) {
+    state = std::make_shared<TcpWorldState>();
+    ++early_worlds_;
+  }
+  return *state;
+}
+
 void TcpFamily::close_world(std::uint64_t world) {
-  worlds_.erase(world);
+  const auto state = worlds_.find(world);
+  if (state == worlds_.end()) return;
+  for (const auto& [address, ready] : state->second->ready) drop_ready(address);
+  worlds_.erase(state);
   ended_worlds_.insert(world);
+}
+
+bool TcpFamily::is_new_world(std::uint64_t world) {
+  const std::lock_guard lock(mutex);
+  const auto known = worlds_.find(world);
+  return (known == worlds_.end() || !known->second->is_open) && !ended_worlds_.contains(world);
+}
+
+void TcpFamily::drop_ready(const TcpWorldState::Address& address) {
+  --early_ready_[static_cast<std::size_t>(std::get<1>(address))];
 }
 
 void TcpFamily::send(int peer, const FrameHead& head, std::string_view body) {
@@ -157,6 +193,21 @@ void TcpFamily::start_sends(const std::shared_ptr<TcpFlight>& flight) {
     link.send_data(flight, i);
     flush(link);
   }
+}
+
+bool TcpFamily::may_come(int peer, const FrameHead& head) const {
+  if (head.kind == FrameKind::kNotice) return head.round >= 0 && head.round < size();
+  if (head.kind != FrameKind::kGather && head.kind != FrameKind::kReady) return true;
+  if (ended_worlds_.contains(head.world)) return true;
+  const auto world = worlds_.find(head.world);
+  const bool is_open = world != worlds_.end() && world->second->is_open;
+  if (world == worlds_.end() && early_worlds_ >= kMostEarlyWorlds) return false;
+  if (head.kind == FrameKind::kReady) {
+    return early_ready_[static_cast<std::size_t>(peer)] < kMostEarlyReady;
+  }
+  // Nobody ends a meeting before this rank has taken part in it, so at most one more can have begun.
+  const std::int64_t begun = is_open ? world->second->begun : 0;
+  return head.number >= 0 && head.number <= begun && (is_open || head.bytes <= kMostEarlyGathered);
 }
 
 bool TcpFamily::find_place(int peer, const FrameHead& head, Place& place) {
@@ -199,6 +250,7 @@ bool TcpFamily::frame_came(int peer, const FrameHead& head, std::string body) {
       moved_ -= sizeof(FrameHead);  // bytes that flow are work, but not those of signs
       std::string& signs = signs_[static_cast<std::size_t>(peer)];
       const auto sign = static_cast<char>(head.shape);
+      if (!is_sign(head.shape)) return false;
       if (signs.find(sign) == std::string::npos) signs += sign;
       return true;
     }
@@ -206,7 +258,7 @@ bool TcpFamily::frame_came(int peer, const FrameHead& head, std::string body) {
       left_[static_cast<std::size_t>(peer)] = true;
       return true;
     case FrameKind::kNotice: {
-      if (head.round < 0 || head.round >= size() || body.empty()) return false;
+      if (!is_packed_error(body)) return false;
       const auto [report, first] = reports_.emplace(head.round, unpack_error(body));
       over_ = true;
       if (first && hearing_) hearing_(aborted_error(names_, head.round, report->second));
@@ -216,15 +268,16 @@ bool TcpFamily::frame_came(int peer, const FrameHead& head, std::string body) {
       break;
   }
   if (ended_worlds_.contains(head.world)) return true;
-  if (!worlds_.contains(head.world) && worlds_.size() >= kMostWorlds) return false;
-  TcpWorldState& world = *open_world(head.world);
+  TcpWorldState& world = find_world(head.world);
   if (head.kind == FrameKind::kGather) return gather_came(world, peer, head, std::move(body));
   // kReady.
   const TcpWorldState::Ready ready{head.total, head.shape};
   if (head.number < world.waited) return true;  // given up
   const auto index = static_cast<std::size_t>(head.number - world.waited);
-  if (index >= world.flights.size())
+  if (index >= world.flights.size()) {
+    ++early_ready_[static_cast<std::size_t>(peer)];
     return world.ready.emplace(std::tuple(head.number, peer, head.round), ready).second;
+  }
   const std::shared_ptr<TcpFlight>& flight = world.flights[index];
   take_ready(world, *flight, peer, head.round, ready);
   start_sends(flight);
@@ -232,6 +285,8 @@ bool TcpFamily::frame_came(int peer, const FrameHead& head, std::string body) {
 }
 
 bool TcpFamily::gather_came(TcpWorldState& world, int peer, const FrameHead& head, std::string body) const {
+  // One that this rank has given up, or has ended, needs no more parts.
+  if (head.number < world.begun && !world.meetings.contains(head.number)) return false;
   TcpWorldState::Gathering& meeting = world.meetings[head.number];
   meeting.parts.resize(links_.size());
   std::optional<std::string>& part = meeting.parts[static_cast<std::size_t>(peer)];

@@ -47,6 +47,8 @@ struct TcpWorldState {
   using Address = std::tuple<Ticket, int, int>;
 
   std::map<std::int64_t, Gathering> meetings;
+  std::int64_t begun = 0;  // meetings that this rank has taken part in: others may be in the next one
+  bool is_open = false;    // this rank is in it
   std::map<Address, Ready> ready;
   std::deque<std::shared_ptr<TcpFlight>> flights;  // posted and not yet waited for, in order
   Ticket waited = 0;                               // number of the first of them
@@ -70,8 +72,12 @@ class TcpFamily final : public LinkOwner {
   // With the mutex held. The state of a world; what arrives for one may come before it is made here.
   std::shared_ptr<TcpWorldState> open_world(std::uint64_t world);
   void close_world(std::uint64_t world);
+  // What a receiver has said before is used up.
+  void drop_ready(const TcpWorldState::Address& address);
   // A number for a world that is split from one of these. Rank 0, which is in all of them, gives it.
   std::uint64_t new_world() { return ++last_world_; }
+  // Whether a world's number is none of those that this rank is or was in.
+  bool is_new_world(std::uint64_t world);
   void send(int peer, const FrameHead& head, std::string_view body = {});
   // Sends what may go of an exchange.
   void start_sends(const std::shared_ptr<TcpFlight>& flight);
@@ -121,15 +127,23 @@ class TcpFamily final : public LinkOwner {
  private:
   // How often a rank that waits looks up.
   static constexpr std::chrono::milliseconds kLook{20};
-  // Worlds that peers may be in before this rank is.
-  static constexpr std::size_t kMostWorlds = 1024;
+  // Worlds that peers may be in before this rank is. A world is split from another one by a call of all its ranks, so
+  // there is one at a time; several where a rank ends worlds late.
+  static constexpr std::size_t kMostEarlyWorlds = 16;
+  // What a peer may contribute to a meeting there, and messages that it may be ready for before this rank has posted
+  // them.
+  static constexpr std::uint32_t kMostEarlyGathered = std::uint32_t{1} << 20;
+  static constexpr std::size_t kMostEarlyReady = std::size_t{1} << 16;
 
+  bool may_come(int peer, const FrameHead& head) const override;
   bool find_place(int peer, const FrameHead& head, Place& place) override;
   void data_came(const Place& place) override;
   bool frame_came(int peer, const FrameHead& head, std::string body) override;
   void data_left(const std::shared_ptr<TcpFlight>& flight, std::size_t send) override;
   bool gather_came(TcpWorldState& world, int peer, const FrameHead& head, std::string body) const;
 
+  // The state of a world that this rank may not be in yet.
+  TcpWorldState& find_world(std::uint64_t world);
   void serve();
   void hear_all(const std::vector<pollfd>& sockets);
   void end_link(TcpLink& link);
@@ -142,6 +156,8 @@ class TcpFamily final : public LinkOwner {
   const RankNames names_;
   std::deque<TcpLink> links_;  // [ranks]; this rank's own is closed
   std::map<std::uint64_t, std::shared_ptr<TcpWorldState>> worlds_;
+  std::size_t early_worlds_ = 0;          // of them: not open yet
+  std::vector<std::size_t> early_ready_;  // [ranks]
   std::set<std::uint64_t> ended_worlds_;
   std::uint64_t last_world_ = 0;
   std::map<int, Error> reports_;    // of failures, by rank

@@ -209,10 +209,10 @@ bool TcpLink::receive(std::size_t& bytes) {
 bool TcpLink::take_head() {
   if (!fits(in_)) return end("it has sent what is no frame");
   in_left_ = in_.bytes;
-  if (in_.kind == FrameKind::kData && !owner_->find_place(peer_, in_, in_place_)) {
-    return end("it has sent data that nobody waits for");
+  if (in_.kind == FrameKind::kData) {
+    return owner_->find_place(peer_, in_, in_place_) || end("it has sent data that nobody waits for");
   }
-  return true;
+  return owner_->may_come(peer_, in_) || end("it has sent what is out of order");
 }
 
 bool TcpLink::take_body() {

@@ -50,7 +50,10 @@ class LinkOwner {
     std::shared_ptr<TcpFlight> flight;  // nullptr: the bytes are given up
     std::size_t receive = 0;
   };
-  // Where a piece of data goes. False: nobody could have sent it in order.
+  // Whether a frame without data may come now, before memory is taken for its body. False: nobody could have sent it in
+  // order.
+  virtual bool may_come(int peer, const FrameHead& head) const = 0;
+  // Where a piece of data goes. False: as above.
   virtual bool find_place(int peer, const FrameHead& head, Place& place) = 0;
   // A piece is there as a whole.
   virtual void data_came(const Place& place) = 0;

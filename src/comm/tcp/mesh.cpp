@@ -5,12 +5,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <list>
 #include <optional>
-#include <random>
 #include <sstream>
 #include <system_error>
 
@@ -19,6 +18,8 @@
 #include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 #include "comm/patience.hpp"
+#include "comm/tcp/handshake.hpp"
+#include "comm/tcp/store_parts.hpp"
 #include "comm/tcp/wire.hpp"
 
 namespace ringattn {
@@ -26,13 +27,17 @@ namespace ringattn {
 namespace {
 
 constexpr std::size_t kMostAddresses = 8;
-constexpr std::size_t kMostStrangers = 1024;
-
-using Nonce = std::array<std::uint64_t, 2>;
+// Connections that have not said who they are; where there are more, the oldest one is closed.
+constexpr std::size_t kMostStrangers = 256;
+constexpr int kAcceptedAtOnce = 64;
+// How long a rank that could not connect waits for the others, whose own time is over at about the same moment.
+constexpr double kAgreeSeconds = 2.0;
+// The line by which a rank says that it has a secret.
+constexpr std::string_view kHasSecret = "secret";
 
 // Which ranks a connection joins.
 struct Peers {
-  Nonce nonce;
+  WorldNumber world;
   std::int32_t from;
   std::int32_t to;
 };
@@ -47,19 +52,20 @@ std::string place_of_this_rank() {
   return fmt::format("{}\n{}\n{}", host_name(), boot, network.st_ino);
 }
 
-Nonce random_nonce() {
-  std::random_device random;
-  Nonce nonce;
-  for (std::uint64_t& word : nonce) word = std::uint64_t{random()} << 32 | random();
-  return nonce;
+WorldNumber random_world() {
+  WorldNumber number{};
+  std::memcpy(number.data(), make_nonce().data(), sizeof number);
+  return number;
 }
 
 // Connects to the ranks below this one, and is connected to by those above.
 class Connector {
  public:
-  Connector(int rank, int size, const Nonce& nonce, FileDescriptor listener, const RankNames& names)
+  Connector(int rank, int size, const WorldNumber& world, const Secret& secret, FileDescriptor listener,
+            const RankNames& names)
       : rank_(rank),
-        nonce_(nonce),
+        world_(world),
+        secret_(secret),
         listener_(std::move(listener)),
         names_(names),
         links_(static_cast<std::size_t>(size)) {}
@@ -72,7 +78,7 @@ class Connector {
     while (open_calls() > 0 || absent_callers() > 0) {
       if (waited_enough(deadline)) fail_unreachable(deadline);
       std::vector<pollfd> sockets;
-      if (strangers_.size() < kMostStrangers) sockets.push_back({listener_.get(), POLLIN, 0});
+      sockets.push_back({listener_.get(), POLLIN, 0});
       for (const Stranger& stranger : strangers_) sockets.push_back(stranger.wire.interest());
       for (const Call& call : calls_) {
         if (call.wire) sockets.push_back(call.wire->interest());
@@ -91,7 +97,8 @@ class Connector {
     std::vector<SocketAddress> addresses;
     std::size_t at = 0;  // the address that is tried
     std::optional<Wire> wire{};
-    bool asked = false;  // the connection is there, and the other side was told who calls
+    bool asked = false;           // the connection is there, and the other side was told who calls
+    Introduction introduction{};  // with a secret
     Deadline deadline = Patience::none();
     bool done = false;
     std::string why_not = "nobody answers";
@@ -99,7 +106,9 @@ class Connector {
   struct Stranger {
     Wire wire;
     Deadline deadline;
+    int introduced = -1;  // the rank that it says it is, with a secret
   };
+  static constexpr std::size_t kMostFrame = std::max({sizeof(Peers), sizeof(Introduction), sizeof(Proof)});
 
   std::ptrdiff_t open_calls() const {
     return std::ranges::count_if(calls_, [](const Call& call) { return !call.done; });
@@ -125,8 +134,12 @@ class Connector {
       if (!opened.socket.valid()) return next_address(call, say(opened.error));
       call.wire.emplace(std::move(opened.socket));
       call.deadline = Patience::for_address();
-      const Peers peers{nonce_, rank_, call.peer};
-      call.wire->send(WireKind::kPeer, bytes_of(peers));
+      if (secret_.is_given()) {
+        call.introduction = introduce(Purpose::kLink, rank_, call.peer, size());
+        call.wire->send(WireKind::kIntroduction, bytes_of(call.introduction));
+      } else {
+        say_who(*call.wire, call.peer);
+      }
     }
     if (!call.asked) {
       pollfd socket{call.wire->socket().get(), POLLOUT, 0};
@@ -138,10 +151,15 @@ class Connector {
       call.asked = true;
       call.deadline = Patience::for_answer();
     }
-    const bool open = call.wire->move(sizeof(Peers));
+    const bool open = call.wire->move(kMostFrame);
     if (const std::optional<WireFrame> frame = call.wire->take()) {
+      const bool proven = call.wire->is_authenticated() || !secret_.is_given();
+      if (!proven) {
+        if (!take_proof(call, *frame)) next_address(call, "it does not know this rank's secret");
+        return;
+      }
       const auto peers = value_of<Peers>(frame->body);
-      if (frame->kind == WireKind::kPeer && peers && peers->nonce == nonce_ && peers->from == call.peer &&
+      if (frame->kind == WireKind::kPeer && peers && peers->world == world_ && peers->from == call.peer &&
           peers->to == rank_) {
         links_[static_cast<std::size_t>(call.peer)] = call.wire->take_socket();
         call.wire.reset();
@@ -152,34 +170,69 @@ class Connector {
     if (!open || call.deadline.expired()) next_address(call, open ? "no answer came" : "it is not that rank");
   }
 
+  int size() const { return static_cast<int>(links_.size()); }
+
+  void say_who(Wire& wire, int peer) const {
+    const Peers peers{world_, rank_, peer};
+    wire.send(WireKind::kPeer, bytes_of(peers));
+  }
+
+  // With a secret: whether who was called knows it. It is then told who calls, which is this rank's own proof.
+  bool take_proof(Call& call, const WireFrame& frame) {
+    const auto proof = value_of<Proof>(frame.body);
+    if (frame.kind != WireKind::kProof || !proof) return false;
+    const auto keys = check_proof(secret_, call.introduction, *proof, world_);
+    if (!keys) return false;
+    call.wire->authenticate(keys->to_listener, keys->to_caller);
+    say_who(*call.wire, call.peer);
+    call.wire->flush();
+    return true;
+  }
+
   void take_calls() {
-    if (strangers_.size() < kMostStrangers) {
+    for (int i = 0; i < kAcceptedAtOnce; ++i) {
       Opened opened = accept_connection(listener_);
-      if (opened.socket.valid()) {
-        strangers_.push_back({Wire(std::move(opened.socket)), Patience::for_answer()});
-      }
+      const bool no_more_files = opened.error == EMFILE || opened.error == ENFILE;
+      const bool one_too_many = opened.socket.valid() ? strangers_.size() >= kMostStrangers : no_more_files;
+      if (one_too_many && !strangers_.empty()) strangers_.pop_front();
+      if (!opened.socket.valid()) break;
+      strangers_.push_back({Wire(std::move(opened.socket)), Patience::for_answer()});
     }
     for (auto at = strangers_.begin(); at != strangers_.end();) at = meet(*at) ? strangers_.erase(at) : std::next(at);
   }
 
   // Whether a stranger needs no more attention.
   bool meet(Stranger& stranger) {
-    const bool open = stranger.wire.move(sizeof(Peers));
+    const bool open = stranger.wire.move(kMostFrame);
     const std::optional<WireFrame> frame = stranger.wire.take();
     if (!frame) return !open || stranger.deadline.expired();
+    if (secret_.is_given() && !stranger.wire.is_authenticated()) return !answer(stranger, *frame);
     const auto peers = value_of<Peers>(frame->body);
-    const auto size = static_cast<int>(links_.size());
-    if (frame->kind != WireKind::kPeer || !peers || peers->nonce != nonce_ || peers->to != rank_ ||
-        peers->from <= rank_ || peers->from >= size) {
+    if (frame->kind != WireKind::kPeer || !peers || peers->world != world_ || peers->to != rank_ ||
+        peers->from <= rank_ || peers->from >= size() || (secret_.is_given() && peers->from != stranger.introduced)) {
       return true;
     }
-    const Peers answer{nonce_, rank_, peers->from};
-    stranger.wire.send(WireKind::kPeer, bytes_of(answer));
-    stranger.wire.move(sizeof(Peers));  // a few bytes: they go at once
+    say_who(stranger.wire, peers->from);
+    stranger.wire.flush();
     if (!stranger.wire.all_sent()) return true;
     // A rank that has called again has given its first connection up.
     links_[static_cast<std::size_t>(peers->from)] = stranger.wire.take_socket();
     return true;
+  }
+
+  // With a secret: whether a stranger has introduced itself, and was sent this rank's proof.
+  bool answer(Stranger& stranger, const WireFrame& frame) const {
+    const auto introduction = value_of<Introduction>(frame.body);
+    if (frame.kind != WireKind::kIntroduction || !introduction || introduction->purpose != Purpose::kLink ||
+        introduction->listener != rank_ || introduction->size != size()) {
+      return false;
+    }
+    const Answer mine = answer_introduction(secret_, *introduction, world_);
+    stranger.wire.send(WireKind::kProof, bytes_of(mine.proof));
+    stranger.wire.flush();
+    stranger.wire.authenticate(mine.keys.to_caller, mine.keys.to_listener);
+    stranger.introduced = introduction->caller;
+    return stranger.wire.all_sent();
   }
 
   [[noreturn]] void fail_unreachable(const Deadline& deadline) const {
@@ -201,7 +254,8 @@ class Connector {
   }
 
   const int rank_;
-  const Nonce nonce_;
+  const WorldNumber world_;
+  const Secret secret_;
   const FileDescriptor listener_;
   const RankNames& names_;
   std::vector<FileDescriptor> links_;  // [ranks]
@@ -222,29 +276,87 @@ std::vector<SocketAddress> addresses_in(const std::string& text) {
   return addresses;
 }
 
+[[noreturn]] void fail_garbled(std::size_t rank) {
+  fail(ErrorCode::kPeer, fmt::format("rank {} told too little of itself", rank), "its text is shorter than its number",
+       "See whether all ranks run the same build.");
+}
+
+// Where the ranks are.
+struct Places {
+  Mesh mesh;
+  WorldNumber world{};  // rank 0's counts
+  bool one_host = true;
+};
+
+Places gather_places(Bootstrap& world, const Patience& patience) {
+  Places places;
+  const std::string mine = place_of_this_rank();
+  const std::string text_of_mine = std::string(bytes_of(random_world())) + mine;
+  for (const std::string& text : world.all_gather(text_of_mine, patience.for_peer())) {
+    const auto theirs = value_of<WorldNumber>(std::string_view(text).substr(0, sizeof(WorldNumber)));
+    if (!theirs) fail_garbled(places.mesh.hosts.size());
+    if (places.mesh.hosts.empty()) places.world = *theirs;
+    const std::string place = text.substr(sizeof(WorldNumber));
+    places.one_host = places.one_host && place == mine;
+    places.mesh.hosts.push_back(printable(place.substr(0, place.find('\n'))));
+  }
+  return places;
+}
+
+// Runs `connect` on every rank. Who waits for a rank that can't connect hears of it when that one's time is over. A
+// rank that could not connect does not wait as long: the one that it misses may not answer here either, and the others
+// have to hear of it before they end by themselves.
+template <typename Connect>
+void connect_together(Bootstrap& world, const Patience& patience, const Connect& connect) {
+  std::optional<Error> error;
+  try {
+    connect();
+  } catch (...) {
+    error = as_error(std::current_exception());
+  }
+  try {
+    agree(world, error ? &*error : nullptr,
+          error ? Patience::grace(kAgreeSeconds) : Patience::derived(2.0 * patience.seconds()).for_peer());
+  } catch (const AgreedError&) {
+    throw;
+  } catch (const Error&) {
+    // The rank that tells the others that somebody is missing knows more than that.
+    if (error && world.rank() == 0) throw Error(*error);
+    throw;
+  }
+}
+
+// Ranks with a secret and ranks without one can't prove anything to each other. All ranks see the same.
+void check_secrets(const std::vector<std::string>& told, const RankNames& names) {
+  std::vector<int> without;
+  for (std::size_t rank = 0; rank < told.size(); ++rank) {
+    if (!told[rank].ends_with(kHasSecret)) without.push_back(static_cast<int>(rank));
+  }
+  if (without.empty() || without.size() == told.size()) return;
+  Error error(ErrorCode::kPeer,
+              fmt::format("{} {} no secret", names.list(without), without.size() == 1 ? "has" : "have"),
+              fmt::format("the other {} of {} ranks {} one", told.size() - without.size(), told.size(),
+                          told.size() - without.size() == 1 ? "has" : "have"),
+              "Give all ranks the same RINGATTN_STORE_SECRET, or none of them one.");
+  error.set_place({0, names.host(0)});
+  throw AgreedError(error);
+}
+
 }  // namespace
 
-Mesh connect_mesh(Bootstrap& world, const std::string& address, const Patience& patience) {
+Mesh connect_mesh(Bootstrap& world, const std::string& address, const Patience& patience,
+                  const std::optional<Secret>& given) {
   const Meeting meeting(world, patience);
   const int rank = world.rank();
-  Mesh mesh;
-  bool one_host = true;
-  Nonce nonce{};
-  const std::string mine = place_of_this_rank();
-  const Nonce own_nonce = random_nonce();
-  const std::vector<std::string> texts = world.all_gather(std::string(bytes_of(own_nonce)) + mine, patience.for_peer());
-  for (const std::string& text : texts) {
-    const auto theirs = value_of<Nonce>(std::string_view(text).substr(0, sizeof(Nonce)));
-    if (!theirs) fail(ErrorCode::kInternal, "a rank has told too little of itself");
-    if (mesh.hosts.empty()) nonce = *theirs;  // rank 0's counts
-    const std::string place = text.substr(sizeof(Nonce));
-    one_host = one_host && place == mine;
-    mesh.hosts.push_back(place.substr(0, place.find('\n')));
-  }
+  Places places = gather_places(world, patience);
+  Mesh& mesh = places.mesh;
+  const bool one_host = places.one_host;
+  Secret secret;
   // That all are on one host is seen by all ranks, or by none.
   FileDescriptor listener;
   std::string told;
   meeting.together([&] {
+    secret = given ? *given : secret_of_environment();
     Opened opened;
     if (one_host) {
       for (const char* loopback : {"127.0.0.1", "::1"}) {
@@ -270,18 +382,16 @@ Mesh connect_mesh(Bootstrap& world, const std::string& address, const Patience& 
       if (numbers.size() > kMostAddresses) numbers.resize(kMostAddresses);
       for (const std::string& number : numbers) told += number + '\n';
     }
+    if (secret.is_given()) told.append("\n").append(kHasSecret);
   });
-  std::vector<std::vector<SocketAddress>> addresses;
-  for (const std::string& theirs : world.all_gather(told, patience.for_peer())) {
-    addresses.push_back(addresses_in(theirs));
-  }
+  const std::vector<std::string> all_told = world.all_gather(told, patience.for_peer());
   const RankNames names(mesh.hosts);
-  Connector connector(rank, world.size(), nonce, std::move(listener), names);
-  // Who waits for a rank that can't connect hears of it when its time is over.
-  Meeting(world, Patience::derived(2.0 * patience.seconds())).together([&] {
-    mesh.links = connector.connect(std::move(addresses), patience.for_peer());
-  });
-  return mesh;
+  check_secrets(all_told, names);
+  std::vector<std::vector<SocketAddress>> addresses;
+  for (const std::string& theirs : all_told) addresses.push_back(addresses_in(theirs));
+  Connector connector(rank, world.size(), places.world, secret, std::move(listener), names);
+  connect_together(world, patience, [&] { mesh.links = connector.connect(std::move(addresses), patience.for_peer()); });
+  return std::move(mesh);
 }
 
 }  // namespace ringattn

@@ -2,11 +2,13 @@
 // Inside transport `tcp`: ranks that can meet somehow connect each to each.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/file_descriptor.hpp"
 #include "comm/patience.hpp"
+#include "comm/tcp/secret.hpp"
 #include "comm/transport.hpp"
 
 namespace ringattn {
@@ -17,9 +19,11 @@ struct Mesh {
 };
 
 // Collective. Where all ranks are on one host, nothing listens beyond its loopback interface. A connection counts once
-// both sides have shown a number that only the ranks of this world were told. `address`: a number that this rank can be
-// reached at, tried before those of its interfaces; may be empty. Throws an AgreedError (kPeer) that names two ranks
-// that can't reach each other.
-Mesh connect_mesh(Bootstrap& world, const std::string& address, const Patience& patience);
+// both sides have shown a number that only the ranks of this world were told and, with a secret, proved that they know
+// it. `address`: a number that this rank can be reached at, tried before those of its interfaces; may be empty. Throws
+// an AgreedError (kPeer) that names two ranks that can't reach each other, or those that have no secret where others
+// do. `secret`: not set, that of the environment.
+Mesh connect_mesh(Bootstrap& world, const std::string& address, const Patience& patience,
+                  const std::optional<Secret>& secret = {});
 
 }  // namespace ringattn

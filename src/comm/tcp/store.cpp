@@ -38,8 +38,16 @@ std::optional<StoreAddress> parse_store_address(std::string_view text) {
   return address;
 }
 
-std::string Hello::host_text() const { return {host, ::strnlen(host, sizeof host)}; }
+std::string Hello::host_text() const { return printable({host, ::strnlen(host, sizeof host)}); }
 std::string Hello::job_text() const { return {job, ::strnlen(job, sizeof job)}; }
+
+std::string printable(std::string_view text) {
+  constexpr std::size_t kLongest = 255;
+  std::string all(text.substr(0, kLongest));
+  std::ranges::replace_if(
+      all, [](char c) { return static_cast<unsigned char>(c) < ' ' || c == '\x7f'; }, '?');
+  return all;
+}
 
 Hello hello_of(const StoreOptions& options) {
   Hello hello{};
@@ -52,7 +60,7 @@ Hello hello_of(const StoreOptions& options) {
 }
 
 std::string job_name(const std::string& job) {
-  return job.empty() ? "a job without a name" : fmt::format("job {}", job);
+  return job.empty() ? "a job without a name" : fmt::format("job {}", printable(job));
 }
 
 std::string error_text(int number) { return std::error_code(number, std::generic_category()).message(); }
@@ -96,7 +104,8 @@ void check_options(const StoreOptions& options) {
 
 std::unique_ptr<Store> make_store(const StoreOptions& options) {
   check_options(options);
-  return options.rank == 0 ? serve_store(options) : visit_store(options);
+  const Secret secret = options.secret ? *options.secret : secret_of_environment();
+  return options.rank == 0 ? serve_store(options, secret) : visit_store(options, secret);
 }
 
 }  // namespace ringattn

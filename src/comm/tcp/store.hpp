@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the ranks of a job come together without MPI: at an address that rank 0 serves while they do.
 //
-// The store tells ranks from strangers by the first bytes that they send, and jobs on one port from each other by a
-// name. It takes fixed-size heads and bounded bodies only, and runs nothing that it is sent; but it does not ask who
-// sends. Its port belongs on a network whose users trust each other.
+// With a secret, a rank and the store prove to each other that they know it (comm/tcp/handshake.hpp) before either
+// tells anything of the job, and every frame has a MAC. Without one the store tells ranks from strangers by the first
+// bytes that they send, and jobs on one port from each other by a name: whoever connects may take a rank's place. In
+// both cases it takes fixed-size heads and bounded bodies only, and runs nothing that it is sent.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/wording.hpp"
+#include "comm/tcp/secret.hpp"
 #include "comm/transport.hpp"
 
 namespace ringattn {
@@ -30,8 +34,11 @@ struct StoreOptions {
   StoreAddress address;
   int rank = 0;
   int size = 1;
-  std::string job;        // equal on the ranks of one job; at most kLongestJob bytes
-  double seconds = 60.0;  // for the ranks to come
+  std::string job;                 // equal on the ranks of one job; at most kLongestJob bytes
+  double seconds = 60.0;           // for the ranks to come
+  std::optional<Secret> secret{};  // not set: that of the environment
+  // Told, on rank 0, that the store has no secret and listens to other hosts.
+  std::function<void(const Wording&)> warn{};
 };
 
 inline constexpr std::size_t kLongestJob = 127;
@@ -44,13 +51,17 @@ class Store : public Bootstrap {
   virtual const std::vector<std::string>& hosts() const = 0;
   // The number of this rank's own end of its connection: an address that others may reach it at. Empty: not known.
   virtual std::string own_address() const = 0;
+  // A random text that the ranks of this world share, and nobody else was told.
+  virtual const std::string& session() const = 0;
 };
 
 // Serves the address on rank 0, and comes to it on the others. Collective; returns when all `size` ranks are there.
 //
 // Throws kUsage where rank 0 can't serve the address, and on a rank that the store refuses: of another job, with
-// another number of ranks, or with a rank that is there already. The others then wait for the right one. Throws kPeer,
-// naming who has not come, when the time is over; where rank 0 does, the others throw its error, whose place says so.
+// another number of ranks, or with a rank that is there already; kPeer on a rank whose secret is not the store's, or
+// where only one of the two has one. The others then wait for the right one. Throws kPeer, naming who has not come,
+// when the time is over; where rank 0 does, the others throw its error, whose place says so. Throws what
+// secret_of_environment() does.
 std::unique_ptr<Store> make_store(const StoreOptions& options);
 
 }  // namespace ringattn

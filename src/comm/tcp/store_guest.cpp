@@ -7,6 +7,7 @@
 #include "base/pulse.hpp"
 #include "comm/failure.hpp"
 #include "comm/patience.hpp"
+#include "comm/tcp/handshake.hpp"
 #include "comm/tcp/store_parts.hpp"
 
 namespace ringattn {
@@ -15,10 +16,13 @@ namespace {
 
 // Rank 0 gives up first, and says why.
 constexpr double kServerFirst = 2.0;
+// A proof, or a refusal's text.
+constexpr std::size_t kMostBeforeProof = 4096;
 
 class StoreGuest final : public Store {
  public:
-  explicit StoreGuest(const StoreOptions& options) : options_(options), wire_(FileDescriptor()) {
+  StoreGuest(const StoreOptions& options, const Secret& secret)
+      : options_(options), secret_(secret), wire_(FileDescriptor()) {
     const Deadline deadline = Patience(options.seconds).for_peer();
     while (!enter(deadline)) {
       if (waited_enough(deadline)) fail_unreachable(deadline);
@@ -31,21 +35,26 @@ class StoreGuest final : public Store {
   int size() const override { return options_.size; }
   const std::vector<std::string>& hosts() const override { return hosts_; }
   std::string own_address() const override { return own_end(wire_.socket()).host(); }
+  const std::string& session() const override { return session_; }
 
   std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {
     if (bytes.size() > kMostStorePart) {
       fail(ErrorCode::kInternal, fmt::format("rank {} gathers {} bytes", options_.rank, bytes.size()),
            "the store takes less");
     }
-    wire_.send(WireKind::kGather, bytes);
-    return expect(WireKind::kGathered, "all-gather", deadline.seconds());
+    return gather("all-gather", bytes, deadline);
   }
-  void barrier(const Deadline& deadline) override {
-    wire_.send(WireKind::kGather, {});
-    expect(WireKind::kGathered, "barrier", deadline.seconds());
-  }
+  void barrier(const Deadline& deadline) override { gather("barrier", {}, deadline); }
 
  private:
+  std::vector<std::string> gather(std::string_view what, std::string_view bytes, const Deadline& deadline) {
+    wire_.send(WireKind::kWait, bytes_of(deadline.seconds()));
+    wire_.send(WireKind::kGather, bytes);
+    auto texts = unpack_texts(expect(WireKind::kGathered, what, deadline.seconds()), options_.size);
+    if (!texts) fail_garbled();
+    return std::move(*texts);
+  }
+
   // Tries each address that the name stands for; whether the store has taken this rank in, and all ranks are there.
   bool enter(const Deadline& deadline) {
     const Resolved resolved = resolve_host(options_.address.host, options_.address.port);
@@ -77,10 +86,16 @@ class StoreGuest final : public Store {
       return false;
     }
     wire_ = Wire(std::move(opened.socket));
-    const Hello hello = hello_of(options_);
-    wire_.send(WireKind::kHello, bytes_of(hello));
     try {
-      hosts_ = expect(WireKind::kComplete, "coming to the store", options_.seconds);
+      if (secret_.is_given() && !prove(address, deadline)) return false;
+      const Hello hello = hello_of(options_);
+      wire_.send(WireKind::kHello, bytes_of(hello));
+      auto texts =
+          unpack_texts(expect(WireKind::kComplete, "coming to the store", options_.seconds), options_.size + 1);
+      if (!texts) fail_garbled();
+      session_ = printable(texts->back());
+      texts->pop_back();
+      for (const std::string& host : *texts) hosts_.push_back(printable(host));
     } catch (const Closed&) {
       if (wire_.is_foreign()) {
         fail(ErrorCode::kUsage, fmt::format("what answers at {} is no store of ringattn", address.text()),
@@ -92,24 +107,63 @@ class StoreGuest final : public Store {
     return true;
   }
 
+  // Proves the secret to the store, which proves it first: whoever else serves that address is told nothing of the job.
+  bool prove(const SocketAddress& address, const Deadline& deadline) {
+    const Introduction introduction = introduce(Purpose::kStore, options_.rank, 0, options_.size);
+    wire_.send(WireKind::kIntroduction, bytes_of(introduction));
+    const Deadline attempt = Patience::for_answer();
+    std::optional<WireFrame> frame;
+    while (!(frame = wire_.take())) {
+      if (attempt.expired() || deadline.expired()) {
+        why_not_ = "no proof came that rank 0 knows the secret";
+        return false;
+      }
+      pollfd socket = wire_.interest();
+      wait_a_moment({&socket, 1});
+      if (!wire_.move(kMostBeforeProof)) {
+        throw Closed(
+            Error(ErrorCode::kPeer, "the store has closed the connection", "it has proved nothing", "See it."));
+      }
+    }
+    const auto proof = value_of<Proof>(frame->body);
+    const auto keys = frame->kind == WireKind::kProof && proof ? check_proof(secret_, introduction, *proof, {})
+                                                               : std::optional<ConnectionKeys>();
+    if (keys) {
+      wire_.authenticate(keys->to_listener, keys->to_caller);
+      return true;
+    }
+    // The text of what answers counts nothing before it has proved anything.
+    wire_.send(WireKind::kMismatch, {});
+    wire_.flush();
+    fail_with_pulse(
+        Error(ErrorCode::kPeer,
+              fmt::format("rank {} and rank 0, at {}, have different secrets", options_.rank, address.text()),
+              frame->kind == WireKind::kProof ? "what answers there does not prove that it knows this rank's"
+                                              : "what answers there has none",
+              "Give all ranks the same RINGATTN_STORE_SECRET, or none of them one."));
+  }
+
   // The connection has ended without a word.
   class Closed : public Error {
    public:
     explicit Closed(Error error) : Error(std::move(error)) {}
   };
 
-  std::vector<std::string> expect(WireKind kind, std::string_view what, double seconds) {
+  // The body of the next frame, which is of that kind.
+  std::string expect(WireKind kind, std::string_view what, double seconds) {
     const Deadline deadline = Patience::derived(seconds + kServerFirst).for_peer();
     for (;;) {
-      const bool open = wire_.move();
-      if (const std::optional<WireFrame> frame = wire_.take()) {
+      const bool open = wire_.move(most_gathered(options_.size));
+      if (std::optional<WireFrame> frame = wire_.take()) {
         if (frame->kind == WireKind::kFailed) throw Error(unpack_error(frame->body));
-        auto texts = unpack_texts(frame->body, options_.size);
-        if (frame->kind == kind && texts) return std::move(*texts);
+        if (frame->kind == kind) return std::move(frame->body);
+        fail_garbled();
       }
       if (!open) {
         throw Closed(Error(ErrorCode::kPeer, "rank 0 left while the ranks came together",
-                           fmt::format("its store at {} has closed", options_.address.text()), "See its own message."));
+                           wire_.is_forged() ? "what its store sent was changed on its way"
+                                             : fmt::format("its store at {} has closed", options_.address.text()),
+                           "See its own message."));
       }
       if (waited_enough(deadline)) {
         const int server[] = {0};
@@ -118,6 +172,12 @@ class StoreGuest final : public Store {
       pollfd socket = wire_.interest();
       wait_a_moment({&socket, 1});
     }
+  }
+
+  [[noreturn]] void fail_garbled() const {
+    fail_with_pulse(Error(ErrorCode::kPeer,
+                          fmt::format("the store at {} has sent what is out of order", options_.address.text()),
+                          "its frame is not the one that comes next", "See whether rank 0 runs the same build."));
   }
 
   [[noreturn]] void fail_unreachable(const Deadline& deadline) const {
@@ -130,13 +190,17 @@ class StoreGuest final : public Store {
   }
 
   const StoreOptions options_;
+  const Secret secret_;
   Wire wire_;
   std::vector<std::string> hosts_;
+  std::string session_;
   std::string why_not_ = "nobody answers";
 };
 
 }  // namespace
 
-std::unique_ptr<Store> visit_store(const StoreOptions& options) { return std::make_unique<StoreGuest>(options); }
+std::unique_ptr<Store> visit_store(const StoreOptions& options, const Secret& secret) {
+  return std::make_unique<StoreGuest>(options, secret);
+}
 
 }  // namespace ringattn

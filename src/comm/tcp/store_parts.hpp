@@ -35,10 +35,17 @@ std::string error_text(int number);
 std::string pack_texts(const std::vector<std::string>& texts);
 std::optional<std::vector<std::string>> unpack_texts(std::string_view bytes, int count);
 
-// What one rank may contribute to an all-gather while ranks come together.
-inline constexpr std::size_t kMostStorePart = std::size_t{1} << 20;
+// Printable, and not long: what a stranger has sent may stand in a message.
+std::string printable(std::string_view text);
 
-std::unique_ptr<Store> serve_store(const StoreOptions& options);
-std::unique_ptr<Store> visit_store(const StoreOptions& options);
+// What one rank may contribute to an all-gather while ranks come together (comm/transport.hpp: a few KiB).
+inline constexpr std::size_t kMostStorePart = std::size_t{16} << 10;
+// And so what the store may send of `size` ranks.
+inline std::size_t most_gathered(int size) {
+  return (static_cast<std::size_t>(size) + 1) * (kMostStorePart + sizeof(std::uint32_t));
+}
+
+std::unique_ptr<Store> serve_store(const StoreOptions& options, const Secret& secret);
+std::unique_ptr<Store> visit_store(const StoreOptions& options, const Secret& secret);
 
 }  // namespace ringattn

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <list>
 #include <optional>
 
 #include "base/host.hpp"
@@ -12,22 +11,26 @@
 #include "comm/failure.hpp"
 #include "comm/patience.hpp"
 #include "comm/tcp/store_parts.hpp"
+#include "comm/tcp/store_reception.hpp"
 
 namespace ringattn {
 
 namespace {
 
-// Connections that have not said who they are.
-constexpr std::size_t kMostStrangers = 1024;
 // How long what is said last gets to be sent.
 constexpr double kFarewellSeconds = 1.0;
 
 class StoreServer final : public Store {
  public:
-  explicit StoreServer(const StoreOptions& options)
-      : options_(options), hosts_(static_cast<std::size_t>(options.size)), guests_(hosts_.size()) {
+  StoreServer(const StoreOptions& options, const Secret& secret)
+      : options_(options),
+        secret_(secret),
+        hosts_(static_cast<std::size_t>(options.size)),
+        guests_(hosts_.size()),
+        session_(make_session()) {
     hosts_[0] = host_name();
     listen();
+    warn();
     try {
       take_in(Patience(options.seconds).for_peer());
     } catch (const Error& error) {
@@ -41,6 +44,7 @@ class StoreServer final : public Store {
   int size() const override { return options_.size; }
   const std::vector<std::string>& hosts() const override { return hosts_; }
   std::string own_address() const override { return own_address_; }
+  const std::string& session() const override { return session_; }
 
   std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {
     return gather("all-gather", bytes, deadline);
@@ -48,10 +52,18 @@ class StoreServer final : public Store {
   void barrier(const Deadline& deadline) override { gather("barrier", {}, deadline); }
 
  private:
-  struct Stranger {
-    Wire wire;
-    Deadline deadline;
-  };
+  static std::string make_session() {
+    std::string text;
+    for (const char byte : make_nonce()) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    return text;
+  }
+
+  void warn() const {
+    if (secret_.is_given() || options_.size == 1 || !options_.warn || own_end(listener_).is_loopback()) return;
+    options_.warn({fmt::format("whoever reaches {} may join this job as a rank", options_.address.text()),
+                   " (RINGATTN_STORE_SECRET is not set). ",
+                   "Give all ranks the same secret, as docs/security.md says, or keep that port from others."});
+  }
 
   // Addresses that are numbers, or are this host alone, are served as they stand. What a name means here need not be
   // what it means to others (a host often calls itself 127.0.1.1), so a name is served on all interfaces.
@@ -80,78 +92,46 @@ class StoreServer final : public Store {
 
   // Until all ranks are there.
   void take_in(const Deadline& deadline) {
-    std::list<Stranger> strangers;
+    StoreReception reception(
+        options_, secret_,
+        [this](int rank) {
+          forget_gone();  // the one before it with this number may have ended since guests were looked at
+          return guests_[static_cast<std::size_t>(rank)].has_value();
+        },
+        [this](const Hello& hello, Wire wire) { join(hello, std::move(wire)); });
     while (missing() > 0) {
-      if (waited_enough(deadline)) fail_missing(deadline);
-      std::vector<pollfd> sockets;
-      if (strangers.size() < kMostStrangers) sockets.push_back({listener_.get(), POLLIN, 0});
-      for (const Stranger& stranger : strangers) sockets.push_back(stranger.wire.interest());
+      if (waited_enough(deadline)) fail_missing(deadline, reception.refusals());
+      std::vector<pollfd> sockets{{listener_.get(), POLLIN, 0}};
+      reception.add_interests(sockets);
       for (const auto& guest : guests_) {
         if (guest) sockets.push_back(guest->interest());
       }
       wait_a_moment(sockets);
-      if (strangers.size() < kMostStrangers) {
-        Opened opened = accept_connection(listener_);
-        if (opened.socket.valid()) {
-          strangers.push_back({Wire(std::move(opened.socket)), Patience::for_answer()});
-        }
-      }
-      for (auto at = strangers.begin(); at != strangers.end();) at = meet(*at) ? strangers.erase(at) : std::next(at);
+      reception.accept_from(listener_);
+      reception.go_on();
       forget_gone();
     }
+    std::vector<std::string> texts = hosts_;
+    texts.push_back(session_);
     for (auto& guest : guests_) {
-      if (guest) guest->send(WireKind::kComplete, pack_texts(hosts_));
+      if (guest) guest->send(WireKind::kComplete, pack_texts(texts));
     }
     flush(deadline);
+  }
+
+  void join(const Hello& hello, Wire wire) {
+    const auto rank = static_cast<std::size_t>(hello.rank);
+    hosts_[rank] = hello.host_text();
+    const SocketAddress mine = own_end(wire.socket());
+    if (own_address_.empty() || !mine.is_loopback()) own_address_ = mine.host();
+    guests_[rank].emplace(std::move(wire));
   }
 
   // A rank that has gone before all were there may be started again.
   void forget_gone() {
     for (auto& guest : guests_) {
-      if (guest && (!guest->move(sizeof(Hello)) || guest->take())) guest.reset();
+      if (guest && (!guest->move(0) || guest->take())) guest.reset();
     }
-  }
-
-  // Whether a stranger needs no more attention: it is a guest now, was refused, or is no rank.
-  bool meet(Stranger& stranger) {
-    const bool open = stranger.wire.move(sizeof(Hello));
-    const std::optional<WireFrame> frame = stranger.wire.take();
-    if (!frame) return !open || stranger.deadline.expired();
-    const auto hello = value_of<Hello>(frame->body);
-    if (frame->kind != WireKind::kHello || !hello) return true;
-    forget_gone();  // the one before it with this number may have ended since guests were looked at
-    const std::string why = why_not(*hello);
-    if (!why.empty()) {
-      refused_ = fmt::format("a rank {} on {} was refused: {}", hello->rank, hello->host_text(), why);
-      const Error error(ErrorCode::kUsage,
-                        fmt::format("the store at {} refuses rank {}", options_.address.text(), hello->rank), why,
-                        "Check what starts the ranks: each needs a number of its own, and all the same count of "
-                        "ranks and name of the job.");
-      stranger.wire.send(WireKind::kFailed, pack_error(error));
-      stranger.wire.move(sizeof(Hello));
-      return true;
-    }
-    const auto rank = static_cast<std::size_t>(hello->rank);
-    hosts_[rank] = hello->host_text();
-    const SocketAddress mine = own_end(stranger.wire.socket());
-    if (own_address_.empty() || !mine.is_loopback()) own_address_ = mine.host();
-    guests_[rank].emplace(std::move(stranger.wire));
-    return true;
-  }
-
-  std::string why_not(const Hello& hello) const {
-    if (hello.job_text() != options_.job) {
-      return fmt::format("it belongs to {}, and the store serves {}", job_name(hello.job_text()),
-                         job_name(options_.job));
-    }
-    if (hello.size != options_.size) {
-      return fmt::format("it wants a world of {} rank{}, and rank 0 one of {}", hello.size, hello.size == 1 ? "" : "s",
-                         options_.size);
-    }
-    if (hello.rank < 0 || hello.rank >= options_.size) return fmt::format("there are ranks 0 to {}", options_.size - 1);
-    if (hello.rank == 0) return fmt::format("rank 0, on {}, serves the store", hosts_[0]);
-    const auto rank = static_cast<std::size_t>(hello.rank);
-    return guests_[rank] ? fmt::format("a rank {} on {} is there already", hello.rank, hosts_[rank]) : std::string();
   }
 
   int missing() const {
@@ -159,7 +139,7 @@ class StoreServer final : public Store {
            static_cast<int>(std::ranges::count_if(guests_, [](const auto& guest) { return guest.has_value(); }));
   }
 
-  [[noreturn]] void fail_missing(const Deadline& deadline) const {
+  [[noreturn]] void fail_missing(const Deadline& deadline, const std::string& refusals) const {
     std::vector<int> absent;
     for (int rank = 1; rank < options_.size; ++rank) {
       if (!guests_[static_cast<std::size_t>(rank)]) absent.push_back(rank);
@@ -167,9 +147,9 @@ class StoreServer final : public Store {
     fail_with_pulse(Error(ErrorCode::kPeer,
                           fmt::format("{} did not come to the store at {} within {:g} s", RankNames().list(absent),
                                       options_.address.text(), deadline.seconds()),
-                          refused_.empty() ? fmt::format("{} of {} ranks came",
+                          refusals.empty() ? fmt::format("{} of {} ranks came",
                                                          options_.size - static_cast<int>(absent.size()), options_.size)
-                                           : refused_,
+                                           : refusals,
                           {"See whether all ranks were started and can reach that address; raise ", setting("timeout"),
                            " if they only start slowly."}));
   }
@@ -192,8 +172,10 @@ class StoreServer final : public Store {
       }
       return ranks;
     };
+    // The first rank whose time is over ends the wait, so that all hear of it from here.
+    Deadline limit = deadline;
     for (std::vector<int> waited_for = absent(); !waited_for.empty(); waited_for = absent()) {
-      if (waited_enough(deadline)) fail_late(what, deadline, names_, 0, waited_for);
+      if (waited_enough(limit)) fail_late(what, limit, names_, 0, waited_for);
       std::vector<pollfd> sockets;
       for (const int rank : waited_for) sockets.push_back(guests_[static_cast<std::size_t>(rank)]->interest());
       wait_a_moment(sockets);
@@ -203,9 +185,15 @@ class StoreServer final : public Store {
         std::optional<WireFrame> frame = guest.take();
         if (frame && frame->kind == WireKind::kGather) {
           parts[static_cast<std::size_t>(rank)] = std::move(frame->body);
+        } else if (const auto seconds = frame ? wait_of(*frame) : std::nullopt) {
+          const Deadline theirs = Patience::grace(*seconds);
+          if (theirs.end() < limit.end()) limit = theirs;
         } else if (frame || !open) {
           fail(ErrorCode::kPeer, fmt::format("{} left while the ranks came together", names_.name(rank)),
-               "its connection to the store has closed", "See its own message.");
+               guest.is_forged() ? "what it sent was changed on its way"
+               : frame           ? "it has sent what is out of order"
+                                 : "its connection to the store has closed",
+               "See its own message.");
         }
       }
     }
@@ -217,6 +205,13 @@ class StoreServer final : public Store {
     }
     flush(deadline);
     return all;
+  }
+
+  // How long a rank waits for the all-gather that comes next.
+  static std::optional<double> wait_of(const WireFrame& frame) {
+    if (frame.kind != WireKind::kWait) return std::nullopt;
+    const auto seconds = value_of<double>(frame.body);
+    return seconds && *seconds >= 0.0 ? seconds : std::nullopt;
   }
 
   // Until all guests have been sent what they were told.
@@ -246,16 +241,19 @@ class StoreServer final : public Store {
   }
 
   const StoreOptions options_;
+  const Secret secret_;
   std::vector<std::string> hosts_;           // [size]
   std::vector<std::optional<Wire>> guests_;  // [size]; never rank 0
   RankNames names_;
   FileDescriptor listener_;
   std::string own_address_;
-  std::string refused_;  // the last rank that was, and why
+  const std::string session_;
 };
 
 }  // namespace
 
-std::unique_ptr<Store> serve_store(const StoreOptions& options) { return std::make_unique<StoreServer>(options); }
+std::unique_ptr<Store> serve_store(const StoreOptions& options, const Secret& secret) {
+  return std::make_unique<StoreServer>(options, secret);
+}
 
 }  // namespace ringattn

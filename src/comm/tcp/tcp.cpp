@@ -56,6 +56,7 @@ class TcpTransport final : public Transport {
     // What receivers have said before. Entries of one ticket lie together.
     for (auto at = state_->ready.lower_bound({ticket, 0, 0});
          at != state_->ready.end() && std::get<0>(at->first) == ticket; at = state_->ready.erase(at)) {
+      family_->drop_ready(at->first);
       TcpFamily::take_ready(*state_, *flight, std::get<1>(at->first), std::get<2>(at->first), at->second);
     }
     state_->flights.push_back(flight);
@@ -138,7 +139,11 @@ class TcpTransport final : public Transport {
     if (rank() >= size) return nullptr;
     std::uint64_t world = 0;
     const std::string_view given = std::string_view(all[0]).substr(mine.size());
-    std::from_chars(given.data(), given.data() + given.size(), world);
+    const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), world);
+    if (error != std::errc{} || end != given.data() + given.size() || !family_->is_new_world(world)) {
+      fail(ErrorCode::kPeer, "can't split the world", "rank 0 gave no number for the new one",
+           "See whether all ranks run the same build.");
+    }
     return std::make_unique<TcpTransport>(family_, size, world, route_);
   }
 
@@ -186,7 +191,7 @@ class TcpTransport final : public Transport {
   std::vector<std::string> take_part(std::string_view what, std::string_view bytes, const Deadline& deadline) {
     std::unique_lock lock(family_->mutex);
     family_->check_alive_locked();
-    const std::int64_t number = meetings_++;
+    const std::int64_t number = state_->begun++;
     FrameHead head;
     head.kind = FrameKind::kGather;
     head.world = world_;
@@ -229,7 +234,6 @@ class TcpTransport final : public Transport {
   const std::uint64_t world_;
   const Route route_;
   std::shared_ptr<TcpWorldState> state_;
-  std::int64_t meetings_ = 0;
   bool broken_ = false;  // gave up exchanges
 };
 
@@ -237,7 +241,7 @@ class TcpTransport final : public Transport {
 
 TcpWorld make_tcp_world(Bootstrap& bootstrap, const TcpOptions& options) {
   const Patience patience(options.setup_seconds);
-  Mesh mesh = connect_mesh(bootstrap, options.address, patience);
+  Mesh mesh = connect_mesh(bootstrap, options.address, patience, options.secret);
   TcpWorld world;
   Meeting(bootstrap, patience).together([&] {
     world.family = std::make_shared<TcpFamily>(bootstrap.rank(), std::move(mesh));

@@ -27,13 +27,35 @@ Wire::Head Wire::head_of(WireKind kind, std::size_t bytes) {
 void Wire::send(WireKind kind, std::string_view body) {
   outgoing_.erase(0, sent_);
   sent_ = 0;
-  outgoing_ += bytes_of(head_of(kind, body.size()));
+  const Head head = head_of(kind, body.size() + mac_bytes());
+  outgoing_ += bytes_of(head);
   outgoing_ += body;
+  if (keys_) {
+    const Mac mac = make_mac({keys_->sends.data(), sizeof(Mac)}, {bytes_of(keys_->sent), bytes_of(head), body});
+    outgoing_.append(mac.data(), mac.size());
+    ++keys_->sent;
+  }
+}
+
+void Wire::authenticate(const Mac& sends, const Mac& receives) {
+  keys_ = Keys{sends, receives};
+  forged_ = forged_ || !incoming_.empty();
+  complete_ = false;
+}
+
+// Of the frame that is complete: whether the one who knows the key has sent it, as the next one.
+bool Wire::is_genuine() {
+  const std::string_view frame = incoming_;
+  const std::string_view head = frame.substr(0, sizeof(Head));
+  const std::string_view body = frame.substr(sizeof(Head), frame.size() - sizeof(Head) - sizeof(Mac));
+  const Mac mac = make_mac({keys_->receives.data(), sizeof(Mac)}, {bytes_of(keys_->received), head, body});
+  ++keys_->received;
+  return is_same_mac(mac, frame.substr(frame.size() - sizeof(Mac)));
 }
 
 bool Wire::move(std::size_t most_bytes) {
   const bool sends = send_some();
-  // Who has closed the connection may have said why before.
+  // Who has closed the connection may have said why before it.
   const bool receives = receive_some(most_bytes);
   return complete_ || (sends && receives);
 }
@@ -49,19 +71,26 @@ bool Wire::send_some() {
 }
 
 bool Wire::receive_some(std::size_t most_bytes) {
-  while (!complete_) {
+  while (!complete_ && !foreign_ && !forged_) {
     std::size_t wanted = sizeof(Head);
     if (incoming_.size() >= sizeof(Head)) {
       Head head;
       std::memcpy(&head, incoming_.data(), sizeof head);
-      const bool known = head.kind >= static_cast<std::uint32_t>(WireKind::kHello) &&
-                         head.kind <= static_cast<std::uint32_t>(WireKind::kPeer);
-      if (!known || head.version != kVersion || head.bytes > most_bytes) {
+      const bool known = head.kind >= static_cast<std::uint32_t>(WireKind::kHello) && head.kind <= kLastWireKind;
+      if (!known || head.version != kVersion || head.bytes > most_bytes + mac_bytes()) {
         foreign_ = true;
+        return false;
+      }
+      if (head.bytes < mac_bytes()) {
+        forged_ = true;
         return false;
       }
       wanted += head.bytes;
       if (incoming_.size() == wanted) {
+        if (keys_ && !is_genuine()) {
+          forged_ = true;
+          return false;
+        }
         complete_ = true;
         return true;
       }
@@ -77,19 +106,17 @@ bool Wire::receive_some(std::size_t most_bytes) {
     if (count == 0) return false;
     if (count < 0) return would_block();
     // Strangers are told by their first bytes.
-    if (std::memcmp(incoming_.data(), kMagic, std::min(incoming_.size(), sizeof kMagic)) != 0) {
-      foreign_ = true;
-      return false;
-    }
+    if (std::memcmp(incoming_.data(), kMagic, std::min(incoming_.size(), sizeof kMagic)) != 0) foreign_ = true;
   }
-  return true;
+  return complete_;
 }
 
 std::optional<WireFrame> Wire::take() {
   if (!complete_) return std::nullopt;
   Head head;
   std::memcpy(&head, incoming_.data(), sizeof head);
-  WireFrame frame{static_cast<WireKind>(head.kind), incoming_.substr(sizeof head)};
+  WireFrame frame{static_cast<WireKind>(head.kind),
+                  incoming_.substr(sizeof head, incoming_.size() - sizeof head - mac_bytes())};
   incoming_.clear();
   complete_ = false;
   return frame;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inside transport `tcp`: what goes over a connection while ranks come together. Frames have a head of fixed size and a
-// body of bounded size; a connection that brings anything else is of no rank, and is closed.
+// body of bounded size; a connection that brings anything else is of no rank, and is closed. Where the job has a
+// secret, each frame after the handshake (comm/tcp/handshake.hpp) ends with a MAC of its number, head and body.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +12,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "comm/tcp/mac.hpp"
 #include "comm/tcp/socket.hpp"
 
 namespace ringattn {
@@ -22,7 +24,13 @@ enum class WireKind : std::uint32_t {
   kGather = 4,    // to the store: this rank's part of an all-gather
   kGathered = 5,  // from the store: all parts
   kPeer = 6,      // between two ranks: who they are
+  // With a secret, and for what a rank of one version need not know (comm/tcp/store_parts.hpp).
+  kIntroduction = 7,
+  kProof = 8,
+  kMismatch = 9,  // to a listener: its proof is wrong
+  kWait = 10,     // to the store: how long this rank waits for the next all-gather
 };
+inline constexpr std::uint32_t kLastWireKind = 10;
 
 struct WireFrame {
   WireKind kind;
@@ -39,16 +47,25 @@ class Wire {
   const FileDescriptor& socket() const { return socket_; }
   FileDescriptor take_socket() { return std::move(socket_); }
 
-  // Sends with the next calls of move().
+  // Sends with the next calls of move() or flush().
   void send(WireKind kind, std::string_view body);
+  // Sends what can be sent at this moment, and takes nothing. A few bytes go at once.
+  void flush() { send_some(); }
   // Moves what can be moved at this moment. False once the other side has closed the connection, or has sent what is no
   // frame, or one with a body of more than `most_bytes`.
   bool move(std::size_t most_bytes = kMostBytes);
-  // The next frame that has come. It is taken from the connection byte by byte: nothing behind it is lost.
+  // The next frame that has come. It is taken from the connection byte by byte: nothing after it is lost.
   std::optional<WireFrame> take();
 
-  // That what came is no frame of ringattn.
+  // From the next frame on, in both directions, frames have MACs. What has been received already counts as forged: it
+  // came before the other side could make one.
+  void authenticate(const Mac& sends, const Mac& receives);
+  bool is_authenticated() const { return keys_.has_value(); }
+
+  // Whether what came is no frame of ringattn.
   bool is_foreign() const { return foreign_; }
+  // Whether a frame came whose MAC is wrong.
+  bool is_forged() const { return forged_; }
   bool all_sent() const { return sent_ == outgoing_.size(); }
   // For poll().
   pollfd interest() const { return {socket_.get(), static_cast<short>(all_sent() ? POLLIN : POLLIN | POLLOUT), 0}; }
@@ -62,7 +79,14 @@ class Wire {
   };
   static_assert(sizeof(Head) == 24);
 
+  struct Keys {
+    Mac sends, receives;
+    std::uint64_t sent = 0, received = 0;  // frames
+  };
+
   static Head head_of(WireKind kind, std::size_t bytes);
+  std::size_t mac_bytes() const { return keys_ ? sizeof(Mac) : 0; }
+  bool is_genuine();
   bool send_some();
   bool receive_some(std::size_t most_bytes);
 
@@ -70,8 +94,10 @@ class Wire {
   std::string outgoing_;
   std::size_t sent_ = 0;
   std::string incoming_;  // a head, then its body
+  std::optional<Keys> keys_;
   bool complete_ = false;
   bool foreign_ = false;
+  bool forged_ = false;
 };
 
 // Plain structs as the bodies of frames. A body of another size is no such struct.

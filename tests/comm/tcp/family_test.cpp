@@ -97,12 +97,49 @@ TEST(TcpFamily, NamesAPeerThatSendsWhatNobodyWaitsFor) {
     notice.round = rank;
     expect_named(error_after(frame(notice, error)), "it has sent what is out of order");
   }
+  notice.round = 1;  // an error with a code that the program doesn't have, or none
+  for (const std::string_view code : {std::string_view("\0\0", 2), std::string_view("\xff\xff"), std::string_view()}) {
+    expect_named(error_after(frame(notice, code)), "it has sent what is out of order");
+  }
+  FrameHead sign;
+  sign.kind = FrameKind::kSign;
+  sign.shape = 'x';
+  expect_named(error_after(frame(sign)), "it has sent what is out of order");
+  std::string readies;
+  ready.kind = FrameKind::kReady;
+  ready.world = 0;
+  for (int ticket = 0; ticket < 70'000; ++ticket) {
+    ready.number = ticket;
+    readies += frame(ready);
+  }
+  expect_named(error_after(readies), "it has sent what is out of order");
   std::string worlds;
   for (std::uint64_t world = 0; world < 5000; ++world) {
     ready.world = world;
     worlds += frame(ready);
   }
   expect_named(error_after(worlds), "it has sent what is out of order");
+}
+
+// Memory is taken for what this rank takes part in: nobody can be two meetings ahead of it, or in a world after the
+// next ones with more than a little.
+TEST(TcpFamily, RefusesABodyThatNobodyWaitsForByItsHead) {
+  const auto head_of = [](std::uint64_t world, std::int64_t number, std::uint32_t bytes) {
+    FrameHead head;
+    head.kind = FrameKind::kGather;
+    head.world = world;
+    head.number = number;
+    head.bytes = bytes;
+    return std::string(bytes_of(head));
+  };
+  for (const std::string& head : {head_of(0, 1000, 60U << 20), head_of(0, 1, 4), head_of(0, -1, 4),
+                                  head_of(5, 0, (1U << 20) + 1), head_of(5, 1, 4)}) {
+    expect_named(error_after(head), "it has sent what is out of order");  // no body has come
+  }
+  const Pair pair = make_pair_of_ranks();
+  pair.peer->send(head_of(5, 0, 1U << 20) + std::string(1U << 20, 'x'));
+  std::unique_lock lock(pair.family->mutex);
+  EXPECT_FALSE(pair.family->wait(lock, Deadline::after(0.2), [] { return false; }));
 }
 
 TEST(TcpFamily, NamesAPeerWhoseConnectionEnds) {

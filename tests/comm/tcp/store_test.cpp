@@ -174,10 +174,11 @@ TEST(Store, RefusesWhoDoesNotBelongToTheJob) {
     const char* why;
   };
   const Case cases[] = {
-      {options_of(port, 2, 3, kLong, "job 2"), "it belongs to job job 2, and the store serves job job 1"},
-      {options_of(port, 2, 3, kLong, ""), "it belongs to a job without a name"},
-      {options_of(port, 2, 4), "it wants a world of 4 ranks, and rank 0 one of 3"},
-      {options_of(port, 1, 2), "it wants a world of 2 ranks, and rank 0 one of 3"},
+      // It is told what is wrong with what it said, and nothing of the job.
+      {options_of(port, 2, 3, kLong, "job 2"), "(the store serves another job than job job 2)"},
+      {options_of(port, 2, 3, kLong, ""), "(the store serves another job than a job without a name)"},
+      {options_of(port, 2, 4), "(the store's world has not 4 ranks)"},
+      {options_of(port, 1, 2), "(the store's world has not 2 ranks)"},
   };
   const auto expect_refused = [](const StoreOptions& options, const char* why) {
     const auto start = Deadline::Clock::now();
@@ -219,7 +220,7 @@ TEST(Store, RefusesARankThatIsThere) {
     threads.run([&, port] {
       const Error error = error_of([&] { make_store(options_of(port, 1, 3)); });
       ++(error.code() == ErrorCode::kUsage ? refused : waited);
-      EXPECT_TRUE(error.code() == ErrorCode::kPeer || has(error, "a rank 1 on ")) << error.what();
+      EXPECT_TRUE(error.code() == ErrorCode::kPeer || has(error, "a rank 1 is there already")) << error.what();
     });
   }
   while (refused + waited < 2) std::this_thread::yield();
@@ -355,6 +356,79 @@ TEST(Store, NamesTheRankThatLeavesAMeeting) {
       EXPECT_LT(seconds_since(start), kSlack);
     });
   }
+}
+
+// The rank whose time is over first ends the wait of all, so that rank 0 alone has to say so.
+TEST(Store, EndsAMeetingForAllWhenTheFirstRanksTimeIsOver) {
+  constexpr double kShort = 0.3;
+  const int port = free_port();
+  std::atomic<int> done{0};
+  Threads threads;
+  threads.run([&, port] {
+    const std::unique_ptr<Store> store = make_store(options_of(port, 2, 3));
+    while (done < 2) std::this_thread::yield();
+  });
+  for (const int rank : {0, 1}) {
+    threads.run([&, port, rank] {
+      const auto start = Deadline::Clock::now();
+      const std::unique_ptr<Store> store = make_store(options_of(port, rank, 3));
+      const Error error = error_of([&] { store->barrier(Deadline::after(rank == 1 ? kShort : kLong)); });
+      ++done;
+      EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
+      EXPECT_TRUE(has(error, "did not finish within 0.3 s (rank 0 on ")) << error.what();
+      ASSERT_NE(error.place(), nullptr);
+      EXPECT_EQ(error.place()->rank, 0);
+      EXPECT_LT(seconds_since(start), kSlack);
+    });
+  }
+}
+
+// A rank that gathers more than ranks do, or anything else, is named; its bytes are not kept.
+TEST(Store, NamesTheRankThatSendsWhatNobodyMay) {
+  const struct {
+    WireKind kind;
+    std::size_t bytes;
+  } cases[] = {{WireKind::kGather, kMostStorePart + 1}, {WireKind::kHello, 10}, {WireKind::kWait, 3}};
+  for (const auto& one : cases) {
+    const int port = free_port();
+    Threads threads;
+    threads.run([=] {
+      const std::unique_ptr<Store> store = make_store(options_of(port, 0, 2));
+      const Error error = error_of([&] { store->barrier(Deadline::after(kLong)); });
+      EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
+      EXPECT_TRUE(has(error, "rank 1 on ")) << error.what();
+    });
+    wait_for_server(port);
+    Wire rank = say_hello(port, options_of(port, 1, 2));
+    for (const Deadline deadline = Deadline::after(kLong); !deadline.expired();) {
+      pollfd socket = rank.interest();
+      wait_a_moment({&socket, 1});
+      if (!rank.move(most_gathered(2))) break;
+      const auto frame = rank.take();
+      if (frame && frame->kind == WireKind::kComplete) rank.send(one.kind, std::string(one.bytes, 'x'));
+    }
+  }
+}
+
+// Whoever connects and says nothing holds nobody up, however many they are.
+TEST(Store, IsNotHeldUpByMoreStrangersThanItKeeps) {
+  const int port = free_port();
+  Threads threads;
+  threads.run([=] { expect_world(port, 0, 2); });
+  wait_for_server(port);
+  std::vector<std::unique_ptr<RawConnection>> strangers;
+  for (int i = 0; i < 300; ++i) strangers.push_back(std::make_unique<RawConnection>(port));
+  EXPECT_TRUE(strangers.front()->is_closed_within(kSlack));  // the oldest one
+  const auto start = Deadline::Clock::now();
+  threads.run([=] { expect_world(port, 1, 2); });
+  strangers.push_back(std::make_unique<RawConnection>(port));
+  EXPECT_LT(seconds_since(start), kSlack);
+}
+
+// What a stranger calls itself stands in a message of rank 0, and is not what a terminal obeys.
+TEST(Store, ShowsNoControlCharactersOfStrangers) {
+  EXPECT_EQ(printable("a\x1b[31m\n\x7f"), "a?[31m??");
+  EXPECT_EQ(printable(std::string(1000, 'x')).size(), 255U);
 }
 
 TEST(Store, NamesTheRankThatMissesAMeeting) {
