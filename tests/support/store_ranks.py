@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts a program as the ranks of a world that meets at RINGATTN_STORE, without MPI, and ends with the code that all of
 them end with; 99 where they differ, 98 where they don't end.
-Usage: store_ranks.py RANKS [--except RANK] [--missing RANK] [--limit SECONDS] [--set RANK NAME=VALUE]... -- COMMAND...
+Usage: store_ranks.py RANKS [--except RANK] [--missing RANK] [--limit SECONDS] [--host HOST] [--set RANK NAME=VALUE]...
+-- COMMAND...
 The rank of --except is killed or stopped, or leaves, by itself: its code doesn't count, and it is ended when the others
 have. That of --missing is not started."""
 import argparse
@@ -26,6 +27,7 @@ def read_arguments(words):
     parser.add_argument("--except", type=int, default=None, dest="excepted")
     parser.add_argument("--missing", type=int, default=None)
     parser.add_argument("--limit", type=float, default=60.0)
+    parser.add_argument("--host", default="127.0.0.1")  # of the store's address
     parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("RANK", "NAME=VALUE"))
     split = words.index("--")
     return parser.parse_args(words[:split]), words[split + 1:]
@@ -33,9 +35,9 @@ def read_arguments(words):
 
 def start(words, options):
     # Nothing of the launcher that may have started this one.
-    strangers = ("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
+    strangers = ("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "RINGATTN_STORE_SECRET")
     common = {name: value for name, value in os.environ.items() if not name.startswith(strangers)}
-    common |= {"RINGATTN_STORE": f"127.0.0.1:{free_port()}", "WORLD_SIZE": str(options.ranks)}
+    common |= {"RINGATTN_STORE": f"{options.host}:{free_port()}", "WORLD_SIZE": str(options.ranks)}
     processes = {}
     for rank in range(options.ranks):
         own = dict(pair.split("=", 1) for of, pair in options.set if int(of) == rank)

@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "base/host.hpp"
+#include "base/moment.hpp"
 #include "base/pulse.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting.hpp"
@@ -72,6 +73,7 @@ class Connector {
 
   // `addresses`: [ranks] where each may be reached.
   std::vector<FileDescriptor> connect(std::vector<std::vector<SocketAddress>> addresses, const Deadline& deadline) {
+    moment("connecting");
     for (int peer = 0; peer < rank_; ++peer) {
       calls_.push_back(Call{peer, std::move(addresses[static_cast<std::size_t>(peer)])});
     }

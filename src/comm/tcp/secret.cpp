@@ -66,7 +66,8 @@ Secret::Secret(const std::string& text, std::string_view source) {
   }
   if (!has_mac()) {
     fail(ErrorCode::kUnsupported, fmt::format("the secret of {} can't be used", source),
-         "this build has no crypto library", "Build with OpenSSL's libcrypto (libssl-dev), or unset it on all ranks.");
+         "this build has no crypto library",
+         "Build with OpenSSL's libcrypto (libssl-dev), or unset it on all ranks (set it to nothing for the launcher).");
   }
   text_ = std::make_shared<const std::string>(text);
 }

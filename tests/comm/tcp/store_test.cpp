@@ -12,6 +12,7 @@
 
 #include "comm/tcp/store_parts.hpp"
 #include "tests/comm/tcp/raw_connection.hpp"
+#include "tests/comm/tcp/store_connections.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/free_port.hpp"
 
@@ -20,11 +21,11 @@ namespace {
 
 using testing::error_of;
 using testing::free_port;
+using testing::has;
+using testing::kLong;
+using testing::kSlack;
 using testing::RawConnection;
-
-// Nobody may need it, and how late a call may end on a busy machine.
-constexpr double kLong = 20.0;
-constexpr double kSlack = 5.0;
+using testing::Threads;
 
 double seconds_since(Deadline::Clock::time_point start) {
   return std::chrono::duration<double>(Deadline::Clock::now() - start).count();
@@ -33,22 +34,6 @@ double seconds_since(Deadline::Clock::time_point start) {
 StoreOptions options_of(int port, int rank, int size, double seconds = kLong, std::string job = "job 1") {
   return {{"127.0.0.1", port}, rank, size, std::move(job), seconds};
 }
-
-bool has(const Error& error, std::string_view part) {
-  return std::string_view(error.what()).find(part) != std::string_view::npos;
-}
-
-// Runs each on a thread of its own.
-class Threads {
- public:
-  ~Threads() {
-    for (std::thread& thread : threads_) thread.join();
-  }
-  void run(std::function<void()> body) { threads_.emplace_back(std::move(body)); }
-
- private:
-  std::vector<std::thread> threads_;
-};
 
 // The world comes together, and its ranks gather.
 void expect_world(int port, int rank, int size) {
@@ -381,54 +366,6 @@ TEST(Store, EndsAMeetingForAllWhenTheFirstRanksTimeIsOver) {
       EXPECT_LT(seconds_since(start), kSlack);
     });
   }
-}
-
-// A rank that gathers more than ranks do, or anything else, is named; its bytes are not kept.
-TEST(Store, NamesTheRankThatSendsWhatNobodyMay) {
-  const struct {
-    WireKind kind;
-    std::size_t bytes;
-  } cases[] = {{WireKind::kGather, kMostStorePart + 1}, {WireKind::kHello, 10}, {WireKind::kWait, 3}};
-  for (const auto& one : cases) {
-    const int port = free_port();
-    Threads threads;
-    threads.run([=] {
-      const std::unique_ptr<Store> store = make_store(options_of(port, 0, 2));
-      const Error error = error_of([&] { store->barrier(Deadline::after(kLong)); });
-      EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
-      EXPECT_TRUE(has(error, "rank 1 on ")) << error.what();
-    });
-    wait_for_server(port);
-    Wire rank = say_hello(port, options_of(port, 1, 2));
-    for (const Deadline deadline = Deadline::after(kLong); !deadline.expired();) {
-      pollfd socket = rank.interest();
-      wait_a_moment({&socket, 1});
-      if (!rank.move(most_gathered(2))) break;
-      const auto frame = rank.take();
-      if (frame && frame->kind == WireKind::kComplete) rank.send(one.kind, std::string(one.bytes, 'x'));
-    }
-  }
-}
-
-// Whoever connects and says nothing holds nobody up, however many they are.
-TEST(Store, IsNotHeldUpByMoreStrangersThanItKeeps) {
-  const int port = free_port();
-  Threads threads;
-  threads.run([=] { expect_world(port, 0, 2); });
-  wait_for_server(port);
-  std::vector<std::unique_ptr<RawConnection>> strangers;
-  for (int i = 0; i < 300; ++i) strangers.push_back(std::make_unique<RawConnection>(port));
-  EXPECT_TRUE(strangers.front()->is_closed_within(kSlack));  // the oldest one
-  const auto start = Deadline::Clock::now();
-  threads.run([=] { expect_world(port, 1, 2); });
-  strangers.push_back(std::make_unique<RawConnection>(port));
-  EXPECT_LT(seconds_since(start), kSlack);
-}
-
-// What a stranger calls itself stands in a message of rank 0, and is not what a terminal obeys.
-TEST(Store, ShowsNoControlCharactersOfStrangers) {
-  EXPECT_EQ(printable("a\x1b[31m\n\x7f"), "a?[31m??");
-  EXPECT_EQ(printable(std::string(1000, 'x')).size(), 255U);
 }
 
 TEST(Store, NamesTheRankThatMissesAMeeting) {
