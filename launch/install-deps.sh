@@ -5,7 +5,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build git libfmt-dev libxxhash-dev libhwy-dev libcli11-dev nlohmann-json3-dev
-          libtomlplusplus-dev libeigen3-dev libopenmpi-dev openmpi-bin)
+          libtomlplusplus-dev libssl-dev libeigen3-dev libopenmpi-dev openmpi-bin)
 for flag in "$@"; do
   case $flag in
     --tests) packages+=(libgtest-dev python3 python3-numpy python3-venv) ;;

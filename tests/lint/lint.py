@@ -52,6 +52,7 @@ VENDORS = {
     r"nlohmann/.*": r"src/attention/.*|launch/.*|tests/.*",
     r"toml\+\+/.*": r"src/attention/files/flat_toml[^/]*",
     r"CLI/.*": r"launch/.*",
+    r"openssl/.*": r"src/comm/tcp/mac\.cpp",
     r"xxhash\.h": r"src/attention/.*|tests/attention/.*",
 }
 
