@@ -58,7 +58,7 @@ std::vector<VariableInfo> variables() {
   std::vector<VariableInfo> all;
   for (const EnvironmentVariable& row : environment_table()) {
     const auto value = environment_value(row.name);
-    all.push_back({std::string(row.name), value.value_or(""), value.has_value(),
+    all.push_back({std::string(row.name), shown_value(row.name, value.value_or("")), value.has_value(),
                    fmt::format("{} ({})", row.meaning, row.accepts)});
   }
   std::string_view last;

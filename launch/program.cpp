@@ -195,6 +195,7 @@ int run_command(const CommandRow& command, Invocation& invocation, const std::fu
   request.pace = environment().pace;
   request.timeout = options.timeout;
   request.compare = [&](Bootstrap& world) { agree_on_configuration(command.name, invocation.config, world); };
+  request.warn = [&](const Wording& warning) { print_warning_line(program_text(warning), options.color); };
   request.chosen = [&](std::string_view, const Wording& reason) { invocation.transport_reason = program_text(reason); };
   return run_world(
       request,

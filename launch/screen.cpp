@@ -50,9 +50,11 @@ bool wants_color(When when, std::FILE* file) {
   return is_watched(file) && (!no_color || no_color->empty()) && environment_value("TERM") != "dumb";
 }
 
-void print_error_line(std::string_view message, When color) {
-  const bool paint = wants_color(color, stderr);
-  std::string line = fmt::format("ringattn: {}error:{} ", paint ? "\x1b[31m" : "", paint ? "\x1b[0m" : "");
+namespace {
+
+void print_line(std::string_view kind, std::string_view paint, std::string_view message, When color) {
+  const bool painted = wants_color(color, stderr);
+  std::string line = fmt::format("ringattn: {}{}:{} ", painted ? paint : "", kind, painted ? "\x1b[0m" : "");
   for (const char c : message) {  // names out of files may hold anything
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
       line += fmt::format("\\x{:02x}", static_cast<unsigned>(c));
@@ -64,5 +66,11 @@ void print_error_line(std::string_view message, When color) {
   std::fputs(line.c_str(), stderr);  // one write, so lines of several processes don't mix
   std::fflush(stderr);
 }
+
+}  // namespace
+
+void print_error_line(std::string_view message, When color) { print_line("error", "\x1b[31m", message, color); }
+
+void print_warning_line(std::string_view message, When color) { print_line("warning", "\x1b[33m", message, color); }
 
 }  // namespace ringattn

@@ -43,5 +43,7 @@ bool wants_color(When when, std::FILE* file);
 
 // The program's one way to report a failure: "ringattn: error: message" on stderr.
 void print_error_line(std::string_view message, When color);
+// The same for what its user should know of, and that is no failure.
+void print_warning_line(std::string_view message, When color);
 
 }  // namespace ringattn

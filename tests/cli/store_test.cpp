@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program as ranks that meet at RINGATTN_STORE, without MPI: the same bytes, one message, one exit code.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "tests/cli/rank_failures.hpp"
 #include "tests/cli/report_schema.hpp"
@@ -65,10 +66,58 @@ TEST(StoreProgram, NamesARankOfAnotherJob) {
   const Finished run = store_tool(3, job, {"--set", "1", "RINGATTN_JOB=another", "--except", "1"});
   EXPECT_EQ(run.code, 6) << run.err;
   EXPECT_EQ(count_messages(run.err), 2) << run.err;
-  EXPECT_TRUE(has(run.err, "refuses rank 1 (the store serves another job than job another)"))
-      << run.err;
+  EXPECT_TRUE(has(run.err, "refuses rank 1 (the store serves another job than job another)")) << run.err;
   EXPECT_TRUE(has(run.err, "rank 1 did not come to the store at 127.0.0.1:")) << run.err;
   EXPECT_TRUE(has(run.err, "was refused: it belongs to job another")) << run.err;
+}
+
+bool has_secrets() {
+  const Finished tried = tool({"run", "--backend", "cpu", "--synthetic", "1", "--seq", "64", "--timeout", "0.2"},
+                              {{"RINGATTN_STORE", "127.0.0.1:1"},
+                               {"RANK", "1"},
+                               {"WORLD_SIZE", "2"},
+                               {"RINGATTN_STORE_SECRET", std::string(64, 's')}});
+  return tried.code != 4;
+}
+
+TEST(StoreProgram, RanksWithASecretCompute) {
+  if (!has_secrets()) GTEST_SKIP() << "this build has no crypto library";
+  const TemporaryFolder folder;
+  const std::string secret(64, 's');
+  const std::string text = folder.write("secret", secret + "\n");
+  ASSERT_EQ(::chmod(text.c_str(), 0600), 0);
+  // Some have it from the environment, one from a file.
+  const Words job = Words{"run", "--backend", "cpu", "--json", "-"} + small_job();
+  const Finished run =
+      store_tool(3, job,
+                 {"--set", "0", "RINGATTN_STORE_SECRET=" + secret, "--set", "1", "RINGATTN_STORE_SECRET=" + secret,
+                  "--set", "2", "RINGATTN_STORE_SECRET_FILE=" + text});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(json_at(run.out, "/environment/RINGATTN_STORE_SECRET"), "\"(not shown)\"");
+  EXPECT_FALSE(has(run.out + run.err, secret));
+  EXPECT_FALSE(has(tool({"info"}, {{"RINGATTN_STORE_SECRET", secret}}).out, secret));
+}
+
+TEST(StoreProgram, NamesRanksWithoutTheSecret) {
+  if (!has_secrets()) GTEST_SKIP() << "this build has no crypto library";
+  const Words job = Words{"run", "--backend", "cpu", "--timeout", "2"} + small_job();
+  const Finished run = store_tool(3, job, {"--set", "0", "RINGATTN_STORE_SECRET=" + std::string(64, 's')});
+  EXPECT_EQ(run.code, 6) << run.err;
+  EXPECT_TRUE(has(run.err, "rank 1, rank 2 did not come to the store at 127.0.0.1:")) << run.err;
+  EXPECT_TRUE(has(run.err, "a rank 1 has no secret, and rank 0 has one; a rank 2 has no secret, and rank 0 has one"))
+      << run.err;
+}
+
+TEST(StoreProgram, WarnsOnceWhereOtherHostsReachItsPort) {
+  const Words job = Words{"run", "--backend", "cpu"} + small_job();
+  const Finished here = store_tool(2, job);
+  EXPECT_EQ(here.code, 0) << here.err;
+  EXPECT_FALSE(has(here.err, "warning:")) << here.err;
+  const Finished open = store_tool(2, job, {"--host", "0.0.0.0"});
+  EXPECT_EQ(open.code, 0) << open.err;
+  const std::size_t first = open.err.find("ringattn: warning: whoever reaches 0.0.0.0:");
+  ASSERT_NE(first, std::string::npos) << open.err;
+  EXPECT_EQ(open.err.find("warning:", first + 20), std::string::npos) << open.err;
 }
 
 TEST(StoreProgram, ChecksTheEnvironment) {
