@@ -320,6 +320,36 @@ TEST(LauncherWithMpirun, RunsTheProgram) {
   EXPECT_EQ(machine.start({"-np", "2", "run", "--softcp", "1"}).code, 2);
 }
 
+// A new one for each job, which reaches every rank, also through daemons on other hosts, and stands in no command line.
+TEST(LauncherWithMpirun, MakesASecretThatNoCommandLineShows) {
+  RealMachine machine(
+      "shown=$(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0\\n' '  ' |\n"
+      "  awk '{ print index($0, ENVIRON[\"RINGATTN_STORE_SECRET\"]) }')\n"
+      "echo \"$RINGATTN_STORE_SECRET shown: $shown\"");
+  const std::string seen = machine.folder().file("seen");
+  machine.script("agent", "shift; echo \"$*\" >>" + seen + "; exec sh -c \"$*\"");
+  const Variables variables{{"RINGATTN_STORE", "127.0.0.1:29555"},
+                            {"OMPI_MCA_plm_rsh_agent", machine.folder().file("agent")}};
+  std::set<std::string> secrets;
+  for (const Words& hosts : {Words{"-np", "2"}, Words{"--host", "one-host:1,another-host:1"}}) {
+    const Finished run = machine.start(hosts + Words{"run"}, variables);
+    ASSERT_EQ(run.code, 0) << run.err;
+    std::istringstream lines(run.out);
+    std::string secret;
+    int ranks = 0;
+    for (std::string shown, at; lines >> secret >> shown >> at; ++ranks) {
+      EXPECT_EQ(secret.size(), 64U) << run.out;
+      EXPECT_EQ(at, "0") << run.out;
+      secrets.insert(secret);
+    }
+    EXPECT_EQ(ranks, 2) << run.out;
+  }
+  EXPECT_EQ(secrets.size(), 2U);
+  const std::string commands = read_whole(seen);
+  EXPECT_TRUE(has(commands, "orted")) << commands;
+  for (const std::string& secret : secrets) EXPECT_FALSE(has(commands, secret)) << commands;
+}
+
 TEST(LauncherWithMpirun, AReportThatStdoutDoesNotTakeIsAFileError) {
   const RealMachine machine("exec " RINGATTN_TOOL " \"$@\"");
   const Words command{"bash", "-c", "exec \"$@\" >/dev/full", "bash", "timeout", "-s", "KILL", "60", RINGATTN_LAUNCHER};

@@ -95,6 +95,32 @@ TEST(Launcher, AHostfilesSlotsAreTheRanks) {
   EXPECT_TRUE(has(machine.command({"--hostfile", example, "run"}), " -np 16 "));
 }
 
+// By its name alone: everybody on the host can read a command's arguments.
+TEST(Launcher, HandsASecretOnByItsName) {
+  const Machine machine;
+  const std::string text(64, 's');
+  const std::pair<std::string, std::string> store{"RINGATTN_STORE", "127.0.0.1:29555"};
+  const std::string made = machine.command({"run"}, {store});
+  EXPECT_TRUE(has(made, " -x RINGATTN_STORE_SECRET ")) << made;
+  const std::string given = machine.command({"run"}, {store, {"RINGATTN_STORE_SECRET", text}});
+  EXPECT_TRUE(has(given, " -x RINGATTN_STORE_SECRET ")) << given;
+  for (const std::string& command : {made, given}) {
+    EXPECT_FALSE(has(command, "RINGATTN_STORE_SECRET=")) << command;
+    EXPECT_FALSE(has(command, text)) << command;
+  }
+  const std::string file = machine.command({"run"}, {store, {"RINGATTN_STORE_SECRET_FILE", "/run/secret"}});
+  EXPECT_TRUE(has(file, " -x RINGATTN_STORE_SECRET_FILE ")) << file;
+  // Ranks that don't meet at a store have nothing to prove; a user may want none.
+  for (const Variables& variables : {Variables{}, Variables{store, {"RINGATTN_STORE_SECRET", ""}}}) {
+    EXPECT_FALSE(has(machine.command({"run"}, variables), "SECRET"));
+  }
+  EXPECT_FALSE(has(file, " -x RINGATTN_STORE_SECRET ")) << file;
+  const Finished shown = machine.start({"-x", "RINGATTN_STORE_SECRET=" + text, "run"}, {store});
+  EXPECT_EQ(shown.code, 2);
+  EXPECT_TRUE(has(shown.err, "-x RINGATTN_STORE_SECRET has a value (")) << shown.err;
+  EXPECT_FALSE(has(shown.err, text)) << shown.err;
+}
+
 TEST(Launcher, FindsTheProgram) {
   const Machine machine;
   EXPECT_TRUE(has(machine.command({"run"}), machine.folder().file("ringattn") + " run"));
