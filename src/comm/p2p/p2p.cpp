@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "comm/exchange.hpp"
+#include "comm/meeting.hpp"
 #include "comm/p2p/p2p_transport.hpp"
 #include "comm/patience.hpp"
 
