@@ -316,9 +316,10 @@ void connect_together(Bootstrap& world, const Patience& patience, const Connect&
   } catch (...) {
     error = as_error(std::current_exception());
   }
+  const bool late = error && error->code() == ErrorCode::kPeer;
   try {
     agree(world, error ? &*error : nullptr,
-          error ? Patience::grace(kAgreeSeconds) : Patience::derived(2.0 * patience.seconds()).for_peer());
+          late ? Patience::grace(kAgreeSeconds) : Patience::derived(2.0 * patience.seconds()).for_peer());
   } catch (const AgreedError&) {
     throw;
   } catch (const Error&) {
