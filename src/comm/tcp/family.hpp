@@ -156,7 +156,7 @@ class TcpFamily final : public LinkOwner {
   const RankNames names_;
   std::deque<TcpLink> links_;  // [ranks]; this rank's own is closed
   std::map<std::uint64_t, std::shared_ptr<TcpWorldState>> worlds_;
-  std::size_t early_worlds_ = 0;          // of them: not open yet
+  std::size_t early_worlds_ = 0;          // those that this rank is not in yet
   std::vector<std::size_t> early_ready_;  // [ranks]
   std::set<std::uint64_t> ended_worlds_;
   std::uint64_t last_world_ = 0;

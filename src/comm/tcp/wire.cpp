@@ -43,7 +43,7 @@ void Wire::authenticate(const Mac& sends, const Mac& receives) {
   complete_ = false;
 }
 
-// Of the frame that is complete: whether the one who knows the key has sent it, as the next one.
+// Whether the complete frame was sent by whoever has the key, as the next frame.
 bool Wire::is_genuine() {
   const std::string_view frame = incoming_;
   const std::string_view head = frame.substr(0, sizeof(Head));
