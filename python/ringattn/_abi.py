@@ -65,6 +65,7 @@ _PLAIN = {
     "error_problem": (c_char_p, []),
     "error_why": (c_char_p, []),
     "error_remedy": (c_char_p, []),
+    "tensor_names": (c_char_p, []),
     "world_rank": (c_int32, [Handle]),
     "world_size": (c_int32, [Handle]),
     "world_abort": (None, [Handle, _Status, c_char_p]),

@@ -99,6 +99,14 @@ const char *ringattn_error_why(void);
 const char *ringattn_error_remedy(void);
 ringattn_status ringattn_error_status(void);
 
+/* The names that other libraries give tensors, as a JSON array: valid as long as the library is loaded; NULL where there
+ * is no memory for it. An object is an alias of a name of this library,
+ *   {"name":"s_aux","role":"sinks","ops":["attention","decode","mla","mla_decode"]},
+ * or a name that is refused because the tensor would change the result and is not computed with,
+ *   {"name":"alibi_slopes","refused":"no bias is added to scores","suggestion":"Leave it out.","ops":[...]},
+ * in the functions that "ops" names. With "unless":"dt" it is not refused in a file that has a tensor dt. */
+const char *ringattn_tensor_names(void);
+
 /* ---- Worlds: the ranks that compute together ---- */
 
 typedef struct ringattn_world ringattn_world;

@@ -12,6 +12,7 @@ from random import Random
 import numpy as np
 import ringattn
 from ringattn._safetensors import Tensors
+from ringattn._tensor_names import known_names
 
 FUZZED = 800
 
@@ -45,6 +46,22 @@ class Case(unittest.TestCase):
             Tensors(str(path))
         self.assertIn(words, str(caught.exception))
         self.assertLess(len(str(caught.exception)), 1000)
+
+
+class KnownNames(unittest.TestCase):
+    def test_each_op_has_its_own(self):
+        for op in ("attention", "decode", "mla", "mla_decode"):
+            for name in ("s_aux", "sink", "attn_sink", "attention_sinks", "learnable_sink", "self_attn.sinks"):
+                self.assertEqual(known_names(op)[name].role, "sinks")
+            self.assertEqual(known_names(op)["cu_seqlens"].role, "cu_seqlens_q")
+            self.assertEqual(known_names(op)["alibi_slopes"][:3], ("", "no bias is added to scores", "Leave it out."))
+        self.assertEqual(known_names("decode")["seqused_k"].role, "lengths_k")
+        self.assertIn("no pages", known_names("attention")["seqused_k"].refused)
+        for op in ("ssd", "selective_scan", "causal_conv1d"):
+            self.assertEqual(known_names(op)["cu_seqlens_q"].role, "cu_seqlens")
+            self.assertNotIn("s_aux", known_names(op))
+        self.assertEqual(known_names("ssd")["delta_bias"].unless, "delta")
+        self.assertEqual(known_names("ring"), {})
 
 
 class Reader(Case):
