@@ -10,6 +10,7 @@
 #include <cstddef>
 
 #include "base/error.hpp"
+#include "base/quotes.hpp"
 #include "kernels/latent_rows.hpp"
 #include "kernels/row_codes.hpp"
 
@@ -154,7 +155,7 @@ std::vector<std::string_view> words_of(std::string_view text) {
 [[noreturn]] void refuse_text(std::string_view text, const std::string& why) {
   std::vector<std::string_view> names;
   for (const RowCodingEntry& entry : kCodings) names.push_back(entry.name);
-  fail(ErrorCode::kUsage, fmt::format("\"{}\" is no format of rows", text), why,
+  fail(ErrorCode::kUsage, fmt::format("\"{}\" is no format of rows", shortened(text, 80)), why,
        fmt::format("This build knows {}.", fmt::join(names, ", ")));
 }
 
@@ -307,11 +308,11 @@ RowFormat parse_row_format(std::string_view text) {
     const std::string_view digits = there ? words[at + 1] : std::string_view();
     const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), format.*number.member);
     if (!there || parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size()) {
-      refuse_text(text, fmt::format("\"{} N\" is missing behind \"{}\"", number.name, words[at - 1]));
+      refuse_text(text, fmt::format("\"{} N\" is missing behind \"{}\"", number.name, shortened(words[at - 1], 80)));
     }
     at += 2;
   }
-  if (at != words.size()) refuse_text(text, fmt::format("\"{}\" says nothing here", words[at]));
+  if (at != words.size()) refuse_text(text, fmt::format("\"{}\" says nothing here", shortened(words[at], 80)));
   return format;
 }
 

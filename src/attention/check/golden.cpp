@@ -10,6 +10,7 @@
 #include "base/build.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
+#include "base/quotes.hpp"
 
 namespace ringattn {
 
@@ -101,15 +102,15 @@ Golden parse_golden(std::string_view text, const std::string& path) {
   for (const FlatEntry& entry : parse_json_table(text, path, ErrorCode::kFile, how_to_make_one())) {
     if (entry.key == "schema") {
       if (entry.kind != FlatKind::kInteger || entry.text != kSchema) {
-        refuse(path, fmt::format("its schema is {}, and must be {}", entry.text, kSchema));
+        refuse(path, fmt::format("its schema is {}, and must be {}", shortened(entry.text), kSchema));
       }
       schema = true;
       continue;
     }
     const auto* member = std::find_if(std::begin(kMembers), std::end(kMembers),
                                       [&](const Member& candidate) { return candidate.key == entry.key; });
-    if (member == std::end(kMembers)) refuse(path, fmt::format("it has a member \"{}\"", entry.key));
-    if (entry.kind != FlatKind::kText) refuse(path, fmt::format("\"{}\" is no text", entry.key));
+    if (member == std::end(kMembers)) refuse(path, fmt::format("it has a member \"{}\"", shortened(entry.key)));
+    if (entry.kind != FlatKind::kText) refuse(path, fmt::format("\"{}\" is no text", shortened(entry.key)));
     golden.*member->value = entry.text;
     std::erase(missing, member->key);
   }
@@ -128,7 +129,8 @@ Golden parse_golden(std::string_view text, const std::string& path) {
 void check_comparable(const Golden& recorded, const Golden& now, const std::string& path) {
   if (recorded.job != now.job) {
     fail(ErrorCode::kUsage, fmt::format("{} belongs to another job", path),
-         fmt::format("recorded: {}; now: {}", recorded.job, now.job), "Give the job that it was recorded for.");
+         fmt::format("recorded: {}; now: {}", shortened(recorded.job), shortened(now.job)),
+         "Give the job that it was recorded for.");
   }
   constexpr std::string_view kRecordAgain = "Record it again with this program on this machine.";
   for (const Member& member : kMembers) {
@@ -136,7 +138,7 @@ void check_comparable(const Golden& recorded, const Golden& now, const std::stri
         member.key == "kernel" || member.key == "target" || member.key == "version" || member.key == "build_id";
     if (!decides || recorded.*member.value == now.*member.value) continue;
     fail(ErrorCode::kUnsupported, fmt::format("{} was made by another {}", path, member.key),
-         fmt::format("\"{}\", this is \"{}\"", recorded.*member.value, now.*member.value), kRecordAgain);
+         fmt::format("\"{}\", this is \"{}\"", shortened(recorded.*member.value), now.*member.value), kRecordAgain);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "attention/files/flat_table.hpp"
+#include "base/quotes.hpp"
 
 namespace ringattn {
 
@@ -39,7 +40,7 @@ class FlatHandler : public nlohmann::json_sax<nlohmann::json> {
   bool key(string_t& name) override {
     key_ = name;
     if (!seen_.insert(path()).second) {
-      refusal = fmt::format("the key \"{}\" stands there twice", path());
+      refusal = fmt::format("the key \"{}\" stands there twice", shortened(path()));
       return false;
     }
     return true;
@@ -57,7 +58,7 @@ class FlatHandler : public nlohmann::json_sax<nlohmann::json> {
  private:
   std::string path() const { return prefixes_.back() + key_; }
   bool refuse(std::string_view what, std::string_view why) {
-    refusal = prefixes_.empty() ? fmt::format("it is {}", what) : fmt::format("\"{}\" is {}", path(), what);
+    refusal = prefixes_.empty() ? fmt::format("it is {}", what) : fmt::format("\"{}\" is {}", shortened(path()), what);
     if (!why.empty()) refusal += fmt::format("; {}", why);
     return false;
   }

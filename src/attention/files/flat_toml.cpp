@@ -7,6 +7,7 @@
 
 #include "attention/files/flat_table.hpp"
 #include "attention/files/toml_scan.hpp"
+#include "base/quotes.hpp"
 
 namespace ringattn {
 
@@ -22,8 +23,8 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
     entry.line = static_cast<int>(node.source().begin.line);
     if (const toml::table* inner = node.as_table()) {
       if (depth == kMaxDepth) {
-        fail(code, fmt::format("{}, line {}: {} lies too deep", name, entry.line, entry.key), "8 levels at most",
-             remedy);
+        fail(code, fmt::format("{}, line {}: {} lies too deep", name, entry.line, shortened(entry.key)),
+             "8 levels at most", remedy);
       }
       flatten(*inner, entry.key + ".", depth + 1, name, code, remedy, entries);
       continue;
@@ -40,7 +41,7 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
       entry.kind = FlatKind::kTruth;
       entry.text = truth->get() ? "true" : "false";
     } else {
-      fail(code, fmt::format("{}, line {}: {} is a list or a date", name, entry.line, entry.key),
+      fail(code, fmt::format("{}, line {}: {} is a list or a date", name, entry.line, shortened(entry.key)),
            "values are text, numbers, true or false", remedy);
     }
     entries.push_back(std::move(entry));
@@ -60,7 +61,7 @@ std::vector<FlatEntry> parse_toml_table(std::string_view text, std::string_view 
     flatten(toml::parse(text, name), "", 1, name, code, remedy, entries);
   } catch (const toml::parse_error& error) {
     fail(code, fmt::format("{} is not valid TOML", name),
-         fmt::format("line {}: {}", error.source().begin.line, error.description()), remedy);
+         fmt::format("line {}: {}", error.source().begin.line, shortened(error.description())), remedy);
   }
   std::stable_sort(entries.begin(), entries.end(),
                    [](const FlatEntry& a, const FlatEntry& b) { return a.line < b.line; });

@@ -19,20 +19,6 @@ void TextSource::refuse(std::string_view why) const {
   fail(ErrorCode::kFile, fmt::format("{} is no valid {}", path, kind), why, suggestion);
 }
 
-std::string in_quotes(std::string_view name) {
-  constexpr std::size_t kShown = 80;
-  std::string text = "`";
-  for (const char c : name.substr(0, kShown)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte >= 0x7f || c == '`') {
-      text += fmt::format("\\x{:02x}", byte);
-    } else {
-      text += c;
-    }
-  }
-  return text + (name.size() > kShown ? "…`" : "`");
-}
-
 void JsonScan::feed(std::string_view piece) {
   for (const char c : piece) {
     if (c == '\0') source_.refuse("its JSON holds a byte of value 0");

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/quotes.hpp"
+
 namespace ringattn {
 
 // What messages about a text say: "PATH is no valid KIND (why). Suggestion."
@@ -19,9 +21,6 @@ struct TextSource {
   // Throws kFile.
   [[noreturn]] void refuse(std::string_view why) const;
 };
-
-// A name from a file, fit for a one-line message: in backquotes, unprintable bytes as \xNN, long ones cut.
-std::string in_quotes(std::string_view name);
 
 struct JsonLimits {
   int depth = 4;

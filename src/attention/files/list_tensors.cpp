@@ -155,8 +155,8 @@ int block_size(const SafetensorsFile& file, std::string_view name) {
   if (text == nullptr) return kUsualListBlock;
   const std::optional<std::int64_t> tokens = parse_size(*text);
   if (!tokens || *tokens < 1 || *tokens > kMostListTokens) {
-    fail(ErrorCode::kFile, fmt::format("{} of {} is \"{}\"", name, file.path(), *text), "it is a number of tokens",
-         "Blocks of 128 are usual.");
+    fail(ErrorCode::kFile, fmt::format("{} of {} is {}", name, file.path(), in_quotes(*text)),
+         "it is a number of tokens", "Blocks of 128 are usual.");
   }
   return static_cast<int>(*tokens);
 }

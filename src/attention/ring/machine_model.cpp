@@ -10,6 +10,7 @@
 #include "attention/files/flat_table.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
+#include "base/quotes.hpp"
 #include "base/text_file.hpp"
 #include "kernels/registry.hpp"
 
@@ -38,7 +39,7 @@ void take_member(MachineModel& machine, const Member& member, const FlatEntry& e
                       std::from_chars(entry.text.data(), end, value).ptr == end;
   if (!number || !std::isfinite(value) || value < 0.0 || (value == 0.0 && !member.may_be_zero)) {
     fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
-         fmt::format("{} is {}, and must be a {} number", member.name, entry.text,
+         fmt::format("{} is {}, and must be a {} number", member.name, shortened(entry.text),
                      member.may_be_zero ? "non-negative" : "positive"),
          how_to_make_one());
   }
@@ -69,8 +70,8 @@ MachineModel parse_machine_model(std::string_view text, const std::string& path)
       seen[i] = known = true;
     }
     if (!known) {
-      fail(ErrorCode::kFile, fmt::format("{} is no machine model", path), fmt::format("it names {}", entry.key),
-           how_to_make_one());
+      fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
+           fmt::format("it names {}", shortened(entry.key)), how_to_make_one());
     }
   }
   for (std::size_t i = 0; i < std::size(kMembers); ++i) {
