@@ -209,7 +209,9 @@ class _Shard:
             refuse(f"it claims a header of {length} bytes{most}")
         self.begin = 8 + length
         said = _parse(self.bytes[8 : self.begin], 4, 11 * _TENSORS + 3 * _METADATA + 2, refuse)
-        metadata = said.pop("__metadata__", {})
+        metadata = said.pop("__metadata__", None)
+        metadata = {} if metadata is None else metadata  # as the reference library, which takes null
+        self.metadata = metadata
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             refuse("its __metadata__ is no object of strings")
         if len(metadata) > _METADATA or any(len(key.encode()) > _NAME_BYTES for key in metadata):
@@ -244,26 +246,30 @@ def _files_of(path: str) -> dict[str, str]:
     files = {file: os.path.join(os.path.dirname(path), file) for file in said.values()}
     if len(files) > _INDEX_FILES:
         refuse(f"its tensors lie in more than {_INDEX_FILES} files")
-    for file in files.values():
-        os.close(_open(file))
     return {name: files[file] for name, file in said.items()}
 
 
 class Tensors:
-    """Arrays of a file by their names. Raises FileError where the file is broken, whichever tensor is wanted."""
+    """Arrays of a file by their names. Raises FileError where the file is broken, whichever tensor is wanted; the files of
+    an index are opened when a tensor of theirs is read, and others may be missing."""
 
     def __init__(self, path: str):
         self.path = path
         self._shards: dict[str, _Shard] = {}
+        self.metadata: dict[str, str] = {}  # of a single file
         if path.endswith(".index.json"):
             self._files = _files_of(self.path)
         else:
             self._files = dict.fromkeys(self._shard(self.path).tensors, self.path)
+            self.metadata = self._shard(self.path).metadata
 
     def _shard(self, path: str) -> _Shard:
         if path not in self._shards:
             self._shards[path] = _Shard(path)
         return self._shards[path]
+
+    def names(self) -> list[str]:
+        return sorted(self._files)
 
     def __contains__(self, name: str) -> bool:
         return name in self._files

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <set>
 
 #include "attention/files/tensor_roles.hpp"
 #include "base/error.hpp"
@@ -86,10 +85,6 @@ SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
   identity_ = identify(open_regular(path_), path_);
   index_ = read_safetensors_index(path_);
   folder_ = path_.substr(0, path_.rfind('/') + 1);  // npos + 1 is 0: no folder
-  std::set<std::string_view> checked;
-  for (const auto& [tensor, file] : index_.weight_map) {
-    if (checked.insert(file).second) open_regular(folder_ + file);
-  }
 }
 
 std::vector<std::string_view> SafetensorsFile::names() const {

@@ -58,8 +58,8 @@ struct TensorSource {
 
 class SafetensorsFile {
  public:
-  // `path` is an index if it ends in ".index.json", otherwise a safetensors file. Throws kFile: what can't be opened,
-  // is malformed, or (index) names a file that isn't there.
+  // `path` is an index if it ends in ".index.json", otherwise a safetensors file. Throws kFile for what can't be opened
+  // or is malformed. The files of an index are opened when a tensor of theirs is asked for: others may be missing.
   explicit SafetensorsFile(std::string path);
 
   const std::string& path() const { return path_; }

@@ -159,7 +159,10 @@ class HeaderEvents final : public JsonEvents {
     }
   }
 
-  void other(std::string_view what) override { unexpected(what); }
+  void other(std::string_view what) override {
+    if (state_ != State::kMetadata || what != "null") unexpected(what);
+    state_ = State::kTop;  // no metadata: the reference library takes null for it
+  }
 
  private:
   enum class State {

@@ -308,11 +308,14 @@ TEST(SafetensorsIndex, FindsTensorsInTheirFiles) {
     }
   });
 
-  const std::string missing =
-      folder.write("n.index.json", R"({"weight_map":{"q":"a.safetensors","k":"gone.safetensors"}})");
-  EXPECT_FILE_ERROR(SafetensorsFile{missing}, "gone.safetensors");
-  const std::string directory = folder.write("d.index.json", R"({"weight_map":{"q":"sub"}})");
-  EXPECT_FILE_ERROR(SafetensorsFile{directory}, "it is a directory");
+  // A job needs the files of its own tensors.
+  const SafetensorsFile part(
+      folder.write("n.index.json", R"({"weight_map":{"q":"a.safetensors","k":"gone.safetensors"}})"));
+  EXPECT_EQ(part.tensor("q").info->bytes(), 2);
+  EXPECT_TRUE(part.is_current());
+  EXPECT_FILE_ERROR(part.tensor("k"), "gone.safetensors");
+  const SafetensorsFile directory(folder.write("d.index.json", R"({"weight_map":{"q":"sub"}})"));
+  EXPECT_FILE_ERROR(directory.tensor("q"), "it is a directory");
 }
 
 TEST(SafetensorsFile, NoticesFilesThatChange) {

@@ -30,7 +30,6 @@ STRICTER = {
     r"tensor `.*` is an array": "the reference takes a list of values for an object",
     r"the dtype of tensor `.*` is an object": "the reference takes {\"F32\": null} for \"F32\"",
     r"its header is an array": "the same for the whole header",
-    r"__metadata__ is null": "the reference takes null for no metadata",
     r"nested deeper than": "only under unknown fields, or for the two forms above",
     r"is larger than 2\^63 bits": "dimensions beside a 0 may overflow in one order and not in the other",
     r"past 2\^63": "sizes are signed here",
