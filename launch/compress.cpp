@@ -19,6 +19,7 @@
 #include "kernels/compression_methods.hpp"
 #include "launch/commands.hpp"
 #include "launch/job_request.hpp"
+#include "launch/job_text.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
@@ -170,6 +171,7 @@ int compress_main(const Invocation& invocation, Transport*) {
   job.numerics = numerics_of(config);
   job.threads = options.threads > 0 ? options.threads : usable_processors().count;
   const CompressResult result = compress_file(job);
+  print_unread(screen, result.unread);
   const auto& eviction = job.method.eviction;
   if (eviction)
     screen.context(fmt::format("{} of {} tokens kept; {}", result.kept, result.tokens, describe(*eviction)));

@@ -16,8 +16,12 @@ std::string layout_text(const LayoutRequest& request) {
   return text;
 }
 
-void print_head(const Screen& screen, const std::string& source, const std::string& job, const KernelEntry& kernel,
-                int threads, const Report& report) {
+void print_unread(const Screen& screen, const UnreadTensors& unread) {
+  if (unread.count > 0) screen.context(fmt::format("not read: {}", unread.text()));
+}
+
+void print_head(const Screen& screen, const std::string& source, const UnreadTensors& unread, const std::string& job,
+                const KernelEntry& kernel, int threads, const Report& report) {
   const std::string tool = version_line();
   const std::size_t hosts = std::set<std::string>(report.hosts.begin(), report.hosts.end()).size();
   screen.context(tool.substr(0, tool.size() - 1));
@@ -26,6 +30,7 @@ void print_head(const Screen& screen, const std::string& source, const std::stri
                              report.ranks == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s", report.transport,
                              reason.empty() || reason == "forced" ? "" : fmt::format(" (passed over: {})", reason)));
   screen.context(fmt::format("input: {}", source));
+  print_unread(screen, unread);
   screen.context(fmt::format("job: {}", job));
   const std::string per_rank =
       kernel.backend == "cpu" ? fmt::format(", {} thread{} a rank", threads, threads == 1 ? "" : "s") : "";
@@ -56,7 +61,7 @@ std::string form_text(const JobInput& input) {
 namespace {
 
 void print_ring(const Screen& screen, const JobInput& input, const RingDoor& door, const Report& report) {
-  print_head(screen, input.source(), describe(input), *door.kernel.row, door.options.threads, report);
+  print_head(screen, input.source(), input.unread(), describe(input), *door.kernel.row, door.options.threads, report);
   if (report.plan->latents) {
     const PlanFigures::Latents& latents = *report.plan->latents;
     screen.context(fmt::format("{}; {} at a time", form_text(input),
@@ -115,8 +120,8 @@ std::string held_text(const StepForecast& step, std::size_t rank) {
 
 void print_step(const Screen& screen, const JobInput& input, const Decode& decode, const StepForecast& step,
                 const Report& report) {
-  print_head(screen, input.source(), "decode, " + describe(input), *decode.kernel().row, decode.options().threads,
-             report);
+  print_head(screen, input.source(), input.unread(), "decode, " + describe(input), *decode.kernel().row,
+             decode.options().threads, report);
   if (input.op() == Op::kLatent) screen.context(form_text(input));
   screen.context(fmt::format("cache: {}; {}, {} moved, {} planned for a rank", cache_text(input, step.job),
                              deal_text(step), format_bytes(static_cast<double>(step.bytes_moved())),

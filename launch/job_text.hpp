@@ -34,8 +34,10 @@ std::string deal_text(const StepForecast& step);
 std::string held_text(const StepForecast& step, std::size_t rank);
 
 // What every op says first: program, world, input and job, and what computes it; then, with --verbose, where.
-void print_head(const Screen& screen, const std::string& source, const std::string& job, const KernelEntry& kernel,
-                int threads, const Report& report);
+// `unread`: of the input file.
+void print_head(const Screen& screen, const std::string& source, const UnreadTensors& unread, const std::string& job,
+                const KernelEntry& kernel, int threads, const Report& report);
+void print_unread(const Screen& screen, const UnreadTensors& unread);
 void print_devices(const Screen& screen, const Report& report);
 
 }  // namespace ringattn

@@ -190,6 +190,7 @@ int plan_job(const Invocation& invocation) {
                             : one.op() == Op::kLatent ? describe(one.latent().spec)
                                                       : describe(one.job().spec);
   screen.context(fmt::format("job: {}", shape));
+  print_unread(screen, one.unread());
   screen.context(fmt::format("kernel: {}; tiles of {} keys", planned->kernel().reason, planned->key_tile()));
   print_read_rows(screen, one);
   screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us",

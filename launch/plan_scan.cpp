@@ -12,6 +12,7 @@
 #include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
+#include "launch/job_text.hpp"
 #include "launch/plan_table.hpp"
 #include "launch/report.hpp"
 #include "launch/scan_request.hpp"
@@ -117,6 +118,7 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
   screen.context(fmt::format("job: {}", inputs.size() == 1 ? describe(first)
                                         : first.alone      ? describe(*first.convolution)
                                                            : describe(first.spec)));
+  print_unread(screen, inputs.front().unread());
   screen.context(fmt::format("kernel: {}", choice.reason));
   screen.context(
       fmt::format("rates: {:.4g} GFLOP/s a rank by the kernel{}; {:.4g} GB/s and latency {:.4g} us by machine {}",

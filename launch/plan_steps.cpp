@@ -89,6 +89,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
                           : one                     ? describe(first)
                                                     : describe(first.latent().spec);
   screen.context(fmt::format("job: decode, {}", job));
+  print_unread(screen, first.unread());
   screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, key_tile));
 
   PlanTable table(invocation, screen, shape_of(first), op_name(first.op()), choice.row->name,

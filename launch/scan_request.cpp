@@ -102,8 +102,8 @@ ScanOptions scan_options(const Config& config) {
 
 void print_scan(const Screen& screen, PreparedScan& prepared, const Report& report) {
   Scan& scan = prepared.scan();
-  print_head(screen, prepared.input().source(), describe(scan.job()), *scan.kernel().row, scan.options().threads,
-             report);
+  print_head(screen, prepared.input().source(), prepared.input().unread(), describe(scan.job()), *scan.kernel().row,
+             scan.options().threads, report);
   screen.context(fmt::format("ranks: {} of whole super-segments; {} from rank to rank, {} planned for a rank",
                              counted(static_cast<std::uint64_t>(report.plan->blocks), "run"),
                              moved_text(scan.job(), report.plan->bytes_moved),

@@ -8,6 +8,8 @@
 
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
+#include "tests/support/cache_files.hpp"
+#include "tests/support/scan_files.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -28,6 +30,52 @@ TEST(Run, PrintsATableAndContextLines) {
   const Finished verbose = tool(Words{"run", "-v", "--ranks", "2"} + small_job());
   EXPECT_TRUE(has(verbose.out, "# rank 1 on ")) << verbose.out;
   EXPECT_TRUE(has(verbose.out, "# block 0: ")) << verbose.out;
+}
+
+TEST(Run, ListsWhatItDoesNotRead) {
+  const TemporaryFolder folder;
+  NamedTensors tensors = row_tensors({});
+  tensors["cos"] = tensors["a,b\xc3\xa9"] = int_list({1});
+  const std::string path = write_tensors(folder.file("rows.safetensors"), tensors);
+  for (const Words& command : {Words{"run"}, Words{"run", "--ranks", "2"}, Words{"plan"},
+                               Words{"bench", "--samples", "1"}, Words{"verify", "--against", "oracle"},
+                               Words{"compress", "--method", "fp8", "--output", folder.file("small"), "--force"}}) {
+    const Finished done = tool(command + Words{"--input", path});
+    EXPECT_EQ(done.code, 0) << done.err;
+    EXPECT_TRUE(has(done.out, "# not read: `a,b\\xc3\\xa9`, `cos`\n")) << done.out;
+    EXPECT_EQ(done.out.find("# not read"), done.out.rfind("# not read")) << done.out;
+  }
+  const Finished named = tool({"run", "--input", path, "--tensors", "q=q"});
+  EXPECT_TRUE(has(named.out, "# not read: 2 tensors\n")) << named.out << named.err;
+  const Finished quiet = tool({"run", "-q", "--input", path});
+  EXPECT_FALSE(has(quiet.out, "not read")) << quiet.out;
+  tensors.erase("cos");
+  tensors.erase("a,b\xc3\xa9");
+  tensors["sink"] = float_list({1, 2, 3, 4});
+  write_tensors(path, tensors);
+  const Finished sinks = tool({"run", "--input", path});
+  EXPECT_FALSE(has(sinks.out, "not read")) << sinks.out << sinks.err;
+  tensors["sinks"] = tensors.extract("sink").mapped();
+  write_tensors(path, tensors);
+  EXPECT_EQ(digest_of(tool({"run", "--input", path}).out), digest_of(sinks.out));
+}
+
+// However long what a file says is.
+TEST(Run, RefusesInShortMessages) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("rows.safetensors");
+  for (const char* key : {"k_format", "query_block", "page_order"}) {
+    const bool pages = std::string_view(key) == "page_order";
+    NamedTensors tensors = pages ? cache_tensors({}) : row_tensors({});
+    tensors["block_mask"] = int_list({1});
+    write_tensors(path, tensors, {{key, std::string(1 << 20, 'x')}});
+    Words command{"run", "--input", path};
+    if (std::string_view(key) == "query_block") command = command + Words{"--block-mask", path};
+    const Finished done = tool(command);
+    EXPECT_EQ(done.code, 3) << key << done.err.substr(0, 1000);
+    EXPECT_TRUE(has(done.err, key)) << done.err.substr(0, 1000);
+    EXPECT_LT(done.err.size(), 1000U) << key;
+  }
 }
 
 TEST(Run, WritesTheSameBytesInEveryWorld) {

@@ -8,6 +8,7 @@
 #include <span>
 #include <utility>
 
+#include "attention/files/input_names.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
 
@@ -261,8 +262,9 @@ void read_paging(const SafetensorsFile& file, const InputNames& names, const Row
   input.pages = std::make_shared<const PageTable>(read_table(table, pool, keys));
 }
 
-InputTensors find_pages(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
+InputTensors find_pages(const SafetensorsFile& file, const InputNames& given, std::optional<AxisOrder> order,
                         std::optional<AxisOrder> page_order, std::optional<CompressedTensors>& compressed) {
+  const InputNames names = resolve_names(file, given, JobKind::kDecode);
   InputTensors input;
   const std::optional<TensorSource> q = find_optional(file, names.q, "q");
   if (q) {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "attention/files/input_names.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
@@ -338,8 +339,9 @@ void find_tables(const SafetensorsFile& file, std::string_view stored, const Seq
   }
 }
 
-InputTensors find_compressed(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
+InputTensors find_compressed(const SafetensorsFile& file, const InputNames& given, std::optional<AxisOrder> order,
                              std::optional<CompressedTensors>& found) {
+  const InputNames names = resolve_names(file, given, JobKind::kAttention);
   InputTensors input;
   input.q = file.tensor(names.q.value_or("q"));
   input.q_grid = row_grid(input.q, order);

@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "attention/files/input_names.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
@@ -110,7 +111,8 @@ RowGrid InputTensors::out_grid() const {
   return grid;
 }
 
-InputTensors find_input(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order) {
+InputTensors find_input(const SafetensorsFile& file, const InputNames& given, std::optional<AxisOrder> order) {
+  const InputNames names = resolve_names(file, given, JobKind::kAttention);
   InputTensors input;
   input.q = file.tensor(names.q.value_or("q"));
   input.k = file.tensor(names.k.value_or("k"));

@@ -397,6 +397,15 @@ std::vector<FileFingerprint> JobInput::fingerprints() const {
   return ringattn::fingerprints(used);
 }
 
+UnreadTensors JobInput::unread() const {
+  if (!file_) return {};
+  std::vector<TensorSource> used = file_->tensors.used;
+  if (list_file_ && list_file_->path() == file_->file.path()) {
+    used.insert(used.end(), list_tensors_.begin(), list_tensors_.end());
+  }
+  return unread_tensors(file_->file, used, file_->request.names);
+}
+
 std::string JobInput::source() const {
   return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : file_ ? file_->request.path : "no input";
 }

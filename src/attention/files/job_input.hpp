@@ -16,6 +16,7 @@
 #include "attention/files/best_blocks.hpp"
 #include "attention/files/fingerprint.hpp"
 #include "attention/files/input_file.hpp"
+#include "attention/files/input_names.hpp"
 #include "attention/files/safetensors_rows.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/latent_job.hpp"
@@ -160,6 +161,8 @@ class JobInput {
   void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
   // Of the files that it is read from; none for synthetic input. Reads samples. Throws kFile.
   std::vector<FileFingerprint> fingerprints() const;
+  // Tensors of its file that the job does not read.
+  UnreadTensors unread() const;
   // One line for people: the file, or the seed.
   std::string source() const;
 

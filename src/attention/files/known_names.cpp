@@ -55,7 +55,8 @@ constexpr std::string_view kKeysOfScan = "the sequences of a scan have no keys";
 constexpr std::string_view kKeysOfScanAdvice = "Write cu_seqlens instead";
 constexpr std::string_view kAloneWhy = "without dt it is a convolution alone, which reads nothing of a scan";
 constexpr std::string_view kAloneAdvice = "Add dt, or leave it out";
-constexpr std::string_view kOtherBias = "the bias of a scan of x and dt is `dt_bias`, that of u and delta `delta_bias`";
+constexpr std::string_view kSsdBias = "the bias of a scan of x and dt is `dt_bias`";
+constexpr std::string_view kSelectiveBias = "the bias of a scan of u and delta is `delta_bias`";
 constexpr std::string_view kOtherBiasAdvice = "Rename it, or leave it out";
 
 // The libraries are flash_attn 2 and 3, PyTorch, flashinfer, FlashMLA, Transformer Engine, vLLM, transformers,
@@ -190,10 +191,10 @@ constexpr KnownName kNames[] = {
     {"attention_mask", kStateSpace, "", "padding is not masked", "Pack the sequences, and write cu_seqlens"},
     {"dt_limit", kScans, "", kSetting, "Give it as the setting dt_limit, and leave it out"},
     {"time_step_limit", kScans, "", kSetting, "Give it as the setting dt_limit, and leave it out"},
-    {"dt_bias", kSelective, "", kOtherBias, kOtherBiasAdvice, "dt"},
-    {"delta_bias", kSsd, "", kOtherBias, kOtherBiasAdvice, "delta"},
-    {"dt_proj.bias", kSelective, "", kOtherBias, kOtherBiasAdvice, "delta_bias"},
-    {"dt_proj.bias", kSsd, "", kOtherBias, kOtherBiasAdvice, "dt_bias"},
+    {"dt_bias", kSelective, "", kSelectiveBias, kOtherBiasAdvice, "dt"},
+    {"delta_bias", kSsd, "", kSsdBias, kOtherBiasAdvice, "delta"},
+    {"dt_proj.bias", kSelective, "", kSelectiveBias, kOtherBiasAdvice, "delta_bias"},
+    {"dt_proj.bias", kSsd, "", kSsdBias, kOtherBiasAdvice, "dt_bias"},
     {"A", kAlone, "", kAloneWhy, kAloneAdvice},
     {"A_log", kAlone, "", kAloneWhy, kAloneAdvice},
     {"dt_bias", kAlone, "", kAloneWhy, kAloneAdvice},

@@ -25,7 +25,7 @@ struct KnownName {
   std::string_view name;
   unsigned jobs;          // bits of JobKind
   std::string_view role;  // what it is an alias of; empty: it is refused
-  // Of a refused name: the message's reason and suggestion, without the full stop.
+  // The reason and suggestion of the refusal, without the full stop.
   std::string_view why = {};
   std::string_view suggestion = {};
   // A tensor beside which the name is not refused, because it belongs to another job of the file; empty: none.

@@ -327,6 +327,11 @@ std::vector<FileFingerprint> ScanInput::fingerprints() const {
   return file_ ? ringattn::fingerprints(file_->scan->used) : std::vector<FileFingerprint>();
 }
 
+UnreadTensors ScanInput::unread() const {
+  if (!file_) return {};
+  return unread_tensors(file_->file, file_->scan->used, file_->request.names);
+}
+
 std::string ScanInput::source() const {
   return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : file_ ? file_->request.path : "no input";
 }

@@ -111,6 +111,7 @@ class ScanInput {
 
   // As JobInput's.
   std::vector<FileFingerprint> fingerprints() const;
+  UnreadTensors unread() const;
   std::string source() const;
 
  private:

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "attention/files/scan_names.hpp"
+#include "attention/files/input_names.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "attention/tokens/batch.hpp"
 #include "base/error.hpp"
@@ -147,6 +147,10 @@ void find_groups(const SafetensorsFile& file, const InputNames& names, const Rol
 }
 
 void find_decays(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
+  if (!names.a && !file.contains("A") && file.contains("A_log")) {
+    fail(ErrorCode::kFile, fmt::format("{} has no tensor `A`", file.path()),
+         "its `A_log` is the logarithm that models store", "Write A = -exp(A_log).");
+  }
   const TensorSource a = file.tensor(names.a.value_or("A"));
   found.used.push_back(a);
   const std::int64_t dim = found.selective ? found.state_dim : 1;
@@ -198,7 +202,7 @@ std::vector<std::int64_t> find_lengths(const SafetensorsFile& file, const InputN
 
 // `state` makes it an update: found before the lengths.
 void find_kind_of_states(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
-  found.initial_states = find_by_names(file, names.initial_states, kInitialStatesNames);
+  found.initial_states = find_optional(file, names.initial_states, "initial_states");
   const auto state = find_optional(file, names.state, "state");
   found.update = state.has_value();
   if (!state) return;
@@ -221,14 +225,10 @@ void check_states(ScanTensors& found) {
 }
 
 void find_convolution(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
-  using Names = std::span<const std::string_view>;
-  const auto find = [&](const std::optional<std::string>& name, Names in_front, Names alone) {
-    return find_by_names(file, name, found.alone ? alone : in_front);
-  };
-  const auto weight = find(names.conv1d_weight, kConvWeightNames, kLoneWeightNames);
-  const auto bias = find(names.conv1d_bias, kConvBiasNames, kLoneBiasNames);
-  found.conv_state = find(found.alone && !names.conv_state ? names.initial_states : names.conv_state, kConvStateNames,
-                          kLoneConvStateNames);
+  const auto weight = find_optional(file, names.conv1d_weight, "conv1d_weight");
+  const auto bias = find_optional(file, names.conv1d_bias, "conv1d_bias");
+  found.conv_state =
+      find_optional(file, found.alone && !names.conv_state ? names.initial_states : names.conv_state, "conv_state");
   if (!weight) {
     for (const auto& other : {bias, found.conv_state}) {
       if (other) require(false, *other, "there is no conv1d_weight", "Write the convolution's weight, too.");
@@ -267,8 +267,7 @@ void find_convolution(const SafetensorsFile& file, const InputNames& names, Scan
 }
 
 bool holds_convolution(const SafetensorsFile& file, const InputNames& names) {
-  const bool weight = names.conv1d_weight ||
-                      std::ranges::any_of(kLoneWeightNames, [&](std::string_view name) { return file.contains(name); });
+  const bool weight = names.conv1d_weight || has_role(file, "conv1d_weight", JobKind::kConvolution);
   const bool scanned = names.dt || names_channels(names) || file.contains("dt") ||
                        ((file.contains("u") || file.contains("delta")) && !names.x);
   return weight && !scanned && (names.x || file.contains("x"));
@@ -294,18 +293,21 @@ bool holds_scan(const SafetensorsFile& file, const InputNames& names) {
   return whole || (!queries && (file.contains("x") || file.contains("u")));
 }
 
-ScanTensors find_scan(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order) {
+ScanTensors find_scan(const SafetensorsFile& file, const InputNames& given, std::optional<AxisOrder> order) {
   ScanTensors found;
   const bool channels = file.contains("u");
   const bool heads = file.contains("x");
-  if (names_channels(names) == names_heads(names) && channels && heads) {
+  if (names_channels(given) == names_heads(given) && channels && heads) {
     fail(ErrorCode::kFile, fmt::format("{} holds x and u", file.path()), "a job is one scan",
          {"Name x and dt, or u and delta, with ", setting("tensors"), "."});
   }
-  found.alone = holds_convolution(file, names);
-  found.selective = found.alone || (names_channels(names) != names_heads(names) ? names_channels(names) : channels);
+  found.alone = holds_convolution(file, given);
+  found.selective = found.alone || (names_channels(given) != names_heads(given) ? names_channels(given) : channels);
+  const InputNames names = resolve_names(file, given,
+                                         found.alone       ? JobKind::kConvolution
+                                         : found.selective ? JobKind::kSelectiveScan
+                                                           : JobKind::kSsd);
   const Roles roles = roles_of(found.selective, found.alone, names);
-  refuse_unread(file, names, found.selective, found.alone);
   find_shape(file, roles, order, found);
   if (found.alone) {
     found.used.push_back(found.x);

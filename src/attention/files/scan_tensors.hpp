@@ -26,10 +26,9 @@
 //   conv_state      [sequences, channels, width − 1], or of `width`, whose last ones count; optional: the tokens in
 //   front
 //
-// initial_state, conv1d.weight and conv1d.bias are other names of three of them (scan_names.hpp).
+// known_names.hpp has other names of them.
 //
-// A convolution alone: x, conv1d_weight and, if wanted, the two behind it, and no dt. x is [tokens, channels] then, and
-// causal_conv1d's names `weight`, `bias` and `initial_states` stand for the three as well.
+// A convolution alone: x, conv1d_weight and, if wanted, the two after it, and no dt. x is [tokens, channels] then.
 //
 // One token of each sequence (an update) instead of whole ones: `state`, shaped as initial_states, which it replaces.
 // Then the tokens of x, or of u, are the sequences; or it has a batch of sequences of one token.

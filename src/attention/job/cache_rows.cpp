@@ -47,8 +47,9 @@ CacheRows find_rows_of(const FileInput& input, int) {
   const auto file = std::make_shared<const SafetensorsFile>(input.path);
   if (holds_compressed(*file)) refuse_kind(*file, "a compressed cache");
   if (holds_positions(*file)) refuse_kind(*file, "a cache that has lost tokens");
-  const TensorSource k = file->tensor(input.names.k.value_or("k"));
-  const TensorSource v = file->tensor(input.names.v.value_or("v"));
+  const InputNames names = resolve_names(*file, input.names, JobKind::kAttention);
+  const TensorSource k = file->tensor(names.k.value_or("k"));
+  const TensorSource v = file->tensor(names.v.value_or("v"));
   const RowGrid k_grid = row_grid(k, input.order);
   const RowGrid v_grid = row_grid(v, input.order);
   CacheRows cache;
@@ -61,8 +62,9 @@ CacheRows find_rows_of(const FileInput& input, int) {
   check_extents(k, k_grid);
   check_extents(v, v_grid);
   cache.grid = k_grid;
-  cache.lengths = key_lengths(*file, input.names, k, k_grid);
-  cache.others = find_others(*file, input.names);
+  cache.lengths = key_lengths(*file, names, k, k_grid);
+  cache.others = find_others(*file, names);
+  cache.unread = unread_beside(*file, names, input.names, {k, v});
   cache.read = [file, k, v, k_grid, v_grid, shape_k = cache.k, shape_v = cache.v](SyntheticTensor tensor) {
     const bool keys = tensor == SyntheticTensor::kK;
     const RowGrid& grid = keys ? k_grid : v_grid;
@@ -72,8 +74,7 @@ CacheRows find_rows_of(const FileInput& input, int) {
     read_rows(keys ? k : v, grid, {&all, 1}, view_of(rows, shape, all.tokens()));
     return rows;
   };
-  cache.check_finite = [file, k, v, k_grid, v_grid, shape_k = cache.k, shape_v = cache.v,
-                        names = input.names](bool compared) {
+  cache.check_finite = [file, k, v, k_grid, v_grid, shape_k = cache.k, shape_v = cache.v, names](bool compared) {
     if (const auto found = find_non_finite(k)) {
       refuse_fault("k", {}, shape_k, fault_at(*found, k_grid), ErrorCode::kFile);
     }
@@ -170,7 +171,10 @@ void replace_tensor(std::vector<WholeTensor>& tensors, WholeTensor with) {
   tensors.push_back(std::move(with));
 }
 
-std::vector<WholeTensor> find_others(const SafetensorsFile& file, const InputNames& names) {
+namespace {
+
+std::vector<std::pair<std::string_view, TensorSource>> other_sources(const SafetensorsFile& file,
+                                                                     const InputNames& names) {
   const std::pair<const std::optional<std::string>*, std::string_view> others[] = {
       {&names.q, "q"},
       {&names.block_table, "block_table"},
@@ -179,11 +183,25 @@ std::vector<WholeTensor> find_others(const SafetensorsFile& file, const InputNam
       {&names.cu_seqlens_k, "cu_seqlens_k"},
       {&names.q_offset, "q_offset"},
       {&names.sinks, "sinks"}};
-  std::vector<WholeTensor> tensors;
+  std::vector<std::pair<std::string_view, TensorSource>> sources;
   for (const auto& [name, role] : others) {
-    if (const auto found = find_optional(file, *name, role)) tensors.push_back(stored_tensor(role, *found));
+    if (const auto found = find_optional(file, *name, role)) sources.emplace_back(role, *found);
   }
+  return sources;
+}
+
+}  // namespace
+
+std::vector<WholeTensor> find_others(const SafetensorsFile& file, const InputNames& names) {
+  std::vector<WholeTensor> tensors;
+  for (const auto& [role, source] : other_sources(file, names)) tensors.push_back(stored_tensor(role, source));
   return tensors;
+}
+
+UnreadTensors unread_beside(const SafetensorsFile& file, const InputNames& names, const InputNames& given,
+                            std::vector<TensorSource> used) {
+  for (const auto& [role, source] : other_sources(file, names)) used.push_back(source);
+  return unread_tensors(file, used, given);
 }
 
 void check_compared_queries(const SafetensorsFile& file, const InputNames& names) {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/files/input_names.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/files/safetensors_writer.hpp"
 #include "attention/job/finite_tensor.hpp"
@@ -37,6 +38,7 @@ struct CacheRows {
   std::vector<std::int64_t> lengths;
   std::vector<std::byte> k_rows, v_rows;  // none, until they are read
   std::vector<WholeTensor> others;        // what a job over the cache needs, by the names that it has here
+  UnreadTensors unread;                   // of its file
   // All rows of kK or kV, which an eviction shortens.
   std::function<std::vector<std::byte>(SyntheticTensor)> read;
   // Refuses (kFile) NaN and infinity in k and v, and with `compared` in q, by name and place. It takes no
@@ -50,6 +52,10 @@ struct CacheRows {
 // What of a file a job over its cache needs beside keys and values, by the names that it has here; read as they are
 // written. The file outlives them.
 std::vector<WholeTensor> find_others(const SafetensorsFile& file, const InputNames& names);
+// Tensors of the file that are neither among those nor `used`. `given`: the names that the caller gave, of which
+// `names` were resolved.
+UnreadTensors unread_beside(const SafetensorsFile& file, const InputNames& names, const InputNames& given,
+                            std::vector<TensorSource> used);
 // A tensor that is read as it is written.
 WholeTensor stored_tensor(std::string_view name, const TensorSource& source);
 // A tensor of these numbers.

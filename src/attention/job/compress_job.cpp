@@ -95,6 +95,7 @@ CompressResult compress_rows(const CompressJob& job) {
   if (job.method.eviction) check_eviction(*job.method.eviction, job.input, job.numerics, cache);
 
   CompressResult result;
+  result.unread = cache.unread;
   result.tokens = cache.tokens();
   const auto before_k = static_cast<std::int64_t>(bytes_of(cache.k, cache.tokens()));
   const auto before_v = static_cast<std::int64_t>(bytes_of(cache.v, cache.tokens()));

@@ -50,6 +50,7 @@ struct CompressResult {
   std::int64_t position_bytes = 0;  // of k_positions and k_lengths, where tokens were taken out
   double evict_seconds = 0.0;       // that scores, and taking tokens out, took
   std::string coded_on;             // identity of the GPU that was there; empty: the host
+  UnreadTensors unread;             // of the input file; they are not copied either
 
   std::int64_t bytes_before() const { return k.bytes_before + v.bytes_before + (latent ? latent->bytes_before : 0); }
   std::int64_t bytes_after() const {
@@ -57,12 +58,12 @@ struct CompressResult {
   }
 };
 
-// Reads, compresses, writes; other tensors of the file are copied. The file appears whole or not at all. Numbers that
-// are not finite are found, and the need for memory is known, before a tensor takes memory. Throws kFile: what can't be
-// read or written, numbers that are not finite (tensor and place), and scans; kUsage: a ratio that is none, an eviction
-// without the queries it looks at, and a method that latents don't have; kUnsupported: a method that this build lacks;
-// kMemory: more than this process may use. Pages are compressed by compress_pages(), latents by compress_latents()
-// (compress_part.hpp).
+// Reads, compresses, writes; what else a job over the cache needs is copied. The file appears whole or not at all.
+// Numbers that are not finite are found, and the need for memory is known, before a tensor takes memory. Throws kFile:
+// what can't be read or written, numbers that are not finite (tensor and place), and scans; kUsage: a ratio that is
+// none, an eviction without the queries it looks at, and a method that latents don't have; kUnsupported: a method that
+// this build lacks; kMemory: more than this process may use. Pages are compressed by compress_pages(), latents by
+// compress_latents() (compress_part.hpp).
 CompressResult compress_file(const CompressJob& job);
 
 }  // namespace ringattn

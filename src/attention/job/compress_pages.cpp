@@ -196,23 +196,30 @@ CompressResult compress_pages(const SafetensorsFile& file, const FileInput& inpu
     fail(ErrorCode::kFile, fmt::format("{} holds {}", file.path(), what), std::string(why), std::string(remedy));
   };
   if (compressed) refuse("a compressed cache", "elements are compressed", "Give a file with k_pages and v_pages.");
-  std::vector<WholeTensor> others = find_others(file, input.names);
+  const InputNames names = resolve_names(file, input.names, JobKind::kDecode);
+  std::vector<WholeTensor> others = find_others(file, names);
   if (holds_positions(file)) {
     if (job.method.eviction) {
       refuse("a cache that has lost tokens", "tokens are taken out once", "Give the file that had all of them.");
     }
-    read_positions(file, input.names, cache);
+    read_positions(file, names, cache);
     for (const char* const name : {"k_positions", "k_lengths"}) {
       others.push_back(stored_tensor(name, file.tensor(name)));
     }
   }
-  if (job.method.eviction) return evict_pages(file, input, job, cache, std::move(others));
+  const UnreadTensors unread = unread_beside(file, names, input.names, cache.used);
+  if (job.method.eviction) {
+    CompressResult evicted = evict_pages(file, input, job, cache, std::move(others));
+    evicted.unread = unread;
+    return evicted;
+  }
   const std::vector<std::int64_t> cu = Batch{cache.sequences}.cu_k();
   const CachePool k{"k", cache.k, cache.k_grid, *cache.pages, cu, {cache.dtype, cache.k_grid.heads, cache.k_grid.dim}};
   const CachePool v{"v", cache.v, cache.v_grid, *cache.pages, cu, {cache.dtype, cache.v_grid.heads, cache.v_grid.dim}};
   check_extents(k.source, k.grid);
   check_extents(v.source, v.grid);
   CompressResult result;
+  result.unread = unread;
   result.tokens = result.kept = cu.back();
   const CacheFormat format = choose_format(*job.method.format, job.ratio, k.shape, v.shape);
   double needed = 0.0;

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/expect_file_error.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -155,6 +156,33 @@ TEST(CacheTensors, AreFoundByOtherNames) {
   file.names.block_table = "layer.block_table";
   file.names.lengths_k = "layer.lengths_k";
   EXPECT_EQ(JobInput(file, {}).op(), Op::kDecode);
+}
+
+TEST(CacheTensors, HaveNamesOfOtherLibraries) {
+  const TemporaryFolder folder;
+  CacheShape shape;
+  shape.q_lens = {1, 0, 2, 1};
+  shape.sinks = true;
+  const NamedTensors tensors = cache_tensors(shape);
+  const JobInput plain(FileInput{write_tensors(folder.file("plain"), tensors)}, {});
+  NamedTensors renamed = tensors;
+  for (const auto& [ours, theirs] : {std::pair{"lengths_k", "seqused_k"},
+                                     {"block_table", "page_table"},
+                                     {"cu_seqlens_q", "query_start_loc"},
+                                     {"sinks", "attn_sink"}}) {
+    renamed[theirs] = renamed.extract(ours).mapped();
+  }
+  const JobInput input(FileInput{write_tensors(folder.file("renamed"), renamed)}, {});
+  EXPECT_EQ(input.job().batch, plain.job().batch);
+  EXPECT_EQ(input.sinks().size(), 4U);
+  EXPECT_EQ(input.unread().count, 0U);
+  // Lengths of keys beside rows are those of no cache.
+  NamedTensors rows = row_tensors(shape);
+  rows["seqused_k"] = tensors.at("lengths_k");
+  EXPECT_FILE_ERROR(JobInput(FileInput{write_tensors(folder.file("rows"), rows)}, {}), "k and v in rows have no pages");
+  renamed = tensors;
+  renamed["cache_seqlens"] = renamed.extract("lengths_k").mapped();
+  EXPECT_FILE_ERROR(JobInput(FileInput{write_tensors(folder.file("before"), renamed)}, {}), "Write lengths_k");
 }
 
 struct BadCache {

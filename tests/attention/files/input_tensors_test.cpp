@@ -9,8 +9,10 @@
 #include <cstring>
 #include <limits>
 
+#include "attention/files/input_names.hpp"
 #include "attention/files/safetensors_writer.hpp"
 #include "base/error.hpp"
+#include "tests/support/expect_file_error.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn {
@@ -75,6 +77,78 @@ TEST(InputTensors, GivesTheJob) {
     names.q_offset = "my_offsets";
     EXPECT_EQ(find_input(file, names, {}).sequences, (std::vector<Sequence>{{3, 3, 0}, {0, 2, 1}, {7, 7, 2}}));
   }
+}
+
+TEST(InputTensors, HaveNamesOfOtherLibraries) {
+  const TemporaryFolder folder;
+  Input packed = with_lists(qkv({10, 4, 16}, {12, 4, 16}, {12, 4, 16}),
+                            {{"cu_seq_lens_q", {0, 3, 3, 10}}, {"cu_seqlens_kv", {0, 3, 5, 12}}});
+  packed.tensors.push_back({"s_aux", FileDtype::kF32, {4}});
+  packed.tensors.push_back({"cos", FileDtype::kF32, {4}});
+  const SafetensorsFile file(write_input(folder, packed));
+  const InputTensors input = find_input(file, {}, {});
+  EXPECT_EQ(input.sequences, (std::vector<Sequence>{{3, 3, 0}, {0, 2, 2}, {7, 7, 0}}));
+  EXPECT_EQ(input.sinks, std::vector<float>(4));
+  EXPECT_EQ(unread_tensors(file, input.used, {}).text(), "`cos`");
+
+  for (const char* name : {"cu_seqlens", "cu_seqlens_qkv", "query_start_loc"}) {
+    SCOPED_TRACE(name);
+    const SafetensorsFile alike(
+        write_input(folder, with_lists(qkv({10, 4, 16}, {10, 4, 16}, {10, 4, 16}), {{name, {0, 3, 10}}})));
+    EXPECT_EQ(find_input(alike, {}, {}).sequences, (std::vector<Sequence>{{3, 3, 0}, {7, 7, 0}}));
+    // It says nothing of as many keys as these.
+    const SafetensorsFile unlike(
+        write_input(folder, with_lists(qkv({10, 4, 16}, {12, 4, 16}, {12, 4, 16}), {{name, {0, 3, 10}}})));
+    EXPECT_FILE_ERROR(find_input(unlike, {}, {}), "is there alone");
+  }
+}
+
+TEST(InputTensors, OfTwoNamesForARoleAreRefusedUnlessOneIsNamed) {
+  const TemporaryFolder folder;
+  const std::vector<OutputTensor> rows = qkv({10, 4, 16}, {10, 4, 16}, {10, 4, 16});
+  using List = std::pair<std::string, std::vector<std::int64_t>>;
+  const List lists[] = {{"cu_seqlens_q", {0, 10}}, {"cu_seqlens", {0, 3, 10}}, {"qo_indptr", {0, 4, 10}}};
+  const SafetensorsFile both(write_input(folder, with_lists(rows, {lists[0], lists[1]})));
+  EXPECT_FILE_ERROR(find_input(both, {}, {}), "`cu_seqlens_q` of");
+  EXPECT_FILE_ERROR(find_input(both, {}, {}), "both names mean cu_seqlens_q");
+  InputNames names;
+  names.cu_seqlens_q = "cu_seqlens";
+  EXPECT_EQ(find_input(both, names, {}).sequences.size(), 2U);
+  const SafetensorsFile aliases(write_input(folder, with_lists(rows, {lists[1], lists[2]})));
+  EXPECT_FILE_ERROR(find_input(aliases, {}, {}), "both names mean cu_seqlens_q");
+}
+
+TEST(InputTensors, ThatWouldChangeTheResultAreRefusedByName) {
+  const TemporaryFolder folder;
+  InputNames named;
+  named.q = "q";
+  for (const KnownName& known : known_names()) {
+    if (!known.role.empty() || !known.is_for(JobKind::kAttention)) continue;
+    SCOPED_TRACE(known.name);
+    Input input{qkv({10, 4, 16}, {10, 4, 16}, {10, 4, 16}), {}};
+    input.tensors.push_back({std::string(known.name), FileDtype::kF32, {4}});
+    const SafetensorsFile file(write_input(folder, input));
+    EXPECT_FILE_ERROR(find_input(file, {}, {}), std::string(known.name) + "`, which isn't read");
+    // Who names tensors knows the file.
+    const InputTensors found = find_input(file, named, {});
+    EXPECT_EQ(unread_tensors(file, found.used, named).text(), "1 tensor");
+  }
+}
+
+TEST(InputTensors, ThatAreNotReadAreListed) {
+  const TemporaryFolder folder;
+  Input input{qkv({10, 4, 16}, {10, 4, 16}, {10, 4, 16}), {}};
+  for (int i = 0; i < 10; ++i) input.tensors.push_back({fmt::format("other{}", i), FileDtype::kU8, {1}});
+  const SafetensorsFile file(write_input(folder, input));
+  const std::vector<TensorSource> used = find_input(file, {}, {}).used;
+  EXPECT_EQ(unread_tensors(file, used, {}).text(),
+            "`other0`, `other1`, `other2`, `other3`, `other4`, `other5`, `other6`, `other7` and 2 more");
+  InputNames named;
+  named.k = "k";
+  EXPECT_EQ(unread_tensors(file, used, named).text(), "10 tensors");
+  std::vector<TensorSource> all = used;
+  for (int i = 0; i < 10; ++i) all.push_back(file.tensor(fmt::format("other{}", i)));
+  EXPECT_EQ(unread_tensors(file, all, {}).text(), "");
 }
 
 TEST(InputTensors, TheQueriesListServesAsManyKeys) {

@@ -188,6 +188,19 @@ TEST(ScanTensors, ByModelsNamesAreTheSame) {
   }
 }
 
+TEST(ScanTensors, HaveSequencesByAttentionsNames) {
+  const TemporaryFolder folder;
+  for (const char* name : {"cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "query_start_loc"}) {
+    SCOPED_TRACE(name);
+    NamedTensors tensors = scan_tensors({});
+    tensors[name] = int_list({0, 100, 300});
+    tensors["norm.weight"] = int_list({0});
+    const ScanInput input = written(folder, tensors);
+    EXPECT_EQ(input.job().lengths, (std::vector<std::int64_t>{100, 200}));
+    EXPECT_EQ(input.unread().text(), "`norm.weight`");
+  }
+}
+
 TEST(ScanTensors, UnderNamesThatArentReadAreRefused) {
   const TemporaryFolder folder;
   struct Unread {
@@ -202,11 +215,11 @@ TEST(ScanTensors, UnderNamesThatArentReadAreRefused) {
       {"delta_bias", "dt_proj.bias", "the bias of a scan of u and delta is `delta_bias`", true},
       {"A", "A_log", "A = -exp(A_log)"},
       {"A", "A_log", "A = -exp(A_log)", true},
-      {"initial_states", "ssm_state", "Say which it is with tensors"},
-      {"initial_states", "ssm_states", "Say which it is with tensors", true},
+      {"initial_states", "ssm_state", "Say which it is"},
+      {"initial_states", "ssm_states", "Say which it is", true},
       {"conv1d_bias", "conv_states", "are `conv_state`"},
-      {"dt", "steps", "`A`, and no `dt` beside `x`"},      // with conv1d_weight it would be a convolution alone
-      {"u", "x", "x is [tokens, heads, head_dim]", true},  // x and conv1d_weight, but no convolution alone
+      {"dt", "steps", "without dt it is a convolution alone"},  // with conv1d_weight it would be a convolution alone
+      {"u", "x", "x is [tokens, heads, head_dim]", true},       // x and conv1d_weight, but no convolution alone
   };
   for (const Unread& unread : cases) {
     SCOPED_TRACE(unread.to);
@@ -215,6 +228,9 @@ TEST(ScanTensors, UnderNamesThatArentReadAreRefused) {
     const std::string message = file_error([&] { written(folder, tensors); });
     EXPECT_NE(message.find(unread.hint), std::string::npos) << message;
   }
+  NamedTensors keys = layer_tensors(false);
+  keys["cu_seqlens_k"] = int_list({0, 100, 300});
+  EXPECT_NE(file_error([&] { written(folder, keys); }).find("the sequences of a scan have no keys"), std::string::npos);
   // A file of two scans has both biases.
   NamedTensors both = scan_tensors({});
   for (const auto& [name, tensor] : scan_tensors({.selective = true})) both.try_emplace(name, tensor);

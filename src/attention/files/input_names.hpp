@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tensors of a file have a job's roles: by the names that the caller gives, by the roles' own names, or by the
+// aliases of other libraries (known_names.hpp). And what is left: refused by name, or not read.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/files/known_names.hpp"
+#include "attention/files/safetensors_file.hpp"
+#include "attention/files/tensor_roles.hpp"
+
+namespace ringattn {
+
+// Whether any role is named. Then the caller knows the file, which may hold a whole model.
+bool any_named(const InputNames& names);
+
+// `names`, and for each role that is not named and not there by its own name the alias that is there. Throws kFile for
+// a role that two tensors have and, unless any is named, for a tensor that is refused by its name.
+InputNames resolve_names(const SafetensorsFile& file, const InputNames& names, JobKind job);
+
+// Whether the file has a tensor of that role, by its own name or by an alias.
+bool has_role(const SafetensorsFile& file, std::string_view role, JobKind job);
+
+// What a job does not read of its file.
+struct UnreadTensors {
+  std::size_t count = 0;
+  std::vector<std::string> first;  // up to 8 names in quotes, ascending; none where tensors were named
+
+  // "`a`, `b` and 3 more", or "5 tensors"; empty where all are read.
+  std::string text() const;
+};
+
+// `given`: the names that the caller gave.
+UnreadTensors unread_tensors(const SafetensorsFile& file, std::span<const TensorSource> used, const InputNames& given);
+
+}  // namespace ringattn
