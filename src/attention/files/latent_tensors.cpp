@@ -4,14 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <limits>
 #include <vector>
 
 #include "attention/files/cache_tensors.hpp"
+#include "attention/files/input_names.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
-#include "base/memory.hpp"
 #include "kernels/latent_rows.hpp"
 
 namespace ringattn {
@@ -44,6 +43,12 @@ void check_dtype(const TensorSource& tensor, const InputTensors& input) {
       "q, latents and matrices have one dtype.");
 }
 
+void check_matrix_dtype(const TensorSource& tensor, const InputTensors& input) {
+  require(tensor.info->dtype != FileDtype::kF8E4m3, tensor, "scales of F8_E4M3 are applied to kv_b_proj alone",
+          "Give kv_b_proj with its scales, or the dequantized matrices.");
+  check_dtype(tensor, input);
+}
+
 void check_dims(const TensorSource& tensor) {
   for (const std::int64_t extent : tensor.info->shape) {
     require(extent > 0, tensor, "none of its axes may be empty", kMatrices);
@@ -66,6 +71,8 @@ void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTe
   latents.joined_weights = joined;
   if (joined) {
     latents.w_uk = latents.w_uv = file.tensor(names.kv_b_proj.value_or("kv_b_proj"));
+    latents.scales = find_block_scales(file, names, latents.w_uk);
+    if (latents.scales) input.used.push_back(latents.scales->source);
   } else {
     if (const auto w_uk = find_optional(file, names.w_uk, "w_uk")) latents.w_uk = *w_uk;
     if (const auto w_uv = find_optional(file, names.w_uv, "w_uv")) latents.w_uv = *w_uv;
@@ -73,7 +80,7 @@ void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTe
   for (const TensorSource* const tensor : {&latents.w_uk, &latents.w_uv}) {
     if (tensor->info == nullptr) continue;
     if (!joined || tensor == &latents.w_uk) input.used.push_back(*tensor);
-    check_dtype(*tensor, input);
+    if (!latents.scales) check_matrix_dtype(*tensor, input);
     check_dims(*tensor);
     require(tensor->info->shape.size() == (joined ? 2U : 3U), *tensor,
             joined ? "it must have 2 axes" : "it must have 3 axes", kMatrices);
@@ -89,11 +96,22 @@ const TensorSource& matrix_of(const LatentTensors& latents) {
   return latents.w_uk.info != nullptr ? latents.w_uk : latents.w_uv;
 }
 
+bool names_rows(const InputNames& names) { return names.latent || names.k_rope; }
+
+// Whether latents lie in pages, where they lie in one form.
+bool are_pages(const SafetensorsFile& file, const InputNames& names) {
+  return names.latent_pages || (!names_rows(names) && !names.latent_fp8 && file.contains("latent_pages"));
+}
+
+JobKind kind_of(const SafetensorsFile& file, const InputNames& names) {
+  return are_pages(file, names) ? JobKind::kMlaDecode : JobKind::kMla;
+}
+
 // Where tokens' latents and rotary keys lie, but for whether their dims fit the matrices. Returns whether in pages.
 // Without queries the dtype is theirs.
 bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensors& input, LatentTensors& latents) {
-  const bool rows = names.latent || names.k_rope;
-  const bool pages = names.latent_pages || (!rows && !names.latent_fp8 && file.contains("latent_pages"));
+  const bool rows = names_rows(names);
+  const bool pages = are_pages(file, names);
   const bool codes = names.latent_fp8 || (!rows && !pages && file.contains("latent_fp8"));
   const int named = (rows ? 1 : 0) + (names.latent_fp8 ? 1 : 0) + (names.latent_pages ? 1 : 0);
   if (named > 1) {
@@ -284,57 +302,6 @@ void find_paging(const SafetensorsFile& file, const InputNames& names, const Lat
   read_paging(file, names, rows, input);
 }
 
-// Rows that hold more than what is wanted are read whole, through staging, and what is wanted of them taken out.
-void read_joined(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
-                 const MutableTensorView& rows) {
-  const bool codes = source.rows == Rows::kCodes;
-  const std::size_t element = codes ? 1 : size_of(rows.dtype);
-  const auto row_bytes = static_cast<std::size_t>(source.latent_grid.dim) * element;
-  const bool latent = tensor == SyntheticTensor::kLatent;
-  const int other_dim = latent ? source.rope_dim : source.latent_dim;
-  std::vector<std::byte> staging;
-  std::vector<std::byte> unwanted;
-  for_each_segment(source.latent_grid, runs, element, kStagingBytes, [&](const RowSegment& segment) {
-    staging.resize(static_cast<std::size_t>(segment.tokens) * row_bytes);
-    source.latent.shard->read(*source.latent.info, segment.offset, staging);
-    MutableTensorView part = rows;
-    part.data = rows.at(segment.row, 0);
-    part.tokens = segment.tokens;
-    if (codes) {
-      unwanted.resize(static_cast<std::size_t>(segment.tokens * other_dim) * size_of(rows.dtype));
-      const MutableTensorView other =
-          dense_view(static_cast<void*>(unwanted.data()), rows.dtype, segment.tokens, 1, other_dim);
-      unpack_latent_rows(staging.data(), static_cast<std::int64_t>(row_bytes), latent ? part : other,
-                         latent ? other : part);
-      return;
-    }
-    TensorView wanted = dense_view(static_cast<const void*>(staging.data()), rows.dtype, segment.tokens, 1, rows.dim);
-    wanted.token_stride = source.latent_grid.dim;
-    if (!latent) wanted.data = staging.data() + static_cast<std::size_t>(source.latent_dim) * element;
-    for (std::int64_t token = 0; token < part.tokens; ++token) {
-      std::copy_n(wanted.at(token, 0), static_cast<std::size_t>(rows.dim) * element, part.at(token, 0));
-    }
-  });
-  source.latent.shard->check_unchanged();
-}
-
-// Matrices of heads that lie one behind the other in kv_b_proj.
-void read_joined_weights(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> heads,
-                         const MutableTensorView& rows) {
-  const std::int64_t row_bytes = source.latent_dim * static_cast<std::int64_t>(size_of(rows.dtype));
-  const std::int64_t first = tensor == SyntheticTensor::kWeightValues ? source.head_dim : 0;
-  std::int64_t to = 0;
-  std::vector<std::byte> matrix(static_cast<std::size_t>(rows.heads * row_bytes));
-  for (const PackedRun& run : heads) {
-    for (std::int64_t head = run.begin; head < run.end; ++head, ++to) {
-      source.w_uk.shard->read(*source.w_uk.info, (head * (source.head_dim + source.head_dim_v) + first) * row_bytes,
-                              matrix);
-      scatter_rows(matrix, 0, rows.heads, rows, to);
-    }
-  }
-  source.w_uk.shard->check_unchanged();
-}
-
 }  // namespace
 
 bool holds_latents(const SafetensorsFile& file, const InputNames& names) {
@@ -356,8 +323,9 @@ bool holds_latents(const SafetensorsFile& file, const InputNames& names) {
   return latents;
 }
 
-std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file, const InputNames& names,
+std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file, const InputNames& given,
                                                     std::optional<AxisOrder> order, int latent_dim) {
+  const InputNames names = resolve_names(file, given, kind_of(file, given));
   InputTensors input;
   LatentTensors latents;
   input.q = file.tensor(names.q.value_or("q"));
@@ -382,9 +350,10 @@ std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file,
   return {std::move(input), latents};
 }
 
-std::pair<InputTensors, LatentTensors> find_latent_rows(const SafetensorsFile& file, const InputNames& names,
+std::pair<InputTensors, LatentTensors> find_latent_rows(const SafetensorsFile& file, const InputNames& given,
                                                         std::optional<AxisOrder> order, int latent_dim) {
-  if (find_optional(file, names.q, "q")) return find_latents(file, names, order, latent_dim);
+  if (find_optional(file, given.q, "q")) return find_latents(file, given, order, latent_dim);
+  const InputNames names = resolve_names(file, given, kind_of(file, given));
   InputTensors input;
   LatentTensors latents;
   const bool pages = find_rows(file, names, input, latents);
@@ -416,23 +385,6 @@ std::pair<InputTensors, LatentTensors> find_latent_rows(const SafetensorsFile& f
     static_cast<void>(read_cumulative(*cu, latents.latent_grid, "latent"));
   }
   return {std::move(input), latents};
-}
-
-void read_latent_codes(const LatentTensors& source, std::span<const PackedRun> runs, std::span<std::byte> rows) {
-  read_row_bytes(source.latent, source.latent_grid, runs, 1, rows);
-}
-
-void read_latents(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
-                  const MutableTensorView& rows) {
-  const bool keys = tensor == SyntheticTensor::kWeightKeys;
-  if (keys || tensor == SyntheticTensor::kWeightValues) {
-    if (source.joined_weights) return read_joined_weights(source, tensor, runs, rows);
-    return read_rows(keys ? source.w_uk : source.w_uv, row_grid(keys ? source.w_uk : source.w_uv, AxisOrder::kThd),
-                     runs, rows);
-  }
-  if (source.rows != Rows::kApart) return read_joined(source, tensor, runs, rows);
-  if (tensor == SyntheticTensor::kLatent) return read_rows(source.latent, source.latent_grid, runs, rows);
-  read_rows(source.k_rope, source.k_rope_grid, runs, rows);
 }
 
 }  // namespace ringattn

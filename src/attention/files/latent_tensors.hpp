@@ -11,7 +11,8 @@
 //   w_uk, w_uv              [heads, head_dim, latent_dim], [heads, head_dim_v, latent_dim]. Without w_uv O stays in the
 //                           latent; with queries in the latent w_uk isn't needed, and says head_dim alone
 //   kv_b_proj               instead of both, as Hugging Face has it: [heads · (head_dim + head_dim_v), latent_dim], of
-//                           each head first the rows of w_uk, then those of w_uv
+//                           each head first the rows of w_uk, then those of w_uv; also F8_E4M3, with the scales of
+//                           block_scales.hpp
 #pragma once
 
 #include <cstddef>
@@ -19,6 +20,7 @@
 #include <span>
 #include <utility>
 
+#include "attention/files/block_scales.hpp"
 #include "attention/files/input_tensors.hpp"
 #include "base/tensor.hpp"
 #include "kernels/synthetic.hpp"
@@ -43,6 +45,7 @@ struct LatentTensors {
   TensorSource w_uk;  // kv_b_proj where joined_weights; none where there is no w_uk
   TensorSource w_uv;  // likewise
   bool joined_weights = false;
+  std::optional<BlockScales> scales;  // of a kv_b_proj in F8_E4M3
 };
 
 // Whether the input is one of latent attention: latents are named, or are there while no keys were named. Throws kFile

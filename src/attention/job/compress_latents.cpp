@@ -104,8 +104,12 @@ MutableTensorView part_of(std::vector<std::byte>& rows, const RowShape& shape, s
 
 // The matrices that there are, by name.
 std::vector<std::pair<std::string_view, TensorSource>> matrices_of(const LatentTensors& source) {
-  if (source.joined_weights) return {{"kv_b_proj", source.w_uk}};
   std::vector<std::pair<std::string_view, TensorSource>> matrices;
+  if (source.joined_weights) {
+    matrices.emplace_back("kv_b_proj", source.w_uk);
+    if (source.scales) matrices.emplace_back("kv_b_proj_scale_inv", source.scales->source);
+    return matrices;
+  }
   if (source.w_uk.info != nullptr) matrices.emplace_back("w_uk", source.w_uk);
   if (source.w_uv.info != nullptr) matrices.emplace_back("w_uv", source.w_uv);
   return matrices;
@@ -159,10 +163,13 @@ CompressResult compress_latents(const SafetensorsFile& file, const FileInput& in
     beat();
     rows.read(runs);  // which refuses what is not finite
   });
-  if (job.compared) check_compared_inputs(file, input.names, source);
+  const InputNames names =
+      resolve_names(file, input.names, found.pages != nullptr ? JobKind::kMlaDecode : JobKind::kMla);
+  if (job.compared) check_compared_inputs(file, names, source);
 
   RowGrid grid = source.latent_grid;
   CompressResult result;
+  result.unread = unread_beside(file, names, input.names, found.used);
   result.tokens = result.kept = found.pages ? Batch{found.sequences}.k_tokens() : grid.tokens();
   CompressedFigures& figures = result.latent.emplace();
   figures.format = latent_format(source.rope_dim);
@@ -173,7 +180,7 @@ CompressResult compress_latents(const SafetensorsFile& file, const FileInput& in
   const std::string name = found.pages ? "latent_pages" : "latent_fp8";
   OutputTensor packed{name, FileDtype::kU8, {grid.batch, grid.length, row_bytes}};
   if (!found.pages && !grid.has_batch()) packed.shape.erase(packed.shape.begin());
-  std::vector<WholeTensor> tensors = find_others(file, input.names);
+  std::vector<WholeTensor> tensors = find_others(file, names);
   for (const auto& [role, matrix] : matrices_of(source)) tensors.push_back(stored_tensor(role, matrix));
   const auto writer = create_file(job, tensors, {packed}, {});
   std::vector<std::byte> codes, back, rope_back;
