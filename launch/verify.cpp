@@ -84,8 +84,8 @@ struct SingleRun {
 
 std::string place(const RowSample& sample) { return fmt::format("token {}, head {}", sample.token, sample.head); }
 
-// `whose`: "" or "theirs: ".
-void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view whose) {
+// `whose`: "" or "theirs: ". `has_lse`: whether LSEs were compared.
+void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view whose, bool has_lse = true) {
   if (all.compared == 0) {
     run.screen.print(fmt::format("  {}out: no value is finite here and in fp64\n", whose));
   } else {
@@ -93,7 +93,9 @@ void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view 
         fmt::format("  {}out: greatest error {:.3g} at {}; allowed {:.3g} (a straightforward computation has {:.3g})\n",
                     whose, all.error, place(all.worst), all.allowed(), all.straightforward_error));
   }
-  if (all.lse_allowed > 0.0) {
+  if (!has_lse) {
+    // Nothing was compared.
+  } else if (all.lse_allowed > 0.0) {
     run.screen.print(fmt::format("  {}lse: greatest error {:.3g} of what is allowed, at {}\n", whose, all.lse_error,
                                  place(all.worst_lse)));
   } else {
@@ -140,19 +142,19 @@ bool check_peer(const SingleRun& run) {
   const RowView own_lse = run.result.lse_view(spec);
   const std::int64_t count = run.invocation.config.given("rows") ? run.options().rows : few_rows(run.input.job());
   std::vector<RowError> each;
-  const Accuracy theirs = check_rows_of(run, count, rows.out, run.peer->has_lse() ? rows.lse : own_lse, &each);
+  const bool has_lse = run.peer->has_lse();
+  const Accuracy theirs = check_rows_of(run, count, rows.out, has_lse ? rows.lse : RowView{}, &each);
   const Accuracy ours = check_rows_of(run, count, run.result.out_view(spec), own_lse);
   run.report.accuracy = theirs;
   run.screen.context(fmt::format("{} of {} against the fp64 oracle",
                                  counted(static_cast<std::uint64_t>(theirs.rows), "row"), run.options().peer));
-  print_accuracy(run, theirs, "theirs: ");
-  print_accuracy(run, ours, "ours: ");
-  if (!run.peer->has_lse()) run.screen.print("  theirs has no lse: out alone is compared\n");
+  print_accuracy(run, theirs, "theirs: ", has_lse);
+  print_accuracy(run, ours, "ours: ", has_lse);
+  if (!has_lse) run.screen.print("  theirs has no lse: out alone is compared\n");
   if (const auto wrong = first_wrong_row(run.meeting, theirs, each)) {
-    run.screen.print(
-        fmt::format("  the first wrong row of theirs: {}; error of out {:.3g}, of lse {:.3g} of what is "
-                    "allowed\n",
-                    place(wrong->sample), wrong->error, wrong->lse_error));
+    const std::string of_lse = has_lse ? fmt::format(", of lse {:.3g} of what is allowed", wrong->lse_error) : "";
+    run.screen.print(fmt::format("  the first wrong row of theirs: {}; error of out {:.3g}{}\n", place(wrong->sample),
+                                 wrong->error, of_lse));
   }
   return theirs.passes();
 }
@@ -211,12 +213,28 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Ou
   return options.against == "oracle" ? check_against_oracle(run) : check_against_file(run);
 }
 
+// "32,768".
+std::string with_commas(std::int64_t number) {
+  std::string text = fmt::format("{}", number);
+  for (std::size_t at = text.size(); at > 3;) text.insert(at -= 3, ",");
+  return text;
+}
+
+// " (512 of 32,768 rows sampled)", after the verdict on another system's result; empty where all rows were compared.
+std::string sampled_text(const JobOptions& options, const Report& report) {
+  if (options.peer.empty() || !report.accuracy || !report.job) return {};
+  const std::int64_t all = report.job->batch.q_tokens() * report.job->spec.heads;
+  if (report.accuracy->rows >= all) return {};
+  return fmt::format(" ({} of {} rows sampled)", with_commas(report.accuracy->rows), with_commas(all));
+}
+
 // Says and reports it; the exit code.
 int close_verdict(const Screen& screen, const JobOptions& options, const Meeting& meeting, Report& report, bool pass) {
   report.verdict = pass ? "pass" : "fail";
   if (!options.dry_run) {
     const std::string_view verdict = !pass ? "FAIL" : options.record.empty() ? "PASS" : "RECORDED";
-    screen.print(fmt::format("{}\n", screen.painted(verdict, pass ? Paint::kGood : Paint::kBad)));
+    screen.print(fmt::format("{}{}\n", screen.painted(verdict, pass ? Paint::kGood : Paint::kBad),
+                             pass ? sampled_text(options, report) : ""));
   }
   meeting.together([&] {
     if (meeting.rank() == 0) write_report(report);

@@ -6,11 +6,13 @@
 #include <set>
 #include <string>
 
+#include "attention/files/safetensors_file.hpp"
 #include "attention/ring/machine_model.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
+#include "tests/support/cache_files.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -104,6 +106,7 @@ TEST(Verify, ComparesAPeerWithFp64) {
       << right.out;
   EXPECT_TRUE(has(right.out, "\n  ours: out: greatest error")) << right.out;
   EXPECT_FALSE(has(right.out, "wrong row")) << right.out;
+  EXPECT_TRUE(right.out.ends_with("\nPASS\n")) << right.out;
 
   // The lse of the last token and head, in a file that ends with it, and its sign.
   std::string bytes = read_whole(path);
@@ -123,6 +126,24 @@ TEST(Verify, ComparesAPeerWithFp64) {
   const Finished part = tool(Words{"verify", "--peer", long_path} + longer);
   EXPECT_EQ(part.code, 0) << part.out << part.err;
   EXPECT_TRUE(has(part.out, "# 699 rows of ")) << part.out;
+  EXPECT_TRUE(part.out.ends_with("\nPASS (699 of 3,000 rows sampled)\n")) << part.out;
+
+  // Without an lse, nothing is said of one.
+  const std::string no_lse = folder.file("no_lse.safetensors");
+  NamedTensors out_alone;
+  {
+    const SafetensorsFile whole(long_path);
+    const TensorSource out = whole.tensor("out");
+    NamedTensor& copy = out_alone["out"];
+    copy = {out.info->dtype, out.info->shape, std::vector<std::byte>(static_cast<std::size_t>(out.info->bytes()))};
+    out.shard->read(*out.info, 0, copy.bytes);
+  }
+  write_tensors(no_lse, out_alone);
+  const Finished alone = tool(Words{"verify", "--peer", no_lse, "--rows", "5"} + longer);
+  EXPECT_EQ(alone.code, 0) << alone.out << alone.err;
+  EXPECT_FALSE(has(alone.out, "lse: greatest")) << alone.out;
+  EXPECT_TRUE(has(alone.out, "theirs has no lse: out alone is compared\nPASS (5 of 3,000 rows sampled)\n"))
+      << alone.out;
 
   const std::string input = folder.write("in.safetensors", safetensors_bytes(FileShape()));
   const Finished no_output = tool({"verify", "--input", input, "--peer", input});

@@ -78,7 +78,7 @@ struct Accuracy {
   double out_factor = kOutFactor;          // of it that is allowed
   double straightforward_lse_error = 0.0;  // of latents
   double lse_error = 0.0;                  // the greatest, as a part of what is allowed
-  double lse_allowed = 0.0;                // there; 0: no lse is finite
+  double lse_allowed = 0.0;                // there; 0: no lse is finite, or none is compared
   RowSample worst_lse;
   std::int64_t misplaced = 0;  // values that are NaN or infinite where the oracle's are not, or the other way round
   RowSample first_misplaced;
@@ -106,8 +106,8 @@ void merge(const Accuracy& part, Accuracy& all);
 Accuracy combine(const Meeting& meeting, const Accuracy& mine);
 
 // Checks `count` rows of a finished job, the same ones each time, wherever they lie: all ranks' answer. `runs`, out and
-// lse are this rank's rows in host memory, `threads` those that compute on it; `each` gets the errors of this rank's
-// rows. Collective.
+// lse (without data: it is not compared) are this rank's rows in host memory, `threads` those that compute on it;
+// `each` gets the errors of this rank's rows. Collective.
 Accuracy check_result(const Meeting& meeting, const JobInput& input, const KernelShape& kernel, std::int64_t count,
                       std::span<const PackedRun> runs, const TensorView& out, const RowView& lse, int threads,
                       std::vector<RowError>* each = nullptr);
