@@ -17,13 +17,16 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from . import testing
-from ._arguments import scale_of
 from ._errors import Error, FileError, UsageError, WrongResult, refuse, unsupported
 from ._safetensors import Tensors, quoted
+from ._tensor_names import known_names
 
 _NAMES = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "q_offset", "sinks")
-# What else decides which keys are seen: the program knows it.
-_OTHERS = ("k_positions", "block_mask", "block_indptr")
+# Other roles that the program knows: of caches, latents and scans.
+_STORED = ("k_pages", "v_pages", "block_table", "lengths_k", "latent", "k_rope", "latent_fp8", "latent_pages", "w_uk",
+           "w_uv", "kv_b_proj")
+_SCANS = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "u", "delta", "delta_bias", "initial_states", "cu_seqlens", "state",
+          "conv1d_weight", "conv1d_bias", "conv_state")  # fmt: skip
 # What the keys of a job may be in place of k and v.
 _CACHES = ("k_pages", "latent", "latent_fp8", "latent_pages")
 _AXES = {"thd": (0, 1, 2), "htd": (1, 0, 2), "bthd": (0, 1, 2, 3), "bhtd": (0, 2, 1, 3)}
@@ -88,7 +91,7 @@ def _tensors(text: str) -> dict[str, str]:
     given: dict[str, str] = {}
     for pair in text.split(","):
         name, _, value = pair.partition("=")
-        if name not in _NAMES or not value:
+        if name not in (*_NAMES, *_STORED, *_SCANS) or not value:
             raise _BadValue(f"pairs of {', '.join(_NAMES)} with a name, such as q=layers.3.q,k=layers.3.k")
         if name in given:
             raise _BadValue(f"each tensor once; {name} stands there twice")
@@ -123,7 +126,7 @@ _FLAGS = (
           "the row at p sees keys p-L ... p+R, -1 is no limit; causal sets R = 0 [-1,-1]"),
     _Flag("query-offset", "N", _integer(-_FARTHEST, _FARTHEST), None, "0",
           "position of the first query among the keys; overrides q_offset"),
-    _Flag("softmax-scale", "X", _real(-1e30), None, "0.125", "of the scores, not 0 [1/sqrt(head_dim)]"),
+    _Flag("softmax-scale", "X", _real(-1e30), None, "0.125", "of the scores; 0 weighs all keys alike [1/sqrt(head_dim)]"),
     _Flag("softcap", "X", _real(0.0), 0.0, "30", "score becomes X * tanh(score / X); 0 is off [0]"),
     _Flag("rows", "N", _integer(1, _MOST_ROWS), None, "64",
           "rows, each of one token and head, to compare, the first and the last among them [as many as take about a "
@@ -187,7 +190,6 @@ def _given(words: list[str]) -> dict[str, Any] | None:
     if given["mask"] == "causal" and given["window"][1] > 0:
         refuse("--window contradicts the causal mask", f"R is {given['window'][1]}, and causal sets R = 0",
                "Use --mask full, or R = 0.")  # fmt: skip
-    scale_of(given["softmax-scale"])
     return given
 
 
@@ -195,21 +197,14 @@ def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[d
     """What check_attention() takes of the input: rows packed, as [tokens, heads, dim]. And the shapes that out and lse
     have in a file."""
     path = tensors.path
-    for name in _OTHERS:
-        if name in tensors:
-            unsupported(f"{path} has {name}", "this check has whole sequences under a mask alone",
-                        "Use the program, `ringattn verify`.")  # fmt: skip
+    _check_kind(tensors, given)
+    names = _resolved(tensors, given)
+    stored = {name: tensors.read(names.get(name, name), _ROWS) for name in ("q", "k", "v")}
+    if "k_positions" in tensors:  # which decide what keys are seen
+        unsupported(f"{path} has k_positions", "this check has whole sequences under a mask alone",
+                    "Use the program, `ringattn verify`.")  # fmt: skip
     if "k_lengths" in tensors:
         raise FileError(f"{path} has k_lengths", "it belongs to k_positions, which the file lacks", "Leave it out.")
-    for name in _CACHES:
-        if name not in tensors or "k" in given or "v" in given:
-            continue
-        if "k" in tensors:
-            raise FileError(f"{path} holds k and {name}", "the keys of a job are one of them",
-                            "Name k and v by --tensors.")
-        unsupported(f"{path} has {name}", "this check takes keys and values in rows",
-                    "Use the program, `ringattn verify`.")
-    stored = {name: tensors.read(given.get(name, name), _ROWS) for name in ("q", "k", "v")}
     q, v = stored["q"], stored["v"]
     for name, array in stored.items():
         _check_rows(path, name, array, q, order)
@@ -218,9 +213,9 @@ def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[d
     found: dict[str, Any] = {name: array.reshape(-1, *array.shape[-2:]) for name, array in rows.items()}
     batched = q.ndim == 4
     for name in _NAMES[3:]:
-        if name not in given and name not in tensors:
+        if name not in names and name not in tensors:
             continue
-        array = tensors.read(given.get(name, name), {"sinks": _ROWS, "q_offset": ("I64",)}.get(name, _WHOLE))
+        array = tensors.read(names.get(name, name), {"sinks": _ROWS, "q_offset": ("I64",)}.get(name, _WHOLE))
         if array.ndim != 1:
             raise FileError(f"{name} of {path} is {list(array.shape)}", "it has one axis", "Check how it was written.")
         if name.startswith("cu_seqlens"):
@@ -240,6 +235,67 @@ def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[d
         found[f"cu_seqlens_{name}"] = np.arange(q.shape[0] + 1) * rows[name].shape[1]
     *batch, tokens, heads, _ = rows["q"].shape
     return found, [*q.shape[:-1], v.shape[-1]], [*batch, heads, tokens]
+
+
+def _check_kind(tensors: Tensors, given: dict[str, str]) -> None:
+    """Refuses a file that holds another job, or nothing says which of two."""
+    path, rows = tensors.path, given.keys() & {"q", "k", "v"}
+    stored = given.keys() & {*_STORED}
+    if stored:
+        unsupported(f"--tensors names {min(stored)}", "this check takes keys and values in rows",
+                    "Use the program, `ringattn verify`.")  # fmt: skip
+    if not rows and given.keys() & {*_SCANS}:
+        if not any(name in given or name in tensors for name in ("dt", "delta", "conv1d_weight")):
+            raise FileError(f"{path} has no tensor `dt`", "--tensors names tensors of a scan", "Name q, k and v.")
+        refuse("--peer is not for scans", "--tensors names tensors of one", "Name q, k and v.")
+    for pair in (("x", "dt"), ("u", "delta")):
+        if not rows and "q" in tensors and all(name in tensors for name in pair):
+            raise FileError(f"{path} holds a scan and attention", "a job is one of them",
+                            "Name q, k and v by --tensors.")  # fmt: skip
+    for name in () if rows & {"k", "v"} else _CACHES:
+        if name not in tensors:
+            continue
+        if "k" in tensors:
+            raise FileError(f"{path} holds k and {name}", "the keys of a job are one of them",
+                            "Name k and v by --tensors.")
+        unsupported(f"{path} has {name}", "this check takes keys and values in rows",
+                    "Use the program, `ringattn verify`.")
+    for name in ("k_format", "v_format"):
+        if name in tensors.metadata:
+            unsupported(f"{path} has {name} in its metadata", "this check takes keys and values that are not compressed",
+                        "Use the program, `ringattn verify`.")
+
+
+def _resolved(tensors: Tensors, given: dict[str, str]) -> dict[str, str]:
+    """The names that are given, and aliases of other libraries for roles that are not: the program's resolve_names()."""
+    names = dict(given)
+    for name, known in known_names("attention").items():
+        if name not in tensors or name in given.values():
+            continue
+        if known.refused and not given and known.unless not in tensors:
+            raise FileError(f"{tensors.path} has {quoted(name)}, which isn't read", known.refused,
+                            f"{known.suggestion.rstrip('.')}, or name the tensors that are meant by --tensors.")
+        if known.refused or known.role in given:
+            continue
+        other = names.get(known.role, known.role if known.role in tensors else None)
+        if other is not None:
+            raise FileError(f"{tensors.path} has {quoted(name)} and {quoted(other)}", f"both names mean {known.role}",
+                            "Leave one of them out, or name the one that is meant by --tensors.")
+        names[known.role] = name
+    return names
+
+
+def _say_unread(tensors: Tensors, given: dict[str, str]) -> None:
+    names = _resolved(tensors, given)
+    read = {names.get(name, name) for name in _NAMES}
+    unread = [name for name in tensors.names() if name not in read]
+    if not unread:
+        return
+    if given:  # of a model's file, perhaps
+        print(f"# not read: {len(unread)} tensor{'s' if len(unread) > 1 else ''}")
+        return
+    more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
+    print(f"# not read: {', '.join(map(quoted, unread[:8]))}{more}")
 
 
 def _check_rows(path, name: str, array: np.ndarray, q: np.ndarray, order: str | None) -> None:
@@ -295,17 +351,20 @@ def verify(given: dict[str, Any]) -> bool:
         seen = testing.check_attention(*arrays, out, lse, mask=mask, softmax_scale=given["softmax-scale"],
                                        softcap=given["softcap"], rows=given["rows"] or "few", **job)  # fmt: skip
     except WrongResult as error:
+        _say_unread(tensors, given["tensors"])
         print(f"  {error}\nFAIL")
         return False
     except UsageError as error:  # flags have been read: it is about the file's tensors
         raise FileError(f"{tensors.path}: {error.problem}", error.why, error.remedy) from error
+    _say_unread(tensors, given["tensors"])
     print(f"{seen.rows} of {shape[0] * shape[1]} rows of {given['peer']} against fp64")
     print(f"  out: error {seen.out_error:.3g}, {seen.out_part:.3g} of what is allowed")
     if lse is None:
         print("  theirs has no lse: out alone is compared")
     else:
         print(f"  lse: error {seen.lse_error:.3g}, {seen.lse_part:.3g} of what is allowed")
-    print("PASS")
+    all_rows = shape[0] * shape[1]
+    print("PASS" if seen.rows == all_rows else f"PASS ({seen.rows:,} of {all_rows:,} rows sampled)")
     return True
 
 

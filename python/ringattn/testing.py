@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 
 from . import _job
-from ._arguments import as_int, as_number, check_axes, lengths_of, scale_of
+from ._arguments import as_int, as_number, check_axes, lengths_of
 from ._errors import WrongResult, refuse
 from ._tensors import is_torch
 from ._attention import varlen
@@ -148,8 +148,7 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
     offsets = [b - a for a, b in zip(q_lengths, k_lengths)] if q_offsets is None else list(map(int, q_offsets))
     _check_lengths(q, k, q_lengths, k_lengths, offsets)
     q_begin, k_begin = np.concatenate([[0], np.cumsum(q_lengths)]), np.concatenate([[0], np.cumsum(k_lengths)])
-    scale = scale_of(None if softmax_scale is None else as_number(softmax_scale,
-                                                                  "softmax_scale")) or 1.0 / np.sqrt(q.shape[2])
+    scale = 1.0 / np.sqrt(q.shape[2]) if softmax_scale is None else as_number(softmax_scale, "softmax_scale")
     group = q.shape[1] // k.shape[1]
     seen = Accuracy(0, 0.0, 0.0, 0.0, 0.0)
     for name, value in (("softmax_scale", scale), ("softcap", as_number(softcap, "softcap"))):

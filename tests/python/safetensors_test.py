@@ -63,6 +63,13 @@ class KnownNames(unittest.TestCase):
         self.assertEqual(known_names("ssd")["delta_bias"].unless, "delta")
         self.assertEqual(known_names("ring"), {})
 
+    def test_each_is_in_the_docs(self):
+        docs = pathlib.Path(__file__).parents[2] / "docs"
+        pages = "".join((docs / page).read_text() for page in ("files.md", "scan.md", "mla.md"))
+        for op in ("attention", "decode", "mla", "mla_decode", "ssd", "selective_scan", "causal_conv1d"):
+            for name in known_names(op):
+                self.assertIn(f"`{name}`", pages)
+
 
 class Reader(Case):
     def test_broken_files(self):
@@ -118,7 +125,7 @@ class Reader(Case):
             ("like a path that leaves", of_one({"/q": WHOLE})),
             ("a tensor's name has more than 4096 bytes", of_one({"ä" * 2049: WHOLE})),
             *(("its __metadata__ is no object of strings", of_one({"__metadata__": said, "q": WHOLE}))
-              for said in (None, [], "a", {"a": 1}, {"a": None}, {"a": {}})),
+              for said in ([], "a", {"a": 1}, {"a": None}, {"a": {}})),
         ):  # fmt: skip
             with self.subTest(words):
                 self.path.write_bytes(raw)
@@ -128,6 +135,7 @@ class Reader(Case):
         for header, data in (
             ({}, b""),
             ({"__metadata__": {}, "b": WHOLE}, b"x" * 8),
+            ({"__metadata__": None, "b": WHOLE}, b"x" * 8),  # as the reference library
             (b'  {"b":' + json.dumps(WHOLE).encode() + b"}   ", b"x" * 8),
             ({"b": WHOLE | {"data_offsets": [8, 16]}, "a": WHOLE,
               "c": {"dtype": "I64", "shape": [0, 3], "data_offsets": [8, 8]}},
@@ -163,16 +171,21 @@ class Reader(Case):
             ("the file of tensor `q` is no name", json.dumps({"weight_map": {"q": 3}})),
             *(("is no file inside the index's folder", json.dumps({"weight_map": {"q": file}}))
               for file in ("/dev/zero", "../a", "", "a/../b", "./a", "a\0")),
-            ("can't open", json.dumps({"weight_map": {"q": "none"}})),
-            ("it is a directory", json.dumps({"weight_map": {"q": "folder"}})),
         ):  # fmt: skip
-            index.with_name("folder").mkdir(exist_ok=True)
             index.write_text(text)
             with self.subTest(words):
                 self.refused(words, index)
         index.write_text(json.dumps(whole))
         self.assertFalse("k" in Tensors(str(index)))
         np.testing.assert_array_equal(Tensors(str(index)).read("q", ("F32",)), [0, 1])
+        # A job needs the files of its own tensors.
+        index.with_name("folder").mkdir()
+        index.write_text(json.dumps({"weight_map": {"q": name, "k": "none", "v": "folder"}}))
+        tensors = Tensors(str(index))
+        np.testing.assert_array_equal(tensors.read("q", ("F32",)), [0, 1])
+        for tensor, words in (("k", "can't open"), ("v", "it is a directory")):
+            with self.assertRaisesRegex(ringattn.FileError, words):
+                tensors.read(tensor, ("F32",))
         index.write_text(json.dumps({"weight_map": {"v": name}}))
         with self.assertRaises(ringattn.FileError) as caught:
             Tensors(str(index)).read("v", ("F32",))

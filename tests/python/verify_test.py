@@ -15,9 +15,10 @@ import unittest
 
 import numpy as np
 import ringattn
-from ringattn.__main__ import main
+from ringattn.__main__ import _NAMES, _SCANS, _STORED, main
 
-KINDS = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64", "bfloat16": "BF16"}
+KINDS = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64", "uint8": "U8",
+         "bfloat16": "BF16"}  # fmt: skip
 
 
 def write(path, **tensors):
@@ -52,7 +53,9 @@ class Case(unittest.TestCase):
     def passes(self, *flags, rows=800):
         code, out, err = self.run_main(*flags)
         self.assertEqual((code, err), (0, ""), out)
-        self.assertTrue(out.startswith(f"{rows} of ") and out.endswith("PASS\n"), out)
+        self.assertRegex(out, rf"^(# not read: .+\n)?{rows} of ")
+        sampled = f" ({rows} of 800 rows sampled)" if rows < 800 else ""
+        self.assertEqual(out.splitlines()[-1], f"PASS{sampled}")
         return out
 
     def refused(self, words, *flags, code=2):
@@ -80,6 +83,14 @@ class Results(Case):
             code, said, _ = self.run_main(*flags)
             self.assertEqual((code, said.splitlines()[-1]), (1, "FAIL"))
         self.passes("--rows", "64", *flags[:-1], "0.3", rows=64)
+
+    def test_a_scale_of_0_weighs_all_keys_alike(self):
+        ends = np.arange(1, 201, dtype="float32")[:, None, None]
+        out = np.repeat(np.cumsum(self.v.astype("float64"), axis=0) / ends, 2, axis=1).astype("float32")
+        write(self.input, q=self.q, k=self.k, v=self.v)
+        write(self.peer, out=out, lse=np.repeat(np.log(ends[:, :, 0]), 4, axis=1).T)
+        self.passes("--softmax-scale", "0")
+        self.assertEqual(self.run_main()[0], 1)
 
     def test_the_first_wrong_row_is_named(self):
         out, lse = ringattn.attention(self.q, self.k, self.v)
@@ -166,8 +177,11 @@ class Refused(Case):
         self.good()
 
     def good(self, **more):
-        write(self.input, q=self.q, k=self.k, v=self.v, **more)
+        self.good_input(**more)
         write(self.peer, out=self.out, lse=self.lse.T)
+
+    def good_input(self, **more):
+        write(self.input, q=self.q, k=self.k, v=self.v, **more)
 
     def test_what_is_not_there_or_not_known(self):
         self.input.unlink()
@@ -178,18 +192,54 @@ class Refused(Case):
         peer, self.peer = self.peer, self.peer.with_name("none")
         self.refused("none (No such file or directory)", code=3)
         self.peer = peer
-        for name in ("k_positions", "block_mask", "block_indptr"):
-            self.good(**{name: np.zeros(1, "int32")})
-            self.refused(f"has {name} (this check has whole sequences", code=4)
+        self.good(k_positions=np.zeros(1, "int32"))
+        self.refused("has k_positions (this check has whole sequences", code=4)
         self.good(k_lengths=np.zeros(1, "int32"))
         self.refused("has k_lengths", code=3)
         self.good(k_pages=self.k)
         self.refused("holds k and k_pages", code=3)
-        self.passes("--tensors", "k=k,v=v")
+        self.assertIn("# not read: 1 tensor\n", self.passes("--tensors", "k=k,v=v"))
+        write(self.input, q=self.q, block_mask=np.ones((1, 1, 1), "uint8"))
+        self.refused("has no tensor `k`", code=3)
         write(self.input, q=self.q, latent=self.k)
         self.refused("has latent (this check takes keys and values in rows). Use the program", code=4)
         self.good()
         self.refused("has no tensor `other`", "--tensors", "sinks=other", code=3)
+
+    def test_names_of_other_libraries(self):
+        self.good(alibi_slopes=np.zeros(4, "float32"))
+        self.refused("has `alibi_slopes`, which isn't read (no bias is added to scores). Leave it out, or name", code=3)
+        self.assertIn("# not read: 1 tensor\n", self.passes("--tensors", "q=q"))
+        cu = np.array([0, 50, 200], "int32")
+        self.good(cu_seqlens=cu, cu_seqlens_q=cu)
+        self.refused("`cu_seqlens` and `cu_seqlens_q` (both names mean cu_seqlens_q)", code=3)
+        self.good(x=self.q, dt=self.q)
+        self.refused("holds a scan and attention", code=3)
+        self.good(block_mask=np.ones((1, 1, 1), "uint8"), **{f"z{i}": self.q for i in range(9)})
+        listed = ", ".join(f"`{name}`" for name in ("block_mask", *(f"z{i}" for i in range(7))))
+        self.assertIn(f"# not read: {listed} and 2 more\n", self.passes())
+        out, lse = ringattn.varlen(self.q, self.k, self.v, cu, sinks=normal(4, seed=4))
+        write(self.peer, out=out, lse=lse.T)
+        self.good_input(cu_seqlens=cu, s_aux=normal(4, seed=4))
+        self.passes()
+        self.good_input(cu_seqlens=cu)
+        self.assertEqual(self.run_main()[0], 1)
+
+    def test_names_of_other_roles(self):
+        text = (pathlib.Path(__file__).parents[2] / "src/attention/files/tensor_roles.cpp").read_text()
+        roles = re.findall(r'TensorRole\{"(\w+)"', text)
+        self.assertEqual({*roles}, {*_NAMES, *_STORED, *_SCANS})
+        self.refused("has no tensor `dt` (--tensors names tensors of a scan)", "--tensors", "x=q", code=3)
+        self.good(dt=self.q)
+        self.refused("--peer is not for scans", "--tensors", "x=q", code=2)
+        self.refused("--tensors names k_pages (this check takes keys", "--tensors", "k_pages=k", code=4)
+        self.refused("--tensors is", "--tensors", "y=q", code=2)
+
+    def test_compressed_input_is_the_programs(self):
+        header = {"__metadata__": {"k_format": "fp8 head"}, "q": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
+        text = json.dumps(header).encode()
+        self.input.write_bytes(len(text).to_bytes(8, "little") + text + b"x")
+        self.refused("has k_format in its metadata (this check takes keys and values that are not", code=4)
 
     def test_results_of_another_job(self):
         for words, tensors in (
@@ -270,7 +320,6 @@ class Refused(Case):
               for x in ("nan", "-1", "inf", "1e31", "1e-40", "1e-999", "a", "1_0")),
             *((f'--softmax-scale is "{x}"', ("--softmax-scale", x)) for x in ("inf", "-inf", "nan", "1e400", "0x1")),
             ("--window contradicts the causal mask (R is 5", ("--window", "30,5")),
-            ("softmax_scale is 0", ("--softmax-scale", "0")),
             *((f'--query-offset is "{n}"', ("--query-offset", n)) for n in ("9" * 20, str(2**60 + 1),
                                                                             str(-(2**60) - 1), "-")),
             ('--order is "dht" (it takes thd, htd, bthd or bhtd)', ("--order", "dht")),
