@@ -10,6 +10,12 @@
 
 namespace ringattn {
 
+std::string shape_text(const JobInput& input) {
+  if (input.op() == Op::kLatent) return describe(input.latent().spec);
+  const FoldSpec& spec = input.job().spec;
+  return fmt::format("{}, scale {}", describe(spec), spec.softmax_scale);
+}
+
 std::string layout_text(const LayoutRequest& request) {
   std::string text(layout_name(request.kind));
   if (request.stripe > 0) text += fmt::format(", stripe {} tokens", request.stripe);

@@ -12,6 +12,9 @@
 
 namespace ringattn {
 
+// What several shapes of a job have in common: all but the tokens.
+std::string shape_text(const JobInput& input);
+
 // "striped, stripe 128 tokens"
 std::string layout_text(const LayoutRequest& request);
 

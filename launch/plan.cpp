@@ -186,10 +186,7 @@ int plan_job(const Invocation& invocation) {
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
   const JobInput& one = inputs.front();
-  const std::string shape = inputs.size() == 1        ? describe(one)
-                            : one.op() == Op::kLatent ? describe(one.latent().spec)
-                                                      : describe(one.job().spec);
-  screen.context(fmt::format("job: {}", shape));
+  screen.context(fmt::format("job: {}", inputs.size() == 1 ? describe(one) : shape_text(one)));
   print_unread(screen, one.unread());
   screen.context(fmt::format("kernel: {}; tiles of {} keys", planned->kernel().reason, planned->key_tile()));
   print_read_rows(screen, one);

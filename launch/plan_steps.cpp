@@ -84,11 +84,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
 
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
-  const bool one = inputs.size() == 1;
-  const std::string job = first.op() != Op::kLatent ? (one ? describe(first.job()) : describe(first.job().spec))
-                          : one                     ? describe(first)
-                                                    : describe(first.latent().spec);
-  screen.context(fmt::format("job: decode, {}", job));
+  screen.context(fmt::format("job: decode, {}", inputs.size() == 1 ? describe(first) : shape_text(first)));
   print_unread(screen, first.unread());
   screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, key_tile));
 

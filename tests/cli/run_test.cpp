@@ -20,7 +20,8 @@ TEST(Run, PrintsATableAndContextLines) {
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.err, "");
   EXPECT_EQ(digest_of(run.out).size(), 32U) << run.out;
-  for (const char* part : {"# world: 1 rank", "# input: synthetic input, seed 7", "# job: fp32, heads 4/2 (GQA 2:1)",
+  for (const char* part : {"# world: 1 rank", "# input: synthetic input, seed 7",
+                           "# job: fp32, heads 4/2 (GQA 2:1), head_dim 16, causal, scale 0.25;",
                            "# kernel: ", "# layout: striped", "digest of out", "300"}) {
     EXPECT_TRUE(has(run.out, part)) << part << "\n" << run.out;
   }

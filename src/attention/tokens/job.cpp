@@ -77,7 +77,8 @@ std::string describe(const Job& job) {
   const std::int64_t keys = job.batch.k_tokens();
   const std::string tokens =
       queries == keys ? fmt::format("{} tokens", queries) : fmt::format("{} queries, {} keys", queries, keys);
-  std::string text = fmt::format("{}; {} sequence{}, {}", describe(job.spec), count, count == 1 ? "" : "s", tokens);
+  std::string text = fmt::format("{}, scale {}; {} sequence{}, {}", describe(job.spec), job.spec.softmax_scale, count,
+                                 count == 1 ? "" : "s", tokens);
   if (!job.format.is_plain()) text += fmt::format("; {}", describe(job.format));
   if (job.lists == nullptr) return text;
   Job dense = job;
