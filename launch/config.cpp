@@ -216,6 +216,10 @@ std::string print_config(const Config& config, const FileShape* shape) {
     text +=
         fmt::format("{} = {}  # {}\n", name, bare ? value.text : toml_quoted(value.text), source_name(value.source));
   }
+  if (config.options.model_sinks) {
+    text += config.given("input") ? "# sinks are those of the input\n"
+                                  : "# sinks of the model's layer are not generated: a logit for each query head\n";
+  }
   return text;
 }
 

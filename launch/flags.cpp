@@ -198,10 +198,11 @@ constexpr FlagRow kTable[] = {
      "over x alone for --op selective_scan; 0: none; 4 for --op convolution",
      [](JobOptions& options, std::string_view text) { options.conv_width = static_cast<int>(parse_integer(text, 0, 4)); }, "4"},
     {"model-config", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "FILE", "",
-     "config.json of a model of Hugging Face: heads, dims, window, scale and soft-cap of its attention, or heads, dims, "
-     "groups, convolution and dt-limit of its scans, where no flag says them; beside a file of tensors, what is no shape", set_path<&JobOptions::model_config>, "config.json"},
+     "config.json of a Hugging Face model: heads, dims, mask, window, scale and soft-cap of a layer's attention, or heads, "
+     "dims, groups, convolution and dt-limit of its scan, where no flag says them; beside a file of tensors all but the "
+     "shape, which is compared. A model_type or a key that is not known is refused", set_path<&JobOptions::model_config>, "config.json"},
     {"layer", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "N", "",
-     "layer of --model-config, from 0 on, where layers differ",
+     "layer of --model-config, from 0 on; needed where layers differ in kind, window or dims",
      [](JobOptions& options, std::string_view text) { options.layer = parse_integer(text, 0, 1 << 16); }, "0"},
     {"dtype", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kText, "bf16|fp16|fp32", "bf16",
      "type of q, k, v and out",

@@ -16,6 +16,11 @@ std::string shape_text(const JobInput& input) {
   return fmt::format("{}, scale {}", describe(spec), spec.softmax_scale);
 }
 
+void note_model_sinks(const Screen& screen, const Config& config) {
+  if (!config.options.model_sinks || config.given("input")) return;
+  screen.context("sinks: the model's layer has a learned logit for each query head (not generated)");
+}
+
 std::string layout_text(const LayoutRequest& request) {
   std::string text(layout_name(request.kind));
   if (request.stripe > 0) text += fmt::format(", stripe {} tokens", request.stripe);
@@ -38,6 +43,7 @@ void print_head(const Screen& screen, const std::string& source, const UnreadTen
   screen.context(fmt::format("input: {}", source));
   print_unread(screen, unread);
   screen.context(fmt::format("job: {}", job));
+  note_model_sinks(screen, report.invocation->config);
   const std::string per_rank =
       kernel.backend == "cpu" ? fmt::format(", {} thread{} a rank", threads, threads == 1 ? "" : "s") : "";
   screen.context(fmt::format("kernel: {}{}; {}", report.kernel, per_rank, report.kernel_reason));

@@ -14,6 +14,8 @@ namespace ringattn {
 
 // What several shapes of a job have in common: all but the tokens.
 std::string shape_text(const JobInput& input);
+// Says that synthetic input lacks the attention sinks that the layer of --model-config has.
+void note_model_sinks(const Screen& screen, const Config& config);
 
 // "striped, stripe 128 tokens"
 std::string layout_text(const LayoutRequest& request);

@@ -3,13 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "attention/files/input_file.hpp"
 #include "attention/files/model_config.hpp"
 #include "base/error.hpp"
-#include "kernels/latent.hpp"
+#include "launch/job_request.hpp"
 
 namespace ringattn {
 
@@ -30,16 +32,10 @@ class Filler {
  public:
   explicit Filler(Config& config) : config_(config), path_(config.options.model_config) {}
 
-  // `value` is called only where it is wanted: a config needn't say what a flag says.
   template <typename Value>
   void fill(std::string_view flag, const Value& value) {
     if (config_.given(flag)) return;
-    fill_value(config_, flag, fmt::format("{}", value()), Source::kModel, fmt::format("--{} by {}", flag, path_));
-  }
-  template <typename Value>
-  void fill_optional(std::string_view flag, const Value& value) {
-    if (config_.given(flag)) return;
-    if (const auto said = value()) fill(flag, [&] { return *said; });
+    fill_value(config_, flag, fmt::format("{}", value), Source::kModel, fmt::format("--{} by {}", flag, path_));
   }
 
  private:
@@ -49,87 +45,80 @@ class Filler {
 
 bool is_scan(Op op) { return op >= Op::kSsd; }
 
-void fill_shape(const ModelConfig& model, Op op, Filler& filler) {
+std::string window_text(std::int64_t left, std::int64_t right) { return fmt::format("{},{}", left, right); }
+
+void fill_shape(const ModelLayer& layer, Op op, Filler& filler) {
   if (op == Op::kConvolution) {
-    filler.fill("heads", [&] { return model.scan_conv_channels(); });
-    filler.fill("conv-width", [&] { return model.scan_conv_width(); });
+    filler.fill("heads", layer.conv_channels);
+    filler.fill("conv-width", layer.conv_width);
     return;
   }
+  filler.fill("heads", layer.heads);
   if (is_scan(op)) {
-    filler.fill("heads", [&] { return model.scan_heads(); });
-    if (op == Op::kSsd) filler.fill("head-dim", [&] { return model.scan_head_dim(); });
-    filler.fill("state-dim", [&] { return model.scan_state_dim(); });
-    filler.fill("groups", [&] { return model.scan_groups(); });
-    filler.fill("conv-width", [&] { return model.scan_conv_width(); });
+    if (op == Op::kSsd) filler.fill("head-dim", layer.head_dim);
+    filler.fill("state-dim", layer.state_dim);
+    filler.fill("groups", layer.groups);
+    filler.fill("conv-width", layer.conv_width);
     return;
   }
-  filler.fill("heads", [&] { return model.heads(); });
+  filler.fill("head-dim", layer.head_dim);
   if (op == Op::kLatent) {
-    filler.fill("head-dim", [&] { return model.nope_dim(); });
-    filler.fill("rope-dim", [&] { return model.rope_dim(); });
-    filler.fill("latent-dim", [&] { return model.latent_dim(); });
-    filler.fill("head-dim-v", [&] { return model.latent_dim_v(); });
+    filler.fill("rope-dim", layer.rope_dim);
+    filler.fill("latent-dim", layer.latent_dim);
+    filler.fill("head-dim-v", layer.head_dim_v);
     return;
   }
-  filler.fill("kv-heads", [&] { return model.kv_heads(); });
-  filler.fill("head-dim", [&] { return model.head_dim(); });
+  filler.fill("kv-heads", layer.kv_heads);
+  if (layer.head_dim_v != layer.head_dim) filler.fill("head-dim-v", layer.head_dim_v);
 }
 
-// The scan of the model's state space layers.
-Op scan_of(const ModelConfig& model) { return model.scans_channels() ? Op::kSelectiveScan : Op::kSsd; }
-
-// Of a model with both, the layer says it; attention where none is named.
-Op op_of(const ModelConfig& model, std::optional<std::int64_t> layer) {
-  if (model.has_scans()) {
-    const bool both = model.has_attention();
-    if (!both || (layer && model.layer_scans(*layer).value_or(false))) return scan_of(model);
-  }
-  return model.is_latent() ? Op::kLatent : Op::kAttention;
-}
-
-// The op of a config that has another one than was asked for is no shape of it.
-void check_op_of(const ModelConfig& model, const Config& config) {
+// The job of a config whose layer computes another op than was asked for has no shape.
+void check_op_of(const ModelLayer& layer, const Config& config) {
   const Op op = config.options.op;
   if (!config.given("op")) return;
   const std::string contradiction =
       fmt::format("{} contradicts {}", config.origin("op"), config.origin("model-config"));
   const std::string& path = config.options.model_config;
   if (is_scan(op)) {
-    if (model.has_scans() && (op == Op::kConvolution || op == scan_of(model))) return;
+    if (layer.is_scan() && (op == Op::kConvolution || op == layer.op)) return;
     fail(ErrorCode::kUsage, contradiction,
-         model.has_scans() ? fmt::format("the scans of {} are {}", path, op_name(scan_of(model)))
-                           : fmt::format("{} has no state_size, mamba_d_state or ssm_state_size", path),
-         "Leave --op out, or give another config.");
+         layer.is_scan() ? fmt::format("the scans of {} are {}", path, op_name(layer.op))
+                         : fmt::format("{} has no scan there", path),
+         "Leave --op out, or give another config or layer.");
   }
-  if (model.has_scans() && !model.has_attention()) {
-    fail(ErrorCode::kUsage, contradiction, fmt::format("{} has no num_attention_heads", path),
-         fmt::format("Leave --op out, or name {}.", op_name(scan_of(model))));
+  if (layer.is_scan()) {
+    fail(ErrorCode::kUsage, contradiction, fmt::format("{} has no attention there", path),
+         fmt::format("Leave --op out, or name {}, or give another layer.", op_name(layer.op)));
   }
-  if (model.is_latent() == (op == Op::kLatent)) return;
-  const bool latent = model.is_latent();
+  const bool latent = layer.op == Op::kLatent;
+  if (latent == (op == Op::kLatent)) return;
   fail(ErrorCode::kUsage, contradiction,
        fmt::format("{} {} kv_lora_rank, so its attention is {}of latents", path, latent ? "has" : "has no",
                    latent ? "" : "not "),
        latent ? "Leave --op out, or name mla." : "Name attention or decode, or another config.");
 }
 
-// What a file without w_uk doesn't say.
-void fill_latents(const ModelConfig& model, Filler& filler) {
-  filler.fill("latent-dim", [&] { return model.latent_dim(); });
-  if (model.softmax_scale()) return;
-  filler.fill("softmax-scale", [&] {
-    return default_softmax_scale(LatentSpec{.head_dim = model.nope_dim(), .rope_dim = model.rope_dim()});
-  });
+// What attention does with its scores. A scale that is the op's default is left to the op.
+void fill_scores(const ModelLayer& layer, Config& config, Filler& filler) {
+  if (layer.bidirectional) filler.fill("mask", std::string_view("full"));
+  if (layer.window_left >= 0 || layer.window_right >= 0) {
+    const bool causal = config.options.mask == MaskKind::kCausal;  // the user's, or as it was filled in
+    filler.fill("window", window_text(layer.window_left, causal ? -1 : layer.window_right));
+  }
+  filler.fill("softcap", layer.softcap);
+  // Queries in the latent don't show the dims of a head, so a file's job can't know the default.
+  const bool unseen = layer.op == Op::kLatent && config.given("input");
+  if (unseen || std::abs(layer.softmax_scale / layer.usual_scale() - 1.0) > 1e-12) {
+    filler.fill("softmax-scale", layer.softmax_scale);
+  }
 }
 
-// What attention does with its scores.
-void fill_scores(const ModelConfig& model, std::optional<std::int64_t> layer, Filler& filler) {
-  filler.fill_optional("window", [&]() -> std::optional<std::string> {
-    const auto window = model.sliding_window(layer);
-    return window ? std::optional(fmt::format("{},-1", *window - 1)) : std::nullopt;
-  });
-  filler.fill("softcap", [&] { return model.softcap(); });
-  filler.fill_optional("softmax-scale", [&] { return model.softmax_scale(); });
+// The op that the layer is wanted for: the one that is given, or that of the file, which is opened only where the model
+// has both attention and scans.
+std::optional<Op> wanted_op(const ModelConfig& model, const Config& config) {
+  if (config.given("op")) return config.options.op;
+  if (!config.given("input") || config.given("synthetic") || !model.mixes_ops()) return std::nullopt;
+  return open_input_file(file_input(config))->scan ? Op::kSsd : Op::kAttention;
 }
 
 }  // namespace
@@ -141,22 +130,21 @@ void fill_from_model(Config& config) {
   }
   if (config.given("model-config")) {
     const ModelConfig model = ModelConfig::open(config.options.model_config);
-    model.check_attends_to_all();
+    const ModelLayer layer = model.layer(config.options.layer, wanted_op(model, config));
     Filler filler(config);
     if (!config.given("input")) {
-      check_op_of(model, config);
-      filler.fill("op", [&] { return op_name(op_of(model, config.options.layer)); });
-      fill_shape(model, config.options.op, filler);
+      check_op_of(layer, config);
+      filler.fill("op", op_name(layer.op));
+      fill_shape(layer, config.options.op, filler);
+    } else if (layer.op == Op::kLatent) {
+      filler.fill("latent-dim", layer.latent_dim);  // pages of latents don't say it
     }
-    const bool scan = is_scan(config.options.op);
-    if ((scan && config.options.op != Op::kConvolution) || config.given("input")) {
-      filler.fill_optional("dt-limit", [&]() -> std::optional<std::string> {
-        const auto limit = model.dt_limit();
-        return limit ? std::optional(fmt::format("{},{}", limit->first, limit->second)) : std::nullopt;
-      });
+    if (!layer.is_scan()) {
+      fill_scores(layer, config, filler);
+    } else if (layer.dt_limit && config.options.op != Op::kConvolution) {
+      filler.fill("dt-limit", fmt::format("{},{}", layer.dt_limit->first, layer.dt_limit->second));
     }
-    if (!scan) fill_scores(model, config.options.layer, filler);
-    if (config.given("input") && model.is_latent()) fill_latents(model, filler);
+    config.options.model_sinks = layer.sinks;
   }
   for (const OpDefault& row : kOpDefaults) {
     if (config.options.op != row.op || config.value(row.flag).source != Source::kDefault) continue;

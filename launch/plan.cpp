@@ -188,6 +188,7 @@ int plan_job(const Invocation& invocation) {
   const JobInput& one = inputs.front();
   screen.context(fmt::format("job: {}", inputs.size() == 1 ? describe(one) : shape_text(one)));
   print_unread(screen, one.unread());
+  note_model_sinks(screen, config);
   screen.context(fmt::format("kernel: {}; tiles of {} keys", planned->kernel().reason, planned->key_tile()));
   print_read_rows(screen, one);
   screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us",

@@ -86,6 +86,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
   screen.context(tool.substr(0, tool.size() - 1));
   screen.context(fmt::format("job: decode, {}", inputs.size() == 1 ? describe(first) : shape_text(first)));
   print_unread(screen, first.unread());
+  note_model_sinks(screen, invocation.config);
   screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, key_tile));
 
   PlanTable table(invocation, screen, shape_of(first), op_name(first.op()), choice.row->name,

@@ -354,7 +354,7 @@ TEST(Scan, IsMeasuredAndPlanned) {
 // Shapes only, as Hugging Face writes them.
 constexpr const char* kMamba2 = R"({"model_type": "mamba2", "num_heads": 8, "head_dim": 16, "state_size": 16,
   "n_groups": 1, "conv_kernel": 3, "time_step_limit": [0.0, Infinity]})";
-constexpr const char* kHybrid = R"({"num_attention_heads": 4, "head_dim": 16, "hidden_size": 64, "sliding_window": 8,
+constexpr const char* kHybrid = R"({"num_attention_heads": 4, "head_dim": 16, "hidden_size": 64,
   "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1, "hybrid_override_pattern": "M*-M"})";
 
 TEST(ModelConfigFlag, GivesScans) {
@@ -415,7 +415,12 @@ TEST(ModelConfigFlag, GivesAHybridsLayers) {
   EXPECT_TRUE(has(job_of({"--layer", "0"}), "# job: scan, bf16, 8 heads of 16, state 16"));
   EXPECT_TRUE(has(job_of({"--op", "ssd"}), "# job: scan, bf16, 8 heads of 16, state 16"));
   EXPECT_TRUE(has(job_of({"--layer", "1"}), "heads 4/4")) << job_of({"--layer", "1"});
-  EXPECT_TRUE(has(job_of({}), "heads 4/4"));
+  EXPECT_TRUE(has(job_of({"--op", "attention"}), "heads 4/4"));
+  const Finished unnamed = tool({"plan", "--model-config", config, "--seq", "300"});
+  EXPECT_EQ(unnamed.code, 2);
+  EXPECT_TRUE(
+      has(unnamed.err, "layers of several kinds (2 `mamba`, 1 `full_attention`, 1 `-`). Name one with --layer 0."))
+      << unnamed.err;
   const Finished neither = tool({"plan", "--model-config", config, "--layer", "2"});
   EXPECT_EQ(neither.code, 2);
   EXPECT_TRUE(has(neither.err, "neither attention nor a scan")) << neither.err;

@@ -4,11 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <set>
-#include <utility>
 
-#include "attention/files/json_reader.hpp"
+#include "attention/files/layer_kinds.hpp"
+#include "attention/files/model_families.hpp"
+#include "attention/files/model_keys.hpp"
 #include "base/error.hpp"
 #include "base/text_file.hpp"
 
@@ -17,378 +18,377 @@ namespace ringattn {
 namespace {
 
 constexpr JsonLimits kLimits{16, std::size_t{1} << 16, std::size_t{1} << 16};
-constexpr std::size_t kMostLayers = 1 << 16;
-constexpr double kMostHeads = 1 << 16;  // or dims
-constexpr double kFarthestWindow = 0x1p53;
+// Layers that are compared where the file does not say how many there are. No rule has a longer period.
+constexpr std::int64_t kUnsaidLayers = 128;
 
 TextSource config_source(std::string name) {
   return {std::move(name), "model config", "Give the config.json that lies beside a model's weights."};
 }
 
-// Python writes infinities and NaN bare, which is no JSON. They are read as objects, as other libraries write them: of
-// what is asked for, time_step_limit alone has some, where a side that is no number is no limit.
-std::string without_infinities(std::string_view text) {
-  std::string plain;
-  bool in_string = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\' && i + 1 < text.size()) plain += text[i++];
-      in_string = c != '"';
-    } else {
-      bool replaced = false;
-      for (const std::string_view word : {"-Infinity", "Infinity", "NaN"}) {
-        if (text.substr(i).starts_with(word)) {
-          plain += R"({"__float__": ")" + std::string(word) + R"("})";
-          i += word.size() - 1;
-          replaced = true;
-          break;
-        }
-      }
-      if (replaced) continue;
-      in_string = c == '"';
-    }
-    plain += text[i];
-  }
-  return plain;
-}
+// Layers that can't be computed, by their kind.
+struct OtherKind {
+  std::string_view kind;
+  std::string_view why;
+};
+constexpr OtherKind kOtherAttention[] = {
+    {kLinearAttention, "a state stands in place of keys and values"},
+    {kChunkedAttention, "a row sees the keys of its own chunk alone"},
+    {kCrossAttention, "its keys and values are not those of the text"},
+    {kBlockSparse, "a row sees chosen blocks of keys alone"},
+    {"indexed_attention", "a row sees keys that an indexer chooses"},
+    {"compressed_sparse_attention", "a row sees compressed keys that an indexer chooses"},
+    {"heavily_compressed_attention", "a row sees compressed keys"},
+    {"minimax_m3_sparse", "a row sees keys that an indexer chooses"},
+    {"conv", "a short convolution stands in its place"},
+    {"recurrent", "a gated recurrence stands in its place"},
+    {"replace_with_linear", "a linear layer stands in its place"},
+    {"sparsify", "its weights are sparse in a way that this reader does not know"},
+    {"num_sink_tokens", "a row sees the first tokens besides its window"},
+    {"window_length", "a row sees the first tokens besides its window"},
+};
 
 }  // namespace
 
-// Keeps what stands directly in objects, by dotted key, and the lists that are asked for. Other lists are passed over.
-// A key that stands twice in an object is refused: readers differ in which of them counts.
-class ModelConfig::Reader final : public JsonEvents {
- public:
-  Reader(const TextSource& source, ModelConfig& config) : source_(source), config_(config) {}
-
-  void begin_object() override {
-    if (arrays_ == 0) {
-      if (!prefixes_.empty()) keep("an object", Value(Other{"an object"}));
-      prefixes_.push_back(prefixes_.empty() ? "" : path() + ".");
-    } else {
-      if (in("time_step_limit")) config_.dt_limit_.emplace_back();  // {"__float__": "Infinity"}
-      ++arrays_;                                                    // of something in a list
-    }
-  }
-  void end_object() override {
-    if (arrays_ > 0) {
-      --arrays_;
-      return;
-    }
-    prefixes_.pop_back();
-  }
-  void begin_array() override {
-    keep("a list", Value(Other{"a list"}));
-    if (arrays_++ > 0) return;
-    constexpr std::string_view kText = "text_config.";
-    list_ = path();
-    if (list_.starts_with(kText)) {
-      list_.erase(0, kText.size());
-      if (seen_.contains(list_)) list_.clear();  // what stands at the top counts, as of single values
-    }
-    if (in("layer_types")) config_.layer_types_.clear();
-    if (in("attn_layer_indices")) config_.attention_layers_.emplace();
-    if (in("time_step_limit")) config_.dt_limit_.clear();
-  }
-  void end_array() override { --arrays_; }
-  void key(std::string& name) override {
-    if (arrays_ > 0) return;
-    key_ = name;
-    if (!seen_.insert(path()).second) source_.refuse(fmt::format("it names {} twice", in_quotes(path())));
-  }
-  void string(std::string& value) override {
-    if (in("layer_types")) {
-      check_length(config_.layer_types_.size());
-      config_.layer_types_.push_back(value);
-    }
-    keep("a string", Value(std::move(value)));
-  }
-  void integer(std::uint64_t value) override { number(static_cast<double>(value)); }
-  void real(double value, std::string_view) override { number(value); }
-  void other(std::string_view what) override {
-    if (in("time_step_limit")) config_.dt_limit_.emplace_back();
-    keep(what, Value(Other{std::string(what)}));
-  }
-
- private:
-  std::string path() const { return prefixes_.back() + key_; }
-  // Whether this stands directly in that list.
-  bool in(std::string_view list) const { return arrays_ == 1 && list_ == list; }
-  void check_length(std::size_t length) const {
-    if (length == kMostLayers) source_.refuse(fmt::format("its {} are more than {}", list_, kMostLayers));
-  }
-  void number(double value) {
-    if (in("time_step_limit")) config_.dt_limit_.emplace_back(value);
-    if (in("attn_layer_indices")) {
-      check_length(config_.attention_layers_->size());
-      config_.attention_layers_->push_back(value);
-    }
-    keep("a number", Value(value));
-  }
-  void check_object(std::string_view what) const {
-    if (prefixes_.empty()) source_.refuse(fmt::format("it is {}, not an object", what));
-  }
-  void keep(std::string_view what, Value value) {
-    check_object(what);
-    if (arrays_ > 0) return;
-    config_.values_.emplace(path(), std::move(value));
-  }
-
-  const TextSource& source_;
-  ModelConfig& config_;
-  std::vector<std::string> prefixes_;  // of the open objects
-  std::string key_;
-  std::set<std::string> seen_;  // all keys, dotted
-  std::string list_;            // the outermost open list; empty: passed over
-  int arrays_ = 0;              // open lists, and objects in them
+// A layer by its kind, and what it computes: one op, both of a hybrid layer, or none and the reason.
+struct ModelConfig::Derived {
+  std::int64_t layer = 0;
+  std::string kind;
+  std::vector<ModelLayer> ops;
 };
+
+double ModelLayer::usual_scale() const { return 1.0 / std::sqrt(static_cast<double>(head_dim + rope_dim)); }
 
 ModelConfig ModelConfig::open(const std::string& path) { return {read_text_file(path), path}; }
 
-ModelConfig::ModelConfig(std::string_view text, std::string name) : name_(std::move(name)) {
-  const TextSource source = config_source(name_);
-  JsonScan scan(source, kLimits);
-  scan.feed(text);
-  Reader reader(source, *this);
-  parse_json(without_infinities(text), source, reader);
+ModelConfig::ModelConfig(std::string_view text, std::string name)
+    : keys_(std::make_shared<ModelKeys>(parse_json_object(text, config_source(name), kLimits), name)),
+      family_(&model_family(*keys_)) {
+  if (!keys_->model_type().empty()) keys_->set_defaults(family_->defaults);
+  check_attention_keys(*keys_, *family_);
+  layers_ = layer_count(*keys_, family_->keys.layers);
 }
 
-void ModelConfig::refuse(std::string_view key, std::string_view why) const {
-  fail(ErrorCode::kFile, fmt::format("{} of {} can't be used", key, name_), why,
-       "Check the file, or give the value itself.");
+std::string ModelConfig::kind_of(std::int64_t layer) const {
+  const LayerList types = layer_types_of(*keys_);
+  std::string kind =
+      types.list == nullptr ? family_->kind(*keys_, layer) : keys_->text_at(types.key, *types.list, layer);
+  if (kind == "attention" || kind == "global") kind = kFullAttention;
+  if (kind == "local") kind = kSlidingAttention;
+  if (kind == "mamba2" || (kind == kLinearAttention && family_->is(kMamba))) kind = kMambaLayer;
+  if (kind == kSlidingAttention && family_->is(kLastIsFull) && layer + 1 == layers_) kind = kFullAttention;
+  return kind;
 }
 
-const ModelConfig::Value* ModelConfig::find(std::string_view key) const {
-  for (const std::string_view prefix : {"", "text_config."}) {
-    const auto at = values_.find(fmt::format("{}{}", prefix, key));
-    if (at == values_.end()) continue;
-    const Other* const other = std::get_if<Other>(&at->second);
-    if (other == nullptr || other->text != "null") return &at->second;
+void ModelConfig::set_window(ModelLayer& layer) const {
+  const std::string_view key = keys_->first_name(family_->keys.window);
+  if (!keys_->flag("use_sliding_window", true)) return;  // layer_types say sliding, and the model's masks do not
+  const auto window = keys_->number(key);
+  if (!window) {
+    fail(ErrorCode::kFile, fmt::format("{} doesn't say {}", keys_->name(), key), "a layer of it has a window",
+         "Give the config.json of a model of that kind, or the value itself.");
   }
-  return nullptr;
-}
-
-std::optional<double> ModelConfig::number(std::string_view key) const {
-  const Value* const value = find(key);
-  if (value == nullptr) return std::nullopt;
-  if (const double* const number = std::get_if<double>(value)) return *number;
-  const Other* const other = std::get_if<Other>(value);
-  refuse(key, fmt::format("it is {}, not a number", other == nullptr ? "a string" : other->text));
-}
-
-std::optional<int> ModelConfig::count(std::string_view key) const {
-  const std::optional<double> value = number(key);
-  if (!value) return std::nullopt;
-  if (*value < 1.0 || *value > kMostHeads || *value != std::floor(*value)) {
-    refuse(key, fmt::format("it is {}, not a whole number of 1 to {}", *value, kMostHeads));
+  if (*window < 1.0 || *window > 0x1p53 || *window != std::floor(*window)) {
+    keys_->refuse(key, fmt::format("it is {}, not a number of tokens", *window));
   }
-  return static_cast<int>(*value);
-}
-
-int ModelConfig::needed(std::string_view key) const {
-  if (const std::optional<int> value = count(key)) return *value;
-  fail(ErrorCode::kFile, fmt::format("{} doesn't say {}", name_, key), "the job's shape needs it",
-       "Give the config.json of a model of that kind, or the value itself.");
-}
-
-bool ModelConfig::is_true(std::string_view key) const {
-  const Value* const value = find(key);
-  const Other* const other = value == nullptr ? nullptr : std::get_if<Other>(value);
-  return other != nullptr && other->text == "true";
-}
-
-bool ModelConfig::is_latent() const { return find("kv_lora_rank") != nullptr; }
-
-void ModelConfig::check_attends_to_all() const {
-  const std::optional<int> chosen = count("index_topk");
-  if (!chosen) return;
-  fail(ErrorCode::kUnsupported, fmt::format("the attention of {} can't be computed", name_),
-       fmt::format("its queries attend to index_topk = {} chosen tokens alone", *chosen),
-       "Give its dims themselves for attention to all tokens.");
-}
-
-int ModelConfig::heads() const { return needed("num_attention_heads"); }
-int ModelConfig::kv_heads() const {
-  const std::optional<int> heads_said = count("num_key_value_heads");
-  return heads_said ? *heads_said : heads();
-}
-
-int ModelConfig::head_dim() const {
-  if (const std::optional<int> dim = count("head_dim")) return *dim;
-  const int hidden = needed("hidden_size");
-  if (hidden % heads() != 0) {
-    refuse("hidden_size",
-           fmt::format("it is {}, which {} heads don't divide, and there is no head_dim", hidden, heads()));
+  const auto tokens = static_cast<std::int64_t>(*window);
+  switch (family_->window) {
+    case WindowRule::kCausal:
+      layer.window_left = tokens - 1;
+      break;
+    case WindowRule::kHalfCausal:
+      layer.window_left = std::max<std::int64_t>(tokens / 2, 1) - 1;
+      break;
+    case WindowRule::kHalfBothWays:
+      layer.window_left = layer.window_right = tokens / 2;
+      break;
+    case WindowRule::kBothWays:
+      layer.window_left = layer.window_right = tokens;
+      break;
+    case WindowRule::kWholeBehind:
+      layer.window_left = key == "sliding_window_size" ? tokens : tokens - 1;
+      break;
   }
-  return hidden / heads();
+  if (!layer.bidirectional || layer.window_right >= 0) return;
+  // Gemma 3 halves the window, so that a row sees as many keys; its masks are exclusive. For others of a causal rule
+  // the implementations differ by a token.
+  if (!family_->is(kGemmaBoth) || family_->is(kGlobalDims)) {
+    keys_->refuse(key, "its layers are bidirectional, and how far a window reaches then is not agreed on");
+  }
+  layer.window_left = layer.window_right = tokens / 2;
 }
 
-int ModelConfig::latent_dim() const { return needed("kv_lora_rank"); }
-int ModelConfig::nope_dim() const { return needed("qk_nope_head_dim"); }
-int ModelConfig::rope_dim() const { return needed("qk_rope_head_dim"); }
-int ModelConfig::latent_dim_v() const { return needed("v_head_dim"); }
+void ModelConfig::set_latent_dims(ModelLayer& found) const {
+  const ModelKeys& keys = *keys_;
+  found.op = Op::kLatent;
+  found.kv_heads = found.heads;
+  found.head_dim = static_cast<int>(keys.needed("qk_nope_head_dim"));
+  found.rope_dim = static_cast<int>(keys.needed("qk_rope_head_dim"));
+  found.latent_dim = static_cast<int>(keys.needed("kv_lora_rank"));
+  const bool derived = !keys.has("v_head_dim") && keys.model_type() == "minicpm3";
+  const std::int64_t dim_v = derived ? keys.needed(family_->keys.hidden) / found.heads : keys.needed("v_head_dim");
+  if (dim_v == 0) keys.refuse(family_->keys.hidden, "it is less than the heads");
+  found.head_dim_v = static_cast<int>(dim_v);
+}
 
-std::optional<int> ModelConfig::first_of(std::initializer_list<std::string_view> keys) const {
-  for (const std::string_view key : keys) {
-    if (const std::optional<int> value = count(key)) return value;
+std::optional<std::int64_t> ModelConfig::dim_of(std::int64_t layer, bool sliding, std::string_view key) const {
+  const ModelKeys& keys = *keys_;
+  // transformers writes what differs by layer under the layer's number: {"05": {"head_dim": 512}}.
+  if (const JsonNode* const layers = keys.find("per_layer_config"); layers != nullptr) {
+    for (const auto& [number, dims] : layers->members) {
+      std::int64_t at = -1;
+      std::from_chars(number.data(), number.data() + number.size(), at);
+      if (at == layer && dims.member(key) != nullptr) {
+        return keys.count(fmt::format("per_layer_config.{}.{}", number, key));
+      }
+    }
+  }
+  if (sliding && family_->is(kSwaDims)) {
+    if (const auto dim = keys.count(fmt::format("swa_{}", key))) return dim;
+    if (key == "num_key_value_heads") return 2 * keys.needed(key);
+  }
+  if (!sliding && family_->is(kGlobalDims)) {
+    if (key == "head_dim") return keys.needed("global_head_dim");
+    // attention_k_eq_v: keys and values of global layers are one projection, of so many heads.
+    if (key == "num_key_value_heads" && keys.flag("attention_k_eq_v", true)) {
+      return keys.count("num_global_key_value_heads");
+    }
   }
   return std::nullopt;
 }
 
-bool ModelConfig::has_attention() const { return find("num_attention_heads") != nullptr; }
-bool ModelConfig::has_scans() const { return first_of({"mamba_d_state", "ssm_state_size", "state_size"}).has_value(); }
-
-bool ModelConfig::scans_channels() const {
-  if (!has_scans() || first_of({"mamba_n_heads", "mamba_num_heads", "num_heads"})) return false;
-  const Value* const type = find("model_type");
-  const std::string* const name = type == nullptr ? nullptr : std::get_if<std::string>(type);
-  if (name != nullptr && *name == "mamba2") static_cast<void>(needed("num_heads"));
-  return true;
-}
-
-int ModelConfig::scan_heads() const {
-  if (const auto heads = first_of({"mamba_n_heads", "mamba_num_heads", "num_heads"})) return *heads;
-  if (const auto channels = count("intermediate_size"); channels && !has_attention()) return *channels;
-  return first_of({"mamba_expand", "expand"}).value_or(2) * needed("hidden_size");
-}
-
-int ModelConfig::scan_head_dim() const {
-  const Value* const said = find("mamba_d_head");
-  const bool by_itself = said != nullptr && std::holds_alternative<std::string>(*said);  // "auto"
-  if (!by_itself) {
-    if (const auto dim = first_of({"mamba_d_head", "mamba_head_dim"})) return *dim;
-    if (const auto dim = count("head_dim"); dim && !has_attention()) return *dim;
+void ModelConfig::set_dims(ModelLayer& found, std::int64_t layer, bool sliding) const {
+  const ModelKeys& keys = *keys_;
+  const ModelKeyNames& names = family_->keys;
+  const std::int64_t heads = dim_of(layer, sliding, names.heads).value_or(found.heads);
+  const auto own_kv_heads = dim_of(layer, sliding, "num_key_value_heads");
+  const std::int64_t kv_heads = own_kv_heads ? *own_kv_heads : family_->kv_heads(keys, heads, layer);
+  if (heads % kv_heads != 0) {
+    keys.refuse(names.heads, fmt::format("it is {}, and {} K/V heads don't divide it", heads, kv_heads));
   }
-  const int inner = first_of({"mamba_expand", "expand"}).value_or(2) * needed("hidden_size");
-  if (inner % scan_heads() != 0) {
-    refuse("hidden_size", fmt::format("{} times it are {}, which {} heads don't divide",
-                                      first_of({"mamba_expand", "expand"}).value_or(2), inner, scan_heads()));
+  auto dim = dim_of(layer, sliding, "head_dim");
+  if (!dim && !names.head_dim.empty()) dim = keys.first_of(names.head_dim);
+  if (!dim) {
+    const std::int64_t hidden = keys.needed(names.hidden) * (family_->is(kTwiceWide) ? 2 : 1);
+    if (hidden % heads != 0) {
+      keys.refuse(keys.first_name(names.hidden),
+                  fmt::format("it is {}, which {} heads don't divide, and there is no head_dim", hidden, heads));
+    }
+    dim = std::min(hidden / heads, kMaxModelCount);
   }
-  return inner / scan_heads();
+  found.heads = static_cast<int>(heads);
+  found.kv_heads = static_cast<int>(kv_heads);
+  found.head_dim = found.head_dim_v = static_cast<int>(*dim);
+  if (!family_->is(kSwaDims)) return;
+  const auto dim_v = dim_of(layer, sliding, "v_head_dim");
+  found.head_dim_v = static_cast<int>(dim_v ? *dim_v : keys.needed("v_head_dim"));
 }
 
-int ModelConfig::scan_state_dim() const {
-  if (const auto dim = first_of({"mamba_d_state", "ssm_state_size"})) return *dim;
-  return needed("state_size");
+ModelLayer ModelConfig::attention(std::int64_t layer, bool sliding) const {
+  const ModelKeys& keys = *keys_;
+  ModelLayer found;
+  found.heads = static_cast<int>(keys.needed(family_->keys.heads));
+  if (family_->is(kMla) && keys.has("kv_lora_rank")) {
+    set_latent_dims(found);
+  } else {
+    set_dims(found, layer, sliding);
+  }
+  found.softmax_scale = family_->scale(keys, found.head_dim + found.rope_dim, layer);
+  if (!(found.softmax_scale >= 1e-30 && found.softmax_scale <= 1e30)) {
+    fail(ErrorCode::kFile, fmt::format("the scale of scores by {} can't be used", keys.name()),
+         fmt::format("it is {}", found.softmax_scale), "Check the file, or give the value itself.");
+  }
+  found.softcap = keys.number("attn_logit_softcapping").value_or(0.0);
+  if (!(found.softcap >= 0.0 && found.softcap <= 1e30)) {
+    keys.refuse("attn_logit_softcapping", fmt::format("it is {}", found.softcap));
+  }
+  found.sinks = family_->is(kSinks);
+  if (family_->is(kSwaDims)) {
+    found.sinks = sliding ? keys.flag("add_swa_attention_sink_bias", true) : keys.flag("add_full_attention_sink_bias");
+  }
+  const JsonNode* const both = family_->is(kGemmaBoth) ? keys.find("use_bidirectional_attention") : nullptr;
+  found.bidirectional = family_->is(kBidirectional) || (family_->is(kEncoder) && !keys.flag("is_decoder")) ||
+                        !keys.flag("is_causal", true) ||
+                        (both != nullptr && (both->kind == JsonNode::Kind::kTrue || both->text == "all"));
+  if (sliding) set_window(found);
+  return found;
 }
 
-int ModelConfig::scan_conv_channels() const {
-  if (scans_channels()) return scan_heads();
-  return scan_heads() * scan_head_dim() + 2 * scan_groups() * scan_state_dim();
+ModelLayer ModelConfig::scan() const {
+  constexpr std::string_view kHeads = "mamba_n_heads mamba_num_heads n_mamba_heads";
+  constexpr std::string_view kExpand = "mamba_expand expand";
+  const ModelKeys& keys = *keys_;
+  const bool alone = !keys.has("num_attention_heads");  // Mamba and Mamba-2, whose keys have short names
+  ModelLayer found;
+  auto heads = keys.first_of(kHeads);
+  if (!heads && alone) heads = keys.count("num_heads");
+  if (!heads && keys.model_type() == "mamba2") static_cast<void>(keys.needed("num_heads"));
+  found.op = heads ? Op::kSsd : Op::kSelectiveScan;
+  const auto inner = [&] {
+    if (const auto said = keys.count("mamba_d_ssm")) return *said;
+    const std::int64_t expand = keys.first_of(kExpand).value_or(2);
+    return keys.product(keys.first_name(kExpand), expand, "hidden_size", keys.needed("hidden_size"));
+  };
+  // Mamba's class takes intermediate_size, where the file has it, for expand * hidden_size.
+  const auto channels = alone ? keys.count("intermediate_size") : std::nullopt;
+  found.heads = static_cast<int>(heads ? *heads : channels ? *channels : inner());
+  if (found.op == Op::kSsd) {
+    std::optional<std::int64_t> dim;
+    if (keys.text("mamba_d_head") != "auto") dim = keys.first_of("mamba_d_head mamba_head_dim");
+    if (!dim && alone) dim = keys.count("head_dim");
+    if (!dim) {
+      const std::int64_t all = inner();
+      if (all % *heads != 0) {
+        keys.refuse("hidden_size",
+                    fmt::format("with it there are {} channels, which {} heads don't divide", all, *heads));
+      }
+      dim = all / *heads;
+    }
+    found.head_dim = static_cast<int>(*dim);
+  }
+  found.state_dim = static_cast<int>(keys.needed("mamba_d_state ssm_state_size state_size"));
+  found.groups = static_cast<int>(keys.first_of("mamba_n_groups n_groups mamba_ngroups").value_or(1));
+  if (found.heads % found.groups != 0) {
+    keys.refuse(keys.first_name("mamba_n_groups n_groups mamba_ngroups"),
+                fmt::format("it is {}, which does not divide {} heads", found.groups, found.heads));
+  }
+  constexpr std::string_view kWidth = "mamba_d_conv conv_kernel";
+  found.conv_width = static_cast<int>(keys.first_of(kWidth).value_or(4));
+  found.conv_channels = found.heads;
+  if (found.op == Op::kSsd) {
+    found.conv_channels = std::int64_t{found.heads} * found.head_dim + std::int64_t{2} * found.groups * found.state_dim;
+  }
+  found.dt_limit = keys.range(keys.has("mamba_dt_limit") ? "mamba_dt_limit" : "time_step_limit");
+  return found;
 }
 
-int ModelConfig::scan_conv_width() const { return first_of({"mamba_d_conv", "conv_kernel"}).value_or(4); }
-
-int ModelConfig::scan_groups() const { return first_of({"mamba_n_groups", "n_groups"}).value_or(1); }
-
-std::optional<std::pair<double, double>> ModelConfig::dt_limit() const {
-  if (dt_limit_.empty()) return std::nullopt;
-  const std::pair<double, double> limit{dt_limit_.front().value_or(-INFINITY), dt_limit_.back().value_or(INFINITY)};
-  if (dt_limit_.size() != 2 || !(limit.first <= limit.second)) {
-    refuse("time_step_limit", "it is no least and most value of dt");
-  }
-  return limit;
+ModelConfig::Derived ModelConfig::derive(std::int64_t layer) const {
+  Derived found{layer, kind_of(layer), {}};
+  const bool hybrid = found.kind == kHybridLayer && family_->is(kMamba);
+  if (found.kind == kFullAttention || hybrid) found.ops.push_back(attention(layer, false));
+  if (found.kind == kSlidingAttention) found.ops.push_back(attention(layer, true));
+  if (found.kind == kMambaLayer || hybrid) found.ops.push_back(scan());
+  return found;
 }
 
-std::optional<bool> ModelConfig::layer_scans(std::int64_t layer) const {
-  const auto index = static_cast<std::size_t>(layer);
-  const Value* const said = find("hybrid_override_pattern");
-  const std::string* const pattern = said == nullptr ? nullptr : std::get_if<std::string>(said);
-  const double count_said = number("num_hidden_layers").value_or(INFINITY);
-  const double layers = pattern != nullptr      ? static_cast<double>(pattern->size())
-                        : !layer_types_.empty() ? static_cast<double>(layer_types_.size())
-                        : attention_layers_     ? count_said
-                                                : INFINITY;
-  if (static_cast<double>(layer) >= layers) {
-    fail(ErrorCode::kUsage, setting("layer", layer), fmt::format("{} has layers 0 to {}", name_, layers - 1.0),
-         "Name one of these.");
+namespace {
+
+// "3 mamba, 1 full_attention", in the order in which they appear.
+std::string counted_kinds(const std::vector<std::string>& kinds) {
+  std::vector<std::pair<std::string, int>> counts;
+  for (const std::string& kind : kinds) {
+    const auto found = std::ranges::find(counts, kind, &std::pair<std::string, int>::first);
+    if (found == counts.end()) {
+      counts.emplace_back(kind, 1);
+    } else {
+      ++found->second;
+    }
   }
-  if (pattern == nullptr && layer_types_.empty()) {
-    if (!attention_layers_) return std::nullopt;
-    return std::ranges::find(*attention_layers_, static_cast<double>(layer)) == attention_layers_->end();
+  std::string text;
+  for (const auto& [kind, count] : counts) {
+    if (text.size() > 120) return text + ", …";
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, in_quotes(kind));
   }
-  const std::string kind = pattern != nullptr ? std::string(1, (*pattern)[index]) : layer_types_[index];
-  if (kind == "M" || kind == "mamba" || kind == "mamba2") return true;
-  if (kind == "*" || kind == "attention" || kind.ends_with("_attention")) return false;
-  fail(ErrorCode::kUsage, setting("layer", layer),
-       fmt::format("that layer of {} is {}, neither attention nor a scan", name_, in_quotes(kind)),
+  return text;
+}
+
+struct IntMember {
+  std::string_view name;
+  int ModelLayer::*value;
+};
+constexpr IntMember kIntMembers[] = {
+    {"query heads", &ModelLayer::heads}, {"K/V heads", &ModelLayer::kv_heads}, {"head_dim", &ModelLayer::head_dim}};
+
+std::string difference(const ModelLayer& one, std::int64_t one_at, const ModelLayer& other, std::int64_t other_at) {
+  for (const auto& [name, value] : kIntMembers) {
+    if (one.*value == other.*value) continue;
+    return fmt::format("{}: {} in layer {}, {} in layer {}", name, one.*value, one_at, other.*value, other_at);
+  }
+  return fmt::format("layer {} has another window or scale than layer {}", other_at, one_at);
+}
+
+bool is_scan(Op op) { return op >= Op::kSsd; }
+
+}  // namespace
+
+ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional<Op> wanted) const {
+  const auto is_wanted = [&](const ModelLayer& layer) { return !wanted || layer.is_scan() == is_scan(*wanted); };
+  struct Candidate {
+    std::int64_t at;
+    const ModelLayer* layer;  // nullptr: it can't be computed
+    const std::string* kind;
+  };
+  std::vector<Candidate> candidates;
+  for (const Derived& derived : layers) {
+    if (derived.ops.empty() && !wanted) candidates.push_back({derived.layer, nullptr, &derived.kind});
+    for (const ModelLayer& op : derived.ops) {
+      if (is_wanted(op)) candidates.push_back({derived.layer, &op, &derived.kind});
+    }
+  }
+  if (candidates.empty()) {  // the job's op is not the model's, which its caller says; or nothing can be computed
+    for (const Derived& derived : layers) {
+      if (!derived.ops.empty()) return derived.ops.front();
+    }
+    candidates.push_back({layers.front().layer, nullptr, &layers.front().kind});
+  }
+  const Candidate& first = candidates.front();
+  const auto same = [&](const Candidate& other) {
+    if (first.layer == nullptr || other.layer == nullptr)
+      return first.layer == other.layer && *first.kind == *other.kind;
+    return *first.layer == *other.layer;
+  };
+  const auto differs = std::ranges::find_if_not(candidates, same);
+  if (differs != candidates.end()) {
+    const bool one_layer = differs->at == first.at;
+    if (one_layer) {
+      fail(ErrorCode::kUsage, fmt::format("layer {} of {} has attention and a scan", first.at, keys_->name()),
+           "which of them is meant is not said",
+           {"Add ", setting("op", op_name(first.layer->op)), " or ", setting("op", op_name(differs->layer->op)), "."});
+    }
+    std::vector<std::string> kinds;
+    for (const Candidate& candidate : candidates) kinds.push_back(*candidate.kind);
+    const bool by_kind = std::ranges::any_of(kinds, [&](const std::string& kind) { return kind != kinds.front(); });
+    fail(ErrorCode::kUsage, fmt::format("{} has layers of several kinds", keys_->name()),
+         by_kind ? counted_kinds(kinds) : difference(*first.layer, first.at, *differs->layer, differs->at),
+         {"Name one with ", setting("layer", 0), "."});
+  }
+  if (first.layer != nullptr) return *first.layer;
+  const std::string& kind = *first.kind;
+  const auto* const known = std::ranges::find(kOtherAttention, kind, &OtherKind::kind);
+  if (known != std::end(kOtherAttention)) {
+    fail(ErrorCode::kUnsupported, fmt::format("layer {} of {} can't be computed", first.at, keys_->name()),
+         fmt::format("it is {}: {}", in_quotes(kind), known->why),
+         {"Name another with ", setting("layer"), ", or give the dims themselves for attention to all tokens."});
+  }
+  fail(ErrorCode::kUsage, setting("layer", first.at),
+       fmt::format("that layer of {} is {}, neither attention nor a scan", keys_->name(), in_quotes(kind)),
        "Name another, or leave it out and name the op.");
 }
 
-double ModelConfig::softcap() const {
-  const double cap = number("attn_logit_softcapping").value_or(0.0);
-  if (!(cap >= 0.0)) refuse("attn_logit_softcapping", fmt::format("it is {}", cap));
-  return cap;
+std::vector<ModelConfig::Derived> ModelConfig::all() const {
+  std::vector<Derived> derived;
+  for (std::int64_t i = 0; i < layers_.value_or(kUnsaidLayers); ++i) derived.push_back(derive(i));
+  return derived;
 }
 
-std::optional<double> ModelConfig::softmax_scale() const {
-  if (const auto scalar = number("query_pre_attn_scalar")) {
-    if (!(*scalar > 0.0)) refuse("query_pre_attn_scalar", fmt::format("it is {}", *scalar));
-    return 1.0 / std::sqrt(*scalar);
+bool ModelConfig::mixes_ops() const {
+  bool scans = false;
+  bool attends = false;
+  for (const Derived& derived : all()) {
+    for (const ModelLayer& op : derived.ops) (op.is_scan() ? scans : attends) = true;
   }
-  if (!is_latent()) return std::nullopt;
-  for (const std::string_view scaling : {"rope_scaling", "rope_parameters"}) {
-    const Value* const found = find(scaling);
-    if (found == nullptr) continue;
-    const Other* const other = std::get_if<Other>(found);
-    if (other == nullptr || other->text != "an object") refuse(scaling, "it isn't an object");
-    const std::string factor_key = fmt::format("{}.factor", scaling);
-    const double all_dims = number(fmt::format("{}.mscale_all_dim", scaling)).value_or(0.0);
-    const double factor = number(factor_key).value_or(1.0);
-    if (all_dims == 0.0 || factor <= 1.0) continue;
-    const double mscale = 0.1 * all_dims * std::log(factor) + 1.0;
-    return mscale * mscale / std::sqrt(static_cast<double>(nope_dim() + rope_dim()));
-  }
-  return std::nullopt;
+  return scans && attends;
 }
 
-std::int64_t ModelConfig::named_layer(std::optional<std::int64_t> layer, std::string_view differ) const {
-  if (layer) return *layer;
-  fail(ErrorCode::kUsage, fmt::format("{} has layers of several kinds", name_), differ,
-       {"Name one with ", setting("layer", 0), "."});
-}
-
-// Whether the layer is one of those that the window belongs to.
-bool ModelConfig::slides(std::optional<std::int64_t> layer) const {
-  if (find("use_sliding_window") != nullptr && !is_true("use_sliding_window")) return false;
-  if (!layer_types_.empty()) {
-    const bool alike = std::all_of(layer_types_.begin(), layer_types_.end(),
-                                   [&](const std::string& type) { return type == layer_types_.front(); });
-    const std::int64_t index = alike ? layer.value_or(0) : named_layer(layer, "its layer_types differ");
-    const std::string& type = layer_types_[static_cast<std::size_t>(index)];
-    if (type == "sliding_attention") return true;
-    if (type == "full_attention") return false;
-    fail(ErrorCode::kFile, fmt::format("layer {} of {} is {}", index, name_, in_quotes(type)),
-         "sliding_attention and full_attention are possible", {"Name another with ", setting("layer"), "."});
+ModelLayer ModelConfig::layer(std::optional<std::int64_t> layer, std::optional<Op> wanted) const {
+  if (layer) {
+    if (*layer < 0 || *layer >= layers_.value_or(kMaxModelCount)) {
+      fail(ErrorCode::kUsage, setting("layer", *layer),
+           fmt::format("{} has layers 0 to {}", keys_->name(), layers_.value_or(kMaxModelCount) - 1),
+           "Name one of these.");
+    }
+    return one_of({derive(*layer)}, wanted);
   }
-  if (const auto pattern = count("sliding_window_pattern")) {
-    return (named_layer(layer, fmt::format("every layer but one of {} has a window", *pattern)) + 1) % *pattern != 0;
-  }
-  const Value* const type = find("model_type");
-  const std::string* const model = type == nullptr ? nullptr : std::get_if<std::string>(type);
-  if (model != nullptr && *model == "gemma2") {
-    return named_layer(layer, "every other layer, from the first on, has a window") % 2 == 0;
-  }
-  if (const auto first = number("max_window_layers"); first && is_true("use_sliding_window") && *first > 0.0) {
-    const auto layers = number("num_hidden_layers");
-    if (layers && *first >= *layers) return false;
-    return static_cast<double>(named_layer(layer, fmt::format("those from {} on have a window", *first))) >= *first;
-  }
-  return true;
-}
-
-std::optional<std::int64_t> ModelConfig::sliding_window(std::optional<std::int64_t> layer) const {
-  const double layers =
-      layer_types_.empty() ? number("num_hidden_layers").value_or(INFINITY) : static_cast<double>(layer_types_.size());
-  if (layer && static_cast<double>(*layer) >= layers) {
-    fail(ErrorCode::kUsage, setting("layer", *layer), fmt::format("{} has layers 0 to {}", name_, layers - 1.0),
-         "Name one of these.");
-  }
-  const std::optional<double> window = number("sliding_window");
-  if (!window) return std::nullopt;
-  if (*window < 1.0 || *window > kFarthestWindow) refuse("sliding_window", fmt::format("it is {}", *window));
-  if (!slides(layer)) return std::nullopt;
-  return static_cast<std::int64_t>(*window);
+  return one_of(all(), wanted);
 }
 
 }  // namespace ringattn

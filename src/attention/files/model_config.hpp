@@ -1,94 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention and the scans of a model, as the config.json says them that Hugging Face keeps beside the weights. Each
-// value is asked for by itself, so a config needs to say only what is wanted of it.
+// The attention or scan of a model's layer, as the config.json says it that Hugging Face keeps beside the weights.
+// Which of its keys mean what depends on the family of the model (model_families.hpp).
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
-#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
+
+#include "attention/files/job_input.hpp"
 
 namespace ringattn {
 
-// Values stand at the top of the file or, in models of text and images, in its `text_config`. All functions throw
-// kFile, naming the key, where a value is missing that they can't do without, or is none that it may be.
+class ModelKeys;
+struct ModelFamily;
+
+// What a layer computes. Members that its op has no use for are 0.
+struct ModelLayer {
+  Op op = Op::kAttention;  // kAttention, kLatent, kSsd or kSelectiveScan
+  int heads = 0;           // query heads; of scans heads or, of kSelectiveScan, channels
+
+  // Attention
+  int kv_heads = 0;
+  int head_dim = 0;    // q and k; for kLatent without the rotary part
+  int head_dim_v = 0;  // v
+  int rope_dim = 0;    // kLatent only, as the next
+  int latent_dim = 0;
+  double softmax_scale = 0.0;
+  double softcap = 0.0;            // 0: off
+  std::int64_t window_left = -1;   // keys before a row's own that it sees; -1: all
+  std::int64_t window_right = -1;  // and after it; a causal row sees none, whatever stands here
+  bool bidirectional = false;
+  bool sinks = false;  // a learned logit a head joins the denominator
+
+  // Scans; the dim of a head is head_dim.
+  int state_dim = 0;
+  int groups = 0;
+  int conv_width = 0;
+  std::int64_t conv_channels = 0;
+  std::optional<std::pair<double, double>> dt_limit;  // least and greatest dt, perhaps infinite; absent: none said
+
+  bool is_scan() const { return op >= Op::kSsd; }
+  // 1 / sqrt(dims that q and k have).
+  double usual_scale() const;
+
+  bool operator==(const ModelLayer&) const = default;
+};
+
+// The reader of one file. Throws kFile, naming the key, where a value is missing or is none that it may be; and
+// kUnsupported for a model whose attention can't be computed, naming its model_type or the key that says so.
 class ModelConfig {
  public:
-  // Reads the file. Throws kFile.
+  // Reads the file.
   static ModelConfig open(const std::string& path);
   // `name` stands for the file in messages.
   ModelConfig(std::string_view text, std::string name);
 
-  // Whether keys and values are expanded from latents (kv_lora_rank).
-  bool is_latent() const;
+  // A layer of the model, from 0 on; none is named: all of them, where they are alike. `wanted`: the op of the job,
+  // where it is known. Of a model with attention and scans it says which of them is meant, in a layer of both too, and
+  // layers of the other are left aside. Throws kUsage, naming what differs, where layers differ and none is named; for
+  // a layer that isn't there, or that has neither attention nor a scan; and kUnsupported for one whose attention can't
+  // be computed.
+  ModelLayer layer(std::optional<std::int64_t> layer, std::optional<Op> wanted = {}) const;
 
-  // Throws kUnsupported for a model whose queries attend to chosen tokens alone (index_topk): that isn't computed.
-  void check_attends_to_all() const;
-
-  int heads() const;     // num_attention_heads
-  int kv_heads() const;  // num_key_value_heads; absent: heads()
-  int head_dim() const;  // head_dim; absent: hidden_size / heads()
-
-  // Of latents. `head_dim` is the rotary part's in such configs and says nothing.
-  int latent_dim() const;    // kv_lora_rank
-  int nope_dim() const;      // qk_nope_head_dim
-  int rope_dim() const;      // qk_rope_head_dim
-  int latent_dim_v() const;  // v_head_dim
-
-  // Of state space layers, by the names of Mamba, Mamba-2, of Bamba, Granite and Falcon-H1, or of Nemotron-H.
-  bool has_attention() const;   // num_attention_heads
-  bool has_scans() const;       // state_size, mamba_d_state or ssm_state_size
-  bool scans_channels() const;  // of Mamba-1, which has no heads
-  int scan_heads() const;       // or channels: intermediate_size, or expand · hidden_size
-  int scan_head_dim() const;    // "auto" and none: mamba_expand · hidden_size / heads
-  int scan_state_dim() const;
-  int scan_groups() const;  // absent: 1
-  int scan_conv_channels() const;
-  int scan_conv_width() const;  // of the convolution in front: mamba_d_conv or conv_kernel; absent: 4
-  // time_step_limit, whose sides are infinite where the config says so; absent: nothing is said of it.
-  std::optional<std::pair<double, double>> dt_limit() const;
-  // Whether a layer of a model of both kinds is one that scans: by hybrid_override_pattern, layer_types or
-  // attn_layer_indices. Absent: the config doesn't say. Throws kUsage for a layer that is neither, or isn't there.
-  std::optional<bool> layer_scans(std::int64_t layer) const;
-
-  // The keys that a row sees, its own among them; absent: all. Layers may differ: by layer_types, by max_window_layers,
-  // by sliding_window_pattern, or in turn (gemma2). Throws kUsage where they do and `layer` isn't given, or isn't
-  // there.
-  std::optional<std::int64_t> sliding_window(std::optional<std::int64_t> layer) const;
-  double softcap() const;  // attn_logit_softcapping; 0: off
-  // query_pre_attn_scalar^-0.5 or, of latents, 1/√(nope + rope) times the square of what YaRN multiplies
-  // (mscale_all_dim and factor of rope_scaling). Absent: the default.
-  std::optional<double> softmax_scale() const;
+  // Whether some layers have attention and some have scans, or one has both.
+  bool mixes_ops() const;
 
  private:
-  // A number, a string, or the words for anything else: "null", "true".
-  struct Other {
-    std::string text;
-  };
-  using Value = std::variant<double, std::string, Other>;
-  class Reader;
+  struct Derived;
 
-  const Value* find(std::string_view key) const;
-  std::optional<double> number(std::string_view key) const;
-  std::optional<int> count(std::string_view key) const;
-  int needed(std::string_view key) const;
-  // The first of these that the config says.
-  std::optional<int> first_of(std::initializer_list<std::string_view> keys) const;
-  bool is_true(std::string_view key) const;
-  [[noreturn]] void refuse(std::string_view key, std::string_view why) const;
-  bool slides(std::optional<std::int64_t> layer) const;
-  std::int64_t named_layer(std::optional<std::int64_t> layer, std::string_view differ) const;
+  std::string kind_of(std::int64_t layer) const;
+  Derived derive(std::int64_t layer) const;
+  std::vector<Derived> all() const;
+  ModelLayer attention(std::int64_t layer, bool sliding) const;
+  void set_latent_dims(ModelLayer& found) const;
+  void set_dims(ModelLayer& found, std::int64_t layer, bool sliding) const;
+  // A dim that this layer has for itself; absent: it has that of all layers.
+  std::optional<std::int64_t> dim_of(std::int64_t layer, bool sliding, std::string_view key) const;
+  void set_window(ModelLayer& layer) const;
+  ModelLayer scan() const;
+  ModelLayer one_of(const std::vector<Derived>& layers, std::optional<Op> wanted) const;
 
-  std::string name_;
-  std::map<std::string, Value, std::less<>> values_;  // by dotted key: "rope_scaling.factor"
-  std::vector<std::string> layer_types_;
-  std::optional<std::vector<double>> attention_layers_;  // attn_layer_indices
-  std::vector<std::optional<double>> dt_limit_;          // time_step_limit; null and infinite ones without a value
+  std::shared_ptr<ModelKeys> keys_;
+  const ModelFamily* family_;
+  std::optional<std::int64_t> layers_;
 };
 
 }  // namespace ringattn
