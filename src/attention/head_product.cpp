@@ -3,14 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "attention/memory_shape.hpp"
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/shard_checks.hpp"
 #include "base/device_patience.hpp"
@@ -102,26 +100,6 @@ TensorView numbers_of(const HeadMatrices& weights) {
           weights.outer, weights.inner_stride, weights.head_stride};
 }
 
-// Whether two of its rows may share memory, as those of an expanded tensor do. They don't where one axis' rows lie
-// side by side, with or without gaps, inside of a step of the other.
-bool overlaps_itself(const TensorView& view) {
-  struct Axis {
-    std::int64_t stride, length;
-  };
-  const auto along = [](std::int64_t stride, std::int64_t length) {
-    return Axis{length > 1 ? std::abs(stride) : 0, length};
-  };
-  std::array<Axis, 2> axes{along(view.head_stride, view.heads), along(view.token_stride, view.tokens)};
-  std::ranges::sort(axes, {}, &Axis::stride);
-  std::int64_t extent = view.dim;
-  for (const Axis& axis : axes) {
-    if (axis.length <= 1) continue;
-    if (axis.stride < extent) return true;
-    extent += axis.stride * (axis.length - 1);
-  }
-  return false;
-}
-
 void check_task(const HeadProductJob& job, const HeadProductTask& task) {
   const HeadProductSpec& spec = job.spec;
   check_weights(job, task.weights);
@@ -150,7 +128,7 @@ void check_task(const HeadProductJob& job, const HeadProductTask& task) {
   check_reach("out", out);
   check_apart("out", out, "rows", rows);
   check_apart("out", out, "weights", numbers_of(task.weights));
-  if (!overlaps_itself(out)) return;
+  if (!MemoryShape(out).overlaps_itself()) return;
   refuse(fmt::format("out has strides {} and {}", out.token_stride, out.head_stride),
          fmt::format("rows of {} numbers would lie over each other", out.dim), "Give each row memory of its own.");
 }

@@ -31,5 +31,6 @@ void check_sinks(std::string_view spec, const float* sinks, bool wanted);
 // to read: threads, and blocks of keys, come to rows in any order. Tensors whose rows or heads take turns in one
 // stretch of memory, as columns of a fused projection do, are apart.
 void check_apart(std::string_view name, const TensorView& result, std::string_view other, const TensorView& view);
+[[noreturn]] void refuse_overlap(std::string_view name, std::string_view other);
 
 }  // namespace ringattn

@@ -61,6 +61,8 @@ std::tuple<Inputs, Outputs, std::span<std::byte>, Stream> ringattn_attention::re
   const std::span<std::byte> bytes =
       workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
                        door.workspace_bytes(false), door.backend());
+  reader.check_written("out");
+  reader.check_written("lse");
   return {inputs, outputs, bytes, Stream{tensors.stream}};
 }
 

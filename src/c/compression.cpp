@@ -43,7 +43,7 @@ struct Call {
   std::vector<CompressedRun> runs;
 };
 
-Call read_call(const ringattn_compression& handle, const ringattn_compression_tensors* given) {
+Call read_call(const ringattn_compression& handle, const ringattn_compression_tensors* given, bool writes_plain) {
   const auto tensors = read_struct("ringattn_compression_tensors", given, kFirstTensors);
   if (handle.sequences > 0) need(tensors.lengths, "lengths");
   need(tensors.plain, "plain");
@@ -70,6 +70,7 @@ Call read_call(const ringattn_compression& handle, const ringattn_compression_te
          "Check it against the spec and the lengths.");
   }
   call.rows = read_rows(reader, call.name, tensors.compressed, handle.format, handle.shape, tokens, handle.sequences);
+  if (writes_plain) reader.check_written(call.name);
   call.stream.handle = tensors.stream;
   return call;
 }
@@ -154,7 +155,7 @@ ringattn_status ringattn_compression_get_part(const ringattn_compression* compre
 ringattn_status ringattn_compression_compress(ringattn_compression* compression,
                                               const ringattn_compression_tensors* tensors, double* energy_kept) {
   return with(compression, [&](ringattn_compression& handle) {
-    const Call call = read_call(handle, tensors);
+    const Call call = read_call(handle, tensors, false);
     const double kept =
         handle.door.compress(call.name, call.plain, call.runs, call.rows, ErrorCode::kUsage, call.stream, handle.seed);
     if (energy_kept != nullptr) *energy_kept = kept;
@@ -164,7 +165,7 @@ ringattn_status ringattn_compression_compress(ringattn_compression* compression,
 ringattn_status ringattn_compression_decompress(ringattn_compression* compression,
                                                 const ringattn_compression_tensors* tensors) {
   return with(compression, [&](ringattn_compression& handle) {
-    const Call call = read_call(handle, tensors);
+    const Call call = read_call(handle, tensors, true);
     handle.door.decompress_checked(call.name, call.rows, call.runs, call.plain, ErrorCode::kUsage, call.stream);
   });
 }

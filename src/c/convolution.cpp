@@ -74,6 +74,8 @@ std::tuple<ConvolutionInputs, ConvolutionOutputs, Stream> ringattn_convolution::
   const Part final = halos("final_halos", tensors.final_halos, tensors.slots == nullptr ? ending() : -1);
   inputs.slots = reader.slots("slots", tensors.slots, inputs.x.tokens, final.lengths[0]);
   if (tensors.slots == nullptr || inputs.x.tokens > 0) outputs.final_halos = final.data;
+  reader.check_written("y");
+  reader.check_written("final_halos", "initial_halos");
   if (door.job().update && tensors.initial_halos == nullptr) inputs.initial_halos = outputs.final_halos;
   return {inputs, outputs, Stream{tensors.stream}};
 }

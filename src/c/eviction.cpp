@@ -100,6 +100,7 @@ void evict(const Task& task, const ringattn_eviction_tensors& tensors) {
   const MutableTensorView k_kept = read("k_kept", tensors.k_kept, left, spec.kv_heads, spec.head_dim);
   const MutableTensorView v_kept = read("v_kept", tensors.v_kept, left, spec.kv_heads, spec.head_dim_v);
   const Part places = reader.part("positions", tensors.positions, kInt32, std::array{left, task.heads}, true);
+  for (const char* const written : {"positions", "k_kept", "v_kept"}) reader.check_written(written);
   // All of them first: what is wrong with a sequence leaves the outputs as they are.
   std::vector<std::int32_t> positions;
   std::int64_t query = 0, key = 0;

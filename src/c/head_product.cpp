@@ -31,9 +31,10 @@ std::tuple<HeadProductTask, Stream> ringattn_head_product::read(const ringattn_h
   need(tensors.weights, "weights");
   need(tensors.out, "out");
   const TensorReader reader(*transport);
-  return {
-      {reader.rows("rows", tensors.rows), reader.matrices("weights", tensors.weights), reader.rows("out", tensors.out)},
-      Stream{tensors.stream}};
+  const HeadProductTask task{reader.rows("rows", tensors.rows), reader.matrices("weights", tensors.weights),
+                             reader.rows("out", tensors.out)};
+  reader.check_written("out");
+  return {task, Stream{tensors.stream}};
 }
 
 extern "C" {

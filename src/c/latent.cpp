@@ -71,6 +71,8 @@ std::tuple<LatentInputs, LatentOutputs, std::span<std::byte>, Stream> ringattn_l
   const std::span<std::byte> bytes =
       workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
                        door.workspace_bytes(false), door.backend());
+  reader.check_written("out");
+  reader.check_written("lse");
   return {inputs, outputs, bytes, Stream{tensors.stream}};
 }
 

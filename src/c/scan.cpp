@@ -104,6 +104,8 @@ std::tuple<ScanInputs, ScanOutputs, Stream> ringattn_scan::read(const ringattn_s
   } else {
     outputs.final_states = reader.numbers("final_states", tensors.final_states, states(door.ending().size()));
   }
+  reader.check_written("y");
+  reader.check_written("final_states", "initial_states");
   if (door.job().update && tensors.initial_states == nullptr) inputs.initial_states = outputs.final_states;
   return {inputs, outputs, Stream{tensors.stream}};
 }

@@ -5,10 +5,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "attention/shard_checks.hpp"
 #include "base/error.hpp"
 
 namespace ringattn::c {
@@ -100,6 +102,8 @@ void check_axes(const char* name, const DLTensor& tensor, int axes) {
   }
 }
 
+std::int64_t element_bytes(const DLTensor& tensor) { return std::int64_t{tensor.dtype.bits} * tensor.dtype.lanes / 8; }
+
 std::int64_t elements(const DLTensor& tensor) {
   std::int64_t count = 1;
   for (int axis = 0; axis < tensor.ndim; ++axis) count *= tensor.shape[axis];
@@ -142,7 +146,63 @@ std::byte* TensorReader::data(const char* name, const DLTensor& tensor, int axes
            fmt::format("the world's tensors lie on GPU {} ({}:{})", device_, static_cast<int>(kDLCUDA), device_),
            "Copy it there, or use a world of its device.");
   }
-  return first_element(name, tensor);
+  std::byte* const first = first_element(name, tensor);
+  note(name, tensor, first);
+  return first;
+}
+
+// Bytes that no tensor reaches. One that would is refused by its op, or is none.
+constexpr std::int64_t kFarthest = std::int64_t{1} << 60;
+
+void TensorReader::note(const char* name, const DLTensor& tensor, const std::byte* first) const {
+  if (is_empty(tensor)) return;
+  Read& read = read_.at(read_count_++);
+  read.tensor = &tensor;
+  read.first = first;
+  read.name[std::string_view(name).copy(read.name.data(), read.name.size() - 1)] = '\0';
+  read.begin = reinterpret_cast<std::intptr_t>(first);
+  read.end = read.begin + element_bytes(tensor);
+  for (int axis = 0; axis < tensor.ndim; ++axis) {
+    std::int64_t way = 0;
+    if (__builtin_mul_overflow((tensor.shape[axis] - 1) * element_bytes(tensor), stride(tensor, axis), &way) ||
+        std::abs(way / 2) > kFarthest) {
+      read.tensor = nullptr;
+      return;
+    }
+    (way < 0 ? read.begin : read.end) += way;
+  }
+}
+
+MemoryShape TensorReader::Read::shape() const {
+  std::array<MemoryAxis, MemoryShape::kMostAxes> axes;
+  // One of more axes is dense (bytes()): its stretch is all that counts.
+  const bool dense = tensor->ndim > static_cast<int>(axes.size());
+  if (dense) return {first, 1, std::array{MemoryAxis{end - begin, 1}}};
+  for (int axis = 0; axis < tensor->ndim; ++axis) {
+    axes[static_cast<std::size_t>(axis)] = {tensor->shape[axis], stride(*tensor, axis) * element_bytes(*tensor)};
+  }
+  return {first, element_bytes(*tensor), std::span(axes.data(), static_cast<std::size_t>(tensor->ndim))};
+}
+
+void TensorReader::check_written(std::string_view name, std::string_view in_place) const {
+  const std::span<const Read> all(read_.data(), read_count_);
+  name = name.substr(0, Read{}.name.size() - 1);
+  const auto of_name = [&](const Read& read) { return read.text() == name; };
+  const auto written = std::ranges::find_if(all, of_name);
+  if (written == all.end() || written->tensor == nullptr) return;
+  const MemoryShape shape = written->shape();
+  for (const Read& other : all) {
+    if (&other == &*written || other.tensor == nullptr || other.text() == in_place || other.begin >= written->end ||
+        written->begin >= other.end) {
+      continue;
+    }
+    if (!are_apart(shape, other.shape())) refuse_overlap(name, other.text());
+  }
+  if (!shape.overlaps_itself()) return;
+  std::vector<std::int64_t> strides;
+  for (int axis = 0; axis + 1 < written->tensor->ndim; ++axis) strides.push_back(stride(*written->tensor, axis));
+  refuse(fmt::format("{} has strides {}", name, fmt::join(strides, " and ")), "its rows would lie over each other",
+         "Give each row memory of its own.");
 }
 
 MutableTensorView TensorReader::rows(const char* name, const DLTensor* tensor) const {

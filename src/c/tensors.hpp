@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
+#include "attention/memory_shape.hpp"
 #include "base/tensor.hpp"
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
@@ -55,6 +57,9 @@ class TensorReader {
   // The innermost axis is contiguous, of a `dense` one all are. Throws kUsage for NULL, too.
   Part part(const char* name, const DLTensor* tensor, std::span<const DLDataType> types,
             std::span<const std::int64_t> shape, bool dense) const;
+  // Throws kUsage where rows of the tensor of this name, if it was read, overlap each other or another tensor that was
+  // read, but for `in_place`, which may be the same one. For what a call writes; called when all tensors were read.
+  void check_written(std::string_view name, std::string_view in_place = {}) const;
   // All bytes of a dense tensor of any type; empty for NULL.
   std::span<std::byte> bytes(const char* name, const DLTensor* tensor) const;
 
@@ -62,8 +67,23 @@ class TensorReader {
   // Where the first element lies. Checks what holds for all tensors.
   std::byte* data(const char* name, const DLTensor& tensor, int axes) const;
 
+  void note(const char* name, const DLTensor& tensor, const std::byte* first) const;
+
   MemoryKind memory_;
   int device_;
+  // What was read, of tensors with elements.
+  struct Read {
+    std::array<char, 24> name{};       // names of compressed parts are temporary
+    const DLTensor* tensor = nullptr;  // null: its strides lead out of memory
+    const std::byte* first = nullptr;
+    std::intptr_t begin = 0, end = 0;  // of all its bytes
+
+    std::string_view text() const { return name.data(); }
+    MemoryShape shape() const;
+  };
+  static constexpr std::size_t kMostRead = 40;
+  mutable std::array<Read, kMostRead> read_;
+  mutable std::size_t read_count_ = 0;
 };
 
 }  // namespace ringattn::c
