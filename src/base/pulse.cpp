@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include "base/interrupt.hpp"
+
 namespace ringattn {
 
 namespace {
@@ -47,10 +49,12 @@ PulseScope::~PulseScope() {
 }
 
 void beat() {
+  poll_interrupt();
   if (current_pulse != nullptr) current_pulse->beat();
 }
 
 void look() {
+  poll_interrupt();
   if (current_pulse != nullptr) current_pulse->look();
 }
 

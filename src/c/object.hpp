@@ -36,7 +36,7 @@ ringattn_status with(Handle* object, const Body& body) noexcept {
   return guarded([&] {
     need(object, Handle::kName);
     const Turn turn(object->busy);
-    body(*object);
+    interruptible(*object->transport, [&] { body(*object); });
   });
 }
 
@@ -47,9 +47,11 @@ ringattn_status create(ringattn_world* world, Handle** object, const Make& make)
     need(world, "world");
     need(object, Handle::kName);
     const Turn turn(world->busy);
-    Handle* const made = make(*world->transport);
-    made->busy = world->busy;
-    *object = made;
+    interruptible(*world->transport, [&] {
+      Handle* const made = make(*world->transport);
+      made->busy = world->busy;
+      *object = made;
+    });
   });
 }
 

@@ -71,7 +71,7 @@ extern "C" {
 #endif
 
 /* Rises by one whenever something joins this header. Nothing leaves it: the library serves all versions up to its own. */
-#define RINGATTN_ABI 4
+#define RINGATTN_ABI 5
 
 /* The library's own RINGATTN_ABI, and its version, e.g. "0.3.0". */
 int32_t ringattn_abi(void);
@@ -98,6 +98,13 @@ const char *ringattn_error_problem(void);
 const char *ringattn_error_why(void);
 const char *ringattn_error_remedy(void);
 ringattn_status ringattn_error_status(void);
+
+/* Since interface 5. Calls of this thread ask poll(context) whether to go on, for the first time after 0.1 seconds and then
+ * every 0.1 seconds or, where a piece of their work takes longer, after that. Where it returns anything but 0 the call fails
+ * with RINGATTN_PEER ("the call was interrupted"), and so do the calls of other ranks that wait for this one. It is called
+ * on the calling thread, and calls nothing of the same world. NULL: nobody is asked, as before the first call. */
+typedef int32_t (*ringattn_poll)(void *context);
+void ringattn_set_interrupt(ringattn_poll poll, void *context);
 
 /* The names that other libraries give tensors, as a JSON array: valid as long as the library is loaded; NULL where there
  * is no memory for it. An object is an alias of a name of this library,
@@ -185,11 +192,14 @@ typedef struct ringattn_spec {
   int32_t sinks;        /* 1: a logit per query head joins the denominator */
   int64_t window_left;  /* of RINGATTN_WINDOW alone; -1: no limit */
   int64_t window_right; /* of RINGATTN_WINDOW alone; -1: no limit */
-  float softmax_scale;  /* 0: 1 / sqrt(head_dim) */
+  float softmax_scale;  /* 0: 1 / sqrt(head_dim), unless scale_given is 1 */
   float softcap;        /* score = softcap * tanh(score / softcap); 0: off */
   /* Since interface 3: */
   const char *k_format; /* how k is stored, e.g. "int4_channel group 32"; NULL: as it is. See ringattn_compressed */
   const char *v_format;
+  /* Since interface 5: 1: softmax_scale is meant as it is, also 0, with which all keys count alike (as a number below
+   * fp32's least does, which a conversion to float makes 0). */
+  int64_t scale_given;
 } ringattn_spec;
 
 /* Keys or values that are stored compressed, since interface 3. They are, bit for bit, the tensor that their

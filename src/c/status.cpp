@@ -107,4 +107,6 @@ const char* ringattn_error_why(void) { return ringattn::c::said(last.why); }
 const char* ringattn_error_remedy(void) { return ringattn::c::said(last.remedy); }
 ringattn_status ringattn_error_status(void) { return last.status; }
 
+void ringattn_set_interrupt(ringattn_poll poll, void* context) { ringattn::set_interrupt({poll, context}); }
+
 }  // extern "C"

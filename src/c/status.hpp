@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "base/error.hpp"
+#include "base/interrupt.hpp"
 #include "c/ringattn.h"
 
 namespace ringattn::c {
@@ -36,6 +37,7 @@ template <class Body>
 ringattn_status guarded(const Body& body) noexcept {
   try {
     check_process();
+    begin_interruptible();
     body();
     return RINGATTN_OK;
   } catch (...) {

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <memory>
 
+#include "base/error.hpp"
+#include "base/interrupt.hpp"
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
 
@@ -29,6 +31,17 @@ class Turn {
  private:
   std::atomic<bool>& busy_;
 };
+
+// Runs body(). Where its caller interrupts it, other ranks learn that this one won't come.
+template <class Body>
+void interruptible(Transport& transport, const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    if (was_interrupted() && transport.size() > 1) transport.abort(error);
+    throw;
+  }
+}
 
 // The backend whose kernels work in the world's memory: "cpu", "cuda".
 const char* backend_of(const Transport& transport);

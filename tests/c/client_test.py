@@ -44,6 +44,10 @@ def constants_in(folder):
     return dict(re.findall(r"\b(RINGATTN_\w+) = (\d+)", text_of(folder)))
 
 
+# A member that has another name from an interface on. Its place and its meaning to older programs are the same.
+RENAMED = {"int32_t grow": "int32_t update_lengths"}
+
+
 class Clients(unittest.TestCase):
     def test_a_client_gets_bits(self):
         code, bits = call(CLIENT)
@@ -108,7 +112,8 @@ class Headers(unittest.TestCase):
                 self.assertEqual(then, {name: now.get(name) for name in then}, f"of header {header.name}")
             self.assertGreater(len(structs_in(header)), 5)
             for name, members in structs_in(header).items():
-                self.assertEqual(structs[name][: len(members)], members, f"{name} of header {header.name}")
+                now = [RENAMED.get(member, member) for member in members]
+                self.assertEqual(structs[name][: len(members)], now, f"{name} of header {header.name}")
 
     def test_the_sizes_of_all_structs_are_tested(self):
         tested = (pathlib.Path(__file__).parent / "sizes_test.cpp").read_text()

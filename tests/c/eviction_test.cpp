@@ -3,6 +3,7 @@
 // with the bits of C++, and what is refused.
 #include "kernels/eviction.hpp"
 
+#include <algorithm>
 #include <array>
 #include <memory>
 

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/interrupt.hpp"
+
+#include <chrono>
+
+#include "base/error.hpp"
+#include "base/pulse.hpp"
+
+namespace ringattn {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct ThreadInterrupt {
+  Interrupt interrupt;
+  bool begun = false;        // whether `next` counts from the call that is under way
+  bool interrupted = false;  // the call is ending: its clean-up is not interrupted
+  Clock::time_point next;
+};
+
+thread_local ThreadInterrupt of_thread;
+
+}  // namespace
+
+void set_interrupt(const Interrupt& interrupt) { of_thread.interrupt = interrupt; }
+
+void begin_interruptible() { of_thread.begun = of_thread.interrupted = false; }
+
+bool was_interrupted() { return of_thread.interrupted; }
+
+void poll_interrupt() {
+  ThreadInterrupt& own = of_thread;
+  if (own.interrupt.poll == nullptr || own.interrupted) return;
+  const Clock::time_point now = Clock::now();
+  const auto after = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kSecondsBetweenPolls));
+  if (!own.begun) {
+    own.begun = true;
+    own.next = now + after;
+  }
+  if (now < own.next) return;
+  const int answer = own.interrupt.poll(own.interrupt.context);
+  own.next = Clock::now() + after;
+  if (answer == 0) return;
+  own.interrupted = true;
+  fail_with_pulse(Error(ErrorCode::kPeer, "the call was interrupted", "its caller's poll function asked for that",
+                        "Call it again."));
+}
+
+}  // namespace ringattn
