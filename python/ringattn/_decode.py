@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding: a few new rows at the end of each of many sequences, over keys and values in a cache.
 
-    out, lse = ringattn.decode(q, k_cache, v_cache, lengths, block_table=table, k_new=k, v_new=v, grow=True)
+    out, lse = ringattn.decode(q, k_cache, v_cache, lengths_before=lengths, update_lengths=True, block_table=table, k_new=k,
+                               v_new=v)
 
 A row has the bits that it has in attention() over the whole sequence, with any batch, pages and number of ranks."""
 
@@ -14,7 +15,7 @@ from . import _job, _structs
 from ._abi import lib
 from ._arguments import check_axes, refuse_unknown
 from ._errors import refuse
-from ._tensors import contiguous_heads, empty, flat_view, traced
+from ._tensors import contiguous_heads, empty, flat_view, refuse_placed_lengths, traced
 from .worlds import World
 
 
@@ -93,7 +94,7 @@ def c_limits(limits: tuple):
     return _structs.decode_limits(sequences=sequences, rows=rows, keys=keys, page_size=page_size)
 
 
-def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v: int, out, grow: bool, keep: tuple):
+def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v: int, out, update: bool, keep: tuple):
     """Runs a step and gives (out, lse) q's form: [own sequences, (rows,) heads, …]. keep: (world, call, given) of
     _job.keep_call()."""
     own = len(step.owned(sequences))
@@ -103,7 +104,7 @@ def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v:
     out = empty(q, (*form, dim_v)) if out is None else out
     lse = empty(q, (own * rows, q.shape[-2]), "float32")
     arrays |= {"out": flat_view(out) if out.ndim == 4 else out, "lse": lse}
-    members = {"rows": rows, "grow": int(grow)}
+    members = {"rows": rows, "update_lengths": int(update)}
     step._do(q, arrays, **members)
     lse = lse.reshape(form)
     world, call, given = keep
@@ -111,31 +112,45 @@ def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v:
     return out, lse
 
 
-def written_by_step(caches: tuple[str, ...], new_rows, grow: bool) -> tuple[str, ...]:
+def written_by_step(caches: tuple[str, ...], new_rows, update: bool) -> tuple[str, ...]:
     """What a step writes to, beside its results."""
-    return (caches if new_rows is not None else ()) + (("lengths",) if grow else ())
+    return (caches if new_rows is not None else ()) + (("lengths_before",) if update else ())
 
 
-def check_lengths(lengths, block_table) -> None:
+def check_which_lengths(op: str, lengths, lengths_before, update: bool) -> None:
+    meanings = "lengths count the new rows of this step, and lengths_before don't"
+    if lengths is not None and lengths_before is not None:
+        refuse(f"lengths and lengths_before of {op} are given", meanings, "Pass exactly one of them.")
+    if lengths is None and lengths_before is None:
+        refuse(f"{op} has neither lengths nor lengths_before", meanings, "Pass exactly one of them.")
+    if update and lengths_before is None:
+        refuse(f"update_lengths of {op} is given without lengths_before", meanings,
+               "Pass lengths_before, to which the number of new rows is added in place.")  # fmt: skip
+
+
+def check_tables(lengths, lengths_before, block_table) -> None:
     check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
-    for name, array in (("lengths", lengths), ("block_table", block_table)):
+    for name, array in (("lengths", lengths), ("lengths_before", lengths_before), ("block_table", block_table)):
         if array is not None and str(array.dtype).removeprefix("torch.") != "int32":
             refuse(f"{name} holds {array.dtype}", "it should hold int32", "Convert it once, and keep it.")
 
 
+@refuse_placed_lengths("decode", "k_new", 3)
 @traced
-def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=None, grow: bool = False,
-           mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0, sinks=None,
-           max_keys: int | None = None, world: World | None = None, out=None, threads: int = 0, timeout: float = 60.0,
-           **unknown):  # fmt: skip
-    """One step of decoding.
+def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_lengths: bool = False, block_table=None,
+           k_new=None, v_new=None, mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0,
+           sinks=None, max_keys: int | None = None, world: World | None = None, out=None, threads: int = 0,
+           timeout: float = 60.0, **unknown):  # fmt: skip
+    """One decode step over a KV cache.
 
     q: [sequences, heads, head_dim], or [sequences, rows, heads, head_dim] with up to 16 new rows of each sequence.
     k_cache, v_cache: [pages, page_size, kv_heads, …] with block_table, int32 [sequences, table_pages]: page of tokens
     [i · page_size, (i + 1) · page_size) of a sequence; page_size is 16, 32, 64, 128 or 256. Without block_table a dense
     cache: page s is sequence s, of any length. Other orders of axes are views: permute.
-    lengths: int32 [sequences], keys of each, those of the rows included; with grow=True those before, and the rows' number is
-    added to them in place. Row i of a sequence stands at position length - rows + i.
+    Exactly one of both says how many keys each sequence has, int32 [sequences]. lengths: with the rows of this step, so that
+    row i stands at position length - rows + i; with k_new it is passed by its name. lengths_before: without them, as
+    cache_seqlens of flash_attn_with_kvcache(), so that row i stands at position length + i. Both are only read, but with
+    update_lengths=True the number of rows is added to lengths_before in place.
     Either may be ringattn.Compressed: Compressed.cache() makes such, and compress() of a batch gives a dense one.
     k_new, v_new: [sequences, (rows,) kv_heads, …], written into the cache first; without them it holds the rows already.
     max_keys: of a sequence over all ranks; None: what the cache reaches. The rest is as attention() has it.
@@ -144,26 +159,28 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     this rank's sequences alone, and its cache holds some of the keys of every sequence: decode_share() says which."""
     if unknown:
         refuse_unknown("decode", unknown)
-    given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "lengths": lengths, "sinks": sinks,
-             "k_new": k_new, "v_new": v_new}  # fmt: skip
-    call, results = _job.known_call(
-        world, ("decode", grow, mask, softmax_scale, softcap, max_keys, threads, timeout), given, out
-    )
+    given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "lengths": lengths,
+             "lengths_before": lengths_before, "sinks": sinks, "k_new": k_new, "v_new": v_new}  # fmt: skip
+    settings = ("decode", update_lengths, mask, softmax_scale, softcap, max_keys, threads, timeout)
+    call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
-    _job.check_arrays("decode", {"q": q, "k_cache": k_cache, "v_cache": v_cache, "lengths": lengths},
-                      written_by_step(("k_cache", "v_cache"), k_new, grow), block_table=block_table, k_new=k_new, v_new=v_new,
-                      sinks=sinks, out=out)  # fmt: skip
-    check_lengths(lengths, block_table)
+    check_which_lengths("decode", lengths, lengths_before, update_lengths)
+    _job.check_arrays("decode", {"q": q, "k_cache": k_cache, "v_cache": v_cache},
+                      written_by_step(("k_cache", "v_cache"), k_new, update_lengths), lengths=lengths,
+                      lengths_before=lengths_before, block_table=block_table, k_new=k_new, v_new=v_new, sinks=sinks,
+                      out=out)  # fmt: skip
+    _job.check_dtypes(q=q, k_cache=k_cache, v_cache=v_cache, k_new=k_new, v_new=v_new, out=out)
+    check_tables(lengths, lengths_before, block_table)
     step, sequences, rows = _prepared(_job.world_of(q, world), q, k_cache, v_cache, block_table, mask, softmax_scale, softcap,
                                       sinks, max_keys, threads, timeout)  # fmt: skip
     kv_heads, head_dim, head_dim_v = k_cache.shape[2], q.shape[-1], v_cache.shape[3]
     flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
     arrays = _job.shown(flat_q, k_cache, v_cache)
-    arrays |= {"block_table": block_table, "lengths": lengths, "sinks": sinks,
+    arrays |= {"block_table": block_table, "lengths": lengths, "lengths_before": lengths_before, "sinks": sinks,
                "k_new": flat("k_new", k_new, kv_heads, head_dim),
                "v_new": flat("v_new", v_new, kv_heads, head_dim_v)}  # fmt: skip
-    return finish_step(step, q, sequences, rows, arrays, head_dim_v, out, grow, (world, call, given))
+    return finish_step(step, q, sequences, rows, arrays, head_dim_v, out, update_lengths, (world, call, given))
 
 
 def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks, max_keys, threads, timeout):
@@ -175,6 +192,7 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
                "a token's key and value lie at the same place of both",
                "Give both the same pages and heads.")  # fmt: skip
     sequences, rows = steps_of(q, 4)
+    _job.check_head_dim(q, v_cache)
     if block_table is not None and block_table.shape[0] != sequences:
         refuse(f"block_table is {list(block_table.shape)}", f"it has a row for each of {sequences} sequences",
                "Check it.")

@@ -3,17 +3,19 @@
 travels between ranks and lies in caches.
 
     out, lse = ringattn.mla(q, latent, k_rope, w_uk, w_uv)
-    out, lse = ringattn.mla_decode(q, cache, lengths, w_uk, w_uv, block_table=table, latent=c, k_rope=k_r, grow=True)
+    out, lse = ringattn.mla_decode(q, cache, w_uk=w_uk, w_uv=w_uv, lengths_before=lengths, update_lengths=True,
+                                   block_table=table, latent=c, k_rope=k_r)
 
 Rows of 8 bits, as FlashMLA has them, are arrays of uint8: a row is latent_dim codes of E4M3, a scale of fp32 for each 128 of
 them, and the rotary key in bf16, 656 bytes for 512 and 64 numbers. latent_dim is a multiple of 128, the rotary key's one of 4,
 and all else is bf16. The bits are those over what they are unpacked to."""
 
 from . import _abi, _job, _structs
-from ._arguments import as_ints, as_text, check_axes, check_settings, lengths_of, refuse_unknown, scale_of
+from ._arguments import as_fp32, as_ints, as_text, check_axes, check_settings, lengths_of, refuse_unknown, scale_members
 from ._errors import refuse
-from ._tensors import contiguous_heads, data_type, empty, traced, type_name
-from ._decode import DecodeShare, LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
+from ._tensors import contiguous_heads, data_type, empty, refuse_placed_lengths, traced, type_name
+from ._decode import DecodeShare, LatentDecode, c_limits, check_tables, check_which_lengths, finish_step, flat, limits_of
+from ._decode import steps_of, written_by_step
 from .layouts import Layout
 from .worlds import World
 
@@ -87,8 +89,9 @@ def _spec(like, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax
     kind, left, right = _job.read_mask(mask)
     return _structs.latent_spec(dtype=data_type(like), heads=heads, head_dim=head_dim, rope_dim=rope_dim, head_dim_v=head_dim_v,
                                 latent_dim=latent_dim, mask=kind, sinks=int(sinks), window_left=left, window_right=right,
-                                softmax_scale=scale_of(softmax_scale), softcap=softcap,
-                                format=f"latent rope {rope_dim}".encode() if packed else None)  # fmt: skip
+                                softcap=as_fp32(softcap, "softcap"),
+                                format=f"latent rope {rope_dim}".encode() if packed else None,
+                                **scale_members(softmax_scale))  # fmt: skip
 
 
 @traced
@@ -108,7 +111,8 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
     them. The rest, and what it returns, is as varlen() has it."""
     if unknown:
         refuse_unknown("mla", unknown)
-    cu = tuple(None if at is None else lengths_of(at) for at in (cu_seqlens_q, cu_seqlens_k))
+    cu = tuple(None if at is None else lengths_of(at, name)
+               for at, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")))  # fmt: skip
     offsets = None if q_offsets is None else tuple(as_ints(q_offsets, "q_offsets"))
     given = {"q": q, "latent": latent, "k_rope": k_rope, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
     settings = ("mla", cu, offsets, form, head_dim, head_dim_v, mask, softmax_scale, softcap, layout, key_layout, threads,
@@ -119,6 +123,7 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
     _job.check_arrays("mla", {"q": q, "latent": latent}, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
     packed = _is_packed(latent)
     _refuse_float8("latent", latent)
+    _job.check_dtypes(q=q, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, out=out)
     if packed == (k_rope is not None):
         refuse(f"k_rope of mla is {'given' if packed else 'missing'}", f"latent is {type_name(latent.dtype)}, and "
                f"{'its rows have the rotary keys' if packed else 'only rows of 8 bits have rotary keys'}",
@@ -173,12 +178,13 @@ def _one_head(rows):
     return rows if rows.ndim == 3 else rows[:, None, :]
 
 
+@refuse_placed_lengths("mla_decode", "latent", 2)
 @traced
-def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, latent=None, k_rope=None, rope_dim: int = 64,
-               grow: bool = False, head_dim: int | None = None, head_dim_v: int | None = None, mask: _job.Mask = "causal",
-               softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, max_keys: int | None = None,
-               world: World | None = None, out=None, threads: int = 0, timeout: float = 60.0, kernel: str | None = None,
-               **unknown):  # fmt: skip
+def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=None, update_lengths: bool = False,
+               block_table=None, latent=None, k_rope=None, rope_dim: int = 64, head_dim: int | None = None,
+               head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
+               softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, out=None,
+               threads: int = 0, timeout: float = 60.0, kernel: str | None = None, **unknown):  # fmt: skip
     """One step of decoding over a cache of latents, in the absorbed form: on CPUs and with sm80_fold with the bits of mla() in
     that form over the whole sequence, on Hopper, where sm90_latent decodes, with bits of its own. kernel: the name of one that
     must decode, for steps of few sequences "sm90_latent_1k", whose bits are others (docs/mla.md); None: the usual one.
@@ -190,17 +196,20 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     them, the rest as decode()."""
     if unknown:
         refuse_unknown("mla_decode", unknown)
-    given = {"q": q, "cache": cache, "block_table": block_table, "lengths": lengths, "sinks": sinks, "w_uk": w_uk,
-             "w_uv": w_uv, "latent": latent, "k_rope": k_rope}  # fmt: skip
-    settings = ("mla_decode", rope_dim, grow, head_dim, head_dim_v, mask, softmax_scale, softcap, max_keys, threads, timeout,
-                kernel)  # fmt: skip
+    given = {"q": q, "cache": cache, "block_table": block_table, "lengths": lengths,
+             "lengths_before": lengths_before, "sinks": sinks, "w_uk": w_uk, "w_uv": w_uv, "latent": latent,
+             "k_rope": k_rope}  # fmt: skip
+    settings = ("mla_decode", rope_dim, update_lengths, head_dim, head_dim_v, mask, softmax_scale, softcap, max_keys, threads,
+                timeout, kernel)  # fmt: skip
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
-    _job.check_arrays("mla_decode", {"q": q, "cache": cache, "lengths": lengths}, written_by_step(("cache",), latent, grow),
-                      block_table=block_table, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks,
+    check_which_lengths("mla_decode", lengths, lengths_before, update_lengths)
+    _job.check_arrays("mla_decode", {"q": q, "cache": cache}, written_by_step(("cache",), latent, update_lengths),
+                      lengths=lengths, lengths_before=lengths_before, block_table=block_table, latent=latent, k_rope=k_rope,
+                      w_uk=w_uk, w_uv=w_uv, sinks=sinks,
                       out=out)  # fmt: skip
-    check_lengths(lengths, block_table)
+    check_tables(lengths, lengths_before, block_table)
     own = _job.world_of(q, world)
     step, sequences, rows, out_dim = _prepared_step(own, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask,
                                                     softmax_scale, softcap, sinks, max_keys, threads, timeout,
@@ -208,9 +217,10 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
     latent_dim = latent_dim_of(cache, rope_dim)
     arrays = {"q": flat_q, "cache": cache if cache.ndim == 4 else cache[:, :, None, :], "block_table": block_table,
-              "lengths": lengths, "sinks": sinks, "w_uk": w_uk, "w_uv": w_uv, "latent": flat("latent", latent, latent_dim),
+              "lengths": lengths, "lengths_before": lengths_before, "sinks": sinks, "w_uk": w_uk, "w_uv": w_uv,
+              "latent": flat("latent", latent, latent_dim),
               "k_rope": flat("k_rope", k_rope, rope_dim)}  # fmt: skip
-    return finish_step(step, q, sequences, rows, arrays, out_dim, out, grow, (world, call, given))
+    return finish_step(step, q, sequences, rows, arrays, out_dim, out, update_lengths, (world, call, given))
 
 
 def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap,

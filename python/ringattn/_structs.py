@@ -67,6 +67,7 @@ callbacks = _sized("callbacks", (c_void_p, "context"), (Gather, "all_gather"))
 spec = _sized(
     "spec", (DLDataType, "dtype"), (c_int32, "heads kv_heads head_dim head_dim_v mask sinks"),
     (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"), (c_char_p, "k_format v_format"),
+    (c_int64, "scale_given"),
 )  # fmt: skip
 compressed = _sized("compressed", (Tensor * 4, "streams"), (Tensor * 2, "tables"))
 batch = _sized(
@@ -93,12 +94,13 @@ decode_facts = _sized(
 )
 decode_tensors = _sized(
     "decode_tensors", (Tensor, "q k v block_table lengths sinks k_new v_new out lse host_lengths host_table"),
-    (c_void_p, "stream"), (c_int32, "rows grow"), (Tensor, "compressed_k compressed_v"),
+    (c_void_p, "stream"), (c_int32, "rows update_lengths"), (Tensor, "compressed_k compressed_v lengths_before"),
 )  # fmt: skip
 
 latent_spec = _sized(
     "latent_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim rope_dim head_dim_v latent_dim mask sinks"),
     (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"), (c_char_p, "format"),
+    (c_int64, "scale_given"),
 )  # fmt: skip
 latent_facts = _sized(
     "latent_facts", (c_int64, "q_rows k_rows"), (c_uint64, "workspace_bytes"), (c_char_p, "kernel"), (c_int64, "form")
@@ -109,7 +111,7 @@ latent_tensors = _sized(
 latent_decode_tensors = _sized(
     "latent_decode_tensors",
     (Tensor, "q cache block_table lengths sinks latent k_rope w_uk w_uv out lse host_lengths host_table"),
-    (c_void_p, "stream"), (c_int32, "rows grow"),
+    (c_void_p, "stream"), (c_int32, "rows update_lengths"), (Tensor, "lengths_before"),
 )  # fmt: skip
 
 head_product_spec = _sized("head_product_spec", (DLDataType, "dtype"), (c_int32, "heads inner outer"))

@@ -143,17 +143,18 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask="causal", softmax_s
     return given("varlen", out, made), lse
 
 
-@operator("decode", mutates=("k_cache", "v_cache", "lengths"))
+@operator("decode", mutates=("k_cache", "v_cache", "lengths_before"))
 def _decode_op(
     q: Tensor, k_cache: list[Tensor], v_cache: list[Tensor], k_format: str, k_dim: int, v_format: str, v_dim: int,
-    lengths: Tensor, block_table: Tensor | None, k_new: Tensor | None,
-    v_new: Tensor | None, sinks: Tensor | None, grow: bool, mask: str, left: int, right: int, softmax_scale: float | None,
-    softcap: float, max_keys: int | None, threads: int, timeout: float,
+    lengths: Tensor | None, lengths_before: Tensor | None, update_lengths: bool, block_table: Tensor | None,
+    k_new: Tensor | None, v_new: Tensor | None, sinks: Tensor | None, mask: str, left: int, right: int,
+    softmax_scale: float | None, softcap: float, max_keys: int | None, threads: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _decode.decode(
-        q, _keys(q, k_cache, k_format, k_dim), _keys(q, v_cache, v_format, v_dim), lengths, block_table=block_table,
-        k_new=k_new, v_new=v_new, grow=grow, mask=mask_of(mask, left, right),
-        softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, max_keys=max_keys, threads=threads, timeout=timeout,
+        q, _keys(q, k_cache, k_format, k_dim), _keys(q, v_cache, v_format, v_dim), lengths=lengths,
+        lengths_before=lengths_before, update_lengths=update_lengths, block_table=block_table, k_new=k_new, v_new=v_new,
+        mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, max_keys=max_keys,
+        threads=threads, timeout=timeout,
     )  # fmt: skip
 
 
@@ -162,15 +163,15 @@ def _(q, k_cache, v_cache, k_format, k_dim, v_format, v_dim, *_):
     return new_rows(q, v_dim or v_cache[0].shape[-1])
 
 
-def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=None, grow=False, mask="causal",
-           softmax_scale=None, softcap=0.0, sinks=None, max_keys=None, world=None, out=None, threads=0, timeout=60.0,
-           **unknown):  # fmt: skip
+def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_lengths=False, block_table=None, k_new=None,
+           v_new=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, max_keys=None, world=None, out=None,
+           threads=0, timeout=60.0, **unknown):  # fmt: skip
     check_known("decode", unknown)
     check_alone("decode", world)
     (k, *k_is), (v, *v_is) = _keys_arguments(k_cache), _keys_arguments(v_cache)
     made, lse = run(
-        "decode", q, k, v, *k_is, *v_is, lengths, block_table, k_new, v_new, sinks, grow, *mask_arguments(mask),
-        softmax_scale, softcap, max_keys, threads, timeout,
+        "decode", q, k, v, *k_is, *v_is, lengths, lengths_before, update_lengths, block_table, k_new, v_new, sinks,
+        *mask_arguments(mask), softmax_scale, softcap, max_keys, threads, timeout,
     )  # fmt: skip
     return given("decode", out, made), lse
 
@@ -211,33 +212,36 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
     return given("mla", out, made), lse
 
 
-@operator("mla_decode", mutates=("cache", "lengths"))
+@operator("mla_decode", mutates=("cache", "lengths_before"))
 def _mla_decode_op(
-    q: Tensor, cache: Tensor, lengths: Tensor, w_uk: Tensor | None, w_uv: Tensor | None, block_table: Tensor | None,
-    latent: Tensor | None, k_rope: Tensor | None, sinks: Tensor | None, rope_dim: int, grow: bool, head_dim: int | None,
-    head_dim_v: int | None, mask: str, left: int, right: int, softmax_scale: float | None, softcap: float, max_keys: int | None,
-    threads: int, timeout: float, kernel: str | None = None,
+    q: Tensor, cache: Tensor, lengths: Tensor | None, w_uk: Tensor | None, w_uv: Tensor | None,
+    lengths_before: Tensor | None, update_lengths: bool, block_table: Tensor | None, latent: Tensor | None,
+    k_rope: Tensor | None, sinks: Tensor | None, rope_dim: int, head_dim: int | None, head_dim_v: int | None,
+    mask: str, left: int, right: int, softmax_scale: float | None, softcap: float, max_keys: int | None, threads: int,
+    timeout: float, kernel: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _latent.mla_decode(
-        q, cache, lengths, w_uk, w_uv, block_table=block_table, latent=latent, k_rope=k_rope, rope_dim=rope_dim, grow=grow,
-        head_dim=head_dim, head_dim_v=head_dim_v, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap,
-        sinks=sinks, max_keys=max_keys, threads=threads, timeout=timeout, kernel=kernel,
+        q, cache, lengths, w_uk, w_uv, lengths_before=lengths_before, update_lengths=update_lengths,
+        block_table=block_table, latent=latent, k_rope=k_rope, rope_dim=rope_dim, head_dim=head_dim,
+        head_dim_v=head_dim_v, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
+        max_keys=max_keys, threads=threads, timeout=timeout, kernel=kernel,
     )  # fmt: skip
 
 
 @fake("mla_decode")
-def _(q, cache, lengths, w_uk, w_uv, block_table, latent, k_rope, sinks, rope_dim, *_):
+def _(q, cache, lengths, w_uk, w_uv, lengths_before, update_lengths, block_table, latent, k_rope, sinks, rope_dim, *_):
     return new_rows(q, _latent.latent_dim_of(cache, rope_dim) if w_uv is None else w_uv.shape[1])
 
 
-def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, latent=None, k_rope=None, rope_dim=64, grow=False,
-               head_dim=None, head_dim_v=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, max_keys=None,
-               world=None, out=None, threads=0, timeout=60.0, kernel=None, **unknown):  # fmt: skip
+def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=None, update_lengths=False, block_table=None,
+               latent=None, k_rope=None, rope_dim=64, head_dim=None, head_dim_v=None, mask="causal", softmax_scale=None,
+               softcap=0.0, sinks=None, max_keys=None, world=None, out=None, threads=0, timeout=60.0, kernel=None,
+               **unknown):  # fmt: skip
     check_known("mla_decode", unknown)
     check_alone("mla_decode", world)
     made, lse = run(
-        "mla_decode", q, cache, lengths, w_uk, w_uv, block_table, latent, k_rope, sinks, rope_dim, grow, head_dim,
-        head_dim_v, *mask_arguments(mask), softmax_scale, softcap, max_keys, threads, timeout, kernel,
+        "mla_decode", q, cache, lengths, w_uk, w_uv, lengths_before, update_lengths, block_table, latent, k_rope, sinks, rope_dim,
+        head_dim, head_dim_v, *mask_arguments(mask), softmax_scale, softcap, max_keys, threads, timeout, kernel,
     )  # fmt: skip
     return given("mla_decode", out, made), lse
 

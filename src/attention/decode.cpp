@@ -60,6 +60,9 @@ struct Decode::Impl {
   static std::int64_t sequences_of(const DecodeInputs& inputs) { return inputs.q.tokens / inputs.rows; }
   std::int32_t* checked_lengths() const { return reinterpret_cast<std::int32_t*>(checks.data() + fault_bytes()); }
   CacheFault* faults() const { return reinterpret_cast<CacheFault*>(checks.data()); }
+  std::int32_t* lengths_of_step(const DecodeInputs& inputs) const {
+    return inputs.update_lengths ? inputs.lengths_before : reinterpret_cast<std::int32_t*>(grown.data());
+  }
   std::size_t fault_bytes() const { return static_cast<std::size_t>(part.limits.sequences) * sizeof(CacheFault); }
 
   void choose();
@@ -81,7 +84,7 @@ struct Decode::Impl {
   double step_seconds(const StepExtent& extent) const;
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
   void enqueue_step(DecodeInputs inputs, const StepExtent& extent, const DecodeOutputs& outputs, Stream stream);
-  void grow_lengths(const DecodeInputs& inputs, Stream stream);
+  void add_rows(const DecodeInputs& inputs, Stream stream);
   void append(const DecodeInputs& inputs, CacheUpdate places, const std::int32_t* lengths, Stream stream);
   void finish_together(DecodeStep step, const StepExtent& extent, const FoldOutput& output, Stream stream);
   void throw_faults();
@@ -98,6 +101,7 @@ struct Decode::Impl {
   DecodeMemory memory;
   Buffer means, scores, chosen, counts;  // of blocks of keys, where steps choose them
   Buffer checks;                         // on devices: [sequences] faults, then [sequences] lengths
+  Buffer grown;                          // [sequences] lengths with a step's rows, of callers who keep theirs
   std::unique_ptr<Marks> faults_read;
   std::optional<FaultCells> appended;   // of compressed jobs: of k_new and of v_new
   std::optional<RowExchange> exchange;  // with several ranks
@@ -124,6 +128,7 @@ void Decode::Impl::choose() {
 
 void Decode::Impl::allocate() {
   kernel->reserve(part.limits);
+  grown = backend->allocate(static_cast<std::size_t>(job.limits.sequences) * sizeof(std::int32_t));
   if (checks_on_device()) {
     checks = backend->allocate(fault_bytes() + static_cast<std::size_t>(part.limits.sequences) * sizeof(std::int32_t));
     backend->fill_bytes(checks.data(), std::byte{0}, checks.bytes(), backend->stream());
@@ -166,7 +171,7 @@ void Decode::Impl::check_tables(const DecodeInputs& inputs) const {
   if (inputs.host_lengths == nullptr) return;
   std::vector<std::int32_t> lengths(inputs.host_lengths, inputs.host_lengths + update.sequences);
   update.lengths = lengths.data();
-  update.grow = false;  // they have
+  update.grown = nullptr;  // they count the step's rows
   update.block_table = inputs.host_table;
   update.prefixes = inputs.host_prefixes;
   update.lists = {};  // they lie on the device, and DecodeOptions::check_tables has it look at them
@@ -189,8 +194,8 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
   CacheUpdate update;
   update.sequences = sequences_of(inputs);
   update.rows = inputs.rows;
-  update.lengths = inputs.lengths;
-  update.grow = inputs.grow;
+  update.lengths = given_lengths(inputs);
+  if (inputs.lengths == nullptr) update.grown = lengths_of_step(inputs);
   update.block_table = inputs.block_table;
   update.table_pages = inputs.table_pages;
   update.pages = cache_pages(job, inputs);
@@ -239,20 +244,20 @@ void Decode::Impl::enqueue(const DecodeInputs& all, const DecodeOutputs& outputs
   DecodeInputs inputs = own(all);
   const StepExtent extent{sequences_of(all), longest_sequence(job, inputs, on_device())};
   runs->enqueue(stream, step_seconds(extent), [&] {
-    if (all.grow && deal.sequences > 1) {
-      grow_lengths(all, stream);  // those of others, too
-      inputs.grow = false;
+    if (all.lengths_before != nullptr && deal.sequences > 1) {
+      add_rows(all, stream);  // to the lengths of other ranks' sequences, too
+      set_lengths(inputs, lengths_of_step(all) + kept(sequences_of(all)).first);
     }
     enqueue_step(inputs, extent, outputs, stream);
   });
 }
 
-void Decode::Impl::grow_lengths(const DecodeInputs& inputs, Stream stream) {
+void Decode::Impl::add_rows(const DecodeInputs& inputs, Stream stream) {
   CacheUpdate lengths;
   lengths.sequences = sequences_of(inputs);
   lengths.rows = inputs.rows;
-  lengths.lengths = inputs.lengths;
-  lengths.grow = true;
+  lengths.lengths = inputs.lengths_before;
+  lengths.grown = lengths_of_step(inputs);
   if (lengths.sequences > 0) backend->update_cache(lengths, stream);
 }
 
@@ -273,13 +278,12 @@ void Decode::Impl::enqueue_step(DecodeInputs inputs, const StepExtent& extent, c
   step.packed_k = inputs.packed_k;
   step.packed_v = inputs.packed_v;
   step.block_table = inputs.block_table;
-  step.lengths = update.checked != nullptr ? update.checked : inputs.lengths;
+  step.lengths = update.checked != nullptr ? update.checked : update.grown != nullptr ? update.grown : update.lengths;
   step.share = share();
   step.prefixes = inputs.prefixes;
   step.lists = inputs.lists;
   const FoldOutput output{outputs.out, outputs.lse, inputs.sinks};
-
-  if (update.sequences > 0 && (update.grow || update.part_count > 0 || update.checked != nullptr)) {
+  if (update.sequences > 0 && (update.grown != nullptr || update.part_count > 0 || update.checked != nullptr)) {
     backend->update_cache(update, stream);
   }
   if (has_rows(inputs.k_new) && !job.format.is_plain()) append(inputs, update, step.lengths, stream);
@@ -298,8 +302,8 @@ void Decode::Impl::enqueue_step(DecodeInputs inputs, const StepExtent& extent, c
 
 // New rows of compressed tensors, at the places of an update that has been enqueued. `lengths`: what the step takes.
 void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate places, const std::int32_t* lengths, Stream stream) {
-  places.lengths = const_cast<std::int32_t*>(lengths);
-  places.grow = false;
+  places.lengths = lengths;
+  places.grown = nullptr;
   places.checked = nullptr;
   places.faults = nullptr;
   places.part_count = 0;
@@ -418,16 +422,12 @@ void Decode::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, S
 
 void Decode::pool(const DecodeInputs& all, Stream stream) {
   Impl& impl = *impl_;
-  if (impl.job.best_blocks == 0) {
-    fail(ErrorCode::kUsage, "means of keys are asked for", "steps of this job choose no blocks",
-         "DecodeJob::best_blocks has them do so.");
-  }
+  check_pool(impl.job, all);
   if (all.rows < 1) return;
   check_caches(impl.part, all);
   const DecodeInputs inputs = impl.own(all);
   if (Impl::sequences_of(inputs) == 0) return;
   CacheUpdate update = impl.update_of(inputs);
-  update.grow = false;
   update.part_count = 0;
   if (impl.checks_on_device()) {
     update.checked = impl.checked_lengths();

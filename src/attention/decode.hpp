@@ -5,8 +5,9 @@
 //   Decode decode(job, transport, options);   // collective: kernel, agreement, memory
 //   for (;;) {
 //     // q, k_new and v_new: this step's rows, in the kernel's kind of memory, as are cache, block table and lengths
-//     decode.enqueue({.q = q, .k = k, .v = v, .block_table = table, .table_pages = most_pages, .lengths = lengths,
-//                     .grow = true, .k_new = k_new, .v_new = v_new},
+//     decode.enqueue({.q = q, .k = k, .v = v, .block_table = table, .table_pages = most_pages, .lengths_before =
+//     lengths,
+//                     .update_lengths = true, .k_new = k_new, .v_new = v_new},
 //                    {out, lse}, stream);
 //   }
 //   decode.wait();
@@ -67,9 +68,14 @@ struct DecodeInputs {
   // a sequence's last token may hold anything; those before it name pages, also where the mask hides them.
   BlockTable block_table;
   std::int64_t table_pages = 0;
-  // [sequences] keys of each sequence, over all ranks; equal numbers in memory of each rank's own. Row i of sequence s
-  // stands at position lengths[s] − rows + i, when the lengths have grown.
-  std::int32_t* lengths = nullptr;
+  // [sequences] keys of each sequence, over all ranks; equal numbers in memory of each rank's own. Exactly one of both
+  // is given. `lengths` counts the rows of this step: row i of sequence s stands at position lengths[s] − rows + i.
+  // `lengths_before` doesn't count them, as cache_seqlens of flash_attn_with_kvcache() with new keys: row i stands at
+  // lengths_before[s] + i.
+  const std::int32_t* lengths = nullptr;
+  std::int32_t* lengths_before = nullptr;
+  // Adds `rows` to each of lengths_before in place, before anything else is done. Else both are only read.
+  bool update_lengths = false;
   // Sequences that begin with the same keys, in the same pages: these keys are then read once for all of them, where
   // the kernel can, as many as whole key tiles have (of 128 keys for most head dims). A prefix may have any number of
   // keys; a sequence has at least as many, and the pages that they fill are those of all its sequences. Keys in a page
@@ -81,14 +87,12 @@ struct DecodeInputs {
   // kernel's kind: what stands there when the step begins is what it follows, also in a graph.
   DecodeLists lists;
   const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
-  // Adds `rows` to every length before anything else is done. Else lengths are only read, and count the rows already.
-  bool grow = false;
   // [sequences · rows, kv_heads, …] keys and values of the rows, written into the cache at the rows' positions before
   // the step reads it: each by the rank that keeps its group. No data: the cache holds them already, as it does of a
   // sequence whose pages others share. A row whose place lies outside of the table or the pool is not written.
   TensorView k_new;
   TensorView v_new;
-  // What `lengths` (when they have grown), `block_table` and `prefixes` hold, in host memory, where the caller knows
+  // What `lengths` (with this step's rows), `block_table` and `prefixes` hold, in host memory, where the caller knows
   // it. They are then checked at once, and several ranks send no more than these lengths need. Not for captured steps.
   const std::int32_t* host_lengths = nullptr;  // [sequences]
   BlockTable host_table = {};
@@ -152,18 +156,18 @@ class Decode {
 
   // The same step without the waiting: no collective, no allocation, no wait for the device. Every rank enqueues the
   // same steps in the same order, on streams that follow each other: they share the object's memory. Layers of a model
-  // may share one object; the lengths then grow with the first of them. kUsage is thrown here alone, before anything is
+  // may share one object; the first of them then updates the lengths. kUsage is thrown here alone, before anything is
   // enqueued. With several ranks, steps of fewer sequences or rows than the limits are not announced to peers, so hosts
   // may wait for each other here. A host kernel does the work before this returns.
   //
-  // While `stream` is being captured the step becomes part of the graph: each launch grows the lengths, appends the
+  // While `stream` is being captured the step becomes part of the graph: each launch updates the lengths, appends the
   // rows that lie in k_new and v_new by then, and decodes. The object outlives the graph. kUnsupported with several
   // ranks; kUsage with host copies.
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream = {});
 
   // Makes the means of all keys in front of the rows' own blocks: where a cache was filled by others than steps, or a
   // place has got another sequence, before the next step with DecodeJob::best_blocks. `inputs` are that step's, with
-  // lengths as they are when it has grown them, and `grow` false; only q's shape, the cache, its table and the lengths
+  // `lengths` (which count the step's rows); only q's shape, the cache, its table and the lengths
   // are read. Reads all keys once. Enqueued as a step is; throws as enqueue() does.
   void pool(const DecodeInputs& inputs, Stream stream = {});
 

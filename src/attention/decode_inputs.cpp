@@ -37,6 +37,22 @@ void check_cache(std::string_view name, const MutableCacheView& view, const Fold
 
 bool has_rows(const TensorView& view) { return view.data != nullptr; }
 
+void check_lengths(const DecodeInputs& inputs) {
+  const bool with_rows = inputs.lengths != nullptr, before = inputs.lengths_before != nullptr;
+  if (with_rows && before) {
+    refuse("lengths and lengths_before are given", "one counts the rows of this step, and the other doesn't",
+           "Give exactly one of them.");
+  }
+  if (inputs.q.tokens > 0 && !with_rows && !before) {
+    refuse("the lengths are missing", "every sequence has one",
+           "Give lengths, which count the rows of this step, or lengths_before, which don't.");
+  }
+  if (inputs.update_lengths && with_rows) {
+    refuse("update_lengths is set beside lengths", "they count the rows of this step already",
+           "Give lengths_before, or leave update_lengths out.");
+  }
+}
+
 void check_packed(std::string_view name, const CompressedCache& cache, const RowFormat& format, const RowShape& shape) {
   bool complete = cache.format == format && cache.shape == shape && cache.pages >= 0;
   for (std::size_t i = 0; complete && i < format_tables(format, shape, 1).size(); ++i) {
@@ -51,6 +67,17 @@ void check_packed(std::string_view name, const CompressedCache& cache, const Row
 }
 
 }  // namespace
+
+void check_pool(const DecodeJob& job, const DecodeInputs& inputs) {
+  if (job.best_blocks == 0) {
+    refuse("means of keys are asked for", "steps of this job choose no blocks",
+           "DecodeJob::best_blocks has them do so.");
+  }
+  if (inputs.lengths_before != nullptr) {
+    refuse("means of keys are asked for with lengths_before", "they are those of all keys of a step",
+           "Give lengths, which count the step's rows.");
+  }
+}
 
 void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOutputs& outputs, std::int64_t owned) {
   const FoldSpec& spec = job.spec;
@@ -137,9 +164,7 @@ void check_caches(const DecodeJob& part, const DecodeInputs& inputs) {
     refuse(fmt::format("a block table of {} pages a sequence", inputs.table_pages),
            fmt::format("its rows are {} apart", inputs.block_table.stride), "Give DecodeInputs::table_pages.");
   }
-  if (inputs.lengths == nullptr && inputs.q.tokens > 0) {
-    refuse("the lengths are missing", "every sequence has one", "Give DecodeInputs::lengths.");
-  }
+  check_lengths(inputs);
 }
 
 void check_host_copies(const DecodeJob& job, const DecodeInputs& inputs) {
@@ -155,9 +180,9 @@ void check_host_copies(const DecodeJob& job, const DecodeInputs& inputs) {
 }
 
 std::int64_t longest_sequence(const DecodeJob& job, const DecodeInputs& inputs, bool on_device) {
-  const std::int32_t* const known = on_device ? inputs.host_lengths : inputs.lengths;
+  const std::int32_t* const known = on_device ? inputs.host_lengths : given_lengths(inputs);
   if (known == nullptr) return job.limits.keys;
-  const std::int64_t more = !on_device && inputs.grow ? inputs.rows : 0;
+  const std::int64_t more = !on_device && inputs.lengths == nullptr ? inputs.rows : 0;
   std::int64_t most = 1;
   for (std::int64_t s = 0; s < inputs.q.tokens / inputs.rows; ++s) most = std::max(most, known[s] + more);
   return most;
@@ -179,7 +204,8 @@ DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, cons
   of.k_new = part_of(inputs.k_new, kv_heads);
   of.v_new = part_of(inputs.v_new, kv_heads);
   if (inputs.sinks != nullptr) of.sinks += heads.first;
-  of.lengths += mine.first;
+  if (of.lengths != nullptr) of.lengths += mine.first;
+  if (of.lengths_before != nullptr) of.lengths_before += mine.first;
   if (inputs.host_lengths != nullptr) of.host_lengths += mine.first;
   if (job.is_paged()) {
     of.block_table.pages += mine.first * inputs.block_table.stride;

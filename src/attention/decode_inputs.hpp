@@ -16,6 +16,21 @@ inline std::int64_t cache_page_size(const DecodeJob& job, const DecodeInputs& in
   return job.format.k.is_plain() ? inputs.k.page_size : inputs.packed_k.page_size;
 }
 
+// The lengths that the caller has given, of either kind.
+inline const std::int32_t* given_lengths(const DecodeInputs& inputs) {
+  return inputs.lengths != nullptr ? inputs.lengths : inputs.lengths_before;
+}
+
+// Lengths that count the step's rows, in place of those given.
+inline void set_lengths(DecodeInputs& inputs, const std::int32_t* lengths) {
+  inputs.lengths = lengths;
+  inputs.lengths_before = nullptr;
+  inputs.update_lengths = false;
+}
+
+// What of a step Decode::pool() can't take. Throws kUsage.
+void check_pool(const DecodeJob& job, const DecodeInputs& inputs);
+
 // Both throw kUsage, and change nothing. The step's rows. `owned`: sequences whose results this rank gets.
 void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOutputs& outputs, std::int64_t owned);
 // Caches, tables, lists and prefixes; inputs.rows is at least 1. `part`: of the job, that this rank keeps.

@@ -187,7 +187,8 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
       bytes_of(rows, q_token_bytes(spec) + (job.values_in_keys ? k_token_bytes(spec) : kv_token_bytes(spec))) +
       bytes_of(owned * limits.rows, out_token_bytes(spec) + lse_token_bytes(spec));
   memory.scratch = kernel.scratch_bytes(part.limits) + choice_memory(part).total() +
-                   bytes_of(part.limits.sequences, static_cast<std::int64_t>(sizeof(CacheFault)) + kTableEntry);
+                   bytes_of(part.limits.sequences, static_cast<std::int64_t>(sizeof(CacheFault)) + kTableEntry) +
+                   bytes_of(limits.sequences, kTableEntry);
   if (deal.gives()) {
     const RowRecords records = row_records(job, kernel, ranks);
     const std::int64_t others = deal.heads * deal.groups - 1;

@@ -120,8 +120,9 @@ DecodeInputs LatentDecode::Impl::step_of(const LatentDecodeInputs& inputs) const
   step.block_table = inputs.block_table;
   step.table_pages = inputs.table_pages;
   step.lengths = inputs.lengths;
+  step.lengths_before = inputs.lengths_before;
+  step.update_lengths = inputs.update_lengths;
   step.sinks = inputs.sinks;
-  step.grow = inputs.grow;
   step.host_lengths = inputs.host_lengths;
   step.host_table = inputs.host_table;
   if (inputs.latent.data == nullptr) return step;

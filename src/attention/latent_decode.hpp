@@ -4,8 +4,8 @@
 // values are their first latent_dim numbers, in the same memory.
 //
 //   LatentDecode decode(job, transport, options);   // collective
-//   decode.enqueue({.q = q, .cache = cache, .block_table = table, .table_pages = most_pages, .lengths = lengths,
-//                   .grow = true, .latent = c_new, .k_rope = k_rope_new, .w_uk = w_uk, .w_uv = w_uv},
+//   decode.enqueue({.q = q, .cache = cache, .block_table = table, .table_pages = most_pages, .lengths_before = lengths,
+//                   .update_lengths = true, .latent = c_new, .k_rope = k_rope_new, .w_uk = w_uk, .w_uv = w_uv},
 //                  {out, lse}, stream);
 //   decode.wait();
 //
@@ -45,9 +45,10 @@ struct LatentDecodeInputs {
   CompressedCache packed = {};  // instead of it, exactly where LatentDecodeJob::format is not plain
   BlockTable block_table;
   std::int64_t table_pages = 0;
-  std::int32_t* lengths = nullptr;
+  const std::int32_t* lengths = nullptr;
+  std::int32_t* lengths_before = nullptr;
+  bool update_lengths = false;
   const float* sinks = nullptr;
-  bool grow = false;
   TensorView latent;  // [sequences · rows, 1, latent_dim], new rows; no data: the cache holds them already
   TensorView k_rope;  // [sequences · rows, 1, rope_dim], exactly where `latent` is
   HeadMatrices w_uk;  // [heads, head_dim, latent_dim]

@@ -28,7 +28,7 @@ using namespace ringattn::c;
 
 std::tuple<DecodeInputs, DecodeOutputs, Stream> ringattn_decode::read(const ringattn_decode_tensors* given) const {
   constexpr std::size_t kFirstTensors = 120;
-  const auto tensors = read_struct("ringattn_decode_tensors", given, kFirstTensors);
+  const auto tensors = read_tensors("ringattn_decode_tensors", given, kFirstTensors);
   const TensorReader reader(*transport);
   const DecodeJob& job = door.job();
   DecodeInputs inputs;
@@ -47,6 +47,8 @@ std::tuple<DecodeInputs, DecodeOutputs, Stream> ringattn_decode::read(const ring
   }
   inputs.k_new = reader.rows("k_new", tensors.k_new);
   inputs.v_new = reader.rows("v_new", tensors.v_new);
+  reader.check_written("out");
+  reader.check_written("lse");
   return {inputs, outputs, Stream{tensors.stream}};
 }
 

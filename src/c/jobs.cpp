@@ -161,8 +161,8 @@ FoldSpec read_spec(const ringattn_spec* given, CacheFormat& format) {
   fold.head_dim = spec.head_dim;
   fold.head_dim_v = spec.head_dim_v == 0 ? spec.head_dim : spec.head_dim_v;
   fold.mask = read_mask(spec.mask, spec.window_left, spec.window_right);
-  fold.softmax_scale =
-      spec.softmax_scale == 0.0F && spec.head_dim > 0 ? default_softmax_scale(spec.head_dim) : spec.softmax_scale;
+  const bool usual_scale = spec.softmax_scale == 0.0F && spec.scale_given == 0;
+  fold.softmax_scale = usual_scale && spec.head_dim > 0 ? default_softmax_scale(spec.head_dim) : spec.softmax_scale;
   fold.softcap = spec.softcap;
   fold.sinks = spec.sinks != 0;
   if (spec.k_format != nullptr) format.k = parse_row_format(spec.k_format);
@@ -275,8 +275,9 @@ LatentSpec read_latent_spec(const ringattn_latent_spec* given, RowFormat& format
   latent.head_dim_v = spec.head_dim_v;
   latent.latent_dim = spec.latent_dim;
   latent.mask = read_mask(spec.mask, spec.window_left, spec.window_right);
-  latent.softmax_scale = spec.softmax_scale == 0.0F && spec.head_dim + spec.rope_dim > 0 ? default_softmax_scale(latent)
-                                                                                         : spec.softmax_scale;
+  const bool usual_scale = spec.softmax_scale == 0.0F && spec.scale_given == 0;
+  latent.softmax_scale =
+      usual_scale && spec.head_dim + spec.rope_dim > 0 ? default_softmax_scale(latent) : spec.softmax_scale;
   latent.softcap = spec.softcap;
   latent.sinks = spec.sinks != 0;
   if (spec.format != nullptr) format = parse_row_format(spec.format);

@@ -29,7 +29,7 @@ using namespace ringattn::c;
 std::tuple<LatentDecodeInputs, LatentOutputs, Stream> ringattn_latent_decode::read(
     const ringattn_latent_decode_tensors* given) const {
   constexpr std::size_t kFirstTensors = 128;
-  const auto tensors = read_struct("ringattn_latent_decode_tensors", given, kFirstTensors);
+  const auto tensors = read_tensors("ringattn_latent_decode_tensors", given, kFirstTensors);
   need(tensors.cache, "cache");
   const TensorReader reader(*transport);
   LatentDecodeInputs inputs;
@@ -50,6 +50,8 @@ std::tuple<LatentDecodeInputs, LatentOutputs, Stream> ringattn_latent_decode::re
   inputs.k_rope = reader.rows("k_rope", tensors.k_rope);
   inputs.w_uk = reader.matrices("w_uk", tensors.w_uk);
   inputs.w_uv = reader.matrices("w_uv", tensors.w_uv);
+  reader.check_written("out");
+  reader.check_written("lse");
   return {inputs, outputs, Stream{tensors.stream}};
 }
 

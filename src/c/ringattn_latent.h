@@ -26,12 +26,13 @@ typedef struct ringattn_latent_spec {
   int32_t sinks;
   int64_t window_left;
   int64_t window_right;
-  float softmax_scale; /* 0: 1 / sqrt(head_dim + rope_dim) */
+  float softmax_scale; /* 0: 1 / sqrt(head_dim + rope_dim), unless scale_given is 1 */
   float softcap;
   /* Since interface 4: how latents and rotary keys lie. NULL: as they are. "latent rope 64", with rope_dim 64: FlashMLA's
      rows of 8 bits, U8, each of latent_dim codes of E4M3, latent_dim / 128 scales of fp32 and rope_dim numbers of bf16.
      Then dtype is bf16, latent_dim a multiple of 128 and rope_dim one of 4, else RINGATTN_USAGE. */
   const char *format;
+  int64_t scale_given; /* since interface 5: 1: softmax_scale is meant as it is, also 0 */
 } ringattn_latent_spec;
 
 enum {
@@ -112,7 +113,8 @@ typedef struct ringattn_latent_decode_tensors {
   const DLTensor *host_table;
   void *stream;
   int32_t rows;
-  int32_t grow;
+  int32_t update_lengths;
+  const DLTensor *lengths_before; /* since interface 5 */
 } ringattn_latent_decode_tensors;
 
 ringattn_status ringattn_latent_decode_run(ringattn_latent_decode *decode,

@@ -55,21 +55,26 @@ typedef struct ringattn_decode_tensors {
   const DLTensor *k;           /* [pages, page_size, kv_heads, head_dim], strides free: this rank's cache */
   const DLTensor *v;           /* [pages, page_size, kv_heads, head_dim_v] */
   const DLTensor *block_table; /* int32 [sequences, table_pages]: pages of k and v; NULL: a dense cache */
-  const DLTensor *lengths;     /* int32 [sequences]: keys, over all ranks; row i stands at length - rows + i */
+  const DLTensor *lengths;     /* int32 [sequences]: keys, over all ranks, with this step's rows: row i stands at
+                                * length - rows + i. Only read. NULL where lengths_before is given */
   const DLTensor *sinks;       /* [heads] fp32, present exactly when the spec's sinks is 1 */
   const DLTensor *k_new;       /* [sequences * rows, kv_heads, head_dim], written into the cache first; or NULL */
   const DLTensor *v_new;       /* [sequences * rows, kv_heads, head_dim_v], exactly where k_new is */
   const DLTensor *out;         /* [own rows, heads, head_dim_v], written: of the sequences of ringattn_decode_owned() */
   const DLTensor *lse;         /* [own rows, heads] fp32, written; or NULL */
-  const DLTensor *host_lengths; /* what lengths (when they have grown) and block_table hold, in host memory, */
+  const DLTensor *host_lengths; /* what lengths (with this step's rows) and block_table hold, in host memory, */
   const DLTensor *host_table;   /* where the caller knows it; or NULL */
   void *stream;
   int32_t rows; /* of a sequence; 0: 1 */
-  int32_t grow; /* 1: `rows` is added to every length before anything else is done */
+  int32_t update_lengths; /* 1: `rows` is added to each of lengths_before in place, before anything else is done. (`grow` in
+                           * headers up to interface 4, whose `lengths` are then lengths_before) */
   /* Since interface 3: instead of k and v, exactly where the spec has their formats. k_new and v_new are compressed as
    * they are written: with the tables that are there, and into tails, which have a place for each sequence of the step. */
   const ringattn_compressed *compressed_k;
   const ringattn_compressed *compressed_v;
+  /* Since interface 5: instead of lengths, int32 [sequences]: keys before this step, over all ranks, as cache_seqlens of
+   * flash_attn_with_kvcache() with new keys: row i stands at length + i. Exactly one of both is given. */
+  const DLTensor *lengths_before;
 } ringattn_decode_tensors;
 
 ringattn_status ringattn_decode_run(ringattn_decode *decode, const ringattn_decode_tensors *tensors);

@@ -8,7 +8,9 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "attention/decode.hpp"
 #include "attention/tokens/batch.hpp"
@@ -19,13 +21,22 @@
 
 namespace ringattn::c {
 
+// A step's struct, of any header. Those without lengths_before say by `grow` that lengths are those before the step.
+template <class Tensors>
+Tensors read_tensors(const char* name, const Tensors* given, std::size_t first) {
+  Tensors tensors = read_struct(name, given, first);
+  if (given->size <= offsetof(Tensors, lengths_before) && tensors.update_lengths != 0) {
+    std::swap(tensors.lengths, tensors.lengths_before);
+  }
+  return tensors;
+}
+
 // Reads what all steps take and give: q, rows, lengths, tables, sinks, out and lse. `Tensors` has the members of
 // ringattn_decode_tensors of these names, `In` those of DecodeInputs, `Out` those of DecodeOutputs. Throws kUsage.
 template <class Tensors, class In, class Out>
 void read_step(const TensorReader& reader, const Tensors& tensors, std::int64_t heads, In& inputs, Out& outputs) {
   need(tensors.q, "q");
   need(tensors.out, "out");
-  need(tensors.lengths, "lengths");
   inputs.q = reader.rows("q", tensors.q);
   inputs.rows = tensors.rows == 0 ? 1 : tensors.rows;
   if (inputs.rows < 0 || inputs.q.tokens % inputs.rows != 0) {
@@ -34,8 +45,9 @@ void read_step(const TensorReader& reader, const Tensors& tensors, std::int64_t 
   }
   const std::int64_t sequences = inputs.q.tokens / inputs.rows;
   inputs.lengths = reader.integers("lengths", tensors.lengths, sequences);
+  inputs.lengths_before = reader.integers("lengths_before", tensors.lengths_before, sequences);
+  inputs.update_lengths = tensors.update_lengths != 0;
   inputs.block_table = reader.table("block_table", tensors.block_table, sequences, inputs.table_pages);
-  inputs.grow = tensors.grow != 0;
   const TensorReader host(MemoryKind::kHost);
   inputs.host_lengths = host.integers("host_lengths", tensors.host_lengths, sequences);
   std::int64_t host_pages = 0;

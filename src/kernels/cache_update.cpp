@@ -129,7 +129,7 @@ void update_host_cache(const CacheUpdate& update) {
   for (std::int64_t s = 0; s < update.sequences; ++s) {
     const CacheFault fault = update.checked != nullptr ? fault_of(update, s) : CacheFault{};
     const std::int32_t length = grown_length(update, update.lengths[s]);
-    if (update.grow) update.lengths[s] = length;
+    if (update.grown != nullptr) update.grown[s] = length;
     const bool good = fault.kind == CacheFault::Kind::kNone;
     if (update.checked != nullptr) {
       update.checked[s] = good ? length : 0;

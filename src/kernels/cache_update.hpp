@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to a cache before a step reads it: lengths grow, new rows are written at their places, and lengths and
-// block tables are checked. Backends do it, on the host or on a stream (Backend::update_cache()). Rows are bytes here:
-// K and V of attention, or whatever else an op keeps of a token.
+// What happens to a cache before a decode step reads it: its new rows are added to the lengths and written at their
+// places, and lengths and block tables are checked. Backends do it, on the host or on a stream
+// (Backend::update_cache()). Rows are bytes here: K and V of attention, or whatever else an op keeps of a token.
 #pragma once
 
 #include <cstddef>
@@ -64,11 +64,13 @@ inline constexpr int kMostCacheParts = 4;
 // another share, or has no place inside of the table and the pool, is not written. All memory is of the backend's kind.
 struct CacheUpdate {
   std::int64_t sequences = 0;
-  int rows = 1;                     // of a sequence
-  std::int32_t* lengths = nullptr;  // [sequences]
-  bool grow = false;                // else the lengths count the rows already, and are only read
-  BlockTable block_table;           // none: a dense cache, whose page s is sequence s
-  std::int64_t table_pages = 0;     // entries of a sequence
+  int rows = 1;                           // of a sequence
+  const std::int32_t* lengths = nullptr;  // [sequences]
+  // [sequences] where lengths + rows are written, which may be `lengths` itself. Null: the lengths count the rows
+  // already.
+  std::int32_t* grown = nullptr;
+  BlockTable block_table;        // none: a dense cache, whose page s is sequence s
+  std::int64_t table_pages = 0;  // entries of a sequence
   std::int64_t pages = 0;
   std::int64_t page_size = 0;                                         // tokens
   GroupShare share;                                                   // that the cache holds
@@ -88,7 +90,7 @@ struct CacheUpdate {
 // The length of a sequence of the update when it has grown, which stops at what its type holds.
 RINGATTN_HOST_DEVICE inline std::int32_t grown_length(const CacheUpdate& update, std::int32_t length) {
   constexpr std::int32_t kMost = 0x7fffffff;
-  if (!update.grow) return length;
+  if (update.grown == nullptr) return length;
   return length > kMost - update.rows ? kMost : length + update.rows;
 }
 
@@ -99,7 +101,7 @@ RINGATTN_HOST_DEVICE inline std::int64_t pages_of_length(const CacheUpdate& upda
 
 // What is wrong with a length that has grown, whatever the pages are.
 RINGATTN_HOST_DEVICE inline CacheFault length_fault(const CacheUpdate& update, std::int64_t length) {
-  if (update.grow && length < update.rows)
+  if (update.grown != nullptr && length < update.rows)
     return {CacheFault::Kind::kLength, 0, length - update.rows, update.most_keys};
   if (length < 0 || length > update.most_keys) return {CacheFault::Kind::kLength, 0, length, update.most_keys};
   const std::int64_t keys = keys_of_share(update.share, update.group_keys, length);

@@ -150,7 +150,7 @@ struct CompressedCache {
 // order. So lengths may go back as far as the last full group, and no farther. Neither kLowRank nor kHybrid has such a
 // task.
 struct AppendTask {
-  const CacheUpdate* places = nullptr;  // with `grow` off
+  const CacheUpdate* places = nullptr;  // without `grown`
   CompressedCache cache;
   TensorView rows;                // [sequences · rows, heads, dim]
   RowFaultCell* fault = nullptr;  // as CompressTask's

@@ -79,8 +79,8 @@ TEST(CompressedDecodeRefusals, NewRowsThatAreNotFiniteAreNamed) {
     DecodeInputs inputs;
     inputs.q = dense_view(static_cast<const void*>(q.data()), Dtype::kBf16, 2, kHeads, kDim);
     inputs.rows = 2;
-    inputs.lengths = length.data();
-    inputs.grow = true;
+    inputs.lengths_before = length.data();
+    inputs.update_lengths = true;
     inputs.k_new = view_of(k_new, kShape, 2);
     inputs.v_new = view_of(v_new, kShape, 2);
     inputs.packed_k = k.view();

@@ -197,8 +197,8 @@ TEST(DecodeFailure, WhereRowsAreCompressed) {
     inputs.q = dense_view(static_cast<const void*>(rows.data()), Dtype::kBf16, 2, 2, 64);
     inputs.block_table = order.view();
     inputs.table_pages = order.columns;
-    inputs.lengths = lengths.data();
-    inputs.grow = true;
+    inputs.lengths_before = lengths.data();
+    inputs.update_lengths = true;
     inputs.k_new = inputs.v_new = view_of(rows, shape, 2);
     inputs.packed_k = k.view();
     inputs.packed_v = v.view();
@@ -231,8 +231,8 @@ TEST(DecodeFailure, WhereQueriesAreBroughtIntoTheLatent) {
     LatentDecodeInputs inputs;
     inputs.q = rows_of(tensors.q, spec.heads, spec.head_dim + spec.rope_dim);
     inputs.cache = cache_view(cache.data(), spec.dtype, 2, kKeys + 1, 1, wide);
-    inputs.lengths = lengths.data();
-    inputs.grow = true;
+    inputs.lengths_before = lengths.data();
+    inputs.update_lengths = true;
     inputs.latent = rows_of(tensors.latent, 1, spec.latent_dim);
     inputs.k_rope = rows_of(tensors.k_rope, 1, spec.rope_dim);
     inputs.w_uk = matrices_of(tensors.w_uk, spec, spec.head_dim);

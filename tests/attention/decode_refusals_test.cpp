@@ -108,7 +108,11 @@ TEST(DecodeRefusals, StepsThatDontFit) {
       {[](DecodeInputs& in, DecodeOutputs&) { in.k.page_size = in.v.page_size = 32; }, "pages of 32 tokens"},
       {[](DecodeInputs& in, DecodeOutputs&) { in.block_table = {}; }, "a block table is missing"},
       {[](DecodeInputs& in, DecodeOutputs&) { in.table_pages = in.block_table.stride + 1; }, "a block table of"},
-      {[](DecodeInputs& in, DecodeOutputs&) { in.lengths = nullptr; }, "the lengths are missing"},
+      {[](DecodeInputs& in, DecodeOutputs&) { in.lengths_before = nullptr; }, "the lengths are missing"},
+      {[](DecodeInputs& in, DecodeOutputs&) { in.lengths = in.lengths_before; },
+       "lengths and lengths_before are given"},
+      {[](DecodeInputs& in, DecodeOutputs&) { in.lengths = std::exchange(in.lengths_before, nullptr); },
+       "update_lengths is set beside lengths"},
   };
   for (const auto& [spoil, part] : cases) {
     DecodeInputs inputs = rank.inputs(true, true);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every op of the C interface refuses: numbers of threads and seconds that nobody can mean, results that overlap
 // what they are made of, and processes that were forked from one that computes.
+#include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -178,6 +179,46 @@ TEST(CLimits, AnAxisOfOneElementHasAnyStride) {
   ringattn_decode_destroy(decode);
 }
 
+// One check of what is written for all ops: results in a cache, in new rows, in each other, and rows over each other.
+TEST(CLimits, ADecodeStepDoesNotWriteOverWhatItReads) {
+  SelfWorld world;
+  ringattn_decode* const decode = make_decode(world, 1, 16, 0);
+  ASSERT_NE(decode, nullptr);
+  Numbers k = normal(16 * kHeads * kDim, 1), v = normal(k.size(), 2), rows = normal(2 * kHeads * kDim, 3);
+  Numbers out(rows.size()), lse(kHeads);
+  std::int32_t length = 3;
+  CTensor tq(rows.data(), kFp32, {1, kHeads, kDim}), tnew(rows.data() + kHeads * kDim, kFp32, {1, kHeads, kDim});
+  CTensor tk(k.data(), kFp32, {1, 16, kHeads, kDim}), tv(v.data(), kFp32, {1, 16, kHeads, kDim});
+  CTensor tn(&length, kInt32, {1}), to(out.data(), kFp32, {1, kHeads, kDim}), tl(lse.data(), kFp32, {1, kHeads});
+  auto tensors = sized<ringattn_decode_tensors>();
+  tensors.q = tq.get();
+  tensors.k = tk.get();
+  tensors.v = tv.get();
+  tensors.k_new = tensors.v_new = tnew.get();
+  tensors.lengths_before = tn.get();
+  const Numbers k_before = k;
+  const auto refused = [&](float* at, const std::vector<std::int64_t>& strides, float* lse_at, const char* problem) {
+    CTensor there(at, kFp32, {1, kHeads, kDim}, strides), lse_there(lse_at, kFp32, {1, kHeads});
+    tensors.out = there.get();
+    tensors.lse = lse_there.get();
+    EXPECT_EQ(ringattn_decode_run(decode, &tensors), RINGATTN_USAGE) << problem;
+    EXPECT_STREQ(ringattn_error_problem(), problem);
+  };
+  const std::vector<std::int64_t> dense{kHeads * kDim, kDim, 1};
+  refused(v.data() + 7 * kHeads * kDim, dense, lse.data(), "out overlaps v");
+  refused(k.data() + 1, dense, lse.data(), "out overlaps k");
+  refused(rows.data() + kHeads * kDim, dense, lse.data(), "out overlaps k_new");
+  refused(out.data(), dense, out.data() + 5, "out overlaps lse");
+  refused(out.data(), dense, v.data(), "lse overlaps v");
+  refused(out.data(), {kHeads * kDim, 0, 1}, lse.data(),
+          fmt::format("out has strides {} and 0", kHeads * kDim).c_str());
+  EXPECT_TRUE(same(k, k_before));
+  tensors.out = to.get();
+  tensors.lse = tl.get();
+  EXPECT_OK(ringattn_decode_run(decode, &tensors));
+  ringattn_decode_destroy(decode);
+}
+
 // A length that was negative before it grew: the new row would have no place, or that of another one.
 TEST(CLimits, LengthsThatGrowAreNotNegative) {
   SelfWorld world;
@@ -192,9 +233,9 @@ TEST(CLimits, LengthsThatGrowAreNotNegative) {
   auto tensors = sized<ringattn_decode_tensors>();
   tensors.q = tensors.k_new = tensors.v_new = q.get();
   tensors.k = tensors.v = tk.get();
-  tensors.lengths = tn.get();
+  tensors.lengths_before = tn.get();
   tensors.out = to.get();
-  tensors.grow = 1;
+  tensors.update_lengths = 1;
   EXPECT_EQ(ringattn_decode_run(decode, &tensors), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "sequence 1 has -1 keys");
   EXPECT_EQ(lengths, (std::array<std::int32_t, 2>{3, -1}));

@@ -39,8 +39,8 @@ TEST(CDecode, HasTheBitsOfCppAndGrows) {
   inputs.v = cache_view(v.data(), Dtype::kF32, kPages, kPage, kKv, kDim);
   inputs.block_table = {table.data(), 3};
   inputs.table_pages = 3;
-  inputs.lengths = lengths.data();
-  inputs.grow = true;
+  inputs.lengths_before = lengths.data();
+  inputs.update_lengths = true;
   inputs.k_new = view(k_new, kSequences, kKv, kDim);
   inputs.v_new = view(v_new, kSequences, kKv, kDim);
   door.run(inputs, {view(out, kSequences, kHeads, kDim), {lse.data(), kHeads, 1}});
@@ -72,12 +72,12 @@ TEST(CDecode, HasTheBitsOfCppAndGrows) {
   tensors.k = tk.get();
   tensors.v = tv.get();
   tensors.block_table = tt.get();
-  tensors.lengths = tn.get();
+  tensors.lengths_before = tn.get();
   tensors.k_new = tkn.get();
   tensors.v_new = tvn.get();
   tensors.out = to.get();
   tensors.lse = tl.get();
-  tensors.grow = 1;
+  tensors.update_lengths = 1;
   EXPECT_OK(ringattn_decode_run(decode, &tensors));
   EXPECT_EQ(c_lengths, lengths);
   EXPECT_EQ(c_lengths, (std::vector<std::int32_t>{41, 16}));
@@ -85,6 +85,36 @@ TEST(CDecode, HasTheBitsOfCppAndGrows) {
   EXPECT_EQ(std::memcmp(c_lse.data(), lse.data(), lse.size() * 4), 0);
   EXPECT_EQ(std::memcmp(c_k.data(), k.data(), k.size() * 4), 0);
   EXPECT_EQ(std::memcmp(c_v.data(), v.data(), v.size() * 4), 0);
+
+  // The same step again: by lengths with its rows, by those before it, left as they are, and as a program says it that
+  // was compiled with the header of interface 4, whose `grow` lies where update_lengths does.
+  for (const bool before : {false, true}) {
+    std::vector<std::int32_t> kept{before ? 40 : 41, before ? 15 : 16};
+    CTensor given(kept.data(), kInt32, {kSequences});
+    tensors.lengths = before ? nullptr : given.get();
+    tensors.lengths_before = before ? given.get() : nullptr;
+    tensors.update_lengths = 0;
+    std::ranges::fill(c_out, -1.0F);
+    EXPECT_OK(ringattn_decode_run(decode, &tensors));
+    EXPECT_EQ(std::memcmp(c_out.data(), out.data(), out.size() * 4), 0) << before;
+    EXPECT_EQ(kept, (std::vector<std::int32_t>{before ? 40 : 41, before ? 15 : 16}));
+    tensors.lengths = tensors.lengths_before = given.get();
+    EXPECT_EQ(ringattn_decode_run(decode, &tensors), RINGATTN_USAGE);
+    EXPECT_STREQ(ringattn_error_problem(), "lengths and lengths_before are given");
+    tensors.lengths_before = nullptr;
+    tensors.update_lengths = 1;
+    EXPECT_EQ(ringattn_decode_run(decode, &tensors), RINGATTN_USAGE);
+    EXPECT_STREQ(ringattn_error_problem(), "update_lengths is set beside lengths");
+    if (!before) continue;
+    tensors.size = offsetof(ringattn_decode_tensors, lengths_before);
+    std::ranges::fill(c_out, -1.0F);
+    EXPECT_OK(ringattn_decode_run(decode, &tensors));
+    EXPECT_EQ(std::memcmp(c_out.data(), out.data(), out.size() * 4), 0);
+    EXPECT_EQ(kept, (std::vector<std::int32_t>{41, 16}));
+    tensors.size = sizeof tensors;
+  }
+  tensors.lengths = nullptr;
+  tensors.lengths_before = tn.get();
 
   auto facts = sized<ringattn_decode_facts>();
   EXPECT_OK(ringattn_decode_get_facts(decode, &facts));
@@ -209,13 +239,13 @@ TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
   auto tensors = sized<ringattn_latent_decode_tensors>();
   tensors.q = last_q.get();
   tensors.cache = tcache.get();
-  tensors.lengths = tn.get();
+  tensors.lengths_before = tn.get();
   tensors.latent = last_c.get();
   tensors.k_rope = last_r.get();
   tensors.w_uk = tuk.get();
   tensors.w_uv = tuv.get();
   tensors.out = to.get();
-  tensors.grow = 1;
+  tensors.update_lengths = 1;
   EXPECT_OK(ringattn_latent_decode_run(decode, &tensors));
   EXPECT_EQ(length, kTokens);
   EXPECT_EQ(std::memcmp(out.data(), absorbed.data() + absorbed.size() - out.size(), out.size() * 4), 0);

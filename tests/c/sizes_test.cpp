@@ -213,8 +213,8 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
                                      [&](auto* given) { return ringattn_decode_run(of.decode, given); }),
       as_ever<ringattn_latent_tensors>("ringattn_latent_tensors",
                                        [&](auto* given) { return ringattn_latent_run(of.latent, given); }),
-      as_ever<ringattn_latent_decode_tensors>(
-          "ringattn_latent_decode_tensors",
+      grown<ringattn_latent_decode_tensors>(
+          "ringattn_latent_decode_tensors", offsetof(ringattn_latent_decode_tensors, lengths_before),
           [&](auto* given) { return ringattn_latent_decode_run(of.latent_decode, given); }),
       as_ever<ringattn_head_product_tensors>(
           "ringattn_head_product_tensors",

@@ -79,7 +79,7 @@ class Cache {
     update_.sequences = static_cast<std::int64_t>(setting.lengths.size());
     update_.rows = setting.rows;
     update_.lengths = reinterpret_cast<std::int32_t*>(lengths_.data());
-    update_.grow = setting.grow;
+    if (setting.grow) update_.grown = reinterpret_cast<std::int32_t*>(lengths_.data());
     if (!setting.table.empty()) {
       std::vector<std::int32_t> entries;
       for (const auto& row : setting.table) entries.insert(entries.end(), row.begin(), row.end());

@@ -132,7 +132,7 @@ class OneGpu(unittest.TestCase):
         counts = torch.tensor(lengths, dtype=torch.int32, device="cuda") - 1
         last = torch.tensor(cu[1:], device="cuda") - 1
         got, got_lse = ringattn.decode(
-            q[last], *caches, counts, block_table=table.cuda(), k_new=k[last], v_new=v[last], grow=True
+            q[last], *caches, lengths_before=counts, block_table=table.cuda(), k_new=k[last], v_new=v[last], update_lengths=True
         )
         self.assertEqual(counts.tolist(), lengths)
         assert_same_bits(got, out[last])
@@ -147,8 +147,8 @@ class OneGpu(unittest.TestCase):
         cache = torch.zeros(1, 640, 576, dtype=torch.bfloat16, device="cuda")
         cache[0, :599] = torch.cat([latent, k_rope], 1)[:599]
         counts = torch.tensor([599], dtype=torch.int32, device="cuda")
-        got, got_lse = ringattn.mla_decode(q[599:], cache, counts, w[:, :128], w[:, 128:], latent=latent[599:],
-                                           k_rope=k_rope[599:], grow=True)  # fmt: skip
+        got, got_lse = ringattn.mla_decode(q[599:], cache, w_uk=w[:, :128], w_uv=w[:, 128:], latent=latent[599:],
+                                           k_rope=k_rope[599:], lengths_before=counts, update_lengths=True)  # fmt: skip
         # On Hopper another kernel decodes, with bits of its own.
         torch.testing.assert_close(got, out[599:], atol=5e-2, rtol=0)
         torch.testing.assert_close(got_lse, lse[599:], atol=1e-2, rtol=0)
@@ -205,7 +205,8 @@ class OneGpu(unittest.TestCase):
             counts = torch.tensor([400, 400], dtype=torch.int32, device="cuda")
             new = normal(2, 40, 2, 128, seed=9)
             for t in range(40):
-                got, _ = ringattn.decode(q[:, t], *cache, counts, k_new=new[:, t], v_new=new[:, t], grow=True)
+                got, _ = ringattn.decode(q[:, t], *cache, lengths_before=counts, k_new=new[:, t], v_new=new[:, t],
+                                         update_lengths=True)  # fmt: skip
             both = [torch.cat([x, new], 1) for x in (k, v)]
             again = ringattn.compress(*both, format)
             expected, _ = ringattn.decode(q[:, 39], *again, counts)

@@ -76,8 +76,8 @@ class Decoding(unittest.TestCase):
             for s in some:
                 for token in range(self.lengths[s] - 3, self.lengths[s]):
                     cache[table[s, token // 16], token % 16] = np.nan
-        out, lse = ringattn.decode(self.q[rows], k, v, counts, block_table=np.ascontiguousarray(table[some]), k_new=self.k[rows],
-                                   v_new=self.v[rows], grow=True)  # fmt: skip
+        out, lse = ringattn.decode(self.q[rows], k, v, lengths_before=counts, block_table=np.ascontiguousarray(table[some]),
+                                   k_new=self.k[rows], v_new=self.v[rows], update_lengths=True)  # fmt: skip
         self.assertEqual((out.shape, lse.shape), ((2, 3, HEADS, DIM), (2, 3, HEADS)))
         self.assertEqual(list(counts), [70, 131])
         assert_same_bits(out, self.out[rows])
@@ -137,7 +137,7 @@ class Decoding(unittest.TestCase):
         ):
             given = {"lengths": counts, "block_table": table} | change
             with self.assertRaises(ringattn.UsageError) as caught:
-                ringattn.decode(self.q[self.last], k, v, given.pop("lengths"), **given)
+                ringattn.decode(self.q[self.last], k, v, **given)
             self.assertIn(words, str(caught.exception))
         with self.assertRaises(ringattn.UnsupportedError):
             ringattn.decode(self.q[self.last], k, v, counts, block_table=table, cache_batch_idx=[0])
@@ -212,7 +212,8 @@ class Latents(unittest.TestCase):
             cache[s, : n - 1, :64] = self.latent[self.cu[s] : self.cu[s + 1] - 1]
             cache[s, : n - 1, 64:] = self.k_rope[self.cu[s] : self.cu[s + 1] - 1]
         counts = np.array(self.lengths, "int32") - 1
-        got, got_lse = ringattn.mla_decode(self.q[last], cache, counts, self.w_uk, self.w_uv, rope_dim=16, grow=True,
+        got, got_lse = ringattn.mla_decode(self.q[last], cache, w_uk=self.w_uk, w_uv=self.w_uv, rope_dim=16,
+                                            lengths_before=counts, update_lengths=True,
                                            latent=self.latent[last], k_rope=self.k_rope[last])  # fmt: skip
         self.assertEqual(list(counts), list(self.lengths))
         assert_same_bits(got, out[last])
@@ -320,7 +321,8 @@ class PackedLatents(unittest.TestCase):
         for s, n in enumerate(self.lengths):
             cache[s, n - 1 :] = 255
         counts -= 1
-        got, _ = ringattn.mla_decode(self.q[last], cache, counts, self.w_uk, self.w_uv, rope_dim=16, grow=True,
+        got, _ = ringattn.mla_decode(self.q[last], cache, w_uk=self.w_uk, w_uv=self.w_uv, rope_dim=16,
+                                            lengths_before=counts, update_lengths=True,
                                      latent=self.made[last], k_rope=self.k_rope[last])  # fmt: skip
         assert_same_bits(got, out[last])
         for s, n in enumerate(self.lengths):
@@ -341,8 +343,8 @@ class PackedLatents(unittest.TestCase):
             ("latent has rows of 163 bytes (a row with a rotary key of 16 numbers has 132 · n + 32",
              lambda: self.mla(self.rows[:, :163], None)),
             ("latent is [4, 64] (each of its rows is [128])",
-             lambda: ringattn.mla_decode(self.q[:2], np.zeros((2, 256, 164), "uint8"), np.array([9, 9], "int32"), self.w_uk,
-                                         self.w_uv, rope_dim=16, latent=self.made[:2].reshape(4, 64),
+             lambda: ringattn.mla_decode(self.q[:2], np.zeros((2, 256, 164), "uint8"), lengths=np.array([9, 9], "int32"),
+                                         w_uk=self.w_uk, w_uv=self.w_uv, rope_dim=16, latent=self.made[:2].reshape(4, 64),
                                          k_rope=self.k_rope[:2])),
             ("rope_dim is None",
              lambda: ringattn.mla_decode(self.q[:2], np.zeros((2, 256, 164), "uint8"), np.array([9, 9], "int32"), self.w_uk,
@@ -443,7 +445,7 @@ class Scans(unittest.TestCase):
                 ringattn.ssd(*arguments)
             self.assertIn(words.lower(), str(caught.exception).lower())
         with self.assertRaises(ringattn.UnsupportedError):
-            ringattn.ssd(x, dt, A, B, C, seq_idx=None)
+            ringattn.ssd(x, dt, A, B, C, seq_idx=1)
 
 
 if __name__ == "__main__":

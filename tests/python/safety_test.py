@@ -70,18 +70,19 @@ class ReadOnly(unittest.TestCase):
         cache = np.asarray(self.mapped(2, 16, 2, 64))
         lengths = np.array([5, 5], "int32")
         frozen = np.frombuffer(lengths.tobytes(), "int32")
-        self.refuses("k_cache", lambda: ringattn.decode(q, cache, own, lengths, k_new=new, v_new=new))
-        self.refuses("v_cache", lambda: ringattn.decode(q, own, cache, lengths, k_new=new, v_new=new))
-        self.refuses("lengths", lambda: ringattn.decode(q, own, own, frozen, k_new=new, v_new=new, grow=True))
+        self.refuses("k_cache", lambda: ringattn.decode(q, cache, own, lengths=lengths, k_new=new, v_new=new))
+        self.refuses("v_cache", lambda: ringattn.decode(q, own, cache, lengths=lengths, k_new=new, v_new=new))
+        growing = {"lengths_before": frozen, "update_lengths": True}
+        self.refuses("lengths_before", lambda: ringattn.decode(q, own, own, k_new=new, v_new=new, **growing))
         out = ringattn.decode(q, cache, cache, frozen)[0]  # which are only read
         ringattn.testing.assert_same_bits(out, ringattn.decode(q, cache.copy(), cache.copy(), lengths)[0])
-        self.refuses("k_cache", lambda: ringattn.decode(q, cache, cache.copy(), frozen, k_new=new, v_new=new))
+        self.refuses("k_cache", lambda: ringattn.decode(q, cache, cache.copy(), lengths=frozen, k_new=new, v_new=new))
 
         latents, matrices = self.mapped(2, 16, 72), (normal(4, 16, 64), normal(4, 16, 64))
-        named = {"rope_dim": 8, "latent": normal(2, 64), "k_rope": normal(2, 8)}
+        named = {"rope_dim": 8, "latent": normal(2, 64), "k_rope": normal(2, 8), "w_uk": matrices[0], "w_uv": matrices[1]}
         q = normal(2, 4, 24)
-        self.refuses("cache", lambda: ringattn.mla_decode(q, latents, lengths, *matrices, **named))
-        self.refuses("lengths", lambda: ringattn.mla_decode(q, latents.copy(), frozen, *matrices, grow=True, **named))
+        self.refuses("cache", lambda: ringattn.mla_decode(q, latents, lengths=lengths, **named))
+        self.refuses("lengths_before", lambda: ringattn.mla_decode(q, latents.copy(), **growing, **named))
         ringattn.mla_decode(q, latents, frozen, *matrices, rope_dim=8)
 
     def test_compressed_caches(self):
@@ -89,7 +90,7 @@ class ReadOnly(unittest.TestCase):
         k, v = (ringattn.Compressed.cache("int8", (2, 16, 2, 64), q) for _ in "kv")
         v.streams["codes"].flags.writeable = False
         lengths = np.array([0, 0], "int32")
-        self.refuses("v_cache", lambda: ringattn.decode(q, k, v, lengths, k_new=new, v_new=new, grow=True))
+        self.refuses("v_cache", lambda: ringattn.decode(q, k, v, lengths_before=lengths, k_new=new, v_new=new))
         self.assertEqual(lengths.tolist(), [0, 0])
 
     def test_what_decompress_writes_to(self):
@@ -146,7 +147,7 @@ class Caches(unittest.TestCase):
         for table in (None, np.array([[0], [1]], "int32")):
             lengths = np.array([0, -1], "int32")
             with self.assertRaises(ringattn.UsageError) as caught:
-                ringattn.decode(q, cache, cache, lengths, block_table=table, k_new=new, v_new=new, grow=True)
+                ringattn.decode(q, cache, cache, lengths_before=lengths, block_table=table, k_new=new, v_new=new)
             self.assertIn("sequence 1 has -1 keys (a length is not negative)", str(caught.exception))
             self.assertEqual((lengths.tolist(), cache.any()), ([0, -1], False))
 

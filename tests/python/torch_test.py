@@ -100,7 +100,7 @@ class Compiled(unittest.TestCase):
         q, new = normal(3, 4, 64), normal(3, 2, 64, seed=2)
 
         def step(q, new, k, v, lengths):
-            out, lse = ringattn.decode(q, k, v, lengths, k_new=new, v_new=new, grow=True)
+            out, lse = ringattn.decode(q, k, v, lengths_before=lengths, k_new=new, v_new=new, update_lengths=True)
             return out + 1, lse, k, v, lengths
 
         caches = normal(3, 50, 2, 64, seed=3), normal(3, 50, 2, 64, seed=4)
@@ -128,7 +128,7 @@ class Compiled(unittest.TestCase):
 
         def step(q, new, lengths, *parts):
             k, v = keys(parts)
-            out, lse = ringattn.decode(q, k, v, lengths, k_new=new, v_new=new, grow=True)
+            out, lse = ringattn.decode(q, k, v, lengths_before=lengths, k_new=new, v_new=new, update_lengths=True)
             return out, lse, lengths, *parts
 
         def squeeze(k, v):

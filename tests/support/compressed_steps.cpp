@@ -128,8 +128,8 @@ void CompressedSteps::run(Transport& transport, const DecodeOptions& options, Ou
     inputs.rows = kRows;
     inputs.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), order.columns};
     inputs.table_pages = order.columns;
-    inputs.lengths = reinterpret_cast<std::int32_t*>(lengths.data());
-    inputs.grow = true;
+    inputs.lengths_before = reinterpret_cast<std::int32_t*>(lengths.data());
+    inputs.update_lengths = true;
     inputs.k_new = rows_of(k_new, fold.kv_heads, fold.head_dim);
     inputs.v_new = rows_of(v_new, fold.kv_heads, fold.head_dim_v);
     inputs.packed_k = k.view();

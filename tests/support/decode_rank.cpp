@@ -213,7 +213,7 @@ void DecodeRank::load(const std::vector<std::int64_t>& step, int rows) {
   gather(v_new_, tensors_.v, v_token_bytes(spec), cu_k_, false);
 }
 
-DecodeInputs DecodeRank::inputs(bool grow, bool append) {
+DecodeInputs DecodeRank::inputs(bool update, bool append) {
   const FoldSpec& spec = job_.spec;
   const std::int64_t tokens = static_cast<std::int64_t>(step_.size()) * rows_;
   const auto rows = [&](DeviceArray& array, int heads, int dim) {
@@ -237,9 +237,14 @@ DecodeInputs DecodeRank::inputs(bool grow, bool append) {
     inputs.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()),
                     reinterpret_cast<const std::int32_t*>(list_counts_.data()), list_stride_};
   }
-  inputs.lengths = reinterpret_cast<std::int32_t*>(lengths_.data());
+  auto* const counts = reinterpret_cast<std::int32_t*>(lengths_.data());
+  if (update) {
+    inputs.lengths_before = counts;
+  } else {
+    inputs.lengths = counts;
+  }
+  inputs.update_lengths = update;
   inputs.sinks = spec.sinks ? sinks_.floats() : nullptr;
-  inputs.grow = grow;
   if (append) {
     inputs.k_new = rows(k_new_, spec.kv_heads, spec.head_dim);
     inputs.v_new = rows(v_new_, spec.kv_heads, spec.head_dim_v);

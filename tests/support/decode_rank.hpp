@@ -28,8 +28,9 @@ class DecodeRank {
   // its keys and values as new rows.
   void load(const std::vector<std::int64_t>& lengths, int rows);
 
-  // Of the step that was loaded. `grow`: the lengths are those before the step; `append`: new rows join the cache.
-  DecodeInputs inputs(bool grow, bool append);
+  // Of the step that was loaded. `update`: the lengths are those before the step, which updates them; `append`: new
+  // rows join the cache.
+  DecodeInputs inputs(bool update, bool append);
   DecodeOutputs outputs();
   Stream stream() { return decode_.backend().stream(); }
 

@@ -158,8 +158,8 @@ LatentDecodeInputs LatentSteps::inputs() const {
     inputs.block_table = {reinterpret_cast<const std::int32_t*>(table_there_.data()), table_pages_};
     inputs.table_pages = table_pages_;
   }
-  inputs.lengths = reinterpret_cast<std::int32_t*>(lengths_.data());
-  inputs.grow = true;
+  inputs.lengths_before = reinterpret_cast<std::int32_t*>(lengths_.data());
+  inputs.update_lengths = true;
   inputs.latent = view(latent_, 1, spec.latent_dim);
   inputs.k_rope = view(k_rope_, 1, spec.rope_dim);
   inputs.w_uk = matrices_of(tensors_.w_uk, spec, spec.head_dim);

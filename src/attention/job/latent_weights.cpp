@@ -41,8 +41,9 @@ LatentDecodeInputs latent_step(const DecodeInputs& step, const LatentWeights& we
   rows.block_table = step.block_table;
   rows.table_pages = step.table_pages;
   rows.lengths = step.lengths;
+  rows.lengths_before = step.lengths_before;
+  rows.update_lengths = step.update_lengths;
   rows.sinks = step.sinks;
-  rows.grow = step.grow;
   rows.w_uk = weights.keys;
   rows.w_uv = weights.values;
   rows.host_lengths = step.host_lengths;

@@ -339,6 +339,13 @@ void LoadedCache::place(DecodeInputs& inputs) const {
                      static_cast<int>(prefixes_.keys.size())};
 }
 
+void LoadedCache::place_growing(DecodeInputs& inputs) const {
+  place(inputs);
+  inputs.lengths = nullptr;
+  inputs.lengths_before = reinterpret_cast<std::int32_t*>(lengths_.data());
+  inputs.update_lengths = true;
+}
+
 void LoadedCache::place_host_copies(DecodeInputs& inputs) const {
   inputs.host_lengths = host_lengths_.data();
   if (share_.columns > 0) inputs.host_table = {share_.table.data(), share_.columns};

@@ -44,6 +44,8 @@ class LoadedCache {
   // Gives a step this cache's table and lengths, those that are held back left out; and, where nothing is held back,
   // the prefixes that sequences share.
   void place(DecodeInputs& inputs) const;
+  // The same for steps that update the lengths, which are those before the step.
+  void place_growing(DecodeInputs& inputs) const;
   // What the host knows of both, for a step whose lengths are these.
   void place_host_copies(DecodeInputs& inputs) const;
   const NonFinite& non_finite() const { return non_finite_; }

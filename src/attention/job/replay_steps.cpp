@@ -142,9 +142,8 @@ void GrowingSteps::load_lists(const Job& whole, std::span<const std::int64_t> nu
 HostRows GrowingSteps::run() {
   DecodeInputs inputs;
   cache_->give(cache_->pools(), inputs);
-  inputs.grow = true;
   if (input_.job().spec.sinks) inputs.sinks = reinterpret_cast<const float*>(sinks_.data());
-  cache_->place(inputs);
+  cache_->place_growing(inputs);
   for (std::int64_t row = 0; row < rows_; ++row) enqueue(inputs, row);
   if (latents_) {
     latents_->wait();

@@ -41,14 +41,13 @@ void expect_growing_bits(const DecodeRow& row, const CacheFormat& format) {
 
   CacheUpdate grow;
   grow.sequences = kSequences;
-  grow.lengths = reinterpret_cast<std::int32_t*>(now.data());
-  grow.grow = true;
+  grow.lengths = grow.grown = reinterpret_cast<std::int32_t*>(now.data());
   grow.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), order.columns};
   grow.table_pages = order.columns;
   grow.pages = order.pages;
   grow.page_size = 16;
   CacheUpdate places = grow;
-  places.grow = false;
+  places.grown = nullptr;
   DecodeStep step;
   step.q = dense_view(static_cast<const void*>(q.data()), Dtype::kBf16, kSequences, 8, 128);
   step.packed_k = k.view();

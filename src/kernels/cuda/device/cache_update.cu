@@ -162,7 +162,8 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   const CachePlace place = first.from == nullptr ? CachePlace{} : place_of_piece(first);
   bool suspect = false;
   if (u.checked != nullptr) {
-    suspect = u.list_heads > 0 || u.prefixes.count > 0 || length < (u.grow ? u.rows : 0) || length > u.most_keys;
+    suspect =
+        u.list_heads > 0 || u.prefixes.count > 0 || length < (u.grown != nullptr ? u.rows : 0) || length > u.most_keys;
     if (!suspect) {
       const std::int32_t pages = pages_of(p, length);
       const bool paged = u.block_table.pages != nullptr;
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
     }
   }
   const bool any = __syncthreads_or(suspect) != 0;  // and everybody has read the length
-  if (u.grow && threadIdx.x == 0) u.lengths[sequence] = length;
+  if (u.grown != nullptr && threadIdx.x == 0) u.grown[sequence] = length;
   if (u.checked != nullptr) {
     const CacheFault fault = any ? fault_of_sequence(u, sequence, length, &found) : CacheFault{};
     const bool good = fault.kind == CacheFault::Kind::kNone;
