@@ -6,11 +6,12 @@ import ctypes
 import importlib.util
 import os
 import pathlib
+import threading
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 
 from . import _errors, _structs
 
-ABI = 4
+ABI = 5
 
 CAUSAL, FULL, WINDOW = 0, 1, 2
 STRIPED, RUNS = 0, 3
@@ -21,6 +22,7 @@ CPU, CUDA = 1, 2
 Handle = c_void_p
 _Status = c_int32
 _longs, _ints, _handle = _structs.longs, _structs.integers, POINTER(Handle)
+Poll = ctypes.CFUNCTYPE(c_int32, c_void_p)
 
 
 def _struct(name: str):
@@ -66,6 +68,7 @@ _PLAIN = {
     "error_why": (c_char_p, []),
     "error_remedy": (c_char_p, []),
     "tensor_names": (c_char_p, []),
+    "set_interrupt": (None, [Poll, c_void_p]),
     "world_rank": (c_int32, [Handle]),
     "world_size": (c_int32, [Handle]),
     "world_abort": (None, [Handle, _Status, c_char_p]),
@@ -100,10 +103,44 @@ class _Library:
             setattr(self, name, function)
 
     def _check(self, status, function, arguments):
+        if status == 0 and not interrupts.raised:
+            return
+        if interrupts.raised and threading.current_thread() is threading.main_thread():
+            raise interrupts.raised.pop()
         if status == 0:
             return
         parts = (self.error_problem, self.error_why, self.error_remedy, self.error_text)
         raise _errors.BY_STATUS.get(status, _errors.Error)(*(_errors.in_python(part().decode()) for part in parts))
+
+
+class _Interrupts:
+    """Signals of Python, such as Ctrl-C, end a call that is under way: the library asks about every 0.1 seconds, and Python runs
+    the handlers then. What one raises ends the call, and the caller gets it."""
+
+    def __init__(self):
+        self.raised: list[BaseException] = []
+        self._polls = None
+
+    def watch(self) -> None:
+        """Calls of the main thread, in which alone Python runs handlers."""
+        if self._polls is None and threading.current_thread() is threading.main_thread():
+            self._polls = self._asked()
+            next(self._polls)
+            self._poll = Poll(self._polls.send)  # context is NULL, which is None
+            lib.set_interrupt(self._poll, None)
+
+    def _asked(self):
+        """Python runs handlers when a function begins, before any `try` of it. A generator that goes on is in one already."""
+        answer = 0
+        while True:
+            try:
+                yield answer
+                answer = 0
+            except GeneratorExit:
+                return
+            except BaseException as error:  # noqa: BLE001, raised again by the call that it ends
+                self.raised.append(error)
+                answer = 1
 
 
 def _nccl() -> ctypes.CDLL | None:
@@ -150,3 +187,5 @@ def _load() -> _Library:
 
 
 lib = _load()
+interrupts = _Interrupts()
+interrupts.watch()

@@ -14,6 +14,7 @@ from ._arguments import as_ints, as_number, as_text, check_axes, check_settings,
 from ._errors import refuse, unsupported
 from ._tensors import CompressedView, View, as_rows, check_array, contiguous_heads, data_type, device_of, empty, stream_of
 from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
+from .worlds import Prepared, self_world
 
 METHODS = ("fp8", "int8", "int4", "lowrank", "vq", "hybrid")
 
@@ -91,16 +92,16 @@ def refuse_compressed(op: str, name: str, array) -> None:
                     "Pass what ringattn.decompress() makes of it.")  # fmt: skip
 
 
-class _Coder:
+class _Coder(Prepared):
     """A prepared compression. Worlds keep such objects."""
 
     def __init__(self, world, format: str, dtype, heads: int, dim: int, sequences: int, seed: int, threads: int):
-        self._handle = None
+        super().__init__(world, lib.compression_destroy)
         spec = _structs.compression_spec(format=as_text(format, "method"), sequences=sequences, seed=seed, dtype=dtype,
                                          heads=heads, dim=dim)  # fmt: skip
         handle = _abi.Handle()
         lib.compression_create(world.handle, spec, _structs.options(threads=threads), ctypes.byref(handle))
-        self.handle = self._handle = handle
+        self._handle = handle
         facts = _structs.compression_facts()
         lib.compression_get_facts(handle, facts)
         # (name, type, shape): of streams that of a token.
@@ -113,6 +114,10 @@ class _Coder:
         return part.name.decode(), type_name(part.dtype), tuple(part.shape[: part.axes])
 
     def do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:
+        with self.turn:
+            self._do(function, plain, compressed, name, lengths, *more)
+
+    def _do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:
         rows, parts = View(), CompressedView()
         rows.show(plain)
         parts.show(compressed)
@@ -121,23 +126,11 @@ class _Coder:
         tensors.stream = stream_of(plain)
         function(self.handle, tensors, *more)
 
-    used = 0  # as a _job.Prepared's
-
-    def wait(self) -> None:
+    def settle(self) -> None:
         """Its calls return when they are done."""
-
-    def close(self) -> None:
-        if self._handle is not None:
-            lib.compression_destroy(self._handle)
-            self._handle = None
-
-    def __del__(self):
-        self.close()
 
 
 def _coder(like, dtype, format: str, heads: int, dim: int, sequences: int, seed: int = 0, threads: int = 0) -> _Coder:
-    from .worlds import self_world  # noqa: PLC0415, worlds need layouts, and these what is compressed
-
     world = self_world(device_of(like))
     code = data_type(dtype)
     key = ("compression", format, code.code, code.bits, heads, dim, sequences, seed, threads)
@@ -216,6 +209,8 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
         if kind_of(array) is not kind_of(k):
             refuse(f"{name} is {type(array).__name__}", f"k is {type(k).__name__}", "Pass arrays of one kind.")
         check_axes(name, array, (3, 4), "[(batch,) tokens, heads, dim]")
+        if type_name(array.dtype) not in ("float16", "bfloat16"):
+            refuse(f"{name} is {type_name(array.dtype)}", "compressed rows become float16 or bfloat16 again", "Convert it.")
     ratio = None if ratio is None else as_number(ratio, "ratio")
     check_settings((method,))
     formats = choose_formats(method, ratio, type_name(k.dtype), k.shape[-2], k.shape[-1], v.shape[-1])
@@ -253,7 +248,5 @@ def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **
 @functools.cache
 def parts_of(format: str, dtype: str, heads: int, dim: int, sequences: int = 1):
     """(streams, tables) of a format as (name, type, shape): what fake tensors are made of."""
-    from .worlds import self_world  # noqa: PLC0415, as above
-
     coder = _Coder(self_world(), format, data_type(dtype), heads, dim, sequences, 0, 0)
     return coder.streams, coder.tables

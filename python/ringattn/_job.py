@@ -2,14 +2,13 @@
 """What the ops' arguments mean: masks, worlds, layouts, and the structs that say them to the library."""
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from . import _abi, _structs
+from . import _abi, _structs, worlds
 from ._abi import lib
-from ._arguments import as_int, as_ints, scale_of, seconds_of
-from ._errors import refuse
+from ._arguments import as_fp32, as_int, as_ints, scale_members, seconds_of
+from ._errors import refuse, unsupported
 from ._compression import Compressed, refuse_compressed
 from ._tensors import (
     CompressedView,
@@ -24,6 +23,7 @@ from ._tensors import (
     maker,
     on_host,
     stream_of,
+    type_name,
 )
 from .layouts import make_layout
 from .worlds import World, own_calls, self_world
@@ -83,6 +83,35 @@ def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
                        "Pass arrays of one kind.")  # fmt: skip
 
 
+_COMPUTED = ("float32", "float16", "bfloat16")
+
+
+def check_dtypes(**arrays) -> None:
+    """Of a call, q first. None is left out; bytes are rows of 8 bits, of which the library knows more."""
+    wanted = str(arrays["q"].dtype)
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        found = str(array.dtype)
+        if "float8" in found:
+            refuse(f"{name} is {found}", "ringattn computes with float32, float16 and bfloat16",
+                   'Convert it; ringattn.compress(k, v, "fp8") stores keys and values in 8 bits.')  # fmt: skip
+        if found.removeprefix("torch.") not in (*_COMPUTED, "uint8"):
+            refuse(f"{name} is {found}", "ringattn computes with float32, float16 and bfloat16", "Convert it.")
+        if found != wanted and array.dtype != arrays["q"].dtype and "uint8" not in found:
+            refuse(f"{name} is {type_name(found)} but q is {type_name(wanted)}", "rows of one call have one type", "Convert one.")
+
+
+def check_head_dim(q, v=None) -> None:
+    """Of attention and its decoding. Heads of other dims are padded by their caller."""
+    for name, array in (("q", q), ("v", v)):
+        dim = 8 if array is None else array.shape[-1]
+        if dim % 8:
+            rows, rest = ("q and k", f", and pass softmax_scale={dim}**-0.5") if name == "q" else ("v", "")
+            unsupported(f"{name} has a head_dim of {dim}", "kernels have multiples of 8",
+                        f"Pad {rows} to {-(-dim // 8) * 8} with zeros{rest}.")  # fmt: skip
+
+
 def format_of(rows) -> str | None:
     """How keys or values are stored; None: as they are."""
     return rows.format if isinstance(rows, Compressed) else None
@@ -101,7 +130,8 @@ def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, sof
     k_format, v_format = (None if format is None else format.encode() for format in formats)
     return _structs.spec(dtype=data_type(like), heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
                      mask=kind, sinks=int(sinks), window_left=left, window_right=right,
-                     softmax_scale=scale_of(softmax_scale), softcap=softcap, k_format=k_format, v_format=v_format)  # fmt: skip
+                     softcap=as_fp32(softcap, "softcap"), k_format=k_format, v_format=v_format,
+                     **scale_members(softmax_scale))  # fmt: skip
 
 
 class Positions(NamedTuple):
@@ -195,16 +225,13 @@ def show(tensors, views: dict, arrays: dict) -> None:
         view.show(array)
 
 
-class Prepared:
-    """An object of the library: `op` prepared for a job. It is destroyed with this one, or with its world."""
+class Prepared(worlds.Prepared):
+    """`op` prepared for a job."""
 
     op = ""
 
     def __init__(self, world: World, *job):
-        self._handle = None
-        self.world = weakref.ref(world)
-        self.used = 0  # when its world last did
-        self._destroy = getattr(lib, f"{self.op}_destroy")
+        super().__init__(world, getattr(lib, f"{self.op}_destroy"))
         self._run = getattr(lib, f"{self.op}_run")
         self._enqueue = getattr(lib, f"{self.op}_enqueue")
         # What the library is shown of each call's arrays. Every call names the same ones.
@@ -217,12 +244,6 @@ class Prepared:
         getattr(lib, f"{self.op}_get_facts")(handle, self.facts)
 
     @property
-    def handle(self):
-        if self._handle is None:
-            refuse(f"the {type(self).__name__} is closed", "its world, or itself, was closed", "Make another one.")
-        return self._handle
-
-    @property
     def kernel(self) -> str:
         """The name of the kernel that computes."""
         return self.facts.kernel.decode()
@@ -232,28 +253,25 @@ class Prepared:
         on_host = device_of(like)[0] == _abi.CPU
         if workspace_bytes and not on_host:
             arrays = arrays | {"workspace": empty(like, (workspace_bytes,), "uint8")}
-        tensors = self._tensors
-        show(tensors, self._views, arrays)
-        for name, value in members.items():
-            setattr(tensors, name, value)
-        if on_host:
-            self._run(self.handle, tensors)
-            return
-        tensors.stream = stream_of(like)
-        self._enqueue(self.handle, tensors)
+        with self.turn:
+            tensors = self._tensors
+            show(tensors, self._views, arrays)
+            for name, value in members.items():
+                setattr(tensors, name, value)
+            if on_host:
+                self._run(self.handle, tensors)
+                return
+            tensors.stream = stream_of(like)
+            self._enqueue(self.handle, tensors)
 
     def wait(self) -> None:
         """Returns when everything that was put on streams is done, and raises what of it failed."""
+        with self.turn:
+            self.settle()
+
+    def settle(self) -> None:
+        """wait() in a turn that is the caller's."""
         getattr(lib, f"{self.op}_wait")(self.handle)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self._destroy(self._handle)
-            self._handle = None
-
-    def __del__(self):
-        if getattr(self, "_handle", None) is not None:
-            self.close()
 
 
 class Call:
@@ -284,7 +302,19 @@ class Call:
             self._tensors.workspace = view.address
 
     def __call__(self, arrays: tuple, out):
-        """(out, lse): arrays are the caller's in the order of `given`, then out or None."""
+        """(out, lse): arrays are the caller's in the order of `given`, then out or None. None where the prepared object is
+        closed. The structs are shared by all calls of this form, so nothing of them is touched before the turn is taken."""
+        prepared = self.prepared
+        prepared.turn.take()
+        try:
+            if prepared._handle is None:
+                return None
+            prepared.world().use(prepared)
+            return self._do(prepared, arrays, out)
+        finally:
+            prepared.turn.lock.release()
+
+    def _do(self, prepared: Prepared, arrays: tuple, out):
         for place, array in zip(self._places, arrays):
             if place is not None:
                 place.data = address_of(array)
@@ -295,7 +325,7 @@ class Call:
         if self._new_lse is not None:
             lse = self._new_lse()
             self._lse.data = address_of(lse)
-        prepared, tensors = self.prepared, self._tensors
+        tensors = self._tensors
         if self._on_host:
             prepared._run(prepared._handle, tensors)
             return out, lse
@@ -326,11 +356,10 @@ def known_call(world: World | None, settings: tuple, given: dict, out):
         return None, None
     if call is None:
         return key, None
-    if call.prepared._handle is None:  # closed, as others were used since
-        del calls[key]
-        return key, None
-    call.prepared.world().use(call.prepared)
-    return key, call(arrays, out)
+    results = call(arrays, out)
+    if results is None:  # closed, as others were used since
+        calls.pop(key, None)
+    return key, results
 
 
 def keep_call(world: World | None, key, prepared: Prepared, arrays: dict, given: dict, out, lse, workspace_bytes: int = 0,

@@ -2,12 +2,13 @@
 """Worlds of torch.distributed's ranks."""
 
 import atexit
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
 
 from . import _abi
-from ._errors import PeerError, refuse
+from ._errors import Error, PeerError, refuse
 from .worlds import World, callbacks_world, self_world
 
 # By group and device; groups are kept, so that no other one has their identity.
@@ -17,7 +18,8 @@ _worlds: dict[tuple[int, tuple[int, int]], tuple[object, World]] = {}
 @atexit.register
 def _close() -> None:
     for _, world in _worlds.values():
-        world.close()
+        with contextlib.suppress(Error):  # a thread that is still at work keeps its world
+            world.close()
     _worlds.clear()
 
 

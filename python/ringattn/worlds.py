@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worlds: the ranks that compute together."""
 
+import contextlib
 import ctypes
 import itertools
 import secrets
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 from . import _abi, _structs
 from ._abi import lib
-from ._arguments import as_int, as_text, check_settings, seconds_of
+from ._arguments import as_int32, as_text, check_settings, seconds_of
 from ._errors import Error, refuse
 
 # Objects that a world keeps ready, of the jobs that it was last asked for.
@@ -31,11 +32,46 @@ def of_key(key: str) -> "World":
     return world
 
 
-class World:
-    """Some ranks, of which this object is one. Its calls come from one thread at a time."""
+class Turn:
+    """Held by the one call that is under way on a world and its objects. A call of another thread is refused before it touches
+    anything that the first one uses: ctypes releases the GIL while the library works."""
+
+    __slots__ = ("lock",)
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def take(self) -> None:
+        if not self.lock.acquire(False):
+            refuse("this world is at work in another thread", "calls on a world and its objects take turns",
+                   "Give each thread a world of its own, or share one behind a lock.")  # fmt: skip
+
+    def __enter__(self):
+        self.take()
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+
+class Owner:
+    """Has an object of the library, which must be destroyed once."""
+
+    _handle = None
+
+    def _refuse_copy(self, *_):
+        raise TypeError(f"a ringattn.{type(self).__name__} can't be copied or pickled (it has an object of the library, which "
+                        "ends with it). Share it, or make another one.")  # fmt: skip
+
+    __copy__ = __deepcopy__ = __reduce_ex__ = _refuse_copy
+
+
+class World(Owner):
+    """Some ranks, of which this object is one. Its calls come from one thread at a time: one beside another is refused."""
 
     def __init__(self, handle, device: tuple[int, int] = (_abi.CPU, 0), keeps=None):
         self._handle = handle
+        self.turn = Turn()
+        _abi.interrupts.watch()
         self.device = device
         self.rank: int = lib.world_rank(handle)
         self.size: int = lib.world_size(handle)
@@ -57,16 +93,18 @@ class World:
         what is kept depends on the order of uses alone, which is that of every rank."""
         objects = self._objects
         try:
-            found = objects.get(key)
+            hash(key)
         except TypeError:
             check_settings(key)
             raise
-        if found is None:
-            if len(objects) >= _KEPT_OBJECTS:
-                oldest = min(objects, key=lambda kept: objects[kept].used)
-                objects.pop(oldest).close()
-            found = objects[key] = make()
-        self.use(found)
+        with self.turn:
+            found = objects.get(key)
+            if found is None:
+                if len(objects) >= _KEPT_OBJECTS:
+                    oldest = min(objects, key=lambda kept: objects[kept].used)
+                    objects.pop(oldest).end()
+                found = objects[key] = make()
+            self.use(found)
         return found
 
     def use(self, prepared) -> None:
@@ -75,13 +113,14 @@ class World:
     def wait(self) -> None:
         """Returns when all that calls on this world have put on streams of a GPU is done, and raises what of it failed first.
         Of calls without a world it is ringattn.self_world((2, i)) of GPU i. Refused once the world is closed."""
-        self.handle  # noqa: B018, refuses where the world is closed
         failures = []
-        for made in self._objects.values():
-            try:
-                made.wait()
-            except Error as error:
-                failures.append(error)
+        with self.turn:
+            self.handle  # noqa: B018, refuses where the world is closed
+            for made in self._objects.values():
+                try:
+                    made.settle()
+                except Error as error:
+                    failures.append(error)
         if failures:
             raise failures[0]
 
@@ -91,10 +130,15 @@ class World:
         lib.world_abort(self.handle, status, str(error).encode())
 
     def close(self) -> None:
+        """Ends the world and what was prepared on it. Refused beside a call of another thread."""
+        with self.turn:
+            self._end()
+
+    def _end(self) -> None:
         if self._handle is None:
             return
         for made in self._objects.values():
-            made.close()
+            made.end()
         self._objects.clear()
         self.calls.clear()
         lib.world_destroy(self._handle)
@@ -107,11 +151,47 @@ class World:
         self.close()
 
     def __del__(self):
-        if getattr(self, "_handle", None) is not None:
-            self.close()
+        # Nobody has the world any more, but somebody may be at work with one of its objects, which outlive it then.
+        if self._handle is not None:
+            with contextlib.suppress(Error):
+                self.close()
+        if self._handle is not None:
+            lib.world_destroy(self._handle)
+            self._handle = None
 
     def __repr__(self):
         return f"<ringattn.World rank {self.rank} of {self.size}>"
+
+
+class Prepared(Owner):
+    """An object of the library on a world. It is destroyed with this one, or with its world."""
+
+    used = 0  # when its world last did
+
+    def __init__(self, world: World, destroy: Callable):
+        self.world = weakref.ref(world)
+        self.turn = world.turn
+        self._destroy = destroy
+
+    @property
+    def handle(self):
+        if self._handle is None:
+            refuse(f"the {type(self).__name__} is closed", "its world, or itself, was closed", "Make another one.")
+        return self._handle
+
+    def close(self) -> None:
+        """Refused beside a call of another thread on the same world."""
+        with self.turn:
+            self.end()
+
+    def end(self) -> None:
+        """close() in a turn that is the caller's."""
+        if self._handle is not None:
+            self._destroy(self._handle)
+            self._handle = None
+
+    def __del__(self):
+        self.end()  # nobody else has it, so nobody is at work with it
 
 
 def _options(device: tuple[int, int] = (_abi.CPU, 0)):
@@ -126,7 +206,7 @@ def self_world(device: tuple[int, int] = (_abi.CPU, 0)) -> World:
     own."""
     worlds = _own.__dict__.setdefault("worlds", {})
     world = worlds.get(device)
-    if world is None:
+    if world is None or world._handle is None:
         handle = _abi.Handle()
         lib.world_self(ctypes.byref(_options(device)), ctypes.byref(handle))
         world = worlds[device] = World(handle, device)
@@ -143,7 +223,8 @@ def own_calls() -> dict:
 
 def threads_worlds(ranks: int) -> list[World]:
     """The ranks of a world in this process; each is for a thread of its own. Host memory."""
-    handles = (_abi.Handle * max(ranks, 1))()
+    ranks = as_int32(ranks, "ranks")
+    handles = (_abi.Handle * min(max(ranks, 1), 1024))()  # of more the library makes none
     lib.world_threads(ctypes.byref(_options()), ranks, handles)
     return [World(_abi.Handle(handle)) for handle in handles]
 
@@ -165,8 +246,15 @@ def run_ranks(ranks: int, work: Callable[[World], object]) -> list:
     threads = [threading.Thread(target=play, args=(world,)) for world in worlds]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # as of Ctrl-C, which comes to this thread: their calls end, too
+        for world in worlds:
+            world.abort(error)
+        for thread in threads:
+            thread.join()
+        raise
     for world in worlds:
         world.close()
     if failures:
@@ -197,6 +285,7 @@ def callbacks_world(
     handle = _abi.Handle()
     try:
         callbacks = _structs.callbacks(all_gather=called)
+        rank, ranks = as_int32(rank, "rank"), as_int32(ranks, "ranks")
         lib.world_callbacks(_options(device), rank, ranks, callbacks, seconds_of(timeout), ctypes.byref(handle))
     except Error as error:
         cause = failures[0] if failures else None
@@ -219,7 +308,7 @@ def store_world(
                    f"Pass the address, or leave {name} out.")  # fmt: skip
     handle = _abi.Handle()
     place, job = (text if text is None else as_text(text, name) for text, name in ((address, "address"), (job, "job")))
-    rank, ranks = (fallback if number is None else as_int(number, name)
+    rank, ranks = (fallback if number is None else as_int32(number, name)
                    for number, name, fallback in ((rank, "rank", 0), (ranks, "ranks", 1)))  # fmt: skip
     lib.world_store(_options(device), place, rank, ranks, job or None, seconds_of(timeout), ctypes.byref(handle))
     return World(handle, device)
