@@ -8,7 +8,7 @@ out, lse = ringattn.attention(q, q, q)
 """
 
 from ._abi import lib as _lib
-from ._errors import Error, FileError, OutOfMemory, PeerError, UnsupportedError, UsageError, WrongResult
+from ._errors import CallError, Error, FileError, OutOfMemory, PeerError, UnsupportedError, UsageError, WrongResult
 from ._attention import Attention, attention, varlen
 from ._compression import Compressed, compress, decompress
 from ._convolution import Convolution, causal_conv1d, causal_conv1d_update
@@ -17,6 +17,7 @@ from ._eviction import Kept, evict
 from ._head_product import HeadProduct, head_product
 from ._latent import Latent, mla, mla_decode, mla_decode_share
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
+from ._sdpa import scaled_dot_product_attention
 from ._scan import Scan, selective_scan, selective_update, ssd, ssd_update
 from . import goldens, testing  # isort: skip
 from .torch_worlds import torch_world
@@ -24,10 +25,11 @@ from .worlds import World, callbacks_world, mpi_world, run_ranks, self_world, st
 
 __version__: str = _lib.version().decode()
 __all__ = [
-    "Attention", "Compressed", "Convolution", "Decode", "DecodeShare", "Error", "FileError", "HeadProduct", "Kept", "Latent",
-    "LatentDecode", "Layout", "OutOfMemory", "PeerError", "Scan", "UnsupportedError", "UsageError", "World", "WrongResult",
-    "attention", "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous", "decode", "decode_share",
-    "decompress", "evict", "goldens", "head_product", "mla", "mla_decode", "mla_decode_share", "mpi_world", "packed",
-    "positions", "run_ranks", "selective_scan", "selective_update", "self_world", "shard", "ssd", "ssd_update", "store_world",
-    "striped", "super_segments", "testing", "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
+    "Attention", "CallError", "Compressed", "Convolution", "Decode", "DecodeShare", "Error", "FileError", "HeadProduct",
+    "Kept", "Latent", "LatentDecode", "Layout", "OutOfMemory", "PeerError", "Scan", "UnsupportedError", "UsageError", "World",
+    "WrongResult", "attention", "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous",
+    "decode", "decode_share", "decompress", "evict", "goldens", "head_product", "mla", "mla_decode", "mla_decode_share",
+    "mpi_world", "packed", "positions", "run_ranks", "scaled_dot_product_attention", "selective_scan", "selective_update",
+    "self_world", "shard", "ssd", "ssd_update", "store_world", "striped", "super_segments", "testing", "threads_worlds",
+    "torch_world", "unshard", "varlen", "zigzag",
 ]  # fmt: skip

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that are no arrays: what is nothing of the kind is refused by name, whatever Python would have said of it."""
 
-import difflib
+import ctypes
 import inspect
+import math
 import operator
 from typing import NoReturn
 
-from ._errors import refuse, unsupported
+from ._errors import refuse
 
 
 # Beyond it the library has no numbers of tokens, and ctypes would cut off some digits.
@@ -24,6 +25,14 @@ def as_int(value, name: str) -> int:
         return _near(operator.index(value), name)
     except TypeError:
         refuse(f"{name} is {str(value)[:60]}", "it should be a whole number", "Convert it.")
+
+
+def as_int32(value, name: str) -> int:
+    """For arguments of the library's functions, of which ctypes would cut off digits."""
+    number = as_int(value, name)
+    if not -(2**31) <= number < 2**31:
+        refuse(f"{name} is {number}", "the library counts them in 32 bits", "Check it.")
+    return number
 
 
 def as_text(value, name: str) -> bytes:
@@ -62,13 +71,11 @@ def as_ints(values, name: str = "a list of lengths") -> list[int]:
                "Pass a list, or an array of integers with one axis.")  # fmt: skip
 
 
-def lengths_of(cu_seqlens) -> tuple[int, ...]:
+def lengths_of(cu_seqlens, name: str = "cu_seqlens") -> tuple[int, ...]:
     """Lengths of sequences from where they begin."""
-    at = as_ints(cu_seqlens, "cu_seqlens")
+    at = as_ints(cu_seqlens, name)
     if not at or at[0] != 0 or any(b < a for a, b in zip(at, at[1:])):
-        refuse(
-            f"cu_seqlens is {at[:8]}", "it begins with 0 and ascends, and its last number is all tokens", "Check it."
-        )
+        refuse(f"{name} is {at[:8]}", "it begins with 0 and ascends, and its last number is all tokens", "Check it.")
     return tuple(b - a for a, b in zip(at, at[1:]))
 
 
@@ -78,11 +85,20 @@ def check_axes(name: str, array, axes: tuple[int, ...], form: str) -> None:
         refuse(f"{name} has {array.ndim} axes", f"it is {form}", "Reshape it.")
 
 
-def scale_of(softmax_scale: float | None) -> float:
-    """As the library has it, for which 0 is what None is here."""
-    if softmax_scale == 0:
-        refuse("softmax_scale is 0", "all keys would count alike", "Leave it out for 1 / sqrt(head_dim), or pass another.")
-    return softmax_scale or 0.0
+def as_fp32(value, name: str) -> float:
+    """A number that the library has in fp32. One that becomes 0 there, which is another setting, or infinite, is refused."""
+    number = as_number(value, name)
+    nearest = ctypes.c_float(number).value
+    if nearest == number or not math.isfinite(number) or (nearest != 0 and math.isfinite(nearest)):
+        return nearest
+    refuse(f"{name} is {number}", f"it is fp32, in which the nearest number is {nearest:g}", "Pass one that fp32 has.")
+
+
+def scale_members(softmax_scale: float | None) -> dict:
+    """softmax_scale as the library's specs have it. None: their default; 0 is meant as it is: all keys count alike."""
+    if softmax_scale is None:
+        return {"softmax_scale": 0.0, "scale_given": 0}
+    return {"softmax_scale": as_fp32(softmax_scale, "softmax_scale"), "scale_given": 1}
 
 
 def seconds_of(timeout: float) -> float:
@@ -93,45 +109,12 @@ def seconds_of(timeout: float) -> float:
     return seconds
 
 
-# Names that other libraries have for what ringattn computes, and what it is called here; and names of what it doesn't compute.
-_OURS = {
-    "window": "mask=(left, right)", "window_size": "mask=(left, right)", "sliding_window": "mask=(left, right)",
-    "left_window": "mask=(left, right)", "scale": "softmax_scale", "sm_scale": "softmax_scale", "scaling": "softmax_scale",
-    "logits_soft_cap": "softcap", "logit_softcapping": "softcap", "s_aux": "sinks", "attention_sinks": "sinks",
-    "cache_seqlens": "lengths", "seqlens": "lengths", "page_table": "block_table",
-    "cu_seqlens_kv": "cu_seqlens_k", "initial_state": "initial_states", "return_last_state": "return_final_states",
-    "seq_idx": "cu_seqlens",
-}  # fmt: skip
-# What changes no result.
-_NOT_NEEDED = {"deterministic": "every call is", "chunk_size": "chunks are 64 tokens, always"}
-_MASKING = ("attn_mask", "attention_mask", "block_mask", "key_padding_mask", "score_mod", "attn_bias", "bias", "alibi_slopes")
-
-
 def refuse_unknown(op: str, given: dict) -> NoReturn:
-    """Arguments that other libraries' functions have, and this one does not. To leave out what changes a result is no advice:
-    what it is called here is said, or that it isn't computed. op: the function's name."""
+    """Arguments that the function of this name doesn't have."""
     import ringattn  # noqa: PLC0415, which imports this
 
+    from . import _spellings  # noqa: PLC0415, as above
+
     name, value = next(iter(given.items()))
-    known = inspect.signature(getattr(ringattn, op)).parameters
-    why, remedy = f"it was given as {str(value)[:60]}", f"See help(ringattn.{op}) for what it takes."
-    ours = _OURS.get(name)
-    if name in ("is_causal", "causal") and "mask" in known:
-        remedy = f'Did you mean mask="{"causal" if value else "full"}"?'
-    elif ours is not None and ours.partition("=")[0] in known:
-        remedy = f"Did you mean {ours}?"
-    elif name in _NOT_NEEDED:
-        why, remedy = _NOT_NEEDED[name], "Leave it out: no result depends on it."
-    elif name == "block_mask":
-        why = "ringattn's functions mask by position alone"
-        remedy = ("For lists of key blocks use the program, `ringattn run --block-mask`: docs/lists.md says how they are "
-                  "made.")  # fmt: skip
-    elif name in _MASKING:
-        why, remedy = "ringattn masks by position alone", "Say by mask and cu_seqlens what is seen, or use another library."
-    elif name in ("dropout", "dropout_p"):
-        why, remedy = "ringattn has no dropout", "Leave it out where it is 0, as in evaluation."
-    else:
-        near = difflib.get_close_matches(name, known, 1, 0.75)
-        if near:
-            remedy = f"Did you mean {near[0]}?"
-    unsupported(f"{op} has no {name}", why, remedy)
+    keywords = frozenset(inspect.signature(getattr(ringattn, op)).parameters)
+    _spellings.refuse_keyword(op, name, value, keywords)

@@ -8,6 +8,7 @@
 A row of out and lse has the same bits with any world, layout and batch.
 """
 
+import warnings
 from collections.abc import Sequence
 
 from . import _job
@@ -71,6 +72,29 @@ def _tokens(layout, rows: int, world: World) -> int:
     return rows * world.size
 
 
+_order = {"attention": "[(batch,) tokens, heads, head_dim]", "varlen": "[tokens, heads, head_dim]"}
+
+
+def _warn_of_unseen(op: str, mask, offsets, k_positions, q_lengths, k_lengths) -> None:
+    """Queries that see no key are legal, and most often tensors of another layout. Where the call is prepared, so once for each
+    form of it."""
+    if mask != "causal" or offsets is not None or k_positions is not None:
+        return
+    for queries, keys in zip(q_lengths, k_lengths):
+        if queries > keys:
+            warnings.warn(f"ringattn.{op}: {queries - keys} of {queries} queries of a sequence see no key ({keys} keys, a causal "
+                          f"mask aligned to the last one; q, k and v were taken for {_order[op]}). Pass order=\"bhtd\" for "
+                          "SDPA's layout, q_offset for another alignment, or mask=\"full\".", stacklevel=4)  # fmt: skip
+            return
+
+
+def _check_tokens(name: str, rows, lengths, begins: str) -> None:
+    """Of one rank, which has all of them."""
+    if sum(lengths) != rows.shape[0]:
+        refuse(f"{begins} ends at {sum(lengths)}, and {name} has {rows.shape[0]} tokens", "its last number is all tokens",
+               f"Pass {begins} of all of {name}, or leave the tokens behind it out.")  # fmt: skip
+
+
 def _run(prepared: Attention, q, k, v, sinks, out):
     """(out, lse, what the library was shown)."""
     q, k, v = (rows if isinstance(rows, Compressed) else contiguous_heads(rows) for rows in (q, k, v))
@@ -87,7 +111,7 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
               key_layout: str | Layout | None = None, lengths: tuple[int, int] | None = None,
               k_positions=None, k_lengths: int | Sequence[int] | None = None, world: World | None = None, out=None,
               threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Attention of equally long sequences.
+    """Attention of equally long sequences, causal unless mask says otherwise.
 
     q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; k, v: the same with kv_heads, which divides heads,
     and v with a head_dim of its own; either may be ringattn.Compressed. NumPy arrays or PyTorch tensors of float32, float16 or
@@ -104,7 +128,9 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     timeout: seconds that a silent peer is waited for.
 
     Returns out, of q's shape and dtype but with v's head_dim, and lse, float32 [(batch,) tokens, heads]: natural
-    logarithms of the denominators, -inf where a query sees no key. Collective in a world of several ranks.
+    logarithms of the denominators, -inf where a query sees no key; its tokens come before its heads, other than in flash_attn
+    and in files. Collective in a world of several ranks. causal=, window_size=, scale=, return_lse=, enable_gqa= and order="bhtd"
+    (SDPA's axes) are taken in their libraries' meaning: docs/porting.md.
     """
     if unknown:
         refuse_unknown("attention", unknown)
@@ -118,6 +144,7 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
         if results is not None:
             return results
     _job.check_arrays("attention", {"q": q, "k": k, "v": v}, sinks=sinks, out=out)
+    _job.check_dtypes(q=q, k=k, v=v, out=out)
     batched = q.ndim == 4
     if q.ndim not in (3, 4) or k.ndim != q.ndim or v.ndim != q.ndim:
         refuse(
@@ -125,12 +152,14 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
             "they have [(batch,) tokens, heads, head_dim]",
             "Reshape them.",
         )
+    _job.check_head_dim(q, v)
     own = _job.world_of(q, world)
     batch = q.shape[0] if batched else 1
     if lengths is None:
         of_keys = layout if key_layout is None else key_layout
         lengths = _tokens(layout, q.shape[-3], own), _tokens(of_keys, k.shape[-3], own)
     q_lengths, key_lengths = (lengths[0],) * batch, (lengths[1],) * batch
+    _warn_of_unseen("attention", mask, q_offset, k_positions, q_lengths, key_lengths)
     q_offsets = None if q_offset is None else (as_int(q_offset, "q_offset"),) * batch
     positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), batch, q_offset is not None)
     prepared = _prepared(own, q, k, v, q_lengths, key_lengths, q_offsets, positions, mask, softmax_scale, softcap, sinks,
@@ -151,7 +180,7 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
            key_layout: str | Layout | None = None, k_positions=None, k_lengths: Sequence[int] | None = None,
            world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
            **unknown):  # fmt: skip
-    """Attention of a packed batch: sequences of any lengths, one behind the other.
+    """Attention of a packed batch, causal unless mask says otherwise: sequences of any lengths, one behind the other.
 
     q: [tokens, heads, head_dim], k, v: [tokens, kv_heads, …]: this rank's rows. cu_seqlens_q, cu_seqlens_k: [sequences + 1]
     where sequences begin, of the whole batch over all ranks; without cu_seqlens_k keys have the queries' lengths.
@@ -159,8 +188,8 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
     The rest, and what it returns, is as attention() has it."""
     if unknown:
         refuse_unknown("varlen", unknown)
-    q_lengths = lengths_of(cu_seqlens_q)
-    key_lengths = q_lengths if cu_seqlens_k is None else lengths_of(cu_seqlens_k)
+    q_lengths = lengths_of(cu_seqlens_q, "cu_seqlens_q")
+    key_lengths = q_lengths if cu_seqlens_k is None else lengths_of(cu_seqlens_k, "cu_seqlens_k")
     offsets = None if q_offsets is None else tuple(as_ints(q_offsets, "q_offsets"))
     given = {"q": q, "k": k, "v": v, "sinks": sinks}
     settings = ("varlen", q_lengths, key_lengths, offsets, mask, softmax_scale, softcap, layout, key_layout, threads,
@@ -171,9 +200,15 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
         if results is not None:
             return results
     _job.check_arrays("varlen", {"q": q, "k": k, "v": v}, sinks=sinks, out=out)
+    _job.check_dtypes(q=q, k=k, v=v, out=out)
     for name, rows in (("q", q), ("k", k), ("v", v)):
         check_axes(name, rows, (3,), "[tokens, heads, head_dim], all sequences packed")
+    _job.check_head_dim(q, v)
     own = _job.world_of(q, world)
+    if own.size == 1:
+        _check_tokens("q", q, q_lengths, "cu_seqlens_q")
+        _check_tokens("k", k, key_lengths, "cu_seqlens_q" if cu_seqlens_k is None else "cu_seqlens_k")
+    _warn_of_unseen("varlen", mask, offsets, k_positions, q_lengths, key_lengths)
     positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), len(q_lengths), offsets is not None)
     prepared = _prepared(own, q, k, v, q_lengths, key_lengths, offsets, positions, mask, softmax_scale, softcap, sinks,
                          layout, key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip

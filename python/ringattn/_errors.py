@@ -27,6 +27,10 @@ class UsageError(Error, ValueError):
     status = 2
 
 
+class CallError(UsageError, TypeError):
+    """A function has no such argument, or lacks one."""
+
+
 class FileError(Error, OSError):
     """A file is missing, malformed or can't be written."""
 

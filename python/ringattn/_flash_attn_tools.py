@@ -3,26 +3,7 @@
 
 from ._arguments import as_int
 from ._errors import refuse, unsupported
-
-
-def causal_of(causal) -> bool:
-    """Words and tensors, which would all count as true, are refused."""
-    if type(causal).__name__ not in ("bool", "bool_"):  # Python's, and NumPy's
-        refuse(f"causal is {repr(causal)[:60]}", "it is True or False", "Pass one of them.")
-    return bool(causal)
-
-
-def mask_of(causal: bool, window_size: tuple[int, int]):
-    """As flash_attn has it: a causal window has no right side."""
-    causal = causal_of(causal)
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        refuse(f"window_size is {str(window_size)[:60]}",
-               "it is two numbers of tokens (left, right), each -1 for no limit",
-               "Pass (-1, -1) for none.")  # fmt: skip
-    left, right = (as_int(side, "a side of window_size") for side in window_size)
-    if (left, right) == (-1, -1):
-        return "causal" if causal else "full"
-    return (left, 0 if causal else right)
+from ._spellings import causal_of, mask_of  # noqa: F401, for those who import from here
 
 
 def check_rows(**arrays) -> None:

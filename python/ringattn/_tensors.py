@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 from . import _abi, _structs
-from ._errors import refuse, unsupported
+from ._errors import CallError, refuse, unsupported
 
 # DLPack's codes by the names of NumPy's, ml_dtypes' and PyTorch's types.
 _INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
@@ -18,6 +18,7 @@ _TYPES = {
     "int32": (_INT, 32), "int64": (_INT, 64), "uint8": (_UINT, 8), "int8": (_INT, 8), "float8_e4m3fn": (10, 8),
 }  # fmt: skip
 _by_dtype: dict = {}
+_FLOAT8 = "Convert it, or store keys and values in 8 bits by ringattn.compress(k, v, \"fp8\")."
 
 
 def _type_of(dtype):
@@ -26,7 +27,8 @@ def _type_of(dtype):
     if known is None:
         name = str(dtype).removeprefix("torch.")
         if name not in _TYPES:
-            refuse(f"an array holds {name}", "ringattn computes with float32, float16 and bfloat16", "Convert it.")
+            refuse(f"an array holds {name}", "ringattn computes with float32, float16 and bfloat16",
+                   _FLOAT8 if "float8" in name else "Convert it.")  # fmt: skip
         known = _by_dtype[dtype] = _TYPES[name]
     return known
 
@@ -58,19 +60,45 @@ def check_array(name: str, array, written: bool = False) -> None:
 
 
 def traced(function):
-    """Under torch.compile the call becomes the operator of the same name, which graphs hold."""
+    """Under torch.compile the call becomes the operator of the same name, which graphs hold. A call that the function doesn't
+    take as it is goes through _spellings."""
+    from ._spellings import call_spelled, signature_of  # noqa: PLC0415, which needs this
+
+    positional, required, keywords = signature_of(function)
+    most = len(positional)
 
     @functools.wraps(function)
-    def call(first, *arguments, **named):
+    def call(*arguments, **named):
+        if not required <= len(arguments) <= most or not keywords.issuperset(named):
+            return call_spelled(call, positional, required, keywords, arguments, named)
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
+            first = arguments[0]
             if is_torch(first.parts[0] if hasattr(first, "parts") else first):
                 from . import torch_ops  # noqa: PLC0415, needs torch
 
-                return getattr(torch_ops, function.__name__)(first, *arguments, **named)
-        return function(first, *arguments, **named)
+                return getattr(torch_ops, function.__name__)(*arguments, **named)
+        return function(*arguments, **named)
 
     return call
+
+
+def refuse_placed_lengths(op: str, new_rows: str, place: int):
+    """Of decode steps whose new rows are passed: lengths say by their name whether they count these rows."""
+
+    def wrap(call):
+        @functools.wraps(call)
+        def check(*arguments, **named):
+            placed = len(arguments) > place and arguments[place] is not None
+            if placed and named.get(new_rows) is not None and "grow" not in named:
+                raise CallError(f"lengths of {op} are passed by place, beside {new_rows}",
+                                "lengths count the new rows of this step, and lengths_before don't",
+                                "Pass lengths= or lengths_before=.")  # fmt: skip
+            return call(*arguments, **named)
+
+        return check
+
+    return wrap
 
 
 def device_of(array) -> tuple[int, int]:

@@ -137,8 +137,11 @@ class Refusals(unittest.TestCase):
             ("ratio is [0.5]", lambda: ringattn.compress(HALF, HALF, ratio=[0.5])),
             ("ratio = -1", lambda: ringattn.compress(HALF, HALF, ratio=-1)),
             ("a side of mask is 1.5", lambda: attention(Q, K, K, mask=(1.5, 0))),
-            ("softmax_scale is 0", lambda: attention(Q, K, K, softmax_scale=0.0)),
-            ("softmax_scale is 0", lambda: ringattn.mla(*LATENT, softmax_scale=0.0)),
+            ("softmax_scale is 1e-300 (it is fp32, in which the nearest number is 0)",
+             lambda: attention(Q, K, K, softmax_scale=1e-300)),
+            ("softmax_scale is -1e-46", lambda: ringattn.mla(*LATENT, softmax_scale=-1e-46)),
+            ("softcap is 1e-300", lambda: attention(Q, K, K, softcap=1e-300)),
+            ("softmax_scale is 1e+300", lambda: ringattn.decode(*STEP, softmax_scale=1e300)),
             ("cu_seqlens has 9223372036854775808", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**63])),
             ("sequence 0 of a scan has 4611686018427387904 tokens", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**62])),
             ("a side of mask has 9223372036854775808", lambda: attention(Q, K, K, mask=(2**63, 0))),
@@ -148,7 +151,7 @@ class Refusals(unittest.TestCase):
             ("method is None", lambda: ringattn.compress(HALF, HALF, None)),
             ("method is None", lambda: ringattn.compress(HALF, HALF, ("int8", None))),
             ("timeout is 5 s", lambda: attention(Q, K, K, timeout="5 s")),
-            ("softcap is 'a'", lambda: attention(Q, K, K, softcap="a")),
+            ("softcap is a (it should be a number)", lambda: attention(Q, K, K, softcap="a")),
             ("memory_budget is -1", lambda: attention(Q, K, K, memory_budget=-1)),
         ]  # fmt: skip
         self.refuses(cases)
@@ -260,28 +263,27 @@ class Refusals(unittest.TestCase):
     def test_words_of_other_libraries(self):
         attention = ringattn.attention
         cases = [
-            ('attention has no is_causal (it was given as False). Did you mean mask="full"?',
-             lambda: attention(Q, K, K, is_causal=False)),
-            ('Did you mean mask="causal"?', lambda: attention(Q, K, K, causal=True)),
             ("Did you mean mask=(left, right)?", lambda: attention(Q, K, K, window=128)),
-            ("Did you mean mask=(left, right)?", lambda: ringattn.varlen(Q, K, K, [0, 20], window_size=(128, 0))),
-            ("Did you mean softmax_scale?", lambda: ringattn.decode(*STEP, scale=0.1)),
-            ("(ringattn's functions mask by position alone). For lists of key blocks use the program, "
-             "`ringattn run --block-mask`: docs/lists.md", lambda: attention(Q, K, K, block_mask=1)),
-            ("Did you mean softcap?", lambda: attention(Q, K, K, soft_cap=30.0)),
+            ("Did you mean mask=(sliding_window - 1, 0)?", lambda: attention(Q, K, K, sliding_window=128)),
+            ("(ringattn's functions mask by position alone). For a block-sparse mask use the program, "
+             "`ringattn run --block-mask` (docs/lists.md)", lambda: attention(Q, K, K, block_mask=1)),
             ("ssd has no chunk_size (chunks are 64 tokens, always)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
+            ("Did you mean cu_seqlens?", lambda: ringattn.ssd(*SCAN, seq_idx=1)),
+        ]
+        self.refuses(cases, ringattn.UnsupportedError)
+        cases = [
+            ("Did you mean softcap?", lambda: attention(Q, K, K, soft_cap=30.0)),
             ("See help(ringattn.attention)", lambda: attention(Q, K, K, anything=1)),
-            ("Did you mean cu_seqlens?", lambda: ringattn.ssd(*SCAN, seq_idx=None)),
             ("head_product has no timeout (it was given as 2.0)", lambda: ringattn.head_product(*LATENT[1::2], timeout=2.0)),
             ("compress has no axis (it was given as 2). See help(ringattn.compress)",
              lambda: ringattn.compress(HALF, HALF, axis=2)),
             ("Did you mean threads?", lambda: ringattn.decompress(ringattn.compress(HALF, HALF)[0], thread=2)),
         ]  # fmt: skip
-        self.refuses(cases, ringattn.UnsupportedError)
-        for name in ("is_causal", "scale", "window", "anything"):
-            with self.assertRaises(ringattn.UnsupportedError) as caught:
-                attention(Q, K, K, **{name: 0})
-            self.assertNotIn("Leave it out", str(caught.exception))
+        self.refuses(cases, ringattn.CallError)
+        for name in ("attn_mask", "alibi_slopes", "window", "anything"):
+            with self.assertRaises(ringattn.Error) as caught:
+                attention(Q, K, K, **{name: 1})
+            self.assertNotIn("no result depends on it", str(caught.exception))
 
 
 class Words(unittest.TestCase):

@@ -136,9 +136,9 @@ class Refused(unittest.TestCase):
         usage, unsupported = ringattn.UsageError, ringattn.UnsupportedError
         attention = ringattn.attention
         self.expect(unsupported, "dropout_p", attention, q, k, v, dropout_p=0.1)
-        self.expect(unsupported, "alibi_slopes", ringattn.varlen, q, k, v, [0, 40], alibi_slopes=None)
+        self.expect(unsupported, "alibi_slopes", ringattn.varlen, q, k, v, [0, 40], alibi_slopes=q)
         self.expect(usage, "mask 'casual'", attention, q, k, v, mask="casual")
-        self.expect(usage, "dtype is fp64", attention, q.astype("float64"), k, v)
+        self.expect(usage, "q is float64", attention, q.astype("float64"), k, v)
         self.expect(usage, "k is fp16", attention, q, k.astype("float16"), v)
         self.expect(usage, "K has 3 heads", attention, q, k[:, [0, 0, 1]], v[:, [0, 0, 1]])
         self.expect(usage, "v is list", attention, q, k, v.tolist())
@@ -253,11 +253,12 @@ class KnownForms(unittest.TestCase):
         lengths, other = np.full(3, 5, "int32"), np.full(3, 5, "int32")
         k_other, v_other = k.copy(), v.copy()
         for t in range(30):
-            out, lse = ringattn.decode(q[t], k, v, lengths, k_new=new[t], v_new=new[t], grow=True)
+            out, lse = ringattn.decode(q[t], k, v, lengths_before=lengths, k_new=new[t], v_new=new[t], update_lengths=True)
             # Of another form at each step, so that each is the first.
             wide = np.empty((3, 4 + t, 64), "float32")[:, :4]
             wide[...] = q[t]
-            expected, expected_lse = ringattn.decode(wide, k_other, v_other, other, k_new=new[t], v_new=new[t], grow=True)
+            expected, expected_lse = ringattn.decode(wide, k_other, v_other, lengths_before=other, k_new=new[t], v_new=new[t],
+                                                     update_lengths=True)  # fmt: skip
             assert_same_bits(out, expected)
             assert_same_bits(lse, expected_lse)
         self.assertEqual(list(lengths), [35] * 3)

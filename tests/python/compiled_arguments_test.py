@@ -150,7 +150,7 @@ class Unknown(Both):
     def test_what_compress_does_not_know(self):
         k = normal(20, 2, 64).half()
         self.refused("compress has no axis", lambda k: ringattn.compress(k, k, axis=2)[0].parts, k,
-                     kind=ringattn.UnsupportedError)  # fmt: skip
+                     kind=ringattn.CallError)  # fmt: skip
 
 
 class Latents(Both):
@@ -187,10 +187,10 @@ class Signatures(Both):
         for name, value in (("dt_limit", (0.0, 1.0)), ("dt_softplus", True)):
             given = {name: value}
             self.refused(f"selective_scan has no {name}", lambda *rows, given=given: ringattn.selective_scan(*rows, **given),
-                         *selective, kind=ringattn.UnsupportedError)  # fmt: skip
+                         *selective, kind=ringattn.CallError)  # fmt: skip
             self.refused(f"selective_update has no {name}",
                          lambda *rows, given=given: ringattn.selective_update(*rows, **given), state, *selective,
-                         kind=ringattn.UnsupportedError)  # fmt: skip
+                         kind=ringattn.CallError)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -128,7 +128,8 @@ class Decoding(unittest.TestCase):
         caches = [ringattn.Compressed.cache(format, (pages, page_size, KV, DIM), k, sequences=2) for _ in "kv"]
         lengths = np.zeros(2, "int32")
         for t in range(self.steps):
-            out, lse = ringattn.decode(q[:, t], *caches, lengths, block_table=table, k_new=k[:, t], v_new=v[:, t], grow=True)
+            out, lse = ringattn.decode(q[:, t], *caches, lengths_before=lengths, block_table=table, k_new=k[:, t],
+                                       v_new=v[:, t], update_lengths=True)  # fmt: skip
             if t not in (0, 31, 32, 63, 64, self.steps - 1):
                 continue
             # A group of tokens is compressed when it is full: then the cache is the compressed prefix.
@@ -231,7 +232,7 @@ class Refusals(unittest.TestCase):
         self.assertIn("x_scales is list", str(caught.exception))
         with self.assertRaises(ringattn.UsageError) as caught:
             ringattn.compress(k.astype("float32"), v.astype("float32"), "fp8")
-        self.assertIn("fp32 (supported: bf16 and fp16)", str(caught.exception))
+        self.assertIn("k is float32 (compressed rows become float16 or bfloat16 again)", str(caught.exception))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class Choices(unittest.TestCase):
              lambda: ringattn.evict(k[None], v[None], "knorm", cu_seqlens=[0, 100])),
             (ringattn.UnsupportedError, "v is compressed",
              lambda: ringattn.evict(k, ringattn.compress(k16, k16, "fp8")[1], "knorm")),
-            (ringattn.UnsupportedError, "evict has no budget", lambda: ringattn.evict(k, v, budget=10)),
+            (ringattn.CallError, "evict has no budget", lambda: ringattn.evict(k, v, budget=10)),
         ):  # fmt: skip
             with self.assertRaises(kind) as caught:
                 do()
@@ -177,8 +177,8 @@ class Attention(unittest.TestCase):
             cache[0, :75] = rows[:75]
         lengths = np.array([75], "int32")
         for step in range(10):
-            row, row_lse = ringattn.decode(q[None, step], *caches, lengths, k_new=k[None, 75 + step], v_new=v[None, 75 + step],
-                                           grow=True)  # fmt: skip
+            row, row_lse = ringattn.decode(q[None, step], *caches, lengths_before=lengths, k_new=k[None, 75 + step],
+                                           v_new=v[None, 75 + step], update_lengths=True)  # fmt: skip
             assert_same_bits(row[0], out[step])
             assert_same_bits(row_lse[0], lse[step])
 
@@ -217,7 +217,7 @@ class Attention(unittest.TestCase):
              lambda: ringattn.attention(self.q, k, v, k_positions=places, k_lengths=whole)),
             (ringattn.UsageError, "k_positions [1, 0]",
              lambda: ringattn.attention(self.q, k, v, k_positions=np.zeros_like(places), k_lengths=150)),
-            (ringattn.UnsupportedError, "decode has no k_positions",
+            (ringattn.CallError, "decode has no k_positions",
              lambda: ringattn.decode(self.q[:1], k[None], v[None], counts, k_positions=places)),
         ):  # fmt: skip
             with self.assertRaises(kind) as caught:

@@ -107,7 +107,7 @@ class Convolutions(unittest.TestCase):
             (ringattn.UsageError, "initial_states is float32 [1, 3, 16] (it should be float16",
              lambda: call(x.astype("float16"), weight, initial_states=state[:1])),
             (ringattn.UnsupportedError, "12 channels", lambda: call(x[:, :12], weight[:12])),
-            (ringattn.UnsupportedError, "no seq_idx", lambda: call(x, weight, seq_idx=None)),
+            (ringattn.UnsupportedError, "no seq_idx", lambda: call(x, weight, seq_idx=1)),
             (ringattn.UsageError, "conv_state is float32 [10, 2, 16]", lambda: update(x, state[:, :2], weight)),
             (ringattn.UsageError, "conv_state is float32 [9, 3, 16]", lambda: update(x, state[:9], weight)),
             (ringattn.UsageError, "conv_state is not contiguous",
@@ -118,7 +118,7 @@ class Convolutions(unittest.TestCase):
              lambda: update(x, state, weight, conv_state_indices=np.where(slots == 3, 1, slots).astype("int32"))),
             (ringattn.UsageError, "slots holds int64",
              lambda: update(x, state, weight, conv_state_indices=slots.astype("int64"))),
-            (ringattn.UnsupportedError, "no cache_seqlens", lambda: update(x, state, weight, cache_seqlens=None)),
+            (ringattn.UnsupportedError, "no cache_seqlens", lambda: update(x, state, weight, cache_seqlens=1)),
         ):  # fmt: skip
             with self.assertRaises(kind) as caught:
                 do()
@@ -209,7 +209,7 @@ class Updates(unittest.TestCase):
             (ringattn.UsageError, "slots is [2]", state, {"state_batch_indices": slots[:2]}),
             (ringattn.UsageError, "out is [3, 4, 31]", state, {"out": x[:, :, 1:]}),
             (ringattn.UsageError, "state is read-only", sealed, {}),
-            (ringattn.UnsupportedError, "no cu_seqlens", state, {"cu_seqlens": [0, 3]}),
+            (ringattn.CallError, "no cu_seqlens", state, {"cu_seqlens": [0, 3]}),
         ):
             with self.assertRaises(kind) as caught:
                 ringattn.ssd_update(state_of, x, dt, A, B, C, **more)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.nn.functional.scaled_dot_product_attention, by its arguments and its defaults."""
+
+from . import _attention
+from ._errors import refuse, unsupported
+from ._spellings import is_true
+
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """PyTorch's function of this name, and returns out alone.
+
+    query: [(batch,) heads, tokens, head_dim]; key, value: [(batch,) heads, keys, …], with enable_gqa fewer heads. is_causal is
+    aligned to the first key, as PyTorch has it: query i sees the keys 0 … i, also where keys are more than queries, as they are
+    when a cache is read. (attention() aligns to the last key.) attn_mask and dropout are refused."""
+    if attn_mask is not None:
+        unsupported("attn_mask is given", "ringattn masks by position alone",
+                    "Pass is_causal, or call ringattn.attention() with mask and ringattn.varlen() with cu_seqlens.")  # fmt: skip
+    if dropout_p:
+        unsupported(f"dropout_p is {dropout_p}", "ringattn has no dropout", "Pass 0, as in evaluation.")
+    axes = getattr(query, "ndim", 0)
+    if axes not in (3, 4):
+        refuse(f"query has {axes} axes", "it is [(batch,) heads, tokens, head_dim]", "Reshape it.")
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if heads != kv_heads and not is_true("enable_gqa", enable_gqa):
+        refuse(f"query has {heads} heads and key {kv_heads}", "enable_gqa is False", "Pass enable_gqa=True.")
+    causal = is_true("is_causal", is_causal)
+    rows = (array.swapaxes(-3, -2) for array in (query, key, value))
+    out, _ = _attention.attention(*rows, mask="causal" if causal else "full", softmax_scale=scale, q_offset=0 if causal else None)
+    return out.swapaxes(-3, -2)

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls as users of flash_attn, SDPA, flashinfer, vLLM and mamba_ssm write them: keywords of the same meaning are translated, and
+others are refused by name. docs/porting.md has the table. Calls that need no translation don't come here (_tensors.traced)."""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import NoReturn
+
+from ._arguments import as_int, as_ints, as_number, lengths_of
+from ._errors import CallError, refuse, unsupported
+from ._tensor_names import known_names
+
+# What the table of tensors' names calls otherwise than functions do.
+_ROLES = {"lengths_k": "lengths", "conv1d_weight": "weight", "conv1d_bias": "bias", "conv_state": "initial_states"}
+# Whose tensors an op reads.
+_JOBS = {"varlen": "attention", "decode_share": "decode", "mla_decode_share": "mla_decode", "ssd_update": "ssd",
+         "selective_update": "selective_scan", "causal_conv1d_update": "causal_conv1d"}  # fmt: skip
+# Names of other libraries that mean what a keyword here does.
+_SCALES = ("scale", "sm_scale", "scaling")
+_CAPS = ("logits_soft_cap", "logit_softcapping")
+# Those whose value has to be made another one, and what it would be.
+_HINTS = {
+    "window": "mask=(left, right)", "sliding_window": "mask=(sliding_window - 1, 0)", "left_window": "mask=(left, right)",
+    "seqlens": "lengths", "return_last_state": "return_final_states", "seq_idx": "cu_seqlens",
+}  # fmt: skip
+_NOT_NEEDED = {"chunk_size": "chunks are 64 tokens, always"}
+_MASKING = ("score_mod", "mask_mod", "bias", "attn_bias")
+
+
+def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
+    """An argument that the function doesn't have. To leave out what changes a result is no advice: what it is called here is
+    said, or that it isn't computed."""
+    known = known_names(_JOBS.get(op, op)).get(name)
+    hint = _HINTS.get(name)
+    if name == "grow" and "update_lengths" in keywords:
+        raise CallError("grow is called update_lengths", "lengths without the rows of the step are lengths_before",
+                        "Pass lengths_before=lengths, update_lengths=True in place of lengths and grow=True.")  # fmt: skip
+    if name == "block_mask" and "mask" in keywords:
+        unsupported(f"{op} has no block_mask", "ringattn's functions mask by position alone",
+                    "For a block-sparse mask use the program, `ringattn run --block-mask` (docs/lists.md).")  # fmt: skip
+    if hint is not None and hint.partition("=")[0] in keywords:
+        unsupported(f"{op} has no {name}", f"it was given as {str(value)[:60]}", f"Did you mean {hint}?")
+    if name in _NOT_NEEDED:
+        unsupported(f"{op} has no {name}", _NOT_NEEDED[name], "Leave it out: no result depends on it.")
+    if name == "is_causal" and "mask" in keywords:
+        unsupported(f"{op} has no is_causal", "PyTorch aligns it to the first key, and ringattn's masks to the last one",
+                    'Pass mask="causal" or mask="full", or call ringattn.scaled_dot_product_attention().')  # fmt: skip
+    if name in _MASKING and "mask" in keywords:
+        unsupported(f"{op} has no {name}", "ringattn masks by position alone",
+                    "Say by mask and cu_seqlens what is seen, or use another library.")  # fmt: skip
+    if name in ("dropout", "dropout_p"):
+        unsupported(f"{op} has no {name}", "ringattn has no dropout", "Leave it out where it is 0, as in evaluation.")
+    if name in ("group", "process_group", "cp_group") and "world" in keywords:
+        raise CallError(f"{op} has no {name}", "ranks are a world", f"Pass world=ringattn.torch_world({name}).")
+    if op == "attention" and known is not None and known.role.startswith("cu_seqlens"):
+        unsupported(f"attention has no {name}", "its sequences are equally long", "Call ringattn.varlen().")
+    if known is not None and known.refused:
+        unsupported(f"{op} has no {name}", known.refused, known.suggestion.replace("lengths_k", "lengths"))
+    near = difflib.get_close_matches(name, keywords, 1, 0.75)
+    remedy = f"Did you mean {near[0]}?" if near else f"See help(ringattn.{op}) for what it takes."
+    raise CallError(f"{op} has no {name}", f"it was given as {str(value)[:60]}", remedy)
+
+
+def is_true(name: str, value) -> bool:
+    """Words and tensors, which would all count as true, are refused."""
+    if type(value).__name__ not in ("bool", "bool_"):  # Python's, and NumPy's
+        refuse(f"{name} is {repr(value)[:60]}", "it is True or False", "Pass one of them.")
+    return bool(value)
+
+
+def causal_of(causal) -> bool:
+    return is_true("causal", causal)
+
+
+def mask_of(causal, window_size):
+    """As flash_attn has it: a causal window has no right side."""
+    causal = causal_of(causal)
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        refuse(f"window_size is {str(window_size)[:60]}", "it is two numbers of tokens (left, right), each -1 for no limit",
+               "Pass (-1, -1) for none.")  # fmt: skip
+    left, right = (as_int(side, "a side of window_size") for side in window_size)
+    if (left, right) == (-1, -1):
+        return "causal" if causal else "full"
+    return (left, 0 if causal else right)
+
+
+class _Call:
+    """A call that is translated. named: its arguments by name; foreign: those that the function doesn't have."""
+
+    def __init__(self, op: str, keywords, named: dict):
+        self.op, self.keywords = op, keywords
+        self.named = {name: value for name, value in named.items() if name in keywords}
+        self.foreign = {name: value for name, value in named.items() if name not in keywords}
+        self.finish: list[Callable] = []  # what becomes of the results, the last first
+
+    def take(self, name: str):
+        return self.foreign.pop(name)
+
+    def put(self, name: str, value, instead: str) -> None:
+        """The value of a keyword of this package, which was given by another name."""
+        if self.named.get(name) is not None:
+            raise CallError(f"{name} and {instead} of {self.op} are given", "they mean the same", "Pass one of them.")
+        self.named[name] = value
+
+    def masks(self) -> None:
+        given = [name for name in ("causal", "window_size") if name in self.foreign]
+        if not given or "mask" not in self.keywords:
+            return
+        if "mask" in self.named:
+            raise CallError(f"mask and {given[0]} of {self.op} are given", "mask says both", "Pass mask, or the others.")
+        window = self.foreign.pop("window_size", (-1, -1))
+        if "causal" not in self.foreign and tuple(window or ()) == (-1, -1):
+            raise CallError(f"window_size of {self.op} is (-1, -1)", f"without causal {self.op} is causal, and flash_attn is not",
+                            "Pass causal=True or causal=False, too.")  # fmt: skip
+        self.named["mask"] = mask_of(self.foreign.pop("causal", False), window)
+
+    def is_causal(self) -> None:
+        """SDPA's, which is aligned to the first key."""
+        if "is_causal" not in self.foreign or self.op != "attention":
+            return
+        if "mask" in self.named:
+            raise CallError("mask and is_causal of attention are given", "mask says both", "Pass one of them.")
+        causal = is_true("is_causal", self.take("is_causal"))
+        self.named["mask"] = "causal" if causal else "full"
+        if causal and self.named.get("q_offset") is None:
+            self.named["q_offset"] = 0
+
+    def numbers(self) -> None:
+        for names, own in ((_SCALES, "softmax_scale"), (_CAPS, "softcap")):
+            for name in names:
+                if name in self.foreign and own in self.keywords:
+                    value = self.take(name)
+                    if value is not None:
+                        self.put(own, value, name)
+        for name in ("dropout_p", "dropout"):
+            if name in self.foreign and self.foreign[name] == 0:
+                self.take(name)
+        if "deterministic" in self.foreign:
+            is_true("deterministic", self.take("deterministic"))  # every call is
+        if self.op == "varlen":
+            self.longest("max_seqlen_q", "cu_seqlens_q"), self.longest("max_seqlen_k", "cu_seqlens_k")
+
+    def longest(self, name: str, begins: str) -> None:
+        if name not in self.foreign:
+            return
+        given, cu = self.take(name), self.named.get(begins, self.named.get("cu_seqlens_q"))
+        if given is None or cu is None:
+            return
+        found = max(lengths_of(cu, begins), default=0)
+        if as_int(given, name) < found:
+            refuse(f"{name} is {given}", f"a sequence of {begins} has {found} tokens", "Pass at least that, or leave it out.")
+
+    def heads(self) -> None:
+        if "enable_gqa" not in self.foreign or "kv_heads" in self.keywords or self.op not in ("attention", "varlen"):
+            return
+        if is_true("enable_gqa", self.take("enable_gqa")):
+            return  # heads are grouped wherever K/V heads are fewer
+        axis = {"bhtd": 1, "htd": 0}.get(self.foreign.get("order"), -2)
+        heads, kv_heads = (self.named[name].shape[axis] for name in "qk")
+        if heads != kv_heads:
+            refuse(f"enable_gqa is False, and there are {heads} heads of q and {kv_heads} of k", "without it there are as many",
+                   "Pass enable_gqa=True, or leave it out.")  # fmt: skip
+
+    def results(self) -> None:
+        if "mask" not in self.keywords or self.op in ("evict", "decode_share", "mla_decode_share"):
+            return  # they return no lse
+        for name in ("return_lse", "return_softmax_lse"):
+            if name in self.foreign and not is_true(name, self.take(name)):
+                self.finish.append(lambda made: made[0])
+        name = "return_attn_probs"
+        if name in self.foreign and not is_true(name, self.foreign[name]):
+            self.take(name)
+            self.finish.append(lambda made: made[0])
+
+    def lengths(self) -> None:
+        """flash_attn_with_kvcache's: keys before new ones are written, all of them where there are none."""
+        if "cache_seqlens" in self.foreign and "lengths_before" in self.keywords:
+            new = "k_new" if "k_new" in self.keywords else "latent"
+            own = "lengths" if self.named.get(new) is None else "lengths_before"
+            self.put(own, self.take("cache_seqlens"), "cache_seqlens")
+
+    def names(self) -> None:
+        known = known_names(_JOBS.get(self.op, self.op))
+        for name in list(self.foreign):
+            meaning = known.get(name)
+            if meaning is None:
+                continue
+            if self.foreign[name] is None:  # nothing is asked for
+                self.take(name)
+                continue
+            own = _ROLES.get(meaning.role, meaning.role)
+            if own in self.keywords:
+                self.put(own, self.take(name), name)
+
+    def order(self) -> None:
+        """SDPA's and other orders of axes: views of q, k and v, and of the results."""
+        if "order" not in self.foreign or self.op not in ("attention", "varlen"):
+            return
+        order = self.take("order")
+        orders = ("thd", "htd") if self.op == "varlen" else ("thd", "htd", "bthd", "bhtd")
+        if order not in orders:
+            refuse(f"order of {self.op} is {order!r}", f"there are {', '.join(orders)}: batch, tokens, heads, dim", "Choose one.")
+        for name in ("q", "k", "v", "out"):
+            array = self.named.get(name)
+            if array is None:
+                continue
+            if array.ndim != len(order):
+                refuse(f"{name} of {self.op} has {array.ndim} axes", f"the order {order} has {len(order)}", "Choose another.")
+            if order in ("htd", "bhtd"):
+                if not hasattr(array, "swapaxes"):
+                    unsupported(f"{name} of {self.op} is compressed", "its tokens come before its heads", 'Pass order="bthd".')
+                self.named[name] = array.swapaxes(-3, -2)
+        if order in ("htd", "bhtd"):
+            self.finish.append(lambda made: (made[0].swapaxes(-3, -2), made[1].swapaxes(-2, -1)))
+        if order == "bhtd" and self.named.get("out") is not None:  # batches of it are no rows of one axis
+            out = self.named.pop("out").swapaxes(-3, -2)
+            self.finish.insert(0, lambda made: (_into(out, made[0]), made[1]))
+
+
+def _into(out, made):
+    if tuple(out.shape) != tuple(made.shape) or out.dtype != made.dtype:
+        refuse(f"out is {out.dtype} {list(out.shape)}", f"the result is {made.dtype} {list(made.shape)}", "Pass one like it.")
+    out[...] = made
+    return out
+
+
+def call_spelled(call: Callable, positional: tuple, required: int, keywords: frozenset, arguments: tuple, named: dict):
+    """call(*arguments, **named), where these are not as the function has them. positional: names of what it takes by place, of
+    which the first `required` are needed."""
+    op = call.__name__
+    if len(arguments) > len(positional):
+        raise CallError(f"{op} was called with {len(arguments)} arguments by place", f"it takes {', '.join(positional)} by place",
+                        f"Pass the others by name: {', '.join(sorted(keywords - set(positional)))}.")  # fmt: skip
+    placed = dict(zip(positional, arguments))
+    for name in placed:
+        if name in named:
+            raise CallError(f"{name} of {op} is given twice", "by place and by name", "Pass it once.")
+    given = _Call(op, keywords, placed | named)
+    for translate in (given.heads, given.masks, given.is_causal, given.numbers, given.results, given.lengths, given.names,
+                      given.order):  # fmt: skip
+        translate()
+    for name, value in given.foreign.items():
+        if name == "return_attn_probs":
+            unsupported(f"{op} has no attention probabilities", "they are never formed",
+                        f"Leave return_attn_probs out: {op}() returns out and lse.")  # fmt: skip
+        refuse_keyword(op, name, value, keywords)
+    missing = [name for name in positional[:required] if name not in given.named]
+    if missing:
+        raise CallError(f"{op} lacks {', '.join(missing)}", f"it takes {', '.join(positional[:required])}", "Pass all of them.")
+    placed = [given.named.pop(name) for name in positional[:required]]
+    made = call(*placed, **given.named)
+    for last in reversed(given.finish):
+        made = last(made)
+    return made
+
+
+def signature_of(function: Callable) -> tuple[tuple, int, frozenset]:
+    """(positional, required, keywords) of call_spelled()."""
+    parameters = inspect.signature(function).parameters.values()
+    placed = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = sum(p.default is p.empty for p in placed)
+    keywords = frozenset(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+    return tuple(p.name for p in placed), required, keywords

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls as users of flash_attn, SDPA, flashinfer and mamba_ssm write them: computed in their meaning, or refused by name."""
+
+import unittest
+import warnings
+
+import numpy as np
+import ringattn
+from ringattn import testing
+
+
+def normal(*shape, seed=1, dtype="float32"):
+    return np.random.default_rng(seed).standard_normal(shape, dtype="float32").astype(dtype)
+
+
+def ints(*values):
+    return np.array(values, "int32")
+
+
+Q, K, V = normal(2, 20, 4, 64), normal(2, 20, 2, 64, seed=2), normal(2, 20, 2, 64, seed=3)
+CU = [0, 8, 20]
+PACKED = Q[0], K[0], V[0]
+STEP = normal(2, 4, 64), normal(2, 16, 2, 64, seed=2), normal(2, 16, 2, 64, seed=3)
+NEW = {"k_new": normal(2, 2, 64, seed=4), "v_new": normal(2, 2, 64, seed=5)}
+
+
+def assert_same_bits(a, b):
+    """Of arrays, or of tuples of them."""
+    for x, y in zip(a, b, strict=True) if isinstance(a, tuple) else ((a, b),):
+        testing.assert_same_bits(x, y)
+
+
+def swapped(x):
+    return np.ascontiguousarray(x.swapaxes(-3, -2))
+
+
+class Refused(unittest.TestCase):
+    def refused(self, words, kind, call):
+        with self.subTest(words):
+            with self.assertRaises(kind) as caught:
+                call()
+            self.assertIn(words, str(caught.exception))
+            self.assertTrue(caught.exception.problem and caught.exception.why and caught.exception.remedy)
+
+
+class Masks(Refused):
+    def test_causal_and_windows_are_flash_attn_s(self):
+        for spelled, mask in (
+            ({"causal": True}, "causal"), ({"causal": False}, "full"), ({"window_size": (3, 2)}, (3, 2)),
+            ({"causal": False, "window_size": (-1, -1)}, "full"), ({"causal": True, "window_size": (5, 7)}, (5, 0)),
+            ({"causal": True, "window_size": (-1, -1)}, "causal"),
+        ):  # fmt: skip
+            assert_same_bits(ringattn.attention(Q, K, V, **spelled), ringattn.attention(Q, K, V, mask=mask))
+            assert_same_bits(ringattn.varlen(*PACKED, CU, **spelled), ringattn.varlen(*PACKED, CU, mask=mask))
+        assert_same_bits(ringattn.decode(*STEP, ints(9, 7), causal=True), ringattn.decode(*STEP, ints(9, 7)))
+
+    def test_contradictions_are_refused(self):
+        attention, error = ringattn.attention, ringattn.CallError
+        self.refused("mask and causal of attention are given", error, lambda: attention(Q, K, V, mask="full", causal=True))
+        self.refused("window_size of attention is (-1, -1)", error, lambda: attention(Q, K, V, window_size=(-1, -1)))
+        self.refused("softmax_scale and scale of", error, lambda: attention(Q, K, V, softmax_scale=0.1, scale=0.1))
+        self.refused("causal is 'yes'", ringattn.UsageError, lambda: attention(Q, K, V, causal="yes"))
+        self.refused("is_causal", ringattn.UnsupportedError, lambda: ringattn.decode(*STEP, ints(9, 7), is_causal=True))
+
+    def test_is_causal_is_aligned_to_the_first_key(self):
+        some = Q[:, :5]
+        expected = ringattn.attention(some, K, V, q_offset=0)
+        assert_same_bits(ringattn.attention(some, K, V, is_causal=True), expected)
+        assert_same_bits(ringattn.attention(some, K, V, is_causal=False), ringattn.attention(some, K, V, mask="full"))
+        out = ringattn.scaled_dot_product_attention(swapped(some), swapped(K), swapped(V), is_causal=True, enable_gqa=True)
+        assert_same_bits(swapped(out), expected[0])
+        wanted = ringattn.attention(Q, K, V, mask="full", softmax_scale=0.3)[0]
+        assert_same_bits(
+            swapped(ringattn.scaled_dot_product_attention(*map(swapped, (Q, K, V)), scale=0.3, enable_gqa=True)), wanted
+        )
+        self.refused("enable_gqa is False", ringattn.UsageError,
+                     lambda: ringattn.scaled_dot_product_attention(*map(swapped, (Q, K, V))))  # fmt: skip
+        self.refused("attn_mask is given", ringattn.UnsupportedError,
+                     lambda: ringattn.scaled_dot_product_attention(Q, Q, Q, np.ones((20, 20), bool)))  # fmt: skip
+
+    def test_queries_that_see_nothing_are_warned_of_once(self):
+        long = normal(1, 30, 2, 64), normal(1, 11, 2, 64)
+        for call in (lambda: ringattn.attention(long[0], long[1], long[1]),
+                     lambda: ringattn.varlen(long[0][0], long[1][0], long[1][0], [0, 30], [0, 11])):  # fmt: skip
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                first, second = call(), call()
+            self.assertEqual(len(caught), 1)
+            self.assertIn("19 of 30 queries of a sequence see no key", str(caught[0].message))
+            self.assertRegex(str(caught[0].message), r"taken for \[.*tokens, heads, head_dim\]")
+            self.assertEqual(caught[0].filename, __file__)
+            assert_same_bits(first, second)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ringattn.attention(long[0], long[1], long[1], mask="full")
+            ringattn.attention(long[0], long[1], long[1], q_offset=0)
+
+
+class Results(Refused):
+    def test_what_is_returned(self):
+        out, lse = ringattn.attention(Q, K, V)
+        assert_same_bits(ringattn.attention(Q, K, V, return_lse=True), (out, lse))
+        assert_same_bits(ringattn.attention(Q, K, V, return_lse=False), out)
+        assert_same_bits(ringattn.attention(Q, K, V, return_attn_probs=False), out)
+        self.refused("attention has no attention probabilities", ringattn.UnsupportedError,
+                     lambda: ringattn.attention(Q, K, V, return_attn_probs=True))  # fmt: skip
+
+    def test_orders_of_axes(self):
+        out, lse = ringattn.attention(Q, K, V)
+        spelled, spelled_lse = ringattn.attention(*map(swapped, (Q, K, V)), order="bhtd")
+        assert_same_bits((swapped(spelled), spelled_lse.swapaxes(1, 2)), (out, lse))
+        given = np.empty((2, 4, 20, 64), "float32")
+        ringattn.attention(*map(swapped, (Q, K, V)), order="bhtd", out=given)
+        assert_same_bits(swapped(given), out)
+        assert_same_bits(ringattn.attention(Q, K, V, order="bthd"), (out, lse))
+        packed, _ = ringattn.varlen(*map(swapped, PACKED), CU, order="htd")
+        assert_same_bits(swapped(packed), ringattn.varlen(*PACKED, CU)[0])
+        self.refused("order of attention is 'sbhd'", ringattn.UsageError, lambda: ringattn.attention(Q, K, V, order="sbhd"))
+        self.refused("q of varlen has 4 axes", ringattn.UsageError, lambda: ringattn.varlen(Q, K, V, CU, order="thd"))
+
+    def test_grouped_heads(self):
+        assert_same_bits(ringattn.attention(Q, K, V, enable_gqa=True), ringattn.attention(Q, K, V))
+        self.refused("enable_gqa is False, and there are 4 heads of q and 2 of k", ringattn.UsageError,
+                     lambda: ringattn.attention(Q, K, V, enable_gqa=False))  # fmt: skip
+        ringattn.attention(*map(swapped, (Q, Q, Q)), order="bhtd", enable_gqa=False)
+
+
+class Lengths(Refused):
+    def test_lengths_before_are_cache_seqlens(self):
+        def step(**lengths):
+            caches = [cache.copy() for cache in STEP[1:]]
+            return (*ringattn.decode(STEP[0], *caches, **NEW, **lengths), *caches)
+
+        for spelled in ({"lengths_before": ints(8, 6)}, {"cache_seqlens": ints(8, 6)}):
+            assert_same_bits(step(**spelled), step(lengths=ints(9, 7)))
+            assert_same_bits(spelled[next(iter(spelled))], ints(8, 6))
+        before = ints(8, 6)
+        assert_same_bits(step(lengths_before=before, update_lengths=True), step(lengths=ints(9, 7)))
+        assert_same_bits(before, ints(9, 7))
+        assert_same_bits(ringattn.decode(*STEP, cache_seqlens=ints(9, 7)), ringattn.decode(*STEP, ints(9, 7)))
+        for _ in range(2):  # the second call of a form is another path
+            kept = ints(8, 6)
+            step(lengths_before=kept)
+            assert_same_bits(kept, ints(8, 6))
+
+    def test_of_latents_too(self):
+        q, cache, rows = normal(2, 4, 24), normal(2, 16, 72), {"latent": normal(2, 64), "k_rope": normal(2, 8), "rope_dim": 8}
+        w = {"w_uk": normal(4, 16, 64), "w_uv": normal(4, 16, 64)}
+        expected = ringattn.mla_decode(q, cache.copy(), lengths=ints(9, 7), **rows, **w)
+        before = ints(8, 6)
+        assert_same_bits(ringattn.mla_decode(q, cache.copy(), lengths_before=before, **rows, **w), expected)
+        assert_same_bits(before, ints(8, 6))
+        self.refused("lengths of mla_decode are passed by place", ringattn.CallError,
+                     lambda: ringattn.mla_decode(q, cache, ints(9, 7), *w.values(), **rows))  # fmt: skip
+
+    def test_what_is_ambiguous_is_refused(self):
+        decode, lengths = ringattn.decode, ints(9, 7)
+        for words, call in (
+            ("lengths of decode are passed by place", lambda: decode(*STEP, lengths, **NEW)),
+            ("decode has neither lengths nor lengths_before", lambda: decode(*STEP, **NEW)),
+            ("lengths and lengths_before of decode are given", lambda: decode(*STEP, lengths=lengths, lengths_before=lengths)),
+            ("update_lengths of decode is given without", lambda: decode(*STEP, lengths=lengths, update_lengths=True, **NEW)),
+            ("Pass lengths_before=lengths, update_lengths=True", lambda: decode(*STEP, lengths, grow=True, **NEW)),
+        ):
+            self.refused(words, ringattn.UsageError, call)
+
+
+class Names(Refused):
+    def test_aliases_of_tensors(self):
+        sinks = normal(4)
+        assert_same_bits(ringattn.attention(Q, K, V, s_aux=sinks), ringattn.attention(Q, K, V, sinks=sinks))
+        assert_same_bits(ringattn.varlen(*PACKED, cu_seqlens_q=CU, cu_seqlens_kv=CU, max_seqlen_q=12, max_seqlen_k=12),
+                         ringattn.varlen(*PACKED, CU))  # fmt: skip
+        assert_same_bits(ringattn.attention(q=Q, k=K, v=V), ringattn.attention(Q, K, V))
+        table = ints(0, 1).reshape(2, 1)
+        assert_same_bits(ringattn.decode(*STEP, ints(9, 7), page_table=table),
+                         ringattn.decode(*STEP, ints(9, 7), block_table=table))  # fmt: skip
+        assert_same_bits(ringattn.attention(Q, K, V, sm_scale=0.2, logits_soft_cap=3.0, attn_mask=None, alibi_slopes=None,
+                                            dropout_p=0.0, deterministic=True),
+                         ringattn.attention(Q, K, V, softmax_scale=0.2, softcap=3.0))  # fmt: skip
+
+    def test_what_is_not_computed_is_refused_by_name(self):
+        attention, mask = ringattn.attention, np.ones((20, 20), bool)
+        for words, call in (
+            ("attention has no attn_mask (masks are causal, windows", lambda: attention(Q, K, V, attn_mask=mask)),
+            ("attention has no alibi_slopes (no bias", lambda: attention(Q, K, V, alibi_slopes=normal(4))),
+            ("attention has no dropout_p", lambda: attention(Q, K, V, dropout_p=0.1)),
+            ("attention has no cu_seqlens (its sequences are equally long). Call ringattn.varlen().",
+             lambda: attention(Q, K, V, cu_seqlens=CU)),
+            ("decode has no rotary_cos (no rotary", lambda: ringattn.decode(*STEP, ints(9, 7), rotary_cos=normal(16, 32))),
+        ):  # fmt: skip
+            self.refused(words, ringattn.UnsupportedError, call)
+
+    def test_calls_that_are_malformed_are_type_errors(self):
+        self.assertTrue(issubclass(ringattn.CallError, TypeError) and issubclass(ringattn.CallError, ringattn.UsageError))
+        for words, call in (
+            ("varlen was called with 7 arguments by place (it takes q, k, v, cu_seqlens_q, cu_seqlens_k by place). Pass the "
+             "others by name: ", lambda: ringattn.varlen(*PACKED, CU, CU, 12, 12)),
+            ("attention lacks v", lambda: ringattn.attention(Q, K)),
+            ("Did you mean softmax_scale?", lambda: ringattn.attention(Q, K, V, softmax_scal=1.0)),
+            ("Pass world=ringattn.torch_world(group).", lambda: ringattn.attention(Q, K, V, group=None)),
+        ):  # fmt: skip
+            self.refused(words, ringattn.CallError, call)
+
+
+class Messages(Refused):
+    def test_types_dims_and_lengths(self):
+        try:
+            import ml_dtypes
+        except ImportError:
+            self.skipTest("needs ml_dtypes")
+        attention = ringattn.attention
+        odd = normal(9, 2, 60)
+        eighth = normal(20, 2, 64).astype(ml_dtypes.float8_e4m3fn)
+        for kind, words, call in (
+            (ringattn.UsageError, "k is float16 but q is float32 (rows of one call have one type). Convert one.",
+             lambda: attention(Q, K.astype("float16"), V)),
+            (ringattn.UsageError, "v is float64", lambda: attention(Q, K, V.astype("float64"))),
+            (ringattn.UsageError, 'k is float8_e4m3fn (ringattn computes with float32, float16 and bfloat16). Convert it; '
+             'ringattn.compress(k, v, "fp8")', lambda: attention(PACKED[0], eighth, eighth)),
+            (ringattn.UsageError, "k is float32 (compressed rows become float16 or bfloat16 again)",
+             lambda: ringattn.compress(K, V)),
+            (ringattn.UsageError, "cu_seqlens_q ends at 15, and q has 20 tokens", lambda: ringattn.varlen(*PACKED, [0, 15])),
+            (ringattn.UsageError, "cu_seqlens_k ends at 15, and k has 20", lambda: ringattn.varlen(*PACKED, CU, [0, 5, 15])),
+            (ringattn.UsageError, "max_seqlen_q is 5 (a sequence of cu_seqlens_q has 12 tokens)",
+             lambda: ringattn.varlen(*PACKED, CU, max_seqlen_q=5)),
+            (ringattn.UnsupportedError, "q has a head_dim of 60 (kernels have multiples of 8). Pad q and k to 64 with zeros, and "
+             "pass softmax_scale=60**-0.5.", lambda: attention(odd, odd, odd)),
+        ):  # fmt: skip
+            self.refused(words, kind, call)
+
+    def test_scales_are_what_they_say(self):
+        means = np.array([V[0, : i + 1].mean(0) for i in range(20)]).repeat(2, 1)
+        self.assertLess(np.abs(ringattn.attention(Q[:1], K[:1], V[:1], softmax_scale=0)[0][0] - means).max(), 1e-5)
+        tiny = ringattn.attention(Q[:1], K[:1], V[:1], softmax_scale=1e-44)[0][0]
+        self.assertLess(np.abs(tiny - means).max(), 1e-5)
+        for name in ("softmax_scale", "softcap"):
+            for value in (1e-300, 1e-46, -1e-300, 1e300):
+                self.refused(f"{name} is {value} (it is fp32, in which the nearest number is", ringattn.UsageError,
+                             lambda name=name, value=value: ringattn.attention(Q, K, V, **{name: value}))  # fmt: skip
+        lost = ringattn.ssd(normal(8, 1, 8), abs(normal(8, 1)), -abs(normal(1)), normal(8, 1, 8), normal(8, 1, 8),
+                            dt_limit=(0.0, 1e-300))  # fmt: skip
+        self.assertFalse(lost.any())
+
+    def test_numbers_of_ranks_are_not_cut_off(self):
+        for words, call in (
+            ("rank is 4294967296", lambda: ringattn.store_world("127.0.0.1:1", 2**32, 2**32 + 1)),
+            ("ranks is 4294967297", lambda: ringattn.callbacks_world(0, 2**32 + 1, lambda *_: [])),
+            ("ranks is 8589934592", lambda: ringattn.threads_worlds(2**33)),
+            ("a world of 1048576 ranks is not possible", lambda: ringattn.threads_worlds(2**20)),
+        ):
+            self.refused(words, ringattn.UsageError, call)
+
+
+class Overlaps(Refused):
+    def test_results_have_memory_of_their_own(self):
+        q, k, v = (x.copy() for x in STEP)
+        new, lengths = NEW["k_new"].copy(), ints(9, 7)
+        inside = v.reshape(-1)[64 : 64 + 512].reshape(2, 4, 64)
+        self.refused("out overlaps v", ringattn.UsageError, lambda: ringattn.decode(q, k, v, lengths, out=inside))
+        square = normal(2, 2, 64)
+        self.refused("out overlaps k_new", ringattn.UsageError, lambda: ringattn.decode(
+            square, k, v, lengths=lengths, k_new=new, v_new=NEW["v_new"], out=new))  # fmt: skip
+        flat = np.lib.stride_tricks.as_strided(np.empty(64, "float32"), (20, 4, 64), (0, 0, 4))
+        self.refused("out has strides 0 and 0", ringattn.UsageError, lambda: ringattn.attention(*PACKED, out=flat))
+        cache, w = normal(2, 16, 72), (normal(4, 16, 64), normal(4, 16, 64))
+        lies = cache.reshape(-1)[:128].reshape(2, 4, 16)
+        self.refused("out overlaps cache", ringattn.UsageError, lambda: ringattn.mla_decode(
+            normal(2, 4, 24), cache, lengths, *w, rope_dim=8, out=lies))  # fmt: skip
+        scan = normal(8, 1, 8), abs(normal(8, 1)), -abs(normal(1)), normal(8, 1, 8), normal(8, 1, 8)
+        self.refused("out has strides", ringattn.UsageError, lambda: ringattn.ssd(*scan, out=np.lib.stride_tricks.as_strided(
+            np.empty(8, "float32"), (8, 1, 8), (0, 0, 4))))  # fmt: skip
+        state = normal(8, 1, 8, 8)
+        self.refused("out overlaps final_states", ringattn.UsageError, lambda: ringattn.ssd_update(
+            state, *scan, out=state.reshape(-1)[:64].reshape(8, 1, 8)))  # fmt: skip
+
+
+if __name__ == "__main__":
+    unittest.main()
