@@ -146,6 +146,14 @@ class Masks(Both):
             self.refused(words, lambda q, mask=mask: ringattn.varlen(q, q, q, [0, 20], mask=mask), q)
 
 
+class Spellings(Both):
+    def test_other_libraries_keywords_mean_the_same_in_a_graph(self):
+        q = normal(20, 2, 64)
+        self.same(lambda q: ringattn.attention(q, q, q, causal=False, scale=0.2, return_lse=True), q)
+        self.same(lambda q: ringattn.attention(q, q, q, order="htd", causal=True), q)
+        self.refused("has no attn_mask", lambda q: ringattn.attention(q, q, q, attn_mask=q), q, kind=ringattn.UnsupportedError)
+
+
 class Unknown(Both):
     def test_what_compress_does_not_know(self):
         k = normal(20, 2, 64).half()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/python.md, and those of docs/compression.md, docs/mla.md and docs/scan.md, run and print what they say;
-names that the page uses are there."""
+"""The examples of docs/python.md, and those of docs/compression.md, docs/mla.md, docs/porting.md and docs/scan.md, run and print
+what they say; names that the page uses are there."""
 
 import contextlib
 import importlib.util
@@ -61,6 +61,16 @@ class Page(unittest.TestCase):
 
     def test_scans(self):
         self.assertEqual(run_example("scan.md")[1], "the last token alone agrees with the whole layer\n")
+
+    def test_calls_of_other_libraries(self):
+        said = ["flash_attn's calls and ringattn's own have the same bits\n",
+                "SDPA's alignment, and that of the last tokens, are both there\n",
+                "sequences of [21, 48] tokens, out (2, 4, 64), lse (2, 4)\n",
+                "y (2, 100, 4, 16), a token (2, 4, 16), states (2, 4, 16, 8)\n"]  # fmt: skip
+        for number, words in enumerate(said):
+            if number < 2 and importlib.util.find_spec("torch") is None:
+                continue
+            self.assertEqual(run_example("porting.md", number)[1], words)
 
     def test_every_function_of_the_tables_is_there(self):
         named = re.findall(r"^\| `(\w+)\(", PAGE, re.MULTILINE)
