@@ -103,14 +103,18 @@ class _Library:
             setattr(self, name, function)
 
     def _check(self, status, function, arguments):
-        if status == 0 and not interrupts.raised:
+        if status == 0 and not _raised:
             return
-        if interrupts.raised and threading.current_thread() is threading.main_thread():
-            raise interrupts.raised.pop()
+        if _raised and threading.current_thread() is threading.main_thread():
+            raise _raised.pop()
         if status == 0:
             return
         parts = (self.error_problem, self.error_why, self.error_remedy, self.error_text)
         raise _errors.BY_STATUS.get(status, _errors.Error)(*(_errors.in_python(part().decode()) for part in parts))
+
+
+# What signals' handlers have raised during the call of the main thread that is under way.
+_raised: list[BaseException] = []
 
 
 class _Interrupts:
@@ -118,7 +122,6 @@ class _Interrupts:
     the handlers then. What one raises ends the call, and the caller gets it."""
 
     def __init__(self):
-        self.raised: list[BaseException] = []
         self._polls = None
 
     def watch(self) -> None:
@@ -139,7 +142,7 @@ class _Interrupts:
             except GeneratorExit:
                 return
             except BaseException as error:  # noqa: BLE001, raised again by the call that it ends
-                self.raised.append(error)
+                _raised.append(error)
                 answer = 1
 
 

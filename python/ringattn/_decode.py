@@ -15,7 +15,7 @@ from . import _job, _structs
 from ._abi import lib
 from ._arguments import check_axes, refuse_unknown
 from ._errors import refuse
-from ._tensors import contiguous_heads, empty, flat_view, refuse_placed_lengths, traced
+from ._tensors import contiguous_heads, empty, flat_view, traced_step
 from .worlds import World
 
 
@@ -135,8 +135,7 @@ def check_tables(lengths, lengths_before, block_table) -> None:
             refuse(f"{name} holds {array.dtype}", "it should hold int32", "Convert it once, and keep it.")
 
 
-@refuse_placed_lengths("decode", "k_new", 3)
-@traced
+@traced_step("k_new", 3)
 def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_lengths: bool = False, block_table=None,
            k_new=None, v_new=None, mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0,
            sinks=None, max_keys: int | None = None, world: World | None = None, out=None, threads: int = 0,

@@ -305,36 +305,34 @@ class Call:
         """(out, lse): arrays are the caller's in the order of `given`, then out or None. None where the prepared object is
         closed. The structs are shared by all calls of this form, so nothing of them is touched before the turn is taken."""
         prepared = self.prepared
-        prepared.turn.take()
+        turn = prepared.turn
+        turn.take()
         try:
             if prepared._handle is None:
                 return None
             prepared.world().use(prepared)
-            return self._do(prepared, arrays, out)
-        finally:
-            prepared.turn.lock.release()
-
-    def _do(self, prepared: Prepared, arrays: tuple, out):
-        for place, array in zip(self._places, arrays):
-            if place is not None:
-                place.data = address_of(array)
-        if out is None:
-            out = self._new_out()
-        self._out.data = address_of(out)
-        lse = None
-        if self._new_lse is not None:
-            lse = self._new_lse()
-            self._lse.data = address_of(lse)
-        tensors = self._tensors
-        if self._on_host:
-            prepared._run(prepared._handle, tensors)
+            for place, array in zip(self._places, arrays):
+                if place is not None:
+                    place.data = address_of(array)
+            if out is None:
+                out = self._new_out()
+            self._out.data = address_of(out)
+            lse = None
+            if self._new_lse is not None:
+                lse = self._new_lse()
+                self._lse.data = address_of(lse)
+            tensors = self._tensors
+            if self._on_host:
+                prepared._run(prepared._handle, tensors)
+                return out, lse
+            if self._new_workspace is not None:
+                workspace = self._new_workspace()  # until the call is enqueued; the stream's allocator keeps it in order
+                self._workspace.data = workspace.data_ptr()
+            tensors.stream = stream_of(out)
+            prepared._enqueue(prepared._handle, tensors)
             return out, lse
-        if self._new_workspace is not None:
-            workspace = self._new_workspace()  # until the call is enqueued; the stream's allocator keeps it in order
-            self._workspace.data = workspace.data_ptr()
-        tensors.stream = stream_of(out)
-        prepared._enqueue(prepared._handle, tensors)
-        return out, lse
+        finally:
+            turn.release()
 
 
 def known_call(world: World | None, settings: tuple, given: dict, out):

@@ -13,7 +13,7 @@ and all else is bf16. The bits are those over what they are unpacked to."""
 from . import _abi, _job, _structs
 from ._arguments import as_fp32, as_ints, as_text, check_axes, check_settings, lengths_of, refuse_unknown, scale_members
 from ._errors import refuse
-from ._tensors import contiguous_heads, data_type, empty, refuse_placed_lengths, traced, type_name
+from ._tensors import contiguous_heads, data_type, empty, traced, traced_step, type_name
 from ._decode import DecodeShare, LatentDecode, c_limits, check_tables, check_which_lengths, finish_step, flat, limits_of
 from ._decode import steps_of, written_by_step
 from .layouts import Layout
@@ -178,8 +178,7 @@ def _one_head(rows):
     return rows if rows.ndim == 3 else rows[:, None, :]
 
 
-@refuse_placed_lengths("mla_decode", "latent", 2)
-@traced
+@traced_step("latent", 2)
 def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=None, update_lengths: bool = False,
                block_table=None, latent=None, k_rope=None, rope_dim: int = 64, head_dim: int | None = None,
                head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,

@@ -25,13 +25,26 @@ _HINTS = {
     "seqlens": "lengths", "return_last_state": "return_final_states", "seq_idx": "cu_seqlens",
 }  # fmt: skip
 _NOT_NEEDED = {"chunk_size": "chunks are 64 tokens, always"}
+# Why the table refuses tensors that are no tensors here.
+_SETTINGS = "settings are not read"
+# Of ops, as known_names() has them: read once, where functions are defined, as torch.compile can't trace that.
+_names: dict[str, dict] = {}
+
+
+def _known(op: str) -> dict:
+    found = _names.get(op)
+    if found is None:
+        found = _names[op] = known_names(_JOBS.get(op, op))
+    return found
+
+
 _MASKING = ("score_mod", "mask_mod", "bias", "attn_bias")
 
 
 def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
     """An argument that the function doesn't have. To leave out what changes a result is no advice: what it is called here is
     said, or that it isn't computed."""
-    known = known_names(_JOBS.get(op, op)).get(name)
+    known = _known(op).get(name)
     hint = _HINTS.get(name)
     if name == "grow" and "update_lengths" in keywords:
         raise CallError("grow is called update_lengths", "lengths without the rows of the step are lengths_before",
@@ -55,7 +68,7 @@ def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
         raise CallError(f"{op} has no {name}", "ranks are a world", f"Pass world=ringattn.torch_world({name}).")
     if op == "attention" and known is not None and known.role.startswith("cu_seqlens"):
         unsupported(f"attention has no {name}", "its sequences are equally long", "Call ringattn.varlen().")
-    if known is not None and known.refused:
+    if known is not None and known.refused and not known.refused.startswith(_SETTINGS):
         unsupported(f"{op} has no {name}", known.refused, known.suggestion.replace("lengths_k", "lengths"))
     near = difflib.get_close_matches(name, keywords, 1, 0.75)
     remedy = f"Did you mean {near[0]}?" if near else f"See help(ringattn.{op}) for what it takes."
@@ -181,7 +194,7 @@ class _Call:
             self.put(own, self.take("cache_seqlens"), "cache_seqlens")
 
     def names(self) -> None:
-        known = known_names(_JOBS.get(self.op, self.op))
+        known = _known(self.op)
         for name in list(self.foreign):
             meaning = known.get(name)
             if meaning is None:
@@ -225,10 +238,10 @@ def _into(out, made):
     return out
 
 
-def call_spelled(call: Callable, positional: tuple, required: int, keywords: frozenset, arguments: tuple, named: dict):
-    """call(*arguments, **named), where these are not as the function has them. positional: names of what it takes by place, of
-    which the first `required` are needed."""
-    op = call.__name__
+def call_spelled(call: Callable, op: str, positional: tuple, required: int, keywords: frozenset, arguments: tuple,
+                 named: dict):  # fmt: skip
+    """call(*arguments, **named) of the function op, where these are not as the function has them. positional: names of what it
+    takes by place, of which the first `required` are needed."""
     if len(arguments) > len(positional):
         raise CallError(f"{op} was called with {len(arguments)} arguments by place", f"it takes {', '.join(positional)} by place",
                         f"Pass the others by name: {', '.join(sorted(keywords - set(positional)))}.")  # fmt: skip
@@ -261,4 +274,5 @@ def signature_of(function: Callable) -> tuple[tuple, int, frozenset]:
     placed = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     required = sum(p.default is p.empty for p in placed)
     keywords = frozenset(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+    _known(function.__name__)
     return tuple(p.name for p in placed), required, keywords

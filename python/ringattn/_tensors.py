@@ -62,15 +62,27 @@ def check_array(name: str, array, written: bool = False) -> None:
 def traced(function):
     """Under torch.compile the call becomes the operator of the same name, which graphs hold. A call that the function doesn't
     take as it is goes through _spellings."""
+    return _wrapped(function, None, 0)
+
+
+def traced_step(new_rows: str, place: int):
+    """traced() of a decode step. Where its new rows are passed, lengths say by their name whether they count these rows; `place`:
+    where lengths are among the arguments."""
+    return lambda function: _wrapped(function, new_rows, place)
+
+
+def _wrapped(function, new_rows: str | None, place: int):
     from ._spellings import call_spelled, signature_of  # noqa: PLC0415, which needs this
 
     positional, required, keywords = signature_of(function)
-    most = len(positional)
+    most, op = len(positional), function.__name__
 
     @functools.wraps(function)
     def call(*arguments, **named):
         if not required <= len(arguments) <= most or not keywords.issuperset(named):
-            return call_spelled(call, positional, required, keywords, arguments, named)
+            return call_spelled(call, op, positional, required, keywords, arguments, named)
+        if new_rows is not None and len(arguments) > place and named.get(new_rows) is not None:
+            _refuse_placed(op, new_rows, arguments[place])
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
             first = arguments[0]
@@ -83,22 +95,11 @@ def traced(function):
     return call
 
 
-def refuse_placed_lengths(op: str, new_rows: str, place: int):
-    """Of decode steps whose new rows are passed: lengths say by their name whether they count these rows."""
-
-    def wrap(call):
-        @functools.wraps(call)
-        def check(*arguments, **named):
-            placed = len(arguments) > place and arguments[place] is not None
-            if placed and named.get(new_rows) is not None and "grow" not in named:
-                raise CallError(f"lengths of {op} are passed by place, beside {new_rows}",
-                                "lengths count the new rows of this step, and lengths_before don't",
-                                "Pass lengths= or lengths_before=.")  # fmt: skip
-            return call(*arguments, **named)
-
-        return check
-
-    return wrap
+def _refuse_placed(op: str, new_rows: str, lengths) -> None:
+    if lengths is not None:
+        raise CallError(f"lengths of {op} are passed by place, beside {new_rows}",
+                        "lengths count the new rows of this step, and lengths_before don't",
+                        "Pass lengths= or lengths_before=.")  # fmt: skip
 
 
 def device_of(array) -> tuple[int, int]:

@@ -36,13 +36,14 @@ class Turn:
     """Held by the one call that is under way on a world and its objects. A call of another thread is refused before it touches
     anything that the first one uses: ctypes releases the GIL while the library works."""
 
-    __slots__ = ("lock",)
+    __slots__ = ("_acquire", "release")
 
     def __init__(self):
-        self.lock = threading.Lock()
+        lock = threading.Lock()
+        self._acquire, self.release = lock.acquire, lock.release
 
     def take(self) -> None:
-        if not self.lock.acquire(False):
+        if not self._acquire(False):
             refuse("this world is at work in another thread", "calls on a world and its objects take turns",
                    "Give each thread a world of its own, or share one behind a lock.")  # fmt: skip
 
@@ -50,7 +51,7 @@ class Turn:
         self.take()
 
     def __exit__(self, *_):
-        self.lock.release()
+        self.release()
 
 
 class Owner:

@@ -78,7 +78,8 @@ class FlashAttn(unittest.TestCase):
             flash_attn.flash_attn_varlen_kvpacked_func(q, torch.stack([k, v], 1), cu, cu, 12, 12, 0.0, None, True), expected
         )
         packed = torch.stack([k, k, k], 1)
-        assert_same_bits(flash_attn.flash_attn_varlen_qkvpacked_func(packed, cu, 12), ringattn.varlen(k, k, k, cu, mask="full")[0])
+        full = ringattn.varlen(k, k, k, cu, mask="full")[0]
+        assert_same_bits(flash_attn.flash_attn_varlen_qkvpacked_func(packed, cu, 12), full)
         with self.assertRaises(ringattn.UsageError) as caught:
             flash_attn.flash_attn_varlen_func(q, k, v, cu, cu, 12, 11)
         self.assertIn("max_seqlen_k is 11 (a sequence of cu_seqlens_k has 12 tokens)", str(caught.exception))
