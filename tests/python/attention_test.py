@@ -139,7 +139,7 @@ class Refused(unittest.TestCase):
         self.expect(unsupported, "alibi_slopes", ringattn.varlen, q, k, v, [0, 40], alibi_slopes=q)
         self.expect(usage, "mask 'casual'", attention, q, k, v, mask="casual")
         self.expect(usage, "q is float64", attention, q.astype("float64"), k, v)
-        self.expect(usage, "k is fp16", attention, q, k.astype("float16"), v)
+        self.expect(usage, "k is float16 but q is float32", attention, q, k.astype("float16"), v)
         self.expect(usage, "K has 3 heads", attention, q, k[:, [0, 0, 1]], v[:, [0, 0, 1]])
         self.expect(usage, "v is list", attention, q, k, v.tolist())
         self.expect(usage, "axes", attention, q[None], k, v)

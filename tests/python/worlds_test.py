@@ -175,8 +175,8 @@ class Pending(unittest.TestCase):
         waited = []
         late = ringattn.PeerError("a rank is late", "a test", "None.")
         with (
-            mock.patch("ringattn.Attention.wait", side_effect=late),
-            mock.patch("ringattn.Decode.wait", side_effect=lambda: waited.append("decode")),
+            mock.patch("ringattn.Attention.settle", side_effect=late),
+            mock.patch("ringattn.Decode.settle", side_effect=lambda: waited.append("decode")),
             self.assertRaises(ringattn.PeerError) as caught,
         ):
             world.wait()
