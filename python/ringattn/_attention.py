@@ -92,7 +92,7 @@ def _check_tokens(name: str, rows, lengths, begins: str) -> None:
     """Of one rank, which has all of them."""
     if sum(lengths) != rows.shape[0]:
         refuse(f"{begins} ends at {sum(lengths)}, and {name} has {rows.shape[0]} tokens", "its last number is all tokens",
-               f"Pass {begins} of all of {name}, or leave the tokens behind it out.")  # fmt: skip
+               f"Check {begins} against {name}.")  # fmt: skip
 
 
 def _run(prepared: Attention, q, k, v, sinks, out):

@@ -144,7 +144,7 @@ class Refused(unittest.TestCase):
         self.expect(usage, "v is list", attention, q, k, v.tolist())
         self.expect(usage, "axes", attention, q[None], k, v)
         self.expect(usage, "cu_seqlens", ringattn.varlen, q, k, v, [0, 50, 40])
-        self.expect(usage, "[41, 4, 64]", ringattn.varlen, q, k, v, [0, 41])
+        self.expect(usage, "cu_seqlens_q ends at 41, and q has 40 tokens", ringattn.varlen, q, k, v, [0, 41])
         self.expect(usage, "out is read-only", attention, q, k, v, out=np.broadcast_to(np.float32(0), (40, 4, 32)))
         batches = np.empty((40, 2, 4, 32), "float32").swapaxes(0, 1)
         self.expect(usage, "out of shape", attention, np.stack([q, q]), np.stack([k, k]), np.stack([v, v]), out=batches)
