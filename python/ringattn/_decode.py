@@ -150,7 +150,7 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
     row i stands at position length - rows + i; with k_new it is passed by its name. lengths_before: without them, as
     cache_seqlens of flash_attn_with_kvcache(), so that row i stands at position length + i. Both are only read, but with
     update_lengths=True the number of rows is added to lengths_before in place.
-    Either may be ringattn.Compressed: Compressed.cache() makes such, and compress() of a batch gives a dense one.
+    Either cache may be a ringattn.Compressed: Compressed.cache() makes one with pages, compress() of a batch a dense one.
     k_new, v_new: [sequences, (rows,) kv_heads, …], written into the cache first; without them it holds the rows already.
     max_keys: of a sequence over all ranks; None: what the cache reaches. The rest is as attention() has it.
 

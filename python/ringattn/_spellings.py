@@ -27,7 +27,7 @@ _HINTS = {
 _NOT_NEEDED = {"chunk_size": "chunks are 64 tokens, always"}
 # Why the table refuses tensors that are no tensors here.
 _SETTINGS = "settings are not read"
-# Of ops, as known_names() has them: read once, where functions are defined, as torch.compile can't trace that.
+# The ops of known_names(), read once, where functions are defined: torch.compile can't trace the call.
 _names: dict[str, dict] = {}
 
 

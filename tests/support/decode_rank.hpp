@@ -28,7 +28,7 @@ class DecodeRank {
   // its keys and values as new rows.
   void load(const std::vector<std::int64_t>& lengths, int rows);
 
-  // Of the step that was loaded. `update`: the lengths are those before the step, which updates them; `append`: new
+  // The step that was loaded. `update`: the lengths are those before the step, which updates them; `append`: new
   // rows join the cache.
   DecodeInputs inputs(bool update, bool append);
   DecodeOutputs outputs();

@@ -100,7 +100,7 @@ class Sm90Decode final : public DecodeKernel {
   }
 
  private:
-  // Of a launch.
+  // The most sequences that one launch takes.
   std::int64_t most_sequences() const { return kMostDecodeSequences / lists_of(spec_.fold.lists); }
 
   void enqueue_part(const DecodeStep& step, Stream stream) const {

@@ -73,7 +73,7 @@ class Sm90Latent final : public DecodeKernel {
   }
 
  private:
-  // Of up to kMostLatentSequences sequences.
+  // One launch: at most kMostLatentSequences sequences.
   void enqueue_part(const DecodeStep& step, Stream stream) const {
     DecodeParams p{};
     set_step(spec_.fold, step, kQueryTile, p);
