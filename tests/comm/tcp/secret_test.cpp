@@ -24,8 +24,8 @@ using testing::connect_to;
 using testing::error_of;
 using testing::free_port;
 using testing::has;
-using testing::kLong;
-using testing::kSlack;
+using testing::kStoreSlack;
+using testing::kStoreTimeout;
 using testing::next_frame;
 using testing::plain_frame;
 using testing::RawConnection;
@@ -48,19 +48,19 @@ class WithSecret : public ::testing::Test {
 using StoreWithSecret = WithSecret;
 using MeshWithSecret = WithSecret;
 
-StoreOptions options_of(int port, int rank, int size, std::optional<Secret> secret, double seconds = kLong) {
+StoreOptions options_of(int port, int rank, int size, std::optional<Secret> secret, double seconds = kStoreTimeout) {
   return {{"127.0.0.1", port}, rank, size, "a job that nobody is told of", seconds, std::move(secret)};
 }
 
 void expect_world(const StoreOptions& options) {
   const std::unique_ptr<Store> store = make_store(options);
-  EXPECT_EQ(store->all_gather(std::to_string(options.rank), Deadline::after(kLong)).size(),
+  EXPECT_EQ(store->all_gather(std::to_string(options.rank), Deadline::after(kStoreTimeout)).size(),
             static_cast<std::size_t>(options.size));
   EXPECT_EQ(store->session().size(), 64U);
   TcpOptions tcp;
   tcp.secret = options.secret;
   const std::unique_ptr<Transport> world = make_tcp_transport(*store, tcp);
-  world->barrier(Deadline::after(kLong));
+  world->barrier(Deadline::after(kStoreTimeout));
 }
 
 TEST_F(StoreWithSecret, JoinsRanksThatKnowIt) {
@@ -121,7 +121,7 @@ TEST_F(StoreWithSecret, ShutsOutWhoDoesNotKnowItAndTellsNothing) {
     const Wire wire = connect_to(port);
     send_raw(wire, bytes);
     std::string heard;
-    for (const Deadline deadline = Deadline::after(kSlack); !deadline.expired();) {
+    for (const Deadline deadline = Deadline::after(kStoreSlack); !deadline.expired();) {
       pollfd socket{wire.socket().get(), POLLIN, 0};
       ::poll(&socket, 1, 20);
       char some[4096];
@@ -160,7 +160,7 @@ TEST_F(StoreWithSecret, TakesNoReplay) {
   }
   const RawConnection replayed(connect_to(port).take_socket());
   replayed.send(recorded);
-  EXPECT_TRUE(replayed.is_closed_within(kSlack));
+  EXPECT_TRUE(replayed.is_closed_within(kStoreSlack));
   for (const int rank : {1, 2}) {
     threads.run([=] { expect_world(options_of(port, rank, 3, secret_of(kText))); });
   }
@@ -172,7 +172,7 @@ TEST_F(StoreWithSecret, TellsAStrangerThatServesItsAddressNothing) {
   const int port = own_end(listener.socket).port();
   Threads threads;
   threads.run([&] {
-    for (const Deadline deadline = Deadline::after(kLong); !deadline.expired();) {
+    for (const Deadline deadline = Deadline::after(kStoreTimeout); !deadline.expired();) {
       pollfd socket{listener.socket.get(), POLLIN, 0};
       ::poll(&socket, 1, 100);
       Opened opened = accept_connection(listener.socket);

@@ -18,16 +18,16 @@ using testing::connect_to;
 using testing::error_of;
 using testing::free_port;
 using testing::has;
-using testing::kLong;
-using testing::kSlack;
+using testing::kStoreSlack;
+using testing::kStoreTimeout;
 using testing::RawConnection;
 using testing::Threads;
 
-StoreOptions options_of(int port, int rank) { return {{"127.0.0.1", port}, rank, 2, "job 1", kLong}; }
+StoreOptions options_of(int port, int rank) { return {{"127.0.0.1", port}, rank, 2, "job 1", kStoreTimeout}; }
 
 void expect_world(int port, int rank) {
   const std::unique_ptr<Store> store = make_store(options_of(port, rank));
-  EXPECT_EQ(store->all_gather("x", Deadline::after(kLong)).size(), 2U);
+  EXPECT_EQ(store->all_gather("x", Deadline::after(kStoreTimeout)).size(), 2U);
 }
 
 // A rank that gathers more than ranks do, or anything else, is named; its bytes are not kept.
@@ -41,14 +41,14 @@ TEST(StoreBounds, NamesTheRankThatSendsWhatNobodyMay) {
     Threads threads;
     threads.run([=] {
       const std::unique_ptr<Store> store = make_store(options_of(port, 0));
-      const Error error = error_of([&] { store->barrier(Deadline::after(kLong)); });
+      const Error error = error_of([&] { store->barrier(Deadline::after(kStoreTimeout)); });
       EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
       EXPECT_TRUE(has(error, "rank 1 on ")) << error.what();
     });
     Wire rank = connect_to(port);
     const Hello hello = hello_of(options_of(port, 1));
     rank.send(WireKind::kHello, bytes_of(hello));
-    for (const Deadline deadline = Deadline::after(kLong); !deadline.expired();) {
+    for (const Deadline deadline = Deadline::after(kStoreTimeout); !deadline.expired();) {
       pollfd socket = rank.interest();
       wait_a_moment({&socket, 1});
       if (!rank.move(most_gathered(2))) break;
@@ -66,8 +66,8 @@ TEST(StoreBounds, IsNotHeldUpByMoreStrangersThanItKeeps) {
   const Wire first = connect_to(port);
   std::vector<std::unique_ptr<RawConnection>> strangers;
   for (int i = 0; i < 300; ++i) strangers.push_back(std::make_unique<RawConnection>(port));
-  EXPECT_TRUE(strangers.front()->is_closed_within(kSlack));  // one of the oldest
-  const Deadline deadline = Deadline::after(kSlack);
+  EXPECT_TRUE(strangers.front()->is_closed_within(kStoreSlack));  // one of the oldest
+  const Deadline deadline = Deadline::after(kStoreSlack);
   threads.run([=] { expect_world(port, 1); });
   threads.join();
   EXPECT_FALSE(deadline.expired());

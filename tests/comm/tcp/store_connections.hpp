@@ -21,8 +21,8 @@
 namespace ringattn::testing {
 
 // Nobody may need it, and how late a call may end on a busy machine.
-inline constexpr double kLong = 20.0;
-inline constexpr double kSlack = 5.0;
+inline constexpr double kStoreTimeout = 20.0;
+inline constexpr double kStoreSlack = 5.0;
 
 inline bool has(const Error& error, std::string_view part) {
   return std::string_view(error.what()).find(part) != std::string_view::npos;
@@ -54,7 +54,7 @@ inline void send_raw(const Wire& wire, std::string_view bytes) {
   EXPECT_EQ(::send(wire.socket().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
 }
 
-inline std::optional<WireFrame> next_frame(Wire& wire, double seconds = kSlack) {
+inline std::optional<WireFrame> next_frame(Wire& wire, double seconds = kStoreSlack) {
   std::optional<WireFrame> frame;
   for (const Deadline deadline = Deadline::after(seconds); !frame && !deadline.expired();) {
     pollfd socket = wire.interest();
@@ -68,7 +68,7 @@ inline std::optional<WireFrame> next_frame(Wire& wire, double seconds = kSlack) 
 
 // Connects once somebody listens there.
 inline Wire connect_to(int port) {
-  for (const Deadline deadline = Deadline::after(kLong); !deadline.expired();) {
+  for (const Deadline deadline = Deadline::after(kStoreTimeout); !deadline.expired();) {
     Opened opened = begin_connection(numeric_address("127.0.0.1", port).at(0));
     pollfd socket{opened.socket.get(), POLLOUT, 0};
     ::poll(&socket, 1, 1000);

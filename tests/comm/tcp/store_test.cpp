@@ -22,8 +22,8 @@ namespace {
 using testing::error_of;
 using testing::free_port;
 using testing::has;
-using testing::kLong;
-using testing::kSlack;
+using testing::kStoreSlack;
+using testing::kStoreTimeout;
 using testing::RawConnection;
 using testing::Threads;
 
@@ -31,7 +31,7 @@ double seconds_since(Deadline::Clock::time_point start) {
   return std::chrono::duration<double>(Deadline::Clock::now() - start).count();
 }
 
-StoreOptions options_of(int port, int rank, int size, double seconds = kLong, std::string job = "job 1") {
+StoreOptions options_of(int port, int rank, int size, double seconds = kStoreTimeout, std::string job = "job 1") {
   return {{"127.0.0.1", port}, rank, size, std::move(job), seconds};
 }
 
@@ -42,15 +42,15 @@ void expect_world(int port, int rank, int size) {
   EXPECT_EQ(store->size(), size);
   EXPECT_EQ(store->hosts().size(), static_cast<std::size_t>(size));
   const std::vector<std::string> all =
-      store->all_gather(std::string(static_cast<std::size_t>(rank) * 1000, 'x'), Deadline::after(kLong));
+      store->all_gather(std::string(static_cast<std::size_t>(rank) * 1000, 'x'), Deadline::after(kStoreTimeout));
   ASSERT_EQ(all.size(), static_cast<std::size_t>(size));
   for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], std::string(i * 1000, 'x'));
-  store->barrier(Deadline::after(kLong));
+  store->barrier(Deadline::after(kStoreTimeout));
 }
 
 // Until somebody listens there.
 void wait_for_server(int port) {
-  for (const Deadline deadline = Deadline::after(kLong); !deadline.expired();) {
+  for (const Deadline deadline = Deadline::after(kStoreTimeout); !deadline.expired();) {
     if (RawConnection(port).is_there()) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -62,7 +62,7 @@ Wire say_hello(int port, const StoreOptions& options) {
   Wire wire(begin_connection(numeric_address("127.0.0.1", port).at(0)).socket);
   const Hello hello = hello_of(options);
   wire.send(WireKind::kHello, bytes_of(hello));
-  for (const Deadline deadline = Deadline::after(kLong); !wire.all_sent() && !deadline.expired();) {
+  for (const Deadline deadline = Deadline::after(kStoreTimeout); !wire.all_sent() && !deadline.expired();) {
     pollfd socket = wire.interest();
     wait_a_moment({&socket, 1});
     wire.move();
@@ -103,7 +103,7 @@ TEST(Store, ServesNamesToo) {
     threads.run([=] {
       StoreOptions options = options_of(port, rank, 2);
       options.address.host = "localhost";
-      EXPECT_EQ(make_store(options)->all_gather("x", Deadline::after(kLong)).size(), 2U);
+      EXPECT_EQ(make_store(options)->all_gather("x", Deadline::after(kStoreTimeout)).size(), 2U);
     });
   }
 }
@@ -124,14 +124,14 @@ TEST(Store, NamesTheRankThatNeverComes) {
   for (const int rank : {0, 1, 3}) {
     threads.run([=] {
       // Rank 0's time counts.
-      const Error error = error_of([&] { make_store(options_of(port, rank, 4, rank == 0 ? kShort : kLong)); });
+      const Error error = error_of([&] { make_store(options_of(port, rank, 4, rank == 0 ? kShort : kStoreTimeout)); });
       EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
       EXPECT_TRUE(has(error, "rank 2 did not come to the store at 127.0.0.1")) << error.what();
       EXPECT_TRUE(has(error, "3 of 4 ranks came")) << error.what();
       ASSERT_NE(error.place(), nullptr);
       EXPECT_EQ(error.place()->rank, 0);
       EXPECT_GE(seconds_since(start), kShort);
-      EXPECT_LT(seconds_since(start), kShort + kSlack);
+      EXPECT_LT(seconds_since(start), kShort + kStoreSlack);
     });
   }
 }
@@ -144,7 +144,7 @@ TEST(Store, NamesTheAddressThatNobodyServes) {
   EXPECT_TRUE(has(error, "rank 1 can't reach rank 0's store at 127.0.0.1:")) << error.what();
   EXPECT_TRUE(has(error, "Connection refused")) << error.what();
   EXPECT_GE(seconds_since(start), kShort);
-  EXPECT_LT(seconds_since(start), kShort + kSlack);
+  EXPECT_LT(seconds_since(start), kShort + kStoreSlack);
 }
 
 // Who is refused knows at once. The others wait for the right one, and get it.
@@ -160,8 +160,8 @@ TEST(Store, RefusesWhoDoesNotBelongToTheJob) {
   };
   const Case cases[] = {
       // It is told what is wrong with what it said, and nothing of the job.
-      {options_of(port, 2, 3, kLong, "job 2"), "(the store serves another job than job job 2)"},
-      {options_of(port, 2, 3, kLong, ""), "(the store serves another job than a job without a name)"},
+      {options_of(port, 2, 3, kStoreTimeout, "job 2"), "(the store serves another job than job job 2)"},
+      {options_of(port, 2, 3, kStoreTimeout, ""), "(the store serves another job than a job without a name)"},
       {options_of(port, 2, 4), "(the store's world has not 4 ranks)"},
       {options_of(port, 1, 2), "(the store's world has not 2 ranks)"},
   };
@@ -170,7 +170,7 @@ TEST(Store, RefusesWhoDoesNotBelongToTheJob) {
     const Error error = error_of([&] { make_store(options); });
     EXPECT_EQ(error.code(), ErrorCode::kUsage) << error.what();
     EXPECT_TRUE(has(error, why)) << error.what();
-    EXPECT_LT(seconds_since(start), kSlack);
+    EXPECT_LT(seconds_since(start), kStoreSlack);
   };
   for (const Case& one : cases) expect_refused(one.options, one.why);
   threads.run([=] { expect_world(port, 2, 3); });
@@ -192,7 +192,7 @@ TEST(Store, RefusesARankThatIsThere) {
   wait_for_server(port);
   Wire second = say_hello(port, options_of(port, 0, 3));
   std::optional<WireFrame> answer;
-  for (const Deadline deadline = Deadline::after(kShort + kSlack); !answer && !deadline.expired();) {
+  for (const Deadline deadline = Deadline::after(kShort + kStoreSlack); !answer && !deadline.expired();) {
     pollfd socket = second.interest();
     wait_a_moment({&socket, 1});
     if (!second.move()) break;
@@ -221,7 +221,7 @@ TEST(Store, SaysThatItsPortIsInUse) {
   EXPECT_EQ(error.code(), ErrorCode::kUsage);
   EXPECT_TRUE(has(error, fmt::format("rank 0 can't serve the store at 127.0.0.1:{}", port))) << error.what();
   EXPECT_TRUE(has(error, "Address already in use")) << error.what();
-  EXPECT_LT(seconds_since(start), kSlack);
+  EXPECT_LT(seconds_since(start), kStoreSlack);
 }
 
 TEST(Store, SaysThatTheAddressIsNotItsHosts) {
@@ -238,7 +238,7 @@ TEST(Store, IsToldFromOtherServices) {
   const int port = own_end(other.socket).port();
   Threads threads;
   threads.run([&] {
-    for (const Deadline deadline = Deadline::after(kLong); !deadline.expired();) {
+    for (const Deadline deadline = Deadline::after(kStoreTimeout); !deadline.expired();) {
       pollfd socket{other.socket.get(), POLLIN, 0};
       ::poll(&socket, 1, 100);
       Opened opened = accept_connection(other.socket);
@@ -251,7 +251,7 @@ TEST(Store, IsToldFromOtherServices) {
   const Error error = error_of([&] { make_store(options_of(port, 1, 2)); });
   EXPECT_EQ(error.code(), ErrorCode::kUsage) << error.what();
   EXPECT_TRUE(has(error, "is no store of ringattn")) << error.what();
-  EXPECT_LT(seconds_since(start), kSlack);
+  EXPECT_LT(seconds_since(start), kStoreSlack);
 }
 
 // Whatever strangers send, or don't, their connections end and the world comes together.
@@ -282,7 +282,7 @@ TEST(Store, PassesStrangersOver) {
   for (const std::string& bytes : bad) {
     const RawConnection stranger(port);
     stranger.send(bytes);
-    EXPECT_TRUE(stranger.is_closed_within(kSlack)) << bytes.substr(0, 40);
+    EXPECT_TRUE(stranger.is_closed_within(kStoreSlack)) << bytes.substr(0, 40);
   }
   // Ranks that are none.
   for (const int rank : {-1, 2, 1 << 30}) {
@@ -290,7 +290,7 @@ TEST(Store, PassesStrangersOver) {
     wrong.rank = rank;
     const RawConnection stranger(port);
     stranger.send(frame(1, 1, sizeof wrong, bytes_of(wrong)));
-    EXPECT_TRUE(stranger.is_closed_within(kSlack)) << rank;
+    EXPECT_TRUE(stranger.is_closed_within(kStoreSlack)) << rank;
   }
   const RawConnection silent(port);
   const RawConnection halting(port);
@@ -322,7 +322,7 @@ TEST(Store, FreesItsPortOnceAllHaveCome) {
   Threads threads;
   for (int rank = 0; rank < 3; ++rank) threads.run([=] { expect_world(port, rank, 3); });
   for (const auto& store : first) {
-    threads.run([&store] { EXPECT_EQ(store->all_gather("x", Deadline::after(kLong)).size(), 2U); });
+    threads.run([&store] { EXPECT_EQ(store->all_gather("x", Deadline::after(kStoreTimeout)).size(), 2U); });
   }
 }
 
@@ -335,10 +335,10 @@ TEST(Store, NamesTheRankThatLeavesAMeeting) {
     threads.run([=] {
       const auto start = Deadline::Clock::now();
       const std::unique_ptr<Store> store = make_store(options_of(port, rank, 3));
-      const Error error = error_of([&] { store->all_gather("x", Deadline::after(kLong)); });
+      const Error error = error_of([&] { store->all_gather("x", Deadline::after(kStoreTimeout)); });
       EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
       EXPECT_TRUE(has(error, "rank 2 on ")) << error.what();
-      EXPECT_LT(seconds_since(start), kSlack);
+      EXPECT_LT(seconds_since(start), kStoreSlack);
     });
   }
 }
@@ -357,13 +357,13 @@ TEST(Store, EndsAMeetingForAllWhenTheFirstRanksTimeIsOver) {
     threads.run([&, port, rank] {
       const auto start = Deadline::Clock::now();
       const std::unique_ptr<Store> store = make_store(options_of(port, rank, 3));
-      const Error error = error_of([&] { store->barrier(Deadline::after(rank == 1 ? kShort : kLong)); });
+      const Error error = error_of([&] { store->barrier(Deadline::after(rank == 1 ? kShort : kStoreTimeout)); });
       ++done;
       EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
       EXPECT_TRUE(has(error, "did not finish within 0.3 s (rank 0 on ")) << error.what();
       ASSERT_NE(error.place(), nullptr);
       EXPECT_EQ(error.place()->rank, 0);
-      EXPECT_LT(seconds_since(start), kSlack);
+      EXPECT_LT(seconds_since(start), kStoreSlack);
     });
   }
 }
@@ -394,7 +394,8 @@ TEST(Store, ChecksWhatItIsGiven) {
     EXPECT_EQ(error_of([&, rank = rank, size = size] { make_store(options_of(1, rank, size)); }).code(),
               ErrorCode::kUsage);
   }
-  EXPECT_EQ(error_of([] { make_store(options_of(1, 0, 2, kLong, std::string(128, 'x'))); }).code(), ErrorCode::kUsage);
+  EXPECT_EQ(error_of([] { make_store(options_of(1, 0, 2, kStoreTimeout, std::string(128, 'x'))); }).code(),
+            ErrorCode::kUsage);
 }
 
 }  // namespace
