@@ -231,12 +231,16 @@ std::optional<std::int64_t> layer_count(const ModelKeys& keys, std::string_view 
   if (layers && *layers > kMaxModelLayers) {
     keys.refuse(key, fmt::format("it is {}, more than {} layers", *layers, kMaxModelLayers));
   }
-  const auto shorten = [&](std::size_t length) {
+  // A list may be longer: some have entries for layers that predict later tokens.
+  const auto shorten = [&](std::string_view list, std::size_t length) {
     const auto entries = static_cast<std::int64_t>(length);
+    if (const std::int64_t needed = layers.value_or(1); entries < needed) {
+      keys.refuse(list, fmt::format("it has an entry for {} of {} layers", entries, needed));
+    }
     layers = std::min(layers.value_or(entries), entries);
   };
   if (const LayerList types = layer_types_of(keys); types.list != nullptr) {
-    shorten(types.list->list.size());
+    shorten(types.key, types.list->list.size());
   } else if (const std::string_view pattern = keys.text("hybrid_override_pattern"); !pattern.empty()) {
     if (pattern.size() > static_cast<std::size_t>(kMaxModelLayers)) {
       keys.refuse("hybrid_override_pattern", fmt::format("it has more than {} layers", kMaxModelLayers));
@@ -244,7 +248,7 @@ std::optional<std::int64_t> layer_count(const ModelKeys& keys, std::string_view 
     layers = static_cast<std::int64_t>(pattern.size());
   } else {
     for (const std::string_view list : {"attn_type_list", "block_configs", "num_key_value_heads_per_layer"}) {
-      if (const JsonNode* const entries = keys.list(list)) shorten(entries->list.size());
+      if (const JsonNode* const entries = keys.list(list)) shorten(list, entries->list.size());
     }
   }
   return layers;

@@ -36,6 +36,11 @@ bool is_whole(double value) { return value == std::floor(value) && std::abs(valu
 ModelKeys::ModelKeys(JsonNode file, std::string name)
     : file_(std::move(file)), name_(std::move(name)), text_(text_object(file_)), model_type_(type_of(*text_)) {
   if (model_type_.empty()) model_type_ = type_of(file_);
+  for (const JsonNode* const object : {text_, static_cast<const JsonNode*>(&file_)}) {
+    const JsonNode* const type = object->member("model_type");
+    if (type == nullptr || type->is_null() || type->is_string()) continue;
+    refuse("model_type", fmt::format("it is {}, not a string", kind_text(*type)));
+  }
 }
 
 void ModelKeys::set_defaults(std::string_view defaults) {

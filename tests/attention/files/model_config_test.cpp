@@ -290,6 +290,32 @@ TEST(ModelConfig, AsksWhereLayersDiffer) {
   EXPECT_FALSE(config(kGemma3).mixes_ops() || config(kMamba2).mixes_ops());
 }
 
+// Such lists were read beyond their end, or shortened the model.
+TEST(ModelConfig, RefusesListsThatLackLayers) {
+  for (
+      const std::string_view text : {
+          R"({"model_type": "minimax_text_01", "hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4,
+             "attn_type_list": []})",
+          R"({"model_type": "deci", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads_per_layer": []})",
+          R"({"model_type": "nemotron-nas", "hidden_size": 64, "num_attention_heads": 4, "block_configs": []})",
+          R"({"model_type": "qwen3_next", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3,
+             "layer_types": ["linear_attention", "full_attention"]})",
+      }) {
+    const Error error = error_of([&] { static_cast<void>(config(text).layer({})); });
+    EXPECT_EQ(error.code(), ErrorCode::kFile) << text;
+    EXPECT_NE(std::string(error.what()).find("it has an entry for "), std::string::npos) << error.what();
+  }
+}
+
+TEST(ModelConfig, RefusesAModelTypeThatIsNoString) {
+  for (const std::string_view type : {"7", "[]", "{}", "[\"baichuan\"]", "true"}) {
+    const std::string text = fmt::format(R"({{"model_type": {}, "num_attention_heads": 4, "head_dim": 64}})", type);
+    const Error error = error_of([&] { static_cast<void>(config(text).layer({})); });
+    EXPECT_EQ(error.code(), ErrorCode::kFile) << text;
+    EXPECT_NE(std::string(error.what()).find("model_type"), std::string::npos) << error.what();
+  }
+}
+
 TEST(ModelConfig, RefusesLayersByTheirKind) {
   const ModelConfig listed = config(R"({"sliding_window": 128, "num_attention_heads": 4, "head_dim": 64,
     "layer_types": ["sliding_attention", "full_attention", "linear_attention", "conv", "chunked_attention"]})");
