@@ -2,7 +2,9 @@
 """The functions of libringattn_c. Those that return a status raise an Error where it isn't RINGATTN_OK."""
 
 import _ctypes
+import collections
 import ctypes
+import functools
 import importlib.util
 import os
 import pathlib
@@ -103,47 +105,79 @@ class _Library:
             setattr(self, name, function)
 
     def _check(self, status, function, arguments):
-        if status == 0 and not _raised:
+        if status == 0 and not interrupts.raised:
             return
-        if _raised and threading.current_thread() is threading.main_thread():
-            raise _raised.pop()
+        interrupts.raise_own()
         if status == 0:
             return
         parts = (self.error_problem, self.error_why, self.error_remedy, self.error_text)
         raise _errors.BY_STATUS.get(status, _errors.Error)(*(_errors.in_python(part().decode()) for part in parts))
 
 
-# What signals' handlers have raised during the call of the main thread that is under way.
-_raised: list[BaseException] = []
+# Polls that may be under way at once: a handler that runs during a poll may call the library, which polls again.
+_MOST_POLLS = 32
 
 
 class _Interrupts:
-    """Signals of Python, such as Ctrl-C, end a call that is under way: the library asks about every 0.1 seconds, and Python runs
-    the handlers then. What one raises ends the call, and the caller gets it."""
+    """Signals of Python, such as Ctrl-C, end a call that is under way: the library polls about every 0.1 seconds, and Python runs
+    the handlers then. What one raises ends the call, and the caller gets it.
+
+    raised: for each call that is under way, by how many others its handlers' calls lie within, what its handlers raised."""
 
     def __init__(self):
-        self._polls = None
+        self.raised: dict[int, list[BaseException]] = {}
+        self._idle: collections.deque = collections.deque()
+        self._poll = None
 
     def watch(self) -> None:
         """Calls of the main thread, in which alone Python runs handlers."""
-        if self._polls is None and threading.current_thread() is threading.main_thread():
-            self._polls = self._asked()
-            next(self._polls)
-            self._poll = Poll(self._polls.send)  # context is NULL, which is None
+        if self._poll is None and threading.current_thread() is threading.main_thread():
+            self._idle.extend(self._asked() for _ in range(_MOST_POLLS))
+            for asked in self._idle:
+                asked.send(None)
+                asked.send(asked)
+            polls = map(next, iter(self._idle.popleft, None))
+            self._poll = Poll(functools.partial(next, polls))  # context is NULL, which is None
             lib.set_interrupt(self._poll, None)
 
+    def _depth(self) -> int:
+        return _MOST_POLLS - len(self._idle)
+
     def _asked(self):
-        """Python runs handlers when a function begins, before any `try` of it. A generator that goes on is in one already."""
-        answer = 0
-        while True:
+        """Python runs handlers when a function begins, before any `try` of it. A generator that goes on is in one already. A
+        generator can't go on twice at once, so each poll takes one that is idle, and everything up to there is C."""
+        own = yield
+        answer, ended = 0, False
+        while not ended:
             try:
                 yield answer
                 answer = 0
-            except GeneratorExit:
-                return
+                self._idle.append(own)
             except BaseException as error:  # noqa: BLE001, raised again by the call that it ends
-                _raised.append(error)
-                answer = 1
+                if own not in self._idle:  # else it was raised right after the append()
+                    self._idle.append(own)
+                # What a handler raises has the handler's frame; without one this generator is being closed.
+                ended = isinstance(error, GeneratorExit) and error.__traceback__.tb_next is None
+                if not ended:
+                    self.raised.setdefault(self._depth(), []).append(error)
+                    answer = 1
+
+    def raise_own(self) -> None:
+        """Raises what handlers raised during the call that has just returned to the main thread, the last of several, whose
+        context are those before."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        errors = self.raised.pop(self._depth(), None)
+        if errors is None:
+            return
+        for before, error in zip(errors, errors[1:]):
+            last, seen = error, {id(before)}
+            while last.__context__ is not None and id(last) not in seen:
+                seen.add(id(last))
+                last = last.__context__
+            if id(last) not in seen:
+                last.__context__ = before
+        raise errors[-1]
 
 
 def _nccl() -> ctypes.CDLL | None:

@@ -114,8 +114,7 @@ class _Coder(Prepared):
         return part.name.decode(), type_name(part.dtype), tuple(part.shape[: part.axes])
 
     def do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:
-        with self.turn:
-            self._do(function, plain, compressed, name, lengths, *more)
+        self.turn.run(lambda: self._do(function, plain, compressed, name, lengths, *more))
 
     def _do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:
         rows, parts = View(), CompressedView()

@@ -11,8 +11,12 @@ class Error(Exception):
     status = 7
 
     def __init__(self, problem: str, why: str = "", remedy: str = "", text: str | None = None):
-        super().__init__(text or f"{problem} ({why}). {remedy}")
+        whole = f"{problem} ({why}). {remedy}" if why or remedy else problem
+        super().__init__(text or whole)
         self.problem, self.why, self.remedy = problem, why, remedy
+
+    def __reduce__(self):
+        return type(self), (self.problem, self.why, self.remedy, str(self)), self.__dict__
 
 
 class WrongResult(Error, AssertionError):
@@ -89,6 +93,23 @@ def in_python(text: str) -> str:
     for pattern, words in _WORDS:
         text = pattern.sub(words, text)
     return text
+
+
+# Characters of an error that other ranks are told.
+_MOST_TOLD = 1000
+
+
+def told_to_peers(error: BaseException) -> bytes:
+    """An error's text as the library has it. Other ranks must learn of every failure, so nothing of the text, and no __str__ that
+    raises, keeps it from them."""
+    try:
+        text = str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001, of the caller's class
+        text = type(error).__name__
+    if len(text) > _MOST_TOLD:
+        text = text[:_MOST_TOLD] + "…"
+    text = "".join(c if c.isprintable() or c == " " else " " for c in text)
+    return text.encode(errors="replace")
 
 
 def refuse(problem: str, why: str, remedy: str) -> NoReturn:

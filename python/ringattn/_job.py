@@ -253,7 +253,8 @@ class Prepared(worlds.Prepared):
         on_host = device_of(like)[0] == _abi.CPU
         if workspace_bytes and not on_host:
             arrays = arrays | {"workspace": empty(like, (workspace_bytes,), "uint8")}
-        with self.turn:
+
+        def call():
             tensors = self._tensors
             show(tensors, self._views, arrays)
             for name, value in members.items():
@@ -264,10 +265,11 @@ class Prepared(worlds.Prepared):
             tensors.stream = stream_of(like)
             self._enqueue(self.handle, tensors)
 
+        self.turn.run(call)
+
     def wait(self) -> None:
         """Returns when everything that was put on streams is done, and raises what of it failed."""
-        with self.turn:
-            self.settle()
+        self.turn.run(self.settle)
 
     def settle(self) -> None:
         """wait() in a turn that is the caller's."""
@@ -306,7 +308,7 @@ class Call:
         closed. The structs are shared by all calls of this form, so nothing of them is touched before the turn is taken."""
         prepared = self.prepared
         turn = prepared.turn
-        turn.take()
+        held = turn.take()
         try:
             if prepared._handle is None:
                 return None
@@ -332,7 +334,8 @@ class Call:
             prepared._enqueue(prepared._handle, tensors)
             return out, lse
         finally:
-            turn.release()
+            turn.thread = 0
+            turn.release(held.pop())
 
 
 def known_call(world: World | None, settings: tuple, given: dict, out):

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from . import _abi, _structs
 from ._abi import lib
 from ._arguments import as_int32, as_text, check_settings, seconds_of
-from ._errors import Error, refuse
+from ._errors import Error, PeerError, refuse, told_to_peers
+from ._turns import Turn
 
 # Objects that a world keeps ready, of the jobs that it was last asked for.
 _KEPT_OBJECTS = 32
@@ -30,28 +31,6 @@ def of_key(key: str) -> "World":
         refuse("a graph names a world that is not there", "it was another process's, or nothing has kept it",
                "Make graphs in the process that runs them, and keep their worlds.")  # fmt: skip
     return world
-
-
-class Turn:
-    """Held by the one call that is under way on a world and its objects. A call of another thread is refused before it touches
-    anything that the first one uses: ctypes releases the GIL while the library works."""
-
-    __slots__ = ("_acquire", "release")
-
-    def __init__(self):
-        lock = threading.Lock()
-        self._acquire, self.release = lock.acquire, lock.release
-
-    def take(self) -> None:
-        if not self._acquire(False):
-            refuse("this world is at work in another thread", "calls on a world and its objects take turns",
-                   "Give each thread a world of its own, or share one behind a lock.")  # fmt: skip
-
-    def __enter__(self):
-        self.take()
-
-    def __exit__(self, *_):
-        self.release()
 
 
 class Owner:
@@ -72,6 +51,7 @@ class World(Owner):
     def __init__(self, handle, device: tuple[int, int] = (_abi.CPU, 0), keeps=None):
         self._handle = handle
         self.turn = Turn()
+        self._using = threading.RLock()  # held while abort() uses the handle, and while it is taken away to be destroyed
         _abi.interrupts.watch()
         self.device = device
         self.rank: int = lib.world_rank(handle)
@@ -98,7 +78,8 @@ class World(Owner):
         except TypeError:
             check_settings(key)
             raise
-        with self.turn:
+
+        def find():
             found = objects.get(key)
             if found is None:
                 if len(objects) >= _KEPT_OBJECTS:
@@ -106,7 +87,9 @@ class World(Owner):
                     objects.pop(oldest).end()
                 found = objects[key] = make()
             self.use(found)
-        return found
+            return found
+
+        return self.turn.run(find)
 
     def use(self, prepared) -> None:
         self._uses = prepared.used = self._uses + 1
@@ -114,26 +97,29 @@ class World(Owner):
     def wait(self) -> None:
         """Returns when all that calls on this world have put on streams of a GPU is done, and raises what of it failed first.
         Of calls without a world it is ringattn.self_world((2, i)) of GPU i. Refused once the world is closed."""
+        self.turn.run(self._settle)
+
+    def _settle(self) -> None:
         failures = []
-        with self.turn:
-            self.handle  # noqa: B018, refuses where the world is closed
-            for made in self._objects.values():
-                try:
-                    made.settle()
-                except Error as error:
-                    failures.append(error)
+        self.handle  # noqa: B018, refuses where the world is closed
+        for made in self._objects.values():
+            try:
+                made.settle()
+            except Error as error:
+                failures.append(error)
         if failures:
             raise failures[0]
 
     def abort(self, error: BaseException) -> None:
-        """Tells the other ranks that this one has failed and won't come."""
-        status = error.status if isinstance(error, Error) else 6
-        lib.world_abort(self.handle, status, str(error).encode())
+        """Tells the other ranks that this one has failed and won't come. May be called beside any call of another thread."""
+        status = error.status if isinstance(error, Error) else PeerError.status
+        text = told_to_peers(error)
+        with self._using:
+            lib.world_abort(self.handle, status, text)
 
     def close(self) -> None:
         """Ends the world and what was prepared on it. Refused beside a call of another thread."""
-        with self.turn:
-            self._end()
+        self.turn.run(self._end)
 
     def _end(self) -> None:
         if self._handle is None:
@@ -142,8 +128,12 @@ class World(Owner):
             made.end()
         self._objects.clear()
         self.calls.clear()
-        lib.world_destroy(self._handle)
-        self._handle = None
+        self._destroy()
+
+    def _destroy(self) -> None:
+        with self._using:  # an exception of a signal handler may come between: better never destroyed than twice
+            handle, self._handle = self._handle, None
+        lib.world_destroy(handle)
 
     def __enter__(self):
         return self
@@ -157,8 +147,7 @@ class World(Owner):
             with contextlib.suppress(Error):
                 self.close()
         if self._handle is not None:
-            lib.world_destroy(self._handle)
-            self._handle = None
+            self._destroy()
 
     def __repr__(self):
         return f"<ringattn.World rank {self.rank} of {self.size}>"
@@ -182,14 +171,13 @@ class Prepared(Owner):
 
     def close(self) -> None:
         """Refused beside a call of another thread on the same world."""
-        with self.turn:
-            self.end()
+        self.turn.run(self.end)
 
     def end(self) -> None:
         """close() in a turn that is the caller's."""
         if self._handle is not None:
-            self._destroy(self._handle)
-            self._handle = None
+            handle, self._handle = self._handle, None
+            self._destroy(handle)
 
     def __del__(self):
         self.end()  # nobody else has it, so nobody is at work with it
@@ -242,19 +230,22 @@ def run_ranks(ranks: int, work: Callable[[World], object]) -> list:
             results[world.rank] = work(world)
         except BaseException as error:  # noqa: BLE001, raised again below
             failures.append(error)
-            world.abort(error)
+            with contextlib.suppress(Error):  # where work() has closed it
+                world.abort(error)
 
     threads = [threading.Thread(target=play, args=(world,)) for world in worlds]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             thread.join()
     except BaseException as error:  # as of Ctrl-C, which comes to this thread: their calls end, too
         for world in worlds:
-            world.abort(error)
+            with contextlib.suppress(Error):
+                world.abort(error)
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:  # started
+                thread.join()
         raise
     for world in worlds:
         world.close()

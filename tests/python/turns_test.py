@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads that share a world, ends of worlds beside calls, copies, and signals that end a call."""
 
+import contextlib
 import copy
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -72,18 +74,94 @@ class Turns(unittest.TestCase):
         wanted = ringattn.attention(q, q, q, world=world)[0]
         decoder = next(iter(world._objects.values()))
         refusals = []
-        with world.turn:
+
+        def refused():
             for call in (world.close, world.wait, decoder.close, decoder.wait, lambda: ringattn.attention(q, q, q, world=world)):
                 with self.assertRaises(ringattn.UsageError) as caught:
                     call()
                 refusals.append(str(caught.exception))
-        self.assertEqual(len(set(refusals)), 1)
-        self.assertIn("this world is at work in another thread", refusals[0])
+
+        for run, words in (
+            (lambda: threading.Thread(target=refused), "in another thread (calls on a world and its objects take turns)"),
+            (lambda: None, "in this thread (a signal handler or a finalizer calls it during another call)"),
+        ):
+            refusals.clear()
+            held = world.turn.take()
+            try:
+                thread = run()
+                if thread is None:
+                    refused()
+                else:
+                    thread.start()
+                    thread.join()
+            finally:
+                world.turn.release(held.pop())
+            self.assertEqual(len(refusals), 5)
+            self.assertEqual(len(set(refusals)), 1)
+            self.assertIn(f"this world is at work {words}", refusals[0])
         assert_same_bits(ringattn.attention(q, q, q, world=world)[0], wanted)
         world.close()
         world.close()
         with self.assertRaises(ringattn.UsageError):
             decoder.wait()
+
+    def test_a_handler_that_raises_anywhere_in_a_call_leaves_the_world_usable(self):
+        class Raised(Exception):
+            pass
+
+        def handler(*_):
+            raise Raised
+
+        q = normal(1, 1, 8)
+        wanted = ringattn.attention(q, q, q)[0]
+        draw = random.Random(1)
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            for _ in range(3000):
+                with contextlib.suppress(Raised):
+                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(4e-6, 4e-5))
+                    try:
+                        ringattn.attention(q, q, q)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert_same_bits(ringattn.attention(q, q, q)[0], wanted)
+
+    def test_a_lost_turn_is_made_again(self):
+        """As where an exception is raised between the taking of a turn and the `try` that gives it back."""
+        world = ringattn.threads_worlds(1)[0]
+        q = normal(8, 2, 8)
+        wanted = ringattn.attention(q, q, q, world=world)[0]
+        for _ in range(3):
+            world.turn.take()
+            assert_same_bits(ringattn.attention(q, q, q, world=world)[0], wanted)
+        world.turn.take()
+        closing = threading.Thread(target=world.close)
+        closing.start()
+        closing.join()
+        self.assertIsNone(world._handle)
+
+    def test_abort_beside_close(self):
+        """In a process of its own, which an abort() of a destroyed world would end."""
+        program = """
+            import threading, time, ringattn
+            stop, box = time.monotonic() + 1.5, [ringattn.threads_worlds(1)[0]]
+            def abort():
+                while time.monotonic() < stop:
+                    try:
+                        box[0].abort(ValueError("none"))
+                    except ringattn.UsageError:
+                        pass
+            thread = threading.Thread(target=abort)
+            thread.start()
+            while time.monotonic() < stop:
+                box[0].close()
+                box[0] = ringattn.threads_worlds(1)[0]
+            thread.join()
+        """
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_worlds_and_what_is_prepared_on_them_are_not_copied(self):
         world = ringattn.threads_worlds(1)[0]
@@ -167,6 +245,42 @@ class Interrupts(unittest.TestCase):
         running.send_signal(signal.SIGINT)
         said, errors = running.communicate(timeout=60)
         self.assertEqual((said, errors), ("handled\n(12000, 1, 64)\n", ""))
+
+    def test_what_handlers_do_during_a_call(self):
+        """Whatever a handler raises, also one that runs during a handler's call, reaches its caller, and so does the next one."""
+        running = self.run_python("""
+            import signal
+            def alarm(handler):
+                signal.signal(signal.SIGALRM, handler)
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+            def raising(error):
+                def handler(*_):
+                    raise error
+                return handler
+            def nested(*_):
+                alarm(raising(ValueError("nested")))
+                work(ringattn.threads_worlds(1)[0])
+            def caught(*_):
+                try:
+                    nested()
+                except ValueError as error:
+                    raise OSError("outer") from error
+            def same_world(*_):
+                work(None)
+            handlers = [raising(error) for error in (GeneratorExit(), StopIteration(), ValueError("one"))]
+            for handler in (*handlers, nested, caught, same_world):
+                alarm(handler)
+                try:
+                    work(None)
+                except BaseException as error:
+                    print(type(error).__name__, str(error)[:36])
+            k = k[:9]
+            work(None)
+        """)
+        said, errors = running.communicate(timeout=100)
+        self.assertEqual(errors, "")
+        self.assertEqual(said.splitlines(), ["GeneratorExit ", "StopIteration ", "ValueError one", "ValueError nested",
+                                             "OSError outer", "UsageError this world is at work in this thread"])  # fmt: skip
 
     def test_short_calls_are_not_asked(self):
         asked = []

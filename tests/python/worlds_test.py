@@ -2,9 +2,11 @@
 """Worlds of processes without MPI: by a store's address, by callbacks, by torch.distributed; the bits of one rank, and failures
 that end all ranks."""
 
+import copy
 import importlib.util
 import os
 import pathlib
+import pickle
 import socket
 import subprocess
 import sys
@@ -163,6 +165,76 @@ class Waits(unittest.TestCase):
         self.assertEqual(within(60, lambda: [b"0", b"1"], "the gather"), [b"0", b"1"])
         with self.assertRaises(KeyError):
             within(60, lambda: {}["none"], "the gather")
+
+
+class Failures(unittest.TestCase):
+    def test_peers_learn_of_any_exception(self):
+        class Mute(Exception):
+            def __str__(self):
+                raise RuntimeError("no text")
+
+        q = arrays()[0][:8]
+        long = ValueError("x" * 100_000)
+        for error, words in ((ValueError("a\ud800b"), "a b"), (Mute(), "Mute"), (long, "x" * 1000 + "…"),
+                             (ringattn.Error("a\x1b[31m\nb"), "a [31m b")):  # fmt: skip
+            seen = []
+
+            def work(world, error=error, seen=seen):
+                if world.rank == 1:
+                    raise error
+                try:
+                    ringattn.attention(q, q, q, world=world, layout="contiguous", timeout=30)
+                except ringattn.Error as told:
+                    seen.append(str(told))
+
+            with self.assertRaises(type(error)) as caught:
+                ringattn.run_ranks(2, work)
+            self.assertIs(caught.exception, error)
+            self.assertIn(words, seen[0])
+            self.assertLess(len(seen[0]), 1500)
+
+    def test_a_rank_that_closes_its_world_and_fails(self):
+        def work(world):
+            world.close()
+            raise KeyError(world.rank)
+
+        with self.assertRaises(KeyError):
+            ringattn.run_ranks(2, work)
+
+    def test_control_c_while_ranks_start_ends_those_that_have(self):
+        q = arrays()[0][:8]
+        starts, ended = [], []
+        start = threading.Thread.start
+
+        def interrupted(thread):
+            starts.append(thread)
+            if len(starts) == 2:
+                raise KeyboardInterrupt
+            start(thread)
+
+        def work(world):
+            try:
+                ringattn.attention(q, q, q, world=world, layout="contiguous", timeout=60)
+            except ringattn.Error as error:
+                ended.append(error)
+                raise
+
+        began = time.monotonic()
+        with mock.patch.object(threading.Thread, "start", interrupted), self.assertRaises(KeyboardInterrupt):
+            ringattn.run_ranks(3, work)
+        self.assertEqual(len(ended), 1)
+        self.assertFalse(starts[0].is_alive())
+        self.assertLess(time.monotonic() - began, 30)
+
+    def test_errors_of_other_processes_keep_their_parts(self):
+        for kind in (ringattn.Error, ringattn.UsageError, ringattn.FileError, ringattn.PeerError):
+            error = kind("p", "w", "r")
+            error.add_note("a note")
+            for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+                self.assertIs(type(other), kind)
+                self.assertEqual((other.problem, other.why, other.remedy, str(other), other.__notes__),
+                                 ("p", "w", "r", "p (w). r", ["a note"]))  # fmt: skip
+        self.assertEqual(str(ringattn.Error("a")), "a")
 
 
 class Pending(unittest.TestCase):

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns: the right to be the one call that is under way on a world and its objects."""
+
+import threading
+import weakref
+from collections.abc import Callable
+
+from ._errors import refuse
+
+
+class _Token:
+    """Whoever has it is the call that is under way."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Turn:
+    """A call of another thread is refused before it touches anything that the first one uses: ctypes releases the GIL while the
+    library works. So is a call by a signal handler that runs during a call.
+
+        held = turn.take()
+        try:
+            ...
+        finally:
+            turn.thread = 0
+            turn.release(held.pop())
+
+    An exception of a signal handler, such as Ctrl-C, may be raised after any call of a function, so also where the token has been
+    taken and no `try` has begun. Then nothing refers to the token any more, and the next take() makes another one. A lock would
+    stay locked. held is a list, which is empty afterwards: a frame that a traceback keeps must not refer to the token.
+    release() is list.append: the __exit__ of a class would begin by running handlers.
+
+    thread: identity of the one that has the token, once it knows; else 0."""
+
+    __slots__ = ("_free", "_made", "_mending", "release", "thread")
+
+    def __init__(self):
+        token = _Token()
+        self._free = [token]
+        self._made = weakref.ref(token)
+        self._mending = threading.RLock()
+        self.release = self._free.append
+        self.thread = 0
+
+    def take(self) -> list[_Token]:
+        thread = threading.get_ident()  # first: no function is called once this frame refers to the token
+        try:
+            token = self._free.pop()
+        except IndexError:
+            token = self._another()
+        self.thread = thread
+        return [token]
+
+    def _another(self) -> _Token:
+        """Where the last holder's token was lost."""
+        with self._mending:
+            if self._made() is None:
+                made = _Token()
+                self._made = weakref.ref(made)
+                return made
+        if self.thread == threading.get_ident():
+            refuse("this world is at work in this thread", "a signal handler or a finalizer calls it during another call",
+                   "Call it after that call has returned, or use another world.")  # fmt: skip
+        refuse("this world is at work in another thread", "calls on a world and its objects take turns",
+               "Give each thread a world of its own, or share one behind a lock.")  # fmt: skip
+
+    def run(self, work: Callable):
+        """What work() returns, called in a turn."""
+        held = self.take()
+        try:
+            return work()
+        finally:
+            self.thread = 0
+            self.release(held.pop())
