@@ -8,15 +8,24 @@ import operator
 from typing import NoReturn
 
 from ._errors import refuse
+from ._tensors import type_name
 
 
 # Beyond it the library has no numbers of tokens, and ctypes would cut off some digits.
 _FARTHEST = 2**62
 
 
+def shown(value) -> str:
+    """A value in a message."""
+    try:
+        return str(value)[:60]
+    except Exception:  # noqa: BLE001, as of an integer of more digits than Python writes
+        return f"<{type(value).__name__}>"
+
+
 def _near(number: int, name: str) -> int:
     if not -_FARTHEST <= number <= _FARTHEST:
-        refuse(f"{name} has {number}", "numbers of tokens lie between -2^62 and 2^62", "Check it.")
+        refuse(f"{name} has {shown(number)}", "numbers of tokens lie between -2^62 and 2^62", "Check it.")
     return number
 
 
@@ -24,7 +33,7 @@ def as_int(value, name: str) -> int:
     try:
         return _near(operator.index(value), name)
     except TypeError:
-        refuse(f"{name} is {str(value)[:60]}", "it should be a whole number", "Convert it.")
+        refuse(f"{name} is {shown(value)}", "it should be a whole number", "Convert it.")
 
 
 def as_int32(value, name: str) -> int:
@@ -38,7 +47,7 @@ def as_int32(value, name: str) -> int:
 def as_text(value, name: str) -> bytes:
     """As the library has it."""
     if not isinstance(value, str):
-        refuse(f"{name} is {str(value)[:60]}", "it is a word", "Pass a string.")
+        refuse(f"{name} is {shown(value)}", "it is a word", "Pass a string.")
     text = value.encode(errors="replace")
     if b"\0" in text or text.decode() != value:  # the library would read what stands in front of a NUL
         refuse(f"{name} is {value[:60]!r}", "it has a NUL, or what no UTF-8 has", "Leave that out.")
@@ -59,7 +68,9 @@ def as_number(value, name: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        refuse(f"{name} is {str(value)[:60]}", "it should be a number", "Convert it.")
+        refuse(f"{name} is {shown(value)}", "it should be a number", "Convert it.")
+    except OverflowError:
+        refuse(f"{name} is {shown(value)}", "it should be a number that fp64 has", "Check it.")
 
 
 def as_ints(values, name: str = "a list of lengths") -> list[int]:
@@ -67,7 +78,7 @@ def as_ints(values, name: str = "a list of lengths") -> list[int]:
     try:
         return [_near(operator.index(value), name) for value in (values.tolist() if hasattr(values, "tolist") else values)]
     except TypeError:
-        refuse(f"{name} is {str(values)[:60]}", "it should hold whole numbers, one behind the other",
+        refuse(f"{name} is {shown(values)}", "it should hold whole numbers, one behind the other",
                "Pass a list, or an array of integers with one axis.")  # fmt: skip
 
 
@@ -83,6 +94,15 @@ def check_axes(name: str, array, axes: tuple[int, ...], form: str) -> None:
     """None is left out."""
     if array is not None and array.ndim not in axes:
         refuse(f"{name} has {array.ndim} axes", f"it is {form}", "Reshape it.")
+
+
+def check_leading(like: str, wanted: tuple[int, ...], arrays: dict, last: int, advice: str) -> None:
+    """Compares the axes in front of the `last` ones, which become one axis of rows: others of as many rows would pair rows that
+    don't belong together. like: whose these axes are. None is left out."""
+    for name, array in arrays.items():
+        if array is not None and tuple(array.shape[: max(array.ndim - last, 0)]) != tuple(wanted):
+            refuse(f"{name} is {type_name(array.dtype)} {list(array.shape)}",
+                   f"{like} is [{', '.join(map(str, (*wanted, '…')))}]", advice)  # fmt: skip
 
 
 def as_fp32(value, name: str) -> float:

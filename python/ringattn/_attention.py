@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from . import _job
 from ._compression import Compressed
-from ._arguments import as_int, as_ints, check_axes, lengths_of, refuse_unknown
+from ._arguments import as_int, as_ints, check_axes, check_leading, lengths_of, refuse_unknown
 from ._errors import refuse
 from ._tensors import contiguous_heads, empty, flat_rows, flat_view, traced
 from .layouts import Layout
@@ -39,6 +39,7 @@ class Attention(_job.Prepared):
     def run(self, q, k, v, out, lse=None, sinks=None) -> None:
         """Computes out [q_rows, heads, head_dim_v] and lse [q_rows, heads] of q [q_rows, heads, head_dim], k and v
         [k_rows, kv_heads, …]. On a GPU the work is put on the caller's current stream, else it is done."""
+        _job.check_arrays("Attention.run", {"q": q, "k": k, "v": v, "out": out}, lse=lse, sinks=sinks)
         self._do(q, _job.shown(q, k, v) | {"sinks": sinks, "out": out, "lse": lse}, self.workspace_bytes)
 
 
@@ -101,7 +102,7 @@ def _run(prepared: Attention, q, k, v, sinks, out):
     if out is None:
         out = empty(q, (q.shape[0], q.shape[1], v.shape[2]))
     lse = empty(q, (q.shape[0], q.shape[1]), "float32")
-    prepared.run(q, k, v, out, lse, sinks)
+    prepared._do(q, _job.shown(q, k, v) | {"sinks": sinks, "out": out, "lse": lse}, prepared.workspace_bytes)
     return out, lse, {"q": q, "k": k, "v": v, "sinks": sinks, "out": out, "lse": lse}
 
 
@@ -152,6 +153,9 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
             "they have [(batch,) tokens, heads, head_dim]",
             "Reshape them.",
         )
+    check_leading("q", q.shape[: q.ndim - 3], {"k": k}, 3, "Give q, k and v one batch.")
+    check_leading("k", k.shape[: k.ndim - 2], {"v": v}, 2, "Pass a value for each key.")
+    check_leading("q", q.shape[: q.ndim - 2], {"out": out}, 2, "Pass an out of q's shape, or none.")
     _job.check_head_dim(q, v)
     own = _job.world_of(q, world)
     batch = q.shape[0] if batched else 1

@@ -15,7 +15,7 @@ from . import _job, _structs
 from ._abi import lib
 from ._arguments import check_axes, refuse_unknown
 from ._errors import refuse
-from ._tensors import contiguous_heads, empty, flat_view, traced_step
+from ._tensors import contiguous_heads, empty, flat_view, traced_step, type_name
 from .worlds import World
 
 
@@ -70,12 +70,19 @@ def steps_of(q, rows_axes: int):
     return q.shape[0], q.shape[1] if q.ndim == rows_axes else 1
 
 
-def flat(name: str, rows, *numbers: int):
-    """New rows as [rows, heads, dim], of which each is [heads, dim], or [dim] where it is one head's."""
+def flat(name: str, rows, q, *numbers: int):
+    """New rows as [rows, heads, dim], of which each is [heads, dim], or [dim] where it is one head's. They are
+    [sequences, (rows,) …], as those of q; an axis of one row may be there or not."""
     if rows is None:
         return None
     if tuple(rows.shape[-len(numbers) :]) != numbers:
         refuse(f"{name} is {list(rows.shape)}", f"each of its rows is {list(numbers)}", "Pass rows as the cache has them.")
+    leading, wanted = (axes[:1] + tuple(n for n in axes[1:] if n != 1)
+                       for axes in (tuple(rows.shape[: -len(numbers)]), tuple(q.shape[:-2])))  # fmt: skip
+    if leading != wanted:
+        refuse(f"{name} is {type_name(rows.dtype)} {list(rows.shape)}",
+               f"q is [{', '.join(map(str, (*q.shape[:-2], '…')))}], and each of its rows has a new one",
+               "Pass [sequences, (rows,) …], as q.")  # fmt: skip
     return contiguous_heads(rows).reshape(-1, *(1,) * (2 - len(numbers)), *numbers)
 
 
@@ -177,8 +184,8 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
     flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
     arrays = _job.shown(flat_q, k_cache, v_cache)
     arrays |= {"block_table": block_table, "lengths": lengths, "lengths_before": lengths_before, "sinks": sinks,
-               "k_new": flat("k_new", k_new, kv_heads, head_dim),
-               "v_new": flat("v_new", v_new, kv_heads, head_dim_v)}  # fmt: skip
+               "k_new": flat("k_new", k_new, q, kv_heads, head_dim),
+               "v_new": flat("v_new", v_new, q, kv_heads, head_dim_v)}  # fmt: skip
     return finish_step(step, q, sequences, rows, arrays, head_dim_v, out, update_lengths, (world, call, given))
 
 

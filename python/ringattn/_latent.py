@@ -217,8 +217,8 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
     latent_dim = latent_dim_of(cache, rope_dim)
     arrays = {"q": flat_q, "cache": cache if cache.ndim == 4 else cache[:, :, None, :], "block_table": block_table,
               "lengths": lengths, "lengths_before": lengths_before, "sinks": sinks, "w_uk": w_uk, "w_uv": w_uv,
-              "latent": flat("latent", latent, latent_dim),
-              "k_rope": flat("k_rope", k_rope, rope_dim)}  # fmt: skip
+              "latent": flat("latent", latent, q, latent_dim),
+              "k_rope": flat("k_rope", k_rope, q, rope_dim)}  # fmt: skip
     return finish_step(step, q, sequences, rows, arrays, out_dim, out, update_lengths, (world, call, given))
 
 

@@ -9,7 +9,7 @@ y = ringattn.ssd_update(states, x[-1:], dt[-1:], A, B[-1:], C[-1:])"""
 import math
 
 from . import _abi, _job, _structs
-from ._arguments import check_axes, lengths_of, refuse_unknown
+from ._arguments import check_axes, check_leading, lengths_of, refuse_unknown, shown
 from ._errors import refuse
 from ._tensors import as_rows, check_array, contiguous_heads, data_type, empty, flat_view, is_contiguous, traced, type_name
 from .layouts import Layout, make_layout, super_segments
@@ -96,6 +96,7 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_stat
         refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
                "they are [(batch,) tokens, heads, head_dim], one axis less, and [(batch,) tokens, groups, state_dim]",
                "Reshape them.")  # fmt: skip
+    _check_leading(op, x, dt, B, C, z)
     lengths = lengths_of_runs(x, x.ndim == 4, cu_seqlens, layout, world)
     heads, head_dim = x.shape[-2:]
     flags = _flags(D, z, dt_bias, dt_softplus) | {"initial": int(initial_states is not None), "final": int(return_final_states)}
@@ -112,6 +113,15 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_stat
     return (y, states) if return_final_states else y
 
 
+def _check_leading(op: str, x, dt, B, C, z) -> None:
+    """By the caller's names."""
+    like, of_dt = ("u", "delta") if op.startswith("selective") else ("x", "dt")
+    wanted = x.shape[: x.ndim - 2]
+    advice = f"Give {like}, {of_dt}, B, C and z the same rows."
+    check_leading(like, wanted, {of_dt: dt}, 1, advice)
+    check_leading(like, wanted, {"B": B, "C": C, "z": z}, 2, advice)
+
+
 def _flags(D, z, dt_bias, dt_softplus) -> dict:
     return {"skip": int(D is not None), "gate": int(z is not None), "dt_bias": int(dt_bias is not None),
             "dt_softplus": int(dt_softplus)}  # fmt: skip
@@ -122,8 +132,8 @@ def _limits(dt_limit) -> tuple[float, float] | None:
         return None
     try:
         least, most = map(float, dt_limit)
-    except (TypeError, ValueError):
-        refuse(f"dt_limit is {dt_limit!r}", "it is (least, most), two numbers", "Pass both, or leave it out.")
+    except (TypeError, ValueError, OverflowError):
+        refuse(f"dt_limit is {shown(dt_limit)}", "it is (least, most), two numbers", "Pass both, or leave it out.")
     return None if (least, most) == (-math.inf, math.inf) else (least, most)
 
 
@@ -157,6 +167,7 @@ def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slo
         refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
                "they are [sequences, heads, head_dim], one axis less, and [sequences, groups, state_dim]",
                "Pass one token of each sequence.")  # fmt: skip
+    _check_leading(op, x, dt, B, C, z)
     sequences, heads, head_dim = x.shape
     check_state("state", state, slots, sequences, (heads, head_dim, B.shape[-1]), "float32")
     flags = _flags(D, z, dt_bias, dt_softplus) | {"initial": 1, "final": 1, "update": 1}

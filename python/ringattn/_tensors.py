@@ -39,7 +39,7 @@ def is_torch(array) -> bool:
 
 
 # What calls write to whatever their other arguments are.
-_WRITTEN = ("out", "state", "conv_state")
+_WRITTEN = ("out", "lse", "state", "conv_state")
 
 
 def check_array(name: str, array, written: bool = False) -> None:
@@ -54,6 +54,10 @@ def check_array(name: str, array, written: bool = False) -> None:
                "Convert it, for instance with numpy.asarray().")  # fmt: skip
     if array.layout is not sys.modules["torch"].strided:
         refuse(f"{name} is of layout {array.layout}", "its numbers don't lie at places of their own", "Make it dense.")
+    if array.is_neg() or array.is_conj():  # a view whose memory has other numbers than it has
+        if written or name in _WRITTEN:
+            refuse(f"{name} is a negated view", "its memory has other numbers than it has", "Pass a tensor of its own.")
+        refuse(f"{name} is a negated view", "its memory has other numbers than it has", "Pass its resolve_neg().")
     if array.requires_grad and sys.modules["torch"].is_grad_enabled():
         unsupported(f"{name} requires a gradient", "ringattn has no backward pass",
                     "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
@@ -197,7 +201,7 @@ def forms_of(arrays) -> tuple | None:
         if array is None:
             forms.append(None)
         elif type(array) in kinds:
-            if array.requires_grad and torch.is_grad_enabled():
+            if (array.requires_grad and torch.is_grad_enabled()) or array.is_neg():
                 return None
             try:
                 forms.append((array.shape, array.stride(), array.dtype, array.device))

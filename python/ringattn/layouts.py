@@ -16,7 +16,7 @@ import numpy as np
 from . import _structs
 from ._errors import refuse
 from ._compression import Compressed
-from ._arguments import as_ints
+from ._arguments import as_int, as_ints
 from ._tensors import is_torch
 
 
@@ -122,9 +122,13 @@ def of_text(text: str) -> Layout:
     return Layout(list(map(int, lengths.split())), of_ranks)
 
 
-def _deal(lengths, world: int, cuts) -> Layout:
-    if world < 1:
+def _check_world(world: int) -> None:
+    if as_int(world, "world") < 1:
         refuse(f"a world of {world} ranks is not possible", "it has at least 1", "Check it.")
+
+
+def _deal(lengths, world: int, cuts) -> Layout:
+    _check_world(world)
     runs: list[list] = [[] for _ in range(world)]
     for sequence, length in enumerate(as_ints(lengths)):
         for rank, begin, end in cuts(length):
@@ -167,7 +171,7 @@ def zigzag(lengths: Sequence[int], world: int) -> Layout:
 def striped(lengths: Sequence[int], world: int, stripe: int = 256) -> Layout:
     """Stripes of `stripe` tokens, dealt like a snake (0 1 … P−1 P−1 … 1 0), from sequence to sequence: what is fastest
     under a causal mask, as all ranks have equal work in every block. Longer stripes suit longer sequences."""
-    if stripe < 1:
+    if as_int(stripe, "stripe") < 1:
         refuse(f"a stripe of {stripe} tokens is not possible", "it has at least 1", "Choose 256, or a multiple of it.")
     dealt = 0
 
@@ -186,6 +190,7 @@ def striped(lengths: Sequence[int], world: int, stripe: int = 256) -> Layout:
 def packed(lengths: Sequence[int], world: int) -> Layout:
     """Rank r has the r-th of `world` nearly equal parts of the packed axis, whatever sequences lie in it: llama3's
     context parallelism, and what Hugging Face's adapters shard."""
+    _check_world(world)
     at = _parts(sum(as_ints(lengths)), world)
     runs: list[list] = [[] for _ in range(world)]
     first = 0
@@ -205,13 +210,14 @@ SUPER_SEGMENT = 65536
 def super_segments(lengths: Sequence[int], world: int) -> Layout:
     """What ranks of a scan have: neighbouring super-segments of 65,536 tokens of the sequences, whole ones, dealt by
     tokens. Where there are fewer than ranks, some have none."""
+    _check_world(world)
     pieces = [
         (sequence, begin, min(begin + SUPER_SEGMENT, length))
         for sequence, length in enumerate(as_ints(lengths))
         for begin in range(0, length, SUPER_SEGMENT)
     ]
     total = sum(end - begin for _, begin, end in pieces)
-    runs: list[list] = [[] for _ in range(max(world, 1))]
+    runs: list[list] = [[] for _ in range(world)]
     before = 0
     for sequence, begin, end in pieces:
         # By the piece's middle: each rank has the pieces that lie for the most part in its share of the tokens.

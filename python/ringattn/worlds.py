@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from . import _abi, _structs
 from ._abi import lib
-from ._arguments import as_int32, as_text, check_settings, seconds_of
+from ._arguments import as_int32, as_text, check_settings, seconds_of, shown
 from ._errors import Error, PeerError, refuse, told_to_peers
 from ._turns import Turn
 
@@ -194,7 +194,11 @@ def self_world(device: tuple[int, int] = (_abi.CPU, 0)) -> World:
     """The world of one rank for a device, as DLPack counts them: (1, 0) is the host, (2, i) GPU i. Each thread has its
     own."""
     worlds = _own.__dict__.setdefault("worlds", {})
-    world = worlds.get(device)
+    try:
+        world = worlds.get(device)
+        _, _ = device
+    except (TypeError, ValueError):
+        refuse(f"device is {shown(device)}", "it is (type, index) as DLPack counts them", "Pass (1, 0) for the host.")
     if world is None or world._handle is None:
         handle = _abi.Handle()
         lib.world_self(ctypes.byref(_options(device)), ctypes.byref(handle))

@@ -2,6 +2,7 @@
 """Arguments that are nothing of the kind, or that other libraries have: refused by the package's errors and by name, with advice
 that doesn't change what is computed."""
 
+import importlib.util
 import unittest
 
 import numpy as np
@@ -284,6 +285,101 @@ class Refusals(unittest.TestCase):
             with self.assertRaises(ringattn.Error) as caught:
                 attention(Q, K, K, **{name: 1})
             self.assertNotIn("no result depends on it", str(caught.exception))
+
+
+class Forms(unittest.TestCase):
+    """Axes that become one are compared, so that no row is taken for another one's."""
+
+    def refuses(self, cases):
+        for words, call in cases:
+            with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:
+                call()
+            self.assertIn(words, str(caught.exception))
+
+    def test_batches_of_attention(self):
+        q, k, attention = normal(2, 5, 4, 64), normal(2, 9, 2, 64), ringattn.attention
+        other, apart = normal(9, 2, 2, 64), normal(1, 18, 2, 64)
+        for _ in range(2):  # the second time as the first one
+            attention(q, k, k)
+            self.refuses([
+                ("k is float32 [9, 2, 2, 64] (q is [2, …])", lambda: attention(q, other, other, mask="full")),
+                ("k is float32 [1, 18, 2, 64] (q is [2, …])", lambda: attention(q, apart, apart, mask="full")),
+                ("v is float32 [9, 2, 2, 64] (k is [2, 9, …])", lambda: attention(q, k, other)),
+                ("v is float32 [1, 18, 2, 64] (k is [2, 9, …])", lambda: attention(q, k, apart)),
+                ("out is float32 [5, 2, 4, 64] (q is [2, 5, …])", lambda: attention(q, k, k, out=normal(5, 2, 4, 64))),
+            ])  # fmt: skip
+
+    def test_rows_of_scans(self):
+        x, dt, a, b = normal(2, 3, 4, 16), normal(2, 3, 4), -abs(normal(4)), normal(2, 3, 1, 16)
+        u, bs, a1 = normal(2, 3, 8), normal(2, 3, 16), -abs(normal(8, 16))
+        ssd, selective, state = ringattn.ssd, ringattn.selective_scan, normal(6, 4, 16, 16)
+        step = (normal(6, 4, 16), normal(6, 4), a, normal(6, 1, 16), normal(6, 1, 16))
+        self.refuses([
+            ("dt is float32 [3, 2, 4] (x is [2, 3, …])", lambda: ssd(x, normal(3, 2, 4), a, b, b)),
+            ("B is float32 [3, 2, 1, 16] (x is [2, 3, …])", lambda: ssd(x, dt, a, normal(3, 2, 1, 16), b)),
+            ("C is float32 [1, 6, 1, 16] (x is [2, 3, …])", lambda: ssd(x, dt, a, b, normal(1, 6, 1, 16))),
+            ("z is float32 [3, 2, 4, 16] (x is [2, 3, …])", lambda: ssd(x, dt, a, b, b, z=normal(3, 2, 4, 16))),
+            ("z is float32 [6, 4, 16] (x is [2, 3, …])", lambda: ssd(x, dt, a, b, b, z=normal(6, 4, 16))),
+            ("delta is float32 [3, 2, 8] (u is [2, 3, …])", lambda: selective(u, normal(3, 2, 8), a1, bs, bs)),
+            ("z is float32 [2, 3, 4, 16] (x is [6, …])", lambda: ringattn.ssd_update(state, *step, z=normal(2, 3, 4, 16))),
+        ])  # fmt: skip
+
+    def test_new_rows_of_a_step(self):
+        q, cache, lengths = normal(3, 2, 4, 64), normal(3, 32, 2, 64), ints(3, 5, 7)
+        new, turned = normal(3, 2, 2, 64), normal(2, 3, 2, 64)
+        self.refuses([
+            ("k_new is float32 [2, 3, 2, 64] (q is [3, 2, …]", lambda: ringattn.decode(
+                q, cache, cache.copy(), lengths_before=lengths, k_new=turned, v_new=new)),
+            ("v_new is float32 [2, 3, 2, 64] (q is [3, 2, …]", lambda: ringattn.decode(
+                q, cache, cache.copy(), lengths_before=lengths, k_new=new, v_new=turned)),
+            ("latent is float32 [2, 3, 64] (q is [3, 2, …]", lambda: ringattn.mla_decode(
+                normal(3, 2, 4, 24), normal(3, 16, 72), w_uk=LATENT[3], w_uv=LATENT[4], lengths_before=lengths,
+                latent=normal(2, 3, 64), k_rope=normal(3, 2, 8), rope_dim=8)),
+        ])  # fmt: skip
+
+    def test_a_prepared_job_checks_its_arrays(self):
+        with ringattn.threads_worlds(1)[0] as world:
+            ringattn.attention(Q, K, K, world=world)
+            job = next(iter(world._objects.values()))
+            out, lse = np.zeros_like(Q), np.zeros((20, 4), "float32")
+            fixed = [array.copy() for array in (out, lse)]
+            for array in fixed:
+                array.setflags(write=False)
+            self.refuses([
+                ("out is read-only (this call writes to it)", lambda: job.run(Q, K, K, fixed[0], lse)),
+                ("lse is read-only (this call writes to it)", lambda: job.run(Q, K, K, out, fixed[1])),
+                ("out is NoneType", lambda: job.run(Q, K, K, None)),
+                ("q is list", lambda: job.run([1.0], K, K, out)),
+            ])  # fmt: skip
+            self.assertFalse(fixed[0].any() or fixed[1].any())
+            job.run(Q, K, K, out)
+            self.assertTrue(out.any())
+
+    def test_numbers_that_no_double_has(self):
+        attention, many = ringattn.attention, 10**400
+        self.refuses([
+            *((f"{name} is 1000", lambda name=name: attention(Q, K, K, **{name: many}))
+              for name in ("softmax_scale", "softcap", "timeout")),
+            ("softmax_scale is <int>", lambda: attention(Q, K, K, softmax_scale=10**5000)),
+            ("dt_limit is (0, 1000", lambda: ringattn.ssd(*SCAN, dt_limit=(0, many))),
+            ("q_offset has <int>", lambda: attention(Q, K, K, q_offset=10**5000)),
+            ("device is [1, 0]", lambda: ringattn.self_world([1, 0])),
+            ("device is 5", lambda: ringattn.self_world(5)),
+            *(("world is 2.0", lambda deal=deal: deal([5], 2.0))
+              for deal in (ringattn.zigzag, ringattn.striped, ringattn.packed, ringattn.super_segments)),
+            ("stripe is 2.5", lambda: ringattn.striped([5], 2, 2.5)),
+        ])  # fmt: skip
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+    def test_negated_views_of_torch(self):
+        import torch
+
+        rows = torch.complex(torch.zeros(20, 4, 64), torch.ones(20, 4, 64)).conj().imag
+        self.assertTrue(rows.is_neg())
+        plain = rows.resolve_neg()
+        for _ in range(2):
+            ringattn.attention(plain, plain, plain)
+            self.refuses([("k is a negated view", lambda: ringattn.attention(plain, rows, plain))])
 
 
 class Words(unittest.TestCase):
