@@ -36,6 +36,21 @@ def as_int(value, name: str) -> int:
         refuse(f"{name} is {shown(value)}", "it should be a whole number", "Convert it.")
 
 
+_WHOLE = frozenset(("threads", "memory_budget", "max_keys", "q_offset"))
+
+
+def check_whole(settings: dict) -> None:
+    """Refuses 2.0 for 2 before a known call is looked up: they are equal, so the call of one would be found by the other."""
+    for name in settings.keys() & _WHOLE:
+        if settings[name] is not None:
+            as_int(settings[name], name)
+    mask = settings.get("mask")
+    if type(mask) is tuple:
+        check_settings((mask,))
+        for side in mask:
+            as_int(side, "a side of mask")
+
+
 def as_int32(value, name: str) -> int:
     """For arguments of the library's functions, of which ctypes would cut off digits."""
     number = as_int(value, name)

@@ -75,8 +75,13 @@ def traced_step(new_rows: str, place: int):
     return lambda function: _wrapped(function, new_rows, place)
 
 
+# Types of which no value equals a whole number that a setting is, but for that number.
+_ANY_SETTING = frozenset((int, str, bool, type(None), np.ndarray))
+
+
 def _wrapped(function, new_rows: str | None, place: int):
-    from ._spellings import call_spelled, signature_of  # noqa: PLC0415, which needs this
+    from ._arguments import check_whole  # noqa: PLC0415, which needs this
+    from ._spellings import call_spelled, signature_of  # noqa: PLC0415, as above
 
     positional, required, keywords = signature_of(function)
     most, op = len(positional), function.__name__
@@ -94,6 +99,8 @@ def _wrapped(function, new_rows: str | None, place: int):
                 from . import torch_ops  # noqa: PLC0415, needs torch
 
                 return getattr(torch_ops, function.__name__)(*arguments, **named)
+        if named and not _ANY_SETTING.issuperset(map(type, named.values())):
+            check_whole(named)
         return function(*arguments, **named)
 
     return call

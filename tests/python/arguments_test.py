@@ -370,6 +370,13 @@ class Forms(unittest.TestCase):
             ("stripe is 2.5", lambda: ringattn.striped([5], 2, 2.5)),
         ])  # fmt: skip
 
+    def test_floats_that_equal_settings_of_a_known_call(self):
+        for name, value in (("mask", (2, 0)), ("threads", 1), ("q_offset", 0), ("memory_budget", 0)):
+            ringattn.attention(Q, K, K, **{name: value})
+            equal = tuple(map(float, value)) if name == "mask" else float(value)
+            words = f"a side of mask is {equal[0]}" if name == "mask" else f"{name} is {equal}"
+            self.refuses([(words, lambda name=name, equal=equal: ringattn.attention(Q, K, K, **{name: equal}))])
+
     @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
     def test_negated_views_of_torch(self):
         import torch
