@@ -54,10 +54,10 @@ def check_array(name: str, array, written: bool = False) -> None:
                "Convert it, for instance with numpy.asarray().")  # fmt: skip
     if array.layout is not sys.modules["torch"].strided:
         refuse(f"{name} is of layout {array.layout}", "its numbers don't lie at places of their own", "Make it dense.")
-    if array.is_neg() or array.is_conj():  # a view whose memory has other numbers than it has
-        if written or name in _WRITTEN:
-            refuse(f"{name} is a negated view", "its memory has other numbers than it has", "Pass a tensor of its own.")
-        refuse(f"{name} is a negated view", "its memory has other numbers than it has", "Pass its resolve_neg().")
+    # Dynamo can't trace is_neg(); the operator in the graph looks again.
+    if not sys.modules["torch"].compiler.is_compiling() and array.is_neg():
+        refuse(f"{name} is a negated view", "its memory has other numbers than it has",
+               "Pass a tensor of its own." if written or name in _WRITTEN else "Pass its resolve_neg().")  # fmt: skip
     if array.requires_grad and sys.modules["torch"].is_grad_enabled():
         unsupported(f"{name} requires a gradient", "ringattn has no backward pass",
                     "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
