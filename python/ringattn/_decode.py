@@ -14,8 +14,9 @@ import numpy as np
 from . import _job, _structs
 from ._abi import lib
 from ._arguments import check_axes, refuse_unknown
+from ._compression import Compressed
 from ._errors import refuse
-from ._tensors import contiguous_heads, empty, flat_view, traced_step, type_name
+from ._tensors import address_of, contiguous_heads, empty, flat_view, traced_step, type_name
 from .worlds import World
 
 
@@ -101,6 +102,35 @@ def c_limits(limits: tuple):
     return _structs.decode_limits(sequences=sequences, rows=rows, keys=keys, page_size=page_size)
 
 
+def _memory(array) -> np.ndarray:
+    """An array of the same place and strides in memory, which nobody reads or writes."""
+    size = array.itemsize if isinstance(array, np.ndarray) else array.element_size()
+    strides = array.strides if isinstance(array, np.ndarray) else tuple(size * n for n in array.stride())
+    holder = type("_Holder", (), {"__array_interface__": {
+        "version": 3, "shape": tuple(array.shape), "strides": strides, "typestr": f"|V{size}",
+        "data": (address_of(array), True)}})  # fmt: skip
+    return np.asarray(holder())
+
+
+def _check_apart(arrays: dict, written: tuple[str, ...]) -> None:
+    """Refuses arrays that a step writes to and that share memory with another one, or with themselves."""
+    memory = {{"k": "k_cache", "v": "v_cache"}.get(name, name): _memory(array) for name, array in arrays.items()
+              if array is not None and not isinstance(array, Compressed) and 0 not in array.shape}  # fmt: skip
+    for name in written:
+        own = memory.get(name)
+        if own is None:
+            continue
+        if any(stride == 0 and length > 1 for stride, length in zip(own.strides, own.shape)):
+            refuse(f"{name} has a stride of 0", "this step writes to it", "Give each row memory of its own.")
+        for other, array in memory.items():
+            try:
+                overlap = other != name and np.shares_memory(own, array, max_work=100_000)
+            except (RuntimeError, OverflowError):  # strides that no layout of a cache has
+                overlap = False
+            if overlap:
+                refuse(f"{name} overlaps {other}", f"this step writes to {name}", "Give each memory of its own.")
+
+
 def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v: int, out, update: bool, keep: tuple):
     """Runs a step and gives (out, lse) q's form: [own sequences, (rows,) heads, …]. keep: (world, call, given) of
     _job.keep_call()."""
@@ -111,6 +141,9 @@ def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v:
     out = empty(q, (*form, dim_v)) if out is None else out
     lse = empty(q, (own * rows, q.shape[-2]), "float32")
     arrays |= {"out": flat_view(out) if out.ndim == 4 else out, "lse": lse}
+    caches = ("k_cache", "v_cache", "cache")
+    new_rows = arrays.get("k_new") if "k_new" in arrays else arrays.get("latent")
+    _check_apart(arrays, written_by_step(caches, new_rows, update))
     members = {"rows": rows, "update_lengths": int(update)}
     step._do(q, arrays, **members)
     lse = lse.reshape(form)

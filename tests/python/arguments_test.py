@@ -337,6 +337,29 @@ class Forms(unittest.TestCase):
                 latent=normal(2, 3, 64), k_rope=normal(3, 2, 8), rope_dim=8)),
         ])  # fmt: skip
 
+    def test_what_a_step_writes_to_lies_apart(self):
+        q, cache, new = normal(3, 4, 64), normal(3, 32, 2, 64), normal(3, 2, 64)
+        flat = np.broadcast_to(cache[:1], cache.shape)
+        flat.flags.writeable = True
+        inside, lengths = cache.copy(), ints(3, 5, 7)
+        words = cache.copy().reshape(-1)[:3].view("int32")
+        words[:] = lengths
+
+        def step(k=cache, v=None, k_new=new, v_new=new, lengths=lengths, update=False):
+            v = cache.copy() if v is None else v
+            return lambda: ringattn.decode(q, k, v, lengths_before=lengths, k_new=k_new, v_new=v_new, update_lengths=update)
+
+        both = np.stack([cache, cache], 1)
+        step(both[:, 0], both[:, 1])()  # interleaved, and apart
+        self.refuses([
+            ("k_cache overlaps v_cache", step(inside, inside)),
+            ("k_cache overlaps k_new", step(inside, k_new=inside[:, 0])),
+            ("k_cache has a stride of 0", step(flat)),
+            ("lengths_before overlaps q", lambda: ringattn.decode(
+                (b := np.zeros((3, 4, 64), "float32")), cache, cache, lengths_before=b.reshape(-1)[:3].view("int32"),
+                update_lengths=True)),
+        ])  # fmt: skip
+
     def test_a_prepared_job_checks_its_arrays(self):
         with ringattn.threads_worlds(1)[0] as world:
             ringattn.attention(Q, K, K, world=world)

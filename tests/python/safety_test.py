@@ -147,7 +147,7 @@ class Caches(unittest.TestCase):
         for table in (None, np.array([[0], [1]], "int32")):
             lengths = np.array([0, -1], "int32")
             with self.assertRaises(ringattn.UsageError) as caught:
-                ringattn.decode(q, cache, cache, lengths_before=lengths, block_table=table, k_new=new, v_new=new)
+                ringattn.decode(q, cache, cache.copy(), lengths_before=lengths, block_table=table, k_new=new, v_new=new)
             self.assertIn("sequence 1 has -1 keys (a length is not negative)", str(caught.exception))
             self.assertEqual((lengths.tolist(), cache.any()), ([0, -1], False))
 
