@@ -19,6 +19,20 @@ _JOBS = {"varlen": "attention", "decode_share": "decode", "mla_decode_share": "m
 # Names of other libraries that mean what a keyword here does.
 _SCALES = ("scale", "sm_scale", "scaling")
 _CAPS = ("logits_soft_cap", "logit_softcapping")
+# SDPA's alone: with one of them tensors most likely have SDPA's axes, which have the same shapes.
+_SDPA = ("is_causal", "enable_gqa", "attn_mask")
+# Whose call it is, by names that only functions with a full mask by default have.
+_FULL_BY_DEFAULT = {
+    name: library
+    for library, names in (
+        ("SDPA", "attn_mask enable_gqa"),
+        ("flash_attn", "window_size max_seqlen_q max_seqlen_k dropout_p deterministic return_attn_probs return_softmax_lse "
+                       "alibi_slopes cache_seqlens num_splits seqused_q seqused_k page_table pack_gqa"),
+        ("flashinfer", "sm_scale logits_soft_cap kv_layout qo_indptr kv_indptr custom_mask packed_custom_mask "
+                       "pos_encoding_mode window_left"),
+    )
+    for name in names.split()
+}  # fmt: skip
 # Those whose value has to be made another one, and what it would be.
 _HINTS = {
     "window": "mask=(left, right)", "sliding_window": "mask=(sliding_window - 1, 0)", "left_window": "mask=(left, right)",
@@ -92,7 +106,7 @@ def mask_of(causal, window_size):
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         refuse(f"window_size is {str(window_size)[:60]}", "it is two numbers of tokens (left, right), each -1 for no limit",
                "Pass (-1, -1) for none.")  # fmt: skip
-    left, right = (as_int(side, "a side of window_size") for side in window_size)
+    left, right = (-1 if side is None else as_int(side, "a side of window_size") for side in window_size)
     if (left, right) == (-1, -1):
         return "causal" if causal else "full"
     return (left, 0 if causal else right)
@@ -116,17 +130,39 @@ class _Call:
             raise CallError(f"{name} and {instead} of {self.op} are given", "they mean the same", "Pass one of them.")
         self.named[name] = value
 
+    def axes(self) -> None:
+        """SDPA's order of axes can't be told from attention()'s, whatever the shapes."""
+        given = [name for name in _SDPA if name in self.foreign]
+        if self.op != "attention" or not given or "order" in self.foreign or self.foreign.get("attn_mask") is not None:
+            return
+        ours, theirs = ("thd", "htd") if getattr(self.named.get("q"), "ndim", 4) == 3 else ("bthd", "bhtd")
+        raise CallError(f"{given[0]} of attention is given without order",
+                        "it is SDPA's, whose heads come before tokens, and attention() takes tokens before heads",
+                        f'Pass order="{theirs}" for SDPA\'s axes, or order="{ours}".')  # fmt: skip
+
     def masks(self) -> None:
         given = [name for name in ("causal", "window_size") if name in self.foreign]
         if not given or "mask" not in self.keywords:
             return
         if "mask" in self.named:
             raise CallError(f"mask and {given[0]} of {self.op} are given", "mask says both", "Pass mask, or the others.")
-        window = self.foreign.pop("window_size", (-1, -1))
-        if "causal" not in self.foreign and tuple(window or ()) == (-1, -1):
-            raise CallError(f"window_size of {self.op} is (-1, -1)", f"without causal {self.op} is causal, and flash_attn is not",
-                            "Pass causal=True or causal=False, too.")  # fmt: skip
-        self.named["mask"] = mask_of(self.foreign.pop("causal", False), window)
+        window = self.foreign.pop("window_size", None)
+        mask = mask_of(self.foreign.get("causal", False), (-1, -1) if window is None else window)
+        if "causal" in self.foreign or mask != "full":
+            self.named["mask"] = mask
+        self.foreign.pop("causal", None)
+
+    def default_mask(self, given: list[str]) -> None:
+        """given: the names that the call was made with. One row a sequence stands at the end, where both masks are the same."""
+        word = next((name for name in given if name in _FULL_BY_DEFAULT), None)
+        if word is None or "mask" not in self.keywords or "mask" in self.named:
+            return
+        q = self.named["q"]
+        if self.op in ("decode", "mla_decode") and (getattr(q, "ndim", 3) != 4 or q.shape[1] == 1):
+            return
+        raise CallError(f"{word} of {self.op} is given, and no mask",
+                        f"without causal {self.op} is causal, and {_FULL_BY_DEFAULT[word]} is not",
+                        "Pass causal=True or causal=False, too.")  # fmt: skip
 
     def is_causal(self) -> None:
         """SDPA's, which is aligned to the first key."""
@@ -250,7 +286,8 @@ def call_spelled(call: Callable, op: str, positional: tuple, required: int, keyw
         if name in named:
             raise CallError(f"{name} of {op} is given twice", "by place and by name", "Pass it once.")
     given = _Call(op, keywords, placed | named)
-    for translate in (given.heads, given.masks, given.is_causal, given.numbers, given.results, given.lengths, given.names,
+    foreign = list(given.foreign)
+    for translate in (given.axes, given.heads, given.masks, given.is_causal, given.numbers, given.results, given.lengths, given.names,
                       given.order):  # fmt: skip
         translate()
     for name, value in given.foreign.items():
@@ -261,6 +298,7 @@ def call_spelled(call: Callable, op: str, positional: tuple, required: int, keyw
     missing = [name for name in positional[:required] if name not in given.named]
     if missing:
         raise CallError(f"{op} lacks {', '.join(missing)}", f"it takes {', '.join(positional[:required])}", "Pass all of them.")
+    given.default_mask(foreign)
     placed = [given.named.pop(name) for name in positional[:required]]
     made = call(*placed, **given.named)
     for last in reversed(given.finish):

@@ -57,7 +57,7 @@ class Masks(Refused):
     def test_contradictions_are_refused(self):
         attention, error = ringattn.attention, ringattn.CallError
         self.refused("mask and causal of attention are given", error, lambda: attention(Q, K, V, mask="full", causal=True))
-        self.refused("window_size of attention is (-1, -1)", error, lambda: attention(Q, K, V, window_size=(-1, -1)))
+        self.refused("window_size of attention is given, and no mask", error, lambda: attention(Q, K, V, window_size=(-1, -1)))
         self.refused("softmax_scale and scale of", error, lambda: attention(Q, K, V, softmax_scale=0.1, scale=0.1))
         self.refused("causal is 'yes'", ringattn.UsageError, lambda: attention(Q, K, V, causal="yes"))
         self.refused("is_causal", ringattn.UnsupportedError, lambda: ringattn.decode(*STEP, ints(9, 7), is_causal=True))
@@ -65,8 +65,9 @@ class Masks(Refused):
     def test_is_causal_is_aligned_to_the_first_key(self):
         some = Q[:, :5]
         expected = ringattn.attention(some, K, V, q_offset=0)
-        assert_same_bits(ringattn.attention(some, K, V, is_causal=True), expected)
-        assert_same_bits(ringattn.attention(some, K, V, is_causal=False), ringattn.attention(some, K, V, mask="full"))
+        bthd = {"order": "bthd"}
+        assert_same_bits(ringattn.attention(some, K, V, is_causal=True, **bthd), expected)
+        assert_same_bits(ringattn.attention(some, K, V, is_causal=False, **bthd), ringattn.attention(some, K, V, mask="full"))
         out = ringattn.scaled_dot_product_attention(swapped(some), swapped(K), swapped(V), is_causal=True, enable_gqa=True)
         assert_same_bits(swapped(out), expected[0])
         wanted = ringattn.attention(Q, K, V, mask="full", softmax_scale=0.3)[0]
@@ -77,6 +78,38 @@ class Masks(Refused):
                      lambda: ringattn.scaled_dot_product_attention(*map(swapped, (Q, K, V))))  # fmt: skip
         self.refused("attn_mask is given", ringattn.UnsupportedError,
                      lambda: ringattn.scaled_dot_product_attention(Q, Q, Q, np.ones((20, 20), bool)))  # fmt: skip
+
+    def test_sdpa_s_words_need_the_order_of_axes(self):
+        attention, swap = ringattn.attention, [swapped(x) for x in (Q, Q, Q)]  # as SDPA has them: 20 heads of 4 tokens here
+        for word in ({"is_causal": True}, {"enable_gqa": True}, {"attn_mask": None}):
+            for rows, orders in ((swap, ("bhtd", "bthd")), ([x[0] for x in swap], ("htd", "thd"))):
+                self.refused(f'{next(iter(word))} of attention is given without order (it is SDPA\'s, whose heads come before '
+                             f'tokens, and attention() takes tokens before heads). Pass order="{orders[0]}" for SDPA\'s axes, or '
+                             f'order="{orders[1]}".', ringattn.CallError, lambda: attention(*rows, **word))  # fmt: skip
+        assert_same_bits(attention(*swap, is_causal=True, order="bhtd")[0], swapped(attention(Q, Q, Q)[0]))
+
+    def test_words_of_libraries_with_a_full_mask_need_a_mask(self):
+        rows = normal(2, 3, 4, 64), *STEP[1:]
+        latents = normal(20, 4, 24), normal(20, 64), normal(20, 8), normal(4, 16, 64), normal(4, 16, 64)
+        for word, library, op, call in (
+            ("sm_scale", "flashinfer", "attention", lambda **more: ringattn.attention(Q, K, V, sm_scale=0.2, **more)),
+            ("logits_soft_cap", "flashinfer", "attention", lambda **more: ringattn.attention(Q, K, V, logits_soft_cap=3.0, **more)),
+            ("dropout_p", "flash_attn", "attention", lambda **more: ringattn.attention(Q, K, V, dropout_p=0.0, **more)),
+            ("deterministic", "flash_attn", "varlen", lambda **more: ringattn.varlen(*PACKED, CU, deterministic=True, **more)),
+            ("max_seqlen_q", "flash_attn", "varlen", lambda **more: ringattn.varlen(*PACKED, CU, max_seqlen_q=12, **more)),
+            ("qo_indptr", "flashinfer", "varlen", lambda **more: ringattn.varlen(*PACKED, qo_indptr=CU, **more)),
+            ("sm_scale", "flashinfer", "mla", lambda **more: ringattn.mla(*latents, sm_scale=0.2, **more)),
+            ("cache_seqlens", "flash_attn", "decode", lambda **more: ringattn.decode(*rows, cache_seqlens=ints(9, 7), **more)),
+        ):  # fmt: skip
+            self.refused(f"{word} of {op} is given, and no mask (without causal {op} is causal, and {library} is not). Pass "
+                         "causal=True or causal=False, too.", ringattn.CallError, call)  # fmt: skip
+            for said in ({"causal": True}, {"causal": False}, {"mask": "full"}, {"window_size": (4, 0)}):
+                call(**said)
+        one = rows[0][:, :1], *STEP[1:]
+        for name, lengths in (("window_size", {"lengths": ints(9, 7), "window_size": (-1, -1)}),
+                              ("cache_seqlens", {"cache_seqlens": ints(9, 7)})):  # fmt: skip
+            self.refused(f"{name} of decode", ringattn.CallError, lambda: ringattn.decode(*rows, **lengths))
+            assert_same_bits(ringattn.decode(*one, **lengths), ringattn.decode(*one, ints(9, 7)))
 
     def test_queries_that_see_nothing_are_warned_of_once(self):
         long = normal(1, 30, 2, 64), normal(1, 11, 2, 64)
@@ -101,7 +134,7 @@ class Results(Refused):
         out, lse = ringattn.attention(Q, K, V)
         assert_same_bits(ringattn.attention(Q, K, V, return_lse=True), (out, lse))
         assert_same_bits(ringattn.attention(Q, K, V, return_lse=False), out)
-        assert_same_bits(ringattn.attention(Q, K, V, return_attn_probs=False), out)
+        assert_same_bits(ringattn.attention(Q, K, V, causal=True, return_attn_probs=False), out)
         self.refused("attention has no attention probabilities", ringattn.UnsupportedError,
                      lambda: ringattn.attention(Q, K, V, return_attn_probs=True))  # fmt: skip
 
@@ -119,10 +152,10 @@ class Results(Refused):
         self.refused("q of varlen has 4 axes", ringattn.UsageError, lambda: ringattn.varlen(Q, K, V, CU, order="thd"))
 
     def test_grouped_heads(self):
-        assert_same_bits(ringattn.attention(Q, K, V, enable_gqa=True), ringattn.attention(Q, K, V))
+        assert_same_bits(ringattn.attention(Q, K, V, enable_gqa=True, causal=True, order="bthd"), ringattn.attention(Q, K, V))
         self.refused("enable_gqa is False, and there are 4 heads of q and 2 of k", ringattn.UsageError,
-                     lambda: ringattn.attention(Q, K, V, enable_gqa=False))  # fmt: skip
-        ringattn.attention(*map(swapped, (Q, Q, Q)), order="bhtd", enable_gqa=False)
+                     lambda: ringattn.attention(Q, K, V, enable_gqa=False, order="bthd"))  # fmt: skip
+        ringattn.attention(*map(swapped, (Q, Q, Q)), order="bhtd", mask="full", enable_gqa=False)
 
 
 class Lengths(Refused):
@@ -169,14 +202,15 @@ class Names(Refused):
     def test_aliases_of_tensors(self):
         sinks = normal(4)
         assert_same_bits(ringattn.attention(Q, K, V, s_aux=sinks), ringattn.attention(Q, K, V, sinks=sinks))
-        assert_same_bits(ringattn.varlen(*PACKED, cu_seqlens_q=CU, cu_seqlens_kv=CU, max_seqlen_q=12, max_seqlen_k=12),
+        assert_same_bits(ringattn.varlen(*PACKED, cu_seqlens_q=CU, cu_seqlens_kv=CU, max_seqlen_q=12, max_seqlen_k=12,
+                                         causal=True),
                          ringattn.varlen(*PACKED, CU))  # fmt: skip
         assert_same_bits(ringattn.attention(q=Q, k=K, v=V), ringattn.attention(Q, K, V))
         table = ints(0, 1).reshape(2, 1)
         assert_same_bits(ringattn.decode(*STEP, ints(9, 7), page_table=table),
                          ringattn.decode(*STEP, ints(9, 7), block_table=table))  # fmt: skip
         assert_same_bits(ringattn.attention(Q, K, V, sm_scale=0.2, logits_soft_cap=3.0, attn_mask=None, alibi_slopes=None,
-                                            dropout_p=0.0, deterministic=True),
+                                            dropout_p=0.0, deterministic=True, order="bthd", causal=True),
                          ringattn.attention(Q, K, V, softmax_scale=0.2, softcap=3.0))  # fmt: skip
 
     def test_what_is_not_computed_is_refused_by_name(self):
