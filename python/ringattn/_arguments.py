@@ -97,6 +97,13 @@ def as_ints(values, name: str = "a list of lengths") -> list[int]:
                "Pass a list, or an array of integers with one axis.")  # fmt: skip
 
 
+def is_true(name: str, value) -> bool:
+    """Words and tensors, which would all count as true, are refused."""
+    if type(value).__name__ not in ("bool", "bool_"):  # Python's, and NumPy's
+        refuse(f"{name} is {repr(value)[:60]}", "it is True or False", "Pass one of them.")
+    return bool(value)
+
+
 def lengths_of(cu_seqlens, name: str = "cu_seqlens") -> tuple[int, ...]:
     """Lengths of sequences from where they begin."""
     at = as_ints(cu_seqlens, name)

@@ -6,7 +6,7 @@
     y = ringattn.causal_conv1d_update(x, halos, weight, bias, activation="silu")            # the next token of each sequence"""
 
 from . import _job, _structs
-from ._arguments import check_axes, refuse_unknown
+from ._arguments import check_axes, is_true, refuse_unknown
 from ._errors import refuse
 from ._scan import check_state, lengths_of_runs, run_options
 from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, traced, type_name
@@ -68,6 +68,7 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
     Returns y, of x's shape and dtype; with return_final_states (y, states): the last tokens of each sequence, which are the
     initial states of what follows, or the state of causal_conv1d_update()."""
     _check("causal_conv1d", x, (2, 3), "[(batch,) tokens, channels]", weight, bias, out, unknown, initial_states=initial_states)
+    is_true("return_final_states", return_final_states)
     world = _job.world_of(x, world)
     lengths = lengths_of_runs(x, x.ndim == 3, cu_seqlens, layout, world)
     channels, width = weight.shape

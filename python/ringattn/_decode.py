@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _job, _structs
 from ._abi import lib
-from ._arguments import check_axes, refuse_unknown
+from ._arguments import check_axes, is_true, refuse_unknown
 from ._compression import Compressed
 from ._errors import refuse
 from ._tensors import address_of, contiguous_heads, empty, flat_view, traced_step, type_name
@@ -198,6 +198,7 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
     this rank's sequences alone, and its cache holds some of the keys of every sequence: decode_share() says which."""
     if unknown:
         refuse_unknown("decode", unknown)
+    is_true("update_lengths", update_lengths)
     given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "lengths": lengths,
              "lengths_before": lengths_before, "sinks": sinks, "k_new": k_new, "v_new": v_new}  # fmt: skip
     settings = ("decode", update_lengths, mask, softmax_scale, softcap, max_keys, threads, timeout)

@@ -11,7 +11,7 @@ them, and the rotary key in bf16, 656 bytes for 512 and 64 numbers. latent_dim i
 and all else is bf16. The bits are those over what they are unpacked to."""
 
 from . import _abi, _job, _structs
-from ._arguments import as_fp32, as_ints, as_text, check_axes, check_settings, lengths_of, refuse_unknown, scale_members
+from ._arguments import as_fp32, as_ints, as_text, check_axes, check_settings, is_true, lengths_of, refuse_unknown, scale_members
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced, traced_step, type_name
 from ._decode import DecodeShare, LatentDecode, c_limits, check_tables, check_which_lengths, finish_step, flat, limits_of
@@ -195,6 +195,7 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
     them, the rest as decode()."""
     if unknown:
         refuse_unknown("mla_decode", unknown)
+    is_true("update_lengths", update_lengths)
     given = {"q": q, "cache": cache, "block_table": block_table, "lengths": lengths,
              "lengths_before": lengths_before, "sinks": sinks, "w_uk": w_uk, "w_uv": w_uv, "latent": latent,
              "k_rope": k_rope}  # fmt: skip

@@ -9,7 +9,7 @@ y = ringattn.ssd_update(states, x[-1:], dt[-1:], A, B[-1:], C[-1:])"""
 import math
 
 from . import _abi, _job, _structs
-from ._arguments import check_axes, check_leading, lengths_of, refuse_unknown, shown
+from ._arguments import check_axes, check_leading, is_true, lengths_of, refuse_unknown, shown
 from ._errors import refuse
 from ._tensors import as_rows, check_array, contiguous_heads, data_type, empty, flat_view, is_contiguous, traced, type_name
 from .layouts import Layout, make_layout, super_segments
@@ -197,6 +197,7 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
     Returns y, of x's shape and dtype; with return_final_states (y, states)."""
     if unknown:
         refuse_unknown("ssd", unknown)
+    is_true("dt_softplus", dt_softplus), is_true("return_final_states", return_final_states)
     _job.check_arrays("ssd", {"x": x, "dt": dt, "A": A, "B": B, "C": C}, D=D, z=z, dt_bias=dt_bias,
                       initial_states=initial_states, out=out)  # fmt: skip
     members = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
@@ -215,6 +216,7 @@ def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softpl
     state_batch_indices: int32 [sequences], with a state of any number of slots: row s goes on in the slot of that number,
     each once; below 0 the row is padding: no state is written, and its row of y is zeros.
     Returns y, of x's shape and dtype. A row doesn't depend on the others. It agrees with ssd()'s within a tolerance."""
+    is_true("dt_softplus", dt_softplus)
     members = {"threads": threads, "timeout_seconds": timeout}
     return _update("ssd_update", state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, state_batch_indices, out, members,
                    unknown)  # fmt: skip
@@ -231,6 +233,7 @@ def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_
     state_dim]. The rest is as ssd() has it."""
     if unknown:
         refuse_unknown("selective_scan", unknown)
+    is_true("delta_softplus", delta_softplus), is_true("return_last_state", return_last_state)
     _job.check_arrays("selective_scan", {"u": u, "delta": delta, "A": A, "B": B, "C": C}, D=D, z=z, delta_bias=delta_bias,
                       initial_states=initial_states, out=out)  # fmt: skip
     check_axes("u", u, (2, 3), "[(batch,) tokens, channels]")
@@ -253,6 +256,7 @@ def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=Non
 
     state: float32 [sequences, channels, state_dim], contiguous, in place. u, delta, z: [sequences, channels]; A: float32
     [channels, state_dim]; B, C: [sequences, (groups,) state_dim]. The rest is as ssd_update() has it."""
+    is_true("delta_softplus", delta_softplus)
     try:
         named = {"u": u, "state": state, "B": B, "C": C}
         if u.ndim != 2 or state.ndim != 3 or B.ndim not in (2, 3) or C.ndim not in (2, 3):

@@ -2,8 +2,8 @@
 """torch.nn.functional.scaled_dot_product_attention, by its arguments and its defaults."""
 
 from . import _attention
+from ._arguments import is_true
 from ._errors import refuse, unsupported
-from ._spellings import is_true
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):

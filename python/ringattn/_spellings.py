@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import NoReturn
 
-from ._arguments import as_int, as_ints, as_number, lengths_of
+from ._arguments import as_int, is_true, lengths_of
 from ._errors import CallError, refuse, unsupported
 from ._tensor_names import known_names
 
@@ -87,13 +87,6 @@ def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
     near = difflib.get_close_matches(name, keywords, 1, 0.75)
     remedy = f"Did you mean {near[0]}?" if near else f"See help(ringattn.{op}) for what it takes."
     raise CallError(f"{op} has no {name}", f"it was given as {str(value)[:60]}", remedy)
-
-
-def is_true(name: str, value) -> bool:
-    """Words and tensors, which would all count as true, are refused."""
-    if type(value).__name__ not in ("bool", "bool_"):  # Python's, and NumPy's
-        refuse(f"{name} is {repr(value)[:60]}", "it is True or False", "Pass one of them.")
-    return bool(value)
 
 
 def causal_of(causal) -> bool:
@@ -287,8 +280,8 @@ def call_spelled(call: Callable, op: str, positional: tuple, required: int, keyw
             raise CallError(f"{name} of {op} is given twice", "by place and by name", "Pass it once.")
     given = _Call(op, keywords, placed | named)
     foreign = list(given.foreign)
-    for translate in (given.axes, given.heads, given.masks, given.is_causal, given.numbers, given.results, given.lengths, given.names,
-                      given.order):  # fmt: skip
+    for translate in (given.axes, given.heads, given.masks, given.is_causal, given.numbers, given.results, given.lengths,
+                      given.names, given.order):  # fmt: skip
         translate()
     for name, value in given.foreign.items():
         if name == "return_attn_probs":

@@ -14,10 +14,9 @@ in flash_attn. Ranks are in ringattn.ring_flash_attn."""
 import torch
 
 from . import _attention, _decode
-from ._arguments import as_int, as_ints, check_axes, lengths_of
+from ._arguments import as_int, as_ints, check_axes, is_true, lengths_of
 from ._errors import refuse, unsupported
 from ._flash_attn_tools import check, check_rows, mask_of, result, unpacked
-from ._spellings import is_true
 
 
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from . import _convolution, _scan, layouts
+from ._arguments import is_true
 from ._torch_tools import check_alone, check_known, fake, given, layout_of, operator, run, tensor_of
 
 
@@ -51,7 +52,7 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus=False, dt_l
         _layout_text(layout), threads, memory_budget, timeout,
     )  # fmt: skip
     y = given("ssd", out, y)
-    return (y, states) if return_final_states else y
+    return (y, states) if is_true("return_final_states", return_final_states) else y
 
 
 def _limit(dt_limit) -> list[float] | None:
@@ -80,7 +81,7 @@ def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_
                     return_final_states=True, cu_seqlens=cu_seqlens, layout=layout, threads=threads, memory_budget=memory_budget,
                     timeout=timeout)  # fmt: skip
     y = given("selective_scan", out, y[..., 0])
-    return (y, states[:, :, 0]) if return_last_state else y
+    return (y, states[:, :, 0]) if is_true("return_last_state", return_last_state) else y
 
 
 @operator("ssd_update", mutates=("state",))
@@ -143,7 +144,7 @@ def causal_conv1d(x, weight, bias=None, *, activation=None, initial_states=None,
     y, states = run("causal_conv1d", x, weight, bias, activation, initial_states, tensor_of(cu_seqlens), _layout_text(layout),
                     threads, timeout)  # fmt: skip
     y = given("causal_conv1d", out, y)
-    return (y, states) if return_final_states else y
+    return (y, states) if is_true("return_final_states", return_final_states) else y
 
 
 @operator("causal_conv1d_update", mutates=("conv_state",))

@@ -93,7 +93,8 @@ class Masks(Refused):
         latents = normal(20, 4, 24), normal(20, 64), normal(20, 8), normal(4, 16, 64), normal(4, 16, 64)
         for word, library, op, call in (
             ("sm_scale", "flashinfer", "attention", lambda **more: ringattn.attention(Q, K, V, sm_scale=0.2, **more)),
-            ("logits_soft_cap", "flashinfer", "attention", lambda **more: ringattn.attention(Q, K, V, logits_soft_cap=3.0, **more)),
+            ("logits_soft_cap", "flashinfer", "attention",
+             lambda **more: ringattn.attention(Q, K, V, logits_soft_cap=3.0, **more)),
             ("dropout_p", "flash_attn", "attention", lambda **more: ringattn.attention(Q, K, V, dropout_p=0.0, **more)),
             ("deterministic", "flash_attn", "varlen", lambda **more: ringattn.varlen(*PACKED, CU, deterministic=True, **more)),
             ("max_seqlen_q", "flash_attn", "varlen", lambda **more: ringattn.varlen(*PACKED, CU, max_seqlen_q=12, **more)),

@@ -126,6 +126,33 @@ class Convolutions(unittest.TestCase):
         self.assertFalse(state.any())
 
 
+class Flags(unittest.TestCase):
+    def test_they_are_true_or_false(self):
+        token, state = (normal(1, 2, 8), abs(normal(1, 2)), -abs(normal(2)), normal(1, 1, 8), normal(1, 1, 8)), normal(1, 2, 8, 8)
+        rows, old = (normal(1, 8), abs(normal(1, 8)), -abs(normal(8, 8)), normal(1, 8), normal(1, 8)), normal(1, 8, 8)
+        x, weight = normal(10, 16), normal(16, 4, seed=2)
+        k, q = np.zeros((2, 16, 2, 64), "float32"), normal(2, 4, 64)
+        step = {"lengths_before": np.array([8, 6], "int32"), "k_new": q[:, :2], "v_new": q[:, :2]}
+        before = step["lengths_before"].copy()
+        for name, call in (
+            ("dt_softplus", lambda **flag: ringattn.ssd(*token, **flag)),
+            ("return_final_states", lambda **flag: ringattn.ssd(*token, **flag)),
+            ("dt_softplus", lambda **flag: ringattn.ssd_update(state, *token, **flag)),
+            ("delta_softplus", lambda **flag: ringattn.selective_scan(*rows, **flag)),
+            ("return_last_state", lambda **flag: ringattn.selective_scan(*rows, **flag)),
+            ("delta_softplus", lambda **flag: ringattn.selective_update(old, *rows, **flag)),
+            ("return_final_states", lambda **flag: ringattn.causal_conv1d(x, weight, **flag)),
+            ("update_lengths", lambda **flag: ringattn.decode(q, k, k.copy(), **step, **flag)),
+        ):  # fmt: skip
+            call(**{name: True})
+            step["lengths_before"][:] = before
+            for value in (0.5, 1, "0", "no", None):  # also behind a call with True, which is kept
+                with self.subTest(name, value=value), self.assertRaises(ringattn.UsageError) as caught:
+                    call(**{name: value})
+                self.assertEqual(str(caught.exception), f"{name} is {value!r} (it is True or False). Pass one of them.")
+        assert_same_bits(step["lengths_before"], before)
+
+
 class EmptySequences(unittest.TestCase):
     def test_their_states_pass_through(self):
         x, dt, A = np.zeros((0, 4, 32), "float32"), np.zeros((0, 4), "float32"), -np.ones(4, "float32")
