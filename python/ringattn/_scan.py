@@ -92,6 +92,8 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_stat
           world, out, members):  # fmt: skip
     """x, z: [(batch,) tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens, groups, state_dim]."""
     world = _job.world_of(x, world)
+    if op == "ssd":
+        _check_expanded(x, dt, A, D, dt_bias)
     if x.ndim not in (3, 4) or dt.ndim != x.ndim - 1 or B.ndim != x.ndim or C.ndim != x.ndim:
         refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
                "they are [(batch,) tokens, heads, head_dim], one axis less, and [(batch,) tokens, groups, state_dim]",
@@ -120,6 +122,18 @@ def _check_leading(op: str, x, dt, B, C, z) -> None:
     advice = f"Give {like}, {of_dt}, B, C and z the same rows."
     check_leading(like, wanted, {of_dt: dt}, 1, advice)
     check_leading(like, wanted, {"B": B, "C": C, "z": z}, 2, advice)
+
+
+def _check_expanded(x, dt, A, D, dt_bias) -> None:
+    """mamba_ssm's kernels for one token take a head's numbers expanded over its
+    head_dim and state_dim, and read one of them."""
+    form = [f"{name} is {list(array.shape)}" for name, array, axes in (("A", A, 2), ("D", D, 1), ("dt_bias", dt_bias, 1))
+            if array is not None and array.ndim > axes]  # fmt: skip
+    if x.ndim > 2 and dt.shape == x.shape:
+        form.insert(0, f"dt is {list(dt.shape)}")
+    if form:
+        refuse(", ".join(form), "a head has one number of each",
+               "Of expanded arrays pass A[:, 0, 0], dt[..., 0], D[:, 0] and dt_bias[:, 0].")  # fmt: skip
 
 
 def _flags(D, z, dt_bias, dt_softplus) -> dict:
@@ -163,6 +177,8 @@ def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slo
         return results[0]
     _job.check_arrays(op, {"x": x, "dt": dt, "A": A, "B": B, "C": C, "state": state}, D=D, z=z, dt_bias=dt_bias,
                       state_batch_indices=slots, out=out)  # fmt: skip
+    if op == "ssd_update":
+        _check_expanded(x, dt, A, D, dt_bias)
     if x.ndim != 3 or dt.ndim != 2 or B.ndim != 3 or C.ndim != 3:
         refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
                "they are [sequences, heads, head_dim], one axis less, and [sequences, groups, state_dim]",

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import NoReturn
 
+from . import _call_names
 from ._arguments import as_int, is_true, lengths_of
 from ._errors import CallError, refuse, unsupported
 from ._tensor_names import known_names
@@ -36,7 +37,7 @@ _FULL_BY_DEFAULT = {
 # Those whose value has to be made another one, and what it would be.
 _HINTS = {
     "window": "mask=(left, right)", "sliding_window": "mask=(sliding_window - 1, 0)", "left_window": "mask=(left, right)",
-    "seqlens": "lengths", "return_last_state": "return_final_states", "seq_idx": "cu_seqlens",
+    "window_left": "mask=(window_left, 0), without causal (window_left, -1)", "seqlens": "lengths",
 }  # fmt: skip
 _NOT_NEEDED = {"chunk_size": "chunks are 64 tokens, always"}
 # Why the table refuses tensors that are no tensors here.
@@ -58,8 +59,11 @@ _MASKING = ("score_mod", "mask_mod", "bias", "attn_bias")
 def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
     """An argument that the function doesn't have. To leave out what changes a result is no advice: what it is called here is
     said, or that it isn't computed."""
-    known = _known(op).get(name)
-    hint = _HINTS.get(name)
+    advice, known, hint = _call_names.advice_on(op, name), _known(op).get(name), _HINTS.get(name)
+    if advice is not None:
+        if advice.own:
+            raise CallError(f"{op} has no {name}", advice.why, advice.remedy)
+        unsupported(f"{op} has no {name}", advice.why, advice.remedy)
     if name == "grow" and "update_lengths" in keywords:
         raise CallError("grow is called update_lengths", "lengths without the rows of the step are lengths_before",
                         "Pass lengths_before=lengths, update_lengths=True in place of lengths and grow=True.")  # fmt: skip
@@ -175,11 +179,14 @@ class _Call:
                     value = self.take(name)
                     if value is not None:
                         self.put(own, value, name)
-        for name in ("dropout_p", "dropout"):
-            if name in self.foreign and self.foreign[name] == 0:
+        for name, value in list(self.foreign.items()):
+            if _call_names.asks_for_nothing(self.op, name, value):
                 self.take(name)
         if "deterministic" in self.foreign:
             is_true("deterministic", self.take("deterministic"))  # every call is
+        if "num_splits" in self.foreign and "mask" in self.keywords:
+            splits = self.take("num_splits")  # keys are split at fixed places
+            as_int(0 if splits is None else splits, "num_splits")
         if self.op == "varlen":
             self.longest("max_seqlen_q", "cu_seqlens_q"), self.longest("max_seqlen_k", "cu_seqlens_k")
 
@@ -224,16 +231,38 @@ class _Call:
 
     def names(self) -> None:
         known = _known(self.op)
+        for name, own in _call_names.ALIASES.get(self.op, {}).items():
+            if name in self.foreign:
+                self.put(own, self.take(name), name)
         for name in list(self.foreign):
             meaning = known.get(name)
-            if meaning is None:
+            if self.foreign[name] is None and (meaning is not None or _call_names.advice_on(self.op, name) is not None):
+                self.take(name)  # nothing is asked for
                 continue
-            if self.foreign[name] is None:  # nothing is asked for
-                self.take(name)
+            if meaning is None:
                 continue
             own = _ROLES.get(meaning.role, meaning.role)
             if own in self.keywords:
                 self.put(own, self.take(name), name)
+
+    def kv_layout(self) -> None:
+        """flashinfer's, which says where k and v, or pages, have their heads; q has tokens first, always."""
+        if "kv_layout" not in self.foreign or self.op not in ("attention", "varlen", "decode"):
+            return
+        layout = self.take("kv_layout")
+        if layout not in ("NHD", "HND"):
+            refuse(f"kv_layout of {self.op} is {str(layout)[:60]!r}", "there are NHD and HND", "Choose one.")
+        if "order" in self.foreign:
+            raise CallError(f"kv_layout and order of {self.op} are given", "both say axes of k and v", "Pass one of them.")
+        if layout == "HND":
+            for name in ("k_cache", "v_cache") if self.op == "decode" else ("k", "v"):
+                self.named[name] = self._heads_last(name, self.named.get(name), 'Pass kv_layout="NHD".')
+
+    def _heads_last(self, name: str, array, remedy: str):
+        """A view of […, heads, tokens, dim] as [..., tokens, heads, dim]."""
+        if array is not None and not hasattr(array, "swapaxes"):
+            unsupported(f"{name} of {self.op} is {type(array).__name__}", "its tokens come before its heads", remedy)
+        return None if array is None else array.swapaxes(-3, -2)
 
     def order(self) -> None:
         """SDPA's and other orders of axes: views of q, k and v, and of the results."""
@@ -250,9 +279,7 @@ class _Call:
             if array.ndim != len(order):
                 refuse(f"{name} of {self.op} has {array.ndim} axes", f"the order {order} has {len(order)}", "Choose another.")
             if order in ("htd", "bhtd"):
-                if not hasattr(array, "swapaxes"):
-                    unsupported(f"{name} of {self.op} is compressed", "its tokens come before its heads", 'Pass order="bthd".')
-                self.named[name] = array.swapaxes(-3, -2)
+                self.named[name] = self._heads_last(name, array, 'Pass order="bthd".')
         if order in ("htd", "bhtd"):
             self.finish.append(lambda made: (made[0].swapaxes(-3, -2), made[1].swapaxes(-2, -1)))
         if order == "bhtd" and self.named.get("out") is not None:  # batches of it are no rows of one axis
@@ -281,7 +308,7 @@ def call_spelled(call: Callable, op: str, positional: tuple, required: int, keyw
     given = _Call(op, keywords, placed | named)
     foreign = list(given.foreign)
     for translate in (given.axes, given.heads, given.masks, given.is_causal, given.numbers, given.results, given.lengths,
-                      given.names, given.order):  # fmt: skip
+                      given.names, given.kv_layout, given.order):  # fmt: skip
         translate()
     for name, value in given.foreign.items():
         if name == "return_attn_probs":

@@ -269,7 +269,7 @@ class Refusals(unittest.TestCase):
             ("(ringattn's functions mask by position alone). For a block-sparse mask use the program, "
              "`ringattn run --block-mask` (docs/lists.md)", lambda: attention(Q, K, K, block_mask=1)),
             ("ssd has no chunk_size (chunks are 64 tokens, always)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
-            ("Did you mean cu_seqlens?", lambda: ringattn.ssd(*SCAN, seq_idx=1)),
+            ("with cu_seqlens=torch.nn.functional.pad(", lambda: ringattn.ssd(*SCAN, seq_idx=1)),
         ]
         self.refuses(cases, ringattn.UnsupportedError)
         cases = [

@@ -217,7 +217,8 @@ class Names(Refused):
     def test_what_is_not_computed_is_refused_by_name(self):
         attention, mask = ringattn.attention, np.ones((20, 20), bool)
         for words, call in (
-            ("attention has no attn_mask (masks are causal, windows", lambda: attention(Q, K, V, attn_mask=mask)),
+            ("attention has no attn_mask (masks are causal, full or windows, by position alone). Pass mask; for sequences with "
+             "padding call ringattn.varlen() with cu_seqlens_q", lambda: attention(Q, K, V, attn_mask=mask)),
             ("attention has no alibi_slopes (no bias", lambda: attention(Q, K, V, alibi_slopes=normal(4))),
             ("attention has no dropout_p", lambda: attention(Q, K, V, dropout_p=0.1)),
             ("attention has no cu_seqlens (its sequences are equally long). Call ringattn.varlen().",
@@ -226,6 +227,65 @@ class Names(Refused):
         ):  # fmt: skip
             self.refused(words, ringattn.UnsupportedError, call)
 
+    def test_hints_lead_to_names_of_functions(self):
+        decode, scan = ringattn.decode, (normal(8, 1, 8), abs(normal(8, 1)), -abs(normal(1)), normal(8, 1, 8), normal(8, 1, 8))
+        one, state = [x[0:1] for x in scan], normal(1, 1, 8, 8)
+        rows, old = (normal(1, 8), abs(normal(1, 8)), -abs(normal(8, 8)), normal(1, 8), normal(1, 8)), normal(1, 8, 8)
+        x, weight, some = normal(10, 16), normal(16, 4), ints(1)
+        for words, call in (
+            ("decode has no key_cache (it is called k_cache there). Pass k_cache.",
+             lambda: decode(STEP[0], key_cache=K, value_cache=V, lengths=ints(9, 7))),
+            ("decode has no k (it is called k_new there). Pass k_new.", lambda: decode(*STEP, ints(9, 7), k=K, v=V)),
+            ("decode has no kv_indices (pages are listed in a rectangular table). Pass block_table",
+             lambda: decode(*STEP, ints(9, 7), kv_indices=some)),
+            ("varlen has no seqused_k (packed sequences follow each other without padding). Pass cu_seqlens_k",
+             lambda: ringattn.varlen(*PACKED, CU, seqused_k=some)),
+            ("varlen has no block_table (keys are rows, not pages of a cache). Call ringattn.decode()",
+             lambda: ringattn.varlen(*PACKED, CU, block_table=some)),
+            ("Pass q_offset, the", lambda: ringattn.attention(Q, K, V, position_ids=some)),
+            ("Pass q_offsets, the", lambda: ringattn.varlen(*PACKED, CU, position_ids=some)),
+            ("selective_scan has no dt_bias (it is called delta_bias there). Pass delta_bias.",
+             lambda: ringattn.selective_scan(*rows, dt_bias=some)),
+            ("ssd has no delta_bias (it is called dt_bias there). Pass dt_bias.", lambda: ringattn.ssd(*scan, delta_bias=some)),
+            ("cu_seqlens=torch.nn.functional.pad(seq_idx[0].bincount()", lambda: ringattn.ssd(*scan, seq_idx=some)),
+            ("causal_conv1d has no conv_state (it is called initial_states there). Pass initial_states.",
+             lambda: ringattn.causal_conv1d(x, weight, conv_state=some)),
+            ("Pass initial_states, and return_final_states=True.", lambda: ringattn.causal_conv1d(x, weight, conv_states=some)),
+            ("A is [1, 8, 8], D is [1, 8] (a head has one number of each). Of expanded arrays pass A[:, 0, 0], dt[..., 0], "
+             "D[:, 0] and dt_bias[:, 0].", lambda: ringattn.ssd_update(
+                state, *one[:2], np.broadcast_to(scan[2][:, None, None], (1, 8, 8)), *one[3:], D=normal(1, 8))),
+            ("dt is [1, 1, 8]", lambda: ringattn.ssd_update(state, one[0], one[0], *one[2:])),
+        ):  # fmt: skip
+            self.refused(words, ringattn.Error, call)
+        wanted = ringattn.selective_update(old.copy(), *rows, delta_bias=normal(8), delta_softplus=True)
+        assert_same_bits(ringattn.selective_update(old.copy(), x=rows[0], dt=rows[1], A=rows[2], B=rows[3], C=rows[4],
+                                                   dt_bias=normal(8), dt_softplus=True), wanted)  # fmt: skip
+
+    def test_kv_layout_is_that_of_keys_and_values(self):
+        expected, step = ringattn.attention(Q, K, V), ringattn.decode(*STEP, ints(9, 7))
+        for layout, rows in (("NHD", lambda x: x), ("HND", swapped)):
+            said = {"kv_layout": layout, "causal": True}
+            assert_same_bits(ringattn.attention(Q, rows(K), rows(V), **said), expected)
+            assert_same_bits(ringattn.varlen(PACKED[0], *map(rows, PACKED[1:]), CU, **said), ringattn.varlen(*PACKED, CU))
+            caches = [rows(cache).copy() for cache in STEP[1:]]
+            assert_same_bits(ringattn.decode(STEP[0], *caches, ints(9, 7), kv_layout=layout), step)
+            ringattn.decode(STEP[0], *caches, lengths=ints(9, 7), **NEW, kv_layout=layout)
+            assert_same_bits(rows(caches[0])[0, 8], NEW["k_new"][0])  # written into the caller's memory
+        self.refused("kv_layout of attention is 'HDN'", ringattn.UsageError, lambda: ringattn.attention(Q, K, V, kv_layout="HDN"))
+        self.refused("kv_layout and order", ringattn.CallError,
+                     lambda: ringattn.attention(Q, K, V, kv_layout="HND", order="bhtd"))  # fmt: skip
+
+    def test_words_that_ask_for_nothing_are_taken(self):
+        nothing = {"dropout_p": None, "score_mod": None, "bias": None, "block_mask": None, "group": None, "num_splits": 4,
+                   "window_left": -1, "pos_encoding_mode": "NONE", "sliding_window": None}  # fmt: skip
+        assert_same_bits(ringattn.attention(Q, K, V, causal=True, **nothing), ringattn.attention(Q, K, V))
+        assert_same_bits(ringattn.decode(*STEP, ints(9, 7), k=None, v=None, **nothing), ringattn.decode(*STEP, ints(9, 7)))
+        for name, value in {"dropout_p": np.zeros(3), "score_mod": abs, "bias": 0, "window_left": 3, "num_splits": "two",
+                            "pos_encoding_mode": "ROPE_LLAMA"}.items():  # fmt: skip
+            self.refused(name, ringattn.Error, lambda: ringattn.attention(Q, K, V, causal=True, **{name: value}))
+        with self.assertRaises(ringattn.CallError):
+            ringattn.ssd(normal(8, 1, 8), abs(normal(8, 1)), -abs(normal(1)), normal(8, 1, 8), normal(8, 1, 8), bias=None)
+
     def test_calls_that_are_malformed_are_type_errors(self):
         self.assertTrue(issubclass(ringattn.CallError, TypeError) and issubclass(ringattn.CallError, ringattn.UsageError))
         for words, call in (
@@ -233,7 +293,7 @@ class Names(Refused):
              "others by name: ", lambda: ringattn.varlen(*PACKED, CU, CU, 12, 12)),
             ("attention lacks v", lambda: ringattn.attention(Q, K)),
             ("Did you mean softmax_scale?", lambda: ringattn.attention(Q, K, V, softmax_scal=1.0)),
-            ("Pass world=ringattn.torch_world(group).", lambda: ringattn.attention(Q, K, V, group=None)),
+            ("Pass world=ringattn.torch_world(group).", lambda: ringattn.attention(Q, K, V, group=0)),
         ):  # fmt: skip
             self.refused(words, ringattn.CallError, call)
 
