@@ -111,7 +111,8 @@ class _Library:
         if status == 0:
             return
         parts = (self.error_problem, self.error_why, self.error_remedy, self.error_text)
-        raise _errors.BY_STATUS.get(status, _errors.Error)(*(_errors.in_python(part().decode()) for part in parts))
+        op = function.__name__.removeprefix("ringattn_").rpartition("_")[0]
+        raise _errors.BY_STATUS.get(status, _errors.Error)(*(_errors.in_python(part().decode(), op) for part in parts))
 
 
 # Polls that may be under way at once: a handler that runs during a poll may call the library, which polls again.

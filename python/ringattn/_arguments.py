@@ -7,7 +7,7 @@ import math
 import operator
 from typing import NoReturn
 
-from ._errors import refuse
+from ._errors import refuse, unsupported
 from ._tensors import type_name
 
 
@@ -30,6 +30,8 @@ def _near(number: int, name: str) -> int:
 
 
 def as_int(value, name: str) -> int:
+    if isinstance(value, bool):
+        refuse(f"{name} is {value}", "it should be a whole number", "Pass one.")
     try:
         return _near(operator.index(value), name)
     except TypeError:
@@ -134,6 +136,11 @@ def as_fp32(value, name: str) -> float:
     if nearest == number or not math.isfinite(number) or (nearest != 0 and math.isfinite(nearest)):
         return nearest
     refuse(f"{name} is {number}", f"it is fp32, in which the nearest number is {nearest:g}", "Pass one that fp32 has.")
+
+
+def check_dropout(dropout_p) -> None:
+    if dropout_p is not None and as_number(dropout_p, "dropout_p") != 0:
+        unsupported(f"dropout_p is {dropout_p}", "ringattn has no dropout", "Pass 0, as in evaluation.")
 
 
 def scale_members(softmax_scale: float | None) -> dict:

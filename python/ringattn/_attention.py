@@ -144,6 +144,7 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
         call, results = _job.known_call(world, settings, given, out)
         if results is not None:
             return results
+    _job.read_mask(mask)
     _job.check_arrays("attention", {"q": q, "k": k, "v": v}, sinks=sinks, out=out)
     _job.check_dtypes(q=q, k=k, v=v, out=out)
     batched = q.ndim == 4
@@ -203,6 +204,7 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
         call, results = _job.known_call(world, settings, given, out)
         if results is not None:
             return results
+    _job.read_mask(mask)
     _job.check_arrays("varlen", {"q": q, "k": k, "v": v}, sinks=sinks, out=out)
     _job.check_dtypes(q=q, k=k, v=v, out=out)
     for name, rows in (("q", q), ("k", k), ("v", v)):

@@ -225,6 +225,7 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
 
 def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks, max_keys, threads, timeout):
     """(Decode, sequences, rows of each)."""
+    _job.read_mask(mask)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_axes(name, cache, (4,), "[pages, page_size, kv_heads, head_dim]")
     if k_cache.shape[:3] != v_cache.shape[:3]:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures. A message reads `problem (why). remedy.`, and its parts are members."""
 
+import functools
 import re
+import sys
 from typing import NoReturn
 
 
@@ -17,6 +19,11 @@ class Error(Exception):
 
     def __reduce__(self):
         return type(self), (self.problem, self.why, self.remedy, str(self)), self.__dict__
+
+
+    def with_names(self, names: dict[str, str]) -> "Error":
+        """The same of a caller to whom the arguments have other names."""
+        return type(self)(*(renamed(part, names) for part in (self.problem, self.why, self.remedy, str(self))))
 
 
 class WrongResult(Error, AssertionError):
@@ -64,6 +71,35 @@ BY_STATUS = {
 }
 
 
+@functools.cache
+def _pattern(names: tuple[str, ...]) -> re.Pattern:
+    """Where they are arguments: in front of a verb or an index, or behind what is compared with them."""
+    words = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    verbs = "is|are|has|have|holds?|lies?|overlaps?|and|count|requires"
+    return re.compile(rf"(?<![\w.])(?:({words})(?= (?:{verbs})\b|\[\d+\])|(?<=overlaps )({words})\b)")
+
+
+def renamed(text: str, names: dict[str, str]) -> str:
+    return _pattern(tuple(names)).sub(lambda found: names[found[0]], text)
+
+
+def called_by(names: dict[str, str], function, *arguments, **named):
+    """function(…), whose errors speak of the arguments by the caller's names for them."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        return function(*arguments, **named)
+    try:
+        return function(*arguments, **named)
+    except Error as error:
+        raise error.with_names(names) from None
+
+
+# What the members of the library's structs are called in Python, by op.
+_MEMBERS = {
+    "decode": {"k": "k_cache", "v": "v_cache"},
+    "scan": {"a": "A", "b": "B", "c": "C", "d": "D", "slots": "state_batch_indices"},
+    "convolution": {"slots": "conv_state_indices", "initial_halos": "initial_states", "final_halos": "conv_state"},
+}
 # How the library's words for its callers from C and C++ read in Python: struct members, options and doors by their names here.
 _WORDS = [
     (re.compile(pattern), words)
@@ -89,7 +125,9 @@ _WORDS = [
 ]
 
 
-def in_python(text: str) -> str:
+def in_python(text: str, op: str = "") -> str:
+    if op in _MEMBERS:
+        text = renamed(text, _MEMBERS[op])
     for pattern, words in _WORDS:
         text = pattern.sub(words, text)
     return text

@@ -1,9 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
 """What flash_attn's arguments, which ring_flash_attn's functions have, mean here."""
 
-from ._arguments import as_int
-from ._errors import refuse, unsupported
+import difflib
+import functools
+import inspect
+
+from ._arguments import as_int, check_dropout
+from ._errors import CallError, refuse, unsupported
 from ._spellings import causal_of, mask_of  # noqa: F401, for those who import from here
+
+
+# Arguments of flash_attn 3, vLLM and others: what they are called here, where the function has that; else (names, why, remedy).
+_RENAMED = {
+    "page_table": "block_table", "block_tables": "block_table", "seqused_k": "cache_seqlens", "seq_lens": "cache_seqlens",
+    "is_causal": "causal", "causal": "is_causal", "scale": "softmax_scale", "sm_scale": "softmax_scale scale",
+    "softmax_scale": "scale", "logits_soft_cap": "softcap", "k_new": "k", "v_new": "v", "q": "query", "k": "key", "v": "value",
+    "return_lse": "return_softmax_lse", "return_softmax_lse": "return_attn_probs", "process_group": "group",
+}  # fmt: skip
+_ELSEWHERE = (
+    ("learnable_sink s_aux sinks attention_sinks", "this signature has no sinks",
+     "Call ringattn.attention(), varlen() or decode() with sinks."),
+    ("seqused_q seqused_k", "packed sequences follow each other without padding", "Pass cu_seqlens_q and cu_seqlens_k."),
+    ("q_descale k_descale v_descale", "arrays have no scales beside them",
+     "Multiply by it beforehand, or call ringattn.decode() with caches of ringattn.compress()."),
+    ("pack_gqa sm_margin num_splits scheduler_metadata", "no result depends on it", "Leave it out."),
+    ("qv", "scores are q times k alone", "Call ringattn.mla() or ringattn.mla_decode()."),
+    ("score_mod mask_mod block_mask attn_mask attention_chunk", "masks are causal, full or windows, by position alone",
+     "Pass causal and window_size, or use another library."),
+    ("softcap", "this signature has none", "Call ringattn.attention() or varlen() with softcap."),
+    ("out", "results are new tensors", "Call ringattn's own function with out."),
+)  # fmt: skip
+
+
+def _refuse_foreign(function: str, name: str, value, keywords) -> None:
+    own = next((own for own in _RENAMED.get(name, "").split() if own in keywords), None)
+    if own is not None:
+        raise CallError(f"{function} has no {name}", f"it is called {own} there", f"Pass {own}.")
+    for names, why, remedy in _ELSEWHERE:
+        if name in names.split():
+            raise CallError(f"{function} has no {name}", why, remedy)
+    near = difflib.get_close_matches(name, keywords, 1, 0.75)
+    remedy = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(sorted(keywords))}."
+    raise CallError(f"{function} has no {name}", f"it was given as {str(value)[:60]}", remedy)
+
+
+def shim(function):
+    """A function with another library's signature, whose callers may have another version of it in mind: arguments that it
+    doesn't have are refused as those of ringattn's own functions are."""
+    keywords = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        for name in named:
+            if name not in keywords:
+                _refuse_foreign(function.__name__, name, named[name], keywords)
+        return function(*arguments, **named)
+
+    return call
 
 
 def check_rows(**arrays) -> None:
@@ -32,8 +85,7 @@ def check_stride(stride, kv_heads: int) -> None:
 
 
 def check(dropout_p: float, alibi_slopes) -> None:
-    if dropout_p:
-        unsupported(f"dropout_p is {dropout_p}", "ringattn has no dropout", "Pass 0, as in evaluation.")
+    check_dropout(dropout_p)
     if alibi_slopes is not None:
         unsupported("alibi_slopes are given", "ringattn has no ALiBi", "Pass None.")
 

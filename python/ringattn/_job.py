@@ -43,10 +43,13 @@ def read_mask(mask: Mask) -> tuple[int, int, int]:
             return _MASKS[mask]
     elif isinstance(mask, tuple) and len(mask) == 2:
         return _abi.WINDOW, *(as_int(side, "a side of mask") for side in mask)
+    if hasattr(mask, "shape"):
+        refuse(f"mask is {type(mask).__name__} {list(mask.shape)}", "masks are not arrays: they are said by position",
+               'Pass "causal", "full" or (left, right); for padding call ringattn.varlen() with cu_seqlens_q.')  # fmt: skip
     refuse(
-        f"mask {mask!r} is not known",
+        f"mask {repr(mask)[:60]} is not known",
         'there are "causal", "full" and (left, right), where -1 is no limit',
-        "Choose one.",
+        "Pass a tuple in place of a list." if isinstance(mask, list) else "Choose one.",
     )
 
 

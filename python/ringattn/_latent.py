@@ -120,6 +120,7 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
+    _job.read_mask(mask)
     _job.check_arrays("mla", {"q": q, "latent": latent}, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
     packed = _is_packed(latent)
     _refuse_float8("latent", latent)
@@ -226,6 +227,7 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
 def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap,
                    sinks, max_keys, threads, timeout, kernel):  # fmt: skip
     """(LatentDecode, sequences, rows of each, numbers of a row of out)."""
+    _job.read_mask(mask)
     if not isinstance(rope_dim, int):
         refuse(f"rope_dim is {rope_dim!r}", "it says how many numbers of a row are the rotary key", "Pass a number: 64.")
     _refuse_float8("cache", cache)

@@ -9,7 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from . import _attention, _torch_tools
 from ._arguments import as_int, as_ints, check_axes, lengths_of
 from ._errors import refuse
-from ._flash_attn_tools import causal_of, check, check_rows, check_stride, mask_of, result, size_of, unpacked
+from ._flash_attn_tools import causal_of, check, check_rows, check_stride, mask_of, result, shim, size_of, unpacked
 from .layouts import packed
 from .torch_worlds import world_of
 
@@ -97,6 +97,7 @@ def _check_prepared(causal, rank, world_size, k_begin, k_end, given_causal, give
                "Pass all that one call of llama3_flash_attn_prepare_cu_seqlens() returns.")  # fmt: skip
 
 
+@shim
 def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice,
                                   dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                                   deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
@@ -127,6 +128,7 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
     return result(out, lse, return_attn_probs)
 
 
+@shim
 def llama3_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                                            heads_k_stride, local_k_slice, dropout_p=0.0, softmax_scale=None,
                                            causal=False, window_size=(-1, -1), alibi_slopes=None,
@@ -136,6 +138,7 @@ def llama3_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, ma
                                          causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
+@shim
 def llama3_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                                             heads_k_stride, local_k_slice, dropout_p=0.0, softmax_scale=None,
                                             causal=False, window_size=(-1, -1), alibi_slopes=None,

@@ -10,10 +10,15 @@ import math
 
 from . import _abi, _job, _structs
 from ._arguments import check_axes, check_leading, is_true, lengths_of, refuse_unknown, shown
-from ._errors import refuse
+from ._errors import called_by, refuse
 from ._tensors import as_rows, check_array, contiguous_heads, data_type, empty, flat_view, is_contiguous, traced, type_name
 from .layouts import Layout, make_layout, super_segments
 from .worlds import World
+
+
+# What a scan of heads calls the arguments of one of channels, and its results those of an update.
+_CHANNELS = {"x": "u", "dt": "delta", "dt_bias": "delta_bias"}
+_STATE = {"final_states": "state"}
 
 
 class Scan(_job.Prepared):
@@ -234,8 +239,8 @@ def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softpl
     Returns y, of x's shape and dtype. A row doesn't depend on the others. It agrees with ssd()'s within a tolerance."""
     is_true("dt_softplus", dt_softplus)
     members = {"threads": threads, "timeout_seconds": timeout}
-    return _update("ssd_update", state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, state_batch_indices, out, members,
-                   unknown)  # fmt: skip
+    return called_by(_STATE, _update, "ssd_update", state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit,
+                     state_batch_indices, out, members, unknown)  # fmt: skip
 
 
 @traced
@@ -259,9 +264,9 @@ def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_
     members = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
     grouped = [rows if rows.ndim == u.ndim + 1 else rows[..., None, :] for rows in (B, C)]
     states = None if initial_states is None else initial_states[:, :, None, :]
-    made = _scan("selective_scan", u[..., None], delta, A, *grouped, D, None if z is None else z[..., None], delta_bias,
-                 delta_softplus, None, states, return_last_state, cu_seqlens, layout, world,
-                 None if out is None else out[..., None], members)  # fmt: skip
+    made = called_by(_CHANNELS, _scan, "selective_scan", u[..., None], delta, A, *grouped, D,
+                     None if z is None else z[..., None], delta_bias, delta_softplus, None, states, return_last_state, cu_seqlens,
+                     layout, world, None if out is None else out[..., None], members)  # fmt: skip
     return (made[0][..., 0], made[1][:, :, 0]) if return_last_state else made[..., 0]
 
 
@@ -289,7 +294,7 @@ def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=Non
         raise
     members = {"threads": threads, "timeout_seconds": timeout}
     B, C = (rows if rows.ndim == 3 else rows[:, None, :] for rows in (B, C))
-    y = _update("selective_update", state[:, :, None], u[..., None], delta, A, B, C, D, None if z is None else z[..., None],
-                delta_bias, delta_softplus, None, state_batch_indices, None if out is None else out[..., None], members,
-                unknown)  # fmt: skip
+    y = called_by(_CHANNELS | _STATE, _update, "selective_update", state[:, :, None], u[..., None], delta, A, B, C, D,
+                  None if z is None else z[..., None], delta_bias, delta_softplus, None, state_batch_indices,
+                  None if out is None else out[..., None], members, unknown)  # fmt: skip
     return y[..., 0]

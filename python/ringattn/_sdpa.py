@@ -2,10 +2,17 @@
 """torch.nn.functional.scaled_dot_product_attention, by its arguments and its defaults."""
 
 from . import _attention
-from ._arguments import is_true
-from ._errors import refuse, unsupported
+from ._arguments import check_axes, check_dropout, is_true
+from ._errors import called_by, refuse, unsupported
+from ._flash_attn_tools import shim
+from ._tensors import check_array
 
 
+# What attention() calls its arguments.
+_NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}
+
+
+@shim
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """PyTorch's function of this name, and returns out alone.
 
@@ -15,15 +22,19 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     if attn_mask is not None:
         unsupported("attn_mask is given", "ringattn masks by position alone",
                     "Pass is_causal, or call ringattn.attention() with mask and ringattn.varlen() with cu_seqlens.")  # fmt: skip
-    if dropout_p:
-        unsupported(f"dropout_p is {dropout_p}", "ringattn has no dropout", "Pass 0, as in evaluation.")
+    check_dropout(dropout_p)
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        check_array(name, array)
     axes = getattr(query, "ndim", 0)
     if axes not in (3, 4):
         refuse(f"query has {axes} axes", "it is [(batch,) heads, tokens, head_dim]", "Reshape it.")
+    check_axes("key", key, (axes,), "as query is, [(batch,) heads, keys, head_dim]")
+    check_axes("value", value, (axes,), "as query is, [(batch,) heads, keys, head_dim]")
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if heads != kv_heads and not is_true("enable_gqa", enable_gqa):
         refuse(f"query has {heads} heads and key {kv_heads}", "enable_gqa is False", "Pass enable_gqa=True.")
     causal = is_true("is_causal", is_causal)
     rows = (array.swapaxes(-3, -2) for array in (query, key, value))
-    out, _ = _attention.attention(*rows, mask="causal" if causal else "full", softmax_scale=scale, q_offset=0 if causal else None)
+    out, _ = called_by(_NAMES, _attention.attention, *rows, mask="causal" if causal else "full", softmax_scale=scale,
+                       q_offset=0 if causal else None)  # fmt: skip
     return out.swapaxes(-3, -2)

@@ -15,10 +15,15 @@ import torch
 
 from . import _attention, _decode
 from ._arguments import as_int, as_ints, check_axes, is_true, lengths_of
-from ._errors import refuse, unsupported
-from ._flash_attn_tools import check, check_rows, mask_of, result, unpacked
+from ._errors import called_by, refuse, unsupported
+from ._flash_attn_tools import check, check_rows, mask_of, result, shim, unpacked
 
 
+# What decode() calls its arguments.
+_NAMES = {"lengths": "cache_seqlens", "lengths_before": "cache_seqlens", "k_new": "k", "v_new": "v"}
+
+
+@shim
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                     alibi_slopes=None, deterministic=False, return_attn_probs=False):  # fmt: skip
     """q: [batch, tokens, heads, head_dim]; k, v: [batch, keys, kv_heads, head_dim]."""
@@ -29,6 +34,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     return result(out, lse, is_true("return_attn_probs", return_attn_probs))
 
 
+@shim
 def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                              alibi_slopes=None, deterministic=False, return_attn_probs=False):  # fmt: skip
     """kv: [batch, keys, 2, kv_heads, head_dim]."""
@@ -36,6 +42,7 @@ def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=Fa
                            deterministic, return_attn_probs)  # fmt: skip
 
 
+@shim
 def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                               alibi_slopes=None, deterministic=False, return_attn_probs=False):  # fmt: skip
     """qkv: [batch, tokens, 3, heads, head_dim]."""
@@ -43,6 +50,7 @@ def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=Fal
                            deterministic, return_attn_probs)  # fmt: skip
 
 
+@shim
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
                            causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
                            return_attn_probs=False, block_table=None):  # fmt: skip
@@ -69,6 +77,7 @@ def _checked_begins(side: str, cu_seqlens, longest) -> list[int]:
     return begins
 
 
+@shim
 def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
                                     softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
                                     deterministic=False, return_attn_probs=False):  # fmt: skip
@@ -78,6 +87,7 @@ def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqle
                                   return_attn_probs)  # fmt: skip
 
 
+@shim
 def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
                                      window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
                                      return_attn_probs=False):  # fmt: skip
@@ -87,6 +97,7 @@ def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0,
                                   return_attn_probs)  # fmt: skip
 
 
+@shim
 def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
                             cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
                             window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
@@ -122,7 +133,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     if not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = torch.full((batch,), as_int(cache_seqlens, "cache_seqlens"), dtype=torch.int32, device=q.device)
     lengths = {"lengths": cache_seqlens} if k is None else {"lengths_before": cache_seqlens, "k_new": k, "v_new": v}
-    out, lse = _decode.decode(q, k_cache, v_cache, block_table=block_table, mask=mask_of(causal, window_size),
+    out, lse = called_by(_NAMES, _decode.decode, q, k_cache, v_cache, block_table=block_table, mask=mask_of(causal, window_size),
                               softmax_scale=softmax_scale, softcap=softcap, **lengths)  # fmt: skip
     if not is_true("return_softmax_lse", return_softmax_lse):
         return out

@@ -16,7 +16,7 @@ default one, or a ringattn.World."""
 
 from . import _attention
 from ._arguments import as_ints, check_axes, lengths_of
-from ._flash_attn_tools import check, check_rows, mask_of, result, size_of, unpacked
+from ._flash_attn_tools import check, check_rows, mask_of, result, shim, size_of, unpacked
 from ._hf_adapter import substitute_hf_flash_attn, update_ring_flash_attn_params  # noqa: F401, of the same names
 from ._llama3 import (  # noqa: F401, as above
     llama3_flash_attn_prepare_cu_seqlens,
@@ -61,6 +61,7 @@ def _varlen(
     return result(out, lse, return_attn_probs)
 
 
+@shim
 def ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                          deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
     return _batched(
@@ -68,6 +69,7 @@ def ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=Fals
     )
 
 
+@shim
 def ring_flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
                                   alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
     """kv: [batch, tokens, 2, heads, head_dim]."""
@@ -75,6 +77,7 @@ def ring_flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, caus
                                 alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
+@shim
 def ring_flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
                                    alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
     """qkv: [batch, tokens, 3, heads, head_dim]."""
@@ -82,6 +85,7 @@ def ring_flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causa
                                 window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
+@shim
 def ring_flash_attn_varlen_func(q, k, v, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
                                 window_size=(-1, -1), alibi_slopes=None, deterministic=False, return_attn_probs=False,
                                 group=None):  # fmt: skip
@@ -89,6 +93,7 @@ def ring_flash_attn_varlen_func(q, k, v, cu_seqlens, max_seqlen, dropout_p=0.0, 
                    return_attn_probs, group)  # fmt: skip
 
 
+@shim
 def ring_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
                                          causal=False, window_size=(-1, -1), alibi_slopes=None, deterministic=False,
                                          return_attn_probs=False, group=None):  # fmt: skip
@@ -96,6 +101,7 @@ def ring_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, max_seqlen, dropout_
                                        causal, window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
+@shim
 def ring_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
                                           causal=False, window_size=(-1, -1), alibi_slopes=None,
                                           deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
@@ -104,6 +110,7 @@ def ring_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p
                                        return_attn_probs, group)  # fmt: skip
 
 
+@shim
 def zigzag_ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                                 deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
     return _batched(
@@ -111,6 +118,7 @@ def zigzag_ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, caus
     )
 
 
+@shim
 def zigzag_ring_flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False,
                                          window_size=(-1, -1), alibi_slopes=None, deterministic=False,
                                          return_attn_probs=False, group=None):  # fmt: skip
@@ -118,6 +126,7 @@ def zigzag_ring_flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=Non
                                        alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
+@shim
 def zigzag_ring_flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False,
                                           window_size=(-1, -1), alibi_slopes=None, deterministic=False,
                                           return_attn_probs=False, group=None):  # fmt: skip
@@ -125,6 +134,7 @@ def zigzag_ring_flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None
                                        window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
 
+@shim
 def zigzag_ring_flash_attn_varlen_func(q, k, v, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
                                        window_size=(-1, -1), alibi_slopes=None, deterministic=False, return_attn_probs=False,
                                        group=None):  # fmt: skip
@@ -132,6 +142,7 @@ def zigzag_ring_flash_attn_varlen_func(q, k, v, cu_seqlens, max_seqlen, dropout_
                    group)  # fmt: skip
 
 
+@shim
 def zigzag_ring_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
                                                 causal=False, window_size=(-1, -1), alibi_slopes=None,
                                                 deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
@@ -140,6 +151,7 @@ def zigzag_ring_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, max_seqlen, d
                                               return_attn_probs, group)  # fmt: skip
 
 
+@shim
 def zigzag_ring_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None,
                                                  causal=False, window_size=(-1, -1), alibi_slopes=None,
                                                  deterministic=False, return_attn_probs=False, group=None):  # fmt: skip

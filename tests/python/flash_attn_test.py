@@ -125,6 +125,26 @@ class FlashAttn(unittest.TestCase):
             with self.assertRaises(ringattn.UnsupportedError) as caught:
                 call()
             self.assertIn(words, str(caught.exception))
+        for words, call in (
+            ("flash_attn_func has no s_aux (this signature has no sinks)", lambda: flash_attn.flash_attn_func(q, k, v, s_aux=cu)),
+            ("flash_attn_varlen_func has no seqused_k (packed sequences follow each other",
+             lambda: flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 20, 20, seqused_k=cu)),
+            ("flash_attn_with_kvcache has no page_table (it is called block_table there). Pass block_table.",
+             lambda: flash_attn.flash_attn_with_kvcache(q[:, :1], *cache, page_table=cu[None], **some)),
+            ("flash_attn_with_kvcache has no pack_gqa (no result",
+             lambda: flash_attn.flash_attn_with_kvcache(q[:, :1], *cache, pack_gqa=True, **some)),
+            ("flash_attn_func has no q_descale (arrays have no scales",
+             lambda: flash_attn.flash_attn_func(q, k, v, q_descale=cu)),
+            ("cache_seqlens is True", lambda: flash_attn.flash_attn_with_kvcache(q[:, :1], *cache, cache_seqlens=True)),
+            ("cache_seqlens holds torch.int64",
+             lambda: flash_attn.flash_attn_with_kvcache(q[:, :1], *cache, cache_seqlens=torch.tensor([4, 4]))),
+            ("v is [2, 1, 2, 32]",
+             lambda: flash_attn.flash_attn_with_kvcache(q[:, :1], *cache, k[:, :1], v[:, :1, :, :32], **some)),
+        ):  # fmt: skip
+            with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:
+                call()
+            self.assertIn(words, str(caught.exception))
+        assert_same_bits(flash_attn.flash_attn_func(q, k, v, window_size=(None, None)), flash_attn.flash_attn_func(q, k, v))
         with self.assertRaises(ringattn.UsageError):
             flash_attn.flash_attn_with_kvcache(q[:, :1], *cache, k[:, :1], v[:, :1])
 

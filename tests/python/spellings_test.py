@@ -261,6 +261,28 @@ class Names(Refused):
         assert_same_bits(ringattn.selective_update(old.copy(), x=rows[0], dt=rows[1], A=rows[2], B=rows[3], C=rows[4],
                                                    dt_bias=normal(8), dt_softplus=True), wanted)  # fmt: skip
 
+    def test_masks_are_no_arrays(self):
+        mask = np.ones((20, 20), bool)
+        for call in (lambda: ringattn.attention(Q, K, V, mask=mask), lambda: ringattn.varlen(*PACKED, CU, mask=mask),
+                     lambda: ringattn.decode(*STEP, ints(9, 7), mask=mask)):  # fmt: skip
+            self.refused("mask is ndarray [20, 20] (masks are not arrays", ringattn.UsageError, call)
+
+    def test_errors_have_the_caller_s_names(self):
+        scan = normal(2, 1, 8), abs(normal(2, 1)), -abs(normal(1)), normal(2, 1, 8), normal(2, 1, 8)
+        rows, state = (normal(2, 8), abs(normal(2, 8)), -abs(normal(8, 8)), normal(2, 8), normal(2, 8)), normal(2, 1, 8, 8)
+        for words, call in (
+            ("A is [3] (", lambda: ringattn.ssd_update(state, *scan[:2], normal(3), *scan[3:])),
+            ("D holds fp16 (", lambda: ringattn.ssd(*scan, D=normal(1, dtype="float16"))),
+            ("delta_bias is [3] (", lambda: ringattn.selective_update(state[:, 0], *rows, delta_bias=normal(3))),
+            ("delta is fp32 [1, 8, 1] (", lambda: ringattn.selective_scan(rows[0], rows[1][:1], *rows[2:])),
+            ("key is NoneType (", lambda: ringattn.scaled_dot_product_attention(Q, None, None)),
+            ("key is float16 but query is float32", lambda: ringattn.scaled_dot_product_attention(Q, Q.astype("float16"), Q)),
+            ("dropout_p is [0. 0. 0.]", lambda: ringattn.scaled_dot_product_attention(Q, Q, Q, dropout_p=np.zeros(3))),
+            ("scaled_dot_product_attention has no sm_scale (it is called scale there). Pass scale.",
+             lambda: ringattn.scaled_dot_product_attention(Q, Q, Q, sm_scale=1.0)),
+        ):  # fmt: skip
+            self.refused(words, ringattn.UsageError, call)
+
     def test_kv_layout_is_that_of_keys_and_values(self):
         expected, step = ringattn.attention(Q, K, V), ringattn.decode(*STEP, ints(9, 7))
         for layout, rows in (("NHD", lambda x: x), ("HND", swapped)):
@@ -366,7 +388,7 @@ class Overlaps(Refused):
         self.refused("out has strides", ringattn.UsageError, lambda: ringattn.ssd(*scan, out=np.lib.stride_tricks.as_strided(
             np.empty(8, "float32"), (8, 1, 8), (0, 0, 4))))  # fmt: skip
         state = normal(8, 1, 8, 8)
-        self.refused("out overlaps final_states", ringattn.UsageError, lambda: ringattn.ssd_update(
+        self.refused("out overlaps state", ringattn.UsageError, lambda: ringattn.ssd_update(
             state, *scan, out=state.reshape(-1)[:64].reshape(8, 1, 8)))  # fmt: skip
 
 
