@@ -19,6 +19,7 @@ ALIASES = {
 _OWN = (
     (("decode",), {"key_cache": "k_cache", "k_pages": "k_cache", "value_cache": "v_cache", "v_pages": "v_cache", "k": "k_new",
                    "v": "v_new"}),
+    (("attention", "varlen"), {"query": "q", "key": "k", "value": "v"}),
     (("mla_decode",), {"k_cache": "cache", "kv_cache": "cache", "k_pages": "cache"}),
     (("selective_scan",), {"x": "u", "dt": "delta", "dt_bias": "delta_bias", "dt_softplus": "delta_softplus",
                            "return_final_states": "return_last_state"}),

@@ -75,8 +75,8 @@ BY_STATUS = {
 def _pattern(names: tuple[str, ...]) -> re.Pattern:
     """Where they are arguments: in front of a verb or an index, or behind what is compared with them."""
     words = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    verbs = "is|are|has|have|holds?|lies?|overlaps?|and|count|requires"
-    return re.compile(rf"(?<![\w.])(?:({words})(?= (?:{verbs})\b|\[\d+\])|(?<=overlaps )({words})\b)")
+    verbs = "is|are|has|have|holds?|lies?|overlaps?|and|count|requires|to"
+    return re.compile(rf"(?<![\w.])(?:({words})(?= (?:{verbs})\b|\[\d+\]|=)|(?<=overlaps )({words})\b)")
 
 
 def renamed(text: str, names: dict[str, str]) -> str:

@@ -26,7 +26,8 @@ _SDPA = ("is_causal", "enable_gqa", "attn_mask")
 _FULL_BY_DEFAULT = {
     name: library
     for library, names in (
-        ("SDPA", "attn_mask enable_gqa"),
+        ("SDPA", "attn_mask enable_gqa scale"),
+        ("flex_attention", "score_mod block_mask kernel_options"), ("xformers", "attn_bias"),
         ("flash_attn", "window_size max_seqlen_q max_seqlen_k dropout_p deterministic return_attn_probs return_softmax_lse "
                        "alibi_slopes cache_seqlens num_splits seqused_q seqused_k page_table pack_gqa"),
         ("flashinfer", "sm_scale logits_soft_cap kv_layout qo_indptr kv_indptr custom_mask packed_custom_mask "
