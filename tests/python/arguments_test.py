@@ -127,7 +127,7 @@ class Refusals(unittest.TestCase):
             ("dt_limit is 3", lambda: ssd(*SCAN, dt_limit=3)),
             ("mask [3, 0] is not known", lambda: ringattn.testing.check_attention(Q, K, K, Q, mask=[3, 0])),
             ("Pass a tuple in place of a list.", lambda: attention(Q, K, K, mask=[3, 0])),
-            ("a side of mask is [3]", lambda: attention(Q, K, K, mask=([3], 0))),
+            ("an argument is ([3], 0)", lambda: attention(Q, K, K, mask=([3], 0))),
             ("an argument is ['absorbed']", lambda: ringattn.mla(*LATENT, form=["absorbed"])),
             ("an argument is ['knorm']", lambda: ringattn.evict(K, K, ["knorm"])),
             ("an argument is [3, 0]", lambda: ringattn.evict(K, K, "knorm", mask=[3, 0])),

@@ -276,7 +276,7 @@ class Names(Refused):
             ("A is [3] (", lambda: ringattn.ssd_update(state, *scan[:2], normal(3), *scan[3:])),
             ("D holds fp16 (", lambda: ringattn.ssd(*scan, D=normal(1, dtype="float16"))),
             ("delta_bias is [3] (", lambda: ringattn.selective_update(state[:, 0], *rows, delta_bias=normal(3))),
-            ("delta is fp32 [1, 8, 1] (", lambda: ringattn.selective_scan(rows[0], rows[1][:1], *rows[2:])),
+            ("delta is float32 [1, 8] (", lambda: ringattn.selective_scan(rows[0], rows[1][:1], *rows[2:])),
             ("attention has no query (it is called q there)", lambda: ringattn.attention(query=Q, key=K, value=V)),
             ("key is NoneType (", lambda: ringattn.scaled_dot_product_attention(Q, None, None)),
             ("key is float16 but query is float32", lambda: ringattn.scaled_dot_product_attention(Q, Q.astype("float16"), Q)),
