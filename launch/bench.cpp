@@ -13,6 +13,7 @@
 #include "launch/bench_sweep.hpp"
 #include "launch/bench_table.hpp"
 #include "launch/commands.hpp"
+#include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
@@ -175,6 +176,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
            "there would be no whole run to compare with", "Leave one of them out.");
     }
     settings = settings_of(config, choice_place(config, world));
+    if (world.rank() == 0 && !settings.front().is_scan()) warn_of_unseen_keys(config, settings.front().input());
   });
   agree_on_files(meeting, [&] {
     const Setting& any = settings.front();

@@ -16,6 +16,7 @@
 #include "launch/commands.hpp"
 #include "launch/file_shape.hpp"
 #include "launch/help.hpp"
+#include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/plan_scan.hpp"
@@ -174,6 +175,7 @@ int plan_job(const Invocation& invocation) {
   const OpenSource source = open_source(config, false);
   if (source.scan) return plan_scan(invocation, screen);
   const std::vector<JobInput> inputs = planned_inputs(config);
+  warn_of_unseen_keys(config, inputs.front());
   if (inputs.front().decodes()) return plan_steps(invocation, inputs, screen);
   Options library = library_options(config);
   const KernelPlace place = planned_place(options);

@@ -10,6 +10,7 @@
 #include "base/size.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
+#include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/outputs.hpp"
@@ -128,6 +129,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   meeting.together([&] {
     job = file_job(config);
     input.emplace(open_input(config, true, choice_place(config, world)));
+    if (first) warn_of_unseen_keys(config, *input);
     library = library_options(config);
     if (first) check_outputs(invocation);
   });

@@ -25,6 +25,7 @@
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "launch/commands.hpp"
+#include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/outputs.hpp"
@@ -262,6 +263,7 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
            "rows of out and lse are compared with fp64", "Compare a scan with --against oracle.");
     }
     input.emplace(open_input(config, true, choice_place(config, world)));
+    if (first) warn_of_unseen_keys(config, *input);
     library = library_options(config);
     if (!options.against.empty() && options.against != "oracle") against.emplace(open_against(config, *input));
     if (!options.peer.empty()) peer.emplace(options.peer, *input);
