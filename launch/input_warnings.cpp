@@ -57,6 +57,13 @@ std::int64_t queries_without_key(const Job& job) {
 
 }  // namespace
 
+void note_assumed_model(const Config& config) {
+  const JobOptions& options = config.options;
+  if (options.model_assumed.empty()) return;
+  print_note_line(
+      fmt::format("model config: {} has no model_type: read {}", options.model_config, options.model_assumed));
+}
+
 void warn_of_unseen_keys(const Config& config, const JobInput& input) {
   if (!config.given("input") || config.given("query-offset")) return;
   const std::int64_t unseen = queries_without_key(input.job());

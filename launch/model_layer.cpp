@@ -145,6 +145,7 @@ void fill_from_model(Config& config) {
       filler.fill("dt-limit", fmt::format("{},{}", layer.dt_limit->first, layer.dt_limit->second));
     }
     config.options.model_sinks = layer.sinks;
+    config.options.model_assumed = model.assumed();
   }
   for (const OpDefault& row : kOpDefaults) {
     if (config.options.op != row.op || config.value(row.flag).source != Source::kDefault) continue;

@@ -46,6 +46,7 @@ struct JobOptions {
   int conv_width = 0;                 // 0: no convolution in front
   std::string model_config;           // file that the shape comes from; empty: none
   std::optional<std::int64_t> layer;  // of the model, where layers differ
+  std::string model_assumed;          // how a model's config without model_type is read; empty: it has one
   bool model_sinks = false;           // the model's layer has attention sinks; no flag says it
   Dtype dtype = Dtype::kBf16;
   std::string cache_format;  // of attention: a method of compression, or a format; empty: none

@@ -29,6 +29,7 @@
 #include "launch/commands.hpp"
 #include "launch/file_shape.hpp"
 #include "launch/help.hpp"
+#include "launch/input_warnings.hpp"
 #include "launch/library_exit.hpp"
 #include "launch/model_layer.hpp"
 #include "launch/outputs.hpp"
@@ -255,6 +256,7 @@ int execute(Request& request) {
 int run_program(const std::vector<std::string>& arguments) {
   prepare_process();
   Request request = read_arguments(arguments);
+  if (!request.error && request.invocation.first_process) note_assumed_model(request.invocation.config);
   if (!request.text.empty() && !request.error) {
     if (request.invocation.first_process) {
       std::fputs(request.text.c_str(), stdout);

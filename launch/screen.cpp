@@ -52,9 +52,7 @@ bool wants_color(When when, std::FILE* file) {
 
 namespace {
 
-void print_line(std::string_view kind, std::string_view paint, std::string_view message, When color) {
-  const bool painted = wants_color(color, stderr);
-  std::string line = fmt::format("ringattn: {}{}:{} ", painted ? paint : "", kind, painted ? "\x1b[0m" : "");
+void print_line(std::string line, std::string_view message) {
   for (const char c : message) {  // names out of files may hold anything
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
       line += fmt::format("\\x{:02x}", static_cast<unsigned>(c));
@@ -67,10 +65,19 @@ void print_line(std::string_view kind, std::string_view paint, std::string_view 
   std::fflush(stderr);
 }
 
+std::string prefix(std::string_view kind, std::string_view paint, When color) {
+  const bool painted = wants_color(color, stderr);
+  return fmt::format("ringattn: {}{}:{} ", painted ? paint : "", kind, painted ? "\x1b[0m" : "");
+}
+
 }  // namespace
 
-void print_error_line(std::string_view message, When color) { print_line("error", "\x1b[31m", message, color); }
+void print_error_line(std::string_view message, When color) { print_line(prefix("error", "\x1b[31m", color), message); }
 
-void print_warning_line(std::string_view message, When color) { print_line("warning", "\x1b[33m", message, color); }
+void print_warning_line(std::string_view message, When color) {
+  print_line(prefix("warning", "\x1b[33m", color), message);
+}
+
+void print_note_line(std::string_view note) { print_line("# ", note); }
 
 }  // namespace ringattn

@@ -45,5 +45,7 @@ bool wants_color(When when, std::FILE* file);
 void print_error_line(std::string_view message, When color);
 // The same for what its user should know of, and that is no failure.
 void print_warning_line(std::string_view message, When color);
+// "# note" on stderr, also with --quiet: what was assumed of the input.
+void print_note_line(std::string_view note);
 
 }  // namespace ringattn

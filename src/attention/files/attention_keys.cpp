@@ -34,6 +34,33 @@ constexpr ChangingKey kChanging[] = {
     {"is_encoder_decoder", "encoder, decoder and cross attention differ"},
 };
 
+// Files beside a model's weights that describe it in another format than transformers' config.json: all keys of a row
+// are there, and model_type is not.
+struct OtherFormat {
+  std::string_view keys;  // with spaces between them
+  std::string_view what;
+  std::string_view suggestion;
+};
+constexpr OtherFormat kOtherFormats[] = {
+    {"peft_type", "it is the configuration of an adapter (LoRA), which has no dims of attention",
+     "Give the config.json of the model that base_model_name_or_path names."},
+    {"d_model ssm_cfg", "it is the configuration of mamba_ssm's own format, with d_model and ssm_cfg",
+     "Give the config.json of the same model in the format of transformers, or the dims themselves."},
+    {"dim n_heads", "it is the params.json of Mistral's and Meta's own formats, with dim and n_heads",
+     "Give the config.json of the same model in the format of transformers, or the dims themselves."},
+};
+
+// Keys of families that are no plain decoders, in a file whose model_type does not say which.
+constexpr ChangingKey kOfOtherFamilies[] = {
+    {"type_vocab_size", "encoders have it, whose attention is bidirectional"},
+    {"laurel_rank", "models have it whose scores are not scaled"},
+    {"global_head_dim", "models have it whose scores are not scaled"},
+};
+constexpr std::string_view kScanKeys =
+    "mamba_d_state ssm_state_size state_size mamba_n_heads mamba_num_heads mamba_d_ssm";
+constexpr std::string_view kScanLayers =
+    "layer_types layers_block_type hybrid_override_pattern attn_layer_period attn_layer_indices hybrid_layer_ids";
+
 // Parts of a name that say that a key is about attention.
 constexpr std::string_view kTelling[] = {"attn",  "attention", "window",        "sink",
                                          "chunk", "sparse",    "bidirectional", "softcapping"};
@@ -108,9 +135,36 @@ std::string value_text(const JsonNode& node) {
        "Give the dims themselves for attention to all tokens.");
 }
 
+// A file without model_type is read by its keys, unless they belong to what is no plain decoder.
+void check_untyped(const ModelKeys& keys) {
+  for (const OtherFormat& format : kOtherFormats) {
+    if (any_word(format.keys, [&](std::string_view key) { return !keys.has(key); })) continue;
+    fail(ErrorCode::kFile, fmt::format("{} is not the config.json of a model", keys.name()), format.what,
+         std::string(format.suggestion));
+  }
+  const auto refuse_untyped = [&](std::string_view why) {
+    fail(ErrorCode::kUnsupported, fmt::format("{} has no model_type", keys.name()), why,
+         "Add its model_type, or give the dims, the mask and the scale themselves.");
+  };
+  for (const auto& [key, why] : kOfOtherFamilies) {
+    if (keys.has(key)) refuse_untyped(fmt::format("it has {}; {}", in_quotes(key), why));
+  }
+  if (!keys.flag("is_decoder", true))
+    refuse_untyped("is_decoder is false, which makes attention bidirectional in encoders");
+  if (keys.has("logits_scaling") && !keys.has("attention_multiplier")) {
+    refuse_untyped("it has `logits_scaling` and no attention_multiplier; the scale of such models is 1");
+  }
+  const auto has = [&](std::string_view key) { return keys.has(key); };
+  if (keys.has("num_attention_heads") && any_word(kScanKeys, has) && !any_word(kScanLayers, has)) {
+    refuse_untyped(fmt::format("it has {}, and no key says which layers have attention and which scans",
+                               in_quotes(keys.first_name(kScanKeys))));
+  }
+}
+
 }  // namespace
 
 void check_attention_keys(const ModelKeys& keys, const ModelFamily& family) {
+  if (keys.model_type().empty()) check_untyped(keys);
   for (const auto& [key, why] : kChanging) {
     const JsonNode* const value = keys.find(key);
     if (value != nullptr && switches(*value)) refuse(keys, key, *value, why);

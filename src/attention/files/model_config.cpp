@@ -370,6 +370,8 @@ std::vector<ModelConfig::Derived> ModelConfig::all() const {
   return derived;
 }
 
+std::string ModelConfig::assumed() const { return assumed_family(*keys_); }
+
 bool ModelConfig::mixes_ops() const {
   bool scans = false;
   bool attends = false;

@@ -69,6 +69,10 @@ class ModelConfig {
   // Whether some layers have attention and some have scans, or one has both.
   bool mixes_ops() const;
 
+  // How a file without model_type is read, such as "as a plain decoder (causal, scale 1/sqrt(head_dim))"; empty for
+  // one that has it.
+  std::string assumed() const;
+
  private:
   struct Derived;
 

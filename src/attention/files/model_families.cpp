@@ -399,6 +399,20 @@ const ModelFamily* family_of(std::string_view type) {
 
 }  // namespace
 
+std::string assumed_family(const ModelKeys& keys) {
+  if (!keys.model_type().empty()) return {};
+  for (const auto& [key, family] : kKeysOfFamilies) {
+    if (keys.has(key))
+      return fmt::format("by the rules of model_type {}, for its key {}", in_quotes(family), in_quotes(key));
+  }
+  if (keys.has("kv_lora_rank")) return "as a decoder with multi-head latent attention (causal)";
+  const std::string_view scalar = keys.first_name("attention_multiplier query_pre_attn_scalar");
+  return fmt::format("as a plain decoder (causal, scale {})", !keys.has(scalar) ? "1/sqrt(head_dim)"
+                                                              : scalar == "attention_multiplier"
+                                                                  ? "attention_multiplier"
+                                                                  : "1/sqrt(query_pre_attn_scalar)");
+}
+
 const ModelFamily& model_family(const ModelKeys& keys) {
   const std::string& type = keys.model_type();
   if (type.empty()) {

@@ -73,7 +73,12 @@ struct ModelFamily {
 // Throws kUnsupported for a model_type that no row has, and for a family that can't be computed.
 const ModelFamily& model_family(const ModelKeys& keys);
 
-// Throws kUnsupported for a key of the file that changes its attention and that the family's rules do not read.
+// How a file without model_type is read, such as "as a plain decoder (causal, scale 1/sqrt(head_dim))"; empty for one
+// that has it.
+std::string assumed_family(const ModelKeys& keys);
+
+// Throws kUnsupported for a key of the file that changes its attention and that the family's rules do not read, and for
+// a file without model_type whose keys are those of other families; kFile for a file of another format.
 void check_attention_keys(const ModelKeys& keys, const ModelFamily& family);
 
 }  // namespace ringattn

@@ -359,6 +359,13 @@ TEST(ModelConfig, RefusesWhatItDoesNotKnow) {
            Case{R"({"model_type": "llama", "sliding_window": 4096})", "`sliding_window` is 4096"},
            Case{R"({"model_type": "llama", "sparse_attention_config": {"block": 64}})", "`sparse_attention_config`"},
            Case{R"({"num_attention_heads": 4, "my_attention_window": 3})", "`my_attention_window` is 3"},
+           // Without model_type, what no plain decoder has.
+           Case{R"({"num_attention_heads": 4, "hidden_size": 64, "type_vocab_size": 2})", "encoders have it"},
+           Case{R"({"num_attention_heads": 4, "hidden_size": 64, "is_decoder": false})", "is_decoder is false"},
+           Case{R"({"num_attention_heads": 4, "hidden_size": 64, "laurel_rank": 64})", "`laurel_rank`"},
+           Case{R"({"num_attention_heads": 4, "hidden_size": 64, "logits_scaling": 8})", "`logits_scaling`"},
+           Case{R"({"num_attention_heads": 4, "hidden_size": 64, "mamba_n_heads": 2, "mamba_d_state": 16})",
+                "has no model_type (it has `mamba_d_state`, and no key says which layers have attention"},
        }) {
     const Error error = error_of([&, text = text] { config(text).layer(0); });
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << text;
@@ -385,6 +392,9 @@ TEST(ModelConfig, IsRefusedWithTheKey) {
     std::string_view part;
   };
   for (const auto& [text, part] : {
+           Case{R"({"peft_type": "LORA", "r": 8})", "of an adapter (LoRA)"},
+           Case{R"({"d_model": 768, "n_layer": 24, "ssm_cfg": {}})", "mamba_ssm's own format"},
+           Case{R"({"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8})", "the params.json of Mistral's"},
            Case{"{}", "doesn't say num_attention_heads"},
            Case{R"({"num_attention_heads": 4})", "doesn't say hidden_size"},
            Case{R"({"num_attention_heads": 4, "head_dim": 64, "kv_lora_rank": 512})", "doesn't say qk_nope_head_dim"},
