@@ -282,7 +282,22 @@ def _resolved(tensors: Tensors, given: dict[str, str]) -> dict[str, str]:
             raise FileError(f"{tensors.path} has {quoted(name)} and {quoted(other)}", f"both names mean {known.role}",
                             "Leave one of them out, or name the one that is meant by --tensors.")
         names[known.role] = name
-    return names
+    return names if "sinks" in given else _with_layer_sinks(tensors, names, bool(given))
+
+
+def _with_layer_sinks(tensors: Tensors, names: dict[str, str], named: bool) -> dict[str, str]:
+    """The sinks of a checkpoint's only layer are an alias, too."""
+    layers = [name for name in tensors.names() if name.endswith(".self_attn.sinks")]
+    if len(layers) > 1 and not named:
+        raise FileError(f"{tensors.path} has {quoted(layers[0])} and {quoted(layers[1])}, the sinks of several layers",
+                        "a job is one layer's", f"Name one by --tensors sinks={layers[0]}.")  # fmt: skip
+    if len(layers) != 1:
+        return names
+    other = names.get("sinks", "sinks" if "sinks" in tensors else None)
+    if other is not None:
+        raise FileError(f"{tensors.path} has {quoted(layers[0])} and {quoted(other)}", "both names mean sinks",
+                        "Leave one of them out, or name the one that is meant by --tensors.")  # fmt: skip
+    return {**names, "sinks": layers[0]}
 
 
 def _say_unread(tensors: Tensors, given: dict[str, str]) -> None:

@@ -16,6 +16,8 @@ namespace ringattn {
 namespace {
 
 constexpr std::size_t kMostListed = 8;
+constexpr std::string_view kSinks = "sinks";
+constexpr std::string_view kLayerSinks = ".self_attn.sinks";  // of a layer of a checkpoint: model.layers.N before it
 
 bool is_named(const InputNames& names, std::string_view tensor) {
   return std::ranges::any_of(tensor_roles(), [&](const TensorRole& role) { return names.*role.member == tensor; });
@@ -29,6 +31,33 @@ void refuse_name(const SafetensorsFile& file, const KnownName& known) {
 void refuse_both(const SafetensorsFile& file, std::string_view one, std::string_view other, std::string_view role) {
   require(false, file.tensor(other), fmt::format("{}, and both names mean {}", described(file.tensor(one)), role),
           {"Leave one of them out, or name the one that is meant with ", setting("tensors"), "."});
+}
+
+// The sinks of a checkpoint's layer, where no other tensor is named for them; empty: there are none. Of a file whose
+// tensors are named, which may be a whole model, those of several layers are left aside.
+std::string_view layer_sinks(const SafetensorsFile& file, bool named) {
+  std::string_view found;
+  for (const std::string_view name : file.names()) {
+    if (!name.ends_with(kLayerSinks)) continue;
+    if (found.empty()) {
+      found = name;
+    } else if (named) {
+      return {};
+    } else {
+      fail(ErrorCode::kFile,
+           fmt::format("{} has {} and {}, the sinks of several layers", file.path(), in_quotes(found), in_quotes(name)),
+           "a job is one layer's", {"Name one with ", setting("tensors", fmt::format("sinks={}", found)), "."});
+    }
+  }
+  return found;
+}
+
+void take_layer_sinks(const SafetensorsFile& file, bool named, InputNames& names) {
+  const std::string_view found = layer_sinks(file, named);
+  if (found.empty()) return;
+  const std::string other = names.sinks.value_or(std::string(kSinks));
+  if (names.sinks || file.contains(kSinks)) refuse_both(file, other, found, kSinks);
+  names.sinks = found;
 }
 
 }  // namespace
@@ -53,6 +82,7 @@ InputNames resolve_names(const SafetensorsFile& file, const InputNames& names, J
     if (file.contains(known.role)) refuse_both(file, known.role, known.name, known.role);
     name = known.name;
   }
+  if (!names.sinks && job < JobKind::kSsd) take_layer_sinks(file, named, resolved);
   return resolved;
 }
 

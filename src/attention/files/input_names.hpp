@@ -18,7 +18,8 @@ namespace ringattn {
 // Whether any role is named. Then the caller knows the file, which may hold a whole model.
 bool any_named(const InputNames& names);
 
-// `names`, and for each role that is not named and not there by its own name the alias that is there. Throws kFile for
+// `names`, and for each role that is not named and not there by its own name the alias that is there. The sinks of a
+// checkpoint's layer, model.layers.N.self_attn.sinks, are such an alias where they are the only ones. Throws kFile for
 // a role that two tensors have and, unless any is named, for a tensor that is refused by its name.
 InputNames resolve_names(const SafetensorsFile& file, const InputNames& names, JobKind job);
 

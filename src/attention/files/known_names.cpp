@@ -30,6 +30,11 @@ constexpr std::string_view kRotary = "no rotary embedding is applied";
 constexpr std::string_view kRotaryAdvice = "Give q and k with their rotary embedding, and leave it out";
 constexpr std::string_view kPositions = "sequences are told by cu_seqlens_q, and positions of queries by q_offset";
 constexpr std::string_view kPositionsAdvice = "Write cu_seqlens_q or q_offset, or leave it out";
+constexpr std::string_view kLengths = "lengths of packed sequences are cumulative";
+constexpr std::string_view kLengthsAdvice = "Write cu_seqlens_q and cu_seqlens_k, or lengths_k beside k_pages";
+constexpr std::string_view kScanLengthsAdvice = "Write cu_seqlens instead";
+constexpr std::string_view kTokenIds = "sequences are told by their ends";
+constexpr std::string_view kTokenIdsAdvice = "Write cu_seqlens_q and cu_seqlens_k instead";
 constexpr std::string_view kPaddedLengths = "packed sequences follow each other without padding";
 constexpr std::string_view kPaddedAdvice = "Pack the tokens without padding, and write cu_seqlens_q and cu_seqlens_k";
 constexpr std::string_view kBefore = "it may count the keys without those of the queries";
@@ -52,16 +57,23 @@ constexpr std::string_view kStatesAdvice = "Say which it is";
 constexpr std::string_view kPool = "states stand in the order of the sequences";
 constexpr std::string_view kPoolAdvice = "Gather the states into that order, and leave it out";
 constexpr std::string_view kKeysOfScan = "the sequences of a scan have no keys";
-constexpr std::string_view kKeysOfScanAdvice = "Write cu_seqlens instead";
 constexpr std::string_view kAloneWhy = "without dt it is a convolution alone, which reads nothing of a scan";
 constexpr std::string_view kAloneAdvice = "Add dt, or leave it out";
 constexpr std::string_view kSsdBias = "the bias of a scan of x and dt is `dt_bias`";
 constexpr std::string_view kSelectiveBias = "the bias of a scan of u and delta is `delta_bias`";
-constexpr std::string_view kOtherBiasAdvice = "Rename it, or leave it out";
+constexpr std::string_view kOtherBiasAdvice = "Rename it";
 
 // The libraries are flash_attn 2 and 3, PyTorch, flashinfer, FlashMLA, Transformer Engine, vLLM, transformers,
 // mamba_ssm and causal_conv1d.
 constexpr KnownName kNames[] = {
+    // Caches, before lengths and tables: those of a file with both are its cache's.
+    {"key_cache", kAttention, "", kCache, kCacheAdvice},
+    {"value_cache", kAttention, "", kCache, kCacheAdvice},
+    {"k_cache", kAttention, "", kCache, kCacheAdvice},
+    {"v_cache", kAttention, "", kCache, kCacheAdvice},
+    {"kv_cache", kAttention, "", kCache, kCacheAdvice},
+    {"k_new", kAttention, "", kCache, kCacheAdvice},
+    {"v_new", kAttention, "", kCache, kCacheAdvice},
     // Lengths of packed sequences.
     {"cu_seqlens", kAttention, "cu_seqlens_q"},
     {"cu_seqlens_qkv", kAttention, "cu_seqlens_q"},
@@ -74,14 +86,21 @@ constexpr KnownName kNames[] = {
     {"cu_seqlens_q", kStateSpace, "cu_seqlens"},
     {"cu_seq_lens_q", kStateSpace, "cu_seqlens"},
     {"query_start_loc", kStateSpace, "cu_seqlens"},
-    {"cu_seqlens_k", kStateSpace, "", kKeysOfScan, kKeysOfScanAdvice, "cu_seqlens_q"},
-    {"cu_seqlens_kv", kStateSpace, "", kKeysOfScan, kKeysOfScanAdvice, "cu_seqlens_q"},
-    {"cu_seq_lens_k", kStateSpace, "", kKeysOfScan, kKeysOfScanAdvice, "cu_seq_lens_q"},
+    {"cu_seqlens_k", kStateSpace, "", kKeysOfScan, kScanLengthsAdvice, "cu_seqlens_q"},
+    {"cu_seqlens_kv", kStateSpace, "", kKeysOfScan, kScanLengthsAdvice, "cu_seqlens_q"},
+    {"cu_seq_lens_k", kStateSpace, "", kKeysOfScan, kScanLengthsAdvice, "cu_seq_lens_q"},
     {"cu_seqlens_k_new", kAttention, "", kCache, kCacheAdvice},
     {"cu_seqlens_q_padded", kAttention, "", kPaddedLengths, kPaddedAdvice},
     {"cu_seqlens_kv_padded", kAttention, "", kPaddedLengths, kPaddedAdvice},
     {"seqused_q", kAttention, "", kPaddedLengths, kPaddedAdvice},
-    {"seq_idx", kStateSpace, "", "sequences are told by their ends", "Write cu_seqlens instead"},
+    {"seqlens", kAttention, "", kLengths, kLengthsAdvice},
+    {"seqlens", kStateSpace, "", kLengths, kScanLengthsAdvice},
+    {"seq_idx", kAttention, "", kTokenIds, kTokenIdsAdvice},
+    {"segment_ids", kAttention, "", kTokenIds, kTokenIdsAdvice},
+    {"document_ids", kAttention, "", kTokenIds, kTokenIdsAdvice},
+    {"seq_idx", kStateSpace, "", kTokenIds, kScanLengthsAdvice},
+    {"segment_ids", kStateSpace, "", kTokenIds, kScanLengthsAdvice},
+    {"document_ids", kStateSpace, "", kTokenIds, kScanLengthsAdvice},
     // Paged caches.
     {"seqused_k", kPages, "lengths_k"},
     {"seq_lens", kPages, "lengths_k"},
@@ -102,6 +121,8 @@ constexpr KnownName kNames[] = {
     {"page_table", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsAdvice},
     {"cache_seqlens", kAttention, "", kBefore, kBeforeAdvice},
     {"context_lens", kAttention, "", kBefore, kBeforeAdvice},
+    {"indptr", kAttention, "", "it may be the cumulative lengths of queries or of keys, or the table of pages",
+     "Write it as cu_seqlens_q or cu_seqlens_k, or as block_table and lengths_k"},
     {"kv_indptr", kPages, "", kRaggedPages, kRaggedAdvice},
     {"kv_indices", kAttention, "", kRaggedPages, kRaggedAdvice},
     {"kv_page_indptr", kAttention, "", kRaggedPages, kRaggedAdvice},
@@ -110,13 +131,6 @@ constexpr KnownName kNames[] = {
     {"paged_kv_indptr", kAttention, "", kRaggedPages, kRaggedAdvice},
     {"paged_kv_indices", kAttention, "", kRaggedPages, kRaggedAdvice},
     {"paged_kv_last_page_len", kAttention, "", kRaggedPages, kRaggedAdvice},
-    {"k_cache", kAttention, "", kCache, kCacheAdvice},
-    {"v_cache", kAttention, "", kCache, kCacheAdvice},
-    {"key_cache", kAttention, "", kCache, kCacheAdvice},
-    {"value_cache", kAttention, "", kCache, kCacheAdvice},
-    {"kv_cache", kAttention, "", kCache, kCacheAdvice},
-    {"k_new", kAttention, "", kCache, kCacheAdvice},
-    {"v_new", kAttention, "", kCache, kCacheAdvice},
     {"cache_batch_idx", kAttention, "", "sequences stand in the order of the queries",
      "Write block_table in that order, and leave it out"},
     {"leftpad_k", kAttention, "", "sequences begin with their first key", "Pack the keys without padding"},
@@ -131,6 +145,7 @@ constexpr KnownName kNames[] = {
     {"learnable_sink", kAttention, "sinks"},
     {"self_attn.sinks", kAttention, "sinks"},
     // Masks, biases and what else enters scores.
+    {"mask", kAttention, "", kMask, kMaskAdvice},
     {"attention_mask", kAttention, "", kMask, kMaskAdvice},
     {"attn_mask", kAttention, "", kMask, kMaskAdvice},
     {"causal_mask", kAttention, "", kMask, kMaskAdvice},
@@ -139,6 +154,9 @@ constexpr KnownName kNames[] = {
     {"key_padding_mask", kAttention, "", kMask, kMaskAdvice},
     {"padding_mask", kAttention, "", kMask, kMaskAdvice},
     {"head_mask", kAttention, "", "no weight of a head is masked", "Multiply the result by it"},
+    {"alibi", kAttention, "", kBias, kLeaveOut},
+    {"slopes", kAttention, "", kBias, kLeaveOut},
+    {"bias", kAttention, "", kBias, kLeaveOut},
     {"alibi_slopes", kAttention, "", kBias, kLeaveOut},
     {"attn_bias", kAttention, "", kBias, kLeaveOut},
     {"attention_bias", kAttention, "", kBias, kLeaveOut},
@@ -148,6 +166,8 @@ constexpr KnownName kNames[] = {
     {"indices", kLatents, "", kChosen, kLeaveOut},
     {"topk_indices", kAttention, "", kChosen, kLeaveOut},
     {"topk_length", kAttention, "", kChosen, kLeaveOut},
+    {"cos", kAttention, "", kRotary, kRotaryAdvice},
+    {"sin", kAttention, "", kRotary, kRotaryAdvice},
     {"rotary_cos", kAttention, "", kRotary, kRotaryAdvice},
     {"rotary_sin", kAttention, "", kRotary, kRotaryAdvice},
     {"cos_sin_cache", kAttention, "", kRotary, kRotaryAdvice},
@@ -155,10 +175,15 @@ constexpr KnownName kNames[] = {
     {"position_ids", kAttention, "", kPositions, kPositionsAdvice},
     {"cache_position", kAttention, "", kPositions, kPositionsAdvice},
     {"position_ids", kStateSpace, "", "sequences are told by their ends", "Write cu_seqlens, or leave it out"},
+    {"scale", kAttention, "", kSetting, kSettingAdvice},
+    {"scaling", kAttention, "", kSetting, kSettingAdvice},
     {"softmax_scale", kAttention, "", kSetting, kSettingAdvice},
     {"sm_scale", kAttention, "", kSetting, kSettingAdvice},
     {"softcap", kAttention, "", kSetting, kSettingAdvice},
+    {"soft_cap", kAttention, "", kSetting, kSettingAdvice},
     {"logits_soft_cap", kAttention, "", kSetting, kSettingAdvice},
+    {"causal", kAttention, "", kSetting, kSettingAdvice},
+    {"window", kAttention, "", kSetting, kSettingAdvice},
     {"window_size", kAttention, "", kSetting, kSettingAdvice},
     // Scales of quantized tensors.
     {"q_descale", kAttention, "", kScale, kScaleAdvice},
@@ -189,6 +214,8 @@ constexpr KnownName kNames[] = {
     {"cache_seqlens", kStateSpace, "", "conv_state holds the last tokens, the oldest first",
      "Write them in that order, and leave it out"},
     {"attention_mask", kStateSpace, "", "padding is not masked", "Pack the sequences, and write cu_seqlens"},
+    {"gate", kScans, "", "the gate of a scan's output is `z`, and this may be another", "Rename it if it is z"},
+    {"dt_softplus", kScans, "", kSetting, "Give it as the setting dt_softplus, and leave it out"},
     {"dt_limit", kScans, "", kSetting, "Give it as the setting dt_limit, and leave it out"},
     {"time_step_limit", kScans, "", kSetting, "Give it as the setting dt_limit, and leave it out"},
     {"dt_bias", kSelective, "", kSelectiveBias, kOtherBiasAdvice, "dt"},

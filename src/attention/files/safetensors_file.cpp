@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <optional>
+#include <utility>
 
 #include "attention/files/tensor_roles.hpp"
 #include "base/error.hpp"
@@ -139,6 +141,31 @@ const SafetensorsShard& SafetensorsFile::shard(const std::string& file) const {
   return *slot;
 }
 
+namespace {
+
+// What other libraries call q, k and v. Their order of axes is not ours, so these are no aliases (known_names.hpp).
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"q", "query"},     {"q", "query_states"}, {"q", "query_layer"},  {"k", "key"},        {"k", "key_states"},
+    {"k", "key_layer"}, {"v", "value"},        {"v", "value_states"}, {"v", "value_layer"}};
+constexpr std::string_view kPackedNames[] = {"qkv", "packed_qkv", "qkv_packed", "mixed_qkv", "Wqkv"};
+
+// The suggestion for a file without q, k or v, which has them by other names or packed; absent for any other.
+std::optional<Wording> other_rows(const SafetensorsFile& file, std::string_view missing) {
+  if (missing != "q" && missing != "k" && missing != "v") return std::nullopt;
+  for (const std::string_view packed : kPackedNames) {
+    if (file.contains(packed)) return Wording(fmt::format("A packed {} can't be read; split it.", in_quotes(packed)));
+  }
+  std::string renamed;
+  for (const auto& [role, other] : kOtherNames) {
+    if (file.contains(role) || !file.contains(other)) continue;
+    renamed += fmt::format("{}{}={}", renamed.empty() ? "" : ",", role, other);
+  }
+  if (renamed.empty()) return std::nullopt;
+  return Wording{"Try ", setting("tensors", renamed), ", with ", setting("order"), " where heads come first."};
+}
+
+}  // namespace
+
 void SafetensorsFile::fail_unknown(std::string_view name) const {
   constexpr std::size_t kListed = 8;
   constexpr std::size_t kCompared = 10'000;  // the edit distance of a hundred thousand names takes a while
@@ -149,6 +176,9 @@ void SafetensorsFile::fail_unknown(std::string_view name) const {
     for (std::size_t i = 0; i < std::min(kListed, known.size()); ++i) shown.push_back(in_quotes(known[i]));
     holds = fmt::format("it holds {}{}", fmt::join(shown, ", "),
                         known.size() > kListed ? fmt::format(" and {} more", known.size() - kListed) : "");
+  }
+  if (const auto suggestion = other_rows(*this, name)) {
+    fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", path_, in_quotes(name)), holds, *suggestion);
   }
   const bool role = is_tensor_role(name);
   std::erase_if(known, [&](std::string_view other) {

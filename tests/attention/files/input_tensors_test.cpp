@@ -84,7 +84,7 @@ TEST(InputTensors, HaveNamesOfOtherLibraries) {
   Input packed = with_lists(qkv({10, 4, 16}, {12, 4, 16}, {12, 4, 16}),
                             {{"cu_seq_lens_q", {0, 3, 3, 10}}, {"cu_seqlens_kv", {0, 3, 5, 12}}});
   packed.tensors.push_back({"s_aux", FileDtype::kF32, {4}});
-  packed.tensors.push_back({"cos", FileDtype::kF32, {4}});
+  packed.tensors.push_back({"other", FileDtype::kF32, {4}});
   const SafetensorsFile file(write_input(folder, packed));
   const InputTensors input = find_input(file, {}, {});
   EXPECT_EQ(input.sequences, (std::vector<Sequence>{{3, 3, 0}, {0, 2, 2}, {7, 7, 0}}));
@@ -116,6 +116,41 @@ TEST(InputTensors, OfTwoNamesForARoleAreRefusedUnlessOneIsNamed) {
   EXPECT_EQ(find_input(both, names, {}).sequences.size(), 2U);
   const SafetensorsFile aliases(write_input(folder, with_lists(rows, {lists[1], lists[2]})));
   EXPECT_FILE_ERROR(find_input(aliases, {}, {}), "both names mean cu_seqlens_q");
+}
+
+TEST(InputTensors, TakeTheSinksOfACheckpointsOnlyLayer) {
+  const TemporaryFolder folder;
+  Input input{qkv({10, 4, 16}, {10, 4, 16}, {10, 4, 16}), {}};
+  const auto sinks = [](std::string name) { return OutputTensor{std::move(name), FileDtype::kF32, {4}}; };
+  input.tensors.push_back(sinks("model.layers.3.self_attn.sinks"));
+  const SafetensorsFile one(write_input(folder, input));
+  EXPECT_EQ(find_input(one, {}, {}).sinks.size(), 4U);
+  input.tensors.push_back(sinks("model.layers.4.self_attn.sinks"));
+  const SafetensorsFile two(write_input(folder, input));
+  EXPECT_FILE_ERROR(find_input(two, {}, {}), "the sinks of several layers");
+  InputNames names;
+  names.q = "q";
+  EXPECT_TRUE(find_input(two, names, {}).sinks.empty());
+  names.sinks = "model.layers.4.self_attn.sinks";
+  EXPECT_EQ(find_input(two, names, {}).sinks.size(), 4U);
+  input.tensors.back() = sinks("sinks");
+  const SafetensorsFile both(write_input(folder, input));
+  EXPECT_FILE_ERROR(find_input(both, {}, {}), "both names mean sinks");
+}
+
+TEST(InputTensors, ByOtherNamesAreSuggested) {
+  const TemporaryFolder folder;
+  const auto named = [&](std::initializer_list<std::string> names) {
+    Input input;
+    for (const std::string& name : names) input.tensors.push_back({name, FileDtype::kF32, {10, 4, 16}});
+    return SafetensorsFile(write_input(folder, input));
+  };
+  EXPECT_FILE_ERROR(find_input(named({"query", "key", "value"}), {}, {}), "q=query,k=key,v=value");
+  EXPECT_FILE_ERROR(find_input(named({"q", "key", "value"}), {}, {}), "k=key,v=value");
+  EXPECT_FILE_ERROR(find_input(named({"qkv"}), {}, {}), "A packed `qkv` can't be read; split it.");
+  // vLLM's cache: what to write it as comes first.
+  EXPECT_FILE_ERROR(find_input(named({"query", "key_cache", "value_cache", "block_tables", "seq_lens"}), {}, {}),
+                    "`key_cache`, which isn't read");
 }
 
 TEST(InputTensors, ThatWouldChangeTheResultAreRefusedByName) {
