@@ -35,7 +35,13 @@ std::string meaning_of(unsigned command, std::string_view other) {
   const auto* const found = std::ranges::find(kOtherSpellings, other, &OtherSpelling::other);
   if (found == std::end(kOtherSpellings)) return {};
   const FlagRow* const row = flag_or_counterpart(command, found->flag);
-  if (row == nullptr) return {};
+  if (row == nullptr) {  // a flag of other commands
+    unsigned elsewhere = 0;
+    for (const FlagRow& other_row : flag_table()) {
+      if (other_row.name == found->flag) elsewhere |= other_row.commands;
+    }
+    return elsewhere == 0 ? "" : fmt::format("--{} belongs to {}.", found->flag, command_names(elsewhere));
+  }
   const std::string_view note = row->name == found->flag ? found->note : std::string_view();
   return fmt::format("Use --{} {}.{}{}", row->name, row->value, note.empty() ? "" : " ", note);
 }

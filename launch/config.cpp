@@ -123,6 +123,11 @@ std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text,
   for (const FlagRow& row : flag_table()) {
     if (row.name != "config") keys.push_back(row.name);
   }
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  if (first != std::string_view::npos && text[first] == '{' && text.find("\"model_type\"") != std::string_view::npos) {
+    fail(ErrorCode::kUsage, fmt::format("{} is a model's config.json", name),
+         "a config file is TOML, with flags as keys", {"Use ", setting("model_config", std::string(name)), "."});
+  }
   std::vector<GivenFlag> given;
   for (FlatEntry& entry : parse_toml_table(text, name, ErrorCode::kUsage)) {
     if (entry.key == "config") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Flags of mpirun, torchrun, nccl-tests, llama-bench and Python calls that users try on this program, and its own flags
-// of the same meaning.
+// of the same meaning. And values of flags.
 #pragma once
 
 #include <string_view>
@@ -24,12 +24,16 @@ inline constexpr OtherSpelling kOtherSpellings[] = {
     {"gpus", "ranks", kOneRankAGpu},
     {"ngpus", "ranks", kOneRankAGpu},
     {"num-gpus", "ranks", kOneRankAGpu},
+    {"cp", "ranks", "Context parallelism is over all ranks."},
+    {"world-size", "ranks", kOneRankAGpu},
+    {"gpu", "backend", "CUDA_VISIBLE_DEVICES chooses the GPU."},
     {"device", "backend", "CUDA_VISIBLE_DEVICES chooses the GPU."},
     {"causal", "mask", "causal is the default."},
     {"is-causal", "mask", "causal is the default."},
     {"no-causal", "mask", "causal is the default."},
     {"window-size", "window"},
     {"sliding-window", "window", "A sliding window of W tokens is L = W-1."},
+    {"window-left", "window", "L is the left side, R the right one."},
     {"seqlen", "seq"},
     {"seq-len", "seq"},
     {"seqlen-k", "seq"},
@@ -47,12 +51,26 @@ inline constexpr OtherSpelling kOtherSpellings[] = {
     {"headdim", "head-dim"},
     {"hdim", "head-dim"},
     {"batch-size", "batch"},
+    {"bs", "batch"},
     {"scale", "softmax-scale"},
     {"sm-scale", "softmax-scale"},
+    {"logits-soft-cap", "softcap"},
     {"seed", "synthetic"},
     {"file", "input"},
     {"out", "output"},
+    {"o", "output"},
     {"model", "model-config"},
+};
+
+// PyTorch's and NumPy's names of a value.
+struct OtherValue {
+  std::string_view other;
+  std::string_view value;
+};
+
+inline constexpr OtherValue kOtherValues[] = {
+    {"bfloat16", "bf16"}, {"float16", "fp16"}, {"half", "fp16"}, {"f16", "fp16"},
+    {"float32", "fp32"},  {"float", "fp32"},   {"f32", "fp32"},
 };
 
 }  // namespace ringattn

@@ -7,10 +7,12 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 
 #include "base/error.hpp"
 #include "base/size.hpp"
+#include "launch/other_spellings.hpp"
 
 namespace ringattn {
 
@@ -105,7 +107,9 @@ std::size_t parse_choice(std::string_view text, std::span<const std::string_view
   for (std::size_t i = 0; i < choices.size(); ++i) {
     if (text == choices[i]) return i;
   }
-  const std::string nearest = nearest_name(text, choices.data(), choices.size());
+  const auto* const other = std::ranges::find(kOtherValues, text, &OtherValue::other);
+  const bool meant = other != std::end(kOtherValues) && std::ranges::find(choices, other->value) != choices.end();
+  const std::string nearest = meant ? std::string(other->value) : nearest_name(text, choices.data(), choices.size());
   throw BadValue{join_choices(choices), nearest.empty() ? "" : fmt::format("Did you mean \"{}\"?", nearest)};
 }
 
