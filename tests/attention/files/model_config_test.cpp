@@ -307,15 +307,6 @@ TEST(ModelConfig, RefusesListsThatLackLayers) {
   }
 }
 
-TEST(ModelConfig, RefusesAModelTypeThatIsNoString) {
-  for (const std::string_view type : {"7", "[]", "{}", "[\"baichuan\"]", "true"}) {
-    const std::string text = fmt::format(R"({{"model_type": {}, "num_attention_heads": 4, "head_dim": 64}})", type);
-    const Error error = error_of([&] { static_cast<void>(config(text).layer({})); });
-    EXPECT_EQ(error.code(), ErrorCode::kFile) << text;
-    EXPECT_NE(std::string(error.what()).find("model_type"), std::string::npos) << error.what();
-  }
-}
-
 TEST(ModelConfig, RefusesLayersByTheirKind) {
   const ModelConfig listed = config(R"({"sliding_window": 128, "num_attention_heads": 4, "head_dim": 64,
     "layer_types": ["sliding_attention", "full_attention", "linear_attention", "conv", "chunked_attention"]})");
@@ -408,6 +399,8 @@ TEST(ModelConfig, IsRefusedWithTheKey) {
            Case{R"({"num_attention_heads": 3, "head_dim": 8, "query_pre_attn_scalar": 0})", "query_pre_attn_scalar"},
            Case{R"({"num_attention_heads": 3, "head_dim": 8, "attention_multiplier": 1e-300})", "the scale of scores"},
            Case{R"({"num_attention_heads": 3, "head_dim": 8, "sliding_window": 0})", "sliding_window"},
+           Case{R"({"model_type": ["llama"], "head_dim": 8})", "model_type of config.json can't be used (it is a list"},
+           Case{R"({"model_type": 7, "head_dim": 8})", "model_type of config.json can't be used (it is a number"},
            Case{R"({"num_attention_heads": [4]})", "num_attention_heads of config.json can't be used (it is a list"},
            Case{R"({"num_attention_heads": {"a": 4}})", "can't be used (it is an object"},
            Case{R"({"num_attention_heads": 3, "kv_lora_rank": 64, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
