@@ -89,7 +89,7 @@ TEST(InputTensors, HaveNamesOfOtherLibraries) {
   const InputTensors input = find_input(file, {}, {});
   EXPECT_EQ(input.sequences, (std::vector<Sequence>{{3, 3, 0}, {0, 2, 2}, {7, 7, 0}}));
   EXPECT_EQ(input.sinks, std::vector<float>(4));
-  EXPECT_EQ(unread_tensors(file, input.used, {}).text(), "`cos`");
+  EXPECT_EQ(unread_tensors(file, input.used, {}).text(), "`other`");
 
   for (const char* name : {"cu_seqlens", "cu_seqlens_qkv", "query_start_loc"}) {
     SCOPED_TRACE(name);
