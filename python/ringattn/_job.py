@@ -90,7 +90,7 @@ _COMPUTED = ("float32", "float16", "bfloat16")
 
 
 def check_dtypes(**arrays) -> None:
-    """Of a call, q first. None is left out; bytes are rows of 8 bits, of which the library knows more."""
+    """Checks a call's arrays by name, q first; None is skipped. uint8 is an FP8 latent cache, which the library checks."""
     wanted = str(arrays["q"].dtype)
     for name, array in arrays.items():
         if array is None:
