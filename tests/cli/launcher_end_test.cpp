@@ -327,7 +327,9 @@ TEST(LauncherWithMpirun, MakesASecretThatNoCommandLineShows) {
       "  awk '{ print index($0, ENVIRON[\"RINGATTN_STORE_SECRET\"]) }')\n"
       "echo \"$RINGATTN_STORE_SECRET shown: $shown\"");
   const std::string seen = machine.folder().file("seen");
-  machine.script("agent", "shift; echo \"$*\" >>" + seen + "; exec sh -c \"$*\"");
+  // Each host has a folder for Open MPI's session: daemons that share one collide as they make it.
+  machine.script("agent", "host=$1; shift; echo \"$*\" >>" + seen + "; export TMPDIR=" +
+                              machine.folder().file("$host") + "; mkdir -p $TMPDIR; exec sh -c \"$*\"");
   const Variables variables{{"RINGATTN_STORE", "127.0.0.1:29555"},
                             {"OMPI_MCA_plm_rsh_agent", machine.folder().file("agent")}};
   std::set<std::string> secrets;
