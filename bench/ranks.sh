@@ -16,7 +16,7 @@ part_scaling() {
   local ranks
   for ranks in $(worlds); do
     local -a how=()
-    if ((ranks > 1)); then how=(--transport p2p --against folds); fi
+    if ((ranks > 1)); then how=(--transport p2p --against compute); fi
     ours "$ranks" --seq 32k,128k "${main_shape[@]}" "${how[@]}"
     ours "$ranks" --seq 512k --samples 3 "${main_shape[@]}" "${how[@]}"
   done
@@ -34,8 +34,8 @@ part_scaling() {
 ring() {
   need_gpus 2
   prepare
-  ours "$gpus" --seq 32k,128k,256k "${main_shape[@]}" --transport "$1" --against folds
-  ours "$gpus" --seq 1m --samples 3 "${main_shape[@]}" --transport "$1" --against folds
+  ours "$gpus" --seq 32k,128k,256k "${main_shape[@]}" --transport "$1" --against compute
+  ours "$gpus" --seq 1m --samples 3 "${main_shape[@]}" --transport "$1" --against compute
   finish "ring-$1"
 }
 part_ring_p2p() { ring p2p; }
@@ -89,9 +89,9 @@ part_latent_ring() {
   local ranks seq
   for ranks in $(worlds); do
     for seq in 128k 512k; do whole "$ranks" run --synthetic 7 --seq "$seq" "${latent_job[@]}"; done
-    ours "$ranks" --seq 128k "${latent_job[@]}" --against folds
+    ours "$ranks" --seq 128k "${latent_job[@]}" --against compute
     ours "$ranks" --seq 128k "${expanded_job[@]}"
-    ours "$ranks" --seq 512k --samples 3 "${latent_job[@]}" --against folds
+    ours "$ranks" --seq 512k --samples 3 "${latent_job[@]}" --against compute
     ours "$ranks" --seq 512k --samples 3 "${expanded_job[@]}"
   done
   finish latent-ring
@@ -105,7 +105,7 @@ part_latent_two_million() {
     whole "$ranks" run --synthetic 7 --seq 2m "${latent_job[@]}"
     ours "$ranks" --seq 2m --samples 1 "${expanded_job[@]}"
   done
-  ours "$gpus" --seq 2m --samples 1 "${latent_job[@]}" --against folds
+  ours "$gpus" --seq 2m --samples 1 "${latent_job[@]}" --against compute
   finish latent-two-million
 }
 
@@ -159,7 +159,7 @@ part_compressed_ring() {
 
 part_cpu() {
   prepare
-  local -a job=(--backend cpu --seq 4k --heads 8 --kv-heads 2 --samples 5 --against folds)
+  local -a job=(--backend cpu --seq 4k --heads 8 --kv-heads 2 --samples 5 --against compute)
   ours 1 "${job[@]}"
   ours 2 "${job[@]}"
   finish cpu

@@ -48,7 +48,7 @@ std::vector<BenchPoint> read_comparable(const std::string& path, std::string_vie
 }
 
 bool is_file(const JobOptions& options) {
-  return !options.against.empty() && options.against != "folds" && options.against != "sgemm";
+  return !options.against.empty() && options.against != "compute" && options.against != "sgemm";
 }
 
 Yardsticks read_yardsticks(const JobOptions& options, const std::vector<Setting>& settings, int world) {
@@ -171,8 +171,8 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       fail(ErrorCode::kUsage, fmt::format("{} needs --baseline", config.origin("fail-above")),
            "it says how much slower a point may be", "Add --baseline FILE.");
     }
-    if (options.compute_only && options.against == "folds") {
-      fail(ErrorCode::kUsage, "--compute-only and --against folds are both given",
+    if (options.compute_only && options.against == "compute") {
+      fail(ErrorCode::kUsage, "--compute-only and --against compute are both given",
            "there would be no whole run to compare with", "Leave one of them out.");
     }
     settings = settings_of(config, choice_place(config, world));
@@ -184,11 +184,11 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
   });
   settle_ops(settings, config, world, meeting);
   meeting.together([&] {
-    if (settings.front().is_scan() && (options.against == "folds" || options.against == "sgemm")) {
+    if (settings.front().is_scan() && (options.against == "compute" || options.against == "sgemm")) {
       fail(ErrorCode::kUsage, fmt::format("--against {} contradicts a scan", options.against),
            "it has no folds, and is no matrix product", "Compare with a file of lines.");
     }
-    if (settings.front().job.decode && (options.against == "folds" || options.against == "sgemm")) {
+    if (settings.front().job.decode && (options.against == "compute" || options.against == "sgemm")) {
       fail(ErrorCode::kUsage, fmt::format("--against {} contradicts decoding", options.against),
            "a step reads its cache, and computes next to nothing", "Compare with a file of lines.");
     }

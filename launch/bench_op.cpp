@@ -20,7 +20,7 @@ bool has_rows_of_a_step(const Config& config) {
 void fill_op_of_bench(Config& config) {
   const JobOptions& options = config.options;
   if (!has_rows_of_a_step(config) || config.given("op") || options.op != Op::kAttention) return;
-  if (options.against == "folds" || options.against == "sgemm") return;
+  if (options.against == "compute" || options.against == "sgemm") return;
   if (first_unknown(config, Op::kDecode) != nullptr) return;
   fill_value(config, "op", std::string(op_name(Op::kDecode)), Source::kDefault, "op");
 }

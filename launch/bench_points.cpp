@@ -43,7 +43,8 @@ BenchJob read_job(const Json& job) {
   result.latent_dim = job.value("latent_dim", 0);
   result.state_dim = job.value("state_dim", 0);
   result.groups = job.value("groups", 0);
-  const std::string op = job.value("op", "");
+  std::string op = job.value("op", "");
+  if (op == "convolution") op = op_name(Op::kConvolution);  // lines before schema 2
   if (result.state_dim > 0 || op == op_name(Op::kConvolution)) result.scan = op;
   return result;
 }
@@ -62,6 +63,7 @@ BenchPoint read_point(const Json& line) {
   point.error = line.value("error", "");
   // What only our own lines have.
   point.mode = line.value("mode", std::string(kWholeMode));
+  if (point.mode == "folds") point.mode = kFoldsMode;  // lines before schema 2
   point.layout = line.value("layout", "");
   point.stripe = line.value("stripe", std::int64_t{0});
   point.block = line.value("block", std::int64_t{0});
@@ -232,7 +234,7 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
 std::string who(const BenchPoint& point) {
   std::string name = fmt::format("{} {}", point.tool, point.kernel);
   if (point.world > 1) name += fmt::format(", {}", point.transport);
-  if (point.mode == kFoldsMode) name += ", folds alone";
+  if (point.mode == kFoldsMode) name += ", compute only";
   return name;
 }
 

@@ -55,7 +55,7 @@ BenchJob bench_job(const ScanInput& input, std::string source);
 
 // Whole runs, or the same folds without transfers.
 inline constexpr std::string_view kWholeMode = "whole";
-inline constexpr std::string_view kFoldsMode = "folds";
+inline constexpr std::string_view kFoldsMode = "compute";
 
 struct BenchPoint {
   std::string tool = "ringattn";  // or a peer's name

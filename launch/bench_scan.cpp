@@ -13,9 +13,7 @@ void Sweep::measure_scan(const Setting& setting) {
   PreparedScan prepared(setting.scan(), world_, scan_options(invocation_.config));
   Report report = report_of(prepared);
   if (points_.empty()) print_scan(screen_, prepared, report);
-  const auto step = [&](std::string_view what, std::int64_t done, std::int64_t all) {
-    progress.update(what, done, all);
-  };
+  const auto step = [&](std::string_view what, const StepCount& steps) { progress.update(what, steps); };
   LoadedScan loaded(setting.scan(), prepared.scan(), meeting_, step);
   ScanStats last;
   const Samples samples = sample_scans(meeting_, {options_.samples, step}, loaded, last);

@@ -18,9 +18,7 @@ void Sweep::measure_step(const Setting& setting) {
   if (points_.empty()) print_job(screen_, prepared, report);
 
   const StepSample sample = step_sample(decode.backend().memory(), prepared.step().memory.cache);
-  const auto step = [&](std::string_view what, std::int64_t done, std::int64_t all) {
-    progress.update(what, done, all);
-  };
+  const auto step = [&](std::string_view what, const StepCount& steps) { progress.update(what, steps); };
   const std::unique_ptr<LoadedStep> loaded = prepared.load_step(step, sample.caches);
   const Samples samples = sample_steps(meeting_, {options_.samples, step}, *loaded, sample);
   progress.clear();

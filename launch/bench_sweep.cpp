@@ -48,10 +48,10 @@ std::vector<Setting> settings_of(const Config& config, const ChoicePlace& place)
   std::vector<std::int64_t> blocks = options.blocks;
   if (blocks.empty()) blocks.push_back(0);
   std::vector<Setting> settings;
-  const bool of_folds = options.against == "folds" || options.against == "sgemm";
+  const bool of_folds = options.against == "compute" || options.against == "sgemm";
   const auto add = [&](JobInput input, const std::string& source) {
     if (of_folds && input.makes_cache()) {
-      input = input.attended(fmt::format("steps of decoding have no --against {}", options.against));
+      input = input.attended(fmt::format("a decode step takes no --against {}", options.against));
     }
     for (const std::int64_t block : blocks) settings.push_back({input, bench_job(input, source), block});
   };
@@ -172,16 +172,14 @@ Report Sweep::report_of(PreparedScan& prepared) {
 
 void Sweep::measure_modes(const Setting& setting) {
   ProgressDisplay progress(options_, world_.rank() == 0);
-  const auto step = [&](std::string_view what, std::int64_t done, std::int64_t all) {
-    progress.update(what, done, all);
-  };
+  const auto step = [&](std::string_view what, const StepCount& steps) { progress.update(what, steps); };
   PreparedFileJob prepared(setting.input(), world_, library(setting));
   Report report = report_of(prepared);
   if (points_.empty()) print_job(screen_, prepared, report);
   const std::unique_ptr<LoadedJob> loaded = prepared.load(step);
 
   std::vector<RunMode> modes{options_.compute_only ? RunMode::kFoldsOnly : RunMode::kWhole};
-  if (options_.against == "folds") modes.push_back(RunMode::kFoldsOnly);
+  if (options_.against == "compute") modes.push_back(RunMode::kFoldsOnly);
   const std::vector<Samples> samples = sample_runs(meeting_, {options_.samples, step}, *loaded, modes);
   progress.clear();
 

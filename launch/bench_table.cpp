@@ -123,8 +123,8 @@ std::string scans_text(std::span<const BenchPoint> points, bool with_header) {
                                            {"p90", "(ms)"},
                                            {"Mtokens/s"},
                                            {"GB/s", "all ranks"},
-                                           {"states", "(ms)"},
-                                           {"predicted", "(ms)"},
+                                           {"exposed comm", "(ms)"},
+                                           {"estimated", "(ms)"},
                                            {"mem/rank", "(MiB)"},
                                            {"digest of y"}};
   Table table(columns);
@@ -163,17 +163,17 @@ std::string points_text(std::span<const BenchPoint> points, std::optional<double
                                      {"p10", "(ms)"},
                                      {"p90", "(ms)"},
                                      {tera ? "TFLOP/s" : "GFLOP/s", "per rank"},
-                                     {"exposed", "(%)"},
-                                     {"predicted", "(ms)"},
+                                     {"exposed comm", "(%)"},
+                                     {"estimated", "(ms)"},
                                      {"mem/rank", "(MiB)"}};
-  // Whole runs beside the folds alone: the part of the time in which a rank computes.
+  // Share of a whole run that the same computation takes without communication.
   const bool folds = std::any_of(points.begin(), points.end(), [&](const BenchPoint& point) {
     return point.mode == kWholeMode && point.measured() &&
            std::any_of(points.begin(), points.end(), [&](const BenchPoint& other) {
              return other.mode == kFoldsMode && other.block == point.block && comparable(point, other);
            });
   });
-  if (folds) columns.push_back({"of folds", "(%)"});
+  if (folds) columns.push_back({"compute", "(%)"});
   if (sgemm) columns.push_back({"of SGEMM", "(%)"});
   Table table(columns);
   for (const BenchPoint& point : points) {

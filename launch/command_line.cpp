@@ -137,7 +137,12 @@ CommandLine split_command_line(unsigned command, std::string_view command_name,
     fail(ErrorCode::kUsage, "the arguments can't be read", error.what(),
          fmt::format("See `ringattn {} --help`.", command_name));
   }
-  if (line.help) return line;
+  if (line.help) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i]->name == "op" && options[i]->count() == 1) line.flags.push_back({rows[i], texts[i].front()});
+    }
+    return line;
+  }
   for (const std::string& extra : app.remaining()) refuse_unknown(command, command_name, extra);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const std::size_t count = options[i]->count();

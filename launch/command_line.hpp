@@ -16,7 +16,7 @@ struct GivenFlag {
 
 struct CommandLine {
   bool help = false;
-  std::vector<GivenFlag> flags;
+  std::vector<GivenFlag> flags;  // beside --help: --op alone
 };
 
 // Splits the arguments behind a subcommand. Throws kUsage for an unknown flag (with the nearest one), a flag given

@@ -211,9 +211,8 @@ std::string print_config(const Config& config, const FileShape* shape) {
       text += fmt::format("# {} is not set\n", name);
       continue;
     }
-    const auto unknown = unknown_to(op);
-    if (!config.given(name) && std::ranges::find(unknown, name, &UnknownFlag::flag) != unknown.end()) {
-      text += fmt::format("# {} is nothing to --op {}\n", name, op_name(op));
+    if (!config.given(name) && !belongs_to(*value.row, op)) {
+      text += fmt::format("# {} does not belong to --op {}\n", name, op_name(op));
       continue;
     }
     const bool bare =

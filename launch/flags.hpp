@@ -22,6 +22,18 @@ inline constexpr unsigned kCompress = 32;
 inline constexpr unsigned kJobs = kRun | kVerify | kPlan | kBench;
 inline constexpr unsigned kAllCommands = kJobs | kInfo | kCompress;
 
+// Bits of FlagRow::ops: 1 << Op.
+inline constexpr unsigned kForAttention = 1;
+inline constexpr unsigned kForDecode = 2;
+inline constexpr unsigned kForMla = 4;
+inline constexpr unsigned kForSsd = 8;
+inline constexpr unsigned kForSelectiveScan = 16;
+inline constexpr unsigned kForConv1d = 32;
+inline constexpr unsigned kForRing = kForAttention | kForMla;  // ops that send K/V blocks around the ring
+inline constexpr unsigned kForScored = kForRing | kForDecode;  // ops with queries and keys
+inline constexpr unsigned kForSsm = kForSsd | kForSelectiveScan;
+inline constexpr unsigned kForAllOps = kForScored | kForSsm | kForConv1d;
+
 enum class FlagGroup {
   kInput,
   kShape,
@@ -46,6 +58,7 @@ struct FlagRow {
   std::string_view name;  // without the dashes
   char letter;            // of a short flag, or 0
   unsigned commands;
+  unsigned ops;  // of a job; a command without an op takes the flag in any case
   FlagGroup group;
   FlagKind kind;
   std::string_view value;     // what --help shows behind the flag; empty for a switch

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "base/build.hpp"
+#include "launch/op_flags.hpp"
 
 namespace ringattn {
 
@@ -25,17 +26,17 @@ constexpr std::string_view kExitCodes =
     "  6  a peer failed, or a wait was too long\n"
     "  7  a bug\n";
 
-// `text` broken at spaces, each line behind the first indented to the help column.
-void append_wrapped(std::string& target, std::string_view text) {
-  std::size_t column = kHelpColumn;
+// Appends `text`, wrapped at spaces, and a line break. The text begins at column `indent`, and so do its other lines.
+void append_wrapped(std::string& target, std::string_view text, std::size_t indent) {
+  std::size_t column = indent;
   bool first = true;
   while (!text.empty()) {
     const std::size_t space = text.find(' ');
     const std::string_view word = text.substr(0, space);
     if (!first && column + 1 + word.size() > kWidth) {
       target += '\n';
-      target.append(kHelpColumn, ' ');
-      column = kHelpColumn;
+      target.append(indent, ' ');
+      column = indent;
       first = true;
     }
     if (!first) {
@@ -62,28 +63,50 @@ void append_flag(std::string& target, const FlagRow& row) {
     target.append(kHelpColumn - left.size(), ' ');
   }
   const bool show_default = !row.fallback.empty() && row.kind != FlagKind::kSwitch;
-  append_wrapped(target, show_default ? fmt::format("{} [{}]", row.help, row.fallback) : std::string(row.help));
+  append_wrapped(target, show_default ? fmt::format("{} [{}]", row.help, row.fallback) : std::string(row.help),
+                 kHelpColumn);
 }
 
 }  // namespace
 
-std::string command_help(const CommandRow& command) {
-  std::string text = "Examples:\n";
-  for (const std::string_view example : command.examples) text += fmt::format("  {}\n", example);
-  text += fmt::format("\nringattn {}: {}.\n{}\n", command.name, command.summary, command.description);
+std::string command_help(const CommandRow& command, std::optional<Op> op) {
+  const bool jobs = (command.bit & kJobs) != 0;
+  std::string text;
+  if (op) {
+    const OpRow& row = op_row(*op);
+    text = fmt::format("ringattn {} --op {}: {}.\n\nTensors of --input:\n", command.name, op_name(*op), row.summary);
+    for (const std::string_view line : row.tensors) {
+      if (!line.empty()) text += fmt::format("  {}\n", line);
+    }
+  } else {
+    text = "Examples:\n";
+    for (const std::string_view example : command.examples) text += fmt::format("  {}\n", example);
+    text += fmt::format("\nringattn {}: {}.\n", command.name, command.summary);
+    append_wrapped(text, command.description, 0);
+  }
+  if (jobs && !op) {
+    text +=
+        fmt::format("\nOps, each with flags and tensors of its own (`ringattn {} --op NAME --help`):\n", command.name);
+    for (const OpRow& row : op_table()) text += fmt::format("  {:<16}{}\n", op_name(row.op), row.summary);
+  }
   for (std::size_t group = 0; group < std::size(kGroupTitles); ++group) {
     bool titled = false;
     for (const FlagRow* row : flags_of(command.bit)) {
       if (static_cast<std::size_t>(row->group) != group) continue;
+      const bool shared = row->ops == kForAllOps;
+      if (op ? shared || !belongs_to(*row, *op) : jobs && !shared) continue;
       if (!titled) text += fmt::format("\n{}:\n", kGroupTitles[group]);
       titled = true;
       append_flag(text, *row);
     }
   }
+  if (op) {
+    return text + fmt::format("\n`ringattn {} --help` shows the flags that all ops share.\n", command.name);
+  }
   text +=
-      "\nSizes take the suffixes k, m, g = 1024, 1024^2, 1024^3, in tokens and bytes. Defaults stand in brackets.\n"
-      "Every long flag has an environment twin, RINGATTN_ and its name in capitals with _ for -, and is a key of the\n"
-      "config file. Flags beat the environment, the environment beats the config file.\n\n";
+      "\nSizes take the suffixes k, m, g = 1024, 1024^2, 1024^3, in tokens and bytes. Defaults are in brackets.\n"
+      "Each long flag is also an environment variable, RINGATTN_ and its name in capitals with _ for -, and a key of\n"
+      "the config file. Flags beat the environment, the environment beats the config file.\n\n";
   text += kExitCodes;
   return text;
 }

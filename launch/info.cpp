@@ -83,11 +83,12 @@ void print_tables(const Screen& screen, const DeviceInfo& device) {
                         format_bytes(static_cast<double>(gpu.memory)));
   }
   if (visible_gpus().empty()) text += fmt::format("GPU         none ({})\n", gpus_unavailable());
-  text += "\nkernels, of each op in order of preference; those of mla are product's, and attention's or decode's\n";
+  text += "\nkernels of each op in order of preference; mla uses those of batched_gemm and of attention or decode\n";
   for (const auto& [op, row] : all_kernels()) {
     const std::string obstacle = row->unavailable();
     text += fmt::format("  {:<16} {:<11} {:<5} runs here: {}{}\n                   {}\n", row->name, op, row->backend,
                         state_of(obstacle), obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row->supports);
+    if (!screen.verbose()) continue;
     for (const std::string& config : row->configs()) text += fmt::format("                     {}\n", config);
   }
   text += "\ntransports\n";

@@ -85,11 +85,7 @@ FileMetadata deciding_values(const Config& config, Op op) {
   for (const ConfigValue& value : config.values) {
     const FlagGroup group = value.row->group;
     const bool way = std::find(std::begin(kWaysAlone), std::end(kWaysAlone), value.row->name) != std::end(kWaysAlone);
-    const auto unknown = unknown_to(op);
-    if (!config.given(value.row->name) &&
-        std::ranges::find(unknown, value.row->name, &UnknownFlag::flag) != unknown.end()) {
-      continue;
-    }
+    if (!config.given(value.row->name) && !belongs_to(*value.row, op)) continue;
     const bool decides = group == FlagGroup::kInput || group == FlagGroup::kNumerics ||
                          (group == FlagGroup::kShape && !config.given("input") && !way);
     if (decides && !value.text.empty()) metadata.emplace_back(fmt::format("config.{}", value.row->name), value.text);

@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "base/gpu.hpp"
 #include "base/size.hpp"
 #include "launch/help.hpp"
 
@@ -36,17 +37,20 @@ void print_head(const Screen& screen, const std::string& source, const UnreadTen
   const std::string tool = version_line();
   const std::size_t hosts = std::set<std::string>(report.hosts.begin(), report.hosts.end()).size();
   screen.context(tool.substr(0, tool.size() - 1));
+  // Reasons are for those who look for them, and for a GPU that is not used.
+  const bool reasons = screen.verbose() || (kernel.backend == "cpu" && !visible_gpus().empty());
   const std::string& reason = report.invocation->transport_reason;
-  screen.context(fmt::format("world: {} rank{} on {} host{}, transport {}{}", report.ranks,
-                             report.ranks == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s", report.transport,
-                             reason.empty() || reason == "forced" ? "" : fmt::format(" (passed over: {})", reason)));
+  screen.context(
+      fmt::format("world: {} rank{} on {} host{}, transport {}{}", report.ranks, report.ranks == 1 ? "" : "s", hosts,
+                  hosts == 1 ? "" : "s", report.transport,
+                  !reasons || reason.empty() || reason == "forced" ? "" : fmt::format(" (passed over: {})", reason)));
   screen.context(fmt::format("input: {}", source));
   print_unread(screen, unread);
   screen.context(fmt::format("job: {}", job));
   note_model_sinks(screen, report.invocation->config);
   const std::string per_rank =
       kernel.backend == "cpu" ? fmt::format(", {} thread{} a rank", threads, threads == 1 ? "" : "s") : "";
-  screen.context(fmt::format("kernel: {}{}; {}", report.kernel, per_rank, report.kernel_reason));
+  screen.context(fmt::format("kernel: {}{}{}", report.kernel, per_rank, reasons ? "; " + report.kernel_reason : ""));
 }
 
 void print_devices(const Screen& screen, const Report& report) {
@@ -66,6 +70,11 @@ void print_read_rows(const Screen& screen, const JobInput& input) {
   }
 }
 
+// ", 1.5 MiB sent"; empty where ranks send each other nothing.
+std::string sent_text(const PlanFigures& plan) {
+  return plan.bytes_moved == 0 ? "" : fmt::format(", {} sent", format_bytes(static_cast<double>(plan.bytes_moved)));
+}
+
 std::string form_text(const JobInput& input) {
   return fmt::format("form: {} ({})", form_name(input.form().form), input.form().reason);
 }
@@ -79,17 +88,18 @@ void print_ring(const Screen& screen, const JobInput& input, const RingDoor& doo
     screen.context(fmt::format("{}; {} at a time", form_text(input),
                                counted(static_cast<std::uint64_t>(latents.heads_at_a_time), "head")));
     const LatentSpec& spec = input.latent().spec;
-    const std::string of_heads = spec.q_in_latent || spec.out_in_latent
-                                     ? ""
-                                     : fmt::format(" instead of {} of keys and values",
-                                                   format_bytes(static_cast<double>(latents.bytes_moved_expanded)));
-    screen.context(
-        fmt::format("latents: {} moved{}", format_bytes(static_cast<double>(report.plan->bytes_moved)), of_heads));
+    if (report.plan->bytes_moved > 0) {
+      const std::string of_heads = spec.q_in_latent || spec.out_in_latent
+                                       ? ""
+                                       : fmt::format(" instead of {} of keys and values",
+                                                     format_bytes(static_cast<double>(latents.bytes_moved_expanded)));
+      screen.context(
+          fmt::format("latents: {} sent{}", format_bytes(static_cast<double>(report.plan->bytes_moved)), of_heads));
+    }
   }
   print_read_rows(screen, input);
-  screen.context(fmt::format("layout: {}; {} block{}, {} moved, {} planned for a rank",
-                             layout_text(door.layout.request), report.plan->blocks, report.plan->blocks == 1 ? "" : "s",
-                             format_bytes(static_cast<double>(report.plan->bytes_moved)),
+  screen.context(fmt::format("layout: {}; {} block{}{}, {} planned for a rank", layout_text(door.layout.request),
+                             report.plan->blocks, report.plan->blocks == 1 ? "" : "s", sent_text(*report.plan),
                              format_bytes(static_cast<double>(report.plan->memory_per_rank))));
   print_devices(screen, report);
   for (std::size_t block = 0; block < door.plan.blocks.size(); ++block) {
@@ -135,9 +145,8 @@ void print_step(const Screen& screen, const JobInput& input, const Decode& decod
   print_head(screen, input.source(), input.unread(), "decode, " + describe(input), *decode.kernel().row,
              decode.options().threads, report);
   if (input.op() == Op::kLatent) screen.context(form_text(input));
-  screen.context(fmt::format("cache: {}; {}, {} moved, {} planned for a rank", cache_text(input, step.job),
-                             deal_text(step), format_bytes(static_cast<double>(step.bytes_moved())),
-                             format_bytes(static_cast<double>(step.memory.total()))));
+  screen.context(fmt::format("cache: {}; {}{}, {} planned for a rank", cache_text(input, step.job), deal_text(step),
+                             sent_text(*report.plan), format_bytes(static_cast<double>(step.memory.total()))));
   print_devices(screen, report);
   for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {
     screen.detail(

@@ -3,69 +3,55 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
+#include <bit>
+#include <vector>
 
 #include "base/error.hpp"
+#include "launch/values.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kDealt =
-    "decoding has no such setting: rows stand at the end of their keys, which ranks "
-    "deal by groups, or with lists by heads";
-constexpr std::string_view kLatentAlone = "it is a setting of latent attention, --op mla";
-constexpr std::string_view kOneShape =
-    "latents have no such setting: all heads share them, and queries see all of them";
-constexpr std::string_view kScanAlone = "it is a setting of scans, --op ssd or --op selective_scan";
-constexpr std::string_view kNoStates =
-    "a convolution has no states or steps: it is over the last tokens of its channels";
-constexpr std::string_view kOneToken = "a step of decoding is a convolution of --seq 1";
-constexpr std::string_view kOnePart = "a convolution is one part, with nothing to be seen inside";
-constexpr std::string_view kNoScores = "a scan has no scores, queries or keys";
-constexpr std::string_view kOneDeal = "ranks have whole super-segments of a scan, one behind the other";
-constexpr std::string_view kNoBlocks = "a scan has no blocks: states travel, one of each sequence";
-constexpr std::string_view kOnlyCaches = "only a cache has pages";
-constexpr UnknownFlag kNotOfAttention[] = {
-    {"page-size", kOnlyCaches},  {"prefix", kOnlyCaches},   {"rope-dim", kLatentAlone},  {"latent-dim", kLatentAlone},
-    {"form", kLatentAlone},      {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone},
-    {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
-constexpr UnknownFlag kNotOfDecode[] = {
-    {"query-offset", kDealt},    {"layout", kDealt},           {"stripe", kDealt},          {"block", kDealt},
-    {"overlap", kDealt},         {"checksum", kDealt},         {"trace", kDealt},           {"compute-only", kDealt},
-    {"rope-dim", kLatentAlone},  {"latent-dim", kLatentAlone}, {"form", kLatentAlone},      {"state-dim", kScanAlone},
-    {"groups", kScanAlone},      {"conv-width", kScanAlone},   {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},
-    {"final-states", kScanAlone}};
-constexpr UnknownFlag kNotOfLatent[] = {
-    {"kv-heads", kOneShape},     {"prefix", kOneShape},    {"block-mask", kOneShape},
-    {"state-dim", kScanAlone},   {"groups", kScanAlone},   {"conv-width", kScanAlone},
-    {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone}, {"final-states", kScanAlone}};
-constexpr UnknownFlag kNotOfScans[] = {
-    {"cache-format", kNoScores}, {"kv-heads", kNoScores},    {"head-dim-v", kNoScores},    {"page-size", kNoScores},
-    {"prefix", kNoScores},       {"page-order", kNoScores},  {"mask", kNoScores},          {"query-offset", kNoScores},
-    {"window", kNoScores},       {"block-mask", kNoScores},  {"softmax-scale", kNoScores}, {"softcap", kNoScores},
-    {"decode", kNoScores},       {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone}, {"form", kLatentAlone},
-    {"layout", kOneDeal},        {"stripe", kOneDeal},       {"block", kNoBlocks},         {"overlap", kNoBlocks},
-    {"checksum", kNoBlocks},     {"compute-only", kNoBlocks}};
-// Its heads are channels of one number each.
-constexpr std::string_view kChannels = "a channel is a head of one number; --heads says how many there are";
-constexpr auto kNotOfSelective = [] {
-  std::array<UnknownFlag, std::size(kNotOfScans) + 1> all{};
-  std::copy(std::begin(kNotOfScans), std::end(kNotOfScans), all.begin());
-  all.back() = {"head-dim", kChannels};
-  return all;
-}();
+constexpr OpRow kTable[] = {
+    {Op::kAttention,
+     "exact attention of all queries (prefill)",
+     {"q, k, v; optional: cu_seqlens_q, cu_seqlens_k, q_offset, sinks"}},
+    {Op::kDecode,
+     "decode step: the last queries of each sequence over a KV cache",
+     {"q, k_pages, v_pages, block_table, lengths_k; optional: q_offset, sinks", "or a dense cache: q, k, v"}},
+    {Op::kLatent,
+     "multi-head latent attention (DeepSeek)",
+     {"q, latent, k_rope, w_uk, w_uv",
+      "kv_b_proj replaces w_uk and w_uv; latent_fp8 or latent_pages replace latent, k_rope",
+      "without w_uk, q is absorbed already; without w_uv, out stays in the latent space"}},
+    {Op::kSsd,
+     "Mamba-2's state-space model",
+     {"x, dt, A, B, C; optional: D, z, dt_bias, initial_states, cu_seqlens, conv1d_weight, conv1d_bias, conv_state",
+      "state instead of initial_states makes a decode step"}},
+    {Op::kSelectiveScan,
+     "Mamba-1's state-space model",
+     {"u, delta, A, B, C; optional: D, z, delta_bias, initial_states, cu_seqlens, conv1d_weight, conv1d_bias, "
+      "conv_state",
+      "state instead of initial_states makes a decode step"}},
+    {Op::kConvolution,
+     "causal convolution over channels",
+     {"x, conv1d_weight; optional: conv1d_bias, conv_state, cu_seqlens"}},
+};
 
-constexpr UnknownFlag kOfScansAlone[] = {{"head-dim", kChannels}, {"q-len", kOneToken},       {"state-dim", kNoStates},
-                                         {"groups", kNoStates},   {"dt-softplus", kNoStates}, {"dt-limit", kNoStates},
-                                         {"trace", kOnePart}};
-constexpr auto kNotOfConvolution = [] {
-  std::array<UnknownFlag, std::size(kNotOfScans) + std::size(kOfScansAlone)> all{};
-  std::copy(std::begin(kOfScansAlone), std::end(kOfScansAlone),
-            std::copy(std::begin(kNotOfScans), std::end(kNotOfScans), all.begin()));
-  return all;
-}();
+// "--op ssd, selective_scan and conv1d"
+std::string op_list(unsigned ops) {
+  std::vector<std::string_view> names;
+  for (const OpRow& row : kTable) {
+    if ((ops >> static_cast<unsigned>(row.op) & 1U) != 0) names.push_back(op_name(row.op));
+  }
+  std::string text = "--op ";
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 == names.size() ? " and " : ", ";
+    text += names[i];
+  }
+  return text;
+}
 
 // What --print-config wrote before anybody knew the input.
 bool is_printed_default(const ConfigValue& value) {
@@ -74,62 +60,68 @@ bool is_printed_default(const ConfigValue& value) {
   return value.text == value.row->fallback;
 }
 
-// The first setting that a user gave which rows around the ring alone have; null: none.
-const UnknownFlag* first_of_rows(const Config& config) {
-  for (const UnknownFlag& unknown : kNotOfDecode) {
-    if (unknown.why != kDealt || !config.given(unknown.flag)) continue;
-    if (!is_printed_default(config.value(unknown.flag))) return &unknown;
+bool is_given(const Config& config, const FlagRow& row) {
+  return config.given(row.name) && !is_printed_default(config.value(row.name));
+}
+
+// The first flag that the user gave and that the ring takes but no decode step; null: none.
+const FlagRow* first_of_ring(const Config& config) {
+  for (const ConfigValue& value : config.values) {
+    const FlagRow& row = *value.row;
+    if (belongs_to(row, Op::kAttention) && !belongs_to(row, Op::kDecode) && is_given(config, row)) return &row;
   }
   return nullptr;
 }
 
 }  // namespace
 
-std::span<const UnknownFlag> unknown_to(Op op) {
-  static constexpr std::span<const UnknownFlag> kUnknown[] = {kNotOfAttention, kNotOfDecode,    kNotOfLatent,
-                                                              kNotOfScans,     kNotOfSelective, kNotOfConvolution};
-  return kUnknown[static_cast<std::size_t>(op)];
+std::span<const OpRow> op_table() { return kTable; }
+
+const OpRow& op_row(Op op) { return kTable[static_cast<std::size_t>(op)]; }
+
+Op parse_op(std::string_view text) {
+  if (text == "convolution") text = op_name(Op::kConvolution);  // the name before 0.4
+  std::vector<std::string_view> names;
+  for (const OpRow& row : kTable) names.push_back(op_name(row.op));
+  return kTable[parse_choice(text, names)].op;
 }
 
 void check_steps_of_latents(const Config& config) {
-  const UnknownFlag* const unknown = first_of_rows(config);
-  if (unknown == nullptr) return;
-  fail(ErrorCode::kUsage,
-       fmt::format("{} contradicts a cache of latents that is decoded", config.origin(unknown->flag)), unknown->why,
-       "Leave it out, or name --form expanded.");
+  const FlagRow* const row = first_of_ring(config);
+  if (row == nullptr) return;
+  fail(ErrorCode::kUsage, fmt::format("{} contradicts an MLA decode step", config.origin(row->name)),
+       "a decode step sends no K/V blocks around the ring", "Leave it out, or add --form expanded.");
 }
 
 std::string why_rows_of_latents(const Config& config) {
-  const UnknownFlag* const unknown = first_of_rows(config);
-  return unknown == nullptr ? "" : fmt::format("steps of decoding have no {}", config.origin(unknown->flag));
+  const FlagRow* const row = first_of_ring(config);
+  return row == nullptr ? "" : fmt::format("a decode step takes no {}", config.origin(row->name));
 }
 
-const UnknownFlag* first_unknown(const Config& config, Op op, std::string_view but_for) {
-  for (const UnknownFlag& unknown : unknown_to(op)) {
-    if (!config.given(unknown.flag) || unknown.flag == but_for) continue;
-    if (unknown.flag == "page-size" && config.options.page_size == 0) continue;
-    if (unknown.flag == "prefix" && config.options.prefix == 0) continue;
-    if (!is_printed_default(config.value(unknown.flag))) return &unknown;
+const FlagRow* first_unknown(const Config& config, Op op, std::string_view but_for) {
+  for (const ConfigValue& value : config.values) {
+    const FlagRow& row = *value.row;
+    if (belongs_to(row, op) || row.name == but_for || !is_given(config, row)) continue;
+    if (row.name == "page-size" && config.options.page_size == 0) continue;
+    if (row.name == "prefix" && config.options.prefix == 0) continue;
+    return &row;
   }
   return nullptr;
 }
 
 void check_op(const Config& config, Op op, std::string_view but_for) {
-  const UnknownFlag* const unknown = first_unknown(config, op, but_for);
-  if (unknown == nullptr) return;
-  const auto& [flag, why] = *unknown;
-  constexpr std::string_view kFiles[] = {"keys and values", "a cache",          "latents",
-                                         "a scan",          "a selective scan", "a convolution"};
+  const FlagRow* const row = first_unknown(config, op, but_for);
+  if (row == nullptr) return;
+  constexpr std::string_view kFiles[] = {"keys and values", "a cache",         "latents",
+                                         "Mamba-2 tensors", "Mamba-1 tensors", "a convolution's tensors"};
   const bool file = config.given("input");
   const std::string other = file ? fmt::format("a file with {}", kFiles[static_cast<std::size_t>(op)])
                                  : fmt::format("--op {}{}", op_name(op),
                                                config.value("op").source != Source::kDefault ? "" : ", the default");
-  fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(flag), other), why,
-       file                                    ? "Leave it out."
-       : why == kLatentAlone                   ? "Leave it out, or use --op mla."
-       : why == kScanAlone || why == kNoStates ? "Leave it out, or use --op ssd."
-       : why == kOnlyCaches                    ? "Leave it out, or use --op decode."
-                                               : "Leave it out, or use --op attention.");
+  const std::string_view first = op_name(kTable[std::countr_zero(row->ops)].op);
+  fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(row->name), other),
+       fmt::format("it belongs to {}", op_list(row->ops)),
+       file ? "Leave it out." : fmt::format("Leave it out, or use --op {}.", first));
 }
 
 }  // namespace ringattn

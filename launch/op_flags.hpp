@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which flags of a job an op has nothing of.
+// Which flags of a job belong to an op.
 #pragma once
 
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,21 +11,28 @@
 
 namespace ringattn {
 
-struct UnknownFlag {
-  std::string_view flag;
-  std::string_view why;
-};
-std::span<const UnknownFlag> unknown_to(Op op);
+inline bool belongs_to(const FlagRow& row, Op op) { return (row.ops >> static_cast<unsigned>(op) & 1U) != 0; }
 
-// The first of them that a user gave, but for this one; null: none.
-const UnknownFlag* first_unknown(const Config& config, Op op, std::string_view but_for = {});
-// Refuses those that a user gave, but for this one. Throws kUsage.
+struct OpRow {
+  Op op;
+  std::string_view summary;
+  std::array<std::string_view, 4> tensors;  // lines about the tensors of --input; empty ones end the list
+};
+std::span<const OpRow> op_table();
+const OpRow& op_row(Op op);
+
+// The op of that name, an older name included. Throws BadValue with all names.
+Op parse_op(std::string_view text);
+
+// The first flag that the user gave and that does not belong to `op`, except `but_for`; null: none.
+const FlagRow* first_unknown(const Config& config, Op op, std::string_view but_for = {});
+// Throws kUsage where first_unknown() finds a flag.
 void check_op(const Config& config, Op op, std::string_view but_for = {});
 
-// Throws kUsage for a setting that steps over a cache of latents don't have, though latents have it.
+// Throws kUsage for a flag that MLA takes but not its decode step over a cache.
 void check_steps_of_latents(const Config& config);
-// Why latents in rows are folded around the ring where their queries would make a step: a user gave such a setting.
-// Empty: nobody did.
+// Why MLA runs on the ring although its few queries would make a decode step: the user gave a flag that only the ring
+// takes. Empty: no such flag was given.
 std::string why_rows_of_latents(const Config& config);
 
 }  // namespace ringattn

@@ -102,7 +102,7 @@ struct JobOptions {
   bool checksum = false;
 
   // Verification
-  std::string against;  // "oracle" (of `bench`: "folds", "sgemm"), a file, or empty
+  std::string against;  // "oracle" (`bench`: "compute", "sgemm"), a file, or empty
   bool decode = false;  // the last rows once more, by decoding
   std::int64_t rows = 64;
   std::string record;

@@ -70,7 +70,7 @@ Table::Column const kSummary[] = {{"world"},
                                   {"mem/rank", "(MiB, most)"},
                                   {"balance", "(max/mean)"},
                                   {"time", "(ms)"},
-                                  {"exposed", "(ms)"},
+                                  {"exposed comm", "(ms)"},
                                   {"GFLOP/s", "per rank"}};
 
 std::vector<std::string> summary_row(const WorldForecast& forecast) {

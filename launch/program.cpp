@@ -123,7 +123,11 @@ Request read_arguments(const std::vector<std::string>& arguments) {
       const CommandLine line =
           split_command_line(request.command->bit, request.command->name, {arguments.begin() + 2, arguments.end()});
       if (line.help) {
-        request.text = command_help(*request.command);
+        if (line.flags.empty()) {
+          request.text = command_help(*request.command);
+        } else {
+          request.text = command_help(*request.command, load_config(request.command->bit, line.flags).options.op);
+        }
         return request;
       }
       request.invocation.config = load_config(request.command->bit, line.flags);

@@ -23,19 +23,19 @@ ProgressDisplay::ProgressDisplay(const JobOptions& options, bool shown) {
 
 ProgressDisplay::~ProgressDisplay() { clear(); }
 
-void ProgressDisplay::update(std::string_view what, std::int64_t done, std::int64_t all) {
+void ProgressDisplay::update(std::string_view what, const StepCount& steps) {
   if (mode_ == Mode::kNone) return;
   const Clock::time_point now = Clock::now();
   if (what != what_) {
     what_ = what;
-    start_ = done == 0 ? now : updated_;
+    start_ = steps.done == 0 ? now : updated_;
   }
   updated_ = now;
   // A terminal's line is rewritten at most ten times a second.
   const auto pause = mode_ == Mode::kEvery10Seconds ? std::chrono::milliseconds(10000) : std::chrono::milliseconds(100);
   if (mode_ != Mode::kEveryStep && now - shown_ < pause) return;
   shown_ = now;
-  const std::string text = progress_text(what, done, all, std::chrono::duration<double>(now - start_).count());
+  const std::string text = progress_text(what, steps, std::chrono::duration<double>(now - start_).count());
   const bool terminal = mode_ == Mode::kTerminal;
   std::fputs((terminal ? "\r\x1b[K" + text : "ringattn: " + text + "\n").c_str(), stderr);
   std::fflush(stderr);
@@ -49,11 +49,11 @@ void ProgressDisplay::clear() {
   line_shown_ = false;
 }
 
-std::string progress_text(std::string_view what, std::int64_t done, std::int64_t all, double seconds) {
-  std::string text = fmt::format("{} {} of {}, {:.1f} s", what, done, all, seconds);
-  if (done > 0 && done < all) {
-    text += fmt::format(", about {:.1f} s left", seconds * static_cast<double>(all - done) / static_cast<double>(done));
-  }
+std::string progress_text(std::string_view what, const StepCount& steps, double seconds) {
+  std::string text = fmt::format("{} {} of {}, {:.1f} s", what, steps.done, steps.all, seconds);
+  if (steps.done <= 0 || steps.done >= steps.all) return text;
+  const double work = steps.work.value_or(static_cast<double>(steps.done) / static_cast<double>(steps.all));
+  if (work > 0.0) text += fmt::format(", about {:.1f} s left", seconds * (1.0 - work) / work);
   return text;
 }
 

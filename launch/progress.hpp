@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "attention/ring/engine.hpp"
 #include "launch/options.hpp"
 
 namespace ringattn {
@@ -19,9 +20,9 @@ class ProgressDisplay {
   ProgressDisplay(const ProgressDisplay&) = delete;
   ProgressDisplay& operator=(const ProgressDisplay&) = delete;
 
-  // `done` of `all` steps of `what` ("block") are done. The time that is shown is that of `what` alone: it begins where
-  // the step before it ended, or with an update of none done.
-  void update(std::string_view what, std::int64_t done, std::int64_t all);
+  // Shows `steps` of `what` ("block"). The time shown counts from the end of the previous `what`, or from an update
+  // with nothing done.
+  void update(std::string_view what, const StepCount& steps);
   // Removes the line from a terminal.
   void clear();
 
@@ -37,7 +38,8 @@ class ProgressDisplay {
   Clock::time_point shown_ = start_;        // the last that was shown
 };
 
-// "block 3 of 12, 4.1 s, about 12.3 s left"
-std::string progress_text(std::string_view what, std::int64_t done, std::int64_t all, double seconds);
+// "block 3 of 12, 4.1 s, about 12.3 s left". The time left is in proportion to the work left: StepCount::work, or
+// steps.
+std::string progress_text(std::string_view what, const StepCount& steps, double seconds);
 
 }  // namespace ringattn

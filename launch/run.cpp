@@ -85,7 +85,7 @@ void print_result(const Report& report, const Job& job, const Screen& screen, bo
                {"mask"},
                {"time", "(ms)"},
                {tera ? "TFLOP/s" : "GFLOP/s", "per rank"},
-               {"exposed", "(%)"},
+               {"exposed comm", "(%)"},
                {"mem/rank", "(MiB)"},
                {"digest of out"}});
   table.add({fmt::format("{}", job.batch.q_tokens()), fmt::format("{}", job.batch.sequences.size()),
@@ -100,7 +100,7 @@ void print_result(const Report& report, const Job& job, const Screen& screen, bo
 void print_details(const Report& report, const Screen& screen) {
   for (std::size_t rank = 0; rank < report.figures.size(); ++rank) {
     const RankFigures& figures = report.figures[rank];
-    screen.detail(fmt::format("rank {} on {}: {} tokens, {:.3f} ms, {:.3f} ms exposed, received {}, peak {}", rank,
+    screen.detail(fmt::format("rank {} on {}: {} tokens, {:.3f} ms, {:.3f} ms exposed comm, received {}, peak {}", rank,
                               report.hosts[rank], figures.tokens, figures.seconds * 1e3, figures.exposed_seconds * 1e3,
                               format_bytes(static_cast<double>(figures.bytes_received)),
                               format_bytes(static_cast<double>(figures.memory_peak))));
@@ -141,8 +141,8 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   if (options.dry_run) return end_dry_run(screen, report, meeting);
 
   ProgressDisplay progress(options, first);
-  const FileJobResult result = prepared.run(
-      [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
+  const FileJobResult result =
+      prepared.run([&](std::string_view what, const StepCount& steps) { progress.update(what, steps); });
   progress.clear();
   report.digests = result.digests;
   gather_figures(report, prepared, result.rank, world, meeting);

@@ -23,7 +23,7 @@ void print_details(const Report& report, const Screen& screen) {
   for (std::size_t rank = 0; rank < report.figures.size(); ++rank) {
     const RankFigures& figures = report.figures[rank];
     const std::string waited =
-        report.scan->alone ? "" : fmt::format(", {:.3f} ms of them for states", figures.exposed_seconds * 1e3);
+        report.scan->alone ? "" : fmt::format(", {:.3f} ms exposed comm", figures.exposed_seconds * 1e3);
     screen.detail(fmt::format("rank {} on {}: {} tokens, {:.3f} ms{}, received {}, peak {}", rank, report.hosts[rank],
                               figures.tokens, figures.seconds * 1e3, waited,
                               format_bytes(static_cast<double>(figures.bytes_received)),
@@ -59,7 +59,7 @@ void print_result(const Report& report, const Screen& screen, bool quiet) {
   add({"time", "(ms)"}, fmt::format("{:.3f}", seconds * 1e3));
   add({"Mtokens/s"}, fmt::format("{:.3f}", rate(tokens) * 1e-6));
   add({"GB/s", "all ranks"}, fmt::format("{:.2f}", rate(tokens * static_cast<double>(scan_token_bytes(job))) * 1e-9));
-  if (!job.alone) add({"states", "(ms)"}, fmt::format("{:.3f}", report.most_exposed_seconds() * 1e3));
+  if (!job.alone) add({"exposed comm", "(ms)"}, fmt::format("{:.3f}", report.most_exposed_seconds() * 1e3));
   add({"mem/rank", "(MiB)"}, fmt::format("{:.1f}", static_cast<double>(report.memory_peak()) / 0x1p20));
   add({"digest of y"}, report.scan_digests->y);
   Table table(std::move(columns));
@@ -90,8 +90,8 @@ int run_scan(const Invocation& invocation, Transport& world, Report& report) {
   if (options.dry_run) return end_dry_run(screen, report, meeting);
 
   ProgressDisplay progress(options, first);
-  const ScanFileResult result = prepared.run(
-      [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
+  const ScanFileResult result =
+      prepared.run([&](std::string_view what, const StepCount& steps) { progress.update(what, steps); });
   progress.clear();
   report.scan_digests = result.digests;
   gather_scan_figures(report, prepared, result.rank, world, meeting);

@@ -56,11 +56,11 @@ ScanNumerics scan_numerics(const JobOptions& options) {
 
 std::string moved_text(const ScanJob& job, std::int64_t bytes) {
   const auto count = static_cast<std::uint64_t>(bytes / carried_bytes(job));
-  if (count == 0) return job.alone ? "no token travels" : "no state travels";
+  if (count == 0) return "";
   const std::string what = job.alone
                                ? counted(count * static_cast<std::uint64_t>(job.convolution->halo_tokens()), "token")
                                : counted(count, "state");
-  return fmt::format("{}, {}", what, format_bytes(static_cast<double>(bytes)));
+  return fmt::format("; {}, {} sent", what, format_bytes(static_cast<double>(bytes)));
 }
 
 }  // namespace
@@ -104,7 +104,7 @@ void print_scan(const Screen& screen, PreparedScan& prepared, const Report& repo
   Scan& scan = prepared.scan();
   print_head(screen, prepared.input().source(), prepared.input().unread(), describe(scan.job()), *scan.kernel().row,
              scan.options().threads, report);
-  screen.context(fmt::format("ranks: {} of whole super-segments; {} from rank to rank, {} planned for a rank",
+  screen.context(fmt::format("ranks: {} of whole super-segments{}, {} planned for a rank",
                              counted(static_cast<std::uint64_t>(report.plan->blocks), "run"),
                              moved_text(scan.job(), report.plan->bytes_moved),
                              format_bytes(static_cast<double>(report.plan->memory_per_rank))));

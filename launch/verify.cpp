@@ -201,8 +201,8 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Ou
     return true;
   }
   ProgressDisplay progress(options, world.rank() == 0);
-  FileJobResult result = prepared.run(
-      [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
+  FileJobResult result =
+      prepared.run([&](std::string_view what, const StepCount& steps) { progress.update(what, steps); });
   progress.clear();
   report.digests = result.digests;
   gather_figures(report, prepared, result.rank, world, meeting);

@@ -47,7 +47,7 @@ bool verify_decode(const Invocation& invocation, const JobInput& input, const Op
   Table table({{"cache"}, {"page", "(tokens)"}, {"rows"}, {"verdict"}});
   replay_rows(
       input, library, options.rows, kCaches, world,
-      [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); },
+      [&](std::string_view what, const StepCount& steps) { progress.update(what, steps); },
       [&](PreparedFileJob& prepared, const RankResult& result) {
         report.digests = digest_result(prepared.input(), result, meeting);
         gather_figures(report, prepared, result, world, meeting);

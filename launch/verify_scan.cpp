@@ -55,7 +55,7 @@ bool verify_worlds(const Config& config, const ScanInput& input, const ScanOptio
                shape.resumed ? "resumed" : "whole", fmt::format("{}", result.states),
                done == 0 ? "baseline" : (result.difference ? "FAIL" : "PASS")});
     if (!first) first = result.difference;
-    progress.update("shape", ++done, static_cast<std::int64_t>(shapes.size()));
+    progress.update("shape", {++done, static_cast<std::int64_t>(shapes.size())});
   });
   progress.clear();
   screen.print(table.text());
@@ -126,8 +126,8 @@ bool verify_single(const Config& config, const ScanInput& input, const ScanOptio
     return true;
   }
   ProgressDisplay progress(options, world.rank() == 0);
-  const ScanFileResult result = prepared.run(
-      [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
+  const ScanFileResult result =
+      prepared.run([&](std::string_view what, const StepCount& steps) { progress.update(what, steps); });
   progress.clear();
   report.scan_digests = result.digests;
   gather_scan_figures(report, prepared, result.rank, world, meeting);

@@ -103,7 +103,7 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
     row.emplace_back(done == 0 ? "baseline" : (result.difference ? "FAIL" : "PASS"));
     table.add(std::move(row));
     if (!first) first = result.difference;
-    progress.update("shape", ++done, static_cast<std::int64_t>(shapes.size()));
+    progress.update("shape", {++done, static_cast<std::int64_t>(shapes.size())});
   });
   progress.clear();
   screen.print(table.text());

@@ -96,9 +96,9 @@ std::span<const OpKernel> all_kernels() {
     };
     add("attention", kernel_table<FoldSpec>());
     add("decode", kernel_table<DecodeSpec>());
-    add("product", kernel_table<HeadProductSpec>());
-    add("scan", kernel_table<ScanSpec>());
-    add("convolution", kernel_table<ConvolutionSpec>());
+    add("batched_gemm", kernel_table<HeadProductSpec>());
+    add("ssm", kernel_table<ScanSpec>());
+    add("conv1d", kernel_table<ConvolutionSpec>());
     return rows;
   }();
   return all;

@@ -46,8 +46,8 @@ struct KernelRow : KernelEntry {
 template <class Spec>
 std::span<const KernelRow<Spec>> kernel_table();
 
-// The rows of all tables, one table after the other, each with the op of its table: "attention", "decode", "product",
-// "scan", "convolution". A kernel that computes two ops has a row of each.
+// The rows of all tables, one table after the other, each with the op of its table: "attention", "decode",
+// "batched_gemm", "ssm", "conv1d". A kernel that computes two ops has a row of each.
 struct OpKernel {
   std::string_view op;
   const KernelEntry* row = nullptr;

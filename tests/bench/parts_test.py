@@ -223,7 +223,7 @@ class Benchmarks(checkout.Checkout):
         self.assertEqual(jobs, ["latents", "latents", "latents", "plain", "latents", "plain"] * 2, "two runs, for their digests")
         longest = [line["words"] for line in self.measure("latent-two-million", 0)]
         self.assertEqual(sum(" run " in f" {text}" for text in longest), 2)
-        self.assertIn("--against folds", longest[-1])
+        self.assertIn("--against compute", longest[-1])
         for part in ("latent-oracle", "scan-oracle"):
             (line,) = self.measure(part, 0)
             self.assertRegex(line["words"], "^-np 2 verify .*--seq 2m .*--against oracle --rows 64")

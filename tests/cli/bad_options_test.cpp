@@ -104,7 +104,7 @@ constexpr BadValueCase kBadValues[] = {
     {"window", "1,2,3", "-1 for unlimited"},
     {"window", ",", "-1 for unlimited"},
     {"window", "a,b", "-1 for unlimited"},
-    {"dt-limit", "1", "two numbers LEAST,MOST"},
+    {"dt-limit", "1", "two numbers MIN,MAX"},
     {"dt-limit", "0,nan", "each inf or -inf for no limit"},
     {"dt-softplus", "yes", "on"},
     {"softmax-scale", "nan", "a finite number"},

@@ -81,7 +81,7 @@ TEST(BenchPoints, ALineIsReadBackAsItWas) {
   EXPECT_EQ(same.samples, 12);
   EXPECT_FALSE(same.overlap);
   EXPECT_EQ(pair_with_baseline(read, read).size(), 1U);
-  EXPECT_EQ(who(same), "ringattn sm80_fold, p2p, folds alone");
+  EXPECT_EQ(who(same), "ringattn sm80_fold, p2p, compute only");
 }
 
 TEST(BenchPoints, WhatIsNoLineIsRefused) {
@@ -173,13 +173,13 @@ TEST(Bench, ShortSequencesAreBatched) {
 
 TEST(Bench, FoldsAloneWaitForNothing) {
   const Finished run =
-      tool(bench({"--seq", "500", "--block", "128", "--ranks", "3", "--against", "folds", "--jsonl", "-"}));
+      tool(bench({"--seq", "500", "--block", "128", "--ranks", "3", "--against", "compute", "--jsonl", "-"}));
   ASSERT_EQ(run.code, 0) << run.err;
   const std::vector<std::string> lines = lines_of(run.out);
   ASSERT_EQ(lines.size(), 2U);
   EXPECT_EQ(json_at(lines[0], "/mode"), "\"whole\"");
-  EXPECT_EQ(json_at(lines[1], "/mode"), "\"folds\"");
-  EXPECT_TRUE(has(run.err, "of folds")) << run.err;
+  EXPECT_EQ(json_at(lines[1], "/mode"), "\"compute\"");
+  EXPECT_TRUE(has(run.err, "compute")) << run.err;
   // On a link of 1 MB/s the whole runs wait for 64 KB and more, and the folds don't touch it.
   const Variables slow{{"RINGATTN_PACE", "1m"}};
   const auto exposed = [&](const Words& flags) {
@@ -258,7 +258,7 @@ TEST(Bench, ContradictionsAreUsageErrors) {
   const std::pair<Words, const char*> cases[] = {
       {{"--batch", "2", "--total-tokens", "100"}, "each says how many sequences there are"},
       {{"--input", "a", "--total-tokens", "100"}, "the file's header gives the shape"},
-      {{"--compute-only", "--against", "folds"}, "no whole run to compare with"},
+      {{"--compute-only", "--against", "compute"}, "no whole run to compare with"},
       {{"--json", "-", "--jsonl", "-"}, "both go to stdout"},
       {{"--seq", "8k-2m"}, "--seq is"},
       {{"--fail-above", "-1"}, "percent such as 5%"},

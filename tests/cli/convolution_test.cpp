@@ -141,7 +141,7 @@ TEST(ConvolutionAlone, GoesOnFromAWindow) {
 TEST(ConvolutionAlone, IsReportedPlannedAndMeasured) {
   const Finished run = tool(Words{"run", "--json", "-", "--final-states", "--ranks", "2"} + job_of_a_seed());
   EXPECT_EQ(check_report(run.out), "");
-  EXPECT_EQ(json_at(run.out, "/op"), R"("convolution")");
+  EXPECT_EQ(json_at(run.out, "/op"), R"("conv1d")");
   EXPECT_EQ(json_at(run.out, "/kernel"), R"("cpu_convolution")");
   EXPECT_EQ(json_at(run.out, "/job/channels"), "8");
   EXPECT_NE(json_at(run.out, "/digest/final_states"), "null");
@@ -154,7 +154,7 @@ TEST(ConvolutionAlone, IsReportedPlannedAndMeasured) {
   const Words bench{"bench", "--op", "convolution", "--heads", "8", "--seq", "64,128", "--samples", "2"};
   const Finished measured = tool(bench + Words{"--jsonl", lines});
   ASSERT_EQ(measured.code, 0) << measured.err;
-  EXPECT_EQ(json_at(read_whole(lines).substr(0, read_whole(lines).find('\n')), "/job/op"), R"("convolution")");
+  EXPECT_EQ(json_at(read_whole(lines).substr(0, read_whole(lines).find('\n')), "/job/op"), R"("conv1d")");
   const Finished again = tool(bench + Words{"--against", lines});
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_TRUE(has(again.out, "ours/theirs")) << again.out;
@@ -170,7 +170,7 @@ TEST(ConvolutionAlone, RefusesWhatItHasNot) {
                              {"--layout", "striped"}}) {
     const Finished refused = tool(Words{"run"} + job_of_a_seed() + flags);
     EXPECT_EQ(refused.code, 2) << refused.err;
-    EXPECT_TRUE(has(refused.err, flags[0] + " contradicts --op convolution")) << refused.err;
+    EXPECT_TRUE(has(refused.err, flags[0] + " contradicts --op conv1d")) << refused.err;
   }
   EXPECT_EQ(tool(Words{"run", "--conv-width", "5"} + job_of_a_seed()).code, 2);
   EXPECT_EQ(tool(Words{"run", "--conv-width", "0"} + job_of_a_seed()).code, 2);

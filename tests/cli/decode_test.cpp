@@ -249,7 +249,7 @@ TEST(BenchDecode, MeasuresLengthsAndBatches) {
   const Finished again = tool(words + Words{"--baseline", lines, "--fail-above", "1000000%"});
   EXPECT_EQ(again.code, 0) << again.out << again.err;
   EXPECT_TRUE(has(again.out, "4 points")) << again.out;
-  EXPECT_EQ(tool(words + Words{"--against", "folds"}).code, 2);
+  EXPECT_EQ(tool(words + Words{"--against", "compute"}).code, 2);
   EXPECT_EQ(tool(words + Words{"--compute-only"}).code, 2);
 }
 
@@ -281,7 +281,7 @@ TEST(BenchDecode, FewQueriesAreStepsUnlessAFlagSaysOtherwise) {
     EXPECT_EQ(ops_of(rows.out), all_rows) << flags[0];
     EXPECT_TRUE(has(rows.err, "# op: attention, rows around the ring; --op decode measures steps")) << rows.err;
   }
-  EXPECT_EQ(tool(words + Words{"--against", "folds"}).code, 0);
+  EXPECT_EQ(tool(words + Words{"--against", "compute"}).code, 0);
   const Finished unserved = tool(words + Words{"--jsonl", "-", "--block-mask", "topk:2+heads:each"});
   ASSERT_EQ(unserved.code, 0) << unserved.err;
   EXPECT_EQ(ops_of(unserved.out), all_rows);

@@ -379,7 +379,7 @@ const Effects& effects() {
        }},
       {"jsonl", [] { EXPECT_EQ(json_at(bench_line({}), "/schema"), "\"ringattn.bench/1\""); }},
       {"samples", [] { EXPECT_EQ(json_at(bench_line({}), "/samples"), "2"); }},
-      {"compute-only", [] { EXPECT_EQ(json_at(bench_line({"--compute-only"}), "/mode"), "\"folds\""); }},
+      {"compute-only", [] { EXPECT_EQ(json_at(bench_line({"--compute-only"}), "/mode"), "\"compute\""); }},
       {"baseline",
        [] {
          with_file([](const TemporaryFolder& folder, const std::string& path) {

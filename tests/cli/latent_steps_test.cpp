@@ -67,15 +67,15 @@ TEST(LatentSteps, AreRowsWhereTheyAreAskedFor) {
   for (const Words& flags : {Words{"--layout", "zigzag"}, {"--block", "128"}, {"--overlap", "off"}}) {
     const Finished rows = tool(Words{"run"} + flags + steps_job());
     ASSERT_EQ(rows.code, 0) << rows.err;
-    EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; steps of decoding have no " + flags[0])) << rows.out;
+    EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; a decode step takes no " + flags[0])) << rows.out;
     EXPECT_EQ(digest_of(rows.out), digest);
     const Finished plan = tool({"plan", "--op", "mla", "--seq", "300", "--q-len", "1", flags[0], flags[1]});
-    EXPECT_TRUE(has(plan.out, "rows around the ring; steps of decoding have no " + flags[0])) << plan.out << plan.err;
+    EXPECT_TRUE(has(plan.out, "rows around the ring; a decode step takes no " + flags[0])) << plan.out << plan.err;
   }
   const Finished folds = tool({"bench", "--op", "mla", "--seq", "100", "--q-len", "1", "--heads", "2", "--samples", "1",
-                               "--against", "folds", "--backend", "cpu"});
+                               "--against", "compute", "--backend", "cpu"});
   EXPECT_EQ(folds.code, 0) << folds.err;
-  EXPECT_TRUE(has(folds.out, "steps of decoding have no --against folds")) << folds.out;
+  EXPECT_TRUE(has(folds.out, "a decode step takes no --against compute")) << folds.out;
   const Finished mixed = tool({"plan", "--op", "mla", "--seq", "16,300", "--backend", "cpu"});
   EXPECT_TRUE(has(mixed.out, "rows around the ring; another length makes no step of decoding")) << mixed.out;
 }
@@ -145,7 +145,7 @@ TEST(LatentSteps, OfFilesHaveTheBitsOfRows) {
   EXPECT_TRUE(has(unlike.out, "# cache: 5 pages of 64 tokens, stored as latent rope 8")) << unlike.out;
   EXPECT_EQ(digest_of(unlike.out), digest(with_rounded_codes(tensors), {"--form", "absorbed"}).first);
   const Finished unlike_rows = tool({"run", "--input", in_rows, "--layout", "striped"});
-  EXPECT_TRUE(has(unlike_rows.out, "# op: mla, rows around the ring; steps")) << unlike_rows.out;
+  EXPECT_TRUE(has(unlike_rows.out, "# op: mla, rows around the ring; a decode step takes no --layout")) << unlike_rows.out;
   EXPECT_FALSE(has(unlike_rows.out, "# cache:")) << unlike_rows.out;
   const std::string codes = write_tensors(folder.file("codes"), with_pages(with_codes(tensors), shape));
   const Finished stored = tool({"run", "--input", codes, "--form", "absorbed"});
@@ -312,7 +312,7 @@ TEST(LatentSteps, OneByOneHaveThePrefillsBits) {
 TEST(LatentSteps, RefuseWhatStepsDontHave) {
   const Finished layout = tool(Words{"run", "--page-size", "64", "--layout", "zigzag"} + steps_job());
   EXPECT_EQ(layout.code, 2);
-  EXPECT_TRUE(has(layout.err, "--layout contradicts a cache of latents that is decoded")) << layout.err;
+  EXPECT_TRUE(has(layout.err, "--layout contradicts an MLA decode step")) << layout.err;
   const Finished rows =
       tool({"run", "--op", "mla", "--synthetic", "7", "--seq", "700", "--page-size", "64", "--q-len", "17"});
   EXPECT_EQ(rows.code, 2);

@@ -163,7 +163,7 @@ TEST(Latent, HasDefaultsOfItsOwn) {
   EXPECT_TRUE(has(plan.out, "# job: mla, expanded, bf16, 16 heads, head_dim 128+64/128, latent 512")) << plan.out;
   const Finished printed = tool({"run", "--op", "mla", "--print-config"});
   EXPECT_TRUE(has(printed.out, "heads = 16  # default")) << printed.out;
-  EXPECT_TRUE(has(printed.out, "# kv-heads is nothing to --op mla")) << printed.out;
+  EXPECT_TRUE(has(printed.out, "# kv-heads does not belong to --op mla")) << printed.out;
   const TemporaryFolder folder;
   const std::string config = folder.write("job.toml", printed.out);
   EXPECT_EQ(tool({"plan", "--config", config, "--world", "1"}).code, 0);

@@ -30,9 +30,33 @@ TEST(Program, HelpAndVersion) {
     EXPECT_EQ(help.out.rfind("Examples:\n", 0), 0U) << help.out;
     EXPECT_TRUE(has(help.out, "Exit codes")) << help.out;
   }
-  EXPECT_TRUE(has(tool({"run", "--help"}).out, "--mask full|causal")) << tool({"run", "--help"}).out;
+  EXPECT_TRUE(has(tool({"run", "--help"}).out, "--ranks N")) << tool({"run", "--help"}).out;
+  EXPECT_FALSE(has(tool({"run", "--help"}).out, "--mask full|causal")) << tool({"run", "--help"}).out;
   EXPECT_EQ(tool({"help", "run"}).out, tool({"run", "--help"}).out);
   EXPECT_EQ(tool({"--version"}).out.rfind("ringattn ", 0), 0U);
+}
+
+// Each flag of a job is in the common help or in that of the ops it belongs to.
+TEST(Program, HelpOfAnOpShowsItsFlagsAlone) {
+  const std::string common = tool({"run", "--help"}).out;
+  const std::pair<const char*, std::pair<std::vector<const char*>, std::vector<const char*>>> ops[] = {
+      {"attention",
+       {{"--mask full|causal", "--kv-heads HK", "--layout"}, {"--rope-dim", "--state-dim", "--page-size"}}},
+      {"decode", {{"--page-size TOKENS", "--prefix TOKENS"}, {"--layout", "--rope-dim"}}},
+      {"mla", {{"--rope-dim DR", "--form expanded", "w_uk"}, {"--kv-heads", "--state-dim"}}},
+      {"ssd", {{"--state-dim N", "--dt-limit MIN,MAX", "dt_bias"}, {"--mask", "--form"}}},
+      {"selective_scan", {{"--state-dim N", "delta_bias"}, {"--head-dim", "--mask"}}},
+      {"conv1d", {{"--conv-width W", "--final-states"}, {"--state-dim", "--q-len"}}}};
+  for (const auto& [op, flags] : ops) {
+    const Finished help = tool({"run", "--op", op, "--help"});
+    EXPECT_EQ(help.code, 0) << help.err;
+    EXPECT_TRUE(has(common, std::string("  ") + op)) << common;
+    EXPECT_FALSE(has(help.out, "--ranks")) << help.out;
+    for (const char* flag : flags.first) EXPECT_TRUE(has(help.out, flag)) << flag << "\n" << help.out;
+    for (const char* flag : flags.second) EXPECT_FALSE(has(help.out, flag)) << flag << "\n" << help.out;
+  }
+  EXPECT_EQ(tool({"run", "--op", "scan", "--help"}).code, 2);
+  EXPECT_EQ(tool({"run", "--op", "convolution", "--help"}).out, tool({"run", "--op", "conv1d", "--help"}).out);
 }
 
 TEST(Program, UnknownWordsAreUsageErrors) {

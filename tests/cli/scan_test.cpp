@@ -157,7 +157,7 @@ TEST(Scan, RefusesFlagsByName) {
   const std::string input = write_tensors(folder.file("in"), scan_tensors({}));
   const Finished file = tool({"run", "--input", input, "--mask", "full"});
   EXPECT_EQ(file.code, 2);
-  EXPECT_TRUE(has(file.err, "--mask contradicts a file with a scan")) << file.err;
+  EXPECT_TRUE(has(file.err, "--mask contradicts a file with Mamba-2 tensors")) << file.err;
 }
 
 TEST(Scan, HasDefaultsOfItsOwn) {
@@ -167,7 +167,7 @@ TEST(Scan, HasDefaultsOfItsOwn) {
   const Finished selective = tool({"plan", "--op", "selective_scan", "--seq", "1k"});
   EXPECT_TRUE(has(selective.out, "# job: selective scan, bf16, 256 channels, state 16, 1 group")) << selective.out;
   const Finished printed = tool({"run", "--op", "ssd", "--print-config"});
-  EXPECT_TRUE(has(printed.out, "# mask is nothing to --op ssd")) << printed.out;
+  EXPECT_TRUE(has(printed.out, "# mask does not belong to --op ssd")) << printed.out;
   const TemporaryFolder folder;
   const std::string config = folder.write("job.toml", printed.out);
   EXPECT_EQ(tool({"plan", "--config", config}).code, 0);
@@ -175,7 +175,7 @@ TEST(Scan, HasDefaultsOfItsOwn) {
   const std::string input = write_tensors(folder.file("in"), scan_tensors({}));
   const Finished of_file = tool({"run", "--input", input, "--print-config"});
   EXPECT_TRUE(has(of_file.out, "# heads = 8 comes from the input")) << of_file.out;
-  EXPECT_TRUE(has(of_file.out, "# mask is nothing to --op ssd")) << of_file.out;
+  EXPECT_TRUE(has(of_file.out, "# mask does not belong to --op ssd")) << of_file.out;
   EXPECT_EQ(tool({"run", "--config", folder.write("file.toml", of_file.out)}).code, 0);
 }
 

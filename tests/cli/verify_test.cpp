@@ -342,7 +342,7 @@ TEST(Plan, PlansAFile) {
 TEST(Info, ShowsTablesAndReasons) {
   const Finished run = tool({"info"}, {{"RINGATTN_PACE", "100m"}});
   ASSERT_EQ(run.code, 0) << run.err;
-  for (const char* part : {"kernels, of each op in order of preference; those of mla are product's", "cpu_fold",
+  for (const char* part : {"kernels of each op in order of preference; mla uses those of batched_gemm", "cpu_fold",
                            "vector codes, latents of 8 bits", "transports", "threads",
                            "RINGATTN_PACE = \"100m\" (environment)", "RINGATTN_TEST_LONG is not set"}) {
     EXPECT_TRUE(has(run.out, part)) << part << "\n" << run.out;
@@ -363,7 +363,7 @@ TEST(Info, SaysTheOpOfEveryKernel) {
   for (int i = 0; json_at(info.out, fmt::format("/kernels/{}/name", i)) != "absent"; ++i) {
     ops.insert(json_at(info.out, fmt::format("/kernels/{}/op", i)));
   }
-  EXPECT_EQ(ops, (std::set<std::string>{"\"attention\"", "\"convolution\"", "\"decode\"", "\"product\"", "\"scan\""}));
+  EXPECT_EQ(ops, (std::set<std::string>{"\"attention\"", "\"batched_gemm\"", "\"conv1d\"", "\"decode\"", "\"ssm\""}));
   const Finished shown = tool({"info"});
   EXPECT_TRUE(has(shown.out, "cpu_fold         attention   cpu   runs here: yes")) << shown.out;
   EXPECT_TRUE(has(shown.out, "cpu_fold         decode      cpu   runs here: yes")) << shown.out;

@@ -95,11 +95,11 @@ TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   Made made;
   made.make_all("attention", fold_specs());
   made.make_all("decode", decode_specs());
-  made.make_all<HeadProductSpec>("product", {{Dtype::kBf16, 512, 128}});
-  made.make_all<ScanSpec>("scan", {{.heads = 4},
+  made.make_all<HeadProductSpec>("batched_gemm", {{Dtype::kBf16, 512, 128}});
+  made.make_all<ScanSpec>("ssm", {{.heads = 4},
                                    {.dtype = Dtype::kF16, .heads = 4},
                                    {.heads = 64, .head_dim = 1, .state_dim = 16, .state_decays = true}});
-  made.make_all<ConvolutionSpec>("convolution", {{.channels = 64}});
+  made.make_all<ConvolutionSpec>("conv1d", {{.channels = 64}});
   for (const OpKernel& kernel : all_kernels()) {
     EXPECT_TRUE(made.has(kernel)) << kernel.op << ": no spec of the test is one that " << kernel.row->name << " can do";
   }

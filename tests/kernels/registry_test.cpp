@@ -186,10 +186,10 @@ TEST(Registry, AllKernelsAreThoseOfTheTables) {
   std::vector<OpKernel> expected;
   for (const FoldRow& row : kernel_table<FoldSpec>()) expected.push_back({"attention", &row});
   for (const KernelRow<DecodeSpec>& row : kernel_table<DecodeSpec>()) expected.push_back({"decode", &row});
-  for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) expected.push_back({"product", &row});
-  for (const KernelRow<ScanSpec>& row : kernel_table<ScanSpec>()) expected.push_back({"scan", &row});
+  for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) expected.push_back({"batched_gemm", &row});
+  for (const KernelRow<ScanSpec>& row : kernel_table<ScanSpec>()) expected.push_back({"ssm", &row});
   for (const KernelRow<ConvolutionSpec>& row : kernel_table<ConvolutionSpec>()) {
-    expected.push_back({"convolution", &row});
+    expected.push_back({"conv1d", &row});
   }
   EXPECT_TRUE(std::ranges::equal(all_kernels(), expected));
 }

@@ -58,7 +58,7 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
 }  // namespace
 
 std::string_view op_name(Op op) {
-  constexpr std::string_view kNames[] = {"attention", "decode", "mla", "ssd", "selective_scan", "convolution"};
+  constexpr std::string_view kNames[] = {"attention", "decode", "mla", "ssd", "selective_scan", "conv1d"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

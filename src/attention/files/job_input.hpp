@@ -38,7 +38,7 @@ enum class Op {
   kSelectiveScan,  // Scan: Mamba-1's, a decay for each state of a channel
   kConvolution,    // Scan: the convolution in front of one, alone
 };
-std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selective_scan", "convolution"
+std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selective_scan", "conv1d"
 
 // q, k and v, or latents and matrices, as functions of a seed, for sequences of equal length.
 struct SyntheticInput {

@@ -198,7 +198,7 @@ void LoadedCache::fill_rows(std::optional<SyntheticTensor> tensor, const Mutable
       fill_latents(piece, host);
     };
     staging.load(runs, stretch, fill, [&](std::int64_t here) {
-      if (step_done) step_done("row of the cache", done + here, rows.tokens);
+      if (step_done) step_done("row of the cache", {done + here, rows.tokens});
     });
     done += stretch.tokens;
   });
@@ -230,7 +230,7 @@ void LoadedCache::fill_codes(const CompressedSource& source, const Part& part, c
       source.check(rows, piece);
       await(backend, meeting_.patience());
       done += count;
-      if (step_done) step_done("row of the cache", done, this->rows());
+      if (step_done) step_done("row of the cache", {done, this->rows()});
     }
   });
 }
@@ -263,7 +263,7 @@ std::int64_t LoadedCache::fill_pages(const Part& part, const Buffer& pool, const
   Staging(decode_.backend(), meeting_.patience())
       .load(all, dense_view(static_cast<void*>(pool.data()), shape.dtype, share_.pages, 1, page_values), fill,
             [&](std::int64_t done) {
-              if (step_done) step_done("page of the cache", before + done, 2 * share_.pages);
+              if (step_done) step_done("page of the cache", {before + done, 2 * share_.pages});
             });
   return non_finite;
 }

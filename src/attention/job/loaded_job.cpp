@@ -62,7 +62,7 @@ void LoadedJob::load(const JobInput& input, const std::vector<Tensor>& tensors, 
         result_.non_finite.*tensor.non_finite += count_non_finite(host);
       };
       staging.load(tensor.runs, inputs_[i], fill, [&](std::int64_t done) {
-        if (step_done) step_done("row of input", before + done, all);
+        if (step_done) step_done("row of input", {before + done, all});
       });
     }
     before += inputs_[i].tokens;
@@ -173,7 +173,7 @@ LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeti
 RunStats LoadedJob::run(RunMode mode, const StepDone& step_done) {
   BlockDone block_done;
   if (step_done) {
-    block_done = [&step_done](std::int64_t done, std::int64_t all) { step_done("block", done, all); };
+    block_done = [&step_done](const StepCount& blocks) { step_done("block", blocks); };
   }
   meeting_.barrier();
   const RunStats stats = run_(block_done, mode);

@@ -32,7 +32,7 @@ struct RankResult {
 };
 
 // Called with the steps that are done of all of `what` ("row of input", "block"); for progress displays.
-using StepDone = std::function<void(std::string_view what, std::int64_t done, std::int64_t all)>;
+using StepDone = std::function<void(std::string_view what, const StepCount& steps)>;
 
 // This rank's rows of a job in the memory of its kernel, ready to be computed any number of times. All calls are
 // collective over `meeting`, in whose world the front door was made; that outlives the object.

@@ -63,7 +63,7 @@ TensorView LoadedScan::load_rows(ScanRows which, std::int64_t before, std::int64
     result_.non_finite += count_non_finite(host);
   };
   Staging(backend, meeting_.patience()).load(result_.runs, rows, fill, [&](std::int64_t done) {
-    if (step_done) step_done("row of input", before + done, all);
+    if (step_done) step_done("row of input", {before + done, all});
   });
   return rows;
 }

@@ -57,7 +57,7 @@ std::vector<Samples> take_samples(const Meeting& meeting, const SampleRequest& r
                                   std::size_t kinds, const std::function<RunTimes(std::size_t kind)>& run) {
   const std::int64_t count = sample_count(request, slowest(meeting, {seconds}).front());
   const auto done = [&](std::int64_t samples) {
-    if (request.step_done) request.step_done("sample", samples, count);
+    if (request.step_done) request.step_done("sample", {samples, count});
   };
   struct Mine {
     std::vector<double> milliseconds;

@@ -5,6 +5,14 @@
 
 namespace ringattn {
 
+StepCount blocks_done(const Plan& plan, std::int64_t done) {
+  StepCount count{done, static_cast<std::int64_t>(plan.blocks.size())};
+  double flops = 0.0;
+  for (std::int64_t b = 0; b < done; ++b) flops += plan.blocks[static_cast<std::size_t>(b)].flops;
+  if (plan.flops() > 0.0) count.work = flops / plan.flops();
+  return count;
+}
+
 void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_done) {
   const auto count = static_cast<std::int64_t>(loop.plan.blocks.size());
   Timeline* const timeline = loop.timeline;
@@ -31,7 +39,7 @@ void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_
     if (timeline != nullptr) timeline->end_fold(b, stream);
 
     if (!loop.overlap && !last) post(b + 1);
-    if (block_done && !loop.backend.enqueues()) block_done(b + 1, count);
+    if (block_done && !loop.backend.enqueues()) block_done(blocks_done(loop.plan, b + 1));
   }
   if (loop.step.finish(stream, progress) && timeline != nullptr) timeline->end(stream);
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "attention/ring/block_mover.hpp"
 #include "attention/ring/plan.hpp"
@@ -35,7 +36,16 @@ class BlockStep {
 };
 
 // Called after each block with the number of blocks done and of all blocks; for progress displays.
-using BlockDone = std::function<void(std::int64_t done, std::int64_t all)>;
+// `done` of `all` steps are done.
+struct StepCount {
+  std::int64_t done = 0;
+  std::int64_t all = 0;
+  std::optional<double> work = {};  // share of the work that the done steps were, 0 to 1; absent: steps are alike
+};
+using BlockDone = std::function<void(const StepCount& blocks)>;
+
+// The first `done` blocks of the plan, weighed by this rank's FLOPs.
+StepCount blocks_done(const Plan& plan, std::int64_t done);
 
 struct RingLoop {
   const Plan& plan;

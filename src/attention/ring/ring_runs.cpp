@@ -121,7 +121,7 @@ RunStats RingRuns::run(PlannedRuns& planned, const std::function<void(Timeline*)
     for (std::int64_t b = 0; b < blocks; ++b) {
       timeline->await_fold(b, meeting_.patience().for_work(longest_block(planned.plan)),
                            [this] { transport_.progress(); });
-      if (block_done) block_done(b + 1, blocks);
+      if (block_done) block_done(blocks_done(planned.plan, b + 1));
     }
   });
   return timeline->stats();

@@ -46,10 +46,10 @@ TEST(Samples, TakeTurnsAndTheSlowestRankCounts) {
     const Meeting meeting(world, Patience(kPatience));
     std::vector<std::size_t> order;
     std::vector<std::int64_t> progress;
-    const SampleRequest request{kCount, [&](std::string_view what, std::int64_t done, std::int64_t all) {
+    const SampleRequest request{kCount, [&](std::string_view what, const StepCount& steps) {
                                   EXPECT_EQ(what, "sample");
-                                  EXPECT_EQ(all, kCount);
-                                  progress.push_back(done);
+                                  EXPECT_EQ(steps.all, kCount);
+                                  progress.push_back(steps.done);
                                 }};
     // In sample i rank i % 3 takes i + 1 seconds and the others none; the second kind takes ten times as long, of which
     // it waits a half.
