@@ -7,7 +7,7 @@ same-precision reference (fp16 inputs, fp32 arithmetic token by token, y rounded
 
 The columns are the greatest of all jobs: the error in half ulps of fp16 at the exact y, which rounding alone takes; what
 exceeds that half ulp, as a part of m, the sum of the absolute values of a row's terms; the error as a part of the bound of
-bench/notes/scans.md; as a part of y, where y is normal and its terms don't cancel; the share of values that are not the
+bench/notes/ssm.md; as a part of y, where y is normal and its terms don't cancel; the share of values that are not the
 nearest of fp16; the error as a part of a bound without subnormal numbers, and the jobs beyond that."""
 
 import argparse
