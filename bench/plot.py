@@ -3,7 +3,7 @@
 """Draws benchmarks: speed against length, scaling over ranks, error against bytes, what each rank did when.
 
     bench/plot.py speed bench/results/nvidia-h200-x4/*.jsonl -o speed.svg
-    bench/plot.py scaling bench/results/nvidia-h200/*.jsonl -o scaling.svg    # TFLOP/s of a rank, over that of one rank
+    bench/plot.py scaling bench/results/nvidia-h200/*.jsonl -o scaling.svg    # TFLOP/s per rank, relative to one rank
     bench/plot.py compression bench/results/compression.jsonl -o compression.svg  # lines of bench/compression.py
     ringattn run --trace trace.json ... && bench/plot.py timeline trace.json -o timeline.svg
 
@@ -27,7 +27,7 @@ from points import Job, Point
 
 
 def speed_series(found: list[Point]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """For each kind of job, for each who measured: (length, TFLOP/s of a rank), ascending."""
+    """For each kind of job, for each who measured: (length, TFLOP/s per rank), ascending."""
     kinds: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
     for point in found:
         if point.tflops is not None and point.job.seq:
@@ -58,7 +58,7 @@ def scaling_series(found: list[Point]) -> dict[str, list[tuple[int, float]]]:
 
 
 def compression_series(lines: list[dict]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """For each kind of data, for each method: (bytes of a token and head, bits of O that stay right), ascending. A format by
+    """For each kind of data, for each method: (bytes per token and head, correct bits of O), ascending. A format by
     its words belongs to the method that its first word names."""
     kinds: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
@@ -67,14 +67,20 @@ def compression_series(lines: list[dict]) -> dict[str, dict[str, list[tuple[floa
     return {kind: {name: sorted(series) for name, series in methods.items()} for kind, methods in kinds.items()}
 
 
+DATA = {"normal": "Gaussian data", "outliers": "data with outlier channels"}  # of bench/compression.py
+
+
 def draw_compression(kinds: dict[str, dict[str, list[tuple[float, float]]]]) -> str:
     panels = []
     for kind, methods in kinds.items():
         lines = tuple(svg.Line(name, tuple(series)) for name, series in methods.items())
         ticks = tuple((count, str(count)) for count in (16, 32, 64, 128, 256))
-        subtitle = "bits of O that stay right: -log2 of its relative change"
-        panels.append(svg.Chart(f"{kind} data", subtitle, "bytes of a token and head, 256 as it is", ticks, lines))
-    return svg.charts("Error of O against bytes: " + "; ".join(kinds), panels)
+        title = f"KV compression, {DATA.get(kind, kind)}"
+        subtitle = "accuracy of O: -log2 of its relative RMS error (one bit: half the error; 0: as large as O)"
+        x_label = "bytes per token and head (uncompressed: 256)"
+        panels.append(svg.Chart(title, subtitle, x_label, ticks, lines, "correct bits of O"))
+    told = "; ".join(DATA.get(kind, kind) for kind in kinds)
+    return svg.charts(f"Accuracy of O against bytes of the KV cache: {told}", panels)
 
 
 def timeline_bars(trace: dict) -> tuple[list[str], list[tuple[int, str, float, float]]]:
@@ -96,25 +102,27 @@ def lengths_of(lines: Mapping[str, Sequence[tuple[int, float]]]) -> tuple[tuple[
     return tuple((length, points.size(length)) for length in powers or [min(lengths)])
 
 
-def speed_chart(title: str, subtitle: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> svg.Chart:
+def speed_chart(
+    title: str, subtitle: str, lines: Mapping[str, Sequence[tuple[int, float]]], y_label: str = "TFLOP/s"
+) -> svg.Chart:
     """Rates against length, the lines in order of importance."""
     drawn = tuple(svg.Line(name, tuple(line)) for name, line in lines.items())
-    return svg.Chart(title, subtitle, "tokens of a sequence", lengths_of(lines), drawn)
+    return svg.Chart(title, subtitle, "sequence length (tokens)", lengths_of(lines), drawn, y_label)
 
 
 def draw_speed(kinds: dict[str, dict[str, list[tuple[int, float]]]]) -> str:
     def ours_first(lines: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
         return dict(sorted(lines.items(), key=lambda line: not line[0].startswith(points.OURS)))
 
-    panels = [speed_chart(kind, "TFLOP/s of a rank", ours_first(lines)) for kind, lines in kinds.items()]
+    panels = [speed_chart(kind, "", ours_first(lines), "TFLOP/s per rank") for kind, lines in kinds.items()]
     return svg.charts("Speed against length: " + "; ".join(kinds), panels)
 
 
 def draw_scaling(series: dict[str, list[tuple[int, float]]]) -> str:
     ranks = sorted({ranks for line in series.values() for ranks, _ in line})
     lines = tuple(svg.Line(name, tuple(line)) for name, line in series.items())
-    title, subtitle = "Scaling over ranks", "TFLOP/s of a rank, over one rank alone: 1 is perfect"
-    chart = svg.Chart(title, subtitle, "ranks", tuple((rank, str(rank)) for rank in ranks), lines)
+    title, subtitle = "Scaling efficiency", "TFLOP/s per rank, relative to one rank (1: perfect scaling)"
+    chart = svg.Chart(title, subtitle, "ranks", tuple((rank, str(rank)) for rank in ranks), lines, "efficiency")
     return svg.charts(f"{title}: {subtitle}", [chart])
 
 

@@ -12,17 +12,18 @@ from markdown import columns
 from shown import Group
 
 ABOUT_LATENT_PREFILL = """\
-Prefill over latents of 512 and rotary keys of 64, expanded: bf16, causal, 16 heads. Ranks hand on the latents, and expand
-them to keys of 192 and values of 128 as they fold. "Plain" is the job over keys and values that are there already, of
-the same dims; "folds alone" has every block in place."""
+Expanded form, latents of 512 dims and rotary keys of 64: bf16, causal, 16 heads. Ranks pass the latents around the
+ring and expand each block to keys of 192 dims and values of 128. *Plain* is attention over keys and values of the
+same dims that exist already; *compute only* has every KV block in place."""
 ABOUT_SCAN_RANKS = """\
-Mamba-2, bf16: 80 heads of 64, a state of 128, one sequence. Ranks have neighbouring super-segments, and hand on states."""
+Mamba-2, bf16: 80 heads of 64 dims, a state of 128, one sequence. Ranks own consecutive super-segments and pass on
+states."""
 ABOUT_DECODE_RANKS = """\
-One step over one sequence, bf16, 32 query heads on 8 K/V heads of 128. Each rank folds its share of
-the groups, and partial results are merged."""
+One decode step over one sequence, bf16, 32 query heads, 8 K/V heads, head_dim 128. Each rank attends to its share of
+the KV splits, and the partial results are merged."""
 ABOUT_COMPRESSED_RING = """\
-Two ranks of the CPU under mpirun, on a link slowed to 4 MB/s (`RINGATTN_PACE`): bf16, causal, 8/8 heads of 128, 8k tokens.
-Blocks travel as they are stored, and each rank decompresses what it folds."""
+Two CPU ranks under mpirun, on a link slowed to 4 MB/s (`RINGATTN_PACE`): bf16, causal, 8/8 heads, head_dim 128, 8k
+tokens. KV blocks are sent as they are stored, and each rank dequantizes the blocks that it receives."""
 
 
 def gpus(world: int) -> str:
@@ -68,7 +69,7 @@ def checked(group: Group) -> str:
         judged = "passed" if line["verdict"] == "pass" else "FAILED"
         tokens = points.size(line["job"].get("q_tokens") or line["job"]["tokens"])
         of = f"{found['rows']} rows of {tokens} tokens of {line['job']['heads']} heads"
-        told.append(f"{of}, beside fp64: {judged}, the greatest error is {part:.2f} of what is allowed.")
+        told.append(f"{of}, compared with fp64: {judged}, the greatest error is {part:.2f} of the allowed error.")
     return "".join(f"\n\n{text}" for text in told)
 
 
@@ -84,7 +85,8 @@ def latent_prefill(group: Group) -> str:
         key = (line["job"]["q_tokens"], line["world"]["ranks"])
         measured = Reading(line["time_ms"]["median"], line["tflops_per_rank"], line["exposed_ms"])
         latents.setdefault(key, measured).digest = line["digest"]["out"]
-    rows = [["tokens", "on", "time", "TFLOP/s of each", "folds alone", "plain", "plain's time / this", "waiting", "digest of O"]]
+    heads = ["time", "TFLOP/s per GPU", "compute only", "plain", "plain time / this", "exposed comm", "digest of O"]
+    rows = [["tokens", "on", *heads]]
     for tokens, world in sorted(latents):
         this, alone, beside = latents[tokens, world], folds.get((tokens, world)), plain.get((tokens, world))
         told = [time_of(this.ms), f"{this.tflops:.0f}", f"{alone.tflops:.0f}" if alone else "—"]
@@ -111,7 +113,7 @@ def place(world: int, transport: str) -> str:
 
 def scan_ranks(group: Group) -> str:
     found = by_ranks(group, "ssd")
-    rows = [["tokens", "on", "time", "of one GPU's speed", "waiting for states", "digest of y"]]
+    rows = [["tokens", "on", "time", "speedup", "exposed comm", "digest of y"]]
     for (tokens, world, transport), this in sorted(found.items(), key=lambda item: (*item[0][:2], item[0][2] != "p2p")):
         waiting = f"{100 * this.waited_ms / this.ms:.1f} %"
         told = [time_of(this.ms), speed_up(found, tokens, this), waiting, of_digest(this.digest)]
@@ -121,7 +123,7 @@ def scan_ranks(group: Group) -> str:
 
 def decode_ranks(group: Group) -> str:
     found = by_ranks(group, "decode")
-    rows = [["keys", "on", "a step", "of one GPU's speed", "digest of O"]]
+    rows = [["keys", "on", "decode step", "speedup", "digest of O"]]
     for (keys, world, transport), this in sorted(found.items(), key=lambda item: (*item[0][:2], item[0][2] != "p2p")):
         told = [f"{this.ms * 1e3:.0f} µs", speed_up(found, keys, this), of_digest(this.digest)]
         rows.append([points.size(keys), place(world, transport), *told])
@@ -131,7 +133,7 @@ def decode_ranks(group: Group) -> str:
 def compressed_ring(group: Group) -> str:
     """The rows as they were measured, of which the first has keys and values as they are."""
     runs = reports(group, "run")
-    rows = [["stored as", "bytes moved", "part", "time", "waiting", "digest of O"]]
+    rows = [["stored as", "bytes moved", "of bf16", "time", "exposed comm", "digest of O"]]
     for line in runs:
         moved, ms = line["plan"]["bytes_moved"], line["time_ms"]["median"]
         part = f"{moved / runs[0]['plan']['bytes_moved']:.3f}"
@@ -142,8 +144,8 @@ def compressed_ring(group: Group) -> str:
 
 # By the names of their groups: title, what stands above a table, and the table.
 SECTIONS = {
-    "compressed-ring": ("Codes on a slow link", ABOUT_COMPRESSED_RING, compressed_ring),
-    "decode-ranks": ("A step on several GPUs", ABOUT_DECODE_RANKS, decode_ranks),
-    "latent-prefill": ("Prefill over latents", ABOUT_LATENT_PREFILL, latent_prefill),
-    "scan-ranks": ("Scans on several GPUs", ABOUT_SCAN_RANKS, scan_ranks),
+    "compressed-ring": ("Ring on a slow link", ABOUT_COMPRESSED_RING, compressed_ring),
+    "decode-ranks": ("Decode step on several GPUs", ABOUT_DECODE_RANKS, decode_ranks),
+    "latent-prefill": ("Prefill on several GPUs", ABOUT_LATENT_PREFILL, latent_prefill),
+    "scan-ranks": ("Several GPUs", ABOUT_SCAN_RANKS, scan_ranks),
 }

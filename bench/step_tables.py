@@ -16,37 +16,40 @@ from shown import Group, is_missing
 
 # What stands above the tables in docs/results.md.
 ABOUT_DECODE = """\
-One query row a sequence, bf16. A CUDA graph holds several steps, and each reads another cache, so at least 512 MiB
-are read between two uses of one. Times are medians, and ours and the peers took turns on one card; each peer was
-asked in several forms (`bench/peers/decode.py --help`), and the fastest counts. Below 1, the last column says that
-ringattn takes less time."""
+One query token per sequence, bf16. A CUDA graph holds several decode steps, each over a different KV cache, so at
+least 512 MiB are read before a cache is used again. Times are medians; ringattn and the peers took turns on one GPU.
+Each peer was called in several ways (`bench/peers/decode.py --help`), and its fastest counts. A ratio below 1 means
+that ringattn is faster."""
 ABOUT_PAGES = """\
-The pages of all sequences are shuffled. Times as parts of the time over a dense cache, measured in turn."""
+Decode time over a paged KV cache as a multiple of the time over a dense one, measured in turn. The pages of all
+sequences are shuffled."""
 ABOUT_SPARSE = """\
-Prefill where each block of 128 queries lists some blocks of 128 keys: bf16, causal, 32 query heads on 8 K/V heads of 128.
-Ours and FlexAttention, compiled, took turns on one card over the same lists, which all heads share
-(`bench/peers/sparse.py --help`). Where all are listed, ours is the causal job without lists; the last column says how
-much faster it is with them."""
-NO_SPARSE = "[Lists of key blocks](lists.md) in a prefill have not been measured yet (`bench/run.sh sparse-peers` does it)."
+Prefill with a [block-sparse mask](block-sparse.md) of 128 queries by 128 keys, the same for all heads: bf16, causal,
+32 query heads, 8 K/V heads, head_dim 128. ringattn and FlexAttention (compiled) took turns on one GPU over the same
+masks (`bench/peers/sparse.py --help`). The rows *all* are the causal job, for ringattn without a block mask; the last
+column is the speedup over it."""
+NO_SPARSE = (
+    "Prefill with a [block-sparse mask](block-sparse.md) has not been measured yet (`bench/run.sh sparse-peers` does it)."
+)
 ABOUT_COMPRESSED = """\
-bf16, 32 query heads on 8 K/V heads of 128. Each time is followed by its part of the time over a plain cache, measured in
-turn. A step of decoding has one query row a sequence, and reads codes where they lie; prefill decompresses a block of
-keys before it folds it."""
+bf16, 32 query heads, 8 K/V heads, head_dim 128. The ratio after each time is relative to the unquantized bf16 cache,
+measured in turn. A decode step has one query token per sequence and reads the quantized values in place; prefill
+dequantizes a KV block before it attends to it."""
 ABOUT_LATENTS = """\
-Latents of 512 and rotary keys of 64 in shuffled pages of 64, bf16; heads share them. A CUDA graph holds several
-steps, and at least 512 MiB are read between two uses of a cache. Times are medians, and ours and FlashMLA took turns
-on one card (`bench/peers/latents.py --help`)."""
+Latents of 512 dims and rotary keys of 64 in shuffled pages of 64 tokens, bf16. A CUDA graph holds several decode
+steps, and at least 512 MiB are read before a cache is used again. Times are medians; ringattn and FlashMLA took turns
+on one GPU (`bench/peers/latents.py --help`). A ratio below 1 means that ringattn is faster."""
 ABOUT_SCANS = """\
-bf16. Mamba-2 has 80 heads of 64 and a state of 128, Mamba-1 5,120 channels and a state of 16; steps of decoding,
-where there are some, are of 128 sequences, and the convolution has 8,448 channels and a width of 4. Ours and the
-others took turns on one card (`bench/peers/scans.py --help`); \"can't\" is what a kernel answers, or that it reads
-out of bounds. The last column counts the bytes that have to be moved at least."""
+bf16. Mamba-2 has 80 heads of 64 dims and a state of 128, Mamba-1 has 5,120 channels and a state of 16, and the
+convolution has 8,448 channels and a width of 4. ringattn and the peers took turns on one GPU (`bench/peers/scans.py
+--help`). \"can't\": the kernel refuses the shape, or reads out of bounds. GB/s counts the minimum of bytes that must
+be moved."""
 SCANS = {
     "ssd": "Mamba-2",
     "ssd-gated": "Mamba-2, gated",
     "selective": "Mamba-1",
-    "update": "Mamba-2, a step",
-    "selective-update": "Mamba-1, a step",
+    "update": "Mamba-2, decode step",
+    "selective-update": "Mamba-1, decode step",
     "convolution": "convolution",
 }
 
@@ -56,7 +59,8 @@ README_STEPS = ((1, 1 << 10), (1, 16 << 10), (1, 128 << 10), (1, 1 << 20), (32, 
 
 def decode_rows(group: Group, wanted: Callable[[steps.Step], bool]) -> str:
     found = steps.table(steps.read_lines(group.lines))
-    rows = [["heads of dim", "sequences x keys", *(f"{name}, µs" for name in (points.OURS, *steps.PEERS)), "ringattn / cuDNN"]]
+    names = [f"{name}, µs" for name in (points.OURS, *steps.PEERS)]
+    rows = [["heads, head_dim", "sequences x keys", *names, "ringattn / cuDNN"]]
     for step in sorted({step for _, step in found if wanted(step)}, key=lambda step: (step.goal is None, step)):
         figures = [steps.figure(found.get((who, step))) for who in (points.OURS, *steps.PEERS)]
         part = steps.ratio(found, steps.CUDNN, step)
@@ -71,7 +75,7 @@ def decode(group: Group) -> str:
 
 def decode_short(group: Group) -> str:
     """The README's choice, with what it is of."""
-    told = "One step of decoding, one query row a sequence, as part of a CUDA graph, over keys that the L2 cache does not hold:"
+    told = "One decode step in a CUDA graph, one query token per sequence, over a KV cache that is not in the L2 cache:"
     return f"{told}\n\n{decode_rows(group, lambda step: step.goal is not None and (step.batch, step.keys) in README_STEPS)}"
 
 
@@ -80,7 +84,7 @@ def pages(group: Group) -> str:
     found = steps.table(steps.read_lines(group.lines))
     dense = {step for who, step in found if who == points.OURS and not step.page_size and step.rows == 1}
     sizes = sorted({step.page_size for _, step in found if step.page_size})
-    rows = [["heads of dim", "sequences x keys", "dense, µs", *(f"pages of {size}" for size in sizes)]]
+    rows = [["heads, head_dim", "sequences x keys", "dense, µs", *(f"pages of {size}" for size in sizes)]]
     for step in sorted(dense):
         whole = found[points.OURS, step]
         paged = [found.get((points.OURS, dataclasses.replace(step, page_size=size))) for size in sizes]
@@ -121,7 +125,7 @@ def sparse(group: Group) -> str:
     def part(of: float | None, by: float | None) -> str:
         return f"{of / by:.2f}" if of and by else "—"
 
-    rows = [["blocks", "tokens", "listed", f"{points.OURS}, ms", f"{FLEX}, ms", f"{FLEX} / ringattn", "ringattn, all / these"]]
+    rows = [["mask", "tokens", "density", f"{points.OURS}, ms", f"{FLEX}, ms", f"{FLEX} / ringattn", "speedup over all"]]
     for seq, pattern in sorted({key[1:] for key in times}, key=lambda key: (key[0], key[1] != "dense", key[1])):
         ours, theirs = median(points.OURS, seq, pattern), median(FLEX, seq, pattern)
         listed = f"{100 * density[seq, pattern]:.1f} %" if (seq, pattern) in density else "—"
@@ -146,7 +150,7 @@ def compressed(group: Group) -> str:
     for (_, form, step), reading in steps.read_lines(group.lines).items():
         if reading.us and form in forms:
             by_step.setdefault(step, {})[form] = reading.us
-    rows = [["a step, µs", "plain", *forms[1:]]]
+    rows = [["decode step, µs", "bf16", *forms[1:]]]
     for step, times in sorted(by_step.items()):
         rows.append([f"{step.batch} x {points.size(step.keys)}", *(beside_plain(times, form, 1) for form in forms)])
     tables = [columns(rows)] if by_step else []
@@ -156,7 +160,7 @@ def compressed(group: Group) -> str:
         if line.get("schema") == points.SCHEMA and line.get("ms"):
             form = points.asked(line, "--cache-format") or "bf16"
             several.setdefault(line["job"]["seq"], {}).setdefault("" if form == "bf16" else form, []).append(line["ms"]["median"])
-    rows = [["prefill, ms", "plain", "fp8", "int4"]]
+    rows = [["prefill, ms", "bf16", "fp8", "int4"]]
     for seq, found in sorted(several.items()):
         times = {form: statistics.median(of_form) for form, of_form in found.items()}
         rows.append([f"1 x {points.size(seq)}", *(beside_plain(times, form, 2) for form in ("", "fp8", "int4"))])
@@ -166,7 +170,7 @@ def compressed(group: Group) -> str:
     for line in group.lines:
         if line.get("schema") == "ringattn.compress/1" and line["what"] != "copy":
             rates.setdefault(line["format"], {}).setdefault(line["what"], []).append(line)
-    rows = [["128k tokens of 8 heads", "compressing, GB/s", "of a copy's rate", "decompressing, GB/s", "of a copy's rate"]]
+    rows = [["128k tokens, 8 heads", "compress, GB/s", "of memcpy bandwidth", "decompress, GB/s", "of memcpy bandwidth"]]
     for form, found in rates.items():
         cells = []
         for what in ("compress", "decompress"):
@@ -202,7 +206,7 @@ def amount(count: int) -> str:
 
 def latent_ring(group: Group) -> str:
     """Runs over latents, what all ranks together got of them, and what their keys and values would have been."""
-    rows = [["tokens", "GPUs", "time", "TFLOP/s of each", "latents moved", "their keys and values", "digest of O"]]
+    rows = [["tokens", "GPUs", "time", "TFLOP/s per GPU", "latents moved", "keys and values instead", "digest of O"]]
     runs = [line for line in group.lines if line.get("command") == "run"]
     for line in sorted(runs, key=lambda line: (line["job"]["q_tokens"], line["world"]["ranks"])):
         ms, plan = line["time_ms"]["median"], line["plan"]
@@ -222,7 +226,7 @@ def scans(group: Group) -> str:
     shapes = dict.fromkeys(shape for shape, _ in found)
     others = sorted({who for _, who in found} - {points.OURS})
     names = [f"{'PyTorch' if who == 'pytorch' else who}, ms" for who in (points.OURS, *others)]
-    rows = [["what", "sequences x tokens", *names, "fastest other / ringattn", "GB/s"]]
+    rows = [["op", "sequences x tokens", *names, "fastest peer / ringattn", "GB/s"]]
 
     def milliseconds(shape: str, who: str) -> float | None:
         times = [line["ms"] for line in found.get((shape, who), []) if line["ms"]]
@@ -245,10 +249,10 @@ def scans(group: Group) -> str:
 
 # By the names of their groups: title, what stands above a table, and the table.
 SECTIONS = {
-    "decode": ("Decoding", ABOUT_DECODE, decode),
-    "pages": ("Decoding from pages", ABOUT_PAGES, pages),
-    "sparse": ("Sparse lists", ABOUT_SPARSE, sparse, NO_SPARSE),
-    "compressed": ("Caches of codes", ABOUT_COMPRESSED, compressed),
-    "latents": ("Decoding over latents", ABOUT_LATENTS, latents),
-    "scans": ("Scans", ABOUT_SCANS, scans),
+    "decode": ("Decode step", ABOUT_DECODE, decode),
+    "pages": ("Paged KV cache", ABOUT_PAGES, pages),
+    "sparse": ("Prefill compared with FlexAttention", ABOUT_SPARSE, sparse, NO_SPARSE),
+    "compressed": ("Decode, prefill and compression", ABOUT_COMPRESSED, compressed),
+    "latents": ("Decode step compared with FlashMLA", ABOUT_LATENTS, latents),
+    "scans": ("One GPU", ABOUT_SCANS, scans),
 }

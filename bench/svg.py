@@ -17,7 +17,13 @@ SERIES = (
     ("#00735c", "#56d4a4", "2 4", "diamond"),
     ("#7a3fa0", "#d2a8ff", "10 3 2 3", "triangle"),
     ("#57606a", "#b1bac4", "5 3", "circle"),
-    ("#a3195b", "#ff9bce", "1 3", "square"),
+    ("#a3195b", "#ff9bce", "1 3", "down"),
+    ("#6b5900", "#d9c74a", "12 4", "plus"),
+    ("#b3001e", "#ff8a80", "4 2", "cross"),
+    ("#4f46c8", "#b3adff", "8 3 2 3 2 3", "star"),
+    ("#0a6e80", "#6fd6e8", "3 3", "hexagon"),
+    ("#7a4420", "#e0b090", "6 2 1 2", "left"),
+    ("#3d6b00", "#a5d64f", "14 3 3 3", "right"),
 )
 LANES = {"fold": ("#00735c", "#56d4a4"), "wait": ("#b34700", "#ffa657"), "transfer": ("#0b62a4", "#6cb6ff")}
 PAPER, INK, FAINT, GRID = (("#ffffff", "#0d1117"), ("#1f2328", "#e6edf3"), ("#59636e", "#9198a1"), ("#d9dee3", "#2b323b"))
@@ -45,6 +51,7 @@ class Chart:
     x_label: str
     ticks: tuple[tuple[float, str], ...]
     lines: tuple[Line, ...]
+    y_label: str = ""
 
     @property
     def width(self) -> float:
@@ -54,6 +61,11 @@ class Chart:
     @property
     def height(self) -> float:
         return TOP + PLOT_HEIGHT + BOTTOM
+
+
+ARM = ((-1.6, -1.6), (-1.6, -5), (1.6, -5))  # of a plus: the other three are turned by a right angle each
+PLUS = tuple((x * c - y * s, x * s + y * c) for c, s in ((1, 0), (0, 1), (-1, 0), (0, -1)) for x, y in ARM)
+STAR = tuple((r * math.sin(i * math.pi / 5), -r * math.cos(i * math.pi / 5)) for i in range(10) for r in ((5.4, 2.3)[i % 2],))
 
 
 def number(value: float) -> str:
@@ -80,6 +92,13 @@ def marker(shape: str, x: float, y: float, style: str) -> str:
         "square": ((-3.4, -3.4), (3.4, -3.4), (3.4, 3.4), (-3.4, 3.4)),
         "diamond": ((0, -4.9), (4.9, 0), (0, 4.9), (-4.9, 0)),
         "triangle": ((0, -4.6), (4.6, 3.6), (-4.6, 3.6)),
+        "down": ((0, 4.6), (4.6, -3.6), (-4.6, -3.6)),
+        "left": ((-4.8, 0), (3.6, -4.6), (3.6, 4.6)),
+        "right": ((4.8, 0), (-3.6, 4.6), (-3.6, -4.6)),
+        "hexagon": ((-4.4, 0), (-2.2, -3.8), (2.2, -3.8), (4.4, 0), (2.2, 3.8), (-2.2, 3.8)),
+        "plus": PLUS,
+        "cross": tuple(((x - y) * 0.72, (x + y) * 0.72) for x, y in PLUS),
+        "star": STAR,
     }[shape]
     return f'<polygon points="{" ".join(f"{number(x + dx)},{number(y + dy)}" for dx, dy in corners)}" class="{style}"/>'
 
@@ -135,6 +154,9 @@ def draw_chart(chart: Chart) -> list[str]:
         drawn.append(segment(across, TOP + PLOT_HEIGHT, across, TOP + PLOT_HEIGHT + 5, "axis"))
         drawn.append(text(across, TOP + PLOT_HEIGHT + 20, name, "faint", "middle"))
     drawn.append(text(LEFT + PLOT_WIDTH / 2, TOP + PLOT_HEIGHT + 43, chart.x_label, "faint", "middle"))
+    if chart.y_label:
+        turned = text(0, 0, chart.y_label, "faint", "middle")
+        drawn.append(f'<g transform="translate(14 {number(TOP + PLOT_HEIGHT / 2)}) rotate(-90)">{turned}</g>')
 
     label_x = LEFT + PLOT_WIDTH + 16
     ends = [place(*line.points[-1]) for line in chart.lines]

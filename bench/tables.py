@@ -37,11 +37,39 @@ NAMES = {
 ON_ONE_GPU = ("ringattn", "FlashAttention-3", "cuDNN", "FlashAttention-2")
 # The groups of the README's figures.
 README_PARTS = {
-    "one-gpu": "speeds on one GPU",
-    "scaling": "speeds on several",
+    "one-gpu": "one GPU",
+    "scaling": "several GPUs",
     "two-million": "2,097,152 tokens",
-    "decode": "decoding",
+    "decode": "decode",
 }
+# What stands above the tables.
+ABOUT_SUMS = """\
+The mean relative error of O, where all softmax weights are equal and the values lie in (0, 1): the exact mean is
+known, and a bias can't cancel (`bench/peers/long_sum.py`). One unit in the last place of bf16 is 4e−3."""
+ABOUT_SPEED = """\
+bf16, causal, 32 query heads, 8 K/V heads, head_dim 128. Batches hold 16k tokens in total up to a length of 16k.
+FlashAttention-3 is commit 0251105 of its repository; cuDNN and FlashAttention-2 are PyTorch's SDPA backends."""
+ABOUT_SHAPES = """\
+bf16; batches hold 16k tokens in total up to a length of 16k."""
+ABOUT_SCALING = """\
+bf16, causal, 32 query heads, 8 K/V heads, head_dim 128. *Compute only* is the same computation with every KV block
+already in place. The zigzag ring is our own re-implementation (`bench/peers/zigzag_ring.py`): cuDNN's kernel, NCCL,
+and a merge in fp32."""
+ABOUT_TWO_MILLION = """\
+bf16, causal, 32 query heads, 8 K/V heads, head_dim 128. *Exposed comm* is exposed communication: the time in which a
+GPU waits for a KV block. Two GPUs halve the shards, but add two KV blocks and the attention state of the rows, which
+one GPU does not need."""
+ABOUT_LAYERS = """\
+Host overhead of 32 enqueued layers: bf16, causal, 32 query heads, 8 K/V heads, head_dim 128. On one GPU, *compute
+only* is 32 launches of the kernel on one task, measured in turn with the layers. On two GPUs it is the compute time
+of jobs that the host waits for one by one; the events that time them add a few µs."""
+ABOUT_CPU = """\
+A 16-core Intel Xeon with AVX-512; each time is one run. The figures were measured before version 0.2.0, which changed
+the digests of sequences of more than 64 tiles ([how it works](how-it-works.md)): the current program prints different
+digests."""
+ABOUT_LATENT_RING = """\
+bf16, causal, 16 heads, `--form expanded`. *Latents moved* is what all GPUs together received; the next column is the
+size that expanded keys and values would have had."""
 # The rows of the README's table: jobs, and the length that each is shown at.
 README_ROWS = (
     *((MAIN, length << 10) for length in (1, 32, 128)),
@@ -50,6 +78,7 @@ README_ROWS = (
     ("bf16 8/8 x 256 causal", 32 << 10),
     ("bf16 128/128 x 192/128 causal", 8 << 10),
 )
+ZIGZAG = "zigzag ring"
 Groups = dict[str, Group]
 
 
@@ -67,8 +96,14 @@ def origin(group: Group) -> str:
     """Whence a table is: files that hold each line's command and commit."""
     files = joined(f"[{name}](../bench/results/{name})".replace(".jsonl]", "]") for name in group.files)
     plural = "s" if len(group.commits) > 1 else ""
-    told = f"Commit{plural} {commits(group)}{f', {group.device}' if group.device else ''}. Lines: {files}."
-    return told + (f" Beside: {'; '.join(group.peers)}." if group.peers else "")
+    told = f"Commit{plural} {commits(group)}{f', {group.device}' if group.device else ''}. Raw results: {files}."
+    return told + (f" Compared with: {'; '.join(group.peers)}." if group.peers else "")
+
+
+def device_name(group: Group) -> str:
+    """For headings: "H200", "CPU"."""
+    words = group.device.split()
+    return words[1] if len(words) > 1 and words[0] == "NVIDIA" else "CPU"
 
 
 def described(job: Job) -> str:
@@ -108,9 +143,9 @@ def measured(groups: Groups) -> str:
     gpu = f"{groups['one-gpu'].device}, bf16"
     if len(every) == 1:
         dates = joined(dict.fromkeys(date for name in parts for date in groups[name].dates))
-        return f"All figures here are of commit `{next(iter(every))}` ({gpu}, {dates})."
-    told = [f"{what} of {commits(groups[name])}" for name, what in parts.items()]
-    return f"The figures ({gpu}) are of several commits: {joined(told)}."
+        return f"All figures here were measured at commit `{next(iter(every))}` ({gpu}, {dates})."
+    told = [f"{commits(groups[name])} ({what})" for name, what in parts.items()]
+    return f"The figures ({gpu}) were measured at several commits: {joined(told)}."
 
 
 def measured_there(found: Iterable[tuple[str, int, str]]) -> list[str]:
@@ -166,6 +201,9 @@ def scaling_points(groups: Groups) -> list[Point]:
 
 
 def scaling_name(point: Point, transports: bool) -> str:
+    if point.tool == ZIGZAG:  # bench/peers/zigzag_ring.py
+        parts = f", {point.kernel}, {point.transport}".replace(", cudnn", ", cuDNN") if transports else ""
+        return f"{ZIGZAG} (own re-implementation{parts}), {gpus(point.world)}"
     if point.tool != points.OURS:
         return f"{point.name}, {gpus(point.world)}" if transports else f"{point.tool}, {gpus(point.world)}"
     return f"ringattn, {gpus(point.world)}" + (f", {point.transport}" if transports and point.world > 1 else "")
@@ -183,10 +221,10 @@ def scaling(groups: Groups) -> str:
     lines = scaling_lines(scaling_points(groups), transports=True)
     alone = [p for p in groups["scaling"].points if p.mode == "folds" and p.tflops and p.job.kind == MAIN]
     for point in sorted(alone, key=lambda p: (p.world, p.transport != "p2p", p.job.seq)):
-        name = f"— folds alone, {gpus(point.world)}, {point.transport}"
+        name = f"— compute only, {gpus(point.world)}, {point.transport}"
         lines.setdefault(name, []).append((point.job.seq, point.tflops or 0.0))
     lengths = sorted({length for line in lines.values() for length, _ in line})
-    rows = [["TFLOP/s of each GPU", *map(points.size, lengths)]]
+    rows = [["TFLOP/s per GPU", *map(points.size, lengths)]]
     for name, line in lines.items():
         of = dict(line)
         rows.append([name, *(f"{of[length]:.0f}" if length in of else "—" for length in lengths)])
@@ -194,7 +232,7 @@ def scaling(groups: Groups) -> str:
 
 
 def two_million(groups: Groups) -> str:
-    rows = [["2,097,152 tokens", "time", "TFLOP/s of each GPU", "memory of each (planned)", "waiting", "digest of O"]]
+    rows = [["2,097,152 tokens", "time", "TFLOP/s per GPU", "memory per GPU (planned)", "exposed comm", "digest of O"]]
     runs = [line for line in groups["two-million"].lines if line.get("command") == "run"]
     for line in sorted(runs, key=lambda line: (line["world"]["ranks"], line["world"]["transport"])):
         seconds = line["time_ms"]["median"] / 1e3
@@ -206,7 +244,7 @@ def two_million(groups: Groups) -> str:
 
 
 def layers(groups: Groups) -> str:
-    rows = [["32 layers, one behind the other", "a layer", "its folds alone", "lost", "host time of a call"]]
+    rows = [["32 layers in sequence", "time per layer", "compute only", "overhead", "host time per call"]]
     # Where two files measured the same job, the later one counts.
     chosen = {(line["ranks"], line["tokens"], line["transport"] != "p2p"): line for line in groups["layers"].lines}
     for _, line in sorted(chosen.items()):
@@ -229,16 +267,17 @@ def sums(groups: Groups) -> str:
 
 
 def cpu(groups: Groups) -> str:
-    rows = [["bf16, 8/2 heads of 128, causal", "time", "TFLOP/s of each rank", "digest of O"]]
+    rows = [["bf16, 8/2 heads of 128, causal", "time", "TFLOP/s per rank", "digest of O"]]
     for line in sorted(groups["cpu"].lines, key=lambda line: (line["tokens"], line["ranks"])):
-        told = "one rank of 16 threads" if line["ranks"] == 1 else f"{line['ranks']} ranks under mpirun"
+        told = "1 rank with 16 threads" if line["ranks"] == 1 else f"{line['ranks']} ranks under mpirun"
         seconds, tflops = f"{line['time_ms'] / 1e3:#.3g} s", f"{line['tflops_per_rank']:#.3g}"
         rows.append([f"{points.size(line['tokens'])} tokens, {told}", seconds, tflops, f"`{line['digest']['out'][:8]}…`"])
     return columns(rows)
 
 
-def with_origin(name: str, table: Callable[[Groups], str]) -> Callable[[Groups], str]:
-    return lambda groups: f"{origin(groups[name])}\n\n{table(groups)}"
+def part(name: str, title: str, about: str, table: Callable[[Groups], str]) -> Callable[[Groups], str]:
+    """A subsection of a page that is always there, as section() makes it."""
+    return lambda groups: section(name, title, about, lambda group: table(groups))(groups)
 
 
 def speed_picture(groups: Groups) -> str:
@@ -246,18 +285,18 @@ def speed_picture(groups: Groups) -> str:
     lines = {name: sorted((p.job.seq, p.tflops or 0.0) for (kind, _, of), p in found.items() if (kind, of) == (MAIN, name))
              for name in ON_ONE_GPU}
     title = f"Causal attention on one {groups['one-gpu'].device}"
-    subtitle = f"TFLOP/s against length: bf16, 32 query heads on 8 K/V heads of 128, commit {joined(groups['one-gpu'].commits)}"
+    subtitle = f"bf16, 32 query heads, 8 K/V heads, head_dim 128, commit {joined(groups['one-gpu'].commits)}"
     chart = plot.speed_chart(title, subtitle, {name: line for name, line in lines.items() if line})
-    return svg.charts(f"{title}. {subtitle}.", [chart])
+    return svg.charts(f"{title}: TFLOP/s against sequence length. {subtitle}.", [chart])
 
 
 def scaling_picture(groups: Groups) -> str:
-    found = [p for p in scaling_points(groups) if p.transport != "nccl" or p.tool == "zigzag ring"]
-    found = [p for p in found if p.tool in (points.OURS, "zigzag ring")]
-    title = f"More GPUs: {groups['scaling'].device}"
-    subtitle = "TFLOP/s of each GPU against length: where adding GPUs costs nothing, lines lie on the one of 1 GPU"
-    chart = plot.speed_chart(title, subtitle, scaling_lines(found, transports=False))
-    return svg.charts(f"{title}. {subtitle}.", [chart])
+    found = [p for p in scaling_points(groups) if p.transport != "nccl" or p.tool == ZIGZAG]
+    found = [p for p in found if p.tool in (points.OURS, ZIGZAG)]
+    title = f"Scaling: TFLOP/s per GPU, {groups['scaling'].device}"
+    subtitle = "causal attention, bf16; with perfect scaling all lines lie on the line of 1 GPU"
+    chart = plot.speed_chart(title, subtitle, scaling_lines(found, transports=False), y_label="TFLOP/s per GPU")
+    return svg.charts(f"{title}, against sequence length. {subtitle}.", [chart])
 
 
 def compression_lines() -> list[dict]:
@@ -274,7 +313,7 @@ def compression(_: Groups) -> str:
         if kept < tokens:
             stored = f"{kept} of {tokens} tokens" + ("" if stored == "plain" else f", {stored}")
         found[(line["method"], stored)][line["data"]] = line
-    rows = [["method", "k, v", "bytes of a token and head", "removed", "change of O, normal", "with outliers",
+    rows = [["method", "stored k, v", "bytes per token and head", "removed", "error of O, Gaussian data", "with outlier channels",
              "compress, ns", "decompress, ns"]]  # fmt: skip
     for (method, stored), data in found.items():
         changes = [f"{data[kind]['change_of_o']:.4f}" if kind in data else "—" for kind in ("normal", "outliers")]
@@ -292,17 +331,28 @@ def compression_picture(_: Groups) -> str:
 def section(
     name: str, title: str, about: str, table: Callable[[Group], str], unmeasured: str = ""
 ) -> Callable[[Groups], str]:
-    """A whole section of a page; where nobody has measured it a sentence that says so, or nothing."""
+    """A subsection of a page, whose heading names the device. Without results: a sentence that says so, or nothing."""
 
     def make(groups: Groups) -> str:
         group = groups.get(name)
-        told = f"{about}\n\n{origin(group)}\n\n{table(group)}" if group else unmeasured
-        return f"## {title}\n\n{told}" if told else ""
+        if not group:
+            return unmeasured
+        return f"### {title}, {device_name(group)}\n\n{about}\n\n{origin(group)}\n\n{table(group)}"
 
     return make
 
 
 SECTIONS = step_tables.SECTIONS | rank_tables.SECTIONS
+# By the names of their places: the group, the title, what stands above the table, and the table.
+PARTS = {
+    "sums": ("sums", "Bias of long sums", ABOUT_SUMS, sums),
+    "speed": ("one-gpu", "One shape at every length", ABOUT_SPEED, speed_main),
+    "shapes": ("one-gpu", "Other shapes", ABOUT_SHAPES, speed_shapes),
+    "scaling": ("scaling", "Scaling", ABOUT_SCALING, scaling),
+    "two-million": ("two-million", "Two million tokens", ABOUT_TWO_MILLION, two_million),
+    "layers": ("layers", "A stack of layers", ABOUT_LAYERS, layers),
+    "cpu": ("cpu", "Prefill", ABOUT_CPU, cpu),
+}
 PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
     "README.md": {
         "measured": measured,
@@ -311,15 +361,9 @@ PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
         "two-million": two_million,
     },
     "docs/compression.md": {"accuracy": compression},
-    "docs/mla.md": {"latent-ring": with_origin("latent-ring", lambda groups: step_tables.latent_ring(groups["latent-ring"]))},
+    "docs/mla.md": {"latent-ring": section("latent-ring", "Latents moved", ABOUT_LATENT_RING, step_tables.latent_ring)},
     "docs/results.md": {
-        "speed": with_origin("one-gpu", speed_main),
-        "shapes": with_origin("one-gpu", speed_shapes),
-        "scaling": with_origin("scaling", scaling),
-        "two-million": with_origin("two-million", two_million),
-        "layers": with_origin("layers", layers),
-        "sums": with_origin("sums", sums),
-        "cpu": with_origin("cpu", cpu),
+        **{name: part(*of) for name, of in PARTS.items()},
         **{name: section(name, *of) for name, of in SECTIONS.items()},
     },
 }

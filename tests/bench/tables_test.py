@@ -26,7 +26,7 @@ OPTIONAL = ("decode", "pages", "sparse", "latents", "scans", "compressed", "comp
             "decode-ranks")  # fmt: skip
 PARTS = ("decode-peers", "decode", "sparse-peers", "latents-peers", "scans-peers", "compressed", "compressed-ring", "latent-ring",
          "latent-two-million", "latent-oracle", "scan-ranks", "scan-oracle", "decode-ranks")  # fmt: skip
-UNMEASURED = {"sparse": "## Sparse lists\n\n[Lists of key blocks](lists.md) in a prefill have not been measured yet "
+UNMEASURED = {"sparse": "Prefill with a [block-sparse mask](block-sparse.md) has not been measured yet "
               "(`bench/run.sh sparse-peers` does it).\n"}  # what a page says of those; of the others nothing
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -137,7 +137,7 @@ class Changed(unittest.TestCase):
         new = {"one-gpu": [one], "scaling": [ring, scaling], "two-million": [most]}
         self.assertEqual(self.selection(), before | new, "what was not measured again stays")
         page = (self.root / "README.md").read_text(encoding="utf-8")
-        self.assertIn(f"All figures here are of commit `{COMMIT[:7]}` (NVIDIA H200, bf16, 2030-01-02).", page)
+        self.assertIn(f"All figures here were measured at commit `{COMMIT[:7]}` (NVIDIA H200, bf16, 2030-01-02).", page)
         self.assertEqual(tables(self.root, "--check").returncode, 0)
 
     def test_tables_that_nobody_measured_are_empty_and_stand_there_once_somebody_did(self):
@@ -160,17 +160,17 @@ class Changed(unittest.TestCase):
         self.assertEqual(tables(self.root, "--select", "card").returncode, 0)
         page = re.sub(" +", " ", (self.root / "docs/results.md").read_text(encoding="utf-8"))
         for rows in (
-            "## Decoding\n",
-            "Commit `0123456`, NVIDIA H200. Lines: [card/2030-01-02-decode-peers](../bench/results/card/",
-            "Beside: PyTorch 2.11.0.",
+            "### Decode step, H200\n",
+            "Commit `0123456`, NVIDIA H200. Raw results: [card/2030-01-02-decode-peers](../bench/results/card/",
+            "Compared with: PyTorch 2.11.0.",
             "| 32/8 of 128 | 1 x 1k | 6.0 | 8.0 | 12.0 | 0.75 |\n| 32/8 of 128 | 32 x 4k | 130 | 125 | can't | 1.04 |\n"
             "| 32/8 of 64 | 1 x 4k | 9.0 | 10.0 | — | 0.90 |\n<!--",
-            "| heads of dim | sequences x keys | dense, µs | pages of 16 | pages of 64 |\n",
+            "| heads, head_dim | sequences x keys | dense, µs | pages of 16 | pages of 64 |\n",
             "| 32/8 of 128 | 1 x 4k | 10.0 | 1.100 x | 1.020 x |\n<!--",
             "| all | 32k | 100.0 % | 7.00 | 10.00 | 1.43 | 1.00 |\n"
             "| random-10 | 32k | 11.5 % | 1.00 | 2.00 | 2.00 | 7.00 |\n<!--",
             "| 1 x 16k | 21.0 | 15.0 (0.71 x) | 16.0 (0.76 x) | 12.0 (0.57 x) |\n\n",
-            "| prefill, ms | plain | fp8 | int4 |\n",
+            "| prefill, ms | bf16 | fp8 | int4 |\n",
             "| 1 x 16k | 2.00 | 2.10 (1.05 x) | 2.50 (1.25 x) |\n\n",
             "| int8 | 3000 | 0.75 | 2500 | 0.62 |\n<!--",
             "| bf16 | 32.0 MB | 1.000 | 4.00 s | 50 % | `aaaaaaaa…` |\n"
@@ -179,17 +179,17 @@ class Changed(unittest.TestCase):
             "| 128k | 2 GPUs | 80.00 ms | 550 | 579 | 687 | 0.800 | 5.0 % | — |\n"
             "| 2m | 1 GPU | 36.0 s | 626 | — | 682 | 0.917 | 0.0 % | `cccccccc…` |\n"
             "| 2m | 2 GPUs | 18.0 s | 626 | 633 | 682 | 0.917 | 1.0 % | `cccccccc…` |\n\n"
-            "64 rows of 2m tokens of 16 heads, beside fp64: passed, the greatest error is 0.25 of what is allowed.\n<!--",
+            "64 rows of 2m tokens of 16 heads, compared with fp64: passed, the greatest error is 0.25 of the allowed error.\n<!--",
             "| 128k | 1 GPU | 3.50 ms | 1.00 x | 0.0 % | `eeeeeeee…` |\n"
             "| 128k | 2 GPUs, p2p | 1.75 ms | 2.00 x | 4.0 % | `eeeeeeee…` |\n"
             "| 128k | 2 GPUs, nccl | 2.00 ms | 1.75 x | 15.0 % | `eeeeeeee…` |\n\n64 rows of 2m tokens of 8 heads",
             "| 1m | 1 GPU | 980 µs | 1.00 x | `99999999…` |\n| 1m | 2 GPUs, p2p | 500 µs | 1.96 x | `99999999…` |\n<!--",
             "| 128, 1 | 128 x 4k | 1810 | 1510 | 1.20 |\n| 128, 2 | 64 x 16k | 9000 | — | — |\n<!--",
-            "Beside: FlashMLA 1.0.0.",
-            "| what | sequences x tokens | ringattn, ms | mamba_ssm, ms | PyTorch, ms | fastest other / ringattn | GB/s |\n",
+            "Compared with: FlashMLA 1.0.0.",
+            "| op | sequences x tokens | ringattn, ms | mamba_ssm, ms | PyTorch, ms | fastest peer / ringattn | GB/s |\n",
             "| Mamba-2 | 1 x 128k | 2 | 6 | — | 3.00 | 1386 |\n| convolution | 1 x 128k | 1.9 | — | 19 | 10.00 | 2331 |\n"
             "| Mamba-2 | 1 x 2m | 32 | can't | — | — | 1386 |\n<!--",
-            "Beside: mamba_ssm 2.3.2; PyTorch 2.11.0.",
+            "Compared with: mamba_ssm 2.3.2; PyTorch 2.11.0.",
         ):
             self.assertIn(rows, page)
         self.assertNotIn("window-10", page, "what could not be measured is no row")
@@ -200,7 +200,7 @@ class Changed(unittest.TestCase):
         readme = (self.root / "README.md").read_text(encoding="utf-8")
         self.assertRegex(readme, r"\| 32/8 of 128 +\| 1 x 1k +\| +6.0 \| +8.0 \|")
         self.assertNotIn("32/8 of 64", readme, "the README has the main shape alone")
-        self.assertIn("decoding of `0123456`", readme)
+        self.assertIn("`0123456` (decode)", readme)
         (self.root / "README.md").write_text(before["README.md"].replace(place, ""), encoding="utf-8")
         self.assertEqual(tables(self.root).returncode, 0)
         readme = (self.root / "README.md").read_text(encoding="utf-8")
@@ -233,7 +233,7 @@ class Changed(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("the README's figures are of 2 commits: 0123456, ba98765", done.stderr)
         page = (self.root / "README.md").read_text(encoding="utf-8")
-        self.assertIn("several commits: speeds on one GPU of `0123456`, speeds on several of `ba98765`", page)
+        self.assertIn("several commits: `0123456` (one GPU), `ba98765` (several GPUs)", page)
 
 
 class Drawing(unittest.TestCase):

@@ -177,7 +177,7 @@ class Plot(unittest.TestCase):
         expected = {"normal": {"fp8": [(16, 0.0), (64, 3.0), (132, 7.0)]}}
         self.assertEqual(plot.compression_series([*lines, {"what": "run"}]), expected)
         picture = xml.fromstring(plot.draw_compression(plot.compression_series(lines)))
-        self.assertLess({"normal data", "fp8"}, {text.strip() for text in picture.itertext()})
+        self.assertLess({"KV compression, Gaussian data", "fp8"}, {text.strip() for text in picture.itertext()})
 
     def test_timeline(self):
         ranks, bars = plot.timeline_bars(TRACE)
@@ -206,7 +206,7 @@ class Pictures(unittest.TestCase):
             trace.write_text(json.dumps(TRACE))
             for what, files, words in [
                 ("speed", [OURS, PEERS], {"bf16 32/8 x 128 causal", "1k", "ringattn sm80_fold"}),
-                ("scaling", [OURS], {"Scaling over ranks", "8"}),
+                ("scaling", [OURS], {"Scaling efficiency", "8"}),
                 ("timeline", [str(trace)], {"rank 0 on node1", "fold", "wait", "transfer", "ms"}),
             ]:
                 picture = pathlib.Path(folder, f"{what}.svg")
