@@ -146,6 +146,6 @@ def compressed_ring(group: Group) -> str:
 SECTIONS = {
     "compressed-ring": ("Ring on a slow link", ABOUT_COMPRESSED_RING, compressed_ring),
     "decode-ranks": ("Decode step on several GPUs", ABOUT_DECODE_RANKS, decode_ranks),
-    "latent-prefill": ("Prefill on several GPUs", ABOUT_LATENT_PREFILL, latent_prefill),
+    "latent-prefill": ("Prefill", ABOUT_LATENT_PREFILL, latent_prefill),
     "scan-ranks": ("Several GPUs", ABOUT_SCAN_RANKS, scan_ranks),
 }

@@ -102,8 +102,8 @@ def origin(group: Group) -> str:
 
 def device_name(group: Group) -> str:
     """For headings: "H200", "CPU"."""
-    words = group.device.split()
-    return words[1] if len(words) > 1 and words[0] == "NVIDIA" else "CPU"
+    found = re.match(r"NVIDIA (\w+)", group.device) or re.match(r"nvidia-(\w+)", group.files[0])
+    return found[1].upper() if found else "CPU"
 
 
 def described(job: Job) -> str:

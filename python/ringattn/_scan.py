@@ -206,7 +206,7 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
         initial_states=None, return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None,
         world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
         **unknown):  # fmt: skip
-    """Mamba-2's scan, as mamba_ssm's mamba_chunk_scan_combined; docs/scan.md says what differs.
+    """Mamba-2's scan, as mamba_ssm's mamba_chunk_scan_combined; docs/ssm.md says what differs.
 
     x, z: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens,
     groups, state_dim]; all of one type, float32, float16 or bfloat16. A, D, dt_bias: float32 [heads]. initial_states:

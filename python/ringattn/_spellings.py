@@ -70,7 +70,7 @@ def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
                         "Pass lengths_before=lengths, update_lengths=True in place of lengths and grow=True.")  # fmt: skip
     if name == "block_mask" and "mask" in keywords:
         unsupported(f"{op} has no block_mask", "ringattn's functions mask by position alone",
-                    "For a block-sparse mask use the program, `ringattn run --block-mask` (docs/lists.md).")  # fmt: skip
+                    "For a block-sparse mask use the program, `ringattn run --block-mask` (docs/block-sparse.md).")  # fmt: skip
     if hint is not None and hint.partition("=")[0] in keywords:
         unsupported(f"{op} has no {name}", f"it was given as {str(value)[:60]}", f"Did you mean {hint}?")
     if name in _NOT_NEEDED:

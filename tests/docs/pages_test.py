@@ -76,7 +76,7 @@ class Pages(unittest.TestCase):
                 self.assertRegex((ROOT / path).read_text(encoding="utf-8"), pattern, promise)
 
     def test_figures_that_are_told_in_words_are_those_of_the_tables(self):
-        readme, scan = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/scan.md"))
+        readme, scan = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/ssm.md"))
         cpp = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
         kernels = [f"{name} / FlashMLA" for name in ("sm90_latent", "sm90_latent_1k")]
         faster = [min((row[name] for name in kernels), key=float) for row in table("latents")]
@@ -85,7 +85,7 @@ class Pages(unittest.TestCase):
         self.assertIn(f"up to {max(map(float, pages)):.2f} times as long as a dense cache", readme)
         scans = {(row["what"], row["sequences x tokens"]): row["fastest other / ringattn"] for row in table("scans")}
         self.assertIn(f"({scans['Mamba-1, a step', '128 x 1']} of its speed)", " ".join(readme.split()))
-        # What docs/scan.md says of the table without its figures.
+        # What docs/ssm.md says of the table without its figures.
         told = " ".join(scan.split())
         ratios = {row: float(ratio) for row, ratio in scans.items() if ratio != "—"}
         self.assertIn("whole sequences of Mamba-2 run faster", told)

@@ -23,13 +23,13 @@ EXAMPLES = [("README.md", "## From a file to an answer", ["qkv", "qkv_four", "qk
             ("README.md", "## A layer of Mamba-2's", ["mamba", "mamba_mpi", "mamba_one"]),
             ("README.md", "## A smaller cache", ["small_cache", "small_decoded"]),
             ("docs/files.md", "## A paged cache", ["paged_cache", "paged_prefill", "paged_rows", "paged_step"]),
-            ("docs/lists.md", "## Lists in files", ["lists_file", "lists_qkv", "lists_word"]),
+            ("docs/block-sparse.md", "## Lists in files", ["lists_file", "lists_qkv", "lists_word"]),
             ("docs/compression.md", "## A file", ["kv_int4", "kv_one", "kv_rows", "kv_three"]),
             ("docs/compression.md", "## A cache in pages", ["kv_pages", "kv_pages_fp8"]),
             ("docs/mla.md", "## A layer from a file",
              ["mla_cache", "mla_four", "mla_layer", "mla_mpi", "mla_one", "mla_step"]),
-            ("docs/mla.md", "## Queries and O in the latent", ["mla_absorbed", "mla_latent"]),
-            ("docs/scan.md", "## A layer from a file",
+            ("docs/mla.md", "## Absorbed queries and latent outputs", ["mla_absorbed", "mla_latent"]),
+            ("docs/ssm.md", "## A layer from a file",
              ["scan_layer", "scan_next", "scan_one", "scan_step", "scan_two"])]  # fmt: skip
 # mpirun's word that a container's only user may call it, with more ranks than there are cores; and no GPU, which two
 # processes could not share.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/python.md, and those of docs/compression.md, docs/mla.md, docs/porting.md and docs/scan.md, run and print
+"""The examples of docs/python.md, and those of docs/compression.md, docs/mla.md, docs/porting.md and docs/ssm.md, run and print
 what they say; names that the page uses are there."""
 
 import contextlib
@@ -60,7 +60,7 @@ class Page(unittest.TestCase):
         self.assertEqual(run_example("mla.md")[1], "products of the caller's have the same bytes\n")
 
     def test_scans(self):
-        self.assertEqual(run_example("scan.md")[1], "the last token alone agrees with the whole layer\n")
+        self.assertEqual(run_example("ssm.md")[1], "the last token alone agrees with the whole layer\n")
 
     def test_calls_of_other_libraries(self):
         said = ["flash_attn's calls and ringattn's own have the same bits\n",

@@ -65,7 +65,7 @@ class KnownNames(unittest.TestCase):
 
     def test_each_is_in_the_docs(self):
         docs = pathlib.Path(__file__).parents[2] / "docs"
-        pages = "".join((docs / page).read_text() for page in ("files.md", "scan.md", "mla.md"))
+        pages = "".join((docs / page).read_text() for page in ("files.md", "ssm.md", "mla.md"))
         for op in ("attention", "decode", "mla", "mla_decode", "ssd", "selective_scan", "causal_conv1d"):
             for name in known_names(op):
                 self.assertIn(f"`{name}`", pages)
