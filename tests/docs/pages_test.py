@@ -38,14 +38,6 @@ def promises() -> list[list[str]]:
     return rows[1:]
 
 
-def table(name: str) -> list[dict[str, str]]:
-    """The rows of a table of docs/results.md, by their columns' heads."""
-    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    lines = page.partition(f"<!-- table:{name} -->\n")[2].partition(f"<!-- /table:{name} -->")[0].splitlines()
-    heads, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
-    return [dict(zip(heads, row)) for row in rows]
-
-
 class Pages(unittest.TestCase):
     def test_links_lead_somewhere(self):
         seen = 0
@@ -74,28 +66,6 @@ class Pages(unittest.TestCase):
                 suite, name = test.split(".")
                 pattern = rf"\bTEST(_[FP])?\({suite}, {name.replace('*', ' *')}\b"  # of a suite any test
                 self.assertRegex((ROOT / path).read_text(encoding="utf-8"), pattern, promise)
-
-    def test_figures_that_are_told_in_words_are_those_of_the_tables(self):
-        readme, scan = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/ssm.md"))
-        cpp = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
-        kernels = [f"{name} / FlashMLA" for name in ("sm90_latent", "sm90_latent_1k")]
-        faster = [min((row[name] for name in kernels), key=float) for row in table("latents")]
-        self.assertIn(f"{min(faster, key=float)} to {max(faster, key=float)} times as long)", readme)
-        pages = [row["pages of 16"].removesuffix(" x") for row in table("pages") if row["pages of 16"] != "—"]
-        self.assertIn(f"up to {max(map(float, pages)):.2f} times as long as a dense cache", readme)
-        scans = {(row["what"], row["sequences x tokens"]): row["fastest other / ringattn"] for row in table("scans")}
-        self.assertIn(f"({scans['Mamba-1, a step', '128 x 1']} of its speed)", " ".join(readme.split()))
-        # What docs/ssm.md says of the table without its figures.
-        told = " ".join(scan.split())
-        ratios = {row: float(ratio) for row, ratio in scans.items() if ratio != "—"}
-        self.assertIn("whole sequences of Mamba-2 run faster", told)
-        self.assertGreater(min(ratio for (what, _), ratio in ratios.items() if what in ("Mamba-2", "Mamba-2, gated")), 1.1)
-        self.assertIn("A step of one token runs about as fast for Mamba-2, and more slowly for Mamba-1", told)
-        self.assertAlmostEqual(ratios["Mamba-2, a step", "128 x 1"], 1.0, delta=0.1)
-        self.assertLess(ratios["Mamba-1, a step", "128 x 1"], 0.95)
-        calls = {next(iter(row.values())): int(row["host time of a call"].removesuffix(" µs")) for row in table("layers")}
-        one, two = [us for job, us in calls.items() if job.startswith("1 GPU,")], calls["2 GPUs, 32k, p2p"]
-        self.assertIn(f"a call takes {min(one)} to {max(one)} µs on one GPU and {two} µs on two", " ".join(cpp.split()))
 
     def test_flags_are_flags(self):
         known = set(re.findall(r'^    \{"([a-z-]+)"', (ROOT / "launch/flags.cpp").read_text(), re.MULTILINE))

@@ -23,7 +23,7 @@ EXAMPLES = [("README.md", "## From a file to an answer", ["qkv", "qkv_four", "qk
             ("README.md", "## A layer of Mamba-2's", ["mamba", "mamba_mpi", "mamba_one"]),
             ("README.md", "## A smaller cache", ["small_cache", "small_decoded"]),
             ("docs/files.md", "## A paged cache", ["paged_cache", "paged_prefill", "paged_rows", "paged_step"]),
-            ("docs/block-sparse.md", "## Lists in files", ["lists_file", "lists_qkv", "lists_word"]),
+            ("docs/block-sparse.md", "## Block masks in files", ["sparse_file", "sparse_pattern", "sparse_qkv"]),
             ("docs/compression.md", "## A file", ["kv_int4", "kv_one", "kv_rows", "kv_three"]),
             ("docs/compression.md", "## A cache in pages", ["kv_pages", "kv_pages_fp8"]),
             ("docs/mla.md", "## A layer from a file",
