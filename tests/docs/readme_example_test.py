@@ -30,7 +30,7 @@ EXAMPLES = [("README.md", "## From a file to an answer", ["qkv", "qkv_four", "qk
              ["mla_cache", "mla_four", "mla_layer", "mla_mpi", "mla_one", "mla_step"]),
             ("docs/mla.md", "## Absorbed queries and latent outputs", ["mla_absorbed", "mla_latent"]),
             ("docs/ssm.md", "## A layer from a file",
-             ["scan_layer", "scan_next", "scan_one", "scan_step", "scan_two"])]  # fmt: skip
+             ["ssm_layer", "ssm_next", "ssm_one", "ssm_step", "ssm_two"])]  # fmt: skip
 # mpirun's word that a container's only user may call it, with more ranks than there are cores; and no GPU, which two
 # processes could not share.
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
