@@ -140,7 +140,7 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
     """Takes tokens out of keys and values.
 
     k, v: [tokens, kv_heads, …] or [batch, tokens, kv_heads, …]. method: "streaming", "knorm", "snapkv" or "expected", with its
-    options behind a colon: "snapkv:window=32,heads=all" (docs/compression.md). ratio: the share of each sequence's tokens that
+    options after a colon: "snapkv:window=32,heads=all" (docs/eviction.md). ratio: the share of each sequence's tokens that
     is taken out; one at least is left. q: the last queries of each sequence, [(batch,) queries, heads, head_dim], of "snapkv"
     and "expected"; mask, softmax_scale and softcap are theirs. The other methods look at no query, and none of these four
     changes what they give. cu_seqlens: [sequences + 1], of packed rows; cu_seqlens_q: of q, where its sequences have other

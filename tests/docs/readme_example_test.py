@@ -25,7 +25,7 @@ EXAMPLES = [("README.md", "## From a file to an answer", ["qkv", "qkv_four", "qk
             ("docs/files.md", "## A paged cache", ["paged_cache", "paged_prefill", "paged_rows", "paged_step"]),
             ("docs/block-sparse.md", "## Block masks in files", ["sparse_file", "sparse_pattern", "sparse_qkv"]),
             ("docs/compression.md", "## A file", ["kv_int4", "kv_one", "kv_rows", "kv_three"]),
-            ("docs/compression.md", "## A cache in pages", ["kv_pages", "kv_pages_fp8"]),
+            ("docs/compression.md", "## A paged KV cache", ["kv_pages", "kv_pages_fp8"]),
             ("docs/mla.md", "## A layer from a file",
              ["mla_cache", "mla_four", "mla_layer", "mla_mpi", "mla_one", "mla_step"]),
             ("docs/mla.md", "## Absorbed queries and latent outputs", ["mla_absorbed", "mla_latent"]),

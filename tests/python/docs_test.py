@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/python.md, and those of docs/compression.md, docs/mla.md, docs/porting.md and docs/ssm.md, run and print
-what they say; names that the page uses are there."""
+"""The examples of docs/python.md, and those of docs/compression.md, docs/eviction.md, docs/mla.md, docs/porting.md and
+docs/ssm.md, run and print what they say; names that the page uses are there."""
 
 import contextlib
 import importlib.util
@@ -54,7 +54,7 @@ class Page(unittest.TestCase):
         said = run_example("compression.md")[1].split()
         self.assertEqual(said[:3], ["int4_channel", "group", "32"])
         self.assertLess(2 * int(said[3]), int(said[-1]))
-        self.assertIn("250 of 1000 tokens are left", run_example("compression.md", 1)[1])
+        self.assertIn("250 of 1000 tokens are left", run_example("eviction.md")[1])
 
     def test_products(self):
         self.assertEqual(run_example("mla.md")[1], "products of the caller's have the same bytes\n")
