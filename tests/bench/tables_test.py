@@ -179,7 +179,8 @@ class Changed(unittest.TestCase):
             "| 128k | 2 GPUs | 80.00 ms | 550 | 579 | 687 | 0.800 | 5.0 % | — |\n"
             "| 2m | 1 GPU | 36.0 s | 626 | — | 682 | 0.917 | 0.0 % | `cccccccc…` |\n"
             "| 2m | 2 GPUs | 18.0 s | 626 | 633 | 682 | 0.917 | 1.0 % | `cccccccc…` |\n\n"
-            "64 rows of 2m tokens of 16 heads, compared with fp64: passed, the greatest error is 0.25 of the allowed error.\n<!--",
+            "64 rows of 2m tokens of 16 heads, compared with fp64: passed, "
+            "the greatest error is 0.25 of the allowed error.\n<!--",
             "| 128k | 1 GPU | 3.50 ms | 1.00 x | 0.0 % | `eeeeeeee…` |\n"
             "| 128k | 2 GPUs, p2p | 1.75 ms | 2.00 x | 4.0 % | `eeeeeeee…` |\n"
             "| 128k | 2 GPUs, nccl | 2.00 ms | 1.75 x | 15.0 % | `eeeeeeee…` |\n\n64 rows of 2m tokens of 8 heads",
