@@ -18,7 +18,7 @@
 namespace ringattn {
 
 // Key tiles of a group (DecodeKernel::group_tiles() may be fewer): group g holds tiles from g · kGroupTiles on. Tensor
-// cores truncate when they add, so no longer sum is theirs (bench/notes/fold-spikes.md has the errors).
+// cores truncate when they add, so no longer sum is theirs (bench/notes/attention-experiments.md has the errors).
 inline constexpr int kGroupTiles = 64;
 
 // In powers of two: partial sums may grow by 2^16 over the first group's before the reference moves. The reference

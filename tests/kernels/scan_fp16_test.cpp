@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every row of the scan's table that takes fp16: what it loses is what the format costs (bench/notes/scans.md).
+// Every row of the scan's table that takes fp16: what it loses is what the format costs (bench/notes/ssm.md).
 #include <gtest/gtest.h>
 
 #include <cmath>

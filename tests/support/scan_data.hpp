@@ -79,7 +79,7 @@ std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result
 // What fp32 costs: sums of logarithms below 512 have steps of 2^−15, and a weight that has not vanished is a difference
 // of two such sums over a few tens of tokens.
 inline constexpr double kScanTerm = 1e-4;
-// The same where no factor has 16 bits and a chunk's sum of logarithms stays below 90 (bench/notes/scans.md has the
+// The same where no factor has 16 bits and a chunk's sum of logarithms stays below 90 (bench/notes/ssm.md has the
 // bound).
 inline constexpr double kFp32ScanTerm = 0x1p-18;
 // The same of rows of random numbers where factors are rounded to bf16 (rounds_factors()): more than what was met.

@@ -51,7 +51,7 @@ struct FoldConfig {
   }
 };
 
-// The rows of the table below that kernels are compiled for. Chosen by speed on an H200 (bench/notes/fold-portable.md).
+// The rows of the table below that kernels are compiled for. Chosen by speed on an H200 (bench/notes/attention-portable.md).
 inline constexpr FoldConfig kFoldConfigs[] = {
     {64, 64, /*key_tile=*/128, /*warps=*/4, /*rows_of_warp=*/32, /*stages=*/2, /*ctas=*/2, /*columns_at_once=*/1},
     {96, 96, 64, 4, 32, 2, 2, 2},

@@ -31,7 +31,7 @@ ScanTensor tensor_of(const TensorView& view) {
 }
 
 // What two ranges of heads cost: last waves that don't fill the device, and B and C read twice (measured on an H100:
-// bench/notes/scans.md, "One range of heads or two").
+// bench/notes/ssm.md, "One range of heads or two").
 constexpr double kLastWavesSeconds = 1e-4;
 constexpr double kReadTwicePart = 0.02;
 

@@ -174,7 +174,7 @@ class Sm90Decode final : public DecodeKernel {
     return at_once + p.late;
   }
   // A pair folds a unit in less time, but takes two multiprocessors: where all units are folded at a time all the same
-  // (bench/notes/lists-and-prefixes.md has the times).
+  // (bench/notes/block-sparse-and-prefixes.md has the times).
   bool pairs_fold_prefixes(std::int64_t units) const {
     if (prefix_pairs_ == 0) return false;
     return limits_.slices > 0 ? limits_.slices > 1 : units <= prefix_pairs_;
@@ -201,7 +201,7 @@ class Sm90Decode final : public DecodeKernel {
   }
 
   // The same over codes: what takes the least time in all, where clusters take units in turns. A unit takes about so
-  // much of the time that one CTA takes (bench/notes/codes.md).
+  // much of the time that one CTA takes (bench/notes/quantized-kv.md).
   int slices_of_codes(std::int64_t units) const {
     constexpr double kUnitTime[] = {1.0, 0.7, 0.5};
     int best = 1;

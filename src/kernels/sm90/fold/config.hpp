@@ -59,7 +59,7 @@ struct FoldConfig {
   constexpr int tile_bytes() const { return rounds * warpgroups * q_bytes() + stages * (k_bytes() + v_bytes()); }
 };
 
-// The rows of the table below that kernels are compiled for. Chosen by speed on an H200 (bench/notes/fold-steps.md).
+// The rows of the table below that kernels are compiled for. Chosen by speed on an H200 (bench/notes/attention-experiments.md).
 inline constexpr FoldConfig kFoldConfigs[] = {
     {64, 64, /*key_tile=*/128, /*warpgroups=*/3, /*stages=*/4, /*rounds=*/2, /*overlaps=*/true},
     {96, 96, 128, 3, 2},

@@ -2,7 +2,7 @@
 // The pace warp keeps CTAs close to each other. CTAs that fold the same KV head read the same keys. As long as they do
 // so at about the same time, a tile is read from memory once, and the others find it in the L2 cache. Left alone they
 // drift apart over a long walk, and reading from memory then takes power that the tensor cores could use
-// (bench/notes/fold-steps.md). No result depends on this, only time does: a CTA waits for another one a little while,
+// (bench/notes/attention-experiments.md). No result depends on this, only time does: a CTA waits for another one a little while,
 // then goes on without keeping pace.
 #pragma once
 

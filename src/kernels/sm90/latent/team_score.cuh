@@ -79,7 +79,7 @@ class TeamScorer {
  private:
   static constexpr int kPartSteps = kTeamPartPanels * kPanelColumns / 16;
   // Whether the next tile's first products are issued while the others tell of their greatest scores. Teams of four
-  // were slower with it (bench/notes/latents.md).
+  // were slower with it (bench/notes/mla.md).
   static constexpr bool kBeginsNext = Map::kCtas == 3;
 
   // S = Q Kᵀ: the products of the tile's first part …
