@@ -134,7 +134,7 @@ __device__ __forceinline__ void add_merged(const float* mine, float (&d)[kDim / 
 // Writes a warpgroup's 64 rows, of `stride` elements, multiplied by `factor` and rounded.
 __device__ __forceinline__ void write_rows(bf16* first, std::int64_t stride, const float (&d)[kDim / 8][4],
                                            float factor) {
-  bf16* row = first + sm90::slot_of_thread() * stride + threadIdx.x % 4 * 2;
+  bf16* row = first + sm90::tile_row_of_thread() * stride + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int j = 0; j < kDim / 8; ++j) {
 #pragma unroll

@@ -64,7 +64,7 @@ struct DkvWorkTile {
 
 template <class C>
 __device__ __forceinline__ void load_dkv(const Problem& p, const DkvMap<C>& map, int* work_slot) {
-  sm90::RingCursor<C::kStages> ring;
+  sm90::PackedPipelineState<C::kStages> ring;
   const std::int64_t tokens = std::int64_t{p.batch} * p.seq;
   int index = static_cast<int>(blockIdx.x);
   for (std::uint32_t parity = 0;; parity ^= 1) {
@@ -78,18 +78,18 @@ __device__ __forceinline__ void load_dkv(const Problem& p, const DkvMap<C>& map,
     const DkvWorkTile<C> work(p, index);
     const int row = work.sequence * p.seq;
     sm90::barrier_arrive_expect(map.kv_full(), 2 * C::kKeyBytes);
-    sm90::load_box(map.k(), &p.k, map.kv_full(), 0, work.kv, row + work.key);
-    sm90::load_box(map.v(), &p.v, map.kv_full(), 0, work.kv, row + work.key);
+    sm90::tma_load_box(map.k(), &p.k, map.kv_full(), 0, work.kv, row + work.key);
+    sm90::tma_load_box(map.v(), &p.v, map.kv_full(), 0, work.kv, row + work.key);
     for (int position = work.key; position < p.seq; position += kQueryTile) {
       for (int member = 0; member < work.group; ++member, ring.advance()) {
         const int head = work.kv * work.group + member;
         const std::uint32_t stage = ring.stage(), full = map.full(stage);
         sm90::barrier_wait(map.empty(stage), ring.parity() ^ 1);
         sm90::barrier_arrive_expect(full, 2 * C::kQBytes + 2 * C::kStatBytes);
-        sm90::load_box(map.q(stage), &p.q, full, 0, head, row + position);
-        sm90::load_bytes(map.lse2(stage), p.lse2 + head * tokens + row + position, C::kStatBytes, full);
-        sm90::load_box(map.dout(stage), &p.dout, full, 0, head, row + position);
-        sm90::load_bytes(map.delta(stage), p.delta + head * tokens + row + position, C::kStatBytes, full);
+        sm90::tma_load_box(map.q(stage), &p.q, full, 0, head, row + position);
+        sm90::tma_load_bytes(map.lse2(stage), p.lse2 + head * tokens + row + position, C::kStatBytes, full);
+        sm90::tma_load_box(map.dout(stage), &p.dout, full, 0, head, row + position);
+        sm90::tma_load_bytes(map.delta(stage), p.delta + head * tokens + row + position, C::kStatBytes, full);
       }
     }
     index = static_cast<int>(gridDim.x) + atomicAdd(p.taken, 1);
@@ -211,7 +211,7 @@ class DkvMath {
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[j][e] = cuda::exp2_approx(fmaf(s[j][e], p_.scale2, -x[e % 2]));
     }
-    if constexpr (kMasked) mask(s, sm90::slot_of_thread());
+    if constexpr (kMasked) mask(s, sm90::tile_row_of_thread());
   }
   // dP → dS, in place.
   template <bool kMasked>
@@ -223,7 +223,7 @@ class DkvMath {
 #pragma unroll
       for (int e = 0; e < 4; ++e) dp[j][e] = s[j][e] * (dp[j][e] - x[e % 2]);
     }
-    if constexpr (kMasked) mask(dp, sm90::slot_of_thread());
+    if constexpr (kMasked) mask(dp, sm90::tile_row_of_thread());
   }
   __device__ __forceinline__ void issue_dv(std::uint32_t stage) {
     add_product<kQueryTile / 16, kQueryTile>(dv_, packed_p_, map_.dout(stage), first_);
@@ -308,10 +308,10 @@ class DkvMath {
   const Problem& p_;
   const DkvMap<C>& map_;
   int consumer_;
-  sm90::RingCursor<C::kStages> ring_;
-  sm90::RingCursor<C::kStages> in_flight_;  // stage that dV and dK in flight read
-  bool first_ = true;                       // the next dV and dK begin a split
-  bool any_in_flight_ = false;              // dV and dK of a previous tile are in flight
+  sm90::PackedPipelineState<C::kStages> ring_;
+  sm90::PackedPipelineState<C::kStages> in_flight_;  // stage that dV and dK in flight read
+  bool first_ = true;                                // the next dV and dK begin a split
+  bool any_in_flight_ = false;                       // dV and dK of a previous tile are in flight
   float dk_[kDim / 8][4], dv_[kDim / 8][4];
   Packed packed_p_, packed_ds_;
   std::uint32_t spill_ = 0;  // tile of the workspace for the next dS
@@ -334,10 +334,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) dkv_kernel(const __grid_consta
   __syncthreads();
   const int warpgroup = static_cast<int>(threadIdx.x) / sm90::kWarpgroup;
   if (warpgroup == 0) {
-    sm90::give_registers<C::kLoadRegisters>();
+    sm90::reg_dealloc<C::kLoadRegisters>();
     if (threadIdx.x == 0) load_dkv<C>(p, map, work_slot);
   } else {
-    sm90::take_registers<C::kMathRegisters>();
+    sm90::reg_alloc<C::kMathRegisters>();
     DkvMath<C>(p, map, warpgroup - 1).run(work_slot);
   }
 }

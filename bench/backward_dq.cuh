@@ -77,8 +77,8 @@ struct DqWorkTile {
 
 template <class C>
 __device__ __forceinline__ void load_dq(const Problem& p, const DqMap<C>& map, int* work_slot) {
-  sm90::RingCursor<C::kStagesK> k;
-  sm90::RingCursor<C::kStagesV> v;
+  sm90::PackedPipelineState<C::kStagesK> k;
+  sm90::PackedPipelineState<C::kStagesV> v;
   int index = static_cast<int>(blockIdx.x);
   for (std::uint32_t parity = 0;; parity ^= 1) {
     sm90::barrier_wait(map.q_empty(), parity ^ 1);
@@ -94,17 +94,18 @@ __device__ __forceinline__ void load_dq(const Problem& p, const DqMap<C>& map, i
     while (consumers < C::kConsumers && work.has(p, consumers)) ++consumers;
     sm90::barrier_arrive_expect(map.q_full(), 2 * consumers * C::kQBytes);
     for (int consumer = 0; consumer < consumers; ++consumer) {
-      sm90::load_box(map.q(consumer), &p.q, map.q_full(), 0, work.head(consumer), row + work.position(consumer));
-      sm90::load_box(map.dout(consumer), &p.dout, map.q_full(), 0, work.head(consumer), row + work.position(consumer));
+      sm90::tma_load_box(map.q(consumer), &p.q, map.q_full(), 0, work.head(consumer), row + work.position(consumer));
+      sm90::tma_load_box(map.dout(consumer), &p.dout, map.q_full(), 0, work.head(consumer),
+                         row + work.position(consumer));
     }
     const int tiles = work.tiles(p);
     for (int i = 0; i < tiles; ++i, k.advance(), v.advance()) {
       sm90::barrier_wait(map.k_empty(k.stage()), k.parity() ^ 1);
       sm90::barrier_arrive_expect(map.k_full(k.stage()), C::kTileBytes);
-      sm90::load_box(map.k(k.stage()), &p.k, map.k_full(k.stage()), 0, work.kv, row + i * C::kKeys);
+      sm90::tma_load_box(map.k(k.stage()), &p.k, map.k_full(k.stage()), 0, work.kv, row + i * C::kKeys);
       sm90::barrier_wait(map.v_empty(v.stage()), v.parity() ^ 1);
       sm90::barrier_arrive_expect(map.v_full(v.stage()), C::kTileBytes);
-      sm90::load_box(map.v(v.stage()), &p.v, map.v_full(v.stage()), 0, work.kv, row + i * C::kKeys);
+      sm90::tma_load_box(map.v(v.stage()), &p.v, map.v_full(v.stage()), 0, work.kv, row + i * C::kKeys);
     }
     index = static_cast<int>(gridDim.x) + atomicAdd(p.taken, 1);
   }
@@ -155,7 +156,7 @@ class DqMath {
     const int position = work.position(consumer_);
     const std::int64_t row = std::int64_t{work.sequence} * p_.seq + position;
     const std::int64_t tokens = std::int64_t{p_.batch} * p_.seq;
-    const int slot = sm90::slot_of_thread();
+    const int slot = sm90::tile_row_of_thread();
     const float* lse2 = p_.lse2 + work.head(consumer_) * tokens + row + slot;
     const float* delta = p_.delta + work.head(consumer_) * tokens + row + slot;
     const float negative_lse[2] = {-lse2[0], -lse2[8]};
@@ -203,7 +204,7 @@ class DqMath {
       for (int e = 0; e < 4; ++e) s[j][e] *= dp[j][e] - deltas[e / 2];
     }
     if constexpr (kLast) {
-      const int seen = position + sm90::slot_of_thread() - i * C::kKeys - static_cast<int>(threadIdx.x) % 4 * 2;
+      const int seen = position + sm90::tile_row_of_thread() - i * C::kKeys - static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
       for (int j = 0; j < C::kKeys / 8; ++j) {
 #pragma unroll
@@ -277,11 +278,11 @@ class DqMath {
   const Problem& p_;
   const DqMap<C>& map_;
   int consumer_;
-  sm90::RingCursor<C::kStagesK> k_;
-  sm90::RingCursor<C::kStagesV> v_;
-  sm90::RingCursor<C::kStagesK> in_flight_;  // K that dQ in flight reads
-  bool first_ = true;                        // the next dQ begins a split
-  bool any_in_flight_ = false;               // dQ of a previous tile is in flight
+  sm90::PackedPipelineState<C::kStagesK> k_;
+  sm90::PackedPipelineState<C::kStagesV> v_;
+  sm90::PackedPipelineState<C::kStagesK> in_flight_;  // K that dQ in flight reads
+  bool first_ = true;                                 // the next dQ begins a split
+  bool any_in_flight_ = false;                        // dQ of a previous tile is in flight
   float dq_[kDim / 8][4];
   std::uint32_t ds_[C::kKeys / 16][4];
 };
@@ -307,10 +308,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) dq_kernel(const __grid_constan
   __syncthreads();
   const int warpgroup = static_cast<int>(threadIdx.x) / sm90::kWarpgroup;
   if (warpgroup == 0) {
-    sm90::give_registers<C::kLoadRegisters>();
+    sm90::reg_dealloc<C::kLoadRegisters>();
     if (threadIdx.x == 0) load_dq<C>(p, map, work_slot);
   } else {
-    sm90::take_registers<C::kMathRegisters>();
+    sm90::reg_alloc<C::kMathRegisters>();
     DqMath<C>(p, map, warpgroup - 1).run(work_slot);
   }
 }

@@ -31,7 +31,7 @@ struct DqSpillMap {
 
 template <class C>
 __device__ __forceinline__ void load_dq_spill(const Problem& p, const DqSpillMap<C>& map, int* work_slot) {
-  sm90::RingCursor<C::kStages> ring;
+  sm90::PackedPipelineState<C::kStages> ring;
   int index = static_cast<int>(blockIdx.x);
   for (std::uint32_t parity = 0;; parity ^= 1) {
     sm90::barrier_wait(map.work_empty(), parity ^ 1);
@@ -56,12 +56,12 @@ __device__ __forceinline__ void load_dq_spill(const Problem& p, const DqSpillMap
       for (int consumer = 0; consumer < C::kConsumers; ++consumer) consumers += i < tiles[consumer] ? 1 : 0;
       sm90::barrier_wait(map.empty(stage), ring.parity() ^ 1);
       sm90::barrier_arrive_expect(full, C::kTileBytes + consumers * kSpillTile);
-      sm90::load_box(map.k(stage), &p.k, full, 0, work.kv, work.sequence * p.seq + i * C::kKeys);
+      sm90::tma_load_box(map.k(stage), &p.k, full, 0, work.kv, work.sequence * p.seq + i * C::kKeys);
 #pragma unroll
       for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
         if (i < tiles[consumer]) {
-          sm90::load_bytes(map.ds(stage, consumer), spill_address(p, first[consumer] + static_cast<std::uint32_t>(i)),
-                           kSpillTile, full);
+          sm90::tma_load_bytes(map.ds(stage, consumer),
+                               spill_address(p, first[consumer] + static_cast<std::uint32_t>(i)), kSpillTile, full);
         }
       }
     }
@@ -78,7 +78,7 @@ __device__ __forceinline__ std::uint32_t transposed(std::uint32_t matrix) {
 template <class C>
 __device__ __forceinline__ void compute_dq_spill(const Problem& p, const DqSpillMap<C>& map, int consumer,
                                                  const int* work_slot) {
-  sm90::RingCursor<C::kStages> ring;
+  sm90::PackedPipelineState<C::kStages> ring;
   float dq[kDim / 8][4];
   float* merged =
       scratch_of_thread(p.scratch + (std::int64_t{blockIdx.x} * C::kConsumers + consumer) * kQueryTile * kDim);

@@ -162,7 +162,7 @@ bool same(const std::vector<bf16>& a, const std::vector<bf16>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(bf16)) == 0;
 }
 
-constexpr double kMostExact = 1e-2, kMostRounded = 3e-3;
+constexpr double kMaxExact = 1e-2, kMaxRounded = 3e-3;
 
 bool check(Launcher& launcher, const Shape& shape, const std::string& wanted) {
   const Data data(shape);
@@ -195,7 +195,7 @@ bool check(Launcher& launcher, const Shape& shape, const std::string& wanted) {
       const double exact = error_of(outputs[output], samples, heads, output, 0);
       const double rounded = error_of(outputs[output], samples, heads, output, 1);
       const std::int64_t unwritten = not_finite(outputs[output]);
-      const bool ok = exact <= kMostExact && rounded <= kMostRounded && unwritten == 0 && repeats && agrees;
+      const bool ok = exact <= kMaxExact && rounded <= kMaxRounded && unwritten == 0 && repeats && agrees;
       good = good && ok;
       std::printf(
           "{\"what\":\"check\",\"kernel\":\"%s\",\"output\":\"%s\",\"batch\":%d,\"seq\":%d,\"heads\":%d,"
@@ -218,12 +218,12 @@ bool check(Launcher& launcher, const Shape& shape, const std::string& wanted) {
 void speed(Launcher& launcher, const Shape& shape, const std::string& wanted, int rounds) {
   const Data data(shape);
   std::map<const Variant*, std::vector<float>> times;
-  constexpr int kTogether = 4;  // timed launches of a variant in a round, after one warm-up
+  constexpr int kLaunchesInARow = 4;  // timed launches of a variant in a round, after one warm-up
   for (int round = 0; round < rounds; ++round) {
     for (const Variant& variant : variants()) {
       if (std::string(variant.name).find(wanted) == std::string::npos) continue;
       launcher.run(variant, data);
-      for (int i = 0; i < kTogether; ++i) times[&variant].push_back(launcher.run(variant, data));
+      for (int i = 0; i < kLaunchesInARow; ++i) times[&variant].push_back(launcher.run(variant, data));
     }
   }
   for (const Variant& variant : variants()) {

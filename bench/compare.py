@@ -61,8 +61,8 @@ def pair(found: list[Point]) -> list[Row]:
     for mine in sorted(ours, key=lambda point: (point.job.kind, point.world, point.job.seq, point.name)):
         same = [p for p in found if not p.ours and p.world == mine.world and p.job == mine.job]
         # Folds alone are the yardstick of the run that has their transport, blocks and layout.
-        folds = dataclasses.replace(mine, mode="folds").key if mine.mode == "whole" else None
-        same = [p for p in same if p.mode == "whole" or p.key == folds]
+        compute_only = dataclasses.replace(mine, mode="folds").key if mine.mode == "whole" else None
+        same = [p for p in same if p.mode == "whole" or p.key == compute_only]
         for theirs in sorted(same, key=lambda point: point.name):
             rows.append(Row(mine, theirs))
         if not same:

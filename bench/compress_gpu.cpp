@@ -16,36 +16,37 @@
 #include "base/build.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
+#include "bench/words.hpp"
 #include "bench/dense_streams.hpp"
 #include "bench/graph_time.hpp"
 #include "bench/quantile.hpp"
-#include "bench/words.hpp"
 #include "kernels/codebook.hpp"
 #include "kernels/compressed_rows.hpp"
-#include "kernels/piecewise_rows.hpp"
 #include "kernels/rank_rows.hpp"
 #include "kernels/registry.hpp"
+#include "kernels/piecewise_rows.hpp"
 #include "kernels/tensor_compression.hpp"
 
 namespace ringattn {
 namespace {
 
-constexpr BenchWords kWords{"compress_gpu_bench", "compress_gpu_bench [--tokens 128k] [--heads 8] [--head-dim 128]"};
+constexpr BenchArguments kArguments{"compress_gpu_bench",
+                                    "compress_gpu_bench [--tokens 128k] [--heads 8] [--head-dim 128]"};
 constexpr std::int64_t kLaunches = 4;
 
-const RowFormat kFormats[] = {{RowCoding::kFp8, ScaleGrain::kTensor},
-                              {RowCoding::kFp8, ScaleGrain::kTokenHead},
-                              {RowCoding::kInt8},
-                              {RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 32},
-                              {RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 64},
-                              {RowCoding::kInt4Token, ScaleGrain::kTokenHead, 32},
-                              {RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 2},
-                              {RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 4},
-                              {RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 8},
-                              {RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, 32},
-                              {RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, 64},
-                              {.coding = RowCoding::kLowRank, .rank = 64, .heads = 2},
-                              {RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4}};
+const RowFormat kFormats[] = {{RowEncoding::kFp8, ScaleGrain::kTensor},
+                              {RowEncoding::kFp8, ScaleGrain::kTokenHead},
+                              {RowEncoding::kInt8},
+                              {RowEncoding::kInt4Channel, ScaleGrain::kTokenHead, 32},
+                              {RowEncoding::kInt4Channel, ScaleGrain::kTokenHead, 64},
+                              {RowEncoding::kInt4Token, ScaleGrain::kTokenHead, 32},
+                              {RowEncoding::kVector, ScaleGrain::kTokenHead, 0, 0, 2},
+                              {RowEncoding::kVector, ScaleGrain::kTokenHead, 0, 0, 4},
+                              {RowEncoding::kVector, ScaleGrain::kTokenHead, 0, 0, 8},
+                              {RowEncoding::kLowRank, ScaleGrain::kTokenHead, 0, 32},
+                              {RowEncoding::kLowRank, ScaleGrain::kTokenHead, 0, 64},
+                              {.encoding = RowEncoding::kLowRank, .rank = 64, .heads = 2},
+                              {RowEncoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4}};
 
 struct Shape {
   std::int64_t tokens = 131072;
@@ -55,15 +56,15 @@ struct Shape {
 Shape parse(const std::vector<std::string_view>& words) {
   Shape shape;
   for (std::size_t i = 0; i < words.size(); i += 2) {
-    if (i + 1 == words.size()) kWords.refuse(words[i], "it has no value");
+    if (i + 1 == words.size()) kArguments.refuse(words[i], "it has no value");
     if (words[i] == "--tokens") {
-      shape.tokens = kWords.number(words[i + 1], 64, 1 << 22);
+      shape.tokens = kArguments.number(words[i + 1], 64, 1 << 22);
     } else if (words[i] == "--heads") {
-      shape.rows.heads = kWords.number(words[i + 1], 1, 1024);
+      shape.rows.heads = kArguments.number(words[i + 1], 1, 1024);
     } else if (words[i] == "--head-dim") {
-      shape.rows.dim = kWords.number(words[i + 1], 64, 576);
+      shape.rows.dim = kArguments.number(words[i + 1], 64, 576);
     } else {
-      kWords.refuse(words[i], "it is none of the words that it knows");
+      kArguments.refuse(words[i], "it is none of the words that it knows");
     }
   }
   return shape;
@@ -100,9 +101,9 @@ class Compressed {
       tables_.push_back(backend.allocate(static_cast<std::size_t>(bytes)));
       rows.tables[at] = tables_.back().data();
       std::vector<std::byte> numbers;
-      if (table.type == CodeType::kF32)
+      if (table.type == StoredType::kF32)
         numbers = bytes_of(std::vector<float>(static_cast<std::size_t>(bytes / 4), 0.01F));
-      if (table.type == CodeType::kI32) {
+      if (table.type == StoredType::kI32) {
         std::vector<std::int32_t> channels;
         for (std::int64_t i = 0; i < bytes / 4; ++i) channels.push_back(static_cast<std::int32_t>(i % format.outliers));
         numbers = bytes_of(channels);
@@ -137,8 +138,8 @@ class Compressed {
 
 int run(const std::vector<std::string_view>& words) {
   const Shape shape = parse(words);
-  const auto row = std::ranges::find(kernel_table<FoldSpec>(), "cuda", &KernelRow<FoldSpec>::backend);
-  if (row == kernel_table<FoldSpec>().end()) fail(ErrorCode::kUnsupported, "this build has no CUDA");
+  const auto row = std::ranges::find(kernel_table<AttentionSpec>(), "cuda", &KernelRow<AttentionSpec>::backend);
+  if (row == kernel_table<AttentionSpec>().end()) fail(ErrorCode::kUnsupported, "this build has no CUDA");
   const auto backend = row->make_backend({1, 0});
   const Stream stream = backend->stream();
   const std::int64_t elements = shape.tokens * shape.rows.heads * shape.rows.dim;
@@ -164,13 +165,13 @@ int run(const std::vector<std::string_view>& words) {
   print_line(*backend, shape, "copy", "plain", elements * 4, copy, copy_rate);
   const CompressedRun run{0, 0, shape.tokens, 0, shape.tokens, 0};
   for (const RowFormat& format : kFormats) {
-    if (!entry_of(format.coding).missing(format, shape.rows).empty()) continue;
+    if (!entry_of(format.encoding).missing(format, shape.rows).empty()) continue;
     const Compressed compressed(*backend, format, shape);
     const CompressedRows& rows = compressed.rows;
     const auto print = [&](std::string_view what, std::int64_t bytes, auto enqueue) {
       print_line(*backend, shape, what, describe(format), bytes, median(enqueue), copy_rate);
     };
-    if (format.coding == RowCoding::kVector) {
+    if (format.encoding == RowEncoding::kVector) {
       print("find", elements * 2, [&] { backend->find_codebook({plain, format.width, 0, rows.tables[0]}, stream); });
     }
     const std::int64_t bytes = elements * 2 + shape.tokens * token_bytes(format, shape.rows);
@@ -181,16 +182,16 @@ int run(const std::vector<std::string_view>& words) {
       });
       continue;
     }
-    const RowShape ranked = rank_shape(format, shape.rows);
+    const RowShape ranked = low_rank_shape(format, shape.rows);
     const auto sum_bytes = static_cast<std::size_t>(ranked.heads * ranked.dim * ranked.dim) * sizeof(double);
     const Buffer sums = backend->allocate(sum_bytes);
-    RankCoder rank_coder(format, shape.rows, *backend, kPieceTokens);
+    LowRankCodec rank_coder(format, shape.rows, *backend, kStagedTokens);
     print("find", elements * 2, [&] {
       backend->fill_bytes(sums.data(), std::byte{0}, sum_bytes, stream);
       rank_coder.add_gram(plain, {&run, 1}, reinterpret_cast<double*>(sums.data()), stream);
     });
     print("compress", bytes, [&] { rank_coder.compress(plain, {&run, 1}, rows, nullptr, stream); });
-    TensorCoder coder(format, shape.rows, {1, 0}, "cuda");
+    TensorCodec coder(format, shape.rows, {1, 0}, "cuda");
     print("decompress", bytes, [&] { coder.decompress(rows, {&run, 1}, view(other), stream); });
   }
   return 0;
@@ -199,4 +200,4 @@ int run(const std::vector<std::string_view>& words) {
 }  // namespace
 }  // namespace ringattn
 
-int main(int count, char** words) { return ringattn::said_by(ringattn::run, count, words); }
+int main(int count, char** words) { return ringattn::run_main(ringattn::run, count, words); }

@@ -102,7 +102,7 @@ def main() -> int:
                 line |= {"greatest_lse": report["out"]["greatest_lse"], "rows": report["out"]["rows"]}
                 each = 1e9 / (2 * TOKENS * KV_HEADS)
                 line |= {"compress_ns": least(reports, made) * each, "decompress_ns": least(reports, read) * each}
-                line |= {"device": report["coded_on"], "threads": report["threads"], "git": git}
+                line |= {"device": report["quantized_on"], "threads": report["threads"], "git": git}
                 print(json.dumps(line), flush=True)
     return 0
 

@@ -15,15 +15,15 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "bench/decode_gpu_line.hpp"
+#include "bench/words.hpp"
 #include "bench/decode_gpu_words.hpp"
+#include "bench/decode_gpu_line.hpp"
 #include "bench/graph_time.hpp"
 #include "bench/packed_caches.hpp"
-#include "bench/words.hpp"
+#include "kernels/fold_spec.hpp"
 #include "kernels/block_choice.hpp"
 #include "kernels/cache_update.hpp"
 #include "kernels/decode.hpp"
-#include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -38,9 +38,9 @@ class Bench {
     constexpr std::int64_t kTokenBytes = 8 * 128 * 2;  // of the tensors that fill the caches' memory
     std::int64_t tokens = 0;
     for (const DecodeShape& shape : shapes) {
-      const Turns turns = turns_of(shape);
-      const std::int64_t plain = shape.batch * turns.pages * turns.page * shape.kv_heads * shape.head_dim * 2;
-      tokens = std::max(tokens, (std::max(turns.caches * turns.bytes, plain) + kTokenBytes - 1) / kTokenBytes);
+      const CacheRotation rotation = cache_rotation_of(shape);
+      const std::int64_t plain = shape.batch * rotation.pages * rotation.page * shape.kv_heads * shape.head_dim * 2;
+      tokens = std::max(tokens, (std::max(rotation.caches * rotation.bytes, plain) + kTokenBytes - 1) / kTokenBytes);
     }
     const PackedRun all{0, tokens};
     for (const auto& [memory, tensor] : {std::pair{&k_, SyntheticTensor::kK}, {&v_, SyntheticTensor::kV}}) {
@@ -69,9 +69,9 @@ class Bench {
  private:
   // Microseconds of a step in each replay.
   std::vector<double> time_steps(const DecodeShape& shape) {
-    FoldSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
+    AttentionSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
     spec.head_dim_v = shape.head_dim_v;
-    if (shape.listed > 0) spec.lists = {kListedBlock, kListedBlock, shape.kv_heads};
+    if (shape.listed > 0) spec.block_mask = {kMaskBlockKeys, kMaskBlockKeys, shape.kv_heads};
     const DecodeSpec decode{spec, shape.values_in_keys, cache_format_of(shape)};
     if (const auto missing = row_.missing(decode); !missing.empty()) {
       fail(ErrorCode::kUnsupported, fmt::format("{} has no form for this shape", row_.name),
@@ -90,27 +90,27 @@ class Bench {
                              backend_->stream());
     const Buffer lengths =
         upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), static_cast<std::int32_t>(shape.keys)));
-    const Turns turns = turns_of(shape);
-    const Buffer table = upload(pages_of(shape, turns));
+    const CacheRotation rotation = cache_rotation_of(shape);
+    const Buffer table = upload(pages_of(shape, rotation));
     const Buffer prefix_of = upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), 0));
     const Buffer prefix_keys = upload({static_cast<std::int32_t>(shape.prefix)});
 
-    const Buffer lists = upload(lists_of(shape, turns.launches));
+    const Buffer block_mask = upload(block_mask_of(shape, rotation.launches));
     const Buffer counts = upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch * shape.kv_heads),
                                                            static_cast<std::int32_t>(shape.listed) - 1));
-    const std::int64_t blocks = (shape.keys + kListedBlock - 1) / kListedBlock;
+    const std::int64_t blocks = (shape.keys + kMaskBlockKeys - 1) / kMaskBlockKeys;
     const std::int64_t numbers = shape.chosen ? shape.batch * shape.kv_heads * blocks : 1;
     const Buffer means = backend_->allocate(static_cast<std::size_t>(numbers * shape.head_dim * 4));
     const Buffer scores = backend_->allocate(static_cast<std::size_t>(numbers * 4));
 
-    std::optional<PackedCaches> packed_k, packed_v;
+    std::optional<QuantizedCaches> quantized_k, quantized_v;
     if (!decode.format.is_plain()) {
-      packed_k.emplace(*backend_, decode.format.k, shape, turns, k_);
-      if (!decode.values_in_codes()) packed_v.emplace(*backend_, decode.format.v, shape, turns, v_);
+      quantized_k.emplace(*backend_, decode.format.k, shape, rotation, k_);
+      if (!decode.quantized_values_in_keys()) quantized_v.emplace(*backend_, decode.format.v, shape, rotation, v_);
       check_wait(*backend_);
     }
 
-    const std::int64_t update_bytes = shape.batch * static_cast<std::int64_t>(sizeof(CacheFault));
+    const std::int64_t update_bytes = shape.batch * static_cast<std::int64_t>(sizeof(OutOfRangeEntry));
     const Buffer checked =
         upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), static_cast<std::int32_t>(shape.keys)));
     const Buffer faults = backend_->allocate(static_cast<std::size_t>(update_bytes));
@@ -125,14 +125,14 @@ class Bench {
       update.rows = shape.rows;
       update.lengths = reinterpret_cast<std::int32_t*>(lengths.data());
       update.block_table = step.block_table;
-      update.table_pages = turns.pages;
-      update.pages = turns.pool;
-      update.page_size = turns.page;
-      update.group_keys = kernel->group_keys();
-      update.most_keys = shape.keys;
+      update.table_pages = rotation.pages;
+      update.pages = rotation.pool;
+      update.page_size = rotation.page;
+      update.kv_split_keys = kernel->kv_split_keys();
+      update.max_keys = shape.keys;
       update.prefixes = step.prefixes;
       for (const CacheView* const part : {&step.k, &step.v}) {
-        if (packed_k || (part == &step.v && shape.values_in_keys)) continue;
+        if (quantized_k || (part == &step.v && shape.values_in_keys)) continue;
         const MutableCacheView cache{const_cast<void*>(part->data),
                                      part->dtype,
                                      part->pages,
@@ -142,44 +142,45 @@ class Bench {
                                      part->page_stride,
                                      part->token_stride,
                                      part->head_stride};
-        update.parts[update.part_count++] = cache_part(cache, new_rows(part->dim));
+        update.appends[update.append_count++] = append_to_cache(cache, new_rows(part->dim));
       }
       update.checked = reinterpret_cast<std::int32_t*>(checked.data());
-      update.faults = reinterpret_cast<CacheFault*>(faults.data());
+      update.out_of_range = reinterpret_cast<OutOfRangeEntry*>(faults.data());
       step.lengths = update.checked;
       backend_->update_cache(update, backend_->stream());
-      if (!packed_k) return;
+      if (!quantized_k) return;
       update.lengths = update.checked;
       update.checked = nullptr;
-      update.faults = nullptr;
-      backend_->append({&update, step.packed_k, new_rows(shape.head_dim), nullptr}, backend_->stream());
-      if (packed_v) backend_->append({&update, step.packed_v, new_rows(shape.head_dim_v), nullptr}, backend_->stream());
+      update.out_of_range = nullptr;
+      backend_->append({&update, step.quantized_k, new_rows(shape.head_dim), nullptr}, backend_->stream());
+      if (quantized_v)
+        backend_->append({&update, step.quantized_v, new_rows(shape.head_dim_v), nullptr}, backend_->stream());
     };
 
     const auto step_of = [&](std::int64_t cache) {
       const auto view = [&](const Buffer& pool) {
-        return CacheView{pool.data() + cache * turns.bytes,
+        return CacheView{pool.data() + cache * rotation.bytes,
                          Dtype::kBf16,
-                         turns.pool,
-                         turns.page,
+                         rotation.pool,
+                         rotation.page,
                          shape.kv_heads,
                          shape.head_dim,
-                         turns.page * shape.kv_heads * shape.head_dim,
+                         rotation.page * shape.kv_heads * shape.head_dim,
                          std::int64_t{shape.kv_heads} * shape.head_dim,
                          shape.head_dim};
       };
       DecodeStep step;
       step.q = dense_view(static_cast<const void*>(q.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim);
       step.rows = shape.rows;
-      if (packed_k) {
-        step.packed_k = packed_k->view(cache);
-        if (packed_v) step.packed_v = packed_v->view(cache);
+      if (quantized_k) {
+        step.quantized_k = quantized_k->view(cache);
+        if (quantized_v) step.quantized_v = quantized_v->view(cache);
       } else {
         step.k = view(k_);
         step.v = view(shape.values_in_keys ? k_ : v_);
         step.v.dim = shape.head_dim_v;
       }
-      if (shape.page > 0) step.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), turns.pages};
+      if (shape.page > 0) step.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), rotation.pages};
       step.lengths = reinterpret_cast<const std::int32_t*>(lengths.data());
       if (shape.prefix > 0) {
         step.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of.data()),
@@ -194,7 +195,7 @@ class Bench {
       BlockChoice choice{.spec = spec,
                          .q = step.q,
                          .rows = step.rows,
-                         .most_rows = step.rows,
+                         .max_rows = step.rows,
                          .k = step.k,
                          .block_table = step.block_table,
                          .lengths = step.lengths,
@@ -202,22 +203,22 @@ class Bench {
                          .blocks = blocks};
       choice.means = reinterpret_cast<float*>(means.data());
       choice.scores = reinterpret_cast<float*>(scores.data());
-      choice.chosen = reinterpret_cast<std::int32_t*>(lists.data());
+      choice.chosen = reinterpret_cast<std::int32_t*>(block_mask.data());
       choice.counts = reinterpret_cast<std::int32_t*>(counts.data());
       return choice;
     };
     if (shape.chosen) backend_->pool_keys(choice_of(step_of(0)), backend_->stream());
     check_wait(*backend_);
-    return time_graph(*backend_, turns.launches, [&](std::int64_t i) {
-      DecodeStep step = step_of(i % turns.caches);
+    return time_graph(*backend_, rotation.launches, [&](std::int64_t i) {
+      DecodeStep step = step_of(i % rotation.caches);
       if (shape.chosen) {
         const BlockChoice choice = choice_of(step);
         backend_->choose_blocks(choice, backend_->stream());
-        step.lists = choice.lists();
+        step.block_mask = choice.block_mask();
       } else if (shape.listed > 0) {
-        const std::int64_t all_lists = shape.batch * shape.kv_heads * shape.listed;
-        step.lists = {reinterpret_cast<const std::int32_t*>(lists.data()) + i * all_lists,
-                      reinterpret_cast<const std::int32_t*>(counts.data()), shape.listed};
+        const std::int64_t mask_entries = shape.batch * shape.kv_heads * shape.listed;
+        step.block_mask = {reinterpret_cast<const std::int32_t*>(block_mask.data()) + i * mask_entries,
+                           reinterpret_cast<const std::int32_t*>(counts.data()), shape.listed};
       }
       if (shape.update) enqueue_update(step);
       kernel->enqueue(step, backend_->stream());
@@ -225,35 +226,35 @@ class Bench {
   }
 
   // Lists of so many launches, drawn of the blocks in front of the last one.
-  static std::vector<std::int32_t> lists_of(const DecodeShape& shape, std::int64_t launches) {
-    std::vector<std::int32_t> lists;
-    const std::int64_t before = (shape.keys + kListedBlock - 1) / kListedBlock - 1;
+  static std::vector<std::int32_t> block_mask_of(const DecodeShape& shape, std::int64_t launches) {
+    std::vector<std::int32_t> block_mask;
+    const std::int64_t before = (shape.keys + kMaskBlockKeys - 1) / kMaskBlockKeys - 1;
     std::vector<std::int32_t> all(static_cast<std::size_t>(before));
     std::iota(all.begin(), all.end(), 0);
     std::mt19937_64 generator(2);
     for (std::int64_t list = 0; shape.listed > 0 && list < launches * shape.batch * shape.kv_heads; ++list) {
       std::shuffle(all.begin(), all.end(), generator);
-      const auto begin = static_cast<std::ptrdiff_t>(lists.size());
-      lists.insert(lists.end(), all.begin(), all.begin() + (shape.listed - 1));
-      std::sort(lists.begin() + begin, lists.end());
-      lists.push_back(0);  // room that counts don't reach
+      const auto begin = static_cast<std::ptrdiff_t>(block_mask.size());
+      block_mask.insert(block_mask.end(), all.begin(), all.begin() + (shape.listed - 1));
+      std::sort(block_mask.begin() + begin, block_mask.end());
+      block_mask.push_back(0);  // room that counts don't reach
     }
-    if (lists.empty()) lists.push_back(0);
-    return lists;
+    if (block_mask.empty()) block_mask.push_back(0);
+    return block_mask;
   }
 
   // The block table: pages in any order, of which each sequence has the first ones of the prefix.
-  static std::vector<std::int32_t> pages_of(const DecodeShape& shape, const Turns& turns) {
-    std::vector<std::int32_t> order(static_cast<std::size_t>(turns.pool));
+  static std::vector<std::int32_t> pages_of(const DecodeShape& shape, const CacheRotation& rotation) {
+    std::vector<std::int32_t> order(static_cast<std::size_t>(rotation.pool));
     std::iota(order.begin(), order.end(), 0);
     std::mt19937_64 generator(1);
     std::shuffle(order.begin(), order.end(), generator);
     std::vector<std::int32_t> table;
-    auto own = order.begin() + turns.shared;
+    auto own = order.begin() + rotation.shared;
     for (std::int64_t s = 0; s < shape.batch; ++s) {
-      table.insert(table.end(), order.begin(), order.begin() + turns.shared);
-      table.insert(table.end(), own, own + (turns.pages - turns.shared));
-      own += turns.pages - turns.shared;
+      table.insert(table.end(), order.begin(), order.begin() + rotation.shared);
+      table.insert(table.end(), own, own + (rotation.pages - rotation.shared));
+      own += rotation.pages - rotation.shared;
     }
     return table;
   }
@@ -272,7 +273,7 @@ class Bench {
 };
 
 int run(const std::vector<std::string_view>& arguments) {
-  const DecodeWords words = parse_decode_words(arguments);
+  const DecodeArguments words = parse_decode_arguments(arguments);
   for (const KernelRow<DecodeSpec>& row : kernel_table<DecodeSpec>()) {
     if (row.name != words.kernel || row.backend != "cuda") continue;
     Bench bench(row, words.shapes);
@@ -286,4 +287,4 @@ int run(const std::vector<std::string_view>& arguments) {
 }  // namespace
 }  // namespace ringattn
 
-int main(int count, char** words) { return ringattn::said_by(ringattn::run, count, words); }
+int main(int count, char** words) { return ringattn::run_main(ringattn::run, count, words); }

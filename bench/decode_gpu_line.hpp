@@ -20,7 +20,7 @@ namespace ringattn {
 inline std::string decode_line(std::string_view kernel, std::string_view device, const DecodeShape& shape,
                                std::vector<double> times, std::string_view error) {
   std::sort(times.begin(), times.end());
-  const Turns turns = turns_of(shape);
+  const CacheRotation rotation = cache_rotation_of(shape);
   JsonWriter line(false);
   line.begin_object().member("schema", "ringattn.decode/1");
   line.key("tool").begin_object().member("name", "ringattn").member("version", version()).end_object();
@@ -34,12 +34,12 @@ inline std::string decode_line(std::string_view kernel, std::string_view device,
   if (shape.prefix > 0) form += fmt::format("{}prefix {}", form.empty() ? "" : ", ", shape.prefix);
   if (shape.listed > 0) {
     form += fmt::format("{}{} {} blocks of {}", form.empty() ? "" : ", ", shape.chosen ? "best" : "listed",
-                        shape.listed, kListedBlock);
+                        shape.listed, kMaskBlockKeys);
   }
   if (shape.cache != "plain") form += (form.empty() ? "" : ", ") + shape.cache;
   if (shape.update) form += (form.empty() ? "" : ", ") + std::string("with its update");
   line.member("form", form);
-  line.member("caches", turns.caches).member("launches", turns.launches).member("samples", times.size());
+  line.member("caches", rotation.caches).member("launches", rotation.launches).member("samples", times.size());
   if (times.empty()) {
     line.key("us").null().member("error", error);
   } else {

@@ -27,7 +27,7 @@ struct DecodeShape {
   std::int64_t page = 0;        // tokens; 0: a dense cache
   int slices = 0;               // DecodeLimits::slices
   std::int64_t prefix = 0;      // the first keys that all sequences share, in the same pages; 0: they share none
-  std::int64_t listed = 0;      // blocks of kListedBlock keys of a KV head's list, those of the rows included; 0: all
+  std::int64_t listed = 0;      // blocks of kMaskBlockKeys keys of a KV head's list, those of the rows included; 0: all
   bool chosen = false;          // by the step itself, of mean keys; else they are drawn
   std::string cache = "plain";  // how it is stored: plain, fp8, int8 or int4
   bool update = false;          // as Decode does: lengths and tables are checked first, and new rows join the cache
@@ -41,11 +41,11 @@ inline std::int64_t row_bytes_of(const DecodeShape& shape) {
 }
 
 inline constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;  // bytes read between two uses of a cache
-inline constexpr std::int64_t kLeastLaunches = 4;                         // of a graph
-inline constexpr int kListedBlock = 128;                                  // keys
+inline constexpr std::int64_t kMinLaunches = 4;                           // of a graph
+inline constexpr int kMaskBlockKeys = 128;                                // keys
 
 // How a shape's caches lie, and how often they are used in turn.
-struct Turns {
+struct CacheRotation {
   std::int64_t pages;     // of a sequence
   std::int64_t page;      // tokens
   std::int64_t shared;    // pages of each sequence that are those of the first one
@@ -55,30 +55,30 @@ struct Turns {
   std::int64_t launches;  // of a graph: each cache is used equally often, so the first use of a replay is no repetition
 };
 
-inline Turns turns_of(const DecodeShape& shape) {
-  Turns turns{};
-  turns.page = shape.page == 0 ? shape.keys : shape.page;
-  turns.pages = (shape.keys + turns.page - 1) / turns.page;
-  turns.shared = shape.prefix / turns.page;
-  turns.pool = turns.shared + shape.batch * (turns.pages - turns.shared);
-  turns.bytes = turns.pool * turns.page * shape.kv_heads * row_bytes_of(shape);
-  const std::int64_t all = (shape.values_in_keys ? 1 : 2) * turns.bytes;
-  turns.caches = (kFarBeyondCache + all - 1) / all;
+inline CacheRotation cache_rotation_of(const DecodeShape& shape) {
+  CacheRotation rotation{};
+  rotation.page = shape.page == 0 ? shape.keys : shape.page;
+  rotation.pages = (shape.keys + rotation.page - 1) / rotation.page;
+  rotation.shared = shape.prefix / rotation.page;
+  rotation.pool = rotation.shared + shape.batch * (rotation.pages - rotation.shared);
+  rotation.bytes = rotation.pool * rotation.page * shape.kv_heads * row_bytes_of(shape);
+  const std::int64_t all = (shape.values_in_keys ? 1 : 2) * rotation.bytes;
+  rotation.caches = (kFarBeyondCache + all - 1) / all;
   // A launch by lists reads a part of a cache, and the next ones others.
   const std::int64_t parts =
-      shape.listed == 0 ? 1 : std::max<std::int64_t>(1, shape.keys / (shape.listed * kListedBlock));
-  turns.launches = turns.caches * ((std::max(kLeastLaunches, parts) + turns.caches - 1) / turns.caches);
-  return turns;
+      shape.listed == 0 ? 1 : std::max<std::int64_t>(1, shape.keys / (shape.listed * kMaskBlockKeys));
+  rotation.launches = rotation.caches * ((std::max(kMinLaunches, parts) + rotation.caches - 1) / rotation.caches);
+  return rotation;
 }
 
-struct DecodeWords {
-  std::string kernel = "sm90_fold";
+struct DecodeArguments {
+  std::string kernel = "sm90_attention";
   std::vector<DecodeShape> shapes;  // every step with every page size, number of rows, number of slices and cache
 };
 
-namespace decode_words {
+namespace decode_arguments {
 
-inline constexpr BenchWords kWords{
+inline constexpr BenchArguments kArguments{
     "decode_gpu_bench",
     "decode_gpu_bench [--kernel NAME] [--steps 1x4k,32x16k] [--rows 1,4] [--heads 32] [--kv-heads 8] "
     "[--head-dim 128] [--latent-dim 512, where the values are so many columns of the keys] [--page-size 0,64] "
@@ -88,20 +88,20 @@ inline constexpr BenchWords kWords{
 
 inline std::vector<std::int64_t> numbers(std::string_view list, std::int64_t least, std::int64_t most) {
   std::vector<std::int64_t> found;
-  for (const std::string_view entry : list_entries(list)) found.push_back(kWords.number(entry, least, most));
+  for (const std::string_view entry : list_entries(list)) found.push_back(kArguments.number(entry, least, most));
   return found;
 }
 
 // "32x16k": 32 sequences of 16,384 keys.
 inline std::vector<DecodeShape> steps(std::string_view list) {
-  constexpr std::int64_t kMostKeys = std::int64_t{1} << 21;
+  constexpr std::int64_t kMaxKeys = std::int64_t{1} << 21;
   std::vector<DecodeShape> found;
   for (const std::string_view entry : list_entries(list)) {
     const std::size_t cross = entry.find('x');
-    if (cross == std::string_view::npos) kWords.refuse(entry, "a step is sequences x keys");
+    if (cross == std::string_view::npos) kArguments.refuse(entry, "a step is sequences x keys");
     DecodeShape shape;
-    shape.batch = kWords.number(entry.substr(0, cross), 1, 4096);
-    shape.keys = kWords.number(entry.substr(cross + 1), 1, kMostKeys);
+    shape.batch = kArguments.number(entry.substr(0, cross), 1, 4096);
+    shape.keys = kArguments.number(entry.substr(cross + 1), 1, kMaxKeys);
     found.push_back(shape);
   }
   return found;
@@ -117,47 +117,47 @@ std::vector<DecodeShape> with_each(const std::vector<DecodeShape>& shapes, const
   return all;
 }
 
-inline std::string_view name_of_lists(const DecodeShape& shape) { return shape.chosen ? "--best" : "--listed"; }
+inline std::string_view mask_flag(const DecodeShape& shape) { return shape.chosen ? "--best" : "--listed"; }
 
-}  // namespace decode_words
+}  // namespace decode_arguments
 
 // Throws kUsage.
-inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words) {
-  using namespace decode_words;
-  DecodeWords found;
+inline DecodeArguments parse_decode_arguments(const std::vector<std::string_view>& words) {
+  using namespace decode_arguments;
+  DecodeArguments found;
   DecodeShape common;
   std::vector<DecodeShape> shapes = steps("1x4k");
   std::vector<std::int64_t> pages{0}, rows{1}, slices{0}, updates{0};
   std::vector<std::string_view> caches{"plain"};
   for (std::size_t i = 0; i < words.size(); i += 2) {
-    if (i + 1 == words.size()) kWords.refuse(words[i], "it has no value");
+    if (i + 1 == words.size()) kArguments.refuse(words[i], "it has no value");
     const std::string_view name = words[i], value = words[i + 1];
     if (name == "--kernel") {
       found.kernel = value;
     } else if (name == "--steps") {
       shapes = steps(value);
     } else if (name == "--heads") {
-      common.heads = static_cast<int>(kWords.number(value, 1, 1 << 16));
+      common.heads = static_cast<int>(kArguments.number(value, 1, 1 << 16));
     } else if (name == "--kv-heads") {
-      common.kv_heads = static_cast<int>(kWords.number(value, 1, 1 << 16));
+      common.kv_heads = static_cast<int>(kArguments.number(value, 1, 1 << 16));
     } else if (name == "--head-dim") {
-      common.head_dim = common.head_dim_v = static_cast<int>(kWords.number(value, 1, 1 << 16));
+      common.head_dim = common.head_dim_v = static_cast<int>(kArguments.number(value, 1, 1 << 16));
     } else if (name == "--latent-dim") {
-      common.head_dim_v = static_cast<int>(kWords.number(value, 1, 1 << 16));
+      common.head_dim_v = static_cast<int>(kArguments.number(value, 1, 1 << 16));
       common.values_in_keys = true;
     } else if (name == "--page-size") {
       pages = numbers(value, 0, 256);
     } else if (name == "--rows") {
       rows = numbers(value, 1, 16);
     } else if (name == "--prefix") {
-      common.prefix = kWords.number(value, 0, std::int64_t{1} << 21);
+      common.prefix = kArguments.number(value, 0, std::int64_t{1} << 21);
     } else if (name == "--listed" || name == "--best") {
-      common.listed = kWords.number(value, 1, 1 << 16);
+      common.listed = kArguments.number(value, 1, 1 << 16);
       common.chosen = name == "--best";
     } else if (name == "--slices") {
       slices.clear();
       for (const std::string_view entry : list_entries(value)) {
-        slices.push_back(entry == "auto" ? 0 : kWords.number(entry, 1, 8));
+        slices.push_back(entry == "auto" ? 0 : kArguments.number(entry, 1, 8));
       }
     } else if (name == "--update") {
       updates = numbers(value, 0, 1);
@@ -165,11 +165,11 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
       caches = list_entries(value);
       for (const std::string_view cache : caches) {
         if (cache != "plain" && cache != "fp8" && cache != "int8" && cache != "int4") {
-          kWords.refuse(cache, "a cache is plain, fp8, int8 or int4");
+          kArguments.refuse(cache, "a cache is plain, fp8, int8 or int4");
         }
       }
     } else {
-      kWords.refuse(name, "it is none of the words that it knows");
+      kArguments.refuse(name, "it is none of the words that it knows");
     }
   }
   for (DecodeShape& shape : shapes) {
@@ -186,10 +186,10 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
   shapes = with_each(shapes, updates, [](DecodeShape& shape, std::int64_t update) { shape.update = update > 0; });
   for (const DecodeShape& shape : shapes) {
     if (shape.prefix > 0 && (shape.page == 0 || shape.prefix > shape.keys)) {
-      kWords.refuse("--prefix", "sequences share pages, and none has more than it has keys");
+      kArguments.refuse("--prefix", "sequences share pages, and none has more than it has keys");
     }
-    if (shape.listed > 0 && shape.listed * kListedBlock > shape.keys) {
-      kWords.refuse(name_of_lists(shape), "a sequence has fewer blocks");
+    if (shape.listed > 0 && shape.listed * kMaskBlockKeys > shape.keys) {
+      kArguments.refuse(mask_flag(shape), "a sequence has fewer blocks");
     }
   }
   found.shapes = std::move(shapes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures the CPU fold kernel alone, beside OpenBLAS's SGEMM where the build found it. Prints medians of a few runs.
-//   fold_cpu_bench [threads] [runs]
+//   attention_cpu_bench [threads] [runs]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -64,13 +64,13 @@ std::vector<std::byte> random_elements(std::int64_t count, Dtype dtype, std::uin
 
 struct Shape {
   std::int64_t tokens;
-  FoldSpec spec;
+  AttentionSpec spec;
 };
 
-void measure_fold(const Shape& shape, int threads, int runs) {
-  const FoldSpec& spec = shape.spec;
+void measure_attention(const Shape& shape, int threads, int runs) {
+  const AttentionSpec& spec = shape.spec;
   const std::int64_t n = shape.tokens;
-  const FoldChoice choice = choose_kernel(spec, {"cpu", "auto"});
+  const AttentionChoice choice = choose_kernel(spec, {"cpu", "auto"});
   const auto backend = choice.row->make_backend({threads, 0});
   const auto kernel = choice.row->make_kernel(spec, *backend);
   kernel->reserve({});
@@ -82,15 +82,15 @@ void measure_fold(const Shape& shape, int threads, int runs) {
   std::vector<float> lse(static_cast<std::size_t>(n * spec.heads));
 
   const std::int64_t tile_count = (n + kernel->key_tile() - 1) / kernel->key_tile();
-  std::vector<KeyTile> tiles;
+  std::vector<PageRun> tiles;
   for (std::int64_t t = 0; t < tile_count; ++t) tiles.push_back({0, t * kernel->key_tile()});
   const QueryRun query_run{0, 0, 0, n};
   const KeyRun key_run{0, 0, tile_count, 0};
   const KeySource source{dense_view(k.data(), spec.dtype, n, spec.kv_heads, spec.head_dim),
                          dense_view(v.data(), spec.dtype, n, spec.kv_heads, spec.head_dim_v)};
-  const FoldOutput output{
+  const AttentionOutput output{
       dense_view(out.data(), spec.dtype, n, spec.heads, spec.head_dim_v), {lse.data(), spec.heads, 1}, nullptr};
-  FoldTask task;
+  AttentionTask task;
   task.q = dense_view(q.data(), spec.dtype, n, spec.heads, spec.head_dim);
   task.queries = {&query_run, 1};
   task.key_lengths = {&n, 1};
@@ -100,8 +100,9 @@ void measure_fold(const Shape& shape, int threads, int runs) {
   task.save = false;
   task.finish = &output;
 
-  const Seconds seconds = measure(runs, [&] { kernel->fold(task, {}, {}); });
-  print_line(fmt::format("{} tokens, {} ({})", n, describe(spec), backend->identity()), seconds, fold_flops(spec, n));
+  const Seconds seconds = measure(runs, [&] { kernel->attend(task, {}, {}); });
+  print_line(fmt::format("{} tokens, {} ({})", n, describe(spec), backend->identity()), seconds,
+             attention_flops(spec, n));
 }
 
 #ifdef RINGATTN_BENCH_OPENBLAS
@@ -129,7 +130,7 @@ int main(int argc, char** argv) {
   const auto causal = [](Dtype dtype, int heads, int kv_heads, int head_dim) {
     return ringattn::make_spec(dtype, heads, kv_heads, head_dim, {-1, 0});
   };
-  ringattn::FoldSpec capped = causal(Dtype::kBf16, 8, 2, 128);
+  ringattn::AttentionSpec capped = causal(Dtype::kBf16, 8, 2, 128);
   capped.softcap = 50.0F;
   const std::vector<ringattn::Shape> shapes = {{8192, causal(Dtype::kBf16, 8, 2, 128)},
                                                {2048, causal(Dtype::kBf16, 8, 8, 128)},
@@ -141,6 +142,6 @@ int main(int argc, char** argv) {
 #ifdef RINGATTN_BENCH_OPENBLAS
   ringattn::measure_sgemm(threads, runs);
 #endif
-  for (const ringattn::Shape& shape : shapes) ringattn::measure_fold(shape, threads, runs);
+  for (const ringattn::Shape& shape : shapes) ringattn::measure_attention(shape, threads, runs);
   return 0;
 }

@@ -9,7 +9,7 @@
 
 namespace ringattn {
 
-inline double fold_flops(const FoldSpec& spec, std::int64_t tokens) {
+inline double attention_flops(const AttentionSpec& spec, std::int64_t tokens) {
   double pairs = 0.0;
   const Visibility visibility(spec.mask, tokens);
   for (std::int64_t position = 0; position < tokens; ++position) {

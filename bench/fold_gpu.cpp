@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures the fold kernels of the cuda backend alone, through FoldKernel: speed over shapes (fold_gpu_speed.cpp), the
-// cost of state and of enqueueing, and the error of long sums; and the choice of blocks in front of them
-// (fold_gpu_choice.cpp). One JSON line a figure.
-//   fold_gpu_bench speed|gate|touched|pages|choice|state|host|bias|generator [kernel [head_dim [tokens]]]  (head_dim:
-//   of speed, gate, pages and choice, tokens: of speed and choice)
+// Measures the fold kernels of the cuda backend alone, through AttentionKernel: speed over shapes
+// (fold_gpu_speed.cpp), the cost of state and of enqueueing, and the error of long sums; and the choice of blocks
+// in front of them (fold_gpu_choice.cpp). One JSON line a figure.
+//   attention_gpu_bench speed|gate|touched|pages|choice|state|host|bias|generator [kernel [head_dim [tokens]]]
+//   (head_dim: of speed, gate, pages and choice, tokens: of speed and choice)
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,13 +27,13 @@ using Clock = std::chrono::steady_clock;
 
 // Every row folds the same keys, with and without state; and a last task that finds nothing to fold.
 void measure_state(Device& device) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, {32, 8, 128, 128}, {-1, -1});
+  const AttentionSpec spec = make_spec(Dtype::kBf16, {32, 8, 128, 128}, {-1, -1});
   constexpr std::int64_t kRows = 32768;
   for (const std::int64_t keys : {1024, 4096, 16384}) {
     GpuJob jobs(device, spec, 1, kRows, keys);
     const auto time = [&](bool resume, bool save, bool finish) {
-      const FoldTask task = jobs.task(resume, save, finish);
-      return median(time_repeats(device, [&] { jobs.fold(task); }));
+      const AttentionTask task = jobs.task(resume, save, finish);
+      return median(time_repeats(device, [&] { jobs.attend(task); }));
     };
     const double save = time(false, true, false);
     const double both = time(true, true, false);
@@ -47,11 +47,11 @@ void measure_state(Device& device) {
         (save + resume - 2 * none) * 1e6 / static_cast<double>(kRows * spec.heads));
   }
   GpuJob jobs(device, spec, 1, kRows, 1024);
-  FoldTask task = jobs.task(false, true, false);
-  jobs.fold(task);
+  AttentionTask task = jobs.task(false, true, false);
+  jobs.attend(task);
   task = jobs.task(true, false, true);
   task.key_runs = {};
-  const double ms = median(time_repeats(device, [&] { jobs.fold(task); }));
+  const double ms = median(time_repeats(device, [&] { jobs.attend(task); }));
   fmt::print("{{\"what\":\"finish_only\",\"kernel\":\"{}\",\"rows\":{},\"heads\":{},\"ms\":{:.4f}}}\n", device.row.name,
              kRows, spec.heads, ms);
 }
@@ -59,9 +59,9 @@ void measure_state(Device& device) {
 // Host time of fold() while the device is busy.
 void measure_host(Device& device) {
   const auto measure = [&](std::int64_t rows, std::int64_t keys, std::int64_t run_rows) {
-    const FoldSpec spec = make_spec(Dtype::kBf16, {8, 2, 128, 128}, {-1, 0});
+    const AttentionSpec spec = make_spec(Dtype::kBf16, {8, 2, 128, 128}, {-1, 0});
     GpuJob jobs(device, spec, 1, rows, keys);
-    FoldTask task = jobs.task(false, true, false);
+    AttentionTask task = jobs.task(false, true, false);
     // Runs of a striped layout over eight ranks.
     std::vector<QueryRun> runs;
     for (std::int64_t row = 0; row < rows; row += run_rows) {
@@ -70,12 +70,12 @@ void measure_host(Device& device) {
     task.queries = runs;
     jobs.kernel().reserve(
         {rows, static_cast<std::int64_t>(runs.size()), 1, static_cast<std::int64_t>(task.tiles.size()), 1, 1});
-    jobs.fold(task);
+    jobs.attend(task);
     device.wait();
     std::string times;
     for (int i = 0; i < 4; ++i) {
       const auto start = Clock::now();
-      jobs.fold(task);
+      jobs.attend(task);
       times += fmt::format("{}{:.1f}", i == 0 ? "" : ",",
                            std::chrono::duration<double, std::micro>(Clock::now() - start).count());
     }
@@ -96,7 +96,7 @@ void measure_host(Device& device) {
 // Q = 0 and V uniform in (0, 1): O / l is the plain mean of V, known exactly in fp64.
 void measure_bias(Device& device, Dtype dtype) {
   const Heads heads{1, 1, 128, 128};
-  const FoldSpec spec = make_spec(dtype, heads, {-1, -1});
+  const AttentionSpec spec = make_spec(dtype, heads, {-1, -1});
   if (!can_run(device.row, spec)) return;
   for (const int log : {11, 14, 17, 19, 21}) {
     const std::int64_t keys = std::int64_t{1} << log;
@@ -113,11 +113,11 @@ void measure_bias(Device& device, Dtype dtype) {
       mean[i % 128] += static_cast<double>(load_element(at, dtype)) / static_cast<double>(keys);
     }
     jobs.set_v(v);
-    const FoldTask task = jobs.task(false, true, false);
-    jobs.fold(task);
+    const AttentionTask task = jobs.task(false, true, false);
+    jobs.attend(task);
     const Buffer numbers = device.backend->allocate(130 * sizeof(float));
     auto* floats = reinterpret_cast<float*>(numbers.data());
-    const FoldStateView view{
+    const AttentionStateView view{
         {floats, 1, 1}, {floats + 1, 1, 1}, dense_view(static_cast<void*>(floats + 2), Dtype::kF32, 1, 1, 128)};
     jobs.kernel().export_state(jobs.state(), kRows, view, device.stream());
     std::vector<float> host(130);
@@ -159,7 +159,7 @@ void measure_generator(Device& device) {
 }
 
 int run(const std::string& what, const std::string& kernel, int head_dim, std::int64_t tokens) {
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     if (row.backend != "cuda" || (!kernel.empty() && row.name != kernel)) continue;
     const std::string reason = row.unavailable();
     if (!reason.empty()) {

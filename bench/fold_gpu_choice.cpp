@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fold_gpu_bench choice: what it takes to choose the best blocks of keys for a prefill, of q and k in device memory.
+// attention_gpu_bench choice: what it takes to choose the best blocks of keys for a prefill, of q and k in device
+// memory.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +22,7 @@ constexpr int kChoices = 5;
 
 // Dense rows that a seed makes.
 struct Rows {
-  Rows(Device& device, SyntheticTensor tensor, const FoldSpec& spec, std::int64_t tokens, int heads)
+  Rows(Device& device, SyntheticTensor tensor, const AttentionSpec& spec, std::int64_t tokens, int heads)
       : memory(
             device.backend->allocate(static_cast<std::size_t>(tokens * heads * spec.head_dim) * size_of(spec.dtype))) {
     const MutableTensorView rows =
@@ -48,20 +49,20 @@ double time_means(Device& device, const TensorView& rows) {
 }
 
 void measure(Device& device, const Heads& heads, std::int64_t tokens) {
-  FoldSpec spec = make_spec(Dtype::kBf16, heads, {-1, 0});
-  spec.lists = {kBlock, kBlock, spec.kv_heads};
+  AttentionSpec spec = make_spec(Dtype::kBf16, heads, {-1, 0});
+  spec.block_mask = {kBlock, kBlock, spec.kv_heads};
   const Rows q(device, SyntheticTensor::kQ, spec, tokens, spec.heads);
   const Rows k(device, SyntheticTensor::kK, spec, tokens, spec.kv_heads);
   device.wait();
   const double of_q = time_means(device, q.view);
   const double of_k = time_means(device, k.view);
-  const std::vector<ListedSequence> sequences{{0, tokens, tokens}};
+  const std::vector<MaskedSequence> sequences{{0, tokens, tokens}};
   const RowSource rows = packed_rows(sequences, q.view, k.view);
   std::vector<double> all;  // with the copy to the host, and what the host does
   std::size_t listed = 0;
   for (int i = 0; i <= kChoices; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    listed = top_k_lists(spec, sequences, kCount, rows, *device.backend, device.stream()).blocks().size();
+    listed = top_k_selection(spec, sequences, kCount, rows, *device.backend, device.stream()).indices().size();
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
     if (i > 0) all.push_back(took.count());
   }

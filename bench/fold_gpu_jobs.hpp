@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of fold_gpu_bench share: a device, jobs in its memory, and timing. All repeats are enqueued before
-// anything is waited for.
+// What the parts of attention_gpu_bench share: a device, jobs in its memory, and timing. All repeats are enqueued
+// before anything is waited for.
 #pragma once
 
 #include <algorithm>
@@ -16,42 +16,42 @@
 
 namespace ringattn {
 
-inline const Deadline kPatience = Deadline::after(3600.0);
+inline const Deadline kMaxWait = Deadline::after(3600.0);
 
 struct Device {
-  explicit Device(const FoldRow& kernel_row) : row(kernel_row), backend(row.make_backend({1, 0})) {}
+  explicit Device(const AttentionRow& kernel_row) : row(kernel_row), backend(row.make_backend({1, 0})) {}
 
-  void wait() { backend->synchronize(stream(), kPatience, {}); }
+  void wait() { backend->synchronize(stream(), kMaxWait, {}); }
   Stream stream() const { return backend->stream(); }
 
-  const FoldRow& row;
+  const AttentionRow& row;
   std::unique_ptr<Backend> backend;
 };
 
-inline constexpr int kLeastSamples = 10;
-inline constexpr int kMostSamples = 1000;
-inline constexpr double kLeastMilliseconds = 500.0;
+inline constexpr int kMinSamples = 10;
+inline constexpr int kMaxSamples = 1000;
+inline constexpr double kMinMilliseconds = 500.0;
 
 // Milliseconds of each repeat, ascending: ten, or what half a second holds.
 inline std::vector<double> time_repeats(Device& device, const std::function<void()>& enqueue,
-                                        double least_milliseconds = kLeastMilliseconds) {
+                                        double min_milliseconds = kMinMilliseconds) {
   Backend& backend = *device.backend;
   const auto time = [&](int repeats) {
     const auto count = static_cast<std::size_t>(repeats);
-    const auto marks = backend.make_marks(count + 1, true);
+    const auto marks = backend.make_events(count + 1, true);
     marks->record(0, device.stream());
     for (std::size_t i = 1; i <= count; ++i) {
       enqueue();
       marks->record(i, device.stream());
     }
-    marks->synchronize(count, kPatience, {});
+    marks->synchronize(count, kMaxWait, {});
     std::vector<double> milliseconds;
     for (std::size_t i = 1; i <= count; ++i) milliseconds.push_back(1e3 * marks->elapsed(i - 1, i));
     std::sort(milliseconds.begin(), milliseconds.end());
     return milliseconds;
   };
   const double warm_up = time(2).front();
-  return time(std::clamp(static_cast<int>(least_milliseconds / warm_up), kLeastSamples, kMostSamples));
+  return time(std::clamp(static_cast<int>(min_milliseconds / warm_up), kMinSamples, kMaxSamples));
 }
 
 inline double median(const std::vector<double>& sorted) { return sorted[sorted.size() / 2]; }
@@ -63,7 +63,7 @@ struct Heads {
   int head_dim_v;
 };
 
-inline FoldSpec make_spec(Dtype dtype, const Heads& heads, const Mask& mask) {
+inline AttentionSpec make_spec(Dtype dtype, const Heads& heads, const Mask& mask) {
   return make_spec(dtype, heads.heads, heads.kv_heads, heads.head_dim, mask, heads.head_dim_v);
 }
 
@@ -82,10 +82,10 @@ struct Pages {
 class GpuJob {
  public:
   // `batch` sequences of the same lengths.
-  GpuJob(Device& device, const FoldSpec& spec, std::int64_t batch, std::int64_t queries, std::int64_t keys)
+  GpuJob(Device& device, const AttentionSpec& spec, std::int64_t batch, std::int64_t queries, std::int64_t keys)
       : GpuJob(device, spec, std::vector<Lengths>(static_cast<std::size_t>(batch), {queries, keys})) {}
 
-  GpuJob(Device& device, const FoldSpec& spec, const std::vector<Lengths>& sequences, const Pages& pages = {})
+  GpuJob(Device& device, const AttentionSpec& spec, const std::vector<Lengths>& sequences, const Pages& pages = {})
       : device_(device), spec_(spec), kernel_(device.row.make_kernel(spec, *device.backend)) {
     std::int64_t rows = 0;
     std::int64_t key_rows = 0;
@@ -125,32 +125,32 @@ class GpuJob {
   }
 
   // Whole, from the identity to the result.
-  FoldTask task() const {
-    FoldTask task;
+  AttentionTask task() const {
+    AttentionTask task;
     task.q = q_;
     task.queries = queries_;
     task.key_lengths = lengths_;
     task.key_runs = runs_;
     task.tiles = tiles_;
-    task.pieces = pieces_;
+    task.page_runs = pieces_;
     task.sources = sources_;
     task.save = false;
     task.finish = &output_;
     return task;
   }
   // As above with a state in and out, which is allocated on the first call.
-  FoldTask task(bool resume, bool save, bool finish) {
+  AttentionTask task(bool resume, bool save, bool finish) {
     if (state_.data() == nullptr) state_ = device_.backend->allocate(kernel_->state_bytes(q_.tokens));
-    FoldTask task = this->task();
+    AttentionTask task = this->task();
     task.state = state_.data();
     task.resume = resume;
     task.save = save;
     if (!finish) task.finish = nullptr;
     return task;
   }
-  void fold(const FoldTask& task) { kernel_->fold(task, device_.stream(), {}); }
+  void attend(const AttentionTask& task) { kernel_->attend(task, device_.stream(), {}); }
 
-  FoldKernel& kernel() { return *kernel_; }
+  AttentionKernel& kernel() { return *kernel_; }
   const void* state() const { return state_.data(); }
   // Overwrites one tensor with elements of the host.
   void set_q(const std::vector<std::byte>& elements) { upload(q_memory_, elements); }
@@ -176,7 +176,7 @@ class GpuJob {
     const PoolSource pool = pool_source(pool_of(k_), pool_of(v_));
     sources_.push_back(pool.source);
     page_rows_ = pool.page_rows;
-    pieces_ = pieces_of_tile(kernel_->key_tile(), pages.size);
+    pieces_ = page_runs_per_tile(kernel_->key_tile(), pages.size);
     order_.resize(static_cast<std::size_t>(rows / pages.size));
     std::iota(order_.begin(), order_.end(), std::int64_t{0});
     std::mt19937_64 generator(1);
@@ -202,22 +202,22 @@ class GpuJob {
   }
 
   Device& device_;
-  FoldSpec spec_;
-  std::unique_ptr<FoldKernel> kernel_;
+  AttentionSpec spec_;
+  std::unique_ptr<AttentionKernel> kernel_;
   Buffer q_memory_, k_memory_, v_memory_, out_, lse_, state_;
   TensorView q_, k_, v_;
   std::vector<QueryRun> queries_;
   std::vector<std::int64_t> lengths_;
   std::vector<KeyRun> runs_;
-  std::vector<KeyTile> tiles_;
+  std::vector<PageRun> tiles_;
   std::vector<KeySource> sources_;
   int pieces_ = 1;
   std::int64_t page_rows_ = 0;
   std::vector<std::int64_t> order_;  // of pages
-  FoldOutput output_;
+  AttentionOutput output_;
 };
 
-inline bool can_run(const FoldRow& row, const FoldSpec& spec) { return row.missing(spec).empty(); }
+inline bool can_run(const AttentionRow& row, const AttentionSpec& spec) { return row.missing(spec).empty(); }
 
 // Prints JSON lines. `head_dim` and `tokens` of 0 are all.
 void measure_speeds(Device& device, int head_dim, std::int64_t tokens);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fold_gpu_bench: speed over shapes, by the operations of attention/tokens/cost.hpp.
+// attention_gpu_bench: speed over shapes, by the operations of attention/tokens/cost.hpp.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,14 +13,14 @@ namespace ringattn {
 
 namespace {
 
-void measure_speed(Device& device, const FoldSpec& spec, std::int64_t batch, std::int64_t tokens,
-                   double least_milliseconds = kLeastMilliseconds) {
+void measure_speed(Device& device, const AttentionSpec& spec, std::int64_t batch, std::int64_t tokens,
+                   double min_milliseconds = kMinMilliseconds) {
   if (!can_run(device.row, spec)) return;
   GpuJob jobs(device, spec, batch, tokens, tokens);
-  const FoldTask task = jobs.task();
-  const double flops = static_cast<double>(batch) * fold_flops(spec, tokens);
+  const AttentionTask task = jobs.task();
+  const double flops = static_cast<double>(batch) * attention_flops(spec, tokens);
   const auto ms = time_repeats(
-      device, [&] { jobs.fold(task); }, least_milliseconds);
+      device, [&] { jobs.attend(task); }, min_milliseconds);
   fmt::print(
       "{{\"what\":\"speed\",\"kernel\":\"{}\",\"dtype\":\"{}\",\"mask\":\"{}\",\"batch\":{},\"seq\":{},\"heads\":{},"
       "\"kv_heads\":{},\"head_dim\":{},\"head_dim_v\":{},\"softcap\":{},\"samples\":{},\"ms\":{:.4f},\"ms_min\":{:.4f},"
@@ -33,7 +33,7 @@ void measure_speed(Device& device, const FoldSpec& spec, std::int64_t batch, std
 
 // Pairs of query and key in the tiles that a kernel touches: each query tile with every key tile of which a row sees
 // something.
-std::int64_t touched_pairs(const FoldKernel& kernel, const Mask& mask, const std::vector<Lengths>& sequences) {
+std::int64_t touched_pairs(const AttentionKernel& kernel, const Mask& mask, const std::vector<Lengths>& sequences) {
   const TileSizes sizes{kernel.query_tile(), kernel.key_tile()};
   std::int64_t tiles = 0;
   for (const Lengths& lengths : sequences) {
@@ -54,14 +54,14 @@ void measure_speeds(Device& device, int only_head_dim, std::int64_t only_tokens)
   for (const Heads& heads : kHeads) {
     if (only_head_dim != 0 && heads.head_dim != only_head_dim) continue;
     const auto config = sm80::choose_config(make_spec(Dtype::kBf16, heads, {-1, 0}));
-    if (device.row.name == "sm80_fold" && config) {
+    if (device.row.name == "sm80_attention" && config) {
       fmt::print("{{\"what\":\"config\",\"kernel\":\"{}\",\"head_dim\":{},\"head_dim_v\":{},\"config\":\"{}\"}}\n",
                  device.row.name, heads.head_dim, heads.head_dim_v, describe(*config));
     }
     for (int log = 10; log <= 17; ++log) {
       const std::int64_t tokens = std::int64_t{1} << log;
       if (only_tokens != 0 && tokens != only_tokens) continue;
-      if ((heads.head_dim != 128 && log > 15) || (device.row.name == "sm80_plain" && log > 13)) continue;
+      if ((heads.head_dim != 128 && log > 15) || (device.row.name == "sm80_simt" && log > 13)) continue;
       const std::int64_t batch = std::max<std::int64_t>(1, 16384 / tokens);
       measure_speed(device, make_spec(Dtype::kBf16, heads, {-1, 0}), batch, tokens);
       if (log == 13) measure_speed(device, make_spec(Dtype::kBf16, heads, {-1, -1}), batch, tokens);
@@ -70,15 +70,15 @@ void measure_speeds(Device& device, int only_head_dim, std::int64_t only_tokens)
   }
   if (only_head_dim != 0) return;
   const Heads usual{32, 8, 128, 128};
-  FoldSpec capped = make_spec(Dtype::kBf16, usual, {-1, 0});
+  AttentionSpec capped = make_spec(Dtype::kBf16, usual, {-1, 0});
   capped.softcap = 50.0F;
   measure_speed(device, capped, 2, 8192);
   measure_speed(device, make_spec(Dtype::kBf16, usual, {1023, 0}), 1, 32768);
-  if (device.row.name == "sm80_plain") measure_speed(device, make_spec(Dtype::kF32, usual, {-1, 0}), 4, 4096);
+  if (device.row.name == "sm80_simt") measure_speed(device, make_spec(Dtype::kF32, usual, {-1, 0}), 4, 4096);
 }
 
 void measure_gate(Device& device, int head_dim) {
-  constexpr double kLeast =
+  constexpr double kMinGateMilliseconds =
       250.0;  // milliseconds of a point: both builds see the card warm, as points follow each other
   constexpr Mask kCausal{-1, 0};
   constexpr Mask kFull{-1, -1};
@@ -97,7 +97,7 @@ void measure_gate(Device& device, int head_dim) {
     for (int log = 10; log <= shape.longest; ++log) {
       const std::int64_t tokens = std::int64_t{1} << log;
       measure_speed(device, make_spec(Dtype::kBf16, shape.heads, shape.mask), std::max<std::int64_t>(1, 16384 / tokens),
-                    tokens, kLeast);
+                    tokens, kMinGateMilliseconds);
     }
   }
 }
@@ -117,11 +117,11 @@ void measure_touched(Device& device) {
   for (const Case& c :
        {Case{"128k, causal", one, {-1, 0}}, Case{"128k, window 4096", one, {4095, 0}},
         Case{"4 of 4k, causal", dense, {-1, 0}}, Case{"1 to 7k, 16k in all, causal", ragged, {-1, 0}}}) {
-    const FoldSpec spec = make_spec(Dtype::kBf16, heads, c.mask);
+    const AttentionSpec spec = make_spec(Dtype::kBf16, heads, c.mask);
     if (!can_run(device.row, spec)) continue;
     GpuJob jobs(device, spec, c.sequences);
-    const FoldTask task = jobs.task();
-    const auto ms = time_repeats(device, [&] { jobs.fold(task); });
+    const AttentionTask task = jobs.task();
+    const auto ms = time_repeats(device, [&] { jobs.attend(task); });
     const double flops = static_cast<double>(touched_pairs(jobs.kernel(), c.mask, c.sequences)) * pair_flops(spec);
     fmt::print(
         "{{\"what\":\"touched\",\"kernel\":\"{}\",\"case\":\"{}\",\"samples\":{},\"ms\":{:.4f},\"tflops_touched\":{:."
@@ -137,15 +137,15 @@ void measure_pages(Device& device, int only_head_dim) {
   constexpr Pages kPages[] = {{16}, {32}, {64}, {128}, {256}, {16, true}, {64, true}, {128, true}};
   for (const Heads& heads : kHeads) {
     if (only_head_dim != 0 && heads.head_dim != only_head_dim) continue;
-    const FoldSpec spec = make_spec(Dtype::kBf16, heads, {-1, 0});
+    const AttentionSpec spec = make_spec(Dtype::kBf16, heads, {-1, 0});
     if (!can_run(device.row, spec)) continue;
     for (const std::int64_t tokens : {1024, 8192, 32768}) {
       const std::vector<Lengths> sequences(static_cast<std::size_t>(std::max<std::int64_t>(1, 16384 / tokens)),
                                            {tokens, tokens});
       const auto time = [&](const Pages& pages) {
         GpuJob job(device, spec, sequences, pages);
-        const FoldTask task = job.task();
-        return median(time_repeats(device, [&] { job.fold(task); }));
+        const AttentionTask task = job.task();
+        return median(time_repeats(device, [&] { job.attend(task); }));
       };
       for (const Pages& pages : kPages) {
         const double before = time({});

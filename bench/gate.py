@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Two builds of fold_gpu_bench in turn on one card: is the newer one slower anywhere?
+"""Two builds of attention_gpu_bench in turn on one card: is the newer one slower anywhere?
 
-  bench/gate.py OLD/bin/fold_gpu_bench NEW/bin/fold_gpu_bench [--rounds 3] [--output lines.jsonl] [--least 0.99]
+  bench/gate.py OLD/bin/attention_gpu_bench NEW/bin/attention_gpu_bench [--rounds 3] [--output lines.jsonl] [--least 0.99]
 
 Each round measures every head_dim with the old build and then with the new one, so both see the card equally warm. Of
 each point the medians over the rounds are compared. Prints a line a point, and exits 1 if new / old is below --least
@@ -18,7 +18,7 @@ POINT = ("heads", "kv_heads", "head_dim", "head_dim_v", "mask", "seq")
 
 
 def lines_of(program, head_dim):
-    done = subprocess.run([program, "gate", "sm90_fold", str(head_dim)], capture_output=True, text=True)
+    done = subprocess.run([program, "gate", "sm90_attention", str(head_dim)], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"gate.py: {program} failed ({done.stderr.strip()}). Build it for this GPU.")
     return [json.loads(line) for line in done.stdout.splitlines()]

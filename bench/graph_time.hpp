@@ -30,7 +30,7 @@ std::vector<double> time_graph(Backend& backend, std::int64_t launches, Enqueue 
   }
   check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   check_cuda(cudaGraphInstantiateWithFlags(&executable, graph, 0), "cudaGraphInstantiate");
-  const auto marks = backend.make_marks(2, true);
+  const auto marks = backend.make_events(2, true);
   const auto replay = [&] {
     marks->record(0, backend.stream());
     check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");

@@ -53,17 +53,18 @@ Job job_of(std::int64_t tokens) {
 class DeviceRows {
  public:
   DeviceRows(Attention& attention, int rank) {
-    const FoldSpec& spec = attention.job().spec;
+    const AttentionSpec& spec = attention.job().spec;
     const JobLayout& layout = attention.layout();
     const auto queries = packed_runs(layout.queries.runs(rank), layout.queries.cu());
     const auto keys = packed_runs(layout.keys.runs(rank), layout.keys.cu());
     Backend& backend = attention.backend();
-    const auto place = [&](std::int64_t rows, std::int64_t bytes) -> std::byte* {
+    const auto new_buffer = [&](std::int64_t rows, std::int64_t bytes) -> std::byte* {
       return buffers_.emplace_back(backend.allocate(static_cast<std::size_t>(rows * bytes))).data();
     };
     const auto fill = [&](SyntheticTensor tensor, const std::vector<PackedRun>& runs, std::int64_t rows, int heads,
                           int dim, std::int64_t bytes) {
-      const MutableTensorView view = dense_view(static_cast<void*>(place(rows, bytes)), spec.dtype, rows, heads, dim);
+      const MutableTensorView view =
+          dense_view(static_cast<void*>(new_buffer(rows, bytes)), spec.dtype, rows, heads, dim);
       backend.fill_synthetic(1, tensor, runs, view, backend.stream());
       return view;
     };
@@ -72,11 +73,11 @@ class DeviceRows {
     inputs.q = fill(SyntheticTensor::kQ, queries, q_rows, spec.heads, spec.head_dim, q_token_bytes(spec));
     inputs.k = fill(SyntheticTensor::kK, keys, k_rows, spec.kv_heads, spec.head_dim, k_token_bytes(spec));
     inputs.v = fill(SyntheticTensor::kV, keys, k_rows, spec.kv_heads, spec.head_dim_v, v_token_bytes(spec));
-    void* const out = place(q_rows, out_token_bytes(spec));
+    void* const out = new_buffer(q_rows, out_token_bytes(spec));
     outputs.out = dense_view(out, spec.dtype, q_rows, spec.heads, spec.head_dim_v);
-    outputs.lse = {reinterpret_cast<float*>(place(q_rows, lse_token_bytes(spec))), spec.heads, 1};
+    outputs.lse = {reinterpret_cast<float*>(new_buffer(q_rows, lse_token_bytes(spec))), spec.heads, 1};
     const std::size_t bytes = attention.workspace_bytes();
-    workspace = {place(1, static_cast<std::int64_t>(bytes)), bytes};
+    workspace = {new_buffer(1, static_cast<std::int64_t>(bytes)), bytes};
   }
 
   Inputs inputs;
@@ -89,63 +90,64 @@ class DeviceRows {
 
 // What one rank has measured, in milliseconds a layer.
 struct Figures {
-  double folds = 0.0;  // of its folds alone
-  double layer = 0.0;  // of many in a row
-  double host = 0.0;   // of enqueue()
+  double compute = 0.0;  // of its folds alone
+  double layer = 0.0;    // of many in a row
+  double host = 0.0;     // of enqueue()
 };
 
 // The fold of a whole sequence on one rank, launched again and again.
-class FoldAlone {
+class AttentionAlone {
  public:
-  FoldAlone(const FoldRow& row, const FoldSpec& spec, std::int64_t tokens)
+  AttentionAlone(const AttentionRow& row, const AttentionSpec& spec, std::int64_t tokens)
       : device_(row), job_(device_, spec, 1, tokens, tokens), task_(job_.task()) {}
 
   // Milliseconds a launch.
   double time(int launches) {
-    const auto marks = device_.backend->make_marks(2, true);
+    const auto marks = device_.backend->make_events(2, true);
     marks->record(0, device_.stream());
-    for (int i = 0; i < launches; ++i) job_.fold(task_);
+    for (int i = 0; i < launches; ++i) job_.attend(task_);
     marks->record(1, device_.stream());
-    marks->synchronize(1, kPatience, {});
+    marks->synchronize(1, kMaxWait, {});
     return 1e3 * marks->elapsed(0, 1) / launches;
   }
 
  private:
   Device device_;
   GpuJob job_;
-  FoldTask task_;
+  AttentionTask task_;
 };
 
-Figures measure(Attention& attention, const DeviceRows& rows, const Meeting& meeting, int layers, std::int64_t tokens) {
+Figures measure(Attention& attention, const DeviceRows& rows, const Collective& collective, int layers,
+                std::int64_t tokens) {
   Backend& backend = attention.backend();
   const Stream stream = backend.stream();
-  std::optional<FoldAlone> alone;
-  if (meeting.size() == 1) alone.emplace(*attention.kernel().row, attention.job().spec, tokens);
+  std::optional<AttentionAlone> alone;
+  if (collective.size() == 1) alone.emplace(*attention.kernel().row, attention.job().spec, tokens);
   Figures figures;
-  std::vector<double> folds, in_a_row, host;
-  const auto marks = backend.make_marks(2, true);
+  std::vector<double> compute, in_a_row, host;
+  const auto marks = backend.make_events(2, true);
   for (int sample = 0; sample < kSamples; ++sample) {
-    meeting.barrier();
+    collective.barrier();
     if (alone) {
-      folds.push_back(alone->time(layers));
+      compute.push_back(alone->time(layers));
     } else {
       const RunStats stats = attention.run(rows.inputs, rows.outputs, rows.workspace, stream, {}, RunMode::kWhole);
       double sum = 0.0;
-      for (const BlockTimes& block : stats.blocks) sum += block.fold_end - block.fold_begin;
-      folds.push_back(1e3 * sum);
+      for (const BlockTimes& block : stats.blocks) sum += block.compute_end - block.compute_begin;
+      compute.push_back(1e3 * sum);
     }
 
-    meeting.barrier();
+    collective.barrier();
     marks->record(0, stream);
     const auto begin = Clock::now();
     for (int i = 0; i < layers; ++i) attention.enqueue(rows.inputs, rows.outputs, rows.workspace, stream);
     host.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / layers);
     marks->record(1, stream);
     attention.wait();
-    marks->synchronize(1, meeting.patience().for_peer(), {});
+    marks->synchronize(1, collective.timeouts().for_peer(), {});
     in_a_row.push_back(1e3 * marks->elapsed(0, 1) / layers);
   }
-  figures.folds = middle(folds);
+  figures.compute = middle(compute);
   figures.layer = middle(in_a_row);
   figures.host = middle(host);
   return figures;
@@ -155,17 +157,17 @@ void measure_length(Transport& world, std::int64_t tokens, int layers) {
   Options options;
   options.kernel.backend = "cuda";
   options.timeout_seconds = kTimeout;
-  const Meeting meeting(world, Patience(kTimeout));
+  const Collective collective(world, Timeouts(kTimeout));
   Attention attention(job_of(tokens), world, options);
   Figures slowest;
   {
     const DeviceRows rows(attention, world.rank());
-    for (const Figures& theirs : meeting.gather_values(measure(attention, rows, meeting, layers, tokens))) {
-      slowest.folds = std::max(slowest.folds, theirs.folds);
+    for (const Figures& theirs : collective.gather_values(measure(attention, rows, collective, layers, tokens))) {
+      slowest.compute = std::max(slowest.compute, theirs.compute);
       slowest.layer = std::max(slowest.layer, theirs.layer);
       slowest.host = std::max(slowest.host, theirs.host);
     }
-    meeting.barrier();  // a device frees memory only when nobody's work is on its way
+    collective.barrier();  // a device frees memory only when nobody's work is on its way
   }
   if (world.rank() != 0) return;
   fmt::print(
@@ -173,8 +175,8 @@ void measure_length(Transport& world, std::int64_t tokens, int layers) {
       "\"layers\":{},\"blocks\":{},\"ms_a_layer\":{:.4f},\"folds_ms\":{:.4f},\"folds_by\":\"{}\",\"lost\":{:.4f},"
       "\"host_us\":{:.2f}}}\n",
       attention.kernel().row->name, attention.backend().identity(), world.name(), world.size(), tokens, layers,
-      attention.plan().blocks.size(), slowest.layer, slowest.folds, world.size() == 1 ? "launches in a row" : "events",
-      slowest.layer / slowest.folds - 1.0, 1e3 * slowest.host);
+      attention.plan().blocks.size(), slowest.layer, slowest.compute,
+      world.size() == 1 ? "launches in a row" : "events", slowest.layer / slowest.compute - 1.0, 1e3 * slowest.host);
   std::fflush(stdout);
 }
 

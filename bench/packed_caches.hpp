@@ -16,32 +16,33 @@ namespace ringattn {
 // Keys of 4 bits have a scale for each channel and 32 tokens, values for each token and 32 channels, as KIVI has them.
 inline CacheFormat cache_format_of(const DecodeShape& shape) {
   if (shape.cache == "fp8" && shape.values_in_keys) {
-    return {{.coding = RowCoding::kLatent, .rope = shape.head_dim - shape.head_dim_v}, {}};
+    return {{.encoding = RowEncoding::kLatent, .rope = shape.head_dim - shape.head_dim_v}, {}};
   }
-  if (shape.cache == "fp8") return {{RowCoding::kFp8}, {RowCoding::kFp8}};
-  if (shape.cache == "int8") return {{RowCoding::kInt8}, {RowCoding::kInt8}};
+  if (shape.cache == "fp8") return {{RowEncoding::kFp8}, {RowEncoding::kFp8}};
+  if (shape.cache == "int8") return {{RowEncoding::kInt8}, {RowEncoding::kInt8}};
   if (shape.cache == "int4") {
-    return {{RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 32}, {RowCoding::kInt4Token, ScaleGrain::kTokenHead, 32}};
+    return {{RowEncoding::kInt4Channel, ScaleGrain::kTokenHead, 32},
+            {RowEncoding::kInt4Token, ScaleGrain::kTokenHead, 32}};
   }
   return {};
 }
 
-class PackedCaches {
+class QuantizedCaches {
  public:
   // Enqueues what makes them of the first rows of `plain`, [tokens, heads, dim] of bf16 in the backend's memory.
-  PackedCaches(Backend& backend, const RowFormat& format, const DecodeShape& shape, const Turns& turns,
-               const Buffer& plain)
-      : format_(format), shape_{Dtype::kBf16, shape.kv_heads, shape.head_dim}, turns_(turns), batch_(shape.batch) {
-    const std::int64_t tokens = batch_ * turns.pages * turns.page;
+  QuantizedCaches(Backend& backend, const RowFormat& format, const DecodeShape& shape, const CacheRotation& rotation,
+                  const Buffer& plain)
+      : format_(format), shape_{Dtype::kBf16, shape.kv_heads, shape.head_dim}, turns_(rotation), batch_(shape.batch) {
+    const std::int64_t tokens = batch_ * rotation.pages * rotation.page;
     const DenseStreams layout = dense_streams(nullptr, format, shape_, tokens);
     bytes_ = layout.bytes;
-    memory_ = backend.allocate(bytes_ * static_cast<std::size_t>(turns.caches));
+    memory_ = backend.allocate(bytes_ * static_cast<std::size_t>(rotation.caches));
     // Fewer tokens than a group are left behind a sequence's last one; what they are doesn't matter here.
     const auto tail = static_cast<std::size_t>(table_bytes(format, shape_, batch_));
     tail_ = backend.allocate(tail > 0 ? tail : 1);
     backend.fill_bytes(tail_.data(), std::byte{0}, tail, backend.stream());
     const CompressedRun all{0, 0, tokens, 0, tokens, 0};
-    for (std::int64_t i = 0; i < turns.caches; ++i) {
+    for (std::int64_t i = 0; i < rotation.caches; ++i) {
       CompressTask task{format, shape_, {}, {}, {&all, 1}, {}};
       task.plain = dense_view(static_cast<const void*>(plain.data()), shape_.dtype, tokens, shape_.heads, shape_.dim);
       task.to.streams = streams(i).streams;
@@ -53,7 +54,7 @@ class PackedCaches {
   CompressedCache view(std::int64_t cache) const {
     CompressedCache view{format_, shape_, batch_ * turns_.pages, turns_.page, {}, {tail_.data()}};
     const DenseStreams dense = streams(cache);
-    for (std::size_t i = 0; i < kMostStreams; ++i) {
+    for (std::size_t i = 0; i < kMaxStreams; ++i) {
       const StreamView& stream = dense.streams[i];
       view.streams[i] = {stream.data, stream.token_stride * turns_.page, stream.token_stride, stream.head_stride};
     }
@@ -68,7 +69,7 @@ class PackedCaches {
 
   RowFormat format_;
   RowShape shape_;
-  Turns turns_;
+  CacheRotation turns_;
   std::int64_t batch_;
   std::size_t bytes_ = 0;
   Buffer memory_, tail_;

@@ -94,7 +94,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Who measured: "ringattn sm80_fold, p2p", "pytorch sdpa cudnn"."""
+        """Who measured: "ringattn sm80_attention, p2p", "pytorch sdpa cudnn"."""
         text = f"{self.tool} {self.kernel}".rstrip()
         if self.world > 1:
             text += f", {self.transport}"

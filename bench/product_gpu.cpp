@@ -2,7 +2,7 @@
 // Measures products of heads with their matrices on a GPU, as latent attention has them: many one behind the other in a
 // CUDA graph, over tensors that are in no L2 cache any more (cold), or always the same ones (warm). One JSON line a
 // shape, as bench/peers/products.py writes them (schema "ringattn.product/1").
-//   product_gpu_bench --shapes expand:32kx16,absorb:128x128,back:128x128 --cache cold,warm
+//   gemm_gpu_bench --shapes expand:32kx16,absorb:128x128,back:128x128 --cache cold,warm
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,10 +17,10 @@
 #include "base/build.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
-#include "bench/graph_time.hpp"
-#include "bench/product_gpu_words.hpp"
-#include "bench/quantile.hpp"
 #include "bench/words.hpp"
+#include "bench/product_gpu_words.hpp"
+#include "bench/graph_time.hpp"
+#include "bench/quantile.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -28,14 +28,14 @@ namespace {
 
 class Bench {
  public:
-  Bench(const HeadProductRow& row, Dtype dtype) : row_(row), dtype_(dtype), backend_(row.make_backend({1, 0})) {}
+  Bench(const BatchedGemmRow& row, Dtype dtype) : row_(row), dtype_(dtype), backend_(row.make_backend({1, 0})) {}
 
   // Prints the shape's line; of one that can't run the line says why.
-  void measure(const ProductShape& shape) {
+  void measure(const GemmShape& shape) {
     std::vector<double> times;
     std::string error;
     try {
-      times = time_products(shape);
+      times = time_gemms(shape);
     } catch (const Error& refused) {
       if (refused.code() == ErrorCode::kInternal) throw;  // the device may be in no state to go on
       error = refused.what();
@@ -56,8 +56,8 @@ class Bench {
   }
 
   // Microseconds of a product in each replay.
-  std::vector<double> time_products(const ProductShape& shape) {
-    const HeadProductSpec spec{dtype_, shape.inner(), shape.outer()};
+  std::vector<double> time_gemms(const GemmShape& shape) {
+    const BatchedGemmSpec spec{dtype_, shape.k(), shape.n()};
     if (const auto missing = row_.missing(spec); !missing.empty()) {
       fail(ErrorCode::kUnsupported, fmt::format("{} has no form for this shape", row_.name),
            fmt::format("it lacks {}", fmt::join(missing, ", ")), "Take another one.");
@@ -71,20 +71,19 @@ class Bench {
     const Buffer weights = numbers(shape.copies() * weight_elements, SyntheticTensor::kWeightKeys);
     const Buffer out = backend_->allocate(static_cast<std::size_t>(shape.copies() * out_elements * 2));
     const auto task_of = [&](std::int64_t copy) {
-      const HeadMatrices matrices{weights.data() + copy * weight_elements * 2,
-                                  dtype_,
-                                  shape.heads,
-                                  kHeadDim,
-                                  kLatentDim,
-                                  std::int64_t{kHeadDim} * kLatentDim,
-                                  kLatentDim,
-                                  1};
-      HeadProductTask task;
-      task.rows = {
-          rows.data() + copy * row_elements * 2, dtype_,           shape.rows, shape.row_heads(), shape.inner(),
-          shape.row_heads() * shape.row_width(), shape.row_width()};
-      task.weights = shape.use == ProductUse::kAbsorb ? matrices.transposed() : matrices;
-      task.out = {out.data() + copy * out_elements * 2, dtype_,           shape.rows, shape.heads, shape.outer(),
+      const GemmWeights matrices{weights.data() + copy * weight_elements * 2,
+                                 dtype_,
+                                 shape.heads,
+                                 kHeadDim,
+                                 kLatentDim,
+                                 std::int64_t{kHeadDim} * kLatentDim,
+                                 kLatentDim,
+                                 1};
+      BatchedGemmTask task;
+      task.rows = {rows.data() + copy * row_elements * 2, dtype_,           shape.rows, shape.row_heads(), shape.k(),
+                   shape.row_heads() * shape.row_width(), shape.row_width()};
+      task.weights = shape.use == GemmUse::kAbsorb ? matrices.transposed() : matrices;
+      task.out = {out.data() + copy * out_elements * 2, dtype_,           shape.rows, shape.heads, shape.n(),
                   shape.heads * shape.out_width(),      shape.out_width()};
       return task;
     };
@@ -92,7 +91,7 @@ class Bench {
                       [&](std::int64_t i) { kernel->multiply(task_of(i % shape.copies()), backend_->stream(), {}); });
   }
 
-  void print_line(const ProductShape& shape, std::vector<double> times, std::string_view error) const {
+  void print_line(const GemmShape& shape, std::vector<double> times, std::string_view error) const {
     std::sort(times.begin(), times.end());
     JsonWriter line(false);
     line.begin_object().member("schema", "ringattn.product/1");
@@ -101,7 +100,7 @@ class Bench {
     line.key("devices").begin_array().value(backend_->identity()).end_array();
     line.member("kernel", row_.name).member("form", "");
     line.key("job").begin_object().member("use", name_of(shape.use)).member("rows", shape.rows);
-    line.member("heads", shape.heads).member("inner", shape.inner()).member("outer", shape.outer());
+    line.member("heads", shape.heads).member("inner", shape.k()).member("outer", shape.n());
     line.member("dtype", dtype_name(dtype_)).end_object();
     line.member("cache", shape.cold ? "cold" : "warm").member("copies", shape.copies());
     line.member("launches", shape.launches()).member("samples", times.size());
@@ -118,17 +117,17 @@ class Bench {
     std::fflush(stdout);
   }
 
-  const HeadProductRow& row_;
+  const BatchedGemmRow& row_;
   Dtype dtype_;
   std::unique_ptr<Backend> backend_;
 };
 
 int run(const std::vector<std::string_view>& arguments) {
-  const ProductWords words = parse_product_words(arguments);
-  for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) {
+  const GemmArguments words = parse_gemm_arguments(arguments);
+  for (const BatchedGemmRow& row : kernel_table<BatchedGemmSpec>()) {
     if (row.name != words.kernel || row.backend != "cuda") continue;
     Bench bench(row, words.dtype);
-    for (const ProductShape& shape : words.shapes) bench.measure(shape);
+    for (const GemmShape& shape : words.shapes) bench.measure(shape);
     return 0;
   }
   fmt::print(stderr, "no kernel \"{}\" multiplies heads by their matrices on a GPU\n", words.kernel);
@@ -138,4 +137,4 @@ int run(const std::vector<std::string_view>& arguments) {
 }  // namespace
 }  // namespace ringattn
 
-int main(int count, char** words) { return ringattn::said_by(ringattn::run, count, words); }
+int main(int count, char** words) { return ringattn::run_main(ringattn::run, count, words); }

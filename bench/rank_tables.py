@@ -11,11 +11,11 @@ import points
 from markdown import columns
 from shown import Group
 
-ABOUT_LATENT_PREFILL = """\
+ABOUT_MLA_PREFILL = """\
 Expanded form, latents of 512 dims and rotary keys of 64: bf16, causal, 16 heads. Ranks pass the latents around the
 ring and expand each block to keys of 192 dims and values of 128. *Plain* is attention over keys and values of the
 same dims that exist already; *compute only* has every KV block in place."""
-ABOUT_SCAN_RANKS = """\
+ABOUT_SSM_RANKS = """\
 Mamba-2, bf16: 80 heads of 64 dims, a state of 128, one sequence. Ranks own consecutive super-segments and pass on
 states."""
 ABOUT_DECODE_RANKS = """\
@@ -53,7 +53,7 @@ def timed_lines(group: Group) -> list[dict[str, Any]]:
 
 
 def reading_of(line: dict[str, Any]) -> Reading:
-    return Reading(line["ms"]["median"], line["tflops_per_rank"], line.get("exposed_ms") or 0.0, line.get("digest"))
+    return Reading(line["ms"]["median"], line["tflops_per_rank"], line.get("exposed_comm_ms") or 0.0, line.get("digest"))
 
 
 def reports(group: Group, command: str) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ def checked(group: Group) -> str:
     return "".join(f"\n\n{text}" for text in told)
 
 
-def latent_prefill(group: Group) -> str:
+def mla_prefill(group: Group) -> str:
     """Of a length that several lines have, those that ran it by itself have its digest."""
     latents: dict[tuple[int, int], Reading] = {}
     folds: dict[tuple[int, int], Reading] = {}
@@ -83,7 +83,7 @@ def latent_prefill(group: Group) -> str:
         kind[line["job"]["seq"], line["world"]] = reading_of(line)
     for line in reports(group, "run"):
         key = (line["job"]["q_tokens"], line["world"]["ranks"])
-        measured = Reading(line["time_ms"]["median"], line["tflops_per_rank"], line["exposed_ms"])
+        measured = Reading(line["time_ms"]["median"], line["tflops_per_rank"], line["exposed_comm_ms"])
         latents.setdefault(key, measured).digest = line["digest"]["out"]
     heads = ["time", "TFLOP/s per GPU", "compute only", "plain", "plain time / this", "exposed comm", "digest of O"]
     rows = [["tokens", "on", *heads]]
@@ -107,17 +107,17 @@ def by_ranks(group: Group, op: str) -> dict[tuple[int, int, str], Reading]:
     return {(line["job"]["seq"], line["world"], line["transport"]): reading_of(line) for line in lines}
 
 
-def place(world: int, transport: str) -> str:
+def world_name(world: int, transport: str) -> str:
     return gpus(world) + (f", {transport}" if world > 1 else "")
 
 
-def scan_ranks(group: Group) -> str:
+def ssm_ranks(group: Group) -> str:
     found = by_ranks(group, "ssd")
     rows = [["tokens", "on", "time", "speedup", "exposed comm", "digest of y"]]
     for (tokens, world, transport), this in sorted(found.items(), key=lambda item: (*item[0][:2], item[0][2] != "p2p")):
         waiting = f"{100 * this.waited_ms / this.ms:.1f} %"
         told = [time_of(this.ms), speed_up(found, tokens, this), waiting, of_digest(this.digest)]
-        rows.append([points.size(tokens), place(world, transport), *told])
+        rows.append([points.size(tokens), world_name(world, transport), *told])
     return columns(rows, left=2) + checked(group)
 
 
@@ -126,7 +126,7 @@ def decode_ranks(group: Group) -> str:
     rows = [["keys", "on", "decode step", "speedup", "digest of O"]]
     for (keys, world, transport), this in sorted(found.items(), key=lambda item: (*item[0][:2], item[0][2] != "p2p")):
         told = [f"{this.ms * 1e3:.0f} µs", speed_up(found, keys, this), of_digest(this.digest)]
-        rows.append([points.size(keys), place(world, transport), *told])
+        rows.append([points.size(keys), world_name(world, transport), *told])
     return columns(rows, left=2)
 
 
@@ -137,7 +137,7 @@ def compressed_ring(group: Group) -> str:
     for line in runs:
         moved, ms = line["plan"]["bytes_moved"], line["time_ms"]["median"]
         part = f"{moved / runs[0]['plan']['bytes_moved']:.3f}"
-        told = [f"{moved / 1e6:.1f} MB", part, f"{ms / 1e3:.2f} s", f"{100 * line['exposed_ms'] / ms:.0f} %"]
+        told = [f"{moved / 1e6:.1f} MB", part, f"{ms / 1e3:.2f} s", f"{100 * line['exposed_comm_ms'] / ms:.0f} %"]
         rows.append([line["config"]["cache-format"], *told, of_digest(line["digest"]["out"])])
     return columns(rows)
 
@@ -146,6 +146,6 @@ def compressed_ring(group: Group) -> str:
 SECTIONS = {
     "compressed-ring": ("Ring on a slow link", ABOUT_COMPRESSED_RING, compressed_ring),
     "decode-ranks": ("Decode step on several GPUs", ABOUT_DECODE_RANKS, decode_ranks),
-    "latent-prefill": ("Prefill", ABOUT_LATENT_PREFILL, latent_prefill),
-    "scan-ranks": ("Several GPUs", ABOUT_SCAN_RANKS, scan_ranks),
+    "latent-prefill": ("Prefill", ABOUT_MLA_PREFILL, mla_prefill),
+    "scan-ranks": ("Several GPUs", ABOUT_SSM_RANKS, ssm_ranks),
 }

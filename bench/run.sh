@@ -10,7 +10,7 @@
 # A part writes bench/results/<gpu>/<date>-<part>.jsonl, whole or not at all, where several GPUs of a host are <gpu>-x4;
 # each line holds its command and the source revision. Environment: BENCH_DATE resumes an earlier day's run, BENCH_MODEL
 # names the folder, PYTHON has PyTorch and, if wanted, FlashAttention-3 (else python3), RINGATTN_PROGRAM is a program that
-# is built already, with the program beside it that a part measures with (fold_gpu_bench for precision-and-state,
+# is built already, with the program beside it that a part measures with (attention_gpu_bench for precision-and-state,
 # decode_gpu_bench for the parts of decoding, …); these go over their steps BENCH_ROUNDS times (else 3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -136,7 +136,7 @@ for text in open(sys.argv[1]):
     print(json.dumps({**json.loads(text), "command": " ".join(sys.argv[2:]), "git": os.environ["BENCH_GIT"]}))
 ' "$lines.one" "$@" >>"$lines"
 }
-kernel_alone() { alone fold_gpu_bench "$@"; }
+kernel_alone() { alone attention_gpu_bench "$@"; }
 
 peer() { "$python" "bench/peers/$1.py" "${@:2}" --jsonl "$lines"; }
 peers() {
@@ -200,7 +200,7 @@ part_one_gpu_shapes() {
 part_precision_and_state() {
   need_gpus 1
   need_torch
-  on_one_gpu fold_gpu_bench
+  on_one_gpu attention_gpu_bench
   local dtype kernel
   local -a job=(--seq "8k,32k" --total-tokens 16k --heads 32 --kv-heads 8 --head-dim 128 --mask causal)
   for dtype in bf16 fp16 bf16 fp16; do  # in turn: the card's clock changes between them, too
@@ -226,8 +226,8 @@ fewer_kv_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 4 --head-dim 12
 equal_heads=(--steps "1x4k,1x64k,8x4k" --heads 32 --kv-heads 32 --head-dim 128)
 narrow_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 8 --head-dim 64)
 
-latents=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
-latents_1k=("${latents[@]/sm90_latent/sm90_latent_1k}")  # in groups of 1,024 keys
+latents=(--kernel sm90_mla --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
+latents_1k=("${latents[@]/sm90_mla/sm90_mla_split1k}")  # in groups of 1,024 keys
 
 part_decode() {
   on_one_gpu decode_gpu_bench
@@ -239,7 +239,7 @@ part_decode() {
   done
   alone decode_gpu_bench --steps 1x1k,1x4k,1x16k,1x64k,1x128k,32x4k --slices 2,4
   # The portable kernel, which decodes where there is no Hopper.
-  alone decode_gpu_bench --kernel sm80_fold --steps 1x4k,1x64k,32x4k
+  alone decode_gpu_bench --kernel sm80_attention --steps 1x4k,1x64k,32x4k
   # 16k keys that all sequences share, and 256 of their own; and the same without telling.
   alone decode_gpu_bench --steps 32x16640 --page-size 64
   alone decode_gpu_bench --steps 32x16640 --page-size 64 --prefix 16k
@@ -311,21 +311,21 @@ joined() { local IFS=,; echo "$*"; }
 products=(--shapes "expand:32kx16,expand:4kx128,absorb:128x128,back:128x128,absorb:4kx128,back:4kx128,absorb:1x128,back:1x128")
 
 part_choice() {
-  on_one_gpu fold_gpu_bench
-  alone fold_gpu_bench choice sm90_fold
+  on_one_gpu attention_gpu_bench
+  alone attention_gpu_bench choice sm90_attention
   finish choice
 }
 
 part_products() {
   need_gpus 1
   need_torch
-  on_one_gpu product_gpu_bench
+  on_one_gpu gemm_gpu_bench
   local round dtype
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
     for dtype in bf16 fp16; do
-      alone product_gpu_bench "${products[@]}" --dtype "$dtype"
-      peer products "${products[@]}" --dtype "$dtype"
+      alone gemm_gpu_bench "${products[@]}" --dtype "$dtype"
+      peer gemm "${products[@]}" --dtype "$dtype"
     done
   done
   finish products
@@ -358,14 +358,14 @@ part_latents_peers() {
   local round
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
-    latents_in_turn --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k
-    latents_in_turn --heads 128 --steps 64x16k --rows 2
-    latents_in_turn --heads 16 --steps 128x4k,128x16k
+    mla_in_turn --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k
+    mla_in_turn --heads 128 --steps 64x16k --rows 2
+    mla_in_turn --heads 16 --steps 128x4k,128x16k
   done
   finish latents-peers
 }
-latents_in_turn() {
-  alone decode_gpu_bench "${latents[@]}" "$@" && alone decode_gpu_bench "${latents_1k[@]}" "$@" && peer latents "$@"
+mla_in_turn() {
+  alone decode_gpu_bench "${latents[@]}" "$@" && alone decode_gpu_bench "${latents_1k[@]}" "$@" && peer mla "$@"
 }
 
 part_compressed() {
@@ -378,25 +378,25 @@ part_compressed() {
     alone compress_gpu_bench
   done
   # The portable kernel.
-  alone decode_gpu_bench --kernel sm80_fold --steps 1x4k,1x16k,1x128k,32x4k --cache plain,fp8,int8,int4
+  alone decode_gpu_bench --kernel sm80_attention --steps 1x4k,1x16k,1x128k,32x4k --cache plain,fp8,int8,int4
   finish compressed
 }
 
 part_scans() {
-  on_one_gpu scan_gpu_bench
-  alone scan_gpu_bench && alone scan_gpu_bench --kernel sm80_scan ssd-16k ssd-131k
+  on_one_gpu ssm_gpu_bench
+  alone ssm_gpu_bench && alone ssm_gpu_bench --kernel sm80_ssd ssd-16k ssd-131k
   finish scans
 }
 
 part_scans_peers() {
   need_gpus 1
   need_torch
-  on_one_gpu scan_gpu_bench
+  on_one_gpu ssm_gpu_bench
   local shapes
   for shapes in ssd-16k,ssd-8x2k,ssd-131k,ssd-gated-131k \
     selective-131k,update-128,selective-update-128,convolution-131k ssd-2m; do
-    alone scan_gpu_bench ${shapes//,/ }
-    peer scans --shapes "$shapes"
+    alone ssm_gpu_bench ${shapes//,/ }
+    peer ssm --shapes "$shapes"
   done
   finish scans-peers
 }

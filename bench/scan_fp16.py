@@ -16,7 +16,7 @@ import numpy as np
 import ringattn
 
 CHUNK = 64  # tokens
-LEAST_LOG = 150  # of one token (src/kernels/scan.hpp)
+MIN_LOG = 150  # of one token (src/kernels/scan.hpp)
 
 
 def half_ulp(y):
@@ -81,7 +81,7 @@ def terms_bound(job, selective):
     if selective:
         return 2.0**-20
     dt = np.log1p(np.exp(job["dt"].astype("float64") + job["bias"]))
-    logs = np.minimum(dt * -job["A"] * np.log2(np.e), LEAST_LOG)
+    logs = np.minimum(dt * -job["A"] * np.log2(np.e), MIN_LOG)
     return 2.0**-20 + 2.0**-25 * max(logs[begin : begin + CHUNK].sum(0).max() for begin in range(0, len(logs), CHUNK))
 
 

@@ -2,9 +2,9 @@
 // Measures scans, their updates and the convolution in front of them on a GPU. One JSON line a shape (schema
 // "ringattn.scan/1"): milliseconds of the whole and of its stages, bytes that have to be moved at least, and their rate
 // beside that of a copy in the same run.
-//   scan_gpu_bench                                   every shape
-//   scan_gpu_bench ssd-131k update-128               some of them
-//   scan_gpu_bench --kernel sm80_scan ssd-131k       by a kernel that isn't the first choice
+//   ssm_gpu_bench                                   every shape
+//   ssm_gpu_bench ssd-131k update-128               some of them
+//   ssm_gpu_bench --kernel sm80_ssd ssd-131k       by a kernel that isn't the first choice
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ constexpr int kRounds = 11;
 constexpr int kWarmRounds = 3;
 constexpr std::int64_t kCopyBytes = std::int64_t{1} << 30;
 
-enum class Kind { kScan, kUpdate, kConvolution };
+enum class Kind { kSsd, kUpdate, kConv1d };
 
 struct Shape {
   std::string_view name;
@@ -46,15 +46,15 @@ struct Shape {
 };
 
 constexpr Shape kShapes[] = {
-    {"ssd-16k", Kind::kScan, 1, 16'384, 80, 64, 128, false},
-    {"ssd-8x2k", Kind::kScan, 8, 2048, 80, 64, 128, false},
-    {"ssd-131k", Kind::kScan, 1, 131'072, 80, 64, 128, false},
-    {"ssd-2m", Kind::kScan, 1, 2'097'152, 80, 64, 128, false},
-    {"ssd-gated-131k", Kind::kScan, 1, 131'072, 80, 64, 128, false, true},
-    {"selective-131k", Kind::kScan, 1, 131'072, 5120, 1, 16, true, true},
+    {"ssd-16k", Kind::kSsd, 1, 16'384, 80, 64, 128, false},
+    {"ssd-8x2k", Kind::kSsd, 8, 2048, 80, 64, 128, false},
+    {"ssd-131k", Kind::kSsd, 1, 131'072, 80, 64, 128, false},
+    {"ssd-2m", Kind::kSsd, 1, 2'097'152, 80, 64, 128, false},
+    {"ssd-gated-131k", Kind::kSsd, 1, 131'072, 80, 64, 128, false, true},
+    {"selective-131k", Kind::kSsd, 1, 131'072, 5120, 1, 16, true, true},
     {"update-128", Kind::kUpdate, 128, 1, 80, 64, 128, false},
     {"selective-update-128", Kind::kUpdate, 128, 1, 5120, 1, 16, true, true},
-    {"convolution-131k", Kind::kConvolution, 1, 131'072, 1, 8448, 0, false},
+    {"convolution-131k", Kind::kConv1d, 1, 131'072, 1, 8448, 0, false},
 };
 
 double median(std::vector<double> values) {
@@ -78,11 +78,11 @@ class Bench {
   void measure(const Shape& shape) {
     memory_.clear();
     switch (shape.kind) {
-      case Kind::kScan:
+      case Kind::kSsd:
         return scan(shape);
       case Kind::kUpdate:
         return update(shape);
-      case Kind::kConvolution:
+      case Kind::kConv1d:
         return convolution(shape);
     }
   }
@@ -98,7 +98,7 @@ class Bench {
   Times time(const Stages& stages) {
     std::vector<double> whole;
     std::vector<std::vector<double>> parts(stages.size());
-    const auto marks = backend_.make_marks(stages.size() + 1, true);
+    const auto marks = backend_.make_events(stages.size() + 1, true);
     for (int round = 0; round < kWarmRounds + kRounds; ++round) {
       marks->record(0, backend_.stream());
       for (std::size_t i = 0; i < stages.size(); ++i) {
@@ -137,8 +137,8 @@ class Bench {
     return reinterpret_cast<const float*>(memory_.back().data());
   }
 
-  static ScanSpec spec_of(const Shape& shape) {
-    ScanSpec spec;
+  static SsmSpec spec_of(const Shape& shape) {
+    SsmSpec spec;
     spec.heads = shape.heads;
     spec.head_dim = shape.head_dim;
     spec.state_dim = shape.state_dim;
@@ -150,9 +150,9 @@ class Bench {
     return spec;
   }
 
-  // Tensors of a ScanTask or a ScanUpdate.
+  // Tensors of a SsmTask or a SsmUpdate.
   template <class Tensors>
-  void fill(const ScanSpec& spec, std::int64_t tokens, Tensors& tensors) {
+  void fill(const SsmSpec& spec, std::int64_t tokens, Tensors& tensors) {
     moved_ = 0;
     const auto heads = static_cast<std::size_t>(spec.heads);
     const auto rates = heads * static_cast<std::size_t>(spec.state_decays ? spec.state_dim : 1);
@@ -168,12 +168,12 @@ class Bench {
   }
 
   void scan(const Shape& shape) {
-    const ScanSpec spec = spec_of(shape);
+    const SsmSpec spec = spec_of(shape);
     const auto choice = choose_kernel(spec, {"cuda", kernel_});
     const auto kernel = choice.row->make_kernel(spec, backend_);
-    ScanTask task;
+    SsmTask task;
     fill(spec, shape.sequences * shape.tokens, task);
-    std::vector<ScanRun> runs;
+    std::vector<SsmRun> runs;
     for (std::int64_t s = 0; s < shape.sequences; ++s) {
       runs.push_back({0, shape.tokens, s * shape.tokens, nullptr, nullptr, 0});
     }
@@ -182,16 +182,16 @@ class Bench {
     const HeadRange heads{0, spec.heads};
     const Stream stream = backend_.stream();
     print(shape, choice.row->name, describe(spec),
-          time({{"fold", [&] { kernel->fold(task, heads, stream, {}); }},
+          time({{"fold", [&] { kernel->accumulate_states(task, heads, stream, {}); }},
                 {"carry", [&] { kernel->carry(task, heads, 0, stream); }},
                 {"finish", [&] { kernel->finish(task, heads, stream, {}); }}}));
   }
 
   void update(const Shape& shape) {
-    const ScanSpec spec = spec_of(shape);
+    const SsmSpec spec = spec_of(shape);
     const auto choice = choose_kernel(spec, {"cuda", kernel_});
     const auto kernel = choice.row->make_kernel(spec, backend_);
-    ScanUpdate update;
+    SsmUpdate update;
     fill(spec, shape.sequences, update);
     const std::int64_t floats = shape.sequences * spec.heads * spec.head_dim * spec.state_dim;
     memory_.push_back(backend_.allocate(static_cast<std::size_t>(floats) * sizeof(float)));
@@ -204,17 +204,17 @@ class Bench {
   }
 
   void convolution(const Shape& shape) {
-    const ConvolutionSpec spec{Dtype::kBf16, shape.head_dim, 4, true, true};
+    const CausalConv1dSpec spec{Dtype::kBf16, shape.head_dim, 4, true, true};
     const auto choice = choose_kernel(spec, {"cuda", "auto"});
     const auto kernel = choice.row->make_kernel(spec, backend_);
     const auto channels = static_cast<std::size_t>(spec.channels);
     moved_ = 0;
-    ConvolutionTask task;
+    CausalConv1dTask task;
     task.x = rows(SyntheticTensor::kV, shape.sequences * shape.tokens, 1, spec.channels);
     task.y = rows(SyntheticTensor::kV, shape.sequences * shape.tokens, 1, spec.channels);
     task.weight = numbers(channels * 4, -1.0F, 1.0F);
     task.bias = numbers(channels, -1.0F, 1.0F);
-    std::vector<ConvolutionRun> runs;
+    std::vector<CausalConv1dRun> runs;
     for (std::int64_t s = 0; s < shape.sequences; ++s) runs.push_back({s * shape.tokens, shape.tokens});
     task.runs = runs;
     print(shape, choice.row->name, describe(spec),
@@ -257,10 +257,10 @@ int run(std::vector<std::string_view> names) {
     }
     std::vector<std::string_view> known;
     for (const Shape& shape : kShapes) known.push_back(shape.name);
-    fmt::print(stderr, "scan_gpu_bench does not know \"{}\". It measures {}.\n", name, fmt::join(known, ", "));
+    fmt::print(stderr, "ssm_gpu_bench does not know \"{}\". It measures {}.\n", name, fmt::join(known, ", "));
     return 2;
   }
-  const auto backend = kernel_table<ScanSpec>().front().make_backend({1, 0});
+  const auto backend = kernel_table<SsmSpec>().front().make_backend({1, 0});
   Bench bench(*backend, kernel);
   for (const Shape& shape : kShapes) {
     if (names.empty() || std::find(names.begin(), names.end(), shape.name) != names.end()) bench.measure(shape);
@@ -271,4 +271,4 @@ int run(std::vector<std::string_view> names) {
 }  // namespace
 }  // namespace ringattn
 
-int main(int count, char** words) { return ringattn::said_by(ringattn::run, count, words); }
+int main(int count, char** words) { return ringattn::run_main(ringattn::run, count, words); }

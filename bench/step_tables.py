@@ -35,16 +35,16 @@ ABOUT_COMPRESSED = """\
 bf16, 32 query heads, 8 K/V heads, head_dim 128. The ratio after each time is relative to the unquantized bf16 cache,
 measured in turn. A decode step has one query token per sequence and reads the quantized values in place; prefill
 dequantizes a KV block before it attends to it."""
-ABOUT_LATENTS = """\
+ABOUT_MLA = """\
 Latents of 512 dims and rotary keys of 64 in shuffled pages of 64 tokens, bf16. A CUDA graph holds several decode
 steps, and at least 512 MiB are read before a cache is used again. Times are medians; ringattn and FlashMLA took turns
 on one GPU (`bench/peers/latents.py --help`). A ratio below 1 means that ringattn is faster."""
-ABOUT_SCANS = """\
+ABOUT_SSM = """\
 bf16. Mamba-2 has 80 heads of 64 dims and a state of 128, Mamba-1 has 5,120 channels and a state of 16, and the
 convolution has 8,448 channels and a width of 4. ringattn and the peers took turns on one GPU (`bench/peers/scans.py
 --help`). \"can't\": the kernel refuses the shape, or reads out of bounds. GB/s counts the minimum of bytes that must
 be moved."""
-SCANS = {
+SSM_SHAPES = {
     "ssd": "Mamba-2",
     "ssd-gated": "Mamba-2, gated",
     "selective": "Mamba-1",
@@ -98,7 +98,7 @@ def pages(group: Group) -> str:
 FLEX = "FlexAttention"
 
 
-def listed_pattern(line: dict) -> str:
+def mask_pattern(line: dict) -> str:
     """Of a line of ours: the name of its file of lists, or "dense" without one."""
     mask = points.asked(line, "--block-mask")
     return pathlib.PurePath(mask).stem if mask else "dense"
@@ -116,7 +116,7 @@ def sparse(group: Group) -> str:
             who, pattern = FLEX, line["pattern"]
             density[seq, pattern] = line["density"]
         else:
-            who, pattern = points.OURS, listed_pattern(line)
+            who, pattern = points.OURS, mask_pattern(line)
         times.setdefault((who, seq, pattern), []).append(line["ms"]["median"])
 
     def median(who: str, seq: int, pattern: str) -> float | None:
@@ -185,7 +185,7 @@ def latents(group: Group) -> str:
     """Ours in the forms that its kernels chose."""
     readings = steps.read_lines(group.lines)
     found = steps.table(readings)
-    forms = {"sm90_latent": "", "sm90_latent_1k": "sm90_latent_1k"}  # of readings, as steps.py has them
+    forms = {"sm90_mla": "", "sm90_mla_split1k": "sm90_mla_split1k"}  # of readings, as steps.py has them
     forms = {name: form for name, form in forms.items() if any(key[:2] == (points.OURS, form) for key in readings)}
     rows = [["heads, queries", "sequences x tokens", *(f"{name}, µs" for name in forms), f"{steps.FLASH_MLA}, µs"]]
     rows[0] += [f"{name} / {steps.FLASH_MLA}" for name in forms]
@@ -243,7 +243,7 @@ def scans(group: Group) -> str:
             cells.append(f"{theirs:.3g}" if theirs else "can't" if (shape, who) in found else "—")
         best = min((theirs for theirs in (milliseconds(shape, who) for who in others) if theirs), default=None)
         cells += [f"{best / ours:.2f}" if best else "—", f"{one['bytes'] / ours * 1e-6:.0f}"]
-        rows.append([SCANS[shape.rpartition("-")[0]], f"{one['sequences']} x {points.size(one['tokens'])}", *cells])
+        rows.append([SSM_SHAPES[shape.rpartition("-")[0]], f"{one['sequences']} x {points.size(one['tokens'])}", *cells])
     return columns(rows, left=2)
 
 
@@ -253,6 +253,6 @@ SECTIONS = {
     "pages": ("Paged KV cache", ABOUT_PAGES, pages),
     "sparse": ("Prefill compared with FlexAttention", ABOUT_SPARSE, sparse, NO_SPARSE),
     "compressed": ("Decode, prefill and compression", ABOUT_COMPRESSED, compressed),
-    "latents": ("Decode step compared with FlashMLA", ABOUT_LATENTS, latents),
-    "scans": ("One GPU", ABOUT_SCANS, scans),
+    "latents": ("Decode step compared with FlashMLA", ABOUT_MLA, latents),
+    "scans": ("One GPU", ABOUT_SSM, scans),
 }

@@ -27,7 +27,7 @@ import points
 SCHEMA = "ringattn.decode/1"
 FAR_BEYOND_CACHE = 512 << 20  # bytes read between two uses of a cache, at least
 CUDNN, FLASH, FLASH_MLA = "cuDNN", "FlashAttention-2", "FlashMLA"
-USUAL = ("sm90_fold", "sm90_latent")  # ours that are chosen where none is named; by others, steps have forms of their own
+USUAL = ("sm90_attention", "sm90_mla")  # ours that are chosen where none is named; by others, steps have forms of their own
 NAMES = {"cudnn": CUDNN, "flash_attention_2": FLASH, "flash_mla": FLASH_MLA, "math": "math"}
 PEERS = (CUDNN, FLASH)
 # The part of cuDNN's time that a step of bf16, 32/8 heads of 128 must keep to, by sequences and keys.

@@ -238,7 +238,7 @@ def two_million(groups: Groups) -> str:
         seconds = line["time_ms"]["median"] / 1e3
         memory, planned = line["memory_peak_bytes"] / 2**30, line["plan"]["memory_per_rank"] / 2**30
         told = [f"{seconds:.1f} s", f"{line['tflops_per_rank']:.0f}", f"{memory:.1f} GiB ({planned:.1f})"]
-        told.append(f"{line['exposed_ms']:.1f} ms")
+        told.append(f"{line['exposed_comm_ms']:.1f} ms")
         rows.append([gpus(line["world"]["ranks"]), *told, f"`{line['digest']['out'][:8]}…`"])
     return columns(rows)
 
@@ -377,7 +377,7 @@ def places(text: str) -> list[str]:
     return re.findall(r"^<!-- table:(\S+) -->$", text, re.MULTILINE)
 
 
-def without_place(page: str, text: str) -> set[str]:
+def without_world(page: str, text: str) -> set[str]:
     """The optional tables that a page leaves out."""
     return OPTIONAL.get(page, set()) - set(places(text))
 
@@ -402,7 +402,7 @@ def make_files(groups: Groups) -> dict[str, str]:
     files = {}
     for page, tables in PAGES.items():
         text = (shown.ROOT / page).read_text(encoding="utf-8")
-        left_out = without_place(page, text)
+        left_out = without_world(page, text)
         there = {name: group for name, group in groups.items() if name not in left_out}
         files[page] = fill(page, text, {name: make(there) for name, make in tables.items() if name not in left_out})
     return files | {picture: make(groups) for picture, make in PICTURES.items()}
@@ -434,7 +434,7 @@ def main() -> int:
             (shown.ROOT / path).parent.mkdir(exist_ok=True)
             (shown.ROOT / path).write_text(text, encoding="utf-8")
             print(f"wrote {path}")
-    parts = (README_PARTS.keys() & groups.keys()) - without_place("README.md", current("README.md"))
+    parts = (README_PARTS.keys() & groups.keys()) - without_world("README.md", current("README.md"))
     several = dict.fromkeys(commit for name in README_PARTS if name in parts for commit in groups[name].commits)
     if len(several) > 1:
         print(f"# the README's figures are of {len(several)} commits: {', '.join(several)}", file=sys.stderr)

@@ -26,7 +26,7 @@
 namespace ringattn {
 namespace {
 
-constexpr double kPatience = 60.0;
+constexpr double kMaxWait = 60.0;
 
 struct Case {
   std::size_t spans;
@@ -58,8 +58,8 @@ class Pair {
   Pair(Transport& world, cudaStream_t stream)
       : world_(world),
         stream_(stream),
-        out_(allocate_device(kMost, world.device())),
-        in_(allocate_device(kMost, world.device())) {}
+        out_(allocate_device(kMaxBytes, world.device())),
+        in_(allocate_device(kMaxBytes, world.device())) {}
 
   // Every span lies apart from the next, so that none are joined.
   Exchange exchange(const Case& one) const {
@@ -74,7 +74,7 @@ class Pair {
     return all;
   }
 
-  void barrier() { world_.barrier(Deadline::after(kPatience)); }
+  void barrier() { world_.barrier(Deadline::after(kMaxWait)); }
 
   // Microseconds of `repeats` exchanges one behind the other, each: on the device, and of the host's calls.
   std::pair<double, double> time(const Case& one, int repeats) {
@@ -83,7 +83,7 @@ class Pair {
     begin.record(stream_);
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < repeats; ++i) {
-      world_.wait(world_.post(exchange(one), {stream_}), {stream_}, Deadline::after(kPatience));
+      world_.wait(world_.post(exchange(one), {stream_}), {stream_}, Deadline::after(kMaxWait));
     }
     const double host = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     end.record(stream_);
@@ -94,7 +94,7 @@ class Pair {
   }
 
  private:
-  static constexpr std::size_t kMost = (std::size_t{1} << 30) + (std::size_t{1} << 28);
+  static constexpr std::size_t kMaxBytes = (std::size_t{1} << 30) + (std::size_t{1} << 28);
 
   Transport& world_;
   cudaStream_t stream_;
@@ -122,7 +122,7 @@ void measure(Transport& world, const std::string& label, int samples) {
       const auto [on_device, on_host] = pair.time(one, repeats);
       // The slower of the ranks counts.
       double slowest = 0.0;
-      for (const std::string& theirs : world.all_gather(fmt::format("{}", on_device), Deadline::after(kPatience))) {
+      for (const std::string& theirs : world.all_gather(fmt::format("{}", on_device), Deadline::after(kMaxWait))) {
         slowest = std::max(slowest, std::atof(theirs.c_str()));
       }
       device.push_back(slowest);
@@ -162,7 +162,7 @@ int main_of(int argc, char** argv) {
     const int ranks = std::max(2, gpus);
     const std::string label = fmt::format("{}{}, threads", name, option > 0 ? fmt::format(" {}", option) : "");
     run_threads_world(ranks, {}, [&](Transport& host) {
-      const auto world = make(name, host.split(ranks, Deadline::after(kPatience)), host.rank() % gpus, option);
+      const auto world = make(name, host.split_world(ranks, Deadline::after(kMaxWait)), host.rank() % gpus, option);
       measure(*world, label, samples);
     });
   } catch (const Error& error) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the words of the measuring programs have in common: lists, numbers, and how a word is refused.
+// What the words of the measuring programs have in common: block_mask, numbers, and how a word is refused.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace ringattn {
 
 // A program's words, by its name and its usage.
-struct BenchWords {
+struct BenchArguments {
   const char* program;
   const char* usage;
 
@@ -34,7 +34,7 @@ struct BenchWords {
 
 // main() of a program that takes words: what it returns, or the code of an error that it has said.
 template <typename Run>
-int said_by(Run run, int count, char** words) {
+int run_main(Run run, int count, char** words) {
   try {
     return run(std::vector<std::string_view>(words + 1, words + count));
   } catch (const Error& error) {

@@ -46,7 +46,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDE
         PATTERN "kernels/cpu" EXCLUDE PATTERN "kernels/cuda" EXCLUDE PATTERN "kernels/sm80" EXCLUDE
         PATTERN "kernels/sm90" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE REGEX "/src/c$" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/src/c/ringattn.h ${PROJECT_SOURCE_DIR}/src/c/ringattn_ops.h
-              ${PROJECT_SOURCE_DIR}/src/c/ringattn_latent.h
+              ${PROJECT_SOURCE_DIR}/src/c/ringattn_mla.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS ringattn_program DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/ringattn-mpirun ${PROJECT_SOURCE_DIR}/launch/ringattn-goldens

@@ -136,33 +136,33 @@ void write_bench_report(const Invocation& invocation, std::span<const BenchPoint
 // Every rank measures at once, as the folds do, and with as many threads; the slowest counts. `job`: whose kernel is
 // the one to stand beside.
 SgemmRate sgemm_of(const Config& config, const Job& job, Transport& world) {
-  const Meeting meeting(world, Patience(config.options.timeout));
+  const Collective collective(world, Timeouts(config.options.timeout));
   Job small = job;
-  set_lists(small, nullptr);
+  set_block_mask(small, nullptr);
   small.batch = uniform_batch(1, 1, 1);
   Attention attention(small, world, library_options(config));
   SgemmRate rate;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     if (attention.backend().memory() == MemoryKind::kDevice) {
       fail(ErrorCode::kUnsupported, "--against sgemm has no meaning on a GPU", "it measures the BLAS of the CPU",
            "Compare with lines of bench/peers, or add --backend cpu.");
     }
     rate = measure_sgemm(attention.options().threads);
   });
-  rate.flops_per_second = 1.0 / slowest(meeting, {1.0 / rate.flops_per_second}).front();
+  rate.flops_per_second = 1.0 / slowest(collective, {1.0 / rate.flops_per_second}).front();
   return rate;
 }
 
 int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
-  const Meeting meeting(world, Patience(options.timeout));
+  const Collective collective(world, Timeouts(options.timeout));
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
 
   std::vector<Setting> settings;
   Yardsticks yardsticks;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     if (options.json == "-" && options.jsonl == "-") {
       fail(ErrorCode::kUsage, "--json and --jsonl both go to stdout", "a reader couldn't tell them apart",
            "Give one of them a file.");
@@ -175,16 +175,16 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       fail(ErrorCode::kUsage, "--compute-only and --against compute are both given",
            "there would be no whole run to compare with", "Leave one of them out.");
     }
-    settings = settings_of(config, choice_place(config, world));
-    if (world.rank() == 0 && !settings.front().is_scan()) warn_of_unseen_keys(config, settings.front().input());
+    settings = settings_of(config, top_k_device(config, world));
+    if (world.rank() == 0 && !settings.front().is_ssm()) warn_of_unseen_keys(config, settings.front().input());
   });
-  agree_on_files(meeting, [&] {
+  agree_on_files(collective, [&] {
     const Setting& any = settings.front();
-    return any.is_scan() ? any.scan().fingerprints() : any.input().fingerprints();
+    return any.is_ssm() ? any.ssm().fingerprints() : any.input().fingerprints();
   });
-  settle_ops(settings, config, world, meeting);
-  meeting.together([&] {
-    if (settings.front().is_scan() && (options.against == "compute" || options.against == "sgemm")) {
+  resolve_ops(settings, config, world, collective);
+  collective.run_collectively([&] {
+    if (settings.front().is_ssm() && (options.against == "compute" || options.against == "sgemm")) {
       fail(ErrorCode::kUsage, fmt::format("--against {} contradicts a scan", options.against),
            "it has no folds, and is no matrix product", "Compare with a file of lines.");
     }
@@ -198,7 +198,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       yardsticks = read_yardsticks(options, settings, world.size());
     }
   });
-  if (!settings.front().is_scan()) print_op_of_bench(screen, config, settings.front().input());
+  if (!settings.front().is_ssm()) print_bench_op(screen, config, settings.front().input());
   Sweep sweep(invocation, world, screen);
   if (options.dry_run) {
     for (const Setting& setting : settings) sweep.describe(setting);
@@ -214,7 +214,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
     throw AgreedError(*sweep.failure());
   }
   int code = 0;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     if (!first) return;
     screen.print(points_text(points, sgemm ? std::optional(sgemm->flops_per_second) : std::nullopt, !options.quiet));
     if (sgemm) screen.context(fmt::format("SGEMM: {:.1f} GFLOP/s ({})", sgemm->flops_per_second / 1e9, sgemm->library));
@@ -223,7 +223,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
     if (!yardsticks.baseline.empty()) code = check_baseline(screen, options, points, yardsticks.baseline);
     write_bench_report(invocation, points, pairs, sgemm, code);
   });
-  return meeting.gather_values(code).front();
+  return collective.gather_values(code).front();
 }
 
 }  // namespace

@@ -10,23 +10,23 @@ namespace ringattn {
 
 namespace {
 
-bool has_rows_of_a_step(const Config& config) {
+bool has_decode_rows(const Config& config) {
   const auto& q_len = config.options.q_len;
-  return !config.given("input") && q_len && *q_len >= 1 && *q_len <= kMostDecodeRows;
+  return !config.given("input") && q_len && *q_len >= 1 && *q_len <= kMaxDecodeRows;
 }
 
 }  // namespace
 
-void fill_op_of_bench(Config& config) {
+void fill_bench_op(Config& config) {
   const JobOptions& options = config.options;
-  if (!has_rows_of_a_step(config) || config.given("op") || options.op != Op::kAttention) return;
+  if (!has_decode_rows(config) || config.given("op") || options.op != Op::kAttention) return;
   if (options.against == "compute" || options.against == "sgemm") return;
   if (first_unknown(config, Op::kDecode) != nullptr) return;
   fill_value(config, "op", std::string(op_name(Op::kDecode)), Source::kDefault, "op");
 }
 
-void print_op_of_bench(const Screen& screen, const Config& config, const JobInput& input) {
-  if (!has_rows_of_a_step(config)) return;
+void print_bench_op(const Screen& screen, const Config& config, const JobInput& input) {
+  if (!has_decode_rows(config)) return;
   if (config.options.op == Op::kDecode) {
     if (config.given("op")) return;
     screen.context(
@@ -36,9 +36,9 @@ void print_op_of_bench(const Screen& screen, const Config& config, const JobInpu
     screen.context(fmt::format(
         "op: mla, a step of decoding, as --q-len {} makes one; --layout striped measures such rows around the ring",
         *config.options.q_len));
-  } else if (!input.decodes() && input.why_rows().empty()) {
+  } else if (!input.decodes() && input.not_decoded_reason().empty()) {
     screen.context(fmt::format("op: {}, rows around the ring; {} measures steps of decoding", op_name(input.op()),
-                               input.op() == Op::kLatent ? "--form absorbed" : "--op decode"));
+                               input.op() == Op::kMla ? "--form absorbed" : "--op decode"));
   }
 }
 

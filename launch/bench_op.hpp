@@ -10,9 +10,9 @@ namespace ringattn {
 
 // Makes decode the default of --op where --q-len gives no more rows than a step has, and no other flag asks for what
 // rows around the ring alone have.
-void fill_op_of_bench(Config& config);
+void fill_bench_op(Config& config);
 
 // Of few rows: what is measured, and how to measure the other thing.
-void print_op_of_bench(const Screen& screen, const Config& config, const JobInput& input);
+void print_bench_op(const Screen& screen, const Config& config, const JobInput& input);
 
 }  // namespace ringattn

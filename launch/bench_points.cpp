@@ -44,8 +44,8 @@ BenchJob read_job(const Json& job) {
   result.state_dim = job.value("state_dim", 0);
   result.groups = job.value("groups", 0);
   std::string op = job.value("op", "");
-  if (op == "convolution") op = op_name(Op::kConvolution);  // lines before schema 2
-  if (result.state_dim > 0 || op == op_name(Op::kConvolution)) result.scan = op;
+  if (op == "convolution") op = op_name(Op::kConv1d);  // lines before schema 2
+  if (result.state_dim > 0 || op == op_name(Op::kConv1d)) result.ssm = op;
   return result;
 }
 
@@ -63,7 +63,7 @@ BenchPoint read_point(const Json& line) {
   point.error = line.value("error", "");
   // What only our own lines have.
   point.mode = line.value("mode", std::string(kWholeMode));
-  if (point.mode == "folds") point.mode = kFoldsMode;  // lines before schema 2
+  if (point.mode == "folds") point.mode = kComputeMode;  // lines before schema 2
   point.layout = line.value("layout", "");
   point.stripe = line.value("stripe", std::int64_t{0});
   point.block = line.value("block", std::int64_t{0});
@@ -83,14 +83,14 @@ BenchPoint read_point(const Json& line) {
 
 BenchJob bench_job(const JobInput& input, std::string source) {
   const Job& job = input.job();
-  const FoldSpec& spec = job.spec;
+  const AttentionSpec& spec = job.spec;
   const bool decode = input.decodes();
-  const bool latent = input.op() == Op::kLatent;
+  const bool latent = input.op() == Op::kMla;
   std::string mask = describe(spec.mask);
   if (spec.softcap > 0.0F) mask += fmt::format(", softcap {}", spec.softcap);
   if (spec.sinks) mask += ", sinks";
-  if (job.lists != nullptr) {
-    mask += fmt::format(", {}, {:.4g} pairs", describe(spec.lists, spec.heads), visible_pairs(job));
+  if (job.block_mask != nullptr) {
+    mask += fmt::format(", {}, {:.4g} pairs", describe(spec.block_mask, spec.heads), visible_pairs(job));
   }
   if (!job.format.is_plain()) mask += ", " + describe(job.format);
   if (latent && !input.latent().format.is_plain()) mask += ", " + describe(input.latent().format);
@@ -112,9 +112,9 @@ BenchJob bench_job(const JobInput& input, std::string source) {
           latent ? input.latent().spec.latent_dim : 0};
 }
 
-BenchJob bench_job(const ScanInput& input, std::string source) {
-  const ScanJob& job = input.job();
-  const ScanSpec& spec = job.spec;
+BenchJob bench_job(const SsmInput& input, std::string source) {
+  const SsmJob& job = input.job();
+  const SsmSpec& spec = job.spec;
   BenchJob result;
   result.tokens = job.tokens();
   result.batch = static_cast<std::int64_t>(job.lengths.size());
@@ -123,8 +123,8 @@ BenchJob bench_job(const ScanInput& input, std::string source) {
   result.head_dim_v = spec.head_dim;
   result.dtype = dtype_name(spec.dtype);
   result.source = std::move(source);
-  result.scan = op_name(input.op());
-  if (job.alone) {
+  result.ssm = op_name(input.op());
+  if (job.conv1d_only) {
     const std::string text = describe(*job.convolution);
     result.mask = text.substr(text.find("width"));
     return result;
@@ -158,17 +158,17 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
   json.member("head_dim_v", job.head_dim_v).member("dtype", job.dtype).member("mask", job.mask);
   if (!job.source.empty()) json.member("source", job.source);
   if (job.decode) {
-    json.member("op", op_name(job.form.empty() ? Op::kDecode : Op::kLatent)).member("keys", job.keys);
+    json.member("op", op_name(job.form.empty() ? Op::kDecode : Op::kMla)).member("keys", job.keys);
     json.member("page_size", job.page_size);
     if (job.prefix > 0) json.member("prefix", job.prefix);
   }
   if (!job.form.empty()) {
-    if (!job.decode) json.member("op", op_name(Op::kLatent)).member("keys", job.keys);
+    if (!job.decode) json.member("op", op_name(Op::kMla)).member("keys", job.keys);
     json.member("form", job.form);
     json.member("rope_dim", job.rope_dim).member("latent_dim", job.latent_dim);
   }
-  if (!job.scan.empty()) {
-    json.member("op", job.scan).member("state_dim", job.state_dim).member("groups", job.groups);
+  if (!job.ssm.empty()) {
+    json.member("op", job.ssm).member("state_dim", job.state_dim).member("groups", job.groups);
   }
   json.end_object();
   json.member("layout", point.layout).member("stripe", point.stripe).member("block", point.block);
@@ -179,17 +179,20 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
     json.member("tflops_per_rank", point.tflops_per_rank);
     if (job.decode) {
       json.member("us", point.ms.median * 1e3).member("gb_per_s", point.gb_per_s).member("digest", point.digest);
-      json.key("exposed_ms").null().key("predicted_ms").null();  // nobody has measured the one, or models the other
+      json.key("exposed_comm_ms")
+          .null()
+          .key("estimated_ms")
+          .null();  // nobody has measured the one, or models the other
     } else {
-      json.member("exposed_ms", point.exposed_ms).member("predicted_ms", point.predicted_ms);
+      json.member("exposed_comm_ms", point.exposed_comm_ms).member("estimated_ms", point.estimated_ms);
     }
-    if (!job.scan.empty()) {
+    if (!job.ssm.empty()) {
       json.member("tokens_per_s", static_cast<double>(job.tokens) / point.ms.median * 1e3);
       json.member("gb_per_s", point.gb_per_s).member("digest", point.digest);
     }
     json.member("memory_peak_bytes", point.memory_peak).member("memory_planned_bytes", point.memory_planned);
   } else {
-    for (const char* name : {"ms", "tflops_per_rank", "exposed_ms", "predicted_ms", "memory_peak_bytes"}) {
+    for (const char* name : {"ms", "tflops_per_rank", "exposed_comm_ms", "estimated_ms", "memory_peak_bytes"}) {
       json.key(name).null();
     }
   }
@@ -234,7 +237,7 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
 std::string who(const BenchPoint& point) {
   std::string name = fmt::format("{} {}", point.tool, point.kernel);
   if (point.world > 1) name += fmt::format(", {}", point.transport);
-  if (point.mode == kFoldsMode) name += ", compute only";
+  if (point.mode == kComputeMode) name += ", compute only";
   return name;
 }
 

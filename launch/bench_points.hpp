@@ -41,7 +41,7 @@ struct BenchJob {
   int rope_dim = 0;
   int latent_dim = 0;
   // Of a scan alone, which has no K/V heads; the mask's place is taken by what is computed besides.
-  std::string scan = {};  // the op
+  std::string ssm = {};  // the op
   int state_dim = 0;
   int groups = 0;
 
@@ -51,11 +51,11 @@ struct BenchJob {
 
 // `source`: as BenchJob::source.
 BenchJob bench_job(const JobInput& input, std::string source);
-BenchJob bench_job(const ScanInput& input, std::string source);
+BenchJob bench_job(const SsmInput& input, std::string source);
 
 // Whole runs, or the same folds without transfers.
 inline constexpr std::string_view kWholeMode = "whole";
-inline constexpr std::string_view kFoldsMode = "compute";
+inline constexpr std::string_view kComputeMode = "compute";
 
 struct BenchPoint {
   std::string tool = "ringattn";  // or a peer's name
@@ -75,8 +75,8 @@ struct BenchPoint {
   std::int64_t samples = 0;
   SampleTimes ms;
   double tflops_per_rank = 0.0;
-  double exposed_ms = 0.0;    // median over the samples of the rank that waited longest
-  double predicted_ms = 0.0;  // by the machine model, for the slowest rank
+  double exposed_comm_ms = 0.0;  // median over the samples of the rank that waited longest
+  double estimated_ms = 0.0;     // by the machine model, for the slowest rank
   std::size_t memory_peak = 0;
   std::size_t memory_planned = 0;
   double gb_per_s = 0.0;  // of a decoding step: K and V read; of a scan: rows read and written; all ranks together
@@ -94,7 +94,7 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
 // members, and for no point at all. `flag` names the file in messages.
 std::vector<BenchPoint> read_points(const std::string& path, std::string_view flag);
 
-// "ringattn sm80_fold, p2p", "pytorch sdpa cudnn": who measured.
+// "ringattn sm80_attention, p2p", "pytorch sdpa cudnn": who measured.
 std::string who(const BenchPoint& point);
 
 }  // namespace ringattn

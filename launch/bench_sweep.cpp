@@ -15,9 +15,9 @@
 #include "launch/bench_table.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
+#include "launch/wording.hpp"
 #include "launch/progress.hpp"
 #include "launch/scan_request.hpp"
-#include "launch/wording.hpp"
 
 namespace ringattn {
 
@@ -27,14 +27,14 @@ constexpr std::uint64_t kSeed = 1;
 
 std::string revision() { return fmt::format("{}{}", git_revision(), git_dirty() ? "-dirty" : ""); }
 
-Setting scan_setting(ScanInput input, const std::string& source) {
+Setting ssm_setting(SsmInput input, const std::string& source) {
   BenchJob job = bench_job(input, source);
   return {std::move(input), std::move(job), 0};
 }
 
 }  // namespace
 
-std::vector<Setting> settings_of(const Config& config, const ChoicePlace& place) {
+std::vector<Setting> settings_of(const Config& config, const TopKDevice& target) {
   const JobOptions& options = config.options;
   if (config.given("batch") && config.given("total-tokens")) {
     fail(ErrorCode::kUsage,
@@ -55,13 +55,13 @@ std::vector<Setting> settings_of(const Config& config, const ChoicePlace& place)
     }
     for (const std::int64_t block : blocks) settings.push_back({input, bench_job(input, source), block});
   };
-  const OpenSource source = open_source(config, false);
-  if (config.given("input") && source.scan) {
-    settings.push_back(scan_setting(open_scan(config), options.input));
+  const OpenedSource source = open_source(config, false);
+  if (config.given("input") && source.ssm) {
+    settings.push_back(ssm_setting(open_ssm(config), options.input));
     return settings;
   }
   if (config.given("input")) {
-    add(open_input(config, true, place), options.input);
+    add(open_input(config, true, target), options.input);
     return settings;
   }
   for (const std::int64_t batch : options.batches) {
@@ -71,22 +71,23 @@ std::vector<Setting> settings_of(const Config& config, const ChoicePlace& place)
       one.options.batch = options.total_tokens > 0
                               ? std::max<std::int64_t>(1, options.total_tokens / std::max<std::int64_t>(1, seq))
                               : batch;
-      if (source.scan) {
-        settings.push_back(scan_setting(open_scan(one, seq), ""));
+      if (source.ssm) {
+        settings.push_back(ssm_setting(open_ssm(one, seq), ""));
       } else {
-        add(steps_or_asked_rows({synthetic_input(one, seq), numerics_of(one), place}, one), "");
+        add(decode_or_requested_rows({synthetic_input(one, seq), numerics_of(one), target}, one), "");
       }
     }
   }
   return settings;
 }
 
-void settle_ops(std::vector<Setting>& settings, const Config& config, const Transport& world, const Meeting& meeting) {
+void resolve_ops(std::vector<Setting>& settings, const Config& config, const Transport& world,
+                 const Collective& collective) {
   const bool named = !config.given("input") && config.given("op");
-  const KernelRequest request = fitting_request({config.options.backend, config.options.kernel}, world);
+  const KernelRequest request = compatible_request({config.options.backend, config.options.kernel}, world);
   for (Setting& setting : settings) {
     if (!setting.job.decode || (named && !setting.input().makes_cache())) continue;
-    JobInput input = step_or_rows(setting.input(), request, meeting);
+    JobInput input = decode_or_attend(setting.input(), request, collective);
     if (!input.decodes()) setting.job = bench_job(input, setting.job.source);
     setting.source = std::move(input);
   }
@@ -108,16 +109,16 @@ Sweep::Sweep(const Invocation& invocation, Transport& world, const Screen& scree
     : invocation_(invocation),
       options_(invocation.config.options),
       world_(world),
-      meeting_(world, Patience(options_.timeout)),
+      collective_(world, Timeouts(options_.timeout)),
       screen_(screen),
       lines_(world.rank() == 0 ? options_.jsonl : "") {}
 
 void Sweep::measure(const Setting& setting, bool only) {
   try {
-    if (setting.is_scan()) {
-      measure_scan(setting);
+    if (setting.is_ssm()) {
+      measure_ssm(setting);
     } else if (setting.job.decode) {
-      measure_step(setting);
+      measure_decode(setting);
     } else {
       measure_modes(setting);
     }
@@ -130,7 +131,7 @@ void Sweep::measure(const Setting& setting, bool only) {
     point.world = world_.size();
     point.transport = world_.name();
     point.git = revision();
-    point.mode = options_.compute_only ? kFoldsMode : kWholeMode;
+    point.mode = options_.compute_only ? kComputeMode : kWholeMode;
     point.error = program_text(error);
     if (!failure_) failure_ = error;
     screen_.context(fmt::format("{}: {}", label(setting.job), point.error));
@@ -139,9 +140,9 @@ void Sweep::measure(const Setting& setting, bool only) {
 }
 
 void Sweep::describe(const Setting& setting) {
-  if (setting.is_scan()) {
-    PreparedScan prepared(setting.scan(), world_, scan_options(invocation_.config));
-    print_scan(screen_, prepared, report_of(prepared));
+  if (setting.is_ssm()) {
+    PreparedSsm prepared(setting.ssm(), world_, ssm_options(invocation_.config));
+    print_ssm(screen_, prepared, report_of(prepared));
     return;
   }
   PreparedFileJob prepared(setting.input(), world_, library(setting));
@@ -158,15 +159,15 @@ Report Sweep::report_of(PreparedFileJob& prepared) {
   Report report;
   report.command = "bench";
   report.invocation = &invocation_;
-  gather_world(report, prepared, world_, meeting_);
+  gather_world(report, prepared, world_, collective_);
   return report;
 }
 
-Report Sweep::report_of(PreparedScan& prepared) {
+Report Sweep::report_of(PreparedSsm& prepared) {
   Report report;
   report.command = "bench";
   report.invocation = &invocation_;
-  gather_scan(report, prepared, world_, meeting_);
+  gather_ssm(report, prepared, world_, collective_);
   return report;
 }
 
@@ -178,18 +179,18 @@ void Sweep::measure_modes(const Setting& setting) {
   if (points_.empty()) print_job(screen_, prepared, report);
   const std::unique_ptr<LoadedJob> loaded = prepared.load(step);
 
-  std::vector<RunMode> modes{options_.compute_only ? RunMode::kFoldsOnly : RunMode::kWhole};
-  if (options_.against == "compute") modes.push_back(RunMode::kFoldsOnly);
-  const std::vector<Samples> samples = sample_runs(meeting_, {options_.samples, step}, *loaded, modes);
+  std::vector<RunMode> modes{options_.compute_only ? RunMode::kComputeOnly : RunMode::kWhole};
+  if (options_.against == "compute") modes.push_back(RunMode::kComputeOnly);
+  const std::vector<Samples> samples = sample_runs(collective_, {options_.samples, step}, *loaded, modes);
   progress.clear();
 
   RankResult last;  // without rows: they needn't leave the device
   last.rows =
       total_tokens(packed_runs(prepared.ring().layout.queries.runs(world_.rank()), setting.input().job().batch.cu_q()));
-  gather_figures(report, prepared, last, world_, meeting_);
+  gather_figures(report, prepared, last, world_, collective_);
   for (std::size_t mode = 0; mode < modes.size(); ++mode) {
     BenchPoint point = point_of(setting, report, samples[mode]);
-    if (modes[mode] == RunMode::kFoldsOnly) point.mode = kFoldsMode;
+    if (modes[mode] == RunMode::kComputeOnly) point.mode = kComputeMode;
     keep(point);
   }
 }
@@ -208,18 +209,18 @@ BenchPoint Sweep::point_of(const Setting& setting, const Report& report, const S
   point.block = setting.block;
   point.blocks = report.plan->blocks;
   point.overlap = options_.overlap;
-  point.predicted_ms = report.plan->predicted_seconds.value_or(0.0) * 1e3;
+  point.estimated_ms = report.plan->estimated_seconds.value_or(0.0) * 1e3;
   point.memory_peak = report.memory_peak();
   point.memory_planned = report.plan->memory_per_rank;
   point.samples = samples.count;
   point.ms = samples.ms;
-  point.exposed_ms = samples.waited_ms;
+  point.exposed_comm_ms = samples.exposed_comm_ms;
   point.tflops_per_rank = samples.ms.per_second(report.flops) / world_.size() * 1e-12;
   return point;
 }
 
 void Sweep::keep(const BenchPoint& point) {
-  meeting_.together([&] { lines_.write(point, invocation_.arguments); });
+  collective_.run_collectively([&] { lines_.write(point, invocation_.arguments); });
   points_.push_back(point);
 }
 

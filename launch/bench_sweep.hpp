@@ -24,22 +24,23 @@ namespace ringattn {
 
 // A point to be measured.
 struct Setting {
-  std::variant<JobInput, ScanInput> source;
+  std::variant<JobInput, SsmInput> source;
   BenchJob job;
   std::int64_t block = 0;  // tokens; 0: the plan's choice
 
-  // The one that job.scan says is there.
+  // The one that job.ssm says is there.
   const JobInput& input() const { return std::get<JobInput>(source); }
-  const ScanInput& scan() const { return std::get<ScanInput>(source); }
-  bool is_scan() const { return !job.scan.empty(); }
+  const SsmInput& ssm() const { return std::get<SsmInput>(source); }
+  bool is_ssm() const { return !job.ssm.empty(); }
 };
 
-// Lengths × block sizes, or the file of --input × block sizes. `place`: where blocks of keys are chosen by rows. Throws
-// kUsage and kFile.
-std::vector<Setting> settings_of(const Config& config, const ChoicePlace& place);
+// Lengths × block sizes, or the file of --input × block sizes. `target`: where blocks of keys are chosen by rows.
+// Throws kUsage and kFile.
+std::vector<Setting> settings_of(const Config& config, const TopKDevice& target);
 // A cache, and latents in rows, that no kernel decodes are measured as their rows are computed, where a file's tensors
 // or a default alone would have them decoded. Collective.
-void settle_ops(std::vector<Setting>& settings, const Config& config, const Transport& world, const Meeting& meeting);
+void resolve_ops(std::vector<Setting>& settings, const Config& config, const Transport& world,
+                 const Collective& collective);
 
 // A file of lines, written as they come: a sweep that is ended early leaves what it has measured.
 class BenchLines {
@@ -73,17 +74,17 @@ class Sweep {
  private:
   Options library(const Setting& setting) const;
   Report report_of(PreparedFileJob& prepared);
-  Report report_of(PreparedScan& prepared);
+  Report report_of(PreparedSsm& prepared);
   void measure_modes(const Setting& setting);
-  void measure_step(const Setting& setting);  // bench_steps.cpp
-  void measure_scan(const Setting& setting);  // bench_scan.cpp
+  void measure_decode(const Setting& setting);  // bench_steps.cpp
+  void measure_ssm(const Setting& setting);     // bench_scan.cpp
   BenchPoint point_of(const Setting& setting, const Report& report, const Samples& samples) const;
   void keep(const BenchPoint& point);
 
   const Invocation& invocation_;
   const JobOptions& options_;
   Transport& world_;
-  Meeting meeting_;
+  Collective collective_;
   const Screen& screen_;
   BenchLines lines_;
   std::vector<BenchPoint> points_;

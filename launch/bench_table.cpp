@@ -32,13 +32,13 @@ std::string dims_text(const BenchJob& job) {
 }  // namespace
 
 std::string label(const BenchJob& job) {
-  if (job.scan == op_name(Op::kConvolution)) {
+  if (job.ssm == op_name(Op::kConv1d)) {
     return fmt::format("{} tokens, {} sequence{}, {}, {} {} channels, {}", job.tokens, job.batch,
-                       job.batch == 1 ? "" : "s", job.scan, job.dtype, job.heads, job.mask);
+                       job.batch == 1 ? "" : "s", job.ssm, job.dtype, job.heads, job.mask);
   }
-  if (!job.scan.empty()) {
+  if (!job.ssm.empty()) {
     return fmt::format("{} tokens, {} sequence{}, {}, {} {} x {}, state {}, groups {}, {}", job.tokens, job.batch,
-                       job.batch == 1 ? "" : "s", job.scan, job.dtype, job.heads, job.head_dim, job.state_dim,
+                       job.batch == 1 ? "" : "s", job.ssm, job.dtype, job.heads, job.head_dim, job.state_dim,
                        job.groups, job.mask);
   }
   if (job.decode) {
@@ -81,7 +81,7 @@ std::vector<PointPair> pair_with_baseline(std::span<const BenchPoint> ours, std:
 
 namespace {
 
-std::string steps_text(std::span<const BenchPoint> points, bool with_header) {
+std::string decodes_text(std::span<const BenchPoint> points, bool with_header) {
   const std::vector<Table::Column> columns{{"keys", "a sequence"},
                                            {"seqs"},
                                            {"rows"},
@@ -139,8 +139,8 @@ std::string scans_text(std::span<const BenchPoint> points, bool with_header) {
     for (const double ms : {point.ms.median, point.ms.p10, point.ms.p90}) cells.push_back(fmt::format("{:.3f}", ms));
     cells.push_back(fmt::format("{:.3f}", static_cast<double>(point.job.tokens) / point.ms.median * 1e-3));
     cells.push_back(fmt::format("{:.2f}", point.gb_per_s));
-    cells.push_back(fmt::format("{:.3f}", point.exposed_ms));
-    cells.push_back(point.predicted_ms > 0.0 ? fmt::format("{:.3f}", point.predicted_ms) : "-");
+    cells.push_back(fmt::format("{:.3f}", point.exposed_comm_ms));
+    cells.push_back(point.estimated_ms > 0.0 ? fmt::format("{:.3f}", point.estimated_ms) : "-");
     cells.push_back(fmt::format("{:.1f}", static_cast<double>(point.memory_peak) / 0x1p20));
     cells.push_back(point.digest);
     table.add(std::move(cells));
@@ -151,8 +151,8 @@ std::string scans_text(std::span<const BenchPoint> points, bool with_header) {
 }  // namespace
 
 std::string points_text(std::span<const BenchPoint> points, std::optional<double> sgemm, bool with_header) {
-  if (!points.empty() && !points.front().job.scan.empty()) return scans_text(points, with_header);
-  if (!points.empty() && points.front().job.decode) return steps_text(points, with_header);
+  if (!points.empty() && !points.front().job.ssm.empty()) return scans_text(points, with_header);
+  if (!points.empty() && points.front().job.decode) return decodes_text(points, with_header);
   const bool tera = in_tera(points);
   std::vector<Table::Column> columns{{"tokens"},
                                      {"seqs"},
@@ -170,7 +170,7 @@ std::string points_text(std::span<const BenchPoint> points, std::optional<double
   const bool folds = std::any_of(points.begin(), points.end(), [&](const BenchPoint& point) {
     return point.mode == kWholeMode && point.measured() &&
            std::any_of(points.begin(), points.end(), [&](const BenchPoint& other) {
-             return other.mode == kFoldsMode && other.block == point.block && comparable(point, other);
+             return other.mode == kComputeMode && other.block == point.block && comparable(point, other);
            });
   });
   if (folds) columns.push_back({"compute", "(%)"});
@@ -189,13 +189,14 @@ std::string points_text(std::span<const BenchPoint> points, std::optional<double
     cells.push_back(fmt::format("{:.3f}", point.ms.p10));
     cells.push_back(fmt::format("{:.3f}", point.ms.p90));
     cells.push_back(rate_text(point.tflops_per_rank, tera));
-    cells.push_back(fmt::format("{:.1f}", point.ms.median > 0.0 ? 100.0 * point.exposed_ms / point.ms.median : 0.0));
-    cells.push_back(fmt::format("{:.3f}", point.predicted_ms));
+    cells.push_back(
+        fmt::format("{:.1f}", point.ms.median > 0.0 ? 100.0 * point.exposed_comm_ms / point.ms.median : 0.0));
+    cells.push_back(fmt::format("{:.3f}", point.estimated_ms));
     cells.push_back(fmt::format("{:.1f}", static_cast<double>(point.memory_peak) / 0x1p20));
     if (folds) {
       std::string percent = "-";
       for (const BenchPoint& other : points) {
-        if (point.mode != kWholeMode || other.mode != kFoldsMode || other.block != point.block) continue;
+        if (point.mode != kWholeMode || other.mode != kComputeMode || other.block != point.block) continue;
         if (comparable(point, other)) percent = fmt::format("{:.1f}", 100.0 * other.ms.median / point.ms.median);
       }
       cells.push_back(percent);

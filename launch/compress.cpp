@@ -67,9 +67,11 @@ std::vector<std::pair<std::string_view, const CompressedFigures*>> tensors_of(co
 }
 
 // Where codes were made, and so what times are those of.
-std::string coder(const CompressResult& result) { return result.coded_on.empty() ? cpu_model() : result.coded_on; }
+std::string coder(const CompressResult& result) {
+  return result.quantized_on.empty() ? cpu_model() : result.quantized_on;
+}
 
-void print_figures(const CompressResult& result, const std::optional<ChangeOfO>& change, int threads,
+void print_figures(const CompressResult& result, const std::optional<OutputChange>& change, int threads,
                    const Screen& screen, bool quiet) {
   Table table({{"tensor"},
                {"before", "(bytes)"},
@@ -124,8 +126,8 @@ void write_figures(JsonWriter& json, const CompressedFigures& figures) {
       .end_object();
 }
 
-std::string document(const Invocation& invocation, const CompressResult& result, const std::optional<ChangeOfO>& change,
-                     int threads) {
+std::string document(const Invocation& invocation, const CompressResult& result,
+                     const std::optional<OutputChange>& change, int threads) {
   JsonWriter json;
   json.begin_object();
   write_document_head(json, "compress", invocation);
@@ -133,7 +135,7 @@ std::string document(const Invocation& invocation, const CompressResult& result,
   json.member("kept_tokens", result.kept).member("position_bytes", result.position_bytes);
   json.member("bytes_before", result.bytes_before()).member("bytes_after", result.bytes_after());
   json.member("evict_seconds", result.evict_seconds);
-  json.member("coded_on", coder(result)).member("threads", threads);
+  json.member("quantized_on", coder(result)).member("threads", threads);
   for (const auto& [name, figures] : tensors_of(result)) {
     json.key(name);
     write_figures(json, *figures);
@@ -180,16 +182,16 @@ int compress_main(const Invocation& invocation, Transport*) {
     formats += fmt::format("{}{}: {}", formats.empty() ? "" : ", ", name, describe(figures->format));
   }
   screen.context(fmt::format("{}; {} tokens{}", formats, result.kept,
-                             result.coded_on.empty() ? "" : "; coded on " + result.coded_on));
+                             result.quantized_on.empty() ? "" : "; coded on " + result.quantized_on));
   screen.context(fmt::format("{} become {}: {} of the bytes are removed",
                              format_bytes(static_cast<double>(result.bytes_before())),
                              format_bytes(static_cast<double>(result.bytes_after())),
                              share(result.bytes_before() - result.bytes_after(), result.bytes_before())));
-  std::optional<ChangeOfO> change;
+  std::optional<OutputChange> change;
   if (options.compression_report) {
     const auto jobs = jobs_of(config);
     if (jobs) {
-      change = change_of_o(jobs->first, jobs->second, options.rows, job.threads);
+      change = output_change(jobs->first, jobs->second, options.rows, job.threads);
     } else {
       screen.context("the file has no q: no rows of O to compare");
     }

@@ -64,7 +64,7 @@ void check_environment_names(std::span<const EnvironmentEntry> entries) {
   // Without the prefix, which would make them all look alike.
   const auto stem = [](const std::string& name) { return name.substr(kPrefix[0].size()); };
   std::vector<std::string> known;
-  for (const FlagRow& row : flag_table()) known.push_back(stem(environment_twin(row.name)));
+  for (const FlagRow& row : flag_table()) known.push_back(stem(environment_variable(row.name)));
   for (const EnvironmentVariable& variable : environment_table()) known.push_back(stem(std::string(variable.name)));
   const std::vector<std::string_view> names(known.begin(), known.end());
   for (const EnvironmentEntry& entry : entries) {
@@ -159,7 +159,7 @@ Config load_config(unsigned command, const std::vector<GivenFlag>& flags) {
   environment();
 
   std::string file;
-  if (const auto twin = environment_value(environment_twin("config"))) file = *twin;
+  if (const auto variable_name = environment_value(environment_variable("config"))) file = *variable_name;
   for (const GivenFlag& flag : flags) {
     if (flag.row->name == "config") file = flag.text;
   }
@@ -171,8 +171,9 @@ Config load_config(unsigned command, const std::vector<GivenFlag>& flags) {
     }
   }
   for (const FlagRow* row : flags_of(command)) {
-    const std::string twin = environment_twin(row->name);
-    if (const auto text = environment_value(twin)) apply(config, *row, *text, Source::kEnvironment, twin);
+    const std::string variable_name = environment_variable(row->name);
+    if (const auto text = environment_value(variable_name))
+      apply(config, *row, *text, Source::kEnvironment, variable_name);
   }
   for (const GivenFlag& flag : flags) {
     apply(config, *flag.row, flag.text, Source::kFlag, fmt::format("--{}", flag.row->name));
@@ -194,7 +195,7 @@ bool comes_from_input(const Config& config, const ConfigValue& value) {
 std::string print_config(const Config& config, const FileShape* shape) {
   std::string text;
   Op op = config.options.op;
-  for (const Op other : {Op::kAttention, Op::kDecode, Op::kLatent, Op::kSsd, Op::kSelectiveScan, Op::kConvolution}) {
+  for (const Op other : {Op::kAttention, Op::kDecode, Op::kMla, Op::kSsd, Op::kSelectiveScan, Op::kConv1d}) {
     if (shape != nullptr && shape->at("op") == op_name(other)) op = other;
   }
   for (const ConfigValue& value : config.values) {

@@ -76,12 +76,12 @@ class Comparison {
 
 // Keys and values of a layer, or those of a layer of latents: expanded by somebody else for each head, or the latents
 // as one K/V head, with queries in the latent.
-void compare_attention(const Comparison& compare, const FoldSpec& spec) {
+void compare_attention(const Comparison& compare, const AttentionSpec& spec) {
   const ModelLayer& layer = compare.layer();
   const int parts = compare.parts("num_attention_heads", spec.heads, layer.heads);
   int head_dim = layer.head_dim;
   int head_dim_v = layer.head_dim_v;
-  if (layer.op != Op::kLatent) {
+  if (layer.op != Op::kMla) {
     compare.shared("num_key_value_heads", spec.kv_heads, layer.kv_heads, parts);
   } else if (spec.kv_heads == 1 && spec.head_dim == layer.latent_dim + layer.rope_dim) {
     head_dim = spec.head_dim;
@@ -99,8 +99,8 @@ bool has_both(const Config& config) { return config.given("model-config") && con
 
 }  // namespace
 
-FileShape file_shape(Op op, const Job& job, const LatentSpec* latents) {
-  const FoldSpec& spec = job.spec;
+FileShape file_shape(Op op, const Job& job, const MlaSpec* latents) {
+  const AttentionSpec& spec = job.spec;
   FileShape shape;
   const auto add = [&](std::string_view flag, auto value) { shape[std::string(flag)] = fmt::format("{}", value); };
   add("op", op_name(op));
@@ -122,13 +122,13 @@ FileShape file_shape(Op op, const Job& job, const LatentSpec* latents) {
   return shape;
 }
 
-FileShape file_shape(const ScanJob& job) {
-  const ScanSpec& spec = job.spec;
-  FileShape shape{{"op", std::string(op_name(scan_op(job)))},
+FileShape file_shape(const SsmJob& job) {
+  const SsmSpec& spec = job.spec;
+  FileShape shape{{"op", std::string(op_name(ssm_op(job)))},
                   {"dtype", std::string(dtype_name(spec.dtype))},
                   {"heads", fmt::format("{}", spec.heads)},
                   {"batch", fmt::format("{}", job.lengths.size())}};
-  if (!job.alone) {
+  if (!job.conv1d_only) {
     shape["state-dim"] = fmt::format("{}", spec.state_dim);
     shape["groups"] = fmt::format("{}", spec.groups);
   }
@@ -143,12 +143,12 @@ FileShape file_shape(const ScanJob& job) {
 }
 
 FileShape shape_of(const JobInput& input) {
-  return file_shape(input.op(), input.job(), input.op() == Op::kLatent ? &input.latent().spec : nullptr);
+  return file_shape(input.op(), input.job(), input.op() == Op::kMla ? &input.latent().spec : nullptr);
 }
 
 FileShape shape_of_input(const Config& config) {
-  const OpenSource source = open_source(config, true);
-  if (source.scan) return file_shape(open_scan(config).job());
+  const OpenedSource source = open_source(config, true);
+  if (source.ssm) return file_shape(open_ssm(config).job());
   return shape_of(open_input(config, true));
 }
 
@@ -156,27 +156,27 @@ void check_model(const Config& config, const JobInput& input) {
   if (!has_both(config)) return;
   const Comparison compare(config, input.op());
   const ModelLayer& layer = compare.layer();
-  if (layer.is_scan()) compare.refuse_kind("attention", "scans alone");
-  const FoldSpec& spec = input.job().spec;
-  if (input.op() != Op::kLatent) return compare_attention(compare, spec);
+  if (layer.is_ssm()) compare.refuse_kind("attention", "scans alone");
+  const AttentionSpec& spec = input.job().spec;
+  if (input.op() != Op::kMla) return compare_attention(compare, spec);
   compare.parts("num_attention_heads", spec.heads, layer.heads);
-  if (layer.op != Op::kLatent) compare.refuse_kind("latents", "keys and values: it has no kv_lora_rank");
-  const LatentSpec& latent = input.latent().spec;
+  if (layer.op != Op::kMla) compare.refuse_kind("latents", "keys and values: it has no kv_lora_rank");
+  const MlaSpec& latent = input.latent().spec;
   compare.same("kv_lora_rank", latent.latent_dim, layer.latent_dim);
   compare.same("qk_rope_head_dim", latent.rope_dim, layer.rope_dim);
   if (const auto nope_dim = input.nope_dim()) compare.same("qk_nope_head_dim", *nope_dim, layer.head_dim);
   if (!latent.out_in_latent) compare.same("v_head_dim", latent.head_dim_v, layer.head_dim_v);
 }
 
-void check_model(const Config& config, const ScanJob& job) {
+void check_model(const Config& config, const SsmJob& job) {
   if (!has_both(config)) return;
-  const Comparison compare(config, scan_op(job));
+  const Comparison compare(config, ssm_op(job));
   const ModelLayer& layer = compare.layer();
-  const ScanSpec& spec = job.spec;
-  if (!layer.is_scan()) {
+  const SsmSpec& spec = job.spec;
+  if (!layer.is_ssm()) {
     compare.refuse_kind("a scan", "no scan: it has no state_size, mamba_d_state or ssm_state_size");
   }
-  if (job.alone) {
+  if (job.conv1d_only) {
     compare.parts("the number of channels", spec.heads, static_cast<int>(layer.conv_channels));
     compare.same("the convolution's width", job.convolution->width, layer.conv_width);
     return;

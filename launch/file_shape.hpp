@@ -9,8 +9,8 @@
 namespace ringattn {
 
 // `latents`: of kLatent, whose `job` is that of the expanded keys and values; else null.
-FileShape file_shape(Op op, const Job& job, const LatentSpec* latents);
-FileShape file_shape(const ScanJob& job);
+FileShape file_shape(Op op, const Job& job, const MlaSpec* latents);
+FileShape file_shape(const SsmJob& job);
 FileShape shape_of(const JobInput& input);
 
 // Opens the input that the configuration names. Throws what opening it throws.
@@ -20,6 +20,6 @@ FileShape shape_of_input(const Config& config);
 // Heads may be some of the model's, a share that divides them. Nothing where there is no such file, or the input is
 // none.
 void check_model(const Config& config, const JobInput& input);
-void check_model(const Config& config, const ScanJob& job);
+void check_model(const Config& config, const SsmJob& job);
 
 }  // namespace ringattn

@@ -17,7 +17,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-constexpr std::int64_t kMostRanks = 1 << 20;
+constexpr std::int64_t kMaxRanks = 1 << 20;
 
 template <auto kMember>
 void set_path(JobOptions& options, std::string_view text) {
@@ -35,9 +35,9 @@ template <auto kMember, std::int64_t kLeast>
 void set_tokens(JobOptions& options, std::string_view text) {
   options.*kMember = parse_size_value(text, "tokens", kLeast, kMaxTokens);
 }
-template <auto kMember, int kMostValue>
+template <auto kMember, int kMaxValue>
 void set_count(JobOptions& options, std::string_view text) {
-  options.*kMember = static_cast<int>(parse_integer(text, 1, kMostValue));
+  options.*kMember = static_cast<int>(parse_integer(text, 1, kMaxValue));
 }
 template <auto kMember>
 void set_when(JobOptions& options, std::string_view text) {
@@ -46,8 +46,8 @@ void set_when(JobOptions& options, std::string_view text) {
 }
 
 // A number that fp32 can hold without becoming 0.
-double parse_fp32(std::string_view text, double least, double most) {
-  const double value = parse_real(text, least, most);
+double parse_fp32(std::string_view text, double min_value, double max_value) {
+  const double value = parse_real(text, min_value, max_value);
   if (value != 0.0 && std::abs(value) < 1e-30) throw BadValue{"0, or a number of at least 1e-30"};
   return value;
 }
@@ -93,8 +93,8 @@ void set_dt_limit(JobOptions& options, std::string_view text) {
   const std::size_t comma = text.find(',');
   try {
     if (comma == std::string_view::npos) throw BadValue{};
-    options.dt_least = side(text.substr(0, comma));
-    options.dt_most = side(text.substr(comma + 1));
+    options.dt_min = side(text.substr(0, comma));
+    options.dt_max = side(text.substr(comma + 1));
   } catch (const BadValue&) {
     throw BadValue{"two numbers MIN,MAX, each inf or -inf for no limit"};
   }
@@ -224,7 +224,7 @@ constexpr FlagRow kTable[] = {
        constexpr std::string_view kChoices[] = {"expanded", "absorbed", "auto"};
        const std::size_t choice = parse_choice(text, kChoices);
        options.form.reset();
-       if (choice < 2) options.form = static_cast<LatentForm>(choice);
+       if (choice < 2) options.form = static_cast<MlaForm>(choice);
      }},
     {"dt-softplus", 0, kJobs, kForSsm, FlagGroup::kNumerics, FlagKind::kText, "auto|on|off", "auto",
      "apply softplus to dt after its bias; auto: where there is a bias",
@@ -255,7 +255,7 @@ constexpr FlagRow kTable[] = {
     // Parallelism
     {"world", 0, kPlan, kForAllOps, FlagGroup::kParallelism, FlagKind::kText, "LIST", "1",
      "ranks to plan for; a list such as 8,64 or 2-1k*2 gives one row each",
-     [](JobOptions& options, std::string_view text) { options.world = parse_size_list(text, "ranks", 1, kMostRanks); }},
+     [](JobOptions& options, std::string_view text) { options.world = parse_size_list(text, "ranks", 1, kMaxRanks); }},
     {"machine", 0, kJobs | kInfo, kForAllOps, FlagGroup::kParallelism, FlagKind::kText, "FILE", "",
      "machine model (JSON or TOML) for block sizes and time estimates; `info --measure` writes it",
      set_path<&JobOptions::machine>, "machine.json"},
@@ -290,7 +290,7 @@ constexpr FlagRow kTable[] = {
      "CPU threads of a rank; all: the processors, divided among the ranks that share them",
      [](JobOptions& options, std::string_view text) {
        try {
-         options.threads = text == "all" ? 0 : static_cast<int>(parse_integer(text, 1, kMostThreads));
+         options.threads = text == "all" ? 0 : static_cast<int>(parse_integer(text, 1, kMaxThreads));
        } catch (BadValue& bad) {
          throw BadValue{"all, or " + bad.accepted};
        }
@@ -339,7 +339,7 @@ constexpr FlagRow kTable[] = {
     // Failure
     {"timeout", 0, kRun | kVerify | kInfo | kBench, kForAllOps, FlagGroup::kFailure, FlagKind::kNumber, "SECONDS", "60",
      "time without a heartbeat after which a rank has failed and the job ends with code 6",
-     [](JobOptions& options, std::string_view text) { options.timeout = parse_real(text, Patience::kLeast, Patience::kMost); }},
+     [](JobOptions& options, std::string_view text) { options.timeout = parse_real(text, Timeouts::kMin, Timeouts::kMax); }},
     {"checksum", 0, kJobs, kForRing, FlagGroup::kFailure, FlagKind::kSwitch, "", "off",
      "verify each K/V message after it arrives", set_switch<&JobOptions::checksum>},
 
@@ -401,7 +401,7 @@ std::vector<const FlagRow*> flags_of(unsigned command) {
   return rows;
 }
 
-std::string environment_twin(std::string_view flag) {
+std::string environment_variable(std::string_view flag) {
   std::string name = "RINGATTN_";
   for (const char c : flag) name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   return name;

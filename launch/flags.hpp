@@ -75,6 +75,6 @@ std::span<const FlagRow> flag_table();
 std::vector<const FlagRow*> flags_of(unsigned command);
 
 // "RINGATTN_SOFTMAX_SCALE" for "softmax-scale".
-std::string environment_twin(std::string_view flag);
+std::string environment_variable(std::string_view flag);
 
 }  // namespace ringattn

@@ -65,7 +65,7 @@ std::vector<VariableInfo> variables() {
   for (const FlagRow& row : flag_table()) {
     if (row.name == last) continue;  // a flag with two rows, one for each kind of value
     last = row.name;
-    const std::string name = environment_twin(row.name);
+    const std::string name = environment_variable(row.name);
     const auto value = environment_value(name);
     all.push_back({name, value.value_or(""), value.has_value(), fmt::format("as --{}", row.name)});
   }
@@ -99,8 +99,8 @@ void print_tables(const Screen& screen, const DeviceInfo& device) {
   }
   text += "\nenvironment\n";
   for (const VariableInfo& variable : variables()) {
-    const bool twin = variable.meaning.starts_with("as --");
-    if (twin && !variable.set && !screen.verbose()) continue;
+    const bool is_flag = variable.meaning.starts_with("as --");
+    if (is_flag && !variable.set && !screen.verbose()) continue;
     text += fmt::format("  {} {}\n                   {}\n", variable.name,
                         variable.set ? fmt::format("= \"{}\" (environment)", variable.value) : "is not set",
                         variable.meaning);
@@ -173,8 +173,8 @@ int measure_here(const Invocation& invocation, Transport& world) {
   const JobOptions& options = config.options;
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
-  const Meeting meeting(world, Patience(options.timeout));
-  meeting.together([&] {
+  const Collective collective(world, Timeouts(options.timeout));
+  collective.run_collectively([&] {
     if (!first) return;
     check_outputs(invocation);
     if (options.machine.empty()) return;
@@ -187,7 +187,7 @@ int measure_here(const Invocation& invocation, Transport& world) {
   Config without_model = config;  // --machine names what is written here
   without_model.options.machine.clear();
   const MachineModel machine = measure_machine(library_options(without_model), world);
-  meeting.together([&] {
+  collective.run_collectively([&] {
     if (!first) return;
     screen.context(fmt::format("measured: {}", machine_line(machine)));
     if (world.size() == 1) screen.context("one rank alone has no link: link rate and latency are the defaults");

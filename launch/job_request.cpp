@@ -41,7 +41,7 @@ Mask mask_of(const Config& config) {
 
 // Of a file that says it itself.
 void check_latent_dim(const Config& config, const JobInput& input) {
-  if (!config.given("input") || !config.given(kOfPages) || input.op() != Op::kLatent) return;
+  if (!config.given("input") || !config.given(kOfPages) || input.op() != Op::kMla) return;
   const int of_file = input.latent().spec.latent_dim;
   if (of_file == config.options.latent_dim) return;
   fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(kOfPages), config.origin("input")),
@@ -142,30 +142,30 @@ Numerics numerics_of(const Config& config) {
           static_cast<std::size_t>(options.memory)};
 }
 
-ChoicePlace choice_place(const Config& config, const Transport& world) {
-  return choice_place(KernelRequest{config.options.backend, config.options.kernel}, world);
+TopKDevice top_k_device(const Config& config, const Transport& world) {
+  return top_k_device(KernelRequest{config.options.backend, config.options.kernel}, world);
 }
 
-JobInput open_input(const Config& config, bool require_source, const ChoicePlace& place) {
-  JobInput input(input_request(config, require_source), numerics_of(config), place);
+JobInput open_input(const Config& config, bool require_source, const TopKDevice& target) {
+  JobInput input(input_request(config, require_source), numerics_of(config), target);
   // Queries stand among tokens that were taken out, which says whether the job is a step.
-  check_op(config, input.op(), input.lost_tokens() ? "query-offset" : "");
+  check_op(config, input.op(), input.has_evicted_tokens() ? "query-offset" : "");
   check_latent_dim(config, input);
-  if (input.op() == Op::kLatent && input.decodes() && !input.makes_cache()) check_steps_of_latents(config);
+  if (input.op() == Op::kMla && input.decodes() && !input.makes_cache()) check_mla_decode(config);
   check_model(config, input);
-  return steps_or_asked_rows(std::move(input), config);
+  return decode_or_requested_rows(std::move(input), config);
 }
 
-JobInput steps_or_asked_rows(JobInput input, const Config& config) {
+JobInput decode_or_requested_rows(JobInput input, const Config& config) {
   if (!input.makes_cache()) return input;
-  std::string why = why_rows_of_latents(config);
+  std::string why = why_mla_not_decoded(config);
   return why.empty() ? std::move(input) : input.attended(std::move(why));
 }
 
 FileJob file_job(const Config& config) {
   const JobOptions& options = config.options;
   return {input_request(config, true),         numerics_of(config),        options.output, options.force,
-          deciding_values(config, options.op), why_rows_of_latents(config)};
+          deciding_values(config, options.op), why_mla_not_decoded(config)};
 }
 
 Options library_options(const Config& config) {

@@ -28,15 +28,15 @@ SyntheticInput synthetic_input(const Config& config, std::int64_t seq);
 // Throws kUsage.
 Numerics numerics_of(const Config& config);
 
-// The input, open: the three above. `place`: where blocks of keys are chosen by its rows.
-JobInput open_input(const Config& config, bool require_source, const ChoicePlace& place = {});
+// The input, open: the three above. `target`: where blocks of keys are chosen by its rows.
+JobInput open_input(const Config& config, bool require_source, const TopKDevice& target = {});
 
 // Where the ranks of a world choose blocks, by the kernel that is asked for.
-ChoicePlace choice_place(const Config& config, const Transport& world);
+TopKDevice top_k_device(const Config& config, const Transport& world);
 
 // The input; or of latents in rows whose queries would make a step, those rows, where a setting was given that rows
 // around the ring alone have.
-JobInput steps_or_asked_rows(JobInput input, const Config& config);
+JobInput decode_or_requested_rows(JobInput input, const Config& config);
 
 // What `run` computes and writes. The output's header says the part of the configuration that decides the result.
 FileJob file_job(const Config& config);

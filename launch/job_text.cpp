@@ -12,8 +12,8 @@
 namespace ringattn {
 
 std::string shape_text(const JobInput& input) {
-  if (input.op() == Op::kLatent) return describe(input.latent().spec);
-  const FoldSpec& spec = input.job().spec;
+  if (input.op() == Op::kMla) return describe(input.latent().spec);
+  const AttentionSpec& spec = input.job().spec;
   return fmt::format("{}, scale {}", describe(spec), spec.softmax_scale);
 }
 
@@ -60,10 +60,11 @@ void print_devices(const Screen& screen, const Report& report) {
 }
 
 void print_read_rows(const Screen& screen, const JobInput& input) {
-  if (!input.why_rows().empty()) {
-    const bool cached = input.op() != Op::kLatent || input.pages() != nullptr;
-    screen.context((cached ? "cache: read into rows; " : "op: mla, rows around the ring; ") + input.why_rows());
-  } else if (input.pages() != nullptr && input.op() == Op::kLatent) {
+  if (!input.not_decoded_reason().empty()) {
+    const bool cached = input.op() != Op::kMla || input.pages() != nullptr;
+    screen.context((cached ? "cache: read into rows; " : "op: mla, rows around the ring; ") +
+                   input.not_decoded_reason());
+  } else if (input.pages() != nullptr && input.op() == Op::kMla) {
     screen.context("cache: read into rows");
   } else if (input.pages() != nullptr) {
     screen.context("cache: read into rows; sequences of many queries, or of unequally many, are not decoded");
@@ -81,13 +82,14 @@ std::string form_text(const JobInput& input) {
 
 namespace {
 
-void print_ring(const Screen& screen, const JobInput& input, const RingDoor& door, const Report& report) {
-  print_head(screen, input.source(), input.unread(), describe(input), *door.kernel.row, door.options.threads, report);
+void print_ring(const Screen& screen, const JobInput& input, const RingOp& ring_op, const Report& report) {
+  print_head(screen, input.source(), input.unread(), describe(input), *ring_op.kernel.row, ring_op.options.threads,
+             report);
   if (report.plan->latents) {
-    const PlanFigures::Latents& latents = *report.plan->latents;
+    const PlanFigures::MlaFigures& latents = *report.plan->latents;
     screen.context(fmt::format("{}; {} at a time", form_text(input),
                                counted(static_cast<std::uint64_t>(latents.heads_at_a_time), "head")));
-    const LatentSpec& spec = input.latent().spec;
+    const MlaSpec& spec = input.latent().spec;
     if (report.plan->bytes_moved > 0) {
       const std::string of_heads = spec.q_in_latent || spec.out_in_latent
                                        ? ""
@@ -98,12 +100,12 @@ void print_ring(const Screen& screen, const JobInput& input, const RingDoor& doo
     }
   }
   print_read_rows(screen, input);
-  screen.context(fmt::format("layout: {}; {} block{}{}, {} planned for a rank", layout_text(door.layout.request),
+  screen.context(fmt::format("layout: {}; {} block{}{}, {} planned for a rank", layout_text(ring_op.layout.request),
                              report.plan->blocks, report.plan->blocks == 1 ? "" : "s", sent_text(*report.plan),
                              format_bytes(static_cast<double>(report.plan->memory_per_rank))));
   print_devices(screen, report);
-  for (std::size_t block = 0; block < door.plan.blocks.size(); ++block) {
-    const BlockPlan& plan = door.plan.blocks[block];
+  for (std::size_t block = 0; block < ring_op.plan.blocks.size(); ++block) {
+    const BlockPlan& plan = ring_op.plan.blocks[block];
     screen.detail(fmt::format("block {}: keys {} to {}; rank 0 receives {}, folds {:.3f} GFLOP", block,
                               plan.first_token, plan.last_token, format_bytes(static_cast<double>(plan.bytes_received)),
                               plan.flops / 1e9));
@@ -125,26 +127,26 @@ std::string cache_text(const JobInput& input, const DecodeJob& job) {
                      input.pages()->page_size, input.head_major_pages() ? ", head-major" : "", stored);
 }
 
-std::string deal_text(const StepForecast& step) {
-  if (!step.job.spec.lists.any()) return fmt::format("dealt by groups of {} keys", step.group_keys);
-  const StepDeal& deal = step.deal;
+std::string deal_text(const DecodePlanSummary& step) {
+  if (!step.job.spec.block_mask.any()) return fmt::format("dealt by groups of {} keys", step.kv_split_keys);
+  const DecodeDeal& deal = step.deal;
   if (deal.ranks() == 1) return "whole on one rank";
   std::string text = fmt::format("dealt by {}", deal_name(deal));
   if (step.idle() > 0) text += fmt::format("; {} of {} ranks without any", step.idle(), deal.ranks());
   return text;
 }
 
-std::string held_text(const StepForecast& step, std::size_t rank) {
+std::string held_text(const DecodePlanSummary& step, std::size_t rank) {
   const std::string heads =
       step.deal.heads == 1 ? "" : " of " + counted(static_cast<std::uint64_t>(step.kv_heads[rank]), "K/V head");
   return fmt::format("rank {} holds {} keys{}, owns {} rows", rank, step.keys[rank], heads, step.rows[rank]);
 }
 
-void print_step(const Screen& screen, const JobInput& input, const Decode& decode, const StepForecast& step,
-                const Report& report) {
+void print_decode(const Screen& screen, const JobInput& input, const Decode& decode, const DecodePlanSummary& step,
+                  const Report& report) {
   print_head(screen, input.source(), input.unread(), "decode, " + describe(input), *decode.kernel().row,
              decode.options().threads, report);
-  if (input.op() == Op::kLatent) screen.context(form_text(input));
+  if (input.op() == Op::kMla) screen.context(form_text(input));
   screen.context(fmt::format("cache: {}; {}{}, {} planned for a rank", cache_text(input, step.job), deal_text(step),
                              sent_text(*report.plan), format_bytes(static_cast<double>(step.memory.total()))));
   print_devices(screen, report);
@@ -156,7 +158,7 @@ void print_step(const Screen& screen, const JobInput& input, const Decode& decod
 
 void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& report) {
   if (prepared.input().decodes()) {
-    print_step(screen, prepared.input(), prepared.decode(), prepared.step(), report);
+    print_decode(screen, prepared.input(), prepared.decode(), prepared.step(), report);
   } else {
     print_ring(screen, prepared.input(), prepared.ring(), report);
   }

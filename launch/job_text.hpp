@@ -26,17 +26,17 @@ std::string form_text(const JobInput& input);
 void print_read_rows(const Screen& screen, const JobInput& input);
 
 // World, input, job, kernel, cache and plan of a decoding step that is about to run.
-void print_step(const Screen& screen, const JobInput& input, const Decode& decode, const StepForecast& step,
-                const Report& report);
+void print_decode(const Screen& screen, const JobInput& input, const Decode& decode, const DecodePlanSummary& step,
+                  const Report& report);
 // The same of any job; of those that go around the ring the layout too.
 void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& report);
 
 // "dense", "40 pages of 64 tokens, head-major": how the cache lies that a step reads.
 std::string cache_text(const JobInput& input, const DecodeJob& job);
 // "dealt by groups of 8192 keys": what each rank has of it.
-std::string deal_text(const StepForecast& step);
+std::string deal_text(const DecodePlanSummary& step);
 // "rank 1 holds 131072 keys of 4 K/V heads, owns 8 rows".
-std::string held_text(const StepForecast& step, std::size_t rank);
+std::string held_text(const DecodePlanSummary& step, std::size_t rank);
 
 // What every op says first: program, world, input and job, and what computes it; then, with --verbose, where.
 // `unread`: of the input file.

@@ -34,14 +34,14 @@ void at_exit() {
 
 }  // namespace
 
-LibraryExitWatch::LibraryExitWatch(std::function<void(const Error&)> tell) {
+LibraryExitGuard::LibraryExitGuard(std::function<void(const Error&)> tell) {
   listener() = std::move(tell);
   static const int registered = std::atexit(at_exit);
   watched = ::getpid();
   watching = registered == 0;
 }
 
-void LibraryExitWatch::stop() noexcept { watching = false; }
+void LibraryExitGuard::stop() noexcept { watching = false; }
 
 }  // namespace ringattn
 

@@ -12,12 +12,12 @@ namespace ringattn {
 
 // While it lives, an exit() or _exit() that a library calls becomes exit code 4, and `tell` is called with the error.
 // One at a time.
-class LibraryExitWatch {
+class LibraryExitGuard {
  public:
-  explicit LibraryExitWatch(std::function<void(const Error&)> tell);
-  ~LibraryExitWatch() { stop(); }
-  LibraryExitWatch(const LibraryExitWatch&) = delete;
-  LibraryExitWatch& operator=(const LibraryExitWatch&) = delete;
+  explicit LibraryExitGuard(std::function<void(const Error&)> tell);
+  ~LibraryExitGuard() { stop(); }
+  LibraryExitGuard(const LibraryExitGuard&) = delete;
+  LibraryExitGuard& operator=(const LibraryExitGuard&) = delete;
 
   // The program ends by itself from here on, with its own code.
   static void stop() noexcept;

@@ -23,9 +23,12 @@ struct OpDefault {
   std::string_view flag;
   std::string_view text;
 };
-constexpr OpDefault kOpDefaults[] = {{Op::kLatent, "heads", "16"},         {Op::kSsd, "head-dim", "64"},
-                                     {Op::kSelectiveScan, "heads", "256"}, {Op::kSelectiveScan, "state-dim", "16"},
-                                     {Op::kConvolution, "heads", "256"},   {Op::kConvolution, "conv-width", "4"}};
+constexpr OpDefault kOpDefaults[] = {{Op::kMla, "heads", "16"},
+                                     {Op::kSsd, "head-dim", "64"},
+                                     {Op::kSelectiveScan, "heads", "256"},
+                                     {Op::kSelectiveScan, "state-dim", "16"},
+                                     {Op::kConv1d, "heads", "256"},
+                                     {Op::kConv1d, "conv-width", "4"}};
 
 // Sets flags of the config that nobody gave.
 class Filler {
@@ -43,18 +46,18 @@ class Filler {
   const std::string& path_;
 };
 
-bool is_scan(Op op) { return op >= Op::kSsd; }
+bool is_ssm(Op op) { return op >= Op::kSsd; }
 
 std::string window_text(std::int64_t left, std::int64_t right) { return fmt::format("{},{}", left, right); }
 
 void fill_shape(const ModelLayer& layer, Op op, Filler& filler) {
-  if (op == Op::kConvolution) {
+  if (op == Op::kConv1d) {
     filler.fill("heads", layer.conv_channels);
     filler.fill("conv-width", layer.conv_width);
     return;
   }
   filler.fill("heads", layer.heads);
-  if (is_scan(op)) {
+  if (is_ssm(op)) {
     if (op == Op::kSsd) filler.fill("head-dim", layer.head_dim);
     filler.fill("state-dim", layer.state_dim);
     filler.fill("groups", layer.groups);
@@ -62,7 +65,7 @@ void fill_shape(const ModelLayer& layer, Op op, Filler& filler) {
     return;
   }
   filler.fill("head-dim", layer.head_dim);
-  if (op == Op::kLatent) {
+  if (op == Op::kMla) {
     filler.fill("rope-dim", layer.rope_dim);
     filler.fill("latent-dim", layer.latent_dim);
     filler.fill("head-dim-v", layer.head_dim_v);
@@ -79,19 +82,19 @@ void check_op_of(const ModelLayer& layer, const Config& config) {
   const std::string contradiction =
       fmt::format("{} contradicts {}", config.origin("op"), config.origin("model-config"));
   const std::string& path = config.options.model_config;
-  if (is_scan(op)) {
-    if (layer.is_scan() && (op == Op::kConvolution || op == layer.op)) return;
+  if (is_ssm(op)) {
+    if (layer.is_ssm() && (op == Op::kConv1d || op == layer.op)) return;
     fail(ErrorCode::kUsage, contradiction,
-         layer.is_scan() ? fmt::format("the scans of {} are {}", path, op_name(layer.op))
-                         : fmt::format("{} has no scan there", path),
+         layer.is_ssm() ? fmt::format("the scans of {} are {}", path, op_name(layer.op))
+                        : fmt::format("{} has no scan there", path),
          "Leave --op out, or give another config or layer.");
   }
-  if (layer.is_scan()) {
+  if (layer.is_ssm()) {
     fail(ErrorCode::kUsage, contradiction, fmt::format("{} has no attention there", path),
          fmt::format("Leave --op out, or name {}, or give another layer.", op_name(layer.op)));
   }
-  const bool latent = layer.op == Op::kLatent;
-  if (latent == (op == Op::kLatent)) return;
+  const bool latent = layer.op == Op::kMla;
+  if (latent == (op == Op::kMla)) return;
   fail(ErrorCode::kUsage, contradiction,
        fmt::format("{} {} kv_lora_rank, so its attention is {}of latents", path, latent ? "has" : "has no",
                    latent ? "" : "not "),
@@ -107,8 +110,8 @@ void fill_scores(const ModelLayer& layer, Config& config, Filler& filler) {
   }
   filler.fill("softcap", layer.softcap);
   // Queries in the latent don't show the dims of a head, so a file's job can't know the default.
-  const bool unseen = layer.op == Op::kLatent && config.given("input");
-  if (unseen || std::abs(layer.softmax_scale / layer.usual_scale() - 1.0) > 1e-12) {
+  const bool unseen = layer.op == Op::kMla && config.given("input");
+  if (unseen || std::abs(layer.softmax_scale / layer.default_scale() - 1.0) > 1e-12) {
     filler.fill("softmax-scale", layer.softmax_scale);
   }
 }
@@ -118,7 +121,7 @@ void fill_scores(const ModelLayer& layer, Config& config, Filler& filler) {
 std::optional<Op> wanted_op(const ModelConfig& model, const Config& config) {
   if (config.given("op")) return config.options.op;
   if (!config.given("input") || config.given("synthetic") || !model.mixes_ops()) return std::nullopt;
-  return open_input_file(file_input(config))->scan ? Op::kSsd : Op::kAttention;
+  return open_input_file(file_input(config))->ssm ? Op::kSsd : Op::kAttention;
 }
 
 }  // namespace
@@ -136,12 +139,12 @@ void fill_from_model(Config& config) {
       check_op_of(layer, config);
       filler.fill("op", op_name(layer.op));
       fill_shape(layer, config.options.op, filler);
-    } else if (layer.op == Op::kLatent) {
+    } else if (layer.op == Op::kMla) {
       filler.fill("latent-dim", layer.latent_dim);  // pages of latents don't say it
     }
-    if (!layer.is_scan()) {
+    if (!layer.is_ssm()) {
       fill_scores(layer, config, filler);
-    } else if (layer.dt_limit && config.options.op != Op::kConvolution) {
+    } else if (layer.dt_limit && config.options.op != Op::kConv1d) {
       filler.fill("dt-limit", fmt::format("{},{}", layer.dt_limit->first, layer.dt_limit->second));
     }
     config.options.model_sinks = layer.sinks;

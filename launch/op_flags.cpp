@@ -20,7 +20,7 @@ constexpr OpRow kTable[] = {
     {Op::kDecode,
      "decode step: the last queries of each sequence over a KV cache",
      {"q, k_pages, v_pages, block_table, lengths_k; optional: q_offset, sinks", "or a dense cache: q, k, v"}},
-    {Op::kLatent,
+    {Op::kMla,
      "multi-head latent attention (DeepSeek)",
      {"q, latent, k_rope, w_uk, w_uv",
       "kv_b_proj replaces w_uk and w_uv; latent_fp8 or latent_pages replace latent, k_rope",
@@ -34,7 +34,7 @@ constexpr OpRow kTable[] = {
      {"u, delta, A, B, C; optional: D, z, delta_bias, initial_states, cu_seqlens, conv1d_weight, conv1d_bias, "
       "conv_state",
       "state instead of initial_states makes a decode step"}},
-    {Op::kConvolution,
+    {Op::kConv1d,
      "causal convolution over channels",
      {"x, conv1d_weight; optional: conv1d_bias, conv_state, cu_seqlens"}},
 };
@@ -80,20 +80,20 @@ std::span<const OpRow> op_table() { return kTable; }
 const OpRow& op_row(Op op) { return kTable[static_cast<std::size_t>(op)]; }
 
 Op parse_op(std::string_view text) {
-  if (text == "convolution") text = op_name(Op::kConvolution);  // the name before 0.4
+  if (text == "convolution") text = op_name(Op::kConv1d);  // the name before 0.4
   std::vector<std::string_view> names;
   for (const OpRow& row : kTable) names.push_back(op_name(row.op));
   return kTable[parse_choice(text, names)].op;
 }
 
-void check_steps_of_latents(const Config& config) {
+void check_mla_decode(const Config& config) {
   const FlagRow* const row = first_of_ring(config);
   if (row == nullptr) return;
   fail(ErrorCode::kUsage, fmt::format("{} contradicts an MLA decode step", config.origin(row->name)),
        "a decode step sends no K/V blocks around the ring", "Leave it out, or add --form expanded.");
 }
 
-std::string why_rows_of_latents(const Config& config) {
+std::string why_mla_not_decoded(const Config& config) {
   const FlagRow* const row = first_of_ring(config);
   return row == nullptr ? "" : fmt::format("a decode step takes no {}", config.origin(row->name));
 }

@@ -30,9 +30,9 @@ const FlagRow* first_unknown(const Config& config, Op op, std::string_view but_f
 void check_op(const Config& config, Op op, std::string_view but_for = {});
 
 // Throws kUsage for a flag that MLA takes but not its decode step over a cache.
-void check_steps_of_latents(const Config& config);
+void check_mla_decode(const Config& config);
 // Why MLA runs on the ring although its few queries would make a decode step: the user gave a flag that only the ring
 // takes. Empty: no such flag was given.
-std::string why_rows_of_latents(const Config& config);
+std::string why_mla_not_decoded(const Config& config);
 
 }  // namespace ringattn

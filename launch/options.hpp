@@ -54,15 +54,15 @@ struct JobOptions {
   // Numerics
   MaskKind mask = MaskKind::kCausal;
   std::optional<std::int64_t> query_offset;
-  std::string block_mask;          // a pattern or a file; empty: none
-  std::optional<LatentForm> form;  // of mla; absent: by the shape
+  std::string block_mask;       // a pattern or a file; empty: none
+  std::optional<MlaForm> form;  // of mla; absent: by the shape
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   std::optional<double> softmax_scale;  // absent: 1 / √head_dim
   double softcap = 0.0;                 // 0: off
   std::optional<bool> dt_softplus;      // of scans; absent: where dt has a bias
-  float dt_least = -std::numeric_limits<float>::infinity();
-  float dt_most = std::numeric_limits<float>::infinity();
+  float dt_min = -std::numeric_limits<float>::infinity();
+  float dt_max = std::numeric_limits<float>::infinity();
 
   // Compression
   std::string method;           // of `compress`

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "attention/fitting.hpp"
-#include "attention/job/planned_job.hpp"
 #include "attention/job/step_or_rows.hpp"
+#include "attention/job/planned_job.hpp"
 #include "attention/world_forecast.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
@@ -19,11 +19,11 @@
 #include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
-#include "launch/plan_scan.hpp"
 #include "launch/plan_steps.hpp"
+#include "launch/plan_scan.hpp"
 #include "launch/plan_table.hpp"
-#include "launch/scan_request.hpp"
 #include "launch/screen.hpp"
+#include "launch/scan_request.hpp"
 #include "launch/table.hpp"
 #include "launch/values.hpp"
 
@@ -34,30 +34,30 @@ namespace {
 constexpr int kShownRanks = 8;  // without --verbose
 
 // Who owns what: the ranks' query runs, as sequence:first-last.
-void print_owners(const Screen& screen, const WorldForecast& forecast) {
-  const Layout& queries = forecast.layout.queries;
-  const int shown = screen.verbose() ? forecast.world() : std::min(forecast.world(), kShownRanks);
+void print_owners(const Screen& screen, const WorldPlanSummary& summary) {
+  const Layout& queries = summary.layout.queries;
+  const int shown = screen.verbose() ? summary.world() : std::min(summary.world(), kShownRanks);
   for (int rank = 0; rank < shown; ++rank) {
     screen.context(fmt::format("rank {} owns {} queries, {} keys: {}", rank, queries.tokens(rank),
-                               forecast.layout.keys.tokens(rank), runs_text(queries.runs(rank), screen.verbose())));
+                               summary.layout.keys.tokens(rank), runs_text(queries.runs(rank), screen.verbose())));
   }
-  if (shown < forecast.world()) {
-    screen.context(fmt::format("… {} ranks in all; --verbose shows every one", forecast.world()));
+  if (shown < summary.world()) {
+    screen.context(fmt::format("… {} ranks in all; --verbose shows every one", summary.world()));
   }
 }
 
-void print_blocks(const Screen& screen, const WorldForecast& forecast) {
+void print_blocks(const Screen& screen, const WorldPlanSummary& summary) {
   Table table({{"block"},
                {"first key"},
                {"last key"},
-               {"bytes/rank", "(MiB, most)"},
-               {"work/rank", "(GFLOP, most)"},
+               {"bytes/rank", "(MiB, max)"},
+               {"work/rank", "(GFLOP, max)"},
                {"balance", "(max/mean)"}});
-  for (std::size_t b = 0; b < forecast.blocks.size(); ++b) {
-    const BlockForecast& block = forecast.blocks[b];
+  for (std::size_t b = 0; b < summary.blocks.size(); ++b) {
+    const BlockPlanSummary& block = summary.blocks[b];
     table.add({fmt::format("{}", b), fmt::format("{}", block.first_token), fmt::format("{}", block.last_token),
-               mebibytes(static_cast<double>(block.most_bytes_received)), fmt::format("{:.4g}", block.most_flops / 1e9),
-               fmt::format("{:.4f}", block.balance(forecast.world()))});
+               mebibytes(static_cast<double>(block.max_bytes_received)), fmt::format("{:.4g}", block.max_flops / 1e9),
+               fmt::format("{:.4f}", block.balance(summary.world()))});
   }
   screen.print(table.text());
 }
@@ -66,47 +66,47 @@ Table::Column const kSummary[] = {{"world"},
                                   {"tokens"},
                                   {"stripe"},
                                   {"blocks"},
-                                  {"bytes/rank", "(MiB, most)"},
-                                  {"mem/rank", "(MiB, most)"},
+                                  {"bytes/rank", "(MiB, max)"},
+                                  {"mem/rank", "(MiB, max)"},
                                   {"balance", "(max/mean)"},
                                   {"time", "(ms)"},
                                   {"exposed comm", "(ms)"},
                                   {"GFLOP/s", "per rank"}};
 
-std::vector<std::string> summary_row(const WorldForecast& forecast) {
-  const std::int64_t stripe = forecast.layout.request.stripe;
-  return {fmt::format("{}", forecast.world()),
-          fmt::format("{}", forecast.q_tokens),
+std::vector<std::string> summary_row(const WorldPlanSummary& summary) {
+  const std::int64_t stripe = summary.layout.request.stripe;
+  return {fmt::format("{}", summary.world()),
+          fmt::format("{}", summary.q_tokens),
           stripe > 0 ? fmt::format("{}", stripe) : "varies",
-          fmt::format("{}", forecast.blocks.size()),
-          mebibytes(static_cast<double>(forecast.most_bytes_received)),
-          mebibytes(static_cast<double>(forecast.most_memory)),
-          fmt::format("{:.4f}", forecast.balance()),
-          fmt::format("{:.3f}", forecast.seconds * 1e3),
-          fmt::format("{:.3f}", forecast.exposed_seconds * 1e3),
-          fmt::format("{:.1f}", forecast.flops_per_second_per_rank() / 1e9)};
+          fmt::format("{}", summary.blocks.size()),
+          mebibytes(static_cast<double>(summary.max_bytes_received)),
+          mebibytes(static_cast<double>(summary.max_memory)),
+          fmt::format("{:.4f}", summary.balance()),
+          fmt::format("{:.3f}", summary.seconds * 1e3),
+          fmt::format("{:.3f}", summary.exposed_comm_seconds * 1e3),
+          fmt::format("{:.1f}", summary.flops_per_second_per_rank() / 1e9)};
 }
 
-void write_row(JsonWriter& json, const JobInput& input, const WorldForecast& forecast) {
-  json.begin_object().member("world", forecast.world()).member("tokens", forecast.q_tokens);
-  if (input.op() == Op::kLatent) json.member("form", form_name(input.form().form));
-  json.member("layout", layout_name(forecast.layout.request.kind)).member("stripe", forecast.layout.request.stripe);
-  json.member("bytes_per_rank", forecast.most_bytes_received).member("bytes_moved", forecast.bytes_received);
-  json.member("memory_per_rank", forecast.most_memory).member("balance", forecast.balance());
-  json.member("flops", forecast.flops()).member("predicted_ms", forecast.seconds * 1e3);
-  json.member("exposed_ms", forecast.exposed_seconds * 1e3);
+void write_row(JsonWriter& json, const JobInput& input, const WorldPlanSummary& summary) {
+  json.begin_object().member("world", summary.world()).member("tokens", summary.q_tokens);
+  if (input.op() == Op::kMla) json.member("form", form_name(input.form().form));
+  json.member("layout", layout_name(summary.layout.request.kind)).member("stripe", summary.layout.request.stripe);
+  json.member("bytes_per_rank", summary.max_bytes_received).member("bytes_moved", summary.bytes_received);
+  json.member("memory_per_rank", summary.max_memory).member("balance", summary.balance());
+  json.member("flops", summary.flops()).member("estimated_ms", summary.seconds * 1e3);
+  json.member("exposed_comm_ms", summary.exposed_comm_seconds * 1e3);
   json.key("blocks").begin_array();
-  for (const BlockForecast& block : forecast.blocks) {
+  for (const BlockPlanSummary& block : summary.blocks) {
     json.begin_object().member("first_token", block.first_token).member("last_token", block.last_token);
-    json.member("bytes_per_rank", block.most_bytes_received).member("bytes_moved", block.bytes_received);
-    json.member("flops", block.flops).member("flops_most", block.most_flops).end_object();
+    json.member("bytes_per_rank", block.max_bytes_received).member("bytes_moved", block.bytes_received);
+    json.member("flops", block.flops).member("flops_max", block.max_flops).end_object();
   }
   json.end_array();
   json.key("ranks").begin_array();
-  for (int rank = 0; rank < forecast.world(); ++rank) {
-    json.begin_object().member("queries", forecast.layout.queries.tokens(rank));
-    json.member("keys", forecast.layout.keys.tokens(rank));
-    json.member("flops", forecast.rank_flops[static_cast<std::size_t>(rank)]).end_object();
+  for (int rank = 0; rank < summary.world(); ++rank) {
+    json.begin_object().member("queries", summary.layout.queries.tokens(rank));
+    json.member("keys", summary.layout.keys.tokens(rank));
+    json.member("flops", summary.rank_flops[static_cast<std::size_t>(rank)]).end_object();
   }
   json.end_array().end_object();
 }
@@ -145,17 +145,17 @@ Route planned_route(const Config& config, const KernelEntry& kernel) {
        nearest.empty() ? "Leave it out, or see `ringattn info`." : fmt::format("Did you mean \"{}\"?", nearest));
 }
 
-// The job of each length, or of the file. Latents in rows are steps where all lengths are, as one table has no room for
-// both.
+// The job of each length, or of the file. MlaFigures in rows are steps where all lengths are, as one table has no room
+// for both.
 std::vector<JobInput> planned_inputs(const Config& config) {
   const KernelRequest request{config.options.backend, config.options.kernel};
   const auto settled = [&](JobInput input) {
-    return step_or_rows(std::move(input), request, planned_place(config.options));
+    return decode_or_attend(std::move(input), request, planned_scope(config.options));
   };
   if (config.given("input")) return {settled(open_input(config, true))};
   std::vector<JobInput> inputs;
   for (const std::int64_t seq : config.options.seq) {
-    JobInput input = steps_or_asked_rows({synthetic_input(config, seq), numerics_of(config)}, config);
+    JobInput input = decode_or_requested_rows({synthetic_input(config, seq), numerics_of(config)}, config);
     inputs.push_back(input.makes_cache() ? settled(std::move(input)) : std::move(input));
   }
   if (!std::ranges::all_of(inputs, &JobInput::decodes)) {
@@ -172,14 +172,14 @@ int plan_job(const Invocation& invocation) {
   const Screen screen(options, true);
   invocation.report_file->check();
 
-  const OpenSource source = open_source(config, false);
-  if (source.scan) return plan_scan(invocation, screen);
+  const OpenedSource source = open_source(config, false);
+  if (source.ssm) return plan_ssm(invocation, screen);
   const std::vector<JobInput> inputs = planned_inputs(config);
   warn_of_unseen_keys(config, inputs.front());
-  if (inputs.front().decodes()) return plan_steps(invocation, inputs, screen);
+  if (inputs.front().decodes()) return plan_decode(invocation, inputs, screen);
   Options library = library_options(config);
-  const KernelPlace place = planned_place(options);
-  std::optional<PlannedJob> planned(std::in_place, inputs.front(), library, place);
+  const KernelScope scope = planned_scope(options);
+  std::optional<PlannedJob> planned(std::in_place, inputs.front(), library, scope);
   const KernelEntry& row = *planned->kernel().row;
   if (library.machine == MachineModel{}) library.machine = default_machine(row, planned->backend());
 
@@ -201,21 +201,21 @@ int plan_job(const Invocation& invocation) {
   PlanTable table(invocation, screen, shape_of(one), op_name(one.op()), row.name,
                   {std::begin(kSummary), std::end(kSummary)}, inputs.size() * options.world.size(), "tokens");
   for (const JobInput& input : inputs) {
-    planned.emplace(input, library, place);
-    if (input.op() == Op::kLatent) {
+    planned.emplace(input, library, scope);
+    if (input.op() == Op::kMla) {
       screen.context(fmt::format("{} tokens, {}", input.job().batch.k_tokens(), form_text(input)));
     }
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().batch.q_tokens(), [&](JsonWriter& json) {
-        const WorldForecast forecast =
-            forecast_world(planned->ring(static_cast<int>(world)), library, route, static_cast<int>(world));
+        const WorldPlanSummary summary =
+            summarize_world_plan(planned->ring(static_cast<int>(world)), library, route, static_cast<int>(world));
         if (table.alone()) {
-          screen.context(fmt::format("layout: {}", layout_text(forecast.layout.request)));
-          print_owners(screen, forecast);
-          if (!options.quiet) print_blocks(screen, forecast);
+          screen.context(fmt::format("layout: {}", layout_text(summary.layout.request)));
+          print_owners(screen, summary);
+          if (!options.quiet) print_blocks(screen, summary);
         }
-        write_row(json, input, forecast);
-        return summary_row(forecast);
+        write_row(json, input, summary);
+        return summary_row(summary);
       });
     }
   }

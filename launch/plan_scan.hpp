@@ -8,6 +8,6 @@
 namespace ringattn {
 
 // Plans each length of the configuration, or its file, for each world. Returns the exit code; throws Error.
-int plan_scan(const Invocation& invocation, const Screen& screen);
+int plan_ssm(const Invocation& invocation, const Screen& screen);
 
 }  // namespace ringattn

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "attention/files/input_cost.hpp"
-#include "attention/job/file_job.hpp"
 #include "attention/job/step_forecast.hpp"
+#include "attention/job/file_job.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "launch/file_shape.hpp"
@@ -25,7 +25,7 @@ constexpr std::size_t kShownRanks = 8;  // without --verbose
 
 std::int64_t most(const std::vector<std::int64_t>& values) { return *std::max_element(values.begin(), values.end()); }
 
-void print_ranks(const Screen& screen, const StepForecast& step) {
+void print_ranks(const Screen& screen, const DecodePlanSummary& step) {
   const std::size_t shown = screen.verbose() ? step.keys.size() : std::min(step.keys.size(), kShownRanks);
   for (std::size_t rank = 0; rank < shown; ++rank) {
     screen.context(held_text(step, rank));
@@ -35,7 +35,7 @@ void print_ranks(const Screen& screen, const StepForecast& step) {
   }
 }
 
-std::vector<std::string> summary_row(const JobInput& input, const StepForecast& step, std::int64_t world) {
+std::vector<std::string> summary_row(const JobInput& input, const DecodePlanSummary& step, std::int64_t world) {
   const Batch& batch = input.job().batch;
   const DecodeMemory& memory = step.memory;
   return {fmt::format("{}", world),
@@ -52,11 +52,11 @@ std::vector<std::string> summary_row(const JobInput& input, const StepForecast& 
           fmt::format("{:.4f}", step.balance())};
 }
 
-void write_row(JsonWriter& json, const JobInput& input, const StepForecast& step, std::int64_t world) {
+void write_row(JsonWriter& json, const JobInput& input, const DecodePlanSummary& step, std::int64_t world) {
   json.begin_object().member("world", world).member("tokens", input.job().batch.q_tokens());
-  if (input.op() == Op::kLatent) json.member("form", form_name(input.form().form));
+  if (input.op() == Op::kMla) json.member("form", form_name(input.form().form));
   json.member("keys", input.job().batch.k_tokens()).member("page_size", step.job.page_size);
-  json.member("layout", deal_name(step.deal)).member("stripe", step.group_keys).member("groups", step.groups);
+  json.member("layout", deal_name(step.deal)).member("stripe", step.kv_split_keys).member("kv_splits", step.kv_splits);
   json.member("bytes_per_rank", most(step.received)).member("bytes_moved", step.bytes_moved());
   json.member("bytes_read", step.bytes_read).member("memory_per_rank", step.memory.total());
   write_memory(json, step.memory);
@@ -64,7 +64,7 @@ void write_row(JsonWriter& json, const JobInput& input, const StepForecast& step
   json.key("ranks").begin_array();
   for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {
     json.begin_object().member("queries", step.rows[rank]).member("keys", step.keys[rank]);
-    json.member("kv_heads", step.kv_heads[rank]).member("folded", step.folded[rank]);
+    json.member("kv_heads", step.kv_heads[rank]).member("attended", step.attended[rank]);
     json.member("bytes", step.received[rank]).end_object();
   }
   json.end_array().end_object();
@@ -72,13 +72,13 @@ void write_row(JsonWriter& json, const JobInput& input, const StepForecast& step
 
 }  // namespace
 
-int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs, const Screen& screen) {
+int plan_decode(const Invocation& invocation, const std::vector<JobInput>& inputs, const Screen& screen) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
   const Options library = library_options(config);
-  const KernelPlace place = planned_place(options);
+  const KernelScope scope = planned_scope(options);
   const JobInput& first = inputs.front();
-  const auto choice = choose_kernel(decode_spec(first), library.kernel, place);
+  const auto choice = choose_kernel(decode_spec(first), library.kernel, scope);
   const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
   const int key_tile = choice.row->make_kernel(stored_spec(first, *choice.row, 1), *backend)->key_tile();
 
@@ -99,17 +99,18 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
                    {"scratch", "(MiB/rank)"},
                    {"partials", "(MiB/rank)"},
                    {"memory", "(MiB/rank)"},
-                   {"received", "(MiB, most)"},
+                   {"received", "(MiB, max)"},
                    {"read", "(MiB/rank)"},
                    {"balance", "(max/mean)"}},
                   inputs.size() * options.world.size(), "keys");
   for (const JobInput& input : inputs) {
-    if (input.op() == Op::kLatent) {
+    if (input.op() == Op::kMla) {
       screen.context(fmt::format("{} keys, {}", input.job().batch.k_tokens(), form_text(input)));
     }
     for (const std::int64_t world : options.world) {
       table.add(world, input.job().batch.k_tokens(), [&](JsonWriter& json) {
-        const StepForecast step = forecast_step(input, library.kernel, static_cast<int>(world), library.threads, place);
+        const DecodePlanSummary step =
+            summarize_decode_plan(input, library.kernel, static_cast<int>(world), library.threads, scope);
         check_budget(step.memory, library.memory_budget);
         if (table.alone()) {
           screen.context(fmt::format("cache: {}; {}", cache_text(input, step.job), deal_text(step)));

@@ -12,6 +12,6 @@ namespace ringattn {
 
 // One row for each input and each of --world. Throws what a run of the same flags would refuse; in a list, a world that
 // is too small is an answer.
-int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs, const Screen& screen);
+int plan_decode(const Invocation& invocation, const std::vector<JobInput>& inputs, const Screen& screen);
 
 }  // namespace ringattn

@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "launch/report.hpp"
 #include "launch/wording.hpp"
+#include "launch/report.hpp"
 
 namespace ringattn {
 
-KernelPlace planned_place(const JobOptions& options) {
+KernelScope planned_scope(const JobOptions& options) {
   const bool forced = options.backend != "auto" || options.kernel != "auto";
-  return forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
+  return forced ? KernelScope::kAnyMachine : KernelScope::kThisMachine;
 }
 
 void note_default_machine(const Screen& screen, const JobOptions& options) {

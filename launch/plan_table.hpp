@@ -22,7 +22,7 @@
 namespace ringattn {
 
 // What is forced is meant for another machine, perhaps; what is not is this one's.
-KernelPlace planned_place(const JobOptions& options);
+KernelScope planned_scope(const JobOptions& options);
 
 // Says that times rest on a description of no machine in particular, where no file has one.
 void note_default_machine(const Screen& screen, const JobOptions& options);

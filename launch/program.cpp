@@ -31,12 +31,12 @@
 #include "launch/help.hpp"
 #include "launch/input_warnings.hpp"
 #include "launch/library_exit.hpp"
+#include "launch/wording.hpp"
 #include "launch/model_layer.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/report_file.hpp"
 #include "launch/screen.hpp"
-#include "launch/wording.hpp"
 
 namespace ringattn {
 
@@ -85,7 +85,7 @@ std::string report_asked_for(const std::vector<std::string>& arguments) {
     const std::string& value = arguments[i + 1];
     if (value == "-" || !value.starts_with("-")) return value;  // else another flag
   }
-  return environment_value(environment_twin("json")).value_or("");
+  return environment_value(environment_variable("json")).value_or("");
 }
 
 // What the arguments ask for.
@@ -103,7 +103,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
   if (!arguments.empty()) {
     request.invocation.arguments[0] = std::filesystem::path(arguments[0]).filename().string();
   }
-  request.invocation.first_process = speaks_for_launched();
+  request.invocation.first_process = prints_for_launcher();
   try {
     if (arguments.size() < 2) {
       fail(ErrorCode::kUsage, "no subcommand", fmt::format("there are {}", command_names(kAllCommands)),
@@ -139,7 +139,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
         throw;
       }
       fill_from_model(request.invocation.config);
-      if (request.command->bit == kBench) fill_op_of_bench(request.invocation.config);
+      if (request.command->bit == kBench) fill_bench_op(request.invocation.config);
       if (options.quiet && options.verbose) {
         const Config& config = request.invocation.config;
         fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("quiet"), config.origin("verbose")),
@@ -164,7 +164,7 @@ void agree_on_configuration(std::string_view command, const Config& config, Boot
   const std::string mine = fmt::format("`ringattn {}`\nRINGATTN_PACE is {}\n{}", command,
                                        pace > 0.0 ? fmt::format("{}", pace) : "not set", print_config(config));
   const auto gather = [&](const std::string& bytes) {
-    return world.all_gather(bytes, Patience(config.options.timeout).for_peer());
+    return world.all_gather(bytes, Timeouts(config.options.timeout).for_peer());
   };
   // First what tells texts apart: all of many ranks' texts would be as many for each of them.
   const std::vector<std::string> marks = gather(fmt::format("{:x}", std::hash<std::string>()(mine)));
@@ -200,8 +200,10 @@ int run_command(const CommandRow& command, Invocation& invocation, const std::fu
   request.pace = environment().pace;
   request.timeout = options.timeout;
   request.compare = [&](Bootstrap& world) { agree_on_configuration(command.name, invocation.config, world); };
-  request.warn = [&](const Wording& warning) { print_warning_line(program_text(warning), options.color); };
-  request.chosen = [&](std::string_view, const Wording& reason) { invocation.transport_reason = program_text(reason); };
+  request.warn = [&](const MessageTemplate& warning) { print_warning_line(program_text(warning), options.color); };
+  request.chosen = [&](std::string_view, const MessageTemplate& reason) {
+    invocation.transport_reason = program_text(reason);
+  };
   return run_world(
       request,
       [&](Transport& world) {
@@ -227,13 +229,13 @@ int execute(Request& request) {
   ReportFile report_file(options);
   invocation.report_file = &report_file;
   const auto print_error = [&](const Error& error) {
-    LibraryExitWatch::stop();
+    LibraryExitGuard::stop();
     print_error_line(program_text(error, invocation.config), options.color);
   };
   const auto report = [&](const Error& error) {
     if (invocation.first_process) report_failure(invocation, command, error);
   };
-  const LibraryExitWatch watch([&](const Error& error) {
+  const LibraryExitGuard watch([&](const Error& error) {
     if (invocation.first_process) print_error(error);
     report(error);
   });

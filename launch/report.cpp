@@ -56,35 +56,35 @@ void write_texts(JsonWriter& json, std::string_view name, const std::vector<std:
   json.end_array();
 }
 
-void write_scan_job(JsonWriter& json, const ScanJob& job) {
+void write_ssm_job(JsonWriter& json, const SsmJob& job) {
   json.begin_object();
-  if (job.alone) {
-    const ConvolutionSpec& spec = *job.convolution;
+  if (job.conv1d_only) {
+    const CausalConv1dSpec& spec = *job.convolution;
     json.member("dtype", dtype_name(spec.dtype)).member("channels", spec.channels).member("bias", spec.bias);
     json.member("silu", spec.silu);
   } else {
-    write_scan_spec(json, job.spec);
+    write_ssm_spec(json, job.spec);
     json.member("update", job.update);
   }
   json.member("conv_width", job.convolution ? job.convolution->width : 0);
-  json.member("initial_states", job.alone ? job.initial_halos : job.initial_states);
-  json.member("final_states", job.alone ? job.final_halos : job.final_states);
+  json.member("initial_states", job.conv1d_only ? job.initial_halos : job.initial_states);
+  json.member("final_states", job.conv1d_only ? job.final_halos : job.final_states);
   json.member("sequences", static_cast<std::int64_t>(job.lengths.size())).member("tokens", job.tokens()).end_object();
 }
 
 // The job itself, wherever its shape came from.
 void write_job(JsonWriter& json, const Report& report) {
   const std::optional<Job>& job = report.job;
-  if (!job && !report.scan) {
+  if (!job && !report.ssm) {
     json.key("op").null().key("job").null();
     return;
   }
   json.member("op", op_name(report.op)).key("job");
-  if (report.scan) {
-    write_scan_job(json, *report.scan);
+  if (report.ssm) {
+    write_ssm_job(json, *report.ssm);
     return;
   }
-  const FoldSpec& spec = job->spec;
+  const AttentionSpec& spec = job->spec;
   json.begin_object().member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads);
   json.member("kv_heads", spec.kv_heads).member("head_dim", spec.head_dim).member("head_dim_v", spec.head_dim_v);
   json.member("mask", describe(spec.mask)).member("softmax_scale", static_cast<double>(spec.softmax_scale));
@@ -104,10 +104,10 @@ void write_plan(JsonWriter& json, const std::optional<PlanFigures>& plan) {
   }
   json.begin_object().member("blocks", plan->blocks).member("layout", plan->layout).member("stripe", plan->stripe);
   json.member("bytes_moved", plan->bytes_moved).member("memory_per_rank", plan->memory_per_rank);
-  if (plan->predicted_seconds) {
-    json.member("predicted_ms", *plan->predicted_seconds * 1e3);
+  if (plan->estimated_seconds) {
+    json.member("estimated_ms", *plan->estimated_seconds * 1e3);
   } else {
-    json.key("predicted_ms").null();
+    json.key("estimated_ms").null();
   }
   if (plan->memory) {
     json.member("bytes_read", plan->bytes_read);
@@ -118,13 +118,13 @@ void write_plan(JsonWriter& json, const std::optional<PlanFigures>& plan) {
     json.member("heads_at_a_time", plan->latents->heads_at_a_time);
     json.member("bytes_moved_expanded", plan->latents->bytes_moved_expanded);
   }
-  if (plan->scan_memory) write_memory(json, *plan->scan_memory);
+  if (plan->ssm_memory) write_memory(json, *plan->ssm_memory);
   json.end_object();
 }
 
 void write_measurements(JsonWriter& json, const Report& report) {
   if (report.figures.empty()) {
-    for (const char* name : {"samples_ms", "time_ms", "tflops_per_rank", "exposed_ms", "memory_peak_bytes"}) {
+    for (const char* name : {"samples_ms", "time_ms", "tflops_per_rank", "exposed_comm_ms", "memory_peak_bytes"}) {
       json.key(name).null();
     }
     return;
@@ -138,9 +138,9 @@ void write_measurements(JsonWriter& json, const Report& report) {
   json.end_object();
   json.member("tflops_per_rank", report.flops_per_second_per_rank() / 1e12);
   if (!report.plan || !report.plan->memory) {
-    json.member("exposed_ms", report.most_exposed_seconds() * 1e3);
+    json.member("exposed_comm_ms", report.max_exposed_comm_seconds() * 1e3);
   } else {
-    json.key("exposed_ms").null();  // nobody has measured it
+    json.key("exposed_comm_ms").null();  // nobody has measured it
   }
   json.member("memory_peak_bytes", report.memory_peak());
 }
@@ -167,7 +167,7 @@ void write_accuracy(JsonWriter& json, const std::optional<Accuracy>& accuracy) {
   json.member("misplaced", accuracy->misplaced).end_object();
 }
 
-void write_accuracy(JsonWriter& json, const ScanAccuracy& accuracy) {
+void write_accuracy(JsonWriter& json, const SsmAccuracy& accuracy) {
   json.key("accuracy").begin_object().member("rows", accuracy.rows).key("out");
   if (accuracy.compared == 0) {
     json.null();
@@ -190,12 +190,12 @@ void write_digests(JsonWriter& json, const Report& report) {
   json.key("digest");
   if (report.digests) {
     json.begin_object().member("out", report.digests->out).member("lse", report.digests->lse).end_object();
-  } else if (report.scan_digests) {
-    json.begin_object().member("out", report.scan_digests->y).key("lse").null().key("final_states");
-    if (report.scan_digests->final_states.empty()) {
+  } else if (report.ssm_digests) {
+    json.begin_object().member("out", report.ssm_digests->y).key("lse").null().key("final_states");
+    if (report.ssm_digests->final_states.empty()) {
       json.null();
     } else {
-      json.value(report.scan_digests->final_states);
+      json.value(report.ssm_digests->final_states);
     }
     json.end_object();
   } else {
@@ -211,7 +211,7 @@ void write_non_finite(JsonWriter& json, const Report& report) {
   }
   const NonFinite non_finite = report.non_finite();
   json.begin_object();
-  if (report.scan) {
+  if (report.ssm) {
     json.member("rows", non_finite.q);
   } else {
     json.member("q", non_finite.q).member("k", non_finite.k).member("v", non_finite.v);
@@ -227,9 +227,9 @@ double Report::slowest_seconds() const {
   return most;
 }
 
-double Report::most_exposed_seconds() const {
+double Report::max_exposed_comm_seconds() const {
   double most = 0.0;
-  for (const RankFigures& rank : figures) most = std::max(most, rank.exposed_seconds);
+  for (const RankFigures& rank : figures) most = std::max(most, rank.exposed_comm_seconds);
   return most;
 }
 
@@ -259,16 +259,16 @@ void write_memory(JsonWriter& json, const DecodeMemory& memory) {
   json.member("rows", memory.rows).member("scratch", memory.scratch).member("partials", memory.partials).end_object();
 }
 
-void write_memory(JsonWriter& json, const ScanMemory& memory) {
+void write_memory(JsonWriter& json, const SsmMemory& memory) {
   json.key("memory").begin_object().member("rows", memory.rows).member("states", memory.states);
   json.member("scratch", memory.scratch).member("exchange", memory.exchange).end_object();
 }
 
-void write_scan_spec(JsonWriter& json, const ScanSpec& spec) {
+void write_ssm_spec(JsonWriter& json, const SsmSpec& spec) {
   json.member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads).member("head_dim", spec.head_dim);
   json.member("state_dim", spec.state_dim).member("groups", spec.groups).member("skip", spec.skip);
   json.member("gate", spec.gate).member("dt_bias", spec.dt_bias).member("dt_softplus", spec.dt_softplus);
-  json.member("dt_least", static_cast<double>(spec.dt_least)).member("dt_most", static_cast<double>(spec.dt_most));
+  json.member("dt_min", static_cast<double>(spec.dt_min)).member("dt_max", static_cast<double>(spec.dt_max));
 }
 
 void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation,
@@ -288,7 +288,7 @@ std::string report_text(const Report& report) {
   JsonWriter json;
   json.begin_object();
   FileShape shape;
-  if (report.scan) shape = file_shape(*report.scan);
+  if (report.ssm) shape = file_shape(*report.ssm);
   if (report.job) shape = file_shape(report.op, *report.job, report.latents ? &*report.latents : nullptr);
   write_document_head(json, report.command, *report.invocation, shape);
   if (report.ranks == 0) {
@@ -310,8 +310,8 @@ std::string report_text(const Report& report) {
   write_measurements(json, report);
   write_digests(json, report);
   write_non_finite(json, report);
-  if (report.scan_accuracy) {
-    write_accuracy(json, *report.scan_accuracy);
+  if (report.ssm_accuracy) {
+    write_accuracy(json, *report.ssm_accuracy);
   } else {
     write_accuracy(json, report.accuracy);
   }
@@ -324,11 +324,11 @@ std::string report_text(const Report& report) {
     json.key("error").begin_object().member("code", static_cast<int>(report.error->code()));
     json.member("name", error_name(report.error->code()))
         .member("message", program_text(*report.error, report.invocation->config));
-    const ErrorPlace* const place = report.error->place();
-    if (place == nullptr) {
+    const ErrorLocation* const location = report.error->location();
+    if (location == nullptr) {
       json.key("rank").null().key("host").null();
     } else {
-      json.member("rank", place->rank).member("host", place->host);
+      json.member("rank", location->rank).member("host", location->host);
     }
     json.end_object();
   } else {
@@ -373,8 +373,8 @@ void report_failure(Report& report, const Error& error, const Transport& world) 
   if (world.rank() != 0) return;
   try {
     report.error = error;
-    if (error.place() == nullptr && error.code() != ErrorCode::kPeer) {
-      report.error->set_place({world.rank(), host_name()});  // nobody else has failed
+    if (error.location() == nullptr && error.code() != ErrorCode::kPeer) {
+      report.error->set_location({world.rank(), host_name()});  // nobody else has failed
     }
     write_report(report);
   } catch (const std::exception&) {

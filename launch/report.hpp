@@ -26,7 +26,7 @@ class JsonWriter;
 // What a rank tells rank 0.
 struct RankFigures {
   double seconds = 0.0;
-  double exposed_seconds = 0.0;  // of attention; of scans: waiting for states
+  double exposed_comm_seconds = 0.0;  // of attention; of scans: waiting for states
   double flops = 0.0;
   std::size_t memory_peak = 0;
   std::size_t memory_planned = 0;
@@ -42,19 +42,19 @@ struct PlanFigures {
   std::int64_t stripe = 0;          // 0: differs between sequences
   std::int64_t bytes_moved = 0;     // received, by all ranks together
   std::size_t memory_per_rank = 0;  // of the neediest rank
-  std::optional<double> predicted_seconds;
+  std::optional<double> estimated_seconds;
   // Of decoding, whose blocks are the groups of the longest sequence, and whose stripe is one of them.
   std::optional<DecodeMemory> memory;
   double bytes_read = 0.0;  // of the cache, by all ranks together
   std::string form;         // of latents; else empty
   // Of latents around the ring.
-  struct Latents {
+  struct MlaFigures {
     int heads_at_a_time = 0;
     std::int64_t bytes_moved_expanded = 0;  // what would be moved if K and V of all heads travelled
   };
-  std::optional<Latents> latents;
+  std::optional<MlaFigures> latents;
   // Of scans, whose blocks are the runs of all ranks, and whose stripe is a super-segment.
-  std::optional<ScanMemory> scan_memory;
+  std::optional<SsmMemory> ssm_memory;
 };
 
 struct Report {
@@ -65,23 +65,23 @@ struct Report {
   std::vector<std::string> hosts;    // of each rank
   std::vector<std::string> devices;  // of each rank
   std::optional<Job> job;
-  Op op = Op::kAttention;             // of `job`
-  std::optional<LatentSpec> latents;  // of kLatent, whose job is that of the expanded keys and values
-  std::optional<ScanJob> scan;        // of scans, which have no `job`
+  Op op = Op::kAttention;          // of `job`
+  std::optional<MlaSpec> latents;  // of kLatent, whose job is that of the expanded keys and values
+  std::optional<SsmJob> ssm;       // of scans, which have no `job`
   std::string kernel;
   std::string kernel_reason;
   std::optional<PlanFigures> plan;
   std::vector<RankFigures> figures;  // of each rank; empty: nothing was computed
   double flops = 0.0;                // of the job
   std::optional<Digests> digests;
-  std::optional<ScanDigests> scan_digests;
+  std::optional<SsmDigests> ssm_digests;
   std::optional<Accuracy> accuracy;  // against fp64
-  std::optional<ScanAccuracy> scan_accuracy;
+  std::optional<SsmAccuracy> ssm_accuracy;
   std::string verdict;  // "ok", "pass", "fail", "unfinished"; empty: none
   std::optional<Error> error;
 
   double slowest_seconds() const;
-  double most_exposed_seconds() const;
+  double max_exposed_comm_seconds() const;
   double flops_per_second_per_rank() const;
   std::size_t memory_peak() const;  // of the neediest rank
   NonFinite non_finite() const;     // of all ranks together
@@ -96,10 +96,10 @@ void write_document_head(JsonWriter& json, std::string_view command, const Invoc
 
 // Bytes on a rank: a member "memory".
 void write_memory(JsonWriter& json, const DecodeMemory& memory);
-void write_memory(JsonWriter& json, const ScanMemory& memory);
+void write_memory(JsonWriter& json, const SsmMemory& memory);
 
 // What a scan computes: members of an object "job".
-void write_scan_spec(JsonWriter& json, const ScanSpec& spec);
+void write_ssm_spec(JsonWriter& json, const SsmSpec& spec);
 
 // Where --json leads.
 void write_report(const Report& report);
@@ -115,18 +115,18 @@ int run_reported(std::string_view command, const Invocation& invocation, Transpo
                  const std::function<int(Report&)>& job);
 
 // Collective; every rank gets all.
-void gather_world(Report& report, PreparedFileJob& prepared, Transport& world, const Meeting& meeting);
+void gather_world(Report& report, PreparedFileJob& prepared, Transport& world, const Collective& collective);
 void gather_figures(Report& report, PreparedFileJob& prepared, const RankResult& result, Transport& world,
-                    const Meeting& meeting);
+                    const Collective& collective);
 // Of a step that `decode` does.
-void gather_step(Report& report, const JobInput& input, Decode& decode, const StepForecast& step, Transport& world,
-                 const Meeting& meeting);
-void gather_step_figures(Report& report, Decode& decode, const StepForecast& step, const RankResult& result,
-                         Transport& world, const Meeting& meeting);
+void gather_decode(Report& report, const JobInput& input, Decode& decode, const DecodePlanSummary& step,
+                   Transport& world, const Collective& collective);
+void gather_decode_figures(Report& report, Decode& decode, const DecodePlanSummary& step, const RankResult& result,
+                           Transport& world, const Collective& collective);
 
 // Of a scan.
-void gather_scan(Report& report, PreparedScan& prepared, Transport& world, const Meeting& meeting);
-void gather_scan_figures(Report& report, PreparedScan& prepared, const ScanRankResult& result, Transport& world,
-                         const Meeting& meeting);
+void gather_ssm(Report& report, PreparedSsm& prepared, Transport& world, const Collective& collective);
+void gather_ssm_figures(Report& report, PreparedSsm& prepared, const SsmRankResult& result, Transport& world,
+                        const Collective& collective);
 
 }  // namespace ringattn

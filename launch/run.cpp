@@ -18,8 +18,8 @@
 #include "launch/report.hpp"
 #include "launch/run_end.hpp"
 #include "launch/run_scan.hpp"
-#include "launch/scan_request.hpp"
 #include "launch/screen.hpp"
+#include "launch/scan_request.hpp"
 #include "launch/table.hpp"
 #include "launch/trace.hpp"
 
@@ -31,13 +31,13 @@ std::string percent(double part, double whole) {
   return fmt::format("{:.1f}", whole > 0.0 ? 100.0 * part / whole : 0.0);
 }
 
-std::string dims_text(const FoldSpec& spec) {
+std::string dims_text(const AttentionSpec& spec) {
   return spec.head_dim_v == spec.head_dim ? fmt::format("{}", spec.head_dim)
                                           : fmt::format("{}/{}", spec.head_dim, spec.head_dim_v);
 }
 
 // One word, for a column.
-std::string mask_text(const FoldSpec& spec) {
+std::string mask_text(const AttentionSpec& spec) {
   std::string mask = describe(spec.mask);
   std::replace(mask.begin(), mask.end(), ' ', ':');
   return mask;
@@ -45,9 +45,9 @@ std::string mask_text(const FoldSpec& spec) {
 
 std::string mebibytes(std::size_t bytes) { return fmt::format("{:.1f}", static_cast<double>(bytes) / 0x1p20); }
 
-void print_step_result(const Report& report, const JobInput& input, const Screen& screen, bool quiet) {
+void print_decode_result(const Report& report, const JobInput& input, const Screen& screen, bool quiet) {
   const Job& job = input.job();
-  const FoldSpec& spec = job.spec;
+  const AttentionSpec& spec = job.spec;
   const double seconds = report.slowest_seconds();
   Table table({{"keys"},
                {"seqs"},
@@ -73,7 +73,7 @@ void print_step_result(const Report& report, const JobInput& input, const Screen
 }
 
 void print_result(const Report& report, const Job& job, const Screen& screen, bool quiet) {
-  const FoldSpec& spec = job.spec;
+  const AttentionSpec& spec = job.spec;
   const double rate = report.flops_per_second_per_rank();
   const bool tera = rate >= 1e12;
   Table table({{"tokens"},
@@ -92,7 +92,7 @@ void print_result(const Report& report, const Job& job, const Screen& screen, bo
              fmt::format("{}", spec.heads), fmt::format("{}", spec.kv_heads), dims_text(spec),
              std::string(dtype_name(spec.dtype)), mask_text(spec),
              fmt::format("{:.3f}", report.slowest_seconds() * 1e3), fmt::format("{:.1f}", rate / (tera ? 1e12 : 1e9)),
-             percent(report.most_exposed_seconds(), report.slowest_seconds()), mebibytes(report.memory_peak()),
+             percent(report.max_exposed_comm_seconds(), report.slowest_seconds()), mebibytes(report.memory_peak()),
              report.digests->out});
   screen.print(table.text(!quiet));
 }
@@ -101,13 +101,14 @@ void print_details(const Report& report, const Screen& screen) {
   for (std::size_t rank = 0; rank < report.figures.size(); ++rank) {
     const RankFigures& figures = report.figures[rank];
     screen.detail(fmt::format("rank {} on {}: {} tokens, {:.3f} ms, {:.3f} ms exposed comm, received {}, peak {}", rank,
-                              report.hosts[rank], figures.tokens, figures.seconds * 1e3, figures.exposed_seconds * 1e3,
+                              report.hosts[rank], figures.tokens, figures.seconds * 1e3,
+                              figures.exposed_comm_seconds * 1e3,
                               format_bytes(static_cast<double>(figures.bytes_received)),
                               format_bytes(static_cast<double>(figures.memory_peak))));
   }
   const NonFinite total = report.non_finite();
   if (total.total() > 0) {
-    const bool latents = report.op == Op::kLatent;
+    const bool latents = report.op == Op::kMla;
     screen.context(fmt::format("note: {} values of q, {} of {} and {} of {} are NaN or infinite", total.q, total.k,
                                latents ? "latents and rotary keys" : "k", total.v, latents ? "matrices" : "v"));
   }
@@ -118,17 +119,17 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   const JobOptions& options = config.options;
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
-  const Meeting meeting(world, Patience(options.timeout));
+  const Collective collective(world, Timeouts(options.timeout));
 
-  OpenSource source;
-  meeting.together([&] { source = open_source(config, true); });
-  if (source.scan) return run_scan(invocation, world, report);
+  OpenedSource source;
+  collective.run_collectively([&] { source = open_source(config, true); });
+  if (source.ssm) return run_ssm(invocation, world, report);
   FileJob job;
   Options library;
   std::optional<JobInput> input;  // open until the job has opened it, too
-  meeting.together([&] {
+  collective.run_collectively([&] {
     job = file_job(config);
-    input.emplace(open_input(config, true, choice_place(config, world)));
+    input.emplace(open_input(config, true, top_k_device(config, world)));
     if (first) warn_of_unseen_keys(config, *input);
     library = library_options(config);
     if (first) check_outputs(invocation);
@@ -136,28 +137,28 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   PreparedFileJob prepared(std::move(job), world, std::move(library));
   input.reset();
   source = {};
-  gather_world(report, prepared, world, meeting);
+  gather_world(report, prepared, world, collective);
   print_job(screen, prepared, report);
-  if (options.dry_run) return end_dry_run(screen, report, meeting);
+  if (options.dry_run) return end_dry_run(screen, report, collective);
 
   ProgressDisplay progress(options, first);
   const FileJobResult result =
       prepared.run([&](std::string_view what, const StepCount& steps) { progress.update(what, steps); });
   progress.clear();
   report.digests = result.digests;
-  gather_figures(report, prepared, result.rank, world, meeting);
+  gather_figures(report, prepared, result.rank, world, collective);
   prepared.write(result);
   std::vector<std::vector<BlockTimes>> timeline;
-  if (!options.trace.empty()) timeline = gather_block_times(result.rank.stats.blocks, meeting);
+  if (!options.trace.empty()) timeline = gather_block_times(result.rank.stats.blocks, collective);
   const auto print = [&] {
     print_details(report, screen);
     if (prepared.input().decodes()) {
-      print_step_result(report, prepared.input(), screen, options.quiet);
+      print_decode_result(report, prepared.input(), screen, options.quiet);
     } else {
       print_result(report, prepared.input().job(), screen, options.quiet);
     }
   };
-  return end_run(screen, report, meeting, print, [&] { return trace_text(timeline, report.hosts); });
+  return end_run(screen, report, collective, print, [&] { return trace_text(timeline, report.hosts); });
 }
 
 }  // namespace

@@ -7,21 +7,21 @@
 
 namespace ringattn {
 
-int end_dry_run(const Screen& screen, Report& report, const Meeting& meeting) {
+int end_dry_run(const Screen& screen, Report& report, const Collective& collective) {
   screen.context("dry run: nothing is computed");
   report.verdict = "ok";
-  meeting.together([&] {
-    if (meeting.rank() == 0) write_report(report);
+  collective.run_collectively([&] {
+    if (collective.rank() == 0) write_report(report);
   });
   return 0;
 }
 
-int end_run(const Screen& screen, Report& report, const Meeting& meeting, const std::function<void()>& print_result,
-            const std::function<std::string()>& trace) {
+int end_run(const Screen& screen, Report& report, const Collective& collective,
+            const std::function<void()>& print_result, const std::function<std::string()>& trace) {
   const JobOptions& options = report.invocation->config.options;
   report.verdict = "ok";
-  meeting.together([&] {
-    if (meeting.rank() != 0) return;
+  collective.run_collectively([&] {
+    if (collective.rank() != 0) return;
     print_result();
     if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
     if (!options.trace.empty()) {

@@ -12,11 +12,11 @@
 namespace ringattn {
 
 // Instead of the job. Collective; returns the exit code.
-int end_dry_run(const Screen& screen, Report& report, const Meeting& meeting);
+int end_dry_run(const Screen& screen, Report& report, const Collective& collective);
 
 // Behind the job: the first rank prints its result, says where output and trace are, and writes trace and report.
 // `trace` gives the text of a trace that is wanted. Collective; returns the exit code.
-int end_run(const Screen& screen, Report& report, const Meeting& meeting, const std::function<void()>& print_result,
-            const std::function<std::string()>& trace);
+int end_run(const Screen& screen, Report& report, const Collective& collective,
+            const std::function<void()>& print_result, const std::function<std::string()>& trace);
 
 }  // namespace ringattn

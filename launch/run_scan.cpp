@@ -23,7 +23,7 @@ void print_details(const Report& report, const Screen& screen) {
   for (std::size_t rank = 0; rank < report.figures.size(); ++rank) {
     const RankFigures& figures = report.figures[rank];
     const std::string waited =
-        report.scan->alone ? "" : fmt::format(", {:.3f} ms exposed comm", figures.exposed_seconds * 1e3);
+        report.ssm->conv1d_only ? "" : fmt::format(", {:.3f} ms exposed comm", figures.exposed_comm_seconds * 1e3);
     screen.detail(fmt::format("rank {} on {}: {} tokens, {:.3f} ms{}, received {}, peak {}", rank, report.hosts[rank],
                               figures.tokens, figures.seconds * 1e3, waited,
                               format_bytes(static_cast<double>(figures.bytes_received)),
@@ -34,8 +34,8 @@ void print_details(const Report& report, const Screen& screen) {
 }
 
 void print_result(const Report& report, const Screen& screen, bool quiet) {
-  const ScanJob& job = *report.scan;
-  const ScanSpec& spec = job.spec;
+  const SsmJob& job = *report.ssm;
+  const SsmSpec& spec = job.spec;
   const double seconds = report.slowest_seconds();
   const auto tokens = static_cast<double>(job.tokens());
   const auto rate = [&](double amount) { return seconds > 0.0 ? amount / seconds : 0.0; };
@@ -48,7 +48,7 @@ void print_result(const Report& report, const Screen& screen, bool quiet) {
   add({"tokens"}, fmt::format("{}", job.tokens()));
   add({"seqs"}, fmt::format("{}", job.lengths.size()));
   add({spec.state_decays ? "channels" : "heads"}, fmt::format("{}", spec.heads));
-  if (job.alone) {
+  if (job.conv1d_only) {
     add({"width"}, fmt::format("{}", job.convolution->width));
   } else {
     add({"dim"}, fmt::format("{}", spec.head_dim));
@@ -58,10 +58,10 @@ void print_result(const Report& report, const Screen& screen, bool quiet) {
   add({"dtype"}, std::string(dtype_name(spec.dtype)));
   add({"time", "(ms)"}, fmt::format("{:.3f}", seconds * 1e3));
   add({"Mtokens/s"}, fmt::format("{:.3f}", rate(tokens) * 1e-6));
-  add({"GB/s", "all ranks"}, fmt::format("{:.2f}", rate(tokens * static_cast<double>(scan_token_bytes(job))) * 1e-9));
-  if (!job.alone) add({"exposed comm", "(ms)"}, fmt::format("{:.3f}", report.most_exposed_seconds() * 1e3));
+  add({"GB/s", "all ranks"}, fmt::format("{:.2f}", rate(tokens * static_cast<double>(ssm_token_bytes(job))) * 1e-9));
+  if (!job.conv1d_only) add({"exposed comm", "(ms)"}, fmt::format("{:.3f}", report.max_exposed_comm_seconds() * 1e3));
   add({"mem/rank", "(MiB)"}, fmt::format("{:.1f}", static_cast<double>(report.memory_peak()) / 0x1p20));
-  add({"digest of y"}, report.scan_digests->y);
+  add({"digest of y"}, report.ssm_digests->y);
   Table table(std::move(columns));
   table.add(std::move(cells));
   screen.print(table.text(!quiet));
@@ -69,42 +69,42 @@ void print_result(const Report& report, const Screen& screen, bool quiet) {
 
 }  // namespace
 
-int run_scan(const Invocation& invocation, Transport& world, Report& report) {
+int run_ssm(const Invocation& invocation, Transport& world, Report& report) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
-  const Meeting meeting(world, Patience(options.timeout));
+  const Collective collective(world, Timeouts(options.timeout));
 
-  ScanFileJob job;
-  std::optional<ScanInput> input;  // open until the job has opened it, too
-  meeting.together([&] {
-    input.emplace(open_scan(config));
-    job = scan_file_job(config);
+  SsmFileJob job;
+  std::optional<SsmInput> input;  // open until the job has opened it, too
+  collective.run_collectively([&] {
+    input.emplace(open_ssm(config));
+    job = ssm_file_job(config);
     if (first) check_outputs(invocation);
   });
-  PreparedScan prepared(std::move(job), world, scan_options(config));
+  PreparedSsm prepared(std::move(job), world, ssm_options(config));
   input.reset();
-  gather_scan(report, prepared, world, meeting);
-  print_scan(screen, prepared, report);
-  if (options.dry_run) return end_dry_run(screen, report, meeting);
+  gather_ssm(report, prepared, world, collective);
+  print_ssm(screen, prepared, report);
+  if (options.dry_run) return end_dry_run(screen, report, collective);
 
   ProgressDisplay progress(options, first);
-  const ScanFileResult result =
+  const SsmFileResult result =
       prepared.run([&](std::string_view what, const StepCount& steps) { progress.update(what, steps); });
   progress.clear();
-  report.scan_digests = result.digests;
-  gather_scan_figures(report, prepared, result.rank, world, meeting);
+  report.ssm_digests = result.digests;
+  gather_ssm_figures(report, prepared, result.rank, world, collective);
   prepared.write(result);
-  std::vector<std::vector<ScanPart>> timeline;
-  if (!options.trace.empty()) timeline = gather_scan_parts(result.rank.stats.parts, meeting);
+  std::vector<std::vector<SsmPhase>> timeline;
+  if (!options.trace.empty()) timeline = gather_ssm_phases(result.rank.stats.parts, collective);
   const auto print = [&] {
     print_details(report, screen);
     print_result(report, screen, options.quiet);
     if (result.digests.final_states.empty()) return;
-    screen.context(fmt::format("digest of {}: {}", carried_name(prepared.scan().job()), result.digests.final_states));
+    screen.context(fmt::format("digest of {}: {}", carried_name(prepared.ssm().job()), result.digests.final_states));
   };
-  return end_run(screen, report, meeting, print, [&] { return trace_text(timeline, report.hosts); });
+  return end_run(screen, report, collective, print, [&] { return trace_text(timeline, report.hosts); });
 }
 
 }  // namespace ringattn

@@ -8,6 +8,6 @@
 namespace ringattn {
 
 // Returns the exit code.
-int run_scan(const Invocation& invocation, Transport& world, Report& report);
+int run_ssm(const Invocation& invocation, Transport& world, Report& report);
 
 }  // namespace ringattn

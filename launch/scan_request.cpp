@@ -29,14 +29,14 @@ void check_update(const Config& config) {
   }
 }
 
-ScanRequest scan_request(const Config& config, std::int64_t seq) {
+SsmRequest ssm_request(const Config& config, std::int64_t seq) {
   const JobOptions& options = config.options;
   if (config.given("input")) return file_input(config);
   if (options.q_len) check_update(config);
-  SyntheticScan input;
+  SyntheticSsmInput input;
   input.update = options.q_len.has_value();
   input.selective = options.op == Op::kSelectiveScan;
-  input.convolution = options.op == Op::kConvolution;
+  input.convolution = options.op == Op::kConv1d;
   input.seed = options.synthetic;
   input.tokens = input.update ? 1 : seq;
   input.batch = options.batch;
@@ -50,14 +50,14 @@ ScanRequest scan_request(const Config& config, std::int64_t seq) {
   return input;
 }
 
-ScanNumerics scan_numerics(const JobOptions& options) {
-  return {options.dt_softplus, options.dt_least, options.dt_most, options.final_states, options.ranks.value_or(1)};
+SsmNumerics ssm_numerics(const JobOptions& options) {
+  return {options.dt_softplus, options.dt_min, options.dt_max, options.final_states, options.ranks.value_or(1)};
 }
 
-std::string moved_text(const ScanJob& job, std::int64_t bytes) {
+std::string moved_text(const SsmJob& job, std::int64_t bytes) {
   const auto count = static_cast<std::uint64_t>(bytes / carried_bytes(job));
   if (count == 0) return "";
-  const std::string what = job.alone
+  const std::string what = job.conv1d_only
                                ? counted(count * static_cast<std::uint64_t>(job.convolution->halo_tokens()), "token")
                                : counted(count, "state");
   return fmt::format("; {}, {} sent", what, format_bytes(static_cast<double>(bytes)));
@@ -65,33 +65,33 @@ std::string moved_text(const ScanJob& job, std::int64_t bytes) {
 
 }  // namespace
 
-OpenSource open_source(const Config& config, bool require_source) {
+OpenedSource open_source(const Config& config, bool require_source) {
   check_source(config, require_source);
   const Op op = config.options.op;
   if (!config.given("input")) return {nullptr, op >= Op::kSsd};
   std::shared_ptr<const InputFile> file = open_input_file(file_input(config));
-  const bool scan = file->scan.has_value();
+  const bool scan = file->ssm.has_value();
   return {std::move(file), scan};
 }
 
-ScanInput open_scan(const Config& config, std::int64_t seq) {
-  ScanInput input(scan_request(config, seq), scan_numerics(config.options));
+SsmInput open_ssm(const Config& config, std::int64_t seq) {
+  SsmInput input(ssm_request(config, seq), ssm_numerics(config.options));
   check_op(config, input.op());
   check_model(config, input.job());
   return input;
 }
 
-ScanInput open_scan(const Config& config) { return open_scan(config, config.options.seq.front()); }
+SsmInput open_ssm(const Config& config) { return open_ssm(config, config.options.seq.front()); }
 
-ScanFileJob scan_file_job(const Config& config) {
+SsmFileJob ssm_file_job(const Config& config) {
   const JobOptions& options = config.options;
-  return {scan_request(config, options.seq.front()), scan_numerics(options), options.output, options.force,
-          deciding_values(config, open_scan(config).op())};
+  return {ssm_request(config, options.seq.front()), ssm_numerics(options), options.output, options.force,
+          deciding_values(config, open_ssm(config).op())};
 }
 
-ScanOptions scan_options(const Config& config) {
+SsmOptions ssm_options(const Config& config) {
   const JobOptions& from = config.options;
-  ScanOptions options;
+  SsmOptions options;
   options.kernel = {from.backend, from.kernel};
   options.memory_budget = static_cast<std::size_t>(from.memory);
   options.threads = from.threads;
@@ -100,8 +100,8 @@ ScanOptions scan_options(const Config& config) {
   return options;
 }
 
-void print_scan(const Screen& screen, PreparedScan& prepared, const Report& report) {
-  Scan& scan = prepared.scan();
+void print_ssm(const Screen& screen, PreparedSsm& prepared, const Report& report) {
+  Ssm& scan = prepared.ssm();
   print_head(screen, prepared.input().source(), prepared.input().unread(), describe(scan.job()), *scan.kernel().row,
              scan.options().threads, report);
   screen.context(fmt::format("ranks: {} of whole super-segments{}, {} planned for a rank",

@@ -15,25 +15,25 @@
 namespace ringattn {
 
 // What the job's input is, with its file held open until somebody has opened the job.
-struct OpenSource {
+struct OpenedSource {
   std::shared_ptr<const InputFile> file;  // null: synthetic
-  bool scan = false;                      // the file holds a scan, or --op names one
+  bool ssm = false;                       // the file holds a scan, or --op names one
 };
 
 // Checks the input's flags against each other. Throws kUsage, and kFile for a file that holds no job. `require_source`:
 // as input_request().
-OpenSource open_source(const Config& config, bool require_source);
+OpenedSource open_source(const Config& config, bool require_source);
 
 // The input, open; of synthetic input, sequences of `seq` tokens. Throws kUsage and kFile.
-ScanInput open_scan(const Config& config, std::int64_t seq);
-ScanInput open_scan(const Config& config);
+SsmInput open_ssm(const Config& config, std::int64_t seq);
+SsmInput open_ssm(const Config& config);
 
 // What `run` computes and writes.
-ScanFileJob scan_file_job(const Config& config);
+SsmFileJob ssm_file_job(const Config& config);
 
-ScanOptions scan_options(const Config& config);
+SsmOptions ssm_options(const Config& config);
 
 // What is about to be done.
-void print_scan(const Screen& screen, PreparedScan& prepared, const Report& report);
+void print_ssm(const Screen& screen, PreparedSsm& prepared, const Report& report);
 
 }  // namespace ringattn

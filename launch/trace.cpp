@@ -18,12 +18,12 @@ struct Lane {
   double BlockTimes::*end;
 };
 
-constexpr Lane kLanes[] = {{"fold", &BlockTimes::fold_begin, &BlockTimes::fold_end},
-                           {"wait", &BlockTimes::wait_begin, &BlockTimes::fold_begin},
-                           {"transfer", &BlockTimes::posted, &BlockTimes::fold_begin}};
+constexpr Lane kLanes[] = {{"compute", &BlockTimes::compute_begin, &BlockTimes::compute_end},
+                           {"wait", &BlockTimes::wait_begin, &BlockTimes::compute_begin},
+                           {"transfer", &BlockTimes::posted, &BlockTimes::compute_begin}};
 
-// Lanes of a scan, by ScanPart::Kind.
-constexpr std::string_view kScanLanes[] = {"fold", "wait", "finish", "states"};
+// Lanes of a scan, by SsmPhase::Kind.
+constexpr std::string_view kSsmLanes[] = {"compute", "wait", "finish", "states"};
 
 // The events of a trace, rank by rank.
 class TraceText {
@@ -48,10 +48,10 @@ class TraceText {
 
 // What every rank tells, by rank.
 template <class Entry>
-std::vector<std::vector<Entry>> gather_entries(const std::vector<Entry>& mine, const Meeting& meeting) {
+std::vector<std::vector<Entry>> gather_entries(const std::vector<Entry>& mine, const Collective& collective) {
   const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(Entry));
   std::vector<std::vector<Entry>> all;
-  for (const std::string& theirs : meeting.gather(bytes)) {
+  for (const std::string& theirs : collective.gather(bytes)) {
     std::vector<Entry>& entries = all.emplace_back(theirs.size() / sizeof(Entry));
     if (!entries.empty()) std::memcpy(entries.data(), theirs.data(), theirs.size());
   }
@@ -78,28 +78,29 @@ std::string trace_text(const std::vector<std::vector<BlockTimes>>& ranks, const 
   return trace.text();
 }
 
-std::string trace_text(const std::vector<std::vector<ScanPart>>& ranks, const std::vector<std::string>& hosts) {
+std::string trace_text(const std::vector<std::vector<SsmPhase>>& ranks, const std::vector<std::string>& hosts) {
   TraceText trace;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     trace.name("process_name", rank, 0, fmt::format("rank {} on {}", rank, hosts[rank]));
-    for (std::size_t lane = 0; lane < std::size(kScanLanes); ++lane) {
-      trace.name("thread_name", rank, lane, kScanLanes[lane]);
+    for (std::size_t lane = 0; lane < std::size(kSsmLanes); ++lane) {
+      trace.name("thread_name", rank, lane, kSsmLanes[lane]);
     }
-    for (const ScanPart& part : ranks[rank]) {
+    for (const SsmPhase& part : ranks[rank]) {
       const auto lane = static_cast<std::size_t>(part.kind);
-      trace.event(fmt::format("heads {} to {}", part.heads.first, part.heads.end() - 1), rank, lane, kScanLanes[lane],
+      trace.event(fmt::format("heads {} to {}", part.heads.first, part.heads.end() - 1), rank, lane, kSsmLanes[lane],
                   part.begin, part.end);
     }
   }
   return trace.text();
 }
 
-std::vector<std::vector<ScanPart>> gather_scan_parts(const std::vector<ScanPart>& mine, const Meeting& meeting) {
-  return gather_entries(mine, meeting);
+std::vector<std::vector<SsmPhase>> gather_ssm_phases(const std::vector<SsmPhase>& mine, const Collective& collective) {
+  return gather_entries(mine, collective);
 }
 
-std::vector<std::vector<BlockTimes>> gather_block_times(const std::vector<BlockTimes>& mine, const Meeting& meeting) {
-  return gather_entries(mine, meeting);
+std::vector<std::vector<BlockTimes>> gather_block_times(const std::vector<BlockTimes>& mine,
+                                                        const Collective& collective) {
+  return gather_entries(mine, collective);
 }
 
 }  // namespace ringattn

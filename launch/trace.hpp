@@ -16,12 +16,13 @@ namespace ringattn {
 std::string trace_text(const std::vector<std::vector<BlockTimes>>& ranks, const std::vector<std::string>& hosts);
 
 // The same of a scan: rows for what folds segments, what makes outputs, waiting, and states that travel.
-std::string trace_text(const std::vector<std::vector<ScanPart>>& ranks, const std::vector<std::string>& hosts);
+std::string trace_text(const std::vector<std::vector<SsmPhase>>& ranks, const std::vector<std::string>& hosts);
 
 // Every rank's parts of a scan. Collective.
-std::vector<std::vector<ScanPart>> gather_scan_parts(const std::vector<ScanPart>& mine, const Meeting& meeting);
+std::vector<std::vector<SsmPhase>> gather_ssm_phases(const std::vector<SsmPhase>& mine, const Collective& collective);
 
 // Every rank's block times. Collective.
-std::vector<std::vector<BlockTimes>> gather_block_times(const std::vector<BlockTimes>& mine, const Meeting& meeting);
+std::vector<std::vector<BlockTimes>> gather_block_times(const std::vector<BlockTimes>& mine,
+                                                        const Collective& collective);
 
 }  // namespace ringattn

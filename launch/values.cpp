@@ -27,22 +27,23 @@ std::optional<Number> whole_number(std::string_view text) {
   return value;
 }
 
-std::string size_accepted(std::string_view unit, std::int64_t least, std::int64_t most) {
+std::string size_accepted(std::string_view unit, std::int64_t min_value, std::int64_t max_value) {
   std::string accepted = fmt::format("a number of {} such as 4096, 8k or 2m", unit);
-  if (least > 0) accepted += fmt::format(", at least {}", least);
-  if (most != std::numeric_limits<std::int64_t>::max()) accepted += fmt::format(", at most {}", most);
+  if (min_value > 0) accepted += fmt::format(", at least {}", min_value);
+  if (max_value != std::numeric_limits<std::int64_t>::max()) accepted += fmt::format(", at most {}", max_value);
   return accepted;
 }
 
 // Appends first, first · factor, … up to last.
-void append_range(std::string_view text, std::size_t dash, std::string_view unit, std::int64_t least, std::int64_t most,
-                  std::vector<std::int64_t>& values) {
+void append_range(std::string_view text, std::size_t dash, std::string_view unit, std::int64_t min_value,
+                  std::int64_t max_value, std::vector<std::int64_t>& values) {
   const std::size_t star = text.find('*', dash);
   if (star == std::string_view::npos) {
     throw BadValue{"a list such as 8k,64k or a range with a factor such as 8k-2m*2"};
   }
-  const std::int64_t first = parse_size_value(text.substr(0, dash), unit, std::max<std::int64_t>(least, 1), most);
-  const std::int64_t last = parse_size_value(text.substr(dash + 1, star - dash - 1), unit, least, most);
+  const std::int64_t first =
+      parse_size_value(text.substr(0, dash), unit, std::max<std::int64_t>(min_value, 1), max_value);
+  const std::int64_t last = parse_size_value(text.substr(dash + 1, star - dash - 1), unit, min_value, max_value);
   const std::int64_t factor = parse_integer(text.substr(star + 1), 2, 1 << 20);
   if (last < first) throw BadValue{"a range that ascends, such as 8k-2m*2"};
   for (std::int64_t value = first;; value *= factor) {
@@ -53,22 +54,23 @@ void append_range(std::string_view text, std::size_t dash, std::string_view unit
 
 }  // namespace
 
-std::int64_t parse_size_value(std::string_view text, std::string_view unit, std::int64_t least, std::int64_t most) {
+std::int64_t parse_size_value(std::string_view text, std::string_view unit, std::int64_t min_value,
+                              std::int64_t max_value) {
   const std::optional<std::int64_t> value = parse_size(text);
-  if (!value || *value < least || *value > most) throw BadValue{size_accepted(unit, least, most)};
+  if (!value || *value < min_value || *value > max_value) throw BadValue{size_accepted(unit, min_value, max_value)};
   return *value;
 }
 
-std::vector<std::int64_t> parse_size_list(std::string_view text, std::string_view unit, std::int64_t least,
-                                          std::int64_t most) {
+std::vector<std::int64_t> parse_size_list(std::string_view text, std::string_view unit, std::int64_t min_value,
+                                          std::int64_t max_value) {
   std::vector<std::int64_t> values;
   for (;;) {
     const std::size_t comma = text.find(',');
     const std::string_view entry = text.substr(0, comma);
     if (const std::size_t dash = entry.find('-'); dash != std::string_view::npos && dash > 0) {
-      append_range(entry, dash, unit, least, most, values);
+      append_range(entry, dash, unit, min_value, max_value, values);
     } else {
-      values.push_back(parse_size_value(entry, unit, least, most));
+      values.push_back(parse_size_value(entry, unit, min_value, max_value));
     }
     if (values.size() > 1000) throw BadValue{"a list of at most 1000 values"};
     if (comma == std::string_view::npos) return values;
@@ -76,12 +78,12 @@ std::vector<std::int64_t> parse_size_list(std::string_view text, std::string_vie
   }
 }
 
-std::int64_t parse_integer(std::string_view text, std::int64_t least, std::int64_t most) {
+std::int64_t parse_integer(std::string_view text, std::int64_t min_value, std::int64_t max_value) {
   const auto value = whole_number<std::int64_t>(text);
-  if (!value || *value < least || *value > most) {
-    throw BadValue{most == std::numeric_limits<std::int64_t>::max()
-                       ? fmt::format("a whole number, at least {}", least)
-                       : fmt::format("a whole number from {} to {}", least, most)};
+  if (!value || *value < min_value || *value > max_value) {
+    throw BadValue{max_value == std::numeric_limits<std::int64_t>::max()
+                       ? fmt::format("a whole number, at least {}", min_value)
+                       : fmt::format("a whole number from {} to {}", min_value, max_value)};
   }
   return *value;
 }
@@ -92,12 +94,12 @@ std::uint64_t parse_seed(std::string_view text) {
   return *value;
 }
 
-double parse_real(std::string_view text, double least, double most) {
+double parse_real(std::string_view text, double min_value, double max_value) {
   const auto value = whole_number<double>(text);
-  if (!value || !std::isfinite(*value) || *value < least || *value > most) {
+  if (!value || !std::isfinite(*value) || *value < min_value || *value > max_value) {
     std::string accepted = "a finite number";
-    if (least > std::numeric_limits<double>::lowest()) accepted += fmt::format(", at least {}", least);
-    if (most < std::numeric_limits<double>::max()) accepted += fmt::format(", at most {}", most);
+    if (min_value > std::numeric_limits<double>::lowest()) accepted += fmt::format(", at least {}", min_value);
+    if (max_value < std::numeric_limits<double>::max()) accepted += fmt::format(", at most {}", max_value);
     throw BadValue{accepted};
   }
   return *value;

@@ -19,20 +19,21 @@ struct BadValue {
 
 inline constexpr std::int64_t kMaxTokens = std::int64_t{1} << 60;
 
-// Tokens or bytes (`unit`), k, m, g = 1024¹…³, within [least, most].
-std::int64_t parse_size_value(std::string_view text, std::string_view unit, std::int64_t least, std::int64_t most);
+// Tokens or bytes (`unit`), k, m, g = 1024¹…³, within [min_value, most].
+std::int64_t parse_size_value(std::string_view text, std::string_view unit, std::int64_t min_value,
+                              std::int64_t max_value);
 
-// "8k,64k", "8k-2m*2" (8k, 16k, … up to 2m), or both mixed; at most 1,000 values, each within [least, most].
-std::vector<std::int64_t> parse_size_list(std::string_view text, std::string_view unit, std::int64_t least,
-                                          std::int64_t most);
+// "8k,64k", "8k-2m*2" (8k, 16k, … up to 2m), or both mixed; at most 1,000 values, each within [min_value, most].
+std::vector<std::int64_t> parse_size_list(std::string_view text, std::string_view unit, std::int64_t min_value,
+                                          std::int64_t max_value);
 
-// Decimal integer within [least, most].
-std::int64_t parse_integer(std::string_view text, std::int64_t least, std::int64_t most);
+// Decimal integer within [min_value, most].
+std::int64_t parse_integer(std::string_view text, std::int64_t min_value, std::int64_t max_value);
 std::uint64_t parse_seed(std::string_view text);
 
-// Finite decimal number within [least, most].
-double parse_real(std::string_view text, double least = std::numeric_limits<double>::lowest(),
-                  double most = std::numeric_limits<double>::max());
+// Finite decimal number within [min_value, most].
+double parse_real(std::string_view text, double min_value = std::numeric_limits<double>::lowest(),
+                  double max_value = std::numeric_limits<double>::max());
 
 // Index of `text` among `choices`; the error lists them and suggests the nearest.
 std::size_t parse_choice(std::string_view text, std::span<const std::string_view> choices);

@@ -18,10 +18,10 @@
 #include "attention/check/output_file.hpp"
 #include "attention/check/peer_file.hpp"
 #include "attention/fitting.hpp"
+#include "attention/job/step_or_rows.hpp"
 #include "attention/job/file_job.hpp"
 #include "attention/job/one_input.hpp"
 #include "attention/job/output.hpp"
-#include "attention/job/step_or_rows.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "launch/commands.hpp"
@@ -31,12 +31,12 @@
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
-#include "launch/scan_request.hpp"
 #include "launch/screen.hpp"
+#include "launch/scan_request.hpp"
 #include "launch/verify_decode.hpp"
 #include "launch/verify_golden.hpp"
-#include "launch/verify_scan.hpp"
 #include "launch/verify_shapes.hpp"
+#include "launch/verify_scan.hpp"
 
 namespace ringattn {
 
@@ -77,13 +77,13 @@ struct SingleRun {
   const PeerFile* peer;       // the same
   PreparedFileJob& prepared;
   RankResult result;
-  const Meeting& meeting;
+  const Collective& collective;
   Report& report;
 
   const JobOptions& options() const { return invocation.config.options; }
 };
 
-std::string place(const RowSample& sample) { return fmt::format("token {}, head {}", sample.token, sample.head); }
+std::string location(const RowSample& sample) { return fmt::format("token {}, head {}", sample.token, sample.head); }
 
 // `whose`: "" or "theirs: ". `has_lse`: whether LSEs were compared.
 void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view whose, bool has_lse = true) {
@@ -92,31 +92,31 @@ void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view 
   } else {
     run.screen.print(
         fmt::format("  {}out: greatest error {:.3g} at {}; allowed {:.3g} (a straightforward computation has {:.3g})\n",
-                    whose, all.error, place(all.worst), all.allowed(), all.straightforward_error));
+                    whose, all.error, location(all.worst), all.allowed(), all.same_precision_error));
   }
   if (!has_lse) {
     // Nothing was compared.
   } else if (all.lse_allowed > 0.0) {
     run.screen.print(fmt::format("  {}lse: greatest error {:.3g} of what is allowed, at {}\n", whose, all.lse_error,
-                                 place(all.worst_lse)));
+                                 location(all.worst_lse)));
   } else {
     run.screen.print(fmt::format("  {}lse: no value is finite here and in fp64\n", whose));
   }
   if (all.misplaced > 0) {
     run.screen.print(fmt::format("  {}{} values are NaN or infinite where fp64 has others, the first at {}\n", whose,
-                                 all.misplaced, place(all.first_misplaced)));
+                                 all.misplaced, location(all.first_misplaced)));
   }
 }
 
 // Its threads are those of the processors that this rank shares with others.
 Accuracy check_rows_of(const SingleRun& run, std::int64_t count, const TensorView& out, const RowView& lse,
                        std::vector<RowError>* each = nullptr) {
-  return check_result(run.meeting, run.input, run.prepared.tiles(), count, run.result.runs, out, lse,
+  return check_result(run.collective, run.input, run.prepared.tiles(), count, run.result.runs, out, lse,
                       run.prepared.threads(), each);
 }
 
 bool check_against_oracle(const SingleRun& run) {
-  const FoldSpec& spec = run.input.job().spec;
+  const AttentionSpec& spec = run.input.job().spec;
   const Accuracy all = check_rows_of(run, run.options().rows, run.result.out_view(spec), run.result.lse_view(spec));
   run.report.accuracy = all;
   run.screen.context(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.rows), "row")));
@@ -125,11 +125,11 @@ bool check_against_oracle(const SingleRun& run) {
     return true;
   }
   print_accuracy(run, all, "");
-  if (run.input.job().lists != nullptr) {
-    const KeptShare kept = kept_share(run.meeting, run.input, run.options().rows, run.prepared.threads());
+  if (run.input.job().block_mask != nullptr) {
+    const KeptMass kept = kept_mass(run.collective, run.input, run.options().rows, run.prepared.threads());
     run.screen.print(fmt::format("  lists keep {:.2f} % of the weight in the mean of {}, {:.2f} % at least\n",
                                  100.0 * kept.mean, counted(static_cast<std::uint64_t>(kept.rows), "row"),
-                                 100.0 * kept.least));
+                                 100.0 * kept.minimum));
   }
   return all.passes();
 }
@@ -137,9 +137,9 @@ bool check_against_oracle(const SingleRun& run) {
 // Another system's rows against fp64, with this job's beside them. What is judged are theirs. It may be any system,
 // wrong in any row, so small jobs are compared whole.
 bool check_peer(const SingleRun& run) {
-  const FoldSpec& spec = run.input.job().spec;
+  const AttentionSpec& spec = run.input.job().spec;
   PeerFile::Rows rows;
-  run.meeting.together([&] { rows = run.peer->read(run.result.runs, spec.dtype); });
+  run.collective.run_collectively([&] { rows = run.peer->read(run.result.runs, spec.dtype); });
   const RowView own_lse = run.result.lse_view(spec);
   const std::int64_t count = run.invocation.config.given("rows") ? run.options().rows : few_rows(run.input.job());
   std::vector<RowError> each;
@@ -152,20 +152,20 @@ bool check_peer(const SingleRun& run) {
   print_accuracy(run, theirs, "theirs: ", has_lse);
   print_accuracy(run, ours, "ours: ", has_lse);
   if (!has_lse) run.screen.print("  theirs has no lse: out alone is compared\n");
-  if (const auto wrong = first_wrong_row(run.meeting, theirs, each)) {
+  if (const auto wrong = first_wrong_row(run.collective, theirs, each)) {
     const std::string of_lse = has_lse ? fmt::format(", of lse {:.3g} of what is allowed", wrong->lse_error) : "";
-    run.screen.print(fmt::format("  the first wrong row of theirs: {}; error of out {:.3g}{}\n", place(wrong->sample),
-                                 wrong->error, of_lse));
+    run.screen.print(fmt::format("  the first wrong row of theirs: {}; error of out {:.3g}{}\n",
+                                 location(wrong->sample), wrong->error, of_lse));
   }
   return theirs.passes();
 }
 
 bool check_against_file(const SingleRun& run) {
-  const FoldSpec& spec = run.input.job().spec;
+  const AttentionSpec& spec = run.input.job().spec;
   std::optional<Difference> mine;
-  run.meeting.together(
+  run.collective.run_collectively(
       [&] { mine = run.against->compare(run.result.runs, run.result.out_view(spec), run.result.lse_view(spec)); });
-  const auto difference = earliest(run.meeting, mine);
+  const auto difference = earliest(run.collective, mine);
   run.screen.context(fmt::format("against {}, bit for bit", run.options().against));
   for (const std::string& other : run.against->other_job()) run.screen.context(other);
   if (difference) run.screen.print(fmt::format("  first difference: {}\n", describe(*difference, run.input.job())));
@@ -182,7 +182,7 @@ bool check_golden(const SingleRun& run, const Golden& recorded) {
 bool write_golden(const SingleRun& run, Golden golden) {
   golden.digest_out = run.report.digests->out;
   golden.digest_lse = run.report.digests->lse;
-  write_golden(run.screen, run.meeting, run.options(), golden);
+  write_golden(run.screen, run.collective, run.options(), golden);
   return true;
 }
 
@@ -190,12 +190,12 @@ bool write_golden(const SingleRun& run, Golden golden) {
 bool verify_single(const Invocation& invocation, const JobInput& input, const OutputFile* against, const PeerFile* peer,
                    const Options& library, const Screen& screen, Transport& world, Report& report) {
   const JobOptions& options = invocation.config.options;
-  const Meeting meeting(world, Patience(options.timeout));
+  const Collective collective(world, Timeouts(options.timeout));
   PreparedFileJob prepared(input, world, library);
-  gather_world(report, prepared, world, meeting);
+  gather_world(report, prepared, world, collective);
   print_job(screen, prepared, report);
   Golden golden = golden_of(input, prepared.kernel().name, prepared.backend().identity());
-  if (!options.golden.empty()) golden = read_golden(meeting, options.golden, golden);
+  if (!options.golden.empty()) golden = read_golden(collective, options.golden, golden);
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");
     return true;
@@ -205,8 +205,8 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Ou
       prepared.run([&](std::string_view what, const StepCount& steps) { progress.update(what, steps); });
   progress.clear();
   report.digests = result.digests;
-  gather_figures(report, prepared, result.rank, world, meeting);
-  const SingleRun run{invocation, input, screen, against, peer, prepared, std::move(result.rank), meeting, report};
+  gather_figures(report, prepared, result.rank, world, collective);
+  const SingleRun run{invocation, input, screen, against, peer, prepared, std::move(result.rank), collective, report};
   screen.context(fmt::format("digests: out {}, lse {}", report.digests->out, report.digests->lse));
   if (!options.record.empty()) return write_golden(run, std::move(golden));
   if (!options.golden.empty()) return check_golden(run, golden);
@@ -230,15 +230,16 @@ std::string sampled_text(const JobOptions& options, const Report& report) {
 }
 
 // Says and reports it; the exit code.
-int close_verdict(const Screen& screen, const JobOptions& options, const Meeting& meeting, Report& report, bool pass) {
+int close_verdict(const Screen& screen, const JobOptions& options, const Collective& collective, Report& report,
+                  bool pass) {
   report.verdict = pass ? "pass" : "fail";
   if (!options.dry_run) {
     const std::string_view verdict = !pass ? "FAIL" : options.record.empty() ? "PASS" : "RECORDED";
     screen.print(fmt::format("{}{}\n", screen.painted(verdict, pass ? Paint::kGood : Paint::kBad),
                              pass ? sampled_text(options, report) : ""));
   }
-  meeting.together([&] {
-    if (meeting.rank() == 0) write_report(report);
+  collective.run_collectively([&] {
+    if (collective.rank() == 0) write_report(report);
   });
   return pass ? 0 : static_cast<int>(ErrorCode::kWrongResult);
 }
@@ -248,42 +249,42 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   const JobOptions& options = config.options;
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
-  const Meeting meeting(world, Patience(options.timeout));
-  OpenSource source;
+  const Collective collective(world, Timeouts(options.timeout));
+  OpenedSource source;
   std::optional<JobInput> input;
   std::optional<OutputFile> against;
   std::optional<PeerFile> peer;
   Options library;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     check_flags(config);
     source = open_source(config, true);
-    if (source.scan) {
+    if (source.ssm) {
       if (options.peer.empty()) return;
       fail(ErrorCode::kUsage, fmt::format("{} is not for scans", config.origin("peer")),
            "rows of out and lse are compared with fp64", "Compare a scan with --against oracle.");
     }
-    input.emplace(open_input(config, true, choice_place(config, world)));
+    input.emplace(open_input(config, true, top_k_device(config, world)));
     if (first) warn_of_unseen_keys(config, *input);
     library = library_options(config);
     if (!options.against.empty() && options.against != "oracle") against.emplace(open_against(config, *input));
     if (!options.peer.empty()) peer.emplace(options.peer, *input);
     if (first) check_outputs(invocation);
   });
-  if (source.scan)
-    return close_verdict(screen, options, meeting, report, verify_scan(invocation, screen, world, report));
-  agree_on_input(meeting, *input);
+  if (source.ssm)
+    return close_verdict(screen, options, collective, report, verify_ssm(invocation, screen, world, report));
+  agree_on_input(collective, *input);
   if (config.given("input") || input->makes_cache()) {
-    *input = step_or_rows(std::move(*input), fitting_request(library.kernel, world), meeting);
+    *input = decode_or_attend(std::move(*input), compatible_request(library.kernel, world), collective);
   }
-  if (against) agree_on_files(meeting, [&] { return against->fingerprints(); });
-  if (peer) agree_on_files(meeting, [&] { return peer->fingerprints(); });
+  if (against) agree_on_files(collective, [&] { return against->fingerprints(); });
+  if (peer) agree_on_files(collective, [&] { return peer->fingerprints(); });
   const bool shapes =
       options.against.empty() && options.record.empty() && options.golden.empty() && options.peer.empty();
   const bool pass = options.decode ? verify_decode(invocation, *input, library, screen, world, report)
                     : shapes       ? verify_shapes(invocation, *input, library, screen, world, report)
                              : verify_single(invocation, *input, against ? &*against : nullptr, peer ? &*peer : nullptr,
                                              library, screen, world, report);
-  return close_verdict(screen, options, meeting, report, pass);
+  return close_verdict(screen, options, collective, report, pass);
 }
 
 }  // namespace

@@ -27,16 +27,16 @@ constexpr std::int64_t kCaches[] = {0, 16};
 bool verify_decode(const Invocation& invocation, const JobInput& input, const Options& library, const Screen& screen,
                    Transport& world, Report& report) {
   const JobOptions& options = invocation.config.options;
-  const Meeting meeting(world, Patience(options.timeout));
-  meeting.together([&] { check_replayable(input); });
+  const Collective collective(world, Timeouts(options.timeout));
+  collective.run_collectively([&] { check_replayable(input); });
   {
     PreparedFileJob prepared(
         input.attended(input.decodes() ? "steps are compared with a prefill of its rows" : std::string()), world,
         library);
-    gather_world(report, prepared, world, meeting);
+    gather_world(report, prepared, world, collective);
     print_job(screen, prepared, report);
-    meeting.together(
-        [&] { check_replay_kernel(prepared.kernel(), decode_spec(input), fitting_request(library.kernel, world)); });
+    collective.run_collectively(
+        [&] { check_replay_kernel(prepared.kernel(), decode_spec(input), compatible_request(library.kernel, world)); });
   }
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");
@@ -49,8 +49,8 @@ bool verify_decode(const Invocation& invocation, const JobInput& input, const Op
       input, library, options.rows, kCaches, world,
       [&](std::string_view what, const StepCount& steps) { progress.update(what, steps); },
       [&](PreparedFileJob& prepared, const RankResult& result) {
-        report.digests = digest_result(prepared.input(), result, meeting);
-        gather_figures(report, prepared, result, world, meeting);
+        report.digests = digest_result(prepared.input(), result, collective);
+        gather_figures(report, prepared, result, world, collective);
       },
       [&](const ReplayResult& result) {
         const bool paged = result.page_size > 0;

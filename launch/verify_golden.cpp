@@ -7,14 +7,14 @@
 
 namespace ringattn {
 
-Golden read_golden(const Meeting& meeting, const std::string& path, const Golden& now) {
+Golden read_golden(const Collective& collective, const std::string& path, const Golden& now) {
   std::string text;
-  meeting.together([&] {
-    if (meeting.rank() == 0) text = read_text_file(path);
+  collective.run_collectively([&] {
+    if (collective.rank() == 0) text = read_text_file(path);
   });
-  text = meeting.gather(text).front();
+  text = collective.gather(text).front();
   Golden recorded;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     recorded = parse_golden(text, path);
     check_comparable(recorded, now, path);
   });
@@ -34,9 +34,9 @@ bool check_golden(const Screen& screen, const std::string& path, const Golden& r
   return same;
 }
 
-void write_golden(const Screen& screen, const Meeting& meeting, const JobOptions& options, const Golden& golden) {
-  meeting.together([&] {
-    if (meeting.rank() == 0) write_text_file(options.record, golden_text(golden), options.force, "record");
+void write_golden(const Screen& screen, const Collective& collective, const JobOptions& options, const Golden& golden) {
+  collective.run_collectively([&] {
+    if (collective.rank() == 0) write_text_file(options.record, golden_text(golden), options.force, "record");
   });
   screen.context(fmt::format("golden file: {}", options.record));
 }

@@ -9,6 +9,6 @@
 namespace ringattn {
 
 // True if it passes. Collective.
-bool verify_scan(const Invocation& invocation, const Screen& screen, Transport& world, Report& report);
+bool verify_ssm(const Invocation& invocation, const Screen& screen, Transport& world, Report& report);
 
 }  // namespace ringattn

@@ -44,7 +44,7 @@ std::vector<std::string> row_of(const Shape& shape, const ShapeResult& result, c
                                  shape.layout.stripe > 0 ? fmt::format("{}", shape.layout.stripe) : "auto",
                                  shape.block > 0 ? fmt::format("{}", shape.block) : "auto",
                                  fmt::format("{}", result.blocks)};
-    if (input.op() == Op::kLatent) {
+    if (input.op() == Op::kMla) {
       row.push_back(shape.heads_at_a_time > 0 ? fmt::format("{}", shape.heads_at_a_time) : "auto");
     }
     return row;
@@ -55,7 +55,7 @@ std::vector<std::string> row_of(const Shape& shape, const ShapeResult& result, c
                            : page_size > 0            ? fmt::format("{}", page_size)
                                                       : std::string("dense");
   return {fmt::format("{}", shape.ranks),
-          shape.op == Op::kAttention && input.op() == Op::kLatent ? "mla, over rows" : std::string(op_name(shape.op)),
+          shape.op == Op::kAttention && input.op() == Op::kMla ? "mla, over rows" : std::string(op_name(shape.op)),
           page, fmt::format("{}", result.blocks)};
 }
 
@@ -69,19 +69,19 @@ MachineModel machine_of(const Options& library, PreparedFileJob& prepared) {
 bool verify_shapes(const Invocation& invocation, const JobInput& input, Options library, const Screen& screen,
                    Transport& world, Report& report) {
   const Config& config = invocation.config;
-  const Meeting meeting(world, Patience(config.options.timeout));
+  const Collective collective(world, Timeouts(config.options.timeout));
   const bool steps = input.decodes();
   std::vector<Shape> shapes;
   {
     // Throws on every rank what the shapes would throw: no kernel, unlike ranks, too little memory.
     PreparedFileJob prepared(input, world, library);
-    gather_world(report, prepared, world, meeting);
+    gather_world(report, prepared, world, collective);
     print_job(screen, prepared, report);
     ShapeRequest request = request_of(config, library, world);
     // A kernel that decodes alone has bits that rows don't have.
-    const auto same = [&](const FoldRow& row) { return row.name == prepared.kernel().name; };
-    request.as_rows = std::ranges::any_of(kernel_table<FoldSpec>(), same);
-    shapes = steps ? step_shapes_of(request, input) : shapes_of(request, input, prepared.tiles().key_tile);
+    const auto same = [&](const AttentionRow& row) { return row.name == prepared.kernel().name; };
+    request.as_rows = std::ranges::any_of(kernel_table<AttentionSpec>(), same);
+    shapes = steps ? decode_shapes_of(request, input) : shapes_of(request, input, prepared.tiles().key_tile);
     library.machine = steps ? machine_of(library, prepared) : prepared.ring().options.machine;
   }
   screen.context(fmt::format("{} shapes, bit for bit", shapes.size()));
@@ -94,8 +94,8 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
   std::optional<Difference> first;
   std::int64_t done = 0;
   std::vector<Table::Column> columns{{"ranks"}, {"layout"}, {"stripe", "(tokens)"}, {"block", "(tokens)"}, {"blocks"}};
-  if (steps) columns = {{"ranks"}, {"op"}, {"page", "(tokens)"}, {"groups"}};
-  if (input.op() == Op::kLatent && !steps) columns.push_back({"heads", "at a time"});
+  if (steps) columns = {{"ranks"}, {"op"}, {"page", "(tokens)"}, {"KV splits"}};
+  if (input.op() == Op::kMla && !steps) columns.push_back({"heads", "at a time"});
   columns.push_back({"verdict"});
   Table table(columns);
   run_shapes(input, library, shapes, world, [&](const Shape& shape, const ShapeResult& result) {

@@ -32,24 +32,24 @@ std::string command_text(std::string_view name, std::string_view setting) {
 
 }  // namespace
 
-std::string program_text(const Wording& wording) { return wording.text({flag_text, command_text}); }
+std::string program_text(const MessageTemplate& wording) { return wording.text({flag_text, command_text}); }
 
 std::string program_text(const Error& error) { return program_text(error.message()); }
 
 std::string program_text(const Error& error, const Config& config) {
-  const Wording said = error.message();
-  Wording message;
-  for (const WordingPiece& piece : said.pieces()) {
-    const std::string flag = piece.kind == WordingPiece::Kind::kSetting ? flag_name(piece.name) : "";
+  const MessageTemplate said = error.message();
+  MessageTemplate message;
+  for (const MessageFragment& fragment : said.fragments()) {
+    const std::string flag = fragment.kind == MessageFragment::Kind::kSetting ? flag_name(fragment.name) : "";
     const Source source = flag.empty() ? Source::kDefault : config.value(flag).source;
     if (source == Source::kEnvironment) {
-      message += environment_twin(flag);
-      if (!piece.value.empty()) message += "=" + piece.value;
+      message += environment_variable(flag);
+      if (!fragment.value.empty()) message += "=" + fragment.value;
     } else if (source == Source::kFile) {
-      message += piece.value.empty() ? flag : flag + " = " + piece.value;
+      message += fragment.value.empty() ? flag : flag + " = " + fragment.value;
       message += " in " + config.options.config;
     } else {
-      message += piece;
+      message += fragment;
     }
   }
   return program_text(message);

@@ -11,7 +11,7 @@ namespace ringattn {
 struct Config;
 
 // Settings as "--kv-heads 2", commands as "`ringattn info`".
-std::string program_text(const Wording& wording);
+std::string program_text(const MessageTemplate& wording);
 
 // The whole message of an error.
 std::string program_text(const Error& error);

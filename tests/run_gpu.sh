@@ -19,7 +19,7 @@ mkdir -p "$state"
 
 part build 5 "configure and build, preset $preset"
 part gpu-tests 5 "every test that is labelled gpu: transports on devices, front doors, what only GPUs have"
-part folds 4 "devices, and the tables of folds, head products and scans on every kernel of GPUs"
+part kernels 4 "devices, and the tables of folds, head products and scans on every kernel of GPUs"
 part decoding 2 "caches, decoding, shares and shared prefixes on every kernel of GPUs"
 part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and nccl, under mpirun"
 part mpirun-tests 2 "front doors under mpirun on 1 … N GPUs, p2p and nccl: the rows of one rank alone"
@@ -81,7 +81,7 @@ part_build() {
 
 part_gpu_tests() { tests gpu-tests --label-regex gpu; }
 # Rows of the CPU's kernels are in tests/run.sh.
-part_folds() { tests folds --tests-regex '^(base_test|(fold|head_product|product|scan)_test.*/sm[0-9])' --label-exclude gpu; }
+part_kernels() { tests kernels --tests-regex '^(base_test|(attention_kernel|batched_gemm|gemm_kernel|ssm_kernel)_test.*/sm[0-9])' --label-exclude gpu; }
 part_decoding() { tests decoding --tests-regex '^decode_test.*/sm[0-9]' --label-exclude gpu; }
 
 worlds() {
@@ -137,42 +137,42 @@ part_oracle() {
   logged oracle on_gpus "$gpus" verify "${job[@]}" --seq 256k --against oracle --rows 64
 }
 
-# One short test of each kind: the tools slow kernels down a hundredfold, and racecheck sm80_plain so much that it only
+# One short test of each kind: the tools slow kernels down a hundredfold, and racecheck sm80_simt so much that it only
 # sees that kernel's smallest test. A filter that finds nothing, or only skipped tests, is a failure too.
 # sanitizer TOOL SECONDS: when the script's clock shows SECONDS its time is over.
 sanitizer() {
   local tool=$1 ended=$2 log=$state/sanitizer-$1.log entry left code failed=0
-  local rows='Kernels/FoldExact.RowsWithoutKeysAreZero' nan='*NanInAValueStaysInItsTile*' all='sm*'
-  local codes='Formats/CudaRowsTest.CodesAndElementsAreTheHosts' append='Formats/CudaRowsTest.AFewRowsAreAppended'
+  local rows='Kernels/AttentionExact.RowsWithoutKeysAreZero' nan='*NanInAValueStaysInItsTile*' all='sm*'
+  local codes='Formats/CudaRowsTest.QuantizedAndDequantizedValuesAreTheHosts' append='Formats/CudaRowsTest.AFewRowsAreAppended'
   local formats='fp8_token_head int4_channel_group_32 int4_token_group_32 vector_width_8' format filter=
   for format in $formats; do filter+=${filter:+:}$codes/$format:$append/$format; done
-  # racecheck doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_scan, both kernels
-  # of latents and sm90_fold's decoding, of plain caches and of codes, have it: their tests are left to other tools.
+  # racecheck doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_ssd, both kernels
+  # of latents and sm90_attention's decoding, of plain caches and of codes, have it: their tests are left to other tools.
   if [[ $tool == racecheck ]]; then
-    nan='Kernels/CudaFoldTest.NanInAValueStaysInItsTile' all='sm80*'
-    nan=$nan/sm80_fold:$nan/sm90_fold
+    nan='Kernels/CudaAttentionTest.NanInAValueStaysInItsTile' all='sm80*'
+    nan=$nan/sm80_attention:$nan/sm90_attention
   fi
-  local -a entries=("fold_test $rows/sm80*:$rows/sm90*" "cuda_fold_test $nan" 'decode_test Backends/CacheUpdates.*'
-    'product_test Kernels/HeadProduct.OneNanLeaves/sm*'
-    "scan_test Kernels/Scans.KeepTheStateWhereDtIsZero/$all:Kernels/Scans.GoOnInTheirSlots/$all"
-    "scan_test Kernels/Scans.GoOnInManySequencesOfFewStates/$all:Kernels/Scans.GoOnBehindASegment/$all"
-    'scan_test Kernels/Convolutions.AreAccurate/sm*:Kernels/Convolutions.GoOnInTheirSlots/sm*'
+  local -a entries=("attention_kernel_test $rows/sm80*:$rows/sm90*" "cuda_attention_test $nan" 'decode_test Backends/CacheUpdates.*'
+    'gemm_kernel_test Kernels/BatchedGemm.OneNanLeaves/sm*'
+    "ssm_kernel_test Kernels/SsmKernels.KeepTheStateWhereDtIsZero/$all:Kernels/SsmKernels.GoOnInTheirSlots/$all"
+    "ssm_kernel_test Kernels/SsmKernels.GoOnInManySequencesOfFewStates/$all:Kernels/SsmKernels.GoOnBehindASegment/$all"
+    'ssm_kernel_test Kernels/Conv1dKernels.AreAccurate/sm*:Kernels/Conv1dKernels.GoOnInTheirSlots/sm*'
     "cuda_compressed_test $filter"
-    'cuda_compressed_test CudaTables.StridesMoveNoBitOfTables:CudaTables.TheFirstNumberThatIsNotFiniteIsTold'
-    'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences:CudaListChoice.AFewBlocks'
-    'fold_test Kernels/FoldLists.OfOneBlock/sm*_fold:Kernels/FoldPaged.WithNonFiniteValues/sm*_fold'
-    "decode_test Kernels/LatentCodes.OneTile/$all"
-    "decode_test Kernels/DecodePrefixes.ManyRows/$all" "decode_test Kernels/DecodeLists.NobodyReadsWhatIsNotListed/$all"
+    'cuda_compressed_test CudaTables.StridesMoveNoBitOfTables:CudaTables.TheFirstNumberThatIsNotFiniteIsReported'
+    'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences:CudaBlockMaskChoice.AFewBlocks'
+    'attention_kernel_test Kernels/AttentionBlockMask.OfOneBlock/sm*_attention:Kernels/AttentionPaged.WithNonFiniteValues/sm*_attention'
+    "decode_test Kernels/MlaFp8Cache.OneTile/$all"
+    "decode_test Kernels/DecodePrefixes.ManyRows/$all" "decode_test Kernels/DecodeBlockMask.NothingOutsideTheBlockMaskIsRead/$all"
     'gpu_reshard_test GpuReshard.RowsOfTwoRanksFindTheirPlaces'
-    'gpu_scan_test GpuScanOfTwoRanks.TellsItsPartsInOrder'
+    'gpu_ssm_test GpuSsmOfTwoRanks.ReportsItsPhasesInOrder'
     'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*'
     'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather')
   if [[ $tool != racecheck ]]; then
     # The last one has 40 steps, too many for racecheck even where it could follow them.
-    local few='*CudaLatent.OneTile/*:*CudaLatent.TeamsOfAFewTiles/*'
-    entries+=("cuda_latent_test $few:*CudaLatent.ManyRowsOfSeveralGroups/sm90_latent_1k_bf16"
+    local few='*CudaMla.OneTile/*:*CudaMla.CtaGroupsOfAFewTiles/*'
+    entries+=("cuda_mla_test $few:*CudaMla.ManyRowsOfSeveralKvSplits/sm90_mla_split1k_bf16"
       'cuda_compressed_test CudaCompressedDecode.AFewTiles' 'gpu_decode_test GpuDecode.ChecksOnTheDevice'
-      'cuda_decode_test CudaDecode.AGraphOfSharesFollowsGrowingSequences')
+      'cuda_decode_test CudaDecode.AGraphOfPartitionsFollowsGrowingSequences')
   fi
   complain() {
     echo "FAILED $tool, ${entry%% *}: $1"
@@ -233,7 +233,7 @@ END
 python_tests() {
   local name
   export RINGATTN_LIBRARY=build/$preset/lib/libringattn_c.so PYTHONPATH=python
-  for name in gpu_products_test gpu_test; do python3 "tests/python/$name.py"; done
+  for name in gpu_batched_gemm_test gpu_test; do python3 "tests/python/$name.py"; done
 }
 part_python() {
   need_build

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 SCHEMA = "ringattn.bench/1"
-LEAST_SAMPLES = 10
-LEAST_SECONDS = 0.5
-MOST_SAMPLES = 1000
+MIN_SAMPLES = 10
+MIN_SECONDS = 0.5
+MAX_SAMPLES = 1000
 SKIPPED = 77  # ctest's exit code for a test that can't run here
 CANT_BE_DONE = 4  # ringattn's exit code for a missing device or library
 
@@ -96,7 +96,7 @@ def add_job_flags(parser: argparse.ArgumentParser, seq: str) -> None:
     job.add_argument("--mask", choices=["full", "causal"], default="causal")
     job.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16")
     run = parser.add_argument_group("measurement")
-    run.add_argument("--samples", type=int, help=f"repeats (default: {LEAST_SAMPLES}, or {LEAST_SECONDS} s if that is longer)")
+    run.add_argument("--samples", type=int, help=f"repeats (default: {MIN_SAMPLES}, or {MIN_SECONDS} s if that is longer)")
     run.add_argument("--seed", type=int, default=1, help="of the random input")
     run.add_argument("--jsonl", metavar="FILE", default="-", help="lines are appended to it; - is stdout")
     run.add_argument("--self-check", action="store_true", help="compare with a plain computation at a small size, and stop")
@@ -162,12 +162,12 @@ class World:
                 torch.distributed.init_process_group("gloo")
             self.started = True
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Enqueues a barrier: what is enqueued behind it begins on all ranks at about the same time."""
         if self.started:
             self.torch.distributed.all_reduce(self.torch.zeros(1, device=self.device))
 
-    def most(self, values: list[float]) -> list[float]:
+    def max_over_ranks(self, values: list[float]) -> list[float]:
         """Of each value the largest of all ranks."""
         if not self.started:
             return values
@@ -200,7 +200,7 @@ def measure(world: World, work: Callable[[], object], samples: int | None) -> li
     torch = world.torch
 
     def once() -> float:
-        world.meet()
+        world.barrier()
         if not world.on_gpu:
             begin = time.perf_counter()
             work()
@@ -212,23 +212,23 @@ def measure(world: World, work: Callable[[], object], samples: int | None) -> li
         torch.cuda.synchronize()
         return begin.elapsed_time(end)
 
-    first = world.most([once()])[0]
+    first = world.max_over_ranks([once()])[0]
     # The first run loads and plans; a second tells how long one lasts, and more only matter where runs are short.
-    estimate = world.most([once()])[0] if first < 5e3 else first
+    estimate = world.max_over_ranks([once()])[0] if first < 5e3 else first
     if estimate < 100:
         for _ in range(3):
             once()
-    count = samples or max(LEAST_SAMPLES, min(MOST_SAMPLES, math.ceil(LEAST_SECONDS * 1e3 / max(estimate, 1e-3))))
+    count = samples or max(MIN_SAMPLES, min(MAX_SAMPLES, math.ceil(MIN_SECONDS * 1e3 / max(estimate, 1e-3))))
     if not world.on_gpu:
-        return world.most([once() for _ in range(count)])
+        return world.max_over_ranks([once() for _ in range(count)])
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
     for begin, end in events:
-        world.meet()
+        world.barrier()
         begin.record()
         work()
         end.record()
     torch.cuda.synchronize()
-    return world.most([begin.elapsed_time(end) for begin, end in events])
+    return world.max_over_ranks([begin.elapsed_time(end) for begin, end in events])
 
 
 def quantile(values: list[float], part: float) -> float:
@@ -271,8 +271,8 @@ def line(world: World, tool: str, transport: str, kernel: str, shape: Shape, **m
         "samples": 0,
         "ms": None,
         "tflops_per_rank": None,
-        "exposed_ms": None,
-        "predicted_ms": None,
+        "exposed_comm_ms": None,
+        "estimated_ms": None,
         "memory_peak_bytes": None,
         **more,
     }
@@ -298,7 +298,7 @@ def measured(world: World, shape: Shape, samples: int | None, work: Callable[[],
         times = measure(world, work, samples)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         return {"error": reason(error)}
-    peak = int(world.most([float(torch.cuda.max_memory_allocated())])[0]) if world.on_gpu else 0
+    peak = int(world.max_over_ranks([float(torch.cuda.max_memory_allocated())])[0]) if world.on_gpu else 0
     return timed(world, shape, times, peak)
 
 
@@ -350,7 +350,7 @@ TOLERANCE = {"bf16": 0.03, "fp16": 0.005, "fp32": 1e-4}
 
 
 def judge(world: World, name: str, error: float, dtype: str) -> bool:
-    worst = world.most([error])[0]
+    worst = world.max_over_ranks([error])[0]
     good = worst <= TOLERANCE[dtype]
     if world.rank == 0:
         print(f"{name}: {'ok' if good else 'WRONG'}, largest error {worst:.2e}, allowed {TOLERANCE[dtype]:.0e}")

@@ -11,7 +11,7 @@ The method is that of bench/decode_gpu.cpp, whose words --steps, --heads, --kv-h
 holds several steps, one behind the other. Each of them reads the next of several caches, so at least 512 MiB are read between
 two uses of one cache, and nothing of it is left in the L2 cache. A line's time is that of a replay, divided by its steps.
 
-A peer may be asked in several ways, and each has a line of its own; its "form" says which:
+A peer may be asked in several variants, and each has a line of its own; its "form" says which:
   grouped        query heads beside their K/V head, as the library takes them (enable_gqa)
   rows           the query heads of a K/V head as rows of one query, which is the same without any mask, and needs no
                  library that knows of groups
@@ -37,7 +37,7 @@ import common
 
 SCHEMA = "ringattn.decode/1"
 FAR_BEYOND_CACHE = 512 << 20  # bytes read between two uses of a cache, at least
-LEAST_LAUNCHES = 4  # of a graph
+MIN_LAUNCHES = 4  # of a graph
 REPLAYS = 11
 WARM_MS = 100.0  # of replays before the first that counts
 
@@ -68,14 +68,14 @@ class Step:
     @property
     def launches(self) -> int:
         """Each cache is used equally often, so the first use of a replay is no repetition of the last one."""
-        return self.caches * math.ceil(LEAST_LAUNCHES / self.caches)
+        return self.caches * math.ceil(MIN_LAUNCHES / self.caches)
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "rows": 1, "head_dim_v": self.head_dim, "page_size": 0}
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """How a peer is asked."""
 
     kernel: str
@@ -89,11 +89,11 @@ class Way:
         return f"{'grouped' if self.grouped else 'rows'}, {'token' if self.token_major else 'head'}-major"
 
 
-def ways(kernel: str, step: Step) -> list[Way]:
+def variants(kernel: str, step: Step) -> list[Variant]:
     if kernel == PACKAGE:
-        return [Way(kernel, True, True)]  # it takes one order, and packs heads into rows itself
+        return [Variant(kernel, True, True)]  # it takes one order, and packs heads into rows itself
     packed = [True, False] if step.heads != step.kv_heads else [True]
-    return [Way(kernel, grouped, token_major) for grouped in packed for token_major in (True, False)]
+    return [Variant(kernel, grouped, token_major) for grouped in packed for token_major in (True, False)]
 
 
 def parse_steps(text: str) -> list[tuple[int, int]]:
@@ -108,7 +108,7 @@ def parse_steps(text: str) -> list[tuple[int, int]]:
 
 
 class Pool:
-    """Random numbers, which every way of every step takes its caches from."""
+    """Random numbers, which every variant of every step takes its caches from."""
 
     def __init__(self, world: common.World, steps: list[Step], seed: int) -> None:
         torch = world.torch
@@ -133,19 +133,19 @@ class Pool:
         return numbers.view(step.batch, step.kv_heads, step.keys, step.head_dim)
 
 
-def attend(torch: Any, way: Way, q: Any, k: Any, v: Any, lengths: Any) -> Any:
+def attend(torch: Any, variant: Variant, q: Any, k: Any, v: Any, lengths: Any) -> Any:
     """q: [batch, heads, 1, dim]; k, v: [batch, kv_heads, keys, dim]; `lengths`: keys of each sequence. The result is as q, or
     [batch, kv_heads, heads / kv_heads, dim] where heads are rows: giving it q's shape could take a copy, and time."""
-    if way.kernel == PACKAGE:
+    if variant.kernel == PACKAGE:
         from flash_attn import flash_attn_with_kvcache
 
         out = flash_attn_with_kvcache(*(rows.transpose(1, 2) for rows in (q, k, v)), cache_seqlens=lengths)
         return out.transpose(1, 2)
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if not way.grouped:
+    if not variant.grouped:
         q = q.view(q.shape[0], k.shape[1], -1, q.shape[3])
-    with sdpa_kernel(getattr(SDPBackend, BACKENDS[way.kernel])):
+    with sdpa_kernel(getattr(SDPBackend, BACKENDS[variant.kernel])):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
 
 
@@ -176,14 +176,14 @@ def microseconds(torch: Any, step: Step, use: Callable[[int], object]) -> list[f
     return [replay() * 1e3 / step.launches for _ in range(REPLAYS)]
 
 
-def measure(world: common.World, pool: Pool, way: Way, step: Step, seed: int) -> dict[str, Any]:
+def measure(world: common.World, pool: Pool, variant: Variant, step: Step, seed: int) -> dict[str, Any]:
     """The measured members of a line; of a peer that can't do it, why."""
     torch = world.torch
-    caches = [pool.cache(step, way.token_major, index) for index in range(step.caches)]
+    caches = [pool.cache(step, variant.token_major, index) for index in range(step.caches)]
     q = query(world, step, seed)
     lengths = torch.full((step.batch,), step.keys, dtype=torch.int32, device=world.device)
     try:
-        times = microseconds(torch, step, lambda index: attend(torch, way, q, *caches[index], lengths))
+        times = microseconds(torch, step, lambda index: attend(torch, variant, q, *caches[index], lengths))
     except (ImportError, RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         return {"samples": 0, "us": None, "error": common.reason(error)}
     quantiles = {"median": 0.5, "p10": 0.1, "p90": 0.9}
@@ -198,9 +198,9 @@ def query(world: common.World, step: Step, seed: int) -> Any:
     return rows.normal_(generator=generator)
 
 
-def line(world: common.World, way: Way, step: Step, found: dict[str, Any]) -> dict[str, Any]:
+def line(world: common.World, variant: Variant, step: Step, found: dict[str, Any]) -> dict[str, Any]:
     tool = {"name": "pytorch sdpa", "version": world.torch.__version__}
-    if way.kernel == PACKAGE:
+    if variant.kernel == PACKAGE:
         tool = {"name": PACKAGE, "version": package_version()}
     return {
         "schema": SCHEMA,
@@ -208,9 +208,9 @@ def line(world: common.World, way: Way, step: Step, found: dict[str, Any]) -> di
         "argv": sys.argv,
         "git": common.git_revision(),
         "devices": world.devices(),
-        "kernel": "flash_attention_2" if way.kernel == PACKAGE else way.kernel,
+        "kernel": "flash_attention_2" if variant.kernel == PACKAGE else variant.kernel,
         "job": step.as_json(),
-        "form": way.form,
+        "form": variant.form,
         "caches": step.caches,
         "launches": step.launches,
         **found,
@@ -234,11 +234,11 @@ def self_check(world: common.World) -> int:
             pool = Pool(world, [step], 1)
             q = query(world, step, 1)
             lengths = torch.full((step.batch,), step.keys, dtype=torch.int32, device=world.device)
-            for way in ways(kernel, step):
-                k, v = pool.cache(step, way.token_major, step.caches - 1)
-                found = attend(torch, way, q, k, v, lengths).reshape(q.shape)
+            for variant in variants(kernel, step):
+                k, v = pool.cache(step, variant.token_major, step.caches - 1)
+                found = attend(torch, variant, q, k, v, lengths).reshape(q.shape)
                 error = (found.double() - common.plain_attention(torch, q, k, v, causal=False)).abs().max()
-                good &= common.judge(world, f"{kernel}, {heads}/{kv_heads}, {way.form}", float(error), step.dtype)
+                good &= common.judge(world, f"{kernel}, {heads}/{kv_heads}, {variant.form}", float(error), step.dtype)
     return 0 if good else 1
 
 
@@ -273,11 +273,11 @@ def main() -> int:
     with common.open_lines(arguments.jsonl) as file:
         for step in steps:
             for kernel in kernels:
-                for way in ways(kernel, step):
-                    found = measure(world, pool, way, step, arguments.seed)
-                    print(json.dumps(line(world, way, step, found)), file=file, flush=True)
+                for variant in variants(kernel, step):
+                    found = measure(world, pool, variant, step, arguments.seed)
+                    print(json.dumps(line(world, variant, step, found)), file=file, flush=True)
                     told = found.get("error") or f"{found['us']['median']:.1f} us"
-                    print(f"# {kernel}, {way.form}, {step.batch} x {step.keys}: {told}", file=sys.stderr)
+                    print(f"# {kernel}, {variant.form}, {step.batch} x {step.keys}: {told}", file=sys.stderr)
     return 0
 
 

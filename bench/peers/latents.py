@@ -54,7 +54,7 @@ class Step:
 
     @property
     def launches(self) -> int:
-        return self.caches * math.ceil(decode.LEAST_LAUNCHES / self.caches)
+        return self.caches * math.ceil(decode.MIN_LAUNCHES / self.caches)
 
     def as_json(self) -> dict[str, Any]:
         dims = {"kv_heads": 1, "head_dim": LATENT + ROTARY, "head_dim_v": LATENT, "dtype": "bf16", "page_size": PAGE}

@@ -27,7 +27,7 @@ import common
 import sdpa
 
 FILE_DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
-PIECE = 1 << 18  # tokens that are made, or summed in fp64, at a time
+BLOCK_TOKENS = 1 << 18  # tokens that are made, or summed in fp64, at a time
 
 
 def make_values(world: common.World, shape: common.Shape, seed: int) -> Any:
@@ -38,8 +38,8 @@ def make_values(world: common.World, shape: common.Shape, seed: int) -> Any:
     dtype = common.dtype_of(torch, shape.dtype)
     values = torch.empty(1, shape.seq, shape.kv_heads, shape.head_dim, device=world.device, dtype=dtype)
     generator = torch.Generator(device=world.device).manual_seed(seed)
-    for begin in range(0, shape.seq, PIECE):
-        rows = min(PIECE, shape.seq - begin)
+    for begin in range(0, shape.seq, BLOCK_TOKENS):
+        rows = min(BLOCK_TOKENS, shape.seq - begin)
         uniform = torch.rand(rows, columns, device=world.device, generator=generator)
         values[0, begin : begin + rows] = (uniform * scale).view(rows, shape.kv_heads, shape.head_dim).to(values.dtype)
     return values.transpose(1, 2)
@@ -48,7 +48,7 @@ def make_values(world: common.World, shape: common.Shape, seed: int) -> Any:
 def exact_means(values: Any) -> Any:
     """[kv_heads, dim] in fp64."""
     total = 0
-    for piece in values[0].split(PIECE, dim=1):
+    for piece in values[0].split(BLOCK_TOKENS, dim=1):
         total = total + piece.double().sum(1)
     return total / values.shape[2]
 
@@ -111,7 +111,7 @@ def write_safetensors(path: str, dtype: str, tensors: dict[str, Any]) -> None:
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
-            for piece in tensor[0].transpose(0, 1).split(PIECE):
+            for piece in tensor[0].transpose(0, 1).split(BLOCK_TOKENS):
                 rows = piece.contiguous().cpu()
                 file.write(ctypes.string_at(rows.data_ptr(), rows.numel() * rows.element_size()))
 

@@ -31,13 +31,13 @@ import decode
 
 SCHEMA = "ringattn.product/1"
 FAR_BEYOND_CACHE = 512 << 20
-LEAST_LAUNCHES = 16
+MIN_LAUNCHES = 16
 HEAD_DIM, ROPE_DIM, LATENT_DIM = 128, 64, 512
 FORMS = {"expand": ["matmul"], "absorb": ["bmm, heads first", "bmm, rows first"], "back": ["bmm, heads first", "bmm, rows first"]}
 
 
 @dataclass(frozen=True)
-class Product:
+class Gemm:
     use: str
     rows: int
     heads: int
@@ -45,11 +45,11 @@ class Product:
     dtype: str = "bf16"
 
     @property
-    def inner(self) -> int:
+    def k(self) -> int:
         return HEAD_DIM if self.use == "absorb" else LATENT_DIM
 
     @property
-    def outer(self) -> int:
+    def n(self) -> int:
         return LATENT_DIM if self.use == "absorb" else HEAD_DIM
 
     @property
@@ -58,13 +58,13 @@ class Product:
 
     @property
     def flops(self) -> int:
-        return 2 * self.rows * self.heads * self.inner * self.outer
+        return 2 * self.rows * self.heads * self.k * self.n
 
     @property
     def bytes(self) -> int:
         """Of 16-bit elements that are read and written, each once."""
-        weights = self.heads * self.inner * self.outer
-        return 2 * (self.rows * self.row_heads * self.inner + weights + self.rows * self.heads * self.outer)
+        weights = self.heads * self.k * self.n
+        return 2 * (self.rows * self.row_heads * self.k + weights + self.rows * self.heads * self.n)
 
     @property
     def caches(self) -> int:
@@ -73,7 +73,7 @@ class Product:
 
     @property
     def launches(self) -> int:
-        return self.caches * math.ceil(LEAST_LAUNCHES / self.caches)
+        return self.caches * math.ceil(MIN_LAUNCHES / self.caches)
 
 
 def parse_shapes(text: str) -> list[tuple[str, int, int]]:
@@ -95,56 +95,56 @@ def parse_caches(text: str) -> list[bool]:
     return [cache == "cold" for cache in caches]
 
 
-def work(world: common.World, product: Product, form: str, seed: int) -> tuple[Callable[[int], object], Callable[[int], Any]]:
-    """multiply(i) enqueues the product of copy i; result(i) is what it left, [rows, heads, outer]."""
+def work(world: common.World, gemm: Gemm, form: str, seed: int) -> tuple[Callable[[int], object], Callable[[int], Any]]:
+    """multiply(i) enqueues the gemm of copy i; result(i) is what it left, [rows, heads, n]."""
     torch = world.torch
     generator = torch.Generator(device=world.device).manual_seed(seed)
-    dtype = common.dtype_of(torch, product.dtype)
+    dtype = common.dtype_of(torch, gemm.dtype)
 
     def normal(*shape: int) -> Any:
         return torch.empty(*shape, device=world.device, dtype=dtype).normal_(generator=generator)
 
-    copies, rows, heads = product.caches, product.rows, product.heads
-    width = HEAD_DIM + ROPE_DIM if product.use == "absorb" else LATENT_DIM
-    left = normal(copies, rows, product.row_heads, width)[..., : product.inner]
+    copies, rows, heads = gemm.caches, gemm.rows, gemm.heads
+    width = HEAD_DIM + ROPE_DIM if gemm.use == "absorb" else LATENT_DIM
+    left = normal(copies, rows, gemm.row_heads, width)[..., : gemm.k]
     right = normal(copies, heads, HEAD_DIM, LATENT_DIM)
-    if product.use == "expand":
+    if gemm.use == "expand":
         out = torch.empty(copies, rows, heads * HEAD_DIM, device=world.device, dtype=dtype)
         flat = right.view(copies, heads * HEAD_DIM, LATENT_DIM)
         return (
             lambda i: torch.matmul(left[i, :, 0], flat[i].T, out=out[i]),
             lambda i: out[i].view(rows, heads, HEAD_DIM),
         )
-    matrices = right if product.use == "absorb" else right.transpose(2, 3)
+    matrices = right if gemm.use == "absorb" else right.transpose(2, 3)
     if form.endswith("rows first"):
-        out = torch.empty(copies, rows, heads, product.outer, device=world.device, dtype=dtype).transpose(1, 2)
+        out = torch.empty(copies, rows, heads, gemm.n, device=world.device, dtype=dtype).transpose(1, 2)
     else:
-        out = torch.empty(copies, heads, rows, product.outer, device=world.device, dtype=dtype)
+        out = torch.empty(copies, heads, rows, gemm.n, device=world.device, dtype=dtype)
     return (
         lambda i: torch.bmm(left[i].transpose(0, 1), matrices[i], out=out[i]),
         lambda i: out[i].transpose(0, 1),
     )
 
 
-def expected(world: common.World, product: Product, seed: int, copy: int) -> Any:
+def expected(world: common.World, gemm: Gemm, seed: int, copy: int) -> Any:
     """In fp64 from the same numbers."""
     torch = world.torch
     generator = torch.Generator(device=world.device).manual_seed(seed)
-    dtype = common.dtype_of(torch, product.dtype)
-    width = HEAD_DIM + ROPE_DIM if product.use == "absorb" else LATENT_DIM
-    left = torch.empty(product.caches, product.rows, product.row_heads, width, device=world.device, dtype=dtype)
-    left = left.normal_(generator=generator)[copy, ..., : product.inner].double()
-    right = torch.empty(product.caches, product.heads, HEAD_DIM, LATENT_DIM, device=world.device, dtype=dtype)
+    dtype = common.dtype_of(torch, gemm.dtype)
+    width = HEAD_DIM + ROPE_DIM if gemm.use == "absorb" else LATENT_DIM
+    left = torch.empty(gemm.caches, gemm.rows, gemm.row_heads, width, device=world.device, dtype=dtype)
+    left = left.normal_(generator=generator)[copy, ..., : gemm.k].double()
+    right = torch.empty(gemm.caches, gemm.heads, HEAD_DIM, LATENT_DIM, device=world.device, dtype=dtype)
     right = right.normal_(generator=generator)[copy].double()
-    left = left.expand(-1, product.heads, -1)
-    return torch.einsum("rhi,hio->rho" if product.use == "absorb" else "rhi,hoi->rho", left, right)
+    left = left.expand(-1, gemm.heads, -1)
+    return torch.einsum("rhi,hio->rho" if gemm.use == "absorb" else "rhi,hoi->rho", left, right)
 
 
-def measure(world: common.World, product: Product, form: str, seed: int) -> dict[str, Any]:
+def measure(world: common.World, gemm: Gemm, form: str, seed: int) -> dict[str, Any]:
     """The measured members of a line; of a peer that can't do it, why."""
     try:
-        multiply, _ = work(world, product, form, seed)
-        times = decode.microseconds(world.torch, product, multiply)
+        multiply, _ = work(world, gemm, form, seed)
+        times = decode.microseconds(world.torch, gemm, multiply)
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         return {"samples": 0, "ms": None, "error": common.reason(error)}
     quantiles = {"median": 0.5, "p10": 0.1, "p90": 0.9}
@@ -152,12 +152,12 @@ def measure(world: common.World, product: Product, form: str, seed: int) -> dict
     return {
         "samples": len(times),
         "ms": {name: common.quantile(times, part) * 1e-3 for name, part in quantiles.items()},
-        "tflops": product.flops / median * 1e-6,
-        "gbytes_per_second": product.bytes / median * 1e-3,
+        "tflops": gemm.flops / median * 1e-6,
+        "gbytes_per_second": gemm.bytes / median * 1e-3,
     }
 
 
-def line(world: common.World, product: Product, form: str, found: dict[str, Any]) -> dict[str, Any]:
+def line(world: common.World, gemm: Gemm, form: str, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "tool": {"name": "pytorch", "version": world.torch.__version__},
@@ -167,16 +167,16 @@ def line(world: common.World, product: Product, form: str, found: dict[str, Any]
         "kernel": "cublas",
         "form": form,
         "job": {
-            "use": product.use,
-            "rows": product.rows,
-            "heads": product.heads,
-            "inner": product.inner,
-            "outer": product.outer,
-            "dtype": product.dtype,
+            "use": gemm.use,
+            "rows": gemm.rows,
+            "heads": gemm.heads,
+            "inner": gemm.k,
+            "outer": gemm.n,
+            "dtype": gemm.dtype,
         },
-        "cache": "cold" if product.cold else "warm",
-        "copies": product.caches,
-        "launches": product.launches,
+        "cache": "cold" if gemm.cold else "warm",
+        "copies": gemm.caches,
+        "launches": gemm.launches,
         **found,
     }
 
@@ -185,11 +185,11 @@ def self_check(world: common.World) -> int:
     good = True
     dtype = "bf16" if world.on_gpu else "fp32"
     for use, forms in FORMS.items():
-        product = Product(use, 33, 3, False, dtype)
+        gemm = Gemm(use, 33, 3, False, dtype)
         for form in forms:
-            multiply, result = work(world, product, form, 1)
+            multiply, result = work(world, gemm, form, 1)
             multiply(0)
-            wanted = expected(world, product, 1, 0)
+            wanted = expected(world, gemm, 1, 0)
             error = float(((result(0).double() - wanted).abs() / wanted.std()).max())
             good &= common.judge(world, f"{use}, {form}", error, dtype)
     return 0 if good else 1
@@ -209,10 +209,10 @@ def main() -> int:
     with common.open_lines(arguments.jsonl) as file:
         for use, rows, heads in arguments.shapes:
             for cold in arguments.cache:
-                product = Product(use, rows, heads, cold, arguments.dtype)
+                gemm = Gemm(use, rows, heads, cold, arguments.dtype)
                 for form in FORMS[use]:
-                    found = measure(world, product, form, arguments.seed)
-                    print(json.dumps(line(world, product, form, found)), file=file, flush=True)
+                    found = measure(world, gemm, form, arguments.seed)
+                    print(json.dumps(line(world, gemm, form, found)), file=file, flush=True)
                     told = found.get("error") or f"{found['ms']['median'] * 1e3:.1f} us"
                     print(f"# {use}, {form}, {rows} x {heads}, {'cold' if cold else 'warm'}: {told}", file=sys.stderr)
     return 0

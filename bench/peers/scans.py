@@ -162,7 +162,7 @@ def update(numbers: Numbers) -> Work:
     return lambda: step(dt_softplus=True, **given), given
 
 
-def convolution_input(numbers: Numbers) -> dict[str, Any]:
+def conv1d_input(numbers: Numbers) -> dict[str, Any]:
     shape = numbers.shape
     channels = shape.head_dim
     return {
@@ -173,23 +173,23 @@ def convolution_input(numbers: Numbers) -> dict[str, Any]:
 
 
 def causal_conv1d(numbers: Numbers) -> Work:
-    convolve = importlib.import_module("causal_conv1d").causal_conv1d_fn
-    given = convolution_input(numbers)
-    return lambda: convolve(activation="silu", **given), given
+    run_conv1d = importlib.import_module("causal_conv1d").causal_conv1d_fn
+    given = conv1d_input(numbers)
+    return lambda: run_conv1d(activation="silu", **given), given
 
 
-def torch_convolution(numbers: Numbers) -> Work:
+def torch_conv1d(numbers: Numbers) -> Work:
     """As mamba_ssm has it without causal_conv1d: padded on both sides, and cut."""
-    given = convolution_input(numbers)
+    given = conv1d_input(numbers)
     functional, tokens = numbers.torch.nn.functional, numbers.shape.tokens
     channels = numbers.shape.head_dim
     weight = given["weight"].unsqueeze(1)
 
-    def convolve() -> Any:
+    def run_conv1d() -> Any:
         y = functional.conv1d(given["x"], weight, given["bias"], padding=3, groups=channels)
         return functional.silu(y[..., :tokens])
 
-    return convolve, given
+    return run_conv1d, given
 
 
 PEERS: dict[str, list[tuple[str, str, Callable[[Numbers], Work]]]] = {
@@ -197,7 +197,7 @@ PEERS: dict[str, list[tuple[str, str, Callable[[Numbers], Work]]]] = {
     "selective": [("mamba_ssm", "cuda", selective)],
     "update": [("mamba_ssm", "triton", update)],
     "selective-update": [("mamba_ssm", "triton", update)],
-    "convolution": [("causal_conv1d", "cuda", causal_conv1d), ("pytorch", "conv1d and silu", torch_convolution)],
+    "convolution": [("causal_conv1d", "cuda", causal_conv1d), ("pytorch", "conv1d and silu", torch_conv1d)],
 }
 
 

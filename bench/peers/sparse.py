@@ -65,7 +65,7 @@ def scatter(row: int, column: int) -> float:
     return (mixed ^ mixed >> 16) / 2**32
 
 
-def listed(pattern: Pattern, row: int, rows: int) -> list[int]:
+def mask_row(pattern: Pattern, row: int, rows: int) -> list[int]:
     """The blocks of keys, ascending, that a block of queries lists."""
     if pattern.kind == "dense":
         return list(range(row + 1))
@@ -76,9 +76,9 @@ def listed(pattern: Pattern, row: int, rows: int) -> list[int]:
     return [column for column in range(row + 1) if column in (0, row) or scatter(row, column) < pattern.part]
 
 
-def block_lists(pattern: Pattern, seq: int) -> list[list[int]]:
+def block_mask_rows(pattern: Pattern, seq: int) -> list[list[int]]:
     rows = seq // BLOCK
-    return [listed(pattern, row, rows) for row in range(rows)]
+    return [mask_row(pattern, row, rows) for row in range(rows)]
 
 
 def write_mask(path: pathlib.Path, lists: list[list[int]]) -> None:
@@ -191,7 +191,7 @@ def self_check(world: common.World) -> int:
     q, k, v = inputs(world, shape, 1)
     good = True
     for pattern in map(parse_pattern, ("dense", "random-25", "window-25")):
-        lists = block_lists(pattern, shape.seq)
+        lists = block_mask_rows(pattern, shape.seq)
         mask = block_mask(torch, lists, world.device)
         wanted = torch.zeros(len(lists), len(lists), dtype=torch.bool, device=world.device)
         for row, columns in enumerate(lists):
@@ -229,7 +229,7 @@ def main() -> int:
         folder = pathlib.Path(arguments.write_masks)
         folder.mkdir(parents=True, exist_ok=True)
         for pattern in patterns:
-            write_mask(folder / f"{pattern.name}.safetensors", block_lists(pattern, arguments.seq[0]))
+            write_mask(folder / f"{pattern.name}.safetensors", block_mask_rows(pattern, arguments.seq[0]))
         return 0
     torch = common.import_torch(arguments.self_check)
     world = common.World(torch, wanted=False)
@@ -244,7 +244,7 @@ def main() -> int:
         for shape in common.shapes(arguments):
             q, k, v = inputs(world, shape, arguments.seed)
             for pattern in patterns:
-                lists = block_lists(pattern, shape.seq)
+                lists = block_mask_rows(pattern, shape.seq)
                 mask = block_mask(torch, lists, world.device)
                 found = measure(
                     world,

@@ -11,24 +11,24 @@ from ._abi import lib as _lib
 from ._errors import CallError, Error, FileError, OutOfMemory, PeerError, UnsupportedError, UsageError, WrongResult
 from ._attention import Attention, attention, varlen
 from ._compression import Compressed, compress, decompress
-from ._convolution import Convolution, causal_conv1d, causal_conv1d_update
-from ._decode import Decode, DecodeShare, LatentDecode, decode, decode_share
+from ._conv1d import CausalConv1d, causal_conv1d, causal_conv1d_update
+from ._decode import Decode, DecodePartition, MlaDecode, decode, decode_partition
 from ._eviction import Kept, evict
-from ._head_product import HeadProduct, head_product
-from ._latent import Latent, mla, mla_decode, mla_decode_share
+from ._batched_gemm import BatchedGemm, batched_gemm
+from ._mla import Mla, mla, mla_decode, mla_decode_partition
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
 from ._sdpa import scaled_dot_product_attention
-from ._scan import Scan, selective_scan, selective_update, ssd, ssd_update
+from ._ssm import Ssm, selective_scan, selective_update, ssd, ssd_update
 from . import goldens, testing  # isort: skip
 from .torch_worlds import torch_world
 from .worlds import World, callbacks_world, mpi_world, run_ranks, self_world, store_world, threads_worlds
 
 __version__: str = _lib.version().decode()
 __all__ = [
-    "Attention", "CallError", "Compressed", "Convolution", "Decode", "DecodeShare", "Error", "FileError", "HeadProduct",
-    "Kept", "Latent", "LatentDecode", "Layout", "OutOfMemory", "PeerError", "Scan", "UnsupportedError", "UsageError", "World",
+    "Attention", "CallError", "Compressed", "CausalConv1d", "Decode", "DecodePartition", "Error", "FileError", "BatchedGemm",
+    "Kept", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Ssm", "UnsupportedError", "UsageError", "World",
     "WrongResult", "attention", "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous",
-    "decode", "decode_share", "decompress", "evict", "goldens", "head_product", "mla", "mla_decode", "mla_decode_share",
+    "decode", "decode_partition", "decompress", "evict", "goldens", "batched_gemm", "mla", "mla_decode", "mla_decode_partition",
     "mpi_world", "packed", "positions", "run_ranks", "scaled_dot_product_attention", "selective_scan", "selective_update",
     "self_world", "shard", "ssd", "ssd_update", "store_world", "striped", "super_segments", "testing", "threads_worlds",
     "torch_world", "unshard", "varlen", "zigzag",

@@ -25,14 +25,14 @@ _NAMES = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "q_offset", "sinks")
 # Other roles that the program knows: of caches, latents and scans.
 _STORED = ("k_pages", "v_pages", "block_table", "lengths_k", "latent", "k_rope", "latent_fp8", "latent_pages", "w_uk",
            "w_uv", "kv_b_proj")
-_SCANS = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "u", "delta", "delta_bias", "initial_states", "cu_seqlens", "state",
+_SSM = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "u", "delta", "delta_bias", "initial_states", "cu_seqlens", "state",
           "conv1d_weight", "conv1d_bias", "conv_state")  # fmt: skip
 # What the keys of a job may be in place of k and v.
 _CACHES = ("k_pages", "latent", "latent_fp8", "latent_pages")
 _AXES = {"thd": (0, 1, 2), "htd": (1, 0, 2), "bthd": (0, 1, 2, 3), "bhtd": (0, 2, 1, 3)}
 _ROWS, _WHOLE, _LSE = ("BF16", "F16", "F32"), ("I32", "I64"), ("F32",)
 _FARTHEST = 2**60  # of tokens
-_MOST_ROWS = _MOST_SEQUENCES = 2**20
+_MAX_ROWS = _MAX_SEQUENCES = 2**20
 _HELP = "See `python -m ringattn verify --help`."
 
 
@@ -91,7 +91,7 @@ def _tensors(text: str) -> dict[str, str]:
     given: dict[str, str] = {}
     for pair in text.split(","):
         name, _, value = pair.partition("=")
-        if name not in (*_NAMES, *_STORED, *_SCANS) or not value:
+        if name not in (*_NAMES, *_STORED, *_SSM) or not value:
             raise _BadValue(f"pairs of {', '.join(_NAMES)} with a name, such as q=layers.3.q,k=layers.3.k")
         if name in given:
             raise _BadValue(f"each tensor once; {name} stands there twice")
@@ -128,7 +128,7 @@ _FLAGS = (
           "position of the first query among the keys; overrides q_offset"),
     _Flag("softmax-scale", "X", _real(-1e30), None, "0.125", "of the scores; 0 weighs all keys alike [1/sqrt(head_dim)]"),
     _Flag("softcap", "X", _real(0.0), 0.0, "30", "score becomes X * tanh(score / X); 0 is off [0]"),
-    _Flag("rows", "N", _integer(1, _MOST_ROWS), None, "64",
+    _Flag("rows", "N", _integer(1, _MAX_ROWS), None, "64",
           "rows, each of one token and head, to compare, the first and the last among them [as many as take about a "
           "second, which are all rows of small jobs]"),
 )  # fmt: skip
@@ -244,7 +244,7 @@ def _check_kind(tensors: Tensors, given: dict[str, str]) -> None:
     if stored:
         unsupported(f"--tensors names {min(stored)}", "this check takes keys and values in rows",
                     "Use the program, `ringattn verify`.")  # fmt: skip
-    if not rows and given.keys() & {*_SCANS}:
+    if not rows and given.keys() & {*_SSM}:
         if not any(name in given or name in tensors for name in ("dt", "delta", "conv1d_weight")):
             raise FileError(f"{path} has no tensor `dt`", "--tensors names tensors of a scan", "Name q, k and v.")
         refuse("--peer is not for scans", "--tensors names tensors of one", "Name q, k and v.")
@@ -327,7 +327,7 @@ def _check_rows(path, name: str, array: np.ndarray, q: np.ndarray, order: str | 
 
 
 def _check_cumulative(path, name: str, array: np.ndarray, tokens: int) -> None:
-    if (not 2 <= array.size <= _MOST_SEQUENCES + 1 or array[0] != 0 or array[-1] != tokens
+    if (not 2 <= array.size <= _MAX_SEQUENCES + 1 or array[0] != 0 or array[-1] != tokens
             or np.any(array[1:] < array[:-1])):  # fmt: skip
         raise FileError(f"{name} of {path} begins as {array[:8].tolist()}",
                         f"it ascends from 0 to the {tokens} tokens of {name[-1]}, by at most 2^20 sequences",
@@ -370,7 +370,7 @@ def verify(given: dict[str, Any]) -> bool:
         print(f"  {error}\nFAIL")
         return False
     except UsageError as error:  # flags have been read: it is about the file's tensors
-        raise FileError(f"{tensors.path}: {error.problem}", error.why, error.remedy) from error
+        raise FileError(f"{tensors.path}: {error.problem}", error.why, error.suggestion) from error
     _say_unread(tensors, given["tensors"])
     print(f"{seen.rows} of {shape[0] * shape[1]} rows of {given['peer']} against fp64")
     print(f"  out: error {seen.out_error:.3g}, {seen.out_part:.3g} of what is allowed")

@@ -43,15 +43,15 @@ _CHECKED = {
     "attention_rows": [Handle, c_int32, c_int64, _longs, _longs],
     "decode_create": [Handle, _struct("spec"), _struct("decode_limits"), _options, _handle],
     "decode_owned": [Handle, c_int64, _longs, _longs],
-    "latent_create": [Handle, _struct("latent_spec"), _struct("batch"), c_int32, _options, _handle],
-    "latent_rows": [Handle, c_int32, c_int64, _longs, _longs],
-    "latent_decode_create": [Handle, _struct("latent_spec"), _struct("decode_limits"), _options, _handle],
-    "latent_decode_owned": [Handle, c_int64, _longs, _longs],
-    "head_product_create": [Handle, _struct("head_product_spec"), _options, _handle],
-    "scan_create": [Handle, _struct("scan_spec"), _struct("scan_batch"), _options, _handle],
-    "scan_rows": [Handle, c_int64, _longs, _longs],
-    "scan_sequences": [Handle, _ints, _ints],
-    "convolution_create": [Handle, _struct("convolution_spec"), _struct("scan_batch"), _options, _handle],
+    "mla_create": [Handle, _struct("mla_spec"), _struct("batch"), c_int32, _options, _handle],
+    "mla_rows": [Handle, c_int32, c_int64, _longs, _longs],
+    "mla_decode_create": [Handle, _struct("mla_spec"), _struct("decode_limits"), _options, _handle],
+    "mla_decode_owned": [Handle, c_int64, _longs, _longs],
+    "batched_gemm_create": [Handle, _struct("batched_gemm_spec"), _options, _handle],
+    "ssm_create": [Handle, _struct("ssm_spec"), _struct("ssm_batch"), _options, _handle],
+    "ssm_rows": [Handle, c_int64, _longs, _longs],
+    "ssm_sequences": [Handle, _ints, _ints],
+    "causal_conv1d_create": [Handle, _struct("causal_conv1d_spec"), _struct("ssm_batch"), _options, _handle],
     "eviction_kept": [_struct("eviction"), _struct("spec"), _struct("batch"), _longs, _longs],
     "evict": [_struct("eviction"), _struct("spec"), _struct("batch"), _struct("eviction_tensors")],
     "compression_create": [Handle, _struct("compression_spec"), _options, _handle],
@@ -68,7 +68,7 @@ _PLAIN = {
     "error_text": (c_char_p, []),
     "error_problem": (c_char_p, []),
     "error_why": (c_char_p, []),
-    "error_remedy": (c_char_p, []),
+    "error_suggestion": (c_char_p, []),
     "tensor_names": (c_char_p, []),
     "set_interrupt": (None, [Poll, c_void_p]),
     "world_rank": (c_int32, [Handle]),
@@ -77,12 +77,12 @@ _PLAIN = {
     "world_destroy": (None, [Handle]),
     "gathered_add": (None, [c_void_p, c_char_p, c_uint64]),
     "decode_cache_tokens": (c_int64, [Handle, c_int64]),
-    "latent_decode_cache_tokens": (c_int64, [Handle, c_int64]),
+    "mla_decode_cache_tokens": (c_int64, [Handle, c_int64]),
     "compression_destroy": (None, [Handle]),
 }
 # Ops with facts of their own name, and those with another's.
-FACTS = {"attention": "attention", "decode": "decode", "latent": "latent", "latent_decode": "decode",
-         "head_product": "head_product", "scan": "scan", "convolution": "scan"}  # fmt: skip
+FACTS = {"attention": "attention", "decode": "decode", "mla": "mla", "mla_decode": "decode",
+         "batched_gemm": "batched_gemm", "ssm": "ssm", "causal_conv1d": "ssm"}  # fmt: skip
 for _op, _facts in FACTS.items():
     _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]
     _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]
@@ -110,13 +110,13 @@ class _Library:
         interrupts.raise_own()
         if status == 0:
             return
-        parts = (self.error_problem, self.error_why, self.error_remedy, self.error_text)
+        parts = (self.error_problem, self.error_why, self.error_suggestion, self.error_text)
         op = function.__name__.removeprefix("ringattn_").rpartition("_")[0]
         raise _errors.BY_STATUS.get(status, _errors.Error)(*(_errors.in_python(part().decode(), op) for part in parts))
 
 
 # Polls that may be under way at once: a handler that runs during a poll may call the library, which polls again.
-_MOST_POLLS = 32
+_MAX_POLLS = 32
 
 
 class _Interrupts:
@@ -133,7 +133,7 @@ class _Interrupts:
     def watch(self) -> None:
         """Calls of the main thread, in which alone Python runs handlers."""
         if self._poll is None and threading.current_thread() is threading.main_thread():
-            self._idle.extend(self._asked() for _ in range(_MOST_POLLS))
+            self._idle.extend(self._asked() for _ in range(_MAX_POLLS))
             for asked in self._idle:
                 asked.send(None)
                 asked.send(asked)
@@ -142,7 +142,7 @@ class _Interrupts:
             lib.set_interrupt(self._poll, None)
 
     def _depth(self) -> int:
-        return _MOST_POLLS - len(self._idle)
+        return _MAX_POLLS - len(self._idle)
 
     def _asked(self):
         """Python runs handlers when a function begins, before any `try` of it. A generator that goes on is in one already. A
@@ -209,7 +209,7 @@ def _open(path: str) -> ctypes.CDLL:
 
 def _load() -> _Library:
     """RINGATTN_LIBRARY where it is set, else the library beside this file, else the system's."""
-    remedy = "Install the package again, or name the library by RINGATTN_LIBRARY."
+    suggestion = "Install the package again, or name the library by RINGATTN_LIBRARY."
     named = os.environ.get("RINGATTN_LIBRARY")
     beside = pathlib.Path(__file__).with_name("libringattn_c.so")
     path = named or (str(beside) if beside.exists() else "libringattn_c.so.1")
@@ -221,7 +221,7 @@ def _load() -> _Library:
                               "Install the package and the library of one version.")  # fmt: skip
         return _Library(path, loaded)
     except (OSError, AttributeError) as error:
-        raise ImportError(f"{path} can't be used ({error}). {remedy}") from error
+        raise ImportError(f"{path} can't be used ({error}). {suggestion}") from error
 
 
 lib = _load()

@@ -6,9 +6,9 @@ import numbers
 import sys
 from typing import NamedTuple
 
-_ATTENTION = ("attention", "varlen", "mla", "decode", "mla_decode", "decode_share", "mla_decode_share")
+_ATTENTION = ("attention", "varlen", "mla", "decode", "mla_decode", "decode_partition", "mla_decode_partition")
 _STEPS = ("decode", "mla_decode")
-_SCANS = ("ssd", "selective_scan")
+_SSM = ("ssd", "selective_scan")
 _UPDATES = ("ssd_update", "selective_update")
 
 # Names of the same meaning, by op: they are translated.
@@ -25,7 +25,7 @@ _OWN = (
                            "return_final_states": "return_last_state"}),
     (("ssd", "ssd_update"), {"u": "x", "delta": "dt", "delta_bias": "dt_bias", "delta_softplus": "dt_softplus",
                              "return_last_state": "return_final_states", "time_step_limit": "dt_limit"}),
-    (_SCANS, {"ssm_state": "initial_states", "ssm_states": "initial_states", "state": "initial_states"}),
+    (_SSM, {"ssm_state": "initial_states", "ssm_states": "initial_states", "state": "initial_states"}),
     (_UPDATES, {"ssm_state": "state", "ssm_states": "state", "initial_states": "state", "cache_indices": "state_batch_indices",
                 "conv_state_indices": "state_batch_indices"}),
     (("causal_conv1d",), {"conv_state": "initial_states"}),
@@ -41,7 +41,7 @@ _PADDED = "seqused_q seqused_k seq_lens lengths_k kv_len_arr"
 _POSITIONS_MASK = "masks are causal, full or windows, by position alone"
 _SEQ_IDX = ("Pass packed rows, as x[0], with cu_seqlens=torch.nn.functional.pad(seq_idx[0].bincount().cumsum(0), (1, 0)), and "
             "z, B and C alike.")  # fmt: skip
-# (ops, names, why, remedy) of what is done otherwise here.
+# (ops, names, why, suggestion) of what is done otherwise here.
 _OTHERWISE = (
     (("attention", "varlen"), _CACHES, "keys are rows, not pages of a cache",
      "Call ringattn.decode() with k_cache, v_cache and lengths; where the cache has pages, with block_table, too."),
@@ -79,12 +79,12 @@ _OTHERWISE = (
     (_ATTENTION, "q_descale k_descale v_descale q_scale k_scale v_scale kv_scale", "arrays have no scales beside them",
      "Multiply by it beforehand, or let ringattn.compress() quantize keys and values."),
     (("attention", "varlen", "decode"), "qv", "scores are q times k alone", "Call ringattn.mla() or ringattn.mla_decode()."),
-    ((*_SCANS, "causal_conv1d"), "seq_idx", "sequences are packed, and told by where they begin", _SEQ_IDX),
+    ((*_SSM, "causal_conv1d"), "seq_idx", "sequences are packed, and told by where they begin", _SEQ_IDX),
     (("causal_conv1d",), "conv_states", "states of a batch are passed and returned, not updated in place",
      "Pass initial_states, and return_final_states=True."),
-    ((*_SCANS, "causal_conv1d"), "cache_indices conv_state_indices state_batch_indices",
+    ((*_SSM, "causal_conv1d"), "cache_indices conv_state_indices state_batch_indices",
      "states stand in the order of the sequences", "Gather them into initial_states, and scatter what is returned."),
-    ((*_SCANS, "causal_conv1d"), "has_initial_state has_initial_states", "all sequences have initial_states, or none has",
+    ((*_SSM, "causal_conv1d"), "has_initial_state has_initial_states", "all sequences have initial_states, or none has",
      "Pass zeros in the initial_states of those that have none."),
     (("causal_conv1d_update",), "cache_seqlens", "conv_state holds the last tokens, the oldest first",
      "Pass it in that order."),
@@ -103,16 +103,16 @@ _GROUPS = ("group", "process_group", "cp_group")
 class Advice(NamedTuple):
     own: str  # the name that is meant; empty: none
     why: str
-    remedy: str
+    suggestion: str
 
 
 def advice_on(op: str, name: str) -> Advice | None:
     for ops, names in _OWN:
         if op in ops and name in names:
             return Advice(names[name], f"it is called {names[name]} there", f"Pass {names[name]}.")
-    for ops, listed, why, remedy in _OTHERWISE:
+    for ops, listed, why, suggestion in _OTHERWISE:
         if op in ops and name in listed.split():
-            return Advice("", why, remedy)
+            return Advice("", why, suggestion)
     return None
 
 

@@ -8,31 +8,31 @@
 from . import _job, _structs
 from ._arguments import check_axes, is_true, refuse_unknown
 from ._errors import refuse
-from ._scan import check_state, lengths_of_runs, run_options
+from ._ssm import check_state, lengths_of_runs, run_options
 from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, traced, type_name
 from .layouts import Layout
 from .worlds import World
 
 
-class Convolution(_job.Prepared):
+class CausalConv1d(_job.Prepared):
     """A prepared job. causal_conv1d() keeps such objects. Making one is collective."""
 
-    op = "convolution"
+    op = "causal_conv1d"
 
 
 def _prepared(world, x, channels, width, bias, activation, lengths, layout, flags, members):
     if activation not in (None, "silu", "swish"):
         refuse(f"activation is {activation!r}", 'there are None, "silu" and "swish", which is the same', "Choose one.")
     silu = activation is not None
-    key = ("convolution", x.dtype, channels, width, bias is not None, silu, lengths, layout, flags, *members.items())
+    key = ("causal_conv1d", x.dtype, channels, width, bias is not None, silu, lengths, layout, flags, *members.items())
 
     def make():
         initial, final, update = flags
-        batch = _structs.scan_batch(sequences=len(lengths), lengths=_job.longs(lengths), initial_states=int(initial),
+        batch = _structs.ssm_batch(sequences=len(lengths), lengths=_job.longs(lengths), initial_states=int(initial),
                                     final_states=int(final), update=int(update))  # fmt: skip
-        spec = _structs.convolution_spec(dtype=data_type(x), width=width, channels=channels, bias=int(bias is not None),
+        spec = _structs.causal_conv1d_spec(dtype=data_type(x), width=width, channels=channels, bias=int(bias is not None),
                                          silu=int(silu))  # fmt: skip
-        return Convolution(world, spec, batch, run_options(world, lengths, layout, members))
+        return CausalConv1d(world, spec, batch, run_options(world, lengths, layout, members))
 
     return world.prepared(key, make)
 

@@ -20,25 +20,25 @@ from ._tensors import address_of, contiguous_heads, empty, flat_view, traced_ste
 from .worlds import World
 
 
-class DecodeShare(NamedTuple):
-    """What is a rank's of decoding. Its cache holds of every sequence the groups of group_keys keys with the numbers first,
-    first + every, …, one behind the other. owned: the sequences of the step whose results it gets."""
+class DecodePartition(NamedTuple):
+    """What is a rank's of decoding. Its cache holds of every sequence the groups of kv_split_keys keys with the numbers first,
+    first + stride, …, one behind the other. owned: the sequences of the step whose results it gets."""
 
-    group_keys: int
+    kv_split_keys: int
     first: int
-    every: int
+    stride: int
     owned: range
 
     def tokens(self, length: int) -> np.ndarray:
         """int64, ascending: the places in a sequence of `length` keys of those that the rank's cache holds."""
-        groups = np.arange(self.first, -(-length // self.group_keys), self.every, dtype=np.int64)
-        places = (groups[:, None] * self.group_keys + np.arange(self.group_keys)).reshape(-1)
+        groups = np.arange(self.first, -(-length // self.kv_split_keys), self.stride, dtype=np.int64)
+        places = (groups[:, None] * self.kv_split_keys + np.arange(self.kv_split_keys)).reshape(-1)
         return places[places < length]
 
     def cache_tokens(self, length: int) -> int:
         """How many they are."""
-        groups = range(self.first, -(-length // self.group_keys), self.every)
-        return sum(min(self.group_keys, length - group * self.group_keys) for group in groups)
+        groups = range(self.first, -(-length // self.kv_split_keys), self.stride)
+        return sum(min(self.kv_split_keys, length - group * self.kv_split_keys) for group in groups)
 
 
 class _Steps(_job.Prepared):
@@ -48,8 +48,8 @@ class _Steps(_job.Prepared):
         getattr(lib, f"{self.op}_owned")(self.handle, sequences, ctypes.byref(first), ctypes.byref(count))
         return range(first.value, first.value + count.value)
 
-    def share(self, sequences: int) -> DecodeShare:
-        return DecodeShare(self.facts.group_keys, self.facts.share_first, self.facts.share_every, self.owned(sequences))
+    def partition(self, sequences: int) -> DecodePartition:
+        return DecodePartition(self.facts.kv_split_keys, self.facts.partition_first, self.facts.partition_stride, self.owned(sequences))
 
 
 class Decode(_Steps):
@@ -58,10 +58,10 @@ class Decode(_Steps):
     op = "decode"
 
 
-class LatentDecode(_Steps):
+class MlaDecode(_Steps):
     """The same over a cache of latents. mla_decode() keeps such objects."""
 
-    op = "latent_decode"
+    op = "mla_decode"
 
 
 def steps_of(q, rows_axes: int):
@@ -195,7 +195,7 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
     max_keys: of a sequence over all ranks; None: what the cache reaches. The rest is as attention() has it.
 
     Returns out, of q's shape and dtype with v's head_dim, and lse [sequences, (rows,) heads]: in a world of several ranks of
-    this rank's sequences alone, and its cache holds some of the keys of every sequence: decode_share() says which."""
+    this rank's sequences alone, and its cache holds some of the keys of every sequence: decode_partition() says which."""
     if unknown:
         refuse_unknown("decode", unknown)
     is_true("update_lengths", update_lengths)
@@ -255,16 +255,16 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
     return own.prepared(key, make), sequences, rows
 
 
-def decode_share(q, k_cache, v_cache, *, block_table=None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
+def decode_partition(q, k_cache, v_cache, *, block_table=None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                  softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, threads: int = 0,
-                 timeout: float = 60.0, **unknown) -> DecodeShare:  # fmt: skip
+                 timeout: float = 60.0, **unknown) -> DecodePartition:  # fmt: skip
     """What is this rank's of a step that decode() makes of these arguments: which keys its cache holds, and which sequences'
     results it gets. Of the arrays only forms and types are read, so caches may be filled behind it. It prepares what decode()
     then finds: collective in a world of several ranks."""
     if unknown:
-        refuse_unknown("decode_share", unknown)
-    _job.check_arrays("decode_share", {"q": q, "k_cache": k_cache, "v_cache": v_cache}, block_table=block_table, sinks=sinks)
+        refuse_unknown("decode_partition", unknown)
+    _job.check_arrays("decode_partition", {"q": q, "k_cache": k_cache, "v_cache": v_cache}, block_table=block_table, sinks=sinks)
     check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
     step, sequences, _ = _prepared(_job.world_of(q, world), q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks,
                                    max_keys, threads, timeout)  # fmt: skip
-    return step.share(sequences)
+    return step.partition(sequences)

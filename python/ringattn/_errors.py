@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures. A message reads `problem (why). remedy.`, and its parts are members."""
+"""Failures. A message reads `problem (why). suggestion.`, and its parts are members."""
 
 import functools
 import re
@@ -12,18 +12,18 @@ class Error(Exception):
 
     status = 7
 
-    def __init__(self, problem: str, why: str = "", remedy: str = "", text: str | None = None):
-        whole = f"{problem} ({why}). {remedy}" if why or remedy else problem
+    def __init__(self, problem: str, why: str = "", suggestion: str = "", text: str | None = None):
+        whole = f"{problem} ({why}). {suggestion}" if why or suggestion else problem
         super().__init__(text or whole)
-        self.problem, self.why, self.remedy = problem, why, remedy
+        self.problem, self.why, self.suggestion = problem, why, suggestion
 
     def __reduce__(self):
-        return type(self), (self.problem, self.why, self.remedy, str(self)), self.__dict__
+        return type(self), (self.problem, self.why, self.suggestion, str(self)), self.__dict__
 
 
     def with_names(self, names: dict[str, str]) -> "Error":
         """The same of a caller to whom the arguments have other names."""
-        return type(self)(*(renamed(part, names) for part in (self.problem, self.why, self.remedy, str(self))))
+        return type(self)(*(renamed(part, names) for part in (self.problem, self.why, self.suggestion, str(self))))
 
 
 class WrongResult(Error, AssertionError):
@@ -97,15 +97,15 @@ def called_by(names: dict[str, str], function, *arguments, **named):
 # What the members of the library's structs are called in Python, by op.
 _MEMBERS = {
     "decode": {"k": "k_cache", "v": "v_cache"},
-    "scan": {"a": "A", "b": "B", "c": "C", "d": "D", "slots": "state_batch_indices"},
-    "convolution": {"slots": "conv_state_indices", "initial_halos": "initial_states", "final_halos": "conv_state"},
+    "ssm": {"a": "A", "b": "B", "c": "C", "d": "D", "slots": "state_batch_indices"},
+    "causal_conv1d": {"slots": "conv_state_indices", "initial_halos": "initial_states", "final_halos": "conv_state"},
 }
 # How the library's words for its callers from C and C++ read in Python: struct members, options and doors by their names here.
 _WORDS = [
     (re.compile(pattern), words)
     for pattern, words in (
         (r"\bRows follow \w+::layout\(\)", "Rows follow the layout"),
-        (r"\bDecode::owned\(\)", "ringattn.decode_share()"),
+        (r"\bDecode::owned\(\)", "ringattn.decode_partition()"),
         (r"\b\w+Spec and \w+Job say what there is", "Its arguments say what there is"),
         (r"ringattn's (info|plan|run|verify|bench|compress) with (\w+)", r"`ringattn \1 --\2`"),
         (r"ringattn's (info|plan|run|verify|bench|compress)", r"`ringattn \1`"),
@@ -134,7 +134,7 @@ def in_python(text: str, op: str = "") -> str:
 
 
 # Characters of an error that other ranks are told.
-_MOST_TOLD = 1000
+_MAX_ERROR_TEXT = 1000
 
 
 def told_to_peers(error: BaseException) -> bytes:
@@ -144,15 +144,15 @@ def told_to_peers(error: BaseException) -> bytes:
         text = str(error) or type(error).__name__
     except Exception:  # noqa: BLE001, of the caller's class
         text = type(error).__name__
-    if len(text) > _MOST_TOLD:
-        text = text[:_MOST_TOLD] + "…"
+    if len(text) > _MAX_ERROR_TEXT:
+        text = text[:_MAX_ERROR_TEXT] + "…"
     text = "".join(c if c.isprintable() or c == " " else " " for c in text)
     return text.encode(errors="replace")
 
 
-def refuse(problem: str, why: str, remedy: str) -> NoReturn:
-    raise UsageError(problem, why, remedy)
+def refuse(problem: str, why: str, suggestion: str) -> NoReturn:
+    raise UsageError(problem, why, suggestion)
 
 
-def unsupported(problem: str, why: str, remedy: str) -> NoReturn:
-    raise UnsupportedError(problem, why, remedy)
+def unsupported(problem: str, why: str, suggestion: str) -> NoReturn:
+    raise UnsupportedError(problem, why, suggestion)

@@ -10,7 +10,7 @@ from ._errors import CallError, refuse, unsupported
 from ._spellings import causal_of, mask_of  # noqa: F401, for those who import from here
 
 
-# Arguments of flash_attn 3, vLLM and others: what they are called here, where the function has that; else (names, why, remedy).
+# Arguments of flash_attn 3, vLLM and others: what they are called here, where the function has that; else (names, why, suggestion).
 _RENAMED = {
     "page_table": "block_table", "block_tables": "block_table", "seqused_k": "cache_seqlens", "seq_lens": "cache_seqlens",
     "is_causal": "causal", "causal": "is_causal", "scale": "softmax_scale", "sm_scale": "softmax_scale scale",
@@ -36,12 +36,12 @@ def _refuse_foreign(function: str, name: str, value, keywords) -> None:
     own = next((own for own in _RENAMED.get(name, "").split() if own in keywords), None)
     if own is not None:
         raise CallError(f"{function} has no {name}", f"it is called {own} there", f"Pass {own}.")
-    for names, why, remedy in _ELSEWHERE:
+    for names, why, suggestion in _ELSEWHERE:
         if name in names.split():
-            raise CallError(f"{function} has no {name}", why, remedy)
+            raise CallError(f"{function} has no {name}", why, suggestion)
     near = difflib.get_close_matches(name, keywords, 1, 0.75)
-    remedy = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(sorted(keywords))}."
-    raise CallError(f"{function} has no {name}", f"it was given as {str(value)[:60]}", remedy)
+    suggestion = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(sorted(keywords))}."
+    raise CallError(f"{function} has no {name}", f"it was given as {str(value)[:60]}", suggestion)
 
 
 def shim(function):

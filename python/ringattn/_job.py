@@ -31,7 +31,7 @@ from .worlds import World, own_calls, self_world
 Mask = str | tuple[int, int]
 
 # Forms of calls that a world remembers.
-_MOST_CALLS = 256
+_MAX_CALLS = 256
 
 _MASKS = {"causal": (_abi.CAUSAL, 0, 0), "full": (_abi.FULL, 0, 0)}
 
@@ -293,7 +293,7 @@ class Call:
         for name, value in members.items():
             setattr(self._tensors, name, value)
         places = {name: view.struct for name, view in self._views.items()}
-        self._places = [places[name] if array is not None else None for name, array in given.items()]
+        self._indices = [places[name] if array is not None else None for name, array in given.items()]
         self._out, self._lse = places.get("out") or places["y"], places.get("lse")
         self._new_out = maker(out, tuple(out.shape))
         self._new_lse = None if lse is None else maker(out, tuple(lse.shape), "float32")
@@ -316,7 +316,7 @@ class Call:
             if prepared._handle is None:
                 return None
             prepared.world().use(prepared)
-            for place, array in zip(self._places, arrays):
+            for place, array in zip(self._indices, arrays):
                 if place is not None:
                     place.data = address_of(array)
             if out is None:
@@ -372,6 +372,6 @@ def keep_call(world: World | None, key, prepared: Prepared, arrays: dict, given:
     if key is None or any(x is not None and address_of(arrays[name]) != address_of(x) for name, x in given.items()):
         return
     calls = own_calls() if world is None else world.calls
-    if len(calls) >= _MOST_CALLS:
+    if len(calls) >= _MAX_CALLS:
         calls.clear()
     calls[key] = Call(prepared, arrays, given, out, lse, workspace_bytes, members)

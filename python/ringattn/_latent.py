@@ -14,16 +14,16 @@ from . import _abi, _job, _structs
 from ._arguments import as_fp32, as_ints, as_text, check_axes, check_settings, is_true, lengths_of, refuse_unknown, scale_members
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced, traced_step, type_name
-from ._decode import DecodeShare, LatentDecode, c_limits, check_tables, check_which_lengths, finish_step, flat, limits_of
+from ._decode import DecodePartition, MlaDecode, c_limits, check_tables, check_which_lengths, finish_step, flat, limits_of
 from ._decode import steps_of, written_by_step
 from .layouts import Layout
 from .worlds import World
 
 
-class Latent(_job.Prepared):
+class Mla(_job.Prepared):
     """A prepared job. mla() keeps such objects. Making one is collective."""
 
-    op = "latent"
+    op = "mla"
 
     @property
     def form(self) -> str:
@@ -50,7 +50,7 @@ def _dims(q, latent_dim: int, rope_dim: int, w_uk, w_uv, head_dim: int | None, h
     return head_dim, head_dim_v, head_dim_v if w_uv is not None else latent_dim
 
 
-def _is_packed(rows) -> bool:
+def _is_fp8(rows) -> bool:
     """Whether they are rows of 8 bits."""
     return type_name(rows.dtype) == "uint8"
 
@@ -64,7 +64,7 @@ def _refuse_float8(name: str, rows) -> None:
 def latent_dim_of(rows, rope_dim: int) -> int:
     """Of rows of both, [..., latent_dim + rope_dim] or of 8 bits."""
     numbers = rows.shape[-1]
-    return (numbers - 2 * rope_dim) * 32 // 33 if _is_packed(rows) else numbers - rope_dim
+    return (numbers - 2 * rope_dim) * 32 // 33 if _is_fp8(rows) else numbers - rope_dim
 
 
 def _check_rows(name: str, rows, rope_dim: int) -> None:
@@ -85,12 +85,12 @@ def rotary_of(q, latent, k_rope, w_uk) -> int:
     return q.shape[-1] - (2 * q.shape[-1] - latent.shape[-1]) * 32 // 31  # q has as many numbers as a row has
 
 
-def _spec(like, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks, packed):
+def _spec(like, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks, fp8):
     kind, left, right = _job.read_mask(mask)
     return _structs.latent_spec(dtype=data_type(like), heads=heads, head_dim=head_dim, rope_dim=rope_dim, head_dim_v=head_dim_v,
                                 latent_dim=latent_dim, mask=kind, sinks=int(sinks), window_left=left, window_right=right,
                                 softcap=as_fp32(softcap, "softcap"),
-                                format=f"latent rope {rope_dim}".encode() if packed else None,
+                                format=f"latent rope {rope_dim}".encode() if fp8 else None,
                                 **scale_members(softmax_scale))  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, q_offsets=None,
         layout: str | Layout | None = None, key_layout: str | Layout | None = None, world: World | None = None, out=None,
         threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Latent attention over a packed batch: of the sequences of cu_seqlens_q, else of a Layout, else of one.
+    """Multi-head latent attention over a packed batch: of the sequences of cu_seqlens_q, else of a Layout, else of one.
 
     q: [tokens, heads, head_dim + rope_dim]; latent: [tokens, latent_dim]; k_rope: [tokens, rope_dim]; both may be columns of
     one tensor. Of rows of 8 bits latent, uint8 [tokens, bytes of a row], has both, and k_rope is None. w_uk: [heads, head_dim,
@@ -122,44 +122,44 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         return results
     _job.read_mask(mask)
     _job.check_arrays("mla", {"q": q, "latent": latent}, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
-    packed = _is_packed(latent)
+    fp8 = _is_fp8(latent)
     _refuse_float8("latent", latent)
     _job.check_dtypes(q=q, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, out=out)
-    if packed == (k_rope is not None):
-        refuse(f"k_rope of mla is {'given' if packed else 'missing'}", f"latent is {type_name(latent.dtype)}, and "
-               f"{'its rows have the rotary keys' if packed else 'only rows of 8 bits have rotary keys'}",
-               "Leave it out." if packed else "Pass the rotary keys.")  # fmt: skip
+    if fp8 == (k_rope is not None):
+        refuse(f"k_rope of mla is {'given' if fp8 else 'missing'}", f"latent is {type_name(latent.dtype)}, and "
+               f"{'its rows have the rotary keys' if fp8 else 'only rows of 8 bits have rotary keys'}",
+               "Leave it out." if fp8 else "Pass the rotary keys.")  # fmt: skip
     check_settings((form,))
     if form not in _abi.FORMS:
         refuse(f"form {form!r} is not known", 'there are "expanded" and "absorbed"', "Choose one, or None.")
     check_axes("q", q, (3,), "[tokens, heads, head_dim + rope_dim]")
-    check_axes("latent", latent, (2, 3), "[tokens, bytes of a row]" if packed else "[tokens, latent_dim]")
+    check_axes("latent", latent, (2, 3), "[tokens, bytes of a row]" if fp8 else "[tokens, latent_dim]")
     check_axes("k_rope", k_rope, (2, 3), "[tokens, rope_dim]")
     _check_matrices(w_uk, w_uv)
     own = _job.world_of(q, world)
     heads, rope_dim = q.shape[1], rotary_of(q, latent, k_rope, w_uk)
-    if packed:
+    if fp8:
         _check_rows("latent", latent, rope_dim)
-    latent_dim = latent_dim_of(latent, rope_dim) if packed else latent.shape[-1]
+    latent_dim = latent_dim_of(latent, rope_dim) if fp8 else latent.shape[-1]
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
     of_keys = layout if key_layout is None else key_layout
     q_lengths = _lengths(cu[0], layout, q.shape[0], own)
     k_lengths = q_lengths if cu[0] is not None and cu[1] is None else _lengths(cu[1], of_keys, latent.shape[0], own)
-    key = ("latent", q.dtype, packed, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
+    key = ("mla", q.dtype, fp8, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
            sinks is not None, q_lengths, k_lengths, offsets, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
 
     def make():
         spec = _spec(
-            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None, packed
+            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None, fp8
         )
         options = _job.c_options(own, q_lengths, k_lengths, layout, key_layout, threads=threads,
                                  memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
-        return Latent(own, spec, _job.c_batch(q_lengths, k_lengths, offsets), _abi.FORMS[form], options)
+        return Mla(own, spec, _job.c_batch(q_lengths, k_lengths, offsets), _abi.FORMS[form], options)
 
     prepared = own.prepared(key, make)
     out = empty(q, (q.shape[0], heads, out_dim)) if out is None else out
     lse = empty(q, (q.shape[0], heads), "float32")
-    arrays = {"q": contiguous_heads(q), "latent": _one_head(latent), "k_rope": None if packed else _one_head(k_rope),
+    arrays = {"q": contiguous_heads(q), "latent": _one_head(latent), "k_rope": None if fp8 else _one_head(k_rope),
               "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks, "out": out, "lse": lse}  # fmt: skip
     prepared._do(q, arrays, prepared.facts.workspace_bytes)
     _job.keep_call(world, call, prepared, arrays, given, out, lse, prepared.facts.workspace_bytes)
@@ -185,13 +185,13 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
                head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, out=None,
                threads: int = 0, timeout: float = 60.0, kernel: str | None = None, **unknown):  # fmt: skip
-    """One step of decoding over a cache of latents, in the absorbed form: on CPUs and with sm80_fold with the bits of mla() in
-    that form over the whole sequence, on Hopper, where sm90_latent decodes, with bits of its own. kernel: the name of one that
-    must decode, for steps of few sequences "sm90_latent_1k", whose bits are others (docs/mla.md); None: the usual one.
+    """One step of decoding over a cache of latents, in the absorbed form: on CPUs and with sm80_attention with the bits of mla() in
+    that form over the whole sequence, on Hopper, where sm90_mla decodes, with bits of its own. kernel: the name of one that
+    must decode, for steps of few sequences "sm90_mla_split1k", whose bits are others (docs/mla.md); None: the usual one.
 
     q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim]. cache: [pages, page_size,
     latent_dim + rope_dim]: the latent, then the rotary key; or uint8 [pages, page_size, bytes of a row], rows of 8 bits, into
-    which new rows are packed. rope_dim: numbers of that, which nothing else says; DeepSeek's
+    which new rows are fp8. rope_dim: numbers of that, which nothing else says; DeepSeek's
     models have 64. latent, k_rope: [sequences, (rows,) dim], new rows that join the cache first. Matrices are as mla() has
     them, the rest as decode()."""
     if unknown:
@@ -226,44 +226,44 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
 
 def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap,
                    sinks, max_keys, threads, timeout, kernel):  # fmt: skip
-    """(LatentDecode, sequences, rows of each, numbers of a row of out)."""
+    """(MlaDecode, sequences, rows of each, numbers of a row of out)."""
     _job.read_mask(mask)
     if not isinstance(rope_dim, int):
         refuse(f"rope_dim is {rope_dim!r}", "it says how many numbers of a row are the rotary key", "Pass a number: 64.")
     _refuse_float8("cache", cache)
-    numbers = "bytes of a row" if _is_packed(cache) else "latent_dim + rope_dim"
+    numbers = "bytes of a row" if _is_fp8(cache) else "latent_dim + rope_dim"
     check_axes("cache", cache, (3, 4), f"[pages, page_size, {numbers}]")
     _check_matrices(w_uk, w_uv)
     sequences, rows = steps_of(q, 4)
-    heads, latent_dim, packed = q.shape[-2], latent_dim_of(cache, rope_dim), _is_packed(cache)
-    if packed:
+    heads, latent_dim, fp8 = q.shape[-2], latent_dim_of(cache, rope_dim), _is_fp8(cache)
+    if fp8:
         _check_rows("cache", cache, rope_dim)
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
     limits = limits_of(own, sequences, rows, cache, block_table, max_keys)
     name = None if kernel is None else as_text(kernel, "kernel")
-    key = ("latent_decode", q.dtype, packed, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap,
+    key = ("mla_decode", q.dtype, fp8, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap,
            sinks is not None, limits, threads, timeout, name)  # fmt: skip
 
     def make():
         spec = _spec(
-            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None, packed
+            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None, fp8
         )
         options = _job.run_options(threads=threads, timeout_seconds=timeout, kernel=name)
-        return LatentDecode(own, spec, c_limits(limits), options)
+        return MlaDecode(own, spec, c_limits(limits), options)
 
     return own.prepared(key, make), sequences, rows, out_dim
 
 
-def mla_decode_share(q, cache, w_uk=None, w_uv=None, *, block_table=None, rope_dim: int = 64, head_dim: int | None = None,
+def mla_decode_partition(q, cache, w_uk=None, w_uv=None, *, block_table=None, rope_dim: int = 64, head_dim: int | None = None,
                      head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                      softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, threads: int = 0,
-                     timeout: float = 60.0, kernel: str | None = None, **unknown) -> DecodeShare:  # fmt: skip
-    """decode_share() of a step of mla_decode()."""
+                     timeout: float = 60.0, kernel: str | None = None, **unknown) -> DecodePartition:  # fmt: skip
+    """decode_partition() of a step of mla_decode()."""
     if unknown:
-        refuse_unknown("mla_decode_share", unknown)
-    _job.check_arrays("mla_decode_share", {"q": q, "cache": cache}, w_uk=w_uk, w_uv=w_uv, block_table=block_table, sinks=sinks)
+        refuse_unknown("mla_decode_partition", unknown)
+    _job.check_arrays("mla_decode_partition", {"q": q, "cache": cache}, w_uk=w_uk, w_uv=w_uv, block_table=block_table, sinks=sinks)
     check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
     own = _job.world_of(q, world)
     step, sequences, _, _ = _prepared_step(own, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask,
                                            softmax_scale, softcap, sinks, max_keys, threads, timeout, kernel)  # fmt: skip
-    return step.share(sequences)
+    return step.partition(sequences)

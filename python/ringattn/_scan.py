@@ -21,10 +21,10 @@ _CHANNELS = {"x": "u", "dt": "delta", "dt_bias": "delta_bias"}
 _STATE = {"final_states": "state"}
 
 
-class Scan(_job.Prepared):
+class Ssm(_job.Prepared):
     """A prepared job. ssd() keeps such objects. Making one is collective."""
 
-    op = "scan"
+    op = "ssm"
 
 
 def lengths_of_runs(x, batched: bool, cu_seqlens, layout, world: World) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ def check_state(name: str, state, slots, sequences: int, shape: tuple, dtype: st
 
 
 def _prepared(world, x, heads, head_dim, state_dim, groups, state_decays, lengths, layout, flags, limits, members):
-    key = ("scan", x.dtype, heads, head_dim, state_dim, groups, state_decays, lengths, layout, *flags.items(), limits,
+    key = ("ssm", x.dtype, heads, head_dim, state_dim, groups, state_decays, lengths, layout, *flags.items(), limits,
            *members.items())  # fmt: skip
 
     def make():
@@ -87,13 +87,13 @@ def _prepared(world, x, heads, head_dim, state_dim, groups, state_decays, length
         spec = _structs.scan_spec(dtype=data_type(x), heads=heads, head_dim=head_dim, state_dim=state_dim, groups=groups,
                                   state_decays=int(state_decays), dt_limits=int(limits is not None), **wanted)  # fmt: skip
         if limits is not None:
-            spec.dt_least, spec.dt_most = limits
-        return Scan(world, spec, batch, run_options(world, lengths, layout, members))
+            spec.dt_min, spec.dt_max = limits
+        return Ssm(world, spec, batch, run_options(world, lengths, layout, members))
 
     return world.prepared(key, make)
 
 
-def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens, layout,
+def _ssm(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens, layout,
           world, out, members):  # fmt: skip
     """x, z: [(batch,) tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens, groups, state_dim]."""
     world = _job.world_of(x, world)
@@ -222,7 +222,7 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
     _job.check_arrays("ssd", {"x": x, "dt": dt, "A": A, "B": B, "C": C}, D=D, z=z, dt_bias=dt_bias,
                       initial_states=initial_states, out=out)  # fmt: skip
     members = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
-    return _scan("ssd", x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens,
+    return _ssm("ssd", x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens,
                  layout, world, out, members)  # fmt: skip
 
 
@@ -264,7 +264,7 @@ def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_
     members = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
     grouped = [rows if rows.ndim == u.ndim + 1 else rows[..., None, :] for rows in (B, C)]
     states = None if initial_states is None else initial_states[:, :, None, :]
-    made = called_by(_CHANNELS, _scan, "selective_scan", u[..., None], delta, A, *grouped, D,
+    made = called_by(_CHANNELS, _ssm, "selective_scan", u[..., None], delta, A, *grouped, D,
                      None if z is None else z[..., None], delta_bias, delta_softplus, None, states, return_last_state, cu_seqlens,
                      layout, world, None if out is None else out[..., None], members)  # fmt: skip
     return (made[0][..., 0], made[1][:, :, 0]) if return_last_state else made[..., 0]

@@ -15,7 +15,7 @@ from ._tensor_names import known_names
 # What the table of tensors' names calls otherwise than functions do.
 _ROLES = {"lengths_k": "lengths", "conv1d_weight": "weight", "conv1d_bias": "bias", "conv_state": "initial_states"}
 # Whose tensors an op reads.
-_JOBS = {"varlen": "attention", "decode_share": "decode", "mla_decode_share": "mla_decode", "ssd_update": "ssd",
+_JOBS = {"varlen": "attention", "decode_partition": "decode", "mla_decode_partition": "mla_decode", "ssd_update": "ssd",
          "selective_update": "selective_scan", "causal_conv1d_update": "causal_conv1d"}  # fmt: skip
 # Names of other libraries that mean what a keyword here does.
 _SCALES = ("scale", "sm_scale", "scaling")
@@ -63,8 +63,8 @@ def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
     advice, known, hint = _call_names.advice_on(op, name), _known(op).get(name), _HINTS.get(name)
     if advice is not None:
         if advice.own:
-            raise CallError(f"{op} has no {name}", advice.why, advice.remedy)
-        unsupported(f"{op} has no {name}", advice.why, advice.remedy)
+            raise CallError(f"{op} has no {name}", advice.why, advice.suggestion)
+        unsupported(f"{op} has no {name}", advice.why, advice.suggestion)
     if name == "grow" and "update_lengths" in keywords:
         raise CallError("grow is called update_lengths", "lengths without the rows of the step are lengths_before",
                         "Pass lengths_before=lengths, update_lengths=True in place of lengths and grow=True.")  # fmt: skip
@@ -90,8 +90,8 @@ def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
     if known is not None and known.refused and not known.refused.startswith(_SETTINGS):
         unsupported(f"{op} has no {name}", known.refused, known.suggestion.replace("lengths_k", "lengths"))
     near = difflib.get_close_matches(name, keywords, 1, 0.75)
-    remedy = f"Did you mean {near[0]}?" if near else f"See help(ringattn.{op}) for what it takes."
-    raise CallError(f"{op} has no {name}", f"it was given as {str(value)[:60]}", remedy)
+    suggestion = f"Did you mean {near[0]}?" if near else f"See help(ringattn.{op}) for what it takes."
+    raise CallError(f"{op} has no {name}", f"it was given as {str(value)[:60]}", suggestion)
 
 
 def causal_of(causal) -> bool:
@@ -213,7 +213,7 @@ class _Call:
                    "Pass enable_gqa=True, or leave it out.")  # fmt: skip
 
     def results(self) -> None:
-        if "mask" not in self.keywords or self.op in ("evict", "decode_share", "mla_decode_share"):
+        if "mask" not in self.keywords or self.op in ("evict", "decode_partition", "mla_decode_partition"):
             return  # they return no lse
         for name in ("return_lse", "return_softmax_lse"):
             if name in self.foreign and not is_true(name, self.take(name)):
@@ -259,10 +259,10 @@ class _Call:
             for name in ("k_cache", "v_cache") if self.op == "decode" else ("k", "v"):
                 self.named[name] = self._heads_last(name, self.named.get(name), 'Pass kv_layout="NHD".')
 
-    def _heads_last(self, name: str, array, remedy: str):
+    def _heads_last(self, name: str, array, suggestion: str):
         """A view of […, heads, tokens, dim] as [..., tokens, heads, dim]."""
         if array is not None and not hasattr(array, "swapaxes"):
-            unsupported(f"{name} of {self.op} is {type(array).__name__}", "its tokens come before its heads", remedy)
+            unsupported(f"{name} of {self.op} is {type(array).__name__}", "its tokens come before its heads", suggestion)
         return None if array is None else array.swapaxes(-3, -2)
 
     def order(self) -> None:

@@ -82,7 +82,7 @@ options = _sized(
 
 attention_facts = _sized(
     "attention_facts", (c_int64, "q_rows k_rows"), (c_uint64, "workspace_bytes"), (c_char_p, "kernel"),
-    (c_double, "predicted_seconds"), (c_char_p, "machine"),
+    (c_double, "estimated_seconds"), (c_char_p, "machine"),
 )  # fmt: skip
 attention_tensors = _sized(
     "attention_tensors", (Tensor, "q k v sinks out lse workspace"), (c_void_p, "stream"), (Tensor, "compressed_k compressed_v")
@@ -90,50 +90,50 @@ attention_tensors = _sized(
 
 decode_limits = _sized("decode_limits", (c_int64, "sequences rows keys page_size pages"))
 decode_facts = _sized(
-    "decode_facts", (c_int64, "group_keys share_first share_every"), (c_uint64, "memory_bytes"), (c_char_p, "kernel")
+    "decode_facts", (c_int64, "kv_split_keys partition_first partition_stride"), (c_uint64, "memory_bytes"), (c_char_p, "kernel")
 )
 decode_tensors = _sized(
     "decode_tensors", (Tensor, "q k v block_table lengths sinks k_new v_new out lse host_lengths host_table"),
     (c_void_p, "stream"), (c_int32, "rows update_lengths"), (Tensor, "compressed_k compressed_v lengths_before"),
 )  # fmt: skip
 
-latent_spec = _sized(
-    "latent_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim rope_dim head_dim_v latent_dim mask sinks"),
+mla_spec = _sized(
+    "mla_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim rope_dim head_dim_v latent_dim mask sinks"),
     (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"), (c_char_p, "format"),
     (c_int64, "scale_given"),
 )  # fmt: skip
-latent_facts = _sized(
-    "latent_facts", (c_int64, "q_rows k_rows"), (c_uint64, "workspace_bytes"), (c_char_p, "kernel"), (c_int64, "form")
+mla_facts = _sized(
+    "mla_facts", (c_int64, "q_rows k_rows"), (c_uint64, "workspace_bytes"), (c_char_p, "kernel"), (c_int64, "form")
 )
-latent_tensors = _sized(
-    "latent_tensors", (Tensor, "q latent k_rope w_uk w_uv sinks out lse workspace"), (c_void_p, "stream")
+mla_tensors = _sized(
+    "mla_tensors", (Tensor, "q latent k_rope w_uk w_uv sinks out lse workspace"), (c_void_p, "stream")
 )
-latent_decode_tensors = _sized(
-    "latent_decode_tensors",
+mla_decode_tensors = _sized(
+    "mla_decode_tensors",
     (Tensor, "q cache block_table lengths sinks latent k_rope w_uk w_uv out lse host_lengths host_table"),
     (c_void_p, "stream"), (c_int32, "rows update_lengths"), (Tensor, "lengths_before"),
 )  # fmt: skip
 
-head_product_spec = _sized("head_product_spec", (DLDataType, "dtype"), (c_int32, "heads inner outer"))
-head_product_facts = _sized("head_product_facts", (c_uint64, "memory_bytes"), (c_char_p, "kernel"))
-head_product_tensors = _sized("head_product_tensors", (Tensor, "rows weights out"), (c_void_p, "stream"))
+batched_gemm_spec = _sized("batched_gemm_spec", (DLDataType, "dtype"), (c_int32, "heads dim_k dim_n"))
+batched_gemm_facts = _sized("batched_gemm_facts", (c_uint64, "memory_bytes"), (c_char_p, "kernel"))
+batched_gemm_tensors = _sized("batched_gemm_tensors", (Tensor, "rows weights out"), (c_void_p, "stream"))
 
-scan_spec = _sized(
-    "scan_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim state_dim"), (c_int64, "groups"),
-    (c_int32, "state_decays skip gate dt_bias dt_softplus dt_limits"), (c_float, "dt_least dt_most"),
+ssm_spec = _sized(
+    "ssm_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim state_dim"), (c_int64, "groups"),
+    (c_int32, "state_decays skip gate dt_bias dt_softplus dt_limits"), (c_float, "dt_min dt_max"),
 )  # fmt: skip
-scan_batch = _sized(
-    "scan_batch", (c_int64, "sequences"), (longs, "lengths"), (c_int32, "initial_states final_states"), (c_int64, "update")
+ssm_batch = _sized(
+    "ssm_batch", (c_int64, "sequences"), (longs, "lengths"), (c_int32, "initial_states final_states"), (c_int64, "update")
 )
-scan_facts = _sized("scan_facts", (c_int64, "rows beginning ending"), (c_uint64, "memory_bytes"), (c_char_p, "kernel"))
-scan_tensors = _sized(
-    "scan_tensors", (Tensor, "x dt b c z a d dt_bias initial_states y final_states"), (c_void_p, "stream"), (Tensor, "slots")
+ssm_facts = _sized("ssm_facts", (c_int64, "rows beginning ending"), (c_uint64, "memory_bytes"), (c_char_p, "kernel"))
+ssm_tensors = _sized(
+    "ssm_tensors", (Tensor, "x dt b c z a d dt_bias initial_states y final_states"), (c_void_p, "stream"), (Tensor, "slots")
 )
-convolution_spec = _sized(
-    "convolution_spec", (DLDataType, "dtype"), (c_int32, "width"), (c_int64, "channels"), (c_int32, "bias silu")
+causal_conv1d_spec = _sized(
+    "causal_conv1d_spec", (DLDataType, "dtype"), (c_int32, "width"), (c_int64, "channels"), (c_int32, "bias silu")
 )
-convolution_tensors = _sized(
-    "convolution_tensors", (Tensor, "x weight bias initial_halos y final_halos slots"), (c_void_p, "stream")
+causal_conv1d_tensors = _sized(
+    "causal_conv1d_tensors", (Tensor, "x weight bias initial_halos y final_halos slots"), (c_void_p, "stream")
 )
 
 compression_spec = _sized(

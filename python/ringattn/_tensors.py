@@ -91,7 +91,7 @@ def _wrapped(function, new_rows: str | None, place: int):
         if not required <= len(arguments) <= most or not keywords.issuperset(named):
             return call_spelled(call, op, positional, required, keywords, arguments, named)
         if new_rows is not None and len(arguments) > place and named.get(new_rows) is not None:
-            _refuse_placed(op, new_rows, arguments[place])
+            _refuse_indexed(op, new_rows, arguments[place])
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
             first = arguments[0]
@@ -106,7 +106,7 @@ def _wrapped(function, new_rows: str | None, place: int):
     return call
 
 
-def _refuse_placed(op: str, new_rows: str, lengths) -> None:
+def _refuse_indexed(op: str, new_rows: str, lengths) -> None:
     if lengths is not None:
         raise CallError(f"lengths of {op} are passed by place, beside {new_rows}",
                         "lengths count the new rows of this step, and lengths_before don't",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operators of torch_ops and torch_scan_ops are made with."""
+"""What the operators of torch_ops and torch_ssm_ops are made with."""
 
 import torch
 from torch import Tensor, library

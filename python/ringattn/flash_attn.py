@@ -107,14 +107,14 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     written into the cache behind cache_seqlens, which are not changed; without them cache_seqlens count all keys. cache_seqlens:
     a number, int32 [batch], or None: all that the cache holds."""
     check(0.0, alibi_slopes)
-    for name, given, why, remedy in (
+    for name, given, why, suggestion in (
         ("rotary_cos", rotary_cos, "no rotary embedding is applied", "Pass q and k with their rotary embedding."),
         ("rotary_sin", rotary_sin, "no rotary embedding is applied", "Pass q and k with their rotary embedding."),
         ("cache_batch_idx", cache_batch_idx, "sequence s of a dense cache is row s of q", "Pass pages and a block_table."),
         ("cache_leftpad", cache_leftpad, "sequences begin with their first key", "Pass a cache without padding."),
     ):  # fmt: skip
         if given is not None:
-            unsupported(f"{name} of flash_attn_with_kvcache is given", why, remedy)
+            unsupported(f"{name} of flash_attn_with_kvcache is given", why, suggestion)
     as_int(num_splits, "num_splits")
     check_rows(q=q, k_cache=k_cache, v_cache=v_cache)
     check_axes("q", q, (4,), "[batch, rows, heads, head_dim]")

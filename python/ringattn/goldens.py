@@ -40,7 +40,7 @@ def this_machine(device: tuple[int, int] = (_abi.CPU, 0)) -> str:
     return f"ringattn {lib.version().decode()}, build {build}, {kind}, {smallest.kernel}, {smallest.machine}"
 
 
-def place_of(device) -> tuple[int, int]:
+def dl_device_of(device) -> tuple[int, int]:
     """"cpu", "cuda" and "cuda:1" as DLPack counts devices; a pair of such numbers is one already."""
     if isinstance(device, tuple):
         return device
@@ -72,7 +72,7 @@ class Goldens:
     def __init__(self, path, record: bool = False, device=None, missing: str = "fail"):
         self.path = pathlib.Path(path)
         self.record = record
-        self.device = None if device is None else place_of(device)
+        self.device = None if device is None else dl_device_of(device)
         self.missing = missing
         if missing not in ("fail", "record"):
             refuse(f"missing is {missing!r}", "goldens that are not there fail, or are recorded",

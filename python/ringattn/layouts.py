@@ -31,7 +31,7 @@ class Layout:
         self._key = (self.lengths, self.runs)
         self._check()
         self.text = _text_of(self.lengths, self.runs)
-        self._places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._token_indices: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._empty: dict[int, int] | None = None
 
     def _check(self) -> None:
@@ -89,16 +89,16 @@ class Layout:
                     self._empty[s] = owner
         return [s for s, owner in self._empty.items() if owner == rank]
 
-    def places(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    def token_indices(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """Of each row of a rank: its token on the packed axis, and its token in its sequence."""
-        known = self._places.get(rank)
+        known = self._token_indices.get(rank)
         if known is None:
             begins = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
             of_runs = [np.arange(b, e, dtype=np.int64) for _, b, e in self.runs[rank]]
             firsts = [np.full(e - b, begins[s]) for s, b, e in self.runs[rank]]
             tokens = np.concatenate(of_runs) if of_runs else np.zeros(0, np.int64)
             first = np.concatenate(firsts) if firsts else np.zeros(0, np.int64)
-            known = self._places[rank] = (tokens + first, tokens)
+            known = self._token_indices[rank] = (tokens + first, tokens)
         return known
 
     def c_runs(self):
@@ -256,7 +256,7 @@ def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
 
 def positions(layout: Layout, rank: int) -> np.ndarray:
     """int64 [tokens of the rank]: of each row its token in its sequence, which is the position that RoPE needs."""
-    return layout.places(rank)[1]
+    return layout.token_indices(rank)[1]
 
 
 def _rows(array, layout: Layout) -> int:
@@ -284,7 +284,7 @@ def shard(array, layout: Layout, rank: int):
         return array.with_streams(streams, shape)
     batched = _rows(array, layout) == 2
     flat = array.reshape(-1, *array.shape[2:]) if batched else array
-    tokens = layout.places(rank)[0]
+    tokens = layout.token_indices(rank)[0]
     if is_torch(flat):
         import torch  # noqa: PLC0415, only where the array is one of its tensors
 
@@ -317,7 +317,7 @@ def unshard(shards: Sequence, layout: Layout):
                 f"rank {rank} has {rows.shape[0]} rows", f"the layout gives it {wanted}", "Pass them in order of rank."
             )
         flat.append(rows)
-    order = np.argsort(np.concatenate([layout.places(rank)[0] for rank in range(layout.world)]))
+    order = np.argsort(np.concatenate([layout.token_indices(rank)[0] for rank in range(layout.world)]))
     if is_torch(flat[0]):
         import torch  # noqa: PLC0415, only where the shards are its tensors
 

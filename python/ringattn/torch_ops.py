@@ -9,7 +9,7 @@ values are lists: [rows], with a format "" and a dim 0, or the streams and table
 import torch
 from torch import Tensor
 
-from . import _attention, _compression, _decode, _eviction, _head_product, _latent
+from . import _attention, _compression, _decode, _eviction, _batched_gemm, _mla
 from ._compression import Compressed
 from ._torch_tools import (
     check_alone,
@@ -28,7 +28,7 @@ from ._torch_tools import (
     tensor_of,
     world_of,
 )
-from .torch_scan_ops import (  # noqa: F401, the second half
+from .torch_ssm_ops import (  # noqa: F401, the second half
     causal_conv1d,
     causal_conv1d_update,
     selective_scan,
@@ -183,7 +183,7 @@ def _mla_op(
     left: int, right: int, softmax_scale: float | None, softcap: float, layout: str | None, key_layout: str | None,
     world: str | None, threads: int, memory_budget: int, timeout: float, q_offsets: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _latent.mla(
+    return _mla.mla(
         q, latent, k_rope, w_uk, w_uv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, form=form, head_dim=head_dim,
         head_dim_v=head_dim_v, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
         q_offsets=q_offsets, layout=layout_of(layout), key_layout=layout_of(key_layout), world=world_of(world),
@@ -196,7 +196,7 @@ def _(q, latent, k_rope, w_uk, w_uv, *_):
     if w_uv is not None:
         return new_rows(q, w_uv.shape[1])
     whole = k_rope is not None
-    return new_rows(q, latent.shape[-1] if whole else _latent.latent_dim_of(latent, _latent.rotary_of(q, latent, None, w_uk)))
+    return new_rows(q, latent.shape[-1] if whole else _mla.latent_dim_of(latent, _mla.rotary_of(q, latent, None, w_uk)))
 
 
 def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form=None, head_dim=None,
@@ -220,7 +220,7 @@ def _mla_decode_op(
     mask: str, left: int, right: int, softmax_scale: float | None, softcap: float, max_keys: int | None, threads: int,
     timeout: float, kernel: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _latent.mla_decode(
+    return _mla.mla_decode(
         q, cache, lengths, w_uk, w_uv, lengths_before=lengths_before, update_lengths=update_lengths,
         block_table=block_table, latent=latent, k_rope=k_rope, rope_dim=rope_dim, head_dim=head_dim,
         head_dim_v=head_dim_v, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
@@ -230,7 +230,7 @@ def _mla_decode_op(
 
 @fake("mla_decode")
 def _(q, cache, lengths, w_uk, w_uv, lengths_before, update_lengths, block_table, latent, k_rope, sinks, rope_dim, *_):
-    return new_rows(q, _latent.latent_dim_of(cache, rope_dim) if w_uv is None else w_uv.shape[1])
+    return new_rows(q, _mla.latent_dim_of(cache, rope_dim) if w_uv is None else w_uv.shape[1])
 
 
 def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=None, update_lengths=False, block_table=None,
@@ -246,19 +246,19 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
     return given("mla_decode", out, made), lse
 
 
-@operator("head_product")
-def _head_product_op(rows: Tensor, weights: Tensor, threads: int) -> Tensor:
-    return _head_product.head_product(rows, weights, threads=threads)
+@operator("batched_gemm")
+def _batched_gemm_op(rows: Tensor, weights: Tensor, threads: int) -> Tensor:
+    return _batched_gemm.batched_gemm(rows, weights, threads=threads)
 
 
-@fake("head_product")
+@fake("batched_gemm")
 def _(rows, weights, *_):
     return rows.new_empty((*rows.shape[: max(rows.ndim - 2, 1)], *weights.shape[:2]))
 
 
-def head_product(rows, weights, *, out=None, threads=0, **unknown):
-    check_known("head_product", unknown)
-    return given("head_product", out, run("head_product", rows, weights, threads))
+def batched_gemm(rows, weights, *, out=None, threads=0, **unknown):
+    check_known("batched_gemm", unknown)
+    return given("batched_gemm", out, run("batched_gemm", rows, weights, threads))
 
 
 @operator("compress")

@@ -4,18 +4,18 @@
 import torch
 from torch import Tensor
 
-from . import _convolution, _scan, layouts
+from . import _conv1d, _ssm, layouts
 from ._arguments import is_true
 from ._torch_tools import check_alone, check_known, fake, given, layout_of, operator, run, tensor_of
 
 
 def _layout_text(layout) -> str | None:
-    _scan.check_layout(layout)
+    _ssm.check_layout(layout)
     return None if layout is None else layout.text
 
 
 def _sequences(rows, batched: bool, cu_seqlens, layout: str | None) -> int:
-    """As lengths_of_runs() of _scan finds them."""
+    """As lengths_of_runs() of _ssm finds them."""
     if cu_seqlens is not None:
         return cu_seqlens.shape[0] - 1
     if batched:
@@ -29,7 +29,7 @@ def _ssd_op(
     dt_softplus: bool, dt_limit: list[float] | None, initial_states: Tensor | None, cu_seqlens: Tensor | None,
     layout: str | None, threads: int, memory_budget: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _scan.ssd(
+    return _ssm.ssd(
         x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
         dt_limit=None if dt_limit is None else tuple(dt_limit), initial_states=initial_states, return_final_states=True,
         cu_seqlens=cu_seqlens, layout=layout_of(layout), threads=threads, memory_budget=memory_budget, timeout=timeout,
@@ -90,7 +90,7 @@ def _ssd_update_op(
     dt_bias: Tensor | None, dt_softplus: bool, dt_limit: list[float] | None, state_batch_indices: Tensor | None, threads: int,
     timeout: float,
 ) -> Tensor:  # fmt: skip
-    return _scan.ssd_update(
+    return _ssm.ssd_update(
         state, x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
         dt_limit=None if dt_limit is None else tuple(dt_limit), state_batch_indices=state_batch_indices, threads=threads,
         timeout=timeout,
@@ -125,7 +125,7 @@ def _causal_conv1d_op(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, initial_states: Tensor | None,
     cu_seqlens: Tensor | None, layout: str | None, threads: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _convolution.causal_conv1d(
+    return _conv1d.causal_conv1d(
         x, weight, bias, activation=activation, initial_states=initial_states, return_final_states=True, cu_seqlens=cu_seqlens,
         layout=layout_of(layout), threads=threads, timeout=timeout,
     )  # fmt: skip
@@ -152,7 +152,7 @@ def _causal_conv1d_update_op(
     x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None,
     conv_state_indices: Tensor | None, threads: int, timeout: float,
 ) -> Tensor:  # fmt: skip
-    return _convolution.causal_conv1d_update(
+    return _conv1d.causal_conv1d_update(
         x, conv_state, weight, bias, activation=activation, conv_state_indices=conv_state_indices, threads=threads,
         timeout=timeout,
     )  # fmt: skip

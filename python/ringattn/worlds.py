@@ -97,9 +97,9 @@ class World(Owner):
     def wait(self) -> None:
         """Returns when all that calls on this world have put on streams of a GPU is done, and raises what of it failed first.
         Of calls without a world it is ringattn.self_world((2, i)) of GPU i. Refused once the world is closed."""
-        self.turn.run(self._settle)
+        self.turn.run(self._drain)
 
-    def _settle(self) -> None:
+    def _drain(self) -> None:
         failures = []
         self.handle  # noqa: B018, refuses where the world is closed
         for made in self._objects.values():

@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "attention/compressed_step.hpp"
-#include "attention/fitting.hpp"
 #include "attention/fold_step.hpp"
-#include "attention/identities.hpp"
+#include "attention/fitting.hpp"
+#include "attention/compressed_step.hpp"
 #include "attention/lengths.hpp"
+#include "attention/identities.hpp"
 #include "attention/ring/enqueued_runs.hpp"
-#include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
+#include "attention/ring/first_contact.hpp"
 #include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/aligned.hpp"
@@ -44,8 +44,8 @@ bool is_dense(const RowFormat& format, const RowShape& shape, const CompressedRo
   return format.is_plain() ? plain.is_dense() : has_dense_streams(format, shape, packed);
 }
 
-void check_packed(std::string_view name, const RowFormat& format, const RowShape& shape, const CompressedRows& packed,
-                  std::int64_t rows) {
+void check_compressed_rows(std::string_view name, const RowFormat& format, const RowShape& shape,
+                           const CompressedRows& packed, std::int64_t rows) {
   bool complete = true;
   for (std::size_t i = 0; i < format_streams(format, shape).size(); ++i) {
     complete = complete && (packed.streams[i].data != nullptr || rows == 0);
@@ -65,12 +65,12 @@ void check_packed(std::string_view name, const RowFormat& format, const RowShape
 struct Attention::Lengths {
   Lengths(const RingJob& job, const Options& options, const Transport& transport)
       : batch(job.work.batch),
-        forecast(ringattn::forecast(job, options, transport.route(), transport.size(), transport.rank())),
-        prepared(forecast.plan.blocks.size(), kNotPrepared),
-        runs(forecast.plan, forecast.prediction.seconds) {}
+        summary(ringattn::summarize_plan(job, options, transport.route(), transport.size(), transport.rank())),
+        prepared(summary.plan.blocks.size(), kNotPrepared),
+        runs(summary.plan, summary.time_estimate.seconds) {}
 
   Batch batch;
-  Forecast forecast;
+  PlanSummary summary;
   std::vector<PreparedTask> prepared;  // [blocks]
   PlannedRuns runs;
 };
@@ -80,23 +80,23 @@ struct Attention::Impl {
       : job(std::move(the_job)),
         options(std::move(the_options)),
         transport(the_transport),
-        meeting(transport, Patience(options.timeout_seconds)) {}
+        collective(transport, Timeouts(options.timeout_seconds)) {}
 
   bool several() const { return transport.size() > 1; }
   bool is_compressed() const { return !job.format.is_plain(); }
   bool is_dense(const Inputs& inputs) const {
-    return ringattn::is_dense(job.format.k, k_shape(job.spec), inputs.packed_k, inputs.k) &&
-           ringattn::is_dense(job.format.v, v_shape(job.spec), inputs.packed_v, inputs.v);
+    return ringattn::is_dense(job.format.k, k_shape(job.spec), inputs.quantized_k, inputs.k) &&
+           ringattn::is_dense(job.format.v, v_shape(job.spec), inputs.quantized_v, inputs.v);
   }
   bool reads_pages() const { return !is_compressed() && ringattn::reads_pages(job.page_size, transport.size()); }
   bool gathers_pages() const { return job.page_size > 0 && !reads_pages(); }
   const Lengths& now() const { return others != nullptr ? *others : *prepared; }
   Lengths& now() { return others != nullptr ? *others : *prepared; }
-  const Plan& plan() const { return now().forecast.plan; }
-  std::int64_t q_rows() const { return now().forecast.layout().queries.tokens(transport.rank()); }
-  std::int64_t k_rows() const { return now().forecast.layout().keys.tokens(transport.rank()); }
+  const Plan& plan() const { return now().summary.plan; }
+  std::int64_t q_rows() const { return now().summary.layout().queries.tokens(transport.rank()); }
+  std::int64_t k_rows() const { return now().summary.layout().keys.tokens(transport.rank()); }
   std::vector<std::int64_t> key_rows_of_sequences() const {
-    return rows_of_sequences(now().forecast.layout().keys, transport.rank());
+    return rows_of_sequences(now().summary.layout().keys, transport.rank());
   }
 
   WorkspaceLayout workspace(bool dense_kv) const {
@@ -124,46 +124,46 @@ struct Attention::Impl {
                Timeline* timeline, const BlockDone& block_done, RunMode mode);
   void enqueue_compressed(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
                           Timeline* timeline, const BlockDone& block_done, RunMode mode);
-  void throw_faults();
+  void throw_invalid_elements();
   StreamRows dense_shard(const Inputs& inputs, StreamRows staged, Stream stream) const;
   KeySource key_source(const StreamRows& rows, std::int64_t count) const;
 
   Job job;  // with the lengths of now()
   Options options;
   Transport& transport;
-  Meeting meeting;
-  FoldChoice choice;
+  Collective collective;
+  AttentionChoice choice;
   std::unique_ptr<Backend> backend;
-  std::unique_ptr<FoldKernel> kernel;
-  RingJob prepared_job;                         // with the lengths that the object was made with
-  std::unique_ptr<Lengths> prepared;            // of it
-  std::unique_ptr<Lengths> others;              // of set_lengths(), instead
-  std::vector<KeyTile> page_map;                // of a block's tiles, where they lie in pages
-  RankProducts products;                        // of compressed jobs, and all below
-  std::vector<DecompressedBlock> decompressed;  // [blocks]
-  std::int64_t most_decompressed = 0;           // rows of a block
-  std::optional<FaultCells> faults;             // two of each block
+  std::unique_ptr<AttentionKernel> kernel;
+  RingJob prepared_job;                                 // with the lengths that the object was made with
+  std::unique_ptr<Lengths> prepared;                    // of it
+  std::unique_ptr<Lengths> others;                      // of set_lengths(), instead
+  std::vector<PageRun> page_map;                        // of a block's tiles, where they lie in pages
+  LowRankGemms gemms;                                   // of compressed jobs, and all below
+  std::vector<DecompressedBlock> decompressed;          // [blocks]
+  std::int64_t most_decompressed = 0;                   // rows of a block
+  std::optional<InvalidElementCells> invalid_elements;  // two of each block
   std::optional<RingRuns> ring;
 };
 
 void Attention::Impl::choose() {
   check_job(job);
-  choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
+  choice = choose_kernel(job.spec, compatible_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   kernel = choice.row->make_kernel(job.spec, *backend);
-  check_fitting(*choice.row, *backend, transport);
+  check_compatible(*choice.row, *backend, transport);
   if (options.checksum) check_checksum(*backend);
   if (is_compressed()) {
     check_compressed(job, options, kernel->key_tile());
-    products = make_rank_products(job, choice.row->backend, *backend);
+    gemms = make_low_rank_gemms(job, choice.row->backend, *backend);
   }
-  prepared_job = ring_job(job, options, *kernel, transport.size(), products.scratch_bytes(job));
+  prepared_job = ring_job(job, options, *kernel, transport.size(), gemms.scratch_bytes(job));
   check_size(prepared_job, options, transport.size());
 }
 
 void Attention::Impl::allocate() {
   prepared = std::make_unique<Lengths>(prepared_job, options, transport);
-  const FoldLimits limits = reserved_limits(prepared_job, options, prepared->forecast.layout(), plan());
+  const AttentionLimits limits = reserved_limits(prepared_job, options, prepared->summary.layout(), plan());
   kernel->reserve(limits);
   if (reads_pages()) page_map.reserve(static_cast<std::size_t>(limits.tiles));
   if (is_compressed()) {
@@ -171,15 +171,15 @@ void Attention::Impl::allocate() {
       decompressed.push_back(decompressed_block(plan(), block));
       most_decompressed = std::max(most_decompressed, decompressed.back().rows);
     }
-    products.reserve(job);
-    faults.emplace(*backend, meeting, transport, 2 * decompressed.size());
+    gemms.reserve(job);
+    invalid_elements.emplace(*backend, collective, transport, 2 * decompressed.size());
   }
   if (limits.prepared > 0) {
-    const TilesOf tiles = [this](std::size_t block) { return std::span<const KeyTile>(decompressed[block].tiles); };
+    const TilesOf tiles = [this](std::size_t block) { return std::span<const PageRun>(decompressed[block].tiles); };
     prepared->prepared =
         prepare_tasks(plan(), job.spec, *kernel, options.state_out, is_compressed() ? tiles : TilesOf());
   }
-  ring.emplace(meeting, transport, *backend,
+  ring.emplace(collective, transport, *backend,
                RingRuns::Settings{prepared_job.work.streams, options.overlap, options.checksum,
                                   options.machine.flops_per_second});
   ring->allocate(plan().buffer_rows + spare_rows(prepared_job, options, transport.size()));
@@ -204,16 +204,16 @@ void Attention::Impl::set_lengths(const Batch& batch) {
 }
 
 void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> space) const {
-  const FoldSpec& spec = job.spec;
+  const AttentionSpec& spec = job.spec;
   check_shard("Attention", "q", inputs.q, {spec.dtype, q_rows(), spec.heads, spec.head_dim});
   if (job.page_size > 0) {
     check_paged_keys(inputs.pages, job, key_rows_of_sequences());
   } else {
-    check_keys("k", job.format.k, k_shape(spec), inputs.k, inputs.packed_k);
-    check_keys("v", job.format.v, v_shape(spec), inputs.v, inputs.packed_v);
+    check_keys("k", job.format.k, k_shape(spec), inputs.k, inputs.quantized_k);
+    check_keys("v", job.format.v, v_shape(spec), inputs.v, inputs.quantized_v);
   }
-  const bool has_rows = inputs.k.data != nullptr || inputs.packed_k.streams[0].data != nullptr;
-  const bool has_pages = inputs.pages.k.data != nullptr || inputs.pages.packed_k.streams[0].data != nullptr;
+  const bool has_rows = inputs.k.data != nullptr || inputs.quantized_k.streams[0].data != nullptr;
+  const bool has_pages = inputs.pages.k.data != nullptr || inputs.pages.quantized_k.streams[0].data != nullptr;
   if (job.page_size > 0 ? has_rows : has_pages) {
     fail(ErrorCode::kUsage, job.page_size > 0 ? "k is given" : "pages are given",
          job.page_size > 0 ? fmt::format("the job's keys lie in pages of {} tokens", job.page_size)
@@ -224,7 +224,7 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
   check_apart("out", outputs.out, "q", inputs.q);
   check_apart("out", outputs.out, "k", inputs.k);
   check_apart("out", outputs.out, "v", inputs.v);
-  check_sinks("FoldSpec", inputs.sinks, spec.sinks);
+  check_sinks("AttentionSpec", inputs.sinks, spec.sinks);
   if (options.state_out != outputs.state.has_value()) {
     fail(ErrorCode::kUsage, options.state_out ? "no place for the fold state" : "a place for the fold state",
          options.state_out ? "Options::state_out asks for it" : "Options::state_out is off",
@@ -242,7 +242,7 @@ void Attention::Impl::check_keys(std::string_view name, const RowFormat& format,
   if (format.is_plain()) {
     check_shard("Attention", name, plain, {shape.dtype, k_rows(), shape.heads, shape.dim});
   } else {
-    check_packed(name, format, shape, packed, k_rows());
+    check_compressed_rows(name, format, shape, packed, k_rows());
   }
   if ((format.is_plain() ? packed.streams[0].data : plain.data) == nullptr) return;
   fail(ErrorCode::kUsage, fmt::format("{} is given {}", name, format.is_plain() ? "compressed" : "as it is"),
@@ -269,8 +269,8 @@ StreamRows Attention::Impl::dense_shard(const Inputs& inputs, StreamRows staged,
     return staged;
   }
   if (is_compressed()) {
-    const CompressedRows k = stream_rows(job.format.k, inputs.packed_k, inputs.k);
-    const CompressedRows v = stream_rows(job.format.v, inputs.packed_v, inputs.v);
+    const CompressedRows k = stream_rows(job.format.k, inputs.quantized_k, inputs.k);
+    const CompressedRows v = stream_rows(job.format.v, inputs.quantized_v, inputs.v);
     return dense_stream_rows(job, k, v, k_rows(), std::move(staged), *backend, stream);
   }
   const TensorView views[] = {inputs.k, inputs.v};
@@ -279,7 +279,7 @@ StreamRows Attention::Impl::dense_shard(const Inputs& inputs, StreamRows staged,
 
 // Dense rows of K and V.
 KeySource Attention::Impl::key_source(const StreamRows& rows, std::int64_t count) const {
-  const FoldSpec& spec = job.spec;
+  const AttentionSpec& spec = job.spec;
   const void* const k = rows[0];
   const void* const v = rows[1];
   return {dense_view(k, spec.dtype, count, spec.kv_heads, spec.head_dim),
@@ -294,7 +294,7 @@ void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std:
     return;
   }
   const WorkspaceLayout layout = workspace(is_dense(inputs));
-  FoldStep::Memory memory;
+  AttentionRingStep::Memory memory;
   memory.q = inputs.q;
   memory.own = {inputs.k, inputs.v};
   memory.state = space.data() + layout.state;
@@ -314,7 +314,7 @@ void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std:
   for (std::size_t parity = 0; parity < 2; ++parity) {
     memory.buffers[parity] = key_source(buffers[parity], ring->buffer_rows());
   }
-  FoldStep step(plan(), *kernel, now().prepared, memory);
+  AttentionRingStep step(plan(), *kernel, now().prepared, memory);
   ring->enqueue({now().runs, step, std::move(buffers), [&] { return dense_shard(inputs, staged, stream); }, mode},
                 stream, times, block_done);
 }
@@ -323,11 +323,11 @@ void Attention::Impl::enqueue_compressed(const Inputs& inputs, const Outputs& ou
                                          Stream stream, Timeline* times, const BlockDone& block_done, RunMode mode) {
   const WorkspaceLayout layout = workspace(is_dense(inputs));
   std::array<StreamRows, 2> buffers = ring->block_buffers(space.data(), layout);
-  CompressedStep::Memory memory;
+  CompressedRingStep::Memory memory;
   memory.q = inputs.q;
   const StreamRows staged = rows_at(space.data(), layout.staged);
-  memory.k.own = stream_rows(job.format.k, inputs.packed_k, inputs.k);
-  memory.v.own = stream_rows(job.format.v, inputs.packed_v, inputs.v);
+  memory.k.own = stream_rows(job.format.k, inputs.quantized_k, inputs.k);
+  memory.v.own = stream_rows(job.format.v, inputs.quantized_v, inputs.v);
   const auto dense_rows = [&](const StreamRows& rows, CompressedRows& k, CompressedRows& v) {
     const std::span<std::byte* const> streams(rows);
     const std::size_t of_k = format_streams(job.format.k, k_shape(job.spec)).size();
@@ -335,8 +335,8 @@ void Attention::Impl::enqueue_compressed(const Inputs& inputs, const Outputs& ou
     v = rows_at(streams.subspan(of_k), memory.v.own.tables, job.format.v, v_shape(job.spec));
   };
   if (gathers_pages()) {
-    memory.k.own.tables = inputs.pages.packed_k.tables;
-    memory.v.own.tables = inputs.pages.packed_v.tables;
+    memory.k.own.tables = inputs.pages.quantized_k.tables;
+    memory.v.own.tables = inputs.pages.quantized_v.tables;
     dense_rows(staged, memory.k.own, memory.v.own);
   }
   for (std::size_t parity = 0; parity < 2; ++parity) {
@@ -347,28 +347,28 @@ void Attention::Impl::enqueue_compressed(const Inputs& inputs, const Outputs& ou
   memory.state = space.data() + layout.state;
   memory.output = {outputs.out, outputs.lse, inputs.sinks};
   memory.exports = outputs.state;
-  const CompressedStep::Tools tools{job,      plan(),  decompressed, prepared->prepared,
-                                    *backend, *kernel, products,     *faults};
-  CompressedStep step(tools, memory);
+  const CompressedRingStep::Tools tools{job,      plan(),  decompressed, prepared->prepared,
+                                        *backend, *kernel, gemms,        *invalid_elements};
+  CompressedRingStep step(tools, memory);
   const auto shard = [&] { return dense_shard(inputs, staged, stream); };
   ring->enqueue({now().runs, step, std::move(buffers), shard, mode, gathers_pages()}, stream, times, block_done);
 }
 
 // What decompression has met since the last call, named as in the caller's tensors. All runs have ended.
-void Attention::Impl::throw_faults() {
-  if (!faults) return;
-  const std::vector<RowFaultCell> cells = faults->take();
+void Attention::Impl::throw_invalid_elements() {
+  if (!invalid_elements) return;
+  const std::vector<InvalidElementCell> cells = invalid_elements->drain();
   const auto refuse = [&](std::string_view name, const RowFormat& format, const RowShape& shape, std::size_t which) {
-    RowFaultCell first;
+    InvalidElementCell first;
     for (std::size_t block = 0; block < decompressed.size(); ++block) {
-      std::optional<RowFault> fault = fault_of(cells[2 * block + which], format, shape);
-      if (fault && fault->kind != RowFault::Kind::kTable) {
+      std::optional<InvalidElement> fault = invalid_element_of(cells[2 * block + which], format, shape);
+      if (fault && fault->kind != InvalidElement::Kind::kTable) {
         fault->token = key_of_row(decompressed[block], job.batch, fault->token);
       }
-      note_fault(first, fault);
+      note_invalid_element(first, fault);
     }
-    if (const auto fault = fault_of(first, format, shape)) {
-      refuse_fault(name, format, shape, *fault, ErrorCode::kUsage);
+    if (const auto fault = invalid_element_of(first, format, shape)) {
+      refuse_invalid_element(name, format, shape, *fault, ErrorCode::kUsage);
     }
   };
   if (cells.empty()) return;
@@ -379,11 +379,11 @@ void Attention::Impl::throw_faults() {
 Attention::Attention(Job job, Transport& transport, Options options)
     : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
   Impl& impl = *impl_;
-  if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
-  impl.meeting.together([&impl] { impl.choose(); });
-  impl.options.machine = common_machine(impl.meeting, impl.options.machine, *impl.choice.row, *impl.backend);
-  handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
-  impl.meeting.together([&impl] { impl.allocate(); });
+  if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
+  impl.collective.run_collectively([&impl] { impl.choose(); });
+  impl.options.machine = common_machine(impl.collective, impl.options.machine, *impl.choice.row, *impl.backend);
+  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.ring->connect(impl.prepared->runs);
 }
 
@@ -392,11 +392,11 @@ Attention::Attention(Attention&&) noexcept = default;
 
 const Job& Attention::job() const { return impl_->job; }
 const Options& Attention::options() const { return impl_->options; }
-const FoldChoice& Attention::kernel() const { return impl_->choice; }
+const AttentionChoice& Attention::kernel() const { return impl_->choice; }
 Backend& Attention::backend() { return *impl_->backend; }
-const JobLayout& Attention::layout() const { return impl_->now().forecast.layout(); }
+const JobLayout& Attention::layout() const { return impl_->now().summary.layout(); }
 const Plan& Attention::plan() const { return impl_->plan(); }
-const Prediction& Attention::prediction() const { return impl_->now().forecast.prediction; }
+const TimeEstimate& Attention::time_estimate() const { return impl_->now().summary.time_estimate; }
 std::int64_t Attention::q_rows() const { return impl_->q_rows(); }
 std::int64_t Attention::k_rows() const { return impl_->k_rows(); }
 std::size_t Attention::workspace_bytes(bool dense_kv) const { return impl_->workspace_bytes(dense_kv); }
@@ -404,7 +404,7 @@ std::size_t Attention::workspace_bytes(bool dense_kv) const { return impl_->work
 RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
                         const BlockDone& block_done, RunMode mode) {
   Impl& impl = *impl_;
-  impl.meeting.together([&] {
+  impl.collective.run_collectively([&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs, workspace);
   });
@@ -412,7 +412,7 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
       impl.now().runs,
       [&](Timeline* timeline) { impl.enqueue(inputs, outputs, workspace, stream, timeline, block_done, mode); },
       block_done);
-  if (impl.faults) impl.meeting.together([&] { impl.throw_faults(); });
+  if (impl.invalid_elements) impl.collective.run_collectively([&] { impl.throw_invalid_elements(); });
   return stats;
 }
 
@@ -425,7 +425,7 @@ void Attention::enqueue(const Inputs& inputs, const Outputs& outputs, std::span<
 
 void Attention::wait() {
   impl_->ring->wait();
-  impl_->throw_faults();
+  impl_->throw_invalid_elements();
 }
 
 }  // namespace ringattn

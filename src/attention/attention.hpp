@@ -22,9 +22,9 @@
 #include <optional>
 #include <span>
 
-#include "attention/forecast.hpp"
 #include "attention/options.hpp"
 #include "attention/paged_keys.hpp"
+#include "attention/forecast.hpp"
 #include "attention/ring/engine.hpp"
 #include "attention/ring/ring_runs.hpp"
 #include "attention/tokens/job.hpp"
@@ -32,8 +32,8 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
-#include "kernels/compressed_rows.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -44,21 +44,21 @@ struct Inputs {
   TensorView q;                  // [q_rows, heads, head_dim]
   TensorView k;                  // [k_rows, kv_heads, head_dim]
   TensorView v;                  // [k_rows, kv_heads, head_dim_v]
-  const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
+  const float* sinks = nullptr;  // [heads], present exactly when AttentionSpec::sinks
   // Instead of k and v, exactly where the job has a page size: a pool of the rank's own, with a table of its own. One
   // rank reads the pages where they lie; several copy theirs into the workspace first, and so does any rank whose pages
   // hold codes.
   PagedKeys pages{};
   // Instead of k, and of v, exactly where Job::format is not plain and the job has no page size: streams of the rank's
   // rows, dense or strided, and tables of the whole job (tails of all its sequences), the same on every rank.
-  CompressedRows packed_k{};
-  CompressedRows packed_v{};
+  CompressedRows quantized_k{};
+  CompressedRows quantized_v{};
 };
 
 struct Outputs {
   MutableTensorView out;  // [q_rows, heads, head_dim_v]
   RowView lse;            // [q_rows, heads] natural logarithm, −∞ for a row without keys; no data: not wanted
-  std::optional<FoldStateView> state;  // with Options::state_out
+  std::optional<AttentionStateView> state;  // with Options::state_out
 };
 
 class Attention {
@@ -75,11 +75,11 @@ class Attention {
 
   const Job& job() const;
   const Options& options() const;
-  const FoldChoice& kernel() const;
+  const AttentionChoice& kernel() const;
   Backend& backend();
   const JobLayout& layout() const;
   const Plan& plan() const;
-  const Prediction& prediction() const;
+  const TimeEstimate& time_estimate() const;
   std::int64_t q_rows() const;  // rows of this rank's q, out and lse
   std::int64_t k_rows() const;  // rows of this rank's k and v
 

@@ -14,7 +14,7 @@ namespace ringattn {
 
 // The streams of a token: its rows of K and of V, in this order; of a compressed tensor those of its format.
 inline RowStreams kv_streams(const Job& job) {
-  const FoldSpec& spec = job.spec;
+  const AttentionSpec& spec = job.spec;
   RowStreams streams;
   const auto add = [&](const char* name, const RowFormat& format, int dim) {
     for (const FormatStream& stream : format_streams(format, {spec.dtype, spec.kv_heads, dim})) {
@@ -29,7 +29,7 @@ inline RowStreams kv_streams(const Job& job) {
 }
 
 inline RingWork attention_work(const Job& job) {
-  return {job.batch, job.spec.mask, kv_streams(job), pair_flops(job.spec), job.lists, 0.0, 0.0, job.positions};
+  return {job.batch, job.spec.mask, kv_streams(job), pair_flops(job.spec), job.block_mask, 0.0, 0.0, job.positions};
 }
 
 }  // namespace ringattn

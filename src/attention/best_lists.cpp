@@ -17,8 +17,8 @@
 #include "attention/identities.hpp"
 #include "attention/shard_checks.hpp"
 #include "base/error.hpp"
-#include "comm/exchange.hpp"
 #include "comm/meeting.hpp"
+#include "comm/exchange.hpp"
 #include "kernels/top_k_lists.hpp"
 
 namespace ringattn {
@@ -70,7 +70,7 @@ using Pieces = std::function<std::vector<TileRange>(const BlockRun& run)>;
 // Gives every rank all numbers of the array. Those of a rank travel side by side.
 template <class Number>
 void share(const std::string& label, std::vector<Number>& numbers, const std::vector<BlockRun>& runs,
-           const Pieces& pieces, const Meeting& meeting, Transport& transport) {
+           const Pieces& pieces, const Collective& collective, Transport& transport) {
   std::vector<std::vector<TileRange>> of_ranks(static_cast<std::size_t>(transport.size()));
   for (const BlockRun& run : runs) {
     std::vector<TileRange>& own = of_ranks[static_cast<std::size_t>(run.owner)];
@@ -106,7 +106,7 @@ void share(const std::string& label, std::vector<Number>& numbers, const std::ve
     if (!theirs.empty())
       round.receive(peer, {reinterpret_cast<std::byte*>(theirs.data()), theirs.size() * sizeof(Number)});
   }
-  transport.wait(transport.post(std::move(round).exchange(label), {}), {}, meeting.patience().for_peer());
+  transport.wait(transport.post(std::move(round).exchange(label), {}), {}, collective.timeouts().for_peer());
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     if (rank != self) move(rank, false);
   }
@@ -131,40 +131,41 @@ std::string layout_text(const Layout& layout) {
 
 }  // namespace
 
-std::shared_ptr<const TileLists> best_lists(const Job& job, const ListShape& shape, int count, const ListedRows& rows,
-                                            Transport& transport, const Options& options, Stream stream) {
-  const Meeting meeting(transport, Patience(options.timeout_seconds));
+std::shared_ptr<const BlockMask> top_k_block_mask(const Job& job, const BlockMaskShape& shape, int count,
+                                                  const TopKInputs& rows, Transport& transport, const Options& options,
+                                                  Stream stream) {
+  const Collective collective(transport, Timeouts(options.timeout_seconds));
   const int self = transport.rank();
   Job listed = job;
-  listed.spec.lists = shape;
-  const FoldSpec& spec = listed.spec;
-  FoldChoice choice;
+  listed.spec.block_mask = shape;
+  const AttentionSpec& spec = listed.spec;
+  AttentionChoice choice;
   std::unique_ptr<Backend> backend;
-  std::optional<TopKLists> top;
+  std::optional<TopKSelection> top;
   std::vector<BlockRun> queries, keys;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     check_job(job);
-    if (job.lists != nullptr || job.positions != nullptr || job.page_size > 0 || !job.format.is_plain()) {
-      fail(ErrorCode::kUsage, "the best blocks of a job with lists, pages, codes or positions of its own",
+    if (job.block_mask != nullptr || job.positions != nullptr || job.page_size > 0 || !job.format.is_plain()) {
+      fail(ErrorCode::kUsage, "the best blocks of a job with block_mask, pages, codes or positions of its own",
            "blocks are chosen by rows of keys as they are", "Give the job of q and k in rows, without lists.");
     }
     check_tokens("q", rows.queries, job.batch.cu_q(), transport.size());
     check_tokens("k", rows.keys, job.batch.cu_k(), transport.size());
-    check_shard("ListedRows", "q", rows.q, {spec.dtype, rows.queries.tokens(self), spec.heads, spec.head_dim});
-    check_shard("ListedRows", "k", rows.k, {spec.dtype, rows.keys.tokens(self), spec.kv_heads, spec.head_dim});
+    check_shard("TopKInputs", "q", rows.q, {spec.dtype, rows.queries.tokens(self), spec.heads, spec.head_dim});
+    check_shard("TopKInputs", "k", rows.k, {spec.dtype, rows.keys.tokens(self), spec.kv_heads, spec.head_dim});
     std::vector<std::int64_t> offsets;
     for (const Sequence& sequence : job.batch.sequences) offsets.push_back(sequence.q_offset);
-    choice = choose_kernel(spec, fitting_request(options.kernel, transport));
+    choice = choose_kernel(spec, compatible_request(options.kernel, transport));
     backend = choice.row->make_backend({options.threads, transport.device()});
-    check_fitting(*choice.row, *backend, transport);
-    top.emplace(spec, listed_sequences(job.batch), count, *backend, stream);
+    check_compatible(*choice.row, *backend, transport);
+    top.emplace(spec, masked_sequences(job.batch), count, *backend, stream);
     queries = block_runs("queries", rows.queries, offsets, shape.query_block);
     keys = block_runs("keys", rows.keys, std::vector<std::int64_t>(offsets.size(), 0), shape.key_block);
   });
-  std::vector<Identity> mine = identities(listed, options, choice, *backend);
+  std::vector<RankConfigEntry> mine = rank_config(listed, options, choice, *backend);
   mine.push_back({"blocks of a list", std::to_string(count)});
   mine.push_back({"layouts of rows", layout_text(rows.queries) + layout_text(rows.keys)});
-  handshake(meeting, mine);
+  handshake(collective, mine);
 
   const std::span<float> means = top->all_mean_keys();
   std::vector<float> on_host(transport.size() > 1 ? means.size() : 0);
@@ -173,7 +174,7 @@ std::shared_ptr<const TileLists> best_lists(const Job& job, const ListShape& sha
     if (bytes > 0) backend->copy_rows(to, bytes, from, bytes, bytes, 1, stream);
     top->finish();
   };
-  meeting.together([&] {
+  collective.run_collectively([&] {
     for (const BlockRun& run : keys) {
       if (run.owner == self) top->pool_keys(run.sequence, run.blocks, rows_of(run, rows.k));
     }
@@ -187,10 +188,10 @@ std::shared_ptr<const TileLists> best_lists(const Job& job, const ListShape& sha
           const std::int64_t begin = own.data() - means.data();
           return {{begin, begin + static_cast<std::int64_t>(own.size())}};
         },
-        meeting, transport.host());
+        collective, transport.host());
   }
   std::vector<std::int32_t> entries;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     if (transport.size() > 1) copy(means.data(), on_host.data());
     for (const BlockRun& run : queries) {
       if (run.owner == self) top->choose(run.sequence, run.blocks, rows_of(run, rows.q));
@@ -207,11 +208,11 @@ std::shared_ptr<const TileLists> best_lists(const Job& job, const ListShape& sha
           }
           return pieces;
         },
-        meeting, transport.host());
+        collective, transport.host());
   }
-  auto lists = std::make_shared<const TileLists>(top->lists(std::move(entries)));
-  handshake(meeting, {lists_identity(lists.get())});
-  return lists;
+  auto block_mask = std::make_shared<const BlockMask>(top->block_mask(std::move(entries)));
+  handshake(collective, {block_mask_config_entry(block_mask.get())});
+  return block_mask;
 }
 
 }  // namespace ringattn

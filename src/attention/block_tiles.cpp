@@ -6,7 +6,7 @@
 
 namespace ringattn {
 
-std::vector<BlockTile> tiles_by_place(const Plan& plan, const BlockPlan& block) {
+std::vector<BlockTile> tiles_by_address(const Plan& plan, const BlockPlan& block) {
   const std::int64_t key_tile = plan.kernel.key_tile;
   std::vector<BlockTile> tiles;
   for (const KeyRun& run : block.key_runs) {

@@ -11,7 +11,7 @@
 namespace ringattn {
 
 struct BlockTile {
-  KeyTile from;
+  PageRun from;
   std::int32_t sequence = 0;
   std::int64_t position = 0;  // in its sequence, of the first key
   std::int64_t keys = 0;      // of the sequence
@@ -21,6 +21,6 @@ struct BlockTile {
 
 // In the order in which they lie in memory: tiles that follow each other in a shard are far from each other in the
 // sequence, where stripes are dealt in turn. `plan`: whose block it is.
-std::vector<BlockTile> tiles_by_place(const Plan& plan, const BlockPlan& block);
+std::vector<BlockTile> tiles_by_address(const Plan& plan, const BlockPlan& block);
 
 }  // namespace ringattn

@@ -23,7 +23,7 @@ bool goes_on(const CompressedRun& run, const CompressedRun& next) {
 DecompressedBlock decompressed_block(const Plan& plan, const BlockPlan& block) {
   DecompressedBlock decompressed;
   decompressed.tiles.resize(block.tiles.size());
-  for (const BlockTile& tile : tiles_by_place(plan, block)) {
+  for (const BlockTile& tile : tiles_by_address(plan, block)) {
     const CompressedRun run{tile.sequence, tile.position, tile.keys, tile.from.row, tile.rows, decompressed.rows};
     decompressed.tiles[tile.entry] = {0, decompressed.rows};
     decompressed.rows += tile.rows;
@@ -48,9 +48,9 @@ std::int64_t key_of_row(const DecompressedBlock& block, const Batch& batch, std:
        fmt::format("it has {} of them", block.rows));
 }
 
-std::size_t decompression_bytes(const Job& job, const Options& options, std::int64_t most_block_tokens, int key_tile) {
+std::size_t decompression_bytes(const Job& job, const Options& options, std::int64_t max_block_tokens, int key_tile) {
   const std::int64_t rows =
-      most_block_keys(job.batch.k_tokens(), std::max(options.block_tokens, most_block_tokens), key_tile);
+      max_block_keys(job.batch.k_tokens(), std::max(options.block_tokens, max_block_tokens), key_tile);
   const auto sequences = static_cast<std::int64_t>(job.batch.sequences.size());
   return static_cast<std::size_t>(rows * kv_token_bytes(job.spec) +
                                   table_bytes(job.format.k, k_shape(job.spec), sequences) +
@@ -63,7 +63,7 @@ void check_compressed(const Job& job, const Options& options, int key_tile) {
          "Leave Options::shorter_lengths off.");
   }
   for (const RowFormat& format : {job.format.k, job.format.v}) {
-    if (codes_by_token(format) || key_tile % format.group == 0) continue;
+    if (quantized_per_token(format) || key_tile % format.group == 0) continue;
     fail(ErrorCode::kUnsupported, fmt::format("groups of {} tokens in key tiles of {}", format.group, key_tile),
          "a tile is whole groups", {"Choose another kernel with ", setting("kernel"), ", or smaller groups."});
   }

@@ -11,14 +11,14 @@
 #include "attention/options.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
-#include "kernels/compressed_rows.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/compressed_rows.hpp"
 
 namespace ringattn {
 
 struct DecompressedBlock {
   std::array<std::vector<CompressedRun>, 2> runs;  // of kOwnShard and of kBlockBuffer, as few as possible
-  std::vector<KeyTile> tiles;                      // of the block's task, in the decompressed rows: source 0
+  std::vector<PageRun> tiles;                      // of the block's task, in the decompressed rows: source 0
   std::int64_t rows = 0;
 };
 
@@ -29,12 +29,12 @@ DecompressedBlock decompressed_block(const Plan& plan, const BlockPlan& block);
 std::int64_t key_of_row(const DecompressedBlock& block, const Batch& batch, std::int64_t row);
 
 // K and V of a job as tensors of a format.
-inline RowShape k_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
-inline RowShape v_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
+inline RowShape k_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
+inline RowShape v_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
 
 // Bytes of the rows of the largest block, where blocks have so many tokens at most (0: the job is one), and of the
 // job's tables.
-std::size_t decompression_bytes(const Job& job, const Options& options, std::int64_t most_block_tokens, int key_tile);
+std::size_t decompression_bytes(const Job& job, const Options& options, std::int64_t max_block_tokens, int key_tile);
 
 // Throws kUsage for shorter lengths, which runs over compressed rows don't have; kUnsupported for tiles that cut groups
 // of tokens.

@@ -41,10 +41,10 @@ std::vector<CompressedRun> joined(std::span<const CompressedRun> runs) {
   return all;
 }
 
-std::unique_ptr<HeadProductKernel> make_products(const RowFormat& format, const RowShape& shape,
-                                                 std::string_view backend_name, Backend& backend) {
+std::unique_ptr<BatchedGemmKernel> make_gemms(const RowFormat& format, const RowShape& shape,
+                                              std::string_view backend_name, Backend& backend) {
   if (format.rank == 0) return nullptr;
-  const HeadProductSpec spec = expansion_of(format, shape);
+  const BatchedGemmSpec spec = expansion_of(format, shape);
   return choose_kernel(spec, KernelRequest{std::string(backend_name), "auto"}).row->make_kernel(spec, backend);
 }
 
@@ -93,23 +93,23 @@ StreamRows dense_stream_rows(const Job& job, const CompressedRows& k, const Comp
   return staged;
 }
 
-RankProducts make_rank_products(const Job& job, std::string_view backend_name, Backend& backend) {
-  return {make_products(job.format.k, k_shape(job.spec), backend_name, backend),
-          make_products(job.format.v, v_shape(job.spec), backend_name, backend)};
+LowRankGemms make_low_rank_gemms(const Job& job, std::string_view backend_name, Backend& backend) {
+  return {make_gemms(job.format.k, k_shape(job.spec), backend_name, backend),
+          make_gemms(job.format.v, v_shape(job.spec), backend_name, backend)};
 }
 
-std::size_t RankProducts::scratch_bytes(const Job& job) const {
+std::size_t LowRankGemms::scratch_bytes(const Job& job) const {
   return (k ? k->scratch_bytes(job.spec.kv_heads) : 0) + (v ? v->scratch_bytes(job.spec.kv_heads) : 0);
 }
 
-void RankProducts::reserve(const Job& job) {
+void LowRankGemms::reserve(const Job& job) {
   if (k) k->reserve(job.spec.kv_heads);
   if (v) v->reserve(job.spec.kv_heads);
 }
 
-void CompressedStep::decompress(const ArrivedBlock& block, const RowFormat& format, const RowShape& shape,
-                                const Source& source, HeadProductKernel* products, const MutableTensorView& plain,
-                                RowFaultCell* fault, Stream stream, const Progress& progress) {
+void CompressedRingStep::decompress(const ArrivedBlock& block, const RowFormat& format, const RowShape& shape,
+                                    const Source& source, BatchedGemmKernel* gemms, const MutableTensorView& plain,
+                                    InvalidElementCell* fault, Stream stream, const Progress& progress) {
   const DecompressedBlock& decompressed = tools_.blocks[static_cast<std::size_t>(block.index)];
   for (const std::int32_t from : {kOwnShard, kBlockBuffer}) {
     const std::vector<CompressedRun>& runs = decompressed.runs[static_cast<std::size_t>(from)];
@@ -122,16 +122,16 @@ void CompressedStep::decompress(const ArrivedBlock& block, const RowFormat& form
         if (format.is_plain()) {
           copy_tensor(tools_.backend, to, elements(rows.streams[0], shape, run.row, run.rows), stream);
         } else {
-          expand_factors(*products, format, shape, rows, run.row, to, stream, progress);
+          expand_factors(*gemms, format, shape, rows, run.row, to, stream, progress);
         }
       }
     }
-    if (format.is_plain() || format.coding == RowCoding::kLowRank) continue;
+    if (format.is_plain() || format.encoding == RowEncoding::kLowRank) continue;
     tools_.backend.decompress({format, shape, rows, runs, plain, fault}, stream);
   }
 }
 
-void CompressedStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
+void CompressedRingStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
   const Job& job = tools_.job;
   const auto index = static_cast<std::size_t>(block.index);
   const DecompressedBlock& decompressed = tools_.blocks[index];
@@ -142,22 +142,22 @@ void CompressedStep::compute(const ArrivedBlock& block, Stream stream, const Pro
   const RowShape of_v = v_shape(job.spec);
   const MutableTensorView keys = dense(memory_.keys, of_k);
   const MutableTensorView values = dense(memory_.values, of_v);
-  decompress(block, job.format.k, of_k, memory_.k, tools_.products.k.get(), keys, tools_.faults.at(2 * index), stream,
-             progress);
-  decompress(block, job.format.v, of_v, memory_.v, tools_.products.v.get(), values, tools_.faults.at(2 * index + 1),
+  decompress(block, job.format.k, of_k, memory_.k, tools_.gemms.k.get(), keys, tools_.invalid_elements.at(2 * index),
              stream, progress);
+  decompress(block, job.format.v, of_v, memory_.v, tools_.gemms.v.get(), values,
+             tools_.invalid_elements.at(2 * index + 1), stream, progress);
   const KeySource source{keys, values};
-  FoldTask task =
+  AttentionTask task =
       block_task(tools_.plan, block, decompressed.tiles, {&source, 1}, memory_.output, memory_.exports.has_value());
   task.q = memory_.q;
   task.state = memory_.state;
   task.prepared = tools_.prepared[index];
-  tools_.fold.fold(task, stream, progress);
+  tools_.attention.attend(task, stream, progress);
 }
 
-bool CompressedStep::finish(Stream stream, const Progress&) {
+bool CompressedRingStep::finish(Stream stream, const Progress&) {
   if (!memory_.exports) return false;
-  tools_.fold.export_state(memory_.state, memory_.q.tokens, *memory_.exports, stream);
+  tools_.attention.export_state(memory_.state, memory_.q.tokens, *memory_.exports, stream);
   return true;
 }
 

@@ -16,10 +16,10 @@
 #include "attention/fault_cells.hpp"
 #include "attention/ring/engine.hpp"
 #include "attention/ring/row_stream.hpp"
-#include "kernels/backend.hpp"
-#include "kernels/compressed_rows.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/backend.hpp"
 #include "kernels/head_product.hpp"
+#include "kernels/compressed_rows.hpp"
 
 namespace ringattn {
 
@@ -31,17 +31,17 @@ StreamRows dense_stream_rows(const Job& job, const CompressedRows& k, const Comp
                              StreamRows staged, Backend& backend, Stream stream);
 
 // Kernels for the products of formats with a rank; null where a tensor's format has none.
-struct RankProducts {
-  std::unique_ptr<HeadProductKernel> k;
-  std::unique_ptr<HeadProductKernel> v;
+struct LowRankGemms {
+  std::unique_ptr<BatchedGemmKernel> k;
+  std::unique_ptr<BatchedGemmKernel> v;
 
   std::size_t scratch_bytes(const Job& job) const;
   void reserve(const Job& job);
 };
 // On the backend of this name. Throws kUnsupported.
-RankProducts make_rank_products(const Job& job, std::string_view backend_name, Backend& backend);
+LowRankGemms make_low_rank_gemms(const Job& job, std::string_view backend_name, Backend& backend);
 
-class CompressedStep final : public BlockStep {
+class CompressedRingStep final : public RingStep {
  public:
   // Where a tensor's rows lie: of a plain one as the one stream of its format.
   struct Source {
@@ -55,8 +55,8 @@ class CompressedStep final : public BlockStep {
     std::byte* keys = nullptr;    // [rows of the largest block, kv_heads, head_dim]
     std::byte* values = nullptr;  // [rows of the largest block, kv_heads, head_dim_v]
     void* state = nullptr;
-    FoldOutput output;
-    std::optional<FoldStateView> exports;
+    AttentionOutput output;
+    std::optional<AttentionStateView> exports;
   };
   // What steps work with. All of it outlives them.
   struct Tools {
@@ -65,19 +65,19 @@ class CompressedStep final : public BlockStep {
     std::span<const DecompressedBlock> blocks;  // of the plan
     std::span<const PreparedTask> prepared;     // of the plan's blocks
     Backend& backend;
-    FoldKernel& fold;
-    RankProducts& products;
-    const FaultCells& faults;  // two of each block, of k and of v
+    AttentionKernel& attention;
+    LowRankGemms& gemms;
+    const InvalidElementCells& invalid_elements;  // two of each block, of k and of v
   };
 
-  CompressedStep(const Tools& tools, const Memory& memory) : tools_(tools), memory_(memory) {}
+  CompressedRingStep(const Tools& tools, const Memory& memory) : tools_(tools), memory_(memory) {}
 
   void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) override;
   bool finish(Stream stream, const Progress& progress) override;
 
  private:
   void decompress(const ArrivedBlock& block, const RowFormat& format, const RowShape& shape, const Source& source,
-                  HeadProductKernel* products, const MutableTensorView& plain, RowFaultCell* fault, Stream stream,
+                  BatchedGemmKernel* gemms, const MutableTensorView& plain, InvalidElementCell* fault, Stream stream,
                   const Progress& progress);
 
   const Tools& tools_;

@@ -8,28 +8,28 @@
 #include <string_view>
 #include <utility>
 
-#include "attention/empty_sequences.hpp"
 #include "attention/fitting.hpp"
+#include "attention/empty_sequences.hpp"
 #include "attention/identities.hpp"
 #include "attention/ring/enqueued_runs.hpp"
-#include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
+#include "attention/ring/first_contact.hpp"
 #include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
-#include "comm/exchange.hpp"
 #include "comm/meeting.hpp"
+#include "comm/exchange.hpp"
 
 namespace ringattn {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& remedy) {
-  fail(ErrorCode::kUsage, what, why, remedy);
+[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& suggestion) {
+  fail(ErrorCode::kUsage, what, why, suggestion);
 }
 
-void check_update(const ConvolutionJob& job) {
+void check_update(const CausalConv1dJob& job) {
   if (!job.update) return;
   if (std::ranges::any_of(job.lengths, [](std::int64_t length) { return length != 1; })) {
     refuse("an update of sequences with several tokens", "it takes one token of each", "Check the job.");
@@ -41,82 +41,81 @@ void check_update(const ConvolutionJob& job) {
 
 }  // namespace
 
-struct Convolution::Impl {
-  Impl(ConvolutionJob the_job, Transport& the_transport, ConvolutionOptions the_options)
+struct CausalConv1d::Impl {
+  Impl(CausalConv1dJob the_job, Transport& the_transport, CausalConv1dOptions the_options)
       : job(std::move(the_job)),
         options(std::move(the_options)),
         transport(the_transport),
-        meeting(transport, Patience(options.timeout_seconds)) {}
+        collective(transport, Timeouts(options.timeout_seconds)) {}
 
   std::size_t halo_bytes() const { return static_cast<std::size_t>(job.spec.halo_bytes()); }
   bool ends(const TokenRun& run) const { return run.end == job.lengths[static_cast<std::size_t>(run.sequence)]; }
 
   void choose();
   void allocate();
-  void check(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs) const;
+  void check(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs) const;
   Exchange halos(const TensorView& x) const;
-  std::vector<ConvolutionRun> runs_of(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs) const;
-  void update(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream);
-  void enqueue(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream);
+  std::vector<CausalConv1dRun> runs_of(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs) const;
+  void update(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs, Stream stream);
+  void enqueue(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs, Stream stream);
 
-  ConvolutionJob job;
-  ConvolutionOptions options;
+  CausalConv1dJob job;
+  CausalConv1dOptions options;
   Transport& transport;
-  Meeting meeting;
-  ConvolutionChoice choice;
+  Collective collective;
+  CausalConv1dChoice choice;
   std::unique_ptr<Backend> backend;
-  std::unique_ptr<ConvolutionKernel> kernel;
+  std::unique_ptr<CausalConv1dKernel> kernel;
   std::optional<Layout> layout;
-  ScanHops hops;
+  StateHops hops;
   std::vector<std::int32_t> beginning;
   std::vector<std::int32_t> ending;
-  std::vector<PassedStates> empty;
+  std::vector<PassThroughStates> empty;
   double seconds = 0.0;  // that a convolution is predicted to take
   Buffer received;       // [runs] halos in front of them
   std::int64_t announced = kNotAnnounced;
   std::optional<EnqueuedRuns> enqueued;
 };
 
-void Convolution::Impl::choose() {
-  check_convolution(job.spec);
+void CausalConv1d::Impl::choose() {
+  check_causal_conv1d(job.spec);
   check_update(job);
-  layout = scan_layout(job.lengths, options.runs, transport.size());
-  hops = scan_hops(*layout);
+  layout = ssm_layout(job.lengths, options.runs, transport.size());
+  hops = state_hops(*layout);
   const StateOwners owners = state_owners(*layout);
   beginning = sequences_of(owners.initial, transport.rank());
   ending = sequences_of(owners.final, transport.rank());
   empty = empty_sequences(job.lengths, beginning, ending);
-  choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
+  choice = choose_kernel(job.spec, compatible_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
-  check_fitting(*choice.row, *backend, transport);
+  check_compatible(*choice.row, *backend, transport);
   kernel = choice.row->make_kernel(job.spec, *backend);
   std::int64_t most_tokens = 0;
   for (int rank = 0; rank < transport.size(); ++rank) most_tokens = std::max(most_tokens, layout->tokens(rank));
-  seconds =
-      convolution_token_flops(job.spec) * static_cast<double>(most_tokens) / choice.row->flops_per_second(*backend);
+  seconds = conv1d_token_flops(job.spec) * static_cast<double>(most_tokens) / choice.row->flops_per_second(*backend);
 }
 
-void Convolution::Impl::allocate() {
+void CausalConv1d::Impl::allocate() {
   received = backend->allocate(layout->runs(transport.rank()).size() * halo_bytes());
-  enqueued.emplace(*backend, transport, meeting.patience());
+  enqueued.emplace(*backend, transport, collective.timeouts());
 }
 
-void Convolution::Impl::check(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs) const {
+void CausalConv1d::Impl::check(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs) const {
   const ShardShape rows_of_channels{job.spec.dtype, layout->tokens(transport.rank()), 1, job.spec.channels};
-  check_shard("Convolution", "x", inputs.x, rows_of_channels);
-  check_shard("Convolution", "y", outputs.y, rows_of_channels);
+  check_shard("CausalConv1d", "x", inputs.x, rows_of_channels);
+  check_shard("CausalConv1d", "y", outputs.y, rows_of_channels);
   check_apart("y", outputs.y, "x", inputs.x);
-  check_given("Convolution", "weight", inputs.weight, true);
-  check_given("Convolution", "bias", inputs.bias, job.spec.bias);
-  check_given("Convolution", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
-  check_given("Convolution", "final_halos", outputs.final_halos, job.final_halos && !ending.empty());
+  check_given("CausalConv1d", "weight", inputs.weight, true);
+  check_given("CausalConv1d", "bias", inputs.bias, job.spec.bias);
+  check_given("CausalConv1d", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
+  check_given("CausalConv1d", "final_halos", outputs.final_halos, job.final_halos && !ending.empty());
   if (inputs.slots == nullptr || (job.update && inputs.initial_halos == outputs.final_halos)) return;
   refuse("slots are given",
          job.update ? "the halos behind the update lie elsewhere than those in front of it" : "the job is no update",
          "Slots are those of an update in place.");
 }
 
-void Convolution::Impl::update(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
+void CausalConv1d::Impl::update(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs, Stream stream) {
   if (inputs.x.tokens == 0) return;
   if (inputs.initial_halos != outputs.final_halos) {
     const std::int64_t bytes = inputs.x.tokens * job.spec.halo_bytes();
@@ -127,7 +126,7 @@ void Convolution::Impl::update(const ConvolutionInputs& inputs, const Convolutio
 
 // The last tokens of each run whose sequence goes on elsewhere. Runs but a sequence's last are whole super-segments, so
 // each has as many. `x` without data: sizes alone.
-Exchange Convolution::Impl::halos(const TensorView& x) const {
+Exchange CausalConv1d::Impl::halos(const TensorView& x) const {
   const int self = transport.rank();
   const int tokens = job.spec.halo_tokens();
   const std::size_t row_bytes = halo_bytes() / static_cast<std::size_t>(tokens);
@@ -150,14 +149,14 @@ Exchange Convolution::Impl::halos(const TensorView& x) const {
   return exchange;
 }
 
-std::vector<ConvolutionRun> Convolution::Impl::runs_of(const ConvolutionInputs& inputs,
-                                                       const ConvolutionOutputs& outputs) const {
+std::vector<CausalConv1dRun> CausalConv1d::Impl::runs_of(const CausalConv1dInputs& inputs,
+                                                         const CausalConv1dOutputs& outputs) const {
   const auto* const initial = static_cast<const std::byte*>(inputs.initial_halos);
   auto* const final = static_cast<std::byte*>(outputs.final_halos);
-  std::vector<ConvolutionRun> runs;
+  std::vector<CausalConv1dRun> runs;
   const std::span<const TokenRun> tokens = layout->runs(transport.rank());
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    ConvolutionRun run;
+    CausalConv1dRun run;
     run.row = layout->run_rows(transport.rank())[i];
     run.tokens = tokens[i].tokens();
     if (tokens[i].begin > 0) {
@@ -173,63 +172,63 @@ std::vector<ConvolutionRun> Convolution::Impl::runs_of(const ConvolutionInputs& 
   return runs;
 }
 
-void Convolution::Impl::enqueue(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
+void CausalConv1d::Impl::enqueue(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs, Stream stream) {
   check_capture(*backend, stream, "this convolution", transport, "brings tokens of other ranks");
   enqueued->enqueue(stream, seconds, [&] {
-    const std::vector<ConvolutionRun> runs = runs_of(inputs, outputs);
+    const std::vector<CausalConv1dRun> runs = runs_of(inputs, outputs);
     if (!hops.hops.empty()) {
-      transport.wait(transport.post(halos(inputs.x), stream), stream, meeting.patience().for_work(seconds));
+      transport.wait(transport.post(halos(inputs.x), stream), stream, collective.timeouts().for_work(seconds));
     }
     if (job.update) {
       update(inputs, outputs, stream);
     } else {
-      pass_states(empty, inputs.initial_halos, outputs.final_halos, job.spec.halo_bytes(), *backend, stream);
+      pass_states_through(empty, inputs.initial_halos, outputs.final_halos, job.spec.halo_bytes(), *backend, stream);
       kernel->convolve({inputs.x, inputs.weight, inputs.bias, runs, outputs.y}, stream,
                        [this] { transport.progress(); });
     }
   });
 }
 
-Convolution::Convolution(ConvolutionJob job, Transport& transport, ConvolutionOptions options)
+CausalConv1d::CausalConv1d(CausalConv1dJob job, Transport& transport, CausalConv1dOptions options)
     : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
   Impl& impl = *impl_;
-  if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
-  impl.meeting.together([&impl] { impl.choose(); });
-  handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
-  impl.meeting.together([&impl] { impl.allocate(); });
+  if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
+  impl.collective.run_collectively([&impl] { impl.choose(); });
+  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.collective.run_collectively([&impl] { impl.allocate(); });
   if (impl.hops.hops.empty()) return;
   const Exchange exchanges[] = {impl.halos({})};
-  impl.announced = transport.announce(exchanges, impl.meeting.patience().for_peer());
+  impl.announced = transport.announce(exchanges, impl.collective.timeouts().for_peer());
 }
 
-Convolution::~Convolution() = default;
-Convolution::Convolution(Convolution&&) noexcept = default;
+CausalConv1d::~CausalConv1d() = default;
+CausalConv1d::CausalConv1d(CausalConv1d&&) noexcept = default;
 
-const ConvolutionJob& Convolution::job() const { return impl_->job; }
-const ConvolutionChoice& Convolution::kernel() const { return impl_->choice; }
-Backend& Convolution::backend() { return *impl_->backend; }
-const Layout& Convolution::layout() const { return *impl_->layout; }
-const std::vector<std::int32_t>& Convolution::beginning() const { return impl_->beginning; }
-const std::vector<std::int32_t>& Convolution::ending() const { return impl_->ending; }
+const CausalConv1dJob& CausalConv1d::job() const { return impl_->job; }
+const CausalConv1dChoice& CausalConv1d::kernel() const { return impl_->choice; }
+Backend& CausalConv1d::backend() { return *impl_->backend; }
+const Layout& CausalConv1d::layout() const { return *impl_->layout; }
+const std::vector<std::int32_t>& CausalConv1d::beginning() const { return impl_->beginning; }
+const std::vector<std::int32_t>& CausalConv1d::ending() const { return impl_->ending; }
 
-void Convolution::run(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
+void CausalConv1d::run(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.meeting.together([&] {
+  impl.collective.run_collectively([&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs);
   });
   impl.enqueue(inputs, outputs, stream);
-  impl.enqueued->settle();
-  impl.meeting.barrier(impl.seconds);
+  impl.enqueued->wait_all();
+  impl.collective.barrier(impl.seconds);
 }
 
-void Convolution::enqueue(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
+void CausalConv1d::enqueue(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs, Stream stream) {
   impl_->check(inputs, outputs);
   impl_->enqueue(inputs, outputs, stream);
 }
 
-void Convolution::wait() {
-  if (impl_->enqueued->any()) impl_->enqueued->settle();
+void CausalConv1d::wait() {
+  if (impl_->enqueued->any()) impl_->enqueued->wait_all();
 }
 
 }  // namespace ringattn

@@ -8,15 +8,15 @@
 #include <utility>
 #include <vector>
 
-#include "attention/decode_inputs.hpp"
-#include "attention/fault_cells.hpp"
 #include "attention/fitting.hpp"
+#include "attention/decode_inputs.hpp"
 #include "attention/head_results.hpp"
+#include "attention/fault_cells.hpp"
+#include "attention/row_exchange.hpp"
 #include "attention/identities.hpp"
 #include "attention/ring/enqueued_runs.hpp"
-#include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
-#include "attention/row_exchange.hpp"
+#include "attention/ring/first_contact.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 #include "comm/meeting.hpp"
@@ -30,7 +30,7 @@ namespace {
 bool has_rows(const TensorView& view) { return view.data != nullptr; }
 
 // How large a step is, all ranks together.
-struct StepExtent {
+struct DecodeExtent {
   std::int64_t sequences = 0;
   std::int64_t keys = 0;  // of the longest sequence that the rank looks at
 };
@@ -42,7 +42,7 @@ struct Decode::Impl {
       : job(std::move(the_job)),
         options(std::move(the_options)),
         transport(the_transport),
-        meeting(transport, Patience(options.timeout_seconds)) {}
+        collective(transport, Timeouts(options.timeout_seconds)) {}
 
   // Whether ranks have parts of rows to give each other.
   bool several() const { return deal.gives(); }
@@ -50,26 +50,30 @@ struct Decode::Impl {
   bool on_device() const { return backend->memory() == MemoryKind::kDevice; }
   // A host's tables are checked before anything is done.
   bool checks_on_device() const { return on_device() && options.check_tables; }
-  GroupShare share() const { return kept_share(deal, transport.rank()); }
+  KvPartition partition() const { return kept_partition(deal, transport.rank()); }
   HeadRange kv_heads() const { return kept_heads(deal, job.spec, transport.rank()); }
   SequenceRange kept(std::int64_t sequences) const { return kept_sequences(deal, sequences, transport.rank()); }
-  std::int64_t group_keys() const { return kernel->group_keys(); }
+  std::int64_t kv_split_keys() const { return kernel->kv_split_keys(); }
   SequenceRange owned(std::int64_t sequences) const {
     return owned_sequences(sequences, transport.rank(), transport.size());
   }
   static std::int64_t sequences_of(const DecodeInputs& inputs) { return inputs.q.tokens / inputs.rows; }
-  std::int32_t* checked_lengths() const { return reinterpret_cast<std::int32_t*>(checks.data() + fault_bytes()); }
-  CacheFault* faults() const { return reinterpret_cast<CacheFault*>(checks.data()); }
-  std::int32_t* lengths_of_step(const DecodeInputs& inputs) const {
-    return inputs.update_lengths ? inputs.lengths_before : reinterpret_cast<std::int32_t*>(grown.data());
+  std::int32_t* checked_lengths() const {
+    return reinterpret_cast<std::int32_t*>(checks.data() + invalid_element_bytes());
   }
-  std::size_t fault_bytes() const { return static_cast<std::size_t>(part.limits.sequences) * sizeof(CacheFault); }
+  OutOfRangeEntry* faults() const { return reinterpret_cast<OutOfRangeEntry*>(checks.data()); }
+  std::int32_t* lengths_of_step(const DecodeInputs& inputs) const {
+    return inputs.update_lengths ? inputs.lengths_before : reinterpret_cast<std::int32_t*>(new_lengths.data());
+  }
+  std::size_t invalid_element_bytes() const {
+    return static_cast<std::size_t>(part.limits.sequences) * sizeof(OutOfRangeEntry);
+  }
 
   void choose();
   void allocate();
   void connect();
   void check(const DecodeInputs& inputs, const DecodeOutputs& outputs) const {
-    check_step(job, inputs, outputs, owned(inputs.rows < 1 ? 0 : sequences_of(inputs)).count);
+    check_step_shapes(job, inputs, outputs, owned(inputs.rows < 1 ? 0 : sequences_of(inputs)).count);
     check_caches(part, inputs);
     check_tables(own(inputs));
   }
@@ -77,23 +81,23 @@ struct Decode::Impl {
   void check_capture(const DecodeInputs& inputs) const;
   // What of a step this rank looks at.
   DecodeInputs own(const DecodeInputs& inputs) const {
-    return is_part() ? part_of_step(job, inputs, kept(sequences_of(inputs)), kv_heads()) : inputs;
+    return is_part() ? rank_step(job, inputs, kept(sequences_of(inputs)), kv_heads()) : inputs;
   }
   CacheUpdate update_of(const DecodeInputs& inputs) const;
   BlockChoice choice_of(const DecodeInputs& inputs, const std::int32_t* lengths) const;
-  double step_seconds(const StepExtent& extent) const;
+  double step_seconds(const DecodeExtent& extent) const;
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
-  void enqueue_step(DecodeInputs inputs, const StepExtent& extent, const DecodeOutputs& outputs, Stream stream);
+  void enqueue_step(DecodeInputs inputs, const DecodeExtent& extent, const DecodeOutputs& outputs, Stream stream);
   void add_rows(const DecodeInputs& inputs, Stream stream);
   void append(const DecodeInputs& inputs, CacheUpdate places, const std::int32_t* lengths, Stream stream);
-  void finish_together(DecodeStep step, const StepExtent& extent, const FoldOutput& output, Stream stream);
-  void throw_faults();
+  void finish_collectively(DecodeStep step, const DecodeExtent& extent, const AttentionOutput& output, Stream stream);
+  void throw_invalid_elements();
 
   DecodeJob job;
   DecodeOptions options;
   Transport& transport;
-  Meeting meeting;
-  StepDeal deal;
+  Collective collective;
+  DecodeDeal deal;
   DecodeJob part;  // of the job, that this rank keeps: what its kernel does
   DecodeChoice choice;
   std::unique_ptr<Backend> backend;
@@ -101,82 +105,83 @@ struct Decode::Impl {
   DecodeMemory memory;
   Buffer means, scores, chosen, counts;  // of blocks of keys, where steps choose them
   Buffer checks;                         // on devices: [sequences] faults, then [sequences] lengths
-  Buffer grown;                          // [sequences] lengths with a step's rows, of callers who keep theirs
-  std::unique_ptr<Marks> faults_read;
-  std::optional<FaultCells> appended;   // of compressed jobs: of k_new and of v_new
-  std::optional<RowExchange> exchange;  // with several ranks
+  Buffer new_lengths;                    // [sequences] lengths with a step's rows, of callers who keep theirs
+  std::unique_ptr<Events> invalid_elements_read;
+  std::optional<InvalidElementCells> appended;  // of compressed jobs: of k_new and of v_new
+  std::optional<PartialExchange> exchange;      // with several ranks
   std::optional<EnqueuedRuns> runs;
 };
 
 void Decode::Impl::choose() {
   check_decode_job(job);
   deal = deal_of(job, transport.size());
-  part = part_of_job(job, transport.rank(), transport.size());
-  choice = choose_kernel(job.decode_spec(), fitting_request(options.kernel, transport));
+  part = rank_job(job, transport.rank(), transport.size());
+  choice = choose_kernel(job.decode_spec(), compatible_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
-  check_fitting(*choice.row, *backend, transport);
+  check_compatible(*choice.row, *backend, transport);
   kernel = choice.row->make_kernel(part.decode_spec(), *backend);
-  kernel->check(part.limits, deal.groups);
-  if (job.spec.lists.any() && !job.format.is_plain() && transport.size() > 1) {
+  kernel->check(part.limits, deal.kv_splits);
+  if (job.spec.block_mask.any() && !job.format.is_plain() && transport.size() > 1) {
     fail(ErrorCode::kUnsupported,
          fmt::format("{} ranks decode a cache of {} by lists of key blocks", transport.size(), describe(job.format)),
          "its tables are those of all heads and sequences, and a rank keeps some", "Use one rank, or plain caches.");
   }
-  const DecodeJob largest = largest_part(job, transport.size());
+  const DecodeJob largest = largest_rank_job(job, transport.size());
   memory = decode_memory(job, *choice.row->make_kernel(largest.decode_spec(), *backend), transport.size());
 }
 
 void Decode::Impl::allocate() {
   kernel->reserve(part.limits);
-  grown = backend->allocate(static_cast<std::size_t>(job.limits.sequences) * sizeof(std::int32_t));
+  new_lengths = backend->allocate(static_cast<std::size_t>(job.limits.sequences) * sizeof(std::int32_t));
   if (checks_on_device()) {
-    checks = backend->allocate(fault_bytes() + static_cast<std::size_t>(part.limits.sequences) * sizeof(std::int32_t));
+    checks = backend->allocate(invalid_element_bytes() +
+                               static_cast<std::size_t>(part.limits.sequences) * sizeof(std::int32_t));
     backend->fill_bytes(checks.data(), std::byte{0}, checks.bytes(), backend->stream());
-    backend->synchronize(backend->stream(), meeting.patience().for_peer(), {});
-    faults_read = backend->make_marks(1, false);
+    backend->synchronize(backend->stream(), collective.timeouts().for_peer(), {});
+    invalid_elements_read = backend->make_events(1, false);
   }
-  if (!job.format.is_plain()) appended.emplace(*backend, meeting, transport, 2);
+  if (!job.format.is_plain()) appended.emplace(*backend, collective, transport, 2);
   backend->update_cache({}, backend->stream());  // makes it ready
-  if (job.best_blocks > 0) {
-    const ChoiceMemory bytes = choice_memory(part);
+  if (job.top_k_blocks > 0) {
+    const TopKMemory bytes = top_k_memory(part);
     means = backend->allocate(bytes.means);
     scores = backend->allocate(bytes.scores);
     chosen = backend->allocate(bytes.chosen);
     counts = backend->allocate(bytes.counts);
     DecodeInputs none;
-    const FoldSpec& spec = part.spec;
+    const AttentionSpec& spec = part.spec;
     none.q = dense_view(static_cast<const void*>(nullptr), spec.dtype, 0, spec.heads, spec.head_dim);
     none.k = cache_view(nullptr, spec.dtype, 0, 0, spec.kv_heads, spec.head_dim);
     const BlockChoice ready = choice_of(none, nullptr);
     backend->pool_keys(ready, backend->stream());
     backend->choose_blocks(ready, backend->stream());
   }
-  if (several()) exchange.emplace(job, row_records(job, *kernel, transport.size()), transport, *backend);
-  runs.emplace(*backend, transport, meeting.patience());
+  if (several()) exchange.emplace(job, row_partials(job, *kernel, transport.size()), transport, *backend);
+  runs.emplace(*backend, transport, collective.timeouts());
 }
 
 void Decode::Impl::connect() {
-  exchange->announce(meeting.patience().for_peer());
-  if (on_device()) make_first_contact(meeting, transport, *backend, exchange->memory());
+  exchange->announce(collective.timeouts().for_peer());
+  if (on_device()) warm_up_transport(collective, transport, *backend, exchange->memory());
 }
 
 // What the host knows of lengths and pages.
 void Decode::Impl::check_tables(const DecodeInputs& inputs) const {
   CacheUpdate update = update_of(inputs);
   if (!on_device()) {
-    refuse_faults(update, ErrorCode::kUsage);
+    refuse_out_of_range(update, ErrorCode::kUsage);
     return;
   }
   check_host_copies(job, inputs);
   if (inputs.host_lengths == nullptr) return;
   std::vector<std::int32_t> lengths(inputs.host_lengths, inputs.host_lengths + update.sequences);
   update.lengths = lengths.data();
-  update.grown = nullptr;  // they count the step's rows
+  update.new_lengths = nullptr;  // they count the step's rows
   update.block_table = inputs.host_table;
   update.prefixes = inputs.host_prefixes;
-  update.lists = {};  // they lie on the device, and DecodeOptions::check_tables has it look at them
-  update.list_heads = 0;
-  refuse_faults(update, ErrorCode::kUsage);
+  update.block_mask = {};  // they lie on the device, and DecodeOptions::check_tables has it look at them
+  update.mask_heads = 0;
+  refuse_out_of_range(update, ErrorCode::kUsage);
 }
 
 void Decode::Impl::check_capture(const DecodeInputs& inputs) const {
@@ -195,23 +200,23 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
   update.sequences = sequences_of(inputs);
   update.rows = inputs.rows;
   update.lengths = given_lengths(inputs);
-  if (inputs.lengths == nullptr) update.grown = lengths_of_step(inputs);
+  if (inputs.lengths == nullptr) update.new_lengths = lengths_of_step(inputs);
   update.block_table = inputs.block_table;
   update.table_pages = inputs.table_pages;
   update.pages = cache_pages(job, inputs);
   update.page_size = cache_page_size(job, inputs);
-  update.share = share();
-  update.group_keys = group_keys();
-  update.most_keys = job.limits.keys;
+  update.partition = partition();
+  update.kv_split_keys = kv_split_keys();
+  update.max_keys = job.limits.keys;
   update.prefixes = inputs.prefixes;
-  if (inputs.lists.counts != nullptr) {
-    update.lists = inputs.lists;
-    update.list_heads = part.spec.lists.heads;
+  if (inputs.block_mask.counts != nullptr) {
+    update.block_mask = inputs.block_mask;
+    update.mask_heads = part.spec.block_mask.heads;
   }
   if (has_rows(inputs.k_new)) {
-    if (job.format.k.is_plain()) update.parts[update.part_count++] = cache_part(inputs.k, inputs.k_new);
-    if (job.format.v.is_plain() && !job.decode_spec().values_in_codes())
-      update.parts[update.part_count++] = cache_part(inputs.v, inputs.v_new);
+    if (job.format.k.is_plain()) update.appends[update.append_count++] = append_to_cache(inputs.k, inputs.k_new);
+    if (job.format.v.is_plain() && !job.decode_spec().quantized_values_in_keys())
+      update.appends[update.append_count++] = append_to_cache(inputs.v, inputs.v_new);
   }
   return update;
 }
@@ -222,12 +227,12 @@ BlockChoice Decode::Impl::choice_of(const DecodeInputs& inputs, const std::int32
   of.spec = part.spec;
   of.q = inputs.q;
   of.rows = inputs.rows;
-  of.most_rows = job.limits.rows;
+  of.max_rows = job.limits.rows;
   of.k = inputs.k;
   of.block_table = inputs.block_table;
   of.lengths = lengths;
-  of.count = job.best_blocks;
-  of.blocks = most_list_blocks(job);
+  of.count = job.top_k_blocks;
+  of.blocks = max_mask_blocks(job);
   of.means = reinterpret_cast<float*>(means.data());
   of.scores = reinterpret_cast<float*>(scores.data());
   of.chosen = reinterpret_cast<std::int32_t*>(chosen.data());
@@ -235,14 +240,14 @@ BlockChoice Decode::Impl::choice_of(const DecodeInputs& inputs, const std::int32
   return of;
 }
 
-double Decode::Impl::step_seconds(const StepExtent& extent) const {
+double Decode::Impl::step_seconds(const DecodeExtent& extent) const {
   const double pairs = static_cast<double>(extent.sequences) * job.limits.rows * static_cast<double>(extent.keys);
   return pair_flops(job.spec) * pairs / transport.size() / choice.row->flops_per_second(*backend);
 }
 
 void Decode::Impl::enqueue(const DecodeInputs& all, const DecodeOutputs& outputs, Stream stream) {
   DecodeInputs inputs = own(all);
-  const StepExtent extent{sequences_of(all), longest_sequence(job, inputs, on_device())};
+  const DecodeExtent extent{sequences_of(all), longest_sequence(job, inputs, on_device())};
   runs->enqueue(stream, step_seconds(extent), [&] {
     if (all.lengths_before != nullptr && deal.sequences > 1) {
       add_rows(all, stream);  // to the lengths of other ranks' sequences, too
@@ -257,43 +262,45 @@ void Decode::Impl::add_rows(const DecodeInputs& inputs, Stream stream) {
   lengths.sequences = sequences_of(inputs);
   lengths.rows = inputs.rows;
   lengths.lengths = inputs.lengths_before;
-  lengths.grown = lengths_of_step(inputs);
+  lengths.new_lengths = lengths_of_step(inputs);
   if (lengths.sequences > 0) backend->update_cache(lengths, stream);
 }
 
 // `inputs`: what this rank looks at.
-void Decode::Impl::enqueue_step(DecodeInputs inputs, const StepExtent& extent, const DecodeOutputs& outputs,
+void Decode::Impl::enqueue_step(DecodeInputs inputs, const DecodeExtent& extent, const DecodeOutputs& outputs,
                                 Stream stream) {
   CacheUpdate update = update_of(inputs);
   if (checks_on_device()) {
-    update.most_keys = std::min(update.most_keys, extent.keys);
+    update.max_keys = std::min(update.max_keys, extent.keys);
     update.checked = checked_lengths();
-    update.faults = faults();
+    update.out_of_range = faults();
   }
   DecodeStep step;
   step.q = inputs.q;
   step.rows = inputs.rows;
   step.k = inputs.k;
   step.v = inputs.v;
-  step.packed_k = inputs.packed_k;
-  step.packed_v = inputs.packed_v;
+  step.quantized_k = inputs.quantized_k;
+  step.quantized_v = inputs.quantized_v;
   step.block_table = inputs.block_table;
-  step.lengths = update.checked != nullptr ? update.checked : update.grown != nullptr ? update.grown : update.lengths;
-  step.share = share();
+  step.lengths = update.checked != nullptr       ? update.checked
+                 : update.new_lengths != nullptr ? update.new_lengths
+                                                 : update.lengths;
+  step.partition = partition();
   step.prefixes = inputs.prefixes;
-  step.lists = inputs.lists;
-  const FoldOutput output{outputs.out, outputs.lse, inputs.sinks};
-  if (update.sequences > 0 && (update.grown != nullptr || update.part_count > 0 || update.checked != nullptr)) {
+  step.block_mask = inputs.block_mask;
+  const AttentionOutput output{outputs.out, outputs.lse, inputs.sinks};
+  if (update.sequences > 0 && (update.new_lengths != nullptr || update.append_count > 0 || update.checked != nullptr)) {
     backend->update_cache(update, stream);
   }
   if (has_rows(inputs.k_new) && !job.format.is_plain()) append(inputs, update, step.lengths, stream);
-  if (job.best_blocks > 0) {
+  if (job.top_k_blocks > 0) {
     const BlockChoice choice_here = choice_of(inputs, step.lengths);
     if (update.sequences > 0) backend->choose_blocks(choice_here, stream);
-    step.lists = choice_here.lists();
+    step.block_mask = choice_here.block_mask();
   }
   if (several()) {
-    finish_together(step, extent, output, stream);
+    finish_collectively(step, extent, output, stream);
   } else {
     step.output = output;
     kernel->enqueue(step, stream);
@@ -303,77 +310,78 @@ void Decode::Impl::enqueue_step(DecodeInputs inputs, const StepExtent& extent, c
 // New rows of compressed tensors, at the places of an update that has been enqueued. `lengths`: what the step takes.
 void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate places, const std::int32_t* lengths, Stream stream) {
   places.lengths = lengths;
-  places.grown = nullptr;
+  places.new_lengths = nullptr;
   places.checked = nullptr;
-  places.faults = nullptr;
-  places.part_count = 0;
-  if (!job.format.k.is_plain()) backend->append({&places, inputs.packed_k, inputs.k_new, appended->at(0)}, stream);
-  if (!job.format.v.is_plain()) backend->append({&places, inputs.packed_v, inputs.v_new, appended->at(1)}, stream);
+  places.out_of_range = nullptr;
+  places.append_count = 0;
+  if (!job.format.k.is_plain()) backend->append({&places, inputs.quantized_k, inputs.k_new, appended->at(0)}, stream);
+  if (!job.format.v.is_plain()) backend->append({&places, inputs.quantized_v, inputs.v_new, appended->at(1)}, stream);
 }
 
 // Folds this rank's part for all rows, and finishes the rows that it owns.
-void Decode::Impl::finish_together(DecodeStep step, const StepExtent& extent, const FoldOutput& output, Stream stream) {
-  const bool has_groups = deal.groups > 1;
-  const std::int64_t groups = share_groups(extent.keys, deal.groups, group_keys());
-  const ExchangeShape shape{extent.sequences, step.rows, has_groups ? exchange->exchanged_groups(groups) : 1};
-  if (has_groups) {
-    step.partials = {reinterpret_cast<float*>(exchange->own_records()), shape.groups};
+void Decode::Impl::finish_collectively(DecodeStep step, const DecodeExtent& extent, const AttentionOutput& output,
+                                       Stream stream) {
+  const bool has_splits = deal.kv_splits > 1;
+  const std::int64_t splits = splits_per_partition(extent.keys, deal.kv_splits, kv_split_keys());
+  const ExchangeShape shape{extent.sequences, step.rows, has_splits ? exchange->exchanged_splits(splits) : 1};
+  if (has_splits) {
+    step.partials = {reinterpret_cast<float*>(exchange->own_partials()), shape.splits};
   } else {
-    step.output = results_in(exchange->own_records(), part.spec, step.q.tokens);
+    step.output = results_in(exchange->own_partials(), part.spec, step.q.tokens);
     step.output.sinks = output.sinks;
   }
   kernel->enqueue(step, stream);
-  exchange->move(shape, stream, meeting.patience().for_work(step_seconds(extent)));
+  exchange->move(shape, stream, collective.timeouts().for_work(step_seconds(extent)));
   const SequenceRange mine = owned(extent.sequences);
   if (mine.count == 0) return;
-  const std::vector<std::byte*> records = exchange->records_of_owned(shape);
-  if (!has_groups) return join_heads(*backend, job.spec, deal, records, output, stream);
+  const std::vector<std::byte*> records = exchange->partials_of_owned(shape);
+  if (!has_splits) return join_heads(*backend, job.spec, deal, records, output, stream);
   std::vector<const float*> shares;
-  for (const std::byte* const share : records) shares.push_back(reinterpret_cast<const float*>(share));
-  kernel->merge({shares, shape.groups, step.rows, step.lengths + mine.first, output}, stream);
+  for (const std::byte* const partition : records) shares.push_back(reinterpret_cast<const float*>(partition));
+  kernel->merge({shares, shape.splits, step.rows, step.lengths + mine.first, output}, stream);
 }
 
 // What has been found since the last call, by checks on the device and by those who compress new rows. The device has
 // passed them.
-void Decode::Impl::throw_faults() {
-  const std::vector<RowFaultCell> cells = appended ? appended->take() : std::vector<RowFaultCell>();
+void Decode::Impl::throw_invalid_elements() {
+  const std::vector<InvalidElementCell> cells = appended ? appended->drain() : std::vector<InvalidElementCell>();
   for (std::size_t i = 0; i < cells.size(); ++i) {
-    const auto fault = fault_of(cells[i], {}, {});
-    if (fault) refuse_fault(i == 0 ? "k_new" : "v_new", {}, {}, *fault, ErrorCode::kUsage);
+    const auto fault = invalid_element_of(cells[i], {}, {});
+    if (fault) refuse_invalid_element(i == 0 ? "k_new" : "v_new", {}, {}, *fault, ErrorCode::kUsage);
   }
   if (!checks_on_device()) return;
   const Stream stream = backend->stream();
-  const auto bytes = static_cast<std::int64_t>(fault_bytes());
-  const auto settle = [&] {
-    faults_read->record(0, stream);
-    faults_read->synchronize(0, meeting.patience().for_peer(), [this] { transport.progress(); });
+  const auto bytes = static_cast<std::int64_t>(invalid_element_bytes());
+  const auto wait_all = [&] {
+    invalid_elements_read->record(0, stream);
+    invalid_elements_read->synchronize(0, collective.timeouts().for_peer(), [this] { transport.progress(); });
   };
-  std::vector<CacheFault> found(static_cast<std::size_t>(part.limits.sequences));
+  std::vector<OutOfRangeEntry> found(static_cast<std::size_t>(part.limits.sequences));
   backend->copy_rows(found.data(), bytes, faults(), bytes, bytes, 1, stream);
-  settle();
-  if (std::ranges::all_of(found, [](const CacheFault& fault) { return fault == CacheFault{}; })) return;
-  backend->fill_bytes(faults(), std::byte{0}, fault_bytes(), stream);
-  settle();
-  refuse_faults(found.data(), part.limits.sequences, ErrorCode::kUsage);
+  wait_all();
+  if (std::ranges::all_of(found, [](const OutOfRangeEntry& fault) { return fault == OutOfRangeEntry{}; })) return;
+  backend->fill_bytes(faults(), std::byte{0}, invalid_element_bytes(), stream);
+  wait_all();
+  refuse_out_of_range(found.data(), part.limits.sequences, ErrorCode::kUsage);
 }
 
 Decode::Decode(DecodeJob job, Transport& transport, DecodeOptions options)
-    : Decode(std::move(job), transport, std::move(options), KernelAlone{}) {
-  impl_->meeting.together([this] { check_budget(impl_->memory, impl_->options.memory_budget); });
+    : Decode(std::move(job), transport, std::move(options), KernelOnly{}) {
+  impl_->collective.run_collectively([this] { check_budget(impl_->memory, impl_->options.memory_budget); });
   prepare();
 }
 
-Decode::Decode(DecodeJob job, Transport& transport, DecodeOptions options, KernelAlone)
+Decode::Decode(DecodeJob job, Transport& transport, DecodeOptions options, KernelOnly)
     : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
   Impl& impl = *impl_;
-  if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
-  impl.meeting.together([&impl] { impl.choose(); });
+  if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
+  impl.collective.run_collectively([&impl] { impl.choose(); });
 }
 
 void Decode::prepare() {
   Impl& impl = *impl_;
-  handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
-  impl.meeting.together([&impl] { impl.allocate(); });
+  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.collective.run_collectively([&impl] { impl.allocate(); });
   if (impl.several()) impl.connect();
 }
 
@@ -386,10 +394,10 @@ const DecodeChoice& Decode::kernel() const { return impl_->choice; }
 Backend& Decode::backend() { return *impl_->backend; }
 const DecodeMemory& Decode::memory() const { return impl_->memory; }
 int Decode::key_tile() const { return impl_->kernel->key_tile(); }
-std::int64_t Decode::group_keys() const { return impl_->group_keys(); }
-GroupShare Decode::share() const { return impl_->share(); }
+std::int64_t Decode::kv_split_keys() const { return impl_->kv_split_keys(); }
+KvPartition Decode::partition() const { return impl_->partition(); }
 std::int64_t Decode::cache_tokens(std::int64_t length) const {
-  return keys_of_share(impl_->share(), impl_->group_keys(), length);
+  return keys_of_partition(impl_->partition(), impl_->kv_split_keys(), length);
 }
 HeadRange Decode::kv_heads() const { return impl_->kv_heads(); }
 SequenceRange Decode::kept(std::int64_t sequences) const { return impl_->kept(sequences); }
@@ -397,13 +405,13 @@ SequenceRange Decode::owned(std::int64_t sequences) const { return impl_->owned(
 
 void Decode::run(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.meeting.together([&] {
+  impl.collective.run_collectively([&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs);
   });
   impl.enqueue(inputs, outputs, stream);
-  impl.runs->settle();
-  impl.meeting.together([&] { impl.throw_faults(); });
+  impl.runs->wait_all();
+  impl.collective.run_collectively([&] { impl.throw_invalid_elements(); });
 }
 
 void Decode::check(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) const {
@@ -428,12 +436,12 @@ void Decode::pool(const DecodeInputs& all, Stream stream) {
   const DecodeInputs inputs = impl.own(all);
   if (Impl::sequences_of(inputs) == 0) return;
   CacheUpdate update = impl.update_of(inputs);
-  update.part_count = 0;
+  update.append_count = 0;
   if (impl.checks_on_device()) {
     update.checked = impl.checked_lengths();
-    update.faults = impl.faults();
+    update.out_of_range = impl.faults();
   } else if (!impl.on_device()) {
-    refuse_faults(update, ErrorCode::kUsage);
+    refuse_out_of_range(update, ErrorCode::kUsage);
   }
   impl.runs->enqueue(stream, impl.step_seconds({update.sequences, impl.job.limits.keys}), [&] {
     if (update.checked != nullptr) impl.backend->update_cache(update, stream);
@@ -443,8 +451,8 @@ void Decode::pool(const DecodeInputs& all, Stream stream) {
 }
 
 void Decode::wait() {
-  if (impl_->runs->any()) impl_->runs->settle();
-  impl_->throw_faults();
+  if (impl_->runs->any()) impl_->runs->wait_all();
+  impl_->throw_invalid_elements();
 }
 
 }  // namespace ringattn

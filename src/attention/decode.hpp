@@ -21,10 +21,10 @@
 //
 // With lists of key blocks ranks don't deal groups of keys: a list's group may hold keys from anywhere in the sequence,
 // and one rank folds a group. They share out the sequences: each keeps kept() alone, and their entries in the block
-// table and the lists; of others it reads nothing. Steps then have equally many sequences. And, where that leaves them
-// unevenly loaded, they deal the K/V heads: each rank's cache, and the lists that it is given, are those of the heads
-// kv_heads(); it folds them for all rows, and the results travel to the rank that owns the row. DecodeJob::head_parts
-// says which of both.
+// table and the block_mask; of others it reads nothing. Steps then have equally many sequences. And, where that leaves
+// them unevenly loaded, they deal the K/V heads: each rank's cache, and the lists that it is given, are those of the
+// heads kv_heads(); it folds them for all rows, and the results travel to the rank that owns the row.
+// DecodeJob::head_parts says which of both.
 #pragma once
 
 #include <cstddef>
@@ -59,9 +59,10 @@ struct DecodeOptions {
 // One step: `rows` rows of each of q.tokens / rows sequences. All pointers are in the kernel's kind of memory, but for
 // the host copies; strides are free. The memory is in use until the stream has passed the step.
 struct DecodeInputs {
-  TensorView q;        // [sequences · rows, heads, head_dim], sequence by sequence
-  int rows = 1;        // of a sequence, at most DecodeLimits::rows
-  MutableCacheView k;  // [pages, page_size, own kv_heads, head_dim]: this rank's share, of the heads Decode::kv_heads()
+  TensorView q;  // [sequences · rows, heads, head_dim], sequence by sequence
+  int rows = 1;  // of a sequence, at most DecodeLimits::rows
+  MutableCacheView
+      k;  // [pages, page_size, own kv_heads, head_dim]: this rank's partition, of the heads Decode::kv_heads()
   MutableCacheView v;  // [pages, page_size, own kv_heads, head_dim_v]
   // [sequences, table_pages] of pages of k and v; none for a dense cache. Entry i of sequence s is the page of tokens
   // [i · page_size, (i + 1) · page_size) of what this rank's cache holds of it (Decode::cache_tokens()). Entries behind
@@ -82,11 +83,11 @@ struct DecodeInputs {
   // that the prefix doesn't fill are read by each sequence. It pays from two sequences and one tile on. At most
   // DecodeLimits::prefixes.
   SharedPrefixes prefixes;
-  // Which keys the rows see, where FoldSpec::lists has a shape and DecodeJob::best_blocks is 0
-  // (kernels/decode_lists.hpp): the lists of the heads Decode::kv_heads(), or the one of all heads. In memory of the
-  // kernel's kind: what stands there when the step begins is what it follows, also in a graph.
-  DecodeLists lists;
-  const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
+  // Which keys the rows see, where AttentionSpec::block_mask has a shape and DecodeJob::top_k_blocks is 0
+  // (kernels/decode_lists.hpp): the lists of the heads Decode::kv_heads(), or the one of all heads. In memory of
+  // the kernel's kind: what stands there when the step begins is what it follows, also in a graph.
+  DecodeBlockMask block_mask;
+  const float* sinks = nullptr;  // [heads], present exactly when AttentionSpec::sinks
   // [sequences · rows, kv_heads, …] keys and values of the rows, written into the cache at the rows' positions before
   // the step reads it: each by the rank that keeps its group. No data: the cache holds them already, as it does of a
   // sequence whose pages others share. A row whose place lies outside of the table or the pool is not written.
@@ -97,12 +98,12 @@ struct DecodeInputs {
   const std::int32_t* host_lengths = nullptr;  // [sequences]
   BlockTable host_table = {};
   SharedPrefixes host_prefixes = {};
-  // Instead of k, and of v, exactly where DecodeJob::format is not plain; of values in compressed keys, packed_k is
+  // Instead of k, and of v, exactly where DecodeJob::format is not plain; of values in compressed keys, quantized_k is
   // instead of both. Rows of k_new and v_new are compressed as
   // they are written: with the tables that are there, and into tails, which have a place for each sequence of the step
   // (kernels/compressed_rows.hpp).
-  CompressedCache packed_k = {};
-  CompressedCache packed_v = {};
+  CompressedCache quantized_k = {};
+  CompressedCache quantized_v = {};
 };
 
 struct DecodeOutputs {
@@ -110,12 +111,12 @@ struct DecodeOutputs {
   RowView lse;            // [own rows, heads] natural logarithm, −∞ for a row without keys; no data: not wanted
 };
 
-// Rows may see some blocks of keys alone. The lists are given to each step (DecodeInputs::lists), or a step makes them
-// by itself (DecodeJob::best_blocks): of each KV head, or of all together, the first block, those that the rows stand
-// in, and of the others those of the highest scores, by the mean keys of blocks (kernels/block_choice.hpp). Scores,
-// lists and the step are enqueued one behind the other. Means are kept from step to step: pool() makes those of keys
-// that no step has appended. Sequences of a step have the means of the same place in the steps before, so each layer of
-// a model has an object of its own.
+// Rows may see some blocks of keys alone. The lists are given to each step (DecodeInputs::block_mask), or a step makes
+// them by itself (DecodeJob::top_k_blocks): of each KV head, or of all together, the first block, those that the rows
+// stand in, and of the others those of the highest scores, by the mean keys of blocks (kernels/block_choice.hpp).
+// Scores, lists and the step are enqueued one behind the other. Means are kept from step to step: pool() makes those of
+// keys that no step has appended. Sequences of a step have the means of the same place in the steps before, so each
+// layer of a model has an object of its own.
 class Decode {
  public:
   // Prepares. Collective. Chooses the kernel, agrees with the other ranks on job, options, build, kernel and device,
@@ -136,9 +137,10 @@ class Decode {
   // Keys of a tile of the kernel's.
   int key_tile() const;
   // Keys of a group: what ranks deal to each other.
-  std::int64_t group_keys() const;
-  // The groups of each sequence that this rank's cache holds. Only these have a place in it (kernels/cache_share.hpp).
-  GroupShare share() const;
+  std::int64_t kv_split_keys() const;
+  // The groups of each sequence that this rank's cache holds. Only these have a place in it
+  // (kernels/cache_share.hpp).
+  KvPartition partition() const;
   // Tokens that this rank's cache holds of a sequence of `length` keys.
   std::int64_t cache_tokens(std::int64_t length) const;
   // The K/V heads that this rank's cache holds, and has lists of: all of them, but where ranks deal heads.
@@ -166,7 +168,7 @@ class Decode {
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream = {});
 
   // Makes the means of all keys in front of the rows' own blocks: where a cache was filled by others than steps, or a
-  // place has got another sequence, before the next step with DecodeJob::best_blocks. `inputs` are that step's, with
+  // place has got another sequence, before the next step with DecodeJob::top_k_blocks. `inputs` are that step's, with
   // `lengths` (which count the step's rows); only q's shape, the cache, its table and the lengths
   // are read. Reads all keys once. Enqueued as a step is; throws as enqueue() does.
   void pool(const DecodeInputs& inputs, Stream stream = {});
@@ -181,11 +183,11 @@ class Decode {
   void wait();
 
  private:
-  friend class LatentDecode;
-  // In two parts, both collective: kernel and memory, without a look at the budget, and then the rest. A LatentDecode
+  friend class MlaDecode;
+  // In two parts, both collective: kernel and memory, without a look at the budget, and then the rest. A MlaDecode
   // looks at the memory of both before anything is allocated.
-  struct KernelAlone {};
-  Decode(DecodeJob job, Transport& transport, DecodeOptions options, KernelAlone);
+  struct KernelOnly {};
+  Decode(DecodeJob job, Transport& transport, DecodeOptions options, KernelOnly);
   void prepare();
   // Products come before a step, and are enqueued only where the step is not refused.
   void check(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) const;

@@ -14,11 +14,11 @@ namespace ringattn {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& remedy) {
-  fail(ErrorCode::kUsage, what, why, remedy);
+[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& suggestion) {
+  fail(ErrorCode::kUsage, what, why, suggestion);
 }
 
-void check_rows(std::string_view name, const TensorView& view, const FoldSpec& spec, std::int64_t rows, int heads,
+void check_rows(std::string_view name, const TensorView& view, const AttentionSpec& spec, std::int64_t rows, int heads,
                 int dim) {
   if (view.dtype == spec.dtype && view.tokens == rows && view.heads == heads && view.dim == dim) return;
   refuse(fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
@@ -26,13 +26,13 @@ void check_rows(std::string_view name, const TensorView& view, const FoldSpec& s
          "Rows lie sequence by sequence; this rank's results are those of Decode::owned().");
 }
 
-void check_cache(std::string_view name, const MutableCacheView& view, const FoldSpec& spec, int dim) {
+void check_cache(std::string_view name, const MutableCacheView& view, const AttentionSpec& spec, int dim) {
   if (view.dtype == spec.dtype && view.heads == spec.kv_heads && view.dim == dim && view.pages >= 0) return;
   refuse(fmt::format("the cache of {} is {} [{}, {}, {}, {}]", name, dtype_name(view.dtype), view.pages, view.page_size,
                      view.heads, view.dim),
          fmt::format("this rank's is {} [pages, page_size, {}, {}]", dtype_name(spec.dtype), spec.kv_heads, dim),
-         spec.lists.any() ? "Of several ranks that have lists, each is to keep those of Decode::kv_heads()."
-                          : "Check the job's heads and dims.");
+         spec.block_mask.any() ? "Of several ranks that have mask_heads, each is to keep those of Decode::kv_heads()."
+                               : "Check the job's heads and dims.");
 }
 
 bool has_rows(const TensorView& view) { return view.data != nullptr; }
@@ -53,7 +53,8 @@ void check_lengths(const DecodeInputs& inputs) {
   }
 }
 
-void check_packed(std::string_view name, const CompressedCache& cache, const RowFormat& format, const RowShape& shape) {
+void check_compressed_cache(std::string_view name, const CompressedCache& cache, const RowFormat& format,
+                            const RowShape& shape) {
   bool complete = cache.format == format && cache.shape == shape && cache.pages >= 0;
   for (std::size_t i = 0; complete && i < format_tables(format, shape, 1).size(); ++i) {
     complete = cache.tables[i] != nullptr;
@@ -69,9 +70,9 @@ void check_packed(std::string_view name, const CompressedCache& cache, const Row
 }  // namespace
 
 void check_pool(const DecodeJob& job, const DecodeInputs& inputs) {
-  if (job.best_blocks == 0) {
+  if (job.top_k_blocks == 0) {
     refuse("means of keys are asked for", "steps of this job choose no blocks",
-           "DecodeJob::best_blocks has them do so.");
+           "DecodeJob::top_k_blocks has them do so.");
   }
   if (inputs.lengths_before != nullptr) {
     refuse("means of keys are asked for with lengths_before", "they are those of all keys of a step",
@@ -79,8 +80,9 @@ void check_pool(const DecodeJob& job, const DecodeInputs& inputs) {
   }
 }
 
-void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOutputs& outputs, std::int64_t owned) {
-  const FoldSpec& spec = job.spec;
+void check_step_shapes(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOutputs& outputs,
+                       std::int64_t owned) {
+  const AttentionSpec& spec = job.spec;
   const DecodeLimits& limits = job.limits;
   if (inputs.rows < 1 || inputs.rows > limits.rows || inputs.q.tokens % inputs.rows != 0 ||
       inputs.q.tokens / inputs.rows > limits.sequences) {
@@ -98,30 +100,30 @@ void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOu
     check_rows("k_new", inputs.k_new, spec, inputs.q.tokens, spec.kv_heads, spec.head_dim);
     check_rows("v_new", inputs.v_new, spec, inputs.q.tokens, spec.kv_heads, spec.head_dim_v);
   }
-  check_sinks("FoldSpec", inputs.sinks, spec.sinks);
+  check_sinks("AttentionSpec", inputs.sinks, spec.sinks);
 }
 
 void check_caches(const DecodeJob& part, const DecodeInputs& inputs) {
-  const FoldSpec& spec = part.spec;
+  const AttentionSpec& spec = part.spec;
   if (part.format.k.is_plain()) {
     check_cache("k", inputs.k, spec, spec.head_dim);
   } else {
-    check_packed("k", inputs.packed_k, part.format.k, {spec.dtype, spec.kv_heads, spec.head_dim});
+    check_compressed_cache("k", inputs.quantized_k, part.format.k, {spec.dtype, spec.kv_heads, spec.head_dim});
   }
-  const bool in_codes = part.decode_spec().values_in_codes();
-  if (in_codes) {
+  const bool is_quantized = part.decode_spec().quantized_values_in_keys();
+  if (is_quantized) {
     // Values lie in k.
   } else if (part.format.v.is_plain()) {
     check_cache("v", inputs.v, spec, spec.head_dim_v);
   } else {
-    check_packed("v", inputs.packed_v, part.format.v, {spec.dtype, spec.kv_heads, spec.head_dim_v});
+    check_compressed_cache("v", inputs.quantized_v, part.format.v, {spec.dtype, spec.kv_heads, spec.head_dim_v});
   }
-  const std::int64_t v_pages = in_codes                   ? cache_pages(part, inputs)
+  const std::int64_t v_pages = is_quantized               ? cache_pages(part, inputs)
                                : part.format.v.is_plain() ? inputs.v.pages
-                                                          : inputs.packed_v.pages;
-  const std::int64_t v_page = in_codes                   ? cache_page_size(part, inputs)
+                                                          : inputs.quantized_v.pages;
+  const std::int64_t v_page = is_quantized               ? cache_page_size(part, inputs)
                               : part.format.v.is_plain() ? inputs.v.page_size
-                                                         : inputs.packed_v.page_size;
+                                                         : inputs.quantized_v.page_size;
   if (cache_pages(part, inputs) != v_pages || cache_page_size(part, inputs) != v_page) {
     refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", cache_pages(part, inputs),
                        cache_page_size(part, inputs), v_pages, v_page),
@@ -141,14 +143,14 @@ void check_caches(const DecodeJob& part, const DecodeInputs& inputs) {
     refuse(fmt::format("pages of {} tokens", cache_page_size(part, inputs)),
            fmt::format("the job's have {}", part.page_size), "Prepare for pages of this size.");
   }
-  const bool takes_lists = spec.lists.any() && part.best_blocks == 0;
-  if (takes_lists != (inputs.lists.blocks != nullptr) || takes_lists != (inputs.lists.counts != nullptr) ||
-      inputs.lists.stride < 0) {
-    refuse(takes_lists ? "lists of key blocks are missing, or not complete" : "a step has lists of key blocks",
-           takes_lists            ? "the job has them, each a row of blocks and how many of them count"
-           : part.best_blocks > 0 ? "steps of this job make them"
-                                  : "the job has none",
-           "FoldSpec::lists and DecodeJob::best_blocks say whether a step is given lists.");
+  const bool takes_block_mask = spec.block_mask.any() && part.top_k_blocks == 0;
+  if (takes_block_mask != (inputs.block_mask.blocks != nullptr) ||
+      takes_block_mask != (inputs.block_mask.counts != nullptr) || inputs.block_mask.stride < 0) {
+    refuse(takes_block_mask ? "lists of key blocks are missing, or not complete" : "a step has lists of key blocks",
+           takes_block_mask        ? "the job has them, each a row of blocks and how many of them count"
+           : part.top_k_blocks > 0 ? "steps of this job make them"
+                                   : "the job has none",
+           "AttentionSpec::block_mask and DecodeJob::top_k_blocks say whether a step is given lists.");
   }
   const SharedPrefixes& prefixes = inputs.prefixes;
   if (prefixes.count < 0 || prefixes.count > part.limits.prefixes) {
@@ -188,8 +190,8 @@ std::int64_t longest_sequence(const DecodeJob& job, const DecodeInputs& inputs, 
   return most;
 }
 
-DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine,
-                          const HeadRange& kv_heads) {
+DecodeInputs rank_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine,
+                       const HeadRange& kv_heads) {
   const HeadRange heads = query_heads(job.spec, kv_heads);
   const auto part_of = [&](const TensorView& all, const HeadRange& of) {
     if (!has_rows(all)) return all;
@@ -217,23 +219,24 @@ DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, cons
       cache->pages -= mine.first;
     }
   }
-  if (inputs.lists.counts != nullptr) {
-    const std::int64_t lists = mine.first * spec_of_heads(job.spec, kv_heads).lists.heads;
-    of.lists.blocks += lists * inputs.lists.stride;
-    of.lists.counts += lists;
+  if (inputs.block_mask.counts != nullptr) {
+    const std::int64_t mask_heads = mine.first * spec_of_heads(job.spec, kv_heads).block_mask.heads;
+    of.block_mask.blocks += mask_heads * inputs.block_mask.stride;
+    of.block_mask.counts += mask_heads;
   }
   return of;
 }
 
-DecodeListArrays lists_of_heads(const DecodeListArrays& all, const FoldSpec& spec, const HeadRange& kv_heads) {
-  const int lists = spec_of_heads(spec, kv_heads).lists.heads;
-  if (lists == spec.lists.heads) return all;
-  const std::int64_t first = std::int64_t{kv_heads.first} * spec.lists.heads / spec.kv_heads;
-  DecodeListArrays part;
+DecodeBlockMaskArrays block_mask_of_heads(const DecodeBlockMaskArrays& all, const AttentionSpec& spec,
+                                          const HeadRange& kv_heads) {
+  const int mask_heads = spec_of_heads(spec, kv_heads).block_mask.heads;
+  if (mask_heads == spec.block_mask.heads) return all;
+  const std::int64_t first = std::int64_t{kv_heads.first} * spec.block_mask.heads / spec.kv_heads;
+  DecodeBlockMaskArrays part;
   part.stride = all.stride;
   for (auto at = static_cast<std::size_t>(first); at < all.counts.size();
-       at += static_cast<std::size_t>(spec.lists.heads)) {
-    for (std::size_t list = at; list < at + static_cast<std::size_t>(lists); ++list) {
+       at += static_cast<std::size_t>(spec.block_mask.heads)) {
+    for (std::size_t list = at; list < at + static_cast<std::size_t>(mask_heads); ++list) {
       const auto begin = all.blocks.begin() + static_cast<std::int64_t>(list) * all.stride;
       part.counts.push_back(all.counts[list]);
       part.blocks.insert(part.blocks.end(), begin, begin + all.stride);

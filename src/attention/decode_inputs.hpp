@@ -10,10 +10,10 @@ namespace ringattn {
 
 // Pages of the cache, and tokens of a page, whichever way k is stored.
 inline std::int64_t cache_pages(const DecodeJob& job, const DecodeInputs& inputs) {
-  return job.format.k.is_plain() ? inputs.k.pages : inputs.packed_k.pages;
+  return job.format.k.is_plain() ? inputs.k.pages : inputs.quantized_k.pages;
 }
 inline std::int64_t cache_page_size(const DecodeJob& job, const DecodeInputs& inputs) {
-  return job.format.k.is_plain() ? inputs.k.page_size : inputs.packed_k.page_size;
+  return job.format.k.is_plain() ? inputs.k.page_size : inputs.quantized_k.page_size;
 }
 
 // The lengths that the caller has given, of either kind.
@@ -32,7 +32,8 @@ inline void set_lengths(DecodeInputs& inputs, const std::int32_t* lengths) {
 void check_pool(const DecodeJob& job, const DecodeInputs& inputs);
 
 // Both throw kUsage, and change nothing. The step's rows. `owned`: sequences whose results this rank gets.
-void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOutputs& outputs, std::int64_t owned);
+void check_step_shapes(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOutputs& outputs,
+                       std::int64_t owned);
 // Caches, tables, lists and prefixes; inputs.rows is at least 1. `part`: of the job, that this rank keeps.
 void check_caches(const DecodeJob& part, const DecodeInputs& inputs);
 
@@ -45,10 +46,11 @@ std::int64_t longest_sequence(const DecodeJob& job, const DecodeInputs& inputs, 
 
 // The step of a rank's part alone, of plain caches, without prefixes: of sequences `mine` and these K/V heads. Caches
 // and lists are those of the heads already.
-DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine,
-                          const HeadRange& kv_heads);
+DecodeInputs rank_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine,
+                       const HeadRange& kv_heads);
 
 // The lists of these K/V heads alone, of lists of all of them.
-DecodeListArrays lists_of_heads(const DecodeListArrays& all, const FoldSpec& spec, const HeadRange& kv_heads);
+DecodeBlockMaskArrays block_mask_of_heads(const DecodeBlockMaskArrays& all, const AttentionSpec& spec,
+                                          const HeadRange& kv_heads);
 
 }  // namespace ringattn

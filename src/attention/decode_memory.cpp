@@ -19,8 +19,8 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kMostKeys = std::numeric_limits<std::int32_t>::max();  // lengths are int32
-constexpr std::int64_t kTableEntry = sizeof(std::int32_t);                    // of block tables and lengths
+constexpr std::int64_t kMaxKeys = std::numeric_limits<std::int32_t>::max();  // lengths are int32
+constexpr std::int64_t kTableEntry = sizeof(std::int32_t);                   // of block tables and lengths
 
 void refuse_limit(const std::string& what, const std::string& why) {
   fail(ErrorCode::kUsage, what, why, "Check the limits of the job.");
@@ -34,7 +34,7 @@ std::string describe(const DecodeJob& job) {
   const std::string cache = job.is_paged() ? fmt::format("pages of {} tokens", job.page_size) : "a dense cache";
   const std::string prefixes =
       job.limits.prefixes == 0 ? "" : fmt::format(", shared prefixes up to {}", job.limits.prefixes);
-  const std::string best = job.best_blocks == 0 ? "" : fmt::format(", the best {} blocks", job.best_blocks);
+  const std::string best = job.top_k_blocks == 0 ? "" : fmt::format(", the best {} blocks", job.top_k_blocks);
   const std::string parts = job.head_parts == 0 ? "" : fmt::format(", K/V heads in {} parts", job.head_parts);
   return fmt::format("{}; {}, up to {} and {} each, {}{}{}{}", describe(job.decode_spec()),
                      counted(static_cast<std::uint64_t>(job.limits.sequences), "sequence"),
@@ -43,10 +43,10 @@ std::string describe(const DecodeJob& job) {
 }
 
 void check_decode_job(const DecodeJob& job) {
-  FoldSpec without_lists = job.spec;
-  without_lists.lists = {};
-  check_job({without_lists, {}, 0, job.format});
-  const ListShape& lists = job.spec.lists;
+  AttentionSpec without_block_mask = job.spec;
+  without_block_mask.block_mask = {};
+  check_job({without_block_mask, {}, 0, job.format});
+  const BlockMaskShape& lists = job.spec.block_mask;
   if (lists.any() && (lists.key_block < 1 || lists.heads < 1 ||
                       (lists.heads <= job.spec.kv_heads && job.spec.kv_heads % lists.heads != 0))) {
     fail(ErrorCode::kUsage, fmt::format("{} lists of blocks of {} keys", lists.heads, lists.key_block),
@@ -55,17 +55,17 @@ void check_decode_job(const DecodeJob& job) {
          "Use one list for all of them, or one for each.");
   }
   const DecodeLimits& limits = job.limits;
-  if (limits.sequences < 1 || limits.sequences > kMostSequences) {
+  if (limits.sequences < 1 || limits.sequences > kMaxSequences) {
     refuse_limit(fmt::format("steps of up to {} sequences", limits.sequences),
-                 fmt::format("1 to {} are supported", kMostSequences));
+                 fmt::format("1 to {} are supported", kMaxSequences));
   }
-  if (limits.rows < 1 || limits.rows > kMostDecodeRows) {
+  if (limits.rows < 1 || limits.rows > kMaxDecodeRows) {
     refuse_limit(fmt::format("steps of up to {} rows a sequence", limits.rows),
-                 fmt::format("1 to {} are supported", kMostDecodeRows));
+                 fmt::format("1 to {} are supported", kMaxDecodeRows));
   }
-  if (limits.keys < 1 || limits.keys > kMostKeys) {
+  if (limits.keys < 1 || limits.keys > kMaxKeys) {
     refuse_limit(fmt::format("sequences of up to {} keys", limits.keys),
-                 fmt::format("1 to {} are supported", kMostKeys));
+                 fmt::format("1 to {} are supported", kMaxKeys));
   }
   if (job.page_size != 0) check_page_size(job.page_size);
   if (limits.prefixes < 0 || limits.prefixes > limits.sequences) {
@@ -85,28 +85,29 @@ void check_decode_job(const DecodeJob& job) {
     fail(ErrorCode::kUsage, fmt::format("values in keys that are stored as {}", describe(job.format.v)),
          "they are columns of the keys, however these are stored", "Give values a cache of their own.");
   }
-  if (job.spec.lists.any() && limits.prefixes > 0) {
+  if (job.spec.block_mask.any() && limits.prefixes > 0) {
     fail(ErrorCode::kUsage, "sequences with lists of key blocks share prefixes",
          "which keys are folded together follows from each sequence's lists", "Use lists, or prefixes.");
   }
-  if (job.best_blocks < 0 || (job.best_blocks > 0 && !job.spec.lists.any())) {
-    refuse_limit(fmt::format("the best {} blocks of keys", job.best_blocks), "FoldSpec::lists says how large they are");
+  if (job.top_k_blocks < 0 || (job.top_k_blocks > 0 && !job.spec.block_mask.any())) {
+    refuse_limit(fmt::format("the best {} blocks of keys", job.top_k_blocks),
+                 "AttentionSpec::block_mask says how large they are");
   }
-  if (job.best_blocks > 0 && !job.format.k.is_plain()) {
+  if (job.top_k_blocks > 0 && !job.format.k.is_plain()) {
     fail(ErrorCode::kUsage, fmt::format("blocks are chosen of keys that are stored as {}", describe(job.format)),
          "means are made of plain keys", "Give lists to each step: DecodeInputs::lists.");
   }
-  if (job.head_parts < 0 || (job.head_parts > 0 && !job.spec.lists.any())) {
+  if (job.head_parts < 0 || (job.head_parts > 0 && !job.spec.block_mask.any())) {
     fail(ErrorCode::kUsage, fmt::format("K/V heads are dealt in {} parts", job.head_parts),
          "only ranks whose steps have lists of key blocks deal heads", "Use DecodeJob::head_parts 0.");
   }
   if (job.pages < 0) refuse_limit(fmt::format("a pool of {} pages", job.pages), "it has at least one");
 }
 
-StepDeal deal_of(const DecodeJob& job, int ranks) {
+DecodeDeal deal_of(const DecodeJob& job, int ranks) {
   const int parts = job.head_parts;
   if (parts > 0) {
-    const int most = most_head_parts(job.spec, job.best_blocks > 0);
+    const int most = max_head_parts(job.spec, job.top_k_blocks > 0);
     if (ranks % parts == 0 && parts <= most) return {ranks / parts, parts, 1};
     fail(ErrorCode::kUsage, fmt::format("{} ranks deal K/V heads in {} parts", ranks, parts),
          fmt::format("they can in a number of parts that divides theirs, up to {}: K/V heads that share a list of "
@@ -114,66 +115,67 @@ StepDeal deal_of(const DecodeJob& job, int ranks) {
                      most),
          "Use DecodeJob::head_parts 0, or another number of ranks.");
   }
-  return deal_step(job.spec, job.best_blocks > 0, job.limits.sequences, ranks);
+  return deal_decode(job.spec, job.top_k_blocks > 0, job.limits.sequences, ranks);
 }
 
-DecodeJob part_of_job(const DecodeJob& job, int rank, int ranks) {
-  const StepDeal deal = deal_of(job, ranks);
+DecodeJob rank_job(const DecodeJob& job, int rank, int ranks) {
+  const DecodeDeal deal = deal_of(job, ranks);
   DecodeJob part = job;
   part.spec = spec_of_heads(job.spec, kept_heads(deal, job.spec, rank));
   part.limits.sequences = (job.limits.sequences + deal.sequences - 1) / deal.sequences;
   return part;
 }
 
-std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, std::int64_t group_keys) {
+std::int64_t max_cache_tokens(const DecodeJob& job, int ranks, std::int64_t kv_split_keys) {
   // The first rank has most.
-  return keys_of_share(kept_share(deal_of(job, ranks), 0), group_keys, job.limits.keys);
+  return keys_of_partition(kept_partition(deal_of(job, ranks), 0), kv_split_keys, job.limits.keys);
 }
 
-std::int64_t most_table_pages(const DecodeJob& job, int ranks, std::int64_t group_keys) {
+std::int64_t max_table_pages(const DecodeJob& job, int ranks, std::int64_t kv_split_keys) {
   if (!job.is_paged()) return 1;
-  return (most_cache_tokens(job, ranks, group_keys) + job.page_size - 1) / job.page_size;
+  return (max_cache_tokens(job, ranks, kv_split_keys) + job.page_size - 1) / job.page_size;
 }
 
-std::int64_t most_list_blocks(const DecodeJob& job) {
-  return (job.limits.keys + job.spec.lists.key_block - 1) / job.spec.lists.key_block;
+std::int64_t max_mask_blocks(const DecodeJob& job) {
+  return (job.limits.keys + job.spec.block_mask.key_block - 1) / job.spec.block_mask.key_block;
 }
 
-ChoiceMemory choice_memory(const DecodeJob& job) {
-  ChoiceMemory memory;
-  if (job.best_blocks == 0) return memory;
-  const std::int64_t lists = job.limits.sequences * job.spec.lists.heads;
-  const std::int64_t blocks = most_list_blocks(job);
+TopKMemory top_k_memory(const DecodeJob& job) {
+  TopKMemory memory;
+  if (job.top_k_blocks == 0) return memory;
+  const std::int64_t lists = job.limits.sequences * job.spec.block_mask.heads;
+  const std::int64_t blocks = max_mask_blocks(job);
   const auto number = static_cast<std::int64_t>(sizeof(float));
   memory.means = bytes_of(job.limits.sequences * blocks, job.spec.kv_heads * job.spec.head_dim * number);
   memory.scores = bytes_of(lists * blocks, number);
-  memory.chosen = bytes_of(lists * job.best_blocks, number);
+  memory.chosen = bytes_of(lists * job.top_k_blocks, number);
   memory.counts = bytes_of(lists, number);
   return memory;
 }
 
-RowRecords row_records(const DecodeJob& job, const DecodeKernel& kernel, int ranks) {
-  const StepDeal deal = deal_of(job, ranks);
-  const std::int64_t partial = kernel.record_floats() * static_cast<std::int64_t>(sizeof(float)) * job.spec.heads;
-  RowRecords records;
+RowPartials row_partials(const DecodeJob& job, const DecodeKernel& kernel, int ranks) {
+  const DecodeDeal deal = deal_of(job, ranks);
+  const std::int64_t partial = kernel.partial_floats() * static_cast<std::int64_t>(sizeof(float)) * job.spec.heads;
+  RowPartials records;
   for (int rank = 0; rank < ranks; ++rank) {
-    records.bytes.push_back(deal.groups > 1 ? partial : ResultRecord(part_of_job(job, rank, ranks).spec).bytes);
+    records.bytes.push_back(deal.kv_splits > 1 ? partial : HeadResults(rank_job(job, rank, ranks).spec).bytes);
   }
-  if (deal.groups > 1) records.groups = share_groups(job.limits.keys, deal.groups, kernel.group_keys());
+  if (deal.kv_splits > 1)
+    records.splits = splits_per_partition(job.limits.keys, deal.kv_splits, kernel.kv_split_keys());
   return records;
 }
 
 DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int ranks) {
-  const FoldSpec& spec = job.spec;
+  const AttentionSpec& spec = job.spec;
   const DecodeLimits& limits = job.limits;
-  const std::int64_t group_keys = kernel.group_keys();
-  const StepDeal deal = deal_of(job, ranks);
-  const DecodeJob part = largest_part(job, ranks);
-  const std::int64_t table_pages = most_table_pages(job, ranks, group_keys);
+  const std::int64_t kv_split_keys = kernel.kv_split_keys();
+  const DecodeDeal deal = deal_of(job, ranks);
+  const DecodeJob part = largest_rank_job(job, ranks);
+  const std::int64_t table_pages = max_table_pages(job, ranks, kv_split_keys);
   // The most that a rank owns.
   const std::int64_t owned = (limits.sequences + ranks - 1) / ranks;
   const std::int64_t pages = job.pages > 0 ? job.pages : part.limits.sequences * table_pages;
-  const std::int64_t page = job.is_paged() ? job.page_size : most_cache_tokens(job, ranks, group_keys);
+  const std::int64_t page = job.is_paged() ? job.page_size : max_cache_tokens(job, ranks, kv_split_keys);
   const std::int64_t rows = limits.sequences * limits.rows;
   DecodeMemory memory;
   const RowShape k{spec.dtype, part.spec.kv_heads, spec.head_dim};
@@ -186,14 +188,14 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
   memory.rows =
       bytes_of(rows, q_token_bytes(spec) + (job.values_in_keys ? k_token_bytes(spec) : kv_token_bytes(spec))) +
       bytes_of(owned * limits.rows, out_token_bytes(spec) + lse_token_bytes(spec));
-  memory.scratch = kernel.scratch_bytes(part.limits) + choice_memory(part).total() +
-                   bytes_of(part.limits.sequences, static_cast<std::int64_t>(sizeof(CacheFault)) + kTableEntry) +
+  memory.scratch = kernel.scratch_bytes(part.limits) + top_k_memory(part).total() +
+                   bytes_of(part.limits.sequences, static_cast<std::int64_t>(sizeof(OutOfRangeEntry)) + kTableEntry) +
                    bytes_of(limits.sequences, kTableEntry);
   if (deal.gives()) {
-    const RowRecords records = row_records(job, kernel, ranks);
-    const std::int64_t others = deal.heads * deal.groups - 1;
+    const RowPartials records = row_partials(job, kernel, ranks);
+    const std::int64_t others = deal.heads * deal.kv_splits - 1;
     memory.partials =
-        bytes_of((part.limits.sequences + others * owned) * limits.rows, records.groups * records.bytes.back());
+        bytes_of((part.limits.sequences + others * owned) * limits.rows, records.splits * records.bytes.back());
   }
   return memory;
 }

@@ -14,7 +14,7 @@ namespace ringattn {
 
 // What is decoded, and the most that any step holds. Plain data, the same on every rank.
 struct DecodeJob {
-  FoldSpec spec;
+  AttentionSpec spec;
   DecodeLimits limits;
   std::int64_t page_size = 0;  // tokens: 16, 32, 64, 128 or 256; 0: a dense cache, where each sequence has one page
   // Of each rank's pool. 0: as many as sequences that are as long as the limits allow need where they share no page.
@@ -26,10 +26,10 @@ struct DecodeJob {
   CacheFormat format = {};
   // Of a spec with lists: each step makes its lists by itself, of so many blocks of key_block keys (Decode). 0: each is
   // given them.
-  int best_blocks = 0;
-  // Of a spec with lists, on several ranks: into how many parts K/V heads are dealt, a divisor of the ranks. 0: as it
-  // is even where all sequences have as much to fold (attention/tokens/step_deal.hpp). What ranks have not dealt by
-  // heads they deal by sequences.
+  int top_k_blocks = 0;
+  // Of a spec with block_mask, on several ranks: into how many parts K/V heads are dealt, a divisor of the ranks. 0: as
+  // it is even where all sequences have as much to fold (attention/tokens/step_deal.hpp). What ranks have not dealt
+  // by heads they deal by sequences.
   int head_parts = 0;
 
   DecodeSpec decode_spec() const { return {spec, values_in_keys, format}; }
@@ -41,38 +41,38 @@ struct DecodeJob {
 std::string describe(const DecodeJob& job);
 
 // Throws kUsage when the job contradicts itself: heads, dims, formats, limits that are not positive or beyond 2^31 − 1
-// keys, page sizes that are not supported, lists beside prefixes, best_blocks without lists or of keys that are not
+// keys, page sizes that are not supported, lists beside prefixes, top_k_blocks without lists or of keys that are not
 // plain, and head_parts without lists.
 void check_decode_job(const DecodeJob& job);
 
 // How ranks deal its steps. Throws kUsage where so many ranks can't deal DecodeJob::head_parts.
-StepDeal deal_of(const DecodeJob& job, int ranks);
+DecodeDeal deal_of(const DecodeJob& job, int ranks);
 
 // What the rank's kernel does: the job over the sequences and K/V heads of its part. The last rank has as many of both
 // as any.
-DecodeJob part_of_job(const DecodeJob& job, int rank, int ranks);
-inline DecodeJob largest_part(const DecodeJob& job, int ranks) { return part_of_job(job, ranks - 1, ranks); }
+DecodeJob rank_job(const DecodeJob& job, int rank, int ranks);
+inline DecodeJob largest_rank_job(const DecodeJob& job, int ranks) { return rank_job(job, ranks - 1, ranks); }
 
 // Tokens that the rank with most of them holds of the longest sequence: the least page_size of a dense cache, and what
 // a block table has to reach.
-std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, std::int64_t group_keys);
+std::int64_t max_cache_tokens(const DecodeJob& job, int ranks, std::int64_t kv_split_keys);
 
 // Entries of a sequence in a rank's block table that reach the limits; 1 for a dense cache.
-std::int64_t most_table_pages(const DecodeJob& job, int ranks, std::int64_t group_keys);
+std::int64_t max_table_pages(const DecodeJob& job, int ranks, std::int64_t kv_split_keys);
 
 // What ranks leave of a row for its owner: partials of the groups of a share, or one record of results.
-struct RowRecords {
+struct RowPartials {
   std::vector<std::int64_t> bytes;  // [ranks] of a record
-  std::int64_t groups = 1;          // records of a row, at most
+  std::int64_t splits = 1;          // records of a row, at most
 };
-// `kernel`: of largest_part().
-RowRecords row_records(const DecodeJob& job, const DecodeKernel& kernel, int ranks);
+// `kernel`: of largest_rank_job().
+RowPartials row_partials(const DecodeJob& job, const DecodeKernel& kernel, int ranks);
 
 // Blocks of a list's size that the longest sequence has.
-std::int64_t most_list_blocks(const DecodeJob& job);
+std::int64_t max_mask_blocks(const DecodeJob& job);
 
 // What a Decode that makes lists keeps for it.
-struct ChoiceMemory {
+struct TopKMemory {
   std::size_t means = 0;   // of keys
   std::size_t scores = 0;  // of blocks
   std::size_t chosen = 0;  // lists
@@ -80,7 +80,7 @@ struct ChoiceMemory {
 
   std::size_t total() const { return means + scores + chosen + counts; }
 };
-ChoiceMemory choice_memory(const DecodeJob& job);
+TopKMemory top_k_memory(const DecodeJob& job);
 
 // Bytes on the rank of `ranks` that needs most.
 struct DecodeMemory {
@@ -95,7 +95,7 @@ struct DecodeMemory {
   std::size_t total() const { return cache + tables + rows + scratch + partials; }
 };
 
-// `kernel`: of largest_part(). It may be made on a backend without a device.
+// `kernel`: of largest_rank_job(). It may be made on a backend without a device.
 DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int ranks);
 // Throws kMemory for a budget (0: none) that doesn't hold all of it.
 void check_budget(const DecodeMemory& needed, std::size_t budget);

@@ -9,15 +9,15 @@ std::int64_t index_of(std::span<const std::int32_t> sequences, std::int32_t sequ
   return std::ranges::lower_bound(sequences, sequence) - sequences.begin();
 }
 
-std::vector<PassedStates> empty_sequences(std::span<const std::int64_t> lengths,
-                                          std::span<const std::int32_t> beginning,
-                                          std::span<const std::int32_t> ending) {
-  std::vector<PassedStates> passed;
+std::vector<PassThroughStates> empty_sequences(std::span<const std::int64_t> lengths,
+                                               std::span<const std::int32_t> beginning,
+                                               std::span<const std::int32_t> ending) {
+  std::vector<PassThroughStates> passed;
   for (std::size_t at = 0; at < ending.size(); ++at) {
     if (lengths[static_cast<std::size_t>(ending[at])] > 0) continue;
-    const PassedStates one{index_of(beginning, ending[at]), static_cast<std::int64_t>(at), 1};
+    const PassThroughStates one{index_of(beginning, ending[at]), static_cast<std::int64_t>(at), 1};
     if (!passed.empty()) {
-      PassedStates& last = passed.back();
+      PassThroughStates& last = passed.back();
       if (last.initial + last.count == one.initial && last.final + last.count == one.final) {
         ++last.count;
         continue;
@@ -28,10 +28,10 @@ std::vector<PassedStates> empty_sequences(std::span<const std::int64_t> lengths,
   return passed;
 }
 
-void pass_states(std::span<const PassedStates> passed, const void* initial, void* final, std::int64_t state_bytes,
-                 Backend& backend, Stream stream) {
+void pass_states_through(std::span<const PassThroughStates> passed, const void* initial, void* final,
+                         std::int64_t state_bytes, Backend& backend, Stream stream) {
   if (final == nullptr) return;
-  for (const PassedStates& states : passed) {
+  for (const PassThroughStates& states : passed) {
     std::byte* const to = static_cast<std::byte*>(final) + states.final * state_bytes;
     const std::int64_t bytes = states.count * state_bytes;
     if (initial == nullptr) {

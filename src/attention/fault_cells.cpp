@@ -5,32 +5,33 @@
 
 namespace ringattn {
 
-FaultCells::FaultCells(Backend& backend, const Meeting& meeting, Transport& transport, std::size_t count)
+InvalidElementCells::InvalidElementCells(Backend& backend, const Collective& collective, Transport& transport,
+                                         std::size_t count)
     : backend_(backend),
-      meeting_(meeting),
+      collective_(collective),
       transport_(transport),
       count_(count),
-      memory_(backend.allocate(count * sizeof(RowFaultCell))),
-      settled_(backend.make_marks(1, false)) {
+      memory_(backend.allocate(count * sizeof(InvalidElementCell))),
+      settled_(backend.make_events(1, false)) {
   clear();
 }
 
-void FaultCells::clear() {
-  backend_.fill_bytes(memory_.data(), std::byte{0xff}, count_ * sizeof(RowFaultCell), backend_.stream());
-  settle();
+void InvalidElementCells::clear() {
+  backend_.fill_bytes(memory_.data(), std::byte{0xff}, count_ * sizeof(InvalidElementCell), backend_.stream());
+  await_device();
 }
 
-void FaultCells::settle() {
+void InvalidElementCells::await_device() {
   settled_->record(0, backend_.stream());
-  settled_->synchronize(0, meeting_.patience().for_peer(), [this] { transport_.progress(); });
+  settled_->synchronize(0, collective_.timeouts().for_peer(), [this] { transport_.progress(); });
 }
 
-std::vector<RowFaultCell> FaultCells::take() {
-  std::vector<RowFaultCell> cells(count_);
-  const auto bytes = static_cast<std::int64_t>(count_ * sizeof(RowFaultCell));
+std::vector<InvalidElementCell> InvalidElementCells::drain() {
+  std::vector<InvalidElementCell> cells(count_);
+  const auto bytes = static_cast<std::int64_t>(count_ * sizeof(InvalidElementCell));
   backend_.copy_rows(cells.data(), bytes, memory_.data(), bytes, bytes, 1, backend_.stream());
-  settle();
-  const auto is_empty = [](const RowFaultCell& cell) { return cell.place == RowFaultCell::kNone; };
+  await_device();
+  const auto is_empty = [](const InvalidElementCell& cell) { return cell.location == InvalidElementCell::kNone; };
   if (std::ranges::all_of(cells, is_empty)) return {};
   clear();
   return cells;

@@ -15,27 +15,29 @@
 
 namespace ringattn {
 
-class FaultCells {
+class InvalidElementCells {
  public:
   // `count` cells in the backend's memory, empty. What it refers to outlives the object.
-  FaultCells(Backend& backend, const Meeting& meeting, Transport& transport, std::size_t count);
+  InvalidElementCells(Backend& backend, const Collective& collective, Transport& transport, std::size_t count);
 
-  RowFaultCell* at(std::size_t cell) const { return reinterpret_cast<RowFaultCell*>(memory_.data()) + cell; }
+  InvalidElementCell* at(std::size_t cell) const {
+    return reinterpret_cast<InvalidElementCell*>(memory_.data()) + cell;
+  }
 
   // What has been told since the last call, a cell each; none where nothing has. Every run that tells has ended. Throws
   // kPeer where the device doesn't answer.
-  std::vector<RowFaultCell> take();
+  std::vector<InvalidElementCell> drain();
 
  private:
   void clear();
-  void settle();
+  void await_device();
 
   Backend& backend_;
-  const Meeting& meeting_;
+  const Collective& collective_;
   Transport& transport_;
   std::size_t count_;
   Buffer memory_;
-  std::unique_ptr<Marks> settled_;
+  std::unique_ptr<Events> settled_;
 };
 
 }  // namespace ringattn

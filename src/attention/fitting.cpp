@@ -7,7 +7,7 @@
 
 namespace ringattn {
 
-KernelRequest fitting_request(const KernelRequest& request, const Transport& transport) {
+KernelRequest compatible_request(const KernelRequest& request, const Transport& transport) {
   KernelRequest fitting = request;
   if (transport.size() > 1 && request.backend == "auto" && request.kernel == "auto") {
     fitting.backend = transport.memory() == MemoryKind::kDevice ? "cuda" : "cpu";
@@ -15,11 +15,11 @@ KernelRequest fitting_request(const KernelRequest& request, const Transport& tra
   return fitting;
 }
 
-ChoicePlace choice_place(const KernelRequest& request, const Transport& transport) {
-  return {fitting_request(request, transport), transport.device()};
+TopKDevice top_k_device(const KernelRequest& request, const Transport& transport) {
+  return {compatible_request(request, transport), transport.device()};
 }
 
-void check_fitting(const KernelEntry& kernel, const Backend& backend, const Transport& transport) {
+void check_compatible(const KernelEntry& kernel, const Backend& backend, const Transport& transport) {
   if (transport.size() == 1 || backend.memory() == transport.memory()) return;
   fail(ErrorCode::kUnsupported, fmt::format("kernel {} and transport {} don't fit", kernel.name, transport.name()),
        "one works in host memory, the other in device memory",

@@ -10,13 +10,13 @@
 namespace ringattn {
 
 // The request of a job over `transport`: of several ranks, those kernels alone whose memory the transport moves.
-KernelRequest fitting_request(const KernelRequest& request, const Transport& transport);
+KernelRequest compatible_request(const KernelRequest& request, const Transport& transport);
 
 // Where the blocks of such a job are chosen: on the rank's own device, if a kernel of a device folds it.
-ChoicePlace choice_place(const KernelRequest& request, const Transport& transport);
+TopKDevice top_k_device(const KernelRequest& request, const Transport& transport);
 
 // Throws kUnsupported where the transport, of several ranks, can't move what lies in the backend's memory.
-void check_fitting(const KernelEntry& kernel, const Backend& backend, const Transport& transport);
+void check_compatible(const KernelEntry& kernel, const Backend& backend, const Transport& transport);
 
 // Options::checksum in a backend's memory. Throws kUnsupported for device memory.
 void check_checksum(const Backend& backend);

@@ -16,23 +16,24 @@
 
 namespace ringattn {
 
-class FoldStep final : public BlockStep {
+class AttentionRingStep final : public RingStep {
  public:
   // Where a run's rows lie.
   struct Memory {
-    TensorView q;                          // [q_rows, heads, head_dim]
-    KeySource own;                         // this rank's k and v, as the caller has them, or copied side by side
-    const PagedKeys* pages = nullptr;      // not null: `own` is their pool, and the rank has all keys
-    std::int64_t page_rows = 0;            // of the pool (PoolSource)
-    std::vector<KeyTile>* map = nullptr;   // room for a block's tiles in pages
-    std::array<KeySource, 2> buffers;      // block b uses buffers[b % 2]
-    void* state = nullptr;                 // FoldKernel::state_bytes(), where Plan::keeps_state
-    FoldOutput output;                     // for the last block
-    std::optional<FoldStateView> exports;  // the state is wanted as numbers, behind the last block
+    TensorView q;                               // [q_rows, heads, head_dim]
+    KeySource own;                              // this rank's k and v, as the caller has them, or copied side by side
+    const PagedKeys* pages = nullptr;           // not null: `own` is their pool, and the rank has all keys
+    std::int64_t page_rows = 0;                 // of the pool (PoolSource)
+    std::vector<PageRun>* map = nullptr;        // room for a block's tiles in pages
+    std::array<KeySource, 2> buffers;           // block b uses buffers[b % 2]
+    void* state = nullptr;                      // AttentionKernel::state_bytes(), where Plan::keeps_state
+    AttentionOutput output;                     // for the last block
+    std::optional<AttentionStateView> exports;  // the state is wanted as numbers, behind the last block
   };
 
   // `prepared`: for each block of the plan what prepare_tasks() returned. What it refers to outlives the object.
-  FoldStep(const Plan& plan, FoldKernel& kernel, std::span<const PreparedTask> prepared, const Memory& memory)
+  AttentionRingStep(const Plan& plan, AttentionKernel& kernel, std::span<const PreparedTask> prepared,
+                    const Memory& memory)
       : plan_(plan), kernel_(kernel), prepared_(prepared), memory_(memory) {}
 
   void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) override;
@@ -40,22 +41,22 @@ class FoldStep final : public BlockStep {
 
  private:
   const Plan& plan_;
-  FoldKernel& kernel_;
+  AttentionKernel& kernel_;
   std::span<const PreparedTask> prepared_;
   const Memory& memory_;
 };
 
 // The task of a block whose tiles are mapped so, but for its q, state and prepared tables. `sources` and `output`
 // outlive it. `exports`: the state is wanted behind the last block.
-FoldTask block_task(const Plan& plan, const ArrivedBlock& block, std::span<const KeyTile> tiles,
-                    std::span<const KeySource> sources, const FoldOutput& output, bool exports);
+AttentionTask block_task(const Plan& plan, const ArrivedBlock& block, std::span<const PageRun> tiles,
+                         std::span<const KeySource> sources, const AttentionOutput& output, bool exports);
 
 // The map of a block's tiles.
-using TilesOf = std::function<std::span<const KeyTile>(std::size_t block)>;
+using TilesOf = std::function<std::span<const PageRun>(std::size_t block)>;
 
 // Prepares the task of each block, [blocks], with such maps (none: the plan's) as it will be folded. `state_out`: as in
 // Options.
-std::vector<PreparedTask> prepare_tasks(const Plan& plan, const FoldSpec& spec, FoldKernel& kernel, bool state_out,
-                                        const TilesOf& tiles_of = {});
+std::vector<PreparedTask> prepare_tasks(const Plan& plan, const AttentionSpec& spec, AttentionKernel& kernel,
+                                        bool state_out, const TilesOf& tiles_of = {});
 
 }  // namespace ringattn

@@ -30,8 +30,8 @@ LayoutInputs layout_inputs(const RingJob& job, const Options& options, int world
 
 JobLayout layout_of(const LayoutInputs& inputs) {
   const RingWork& work = inputs.work;
-  const QueryWork pairs = query_work(work.batch, work.mask, work.lists.get(), work.positions.get());
-  JobLayout layout = make_layout(work.batch, pairs, work.lists != nullptr, inputs.world, inputs.request,
+  const QueryWork pairs = query_work(work.batch, work.mask, work.block_mask.get(), work.positions.get());
+  JobLayout layout = make_layout(work.batch, pairs, work.block_mask != nullptr, inputs.world, inputs.request,
                                  inputs.kernel.query_tile, inputs.kernel.key_tile);
   const auto state_runs = [&inputs](Layout& dealt, const auto& stated, std::string_view side,
                                     const std::vector<std::int64_t>& lengths) {
@@ -59,20 +59,21 @@ std::int64_t key_tiles(const RingJob& job) {
 }
 
 // A task of everything, which no task of a plan exceeds. `tiles`: key_tiles() of the job.
-FoldLimits largest_task(const RingJob& job, const JobLayout& layout, int rank, std::int64_t tiles) {
+AttentionLimits largest_task(const RingJob& job, const JobLayout& layout, int rank, std::int64_t tiles) {
   const RingWork& work = job.work;
-  FoldLimits limits;
+  AttentionLimits limits;
   limits.rows = layout.queries.tokens(rank);
   limits.query_runs = static_cast<std::int64_t>(layout.queries.runs(rank).size());
   limits.key_runs = tiles;
-  limits.tiles = limits.key_runs * tile_pieces(job, layout.keys.world());
+  limits.tiles = limits.key_runs * tile_page_runs(job, layout.keys.world());
   limits.sources = 2;
   limits.sequences = static_cast<std::int64_t>(work.batch.sequences.size());
   limits.prepared = reads_pages(job.page_size, layout.keys.world()) ? 0 : kCountedTasks;
-  if (work.lists == nullptr) return limits;
+  if (work.block_mask == nullptr) return limits;
   for (const TokenRun& run : layout.queries.runs(rank)) {
     const auto sequence = static_cast<std::size_t>(run.sequence);
-    limits.list_runs += work.lists->runs(sequence, work.batch.sequences[sequence].q_offset + run.begin, run.tokens());
+    limits.mask_tile_runs +=
+        work.block_mask->runs(sequence, work.batch.sequences[sequence].q_offset + run.begin, run.tokens());
   }
   return limits;
 }
@@ -92,7 +93,7 @@ PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Opti
   PlanOptions result;
   result.route = route;
   result.block_tokens = options.block_tokens;
-  result.most_block_tokens = job.most_block_tokens;
+  result.max_block_tokens = job.max_block_tokens;
   result.memory_budget = options.memory_budget;
   result.state_out = options.state_out;
   result.checksum = options.checksum;
@@ -108,9 +109,9 @@ PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Opti
 }
 
 constexpr std::int64_t kMostPieces = std::int64_t{1} << 20;  // 134 million keys in tiles of 128
-constexpr std::int64_t kMostOfAllRanks = std::int64_t{1} << 26;
-constexpr std::int64_t kMostSequencesOfAllRanks = std::int64_t{1} << 24;
-constexpr std::int64_t kFewPieces = std::int64_t{1} << 16;  // whose tables take a few megabytes
+constexpr std::int64_t kMaxOfAllRanks = std::int64_t{1} << 26;
+constexpr std::int64_t kMaxSequencesOfAllRanks = std::int64_t{1} << 24;
+constexpr std::int64_t kFewPageRuns = std::int64_t{1} << 16;  // whose tables take a few megabytes
 
 // What the tables of a plan have an entry for: tiles, or stripes where these are shorter. It stops beyond kMostPieces.
 std::int64_t pieces(const Batch& batch, std::int64_t shortest) {
@@ -139,8 +140,8 @@ void check_budget(const RingJob& job, const Options& options, int world) {
 
 }  // namespace
 
-RingJob ring_job(const Job& job, const Options& options, const FoldKernel& kernel, int world,
-                 std::size_t product_bytes) {
+RingJob ring_job(const Job& job, const Options& options, const AttentionKernel& kernel, int world,
+                 std::size_t gemm_scratch_bytes) {
   RingJob ring;
   ring.work = attention_work(job);
   ring.kernel = {kernel.key_tile(), kernel.query_tile()};
@@ -148,39 +149,39 @@ RingJob ring_job(const Job& job, const Options& options, const FoldKernel& kerne
   ring.page_size = job.format.is_plain() ? job.page_size : 0;
   ring.gathered = job.page_size > 0 && !job.format.is_plain();
   ring.state_bytes = [&kernel](std::int64_t rows) { return kernel.state_bytes(rows); };
-  ring.scratch_bytes = [&kernel](const FoldLimits& limits) { return kernel.scratch_bytes(limits); };
+  ring.scratch_bytes = [&kernel](const AttentionLimits& limits) { return kernel.scratch_bytes(limits); };
   if (job.format.is_plain()) return ring;
   const std::vector<std::int64_t> sizes = block_sizes(options, job.batch.k_tokens(), kBlockTokens, kernel.key_tile());
-  const auto in_room = [&](std::size_t i) {
+  const auto job_of_size = [&](std::size_t i) {
     RingJob with = ring;
-    with.most_block_tokens = sizes[i];
-    with.fixed_bytes = decompression_bytes(job, options, sizes[i], kernel.key_tile()) + product_bytes;
+    with.max_block_tokens = sizes[i];
+    with.fixed_bytes = decompression_bytes(job, options, sizes[i], kernel.key_tile()) + gemm_scratch_bytes;
     return with;
   };
-  return in_room(choose_room(sizes.size(), options, world, in_room));
+  return job_of_size(choose_block_size(sizes.size(), options, world, job_of_size));
 }
 
 void check_size(const RingJob& job, const Options& options, int world) {
   const int key_tile = job.kernel.key_tile;
   const bool shorter = options.layout.stripe > 0 && options.layout.stripe < key_tile;
   const std::int64_t count = pieces(job.work.batch, shorter ? options.layout.stripe : key_tile);
-  if (count > kMostPieces || count > kMostOfAllRanks / std::max(world, 1)) {
+  if (count > kMostPieces || count > kMaxOfAllRanks / std::max(world, 1)) {
     fail(ErrorCode::kMemory, fmt::format("the job is too large for {} {}", world, world == 1 ? "rank" : "ranks"),
          fmt::format("a plan holds at most {} {} of {} keys, and {} in the tables of all its ranks", kMostPieces,
-                     shorter ? "stripes" : "tiles", shorter ? options.layout.stripe : key_tile, kMostOfAllRanks),
+                     shorter ? "stripes" : "tiles", shorter ? options.layout.stripe : key_tile, kMaxOfAllRanks),
          shorter ? "Use longer stripes, fewer tokens or sequences, or fewer ranks."
                  : "Use fewer tokens or sequences, or fewer ranks.");
   }
   const auto sequences = static_cast<std::int64_t>(job.work.batch.sequences.size());
-  if (sequences > kMostSequencesOfAllRanks / std::max(world, 1)) {
+  if (sequences > kMaxSequencesOfAllRanks / std::max(world, 1)) {
     fail(ErrorCode::kMemory, fmt::format("the job has too many sequences for {} ranks", world),
-         fmt::format("it has {}, and the tables of all ranks hold at most {}", sequences, kMostSequencesOfAllRanks),
+         fmt::format("it has {}, and the tables of all ranks hold at most {}", sequences, kMaxSequencesOfAllRanks),
          "Use fewer sequences, or fewer ranks.");
   }
-  if (count > kFewPieces) check_budget(job, options, world);
+  if (count > kFewPageRuns) check_budget(job, options, world);
 }
 
-Forecasts::Forecasts(const RingJob& job, const Options& options, Route route, int world, bool staged)
+WorldPlans::WorldPlans(const RingJob& job, const Options& options, Route route, int world, bool staged)
     : inputs_(layout_inputs(job, options, world)),
       layout_(layout_of(inputs_)),
       plan_options_(plan_options(job, layout_, options, route, staged)),
@@ -188,33 +189,33 @@ Forecasts::Forecasts(const RingJob& job, const Options& options, Route route, in
       planner_(inputs_.work, layout_, inputs_.kernel, machine_, plan_options_) {}
 
 // The kernels are asked for what each rank needs of them, as for plans of its own.
-bool Forecasts::are_of(const RingJob& job, const Options& options, Route route, int world, bool staged) const {
+bool WorldPlans::are_of(const RingJob& job, const Options& options, Route route, int world, bool staged) const {
   return machine_ == options.machine && inputs_ == layout_inputs(job, options, world) &&
          plan_options_ == plan_options(job, layout_, options, route, staged);
 }
 
-LeastBudget::LeastBudget(const RingJob& job, const Options& options, int world)
+MinBudget::MinBudget(const RingJob& job, const Options& options, int world)
     : options_(options),
       layout_(layout_of(layout_inputs(job, options, world))),
       axis_(job.work.batch, job.kernel.key_tile),
       needs_(job.work, layout_, axis_, job.kernel.query_tile, job.kernel.key_tile) {}
 
-std::size_t LeastBudget::of(const RingJob& job) const {
+std::size_t MinBudget::of(const RingJob& job) const {
   // The route decides how parts travel, and takes no memory.
-  return least_budget(job.work, axis_, needs_, job.kernel, plan_options(job, layout_, options_, Route::kDirect, false));
+  return min_budget(job.work, axis_, needs_, job.kernel, plan_options(job, layout_, options_, Route::kDirect, false));
 }
 
 namespace {
 
 // Made by the first rank of this process that asks for them, one after the other.
-std::shared_ptr<const Forecasts> shared_forecasts(const RingJob& job, const Options& options, Route route, int world,
-                                                  bool staged) {
+std::shared_ptr<const WorldPlans> shared_world_plans(const RingJob& job, const Options& options, Route route, int world,
+                                                     bool staged) {
   static std::mutex mutex;
-  static std::weak_ptr<const Forecasts> last;
-  const auto lock = lock_with_pulse(mutex);
-  std::shared_ptr<const Forecasts> shared = last.lock();
+  static std::weak_ptr<const WorldPlans> last;
+  const auto lock = lock_with_heartbeat(mutex);
+  std::shared_ptr<const WorldPlans> shared = last.lock();
   if (!shared || !shared->are_of(job, options, route, world, staged)) {
-    shared = std::make_shared<const Forecasts>(job, options, route, world, staged);
+    shared = std::make_shared<const WorldPlans>(job, options, route, world, staged);
     last = shared;
   }
   return shared;
@@ -222,25 +223,25 @@ std::shared_ptr<const Forecasts> shared_forecasts(const RingJob& job, const Opti
 
 }  // namespace
 
-Forecast forecast(const RingJob& job, const Options& options, Route route, int world, int rank, bool staged) {
-  std::shared_ptr<const Forecasts> all = shared_forecasts(job, options, route, world, staged);
+PlanSummary summarize_plan(const RingJob& job, const Options& options, Route route, int world, int rank, bool staged) {
+  std::shared_ptr<const WorldPlans> all = shared_world_plans(job, options, route, world, staged);
   Plan plan = all->plan(rank);
-  const Prediction prediction = predict(plan, options.machine, options.overlap);
-  return {std::move(all), std::move(plan), prediction};
+  const TimeEstimate time_estimate = estimate_time(plan, options.machine, options.overlap);
+  return {std::move(all), std::move(plan), time_estimate};
 }
 
 bool reads_pages(std::int64_t page_size, int world) { return page_size > 0 && world == 1; }
 
-int tile_pieces(const RingJob& job, int world) {
-  return reads_pages(job.page_size, world) ? pieces_of_tile(job.kernel.key_tile, job.page_size) : 1;
+int tile_page_runs(const RingJob& job, int world) {
+  return reads_pages(job.page_size, world) ? page_runs_per_tile(job.kernel.key_tile, job.page_size) : 1;
 }
 
-FoldLimits task_limits(const Plan& plan, int pieces) {
-  FoldLimits limits;
+AttentionLimits task_limits(const Plan& plan, int pieces) {
+  AttentionLimits limits;
   for (const QueryRun& run : plan.queries) {
     limits.rows += run.rows;
-    if (plan.lists == nullptr) continue;
-    limits.list_runs += plan.lists->runs(static_cast<std::size_t>(run.sequence), run.position, run.rows);
+    if (plan.block_mask == nullptr) continue;
+    limits.mask_tile_runs += plan.block_mask->runs(static_cast<std::size_t>(run.sequence), run.position, run.rows);
   }
   limits.query_runs = static_cast<std::int64_t>(plan.queries.size());
   for (const BlockPlan& block : plan.blocks) {
@@ -252,10 +253,10 @@ FoldLimits task_limits(const Plan& plan, int pieces) {
   return limits;
 }
 
-FoldLimits reserved_limits(const RingJob& job, const Options& options, const JobLayout& layout, const Plan& plan) {
-  const FoldLimits largest = largest_task(job, layout, plan.rank, key_tiles(job));
-  const int pieces = tile_pieces(job, plan.world);
-  FoldLimits limits = task_limits(plan, pieces);
+AttentionLimits reserved_limits(const RingJob& job, const Options& options, const JobLayout& layout, const Plan& plan) {
+  const AttentionLimits largest = largest_task(job, layout, plan.rank, key_tiles(job));
+  const int pieces = tile_page_runs(job, plan.world);
+  AttentionLimits limits = task_limits(plan, pieces);
   if (options.shorter_lengths) {
     limits.key_runs = std::min(limits.key_runs + limits.sequences, largest.key_runs);
     limits.tiles = std::min(limits.tiles + limits.sequences * pieces, largest.tiles);

@@ -20,25 +20,25 @@
 
 namespace ringattn {
 
-// An op's job in the words of a forecast: what its plan must know, and what a rank needs beside its blocks.
+// An op's job in the words of a summary: what its plan must know, and what a rank needs beside its blocks.
 struct RingJob {
   RingWork work;
   KernelShape kernel;
-  std::int64_t query_bytes = 0;        // of one query: rows of the rank's own tensors, and of an op's workspace
-  std::size_t fixed_bytes = 0;         // of an op, whatever the rank's rows are
-  std::int64_t most_block_tokens = 0;  // PlanOptions::most_block_tokens
-  std::int64_t page_size = 0;          // Job::page_size of plain keys, which one rank reads where they lie
-  bool gathered = false;               // keys lie in pages otherwise: every rank copies its own side by side first
+  std::int64_t query_bytes = 0;       // of one query: rows of the rank's own tensors, and of an op's workspace
+  std::size_t fixed_bytes = 0;        // of an op, whatever the rank's rows are
+  std::int64_t max_block_tokens = 0;  // PlanOptions::max_block_tokens
+  std::int64_t page_size = 0;         // Job::page_size of plain keys, which one rank reads where they lie
+  bool gathered = false;              // keys lie in pages otherwise: every rank copies its own side by side first
   // What the op's kernels need: state of so many query rows, and scratch for tasks within such limits.
   std::function<std::size_t(std::int64_t rows)> state_bytes;
-  std::function<std::size_t(const FoldLimits& limits)> scratch_bytes;
+  std::function<std::size_t(const AttentionLimits& limits)> scratch_bytes;
 };
 
-// Attention's, in a world of `world` ranks. `kernel` outlives what is returned. `product_bytes`: scratch of the
-// products that decompress keys and values of a rank. Where keys are compressed, throws what choose_room()
+// Attention's, in a world of `world` ranks. `kernel` outlives what is returned. `gemm_scratch_bytes`: scratch of the
+// products that decompress keys and values of a rank. Where keys are compressed, throws what choose_block_size()
 // (block_room.hpp) throws.
-RingJob ring_job(const Job& job, const Options& options, const FoldKernel& kernel, int world,
-                 std::size_t product_bytes = 0);
+RingJob ring_job(const Job& job, const Options& options, const AttentionKernel& kernel, int world,
+                 std::size_t gemm_scratch_bytes = 0);
 
 // Whether there is room for the plans of such a world, from the lengths alone: before anything is made of them. Throws
 // kMemory.
@@ -59,13 +59,13 @@ struct LayoutInputs {
 
 // The plans of a world of `world` ranks. `staged`: the caller's rows that travel are strided. Throws what the
 // constructors of front doors throw of kUsage and kMemory.
-class Forecasts {
+class WorldPlans {
  public:
-  Forecasts(const RingJob& job, const Options& options, Route route, int world, bool staged = false);
-  Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world)
-      : Forecasts(ring_job(job, options, kernel, world), options, route, world) {}
-  Forecasts(const Forecasts&) = delete;  // the planner refers to the layout that is kept here
-  Forecasts& operator=(const Forecasts&) = delete;
+  WorldPlans(const RingJob& job, const Options& options, Route route, int world, bool staged = false);
+  WorldPlans(const Job& job, const Options& options, const AttentionKernel& kernel, Route route, int world)
+      : WorldPlans(ring_job(job, options, kernel, world), options, route, world) {}
+  WorldPlans(const WorldPlans&) = delete;  // the planner refers to the layout that is kept here
+  WorldPlans& operator=(const WorldPlans&) = delete;
 
   // Whether the constructor would make the same of these. Throws as it does.
   bool are_of(const RingJob& job, const Options& options, Route route, int world, bool staged) const;
@@ -84,14 +84,14 @@ class Forecasts {
 };
 
 // The smallest memory budgets of a world, for jobs that have the batch, the mask and the tiles of the first and differ
-// in what they need beside their blocks. Throws what the constructor of Forecasts throws of layouts.
-class LeastBudget {
+// in what they need beside their blocks. Throws what the constructor of WorldPlans throws of layouts.
+class MinBudget {
  public:
-  LeastBudget(const RingJob& job, const Options& options, int world);
-  LeastBudget(const LeastBudget&) = delete;  // the needs refer to the layout that is kept here
-  LeastBudget& operator=(const LeastBudget&) = delete;
+  MinBudget(const RingJob& job, const Options& options, int world);
+  MinBudget(const MinBudget&) = delete;  // the needs refer to the layout that is kept here
+  MinBudget& operator=(const MinBudget&) = delete;
 
-  // The smallest Options::memory_budget with which Forecasts doesn't refuse the job.
+  // The smallest Options::memory_budget with which WorldPlans doesn't refuse the job.
   std::size_t of(const RingJob& job) const;
 
  private:
@@ -101,31 +101,32 @@ class LeastBudget {
   Needs needs_;
 };
 
-// The plan of one rank, with its prediction. The ranks of a process share what their plans have in common.
-struct Forecast {
-  std::shared_ptr<const Forecasts> world;
+// The plan of one rank, with its time_estimate. The ranks of a process share what their plans have in common.
+struct PlanSummary {
+  std::shared_ptr<const WorldPlans> world;
   Plan plan;
-  Prediction prediction;
+  TimeEstimate time_estimate;
 
   const JobLayout& layout() const { return world->layout(); }
 };
-Forecast forecast(const RingJob& job, const Options& options, Route route, int world, int rank, bool staged = false);
-inline Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
-                         int rank) {
-  return forecast(ring_job(job, options, kernel, world), options, route, world, rank);
+PlanSummary summarize_plan(const RingJob& job, const Options& options, Route route, int world, int rank,
+                           bool staged = false);
+inline PlanSummary summarize_plan(const Job& job, const Options& options, const AttentionKernel& kernel, Route route,
+                                  int world, int rank) {
+  return summarize_plan(ring_job(job, options, kernel, world), options, route, world, rank);
 }
 
 // Whether tasks of plain keys read them from the pages of a cache, where they lie: on one rank. Several ranks first
 // copy theirs side by side, as those that travel must lie.
 bool reads_pages(std::int64_t page_size, int world);
-// FoldTask::pieces of the job's tasks.
-int tile_pieces(const RingJob& job, int world);
+// AttentionTask::pieces of the job's tasks.
+int tile_page_runs(const RingJob& job, int world);
 // What the largest task of a plan holds, whose tiles are mapped in so many pieces. None of its tasks are prepared.
-FoldLimits task_limits(const Plan& plan, int pieces);
+AttentionLimits task_limits(const Plan& plan, int pieces);
 // What is reserved for a plan: room for its tasks, which are all prepared where the memory for that was counted in the
 // plan (where they read pages, none are: those are named anew in each run); and with Options::shorter_lengths for as
 // many more pieces of sequences as a block of shorter ones may hold.
-FoldLimits reserved_limits(const RingJob& job, const Options& options, const JobLayout& layout, const Plan& plan);
+AttentionLimits reserved_limits(const RingJob& job, const Options& options, const JobLayout& layout, const Plan& plan);
 // Rows of each block buffer beside those that the plan needs, for tiles of shorter sequences that are assembled from
 // the rows of several ranks. None without Options::shorter_lengths.
 std::int64_t spare_rows(const RingJob& job, const Options& options, int world);

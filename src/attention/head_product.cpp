@@ -20,11 +20,11 @@ namespace ringattn {
 namespace {
 
 // Kernels count tiles of so many in 32 bits.
-constexpr std::int64_t kMostHeads = std::int64_t{1} << 16;
+constexpr std::int64_t kMaxHeads = std::int64_t{1} << 16;
 constexpr int kMostDim = 1 << 20;
 
-[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& remedy) {
-  fail(ErrorCode::kUsage, what, why, remedy);
+[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& suggestion) {
+  fail(ErrorCode::kUsage, what, why, suggestion);
 }
 
 std::string text_of(Dtype dtype, std::int64_t a, std::int64_t b, std::int64_t c) {
@@ -32,20 +32,20 @@ std::string text_of(Dtype dtype, std::int64_t a, std::int64_t b, std::int64_t c)
 }
 std::string text_of(const TensorView& view) { return text_of(view.dtype, view.tokens, view.heads, view.dim); }
 
-void check_job(const HeadProductJob& job) {
-  const HeadProductSpec& spec = job.spec;
+void check_job(const BatchedGemmJob& job) {
+  const BatchedGemmSpec& spec = job.spec;
   const auto fits = [](std::int64_t number, std::int64_t most) { return number >= 1 && number <= most; };
-  if (!fits(job.heads, kMostHeads)) {
-    refuse(fmt::format("a product of {} heads", job.heads), fmt::format("there are 1 to {}", kMostHeads),
-           job.heads > kMostHeads ? "Multiply some of the heads at a time." : "Say how many heads the weights have.");
+  if (!fits(job.heads, kMaxHeads)) {
+    refuse(fmt::format("a product of {} heads", job.heads), fmt::format("there are 1 to {}", kMaxHeads),
+           job.heads > kMaxHeads ? "Multiply some of the heads at a time." : "Say how many heads the weights have.");
   }
-  if (fits(spec.inner, kMostDim) && fits(spec.outer, kMostDim)) return;
-  refuse(fmt::format("a product with inner {} and outer {}", spec.inner, spec.outer),
-         fmt::format("each is 1 to {}", kMostDim), "Check the spec: a head's matrix is [outer, inner].");
+  if (fits(spec.dim_k, kMostDim) && fits(spec.dim_n, kMostDim)) return;
+  refuse(fmt::format("a product with k {} and n {}", spec.dim_k, spec.dim_n), fmt::format("each is 1 to {}", kMostDim),
+         "Check the spec: a head's matrix is [n, k].");
 }
 
 // `shape`: that of what is checked.
-void check_dtype(std::string_view name, Dtype dtype, const std::string& shape, const HeadProductSpec& spec) {
+void check_dtype(std::string_view name, Dtype dtype, const std::string& shape, const BatchedGemmSpec& spec) {
   if (dtype == spec.dtype) return;
   refuse(fmt::format("{} {} {}", name, name == "out" ? "is" : "are", shape),
          fmt::format("the product was made for {}: rows, weights and out have one dtype", dtype_name(spec.dtype)),
@@ -55,7 +55,7 @@ void check_dtype(std::string_view name, Dtype dtype, const std::string& shape, c
 }
 
 // Whether a step along an axis of so many, in elements, stays within the bytes that can be counted.
-bool reaches_too_far(std::int64_t stride, std::int64_t length, Dtype dtype) {
+bool is_out_of_range(std::int64_t stride, std::int64_t length, Dtype dtype) {
   constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 61;  // of an axis; a tensor has two, and its rows
   if (length <= 1) return false;
   const auto bits = static_cast<std::uint64_t>(stride);
@@ -63,9 +63,9 @@ bool reaches_too_far(std::int64_t stride, std::int64_t length, Dtype dtype) {
   return magnitude > kMostBytes / size_of(dtype) / static_cast<std::uint64_t>(length - 1);
 }
 
-void check_reach(std::string_view name, const TensorView& view) {
-  if (!reaches_too_far(view.token_stride, view.tokens, view.dtype) &&
-      !reaches_too_far(view.head_stride, view.heads, view.dtype)) {
+void check_range(std::string_view name, const TensorView& view) {
+  if (!is_out_of_range(view.token_stride, view.tokens, view.dtype) &&
+      !is_out_of_range(view.head_stride, view.heads, view.dtype)) {
     return;
   }
   refuse(fmt::format("{} {} strides of {} and {}", name, name == "out" ? "has" : "have", view.token_stride,
@@ -73,59 +73,57 @@ void check_reach(std::string_view name, const TensorView& view) {
          "its rows would lie 2^61 bytes apart, or farther", "Check them: strides count elements.");
 }
 
-void check_weights(const HeadProductJob& job, const HeadMatrices& weights) {
-  const HeadProductSpec& spec = job.spec;
-  check_dtype("weights", weights.dtype, text_of(weights.dtype, weights.heads, weights.outer, weights.inner), spec);
-  if (weights.outer != spec.outer || weights.inner != spec.inner || weights.heads < 1 || weights.heads > job.heads) {
-    refuse(
-        fmt::format("weights are {}", text_of(weights.dtype, weights.heads, weights.outer, weights.inner)),
-        fmt::format("the product was made for {}, of fewer heads too",
-                    text_of(spec.dtype, job.heads, spec.outer, spec.inner)),
-        "They are [heads, outer, inner] for rows of inner numbers: transpose them where they lie the other way round.");
+void check_weights(const BatchedGemmJob& job, const GemmWeights& weights) {
+  const BatchedGemmSpec& spec = job.spec;
+  check_dtype("weights", weights.dtype, text_of(weights.dtype, weights.heads, weights.dim_n, weights.dim_k), spec);
+  if (weights.dim_n != spec.dim_n || weights.dim_k != spec.dim_k || weights.heads < 1 || weights.heads > job.heads) {
+    refuse(fmt::format("weights are {}", text_of(weights.dtype, weights.heads, weights.dim_n, weights.dim_k)),
+           fmt::format("the product was made for {}, of fewer heads too",
+                       text_of(spec.dtype, job.heads, spec.dim_n, spec.dim_k)),
+           "They are [heads, n, k] for rows of k numbers: transpose them where they lie the other way round.");
   }
   if (weights.data == nullptr) refuse("weights are missing", "rows are multiplied by them", "Pass them.");
-  if (weights.outer_stride == 1 || weights.inner_stride == 1) return;
-  refuse(fmt::format("weights have strides {}, {} and {}", weights.head_stride, weights.outer_stride,
-                     weights.inner_stride),
+  if (weights.n_stride == 1 || weights.k_stride == 1) return;
+  refuse(fmt::format("weights have strides {}, {} and {}", weights.head_stride, weights.n_stride, weights.k_stride),
          "one of the last two is 1", "Give matrices whose rows or columns lie without gaps.");
 }
 
 // The numbers of all matrices, as a tensor that has the same ones.
-TensorView numbers_of(const HeadMatrices& weights) {
-  if (weights.inner_stride == 1) {
-    return {weights.data,  weights.dtype,        weights.outer,      weights.heads,
-            weights.inner, weights.outer_stride, weights.head_stride};
+TensorView numbers_of(const GemmWeights& weights) {
+  if (weights.k_stride == 1) {
+    return {weights.data,  weights.dtype,    weights.dim_n,      weights.heads,
+            weights.dim_k, weights.n_stride, weights.head_stride};
   }
-  return {weights.data,  weights.dtype,        weights.inner,      weights.heads,
-          weights.outer, weights.inner_stride, weights.head_stride};
+  return {weights.data,  weights.dtype,    weights.dim_k,      weights.heads,
+          weights.dim_n, weights.k_stride, weights.head_stride};
 }
 
-void check_task(const HeadProductJob& job, const HeadProductTask& task) {
-  const HeadProductSpec& spec = job.spec;
+void check_task(const BatchedGemmJob& job, const BatchedGemmTask& task) {
+  const BatchedGemmSpec& spec = job.spec;
   check_weights(job, task.weights);
   const std::int64_t heads = task.weights.heads;
   const TensorView& rows = task.rows;
   check_dtype("rows", rows.dtype, text_of(rows), spec);
-  if (rows.tokens < 0 || rows.dim != spec.inner || (rows.heads != heads && rows.heads != 1)) {
+  if (rows.tokens < 0 || rows.dim != spec.dim_k || (rows.heads != heads && rows.heads != 1)) {
     refuse(fmt::format("rows are {}", text_of(rows)),
            fmt::format("they should be {} [rows, {}, {}]", dtype_name(spec.dtype),
-                       heads == 1 ? "1" : fmt::format("{} or 1", heads), spec.inner),
-           "They have the weights' heads, or one that all share, and their inner numbers: transpose weights that lie "
+                       heads == 1 ? "1" : fmt::format("{} or 1", heads), spec.dim_k),
+           "They have the weights' heads, or one that all share, and their k numbers: transpose weights that lie "
            "the other way round.");
   }
   const TensorView out = task.out;
   check_dtype("out", out.dtype, text_of(out), spec);
-  if (out.tokens != rows.tokens || out.heads != heads || out.dim != spec.outer) {
+  if (out.tokens != rows.tokens || out.heads != heads || out.dim != spec.dim_n) {
     refuse(fmt::format("out is {}", text_of(out)),
-           fmt::format("it should be {}", text_of(spec.dtype, rows.tokens, heads, spec.outer)),
+           fmt::format("it should be {}", text_of(spec.dtype, rows.tokens, heads, spec.dim_n)),
            "It has a row for each of the rows, in every head of the weights.");
   }
   if (rows.tokens == 0) return;
   if (rows.data == nullptr) refuse("rows are missing", fmt::format("there are {}", rows.tokens), "Pass them.");
   if (out.data == nullptr) refuse("out is missing", "the product is written there", "Pass it.");
-  check_reach("rows", rows);
-  check_reach("weights", numbers_of(task.weights));
-  check_reach("out", out);
+  check_range("rows", rows);
+  check_range("weights", numbers_of(task.weights));
+  check_range("out", out);
   check_apart("out", out, "rows", rows);
   check_apart("out", out, "weights", numbers_of(task.weights));
   if (!MemoryShape(out).overlaps_itself()) return;
@@ -135,36 +133,36 @@ void check_task(const HeadProductJob& job, const HeadProductTask& task) {
 
 }  // namespace
 
-struct HeadProduct::Impl {
-  Impl(HeadProductJob the_job, const HeadProductOptions& options) : job(std::move(the_job)) {
+struct BatchedGemm::Impl {
+  Impl(BatchedGemmJob the_job, const BatchedGemmOptions& options) : job(std::move(the_job)) {
     check_job(job);
     choice = choose_kernel(job.spec, options.kernel);
     const int threads = options.threads == 0 ? usable_processors().count : options.threads;
     backend = choice.row->make_backend({threads, options.device});
     kernel = choice.row->make_kernel(job.spec, *backend);
     kernel->reserve(job.heads);
-    ended = backend->make_marks(1, false);
+    ended = backend->make_events(1, false);
   }
 
-  HeadProductJob job;
-  HeadProductChoice choice;
+  BatchedGemmJob job;
+  BatchedGemmChoice choice;
   std::unique_ptr<Backend> backend;
-  std::unique_ptr<HeadProductKernel> kernel;
-  std::unique_ptr<Marks> ended;  // where the last product that was enqueued ends
+  std::unique_ptr<BatchedGemmKernel> kernel;
+  std::unique_ptr<Events> ended;  // where the last product that was enqueued ends
 };
 
-HeadProduct::HeadProduct(HeadProductJob job, HeadProductOptions options)
+BatchedGemm::BatchedGemm(BatchedGemmJob job, BatchedGemmOptions options)
     : impl_(std::make_unique<Impl>(std::move(job), options)) {}
 
-HeadProduct::~HeadProduct() = default;
-HeadProduct::HeadProduct(HeadProduct&&) noexcept = default;
+BatchedGemm::~BatchedGemm() = default;
+BatchedGemm::BatchedGemm(BatchedGemm&&) noexcept = default;
 
-const HeadProductJob& HeadProduct::job() const { return impl_->job; }
-const HeadProductChoice& HeadProduct::kernel() const { return impl_->choice; }
-Backend& HeadProduct::backend() { return *impl_->backend; }
-std::size_t HeadProduct::memory_bytes() const { return impl_->kernel->scratch_bytes(impl_->job.heads); }
+const BatchedGemmJob& BatchedGemm::job() const { return impl_->job; }
+const BatchedGemmChoice& BatchedGemm::kernel() const { return impl_->choice; }
+Backend& BatchedGemm::backend() { return *impl_->backend; }
+std::size_t BatchedGemm::memory_bytes() const { return impl_->kernel->scratch_bytes(impl_->job.heads); }
 
-void HeadProduct::enqueue(const HeadProductTask& task, Stream stream) {
+void BatchedGemm::enqueue(const BatchedGemmTask& task, Stream stream) {
   Impl& impl = *impl_;
   check_task(impl.job, task);
   if (task.rows.tokens == 0) return;
@@ -172,9 +170,9 @@ void HeadProduct::enqueue(const HeadProductTask& task, Stream stream) {
   if (!impl.backend->is_capturing(stream)) impl.ended->record(0, stream);
 }
 
-void HeadProduct::wait() { impl_->ended->synchronize(0, DevicePatience::for_queue(), {}); }
+void BatchedGemm::wait() { impl_->ended->synchronize(0, DeviceTimeouts::for_queue(), {}); }
 
-void HeadProduct::run(const HeadProductTask& task, Stream stream) {
+void BatchedGemm::run(const BatchedGemmTask& task, Stream stream) {
   check_not_captured(*impl_->backend, stream);
   enqueue(task, stream);
   wait();

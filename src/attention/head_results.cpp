@@ -24,16 +24,16 @@ MutableTensorView as_rows(const RowView& values, std::int64_t tokens, const Head
 
 }  // namespace
 
-ResultRecord::ResultRecord(const FoldSpec& part) {
+HeadResults::HeadResults(const AttentionSpec& part) {
   constexpr std::int64_t kAligned = 16;  // what a kernel stores at a time, at most
   const auto aligned = [](std::int64_t size) { return (size + kAligned - 1) / kAligned * kAligned; };
   lse_at = aligned(out_token_bytes(part));
   bytes = lse_at + aligned(lse_token_bytes(part));
 }
 
-FoldOutput results_in(std::byte* records, const FoldSpec& part, std::int64_t rows) {
-  const ResultRecord record(part);
-  FoldOutput results;
+AttentionOutput results_in(std::byte* records, const AttentionSpec& part, std::int64_t rows) {
+  const HeadResults record(part);
+  AttentionOutput results;
   results.out = dense_view(static_cast<void*>(records), part.dtype, rows, part.heads, part.head_dim_v);
   results.out.token_stride = record.bytes / static_cast<std::int64_t>(size_of(part.dtype));
   results.lse = {reinterpret_cast<float*>(records + record.lse_at),
@@ -41,13 +41,13 @@ FoldOutput results_in(std::byte* records, const FoldSpec& part, std::int64_t row
   return results;
 }
 
-void join_heads(Backend& backend, const FoldSpec& spec, const StepDeal& deal, std::span<std::byte* const> records,
-                const FoldOutput& output, Stream stream) {
+void join_heads(Backend& backend, const AttentionSpec& spec, const DecodeDeal& deal,
+                std::span<std::byte* const> records, const AttentionOutput& output, Stream stream) {
   const std::int64_t rows = output.out.tokens;
   for (std::size_t i = 0; i < records.size(); ++i) {
     const HeadRange kv_heads = kept_heads(deal, spec, static_cast<int>(i));
     const HeadRange heads = query_heads(spec, kv_heads);
-    const FoldOutput results = results_in(records[i], spec_of_heads(spec, kv_heads), rows);
+    const AttentionOutput results = results_in(records[i], spec_of_heads(spec, kv_heads), rows);
     MutableTensorView out = output.out;
     out.data = out.at(0, heads.first);
     copy_heads(backend, out, results.out, stream);

@@ -8,25 +8,25 @@
 
 #include "attention/tokens/step_deal.hpp"
 #include "base/memory.hpp"
-#include "kernels/backend.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/backend.hpp"
 
 namespace ringattn {
 
 // A row's results of a rank's heads, in memory: outputs, [heads, head_dim_v], and behind them LSE, [heads].
-struct ResultRecord {
+struct HeadResults {
   std::int64_t lse_at = 0;  // bytes from the record's beginning
   std::int64_t bytes = 0;   // of all of it, a multiple of 16
 
-  explicit ResultRecord(const FoldSpec& part);  // of these heads
+  explicit HeadResults(const AttentionSpec& part);  // of these heads
 };
 
 // Where a fold of these heads alone leaves the records of so many rows, which follow each other. Without sinks.
-FoldOutput results_in(std::byte* records, const FoldSpec& part, std::int64_t rows);
+AttentionOutput results_in(std::byte* records, const AttentionSpec& part, std::int64_t rows);
 
 // Puts heads side by side on `stream`: records[i], in the backend's memory, are those of the i-th part of the heads,
 // of the rows of `output`.
-void join_heads(Backend& backend, const FoldSpec& spec, const StepDeal& deal, std::span<std::byte* const> records,
-                const FoldOutput& output, Stream stream);
+void join_heads(Backend& backend, const AttentionSpec& spec, const DecodeDeal& deal,
+                std::span<std::byte* const> records, const AttentionOutput& output, Stream stream);
 
 }  // namespace ringattn

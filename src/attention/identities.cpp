@@ -21,13 +21,15 @@ namespace {
 std::string hashed(const std::string& text) { return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size())); }
 
 // What the ranks' programs, kernels and devices must have in common, whatever the op is.
-std::vector<Identity> program_identities(const KernelEntry& kernel, const Backend& backend) {
+std::vector<RankConfigEntry> program_config(const KernelEntry& kernel, const Backend& backend) {
   return {{"build", fmt::format("{} {}", version(), build_id())},
           {"kernel", std::string(kernel.name)},
           {"device or instruction set", backend.identity()}};
 }
 
-std::string spec_text(const FoldSpec& spec) { return fmt::format("{} scale {:a}", describe(spec), spec.softmax_scale); }
+std::string spec_text(const AttentionSpec& spec) {
+  return fmt::format("{} scale {:a}", describe(spec), spec.softmax_scale);
+}
 
 void add_batch(XXH3_state_t& state, const Batch& batch) {
   for (const Sequence& s : batch.sequences) {
@@ -36,7 +38,7 @@ void add_batch(XXH3_state_t& state, const Batch& batch) {
   }
 }
 
-std::string job_hash(const LatentJob& job) {
+std::string job_hash(const MlaJob& job) {
   XXH3_state_t state;
   std::memset(&state, 0, sizeof state);
   XXH3_64bits_reset(&state);
@@ -47,14 +49,14 @@ std::string job_hash(const LatentJob& job) {
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
 
-void add_lists(XXH3_state_t& state, const TileLists& lists) {
+void add_block_mask(XXH3_state_t& state, const BlockMask& block_mask) {
   const auto add = [&state]<class Entry>(std::span<const Entry> entries) {
     const std::uint64_t count = entries.size();
     XXH3_64bits_update(&state, &count, sizeof count);
     XXH3_64bits_update(&state, entries.data(), entries.size_bytes());
   };
-  add(lists.begins());
-  add(lists.blocks());
+  add(block_mask.indptr());
+  add(block_mask.indices());
 }
 
 std::string job_hash(const Job& job) {
@@ -64,7 +66,7 @@ std::string job_hash(const Job& job) {
   const std::string text = fmt::format("{} pages {} {}", spec_text(job.spec), job.page_size, describe(job.format));
   XXH3_64bits_update(&state, text.data(), text.size());
   add_batch(state, job.batch);
-  if (job.lists != nullptr) add_lists(state, *job.lists);
+  if (job.block_mask != nullptr) add_block_mask(state, *job.block_mask);
   if (job.positions != nullptr) {
     const std::span<const std::int32_t> all = job.positions->all();
     XXH3_64bits_update(&state, all.data(), all.size_bytes());
@@ -103,37 +105,37 @@ std::string options_text(const Options& options) {
 
 }  // namespace
 
-std::vector<Identity> identities(const Job& job, const Options& options, const FoldChoice& choice,
-                                 const Backend& backend) {
-  std::vector<Identity> all = program_identities(*choice.row, backend);
+std::vector<RankConfigEntry> rank_config(const Job& job, const Options& options, const AttentionChoice& choice,
+                                         const Backend& backend) {
+  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
   all.push_back({"job", job_hash(job)});
   all.push_back({"machine model", machine_text(options.machine)});
   all.push_back({"options", hashed(options_text(options))});
   return all;
 }
 
-std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,
-                                 const Backend& backend) {
-  std::vector<Identity> all = program_identities(*choice.row, backend);
+std::vector<RankConfigEntry> rank_config(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,
+                                         const Backend& backend) {
+  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
   all.push_back({"job", hashed(fmt::format("{}; {}, {} pages", spec_text(job.spec), describe(job), job.pages))});
   all.push_back({"options", fmt::format("budget {}, tables {}", options.memory_budget,
                                         options.check_tables ? "checked" : "not checked")});
   return all;
 }
 
-Identity lists_identity(const TileLists* lists) {
-  if (lists == nullptr) return {"lists of key blocks", "none"};
+RankConfigEntry block_mask_config_entry(const BlockMask* block_mask) {
+  if (block_mask == nullptr) return {"lists of key blocks", "none"};
   XXH3_state_t state;
   std::memset(&state, 0, sizeof state);
   XXH3_64bits_reset(&state);
-  add_lists(state, *lists);
+  add_block_mask(state, *block_mask);
   return {"lists of key blocks", fmt::format("{:016x}", XXH3_64bits_digest(&state))};
 }
 
-std::vector<Identity> identities(const LatentJob& job, const LatentOptions& options, const FoldChoice& choice,
-                                 std::string_view products, const Backend& backend) {
-  std::vector<Identity> all = program_identities(*choice.row, backend);
-  all.push_back({"kernel of products", std::string(products)});
+std::vector<RankConfigEntry> rank_config(const MlaJob& job, const MlaOptions& options, const AttentionChoice& choice,
+                                         std::string_view gemms, const Backend& backend) {
+  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
+  all.push_back({"kernel of products", std::string(gemms)});
   all.push_back({"job", job_hash(job)});
   all.push_back({"form", std::string(form_name(*job.form))});
   all.push_back({"machine model", machine_text(options.ring.machine)});
@@ -141,27 +143,27 @@ std::vector<Identity> identities(const LatentJob& job, const LatentOptions& opti
   return all;
 }
 
-std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanJobChoice& choice,
-                                 const Backend& backend) {
-  std::vector<Identity> all = program_identities(*choice.row, backend);
-  all.push_back({"job", hashed(fmt::format("{}; dt {:a} {:a};{}", describe(job), job.spec.dt_least, job.spec.dt_most,
+std::vector<RankConfigEntry> rank_config(const SsmJob& job, const SsmOptions& options, const SsmJobChoice& choice,
+                                         const Backend& backend) {
+  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
+  all.push_back({"job", hashed(fmt::format("{}; dt {:a} {:a};{}", describe(job), job.spec.dt_min, job.spec.dt_max,
                                            lengths_text(job.lengths)))});
   all.push_back({"options", hashed(fmt::format("budget {}, ranges {}, {}", options.memory_budget, options.head_ranges,
                                                runs_text(options.runs)))});
   return all;
 }
 
-std::vector<Identity> identities(const ConvolutionJob& job, const ConvolutionOptions& options,
-                                 const ConvolutionChoice& choice, const Backend& backend) {
-  std::vector<Identity> all = program_identities(*choice.row, backend);
+std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const CausalConv1dOptions& options,
+                                         const CausalConv1dChoice& choice, const Backend& backend) {
+  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
   all.push_back({"job", hashed(fmt::format("{}; halos {} {}, update {};{}", describe(job.spec), job.initial_halos,
                                            job.final_halos, job.update, lengths_text(job.lengths)))});
   all.push_back({"options", hashed(runs_text(options.runs))});
   return all;
 }
 
-std::vector<Identity> identities(const Layout& from, const Layout& to, std::int64_t token_bytes,
-                                 const Backend& backend) {
+std::vector<RankConfigEntry> rank_config(const Layout& from, const Layout& to, std::int64_t token_bytes,
+                                         const Backend& backend) {
   std::string text = fmt::format("{} bytes;", token_bytes);
   for (const Layout* const layout : {&from, &to}) {
     text += '/';

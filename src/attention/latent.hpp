@@ -3,7 +3,7 @@
 // latent and the rotary key of a token, which all heads share: with 128 heads 71 times fewer bytes than the keys and
 // values that they stand for, and 125 times fewer in rows of 8 bits.
 //
-//   Latent latent(job, transport, options);   // collective: form, kernels, layout, plan, memory
+//   Mla latent(job, transport, options);   // collective: form, kernels, layout, plan, memory
 //   latent.run({.q = q, .latent = c, .k_rope = k_rope, .w_uk = w_uk, .w_uv = w_uv}, {out, lse}, workspace);
 //
 // Expanded, a block that has arrived is expanded some heads at a time into a workspace inside the memory budget, and
@@ -16,45 +16,45 @@
 #include <memory>
 #include <span>
 
-#include "attention/forecast.hpp"
 #include "attention/options.hpp"
+#include "attention/forecast.hpp"
 #include "attention/ring/engine.hpp"
 #include "attention/ring/ring_runs.hpp"
-#include "attention/tokens/latent_job.hpp"
 #include "attention/tokens/layout.hpp"
+#include "attention/tokens/latent_job.hpp"
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
-#include "kernels/compressed_rows.hpp"
 #include "kernels/head_product.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/latent.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
 
-// This rank's shards, rows as Latent::layout() says; the matrices are whole on every rank. Strides are free: latent and
+// This rank's shards, rows as Mla::layout() says; the matrices are whole on every rank. Strides are free: latent and
 // k_rope may be views of one [k_rows, latent_dim + rope_dim] tensor, and w_uk and w_uv views of one kv_b_proj,
 // [heads · (head_dim + head_dim_v), latent_dim]. In the kernel's kind of memory.
-struct LatentInputs {
+struct MlaInputs {
   // [q_rows, heads, head_dim + rope_dim]; or, in the absorbed form and without w_uk, the queries in the latent already:
   // [q_rows, heads, latent_dim + rope_dim]
   TensorView q;
   TensorView latent;             // [k_rows, 1, latent_dim]
   TensorView k_rope;             // [k_rows, 1, rope_dim]
-  HeadMatrices w_uk;             // [heads, head_dim, latent_dim]; none where LatentSpec::q_in_latent
-  HeadMatrices w_uv;             // [heads, head_dim_v, latent_dim]; none: O stays in the latent, in the absorbed form
-  const float* sinks = nullptr;  // [heads], present exactly when LatentSpec::sinks
-  // Instead of latent and k_rope, exactly where LatentJob::format is not plain: k_rows rows of kernels/latent_rows.hpp,
+  GemmWeights w_uk;              // [heads, head_dim, latent_dim]; none where MlaSpec::q_in_latent
+  GemmWeights w_uv;              // [heads, head_dim_v, latent_dim]; none: O stays in the latent, in the absorbed form
+  const float* sinks = nullptr;  // [heads], present exactly when MlaSpec::sinks
+  // Instead of latent and k_rope, exactly where MlaJob::format is not plain: k_rows rows of kernels/latent_rows.hpp,
   // token_stride bytes apart, at even addresses.
-  StreamView packed = {};
+  StreamView fp8_rows = {};
 };
 
-struct LatentOutputs {
+struct MlaOutputs {
   MutableTensorView out;  // [q_rows, heads, head_dim_v]; without w_uv [q_rows, heads, latent_dim]
   RowView lse;            // [q_rows, heads] natural logarithm, −∞ for a row without keys; no data: not wanted
 };
 
-struct LatentOptions {
+struct MlaOptions {
   // Kernel, layout, blocks, memory, overlap, deadline, as of Attention. state_out and shorter_lengths are refused.
   Options ring;
   // Of the expanded form: the largest divisor of the heads that is no more than this. 0: as many as fit into 256 MiB of
@@ -62,25 +62,25 @@ struct LatentOptions {
   int heads_at_a_time = 0;
 };
 
-class Latent {
+class Mla {
  public:
   // Prepares. Collective. Throws Error: kUsage (the job contradicts itself), kUnsupported (no kernel; unlike ranks),
   // kMemory (the budget is too small), kPeer (deadline). `transport` outlives the object.
-  Latent(LatentJob job, Transport& transport, LatentOptions options);
+  Mla(MlaJob job, Transport& transport, MlaOptions options);
   // Gives up runs that were not waited for; with several ranks that ends the use of the transport.
-  ~Latent();
-  Latent(Latent&&) noexcept;
-  Latent& operator=(Latent&&) = delete;
+  ~Mla();
+  Mla(Mla&&) noexcept;
+  Mla& operator=(Mla&&) = delete;
 
-  const LatentJob& job() const;  // with its form
-  const FormChoice& form() const;
-  const LatentOptions& options() const;
-  int heads_at_a_time() const;       // absorbed: all
-  const FoldChoice& kernel() const;  // what folds
+  const MlaJob& job() const;  // with its form
+  const MlaFormChoice& form() const;
+  const MlaOptions& options() const;
+  int heads_at_a_time() const;            // absorbed: all
+  const AttentionChoice& kernel() const;  // what folds
   Backend& backend();
   const JobLayout& layout() const;
   const Plan& plan() const;
-  const Prediction& prediction() const;
+  const TimeEstimate& time_estimate() const;
   std::int64_t q_rows() const;
   std::int64_t k_rows() const;
   // Bytes that reach this rank in a run, and that would reach it if K and V of all heads travelled, which is 0 where
@@ -89,17 +89,16 @@ class Latent {
   std::int64_t expanded_bytes_received() const;
 
   // Bytes a run needs beside inputs and outputs: fold state, two blocks (on devices those are the object's own),
-  // gathered rows and, absorbed, queries and O in the latent, where LatentSpec doesn't say that the caller has them,
+  // gathered rows and, absorbed, queries and O in the latent, where MlaSpec doesn't say that the caller has them,
   // or, expanded, rows of 8 bits that are unpacked; and a dense copy of latent and k_rope if several ranks have them,
   // or their rows of 8 bits, strided (`dense_rows` false).
   std::size_t workspace_bytes(bool dense_rows = true) const;
 
   // As Attention's calls of the same names. Where shapes don't fit the job, all ranks of run() throw kUsage with both
   // shapes.
-  RunStats run(const LatentInputs& inputs, const LatentOutputs& outputs, std::span<std::byte> workspace,
-               Stream stream = {}, const BlockDone& block_done = {}, RunMode mode = RunMode::kWhole);
-  void enqueue(const LatentInputs& inputs, const LatentOutputs& outputs, std::span<std::byte> workspace,
-               Stream stream = {});
+  RunStats run(const MlaInputs& inputs, const MlaOutputs& outputs, std::span<std::byte> workspace, Stream stream = {},
+               const BlockDone& block_done = {}, RunMode mode = RunMode::kWhole);
+  void enqueue(const MlaInputs& inputs, const MlaOutputs& outputs, std::span<std::byte> workspace, Stream stream = {});
   void wait();
 
  private:

@@ -8,7 +8,7 @@ namespace ringattn {
 GatheredBlock gather_block(const Plan& plan, const BlockPlan& block) {
   GatheredBlock gathered;
   gathered.tiles.resize(block.tiles.size());
-  for (const BlockTile& tile : tiles_by_place(plan, block)) {
+  for (const BlockTile& tile : tiles_by_address(plan, block)) {
     gathered.tiles[tile.entry] = {0, gathered.rows};
     const bool goes_on = !gathered.runs.empty() && gathered.runs.back().source == tile.from.source &&
                          gathered.runs.back().row + gathered.runs.back().rows == tile.from.row;

@@ -23,7 +23,7 @@ struct GatheredRun {
 
 struct GatheredBlock {
   std::vector<GatheredRun> runs;  // as few as possible, ascending by source and row
-  std::vector<KeyTile> tiles;     // of the block's task, in the gathered rows: source 0
+  std::vector<PageRun> tiles;     // of the block's task, in the gathered rows: source 0
   std::int64_t rows = 0;
 };
 

@@ -15,21 +15,21 @@
 namespace ringattn {
 
 // Those that are not the caller's, of the absorbed form.
-struct LatentProducts {
+struct MlaGemms {
   std::string_view kernel;                     // its name; empty: there is no product
-  std::unique_ptr<HeadProductKernel> queries;  // of key_product(); null where there is none, as the next
-  std::unique_ptr<HeadProductKernel> values;   // of value_product()
+  std::unique_ptr<BatchedGemmKernel> queries;  // of key_gemm(); null where there is none, as the next
+  std::unique_ptr<BatchedGemmKernel> values;   // of value_gemm()
 
-  std::size_t scratch_bytes(const LatentSpec& spec) const;
+  std::size_t scratch_bytes(const MlaSpec& spec) const;
 };
 
 // By the first kernel of this backend that can. `backend` outlives them. Throws kUnsupported.
-LatentProducts make_latent_products(const LatentSpec& spec, std::string_view backend_name, Backend& backend,
-                                    KernelPlace place = KernelPlace::kHere);
+MlaGemms make_mla_gemms(const MlaSpec& spec, std::string_view backend_name, Backend& backend,
+                        KernelScope scope = KernelScope::kThisMachine);
 
 // Bytes of a step, of `in_latent` for its Decode: beside that what the products come from and give, q and out as the
 // caller has them, and the products' matrices and scratch.
-DecodeMemory latent_decode_memory(const DecodeMemory& in_latent, const LatentSpec& spec, const DecodeLimits& limits,
-                                  const LatentProducts& products);
+DecodeMemory mla_decode_memory(const DecodeMemory& in_latent, const MlaSpec& spec, const DecodeLimits& limits,
+                               const MlaGemms& gemms);
 
 }  // namespace ringattn

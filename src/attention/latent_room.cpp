@@ -16,7 +16,7 @@ namespace ringattn {
 namespace {
 
 // Of expanded rows.
-constexpr std::int64_t kMostExpandedBytes = std::int64_t{256} << 20;
+constexpr std::int64_t kMaxExpandedBytes = std::int64_t{256} << 20;
 // Absorbed, queries are few and a state is four times as large.
 constexpr std::int64_t kAbsorbedTokens = 4 * kBlockTokens;
 
@@ -27,45 +27,47 @@ int largest_divisor(int number, std::int64_t limit) {
 }
 
 // Rooms from the one that is wanted to the smallest one.
-std::vector<LatentRoom> rooms_of(const LatentJob& job, const Options& options, int heads_at_a_time, int key_tile) {
-  const LatentSpec& spec = job.spec;
-  const bool expanded = *job.form == LatentForm::kExpanded;
+std::vector<MlaBlockSize> block_size_candidates(const MlaJob& job, const Options& options, int heads_at_a_time,
+                                                int key_tile) {
+  const MlaSpec& spec = job.spec;
+  const bool expanded = *job.form == MlaForm::kExpanded;
   const std::int64_t keys = std::max<std::int64_t>(1, job.batch.k_tokens());
   const std::int64_t most = options.block_tokens > 0 ? options.block_tokens : expanded ? kBlockTokens : kAbsorbedTokens;
   const std::vector<std::int64_t> sizes = block_sizes(options, keys, most, key_tile);
-  LatentRoom room{spec.heads, sizes.front()};
+  MlaBlockSize block_size{spec.heads, sizes.front()};
   if (expanded && heads_at_a_time > 0) {
-    room.heads = largest_divisor(spec.heads, heads_at_a_time);
+    block_size.heads = largest_divisor(spec.heads, heads_at_a_time);
   } else if (expanded) {
     const std::int64_t of_one_head = std::min(most, keys) * gathered_row_bytes(spec, *job.form, 1);
-    room.heads = largest_divisor(spec.heads, kMostExpandedBytes / of_one_head);
+    block_size.heads = largest_divisor(spec.heads, kMaxExpandedBytes / of_one_head);
   }
-  std::vector<LatentRoom> rooms{room};
-  while (expanded && heads_at_a_time == 0 && room.heads > 1) {
-    room.heads = largest_divisor(spec.heads, room.heads - 1);
-    rooms.push_back(room);
+  std::vector<MlaBlockSize> candidates{block_size};
+  while (expanded && heads_at_a_time == 0 && block_size.heads > 1) {
+    block_size.heads = largest_divisor(spec.heads, block_size.heads - 1);
+    candidates.push_back(block_size);
   }
   for (std::size_t i = 1; i < sizes.size(); ++i) {
-    room.most_block_tokens = sizes[i];
-    rooms.push_back(room);
+    block_size.max_block_tokens = sizes[i];
+    candidates.push_back(block_size);
   }
-  return rooms;
+  return candidates;
 }
 
 }  // namespace
 
-LatentRoom latent_room(const LatentJob& job, const Options& options, int heads_at_a_time, int world,
-                       const RoomKernels& kernels) {
+MlaBlockSize choose_mla_block_size(const MlaJob& job, const Options& options, int heads_at_a_time, int world,
+                                   const BlockSizeKernels& kernels) {
   if (heads_at_a_time < 0) {
     fail(ErrorCode::kUsage, fmt::format("{} heads at a time", heads_at_a_time), "at least one is expanded at a time",
          "0 chooses from the memory budget.");
   }
-  std::unique_ptr<FoldKernel> fold = kernels.fold(job.spec.heads);
-  const std::vector<LatentRoom> rooms = rooms_of(job, options, heads_at_a_time, fold->key_tile());
+  std::unique_ptr<AttentionKernel> attention = kernels.attention(job.spec.heads);
+  const std::vector<MlaBlockSize> candidates =
+      block_size_candidates(job, options, heads_at_a_time, attention->key_tile());
   int heads = job.spec.heads;  // of `fold`
-  return rooms[choose_room(rooms.size(), options, world, [&](std::size_t i) {
-    if (rooms[i].heads != heads) fold = kernels.fold(heads = rooms[i].heads);
-    return ring_job(job, options, rooms[i], {*fold, kernels.keys, kernels.values});
+  return candidates[choose_block_size(candidates.size(), options, world, [&](std::size_t i) {
+    if (candidates[i].heads != heads) attention = kernels.attention(heads = candidates[i].heads);
+    return ring_job(job, options, candidates[i], {*attention, kernels.keys, kernels.values});
   })];
 }
 

@@ -24,7 +24,7 @@ View heads_of(View view, std::int64_t first, std::int64_t count) {
   return view;
 }
 
-// Of LatentMemory's sources, the one that a gathered run lies in.
+// Of MlaMemory's sources, the one that a gathered run lies in.
 std::size_t source_of(const ArrivedBlock& block, const GatheredRun& run) {
   return run.source == kOwnShard ? std::size_t{0} : static_cast<std::size_t>(1 + block.index % 2);
 }
@@ -36,7 +36,7 @@ struct Stretch {
 };
 
 // A block's rows where they lie.
-std::vector<Stretch> stretches_of(const LatentTools& tools, const LatentMemory& memory, const ArrivedBlock& block) {
+std::vector<Stretch> stretches_of(const MlaTools& tools, const MlaMemory& memory, const ArrivedBlock& block) {
   std::vector<Stretch> stretches;
   for (const GatheredRun& run : tools.blocks[static_cast<std::size_t>(block.index)].runs) {
     const LatentRows& rows = memory.sources[source_of(block, run)];
@@ -50,7 +50,7 @@ MutableTensorView dense(std::byte* data, Dtype dtype, std::int64_t rows, std::in
   return dense_view(static_cast<void*>(data), dtype, rows, heads, dim);
 }
 
-FoldOutput heads_of(FoldOutput output, std::int64_t first, std::int64_t count) {
+AttentionOutput heads_of(AttentionOutput output, std::int64_t first, std::int64_t count) {
   output.out = heads_of(output.out, first, count);
   if (output.lse.data != nullptr) output.lse.data = &output.lse.at(0, first);
   if (output.sinks != nullptr) output.sinks += first;
@@ -58,21 +58,21 @@ FoldOutput heads_of(FoldOutput output, std::int64_t first, std::int64_t count) {
 }
 
 // A product for rows that there may be none of.
-void multiply(HeadProductKernel& kernel, const HeadProductTask& task, Stream stream, const Progress& progress) {
+void multiply(BatchedGemmKernel& kernel, const BatchedGemmTask& task, Stream stream, const Progress& progress) {
   if (task.rows.tokens > 0) kernel.multiply(task, stream, progress);
 }
 
 // Unpacks a block's rows of 8 bits, as they are gathered, into `both`: [rows, 1, latent_dim + rope_dim].
-void unpack(const LatentTools& tools, const LatentMemory& memory, const ArrivedBlock& block,
-            const MutableTensorView& both, Stream stream) {
-  const LatentSpec& spec = tools.spec;
+void unpack(const MlaTools& tools, const MlaMemory& memory, const ArrivedBlock& block, const MutableTensorView& both,
+            Stream stream) {
+  const MlaSpec& spec = tools.spec;
   std::array<std::vector<CompressedRun>, 3> runs;  // of each source; a token is unpacked by itself, wherever it stands
   for (const GatheredRun& run : tools.blocks[static_cast<std::size_t>(block.index)].runs) {
     runs[source_of(block, run)].push_back({0, 0, run.rows, run.row, run.rows, run.to});
   }
   for (std::size_t source = 0; source < runs.size(); ++source) {
     if (runs[source].empty()) continue;
-    const StreamView& rows = memory.packed[source];
+    const StreamView& rows = memory.fp8_rows[source];
     tools.backend.decompress({tools.format,
                               {spec.dtype, 1, spec.latent_dim + spec.rope_dim},
                               latent_rows_at(rows.data, rows.token_stride, spec.latent_dim, spec.rope_dim),
@@ -85,8 +85,8 @@ void unpack(const LatentTools& tools, const LatentMemory& memory, const ArrivedB
 
 }  // namespace
 
-void ExpandedStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
-  const LatentSpec& spec = tools_.spec;
+void ExpandedRingStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
+  const MlaSpec& spec = tools_.spec;
   const auto index = static_cast<std::size_t>(block.index);
   const GatheredBlock& gathered = tools_.blocks[index];
   const MutableTensorView keys = dense(memory_.keys, spec.dtype, gathered.rows, heads_, spec.head_dim + spec.rope_dim);
@@ -102,27 +102,27 @@ void ExpandedStep::compute(const ArrivedBlock& block, Stream stream, const Progr
   }
   const KeySource source{keys, values};
   for (int head = 0; head < spec.heads; head += heads_) {
-    const HeadMatrices w_uk = memory_.w_uk.slice(head, heads_);
-    const HeadMatrices w_uv = memory_.w_uv.slice(head, heads_);
+    const GemmWeights w_uk = memory_.w_uk.slice(head, heads_);
+    const GemmWeights w_uv = memory_.w_uv.slice(head, heads_);
     for (const auto& [rows, to] : stretches) {
       const MutableTensorView k = tokens_of(keys, to, rows.latent.tokens);
       tools_.keys->multiply({rows.latent, w_uk, columns_of(k, 0, spec.head_dim)}, stream, progress);
       copy_tensor(tools_.backend, columns_of(k, spec.head_dim, spec.rope_dim), rows.k_rope, stream);
       tools_.values->multiply({rows.latent, w_uv, tokens_of(values, to, rows.latent.tokens)}, stream, progress);
     }
-    const FoldOutput output = heads_of(memory_.output, head, heads_);
-    FoldTask task = block_task(tools_.plan, block, gathered.tiles, {&source, 1}, output, false);
+    const AttentionOutput output = heads_of(memory_.output, head, heads_);
+    AttentionTask task = block_task(tools_.plan, block, gathered.tiles, {&source, 1}, output, false);
     task.q = heads_of(memory_.q, head, heads_);
     const auto part = static_cast<std::size_t>(head / heads_);
     if (memory_.state != nullptr) task.state = memory_.state + part * state_stride_;
     task.prepared = tools_.prepared[index];
-    tools_.fold.fold(task, stream, progress);
+    tools_.attention.attend(task, stream, progress);
   }
 }
 
-AbsorbedStep::AbsorbedStep(const LatentTools& tools, const LatentMemory& memory)
+AbsorbedRingStep::AbsorbedRingStep(const MlaTools& tools, const MlaMemory& memory)
     : tools_(tools), memory_(memory), q_(memory.q), output_(memory.output) {
-  const LatentSpec& spec = tools.spec;
+  const MlaSpec& spec = tools.spec;
   if (memory.w_uk.data != nullptr) {
     q_ = dense(memory.queries, spec.dtype, memory.q.tokens, spec.heads, spec.latent_dim + spec.rope_dim);
   }
@@ -131,9 +131,9 @@ AbsorbedStep::AbsorbedStep(const LatentTools& tools, const LatentMemory& memory)
   }
 }
 
-void AbsorbedStep::begin(Stream stream, const Progress& progress) {
+void AbsorbedRingStep::begin(Stream stream, const Progress& progress) {
   if (memory_.w_uk.data == nullptr) return;
-  const LatentSpec& spec = tools_.spec;
+  const MlaSpec& spec = tools_.spec;
   const MutableTensorView q =
       dense(memory_.queries, spec.dtype, memory_.q.tokens, spec.heads, spec.latent_dim + spec.rope_dim);
   multiply(*tools_.keys,
@@ -143,8 +143,8 @@ void AbsorbedStep::begin(Stream stream, const Progress& progress) {
               columns_of(memory_.q, spec.head_dim, spec.rope_dim), stream);
 }
 
-void AbsorbedStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
-  const LatentSpec& spec = tools_.spec;
+void AbsorbedRingStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
+  const MlaSpec& spec = tools_.spec;
   const auto index = static_cast<std::size_t>(block.index);
   const GatheredBlock& gathered = tools_.blocks[index];
   const MutableTensorView keys = dense(memory_.keys, spec.dtype, gathered.rows, 1, spec.latent_dim + spec.rope_dim);
@@ -158,14 +158,14 @@ void AbsorbedStep::compute(const ArrivedBlock& block, Stream stream, const Progr
     unpack(tools_, memory_, block, keys, stream);
   }
   const KeySource source{keys, columns_of(keys, 0, spec.latent_dim)};
-  FoldTask task = block_task(tools_.plan, block, gathered.tiles, {&source, 1}, output_, false);
+  AttentionTask task = block_task(tools_.plan, block, gathered.tiles, {&source, 1}, output_, false);
   task.q = q_;
   task.state = memory_.state;
   task.prepared = tools_.prepared[index];
-  tools_.fold.fold(task, stream, progress);
+  tools_.attention.attend(task, stream, progress);
 }
 
-bool AbsorbedStep::finish(Stream stream, const Progress& progress) {
+bool AbsorbedRingStep::finish(Stream stream, const Progress& progress) {
   if (memory_.w_uv.data == nullptr) return false;
   multiply(*tools_.values, {output_.out, memory_.w_uv, memory_.output.out}, stream, progress);
   return true;

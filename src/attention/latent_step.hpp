@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block steps of latent attention, one for each form. A block's rows are gathered (latent_blocks.hpp): expanded to
-// keys and values of some heads at a time, or put side by side as [c, k_r]. Rows of 8 bits are unpacked once a block.
+// The block steps of latent attention, one for each form. A block's rows are gathered (latent_blocks.hpp): expanded
+// to keys and values of some heads at a time, or put side by side as [c, k_r]. Rows of 8 bits are unpacked once a
+// block.
 #pragma once
 
 #include <array>
@@ -11,8 +12,8 @@
 
 #include "attention/latent_blocks.hpp"
 #include "attention/ring/engine.hpp"
-#include "kernels/compressed_rows.hpp"
 #include "kernels/head_product.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/latent.hpp"
 #include "kernels/row_format.hpp"
 
@@ -33,14 +34,14 @@ struct LatentRows {
 };
 
 // What a run's steps have in common.
-struct LatentMemory {
-  TensorView q;                       // [q_rows, heads, …]
-  std::array<LatentRows, 3> sources;  // this rank's shard, and the two block buffers
-  std::array<StreamView, 3> packed;   // instead of them, of rows of 8 bits
-  HeadMatrices w_uk;
-  HeadMatrices w_uv;
+struct MlaMemory {
+  TensorView q;                        // [q_rows, heads, …]
+  std::array<LatentRows, 3> sources;   // this rank's shard, and the two block buffers
+  std::array<StreamView, 3> fp8_rows;  // instead of them, of rows of 8 bits
+  GemmWeights w_uk;
+  GemmWeights w_uv;
   std::byte* state = nullptr;  // where Plan::keeps_state
-  FoldOutput output;
+  AttentionOutput output;
   // Of the workspace, room for the largest block.
   std::byte* keys = nullptr;  // expanded: [rows, heads at a time, head_dim + rope_dim]; absorbed: [rows, 1, latent_dim
                               // + rope_dim]
@@ -51,48 +52,48 @@ struct LatentMemory {
 };
 
 // What steps work with. All of it outlives them.
-struct LatentTools {
-  const LatentSpec& spec;
-  const RowFormat& format;  // of LatentJob
+struct MlaTools {
+  const MlaSpec& spec;
+  const RowFormat& format;  // of MlaJob
   const Plan& plan;
   std::span<const GatheredBlock> blocks;   // of the plan
   std::span<const PreparedTask> prepared;  // of the plan's blocks, the same for each run of heads
   Backend& backend;
-  FoldKernel& fold;
-  HeadProductKernel* keys;    // of key_product(); null where there is none, as the next
-  HeadProductKernel* values;  // of value_product()
+  AttentionKernel& attention;
+  BatchedGemmKernel* keys;    // of key_gemm(); null where there is none, as the next
+  BatchedGemmKernel* values;  // of value_gemm()
 };
 
 // Each run of heads has its part of the state, `state_stride` bytes from the next.
-class ExpandedStep final : public BlockStep {
+class ExpandedRingStep final : public RingStep {
  public:
   // `heads` at a time divide the job's.
-  ExpandedStep(const LatentTools& tools, const LatentMemory& memory, int heads, std::size_t state_stride)
+  ExpandedRingStep(const MlaTools& tools, const MlaMemory& memory, int heads, std::size_t state_stride)
       : tools_(tools), memory_(memory), heads_(heads), state_stride_(state_stride) {}
 
   void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) override;
   bool finish(Stream, const Progress&) override { return false; }
 
  private:
-  const LatentTools& tools_;
-  const LatentMemory& memory_;
+  const MlaTools& tools_;
+  const MlaMemory& memory_;
   int heads_;
   std::size_t state_stride_;
 };
 
-class AbsorbedStep final : public BlockStep {
+class AbsorbedRingStep final : public RingStep {
  public:
-  AbsorbedStep(const LatentTools& tools, const LatentMemory& memory);
+  AbsorbedRingStep(const MlaTools& tools, const MlaMemory& memory);
 
   void begin(Stream stream, const Progress& progress) override;
   void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) override;
   bool finish(Stream stream, const Progress& progress) override;
 
  private:
-  const LatentTools& tools_;
-  const LatentMemory& memory_;
-  TensorView q_;       // in the latent
-  FoldOutput output_;  // likewise
+  const MlaTools& tools_;
+  const MlaMemory& memory_;
+  TensorView q_;            // in the latent
+  AttentionOutput output_;  // likewise
 };
 
 }  // namespace ringattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latent attention in the words of the ring: its row streams, and what its pairs, keys and queries cost. Pure, so a
+// Mla attention in the words of the ring: its row streams, and what its pairs, keys and queries cost. Pure, so a
 // plan can be asked for without ranks or devices.
 #pragma once
 
@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <string_view>
 
-#include "attention/forecast.hpp"
 #include "attention/latent_room.hpp"
 #include "attention/options.hpp"
+#include "attention/forecast.hpp"
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/latent_job.hpp"
 #include "kernels/fold.hpp"
@@ -19,43 +19,43 @@
 namespace ringattn {
 
 // The streams of a token: its latent and its rotary key, in this order; or a row of 8 bits that has both.
-RowStreams latent_streams(const LatentJob& job);
+RowStreams latent_streams(const MlaJob& job);
 
 // Bytes of one row that is unpacked beside what it is gathered into: of the expanded form over rows of 8 bits. (Those
 // of the absorbed form are gathered as they are unpacked.)
-std::int64_t unpacked_row_bytes(const LatentJob& job);
+std::int64_t dequantized_row_bytes(const MlaJob& job);
 
 // Bytes of one gathered row: expanded the keys and values of `heads` heads, absorbed [c, k_r].
-std::int64_t gathered_row_bytes(const LatentSpec& spec, LatentForm form, int heads);
+std::int64_t gathered_row_bytes(const MlaSpec& spec, MlaForm form, int heads);
 
 // Bytes of state for so many query rows: a part for each run of heads, each aligned to 256.
-std::size_t latent_state_stride(const FoldKernel& fold, std::int64_t rows);
+std::size_t mla_state_stride(const AttentionKernel& attention, std::int64_t rows);
 
 // What computes a form: kernels of one backend.
-struct LatentChoice {
-  FoldChoice fold;                         // of form_spec() for all heads
-  const HeadProductRow* keys = nullptr;    // of key_product(); null where there is none, as the next
-  const HeadProductRow* values = nullptr;  // of value_product()
+struct MlaChoice {
+  AttentionChoice attention;               // of form_spec() for all heads
+  const BatchedGemmRow* keys = nullptr;    // of key_gemm(); null where there is none, as the next
+  const BatchedGemmRow* values = nullptr;  // of value_gemm()
 
-  // The name of the kernel of products; empty: there is no product.
-  std::string_view products() const {
-    const HeadProductRow* const row = keys != nullptr ? keys : values;
+  // The name of the kernel of gemms; empty: there is no product.
+  std::string_view gemms() const {
+    const BatchedGemmRow* const row = keys != nullptr ? keys : values;
     return row == nullptr ? std::string_view() : row->name;
   }
 };
 // As choose_kernel(), of which the first row counts whose backend multiplies the job's matrices too: the GPUs' kernels
-// multiply none of fp32. Throws kUnsupported where `request` names a backend or a kernel that has no products.
-LatentChoice choose_latent_kernels(const LatentSpec& spec, LatentForm form, const KernelRequest& request,
-                                   KernelPlace place = KernelPlace::kHere);
+// multiply none of fp32. Throws kUnsupported where `request` names a backend or a kernel that has no gemms.
+MlaChoice choose_mla_kernels(const MlaSpec& spec, MlaForm form, const KernelRequest& request,
+                             KernelScope scope = KernelScope::kThisMachine);
 
 // The kernels of a form.
-struct LatentKernels {
-  const FoldKernel& fold;           // of form_spec() for LatentRoom::heads
-  const HeadProductKernel* keys;    // of key_product(); null where there is none, as the next
-  const HeadProductKernel* values;  // of value_product()
+struct MlaKernels {
+  const AttentionKernel& attention;  // of form_spec() for MlaBlockSize::heads
+  const BatchedGemmKernel* keys;     // of key_gemm(); null where there is none, as the next
+  const BatchedGemmKernel* values;   // of value_gemm()
 };
-// What a forecast needs of a job that has its form. The kernels outlive what is returned.
-RingJob ring_job(const LatentJob& job, const Options& options, const LatentRoom& room, const LatentKernels& kernels);
+// What a summary needs of a job that has its form. The kernels outlive what is returned.
+RingJob ring_job(const MlaJob& job, const Options& options, const MlaBlockSize& block_size, const MlaKernels& kernels);
 
 // Rows that reach the plan's rank from others in a run.
 std::int64_t received_rows(const Plan& plan);

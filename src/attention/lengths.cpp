@@ -34,13 +34,13 @@ void check_lengths(const Batch& batch, const Batch& prepared) {
 }
 
 // What the runs of a rank need of what is allocated once.
-struct Room {
-  FoldLimits task;
+struct Capacity {
+  AttentionLimits task;
   std::int64_t buffer_rows = 0;
   bool keeps_state = false;
 
   // What of `other` finds no room, in words; nothing if all of it does.
-  std::string misses(const Room& other) const {
+  std::string misses(const Capacity& other) const {
     const auto more = [](std::string_view what, std::int64_t needed, std::int64_t there) {
       return needed <= there ? std::string() : fmt::format("{} {}, {} were prepared", needed, what, there);
     };
@@ -56,7 +56,9 @@ struct Room {
   }
 };
 
-Room room_of(const Plan& plan, int pieces) { return {task_limits(plan, pieces), plan.buffer_rows, plan.keeps_state}; }
+Capacity capacity_of(const Plan& plan, int pieces) {
+  return {task_limits(plan, pieces), plan.buffer_rows, plan.keeps_state};
+}
 
 }  // namespace
 
@@ -66,7 +68,7 @@ Options options_within(const RingJob& prepared, const Options& options, const Ba
   if (options.query_runs || options.key_runs) {
     refuse("the lengths can't be changed", "the caller dealt the tokens of the prepared ones");
   }
-  if (prepared.work.lists != nullptr) {
+  if (prepared.work.block_mask != nullptr) {
     refuse("the lengths can't be changed", "the job's lists of tiles are made for the prepared ones");
   }
   if (prepared.work.positions != nullptr) {
@@ -76,13 +78,13 @@ Options options_within(const RingJob& prepared, const Options& options, const Ba
   RingJob job = prepared;
   job.work.batch = batch;
 
-  const Forecasts allocated(prepared, options, route, world);
-  std::vector<Room> rooms;
+  const WorldPlans allocated(prepared, options, route, world);
+  std::vector<Capacity> capacities;
   Options fitting = options;
   for (int rank = 0; rank < world; ++rank) {
     const Plan plan = allocated.plan(rank);
-    rooms.push_back({reserved_limits(prepared, options, allocated.layout(), plan),
-                     plan.buffer_rows + spare_rows(prepared, options, world), plan.keeps_state});
+    capacities.push_back({reserved_limits(prepared, options, allocated.layout(), plan),
+                          plan.buffer_rows + spare_rows(prepared, options, world), plan.keeps_state});
   }
   for (const BlockPlan& block : allocated.plan(0).blocks) {
     fitting.block_tokens = std::max(fitting.block_tokens, block.last_token - block.first_token);
@@ -91,10 +93,11 @@ Options options_within(const RingJob& prepared, const Options& options, const Ba
   std::string missing;
   for (std::int64_t tiles = (fitting.block_tokens + tile - 1) / tile; tiles > 0; tiles /= 2) {
     fitting.block_tokens = tiles * tile;
-    const Forecasts wanted(job, fitting, route, world);
+    const WorldPlans wanted(job, fitting, route, world);
     missing.clear();
     for (int rank = 0; rank < world && missing.empty(); ++rank) {
-      missing = rooms[static_cast<std::size_t>(rank)].misses(room_of(wanted.plan(rank), tile_pieces(job, world)));
+      missing =
+          capacities[static_cast<std::size_t>(rank)].misses(capacity_of(wanted.plan(rank), tile_page_runs(job, world)));
       if (!missing.empty()) missing = fmt::format("rank {} needs {}", rank, missing);
     }
     if (missing.empty()) return fitting;

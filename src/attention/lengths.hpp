@@ -2,8 +2,8 @@
 // Jobs of other lengths in the room of a prepared one. Pure: every rank finds the same answer for itself.
 #pragma once
 
-#include "attention/forecast.hpp"
 #include "attention/options.hpp"
+#include "attention/forecast.hpp"
 #include "attention/tokens/batch.hpp"
 #include "comm/transport.hpp"
 

@@ -21,9 +21,9 @@ struct MemoryAxis {
 // A block of contiguous bytes, repeated along axes.
 class MemoryShape {
  public:
-  static constexpr std::size_t kMostAxes = 8;
+  static constexpr std::size_t kMaxAxes = 8;
 
-  // Elements of so many bytes along `axes`, at most kMostAxes in any order. An axis of length 0: there are no bytes.
+  // Elements of so many bytes along `axes`, at most kMaxAxes in any order. An axis of length 0: there are no bytes.
   MemoryShape(const void* first, std::int64_t element, std::span<const MemoryAxis> axes);
   explicit MemoryShape(const TensorView& view);
 
@@ -40,8 +40,8 @@ class MemoryShape {
 
  private:
   std::intptr_t first_ = 0;
-  std::int64_t block_ = 0;                    // bytes
-  std::array<MemoryAxis, kMostAxes> axes_{};  // [count_], of two or more steps, by ascending stride
+  std::int64_t block_ = 0;                   // bytes
+  std::array<MemoryAxis, kMaxAxes> axes_{};  // [count_], of two or more steps, by ascending stride
   std::size_t count_ = 0;
 };
 

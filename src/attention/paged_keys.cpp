@@ -14,7 +14,8 @@ namespace ringattn {
 
 namespace {
 
-void check_pool(std::string_view name, const CacheView& pool, const FoldSpec& spec, std::int64_t page_size, int dim) {
+void check_pool(std::string_view name, const CacheView& pool, const AttentionSpec& spec, std::int64_t page_size,
+                int dim) {
   if (pool.dtype == spec.dtype && pool.page_size == page_size && pool.heads == spec.kv_heads && pool.dim == dim) return;
   fail(ErrorCode::kUsage,
        fmt::format("the pool of {} is {} [pages, {}, {}, {}]", name, dtype_name(pool.dtype), pool.page_size, pool.heads,
@@ -79,8 +80,8 @@ std::vector<CacheView> pools_of(const PagedKeys& keys, const Job& job) {
       pools.push_back(pairs_of(packed, stream, packed.streams[at++]));
     }
   };
-  add(job.format.k, keys.k, keys.packed_k);
-  add(job.format.v, keys.v, keys.packed_v);
+  add(job.format.k, keys.k, keys.quantized_k);
+  add(job.format.v, keys.v, keys.quantized_v);
   return pools;
 }
 
@@ -123,8 +124,8 @@ void check_paged_keys(const PagedKeys& keys, const Job& job, std::span<const std
     }
     return format.is_plain() ? plain.pages : packed.pages;
   };
-  const std::int64_t k_pages = check("k", job.format.k, k_shape(job.spec), keys.k, keys.packed_k);
-  const std::int64_t v_pages = check("v", job.format.v, v_shape(job.spec), keys.v, keys.packed_v);
+  const std::int64_t k_pages = check("k", job.format.k, k_shape(job.spec), keys.k, keys.quantized_k);
+  const std::int64_t v_pages = check("v", job.format.v, v_shape(job.spec), keys.v, keys.quantized_v);
   if (k_pages != v_pages) {
     fail(ErrorCode::kUsage, fmt::format("the pool of k has {} pages, that of v {}", k_pages, v_pages),
          "a token's key and value lie at the same place of both", "Give two pools of one size.");
@@ -140,16 +141,16 @@ void check_paged_keys(const PagedKeys& keys, const Job& job, std::span<const std
 }
 
 void map_pages(const PagedKeys& keys, std::int64_t page_rows, const Plan& plan, const BlockPlan& block,
-               std::vector<KeyTile>& tiles) {
+               std::vector<PageRun>& tiles) {
   const std::int64_t page_size = keys.k.page_size;
-  const std::int64_t piece_keys = plan.kernel.key_tile / pieces_of_tile(plan.kernel.key_tile, page_size);
+  const std::int64_t piece_keys = plan.kernel.key_tile / page_runs_per_tile(plan.kernel.key_tile, page_size);
   tiles.clear();
   for (const KeyRun& run : block.key_runs) {
     const std::int64_t length = plan.key_lengths[static_cast<std::size_t>(run.sequence)];
     const std::span<const std::int32_t> pages = keys.pages_of(run.sequence, length);
     const std::int64_t end = (run.first_tile + run.tiles) * plan.kernel.key_tile;
     for (std::int64_t key = run.first_tile * plan.kernel.key_tile; key < end; key += piece_keys) {
-      KeyTile& piece = tiles.emplace_back(KeyTile{kOwnShard, 0});
+      PageRun& piece = tiles.emplace_back(PageRun{kOwnShard, 0});
       if (key >= length) continue;  // it holds no key, and is not read
       piece.row = pages[static_cast<std::size_t>(key / page_size)] * page_rows + key % page_size;
     }

@@ -10,9 +10,9 @@
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/layout.hpp"
+#include "kernels/fold.hpp"
 #include "kernels/cache_view.hpp"
 #include "kernels/compressed_rows.hpp"
-#include "kernels/fold.hpp"
 
 namespace ringattn {
 
@@ -26,12 +26,12 @@ struct PagedKeys {
   // them. What stands behind a sequence's last page is not read, nor is any page that no sequence has.
   std::span<const std::int32_t> block_table;
   std::int64_t max_pages = 0;
-  // Instead of k, and of v, exactly where Job::format is not plain; tables are those of Inputs::packed_k.
-  CompressedCache packed_k{};
-  CompressedCache packed_v{};
+  // Instead of k, and of v, exactly where Job::format is not plain; tables are those of Inputs::quantized_k.
+  CompressedCache quantized_k{};
+  CompressedCache quantized_v{};
 
-  std::int64_t pages() const { return packed_k.pages > 0 ? packed_k.pages : k.pages; }
-  std::int64_t page_size() const { return packed_k.page_size > 0 ? packed_k.page_size : k.page_size; }
+  std::int64_t pages() const { return quantized_k.pages > 0 ? quantized_k.pages : k.pages; }
+  std::int64_t page_size() const { return quantized_k.page_size > 0 ? quantized_k.page_size : k.page_size; }
 
   // The pages of a sequence that has `rows` keys here.
   std::span<const std::int32_t> pages_of(std::int64_t sequence, std::int64_t rows) const {
@@ -47,10 +47,10 @@ std::vector<std::int64_t> rows_of_sequences(const Layout& keys, int rank);
 // keys, lacks a page or names one that the pool doesn't have.
 void check_paged_keys(const PagedKeys& keys, const Job& job, std::span<const std::int64_t> rows);
 
-// The map of a block's tiles, of a rank that has all keys: FoldTask::tiles, in pieces_of_tile() pieces. `page_rows` is
-// that of their PoolSource.
+// The map of a block's tiles, of a rank that has all keys: AttentionTask::tiles, in page_runs_per_tile() pieces.
+// `page_rows` is that of their PoolSource.
 void map_pages(const PagedKeys& keys, std::int64_t page_rows, const Plan& plan, const BlockPlan& block,
-               std::vector<KeyTile>& tiles);
+               std::vector<PageRun>& tiles);
 
 // Copies the rank's keys and values side by side to `rows`, as the job's streams and in the order of its shard. Ordered
 // on `stream`.

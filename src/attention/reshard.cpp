@@ -12,9 +12,9 @@
 
 #include "attention/identities.hpp"
 #include "attention/ring/enqueued_runs.hpp"
-#include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/ring/reshard.hpp"
+#include "attention/ring/first_contact.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
 #include "comm/meeting.hpp"
@@ -60,7 +60,7 @@ struct Reshard::Impl {
       : token_bytes(bytes),
         transport(the_transport),
         backend(the_backend),
-        meeting(transport, Patience(timeout_seconds)) {}
+        collective(transport, Timeouts(timeout_seconds)) {}
 
   void check(const Layout& from, const Layout& to) const;
   void plan(const Layout& from, const Layout& to);
@@ -72,7 +72,7 @@ struct Reshard::Impl {
   std::int64_t token_bytes;
   Transport& transport;
   Backend& backend;
-  Meeting meeting;
+  Collective collective;
   std::vector<Piece> own;           // from this rank to itself
   std::map<int, Stretch> sends;     // by peer
   std::map<int, Stretch> receives;  // by peer; never in the rank's rows: others write to memory that is announced
@@ -105,7 +105,7 @@ void Reshard::Impl::check(const Layout& from, const Layout& to) const {
 
 void Reshard::Impl::plan(const Layout& from, const Layout& to) {
   const int self = transport.rank();
-  for (const MovedRows& moved : moved_rows(from, to, self)) {
+  for (const RowTransfer& moved : row_transfers(from, to, self)) {
     if (moved.from == self && moved.to == self) {
       own.push_back({moved.from_row, moved.to_row, moved.rows});
     } else if (moved.from == self) {
@@ -141,14 +141,14 @@ void Reshard::Impl::allocate() {
   const auto least = static_cast<std::size_t>(transport.size());
   if (sent_rows > 0) outgoing = backend.allocate(static_cast<std::size_t>(sent_rows * token_bytes));
   arriving = backend.allocate(std::max(least, static_cast<std::size_t>(received_rows * token_bytes)));
-  enqueued.emplace(backend, transport, meeting.patience());
+  enqueued.emplace(backend, transport, collective.timeouts());
 }
 
 void Reshard::Impl::connect() {
   if (transport.size() == 1) return;
   const Exchange only[] = {exchange(nullptr)};
-  announced = transport.announce(only, meeting.patience().for_peer());
-  if (backend.memory() == MemoryKind::kDevice) make_first_contact(meeting, transport, backend, arriving.data());
+  announced = transport.announce(only, collective.timeouts().for_peer());
+  if (backend.memory() == MemoryKind::kDevice) warm_up_transport(collective, transport, backend, arriving.data());
 }
 
 // `rows`: null where nobody sends yet.
@@ -198,12 +198,12 @@ Reshard::Reshard(const Layout& from, const Layout& to, std::int64_t token_bytes,
                  double timeout_seconds)
     : impl_(std::make_unique<Impl>(token_bytes, transport, backend, timeout_seconds)) {
   Impl& impl = *impl_;
-  impl.meeting.together([&] {
+  impl.collective.run_collectively([&] {
     impl.check(from, to);
     impl.plan(from, to);
   });
-  handshake(impl.meeting, identities(from, to, token_bytes, backend));
-  impl.meeting.together([&] { impl.allocate(); });
+  handshake(impl.collective, rank_config(from, to, token_bytes, backend));
+  impl.collective.run_collectively([&] { impl.allocate(); });
   impl.connect();
 }
 
@@ -232,13 +232,13 @@ void Reshard::enqueue(const void* rows, void* target, Stream stream) {
     }
     // Own rows move while the others are on their way.
     impl.copy(to, from, impl.own, stream);
-    if (several) impl.transport.wait(ticket, stream, impl.meeting.patience().for_work(seconds));
+    if (several) impl.transport.wait(ticket, stream, impl.collective.timeouts().for_work(seconds));
     for (const auto& [peer, stretch] : impl.receives) impl.copy(to, impl.arriving.data(), stretch.pieces, stream);
   });
 }
 
 void Reshard::wait() {
-  if (impl_->enqueued->any()) impl_->enqueued->settle();
+  if (impl_->enqueued->any()) impl_->enqueued->wait_all();
 }
 
 }  // namespace ringattn

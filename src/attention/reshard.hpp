@@ -4,7 +4,7 @@
 // either.
 //
 //   Attention attention(…);
-//   Scan scan(…);
+//   Ssm scan(…);
 //   Reshard there(attention.layout().queries, scan.layout(), token_bytes, transport, scan.backend());
 //   Reshard back(scan.layout(), attention.layout().queries, token_bytes, transport, scan.backend());
 //   attention.enqueue(…, stream);

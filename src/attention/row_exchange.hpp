@@ -21,26 +21,26 @@ namespace ringattn {
 struct ExchangeShape {
   std::int64_t sequences = 0;  // of the step, those of all parts
   int rows = 1;                // of a sequence
-  std::int64_t groups = 1;     // of a share, that records are exchanged of; 1 where no groups are dealt
+  std::int64_t splits = 1;     // of a share, that records are exchanged of; 1 where no groups are dealt
 };
 
-class RowExchange {
+class PartialExchange {
  public:
   // Allocates. All but `records` outlive the object.
-  RowExchange(const DecodeJob& job, RowRecords records, Transport& transport, Backend& backend);
+  PartialExchange(const DecodeJob& job, RowPartials records, Transport& transport, Backend& backend);
 
   // Tells peers where the records of steps as large as the limits will land. Collective.
   void announce(const Deadline& deadline);
 
   // The groups whose records travel where a share has so many of the longest sequence: a power of two, or the most.
-  std::int64_t exchanged_groups(std::int64_t needed) const;
+  std::int64_t exchanged_splits(std::int64_t needed) const;
 
-  // Where a step leaves the records of all rows of the part: [rows, groups] of RowRecords::bytes.
-  std::byte* own_records() const { return own_.data(); }
+  // Where a step leaves the records of all rows of the part: [rows, groups] of RowPartials::bytes.
+  std::byte* own_partials() const { return own_.data(); }
   // Behind that step on `stream`: sends the records to the owners of the rows, and awaits those of this rank's rows.
   void move(const ExchangeShape& shape, Stream stream, const Deadline& deadline);
   // Then the records of this rank's rows lie here, those of each rank of the part.
-  std::vector<std::byte*> records_of_owned(const ExchangeShape& shape) const;
+  std::vector<std::byte*> partials_of_owned(const ExchangeShape& shape) const;
 
   // Of which transports may want a byte for each rank before the first step.
   std::byte* memory() const { return received_.data(); }
@@ -55,12 +55,12 @@ class RowExchange {
   Exchange exchange_of(const ExchangeShape& shape) const;
 
   const DecodeJob& job_;
-  const RowRecords records_;
+  const RowPartials records_;
   Transport& transport_;
-  const StepDeal deal_;
+  const DecodeDeal deal_;
   int first_rank_ = 0;  // of the part
   int end_rank_ = 0;
-  std::vector<std::int64_t> group_counts_;  // that exchanged_groups() may say, ascending
+  std::vector<std::int64_t> split_counts_;  // that exchanged_splits() may say, ascending
   std::size_t slot_bytes_ = 0;
   Buffer own_;       // records of all rows of the part
   Buffer received_;  // [ranks of the part − 1] slots, of as much of this rank's rows

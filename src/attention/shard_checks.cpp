@@ -17,7 +17,7 @@ void refuse_overlap(std::string_view name, std::string_view other) {
        "its rows are written while others are still read", fmt::format("Give {} memory of its own.", name));
 }
 
-void check_shard(std::string_view door, std::string_view name, const TensorView& view, const ShardShape& expected) {
+void check_shard(std::string_view op, std::string_view name, const TensorView& view, const ShardShape& expected) {
   if (view.dtype == expected.dtype && view.tokens == expected.tokens && view.heads == expected.heads &&
       view.dim == expected.dim) {
     return;
@@ -26,14 +26,14 @@ void check_shard(std::string_view door, std::string_view name, const TensorView&
        fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
        fmt::format("this rank's share of the job is {} [{}, {}, {}]", dtype_name(expected.dtype), expected.tokens,
                    expected.heads, expected.dim),
-       fmt::format("Rows follow {}::layout().", door));
+       fmt::format("Rows follow {}::layout().", op));
 }
 
-void check_given(std::string_view door, std::string_view name, const void* data, bool wanted) {
+void check_given(std::string_view op, std::string_view name, const void* data, bool wanted) {
   if ((data != nullptr) == wanted) return;
   fail(ErrorCode::kUsage, fmt::format("{} {}", name, wanted ? "is missing" : "is given"),
        wanted ? "the job has it, and this rank a part in it" : "the job has none for this rank",
-       fmt::format("{0}Spec and {0}Job say what there is.", door));
+       fmt::format("{0}Spec and {0}Job say what there is.", op));
 }
 
 void check_sinks(std::string_view spec, const float* sinks, bool wanted) {

@@ -17,14 +17,14 @@ struct ShardShape {
   std::int64_t dim = 0;
 };
 
-// Throws kUsage, with both shapes, where a rank's rows are not its share of the job. `door`: whose layout() they
+// Throws kUsage, with both shapes, where a rank's rows are not its share of the job. `op`: whose layout() they
 // follow.
-void check_shard(std::string_view door, std::string_view name, const TensorView& view, const ShardShape& expected);
+void check_shard(std::string_view op, std::string_view name, const TensorView& view, const ShardShape& expected);
 // Throws kUsage where an array without a shape is missing though the job has it, or is given though it has none.
-// `door`: what the job is described by, "Scan" for ScanSpec and ScanJob.
-void check_given(std::string_view door, std::string_view name, const void* data, bool wanted);
+// `op`: what the job is described by, "Ssm" for SsmSpec and SsmJob.
+void check_given(std::string_view op, std::string_view name, const void* data, bool wanted);
 
-// The same of sinks. `spec`: whose member `sinks` says whether they are wanted, "FoldSpec".
+// The same of sinks. `spec`: whose member `sinks` says whether they are wanted, "AttentionSpec".
 void check_sinks(std::string_view spec, const float* sinks, bool wanted);
 
 // Throws kUsage where a number that a run writes to `result` could be one that it reads of another tensor, or has yet

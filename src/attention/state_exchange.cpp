@@ -12,13 +12,13 @@ namespace ringattn {
 
 namespace {
 
-std::size_t bytes_of_head(const ScanSpec& spec) {
+std::size_t bytes_of_head(const SsmSpec& spec) {
   return static_cast<std::size_t>(spec.head_dim) * static_cast<std::size_t>(spec.state_dim) * sizeof(float);
 }
 
 }  // namespace
 
-StateExchange::StateExchange(const ScanSpec& spec, const ScanHops& hops, std::span<const HeadRange> ranges,
+StateExchange::StateExchange(const SsmSpec& spec, const StateHops& hops, std::span<const HeadRange> ranges,
                              Transport& transport, Backend& backend)
     : hops_(hops), ranges_(ranges), transport_(transport), head_bytes_(bytes_of_head(spec)) {
   const int self = transport.rank();
@@ -36,7 +36,7 @@ StateExchange::StateExchange(const ScanSpec& spec, const ScanHops& hops, std::sp
   }
 }
 
-std::size_t StateExchange::bytes(const ScanSpec& spec, const ScanHops& hops, int rank) {
+std::size_t StateExchange::bytes(const SsmSpec& spec, const StateHops& hops, int rank) {
   std::size_t states = 0;
   for (const std::vector<StateHop>& step : hops.hops) {
     for (const StateHop& hop : step) states += hop.to == rank || hop.from == rank ? 1 : 0;

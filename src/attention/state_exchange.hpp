@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of a Scan hand on states: exchange s moves those between runs of step s and runs of step s + 1, of one
+// How the ranks of a Ssm hand on states: exchange s moves those between runs of step s and runs of step s + 1, of one
 // range of heads. It has the memory on both ends.
 #pragma once
 
@@ -21,11 +21,11 @@ class StateExchange {
  public:
   // Allocates. `hops`, `transport` and `ranges` outlive the object; `ranges` are the ranges of heads that states travel
   // in.
-  StateExchange(const ScanSpec& spec, const ScanHops& hops, std::span<const HeadRange> ranges, Transport& transport,
+  StateExchange(const SsmSpec& spec, const StateHops& hops, std::span<const HeadRange> ranges, Transport& transport,
                 Backend& backend);
 
   // Bytes that rank `rank` allocates.
-  static std::size_t bytes(const ScanSpec& spec, const ScanHops& hops, int rank);
+  static std::size_t bytes(const SsmSpec& spec, const StateHops& hops, int rank);
 
   // Tells peers where states will land. Collective.
   void announce(const Deadline& deadline);
@@ -51,7 +51,7 @@ class StateExchange {
   std::size_t offset_of(const HeadRange& heads) const { return static_cast<std::size_t>(heads.first) * head_bytes_; }
   std::size_t size_of(const HeadRange& heads) const { return static_cast<std::size_t>(heads.count) * head_bytes_; }
 
-  const ScanHops& hops_;
+  const StateHops& hops_;
   std::span<const HeadRange> ranges_;
   Transport& transport_;
   std::size_t head_bytes_ = 0;

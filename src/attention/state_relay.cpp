@@ -9,22 +9,22 @@ namespace {
 
 constexpr std::size_t kMarksOfRange = 2;
 
-std::size_t folded(std::size_t range) { return kMarksOfRange * range; }
+std::size_t accumulated(std::size_t range) { return kMarksOfRange * range; }
 std::size_t carried(std::size_t range) { return kMarksOfRange * range + 1; }
 
 }  // namespace
 
-StateRelay::StateRelay(ScanKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange,
-                       Transport& transport, Backend& backend, const Patience& patience)
-    : kernel_(kernel), ranges_(ranges), exchange_(exchange), transport_(transport), patience_(patience) {
-  if (exchange_.steps() > 0) ahead_ = backend.make_stream_ahead(kMarksOfRange * ranges.size() + 1);
+StateRelay::StateRelay(SsmKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange,
+                       Transport& transport, Backend& backend, const Timeouts& timeouts)
+    : kernel_(kernel), ranges_(ranges), exchange_(exchange), transport_(transport), timeouts_(timeouts) {
+  if (exchange_.steps() > 0) ahead_ = backend.make_priority_stream(kMarksOfRange * ranges.size() + 1);
 }
 
-std::size_t StateRelay::most_waits(std::size_t ranges, int steps) {
+std::size_t StateRelay::max_waits(std::size_t ranges, int steps) {
   return ranges * (static_cast<std::size_t>(steps) + 1) + 1;
 }
 
-void StateRelay::enter(const ScanTask& task, Stream stream, double seconds, ScanClock* clock) {
+void StateRelay::enter(const SsmTask& task, Stream stream, double seconds, SsmTimeline* clock) {
   task_ = &task;
   stream_ = stream;
   own_ = beside() ? ahead_->stream() : stream;
@@ -33,7 +33,7 @@ void StateRelay::enter(const ScanTask& task, Stream stream, double seconds, Scan
   on_its_way_ = false;
   tickets_.clear();
   last_carried_ = 0;
-  for (const ScanRun& run : task.runs) last_carried_ = std::max(last_carried_, run.step);
+  for (const SsmRun& run : task.runs) last_carried_ = std::max(last_carried_, run.step);
 }
 
 bool StateRelay::arrived() const {
@@ -41,13 +41,13 @@ bool StateRelay::arrived() const {
 }
 
 void StateRelay::wait_for_tickets() {
-  for (const Ticket ticket : tickets_) transport_.wait(ticket, own_, patience_.for_work(seconds_));
+  for (const Ticket ticket : tickets_) transport_.wait(ticket, own_, timeouts_.for_work(seconds_));
   tickets_.clear();
 }
 
 void StateRelay::carry_and_post() {
   const HeadRange& heads = ranges_[range_];
-  if (std::ranges::any_of(task_->runs, [this](const ScanRun& run) { return run.step == step_; })) {
+  if (std::ranges::any_of(task_->runs, [this](const SsmRun& run) { return run.step == step_; })) {
     kernel_.carry(*task_, heads, step_, own_);
   }
   if (step_ == last_carried_ && beside()) ahead_->record(carried(range_), own_);
@@ -68,11 +68,11 @@ void StateRelay::begin(std::size_t range) {
   step_ = 0;
   on_its_way_ = true;
   if (beside()) {
-    ahead_->record(folded(range), stream_);
-    ahead_->follow(folded(range), own_);
+    ahead_->record(accumulated(range), stream_);
+    ahead_->follow(accumulated(range), own_);
   }
   if (exchange_.steps() > 0 && clock_ != nullptr) {
-    clock_->begin_part(ScanPart::Kind::kTravel, ranges_[range], own_);
+    clock_->begin_phase(SsmPhase::Kind::kTransfer, ranges_[range], own_);
   }
   go_on();
 }
@@ -89,16 +89,16 @@ void StateRelay::end() {
   const bool timed = clock_ != nullptr && !beside();
   const auto wait = [&] {
     if (tickets_.empty()) return;
-    if (timed) clock_->begin_part(ScanPart::Kind::kWait, ranges_[range_], own_);
+    if (timed) clock_->begin_phase(SsmPhase::Kind::kWait, ranges_[range_], own_);
     wait_for_tickets();
-    if (timed) clock_->end_part(ScanPart::Kind::kWait, own_);
+    if (timed) clock_->end_phase(SsmPhase::Kind::kWait, own_);
   };
   while (step_ <= exchange_.steps()) {
     wait();
     go_on();
   }
   wait();
-  if (clock_ != nullptr) clock_->end_part(ScanPart::Kind::kTravel, own_);
+  if (clock_ != nullptr) clock_->end_phase(SsmPhase::Kind::kTransfer, own_);
   on_its_way_ = false;
 }
 
@@ -107,10 +107,10 @@ void StateRelay::join(std::size_t range) {
   const bool last = range + 1 == ranges_.size();
   const std::size_t everything = kMarksOfRange * ranges_.size();
   if (last) ahead_->record(everything, own_);
-  if (clock_ != nullptr) clock_->begin_part(ScanPart::Kind::kWait, ranges_[range], stream_);
+  if (clock_ != nullptr) clock_->begin_phase(SsmPhase::Kind::kWait, ranges_[range], stream_);
   ahead_->follow(carried(range), stream_);
   if (last) ahead_->follow(everything, stream_);
-  if (clock_ != nullptr) clock_->end_part(ScanPart::Kind::kWait, stream_);
+  if (clock_ != nullptr) clock_->end_phase(SsmPhase::Kind::kWait, stream_);
 }
 
 }  // namespace ringattn

@@ -16,22 +16,22 @@
 #include "comm/patience.hpp"
 #include "comm/transport.hpp"
 #include "kernels/backend.hpp"
-#include "kernels/scan.hpp"
 #include "kernels/stream_ahead.hpp"
+#include "kernels/scan.hpp"
 
 namespace ringattn {
 
 class StateRelay {
  public:
   // All outlive the object. `ranges` are those of the exchange.
-  StateRelay(ScanKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange, Transport& transport,
-             Backend& backend, const Patience& patience);
+  StateRelay(SsmKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange, Transport& transport,
+             Backend& backend, const Timeouts& timeouts);
 
-  // How many times a scan waits for states, at most: as ScanClock counts waits.
-  static std::size_t most_waits(std::size_t ranges, int steps);
+  // How many times a scan waits for states, at most: as SsmTimeline counts waits.
+  static std::size_t max_waits(std::size_t ranges, int steps);
 
   // A scan begins, whose kernels work on `stream`. `seconds`: what it is predicted to take. `clock` may be null.
-  void enter(const ScanTask& task, Stream stream, double seconds, ScanClock* clock);
+  void enter(const SsmTask& task, Stream stream, double seconds, SsmTimeline* clock);
 
   // For each range, in order: begin(), and before that of the next range end(), once each.
   //
@@ -54,21 +54,21 @@ class StateRelay {
   void carry_and_post();
   void go_on();
 
-  ScanKernel& kernel_;
+  SsmKernel& kernel_;
   std::span<const HeadRange> ranges_;
   StateExchange& exchange_;
   Transport& transport_;
-  Patience patience_;
+  Timeouts timeouts_;
   // Of a device, where something travels; its marks are of each range that it is folded, and carried, and the end of
   // all.
-  std::unique_ptr<StreamAhead> ahead_;
+  std::unique_ptr<PriorityStream> ahead_;
 
   // Of the scan under way.
-  const ScanTask* task_ = nullptr;
+  const SsmTask* task_ = nullptr;
   Stream stream_;  // the kernel's
   Stream own_;     // the states', which is the kernel's where nothing travels
   double seconds_ = 0.0;
-  ScanClock* clock_ = nullptr;
+  SsmTimeline* clock_ = nullptr;
   std::size_t range_ = 0;  // on its way
   bool on_its_way_ = false;
   int step_ = 0;                 // the next one

@@ -7,34 +7,34 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/forecast.hpp"
 #include "attention/options.hpp"
+#include "attention/forecast.hpp"
 #include "attention/tokens/layout.hpp"
 
 namespace ringattn {
 
-struct BlockForecast {
+struct BlockPlanSummary {
   std::int64_t first_token = 0;
   std::int64_t last_token = 0;
   double flops = 0.0;
-  double most_flops = 0.0;          // of a rank
+  double max_flops = 0.0;           // of a rank
   std::int64_t bytes_received = 0;  // by all ranks
-  std::int64_t most_bytes_received = 0;
+  std::int64_t max_bytes_received = 0;
 
   // Operations of the rank that has most, over the mean; 1 where there are none.
-  double balance(int world) const { return flops > 0.0 ? most_flops / (flops / world) : 1.0; }
+  double balance(int world) const { return flops > 0.0 ? max_flops / (flops / world) : 1.0; }
 };
 
-struct WorldForecast {
+struct WorldPlanSummary {
   std::int64_t q_tokens = 0;
   JobLayout layout;
-  std::vector<BlockForecast> blocks = {};
+  std::vector<BlockPlanSummary> blocks = {};
   std::vector<double> rank_flops = {};  // [ranks]
   std::int64_t bytes_received = 0;      // by all ranks
-  std::int64_t most_bytes_received = 0;
-  std::size_t most_memory = 0;
-  double seconds = 0.0;          // of the slowest rank
-  double exposed_seconds = 0.0;  // of the rank that waits longest
+  std::int64_t max_bytes_received = 0;
+  std::size_t max_memory = 0;
+  double seconds = 0.0;               // of the slowest rank
+  double exposed_comm_seconds = 0.0;  // of the rank that waits longest
 
   int world() const { return static_cast<int>(rank_flops.size()); }
   double flops() const;
@@ -42,7 +42,7 @@ struct WorldForecast {
   double flops_per_second_per_rank() const;
 };
 
-// Throws what Forecasts throws.
-WorldForecast forecast_world(const RingJob& job, const Options& options, Route route, int world);
+// Throws what WorldPlans throws.
+WorldPlanSummary summarize_world_plan(const RingJob& job, const Options& options, Route route, int world);
 
 }  // namespace ringattn

@@ -77,7 +77,7 @@ class CudaEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-// Returns when `stream`, of the current device, has passed what was enqueued on it. `deadline`: one of DevicePatience.
+// Returns when `stream`, of the current device, has passed what was enqueued on it. `deadline`: one of DeviceTimeouts.
 // Throws kPeer past it, and what the device failed with.
 void await_stream(cudaStream_t stream, const Deadline& deadline);
 

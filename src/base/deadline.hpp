@@ -11,10 +11,10 @@ class Deadline {
   using Clock = std::chrono::steady_clock;
 
   // Decades are endless enough, and the clock's whole numbers don't wrap: what is predicted may be any number.
-  static constexpr double kLongest = 1e9;
+  static constexpr double kMaxSeconds = 1e9;
 
   static Deadline after(double seconds) {
-    if (!(seconds < kLongest)) seconds = kLongest;
+    if (!(seconds < kMaxSeconds)) seconds = kMaxSeconds;
     return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)),
                     seconds);
   }

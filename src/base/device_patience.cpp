@@ -5,7 +5,7 @@
 
 namespace ringattn {
 
-void DevicePatience::check(const Deadline& deadline, const std::string& why) {
+void DeviceTimeouts::check(const Deadline& deadline, const std::string& why) {
   if (!deadline.expired()) return;
   fail(ErrorCode::kPeer, fmt::format("the device's work did not end within {:g} s", deadline.seconds()), why,
        "See whether the GPU still answers (nvidia-smi).");

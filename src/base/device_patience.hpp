@@ -14,10 +14,10 @@
 
 namespace ringattn {
 
-class DevicePatience {
+class DeviceTimeouts {
  public:
   static constexpr double kQueueSeconds = 24.0 * 3600.0;
-  static constexpr double kPieceSeconds = 60.0;
+  static constexpr double kShortWorkSeconds = 60.0;
   static constexpr double kProbeSeconds = 10.0;
 
   // A wait for whatever is in a queue. That may be its callers' work, or other programs' that share the device, and is
@@ -25,7 +25,7 @@ class DevicePatience {
   // waits so keeps looking after what has a deadline of its own.
   static Deadline for_queue() { return Deadline::after(kQueueSeconds); }
   // A wait for work that the one who waits has just made, of milliseconds, in a queue of the library's own.
-  static Deadline for_piece() { return Deadline::after(kPieceSeconds); }
+  static Deadline for_short_work() { return Deadline::after(kShortWorkSeconds); }
   // A wait for an answer that may not come, for which other ranks wait up to `seconds`: it is over before they are.
   static Deadline for_probe(double seconds) { return Deadline::after(std::min(kProbeSeconds, seconds)); }
 

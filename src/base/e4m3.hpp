@@ -9,7 +9,7 @@
 
 namespace ringattn {
 
-inline constexpr float kGreatestE4m3 = 448.0F;
+inline constexpr float kMaxE4m3 = 448.0F;
 
 // Exact.
 RINGATTN_HOST_DEVICE inline float e4m3_to_float(std::uint8_t code) {

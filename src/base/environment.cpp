@@ -16,8 +16,8 @@ namespace ringattn {
 
 bool is_secret(std::string_view text) {
   constexpr std::size_t kShortest = 32;  // who records a proof may try short ones at leisure
-  constexpr std::size_t kLongest = 1024;
-  return text.size() >= kShortest && text.size() <= kLongest &&
+  constexpr std::size_t kMaxNameLength = 1024;
+  return text.size() >= kShortest && text.size() <= kMaxNameLength &&
          std::ranges::all_of(text, [](char c) { return c > ' ' && c < '\x7f'; });
 }
 

@@ -32,13 +32,14 @@ std::string_view error_name(ErrorCode code) {
 
 namespace {
 
-Wording whole_message(const Wording& problem, const Wording& why, const Wording& remedy) {
-  Wording message = problem;
+MessageTemplate whole_message(const MessageTemplate& problem, const MessageTemplate& why,
+                              const MessageTemplate& suggestion) {
+  MessageTemplate message = problem;
   if (!why.empty()) message += {" (", why, ")"};
   // A problem that is a whole message already brings its own end.
   const std::string text = message.text();
   if (!text.empty() && std::string_view(".?!").find(text.back()) == std::string_view::npos) message += ".";
-  if (!remedy.empty()) message += {" ", remedy};
+  if (!suggestion.empty()) message += {" ", suggestion};
   return message;
 }
 
@@ -51,32 +52,33 @@ std::string take_text(std::string_view& bytes) {
 
 }  // namespace
 
-Error::Error(ErrorCode code, Wording problem, Wording why, Wording remedy)
-    : std::runtime_error(whole_message(problem, why, remedy).text()),
+Error::Error(ErrorCode code, MessageTemplate problem, MessageTemplate why, MessageTemplate suggestion)
+    : std::runtime_error(whole_message(problem, why, suggestion).text()),
       code_(code),
-      parts_(std::make_shared<const Parts>(Parts{std::move(problem), std::move(why), std::move(remedy)})) {}
+      parts_(std::make_shared<const Parts>(Parts{std::move(problem), std::move(why), std::move(suggestion)})) {}
 
-Wording Error::message() const { return whole_message(problem(), why(), remedy()); }
+MessageTemplate Error::message() const { return whole_message(problem(), why(), suggestion()); }
 
-void fail(ErrorCode code, const Wording& problem, const Wording& why, const Wording& remedy) {
-  throw Error(code, problem, why, remedy);
+void fail(ErrorCode code, const MessageTemplate& problem, const MessageTemplate& why,
+          const MessageTemplate& suggestion) {
+  throw Error(code, problem, why, suggestion);
 }
 
-// Code, rank and host (both empty: no place), then the three parts: a piece is its kind, its name and its value, each
-// text with a NUL behind; a NUL in place of a kind ends the part.
+// Code, rank and host (both empty: no place), then the three parts: a fragment is its kind, its name and its value,
+// each text with a NUL behind; a NUL in place of a kind ends the part.
 std::string pack_error(const Error& error) {
   std::string bytes(1, static_cast<char>(error.code()));
   const auto append = [&bytes](std::string text) {
     std::replace(text.begin(), text.end(), '\0', ' ');  // a name out of a file may hold anything
     bytes.append(text).push_back('\0');
   };
-  append(error.place() == nullptr ? std::string() : std::to_string(error.place()->rank));
-  append(error.place() == nullptr ? std::string() : error.place()->host);
-  for (const Wording* part : {&error.problem(), &error.why(), &error.remedy()}) {
-    for (const WordingPiece& piece : part->pieces()) {
-      bytes.push_back(static_cast<char>(piece.kind));
-      append(piece.name);
-      append(piece.value);
+  append(error.location() == nullptr ? std::string() : std::to_string(error.location()->rank));
+  append(error.location() == nullptr ? std::string() : error.location()->host);
+  for (const MessageTemplate* part : {&error.problem(), &error.why(), &error.suggestion()}) {
+    for (const MessageFragment& fragment : part->fragments()) {
+      bytes.push_back(static_cast<char>(fragment.kind));
+      append(fragment.name);
+      append(fragment.value);
     }
     bytes.push_back('\0');
   }
@@ -92,26 +94,26 @@ Error unpack_error(std::string_view bytes) {
   bytes.remove_prefix(std::min<std::size_t>(bytes.size(), 1));
   const std::string rank = take_text(bytes);
   std::string host = take_text(bytes);
-  Wording parts[3];
-  for (Wording& part : parts) {
+  MessageTemplate parts[3];
+  for (MessageTemplate& part : parts) {
     while (!bytes.empty()) {
       const char kind = bytes.front();
       bytes.remove_prefix(1);
       if (kind == '\0') break;
       std::string name = take_text(bytes);
       std::string value = take_text(bytes);
-      const bool named = kind == static_cast<char>(WordingPiece::Kind::kSetting) ||
-                         kind == static_cast<char>(WordingPiece::Kind::kCommand);
-      part += WordingPiece{named ? static_cast<WordingPiece::Kind>(kind) : WordingPiece::Kind::kText, std::move(name),
-                           std::move(value)};
+      const bool named = kind == static_cast<char>(MessageFragment::Kind::kSetting) ||
+                         kind == static_cast<char>(MessageFragment::Kind::kCommand);
+      part += MessageFragment{named ? static_cast<MessageFragment::Kind>(kind) : MessageFragment::Kind::kText,
+                              std::move(name), std::move(value)};
     }
   }
   if (parts[0].empty() && code == ErrorCode::kPeer) parts[0] = "a rank failed and did not say why";
   Error error(code, std::move(parts[0]), std::move(parts[1]), std::move(parts[2]));
   int number_of_rank = 0;
   const auto [end, wrong] = std::from_chars(rank.data(), rank.data() + rank.size(), number_of_rank);
-  const bool placed = wrong == std::errc() && end == rank.data() + rank.size() && number_of_rank >= 0;
-  if (placed) error.set_place({number_of_rank, std::move(host)});
+  const bool located = wrong == std::errc() && end == rank.data() + rank.size() && number_of_rank >= 0;
+  if (located) error.set_location({number_of_rank, std::move(host)});
   return error;
 }
 

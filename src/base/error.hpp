@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one error type of the library, and the grammar of its messages: "problem (why). remedy."
+// The one error type of the library, and the grammar of its messages: "problem (why). suggestion."
 // Library code throws Error and never prints or exits; launch/ turns it into one message, in the program's words, and
 // one exit code.
 #pragma once
@@ -29,43 +29,45 @@ enum class ErrorCode : int {
 std::string_view error_name(ErrorCode code);
 
 // Where an error happened, in a job of several ranks.
-struct ErrorPlace {
+struct ErrorLocation {
   int rank = 0;
   std::string host;
 
-  bool operator==(const ErrorPlace&) const = default;
+  bool operator==(const ErrorLocation&) const = default;
 };
 
 // what() is the message for a caller of the library; message().text(vocabulary) says the same in other words.
 class Error : public std::runtime_error {
  public:
   // A message known only as a whole is a problem without the other parts.
-  explicit Error(ErrorCode code, Wording problem, Wording why = {}, Wording remedy = {});
+  explicit Error(ErrorCode code, MessageTemplate problem, MessageTemplate why = {}, MessageTemplate suggestion = {});
 
   ErrorCode code() const { return code_; }
-  const Wording& problem() const { return parts_->problem; }
-  const Wording& why() const { return parts_->why; }
-  const Wording& remedy() const { return parts_->remedy; }
-  Wording message() const;
+  const MessageTemplate& problem() const { return parts_->problem; }
+  const MessageTemplate& why() const { return parts_->why; }
+  const MessageTemplate& suggestion() const { return parts_->suggestion; }
+  MessageTemplate message() const;
   // nullptr where the error has not left its rank.
-  const ErrorPlace* place() const { return place_.get(); }
-  void set_place(ErrorPlace place) { place_ = std::make_shared<const ErrorPlace>(std::move(place)); }
+  const ErrorLocation* location() const { return location_.get(); }
+  void set_location(ErrorLocation location) { location_ = std::make_shared<const ErrorLocation>(std::move(location)); }
 
  private:
   struct Parts {
-    Wording problem, why, remedy;
+    MessageTemplate problem, why, suggestion;
   };
 
   ErrorCode code_;
   // Shared, for a copy of an exception must not throw.
   std::shared_ptr<const Parts> parts_;
-  std::shared_ptr<const ErrorPlace> place_;
+  std::shared_ptr<const ErrorLocation> location_;
 };
 
-// Throws Error with the text "problem (why). remedy."; only a bug may lack a part.
-[[noreturn]] void fail(ErrorCode code, const Wording& problem, const Wording& why = {}, const Wording& remedy = {});
+// Throws Error with the text "problem (why). suggestion."; only a bug may lack a part.
+[[noreturn]] void fail(ErrorCode code, const MessageTemplate& problem, const MessageTemplate& why = {},
+                       const MessageTemplate& suggestion = {});
 
-// An error as bytes for other ranks: parts, settings and place included. The first byte is the code, which is never 0.
+// An error as bytes for other ranks: parts, settings and location included. The first byte is the code, which is never
+// 0.
 std::string pack_error(const Error& error);
 // Takes what pack_error() gave; of bytes that were cut off somewhere, as much as there is.
 Error unpack_error(std::string_view bytes);

@@ -19,7 +19,7 @@ namespace ringattn {
 namespace {
 
 // A disk may take so long before it counts as lost.
-constexpr std::chrono::minutes kLongestCall{10};
+constexpr std::chrono::minutes kMaxCall{10};
 
 }  // namespace
 
@@ -35,12 +35,12 @@ FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void fail_file(const Wording& problem, int error_number, const Wording& remedy) {
-  fail(ErrorCode::kFile, problem, std::error_code(error_number, std::generic_category()).message(), remedy);
+void fail_file(const MessageTemplate& problem, int error_number, const MessageTemplate& suggestion) {
+  fail(ErrorCode::kFile, problem, std::error_code(error_number, std::generic_category()).message(), suggestion);
 }
 
 int await_disk(std::function<int()> call) {
-  if (Pulse::current() == nullptr) return call();
+  if (RankLiveness::current() == nullptr) return call();
   std::promise<int> promise;
   std::future<int> error = promise.get_future();
   try {
@@ -52,21 +52,21 @@ int await_disk(std::function<int()> call) {
   } catch (const std::system_error&) {  // no thread is to be had
     return call();
   }
-  const auto limit = std::chrono::steady_clock::now() + kLongestCall;
+  const auto limit = std::chrono::steady_clock::now() + kMaxCall;
   while (error.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready) {
-    if (std::chrono::steady_clock::now() < limit) beat();
+    if (std::chrono::steady_clock::now() < limit) heartbeat();
   }
   return error.get();
 }
 
 int await_disk(const FileDescriptor& file, std::function<int(int fd)> call) {
-  if (Pulse::current() == nullptr) return call(file.get());
+  if (RankLiveness::current() == nullptr) return call(file.get());
   const auto own = std::make_shared<FileDescriptor>(::fcntl(file.get(), F_DUPFD_CLOEXEC, 0));
   if (!own->valid()) return call(file.get());  // nor would another thread have one
   return await_disk([own, call = std::move(call)] { return call(own->get()); });
 }
 
-void sync_file(const FileDescriptor& file, const Wording& name) {
+void sync_file(const FileDescriptor& file, const MessageTemplate& name) {
   const int error =
       await_disk(file, [](int fd) { return uninterrupted([fd] { return ::fsync(fd); }) == 0 ? 0 : errno; });
   if (error == 0) return;

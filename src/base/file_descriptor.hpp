@@ -47,10 +47,10 @@ int await_disk(std::function<int()> call);
 // The same of a call on an open file; it gets a descriptor of that file.
 int await_disk(const FileDescriptor& file, std::function<int(int fd)> call);
 
-// Throws kFile "problem (what the system says of error_number). remedy."
-[[noreturn]] void fail_file(const Wording& problem, int error_number, const Wording& remedy);
+// Throws kFile "problem (what the system says of error_number). suggestion."
+[[noreturn]] void fail_file(const MessageTemplate& problem, int error_number, const MessageTemplate& suggestion);
 
 // Brings what was written to the disk, however long that takes. `name` is what messages call the file. Throws kFile.
-void sync_file(const FileDescriptor& file, const Wording& name);
+void sync_file(const FileDescriptor& file, const MessageTemplate& name);
 
 }  // namespace ringattn

@@ -104,7 +104,7 @@ class Allocations {
   std::map<const std::byte*, std::weak_ptr<const DeviceAllocation>, std::less<>> by_address_;
 };
 
-Wording how_to_need_less() {
+MessageTemplate how_to_need_less() {
   return {"Use more GPUs, or fewer tokens; a smaller ", setting("block"), " makes the buffers of blocks smaller."};
 }
 
@@ -155,7 +155,7 @@ void await_stream(cudaStream_t stream, const Deadline& deadline) {
   CudaEvent end;
   end.record(stream);
   while (!end.passed()) {
-    DevicePatience::check(deadline, "no other rank has a part in it");
+    DeviceTimeouts::check(deadline, "no other rank has a part in it");
     std::this_thread::yield();
   }
 }
@@ -165,7 +165,7 @@ Buffer allocate_cleared_device(std::size_t bytes, int device) {
   const DeviceGuard guard(device);
   const CudaStream own;
   check_cuda(cudaMemsetAsync(cleared.data(), 0, bytes, own.get()), "cudaMemsetAsync");
-  await_stream(own.get(), DevicePatience::for_piece());
+  await_stream(own.get(), DeviceTimeouts::for_short_work());
   return cleared;
 }
 
@@ -198,7 +198,7 @@ namespace {
 
 constexpr const char* kNoCuda = "this build has no CUDA";
 
-Wording how_to_do_without() { return {"Use ", setting("backend", "cpu"), ", or a build with CUDA."}; }
+MessageTemplate how_to_do_without() { return {"Use ", setting("backend", "cpu"), ", or a build with CUDA."}; }
 
 }  // namespace
 

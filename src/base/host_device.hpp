@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Marks functions of plain headers that kernels call as well.
+// Events functions of plain headers that kernels call as well.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -43,8 +43,8 @@ void poll_interrupt() {
   own.next = Clock::now() + after;
   if (answer == 0) return;
   own.interrupted = true;
-  fail_with_pulse(Error(ErrorCode::kPeer, "the call was interrupted", "its caller's poll function asked for that",
-                        "Call it again."));
+  fail_rank(Error(ErrorCode::kPeer, "the call was interrupted", "its caller's poll function asked for that",
+                  "Call it again."));
 }
 
 }  // namespace ringattn

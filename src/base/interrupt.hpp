@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the caller of a long call ends it: a thread's calls ask its poll function, between two pieces of their work and
-// between two polls of a wait (beat() and look() of base/pulse.hpp), whether to go on.
+// between two polls of a wait (heartbeat() and waiting_heartbeat() of base/pulse.hpp), whether to go on.
 #pragma once
 
 namespace ringattn {
@@ -22,7 +22,7 @@ inline constexpr double kSecondsBetweenPolls = 0.1;
 bool was_interrupted();
 
 // Asks, unless this thread has asked within kSecondsBetweenPolls. Throws kPeer where the call is to end, having told
-// other ranks (fail_with_pulse()).
+// other ranks (fail_rank()).
 void poll_interrupt();
 
 }  // namespace ringattn

@@ -29,7 +29,7 @@ bool fit(std::size_t bytes) {
   return true;
 }
 
-Wording how_to_need_less() {
+MessageTemplate how_to_need_less() {
   return {"Use more hosts, fewer tokens, or a smaller ", setting("block"), "; ", command("plan"),
           " says what a rank needs."};
 }

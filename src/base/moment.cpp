@@ -12,18 +12,18 @@
 
 namespace ringattn {
 
-#if defined(RINGATTN_MOMENTS)
-void moment(const char* place) {
-  const char* const wanted = std::getenv("TEST_RINGATTN_MOMENT");
-  const Pulse* const pulse = Pulse::current();
-  if (wanted == nullptr || pulse == nullptr) return;
+#if defined(RINGATTN_FAILPOINTS)
+void failpoint(const char* name) {
+  const char* const wanted = std::getenv("TEST_RINGATTN_FAILPOINT");
+  const RankLiveness* const liveness = RankLiveness::current();
+  if (wanted == nullptr || liveness == nullptr) return;
   const std::string text(wanted);
   const std::size_t ranks = text.find(':') + 1;
   const std::size_t end = text.rfind(':');
-  const std::string rank = "," + std::to_string(pulse->rank()) + ",";
-  if (text.substr(end + 1) != place) return;
+  const std::string rank = "," + std::to_string(liveness->rank()) + ",";
+  if (text.substr(end + 1) != name) return;
   if (("," + text.substr(ranks, end - ranks) + ",").find(rank) == std::string::npos) return;
-  if (const char* const mark = std::getenv("TEST_RINGATTN_MOMENT_FILE")) {
+  if (const char* const mark = std::getenv("TEST_RINGATTN_FAILPOINT_FILE")) {
     if (const int file = ::open(mark, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600); file >= 0) ::close(file);
   }
   const std::string action = text.substr(0, ranks - 1);

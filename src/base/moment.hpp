@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Named places at which a test stops or kills a chosen rank. Builds without RINGATTN_MOMENTS, releases among them, hold
-// nothing of it.
+// Named places at which a test stops or kills a chosen rank. Builds without RINGATTN_FAILPOINTS, releases among them,
+// hold nothing of it.
 #pragma once
 
 namespace ringattn {
 
-#if defined(RINGATTN_MOMENTS)
-// Does to the calling rank what the environment's TEST_RINGATTN_MOMENT says of this place, "ACTION:RANKS:PLACE" (RANKS:
-// one, or several between commas). Actions: stop and kill (its process, by a signal) and block (its thread, for ever).
-// Before that it makes the empty file that TEST_RINGATTN_MOMENT_FILE names, if it does: its time says when.
-void moment(const char* place);
+#if defined(RINGATTN_FAILPOINTS)
+// Does to the calling rank what the environment's TEST_RINGATTN_FAILPOINT says of this name, "ACTION:RANKS:FAILPOINT"
+// (RANKS: one, or several between commas). Actions: stop and kill (its process, by a signal) and block (its thread, for
+// ever). Before that it makes the empty file that TEST_RINGATTN_FAILPOINT_FILE names, if it does: its time says when.
+void failpoint(const char* name);
 #else
-inline void moment(const char*) {}
+inline void failpoint(const char*) {}
 #endif
 
 }  // namespace ringattn

@@ -9,57 +9,57 @@ namespace ringattn {
 
 namespace {
 
-thread_local Pulse* current_pulse = nullptr;
+thread_local RankLiveness* current_liveness = nullptr;
 
-Pulse::Clock::rep now() { return Pulse::Clock::now().time_since_epoch().count(); }
+RankLiveness::Clock::rep now() { return RankLiveness::Clock::now().time_since_epoch().count(); }
 
 }  // namespace
 
-Pulse::Pulse(int rank) : rank_(rank), seen_(now()), worked_(seen_.load()) {}
+RankLiveness::RankLiveness(int rank) : rank_(rank), last_heartbeat_(now()), last_work_(last_heartbeat_.load()) {}
 
-Pulse* Pulse::current() { return current_pulse; }
+RankLiveness* RankLiveness::current() { return current_liveness; }
 
-void Pulse::beat() {
-  worked_ = now();
-  look();
+void RankLiveness::heartbeat() {
+  last_work_ = now();
+  waiting_heartbeat();
 }
 
-void Pulse::look() {
-  seen_ = now();
-  exchange();
+void RankLiveness::waiting_heartbeat() {
+  last_heartbeat_ = now();
+  on_heartbeat();
 }
 
-double Pulse::processor_seconds() const {
+double RankLiveness::processor_seconds() const {
   struct timespec used = {};
-  if (!worn_ || ::clock_gettime(processor_clock_, &used) != 0) return 0.0;
+  if (!attached_ || ::clock_gettime(processor_clock_, &used) != 0) return 0.0;
   return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
-PulseScope::PulseScope(Pulse& pulse) : pulse_(pulse) {
+RankLivenessScope::RankLivenessScope(RankLiveness& liveness) : liveness_(liveness) {
   clockid_t clock = {};
-  if (::pthread_getcpuclockid(::pthread_self(), &clock) == 0) pulse.processor_clock_ = clock;
-  pulse.seen_ = now();
-  pulse.worn_ = true;
-  current_pulse = &pulse;
+  if (::pthread_getcpuclockid(::pthread_self(), &clock) == 0) liveness.processor_clock_ = clock;
+  liveness.last_heartbeat_ = now();
+  liveness.attached_ = true;
+  current_liveness = &liveness;
 }
 
-PulseScope::~PulseScope() {
-  current_pulse = nullptr;
-  pulse_.worn_ = false;
+RankLivenessScope::~RankLivenessScope() {
+  current_liveness = nullptr;
+  liveness_.attached_ = false;
 }
 
-void beat() {
+void heartbeat() {
   poll_interrupt();
-  if (current_pulse != nullptr) current_pulse->beat();
+  if (current_liveness != nullptr) current_liveness->heartbeat();
 }
 
-void look() {
+void waiting_heartbeat() {
   poll_interrupt();
-  if (current_pulse != nullptr) current_pulse->look();
+  if (current_liveness != nullptr) current_liveness->waiting_heartbeat();
 }
 
-void fail_with_pulse(const Error& error) {
-  if (current_pulse != nullptr) current_pulse->failing(error);
+void fail_rank(const Error& error) {
+  if (current_liveness != nullptr) current_liveness->on_failure(error);
   throw Error(error);
 }
 

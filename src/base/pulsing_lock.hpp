@@ -11,11 +11,11 @@
 namespace ringattn {
 
 // Holds `mutex`. A rank that waits for it shows that it goes on, so that no other one takes it for silent; it may throw
-// as look() does.
-inline std::unique_lock<std::mutex> lock_with_pulse(std::mutex& mutex) {
+// as waiting_heartbeat() does.
+inline std::unique_lock<std::mutex> lock_with_heartbeat(std::mutex& mutex) {
   std::unique_lock lock(mutex, std::try_to_lock);
   while (!lock.owns_lock() && !lock.try_lock()) {
-    look();
+    waiting_heartbeat();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return lock;

@@ -24,7 +24,7 @@ constexpr std::string_view kWriteAdvice = "Choose another folder, on a disk that
 std::string_view name_in_folder(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
 // The longest name that the folder's file system takes.
-std::size_t longest_name(const std::string& path) {
+std::size_t max_name_length(const std::string& path) {
   const long most = ::pathconf(folder_of(path).c_str(), _PC_NAME_MAX);
   return most > 0 ? static_cast<std::size_t>(most) : NAME_MAX;
 }
@@ -33,16 +33,16 @@ std::size_t longest_name(const std::string& path) {
 std::optional<std::string> temporary_stem(const std::string& path) {
   const std::string_view name = name_in_folder(path);
   const std::size_t folder = path.size() - name.size();
-  const std::size_t most_name = longest_name(path);
-  constexpr std::size_t kMostPath = PATH_MAX - 1;
-  if (most_name < kEndingBytes || folder + kEndingBytes > kMostPath) return std::nullopt;
-  std::size_t kept = std::min({name.size(), most_name - kEndingBytes, kMostPath - kEndingBytes - folder});
+  const std::size_t max_name = max_name_length(path);
+  constexpr std::size_t kMaxPath = PATH_MAX - 1;
+  if (max_name < kEndingBytes || folder + kEndingBytes > kMaxPath) return std::nullopt;
+  std::size_t kept = std::min({name.size(), max_name - kEndingBytes, kMaxPath - kEndingBytes - folder});
   // Not within a character of UTF-8: there are file systems that refuse the rest of it.
   while (kept < name.size() && kept > 0 && (static_cast<unsigned char>(name[kept]) & 0xC0U) == 0x80U) --kept;
   return path.substr(0, folder + kept);
 }
 
-[[noreturn]] void fail_exists(const Wording& name) {
+[[noreturn]] void fail_exists(const MessageTemplate& name) {
   fail(ErrorCode::kFile, {"can't write ", name}, "it exists",
        {"Choose another name, or replace it with ", setting("force"), "."});
 }
@@ -75,7 +75,8 @@ int sync_folder(const char* path) {
 
 }  // namespace
 
-TemporaryFile::TemporaryFile(const std::string& path, Wording name) : final_path_(path), name_(std::move(name)) {
+TemporaryFile::TemporaryFile(const std::string& path, MessageTemplate name)
+    : final_path_(path), name_(std::move(name)) {
   check_file_name(path, name_);
   const std::string stem = *temporary_stem(path);
   std::random_device random;
@@ -122,10 +123,10 @@ void TemporaryFile::discard() noexcept {
   unfinished_.reset();
 }
 
-void check_file_name(const std::string& path, const Wording& name) {
-  const std::size_t most = longest_name(path);
+void check_file_name(const std::string& path, const MessageTemplate& name) {
+  const std::size_t most = max_name_length(path);
   const std::size_t length = name_in_folder(path).size();
-  const Wording problem{"can't write ", name};
+  const MessageTemplate problem{"can't write ", name};
   if (length > most) {
     fail(ErrorCode::kFile, problem,
          fmt::format("File name too long: {} bytes, and its file system takes {}", length, most),

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "base/file_descriptor.hpp"
-#include "base/unfinished_file.hpp"
 #include "base/wording.hpp"
+#include "base/unfinished_file.hpp"
 
 namespace ringattn {
 
@@ -18,7 +18,7 @@ class TemporaryFile {
   // Creates an empty file that is to become `path`. Its name is one that no file has, `<path>.<8 digits>.tmp`, with
   // less of the path's own name where the file system takes no longer one. `name` is what messages call `path`. Throws
   // kFile.
-  TemporaryFile(const std::string& path, Wording name);
+  TemporaryFile(const std::string& path, MessageTemplate name);
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
   // Removes the file unless it has been published.
@@ -39,7 +39,7 @@ class TemporaryFile {
 
  private:
   std::string final_path_;
-  Wording name_;
+  MessageTemplate name_;
   std::string path_;
   FileDescriptor file_;
   std::optional<UnfinishedFile> unfinished_;  // as long as it is to be published or removed
@@ -47,7 +47,7 @@ class TemporaryFile {
 
 // Throws kFile where the file system can't hold a file of this name, or its temporary file. For those who have much to
 // do before they create it.
-void check_file_name(const std::string& path, const Wording& name);
+void check_file_name(const std::string& path, const MessageTemplate& name);
 
 // The folder that holds `path`.
 std::string folder_of(const std::string& path);

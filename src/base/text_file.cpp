@@ -54,7 +54,7 @@ std::string read_text_file(const std::string& path, std::size_t limit) {
 }
 
 void check_new_file(const std::string& path, bool force, std::string_view name) {
-  const Wording cant_be_written{setting(name, path), " can't be written"};
+  const MessageTemplate cant_be_written{setting(name, path), " can't be written"};
   const auto kind = kind_of(path);
   if (kind && S_ISDIR(*kind)) {
     fail(ErrorCode::kFile, cant_be_written, "it is a directory", kWriteAdvice);

@@ -14,13 +14,13 @@
 namespace ringattn {
 
 void check_threads(std::int64_t threads) {
-  if (threads >= 0 && threads <= kMostThreads) return;
+  if (threads >= 0 && threads <= kMaxThreads) return;
   fail(ErrorCode::kUsage, fmt::format("{} threads are not possible", threads),
-       fmt::format("there may be 1 to {}, and 0 stands for as many as there are processors for", kMostThreads),
+       fmt::format("there may be 1 to {}, and 0 stands for as many as there are processors for", kMaxThreads),
        {"Choose a number in between for ", setting("threads"), "."});
 }
 
-void try_threads(int count, const Wording& remedy) {
+void try_threads(int count, const MessageTemplate& suggestion) {
   std::vector<std::thread> threads;
   std::latch all_started(1);
   std::optional<std::error_code> refusal;
@@ -32,10 +32,10 @@ void try_threads(int count, const Wording& remedy) {
   all_started.count_down();
   for (std::thread& thread : threads) thread.join();
   if (!refusal) return;
-  fail(ErrorCode::kUnsupported, fmt::format("can't start {} threads", count), refusal->message(), remedy);
+  fail(ErrorCode::kUnsupported, fmt::format("can't start {} threads", count), refusal->message(), suggestion);
 }
 
-void try_team(int threads) {
+void try_thread_pool(int threads) {
   try_threads(threads - 1,
               {"Use fewer with ", setting("threads"), ", or raise the limit on this user's processes (ulimit -u)."});
 }

@@ -27,7 +27,7 @@ struct Slot {
 static_assert(std::atomic<int>::is_always_lock_free);  // what a signal handler may touch
 
 // First the files that this process creates, then those of other processes.
-constinit std::array<Slot, kMostUnfinishedFiles + kMostSharedFiles> slots;
+constinit std::array<Slot, kMaxUnfinishedFiles + kMaxSharedFiles> slots;
 constinit std::atomic<bool> ending = false;
 
 constexpr int kEndingSignals[] = {SIGINT, SIGTERM, SIGHUP};
@@ -55,8 +55,8 @@ int create(const char* path) noexcept {
 
 // The creation of a file takes microseconds. On a file system that hangs it isn't waited for.
 void wait_while_creating(const Slot& slot) noexcept {
-  constexpr timespec kMoment{0, 1'000'000};
-  for (int moments = 0; slot.state == kCreating && moments < 500; ++moments) ::nanosleep(&kMoment, nullptr);
+  constexpr timespec kPause{0, 1'000'000};
+  for (int pauses = 0; slot.state == kCreating && pauses < 500; ++pauses) ::nanosleep(&kPause, nullptr);
 }
 
 void end_by_signal(int signal) {
@@ -70,7 +70,7 @@ void end_by_signal(int signal) {
 
 UnfinishedFile::UnfinishedFile(const std::string& path, FileDescriptor& file) noexcept : slot_(slots.size()) {
   const SignalsElsewhere signals;
-  for (std::size_t i = 0; i < kMostUnfinishedFiles && path.size() < sizeof(Slot::path); ++i) {
+  for (std::size_t i = 0; i < kMaxUnfinishedFiles && path.size() < sizeof(Slot::path); ++i) {
     int free = kFree;
     if (!slots[i].state.compare_exchange_strong(free, kCreating)) continue;
     if (ending) {
@@ -88,7 +88,7 @@ UnfinishedFile::UnfinishedFile(const std::string& path, FileDescriptor& file) no
 
 UnfinishedFile::UnfinishedFile(const std::string& path) noexcept : slot_(slots.size()) {
   const SignalsElsewhere signals;
-  for (std::size_t i = kMostUnfinishedFiles; i < slots.size() && path.size() < sizeof(Slot::path); ++i) {
+  for (std::size_t i = kMaxUnfinishedFiles; i < slots.size() && path.size() < sizeof(Slot::path); ++i) {
     int free = kFree;
     if (!slots[i].state.compare_exchange_strong(free, kCreating)) continue;
     std::memcpy(slots[i].path, path.c_str(), path.size() + 1);

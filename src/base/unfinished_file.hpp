@@ -11,13 +11,13 @@ namespace ringattn {
 
 // Creates a file that no path names yet, and says that it is unfinished as long as this object lives. Whenever the
 // signal comes, and to whatever thread, there is no file yet or the signal takes it along. Not so beyond
-// kMostUnfinishedFiles at a time, or with an overlong path: those files stay behind.
+// kMaxUnfinishedFiles at a time, or with an overlong path: those files stay behind.
 class UnfinishedFile {
  public:
   // `file` is open for writing afterwards, or not valid, and errno says why.
   UnfinishedFile(const std::string& path, FileDescriptor& file) noexcept;
   // A file that another process has created and this one has opened: the first of them that is ended takes it along,
-  // for whoever ends a job may leave the others no time. Does nothing beyond kMostSharedFiles.
+  // for whoever ends a job may leave the others no time. Does nothing beyond kMaxSharedFiles.
   explicit UnfinishedFile(const std::string& path) noexcept;
   ~UnfinishedFile();
   UnfinishedFile(const UnfinishedFile&) = delete;
@@ -27,8 +27,8 @@ class UnfinishedFile {
   std::size_t slot_;
 };
 
-inline constexpr std::size_t kMostUnfinishedFiles = 64;
-inline constexpr std::size_t kMostSharedFiles = 8;
+inline constexpr std::size_t kMaxUnfinishedFiles = 64;
+inline constexpr std::size_t kMaxSharedFiles = 8;
 
 // Unlinks every unfinished file, just before the process ends: whoever creates another one waits for that end.
 // Async-signal-safe.

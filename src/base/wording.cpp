@@ -7,7 +7,7 @@ namespace ringattn {
 
 namespace {
 
-using Kind = WordingPiece::Kind;
+using Kind = MessageFragment::Kind;
 
 std::string plain_setting(std::string_view name, std::string_view value) {
   std::string text(name);
@@ -26,48 +26,48 @@ std::string plain_command(std::string_view name, std::string_view setting) {
 
 constinit const Vocabulary kPlainVocabulary{plain_setting, plain_command};
 
-Wording::Wording(std::string_view text) {
-  if (!text.empty()) pieces_.push_back({Kind::kText, std::string(text), {}});
+MessageTemplate::MessageTemplate(std::string_view text) {
+  if (!text.empty()) fragments_.push_back({Kind::kText, std::string(text), {}});
 }
 
-Wording::Wording(WordingPiece piece) {
-  if (!piece.name.empty()) pieces_.push_back(std::move(piece));
+MessageTemplate::MessageTemplate(MessageFragment fragment) {
+  if (!fragment.name.empty()) fragments_.push_back(std::move(fragment));
 }
 
-Wording::Wording(std::initializer_list<Wording> parts) {
-  for (const Wording& part : parts) *this += part;
+MessageTemplate::MessageTemplate(std::initializer_list<MessageTemplate> parts) {
+  for (const MessageTemplate& part : parts) *this += part;
 }
 
-Wording& Wording::operator+=(const Wording& other) {
-  pieces_.insert(pieces_.end(), other.pieces_.begin(), other.pieces_.end());
+MessageTemplate& MessageTemplate::operator+=(const MessageTemplate& other) {
+  fragments_.insert(fragments_.end(), other.fragments_.begin(), other.fragments_.end());
   return *this;
 }
 
-std::string Wording::text(const Vocabulary& vocabulary) const {
+std::string MessageTemplate::text(const Vocabulary& vocabulary) const {
   std::string text;
-  for (const WordingPiece& piece : pieces_) {
-    switch (piece.kind) {
+  for (const MessageFragment& fragment : fragments_) {
+    switch (fragment.kind) {
       case Kind::kText:
-        text += piece.name;
+        text += fragment.name;
         break;
       case Kind::kSetting:
-        text += vocabulary.setting(piece.name, piece.value);
+        text += vocabulary.setting(fragment.name, fragment.value);
         break;
       case Kind::kCommand:
-        text += vocabulary.command(piece.name, piece.value);
+        text += vocabulary.command(fragment.name, fragment.value);
         break;
     }
   }
   return text;
 }
 
-WordingPiece setting(std::string_view name, std::string_view value) {
+MessageFragment setting(std::string_view name, std::string_view value) {
   return {Kind::kSetting, std::string(name), std::string(value)};
 }
 
-WordingPiece setting(std::string_view name, std::int64_t value) { return setting(name, std::to_string(value)); }
+MessageFragment setting(std::string_view name, std::int64_t value) { return setting(name, std::to_string(value)); }
 
-WordingPiece command(std::string_view name, std::string_view setting) {
+MessageFragment command(std::string_view name, std::string_view setting) {
   return {Kind::kCommand, std::string(name), std::string(setting)};
 }
 

@@ -14,14 +14,14 @@ namespace ringattn {
 
 // One stretch of a text: literal text, a setting ("kernel", perhaps with the value "auto"), or a command ("info",
 // perhaps with the setting "measure").
-struct WordingPiece {
+struct MessageFragment {
   enum class Kind : char { kText = 't', kSetting = 's', kCommand = 'c' };
 
   Kind kind = Kind::kText;
   std::string name;   // of kText: the text itself
   std::string value;  // of kSetting: the value; of kCommand: the setting; may be empty
 
-  bool operator==(const WordingPiece&) const = default;
+  bool operator==(const MessageFragment&) const = default;
 };
 
 // How settings and commands are spelled. Settings have the library's names ("kv_heads").
@@ -33,31 +33,31 @@ struct Vocabulary {
 // For callers of the library: "kernel = auto", "ringattn's info".
 extern const Vocabulary kPlainVocabulary;
 
-class Wording {
+class MessageTemplate {
  public:
-  Wording() = default;
+  MessageTemplate() = default;
   // Conversions, so that plain text is given as it is.
-  Wording(const char* text) : Wording(std::string_view(text)) {}
-  Wording(std::string_view text);
-  Wording(const std::string& text) : Wording(std::string_view(text)) {}
-  Wording(WordingPiece piece);
+  MessageTemplate(const char* text) : MessageTemplate(std::string_view(text)) {}
+  MessageTemplate(std::string_view text);
+  MessageTemplate(const std::string& text) : MessageTemplate(std::string_view(text)) {}
+  MessageTemplate(MessageFragment fragment);
   // One after the other: {"Use ", setting("backend", "cpu"), ", or a build with CUDA."}.
-  Wording(std::initializer_list<Wording> parts);
+  MessageTemplate(std::initializer_list<MessageTemplate> parts);
 
-  Wording& operator+=(const Wording& other);
+  MessageTemplate& operator+=(const MessageTemplate& other);
 
-  bool empty() const { return pieces_.empty(); }
-  const std::vector<WordingPiece>& pieces() const { return pieces_; }
+  bool empty() const { return fragments_.empty(); }
+  const std::vector<MessageFragment>& fragments() const { return fragments_; }
   std::string text(const Vocabulary& vocabulary = kPlainVocabulary) const;
 
-  bool operator==(const Wording&) const = default;
+  bool operator==(const MessageTemplate&) const = default;
 
  private:
-  std::vector<WordingPiece> pieces_;  // none has an empty name
+  std::vector<MessageFragment> fragments_;  // none has an empty name
 };
 
-WordingPiece setting(std::string_view name, std::string_view value = {});
-WordingPiece setting(std::string_view name, std::int64_t value);
-WordingPiece command(std::string_view name, std::string_view setting = {});
+MessageFragment setting(std::string_view name, std::string_view value = {});
+MessageFragment setting(std::string_view name, std::int64_t value);
+MessageFragment command(std::string_view name, std::string_view setting = {});
 
 }  // namespace ringattn

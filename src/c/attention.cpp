@@ -45,13 +45,13 @@ std::tuple<Inputs, Outputs, std::span<std::byte>, Stream> ringattn_attention::re
   if (is_plain("k", job.format.k, tensors.k, tensors.compressed_k)) {
     inputs.k = reader.rows("k", tensors.k);
   } else {
-    inputs.packed_k =
+    inputs.quantized_k =
         read_keys(reader, "k", tensors.compressed_k, job.format.k, k_shape(job.spec), door.k_rows(), sequences);
   }
   if (is_plain("v", job.format.v, tensors.v, tensors.compressed_v)) {
     inputs.v = reader.rows("v", tensors.v);
   } else {
-    inputs.packed_v =
+    inputs.quantized_v =
         read_keys(reader, "v", tensors.compressed_v, job.format.v, v_shape(job.spec), door.k_rows(), sequences);
   }
   const std::int64_t heads = job.spec.heads;
@@ -91,7 +91,7 @@ ringattn_status ringattn_attention_get_facts(const ringattn_attention* attention
     // Names of kernels are literals, so they end in a zero byte.
     write_struct("ringattn_attention_facts",
                  {0, door.q_rows(), door.k_rows(), door.workspace_bytes(false), door.kernel().row->name.data(),
-                  door.prediction().seconds, handle.machine.c_str()},
+                  door.time_estimate().seconds, handle.machine.c_str()},
                  facts, kFirstFacts);
   });
 }

@@ -23,10 +23,10 @@ ringattn_compressed read_parts(std::string_view name, const ringattn_compressed*
   return read_struct("ringattn_compressed", given, kFirstCompressed);
 }
 
-std::array<std::byte*, kMostTables> read_tables(const TensorReader& reader, std::string_view name,
-                                                const ringattn_compressed& parts, const RowFormat& format,
-                                                const RowShape& shape, std::int64_t sequences) {
-  std::array<std::byte*, kMostTables> tables{};
+std::array<std::byte*, kMaxTables> read_tables(const TensorReader& reader, std::string_view name,
+                                               const ringattn_compressed& parts, const RowFormat& format,
+                                               const RowShape& shape, std::int64_t sequences) {
+  std::array<std::byte*, kMaxTables> tables{};
   std::size_t at = 0;
   for (const FormatTable& table : format_tables(format, shape, sequences)) {
     tables[at] = reader
@@ -40,19 +40,19 @@ std::array<std::byte*, kMostTables> read_tables(const TensorReader& reader, std:
 
 }  // namespace
 
-std::vector<DLDataType> part_types(CodeType type, Dtype dtype) {
+std::vector<DLDataType> part_types(StoredType type, Dtype dtype) {
   switch (type) {
-    case CodeType::kF32:
+    case StoredType::kF32:
       return {{kDLFloat, 32, 1}};
-    case CodeType::kE4m3:
+    case StoredType::kE4m3:
       return {{kDLUInt, 8, 1}, {kE4m3Code, 8, 1}};
-    case CodeType::kI8:
+    case StoredType::kI8:
       return {{kDLInt, 8, 1}};
-    case CodeType::kU8:
+    case StoredType::kU8:
       return {{kDLUInt, 8, 1}};
-    case CodeType::kI32:
+    case StoredType::kI32:
       return {{kDLInt, 32, 1}};
-    case CodeType::kDtype:
+    case StoredType::kDtype:
       break;
   }
   const auto bits = static_cast<std::uint8_t>(8 * size_of(dtype));
@@ -93,9 +93,9 @@ CompressedRows read_rows(const TensorReader& reader, std::string_view name, cons
 CompressedRows read_keys(const TensorReader& reader, std::string_view name, const ringattn_compressed* given,
                          const RowFormat& format, const RowShape& shape, std::int64_t tokens, std::int64_t sequences) {
   const CompressedRows rows = read_rows(reader, name, given, format, shape, tokens, sequences);
-  if (format.coding == RowCoding::kHybrid && reader.memory() == MemoryKind::kHost) {
-    if (const auto fault = find_fault(format, shape, rows, {})) {
-      refuse_fault(name, format, shape, *fault, ErrorCode::kUsage);
+  if (format.encoding == RowEncoding::kHybrid && reader.memory() == MemoryKind::kHost) {
+    if (const auto fault = find_invalid_element(format, shape, rows, {})) {
+      refuse_invalid_element(name, format, shape, *fault, ErrorCode::kUsage);
     }
   }
   return rows;

@@ -16,7 +16,7 @@
 namespace ringattn::c {
 
 // DLPack's types of a part's elements, that which the library names first.
-std::vector<DLDataType> part_types(CodeType type, Dtype dtype);
+std::vector<DLDataType> part_types(StoredType type, Dtype dtype);
 
 // Whether the format is plain. Throws where `plain` is missing then, or `compressed` otherwise, or the wrong one is
 // there. `name`: "k", "v".

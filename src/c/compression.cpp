@@ -18,7 +18,7 @@
 #include "kernels/compression_methods.hpp"
 #include "kernels/tensor_compression.hpp"
 
-struct ringattn_compression : ringattn::c::Object<ringattn::TensorCoder> {
+struct ringattn_compression : ringattn::c::Object<ringattn::TensorCodec> {
   static constexpr const char* kName = "compression";
   ringattn::RowFormat format;
   ringattn::RowShape shape;
@@ -75,7 +75,7 @@ Call read_call(const ringattn_compression& handle, const ringattn_compression_te
   return call;
 }
 
-ringattn_part part_of(std::string_view name, CodeType type, Dtype dtype, std::span<const std::int64_t> shape) {
+ringattn_part part_of(std::string_view name, StoredType type, Dtype dtype, std::span<const std::int64_t> shape) {
   // Names of parts are literals, so they end in a zero byte.
   ringattn_part part{0, name.data(), part_types(type, dtype).front(), static_cast<std::int32_t>(shape.size()), {}};
   std::ranges::copy(shape, part.shape);
@@ -101,16 +101,16 @@ ringattn_status ringattn_compression_create(ringattn_world* world, const ringatt
     need(read.format, "format");
     const RowFormat format = parse_row_format(read.format);
     const RowShape shape{read_dtype(read.dtype), read.heads, read.dim};
-    if (shape.heads < 1 || shape.dim < 1 || read.sequences < 0 || read.sequences > kMostSequences) {
+    if (shape.heads < 1 || shape.dim < 1 || read.sequences < 0 || read.sequences > kMaxSequences) {
       fail(ErrorCode::kUsage,
            fmt::format("a tensor of {} sequences, {} heads and {} dims", read.sequences, shape.heads, shape.dim),
-           fmt::format("it has up to {} sequences, and heads and dims", kMostSequences), "Check the spec.");
+           fmt::format("it has up to {} sequences, and heads and dims", kMaxSequences), "Check the spec.");
     }
     check_format("a tensor", format, shape);
     if (format.is_plain()) {
       fail(ErrorCode::kUsage, "the format is plain", "rows are then as they are", "Name a format that compresses.");
     }
-    TensorCoder coder(format, shape, {read_threads(options), transport.device()}, backend_of(transport));
+    TensorCodec coder(format, shape, {read_threads(options), transport.device()}, backend_of(transport));
     return new ringattn_compression{
         {world->transport, std::move(coder)}, format, shape, read.sequences, static_cast<std::uint64_t>(read.seed)};
   });
@@ -178,8 +178,8 @@ ringattn_status ringattn_choose_formats(const char* method, double ratio, const 
     need(method, "method");
     need(formats, "formats");
     CacheFormat given;
-    const FoldSpec fold = read_spec(spec, given);
-    const RowShape k = k_shape(fold), v = v_shape(fold);
+    const AttentionSpec attention = read_spec(spec, given);
+    const RowShape k = k_shape(attention), v = v_shape(attention);
     const CacheFormat chosen =
         choose_format(parse_format_choice(method), ratio == 0.0 ? std::nullopt : std::optional(ratio), k, v);
     ringattn_formats whole{};

@@ -38,12 +38,12 @@ std::tuple<DecodeInputs, DecodeOutputs, Stream> ringattn_decode::read(const ring
   if (is_plain("k", job.format.k, tensors.k, tensors.compressed_k)) {
     inputs.k = reader.cache("k", tensors.k);
   } else {
-    inputs.packed_k = read_cache(reader, "k", tensors.compressed_k, job.format.k, k_shape(job.spec), sequences);
+    inputs.quantized_k = read_cache(reader, "k", tensors.compressed_k, job.format.k, k_shape(job.spec), sequences);
   }
   if (is_plain("v", job.format.v, tensors.v, tensors.compressed_v)) {
     inputs.v = reader.cache("v", tensors.v);
   } else {
-    inputs.packed_v = read_cache(reader, "v", tensors.compressed_v, job.format.v, v_shape(job.spec), sequences);
+    inputs.quantized_v = read_cache(reader, "v", tensors.compressed_v, job.format.v, v_shape(job.spec), sequences);
   }
   inputs.k_new = reader.rows("k_new", tensors.k_new);
   inputs.v_new = reader.rows("v_new", tensors.v_new);

@@ -55,7 +55,7 @@ struct Task {
 
   Eviction eviction;
   int threads = 1;
-  FoldSpec spec;
+  AttentionSpec spec;
   Batch batch;
   std::vector<std::int64_t> kept;  // of each sequence
   std::int64_t heads = 1;          // that keep tokens of their own
@@ -74,8 +74,8 @@ MutableTensorView rows_of(const TensorReader& reader, const char* name, const DL
 }
 
 TensorView finite(std::string_view name, const TensorView& rows) {
-  if (const auto fault = rows.data == nullptr ? std::nullopt : find_fault(rows)) {
-    refuse_fault(name, {}, {rows.dtype, rows.heads, rows.dim}, *fault, ErrorCode::kUsage);
+  if (const auto fault = rows.data == nullptr ? std::nullopt : find_invalid_element(rows)) {
+    refuse_invalid_element(name, {}, {rows.dtype, rows.heads, rows.dim}, *fault, ErrorCode::kUsage);
   }
   return rows;
 }
@@ -85,8 +85,8 @@ void evict(const Task& task, const ringattn_eviction_tensors& tensors) {
   need(tensors.k, "k");
   need(tensors.positions, "positions");
   if (tensors.v_kept != nullptr) need(tensors.v, "v");
-  try_team(task.threads);
-  const FoldSpec& spec = task.spec;
+  try_thread_pool(task.threads);
+  const AttentionSpec& spec = task.spec;
   const TensorReader reader(MemoryKind::kHost);
   std::int64_t left = 0;
   for (const std::int64_t count : task.kept) left += count;
@@ -113,9 +113,9 @@ void evict(const Task& task, const ringattn_eviction_tensors& tensors) {
       const std::int64_t window = std::min(task.eviction.options.window, sequence.q_len);
       const std::int64_t first = query + sequence.q_len - window;
       scored.queries = rows_of_view(q, first, window);
-      if (auto fault = find_fault(scored.queries)) {
+      if (auto fault = find_invalid_element(scored.queries)) {
         fault->token += first;
-        refuse_fault("q", {}, {q.dtype, q.heads, q.dim}, *fault, ErrorCode::kUsage);
+        refuse_invalid_element("q", {}, {q.dtype, q.heads, q.dim}, *fault, ErrorCode::kUsage);
       }
       scored.position = sequence.q_offset + sequence.q_len - window;
     }

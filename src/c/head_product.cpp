@@ -10,9 +10,9 @@
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 
-struct ringattn_head_product : ringattn::c::Object<ringattn::HeadProduct> {
-  static constexpr const char* kName = "head_product";
-  std::tuple<ringattn::HeadProductTask, ringattn::Stream> read(const ringattn_head_product_tensors* given) const;
+struct ringattn_batched_gemm : ringattn::c::Object<ringattn::BatchedGemm> {
+  static constexpr const char* kName = "batched_gemm";
+  std::tuple<ringattn::BatchedGemmTask, ringattn::Stream> read(const ringattn_batched_gemm_tensors* given) const;
 };
 
 using namespace ringattn;
@@ -25,13 +25,13 @@ constexpr std::size_t kFirstSpec = 24, kFirstFacts = 24, kFirstTensors = 40;
 
 }  // namespace
 
-std::tuple<HeadProductTask, Stream> ringattn_head_product::read(const ringattn_head_product_tensors* given) const {
-  const auto tensors = read_struct("ringattn_head_product_tensors", given, kFirstTensors);
+std::tuple<BatchedGemmTask, Stream> ringattn_batched_gemm::read(const ringattn_batched_gemm_tensors* given) const {
+  const auto tensors = read_struct("ringattn_batched_gemm_tensors", given, kFirstTensors);
   need(tensors.rows, "rows");
   need(tensors.weights, "weights");
   need(tensors.out, "out");
   const TensorReader reader(*transport);
-  const HeadProductTask task{reader.rows("rows", tensors.rows), reader.matrices("weights", tensors.weights),
+  const BatchedGemmTask task{reader.rows("rows", tensors.rows), reader.matrices("weights", tensors.weights),
                              reader.rows("out", tensors.out)};
   reader.check_written("out");
   return {task, Stream{tensors.stream}};
@@ -39,25 +39,25 @@ std::tuple<HeadProductTask, Stream> ringattn_head_product::read(const ringattn_h
 
 extern "C" {
 
-ringattn_status ringattn_head_product_create(ringattn_world* world, const ringattn_head_product_spec* spec,
-                                             const ringattn_options* options, ringattn_head_product** head_product) {
-  return create(world, head_product, [&](Transport& transport) {
-    const auto read = read_struct("ringattn_head_product_spec", spec, kFirstSpec);
-    const HeadProductJob job{{read_dtype(read.dtype), read.inner, read.outer}, read.heads};
-    return new ringattn_head_product{
-        {world->transport, HeadProduct(job, read_head_product_options(options, transport))}};
+ringattn_status ringattn_batched_gemm_create(ringattn_world* world, const ringattn_batched_gemm_spec* spec,
+                                             const ringattn_options* options, ringattn_batched_gemm** batched_gemm) {
+  return create(world, batched_gemm, [&](Transport& transport) {
+    const auto read = read_struct("ringattn_batched_gemm_spec", spec, kFirstSpec);
+    const BatchedGemmJob job{{read_dtype(read.dtype), read.dim_k, read.dim_n}, read.heads};
+    return new ringattn_batched_gemm{
+        {world->transport, BatchedGemm(job, read_batched_gemm_options(options, transport))}};
   });
 }
 
-ringattn_status ringattn_head_product_get_facts(const ringattn_head_product* head_product,
-                                                ringattn_head_product_facts* facts) {
-  return with(head_product, [&](const ringattn_head_product& handle) {
-    const HeadProduct& door = handle.door;
-    write_struct("ringattn_head_product_facts", {0, door.memory_bytes(), door.kernel().row->name.data()}, facts,
+ringattn_status ringattn_batched_gemm_get_facts(const ringattn_batched_gemm* batched_gemm,
+                                                ringattn_batched_gemm_facts* facts) {
+  return with(batched_gemm, [&](const ringattn_batched_gemm& handle) {
+    const BatchedGemm& door = handle.door;
+    write_struct("ringattn_batched_gemm_facts", {0, door.memory_bytes(), door.kernel().row->name.data()}, facts,
                  kFirstFacts);
   });
 }
 
-RINGATTN_CALLS(head_product);
+RINGATTN_CALLS(batched_gemm);
 
 }  // extern "C"

@@ -21,8 +21,8 @@ namespace ringattn::c {
 namespace {
 
 // Sizes of structs in the interface version that they came with.
-constexpr std::size_t kFirstSpec = 64, kFirstBatch = 40, kFirstScanBatch = 32, kFirstOptions = 88,
-                      kFirstLatentSpec = 64, kFirstLimits = 48;
+constexpr std::size_t kFirstSpec = 64, kFirstBatch = 40, kFirstSsmBatch = 32, kFirstOptions = 88, kFirstMlaSpec = 64,
+                      kFirstLimits = 48;
 
 ringattn_options read_all(const ringattn_options* given) {
   return given == nullptr ? ringattn_options{} : read_struct("ringattn_options", given, kFirstOptions);
@@ -152,29 +152,30 @@ Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right) {
        "RINGATTN_CAUSAL is 0, RINGATTN_FULL 1, RINGATTN_WINDOW 2", "Choose one of these.");
 }
 
-FoldSpec read_spec(const ringattn_spec* given, CacheFormat& format) {
+AttentionSpec read_spec(const ringattn_spec* given, CacheFormat& format) {
   const ringattn_spec spec = read_struct("ringattn_spec", given, kFirstSpec);
-  FoldSpec fold;
-  fold.dtype = read_dtype(spec.dtype);
-  fold.heads = spec.heads;
-  fold.kv_heads = spec.kv_heads == 0 ? spec.heads : spec.kv_heads;
-  fold.head_dim = spec.head_dim;
-  fold.head_dim_v = spec.head_dim_v == 0 ? spec.head_dim : spec.head_dim_v;
-  fold.mask = read_mask(spec.mask, spec.window_left, spec.window_right);
-  const bool usual_scale = spec.softmax_scale == 0.0F && spec.scale_given == 0;
-  fold.softmax_scale = usual_scale && spec.head_dim > 0 ? default_softmax_scale(spec.head_dim) : spec.softmax_scale;
-  fold.softcap = spec.softcap;
-  fold.sinks = spec.sinks != 0;
+  AttentionSpec attention;
+  attention.dtype = read_dtype(spec.dtype);
+  attention.heads = spec.heads;
+  attention.kv_heads = spec.kv_heads == 0 ? spec.heads : spec.kv_heads;
+  attention.head_dim = spec.head_dim;
+  attention.head_dim_v = spec.head_dim_v == 0 ? spec.head_dim : spec.head_dim_v;
+  attention.mask = read_mask(spec.mask, spec.window_left, spec.window_right);
+  const bool default_scale = spec.softmax_scale == 0.0F && spec.scale_given == 0;
+  attention.softmax_scale =
+      default_scale && spec.head_dim > 0 ? default_softmax_scale(spec.head_dim) : spec.softmax_scale;
+  attention.softcap = spec.softcap;
+  attention.sinks = spec.sinks != 0;
   if (spec.k_format != nullptr) format.k = parse_row_format(spec.k_format);
   if (spec.v_format != nullptr) format.v = parse_row_format(spec.v_format);
-  return fold;
+  return attention;
 }
 
 Batch read_batch(const ringattn_batch* given, int kv_heads, std::shared_ptr<const KeyPositions>& positions) {
   const ringattn_batch batch = read_struct("ringattn_batch", given, kFirstBatch);
-  if (batch.sequences < 0 || batch.sequences > kMostSequences) {
+  if (batch.sequences < 0 || batch.sequences > kMaxSequences) {
     fail(ErrorCode::kUsage, fmt::format("a batch of {} sequences is not possible", batch.sequences),
-         fmt::format("there may be up to {}", kMostSequences), "Split the batch.");
+         fmt::format("there may be up to {}", kMaxSequences), "Split the batch.");
   }
   if (batch.sequences > 0) need(batch.q_lengths, "ringattn_batch::q_lengths");
   const std::int64_t* k_lengths = batch.k_lengths == nullptr ? batch.q_lengths : batch.k_lengths;
@@ -207,18 +208,18 @@ Batch read_batch(const ringattn_batch* given) {
        "Leave it NULL, or use ringattn_attention.");
 }
 
-ScanBatch read_scan_batch(const ringattn_scan_batch* given) {
-  const auto batch = read_struct("ringattn_scan_batch", given, kFirstScanBatch);
-  if (batch.sequences < 0 || batch.sequences > kMostSequences) {
+SsmBatch read_ssm_batch(const ringattn_ssm_batch* given) {
+  const auto batch = read_struct("ringattn_ssm_batch", given, kFirstSsmBatch);
+  if (batch.sequences < 0 || batch.sequences > kMaxSequences) {
     fail(ErrorCode::kUsage, fmt::format("a batch of {} sequences is not possible", batch.sequences),
-         fmt::format("there may be up to {}", kMostSequences), "Split the batch.");
+         fmt::format("there may be up to {}", kMaxSequences), "Split the batch.");
   }
-  ScanBatch read{{}, batch.initial_states != 0, batch.final_states != 0, batch.update != 0};
+  SsmBatch read{{}, batch.initial_states != 0, batch.final_states != 0, batch.update != 0};
   if (batch.lengths == nullptr && read.update) {
     read.lengths.assign(static_cast<std::size_t>(batch.sequences), 1);
     return read;
   }
-  if (batch.sequences > 0) need(batch.lengths, "ringattn_scan_batch::lengths");
+  if (batch.sequences > 0) need(batch.lengths, "ringattn_ssm_batch::lengths");
   read.lengths.assign(batch.lengths, batch.lengths + batch.sequences);
   return read;
 }
@@ -265,9 +266,9 @@ Options read_options(const ringattn_options* given, const Batch& batch, const Tr
   return options;
 }
 
-LatentSpec read_latent_spec(const ringattn_latent_spec* given, RowFormat& format) {
-  const ringattn_latent_spec spec = read_struct("ringattn_latent_spec", given, kFirstLatentSpec);
-  LatentSpec latent;
+MlaSpec read_mla_spec(const ringattn_mla_spec* given, RowFormat& format) {
+  const ringattn_mla_spec spec = read_struct("ringattn_mla_spec", given, kFirstMlaSpec);
+  MlaSpec latent;
   latent.dtype = read_dtype(spec.dtype);
   latent.heads = spec.heads;
   latent.head_dim = spec.head_dim;
@@ -275,9 +276,9 @@ LatentSpec read_latent_spec(const ringattn_latent_spec* given, RowFormat& format
   latent.head_dim_v = spec.head_dim_v;
   latent.latent_dim = spec.latent_dim;
   latent.mask = read_mask(spec.mask, spec.window_left, spec.window_right);
-  const bool usual_scale = spec.softmax_scale == 0.0F && spec.scale_given == 0;
+  const bool default_scale = spec.softmax_scale == 0.0F && spec.scale_given == 0;
   latent.softmax_scale =
-      usual_scale && spec.head_dim + spec.rope_dim > 0 ? default_softmax_scale(latent) : spec.softmax_scale;
+      default_scale && spec.head_dim + spec.rope_dim > 0 ? default_softmax_scale(latent) : spec.softmax_scale;
   latent.softcap = spec.softcap;
   latent.sinks = spec.sinks != 0;
   if (spec.format != nullptr) format = parse_row_format(spec.format);
@@ -288,9 +289,9 @@ DecodeLimits read_limits(const ringattn_decode_limits* given, std::int64_t& page
   const ringattn_decode_limits limits = read_struct("ringattn_decode_limits", given, kFirstLimits);
   page_size = limits.page_size;
   pages = limits.pages;
-  if (limits.rows < 0 || limits.rows > kMostDecodeRows) {
+  if (limits.rows < 0 || limits.rows > kMaxDecodeRows) {
     fail(ErrorCode::kUsage, fmt::format("a step of {} rows a sequence is not possible", limits.rows),
-         fmt::format("it has 1 to {}", kMostDecodeRows), "Use ringattn_attention for more.");
+         fmt::format("it has 1 to {}", kMaxDecodeRows), "Use ringattn_attention for more.");
   }
   return {limits.sequences, limits.rows == 0 ? 1 : static_cast<int>(limits.rows), limits.keys};
 }
@@ -315,10 +316,10 @@ int read_threads(const ringattn_options* given) {
   return read_thread_count(read.threads);
 }
 
-HeadProductOptions read_head_product_options(const ringattn_options* given, const Transport& transport) {
+BatchedGemmOptions read_batched_gemm_options(const ringattn_options* given, const Transport& transport) {
   const ringattn_options read = read_all(given);
   refuse_shared_options(read, "a head product");
-  HeadProductOptions options;
+  BatchedGemmOptions options;
   options.kernel.backend = backend_of(transport);
   if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
   options.threads = read_thread_count(read.threads);
@@ -331,17 +332,17 @@ int read_thread_count(std::int64_t threads) {
   return threads == 0 ? usable_processors().count : static_cast<int>(threads);
 }
 
-ScanOptions read_scan_options(const ringattn_options* given, const Transport& transport) {
+SsmOptions read_ssm_options(const ringattn_options* given, const Transport& transport) {
   const ringattn_options read = read_all(given);
-  auto options = read_run_options<ScanOptions>(read, "a scan", transport);
+  auto options = read_run_options<SsmOptions>(read, "a scan", transport);
   options.memory_budget = read.memory_budget;
   return options;
 }
 
-ConvolutionOptions read_convolution_options(const ringattn_options* given, const Transport& transport) {
+CausalConv1dOptions read_conv1d_options(const ringattn_options* given, const Transport& transport) {
   const ringattn_options read = read_all(given);
   refuse_option(read.memory_budget != 0, "memory_budget", "a convolution");
-  return read_run_options<ConvolutionOptions>(read, "a convolution", transport);
+  return read_run_options<CausalConv1dOptions>(read, "a convolution", transport);
 }
 
 }  // namespace ringattn::c

@@ -6,16 +6,16 @@
 #include <memory>
 #include <vector>
 
+#include "attention/head_product.hpp"
 #include "attention/convolution.hpp"
 #include "attention/decode.hpp"
-#include "attention/head_product.hpp"
 #include "attention/options.hpp"
 #include "attention/scan.hpp"
 #include "attention/tokens/batch.hpp"
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
-#include "kernels/decode.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/decode.hpp"
 #include "kernels/key_positions.hpp"
 #include "kernels/latent.hpp"
 #include "kernels/row_format.hpp"
@@ -24,22 +24,22 @@ namespace ringattn::c {
 
 // All throw kUsage for structs of unknown sizes, unknown values, and lists that are missing.
 // `format`: how keys and values are stored.
-FoldSpec read_spec(const ringattn_spec* spec, CacheFormat& format);
+AttentionSpec read_spec(const ringattn_spec* spec, CacheFormat& format);
 Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right);
 // `positions`: where keys of `kv_heads` heads stand; null where they follow each other.
 Batch read_batch(const ringattn_batch* batch, int kv_heads, std::shared_ptr<const KeyPositions>& positions);
 // Of an op whose keys have no positions.
 Batch read_batch(const ringattn_batch* batch);
 // Sequences of a scan, or of a convolution.
-struct ScanBatch {
+struct SsmBatch {
   std::vector<std::int64_t> lengths;
   bool initial = false;
   bool final = false;
   bool update = false;
 };
-ScanBatch read_scan_batch(const ringattn_scan_batch* batch);
+SsmBatch read_ssm_batch(const ringattn_ssm_batch* batch);
 // `format`: how latents lie, checked with the job.
-LatentSpec read_latent_spec(const ringattn_latent_spec* spec, RowFormat& format);
+MlaSpec read_mla_spec(const ringattn_mla_spec* spec, RowFormat& format);
 DecodeLimits read_limits(const ringattn_decode_limits* limits, std::int64_t& page_size, std::int64_t& pages);
 
 // NULL: all defaults. The kernel's backend is that of the transport's memory.
@@ -49,11 +49,11 @@ DecodeOptions read_decode_options(const ringattn_options* options, const Transpo
 // Those of them that compressing has: threads.
 int read_threads(const ringattn_options* options);
 // Those of them that a product has: kernel and threads.
-HeadProductOptions read_head_product_options(const ringattn_options* options, const Transport& transport);
+BatchedGemmOptions read_batched_gemm_options(const ringattn_options* options, const Transport& transport);
 // A number of threads, 0 standing for all processors.
 int read_thread_count(std::int64_t threads);
 // Those of them that a scan has, and those that a convolution has.
-ScanOptions read_scan_options(const ringattn_options* options, const Transport& transport);
-ConvolutionOptions read_convolution_options(const ringattn_options* options, const Transport& transport);
+SsmOptions read_ssm_options(const ringattn_options* options, const Transport& transport);
+CausalConv1dOptions read_conv1d_options(const ringattn_options* options, const Transport& transport);
 
 }  // namespace ringattn::c

@@ -14,37 +14,37 @@
 #include "c/tensors.hpp"
 #include "kernels/latent_rows.hpp"
 
-struct ringattn_latent_decode : ringattn::c::Object<ringattn::LatentDecode> {
+struct ringattn_mla_decode : ringattn::c::Object<ringattn::MlaDecode> {
   static constexpr const char* kName = "decode";
 
   const ringattn::Decode& steps() const { return door.in_latent(); }
   std::uint64_t memory_bytes() const { return door.memory().total(); }
-  std::tuple<ringattn::LatentDecodeInputs, ringattn::LatentOutputs, ringattn::Stream> read(
-      const ringattn_latent_decode_tensors* given) const;
+  std::tuple<ringattn::MlaDecodeInputs, ringattn::MlaOutputs, ringattn::Stream> read(
+      const ringattn_mla_decode_tensors* given) const;
 };
 
 using namespace ringattn;
 using namespace ringattn::c;
 
-std::tuple<LatentDecodeInputs, LatentOutputs, Stream> ringattn_latent_decode::read(
-    const ringattn_latent_decode_tensors* given) const {
+std::tuple<MlaDecodeInputs, MlaOutputs, Stream> ringattn_mla_decode::read(
+    const ringattn_mla_decode_tensors* given) const {
   constexpr std::size_t kFirstTensors = 128;
-  const auto tensors = read_tensors("ringattn_latent_decode_tensors", given, kFirstTensors);
+  const auto tensors = read_tensors("ringattn_mla_decode_tensors", given, kFirstTensors);
   need(tensors.cache, "cache");
   const TensorReader reader(*transport);
-  LatentDecodeInputs inputs;
-  LatentOutputs outputs;
+  MlaDecodeInputs inputs;
+  MlaOutputs outputs;
   read_step(reader, tensors, door.job().spec.heads, inputs, outputs);
-  const LatentDecodeJob& job = door.job();
+  const MlaDecodeJob& job = door.job();
   if (job.format.is_plain()) {
     inputs.cache = reader.cache("cache", tensors.cache);
   } else {
-    const LatentSpec& spec = job.spec;
+    const MlaSpec& spec = job.spec;
     const auto rows =
-        reader.part("cache", tensors.cache, part_types(CodeType::kU8, Dtype::kBf16),
+        reader.part("cache", tensors.cache, part_types(StoredType::kU8, Dtype::kBf16),
                     std::array{std::int64_t{-1}, std::int64_t{-1}, std::int64_t{1}, latent_row_bytes(spec)}, false);
-    inputs.packed = latent_cache(rows.data, spec.latent_dim, spec.rope_dim, rows.lengths[0], rows.lengths[1],
-                                 rows.strides[0], rows.strides[1]);
+    inputs.fp8_rows = latent_cache(rows.data, spec.latent_dim, spec.rope_dim, rows.lengths[0], rows.lengths[1],
+                                   rows.strides[0], rows.strides[1]);
   }
   inputs.latent = reader.rows("latent", tensors.latent);
   inputs.k_rope = reader.rows("k_rope", tensors.k_rope);
@@ -57,19 +57,19 @@ std::tuple<LatentDecodeInputs, LatentOutputs, Stream> ringattn_latent_decode::re
 
 extern "C" {
 
-ringattn_status ringattn_latent_decode_create(ringattn_world* world, const ringattn_latent_spec* spec,
-                                              const ringattn_decode_limits* limits, const ringattn_options* options,
-                                              ringattn_latent_decode** decode) {
+ringattn_status ringattn_mla_decode_create(ringattn_world* world, const ringattn_mla_spec* spec,
+                                           const ringattn_decode_limits* limits, const ringattn_options* options,
+                                           ringattn_mla_decode** decode) {
   return create(world, decode, [&](Transport& transport) {
-    LatentDecodeJob job;
-    job.spec = read_latent_spec(spec, job.format);
+    MlaDecodeJob job;
+    job.spec = read_mla_spec(spec, job.format);
     job.limits = read_limits(limits, job.page_size, job.pages);
     DecodeOptions read = read_decode_options(options, transport);
-    return new ringattn_latent_decode{{world->transport, LatentDecode(std::move(job), transport, std::move(read))}};
+    return new ringattn_mla_decode{{world->transport, MlaDecode(std::move(job), transport, std::move(read))}};
   });
 }
 
-RINGATTN_STEPS(latent_decode);
-RINGATTN_CALLS(latent_decode);
+RINGATTN_STEPS(mla_decode);
+RINGATTN_CALLS(mla_decode);
 
 }  // extern "C"

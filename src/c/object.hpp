@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the handles of all ops are, and what all ops do with them. An op's file defines its handle
 //
-//   struct ringattn_scan : ringattn::c::Object<ringattn::Scan> {
-//     static constexpr const char* kName = "scan";
+//   struct ringattn_ssm : ringattn::c::Object<ringattn::Ssm> {
+//     static constexpr const char* kName = "ssm";
 //     // The arguments of the door's run() and enqueue().
-//     std::tuple<ringattn::ScanInputs, ringattn::ScanOutputs, ringattn::Stream> read(const ringattn_scan_tensors*)
+//     std::tuple<ringattn::SsmInputs, ringattn::SsmOutputs, ringattn::Stream> read(const ringattn_ssm_tensors*)
 //     const;
 //   };
 //
-// and has the functions that are alike for every op by RINGATTN_CALLS(scan).
+// and has the functions that are alike for every op by RINGATTN_CALLS(ssm).
 #pragma once
 
 #include <atomic>

@@ -33,13 +33,13 @@ ringattn_status ringattn_decode_create(ringattn_world *world, const ringattn_spe
                                        const ringattn_decode_limits *limits, const ringattn_options *options,
                                        ringattn_decode **decode);
 
-/* Of a world of several ranks: this one keeps the groups of keys share_first, share_first + share_every, ... of each
- * sequence, one behind the other; group g is the keys g * group_keys and on. */
+/* Of a world of several ranks: this one keeps the groups of keys partition_first, partition_first + partition_stride, ... of each
+ * sequence, one behind the other; group g is the keys g * kv_split_keys and on. */
 typedef struct ringattn_decode_facts {
   uint64_t size;
-  int64_t group_keys; /* the kernel's */
-  int64_t share_first;
-  int64_t share_every;
+  int64_t kv_split_keys; /* the kernel's */
+  int64_t partition_first;
+  int64_t partition_stride;
   uint64_t memory_bytes; /* on the rank that needs most: cache, rows, tables and all that is allocated */
   const char *kernel;
 } ringattn_decode_facts;
@@ -86,7 +86,7 @@ void ringattn_decode_destroy(ringattn_decode *decode);
 
 /* S_t = exp(dt_t * A) * S_(t-1) + dt_t * x_t (outer) B_t,   y_t = S_t * C_t + D * x_t, times silu(z_t) where there is z.
  * Names are those of mamba_ssm. */
-typedef struct ringattn_scan_spec {
+typedef struct ringattn_ssm_spec {
   uint64_t size;
   DLDataType dtype; /* of x, dt, b, c, z and y */
   int32_t heads;
@@ -98,12 +98,12 @@ typedef struct ringattn_scan_spec {
   int32_t gate;         /* 1: there is z */
   int32_t dt_bias;      /* 1: one a head is added to dt */
   int32_t dt_softplus;  /* 1: dt = log(1 + exp(dt)) */
-  int32_t dt_limits;    /* 1: dt is held between dt_least and dt_most */
-  float dt_least;       /* of dt_limits alone, as dt_most */
-  float dt_most;
-} ringattn_scan_spec;
+  int32_t dt_limits;    /* 1: dt is held between dt_min and dt_max */
+  float dt_min;       /* of dt_limits alone, as dt_max */
+  float dt_max;
+} ringattn_ssm_spec;
 
-typedef struct ringattn_scan_batch {
+typedef struct ringattn_ssm_batch {
   uint64_t size;
   int64_t sequences;
   const int64_t *lengths; /* [sequences]; the state of a sequence of 0 tokens passes through */
@@ -112,31 +112,31 @@ typedef struct ringattn_scan_batch {
   /* Since interface 4: */
   int64_t update; /* 1: one token of each sequence, as models decode, from initial states to final ones, both of which it
                    * has. Such rows and states agree with those of a scan within a tolerance. lengths may be NULL */
-} ringattn_scan_batch;
+} ringattn_ssm_batch;
 
-typedef struct ringattn_scan ringattn_scan;
+typedef struct ringattn_ssm ringattn_ssm;
 
 /* Of the options kernel, threads, memory_budget, timeout_seconds and, with RINGATTN_RUNS, query_runs of whole
  * super-segments of 65,536 tokens; others are refused. Without runs each rank has neighbouring super-segments. */
-ringattn_status ringattn_scan_create(ringattn_world *world, const ringattn_scan_spec *spec,
-                                     const ringattn_scan_batch *batch, const ringattn_options *options,
-                                     ringattn_scan **scan);
+ringattn_status ringattn_ssm_create(ringattn_world *world, const ringattn_ssm_spec *spec,
+                                     const ringattn_ssm_batch *batch, const ringattn_options *options,
+                                     ringattn_ssm **ssm);
 
-typedef struct ringattn_scan_facts {
+typedef struct ringattn_ssm_facts {
   uint64_t size;
   int64_t rows;      /* of this rank */
   int64_t beginning; /* sequences whose first token this rank has: as many initial states. A sequence of 0 tokens */
   int64_t ending;    /* begins and ends on one rank; and whose last token it has: as many final states */
   uint64_t memory_bytes;
   const char *kernel;
-} ringattn_scan_facts;
-ringattn_status ringattn_scan_get_facts(const ringattn_scan *scan, ringattn_scan_facts *facts);
-ringattn_status ringattn_scan_rows(const ringattn_scan *scan, int64_t count, int64_t *packed_tokens,
+} ringattn_ssm_facts;
+ringattn_status ringattn_ssm_get_facts(const ringattn_ssm *ssm, ringattn_ssm_facts *facts);
+ringattn_status ringattn_ssm_rows(const ringattn_ssm *ssm, int64_t count, int64_t *packed_tokens,
                                    int64_t *sequence_tokens);
 /* Which sequences begin and end on this rank, ascending: [beginning] and [ending]. Either may be NULL. */
-ringattn_status ringattn_scan_sequences(const ringattn_scan *scan, int32_t *beginning, int32_t *ending);
+ringattn_status ringattn_ssm_sequences(const ringattn_ssm *ssm, int32_t *beginning, int32_t *ending);
 
-typedef struct ringattn_scan_tensors {
+typedef struct ringattn_ssm_tensors {
   uint64_t size;
   const DLTensor *x;              /* [rows, heads, head_dim] */
   const DLTensor *dt;             /* [rows, heads, 1] */
@@ -155,37 +155,37 @@ typedef struct ringattn_scan_tensors {
    * state is written and its y is zeros. Checked in host memory, the caller's affair in a device's. NULL: row s has
    * state s. */
   const DLTensor *slots;
-} ringattn_scan_tensors;
+} ringattn_ssm_tensors;
 
-ringattn_status ringattn_scan_run(ringattn_scan *scan, const ringattn_scan_tensors *tensors);
-ringattn_status ringattn_scan_enqueue(ringattn_scan *scan, const ringattn_scan_tensors *tensors);
-ringattn_status ringattn_scan_wait(ringattn_scan *scan);
-void ringattn_scan_destroy(ringattn_scan *scan);
+ringattn_status ringattn_ssm_run(ringattn_ssm *ssm, const ringattn_ssm_tensors *tensors);
+ringattn_status ringattn_ssm_enqueue(ringattn_ssm *ssm, const ringattn_ssm_tensors *tensors);
+ringattn_status ringattn_ssm_wait(ringattn_ssm *ssm);
+void ringattn_ssm_destroy(ringattn_ssm *ssm);
 
 /* ---- Causal depthwise convolutions in front of scans, since interface 4 ---- */
 
 /* y_t = bias + sum over k of weight[k] * x_(t - width + 1 + k), then silu where it is wanted. Names are those of
  * causal_conv1d, tokens stand before channels. An update has the bits of its token in a run. */
-typedef struct ringattn_convolution_spec {
+typedef struct ringattn_causal_conv1d_spec {
   uint64_t size;
   DLDataType dtype; /* of x, y and halos */
   int32_t width;    /* 2 to 4 */
   int64_t channels;
   int32_t bias; /* 1: there is one */
   int32_t silu; /* 1: y = v / (1 + exp(-v)) of the sum v */
-} ringattn_convolution_spec;
+} ringattn_causal_conv1d_spec;
 
-typedef struct ringattn_convolution ringattn_convolution;
+typedef struct ringattn_causal_conv1d ringattn_causal_conv1d;
 
 /* Sequences and runs are a scan's, and so are options but for memory_budget. States are halos: the last width - 1 tokens
  * of a sequence, oldest first. */
-ringattn_status ringattn_convolution_create(ringattn_world *world, const ringattn_convolution_spec *spec,
-                                            const ringattn_scan_batch *batch, const ringattn_options *options,
-                                            ringattn_convolution **convolution);
+ringattn_status ringattn_causal_conv1d_create(ringattn_world *world, const ringattn_causal_conv1d_spec *spec,
+                                            const ringattn_ssm_batch *batch, const ringattn_options *options,
+                                            ringattn_causal_conv1d **conv1d);
 /* Of a scan's facts; memory_bytes: of the rows of this rank, x and y. */
-ringattn_status ringattn_convolution_get_facts(const ringattn_convolution *convolution, ringattn_scan_facts *facts);
+ringattn_status ringattn_causal_conv1d_get_facts(const ringattn_causal_conv1d *conv1d, ringattn_ssm_facts *facts);
 
-typedef struct ringattn_convolution_tensors {
+typedef struct ringattn_causal_conv1d_tensors {
   uint64_t size;
   const DLTensor *x;             /* [rows, 1, channels] */
   const DLTensor *weight;        /* fp32 [channels, width] */
@@ -195,14 +195,14 @@ typedef struct ringattn_convolution_tensors {
   const DLTensor *final_halos;   /* [ending, width - 1, channels], dense, written; where they are wanted */
   const DLTensor *slots;         /* of an update in place, as a scan's */
   void *stream;
-} ringattn_convolution_tensors;
+} ringattn_causal_conv1d_tensors;
 
-ringattn_status ringattn_convolution_run(ringattn_convolution *convolution,
-                                         const ringattn_convolution_tensors *tensors);
-ringattn_status ringattn_convolution_enqueue(ringattn_convolution *convolution,
-                                             const ringattn_convolution_tensors *tensors);
-ringattn_status ringattn_convolution_wait(ringattn_convolution *convolution);
-void ringattn_convolution_destroy(ringattn_convolution *convolution);
+ringattn_status ringattn_causal_conv1d_run(ringattn_causal_conv1d *conv1d,
+                                         const ringattn_causal_conv1d_tensors *tensors);
+ringattn_status ringattn_causal_conv1d_enqueue(ringattn_causal_conv1d *conv1d,
+                                             const ringattn_causal_conv1d_tensors *tensors);
+ringattn_status ringattn_causal_conv1d_wait(ringattn_causal_conv1d *conv1d);
+void ringattn_causal_conv1d_destroy(ringattn_causal_conv1d *conv1d);
 
 /* ---- Compression of keys and values, since interface 3 ---- */
 

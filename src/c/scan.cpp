@@ -16,11 +16,10 @@
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 
-struct ringattn_scan : ringattn::c::Object<ringattn::Scan> {
-  static constexpr const char* kName = "scan";
+struct ringattn_ssm : ringattn::c::Object<ringattn::Ssm> {
+  static constexpr const char* kName = "ssm";
 
-  std::tuple<ringattn::ScanInputs, ringattn::ScanOutputs, ringattn::Stream> read(
-      const ringattn_scan_tensors* given) const;
+  std::tuple<ringattn::SsmInputs, ringattn::SsmOutputs, ringattn::Stream> read(const ringattn_ssm_tensors* given) const;
 };
 
 using namespace ringattn;
@@ -36,41 +35,41 @@ constexpr std::size_t kFirstSpec = 64, kFirstFacts = 48, kFirstTensors = 104;
 void refuse_bound(const char* name, float bound, float none) {
   if (bound == 0.0F || bound == none) return;
   fail(ErrorCode::kUsage, fmt::format("{} is {}", name, bound),
-       "ringattn_scan_spec::dt_limits is 0, so dt has no bounds",
+       "ringattn_ssm_spec::dt_limits is 0, so dt has no bounds",
        fmt::format("Set dt_limits to 1, or leave {} 0.", name));
 }
 
-ScanSpec read_scan_spec(const ringattn_scan_spec* given) {
-  const auto spec = read_struct("ringattn_scan_spec", given, kFirstSpec);
-  ScanSpec scan;
-  scan.dtype = read_dtype(spec.dtype);
-  scan.heads = spec.heads;
-  scan.head_dim = spec.head_dim;
-  scan.state_dim = spec.state_dim;
+SsmSpec read_ssm_spec(const ringattn_ssm_spec* given) {
+  const auto spec = read_struct("ringattn_ssm_spec", given, kFirstSpec);
+  SsmSpec ssm;
+  ssm.dtype = read_dtype(spec.dtype);
+  ssm.heads = spec.heads;
+  ssm.head_dim = spec.head_dim;
+  ssm.state_dim = spec.state_dim;
   if (spec.groups < 0 || spec.groups > spec.heads) {
     fail(ErrorCode::kUsage, fmt::format("there are {} groups of B and C", spec.groups),
-         fmt::format("they divide the {} heads", spec.heads), "Check ringattn_scan_spec::groups.");
+         fmt::format("they divide the {} heads", spec.heads), "Check ringattn_ssm_spec::groups.");
   }
-  scan.groups = spec.groups == 0 ? 1 : static_cast<int>(spec.groups);
-  scan.state_decays = spec.state_decays != 0;
-  scan.skip = spec.skip != 0;
-  scan.gate = spec.gate != 0;
-  scan.dt_bias = spec.dt_bias != 0;
-  scan.dt_softplus = spec.dt_softplus != 0;
+  ssm.groups = spec.groups == 0 ? 1 : static_cast<int>(spec.groups);
+  ssm.state_decays = spec.state_decays != 0;
+  ssm.skip = spec.skip != 0;
+  ssm.gate = spec.gate != 0;
+  ssm.dt_bias = spec.dt_bias != 0;
+  ssm.dt_softplus = spec.dt_softplus != 0;
   if (spec.dt_limits != 0) {
-    scan.dt_least = spec.dt_least;
-    scan.dt_most = spec.dt_most;
+    ssm.dt_min = spec.dt_min;
+    ssm.dt_max = spec.dt_max;
   } else {
-    refuse_bound("dt_least", spec.dt_least, scan.dt_least);
-    refuse_bound("dt_most", spec.dt_most, scan.dt_most);
+    refuse_bound("dt_min", spec.dt_min, ssm.dt_min);
+    refuse_bound("dt_max", spec.dt_max, ssm.dt_max);
   }
-  return scan;
+  return ssm;
 }
 
 }  // namespace
 
-std::tuple<ScanInputs, ScanOutputs, Stream> ringattn_scan::read(const ringattn_scan_tensors* given) const {
-  const auto tensors = read_struct("ringattn_scan_tensors", given, kFirstTensors);
+std::tuple<SsmInputs, SsmOutputs, Stream> ringattn_ssm::read(const ringattn_ssm_tensors* given) const {
+  const auto tensors = read_struct("ringattn_ssm_tensors", given, kFirstTensors);
   need(tensors.x, "x");
   need(tensors.dt, "dt");
   need(tensors.b, "b");
@@ -78,14 +77,14 @@ std::tuple<ScanInputs, ScanOutputs, Stream> ringattn_scan::read(const ringattn_s
   need(tensors.a, "a");
   need(tensors.y, "y");
   const TensorReader reader(*transport);
-  const ScanSpec& spec = door.job().spec;
+  const SsmSpec& spec = door.job().spec;
   const std::array<std::int64_t, 2> decays{spec.heads, spec.state_dim};
   const std::span<const std::int64_t> heads(decays.data(), 1);
   const auto states = [&](std::size_t sequences) {
     return std::array<std::int64_t, 4>{static_cast<std::int64_t>(sequences), spec.heads, spec.head_dim, spec.state_dim};
   };
-  ScanInputs inputs;
-  ScanOutputs outputs;
+  SsmInputs inputs;
+  SsmOutputs outputs;
   inputs.x = reader.rows("x", tensors.x);
   inputs.dt = reader.rows("dt", tensors.dt);
   inputs.b = reader.rows("b", tensors.b);
@@ -112,47 +111,46 @@ std::tuple<ScanInputs, ScanOutputs, Stream> ringattn_scan::read(const ringattn_s
 
 extern "C" {
 
-ringattn_status ringattn_scan_create(ringattn_world* world, const ringattn_scan_spec* spec,
-                                     const ringattn_scan_batch* batch, const ringattn_options* options,
-                                     ringattn_scan** scan) {
-  return create(world, scan, [&](Transport& transport) {
-    ScanJob job;
-    job.spec = read_scan_spec(spec);
-    ScanBatch read = read_scan_batch(batch);
+ringattn_status ringattn_ssm_create(ringattn_world* world, const ringattn_ssm_spec* spec,
+                                    const ringattn_ssm_batch* batch, const ringattn_options* options,
+                                    ringattn_ssm** ssm) {
+  return create(world, ssm, [&](Transport& transport) {
+    SsmJob job;
+    job.spec = read_ssm_spec(spec);
+    SsmBatch read = read_ssm_batch(batch);
     job.lengths = std::move(read.lengths);
     job.initial_states = read.initial;
     job.final_states = read.final;
     job.update = read.update;
-    return new ringattn_scan{
-        {world->transport, Scan(std::move(job), transport, read_scan_options(options, transport))}};
+    return new ringattn_ssm{{world->transport, Ssm(std::move(job), transport, read_ssm_options(options, transport))}};
   });
 }
 
-ringattn_status ringattn_scan_get_facts(const ringattn_scan* scan, ringattn_scan_facts* facts) {
-  return with(scan, [&](const ringattn_scan& handle) {
-    const Scan& door = handle.door;
+ringattn_status ringattn_ssm_get_facts(const ringattn_ssm* ssm, ringattn_ssm_facts* facts) {
+  return with(ssm, [&](const ringattn_ssm& handle) {
+    const Ssm& door = handle.door;
     write_struct(
-        "ringattn_scan_facts",
+        "ringattn_ssm_facts",
         {0, door.layout().tokens(handle.transport->rank()), static_cast<std::int64_t>(door.beginning().size()),
          static_cast<std::int64_t>(door.ending().size()), door.memory().total(), door.kernel().row->name.data()},
         facts, kFirstFacts);
   });
 }
 
-ringattn_status ringattn_scan_rows(const ringattn_scan* scan, int64_t count, int64_t* packed_tokens,
-                                   int64_t* sequence_tokens) {
-  return with(scan, [&](const ringattn_scan& handle) {
+ringattn_status ringattn_ssm_rows(const ringattn_ssm* ssm, int64_t count, int64_t* packed_tokens,
+                                  int64_t* sequence_tokens) {
+  return with(ssm, [&](const ringattn_ssm& handle) {
     write_rows(handle.door.layout(), handle.transport->rank(), count, packed_tokens, sequence_tokens);
   });
 }
 
-ringattn_status ringattn_scan_sequences(const ringattn_scan* scan, int32_t* beginning, int32_t* ending) {
-  return with(scan, [&](const ringattn_scan& handle) {
+ringattn_status ringattn_ssm_sequences(const ringattn_ssm* ssm, int32_t* beginning, int32_t* ending) {
+  return with(ssm, [&](const ringattn_ssm& handle) {
     if (beginning != nullptr) std::ranges::copy(handle.door.beginning(), beginning);
     if (ending != nullptr) std::ranges::copy(handle.door.ending(), ending);
   });
 }
 
-RINGATTN_CALLS(scan);
+RINGATTN_CALLS(ssm);
 
 }  // extern "C"

@@ -17,7 +17,7 @@ namespace {
 
 struct Failure {
   ringattn_status status = RINGATTN_OK;
-  std::string text, problem, why, remedy;
+  std::string text, problem, why, suggestion;
 };
 
 thread_local Failure last;
@@ -32,7 +32,7 @@ void keep(const Error& error) {
   last.text = error.what();
   last.problem = error.problem().text();
   last.why = error.why().text();
-  last.remedy = error.remedy().text();
+  last.suggestion = error.suggestion().text();
 }
 
 const char* said(const std::string& words) { return wordless ? kWordless : words.c_str(); }
@@ -104,7 +104,7 @@ const char* ringattn_version(void) { return RINGATTN_VERSION; }
 const char* ringattn_error_text(void) { return ringattn::c::said(last.text); }
 const char* ringattn_error_problem(void) { return ringattn::c::said(last.problem); }
 const char* ringattn_error_why(void) { return ringattn::c::said(last.why); }
-const char* ringattn_error_remedy(void) { return ringattn::c::said(last.remedy); }
+const char* ringattn_error_suggestion(void) { return ringattn::c::said(last.suggestion); }
 ringattn_status ringattn_error_status(void) { return last.status; }
 
 void ringattn_set_interrupt(ringattn_poll poll, void* context) { ringattn::set_interrupt({poll, context}); }

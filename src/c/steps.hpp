@@ -66,12 +66,12 @@ ringattn_status get_facts(const Handle* object, ringattn_decode_facts* facts) no
   constexpr std::size_t kFirstFacts = 48;
   return with(object, [&](const Handle& handle) {
     const Decode& steps = handle.steps();
-    const GroupShare share = steps.share();
+    const KvPartition partition = steps.partition();
     // Names of kernels are literals, so they end in a zero byte.
-    write_struct(
-        "ringattn_decode_facts",
-        {0, steps.group_keys(), share.first, share.every, handle.memory_bytes(), steps.kernel().row->name.data()},
-        facts, kFirstFacts);
+    write_struct("ringattn_decode_facts",
+                 {0, steps.kv_split_keys(), partition.first, partition.stride, handle.memory_bytes(),
+                  steps.kernel().row->name.data()},
+                 facts, kFirstFacts);
   });
 }
 
@@ -80,9 +80,9 @@ ringattn_status owned(const Handle* object, std::int64_t sequences, std::int64_t
   return with(object, [&](const Handle& handle) {
     need(first, "first");
     need(count, "count");
-    if (sequences < 0 || sequences > kMostSequences) {
+    if (sequences < 0 || sequences > kMaxSequences) {
       fail(ErrorCode::kUsage, fmt::format("a step of {} sequences", sequences),
-           fmt::format("it has 0 to {}", kMostSequences), "Check the number.");
+           fmt::format("it has 0 to {}", kMaxSequences), "Check the number.");
     }
     const SequenceRange range = handle.steps().owned(sequences);
     *first = range.first;

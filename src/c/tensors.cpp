@@ -17,8 +17,8 @@ namespace ringattn::c {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& problem, const std::string& why, const std::string& remedy) {
-  fail(ErrorCode::kUsage, problem, why, remedy);
+[[noreturn]] void refuse(const std::string& problem, const std::string& why, const std::string& suggestion) {
+  fail(ErrorCode::kUsage, problem, why, suggestion);
 }
 
 std::optional<Dtype> known_dtype(const DLDataType& type) {
@@ -174,7 +174,7 @@ void TensorReader::note(const char* name, const DLTensor& tensor, const std::byt
 }
 
 MemoryShape TensorReader::Read::shape() const {
-  std::array<MemoryAxis, MemoryShape::kMostAxes> axes;
+  std::array<MemoryAxis, MemoryShape::kMaxAxes> axes;
   // One of more axes is dense (bytes()): its stretch is all that counts.
   const bool dense = tensor->ndim > static_cast<int>(axes.size());
   if (dense) return {first, 1, std::array{MemoryAxis{end - begin, 1}}};
@@ -234,7 +234,7 @@ MutableCacheView TensorReader::cache(const char* name, const DLTensor* tensor) c
           shape[3], stride(*tensor, 0),      stride(*tensor, 1), stride(*tensor, 2)};
 }
 
-HeadMatrices TensorReader::matrices(const char* name, const DLTensor* tensor) const {
+GemmWeights TensorReader::matrices(const char* name, const DLTensor* tensor) const {
   if (tensor == nullptr) return {};
   std::byte* at = data(name, *tensor, 3);
   if (!is_contiguous(*tensor, 1)) check_contiguous(name, *tensor, 2);

@@ -13,9 +13,9 @@
 #include "base/tensor.hpp"
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
+#include "kernels/head_product.hpp"
 #include "kernels/cache_share.hpp"
 #include "kernels/decode.hpp"
-#include "kernels/head_product.hpp"
 
 namespace ringattn::c {
 
@@ -43,8 +43,8 @@ class TensorReader {
   RowView row_values(const char* name, const DLTensor* tensor, std::int64_t rows, std::int64_t heads) const;
   // [pages, page_size, heads, dim]; an empty view for NULL.
   MutableCacheView cache(const char* name, const DLTensor* tensor) const;
-  // [heads, outer, inner], one of the two inner strides 1; an empty view for NULL.
-  HeadMatrices matrices(const char* name, const DLTensor* tensor) const;
+  // [heads, dim_n, dim_k], one of the two dim_k strides 1; an empty view for NULL.
+  GemmWeights matrices(const char* name, const DLTensor* tensor) const;
   // Dense fp32 numbers of exactly this shape; null for NULL.
   float* numbers(const char* name, const DLTensor* tensor, std::span<const std::int64_t> shape) const;
   // Dense int32 [count]; null for NULL.
@@ -81,8 +81,8 @@ class TensorReader {
     std::string_view text() const { return name.data(); }
     MemoryShape shape() const;
   };
-  static constexpr std::size_t kMostRead = 40;
-  mutable std::array<Read, kMostRead> read_;
+  static constexpr std::size_t kMaxRead = 40;
+  mutable std::array<Read, kMaxRead> read_;
   mutable std::size_t read_count_ = 0;
 };
 

@@ -13,12 +13,12 @@
 #include "comm/callbacks.hpp"
 #include "comm/device_world.hpp"
 #include "comm/mpi_handle.hpp"
-#include "comm/patience.hpp"
 #include "comm/self.hpp"
 #include "comm/store_rank.hpp"
 #include "comm/tcp/store.hpp"
 #include "comm/tcp/tcp.hpp"
 #include "comm/threads.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn::c {
 
@@ -80,7 +80,7 @@ std::shared_ptr<Transport> connect(Bootstrap& bootstrap, const ringattn_world_op
   return {pair, pair->device.get()};
 }
 
-double checked_seconds(double seconds) { return Patience(seconds == 0.0 ? 60.0 : seconds).seconds(); }
+double checked_seconds(double seconds) { return Timeouts(seconds == 0.0 ? 60.0 : seconds).seconds(); }
 
 StoreOptions read_store(const char* address, std::int32_t rank, std::int32_t ranks, const char* job) {
   if (address == nullptr) {

@@ -26,14 +26,14 @@ Told read_told(int rank, std::string_view text) {
   const char kind = text.empty() ? '\0' : text.front();
   if ((kind == 'p' || kind == 'n') && is_packed_error(text.substr(1))) {
     Told told{unpack_error(text.substr(1)), kind == 'p'};
-    if (told.error.place() != nullptr) return told;
+    if (told.error.location() != nullptr) return told;
   }
   fail(ErrorCode::kPeer, fmt::format("rank {} failed and did not say how", rank), "what it told is no error",
        "See its own message, and whether all ranks run the same build.");
 }
 
 // Bounded, as what a bootstrap gathers is: an error may name what a file holds.
-constexpr std::size_t kMostTold = 8192;
+constexpr std::size_t kMaxToldBytes = 8192;
 
 }  // namespace
 
@@ -50,16 +50,17 @@ void agree(Bootstrap& world, const Error* error, const Deadline& deadline) {
   const auto rank = static_cast<int>(first - failed.begin());
   std::string mine;
   if (world.rank() == rank) {
-    const bool placed = error->place() != nullptr;  // agreed on by some of the ranks before
+    const bool located = error->location() != nullptr;  // agreed on by some of the ranks before
     Error told = *error;
-    if (!placed) told.set_place({rank, host_name()});
-    mine = ((placed || alike ? 'p' : 'n') + pack_error(told)).substr(0, kMostTold);
+    if (!located) told.set_location({rank, host_name()});
+    mine = ((located || alike ? 'p' : 'n') + pack_error(told)).substr(0, kMaxToldBytes);
   }
   const std::vector<std::string> texts = world.all_gather(mine, deadline);
   const Told told = read_told(rank, texts[static_cast<std::size_t>(rank)]);
   if (told.as_it_is) throw AgreedError(told.error);
-  const ErrorPlace& place = *told.error.place();
-  throw AgreedError(placed_error(told.error, place, fmt::format("rank {} on {}: ", place.rank, place.host)));
+  const ErrorLocation& location = *told.error.location();
+  throw AgreedError(
+      error_at_location(told.error, location, fmt::format("rank {} on {}: ", location.rank, location.host)));
 }
 
 }  // namespace ringattn

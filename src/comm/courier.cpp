@@ -5,7 +5,7 @@
 
 namespace ringattn {
 
-Couriers::Couriers(int threads) {
+DelayedDelivery::DelayedDelivery(int threads) {
   try {
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
   } catch (...) {
@@ -14,7 +14,7 @@ Couriers::Couriers(int threads) {
   }
 }
 
-void Couriers::end() noexcept {
+void DelayedDelivery::end() noexcept {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -23,7 +23,7 @@ void Couriers::end() noexcept {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Couriers::submit(Clock::time_point due, std::uint64_t priority, std::function<void()> deliver) {
+void DelayedDelivery::submit(Clock::time_point due, std::uint64_t priority, std::function<void()> deliver) {
   {
     const std::lock_guard lock(mutex_);
     delayed_.push({due, priority, std::move(deliver)});
@@ -31,7 +31,7 @@ void Couriers::submit(Clock::time_point due, std::uint64_t priority, std::functi
   changed_.notify_one();
 }
 
-void Couriers::run() {
+void DelayedDelivery::run() {
   std::unique_lock lock(mutex_);
   while (!ending_) {
     while (!delayed_.empty() && delayed_.top().due <= Clock::now()) {

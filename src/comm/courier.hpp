@@ -14,16 +14,16 @@
 
 namespace ringattn {
 
-class Couriers {
+class DelayedDelivery {
  public:
   using Clock = std::chrono::steady_clock;
 
   // Throws std::system_error where the system gives it no threads.
-  explicit Couriers(int threads);
+  explicit DelayedDelivery(int threads);
   // Finishes the deliveries that have begun and drops the others.
-  ~Couriers() { end(); }
-  Couriers(const Couriers&) = delete;
-  Couriers& operator=(const Couriers&) = delete;
+  ~DelayedDelivery() { end(); }
+  DelayedDelivery(const DelayedDelivery&) = delete;
+  DelayedDelivery& operator=(const DelayedDelivery&) = delete;
 
   // `deliver` must not throw.
   void submit(Clock::time_point due, std::uint64_t priority, std::function<void()> deliver);

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "comm/patience.hpp"
 #include "comm/placement.hpp"
+#include "comm/patience.hpp"
 #if defined(RINGATTN_HAVE_CUDA)
 #include "comm/p2p/p2p.hpp"
 #endif
@@ -59,8 +59,9 @@ std::string obstacle(const Candidate& candidate, const Placement& placement) {
   return {};
 }
 
-[[noreturn]] void refuse(const Wording& problem, const Wording& why, const Wording& remedy) {
-  throw AgreedError(Error(ErrorCode::kUnsupported, problem, why, remedy));
+[[noreturn]] void refuse(const MessageTemplate& problem, const MessageTemplate& why,
+                         const MessageTemplate& suggestion) {
+  throw AgreedError(Error(ErrorCode::kUnsupported, problem, why, suggestion));
 }
 
 }  // namespace
@@ -72,17 +73,17 @@ DeviceWorld make_device_world(Transport& host, const WorldRequest& request) {
   if (!automatic && !forced) return {nullptr, "forced"};
   const bool host_wanted = request.memory == WantedMemory::kHost || request.pace > 0.0;
   if (automatic && (host_wanted || host.size() == 1)) return {};
-  const Deadline deadline = Patience(request.timeout).for_peer();
+  const Deadline deadline = Timeouts(request.timeout).for_peer();
   const Placement placement = place_world(host, deadline);
-  Wording passed_over;
+  MessageTemplate passed_over;
   for (const Candidate& candidate : candidates()) {
     if (forced && request.transport != candidate.name) continue;
-    Wording why = obstacle(candidate, placement);
+    MessageTemplate why = obstacle(candidate, placement);
     if (why.empty()) {
       try {
         const int device = placement.devices[static_cast<std::size_t>(host.rank())];
-        return {candidate.make(host.split(host.size(), deadline), device, request.timeout),
-                forced ? Wording("forced") : passed_over};
+        return {candidate.make(host.split_world(host.size(), deadline), device, request.timeout),
+                forced ? MessageTemplate("forced") : passed_over};
       } catch (const AgreedError& error) {
         why = error.message();
       }
@@ -95,18 +96,18 @@ DeviceWorld make_device_world(Transport& host, const WorldRequest& request) {
     passed_over += {candidate.name, ": ", why};
   }
   if (request.memory == WantedMemory::kDevice) {
-    refuse("the ranks can't have GPUs", passed_over.empty() ? Wording("this build has no CUDA") : passed_over,
+    refuse("the ranks can't have GPUs", passed_over.empty() ? MessageTemplate("this build has no CUDA") : passed_over,
            {"Start one rank a GPU, or use ", setting("backend", "cpu"), "."});
   }
   return {nullptr, passed_over};
 }
 
 std::unique_ptr<Transport> make_device_transport(Transport& host, int device, double setup_seconds) {
-  Wording passed_over;
+  MessageTemplate passed_over;
   for (const Candidate& candidate : candidates()) {
     try {
-      const Deadline deadline = Patience(setup_seconds).for_peer();
-      return candidate.make(host.split(host.size(), deadline), device, setup_seconds);
+      const Deadline deadline = Timeouts(setup_seconds).for_peer();
+      return candidate.make(host.split_world(host.size(), deadline), device, setup_seconds);
     } catch (const AgreedError& error) {
       if (error.code() != ErrorCode::kUnsupported) throw;
       if (!passed_over.empty()) passed_over += "; ";
@@ -114,7 +115,7 @@ std::unique_ptr<Transport> make_device_transport(Transport& host, int device, do
     }
   }
   refuse("the ranks can't reach each other's GPUs",
-         passed_over.empty() ? Wording("this build has no CUDA") : passed_over,
+         passed_over.empty() ? MessageTemplate("this build has no CUDA") : passed_over,
          "Give each rank a GPU of its own, or compute on the host.");
 }
 

@@ -11,7 +11,7 @@ namespace ringattn {
 
 struct DeviceWorld {
   std::unique_ptr<Transport> transport;  // nullptr: the host's world is the answer
-  Wording reason;                        // "forced", or what was passed over and why; empty: there was no choice
+  MessageTemplate reason;                // "forced", or what was passed over and why; empty: there was no choice
 };
 
 // The transport of device memory for the ranks of `host`, with a world split from it as its control channel.

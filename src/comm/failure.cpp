@@ -14,7 +14,7 @@ namespace ringattn {
 
 namespace {
 
-Wording late_remedy() {
+MessageTemplate late_suggestion() {
   return {"See whether they failed or were stopped; raise ", setting("timeout"), " if they are only slow."};
 }
 
@@ -42,29 +42,29 @@ std::string RankNames::list(std::span<const int> ranks) const {
 
 void fail_late(std::string_view what, const Deadline& deadline, const RankNames& names, int rank,
                std::span<const int> awaited) {
-  fail_with_pulse(Error(ErrorCode::kPeer, fmt::format("{} did not finish within {:g} s", what, deadline.seconds()),
-                        fmt::format("{} waits for {}", names.name(rank), names.list(awaited)), late_remedy()));
+  fail_rank(Error(ErrorCode::kPeer, fmt::format("{} did not finish within {:g} s", what, deadline.seconds()),
+                  fmt::format("{} waits for {}", names.name(rank), names.list(awaited)), late_suggestion()));
 }
 
 Error silent_error(const RankNames& names, std::span<const int> silent, double seconds) {
   return Error(ErrorCode::kPeer, fmt::format("{} fell silent", names.list(silent)),
-               fmt::format("no sign of life for {:g} s: stopped, stuck, or out of reach", seconds), late_remedy());
+               fmt::format("no sign of life for {:g} s: stopped, stuck, or out of reach", seconds), late_suggestion());
 }
 
-Error placed_error(const Error& error, ErrorPlace place, std::string_view prefix) {
-  Error placed(error.code(), {prefix, error.problem()}, error.why(), error.remedy());
-  placed.set_place(std::move(place));
-  return placed;
+Error error_at_location(const Error& error, ErrorLocation location, std::string_view prefix) {
+  Error located(error.code(), {prefix, error.problem()}, error.why(), error.suggestion());
+  located.set_location(std::move(location));
+  return located;
 }
 
 Error aborted_error(const RankNames& names, int rank, const Error& error) {
-  if (error.place() != nullptr) return error;
-  return placed_error(error, {rank, names.host(rank)}, names.name(rank) + " failed: ");
+  if (error.location() != nullptr) return error;
+  return error_at_location(error, {rank, names.host(rank)}, names.name(rank) + " failed: ");
 }
 
 Error lone_error(int rank, const Error& error) {
-  if (error.place() != nullptr || error.code() == ErrorCode::kPeer) return error;
-  return placed_error(error, {rank, host_name()}, fmt::format("rank {} on {}: ", rank, host_name()));
+  if (error.location() != nullptr || error.code() == ErrorCode::kPeer) return error;
+  return error_at_location(error, {rank, host_name()}, fmt::format("rank {} on {}: ", rank, host_name()));
 }
 
 bool is_packed_error(std::string_view bytes) {
@@ -73,7 +73,7 @@ bool is_packed_error(std::string_view bytes) {
 }
 
 void note_failure() noexcept {
-  if (Pulse* const pulse = Pulse::current()) pulse->failing(as_error(std::current_exception()));
+  if (RankLiveness* const liveness = RankLiveness::current()) liveness->on_failure(as_error(std::current_exception()));
 }
 
 Error as_error(const std::exception_ptr& exception) {

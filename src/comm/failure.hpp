@@ -40,10 +40,10 @@ Error silent_error(const RankNames& names, std::span<const int> silent, double s
 // seconds left to do so in order (comm/watch.hpp).
 void note_failure() noexcept;
 
-// The error with its place. Its message begins with `prefix`, which says the place in words.
-Error placed_error(const Error& error, ErrorPlace place, std::string_view prefix);
+// The error with its location. Its message begins with `prefix`, which says the location in words.
+Error error_at_location(const Error& error, ErrorLocation location, std::string_view prefix);
 
-// What the calls of a world throw once `rank` has aborted it with `error`: the same, with its place.
+// What the calls of a world throw once `rank` has aborted it with `error`: the same, with its location.
 Error aborted_error(const RankNames& names, int rank, const Error& error);
 
 // What `rank`, of several, prints where it failed alone. Failed waits name their ranks themselves.

@@ -11,58 +11,61 @@ namespace ringattn {
 
 namespace {
 
-double seconds_since(Pulse::Clock::time_point then, Pulse::Clock::time_point now) {
+double seconds_since(RankLiveness::Clock::time_point then, RankLiveness::Clock::time_point now) {
   return std::chrono::duration<double>(now - then).count();
 }
 
 }  // namespace
 
-Heart::Heart(int rank, double seconds, std::function<void(const Error&)> failing)
-    : Pulse(rank), seconds_(seconds), interval_(std::clamp(seconds / 8.0, 0.005, 0.5)), failing_(std::move(failing)) {}
+HeartbeatMonitor::HeartbeatMonitor(int rank, double seconds, std::function<void(const Error&)> on_failure)
+    : RankLiveness(rank),
+      seconds_(seconds),
+      interval_(std::clamp(seconds / 8.0, 0.005, 0.5)),
+      on_failure_(std::move(on_failure)) {}
 
-void Heart::start(std::unique_ptr<Signs> signs, std::vector<std::string> hosts) {
-  signs_ = std::move(signs);
+void HeartbeatMonitor::start(std::unique_ptr<HeartbeatChannel> channel, std::vector<std::string> hosts) {
+  channel_ = std::move(channel);
   peers_.resize(hosts.size());
   names_ = RankNames(std::move(hosts));
   last_ = Clock::now();
-  beating_ = peers_.size() > 1;
+  started_ = peers_.size() > 1;
 }
 
-void Heart::failing(const Error& error) noexcept { failing_(error); }
+void HeartbeatMonitor::on_failure(const Error& error) noexcept { on_failure_(error); }
 
-bool Heart::others_work(double seconds) const {
+bool HeartbeatMonitor::others_are_working(double seconds) const {
   const auto now = Clock::now();
-  return beating_ && std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-           return peer.worked != Clock::time_point() &&
-                  seconds_since(peer.worked, now) <= std::min(seconds, seconds_) + noticing_seconds();
+  return started_ && std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+           return peer.last_work != Clock::time_point() &&
+                  seconds_since(peer.last_work, now) <= std::min(seconds, seconds_) + detection_seconds();
          });
 }
 
-void Heart::exchange() {
-  if (!beating_ || seconds_since(last_, Clock::now()) < interval_) return;
-  hear();
-  tell(worked() > told_ ? Sign::kWorks : Sign::kWaits);
+void HeartbeatMonitor::on_heartbeat() {
+  if (!started_ || seconds_since(last_, Clock::now()) < interval_) return;
+  receive();
+  send(last_work() > told_ ? Heartbeat::kWorking : Heartbeat::kWaiting);
   told_ = Clock::now();
   add_silence();
 }
 
-void Heart::hear() {
-  signs_->hear([this](int rank, Sign sign) {
+void HeartbeatMonitor::receive() {
+  channel_->receive([this](int rank, Heartbeat heartbeat) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
     peer.silence = 0.0;
-    if (sign == Sign::kWorks) peer.worked = Clock::now();
-    if (sign == Sign::kLeaves) peer.left = true;
+    if (heartbeat == Heartbeat::kWorking) peer.last_work = Clock::now();
+    if (heartbeat == Heartbeat::kLeaving) peer.left = true;
   });
 }
 
-void Heart::tell(Sign sign) {
+void HeartbeatMonitor::send(Heartbeat heartbeat) {
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     if (static_cast<int>(i) == rank() || peers_[i].told) continue;
-    peers_[i].told = signs_->tell(static_cast<int>(i), sign) && sign == Sign::kLeaves;
+    peers_[i].told = channel_->send(static_cast<int>(i), heartbeat) && heartbeat == Heartbeat::kLeaving;
   }
 }
 
-void Heart::add_silence() {
+void HeartbeatMonitor::add_silence() {
   const auto now = Clock::now();
   // While this rank was stopped itself, or didn't look, it could hear nobody.
   const double passed = std::min(seconds_since(last_, now), seconds_ / 2.0);
@@ -75,38 +78,38 @@ void Heart::add_silence() {
     if (peer.silence > seconds_) silent.push_back(static_cast<int>(i));
   }
   if (silent.empty()) return;
-  // Who fell silent at the same time is named too, be it that its last sign came a moment later.
+  // Who fell silent at the same time is named too, be it that its last heartbeat came a moment later.
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const bool nearly = !peers_[i].left && peers_[i].silence > seconds_ - 2.0 * interval_;
     if (nearly && static_cast<int>(i) != rank() && peers_[i].silence <= seconds_) silent.push_back(static_cast<int>(i));
   }
   std::sort(silent.begin(), silent.end());
-  beating_ = false;
+  started_ = false;
   const Error failure = silent_error(names_, silent, seconds_);
-  signs_->give_up(failure);
-  fail_with_pulse(failure);
+  channel_->give_up(failure);
+  fail_rank(failure);
 }
 
-void Heart::part() {
-  if (!beating_) {
-    signs_.reset();
+void HeartbeatMonitor::leave() {
+  if (!started_) {
+    channel_.reset();
     return;
   }
   peers_[static_cast<std::size_t>(rank())].left = true;
-  const Deadline enough = Patience::grace(seconds_);  // for a rank that has left and takes nothing any more
+  const Deadline enough = Timeouts::grace(seconds_);  // for a rank that has left and takes nothing any more
   for (;;) {
-    hear();
-    tell(Sign::kLeaves);
+    receive();
+    send(Heartbeat::kLeaving);
     const bool all_left = std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.left; });
     const bool all_told = std::all_of(peers_.begin(), peers_.end(), [this](const Peer& peer) {
       return peer.told || &peer == &peers_[static_cast<std::size_t>(rank())];
     });
     if (all_left && (all_told || enough.expired())) break;
-    look();
+    waiting_heartbeat();
     std::this_thread::yield();
   }
-  beating_ = false;
-  signs_.reset();
+  started_ = false;
+  channel_.reset();
 }
 
 }  // namespace ringattn

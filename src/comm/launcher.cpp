@@ -38,7 +38,7 @@ std::optional<int> launched_ranks_here() { return first_number(&RankVariables::h
 
 bool launched_as_rank() { return store_asked_for() || launched_by_mpi(); }
 
-bool speaks_for_launched() {
+bool prints_for_launcher() {
   if (!store_asked_for()) return !launched_by_mpi() || launched_rank().value_or(0) == 0;
   try {
     return store_rank().rank == 0;

@@ -21,6 +21,6 @@ bool launched_as_rank();
 
 // Whether this process speaks for the job while its ranks don't know each other: rank 0, or one that will not meet
 // others, such as a program without MPI that srun or a script under it has started.
-bool speaks_for_launched();
+bool prints_for_launcher();
 
 }  // namespace ringattn

@@ -9,25 +9,25 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kPiece = 2048;  // what a bootstrap gathers at once
+constexpr std::size_t kFragment = 2048;  // what a bootstrap gathers at once
 
 }  // namespace
 
-std::vector<std::string> Meeting::gather(std::string_view text) const {
+std::vector<std::string> Collective::gather(std::string_view text) const {
   const std::vector<std::size_t> lengths = gather_values(text.size());
   const std::size_t longest = *std::ranges::max_element(lengths);
   std::vector<std::string> texts(static_cast<std::size_t>(size()));
-  for (std::size_t at = 0; at < longest; at += kPiece) {
-    const std::string_view piece = at < text.size() ? text.substr(at, kPiece) : std::string_view();
-    const std::vector<std::string> pieces = world_->all_gather(piece, patience_.for_peer());
+  for (std::size_t at = 0; at < longest; at += kFragment) {
+    const std::string_view fragment = at < text.size() ? text.substr(at, kFragment) : std::string_view();
+    const std::vector<std::string> fragments = world_->all_gather(fragment, timeouts_.for_peer());
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-      const std::size_t wanted = std::min(kPiece, lengths[rank] - std::min(at, lengths[rank]));
-      if (pieces[rank].size() != wanted) {
+      const std::size_t wanted = std::min(kFragment, lengths[rank] - std::min(at, lengths[rank]));
+      if (fragments[rank].size() != wanted) {
         fail(ErrorCode::kPeer, "a rank told another text than it had announced",
-             fmt::format("{} bytes came from rank {}, and {} were to come", pieces[rank].size(), rank, wanted),
+             fmt::format("{} bytes came from rank {}, and {} were to come", fragments[rank].size(), rank, wanted),
              "See whether all ranks run the same build.");
       }
-      texts[rank] += pieces[rank];
+      texts[rank] += fragments[rank];
     }
   }
   return texts;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that meet: phases that all of them run and any may fail alone, and small values that they tell each other. Each
-// call is collective; what it waits for, and how long, is Patience's rule.
+// call is collective; what it waits for, and how long, is Timeouts's rule.
 #pragma once
 
 #include <cstring>
@@ -20,7 +20,7 @@ namespace ringattn {
 
 // A plain struct in what a rank has told. Throws kPeer where its bytes are fewer.
 template <typename Value>
-Value told_value(std::string_view bytes, std::size_t at = 0) {
+Value gathered_value(std::string_view bytes, std::size_t at = 0) {
   static_assert(std::is_trivially_copyable_v<Value>);
   if (bytes.size() < sizeof(Value) || at > bytes.size() - sizeof(Value)) {
     fail(ErrorCode::kPeer, "a rank told too little", "its text ends early",
@@ -31,21 +31,21 @@ Value told_value(std::string_view bytes, std::size_t at = 0) {
   return value;
 }
 
-class Meeting {
+class Collective {
  public:
   // `world` outlives the object.
-  Meeting(Bootstrap& world, Patience patience) : world_(&world), patience_(patience) {}
+  Collective(Bootstrap& world, Timeouts timeouts) : world_(&world), timeouts_(timeouts) {}
 
   int rank() const { return world_->rank(); }
   int size() const { return world_->size(); }
   Bootstrap& world() const { return *world_; }
-  const Patience& patience() const { return patience_; }
+  const Timeouts& timeouts() const { return timeouts_; }
 
   // Runs `phase` on every rank. Where it throws on any of them, whatever it throws, all throw the failure of the lowest
   // such rank as an AgreedError, so nobody is left waiting. An AgreedError passes as it is: the others have it too. The
-  // ranks wait for each other as for work of `predicted` seconds.
+  // ranks wait for each other as for work of `estimated` seconds.
   template <typename Phase>
-  void together(const Phase& phase, double predicted = 0.0) const {
+  void run_collectively(const Phase& phase, double estimated = 0.0) const {
     std::optional<Error> error;
     try {
       phase();
@@ -54,7 +54,7 @@ class Meeting {
     } catch (...) {
       error = as_error(std::current_exception());
     }
-    agree(*world_, error ? &*error : nullptr, patience_.for_work(predicted));
+    agree(*world_, error ? &*error : nullptr, timeouts_.for_work(estimated));
   }
 
   // Every rank's text, of any length, in order of rank.
@@ -66,18 +66,18 @@ class Meeting {
     static_assert(std::is_trivially_copyable_v<Value>);
     std::vector<Value> values;
     const std::string_view bytes(reinterpret_cast<const char*>(&value), sizeof value);
-    for (const std::string& theirs : world_->all_gather(bytes, patience_.for_peer())) {
-      values.push_back(told_value<Value>(theirs));
+    for (const std::string& theirs : world_->all_gather(bytes, timeouts_.for_peer())) {
+      values.push_back(gathered_value<Value>(theirs));
     }
     return values;
   }
 
-  // Waits for the others as for work of `predicted` seconds.
-  void barrier(double predicted = 0.0) const { world_->barrier(patience_.for_work(predicted)); }
+  // Waits for the others as for work of `estimated` seconds.
+  void barrier(double estimated = 0.0) const { world_->barrier(timeouts_.for_work(estimated)); }
 
  private:
   Bootstrap* world_;
-  Patience patience_;
+  Timeouts timeouts_;
 };
 
 }  // namespace ringattn

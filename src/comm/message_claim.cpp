@@ -17,7 +17,7 @@ MessageClaim::MessageClaim() {
   if (folder != nullptr && job != nullptr) file_ = fmt::format("{}/ringattn-message.{}", folder, job);
 }
 
-bool MessageClaim::take() const noexcept {
+bool MessageClaim::try_claim() const noexcept {
   if (file_.empty()) return true;
   const int file = ::open(file_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) return errno != EEXIST;

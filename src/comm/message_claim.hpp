@@ -13,7 +13,7 @@ class MessageClaim {
 
   // Whether the calling process is the first of its job's on this host to ask. A file tells, in the folder that the
   // launcher has made for the job there and takes away after it; where it has made none, each process is the first.
-  bool take() const noexcept;
+  bool try_claim() const noexcept;
 
  private:
   std::string file_;  // empty: there is no such folder

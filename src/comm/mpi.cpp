@@ -7,8 +7,8 @@
 #include <deque>
 #include <utility>
 
-#include "base/memory.hpp"
 #include "base/moment.hpp"
+#include "base/memory.hpp"
 #include "base/pulse.hpp"
 #include "comm/exchange.hpp"
 #include "comm/failure.hpp"
@@ -21,27 +21,27 @@ namespace ringattn {
 
 namespace {
 
-// A rank can be one meeting ahead of another but not two, so two tags tell meetings apart.
-constexpr int kMeetingTags = 2;
+// A rank can be one collective ahead of another but not two, so two tags tell collectives apart.
+constexpr int kCollectiveTags = 2;
 // How long abandon() waits for receives that a peer is writing to at that moment.
 constexpr double kAbandonSeconds = 0.2;
 
 class MpiTransport final : public Transport {
  public:
-  // Ranks 0 … size − 1 of the family, with the tags of `lane`, which it takes from the family while it lives.
-  MpiTransport(std::shared_ptr<MpiFamily> family, int size, int lane, const MpiOptions& options)
-      : family_(std::move(family)),
-        communicator_(family_->communicator()),
+  // Ranks 0 … size − 1 of the context, with the tags of `lane`, which it takes from the context while it lives.
+  MpiTransport(std::shared_ptr<MpiTransportContext> context, int size, int lane, const MpiOptions& options)
+      : context_(std::move(context)),
+        communicator_(context_->communicator()),
         options_(options),
-        rank_(family_->rank()),
+        rank_(context_->rank()),
         size_(size),
         lane_(lane) {
-    family_->take_lane(lane_);
+    context_->acquire_lane(lane_);
   }
 
   ~MpiTransport() override {
     abandon();
-    family_->give_lane(lane_);
+    context_->release_lane(lane_);
   }
 
   int rank() const override { return rank_; }
@@ -51,12 +51,12 @@ class MpiTransport final : public Transport {
   Route route() const override { return options_.route; }
 
   std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {
-    return meet("all-gather", bytes, deadline);
+    return gather_bytes("all-gather", bytes, deadline);
   }
-  void barrier(const Deadline& deadline) override { meet("barrier", {}, deadline); }
+  void barrier(const Deadline& deadline) override { gather_bytes("barrier", {}, deadline); }
 
   Ticket post(Exchange exchange, Stream) override {
-    family_->check_alive();
+    context_->check_alive();
     check_exchange(exchange, rank_, size_);
     const Ticket ticket = next_ticket();
     if (broken_ || flights_.size() >= static_cast<std::size_t>(options_.max_exchanges)) {
@@ -83,11 +83,11 @@ class MpiTransport final : public Transport {
       const MpiFlight& flight = flights_.front();
       move();
       for (int idle = 0; flight.open > 0; ++idle) {
-        if (waited_enough(deadline)) {
-          fail_late(exchange_name(flight.exchange, ticket), deadline, family_->names(), rank_, awaited(flight));
+        if (wait_expired(deadline)) {
+          fail_late(exchange_name(flight.exchange, ticket), deadline, context_->names(), rank_, awaited(flight));
         }
-        family_->rest(idle);
-        look();
+        context_->back_off(idle);
+        waiting_heartbeat();
         move();
       }
     } catch (...) {
@@ -101,7 +101,7 @@ class MpiTransport final : public Transport {
   }
 
   void progress() override {
-    beat();
+    heartbeat();
     move();
   }
 
@@ -112,39 +112,39 @@ class MpiTransport final : public Transport {
 
   void abandon() noexcept override {
     if (flights_.empty()) return;
-    fail_family();
+    fail_context();
     // What no sender has matched is cancelled; what is on its way gets a moment to arrive. What is left then belongs to
     // peers that are dead or stopped. Sends can't be taken back: MPI goes on reading their memory whenever it is
     // called, to tell and hear of the failure, so that memory must stay.
     std::vector<MPI_Request> receives;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       if (requests_[i] == mpi().request_null) continue;
-      if (!pieces_[i].receive) {
+      if (!fragments_[i].receive) {
         keep_host_memory();
         continue;
       }
       mpi().cancel(&requests_[i]);
       receives.push_back(requests_[i]);
     }
-    const Deadline deadline = Patience::grace(kAbandonSeconds);
+    const Deadline deadline = Timeouts::grace(kAbandonSeconds);
     int done = 0;
     for (int idle = 0; done == 0 && !deadline.expired(); ++idle) {
       mpi().testall(static_cast<int>(receives.size()), receives.data(), &done, MPI_STATUSES_IGNORE);
-      if (done == 0) family_->rest(idle);
+      if (done == 0) context_->back_off(idle);
     }
     waited_ = next_ticket();
     flights_.clear();
     requests_.clear();
-    pieces_.clear();
+    fragments_.clear();
   }
 
-  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override {
+  std::unique_ptr<Transport> split_world(int size, const Deadline& deadline) override {
     check_split(size, size_);
-    moment("split");
+    failpoint("split");
     // All calls of MPI_Comm_split() block. Ranks keep their numbers, so tags of its own make the part a world; they
     // must be free on all ranks of it.
     const std::string mine = std::to_string(size) + ' ';
-    std::vector<std::string> lanes = meet("split", mine + family_->lanes_in_use(), deadline);
+    std::vector<std::string> lanes = gather_bytes("split", mine + context_->lanes_in_use(), deadline);
     for (std::string& theirs : lanes) {
       if (!theirs.starts_with(mine)) {
         fail(ErrorCode::kInternal, fmt::format("rank {} can't split the world to {} ranks", rank_, size),
@@ -155,12 +155,12 @@ class MpiTransport final : public Transport {
     }
     lanes.resize(static_cast<std::size_t>(size));
     if (rank_ >= size) return nullptr;
-    return std::make_unique<MpiTransport>(family_, size, family_->free_lane(lanes), options_);
+    return std::make_unique<MpiTransport>(context_, size, context_->free_lane(lanes), options_);
   }
 
   bool abort(const Error& error) override {
     abandon();
-    return family_->abort(error);
+    return context_->abort(error);
   }
 
  private:
@@ -175,40 +175,40 @@ class MpiTransport final : public Transport {
   Ticket next_ticket() const { return waited_ + static_cast<Ticket>(flights_.size()); }
   // Exchanges in flight have different tags, on both sides: nobody has more of them than there are tags.
   int tag_of(Ticket ticket) const {
-    return family_->first_tag(lane_) + static_cast<int>(ticket % options_.max_exchanges);
+    return context_->first_tag(lane_) + static_cast<int>(ticket % options_.max_exchanges);
   }
-  int meeting_tag() const {
-    return family_->first_tag(lane_) + options_.max_exchanges + static_cast<int>(meetings_ % kMeetingTags);
+  int collective_tag() const {
+    return context_->first_tag(lane_) + options_.max_exchanges + static_cast<int>(collectives_ % kCollectiveTags);
   }
 
   // Moves what is on its way; a sign of nothing.
   void move() {
-    family_->check_alive();
+    context_->check_alive();
     while (complete_some()) {
     }
   }
 
-  void fail_family() {
+  void fail_context() {
     broken_ = true;
-    family_->set_broken();
+    context_->set_broken();
   }
 
   // A wait has failed. Whoever handles that may meet the others first (comm/meeting.hpp), which must not take a
   // deadline more.
   void give_up(const Error& error) {
-    if (error.code() == ErrorCode::kPeer) family_->give_up(error);
+    if (error.code() == ErrorCode::kPeer) context_->give_up(error);
   }
 
-  // Hands a message to `start` in pieces of at most request_bytes, and counts them. Both sides cut the same spans, so
-  // the pieces fit. A message without bytes is one empty piece.
+  // Hands a message to `start` in fragments of at most request_bytes, and counts them. Both sides cut the same spans,
+  // so the fragments fit. A message without bytes is one empty fragment.
   template <typename Message, typename Start>
-  std::size_t cut(const Message& message, MpiPiece piece, Start start) {
+  std::size_t cut(const Message& message, MpiFragment fragment, Start start) {
     const auto begin = [&](auto* data, std::size_t bytes) {
-      piece.bytes = static_cast<int>(bytes);
+      fragment.bytes = static_cast<int>(bytes);
       MPI_Request request = mpi().request_null;
-      check_mpi(start(data, piece.bytes, &request), piece.receive ? "MPI_Irecv" : "MPI_Isend");
+      check_mpi(start(data, fragment.bytes, &request), fragment.receive ? "MPI_Irecv" : "MPI_Isend");
       requests_.push_back(request);
-      pieces_.push_back(piece);
+      fragments_.push_back(fragment);
     };
     const std::size_t before = requests_.size();
     for (const auto& span : message.spans) {
@@ -242,52 +242,54 @@ class MpiTransport final : public Transport {
     if (result != MPI_ERR_IN_STATUS) check_mpi(result, "MPI_Testsome");
     if (count == MPI_UNDEFINED || count == 0) return false;
     for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-      const MpiPiece& piece = pieces_[static_cast<std::size_t>(done_[i])];
-      check_piece(piece, result == MPI_SUCCESS ? MPI_SUCCESS : statuses_[i].MPI_ERROR, statuses_[i]);
-      complete(piece);
+      const MpiFragment& fragment = fragments_[static_cast<std::size_t>(done_[i])];
+      check_fragment(fragment, result == MPI_SUCCESS ? MPI_SUCCESS : statuses_[i].MPI_ERROR, statuses_[i]);
+      complete(fragment);
     }
     std::size_t kept = 0;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       if (requests_[i] == mpi().request_null) continue;
       requests_[kept] = requests_[i];
-      pieces_[kept++] = pieces_[i];
+      fragments_[kept++] = fragments_[i];
     }
     requests_.resize(kept);
-    pieces_.resize(kept);
-    beat();  // bytes that flow are work, however slow the link
+    fragments_.resize(kept);
+    heartbeat();  // bytes that flow are work, however slow the link
     for (std::size_t i = 0; i < flights_.size(); ++i) start_sends(flights_[i], waited_ + static_cast<Ticket>(i));
     return true;
   }
 
-  void complete(const MpiPiece& piece) {
-    MpiFlight& flight = flight_of(piece);
-    std::size_t& requests = (piece.receive ? flight.receive_requests : flight.send_requests)[piece.message];
+  void complete(const MpiFragment& fragment) {
+    MpiFlight& flight = flight_of(fragment);
+    std::size_t& requests = (fragment.receive ? flight.receive_requests : flight.send_requests)[fragment.message];
     if (--requests > 0) return;
     --flight.open;
-    if (piece.receive) flight.gate.receive_done(flight.exchange.receives[piece.message].round);
+    if (fragment.receive) flight.gate.receive_done(flight.exchange.receives[fragment.message].round);
   }
 
-  void check_piece(const MpiPiece& piece, int result, const MPI_Status& status) {
-    const MpiFlight& flight = flight_of(piece);
-    int bytes = piece.bytes;
-    if (result == MPI_SUCCESS && piece.receive) mpi().get_count(&status, mpi().byte_type, &bytes);
-    if (result == MPI_SUCCESS && bytes == piece.bytes) return;
-    const int peer =
-        piece.receive ? flight.exchange.receives[piece.message].peer : flight.exchange.sends[piece.message].peer;
-    const std::string name = exchange_name(flight.exchange, piece.ticket);
+  void check_fragment(const MpiFragment& fragment, int result, const MPI_Status& status) {
+    const MpiFlight& flight = flight_of(fragment);
+    int bytes = fragment.bytes;
+    if (result == MPI_SUCCESS && fragment.receive) mpi().get_count(&status, mpi().byte_type, &bytes);
+    if (result == MPI_SUCCESS && bytes == fragment.bytes) return;
+    const int peer = fragment.receive ? flight.exchange.receives[fragment.message].peer
+                                      : flight.exchange.sends[fragment.message].peer;
+    const std::string name = exchange_name(flight.exchange, fragment.ticket);
     int error_class = MPI_SUCCESS;
     mpi().error_class(result, &error_class);
     if (result == MPI_SUCCESS || error_class == MPI_ERR_TRUNCATE) {
       fail(ErrorCode::kInternal, fmt::format("the two sides of {} don't fit", name),
-           fmt::format("{} has sent {} a piece of other than {} bytes", family_->names().name(peer),
-                       family_->names().name(rank_), piece.bytes),
+           fmt::format("{} has sent {} a fragment of other than {} bytes", context_->names().name(peer),
+                       context_->names().name(rank_), fragment.bytes),
            "This is a bug in the plan.");
     }
-    check_mpi(result, fmt::format("the transfer of {} between {} and {}", name, family_->names().name(rank_),
-                                  family_->names().name(peer)));
+    check_mpi(result, fmt::format("the transfer of {} between {} and {}", name, context_->names().name(rank_),
+                                  context_->names().name(peer)));
   }
 
-  MpiFlight& flight_of(const MpiPiece& piece) { return flights_[static_cast<std::size_t>(piece.ticket - waited_)]; }
+  MpiFlight& flight_of(const MpiFragment& fragment) {
+    return flights_[static_cast<std::size_t>(fragment.ticket - waited_)];
+  }
 
   static std::vector<int> awaited(const MpiFlight& flight) {
     std::vector<int> peers;
@@ -305,34 +307,35 @@ class MpiTransport final : public Transport {
 
   // Everybody sends to everybody instead of calling MPI_Iallgatherv: a rank whose deadline passes then knows exactly
   // who has not come.
-  std::vector<std::string> meet(std::string_view what, std::string_view bytes, const Deadline& deadline) {
-    family_->check_alive();
-    const int tag = meeting_tag();
-    ++meetings_;
-    auto meeting = std::make_unique<Gathering>();
+  std::vector<std::string> gather_bytes(std::string_view what, std::string_view bytes, const Deadline& deadline) {
+    context_->check_alive();
+    const int tag = collective_tag();
+    ++collectives_;
+    auto collective = std::make_unique<Gathering>();
     try {
-      take_part(*meeting, tag, what, bytes, deadline);
+      gather_all(*collective, tag, what, bytes, deadline);
     } catch (...) {
-      // MPI may use the buffers of a broken meeting as long as the process lives.
-      fail_family();
-      static_cast<void>(meeting.release());
+      // MPI may use the buffers of a broken collective as long as the process lives.
+      fail_context();
+      static_cast<void>(collective.release());
       give_up(as_error(std::current_exception()));
       throw;
     }
-    return std::move(meeting->all);
+    return std::move(collective->all);
   }
 
-  void take_part(Gathering& meeting, int tag, std::string_view what, std::string_view bytes, const Deadline& deadline) {
-    meeting.mine = bytes;
-    meeting.all.resize(static_cast<std::size_t>(size_));
-    meeting.came.resize(static_cast<std::size_t>(size_));
-    meeting.all[static_cast<std::size_t>(rank_)] = bytes;
-    meeting.came[static_cast<std::size_t>(rank_)] = true;
+  void gather_all(Gathering& collective, int tag, std::string_view what, std::string_view bytes,
+                  const Deadline& deadline) {
+    collective.mine = bytes;
+    collective.all.resize(static_cast<std::size_t>(size_));
+    collective.came.resize(static_cast<std::size_t>(size_));
+    collective.all[static_cast<std::size_t>(rank_)] = bytes;
+    collective.came[static_cast<std::size_t>(rank_)] = true;
     for (int i = 1; i < size_; ++i) {
       const int peer = (rank_ + i) % size_;
-      meeting.requests.push_back(mpi().request_null);
-      check_mpi(mpi().isend(meeting.mine.data(), static_cast<int>(meeting.mine.size()), mpi().char_type, peer, tag,
-                            communicator_, &meeting.requests.back()),
+      collective.requests.push_back(mpi().request_null);
+      check_mpi(mpi().isend(collective.mine.data(), static_cast<int>(collective.mine.size()), mpi().char_type, peer,
+                            tag, communicator_, &collective.requests.back()),
                 "MPI_Isend");
     }
     int missing = size_ - 1;
@@ -346,30 +349,31 @@ class MpiTransport final : public Transport {
         const auto source = static_cast<std::size_t>(status.MPI_SOURCE);
         int count = 0;
         mpi().get_count(&status, mpi().char_type, &count);
-        meeting.all[source].resize(static_cast<std::size_t>(count));
-        meeting.came[source] = true;
-        meeting.requests.push_back(mpi().request_null);
-        check_mpi(mpi().imrecv(meeting.all[source].data(), count, mpi().char_type, &message, &meeting.requests.back()),
-                  "MPI_Imrecv");
+        collective.all[source].resize(static_cast<std::size_t>(count));
+        collective.came[source] = true;
+        collective.requests.push_back(mpi().request_null);
+        check_mpi(
+            mpi().imrecv(collective.all[source].data(), count, mpi().char_type, &message, &collective.requests.back()),
+            "MPI_Imrecv");
         found = --missing;
       }
       int done = 0;
-      check_mpi(
-          mpi().testall(static_cast<int>(meeting.requests.size()), meeting.requests.data(), &done, MPI_STATUSES_IGNORE),
-          "MPI_Testall");
+      check_mpi(mpi().testall(static_cast<int>(collective.requests.size()), collective.requests.data(), &done,
+                              MPI_STATUSES_IGNORE),
+                "MPI_Testall");
       if (missing == 0 && done != 0) return;
       move();
-      if (waited_enough(deadline)) fail_late(what, deadline, family_->names(), rank_, absent(meeting));
-      family_->rest(idle);
-      look();
+      if (wait_expired(deadline)) fail_late(what, deadline, context_->names(), rank_, absent(collective));
+      context_->back_off(idle);
+      waiting_heartbeat();
     }
   }
 
   // Who has not come; when all have, but don't take what they are sent, everybody else.
-  std::vector<int> absent(const Gathering& meeting) const {
+  std::vector<int> absent(const Gathering& collective) const {
     std::vector<int> missing;
     for (int peer = 0; peer < size_; ++peer) {
-      if (!meeting.came[static_cast<std::size_t>(peer)]) missing.push_back(peer);
+      if (!collective.came[static_cast<std::size_t>(peer)]) missing.push_back(peer);
     }
     for (int peer = 0; peer < size_ && missing.empty(); ++peer) {
       if (peer != rank_) missing.push_back(peer);
@@ -377,7 +381,7 @@ class MpiTransport final : public Transport {
     return missing;
   }
 
-  const std::shared_ptr<MpiFamily> family_;
+  const std::shared_ptr<MpiTransportContext> context_;
   const MPI_Comm communicator_;
   const MpiOptions options_;
   const int rank_;
@@ -385,10 +389,10 @@ class MpiTransport final : public Transport {
   const int lane_;
   std::deque<MpiFlight> flights_;  // posted and not yet waited for, in order
   Ticket waited_ = 0;              // number of the first of them
-  std::int64_t meetings_ = 0;
-  bool broken_ = false;  // gave up exchanges or a meeting
+  std::int64_t collectives_ = 0;
+  bool broken_ = false;  // gave up exchanges or a collective
   std::vector<MPI_Request> requests_;
-  std::vector<MpiPiece> pieces_;  // as requests_
+  std::vector<MpiFragment> fragments_;  // as requests_
   std::vector<int> done_;
   std::vector<MPI_Status> statuses_;
 };
@@ -408,15 +412,16 @@ int check_ready(const MpiOptions& options) {
 }  // namespace
 
 MpiWorld make_mpi_world(MPI_Comm communicator, const MpiOptions& options) {
-  const Patience patience(options.setup_seconds);
+  const Timeouts timeouts(options.setup_seconds);
   const int highest_tag = check_ready(options);
   MPI_Comm duplicate = mpi().comm_null;
   check_mpi(mpi().comm_dup(communicator, &duplicate), "MPI_Comm_dup");
   mpi().comm_set_errhandler(duplicate, mpi().errors_return);
   MpiWorld world;
-  world.family = std::make_shared<MpiFamily>(duplicate, options.max_exchanges + kMeetingTags, highest_tag);
-  world.transport = std::make_unique<MpiTransport>(world.family, world.family->size(), 0, options);
-  world.family->set_hosts(world.transport->all_gather(processor_name(), patience.for_peer()));
+  world.context =
+      std::make_shared<MpiTransportContext>(duplicate, options.max_exchanges + kCollectiveTags, highest_tag);
+  world.transport = std::make_unique<MpiTransport>(world.context, world.context->size(), 0, options);
+  world.context->set_hosts(world.transport->all_gather(processor_name(), timeouts.for_peer()));
   return world;
 }
 

@@ -53,23 +53,23 @@ int highest_mpi_tag() {
   return found != 0 ? *static_cast<int*>(value) : 32767;
 }
 
-MpiFamily::MpiFamily(MPI_Comm communicator, int lane_tags, int highest_tag)
+MpiTransportContext::MpiTransportContext(MPI_Comm communicator, int lane_tags, int highest_tag)
     : communicator_(communicator),
       lane_tags_(lane_tags),
-      lanes_(static_cast<std::size_t>(std::min(kMostLanes, highest_tag / lane_tags)), kFree) {
+      lanes_(static_cast<std::size_t>(std::min(kMaxLanes, highest_tag / lane_tags)), kFree) {
   mpi().comm_rank(communicator_, &rank_);
   mpi().comm_size(communicator_, &size_);
-  listen();
+  post_notice_receive();
 }
 
-void MpiFamily::set_hosts(std::vector<std::string> hosts) {
+void MpiTransportContext::set_hosts(std::vector<std::string> hosts) {
   const std::string& mine = hosts[static_cast<std::size_t>(rank_)];
   const auto neighbours = std::count(hosts.begin(), hosts.end(), mine);
   crowded_ = neighbours > static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency());
   names_ = RankNames(std::move(hosts));
 }
 
-int MpiFamily::free_lane(std::span<const std::string> in_use) const {
+int MpiTransportContext::free_lane(std::span<const std::string> in_use) const {
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     if (std::all_of(in_use.begin(), in_use.end(), [&](const std::string& lanes) { return lanes[lane] == kFree; })) {
       return static_cast<int>(lane);
@@ -79,7 +79,7 @@ int MpiFamily::free_lane(std::span<const std::string> in_use) const {
        fmt::format("this MPI has tags for {} worlds at a time", lanes_.size()), "Destroy worlds that are done with.");
 }
 
-void MpiFamily::rest(int idle) const {
+void MpiTransportContext::back_off(int idle) const {
   // Where ranks share cores, one that only waits must leave them to one that computes; yielding alone doesn't.
   constexpr int kYields = 100;
   constexpr std::chrono::microseconds kSleep{50};
@@ -90,49 +90,49 @@ void MpiFamily::rest(int idle) const {
   }
 }
 
-MpiFamily::~MpiFamily() {
+MpiTransportContext::~MpiTransportContext() {
   // The receive's buffer goes with this object. A cancelled receive completes at once; so does one whose eager notice
   // is here already.
-  mpi().cancel(&listening_);
-  mpi().wait(&listening_, MPI_STATUS_IGNORE);
+  mpi().cancel(&notice_request_);
+  mpi().wait(&notice_request_, MPI_STATUS_IGNORE);
   if (!is_over()) mpi().comm_free(&communicator_);
 }
 
-void MpiFamily::listen() {
+void MpiTransportContext::post_notice_receive() {
   check_mpi(mpi().irecv(notice_.data(), static_cast<int>(notice_.size()), mpi().char_type, MPI_ANY_SOURCE, kNoticeTag,
-                        communicator_, &listening_),
+                        communicator_, &notice_request_),
             "MPI_Irecv");
 }
 
-void MpiFamily::hear() {
+void MpiTransportContext::receive_notices() {
   int arrived = 0;
   MPI_Status status;
-  check_mpi(mpi().test(&listening_, &arrived, &status), "MPI_Test");
+  check_mpi(mpi().test(&notice_request_, &arrived, &status), "MPI_Test");
   while (arrived != 0) {
     int bytes = 0;
     mpi().get_count(&status, mpi().char_type, &bytes);
     const std::string_view notice(notice_.data(), static_cast<std::size_t>(bytes));
     reports_.emplace(status.MPI_SOURCE, unpack_error(notice));
-    listen();
-    check_mpi(mpi().test(&listening_, &arrived, &status), "MPI_Test");
+    post_notice_receive();
+    check_mpi(mpi().test(&notice_request_, &arrived, &status), "MPI_Test");
   }
 }
 
-void MpiFamily::check_alive() {
-  hear();
+void MpiTransportContext::check_alive() {
+  receive_notices();
   if (!reports_.empty()) {
     const auto& [rank, report] = *reports_.begin();
-    fail_with_pulse(aborted_error(names_, rank, report));
+    fail_rank(aborted_error(names_, rank, report));
   }
-  if (gone_) fail_with_pulse(*gone_);
+  if (gone_) fail_rank(*gone_);
 }
 
-void MpiFamily::give_up(const Error& failure) {
+void MpiTransportContext::give_up(const Error& failure) {
   if (!gone_) gone_ = failure;
 }
 
-bool MpiFamily::abort(const Error& error) {
-  hear();
+bool MpiTransportContext::abort(const Error& error) {
+  receive_notices();
   if (!reports_.empty()) return false;
   // On the heap and not freed unless all are sent: MPI may read them as long as the process lives.
   struct Notices {
@@ -150,14 +150,14 @@ bool MpiFamily::abort(const Error& error) {
   }
   reports_.emplace(rank_, error);
 
-  const Deadline deadline = Patience::grace(kReportSeconds);
+  const Deadline deadline = Timeouts::grace(kReportSeconds);
   int sent = 0;
   const auto lowest = [&] { return reports_.begin()->first; };
   // Rank 0 has nobody below to wait for, a rank that has heard of a lower one no more to learn.
   for (int idle = 0; !deadline.expired() && (sent == 0 || (rank_ != 0 && lowest() == rank_)); ++idle) {
     if (sent == 0) mpi().testall(size_, notices->requests.data(), &sent, MPI_STATUSES_IGNORE);
-    hear();
-    rest(idle);
+    receive_notices();
+    back_off(idle);
   }
   if (sent == 0) static_cast<void>(notices.release());
   return lowest() == rank_;

@@ -28,15 +28,15 @@ void check_mpi(int result, std::string_view call);
 // Throws kUsage unless MPI is initialised with at least MPI_THREAD_FUNNELED.
 int highest_mpi_tag();
 
-// Ranks are those of the first world; a split keeps them. All worlds of a family share its communicator, and each has a
-// lane of tags of its own.
-class MpiFamily {
+// Ranks are those of the first world; a split keeps them. All worlds of a context share its communicator, and each has
+// a lane of tags of its own.
+class MpiTransportContext {
  public:
   // Owns `communicator`. A lane has `lane_tags` tags; no tag is above `highest_tag`.
-  MpiFamily(MPI_Comm communicator, int lane_tags, int highest_tag);
-  ~MpiFamily();
-  MpiFamily(const MpiFamily&) = delete;
-  MpiFamily& operator=(const MpiFamily&) = delete;
+  MpiTransportContext(MPI_Comm communicator, int lane_tags, int highest_tag);
+  ~MpiTransportContext();
+  MpiTransportContext(const MpiTransportContext&) = delete;
+  MpiTransportContext& operator=(const MpiTransportContext&) = delete;
 
   MPI_Comm communicator() const { return communicator_; }
   int rank() const { return rank_; }
@@ -49,13 +49,13 @@ class MpiFamily {
   // when its world ends in order, so the lane may be used again.
   int first_tag(int lane) const { return 1 + lane * lane_tags_; }
   const std::string& lanes_in_use() const { return lanes_; }
-  void take_lane(int lane) { lanes_.at(static_cast<std::size_t>(lane)) = kTaken; }
-  void give_lane(int lane) noexcept { lanes_[static_cast<std::size_t>(lane)] = kFree; }
+  void acquire_lane(int lane) { lanes_.at(static_cast<std::size_t>(lane)) = kInUse; }
+  void release_lane(int lane) noexcept { lanes_[static_cast<std::size_t>(lane)] = kFree; }
   // The first lane that none of the ranks uses which told theirs; throws kUnsupported when there is none.
   int free_lane(std::span<const std::string> in_use) const;
 
   // What a rank does between two polls that found nothing; `idle` counts them.
-  void rest(int idle) const;
+  void back_off(int idle) const;
 
   // The ranks of a world that broke or was aborted don't meet any more, not even to free communicators.
   void set_broken() { broken_ = true; }
@@ -72,15 +72,15 @@ class MpiFamily {
   void give_up(const Error& failure);
 
  private:
-  void listen();  // posts the receive of the next notice
-  void hear();    // takes the notices that have come
+  void post_notice_receive();  // posts the receive of the next notice
+  void receive_notices();      // takes the notices that have come
 
   // Eager in every MPI: sent at once, whatever the receiver does.
   static constexpr std::size_t kNoticeBytes = 2048;
   static constexpr int kNoticeTag = 0;
-  static constexpr int kMostLanes = 64;
+  static constexpr int kMaxLanes = 64;
   static constexpr char kFree = '.';
-  static constexpr char kTaken = 'x';
+  static constexpr char kInUse = 'x';
 
   MPI_Comm communicator_;
   const int lane_tags_;
@@ -91,7 +91,7 @@ class MpiFamily {
   bool crowded_ = false;  // this host has more ranks than cores
   bool broken_ = false;
   std::array<char, kNoticeBytes> notice_;  // an error as pack_error() writes it
-  MPI_Request listening_ = mpi().request_null;
+  MPI_Request notice_request_ = mpi().request_null;
   std::map<int, Error> reports_;  // by rank
   std::optional<Error> gone_;     // what give_up() was called with
 };

@@ -7,16 +7,16 @@
 
 #include "base/pulse.hpp"
 #include "comm/failure.hpp"
-#include "comm/mpi_abort.hpp"
 #include "comm/mpi_calls.hpp"
+#include "comm/mpi_abort.hpp"
 #include "comm/patience.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr int kTag = 2;  // of MPI_COMM_WORLD; 1 is that of signs
-constexpr std::chrono::milliseconds kBetweenLooks{1};
+constexpr int kTag = 2;  // of MPI_COMM_WORLD; 1 is that of heartbeats
+constexpr std::chrono::milliseconds kPollInterval{1};
 
 }  // namespace
 
@@ -49,9 +49,9 @@ void await_ranks(MPI_Comm communicator, const Deadline& deadline) {
         if (sendings[static_cast<std::size_t>(peer)] != mpi().request_null) absent.push_back(peer);
       }
     }
-    if (waited_enough(deadline)) fail_late("the start of the ranks", deadline, RankNames(), rank, absent);
-    std::this_thread::sleep_for(kBetweenLooks);
-    look();
+    if (wait_expired(deadline)) fail_late("the start of the ranks", deadline, RankNames(), rank, absent);
+    std::this_thread::sleep_for(kPollInterval);
+    waiting_heartbeat();
   }
 }
 

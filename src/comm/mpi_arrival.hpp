@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first meeting of the ranks that MPI has started, which tells who has not come: the calls that make communicators
-// would wait for ever.
+// The first collective of the ranks that MPI has started, which tells who has not come: the calls that make
+// communicators would wait for ever.
 #pragma once
 
 #include <mpi.h>

@@ -28,8 +28,8 @@ struct MpiFlight {
   std::size_t open;                           // messages not done yet, either way
 };
 
-// What a request moves: a piece of a message.
-struct MpiPiece {
+// What a request moves: a fragment of a message.
+struct MpiFragment {
   Ticket ticket;
   bool receive;
   std::size_t message;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `mpi`: a world together with its family, for programs that watch over their ranks.
+// Inside transport `mpi`: a world together with its context, for programs that watch over their ranks.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace ringattn {
 
 struct MpiWorld {
   std::unique_ptr<Transport> transport;
-  std::shared_ptr<MpiFamily> family;
+  std::shared_ptr<MpiTransportContext> context;
 };
 
 // As make_mpi_transport().

@@ -9,7 +9,7 @@
 
 namespace ringattn {
 
-// Over MPI_COMM_WORLD: MPI is initialised, and nobody else uses its tag there. `family` is told of silence.
-std::unique_ptr<Signs> make_mpi_signs(std::shared_ptr<MpiFamily> family);
+// Over MPI_COMM_WORLD: MPI is initialised, and nobody else uses its tag there. `context` is told of silence.
+std::unique_ptr<HeartbeatChannel> make_mpi_heartbeat_channel(std::shared_ptr<MpiTransportContext> context);
 
 }  // namespace ringattn

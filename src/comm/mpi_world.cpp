@@ -11,10 +11,10 @@
 #include "comm/message_claim.hpp"
 #include "comm/mpi_arrival.hpp"
 #include "comm/mpi_calls.hpp"
-#include "comm/mpi_parts.hpp"
 #include "comm/mpi_signs.hpp"
-#include "comm/patience.hpp"
+#include "comm/mpi_parts.hpp"
 #include "comm/process_world.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -43,11 +43,11 @@ class MpiRanks final : public ProcessRanks {
     MpiOptions options;
     options.setup_seconds = request.timeout;
     Joined joined;
-    await_ranks(mpi().comm_world, Patience(request.timeout).for_peer());
+    await_ranks(mpi().comm_world, Timeouts(request.timeout).for_peer());
     MpiWorld made = make_mpi_world(mpi().comm_world, options);
     joined.world = std::move(made.transport);
-    joined.hosts = joined.world->all_gather(processor_name(), Patience(request.timeout).for_peer());
-    joined.signs = make_mpi_signs(std::move(made.family));
+    joined.hosts = joined.world->all_gather(processor_name(), Timeouts(request.timeout).for_peer());
+    joined.channel = make_mpi_heartbeat_channel(std::move(made.context));
     return joined;
   }
 
@@ -56,9 +56,9 @@ class MpiRanks final : public ProcessRanks {
   // Ranks that give up at the same time and can't agree on who prints take turns: one prints and ends, and mpirun ends
   // the others before it is theirs. Rank 0 is there most of the time, and else rank 1. mpirun wakes ranks by SIGCONT
   // and sleeps for 1 s before it sends SIGTERM.
-  double turn() const override { return 1.3 * std::min(rank(), 2); }
+  double print_delay() const override { return 1.3 * std::min(rank(), 2); }
   // All others share a turn. On one host the first of them prints alone; several hosts may have one such rank each.
-  bool may_print() override { return claim_.take(); }
+  bool may_print() override { return claim_.try_claim(); }
 
   void end_all(int, int status) override { mpi().abort(mpi().comm_world, status); }
 

@@ -83,7 +83,7 @@ class NcclTransport final : public Transport {
     if (world_has_failed()) {
       give_up();
     } else if (flights_.empty()) {
-      drain([this] { return landing_.empty(); });
+      drain([this] { return on_device_.empty(); });
     }
     abandon();
     if (!drain([this] { return cudaStreamQuery(stream_->get()) != cudaErrorNotReady; })) {
@@ -152,7 +152,7 @@ class NcclTransport final : public Transport {
       Flight& flight = flights_.front();
       pump();
       for (; !flight.enqueued; progress()) {
-        if (waited_enough(deadline)) {
+        if (wait_expired(deadline)) {
           fail_late(exchange_name(flight.exchange, ticket), deadline, names_, rank_, awaited(flight));
         }
         std::this_thread::yield();
@@ -161,10 +161,10 @@ class NcclTransport final : public Transport {
       flight.reached.emplace();
       flight.reached->record(cuda_stream(stream));
       check_cuda(cudaStreamWaitEvent(cuda_stream(stream), flight.moved.get(), 0), "cudaStreamWaitEvent");
-      landing_.push_back(std::move(flight));
+      on_device_.push_back(std::move(flight));
       flights_.pop_front();
       ++waited_;
-      forget_landed();
+      drop_passed();
     } catch (...) {
       abandon();
       throw;
@@ -176,9 +176,9 @@ class NcclTransport final : public Transport {
     if (broken_) return;
     const DeviceGuard guard(device_);
     pump();
-    if (!landing_.empty()) communicator_->ready();  // throws what failed meanwhile
-    forget_landed();
-    check_landing();
+    if (!on_device_.empty()) communicator_->ready();  // throws what failed meanwhile
+    drop_passed();
+    check_on_device();
   }
 
   bool finished(Ticket ticket) override {
@@ -188,17 +188,17 @@ class NcclTransport final : public Transport {
 
   void abandon() noexcept override {
     try {
-      forget_landed();
+      drop_passed();
     } catch (...) {
       // A broken device: the communicator is to be aborted in any case.
     }
-    if (!flights_.empty() || !landing_.empty()) give_up();
+    if (!flights_.empty() || !on_device_.empty()) give_up();
   }
 
-  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override {
+  std::unique_ptr<Transport> split_world(int size, const Deadline& deadline) override {
     control_->progress();
     check_split(size, size_);
-    std::unique_ptr<Transport> control = control_->split(size, deadline);
+    std::unique_ptr<Transport> control = control_->split_world(size, deadline);
     if (control == nullptr) return nullptr;
     try {
       auto communicator = std::make_unique<NcclCommunicator>(*control, device_, options_, deadline);
@@ -225,7 +225,7 @@ class NcclTransport final : public Transport {
     drain([this] { return cudaStreamQuery(stream_->get()) != cudaErrorNotReady; });
     waited_ = next_ticket();
     flights_.clear();
-    landing_.clear();
+    on_device_.clear();
   }
 
   // Whether this rank or another one has failed. Ranks leave NCCL in order all together, so nobody may wait for that
@@ -246,7 +246,7 @@ class NcclTransport final : public Transport {
       if (flight.enqueued) continue;
       if (flight.greeting) {
         if (!control_->finished(*flight.greeting)) return;
-        control_->wait(*flight.greeting, Stream{}, Patience::none());  // finished: returns at once
+        control_->wait(*flight.greeting, Stream{}, Timeouts::none());  // finished: returns at once
         flight.greeting.reset();
         check_sides(flight);
         check_cuda(cudaStreamWaitEvent(stream_->get(), flight.posted.get(), 0), "cudaStreamWaitEvent");
@@ -317,25 +317,25 @@ class NcclTransport final : public Transport {
     return missing;
   }
 
-  void forget_landed() {
-    while (!landing_.empty() && landing_.front().moved.passed()) landing_.pop_front();
+  void drop_passed() {
+    while (!on_device_.empty() && on_device_.front().moved.passed()) on_device_.pop_front();
   }
 
-  void check_landing() {
-    if (landing_.empty()) return;
-    Flight& flight = landing_.front();
+  void check_on_device() {
+    if (on_device_.empty()) return;
+    Flight& flight = on_device_.front();
     if (!flight.reached->passed()) return;
-    if (!flight.limit) flight.limit = Patience::derived(flight.seconds).for_peer();
-    if (!waited_enough(*flight.limit)) return;
+    if (!flight.limit) flight.limit = Timeouts::derived(flight.seconds).for_peer();
+    if (!wait_expired(*flight.limit)) return;
     fail_late(exchange_name(flight.exchange, flight.ticket), *flight.limit, names_, rank_, flight.peers);
   }
 
   // Polls until `done()`; false when that took too long.
   template <typename Done>
   bool drain(const Done& done) noexcept {
-    const Deadline deadline = Patience::grace(kDrainSeconds);
+    const Deadline deadline = Timeouts::grace(kDrainSeconds);
     try {
-      for (; !done(); forget_landed()) {
+      for (; !done(); drop_passed()) {
         if (deadline.expired()) return false;
         std::this_thread::yield();
       }
@@ -354,7 +354,7 @@ class NcclTransport final : public Transport {
   const int size_;
   std::optional<CudaStream> stream_;                   // of NCCL's kernels
   std::deque<Flight> flights_;                         // posted and not yet waited for, in order
-  std::deque<Flight> landing_;                         // waited for; the device may not have passed them yet
+  std::deque<Flight> on_device_;                       // waited for; the device may not have passed them yet
   Ticket waited_ = 0;                                  // number of the first of flights_
   bool broken_ = false;                                // gave up exchanges, and the communicator
   const int exceptions_ = std::uncaught_exceptions();  // where this object was made
@@ -378,7 +378,7 @@ void check_peers(const std::vector<DevicePeer>& peers) {
 
 std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> control, int device,
                                                const NcclOptions& options) {
-  const Deadline deadline = Patience(options.setup_seconds).for_peer();
+  const Deadline deadline = Timeouts(options.setup_seconds).for_peer();
   const std::vector<DevicePeer> peers = gather_device_peers(*control, device, deadline);
   check_peers(peers);
   try {

@@ -13,8 +13,8 @@
 
 #include "base/cuda.hpp"
 #include "base/moment.hpp"
-#include "comm/failure.hpp"
 #include "comm/meeting.hpp"
+#include "comm/failure.hpp"
 #include "comm/patience.hpp"
 
 namespace ringattn {
@@ -36,22 +36,22 @@ NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOpt
     : device_(device) {
   keep_multicast_off();
   // Who waits for a rank that has failed already hears of it at the deadline only; agreeing takes longer than that.
-  const Meeting meeting(control, Patience::derived(2.0 * deadline.seconds()));
+  const Collective collective(control, Timeouts::derived(2.0 * deadline.seconds()));
   ncclUniqueId id{};
-  meeting.together([&] {
+  collective.run_collectively([&] {
     if (control.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
   });
   const std::string theirs = control.all_gather(std::string_view(id.internal, sizeof id.internal), deadline)[0];
-  id = told_value<ncclUniqueId>(theirs);
+  id = gathered_value<ncclUniqueId>(theirs);
   const auto join = [&] {
-    moment("joining");
+    failpoint("joining");
     const DeviceGuard guard(device_);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
     check(ncclCommInitRankConfig(&communicator_, control.size(), id, control.rank(), &config), "ncclCommInitRank");
     while (!ready()) {
-      if (waited_enough(deadline)) {
+      if (wait_expired(deadline)) {
         fail(ErrorCode::kPeer, fmt::format("NCCL did not join the ranks within {:g} s", deadline.seconds()),
              "a rank has not come, or its host can't be reached", "See NCCL_DEBUG=INFO.");
       }
@@ -60,7 +60,7 @@ NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOpt
     }
   };
   try {
-    meeting.together(join);
+    collective.run_collectively(join);
   } catch (...) {
     abort();
     throw;

@@ -74,7 +74,7 @@ class PacedTransport final : public Transport {
     inner_->progress();
     hand_over();
     while (!inner_in_flight_.empty() && inner_->finished(inner_in_flight_.front())) {
-      inner_->wait(inner_in_flight_.front(), Stream{}, Patience::none());  // finished: returns at once
+      inner_->wait(inner_in_flight_.front(), Stream{}, Timeouts::none());  // finished: returns at once
       inner_in_flight_.pop_front();
     }
   }
@@ -93,8 +93,8 @@ class PacedTransport final : public Transport {
     inner_->abandon();
   }
 
-  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override {
-    std::unique_ptr<Transport> world = inner_->split(size, deadline);
+  std::unique_ptr<Transport> split_world(int size, const Deadline& deadline) override {
+    std::unique_ptr<Transport> world = inner_->split_world(size, deadline);
     return world == nullptr ? nullptr : make_paced_transport(std::move(world), rate_);
   }
 

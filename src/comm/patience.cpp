@@ -17,17 +17,17 @@ constexpr double kExtraLengths = 100.0;
 
 }  // namespace
 
-Patience::Patience(double seconds) : seconds_(seconds) {
-  if (seconds >= kLeast && seconds <= kMost) return;
+Timeouts::Timeouts(double seconds) : seconds_(seconds) {
+  if (seconds >= kMin && seconds <= kMax) return;
   fail(ErrorCode::kUsage, fmt::format("a time limit of {} seconds is not possible", seconds),
-       fmt::format("it has {} to {:.0f}", kLeast, kMost), {"Choose one in between for ", setting("timeout"), "."});
+       fmt::format("it has {} to {:.0f}", kMin, kMax), {"Choose one in between for ", setting("timeout"), "."});
 }
 
-bool waited_enough(const Deadline& deadline) {
+bool wait_expired(const Deadline& deadline) {
   const double overdue = deadline.overdue();
-  const Pulse* const pulse = Pulse::current();
-  if (overdue < (pulse != nullptr ? pulse->noticing_seconds() : 0.0)) return false;
-  const bool extended = pulse != nullptr && pulse->others_work(deadline.seconds());
+  const RankLiveness* const liveness = RankLiveness::current();
+  if (overdue < (liveness != nullptr ? liveness->detection_seconds() : 0.0)) return false;
+  const bool extended = liveness != nullptr && liveness->others_are_working(deadline.seconds());
   return !extended || overdue > kExtraSeconds + kExtraLengths * deadline.seconds();
 }
 

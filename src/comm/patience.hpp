@@ -2,9 +2,9 @@
 // How long a wait may last, by what is waited for: the one place where a time limit in seconds becomes deadlines. Waits
 // for the own device alone have theirs in base/device_patience.hpp.
 //
-// Two things end a wait that its peers don't. Ranks of run_world() give signs of life (base/pulse.hpp), and every call
-// of a rank throws once one of them is silent for as long as the limit, whoever is waited for. A deadline is for what
-// gives no signs; between ranks that do, a wait outlasts it while one of them works.
+// Two things end a wait that its peers don't. Ranks of run_world() give signs of life (base/pulse.hpp), and
+// every call of a rank throws once one of them is silent for as long as the limit, whoever is waited for. A deadline is
+// for what gives no signs; between ranks that do, a wait outlasts it while one of them works.
 #pragma once
 
 #include <chrono>
@@ -13,25 +13,25 @@
 
 namespace ringattn {
 
-class Patience {
+class Timeouts {
  public:
   // What a caller may ask for.
-  static constexpr double kLeast = 0.001;
-  static constexpr double kMost = 1e6;
+  static constexpr double kMin = 0.001;
+  static constexpr double kMax = 1e6;
 
   // `seconds`: of every single wait for a peer that should be ready, as a caller asked for it. Throws kUsage for what
   // is no such time: NaN would be waited for without an end.
-  explicit Patience(double seconds);
+  explicit Timeouts(double seconds);
   // Of a wait whose length follows from others'.
-  static Patience derived(double seconds) { return {seconds, 0}; }
+  static Timeouts derived(double seconds) { return {seconds, 0}; }
 
   double seconds() const { return seconds_; }
 
   // A wait for a peer that should be ready, or for copies and other short work that is on its way.
   Deadline for_peer() const { return Deadline::after(seconds_); }
-  // A wait for a rank or a device that computes for about `predicted` seconds and may give no signs meanwhile. A
+  // A wait for a rank or a device that computes for about `estimated` seconds and may give no signs meanwhile. A
   // prediction may be an order of magnitude off; only what takes longer still is late.
-  Deadline for_work(double predicted) const { return Deadline::after(seconds_ + kMargin * predicted); }
+  Deadline for_work(double estimated) const { return Deadline::after(seconds_ + kMargin * estimated); }
 
   // What has happened already.
   static Deadline none() { return Deadline::after(0.0); }
@@ -49,7 +49,7 @@ class Patience {
   static Deadline grace(double seconds) { return Deadline::after(seconds); }
 
  private:
-  Patience(double seconds, int) : seconds_(seconds) {}
+  Timeouts(double seconds, int) : seconds_(seconds) {}
 
   static constexpr double kMargin = 10.0;
   static constexpr double kAddressSeconds = 3.0;
@@ -60,6 +60,6 @@ class Patience {
 
 // Whether a wait of the calling rank is to be given up: its deadline has passed, and no other rank has worked for as
 // long as that. Work that never ends doesn't extend it for ever.
-bool waited_enough(const Deadline& deadline);
+bool wait_expired(const Deadline& deadline);
 
 }  // namespace ringattn

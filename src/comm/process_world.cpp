@@ -32,12 +32,12 @@ using Seconds = std::chrono::duration<double>;
 constexpr Seconds kPeersFirst{1.0};
 // How long a rank that can't begin waits for the others to hear it.
 constexpr double kRefusalSeconds = 10.0;
-// How often the watch looks while the ranks start. Turns come so close to the end of what is promised that a longer
+// How often the watchdog looks while the ranks start. Turns come so close to the end of what is promised that a longer
 // tick would pass it; and no tick measures work there.
 constexpr double kStartTick = 0.05;
 
-// A rank's life from before it starts to after it has left: its pulse, and the watch that ends the process where the
-// rank's own thread can't.
+// A rank's life from before it starts to after it has left: its liveness, and the watchdog that ends the process where
+// the rank's own thread can't.
 class Program {
  public:
   Program(ProcessRanks& ranks, double seconds, const Error* refusal,
@@ -46,41 +46,41 @@ class Program {
         seconds_(seconds),
         refusal_(refusal),
         print_error_(print_error),
-        heart_(ranks.rank(), seconds, [this](const Error& error) { watch_.arm(error); }),
-        watch_({&heart_},
-               {seconds, [this](const Pulse&) { end_stuck(); }, [this](const Error& error) { end_late(error); }}),
-        scope_(heart_) {
+        monitor_(ranks.rank(), seconds, [this](const Error& error) { watchdog_.arm(error); }),
+        watchdog_({&monitor_}, {seconds, [this](const RankLiveness&) { end_stuck(); },
+                                [this](const Error& error) { end_late(error); }}),
+        scope_(monitor_) {
     enter(Phase::kStart);
   }
 
-  // What the process does, for the watch and its messages.
+  // What the process does, for the watchdog and its messages.
   enum class Phase { kStart, kJob, kEnd };
 
-  Heart& heart() { return heart_; }
+  HeartbeatMonitor& monitor() { return monitor_; }
 
   // Only a rank's own work on the processor is a sign of life, not the polling where it starts and ends.
   void enter(Phase phase) {
     phase_ = phase;
-    watch_.set_processor_counts(phase == Phase::kJob);
-    const double tick = Watch::interval(seconds_);
+    watchdog_.set_processor_counts(phase == Phase::kJob);
+    const double tick = Watchdog::interval(seconds_);
     if (phase == Phase::kStart) {
-      watch_.set_grace(ranks_.start_grace(), std::min(tick, kStartTick));
+      watchdog_.set_grace(ranks_.start_grace(), std::min(tick, kStartTick));
     } else {
-      watch_.set_grace(0.0, tick);
+      watchdog_.set_grace(0.0, tick);
     }
-    look();
+    waiting_heartbeat();
   }
 
   // Another rank has failed, while this one may look at nothing for a while.
-  void hear(const Error& error) { watch_.arm(error); }
+  void hear(const Error& error) { watchdog_.arm(error); }
 
   // Ends the world from a rank that failed alone, or that has heard of such a rank. Without a transport there is nobody
   // to agree with on who prints.
   [[noreturn]] void end_alone(Transport* world, const Error& error) {
     const int code = static_cast<int>(error.code());
     const int status = end_outcome(code);  // now: what follows may hang, and MPI_Abort doesn't come back
-    watch_.arm(error);
-    if (world == nullptr) std::this_thread::sleep_for(Seconds(ranks_.turn()));
+    watchdog_.arm(error);
+    if (world == nullptr) std::this_thread::sleep_for(Seconds(ranks_.print_delay()));
     told_ = true;
     if ((world == nullptr ? !is_heard(error) : world->abort(error)) && ranks_.may_print()) {
       print_error_(world == nullptr ? error : lone_error(world->rank(), error));
@@ -98,13 +98,15 @@ class Program {
   }
 
   // Whether it has come from another rank, which prints it.
-  bool is_heard(const Error& error) const { return error.place() != nullptr && error.place()->rank != heart_.rank(); }
+  bool is_heard(const Error& error) const {
+    return error.location() != nullptr && error.location()->rank != monitor_.rank();
+  }
 
  private:
   // This rank's own thread hangs.
   [[noreturn]] void end_stuck() {
-    std::this_thread::sleep_for(Seconds(ranks_.turn()) + (phase_ == Phase::kJob ? kPeersFirst : Seconds(0.0)));
-    const int stuck[] = {heart_.rank()};
+    std::this_thread::sleep_for(Seconds(ranks_.print_delay()) + (phase_ == Phase::kJob ? kPeersFirst : Seconds(0.0)));
+    const int stuck[] = {monitor_.rank()};
     Error error = silent_error(RankNames(), stuck, seconds_);
     if (phase_ == Phase::kStart && refusal_ != nullptr) {
       error = *refusal_;
@@ -133,16 +135,16 @@ class Program {
   const std::function<void(const Error&)>& print_error_;
   std::atomic<Phase> phase_{Phase::kStart};
   std::atomic<bool> told_{false};  // that it failed: the ranks agree on who prints
-  Heart heart_;
-  Watch watch_;
-  PulseScope scope_;
+  HeartbeatMonitor monitor_;
+  Watchdog watchdog_;
+  RankLivenessScope scope_;
 };
 
 // The highest code of all ranks.
-int meet_to_end(Transport& world, int code, const Deadline& deadline) {
+int gather_exit_codes(Transport& world, int code, const Deadline& deadline) {
   for (const std::string& theirs : world.all_gather(std::to_string(code), deadline)) {
-    constexpr auto kMost = static_cast<int>(ErrorCode::kInternal);
-    const bool known = theirs.size() == 1 && theirs[0] >= '0' && theirs[0] <= '0' + kMost;
+    constexpr auto kMaxCode = static_cast<int>(ErrorCode::kInternal);
+    const bool known = theirs.size() == 1 && theirs[0] >= '0' && theirs[0] <= '0' + kMaxCode;
     code = std::max(code, known ? theirs[0] - '0' : static_cast<int>(ErrorCode::kPeer));
   }
   return code;
@@ -156,19 +158,19 @@ int run_process_world(ProcessRanks& ranks, const WorldRequest& asked, const Erro
   WorldRequest request = asked;
   if (refusal != nullptr) request.timeout = std::min(request.timeout, kRefusalSeconds);
   Program program(ranks, request.timeout, refusal, print_error);
-  moment("init");
+  failpoint("init");
   ranks.start();
   int code = 0;
   std::unique_ptr<Transport> world;
   try {
-    moment("bootstrap");
+    failpoint("bootstrap");
     ProcessRanks::Joined joined = ranks.join(request, [&program](const Error& error) { program.hear(error); });
     world = std::move(joined.world);
-    program.heart().start(std::move(joined.signs), std::move(joined.hosts));
+    program.monitor().start(std::move(joined.channel), std::move(joined.hosts));
     program.enter(Program::Phase::kJob);
     if (request.pace > 0.0) world = make_paced_transport(std::move(world), request.pace);
     try {
-      agree(*world, refusal, Patience(request.timeout).for_peer());
+      agree(*world, refusal, Timeouts(request.timeout).for_peer());
       if (refusal == nullptr && request.compare) request.compare(*world);
       DeviceWorld device;
       if (refusal == nullptr) device = make_device_world(*world, request);
@@ -180,10 +182,10 @@ int run_process_world(ProcessRanks& ranks, const WorldRequest& asked, const Erro
       flush_output();
       code = static_cast<int>(error.code());
     }
-    moment("last-meeting");
-    code = meet_to_end(*world, code, Patience(request.timeout).for_peer());
-    moment("parting");
-    program.heart().part();
+    failpoint("last-collective");
+    code = gather_exit_codes(*world, code, Timeouts(request.timeout).for_peer());
+    failpoint("leaving");
+    program.monitor().leave();
     // A rank that was stopped until the others gave it up must not go on to leave in order.
     world->progress();
   } catch (...) {
@@ -193,7 +195,7 @@ int run_process_world(ProcessRanks& ranks, const WorldRequest& asked, const Erro
                       world == nullptr && refusal != nullptr && !program.is_heard(error) ? *refusal : error);
   }
   program.enter(Program::Phase::kEnd);
-  moment("exit");
+  failpoint("exit");
   world.reset();
   ranks.leave();
   return code;

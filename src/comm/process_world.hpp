@@ -28,18 +28,18 @@ class ProcessRanks {
   virtual void start() = 0;
   struct Joined {
     std::unique_ptr<Transport> world;
-    std::unique_ptr<Signs> signs;
+    std::unique_ptr<HeartbeatChannel> channel;
     std::vector<std::string> hosts;
   };
-  // Makes the world. Collective. `failing` hears of other ranks' failures while this one computes, where it can be
+  // Makes the world. Collective. `on_failure` hears of other ranks' failures while this one computes, where it can be
   // told. An error that it throws is printed on every rank but those to which its place says that another one prints
   // it.
-  virtual Joined join(const WorldRequest& request, std::function<void(const Error&)> failing) = 0;
-  // After the last meeting, once the world is gone.
+  virtual Joined join(const WorldRequest& request, std::function<void(const Error&)> on_failure) = 0;
+  // After the last collective, once the world is gone.
   virtual void leave() = 0;
 
   // Before a rank that could not agree on who prints does: seconds in which others may have ended it.
-  virtual double turn() const = 0;
+  virtual double print_delay() const = 0;
   // Whether this rank may print a failure: where ranks share something that tells, only the first of them to ask may.
   virtual bool may_print() { return true; }
   // Ends this process, and the others if it can. This rank has printed. `status` is the exit status that says `code`

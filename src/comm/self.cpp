@@ -42,7 +42,7 @@ class SelfTransport final : public Transport {
     ++waited_;
   }
   void progress() override {
-    beat();
+    heartbeat();
     check_alive();
   }
   bool finished(Ticket ticket) override {
@@ -51,7 +51,7 @@ class SelfTransport final : public Transport {
   }
   void abandon() noexcept override { waited_ = posted_; }
 
-  std::unique_ptr<Transport> split(int size, const Deadline&) override {
+  std::unique_ptr<Transport> split_world(int size, const Deadline&) override {
     check_alive();
     check_split(size, 1);
     return make_self_transport(memory_, device_);

@@ -18,7 +18,7 @@ void SessionClaim::begin(std::string session) {
   session_ = std::move(session);
 }
 
-bool SessionClaim::take() noexcept {
+bool SessionClaim::try_claim() noexcept {
   const std::lock_guard lock(mutex_);
   if (session_.empty()) return true;
   if (socket_.valid()) return false;

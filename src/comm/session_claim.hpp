@@ -17,7 +17,7 @@ class SessionClaim {
 
   // Whether the calling process is the first of its session's on this host to ask. A socket's abstract name tells,
   // which the system frees when the process ends. Thread-safe.
-  bool take() noexcept;
+  bool try_claim() noexcept;
 
  private:
   std::mutex mutex_;

@@ -54,7 +54,7 @@ std::string job_name() {
   } else if (const auto slurm = variable_value("SLURM_JOB_ID")) {
     job = fmt::format("Slurm {}.{}", *slurm, variable_value("SLURM_STEP_ID").value_or("batch"));
   }
-  return job.substr(0, kLongestJob);
+  return job.substr(0, kMaxJobName);
 }
 
 }  // namespace
@@ -71,7 +71,7 @@ StoreRank store_rank() {
   }
   mine.address = *address;
   const RankVariables& row = find_row();
-  mine.size = number_of(row.ranks, *variable_value(row.ranks), 1, kMostStoreRanks);
+  mine.size = number_of(row.ranks, *variable_value(row.ranks), 1, kMaxStoreRanks);
   mine.rank = number_of(row.rank, *variable_value(row.rank), 0, mine.size - 1);
   mine.job = job_name();
   return mine;

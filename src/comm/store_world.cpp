@@ -25,22 +25,22 @@ constexpr std::chrono::milliseconds kStorePrints{300};
 // about the same moment.
 constexpr std::chrono::seconds kClaimLasts{1};
 
-class TcpSigns final : public Signs {
+class TcpHeartbeatChannel final : public HeartbeatChannel {
  public:
-  explicit TcpSigns(std::shared_ptr<TcpFamily> family) : family_(std::move(family)) {}
+  explicit TcpHeartbeatChannel(std::shared_ptr<TcpTransportContext> context) : context_(std::move(context)) {}
 
-  void hear(const std::function<void(int, Sign)>& heard) override {
-    for (int peer = 0; peer < family_->size(); ++peer) {
-      for (const char sign : family_->take_signs(peer)) heard(peer, static_cast<Sign>(sign));
+  void receive(const std::function<void(int, Heartbeat)>& heard) override {
+    for (int peer = 0; peer < context_->size(); ++peer) {
+      for (const char heartbeat : context_->take_heartbeats(peer)) heard(peer, static_cast<Heartbeat>(heartbeat));
     }
   }
-  bool tell(int peer, Sign sign) override {
-    return family_->send_sign(peer, static_cast<char>(sign), sign == Sign::kLeaves);
+  bool send(int peer, Heartbeat heartbeat) override {
+    return context_->send_heartbeat(peer, static_cast<char>(heartbeat), heartbeat == Heartbeat::kLeaving);
   }
-  void give_up(const Error& failure) override { family_->give_up(failure); }
+  void give_up(const Error& failure) override { context_->give_up(failure); }
 
  private:
-  const std::shared_ptr<TcpFamily> family_;
+  const std::shared_ptr<TcpTransportContext> context_;
 };
 
 class StoreRanks final : public ProcessRanks {
@@ -53,7 +53,7 @@ class StoreRanks final : public ProcessRanks {
 
   void start() override {}
 
-  Joined join(const WorldRequest& request, std::function<void(const Error&)> failing) override {
+  Joined join(const WorldRequest& request, std::function<void(const Error&)> on_failure) override {
     const Secret secret = secret_of_environment();
     const std::unique_ptr<Store> store =
         make_store({mine_.address, mine_.rank, mine_.size, mine_.job, request.timeout, secret, request.warn});
@@ -64,16 +64,16 @@ class StoreRanks final : public ProcessRanks {
     options.secret = secret;
     TcpWorld made = make_tcp_world(*store, options);
     connected_ = true;
-    family_ = made.family;
-    family_->set_hearing(std::move(failing));
-    return {std::move(made.transport), std::make_unique<TcpSigns>(family_), store->hosts()};
+    context_ = made.context;
+    context_->set_failure_callback(std::move(on_failure));
+    return {std::move(made.transport), std::make_unique<TcpHeartbeatChannel>(context_), store->hosts()};
   }
 
-  void leave() override { family_.reset(); }
+  void leave() override { context_.reset(); }
 
   // Nobody could end this rank before its turn, and what rank 0 has found out the others have been told.
-  double turn() const override { return 0.0; }
-  bool may_print() override { return claim_.take(); }
+  double print_delay() const override { return 0.0; }
+  bool may_print() override { return claim_.try_claim(); }
   // The others have been told, or find out by themselves within a moment.
   void end_all(int code, int) override {
     if (!connected_) std::this_thread::sleep_for(kClaimLasts);
@@ -84,7 +84,7 @@ class StoreRanks final : public ProcessRanks {
     if (!connected_) {
       std::this_thread::sleep_for(kStorePrints);
     } else {
-      family_->await_printer(kPrinterSeconds);
+      context_->await_printer(kPrinterSeconds);
     }
   }
 
@@ -92,7 +92,7 @@ class StoreRanks final : public ProcessRanks {
   const StoreRank mine_;
   SessionClaim claim_;
   std::atomic<bool> connected_{false};
-  std::shared_ptr<TcpFamily> family_;
+  std::shared_ptr<TcpTransportContext> context_;
 };
 
 }  // namespace

@@ -35,47 +35,47 @@ std::unique_ptr<Transport> make_transport(std::shared_ptr<ThreadsWorld> world, i
 
 class ThreadsWorld {
  public:
-  ThreadsWorld(std::shared_ptr<ThreadsFamily> family, int size)
-      : family_(std::move(family)), ranks_(static_cast<std::size_t>(size)) {}
+  ThreadsWorld(std::shared_ptr<ThreadsTransportContext> context, int size)
+      : context_(std::move(context)), ranks_(static_cast<std::size_t>(size)) {}
 
   int size() const { return static_cast<int>(ranks_.size()); }
-  ThreadsFamily& family() { return *family_; }
+  ThreadsTransportContext& context() { return *context_; }
 
   std::vector<std::string> all_gather(int rank, std::string_view bytes, std::string_view what,
                                       const Deadline& deadline) {
-    std::unique_lock lock(family_->mutex);
-    family_->check_alive_locked();
-    const std::int64_t number = at(rank).meetings++;
-    std::shared_ptr<Gathering>& entry = meetings_[number];
+    std::unique_lock lock(context_->mutex);
+    context_->check_alive_locked();
+    const std::int64_t number = at(rank).collectives++;
+    std::shared_ptr<Gathering>& entry = collectives_[number];
     if (entry == nullptr) {
       entry = std::make_shared<Gathering>();
       entry->bytes.resize(ranks_.size());
     }
-    const std::shared_ptr<Gathering> meeting = entry;
-    meeting->bytes[static_cast<std::size_t>(rank)] = bytes;
-    if (++meeting->came == ranks_.size()) {
-      meetings_.erase(number);
-      for (int other = 0; other < size(); ++other) family_->notify(other);
+    const std::shared_ptr<Gathering> collective = entry;
+    collective->bytes[static_cast<std::size_t>(rank)] = bytes;
+    if (++collective->came == ranks_.size()) {
+      collectives_.erase(number);
+      for (int other = 0; other < size(); ++other) context_->notify(other);
     }
-    const auto complete = [&] { return meeting->came == ranks_.size(); };
-    if (!family_->wait(lock, rank, deadline, complete)) {
+    const auto complete = [&] { return collective->came == ranks_.size(); };
+    if (!context_->wait(lock, rank, deadline, complete)) {
       std::vector<int> missing;
       for (int other = 0; other < size(); ++other) {
-        if (!meeting->bytes[static_cast<std::size_t>(other)]) missing.push_back(other);
+        if (!collective->bytes[static_cast<std::size_t>(other)]) missing.push_back(other);
       }
       fail_late(what, deadline, RankNames(), rank, missing);
     }
-    lock.unlock();  // nobody changes a complete meeting
+    lock.unlock();  // nobody changes a complete collective
     std::vector<std::string> all;
     all.reserve(ranks_.size());
-    for (const auto& theirs : meeting->bytes) all.push_back(*theirs);
+    for (const auto& theirs : collective->bytes) all.push_back(*theirs);
     return all;
   }
 
   Ticket post(int rank, Exchange exchange) {
     check_exchange(exchange, rank, size());
-    const std::lock_guard lock(family_->mutex);
-    family_->check_alive_locked();
+    const std::lock_guard lock(context_->mutex);
+    context_->check_alive_locked();
     Rank& mine = at(rank);
     const Ticket ticket = mine.waited + static_cast<Ticket>(mine.flights.size());
     if (mine.abandoned) {
@@ -89,20 +89,20 @@ class ThreadsWorld {
       link.from->sends[link.send].receive = link.receive;
     }
     mine.flights.push_back(flight);
-    family_->start_sends(flight);
+    context_->start_sends(flight);
     for (const Link& link : links) {
-      if (link.from != flight) family_->start_sends(link.from);
+      if (link.from != flight) context_->start_sends(link.from);
     }
     return ticket;
   }
 
   void wait(int rank, Ticket ticket, const Deadline& deadline) {
-    std::unique_lock lock(family_->mutex);
-    family_->check_alive_locked();
+    std::unique_lock lock(context_->mutex);
+    context_->check_alive_locked();
     Rank& mine = at(rank);
     check_ticket(ticket, mine.waited, mine.waited + static_cast<Ticket>(mine.flights.size()));
     const std::shared_ptr<ThreadsFlight> flight = mine.flights.front();
-    if (!family_->wait(lock, rank, deadline, [&] { return flight->open == 0; })) {
+    if (!context_->wait(lock, rank, deadline, [&] { return flight->open == 0; })) {
       fail_late(exchange_name(flight->exchange, ticket), deadline, RankNames(), rank, awaited(*flight));
     }
     mine.flights.pop_front();
@@ -110,15 +110,15 @@ class ThreadsWorld {
   }
 
   bool finished(int rank, Ticket ticket) {
-    const std::lock_guard lock(family_->mutex);
-    family_->check_alive_locked();
+    const std::lock_guard lock(context_->mutex);
+    context_->check_alive_locked();
     const Rank& mine = at(rank);
     const auto index = static_cast<std::size_t>(ticket - mine.waited);
     return ticket >= mine.waited && index < mine.flights.size() && mine.flights[index]->open == 0;
   }
 
   void abandon(int rank) {
-    std::unique_lock lock(family_->mutex);
+    std::unique_lock lock(context_->mutex);
     Rank& mine = at(rank);
     if (mine.flights.empty()) return;
     mine.abandoned = true;
@@ -126,7 +126,7 @@ class ThreadsWorld {
       flight->withdrawn = true;
       for (ThreadsFlight::Send& send : flight->sends) send.to.reset();
     }
-    family_->wait_for_couriers(lock, rank, [&] {
+    context_->wait_for_deliveries(lock, rank, [&] {
       return std::all_of(mine.flights.begin(), mine.flights.end(),
                          [](const auto& flight) { return flight->copying == 0; });
     });
@@ -134,10 +134,10 @@ class ThreadsWorld {
     mine.flights.clear();
   }
 
-  std::unique_ptr<Transport> split(int rank, int size, const Deadline& deadline) {
+  std::unique_ptr<Transport> split_world(int rank, int size, const Deadline& deadline) {
     check_split(size, this->size());
-    moment("split");
-    const std::int64_t number = at(rank).meetings;  // only this rank's thread changes it
+    failpoint("split");
+    const std::int64_t number = at(rank).collectives;  // only this rank's thread changes it
     const std::string mine = std::to_string(size);
     for (const std::string& theirs : all_gather(rank, mine, "split", deadline)) {
       if (theirs != mine) {
@@ -146,9 +146,9 @@ class ThreadsWorld {
       }
     }
     if (rank >= size) return nullptr;
-    const std::lock_guard lock(family_->mutex);
+    const std::lock_guard lock(context_->mutex);
     Child& child = children_[number];
-    if (child.world == nullptr) child.world = std::make_shared<ThreadsWorld>(family_, size);
+    if (child.world == nullptr) child.world = std::make_shared<ThreadsWorld>(context_, size);
     std::shared_ptr<ThreadsWorld> world = child.world;
     if (++child.taken == size) children_.erase(number);
     return make_transport(std::move(world), rank);
@@ -158,7 +158,7 @@ class ThreadsWorld {
   struct Rank {
     std::deque<std::shared_ptr<ThreadsFlight>> flights;  // posted and not yet waited for, in order
     Ticket waited = 0;                                   // number of the first of them
-    std::int64_t meetings = 0;                           // that it has come to
+    std::int64_t collectives = 0;                        // that it has come to
     bool abandoned = false;
   };
   struct Link {
@@ -245,10 +245,10 @@ class ThreadsWorld {
     return peers;
   }
 
-  const std::shared_ptr<ThreadsFamily> family_;
+  const std::shared_ptr<ThreadsTransportContext> context_;
   std::vector<Rank> ranks_;
-  std::map<std::int64_t, std::shared_ptr<Gathering>> meetings_;  // that not all have come to
-  std::map<std::int64_t, Child> children_;                       // that not all have fetched
+  std::map<std::int64_t, std::shared_ptr<Gathering>> collectives_;  // that not all have come to
+  std::map<std::int64_t, Child> children_;                          // that not all have fetched
 };
 
 // One rank's view of the world.
@@ -261,7 +261,7 @@ class ThreadsTransport final : public Transport {
   int size() const override { return world_->size(); }
   std::string_view name() const override { return "threads"; }
   MemoryKind memory() const override { return MemoryKind::kHost; }
-  Route route() const override { return world_->family().delivery().route; }
+  Route route() const override { return world_->context().delivery().route; }
 
   std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {
     return world_->all_gather(rank_, bytes, "all-gather", deadline);
@@ -279,16 +279,16 @@ class ThreadsTransport final : public Transport {
     }
   }
   void progress() override {
-    beat();
-    world_->family().check_alive();
+    heartbeat();
+    world_->context().check_alive();
   }
   bool finished(Ticket ticket) override { return world_->finished(rank_, ticket); }
   void abandon() noexcept override { world_->abandon(rank_); }
 
-  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override {
-    return world_->split(rank_, size, deadline);
+  std::unique_ptr<Transport> split_world(int size, const Deadline& deadline) override {
+    return world_->split_world(rank_, size, deadline);
   }
-  bool abort(const Error& error) override { return world_->family().abort(rank_, error); }
+  bool abort(const Error& error) override { return world_->context().abort(rank_, error); }
 
  private:
   const std::shared_ptr<ThreadsWorld> world_;
@@ -306,7 +306,7 @@ std::vector<std::unique_ptr<Transport>> make_threads_world(int size, const Threa
     fail(ErrorCode::kUsage, fmt::format("can't make a world of {} ranks", size), "it takes at least one",
          "Ask for one rank or more.");
   }
-  const auto world = std::make_shared<ThreadsWorld>(std::make_shared<ThreadsFamily>(size, delivery), size);
+  const auto world = std::make_shared<ThreadsWorld>(std::make_shared<ThreadsTransportContext>(size, delivery), size);
   std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < size; ++rank) transports.push_back(make_transport(world, rank));
   return transports;
@@ -314,8 +314,8 @@ std::vector<std::unique_ptr<Transport>> make_threads_world(int size, const Threa
 
 void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::function<void(Transport&)>& rank_main,
                const RanksLimit* limit) {
-  std::optional<ThreadsWatch> watch;
-  if (limit != nullptr) watch.emplace(static_cast<int>(transports.size()), *limit);
+  std::optional<ThreadsWatchdog> watchdog;
+  if (limit != nullptr) watchdog.emplace(static_cast<int>(transports.size()), *limit);
   std::mutex mutex;
   std::exception_ptr first;
   const auto record = [&](const std::exception_ptr& exception) {
@@ -323,15 +323,15 @@ void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::fu
     if (first == nullptr) first = exception;
   };
   const auto play = [&](Transport& transport) {
-    std::optional<PulseScope> pulse;
-    if (watch) pulse.emplace(watch->pulse(transport.rank()));
+    std::optional<RankLivenessScope> liveness;
+    if (watchdog) liveness.emplace(watchdog->liveness(transport.rank()));
     try {
       rank_main(transport);
     } catch (const AgreedError&) {
       record(std::current_exception());  // the others throw it too: nobody is left waiting
     } catch (...) {
       const Error error = as_error(std::current_exception());
-      if (watch) watch->pulse(transport.rank()).failing(error);
+      if (watchdog) watchdog->liveness(transport.rank()).on_failure(error);
       // Only the first to abort is recorded: what the others throw may be a consequence.
       if (transport.abort(error)) record(std::current_exception());
     }

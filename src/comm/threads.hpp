@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport `threads`: N ranks are N threads of this process. Courier threads copy the bytes, so delivery is as
+// Transport `threads`: N ranks are N threads of this process. Delivery threads copy the bytes, so delivery is as
 // asynchronous as a network's; tests delay and shuffle it.
 #pragma once
 
@@ -26,7 +26,8 @@ std::vector<std::unique_ptr<Transport>> make_threads_world(int size, const Threa
 
 // What becomes of ranks that don't come to an end.
 struct RanksLimit {
-  double seconds;  // without a sign of life (base/pulse.hpp), after which a rank is silent and all others throw kPeer
+  double seconds;  // without a sign of life (base/pulse.hpp), after which a rank is silent and all others throw
+                   // kPeer
   // Called on a thread of its own with the world's failure, when a rank has not ended seconds after it. Must end the
   // process: a thread can't be ended alone.
   std::function<void(const Error&)> last_resort;

@@ -14,14 +14,14 @@ namespace ringattn {
 namespace {
 
 // A few, so that one rank's large message doesn't hold up all others; they only copy.
-int courier_count() { return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 2, 8); }
+int delivery_thread_count() { return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 2, 8); }
 
 }  // namespace
 
-ThreadsFamily::ThreadsFamily(int size, const ThreadsDelivery& delivery)
-    : delivery_(delivery), wake_(static_cast<std::size_t>(size)), couriers_(courier_count()) {}
+ThreadsTransportContext::ThreadsTransportContext(int size, const ThreadsDelivery& delivery)
+    : delivery_(delivery), wake_(static_cast<std::size_t>(size)), delayed_delivery_(delivery_thread_count()) {}
 
-bool ThreadsFamily::abort(int rank, const Error& error) {
+bool ThreadsTransportContext::abort(int rank, const Error& error) {
   const std::lock_guard lock(mutex);
   if (aborted_) return false;
   aborted_ = aborted_error(RankNames(), rank, error);
@@ -30,13 +30,13 @@ bool ThreadsFamily::abort(int rank, const Error& error) {
   return true;
 }
 
-void ThreadsFamily::check_alive() {
+void ThreadsTransportContext::check_alive() {
   if (!over_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex);
   check_alive_locked();
 }
 
-void ThreadsFamily::start_sends(const std::shared_ptr<ThreadsFlight>& flight) {
+void ThreadsTransportContext::start_sends(const std::shared_ptr<ThreadsFlight>& flight) {
   for (std::size_t i = 0; i < flight->sends.size(); ++i) {
     const SendMessage& message = flight->exchange.sends[i];
     ThreadsFlight::Send& send = flight->sends[i];
@@ -44,22 +44,24 @@ void ThreadsFamily::start_sends(const std::shared_ptr<ThreadsFlight>& flight) {
     if (send.started || send.to == nullptr) continue;
     send.started = true;
     const Schedule schedule = schedule_of(*flight, message);
-    couriers_.submit(schedule.due, schedule.priority, [this, flight, i] { deliver(*flight, i); });
+    delayed_delivery_.submit(schedule.due, schedule.priority, [this, flight, i] { deliver(*flight, i); });
   }
 }
 
 // Random numbers are a function of the seed and the message: a seed means the same delays whatever the threads do.
-ThreadsFamily::Schedule ThreadsFamily::schedule_of(const ThreadsFlight& flight, const SendMessage& message) {
+ThreadsTransportContext::Schedule ThreadsTransportContext::schedule_of(const ThreadsFlight& flight,
+                                                                       const SendMessage& message) {
   const PhiloxWords counter{{static_cast<std::uint32_t>(flight.ticket), static_cast<std::uint32_t>(message.round),
                              static_cast<std::uint32_t>(flight.rank), static_cast<std::uint32_t>(message.peer)}};
   const PhiloxWords random = philox4x32_10(counter, delivery_.shuffle_seed);
   const std::chrono::microseconds delay{random.word[0] % (static_cast<std::uint64_t>(delivery_.max_delay.count()) + 1)};
   const std::uint64_t priority = delivery_.shuffle_seed == 0 ? next_priority_++ : random.word[1];
-  return {Couriers::Clock::now() + delay, priority};
+  return {DelayedDelivery::Clock::now() + delay, priority};
 }
 
-// On a courier. Copies without the lock; `copying` keeps the spans in place meanwhile (ThreadsWorld::abandon()).
-void ThreadsFamily::deliver(ThreadsFlight& from, std::size_t index) {
+// On a delivery thread. Copies without the lock; `copying` keeps the spans in place meanwhile
+// (ThreadsWorld::abandon()).
+void ThreadsTransportContext::deliver(ThreadsFlight& from, std::size_t index) {
   std::unique_lock lock(mutex);
   const std::shared_ptr<ThreadsFlight> to = from.sends[index].to;
   if (aborted_ || from.withdrawn || to == nullptr || to->withdrawn) return;

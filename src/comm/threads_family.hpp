@@ -17,12 +17,12 @@
 #include "base/pulse.hpp"
 #include "comm/courier.hpp"
 #include "comm/exchange.hpp"
-#include "comm/patience.hpp"
 #include "comm/threads.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
-// An exchange that one rank has posted. Guarded by the mutex of its family.
+// An exchange that one rank has posted. Guarded by the mutex of its context.
 struct ThreadsFlight {
   struct Send {
     std::shared_ptr<ThreadsFlight> to;  // the receiver's flight, from when both have posted until it is delivered
@@ -47,14 +47,14 @@ struct ThreadsFlight {
   std::vector<Send> sends;     // as exchange.sends
   std::vector<bool> received;  // as exchange.receives
   std::size_t open;            // messages not done yet, either way
-  int copying = 0;             // couriers that touch its spans at this moment
+  int copying = 0;             // deliveries that touch its spans at this moment
   bool withdrawn = false;      // its spans may be gone
 };
 
-// One lock, one way to wait, one end, and the couriers. Ranks of a split world have the same numbers in both.
-class ThreadsFamily {
+// One lock, one way to wait, one end, and the deliveries. Ranks of a split world have the same numbers in both.
+class ThreadsTransportContext {
  public:
-  ThreadsFamily(int size, const ThreadsDelivery& delivery);
+  ThreadsTransportContext(int size, const ThreadsDelivery& delivery);
 
   std::mutex mutex;
 
@@ -65,37 +65,37 @@ class ThreadsFamily {
   bool wait(std::unique_lock<std::mutex>& lock, int rank, const Deadline& deadline, Done done) {
     const auto over = [&] { return aborted_ || done(); };
     for (;;) {
-      look();
-      const auto next = Deadline::Clock::now() + kLook;
+      waiting_heartbeat();
+      const auto next = Deadline::Clock::now() + kPollInterval;
       const auto until = deadline.expired() ? next : std::min(next, deadline.end());
-      if (wake_[static_cast<std::size_t>(rank)].wait_until(lock, until, over) || waited_enough(deadline)) break;
+      if (wake_[static_cast<std::size_t>(rank)].wait_until(lock, until, over) || wait_expired(deadline)) break;
     }
     check_alive_locked();
     return done();
   }
-  // Without a deadline: until couriers have left the flights of `rank`, which takes a copy at most.
+  // Without a deadline: until deliveries have left the flights of `rank`, which takes a copy at most.
   template <typename Done>
-  void wait_for_couriers(std::unique_lock<std::mutex>& lock, int rank, Done done) {
+  void wait_for_deliveries(std::unique_lock<std::mutex>& lock, int rank, Done done) {
     wake_[static_cast<std::size_t>(rank)].wait(lock, done);
   }
   void notify(int rank) { wake_[static_cast<std::size_t>(rank)].notify_all(); }
 
   bool abort(int rank, const Error& error);
   void check_alive_locked() const {
-    if (aborted_) fail_with_pulse(*aborted_);
+    if (aborted_) fail_rank(*aborted_);
   }
   // The same for those who don't hold the mutex; doesn't take it while all is well.
   void check_alive();
 
-  // Hands the sends that may start to the couriers.
+  // Hands the sends that may start to the deliveries.
   void start_sends(const std::shared_ptr<ThreadsFlight>& flight);
 
  private:
   // How often a rank that waits looks up.
-  static constexpr std::chrono::milliseconds kLook{50};
+  static constexpr std::chrono::milliseconds kPollInterval{50};
 
   struct Schedule {
-    Couriers::Clock::time_point due;
+    DelayedDelivery::Clock::time_point due;
     std::uint64_t priority;
   };
 
@@ -107,7 +107,7 @@ class ThreadsFamily {
   std::optional<Error> aborted_;
   std::atomic<bool> over_{false};  // whether aborted_ is set
   std::uint64_t next_priority_ = 0;
-  Couriers couriers_;  // last: its threads use all of the above
+  DelayedDelivery delayed_delivery_;  // last: its threads use all of the above
 };
 
 }  // namespace ringattn

@@ -16,23 +16,24 @@ constexpr std::chrono::seconds kEndGrace{4};
 
 }  // namespace
 
-ThreadsWatch::ThreadsWatch(int size, const RanksLimit& limit) : seconds_(limit.seconds) {
-  std::vector<const Pulse*> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.push_back(&pulses_.emplace_back(*this, rank));
-  watch_.emplace(std::move(ranks), Watch::Rules{limit.seconds, [this](const Pulse& rank) { fell_silent(rank.rank()); },
-                                                limit.last_resort, kEndGrace});
+ThreadsWatchdog::ThreadsWatchdog(int size, const RanksLimit& limit) : seconds_(limit.seconds) {
+  std::vector<const RankLiveness*> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(&ranks_.emplace_back(*this, rank));
+  watchdog_.emplace(std::move(ranks),
+                    Watchdog::Rules{limit.seconds, [this](const RankLiveness& rank) { fell_silent(rank.rank()); },
+                                    limit.last_resort, kEndGrace});
 }
 
-bool ThreadsWatch::works_besides(int rank, double seconds) const {
-  const auto now = Pulse::Clock::now();
-  return std::any_of(pulses_.begin(), pulses_.end(), [&](const RankPulse& other) {
-    return other.rank() != rank && other.is_worn() &&
-           std::chrono::duration<double>(now - other.worked()).count() <=
-               std::min(seconds, seconds_) + noticing_seconds();
+bool ThreadsWatchdog::others_are_working(int rank, double seconds) const {
+  const auto now = RankLiveness::Clock::now();
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const ThreadLiveness& other) {
+    return other.rank() != rank && other.is_attached() &&
+           std::chrono::duration<double>(now - other.last_work()).count() <=
+               std::min(seconds, seconds_) + detection_seconds();
   });
 }
 
-void ThreadsWatch::fell_silent(int rank) {
+void ThreadsWatchdog::fell_silent(int rank) {
   const int silent[] = {rank};
   const Error error = silent_error(RankNames(), silent, seconds_);
   {
@@ -41,10 +42,10 @@ void ThreadsWatch::fell_silent(int rank) {
     failed_.store(true, std::memory_order_release);
   }
   // The rank may never come back.
-  watch_->arm(error);
+  watchdog_->arm(error);
 }
 
-void ThreadsWatch::check() {
+void ThreadsWatchdog::check() {
   if (!failed_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
   throw Error(*failure_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pulses of ranks that are threads of this process, and the watch that ends their world where one of them hangs.
+// The pulses of ranks that are threads of this process, and the watchdog that ends their world where one of them hangs.
 #pragma once
 
 #include <atomic>
@@ -13,39 +13,41 @@
 
 namespace ringattn {
 
-class ThreadsWatch {
+class ThreadsWatchdog {
  public:
-  ThreadsWatch(int size, const RanksLimit& limit);
+  ThreadsWatchdog(int size, const RanksLimit& limit);
 
-  Pulse& pulse(int rank) { return pulses_[static_cast<std::size_t>(rank)]; }
+  RankLiveness& liveness(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
  private:
-  class RankPulse final : public Pulse {
+  class ThreadLiveness final : public RankLiveness {
    public:
-    RankPulse(ThreadsWatch& watch, int rank) : Pulse(rank), watch_(watch) {}
+    ThreadLiveness(ThreadsWatchdog& watchdog, int rank) : RankLiveness(rank), watchdog_(watchdog) {}
 
-    bool others_work(double seconds) const override { return watch_.works_besides(rank(), seconds); }
-    double noticing_seconds() const override { return watch_.noticing_seconds(); }
-    void failing(const Error& error) noexcept override { watch_.watch_->arm(error); }
+    bool others_are_working(double seconds) const override { return watchdog_.others_are_working(rank(), seconds); }
+    double detection_seconds() const override { return watchdog_.detection_seconds(); }
+    void on_failure(const Error& error) noexcept override { watchdog_.watchdog_->arm(error); }
 
    private:
-    void exchange() override { watch_.check(); }
+    void on_heartbeat() override { watchdog_.check(); }
 
-    ThreadsWatch& watch_;
+    ThreadsWatchdog& watchdog_;
   };
 
-  bool works_besides(int rank, double seconds) const;
-  double noticing_seconds() const { return 3.0 * Watch::interval(seconds_); }  // one of them is the others' to hear it
+  bool others_are_working(int rank, double seconds) const;
+  double detection_seconds() const {
+    return 3.0 * Watchdog::interval(seconds_);
+  }  // one of them is the others' to hear it
   void fell_silent(int rank);
   // Throws once a rank is silent.
   void check();
 
   const double seconds_;
-  std::deque<RankPulse> pulses_;  // [ranks]
+  std::deque<ThreadLiveness> ranks_;  // [ranks]
   std::mutex mutex_;
   std::optional<Error> failure_;
-  std::atomic<bool> failed_{false};  // whether failure_ is set
-  std::optional<Watch> watch_;       // last: its thread uses all of the above
+  std::atomic<bool> failed_{false};   // whether failure_ is set
+  std::optional<Watchdog> watchdog_;  // last: its thread uses all of the above
 };
 
 }  // namespace ringattn

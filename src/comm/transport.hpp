@@ -122,7 +122,7 @@ class Transport : public Bootstrap {
   virtual Transport& host() { return *this; }
 
   // Ranks 0 … size − 1 of this world as a world of their own, nullptr on the others. Collective over the whole world.
-  virtual std::unique_ptr<Transport> split(int size, const Deadline& deadline) = 0;
+  virtual std::unique_ptr<Transport> split_world(int size, const Deadline& deadline) = 0;
 
   // Ends the world. Called by a rank that failed alone, with the failure it wants to be known; returns whether this
   // rank is the one that prints it (exactly one of those that call is, unless it can't be agreed on in time).

@@ -19,12 +19,14 @@ constexpr double kWork = 1e-3;
 
 }  // namespace
 
-Watch::Watch(std::vector<const Pulse*> ranks, Rules rules) : rules_(std::move(rules)), tick_(interval(rules_.seconds)) {
-  for (const Pulse* pulse : ranks) ranks_.push_back({pulse, pulse->seen(), pulse->processor_seconds(), 0.0});
+Watchdog::Watchdog(std::vector<const RankLiveness*> ranks, Rules rules)
+    : rules_(std::move(rules)), tick_(interval(rules_.seconds)) {
+  for (const RankLiveness* liveness : ranks)
+    ranks_.push_back({liveness, liveness->last_heartbeat(), liveness->processor_seconds(), 0.0});
   thread_ = std::thread([this] { run(); });
 }
 
-Watch::~Watch() {
+Watchdog::~Watchdog() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -33,14 +35,14 @@ Watch::~Watch() {
   thread_.join();
 }
 
-void Watch::arm(const Error& error) noexcept {
+void Watchdog::arm(const Error& error) noexcept {
   const std::lock_guard lock(mutex_);
   if (failure_) return;
   failure_ = error;
-  end_ = Pulse::Clock::now() + rules_.end_grace;
+  end_ = RankLiveness::Clock::now() + rules_.end_grace;
 }
 
-void Watch::set_grace(double seconds, double tick) {
+void Watchdog::set_grace(double seconds, double tick) {
   {
     const std::lock_guard lock(mutex_);
     grace_ = seconds;
@@ -49,17 +51,17 @@ void Watch::set_grace(double seconds, double tick) {
   changed_.notify_one();
 }
 
-double Watch::interval(double seconds) { return std::clamp(seconds / 8.0, 0.01, 0.25); }
+double Watchdog::interval(double seconds) { return std::clamp(seconds / 8.0, 0.01, 0.25); }
 
-void Watch::run() {
+void Watchdog::run() {
   bool told = false;
-  auto last = Pulse::Clock::now();
+  auto last = RankLiveness::Clock::now();
   std::unique_lock lock(mutex_);
   for (;;) {
     const double tick = tick_;
     changed_.wait_for(lock, std::chrono::duration<double>(tick), [&] { return ending_ || tick_ != tick; });
     if (ending_) return;
-    const auto now = Pulse::Clock::now();
+    const auto now = RankLiveness::Clock::now();
     // While this process was stopped itself, it could see nobody's signs.
     const double passed = std::min(std::chrono::duration<double>(now - last).count(), rules_.seconds / 2.0);
     last = now;
@@ -68,18 +70,18 @@ void Watch::run() {
     if (failure) rules_.last_resort(*failure);
     for (Rank& rank : ranks_) {
       if (!is_silent(rank, passed) || std::exchange(told, true)) continue;
-      rules_.silent(*rank.pulse);
+      rules_.silent(*rank.liveness);
     }
     lock.lock();
   }
 }
 
-bool Watch::is_silent(Rank& rank, double passed) const {
-  const auto seen = rank.pulse->seen();
-  const double processor_seconds = rank.pulse->processor_seconds();
+bool Watchdog::is_silent(Rank& rank, double passed) const {
+  const auto seen = rank.liveness->last_heartbeat();
+  const double processor_seconds = rank.liveness->processor_seconds();
   const bool computes = processor_counts_ && processor_seconds > rank.processor_seconds + kWork;
   rank.processor_seconds = processor_seconds;
-  if (!rank.pulse->is_worn() || computes || seen != rank.seen) {
+  if (!rank.liveness->is_attached() || computes || seen != rank.seen) {
     rank.seen = seen;
     rank.silence = 0.0;
     return false;
@@ -94,7 +96,7 @@ void flush_output() {
   std::fflush(nullptr);
 }
 
-void end_with(const Error& error, const Watch::PrintError& print_error) noexcept {
+void end_with(const Error& error, const Watchdog::PrintError& print_error) noexcept {
   const int code = static_cast<int>(error.code());
   try {
     // A thread that hangs may hold what printing needs.

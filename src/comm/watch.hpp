@@ -18,25 +18,25 @@
 
 namespace ringattn {
 
-class Watch {
+class Watchdog {
  public:
   using PrintError = std::function<void(const Error&)>;
 
   struct Rules {
     double seconds;  // without a sign of life, after which a rank is silent
-    // Called once, on the watch's thread, with the rank that is silent.
-    std::function<void(const Pulse&)> silent;
-    // Called on the watch's thread when a failure has not ended the watch in time; doesn't return.
+    // Called once, on the watchdog's thread, with the rank that is silent.
+    std::function<void(const RankLiveness&)> silent;
+    // Called on the watchdog's thread when a failure has not ended the watchdog in time; doesn't return.
     std::function<void(const Error&)> last_resort;
     // How long a failed rank gets to unwind, to tell the others and to leave.
     std::chrono::seconds end_grace{5};
   };
 
   // `ranks` outlive the object. They are watched while they are worn.
-  Watch(std::vector<const Pulse*> ranks, Rules rules);
-  ~Watch();
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
+  Watchdog(std::vector<const RankLiveness*> ranks, Rules rules);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
 
   // How often it looks, in seconds, where a rank is silent after `seconds`: seldom enough to cost nothing, often enough
   // to be exact.
@@ -49,14 +49,14 @@ class Watch {
   // that wait for other processes use it too.
   void set_processor_counts(bool counts) { processor_counts_ = counts; }
 
-  // A rank is silent `seconds` later than the rules say (0 at first). From now on the watch looks every `tick` seconds:
-  // what it notices, it notices so much later at the most.
+  // A rank is silent `seconds` later than the rules say (0 at first). From now on the watchdog looks every `tick`
+  // seconds: what it notices, it notices so much later at the most.
   void set_grace(double seconds, double tick);
 
  private:
   struct Rank {
-    const Pulse* pulse;
-    Pulse::Clock::time_point seen;
+    const RankLiveness* liveness;
+    RankLiveness::Clock::time_point seen;
     double processor_seconds;
     double silence;  // seconds
   };
@@ -73,12 +73,12 @@ class Watch {
   double tick_;
   bool ending_ = false;
   std::optional<Error> failure_;
-  Pulse::Clock::time_point end_;  // of the process, once there is a failure
-  std::thread thread_;            // last: it uses all of the above
+  RankLiveness::Clock::time_point end_;  // of the process, once there is a failure
+  std::thread thread_;                   // last: it uses all of the above
 };
 
 // Prints the error and leaves with its code, in bounded time even where standard output or error is stuck.
-[[noreturn]] void end_with(const Error& error, const Watch::PrintError& print_error) noexcept;
+[[noreturn]] void end_with(const Error& error, const Watchdog::PrintError& print_error) noexcept;
 
 // What a process prints goes out before it is ended.
 void flush_output();

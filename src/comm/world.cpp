@@ -8,19 +8,19 @@
 #include <memory>
 #include <vector>
 
-#include "base/gpu.hpp"
 #include "base/moment.hpp"
+#include "base/gpu.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
 #include "comm/message_claim.hpp"
 #include "comm/mpi_handle.hpp"
 #include "comm/paced.hpp"
-#include "comm/patience.hpp"
 #include "comm/self.hpp"
 #include "comm/store_rank.hpp"
 #include "comm/store_world.hpp"
 #include "comm/threads.hpp"
+#include "comm/patience.hpp"
 #include "comm/watch.hpp"
 #if defined(RINGATTN_HAVE_MPI)
 #include "comm/mpi_world.hpp"
@@ -71,8 +71,8 @@ const TransportRow& find_row(std::string_view name) {
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
   fail(ErrorCode::kUsage, fmt::format("unknown transport '{}'", name), fmt::format("this build has {}", known),
-       nearest.empty() ? Wording{"Leave it out, or see ", command("info"), "."}
-                       : Wording(fmt::format("Did you mean '{}'?", nearest)));
+       nearest.empty() ? MessageTemplate{"Leave it out, or see ", command("info"), "."}
+                       : MessageTemplate(fmt::format("Did you mean '{}'?", nearest)));
 }
 
 // What choose_transport() gives to ranks that are processes of one launcher.
@@ -137,10 +137,10 @@ std::string_view choose_transport(const WorldRequest& request) {
   if (wanted == "auto") return ranks > 1 ? "threads" : "self";
   if (const std::string why = find_row(wanted).unavailable(); !why.empty()) {
     fail(ErrorCode::kUnsupported, fmt::format("transport {} can't be used here", wanted), why,
-         wanted == "mpi"   ? Wording{"Start the program with mpirun, or use ",
-                                   setting("transport", ranks > 1 ? "threads" : "self"), "."}
-         : wanted == "tcp" ? Wording{"Set RINGATTN_STORE to HOST:PORT of rank 0's host, and start the ranks."}
-                           : Wording{"Leave ", setting("transport"), " out, or see ", command("info"), "."});
+         wanted == "mpi"   ? MessageTemplate{"Start the program with mpirun, or use ",
+                                           setting("transport", ranks > 1 ? "threads" : "self"), "."}
+         : wanted == "tcp" ? MessageTemplate{"Set RINGATTN_STORE to HOST:PORT of rank 0's host, and start the ranks."}
+                           : MessageTemplate{"Leave ", setting("transport"), " out, or see ", command("info"), "."});
   }
   return device ? "threads" : wanted;
 }
@@ -163,7 +163,7 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
   const int size = request.ranks.value_or(1);
   std::vector<int> codes(static_cast<std::size_t>(size));
   const auto play = [&](Transport& rank) { codes[static_cast<std::size_t>(rank.rank())] = rank_main(rank); };
-  const auto tell = [&](const Transport& chosen, const Wording& reason) {
+  const auto tell = [&](const Transport& chosen, const MessageTemplate& reason) {
     if (request.chosen) request.chosen(chosen.name(), reason);
   };
   try {
@@ -179,12 +179,12 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
       }
       const RanksLimit limit{request.timeout, [&](const Error& error) { end_with(error, print_error); }};
       const auto main = [&](Transport& rank) {
-        moment("init");
+        failpoint("init");
         if (request.compare) request.compare(rank);
         const DeviceWorld device = make_device_world(rank, request);
         Transport& chosen = device.transport ? *device.transport : rank;
         if (rank.rank() == 0) tell(chosen, device.reason);
-        rank.barrier(Patience(request.timeout).for_peer());  // nobody begins before it is told
+        rank.barrier(Timeouts(request.timeout).for_peer());  // nobody begins before it is told
         try {
           play(chosen);
         } catch (const AgreedError&) {
@@ -192,7 +192,7 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
         } catch (...) {
           throw lone_error(rank.rank(), as_error(std::current_exception()));
         }
-        moment("exit");
+        failpoint("exit");
       };
       run_ranks(std::move(world), main, &limit);
     }
@@ -225,7 +225,7 @@ int end_without_world(const Error& error, const std::function<void(const Error&)
     if (launched_by_mpi() && why_no_mpi().empty()) return run_mpi_world({}, &error, no_rank, print_error);
 #endif
   } catch (...) {  // this rank can't even meet the others
-    if (!claim.take()) return static_cast<int>(error.code());
+    if (!claim.try_claim()) return static_cast<int>(error.code());
   }
   return code_of(error, print_error);
 }

@@ -39,9 +39,9 @@ struct WorldRequest {
   // would otherwise wait for each other in different calls.
   std::function<void(Bootstrap& world)> compare;
   // Told, on one rank before the others have come, what its user should know of: that whoever connects may join.
-  std::function<void(const Wording& warning)> warn;
+  std::function<void(const MessageTemplate& warning)> warn;
   // Told the name of the transport and why it is not another one, once in each process, before any rank begins.
-  std::function<void(std::string_view transport, const Wording& reason)> chosen;
+  std::function<void(std::string_view transport, const MessageTemplate& reason)> chosen;
 };
 
 // Makes the world (where RINGATTN_STORE is set: of the processes that meet there; under mpirun: mpirun's; otherwise

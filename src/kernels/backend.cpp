@@ -20,7 +20,7 @@ namespace {
 
 void Backend::decompress(const DecompressTask&, Stream) { refuse(*this, "decompressed"); }
 void Backend::compress(const CompressTask&, Stream) { refuse(*this, "compressed"); }
-void Backend::greatest_magnitudes(const MagnitudeTask&, Stream) { refuse(*this, "compressed"); }
+void Backend::compute_absmax(const AbsmaxTask&, Stream) { refuse(*this, "compressed"); }
 void Backend::append(const AppendTask&, Stream) { refuse(*this, "compressed"); }
 void Backend::check_finite(const FiniteTask&, Stream) { refuse(*this, "compressed"); }
 void Backend::find_codebook(const CodebookTask&, Stream) { refuse(*this, "compressed"); }

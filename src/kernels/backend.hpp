@@ -23,11 +23,11 @@ struct CacheUpdate;  // kernels/cache_update.hpp
 struct BlockChoice;
 // kernels/list_choice.hpp
 struct RowPooling;
-struct ListChoice;
+struct BlockMaskChoice;
 // kernels/compressed_rows.hpp
 struct DecompressTask;
 struct CompressTask;
-struct MagnitudeTask;
+struct AbsmaxTask;
 struct AppendTask;
 struct FiniteTask;
 struct CodebookTask;  // kernels/codebook.hpp
@@ -47,9 +47,9 @@ struct BackendOptions {
 
 // Points in streams, a fixed number of them, each recorded as often as one likes and meaning its last recording. For
 // work that is enqueued again and again: nothing is allocated after they are made.
-class Marks {
+class Events {
  public:
-  virtual ~Marks() = default;
+  virtual ~Events() = default;
 
   virtual void record(std::size_t mark, Stream stream) = 0;
   // Returns when the stream has passed the mark, at once if it was never recorded. Calls `progress` while it waits;
@@ -101,15 +101,16 @@ class Backend {
   // device gets launches alone. All backends make the same bits. A choice without sequences makes the backend ready.
   virtual void pool_keys(const BlockChoice& choice, Stream stream) = 0;
   virtual void choose_blocks(const BlockChoice& choice, Stream stream) = 0;
-  // Means of rows, and lists of a prefill that follow from them (kernels/list_choice.hpp). The same holds for these.
+  // Means of rows, and lists of a prefill that follow from them (kernels/list_choice.hpp). The same holds for
+  // these.
   virtual void pool_rows(const RowPooling& pooling, Stream stream) = 0;
-  virtual void choose_lists(const ListChoice& choice, Stream stream) = 0;
+  virtual void choose_block_mask(const BlockMaskChoice& choice, Stream stream) = 0;
   // Rows between codes and elements (kernels/compressed_rows.hpp). Ordered on `stream`; what the spans of a task point
   // to is read before the call returns. All backends make the same bits. A decompression without runs makes the
   // backend ready. A backend that has no such task throws kUnsupported.
   virtual void decompress(const DecompressTask& task, Stream stream);
   virtual void compress(const CompressTask& task, Stream stream);
-  virtual void greatest_magnitudes(const MagnitudeTask& task, Stream stream);
+  virtual void compute_absmax(const AbsmaxTask& task, Stream stream);
   virtual void append(const AppendTask& task, Stream stream);
   virtual void check_finite(const FiniteTask& task, Stream stream);
   // What tables are found by: codebooks of vector codes (kernels/codebook.hpp), products of channels that bases are
@@ -120,9 +121,9 @@ class Backend {
   // past the deadline.
   virtual void synchronize(Stream stream, const Deadline& deadline, const Progress& progress) = 0;
   // `count` of them. The backend outlives them.
-  virtual std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) = 0;
+  virtual std::unique_ptr<Events> make_events(std::size_t count, bool timed) = 0;
   // With `marks` points; null where work is done when its call returns. The backend outlives it.
-  virtual std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t marks) = 0;
+  virtual std::unique_ptr<PriorityStream> make_priority_stream(std::size_t marks) = 0;
   // Whether fold() and the other calls on a stream return before the work is done.
   virtual bool enqueues() const = 0;
   // What `enqueue` puts on `stream`, to be launched there: a device keeps it as a graph, a host calls `enqueue` anew.

@@ -22,7 +22,7 @@ float* mean_of(const BlockChoice& choice, std::int64_t sequence, std::int64_t bl
 }
 
 void pool_block(const BlockChoice& choice, std::int64_t sequence, std::int64_t block) {
-  const int key_block = choice.spec.lists.key_block;
+  const int key_block = choice.spec.block_mask.key_block;
   for (int head = 0; head < choice.spec.kv_heads; ++head) {
     float* const mean = mean_of(choice, sequence, block, head);
     std::fill_n(mean, choice.spec.head_dim, 0.0F);
@@ -46,11 +46,11 @@ std::vector<float> mean_query(const BlockChoice& choice, std::int64_t sequence, 
 }  // namespace
 
 void check_block_choice(const BlockChoice& choice) {
-  const FoldSpec& spec = choice.spec;
-  const bool fits = spec.lists.any() && choice.rows >= 1 && choice.q.tokens % choice.rows == 0 &&
+  const AttentionSpec& spec = choice.spec;
+  const bool fits = spec.block_mask.any() && choice.rows >= 1 && choice.q.tokens % choice.rows == 0 &&
                     choice.q.heads == spec.heads && choice.q.dim == spec.head_dim && choice.q.dtype == spec.dtype &&
                     choice.k.heads == spec.kv_heads && choice.k.dim == spec.head_dim && choice.k.dtype == spec.dtype &&
-                    spec.lists.heads <= spec.kv_heads && choice.count >= 1;
+                    spec.block_mask.heads <= spec.kv_heads && choice.count >= 1;
   if (!fits) fail(ErrorCode::kInternal, "blocks are chosen for another job", "queries, keys or lists don't fit it");
 }
 
@@ -63,9 +63,9 @@ void pool_host_keys(const BlockChoice& choice) {
 
 void choose_host_blocks(const BlockChoice& choice) {
   check_block_choice(choice);
-  const FoldSpec& spec = choice.spec;
-  const int lists = spec.lists.heads;
-  const int heads = spec.heads / lists;
+  const AttentionSpec& spec = choice.spec;
+  const int mask_heads = spec.block_mask.heads;
+  const int heads = spec.heads / mask_heads;
   const MeanScore score{spec.softmax_scale};
   std::vector<std::uint32_t> orders;
   for (std::int64_t s = 0; s < choice.sequences(); ++s) {
@@ -73,8 +73,8 @@ void choose_host_blocks(const BlockChoice& choice) {
     const std::int64_t blocks = blocks_before_rows(choice, length);
     if (fills_block(choice, length)) pool_block(choice, s, blocks - 1);
     const std::int32_t count = chosen_blocks(choice, length);
-    for (int list = 0; list < lists; ++list) {
-      float* const scores = choice.scores + (s * lists + list) * choice.blocks;
+    for (int list = 0; list < mask_heads; ++list) {
+      float* const scores = choice.scores + (s * mask_heads + list) * choice.blocks;
       std::fill_n(scores, blocks, 0.0F);
       for (int head = list * heads; head < (list + 1) * heads; ++head) {
         const std::vector<float> q = mean_query(choice, s, head);
@@ -86,8 +86,8 @@ void choose_host_blocks(const BlockChoice& choice) {
       orders.resize(static_cast<std::size_t>(blocks));
       std::transform(scores, scores + blocks, orders.begin(), order_of_score);
       if (blocks > 0) orders.front() = kAlwaysTaken;
-      choose_best(orders, 0, count, choice.chosen + (s * lists + list) * choice.count);
-      choice.counts[s * lists + list] = count;
+      choose_best(orders, 0, count, choice.chosen + (s * mask_heads + list) * choice.count);
+      choice.counts[s * mask_heads + list] = count;
     }
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much a block of keys seems to matter to query rows, and which blocks a list takes: the one definition of it, for
-// prefills (list_choice.hpp) and decoding steps (block_choice.hpp), on the host and on devices, so that all of them
-// choose the same blocks. Products and sums are of 32 bits, each rounded by itself, in a fixed order.
+// prefills (list_choice.hpp) and decoding steps (block_choice.hpp), on the host and on devices, so that all of
+// them choose the same blocks. Products and sums are of 32 bits, each rounded by itself, in a fixed order.
 #pragma once
 
 #include <cstddef>
@@ -54,8 +54,8 @@ inline constexpr std::uint32_t kAlwaysTaken = 0xffffffffU;
 // score has the order 0, nor kAlwaysTaken.
 RINGATTN_HOST_DEVICE inline std::uint32_t order_of_score(float score) {
   constexpr std::uint32_t kSign = 0x80000000U;
-  constexpr std::uint32_t kLeast = 0xff800000U;  // −∞
-  const std::uint32_t bits = score != score ? kLeast : __builtin_bit_cast(std::uint32_t, score + 0.0F);
+  constexpr std::uint32_t kMin = 0xff800000U;  // −∞
+  const std::uint32_t bits = score != score ? kMin : __builtin_bit_cast(std::uint32_t, score + 0.0F);
   return (bits & kSign) != 0 ? ~bits : bits | kSign;
 }
 

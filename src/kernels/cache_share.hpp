@@ -40,24 +40,25 @@ inline MutableCacheView head_major_cache_view(void* data, Dtype dtype, std::int6
   return {data, dtype, pages, page_size, heads, dim, page_size * heads * dim, dim, page_size * dim};
 }
 
-// Whether the share has the key at `position`; `group_keys` is a group's number of keys.
-RINGATTN_HOST_DEVICE inline bool holds_key(const GroupShare& share, std::int64_t group_keys, std::int64_t position) {
-  return position / group_keys % share.every == share.first;
+// Whether the share has the key at `position`; `kv_split_keys` is a group's number of keys.
+RINGATTN_HOST_DEVICE inline bool holds_key(const KvPartition& partition, std::int64_t kv_split_keys,
+                                           std::int64_t position) {
+  return position / kv_split_keys % partition.stride == partition.first;
 }
 
 // Where the share has the key at `position`, which it holds: its token in a cache of the share.
-RINGATTN_HOST_DEVICE inline std::int64_t token_of_key(const GroupShare& share, std::int64_t group_keys,
+RINGATTN_HOST_DEVICE inline std::int64_t token_of_key(const KvPartition& partition, std::int64_t kv_split_keys,
                                                       std::int64_t position) {
-  return position / group_keys / share.every * group_keys + position % group_keys;
+  return position / kv_split_keys / partition.stride * kv_split_keys + position % kv_split_keys;
 }
 
 // How many of a sequence's first `length` keys the share holds.
-RINGATTN_HOST_DEVICE inline std::int64_t keys_of_share(const GroupShare& share, std::int64_t group_keys,
-                                                       std::int64_t length) {
-  const std::int64_t whole = length / group_keys;
+RINGATTN_HOST_DEVICE inline std::int64_t keys_of_partition(const KvPartition& partition, std::int64_t kv_split_keys,
+                                                           std::int64_t length) {
+  const std::int64_t whole = length / kv_split_keys;
   // Groups first, first + every, … below `whole`.
-  const std::int64_t full = whole <= share.first ? 0 : (whole - share.first - 1) / share.every + 1;
-  return full * group_keys + (whole % share.every == share.first ? length % group_keys : 0);
+  const std::int64_t full = whole <= partition.first ? 0 : (whole - partition.first - 1) / partition.stride + 1;
+  return full * kv_split_keys + (whole % partition.stride == partition.first ? length % kv_split_keys : 0);
 }
 
 }  // namespace ringattn

@@ -86,7 +86,7 @@ void find_codebook_on_host(const CodebookTask& task, int threads) {
   const auto element = static_cast<std::int64_t>(size_of(rows.dtype));
   const std::int64_t sampled = codebook_points(rows.tokens);
   for (std::int64_t head = 0; head < rows.heads; ++head) {
-    beat();
+    heartbeat();
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (std::int64_t run = 0; run < runs; ++run) {
       std::vector<float> points(static_cast<std::size_t>(sampled * width));
@@ -95,7 +95,7 @@ void find_codebook_on_host(const CodebookTask& task, int threads) {
                   points.data() + i * width);
       }
       Clusters clusters(std::move(points), width, task.seed, static_cast<std::uint32_t>(head * runs + run));
-      for (int round = 0; round < kCodebookRounds; ++round) clusters.step();
+      for (int round = 0; round < kKMeansIterations; ++round) clusters.step();
       std::byte* const out = task.codebook + (head * runs + run) * entries * element;
       for (std::int64_t i = 0; i < entries; ++i) {
         store_element(out + i * element, rows.dtype, clusters.number(i / width, i % width));

@@ -4,8 +4,8 @@
 //
 // A head's run of `width` channels has a codebook of its own. Its points are those channels of sampled tokens. Vectors
 // start as points that the seed draws. In each of a fixed number of rounds every point belongs to its nearest vector
-// (row_codes.hpp), and a vector becomes the mean of its points: a sum in fp64 over them in ascending order, divided by
-// their number, in fp32. A vector without points stays. What is stored is rounded once to the rows' dtype.
+// (row_codes.hpp), and a vector becomes the mean of its points: a sum in fp64 over them in ascending order,
+// divided by their number, in fp32. A vector without points stays. What is stored is rounded once to the rows' dtype.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace ringattn {
 // Tokens that are looked at, evenly spaced, and rounds of k-means: more of either moves the error by less than a
 // hundredth.
 inline constexpr int kCodebookSample = 8192;
-inline constexpr int kCodebookRounds = 10;
+inline constexpr int kKMeansIterations = 10;
 
 // Points of each codebook of a tensor of so many tokens.
 RINGATTN_HOST_DEVICE inline std::int64_t codebook_points(std::int64_t tokens) {

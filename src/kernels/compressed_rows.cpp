@@ -18,7 +18,7 @@ namespace ringattn {
 namespace {
 
 // Tokens that are coded at a time: a multiple of every group.
-constexpr std::int64_t kPieceTokens = 64;
+constexpr std::int64_t kStagedTokens = 64;
 constexpr std::int64_t kPiecesAtOnce = 1 << 10;  // between which the rank shows that it works
 
 struct Piece {
@@ -32,28 +32,28 @@ struct Piece {
 std::vector<Piece> cut(std::span<const CompressedRun> runs, std::int64_t heads) {
   std::vector<Piece> pieces;
   for (const CompressedRun& run : runs) {
-    for (std::int64_t first = 0; first < run.rows; first += kPieceTokens) {
+    for (std::int64_t first = 0; first < run.rows; first += kStagedTokens) {
       for (std::int64_t head = 0; head < heads; ++head) {
-        pieces.push_back({&run, first, std::min(kPieceTokens, run.rows - first), head});
+        pieces.push_back({&run, first, std::min(kStagedTokens, run.rows - first), head});
       }
     }
   }
   return pieces;
 }
 
-// Calls work(coder, piece) for all of them, by so many threads.
+// Calls work(codec, piece) for all of them, by so many threads.
 template <class Work>
 void for_pieces(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
                 const std::vector<Piece>& pieces, int threads, const Work& work) {
   const auto count = static_cast<std::int64_t>(pieces.size());
   for (std::int64_t begin = 0; begin < count; begin += kPiecesAtOnce) {
-    beat();
+    heartbeat();
     const std::int64_t end = std::min(count, begin + kPiecesAtOnce);
 #pragma omp parallel num_threads(threads)
     {
-      RowCoder coder(format, shape, rows.tables);
+      RowCodec codec(format, shape, rows.tables);
 #pragma omp for schedule(static)
-      for (std::int64_t i = begin; i < end; ++i) work(coder, pieces[static_cast<std::size_t>(i)]);
+      for (std::int64_t i = begin; i < end; ++i) work(codec, pieces[static_cast<std::size_t>(i)]);
     }
   }
   static_cast<void>(threads);
@@ -84,8 +84,8 @@ void check_runs(const RowFormat& format, std::span<const CompressedRun> runs, co
   }
   for (const CompressedRun& run : runs) {
     const std::int64_t end = run.position + run.rows;
-    const bool whole =
-        codes_by_token(format) || (run.position % format.group == 0 && (end == run.keys || end % format.group == 0));
+    const bool whole = quantized_per_token(format) ||
+                       (run.position % format.group == 0 && (end == run.keys || end % format.group == 0));
     if (run.rows >= 0 && run.position >= 0 && end <= run.keys && run.to >= 0 && run.to + run.rows <= plain.tokens &&
         whole) {
       continue;
@@ -115,17 +115,18 @@ void check_task(const DecompressTask& task) { check_runs(task.format, task.runs,
 
 void check_task(const CompressTask& task) {
   check_runs(task.format, task.runs, task.plain, task.shape);
-  if (task.format.coding == RowCoding::kLowRank) refuse("factors as a task", "a RankCoder makes them");
+  if (task.format.encoding == RowEncoding::kLowRank) refuse("factors as a task", "a LowRankCodec makes them");
 }
 
 void decompress_on_host(const DecompressTask& task, int threads) {
   check_task(task);
-  if (task.fault != nullptr) note_fault(*task.fault, find_fault(task.format, task.shape, task.from, task.runs));
+  if (task.fault != nullptr)
+    note_invalid_element(*task.fault, find_invalid_element(task.format, task.shape, task.from, task.runs));
   const std::int64_t stride = task.plain.token_stride * static_cast<std::int64_t>(size_of(task.shape.dtype));
   for_pieces(task.format, task.shape, task.from, cut(task.runs, task.shape.heads), threads,
-             [&](RowCoder& coder, const Piece& piece) {
+             [&](RowCodec& codec, const Piece& piece) {
                const CompressedRun& run = *piece.run;
-               coder.decompress(rows_of(task.from, piece), run.sequence, run.position + piece.first, piece.rows,
+               codec.decompress(rows_of(task.from, piece), run.sequence, run.position + piece.first, piece.rows,
                                 run.keys, piece.head, task.plain.at(run.to + piece.first, piece.head), stride);
              });
 }
@@ -137,19 +138,19 @@ void compress_on_host(const CompressTask& task, int threads) {
     TensorView rows = task.plain;
     rows.data = rows.at(run.to, 0);
     rows.tokens = run.rows;
-    auto fault = find_fault(rows);
+    auto fault = find_invalid_element(rows);
     if (fault) fault->token += run.to;
-    note_fault(*task.fault, fault);
+    note_invalid_element(*task.fault, fault);
   }
   for_pieces(task.format, task.shape, task.to, cut(task.runs, task.shape.heads), threads,
-             [&](RowCoder& coder, const Piece& piece) {
+             [&](RowCodec& codec, const Piece& piece) {
                const CompressedRun& run = *piece.run;
-               coder.compress(rows_of(task.to, piece), run.sequence, run.position + piece.first, piece.rows, run.keys,
+               codec.compress(rows_of(task.to, piece), run.sequence, run.position + piece.first, piece.rows, run.keys,
                               piece.head, row_of(task.plain, piece), row_of(task.products, piece));
              });
 }
 
-void greatest_magnitudes_on_host(const MagnitudeTask& task, int threads) {
+void compute_absmax_on_host(const AbsmaxTask& task, int threads) {
   const TensorView& plain = task.plain;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t head = 0; head < plain.heads; ++head) {
@@ -163,39 +164,39 @@ void greatest_magnitudes_on_host(const MagnitudeTask& task, int threads) {
 }
 
 void check_finite_on_host(const FiniteTask& task) {
-  auto fault = find_fault(task.rows);
+  auto fault = find_invalid_element(task.rows);
   if (!fault) return;
   fault->part = task.part;
   fault->token += task.first;
-  note_fault(*task.fault, fault);
+  note_invalid_element(*task.fault, fault);
 }
 
 void append_on_host(const AppendTask& task) {
-  const CacheUpdate& places = *task.places;
+  const CacheUpdate& places = *task.update;
   const CompressedCache& cache = task.cache;
-  if (task.fault != nullptr) note_fault(*task.fault, find_fault(task.rows));
-  RowCoder coder(cache.format, cache.shape, cache.tables);
+  if (task.fault != nullptr) note_invalid_element(*task.fault, find_invalid_element(task.rows));
+  RowCodec codec(cache.format, cache.shape, cache.tables);
   for (std::int64_t s = 0; s < places.sequences; ++s) {
-    if (fault_of(places, s).kind != CacheFault::Kind::kNone) continue;
+    if (out_of_range_entry(places, s).kind != OutOfRangeEntry::Kind::kNone) continue;
     for (int i = 0; i < places.rows; ++i) {
       const std::int64_t position = std::int64_t{places.lengths[s]} - places.rows + i;
-      if (place_of_row(places, s, position).page < 0) continue;
+      if (page_slot_of(places, s, position).page < 0) continue;
       for (std::int64_t head = 0; head < cache.shape.heads; ++head) {
         const StreamRowAt row_at = [&](int stream, std::int64_t token) -> const std::byte* {
-          const CachePlace place = place_of_row(places, s, token);
+          const PageSlot place = page_slot_of(places, s, token);
           return cache.streams[static_cast<std::size_t>(stream)].at(place.page, place.token, head);
         };
         const auto new_row = [&](std::int64_t) { return task.rows.at(s * places.rows + i, head); };
         // As the last of its sequence: of groups of tokens, in the tail.
-        coder.compress(row_at, s, position, 1, position, head, new_row, new_row);
+        codec.compress(row_at, s, position, 1, position, head, new_row, new_row);
         const std::int64_t group = cache.format.group;
-        if (codes_by_token(cache.format) || (position + 1) % group != 0) continue;
+        if (quantized_per_token(cache.format) || (position + 1) % group != 0) continue;
         const std::int64_t first = position + 1 - group;
         const auto row_bytes = cache.shape.dim * static_cast<std::int64_t>(size_of(cache.shape.dtype));
         const auto kept = [&](std::int64_t token) -> const std::byte* {
           return cache.tables[0] + ((s * group + token % group) * cache.shape.heads + head) * row_bytes;
         };
-        coder.compress(row_at, s, first, group, position + 1, head, kept, kept);
+        codec.compress(row_at, s, first, group, position + 1, head, kept, kept);
       }
     }
   }

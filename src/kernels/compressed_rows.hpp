@@ -34,8 +34,8 @@ struct StreamView {
 // Streams in the order of format_streams(), the same row of each being the same token, and tables, dense, in the order
 // of format_tables(). Those that a format lacks are null.
 struct CompressedRows {
-  std::array<StreamView, kMostStreams> streams;
-  std::array<std::byte*, kMostTables> tables{};
+  std::array<StreamView, kMaxStreams> streams;
+  std::array<std::byte*, kMaxTables> tables{};
 };
 
 // Streams that lie dense at such places, as the ring has them.
@@ -57,27 +57,27 @@ struct CompressedRun {
 };
 
 // The first fault that tasks have met, in memory of their backend, as somebody has set it to bytes of 0xff: devices
-// find faults while they work, and whoever waits for them reads it. fault_of() says what it is.
-struct RowFaultCell {
+// find faults while they work, and whoever waits for them reads it. invalid_element_of() says what it is.
+struct InvalidElementCell {
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
-  std::uint64_t place = kNone;  // place_of_fault()
+  std::uint64_t location = kNone;  // location_of_element()
   float value = 0.0F;
   std::uint32_t lock = ~std::uint32_t{0};  // of devices: another number while one of their threads writes
 };
 
-// A fault's place as a number, ordered as find_fault() looks: tables come before streams, a stream before the next, and
-// in each token by token, head by head.
-RINGATTN_HOST_DEVICE inline std::uint64_t place_of_table_fault(int table, std::int64_t place) {
+// A fault's place as a number, ordered as find_invalid_element() looks: tables come before streams, a stream before the
+// next, and in each token by token, head by head.
+RINGATTN_HOST_DEVICE inline std::uint64_t location_of_table_element(int table, std::int64_t place) {
   return static_cast<std::uint64_t>(table) << 61 | static_cast<std::uint64_t>(place);
 }
-RINGATTN_HOST_DEVICE inline std::uint64_t place_of_fault(int stream, std::int64_t token, std::int64_t head,
-                                                         std::int64_t place) {
+RINGATTN_HOST_DEVICE inline std::uint64_t location_of_element(int stream, std::int64_t token, std::int64_t head,
+                                                              std::int64_t place) {
   return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(stream) << 61 | static_cast<std::uint64_t>(token) << 28 |
          static_cast<std::uint64_t>(head) << 16 | static_cast<std::uint64_t>(place);
 }
 
-// Codes become elements. Of kLowRank and kHybrid the products of factors and basis are a HeadProductKernel's work:
+// Codes become elements. Of kLowRank and kHybrid the products of factors and basis are a BatchedGemmKernel's work:
 // before this, it has left them in `plain`, rounded to the dtype. There is nothing left to do for kLowRank; a kHybrid
 // element is round(product + remainder) in fp32, or the outlier.
 struct DecompressTask {
@@ -87,12 +87,12 @@ struct DecompressTask {
   std::span<const CompressedRun> runs;  // read before the call returns
   MutableTensorView plain;              // [rows, heads, dim] of shape.dtype
   // Not null: what can't be decompressed is told there. Its elements are something.
-  RowFaultCell* fault = nullptr;
+  InvalidElementCell* fault = nullptr;
 };
 
 // Elements become codes, with tables that are there: scales of a tensor or head, codebooks, outlier channels. Tails are
 // written. Of kHybrid the factors are there, and `products` are those that decompression will add; kLowRank has no such
-// task. A RankCoder (rank_rows.hpp) does all of both.
+// task. A LowRankCodec (rank_rows.hpp) does all of both.
 struct CompressTask {
   RowFormat format;
   RowShape shape;
@@ -100,12 +100,12 @@ struct CompressTask {
   TensorView products;  // likewise, of kHybrid
   std::span<const CompressedRun> runs;
   CompressedRows to;
-  RowFaultCell* fault = nullptr;  // not null: elements that are not finite are told there, as rows of `plain`
+  InvalidElementCell* fault = nullptr;  // not null: elements that are not finite are told there, as rows of `plain`
 };
 
 // Greatest magnitude of each head of `plain`, [heads] fp32, over its rows and what `greatest` holds already. What
 // fp8 tensors and heads are scaled by: scale_of(greatest, 448), of a tensor the greatest of its heads.
-struct MagnitudeTask {
+struct AbsmaxTask {
   TensorView plain;
   float* greatest = nullptr;
 };
@@ -116,7 +116,7 @@ struct FiniteTask {
   TensorView rows;  // of bf16 or fp16
   int part = 0;
   std::int64_t first = 0;
-  RowFaultCell* fault = nullptr;
+  InvalidElementCell* fault = nullptr;
 };
 
 // A compressed tensor of a cache. Token t of page p of head h has of each stream what lies at data + p · page_stride +
@@ -132,32 +132,32 @@ struct PagedStream {
     return data + page * page_stride + token * token_stride + head * head_stride;
   }
 };
-// Nobody looks for codes that are none (find_fault()) while a step is decoded. A row whose scale is finite holds no
-// code that is NaN: kernels may take it for 480 times the scale. Rows that join by an AppendTask keep to it, as the
-// scale of a row that has NaN is NaN.
+// Nobody looks for codes that are none (find_invalid_element()) while a step is decoded. A row whose scale is finite
+// holds no code that is NaN: kernels may take it for 480 times the scale. Rows that join by an AppendTask keep to it,
+// as the scale of a row that has NaN is NaN.
 struct CompressedCache {
   RowFormat format;  // not plain
   RowShape shape;
   std::int64_t pages = 0;
-  std::int64_t page_size = 0;                     // tokens
-  std::array<PagedStream, kMostStreams> streams;  // in the order of format_streams()
-  std::array<std::byte*, kMostTables> tables{};   // of format_tables(), for all sequences of the cache
+  std::int64_t page_size = 0;                    // tokens
+  std::array<PagedStream, kMaxStreams> streams;  // in the order of format_streams()
+  std::array<std::byte*, kMaxTables> tables{};   // of format_tables(), for all sequences of the cache
 };
 
-// New rows of a step join a compressed cache, behind an update that has grown and checked the lengths: row i of
-// sequence s becomes the token at position lengths[s] − rows + i, where place_of_row() of `places` says. Of
+// New rows of a step join a compressed cache, behind an update that has new_lengths and checked the lengths: row i of
+// sequence s becomes the token at position lengths[s] − rows + i, where page_slot_of() of `places` says. Of
 // kInt4Channel it goes into the sequence's tail, and a group that has become full becomes codes, token by token in this
 // order. So lengths may go back as far as the last full group, and no farther. Neither kLowRank nor kHybrid has such a
 // task.
 struct AppendTask {
-  const CacheUpdate* places = nullptr;  // without `grown`
+  const CacheUpdate* update = nullptr;  // without `new_lengths`
   CompressedCache cache;
-  TensorView rows;                // [sequences · rows, heads, dim]
-  RowFaultCell* fault = nullptr;  // as CompressTask's
+  TensorView rows;                      // [sequences · rows, heads, dim]
+  InvalidElementCell* fault = nullptr;  // as CompressTask's
 };
 
 // A number that no tensor, or no compressed one, may hold.
-struct RowFault {
+struct InvalidElement {
   enum class Kind : std::uint8_t {
     kNotFinite,  // an element, a factor, an outlier: NaN or ∞
     kScale,      // not finite, not above 0 (8 bits) or below 0 (4 bits), or so large that a code gives ∞ in the dtype
@@ -170,37 +170,38 @@ struct RowFault {
   int part = 0;  // stream or, of kTable, table
   std::int64_t token = 0;
   std::int64_t head = 0;
-  std::int64_t place = 0;  // element of the row of codes, of the table, or of kProduct of the plain row
+  std::int64_t index = 0;  // element of the row of codes, of the table, or of kProduct of the plain row
   float value = 0.0F;
 
-  bool operator==(const RowFault&) const = default;
+  bool operator==(const InvalidElement&) const = default;
 };
 
 // The first of the plain rows, token by token, head by head; host memory.
-std::optional<RowFault> find_fault(const TensorView& plain);
+std::optional<InvalidElement> find_invalid_element(const TensorView& plain);
 // The first of the tables, then of the runs' rows, stream by stream, then of products of factors and basis; host
 // memory. Rows of streams that decompression
-// doesn't read, behind the last group of tokens, hold anything. RowFault::token counts rows of the plain tensor.
-std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
-                                   std::span<const CompressedRun> runs);
+// doesn't read, behind the last group of tokens, hold anything. InvalidElement::token counts rows of the plain tensor.
+std::optional<InvalidElement> find_invalid_element(const RowFormat& format, const RowShape& shape,
+                                                   const CompressedRows& rows, std::span<const CompressedRun> runs);
 // The first of a part of table `table`: its entries from `first` on, which begins a row of its last axis. Of a tail,
 // they are all of tokens that a sequence has in it.
-std::optional<RowFault> find_table_fault(const RowFormat& format, const RowShape& shape, int table, std::int64_t first,
-                                         std::span<const std::byte> entries);
+std::optional<InvalidElement> find_invalid_table_element(const RowFormat& format, const RowShape& shape, int table,
+                                                         std::int64_t first, std::span<const std::byte> entries);
 // Keeps the fault in the cell where it is the first.
-void note_fault(RowFaultCell& cell, const std::optional<RowFault>& fault);
+void note_invalid_element(InvalidElementCell& cell, const std::optional<InvalidElement>& fault);
 // What a cell of tasks of a format tells; kPlain: of tasks that compress.
-std::optional<RowFault> fault_of(const RowFaultCell& cell, const RowFormat& format, const RowShape& shape);
+std::optional<InvalidElement> invalid_element_of(const InvalidElementCell& cell, const RowFormat& format,
+                                                 const RowShape& shape);
 // Throws `code`: "k_scales[12, 3, 0] is nan (…). …". `name`: of the tensor, "k". `row`: what stands there instead of
 // token and head, of a fault in a row; empty: these.
-[[noreturn]] void refuse_fault(std::string_view name, const RowFormat& format, const RowShape& shape,
-                               const RowFault& fault, ErrorCode code, std::string_view row = {});
+[[noreturn]] void refuse_invalid_element(std::string_view name, const RowFormat& format, const RowShape& shape,
+                                         const InvalidElement& fault, ErrorCode code, std::string_view row = {});
 
-// Backend::decompress(), compress(), greatest_magnitudes(), check_finite() and append() of host memory, by `threads`
+// Backend::decompress(), compress(), compute_absmax(), check_finite() and append() of host memory, by `threads`
 // threads.
 void decompress_on_host(const DecompressTask& task, int threads);
 void compress_on_host(const CompressTask& task, int threads);
-void greatest_magnitudes_on_host(const MagnitudeTask& task, int threads);
+void compute_absmax_on_host(const AbsmaxTask& task, int threads);
 void check_finite_on_host(const FiniteTask& task);
 void append_on_host(const AppendTask& task);
 

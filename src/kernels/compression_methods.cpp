@@ -17,10 +17,10 @@ namespace {
 
 using Formats = std::vector<CacheFormat>;
 
-constexpr std::int64_t kMostNumbers = 1 << 16;  // heads, dims and ranks
+constexpr std::int64_t kMaxNumbers = 1 << 16;  // heads, dims and ranks
 
-RowFormat fp8(ScaleGrain scales) { return {RowCoding::kFp8, scales}; }
-RowFormat int4(RowCoding coding, int group) { return {coding, ScaleGrain::kTokenHead, group}; }
+RowFormat fp8(ScaleGrain scales) { return {RowEncoding::kFp8, scales}; }
+RowFormat int4(RowEncoding encoding, int group) { return {encoding, ScaleGrain::kTokenHead, group}; }
 
 Formats same(std::initializer_list<RowFormat> formats) {
   Formats all;
@@ -34,7 +34,7 @@ Formats of_ranks(const RowShape& k, const RowShape& v, const OfRank& of_rank) {
   Formats all;
   const int usual = std::max(8, static_cast<int>(std::min(k.dim, v.dim) / 4) / 8 * 8);
   all.push_back({of_rank(usual), of_rank(usual)});
-  const auto most = static_cast<int>(std::min({k.dim, v.dim, kMostNumbers}));
+  const auto most = static_cast<int>(std::min({k.dim, v.dim, kMaxNumbers}));
   for (int rank = 8; rank < most; rank += 8) all.push_back({of_rank(rank), of_rank(rank)});
   return all;
 }
@@ -47,27 +47,29 @@ constexpr CompressionMethod kMethods[] = {
        return same({fp8(ScaleGrain::kTokenHead), fp8(ScaleGrain::kHead)});
      }},
     {"int8", "8 bits of integer, a scale for each token and head",
-     [](const RowShape&, const RowShape&) { return same({{RowCoding::kInt8}}); }},
+     [](const RowShape&, const RowShape&) { return same({{RowEncoding::kInt8}}); }},
     {"int4", "KIVI's 4 bits: keys by channels over 32 or 64 tokens, values by runs of 32 channels of a token",
      [](const RowShape&, const RowShape&) {
-       const RowFormat values = int4(RowCoding::kInt4Token, 32);
-       return Formats{{int4(RowCoding::kInt4Channel, 32), values}, {int4(RowCoding::kInt4Channel, 64), values}};
+       const RowFormat values = int4(RowEncoding::kInt4Token, 32);
+       return Formats{{int4(RowEncoding::kInt4Channel, 32), values}, {int4(RowEncoding::kInt4Channel, 64), values}};
      }},
     {kLowRank, "a head's rows as combinations of a few: singular value decomposition, the rank by the ratio",
      [](const RowShape& k, const RowShape& v) {
-       return of_ranks(k, v, [](int rank) { return RowFormat{RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, rank}; });
+       return of_ranks(k, v, [](int rank) {
+         return RowFormat{RowEncoding::kLowRank, ScaleGrain::kTokenHead, 0, rank};
+       });
      }},
     {"vq", "vector quantisation: 8 bits for 2, 4 or 8 channels, codebooks by k-means",
      [](const RowShape&, const RowShape&) {
        const auto of_width = [](int width) {
-         return RowFormat{RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, width};
+         return RowFormat{RowEncoding::kVector, ScaleGrain::kTokenHead, 0, 0, width};
        };
        return same({of_width(4), of_width(2), of_width(8)});
      }},
     {"hybrid", "low rank, its remainder in 4 bits, and 4 outlier channels as they are, the rank by the ratio",
      [](const RowShape& k, const RowShape& v) {
        Formats all = of_ranks(
-           k, v, [](int rank) { return RowFormat{RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, rank, 0, 4}; });
+           k, v, [](int rank) { return RowFormat{RowEncoding::kHybrid, ScaleGrain::kTokenHead, 32, rank, 0, 4}; });
        all[0].k.rank = all[0].v.rank = std::min(k.dim, v.dim) > 16 ? 16 : 8;
        return all;
      }},
@@ -116,10 +118,11 @@ std::optional<FormatChoice> find_choice(std::string_view text) {
   }
   const std::size_t space = text.find(' ');
   if (space == std::string_view::npos) return std::nullopt;
-  const auto codings = row_codings();
-  const auto coding = std::ranges::find(codings, text.substr(0, space), &RowCodingEntry::name);
+  const auto encodings = row_encodings();
+  const auto encoding = std::ranges::find(encodings, text.substr(0, space), &RowEncodingEntry::name);
   // Rows of latents are no keys or values, and plain ones are not compressed.
-  if (coding == codings.end() || coding->coding == RowCoding::kLatent || coding->coding == RowCoding::kPlain) {
+  if (encoding == encodings.end() || encoding->encoding == RowEncoding::kLatent ||
+      encoding->encoding == RowEncoding::kPlain) {
     return std::nullopt;
   }
   choice.format = parse_row_format(text);
@@ -127,15 +130,15 @@ std::optional<FormatChoice> find_choice(std::string_view text) {
 }
 
 void check_shape(const char* name, const RowShape& shape) {
-  const auto possible = [](std::int64_t number) { return number >= 1 && number <= kMostNumbers; };
+  const auto possible = [](std::int64_t number) { return number >= 1 && number <= kMaxNumbers; };
   if (possible(shape.heads) && possible(shape.dim)) return;
   fail(ErrorCode::kUsage, fmt::format("{} of {} heads of {} is to be stored in a format", name, shape.heads, shape.dim),
-       fmt::format("heads and dims are 1 to {}", kMostNumbers), "Check the shape.");
+       fmt::format("heads and dims are 1 to {}", kMaxNumbers), "Check the shape.");
 }
 
 bool holds(const CacheFormat& format, const RowShape& k, const RowShape& v) {
-  return entry_of(format.k.coding).missing(format.k, k).empty() &&
-         entry_of(format.v.coding).missing(format.v, v).empty();
+  return entry_of(format.k.encoding).missing(format.k, k).empty() &&
+         entry_of(format.v.encoding).missing(format.v, v).empty();
 }
 
 }  // namespace
@@ -145,11 +148,11 @@ std::span<const CompressionMethod> compression_methods() { return kMethods; }
 Formats FormatChoice::formats(const RowShape& k, const RowShape& v) const {
   if (method == nullptr) return {{format, format}};
   if (heads == 1) return method->formats(k, v);
-  const RowFormat group{.coding = RowCoding::kLowRank, .rank = 8, .heads = heads};
+  const RowFormat group{.encoding = RowEncoding::kLowRank, .rank = 8, .heads = heads};
   // Groups that don't divide the heads are refused whatever their rank, and there may be any number of heads in them.
   if (k.heads % heads != 0 || v.heads % heads != 0) return {{group, group}};
   // Ranks are those that a group has room for, as one head.
-  Formats all = method->formats(rank_shape(group, k), rank_shape(group, v));
+  Formats all = method->formats(low_rank_shape(group, k), low_rank_shape(group, v));
   for (CacheFormat& format_of_ranks : all) format_of_ranks.k.heads = format_of_ranks.v.heads = heads;
   return all;
 }
@@ -202,9 +205,9 @@ double removed_share(const CacheFormat& format, const RowShape& k, const RowShap
   return plain > 0.0 ? 1.0 - static_cast<double>(token_bytes(format.k, k) + token_bytes(format.v, v)) / plain : 0.0;
 }
 
-bool reaches_ratio(double removed, double ratio) { return removed >= ratio - 1e-9; }
+bool meets_ratio(double removed, double ratio) { return removed >= ratio - 1e-9; }
 
-std::string greatest_ratio(double removed) {
+std::string max_ratio(double removed) {
   // Rounded down; a product just below a whole number is that number, which the ratio's own tolerance forgives.
   std::string text = fmt::format("{:.6f}", std::floor(removed * 1e6 + 1e-4) / 1e6);
   text.resize(text.find_last_not_of('0') + 1);
@@ -229,13 +232,13 @@ CacheFormat choose_format(const FormatChoice& choice, std::optional<double> rati
   for (const CacheFormat& format : formats) {
     const double removed = removed_share(format, k, v);
     most = std::max(most, removed);
-    const bool enough = reaches_ratio(removed, *ratio);
+    const bool enough = meets_ratio(removed, *ratio);
     if (enough && (chosen == nullptr || removed < removed_share(*chosen, k, v))) chosen = &format;
   }
   if (chosen != nullptr) return *chosen;
   fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *ratio)), " with ", setting("method", choice.name)},
        fmt::format("the ratio is the share of the bytes that is removed, and {} removes {} of them at most",
-                   choice.name, most < 0.0 ? "none" : greatest_ratio(most)),
+                   choice.name, most < 0.0 ? "none" : max_ratio(most)),
        most < 0.0 ? "Choose another method, or leave the ratio out." : "Ask for less, or choose another method.");
 }
 

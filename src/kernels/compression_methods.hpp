@@ -52,8 +52,8 @@ double removed_share(const CacheFormat& format, const RowShape& k, const RowShap
 
 // Whether so much is removed where a ratio asks for it, but for what rounding leaves of a share; and the greatest ratio
 // that asks for no more than `removed`, as text that is a ratio again: "0.430555" of 0.4305555…
-bool reaches_ratio(double removed, double ratio);
-std::string greatest_ratio(double removed);
+bool meets_ratio(double removed, double ratio);
+std::string max_ratio(double removed);
 
 // Without a ratio the method's usual format; else of those that remove at least that share the one that removes least.
 // Throws kUsage where none does, saying how much the method can remove, and for shapes that no format of it holds.

@@ -21,16 +21,16 @@
 
 namespace ringattn {
 
-class ConvolutionKernel;
+class CausalConv1dKernel;
 
-inline constexpr int kMostConvolutionWidth = 4;
+inline constexpr int kMaxConv1dWidth = 4;
 
-struct ConvolutionSpec {
-  using Kernel = ConvolutionKernel;  // what computes it (registry.hpp)
+struct CausalConv1dSpec {
+  using Kernel = CausalConv1dKernel;  // what computes it (registry.hpp)
 
   Dtype dtype = Dtype::kBf16;  // of x, y and halos; weight and bias are fp32
   int channels = 8;
-  int width = 4;  // 2 to kMostConvolutionWidth
+  int width = 4;  // 2 to kMaxConv1dWidth
   bool bias = false;
   bool silu = false;
 
@@ -39,17 +39,17 @@ struct ConvolutionSpec {
   std::int64_t halo_bytes() const {
     return std::int64_t{halo_tokens()} * channels * static_cast<std::int64_t>(size_of(dtype));
   }
-  bool operator==(const ConvolutionSpec&) const = default;
+  bool operator==(const CausalConv1dSpec&) const = default;
 };
 
-std::string describe(const ConvolutionSpec& spec);  // "convolution, bf16, 8448 channels, width 4, bias, silu"
+std::string describe(const CausalConv1dSpec& spec);  // "convolution, bf16, 8448 channels, width 4, bias, silu"
 
 // Throws kUsage for a width or channels that no convolution has.
-void check_convolution(const ConvolutionSpec& spec);
+void check_causal_conv1d(const CausalConv1dSpec& spec);
 
 // Consecutive tokens of one sequence: rows [row, row + tokens) of x and y. Halos are [width − 1, channels] dense,
 // oldest token first, in the kernel's kind of memory.
-struct ConvolutionRun {
+struct CausalConv1dRun {
   std::int64_t row = 0;
   std::int64_t tokens = 0;
   const void* before = nullptr;  // the tokens in front of the run; null: zeros, the sequence begins
@@ -59,38 +59,38 @@ struct ConvolutionRun {
 };
 
 // The views' memory lives until the stream has passed the task; the runs are read before the call returns.
-struct ConvolutionTask {
+struct CausalConv1dTask {
   TensorView x;                   // [rows, 1, channels]
   const float* weight = nullptr;  // [channels, width]; in the kernel's kind of memory, as is the bias
-  const float* bias = nullptr;    // [channels], present exactly when ConvolutionSpec::bias
-  std::span<const ConvolutionRun> runs;
+  const float* bias = nullptr;    // [channels], present exactly when CausalConv1dSpec::bias
+  std::span<const CausalConv1dRun> runs;
   MutableTensorView y;  // [rows, 1, channels]
 };
 
 // One token of each sequence, which goes on in `halos`: [slots, width − 1, channels] dense, in place.
-struct ConvolutionUpdate {
+struct CausalConv1dUpdate {
   TensorView x;  // [sequences, 1, channels]
   const float* weight = nullptr;
   const float* bias = nullptr;
   void* halos = nullptr;
   MutableTensorView y;                  // [sequences, 1, channels]
-  const std::int32_t* slots = nullptr;  // as of ScanUpdate
+  const std::int32_t* slots = nullptr;  // as of SsmUpdate
 };
 
 // One convolution kernel for one spec on one backend. On a device its calls only launch.
-class ConvolutionKernel {
+class CausalConv1dKernel {
  public:
-  virtual ~ConvolutionKernel() = default;
+  virtual ~CausalConv1dKernel() = default;
 
-  virtual void convolve(const ConvolutionTask& task, Stream stream, const Progress& progress) = 0;
-  virtual void update(const ConvolutionUpdate& update, Stream stream) = 0;
+  virtual void convolve(const CausalConv1dTask& task, Stream stream, const Progress& progress) = 0;
+  virtual void update(const CausalConv1dUpdate& update, Stream stream) = 0;
 };
 
 // What `spec` requires that kernels lack which take eight channels at a time; see KernelRow::missing.
-std::vector<std::string> vector_convolution_missing(const ConvolutionSpec& spec);
+std::vector<std::string> vectorized_conv1d_missing(const CausalConv1dSpec& spec);
 
 // What every kernel checks. Throw kInternal where views or runs don't fit the spec or each other.
-void check_convolution_task(const ConvolutionSpec& spec, const ConvolutionTask& task);
-void check_convolution_update(const ConvolutionSpec& spec, const ConvolutionUpdate& update);
+void check_causal_conv1d_task(const CausalConv1dSpec& spec, const CausalConv1dTask& task);
+void check_causal_conv1d_update(const CausalConv1dSpec& spec, const CausalConv1dUpdate& update);
 
 }  // namespace ringattn

@@ -45,61 +45,65 @@ Pool check_cache(std::string_view name, const CompressedCache& cache, const RowF
                      dtype_name(shape.dtype), shape.heads, shape.dim));
 }
 
-void check_output(const FoldSpec& fold, const FoldOutput& output, std::int64_t rows) {
-  check_rows("out", output.out, fold.dtype, rows, fold.heads, fold.head_dim_v);
-  if (fold.sinks == (output.sinks != nullptr)) return;
-  refuse(fmt::format("a decode step has {}sinks", fold.sinks ? "no " : ""),
-         fmt::format("the kernel was made {} them", fold.sinks ? "with" : "without"));
+void check_output(const AttentionSpec& attention, const AttentionOutput& output, std::int64_t rows) {
+  check_rows("out", output.out, attention.dtype, rows, attention.heads, attention.head_dim_v);
+  if (attention.sinks == (output.sinks != nullptr)) return;
+  refuse(fmt::format("a decode step has {}sinks", attention.sinks ? "no " : ""),
+         fmt::format("the kernel was made {} them", attention.sinks ? "with" : "without"));
 }
 
 }  // namespace
 
 std::string describe(const DecodeSpec& spec) {
-  const std::string text = "decode, " + describe(spec.fold) + (spec.values_in_keys ? ", values in the keys" : "");
+  const std::string text = "decode, " + describe(spec.attention) + (spec.values_in_keys ? ", values in the keys" : "");
   if (spec.format.is_plain()) return text;
-  return text + ", cache of " + (spec.values_in_codes() ? describe(spec.format.k) : describe(spec.format));
+  return text + ", cache of " + (spec.quantized_values_in_keys() ? describe(spec.format.k) : describe(spec.format));
 }
 
-std::int64_t share_groups(std::int64_t keys, int shares, std::int64_t group_keys) {
-  const std::int64_t groups = (keys + group_keys - 1) / group_keys;
-  return (groups + shares - 1) / shares;
+std::int64_t splits_per_partition(std::int64_t keys, int partitions, std::int64_t kv_split_keys) {
+  const std::int64_t groups = (keys + kv_split_keys - 1) / kv_split_keys;
+  return (groups + partitions - 1) / partitions;
 }
 
 void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const DecodeStep& step) {
-  const FoldSpec& fold = spec.fold;
+  const AttentionSpec& attention = spec.attention;
   if (step.rows < 1 || step.rows > limits.rows || step.q.tokens % step.rows != 0 ||
       step.q.tokens / step.rows > limits.sequences) {
     refuse(fmt::format("a decode step has {} query rows, {} a sequence", step.q.tokens, step.rows),
            fmt::format("the kernel was reserved for {} sequences of up to {} rows", limits.sequences, limits.rows));
   }
-  check_rows("q", step.q, fold.dtype, step.q.tokens, fold.heads, fold.head_dim);
-  if (step.partials.records == nullptr) {
-    check_output(fold, step.output, step.q.tokens);
-    if (!step.share.is_whole()) refuse("a share of the keys gives whole rows", "it leaves partials");
-  } else if (step.share.every < 1 || step.share.first < 0 || step.share.first >= step.share.every) {
-    refuse(fmt::format("share {} of {}", step.share.first, step.share.every), "shares are numbered from 0");
+  check_rows("q", step.q, attention.dtype, step.q.tokens, attention.heads, attention.head_dim);
+  if (step.partials.data == nullptr) {
+    check_output(attention, step.output, step.q.tokens);
+    if (!step.partition.is_whole()) refuse("a share of the keys gives whole rows", "it leaves partials");
+  } else if (step.partition.stride < 1 || step.partition.first < 0 || step.partition.first >= step.partition.stride) {
+    refuse(fmt::format("share {} of {}", step.partition.first, step.partition.stride), "shares are numbered from 0");
   }
   const Pool k = spec.format.k.is_plain()
-                     ? check_cache("k", step.k, fold.dtype, fold.kv_heads, fold.head_dim)
-                     : check_cache("k", step.packed_k, spec.format.k, {fold.dtype, fold.kv_heads, fold.head_dim});
-  const Pool v = spec.values_in_codes() ? k
+                     ? check_cache("k", step.k, attention.dtype, attention.kv_heads, attention.head_dim)
+                     : check_cache("k", step.quantized_k, spec.format.k,
+                                   {attention.dtype, attention.kv_heads, attention.head_dim});
+  const Pool v = spec.quantized_values_in_keys() ? k
                  : spec.format.v.is_plain()
-                     ? check_cache("v", step.v, fold.dtype, fold.kv_heads, fold.head_dim_v)
-                     : check_cache("v", step.packed_v, spec.format.v, {fold.dtype, fold.kv_heads, fold.head_dim_v});
+                     ? check_cache("v", step.v, attention.dtype, attention.kv_heads, attention.head_dim_v)
+                     : check_cache("v", step.quantized_v, spec.format.v,
+                                   {attention.dtype, attention.kv_heads, attention.head_dim_v});
   if (k.pages != v.pages || k.page_size != v.page_size) {
     refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", k.pages, k.page_size, v.pages, v.page_size),
            "a token's key and value lie at the same place of both");
   }
-  if (spec.values_in_keys && !spec.values_in_codes() &&
+  if (spec.values_in_keys && !spec.quantized_values_in_keys() &&
       (step.v.data != step.k.data || step.v.page_stride != step.k.page_stride ||
        step.v.token_stride != step.k.token_stride || step.v.head_stride != step.k.head_stride)) {
     refuse("v of a decode step lies by itself", "the kernel was made for values in the keys");
   }
-  if (fold.lists.any() != (step.lists.blocks != nullptr) || fold.lists.any() != (step.lists.counts != nullptr)) {
-    refuse(fmt::format("a decode step has {}lists", fold.lists.any() ? "no " : ""),
-           fmt::format("the kernel was made {} them", fold.lists.any() ? "with" : "without"));
+  if (attention.block_mask.any() != (step.block_mask.blocks != nullptr) ||
+      attention.block_mask.any() != (step.block_mask.counts != nullptr)) {
+    refuse(fmt::format("a decode step has {}lists", attention.block_mask.any() ? "no " : ""),
+           fmt::format("the kernel was made {} them", attention.block_mask.any() ? "with" : "without"));
   }
-  if (fold.lists.any() && (step.prefixes.count > 0 || !step.share.is_whole() || step.partials.records != nullptr)) {
+  if (attention.block_mask.any() &&
+      (step.prefixes.count > 0 || !step.partition.is_whole() || step.partials.data != nullptr)) {
     refuse("a decode step with lists has prefixes, or a share of the keys", "groups follow from the lists");
   }
   const SharedPrefixes& prefixes = step.prefixes;
@@ -147,8 +151,8 @@ void skip_tables(std::int64_t sequences, CompressedCache& cache) {
 
 }  // namespace
 
-DecodeStep step_of_sequences(const DecodeSpec& spec, const DecodeStep& step, std::int64_t first, std::int64_t count,
-                             std::int64_t record_floats) {
+DecodeStep sub_batch(const DecodeSpec& spec, const DecodeStep& step, std::int64_t first, std::int64_t count,
+                     std::int64_t partial_floats) {
   const std::int64_t row = first * step.rows;
   DecodeStep part = step;
   part.q.data = step.q.at(row, 0);
@@ -156,8 +160,8 @@ DecodeStep step_of_sequences(const DecodeSpec& spec, const DecodeStep& step, std
   if (step.output.out.data != nullptr) part.output.out.data = step.output.out.at(row, 0);
   part.output.out.tokens = part.q.tokens;
   if (step.output.lse.data != nullptr) part.output.lse.data = &step.output.lse.at(row, 0);
-  if (step.partials.records != nullptr) {
-    part.partials.records += row * step.partials.groups * spec.fold.heads * record_floats;
+  if (step.partials.data != nullptr) {
+    part.partials.data += row * step.partials.kv_splits * spec.attention.heads * partial_floats;
   }
   part.lengths += first;
   if (step.block_table.pages != nullptr) {
@@ -165,26 +169,26 @@ DecodeStep step_of_sequences(const DecodeSpec& spec, const DecodeStep& step, std
   } else {
     skip_pages(first, part.k);
     skip_pages(first, part.v);
-    skip_pages(first, part.packed_k);
-    skip_pages(first, part.packed_v);
+    skip_pages(first, part.quantized_k);
+    skip_pages(first, part.quantized_v);
   }
-  if (!spec.format.k.is_plain()) skip_tables(first, part.packed_k);
-  if (!spec.format.v.is_plain()) skip_tables(first, part.packed_v);
+  if (!spec.format.k.is_plain()) skip_tables(first, part.quantized_k);
+  if (!spec.format.v.is_plain()) skip_tables(first, part.quantized_v);
   if (step.prefixes.count > 0) part.prefixes.of_sequence += first;
-  if (step.lists.blocks != nullptr) {
-    part.lists.blocks += first * spec.fold.lists.heads * step.lists.stride;
-    part.lists.counts += first * spec.fold.lists.heads;
+  if (step.block_mask.blocks != nullptr) {
+    part.block_mask.blocks += first * spec.attention.block_mask.heads * step.block_mask.stride;
+    part.block_mask.counts += first * spec.attention.block_mask.heads;
   }
   return part;
 }
 
 void check_decode_merge(const DecodeSpec& spec, const DecodeMerge& merge) {
-  if (merge.shares.empty() || merge.groups < 1 || merge.rows < 1 || merge.output.out.tokens % merge.rows != 0) {
+  if (merge.partitions.empty() || merge.kv_splits < 1 || merge.rows < 1 || merge.output.out.tokens % merge.rows != 0) {
     refuse(fmt::format("a merge of {} rows, {} a sequence, from {} shares of {} groups", merge.output.out.tokens,
-                       merge.rows, merge.shares.size(), merge.groups),
+                       merge.rows, merge.partitions.size(), merge.kv_splits),
            "there is at least one of each, and every sequence has its rows");
   }
-  check_output(spec.fold, merge.output, merge.output.out.tokens);
+  check_output(spec.attention, merge.output, merge.output.out.tokens);
 }
 
 void DecodeKernel::check(const DecodeLimits&, int) const {}

@@ -24,21 +24,22 @@ Halves halves_of(std::span<const std::int32_t> list, std::int64_t block) {
 
 // The list of a sequence's last rows, without the blocks that they stand in, which it names; or why they can't be a
 // step by it.
-struct ListOfRows {
+struct MaskRowOfTokens {
   std::span<const std::int32_t> blocks;
   std::string why;  // empty: they can
-  std::string remedy;
+  std::string suggestion;
 };
 
-ListOfRows list_of_rows(const TileLists& lists, const Mask& mask, const ListedStep& step, int head, int rows) {
-  const ListShape& shape = lists.shape();
+MaskRowOfTokens mask_row_of_tokens(const BlockMask& block_mask, const Mask& mask, const MaskedStep& step, int head,
+                                   int rows) {
+  const BlockMaskShape& shape = block_mask.shape();
   const std::size_t s = step.sequence;
   const std::int64_t end = step.keys;
   const std::int64_t own = std::max<std::int64_t>(0, end - rows) / shape.key_block;
   std::span<const std::int32_t> before;
   const std::int64_t first_block = query_block_of(end - rows, shape.query_block);
   for (std::int64_t q = first_block; q <= query_block_of(end - 1, shape.query_block); ++q) {
-    const Halves list = halves_of(lists.list(s, head, q), own);
+    const Halves list = halves_of(block_mask.row(s, head, q), own);
     if (q > first_block && !std::ranges::equal(list.before, before)) {
       return {
           {},
@@ -61,29 +62,29 @@ ListOfRows list_of_rows(const TileLists& lists, const Mask& mask, const ListedSt
   return {before, {}, {}};
 }
 
-std::string no_step(const ListedStep& step, int head) {
+std::string no_step(const MaskedStep& step, int head) {
   return fmt::format("sequence {} can't be decoded by its list {}", step.sequence, head);
 }
 
-std::vector<ListedStep> whole_sequences(const TileLists& lists) {
-  std::vector<ListedStep> steps;
-  for (const ListedSequence& of : lists.sequences()) steps.push_back({steps.size(), of.keys});
+std::vector<MaskedStep> whole_sequences(const BlockMask& block_mask) {
+  std::vector<MaskedStep> steps;
+  for (const MaskedSequence& of : block_mask.sequences()) steps.push_back({steps.size(), of.keys});
   return steps;
 }
 
 }  // namespace
 
-DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::span<const ListedStep> steps,
-                              std::int64_t stride) {
+DecodeBlockMaskArrays decode_block_mask(const BlockMask& block_mask, const Mask& mask, int rows,
+                                        std::span<const MaskedStep> steps, std::int64_t stride) {
   std::vector<std::span<const std::int32_t>> all;
-  for (const ListedStep& step : steps) {
-    for (int head = 0; head < lists.shape().heads; ++head) {
-      const ListOfRows list = list_of_rows(lists, mask, step, head, rows);
-      if (!list.why.empty()) fail(ErrorCode::kUsage, no_step(step, head), list.why, list.remedy);
+  for (const MaskedStep& step : steps) {
+    for (int head = 0; head < block_mask.shape().heads; ++head) {
+      const MaskRowOfTokens list = mask_row_of_tokens(block_mask, mask, step, head, rows);
+      if (!list.why.empty()) fail(ErrorCode::kUsage, no_step(step, head), list.why, list.suggestion);
       all.push_back(list.blocks);
     }
   }
-  DecodeListArrays arrays;
+  DecodeBlockMaskArrays arrays;
   arrays.stride = stride;
   for (const auto& list : all) arrays.stride = std::max(arrays.stride, static_cast<std::int64_t>(list.size()));
   for (const auto& list : all) {
@@ -94,22 +95,22 @@ DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows
   return arrays;
 }
 
-DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::int64_t stride) {
-  return decode_lists(lists, mask, rows, whole_sequences(lists), stride);
+DecodeBlockMaskArrays decode_block_mask(const BlockMask& block_mask, const Mask& mask, int rows, std::int64_t stride) {
+  return decode_block_mask(block_mask, mask, rows, whole_sequences(block_mask), stride);
 }
 
-std::string why_no_step(const TileLists& lists, const Mask& mask, int rows) {
-  for (const ListedStep& step : whole_sequences(lists)) {
-    for (int head = 0; head < lists.shape().heads; ++head) {
-      const ListOfRows list = list_of_rows(lists, mask, step, head, rows);
+std::string why_not_decodable(const BlockMask& block_mask, const Mask& mask, int rows) {
+  for (const MaskedStep& step : whole_sequences(block_mask)) {
+    for (int head = 0; head < block_mask.shape().heads; ++head) {
+      const MaskRowOfTokens list = mask_row_of_tokens(block_mask, mask, step, head, rows);
       if (!list.why.empty()) return fmt::format("{} ({})", no_step(step, head), list.why);
     }
   }
   return {};
 }
 
-std::vector<std::string> missing_for_decode_lists(const ListShape& shape, const TileSizes& tiles, const Mask& mask,
-                                                  int kv_heads) {
+std::vector<std::string> missing_for_decode_block_mask(const BlockMaskShape& shape, const TileSizes& tiles,
+                                                       const Mask& mask, int kv_heads) {
   std::vector<std::string> missing;
   if (!shape.any()) return missing;
   // Rows of a step lie in the same places of their query tiles, with the blocks that nobody lists and without.

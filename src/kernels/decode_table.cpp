@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that decode, in order of preference. Each has the name, and the bits, of a row of fold_table.cpp, but for
-// sm90_latent and sm90_latent_1k, which no kernel folds like, and which differ from each other by their groups.
+// The kernels that decode, in order of preference. Each has the name, and the bits, of a row of fold_table.cpp,
+// but for sm90_mla and sm90_mla_split1k, which no kernel folds like, and which differ from each other by their groups.
 #include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/cpu_decode.hpp"
 #include "kernels/cpu/cpu_fold.hpp"
+#include "kernels/cpu/cpu_decode.hpp"
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/sm80/config.hpp"
@@ -30,12 +30,13 @@ namespace ringattn {
 
 namespace {
 
-// What the fold of the same name lacks, what decoding with its tiles lacks for lists, and positions of keys.
+// What the fold of the same name lacks, what decoding with its tiles lacks for block_mask, and positions of keys.
 std::vector<std::string> missing_of(std::vector<std::string> missing, const DecodeSpec& spec, const TileSizes& tiles) {
-  for (std::string& what : missing_for_decode_lists(spec.fold.lists, tiles, spec.fold.mask, spec.fold.kv_heads)) {
+  for (std::string& what :
+       missing_for_decode_block_mask(spec.attention.block_mask, tiles, spec.attention.mask, spec.attention.kv_heads)) {
     missing.push_back(std::move(what));
   }
-  const std::string positions = spec.fold.positions > 0 ? missing_for_positions() : std::string();
+  const std::string positions = spec.attention.positions > 0 ? missing_for_positions() : std::string();
   if (!positions.empty() && std::ranges::find(missing, positions) == missing.end()) missing.push_back(positions);
   return missing;
 }
@@ -56,63 +57,63 @@ TileSizes tiles_of(const Config& config, int query) {
 #endif
 
 #ifdef RINGATTN_HAVE_HOPPER
-template <const sm90::LatentRow& kRow>
+template <const sm90::MlaVariant& kRow>
 constexpr KernelRow<DecodeSpec> latent_row(std::string_view supports) {
-  return {{kRow.name, "cuda", supports, [] { return sm90::latent_configs(kRow); },
+  return {{kRow.name, "cuda", supports, [] { return sm90::mla_configs(kRow); },
            [](const Backend&) { return 5e14; },  // an H200: its products, with 64 rows or more
-           sm90::fold_unavailable, cuda::make_cuda_backend},
-          sm90::latent_missing,
-          [](const DecodeSpec& spec, Backend& backend) { return sm90::make_latent_decode(spec, backend, kRow); }};
+           sm90::attention_unavailable, cuda::make_cuda_backend},
+          sm90::mla_missing,
+          [](const DecodeSpec& spec, Backend& backend) { return sm90::make_mla_decode(spec, backend, kRow); }};
 }
 #endif
 
 constexpr KernelRow<DecodeSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
-    {{"sm90_fold", "cuda",
+    {{"sm90_attention", "cuda",
       "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks; caches of fp8, "
       "int8 and int4",
       sm90::decode_configs,
       [](const Backend&) { return 1e13; },  // an H200: what reading its memory allows with four query heads a KV head
-      sm90::fold_unavailable, cuda::make_cuda_backend},
+      sm90::attention_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) {
-       std::vector<std::string> missing =
-           missing_of(sm90::fold_missing(spec.fold), spec, tiles_of(sm90::choose_config(spec.fold), sm90::kQueryTile));
+       std::vector<std::string> missing = missing_of(sm90::attention_missing(spec.attention), spec,
+                                                     tiles_of(sm90::choose_config(spec.attention), sm90::kQueryTile));
        for (std::string& what : sm90::formats_missing(spec)) missing.push_back(std::move(what));
-       if (spec.fold.lists.any() && !spec.format.is_plain()) {
+       if (spec.attention.block_mask.any() && !spec.format.is_plain()) {
          missing.push_back("lists of key blocks over " + describe(spec.format) + " (supported: over plain caches)");
        }
        return missing;
      },
      sm90::make_decode},
-    latent_row<sm90::kLatentRow>(
+    latent_row<sm90::kMlaVariant>(
         "bf16, fp16; latents: head_dim 576 with the first 512 columns as values, also of 8 bits; every mask, softcap, "
         "sinks"),
-    latent_row<sm90::kLatentShortRow>(
-        "bf16, fp16; as sm90_latent, in groups of 1,024 keys instead of 4,096: other bits, for few sequences"),
+    latent_row<sm90::kMlaSplit1kVariant>(
+        "bf16, fp16; as sm90_mla, in groups of 1,024 keys instead of 4,096: other bits, for few sequences"),
 #endif
 #ifdef RINGATTN_HAVE_CUDA
-    {{"sm80_fold", "cuda",
+    {{"sm80_attention", "cuda",
       "bf16, fp16; head_dim 64, 96, 128, 256, 512, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks; "
       "caches of fp8, int8 and int4 up to head_dim 256, latents of 8 bits",
       sm80::decode_configs,
       [](const Backend&) { return 5e12; },  // as above, where half of the memory's speed is reached
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) {
-       const auto config = sm80::choose_config(spec.fold);
-       std::vector<std::string> missing =
-           missing_of(sm80::fold_missing(spec.fold), spec, tiles_of(config, config ? config->query_tile() : 1));
+       const auto config = sm80::choose_config(spec.attention);
+       std::vector<std::string> missing = missing_of(sm80::attention_missing(spec.attention), spec,
+                                                     tiles_of(config, config ? config->query_tile() : 1));
        for (std::string& what : sm80::formats_missing(spec)) missing.push_back(std::move(what));
        return missing;
      },
      sm80::make_decode},
 #endif
-    {{"cpu_fold", "cpu",
+    {{"cpu_attention", "cpu",
       "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks; caches of fp8, int8, "
       "int4 and vector codes, latents of 8 bits",
       [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
       cpu::make_cpu_backend},
      [](const DecodeSpec& spec) {
-       return without_products(missing_of(cpu::cpu_fold_missing(spec.fold), spec, TileSizes{}), spec);
+       return without_products(missing_of(cpu::cpu_attention_missing(spec.attention), spec, TileSizes{}), spec);
      },
      cpu::make_cpu_decode},
 };

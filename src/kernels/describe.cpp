@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptions and checks of a FoldSpec.
+// Descriptions and checks of a AttentionSpec.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace ringattn {
 
 namespace {
 
-std::string head_configuration(const FoldSpec& spec) {
+std::string head_configuration(const AttentionSpec& spec) {
   if (spec.kv_heads == spec.heads) return "MHA";
   if (spec.kv_heads == 1) return "MQA";
   return fmt::format("GQA {}:1", spec.heads / spec.kv_heads);
@@ -26,19 +26,19 @@ std::string describe(const Mask& mask) {
   return fmt::format("window {},{}", mask.left, mask.right);
 }
 
-std::string describe(const FoldSpec& spec) {
+std::string describe(const AttentionSpec& spec) {
   std::string text = fmt::format("{}, heads {}/{} ({}), head_dim {}", dtype_name(spec.dtype), spec.heads, spec.kv_heads,
                                  head_configuration(spec), spec.head_dim);
   if (spec.head_dim_v != spec.head_dim) text += fmt::format("/{}", spec.head_dim_v);
   text += fmt::format(", {}", describe(spec.mask));
   if (spec.softcap > 0.0F) text += fmt::format(", softcap {}", spec.softcap);
   if (spec.sinks) text += ", sinks";
-  if (spec.lists.any()) text += fmt::format(", {}", describe(spec.lists, spec.heads));
+  if (spec.block_mask.any()) text += fmt::format(", {}", describe(spec.block_mask, spec.heads));
   if (spec.positions > 0) text += spec.positions > 1 ? ", keys at positions of each KV head" : ", keys at positions";
   return text;
 }
 
-std::string check_heads(const FoldSpec& spec) {
+std::string check_heads(const AttentionSpec& spec) {
   if (spec.heads < 1 || spec.kv_heads < 1) {
     fail(ErrorCode::kUsage, fmt::format("{} query heads and {} kv heads", spec.heads, spec.kv_heads),
          "both must be at least 1", {"Check ", setting("heads"), " and ", setting("kv_heads"), "."});
@@ -60,9 +60,10 @@ std::string check_heads(const FoldSpec& spec) {
     fail(ErrorCode::kUsage, fmt::format("softcap {}", spec.softcap), "it must be finite and not negative",
          "0 switches it off.");
   }
-  const ListShape& lists = spec.lists;
-  if (lists.any() && lists.heads != 1 && lists.heads != spec.kv_heads && lists.heads != spec.heads) {
-    fail(ErrorCode::kUsage, fmt::format("lists of key tiles for {} heads", lists.heads),
+  const BlockMaskShape& block_mask = spec.block_mask;
+  if (block_mask.any() && block_mask.heads != 1 && block_mask.heads != spec.kv_heads &&
+      block_mask.heads != spec.heads) {
+    fail(ErrorCode::kUsage, fmt::format("lists of key tiles for {} heads", block_mask.heads),
          fmt::format("there are {} query heads and {} kv heads", spec.heads, spec.kv_heads),
          "Give lists for all heads together, for each kv head, or for each query head.");
   }
@@ -70,7 +71,7 @@ std::string check_heads(const FoldSpec& spec) {
     fail(ErrorCode::kUsage, fmt::format("positions of keys for {} heads", spec.positions),
          fmt::format("there are {} kv heads", spec.kv_heads), "Give positions for all heads together, or for each.");
   }
-  if (spec.positions != 0 && lists.any()) {
+  if (spec.positions != 0 && block_mask.any()) {
     fail(ErrorCode::kUsage, "keys at positions of their own, and lists of key blocks",
          "lists count keys from the first token of a sequence, which may have been taken out",
          "Leave one of them out.");

@@ -88,19 +88,19 @@ std::int64_t parse_count(std::string_view method, std::string_view key, std::str
 // One of "first=4", "heads=all", ….
 void take_option(const EvictionMethod& method, std::string_view part, EvictionOptions& options,
                  std::optional<std::int64_t>& last) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  constexpr std::int64_t kMostOfScorer = 1 << 16;
+  constexpr std::int64_t kMax = std::int64_t{1} << 30;
+  constexpr std::int64_t kMaxOfScorer = 1 << 16;
   const std::size_t equals = std::min(part.find('='), part.size());
   const std::string_view key = part.substr(0, equals);
   const std::string_view value = equals < part.size() ? part.substr(equals + 1) : std::string_view();
   if (key == "first") {
-    options.first = parse_count(method.name, key, value, kMost);
+    options.first = parse_count(method.name, key, value, kMax);
   } else if (key == "last") {
-    last = parse_count(method.name, key, value, kMost);
+    last = parse_count(method.name, key, value, kMax);
   } else if (key == "window" && method.needs_queries) {
-    options.window = parse_count(method.name, key, value, kMostOfScorer);
+    options.window = parse_count(method.name, key, value, kMaxOfScorer);
   } else if (key == "pool") {
-    options.pool = static_cast<int>(parse_count(method.name, key, value, kMostOfScorer));
+    options.pool = static_cast<int>(parse_count(method.name, key, value, kMaxOfScorer));
   } else if (key == "heads" && (value == "each" || value == "all")) {
     options.shared = value == "all";
   } else {
@@ -155,7 +155,7 @@ void score_attention(const ScoredTokens& of, std::span<double> scores) {
   const Visibility visibility(of.mask, tokens);
   std::ranges::fill(scores, 0.0);
   for (std::int64_t head = 0; head < of.queries.heads; ++head) {
-    beat();
+    heartbeat();
     const std::vector<float> all = window_scores(of, head);
     const auto score = [&](std::int64_t t, std::int64_t w) {
       return static_cast<double>(all[static_cast<std::size_t>(t * window + w)]);
@@ -186,7 +186,7 @@ void score_expected_attention(const ScoredTokens& of, std::span<double> scores) 
   std::ranges::fill(scores, 0.0);
   std::vector<double> expected(static_cast<std::size_t>(tokens));
   for (std::int64_t head = 0; head < of.queries.heads; ++head) {
-    beat();
+    heartbeat();
     const std::vector<float> all = window_scores(of, head);
 #pragma omp parallel for schedule(static, kPieceTokens) num_threads(of.threads)
     for (std::int64_t t = 0; t < tokens; ++t) {

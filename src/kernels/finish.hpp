@@ -7,10 +7,10 @@
 
 namespace ringattn {
 
-// Returns when `stream` has passed what was enqueued on it. `deadline`: one of DevicePatience. Throws kPeer past it.
+// Returns when `stream` has passed what was enqueued on it. `deadline`: one of DeviceTimeouts. Throws kPeer past it.
 inline void finish(Backend& backend, Stream stream, const Deadline& deadline) {
   backend.synchronize(stream, deadline,
-                      [&deadline] { DevicePatience::check(deadline, "no other rank has a part in it"); });
+                      [&deadline] { DeviceTimeouts::check(deadline, "no other rank has a part in it"); });
 }
 
 }  // namespace ringattn

@@ -14,8 +14,9 @@ inline float default_softmax_scale(int head_dim) {
 }
 
 // Of the default scale, without soft-cap and sinks. head_dim_v 0: as head_dim.
-inline FoldSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, const Mask& mask, int head_dim_v = 0) {
-  FoldSpec spec;
+inline AttentionSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, const Mask& mask,
+                               int head_dim_v = 0) {
+  AttentionSpec spec;
   spec.dtype = dtype;
   spec.heads = heads;
   spec.kv_heads = kv_heads;

@@ -23,34 +23,35 @@ void check_view(std::string_view name, const TensorView& view, Dtype dtype, std:
 }
 
 // No piece lies in two pages: a page is cut into pieces, whatever row the first one begins with.
-void check_pages(std::int64_t page_size, int piece_keys) {
-  if (page_size >= kLeastPieceKeys && std::has_single_bit(static_cast<std::uint64_t>(page_size)) &&
-      page_size % piece_keys == 0) {
+void check_pages(std::int64_t page_size, int page_run_keys) {
+  if (page_size >= kMinPageRunKeys && std::has_single_bit(static_cast<std::uint64_t>(page_size)) &&
+      page_size % page_run_keys == 0) {
     return;
   }
-  fail(ErrorCode::kInternal, fmt::format("a fold task reads pages of {} rows in pieces of {}", page_size, piece_keys),
-       fmt::format("a page is a power of two from {} on, and a multiple of a piece", kLeastPieceKeys));
+  fail(ErrorCode::kInternal,
+       fmt::format("a fold task reads pages of {} rows in pieces of {}", page_size, page_run_keys),
+       fmt::format("a page is a power of two from {} on, and a multiple of a piece", kMinPageRunKeys));
 }
 
-void check_lists(const FoldSpec& spec, const FoldTask& task) {
-  if (spec.lists != (task.lists == nullptr ? ListShape{} : task.lists->shape())) {
+void check_block_mask(const AttentionSpec& spec, const AttentionTask& task) {
+  if (spec.block_mask != (task.block_mask == nullptr ? BlockMaskShape{} : task.block_mask->shape())) {
     fail(ErrorCode::kInternal,
-         fmt::format("a fold task has {}", task.lists == nullptr ? "no lists" : "other lists of tiles"),
+         fmt::format("a fold task has {}", task.block_mask == nullptr ? "no lists" : "other lists of tiles"),
          "the kernel was made for those of its spec");
   }
-  if (task.lists == nullptr) return;
-  const std::span<const ListedSequence> sequences = task.lists->sequences();
+  if (task.block_mask == nullptr) return;
+  const std::span<const MaskedSequence> sequences = task.block_mask->sequences();
   bool fits = sequences.size() == task.key_lengths.size();
   for (std::size_t s = 0; fits && s < sequences.size(); ++s) fits = sequences[s].keys == task.key_lengths[s];
   for (const QueryRun& run : task.queries) {
     if (!fits) break;
-    const ListedSequence& of = sequences[static_cast<std::size_t>(run.sequence)];
+    const MaskedSequence& of = sequences[static_cast<std::size_t>(run.sequence)];
     fits = run.rows == 0 || (run.position >= of.position && run.position + run.rows <= of.position + of.queries);
   }
   if (!fits) fail(ErrorCode::kInternal, "the lists of a fold task are those of other sequences", "lengths differ");
 }
 
-void check_positions(const FoldSpec& spec, const FoldTask& task) {
+void check_positions(const AttentionSpec& spec, const AttentionTask& task) {
   const int heads = task.positions == nullptr ? 0 : task.positions->heads();
   bool fits = heads == spec.positions;
   if (fits && heads > 0) {
@@ -79,22 +80,22 @@ PoolSource pool_source(const CacheView& k, const CacheView& v) {
   return {{rows_of(k, k.page_size), rows_of(v, v.page_size), k.page_size, k.page_stride, v.page_stride}, k.page_size};
 }
 
-void check_fold_task(const FoldSpec& spec, int key_tile, const FoldTask& task) {
+void check_attention_task(const AttentionSpec& spec, int key_tile, const AttentionTask& task) {
   check_view("q", task.q, spec.dtype, spec.heads, spec.head_dim);
   for (const KeySource& source : task.sources) {
     check_view("k", source.k, spec.dtype, spec.kv_heads, spec.head_dim);
     check_view("v", source.v, spec.dtype, spec.kv_heads, spec.head_dim_v);
-    if (source.page_size != 0) check_pages(source.page_size, key_tile / std::max(1, task.pieces));
+    if (source.page_size != 0) check_pages(source.page_size, key_tile / std::max(1, task.page_runs));
   }
-  const int piece = task.pieces < 1 ? 0 : key_tile / task.pieces;
-  if (piece * task.pieces != key_tile || (task.pieces > 1 && piece % kLeastPieceKeys != 0)) {
-    fail(ErrorCode::kInternal, fmt::format("a fold task has tiles of {} keys in {} pieces", key_tile, task.pieces),
-         fmt::format("a piece is the whole tile, or a multiple of {} keys", kLeastPieceKeys));
+  const int piece = task.page_runs < 1 ? 0 : key_tile / task.page_runs;
+  if (piece * task.page_runs != key_tile || (task.page_runs > 1 && piece % kMinPageRunKeys != 0)) {
+    fail(ErrorCode::kInternal, fmt::format("a fold task has tiles of {} keys in {} pieces", key_tile, task.page_runs),
+         fmt::format("a piece is the whole tile, or a multiple of {} keys", kMinPageRunKeys));
   }
   if (task.state == nullptr && task.q.tokens > 0 && (task.resume || task.save)) {
     fail(ErrorCode::kInternal, "a fold task has no state", "it resumes or saves one");
   }
-  check_lists(spec, task);
+  check_block_mask(spec, task);
   check_positions(spec, task);
   if (task.finish == nullptr) return;
   check_view("out", task.finish->out, spec.dtype, spec.heads, spec.head_dim_v);

@@ -8,6 +8,6 @@ namespace ringattn {
 
 // Throws kInternal where the task's views, pages, pieces, state or sinks don't fit the spec that the kernel was made
 // for, or its tiles of `key_tile` keys.
-void check_fold_task(const FoldSpec& spec, int key_tile, const FoldTask& task);
+void check_attention_task(const AttentionSpec& spec, int key_tile, const AttentionTask& task);
 
 }  // namespace ringattn

@@ -52,7 +52,7 @@ void add_gram_on_host(const GramTask& task, int threads) {
   const TensorView& rows = task.rows;
   const std::int64_t parts = (rows.dim + kRowsOfItem - 1) / kRowsOfItem;
   for (std::int64_t begin = 0; begin < rows.tokens; begin += kTokensOfPulse) {
-    beat();
+    heartbeat();
     const std::int64_t end = std::min(rows.tokens, begin + kTokensOfPulse);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (std::int64_t item = 0; item < rows.heads * parts; ++item) {

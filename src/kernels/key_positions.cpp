@@ -94,11 +94,11 @@ std::int64_t PositionedVisibility::before(std::int64_t position) const {
 }
 
 KeyRange PositionedVisibility::keys(std::int64_t first, std::int64_t last) const {
-  return {before(unbounded_.reach(first).begin), before(unbounded_.reach(last).end)};
+  return {before(unbounded_.mask_range(first).begin), before(unbounded_.mask_range(last).end)};
 }
 
 KeyRange PositionedVisibility::common_keys(std::int64_t first, std::int64_t last) const {
-  return {before(unbounded_.reach(last).begin), before(unbounded_.reach(first).end)};
+  return {before(unbounded_.mask_range(last).begin), before(unbounded_.mask_range(first).end)};
 }
 
 TileRange PositionedVisibility::tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const {
@@ -120,10 +120,10 @@ double PositionedVisibility::sum(std::int64_t begin, std::int64_t end) const {
 }
 
 double PositionedVisibility::pairs_before(std::int64_t position, std::int64_t rows, const KeyRange& keys,
-                                          std::int64_t reach) const {
+                                          std::int64_t mask_range) const {
   // Keys that all queries have in front of that place, and those that some have: each is one's from its place on.
-  const std::int64_t all = std::clamp(before(position + reach), keys.begin, keys.end);
-  const std::int64_t end = position + rows - 1 + reach;
+  const std::int64_t all = std::clamp(before(position + mask_range), keys.begin, keys.end);
+  const std::int64_t end = position + rows - 1 + mask_range;
   const std::int64_t some = std::clamp(before(end), all, keys.end);
   return static_cast<double>(all - keys.begin) * static_cast<double>(rows) +
          static_cast<double>(some - all) * static_cast<double>(end) - sum(all, some);

@@ -2,7 +2,7 @@
 // Positions of keys that don't follow each other: those of a cache from which tokens were taken out (eviction.hpp). The
 // keys that are left lie side by side, and each keeps the position that it had. Key tiles, groups, layouts and blocks
 // count keys by their place in that list; only a mask looks at positions. As these ascend, what a query sees is still
-// one run of keys, so two searches turn the mask's reach into keys, and everything behind is as without positions.
+// one run of keys, so two searches turn the mask's mask_range into keys, and everything behind is as without positions.
 #pragma once
 
 #include <cstdint>
@@ -96,12 +96,12 @@ struct PositionSpan {
   RINGATTN_HOST_DEVICE bool has(std::int32_t position) const { return position >= first && position <= last; }
 };
 
-// The positions of keys within a mask's reach (BasicVisibility::reach()).
-RINGATTN_HOST_DEVICE inline PositionSpan positions_within(const KeyRange& reach) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  if (reach.begin > kMost || reach.end <= 0) return {0, -1};
-  return {reach.begin < 0 ? 0 : static_cast<std::int32_t>(reach.begin),
-          static_cast<std::int32_t>(reach.end > kMost ? kMost : reach.end - 1)};
+// The positions of keys within a mask's mask_range (BasicVisibility::mask_range()).
+RINGATTN_HOST_DEVICE inline PositionSpan positions_within(const KeyRange& mask_range) {
+  constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
+  if (mask_range.begin > kMax || mask_range.end <= 0) return {0, -1};
+  return {mask_range.begin < 0 ? 0 : static_cast<std::int32_t>(mask_range.begin),
+          static_cast<std::int32_t>(mask_range.end > kMax ? kMax : mask_range.end - 1)};
 }
 
 // As Visibility, of one head's keys of one sequence that stand at `positions`.
@@ -123,8 +123,8 @@ class PositionedVisibility {
  private:
   // Keys in front of a position.
   std::int64_t before(std::int64_t position) const;
-  // Pairs of the queries and those of the keys that stand in front of the query's position + `reach`.
-  double pairs_before(std::int64_t position, std::int64_t rows, const KeyRange& keys, std::int64_t reach) const;
+  // Pairs of the queries and those of the keys that stand in front of the query's position + `mask_range`.
+  double pairs_before(std::int64_t position, std::int64_t rows, const KeyRange& keys, std::int64_t mask_range) const;
   double sum(std::int64_t begin, std::int64_t end) const;  // of positions
 
   Visibility unbounded_;
@@ -172,7 +172,7 @@ std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPos
 std::optional<std::int64_t> first_gap(const KeyPositions& positions, std::size_t sequence, std::int64_t begin,
                                       std::int64_t end);
 
-// What a kernel that knows consecutive positions alone lacks where FoldSpec::positions are.
+// What a kernel that knows consecutive positions alone lacks where AttentionSpec::positions are.
 std::string missing_for_positions();
 
 }  // namespace ringattn

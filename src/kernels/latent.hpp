@@ -20,7 +20,7 @@
 namespace ringattn {
 
 // What is computed, without lengths or ranks.
-struct LatentSpec {
+struct MlaSpec {
   Dtype dtype = Dtype::kBf16;  // of every tensor; state and LSE are fp32
   int heads = 128;             // query heads
   int head_dim = 128;          // of q and k without the rotary part (qk_nope_head_dim)
@@ -36,44 +36,42 @@ struct LatentSpec {
   bool q_in_latent = false;
   bool out_in_latent = false;
 
-  bool operator==(const LatentSpec&) const = default;
+  bool operator==(const MlaSpec&) const = default;
 };
 
 // 1/√(head_dim + rope_dim), in both forms. Of queries in the latent it follows from the head_dim that they had before.
-inline float default_softmax_scale(const LatentSpec& spec) {
+inline float default_softmax_scale(const MlaSpec& spec) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.head_dim + spec.rope_dim)));
 }
 
 // The fold of the expanded form, for some of the heads: each has keys and values of its own.
-inline FoldSpec expanded_spec(const LatentSpec& spec, int heads) {
-  FoldSpec fold;
-  fold.dtype = spec.dtype;
-  fold.heads = heads;
-  fold.kv_heads = heads;
-  fold.head_dim = spec.head_dim + spec.rope_dim;
-  fold.head_dim_v = spec.head_dim_v;
-  fold.mask = spec.mask;
-  fold.softmax_scale = spec.softmax_scale;
-  fold.softcap = spec.softcap;
-  fold.sinks = spec.sinks;
-  return fold;
+inline AttentionSpec expanded_spec(const MlaSpec& spec, int heads) {
+  AttentionSpec attention;
+  attention.dtype = spec.dtype;
+  attention.heads = heads;
+  attention.kv_heads = heads;
+  attention.head_dim = spec.head_dim + spec.rope_dim;
+  attention.head_dim_v = spec.head_dim_v;
+  attention.mask = spec.mask;
+  attention.softmax_scale = spec.softmax_scale;
+  attention.softcap = spec.softcap;
+  attention.sinks = spec.sinks;
+  return attention;
 }
 
 // The fold of the absorbed form: all heads share the rows [c, k_r], and the values are their first part.
-inline FoldSpec absorbed_spec(const LatentSpec& spec) {
-  FoldSpec fold = expanded_spec(spec, spec.heads);
-  fold.kv_heads = 1;
-  fold.head_dim = spec.latent_dim + spec.rope_dim;
-  fold.head_dim_v = spec.latent_dim;
-  return fold;
+inline AttentionSpec absorbed_spec(const MlaSpec& spec) {
+  AttentionSpec attention = expanded_spec(spec, spec.heads);
+  attention.kv_heads = 1;
+  attention.head_dim = spec.latent_dim + spec.rope_dim;
+  attention.head_dim_v = spec.latent_dim;
+  return attention;
 }
 
 // From a latent to a head's keys (without their rotary part) and to its values.
-inline HeadProductSpec key_expansion(const LatentSpec& spec) { return {spec.dtype, spec.latent_dim, spec.head_dim}; }
-inline HeadProductSpec value_expansion(const LatentSpec& spec) {
-  return {spec.dtype, spec.latent_dim, spec.head_dim_v};
-}
+inline BatchedGemmSpec key_expansion(const MlaSpec& spec) { return {spec.dtype, spec.latent_dim, spec.head_dim}; }
+inline BatchedGemmSpec value_expansion(const MlaSpec& spec) { return {spec.dtype, spec.latent_dim, spec.head_dim_v}; }
 // From q_nope to the latent, by the matrices of key_expansion() the other way round. O comes back by value_expansion().
-inline HeadProductSpec query_absorption(const LatentSpec& spec) { return {spec.dtype, spec.head_dim, spec.latent_dim}; }
+inline BatchedGemmSpec query_absorption(const MlaSpec& spec) { return {spec.dtype, spec.head_dim, spec.latent_dim}; }
 
 }  // namespace ringattn

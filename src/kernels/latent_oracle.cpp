@@ -14,14 +14,13 @@ float element_of(const void* data, Dtype dtype, std::int64_t index) {
   return load_element(static_cast<const std::byte*>(data) + index * static_cast<std::int64_t>(size_of(dtype)), dtype);
 }
 
-double element_of(const HeadMatrices& matrices, std::int64_t head, std::int64_t outer, std::int64_t inner) {
-  const std::int64_t index = outer * matrices.outer_stride + inner * matrices.inner_stride;
+double element_of(const GemmWeights& matrices, std::int64_t head, std::int64_t dim_n, std::int64_t dim_k) {
+  const std::int64_t index = dim_n * matrices.n_stride + dim_k * matrices.k_stride;
   return static_cast<double>(element_of(matrices.at(head), matrices.dtype, index));
 }
 
 // [q_nope · w_uk, q_rope].
-std::vector<double> absorbed_query(const LatentSpec& spec, const HeadMatrices& w_uk, int head,
-                                   std::span<const double> q) {
+std::vector<double> absorbed_query(const MlaSpec& spec, const GemmWeights& w_uk, int head, std::span<const double> q) {
   std::vector<double> absorbed(static_cast<std::size_t>(spec.latent_dim), 0.0);
   for (int dim = 0; dim < spec.head_dim; ++dim) {
     for (int i = 0; i < spec.latent_dim; ++i) {
@@ -35,32 +34,32 @@ std::vector<double> absorbed_query(const LatentSpec& spec, const HeadMatrices& w
 
 }  // namespace
 
-LatentOracleRow::LatentOracleRow(const LatentSpec& spec, const HeadMatrices& w_uk, const HeadMatrices& w_uv, int head,
-                                 std::int64_t position, std::int64_t key_length, std::span<const double> q)
+MlaOracleRow::MlaOracleRow(const MlaSpec& spec, const GemmWeights& w_uk, const GemmWeights& w_uv, int head,
+                           std::int64_t position, std::int64_t key_length, std::span<const double> q)
     : w_uv_(w_uv),
       head_(head),
       row_(absorbed_spec(spec), head, position, key_length, absorbed_query(spec, w_uk, head, q)) {}
 
-void LatentOracleRow::feed(std::int64_t first_key, const TensorView& latent, const TensorView& k_rope) {
+void MlaOracleRow::feed(std::int64_t first_key, const TensorView& latent, const TensorView& k_rope) {
   feed_rows({this, 1}, first_key, latent, k_rope);
 }
 
-double LatentOracleRow::finish(double sink, std::vector<double>& out) const {
+double MlaOracleRow::finish(double sink, std::vector<double>& out) const {
   std::vector<double> weighted;  // latents
   const double lse = row_.finish(sink, weighted);
-  out.assign(static_cast<std::size_t>(w_uv_.outer), 0.0);
-  for (std::int64_t dim = 0; dim < w_uv_.outer; ++dim) {
-    for (std::int64_t i = 0; i < w_uv_.inner; ++i) {
+  out.assign(static_cast<std::size_t>(w_uv_.dim_n), 0.0);
+  for (std::int64_t dim = 0; dim < w_uv_.dim_n; ++dim) {
+    for (std::int64_t i = 0; i < w_uv_.dim_k; ++i) {
       out[static_cast<std::size_t>(dim)] += weighted[static_cast<std::size_t>(i)] * element_of(w_uv_, head_, dim, i);
     }
   }
   return lse;
 }
 
-void feed_rows(std::span<LatentOracleRow> rows, std::int64_t first_key, const TensorView& latent,
+void feed_rows(std::span<MlaOracleRow> rows, std::int64_t first_key, const TensorView& latent,
                const TensorView& k_rope) {
   std::vector<OracleRow> folds;
-  for (LatentOracleRow& row : rows) folds.push_back(std::move(row.row_));
+  for (MlaOracleRow& row : rows) folds.push_back(std::move(row.row_));
   // Rows [c, k_r] side by side, in fp32: that is exact for every dtype.
   const std::int64_t dim = latent.dim + k_rope.dim;
   std::vector<float> keys(static_cast<std::size_t>(std::min(kPieceKeys, latent.tokens) * dim));
@@ -80,13 +79,12 @@ void feed_rows(std::span<LatentOracleRow> rows, std::int64_t first_key, const Te
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].row_ = std::move(folds[i]);
 }
 
-void oracle_latent_attention(const LatentSpec& spec, const HeadMatrices& w_uk, const HeadMatrices& w_uv,
-                             const TensorView& q, const TensorView& latent, const TensorView& k_rope,
-                             std::int64_t q_offset, const float* sinks, std::vector<double>& out,
-                             std::vector<double>& lse) {
+void oracle_mla_attention(const MlaSpec& spec, const GemmWeights& w_uk, const GemmWeights& w_uv, const TensorView& q,
+                          const TensorView& latent, const TensorView& k_rope, std::int64_t q_offset, const float* sinks,
+                          std::vector<double>& out, std::vector<double>& lse) {
   out.clear();
   lse.clear();
-  std::vector<LatentOracleRow> rows;
+  std::vector<MlaOracleRow> rows;
   std::vector<double> wide_q(static_cast<std::size_t>(q.dim));
   for (std::int64_t token = 0; token < q.tokens; ++token) {
     for (int head = 0; head < spec.heads; ++head) {
@@ -98,7 +96,7 @@ void oracle_latent_attention(const LatentSpec& spec, const HeadMatrices& w_uk, c
   }
   feed_rows(rows, 0, latent, k_rope);
   std::vector<double> o;
-  for (const LatentOracleRow& row : rows) {
+  for (const MlaOracleRow& row : rows) {
     lse.push_back(row.finish(sinks == nullptr ? 0.0 : static_cast<double>(sinks[row.head()]), o));
     out.insert(out.end(), o.begin(), o.end());
   }

@@ -18,13 +18,13 @@
 namespace ringattn {
 
 // One query row of one head.
-class LatentOracleRow {
+class MlaOracleRow {
  public:
   // `q` is [head_dim + rope_dim]. The row stands at `position` of a sequence of `key_length` keys. The matrices of all
   // heads are w_uk [heads, head_dim, latent_dim] and w_uv [heads, head_dim_v, latent_dim], of any dtype; the memory
   // behind w_uv outlives the object.
-  LatentOracleRow(const LatentSpec& spec, const HeadMatrices& w_uk, const HeadMatrices& w_uv, int head,
-                  std::int64_t position, std::int64_t key_length, std::span<const double> q);
+  MlaOracleRow(const MlaSpec& spec, const GemmWeights& w_uk, const GemmWeights& w_uv, int head, std::int64_t position,
+               std::int64_t key_length, std::span<const double> q);
 
   // Feeds the keys [first_key, first_key + latent.tokens) of the sequence; pieces ascend and may be of any size.
   // latent: [tokens, 1, latent_dim], k_rope: [tokens, 1, rope_dim].
@@ -36,25 +36,24 @@ class LatentOracleRow {
   int head() const { return head_; }
 
  private:
-  friend void feed_rows(std::span<LatentOracleRow> rows, std::int64_t first_key, const TensorView& latent,
+  friend void feed_rows(std::span<MlaOracleRow> rows, std::int64_t first_key, const TensorView& latent,
                         const TensorView& k_rope);
 
-  HeadMatrices w_uv_;
+  GemmWeights w_uv_;
   int head_;
   OracleRow row_;
 };
 
 // Feeds one piece to many rows of a sequence, of any heads; the same numbers as row by row, but each key is converted
 // once for all of them.
-void feed_rows(std::span<LatentOracleRow> rows, std::int64_t first_key, const TensorView& latent,
+void feed_rows(std::span<MlaOracleRow> rows, std::int64_t first_key, const TensorView& latent,
                const TensorView& k_rope);
 
 // Whole latent attention of one sequence in fp64, for tests: q [rows, heads, head_dim + rope_dim] at positions
 // q_offset, q_offset + 1, …. out: [rows, heads, head_dim_v] and lse [rows, heads], both dense, resized here. `sinks` is
 // [heads] or null.
-void oracle_latent_attention(const LatentSpec& spec, const HeadMatrices& w_uk, const HeadMatrices& w_uv,
-                             const TensorView& q, const TensorView& latent, const TensorView& k_rope,
-                             std::int64_t q_offset, const float* sinks, std::vector<double>& out,
-                             std::vector<double>& lse);
+void oracle_mla_attention(const MlaSpec& spec, const GemmWeights& w_uk, const GemmWeights& w_uv, const TensorView& q,
+                          const TensorView& latent, const TensorView& k_rope, std::int64_t q_offset, const float* sinks,
+                          std::vector<double>& out, std::vector<double>& lse);
 
 }  // namespace ringattn

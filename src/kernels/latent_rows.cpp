@@ -42,8 +42,8 @@ std::int64_t latent_row_bytes(std::int64_t latent_dim, std::int64_t rope_dim) {
   return latent_dim + latent_dim / kLatentScaleBlock * static_cast<std::int64_t>(sizeof(float)) + rope_dim * kElement;
 }
 
-void unpack_latent_rows(const std::byte* rows, std::int64_t row_stride, const MutableTensorView& latent,
-                        const MutableTensorView& k_rope) {
+void dequantize_latent_rows(const std::byte* rows, std::int64_t row_stride, const MutableTensorView& latent,
+                            const MutableTensorView& k_rope) {
   check_views(latent, k_rope, row_stride);
   static const std::array<float, 256> values = [] {
     std::array<float, 256> table{};
@@ -99,7 +99,8 @@ CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std:
   return cache;
 }
 
-void pack_latent_rows(const TensorView& latent, const TensorView& k_rope, std::byte* rows, std::int64_t row_stride) {
+void quantize_latent_rows(const TensorView& latent, const TensorView& k_rope, std::byte* rows,
+                          std::int64_t row_stride) {
   check_views(latent, k_rope, row_stride);
   const std::int64_t blocks = latent.dim / kLatentScaleBlock;
   for (std::int64_t row = 0; row < latent.tokens; ++row, rows += row_stride) {
@@ -112,10 +113,10 @@ void pack_latent_rows(const TensorView& latent, const TensorView& k_rope, std::b
       for (const std::uint16_t element : elements) {
         greatest = std::max(greatest, std::abs(bf16_to_float(element)));  // passes over NaN
       }
-      const float scale = scale_of(greatest, kGreatestE4m3);
+      const float scale = scale_of(greatest, kMaxE4m3);
       std::byte* const codes = rows + block * kLatentScaleBlock;
       for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) {
-        codes[i] = std::byte{fp8_code(bf16_to_float(elements[i]), scale)};
+        codes[i] = std::byte{quantize_to_fp8(bf16_to_float(elements[i]), scale)};
       }
       std::memcpy(scales + block * static_cast<std::int64_t>(sizeof(float)), &scale, sizeof(float));
     }

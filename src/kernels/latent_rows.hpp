@@ -22,18 +22,16 @@ inline constexpr std::int64_t kLatentScaleBlock = 128;  // codes that share a sc
 
 // Bytes of a row. Throws kUsage where latent_dim is no positive multiple of 128, or rope_dim is negative.
 std::int64_t latent_row_bytes(std::int64_t latent_dim, std::int64_t rope_dim);
-inline std::int64_t latent_row_bytes(const LatentSpec& spec) {
-  return latent_row_bytes(spec.latent_dim, spec.rope_dim);
-}
+inline std::int64_t latent_row_bytes(const MlaSpec& spec) { return latent_row_bytes(spec.latent_dim, spec.rope_dim); }
 
 // Reads the rows at `rows`, `row_stride` bytes apart, of any alignment: latent [rows, 1, latent_dim] and
 // k_rope [rows, 1, rope_dim], both bf16. A NaN code or scale gives NaN. Throws kInternal where the views don't fit each
 // other.
-void unpack_latent_rows(const std::byte* rows, std::int64_t row_stride, const MutableTensorView& latent,
-                        const MutableTensorView& k_rope);
+void dequantize_latent_rows(const std::byte* rows, std::int64_t row_stride, const MutableTensorView& latent,
+                            const MutableTensorView& k_rope);
 
 // How a cache stores such rows: of kernels/row_format.hpp, where codes, scales and rotary keys are streams.
-inline RowFormat latent_format(int rope_dim) { return {.coding = RowCoding::kLatent, .rope = rope_dim}; }
+inline RowFormat latent_format(int rope_dim) { return {.encoding = RowEncoding::kLatent, .rope = rope_dim}; }
 // Such rows one behind the other, or `row_stride` bytes apart, as streams of that format.
 CompressedRows latent_rows_at(std::byte* rows, std::int64_t row_stride, int latent_dim, int rope_dim);
 // A cache of such rows, [pages, page_size], which become bf16: dense, or so many bytes apart. Throws as
@@ -45,6 +43,6 @@ CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std:
 // Writes such rows. A block's scale is its greatest magnitude divided by 448 in fp32, or 1 where that is 0; a code is
 // the element divided by the scale in fp32, rounded to e4m3. NaN counts for no magnitude and stays NaN; a block with ∞
 // has the scale ∞ and comes back as NaN.
-void pack_latent_rows(const TensorView& latent, const TensorView& k_rope, std::byte* rows, std::int64_t row_stride);
+void quantize_latent_rows(const TensorView& latent, const TensorView& k_rope, std::byte* rows, std::int64_t row_stride);
 
 }  // namespace ringattn

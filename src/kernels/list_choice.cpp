@@ -14,9 +14,9 @@ namespace ringattn {
 namespace {
 
 // Scores of the candidates for the query heads [head, head + heads) of a block of queries.
-void score_blocks(const ListChoice& choice, std::int64_t query_block, int head, int heads, std::int64_t first,
+void score_blocks(const BlockMaskChoice& choice, std::int64_t query_block, int head, int heads, std::int64_t first,
                   std::span<float> scores) {
-  const FoldSpec& spec = choice.spec;
+  const AttentionSpec& spec = choice.spec;
   const MeanScore score{spec.softmax_scale};
   std::fill(scores.begin(), scores.end(), 0.0F);
   for (int h = head; h < head + heads; ++h) {
@@ -56,25 +56,25 @@ void pool_host_rows(const RowPooling& pooling) {
   }
 }
 
-void check_list_choice(const ListChoice& choice) {
-  const FoldSpec& spec = choice.spec;
-  const ListShape& lists = spec.lists;
+void check_block_mask_choice(const BlockMaskChoice& choice) {
+  const AttentionSpec& spec = choice.spec;
+  const BlockMaskShape& lists = spec.block_mask;
   const bool fits = lists.any() && lists.heads >= 1 && spec.kv_heads >= 1 && spec.heads % spec.kv_heads == 0 &&
                     spec.heads % lists.heads == 0;
   if (!fits) fail(ErrorCode::kInternal, "blocks are chosen for another job", "its heads and those of lists don't fit");
 }
 
-void choose_host_lists(const ListChoice& choice) {
-  check_list_choice(choice);
+void choose_host_block_mask(const BlockMaskChoice& choice) {
+  check_block_mask_choice(choice);
   constexpr std::int64_t kBetweenBeats = 64;
-  const int lists = choice.spec.lists.heads;
+  const int lists = choice.spec.block_mask.heads;
   const int heads = choice.spec.heads / lists;
   std::vector<std::uint32_t> orders;
   for (std::int64_t n = 0; n < lists * choice.query_blocks; ++n) {
-    if (n % kBetweenBeats == 0) beat();
+    if (n % kBetweenBeats == 0) heartbeat();
     const std::int64_t list = n / choice.query_blocks;
     const std::int64_t query_block = n % choice.query_blocks;
-    const ListCandidates& of = choice.candidates[query_block];
+    const BlockCandidates& of = choice.candidates[query_block];
     if (of.count == 0) continue;
     const std::span<float> scores(choice.scores + n * choice.key_blocks + of.begin,
                                   static_cast<std::size_t>(of.end - of.begin));

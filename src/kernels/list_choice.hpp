@@ -25,7 +25,7 @@ struct RowPooling {
 };
 
 // What a block of queries may list, the same for all heads.
-struct ListCandidates {
+struct BlockCandidates {
   std::int32_t begin = 0;  // key blocks that the mask lets it see; the first one is always listed
   std::int32_t end = 0;
   std::int32_t diagonal = 0;  // among them, and always listed, too
@@ -34,22 +34,22 @@ struct ListCandidates {
 };
 
 // Lists of consecutive query blocks of one sequence. Tensors lie in the backend's memory, and are dense.
-struct ListChoice {
-  FoldSpec spec;             // with lists, whose shape is that of those that are made
+struct BlockMaskChoice {
+  AttentionSpec spec;        // with block_mask, whose shape is that of those that are made
   const float* q = nullptr;  // [query_blocks, heads, head_dim] mean queries
   const float* k = nullptr;  // [key_blocks, kv_heads, head_dim] mean keys of the sequence's blocks
   std::int64_t query_blocks = 0;
   std::int64_t key_blocks = 0;
-  const ListCandidates* candidates = nullptr;  // [query_blocks]
-  float* scores = nullptr;                     // [lists.heads, query_blocks, key_blocks] room for scores
-  std::int64_t entries = 0;                    // of a head's lists, those of other query blocks included
-  std::int32_t* listed = nullptr;              // [lists.heads, entries] receives the lists at their candidates' `first`
+  const BlockCandidates* candidates = nullptr;  // [query_blocks]
+  float* scores = nullptr;                      // [block_mask.heads, query_blocks, key_blocks] room for scores
+  std::int64_t entries = 0;                     // of a head's block_mask, those of other query blocks included
+  std::int32_t* listed = nullptr;  // [block_mask.heads, entries] receives the lists at their candidates' `first`
 };
 
 // On the host. Throws kInternal for heads, dims or blocks that contradict each other.
 void pool_host_rows(const RowPooling& pooling);
-void choose_host_lists(const ListChoice& choice);
+void choose_host_block_mask(const BlockMaskChoice& choice);
 void check_row_pooling(const RowPooling& pooling);
-void check_list_choice(const ListChoice& choice);
+void check_block_mask_choice(const BlockMaskChoice& choice);
 
 }  // namespace ringattn

@@ -15,9 +15,9 @@
 namespace ringattn {
 
 // A query block whose keys are to be listed.
-struct ListPlace {
+struct BlockMaskRow {
   std::size_t sequence = 0;
-  int head = 0;             // of ListShape::heads
+  int head = 0;             // of BlockMaskShape::heads
   std::int64_t block = 0;   // query block, by position
   KeyRange positions;       // of the block's queries, as far as the sequence has them
   std::int64_t keys = 0;    // of the sequence
@@ -25,64 +25,65 @@ struct ListPlace {
 };
 
 // Appends the key blocks of one list, in any order; those that are named twice count once.
-using ListMaker = std::function<void(const ListPlace& place, std::vector<std::int32_t>& blocks)>;
+using BlockMaskPattern = std::function<void(const BlockMaskRow& place, std::vector<std::int32_t>& blocks)>;
 
 // What lists may take, and why no more: "a rank may use no more".
-struct ListRoom {
+struct BlockMaskBudget {
   std::int64_t bytes = std::numeric_limits<std::int64_t>::max();
   std::string_view why = {};
   bool counted = false;  // what they take is known to fit: they are made at once
 };
 
 // The most key blocks that a sequence with lists has; one list of all of them is made at a time.
-inline constexpr std::int64_t kMostListedBlocks = std::int64_t{1} << 23;
+inline constexpr std::int64_t kMaxMaskBlocks = std::int64_t{1} << 23;
 
 // Bytes of lists: so many of them, with so many blocks in all.
-inline std::int64_t list_bytes(std::int64_t lists, std::int64_t blocks) {
+inline std::int64_t block_mask_bytes(std::int64_t lists, std::int64_t blocks) {
   return static_cast<std::int64_t>(sizeof(std::int64_t)) * lists +
          static_cast<std::int64_t>(sizeof(std::int32_t)) * blocks;
 }
 
 // Before lists are made. Throws kMemory for more bytes than there is room for.
-void check_room(const ListShape& shape, std::int64_t bytes, const ListRoom& room);
+void check_budget(const BlockMaskShape& shape, std::int64_t bytes, const BlockMaskBudget& room);
 // The lists of these sequences. Throws kMemory where they don't fit even if all of them are empty, and for sequences of
-// more than kMostListedBlocks.
-std::int64_t count_lists(const ListShape& shape, std::span<const ListedSequence> sequences, const ListRoom& room);
+// more than kMaxMaskBlocks.
+std::int64_t count_mask_rows(const BlockMaskShape& shape, std::span<const MaskedSequence> sequences,
+                             const BlockMaskBudget& room);
 
 // Lists for every sequence, head and query block. What is more than a few megabytes is counted before it is made, so
-// `make` may be called twice for a place, and says the same again. Throws kUsage as the constructor of TileLists
+// `make` may be called twice for a place, and says the same again. Throws kUsage as the constructor of BlockMask
 // does, and kMemory where they don't fit.
-TileLists make_lists(const ListShape& shape, std::vector<ListedSequence> sequences, const ListMaker& make,
-                     const ListRoom& room = {});
+BlockMask make_block_mask(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences,
+                          const BlockMaskPattern& make, const BlockMaskBudget& room = {});
 
 // Every block.
-ListMaker all_blocks();
+BlockMaskPattern all_blocks();
 // A block mask: for each sequence in turn [heads, query blocks, key blocks], a byte each; not 0: listed. The query
-// blocks are those that the sequence has, by position. make_lists() throws kUsage where the mask has another size.
-TileLists lists_of_mask(const ListShape& shape, std::vector<ListedSequence> sequences,
-                        std::span<const std::uint8_t> mask);
+// blocks are those that the sequence has, by position. make_block_mask() throws kUsage where the mask has another size.
+BlockMask block_mask_from_bytes(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences,
+                                std::span<const std::uint8_t> mask);
 // The same as bits: each row of key blocks takes ⌈key blocks / 8⌉ bytes, the least significant bit first.
-TileLists lists_of_bits(const ListShape& shape, std::vector<ListedSequence> sequences,
-                        std::span<const std::uint8_t> bits);
+BlockMask block_mask_from_bits(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences,
+                               std::span<const std::uint8_t> bits);
 
 // Keys at most `window` tokens from one of the block's queries, on both sides.
-ListMaker window_blocks(const ListShape& shape, std::int64_t window);
+BlockMaskPattern window_blocks(const BlockMaskShape& shape, std::int64_t window);
 // The first `tokens` keys for every query, and every key for the first `tokens` queries.
-ListMaker global_blocks(const ListShape& shape, std::int64_t tokens);
+BlockMaskPattern global_blocks(const BlockMaskShape& shape, std::int64_t tokens);
 // The `stride` keys before a query, and of every `stride` keys of the sequence the last one.
-ListMaker strided_blocks(const ListShape& shape, std::int64_t stride);
+BlockMaskPattern strided_blocks(const BlockMaskShape& shape, std::int64_t stride);
 // `count` blocks of those that the mask lets the query block see, drawn by Philox from the seed, the sequence, the head
 // and the query block. A block may be drawn twice, and then they are fewer. Throws kUsage for more than 2^16.
-ListMaker random_blocks(const ListShape& shape, const Mask& mask, int count, std::uint64_t seed);
+BlockMaskPattern random_blocks(const BlockMaskShape& shape, const Mask& mask, int count, std::uint64_t seed);
 // Keys that every query sees, and distances between a query and a key before it at which every query sees one.
 struct VerticalSlash {
   std::vector<std::int64_t> verticals;
   std::vector<std::int64_t> slashes;
 };
-// `heads`: [ListShape::heads].
-ListMaker vertical_slash_blocks(const ListShape& shape, std::vector<VerticalSlash> heads);
+// `heads`: [BlockMaskShape::heads].
+BlockMaskPattern vertical_slash_blocks(const BlockMaskShape& shape, std::vector<VerticalSlash> heads);
 
 // What any of them lists.
-ListMaker union_of(std::vector<ListMaker> makers);
+BlockMaskPattern union_of_patterns(std::vector<BlockMaskPattern> makers);
 
 }  // namespace ringattn

@@ -75,10 +75,11 @@ Matrix find_directions(Matrix gram, const RowFormat& format, Dtype dtype, std::s
 
 bool has_low_rank() { return true; }
 
-RankTables find_rank_tables(const RowFormat& format, const RowShape& shape, std::span<const double> gram, int threads) {
+LowRankTables find_low_rank_tables(const RowFormat& format, const RowShape& shape, std::span<const double> gram,
+                                   int threads) {
   const std::int64_t dim = shape.dim;
   const std::int64_t basis_bytes = format.rank * dim * static_cast<std::int64_t>(size_of(shape.dtype));
-  RankTables tables;
+  LowRankTables tables;
   tables.basis.resize(static_cast<std::size_t>(shape.heads * basis_bytes));
   tables.outliers.resize(static_cast<std::size_t>(shape.heads * format.outliers));
   std::vector<double> kept(static_cast<std::size_t>(shape.heads)), all(kept.size());
@@ -109,7 +110,7 @@ RankTables find_rank_tables(const RowFormat& format, const RowShape& shape, std:
 
 bool has_low_rank() { return false; }
 
-RankTables find_rank_tables(const RowFormat&, const RowShape&, std::span<const double>, int) {
+LowRankTables find_low_rank_tables(const RowFormat&, const RowShape&, std::span<const double>, int) {
   fail(ErrorCode::kUnsupported, "a basis of low rank can't be found", "this build has no Eigen",
        "Install libeigen3-dev and build again, or choose another method.");
 }

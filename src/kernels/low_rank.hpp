@@ -17,7 +17,7 @@ namespace ringattn {
 // Whether this build can find them: it needs Eigen.
 bool has_low_rank();
 
-struct RankTables {
+struct LowRankTables {
   // [heads, rank, dim], orthonormal rows but for what rounding to the dtype moves: row i belongs to the i-th singular
   // value. A direction's sign is such that its greatest component is positive. Outlier channels are 0 in all.
   std::vector<std::byte> basis;
@@ -31,7 +31,8 @@ struct RankTables {
 
 // `gram`: the sums of a tensor, [heads, dim, dim], of finite numbers (has_finite_rows()). Throws kUnsupported without
 // Eigen.
-RankTables find_rank_tables(const RowFormat& format, const RowShape& shape, std::span<const double> gram, int threads);
+LowRankTables find_low_rank_tables(const RowFormat& format, const RowShape& shape, std::span<const double> gram,
+                                   int threads);
 
 // Whether all numbers of a tensor with such sums are finite.
 bool has_finite_rows(const RowShape& shape, std::span<const double> gram);

@@ -41,16 +41,17 @@ double weight(double x, double max) {
 
 }  // namespace
 
-ListedKeys listed_keys(const TileLists* lists, int heads, std::size_t sequence, int head, std::int64_t position) {
-  if (lists == nullptr) return {};
-  const ListShape& shape = lists->shape();
+BlockMaskKeys block_mask_keys(const BlockMask* block_mask, int heads, std::size_t sequence, int head,
+                              std::int64_t position) {
+  if (block_mask == nullptr) return {};
+  const BlockMaskShape& shape = block_mask->shape();
   const auto block =
       static_cast<std::int64_t>(std::floor(static_cast<double>(position) / static_cast<double>(shape.query_block)));
-  return {shape.key_block, lists->list(sequence, head * shape.heads / heads, block)};
+  return {shape.key_block, block_mask->row(sequence, head * shape.heads / heads, block)};
 }
 
-OracleRow::OracleRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length,
-                     std::vector<double> q, const ListedKeys& listed, PositionsOfKeys positions)
+OracleRow::OracleRow(const AttentionSpec& spec, int head, std::int64_t position, std::int64_t key_length,
+                     std::vector<double> q, const BlockMaskKeys& listed, PositionsOfKeys positions)
     : spec_(spec),
       head_(head),
       position_(position),
@@ -69,7 +70,7 @@ bool OracleRow::sees(std::int64_t key) const {
   return listed_.block == 0 || std::binary_search(listed_.blocks.begin(), listed_.blocks.end(), key / listed_.block);
 }
 
-void OracleRow::fold_key(const double* k, const double* v) {
+void OracleRow::attend_key(const double* k, const double* v) {
   double score = dot(q_.data(), k, q_.size()) * static_cast<double>(spec_.softmax_scale);
   if (spec_.softcap > 0.0F) {
     const auto cap = static_cast<double>(spec_.softcap);
@@ -109,7 +110,7 @@ double OracleRow::finish(double sink, std::vector<double>& out) const {
 
 void feed_rows(std::span<OracleRow> rows, std::int64_t first_key, const TensorView& k, const TensorView& v) {
   if (rows.empty()) return;
-  const FoldSpec& spec = rows[0].spec_;
+  const AttentionSpec& spec = rows[0].spec_;
   std::vector<double> wide_k(static_cast<std::size_t>(kPieceKeys * spec.head_dim));
   std::vector<double> wide_v(static_cast<std::size_t>(kPieceKeys * spec.head_dim_v));
   for (std::int64_t begin = 0; begin < k.tokens; begin += kPieceKeys) {
@@ -127,16 +128,16 @@ void feed_rows(std::span<OracleRow> rows, std::int64_t first_key, const TensorVi
             }
             converted = true;
           }
-          row.fold_key(wide_k.data() + i * spec.head_dim, wide_v.data() + i * spec.head_dim_v);
+          row.attend_key(wide_k.data() + i * spec.head_dim, wide_v.data() + i * spec.head_dim_v);
         }
       }
     }
   }
 }
 
-void oracle_attention(const FoldSpec& spec, const TensorView& q, const TensorView& k, const TensorView& v,
+void oracle_attention(const AttentionSpec& spec, const TensorView& q, const TensorView& k, const TensorView& v,
                       std::int64_t q_offset, const float* sinks, std::vector<double>& out, std::vector<double>& lse,
-                      const TileLists* lists, std::size_t sequence, const KeyPositions* positions) {
+                      const BlockMask* block_mask, std::size_t sequence, const KeyPositions* positions) {
   out.clear();
   lse.clear();
   std::vector<OracleRow> rows;
@@ -145,7 +146,7 @@ void oracle_attention(const FoldSpec& spec, const TensorView& q, const TensorVie
       std::vector<double> wide_q(static_cast<std::size_t>(spec.head_dim));
       widen(q, token, head, wide_q.data());
       rows.emplace_back(spec, head, q_offset + token, k.tokens, std::move(wide_q),
-                        listed_keys(lists, spec.heads, sequence, head, q_offset + token),
+                        block_mask_keys(block_mask, spec.heads, sequence, head, q_offset + token),
                         positions_of(positions, sequence, head / (spec.heads / spec.kv_heads)));
     }
   }

@@ -16,13 +16,14 @@
 namespace ringattn {
 
 // The blocks of `block` keys that a row may see beside what the mask says, ascending; block 0: all of them.
-struct ListedKeys {
+struct BlockMaskKeys {
   std::int64_t block = 0;
   std::span<const std::int32_t> blocks;
 };
 
 // What the query head `head` at `position` of a sequence may see; all where `lists` is null. `heads`: query heads.
-ListedKeys listed_keys(const TileLists* lists, int heads, std::size_t sequence, int head, std::int64_t position);
+BlockMaskKeys block_mask_keys(const BlockMask* block_mask, int heads, std::size_t sequence, int head,
+                              std::int64_t position);
 
 // Where the row's keys stand in their sequence; empty: key i at position i.
 using PositionsOfKeys = std::span<const std::int32_t>;
@@ -32,8 +33,8 @@ class OracleRow {
  public:
   // `q` is [head_dim]. The row stands at `position` of a sequence of `key_length` keys. What `listed` and `positions`
   // refer to outlives the object.
-  OracleRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length, std::vector<double> q,
-            const ListedKeys& listed = {}, PositionsOfKeys positions = {});
+  OracleRow(const AttentionSpec& spec, int head, std::int64_t position, std::int64_t key_length, std::vector<double> q,
+            const BlockMaskKeys& listed = {}, PositionsOfKeys positions = {});
 
   // Feeds the keys [first_key, first_key + k.tokens) of the sequence; pieces ascend and may be of any size.
   // k: [tokens, kv_heads, head_dim], v: [tokens, kv_heads, head_dim_v].
@@ -49,13 +50,13 @@ class OracleRow {
 
   bool sees(std::int64_t key) const;
   // k: [head_dim], v: [head_dim_v]: one key that the row sees.
-  void fold_key(const double* k, const double* v);
+  void attend_key(const double* k, const double* v);
 
-  FoldSpec spec_;
+  AttentionSpec spec_;
   int head_;
   std::int64_t position_;
   std::int64_t key_length_;
-  ListedKeys listed_;
+  BlockMaskKeys listed_;
   PositionsOfKeys positions_;
   std::vector<double> q_;
   double max_;
@@ -70,9 +71,9 @@ void feed_rows(std::span<OracleRow> rows, std::int64_t first_key, const TensorVi
 // Whole attention of one sequence in fp64, for tests: q [rows, heads, head_dim] at positions q_offset, q_offset + 1, ….
 // out: [rows, heads, head_dim_v] and lse [rows, heads], both dense, resized here. `sinks` is [heads] or null. Where
 // there are `lists` or `positions`, the sequence is theirs of number `sequence`.
-void oracle_attention(const FoldSpec& spec, const TensorView& q, const TensorView& k, const TensorView& v,
+void oracle_attention(const AttentionSpec& spec, const TensorView& q, const TensorView& k, const TensorView& v,
                       std::int64_t q_offset, const float* sinks, std::vector<double>& out, std::vector<double>& lse,
-                      const TileLists* lists = nullptr, std::size_t sequence = 0,
+                      const BlockMask* block_mask = nullptr, std::size_t sequence = 0,
                       const KeyPositions* positions = nullptr);
 
 }  // namespace ringattn

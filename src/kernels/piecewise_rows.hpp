@@ -11,20 +11,20 @@
 namespace ringattn {
 
 // Tokens that are in the backend's memory at a time: a multiple of every group.
-inline constexpr std::int64_t kPieceTokens = std::int64_t{1} << 15;
+inline constexpr std::int64_t kStagedTokens = std::int64_t{1} << 15;
 
 // Backend::compress() and decompress() of views of host memory, whose streams are dense and whose runs are in the order
 // of their rows. They return when all is done. A task's fault cell is the host's; behind the first piece with a fault
-// nothing more is done. A format with a rank is a RankCoder's, and compress_piecewise() then tells what that tells; a
+// nothing more is done. A format with a rank is a LowRankCodec's, and compress_staged() then tells what that tells; a
 // product that isn't finite doesn't end the search for a factor. Throw kMemory where the backend
 // has no room for a piece, kPeer where it doesn't answer.
-void compress_piecewise(Backend& backend, const CompressTask& task);
-void decompress_piecewise(Backend& backend, const DecompressTask& task);
-// Backend::greatest_magnitudes() likewise.
-void greatest_magnitudes_piecewise(Backend& backend, const MagnitudeTask& task);
+void compress_staged(Backend& backend, const CompressTask& task);
+void decompress_staged(Backend& backend, const DecompressTask& task);
+// Backend::compute_absmax() likewise.
+void compute_absmax_staged(Backend& backend, const AbsmaxTask& task);
 // Backend::find_codebook() likewise, of which the tokens that are looked at go to the backend's memory, all at once.
-void find_codebook_piecewise(Backend& backend, const CodebookTask& task);
-// RankCoder::add_gram() likewise, of all rows.
-void add_gram_piecewise(Backend& backend, const RowFormat& format, const TensorView& rows, double* sums);
+void find_codebook_staged(Backend& backend, const CodebookTask& task);
+// LowRankCodec::add_gram() likewise, of all rows.
+void add_gram_staged(Backend& backend, const RowFormat& format, const TensorView& rows, double* sums);
 
 }  // namespace ringattn

@@ -12,8 +12,8 @@
 #include <span>
 
 #include "kernels/backend.hpp"
-#include "kernels/compressed_rows.hpp"
 #include "kernels/head_product.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/row_format.hpp"
 
 namespace ringattn {
@@ -27,29 +27,29 @@ View rows_of(View view, std::int64_t first, std::int64_t count) {
 }
 
 // The products that give rows of a rank their elements, of kLowRank and kHybrid: factors · basis, for each head.
-HeadProductSpec expansion_of(const RowFormat& format, const RowShape& shape);
+BatchedGemmSpec expansion_of(const RowFormat& format, const RowShape& shape);
 // Rows [row, row + plain.tokens) of the factors become elements, by a kernel of expansion_of(). Ordered on `stream`.
-void expand_factors(HeadProductKernel& kernel, const RowFormat& format, const RowShape& shape,
+void expand_factors(BatchedGemmKernel& kernel, const RowFormat& format, const RowShape& shape,
                     const CompressedRows& rows, std::int64_t row, const MutableTensorView& plain, Stream stream,
                     const Progress& progress = {});
 
-// Parts of what RankCoder tells as faults: they count as streams of a fault's place.
-inline constexpr int kFactorFault = 0;
-inline constexpr int kProductFault = 1;
+// Parts of what LowRankCodec tells as faults: they count as streams of a fault's place.
+inline constexpr int kInvalidFactor = 0;
+inline constexpr int kInvalidProduct = 1;
 
-class RankCoder {
+class LowRankCodec {
  public:
-  // Takes up to `most_tokens` tokens at a time, for whose products it has room once they are needed. The backend
+  // Takes up to `max_tokens` tokens at a time, for whose products it has room once they are needed. The backend
   // outlives it.
-  RankCoder(const RowFormat& format, const RowShape& shape, Backend& backend, std::int64_t most_tokens);
+  LowRankCodec(const RowFormat& format, const RowShape& shape, Backend& backend, std::int64_t max_tokens);
 
-  // The sums of gram.hpp of what has a basis (rank_shape()), of the rows of `runs`. Ordered on `stream`.
+  // The sums of gram.hpp of what has a basis (low_rank_shape()), of the rows of `runs`. Ordered on `stream`.
   void add_gram(const TensorView& plain, std::span<const CompressedRun> runs, double* sums, Stream stream);
   // Elements become factors and, of kHybrid, codes, scales and outliers; bases and outlier channels are there. Ordered
   // on `stream`. `fault`, where it isn't null: factors, and products of factors and basis, that are not finite are told
   // there, as rows of `plain`. Throws kMemory where the backend has no room for products.
   void compress(const TensorView& plain, std::span<const CompressedRun> runs, const CompressedRows& to,
-                RowFaultCell* fault, Stream stream);
+                InvalidElementCell* fault, Stream stream);
   // The task, with products whose sums are of the same order.
   void decompress(const DecompressTask& task, Stream stream);
 
@@ -61,9 +61,9 @@ class RankCoder {
   const RowFormat format_;
   const RowShape shape_;
   Backend& backend_;
-  const std::int64_t most_tokens_;
-  std::unique_ptr<HeadProductKernel> projection_, expansion_;
-  Buffer products_, beside_;  // of most_tokens_ tokens: products, and rows whose heads were brought side by side
+  const std::int64_t max_tokens_;
+  std::unique_ptr<BatchedGemmKernel> projection_, expansion_;
+  Buffer products_, beside_;  // of max_tokens_ tokens: products, and rows whose heads were brought side by side
 };
 
 }  // namespace ringattn

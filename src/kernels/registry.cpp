@@ -22,10 +22,10 @@ using Rows = std::span<const KernelEntry* const>;
 
 constexpr std::string_view kBackends[] = {"auto", "cpu", "cuda"};
 
-Wording suggest(std::string_view name, const std::vector<std::string_view>& known) {
+MessageTemplate suggest(std::string_view name, const std::vector<std::string_view>& known) {
   const std::string nearest = nearest_name(name, known.data(), known.size());
-  return nearest.empty() ? Wording{"Use auto, or see ", command("info"), "."}
-                         : Wording(fmt::format("Did you mean {}?", nearest));
+  return nearest.empty() ? MessageTemplate{"Use auto, or see ", command("info"), "."}
+                         : MessageTemplate(fmt::format("Did you mean {}?", nearest));
 }
 
 void check_backend(Rows rows, std::string_view backend) {
@@ -78,8 +78,8 @@ void check_kernel(Rows rows, const KernelRequest& request, const std::string& re
 
 // Why a row can't do the job; empty: it can.
 std::string obstacle(const KernelEntry& row, const std::function<std::vector<std::string>()>& missing,
-                     KernelPlace place) {
-  const std::string unavailable = place == KernelPlace::kHere ? row.unavailable() : std::string();
+                     KernelScope place) {
+  const std::string unavailable = place == KernelScope::kThisMachine ? row.unavailable() : std::string();
   if (!unavailable.empty()) return unavailable;
   const std::vector<std::string> lacks = missing();
   if (lacks.empty()) return {};
@@ -94,18 +94,18 @@ std::span<const OpKernel> all_kernels() {
     const auto add = [&rows](std::string_view op, const auto& table) {
       for (const auto& row : table) rows.push_back({op, &row});
     };
-    add("attention", kernel_table<FoldSpec>());
+    add("attention", kernel_table<AttentionSpec>());
     add("decode", kernel_table<DecodeSpec>());
-    add("batched_gemm", kernel_table<HeadProductSpec>());
-    add("ssm", kernel_table<ScanSpec>());
-    add("conv1d", kernel_table<ConvolutionSpec>());
+    add("batched_gemm", kernel_table<BatchedGemmSpec>());
+    add("ssm", kernel_table<SsmSpec>());
+    add("conv1d", kernel_table<CausalConv1dSpec>());
     return rows;
   }();
   return all;
 }
 
-RowChoice choose_row(Rows rows, const std::function<std::vector<std::string>(std::size_t)>& missing,
-                     const std::string& required, const KernelRequest& request, KernelPlace place) {
+EntryChoice choose_entry(Rows rows, const std::function<std::vector<std::string>(std::size_t)>& missing,
+                         const std::string& required, const KernelRequest& request, KernelScope place) {
   check_backend(rows, request.backend);
   check_kernel(rows, request, required);
   std::optional<std::size_t> chosen;
@@ -129,14 +129,14 @@ RowChoice choose_row(Rows rows, const std::function<std::vector<std::string>(std
   std::string passed_over;
   for (const auto& [names, reason] : obstacles) passed_over += fmt::format("; {}: {}", names, reason);
   if (!chosen) {
-    fail(
-        ErrorCode::kUnsupported,
-        request.kernel == "auto" ? std::string("no kernel can do this job")
-                                 : fmt::format("kernel {} can't do this job", request.kernel),
-        fmt::format("required: {}{}", required, passed_over),
-        request.kernel == "auto" && request.backend == "auto"
-            ? Wording{"See ", command("info"), " for what kernels do."}
-            : Wording{"Leave ", setting("kernel"), " and ", setting("backend"), " out, or see ", command("info"), "."});
+    fail(ErrorCode::kUnsupported,
+         request.kernel == "auto" ? std::string("no kernel can do this job")
+                                  : fmt::format("kernel {} can't do this job", request.kernel),
+         fmt::format("required: {}{}", required, passed_over),
+         request.kernel == "auto" && request.backend == "auto"
+             ? MessageTemplate{"See ", command("info"), " for what kernels do."}
+             : MessageTemplate{"Leave ", setting("kernel"), " and ", setting("backend"), " out, or see ",
+                               command("info"), "."});
   }
   const std::string_view name = rows[*chosen]->name;
   std::string reason = request.kernel != "auto" ? fmt::format("forced: {} ({})", name, required)

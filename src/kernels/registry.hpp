@@ -19,7 +19,7 @@ namespace ringattn {
 
 // What the row of every kernel says, whichever op it computes.
 struct KernelEntry {
-  std::string_view name;      // e.g. "cpu_fold"; the architecture first
+  std::string_view name;      // e.g. "cpu_attention"; the architecture first
   std::string_view backend;   // "cpu", "cuda"
   std::string_view supports;  // one line for people: dtypes, dims, masks
   // How it computes each shape that it is compiled for, a line each; empty: all alike.
@@ -65,56 +65,56 @@ struct KernelRequest {
 template <class Spec>
 struct KernelChoice {
   const KernelRow<Spec>* row = nullptr;
-  std::string reason;  // e.g. "first of 1 that can: cpu_fold (bf16, head_dim 128, causal)"
+  std::string reason;  // e.g. "first of 1 that can: cpu_attention (bf16, head_dim 128, causal)"
 };
 
 // Whether a kernel is to run on this machine, or is asked about for another one.
-enum class KernelPlace { kHere, kAnywhere };
+enum class KernelScope { kThisMachine, kAnyMachine };
 
 // The same choice for every op: the number of a row among `rows`, and why. `missing` says what the row of a number
 // lacks, and `required` describes the spec. See choose_kernel().
-struct RowChoice {
+struct EntryChoice {
   std::size_t row = 0;
   std::string reason;
 };
-RowChoice choose_row(std::span<const KernelEntry* const> rows,
-                     const std::function<std::vector<std::string>(std::size_t)>& missing, const std::string& required,
-                     const KernelRequest& request, KernelPlace place);
+EntryChoice choose_entry(std::span<const KernelEntry* const> rows,
+                         const std::function<std::vector<std::string>(std::size_t)>& missing,
+                         const std::string& required, const KernelRequest& request, KernelScope place);
 
 // The first row that can do `spec` (here) and matches the request. Throws kUsage for an unknown name, and kUnsupported,
 // listing required, supported and missing, when no row (or not the forced one) can, or the forced one is of another op.
 // A describe(spec) that says in one line what the spec needs belongs to every op.
 template <class Spec>
 KernelChoice<Spec> choose_kernel(const Spec& spec, const KernelRequest& request,
-                                 KernelPlace place = KernelPlace::kHere) {
+                                 KernelScope place = KernelScope::kThisMachine) {
   const std::span<const KernelRow<Spec>> table = kernel_table<Spec>();
   std::vector<const KernelEntry*> rows;
   for (const KernelRow<Spec>& row : table) rows.push_back(&row);
-  const RowChoice choice = choose_row(
+  const EntryChoice choice = choose_entry(
       rows, [&](std::size_t row) { return table[row].missing(spec); }, describe(spec), request, place);
   return {&table[choice.row], choice.reason};
 }
 
 // The fold.
-using FoldRow = KernelRow<FoldSpec>;
-using FoldChoice = KernelChoice<FoldSpec>;
+using AttentionRow = KernelRow<AttentionSpec>;
+using AttentionChoice = KernelChoice<AttentionSpec>;
 template <>
-std::span<const FoldRow> kernel_table<FoldSpec>();
+std::span<const AttentionRow> kernel_table<AttentionSpec>();
 
 // The products of heads with their matrices.
-using HeadProductRow = KernelRow<HeadProductSpec>;
+using BatchedGemmRow = KernelRow<BatchedGemmSpec>;
 template <>
-std::span<const HeadProductRow> kernel_table<HeadProductSpec>();
+std::span<const BatchedGemmRow> kernel_table<BatchedGemmSpec>();
 
 // Whether a scan's kernel rounds the factors of what it adds to rows of y to the dtype (kernels/scan.hpp).
 bool rounds_factors(const KernelEntry& scan);
 
 // Throws kUsage when heads, dims, scale or soft-cap contradict each other. Names the configuration ("MHA", "GQA 4:1",
 // "MQA").
-std::string check_heads(const FoldSpec& spec);
+std::string check_heads(const AttentionSpec& spec);
 
 // One line that says what a spec needs, e.g. "bf16, heads 32/8 (GQA 4:1), head_dim 128, causal, softcap 50, sinks".
-std::string describe(const FoldSpec& spec);
+std::string describe(const AttentionSpec& spec);
 std::string describe(const Mask& mask);  // "full", "causal", "window 4095,0"
 
 }  // namespace ringattn

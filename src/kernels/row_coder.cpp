@@ -65,7 +65,7 @@ void widen_row(const std::byte* row, Dtype dtype, std::int64_t count, float* wid
   }
 }
 
-RowCoder::RowCoder(const RowFormat& format, const RowShape& shape, std::span<std::byte* const> tables)
+RowCodec::RowCodec(const RowFormat& format, const RowShape& shape, std::span<std::byte* const> tables)
     : format_(format),
       dtype_(shape.dtype),
       heads_(shape.heads),
@@ -77,28 +77,28 @@ RowCoder::RowCoder(const RowFormat& format, const RowShape& shape, std::span<std
       zeros_(wide_.size()),
       pairs_(2 * wide_.size()) {}
 
-std::byte* RowCoder::tail_at(std::int64_t sequence, std::int64_t token, std::int64_t head) const {
+std::byte* RowCodec::tail_at(std::int64_t sequence, std::int64_t token, std::int64_t head) const {
   return tables_[0] +
          ((sequence * format_.group + token % format_.group) * heads_ + head) * static_cast<std::int64_t>(row_bytes());
 }
 
-const std::int32_t* RowCoder::outlier_channels(std::int64_t head) const {
+const std::int32_t* RowCodec::outlier_channels(std::int64_t head) const {
   return reinterpret_cast<const std::int32_t*>(tables_[1]) + head * format_.outliers;
 }
 
-float RowCoder::fp8_scale(const StreamRowAt& row_at, std::int64_t token, std::int64_t head) const {
+float RowCodec::fp8_scale(const StreamRowAt& row_at, std::int64_t token, std::int64_t head) const {
   if (format_.scales == ScaleGrain::kTokenHead) return float_at(row_at(1, token));
   return float_at(tables_[0] + (format_.scales == ScaleGrain::kHead ? 4 * head : 0));
 }
 
-float RowCoder::greatest_magnitude() const {
+float RowCodec::greatest_magnitude() const {
   // Magnitudes are ordered as their bits are, and NaN is above all.
   std::uint32_t greatest = 0;
   for (const float value : wide_) greatest = std::max(greatest, std::bit_cast<std::uint32_t>(value) & 0x7fffffffU);
   return std::bit_cast<float>(greatest);
 }
 
-void RowCoder::take_codebook(std::int64_t head) {
+void RowCodec::load_codebook(std::int64_t head) {
   const std::int64_t entries = kCodebookVectors * dim_;
   codebook_.resize(static_cast<std::size_t>(entries));
   std::vector<float> vectors(codebook_.size());
@@ -114,7 +114,7 @@ void RowCoder::take_codebook(std::int64_t head) {
   }
 }
 
-void RowCoder::read_group(const StreamRowAt& row_at, std::int64_t group) {
+void RowCodec::read_group(const StreamRowAt& row_at, std::int64_t group) {
   const std::int64_t pairs = dim_ / format_.group;
   for (std::int64_t t = 0; t < format_.group; ++t) {
     widen_row(row_at(1, group * format_.group + t), dtype_, 2 * pairs, pairs_.data() + 2 * t * pairs);
@@ -125,7 +125,7 @@ void RowCoder::read_group(const StreamRowAt& row_at, std::int64_t group) {
   }
 }
 
-void RowCoder::read_pairs(const std::byte* row) {
+void RowCodec::read_scale_zero_pairs(const std::byte* row) {
   widen_row(row, dtype_, 2 * (dim_ / format_.group), pairs_.data());
   for (std::int64_t c = 0; c < dim_; ++c) {
     const std::int64_t pair = c / format_.group;
@@ -134,10 +134,10 @@ void RowCoder::read_pairs(const std::byte* row) {
   }
 }
 
-void RowCoder::decompress(const StreamRowAt& row_at, std::int64_t sequence, std::int64_t position, std::int64_t rows,
+void RowCodec::decompress(const StreamRowAt& row_at, std::int64_t sequence, std::int64_t position, std::int64_t rows,
                           std::int64_t keys, std::int64_t head, std::byte* plain, std::int64_t stride) {
-  const bool by_token = codes_by_token(format_);
-  const std::int64_t closed = by_token ? keys : closed_tokens(keys, format_.group);
+  const bool by_token = quantized_per_token(format_);
+  const std::int64_t closed = by_token ? keys : full_group_tokens(keys, format_.group);
   std::int64_t group = -1;
   for (std::int64_t i = 0; i < rows; ++i, plain += stride) {
     const std::int64_t token = position + i;
@@ -153,12 +153,12 @@ void RowCoder::decompress(const StreamRowAt& row_at, std::int64_t sequence, std:
   }
 }
 
-void RowCoder::decompress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain) {
-  switch (format_.coding) {
-    case RowCoding::kPlain:
+void RowCodec::decompress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain) {
+  switch (format_.encoding) {
+    case RowEncoding::kPlain:
       std::memcpy(plain, row_at(0, token), row_bytes());
       return;
-    case RowCoding::kFp8: {
+    case RowEncoding::kFp8: {
       const std::byte* const codes = row_at(0, token);
       const float scale = fp8_scale(row_at, token, head);
       const float* const values = e4m3_values();
@@ -167,19 +167,19 @@ void RowCoder::decompress_row(const StreamRowAt& row_at, std::int64_t token, std
       }
       break;
     }
-    case RowCoding::kInt8: {
+    case RowEncoding::kInt8: {
       const auto* const codes = reinterpret_cast<const std::int8_t*>(row_at(0, token));
       const float scale = float_at(row_at(1, token));
-      for (std::int64_t c = 0; c < dim_; ++c) wide_[static_cast<std::size_t>(c)] = int8_element(codes[c], scale);
+      for (std::int64_t c = 0; c < dim_; ++c) wide_[static_cast<std::size_t>(c)] = dequantize_int8(codes[c], scale);
       break;
     }
-    case RowCoding::kInt4Token:
-      read_pairs(row_at(1, token));
+    case RowEncoding::kInt4Token:
+      read_scale_zero_pairs(row_at(1, token));
       [[fallthrough]];
-    case RowCoding::kInt4Channel:
-      take_codes(row_at(0, token));
+    case RowEncoding::kInt4Channel:
+      dequantize_int4_row(row_at(0, token));
       break;
-    case RowCoding::kVector: {
+    case RowEncoding::kVector: {
       const std::byte* const codes = row_at(0, token);
       const auto vector_bytes = format_.width * static_cast<std::int64_t>(size_of(dtype_));
       const std::int64_t runs = dim_ / format_.width;
@@ -190,19 +190,19 @@ void RowCoder::decompress_row(const StreamRowAt& row_at, std::int64_t token, std
       }
       return;
     }
-    case RowCoding::kHybrid:
+    case RowEncoding::kHybrid:
       decompress_hybrid(row_at, token, head, plain);
       return;
-    case RowCoding::kLatent:
+    case RowEncoding::kLatent:
       decompress_latent(row_at, token, plain);
       return;
-    case RowCoding::kLowRank:  // the products are the elements
+    case RowEncoding::kLowRank:  // the products are the elements
       return;
   }
   narrow(wide_.data(), dtype_, dim_, plain);
 }
 
-void RowCoder::decompress_latent(const StreamRowAt& row_at, std::int64_t token, std::byte* plain) {
+void RowCodec::decompress_latent(const StreamRowAt& row_at, std::int64_t token, std::byte* plain) {
   const std::byte* const codes = row_at(0, token);
   const std::byte* const scales = row_at(1, token);
   const float* const values = e4m3_values();
@@ -216,18 +216,18 @@ void RowCoder::decompress_latent(const StreamRowAt& row_at, std::int64_t token, 
   std::memcpy(plain + coded * element, row_at(2, token), static_cast<std::size_t>(format_.rope * element));
 }
 
-void RowCoder::take_codes(const std::byte* codes) {
+void RowCodec::dequantize_int4_row(const std::byte* codes) {
   for (std::int64_t c = 0; c < dim_; ++c) {
     const auto at = static_cast<std::size_t>(c);
     const std::uint8_t code = int4_of_pair(std::to_integer<std::uint8_t>(codes[c / 2]), c);
-    wide_[at] = int4_element(code, scales_[at], zeros_[at]);
+    wide_[at] = dequantize_int4(code, scales_[at], zeros_[at]);
   }
 }
 
-void RowCoder::decompress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain) {
+void RowCodec::decompress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain) {
   widen_row(plain, dtype_, dim_, products_.data());
-  read_pairs(row_at(2, token));
-  take_codes(row_at(1, token));
+  read_scale_zero_pairs(row_at(2, token));
+  dequantize_int4_row(row_at(1, token));
   for (std::size_t c = 0; c < wide_.size(); ++c) {
     wide_[c] = hybrid_element(products_[c], wide_[c], greatest_of(dtype_));
   }
@@ -237,11 +237,11 @@ void RowCoder::decompress_hybrid(const StreamRowAt& row_at, std::int64_t token, 
   for (std::int64_t i = 0; i < format_.outliers; ++i) std::memcpy(plain + 2 * channels[i], kept + 2 * i, 2);
 }
 
-void RowCoder::compress(const StreamRowAt& row_at, std::int64_t sequence, std::int64_t position, std::int64_t rows,
+void RowCodec::compress(const StreamRowAt& row_at, std::int64_t sequence, std::int64_t position, std::int64_t rows,
                         std::int64_t keys, std::int64_t head, const ElementsAt& plain_at,
                         const ElementsAt& products_at) {
-  if (format_.coding == RowCoding::kInt4Channel) {
-    const std::int64_t closed = std::min(position + rows, closed_tokens(keys, format_.group));
+  if (format_.encoding == RowEncoding::kInt4Channel) {
+    const std::int64_t closed = std::min(position + rows, full_group_tokens(keys, format_.group));
     for (std::int64_t token = position; token < closed; token += format_.group) compress_group(row_at, token, plain_at);
     for (std::int64_t token = std::max(position, closed); token < position + rows; ++token) {
       std::memcpy(tail_at(sequence, token, head), plain_at(token), row_bytes());
@@ -251,63 +251,63 @@ void RowCoder::compress(const StreamRowAt& row_at, std::int64_t sequence, std::i
     }
     return;
   }
-  if (format_.coding == RowCoding::kVector) take_codebook(head);
+  if (format_.encoding == RowEncoding::kVector) load_codebook(head);
   for (std::int64_t token = position; token < position + rows; ++token) {
     compress_row(row_at, token, head, plain_at(token), products_at);
   }
 }
 
-void RowCoder::compress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
+void RowCodec::compress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
                             const ElementsAt& products_at) {
   widen_row(plain, dtype_, dim_, wide_.data());
-  switch (format_.coding) {
-    case RowCoding::kPlain:
+  switch (format_.encoding) {
+    case RowEncoding::kPlain:
       std::memcpy(to_write(row_at(0, token)), plain, row_bytes());
       break;
-    case RowCoding::kFp8:
+    case RowEncoding::kFp8:
       compress_fp8(row_at, token, head);
       break;
-    case RowCoding::kInt8:
+    case RowEncoding::kInt8:
       compress_int8(row_at, token);
       break;
-    case RowCoding::kInt4Token:
-      compress_pairs(wide_.data(), row_at(0, token), row_at(1, token));
+    case RowEncoding::kInt4Token:
+      compress_scale_zero_pairs(wide_.data(), row_at(0, token), row_at(1, token));
       break;
-    case RowCoding::kVector:
+    case RowEncoding::kVector:
       compress_vectors(row_at(0, token));
       break;
-    case RowCoding::kHybrid:
+    case RowEncoding::kHybrid:
       compress_hybrid(row_at, token, head, plain, products_at(token));
       break;
-    case RowCoding::kLatent:
+    case RowEncoding::kLatent:
       compress_latent(row_at, token, plain);
       break;
-    case RowCoding::kInt4Channel:  // a group at a time
-    case RowCoding::kLowRank:      // a product
+    case RowEncoding::kInt4Channel:  // a group at a time
+    case RowEncoding::kLowRank:      // a product
       break;
   }
 }
 
-void RowCoder::compress_fp8(const StreamRowAt& row_at, std::int64_t token, std::int64_t head) {
+void RowCodec::compress_fp8(const StreamRowAt& row_at, std::int64_t token, std::int64_t head) {
   if (format_.scales == ScaleGrain::kTokenHead) {
-    const float scale = row_scale_of(greatest_magnitude(), kGreatestE4m3, greatest_of(dtype_));
+    const float scale = row_scale_of(greatest_magnitude(), kMaxE4m3, greatest_of(dtype_));
     std::memcpy(to_write(row_at(1, token)), &scale, sizeof scale);
   }
   const float scale = fp8_scale(row_at, token, head);
   std::byte* const codes = to_write(row_at(0, token));
   for (std::int64_t c = 0; c < dim_; ++c) {
-    codes[c] = std::byte{fp8_code(wide_[static_cast<std::size_t>(c)], scale)};
+    codes[c] = std::byte{quantize_to_fp8(wide_[static_cast<std::size_t>(c)], scale)};
   }
 }
 
-void RowCoder::compress_int8(const StreamRowAt& row_at, std::int64_t token) {
-  const float scale = row_scale_of(greatest_magnitude(), kGreatestInt8, greatest_of(dtype_));
+void RowCodec::compress_int8(const StreamRowAt& row_at, std::int64_t token) {
+  const float scale = row_scale_of(greatest_magnitude(), kMaxInt8, greatest_of(dtype_));
   std::memcpy(to_write(row_at(1, token)), &scale, sizeof scale);
   auto* const codes = reinterpret_cast<std::int8_t*>(to_write(row_at(0, token)));
-  for (std::int64_t c = 0; c < dim_; ++c) codes[c] = int8_code(wide_[static_cast<std::size_t>(c)], scale);
+  for (std::int64_t c = 0; c < dim_; ++c) codes[c] = quantize_to_int8(wide_[static_cast<std::size_t>(c)], scale);
 }
 
-void RowCoder::compress_latent(const StreamRowAt& row_at, std::int64_t token, const std::byte* plain) const {
+void RowCodec::compress_latent(const StreamRowAt& row_at, std::int64_t token, const std::byte* plain) const {
   std::byte* const codes = to_write(row_at(0, token));
   std::byte* const scales = to_write(row_at(1, token));
   const std::int64_t coded = dim_ - format_.rope;
@@ -315,15 +315,15 @@ void RowCoder::compress_latent(const StreamRowAt& row_at, std::int64_t token, co
     const float* const block = wide_.data() + first;
     float greatest = 0.0F;
     for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) greatest = std::max(greatest, std::abs(block[i]));
-    const float scale = scale_of(greatest, kGreatestE4m3);
+    const float scale = scale_of(greatest, kMaxE4m3);
     std::memcpy(scales + first / kLatentScaleBlock * std::int64_t{sizeof scale}, &scale, sizeof scale);
-    for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) codes[first + i] = std::byte{fp8_code(block[i], scale)};
+    for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) codes[first + i] = std::byte{quantize_to_fp8(block[i], scale)};
   }
   const auto element = static_cast<std::int64_t>(size_of(dtype_));
   std::memcpy(to_write(row_at(2, token)), plain + coded * element, static_cast<std::size_t>(format_.rope * element));
 }
 
-void RowCoder::compress_vectors(const std::byte* codes) const {
+void RowCodec::compress_vectors(const std::byte* codes) const {
   const CodebookOps& ops = best_codebook_ops();
   for (std::int64_t run = 0; run < dim_ / format_.width; ++run) {
     const std::int64_t first = run * format_.width;
@@ -332,7 +332,7 @@ void RowCoder::compress_vectors(const std::byte* codes) const {
   }
 }
 
-void RowCoder::compress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
+void RowCodec::compress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
                                const std::byte* products) {
   widen_row(products, dtype_, dim_, products_.data());
   for (std::size_t c = 0; c < wide_.size(); ++c) wide_[c] -= products_[c];
@@ -342,10 +342,10 @@ void RowCoder::compress_hybrid(const StreamRowAt& row_at, std::int64_t token, st
     wide_[static_cast<std::size_t>(channels[i])] = 0.0F;
     std::memcpy(kept + 2 * i, plain + 2 * channels[i], 2);
   }
-  compress_pairs(wide_.data(), row_at(1, token), row_at(2, token));
+  compress_scale_zero_pairs(wide_.data(), row_at(1, token), row_at(2, token));
 }
 
-void RowCoder::compress_group(const StreamRowAt& row_at, std::int64_t first, const ElementsAt& plain_at) {
+void RowCodec::compress_group(const StreamRowAt& row_at, std::int64_t first, const ElementsAt& plain_at) {
   const std::int64_t group = format_.group;
   group_.resize(static_cast<std::size_t>(group * dim_));
   for (std::int64_t t = 0; t < group; ++t) widen_row(plain_at(first + t), dtype_, dim_, group_.data() + t * dim_);
@@ -358,7 +358,7 @@ void RowCoder::compress_group(const StreamRowAt& row_at, std::int64_t first, con
       greatest = std::max(greatest, element);
     }
     const auto at = static_cast<std::size_t>(c);
-    zeros_[at] = int4_zero(least);
+    zeros_[at] = int4_zero_point(least);
     scales_[at] = truncated(int4_scale(zeros_[at], greatest), dtype_);
     pairs_[2 * at] = scales_[at];
     pairs_[2 * at + 1] = zeros_[at];
@@ -366,15 +366,15 @@ void RowCoder::compress_group(const StreamRowAt& row_at, std::int64_t first, con
   const std::int64_t pairs = dim_ / group;
   for (std::int64_t t = 0; t < group; ++t) {
     narrow(pairs_.data() + 2 * t * pairs, dtype_, 2 * pairs, to_write(row_at(1, first + t)));
-    write_codes(group_.data() + t * dim_, row_at(0, first + t));
+    quantize_int4_row(group_.data() + t * dim_, row_at(0, first + t));
   }
 }
 
-void RowCoder::compress_pairs(const float* numbers, const std::byte* codes, const std::byte* pairs) {
+void RowCodec::compress_scale_zero_pairs(const float* numbers, const std::byte* codes, const std::byte* pairs) {
   const std::int64_t group = format_.group;
   for (std::int64_t run = 0; run < dim_ / group; ++run) {
     const auto [least, greatest] = std::minmax_element(numbers + run * group, numbers + (run + 1) * group);
-    const float zero = int4_zero(rounded(*least, dtype_));
+    const float zero = int4_zero_point(rounded(*least, dtype_));
     const float scale = truncated(int4_scale(zero, *greatest), dtype_);
     pairs_[static_cast<std::size_t>(2 * run)] = scale;
     pairs_[static_cast<std::size_t>(2 * run + 1)] = zero;
@@ -384,13 +384,13 @@ void RowCoder::compress_pairs(const float* numbers, const std::byte* codes, cons
     }
   }
   narrow(pairs_.data(), dtype_, 2 * (dim_ / group), to_write(pairs));
-  write_codes(numbers, codes);
+  quantize_int4_row(numbers, codes);
 }
 
-void RowCoder::write_codes(const float* numbers, const std::byte* codes) const {
+void RowCodec::quantize_int4_row(const float* numbers, const std::byte* codes) const {
   const auto code = [&](std::int64_t c) {
     const auto at = static_cast<std::size_t>(c);
-    return int4_code(numbers[c], scales_[at], zeros_[at]);
+    return quantize_to_int4(numbers[c], scales_[at], zeros_[at]);
   };
   for (std::int64_t c = 0; c < dim_; c += 2) to_write(codes)[c / 2] = std::byte{int4_pair(code(c), code(c + 1))};
 }

@@ -22,10 +22,10 @@ using StreamRowAt = std::function<const std::byte*(int stream, std::int64_t posi
 using ElementsAt = std::function<const std::byte*(std::int64_t position)>;
 
 // Has a thread's buffers. What it refers to outlives it.
-class RowCoder {
+class RowCodec {
  public:
   // `tables`: of the whole tensor, in the order of format_tables().
-  RowCoder(const RowFormat& format, const RowShape& shape, std::span<std::byte* const> tables);
+  RowCodec(const RowFormat& format, const RowShape& shape, std::span<std::byte* const> tables);
 
   // Tokens [position, position + rows) of a sequence of `keys` keys, wherever the rows of their group lie, become
   // elements of the tensor's dtype from `plain` on, `stride` bytes from row to row. Of kHybrid they add to the products
@@ -44,15 +44,15 @@ class RowCoder {
   const std::int32_t* outlier_channels(std::int64_t head) const;
   float fp8_scale(const StreamRowAt& row_at, std::int64_t token, std::int64_t head) const;
   float greatest_magnitude() const;
-  void take_codebook(std::int64_t head);
+  void load_codebook(std::int64_t head);
   // Scale and zero of each channel: of a group of tokens, and of a token's runs of channels.
   void read_group(const StreamRowAt& row_at, std::int64_t group);
-  void read_pairs(const std::byte* row);
+  void read_scale_zero_pairs(const std::byte* row);
 
   void decompress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain);
   void decompress_latent(const StreamRowAt& row_at, std::int64_t token, std::byte* plain);
   void decompress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain);
-  void take_codes(const std::byte* codes);
+  void dequantize_int4_row(const std::byte* codes);
 
   void compress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
                     const ElementsAt& products_at);
@@ -64,8 +64,8 @@ class RowCoder {
                        const std::byte* products);
   void compress_group(const StreamRowAt& row_at, std::int64_t first, const ElementsAt& plain_at);
   // Numbers of a token, with a scale and a zero for each run of channels.
-  void compress_pairs(const float* numbers, const std::byte* codes, const std::byte* pairs);
-  void write_codes(const float* numbers, const std::byte* codes) const;
+  void compress_scale_zero_pairs(const float* numbers, const std::byte* codes, const std::byte* pairs);
+  void quantize_int4_row(const float* numbers, const std::byte* codes) const;
 
   const RowFormat& format_;
   Dtype dtype_;

@@ -19,7 +19,7 @@ namespace ringattn {
 // ---- 8 bits -----------------------------------------------------------------------------------------------------
 // element = code · scale, with a scale in fp32 that is finite and above 0.
 
-inline constexpr float kGreatestInt8 = 127.0F;  // −128 is no code
+inline constexpr float kMaxInt8 = 127.0F;  // −128 is no code
 
 // The scale of elements whose greatest magnitude is `greatest`, `limit` being the greatest code. 1 where all are 0. The
 // least bf16 above 0 is 2⁻¹³³, and a 448th of it is still above 0.
@@ -44,15 +44,17 @@ RINGATTN_HOST_DEVICE inline float to_nearest_integer(float value) {
 }
 
 // Beyond ±448 it saturates: scales that were measured on other rows may be too small.
-RINGATTN_HOST_DEVICE inline std::uint8_t fp8_code(float element, float scale) { return float_to_e4m3(element / scale); }
+RINGATTN_HOST_DEVICE inline std::uint8_t quantize_to_fp8(float element, float scale) {
+  return float_to_e4m3(element / scale);
+}
 
-RINGATTN_HOST_DEVICE inline std::int8_t int8_code(float element, float scale) {
+RINGATTN_HOST_DEVICE inline std::int8_t quantize_to_int8(float element, float scale) {
   const float ratio = element / scale;
   // NaN becomes −127, of a scale that is NaN or ∞ itself.
-  const float limited = ratio > kGreatestInt8 ? kGreatestInt8 : (ratio >= -kGreatestInt8 ? ratio : -kGreatestInt8);
+  const float limited = ratio > kMaxInt8 ? kMaxInt8 : (ratio >= -kMaxInt8 ? ratio : -kMaxInt8);
   return static_cast<std::int8_t>(to_nearest_integer(limited));
 }
-RINGATTN_HOST_DEVICE inline float int8_element(std::int8_t code, float scale) {
+RINGATTN_HOST_DEVICE inline float dequantize_int8(std::int8_t code, float scale) {
   return static_cast<float>(code) * scale;
 }
 
@@ -65,11 +67,11 @@ struct Divisor {
   float rest = 0.0F;   // of the reciprocal
   bool quick = false;  // nothing on the way is so small that it loses digits, unless the quotient is far below 2⁻¹⁰
 
-  static constexpr float kMost = 512.0F;
+  static constexpr float kMax = 512.0F;
 
-  // Of a number that is not negative. Quotients above kMost are something above it, or kMost.
+  // Of a number that is not negative. Quotients above kMax are something above it, or kMax.
   RINGATTN_HOST_DEVICE float quotient(float magnitude) const {
-    const float near = fminf(fmaf(magnitude, reciprocal, magnitude * rest), kMost);
+    const float near = fminf(fmaf(magnitude, reciprocal, magnitude * rest), kMax);
     return fmaf(fmaf(-near, scale, magnitude), reciprocal, near);
   }
 };
@@ -85,7 +87,7 @@ RINGATTN_HOST_DEVICE inline Divisor divisor_of(float scale) {
 // The greatest elements are then up to 15 units in the scale's last place (bf16: 0.12 steps) farther than the last
 // code.
 
-inline constexpr float kGreatestInt4 = 15.0F;
+inline constexpr float kMaxInt4 = 15.0F;
 
 // The nearest bf16 and fp16 that are not above `value`, which is finite and not negative, as fp32. Below 2⁻¹⁴ fp16 has
 // steps of 2⁻²⁴.
@@ -98,30 +100,30 @@ RINGATTN_HOST_DEVICE inline float truncated_to_f16(float value) {
 }
 
 // The zero of a group whose least element is `least`. −0 becomes 0, so that it doesn't matter which of both was met.
-RINGATTN_HOST_DEVICE inline float int4_zero(float least) { return least + 0.0F; }
+RINGATTN_HOST_DEVICE inline float int4_zero_point(float least) { return least + 0.0F; }
 
 // A fifteenth of the range of a group, before it is truncated to the dtype. Halves can't overflow, and halving bf16 or
 // fp16 is exact in fp32.
 RINGATTN_HOST_DEVICE inline float int4_scale(float least, float greatest) {
   const float range = 0.5F * greatest - 0.5F * least;
-  return range > 0.0F ? range / (0.5F * kGreatestInt4) : 0.0F;
+  return range > 0.0F ? range / (0.5F * kMaxInt4) : 0.0F;
 }
 
 // A group whose range is below 15 steps of the dtype's subnormals has the scale 0 and the codes 0.
-RINGATTN_HOST_DEVICE inline std::uint8_t int4_code(float element, float scale, float zero) {
+RINGATTN_HOST_DEVICE inline std::uint8_t quantize_to_int4(float element, float scale, float zero) {
   if (!(scale > 0.0F)) return 0;
   const float ratio = (0.5F * element - 0.5F * zero) / (0.5F * scale);
-  const float limited = ratio > kGreatestInt4 ? kGreatestInt4 : (ratio < 0.0F ? 0.0F : ratio);
+  const float limited = ratio > kMaxInt4 ? kMaxInt4 : (ratio < 0.0F ? 0.0F : ratio);
   return static_cast<std::uint8_t>(to_nearest_integer(limited));
 }
 
 // The product has at most 15 significant bits and is exact, so this is fma(code, scale, zero) as well, which a kernel
 // may use instead: with the halves nothing overflows on the way, whose result does not.
-RINGATTN_HOST_DEVICE inline float int4_element(std::uint8_t code, float scale, float zero) {
+RINGATTN_HOST_DEVICE inline float dequantize_int4(std::uint8_t code, float scale, float zero) {
   return 2.0F * (static_cast<float>(code) * (0.5F * scale) + 0.5F * zero);
 }
 
-// Whether code · scale + zero, rounded once to the dtype, may differ from int4_element(), which has rounded to fp32
+// Whether code · scale + zero, rounded once to the dtype, may differ from dequantize_int4(), which has rounded to fp32
 // before: fp32 holds the sum unless the two lie far apart. Where the zero is the greater one, then what fp32 loses is
 // far below half of the sum's last place in bf16; in fp16, which has more places, the sum may lie beside a tie. `zero`
 // is the magnitude. Without branches, as kernels ask for many.
@@ -143,17 +145,17 @@ RINGATTN_HOST_DEVICE inline std::uint8_t int4_of_pair(std::uint8_t pair, std::in
 // Keys have a (scale, zero) for each channel and each group of `group` tokens of a sequence. They lie in the rows of
 // the group's tokens, as many of each: token t of a group has those of channels [t · dim / group, (t + 1) · dim /
 // group). So a row has the same bytes as every other, and pages, blocks and ranks cut groups anywhere.
-struct GroupPlace {
+struct ScaleOffset {
   std::int64_t token = 0;  // of the group
   std::int64_t pair = 0;   // of that token's row
 };
-RINGATTN_HOST_DEVICE inline GroupPlace place_of_channel(std::int64_t channel, std::int64_t dim, std::int64_t group) {
+RINGATTN_HOST_DEVICE inline ScaleOffset scale_offset_of(std::int64_t channel, std::int64_t dim, std::int64_t group) {
   const std::int64_t of_token = dim / group;
   return {channel / of_token, channel % of_token};
 }
 
 // Tokens of a sequence of `keys` keys whose groups are full and have codes. The rest, fewer than a group, are elements.
-RINGATTN_HOST_DEVICE inline std::int64_t closed_tokens(std::int64_t keys, std::int64_t group) {
+RINGATTN_HOST_DEVICE inline std::int64_t full_group_tokens(std::int64_t keys, std::int64_t group) {
   return keys / group * group;
 }
 

@@ -17,20 +17,20 @@ namespace ringattn {
 
 namespace {
 
-float number_at(const std::byte* data, CodeType type, Dtype dtype, std::int64_t place) {
+float number_at(const std::byte* data, StoredType type, Dtype dtype, std::int64_t place) {
   const std::byte* const at = data + place * size_of(type, dtype);
   switch (type) {
-    case CodeType::kDtype:
+    case StoredType::kDtype:
       return load_element(at, dtype);
-    case CodeType::kF32:
+    case StoredType::kF32:
       return load_element(at, Dtype::kF32);
-    case CodeType::kE4m3:
+    case StoredType::kE4m3:
       return e4m3_to_float(std::to_integer<std::uint8_t>(*at));
-    case CodeType::kI8:
+    case StoredType::kI8:
       return static_cast<float>(static_cast<std::int8_t>(std::to_integer<std::uint8_t>(*at)));
-    case CodeType::kU8:
+    case StoredType::kU8:
       return static_cast<float>(std::to_integer<std::uint8_t>(*at));
-    case CodeType::kI32: {
+    case StoredType::kI32: {
       std::int32_t value = 0;
       std::memcpy(&value, at, sizeof value);
       return static_cast<float>(value);
@@ -46,31 +46,31 @@ bool is_finite_as(float value, Dtype dtype) {
 
 // The greatest code that a scale of 8 bits multiplies; 0 of others.
 float greatest_code(const RowFormat& format) {
-  if (format.coding == RowCoding::kFp8 || format.coding == RowCoding::kLatent) return kGreatestE4m3;
-  return format.coding == RowCoding::kInt8 ? kGreatestInt8 : 0.0F;
+  if (format.encoding == RowEncoding::kFp8 || format.encoding == RowEncoding::kLatent) return kMaxE4m3;
+  return format.encoding == RowEncoding::kInt8 ? kMaxInt8 : 0.0F;
 }
 
 // Of a row of a stream: the place of its first bad number, and what is bad.
-std::optional<RowFault> fault_of_row(const RowFormat& format, const FormatStream& stream, Dtype dtype,
-                                     const std::byte* row) {
+std::optional<InvalidElement> invalid_element_of_row(const RowFormat& format, const FormatStream& stream, Dtype dtype,
+                                                     const std::byte* row) {
   const bool scales = stream.name == "scales";
   for (std::int64_t i = 0; i < stream.width; ++i) {
     const float value = number_at(row, stream.type, dtype, i);
-    RowFault fault{RowFault::Kind::kNotFinite, 0, 0, 0, i, value};
-    if (scales && stream.type == CodeType::kF32) {
-      fault.kind = RowFault::Kind::kScale;
+    InvalidElement fault{InvalidElement::Kind::kNotFinite, 0, 0, 0, i, value};
+    if (scales && stream.type == StoredType::kF32) {
+      fault.kind = InvalidElement::Kind::kScale;
       if (!(value > 0.0F) || !is_finite_as(greatest_code(format) * value, dtype)) return fault;
     } else if (scales && i % 2 == 0) {
-      fault.kind = RowFault::Kind::kScale;
+      fault.kind = InvalidElement::Kind::kScale;
       const float zero = number_at(row, stream.type, dtype, i + 1);
       if (!(value >= 0.0F) || !std::isfinite(value)) return fault;
-      if (std::isfinite(zero) && !is_finite_as(int4_element(15, value, zero), dtype)) return fault;
-    } else if (stream.type == CodeType::kE4m3) {
-      fault.kind = RowFault::Kind::kCode;
+      if (std::isfinite(zero) && !is_finite_as(dequantize_int4(15, value, zero), dtype)) return fault;
+    } else if (stream.type == StoredType::kE4m3) {
+      fault.kind = InvalidElement::Kind::kCode;
       if (std::isnan(value)) return fault;
-    } else if (stream.type == CodeType::kI8) {
-      fault.kind = RowFault::Kind::kCode;
-      if (value < -kGreatestInt8) return fault;
+    } else if (stream.type == StoredType::kI8) {
+      fault.kind = InvalidElement::Kind::kCode;
+      if (value < -kMaxInt8) return fault;
     } else if (!std::isfinite(value)) {
       return fault;
     }
@@ -98,42 +98,43 @@ bool all_finite(std::span<const std::byte> numbers, Dtype dtype) {
 }
 
 // Of entries of a table that begin a row of its last axis; a place counts from the first of them.
-std::optional<RowFault> fault_of_entries(const FormatTable& table, const RowShape& shape,
-                                         std::span<const std::byte> entries) {
+std::optional<InvalidElement> invalid_element_of_entries(const FormatTable& table, const RowShape& shape,
+                                                         std::span<const std::byte> entries) {
   const std::byte* const data = entries.data();
   const std::int64_t count = static_cast<std::int64_t>(entries.size()) / size_of(table.type, shape.dtype);
   const bool scales = table.name == "scales";
-  if (table.type == CodeType::kDtype && shape.dtype != Dtype::kF32 && all_finite(entries, shape.dtype)) {
+  if (table.type == StoredType::kDtype && shape.dtype != Dtype::kF32 && all_finite(entries, shape.dtype)) {
     return std::nullopt;
   }
   for (std::int64_t i = 0; i < count; ++i) {
     const float value = number_at(data, table.type, shape.dtype, i);
-    const bool bad = scales ? !(value > 0.0F) || !is_finite_as(kGreatestE4m3 * value, shape.dtype)
-                     : table.type == CodeType::kI32 ? is_bad_channel(data, table, i, shape.dim)
-                                                    : !std::isfinite(value);
-    if (bad) return RowFault{RowFault::Kind::kTable, 0, 0, 0, i, value};
+    const bool bad = scales                           ? !(value > 0.0F) || !is_finite_as(kMaxE4m3 * value, shape.dtype)
+                     : table.type == StoredType::kI32 ? is_bad_channel(data, table, i, shape.dim)
+                                                      : !std::isfinite(value);
+    if (bad) return InvalidElement{InvalidElement::Kind::kTable, 0, 0, 0, i, value};
   }
   return std::nullopt;
 }
 
-std::optional<RowFault> fault_of_tail(const RowFormat& format, const RowShape& shape, const std::byte* tail,
-                                      const CompressedRun& run) {
-  for (std::int64_t t = closed_tokens(run.keys, format.group); t < run.keys; ++t) {
+std::optional<InvalidElement> invalid_element_of_tail(const RowFormat& format, const RowShape& shape,
+                                                      const std::byte* tail, const CompressedRun& run) {
+  for (std::int64_t t = full_group_tokens(run.keys, format.group); t < run.keys; ++t) {
     const std::int64_t row = (run.sequence * format.group + t % format.group) * shape.heads * shape.dim;
     for (std::int64_t i = 0; i < shape.heads * shape.dim; ++i) {
-      const float value = number_at(tail, CodeType::kDtype, shape.dtype, row + i);
-      if (!std::isfinite(value)) return RowFault{RowFault::Kind::kTable, 0, 0, 0, row + i, value};
+      const float value = number_at(tail, StoredType::kDtype, shape.dtype, row + i);
+      if (!std::isfinite(value)) return InvalidElement{InvalidElement::Kind::kTable, 0, 0, 0, row + i, value};
     }
   }
   return std::nullopt;
 }
 
-std::optional<RowFault> fault_of_tables(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
-                                        std::span<const CompressedRun> runs) {
-  if (!codes_by_token(format)) {  // of the tail, what sequences have in it
+std::optional<InvalidElement> invalid_element_of_tables(const RowFormat& format, const RowShape& shape,
+                                                        const CompressedRows& rows,
+                                                        std::span<const CompressedRun> runs) {
+  if (!quantized_per_token(format)) {  // of the tail, what sequences have in it
     for (const CompressedRun& run : runs) {
       if (run.position + run.rows < run.keys) continue;
-      if (const auto fault = fault_of_tail(format, shape, rows.tables[0], run)) return fault;
+      if (const auto fault = invalid_element_of_tail(format, shape, rows.tables[0], run)) return fault;
     }
     return std::nullopt;
   }
@@ -141,7 +142,7 @@ std::optional<RowFault> fault_of_tables(const RowFormat& format, const RowShape&
   for (const FormatTable& table : format_tables(format, shape, 0)) {
     const std::byte* const data = rows.tables[static_cast<std::size_t>(part)];
     const std::span<const std::byte> entries{data, static_cast<std::size_t>(table.bytes(shape.dtype))};
-    if (auto fault = fault_of_entries(table, shape, entries)) {
+    if (auto fault = invalid_element_of_entries(table, shape, entries)) {
       fault->part = part;
       return fault;
     }
@@ -153,7 +154,7 @@ std::optional<RowFault> fault_of_tables(const RowFormat& format, const RowShape&
 // The greatest product of factors and basis that gives a finite element. To a hybrid's, a remainder is added in fp32,
 // and the sum is limited to what the dtype holds.
 double greatest_product(const RowFormat& format, Dtype dtype) {
-  if (format.coding == RowCoding::kHybrid) return std::numeric_limits<float>::max();
+  if (format.encoding == RowEncoding::kHybrid) return std::numeric_limits<float>::max();
   return dtype == Dtype::kBf16 ? 0x1.fep127 : 65504.0;
 }
 
@@ -164,7 +165,7 @@ class Products {
   Products(const RowFormat& format, const RowShape& shape, const CompressedRows& rows)
       : limit_(greatest_product(format, shape.dtype)),
         rank_(format.rank),
-        shape_(rank_shape(format, shape)),
+        shape_(low_rank_shape(format, shape)),
         head_dim_(shape.dim),
         factors_(rows.streams[0]),
         basis_(rows.tables[0]) {
@@ -179,7 +180,7 @@ class Products {
   std::int64_t heads() const { return shape_.heads; }
 
   // Of the row of streams `row`, without its token; `head` is one of what has a basis.
-  std::optional<RowFault> fault_of(std::int64_t row, std::int64_t head) const {
+  std::optional<InvalidElement> invalid_element_of(std::int64_t row, std::int64_t head) const {
     const std::byte* const factors = factors_.at(row, head);
     double most = 0.0;
     for (std::int64_t r = 0; r < rank_; ++r) {
@@ -196,8 +197,8 @@ class Products {
       }
       if (std::fabs(sum) > limit_ || magnitudes > std::numeric_limits<float>::max()) {
         const std::int64_t of_heads = head * shape_.dim + d;
-        return RowFault{RowFault::Kind::kProduct, 0, 0, of_heads / head_dim_, of_heads % head_dim_,
-                        static_cast<float>(sum)};
+        return InvalidElement{InvalidElement::Kind::kProduct, 0, 0, of_heads / head_dim_, of_heads % head_dim_,
+                              static_cast<float>(sum)};
       }
     }
     return std::nullopt;
@@ -205,10 +206,10 @@ class Products {
 
  private:
   double factor(const std::byte* factors, std::int64_t r) const {
-    return number_at(factors, CodeType::kDtype, shape_.dtype, r);
+    return number_at(factors, StoredType::kDtype, shape_.dtype, r);
   }
   double basis(std::int64_t row, std::int64_t d) const {
-    return number_at(basis_, CodeType::kDtype, shape_.dtype, row * shape_.dim + d);
+    return number_at(basis_, StoredType::kDtype, shape_.dtype, row * shape_.dim + d);
   }
 
   double limit_;
@@ -220,29 +221,29 @@ class Products {
   std::vector<double> greatest_;  // [heads, rank], of a direction's numbers
 };
 
-struct FaultText {
+struct InvalidElementText {
   std::string_view why;
-  std::string_view remedy;
+  std::string_view suggestion;
 };
 
-FaultText text_of(const RowFormat& format, RowFault::Kind kind, std::string_view part) {
+InvalidElementText text_of(const RowFormat& format, InvalidElement::Kind kind, std::string_view part) {
   const bool four_bits = greatest_code(format) == 0.0F;
   switch (kind) {
-    case RowFault::Kind::kScale:
+    case InvalidElement::Kind::kScale:
       return {four_bits ? "a scale is finite and not negative, and no code gives infinity"
                         : "a scale is finite and above 0, and no code gives infinity",
               "Compress it anew."};
-    case RowFault::Kind::kCode:
-      return {format.coding != RowCoding::kInt8 ? "a code is no NaN" : "a code is from -127 to 127",
+    case InvalidElement::Kind::kCode:
+      return {format.encoding != RowEncoding::kInt8 ? "a code is no NaN" : "a code is from -127 to 127",
               "Compress it anew."};
-    case RowFault::Kind::kTable:
+    case InvalidElement::Kind::kTable:
       if (part == "outlier_channels")
         return {"the channels of a head ascend and lie below its dim", "Compress it anew."};
       if (part == "scales") return {"a scale is finite and above 0, and no code gives infinity", "Compress it anew."};
       return {"it must be finite", "Compress it anew."};
-    case RowFault::Kind::kProduct:
+    case InvalidElement::Kind::kProduct:
       return {"factors and basis are finite, but their product is more than its dtype holds", "Compress it anew."};
-    case RowFault::Kind::kNotFinite:
+    case InvalidElement::Kind::kNotFinite:
       if (!format.is_plain()) return {"it must be finite", "Compress it anew."};
       break;
   }
@@ -252,30 +253,30 @@ FaultText text_of(const RowFormat& format, RowFault::Kind kind, std::string_view
 
 }  // namespace
 
-std::optional<RowFault> find_fault(const TensorView& plain) {
+std::optional<InvalidElement> find_invalid_element(const TensorView& plain) {
   for (std::int64_t token = 0; token < plain.tokens; ++token) {
     for (std::int64_t head = 0; head < plain.heads; ++head) {
       const std::byte* const row = plain.at(token, head);
       for (std::int64_t i = 0; i < plain.dim; ++i) {
         const float value = load_element(row + i * static_cast<std::int64_t>(size_of(plain.dtype)), plain.dtype);
-        if (!std::isfinite(value)) return RowFault{RowFault::Kind::kNotFinite, 0, token, head, i, value};
+        if (!std::isfinite(value)) return InvalidElement{InvalidElement::Kind::kNotFinite, 0, token, head, i, value};
       }
     }
   }
   return std::nullopt;
 }
 
-std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
-                                   std::span<const CompressedRun> runs) {
-  if (const auto fault = fault_of_tables(format, shape, rows, runs)) return fault;
+std::optional<InvalidElement> find_invalid_element(const RowFormat& format, const RowShape& shape,
+                                                   const CompressedRows& rows, std::span<const CompressedRun> runs) {
+  if (const auto fault = invalid_element_of_tables(format, shape, rows, runs)) return fault;
   int part = 0;
   for (const FormatStream& stream : format_streams(format, shape)) {
     const StreamView& view = rows.streams[static_cast<std::size_t>(part)];
     for (const CompressedRun& run : runs) {
-      const std::int64_t coded = codes_by_token(format) ? run.keys : closed_tokens(run.keys, format.group);
+      const std::int64_t coded = quantized_per_token(format) ? run.keys : full_group_tokens(run.keys, format.group);
       for (std::int64_t i = 0; i < run.rows && run.position + i < coded; ++i) {
         for (std::int64_t head = 0; head < stream.heads; ++head) {
-          auto fault = fault_of_row(format, stream, shape.dtype, view.at(run.row + i, head));
+          auto fault = invalid_element_of_row(format, stream, shape.dtype, view.at(run.row + i, head));
           if (!fault) continue;
           fault->part = part;
           fault->token = run.to + i;
@@ -291,7 +292,7 @@ std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shap
   for (const CompressedRun& run : runs) {
     for (std::int64_t i = 0; i < run.rows; ++i) {
       for (std::int64_t head = 0; head < products.heads(); ++head) {
-        auto fault = products.fault_of(run.row + i, head);
+        auto fault = products.invalid_element_of(run.row + i, head);
         if (!fault) continue;
         fault->token = run.to + i;
         return fault;
@@ -301,65 +302,67 @@ std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shap
   return std::nullopt;
 }
 
-std::optional<RowFault> find_table_fault(const RowFormat& format, const RowShape& shape, int table, std::int64_t first,
-                                         std::span<const std::byte> entries) {
-  auto fault = fault_of_entries(format_tables(format, shape, 1)[static_cast<std::size_t>(table)], shape, entries);
+std::optional<InvalidElement> find_invalid_table_element(const RowFormat& format, const RowShape& shape, int table,
+                                                         std::int64_t first, std::span<const std::byte> entries) {
+  auto fault =
+      invalid_element_of_entries(format_tables(format, shape, 1)[static_cast<std::size_t>(table)], shape, entries);
   if (fault) {
     fault->part = table;
-    fault->place += first;
+    fault->index += first;
   }
   return fault;
 }
 
-void note_fault(RowFaultCell& cell, const std::optional<RowFault>& fault) {
+void note_invalid_element(InvalidElementCell& cell, const std::optional<InvalidElement>& fault) {
   if (!fault) return;
-  const std::uint64_t place = fault->kind == RowFault::Kind::kTable
-                                  ? place_of_table_fault(fault->part, fault->place)
-                                  : place_of_fault(fault->part, fault->token, fault->head, fault->place);
-  if (place >= cell.place) return;
-  cell.place = place;
+  const std::uint64_t place = fault->kind == InvalidElement::Kind::kTable
+                                  ? location_of_table_element(fault->part, fault->index)
+                                  : location_of_element(fault->part, fault->token, fault->head, fault->index);
+  if (place >= cell.location) return;
+  cell.location = place;
   cell.value = fault->value;
 }
 
-std::optional<RowFault> fault_of(const RowFaultCell& cell, const RowFormat& format, const RowShape& shape) {
-  if (cell.place == RowFaultCell::kNone) return std::nullopt;
+std::optional<InvalidElement> invalid_element_of(const InvalidElementCell& cell, const RowFormat& format,
+                                                 const RowShape& shape) {
+  if (cell.location == InvalidElementCell::kNone) return std::nullopt;
   const auto bits = [&cell](int first, int count) {
-    return static_cast<std::int64_t>(cell.place >> first & ((std::uint64_t{1} << count) - 1));
+    return static_cast<std::int64_t>(cell.location >> first & ((std::uint64_t{1} << count) - 1));
   };
   const auto part = static_cast<int>(bits(61, 2));
-  if (bits(63, 1) == 0) return RowFault{RowFault::Kind::kTable, part, 0, 0, bits(0, 61), cell.value};
-  RowFault fault{RowFault::Kind::kNotFinite, part, bits(28, 33), bits(16, 12), bits(0, 16), cell.value};
+  if (bits(63, 1) == 0) return InvalidElement{InvalidElement::Kind::kTable, part, 0, 0, bits(0, 61), cell.value};
+  InvalidElement fault{InvalidElement::Kind::kNotFinite, part, bits(28, 33), bits(16, 12), bits(0, 16), cell.value};
   if (format.is_plain()) return fault;
   const FormatStream stream = format_streams(format, shape)[static_cast<std::size_t>(part)];
-  if (stream.name == "scales" && (stream.type == CodeType::kF32 || fault.place % 2 == 0)) {
-    fault.kind = RowFault::Kind::kScale;
-  } else if (stream.type == CodeType::kE4m3 || stream.type == CodeType::kI8) {
-    fault.kind = RowFault::Kind::kCode;
+  if (stream.name == "scales" && (stream.type == StoredType::kF32 || fault.index % 2 == 0)) {
+    fault.kind = InvalidElement::Kind::kScale;
+  } else if (stream.type == StoredType::kE4m3 || stream.type == StoredType::kI8) {
+    fault.kind = InvalidElement::Kind::kCode;
   }
   return fault;
 }
 
-void refuse_fault(std::string_view name, const RowFormat& format, const RowShape& shape, const RowFault& fault,
-                  ErrorCode code, std::string_view row) {
+void refuse_invalid_element(std::string_view name, const RowFormat& format, const RowShape& shape,
+                            const InvalidElement& fault, ErrorCode code, std::string_view row) {
   std::string place;
   std::string_view part;
-  if (fault.kind == RowFault::Kind::kTable) {
+  if (fault.kind == InvalidElement::Kind::kTable) {
     const FormatTable table = format_tables(format, shape, 1)[static_cast<std::size_t>(fault.part)];
     part = table.name;
-    std::int64_t rest = fault.place;
+    std::int64_t rest = fault.index;
     std::vector<std::int64_t> at(table.shape.size());
     for (std::size_t axis = at.size(); axis-- > 1; rest /= table.shape[axis]) at[axis] = rest % table.shape[axis];
     at[0] = rest;
     for (const std::int64_t index : at) place += fmt::format("{}{}", place.empty() ? "" : ", ", index);
   } else {
     part = format_streams(format, shape)[static_cast<std::size_t>(fault.part)].name;
-    place = row.empty() ? fmt::format("{}, {}, {}", fault.token, fault.head, fault.place)
-                        : fmt::format("{}, {}", row, fault.place);
+    place = row.empty() ? fmt::format("{}, {}, {}", fault.token, fault.head, fault.index)
+                        : fmt::format("{}, {}", row, fault.index);
   }
-  const FaultText text = text_of(format, fault.kind, part);
-  const bool element = format.is_plain() || fault.kind == RowFault::Kind::kProduct;
+  const InvalidElementText text = text_of(format, fault.kind, part);
+  const bool element = format.is_plain() || fault.kind == InvalidElement::Kind::kProduct;
   const std::string tensor = element ? std::string(name) : fmt::format("{}_{}", name, part);
-  fail(code, fmt::format("{}[{}] is {}", tensor, place, fault.value), text.why, text.remedy);
+  fail(code, fmt::format("{}[{}] is {}", tensor, place, fault.value), text.why, text.suggestion);
 }
 
 }  // namespace ringattn

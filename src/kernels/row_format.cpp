@@ -54,7 +54,7 @@ Missing low_rank_missing(const RowFormat& format, const RowShape& shape) {
   const bool divides = format.heads >= 1 && shape.heads % format.heads == 0;
   require(missing, divides, fmt::format("groups of {} of {} heads (supported: divisors)", format.heads, shape.heads));
   if (!divides) return missing;
-  const std::int64_t dim = rank_shape(format, shape).dim;
+  const std::int64_t dim = low_rank_shape(format, shape).dim;
   require(missing, format.rank >= 8 && format.rank % 8 == 0 && format.rank < dim,
           fmt::format("rank {} of a dim of {} (supported: multiples of 8 below it)", format.rank, dim));
   require(missing, shape.dim % 8 == 0, fmt::format("dim {} (supported: multiples of 8)", shape.dim));
@@ -80,7 +80,7 @@ Missing hybrid_missing(const RowFormat& format, const RowShape& shape) {
   return missing;
 }
 
-Missing latent_missing(const RowFormat& format, const RowShape& shape) {
+Missing mla_missing(const RowFormat& format, const RowShape& shape) {
   Missing missing;
   require(missing, format.rope > 0 && format.rope % 4 == 0,
           fmt::format("{} rotary channels (supported: multiples of 4)", format.rope));
@@ -90,25 +90,25 @@ Missing latent_missing(const RowFormat& format, const RowShape& shape) {
   return missing;
 }
 
-constexpr RowCodingEntry kCodings[] = {
-    {RowCoding::kPlain, "plain", "elements as they are", nothing_missing},
-    {RowCoding::kFp8, "fp8", "e4m3 codes, a scale for a tensor, a head or a token's head", nothing_missing},
-    {RowCoding::kInt8, "int8", "codes of 8 bits, a scale for a token's head", nothing_missing},
-    {RowCoding::kInt4Channel, "int4_channel", "codes of 4 bits, scale and zero of a channel over 32 or 64 tokens",
+constexpr RowEncodingEntry kEncodings[] = {
+    {RowEncoding::kPlain, "plain", "elements as they are", nothing_missing},
+    {RowEncoding::kFp8, "fp8", "e4m3 codes, a scale for a tensor, a head or a token's head", nothing_missing},
+    {RowEncoding::kInt8, "int8", "codes of 8 bits, a scale for a token's head", nothing_missing},
+    {RowEncoding::kInt4Channel, "int4_channel", "codes of 4 bits, scale and zero of a channel over 32 or 64 tokens",
      int4_channel_missing},
-    {RowCoding::kInt4Token, "int4_token", "codes of 4 bits, scale and zero of 32 channels of a token",
+    {RowEncoding::kInt4Token, "int4_token", "codes of 4 bits, scale and zero of 32 channels of a token",
      int4_token_missing},
-    {RowCoding::kLowRank, "low_rank", "rows of a head, or of a group of heads, as combinations of a few",
+    {RowEncoding::kLowRank, "low_rank", "rows of a head, or of a group of heads, as combinations of a few",
      low_rank_missing},
-    {RowCoding::kVector, "vector", "codes of 8 bits for 2, 4 or 8 channels, from codebooks of 256 vectors",
+    {RowEncoding::kVector, "vector", "codes of 8 bits for 2, 4 or 8 channels, from codebooks of 256 vectors",
      vector_missing},
-    {RowCoding::kHybrid, "hybrid", "low rank, a remainder of 4 bits a token, and outlier channels as they are",
+    {RowEncoding::kHybrid, "hybrid", "low rank, a remainder of 4 bits a token, and outlier channels as they are",
      hybrid_missing},
-    {RowCoding::kLatent, "latent", "e4m3 codes, a scale for 128 channels of a token, and a rotary key as it is",
-     latent_missing},
+    {RowEncoding::kLatent, "latent", "e4m3 codes, a scale for 128 channels of a token, and a rotary key as it is",
+     mla_missing},
 };
 
-// The numbers of a format by name: those that its coding uses.
+// The numbers of a format by name: those that its encoding uses.
 struct NamedNumber {
   std::string_view name;
   int RowFormat::*member;
@@ -121,22 +121,22 @@ constexpr NamedNumber kNumbers[] = {{"rank", &RowFormat::rank},
 // The one that may be left out: it is then 1.
 constexpr NamedNumber kHeads{"heads", &RowFormat::heads};
 
-std::vector<NamedNumber> numbers_of(RowCoding coding) {
-  switch (coding) {
-    case RowCoding::kInt4Channel:
-    case RowCoding::kInt4Token:
+std::vector<NamedNumber> numbers_of(RowEncoding encoding) {
+  switch (encoding) {
+    case RowEncoding::kInt4Channel:
+    case RowEncoding::kInt4Token:
       return {kNumbers[1]};
-    case RowCoding::kLowRank:
+    case RowEncoding::kLowRank:
       return {kNumbers[0]};
-    case RowCoding::kVector:
+    case RowEncoding::kVector:
       return {kNumbers[2]};
-    case RowCoding::kHybrid:
+    case RowEncoding::kHybrid:
       return {kNumbers[0], kNumbers[1], kNumbers[3]};
-    case RowCoding::kLatent:
+    case RowEncoding::kLatent:
       return {kNumbers[4]};
-    case RowCoding::kPlain:
-    case RowCoding::kFp8:
-    case RowCoding::kInt8:
+    case RowEncoding::kPlain:
+    case RowEncoding::kFp8:
+    case RowEncoding::kInt8:
       break;
   }
   return {};
@@ -154,23 +154,23 @@ std::vector<std::string_view> words_of(std::string_view text) {
 
 [[noreturn]] void refuse_text(std::string_view text, const std::string& why) {
   std::vector<std::string_view> names;
-  for (const RowCodingEntry& entry : kCodings) names.push_back(entry.name);
+  for (const RowEncodingEntry& entry : kEncodings) names.push_back(entry.name);
   fail(ErrorCode::kUsage, fmt::format("\"{}\" is no format of rows", shortened(text, 80)), why,
        fmt::format("This build knows {}.", fmt::join(names, ", ")));
 }
 
 }  // namespace
 
-std::int64_t size_of(CodeType type, Dtype dtype) {
+std::int64_t size_of(StoredType type, Dtype dtype) {
   switch (type) {
-    case CodeType::kDtype:
+    case StoredType::kDtype:
       return static_cast<std::int64_t>(size_of(dtype));
-    case CodeType::kF32:
-    case CodeType::kI32:
+    case StoredType::kF32:
+    case StoredType::kI32:
       return 4;
-    case CodeType::kE4m3:
-    case CodeType::kI8:
-    case CodeType::kU8:
+    case StoredType::kE4m3:
+    case StoredType::kI8:
+    case StoredType::kU8:
       break;
   }
   return 1;
@@ -182,42 +182,42 @@ std::int64_t FormatTable::bytes(Dtype dtype) const {
   return bytes;
 }
 
-RowShape rank_shape(const RowFormat& format, const RowShape& shape) {
+RowShape low_rank_shape(const RowFormat& format, const RowShape& shape) {
   return {shape.dtype, shape.heads / format.heads, shape.dim * format.heads};
 }
 
 std::vector<FormatStream> format_streams(const RowFormat& format, const RowShape& shape) {
   const std::int64_t heads = shape.heads;
   const auto pairs = [&] {
-    return std::vector<FormatStream>{{"codes", CodeType::kU8, heads, shape.dim / 2},
-                                     {"scales", CodeType::kDtype, heads, 2 * (shape.dim / format.group)}};
+    return std::vector<FormatStream>{{"codes", StoredType::kU8, heads, shape.dim / 2},
+                                     {"scales", StoredType::kDtype, heads, 2 * (shape.dim / format.group)}};
   };
-  switch (format.coding) {
-    case RowCoding::kPlain:
-      return {{"rows", CodeType::kDtype, heads, shape.dim}};
-    case RowCoding::kFp8:
-      if (format.scales != ScaleGrain::kTokenHead) return {{"codes", CodeType::kE4m3, heads, shape.dim}};
-      return {{"codes", CodeType::kE4m3, heads, shape.dim}, {"scales", CodeType::kF32, heads, 1}};
-    case RowCoding::kInt8:
-      return {{"codes", CodeType::kI8, heads, shape.dim}, {"scales", CodeType::kF32, heads, 1}};
-    case RowCoding::kInt4Channel:
-    case RowCoding::kInt4Token:
+  switch (format.encoding) {
+    case RowEncoding::kPlain:
+      return {{"rows", StoredType::kDtype, heads, shape.dim}};
+    case RowEncoding::kFp8:
+      if (format.scales != ScaleGrain::kTokenHead) return {{"codes", StoredType::kE4m3, heads, shape.dim}};
+      return {{"codes", StoredType::kE4m3, heads, shape.dim}, {"scales", StoredType::kF32, heads, 1}};
+    case RowEncoding::kInt8:
+      return {{"codes", StoredType::kI8, heads, shape.dim}, {"scales", StoredType::kF32, heads, 1}};
+    case RowEncoding::kInt4Channel:
+    case RowEncoding::kInt4Token:
       return pairs();
-    case RowCoding::kLowRank:
-      return {{"factors", CodeType::kDtype, rank_shape(format, shape).heads, format.rank}};
-    case RowCoding::kVector:
-      return {{"codes", CodeType::kU8, heads, shape.dim / format.width}};
-    case RowCoding::kHybrid: {
-      std::vector<FormatStream> streams{{"factors", CodeType::kDtype, heads, format.rank}};
+    case RowEncoding::kLowRank:
+      return {{"factors", StoredType::kDtype, low_rank_shape(format, shape).heads, format.rank}};
+    case RowEncoding::kVector:
+      return {{"codes", StoredType::kU8, heads, shape.dim / format.width}};
+    case RowEncoding::kHybrid: {
+      std::vector<FormatStream> streams{{"factors", StoredType::kDtype, heads, format.rank}};
       for (const FormatStream& stream : pairs()) streams.push_back(stream);
-      streams.push_back({"outliers", CodeType::kDtype, heads, format.outliers});
+      streams.push_back({"outliers", StoredType::kDtype, heads, format.outliers});
       return streams;
     }
-    case RowCoding::kLatent: {
+    case RowEncoding::kLatent: {
       const std::int64_t coded = shape.dim - format.rope;
-      return {{"codes", CodeType::kE4m3, heads, coded},
-              {"scales", CodeType::kF32, heads, coded / kLatentScaleBlock},
-              {"rotary", CodeType::kDtype, heads, format.rope}};
+      return {{"codes", StoredType::kE4m3, heads, coded},
+              {"scales", StoredType::kF32, heads, coded / kLatentScaleBlock},
+              {"rotary", StoredType::kDtype, heads, format.rope}};
     }
   }
   return {};
@@ -225,26 +225,26 @@ std::vector<FormatStream> format_streams(const RowFormat& format, const RowShape
 
 std::vector<FormatTable> format_tables(const RowFormat& format, const RowShape& shape, std::int64_t sequences) {
   const std::int64_t heads = shape.heads;
-  switch (format.coding) {
-    case RowCoding::kFp8:
-      if (format.scales == ScaleGrain::kTensor) return {{"scales", CodeType::kF32, {1}}};
-      if (format.scales == ScaleGrain::kHead) return {{"scales", CodeType::kF32, {heads}}};
+  switch (format.encoding) {
+    case RowEncoding::kFp8:
+      if (format.scales == ScaleGrain::kTensor) return {{"scales", StoredType::kF32, {1}}};
+      if (format.scales == ScaleGrain::kHead) return {{"scales", StoredType::kF32, {heads}}};
       break;
-    case RowCoding::kInt4Channel:
-      return {{"tail", CodeType::kDtype, {sequences, format.group, heads, shape.dim}}};
-    case RowCoding::kLowRank: {
-      const RowShape ranked = rank_shape(format, shape);
-      return {{"basis", CodeType::kDtype, {ranked.heads, format.rank, ranked.dim}}};
+    case RowEncoding::kInt4Channel:
+      return {{"tail", StoredType::kDtype, {sequences, format.group, heads, shape.dim}}};
+    case RowEncoding::kLowRank: {
+      const RowShape ranked = low_rank_shape(format, shape);
+      return {{"basis", StoredType::kDtype, {ranked.heads, format.rank, ranked.dim}}};
     }
-    case RowCoding::kVector:
-      return {{"codebook", CodeType::kDtype, {heads, shape.dim / format.width, kCodebookVectors, format.width}}};
-    case RowCoding::kHybrid:
-      return {{"basis", CodeType::kDtype, {heads, format.rank, shape.dim}},
-              {"outlier_channels", CodeType::kI32, {heads, format.outliers}}};
-    case RowCoding::kPlain:
-    case RowCoding::kInt8:
-    case RowCoding::kInt4Token:
-    case RowCoding::kLatent:
+    case RowEncoding::kVector:
+      return {{"codebook", StoredType::kDtype, {heads, shape.dim / format.width, kCodebookVectors, format.width}}};
+    case RowEncoding::kHybrid:
+      return {{"basis", StoredType::kDtype, {heads, format.rank, shape.dim}},
+              {"outlier_channels", StoredType::kI32, {heads, format.outliers}}};
+    case RowEncoding::kPlain:
+    case RowEncoding::kInt8:
+    case RowEncoding::kInt4Token:
+    case RowEncoding::kLatent:
       break;
   }
   return {};
@@ -262,20 +262,20 @@ std::int64_t table_bytes(const RowFormat& format, const RowShape& shape, std::in
   return bytes;
 }
 
-bool codes_by_token(const RowFormat& format) { return format.coding != RowCoding::kInt4Channel; }
+bool quantized_per_token(const RowFormat& format) { return format.encoding != RowEncoding::kInt4Channel; }
 
-std::span<const RowCodingEntry> row_codings() { return kCodings; }
+std::span<const RowEncodingEntry> row_encodings() { return kEncodings; }
 
-const RowCodingEntry& entry_of(RowCoding coding) {
-  return *std::ranges::find(kCodings, coding, &RowCodingEntry::coding);
+const RowEncodingEntry& entry_of(RowEncoding encoding) {
+  return *std::ranges::find(kEncodings, encoding, &RowEncodingEntry::encoding);
 }
 
 std::string describe(const RowFormat& format) {
-  std::string text(entry_of(format.coding).name);
-  if (format.coding == RowCoding::kFp8) {
+  std::string text(entry_of(format.encoding).name);
+  if (format.encoding == RowEncoding::kFp8) {
     text += fmt::format(" {}", kGrainNames[static_cast<std::size_t>(format.scales)]);
   }
-  for (const NamedNumber& number : numbers_of(format.coding)) {
+  for (const NamedNumber& number : numbers_of(format.encoding)) {
     text += fmt::format(" {} {}", number.name, format.*number.member);
   }
   if (format.heads != 1) text += fmt::format(" {} {}", kHeads.name, format.heads);
@@ -289,20 +289,20 @@ std::string describe(const CacheFormat& format) {
 
 RowFormat parse_row_format(std::string_view text) {
   const std::vector<std::string_view> words = words_of(text);
-  const auto* const entry =
-      words.empty() ? std::ranges::end(kCodings) : std::ranges::find(kCodings, words.front(), &RowCodingEntry::name);
-  if (entry == std::ranges::end(kCodings)) refuse_text(text, "its first word names no coding");
+  const auto* const entry = words.empty() ? std::ranges::end(kEncodings)
+                                          : std::ranges::find(kEncodings, words.front(), &RowEncodingEntry::name);
+  if (entry == std::ranges::end(kEncodings)) refuse_text(text, "its first word names no encoding");
   RowFormat format;
-  format.coding = entry->coding;
+  format.encoding = entry->encoding;
   std::size_t at = 1;
-  if (format.coding == RowCoding::kFp8) {
+  if (format.encoding == RowEncoding::kFp8) {
     const auto grain = at < words.size() ? std::ranges::find(kGrainNames, words[at]) : kGrainNames.end();
     if (grain == kGrainNames.end()) refuse_text(text, "fp8 names what shares a scale: tensor, head or token_head");
     format.scales = static_cast<ScaleGrain>(grain - kGrainNames.begin());
     ++at;
   }
-  std::vector<NamedNumber> numbers = numbers_of(format.coding);
-  if (format.coding == RowCoding::kLowRank && words.size() > at + 2 * numbers.size()) numbers.push_back(kHeads);
+  std::vector<NamedNumber> numbers = numbers_of(format.encoding);
+  if (format.encoding == RowEncoding::kLowRank && words.size() > at + 2 * numbers.size()) numbers.push_back(kHeads);
   for (const NamedNumber& number : numbers) {
     const bool there = at + 1 < words.size() && words[at] == number.name;
     const std::string_view digits = there ? words[at + 1] : std::string_view();
@@ -318,7 +318,7 @@ RowFormat parse_row_format(std::string_view text) {
 
 void check_format(std::string_view tensor, const RowFormat& format, const RowShape& shape) {
   if (format.is_plain()) return;
-  Missing missing = entry_of(format.coding).missing(format, shape);
+  Missing missing = entry_of(format.encoding).missing(format, shape);
   require(missing, shape.dtype != Dtype::kF32, "fp32 (supported: bf16 and fp16)");
   if (missing.empty()) return;
   fail(ErrorCode::kUsage,

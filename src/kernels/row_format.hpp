@@ -24,11 +24,11 @@
 //   latent          codes E4M3 [heads, dim − rope], scales F32 [heads, (dim − rope) / 128], rotary [heads, rope]
 //
 // The heads of low_rank are cut into groups of g = `heads`, one unless a format says otherwise: a row of a group is
-// those of its heads, side by side (rank_shape()).
+// those of its heads, side by side (low_rank_shape()).
 //
 // Where no type is said it is the tensor's dtype, bf16 or fp16. Two numbers of `scales` of 4-bit codes are a scale and
 // a zero. Those of int4_token and hybrid are of a token's runs of `group` channels; those of int4_channel are of a
-// channel over `group` tokens of a sequence, and lie in the rows of these tokens (place_of_channel()). The tail has the
+// channel over `group` tokens of a sequence, and lie in the rows of these tokens (scale_offset_of()). The tail has the
 // tokens of a sequence behind its last full group as they are, token t at t % group; their codes and scales are not
 // read.
 #pragma once
@@ -43,7 +43,7 @@
 
 namespace ringattn {
 
-enum class RowCoding : std::uint8_t {
+enum class RowEncoding : std::uint8_t {
   kPlain,
   kFp8,
   kInt8,
@@ -58,9 +58,9 @@ enum class RowCoding : std::uint8_t {
 // What shares a scale of fp8.
 enum class ScaleGrain : std::uint8_t { kTensor, kHead, kTokenHead };
 
-// A row of the table of codings with its numbers. Those that a coding doesn't use are as they are here.
+// A row of the table of encodings with its numbers. Those that a encoding doesn't use are as they are here.
 struct RowFormat {
-  RowCoding coding = RowCoding::kPlain;
+  RowEncoding encoding = RowEncoding::kPlain;
   ScaleGrain scales = ScaleGrain::kTokenHead;  // of kFp8
   int group = 0;     // of 4 bits: tokens (kInt4Channel: 32 or 64) or channels (32) that share a scale
   int rank = 0;      // of kLowRank and kHybrid: a multiple of 8
@@ -69,7 +69,7 @@ struct RowFormat {
   int rope = 0;      // of kLatent: the last channels, which are kept; a multiple of 4
   int heads = 1;     // of kLowRank: that have a basis in common
 
-  bool is_plain() const { return coding == RowCoding::kPlain; }
+  bool is_plain() const { return encoding == RowEncoding::kPlain; }
   bool operator==(const RowFormat&) const = default;
 };
 
@@ -92,13 +92,13 @@ struct RowShape {
 };
 
 // Elements of streams and tables.
-enum class CodeType : std::uint8_t { kDtype, kF32, kE4m3, kI8, kU8, kI32 };
-std::int64_t size_of(CodeType type, Dtype dtype);
+enum class StoredType : std::uint8_t { kDtype, kF32, kE4m3, kI8, kU8, kI32 };
+std::int64_t size_of(StoredType type, Dtype dtype);
 
 // What a stream holds of a token: [heads, width].
 struct FormatStream {
   std::string_view name;  // "codes": the tensor "k_codes" of a file
-  CodeType type = CodeType::kDtype;
+  StoredType type = StoredType::kDtype;
   std::int64_t heads = 0;
   std::int64_t width = 0;  // elements
 
@@ -109,18 +109,18 @@ struct FormatStream {
 // A table that is there once.
 struct FormatTable {
   std::string_view name;  // "scales", "basis"
-  CodeType type = CodeType::kDtype;
+  StoredType type = StoredType::kDtype;
   std::vector<std::int64_t> shape;
 
   std::int64_t bytes(Dtype dtype) const;
   bool operator==(const FormatTable&) const = default;
 };
 
-inline constexpr int kMostStreams = 4;
-inline constexpr int kMostTables = 2;
+inline constexpr int kMaxStreams = 4;
+inline constexpr int kMaxTables = 2;
 
 // What has a basis: of groups of heads a group as one head, with the channels of all of its heads.
-RowShape rank_shape(const RowFormat& format, const RowShape& shape);
+RowShape low_rank_shape(const RowFormat& format, const RowShape& shape);
 
 // In the order of the comment above. `sequences`: of the batch, for tails.
 std::vector<FormatStream> format_streams(const RowFormat& format, const RowShape& shape);
@@ -132,18 +132,18 @@ std::int64_t table_bytes(const RowFormat& format, const RowShape& shape, std::in
 
 // Whether a token's codes are made from that token alone: all but kInt4Channel, of which a group of tokens closes at a
 // time.
-bool codes_by_token(const RowFormat& format);
+bool quantized_per_token(const RowFormat& format);
 
-// One row for each coding.
-struct RowCodingEntry {
-  RowCoding coding;
+// One row for each encoding.
+struct RowEncodingEntry {
+  RowEncoding encoding;
   std::string_view name;   // as files and messages have it: "fp8", "int4_channel"
   std::string_view about;  // one line for people
   // What the format and the tensor's shape contradict, one entry each; empty: they fit.
   std::vector<std::string> (*missing)(const RowFormat& format, const RowShape& shape);
 };
-std::span<const RowCodingEntry> row_codings();
-const RowCodingEntry& entry_of(RowCoding coding);
+std::span<const RowEncodingEntry> row_encodings();
+const RowEncodingEntry& entry_of(RowEncoding encoding);
 
 // "fp8 token_head", "int4_channel group 32", "hybrid rank 16 group 32 outliers 4", "low_rank rank 64 heads 2": what a
 // file's metadata says. Both ways; one head is left out.

@@ -31,7 +31,7 @@ void check_array(std::string_view name, const float* data, bool wanted) {
 
 // Of a task or an update.
 template <typename Tensors>
-void check_tensors(const ScanSpec& spec, const Tensors& tensors) {
+void check_tensors(const SsmSpec& spec, const Tensors& tensors) {
   const std::int64_t rows = tensors.x.tokens;
   check_view("x", tensors.x, spec.dtype, rows, spec.heads, spec.head_dim);
   check_view("dt", tensors.dt, spec.dtype, rows, spec.heads, 1);
@@ -48,7 +48,7 @@ std::int64_t pieces(std::int64_t tokens, std::int64_t each) { return (tokens + e
 
 }  // namespace
 
-std::string describe(const ScanSpec& spec) {
+std::string describe(const SsmSpec& spec) {
   std::string text = spec.state_decays
                          ? fmt::format("selective scan, {}, {} channels", dtype_name(spec.dtype), spec.heads)
                          : fmt::format("scan, {}, {} heads of {}", dtype_name(spec.dtype), spec.heads, spec.head_dim);
@@ -57,13 +57,13 @@ std::string describe(const ScanSpec& spec) {
   if (spec.gate) text += ", z";
   if (spec.dt_bias) text += ", dt bias";
   if (spec.dt_softplus) text += ", dt softplus";
-  if (std::isfinite(spec.dt_least) || std::isfinite(spec.dt_most)) {
-    text += fmt::format(", dt from {} to {}", spec.dt_least, spec.dt_most);
+  if (std::isfinite(spec.dt_min) || std::isfinite(spec.dt_max)) {
+    text += fmt::format(", dt from {} to {}", spec.dt_min, spec.dt_max);
   }
   return text;
 }
 
-void check_scan(const ScanSpec& spec) {
+void check_ssm(const SsmSpec& spec) {
   if (spec.heads < 1 || spec.head_dim < 1 || spec.state_dim < 1) {
     fail(ErrorCode::kUsage,
          fmt::format("a scan of {} heads of {}, with states of {}", spec.heads, spec.head_dim, spec.state_dim),
@@ -78,31 +78,31 @@ void check_scan(const ScanSpec& spec) {
     fail(ErrorCode::kUsage, fmt::format("a selective scan with head_dim {}", spec.head_dim),
          "its heads are channels of one number each", "Give channels as heads, and head_dim 1.");
   }
-  if (!(spec.dt_least <= spec.dt_most)) {
-    fail(ErrorCode::kUsage, fmt::format("dt from {} to {}", spec.dt_least, spec.dt_most), "no number lies between them",
+  if (!(spec.dt_min <= spec.dt_max)) {
+    fail(ErrorCode::kUsage, fmt::format("dt from {} to {}", spec.dt_min, spec.dt_max), "no number lies between them",
          "mamba_ssm's dt_limit is 0 to infinity.");
   }
 }
 
-ScanLimits limits_of(std::span<const ScanRun> runs) {
-  ScanLimits limits;
+SsmLimits limits_of(std::span<const SsmRun> runs) {
+  SsmLimits limits;
   limits.runs = static_cast<std::int64_t>(runs.size());
-  for (const ScanRun& run : runs) {
+  for (const SsmRun& run : runs) {
     limits.segments += pieces(run.tokens, kSegmentTokens);
     limits.super_segments += pieces(run.tokens, kSuperSegmentTokens);
   }
   return limits;
 }
 
-void check_scan_task(const ScanSpec& spec, const ScanLimits& limits, const ScanTask& task) {
+void check_ssm_task(const SsmSpec& spec, const SsmLimits& limits, const SsmTask& task) {
   const std::int64_t rows = task.x.tokens;
   check_tensors(spec, task);
-  const ScanLimits needed = limits_of(task.runs);
+  const SsmLimits needed = limits_of(task.runs);
   if (needed.runs > limits.runs || needed.segments > limits.segments || needed.super_segments > limits.super_segments) {
     refuse(fmt::format("a scan of {} runs and {} segments", needed.runs, needed.segments),
            fmt::format("the kernel was reserved for {} and {}", limits.runs, limits.segments));
   }
-  for (const ScanRun& run : task.runs) {
+  for (const SsmRun& run : task.runs) {
     if (run.begin % kSuperSegmentTokens == 0 && run.begin >= 0 && run.tokens > 0 && run.row >= 0 &&
         run.row + run.tokens <= rows) {
       continue;
@@ -112,7 +112,7 @@ void check_scan_task(const ScanSpec& spec, const ScanLimits& limits, const ScanT
   }
 }
 
-void check_scan_update(const ScanSpec& spec, const ScanUpdate& update) {
+void check_ssm_update(const SsmSpec& spec, const SsmUpdate& update) {
   check_tensors(spec, update);
   check_array("states", update.states, update.x.tokens > 0);
 }

@@ -13,18 +13,18 @@ double element(const TensorView& view, std::int64_t row, std::int64_t head, std:
       load_element(view.at(row, head) + dim * static_cast<std::int64_t>(size_of(view.dtype)), view.dtype));
 }
 
-double oracle_dt(const ScanSpec& spec, const ScanTask& task, std::int64_t row, int head) {
+double oracle_dt(const SsmSpec& spec, const SsmTask& task, std::int64_t row, int head) {
   double dt = element(task.dt, row, head, 0);
   if (spec.dt_bias) dt += static_cast<double>(task.dt_bias[head]);
   if (spec.dt_softplus) dt = dt > 40.0 ? dt : std::log1p(std::exp(dt));
   if (std::isnan(dt)) return dt;
-  return std::min(std::max(dt, static_cast<double>(spec.dt_least)), static_cast<double>(spec.dt_most));
+  return std::min(std::max(dt, static_cast<double>(spec.dt_min)), static_cast<double>(spec.dt_max));
 }
 
 }  // namespace
 
-std::vector<double> oracle_scan(const ScanSpec& spec, const ScanTask& task, std::int64_t row, std::int64_t tokens,
-                                std::vector<double>& state) {
+std::vector<double> oracle_ssm(const SsmSpec& spec, const SsmTask& task, std::int64_t row, std::int64_t tokens,
+                               std::vector<double>& state) {
   const auto dims = static_cast<std::size_t>(spec.head_dim);
   const auto states = static_cast<std::size_t>(spec.state_dim);
   state.resize(static_cast<std::size_t>(spec.heads) * dims * states, 0.0);
@@ -56,8 +56,8 @@ std::vector<double> oracle_scan(const ScanSpec& spec, const ScanTask& task, std:
   return y;
 }
 
-std::vector<double> oracle_convolution(const ConvolutionSpec& spec, const TensorView& x, const float* weight,
-                                       const float* bias, std::int64_t row, std::int64_t tokens) {
+std::vector<double> oracle_conv1d(const CausalConv1dSpec& spec, const TensorView& x, const float* weight,
+                                  const float* bias, std::int64_t row, std::int64_t tokens) {
   std::vector<double> y;
   for (std::int64_t t = 0; t < tokens; ++t) {
     for (int c = 0; c < spec.channels; ++c) {

@@ -9,9 +9,9 @@
 namespace ringattn {
 
 // A queue of a device whose kernels come first of what waits for room there, and points in this and other queues.
-class StreamAhead {
+class PriorityStream {
  public:
-  virtual ~StreamAhead() = default;
+  virtual ~PriorityStream() = default;
 
   virtual Stream stream() = 0;
   // Point `mark` is what has been enqueued on `stream` so far.

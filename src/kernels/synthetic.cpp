@@ -92,7 +92,7 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
   const std::int64_t piece =
       std::max<std::int64_t>(1, kPieceElements / std::max<std::int64_t>(1, rows.heads * rows.dim));
   for (std::int64_t begin = 0; begin < rows.tokens; begin += piece) {
-    beat();
+    heartbeat();
     const std::int64_t end = std::min(rows.tokens, begin + piece);
 #pragma omp parallel num_threads(threads)
     {

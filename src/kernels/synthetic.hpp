@@ -29,12 +29,12 @@ enum class SyntheticTensor : std::uint32_t {
   kKeyRope = 5,
   kWeightKeys = 6,
   kWeightValues = 7,
-  kScanX = 8,
-  kScanDt = 9,
-  kScanB = 10,
-  kScanC = 11,
-  kScanZ = 12,
-  kScanHeads = 13,  // what a scan has once a head: D as token 0, dt_bias as token 1
+  kSsmX = 8,
+  kSsmDt = 9,
+  kSsmB = 10,
+  kSsmC = 11,
+  kSsmZ = 12,
+  kSsmHeads = 13,  // what a scan has once a head: D as token 0, dt_bias as token 1
 };
 
 inline constexpr float kSyntheticScale = 0x1.bb67aep-16F;  // √3 / 2¹⁶

@@ -15,11 +15,11 @@
 #include "kernels/codebook.hpp"
 #include "kernels/finish.hpp"
 #include "kernels/low_rank.hpp"
-#include "kernels/piecewise_rows.hpp"
 #include "kernels/rank_rows.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/row_coder.hpp"
 #include "kernels/row_codes.hpp"
+#include "kernels/piecewise_rows.hpp"
 
 namespace ringattn {
 
@@ -34,9 +34,9 @@ std::vector<std::byte> bytes_of(const Table& table) {
 // A backend, and on it a kernel for products.
 struct Products {
   std::unique_ptr<Backend> backend;
-  std::unique_ptr<HeadProductKernel> kernel;
+  std::unique_ptr<BatchedGemmKernel> kernel;
 };
-Products make_products(const HeadProductSpec& spec, std::int64_t heads, const BackendOptions& options,
+Products make_products(const BatchedGemmSpec& spec, std::int64_t heads, const BackendOptions& options,
                        std::string_view backend) {
   const auto choice = choose_kernel(spec, KernelRequest{std::string(backend), "auto"});
   Products made;
@@ -46,25 +46,25 @@ Products make_products(const HeadProductSpec& spec, std::int64_t heads, const Ba
   return made;
 }
 // Any product that every backend has: of formats that need none.
-HeadProductSpec product_of(const RowFormat& format, const RowShape& shape) {
-  return format.rank > 0 ? expansion_of(format, shape) : HeadProductSpec{shape.dtype, 64, 64};
+BatchedGemmSpec product_of(const RowFormat& format, const RowShape& shape) {
+  return format.rank > 0 ? expansion_of(format, shape) : BatchedGemmSpec{shape.dtype, 64, 64};
 }
 
 // A cell for faults in a backend's memory.
-class FaultCell {
+class FirstInvalidElement {
  public:
-  FaultCell(Backend& backend, Stream stream)
-      : backend_(backend), stream_(stream), memory_(backend.allocate(sizeof(RowFaultCell))) {
-    backend_.fill_bytes(memory_.data(), std::byte{0xff}, sizeof(RowFaultCell), stream_);
+  FirstInvalidElement(Backend& backend, Stream stream)
+      : backend_(backend), stream_(stream), memory_(backend.allocate(sizeof(InvalidElementCell))) {
+    backend_.fill_bytes(memory_.data(), std::byte{0xff}, sizeof(InvalidElementCell), stream_);
   }
-  RowFaultCell* get() const { return reinterpret_cast<RowFaultCell*>(memory_.data()); }
+  InvalidElementCell* get() const { return reinterpret_cast<InvalidElementCell*>(memory_.data()); }
   // Waits for the stream.
-  std::optional<RowFault> read(const RowFormat& format, const RowShape& shape) {
-    RowFaultCell cell;
+  std::optional<InvalidElement> read(const RowFormat& format, const RowShape& shape) {
+    InvalidElementCell cell;
     constexpr auto kBytes = static_cast<std::int64_t>(sizeof cell);
     backend_.copy_rows(&cell, kBytes, memory_.data(), kBytes, kBytes, 1, stream_);
-    finish(backend_, stream_, DevicePatience::for_queue());
-    return fault_of(cell, format, shape);
+    finish(backend_, stream_, DeviceTimeouts::for_queue());
+    return invalid_element_of(cell, format, shape);
   }
 
  private:
@@ -76,23 +76,23 @@ class FaultCell {
 // What `greatest` of each head gives for a tensor's or its heads' scales.
 std::vector<float> scales_of(ScaleGrain scales, std::vector<float> greatest) {
   if (scales == ScaleGrain::kTensor) greatest = {*std::ranges::max_element(greatest)};
-  for (float& value : greatest) value = scale_of(value, kGreatestE4m3);
+  for (float& value : greatest) value = scale_of(value, kMaxE4m3);
   return greatest;
 }
 
 // Of what has a basis.
 std::size_t gram_numbers(const RowFormat& format, const RowShape& shape) {
-  const RowShape ranked = rank_shape(format, shape);
+  const RowShape ranked = low_rank_shape(format, shape);
   return static_cast<std::size_t>(ranked.heads * ranked.dim * ranked.dim);
 }
 
-// What RankCoder has told.
-[[noreturn]] void refuse_ranked(std::string_view name, const RowFormat& format, const RowShape& shape, RowFault fault,
-                                ErrorCode code) {
+// What LowRankCodec has told.
+[[noreturn]] void refuse_ranked(std::string_view name, const RowFormat& format, const RowShape& shape,
+                                InvalidElement fault, ErrorCode code) {
   const std::string of =
-      fault.part == kFactorFault ? fmt::format("{}_factors", name) : fmt::format("{} of rank {}", name, format.rank);
+      fault.part == kInvalidFactor ? fmt::format("{}_factors", name) : fmt::format("{} of rank {}", name, format.rank);
   fault.part = 0;
-  refuse_fault(of, {}, shape, fault, code);
+  refuse_invalid_element(of, {}, shape, fault, code);
 }
 
 // Codes and tables by a backend that has some tokens at a time.
@@ -103,31 +103,31 @@ void compress_elsewhere(std::string_view name, CompressedTensor& tensor, const T
   const RowShape& shape = tensor.shape;
   const bool ranked = format.rank > 0;
   bool looks = true;  // for what isn't finite
-  if (format.coding == RowCoding::kFp8 && format.scales != ScaleGrain::kTokenHead) {
+  if (format.encoding == RowEncoding::kFp8 && format.scales != ScaleGrain::kTokenHead) {
     std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
-    greatest_magnitudes_piecewise(backend, {plain, greatest.data()});
+    compute_absmax_staged(backend, {plain, greatest.data()});
     tensor.tables[0] = bytes_of(scales_of(format.scales, std::move(greatest)));
   }
-  if (format.coding == RowCoding::kVector) {
-    find_codebook_piecewise(backend, {plain, format.width, options.seed, tensor.tables[0].data()});
+  if (format.encoding == RowEncoding::kVector) {
+    find_codebook_staged(backend, {plain, format.width, options.seed, tensor.tables[0].data()});
   }
   if (ranked) {
     std::vector<double> gram(gram_numbers(format, shape));
-    add_gram_piecewise(backend, format, plain, gram.data());
-    if (!has_finite_rows(rank_shape(format, shape), gram))
-      refuse_fault(name, {}, shape, find_fault(plain).value(), code);
-    RankTables tables = find_rank_tables(format, rank_shape(format, shape), gram, options.threads);
+    add_gram_staged(backend, format, plain, gram.data());
+    if (!has_finite_rows(low_rank_shape(format, shape), gram))
+      refuse_invalid_element(name, {}, shape, find_invalid_element(plain).value(), code);
+    LowRankTables tables = find_low_rank_tables(format, low_rank_shape(format, shape), gram, options.threads);
     tensor.tables[0] = std::move(tables.basis);
-    if (format.coding == RowCoding::kHybrid) tensor.tables[1] = bytes_of(tables.outliers);
+    if (format.encoding == RowEncoding::kHybrid) tensor.tables[1] = bytes_of(tables.outliers);
     tensor.energy_kept = tables.energy_kept;
     looks = !tables.bounded;
   }
   const std::vector<CompressedRun> runs = tensor.runs();
-  RowFaultCell told;
-  compress_piecewise(backend, {format, shape, plain, {}, runs, tensor.rows(), looks ? &told : nullptr});
-  if (const auto fault = fault_of(told, {}, shape)) {
+  InvalidElementCell told;
+  compress_staged(backend, {format, shape, plain, {}, runs, tensor.rows(), looks ? &told : nullptr});
+  if (const auto fault = invalid_element_of(told, {}, shape)) {
     if (ranked) refuse_ranked(name, format, shape, *fault, code);
-    refuse_fault(name, {}, shape, *fault, code);
+    refuse_invalid_element(name, {}, shape, *fault, code);
   }
 }
 
@@ -183,12 +183,12 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
     compress_elsewhere(name, tensor, plain, options, code);
     return tensor;
   }
-  TensorCoder coder(format, shape, {options.threads, kNoDevice});
-  tensor.energy_kept = coder.compress(name, plain, tensor.runs(), tensor.rows(), code, {}, options.seed);
+  TensorCodec codec(format, shape, {options.threads, kNoDevice});
+  tensor.energy_kept = codec.compress(name, plain, tensor.runs(), tensor.rows(), code, {}, options.seed);
   return tensor;
 }
 
-TensorCoder::TensorCoder(const RowFormat& format, const RowShape& shape, const BackendOptions& options,
+TensorCodec::TensorCodec(const RowFormat& format, const RowShape& shape, const BackendOptions& options,
                          std::string_view backend)
     : format_(format), shape_(shape), threads_(std::max(1, options.threads)) {
   check_format("a tensor", format, shape);
@@ -197,46 +197,46 @@ TensorCoder::TensorCoder(const RowFormat& format, const RowShape& shape, const B
   if (format.rank > 0) products_ = std::move(made.kernel);
 }
 
-TensorCoder::~TensorCoder() = default;
-TensorCoder::TensorCoder(TensorCoder&&) noexcept = default;
+TensorCodec::~TensorCodec() = default;
+TensorCodec::TensorCodec(TensorCodec&&) noexcept = default;
 
-void TensorCoder::find_scales(const TensorView& plain, std::byte* scales, Stream stream) {
+void TensorCodec::find_scales(const TensorView& plain, std::byte* scales, Stream stream) {
   std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
   const auto bytes = plain.heads * std::int64_t{sizeof(float)};
   const Buffer memory = backend_->allocate(static_cast<std::size_t>(bytes));
   backend_->fill_bytes(memory.data(), std::byte{0}, static_cast<std::size_t>(bytes), stream);
-  backend_->greatest_magnitudes({plain, reinterpret_cast<float*>(memory.data())}, stream);
+  backend_->compute_absmax({plain, reinterpret_cast<float*>(memory.data())}, stream);
   backend_->copy_rows(greatest.data(), bytes, memory.data(), bytes, bytes, 1, stream);
-  finish(*backend_, stream, DevicePatience::for_queue());
+  finish(*backend_, stream, DeviceTimeouts::for_queue());
   greatest = scales_of(format_.scales, std::move(greatest));
   const auto scale_bytes = static_cast<std::int64_t>(greatest.size() * sizeof(float));
   backend_->copy_rows(scales, scale_bytes, greatest.data(), scale_bytes, scale_bytes, 1, stream);
-  finish(*backend_, stream, DevicePatience::for_queue());
+  finish(*backend_, stream, DeviceTimeouts::for_queue());
 }
 
-void TensorCoder::check_finite(std::string_view name, const TensorView& plain, ErrorCode code, Stream stream) {
-  FaultCell fault(*backend_, stream);
+void TensorCodec::check_finite(std::string_view name, const TensorView& plain, ErrorCode code, Stream stream) {
+  FirstInvalidElement fault(*backend_, stream);
   backend_->check_finite({plain, 0, 0, fault.get()}, stream);
-  if (const auto found = fault.read({}, shape_)) refuse_fault(name, {}, shape_, *found, code);
+  if (const auto found = fault.read({}, shape_)) refuse_invalid_element(name, {}, shape_, *found, code);
 }
 
-double TensorCoder::compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
+double TensorCodec::compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
                              const CompressedRows& to, ErrorCode code, Stream stream, std::uint64_t seed) {
   if (format_.rank > 0) return compress_ranked(name, plain, runs, to, code, stream);
-  if (format_.coding == RowCoding::kVector) {
+  if (format_.encoding == RowEncoding::kVector) {
     check_finite(name, plain, code, stream);
     backend_->find_codebook({plain, format_.width, seed, to.tables[0]}, stream);
   }
-  FaultCell fault(*backend_, stream);
-  if (format_.coding == RowCoding::kFp8 && format_.scales != ScaleGrain::kTokenHead) {
+  FirstInvalidElement fault(*backend_, stream);
+  if (format_.encoding == RowEncoding::kFp8 && format_.scales != ScaleGrain::kTokenHead) {
     find_scales(plain, to.tables[0], stream);
   }
   backend_->compress({format_, shape_, plain, {}, runs, to, fault.get()}, stream);
-  if (const auto found = fault.read({}, shape_)) refuse_fault(name, {}, shape_, *found, code);
+  if (const auto found = fault.read({}, shape_)) refuse_invalid_element(name, {}, shape_, *found, code);
   return 1.0;
 }
 
-double TensorCoder::compress_ranked(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
+double TensorCodec::compress_ranked(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
                                     const CompressedRows& to, ErrorCode code, Stream stream) {
   std::vector<double> gram(gram_numbers(format_, shape_));
   const auto bytes = static_cast<std::int64_t>(gram.size() * sizeof(double));
@@ -244,49 +244,49 @@ double TensorCoder::compress_ranked(std::string_view name, const TensorView& pla
   backend_->fill_bytes(sums.data(), std::byte{0}, static_cast<std::size_t>(bytes), stream);
   std::int64_t longest = 0;
   for (const CompressedRun& run : runs) longest = std::max(longest, run.rows);
-  RankCoder coder(format_, shape_, *backend_, std::min(longest, kPieceTokens));
-  coder.add_gram(plain, runs, reinterpret_cast<double*>(sums.data()), stream);
+  LowRankCodec codec(format_, shape_, *backend_, std::min(longest, kStagedTokens));
+  codec.add_gram(plain, runs, reinterpret_cast<double*>(sums.data()), stream);
   backend_->copy_rows(gram.data(), bytes, sums.data(), bytes, bytes, 1, stream);
-  finish(*backend_, stream, DevicePatience::for_queue());
-  if (!has_finite_rows(rank_shape(format_, shape_), gram)) check_finite(name, plain, code, stream);
-  const RankTables tables = find_rank_tables(format_, rank_shape(format_, shape_), gram, threads_);
+  finish(*backend_, stream, DeviceTimeouts::for_queue());
+  if (!has_finite_rows(low_rank_shape(format_, shape_), gram)) check_finite(name, plain, code, stream);
+  const LowRankTables tables = find_low_rank_tables(format_, low_rank_shape(format_, shape_), gram, threads_);
   const auto upload = [&](std::byte* table, std::span<const std::byte> found) {
     const auto size = static_cast<std::int64_t>(found.size());
     backend_->copy_rows(table, size, found.data(), size, size, 1, stream);
   };
   upload(to.tables[0], tables.basis);
-  if (format_.coding == RowCoding::kHybrid) upload(to.tables[1], std::as_bytes(std::span(tables.outliers)));
-  FaultCell fault(*backend_, stream);
-  coder.compress(plain, runs, to, tables.bounded ? nullptr : fault.get(), stream);
+  if (format_.encoding == RowEncoding::kHybrid) upload(to.tables[1], std::as_bytes(std::span(tables.outliers)));
+  FirstInvalidElement fault(*backend_, stream);
+  codec.compress(plain, runs, to, tables.bounded ? nullptr : fault.get(), stream);
   if (const auto found = fault.read({}, shape_)) refuse_ranked(name, format_, shape_, *found, code);
   return tables.energy_kept;
 }
 
-void TensorCoder::decompress(const CompressedRows& from, std::span<const CompressedRun> runs,
-                             const MutableTensorView& plain, Stream stream, RowFaultCell* fault) {
+void TensorCodec::decompress(const CompressedRows& from, std::span<const CompressedRun> runs,
+                             const MutableTensorView& plain, Stream stream, InvalidElementCell* fault) {
   if (format_.rank > 0) {
     for (const CompressedRun& run : runs) {
       expand_factors(*products_, format_, shape_, from, run.row, rows_of(plain, run.to, run.rows), stream);
     }
   }
-  if (format_.coding != RowCoding::kLowRank || fault != nullptr) {
+  if (format_.encoding != RowEncoding::kLowRank || fault != nullptr) {
     backend_->decompress({format_, shape_, from, runs, plain, fault}, stream);
   }
 }
 
-void TensorCoder::decompress_checked(std::string_view name, const CompressedRows& from,
+void TensorCodec::decompress_checked(std::string_view name, const CompressedRows& from,
                                      std::span<const CompressedRun> runs, const MutableTensorView& plain,
                                      ErrorCode code, Stream stream) {
-  std::optional<RowFault> found;
+  std::optional<InvalidElement> found;
   if (backend_->memory() == MemoryKind::kHost) {  // where an outlier's channel is an address
-    found = find_fault(format_, shape_, from, runs);
+    found = find_invalid_element(format_, shape_, from, runs);
     if (!found) decompress(from, runs, plain, stream);
   } else {
-    FaultCell fault(*backend_, stream);
+    FirstInvalidElement fault(*backend_, stream);
     decompress(from, runs, plain, stream, fault.get());
     found = fault.read(format_, shape_);
   }
-  if (found) refuse_fault(name, format_, shape_, *found, code);
+  if (found) refuse_invalid_element(name, format_, shape_, *found, code);
 }
 
 void load_decompression(const RowFormat& format, const RowShape& shape, Backend& backend) {
@@ -303,9 +303,9 @@ std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, 
   const MutableTensorView view =
       dense_view(static_cast<void*>(plain.data()), shape.dtype, tensor.tokens(), shape.heads, shape.dim);
   if (backend != nullptr) {
-    decompress_piecewise(*backend, {tensor.format, shape, tensor.rows(), runs, view});
+    decompress_staged(*backend, {tensor.format, shape, tensor.rows(), runs, view});
   } else {
-    TensorCoder(tensor.format, shape, {threads, kNoDevice}).decompress(tensor.rows(), runs, view);
+    TensorCodec(tensor.format, shape, {threads, kNoDevice}).decompress(tensor.rows(), runs, view);
   }
   return plain;
 }

@@ -11,8 +11,8 @@
 
 #include "base/tensor.hpp"
 #include "kernels/backend.hpp"
-#include "kernels/compressed_rows.hpp"
 #include "kernels/head_product.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/row_format.hpp"
 
 namespace ringattn {
@@ -52,14 +52,14 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
                                  ErrorCode code);
 
 // Rows of one format between elements and codes, where they lie: in the memory of a backend of the object's own.
-class TensorCoder {
+class TensorCodec {
  public:
   // Throws kUsage for a shape that the format doesn't hold, kUnsupported where the backend can't multiply its ranks.
-  TensorCoder(const RowFormat& format, const RowShape& shape, const BackendOptions& options,
+  TensorCodec(const RowFormat& format, const RowShape& shape, const BackendOptions& options,
               std::string_view backend = "cpu");
-  ~TensorCoder();
-  TensorCoder(TensorCoder&&) noexcept;
-  TensorCoder& operator=(TensorCoder&&) = delete;
+  ~TensorCodec();
+  TensorCodec(TensorCodec&&) noexcept;
+  TensorCodec& operator=(TensorCodec&&) = delete;
 
   Backend& backend() { return *backend_; }
 
@@ -73,7 +73,7 @@ class TensorCoder {
   // Codes become elements: tokens `runs` of the sequences rows `to` of `plain`. Ordered on `stream`. What can't be
   // decompressed is told in `fault` (DecompressTask::fault).
   void decompress(const CompressedRows& from, std::span<const CompressedRun> runs, const MutableTensorView& plain,
-                  Stream stream = {}, RowFaultCell* fault = nullptr);
+                  Stream stream = {}, InvalidElementCell* fault = nullptr);
   // The same, and returns when it is done. Throws `code` for numbers that no compressed tensor holds, naming the part
   // and the place.
   void decompress_checked(std::string_view name, const CompressedRows& from, std::span<const CompressedRun> runs,
@@ -89,7 +89,7 @@ class TensorCoder {
   RowShape shape_;
   int threads_;
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<HeadProductKernel> products_;  // of a format with a rank
+  std::unique_ptr<BatchedGemmKernel> products_;  // of a format with a rank
 };
 
 // Makes decompression ready: devices load code neither while a graph is captured nor while peers wait.

@@ -22,12 +22,12 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 }  // namespace
 
-TileLists::TileLists(const ListShape& shape, std::vector<ListedSequence> sequences, std::vector<std::int64_t> begins,
-                     std::vector<std::int32_t> blocks)
+BlockMask::BlockMask(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences,
+                     std::vector<std::int64_t> begins, std::vector<std::int32_t> blocks)
     : shape_(shape),
       sequences_(std::move(sequences)),
-      begins_(std::move(begins)),
-      blocks_(std::move(blocks)),
+      indptr_(std::move(begins)),
+      indices_(std::move(blocks)),
       id_(next_id()) {
   if (shape.query_block < 1 || shape.key_block < 1 || shape.heads < 1) {
     fail(ErrorCode::kUsage,
@@ -36,17 +36,17 @@ TileLists::TileLists(const ListShape& shape, std::vector<ListedSequence> sequenc
          "each is at least 1", "Give blocks of 128, for example.");
   }
   std::int64_t lists = 0;
-  for (const ListedSequence& s : sequences_) {
+  for (const MaskedSequence& s : sequences_) {
     const TileRange range = s.queries == 0
                                 ? TileRange{0, 0}
                                 : TileRange{query_block_of(s.position, shape.query_block),
                                             query_block_of(s.position + s.queries - 1, shape.query_block) + 1};
     query_blocks_.push_back(range);
-    first_list_.push_back(lists);
+    first_row_.push_back(lists);
     lists += shape.heads * (range.end - range.begin);
   }
-  if (begins_.size() != static_cast<std::size_t>(lists) + 1) {
-    fail(ErrorCode::kUsage, fmt::format("there are {} lists", static_cast<std::int64_t>(begins_.size()) - 1),
+  if (indptr_.size() != static_cast<std::size_t>(lists) + 1) {
+    fail(ErrorCode::kUsage, fmt::format("there are {} lists", static_cast<std::int64_t>(indptr_.size()) - 1),
          fmt::format("{} sequences have {} query blocks of {} queries, each head of {} counted", sequences_.size(),
                      lists, shape.query_block, shape.heads),
          "Give a list for every sequence, head and query block, if an empty one.");
@@ -54,7 +54,7 @@ TileLists::TileLists(const ListShape& shape, std::vector<ListedSequence> sequenc
   check();
 }
 
-void TileLists::check() const {
+void BlockMask::check() const {
   for (std::size_t s = 0; s < sequences_.size(); ++s) {
     const std::int64_t blocks = ceil_div(sequences_[s].keys, shape_.key_block);
     for (int head = 0; head < shape_.heads; ++head) {
@@ -64,15 +64,15 @@ void TileLists::check() const {
                fmt::format("{} in the list of sequence {}, head {}, query block {}", problem, s, head, q), why,
                "List blocks of keys in ascending order, each once.");
         };
-        const auto n = static_cast<std::size_t>(
-            first_list_[s] + head * (query_blocks_[s].end - query_blocks_[s].begin) + q - query_blocks_[s].begin);
-        const std::int64_t begin = begins_[n];
-        const std::int64_t end = begins_[n + 1];
-        if ((n == 0 && begin != 0) || end < begin || end > static_cast<std::int64_t>(blocks_.size())) {
-          refuse(fmt::format("entries {} to {}", begin, end), fmt::format("there are {} in all", blocks_.size()));
+        const auto n = static_cast<std::size_t>(first_row_[s] + head * (query_blocks_[s].end - query_blocks_[s].begin) +
+                                                q - query_blocks_[s].begin);
+        const std::int64_t begin = indptr_[n];
+        const std::int64_t end = indptr_[n + 1];
+        if ((n == 0 && begin != 0) || end < begin || end > static_cast<std::int64_t>(indices_.size())) {
+          refuse(fmt::format("entries {} to {}", begin, end), fmt::format("there are {} in all", indices_.size()));
         }
         std::int64_t last = -1;
-        for (const std::int32_t block : list(s, head, q)) {
+        for (const std::int32_t block : row(s, head, q)) {
           if (block < 0 || block >= blocks) {
             refuse(fmt::format("key block {}", block), fmt::format("the sequence has {} keys, which is {} blocks of {}",
                                                                    sequences_[s].keys, blocks, shape_.key_block));
@@ -83,28 +83,28 @@ void TileLists::check() const {
       }
     }
   }
-  if (begins_.back() != static_cast<std::int64_t>(blocks_.size())) {
-    fail(ErrorCode::kUsage, fmt::format("the lists end with entry {}", begins_.back()),
-         fmt::format("there are {} entries", blocks_.size()), "The last list ends where the entries do.");
+  if (indptr_.back() != static_cast<std::int64_t>(indices_.size())) {
+    fail(ErrorCode::kUsage, fmt::format("the lists end with entry {}", indptr_.back()),
+         fmt::format("there are {} entries", indices_.size()), "The last list ends where the entries do.");
   }
 }
 
-std::span<const std::int32_t> TileLists::list(std::size_t sequence, int head, std::int64_t query_block) const {
+std::span<const std::int32_t> BlockMask::row(std::size_t sequence, int head, std::int64_t query_block) const {
   const TileRange& range = query_blocks_[sequence];
   const auto n =
-      static_cast<std::size_t>(first_list_[sequence] + head * (range.end - range.begin) + query_block - range.begin);
-  return std::span(blocks_).subspan(static_cast<std::size_t>(begins_[n]),
-                                    static_cast<std::size_t>(begins_[n + 1] - begins_[n]));
+      static_cast<std::size_t>(first_row_[sequence] + head * (range.end - range.begin) + query_block - range.begin);
+  return std::span(indices_).subspan(static_cast<std::size_t>(indptr_[n]),
+                                     static_cast<std::size_t>(indptr_[n + 1] - indptr_[n]));
 }
 
-std::int64_t TileLists::runs(std::size_t sequence, std::int64_t position, std::int64_t rows) const {
+std::int64_t BlockMask::runs(std::size_t sequence, std::int64_t position, std::int64_t rows) const {
   if (rows <= 0) return 0;
   std::int64_t runs = 0;
   const std::int64_t last_block = query_block_of(position + rows - 1, shape_.query_block);
   for (std::int64_t q = query_block_of(position, shape_.query_block); q <= last_block; ++q) {
     for (int head = 0; head < shape_.heads; ++head) {
       std::int64_t last = -2;
-      for (const std::int32_t block : list(sequence, head, q)) {
+      for (const std::int32_t block : row(sequence, head, q)) {
         runs += block == last + 1 ? 0 : 1;
         last = block;
       }
@@ -113,9 +113,9 @@ std::int64_t TileLists::runs(std::size_t sequence, std::int64_t position, std::i
   return runs;
 }
 
-double listed_pairs(const TileLists& lists, const Mask& mask, std::size_t sequence, std::int64_t position,
+double masked_pairs(const BlockMask& lists, const Mask& mask, std::size_t sequence, std::int64_t position,
                     std::int64_t rows, const KeyRange& keys) {
-  const ListShape& shape = lists.shape();
+  const BlockMaskShape& shape = lists.shape();
   const Visibility visibility(mask, lists.sequences()[sequence].keys);
   double pairs = 0.0;
   while (rows > 0) {
@@ -123,7 +123,7 @@ double listed_pairs(const TileLists& lists, const Mask& mask, std::size_t sequen
     const std::int64_t count = std::min(rows, (block + 1) * shape.query_block - position);
     for (int head = 0; head < shape.heads; ++head) {
       // Tiles of one key block each: runs of blocks.
-      for_each_listed_run(lists, mask, shape.key_block, sequence, head, block, [&](const ListedRun& run) {
+      for_each_masked_tile_run(lists, mask, shape.key_block, sequence, head, block, [&](const MaskedTileRun& run) {
         const KeyRange listed{std::max(keys.begin, run.tiles.begin * shape.key_block),
                               std::min(keys.end, run.tiles.end * shape.key_block)};
         pairs += visibility.pairs(position, count, listed);
@@ -135,14 +135,14 @@ double listed_pairs(const TileLists& lists, const Mask& mask, std::size_t sequen
   return pairs / shape.heads;
 }
 
-std::string missing_for_lists(const ListShape& shape, const TileSizes& tiles) {
+std::string missing_for_block_mask(const BlockMaskShape& shape, const TileSizes& tiles) {
   if (!shape.any()) return {};
   if (shape.query_block % tiles.query == 0 && shape.key_block % tiles.key == 0) return {};
   return fmt::format("lists in blocks of {} queries and {} keys (supported: multiples of {} and {})", shape.query_block,
                      shape.key_block, tiles.query, tiles.key);
 }
 
-std::string describe(const ListShape& shape, int heads) {
+std::string describe(const BlockMaskShape& shape, int heads) {
   if (!shape.any()) return {};
   std::string text = fmt::format("lists of {}x{} blocks", shape.query_block, shape.key_block);
   if (shape.heads > 1) text += shape.heads == heads ? ", one a head" : ", one a KV head";

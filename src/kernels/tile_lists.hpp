@@ -9,7 +9,7 @@
 //
 // Groups of key tiles (kernels/merge.hpp) are full also where tiles are listed sparsely, because a tile's group follows
 // from its place in the list and not from its number in the sequence:
-//   group of a tile = place / kGroupTiles,   place = first + listed tiles from `first` up to the tile
+//   group of a tile = place / kTilesPerKvSplit,   place = first + listed tiles from `first` up to the tile
 // where `first` is the first tile that any position of the query block sees by the mask: 0 but for sliding windows. So
 // the place of each tile follows from the list, the block and the mask alone, wherever tasks and ranks cut the keys.
 // In a list of all tiles the place of a tile is its number, and the bits are those of the fold without lists.
@@ -26,22 +26,22 @@
 namespace ringattn {
 
 // What lists look like: the part that the choice of a kernel depends on.
-struct ListShape {
+struct BlockMaskShape {
   int query_block = 0;  // positions that share a list, counted from position 0; 0: there are no lists
   int key_block = 0;    // keys of a listed block, counted from key 0
   int heads = 0;        // lists of a query block: 1 (all heads share it), one a KV head, or one a query head
 
   bool any() const { return query_block > 0; }
-  bool operator==(const ListShape&) const = default;
+  bool operator==(const BlockMaskShape&) const = default;
 };
 
 // A sequence as its lists need to know it.
-struct ListedSequence {
+struct MaskedSequence {
   std::int64_t position = 0;  // of the first query
   std::int64_t queries = 0;
   std::int64_t keys = 0;
 
-  bool operator==(const ListedSequence&) const = default;
+  bool operator==(const MaskedSequence&) const = default;
 };
 
 // The query block that a position lies in. Positions may be negative.
@@ -50,25 +50,25 @@ inline std::int64_t query_block_of(std::int64_t position, int query_block) {
 }
 
 // The lists of all sequences of a batch. Never changes, so that who has seen it once knows it by its id().
-class TileLists {
+class BlockMask {
  public:
   // In compressed rows: list n holds blocks[begins[n]] … blocks[begins[n + 1] − 1], numbers of key blocks, ascending.
   // Lists stand in the order [sequences][shape.heads][query blocks], where the query blocks of a sequence are those
   // from its first query's to its last one's, and none without queries. Throws kUsage for blocks that are not positive,
-  // a wrong number of lists, and a list that does not ascend or names a block that the sequence lacks; the message
+  // a wrong number of block_mask, and a list that does not ascend or names a block that the sequence lacks; the message
   // names sequence, head and query block.
-  TileLists(const ListShape& shape, std::vector<ListedSequence> sequences, std::vector<std::int64_t> begins,
+  BlockMask(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences, std::vector<std::int64_t> begins,
             std::vector<std::int32_t> blocks);
 
-  const ListShape& shape() const { return shape_; }
-  std::span<const ListedSequence> sequences() const { return sequences_; }
+  const BlockMaskShape& shape() const { return shape_; }
+  std::span<const MaskedSequence> sequences() const { return sequences_; }
   // Query blocks [begin, end) of a sequence that have lists.
   TileRange query_blocks(std::size_t sequence) const { return query_blocks_[sequence]; }
   // Key blocks that are listed for a query block; `head` is one of shape().heads.
-  std::span<const std::int32_t> list(std::size_t sequence, int head, std::int64_t query_block) const;
+  std::span<const std::int32_t> row(std::size_t sequence, int head, std::int64_t query_block) const;
   // All of them, as the constructor takes them.
-  std::span<const std::int64_t> begins() const { return begins_; }
-  std::span<const std::int32_t> blocks() const { return blocks_; }
+  std::span<const std::int64_t> indptr() const { return indptr_; }
+  std::span<const std::int32_t> indices() const { return indices_; }
   // Listed runs of consecutive key blocks of the query blocks that hold queries at position … position + rows − 1, over
   // all heads' lists: no fewer than the runs of tiles that these fold.
   std::int64_t runs(std::size_t sequence, std::int64_t position, std::int64_t rows) const;
@@ -76,45 +76,45 @@ class TileLists {
   std::int64_t id() const { return id_; }
 
   // Whether they say the same, whoever made them.
-  bool operator==(const TileLists& other) const {
-    return id_ == other.id_ || (shape_ == other.shape_ && sequences_ == other.sequences_ && begins_ == other.begins_ &&
-                                blocks_ == other.blocks_);
+  bool operator==(const BlockMask& other) const {
+    return id_ == other.id_ || (shape_ == other.shape_ && sequences_ == other.sequences_ && indptr_ == other.indptr_ &&
+                                indices_ == other.indices_);
   }
 
  private:
   void check() const;
 
-  ListShape shape_;
-  std::vector<ListedSequence> sequences_;
-  std::vector<TileRange> query_blocks_;   // [sequences]
-  std::vector<std::int64_t> first_list_;  // [sequences]
-  std::vector<std::int64_t> begins_;
-  std::vector<std::int32_t> blocks_;
+  BlockMaskShape shape_;
+  std::vector<MaskedSequence> sequences_;
+  std::vector<TileRange> query_blocks_;  // [sequences]
+  std::vector<std::int64_t> first_row_;  // [sequences]
+  std::vector<std::int64_t> indptr_;
+  std::vector<std::int32_t> indices_;
   std::int64_t id_;
 };
 
 // The head of lists of this shape that a query head has, of `heads` query heads.
-inline int list_head(const ListShape& shape, int heads, int head) { return head / (heads / shape.heads); }
+inline int mask_head(const BlockMaskShape& shape, int heads, int head) { return head / (heads / shape.heads); }
 
 // Consecutive tiles that a query block folds, and the place of the first one.
-struct ListedRun {
+struct MaskedTileRun {
   TileRange tiles;
   std::int64_t place = 0;
 };
 
-// Calls visit(ListedRun) for the tiles that a query block folds, in ascending order. Runs are as long as can be, and
-// the place goes on from one to the next.
+// Calls visit(MaskedTileRun) for the tiles that a query block folds, in ascending order. Runs are as long as can be,
+// and the place goes on from one to the next.
 template <class Visit>
-void for_each_listed_run(const TileLists& lists, const Mask& mask, int key_tile, std::size_t sequence, int head,
-                         std::int64_t query_block, Visit visit) {
-  const ListShape& shape = lists.shape();
+void for_each_masked_tile_run(const BlockMask& block_mask, const Mask& mask, int key_tile, std::size_t sequence,
+                              int head, std::int64_t query_block, Visit visit) {
+  const BlockMaskShape& shape = block_mask.shape();
   const std::int64_t first = query_block * shape.query_block;
-  const TileRange seen =
-      tiles_of(Visibility(mask, lists.sequences()[sequence].keys).keys(first, first + shape.query_block - 1), key_tile);
+  const TileRange seen = tiles_of(
+      Visibility(mask, block_mask.sequences()[sequence].keys).keys(first, first + shape.query_block - 1), key_tile);
   if (seen.empty()) return;
   const std::int64_t block_tiles = shape.key_block / key_tile;
-  ListedRun run{{0, 0}, seen.begin};
-  for (const std::int32_t block : lists.list(sequence, head, query_block)) {
+  MaskedTileRun run{{0, 0}, seen.begin};
+  for (const std::int32_t block : block_mask.row(sequence, head, query_block)) {
     const std::int64_t begin = block * block_tiles < seen.begin ? seen.begin : block * block_tiles;
     const std::int64_t end = (block + 1) * block_tiles > seen.end ? seen.end : (block + 1) * block_tiles;
     if (begin >= end) continue;
@@ -133,13 +133,13 @@ void for_each_listed_run(const TileLists& lists, const Mask& mask, int key_tile,
 
 // (query, key) pairs that a list and the mask let through, of the `rows` queries from `position` on and of those keys
 // in `keys`: the mean over the heads of the lists.
-double listed_pairs(const TileLists& lists, const Mask& mask, std::size_t sequence, std::int64_t position,
+double masked_pairs(const BlockMask& block_mask, const Mask& mask, std::size_t sequence, std::int64_t position,
                     std::int64_t rows, const KeyRange& keys);
 
 // What a kernel with these tiles lacks for the lists (KernelRow::missing); empty: nothing, or there are none.
-std::string missing_for_lists(const ListShape& shape, const TileSizes& tiles);
+std::string missing_for_block_mask(const BlockMaskShape& shape, const TileSizes& tiles);
 
 // "lists of 128x128 blocks", with ", one a KV head" or ", one a head" behind it. Shape of none: "".
-std::string describe(const ListShape& shape, int heads);
+std::string describe(const BlockMaskShape& shape, int heads);
 
 }  // namespace ringattn

@@ -22,8 +22,8 @@ double clamped_sum(std::int64_t first, std::int64_t count, std::int64_t low, std
 template <>
 double Visibility::pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const {
   if (keys.empty() || rows <= 0) return 0.0;
-  // A query sees its reach, clamped to the keys; where nothing is left, both ends clamp to the same bound.
-  const KeyRange first = reach(position);
+  // A query sees its mask_range, clamped to the keys; where nothing is left, both ends clamp to the same bound.
+  const KeyRange first = mask_range(position);
   return clamped_sum(first.end, rows, keys.begin, keys.end) - clamped_sum(first.begin, rows, keys.begin, keys.end);
 }
 

@@ -50,7 +50,7 @@ struct ColumnRange {
   bool operator==(const ColumnRange&) const = default;
 };
 
-// What FoldKernel::query_tile() and FoldKernel::key_tile() say.
+// What AttentionKernel::query_tile() and AttentionKernel::key_tile() say.
 struct TileSizes {
   int query = 1;
   int key = 1;
@@ -112,7 +112,7 @@ class BasicVisibility {
 
   // The keys that the mask lets through to the query at `position`, as if the sequence had no ends. The range moves
   // with the position. An unlimited side ends kUnlimited keys from the sequence's start, farther than any key.
-  RINGATTN_HOST_DEVICE Keys reach(Int position) const {
+  RINGATTN_HOST_DEVICE Keys mask_range(Int position) const {
     return {left_ < 0 ? -kUnlimited : position - left_, right_ < 0 ? kUnlimited : position + right_ + 1};
   }
 
@@ -120,11 +120,13 @@ class BasicVisibility {
   RINGATTN_HOST_DEVICE Keys keys(Int position) const { return keys(position, position); }
 
   // The keys that some query at first … last sees. There are no gaps, as neighbours see overlapping or adjacent keys.
-  RINGATTN_HOST_DEVICE Keys keys(Int first, Int last) const { return inside(reach(first).begin, reach(last).end); }
+  RINGATTN_HOST_DEVICE Keys keys(Int first, Int last) const {
+    return inside(mask_range(first).begin, mask_range(last).end);
+  }
 
   // The keys that every query at first … last sees.
   RINGATTN_HOST_DEVICE Keys common_keys(Int first, Int last) const {
-    return inside(reach(last).begin, reach(first).end);
+    return inside(mask_range(last).begin, mask_range(first).end);
   }
 
   // The key tiles that the row at `position` folds: those that some position of its query tile sees. Where the range is

@@ -83,8 +83,8 @@ TEST(CompressedDecodeRefusals, NewRowsThatAreNotFiniteAreNamed) {
     inputs.update_lengths = true;
     inputs.k_new = view_of(k_new, kShape, 2);
     inputs.v_new = view_of(v_new, kShape, 2);
-    inputs.packed_k = k.view();
-    inputs.packed_v = v.view();
+    inputs.quantized_k = k.view();
+    inputs.quantized_v = v.view();
     DecodeOutputs outputs;
     outputs.out = dense_view(static_cast<void*>(out.data()), Dtype::kBf16, 2, kHeads, kDim);
     decode.enqueue(inputs, outputs);
@@ -122,8 +122,8 @@ TEST(CompressedDecodeRefusals, OtherCachesThanTheJobs) {
   DecodeInputs inputs;
   inputs.q = dense_view(static_cast<const void*>(rows.data()), Dtype::kBf16, 1, kHeads, kDim);
   inputs.lengths = length.data();
-  inputs.packed_k = other.view();
-  inputs.packed_v = v.view();
+  inputs.quantized_k = other.view();
+  inputs.quantized_v = v.view();
   DecodeOutputs outputs;
   outputs.out = dense_view(static_cast<void*>(results.data()), Dtype::kBf16, 1, kHeads, kDim);
   const std::string text = error_of([&] { decode.run(inputs, outputs); }).what();

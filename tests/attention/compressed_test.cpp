@@ -105,7 +105,7 @@ TEST_P(Compressed, WorldsLayoutsAndBlocks) {
 }
 
 TEST_P(Compressed, StripesThatCutGroupsAndStridedRows) {
-  FoldSpec spec = make_spec(Dtype::kF16, 4, 2, 128, {200, 30}, 64);
+  AttentionSpec spec = make_spec(Dtype::kF16, 4, 2, 128, {200, 30}, 64);
   spec.sinks = true;
   spec.softcap = 20.0F;
   prepare({spec, uniform_batch(2, 450, 450)});
@@ -155,16 +155,16 @@ TEST_P(Compressed, InPages) {
 }
 
 // Blocks that nobody lists are neither sent nor decompressed; those that are listed have the bits of plain rows.
-TEST_P(Compressed, ByListsOfKeyBlocks) {
+TEST_P(Compressed, WithABlockMask) {
   for (const auto& [heads, mask] : {std::pair{1, Mask{-1, 0}}, {2, Mask{-1, -1}}, {4, Mask{300, 0}}}) {
     Job job{make_spec(Dtype::kBf16, 4, 2, 64, mask),
             {{300, 300, 0}, {0, 0, 0}, {5, 700, 695}, {900, 900, 0}, {17, 40, -9}}};
-    const ListShape shape{64, 128, heads};
-    set_lists(job, std::make_shared<const TileLists>(
-                       make_lists(shape, listed_sequences(job.batch),
-                                  union_of({random_blocks(shape, mask, 2, 7), window_blocks(shape, 10)}))));
+    const BlockMaskShape shape{64, 128, heads};
+    set_block_mask(job, std::make_shared<const BlockMask>(make_block_mask(
+                            shape, masked_sequences(job.batch),
+                            union_of_patterns({random_blocks(shape, mask, 2, 7), window_blocks(shape, 10)}))));
     prepare(job);
-    set_lists(job, nullptr);
+    set_block_mask(job, nullptr);
     EXPECT_FALSE(reference_.same_bits(run_job(job, on_the_cpu(), tensors_.plain, 1)))
         << "all keys give the same: the test shows nothing";
     for (const int world : {1, 2, 3, 5}) {
@@ -172,7 +172,7 @@ TEST_P(Compressed, ByListsOfKeyBlocks) {
         Options options = on_the_cpu();
         options.block_tokens = block;
         options.layout.stripe = world == 3 ? 37 : 0;
-        expect_same(options, world, std::to_string(heads) + " lists, block " + std::to_string(block));
+        expect_same(options, world, std::to_string(heads) + " block_mask, block " + std::to_string(block));
       }
     }
   }
@@ -219,7 +219,7 @@ Job job_of_two() {
   return job;
 }
 
-TEST(CompressedFaults, AreNamedOnAnyNumberOfRanks) {
+TEST(CompressedInvalidEntries, AreNamedOnAnyNumberOfRanks) {
   Job job = job_of_two();
   for (const int world : {1, 2, 3}) {
     for (const std::int64_t block : {0, 128}) {
@@ -237,7 +237,7 @@ TEST(CompressedFaults, AreNamedOnAnyNumberOfRanks) {
   }
 }
 
-TEST(CompressedFaults, AreToldOnceByTheNextWait) {
+TEST(CompressedInvalidEntries, AreToldOnceByTheNextWait) {
   const Job job = job_of_two();
   const auto transport = make_self_transport();
   Attention attention(job, *transport, on_the_cpu());
@@ -247,8 +247,8 @@ TEST(CompressedFaults, AreToldOnceByTheNextWait) {
   const auto enqueue = [&](CompressedJobTensors& tensors) {
     Inputs inputs;
     inputs.q = view_of(tensors.plain.q, {job.spec.dtype, job.spec.heads, job.spec.head_dim}, attention.q_rows());
-    inputs.packed_k = tensors.k.rows();
-    inputs.packed_v = tensors.v.rows();
+    inputs.quantized_k = tensors.k.rows();
+    inputs.quantized_v = tensors.v.rows();
     Outputs outputs;
     outputs.out = dense_view(static_cast<void*>(out.data()), job.spec.dtype, attention.q_rows(), job.spec.heads,
                              job.spec.head_dim_v);
@@ -340,7 +340,7 @@ TEST(CompressedRefusals, WhatDoesNotFitIsNamed) {
   inputs.q = dense_view(static_cast<const void*>(tensors.plain.q.data()), Dtype::kBf16, 256, 4, 64);
   inputs.v = dense_view(static_cast<const void*>(tensors.plain.v.data()), Dtype::kBf16, 256, 2, 64);
   EXPECT_NE(run(inputs).find("parts of k are missing (the job stores it as int8)"), std::string::npos) << run(inputs);
-  inputs.packed_k = tensors.k.rows();
+  inputs.quantized_k = tensors.k.rows();
   inputs.k = inputs.v;
   EXPECT_NE(run(inputs).find("k is given as it is (the job stores it as int8)"), std::string::npos) << run(inputs);
 }
@@ -363,8 +363,8 @@ TEST(CompressedRefusals, PagesThatDoNotFitAreNamed) {
     inputs.q = dense_view(static_cast<const void*>(tensors.plain.q.data()), Dtype::kBf16, 256, 4, 24);
     inputs.pages.block_table = order.table;
     inputs.pages.max_pages = order.columns;
-    inputs.pages.packed_k = k.view();
-    inputs.pages.packed_v = v.view();
+    inputs.pages.quantized_k = k.view();
+    inputs.pages.quantized_v = v.view();
     std::vector<std::int32_t> table = order.table;
     spoil(inputs, table);
     if (table != order.table) inputs.pages.block_table = table;
@@ -380,18 +380,19 @@ TEST(CompressedRefusals, PagesThatDoNotFitAreNamed) {
   };
   using Table = std::vector<std::int32_t>;
   expect(int8, "the pool of k is fp8 token_head of bf16 [pages, 64, 2, 24] (the job's is int8 of bf16",
-         [](Inputs& inputs, Table&) { inputs.pages.packed_k.format = parse_row_format("fp8 token_head"); });
+         [](Inputs& inputs, Table&) { inputs.pages.quantized_k.format = parse_row_format("fp8 token_head"); });
   expect(int8, "the pool of v is int8 of bf16 [pages, 32, 2, 24]",
-         [](Inputs& inputs, Table&) { inputs.pages.packed_v.page_size = 32; });
+         [](Inputs& inputs, Table&) { inputs.pages.quantized_v.page_size = 32; });
   expect(int8, "the job's is int8 of bf16 [pages, 64, 2, 24], with all its parts",
-         [](Inputs& inputs, Table&) { inputs.pages.packed_v.streams[1].data = nullptr; });
-  expect(int8, "the pool of k has 7 pages, that of v 6", [](Inputs& inputs, Table&) { --inputs.pages.packed_v.pages; });
+         [](Inputs& inputs, Table&) { inputs.pages.quantized_v.streams[1].data = nullptr; });
+  expect(int8, "the pool of k has 7 pages, that of v 6",
+         [](Inputs& inputs, Table&) { --inputs.pages.quantized_v.pages; });
   expect(int8, "entry 2 of sequence 0 in the block table is page 7 (the pool has 7 pages)",
          [](Inputs&, Table& table) { table[2] = 7; });
   expect(int8, "k is given (the job's keys lie in pages of 64 tokens)",
-         [](Inputs& inputs, Table&) { inputs.packed_k.streams[0].data = inputs.pages.packed_k.streams[0].data; });
+         [](Inputs& inputs, Table&) { inputs.quantized_k.streams[0].data = inputs.pages.quantized_k.streams[0].data; });
   expect(int8, "the pool of k is as it is (the job stores it as int8)",
-         [](Inputs& inputs, Table&) { inputs.pages.k.data = inputs.pages.packed_k.streams[0].data; });
+         [](Inputs& inputs, Table&) { inputs.pages.k.data = inputs.pages.quantized_k.streams[0].data; });
   // Three bytes a row of a head.
   expect(vector, "k_codes in pages has an odd number of bytes in a row or a stride", [](Inputs&, Table&) {});
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Convolution on 1 to 8 ranks gives the bits of the kernel on all tokens, by memcmp of y and of the last tokens.
+// A CausalConv1d on 1 to 8 ranks gives the bits of the kernel on all tokens, by memcmp of y and of the last tokens.
 #include "attention/convolution.hpp"
 
 #include <fmt/format.h>
@@ -23,15 +23,15 @@ namespace {
 
 constexpr std::int64_t kSuper = kSuperSegmentTokens;
 
-ConvolutionOptions on_cpu() {
-  ConvolutionOptions options;
+CausalConv1dOptions on_cpu() {
+  CausalConv1dOptions options;
   options.kernel.backend = "cpu";
   options.threads = 1;
   return options;
 }
 
 struct Case {
-  ConvolutionJob job;
+  CausalConv1dJob job;
   std::vector<std::byte> x;        // [rows, channels]
   std::vector<std::byte> initial;  // [sequences, width − 1, channels]
   std::vector<float> weight, bias;
@@ -45,7 +45,7 @@ struct Case {
 Case make_case(int width, const std::vector<std::int64_t>& lengths) {
   Case made;
   made.job = {{Dtype::kBf16, 16, width, true, true}, lengths, true, true};
-  const ConvolutionSpec& spec = made.job.spec;
+  const CausalConv1dSpec& spec = made.job.spec;
   std::mt19937_64 random(static_cast<std::uint64_t>(width));
   const Normal normal;
   std::int64_t rows = 0;
@@ -59,7 +59,7 @@ Case make_case(int width, const std::vector<std::int64_t>& lengths) {
 
   made.y.assign(made.x.size(), std::byte{0xff});
   made.finals.assign(made.initial.size(), std::byte{0xff});
-  std::vector<ConvolutionRun> runs;
+  std::vector<CausalConv1dRun> runs;
   std::int64_t row = 0;
   for (std::int64_t s = 0; s < sequences; ++s) {
     const std::int64_t at = s * spec.halo_bytes();
@@ -70,7 +70,7 @@ Case make_case(int width, const std::vector<std::int64_t>& lengths) {
     runs.push_back({row, lengths[static_cast<std::size_t>(s)], made.initial.data() + at, made.finals.data() + at});
     row += lengths[static_cast<std::size_t>(s)];
   }
-  const ConvolutionChoice choice = choose_kernel(spec, {"cpu", "auto"});
+  const CausalConv1dChoice choice = choose_kernel(spec, {"cpu", "auto"});
   const auto backend = choice.row->make_backend({2, 0});
   choice.row->make_kernel(spec, *backend)
       ->convolve(
@@ -82,9 +82,9 @@ Case make_case(int width, const std::vector<std::int64_t>& lengths) {
 
 // Runs a rank's part, and returns how many of its results differ from those expected. The rows lie apart, as in a fused
 // projection.
-std::int64_t differences(Transport& world, const Case& given, const ConvolutionOptions& options) {
-  const ConvolutionSpec& spec = given.job.spec;
-  Convolution convolution(given.job, world, options);
+std::int64_t differences(Transport& world, const Case& given, const CausalConv1dOptions& options) {
+  const CausalConv1dSpec& spec = given.job.spec;
+  CausalConv1d convolution(given.job, world, options);
   const Layout& layout = convolution.layout();
   const int rank = world.rank();
   const std::int64_t tokens = layout.tokens(rank);
@@ -112,10 +112,10 @@ std::int64_t differences(Transport& world, const Case& given, const ConvolutionO
   for (int round = 0; round < 2; ++round) {
     std::vector<std::byte> y(own.size(), std::byte{0xff});
     std::vector<std::byte> finals(expected_finals.size(), std::byte{0xff});
-    const ConvolutionInputs inputs{x, given.weight.data(), given.bias.data(),
-                                   initial.empty() ? nullptr : initial.data()};
-    const ConvolutionOutputs outputs{dense_view(static_cast<void*>(y.data()), spec.dtype, tokens, 1, spec.channels),
-                                     finals.empty() ? nullptr : finals.data()};
+    const CausalConv1dInputs inputs{x, given.weight.data(), given.bias.data(),
+                                    initial.empty() ? nullptr : initial.data()};
+    const CausalConv1dOutputs outputs{dense_view(static_cast<void*>(y.data()), spec.dtype, tokens, 1, spec.channels),
+                                      finals.empty() ? nullptr : finals.data()};
     if (round == 0) {
       convolution.run(inputs, outputs);
     } else {
@@ -128,9 +128,9 @@ std::int64_t differences(Transport& world, const Case& given, const ConvolutionO
   return differ;
 }
 
-class ConvolutionWorld : public ::testing::TestWithParam<int> {
+class Conv1dWorld : public ::testing::TestWithParam<int> {
  protected:
-  static void expect_same(const Case& given, const ConvolutionOptions& options = on_cpu()) {
+  static void expect_same(const Case& given, const CausalConv1dOptions& options = on_cpu()) {
     std::atomic<std::int64_t> differ = 0;
     if (GetParam() > 1) {
       run_threads_world(GetParam(), {}, [&](Transport& world) { differ += differences(world, given, options); });
@@ -141,16 +141,16 @@ class ConvolutionWorld : public ::testing::TestWithParam<int> {
   }
 };
 
-TEST_P(ConvolutionWorld, HasTheBitsOfOneRank) {
+TEST_P(Conv1dWorld, HasTheBitsOfOneRank) {
   static const std::vector<Case> cases{make_case(2, {2 * kSuper + 100, 1, 3}), make_case(3, {3 * kSuper, 2}),
                                        make_case(4, {2, kSuper + 1, 1, 2 * kSuper + 2, 3}),
                                        make_case(3, {0, kSuper + 1, 0, 0, 2, 0}), make_case(4, {0, 0, 0})};
   for (const Case& given : cases) expect_same(given);
 }
 
-TEST_P(ConvolutionWorld, TakesRunsOfTheCallers) {
+TEST_P(Conv1dWorld, TakesRunsOfTheCallers) {
   static const Case given = make_case(4, {3 * kSuper + 1, kSuper});
-  ConvolutionOptions options = on_cpu();
+  CausalConv1dOptions options = on_cpu();
   options.runs.emplace(static_cast<std::size_t>(GetParam()));
   int next = 0;
   for (std::size_t s = 0; s < given.job.lengths.size(); ++s) {
@@ -163,17 +163,17 @@ TEST_P(ConvolutionWorld, TakesRunsOfTheCallers) {
 }
 
 // Token by token, in place and from halos to others, each rank with sequences of its own.
-TEST_P(ConvolutionWorld, UpdatesHaveTheBitsOfRuns) {
+TEST_P(Conv1dWorld, UpdatesHaveTheBitsOfRuns) {
   constexpr std::int64_t kTokens = 6;
   static const Case given = make_case(4, std::vector<std::int64_t>(11, kTokens));
-  ConvolutionJob job = given.job;
+  CausalConv1dJob job = given.job;
   job.lengths.assign(11, 1);
   job.update = true;
   const auto play = [&](Transport& world) {
-    Convolution convolution(job, world, on_cpu());
+    CausalConv1d convolution(job, world, on_cpu());
     const std::span<const TokenRun> runs = convolution.layout().runs(world.rank());
     const auto rows = static_cast<std::int64_t>(runs.size());
-    const ConvolutionSpec& spec = job.spec;
+    const CausalConv1dSpec& spec = job.spec;
     std::vector<std::byte> x(static_cast<std::size_t>(rows * given.row_bytes())), y(x.size()), halos, others;
     const auto copy = [&](std::vector<std::byte>& target, const std::vector<std::byte>& all, std::int64_t token) {
       for (std::int64_t row = 0; row < rows; ++row) {
@@ -189,8 +189,9 @@ TEST_P(ConvolutionWorld, UpdatesHaveTheBitsOfRuns) {
     std::int64_t differ = 0;
     for (std::int64_t t = 0; t < kTokens; ++t) {
       copy(x, given.x, t);
-      const ConvolutionInputs inputs{dense_view(static_cast<const void*>(x.data()), spec.dtype, rows, 1, spec.channels),
-                                     given.weight.data(), given.bias.data(), rows == 0 ? nullptr : halos.data()};
+      const CausalConv1dInputs inputs{
+          dense_view(static_cast<const void*>(x.data()), spec.dtype, rows, 1, spec.channels), given.weight.data(),
+          given.bias.data(), rows == 0 ? nullptr : halos.data()};
       std::vector<std::byte>& behind = t % 2 == 0 ? halos : others;
       convolution.run(inputs, {dense_view(static_cast<void*>(y.data()), spec.dtype, rows, 1, spec.channels),
                                rows == 0 ? nullptr : behind.data()});
@@ -215,23 +216,23 @@ TEST_P(ConvolutionWorld, UpdatesHaveTheBitsOfRuns) {
   EXPECT_EQ(differ, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, ConvolutionWorld, ::testing::Values(1, 2, 3, 4, 5, 7, 8),
+INSTANTIATE_TEST_SUITE_P(Ranks, Conv1dWorld, ::testing::Values(1, 2, 3, 4, 5, 7, 8),
                          [](const auto& test) { return fmt::format("{}", test.param); });
 
-TEST(ConvolutionRefusals, NameWhatIsWrong) {
+TEST(Conv1dRefusals, NameWhatIsWrong) {
   const auto self = make_self_transport();
   const Case given = make_case(4, {10});
-  const auto refused = [&](const std::function<void(ConvolutionJob&)>& spoil, ErrorCode code) {
-    ConvolutionJob job = given.job;
+  const auto refused = [&](const std::function<void(CausalConv1dJob&)>& spoil, ErrorCode code) {
+    CausalConv1dJob job = given.job;
     spoil(job);
-    EXPECT_EQ(error_of([&] { Convolution(job, *self, on_cpu()); }).code(), code);
+    EXPECT_EQ(error_of([&] { CausalConv1d(job, *self, on_cpu()); }).code(), code);
   };
-  refused([](ConvolutionJob& job) { job.spec.width = 5; }, ErrorCode::kUsage);
-  refused([](ConvolutionJob& job) { job.spec.channels = 12; }, ErrorCode::kUnsupported);
-  refused([](ConvolutionJob& job) { job.lengths = {4, -1}; }, ErrorCode::kUsage);
-  refused([](ConvolutionJob& job) { job.update = true; }, ErrorCode::kUsage);
+  refused([](CausalConv1dJob& job) { job.spec.width = 5; }, ErrorCode::kUsage);
+  refused([](CausalConv1dJob& job) { job.spec.channels = 12; }, ErrorCode::kUnsupported);
+  refused([](CausalConv1dJob& job) { job.lengths = {4, -1}; }, ErrorCode::kUsage);
+  refused([](CausalConv1dJob& job) { job.update = true; }, ErrorCode::kUsage);
   refused(
-      [](ConvolutionJob& job) {
+      [](CausalConv1dJob& job) {
         job.update = true;
         job.lengths = {1};
         job.final_halos = false;
@@ -239,7 +240,7 @@ TEST(ConvolutionRefusals, NameWhatIsWrong) {
       ErrorCode::kUsage);
   std::atomic<int> both = 0;
   run_threads_world(2, {}, [&](Transport& world) {
-    Convolution convolution(given.job, world, on_cpu());
+    CausalConv1d convolution(given.job, world, on_cpu());
     const Error error = error_of([&] { convolution.run({}, {}); });
     EXPECT_EQ(error.code(), ErrorCode::kUsage);
     EXPECT_NE(std::string(error.what()).find("x is fp32 [0, 0, 0]"), std::string::npos) << error.what();

@@ -58,15 +58,15 @@ class NotedTransport final : public ForwardingTransport {
 };
 
 // Notes a failure. A kernel's beat says that it is about to fold, by threads that may not throw: memory is enough then.
-class NotedPulse final : public Pulse {
+class NotedLiveness final : public RankLiveness {
  public:
-  using Pulse::Pulse;
+  using RankLiveness::RankLiveness;
 
   bool failed() const { return failed_; }
-  void failing(const Error& error) noexcept override { failed_ = error.code() == ErrorCode::kMemory; }
+  void on_failure(const Error& error) noexcept override { failed_ = error.code() == ErrorCode::kMemory; }
 
  private:
-  void exchange() override { ScarceMemory::end(); }
+  void on_heartbeat() override { ScarceMemory::end(); }
 
   bool failed_ = false;
 };
@@ -80,14 +80,15 @@ struct NextStep {
 enum class Outcome { kWhole, kRefusedBefore, kGivenUp };
 
 // The step of the failing rank, whose allocation `index` fails.
-Outcome fail_step(const NextStep& step, const NotedTransport& transport, const NotedPulse& pulse, std::int64_t index) {
+Outcome fail_step(const NextStep& step, const NotedTransport& transport, const NotedLiveness& liveness,
+                  std::int64_t index) {
   try {
     const ScarceMemory scarce(index);
     step.enqueue();
   } catch (const std::bad_alloc&) {
     const bool begun = step.begun();
     EXPECT_EQ(transport.abandoned(), begun) << "at allocation " << index;
-    EXPECT_EQ(pulse.failed(), begun) << "at allocation " << index;
+    EXPECT_EQ(liveness.failed(), begun) << "at allocation " << index;
     return begun ? Outcome::kGivenUp : Outcome::kRefusedBefore;
   }
   return Outcome::kWhole;
@@ -99,12 +100,12 @@ using Play = std::function<void(Transport&, const std::function<void(const NextS
 Outcome fail_at(std::int64_t index, const Play& play) {
   Outcome outcome = Outcome::kWhole;
   const auto rank_main = [&](Transport& world) {
-    NotedPulse pulse(world.rank());
-    const PulseScope scope(pulse);
+    NotedLiveness liveness(world.rank());
+    const RankLivenessScope scope(liveness);
     NotedTransport transport(world);
     play(transport, [&](const NextStep& step) {
       if (world.rank() == kFailing) {
-        outcome = fail_step(step, transport, pulse, index);
+        outcome = fail_step(step, transport, liveness, index);
         if (outcome != Outcome::kWhole) throw std::bad_alloc();
       } else {
         step.enqueue();
@@ -156,8 +157,8 @@ TEST(DecodeFailure, WhereBlocksAreChosen) {
     const JobTensors tensors = random_tensors(job, 1);
     const CacheLayout layout{.page_size = 16};
     DecodeJob choosing = decode_job(job, 1, layout);
-    choosing.spec.lists = {64, 128, heads};
-    choosing.best_blocks = 2;
+    choosing.spec.block_mask = {64, 128, heads};
+    choosing.top_k_blocks = 2;
     choosing.head_parts = heads;
     fail_everywhere([&](Transport& world, const std::function<void(const NextStep&)>& go) {
       Decode decode(choosing, world, on_cpu());
@@ -175,7 +176,7 @@ TEST(DecodeFailure, WhereBlocksAreChosen) {
 TEST(DecodeFailure, WhereRowsAreCompressed) {
   constexpr std::int64_t kLength = 200;
   const RowShape shape{Dtype::kBf16, 1, 64};
-  const RowFormat format = code_formats().front();
+  const RowFormat format = quantized_formats().front();
   const std::vector<std::int64_t> held(2, kLength);
   const std::vector<std::byte> rows = outlier_rows(shape, held, 1);
   const CompressedTensor filled =
@@ -189,8 +190,8 @@ TEST(DecodeFailure, WhereRowsAreCompressed) {
     Decode decode(job, world, on_cpu());
     const PageOrder order = shuffled_pages(std::vector<std::int64_t>(2, decode.cache_tokens(kLength + 1)), 64, 1);
     CompressedPool k(format, shape, order, 2), v(format, shape, order, 2);
-    k.fill(filled, decode.share(), decode.group_keys());
-    v.fill(filled, decode.share(), decode.group_keys());
+    k.fill(filled, decode.partition(), decode.kv_split_keys());
+    v.fill(filled, decode.partition(), decode.kv_split_keys());
     std::vector<std::int32_t> lengths(2, kLength);
     std::vector<std::byte> out(rows.size());
     DecodeInputs inputs;
@@ -200,8 +201,8 @@ TEST(DecodeFailure, WhereRowsAreCompressed) {
     inputs.lengths_before = lengths.data();
     inputs.update_lengths = true;
     inputs.k_new = inputs.v_new = view_of(rows, shape, 2);
-    inputs.packed_k = k.view();
-    inputs.packed_v = v.view();
+    inputs.quantized_k = k.view();
+    inputs.quantized_v = v.view();
     DecodeOutputs outputs;
     outputs.out = dense_view(static_cast<void*>(out.data()), Dtype::kBf16, decode.owned(2).count, 2, 64);
     go({[&] { decode.enqueue(inputs, outputs); }, [&] { return lengths[0] != kLength; }});
@@ -211,24 +212,24 @@ TEST(DecodeFailure, WhereRowsAreCompressed) {
 // Products come before the step in the latent, and checks allocate nothing.
 TEST(DecodeFailure, WhereQueriesAreBroughtIntoTheLatent) {
   constexpr int kKeys = 20;
-  LatentSpec spec;
+  MlaSpec spec;
   spec.heads = 2;
   spec.head_dim = 16;
   spec.rope_dim = 8;
   spec.head_dim_v = 24;
   spec.latent_dim = 40;
   spec.softmax_scale = default_softmax_scale(spec);
-  const LatentTensors tensors = random_latents({spec, uniform_batch(1, 2, 2), LatentForm::kAbsorbed}, 1);
+  const MlaTensors tensors = random_mla_tensors({spec, uniform_batch(1, 2, 2), MlaForm::kAbsorbed}, 1);
   const auto rows_of = [&](const std::vector<std::byte>& rows, int heads, int dim) {
     return dense_view(static_cast<const void*>(rows.data()), spec.dtype, 2, heads, dim);
   };
   fail_everywhere([&](Transport& world, const std::function<void(const NextStep&)>& go) {
-    LatentDecode decode({spec, {2, 1, kKeys + 1}}, world, on_cpu());
+    MlaDecode decode({spec, {2, 1, kKeys + 1}}, world, on_cpu());
     const int wide = spec.latent_dim + spec.rope_dim;
     std::vector<std::byte> cache(std::size_t{2} * (kKeys + 1) * static_cast<std::size_t>(wide) * 2);
     std::vector<std::int32_t> lengths(2, kKeys);
     std::vector<std::byte> out(tensors.q.size() * 2);
-    LatentDecodeInputs inputs;
+    MlaDecodeInputs inputs;
     inputs.q = rows_of(tensors.q, spec.heads, spec.head_dim + spec.rope_dim);
     inputs.cache = cache_view(cache.data(), spec.dtype, 2, kKeys + 1, 1, wide);
     inputs.lengths_before = lengths.data();
@@ -237,7 +238,7 @@ TEST(DecodeFailure, WhereQueriesAreBroughtIntoTheLatent) {
     inputs.k_rope = rows_of(tensors.k_rope, 1, spec.rope_dim);
     inputs.w_uk = matrices_of(tensors.w_uk, spec, spec.head_dim);
     inputs.w_uv = matrices_of(tensors.w_uv, spec, spec.head_dim_v);
-    LatentOutputs outputs;
+    MlaOutputs outputs;
     outputs.out = dense_view(static_cast<void*>(out.data()), spec.dtype, decode.in_latent().owned(2).count, spec.heads,
                              spec.head_dim_v);
     go({[&] { decode.enqueue(inputs, outputs); }, [] { return true; }});

@@ -18,9 +18,9 @@
 namespace ringattn::testing {
 namespace {
 
-constexpr std::int64_t kGroup = 8192;  // keys of a group of cpu_fold
+constexpr std::int64_t kGroup = 8192;  // keys of a group of cpu_attention
 
-FoldSpec small_spec() { return make_spec(Dtype::kF32, 2, 1, 16, {-1, 0}); }
+AttentionSpec small_spec() { return make_spec(Dtype::kF32, 2, 1, 16, {-1, 0}); }
 
 DecodeOptions on_cpu() {
   DecodeOptions options;

@@ -22,7 +22,7 @@
 namespace ringattn::testing {
 namespace {
 
-constexpr std::int64_t kGroup = 8192;  // keys of a group of cpu_fold
+constexpr std::int64_t kGroup = 8192;  // keys of a group of cpu_attention
 
 DecodeOptions on_cpu() {
   DecodeOptions options;
@@ -32,7 +32,7 @@ DecodeOptions on_cpu() {
 }
 
 // Sequences of these lengths, whose last `rows` tokens are queries; 0: all of them are.
-Job job_of(const FoldSpec& spec, const std::vector<std::int64_t>& lengths, int rows) {
+Job job_of(const AttentionSpec& spec, const std::vector<std::int64_t>& lengths, int rows) {
   Job job;
   job.spec = spec;
   for (const std::int64_t length : lengths) {
@@ -62,7 +62,7 @@ class DecodeWorld : public ::testing::TestWithParam<int> {
   }
 
   // A step of the last rows of sequences of these lengths, the new rows in the cache already or not.
-  static void expect_rows(const FoldSpec& spec, const std::vector<std::int64_t>& lengths, int rows,
+  static void expect_rows(const AttentionSpec& spec, const std::vector<std::int64_t>& lengths, int rows,
                           const CacheLayout& layout, std::uint64_t seed, bool append = false) {
     SCOPED_TRACE(
         fmt::format("{}, {} rows, page {}, {} sequences", describe(spec), rows, layout.page_size, lengths.size()));
@@ -89,7 +89,8 @@ TEST_P(DecodeWorld, EveryMask) {
   std::uint64_t seed = 1;
   for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}, Mask{150, 0}, Mask{90, 30}, Mask{9000, 0}}) {
     for (const std::int64_t page : {0, seed % 3 == 0 ? 16 : 128}) {
-      FoldSpec spec = make_spec(seed % 2 == 0 ? Dtype::kBf16 : Dtype::kF32, 4, 2, 32, mask, seed % 3 == 0 ? 16 : 32);
+      AttentionSpec spec =
+          make_spec(seed % 2 == 0 ? Dtype::kBf16 : Dtype::kF32, 4, 2, 32, mask, seed % 3 == 0 ? 16 : 32);
       spec.sinks = seed % 2 == 0;
       spec.softcap = seed % 3 == 1 ? 15.0F : 0.0F;
       expect_rows(spec, {1, 700, 129, 0, 2 * kGroup + 65, 64}, seed % 4 == 0 ? 16 : 3,
@@ -100,7 +101,7 @@ TEST_P(DecodeWorld, EveryMask) {
 }
 
 TEST_P(DecodeWorld, LengthsAroundEdges) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 2, 1, 16, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 2, 1, 16, {-1, 0});
   const std::vector<std::int64_t> lengths = {
       1, 127, 128, 129, kGroup - 1, kGroup, kGroup + 1, 2 * kGroup, 5 * kGroup + 1, 4 * kGroup - 1, 2};
   for (const bool append : {false, true}) {
@@ -110,7 +111,7 @@ TEST_P(DecodeWorld, LengthsAroundEdges) {
 }
 
 TEST_P(DecodeWorld, AnyBatch) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 2, 2, 16, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 2, 2, 16, {-1, 0});
   for (const std::size_t batch : {1U, 2U, 3U, 7U, 64U, 256U}) {
     std::mt19937_64 generator(batch);
     std::vector<std::int64_t> lengths;
@@ -121,8 +122,8 @@ TEST_P(DecodeWorld, AnyBatch) {
 }
 
 // Sequences share the pages of a common prefix, over the edge of a group; all else of the pool is NaN.
-TEST_P(DecodeWorld, SharedPages) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0});
+TEST_P(DecodeWorld, SharedPrefixPages) {
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0});
   constexpr std::int64_t kShared = kGroup + 512;
   const Job job = job_of(spec, {kShared + 100, kShared + 1, kShared + 300}, 2);
   JobTensors tensors = random_tensors(job, 51);
@@ -147,7 +148,7 @@ TEST_P(DecodeWorld, SharedPages) {
 
 // The step is told of the prefixes that sequences share, and rows join the caches behind them.
 TEST_P(DecodeWorld, SharedPrefixes) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0});
   const Job job = job_of(spec, {2 * kGroup + 600, kGroup + 90, 2 * kGroup + 530, 300, kGroup + 80}, 3);
   const CacheLayout layout{.page_size = 64,
                            .prefix_of = {1, 0, 1, -1, 0},
@@ -177,7 +178,7 @@ TEST_P(DecodeWorld, SharedPrefixes) {
 TEST_P(DecodeWorld, GrowsTokenByToken) {
   constexpr std::int64_t kSteps = 300;
   for (const Mask& mask : {Mask{-1, 0}, Mask{200, 0}}) {
-    const FoldSpec spec = make_spec(Dtype::kBf16, 2, 1, 16, mask);
+    const AttentionSpec spec = make_spec(Dtype::kBf16, 2, 1, 16, mask);
     const Job job = job_of(spec, {kGroup + 150, kSteps, 2 * kSteps}, 0);
     const JobTensors tensors = random_tensors(job, 61);
     const JobResult reference = attended(job, tensors);
@@ -203,7 +204,7 @@ TEST_P(DecodeWorld, GrowsTokenByToken) {
 
 // Layers share an object, lengths and block table, and have caches of their own: the first one grows the lengths.
 TEST_P(DecodeWorld, LayersInARow) {
-  const FoldSpec spec = make_spec(Dtype::kF32, 2, 1, 16, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kF32, 2, 1, 16, {-1, 0});
   const Job job = job_of(spec, {kGroup + 7, 60, 400}, 0);
   constexpr int kLayers = 3;
   std::vector<JobTensors> tensors;
@@ -238,7 +239,7 @@ TEST_P(DecodeWorld, LayersInARow) {
 
 // Steps of fewer sequences and rows than the object was prepared for.
 TEST_P(DecodeWorld, SmallerSteps) {
-  const FoldSpec spec = make_spec(Dtype::kF32, 2, 1, 16, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kF32, 2, 1, 16, {-1, 0});
   in_world([&](Transport& world) {
     DecodeJob largest{spec, {9, 5, 4 * kGroup}, 64};
     Decode decode(largest, world, on_cpu());

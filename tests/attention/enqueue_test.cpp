@@ -38,7 +38,7 @@ struct Layer {
   std::vector<float> lse;
 
   Layer(const Attention& attention, const JobTensors& tensors, int rank) {
-    const FoldSpec& spec = attention.job().spec;
+    const AttentionSpec& spec = attention.job().spec;
     const auto shard = [rank](const Layout& layout, const std::vector<std::byte>& packed, std::int64_t bytes) {
       std::vector<std::byte> rows(static_cast<std::size_t>(layout.tokens(rank) * bytes));
       layout.shard(rank, packed.data(), rows.data(), bytes);
@@ -194,7 +194,7 @@ TEST_P(Enqueue, RunsMayLieBetween) {
     attention.enqueue(layers[0].inputs(), layers[0].outputs(), workspace);
     const RunStats stats = attention.run(layers[1].inputs(), layers[1].outputs(), workspace);
     EXPECT_EQ(stats.blocks.size(), attention.plan().blocks.size());
-    for (const BlockTimes& block : stats.blocks) EXPECT_LE(block.fold_end, stats.seconds);
+    for (const BlockTimes& block : stats.blocks) EXPECT_LE(block.compute_end, stats.seconds);
     attention.wait();  // nothing is left
     Layer again = layers[0];
     attention.run(again.inputs(), again.outputs(), workspace);

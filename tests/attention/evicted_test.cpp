@@ -35,7 +35,7 @@ const std::vector<Sequence> kRagged = {{90, 300, 210}, {40, 40, 0},   {0, 5, 0},
                                        {33, 257, 100}, {20, 90, 120}, {25, 60, -9}};
 
 std::vector<Job> jobs() {
-  FoldSpec everything = make_spec(Dtype::kBf16, 4, 2, 32, {37, 21}, 16);
+  AttentionSpec everything = make_spec(Dtype::kBf16, 4, 2, 32, {37, 21}, 16);
   everything.softcap = 20.0F;
   everything.sinks = true;
   return {{make_spec(Dtype::kBf16, 4, 2, 32, {-1, 0}), kRagged},
@@ -77,7 +77,7 @@ TEST(EvictedJobs, AreAttentionOverTheKeptTokens) {
 }
 
 // More tiles than a group holds, with windows that begin anywhere.
-TEST(EvictedJobs, OfSeveralGroups) {
+TEST(EvictedJobs, OfSeveralKvSplits) {
   for (const Mask& mask : {Mask{-1, 0}, Mask{14000, 0}}) {
     const std::int64_t keys = 128 * 140 + 50;
     const Evicted evicted({make_spec(Dtype::kBf16, 2, 1, 16, mask), {{70, keys, keys / 2}, {3, keys, keys - 40}}}, 0.25,

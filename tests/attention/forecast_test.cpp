@@ -29,13 +29,13 @@ struct Asked {
   int world = kWorld;
   bool staged = false;
 
-  Forecast shared() const { return forecast(job, options, route, world, 0, staged); }
-  Forecasts fresh() const { return {job, options, route, world, staged}; }
+  PlanSummary shared() const { return summarize_plan(job, options, route, world, 0, staged); }
+  WorldPlans fresh() const { return {job, options, route, world, staged}; }
 };
 
-std::shared_ptr<const TileLists> some_lists(std::int32_t block) {
-  return std::make_shared<TileLists>(ListShape{2048, 128, 1},
-                                     std::vector<ListedSequence>{{0, 2000, 2000}, {0, 900, 900}},
+std::shared_ptr<const BlockMask> some_lists(std::int32_t block) {
+  return std::make_shared<BlockMask>(BlockMaskShape{2048, 128, 1},
+                                     std::vector<MaskedSequence>{{0, 2000, 2000}, {0, 900, 900}},
                                      std::vector<std::int64_t>{0, 1, 2}, std::vector<std::int32_t>{block, 0});
 }
 
@@ -46,7 +46,7 @@ Asked asked() {
   all.job.kernel = {128, 16};
   all.job.query_bytes = 512;
   all.job.state_bytes = [](std::int64_t rows) { return static_cast<std::size_t>(rows * kStateBytes); };
-  all.job.scratch_bytes = [](const FoldLimits& limits) { return static_cast<std::size_t>(limits.tiles * 64); };
+  all.job.scratch_bytes = [](const AttentionLimits& limits) { return static_cast<std::size_t>(limits.tiles * 64); };
   all.options.block_tokens = 512;
   return all;
 }
@@ -78,23 +78,23 @@ Seen seen(const JobLayout& layout, const Plan& plan) {
           plan.memory_bytes,       plan.keeps_state};
 }
 
-TEST(Forecasts, AreSharedByTheRanksOfAProcess) {
+TEST(PlanSummaries, AreSharedByTheRanksOfAProcess) {
   const Asked mine = asked();
   Asked theirs = asked();  // kernels of their own, which need as much
-  const Forecast first = mine.shared();
+  const PlanSummary first = mine.shared();
   EXPECT_EQ(theirs.shared().world, first.world);
   theirs.options.threads = 7;
   theirs.options.timeout_seconds = 1.0;
   theirs.options.kernel = {"cpu", "auto"};
   EXPECT_EQ(theirs.shared().world, first.world) << "no plan depends on these";
   Asked listed = asked(), listed_too = asked();
-  listed.job.work.lists = some_lists(0);
-  listed_too.job.work.lists = some_lists(0);
-  const Forecast of_lists = listed.shared();
+  listed.job.work.block_mask = some_lists(0);
+  listed_too.job.work.block_mask = some_lists(0);
+  const PlanSummary of_lists = listed.shared();
   EXPECT_EQ(listed_too.shared().world, of_lists.world) << "the lists say the same";
 }
 
-TEST(Forecasts, AreOfWhatIsAskedForWhateverWasBefore) {
+TEST(PlanSummaries, AreOfWhatIsAskedForWhateverWasBefore) {
   const std::vector<std::pair<const char*, std::function<void(Asked&)>>> changes = {
       {"route", [](Asked& other) { other.route = Route::kChain; }},
       {"world", [](Asked& other) { other.world = 4; }},
@@ -135,40 +135,40 @@ TEST(Forecasts, AreOfWhatIsAskedForWhateverWasBefore) {
       {"pair_flops", [](Asked& other) { other.job.work.pair_flops = 999.0; }},
       {"key_flops", [](Asked& other) { other.job.work.key_flops = 10.0; }},
       {"query_flops", [](Asked& other) { other.job.work.query_flops = 10.0; }},
-      {"lists", [](Asked& other) { other.job.work.lists = some_lists(1); }},
+      {"lists", [](Asked& other) { other.job.work.block_mask = some_lists(1); }},
       {"tiles", [](Asked& other) { other.job.kernel.key_tile = 64; }},
       {"query_bytes", [](Asked& other) { ++other.job.query_bytes; }},
       {"fixed_bytes", [](Asked& other) { ++other.job.fixed_bytes; }},
       {"page_size", [](Asked& other) { other.job.page_size = 16; }},
-      {"most_block_tokens",
+      {"max_block_tokens",
        [](Asked& other) {
          other.options.block_tokens = 0;
-         other.job.most_block_tokens = 256;
+         other.job.max_block_tokens = 256;
        }},
   };
   const Asked before = asked();
   for (const auto& [name, change] : changes) {
     Asked other = asked();
     change(other);
-    const Forecast first = before.shared();  // is shared while it lives
-    const Forecast second = other.shared();
-    const Forecasts fresh = other.fresh();
+    const PlanSummary first = before.shared();  // is shared while it lives
+    const PlanSummary second = other.shared();
+    const WorldPlans fresh = other.fresh();
     EXPECT_NE(second.world, first.world) << name;
     EXPECT_EQ(seen(second.layout(), second.plan), seen(fresh.layout(), fresh.plan(0))) << name;
   }
 }
 
 // Kernels are asked for what the job's ranks need, and not for something that all of them may agree on.
-TEST(Forecasts, AreOfTheirOwnKernels) {
+TEST(PlanSummaries, AreOfTheirOwnKernels) {
   const Asked before = asked();
-  const Forecast first = before.shared();
+  const PlanSummary first = before.shared();
   Asked other = asked();
   other.job.state_bytes = [](std::int64_t rows) {
     return static_cast<std::size_t>(rows == 4096 ? rows * kStateBytes : 2 * rows * kStateBytes);
   };
   EXPECT_EQ(other.shared().plan.memory_bytes, other.fresh().plan(0).memory_bytes);
   other = asked();
-  other.job.scratch_bytes = [](const FoldLimits& limits) {
+  other.job.scratch_bytes = [](const AttentionLimits& limits) {
     return static_cast<std::size_t>(limits.tiles == 4096 ? limits.tiles * 64 : limits.tiles * 65);
   };
   EXPECT_EQ(other.shared().plan.memory_bytes, other.fresh().plan(0).memory_bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HeadProduct over every kernel of products: sums in fp64 that are rounded once, the same bits however rows and heads
+// BatchedGemm over every kernel of products: sums in fp64 that are rounded once, the same bits however rows and heads
 // are cut and wherever they lie, one object for all of it, also captured and replayed; and what it refuses.
 #include "attention/head_product.hpp"
 
@@ -19,7 +19,7 @@
 #include "tests/support/product_runner.hpp"
 
 namespace ringattn {
-inline void PrintTo(const HeadProductRow& row, std::ostream* stream) { *stream << row.name; }
+inline void PrintTo(const BatchedGemmRow& row, std::ostream* stream) { *stream << row.name; }
 }  // namespace ringattn
 
 namespace ringattn::testing {
@@ -27,65 +27,64 @@ namespace {
 
 constexpr std::int64_t kHeads = 5;
 
-class HeadProducts : public ::testing::TestWithParam<HeadProductRow> {
+class BatchedGemms : public ::testing::TestWithParam<BatchedGemmRow> {
  protected:
   void SetUp() override {
     const std::string reason = GetParam().unavailable();
     if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
   }
 
-  static HeadProduct make(const HeadProductSpec& spec, int threads = 1, std::int64_t heads = kHeads) {
-    const HeadProductRow& row = GetParam();
+  static BatchedGemm make(const BatchedGemmSpec& spec, int threads = 1, std::int64_t heads = kHeads) {
+    const BatchedGemmRow& row = GetParam();
     return {{spec, heads}, {{std::string(row.backend), std::string(row.name)}, threads, 0}};
   }
 
   // Of both products around a latent, and of dims that no tile divides; in what the kernel has of the dtypes.
-  static std::vector<HeadProductSpec> specs() {
-    std::vector<HeadProductSpec> able;
+  static std::vector<BatchedGemmSpec> specs() {
+    std::vector<BatchedGemmSpec> able;
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-      for (const auto& [inner, outer] : {std::pair{512, 128}, {128, 512}, {24, 136}}) {
-        if (GetParam().missing({dtype, inner, outer}).empty()) able.push_back({dtype, inner, outer});
+      for (const auto& [dim_k, dim_n] : {std::pair{512, 128}, {128, 512}, {24, 136}}) {
+        if (GetParam().missing({dtype, dim_k, dim_n}).empty()) able.push_back({dtype, dim_k, dim_n});
       }
     }
     return able;
   }
 
-  static std::vector<std::byte> product_of(HeadProduct& door, const ProductInputs& inputs,
-                                           const ProductLayout& layout = {}) {
-    const auto enqueue = [&](const HeadProductTask& task) { door.enqueue(task, door.backend().stream()); };
+  static std::vector<std::byte> product_of(BatchedGemm& door, const GemmInputs& inputs, const GemmLayout& layout = {}) {
+    const auto enqueue = [&](const BatchedGemmTask& task) { door.enqueue(task, door.backend().stream()); };
     return multiplied_by(enqueue, door.backend(), inputs, layout);
   }
 };
 
-TEST_P(HeadProducts, AreAccurateAndThoseOfTheKernel) {
+TEST_P(BatchedGemms, AreAccurateAndThoseOfTheKernel) {
   ASSERT_FALSE(specs().empty());
-  for (const HeadProductSpec& spec : specs()) {
-    HeadProduct door = make(spec);
+  for (const BatchedGemmSpec& spec : specs()) {
+    BatchedGemm door = make(spec);
     EXPECT_EQ(door.kernel().row->name, GetParam().name);
     for (const bool shared : {false, true}) {
-      const ProductInputs inputs = normal_product_inputs(spec, 29, kHeads, shared, 1);
+      const GemmInputs inputs = normal_gemm_inputs(spec, 29, kHeads, shared, 1);
       const std::vector<std::byte> out = product_of(door, inputs);
-      expect_accurate_product(inputs, out);
+      expect_accurate_gemm(inputs, out);
       EXPECT_EQ(first_difference(inputs, out, multiplied(GetParam(), inputs)), "") << describe(spec);
     }
   }
 }
 
 // One object multiplies any rows, and any of its heads.
-TEST_P(HeadProducts, OfSomeRowsAndHeadsHaveTheBitsOfAll) {
-  for (const HeadProductSpec& spec : specs()) {
-    HeadProduct door = make(spec, 2);
-    HeadProduct other = std::move(door);
+TEST_P(BatchedGemms, OfSomeRowsAndHeadsHaveTheBitsOfAll) {
+  for (const BatchedGemmSpec& spec : specs()) {
+    BatchedGemm door = make(spec, 2);
+    BatchedGemm other = std::move(door);
     for (const std::int64_t rows : {1, 7, 130}) {
-      const ProductInputs inputs = normal_product_inputs(spec, rows, kHeads, rows == 7, 2);
+      const GemmInputs inputs = normal_gemm_inputs(spec, rows, kHeads, rows == 7, 2);
       const std::vector<std::byte> all = product_of(other, inputs);
       std::vector<std::int64_t> one_by_one;
       for (std::int64_t row = 1; row < rows; ++row) one_by_one.push_back(row);
-      for (const ProductLayout& layout :
-           {ProductLayout{.cuts = one_by_one}, ProductLayout{.head_by_head = true},
-            ProductLayout{.cuts = one_by_one, .head_by_head = true, .transposed = true},
-            ProductLayout{.transposed = true}, ProductLayout{.transposed = true, .gap = 24, .weight_gap = 8},
-            ProductLayout{.gap = 3, .shift = 1, .weight_gap = 5}}) {
+      for (const GemmLayout& layout :
+           {GemmLayout{.cuts = one_by_one}, GemmLayout{.head_by_head = true},
+            GemmLayout{.cuts = one_by_one, .head_by_head = true, .transposed = true}, GemmLayout{.transposed = true},
+            GemmLayout{.transposed = true, .gap = 24, .weight_gap = 8},
+            GemmLayout{.gap = 3, .shift = 1, .weight_gap = 5}}) {
         EXPECT_EQ(first_difference(inputs, product_of(other, inputs, layout), all), "")
             << describe(spec) << ", " << rows << " rows, " << describe(layout);
       }
@@ -93,18 +92,18 @@ TEST_P(HeadProducts, OfSomeRowsAndHeadsHaveTheBitsOfAll) {
   }
 }
 
-TEST_P(HeadProducts, KeepNanInItsRowAndColumn) {
-  for (const HeadProductSpec& spec : specs()) {
-    HeadProduct door = make(spec);
-    ProductInputs inputs = normal_product_inputs(spec, 6, kHeads, false, 3);
+TEST_P(BatchedGemms, KeepNanInItsRowAndColumn) {
+  for (const BatchedGemmSpec& spec : specs()) {
+    BatchedGemm door = make(spec);
+    GemmInputs inputs = normal_gemm_inputs(spec, 6, kHeads, false, 3);
     const std::vector<std::byte> clean = product_of(door, inputs);
-    inputs.set_left(2, 1, spec.inner - 1, std::numeric_limits<float>::quiet_NaN());
+    inputs.set_left(2, 1, spec.dim_k - 1, std::numeric_limits<float>::quiet_NaN());
     inputs.set_right(3, 5, 0, std::numeric_limits<float>::quiet_NaN());
     const std::vector<std::byte> out = product_of(door, inputs, {.transposed = true});
     const std::size_t element = size_of(spec.dtype);
     for (std::size_t at = 0; at < out.size(); at += element) {
       const auto i = static_cast<std::int64_t>(at / element);
-      const std::int64_t row = i / spec.outer / kHeads, head = i / spec.outer % kHeads, column = i % spec.outer;
+      const std::int64_t row = i / spec.dim_n / kHeads, head = i / spec.dim_n % kHeads, column = i % spec.dim_n;
       if ((row == 2 && head == 1) || (head == 3 && column == 5)) {
         EXPECT_TRUE(std::isnan(load_element(out.data() + at, spec.dtype))) << row << ", " << head << ", " << column;
       } else {
@@ -116,22 +115,22 @@ TEST_P(HeadProducts, KeepNanInItsRowAndColumn) {
 }
 
 // What a graph of a device holds is the product: a replay reads the rows that lie there by then.
-TEST_P(HeadProducts, AreReplayedOverNewRows) {
-  for (const HeadProductSpec& spec : specs()) {
+TEST_P(BatchedGemms, AreReplayedOverNewRows) {
+  for (const BatchedGemmSpec& spec : specs()) {
     for (const std::int64_t rows : {1, 64, 300}) {
-      HeadProduct door = make(spec);
+      BatchedGemm door = make(spec);
       Backend& backend = door.backend();
-      const ProductInputs inputs[] = {normal_product_inputs(spec, rows, kHeads, false, 4),
-                                      normal_product_inputs(spec, rows, kHeads, false, 5)};
+      const GemmInputs inputs[] = {normal_gemm_inputs(spec, rows, kHeads, false, 4),
+                                   normal_gemm_inputs(spec, rows, kHeads, false, 5)};
       DeviceArray left(backend, inputs[0].left.size()), right(backend, inputs[0].right.size());
-      DeviceArray out(backend, static_cast<std::size_t>(rows * kHeads * spec.outer) * size_of(spec.dtype));
-      const HeadProductTask task{
-          dense_view(static_cast<const void*>(left.data()), spec.dtype, rows, kHeads, spec.inner),
-          {right.data(), spec.dtype, kHeads, spec.outer, spec.inner, spec.outer * spec.inner, spec.inner, 1},
-          dense_view(static_cast<void*>(out.data()), spec.dtype, rows, kHeads, spec.outer)};
+      DeviceArray out(backend, static_cast<std::size_t>(rows * kHeads * spec.dim_n) * size_of(spec.dtype));
+      const BatchedGemmTask task{
+          dense_view(static_cast<const void*>(left.data()), spec.dtype, rows, kHeads, spec.dim_k),
+          {right.data(), spec.dtype, kHeads, spec.dim_n, spec.dim_k, spec.dim_n * spec.dim_k, spec.dim_k, 1},
+          dense_view(static_cast<void*>(out.data()), spec.dtype, rows, kHeads, spec.dim_n)};
       const Stream stream = backend.stream();
       const auto replay = backend.replay(stream, [&] { door.enqueue(task, stream); });
-      for (const ProductInputs& now : inputs) {
+      for (const GemmInputs& now : inputs) {
         left.write(now.left);
         right.write(now.right);
         out.clear();
@@ -154,33 +153,33 @@ TEST_P(HeadProducts, AreReplayedOverNewRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, HeadProducts,
-                         ::testing::ValuesIn(kernel_table<HeadProductSpec>().begin(),
-                                             kernel_table<HeadProductSpec>().end()),
+INSTANTIATE_TEST_SUITE_P(Kernels, BatchedGemms,
+                         ::testing::ValuesIn(kernel_table<BatchedGemmSpec>().begin(),
+                                             kernel_table<BatchedGemmSpec>().end()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-HeadProductOptions on_cpu() {
-  HeadProductOptions options;
+BatchedGemmOptions on_cpu() {
+  BatchedGemmOptions options;
   options.kernel.backend = "cpu";
   options.threads = 1;
   return options;
 }
 
-TEST(HeadProductRefusals, OfJobs) {
-  const auto refused = [](const HeadProductJob& job, ErrorCode code, const std::string& words,
-                          const HeadProductOptions& options) {
-    const Error error = error_of([&] { HeadProduct(job, options); });
+TEST(BatchedGemmRefusals, OfJobs) {
+  const auto refused = [](const BatchedGemmJob& job, ErrorCode code, const std::string& words,
+                          const BatchedGemmOptions& options) {
+    const Error error = error_of([&] { BatchedGemm(job, options); });
     EXPECT_EQ(error.code(), code) << error.what();
     EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
   };
-  const HeadProductSpec spec{Dtype::kBf16, 16, 40};
+  const BatchedGemmSpec spec{Dtype::kBf16, 16, 40};
   refused({spec, 0}, ErrorCode::kUsage, "a product of 0 heads", on_cpu());
   refused({spec, 65537}, ErrorCode::kUsage, "a product of 65537 heads", on_cpu());
-  refused({{Dtype::kBf16, 0, 40}, 2}, ErrorCode::kUsage, "inner 0 and outer 40", on_cpu());
-  refused({{Dtype::kBf16, 16, (1 << 20) + 8}, 2}, ErrorCode::kUsage, "inner 16 and outer 1048584", on_cpu());
-  refused({{Dtype::kBf16, 17, 40}, 2}, ErrorCode::kUnsupported, "inner 17 (supported: multiples of 8)", on_cpu());
-  refused({{Dtype::kBf16, 16, 4}, 2}, ErrorCode::kUnsupported, "outer 4 (supported: multiples of 8)", on_cpu());
-  HeadProductOptions options = on_cpu();
+  refused({{Dtype::kBf16, 0, 40}, 2}, ErrorCode::kUsage, "k 0 and n 40", on_cpu());
+  refused({{Dtype::kBf16, 16, (1 << 20) + 8}, 2}, ErrorCode::kUsage, "k 16 and n 1048584", on_cpu());
+  refused({{Dtype::kBf16, 17, 40}, 2}, ErrorCode::kUnsupported, "k 17 (supported: multiples of 8)", on_cpu());
+  refused({{Dtype::kBf16, 16, 4}, 2}, ErrorCode::kUnsupported, "n 4 (supported: multiples of 8)", on_cpu());
+  BatchedGemmOptions options = on_cpu();
   options.kernel.kernel = "no_product";
   refused({spec, 2}, ErrorCode::kUsage, "no_product", options);
   options = on_cpu();
@@ -188,16 +187,16 @@ TEST(HeadProductRefusals, OfJobs) {
   refused({spec, 2}, ErrorCode::kUsage, "-1 threads are not possible", options);
 }
 
-TEST(HeadProductRefusals, OfTasks) {
+TEST(BatchedGemmRefusals, OfTasks) {
   constexpr std::int64_t kRows = 6, kMatrices = 2;
-  HeadProduct door({{Dtype::kF32, 16, 40}, kMatrices}, on_cpu());
+  BatchedGemm door({{Dtype::kF32, 16, 40}, kMatrices}, on_cpu());
   const std::vector<float> left(kRows * kMatrices * 16, 1.0F);
   std::vector<float> right(kMatrices * 40 * 16, 1.0F), out(kRows * kMatrices * 40, -1.0F);
-  const HeadProductTask fits{dense_view(static_cast<const void*>(left.data()), Dtype::kF32, kRows, kMatrices, 16),
+  const BatchedGemmTask fits{dense_view(static_cast<const void*>(left.data()), Dtype::kF32, kRows, kMatrices, 16),
                              {right.data(), Dtype::kF32, kMatrices, 40, 16, 640, 16, 1},
                              dense_view(static_cast<void*>(out.data()), Dtype::kF32, kRows, kMatrices, 40)};
-  const auto refused = [&](const std::function<void(HeadProductTask&)>& spoil, const std::string& words) {
-    HeadProductTask task = fits;
+  const auto refused = [&](const std::function<void(BatchedGemmTask&)>& spoil, const std::string& words) {
+    BatchedGemmTask task = fits;
     spoil(task);
     const Error error = error_of([&] { door.enqueue(task); });
     EXPECT_EQ(error.code(), ErrorCode::kUsage) << error.what();
@@ -210,7 +209,7 @@ TEST(HeadProductRefusals, OfTasks) {
   refused([](auto& task) { task.weights.heads = 0; }, "weights are fp32 [0, 40, 16]");
   refused([](auto& task) { task.weights.dtype = Dtype::kBf16; }, "weights are bf16 [2, 40, 16]");
   refused([](auto& task) { task.weights.data = nullptr; }, "weights are missing");
-  refused([](auto& task) { task.weights.inner_stride = 2; }, "weights have strides 640, 16 and 2");
+  refused([](auto& task) { task.weights.k_stride = 2; }, "weights have strides 640, 16 and 2");
   refused([](auto& task) { task.rows.heads = 3; }, "rows are fp32 [6, 3, 16] (they should be fp32 [rows, 2 or 1, 16])");
   refused([](auto& task) { task.rows.dim = 40; }, "rows are fp32 [6, 2, 40]");
   refused([](auto& task) { task.rows.dtype = Dtype::kF16; }, "rows are fp16 [6, 2, 16]");
@@ -232,7 +231,7 @@ TEST(HeadProductRefusals, OfTasks) {
       },
       "out overlaps weights");
 
-  HeadProductTask task = fits;
+  BatchedGemmTask task = fits;
   task.rows.tokens = task.out.tokens = 0;
   task.rows.data = task.out.data = nullptr;
   door.run(task);  // no rows

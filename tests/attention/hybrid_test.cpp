@@ -16,8 +16,8 @@
 namespace ringattn::testing {
 namespace {
 
-ScanOptions scan_options() {
-  ScanOptions options;
+SsmOptions ssm_options() {
+  SsmOptions options;
   options.kernel.backend = "cpu";
   options.threads = 1;
   return options;
@@ -32,7 +32,7 @@ std::vector<std::byte> run_stack(int ranks, LayoutKind layout) {
   return packed;
 }
 
-TEST(Hybrid, AttentionScanAttentionHasTheSameBytesOnAnyNumberOfRanks) {
+TEST(Hybrid, AttentionSsmAttentionHasTheSameBytesOnAnyNumberOfRanks) {
   const std::vector<std::byte> one = run_stack(1, LayoutKind::kStriped);
   EXPECT_EQ(what_is_empty({}, one), "");
   EXPECT_TRUE(run_stack(2, LayoutKind::kStriped) == one);
@@ -64,7 +64,7 @@ TEST(Reshards, OfAnyLayoutsMoveEveryRowToItsPlace) {
       const Layout to = random_layout(tokens, ranks, random);
       run_threads_world(ranks, {}, [&](Transport& transport) {
         const int rank = transport.rank();
-        const ScanChoice choice = choose_kernel(ScanSpec{}, {"cpu", "auto"});
+        const SsmChoice choice = choose_kernel(SsmSpec{}, {"cpu", "auto"});
         const auto backend = choice.row->make_backend({1, kNoDevice});
         Reshard reshard(from, to, sizeof(std::int64_t), transport, *backend);
         const std::vector<std::int64_t> rows = named_rows(from, rank);
@@ -86,7 +86,7 @@ TEST(Reshards, OfAnyLayoutsMoveEveryRowToItsPlace) {
 
 TEST(Reshards, OfOtherTokensRanksOrBytesAreRefused) {
   const auto transport = make_self_transport();
-  const ScanChoice choice = choose_kernel(ScanSpec{}, {"cpu", "auto"});
+  const SsmChoice choice = choose_kernel(SsmSpec{}, {"cpu", "auto"});
   const auto backend = choice.row->make_backend({1, kNoDevice});
   const std::vector<std::int64_t> tokens{10};
   const std::vector<std::int64_t> others{11};
@@ -122,17 +122,17 @@ TEST(Reshards, LetACallerScanItsOwnRuns) {
   std::mt19937_64 random(9);
   const Layout own = random_layout(tokens, 2, random);
   run_threads_world(2, {}, [&](Transport& transport) {
-    ScanJob job;
+    SsmJob job;
     job.spec.dtype = Dtype::kF32;
     job.spec.heads = 1;
     job.spec.head_dim = 8;
     job.spec.state_dim = 8;
     job.lengths = tokens;
-    ScanOptions stated = scan_options();
+    SsmOptions stated = ssm_options();
     stated.runs = std::vector<std::vector<TokenRun>>{{own.runs(0).begin(), own.runs(0).end()},
                                                      {own.runs(1).begin(), own.runs(1).end()}};
-    EXPECT_EQ(error_of([&] { Scan(job, transport, stated); }).code(), ErrorCode::kUsage);
-    Scan scan(job, transport, scan_options());
+    EXPECT_EQ(error_of([&] { Ssm(job, transport, stated); }).code(), ErrorCode::kUsage);
+    Ssm scan(job, transport, ssm_options());
     Reshard there(own, scan.layout(), 32, transport, scan.backend());
     Reshard back(scan.layout(), own, 32, transport, scan.backend());
     const std::vector<float> ones(static_cast<std::size_t>(own.tokens(transport.rank()) * 8), 1.0F);

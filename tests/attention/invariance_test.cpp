@@ -20,7 +20,7 @@ struct Case {
   friend std::ostream& operator<<(std::ostream& stream, const Case& c) { return stream << c.name; }
 };
 
-FoldSpec with_everything(FoldSpec spec) {
+AttentionSpec with_everything(AttentionSpec spec) {
   spec.softcap = 20.0F;
   spec.sinks = true;
   return spec;
@@ -138,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(Jobs, Invariance, ::testing::ValuesIn(cases()),
 
 // A sequence's bits don't change with what it is packed with.
 TEST(Batch, SequencesDoNotSeeTheirNeighbours) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 2, 1, 32, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 2, 1, 32, {-1, 0});
   const std::vector<std::int64_t> lengths = {130, 1, 517, 128, 64};
   Job packed{spec, {}};
   for (const std::int64_t n : lengths) packed.batch.sequences.push_back({n, n, 0});
@@ -167,7 +167,7 @@ TEST(Batch, SequencesDoNotSeeTheirNeighbours) {
 // Prefill in chunks over the growing prefix equals whole prefill, for chunks of any length.
 TEST(ChunkedPrefill, EqualsWholePrefill) {
   for (const Mask mask : {Mask{-1, 0}, Mask{150, 0}}) {
-    const FoldSpec spec = make_spec(Dtype::kBf16, 2, 1, 32, mask);
+    const AttentionSpec spec = make_spec(Dtype::kBf16, 2, 1, 32, mask);
     const std::int64_t n = 1000;
     const Job whole{spec, {{n, n, 0}}};
     const JobTensors tensors = random_tensors(whole, 5);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latent attention on the CPU against fp64 of the whole formula: every form, dtype and mask.
+// Mla attention on the CPU against fp64 of the whole formula: every form, dtype and mask.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@ namespace {
 
 constexpr Mask kCausal{-1, 0};
 
-LatentSpec small_spec(Dtype dtype, const Mask& mask = kCausal) {
-  LatentSpec spec;
+MlaSpec small_spec(Dtype dtype, const Mask& mask = kCausal) {
+  MlaSpec spec;
   spec.dtype = dtype;
   spec.heads = 4;
   spec.head_dim = 32;
@@ -30,7 +30,7 @@ LatentSpec small_spec(Dtype dtype, const Mask& mask = kCausal) {
   return spec;
 }
 
-LatentSpec with_everything(LatentSpec spec) {
+MlaSpec with_everything(MlaSpec spec) {
   spec.softcap = 5.0F;
   spec.sinks = true;
   return spec;
@@ -38,14 +38,14 @@ LatentSpec with_everything(LatentSpec spec) {
 
 struct Case {
   const char* name;
-  LatentJob job;
+  MlaJob job;
 
   friend std::ostream& operator<<(std::ostream& stream, const Case& c) { return stream << c.name; }
 };
 
 std::vector<Case> cases() {
   const Batch ragged = {{1, 1, 0}, {127, 127, 0}, {128, 128, 0}, {129, 129, 0}, {0, 0, 0}, {3, 300, 297}, {64, 0, 0}};
-  LatentSpec deepseek;
+  MlaSpec deepseek;
   deepseek.heads = 2;
   deepseek.softmax_scale = default_softmax_scale(deepseek);
   return {
@@ -59,32 +59,32 @@ std::vector<Case> cases() {
   };
 }
 
-class LatentAccuracy : public ::testing::TestWithParam<Case> {};
+class MlaAccuracy : public ::testing::TestWithParam<Case> {};
 
-TEST_P(LatentAccuracy, BothFormsAgainstTheOracle) {
-  LatentJob job = GetParam().job;
-  const LatentTensors tensors = random_latents(job, 3);
-  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+TEST_P(MlaAccuracy, BothFormsAgainstTheOracle) {
+  MlaJob job = GetParam().job;
+  const MlaTensors tensors = random_mla_tensors(job, 3);
+  for (const MlaForm form : {MlaForm::kExpanded, MlaForm::kAbsorbed}) {
     SCOPED_TRACE(std::string(form_name(form)));
     job.form = form;
-    expect_as_right(job, tensors, run_latent_job(job, on_the_cpu(2), tensors, 1));
+    expect_as_right(job, tensors, run_mla_job(job, on_the_cpu(2), tensors, 1));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Jobs, LatentAccuracy, ::testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Jobs, MlaAccuracy, ::testing::ValuesIn(cases()),
                          [](const ::testing::TestParamInfo<Case>& job) { return std::string(job.param.name); });
 
 // A latent that is not finite makes all heads' O not finite in the rows that see it, and no other row.
-TEST(LatentNan, ReachesTheRowsThatSeeItAlone) {
-  const LatentSpec spec = small_spec(Dtype::kBf16);
+TEST(MlaNan, ReachesTheRowsThatSeeItAlone) {
+  const MlaSpec spec = small_spec(Dtype::kBf16);
   constexpr std::int64_t kPlanted = 200;  // of the second sequence
-  LatentJob job{spec, {{50, 50, 0}, {300, 300, 0}, {30, 30, 0}}, {}};
-  LatentTensors tensors = random_latents(job, 5);
+  MlaJob job{spec, {{50, 50, 0}, {300, 300, 0}, {30, 30, 0}}, {}};
+  MlaTensors tensors = random_mla_tensors(job, 5);
   store_element(tensors.latent.data() + static_cast<std::size_t>((50 + kPlanted) * spec.latent_dim + 7) * 2, spec.dtype,
                 std::numeric_limits<float>::quiet_NaN());
-  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+  for (const MlaForm form : {MlaForm::kExpanded, MlaForm::kAbsorbed}) {
     job.form = form;
-    const JobResult alone = run_latent_job(job, on_the_cpu(2), tensors, 1);
+    const JobResult alone = run_mla_job(job, on_the_cpu(2), tensors, 1);
     const Numbers numbers = numbers_of(alone, spec.dtype);
     for (std::int64_t token = 0; token < job.batch.q_tokens(); ++token) {
       const bool sees = token >= 50 + kPlanted && token < 350;
@@ -93,7 +93,7 @@ TEST(LatentNan, ReachesTheRowsThatSeeItAlone) {
         ASSERT_EQ(std::isfinite(value), !sees) << form_name(form) << ", token " << token << ", " << i;
       }
     }
-    EXPECT_TRUE(run_latent_job(job, on_the_cpu(2), tensors, 3).same_bits(alone));
+    EXPECT_TRUE(run_mla_job(job, on_the_cpu(2), tensors, 3).same_bits(alone));
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over a cache of latents has the bits of an absorbed Latent over the whole sequences: dense and in pages, on
+// Decoding over a cache of latents has the bits of an absorbed Mla over the whole sequences: dense and in pages, on
 // one rank and on several, for rows that join the cache step by step.
 #include "attention/latent_decode.hpp"
 
@@ -23,8 +23,8 @@ namespace {
 
 constexpr int kSteps = 3;
 
-LatentSpec small_spec(bool everything) {
-  LatentSpec spec;
+MlaSpec small_spec(bool everything) {
+  MlaSpec spec;
   spec.heads = 2;
   spec.head_dim = 16;
   spec.rope_dim = 8;
@@ -36,8 +36,8 @@ LatentSpec small_spec(bool everything) {
   return spec;
 }
 
-LatentOptions prefill_options() {
-  LatentOptions options;
+MlaOptions prefill_options() {
+  MlaOptions options;
   options.ring.kernel.backend = "cpu";
   options.ring.threads = 1;
   return options;
@@ -51,11 +51,11 @@ DecodeOptions decode_options() {
 }
 
 // One rank's steps against its rows of the reference. Returns how many rows were compared.
-std::int64_t decode_steps(Transport& transport, const LatentJob& job, const LatentTensors& tensors,
+std::int64_t decode_steps(Transport& transport, const MlaJob& job, const MlaTensors& tensors,
                           const JobResult& reference, int rows, std::int64_t page_size, bool enqueued,
                           const RowFormat& format = {}) {
-  LatentDecode decode(latent_decode_job(job, rows, page_size, format), transport, decode_options());
-  LatentSteps steps(decode, job, tensors);
+  MlaDecode decode(mla_decode_job(job, rows, page_size, format), transport, decode_options());
+  MlaSteps steps(decode, job, tensors);
   for (int step = 0; step < kSteps; ++step) {
     steps.load(step);
     if (enqueued) {
@@ -70,8 +70,8 @@ std::int64_t decode_steps(Transport& transport, const LatentJob& job, const Late
 }
 
 // The same on `world` ranks, whose rows are all of them.
-void expect_steps_on(int world, const LatentJob& job, const LatentTensors& tensors, const JobResult& reference,
-                     int rows, std::int64_t page_size, const RowFormat& format = {}) {
+void expect_steps_on(int world, const MlaJob& job, const MlaTensors& tensors, const JobResult& reference, int rows,
+                     std::int64_t page_size, const RowFormat& format = {}) {
   SCOPED_TRACE("world " + std::to_string(world) + ", pages of " + std::to_string(page_size));
   std::vector<std::int64_t> compared(static_cast<std::size_t>(world), 0);
   const auto rank = [&](Transport& transport) {
@@ -86,13 +86,13 @@ void expect_steps_on(int world, const LatentJob& job, const LatentTensors& tenso
   EXPECT_EQ(std::accumulate(compared.begin(), compared.end(), std::int64_t{0}), job.batch.q_tokens());
 }
 
-TEST(LatentDecode, HasTheBitsOfAnAbsorbedLatent) {
+TEST(MlaDecode, HasTheBitsOfAnAbsorbedLatent) {
   const std::vector<std::int64_t> lengths = {12, 130, 300, 2 * 8192 + 5};
   for (const bool everything : {false, true}) {
     for (const int rows : {1, 2}) {
-      const LatentJob job = stepwise_job(small_spec(everything), lengths, rows, kSteps);
-      const LatentTensors tensors = random_latents(job, 21);
-      const JobResult reference = run_latent_job(job, prefill_options(), tensors, 1);
+      const MlaJob job = stepwise_job(small_spec(everything), lengths, rows, kSteps);
+      const MlaTensors tensors = random_mla_tensors(job, 21);
+      const JobResult reference = run_mla_job(job, prefill_options(), tensors, 1);
       for (const int world : {1, 2, 3, 4, 5}) {
         for (const std::int64_t page_size : {0, 16, 64}) {
           expect_steps_on(world, job, tensors, reference, rows, page_size);
@@ -103,13 +103,13 @@ TEST(LatentDecode, HasTheBitsOfAnAbsorbedLatent) {
 }
 
 // Over rows of 8 bits, which new ones join: the bits over what they are unpacked to.
-TEST(LatentDecode, PackedRowsAreWhatTheyAreUnpackedTo) {
-  LatentSpec spec = small_spec(true);
+TEST(MlaDecode, Fp8RowsAreWhatTheyAreDequantizedTo) {
+  MlaSpec spec = small_spec(true);
   spec.latent_dim = 256;
   spec.softmax_scale = default_softmax_scale(spec);
-  const LatentJob job = stepwise_job(spec, {12, 130, 8192 + 5}, 2, kSteps);
-  const LatentTensors tensors = random_latents(job, 22);
-  const JobResult reference = run_latent_job(job, prefill_options(), with_packed_latents(spec, tensors), 1);
+  const MlaJob job = stepwise_job(spec, {12, 130, 8192 + 5}, 2, kSteps);
+  const MlaTensors tensors = random_mla_tensors(job, 22);
+  const JobResult reference = run_mla_job(job, prefill_options(), with_fp8_latents(spec, tensors), 1);
   for (const int world : {1, 2, 3, 4, 5}) {
     for (const std::int64_t page_size : {0, 16, 64}) {
       expect_steps_on(world, job, tensors, reference, 2, page_size, latent_format(spec.rope_dim));
@@ -118,22 +118,22 @@ TEST(LatentDecode, PackedRowsAreWhatTheyAreUnpackedTo) {
 }
 
 // Queries that a caller has brought into the latent, and outputs that it brings back, have the bits of the matrices.
-TEST(LatentDecode, ProductsOfTheCallersHaveTheSameBits) {
+TEST(MlaDecode, GemmsOfTheCallerHaveTheSameBits) {
   constexpr std::int64_t kSequences = 3, kRows = 2, kKeys = 300;
-  const LatentSpec spec = small_spec(true);
+  const MlaSpec spec = small_spec(true);
   const int wide = spec.latent_dim + spec.rope_dim;
   std::mt19937_64 random(23);
-  const LatentTensors tensors =
-      random_latents({spec, uniform_batch(kSequences, kRows, kRows), LatentForm::kAbsorbed}, 24);
+  const MlaTensors tensors =
+      random_mla_tensors({spec, uniform_batch(kSequences, kRows, kRows), MlaForm::kAbsorbed}, 24);
   std::vector<std::byte> cache = random_elements(kSequences * kKeys * wide, spec.dtype, random);
   std::vector<std::int32_t> lengths{2, 131, 300};
   const auto self = make_self_transport();
-  LatentDecode decode({spec, {kSequences, kRows, kKeys}, 0, 0}, *self, decode_options());
-  const auto step_of = [&](LatentDecode& by, const std::vector<std::byte>& q, const HeadMatrices& w_uk,
-                           const HeadMatrices& w_uv) {
+  MlaDecode decode({spec, {kSequences, kRows, kKeys}, 0, 0}, *self, decode_options());
+  const auto step_of = [&](MlaDecode& by, const std::vector<std::byte>& q, const GemmWeights& w_uk,
+                           const GemmWeights& w_uv) {
     const auto view_dim = w_uk.data == nullptr ? wide : spec.head_dim + spec.rope_dim;
     const int out_dim = w_uv.data == nullptr ? spec.latent_dim : spec.head_dim_v;
-    LatentDecodeInputs inputs;
+    MlaDecodeInputs inputs;
     inputs.q = dense_view(static_cast<const void*>(q.data()), spec.dtype, kSequences * kRows, spec.heads, view_dim);
     inputs.rows = kRows;
     inputs.cache = cache_view(cache.data(), spec.dtype, kSequences, kKeys, 1, wide);
@@ -147,23 +147,23 @@ TEST(LatentDecode, ProductsOfTheCallersHaveTheSameBits) {
            {dense_view(static_cast<void*>(out.data()), spec.dtype, kSequences * kRows, spec.heads, out_dim), {}});
     return out;
   };
-  const auto step = [&](const std::vector<std::byte>& q, const HeadMatrices& w_uk, const HeadMatrices& w_uv) {
+  const auto step = [&](const std::vector<std::byte>& q, const GemmWeights& w_uk, const GemmWeights& w_uv) {
     return step_of(decode, q, w_uk, w_uv);
   };
-  const HeadMatrices w_uk = matrices_of(tensors.w_uk, spec, spec.head_dim);
-  const HeadMatrices w_uv = matrices_of(tensors.w_uv, spec, spec.head_dim_v);
+  const GemmWeights w_uk = matrices_of(tensors.w_uk, spec, spec.head_dim);
+  const GemmWeights w_uv = matrices_of(tensors.w_uv, spec, spec.head_dim_v);
   const std::vector<std::byte> whole = step(tensors.q, w_uk, w_uv);
   const std::vector<std::byte> absorbed = queries_in_latent(spec, tensors.q, tensors.w_uk, "cpu");
   EXPECT_EQ(step(absorbed, {}, w_uv), whole);
-  EXPECT_EQ(outputs_of_latent(spec, step(absorbed, {}, {}), tensors.w_uv, "cpu"), whole);
-  EXPECT_EQ(outputs_of_latent(spec, step(tensors.q, w_uk, {}), tensors.w_uv, "cpu"), whole);
+  EXPECT_EQ(outputs_from_latent(spec, step(absorbed, {}, {}), tensors.w_uv, "cpu"), whole);
+  EXPECT_EQ(outputs_from_latent(spec, step(tensors.q, w_uk, {}), tensors.w_uv, "cpu"), whole);
 
   // A job that says so has no room for products, and no kernel of them.
-  LatentSpec told = spec;
+  MlaSpec told = spec;
   told.head_dim = told.head_dim_v = spec.latent_dim;
   told.q_in_latent = told.out_in_latent = true;
-  LatentDecode alone({told, {kSequences, kRows, kKeys}, 0, 0}, *self, decode_options());
-  EXPECT_EQ(outputs_of_latent(spec, step_of(alone, absorbed, {}, {}), tensors.w_uv, "cpu"), whole);
+  MlaDecode alone({told, {kSequences, kRows, kKeys}, 0, 0}, *self, decode_options());
+  EXPECT_EQ(outputs_from_latent(spec, step_of(alone, absorbed, {}, {}), tensors.w_uv, "cpu"), whole);
   EXPECT_EQ(alone.memory().total(), alone.in_latent().memory().total());
   EXPECT_LT(alone.memory().total() + tensors.w_uk.size() + tensors.w_uv.size(), decode.memory().total());
   const Error given = error_of([&] { step_of(alone, absorbed, {}, w_uv); });
@@ -172,21 +172,21 @@ TEST(LatentDecode, ProductsOfTheCallersHaveTheSameBits) {
       << given.what();
 }
 
-TEST(LatentDecode, RefusesWhatDoesNotFit) {
+TEST(MlaDecode, RefusesWhatDoesNotFit) {
   const auto self = make_self_transport();
-  const LatentSpec spec = small_spec(false);
+  const MlaSpec spec = small_spec(false);
   DecodeOptions options = decode_options();
-  LatentDecode decode({spec, {2, 1, 100}, 16, 0}, *self, options);
+  MlaDecode decode({spec, {2, 1, 100}, 16, 0}, *self, options);
   const std::vector<std::byte> zeros(1 << 16, std::byte{0});
   std::vector<std::byte> out(1 << 12);
-  LatentDecodeInputs inputs;
+  MlaDecodeInputs inputs;
   const auto view = [&](std::int64_t tokens, int heads, int dim) {
     return dense_view(static_cast<const void*>(zeros.data()), spec.dtype, tokens, heads, dim);
   };
   inputs.q = view(2, spec.heads, 48);  // in the latent, though w_uk is given
   inputs.w_uk = matrices_of(zeros, spec, spec.head_dim);
   inputs.w_uv = matrices_of(zeros, spec, spec.head_dim_v);
-  const LatentOutputs outputs{dense_view(static_cast<void*>(out.data()), spec.dtype, 2, spec.heads, 24), {}};
+  const MlaOutputs outputs{dense_view(static_cast<void*>(out.data()), spec.dtype, 2, spec.heads, 24), {}};
   const auto message = [&] { return std::string(error_of([&] { decode.run(inputs, outputs); }).what()); };
   EXPECT_NE(message().find("q is bf16 [2, 2, 48]"), std::string::npos) << message();
   EXPECT_NE(message().find("bf16 [2, 2, 24]"), std::string::npos) << message();
@@ -202,21 +202,21 @@ TEST(LatentDecode, RefusesWhatDoesNotFit) {
   EXPECT_NE(message().find("out is bf16 [2, 2, 24]"), std::string::npos) << message();
 
   const auto made = [&](const RowFormat& format, int latent_dim) {
-    LatentSpec other = spec;
+    MlaSpec other = spec;
     other.latent_dim = latent_dim;
-    return std::string(error_of([&] { LatentDecode({other, {2, 1, 100}, 16, 0, format}, *self, options); }).what());
+    return std::string(error_of([&] { MlaDecode({other, {2, 1, 100}, 16, 0, format}, *self, options); }).what());
   };
   EXPECT_NE(made(latent_format(4), 128).find("cached latents stored as latent rope 4"), std::string::npos);
-  EXPECT_NE(made({RowCoding::kInt8}, 128).find("plain or latent rope 8"), std::string::npos);
+  EXPECT_NE(made({RowEncoding::kInt8}, 128).find("plain or latent rope 8"), std::string::npos);
   EXPECT_NE(made(latent_format(8), 40).find("40 of 48 channels in codes"), std::string::npos);
-  LatentSpec coded = spec;
+  MlaSpec coded = spec;
   coded.latent_dim = 128;
-  LatentSpec half = coded;
+  MlaSpec half = coded;
   half.dtype = Dtype::kF16;
-  const Error of_half = error_of([&] { LatentDecode({half, {2, 1, 100}, 16, 0, latent_format(8)}, *self, options); });
+  const Error of_half = error_of([&] { MlaDecode({half, {2, 1, 100}, 16, 0, latent_format(8)}, *self, options); });
   EXPECT_NE(std::string(of_half.what()).find("8-bit cached latents in a job of fp16"), std::string::npos)
       << of_half.what();
-  EXPECT_EQ(LatentDecode({coded, {2, 1, 100}, 16, 0, latent_format(8)}, *self, options).in_latent().memory().cache,
+  EXPECT_EQ(MlaDecode({coded, {2, 1, 100}, 16, 0, latent_format(8)}, *self, options).in_latent().memory().cache,
             2U * 7U * 16U * (128U + 4U + 16U));
 
   EXPECT_GT(decode.memory().total(), decode.in_latent().memory().total());
@@ -224,8 +224,8 @@ TEST(LatentDecode, RefusesWhatDoesNotFit) {
 }
 
 // A refusal names what both the step in the latent and what is around it need, whichever of them is refused.
-TEST(LatentDecode, NeedsTheMemoryThatARefusalNames) {
-  const LatentDecodeJob job{small_spec(false), {2, 1, 100}, 16, 0};
+TEST(MlaDecode, NeedsTheMemoryThatARefusalNames) {
+  const MlaDecodeJob job{small_spec(false), {2, 1, 100}, 16, 0};
   for (const int world : {1, 2}) {
     const auto message_with = [&](std::size_t budget) -> std::string {
       DecodeOptions options = decode_options();
@@ -233,7 +233,7 @@ TEST(LatentDecode, NeedsTheMemoryThatARefusalNames) {
       std::vector<std::string> messages(static_cast<std::size_t>(world));
       const auto rank = [&](Transport& transport) {
         try {
-          const LatentDecode decode(job, transport, options);
+          const MlaDecode decode(job, transport, options);
           if (budget != 0) {
             EXPECT_EQ(decode.memory().total(), budget);
           }

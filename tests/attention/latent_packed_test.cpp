@@ -16,8 +16,8 @@
 namespace ringattn::testing {
 namespace {
 
-LatentSpec small_spec() {
-  LatentSpec spec;
+MlaSpec small_spec() {
+  MlaSpec spec;
   spec.heads = 4;
   spec.head_dim = 16;
   spec.rope_dim = 8;
@@ -28,77 +28,76 @@ LatentSpec small_spec() {
   return spec;
 }
 
-class PackedLatents : public ::testing::TestWithParam<LatentForm> {
+class Fp8Latents : public ::testing::TestWithParam<MlaForm> {
  protected:
   // Compares runs over rows of 8 bits with one over what they are unpacked to.
-  void expect_bits_of_unpacked(
-      const LatentSpec& spec, const Batch& batch,
-      const std::function<void(LatentTensors&)>& spoil = [](LatentTensors&) {}) {
-    const LatentJob plain{spec, batch, GetParam()};
-    LatentJob packed = plain;
+  void expect_bits_of_dequantized(
+      const MlaSpec& spec, const Batch& batch, const std::function<void(MlaTensors&)>& spoil = [](MlaTensors&) {}) {
+    const MlaJob plain{spec, batch, GetParam()};
+    MlaJob packed = plain;
     packed.format = latent_format(spec.rope_dim);
-    LatentTensors tensors = with_packed_latents(spec, random_latents(plain, 7));
+    MlaTensors tensors = with_fp8_latents(spec, random_mla_tensors(plain, 7));
     spoil(tensors);
-    const JobResult reference = run_latent_job(plain, on_the_cpu(), tensors, 1);
+    const JobResult reference = run_mla_job(plain, on_the_cpu(), tensors, 1);
     tensors.latent.assign(tensors.latent.size(), std::byte{0xff});  // nobody reads them
     tensors.k_rope.assign(tensors.k_rope.size(), std::byte{0xff});
     for (const int world : {1, 2, 3, 5}) {
       for (const std::int64_t block : {0, 256}) {
-        for (const LatentShape& shape : {LatentShape{}, LatentShape{.fused = true}}) {
-          LatentOptions options = on_the_cpu();
+        for (const MlaShape& shape : {MlaShape{}, MlaShape{.fused = true}}) {
+          MlaOptions options = on_the_cpu();
           options.ring.block_tokens = block;
           options.heads_at_a_time = block == 0 ? 0 : 2;
-          EXPECT_TRUE(run_latent_job(packed, options, tensors, world, shape).same_bits(reference))
+          EXPECT_TRUE(run_mla_job(packed, options, tensors, world, shape).same_bits(reference))
               << "world " << world << ", block " << block << ", fused " << shape.fused;
         }
       }
     }
-    LatentOptions options = on_the_cpu();
+    MlaOptions options = on_the_cpu();
     options.ring.block_tokens = 128;
     options.ring.checksum = true;
-    EXPECT_TRUE(run_latent_job(packed, options, tensors, 4, {}, {Route::kChain, 1, std::chrono::microseconds(300)})
+    EXPECT_TRUE(run_mla_job(packed, options, tensors, 4, {}, {Route::kChain, 1, std::chrono::microseconds(300)})
                     .same_bits(reference));
   }
 };
 
-TEST_P(PackedLatents, HaveTheBitsOfWhatTheyAreUnpackedTo) {
-  expect_bits_of_unpacked(small_spec(), uniform_batch(1, 1000, 1000));
-  LatentSpec spec = small_spec();
+TEST_P(Fp8Latents, HaveTheBitsOfWhatTheyAreDequantizedTo) {
+  expect_bits_of_dequantized(small_spec(), uniform_batch(1, 1000, 1000));
+  MlaSpec spec = small_spec();
   spec.softcap = 5.0F;
   spec.sinks = true;
   spec.mask = {150, 30};
-  expect_bits_of_unpacked(spec, {{1, 1, 0}, {300, 300, 0}, {0, 0, 0}, {64, 0, 0}, {17, 40, -9}, {5, 700, 695}});
-  expect_bits_of_unpacked(small_spec(), uniform_batch(1, 1, 1));
+  expect_bits_of_dequantized(spec, {{1, 1, 0}, {300, 300, 0}, {0, 0, 0}, {64, 0, 0}, {17, 40, -9}, {5, 700, 695}});
+  expect_bits_of_dequantized(small_spec(), uniform_batch(1, 1, 1));
 }
 
-TEST_P(PackedLatents, ACodeAndAScaleThatAreNoneAreNan) {
-  const LatentSpec spec = small_spec();
-  expect_bits_of_unpacked(spec, uniform_batch(1, 400, 400), [&](LatentTensors& tensors) {
+TEST_P(Fp8Latents, AnInvalidValueAndAnInvalidScaleAreNan) {
+  const MlaSpec spec = small_spec();
+  expect_bits_of_dequantized(spec, uniform_batch(1, 400, 400), [&](MlaTensors& tensors) {
     const std::int64_t bytes = latent_row_bytes(spec.latent_dim, spec.rope_dim);
     std::byte* const row = tensors.packed.data() + 200 * bytes;
     row[17] = std::byte{0x7f};
     for (int i = 0; i < 4; ++i) row[bytes + spec.latent_dim + 4 + i] = std::byte{0xff};
-    unpack_latent_rows(tensors.packed.data(), bytes,
-                       dense_view(static_cast<void*>(tensors.latent.data()), spec.dtype, 400, 1, spec.latent_dim),
-                       dense_view(static_cast<void*>(tensors.k_rope.data()), spec.dtype, 400, 1, spec.rope_dim));
+    dequantize_latent_rows(tensors.packed.data(), bytes,
+                           dense_view(static_cast<void*>(tensors.latent.data()), spec.dtype, 400, 1, spec.latent_dim),
+                           dense_view(static_cast<void*>(tensors.k_rope.data()), spec.dtype, 400, 1, spec.rope_dim));
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, PackedLatents, ::testing::Values(LatentForm::kExpanded, LatentForm::kAbsorbed),
-                         [](const ::testing::TestParamInfo<LatentForm>& form) {
+INSTANTIATE_TEST_SUITE_P(Forms, Fp8Latents, ::testing::Values(MlaForm::kExpanded, MlaForm::kAbsorbed),
+                         [](const ::testing::TestParamInfo<MlaForm>& form) {
                            return std::string(form_name(form.param));
                          });
 
 // 656 bytes a token instead of 1,152.
-TEST(PackedLatentPlans, MoveTheirOwnBytes) {
-  LatentSpec spec;
+TEST(Fp8LatentPlans, MoveTheirOwnBytes) {
+  MlaSpec spec;
   spec.heads = 2;
   spec.mask = {-1, 0};
   spec.softmax_scale = default_softmax_scale(spec);
-  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+  for (const MlaForm form : {MlaForm::kExpanded, MlaForm::kAbsorbed}) {
     run_threads_world(3, {}, [&](Transport& transport) {
       const auto received = [&](const RowFormat& format) {
-        return Latent({spec, uniform_batch(1, 3000, 3000), form, format}, transport, on_the_cpu()).bytes_received();
+        return Mla({spec, uniform_batch(1, 3000, 3000), form, format}, transport, on_the_cpu()).bytes_received();
       };
       EXPECT_EQ(received(latent_format(64)) * 1152, received({}) * 656);
     });

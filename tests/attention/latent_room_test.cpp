@@ -22,8 +22,8 @@
 namespace ringattn::testing {
 namespace {
 
-LatentJob causal_job(std::int64_t tokens, LatentForm form, int heads, const RowFormat& format = {}) {
-  LatentSpec spec;
+MlaJob causal_job(std::int64_t tokens, MlaForm form, int heads, const RowFormat& format = {}) {
+  MlaSpec spec;
   spec.heads = heads;
   spec.mask = {-1, 0};
   spec.softmax_scale = default_softmax_scale(spec);
@@ -33,39 +33,39 @@ LatentJob causal_job(std::int64_t tokens, LatentForm form, int heads, const RowF
 // Rooms as the CPU's kernels have them.
 class Rooms {
  public:
-  explicit Rooms(const LatentJob& job) : job_(job) {
+  explicit Rooms(const MlaJob& job) : job_(job) {
     const KernelRequest cpu{"cpu", "auto"};
-    const FoldSpec spec = form_spec(job.spec, *job.form, job.spec.heads);
+    const AttentionSpec spec = form_spec(job.spec, *job.form, job.spec.heads);
     fold_ = choose_kernel(spec, cpu).row;
     backend_ = fold_->make_backend({1, kNoDevice});
-    const auto product = [&](const HeadProductSpec& of) {
+    const auto product = [&](const BatchedGemmSpec& of) {
       return choose_kernel(of, cpu).row->make_kernel(of, *backend_);
     };
     keys_ = product(key_expansion(job.spec));
     values_ = product(value_expansion(job.spec));
   }
 
-  LatentRoom room(const Options& options, int heads_at_a_time, int world) const {
-    const auto fold = [this](int heads) {
+  MlaBlockSize room(const Options& options, int heads_at_a_time, int world) const {
+    const auto attention = [this](int heads) {
       return fold_->make_kernel(form_spec(job_.spec, *job_.form, heads), *backend_);
     };
-    return latent_room(job_, options, heads_at_a_time, world, {fold, keys_.get(), values_.get()});
+    return choose_mla_block_size(job_, options, heads_at_a_time, world, {attention, keys_.get(), values_.get()});
   }
 
  private:
-  LatentJob job_;
-  const FoldRow* fold_ = nullptr;
+  MlaJob job_;
+  const AttentionRow* fold_ = nullptr;
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<HeadProductKernel> keys_;
-  std::unique_ptr<HeadProductKernel> values_;
+  std::unique_ptr<BatchedGemmKernel> keys_;
+  std::unique_ptr<BatchedGemmKernel> values_;
 };
 
-TEST(LatentRoom, HeadsDivideAndFit) {
-  const LatentJob job = causal_job(1 << 21, LatentForm::kExpanded, 128);
+TEST(MlaBlockSize, HeadsDivideAndFit) {
+  const MlaJob job = causal_job(1 << 21, MlaForm::kExpanded, 128);
   const Rooms rooms(job);
   Options options;
-  const LatentRoom room = rooms.room(options, 0, 8);
-  EXPECT_EQ(room.most_block_tokens, 32768);
+  const MlaBlockSize room = rooms.room(options, 0, 8);
+  EXPECT_EQ(room.max_block_tokens, 32768);
   EXPECT_EQ(room.heads, 8);  // 16 would take 320 MiB
   EXPECT_EQ(rooms.room(options, 100, 8).heads, 64);
   EXPECT_EQ(rooms.room(options, 1000, 8).heads, 128);
@@ -76,22 +76,22 @@ TEST(LatentRoom, HeadsDivideAndFit) {
   EXPECT_EQ(rooms.room(options, 0, 64).heads, 1);
   EXPECT_EQ(rooms.room(options, 4, 64).heads, 4) << "stated heads are as they are stated";
   options.block_tokens = 4096;
-  EXPECT_EQ(rooms.room(options, 0, 64).most_block_tokens, 0) << "stated blocks are as they are stated";
+  EXPECT_EQ(rooms.room(options, 0, 64).max_block_tokens, 0) << "stated blocks are as they are stated";
   EXPECT_EQ(error_of([&] { rooms.room(options, -1, 1); }).code(), ErrorCode::kUsage);
 }
 
 // A larger budget never makes a smaller room.
-TEST(LatentRoom, GrowsWithTheBudget) {
-  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
-    const LatentJob job = causal_job(100'000, form, 16);
+TEST(MlaBlockSize, GrowsWithTheBudget) {
+  for (const MlaForm form : {MlaForm::kExpanded, MlaForm::kAbsorbed}) {
+    const MlaJob job = causal_job(100'000, form, 16);
     const Rooms rooms(job);
     std::int64_t before = 0;
     std::int64_t rooms_seen = 0;
     for (std::int64_t budget = std::int64_t{1} << 28; budget < std::int64_t{1} << 33; budget += budget / 64) {
       Options options;
       options.memory_budget = static_cast<std::size_t>(budget);
-      const LatentRoom room = rooms.room(options, 0, 4);
-      const std::int64_t tokens = room.most_block_tokens > 0 ? room.most_block_tokens : job.batch.k_tokens();
+      const MlaBlockSize room = rooms.room(options, 0, 4);
+      const std::int64_t tokens = room.max_block_tokens > 0 ? room.max_block_tokens : job.batch.k_tokens();
       const std::int64_t bytes = tokens * gathered_row_bytes(job.spec, form, room.heads);
       EXPECT_GE(bytes, before) << budget;
       rooms_seen += bytes != before ? 1 : 0;
@@ -109,8 +109,8 @@ struct BudgetCase {
   RowFormat format = {};
 };
 
-TEST(LatentBudget, WhatARefusalNamesIsEnough) {
-  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+TEST(MlaBudget, WhatARefusalNamesIsEnough) {
+  for (const MlaForm form : {MlaForm::kExpanded, MlaForm::kAbsorbed}) {
     for (const BudgetCase& shape : {BudgetCase{900, 4, 1, 0},
                                     {900, 4, 1, 256},
                                     {900, 4, 3, 0},
@@ -123,16 +123,16 @@ TEST(LatentBudget, WhatARefusalNamesIsEnough) {
                                     {5000, 16, 1, 0, latent_format(64)}}) {
       SCOPED_TRACE(fmt::format("{}, {} tokens, {} heads, {} ranks, blocks of {}", form_name(form), shape.tokens,
                                shape.heads, shape.world, shape.block));
-      const LatentJob job = causal_job(shape.tokens, form, shape.heads, shape.format);
+      const MlaJob job = causal_job(shape.tokens, form, shape.heads, shape.format);
       const auto prepare = [&](std::size_t budget) {
         std::mutex mutex;
         const auto of_rank = [&](Transport& transport) {
-          LatentOptions options;
+          MlaOptions options;
           options.ring.kernel.backend = "cpu";
           options.ring.threads = 1;
           options.ring.block_tokens = shape.block;
           options.ring.memory_budget = budget;
-          const Latent latent(job, transport, options);
+          const Mla latent(job, transport, options);
           const std::lock_guard lock(mutex);
           EXPECT_LE(latent.plan().memory_bytes, budget);
         };
@@ -151,23 +151,23 @@ TEST(LatentBudget, WhatARefusalNamesIsEnough) {
 }
 
 // The bits of a job that has as little room as it can have are those of one that has all.
-TEST(LatentBudget, ChangesNoBit) {
-  const LatentJob job = [] {
-    LatentJob small = causal_job(700, LatentForm::kExpanded, 4);
+TEST(MlaBudget, ChangesNoBit) {
+  const MlaJob job = [] {
+    MlaJob small = causal_job(700, MlaForm::kExpanded, 4);
     small.spec.head_dim = small.spec.rope_dim = small.spec.head_dim_v = 16;
     small.spec.latent_dim = 64;
     return small;
   }();
-  const LatentTensors tensors = random_latents(job, 7);
-  LatentOptions options;
+  const MlaTensors tensors = random_mla_tensors(job, 7);
+  MlaOptions options;
   options.ring.kernel.backend = "cpu";
   options.ring.threads = 1;
-  const JobResult free = run_latent_job(job, options, tensors, 1);
+  const JobResult free = run_mla_job(job, options, tensors, 1);
   for (const int world : {1, 3}) {
     options.ring.memory_budget = 1;
-    const Refusal refused = refusal_of(error_of([&] { run_latent_job(job, options, tensors, world); }));
+    const Refusal refused = refusal_of(error_of([&] { run_mla_job(job, options, tensors, world); }));
     options.ring.memory_budget = refused.counted;
-    EXPECT_TRUE(run_latent_job(job, options, tensors, world).out == free.out) << world << " ranks";
+    EXPECT_TRUE(run_mla_job(job, options, tensors, world).out == free.out) << world << " ranks";
   }
 }
 

@@ -42,7 +42,7 @@ JobResult run_paged(const Job& job, const Options& options, const JobTensors& te
 }
 
 std::vector<Job> jobs() {
-  FoldSpec everything = make_spec(Dtype::kBf16, 4, 2, 64, {150, 33}, 32);
+  AttentionSpec everything = make_spec(Dtype::kBf16, 4, 2, 64, {150, 33}, 32);
   everything.softcap = 20.0F;
   everything.sinks = true;
   const std::vector<Sequence> ragged = {{1, 1, 0},     {300, 300, 0}, {0, 0, 0},     {129, 129, 0}, {5, 700, 695},

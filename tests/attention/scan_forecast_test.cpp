@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What scans and decoding steps take of ranks by their forecasts, and budgets that don't hold it.
+// What scans and decoding steps take of ranks by their world_plans, and budgets that don't hold it.
 #include "attention/scan_forecast.hpp"
 
 #include <gtest/gtest.h>
@@ -19,31 +19,31 @@ namespace {
 
 constexpr std::int64_t kSuper = kSuperSegmentTokens;
 
-ScanJob job_of(std::vector<std::int64_t> lengths) {
-  ScanSpec spec;
+SsmJob job_of(std::vector<std::int64_t> lengths) {
+  SsmSpec spec;
   spec.dtype = Dtype::kBf16;
   spec.heads = 4;
   spec.head_dim = 8;
   spec.state_dim = 16;
-  ScanJob job;
+  SsmJob job;
   job.spec = spec;
   job.lengths = std::move(lengths);
   return job;
 }
 
-ScanForecast forecast(const ScanJob& job, int world) {
+SsmPlanSummary summarize_plan(const SsmJob& job, int world) {
   const auto choice = choose_kernel(job.spec, KernelRequest{"cpu", "auto"});
   const auto backend = choice.row->make_backend({1, kNoDevice});
   const auto kernel = choice.row->make_kernel(job.spec, *backend);
-  return forecast_scan(job, {}, world, kernel.get(), {"any", 1e9, 1e9, 1e-5}, 1e8);
+  return summarize_ssm_plan(job, {}, world, kernel.get(), {"any", 1e9, 1e9, 1e-5}, 1e8);
 }
 
-TEST(ScanForecasts, StatesTravelFromRankToRankOneBehindTheOther) {
-  const ScanJob job = job_of({4 * kSuper});
+TEST(SsmPlanSummaries, StatesTravelFromRankToRankOneBehindTheOther) {
+  const SsmJob job = job_of({4 * kSuper});
   const MachineModel machine{"slow", 1e9, 1e6, 0.25};
   const double half_state = 0.5 * 4 * 8 * 16 * sizeof(float) / 1e6;
   for (const int world : {1, 2, 4}) {
-    const ScanForecast all = forecast(job, world);
+    const SsmPlanSummary all = summarize_plan(job, world);
     EXPECT_EQ(all.states_moved(), world - 1);
     EXPECT_DOUBLE_EQ(passing_seconds(job, all, machine), (world - 1) * (0.25 + half_state));
     EXPECT_DOUBLE_EQ(all.balance(), 1.0);
@@ -52,20 +52,20 @@ TEST(ScanForecasts, StatesTravelFromRankToRankOneBehindTheOther) {
 }
 
 // Two launches cost a GPU more than one: heads go in halves where hops take longer than that. A CPU loses nothing.
-TEST(ScanForecasts, HeadsGoInHalvesWhereHopsWouldTakeLongerThanHalvesCost) {
-  ScanJob job = job_of({64 * kSuper});
+TEST(SsmPlanSummaries, HeadsGoInHalvesWhereHopsWouldTakeLongerThanHalvesCost) {
+  SsmJob job = job_of({64 * kSuper});
   job.spec.heads = 80;
   job.spec.head_dim = 64;
   job.spec.state_dim = 128;
   const auto ranges = [&job](std::string_view kernel, int world, double latency) {
-    const auto choice = choose_kernel(job.spec, KernelRequest{"auto", std::string(kernel)}, KernelPlace::kAnywhere);
+    const auto choice = choose_kernel(job.spec, KernelRequest{"auto", std::string(kernel)}, KernelScope::kAnyMachine);
     const auto backend = choice.row->make_backend({1, kNoDevice});
     const auto made = choice.row->make_kernel(job.spec, *backend);
-    return forecast_scan(job, {}, world, made.get(), {"any", 1e14, 2.5e11, latency}, 1e12).ranges.size();
+    return summarize_ssm_plan(job, {}, world, made.get(), {"any", 1e14, 2.5e11, latency}, 1e12).ranges.size();
   };
-  EXPECT_EQ(ranges("cpu_scan", 1, 1.0), 1U) << "nothing travels";
-  EXPECT_EQ(ranges("cpu_scan", 2, 0.0), 2U);
-  for (const KernelRow<ScanSpec>& row : kernel_table<ScanSpec>()) {
+  EXPECT_EQ(ranges("cpu_ssd", 1, 1.0), 1U) << "nothing travels";
+  EXPECT_EQ(ranges("cpu_ssd", 2, 0.0), 2U);
+  for (const KernelRow<SsmSpec>& row : kernel_table<SsmSpec>()) {
     if (row.backend != "cuda" || !row.missing(job.spec).empty()) continue;
     EXPECT_EQ(ranges(row.name, 2, 1e-5), 1U) << row.name;
     EXPECT_EQ(ranges(row.name, 64, 1e-5), 2U) << row.name;
@@ -73,31 +73,31 @@ TEST(ScanForecasts, HeadsGoInHalvesWhereHopsWouldTakeLongerThanHalvesCost) {
   }
 }
 
-TEST(ScanForecasts, AConvolutionInFrontTakesItsOwnTime) {
-  ScanJob job = job_of({2 * kSuper});
-  const double scan = forecast(job, 2).seconds;
-  EXPECT_DOUBLE_EQ(scan, scan_token_flops(job.spec) * kSuper / 1e9);
-  const ScanJobChoice choice = choose_kernel(job, KernelRequest{"cpu", "auto"});
+TEST(SsmPlanSummaries, AConv1dInFrontTakesItsOwnTime) {
+  SsmJob job = job_of({2 * kSuper});
+  const double scan = summarize_plan(job, 2).seconds;
+  EXPECT_DOUBLE_EQ(scan, ssm_token_flops(job.spec) * kSuper / 1e9);
+  const SsmJobChoice choice = choose_kernel(job, KernelRequest{"cpu", "auto"});
   const auto backend = choice.row->make_backend({1, kNoDevice});
-  EXPECT_EQ(convolution_rate(job, choice, *backend), 0.0) << "there is none";
-  job.convolution = ConvolutionSpec{.dtype = job.spec.dtype, .channels = 64, .width = 4};
-  EXPECT_DOUBLE_EQ(forecast(job, 2).seconds, scan + 2.0 * 64 * 4 * kSuper / 1e8);
+  EXPECT_EQ(conv1d_rate(job, choice, *backend), 0.0) << "there is none";
+  job.convolution = CausalConv1dSpec{.dtype = job.spec.dtype, .channels = 64, .width = 4};
+  EXPECT_DOUBLE_EQ(summarize_plan(job, 2).seconds, scan + 2.0 * 64 * 4 * kSuper / 1e8);
   const auto beside = choose_kernel(*job.convolution, KernelRequest{"cpu", "auto"});
-  EXPECT_EQ(convolution_rate(job, choice, *backend), beside.row->flops_per_second(*backend));
+  EXPECT_EQ(conv1d_rate(job, choice, *backend), beside.row->flops_per_second(*backend));
 }
 
-TEST(ScanForecasts, BalanceIsTheMostTokensOverTheMean) {
+TEST(SsmPlanSummaries, BalanceIsTheMostTokensOverTheMean) {
   EXPECT_DOUBLE_EQ(forecast(job_of({3 * kSuper}), 2).balance(), 2.0 / 1.5);
   EXPECT_DOUBLE_EQ(forecast(job_of({kSuper}), 4).balance(), 4.0);
 }
 
 TEST(Budgets, HoldEverythingOrAreRefusedWithItsParts) {
-  const ScanMemory scan{1000, 200, 30, 4};
+  const SsmMemory scan{1000, 200, 30, 4};
   check_budget(scan, 0);
   check_budget(scan, 1234);
-  const Error of_scan = error_of([&] { check_budget(scan, 1233); });
-  EXPECT_EQ(of_scan.code(), ErrorCode::kMemory);
-  EXPECT_STREQ(of_scan.what(),
+  const Error of_ssm = error_of([&] { check_budget(scan, 1233); });
+  EXPECT_EQ(of_ssm.code(), ErrorCode::kMemory);
+  EXPECT_STREQ(of_ssm.what(),
                "a memory budget of 1233 bytes a rank is too small (1234 are needed: 1000 of rows, 200 of states, 30 of "
                "scratch, 4 of states that travel). Use more ranks, or allow for fewer tokens.");
   DecodeMemory decode;

@@ -95,13 +95,13 @@ TEST(Apart, ColumnsHeadsAndNeighboursPass) {
 
 TEST(Sinks, AreGivenWhereTheJobHasThem) {
   const float sink = 0.0F;
-  check_sinks("FoldSpec", &sink, true);
-  check_sinks("FoldSpec", nullptr, false);
-  const Error missing = testing::error_of([&] { check_sinks("LatentSpec", nullptr, true); });
+  check_sinks("AttentionSpec", &sink, true);
+  check_sinks("AttentionSpec", nullptr, false);
+  const Error missing = testing::error_of([&] { check_sinks("MlaSpec", nullptr, true); });
   EXPECT_EQ(missing.code(), ErrorCode::kUsage);
-  EXPECT_STREQ(missing.what(), "sinks are missing (the job has them). LatentSpec::sinks says whether a job has sinks.");
-  EXPECT_STREQ(testing::error_of([&] { check_sinks("FoldSpec", &sink, false); }).what(),
-               "sinks are given (the job has none). FoldSpec::sinks says whether a job has sinks.");
+  EXPECT_STREQ(missing.what(), "sinks are missing (the job has them). MlaSpec::sinks says whether a job has sinks.");
+  EXPECT_STREQ(testing::error_of([&] { check_sinks("AttentionSpec", &sink, false); }).what(),
+               "sinks are given (the job has none). AttentionSpec::sinks says whether a job has sinks.");
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ class MiddleRank final : public Transport {
   void progress() override {}
   bool finished(Ticket ticket) override { return ticket <= delivered_; }
   void abandon() noexcept override {}
-  std::unique_ptr<Transport> split(int, const Deadline&) override { return nullptr; }
+  std::unique_ptr<Transport> split_world(int, const Deadline&) override { return nullptr; }
   bool abort(const Error&) override { return true; }
 
  private:
@@ -49,20 +49,20 @@ class MiddleRank final : public Transport {
   Ticket delivered_ = -1;
 };
 
-class NotedCarries final : public ScanKernel {
+class NotedCarries final : public SsmKernel {
  public:
   explicit NotedCarries(Calls& calls) : calls_(calls) {}
 
   int heads_together() const override { return 1; }
   double cost_of_two_ranges(double) const override { return 0.0; }
-  std::size_t scratch_bytes(const ScanLimits&) const override { return 0; }
-  void reserve(const ScanLimits&) override {}
-  void fold(const ScanTask&, const HeadRange&, Stream, const Progress&) override {}
-  void carry(const ScanTask&, const HeadRange& heads, int step, Stream) override {
+  std::size_t scratch_bytes(const SsmLimits&) const override { return 0; }
+  void reserve(const SsmLimits&) override {}
+  void accumulate_states(const SsmTask&, const HeadRange&, Stream, const Progress&) override {}
+  void carry(const SsmTask&, const HeadRange& heads, int step, Stream) override {
     calls_.push_back(fmt::format("carry heads {} to {}, step {}", heads.first, heads.end() - 1, step));
   }
-  void finish(const ScanTask&, const HeadRange&, Stream, const Progress&) override {}
-  void update(const ScanUpdate&, Stream) override {}
+  void finish(const SsmTask&, const HeadRange&, Stream, const Progress&) override {}
+  void update(const SsmUpdate&, Stream) override {}
 
  private:
   Calls& calls_;
@@ -71,7 +71,7 @@ class NotedCarries final : public ScanKernel {
 class StateRelayOfTheMiddle : public ::testing::Test {
  protected:
   StateRelayOfTheMiddle() {
-    ScanRun run;
+    SsmRun run;
     run.begin = kSuperSegmentTokens;
     run.tokens = kSuperSegmentTokens;
     run.step = 1;
@@ -83,23 +83,23 @@ class StateRelayOfTheMiddle : public ::testing::Test {
   // What was called since the last time.
   Calls calls() { return std::exchange(calls_, {}); }
 
-  static ScanSpec spec() {
-    ScanSpec spec;
+  static SsmSpec spec() {
+    SsmSpec spec;
     spec.heads = 2;
     return spec;
   }
 
   Calls calls_;
   const std::vector<std::int64_t> lengths_{3 * kSuperSegmentTokens};
-  const ScanHops hops_ = scan_hops(scan_layout(lengths_, {}, 3));
+  const StateHops hops_ = state_hops(ssm_layout(lengths_, {}, 3));
   const std::vector<HeadRange> ranges_{{0, 1}, {1, 1}};
   std::unique_ptr<Backend> backend_ = choose_kernel(spec(), {"cpu", "auto"}).row->make_backend({1, kNoDevice});
   MiddleRank transport_{calls_};
   NotedCarries kernel_{calls_};
   StateExchange exchange_{spec(), hops_, ranges_, transport_, *backend_};
-  StateRelay relay_{kernel_, ranges_, exchange_, transport_, *backend_, Patience(1.0)};
-  std::vector<ScanRun> runs_;
-  ScanTask task_;
+  StateRelay relay_{kernel_, ranges_, exchange_, transport_, *backend_, Timeouts(1.0)};
+  std::vector<SsmRun> runs_;
+  SsmTask task_;
 };
 
 TEST_F(StateRelayOfTheMiddle, HandsOnWhatArrivesWhileTheKernelWorks) {

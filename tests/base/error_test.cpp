@@ -33,12 +33,12 @@ TEST(Error, NamesSettingsInTheWordsOfWhoeverShowsIt) {
       [](std::string_view name, std::string_view with) { return "DO " + std::string(name) + "/" + std::string(with); }};
   EXPECT_EQ(error.message().text(upper),
             "SET ranks:3 contradicts mpirun (SET kv_heads: is free). Use SET backend:cpu, or see DO info/measure.");
-  const std::vector<WordingPiece> remedy{{WordingPiece::Kind::kText, "Use ", ""},
-                                         {WordingPiece::Kind::kSetting, "backend", "cpu"},
-                                         {WordingPiece::Kind::kText, ", or see ", ""},
-                                         {WordingPiece::Kind::kCommand, "info", "measure"},
-                                         {WordingPiece::Kind::kText, ".", ""}};
-  EXPECT_EQ(error.remedy().pieces(), remedy);
+  const std::vector<MessageFragment> suggestion{{MessageFragment::Kind::kText, "Use ", ""},
+                                                {MessageFragment::Kind::kSetting, "backend", "cpu"},
+                                                {MessageFragment::Kind::kText, ", or see ", ""},
+                                                {MessageFragment::Kind::kCommand, "info", "measure"},
+                                                {MessageFragment::Kind::kText, ".", ""}};
+  EXPECT_EQ(error.suggestion().fragments(), suggestion);
 }
 
 TEST(Error, TakesAWholeMessageAsItIs) {
@@ -55,7 +55,7 @@ TEST(Error, TravelsAsBytes) {
   EXPECT_EQ(received.code(), sent.code());
   EXPECT_EQ(received.problem(), sent.problem());
   EXPECT_EQ(received.why(), sent.why());
-  EXPECT_EQ(received.remedy(), sent.remedy());
+  EXPECT_EQ(received.suggestion(), sent.suggestion());
   EXPECT_STREQ(received.what(), sent.what());
 }
 
@@ -65,7 +65,7 @@ TEST(Error, SurvivesBytesThatAreCutOff) {
   for (std::size_t length = 1; length <= bytes.size(); ++length) {
     const Error received = unpack_error(bytes.substr(0, length));
     EXPECT_EQ(received.code(), sent.code());
-    EXPECT_TRUE(received.problem().empty() || received.problem().pieces()[0].name.starts_with("b"));
+    EXPECT_TRUE(received.problem().empty() || received.problem().fragments()[0].name.starts_with("b"));
   }
   EXPECT_STREQ(unpack_error(bytes.substr(0, 8)).what(), "bloc.");
 }
@@ -85,17 +85,18 @@ TEST(Error, TakesAnyBytes) {
 
 TEST(Error, TravelsWithItsPlace) {
   Error sent(ErrorCode::kFile, "no such file");
-  EXPECT_EQ(unpack_error(pack_error(sent)).place(), nullptr);
-  sent.set_place({12, "node7"});
+  EXPECT_EQ(unpack_error(pack_error(sent)).location(), nullptr);
+  sent.set_location({12, "node7"});
   const Error received = unpack_error(pack_error(sent));
-  ASSERT_NE(received.place(), nullptr);
-  EXPECT_EQ(*received.place(), (ErrorPlace{12, "node7"}));
+  ASSERT_NE(received.location(), nullptr);
+  EXPECT_EQ(*received.location(), (ErrorLocation{12, "node7"}));
   EXPECT_STREQ(received.what(), sent.what());
 }
 
 TEST(Error, TravelsWithoutTheNulsOfAFilesNames) {
-  const Error received = unpack_error(pack_error(Error(ErrorCode::kFile, std::string("a\0b", 3), "why", "remedy.")));
-  EXPECT_STREQ(received.what(), "a b (why). remedy.");
+  const Error received =
+      unpack_error(pack_error(Error(ErrorCode::kFile, std::string("a\0b", 3), "why", "suggestion.")));
+  EXPECT_STREQ(received.what(), "a b (why). suggestion.");
 }
 
 TEST(Error, SuggestsOnlyWhatIsNear) {

@@ -14,14 +14,14 @@
 namespace ringattn {
 namespace {
 
-using testing::CountingPulse;
+using testing::CountingLiveness;
 
-TEST(AwaitDisk, ARankGivesSignsOfLifeMeanwhile) {
-  CountingPulse pulse;
-  const PulseScope worn(pulse);
+TEST(AwaitDisk, ARankSendsHeartbeatsMeanwhile) {
+  CountingLiveness liveness;
+  const RankLivenessScope scope(liveness);
   const Deadline late = Deadline::after(60.0);  // reached where there are no signs
   const int result = await_disk([&] {
-    while (pulse.signs() < 2 && !late.expired()) std::this_thread::yield();
+    while (liveness.heartbeats() < 2 && !late.expired()) std::this_thread::yield();
     return late.expired() ? 0 : 17;
   });
   EXPECT_EQ(result, 17);
@@ -45,8 +45,8 @@ TEST(AwaitDisk, ACallOnAFileHasADescriptorOfItsOwn) {
   };
   EXPECT_EQ(await_disk(file, length), 3);
   EXPECT_EQ(used, file.get());
-  CountingPulse pulse;
-  const PulseScope worn(pulse);
+  CountingLiveness liveness;
+  const RankLivenessScope scope(liveness);
   EXPECT_EQ(await_disk(file, length), 3);
   EXPECT_NE(used, file.get());
   EXPECT_EQ(::fcntl(used, F_GETFD), -1);  // it is closed when the call is over

@@ -27,7 +27,7 @@ TEST(Host, IsNamed) {
   EXPECT_FALSE(cpu_model().empty());
 }
 
-// Together buffers are never more than the process may use, though the system would promise more.
+// RunCollectively buffers are never more than the process may use, though the system would promise more.
 TEST(Host, BuffersAreRefusedThatDoNotFitIt) {
   const std::size_t usable = usable_bytes();
   ASSERT_GT(usable, std::size_t{1} << 28);

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/pulsing_lock.hpp"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,36 +6,37 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/pulsing_lock.hpp"
 
 namespace ringattn {
 namespace {
 
-// A rank that counts its signs, and may hear of a silent one.
-class CountedPulse final : public Pulse {
+// A rank that counts its heartbeats, and may hear of a silent one.
+class CountedLiveness final : public RankLiveness {
  public:
-  CountedPulse() : Pulse(1) {}
+  CountedLiveness() : RankLiveness(1) {}
 
-  std::atomic<int> signs{0};
+  std::atomic<int> heartbeats{0};
   std::atomic<bool> other_is_silent{false};
 
  private:
-  void exchange() override {
-    ++signs;
+  void on_heartbeat() override {
+    ++heartbeats;
     if (other_is_silent) throw Error(ErrorCode::kPeer, "rank 0 fell silent");
   }
 };
 
-TEST(PulsingLock, ARankThatWaitsGivesSigns) {
+TEST(PulsingLock, ARankThatWaitsSendsHeartbeats) {
   std::mutex mutex;
   std::unique_lock made(mutex);
-  CountedPulse pulse;
+  CountedLiveness liveness;
   std::atomic<bool> held{false};
   std::thread rank([&] {
-    const PulseScope scope(pulse);
-    const auto lock = lock_with_pulse(mutex);
+    const RankLivenessScope scope(liveness);
+    const auto lock = lock_with_heartbeat(mutex);
     held = lock.owns_lock();
   });
-  while (pulse.signs < 3) std::this_thread::yield();
+  while (liveness.heartbeats < 3) std::this_thread::yield();
   EXPECT_FALSE(held);
   made.unlock();
   rank.join();
@@ -47,15 +46,15 @@ TEST(PulsingLock, ARankThatWaitsGivesSigns) {
 TEST(PulsingLock, ARankThatWaitsHearsOfASilentOne) {
   std::mutex mutex;
   const std::lock_guard made(mutex);
-  CountedPulse pulse;
-  pulse.other_is_silent = true;
-  const PulseScope scope(pulse);
-  EXPECT_THROW(static_cast<void>(lock_with_pulse(mutex)), Error);
+  CountedLiveness liveness;
+  liveness.other_is_silent = true;
+  const RankLivenessScope scope(liveness);
+  EXPECT_THROW(static_cast<void>(lock_with_heartbeat(mutex)), Error);
 }
 
-TEST(PulsingLock, NeedsNoPulse) {
+TEST(PulsingLock, NeedsNoHeartbeat) {
   std::mutex mutex;
-  EXPECT_TRUE(lock_with_pulse(mutex).owns_lock());
+  EXPECT_TRUE(lock_with_heartbeat(mutex).owns_lock());
 }
 
 }  // namespace

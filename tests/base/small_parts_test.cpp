@@ -87,17 +87,17 @@ TEST(Deadlines, OfAnyLengthAreInTheFuture) {
 }
 
 // A device may work for hours, and one that is stuck is not waited for without an end.
-TEST(DevicePatience, IsOfWhatIsWaitedFor) {
-  EXPECT_GT(DevicePatience::for_queue().seconds(), 2 * 3600.0);
-  EXPECT_LT(DevicePatience::for_queue().seconds(), 7 * 24 * 3600.0);
-  EXPECT_EQ(DevicePatience::for_piece().seconds(), 60.0);
-  EXPECT_EQ(DevicePatience::for_probe(60.0).seconds(), DevicePatience::kProbeSeconds);
-  EXPECT_EQ(DevicePatience::for_probe(2.0).seconds(), 2.0);
+TEST(DeviceTimeouts, IsOfWhatIsWaitedFor) {
+  EXPECT_GT(DeviceTimeouts::for_queue().seconds(), 2 * 3600.0);
+  EXPECT_LT(DeviceTimeouts::for_queue().seconds(), 7 * 24 * 3600.0);
+  EXPECT_EQ(DeviceTimeouts::for_short_work().seconds(), 60.0);
+  EXPECT_EQ(DeviceTimeouts::for_probe(60.0).seconds(), DeviceTimeouts::kProbeSeconds);
+  EXPECT_EQ(DeviceTimeouts::for_probe(2.0).seconds(), 2.0);
 }
 
-TEST(DevicePatience, EndsWithTheReason) {
-  DevicePatience::check(Deadline::after(60.0), "nobody else has a part in it");
-  const Error error = error_of([] { DevicePatience::check(Deadline::after(0.0), "3 tasks are enqueued"); });
+TEST(DeviceTimeouts, EndsWithTheReason) {
+  DeviceTimeouts::check(Deadline::after(60.0), "nobody else has a part in it");
+  const Error error = error_of([] { DeviceTimeouts::check(Deadline::after(0.0), "3 tasks are enqueued"); });
   EXPECT_EQ(error.code(), ErrorCode::kPeer);
   EXPECT_STREQ(error.what(),
                "the device's work did not end within 0 s (3 tasks are enqueued). See whether the GPU still answers "
@@ -141,8 +141,8 @@ TEST(TextFiles, AreBounded) {
 }
 
 TEST(Threads, AreAsManyAsAnybodyMayAskFor) {
-  for (const std::int64_t threads : {0, 1, kMostThreads}) check_threads(threads);
-  for (const std::int64_t threads : {std::int64_t{-1}, std::int64_t{kMostThreads} + 1, std::int64_t{1} << 40}) {
+  for (const std::int64_t threads : {0, 1, kMaxThreads}) check_threads(threads);
+  for (const std::int64_t threads : {std::int64_t{-1}, std::int64_t{kMaxThreads} + 1, std::int64_t{1} << 40}) {
     EXPECT_EQ(error_of([&] { check_threads(threads); }).code(), ErrorCode::kUsage) << threads;
   }
 }

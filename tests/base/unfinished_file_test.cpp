@@ -62,7 +62,7 @@ TEST(UnfinishedFileDeathTest, TooManyAndOverlongOnesStay) {
   const auto live = [&] {
     std::vector<std::unique_ptr<UnfinishedFile>> many;
     FileDescriptor file;
-    for (std::size_t i = 0; i <= kMostUnfinishedFiles; ++i) {
+    for (std::size_t i = 0; i <= kMaxUnfinishedFiles; ++i) {
       many.push_back(std::make_unique<UnfinishedFile>(folder.file("file" + std::to_string(i)), file));
     }
     many.erase(many.begin());  // its file stays, and its slot is free again
@@ -74,7 +74,7 @@ TEST(UnfinishedFileDeathTest, TooManyAndOverlongOnesStay) {
   EXPECT_EXIT(live(), ::testing::ExitedWithCode(0), "");
   auto left = folder.entries();
   std::sort(left.begin(), left.end());
-  EXPECT_EQ(left, (std::vector<std::string>{"file0", "file" + std::to_string(kMostUnfinishedFiles)}));
+  EXPECT_EQ(left, (std::vector<std::string>{"file0", "file" + std::to_string(kMaxUnfinishedFiles)}));
 }
 
 TEST(UnfinishedFileDeathTest, TheFirstProcessThatEndsTakesAFileAlong) {
@@ -87,7 +87,7 @@ TEST(UnfinishedFileDeathTest, TheFirstProcessThatEndsTakesAFileAlong) {
     std::optional<UnfinishedFile> first(std::in_place, published);
     first.reset();
     std::vector<std::unique_ptr<UnfinishedFile>> many;
-    for (std::size_t i = 0; i < 2 * kMostSharedFiles; ++i) {
+    for (std::size_t i = 0; i < 2 * kMaxSharedFiles; ++i) {
       many.push_back(std::make_unique<UnfinishedFile>(folder.file("created")));
     }
     leave();

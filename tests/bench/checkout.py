@@ -26,7 +26,7 @@ class Checkout(unittest.TestCase):
   case $last in --dtype) dtype=$word;; --jsonl | --json | --machine) file=$word;; esac; last=$word
 done
 """
-        members = '"tool": "%s", "kernel": "sm90_fold", "dtype": "%s", "words": "%s"'
+        members = '"tool": "%s", "kernel": "sm90_attention", "dtype": "%s", "words": "%s"'
         line = f"""printf '{{{members}}}\\n' TOOL "$dtype" "$*" >MODE"$file"\n"""
         version = "[ \"$1\" != --version ] || { echo 'ringattn 1 (git abc, x)'; exit 0; }\n"
         ours = writes + line.replace("TOOL", "ours").replace("MODE", "")

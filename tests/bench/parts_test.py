@@ -153,15 +153,15 @@ class Benchmarks(checkout.Checkout):
         self.assertEqual(len(seen), len(set(seen)), "no shape twice")
 
     def test_precision_and_state_come_in_order_or_not_at_all(self):
-        self.assertEqual(self.measure("precision-and-state", 1), [], "fold_gpu_bench isn't there")
-        self.executable("bin/fold_gpu_bench", "exit 0\n")
+        self.assertEqual(self.measure("precision-and-state", 1), [], "attention_gpu_bench isn't there")
+        self.executable("bin/attention_gpu_bench", "exit 0\n")
         self.assertEqual(self.measure("precision-and-state", 1), [], "it measured nothing")
-        self.executable("bin/fold_gpu_bench", """printf '{"what": "%s", "kernel": "%s"}\\n' "$1" "$2"\n""")
+        self.executable("bin/attention_gpu_bench", """printf '{"what": "%s", "kernel": "%s"}\\n' "$1" "$2"\n""")
         lines = self.measure("precision-and-state", 0)
         turns = [(line["tool"], line["dtype"]) for line in lines[:8]]
         self.assertEqual(turns, [(tool, dtype) for dtype in ("bf16", "fp16") for tool in ("ours", "peer")] * 2)
         self.assertEqual([line["what"] for line in lines[8:]], ["touched", "host", "state", "speed"])
-        self.assertEqual(lines[8]["command"], "fold_gpu_bench touched sm90_fold")
+        self.assertEqual(lines[8]["command"], "attention_gpu_bench touched sm90_attention")
         self.assertEqual({line["git"] for line in lines[8:]}, {"abc"})
 
     def test_decoding_is_measured_in_turn_with_the_peers_over_the_same_steps(self):
@@ -207,7 +207,7 @@ class Benchmarks(checkout.Checkout):
         self.environment |= {"BENCH_ROUNDS": "2"}
         words = [line["words"] for line in self.measure("compressed", 0)]
         self.assertEqual(len(words), 11)
-        self.assertIn("--kernel sm80_fold", words[-1])
+        self.assertIn("--kernel sm80_attention", words[-1])
         self.assertEqual(words[0], "--steps 1x1k,1x4k,1x16k,1x64k,1x128k,32x4k --cache plain,fp8,int8,int4")
         formats = [text.split("--cache-format ")[1].split()[0] for text in words if "--cache-format" in text]
         self.assertEqual(formats, ["bf16", "fp8", "int4"] * 2)
@@ -237,13 +237,13 @@ class Benchmarks(checkout.Checkout):
         self.assertTrue(all(text.startswith("-np 2 run --backend cpu ") for text in words), words)
 
     def test_the_choice_of_blocks_is_measured_alone(self):
-        self.assertEqual(self.measure("choice", 1), [], "fold_gpu_bench isn't there")
-        self.words_bench("fold_gpu_bench")
-        self.assertEqual([line["words"] for line in self.measure("choice", 0)], ["choice sm90_fold"])
+        self.assertEqual(self.measure("choice", 1), [], "attention_gpu_bench isn't there")
+        self.words_bench("attention_gpu_bench")
+        self.assertEqual([line["words"] for line in self.measure("choice", 0)], ["choice sm90_attention"])
 
     def test_products_are_measured_in_turn_with_the_peers_over_the_same_shapes(self):
-        self.assertEqual(self.measure("products", 1), [], "product_gpu_bench isn't there")
-        self.words_bench("product_gpu_bench")
+        self.assertEqual(self.measure("products", 1), [], "gemm_gpu_bench isn't there")
+        self.words_bench("gemm_gpu_bench")
         lines = self.measure("products", 0)
         self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 6, "three rounds of two dtypes")
         words = [line["words"].removeprefix("bench/peers/products.py ").split(" --jsonl")[0] for line in lines]
@@ -252,8 +252,8 @@ class Benchmarks(checkout.Checkout):
         self.assertIn("expand:32kx16,", words[0])
 
     def test_scans_are_measured_in_turn_with_the_peers_over_the_same_shapes(self):
-        self.assertEqual(self.measure("scans-peers", 1), [], "scan_gpu_bench isn't there")
-        self.words_bench("scan_gpu_bench")
+        self.assertEqual(self.measure("scans-peers", 1), [], "ssm_gpu_bench isn't there")
+        self.words_bench("ssm_gpu_bench")
         lines = self.measure("scans-peers", 0)
         self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 3)
         words = [line["words"].removeprefix("bench/peers/scans.py --shapes ").split(" --jsonl")[0] for line in lines]
@@ -266,7 +266,7 @@ class Benchmarks(checkout.Checkout):
         lines = self.measure("latents-peers", 0)
         self.assertEqual([line["tool"] for line in lines], ["ours", "ours", "peer"] * 9, "three rounds of three")
         words = [line["words"].removeprefix("bench/peers/latents.py ").split(" --jsonl")[0] for line in lines]
-        for first, kernel in enumerate(("sm90_latent", "sm90_latent_1k")):
+        for first, kernel in enumerate(("sm90_mla", "sm90_mla_split1k")):
             ours = [text.split(" --page-size 64 ") for text in words[first::3]]
             self.assertEqual([steps for _, steps in ours], words[2::3])
             self.assertEqual({text.split()[1] for text, _ in ours}, {kernel})

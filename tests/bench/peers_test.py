@@ -60,26 +60,26 @@ class Unit(unittest.TestCase):
 
     def test_products_are_ours(self):
         """product_words_test.cpp has the same figures."""
-        import products
+        import gemm
 
-        expand, absorb, back = (products.Product(*shape, True) for shape in products.parse_shapes(
+        expand, absorb, back = (gemm.Gemm(*shape, True) for shape in gemm.parse_shapes(
             "expand:32kx16,absorb:128x128,back:128x128"
         ))
         self.assertEqual(expand.flops, 2 * 32768 * 16 * 512 * 128)
         self.assertEqual(expand.bytes, 2 * (32768 * 512 + 16 * 128 * 512 + 32768 * 16 * 128))
         self.assertEqual(absorb.bytes, 2 * (128 * 128 * 128 + 128 * 128 * 512 + 128 * 128 * 512))
         self.assertEqual((back.bytes, absorb.caches, absorb.launches), (absorb.bytes, 15, 30))
-        warm = products.Product("back", 128, 128)
+        warm = gemm.Gemm("back", 128, 128)
         self.assertEqual((warm.caches, warm.launches), (1, 16))
         for text in ("", "128x128", "back:128", "fold:1x1", "back:0x1", "back:1x1,"):
             with self.assertRaises(argparse.ArgumentTypeError, msg=text):
-                products.parse_shapes(text)
+                gemm.parse_shapes(text)
         with self.assertRaises(argparse.ArgumentTypeError):
-            products.parse_caches("hot")
+            gemm.parse_caches("hot")
 
     def test_scans_are_ours(self):
         """scan_gpu.cpp has the same shapes by the same names, and as many bytes of each."""
-        import scans
+        import ssm
 
         ours = (PEERS.parent / "scan_gpu.cpp").read_text(encoding="utf-8")
         number = r"([\d']+)"
@@ -89,17 +89,17 @@ class Unit(unittest.TestCase):
         told = {row[0]: (*numbers(row), row[8] != "") for row in rows}
         peers = {
             one.name: (one.sequences, one.tokens, one.heads, one.head_dim, 0 if "conv" in one.kind else one.state_dim, one.gate)
-            for one in scans.SHAPES
+            for one in ssm.SHAPES
         }
         self.assertEqual(told, peers)
-        of = {one.name: one for one in scans.parse_shapes(",".join(told))}
+        of = {one.name: one for one in ssm.parse_shapes(",".join(told))}
         self.assertEqual(list(of)[-1], "ssd-2m", "what may end the use of the device comes last")
         self.assertEqual(of["ssd-16k"].bytes, 346554368)
         self.assertEqual(of["ssd-gated-131k"].bytes, 4114612224)
         self.assertEqual(of["convolution-131k"].bytes, 2 * 2 * 131072 * 8448)
         self.assertEqual(of["update-128"].bytes - 2 * 128 * 80 * 64 * 128 * 4, 2 * 128 * (2 * 80 * 64 + 80 + 2 * 128))
         with self.assertRaises(argparse.ArgumentTypeError):
-            scans.parse_shapes("ssd-16k,ssd-17k")
+            ssm.parse_shapes("ssd-16k,ssd-17k")
 
     def test_flash_attention_3_is_skipped_where_it_is_not_installed(self):
         words = [str(PEERS / "sdpa.py"), "--kernels", "flash_attention_3", "--self-check"]
@@ -142,7 +142,7 @@ class WithTorch(unittest.TestCase):
         for dtype, least, most in [("fp32", 0, 1e-5), ("bf16", 0, 0.01)]:
             shape = common.Shape(3000, 1, 4, 2, 16, 16, dtype, "full")
             found, kernel = long_sum.run_ours(world, PROGRAM, shape, 5, 1)
-            self.assertEqual(kernel, "cpu_fold")
+            self.assertEqual(kernel, "cpu_attention")
             self.assertTrue(least <= found["largest"] <= most, found)
         with self.assertRaises(RuntimeError):  # what the program refuses is the line's error
             long_sum.run_ours(world, PROGRAM, common.Shape(100, 1, 3, 2, 16, 16, "fp32", "full"), 5, 1)
@@ -203,7 +203,7 @@ class WithTorch(unittest.TestCase):
         found = common.measured(world, shape, None, lambda: torch.ones(1000).sum())
         line = json.loads(json.dumps(common.line(world, "tool", "self", "kernel", shape, **found)))
         self.assertEqual(line["schema"], "ringattn.bench/1")
-        self.assertGreaterEqual(line["samples"], common.LEAST_SAMPLES)
+        self.assertGreaterEqual(line["samples"], common.MIN_SAMPLES)
         self.assertLessEqual(line["ms"]["p10"], line["ms"]["median"])
         self.assertLessEqual(line["ms"]["median"], line["ms"]["p90"])
         self.assertAlmostEqual(line["tflops_per_rank"], shape.flops() / line["ms"]["median"] * 1e-9)

@@ -86,7 +86,7 @@ class Committed(unittest.TestCase):
     def test_the_two_million_have_their_peer(self):
         rows = compare.pair(points.read(of_that_day("nvidia-h200-x4")))
         long = [(row.ours.name, row.theirs.tool) for row in rows if row.ours.job.seq == 1 << 21]
-        self.assertEqual(long, [(f"ringattn sm90_fold, {via}, one run", "zigzag ring") for via in ("nccl", "p2p")])
+        self.assertEqual(long, [(f"ringattn sm90_attention, {via}, one run", "zigzag ring") for via in ("nccl", "p2p")])
 
 
 class Kinds(unittest.TestCase):
@@ -187,7 +187,7 @@ class Kinds(unittest.TestCase):
             "command": "run",
             "config": {"block": None},
             "world": {"ranks": 2, "transport": "mpi"},
-            "kernel": "cpu_fold",
+            "kernel": "cpu_attention",
             "job": shape,
             "time_ms": {"median": 10.0},
             "tflops_per_rank": rate,
@@ -195,10 +195,10 @@ class Kinds(unittest.TestCase):
 
     def test_reports_of_runs(self):
         (point,) = points.read([str(self.write("a", self.report()))])
-        self.assertEqual((point.name, point.job.seq, point.ours), ("ringattn cpu_fold, mpi, one run", 4096, True))
+        self.assertEqual((point.name, point.job.seq, point.ours), ("ringattn cpu_attention, mpi, one run", 4096, True))
         config, plan = {"block": None, "stripe": 256, "overlap": "off"}, {"layout": "striped", "stripe": 256}
         (point,) = points.read([str(self.write("a", {**self.report(), "config": config, "plan": plan}))])
-        self.assertEqual(point.name, "ringattn cpu_fold, mpi, stripe 256, no overlap, one run")
+        self.assertEqual(point.name, "ringattn cpu_attention, mpi, stripe 256, no overlap, one run")
         for line in (
             self.report(softcap=50.0),
             self.report(sinks=True),

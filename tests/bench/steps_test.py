@@ -66,7 +66,7 @@ class Reading(unittest.TestCase):
 
     def test_a_kernel_that_was_named_is_a_form_of_its_own(self):
         usual = lines(OURS)[0]
-        for kernel in ("sm80_fold", "sm90_latent_1k"):
+        for kernel in ("sm80_attention", "sm90_mla_split1k"):
             for form in ("", "slices 2"):
                 named = {**usual, "kernel": kernel, "form": form, "us": {"median": 1.0, "p10": 1.0, "p90": 1.0}}
                 path = self.write("latents.jsonl", named, usual, named)
@@ -90,7 +90,7 @@ class Reading(unittest.TestCase):
         self.assertEqual(self.figures(second, first)["cuDNN", 1, 1024, 128, 0], 8.5)
 
     def test_ours_stays_with_the_peers_that_it_took_turns_with(self):
-        ours, theirs = (next(one for one in lines(PEERS) if one["kernel"] == kernel) for kernel in ("sm90_fold", "cudnn"))
+        ours, theirs = (next(one for one in lines(PEERS) if one["kernel"] == kernel) for kernel in ("sm90_attention", "cudnn"))
         faster, slower = ({**ours, "us": {"median": us}} for us in (1.0, 9.0))
         forced = {**ours, "form": "slices 8"}
         turns, alone = self.write("turns", ours, theirs), self.write("alone", faster, forced)
@@ -203,7 +203,7 @@ class DecodePeers(unittest.TestCase):
         for keys in (3000, 65537, 100000):
             step = decode.Step(3, keys, 32, 4, 64)
             self.assertGreaterEqual(step.caches * 2 * step.cache_bytes, decode.FAR_BEYOND_CACHE)
-            self.assertEqual((step.launches >= decode.LEAST_LAUNCHES, step.launches % step.caches), (True, 0))
+            self.assertEqual((step.launches >= decode.MIN_LAUNCHES, step.launches % step.caches), (True, 0))
         self.assertEqual(decode.FAR_BEYOND_CACHE, steps.FAR_BEYOND_CACHE)
 
     def test_a_graph_of_steps_over_all_caches_in_turn_is_replayed_warm(self):
@@ -258,7 +258,7 @@ class SparsePeers(unittest.TestCase):
         for text in sparse.PATTERNS.split(","):
             pattern = sparse.parse_pattern(text)
             self.assertEqual(pattern.name, text)
-            lists = sparse.block_lists(pattern, 512 * sparse.BLOCK)
+            lists = sparse.block_mask_rows(pattern, 512 * sparse.BLOCK)
             for row, columns in enumerate(lists):
                 self.assertEqual(columns, sorted(set(columns)))
                 self.assertEqual((columns[0], columns[-1]), (0, row))
@@ -269,7 +269,7 @@ class SparsePeers(unittest.TestCase):
                 sparse.parse_pattern(text)
 
     def test_the_random_list_is_the_same_everywhere(self):
-        found = sparse.block_lists(sparse.parse_pattern("random-25"), 12 * sparse.BLOCK)[-1]
+        found = sparse.block_mask_rows(sparse.parse_pattern("random-25"), 12 * sparse.BLOCK)[-1]
         self.assertEqual(found, [0, 6, 9, 11])
 
     def test_a_tile_takes_its_part_of_the_time(self):

@@ -24,9 +24,9 @@ import points  # noqa: E402
 TRACE = {
     "traceEvents": [
         {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "rank 0 on node1"}},
-        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 0, "args": {"name": "fold"}},
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 0, "args": {"name": "compute"}},
         {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "rank 1 on node1"}},
-        {"ph": "X", "name": "block 0", "cat": "fold", "pid": 0, "tid": 0, "ts": 1000.0, "dur": 2500.0},
+        {"ph": "X", "name": "block 0", "cat": "compute", "pid": 0, "tid": 0, "ts": 1000.0, "dur": 2500.0},
         {"ph": "X", "name": "block 0", "cat": "wait", "pid": 1, "tid": 1, "ts": 0.0, "dur": 500.0},
         {"ph": "X", "name": "block 0", "cat": "transfer", "pid": 1, "tid": 2, "ts": 0.0, "dur": 0.0},
     ]
@@ -56,8 +56,8 @@ class Compare(unittest.TestCase):
         self.assertEqual(zigzag, {(32768, "p2p"): 320 / 305, (32768, "nccl"): 300 / 305})
 
     def test_folds_stand_beside_the_run_of_their_own_transport(self):
-        self.assertEqual(self.ratios("ringattn sm80_fold, p2p, folds alone"), {(32768, "p2p"): 320 / 325})
-        self.assertEqual(self.ratios("ringattn sm80_fold, nccl, folds alone"), {(32768, "nccl"): 300 / 326})
+        self.assertEqual(self.ratios("ringattn sm80_attention, p2p, folds alone"), {(32768, "p2p"): 320 / 325})
+        self.assertEqual(self.ratios("ringattn sm80_attention, nccl, folds alone"), {(32768, "nccl"): 300 / 326})
 
     def test_layouts_stripes_and_overlap_stand_side_by_side(self):
         first = json.loads(pathlib.Path(OURS).read_text().splitlines()[4]) | {"layout": "striped", "stripe": 128, "overlap": True}
@@ -79,7 +79,7 @@ class Compare(unittest.TestCase):
             self.assertEqual(len(points.read([str(path)])), 1)
         self.assertEqual((len(file.points), file.left_out), (len(lines), {}))
         names = {(row.ours.name, row.theirs.name) for row in compare.pair(list(file.points.values()))}
-        whole = [f"ringattn sm80_fold, p2p{text}" for _, text in forms]
+        whole = [f"ringattn sm80_attention, p2p{text}" for _, text in forms]
         self.assertEqual(names, {(name, f"{name}, folds alone") for name in whole})
         alone = dataclasses.replace(points.parse(first), world=1, transport="self")
         series = plot.scaling_series([alone, dataclasses.replace(alone, block=4096, tflops=1.0), *file.points.values()])
@@ -164,7 +164,7 @@ class Plot(unittest.TestCase):
     def test_speed(self):
         (kind, series), *others = plot.speed_series(points.read([OURS, PEERS])).items()
         self.assertEqual((kind, others), ("bf16 32/8 x 128 causal", []))
-        self.assertEqual(series["ringattn sm80_fold"], [(1024, 200.0), (8192, 340.0), (32768, 350.0)])
+        self.assertEqual(series["ringattn sm80_attention"], [(1024, 200.0), (8192, 340.0), (32768, 350.0)])
         self.assertEqual(series["zigzag ring cudnn, compiled merge, nccl, 8 ranks"], [(32768, 305.0), (131072, 520.0)])
 
     def test_scaling_needs_one_rank_and_several(self):
@@ -182,7 +182,7 @@ class Plot(unittest.TestCase):
     def test_timeline(self):
         ranks, bars = plot.timeline_bars(TRACE)
         self.assertEqual(ranks, ["rank 0 on node1", "rank 1 on node1"])
-        self.assertEqual(bars, [(0, "fold", 1.0, 2.5), (1, "wait", 0.0, 0.5)])
+        self.assertEqual(bars, [(0, "compute", 1.0, 2.5), (1, "wait", 0.0, 0.5)])
 
     def test_missing_things_are_named(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -205,9 +205,9 @@ class Pictures(unittest.TestCase):
             trace = pathlib.Path(folder, "trace.json")
             trace.write_text(json.dumps(TRACE))
             for what, files, words in [
-                ("speed", [OURS, PEERS], {"bf16 32/8 x 128 causal", "1k", "ringattn sm80_fold"}),
+                ("speed", [OURS, PEERS], {"bf16 32/8 x 128 causal", "1k", "ringattn sm80_attention"}),
                 ("scaling", [OURS], {"Scaling efficiency", "8"}),
-                ("timeline", [str(trace)], {"rank 0 on node1", "fold", "wait", "transfer", "ms"}),
+                ("timeline", [str(trace)], {"rank 0 on node1", "compute", "wait", "transfer", "ms"}),
             ]:
                 picture = pathlib.Path(folder, f"{what}.svg")
                 done = tool("plot.py", what, *files, "-o", str(picture))

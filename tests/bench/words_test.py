@@ -42,10 +42,10 @@ environment.pop("RINGATTN_PROGRAM", None)
 done = subprocess.run([{program!r}, *kept, *ranks, "--dry-run"], capture_output=True, text=True, env=environment)
 if done.returncode:
     sys.exit(f"{{' '.join(words)}}: code {{done.returncode}}, {{done.stderr}}")
-line = {{"tool": "ours", "kernel": "sm90_fold", "words": " ".join(words)}}
+line = {{"tool": "ours", "kernel": "sm90_attention", "words": " ".join(words)}}
 open(files.get("--jsonl") or files["--json"], "w").write(json.dumps(line) + "\\n")
 """
-OTHERS = ("fold_gpu_bench", "decode_gpu_bench", "compress_gpu_bench", "product_gpu_bench", "scan_gpu_bench")
+OTHERS = ("attention_gpu_bench", "decode_gpu_bench", "compress_gpu_bench", "gemm_gpu_bench", "ssm_gpu_bench")
 
 
 class Words(checkout.Checkout):

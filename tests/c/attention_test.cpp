@@ -100,7 +100,7 @@ TEST_F(CAttention, HasTheBitsOfCpp) {
   ASSERT_EQ(ringattn_attention_get_facts(attention_, &facts), RINGATTN_OK);
   EXPECT_EQ(facts.q_rows, rows);
   EXPECT_EQ(facts.k_rows, keys);
-  EXPECT_STREQ(facts.kernel, "cpu_fold");
+  EXPECT_STREQ(facts.kernel, "cpu_attention");
   std::vector<std::byte> workspace(facts.workspace_bytes);
   CTensor space(workspace.data(), {kDLUInt, 8, 1}, {static_cast<std::int64_t>(workspace.size())});
   std::fill(out.begin(), out.end(), std::uint16_t{0x7fff});
@@ -168,7 +168,7 @@ TEST_F(CAttention, RefusesTensorsByName) {
     refused.spoil(t);
     EXPECT_EQ(ringattn_attention_run(attention_, &t.all), RINGATTN_USAGE) << refused.named;
     EXPECT_NE(std::string(ringattn_error_text()).find(refused.named), std::string::npos) << ringattn_error_text();
-    EXPECT_NE(std::string_view(ringattn_error_remedy()), "") << refused.named;
+    EXPECT_NE(std::string_view(ringattn_error_suggestion()), "") << refused.named;
   }
   EXPECT_EQ(out, std::vector<std::uint16_t>(out.size(), 0x7fff)) << "a refused run has written";
 }

@@ -205,7 +205,7 @@ TEST_F(CCompression, AttentionAndDecodingTakeItForKeysAndValues) {
   ringattn_decode_destroy(decode);
 }
 
-TEST_F(CCompression, RefusalsNameThePartAndThePlace) {
+TEST_F(CCompression, RefusalsNameThePartAndTheIndex) {
   const std::vector<std::int64_t> lengths{40};
   std::vector<std::byte> rows = rows_of(kShape, 40, 3);
   make("fp8 token_head", 1);

@@ -30,12 +30,12 @@ struct Ops {
     batch.sequences = runs.sequences = limits.sequences = 1;
     batch.q_lengths = runs.lengths = &kTokens;
     limits.keys = 64;
-    latent.dtype = head_product.dtype = scan.dtype = convolution.dtype = kFp32;
-    latent.heads = head_product.heads = scan.heads = kHeads;
+    latent.dtype = batched_gemm.dtype = scan.dtype = convolution.dtype = kFp32;
+    latent.heads = batched_gemm.heads = scan.heads = kHeads;
     latent.head_dim = latent.head_dim_v = latent.rope_dim = scan.head_dim = scan.state_dim = 16;
     latent.latent_dim = 64;
-    head_product.inner = 16;
-    head_product.outer = 64;
+    batched_gemm.dim_k = 16;
+    batched_gemm.dim_n = 64;
     convolution.width = 4;
     convolution.channels = 16;
     compression.format = "int8";
@@ -67,30 +67,30 @@ struct Ops {
                                          [this](auto* options, auto** object) {
                                            return ringattn_decode_create(world.get(), &spec, &limits, options, object);
                                          })},
-        {"latent", made<ringattn_latent>(ringattn_latent_destroy,
-                                         [this](auto* options, auto** object) {
-                                           return ringattn_latent_create(world.get(), &latent, &batch,
-                                                                         RINGATTN_ANY_FORM, options, object);
-                                         })},
-        {"latent decode", made<ringattn_latent_decode>(ringattn_latent_decode_destroy,
-                                                       [this](auto* options, auto** object) {
-                                                         return ringattn_latent_decode_create(world.get(), &latent,
-                                                                                              &limits, options, object);
-                                                       })},
-        {"head product", made<ringattn_head_product>(ringattn_head_product_destroy,
+        {"mla", made<ringattn_mla>(ringattn_mla_destroy,
+                                   [this](auto* options, auto** object) {
+                                     return ringattn_mla_create(world.get(), &latent, &batch, RINGATTN_ANY_FORM,
+                                                                options, object);
+                                   })},
+        {"mla decode", made<ringattn_mla_decode>(ringattn_mla_decode_destroy,
+                                                 [this](auto* options, auto** object) {
+                                                   return ringattn_mla_decode_create(world.get(), &latent, &limits,
+                                                                                     options, object);
+                                                 })},
+        {"batched gemm", made<ringattn_batched_gemm>(ringattn_batched_gemm_destroy,
                                                      [this](auto* options, auto** object) {
-                                                       return ringattn_head_product_create(world.get(), &head_product,
+                                                       return ringattn_batched_gemm_create(world.get(), &batched_gemm,
                                                                                            options, object);
                                                      })},
-        {"scan", made<ringattn_scan>(ringattn_scan_destroy,
-                                     [this](auto* options, auto** object) {
-                                       return ringattn_scan_create(world.get(), &scan, &runs, options, object);
-                                     })},
-        {"convolution", made<ringattn_convolution>(ringattn_convolution_destroy,
-                                                   [this](auto* options, auto** object) {
-                                                     return ringattn_convolution_create(world.get(), &convolution,
-                                                                                        &runs, options, object);
-                                                   })},
+        {"ssm", made<ringattn_ssm>(ringattn_ssm_destroy,
+                                   [this](auto* options, auto** object) {
+                                     return ringattn_ssm_create(world.get(), &scan, &runs, options, object);
+                                   })},
+        {"conv1d", made<ringattn_causal_conv1d>(ringattn_causal_conv1d_destroy,
+                                                [this](auto* options, auto** object) {
+                                                  return ringattn_causal_conv1d_create(world.get(), &convolution, &runs,
+                                                                                       options, object);
+                                                })},
         {"compression", made<ringattn_compression>(ringattn_compression_destroy, [this](auto* options, auto** object) {
            return ringattn_compression_create(world.get(), &compression, options, object);
          })}};
@@ -100,11 +100,11 @@ struct Ops {
   ringattn_spec spec = attention_spec();
   ringattn_batch batch = sized<ringattn_batch>();
   ringattn_decode_limits limits = sized<ringattn_decode_limits>();
-  ringattn_latent_spec latent = sized<ringattn_latent_spec>();
-  ringattn_head_product_spec head_product = sized<ringattn_head_product_spec>();
-  ringattn_scan_spec scan = sized<ringattn_scan_spec>();
-  ringattn_scan_batch runs = sized<ringattn_scan_batch>();
-  ringattn_convolution_spec convolution = sized<ringattn_convolution_spec>();
+  ringattn_mla_spec latent = sized<ringattn_mla_spec>();
+  ringattn_batched_gemm_spec batched_gemm = sized<ringattn_batched_gemm_spec>();
+  ringattn_ssm_spec scan = sized<ringattn_ssm_spec>();
+  ringattn_ssm_batch runs = sized<ringattn_ssm_batch>();
+  ringattn_causal_conv1d_spec convolution = sized<ringattn_causal_conv1d_spec>();
   ringattn_compression_spec compression = sized<ringattn_compression_spec>();
 };
 

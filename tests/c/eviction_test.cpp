@@ -152,7 +152,7 @@ TEST_F(CEviction, AttentionOverWhatIsLeftHasTheBitsOfCpp) {
   const auto refused = [&](const char* problem) {
     EXPECT_EQ(compute(), RINGATTN_USAGE);
     EXPECT_STREQ(ringattn_error_problem(), problem);
-    EXPECT_STRNE(ringattn_error_remedy(), "");
+    EXPECT_STRNE(ringattn_error_suggestion(), "");
   };
   batch.q_offsets = nullptr;
   refused("ringattn_batch::whole_lengths is NULL");
@@ -166,7 +166,7 @@ TEST_F(CEviction, AttentionOverWhatIsLeftHasTheBitsOfCpp) {
   batch.k_positions = nullptr;
   refused("ringattn_batch::k_positions is NULL");
   batch.k_positions = places_.data();
-  auto latent = sized<ringattn_latent_spec>();
+  auto latent = sized<ringattn_mla_spec>();
   latent.dtype = kFp32;
   latent.heads = 2;
   latent.head_dim = latent.head_dim_v = latent.latent_dim = 32;
@@ -176,8 +176,8 @@ TEST_F(CEviction, AttentionOverWhatIsLeftHasTheBitsOfCpp) {
   std::vector<std::int32_t> ascending(kKept);
   for (std::size_t i = 0; i < ascending.size(); ++i) ascending[i] = static_cast<std::int32_t>(i < 45 ? i : i - 45);
   batch.k_positions = ascending.data();
-  ringattn_latent* object = nullptr;
-  EXPECT_EQ(ringattn_latent_create(world.get(), &latent, &batch, 0, nullptr, &object), RINGATTN_USAGE);
+  ringattn_mla* object = nullptr;
+  EXPECT_EQ(ringattn_mla_create(world.get(), &latent, &batch, 0, nullptr, &object), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "ringattn_batch::k_positions is given");
   // A program that was compiled with the header before has no positions.
   batch.size = 40;
@@ -189,7 +189,7 @@ TEST_F(CEviction, RefusesAndWritesNothing) {
   const auto refused = [&](const char* problem) {
     EXPECT_EQ(ringattn_evict(&eviction_, &spec_, &batch_, &tensors_), RINGATTN_USAGE);
     EXPECT_STREQ(ringattn_error_problem(), problem);
-    EXPECT_STRNE(ringattn_error_remedy(), "");
+    EXPECT_STRNE(ringattn_error_suggestion(), "");
   };
   eviction_.method = nullptr;
   refused("ringattn_eviction::method is NULL");

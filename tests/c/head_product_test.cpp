@@ -19,42 +19,42 @@ const DLDataType kFp32 = c_dtype(Dtype::kF32);
 
 class Product {
  public:
-  Product(SelfWorld& world, int inner, int outer) {
-    auto spec = sized<ringattn_head_product_spec>();
+  Product(SelfWorld& world, int dim_k, int dim_n) {
+    auto spec = sized<ringattn_batched_gemm_spec>();
     spec.dtype = kFp32;
     spec.heads = kHeads;
-    spec.inner = inner;
-    spec.outer = outer;
-    EXPECT_OK(ringattn_head_product_create(world.get(), &spec, nullptr, &object_));
+    spec.dim_k = dim_k;
+    spec.dim_n = dim_n;
+    EXPECT_OK(ringattn_batched_gemm_create(world.get(), &spec, nullptr, &object_));
   }
-  ~Product() { ringattn_head_product_destroy(object_); }
+  ~Product() { ringattn_batched_gemm_destroy(object_); }
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  ringattn_head_product* get() const { return object_; }
+  ringattn_batched_gemm* get() const { return object_; }
   ringattn_status run(CTensor& rows, CTensor& weights, CTensor& out) const {
-    const ringattn_head_product_tensors tensors = {sizeof tensors, rows.get(), weights.get(), out.get(), nullptr};
-    return ringattn_head_product_run(object_, &tensors);
+    const ringattn_batched_gemm_tensors tensors = {sizeof tensors, rows.get(), weights.get(), out.get(), nullptr};
+    return ringattn_batched_gemm_run(object_, &tensors);
   }
 
  private:
-  ringattn_head_product* object_ = nullptr;
+  ringattn_batched_gemm* object_ = nullptr;
 };
 
-TEST(CHeadProduct, HasTheBitsOfCppEitherWayRound) {
+TEST(CBatchedGemm, HasTheBitsOfCppEitherWayRound) {
   const Numbers rows = normal(kRows * kHeads * kDim, 1), weights = normal(kHeads * kDim * kLatent, 2);
   Numbers out(kRows * kHeads * kLatent), c_out(out.size());
-  HeadProductOptions options;
+  BatchedGemmOptions options;
   options.kernel.backend = "cpu";
   options.threads = 1;
-  HeadProduct door({{Dtype::kF32, kDim, kLatent}, kHeads}, options);
-  const HeadMatrices as_it_lies{weights.data(), Dtype::kF32, kHeads, kDim, kLatent, kDim * kLatent, kLatent, 1};
+  BatchedGemm door({{Dtype::kF32, kDim, kLatent}, kHeads}, options);
+  const GemmWeights as_it_lies{weights.data(), Dtype::kF32, kHeads, kDim, kLatent, kDim * kLatent, kLatent, 1};
   door.run({view(rows, kRows, kHeads, kDim), as_it_lies.transposed(), view(out, kRows, kHeads, kLatent)});
 
   SelfWorld world;
   const Product product(world, kDim, kLatent);
-  auto facts = sized<ringattn_head_product_facts>();
-  EXPECT_OK(ringattn_head_product_get_facts(product.get(), &facts));
+  auto facts = sized<ringattn_batched_gemm_facts>();
+  EXPECT_OK(ringattn_batched_gemm_get_facts(product.get(), &facts));
   EXPECT_STREQ(facts.kernel, door.kernel().row->name.data());
   EXPECT_GT(facts.memory_bytes, 0U);
   CTensor tr(rows.data(), kFp32, {kRows, kHeads, kDim}), to(c_out.data(), kFp32, {kRows, kHeads, kLatent});
@@ -62,21 +62,21 @@ TEST(CHeadProduct, HasTheBitsOfCppEitherWayRound) {
   EXPECT_OK(product.run(tr, across, to));
   EXPECT_TRUE(same(c_out, out));
 
-  Numbers turned(weights.size());  // [heads, outer, inner], dense
+  Numbers turned(weights.size());  // [heads, dim_n, dim_k], dense
   for (std::int64_t i = 0; i < kHeads * kDim * kLatent; ++i) {
     const std::int64_t head = i / (kDim * kLatent), d = i / kLatent % kDim, c = i % kLatent;
     turned[static_cast<std::size_t>((head * kLatent + c) * kDim + d)] = weights[static_cast<std::size_t>(i)];
   }
   CTensor along(turned.data(), kFp32, {kHeads, kLatent, kDim});
   std::ranges::fill(c_out, -1.0F);
-  const ringattn_head_product_tensors tensors = {sizeof tensors, tr.get(), along.get(), to.get(), nullptr};
-  EXPECT_OK(ringattn_head_product_enqueue(product.get(), &tensors));
-  EXPECT_OK(ringattn_head_product_wait(product.get()));
+  const ringattn_batched_gemm_tensors tensors = {sizeof tensors, tr.get(), along.get(), to.get(), nullptr};
+  EXPECT_OK(ringattn_batched_gemm_enqueue(product.get(), &tensors));
+  EXPECT_OK(ringattn_batched_gemm_wait(product.get()));
   EXPECT_TRUE(same(c_out, out));
 }
 
-// q and out of one ringattn_latent, with its matrices and with the caller's products.
-TEST(CHeadProduct, IsWhatTheAbsorbedFormMakesOfItsMatrices) {
+// q and out of one ringattn_mla, with its matrices and with the caller's products.
+TEST(CBatchedGemm, IsWhatTheAbsorbedFormMakesOfItsMatrices) {
   constexpr std::int64_t kWide = kLatent + kRope;
   const Numbers q = normal(kRows * kHeads * (kDim + kRope), 1), c = normal(kRows * kLatent, 2);
   const Numbers k_rope = normal(kRows * kRope, 3), kv_b = normal(kHeads * 2 * kDim * kLatent, 4);
@@ -87,7 +87,7 @@ TEST(CHeadProduct, IsWhatTheAbsorbedFormMakesOfItsMatrices) {
   Numbers out(kRows * kHeads * kDim), absorbed(kRows * kHeads * kWide), latents(kRows * kHeads * kLatent),
       back(out.size());
   SelfWorld world;
-  auto spec = sized<ringattn_latent_spec>();
+  auto spec = sized<ringattn_mla_spec>();
   spec.dtype = kFp32;
   spec.heads = kHeads;
   spec.head_dim = spec.head_dim_v = kDim;
@@ -96,19 +96,19 @@ TEST(CHeadProduct, IsWhatTheAbsorbedFormMakesOfItsMatrices) {
   auto batch = sized<ringattn_batch>();
   batch.sequences = 1;
   batch.q_lengths = &kRows;
-  ringattn_latent* latent = nullptr;
-  ASSERT_EQ(ringattn_latent_create(world.get(), &spec, &batch, RINGATTN_ABSORBED, nullptr, &latent), RINGATTN_OK)
+  ringattn_mla* latent = nullptr;
+  ASSERT_EQ(ringattn_mla_create(world.get(), &spec, &batch, RINGATTN_ABSORBED, nullptr, &latent), RINGATTN_OK)
       << ringattn_error_text();
   CTensor tq(q.data(), kFp32, {kRows, kHeads, kDim + kRope}), tc(c.data(), kFp32, {kRows, 1, kLatent});
   CTensor tr(k_rope.data(), kFp32, {kRows, 1, kRope}), to(out.data(), kFp32, {kRows, kHeads, kDim});
-  auto tensors = sized<ringattn_latent_tensors>();
+  auto tensors = sized<ringattn_mla_tensors>();
   tensors.q = tq.get();
   tensors.latent = tc.get();
   tensors.k_rope = tr.get();
   tensors.w_uk = w_uk.get();
   tensors.w_uv = w_uv.get();
   tensors.out = to.get();
-  EXPECT_OK(ringattn_latent_run(latent, &tensors));
+  EXPECT_OK(ringattn_mla_run(latent, &tensors));
 
   CTensor nope(q.data(), kFp32, {kRows, kHeads, kDim}, {kHeads * (kDim + kRope), kDim + kRope, 1});
   CTensor in_latent(absorbed.data(), kFp32, {kRows, kHeads, kLatent}, {kHeads * kWide, kWide, 1});
@@ -120,33 +120,33 @@ TEST(CHeadProduct, IsWhatTheAbsorbedFormMakesOfItsMatrices) {
   tensors.q = wide.get();
   tensors.w_uk = tensors.w_uv = nullptr;
   tensors.out = tl.get();
-  EXPECT_OK(ringattn_latent_run(latent, &tensors));
+  EXPECT_OK(ringattn_mla_run(latent, &tensors));
   CTensor tb(back.data(), kFp32, {kRows, kHeads, kDim});
   EXPECT_OK(Product(world, kLatent, kDim).run(tl, w_uv, tb));
   EXPECT_TRUE(same(back, out));
-  ringattn_latent_destroy(latent);
+  ringattn_mla_destroy(latent);
 }
 
-TEST(CHeadProduct, RefusesWhatDoesNotFit) {
+TEST(CBatchedGemm, RefusesWhatDoesNotFit) {
   SelfWorld world;
-  auto spec = sized<ringattn_head_product_spec>();
+  auto spec = sized<ringattn_batched_gemm_spec>();
   spec.dtype = kFp32;
-  ringattn_head_product* none = nullptr;
-  const auto not_made = [&](int heads, int inner, int outer, ringattn_status status, const std::string& words) {
+  ringattn_batched_gemm* none = nullptr;
+  const auto not_made = [&](int heads, int dim_k, int dim_n, ringattn_status status, const std::string& words) {
     spec.heads = heads;
-    spec.inner = inner;
-    spec.outer = outer;
-    EXPECT_EQ(ringattn_head_product_create(world.get(), &spec, nullptr, &none), status) << words;
+    spec.dim_k = dim_k;
+    spec.dim_n = dim_n;
+    EXPECT_EQ(ringattn_batched_gemm_create(world.get(), &spec, nullptr, &none), status) << words;
     EXPECT_NE(std::string(ringattn_error_text()).find(words), std::string::npos) << ringattn_error_text();
     EXPECT_EQ(none, nullptr);
   };
   not_made(0, kDim, kLatent, RINGATTN_USAGE, "a product of 0 heads");
-  EXPECT_STREQ(ringattn_error_remedy(), "Say how many heads the weights have.");
+  EXPECT_STREQ(ringattn_error_suggestion(), "Say how many heads the weights have.");
   not_made(65537, kDim, kLatent, RINGATTN_USAGE, "a product of 65537 heads");
-  not_made(kHeads, 0, kLatent, RINGATTN_USAGE, "a product with inner 0 and outer 40");
-  not_made(kHeads, kDim, -8, RINGATTN_USAGE, "a product with inner 16 and outer -8");
-  not_made(kHeads, 15, kLatent, RINGATTN_UNSUPPORTED, "inner 15 (supported: multiples of 8)");
-  not_made(kHeads, kDim, 12, RINGATTN_UNSUPPORTED, "outer 12 (supported: multiples of 8)");
+  not_made(kHeads, 0, kLatent, RINGATTN_USAGE, "a product with dim_k 0 and dim_n 40");
+  not_made(kHeads, kDim, -8, RINGATTN_USAGE, "a product with dim_k 16 and dim_n -8");
+  not_made(kHeads, 15, kLatent, RINGATTN_UNSUPPORTED, "dim_k 15 (supported: multiples of 8)");
+  not_made(kHeads, kDim, 12, RINGATTN_UNSUPPORTED, "dim_n 12 (supported: multiples of 8)");
   spec.dtype = kInt32;
   not_made(kHeads, kDim, kLatent, RINGATTN_USAGE, "dtype is int32");
 
@@ -199,10 +199,10 @@ TEST(CHeadProduct, RefusesWhatDoesNotFit) {
   refused(some, tw, in_rows, "out overlaps rows");
   CTensor in_weights(weights.data() + kLatent, kFp32, {8, kHeads, kLatent});
   refused(some, tw, in_weights, "out overlaps weights");
-  auto tensors = sized<ringattn_head_product_tensors>();
+  auto tensors = sized<ringattn_batched_gemm_tensors>();
   tensors.rows = tr.get();
   tensors.out = to.get();
-  EXPECT_EQ(ringattn_head_product_enqueue(product.get(), &tensors), RINGATTN_USAGE);
+  EXPECT_EQ(ringattn_batched_gemm_enqueue(product.get(), &tensors), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "weights is NULL");
 
   CTensor no_rows(nullptr, kFp32, {0, kHeads, kDim}), no_out(nullptr, kFp32, {0, kHeads, kLatent});

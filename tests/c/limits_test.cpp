@@ -43,7 +43,7 @@ TEST(CLimits, ThreadsAndSecondsAreThoseOfTheProgram) {
     for (const double seconds : {std::nan(""), -1.0, 0.0001, 1e7, std::numeric_limits<double>::infinity()}) {
       options.timeout_seconds = seconds;
       EXPECT_EQ(make(options), RINGATTN_USAGE) << name << ", " << seconds << " seconds";
-      const bool has_none = name == "compression" || name == "head product";  // no peers to wait for
+      const bool has_none = name == "compression" || name == "batched gemm";  // no peers to wait for
       EXPECT_NE(std::string(ringattn_error_text()).find(has_none ? "timeout_seconds" : "time limit"), std::string::npos)
           << ringattn_error_text();
     }
@@ -104,54 +104,54 @@ TEST(CLimits, AttentionDoesNotWriteOverWhatItReads) {
   ringattn_attention_destroy(attention);
 }
 
-TEST(CLimits, ScansAndConvolutionsDoNotWriteOverWhatTheyRead) {
+TEST(CLimits, SsmAndConv1dDoNotWriteOverWhatTheyRead) {
   SelfWorld world;
-  auto batch = sized<ringattn_scan_batch>();
+  auto batch = sized<ringattn_ssm_batch>();
   batch.sequences = 1;
   batch.lengths = &kTokens;
-  auto scan_spec = sized<ringattn_scan_spec>();
-  scan_spec.dtype = kFp32;
-  scan_spec.heads = kHeads;
-  scan_spec.head_dim = scan_spec.state_dim = 16;
-  ringattn_scan* scan = nullptr;
-  ASSERT_EQ(ringattn_scan_create(world.get(), &scan_spec, &batch, nullptr, &scan), RINGATTN_OK);
+  auto ssm_spec = sized<ringattn_ssm_spec>();
+  ssm_spec.dtype = kFp32;
+  ssm_spec.heads = kHeads;
+  ssm_spec.head_dim = ssm_spec.state_dim = 16;
+  ringattn_ssm* scan = nullptr;
+  ASSERT_EQ(ringattn_ssm_create(world.get(), &ssm_spec, &batch, nullptr, &scan), RINGATTN_OK);
   Numbers x = normal(kTokens * kHeads * 16, 1), dt = normal(kTokens * kHeads, 2), b = normal(kTokens * 16, 3);
   Numbers a{-1.0F, -2.0F}, y(x.size());
   CTensor tx(x.data(), kFp32, {kTokens, kHeads, 16}), tdt(dt.data(), kFp32, {kTokens, kHeads, 1});
   CTensor tb(b.data(), kFp32, {kTokens, 1, 16}), ta(a.data(), kFp32, {kHeads}),
       ty(y.data(), kFp32, {kTokens, kHeads, 16});
-  auto tensors = sized<ringattn_scan_tensors>();
+  auto tensors = sized<ringattn_ssm_tensors>();
   tensors.x = tensors.y = tx.get();
   tensors.dt = tdt.get();
   tensors.b = tensors.c = tb.get();
   tensors.a = ta.get();
-  EXPECT_EQ(ringattn_scan_run(scan, &tensors), RINGATTN_USAGE);
+  EXPECT_EQ(ringattn_ssm_run(scan, &tensors), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "y overlaps x");
   tensors.y = ty.get();
-  EXPECT_OK(ringattn_scan_run(scan, &tensors));
-  ringattn_scan_destroy(scan);
+  EXPECT_OK(ringattn_ssm_run(scan, &tensors));
+  ringattn_ssm_destroy(scan);
 
-  auto spec = sized<ringattn_convolution_spec>();
+  auto spec = sized<ringattn_causal_conv1d_spec>();
   spec.dtype = kFp32;
   spec.width = 4;
   spec.channels = 16;
-  ringattn_convolution* convolution = nullptr;
-  ASSERT_EQ(ringattn_convolution_create(world.get(), &spec, &batch, nullptr, &convolution), RINGATTN_OK);
+  ringattn_causal_conv1d* convolution = nullptr;
+  ASSERT_EQ(ringattn_causal_conv1d_create(world.get(), &spec, &batch, nullptr, &convolution), RINGATTN_OK);
   const Numbers weight = normal(16 * 4, 4);
   CTensor rows(x.data(), kFp32, {kTokens, 1, 16}, {32, 16, 1}),
       beside(x.data() + 16, kFp32, {kTokens, 1, 16}, {32, 16, 1});
   CTensor overlapping(x.data() + 8, kFp32, {kTokens, 1, 16}, {32, 16, 1}), tw(weight.data(), kFp32, {16, 4});
-  auto of = sized<ringattn_convolution_tensors>();
+  auto of = sized<ringattn_causal_conv1d_tensors>();
   of.x = rows.get();
   of.weight = tw.get();
   for (const CTensor* out : {&rows, &overlapping}) {
     of.y = const_cast<CTensor*>(out)->get();
-    EXPECT_EQ(ringattn_convolution_run(convolution, &of), RINGATTN_USAGE);
+    EXPECT_EQ(ringattn_causal_conv1d_run(convolution, &of), RINGATTN_USAGE);
     EXPECT_STREQ(ringattn_error_problem(), "y overlaps x");
   }
   of.y = beside.get();
-  EXPECT_OK(ringattn_convolution_run(convolution, &of));
-  ringattn_convolution_destroy(convolution);
+  EXPECT_OK(ringattn_causal_conv1d_run(convolution, &of));
+  ringattn_causal_conv1d_destroy(convolution);
 }
 
 // NumPy gives an axis of one element, as table[None] has, a stride of 0.

@@ -118,8 +118,8 @@ TEST(CDecode, HasTheBitsOfCppAndGrows) {
 
   auto facts = sized<ringattn_decode_facts>();
   EXPECT_OK(ringattn_decode_get_facts(decode, &facts));
-  EXPECT_EQ(facts.group_keys, door.group_keys());
-  EXPECT_EQ(facts.share_every, 1);
+  EXPECT_EQ(facts.kv_split_keys, door.kv_split_keys());
+  EXPECT_EQ(facts.partition_stride, 1);
   std::int64_t first = -1, count = -1;
   EXPECT_OK(ringattn_decode_owned(decode, 2, &first, &count));
   EXPECT_EQ(first, 0);
@@ -143,15 +143,15 @@ TEST(CDecode, HasTheBitsOfCppAndGrows) {
   ringattn_decode_destroy(decode);
 }
 
-TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
+TEST(CMla, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
   constexpr std::int64_t kTokens = 50, kHeads = 2, kDim = 32, kRope = 16, kLatent = 64;
   const Numbers q = normal(kTokens * kHeads * (kDim + kRope), 1), c = normal(kTokens * kLatent, 2);
   const Numbers k_rope = normal(kTokens * kRope, 3), w_uk = normal(kHeads * kDim * kLatent, 4);
   const Numbers w_uv = normal(kHeads * kDim * kLatent, 5);
-  const HeadMatrices uk{w_uk.data(), Dtype::kF32, kHeads, kDim, kLatent, kDim * kLatent, kLatent, 1};
-  const HeadMatrices uv{w_uv.data(), Dtype::kF32, kHeads, kDim, kLatent, kDim * kLatent, kLatent, 1};
+  const GemmWeights uk{w_uk.data(), Dtype::kF32, kHeads, kDim, kLatent, kDim * kLatent, kLatent, 1};
+  const GemmWeights uv{w_uv.data(), Dtype::kF32, kHeads, kDim, kLatent, kDim * kLatent, kLatent, 1};
   SelfWorld world;
-  auto spec = sized<ringattn_latent_spec>();
+  auto spec = sized<ringattn_mla_spec>();
   spec.dtype = kFp32;
   spec.heads = kHeads;
   spec.head_dim = spec.head_dim_v = kDim;
@@ -166,8 +166,8 @@ TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
   CTensor tuv(w_uv.data(), kFp32, {kHeads, kDim, kLatent});
   Numbers absorbed;
   for (const auto& [form, number] :
-       {std::pair{LatentForm::kExpanded, RINGATTN_EXPANDED}, std::pair{LatentForm::kAbsorbed, RINGATTN_ABSORBED}}) {
-    LatentJob job;
+       {std::pair{MlaForm::kExpanded, RINGATTN_EXPANDED}, std::pair{MlaForm::kAbsorbed, RINGATTN_ABSORBED}}) {
+    MlaJob job;
     job.spec.dtype = Dtype::kF32;
     job.spec.heads = kHeads;
     job.spec.head_dim = job.spec.head_dim_v = kDim;
@@ -177,12 +177,12 @@ TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
     job.batch = uniform_batch(1, kTokens, kTokens);
     job.form = form;
     const auto transport = make_self_transport();
-    LatentOptions options;
+    MlaOptions options;
     options.ring.kernel = on_host();
-    Latent door(job, *transport, options);
+    Mla door(job, *transport, options);
     Numbers out(kTokens * kHeads * kDim), lse(kTokens * kHeads), c_out(out.size()), c_lse(lse.size());
     std::vector<std::byte> workspace(door.workspace_bytes());
-    LatentInputs inputs;
+    MlaInputs inputs;
     inputs.q = view(q, kTokens, kHeads, kDim + kRope);
     inputs.latent = view(c, kTokens, 1, kLatent);
     inputs.k_rope = view(k_rope, kTokens, 1, kRope);
@@ -190,15 +190,15 @@ TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
     inputs.w_uv = uv;
     door.run(inputs, {view(out, kTokens, kHeads, kDim), {lse.data(), kHeads, 1}}, workspace);
 
-    ringattn_latent* latent = nullptr;
-    ASSERT_EQ(ringattn_latent_create(world.get(), &spec, &batch, number, nullptr, &latent), RINGATTN_OK)
+    ringattn_mla* latent = nullptr;
+    ASSERT_EQ(ringattn_mla_create(world.get(), &spec, &batch, number, nullptr, &latent), RINGATTN_OK)
         << ringattn_error_text();
-    auto facts = sized<ringattn_latent_facts>();
-    EXPECT_OK(ringattn_latent_get_facts(latent, &facts));
+    auto facts = sized<ringattn_mla_facts>();
+    EXPECT_OK(ringattn_mla_get_facts(latent, &facts));
     EXPECT_EQ(facts.form, number);
     EXPECT_EQ(facts.q_rows, kTokens);
     CTensor to(c_out.data(), kFp32, {kTokens, kHeads, kDim}), tl(c_lse.data(), kFp32, {kTokens, kHeads});
-    auto tensors = sized<ringattn_latent_tensors>();
+    auto tensors = sized<ringattn_mla_tensors>();
     tensors.q = tq.get();
     tensors.latent = tc.get();
     tensors.k_rope = tr.get();
@@ -206,13 +206,13 @@ TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
     tensors.w_uv = tuv.get();
     tensors.out = to.get();
     tensors.lse = tl.get();
-    EXPECT_OK(ringattn_latent_run(latent, &tensors));
+    EXPECT_OK(ringattn_mla_run(latent, &tensors));
     EXPECT_EQ(std::memcmp(c_out.data(), out.data(), out.size() * 4), 0);
     EXPECT_EQ(std::memcmp(c_lse.data(), lse.data(), lse.size() * 4), 0);
     std::vector<std::int64_t> places(kTokens);
-    EXPECT_OK(ringattn_latent_rows(latent, RINGATTN_KEYS, kTokens, nullptr, places.data()));
+    EXPECT_OK(ringattn_mla_rows(latent, RINGATTN_KEYS, kTokens, nullptr, places.data()));
     EXPECT_EQ(places.back(), kTokens - 1);
-    ringattn_latent_destroy(latent);
+    ringattn_mla_destroy(latent);
     absorbed = c_out;
   }
 
@@ -226,8 +226,8 @@ TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
   auto limits = sized<ringattn_decode_limits>();
   limits.sequences = 1;
   limits.keys = 64;
-  ringattn_latent_decode* decode = nullptr;
-  ASSERT_EQ(ringattn_latent_decode_create(world.get(), &spec, &limits, nullptr, &decode), RINGATTN_OK)
+  ringattn_mla_decode* decode = nullptr;
+  ASSERT_EQ(ringattn_mla_decode_create(world.get(), &spec, &limits, nullptr, &decode), RINGATTN_OK)
       << ringattn_error_text();
   std::int32_t length = kTokens - 1;
   Numbers out(kHeads * kDim);
@@ -236,7 +236,7 @@ TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
   CTensor last_r(k_rope.data() + (kTokens - 1) * kRope, kFp32, {1, 1, kRope}),
       tcache(cache.data(), kFp32, {1, 64, 1, kWidth});
   CTensor to(out.data(), kFp32, {1, kHeads, kDim});
-  auto tensors = sized<ringattn_latent_decode_tensors>();
+  auto tensors = sized<ringattn_mla_decode_tensors>();
   tensors.q = last_q.get();
   tensors.cache = tcache.get();
   tensors.lengths_before = tn.get();
@@ -246,18 +246,18 @@ TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
   tensors.w_uv = tuv.get();
   tensors.out = to.get();
   tensors.update_lengths = 1;
-  EXPECT_OK(ringattn_latent_decode_run(decode, &tensors));
+  EXPECT_OK(ringattn_mla_decode_run(decode, &tensors));
   EXPECT_EQ(length, kTokens);
   EXPECT_EQ(std::memcmp(out.data(), absorbed.data() + absorbed.size() - out.size(), out.size() * 4), 0);
-  EXPECT_EQ(ringattn_latent_decode_cache_tokens(decode, 33), 33);
-  ringattn_latent_decode_destroy(decode);
+  EXPECT_EQ(ringattn_mla_decode_cache_tokens(decode, 33), 33);
+  ringattn_mla_decode_destroy(decode);
 }
 
 // Rows of 8 bits; their bits are compared in tests/python/ops_test.py, which reads by this interface.
-TEST(CLatent, FormatsAndWhatDoesNotFitThem) {
+TEST(CMla, FormatsAndWhatDoesNotFitThem) {
   constexpr std::int64_t kTokens = 5, kRowBytes = 128 + 4 + 2 * 16;
   SelfWorld world;
-  auto spec = sized<ringattn_latent_spec>();
+  auto spec = sized<ringattn_mla_spec>();
   spec.dtype = {kDLBfloat, 16, 1};
   spec.heads = 1;
   spec.head_dim = spec.head_dim_v = 32;
@@ -267,17 +267,16 @@ TEST(CLatent, FormatsAndWhatDoesNotFitThem) {
   const std::int64_t tokens = kTokens;
   batch.sequences = 1;
   batch.q_lengths = &tokens;
-  ringattn_latent* latent = nullptr;
+  ringattn_mla* latent = nullptr;
   for (const auto& [format, problem] :
        {std::pair{"int8", "latents stored as int8"}, std::pair{"latent rope 8", "latents stored as latent rope 8"},
         std::pair{"latents", "\"latents\" is no format"}}) {
     spec.format = format;
-    EXPECT_EQ(ringattn_latent_create(world.get(), &spec, &batch, 0, nullptr, &latent), RINGATTN_USAGE);
+    EXPECT_EQ(ringattn_mla_create(world.get(), &spec, &batch, 0, nullptr, &latent), RINGATTN_USAGE);
     EXPECT_NE(std::string(ringattn_error_text()).find(problem), std::string::npos) << ringattn_error_text();
   }
   spec.format = "latent rope 16";
-  ASSERT_EQ(ringattn_latent_create(world.get(), &spec, &batch, 0, nullptr, &latent), RINGATTN_OK)
-      << ringattn_error_text();
+  ASSERT_EQ(ringattn_mla_create(world.get(), &spec, &batch, 0, nullptr, &latent), RINGATTN_OK) << ringattn_error_text();
   std::vector<std::uint16_t> numbers(kTokens * 48), matrices(std::size_t{32} * 128), out(kTokens * 32);
   std::vector<std::uint8_t> rows(kTokens * kRowBytes);
   const DLDataType bytes{kDLUInt, 8, 1};
@@ -285,33 +284,33 @@ TEST(CLatent, FormatsAndWhatDoesNotFitThem) {
   CTensor to(out.data(), spec.dtype, {kTokens, 1, 32}), tr(rows.data(), bytes, {kTokens, 1, kRowBytes});
   CTensor short_rows(rows.data(), bytes, {kTokens, 1, kRowBytes - 1}),
       k_rope(numbers.data(), spec.dtype, {kTokens, 1, 16});
-  auto tensors = sized<ringattn_latent_tensors>();
+  auto tensors = sized<ringattn_mla_tensors>();
   tensors.q = tq.get();
   tensors.w_uk = tensors.w_uv = tw.get();
   tensors.out = to.get();
   tensors.latent = tr.get();
-  EXPECT_OK(ringattn_latent_run(latent, &tensors));
+  EXPECT_OK(ringattn_mla_run(latent, &tensors));
   tensors.k_rope = k_rope.get();
-  EXPECT_EQ(ringattn_latent_run(latent, &tensors), RINGATTN_USAGE);
+  EXPECT_EQ(ringattn_mla_run(latent, &tensors), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "k_rope is given");
   tensors.k_rope = nullptr;
   tensors.latent = short_rows.get();
-  EXPECT_EQ(ringattn_latent_run(latent, &tensors), RINGATTN_USAGE);
+  EXPECT_EQ(ringattn_mla_run(latent, &tensors), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_why(), "it should be [5, 1, 164]");
   tensors.latent = tq.get();
-  EXPECT_EQ(ringattn_latent_run(latent, &tensors), RINGATTN_USAGE);
+  EXPECT_EQ(ringattn_mla_run(latent, &tensors), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "latent holds bf16");
-  ringattn_latent_destroy(latent);
+  ringattn_mla_destroy(latent);
 }
 
-TEST(CScan, HasTheBitsOfCpp) {
+TEST(CSsm, HasTheBitsOfCpp) {
   constexpr std::int64_t kTokens = 200, kHeads = 2, kDim = 32, kStates = 16;
   const Numbers x = normal(kTokens * kHeads * kDim, 1), dt(kTokens * kHeads, 0.1F), b = normal(kTokens * kStates, 2);
   const Numbers c = normal(kTokens * kStates, 3), a{-0.5F, -1.0F}, d{0.25F, 2.0F};
   const Numbers initial = normal(3 * kHeads * kDim * kStates, 4);
   Numbers y(x.size()), states(initial.size()), c_y(x.size()), c_states(initial.size());
   const std::vector<std::int64_t> lengths{150, 0, 50};
-  ScanJob job;
+  SsmJob job;
   job.spec.dtype = Dtype::kF32;
   job.spec.heads = kHeads;
   job.spec.head_dim = kDim;
@@ -320,10 +319,10 @@ TEST(CScan, HasTheBitsOfCpp) {
   job.lengths = lengths;
   job.initial_states = job.final_states = true;
   const auto transport = make_self_transport();
-  ScanOptions options;
+  SsmOptions options;
   options.kernel = on_host();
-  Scan door(job, *transport, options);
-  ScanInputs inputs;
+  Ssm door(job, *transport, options);
+  SsmInputs inputs;
   inputs.x = view(x, kTokens, kHeads, kDim);
   inputs.dt = view(dt, kTokens, kHeads, 1);
   inputs.b = view(b, kTokens, 1, kStates);
@@ -334,23 +333,23 @@ TEST(CScan, HasTheBitsOfCpp) {
   door.run(inputs, {view(y, kTokens, kHeads, kDim), states.data()});
 
   SelfWorld world;
-  auto spec = sized<ringattn_scan_spec>();
+  auto spec = sized<ringattn_ssm_spec>();
   spec.dtype = kFp32;
   spec.heads = kHeads;
   spec.head_dim = kDim;
   spec.state_dim = kStates;
   spec.skip = 1;
-  auto batch = sized<ringattn_scan_batch>();
+  auto batch = sized<ringattn_ssm_batch>();
   batch.sequences = 3;
   batch.lengths = lengths.data();
   batch.initial_states = batch.final_states = 1;
-  ringattn_scan* scan = nullptr;
-  ASSERT_EQ(ringattn_scan_create(world.get(), &spec, &batch, nullptr, &scan), RINGATTN_OK) << ringattn_error_text();
+  ringattn_ssm* scan = nullptr;
+  ASSERT_EQ(ringattn_ssm_create(world.get(), &spec, &batch, nullptr, &scan), RINGATTN_OK) << ringattn_error_text();
   CTensor tx(x.data(), kFp32, {kTokens, kHeads, kDim}), tdt(dt.data(), kFp32, {kTokens, kHeads, 1});
   CTensor tb(b.data(), kFp32, {kTokens, 1, kStates}), tc(c.data(), kFp32, {kTokens, 1, kStates});
   CTensor ta(a.data(), kFp32, {kHeads}), td(d.data(), kFp32, {kHeads}), ty(c_y.data(), kFp32, {kTokens, kHeads, kDim});
   CTensor ti(initial.data(), kFp32, {3, kHeads, kDim, kStates}), tf(c_states.data(), kFp32, {3, kHeads, kDim, kStates});
-  auto tensors = sized<ringattn_scan_tensors>();
+  auto tensors = sized<ringattn_ssm_tensors>();
   tensors.x = tx.get();
   tensors.dt = tdt.get();
   tensors.b = tb.get();
@@ -360,23 +359,23 @@ TEST(CScan, HasTheBitsOfCpp) {
   tensors.initial_states = ti.get();
   tensors.y = ty.get();
   tensors.final_states = tf.get();
-  EXPECT_OK(ringattn_scan_run(scan, &tensors));
+  EXPECT_OK(ringattn_ssm_run(scan, &tensors));
   EXPECT_EQ(std::memcmp(c_y.data(), y.data(), y.size() * 4), 0);
   EXPECT_EQ(std::memcmp(c_states.data(), states.data(), states.size() * 4), 0);
   constexpr std::int64_t kState = kHeads * kDim * kStates;
   EXPECT_EQ(std::memcmp(&c_states[kState], &initial[kState], kState * 4), 0);  // of the empty sequence
 
-  auto facts = sized<ringattn_scan_facts>();
-  EXPECT_OK(ringattn_scan_get_facts(scan, &facts));
+  auto facts = sized<ringattn_ssm_facts>();
+  EXPECT_OK(ringattn_ssm_get_facts(scan, &facts));
   EXPECT_EQ(facts.rows, kTokens);
   std::array<std::int32_t, 3> beginning{-1, -1, -1}, ending{-1, -1, -1};
-  EXPECT_OK(ringattn_scan_sequences(scan, beginning.data(), ending.data()));
+  EXPECT_OK(ringattn_ssm_sequences(scan, beginning.data(), ending.data()));
   EXPECT_EQ(beginning, (std::array<std::int32_t, 3>{0, 1, 2}));
   EXPECT_EQ(ending, beginning);
   ti->shape[0] = 1;
-  EXPECT_EQ(ringattn_scan_run(scan, &tensors), RINGATTN_USAGE);
+  EXPECT_EQ(ringattn_ssm_run(scan, &tensors), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "initial_states is [1, 2, 32, 16]");
-  ringattn_scan_destroy(scan);
+  ringattn_ssm_destroy(scan);
 }
 
 }  // namespace

@@ -9,13 +9,12 @@
 namespace ringattn::testing {
 namespace {
 
-const std::set<std::string> kNone, kRing{"attention", "latent"}, kDecoding{"decode", "latent decode"},
-    kRuns{"attention", "latent", "scan", "convolution"};
+const std::set<std::string> kNone, kRing{"attention", "mla"}, kDecoding{"decode", "mla decode"},
+    kRuns{"attention", "mla", "ssm", "conv1d"};
 
 std::set<std::string> all_but(const std::set<std::string>& without) {
   std::set<std::string> others;
-  for (const char* op :
-       {"attention", "decode", "latent", "latent decode", "head product", "scan", "convolution", "compression"}) {
+  for (const char* op : {"attention", "decode", "mla", "mla decode", "batched gemm", "ssm", "conv1d", "compression"}) {
     if (!without.contains(op)) others.insert(op);
   }
   return others;
@@ -41,9 +40,9 @@ TEST(CRefusals, AnOpHasAnOptionOrRefusesIt) {
       {"block_tokens", kRing, [](auto& options) { options.block_tokens = 64; }},
       {"checksum", kRing, [](auto& options) { options.checksum = 1; }},
       {"layout", kRing, [](auto& options) { options.layout = RINGATTN_ZIGZAG; }},
-      {"memory_budget", all_but({"convolution", "compression", "head product"}),
+      {"memory_budget", all_but({"conv1d", "compression", "batched gemm"}),
        [](auto& options) { options.memory_budget = 1 << 30; }},
-      {"timeout_seconds", all_but({"compression", "head product"}),
+      {"timeout_seconds", all_but({"compression", "batched gemm"}),
        [](auto& options) { options.timeout_seconds = 5.0; }},
       {"stripe", kRing, [](auto& options) { options.stripe = 64; }},
       {"stripe", kNone,
@@ -134,27 +133,27 @@ TEST(CRefusals, AWindowBelongsToTheMaskOfWindows) {
                             {RINGATTN_FULL, 0, 0, ""},
                             {RINGATTN_WINDOW, 8, 0, ""}}) {
     ringattn_spec spec = attention_spec();
-    auto latent_spec = sized<ringattn_latent_spec>();
-    latent_spec.dtype = kFp32;
-    latent_spec.heads = kHeads;
-    latent_spec.head_dim = latent_spec.head_dim_v = latent_spec.rope_dim = 16;
-    latent_spec.latent_dim = 64;
-    spec.mask = latent_spec.mask = tried.mask;
-    spec.window_left = latent_spec.window_left = tried.left;
-    spec.window_right = latent_spec.window_right = tried.right;
+    auto mla_spec = sized<ringattn_mla_spec>();
+    mla_spec.dtype = kFp32;
+    mla_spec.heads = kHeads;
+    mla_spec.head_dim = mla_spec.head_dim_v = mla_spec.rope_dim = 16;
+    mla_spec.latent_dim = 64;
+    spec.mask = mla_spec.mask = tried.mask;
+    spec.window_left = mla_spec.window_left = tried.left;
+    spec.window_right = mla_spec.window_right = tried.right;
     ringattn_attention* attention = nullptr;
-    ringattn_latent* latent = nullptr;
+    ringattn_mla* latent = nullptr;
     expect_refused(ringattn_attention_create(world.get(), &spec, &batch, nullptr, &attention), tried.problem);
-    expect_refused(ringattn_latent_create(world.get(), &latent_spec, &batch, RINGATTN_ANY_FORM, nullptr, &latent),
+    expect_refused(ringattn_mla_create(world.get(), &mla_spec, &batch, RINGATTN_ANY_FORM, nullptr, &latent),
                    tried.problem);
     ringattn_attention_destroy(attention);
-    ringattn_latent_destroy(latent);
+    ringattn_mla_destroy(latent);
   }
 }
 
 TEST(CRefusals, BoundsOfDtBelongToItsLimits) {
   SelfWorld world;
-  auto batch = sized<ringattn_scan_batch>();
+  auto batch = sized<ringattn_ssm_batch>();
   batch.sequences = 1;
   batch.lengths = &kTokens;
   struct Case {
@@ -163,21 +162,21 @@ TEST(CRefusals, BoundsOfDtBelongToItsLimits) {
     const char* problem;  // "": it is allowed
   };
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (const Case& tried : {Case{0, 0.0F, 0.1F, "dt_most is 0.1"},
-                            {0, 0.5F, 0.0F, "dt_least is 0.5"},
+  for (const Case& tried : {Case{0, 0.0F, 0.1F, "dt_max is 0.1"},
+                            {0, 0.5F, 0.0F, "dt_min is 0.5"},
                             {0, -kInfinity, kInfinity, ""},
                             {0, 0.0F, 0.0F, ""},
                             {1, 0.0F, 0.1F, ""}}) {
-    auto spec = sized<ringattn_scan_spec>();
+    auto spec = sized<ringattn_ssm_spec>();
     spec.dtype = kFp32;
     spec.heads = kHeads;
     spec.head_dim = spec.state_dim = 16;
     spec.dt_limits = tried.limits;
-    spec.dt_least = tried.least;
-    spec.dt_most = tried.most;
-    ringattn_scan* scan = nullptr;
-    expect_refused(ringattn_scan_create(world.get(), &spec, &batch, nullptr, &scan), tried.problem);
-    ringattn_scan_destroy(scan);
+    spec.dt_min = tried.least;
+    spec.dt_max = tried.most;
+    ringattn_ssm* scan = nullptr;
+    expect_refused(ringattn_ssm_create(world.get(), &spec, &batch, nullptr, &scan), tried.problem);
+    ringattn_ssm_destroy(scan);
   }
 }
 

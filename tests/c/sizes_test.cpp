@@ -56,21 +56,21 @@ struct Objects {
   Objects() {
     EXPECT_OK(ringattn_attention_create(ops.world.get(), &ops.spec, &ops.batch, nullptr, &attention));
     EXPECT_OK(ringattn_decode_create(ops.world.get(), &ops.spec, &ops.limits, nullptr, &decode));
-    EXPECT_OK(ringattn_latent_create(ops.world.get(), &ops.latent, &ops.batch, RINGATTN_ANY_FORM, nullptr, &latent));
-    EXPECT_OK(ringattn_latent_decode_create(ops.world.get(), &ops.latent, &ops.limits, nullptr, &latent_decode));
-    EXPECT_OK(ringattn_head_product_create(ops.world.get(), &ops.head_product, nullptr, &head_product));
-    EXPECT_OK(ringattn_scan_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
-    EXPECT_OK(ringattn_convolution_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr, &convolution));
+    EXPECT_OK(ringattn_mla_create(ops.world.get(), &ops.latent, &ops.batch, RINGATTN_ANY_FORM, nullptr, &latent));
+    EXPECT_OK(ringattn_mla_decode_create(ops.world.get(), &ops.latent, &ops.limits, nullptr, &latent_decode));
+    EXPECT_OK(ringattn_batched_gemm_create(ops.world.get(), &ops.batched_gemm, nullptr, &batched_gemm));
+    EXPECT_OK(ringattn_ssm_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
+    EXPECT_OK(ringattn_causal_conv1d_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr, &convolution));
     EXPECT_OK(ringattn_compression_create(ops.world.get(), &ops.compression, nullptr, &compression));
   }
   ~Objects() {
     ringattn_attention_destroy(attention);
     ringattn_decode_destroy(decode);
-    ringattn_latent_destroy(latent);
-    ringattn_latent_decode_destroy(latent_decode);
-    ringattn_head_product_destroy(head_product);
-    ringattn_scan_destroy(scan);
-    ringattn_convolution_destroy(convolution);
+    ringattn_mla_destroy(latent);
+    ringattn_mla_decode_destroy(latent_decode);
+    ringattn_batched_gemm_destroy(batched_gemm);
+    ringattn_ssm_destroy(scan);
+    ringattn_causal_conv1d_destroy(convolution);
     ringattn_compression_destroy(compression);
   }
   Objects(const Objects&) = delete;
@@ -79,11 +79,11 @@ struct Objects {
   Ops ops;
   ringattn_attention* attention = nullptr;
   ringattn_decode* decode = nullptr;
-  ringattn_latent* latent = nullptr;
-  ringattn_latent_decode* latent_decode = nullptr;
-  ringattn_head_product* head_product = nullptr;
-  ringattn_scan* scan = nullptr;
-  ringattn_convolution* convolution = nullptr;
+  ringattn_mla* latent = nullptr;
+  ringattn_mla_decode* latent_decode = nullptr;
+  ringattn_batched_gemm* batched_gemm = nullptr;
+  ringattn_ssm* scan = nullptr;
+  ringattn_causal_conv1d* convolution = nullptr;
   ringattn_compression* compression = nullptr;
 };
 
@@ -113,9 +113,9 @@ std::vector<Struct> structs_of_jobs(Ops& ops) {
       return ringattn_attention_create(ops.world.get(), spec, batch, options, object);
     });
   };
-  const auto scan = [&ops](const ringattn_scan_spec* spec, const ringattn_scan_batch* batch) {
-    return made(ringattn_scan_destroy, [&](ringattn_scan** object) {
-      return ringattn_scan_create(ops.world.get(), spec, batch, nullptr, object);
+  const auto scan = [&ops](const ringattn_ssm_spec* spec, const ringattn_ssm_batch* batch) {
+    return made(ringattn_ssm_destroy, [&](ringattn_ssm** object) {
+      return ringattn_ssm_create(ops.world.get(), spec, batch, nullptr, object);
     });
   };
   return {
@@ -132,28 +132,28 @@ std::vector<Struct> structs_of_jobs(Ops& ops) {
                                                                         object);
                                         });
                                       }),
-      grown<ringattn_latent_spec>("ringattn_latent_spec", offsetof(ringattn_latent_spec, format),
-                                  [&ops](auto* given) {
-                                    return made(ringattn_latent_destroy, [&](ringattn_latent** object) {
-                                      return ringattn_latent_create(ops.world.get(), given, &ops.batch,
-                                                                    RINGATTN_ANY_FORM, nullptr, object);
-                                    });
-                                  }),
-      as_ever<ringattn_head_product_spec>(
-          "ringattn_head_product_spec",
+      grown<ringattn_mla_spec>("ringattn_mla_spec", offsetof(ringattn_mla_spec, format),
+                               [&ops](auto* given) {
+                                 return made(ringattn_mla_destroy, [&](ringattn_mla** object) {
+                                   return ringattn_mla_create(ops.world.get(), given, &ops.batch, RINGATTN_ANY_FORM,
+                                                              nullptr, object);
+                                 });
+                               }),
+      as_ever<ringattn_batched_gemm_spec>(
+          "ringattn_batched_gemm_spec",
           [&ops](auto* given) {
-            return made(ringattn_head_product_destroy, [&](ringattn_head_product** object) {
-              return ringattn_head_product_create(ops.world.get(), given, nullptr, object);
+            return made(ringattn_batched_gemm_destroy, [&](ringattn_batched_gemm** object) {
+              return ringattn_batched_gemm_create(ops.world.get(), given, nullptr, object);
             });
           }),
-      as_ever<ringattn_scan_spec>("ringattn_scan_spec", [=, &ops](auto* given) { return scan(given, &ops.runs); }),
-      grown<ringattn_scan_batch>("ringattn_scan_batch", offsetof(ringattn_scan_batch, update),
-                                 [=, &ops](auto* given) { return scan(&ops.scan, given); }),
-      as_ever<ringattn_convolution_spec>(
-          "ringattn_convolution_spec",
+      as_ever<ringattn_ssm_spec>("ringattn_ssm_spec", [=, &ops](auto* given) { return scan(given, &ops.runs); }),
+      grown<ringattn_ssm_batch>("ringattn_ssm_batch", offsetof(ringattn_ssm_batch, update),
+                                [=, &ops](auto* given) { return scan(&ops.scan, given); }),
+      as_ever<ringattn_causal_conv1d_spec>(
+          "ringattn_causal_conv1d_spec",
           [&ops](auto* given) {
-            return made(ringattn_convolution_destroy, [&](ringattn_convolution** object) {
-              return ringattn_convolution_create(ops.world.get(), given, &ops.runs, nullptr, object);
+            return made(ringattn_causal_conv1d_destroy, [&](ringattn_causal_conv1d** object) {
+              return ringattn_causal_conv1d_create(ops.world.get(), given, &ops.runs, nullptr, object);
             });
           }),
       as_ever<ringattn_compression_spec>(
@@ -173,22 +173,21 @@ std::vector<Struct> structs_of_jobs(Ops& ops) {
 
 std::vector<Struct> structs_of_facts(const Objects& of) {
   return {
-      grown<ringattn_attention_facts>("ringattn_attention_facts", offsetof(ringattn_attention_facts, predicted_seconds),
+      grown<ringattn_attention_facts>("ringattn_attention_facts", offsetof(ringattn_attention_facts, estimated_seconds),
                                       [&](auto* facts) { return ringattn_attention_get_facts(of.attention, facts); }),
       as_ever<ringattn_decode_facts>("ringattn_decode_facts",
                                      [&](auto* facts) { return ringattn_decode_get_facts(of.decode, facts); }),
       as_ever<ringattn_decode_facts>(
-          "ringattn_decode_facts",
-          [&](auto* facts) { return ringattn_latent_decode_get_facts(of.latent_decode, facts); }),
-      as_ever<ringattn_latent_facts>("ringattn_latent_facts",
-                                     [&](auto* facts) { return ringattn_latent_get_facts(of.latent, facts); }),
-      as_ever<ringattn_head_product_facts>(
-          "ringattn_head_product_facts",
-          [&](auto* facts) { return ringattn_head_product_get_facts(of.head_product, facts); }),
-      as_ever<ringattn_scan_facts>("ringattn_scan_facts",
-                                   [&](auto* facts) { return ringattn_scan_get_facts(of.scan, facts); }),
-      as_ever<ringattn_scan_facts>("ringattn_scan_facts",
-                                   [&](auto* facts) { return ringattn_convolution_get_facts(of.convolution, facts); }),
+          "ringattn_decode_facts", [&](auto* facts) { return ringattn_mla_decode_get_facts(of.latent_decode, facts); }),
+      as_ever<ringattn_mla_facts>("ringattn_mla_facts",
+                                  [&](auto* facts) { return ringattn_mla_get_facts(of.latent, facts); }),
+      as_ever<ringattn_batched_gemm_facts>(
+          "ringattn_batched_gemm_facts",
+          [&](auto* facts) { return ringattn_batched_gemm_get_facts(of.batched_gemm, facts); }),
+      as_ever<ringattn_ssm_facts>("ringattn_ssm_facts",
+                                  [&](auto* facts) { return ringattn_ssm_get_facts(of.scan, facts); }),
+      as_ever<ringattn_ssm_facts>("ringattn_ssm_facts",
+                                  [&](auto* facts) { return ringattn_causal_conv1d_get_facts(of.convolution, facts); }),
       as_ever<ringattn_compression_facts>(
           "ringattn_compression_facts",
           [&](auto* facts) { return ringattn_compression_get_facts(of.compression, facts); }),
@@ -211,18 +210,19 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
                                         [&](auto* given) { return ringattn_attention_run(of.attention, given); }),
       grown<ringattn_decode_tensors>("ringattn_decode_tensors", offsetof(ringattn_decode_tensors, compressed_k),
                                      [&](auto* given) { return ringattn_decode_run(of.decode, given); }),
-      as_ever<ringattn_latent_tensors>("ringattn_latent_tensors",
-                                       [&](auto* given) { return ringattn_latent_run(of.latent, given); }),
-      grown<ringattn_latent_decode_tensors>(
-          "ringattn_latent_decode_tensors", offsetof(ringattn_latent_decode_tensors, lengths_before),
-          [&](auto* given) { return ringattn_latent_decode_run(of.latent_decode, given); }),
-      as_ever<ringattn_head_product_tensors>(
-          "ringattn_head_product_tensors",
-          [&](auto* given) { return ringattn_head_product_run(of.head_product, given); }),
-      grown<ringattn_scan_tensors>("ringattn_scan_tensors", offsetof(ringattn_scan_tensors, slots),
-                                   [&](auto* given) { return ringattn_scan_run(of.scan, given); }),
-      as_ever<ringattn_convolution_tensors>(
-          "ringattn_convolution_tensors", [&](auto* given) { return ringattn_convolution_run(of.convolution, given); }),
+      as_ever<ringattn_mla_tensors>("ringattn_mla_tensors",
+                                    [&](auto* given) { return ringattn_mla_run(of.latent, given); }),
+      grown<ringattn_mla_decode_tensors>("ringattn_mla_decode_tensors",
+                                         offsetof(ringattn_mla_decode_tensors, lengths_before),
+                                         [&](auto* given) { return ringattn_mla_decode_run(of.latent_decode, given); }),
+      as_ever<ringattn_batched_gemm_tensors>(
+          "ringattn_batched_gemm_tensors",
+          [&](auto* given) { return ringattn_batched_gemm_run(of.batched_gemm, given); }),
+      grown<ringattn_ssm_tensors>("ringattn_ssm_tensors", offsetof(ringattn_ssm_tensors, slots),
+                                  [&](auto* given) { return ringattn_ssm_run(of.scan, given); }),
+      as_ever<ringattn_causal_conv1d_tensors>(
+          "ringattn_causal_conv1d_tensors",
+          [&](auto* given) { return ringattn_causal_conv1d_run(of.convolution, given); }),
       as_ever<ringattn_compression_tensors>(
           "ringattn_compression_tensors",
           [&](auto* given) { return ringattn_compression_decompress(of.compression, given); }),

@@ -157,7 +157,7 @@ TEST(BadValues, OfFlagsNameTheFlagAndWhatItTakes) {
 
 TEST(BadValues, OfVariablesNameTheVariable) {
   for (const BadValueCase& bad : kBadValues) {
-    const std::string twin = environment_twin(bad.flag);
+    const std::string twin = environment_variable(bad.flag);
     const ScopedEnvironment environment(twin, std::string(bad.text));
     const std::string message = refusal("run", {"--synthetic=7"});
     EXPECT_TRUE(message.starts_with(fmt::format("{} is \"{}\"", twin, bad.text))) << message;

@@ -35,7 +35,7 @@ std::string line(int seq, double milliseconds, const std::string& tool, const st
   point.devices = {device};
   point.world = 1;
   point.transport = "self";
-  point.kernel = tool == "ringattn" ? "cpu_fold" : "its kernel";
+  point.kernel = tool == "ringattn" ? "cpu_attention" : "its kernel";
   point.job = {seq, 1, 4, 2, 16, 16, "bf16", "causal", ""};
   point.layout = "striped";
   point.samples = 10;
@@ -54,8 +54,8 @@ TEST(BenchPoints, ALineIsReadBackAsItWas) {
   point.devices = {"NVIDIA H200 (sm_90)", "NVIDIA H200 (sm_90)"};
   point.world = 2;
   point.transport = "p2p";
-  point.kernel = "sm80_fold";
-  point.mode = kFoldsMode;
+  point.kernel = "sm80_attention";
+  point.mode = kComputeMode;
   point.job = {8192, 2, 32, 8, 192, 128, "fp16", "window 1023,0, softcap 50", "in.safetensors"};
   point.layout = "zigzag";
   point.stripe = 128;
@@ -81,7 +81,7 @@ TEST(BenchPoints, ALineIsReadBackAsItWas) {
   EXPECT_EQ(same.samples, 12);
   EXPECT_FALSE(same.overlap);
   EXPECT_EQ(pair_with_baseline(read, read).size(), 1U);
-  EXPECT_EQ(who(same), "ringattn sm80_fold, p2p, compute only");
+  EXPECT_EQ(who(same), "ringattn sm80_attention, p2p, compute only");
 }
 
 TEST(BenchPoints, WhatIsNoLineIsRefused) {
@@ -146,7 +146,8 @@ TEST(Bench, EveryPointOfTheListsIsALine) {
     EXPECT_LE(std::stod(json_at(text, "/ms/p10")), median);
     EXPECT_GE(std::stod(json_at(text, "/ms/p90")), median);
     EXPECT_NEAR(std::stod(json_at(text, "/tflops_per_rank")) * median * 2 / (flops * 1e-9), 1.0, 1e-6);
-    for (const char* member : {"/exposed_ms", "/predicted_ms", "/memory_peak_bytes", "/git", "/host", "/devices/1"}) {
+    for (const char* member :
+         {"/exposed_comm_ms", "/estimated_ms", "/memory_peak_bytes", "/git", "/host", "/devices/1"}) {
       EXPECT_NE(json_at(text, member), "absent") << member;
     }
   }
@@ -171,7 +172,7 @@ TEST(Bench, ShortSequencesAreBatched) {
   EXPECT_EQ(json_at(lines[0], "/job/seq"), "30");
 }
 
-TEST(Bench, FoldsAloneWaitForNothing) {
+TEST(Bench, ComputeOnlyWaitsForNothing) {
   const Finished run =
       tool(bench({"--seq", "500", "--block", "128", "--ranks", "3", "--against", "compute", "--jsonl", "-"}));
   ASSERT_EQ(run.code, 0) << run.err;
@@ -185,7 +186,7 @@ TEST(Bench, FoldsAloneWaitForNothing) {
   const auto exposed = [&](const Words& flags) {
     const Finished paced = tool(bench({"--seq", "500", "--ranks", "2", "--jsonl", "-"}) + flags, slow);
     EXPECT_EQ(paced.code, 0) << paced.err;
-    return std::stod(json_at(paced.out, "/exposed_ms"));
+    return std::stod(json_at(paced.out, "/exposed_comm_ms"));
   };
   EXPECT_GT(exposed({}), 10.0);
   EXPECT_LT(exposed({"--compute-only"}), 10.0);

@@ -18,7 +18,7 @@ namespace {
 
 Words listed_job(const std::string& lists) { return Words{"--block-mask", lists} + small_job(); }
 
-TEST(BlockMask, EverythingIsTheJobWithoutIt) {
+TEST(BlockMaskCommand, EverythingIsTheJobWithoutIt) {
   const Finished dense = tool(Words{"run", "--quiet"} + small_job());
   ASSERT_EQ(dense.code, 0) << dense.err;
   const Finished all = tool(Words{"run", "--quiet", "--ranks", "2"} + listed_job("all+block:128"));
@@ -26,7 +26,7 @@ TEST(BlockMask, EverythingIsTheJobWithoutIt) {
   EXPECT_EQ(digest_of(all.out), digest_of(dense.out));
 }
 
-TEST(BlockMask, VerifiesInOtherShapesAndAgainstTheOracle) {
+TEST(BlockMaskCommand, VerifiesInOtherShapesAndAgainstTheOracle) {
   for (const std::string lists : {"window:16+global:8", "bigbird:8,8,1,3+heads:each", "topk:2", "strided:100"}) {
     const Finished shapes = tool(Words{"verify", "--ranks", "3"} + listed_job(lists));
     EXPECT_EQ(shapes.code, 0) << lists << shapes.out << shapes.err;
@@ -37,7 +37,7 @@ TEST(BlockMask, VerifiesInOtherShapesAndAgainstTheOracle) {
 }
 
 // A step by lists has the digest of a prefill by the same lists, in any world and pages.
-TEST(BlockMask, StepsByListsAreThoseOfAPrefill) {
+TEST(BlockMaskCommand, StepsWithABlockMaskAreThoseOfAPrefill) {
   const Words job = Words{"--synthetic", "7", "--seq", "9000", "--batch", "3", "--q-len", "1", "--heads", "4"} +
                     Words{"--kv-heads", "2", "--head-dim", "16", "--dtype", "fp32"};
   for (const std::string lists : {"topk:8", "window:300+global:128", "bigbird:100,128,3,5+heads:kv", "all"}) {
@@ -62,7 +62,7 @@ TEST(BlockMask, StepsByListsAreThoseOfAPrefill) {
 }
 
 // What a plan says of steps by lists: who keeps what, how even that is, and which ranks have nothing to do.
-TEST(BlockMask, PlansStepsByLists) {
+TEST(BlockMaskCommand, PlansStepsWithABlockMask) {
   const Words step = Words{"plan", "--op", "decode", "--seq", "9000", "--q-len", "1", "--heads", "16", "--kv-heads"} +
                      Words{"8", "--head-dim", "64", "--block-mask", "window:1k+global:128", "--page-size", "64"};
   const auto planned = [&](const std::string& ranks, const std::string& sequences) {
@@ -87,7 +87,7 @@ TEST(BlockMask, PlansStepsByLists) {
   ASSERT_EQ(line.code, 0) << line.err;
   EXPECT_EQ(json_at(line.out, "/rows/0/ranks/1/kv_heads"), "4") << line.out;
   EXPECT_EQ(json_at(line.out, "/rows/0/ranks/1/keys"), "27000") << line.out;
-  EXPECT_EQ(json_at(line.out, "/rows/0/ranks/0/folded"), json_at(line.out, "/rows/0/ranks/1/folded")) << line.out;
+  EXPECT_EQ(json_at(line.out, "/rows/0/ranks/0/attended"), json_at(line.out, "/rows/0/ranks/1/attended")) << line.out;
   // Of the heads of another rank a row's outputs come, in bf16, and its LSE, and nothing else.
   EXPECT_EQ(json_at(line.out, "/rows/0/ranks/1/bytes"), "2112") << line.out;
 
@@ -96,7 +96,7 @@ TEST(BlockMask, PlansStepsByLists) {
   EXPECT_EQ(tool(step + Words{"--world", "2", "--batch", "64", "--memory", "700m"}).code, 0);
 }
 
-TEST(BlockMask, ReplaysRowsByTheirLists) {
+TEST(BlockMaskCommand, ReplaysRowsWithTheirBlockMask) {
   const Words job = Words{"--synthetic", "3", "--seq", "600", "--heads", "4", "--kv-heads", "2", "--head-dim", "16"};
   for (const std::string lists : {"topk:3", "window:100+global:64+block:128"}) {
     for (const char* ranks : {"1", "2"}) {
@@ -107,7 +107,7 @@ TEST(BlockMask, ReplaysRowsByTheirLists) {
   }
 }
 
-TEST(BlockMask, StepsThatListsDontFit) {
+TEST(BlockMaskCommand, StepsThatBlockMasksDontFit) {
   const Words job = Words{"run", "--op", "decode", "--seq", "900", "--heads", "4", "--kv-heads", "2", "--head-dim"} +
                     Words{"16", "--page-size", "64", "--synthetic", "7"};
   const auto refused = [&](const Words& lists, int code, const std::string& part) {
@@ -122,7 +122,7 @@ TEST(BlockMask, StepsThatListsDontFit) {
 }
 
 // A file's tensors make it a step; where no kernel decodes by such lists its rows are computed as a prefill's.
-TEST(BlockMask, CachesThatNoKernelDecodesAreReadIntoRows) {
+TEST(BlockMaskCommand, CachesThatNoKernelDecodesAreReadIntoRows) {
   const TemporaryFolder folder;
   CacheShape shape;
   shape.lengths = {700, 3, 513, 130};
@@ -163,7 +163,7 @@ TEST(BlockMask, CachesThatNoKernelDecodesAreReadIntoRows) {
   }
   const Finished line = tool(Words{"bench", "--input", cache, "--samples", "2", "--jsonl", "-"} + cases[0].flags);
   EXPECT_EQ(json_at(line.out, "/job/op"), "absent") << line.out;
-  const Finished forced = tool(Words{"run", "--input", cache, "--kernel", "cpu_fold"} + cases[0].flags);
+  const Finished forced = tool(Words{"run", "--input", cache, "--kernel", "cpu_attention"} + cases[0].flags);
   EXPECT_EQ(forced.code, 4) << forced.out;
   EXPECT_TRUE(has(forced.err, "sliding window")) << forced.err;
   shape.lengths = {700, 3, 520, 130};  // each sequence's rows stand in one block
@@ -173,7 +173,7 @@ TEST(BlockMask, CachesThatNoKernelDecodesAreReadIntoRows) {
 }
 
 // Each rank reads its own heads, or sequences, alone.
-TEST(BlockMask, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
+TEST(BlockMaskCommand, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
   const TemporaryFolder folder;
   CacheShape shape;
   NamedTensors tensors = cache_tensors(shape);
@@ -197,7 +197,7 @@ TEST(BlockMask, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
 }
 
 // Several ranks decode them over plain rows: each would need the tables of its own heads or sequences alone.
-TEST(BlockMask, CompressedCachesAreDecodedBySeveralRanks) {
+TEST(BlockMaskCommand, CompressedCachesAreDecodedBySeveralRanks) {
   const Words job = Words{"run", "--op", "decode", "--synthetic", "7", "--seq", "900", "--batch", "3", "--q-len", "2"} +
                     Words{"--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--page-size", "64"} +
                     Words{"--block-mask", "topk:3", "--cache-format", "int8"};
@@ -214,7 +214,7 @@ TEST(BlockMask, CompressedCachesAreDecodedBySeveralRanks) {
   EXPECT_EQ(plan.code, 0) << plan.err;
 }
 
-TEST(BlockMask, ShowsInPlansAndJobs) {
+TEST(BlockMaskCommand, ShowsInPlansAndJobs) {
   const Finished plan = tool({"plan", "--seq", "64k", "--world", "4", "--block-mask", "window:1k+global:128"});
   ASSERT_EQ(plan.code, 0) << plan.err;
   EXPECT_TRUE(has(plan.out + plan.err, "lists of 128x128 blocks")) << plan.out << plan.err;
@@ -223,7 +223,7 @@ TEST(BlockMask, ShowsInPlansAndJobs) {
   EXPECT_EQ(top.code, 2) << top.out;  // rows are needed
 }
 
-TEST(BlockMask, WordsThatMakeNoPattern) {
+TEST(BlockMaskCommand, WordsThatMakeNoPattern) {
   const Finished run = tool(Words{"run"} + listed_job("windw:16"));
   EXPECT_EQ(run.code, 2);
   EXPECT_TRUE(has(run.err, "did you mean window?")) << run.err;

@@ -52,16 +52,17 @@ std::string digest(const Words& words) {
 
 // Without matrices, whose place the caller has: rows, and pages of which somebody has to say what is the latent.
 TEST_F(CompressLatents, NeedNoMatrices) {
-  const LatentFile shape;
-  NamedTensors alone = with_queries_in_latent(latent_tensors(shape), shape);
+  const MlaFile shape;
+  NamedTensors alone = with_queries_in_latent(mla_tensors(shape), shape);
   alone.erase("w_uk");
   const Words scale{"--softmax-scale", "0.2"};
   const auto reported = scale + Words{"--report"};
-  const std::string expected = digest(Words{"run", "--input", write("rounded", with_rounded_codes(alone))} + scale);
+  const std::string expected =
+      digest(Words{"run", "--input", write("rounded", with_fp8_rounded_latent(alone))} + scale);
   compressed(write("values", alone), reported);
   EXPECT_EQ(digest(Words{"run", "--input", small()} + scale), expected);
   alone.erase("w_uv");
-  const std::string latent = digest(Words{"run", "--input", write("rounded", with_rounded_codes(alone))} + scale);
+  const std::string latent = digest(Words{"run", "--input", write("rounded", with_fp8_rounded_latent(alone))} + scale);
   EXPECT_NE(latent, expected);
   compressed(write("rows", alone), reported);
   EXPECT_EQ(digest(Words{"run", "--input", small()} + scale), latent);
@@ -79,15 +80,15 @@ TEST_F(CompressLatents, NeedNoMatrices) {
 }
 
 TEST_F(CompressLatents, RowsBecomeThoseOfFlashMla) {
-  LatentFile shape;
+  MlaFile shape;
   shape.latent_dim = 512;
   shape.rope_dim = 64;
-  const NamedTensors plain = latent_tensors(shape);
-  const std::string rounded = write("rounded", with_rounded_codes(plain));
+  const NamedTensors plain = mla_tensors(shape);
+  const std::string rounded = write("rounded", with_fp8_rounded_latent(plain));
   const std::string said = compressed(write("plain", plain));
   EXPECT_TRUE(has(said, "latent: latent rope 64; 122 tokens")) << said;
   EXPECT_TRUE(has(said, "0.4306 of the bytes are removed")) << said;  // 656 of 1,152
-  EXPECT_TRUE(bytes_of(small(), "latent_fp8") == with_codes(plain).at("latent_fp8").bytes);
+  EXPECT_TRUE(bytes_of(small(), "latent_fp8") == with_fp8_latent(plain).at("latent_fp8").bytes);
   const std::string expected = digest({"run", "--input", rounded});
   EXPECT_NE(expected, digest({"run", "--input", folder_.file("plain")}));
   for (const char* ranks : {"1", "3"}) EXPECT_EQ(digest({"run", "--input", small(), "--ranks", ranks}), expected);
@@ -109,20 +110,20 @@ TEST_F(CompressLatents, RowsBecomeThoseOfFlashMla) {
 }
 
 TEST_F(CompressLatents, EveryFormOfMatricesAndQueries) {
-  const LatentFile shape;
+  const MlaFile shape;
   for (const NamedTensors& plain :
-       {with_projection(latent_tensors(shape)), with_queries_in_latent(latent_tensors(shape), shape)}) {
+       {with_projection(mla_tensors(shape)), with_queries_in_latent(mla_tensors(shape), shape)}) {
     compressed(write("plain", plain), {"--report"});
-    EXPECT_EQ(digest({"run", "--input", small()}), digest({"run", "--input", write("codes", with_codes(plain))}));
+    EXPECT_EQ(digest({"run", "--input", small()}), digest({"run", "--input", write("codes", with_fp8_latent(plain))}));
   }
   // A batch as an axis.
-  LatentFile even;
+  MlaFile even;
   even.lengths = even.q_lens = {24, 24, 24};
-  NamedTensors batch = latent_tensors(even);
+  NamedTensors batch = mla_tensors(even);
   for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) batch.erase(name);
   batch["q"].shape = {3, 24, even.heads, batch["q"].shape.back()};
   for (const char* name : {"latent", "k_rope"}) batch[name].shape = {3, 24, batch[name].shape.back()};
-  const std::string expected = digest({"run", "--input", write("rounded", with_rounded_codes(latent_tensors(even)))});
+  const std::string expected = digest({"run", "--input", write("rounded", with_fp8_rounded_latent(mla_tensors(even)))});
   compressed(write("batch", batch));
   EXPECT_EQ(SafetensorsFile(small()).tensor("latent_fp8").info->shape, (std::vector<std::int64_t>{3, 24, 148}));
   const std::string small_digest = digest({"run", "--input", small()});
@@ -131,14 +132,14 @@ TEST_F(CompressLatents, EveryFormOfMatricesAndQueries) {
 
 TEST_F(CompressLatents, PagesKeepTheirPlaces) {
   for (const std::int64_t rows : {0, 1}) {  // a prefill, and steps
-    LatentFile shape;
+    MlaFile shape;
     if (rows == 1) {
       shape.lengths = {40, 3, 17, 65};
       shape.q_lens = {1, 1, 1, 1};
     }
-    const NamedTensors plain = latent_tensors(shape);
+    const NamedTensors plain = mla_tensors(shape);
     compressed(write("pages", with_pages(plain, shape)));
-    const NamedTensors expected = with_pages(with_codes(plain), shape);
+    const NamedTensors expected = with_pages(with_fp8_latent(plain), shape);
     // The same rows where tokens are, and 0 where none is.
     const std::vector<std::byte> got = bytes_of(small(), "latent_pages");
     const NamedTensor& pages = expected.at("latent_pages");
@@ -168,13 +169,13 @@ TEST_F(CompressLatents, PagesKeepTheirPlaces) {
 
 // Latents alone, as a server keeps them; of pages the matrices say where the rotary key begins.
 TEST_F(CompressLatents, FilesWithoutQueries) {
-  const LatentFile shape;
-  const NamedTensors plain = latent_tensors(shape);
+  const MlaFile shape;
+  const NamedTensors plain = mla_tensors(shape);
   const auto without = [](NamedTensors tensors, const std::vector<const char*>& names) {
     for (const char* const name : names) tensors.erase(name);
     return tensors;
   };
-  const std::vector<std::byte> codes = with_codes(plain).at("latent_fp8").bytes;
+  const std::vector<std::byte> codes = with_fp8_latent(plain).at("latent_fp8").bytes;
   EXPECT_TRUE(has(compressed(write("alone", without(plain, {"q", "w_uk", "w_uv", "cu_seqlens_q"})), {"--report"}),
                   "the file has no q"));
   EXPECT_TRUE(bytes_of(small(), "latent_fp8") == codes);
@@ -194,9 +195,9 @@ TEST_F(CompressLatents, FilesWithoutQueries) {
 
 // O is that of the whole formula: the same whatever form the matrices and queries have.
 TEST_F(CompressLatents, ReportsTheChangeOfO) {
-  LatentFile shape;
+  MlaFile shape;
   shape.lengths = shape.q_lens = {200, 90};
-  const NamedTensors plain = latent_tensors(shape);
+  const NamedTensors plain = mla_tensors(shape);
   const auto report = [&](const NamedTensors& tensors) {
     const Finished made = tool({"compress", "--method", "fp8", "--input", write("in", tensors), "--output", small(),
                                 "--force", "--report", "--rows", "200", "--json", "-"});
@@ -221,13 +222,13 @@ TEST_F(CompressLatents, ReportsTheChangeOfO) {
   const std::string paged = report(with_pages(plain, shape));
   EXPECT_EQ(json_at(paged, "/out"), json_at(said, "/out"));
   // Codes of what comes back change nothing more.
-  const std::string again = report(with_rounded_codes(plain));
+  const std::string again = report(with_fp8_rounded_latent(plain));
   EXPECT_EQ(number(again, "/out/relative_error"), 0.0) << again;
 }
 
 TEST_F(CompressLatents, WhatIsRefused) {
-  const LatentFile shape;
-  const NamedTensors plain = latent_tensors(shape);
+  const MlaFile shape;
+  const NamedTensors plain = mla_tensors(shape);
   const auto refused = [&](const NamedTensors& tensors, const Words& flags, int code, std::string_view text) {
     const Finished end =
         tool(Words{"compress", "--input", write("in", tensors), "--output", folder_.file("out")} + flags);
@@ -251,20 +252,20 @@ TEST_F(CompressLatents, WhatIsRefused) {
     for (const char* const name : {"q", "w_uk", "w_uv", "cu_seqlens_q"}) ropes.erase(name);
     refused(ropes, fp8, 3, "`k_rope` of ");
   }
-  refused(with_codes(plain), fp8, 3, "latents of 8 bits are compressed already");
-  refused(with_pages(with_codes(plain), shape), fp8, 3, "latents of 8 bits are compressed already");
-  LatentFile half = shape;
+  refused(with_fp8_latent(plain), fp8, 3, "latents of 8 bits are compressed already");
+  refused(with_pages(with_fp8_latent(plain), shape), fp8, 3, "latents of 8 bits are compressed already");
+  MlaFile half = shape;
   half.dtype = Dtype::kF16;
-  refused(latent_tensors(half), fp8, 3, "latents of 8 bits are unpacked to BF16");
+  refused(mla_tensors(half), fp8, 3, "latents of 8 bits are unpacked to BF16");
   // A method that no latents have is refused before advice that would not help.
-  refused(with_pages(latent_tensors(half), half), {"--method", "snapkv"}, 3, "holds latents (tokens are taken out of");
-  refused(with_pages(latent_tensors(half), half), {"--method", "int4"}, 2, "--method int4 with latents");
-  LatentFile narrow = shape;
+  refused(with_pages(mla_tensors(half), half), {"--method", "snapkv"}, 3, "holds latents (tokens are taken out of");
+  refused(with_pages(mla_tensors(half), half), {"--method", "int4"}, 2, "--method int4 with latents");
+  MlaFile narrow = shape;
   narrow.latent_dim = 96;
-  refused(latent_tensors(narrow), fp8, 3, "128 numbers of a latent share a scale, and it has 96");
-  LatentFile odd = shape;
+  refused(mla_tensors(narrow), fp8, 3, "128 numbers of a latent share a scale, and it has 96");
+  MlaFile odd = shape;
   odd.rope_dim = 6;
-  refused(latent_tensors(odd), fp8, 3, "its rotary keys have 6 numbers");
+  refused(mla_tensors(odd), fp8, 3, "its rotary keys have 6 numbers");
   NamedTensors keys = plain;
   keys["k"] = keys["latent"];
   refused(keys, fp8, 3, "holds keys and latents");

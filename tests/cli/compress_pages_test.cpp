@@ -134,7 +134,7 @@ TEST(CompressedPages, OfASeedAreThoseOfItsRows) {
   EXPECT_TRUE(has(prefix.err, "--cache-format int4 with --prefix 32")) << prefix.err;
 }
 
-TEST(CompressedPages, LatentsOfASeedLieInRowsOf8Bits) {
+TEST(CompressedPages, LatentsOfASeedAreFp8Rows) {
   const Words shape{"--op",       "mla", "--synthetic",  "7",   "--seq",        "300",
                     "--batch",    "2",   "--heads",      "4",   "--head-dim",   "32",
                     "--rope-dim", "16",  "--latent-dim", "128", "--head-dim-v", "32"};

@@ -88,7 +88,7 @@ TEST(CompressCommand, ReportsTimes) {
     }
     EXPECT_EQ(seconds("/evict_seconds") > 0.0, evicts) << method;
     EXPECT_EQ(json_at(made.out, "/threads"), "2");
-    EXPECT_GT(json_at(made.out, "/coded_on").size(), 3U) << made.out;
+    EXPECT_GT(json_at(made.out, "/quantized_on").size(), 3U) << made.out;
     EXPECT_TRUE(has(made.err, "decompress")) << made.err;
     EXPECT_TRUE(has(made.err, "# times: ")) << made.err;
     EXPECT_EQ(has(made.err, "tokens were taken out in "), evicts) << made.err;
@@ -148,10 +148,10 @@ TEST(CompressCommand, TheGreatestRatioIsTakenAsItIsNamed) {
       expect_taken(input, method, method + " removes ", " of them at most");
     }
   }
-  LatentFile latents;
+  MlaFile latents;
   latents.latent_dim = 512;
   latents.rope_dim = 64;
-  const Words input{"--input", write_tensors(folder.file("latents"), latent_tensors(latents))};
+  const Words input{"--input", write_tensors(folder.file("latents"), mla_tensors(latents))};
   expect_taken(input, "fp8", "rows of 8 bits remove ", " of them)");
   // A scale for each token and head is more than rows of two dims have to give.
   const Finished none = with({"--synthetic", "7", "--seq", "64", "--head-dim", "2"}, "int8", "0");
@@ -213,9 +213,9 @@ TEST(CompressCommand, RefusesWhatItCanNotDo) {
   const std::string small = folder.file("small");
   ASSERT_EQ(tool(Words{"compress", "--method", "fp8", "--output", small} + small_cache()).code, 0);
   refused({"--method", "int4", "--input", small}, 3, "holds a compressed cache");
-  for (const ScanFile& scan : {ScanFile{}, ScanFile{.selective = true}}) {
+  for (const SsmFile& scan : {SsmFile{}, SsmFile{.selective = true}}) {
     refused(
-        {"--method", "int4", "--input", write_tensors(folder.file("scan"), scan_tensors(scan))}, 3,
+        {"--method", "int4", "--input", write_tensors(folder.file("scan"), ssm_tensors(scan))}, 3,
         "holds a scan or a convolution (these have no keys and values, which are what is compressed). Give a file of "
         "attention");
   }

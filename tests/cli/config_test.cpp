@@ -58,7 +58,7 @@ TEST(Layers, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
       EXPECT_EQ(from_file.value(row->name).source, Source::kFile);
       EXPECT_EQ(from_file.value(row->name).text, canonical(*row, samples.values[0]));
 
-      const ScopedEnvironment environment(environment_twin(row->name), std::string(samples.values[1]));
+      const ScopedEnvironment environment(environment_variable(row->name), std::string(samples.values[1]));
       const Config from_environment = load_config(command.bit, flags);
       EXPECT_EQ(from_environment.value(row->name).source, Source::kEnvironment);
       EXPECT_EQ(from_environment.value(row->name).text, canonical(*row, samples.values[1]));
@@ -163,7 +163,7 @@ TEST(FlagTable, IsConsistent) {
       EXPECT_FALSE(row.letter != 0 && row.letter == other.letter) << row.name << " and " << other.name;
     }
   }
-  EXPECT_EQ(environment_twin("softmax-scale"), "RINGATTN_SOFTMAX_SCALE");
+  EXPECT_EQ(environment_variable("softmax-scale"), "RINGATTN_SOFTMAX_SCALE");
 }
 
 }  // namespace

@@ -22,18 +22,18 @@ constexpr std::int64_t kRowBytes = kChannels * 2;
 Words job_of_a_seed() { return {"--op", "convolution", "--synthetic", "7", "--seq", "300", "--heads", "8"}; }
 
 // What the program makes of a seed: x, conv1d_weight and conv1d_bias.
-NamedTensors convolution_tensors(std::int64_t tokens) {
-  SyntheticScan made;
+NamedTensors conv1d_tensors(std::int64_t tokens) {
+  SyntheticSsmInput made;
   made.convolution = true;
   made.seed = 7;
   made.tokens = tokens;
   made.heads = kChannels;
   made.conv_width = 4;
-  const ScanInput input(made, {});
+  const SsmInput input(made, {});
   NamedTensor x{FileDtype::kBf16, {tokens, kChannels}, {}};
   x.bytes.resize(static_cast<std::size_t>(tokens * kRowBytes));
   const PackedRun all[] = {{0, tokens}};
-  input.read(ScanRows::kX, all,
+  input.read(SsmTensorKind::kX, all,
              dense_view(static_cast<void*>(x.bytes.data()), Dtype::kBf16, tokens, kChannels, std::int64_t{1}), 1);
   return {{"x", x},
           {"conv1d_weight", float_list(input.conv_weight(), {kChannels, 4})},
@@ -56,22 +56,22 @@ std::vector<std::byte> y_of(const TemporaryFolder& folder, const NamedTensors& t
   return run.code == 0 ? bytes_of(folder.file("y"), "y") : std::vector<std::byte>();
 }
 
-TEST(ConvolutionAlone, OfAFileIsThatOfItsSeed) {
+TEST(Conv1dOp, OfAFileIsThatOfItsSeed) {
   const TemporaryFolder folder;
-  const std::vector<std::byte> of_file = y_of(folder, convolution_tensors(300));
+  const std::vector<std::byte> of_file = y_of(folder, conv1d_tensors(300));
   const Finished seed = tool(Words{"run", "--output", folder.file("seed")} + job_of_a_seed());
   ASSERT_EQ(seed.code, 0) << seed.err;
   EXPECT_TRUE(has(seed.out, "# job: convolution, bf16, 8 channels, width 4, bias, silu; 1 sequence, 300 tokens"))
       << seed.out;
   EXPECT_TRUE(of_file == bytes_of(folder.file("seed"), "y"));
-  NamedTensors other = convolution_tensors(300);
+  NamedTensors other = conv1d_tensors(300);
   other["conv1d_bias"].bytes[3] ^= std::byte{0x80};
   EXPECT_FALSE(of_file == y_of(folder, other)) << "the bias counts";
 }
 
-TEST(ConvolutionAlone, ReadsTheNamesOfCausalConv1d) {
+TEST(Conv1dOp, ReadsTheNamesOfCausalConv1d) {
   const TemporaryFolder folder;
-  const NamedTensors ours = convolution_tensors(300);
+  const NamedTensors ours = conv1d_tensors(300);
   NamedTensors theirs{{"x", ours.at("x")}, {"weight", ours.at("conv1d_weight")}, {"bias", ours.at("conv1d_bias")}};
   theirs["x"].shape = {1, 300, kChannels};
   theirs["weight"].shape = {kChannels, 1, 4};
@@ -85,9 +85,9 @@ TEST(ConvolutionAlone, ReadsTheNamesOfCausalConv1d) {
   EXPECT_TRUE(y == y_of(folder, theirs, {"--tensors", "conv1d_weight=layer"}));
 }
 
-TEST(ConvolutionAlone, HasTheSameBytesOnAnyNumberOfRanks) {
+TEST(Conv1dOp, HasTheSameBytesOnAnyNumberOfRanks) {
   const TemporaryFolder folder;
-  NamedTensors tensors = convolution_tensors(131'200);
+  NamedTensors tensors = conv1d_tensors(131'200);
   tensors["cu_seqlens"] = long_list({0, 131'100, 131'101, 131'200});
   const std::string input = write_tensors(folder.file("in"), tensors);
   for (const char* ranks : {"1", "2", "3"}) {
@@ -110,9 +110,9 @@ TEST(ConvolutionAlone, HasTheSameBytesOnAnyNumberOfRanks) {
 }
 
 // The window that one job leaves is another's, cut anywhere, by either name.
-TEST(ConvolutionAlone, GoesOnFromAWindow) {
+TEST(Conv1dOp, GoesOnFromAWindow) {
   const TemporaryFolder folder;
-  const NamedTensors whole = convolution_tensors(300);
+  const NamedTensors whole = conv1d_tensors(300);
   const std::vector<std::byte> y = y_of(folder, whole);
   for (const std::int64_t cut : {1, 2, 3, 150}) {
     NamedTensors front = whole;
@@ -138,11 +138,11 @@ TEST(ConvolutionAlone, GoesOnFromAWindow) {
   }
 }
 
-TEST(ConvolutionAlone, IsReportedPlannedAndMeasured) {
+TEST(Conv1dOp, IsReportedPlannedAndMeasured) {
   const Finished run = tool(Words{"run", "--json", "-", "--final-states", "--ranks", "2"} + job_of_a_seed());
   EXPECT_EQ(check_report(run.out), "");
   EXPECT_EQ(json_at(run.out, "/op"), R"("conv1d")");
-  EXPECT_EQ(json_at(run.out, "/kernel"), R"("cpu_convolution")");
+  EXPECT_EQ(json_at(run.out, "/kernel"), R"("cpu_conv1d")");
   EXPECT_EQ(json_at(run.out, "/job/channels"), "8");
   EXPECT_NE(json_at(run.out, "/digest/final_states"), "null");
   const Finished plan =
@@ -160,7 +160,7 @@ TEST(ConvolutionAlone, IsReportedPlannedAndMeasured) {
   EXPECT_TRUE(has(again.out, "ours/theirs")) << again.out;
 }
 
-TEST(ConvolutionAlone, RefusesWhatItHasNot) {
+TEST(Conv1dOp, RefusesWhatItHasNot) {
   for (const Words& flags : {Words{"--state-dim", "64"},
                              {"--groups", "2"},
                              {"--head-dim", "8"},
@@ -174,10 +174,10 @@ TEST(ConvolutionAlone, RefusesWhatItHasNot) {
   }
   EXPECT_EQ(tool(Words{"run", "--conv-width", "5"} + job_of_a_seed()).code, 2);
   EXPECT_EQ(tool(Words{"run", "--conv-width", "0"} + job_of_a_seed()).code, 2);
-  EXPECT_EQ(tool(Words{"run", "--kernel", "cpu_scan"} + job_of_a_seed()).code, 4);
+  EXPECT_EQ(tool(Words{"run", "--kernel", "cpu_ssd"} + job_of_a_seed()).code, 4);
   const TemporaryFolder folder;
   const auto refused = [&](const std::string& name, NamedTensor tensor) {
-    NamedTensors tensors = convolution_tensors(300);
+    NamedTensors tensors = conv1d_tensors(300);
     tensors[name] = std::move(tensor);
     const Finished run = tool({"run", "--input", write_tensors(folder.file("bad"), tensors)});
     EXPECT_EQ(run.code, 3) << run.err;
@@ -190,7 +190,7 @@ TEST(ConvolutionAlone, RefusesWhatItHasNot) {
   EXPECT_TRUE(has(refused("x", float_list(std::vector<float>(8))), "it must have 2 axes"));
 }
 
-TEST(ConvolutionAlone, OfAModelIsOverItsChannels) {
+TEST(Conv1dOp, OfAModelIsOverItsChannels) {
   const TemporaryFolder folder;
   const std::string config = folder.write(
       "config.json", R"({"model_type": "mamba2", "hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 1,
@@ -198,7 +198,7 @@ TEST(ConvolutionAlone, OfAModelIsOverItsChannels) {
   const Finished plan = tool({"plan", "--op", "convolution", "--model-config", config, "--seq", "1k"});
   ASSERT_EQ(plan.code, 0) << plan.err;
   EXPECT_TRUE(has(plan.out, "# job: convolution, bf16, 160 channels, width 3")) << plan.out;
-  const std::string input = write_tensors(folder.file("in"), convolution_tensors(300));
+  const std::string input = write_tensors(folder.file("in"), conv1d_tensors(300));
   EXPECT_EQ(tool({"plan", "--input", input, "--model-config", config}).code, 2) << "width 4 is not 3";
 }
 

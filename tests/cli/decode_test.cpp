@@ -69,12 +69,12 @@ TEST(DecodeFile, IsReadIntoRowsForANamedKernel) {
   const std::string cache = write_cache(folder.file("cache"), shape);
   const Finished chosen = tool({"plan", "--input", cache, "--backend", "cuda"});
   if (chosen.code == 4) GTEST_SKIP() << "this build has no cuda kernels";
-  const std::string rows = "# cache: read into rows; no kernel decodes it with the bits of sm80_plain";
+  const std::string rows = "# cache: read into rows; no kernel decodes it with the bits of sm80_simt";
   EXPECT_TRUE(has(chosen.out, rows)) << chosen.out << chosen.err;
-  const Finished named = tool({"plan", "--input", cache, "--kernel", "sm80_plain"});
+  const Finished named = tool({"plan", "--input", cache, "--kernel", "sm80_simt"});
   ASSERT_EQ(named.code, 0) << named.err;
   EXPECT_TRUE(has(named.out, rows)) << named.out;
-  EXPECT_TRUE(has(named.out, "# kernel: forced: sm80_plain (fp32")) << named.out;
+  EXPECT_TRUE(has(named.out, "# kernel: forced: sm80_simt (fp32")) << named.out;
 }
 
 // Over the edge of a group: the prefix's tiles are folded once for all, where a kernel can.
@@ -157,7 +157,7 @@ TEST(Decode, ReportsItsOp) {
   EXPECT_EQ(json_at(run.out, "/job/q_tokens"), "3");
   EXPECT_EQ(json_at(run.out, "/plan/layout"), "\"groups\"");
   EXPECT_NE(json_at(run.out, "/plan/memory/cache"), "absent");
-  EXPECT_EQ(json_at(run.out, "/exposed_ms"), "null");
+  EXPECT_EQ(json_at(run.out, "/exposed_comm_ms"), "null");
   const Finished attention = tool(Words{"run", "--json", "-"} + small_job());
   EXPECT_EQ(json_at(attention.out, "/op"), "\"attention\"");
   const Finished dry = tool(Words{"run", "--dry-run"} + step_words());
@@ -304,8 +304,8 @@ TEST(BenchDecode, IsTheDefaultOfBenchAlone) {
 TEST(PlanDecode, ByEveryKernelOfGpus) {
   const Words steps{"plan", "--seq", "16k", "--dtype", "bf16", "--json", "-"};
   if (tool(steps + Words{"--backend", "cuda"}).code != 0) GTEST_SKIP() << "this build has no cuda kernels";
-  for (const Words& job : {Words{"--op", "decode", "--kernel", "sm80_fold"},
-                           {"--op", "mla", "--page-size", "64", "--q-len", "1", "--kernel", "sm80_fold"},
+  for (const Words& job : {Words{"--op", "decode", "--kernel", "sm80_attention"},
+                           {"--op", "mla", "--page-size", "64", "--q-len", "1", "--kernel", "sm80_attention"},
                            {"--op", "decode", "--backend", "cuda", "--head-dim", "256", "--block-mask", "window:1k"}}) {
     const Finished plan = tool(steps + job);
     EXPECT_EQ(plan.code, 0) << plan.err;
@@ -313,10 +313,10 @@ TEST(PlanDecode, ByEveryKernelOfGpus) {
   }
 }
 
-// Tiles of a prefix that sm90_fold folds once for all sequences are read once.
+// Tiles of a prefix that sm90_attention folds once for all sequences are read once.
 TEST(PlanDecode, CountsSharedTilesOnce) {
   const Words job{"plan", "--op", "decode", "--seq", "64k", "--batch", "32", "--page-size", "16", "--json", "-"};
-  const Words shares = job + Words{"--kernel", "sm90_fold"};
+  const Words shares = job + Words{"--kernel", "sm90_attention"};
   if (tool(shares).code != 0) GTEST_SKIP() << "this build has no kernels for Hopper";
   const auto read = [](const Words& words, const char* prefix) {
     const Finished plan = tool(words + Words{"--prefix", prefix});
@@ -327,7 +327,7 @@ TEST(PlanDecode, CountsSharedTilesOnce) {
   EXPECT_EQ(read(shares, "127"), std::to_string(32 * 65536 * kKeyBytes));
   EXPECT_EQ(read(shares, "4k"), std::to_string((32 * 65536 - 31 * 4096) * kKeyBytes));
   EXPECT_EQ(read(shares, "48k"), std::to_string((32 * 65536 - 31 * 49152) * kKeyBytes));
-  EXPECT_EQ(read(job + Words{"--kernel", "sm80_fold"}, "48k"), std::to_string(32 * 65536 * kKeyBytes));
+  EXPECT_EQ(read(job + Words{"--kernel", "sm80_attention"}, "48k"), std::to_string(32 * 65536 * kKeyBytes));
 }
 
 // The GPUs' kernels merge the results of so many ranks; a plan says it, on any machine.

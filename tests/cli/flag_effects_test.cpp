@@ -191,8 +191,8 @@ const Effects& effects() {
          const TemporaryFolder folder;
          const std::string slow = folder.write(
              "m.json", R"({"flops_per_second": 1e6, "link_bytes_per_second": 1e6, "latency_seconds": 0.5})");
-         EXPECT_NE(json_at(report({"--ranks", "2", "--machine", slow}), "/plan/predicted_ms"),
-                   json_at(report({"--ranks", "2"}), "/plan/predicted_ms"));
+         EXPECT_NE(json_at(report({"--ranks", "2", "--machine", slow}), "/plan/estimated_ms"),
+                   json_at(report({"--ranks", "2"}), "/plan/estimated_ms"));
        }},
       {"backend",
        [] {
@@ -201,7 +201,7 @@ const Effects& effects() {
        }},
       {"kernel",
        [] {
-         shows({"--kernel", "cpu_fold"}, "forced: cpu_fold");
+         shows({"--kernel", "cpu_attention"}, "forced: cpu_attention");
          EXPECT_EQ(tool(Words{"run", "--kernel", "cpu_fild"} + small_job()).code, 2);
        }},
       {"transport",
@@ -238,19 +238,19 @@ const Effects& effects() {
            const std::string path = folder.file(overlap);
            out_of(Words{"run", "--ranks", "2", "--block", "64", "--overlap", overlap, "--trace", path} + small_job());
            const std::string trace = read_whole(path);
-           double fold_end = 0.0;
+           double compute_end = 0.0;
            double transfer = 0.0;
            for (int i = 0;; ++i) {
              const std::string at = "/traceEvents/" + std::to_string(i);
              if (json_at(trace, at) == "absent") break;
              if (json_at(trace, at + "/pid") != "0") continue;
              const std::string name = json_at(trace, at + "/name") + json_at(trace, at + "/cat");
-             if (name == R"("block 0""fold")") {
-               fold_end = std::stod(json_at(trace, at + "/ts")) + std::stod(json_at(trace, at + "/dur"));
+             if (name == R"("block 0""compute")") {
+               compute_end = std::stod(json_at(trace, at + "/ts")) + std::stod(json_at(trace, at + "/dur"));
              }
              if (name == R"("block 1""transfer")") transfer = std::stod(json_at(trace, at + "/ts"));
            }
-           return transfer < fold_end;
+           return transfer < compute_end;
          };
          EXPECT_TRUE(posted("on"));
          EXPECT_FALSE(posted("off"));

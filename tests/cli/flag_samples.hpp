@@ -54,7 +54,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"world", {"2", "2,4", "2-1k*2"}},
     {"machine", {"a.json", "b.toml", "c.json"}},
     {"backend", {"cpu", "auto", "cuda"}},
-    {"kernel", {"cpu_fold", "auto", "other"}},
+    {"kernel", {"cpu_attention", "auto", "other"}},
     {"transport", {"self", "threads", "mpi"}},
     {"ranks", {"1", "2", "64"}},
     {"layout", {"striped", "zigzag", "contiguous"}},

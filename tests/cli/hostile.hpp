@@ -25,7 +25,7 @@ inline constexpr bool kShadows = true;  // a sanitizer's, which are memory, too
 #else
 inline constexpr bool kShadows = false;
 #endif
-inline constexpr double kMostSeconds = kShadows ? 100.0 : 20.0;  // of the processors' time: others may be busy, too
+inline constexpr double kMaxSeconds = kShadows ? 100.0 : 20.0;  // of the processors' time: others may be busy, too
 
 // Bytes of a file's start whose reading explains memory.
 inline std::int64_t header_bytes(const std::string& path) {
@@ -46,7 +46,7 @@ class Hostile : public ::testing::Test {
     const Finished run = tool(words);
     EXPECT_EQ(run.code, code) << line << run.err;
     EXPECT_EQ(count_messages(run.err), 1) << line << run.err;
-    EXPECT_LE(run.cpu_seconds, kMostSeconds) << line;
+    EXPECT_LE(run.cpu_seconds, kMaxSeconds) << line;
     if (!kShadows) {
       EXPECT_LE(run.peak_bytes - baseline_, kMost + 2 * header) << line << run.err;
     }

@@ -70,18 +70,18 @@ class AbsorbedFiles : public ::testing::Test {
 };
 
 // Rows around the ring, whose sequences have unlike numbers of queries, and steps.
-std::vector<LatentFile> shapes() {
-  LatentFile steps;
+std::vector<MlaFile> shapes() {
+  MlaFile steps;
   steps.lengths = {40, 9, 17, 65};
   steps.q_lens = {2, 2, 2, 2};
-  return {LatentFile(), steps};
+  return {MlaFile(), steps};
 }
 
 TEST_F(AbsorbedFiles, GiveOOfTheHeadsOrOfTheLatent) {
-  for (const LatentFile& shape : shapes()) {
-    const NamedTensors plain = latent_tensors(shape);
+  for (const MlaFile& shape : shapes()) {
+    const NamedTensors plain = mla_tensors(shape);
     for (const bool codes : {false, true}) {
-      const NamedTensors tensors = codes ? with_codes(plain) : plain;
+      const NamedTensors tensors = codes ? with_fp8_latent(plain) : plain;
       const NamedTensors absorbed = with_queries_in_latent(tensors, shape);
       const Output whole = run(tensors, {"--form", "absorbed"});
       const auto expect_whole = [&](const Output& found) {
@@ -89,7 +89,7 @@ TEST_F(AbsorbedFiles, GiveOOfTheHeadsOrOfTheLatent) {
         EXPECT_EQ(found.lse, whole.lse);
         EXPECT_EQ(found.shape, whole.shape);
       };
-      const auto expect_latent = [&](const Output& found) {
+      const auto expect_mla = [&](const Output& found) {
         EXPECT_EQ(found.shape, (std::vector<std::int64_t>{whole.shape[0], shape.heads, shape.latent_dim}));
         EXPECT_EQ(multiplied_by_w_uv(found.out, plain.at("w_uv"), shape), whole.out);
         EXPECT_EQ(found.lse, whole.lse);
@@ -101,11 +101,11 @@ TEST_F(AbsorbedFiles, GiveOOfTheHeadsOrOfTheLatent) {
           const Words job{"--ranks", ranks};
           expect_whole(run(laid(absorbed), job));
           expect_whole(run(laid(without(absorbed, {"w_uk"})), job + scale()));
-          expect_latent(run(laid(without(tensors, {"w_uv"})), job));
+          expect_mla(run(laid(without(tensors, {"w_uv"})), job));
           EXPECT_TRUE(has(said_, "# form: absorbed (O stays in the latent)")) << said_;
-          expect_latent(run(laid(without(absorbed, {"w_uv"})), job));
+          expect_mla(run(laid(without(absorbed, {"w_uv"})), job));
           const Words rows_say{"--latent-dim", "128"};  // nobody but pages of plain rows has to be told
-          expect_latent(
+          expect_mla(
               run(laid(without(absorbed, {"w_uk", "w_uv"})), job + scale() + (paged && !codes ? rows_say : Words())));
           EXPECT_TRUE(has(said_, "head_dim 128+8/128, latent 128, queries and O in it")) << said_;
         }
@@ -115,8 +115,8 @@ TEST_F(AbsorbedFiles, GiveOOfTheHeadsOrOfTheLatent) {
 }
 
 TEST_F(AbsorbedFiles, AreVerifiedMeasuredAndPlanned) {
-  for (const LatentFile& shape : shapes()) {
-    const NamedTensors absorbed = with_queries_in_latent(latent_tensors(shape), shape);
+  for (const MlaFile& shape : shapes()) {
+    const NamedTensors absorbed = with_queries_in_latent(mla_tensors(shape), shape);
     const NamedTensors alone = with_pages(without(absorbed, {"w_uk", "w_uv"}), shape);
     const Words job = Words{"--input", input(alone), "--latent-dim", "128"} + scale();
     for (const Words& how : {Words{"--against", "oracle", "--rows", "200"},
@@ -147,7 +147,7 @@ TEST_F(AbsorbedFiles, AreVerifiedMeasuredAndPlanned) {
       EXPECT_EQ(plan.code, 0) << plan.err;
       return std::stoll(json_at(plan.out, "/rows/0/memory_per_rank"));
     };
-    const std::string whole = write_tensors(folder_.file("whole"), with_pages(latent_tensors(shape), shape));
+    const std::string whole = write_tensors(folder_.file("whole"), with_pages(mla_tensors(shape), shape));
     const std::int64_t saved = planned({"--input", whole, "--form", "absorbed"}) - planned(job);
     std::int64_t queries = 0;
     for (const std::int64_t count : shape.q_lens) queries += count;
@@ -159,13 +159,13 @@ TEST_F(AbsorbedFiles, AreVerifiedMeasuredAndPlanned) {
 }
 
 TEST_F(AbsorbedFiles, AreRefusedWhereSomethingIsNotKnown) {
-  const LatentFile shape;
-  const NamedTensors tensors = latent_tensors(shape);
+  const MlaFile shape;
+  const NamedTensors tensors = mla_tensors(shape);
   const NamedTensors absorbed = with_queries_in_latent(tensors, shape);
   const NamedTensors alone = without(absorbed, {"w_uk", "w_uv"});
   // Queries of the heads, which nothing brings into the latent.
   for (const NamedTensors& narrow : {without(tensors, {"w_uk"}), without(tensors, {"w_uk", "w_uv"})}) {
-    for (const NamedTensors& laid : {narrow, with_codes(narrow), with_pages(narrow, shape)}) {
+    for (const NamedTensors& laid : {narrow, with_fp8_latent(narrow), with_pages(narrow, shape)}) {
       expect_refused(3, laid, scale(), {"has no tensor `w_uk`"});
     }
   }
@@ -184,7 +184,7 @@ TEST_F(AbsorbedFiles, AreRefusedWhereSomethingIsNotKnown) {
   expect_refused(2, with_pages(absorbed, shape), {"--latent-dim", "64"},
                  {"--latent-dim contradicts --input", "latents have 128 numbers"});
   // Codes that are none of these queries.
-  NamedTensors other = with_codes(alone);
+  NamedTensors other = with_fp8_latent(alone);
   other["q"].shape = {44, 3, 128};
   other["q"].bytes.resize(44 * 3 * 128 * 2);
   expect_refused(3, other, scale(), {"has no tensor `w_uk`"});
@@ -194,8 +194,8 @@ TEST_F(AbsorbedFiles, AreRefusedWhereSomethingIsNotKnown) {
 
 // Shapes only, as Hugging Face writes them.
 TEST_F(AbsorbedFiles, TakeScaleAndDimsFromAModel) {
-  const LatentFile shape;
-  const NamedTensors absorbed = with_queries_in_latent(latent_tensors(shape), shape);
+  const MlaFile shape;
+  const NamedTensors absorbed = with_queries_in_latent(mla_tensors(shape), shape);
   const auto config = [&](const char* dims) {
     return folder_.write("config.json", fmt::format(R"({{"num_attention_heads": 3, "kv_lora_rank": 128, {}}})", dims));
   };

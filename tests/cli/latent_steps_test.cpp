@@ -24,7 +24,7 @@ Words steps_job() {
 // What makes rows around the ring of few queries.
 Words as_rows() { return {"--layout", "striped"}; }
 
-TEST(LatentSteps, HaveTheBitsOfRows) {
+TEST(MlaSteps, HaveTheBitsOfRows) {
   const Finished rows = tool(Words{"run", "--form", "absorbed"} + as_rows() + steps_job());
   ASSERT_EQ(rows.code, 0) << rows.err;
   EXPECT_TRUE(has(rows.out, "# layout: striped")) << rows.out;
@@ -49,7 +49,7 @@ TEST(LatentSteps, HaveTheBitsOfRows) {
 }
 
 // Rows of a cache are as wide as their numbers are.
-TEST(LatentSteps, OfEveryTypeHaveTheBitsOfRows) {
+TEST(MlaSteps, OfEveryTypeHaveTheBitsOfRows) {
   for (const char* dtype : {"fp32", "fp16", "bf16"}) {
     const Words job = steps_job() + Words{"--dtype", dtype};
     const Finished rows = tool(Words{"run", "--form", "absorbed"} + as_rows() + job);
@@ -62,7 +62,7 @@ TEST(LatentSteps, OfEveryTypeHaveTheBitsOfRows) {
 }
 
 // Latents in rows make a step where nobody asks for rows, and a kernel decodes them.
-TEST(LatentSteps, AreRowsWhereTheyAreAskedFor) {
+TEST(MlaSteps, AreRowsWhereTheyAreAskedFor) {
   const std::string digest = digest_of(tool(Words{"run"} + steps_job()).out);
   for (const Words& flags : {Words{"--layout", "zigzag"}, {"--block", "128"}, {"--overlap", "off"}}) {
     const Finished rows = tool(Words{"run"} + flags + steps_job());
@@ -81,21 +81,21 @@ TEST(LatentSteps, AreRowsWhereTheyAreAskedFor) {
 }
 
 // A table has as many entries for each sequence as the longest needs.
-TEST(LatentSteps, OfAllTooUnlikeLengthsAreRows) {
+TEST(MlaSteps, OfAllTooUnlikeLengthsAreRows) {
   const TemporaryFolder folder;
-  LatentFile shape;
+  MlaFile shape;
   shape.heads = 1;
   shape.head_dim = shape.rope_dim = shape.head_dim_v = shape.latent_dim = 8;
   shape.lengths.assign(4200, 1);
   shape.lengths.front() = 64 * 4000;
   shape.q_lens.assign(shape.lengths.size(), 1);
-  const std::string input = write_tensors(folder.file("in"), latent_tensors(shape));
+  const std::string input = write_tensors(folder.file("in"), mla_tensors(shape));
   const Words plan{"plan", "--input", input, "--backend", "cpu"};
   const Finished rows = tool(plan);
   EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; the block table of sequences of such")) << rows.err;
 }
 
-TEST(LatentSteps, SayTheirForm) {
+TEST(MlaSteps, SayTheirForm) {
   for (const Words& pages : {Words{}, {"--page-size", "16"}}) {
     const Finished run = tool(Words{"run", "--json", "-"} + pages + steps_job());
     ASSERT_EQ(run.code, 0) << run.err;
@@ -114,12 +114,12 @@ TEST(LatentSteps, SayTheirForm) {
   EXPECT_EQ(json_at(rows.out, "/rows/0/form"), "\"expanded\"");
 }
 
-TEST(LatentSteps, OfFilesHaveTheBitsOfRows) {
+TEST(MlaSteps, OfFilesHaveTheBitsOfRows) {
   const TemporaryFolder folder;
-  LatentFile shape;
+  MlaFile shape;
   shape.lengths = {40, 9, 17, 65};
   shape.q_lens = {2, 2, 2, 2};
-  const NamedTensors tensors = latent_tensors(shape);
+  const NamedTensors tensors = mla_tensors(shape);
   const NamedTensors in_latent = with_queries_in_latent(tensors, shape);
   const auto digest = [&](const NamedTensors& written, const Words& flags) {
     const Finished run = tool(Words{"run", "--input", write_tensors(folder.file("in"), written)} + flags);
@@ -139,15 +139,16 @@ TEST(LatentSteps, OfFilesHaveTheBitsOfRows) {
   };
   expect_same(with_pages(tensors, shape), tensors);
   expect_same(with_pages(in_latent, shape), in_latent);
-  expect_same(with_pages(with_codes(tensors), shape), with_rounded_codes(tensors));
-  const std::string in_rows = write_tensors(folder.file("rows"), with_codes(tensors));
+  expect_same(with_pages(with_fp8_latent(tensors), shape), with_fp8_rounded_latent(tensors));
+  const std::string in_rows = write_tensors(folder.file("rows"), with_fp8_latent(tensors));
   const Finished unlike = tool({"run", "--input", in_rows, "--form", "absorbed"});
   EXPECT_TRUE(has(unlike.out, "# cache: 5 pages of 64 tokens, stored as latent rope 8")) << unlike.out;
-  EXPECT_EQ(digest_of(unlike.out), digest(with_rounded_codes(tensors), {"--form", "absorbed"}).first);
+  EXPECT_EQ(digest_of(unlike.out), digest(with_fp8_rounded_latent(tensors), {"--form", "absorbed"}).first);
   const Finished unlike_rows = tool({"run", "--input", in_rows, "--layout", "striped"});
-  EXPECT_TRUE(has(unlike_rows.out, "# op: mla, rows around the ring; a decode step takes no --layout")) << unlike_rows.out;
+  EXPECT_TRUE(has(unlike_rows.out, "# op: mla, rows around the ring; a decode step takes no --layout"))
+      << unlike_rows.out;
   EXPECT_FALSE(has(unlike_rows.out, "# cache:")) << unlike_rows.out;
-  const std::string codes = write_tensors(folder.file("codes"), with_pages(with_codes(tensors), shape));
+  const std::string codes = write_tensors(folder.file("codes"), with_pages(with_fp8_latent(tensors), shape));
   const Finished stored = tool({"run", "--input", codes, "--form", "absorbed"});
   EXPECT_TRUE(has(stored.out, "stored as latent rope 8")) << stored.out;
   const Finished planned = tool({"plan", "--input", codes, "--form", "absorbed"});
@@ -161,7 +162,7 @@ TEST(LatentSteps, OfFilesHaveTheBitsOfRows) {
   EXPECT_EQ(tool({"verify", "--input", paged, "--form", "absorbed", "--ranks", "3"}).code, 0);
 }
 
-TEST(LatentSteps, AreVerifiedMeasuredAndPlanned) {
+TEST(MlaSteps, AreVerifiedMeasuredAndPlanned) {
   const Finished dense = tool(Words{"verify", "--ranks", "3"} + steps_job());
   EXPECT_EQ(dense.code, 0) << dense.out << dense.err;
   EXPECT_TRUE(has(dense.out, "dense") && has(dense.out, "mla, over rows")) << dense.out;
@@ -189,7 +190,7 @@ TEST(LatentSteps, AreVerifiedMeasuredAndPlanned) {
 }
 
 // What a refusal names is enough, is what is planned, and is no more than is needed.
-TEST(LatentSteps, NeedTheMemoryThatARefusalNames) {
+TEST(MlaSteps, NeedTheMemoryThatARefusalNames) {
   for (const char* ranks : {"1", "2"}) {
     for (const char* threads : {"1", "3"}) {
       SCOPED_TRACE(fmt::format("{} ranks, {} threads", ranks, threads));
@@ -213,8 +214,8 @@ TEST(LatentSteps, NeedTheMemoryThatARefusalNames) {
 }
 
 // Kernels that only decode are known where latents are rows, and refused for what they are.
-TEST(LatentSteps, AreWhatKernelsThatOnlyDecodeAreFor) {
-  for (const std::string kernel : {"sm90_latent", "sm90_latent_1k"}) {
+TEST(MlaSteps, AreWhatKernelsThatOnlyDecodeAreFor) {
+  for (const std::string kernel : {"sm90_mla", "sm90_mla_split1k"}) {
     const Words job{"plan", "--op", "mla", "--seq", "4k", "--heads", "16", "--dtype", "bf16", "--kernel", kernel};
     if (tool(job + Words{"--q-len", "1"}).code != 0) GTEST_SKIP() << "this build has no kernels for Hopper";
     for (const Words& rows :
@@ -230,22 +231,22 @@ TEST(LatentSteps, AreWhatKernelsThatOnlyDecodeAreFor) {
 }
 
 // Ranks deal groups of the kernel's, and groups of a quarter of the keys leave four times as many partial results.
-TEST(LatentSteps, InGroupsOfFewerKeys) {
+TEST(MlaSteps, InKvSplitsOfFewerKeys) {
   const Words job{"plan", "--op",    "mla",  "--seq",       "16k", "--batch", "2",   "--heads", "128", "--q-len",
                   "1",    "--dtype", "bf16", "--page-size", "64",  "--world", "1,2", "--json",  "-"};
   const auto plan = [&](const char* kernel) { return tool(job + Words{"--kernel", kernel}); };
-  const Finished usual = plan("sm90_latent"), few = plan("sm90_latent_1k");
+  const Finished usual = plan("sm90_mla"), few = plan("sm90_mla_split1k");
   if (usual.code != 0) GTEST_SKIP() << "this build has no kernels for Hopper";
   ASSERT_EQ(few.code, 0) << few.err;
-  EXPECT_TRUE(has(few.err, "sm90_latent_1k")) << few.err;
+  EXPECT_TRUE(has(few.err, "sm90_mla_split1k")) << few.err;
   for (const auto& [row, parts] : {std::pair{"/rows/0", 1}, {"/rows/1", 2}}) {
     const auto number = [&](const Finished& of, const char* name) {
       return std::stoll(json_at(of.out, std::string(row) + name));
     };
     EXPECT_EQ(number(usual, "/stripe"), 4096);
     EXPECT_EQ(number(few, "/stripe"), 1024);
-    EXPECT_EQ(number(usual, "/groups"), 4);
-    EXPECT_EQ(number(few, "/groups"), 16);
+    EXPECT_EQ(number(usual, "/kv_splits"), 4);
+    EXPECT_EQ(number(few, "/kv_splits"), 16);
     EXPECT_EQ(number(few, "/memory/partials"), 4 * number(usual, "/memory/partials"));
     EXPECT_EQ(number(few, "/bytes_moved"), 4 * number(usual, "/bytes_moved"));
     EXPECT_EQ(number(few, "/ranks/0/keys"), 2 * 16384 / parts);
@@ -255,7 +256,7 @@ TEST(LatentSteps, InGroupsOfFewerKeys) {
 }
 
 // Partial results travel between ranks, and not the latents.
-TEST(LatentSteps, InRowsAreMeasuredAndPlannedAsSteps) {
+TEST(MlaSteps, InRowsAreMeasuredAndPlannedAsSteps) {
   const Words shape{"--op",       "mla", "--seq",      "300", "--q-len",      "1",  "--heads",   "2",
                     "--head-dim", "16",  "--rope-dim", "8",   "--latent-dim", "32", "--samples", "2",
                     "--backend",  "cpu", "--jsonl",    "-"};
@@ -278,20 +279,20 @@ TEST(LatentSteps, InRowsAreMeasuredAndPlannedAsSteps) {
 }
 
 // verify --decode: rows of the absorbed form, decoded one by one from a cache that takes up each row's latent.
-TEST(LatentSteps, OneByOneHaveThePrefillsBits) {
+TEST(MlaSteps, OneByOneHaveThePrefillsBits) {
   const TemporaryFolder folder;
   const Words made{"--op",         "mla", "--synthetic", "7",  "--seq",      "4200", "--batch",      "2",
                    "--heads",      "4",   "--head-dim",  "16", "--rope-dim", "8",    "--latent-dim", "32",
                    "--head-dim-v", "24",  "--backend",   "cpu"};
-  LatentFile shape;
-  const NamedTensors tensors = latent_tensors(shape);
+  MlaFile shape;
+  const NamedTensors tensors = mla_tensors(shape);
   const NamedTensors in_latent = with_queries_in_latent(tensors, shape);
   const std::pair<Words, const char*> jobs[] = {
       {made, " 14     PASS"},
       {made + Words{"--window", "100,0", "--dtype", "fp32"}, " 14     PASS"},
       {{"--input", write_tensors(folder.file("rows"), tensors)}, " 11     PASS"},  // 7, 0, 3 and 1
       {{"--input", write_tensors(folder.file("latent"), in_latent)}, " 11     PASS"},
-      {{"--input", write_tensors(folder.file("pages"), with_pages(with_codes(tensors), shape))}, " 11     PASS"}};
+      {{"--input", write_tensors(folder.file("pages"), with_pages(with_fp8_latent(tensors), shape))}, " 11     PASS"}};
   for (const auto& [job, rows] : jobs) {
     for (const char* ranks : {"1", "3"}) {
       const Finished run = tool(Words{"verify", "--decode", "--rows", "7", "--form", "absorbed", "--ranks", ranks,
@@ -309,7 +310,7 @@ TEST(LatentSteps, OneByOneHaveThePrefillsBits) {
   EXPECT_TRUE(has(expanded.err, "rows of the expanded form have other bits). Use --form absorbed.")) << expanded.err;
 }
 
-TEST(LatentSteps, RefuseWhatStepsDontHave) {
+TEST(MlaSteps, RefuseWhatStepsDontHave) {
   const Finished layout = tool(Words{"run", "--page-size", "64", "--layout", "zigzag"} + steps_job());
   EXPECT_EQ(layout.code, 2);
   EXPECT_TRUE(has(layout.err, "--layout contradicts an MLA decode step")) << layout.err;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latent attention by the program: files in every form, seeds, model configs, and what is refused.
+// Mla attention by the program: files in every form, seeds, model configs, and what is refused.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -30,9 +30,9 @@ std::string digest_of_file(const std::string& path, const Words& flags = {}) {
   return digest_of(run.out);
 }
 
-TEST(LatentFiles, GiveTheSameBytesOnAnyNumberOfRanks) {
+TEST(MlaFiles, GiveTheSameBytesOnAnyNumberOfRanks) {
   const TemporaryFolder folder;
-  const std::string input = write_tensors(folder.file("in"), latent_tensors(LatentFile()));
+  const std::string input = write_tensors(folder.file("in"), mla_tensors(MlaFile()));
   for (const char* form : {"expanded", "absorbed"}) {
     for (const char* ranks : {"1", "2", "3"}) {
       const std::string path = folder.file(fmt::format("{}{}", form, ranks));
@@ -50,26 +50,26 @@ TEST(LatentFiles, GiveTheSameBytesOnAnyNumberOfRanks) {
   EXPECT_FALSE(expanded == read_whole(folder.file("absorbed1")));
 }
 
-TEST(LatentFiles, OfEveryFormHaveOneDigest) {
+TEST(MlaFiles, OfEveryFormHaveOneDigest) {
   const TemporaryFolder folder;
-  const LatentFile shape;
-  const NamedTensors tensors = latent_tensors(shape);
+  const MlaFile shape;
+  const NamedTensors tensors = mla_tensors(shape);
   const auto digest = [&](const NamedTensors& written) {
     return digest_of_file(write_tensors(folder.file("in"), written), {"--ranks", "2"});
   };
   const std::string rows = digest(tensors);
   EXPECT_EQ(digest(with_projection(tensors)), rows);
   EXPECT_EQ(digest(with_pages(tensors, shape)), rows);
-  const std::string rounded = digest(with_rounded_codes(tensors));
+  const std::string rounded = digest(with_fp8_rounded_latent(tensors));
   EXPECT_NE(rounded, rows);
-  EXPECT_EQ(digest(with_codes(tensors)), rounded);
-  EXPECT_EQ(digest(with_pages(with_codes(tensors), shape)), rounded);
+  EXPECT_EQ(digest(with_fp8_latent(tensors)), rounded);
+  EXPECT_EQ(digest(with_pages(with_fp8_latent(tensors), shape)), rounded);
 }
 
-TEST(LatentFiles, MayHaveQueriesInTheLatent) {
+TEST(MlaFiles, MayHaveQueriesInTheLatent) {
   const TemporaryFolder folder;
-  const LatentFile shape;
-  const NamedTensors tensors = latent_tensors(shape);
+  const MlaFile shape;
+  const NamedTensors tensors = mla_tensors(shape);
   const std::string plain = write_tensors(folder.file("plain"), tensors);
   const std::string absorbed = write_tensors(folder.file("absorbed"), with_queries_in_latent(tensors, shape));
   const std::string expected = digest_of_file(plain, {"--form", "absorbed"});
@@ -81,9 +81,9 @@ TEST(LatentFiles, MayHaveQueriesInTheLatent) {
   EXPECT_TRUE(has(refused.err, "--form expanded with queries in the latent")) << refused.err;
 }
 
-TEST(LatentFiles, TakeTheirMatricesByOtherNames) {
+TEST(MlaFiles, TakeTheirMatricesByOtherNames) {
   const TemporaryFolder folder;
-  const NamedTensors tensors = latent_tensors(LatentFile());
+  const NamedTensors tensors = mla_tensors(MlaFile());
   const std::string rows = write_tensors(folder.file("rows"), tensors);
   NamedTensors model = with_projection(tensors);
   model["self_attn.kv_b_proj.weight"] = model["kv_b_proj"];
@@ -94,12 +94,12 @@ TEST(LatentFiles, TakeTheirMatricesByOtherNames) {
 }
 
 // Every rank has all of the matrices.
-TEST(LatentFiles, CountNanInTheirMatricesOnceOnAnyNumberOfRanks) {
+TEST(MlaFiles, CountNanInTheirMatricesOnceOnAnyNumberOfRanks) {
   const TemporaryFolder folder;
-  LatentFile step;
+  MlaFile step;
   step.lengths = {40, 17, 65};
   step.q_lens = {1, 1, 1};
-  const LatentFile rows;
+  const MlaFile rows;
   const auto planted = [](NamedTensors tensors) {
     constexpr std::byte kNan{0xff};  // of both bytes
     for (const auto& [name, values] : {std::pair{"w_uk", 1}, {"w_uv", 2}}) {
@@ -107,10 +107,10 @@ TEST(LatentFiles, CountNanInTheirMatricesOnceOnAnyNumberOfRanks) {
     }
     return tensors;
   };
-  const std::string prefill = write_tensors(folder.file("rows"), planted(latent_tensors(rows)));
-  const std::string cache = write_tensors(folder.file("pages"), with_pages(planted(latent_tensors(step)), step));
+  const std::string prefill = write_tensors(folder.file("rows"), planted(mla_tensors(rows)));
+  const std::string cache = write_tensors(folder.file("pages"), with_pages(planted(mla_tensors(step)), step));
   const std::string in_latent =
-      write_tensors(folder.file("latent"), planted(with_queries_in_latent(latent_tensors(rows), rows)));
+      write_tensors(folder.file("latent"), planted(with_queries_in_latent(mla_tensors(rows), rows)));
   struct Case {
     const std::string& input;
     const char* form;
@@ -129,9 +129,9 @@ TEST(LatentFiles, CountNanInTheirMatricesOnceOnAnyNumberOfRanks) {
   }
 }
 
-TEST(LatentFiles, AreRefusedByEveryCommandBeforeAnythingIsComputed) {
+TEST(MlaFiles, AreRefusedByEveryCommandBeforeAnythingIsComputed) {
   const TemporaryFolder folder;
-  NamedTensors tensors = latent_tensors(LatentFile());
+  NamedTensors tensors = mla_tensors(MlaFile());
   tensors["k_rope"].shape = {61, 16};
   const std::string bad = write_tensors(folder.file("bad"), tensors);
   for (const char* command : {"run", "verify", "bench", "plan"}) {
@@ -142,7 +142,7 @@ TEST(LatentFiles, AreRefusedByEveryCommandBeforeAnythingIsComputed) {
   }
 }
 
-TEST(Latent, RefusesFlagsByName) {
+TEST(Mla, RefusesFlagsByName) {
   for (const Words& flags : {Words{"--kv-heads", "2"}, {"--block-mask", "window:64"}}) {
     const Finished refused = tool(Words{"run"} + latent_job() + flags);
     EXPECT_EQ(refused.code, 2) << refused.err;
@@ -157,7 +157,7 @@ TEST(Latent, RefusesFlagsByName) {
   }
 }
 
-TEST(Latent, HasDefaultsOfItsOwn) {
+TEST(Mla, HasDefaultsOfItsOwn) {
   const Finished plan = tool({"plan", "--op", "mla", "--seq", "1k", "--world", "2"});
   ASSERT_EQ(plan.code, 0) << plan.err;
   EXPECT_TRUE(has(plan.out, "# job: mla, expanded, bf16, 16 heads, head_dim 128+64/128, latent 512")) << plan.out;
@@ -169,7 +169,7 @@ TEST(Latent, HasDefaultsOfItsOwn) {
   EXPECT_EQ(tool({"plan", "--config", config, "--world", "1"}).code, 0);
 }
 
-TEST(Latent, AnnouncesTheFormThatItChooses) {
+TEST(Mla, AnnouncesTheFormThatItChooses) {
   const Finished many = tool(Words{"run", "--json", "-"} + latent_job());
   ASSERT_EQ(many.code, 0) << many.err;
   EXPECT_EQ(check_report(many.out), "");
@@ -187,7 +187,7 @@ TEST(Latent, AnnouncesTheFormThatItChooses) {
   EXPECT_DOUBLE_EQ(bytes("/plan/bytes_moved_expanded") / bytes("/plan/bytes_moved"), 4.0 * 48.0 / 40.0);
 }
 
-TEST(Latent, IsVerified) {
+TEST(Mla, IsVerified) {
   for (const char* form : {"expanded", "absorbed"}) {
     const Finished shapes = tool(Words{"verify", "--form", form, "--ranks", "3"} + latent_job());
     ASSERT_EQ(shapes.code, 0) << shapes.out << shapes.err;
@@ -219,13 +219,13 @@ TEST(Latent, IsVerified) {
 }
 
 // Matrices that aren't finite: either form passes the oracle, whose order of products is that of one of them.
-TEST(LatentFiles, WithInfiniteMatricesAreVerified) {
+TEST(MlaFiles, WithInfiniteMatricesAreVerified) {
   const TemporaryFolder folder;
-  const LatentFile shape;
+  const MlaFile shape;
   constexpr std::uint16_t kInfinity = 0x7f80;
   constexpr std::uint16_t kNan = 0x7fc0;
   for (const std::uint16_t planted : {kInfinity, kNan}) {
-    NamedTensors tensors = latent_tensors(shape);
+    NamedTensors tensors = mla_tensors(shape);
     const auto element = static_cast<std::size_t>((1 * shape.head_dim_v + 5) * shape.latent_dim + 9);
     std::memcpy(tensors["w_uv"].bytes.data() + element * sizeof planted, &planted, sizeof planted);
     const std::string input = write_tensors(folder.file("in"), tensors);
@@ -239,7 +239,7 @@ TEST(LatentFiles, WithInfiniteMatricesAreVerified) {
   }
 }
 
-TEST(Latent, IsMeasuredAndPlanned) {
+TEST(Mla, IsMeasuredAndPlanned) {
   const Finished bench = tool({"bench", "--op", "mla", "--seq", "64", "--heads", "2", "--head-dim", "16", "--rope-dim",
                                "8", "--latent-dim", "32", "--samples", "2", "--jsonl", "-"});
   ASSERT_EQ(bench.code, 0) << bench.err;
@@ -266,7 +266,7 @@ void expect_enough(const Words& job, const std::string& digest) {
   EXPECT_EQ(tool(Words{"run", "--dry-run", "--memory", enough} + job).code, 0) << enough;
 }
 
-TEST(Latent, TheMemoryThatItNamesIsEnough) {
+TEST(Mla, TheMemoryThatItNamesIsEnough) {
   for (const char* form : {"expanded", "absorbed"}) {
     const Words job{"--op", "mla", "--synthetic", "7", "--seq", "1500", "--heads", "16", "--form", form};
     const std::string digest = digest_of(tool(Words{"run"} + job).out);
@@ -302,7 +302,7 @@ TEST(ModelConfigFlag, GivesShapesAndScale) {
 
 TEST(ModelConfigFlag, IsComparedWithTheFile) {
   const TemporaryFolder folder;
-  const std::string input = write_tensors(folder.file("in"), latent_tensors(LatentFile()));
+  const std::string input = write_tensors(folder.file("in"), mla_tensors(MlaFile()));
   const auto config = [&](const std::string& heads, const std::string& dims) {
     return folder.write("config.json", R"({"num_attention_heads": )" + heads + ", " + dims + "}");
   };
@@ -329,9 +329,9 @@ TEST(ModelConfigFlag, IsComparedWithTheFile) {
   EXPECT_TRUE(has(heads.err, "num_attention_heads is 4 in the config and 3")) << heads.err;
 }
 
-TEST(LatentFiles, SayTheirShapeInReportAndConfiguration) {
+TEST(MlaFiles, SayTheirShapeInReportAndConfiguration) {
   const TemporaryFolder folder;
-  const std::string input = write_tensors(folder.file("in"), latent_tensors(LatentFile()));
+  const std::string input = write_tensors(folder.file("in"), mla_tensors(MlaFile()));
   const Finished printed = tool({"run", "--input", input, "--print-config"});
   for (const char* line :
        {"# op = mla comes from the input", "# heads = 3 comes from the input", "# head-dim = 16 comes from the input",

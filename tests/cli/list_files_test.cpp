@@ -14,22 +14,22 @@
 namespace ringattn::testing {
 namespace {
 
-NamedTensors rows_of(const TileLists& lists) {
-  const std::vector<std::int64_t> begins(lists.begins().begin(), lists.begins().end());
+NamedTensors rows_of(const BlockMask& lists) {
+  const std::vector<std::int64_t> begins(lists.indptr().begin(), lists.indptr().end());
   return {{"block_indptr", long_list(begins)},
-          {"block_indices", int_list({lists.blocks().begin(), lists.blocks().end()})}};
+          {"block_indices", int_list({lists.indices().begin(), lists.indices().end()})}};
 }
 
 // Of sequences with equal numbers of blocks.
-NamedTensors mask_of(const TileLists& lists) {
+NamedTensors mask_of(const BlockMask& lists) {
   const auto sequences = static_cast<std::int64_t>(lists.sequences().size());
   const TileRange rows = lists.query_blocks(0);
   const std::int64_t keys = (lists.sequences()[0].keys + lists.shape().key_block - 1) / lists.shape().key_block;
   NamedTensor mask{FileDtype::kU8, {sequences, lists.shape().heads, rows.end - rows.begin, keys}, {}};
-  mask.bytes.resize(static_cast<std::size_t>((lists.begins().size() - 1)) * static_cast<std::size_t>(keys));
-  for (std::size_t n = 0; n + 1 < lists.begins().size(); ++n) {
-    for (std::int64_t i = lists.begins()[n]; i < lists.begins()[n + 1]; ++i) {
-      const auto block = static_cast<std::size_t>(lists.blocks()[static_cast<std::size_t>(i)]);
+  mask.bytes.resize(static_cast<std::size_t>((lists.indptr().size() - 1)) * static_cast<std::size_t>(keys));
+  for (std::size_t n = 0; n + 1 < lists.indptr().size(); ++n) {
+    for (std::int64_t i = lists.indptr()[n]; i < lists.indptr()[n + 1]; ++i) {
+      const auto block = static_cast<std::size_t>(lists.indices()[static_cast<std::size_t>(i)]);
       mask.bytes[n * static_cast<std::size_t>(keys) + block] = std::byte{1};
     }
   }
@@ -37,11 +37,11 @@ NamedTensors mask_of(const TileLists& lists) {
 }
 
 // window:300+vertical:0,700+slash:0,513 of all sequences, one list a K/V head, and in the second one's a block more.
-TileLists lists_of(const std::vector<ListedSequence>& sequences) {
-  const ListShape shape{128, 128, 2};
-  const ListMaker pattern =
-      union_of({window_blocks(shape, 300), vertical_slash_blocks(shape, {{{0, 700}, {0, 513}}, {{0, 700}, {0, 513}}})});
-  return make_lists(shape, sequences, [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+BlockMask lists_of(const std::vector<MaskedSequence>& sequences) {
+  const BlockMaskShape shape{128, 128, 2};
+  const BlockMaskPattern pattern = union_of_patterns(
+      {window_blocks(shape, 300), vertical_slash_blocks(shape, {{{0, 700}, {0, 513}}, {{0, 700}, {0, 513}}})});
+  return make_block_mask(shape, sequences, [&](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
     pattern(place, blocks);
     if (place.head == 1) blocks.push_back(static_cast<std::int32_t>(place.blocks / 2));
   });
@@ -58,9 +58,9 @@ void expect_passes(const Words& words) {
   EXPECT_EQ(run.code, 0) << run.out << run.err;
 }
 
-TEST(ListFiles, RowsHaveTheBitsOfAMask) {
+TEST(BlockMaskFiles, RowsHaveTheBitsOfAMask) {
   const TemporaryFolder folder;
-  const TileLists lists = lists_of({{0, 1500, 1500}, {0, 1500, 1500}});
+  const BlockMask lists = lists_of({{0, 1500, 1500}, {0, 1500, 1500}});
   const std::string mask = write_tensors(folder.file("mask.safetensors"), mask_of(lists));
   const std::string rows = write_tensors(folder.file("rows.safetensors"), rows_of(lists));
   const Words job{"--synthetic", "7", "--seq",      "1500", "--batch",    "2",
@@ -84,9 +84,9 @@ TEST(ListFiles, RowsHaveTheBitsOfAMask) {
 }
 
 // Steps by the lists of their last blocks; a mask of these says the same.
-TEST(ListFiles, StepsByRows) {
+TEST(BlockMaskFiles, StepsByRows) {
   const TemporaryFolder folder;
-  const TileLists lists = lists_of({{1498, 2, 1500}, {1498, 2, 1500}, {1498, 2, 1500}});
+  const BlockMask lists = lists_of({{1498, 2, 1500}, {1498, 2, 1500}, {1498, 2, 1500}});
   const std::string mask = write_tensors(folder.file("mask.safetensors"), mask_of(lists));
   const std::string rows = write_tensors(folder.file("rows.safetensors"), rows_of(lists));
   const Words job{"--synthetic", "7",       "--seq", "1500",       "--batch", "3",          "--q-len",
@@ -106,24 +106,25 @@ TEST(ListFiles, StepsByRows) {
 }
 
 // Sequences of different lengths have no mask. The lists stand beside the tensors that they belong to.
-TEST(ListFiles, RowsOfSequencesOfDifferentLengths) {
+TEST(BlockMaskFiles, RowsOfSequencesOfDifferentLengths) {
   const TemporaryFolder folder;
   CacheShape shape;
   shape.lengths = {1400, 3, 513, 130};
   shape.q_lens = {1400, 3, 200, 1};
-  std::vector<ListedSequence> sequences;
+  std::vector<MaskedSequence> sequences;
   for (std::size_t s = 0; s < shape.lengths.size(); ++s) {
     sequences.push_back({shape.lengths[s] - shape.q_lens[s], shape.q_lens[s], shape.lengths[s]});
   }
-  const auto pattern = [&](const ListShape& lists) {
-    return make_lists(lists, sequences,
-                      union_of({window_blocks(lists, 100), vertical_slash_blocks(lists, {{{0, 700}, {513}}})}));
+  const auto pattern = [&](const BlockMaskShape& lists) {
+    return make_block_mask(
+        lists, sequences,
+        union_of_patterns({window_blocks(lists, 100), vertical_slash_blocks(lists, {{{0, 700}, {513}}})}));
   };
-  const auto beside = [](NamedTensors tensors, const TileLists& lists) {
+  const auto beside = [](NamedTensors tensors, const BlockMask& lists) {
     tensors.merge(rows_of(lists));
     return tensors;
   };
-  const TileLists lists = pattern({128, 128, 1});
+  const BlockMask lists = pattern({128, 128, 1});
   const std::string file = write_tensors(folder.file("rows.safetensors"), beside(row_tensors(shape), lists));
   const std::string expected = digest({"run", "--input", file, "--block-mask", "window:100+vertical:0,700+slash:513"});
   EXPECT_NE(expected, digest({"run", "--input", file}));
@@ -138,7 +139,7 @@ TEST(ListFiles, RowsOfSequencesOfDifferentLengths) {
   shape.q_lens = {1, 1, 1, 1};
   sequences.clear();
   for (const std::int64_t length : shape.lengths) sequences.push_back({length - 1, 1, length});
-  const TileLists last = pattern({128, 128, 1});
+  const BlockMask last = pattern({128, 128, 1});
   const std::string rows = write_tensors(folder.file("last.safetensors"), beside(row_tensors(shape), last));
   const std::string cache = write_tensors(folder.file("cache.safetensors"), beside(cache_tensors(shape), last));
   const std::string prefill = digest({"run", "--input", rows, "--block-mask", rows});
@@ -152,7 +153,7 @@ TEST(ListFiles, RowsOfSequencesOfDifferentLengths) {
   expect_passes({"plan", "--input", cache, "--block-mask", cache});
 }
 
-TEST(ListFiles, WordsOfColumnsAndDiagonals) {
+TEST(BlockMaskFiles, WordsOfColumnsAndDiagonals) {
   const Words job = Words{"--block-mask", "vertical:0,200+slash:0,130"} + small_job();
   expect_passes(Words{"verify", "--ranks", "3"} + job);
   expect_passes(Words{"verify", "--against", "oracle"} + job);

@@ -167,7 +167,7 @@ TEST_F(Hostile, Flags) {
   for (const Words& words : contradictions) expect_refused(words, 2);
 }
 
-TEST_F(Hostile, Scans) {
+TEST_F(Hostile, Ssm) {
   const Words cases[] = {{"--batch", "1048576", "--seq", "1", "--ranks", "64", "--dry-run"},
                          {"--batch", "1048576", "--seq", "1", "--memory", "1k"},
                          {"--seq", "1024g", "--dry-run"},
@@ -180,7 +180,7 @@ TEST_F(Hostile, Scans) {
   }
 }
 
-TEST_F(Hostile, FilesOfScans) {
+TEST_F(Hostile, FilesOfSsm) {
   constexpr std::int64_t kMany = 65536;
   const auto file_of = [&](std::int64_t states) {
     const std::string b = fmt::format("[4,{}]", states);
@@ -213,7 +213,7 @@ TEST_F(Hostile, PositionsThatDoNotAscend) {
   expect_refused({"run", "--input", file}, 3, header_bytes(file));
 }
 
-TEST_F(Hostile, ListsOfKeyBlocks) {
+TEST_F(Hostile, BlockMasksOfKeys) {
   const Words seed{"run", "--synthetic", "1"};
   const Words cases[] = {
       {"--seq", "1m", "--heads", "8", "--kv-heads", "8", "--block-mask", "window:1m", "--memory", "1k"},
@@ -232,14 +232,14 @@ TEST_F(Hostile, ListsOfKeyBlocks) {
   // A mask that lists nothing is none that is too large.
   const Finished run = tool(seed + Words{"--seq", "2m", "--block-mask", mask, "--dry-run"});
   EXPECT_EQ(run.code, 0) << run.err;
-  EXPECT_LE(run.cpu_seconds, kMostSeconds);
+  EXPECT_LE(run.cpu_seconds, kMaxSeconds);
   if (!kShadows) {
     EXPECT_LE(run.peak_bytes - baseline_, kMost) << run.err;
   }
 }
 
 // Compressed rows of lists: 4 query blocks of 4 key blocks.
-TEST_F(Hostile, RowsOfListedBlocks) {
+TEST_F(Hostile, RowsOfBlockMasks) {
   constexpr std::int64_t kMany = std::int64_t{1} << 31;
   constexpr std::int64_t kSome = std::int64_t{1} << 27;
   constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
@@ -299,7 +299,7 @@ TEST_F(Hostile, RowsOfListedBlocks) {
   const Words job{"--seq", "64m", "--block-mask", sound, "--dry-run"};
   const Finished run = tool(Words{"run", "--synthetic", "1"} + job);
   EXPECT_EQ(run.code, 0) << run.err;
-  EXPECT_LE(run.cpu_seconds, kMostSeconds);
+  EXPECT_LE(run.cpu_seconds, kMaxSeconds);
 }
 
 }  // namespace

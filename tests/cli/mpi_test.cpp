@@ -57,7 +57,7 @@ TEST(Mpi, VerifiesEveryWorldUpToItsOwn) {
   EXPECT_TRUE(run.out.ends_with("PASS\n")) << run.out;
 }
 
-TEST(Mpi, LatentsHaveTheBytesOfOneRank) {
+TEST(Mpi, MlaHasTheBytesOfOneRank) {
   const Words latents{"--op", "mla",        "--synthetic", "7",          "--seq", "300",          "--heads",
                       "4",    "--head-dim", "16",          "--rope-dim", "8",     "--latent-dim", "32"};
   const TemporaryFolder folder;
@@ -74,7 +74,7 @@ TEST(Mpi, LatentsHaveTheBytesOfOneRank) {
   EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
 }
 
-TEST(Mpi, ScansHaveTheBytesOfOneRank) {
+TEST(Mpi, SsmHasTheBytesOfOneRank) {
   const Words scan{"--op", "ssd",        "--synthetic", "7",           "--seq", "131100",  "--heads",
                    "2",    "--head-dim", "8",           "--state-dim", "8",     "--dtype", "fp32"};
   const TemporaryFolder folder;
@@ -371,8 +371,8 @@ TEST(Mpi, RanksThatWantDifferentWorldsRefuse) {
     std::string words;
     std::string difference;
   };
-  const Case cases[] = {{"", "run --synthetic 7 --seq 64 --kernel cpu_fold",
-                         R"(--kernel "cpu_fold" (flag) against --kernel "auto" (default))"},
+  const Case cases[] = {{"", "run --synthetic 7 --seq 64 --kernel cpu_attention",
+                         R"(--kernel "cpu_attention" (flag) against --kernel "auto" (default))"},
                         {"", "run --synthetic 7 --seq 64 --backend cuda",
                          R"(--backend "cuda" (flag) against --backend "auto" (default))"},
                         {"", "run --synthetic 7 --seq 64 --transport mpi",

@@ -25,7 +25,7 @@ std::string compressed(const Words& words) {
                 words);
 }
 
-Words scan_words() { return {"run", "--op", "ssd", "--synthetic", "7", "--seq", "50", "--head-dim", "8"}; }
+Words ssm_words() { return {"run", "--op", "ssd", "--synthetic", "7", "--seq", "50", "--head-dim", "8"}; }
 
 }  // namespace
 
@@ -76,32 +76,32 @@ const Effects& op_effects() {
        }},
       {"state-dim",
        [] {
-         EXPECT_TRUE(has(out_of(scan_words() + Words{"--state-dim", "24"}), "state 24, "));
+         EXPECT_TRUE(has(out_of(ssm_words() + Words{"--state-dim", "24"}), "state 24, "));
        }},
       {"groups",
        [] {
-         EXPECT_TRUE(has(out_of(scan_words() + Words{"--groups", "4"}), "4 groups"));
+         EXPECT_TRUE(has(out_of(ssm_words() + Words{"--groups", "4"}), "4 groups"));
        }},
       {"conv-width",
        [] {
-         const std::string wide = out_of(scan_words() + Words{"--conv-width", "3"});
+         const std::string wide = out_of(ssm_words() + Words{"--conv-width", "3"});
          EXPECT_TRUE(has(wide, "behind a convolution of width 3, its bias and silu")) << wide;
-         EXPECT_NE(digest_of(wide), digest_of(out_of(scan_words())));
+         EXPECT_NE(digest_of(wide), digest_of(out_of(ssm_words())));
        }},
       {"dt-softplus",
        [] {
-         const std::string off = out_of(scan_words() + Words{"--dt-softplus", "off"});
+         const std::string off = out_of(ssm_words() + Words{"--dt-softplus", "off"});
          EXPECT_FALSE(has(off, "softplus")) << off;
-         EXPECT_NE(digest_of(off), digest_of(out_of(scan_words())));
+         EXPECT_NE(digest_of(off), digest_of(out_of(ssm_words())));
        }},
       {"dt-limit",
        [] {
-         const std::string limited = out_of(scan_words() + Words{"--dt-limit", "0,0.01"});
+         const std::string limited = out_of(ssm_words() + Words{"--dt-limit", "0,0.01"});
          EXPECT_TRUE(has(limited, "dt from 0 to 0.01")) << limited;
-         EXPECT_NE(digest_of(limited), digest_of(out_of(scan_words())));
+         EXPECT_NE(digest_of(limited), digest_of(out_of(ssm_words())));
        }},
       {"final-states",
-       [] { EXPECT_TRUE(has(out_of(scan_words() + Words{"--final-states"}), "# digest of final_states: ")); }},
+       [] { EXPECT_TRUE(has(out_of(ssm_words() + Words{"--final-states"}), "# digest of final_states: ")); }},
   };
   return table;
 }

@@ -38,8 +38,8 @@ inline void expect_one_message_and_one_code(const std::function<Finished(const W
   EXPECT_EQ(folder.entries().size(), 1U);
 }
 
-// What runs on the first process alone, and so fails there alone: at once, as nobody else comes to a meeting. `start`:
-// as above, and returns the first process's code.
+// What runs on the first process alone, and so fails there alone: at once, as nobody else comes to a collective.
+// `start`: as above, and returns the first process's code.
 inline void expect_the_first_process_speaks(const std::function<Finished(const Words&)>& start) {
   constexpr std::chrono::seconds kAtOnce{9};  // below the time after which a rank gives up to be heard by the others
   const TemporaryFolder folder;

@@ -19,16 +19,26 @@ struct Member {
 };
 
 constexpr Member kMembers[] = {
-    {"/schema", "number"},          {"/tool/version", "string"},
-    {"/tool/git", "string"},        {"/tool/dirty", "boolean"},
-    {"/tool/build_id", "string"},   {"/argv", "array"},
-    {"/config", "object"},          {"/environment", "object"},
-    {"/world", "object|null"},      {"/kernel", "string|null"},
-    {"/plan", "object|null"},       {"/samples_ms", "array|null"},
-    {"/time_ms", "object|null"},    {"/tflops_per_rank", "number|null"},
-    {"/exposed_ms", "number|null"}, {"/memory_peak_bytes", "number|null"},
-    {"/digest", "object|null"},     {"/verdict", "string|null"},
-    {"/error", "object|null"},      {"/accuracy", "object|null"},
+    {"/schema", "number"},
+    {"/tool/version", "string"},
+    {"/tool/git", "string"},
+    {"/tool/dirty", "boolean"},
+    {"/tool/build_id", "string"},
+    {"/argv", "array"},
+    {"/config", "object"},
+    {"/environment", "object"},
+    {"/world", "object|null"},
+    {"/kernel", "string|null"},
+    {"/plan", "object|null"},
+    {"/samples_ms", "array|null"},
+    {"/time_ms", "object|null"},
+    {"/tflops_per_rank", "number|null"},
+    {"/exposed_comm_ms", "number|null"},
+    {"/memory_peak_bytes", "number|null"},
+    {"/digest", "object|null"},
+    {"/verdict", "string|null"},
+    {"/error", "object|null"},
+    {"/accuracy", "object|null"},
 };
 constexpr const char* kWithWorld[] = {"/world/ranks", "/world/hosts", "/world/devices"};
 constexpr const char* kWithPlan[] = {"/plan/blocks", "/plan/stripe", "/plan/bytes_moved", "/plan/memory_per_rank"};

@@ -406,7 +406,7 @@ TEST(Run, TracesEveryRanksBlocks) {
     const std::string at = "/traceEvents/" + std::to_string(i);
     seen.insert(json_at(trace, at + "/ph") + json_at(trace, at + "/pid") + json_at(trace, at + "/cat"));
   }
-  for (const char* event : {R"("X"0"fold")", R"("X"2"fold")", R"("X"1"wait")", R"("X"1"transfer")"}) {
+  for (const char* event : {R"("X"0"compute")", R"("X"2"compute")", R"("X"1"wait")", R"("X"1"transfer")"}) {
     EXPECT_EQ(seen.count(event), 1U) << event;
   }
 }

@@ -15,7 +15,7 @@ namespace ringattn::testing {
 namespace {
 
 // Packed batches of a server have sequences without tokens: their states pass through, on any number of ranks.
-TEST(ScanBatches, MayHoldEmptySequences) {
+TEST(SsmBatches, MayHoldEmptySequences) {
   const TemporaryFolder folder;
   const auto states = [](std::size_t sequences) {
     std::vector<float> values;
@@ -30,7 +30,7 @@ TEST(ScanBatches, MayHoldEmptySequences) {
     return values;
   };
   const auto check = [&](const std::string& name, const std::vector<std::int64_t>& lengths) {
-    NamedTensors tensors = scan_tensors({.lengths = lengths, .heads = 2, .head_dim = 8, .state_dim = 8});
+    NamedTensors tensors = ssm_tensors({.lengths = lengths, .heads = 2, .head_dim = 8, .state_dim = 8});
     const std::vector<float> initial = states(lengths.size());
     tensors["initial_states"] = float_list(initial, {static_cast<std::int64_t>(lengths.size()), 2, 8, 8});
     const std::string input = write_tensors(folder.file(name), tensors);

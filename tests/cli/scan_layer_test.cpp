@@ -24,7 +24,7 @@ Words step_job() {
           "--heads", "8",   "--head-dim",  "16", "--state-dim", "16", "--conv-width", "4"};
 }
 
-NamedTensors with_convolution(NamedTensors tensors, std::int64_t channels) {
+NamedTensors with_conv1d(NamedTensors tensors, std::int64_t channels) {
   std::vector<float> weight;
   for (std::int64_t i = 0; i < channels * 4; ++i) weight.push_back(0.1F * static_cast<float>(i % 7) - 0.25F);
   tensors["conv1d_weight"] = float_list(weight, {channels, 4});
@@ -32,11 +32,11 @@ NamedTensors with_convolution(NamedTensors tensors, std::int64_t channels) {
   return tensors;
 }
 
-TEST(ScanLayer, OfAFileHasTheSameBytesOnAnyNumberOfRanks) {
+TEST(SsmLayer, OfAFileHasTheSameBytesOnAnyNumberOfRanks) {
   const TemporaryFolder folder;
   for (const bool selective : {false, true}) {
-    const ScanFile shape{.selective = selective, .lengths = {65'600, 70}, .heads = 8, .head_dim = 8, .state_dim = 8};
-    const NamedTensors tensors = with_convolution(scan_tensors(shape), selective ? 8 : 80);
+    const SsmFile shape{.selective = selective, .lengths = {65'600, 70}, .heads = 8, .head_dim = 8, .state_dim = 8};
+    const NamedTensors tensors = with_conv1d(ssm_tensors(shape), selective ? 8 : 80);
     const std::string input = write_tensors(folder.file("in"), tensors);
     for (const char* ranks : {"1", "2", "3"}) {
       const std::string path = folder.file(ranks);
@@ -56,9 +56,9 @@ TEST(ScanLayer, OfAFileHasTheSameBytesOnAnyNumberOfRanks) {
 }
 
 // A prefill, and the token behind it from what it has left: the file of a step is made of the output of a scan.
-TEST(ScanLayer, LeadsOnToAStepOfDecoding) {
+TEST(SsmLayer, LeadsOnToAStepOfDecoding) {
   const TemporaryFolder folder;
-  const NamedTensors whole = with_convolution(scan_tensors({}), 8 * 16 + 2 * 16);
+  const NamedTensors whole = with_conv1d(ssm_tensors({}), 8 * 16 + 2 * 16);
   const std::string left = folder.file("left");
   const Finished prefill =
       tool({"run", "--input", write_tensors(folder.file("prefill"), whole), "--final-states", "--output", left});
@@ -90,7 +90,7 @@ TEST(ScanLayer, LeadsOnToAStepOfDecoding) {
   EXPECT_TRUE(has(both.err, "leave one of them out")) << both.err;
 }
 
-TEST(ScanLayer, OfASeedIsVerifiedPlannedAndMeasured) {
+TEST(SsmLayer, OfASeedIsVerifiedPlannedAndMeasured) {
   for (const Words& job : {layer_job(), step_job()}) {
     const Finished worlds = tool(Words{"verify", "--ranks", "3"} + job);
     EXPECT_EQ(worlds.code, 0) << worlds.out << worlds.err;
@@ -102,7 +102,7 @@ TEST(ScanLayer, OfASeedIsVerifiedPlannedAndMeasured) {
     EXPECT_EQ(json_at(run.out, "/job/update"), job == step_job() ? "true" : "false");
     const Finished plan = tool(Words{"plan", "--world", "2", "--json", "-"} + job);
     ASSERT_EQ(plan.code, 0) << plan.err;
-    EXPECT_EQ(json_at(plan.out, "/rows/0/predicted_ms") == "null", job == step_job());
+    EXPECT_EQ(json_at(plan.out, "/rows/0/estimated_ms") == "null", job == step_job());
   }
   const TemporaryFolder folder;
   const std::string lines = folder.file("lines");
@@ -116,7 +116,7 @@ TEST(ScanLayer, OfASeedIsVerifiedPlannedAndMeasured) {
   EXPECT_GT(std::stod(json_at(line, "/gb_per_s")), 0.0);
 }
 
-TEST(ScanLayer, RefusesWhatContradictsAStep) {
+TEST(SsmLayer, RefusesWhatContradictsAStep) {
   const Words step{"run", "--op", "ssd", "--synthetic", "7"};
   const Finished several = tool(step + Words{"--q-len", "3"});
   EXPECT_EQ(several.code, 2);
@@ -128,7 +128,7 @@ TEST(ScanLayer, RefusesWhatContradictsAStep) {
   EXPECT_EQ(tool(step + Words{"--conv-width", "5"}).code, 2);
   EXPECT_EQ(tool(step + Words{"--conv-width", "1"}).code, 2);
   const TemporaryFolder folder;
-  const NamedTensors good = with_convolution(scan_tensors({}), 8 * 16 + 2 * 16);
+  const NamedTensors good = with_conv1d(ssm_tensors({}), 8 * 16 + 2 * 16);
   const auto refused = [&](const std::string& name, std::vector<std::int64_t> shape) {
     NamedTensors tensors = good;
     std::int64_t count = 1;

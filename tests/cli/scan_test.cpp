@@ -34,20 +34,20 @@ std::string digest(const Words& words) {
   return digest_of(run.out);
 }
 
-TEST(ScanFiles, AreThoseOfTheSeed) {
+TEST(SsmFiles, AreThoseOfTheSeed) {
   const TemporaryFolder folder;
-  const std::string ssd = write_tensors(folder.file("ssd"), scan_tensors({}));
-  const std::string selective = write_tensors(folder.file("selective"), scan_tensors({.selective = true}));
+  const std::string ssd = write_tensors(folder.file("ssd"), ssm_tensors({}));
+  const std::string selective = write_tensors(folder.file("selective"), ssm_tensors({.selective = true}));
   EXPECT_EQ(digest({"--input", ssd}), digest(ssd_job()));
   EXPECT_EQ(digest({"--input", selective}), digest(selective_job()));
   const Finished file = tool({"run", "--input", selective});
   EXPECT_TRUE(has(file.out, "# job: selective scan, bf16, 8 channels, state 16")) << file.out;
 }
 
-TEST(ScanFiles, GiveTheSameBytesOnAnyNumberOfRanks) {
+TEST(SsmFiles, GiveTheSameBytesOnAnyNumberOfRanks) {
   const TemporaryFolder folder;
-  const ScanFile shape{.lengths = {131'100, 70}, .heads = 2, .head_dim = 8, .state_dim = 8};
-  const std::string input = write_tensors(folder.file("in"), scan_tensors(shape));
+  const SsmFile shape{.lengths = {131'100, 70}, .heads = 2, .head_dim = 8, .state_dim = 8};
+  const std::string input = write_tensors(folder.file("in"), ssm_tensors(shape));
   for (const char* ranks : {"1", "2", "3"}) {
     const std::string path = folder.file(ranks);
     const Finished run = tool({"run", "--input", input, "--final-states", "--ranks", ranks, "--output", path});
@@ -73,11 +73,11 @@ TEST(ScanFiles, GiveTheSameBytesOnAnyNumberOfRanks) {
   EXPECT_TRUE(has(other.out, "first difference: y at sequence 0, token 0, head 0, dim 0: ")) << other.out;
 }
 
-TEST(ScanFiles, GoOnFromWhereAnotherEnded) {
+TEST(SsmFiles, GoOnFromWhereAnotherEnded) {
   // A sequence cut behind a super-segment, and its end from the states of its beginning.
   const TemporaryFolder folder;
-  const ScanFile shape{.lengths = {65'600}, .heads = 2, .head_dim = 8, .state_dim = 8};
-  const NamedTensors whole = scan_tensors(shape);
+  const SsmFile shape{.lengths = {65'600}, .heads = 2, .head_dim = 8, .state_dim = 8};
+  const NamedTensors whole = ssm_tensors(shape);
   const auto cut = [&](std::int64_t begin, std::int64_t end) {
     NamedTensors part = whole;
     for (auto& [name, tensor] : part) {
@@ -109,9 +109,9 @@ TEST(ScanFiles, GoOnFromWhereAnotherEnded) {
   EXPECT_NE(states_of(rest), states_of(whole));
 }
 
-TEST(ScanFiles, AreRefusedByEveryCommandBeforeAnythingIsComputed) {
+TEST(SsmFiles, AreRefusedByEveryCommandBeforeAnythingIsComputed) {
   const TemporaryFolder folder;
-  NamedTensors tensors = scan_tensors({});
+  NamedTensors tensors = ssm_tensors({});
   tensors["dt"].shape = {150, 16};
   const std::string bad = write_tensors(folder.file("bad"), tensors);
   for (const char* command : {"run", "verify", "bench", "plan"}) {
@@ -122,7 +122,7 @@ TEST(ScanFiles, AreRefusedByEveryCommandBeforeAnythingIsComputed) {
   }
 }
 
-TEST(Scan, RefusesFlagsByName) {
+TEST(Ssm, RefusesFlagsByName) {
   for (const Words& flags : {Words{"--kv-heads", "2"},
                              {"--mask", "full"},
                              {"--window", "64,0"},
@@ -154,13 +154,13 @@ TEST(Scan, RefusesFlagsByName) {
     }
   }
   const TemporaryFolder folder;
-  const std::string input = write_tensors(folder.file("in"), scan_tensors({}));
+  const std::string input = write_tensors(folder.file("in"), ssm_tensors({}));
   const Finished file = tool({"run", "--input", input, "--mask", "full"});
   EXPECT_EQ(file.code, 2);
   EXPECT_TRUE(has(file.err, "--mask contradicts a file with Mamba-2 tensors")) << file.err;
 }
 
-TEST(Scan, HasDefaultsOfItsOwn) {
+TEST(Ssm, HasDefaultsOfItsOwn) {
   const Finished ssd = tool({"plan", "--op", "ssd", "--seq", "1k"});
   ASSERT_EQ(ssd.code, 0) << ssd.err;
   EXPECT_TRUE(has(ssd.out, "# job: scan, bf16, 8 heads of 64, state 128, 1 group")) << ssd.out;
@@ -172,7 +172,7 @@ TEST(Scan, HasDefaultsOfItsOwn) {
   const std::string config = folder.write("job.toml", printed.out);
   EXPECT_EQ(tool({"plan", "--config", config}).code, 0);
   // What a file says stands there, and nothing that is another op's.
-  const std::string input = write_tensors(folder.file("in"), scan_tensors({}));
+  const std::string input = write_tensors(folder.file("in"), ssm_tensors({}));
   const Finished of_file = tool({"run", "--input", input, "--print-config"});
   EXPECT_TRUE(has(of_file.out, "# heads = 8 comes from the input")) << of_file.out;
   EXPECT_TRUE(has(of_file.out, "# mask does not belong to --op ssd")) << of_file.out;
@@ -180,7 +180,7 @@ TEST(Scan, HasDefaultsOfItsOwn) {
 }
 
 // The time of the state passing, beside what hides it.
-TEST(Scan, IsTraced) {
+TEST(Ssm, IsTraced) {
   const TemporaryFolder folder;
   const std::string path = folder.file("trace.json");
   const Finished run = tool(Words{"run", "--ranks", "2", "--trace", path} + long_job());
@@ -208,14 +208,14 @@ TEST(Scan, IsTraced) {
   EXPECT_TRUE(overlap("\"states\"\"heads 1 to 1\"", "\"finish\"\"heads 0 to 0\"")) << trace;
 }
 
-TEST(Scan, IsReported) {
+TEST(Ssm, IsReported) {
   const Finished run = tool(Words{"run", "--json", "-", "--ranks", "2", "--final-states"} + long_job());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(check_report(run.out), "");
   EXPECT_EQ(json_at(run.out, "/op"), "\"ssd\"");
   EXPECT_EQ(json_at(run.out, "/job/state_dim"), "8");
   EXPECT_EQ(json_at(run.out, "/job/tokens"), "131100");
-  EXPECT_EQ(json_at(run.out, "/job/dt_most"), "null");
+  EXPECT_EQ(json_at(run.out, "/job/dt_max"), "null");
   EXPECT_EQ(json_at(run.out, "/plan/bytes_moved"), "512");  // 2 heads of 8 x 8 numbers
   EXPECT_EQ(json_at(run.out, "/plan/memory/exchange"), "512");
   EXPECT_EQ(json_at(run.out, "/digest/lse"), "null");
@@ -223,10 +223,10 @@ TEST(Scan, IsReported) {
   EXPECT_EQ(json_at(run.out, "/digest/final_states").size(), 34U);
   EXPECT_EQ(json_at(run.out, "/non_finite_inputs/rows"), "0");
   EXPECT_GT(std::stod(json_at(run.out, "/tflops_per_rank")), 0.0);
-  EXPECT_GE(std::stod(json_at(run.out, "/exposed_ms")), 0.0);
+  EXPECT_GE(std::stod(json_at(run.out, "/exposed_comm_ms")), 0.0);
 }
 
-TEST(Scan, IsVerifiedInWorldsAndResumed) {
+TEST(Ssm, IsVerifiedInWorldsAndResumed) {
   const Finished shapes = tool(Words{"verify", "--ranks", "3"} + long_job());
   ASSERT_EQ(shapes.code, 0) << shapes.out << shapes.err;
   EXPECT_TRUE(has(shapes.out, "# 6 shapes")) << shapes.out;
@@ -237,7 +237,7 @@ TEST(Scan, IsVerifiedInWorldsAndResumed) {
   EXPECT_TRUE(has(brief.out, "# no sequence is longer than a super-segment")) << brief.out;
 }
 
-TEST(Scan, IsVerifiedAgainstTheOracle) {
+TEST(Ssm, IsVerifiedAgainstTheOracle) {
   for (const Words& job : {ssd_job(), selective_job()}) {
     for (const char* dtype : {"bf16", "fp16", "fp32"}) {
       const Finished oracle = tool(Words{"verify", "--dtype", dtype, "--against", "oracle", "--ranks", "2"} + job);
@@ -254,9 +254,9 @@ TEST(Scan, IsVerifiedAgainstTheOracle) {
 }
 
 // fp16's smallest numbers lie 2^-24 apart: a small y is rounded by more than a part of itself.
-TEST(Scan, IsVerifiedWhereRowsOfFp16AreSubnormal) {
+TEST(Ssm, IsVerifiedWhereRowsOfFp16AreSubnormal) {
   const TemporaryFolder folder;
-  NamedTensors tensors = scan_tensors({.lengths = {70}, .heads = 2, .dtype = Dtype::kF16});
+  NamedTensors tensors = ssm_tensors({.lengths = {70}, .heads = 2, .dtype = Dtype::kF16});
   NamedTensor& x = tensors["x"];
   for (std::size_t at = 0; at < x.bytes.size(); at += size_of(Dtype::kF16)) {
     std::byte* const value = x.bytes.data() + at;
@@ -267,7 +267,7 @@ TEST(Scan, IsVerifiedWhereRowsOfFp16AreSubnormal) {
   EXPECT_EQ(verified.code, 0) << verified.out;
 }
 
-TEST(Scan, IsVerifiedAgainstGoldenFiles) {
+TEST(Ssm, IsVerifiedAgainstGoldenFiles) {
   const TemporaryFolder folder;
   const std::string golden = folder.file("golden");
   EXPECT_EQ(tool(Words{"verify", "--record", golden} + ssd_job()).code, 0);
@@ -285,7 +285,7 @@ TEST(Scan, IsVerifiedAgainstGoldenFiles) {
 }
 
 // What a run assumes of GPUs, where there are none, too; and what a convolution in front takes.
-TEST(Scan, IsPlannedByTheKernelsMachineAndWithItsConvolution) {
+TEST(Ssm, IsPlannedByTheKernelsMachineAndWithItsConv1d) {
   const TemporaryFolder folder;
   const auto plan = [](const Words& words) {
     return tool(Words{"plan", "--op", "ssd", "--seq", "128k", "--world", "2"} + words);
@@ -298,8 +298,8 @@ TEST(Scan, IsPlannedByTheKernelsMachineAndWithItsConvolution) {
     EXPECT_TRUE(has(planned.out, machine)) << planned.out;
     EXPECT_EQ(has(planned.out, "a default description, and of no machine that was measured"), assumed) << planned.out;
   };
-  for (const char* kernel : {"cpu_scan", "sm80_scan"}) {
-    const bool gpu = std::string_view(kernel) != "cpu_scan";
+  for (const char* kernel : {"cpu_ssd", "sm80_ssd"}) {
+    const bool gpu = std::string_view(kernel) != "cpu_ssd";
     if (gpu && !has(tool({"info"}).out, kernel)) continue;  // a build without CUDA
     const Words words{"--kernel", kernel};
     expect_machine(
@@ -307,21 +307,21 @@ TEST(Scan, IsPlannedByTheKernelsMachineAndWithItsConvolution) {
         gpu ? "; 250 GB/s and latency 15 us by machine default GPU" : "; 5 GB/s and latency 20 us by machine default\n",
         true);
     expect_machine(plan(words + Words{"--machine", slow}), "; 1 GB/s and latency 1000 us by machine slow", false);
-    const auto predicted = [](const Finished& planned) {
-      return std::stod(json_at(planned.out, "/rows/0/predicted_ms"));
+    const auto estimated = [](const Finished& planned) {
+      return std::stod(json_at(planned.out, "/rows/0/estimated_ms"));
     };
     const Words json{"--heads", "8", "--head-dim", "64", "--state-dim", "128", "--json", "-"};
-    const double scan = predicted(plan(words + json));
-    const double layer = predicted(plan(words + json + Words{"--conv-width", "4"}));
+    const double scan = estimated(plan(words + json));
+    const double layer = estimated(plan(words + json + Words{"--conv-width", "4"}));
     const double convolution =
-        predicted(tool({"plan", "--op", "convolution", "--seq", "128k", "--heads", "768", "--conv-width", "4",
-                        "--world", "2", "--json", "-", "--kernel", gpu ? "sm80_convolution" : "cpu_convolution"}));
+        estimated(tool({"plan", "--op", "convolution", "--seq", "128k", "--heads", "768", "--conv-width", "4",
+                        "--world", "2", "--json", "-", "--kernel", gpu ? "sm80_conv1d" : "cpu_conv1d"}));
     EXPECT_NEAR(layer, scan + convolution, 1e-3 * layer) << kernel;
     EXPECT_GT(convolution, 1e-2 * scan) << kernel;
   }
 }
 
-TEST(Scan, IsMeasuredAndPlanned) {
+TEST(Ssm, IsMeasuredAndPlanned) {
   const TemporaryFolder folder;
   const std::string lines = folder.file("lines");
   const Words sweep{"bench",      "--op", "ssd",         "--seq", "64,128",    "--heads", "2",
@@ -357,14 +357,14 @@ constexpr const char* kMamba2 = R"({"model_type": "mamba2", "num_heads": 8, "hea
 constexpr const char* kHybrid = R"({"num_attention_heads": 4, "head_dim": 16, "hidden_size": 64,
   "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1, "hybrid_override_pattern": "M*-M"})";
 
-TEST(ModelConfigFlag, GivesScans) {
+TEST(ModelConfigFlag, GivesSsm) {
   const TemporaryFolder folder;
   const std::string config = folder.write("config.json", kMamba2);
   const Finished run = tool({"run", "--model-config", config, "--synthetic", "7", "--seq", "300", "--json", "-"});
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(json_at(run.out, "/op"), "\"ssd\"");
-  EXPECT_EQ(json_at(run.out, "/job/dt_least"), "0");
-  EXPECT_EQ(json_at(run.out, "/job/dt_most"), "null");
+  EXPECT_EQ(json_at(run.out, "/job/dt_min"), "0");
+  EXPECT_EQ(json_at(run.out, "/job/dt_max"), "null");
   // Softplus leaves nothing to limit.
   EXPECT_EQ(json_at(run.out, "/digest/out"), "\"" + digest(ssd_job() + Words{"--conv-width", "3"}) + "\"");
   EXPECT_EQ(tool({"plan", "--op", "attention", "--model-config", config}).code, 2);
@@ -374,13 +374,13 @@ TEST(ModelConfigFlag, GivesScans) {
   EXPECT_TRUE(has(tool({"plan", "--model-config", first}).out, "# job: selective scan, bf16, 128 channels, state 16"));
 }
 
-TEST(ModelConfigFlag, IsComparedWithTheFilesScan) {
+TEST(ModelConfigFlag, IsComparedWithTheFilesSsm) {
   const TemporaryFolder folder;
   const std::string config = folder.write("config.json", kMamba2);
-  const std::string input = write_tensors(folder.file("in"), scan_tensors({}));
+  const std::string input = write_tensors(folder.file("in"), ssm_tensors({}));
   EXPECT_EQ(tool({"run", "--input", input, "--model-config", config}).code, 0);
-  const auto expect_refused = [&](const ScanFile& shape, const char* what) {
-    const std::string other = write_tensors(folder.file("other"), scan_tensors(shape));
+  const auto expect_refused = [&](const SsmFile& shape, const char* what) {
+    const std::string other = write_tensors(folder.file("other"), ssm_tensors(shape));
     for (const char* command : {"run", "verify", "bench", "plan"}) {
       const Finished refused = tool({command, "--input", other, "--model-config", config});
       EXPECT_EQ(refused.code, 2) << refused.err;
@@ -392,7 +392,7 @@ TEST(ModelConfigFlag, IsComparedWithTheFilesScan) {
   expect_refused({.head_dim = 32}, "the dim of a head is 16 in the config and 32");
   expect_refused({.heads = 6}, "the number of heads is 8 in the config and 6");
   expect_refused({.selective = true}, "the file holds a selective scan, and the config is of Mamba-2");
-  NamedTensors convolved = scan_tensors({});
+  NamedTensors convolved = ssm_tensors({});
   convolved["conv1d_weight"] = float_list(std::vector<float>(160 * 4, 0.5F), {160, 4});
   const Finished wide =
       tool({"run", "--input", write_tensors(folder.file("wide"), convolved), "--model-config", config});

@@ -325,7 +325,7 @@ TEST(Plan, RefusesATransportThatTheKernelCanNotUse) {
     if (row.memory != "device") continue;
     const Finished run = tool({"plan", "--backend", "cpu", "--transport", std::string(row.name)});
     EXPECT_EQ(run.code, 2) << row.name;
-    EXPECT_TRUE(has(run.err, "contradicts kernel cpu_fold (one moves device memory")) << run.err;
+    EXPECT_TRUE(has(run.err, "contradicts kernel cpu_attention (one moves device memory")) << run.err;
     EXPECT_EQ(tool({"plan", "--backend", "cuda", "--transport", std::string(row.name)}).code, 0) << row.name;
     EXPECT_EQ(tool({"plan", "--backend", "cuda", "--transport", "threads"}).code, 2);
   }
@@ -342,7 +342,7 @@ TEST(Plan, PlansAFile) {
 TEST(Info, ShowsTablesAndReasons) {
   const Finished run = tool({"info"}, {{"RINGATTN_PACE", "100m"}});
   ASSERT_EQ(run.code, 0) << run.err;
-  for (const char* part : {"kernels of each op in order of preference; mla uses those of batched_gemm", "cpu_fold",
+  for (const char* part : {"kernels of each op in order of preference; mla uses those of batched_gemm", "cpu_attention",
                            "vector codes, latents of 8 bits", "transports", "threads",
                            "RINGATTN_PACE = \"100m\" (environment)", "RINGATTN_TEST_LONG is not set"}) {
     EXPECT_TRUE(has(run.out, part)) << part << "\n" << run.out;
@@ -365,8 +365,8 @@ TEST(Info, SaysTheOpOfEveryKernel) {
   }
   EXPECT_EQ(ops, (std::set<std::string>{"\"attention\"", "\"batched_gemm\"", "\"conv1d\"", "\"decode\"", "\"ssm\""}));
   const Finished shown = tool({"info"});
-  EXPECT_TRUE(has(shown.out, "cpu_fold         attention   cpu   runs here: yes")) << shown.out;
-  EXPECT_TRUE(has(shown.out, "cpu_fold         decode      cpu   runs here: yes")) << shown.out;
+  EXPECT_TRUE(has(shown.out, "cpu_attention         attention   cpu   runs here: yes")) << shown.out;
+  EXPECT_TRUE(has(shown.out, "cpu_attention         decode      cpu   runs here: yes")) << shown.out;
 }
 
 TEST(Info, ReportsFailures) {
@@ -386,7 +386,7 @@ TEST(Info, RefusesAReportThatExistsBeforeItPrints) {
 
 TEST(Info, OneRankMeasuresNoLink) {
   const TemporaryFolder folder;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     if (!row.unavailable().empty()) continue;
     const std::string path = folder.file(std::string(row.name) + ".json");
     ASSERT_EQ(tool({"info", "--measure", "--kernel", std::string(row.name), "--machine", path}).code, 0) << row.name;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library's messages as the program's user reads them.
-#include "launch/wording.hpp"
-
 #include <gtest/gtest.h>
 
 #include "kernels/registry.hpp"
+#include "launch/wording.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn {
@@ -23,9 +22,9 @@ TEST(ProgramText, SpellsCommandsAsWhatToType) {
 }
 
 TEST(ProgramText, KeepsTheGrammarOfAnError) {
-  const Error error = error_of([] { choose_kernel(FoldSpec{}, {"cpux", "auto"}); });
+  const Error error = error_of([] { choose_kernel(AttentionSpec{}, {"cpux", "auto"}); });
   EXPECT_EQ(program_text(error), "there is no backend \"cpux\" (known: auto, cpu, cuda). Did you mean cpu?");
-  const Error far = error_of([] { choose_kernel(FoldSpec{}, {"tpu-v5", "auto"}); });
+  const Error far = error_of([] { choose_kernel(AttentionSpec{}, {"tpu-v5", "auto"}); });
   EXPECT_EQ(program_text(far),
             "there is no backend \"tpu-v5\" (known: auto, cpu, cuda). Use auto, or see `ringattn info`.");
 }

@@ -64,7 +64,7 @@ TEST_P(Conformance, MovesLargeMessages) {
 TEST_P(Conformance, MovesEveryoneToEveryone) {
   run([](Transport& world) {
     RandomExchange all(world, 5, 1.0);
-    world.wait(world.post(all.exchange, rank_stream()), rank_stream(), patience());
+    world.wait(world.post(all.exchange, rank_stream()), rank_stream(), test_deadline());
     all.expect_complete(world.rank());
   });
 }
@@ -76,7 +76,7 @@ TEST_P(Conformance, KeepsRandomExchangesApart) {
     constexpr std::size_t kInFlight = 5;
     std::vector<std::pair<Ticket, std::unique_ptr<RandomExchange>>> flying;
     const auto land = [&] {
-      world.wait(flying.front().first, rank_stream(), patience());
+      world.wait(flying.front().first, rank_stream(), test_deadline());
       flying.front().second->expect_complete(world.rank());
       flying.erase(flying.begin());
     };
@@ -107,7 +107,7 @@ TEST_P(Conformance, MovesManySpans) {
       exchange.sends[0].spans.push_back({source.data() + i * 20, i % 20});
       exchange.receives[0].spans.push_back({target.data() + (kSpans - 1 - i) * 20, i % 20});
     }
-    world.wait(world.post(exchange, rank_stream()), rank_stream(), patience());
+    world.wait(world.post(exchange, rank_stream()), rank_stream(), test_deadline());
     const Bytes theirs = payload_of(9, previous, kSpans * 20);
     const Bytes found = target.read();
     for (std::size_t i = 0; i < kSpans; ++i) {
@@ -128,7 +128,7 @@ TEST_P(Conformance, KeepsSeveralExchangesInFlight) {
       tickets.push_back(world.post(rings.back().exchange(), rank_stream()));
     }
     for (std::size_t i = 0; i < rings.size(); ++i) {
-      world.wait(tickets[i], rank_stream(), patience());
+      world.wait(tickets[i], rank_stream(), test_deadline());
       rings[i].expect_complete();
     }
   });
@@ -151,7 +151,7 @@ TEST_P(Conformance, TakesExchangesOfTwoStreamsInTheOrderOfTheCalls) {
       states.emplace_back(world, rank == 0 ? payload_of(70 + i, 0, bytes) : Bytes(bytes, kUntouched));
     }
     for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
-      world.wait(world.post(rings[layer].exchange(), rank_stream()), rank_stream(), patience());
+      world.wait(world.post(rings[layer].exchange(), rank_stream()), rank_stream(), test_deadline());
       for (std::uint32_t range = 0; range < kRanges; ++range) {
         const Memory& state = states[layer * kRanges + range];
         std::vector<Ticket> tickets;
@@ -162,10 +162,10 @@ TEST_P(Conformance, TakesExchangesOfTwoStreamsInTheOrderOfTheCalls) {
           if (rank == hop + 1) exchange.receives.push_back({hop, 0, {{state.data(), bytes}}});
           tickets.push_back(world.post(std::move(exchange), side.get()));
           if (rank != hop + 1) continue;
-          for (const Ticket ticket : tickets) world.wait(ticket, side.get(), patience());
+          for (const Ticket ticket : tickets) world.wait(ticket, side.get(), test_deadline());
           tickets.clear();
         }
-        for (const Ticket ticket : tickets) world.wait(ticket, side.get(), patience());
+        for (const Ticket ticket : tickets) world.wait(ticket, side.get(), test_deadline());
       }
     }
     side.land();
@@ -173,7 +173,7 @@ TEST_P(Conformance, TakesExchangesOfTwoStreamsInTheOrderOfTheCalls) {
     for (std::uint32_t i = 0; i < kLayers * kRanges; ++i) {
       EXPECT_TRUE(states[i].read() == payload_of(70 + i, 0, bytes)) << "rank " << rank << ", states " << i;
     }
-    world.barrier(patience());  // no stream of a rank is gone while another one works
+    world.barrier(test_deadline());  // no stream of a rank is gone while another one works
   });
 }
 
@@ -188,8 +188,8 @@ TEST_P(Conformance, RepeatsWhatIsAnnounced) {
         for (SendSpan& span : message.spans) span.data = nullptr;
       }
     }
-    const std::int64_t first = world.announce(repeated, patience());
-    const std::int64_t second = world.announce({}, patience());
+    const std::int64_t first = world.announce(repeated, test_deadline());
+    const std::int64_t second = world.announce({}, test_deadline());
     EXPECT_EQ(second, first == kNotAnnounced ? kNotAnnounced : first + 2);
     std::vector<Ticket> tickets;
     const auto post = [&](Exchange exchange, std::int64_t number) {
@@ -200,7 +200,7 @@ TEST_P(Conformance, RepeatsWhatIsAnnounced) {
       post(number == 0 ? ring.exchange() : all.exchange, number);
       RingAllGather other(world, 33, 500);
       tickets.push_back(world.post(other.exchange(), rank_stream()));
-      for (const Ticket ticket : tickets) world.wait(ticket, rank_stream(), patience());
+      for (const Ticket ticket : tickets) world.wait(ticket, rank_stream(), test_deadline());
       tickets.clear();
       other.expect_complete();
       if (number == 0) {
@@ -218,7 +218,7 @@ TEST_P(Conformance, FinishesByProgressAlone) {
   run([](Transport& world) {
     RingAllGather ring(world, 21, 5000);
     const Ticket ticket = world.post(ring.exchange(), rank_stream());
-    const Deadline deadline = patience();
+    const Deadline deadline = test_deadline();
     while (!world.finished(ticket) && !deadline.expired()) {
       world.progress();
       std::this_thread::yield();
@@ -226,13 +226,13 @@ TEST_P(Conformance, FinishesByProgressAlone) {
     EXPECT_TRUE(world.finished(ticket));
     ring.expect_complete();
     world.wait(ticket, rank_stream(), Deadline::after(0.0));  // a deadline in the past is no failure of what is done
-    world.barrier(patience());                                // the others may need this rank's progress until here
+    world.barrier(test_deadline());                           // the others may need this rank's progress until here
   });
 }
 
 TEST_P(Conformance, TakesEmptyExchanges) {
   run([](Transport& world) {
-    for (int i = 0; i < 20; ++i) world.wait(world.post({}, rank_stream()), rank_stream(), patience());
+    for (int i = 0; i < 20; ++i) world.wait(world.post({}, rank_stream()), rank_stream(), test_deadline());
     expect_ring(world, 1, 10);  // still in step
   });
 }
@@ -243,12 +243,12 @@ TEST_P(Conformance, GathersUnevenBytes) {
       return std::string(static_cast<std::size_t>((rank * 37 + call * 11) % 5000), static_cast<char>('a' + rank % 26));
     };
     for (int call = 0; call < 20; ++call) {
-      const std::vector<std::string> all = world.all_gather(text(world.rank(), call), patience());
+      const std::vector<std::string> all = world.all_gather(text(world.rank(), call), test_deadline());
       ASSERT_EQ(all.size(), static_cast<std::size_t>(world.size()));
       for (int rank = 0; rank < world.size(); ++rank) EXPECT_EQ(all[static_cast<std::size_t>(rank)], text(rank, call));
     }
     const std::string large(100'000, static_cast<char>(world.rank()));
-    const std::vector<std::string> all = world.all_gather(world.rank() == 0 ? large : std::string(), patience());
+    const std::vector<std::string> all = world.all_gather(world.rank() == 0 ? large : std::string(), test_deadline());
     EXPECT_EQ(all[0], std::string(100'000, '\0'));
   });
 }
@@ -257,8 +257,8 @@ TEST_P(Conformance, MeetsWhileExchangesFly) {
   run([](Transport& world) {
     RingAllGather ring(world, 2, 20'000);
     const Ticket ticket = world.post(ring.exchange(), rank_stream());
-    for (int i = 0; i < 10; ++i) world.barrier(patience());
-    world.wait(ticket, rank_stream(), patience());
+    for (int i = 0; i < 10; ++i) world.barrier(test_deadline());
+    world.wait(ticket, rank_stream(), test_deadline());
     ring.expect_complete();
   });
 }
@@ -266,16 +266,16 @@ TEST_P(Conformance, MeetsWhileExchangesFly) {
 TEST_P(Conformance, SplitsToEverySize) {
   run([](Transport& world) {
     for (int size = 1; size <= world.size(); size = size < 8 ? size + 1 : size * 2) {
-      const std::unique_ptr<Transport> part = world.split(size, patience());
+      const std::unique_ptr<Transport> part = world.split_world(size, test_deadline());
       ASSERT_EQ(part != nullptr, world.rank() < size);
       if (part != nullptr) {
         EXPECT_EQ(part->rank(), world.rank());
         EXPECT_EQ(part->size(), size);
         EXPECT_EQ(part->route(), world.route());
         expect_ring(*part, static_cast<std::uint32_t>(size), 333);
-        EXPECT_EQ(part->all_gather("x", patience()).size(), static_cast<std::size_t>(size));
+        EXPECT_EQ(part->all_gather("x", test_deadline()).size(), static_cast<std::size_t>(size));
         if (size > 1) {
-          const std::unique_ptr<Transport> half = part->split(size / 2, patience());
+          const std::unique_ptr<Transport> half = part->split_world(size / 2, test_deadline());
           if (half != nullptr) expect_ring(*half, 4, 100);
         }
       }
@@ -302,15 +302,15 @@ TEST_P(Conformance, RefusesWhatBreaksTheContract) {
     expect_internal([&] { world.post({"descending", {{peer, 1, {}}, {peer, 0, {}}}, {}}, rank_stream()); });
     expect_internal([&] { world.post({"twice", {}, {{peer, 0, {}}, {peer, 0, {}}}}, rank_stream()); });
     expect_internal([&] { world.post({"nowhere", {{peer, 0, {{nullptr, 1}}}}, {}}, rank_stream()); });
-    expect_internal([&] { world.split(0, patience()); });
-    expect_internal([&] { world.split(world.size() + 1, patience()); });
+    expect_internal([&] { world.split_world(0, test_deadline()); });
+    expect_internal([&] { world.split_world(world.size() + 1, test_deadline()); });
     expect_ring(world, 1, 10);  // nothing of the above has been posted
-    expect_internal([&] { world.wait(1234, rank_stream(), patience()); });
+    expect_internal([&] { world.wait(1234, rank_stream(), test_deadline()); });
   });
 }
 
 TEST_P(Conformance, AgreesOnSuccess) {
-  run([](Transport& world) { agree(world, nullptr, patience()); });
+  run([](Transport& world) { agree(world, nullptr, test_deadline()); });
 }
 
 // Nobody's place matters, and that of an error which some of the ranks have agreed on before stays.
@@ -319,16 +319,16 @@ TEST_P(Conformance, NamesNoRankWhereAllFailAlike) {
     Error mine(ErrorCode::kFile, "can't open x", "it isn't there", "Check the path.");
     const auto told = [&]() -> std::string {
       try {
-        agree(world, &mine, patience());
+        agree(world, &mine, test_deadline());
       } catch (const AgreedError& error) {
-        EXPECT_NE(error.place(), nullptr);
+        EXPECT_NE(error.location(), nullptr);
         return error.what();
       }
       return "nothing";
     };
     EXPECT_EQ(told(), "can't open x (it isn't there). Check the path.");
     mine = Error(ErrorCode::kFile, fmt::format("rank {} has failed", world.rank()));
-    mine.set_place({7, "h7"});
+    mine.set_location({7, "h7"});
     EXPECT_EQ(told(), "rank 0 has failed.");
   });
 }
@@ -341,17 +341,17 @@ TEST_P(Conformance, AgreesOnTheLowestFailure) {
                      {"Use ", setting("ranks", first), "."});
     bool agreed = false;
     try {
-      agree(world, world.rank() >= first ? &mine : nullptr, patience());
+      agree(world, world.rank() >= first ? &mine : nullptr, test_deadline());
     } catch (const AgreedError& error) {
       agreed = true;
       EXPECT_EQ(error.code(), first % 2 == 0 ? ErrorCode::kFile : ErrorCode::kMemory);
       const std::string place = world.size() == 1 ? "" : fmt::format("rank {} on {}: ", first, host_name());
       EXPECT_EQ(error.what(), place + fmt::format("rank {0} can't (it is told so). Use ranks = {0}.", first));
-      EXPECT_EQ(error.remedy(), mine.remedy());
-      EXPECT_EQ(*error.place(), (ErrorPlace{first, host_name()}));
+      EXPECT_EQ(error.suggestion(), mine.suggestion());
+      EXPECT_EQ(*error.location(), (ErrorLocation{first, host_name()}));
     }
     EXPECT_TRUE(agreed);
-    agree(world, nullptr, patience());  // the world lives on
+    agree(world, nullptr, test_deadline());  // the world lives on
   });
 }
 

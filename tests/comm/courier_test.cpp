@@ -9,16 +9,16 @@
 namespace ringattn {
 namespace {
 
-using Clock = Couriers::Clock;
+using Clock = DelayedDelivery::Clock;
 
-TEST(Couriers, TakeTheLowestPriorityNumberOfWhatIsDue) {
+TEST(DelayedDelivery, TakeTheLowestPriorityNumberOfWhatIsDue) {
   std::vector<int> order;
   std::promise<void> gate;
   std::promise<void> done;
-  Couriers couriers(1);
-  couriers.submit(Clock::now(), 0, [&] { gate.get_future().wait(); });  // all others are due when it ends
+  DelayedDelivery deliveries(1);
+  deliveries.submit(Clock::now(), 0, [&] { gate.get_future().wait(); });  // all others are due when it ends
   for (const int priority : {5, 2, 9, 1, 7}) {
-    couriers.submit(Clock::now(), static_cast<std::uint64_t>(priority), [&, priority] {
+    deliveries.submit(Clock::now(), static_cast<std::uint64_t>(priority), [&, priority] {
       order.push_back(priority);
       if (order.size() == 5) done.set_value();
     });
@@ -28,19 +28,19 @@ TEST(Couriers, TakeTheLowestPriorityNumberOfWhatIsDue) {
   EXPECT_EQ(order, (std::vector<int>{1, 2, 5, 7, 9}));
 }
 
-TEST(Couriers, WaitForTheTimeOfADelivery) {
+TEST(DelayedDelivery, WaitForTheTimeOfADelivery) {
   std::promise<Clock::time_point> delivered;
-  Couriers couriers(2);
+  DelayedDelivery deliveries(2);
   const Clock::time_point due = Clock::now() + std::chrono::milliseconds(20);
-  couriers.submit(due, 0, [&] { delivered.set_value(Clock::now()); });
+  deliveries.submit(due, 0, [&] { delivered.set_value(Clock::now()); });
   EXPECT_GE(delivered.get_future().get(), due);
 }
 
-TEST(Couriers, DropWhatHasNotBegun) {
+TEST(DelayedDelivery, DropWhatHasNotBegun) {
   bool delivered = false;
   {
-    Couriers couriers(1);
-    couriers.submit(Clock::now() + std::chrono::hours(1), 0, [&] { delivered = true; });
+    DelayedDelivery deliveries(1);
+    deliveries.submit(Clock::now() + std::chrono::hours(1), 0, [&] { delivered = true; });
   }
   EXPECT_FALSE(delivered);
 }

@@ -18,7 +18,7 @@ std::vector<WorldCase> world_cases() {
     std::exception_ptr failure;
     std::unique_ptr<Transport> world;
     try {
-      world = make(control->split(control->size(), Deadline::after(20.0)));
+      world = make(control->split_world(control->size(), Deadline::after(20.0)));
       mine = rank_main(*world);
     } catch (...) {
       failure = std::current_exception();

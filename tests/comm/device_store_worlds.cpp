@@ -11,8 +11,8 @@ std::vector<WorldCase> world_cases() {
   const StoreRank mine = store_rank();
   return device_world_cases(mine.rank, mine.size, [](const MakeWorld& make, const RankMain& rank_main) {
     std::unique_ptr<Transport> world;
-    return meet_after(world, [&] {
-      world = make(make_tcp_transport(store_meeting()));
+    return sync_after(world, [&] {
+      world = make(make_tcp_transport(store_control()));
       return rank_main(*world);
     });
   });

@@ -17,7 +17,7 @@
 namespace ringattn::testing {
 
 // A deadline that only a failing test reaches.
-inline Deadline patience() { return Deadline::after(20.0); }
+inline Deadline test_deadline() { return Deadline::after(20.0); }
 
 // Bytes that only their owner's seed makes.
 inline Bytes payload_of(std::uint32_t seed, int owner, std::size_t bytes) {
@@ -94,7 +94,7 @@ class RingAllGather {
 // Posts, waits and checks one ring.
 inline void expect_ring(Transport& world, std::uint32_t seed, std::size_t bytes) {
   RingAllGather ring(world, seed, bytes);
-  world.wait(world.post(ring.exchange(), rank_stream()), rank_stream(), patience());
+  world.wait(world.post(ring.exchange(), rank_stream()), rank_stream(), test_deadline());
   ring.expect_complete();
 }
 

@@ -82,7 +82,7 @@ TEST_P(Failures, NamesTheRankThatMissesAnAllGather) {
 
 TEST_P(Failures, NamesTheRankThatMissesASplit) {
   expect_blame(
-      GetParam(), [](Transport& world, const Deadline& deadline) { world.split(1, deadline); }, "split");
+      GetParam(), [](Transport& world, const Deadline& deadline) { world.split_world(1, deadline); }, "split");
 }
 
 // A send that waits for this rank's own receive is no fault of its receiver.
@@ -100,34 +100,34 @@ TEST_P(Failures, BlamesOnlyTheRankThatIsWaitedFor) {
   });
 }
 
-// The last rank aborts while all others are blocked in `call`; each of them learns its code and text, with the remedy
-// in its parts.
+// The last rank aborts while all others are blocked in `call`; each of them learns its code and text, with the
+// suggestion in its parts.
 void expect_aborted(const WorldCase& world_case, const std::function<void(Transport&)>& call) {
-  const Wording remedy{"Raise ", setting("timeout", 5), "."};
+  const MessageTemplate suggestion{"Raise ", setting("timeout", 5), "."};
   const int printers = world_case.run([&](Transport& world) {
     const int failed = world.size() - 1;
     const auto start = Deadline::Clock::now();
     int prints = 0;
     if (world.rank() == failed) {
-      world.barrier(patience());  // nobody is on the way into the world any more
-      if (world.abort(Error(ErrorCode::kFile, "the disk is on fire.", {}, remedy))) prints = 1;
+      world.barrier(test_deadline());  // nobody is on the way into the world any more
+      if (world.abort(Error(ErrorCode::kFile, "the disk is on fire.", {}, suggestion))) prints = 1;
     } else {
       const Error error = error_of([&] {
-        world.barrier(patience());  // may be late enough to hear of the abort itself
+        world.barrier(test_deadline());  // may be late enough to hear of the abort itself
         call(world);
       });
       EXPECT_EQ(error.code(), ErrorCode::kFile) << error.what();
       EXPECT_NE(std::string(error.what()).find("the disk is on fire."), std::string::npos) << error.what();
       EXPECT_NE(std::string(error.what()).find(fmt::format("rank {}", failed)), std::string::npos) << error.what();
-      EXPECT_EQ(error.remedy(), remedy) << error.what();
+      EXPECT_EQ(error.suggestion(), suggestion) << error.what();
       if (world.abort(error)) prints = 1;  // as a program would, with what it was told
     }
     EXPECT_LT(seconds_since(start), kSlack);
     // From here on every call ends the same way.
     EXPECT_EQ(error_of([&] { world.progress(); }).code(), ErrorCode::kFile);
-    EXPECT_EQ(error_of([&] { world.barrier(patience()); }).code(), ErrorCode::kFile);
-    EXPECT_EQ(error_of([&] { world.all_gather("", patience()); }).code(), ErrorCode::kFile);
-    EXPECT_EQ(error_of([&] { world.split(1, patience()); }).code(), ErrorCode::kFile);
+    EXPECT_EQ(error_of([&] { world.barrier(test_deadline()); }).code(), ErrorCode::kFile);
+    EXPECT_EQ(error_of([&] { world.all_gather("", test_deadline()); }).code(), ErrorCode::kFile);
+    EXPECT_EQ(error_of([&] { world.split_world(1, test_deadline()); }).code(), ErrorCode::kFile);
     return prints;
   });
   EXPECT_EQ(printers, 1);
@@ -137,33 +137,33 @@ TEST_P(Failures, AbortsAWait) {
   expect_aborted(GetParam(), [](Transport& world) {
     const Memory byte(world, Bytes(1));
     Exchange exchange{"never", {}, {{world.size() - 1, 0, {{byte.data(), 1}}}}};
-    world.wait(world.post(exchange, rank_stream()), rank_stream(), patience());
+    world.wait(world.post(exchange, rank_stream()), rank_stream(), test_deadline());
   });
 }
 
 TEST_P(Failures, AbortsABarrier) {
-  expect_aborted(GetParam(), [](Transport& world) { world.barrier(patience()); });
+  expect_aborted(GetParam(), [](Transport& world) { world.barrier(test_deadline()); });
 }
 
 TEST_P(Failures, AbortsAnAllGather) {
-  expect_aborted(GetParam(), [](Transport& world) { world.all_gather("abc", patience()); });
+  expect_aborted(GetParam(), [](Transport& world) { world.all_gather("abc", test_deadline()); });
 }
 
 TEST_P(Failures, AbortsASplitWorldToo) {
   GetParam().run([&](Transport& world) {
     const int failed = world.size() - 1;
     if (world.rank() == failed) {
-      const std::unique_ptr<Transport> part = world.split(std::max(1, failed), patience());
+      const std::unique_ptr<Transport> part = world.split_world(std::max(1, failed), test_deadline());
       world.abort(Error(ErrorCode::kMemory, "no more."));
       return 0;
     }
     // Nobody fails in the part; but rank 0 doesn't come to its barrier, so only the abort ends it.
     const Error error = error_of([&] {
-      const std::unique_ptr<Transport> part = world.split(std::max(1, failed), patience());
+      const std::unique_ptr<Transport> part = world.split_world(std::max(1, failed), test_deadline());
       if (world.rank() == 0) {
-        world.barrier(patience());
+        world.barrier(test_deadline());
       } else {
-        part->barrier(patience());
+        part->barrier(test_deadline());
       }
     });
     EXPECT_EQ(error.code(), ErrorCode::kMemory) << error.what();
@@ -175,7 +175,7 @@ TEST_P(Failures, LetsOneOfSeveralFailuresPrint) {
   const int printers = GetParam().run([&](Transport& world) {
     Error error(ErrorCode::kMemory, fmt::format("rank {}'s own failure.", world.rank()));
     try {
-      world.barrier(patience());
+      world.barrier(test_deadline());
     } catch (const Error& heard) {
       error = heard;  // another rank has left the barrier and failed already
     }
@@ -200,15 +200,15 @@ TEST_P(Failures, AbandonsExchangesInFlight) {
       exchange.sends.push_back({0, 0, {{memory->data(), kBytes}}});
     }
     if (gives_up) {
-      world.barrier(patience());
+      world.barrier(test_deadline());
       world.post(exchange, rank_stream());
       world.abandon();
       memory.reset();
       world.abort(Error(ErrorCode::kInternal, "given up."));
     } else {
       try {
-        world.barrier(patience());
-        world.wait(world.post(exchange, rank_stream()), rank_stream(), patience());  // may have been sent before
+        world.barrier(test_deadline());
+        world.wait(world.post(exchange, rank_stream()), rank_stream(), test_deadline());  // may have been sent before
       } catch (const Error& error) {
         EXPECT_NE(std::string(error.what()).find("given up."), std::string::npos) << error.what();
       }
@@ -223,7 +223,7 @@ TEST_P(Failures, FindsSidesThatDoNotFit) {
     const int found = GetParam().run([&, sent = sent, wanted = wanted](Transport& world) {
       if (world.size() == 1) return 1;
       try {
-        world.barrier(patience());  // nobody is ended while the world is still being made
+        world.barrier(test_deadline());  // nobody is ended while the world is still being made
       } catch (const Error&) {
         EXPECT_GT(world.rank(), 1);  // who may hear of the end before the barrier's own
       }
@@ -233,7 +233,7 @@ TEST_P(Failures, FindsSidesThatDoNotFit) {
       if (world.rank() == 0) exchange.sends.push_back({1, 0, {{bytes.data(), sent}}});
       if (world.rank() == 1) exchange.receives.push_back({0, 0, {{bytes.data(), wanted}}});
       try {
-        world.wait(world.post(exchange, rank_stream()), rank_stream(), patience());
+        world.wait(world.post(exchange, rank_stream()), rank_stream(), test_deadline());
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kInternal) << error.what();
         EXPECT_NE(std::string(error.what()).find("two sides of unequal"), std::string::npos) << error.what();

@@ -24,7 +24,7 @@ TEST(Launcher, ReadsRankAndRanks) {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
     const testing::ScopedEnvironment rank(name, "3");
     EXPECT_EQ(launched_rank(), 3) << name;
-    EXPECT_EQ(speaks_for_launched(), !launched_by_mpi()) << name;
+    EXPECT_EQ(prints_for_launcher(), !launched_by_mpi()) << name;
   }
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     const testing::ScopedEnvironment ranks(name, "8");
@@ -42,15 +42,15 @@ TEST(Launcher, TakesTheWordOfTheInnerLauncher) {
   const testing::ScopedEnvironment outer("SLURM_PROCID", "5");
   const testing::ScopedEnvironment inner("OMPI_COMM_WORLD_RANK", "0");
   EXPECT_EQ(launched_rank(), 0);
-  EXPECT_TRUE(speaks_for_launched());
+  EXPECT_TRUE(prints_for_launcher());
 }
 
 TEST(Launcher, LetsAProcessAloneSpeak) {
-  EXPECT_TRUE(speaks_for_launched());
+  EXPECT_TRUE(prints_for_launcher());
   // Not a rank: a program in a batch script that srun has started.
   const testing::ScopedEnvironment slurm("SLURM_PROCID", "1");
   const testing::ScopedEnvironment tasks("SLURM_STEP_NUM_TASKS", "4");
-  EXPECT_TRUE(speaks_for_launched());
+  EXPECT_TRUE(prints_for_launcher());
 }
 
 }  // namespace

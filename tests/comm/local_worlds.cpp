@@ -35,31 +35,31 @@ WorldCase threads_case(std::string name, int size, const ThreadsDelivery& delive
   return {fmt::format("{}_{}", name, size), run};
 }
 
-// How the ranks of a tcp world come together: `meeting` is a world of this process's threads, `port` free.
-using Gate = std::unique_ptr<Bootstrap> (*)(Transport& meeting, int port);
+// How the ranks of a tcp world come together: `bootstrap` is a world of this process's threads, `port` free.
+using Gate = std::unique_ptr<Bootstrap> (*)(Transport& bootstrap, int port);
 
-std::unique_ptr<Bootstrap> by_callbacks(Transport& meeting, int) {
+std::unique_ptr<Bootstrap> by_callbacks(Transport& bootstrap, int) {
   Callbacks callbacks;
-  callbacks.rank = meeting.rank();
-  callbacks.size = meeting.size();
-  callbacks.all_gather = [&meeting](std::string_view bytes, double seconds) {
-    return meeting.all_gather(bytes, Deadline::after(seconds));
+  callbacks.rank = bootstrap.rank();
+  callbacks.size = bootstrap.size();
+  callbacks.all_gather = [&bootstrap](std::string_view bytes, double seconds) {
+    return bootstrap.all_gather(bytes, Deadline::after(seconds));
   };
   return make_callback_bootstrap(std::move(callbacks));
 }
 
-std::unique_ptr<Bootstrap> by_store(Transport& meeting, int port) {
-  return make_store({{"127.0.0.1", port}, meeting.rank(), meeting.size(), "conformance", 20.0});
+std::unique_ptr<Bootstrap> by_store(Transport& bootstrap, int port) {
+  return make_store({{"127.0.0.1", port}, bootstrap.rank(), bootstrap.size(), "conformance", 20.0});
 }
 
 WorldCase tcp_case(std::string name, int size, Gate gate, Route route, double pace = kNoPace) {
   const auto run = [=](const std::function<int(Transport&)>& rank_main) {
     std::atomic<int> sum{0};
     const int port = free_port();
-    run_threads_world(size, {}, [&](Transport& meeting) {
+    run_threads_world(size, {}, [&](Transport& bootstrap) {
       TcpOptions options;
       options.route = route;
-      std::unique_ptr<Transport> world = make_tcp_transport(*gate(meeting, port), options);
+      std::unique_ptr<Transport> world = make_tcp_transport(*gate(bootstrap, port), options);
       if (pace > 0.0) world = make_paced_transport(std::move(world), pace);
       sum += rank_main(*world);
     });

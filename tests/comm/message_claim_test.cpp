@@ -21,22 +21,22 @@ TEST(MessageClaim, IsTheFirstRanksOfAJob) {
   };
   const MessageClaim first = claim_of("one");
   const MessageClaim second = claim_of("one");
-  EXPECT_TRUE(second.take());
-  EXPECT_FALSE(first.take());
-  EXPECT_FALSE(second.take());
-  EXPECT_TRUE(claim_of("other").take());
+  EXPECT_TRUE(second.try_claim());
+  EXPECT_FALSE(first.try_claim());
+  EXPECT_FALSE(second.try_claim());
+  EXPECT_TRUE(claim_of("other").try_claim());
 }
 
 // Two messages are better than none.
 TEST(MessageClaim, IsEveryRanksWhereTheyShareNoFolder) {
   const MessageClaim nowhere;
-  EXPECT_TRUE(nowhere.take());
-  EXPECT_TRUE(nowhere.take());
+  EXPECT_TRUE(nowhere.try_claim());
+  EXPECT_TRUE(nowhere.try_claim());
   const testing::ScopedEnvironment where(kFolder, "/nowhere/at/all");
   const testing::ScopedEnvironment job(kJob, "one");
   const MessageClaim gone;
-  EXPECT_TRUE(gone.take());
-  EXPECT_TRUE(gone.take());
+  EXPECT_TRUE(gone.try_claim());
+  EXPECT_TRUE(gone.try_claim());
 }
 
 }  // namespace

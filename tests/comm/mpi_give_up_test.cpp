@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that has given up a wait over MPI doesn't wait once more in a meeting: whoever handles the failure may want to
-// agree on it.
+// A rank that has given up a wait over MPI doesn't wait once more in a collective: whoever handles the failure may want
+// to agree on it.
 #include <gtest/gtest.h>
 
 #include "comm/mpi.hpp"
@@ -26,10 +26,10 @@ void expect_last_word(Transport& world, const Call& call) {
   const Error first = error_of(call);
   EXPECT_EQ(first.code(), ErrorCode::kPeer) << first.what();
   const auto start = Deadline::Clock::now();
-  EXPECT_STREQ(error_of([&] { world.barrier(patience()); }).what(), first.what());
-  EXPECT_STREQ(error_of([&] { agree(world, &first, patience()); }).what(), first.what());
+  EXPECT_STREQ(error_of([&] { world.barrier(test_deadline()); }).what(), first.what());
+  EXPECT_STREQ(error_of([&] { agree(world, &first, test_deadline()); }).what(), first.what());
   EXPECT_STREQ(error_of([&] { world.progress(); }).what(), first.what());
-  EXPECT_LT(std::chrono::duration<double>(Deadline::Clock::now() - start).count(), patience().seconds() / 2.0);
+  EXPECT_LT(std::chrono::duration<double>(Deadline::Clock::now() - start).count(), test_deadline().seconds() / 2.0);
 }
 
 TEST(MpiGivesUp, AWait) {
@@ -42,7 +42,7 @@ TEST(MpiGivesUp, AWait) {
   });
 }
 
-TEST(MpiGivesUp, AMeeting) {
+TEST(MpiGivesUp, ACollective) {
   without_rank_0(
       [](Transport& world) { expect_last_word(world, [&] { world.all_gather("abc", Deadline::after(kShort)); }); });
 }
@@ -50,9 +50,9 @@ TEST(MpiGivesUp, AMeeting) {
 // The failures that its own call found are nobody's silence: the ranks can still agree on them.
 TEST(MpiGivesUp, NothingForABugOfTheCaller) {
   const std::unique_ptr<Transport> world = make_mpi_transport(MPI_COMM_WORLD);
-  const Error error = error_of([&] { world->wait(17, rank_stream(), patience()); });
+  const Error error = error_of([&] { world->wait(17, rank_stream(), test_deadline()); });
   EXPECT_EQ(error.code(), ErrorCode::kInternal) << error.what();
-  EXPECT_STREQ(error_of([&] { agree(*world, &error, patience()); }).what(), error.what());
+  EXPECT_STREQ(error_of([&] { agree(*world, &error, test_deadline()); }).what(), error.what());
   MPI_Barrier(MPI_COMM_WORLD);
 }
 

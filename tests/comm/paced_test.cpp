@@ -17,7 +17,7 @@ namespace ringattn {
 namespace {
 
 constexpr double kRate = 50e6;  // bytes per second
-Deadline patience() { return Deadline::after(20.0); }
+Deadline test_deadline() { return Deadline::after(20.0); }
 
 // Two ranks, each sending `bytes` to the other in each of `rounds` rounds of each of `exchanges` exchanges.
 double measure(std::size_t bytes, int rounds, int exchanges) {
@@ -37,7 +37,7 @@ double measure(std::size_t bytes, int rounds, int exchanges) {
       }
       rank.post(exchange, Stream{});
     }
-    for (Ticket ticket = 0; ticket < exchanges; ++ticket) rank.wait(ticket, Stream{}, patience());
+    for (Ticket ticket = 0; ticket < exchanges; ++ticket) rank.wait(ticket, Stream{}, test_deadline());
   });
   return std::chrono::duration<double>(Deadline::Clock::now() - start).count();
 }
@@ -69,12 +69,12 @@ TEST(Paced, StartsHeldBackRoundsOnlyWhenPolled) {
     }
     elapsed = std::chrono::duration<double>(Deadline::Clock::now() - start).count();
   }
-  world[0]->wait(0, Stream{}, patience());
+  world[0]->wait(0, Stream{}, test_deadline());
   for (const Deadline twice = Deadline::after(2 * message); !twice.expired();) world[0]->progress();
   // Both messages could have passed by now, had rank 1 been polled.
   EXPECT_FALSE(world[1]->finished(1));
-  world[1]->wait(0, Stream{}, patience());
-  for (const Deadline deadline = patience(); !world[1]->finished(1) && !deadline.expired();) {
+  world[1]->wait(0, Stream{}, test_deadline());
+  for (const Deadline deadline = test_deadline(); !world[1]->finished(1) && !deadline.expired();) {
     world[0]->progress();
     world[1]->progress();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Silence is told from work: ranks that are threads, the watch over them, and how far work extends a wait.
+// Silence is told from work: ranks that are threads, the watchdog over them, and how far work extends a wait.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "base/pulse.hpp"
-#include "comm/patience.hpp"
 #include "comm/threads.hpp"
+#include "comm/patience.hpp"
 #include "comm/watch.hpp"
 #include "tests/support/error_of.hpp"
 
@@ -29,8 +29,8 @@ void never(const Error& error) {
   std::abort();
 }
 
-double seconds_since(Pulse::Clock::time_point start) {
-  return std::chrono::duration<double>(Pulse::Clock::now() - start).count();
+double seconds_since(RankLiveness::Clock::time_point start) {
+  return std::chrono::duration<double>(RankLiveness::Clock::now() - start).count();
 }
 
 // What a rank that hangs waits for.
@@ -54,7 +54,7 @@ class Gate {
 
 TEST(Silence, OfAThreadEndsEveryWaitOfTheOthers) {
   Gate gate;
-  const auto start = Pulse::Clock::now();
+  const auto start = RankLiveness::Clock::now();
   std::atomic<int> told{0};
   const RanksLimit limit{kLimit, never};
   const Error error = error_of([&] {
@@ -64,7 +64,7 @@ TEST(Silence, OfAThreadEndsEveryWaitOfTheOthers) {
           if (world.rank() == 1) return gate.wait();
           const Error mine = error_of([&] {
             // Rank 0 waits, rank 2 computes and meets nobody.
-            if (world.rank() == 0) world.barrier(Deadline::after(Deadline::kLongest));
+            if (world.rank() == 0) world.barrier(Deadline::after(Deadline::kMaxSeconds));
             for (;;) world.progress();
           });
           EXPECT_EQ(mine.code(), ErrorCode::kPeer);
@@ -87,7 +87,7 @@ TEST(Silence, IsNeitherWorkNorWaiting) {
         const Deadline busy = Deadline::after(2.0);
         volatile int spins = 0;
         if (world.rank() == 0) {
-          while (!busy.expired()) beat();
+          while (!busy.expired()) heartbeat();
         } else if (world.rank() == 1) {
           while (!busy.expired()) spins = spins + 1;  // uses the processor and says nothing
         }
@@ -109,7 +109,7 @@ TEST(Silence, EndsTheProcessWhereTheThreadNeverComesBack) {
         [](Transport& world) {
           Gate closed;
           if (world.rank() == 1) closed.wait();
-          world.barrier(Deadline::after(Deadline::kLongest));
+          world.barrier(Deadline::after(Deadline::kMaxSeconds));
         },
         &limit);
   };
@@ -140,23 +140,23 @@ TEST(Silence, OfAnUnwindingRankKeepsTheFirstCode) {
         [](Transport& world) {
           if (world.rank() == 1) throw Error(ErrorCode::kFile, "the disk is on fire.");
           const Stuck stuck;
-          world.barrier(Deadline::after(Deadline::kLongest));
+          world.barrier(Deadline::after(Deadline::kMaxSeconds));
         },
         &limit);
   };
   EXPECT_EXIT(run(), ::testing::ExitedWithCode(3), "");
 }
 
-TEST(Watch, LetsAThreadGoThatShowsLife) {
-  class PlainPulse final : public Pulse {
+TEST(Watchdog, LetsAThreadGoThatShowsLife) {
+  class PlainLiveness final : public RankLiveness {
    public:
-    using Pulse::Pulse;
+    using RankLiveness::RankLiveness;
   };
-  PlainPulse pulse(0);
+  PlainLiveness liveness(0);
   std::atomic<int> silent{0};
-  const PulseScope scope(pulse);
-  const Watch watch({&pulse}, {0.5, [&](const Pulse&) { ++silent; }, never});
-  for (const Deadline busy = Deadline::after(1.5); !busy.expired();) look();
+  const RankLivenessScope scope(liveness);
+  const Watchdog watchdog({&liveness}, {0.5, [&](const RankLiveness&) { ++silent; }, never});
+  for (const Deadline busy = Deadline::after(1.5); !busy.expired();) waiting_heartbeat();
   EXPECT_EQ(silent, 0);
   Gate gate;
   std::thread opener([&] {
@@ -169,8 +169,8 @@ TEST(Watch, LetsAThreadGoThatShowsLife) {
 }
 
 TEST(WaitedEnough, IsTheDeadlineWhereNobodyElseWorks) {
-  EXPECT_FALSE(waited_enough(Deadline::after(60.0)));
-  EXPECT_TRUE(waited_enough(Deadline::after(0.0)));
+  EXPECT_FALSE(wait_expired(Deadline::after(60.0)));
+  EXPECT_TRUE(wait_expired(Deadline::after(0.0)));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 
 namespace ringattn::testing {
 
-inline Transport& store_meeting() {
+inline Transport& store_control() {
   static const std::unique_ptr<Transport> world = [] {
     const StoreRank mine = store_rank();
     return make_tcp_transport(*make_store({mine.address, mine.rank, mine.size, mine.job, 60.0}));
@@ -24,7 +24,7 @@ inline Transport& store_meeting() {
 // The sum of what all ranks' `play` return. They meet before what `play` has left behind in `world` goes; a failure is
 // rethrown after that.
 template <typename World, typename Play>
-int meet_after(std::unique_ptr<World>& world, const Play& play) {
+int sync_after(std::unique_ptr<World>& world, const Play& play) {
   int mine = 0;
   std::exception_ptr failure;
   try {
@@ -33,7 +33,7 @@ int meet_after(std::unique_ptr<World>& world, const Play& play) {
     failure = std::current_exception();
   }
   int sum = 0;
-  for (const std::string& theirs : store_meeting().all_gather(std::to_string(mine), Deadline::after(60.0))) {
+  for (const std::string& theirs : store_control().all_gather(std::to_string(mine), Deadline::after(60.0))) {
     sum += std::stoi(theirs);
   }
   world.reset();

@@ -39,7 +39,7 @@ TEST(StoreRank, ReadsWhatTorchrunSays) {
   EXPECT_EQ(mine.size, 8);
   EXPECT_EQ(mine.job, "torchrun train");
   EXPECT_TRUE(launched_as_rank());
-  EXPECT_FALSE(speaks_for_launched());
+  EXPECT_FALSE(prints_for_launcher());
 }
 
 TEST(StoreRank, ReadsWhatSlurmSays) {
@@ -51,7 +51,7 @@ TEST(StoreRank, ReadsWhatSlurmSays) {
   EXPECT_EQ(store_rank().rank, 0);
   EXPECT_EQ(store_rank().size, 2);
   EXPECT_EQ(store_rank().job, "Slurm 17.4");
-  EXPECT_TRUE(speaks_for_launched());
+  EXPECT_TRUE(prints_for_launcher());
   const Variables step{{"SLURM_STEP_NUM_TASKS", "4"}};  // of this step of the job
   EXPECT_EQ(store_rank().size, 4);
   const Variables named{{"RINGATTN_JOB", "mine"}};
@@ -64,7 +64,7 @@ TEST(StoreRank, ReadsWhatAnMpirunSays) {
       {"RINGATTN_STORE", "node1:29555"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}};
   EXPECT_EQ(store_rank().rank, 1);
   EXPECT_EQ(store_rank().job, "");
-  EXPECT_FALSE(speaks_for_launched());
+  EXPECT_FALSE(prints_for_launcher());
 }
 
 TEST(StoreRank, NamesTheVariableThatIsWrong) {
@@ -94,7 +94,7 @@ TEST(StoreRank, NamesTheVariableThatIsWrong) {
     const Error error = error_of([] { store_rank(); });
     EXPECT_EQ(error.code(), ErrorCode::kUsage) << error.what();
     EXPECT_NE(std::string(error.what()).find(one.text), std::string::npos) << error.what();
-    EXPECT_TRUE(speaks_for_launched()) << one.name;  // each such process says so itself
+    EXPECT_TRUE(prints_for_launcher()) << one.name;  // each such process says so itself
   }
 }
 

@@ -14,10 +14,10 @@ namespace {
 WorldCase tcp_case(std::string name, Route route, double pace) {
   const auto run = [=](const std::function<int(Transport&)>& rank_main) {
     std::unique_ptr<Transport> world;
-    return meet_after(world, [&] {
+    return sync_after(world, [&] {
       TcpOptions options;
       options.route = route;
-      world = make_tcp_transport(store_meeting(), options);
+      world = make_tcp_transport(store_control(), options);
       if (pace > 0.0) world = make_paced_transport(std::move(world), pace);
       return rank_main(*world);
     });

@@ -13,13 +13,13 @@
 namespace ringattn {
 namespace {
 
-Deadline patience() { return Deadline::after(20.0); }
+Deadline test_deadline() { return Deadline::after(20.0); }
 
 TEST(RunThreadsWorld, RethrowsTheFirstErrorAsItWas) {
   try {
     run_threads_world(8, {}, [](Transport& world) {
       if (world.rank() == 5) throw Error(ErrorCode::kFile, "can't open x.");
-      world.barrier(patience());
+      world.barrier(test_deadline());
     });
     FAIL() << "nothing was thrown";
   } catch (const Error& error) {
@@ -34,7 +34,7 @@ TEST(RunThreadsWorld, KeepsForeignExceptionsAndTellsTheOthersACode) {
                                  [&](Transport& world) {
                                    if (world.rank() == 1) throw std::bad_alloc();
                                    try {
-                                     world.barrier(patience());
+                                     world.barrier(test_deadline());
                                    } catch (const Error& error) {
                                      if (error.code() == ErrorCode::kMemory) ++told;
                                      throw;
@@ -48,7 +48,7 @@ TEST(RunThreadsWorld, PassesAgreedErrorsOn) {
   EXPECT_THROW(run_threads_world(4, {},
                                  [](Transport& world) {
                                    const Error mine(ErrorCode::kFile, "no.");
-                                   agree(world, world.rank() == 2 ? &mine : nullptr, patience());
+                                   agree(world, world.rank() == 2 ? &mine : nullptr, test_deadline());
                                  }),
                AgreedError);
 }
@@ -73,7 +73,7 @@ TEST(ThreadsWorld, NeverTouchesAbandonedMemory) {
     world[1]->abandon();
     const bool delivered = target.front() == std::byte{1};
     std::fill(target.begin(), target.end(), std::byte{2});
-    world.clear();  // joins the couriers
+    world.clear();  // joins the deliveries
     EXPECT_EQ(std::count(target.begin(), target.end(), std::byte{2}), static_cast<std::ptrdiff_t>(target.size()))
         << "seed " << seed << (delivered ? ", delivered before" : "");
   }
@@ -97,13 +97,13 @@ TEST(ThreadsWorld, ShufflesDelivery) {
       world[peer]->post({"", {}, {{0, 0, {{&targets[peer - 1], 1}}}}}, Stream{});
     }
     std::size_t first = 0;
-    for (const Deadline deadline = patience(); first == 0 && !deadline.expired();) {
+    for (const Deadline deadline = test_deadline(); first == 0 && !deadline.expired();) {
       for (std::size_t peer = 1; peer <= kPeers && first == 0; ++peer) {
         if (world[peer]->finished(0)) first = peer;
       }
     }
     shuffled = first > 1;
-    world[0]->wait(0, Stream{}, patience());
+    world[0]->wait(0, Stream{}, test_deadline());
     EXPECT_EQ(std::count(targets.begin(), targets.end(), std::byte{1}), kPeers);
   }
   EXPECT_TRUE(shuffled);

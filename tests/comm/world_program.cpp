@@ -16,8 +16,8 @@
 namespace ringattn {
 namespace {
 
-constexpr double kSilence = 2.0;    // --timeout of the tests of silence
-constexpr double kPatience = 60.0;  // longer than the tests last: who reaches it hangs
+constexpr double kSilence = 2.0;   // --timeout of the tests of silence
+constexpr double kMaxWait = 60.0;  // longer than the tests last: who reaches it hangs
 
 void print_message(const Error& error) { std::fprintf(stderr, "message: %s\n", error.what()); }
 
@@ -27,17 +27,17 @@ int run_rank(Transport& world, const std::string& mode, int rank, int code) {
   if (mode == "return") return chosen ? code : 0;
   if (mode == "throw-all") throw failure;
   if (mode == "work") {  // for longer than the others wait
-    for (const Deadline busy = Deadline::after(chosen ? 4.0 : 0.0); !busy.expired();) beat();
+    for (const Deadline busy = Deadline::after(chosen ? 4.0 : 0.0); !busy.expired();) heartbeat();
     world.barrier(Deadline::after(kSilence));
     return 0;
   }
   if (mode == "agree") {
-    agree(world, chosen ? &failure : nullptr, Deadline::after(kPatience));
+    agree(world, chosen ? &failure : nullptr, Deadline::after(kMaxWait));
     return 0;
   }
   if (mode == "stop-in-a-phase" && !chosen) {  // works where all work, and meets the others behind it
-    Meeting(world, Patience(kPatience)).together([] {
-      for (const Deadline busy = Deadline::after(kPatience); !busy.expired();) beat();
+    Collective(world, Timeouts(kMaxWait)).run_collectively([] {
+      for (const Deadline busy = Deadline::after(kMaxWait); !busy.expired();) heartbeat();
     });
   }
   if (chosen) {
@@ -48,13 +48,13 @@ int run_rank(Transport& world, const std::string& mode, int rank, int code) {
     if (mode == "exit") std::_Exit(0);
   } else if (mode == "stop-while-busy") {
     // Computes, and meets nobody.
-    for (const Deadline busy = Deadline::after(kPatience); !busy.expired();) world.progress();
+    for (const Deadline busy = Deadline::after(kMaxWait); !busy.expired();) world.progress();
   } else if (mode == "throw-while-busy") {
     // Computes: looks at no message until it is ended.
-    for (const Deadline busy = Deadline::after(kPatience); !busy.expired();) {
+    for (const Deadline busy = Deadline::after(kMaxWait); !busy.expired();) {
     }
   }
-  world.barrier(Deadline::after(mode == "stop" ? 1.0 : kPatience));
+  world.barrier(Deadline::after(mode == "stop" ? 1.0 : kMaxWait));
   if (world.rank() == 0) std::printf("%d ranks of %s\n", world.size(), std::string(world.name()).c_str());
   return 0;
 }

@@ -20,7 +20,7 @@
 namespace ringattn {
 namespace {
 
-Deadline patience() { return Deadline::after(20.0); }
+Deadline test_deadline() { return Deadline::after(20.0); }
 
 struct Outcome {
   int code = 0;
@@ -90,7 +90,7 @@ TEST(RunWorld, ChoosesByWhatIsAskedFor) {
   EXPECT_EQ(run(request_of("self", 1), nothing).transport, "self");
   EXPECT_EQ(run(request_of("threads", 1), nothing).transport, "threads");
   const Outcome five = run(request_of("auto", 5), [](Transport& world) {
-    world.barrier(patience());
+    world.barrier(test_deadline());
     return 0;
   });
   EXPECT_EQ(five.transport, "threads");
@@ -112,12 +112,12 @@ TEST(RunWorld, RanksCompareBeforeTheWorldIsChosen) {
     request.compare = [&, size = size](Bootstrap& world) {
       EXPECT_EQ(world.size(), size);
       EXPECT_FALSE(chosen);
-      world.barrier(patience());  // all ranks are here
+      world.barrier(test_deadline());  // all ranks are here
       ++compared;
-      world.barrier(patience());
+      world.barrier(test_deadline());
       throw AgreedError(Error(ErrorCode::kUsage, "the ranks differ"));
     };
-    request.chosen = [&](std::string_view, const Wording&) { chosen = true; };
+    request.chosen = [&](std::string_view, const MessageTemplate&) { chosen = true; };
     const Outcome refused = run(request, nothing);
     EXPECT_EQ(compared, size);
     EXPECT_FALSE(chosen);
@@ -218,7 +218,7 @@ TEST(RunWorld, PrintsOneErrorAndReturnsItsCode) {
   for (const int ranks : {1, 2, 7}) {
     const Outcome alone = run(request_of("auto", ranks), [](Transport& world) -> int {
       if (world.rank() == world.size() - 1) throw Error(ErrorCode::kMemory, "too small.");
-      world.barrier(patience());
+      world.barrier(test_deadline());
       return 0;
     });
     EXPECT_EQ(alone.code, 5);
@@ -233,7 +233,7 @@ TEST(RunWorld, PrintsOneErrorAndReturnsItsCode) {
 
     const Outcome agreed = run(request_of("auto", ranks), [](Transport& world) {
       const Error mine(ErrorCode::kFile, fmt::format("rank {}.", world.rank()));
-      agree(world, &mine, patience());
+      agree(world, &mine, test_deadline());
       return 0;
     });
     EXPECT_EQ(agreed.code, 3);

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <string>
 
-#include "attention/files/best_blocks.hpp"
 #include "attention/files/job_input.hpp"
+#include "attention/files/best_blocks.hpp"
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "tests/support/cache_files.hpp"
@@ -26,12 +26,12 @@ class GpuBestBlocks : public ::testing::Test {
   static void expect_same(const InputRequest& request, const Numerics& numerics = {}) {
     const JobInput input(request, numerics);
     for (const int heads : {1, input.job().spec.kv_heads, input.job().spec.heads}) {
-      FoldSpec spec = input.job().spec;
-      spec.lists = {128, 128, heads};
-      const TileLists host = best_blocks(input, spec, 3, {});
-      const TileLists device = best_blocks(input, spec, 3, {{"cuda", "auto"}, 0});
-      ASSERT_EQ(device.blocks().size(), host.blocks().size()) << describe(input);
-      EXPECT_EQ(std::memcmp(device.blocks().data(), host.blocks().data(), host.blocks().size_bytes()), 0)
+      AttentionSpec spec = input.job().spec;
+      spec.block_mask = {128, 128, heads};
+      const BlockMask host = top_k_blocks(input, spec, 3, {});
+      const BlockMask device = top_k_blocks(input, spec, 3, {{"cuda", "auto"}, 0});
+      ASSERT_EQ(device.indices().size(), host.indices().size()) << describe(input);
+      EXPECT_EQ(std::memcmp(device.indices().data(), host.indices().data(), host.indices().size_bytes()), 0)
           << describe(input) << ", lists of " << heads;
       EXPECT_TRUE(device == host);
     }
@@ -78,22 +78,22 @@ TEST_F(GpuBestBlocks, OfAFile) {
 // The job's own way to its lists.
 TEST_F(GpuBestBlocks, OfAJob) {
   Numerics numerics;
-  numerics.lists = "topk:3+window:200";
-  const TileLists host = *JobInput(synthetic(3000), numerics).job().lists;  // given back before the next one asks
-  EXPECT_TRUE(*JobInput(synthetic(3000), numerics, {{"cuda", "auto"}, 0}).job().lists == host);
+  numerics.block_mask = "topk:3+window:200";
+  const BlockMask host = *JobInput(synthetic(3000), numerics).job().block_mask;  // given back before the next one asks
+  EXPECT_TRUE(*JobInput(synthetic(3000), numerics, {{"cuda", "auto"}, 0}).job().block_mask == host);
 }
 
 // Of rows that several ranks have in their GPUs' memory.
 TEST_F(GpuBestBlocks, OfRowsOfSeveralRanks) {
   const Job job{make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0}),
                 {{3000, 3000, 0}, {0, 9, 0}, {700, 900, 200}, {1, 300, 299}}};
-  const ListShape shape{128, 128, 2};
+  const BlockMaskShape shape{128, 128, 2};
   const JobTensors tensors = random_tensors(job, 4);
-  const TileLists expected = lists_of_all(job, shape, 5, tensors);
+  const BlockMask expected = block_mask_of_all(job, shape, 5, tensors);
   for (const int world : {1, 2, 3}) {
     const Dealt dealt = deal(job, shape, world, static_cast<std::uint32_t>(world));
     run_gpu_world(world, [&](Transport& transport) {
-      if (*lists_of_rank(job, shape, 5, dealt, tensors, transport, "cuda") == expected) return;
+      if (*block_mask_of_rank(job, shape, 5, dealt, tensors, transport, "cuda") == expected) return;
       fail(ErrorCode::kWrongResult, "a rank has other lists", "the host chose differently");
     });
   }

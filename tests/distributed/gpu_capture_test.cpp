@@ -143,24 +143,24 @@ TEST_F(GpuCapture, OfManyBlocksIsRefused) {
 }
 
 // Absorbed, with queries and O in the latent: no matrices.
-void expect_latent_refuses(Transport& world, std::int64_t tokens, std::int64_t block, std::string_view why) {
-  LatentSpec spec;
+void expect_mla_refuses(Transport& world, std::int64_t tokens, std::int64_t block, std::string_view why) {
+  MlaSpec spec;
   spec.dtype = Dtype::kBf16;
   spec.heads = kHeads;
   spec.head_dim = spec.head_dim_v = 128;
   spec.rope_dim = 64;
   spec.latent_dim = 512;
   spec.softmax_scale = default_softmax_scale(spec);
-  LatentOptions options;
+  MlaOptions options;
   options.ring = on_gpu(block);
-  Latent latent({spec, uniform_batch(1, tokens, tokens), LatentForm::kAbsorbed}, world, options);
+  Mla latent({spec, uniform_batch(1, tokens, tokens), MlaForm::kAbsorbed}, world, options);
   Backend& backend = latent.backend();
   const Rows q(backend, latent.q_rows(), spec.heads, spec.latent_dim + spec.rope_dim);
   const Rows rows(backend, latent.k_rows(), 1, spec.latent_dim);
   const Rows k_rope(backend, latent.k_rows(), 1, spec.rope_dim);
   const Rows out(backend, latent.q_rows(), spec.heads, spec.latent_dim);
   const Buffer workspace = backend.allocate(latent.workspace_bytes());
-  const LatentInputs inputs{q.view(), rows.view(), k_rope.view(), {}, {}};
+  const MlaInputs inputs{q.view(), rows.view(), k_rope.view(), {}, {}};
   const Stream stream = backend.stream();
   expect_refusal(
       stream,
@@ -171,24 +171,24 @@ void expect_latent_refuses(Transport& world, std::int64_t tokens, std::int64_t b
   world.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
 }
 
-TEST_F(GpuCapture, OfManyBlocksOfLatentsIsRefused) {
-  expect_latent_refuses(*make_self_transport(MemoryKind::kDevice), kManyBlocks, kSmallBlock,
-                        "its 64 blocks share memory for their tables");
+TEST_F(GpuCapture, OfManyBlocksOfMlaIsRefused) {
+  expect_mla_refuses(*make_self_transport(MemoryKind::kDevice), kManyBlocks, kSmallBlock,
+                     "its 64 blocks share memory for their tables");
 }
 
-TEST_F(GpuCapture, OfLatentsOfTwoRanksIsRefused) {
+TEST_F(GpuCapture, OfMlaOfTwoRanksIsRefused) {
   in_two_ranks("p2p", [](Transport& world) {
-    expect_latent_refuses(world, 1500, 0, "exchanges blocks with 1 other ranks, which a replay would not do");
+    expect_mla_refuses(world, 1500, 0, "exchanges blocks with 1 other ranks, which a replay would not do");
   });
 }
 
-TEST_F(GpuCapture, OfAScanOfTwoRanksIsRefused) {
-  const ScanCase given = make_scan_case(small_scan(2, false), {2 * kSuperSegmentTokens, 100}, true, 2, "cuda");
+TEST_F(GpuCapture, OfAnSsmOfTwoRanksIsRefused) {
+  const SsmCase given = make_ssm_case(small_ssm(2, false), {2 * kSuperSegmentTokens, 100}, true, 2, "cuda");
   in_two_ranks("p2p", [&](Transport& world) {
-    ScanOptions options;
+    SsmOptions options;
     options.kernel.backend = "cuda";
-    Scan scan(job_of(given), world, options);
-    ScanRank rank(scan, world.rank(), given);
+    Ssm scan(job_of(given), world, options);
+    SsmRank rank(scan, world.rank(), given);
     const Stream stream = scan.backend().stream();
     expect_refusal(
         stream, [&] { scan.enqueue(rank.inputs(), rank.outputs(), stream); }, [&] { scan.wait(); },
@@ -198,19 +198,19 @@ TEST_F(GpuCapture, OfAScanOfTwoRanksIsRefused) {
   });
 }
 
-TEST_F(GpuCapture, OfAConvolutionOfTwoRanksIsRefused) {
+TEST_F(GpuCapture, OfAConv1dOfTwoRanksIsRefused) {
   in_two_ranks("p2p", [](Transport& world) {
-    ConvolutionJob job;
+    CausalConv1dJob job;
     job.spec.channels = 64;
     job.lengths = {2 * kSuperSegmentTokens, 100};
-    ConvolutionOptions options;
+    CausalConv1dOptions options;
     options.kernel.backend = "cuda";
-    Convolution convolution(job, world, options);
+    CausalConv1d convolution(job, world, options);
     Backend& backend = convolution.backend();
     const std::int64_t tokens = convolution.layout().tokens(world.rank());
     const Rows x(backend, tokens, 1, job.spec.channels), y(backend, tokens, 1, job.spec.channels);
     const DeviceArray weight(backend, static_cast<std::size_t>(job.spec.channels * job.spec.width) * sizeof(float));
-    ConvolutionInputs inputs;
+    CausalConv1dInputs inputs;
     inputs.x = x.view();
     inputs.weight = weight.floats();
     const Stream stream = backend.stream();
@@ -229,7 +229,7 @@ TEST_F(GpuCapture, OfRowsOnTheirWayToAnotherRankIsRefused) {
       return Layout(lengths, {{{0, 0, middle}}, {{0, middle, kTokens}}});
     };
     const Layout from = halves(100), to = halves(150);
-    const FoldChoice choice = choose_kernel(gpu_job(1).spec, KernelRequest{"cuda", "auto"});
+    const AttentionChoice choice = choose_kernel(gpu_job(1).spec, KernelRequest{"cuda", "auto"});
     const auto backend = choice.row->make_backend({1, world.device()});
     Reshard reshard(from, to, kDim * 2, world, *backend);
     const Rows rows(*backend, from.tokens(world.rank()), 1, kDim);

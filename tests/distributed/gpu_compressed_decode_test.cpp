@@ -31,7 +31,7 @@ TEST(GpuCompressedDecode, StepsHaveTheBitsOfPlainCachesOnAnyNumberOfRanks) {
   for (const CacheFormat& format : formats()) {
     const DecodeSpec spec = usual_compressed_spec(format);
     for (const DecodeRow* const row : rows_here(spec)) {
-      const CompressedSteps cache(spec.fold, format, kSteps);
+      const CompressedSteps cache(spec.attention, format, kSteps);
       DecodeOptions options;
       options.kernel = {std::string(row->backend), std::string(row->name)};
       // The first, around 8,192 keys, where the second rank's begin, and the last.

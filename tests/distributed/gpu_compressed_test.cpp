@@ -27,7 +27,7 @@ JobResult run_compressed(const Job& job, const Options& options, const Compresse
 
 std::vector<CacheFormat> formats() {
   std::vector<CacheFormat> all;
-  for (const RowFormat& format : code_formats()) all.push_back({format, format});
+  for (const RowFormat& format : quantized_formats()) all.push_back({format, format});
   const RowFormat channel = parse_row_format("int4_channel group 32");
   all.push_back({channel, parse_row_format("int4_token group 32")});
   all.push_back({parse_row_format("fp8 token_head"), {}});
@@ -37,17 +37,17 @@ std::vector<CacheFormat> formats() {
 
 std::vector<CacheFormat> formats_of_a_rank() {
   if (!has_low_rank()) return {};
-  const RowFormat factors{RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, 24};
-  const RowFormat remainders{RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4};
+  const RowFormat factors{RowEncoding::kLowRank, ScaleGrain::kTokenHead, 0, 24};
+  const RowFormat remainders{RowEncoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4};
   return {{factors, factors}, {remainders, remainders}};
 }
 
 class GpuCompressed : public GpuRowTest {
  protected:
   // Whether the kernel's tiles are whole groups of the format.
-  bool takes(const FoldSpec& spec, const CacheFormat& format) const {
+  bool takes(const AttentionSpec& spec, const CacheFormat& format) const {
     const int tile = tiles_of(spec).key;
-    const auto whole = [tile](const RowFormat& rows) { return codes_by_token(rows) || tile % rows.group == 0; };
+    const auto whole = [tile](const RowFormat& rows) { return quantized_per_token(rows) || tile % rows.group == 0; };
     return whole(format.k) && whole(format.v);
   }
 
@@ -71,14 +71,14 @@ class GpuCompressed : public GpuRowTest {
 };
 
 TEST_P(GpuCompressed, HasTheBitsOfWhatComesBackOnAnyNumberOfRanks) {
-  FoldSpec causal = make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0});
-  FoldSpec everything = make_spec(Dtype::kF16, 4, 2, 128, {200, 30});
+  AttentionSpec causal = make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0});
+  AttentionSpec everything = make_spec(Dtype::kF16, 4, 2, 128, {200, 30});
   everything.sinks = true;
   everything.softcap = 20.0F;
   const Batch ragged = {{1, 1, 0}, {300, 300, 0}, {0, 0, 0}, {129, 129, 0}, {5, 700, 695}, {63, 63, 0}, {17, 40, -9}};
   int taken = 0;
   for (const CacheFormat& format : formats()) {
-    for (const FoldSpec& spec : {causal, everything}) {
+    for (const AttentionSpec& spec : {causal, everything}) {
       if (!takes(spec, format)) continue;
       const Job plain{spec, ragged};
       Job job = plain;
@@ -103,7 +103,7 @@ TEST_P(GpuCompressed, FormatsOfARankHaveTheBitsOfOneRank) {
 }
 
 // A scale of K and a code of V that no compressed tensor may hold, of the 11th and the 12th key of the second sequence.
-TEST_P(GpuCompressed, FaultsAreNamedOnAnyNumberOfRanks) {
+TEST_P(GpuCompressed, InvalidEntriesAreNamedOnAnyNumberOfRanks) {
   Job job{make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0}), {{300, 300, 0}, {129, 129, 0}}};
   job.format = {parse_row_format("int8"), parse_row_format("int8")};
   const auto text_of = [&](bool keys, int world) {

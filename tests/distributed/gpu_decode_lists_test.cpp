@@ -12,19 +12,19 @@
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
 #include "kernels/fold_spec.hpp"
+#include "tests/support/listed_steps.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/listed_steps.hpp"
 #include "tests/support/two_ranks.hpp"
 
 namespace ringattn::testing {
 namespace {
 
 constexpr int kBlock = 128;
-constexpr ListShape kShape{128, kBlock, 2};
+constexpr BlockMaskShape kShape{128, kBlock, 2};
 
-FoldSpec usual_spec() {
-  FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
+AttentionSpec usual_spec() {
+  AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
   spec.sinks = true;
   return spec;
 }
@@ -35,10 +35,10 @@ DecodeOptions on_gpu() {
   return options;
 }
 
-DecodeJob job_of(const ListedSteps& steps, int rows, const CacheLayout& layout, int best) {
+DecodeJob job_of(const BlockMaskSteps& steps, int rows, const CacheLayout& layout, int best) {
   DecodeJob job = decode_job(steps.job(), rows, layout);
-  job.spec.lists = kShape;
-  job.best_blocks = best;
+  job.spec.block_mask = kShape;
+  job.top_k_blocks = best;
   return job;
 }
 
@@ -47,12 +47,12 @@ std::vector<std::int64_t> plus(std::vector<std::int64_t> lengths, std::int64_t m
   return lengths;
 }
 
-class GpuDecodeByLists : public ::testing::Test {
+class GpuDecodeWithBlockMask : public ::testing::Test {
  protected:
   void SetUp() override {
     if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
-    FoldSpec spec = usual_spec();
-    spec.lists = kShape;
+    AttentionSpec spec = usual_spec();
+    spec.block_mask = kShape;
     try {
       choose_kernel(DecodeSpec{spec}, on_gpu().kernel);
     } catch (const Error& error) {
@@ -61,26 +61,26 @@ class GpuDecodeByLists : public ::testing::Test {
   }
 };
 
-TEST_F(GpuDecodeByLists, AGraphFollowsTheLists) {
+TEST_F(GpuDecodeWithBlockMask, AGraphFollowsTheBlockMask) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   constexpr std::int64_t kSteps = 140;
   const std::vector<std::int64_t> longest = {3 * 8192 + 70, kSteps, 8192 + 4};  // even: two rows are of one block
-  const ListedSteps steps(usual_spec(), longest, 1, "cuda");
+  const BlockMaskSteps steps(usual_spec(), longest, 1, "cuda");
   for (const std::int64_t page : {0, 16, 256}) {
     const CacheLayout layout{.page_size = page};
     Decode decode(job_of(steps, 2, layout, 0), *self, on_gpu());
     DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
     const std::vector<std::int64_t> start = plus(longest, -kSteps);
-    rank.set_lists(*steps.lists(kShape, longest, 2, all_blocks()), 2);
+    rank.set_block_mask(*steps.block_mask(kShape, longest, 2, all_blocks()), 2);
     rank.fill(start);
     rank.load(plus(start, 2), 2);
     const Graph graph(rank.stream(), [&] { decode.enqueue(rank.inputs(true, true), rank.outputs(), rank.stream()); });
     for (std::int64_t step = 2; step <= kSteps; step += 2) {
       const std::vector<std::int64_t> lengths = plus(start, step);
-      const auto lists = steps.lists(
+      const auto block_mask = steps.block_mask(
           kShape, lengths, 2, random_blocks(kShape, {-1, 0}, static_cast<int>(step), static_cast<std::uint64_t>(step)));
       rank.lengths = rank.lengths_now();
-      rank.set_lists(*lists, 2);
+      rank.set_block_mask(*block_mask, 2);
       rank.upload();
       rank.load(lengths, 2);
       graph.launch();
@@ -88,18 +88,18 @@ TEST_F(GpuDecodeByLists, AGraphFollowsTheLists) {
         rank.difference(poisoned_result(steps.job(), 1));  // the outputs are NaN again
         continue;
       }
-      ASSERT_EQ(rank.difference(steps.attended(lists, lengths, 2)), "") << "step " << step << ", page " << page;
+      ASSERT_EQ(rank.difference(steps.attended(block_mask, lengths, 2)), "") << "step " << step << ", page " << page;
     }
     decode.wait();  // no check has found anything
   }
 }
 
 // Each launch grows the sequences, appends rows, makes the means of blocks that are full, chooses blocks and decodes.
-TEST_F(GpuDecodeByLists, AGraphChoosesItsBlocks) {
+TEST_F(GpuDecodeWithBlockMask, AGraphChoosesItsBlocks) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   constexpr std::int64_t kSteps = 300;
   const std::vector<std::int64_t> longest = {2 * 8192 + 150, kSteps, 40 * kBlock + 3};
-  const ListedSteps steps(usual_spec(), longest, 2, "cuda");
+  const BlockMaskSteps steps(usual_spec(), longest, 2, "cuda");
   for (const std::int64_t page : {0, 64}) {
     const CacheLayout layout{.page_size = page};
     Decode decode(job_of(steps, 1, layout, 12), *self, on_gpu());
@@ -131,15 +131,15 @@ TEST_F(GpuDecodeByLists, AGraphChoosesItsBlocks) {
 // Two ranks with a K/V head each, or with sequences of their own, while sequences grow.
 void expect_two_ranks(const char* transport, const std::vector<std::int64_t>& longest, int head_parts, int best) {
   constexpr std::int64_t kSteps = 3;
-  const ListedSteps steps(usual_spec(), longest, 5, "cuda");
+  const BlockMaskSteps steps(usual_spec(), longest, 5, "cuda");
   const std::vector<std::int64_t> start = plus(longest, -kSteps);
-  std::vector<std::shared_ptr<const TileLists>> lists;
+  std::vector<std::shared_ptr<const BlockMask>> block_mask;
   std::vector<JobResult> expected;
   for (std::int64_t step = 1; step <= kSteps; ++step) {
     const std::vector<std::int64_t> lengths = plus(start, step);
-    lists.push_back(best > 0 ? steps.best(kShape, lengths, 1, best)
-                             : steps.lists(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 70, 3)));
-    expected.push_back(steps.attended(lists.back(), lengths, 1));
+    block_mask.push_back(best > 0 ? steps.best(kShape, lengths, 1, best)
+                                  : steps.block_mask(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 70, 3)));
+    expected.push_back(steps.attended(block_mask.back(), lengths, 1));
   }
   const CacheLayout layout{.page_size = longest.size() == 1 ? 64 : 0};
   in_two_ranks(transport, [&](Transport& world) {
@@ -148,13 +148,13 @@ void expect_two_ranks(const char* transport, const std::vector<std::int64_t>& lo
     Decode decode(job, world, on_gpu());
     EXPECT_EQ(decode.kv_heads().count, head_parts == 2 ? 1 : 2);
     DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
-    if (best == 0) rank.set_lists(*lists[0], 1);
+    if (best == 0) rank.set_block_mask(*block_mask[0], 1);
     rank.fill(start);
     rank.load(start, 1);
     if (best > 0) decode.pool(rank.inputs(false, false), rank.stream());
     for (std::int64_t step = 1; step <= kSteps; ++step) {
       rank.lengths = rank.lengths_now();
-      if (best == 0) rank.set_lists(*lists[static_cast<std::size_t>(step - 1)], 1);
+      if (best == 0) rank.set_block_mask(*block_mask[static_cast<std::size_t>(step - 1)], 1);
       rank.upload();
       rank.load(plus(start, step), 1);
       decode.enqueue(rank.inputs(true, true), rank.outputs(), rank.stream());
@@ -174,49 +174,49 @@ void expect_two_ranks(const char* transport) {
   }
 }
 
-TEST_F(GpuDecodeByLists, OnTwoRanks) { expect_two_ranks("p2p"); }
+TEST_F(GpuDecodeWithBlockMask, OnTwoRanks) { expect_two_ranks("p2p"); }
 
-TEST_F(GpuDecodeByLists, OnTwoRanksByNccl) {
+TEST_F(GpuDecodeWithBlockMask, OnTwoRanksByNccl) {
   if (visible_gpus().size() < 2) GTEST_SKIP() << "needs two GPUs: NCCL takes one for each rank";
   expect_two_ranks("nccl");
 }
 
 // What the host knows of lengths is checked there, and lists are not: they lie on the device.
-TEST_F(GpuDecodeByLists, StandBesideHostCopiesOfLengths) {
+TEST_F(GpuDecodeWithBlockMask, StandBesideHostCopiesOfLengths) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   const std::vector<std::int64_t> lengths = {20 * kBlock, 9 * kBlock + 5, 700};
-  const ListedSteps steps(usual_spec(), lengths, 4, "cuda");
+  const BlockMaskSteps steps(usual_spec(), lengths, 4, "cuda");
   const CacheLayout layout;
   Decode decode(job_of(steps, 1, layout, 0), *self, on_gpu());
   DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
-  const auto lists = steps.lists(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 6, 3));
-  rank.set_lists(*lists, 1);
+  const auto block_mask = steps.block_mask(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 6, 3));
+  rank.set_block_mask(*block_mask, 1);
   rank.fill(lengths);
   rank.load(lengths, 1);
   DecodeInputs inputs = rank.inputs(false, false);
   const std::vector<std::int32_t> known(lengths.begin(), lengths.end());
   inputs.host_lengths = known.data();
   decode.run(inputs, rank.outputs(), rank.stream());
-  EXPECT_EQ(rank.difference(steps.attended(lists, lengths, 1)), "");
+  EXPECT_EQ(rank.difference(steps.attended(block_mask, lengths, 1)), "");
 }
 
-TEST_F(GpuDecodeByLists, AreCheckedOnTheDevice) {
+TEST_F(GpuDecodeWithBlockMask, AreCheckedOnTheDevice) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   const std::vector<std::int64_t> lengths = {20 * kBlock, 9 * kBlock + 5, 700};
-  FoldSpec spec = usual_spec();
+  AttentionSpec spec = usual_spec();
   spec.sinks = false;
-  const ListedSteps steps(spec, lengths, 3, "cuda");
+  const BlockMaskSteps steps(spec, lengths, 3, "cuda");
   const CacheLayout layout{.page_size = 64};
   Decode decode(job_of(steps, 1, layout, 0), *self, on_gpu());
   DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
-  const auto lists = steps.lists(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 6, 3));
-  const JobResult expected = steps.attended(lists, lengths, 1);
-  rank.set_lists(*lists, 1);
+  const auto block_mask = steps.block_mask(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 6, 3));
+  const JobResult expected = steps.attended(block_mask, lengths, 1);
+  rank.set_block_mask(*block_mask, 1);
   rank.fill(lengths);
   rank.load(lengths, 1);
   const std::size_t stride = rank.list_blocks.size() / rank.list_counts.size();
   const auto spoiled = [&](auto spoil, std::string_view part) {
-    rank.set_lists(*lists, 1);
+    rank.set_block_mask(*block_mask, 1);
     spoil();
     rank.upload();
     const Error error = error_of([&] { decode.run(rank.inputs(false, false), rank.outputs()); });
@@ -229,7 +229,7 @@ TEST_F(GpuDecodeByLists, AreCheckedOnTheDevice) {
           "list 0 of sequence 1 names block");
   spoiled([&] { rank.list_blocks[3 * stride] = -7; }, "list 1 of sequence 1 names block -7 at place 0");
   spoiled([&] { rank.list_counts[3] = 1000; }, "list 1 of sequence 1 has 1000 blocks");
-  rank.set_lists(*lists, 1);
+  rank.set_block_mask(*block_mask, 1);
   rank.upload();
   decode.run(rank.inputs(false, false), rank.outputs());
   EXPECT_EQ(rank.difference(expected), "");

@@ -25,14 +25,14 @@ namespace {
 constexpr std::int64_t kGroup = 8192;
 constexpr std::int64_t kSteps = 300;
 
-FoldSpec spec_of(const Mask& mask) {
-  FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, mask);
+AttentionSpec spec_of(const Mask& mask) {
+  AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, mask);
   spec.sinks = true;
   return spec;
 }
 
 // Sequences of these lengths, whose tokens are queries: the last `queries`, or all.
-Job job_of(const FoldSpec& spec, const std::vector<std::int64_t>& lengths, std::int64_t queries = 0) {
+Job job_of(const AttentionSpec& spec, const std::vector<std::int64_t>& lengths, std::int64_t queries = 0) {
   Job job{spec, {}};
   for (const std::int64_t length : lengths) {
     const std::int64_t count = queries > 0 ? queries : length;
@@ -177,7 +177,7 @@ std::vector<BadTable> bad_tables() {
 
 TEST_F(GpuDecode, ChecksOnTheDevice) {
   const auto self = make_self_transport(MemoryKind::kDevice);
-  FoldSpec spec = spec_of({-1, 0});
+  AttentionSpec spec = spec_of({-1, 0});
   spec.sinks = false;
   const Job job = job_of(spec, {300, 200, 500, 90}, 1);
   const JobTensors tensors = random_tensors(job, 3);
@@ -268,7 +268,7 @@ TEST_F(GpuDecode, SharedPrefixes) {
   constexpr std::int64_t kFew = 20;
   constexpr std::int64_t kShared = kGroup + 272;
   const auto self = make_self_transport(MemoryKind::kDevice);
-  FoldSpec spec = spec_of({-1, 0});
+  AttentionSpec spec = spec_of({-1, 0});
   spec.sinks = false;
   const Job job = job_of(spec, {kGroup + 346, 70, kGroup + 316});
   JobTensors tensors = random_tensors(job, 6);
@@ -305,7 +305,7 @@ TEST_F(GpuDecode, SharedPrefixes) {
 
 // Two ranks, of which one has the prefix's open group.
 TEST_F(GpuDecode, SharedPrefixesOfTwoRanks) {
-  FoldSpec spec = spec_of({-1, 0});
+  AttentionSpec spec = spec_of({-1, 0});
   for (const std::int64_t keys : {kGroup + 640, std::int64_t{640}}) {
     const Job job = job_of(spec, {keys + 300, 2 * kGroup + 20, keys + 17, keys + 3}, 3);
     JobTensors tensors = random_tensors(job, 7);

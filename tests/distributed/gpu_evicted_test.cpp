@@ -26,7 +26,7 @@ class GpuEvicted : public GpuRowTest {
   void SetUp() override {
     GpuRowTest::SetUp();
     if (IsSkipped()) return;
-    FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, kDim, {-1, 0});
+    AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, kDim, {-1, 0});
     spec.positions = 2;
     if (!able(spec)) GTEST_SKIP() << GetParam().name << " has no kernel for positions of keys";
   }
@@ -40,11 +40,11 @@ class GpuEvicted : public GpuRowTest {
 };
 
 TEST_P(GpuEvicted, HaveTheSameBitsOnAnyNumberOfRanks) {
-  FoldSpec everything = make_spec(Dtype::kBf16, 4, 2, kDim, {137, 21});
+  AttentionSpec everything = make_spec(Dtype::kBf16, 4, 2, kDim, {137, 21});
   everything.softcap = 20.0F;
   everything.sinks = true;
   std::uint64_t seed = 1;
-  for (const FoldSpec& spec :
+  for (const AttentionSpec& spec :
        {make_spec(Dtype::kBf16, 4, 2, kDim, {-1, 0}), make_spec(Dtype::kF16, 4, 2, kDim, {90, 0}), everything}) {
     // Of few tokens some queries see none, between others that see one.
     for (const auto& [heads, ratio] : {std::pair{1, 0.4}, {2, 0.4}, {2, 0.95}}) {
@@ -74,7 +74,7 @@ TEST_P(GpuEvicted, HaveTheSameBitsOnAnyNumberOfRanks) {
 }
 
 // More tiles than a group holds, with windows that begin anywhere.
-TEST_P(GpuEvicted, OfSeveralGroups) {
+TEST_P(GpuEvicted, OfSeveralKvSplits) {
   for (const Mask& mask : {Mask{-1, 0}, Mask{14000, 0}}) {
     const std::int64_t keys = 128 * 140 + 50;
     const Evicted evicted({make_spec(Dtype::kBf16, 2, 1, kDim, mask), {{170, keys, keys / 2}, {3, keys, keys - 40}}},

@@ -21,8 +21,8 @@ HybridStack on_gpus(LayoutKind layout) {
   stack.layout = layout;
   stack.heads = 4;
   stack.dim = 128;
-  stack.scan_heads = 8;
-  stack.scan_dim = 64;
+  stack.ssm_heads = 8;
+  stack.ssm_dim = 64;
   stack.state_dim = 128;
   return stack;
 }

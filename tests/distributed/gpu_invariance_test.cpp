@@ -67,7 +67,7 @@ TEST_P(GpuInvariance, FullFp16) {
 }
 
 TEST_P(GpuInvariance, RaggedBatchWithSinksAndSoftcap) {
-  FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0});
+  AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0});
   spec.sinks = true;
   spec.softcap = 30.0F;
   expect_equal_worlds({spec, {{300, 300, 0}, {1, 1, 0}, {0, 0, 0}, {77, 500, 423}, {129, 64, 0}, {1000, 1000, 0}}},
@@ -100,7 +100,7 @@ TEST_P(GpuInvariance, FewTokensManyRanks) {
 }
 
 TEST_P(GpuInvariance, ChunkedPrefillEqualsWholePrefill) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0});
   if (!able(spec)) GTEST_SKIP() << "needs: " << GetParam().missing(spec).front();
   const std::int64_t n = 1500;
   const JobTensors tensors = random_tensors({spec, {{n, n, 0}}}, 5);
@@ -126,7 +126,7 @@ TEST_P(GpuInvariance, ChunkedPrefillEqualsWholePrefill) {
 }
 
 TEST_P(GpuInvariance, RepeatsAreEqual) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
   if (!able(spec)) GTEST_SKIP() << "needs: " << GetParam().missing(spec).front();
   const Job job{spec, uniform_batch(1, 700, 700)};
   const JobTensors tensors = random_tensors(job, 3);

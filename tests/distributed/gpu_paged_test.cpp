@@ -44,7 +44,7 @@ TEST_P(GpuPaged, CausalJobs) {
 }
 
 TEST_P(GpuPaged, RaggedJobsWithEverything) {
-  FoldSpec everything = make_spec(Dtype::kF16, 4, 2, 128, {150, 33});
+  AttentionSpec everything = make_spec(Dtype::kF16, 4, 2, 128, {150, 33});
   everything.softcap = 20.0F;
   everything.sinks = true;
   expect_the_bits_of_rows({everything,

@@ -65,7 +65,8 @@ void expect_there_and_back(Transport& world, std::int64_t stripe) {
   const std::vector<std::int64_t> lengths{5000, 3, 1111};
   const Layout striped = layout_of(lengths, world.size(), stripe);
   const Layout stretches = layout_of(lengths, world.size(), 2500);
-  const FoldChoice choice = choose_kernel(make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0}), KernelRequest{"cuda", "auto"});
+  const AttentionChoice choice =
+      choose_kernel(make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0}), KernelRequest{"cuda", "auto"});
   const auto backend = choice.row->make_backend({1, world.device()});
   const int rank = world.rank();
   Reshard there(striped, stretches, kRowBytes, world, *backend);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Scan whose ranks share GPUs has the bits of the kernel on all tokens, by memcmp of y and of final states: states
+// A Ssm whose ranks share GPUs has the bits of the kernel on all tokens, by memcmp of y and of final states: states
 // travel between device memories, and layers are enqueued one behind the other.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -21,17 +21,17 @@ namespace {
 
 constexpr std::int64_t kSuper = kSuperSegmentTokens;
 
-// One rank's part of a Scan, alone and enqueued twice, in one range of heads or two: adds up rows and states that
+// One rank's part of a Ssm, alone and enqueued twice, in one range of heads or two: adds up rows and states that
 // differ, and its tokens.
-void scan_rank(Transport& world, const ScanCase& given, int ranges, std::atomic<std::int64_t>& differ,
+void scan_rank(Transport& world, const SsmCase& given, int ranges, std::atomic<std::int64_t>& differ,
                std::atomic<std::int64_t>& tokens) {
-  ScanOptions options;
+  SsmOptions options;
   options.kernel.backend = "cuda";
   options.head_ranges = ranges;
-  Scan scan(job_of(given), world, options);
+  Ssm scan(job_of(given), world, options);
   EXPECT_EQ(scan.kernel().row->backend, "cuda");
-  ScanRank first(scan, world.rank(), given);
-  ScanRank second(scan, world.rank(), given);
+  SsmRank first(scan, world.rank(), given);
+  SsmRank second(scan, world.rank(), given);
   scan.run(first.inputs(), first.outputs());
   differ += first.differences();
   first.clear();
@@ -42,25 +42,25 @@ void scan_rank(Transport& world, const ScanCase& given, int ranges, std::atomic<
   tokens += scan.layout().tokens(world.rank());
 }
 
-ScanCase heads_of_matrices() {
-  ScanSpec spec = small_scan(6, false);
+SsmCase heads_of_matrices() {
+  SsmSpec spec = small_ssm(6, false);
   spec.head_dim = 64;
   spec.state_dim = 128;
-  return make_scan_case(spec, {2 * kSuper + 777, 100, kSuper}, true, 1, "cuda");
+  return make_ssm_case(spec, {2 * kSuper + 777, 100, kSuper}, true, 1, "cuda");
 }
-ScanCase ragged_sequences() {
-  return make_scan_case(small_scan(2, false), {0, 70'000, 1, 2 * kSuper, 0, 0, 100, kSuper + 64, 3, kSuper, 0}, true, 2,
-                        "cuda");
+SsmCase ragged_sequences() {
+  return make_ssm_case(small_ssm(2, false), {0, 70'000, 1, 2 * kSuper, 0, 0, 100, kSuper + 64, 3, kSuper, 0}, true, 2,
+                       "cuda");
 }
-ScanCase channels() { return make_scan_case(small_scan(16, true), {3 * kSuper + 5, 40, kSuper + 1}, true, 3, "cuda"); }
+SsmCase channels() { return make_ssm_case(small_ssm(16, true), {3 * kSuper + 5, 40, kSuper + 1}, true, 3, "cuda"); }
 
-class GpuScan : public ::testing::TestWithParam<int> {
+class GpuSsm : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
   }
 
-  static void expect_same(const ScanCase& given) {
+  static void expect_same(const SsmCase& given) {
     WorldRequest request;
     request.memory = WantedMemory::kDevice;
     request.ranks = GetParam();
@@ -82,15 +82,15 @@ class GpuScan : public ::testing::TestWithParam<int> {
   }
 };
 
-TEST_P(GpuScan, HeadsOfMatrices) { expect_same(heads_of_matrices()); }
+TEST_P(GpuSsm, HeadsOfMatrices) { expect_same(heads_of_matrices()); }
 
-TEST_P(GpuScan, SequencesThatEndOnAndInsideOfShards) { expect_same(ragged_sequences()); }
+TEST_P(GpuSsm, SequencesThatEndOnAndInsideOfShards) { expect_same(ragged_sequences()); }
 
-TEST_P(GpuScan, Channels) { expect_same(channels()); }
+TEST_P(GpuSsm, Channels) { expect_same(channels()); }
 
 // A layer with a convolution in front, or a step of decoding.
-ScanInput layer(bool selective, bool step) {
-  SyntheticScan scan;
+SsmInput layer(bool selective, bool step) {
+  SyntheticSsmInput scan;
   scan.seed = 7;
   scan.selective = selective;
   scan.update = step;
@@ -99,28 +99,28 @@ ScanInput layer(bool selective, bool step) {
   scan.heads = selective ? 64 : 6;
   scan.state_dim = selective ? 16 : 128;
   scan.conv_width = 4;
-  return ScanInput(scan, {}).with_final_states();
+  return SsmInput(scan, {}).with_final_states();
 }
 
 // The digests of the layer on so many ranks. `checked`: of the one rank, rows are compared with fp64, too.
-ScanDigests digests_of(const ScanInput& input, int ranks, const std::string& transport = "auto", bool checked = false) {
+SsmDigests digests_of(const SsmInput& input, int ranks, const std::string& transport = "auto", bool checked = false) {
   WorldRequest request;
   request.transport = transport;
   request.memory = WantedMemory::kDevice;
   request.ranks = ranks;
   std::string failure;
-  ScanDigests digests;
+  SsmDigests digests;
   run_world(
       request,
       [&](Transport& world) {
-        ScanOptions options;
+        SsmOptions options;
         options.kernel.backend = "cuda";
-        PreparedScan prepared(input, world, options);
-        const ScanFileResult result = prepared.run();
+        PreparedSsm prepared(input, world, options);
+        const SsmFileResult result = prepared.run();
         if (checked) {
-          const Meeting meeting(world, Patience(60.0));
-          const ScanAccuracy accuracy = check_scan_result(meeting, input, 16, result.rank.checked_view(input.job()),
-                                                          rounds_factors(*prepared.scan().kernel().row), 4);
+          const Collective collective(world, Timeouts(60.0));
+          const SsmAccuracy accuracy = check_ssm_result(collective, input, 16, result.rank.result_view(input.job()),
+                                                        rounds_factors(*prepared.ssm().kernel().row), 4);
           EXPECT_TRUE(accuracy.passes()) << accuracy.part << ", " << accuracy.misplaced << " misplaced";
         }
         if (world.rank() == 0) digests = result.digests;
@@ -132,12 +132,12 @@ ScanDigests digests_of(const ScanInput& input, int ranks, const std::string& tra
 }
 
 // On one rank right by fp64, on others with its digests.
-TEST_P(GpuScan, LayersAndStepsOfDecoding) {
+TEST_P(GpuSsm, LayersAndStepsOfDecoding) {
   for (const bool selective : {false, true}) {
     for (const bool step : {false, true}) {
-      const ScanInput input = layer(selective, step);
-      const ScanDigests one = digests_of(input, 1, "auto", GetParam() == 1);
-      const ScanDigests several = digests_of(input, GetParam());
+      const SsmInput input = layer(selective, step);
+      const SsmDigests one = digests_of(input, 1, "auto", GetParam() == 1);
+      const SsmDigests several = digests_of(input, GetParam());
       EXPECT_EQ(several.y, one.y) << "selective " << selective << ", step " << step;
       EXPECT_EQ(several.final_states, one.final_states);
     }
@@ -146,7 +146,7 @@ TEST_P(GpuScan, LayersAndStepsOfDecoding) {
 
 // Halos travel in the caller's stream and states in one of the scan's own, over one transport.
 void expect_the_same_of_two_ranks(const std::string& transport) {
-  for (const ScanCase& given : {heads_of_matrices(), ragged_sequences(), channels()}) {
+  for (const SsmCase& given : {heads_of_matrices(), ragged_sequences(), channels()}) {
     for (const int ranges : {1, 2}) {
       std::atomic<std::int64_t> differ = 0;
       std::atomic<std::int64_t> tokens = 0;
@@ -159,39 +159,39 @@ void expect_the_same_of_two_ranks(const std::string& transport) {
     }
   }
   for (const bool selective : {false, true}) {
-    const ScanInput input = layer(selective, false);
-    const ScanDigests one = digests_of(input, 1);
-    const ScanDigests two = digests_of(input, 2, transport);
+    const SsmInput input = layer(selective, false);
+    const SsmDigests one = digests_of(input, 1);
+    const SsmDigests two = digests_of(input, 2, transport);
     EXPECT_EQ(two.y, one.y) << transport << ", selective " << selective;
     EXPECT_EQ(two.final_states, one.final_states) << transport << ", selective " << selective;
   }
 }
 
-TEST(GpuScanOfTwoRanks, HasTheBitsOfOneByP2p) {
+TEST(GpuSsmOfTwoRanks, HasTheBitsOfOneByP2p) {
   if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
   expect_the_same_of_two_ranks("p2p");
 }
 
-TEST(GpuScanOfTwoRanks, HasTheBitsOfOneByNccl) {
+TEST(GpuSsmOfTwoRanks, HasTheBitsOfOneByNccl) {
   if (visible_gpus().size() < 2) GTEST_SKIP() << "needs two GPUs: NCCL takes one for each rank";
   expect_the_same_of_two_ranks("nccl");
 }
 
 // By the marks of two streams. Few heads and tokens, so that compute-sanitizer can follow states from rank to rank.
-TEST(GpuScanOfTwoRanks, TellsItsPartsInOrder) {
+TEST(GpuSsmOfTwoRanks, ReportsItsPhasesInOrder) {
   if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
-  const ScanCase given = make_scan_case(small_scan(2, false), {kSuper + 100}, true, 4, "cuda");
+  const SsmCase given = make_ssm_case(small_ssm(2, false), {kSuper + 100}, true, 4, "cuda");
   std::atomic<std::int64_t> differ = 0;
   in_two_ranks("p2p", [&](Transport& world) {
-    ScanOptions options;
+    SsmOptions options;
     options.kernel.backend = "cuda";
     options.head_ranges = 1;
     options.timeline = true;
-    Scan scan(job_of(given), world, options);
-    ScanRank rank(scan, world.rank(), given);
-    const ScanStats stats = scan.run(rank.inputs(), rank.outputs());
+    Ssm scan(job_of(given), world, options);
+    SsmRank rank(scan, world.rank(), given);
+    const SsmStats stats = scan.run(rank.inputs(), rank.outputs());
     differ += rank.differences();
-    using enum ScanPart::Kind;
+    using enum SsmPhase::Kind;
     ASSERT_EQ(stats.parts.size(), 4U);
     for (std::size_t i = 0; i < 4; ++i) {
       EXPECT_EQ(stats.parts[i].kind, (std::vector{kFold, kTravel, kWait, kFinish})[i]) << i;
@@ -200,33 +200,33 @@ TEST(GpuScanOfTwoRanks, TellsItsPartsInOrder) {
     // Seconds are those of fp32 milliseconds, which two differences round differently.
     const auto follows = [](double later, double earlier) { return later >= earlier - 1e-6; };
     const auto& [fold, travel, wait, finish] = std::tie(stats.parts[0], stats.parts[1], stats.parts[2], stats.parts[3]);
-    for (const ScanPart& part : stats.parts) EXPECT_TRUE(follows(part.end, part.begin));
+    for (const SsmPhase& part : stats.parts) EXPECT_TRUE(follows(part.end, part.begin));
     EXPECT_TRUE(follows(fold.begin, 0.0));
     EXPECT_TRUE(follows(travel.begin, fold.end)) << travel.begin << " and " << fold.end;
     EXPECT_TRUE(follows(wait.begin, fold.end)) << wait.begin << " and " << fold.end;
     EXPECT_TRUE(follows(wait.end, travel.end)) << wait.end << " and " << travel.end;
     EXPECT_TRUE(follows(finish.begin, wait.end)) << finish.begin << " and " << wait.end;
     EXPECT_TRUE(follows(stats.seconds, finish.end)) << stats.seconds << " and " << finish.end;
-    EXPECT_TRUE(follows(stats.waiting_seconds, wait.end - wait.begin));
+    EXPECT_TRUE(follows(stats.exposed_comm_seconds, wait.end - wait.begin));
   });
   EXPECT_EQ(differ, 0);
 }
 
 // States have a stream of their own: nothing of a scan begins before what the caller's stream has, and what the stream
 // gets behind it finds all of it done.
-TEST(GpuScanOfTwoRanks, IsPartOfTheCallersStream) {
+TEST(GpuSsmOfTwoRanks, IsPartOfTheCallersStream) {
   if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
-  const ScanCase given = heads_of_matrices();
+  const SsmCase given = heads_of_matrices();
   std::atomic<std::int64_t> differ = 0;
   in_two_ranks("p2p", [&](Transport& world) {
-    ScanOptions options;
+    SsmOptions options;
     options.kernel.backend = "cuda";
     options.head_ranges = 2;
-    Scan scan(job_of(given), world, options);
+    Ssm scan(job_of(given), world, options);
     Backend& backend = scan.backend();
     const Stream stream = backend.stream();
-    ScanRank rank(scan, world.rank(), given);
-    const ScanInputs inputs = rank.inputs();
+    SsmRank rank(scan, world.rank(), given);
+    const SsmInputs inputs = rank.inputs();
     const TensorView& x = inputs.x;
     const auto bytes =
         static_cast<std::int64_t>(x.tokens * x.token_stride * static_cast<std::int64_t>(size_of(x.dtype)));
@@ -254,7 +254,7 @@ TEST(GpuScanOfTwoRanks, IsPartOfTheCallersStream) {
   EXPECT_EQ(differ, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, GpuScan, ::testing::Values(1, 2, 3),
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuSsm, ::testing::Values(1, 2, 3),
                          [](const auto& test) { return fmt::format("{}", test.param); });
 
 }  // namespace

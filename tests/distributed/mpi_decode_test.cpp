@@ -11,9 +11,9 @@
 #include "comm/self.hpp"
 #include "kernels/fold_spec.hpp"
 #include "tests/distributed/over_mpi.hpp"
+#include "tests/support/listed_steps.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/listed_steps.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -50,8 +50,8 @@ class MpiDecode : public OverMpi {
   }
 };
 
-FoldSpec small_spec(const Mask& mask) {
-  FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, mask);
+AttentionSpec small_spec(const Mask& mask) {
+  AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, mask);
   spec.sinks = true;
   return spec;
 }
@@ -102,20 +102,20 @@ TEST_P(MpiDecode, GrowingSequences) {
 TEST_P(MpiDecode, ByLists) {
   for (const int kv_heads : {2, 5}) {
     for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{8192 + 1300}, {2000, 300, 1400, 130}}) {
-      const ListShape shape{128, 128, kv_heads == 5 ? kv_heads : 1};
-      FoldSpec spec = make_spec(Dtype::kBf16, 2 * kv_heads, kv_heads, 64, {-1, 0});
+      const BlockMaskShape shape{128, 128, kv_heads == 5 ? kv_heads : 1};
+      AttentionSpec spec = make_spec(Dtype::kBf16, 2 * kv_heads, kv_heads, 64, {-1, 0});
       spec.sinks = true;
-      const ListedSteps steps(spec, lengths, 14, backend());
-      const auto lists = steps.lists(shape, lengths, 1, random_blocks(shape, spec.mask, 66, 3));
+      const BlockMaskSteps steps(spec, lengths, 14, backend());
+      const auto block_mask = steps.block_mask(shape, lengths, 1, random_blocks(shape, spec.mask, 66, 3));
       const JobResult reference = steps.attended(
-          lists, lengths, 1, [this](const Job& of, const JobTensors& tensors) { return attended(of, tensors); });
+          block_mask, lengths, 1, [this](const Job& of, const JobTensors& tensors) { return attended(of, tensors); });
       const CacheLayout layout{.page_size = lengths.size() == 1 ? 64 : 0};
       DecodeJob job = decode_job(steps.job(), 1, layout);
-      job.spec.lists = shape;
+      job.spec.block_mask = shape;
       if (lengths.size() > 1 && transport().size() <= kv_heads) job.head_parts = transport().size();
       Decode decode(job, transport(), options());
       DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
-      rank.set_lists(*lists, 1);
+      rank.set_block_mask(*block_mask, 1);
       std::vector<std::int64_t> before = lengths;
       for (std::int64_t& length : before) --length;
       rank.fill(before);

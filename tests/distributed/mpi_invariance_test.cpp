@@ -31,8 +31,8 @@ class MpiInvariance : public OverMpi {
   }
 };
 
-FoldSpec small_spec(Mask mask) {
-  FoldSpec spec;
+AttentionSpec small_spec(Mask mask) {
+  AttentionSpec spec;
   spec.heads = 4;
   spec.kv_heads = 2;
   spec.head_dim = 64;

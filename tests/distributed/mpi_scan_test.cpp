@@ -40,15 +40,15 @@ class NumberedRows {
   DeviceArray memory_;
 };
 
-class MpiScan : public OverMpi {
+class MpiSsm : public OverMpi {
  protected:
-  void expect_same(const ScanSpec& spec, const std::vector<std::int64_t>& lengths, bool initial, std::uint64_t seed) {
-    const ScanCase given = make_scan_case(spec, lengths, initial, seed, backend());
-    ScanOptions options;
+  void expect_same(const SsmSpec& spec, const std::vector<std::int64_t>& lengths, bool initial, std::uint64_t seed) {
+    const SsmCase given = make_ssm_case(spec, lengths, initial, seed, backend());
+    SsmOptions options;
     options.kernel.backend = backend();
     options.threads = 1;
-    Scan scan(job_of(given), transport(), options);
-    ScanRank rank(scan, transport().rank(), given);
+    Ssm scan(job_of(given), transport(), options);
+    SsmRank rank(scan, transport().rank(), given);
     scan.run(rank.inputs(), rank.outputs());
     EXPECT_EQ(rank.differences(), 0) << "rank " << transport().rank();
     rank.clear();
@@ -62,11 +62,11 @@ class MpiScan : public OverMpi {
   }
 };
 
-TEST_P(MpiScan, RaggedSequences) { expect_same(small_scan(2, false), {3 * kSuper + 70, 5, kSuper + 1}, true, 1); }
+TEST_P(MpiSsm, RaggedSequences) { expect_same(small_ssm(2, false), {3 * kSuper + 70, 5, kSuper + 1}, true, 1); }
 
-TEST_P(MpiScan, SelectiveScans) { expect_same(small_scan(16, true), {2 * kSuper + 9, 80}, false, 2); }
+TEST_P(MpiSsm, SelectiveScans) { expect_same(small_ssm(16, true), {2 * kSuper + 9, 80}, false, 2); }
 
-TEST_P(MpiScan, RowsComeFromAnotherLayoutAndGoBack) {
+TEST_P(MpiSsm, RowsComeFromAnotherLayoutAndGoBack) {
   // Tokens in turn, ten at a time, where a scan has whole super-segments.
   const std::vector<std::int64_t> lengths{kSuper + 70, 555};
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(transport().size()));
@@ -78,8 +78,8 @@ TEST_P(MpiScan, RowsComeFromAnotherLayoutAndGoBack) {
     }
   }
   const Layout turns(lengths, std::move(runs));
-  const Layout dealt = scan_layout(lengths, {}, transport().size());
-  const ScanChoice choice = choose_kernel(small_scan(2, false), {backend(), "auto"});
+  const Layout dealt = ssm_layout(lengths, {}, transport().size());
+  const SsmChoice choice = choose_kernel(small_ssm(2, false), {backend(), "auto"});
   const auto backend = choice.row->make_backend({1, transport().device()});
   Reshard there(turns, dealt, sizeof(std::int64_t), transport(), *backend);
   Reshard back(dealt, turns, sizeof(std::int64_t), transport(), *backend);
@@ -96,7 +96,7 @@ TEST_P(MpiScan, RowsComeFromAnotherLayoutAndGoBack) {
   MPI_Barrier(MPI_COMM_WORLD);  // a device frees memory only when nobody's work is on its way
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, MpiScan, ::testing::Values("mpi", "p2p", "nccl"), transport_name);
+INSTANTIATE_TEST_SUITE_P(Transports, MpiSsm, ::testing::Values("mpi", "p2p", "nccl"), transport_name);
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Stops, kills or blocks a rank of a job, or two, at a named place (src/base/moment.hpp) and holds the job to its
+"""Stops, kills or blocks a rank of a job, or two, at a named failpoint (src/base/moment.hpp) and holds the job to its
 promise. Counted from that moment, its message comes within the timeout and five seconds and names the rank, and it ends within
 the timeout and ten seconds with one code; it leaves no process behind, and its output is there as a whole or not at
 all. Ranks are threads, processes of mpirun (mpi), the same under launch/ringattn-mpirun (launcher), or processes that
@@ -37,7 +37,7 @@ JOB = ["--synthetic", "7", "--seq", "1500", "--heads", "2", "--kv-heads", "1", "
        "--block", "256", "--backend", "cpu", "--threads", "1", "--timeout", f"{TIMEOUT:g}"]
 
 # Three super-segments, so states travel from rank to rank.
-SCAN = ["--op", "ssd", "--synthetic", "7", "--seq", "140000", "--heads", "2", "--head-dim", "8", "--state-dim", "8",
+SSM = ["--op", "ssd", "--synthetic", "7", "--seq", "140000", "--heads", "2", "--head-dim", "8", "--state-dim", "8",
         "--backend", "cpu", "--threads", "1", "--timeout", f"{TIMEOUT:g}"]
 
 GPU_JOB = ["--synthetic", "7", "--seq", "1500", "--heads", "2", "--kv-heads", "1", "--head-dim", "64", "--dtype", "bf16",
@@ -49,12 +49,12 @@ SLOW_JOB = ["--input", "", "--layout", "striped", "--stripe", "32", "--backend",
 SLOW_TOKENS = 3000
 
 # In the order of a job's life. What has happened to the output when all ranks have come so far: nothing, or everything.
-PLACES = {"init": False, "bootstrap": False, "joining": False, "split": False, "staging": False,
+FAILPOINTS = {"init": False, "bootstrap": False, "joining": False, "split": False, "staging": False,
           "slow-staging": False,  # the others have much to read when the first rank is at "staging"
           "first-block": False,
           "middle-block": False, "last-block": False, "states": False, "writing": False, "renaming": None,
-          "last-meeting": True, "parting": True, "exit": True}
-OF_PROCESSES = {"bootstrap", "slow-staging", "last-meeting", "parting"}
+          "last-collective": True, "leaving": True, "exit": True}
+OF_PROCESSES = {"bootstrap", "slow-staging", "last-collective", "leaving"}
 # Where MPI itself starts and ends, it doesn't say for whom it waits.
 UNNAMED = {("mpi", "init"), ("mpi", "exit"), ("p2p", "exit"), ("nccl", "exit")}
 # How messages name ranks that are missed.
@@ -63,11 +63,11 @@ BLAME = (r"error: (.*) (?:fell silent|did not come|is gone|left while)", r"waits
 
 SAMPLE = {("mpi", "stop", 3, 0, "init"), ("mpi", "stop", 3, 2, "bootstrap"), ("mpi", "stop", 2, 1, "split"),
           ("mpi", "stop", 3, 0, "middle-block"),
-          ("mpi", "stop", 3, 2, "writing"), ("mpi", "stop", 3, 2, "parting"), ("mpi", "stop", 3, 2, "exit"),
+          ("mpi", "stop", 3, 2, "writing"), ("mpi", "stop", 3, 2, "leaving"), ("mpi", "stop", 3, 2, "exit"),
           ("mpi", "kill", 3, 0, "renaming"), ("tcp", "stop", 3, 2, "init"), ("tcp", "kill", 3, 0, "bootstrap"),
           ("tcp", "stop", 2, 1, "split"), ("tcp", "kill", 3, 0, "middle-block"), ("tcp", "stop", 3, 0, "middle-block"),
-          ("tcp", "kill", 3, 2, "writing"), ("tcp", "stop", 3, 0, "renaming"), ("tcp", "kill", 3, 2, "parting"),
-          ("tcp", "stop", 3, 2, "parting"), ("tcp", "stop", 3, 2, "exit"), ("threads", "block", 3, 2, "split"),
+          ("tcp", "kill", 3, 2, "writing"), ("tcp", "stop", 3, 0, "renaming"), ("tcp", "kill", 3, 2, "leaving"),
+          ("tcp", "stop", 3, 2, "leaving"), ("tcp", "stop", 3, 2, "exit"), ("threads", "block", 3, 2, "split"),
           ("threads", "block", 3, 0, "writing"), ("threads", "block", 2, 1, "exit"),
           ("threads", "block", 2, 1, "init"),
           ("launcher", "kill", 3, 0, "middle-block"), ("launcher", "kill", 3, 2, "init"),
@@ -77,18 +77,18 @@ SAMPLE = {("mpi", "stop", 3, 0, "init"), ("mpi", "stop", 3, 2, "bootstrap"), ("m
 
 
 # In "joining" devices meet: p2p tries who reaches whose memory, NCCL makes its communicator.
-GPU_PLACES = ("joining", "staging", "middle-block", "writing", "parting", "exit")
+GPU_FAILPOINTS = ("joining", "staging", "middle-block", "writing", "leaving", "exit")
 
 
 def gpu_cases(gpus):
     """Threads share a GPU, which processes can't."""
-    for place, size in itertools.product(GPU_PLACES, (2, 3)):
+    for failpoint, size in itertools.product(GPU_FAILPOINTS, (2, 3)):
         for rank in (0, size - 1):
-            if place not in OF_PROCESSES:
-                yield "threads", "block", size, rank, place
+            if failpoint not in OF_PROCESSES:
+                yield "threads", "block", size, rank, failpoint
             if size <= gpus:
                 for transport, action in itertools.product(("p2p", "nccl"), ("stop", "kill")):
-                    yield transport, action, size, rank, place
+                    yield transport, action, size, rank, failpoint
 
 
 def all_cases():
@@ -97,16 +97,16 @@ def all_cases():
         yield "mpi", "stop", size, (0, 1), "init"  # then the turn is that of all others
     for transport, rank in itertools.product(("mpi", "tcp"), (0, 1, 2)):
         yield transport, "stop", 3, rank, "slow-staging"
-    places = [place for place in PLACES if place not in ("joining", "slow-staging")]
-    for place, size in itertools.product(places, (2, 3, 8)):
+    failpoints = [failpoint for failpoint in FAILPOINTS if failpoint not in ("joining", "slow-staging")]
+    for failpoint, size in itertools.product(failpoints, (2, 3, 8)):
         for rank in (0, size - 1):
             for action in ("stop", "kill"):
-                yield "mpi", action, size, rank, place
+                yield "mpi", action, size, rank, failpoint
                 if action == "kill":
-                    yield "launcher", action, size, rank, place
-                yield "tcp", action, size, rank, place
-            if place not in OF_PROCESSES:
-                yield "threads", "block", size, rank, place
+                    yield "launcher", action, size, rank, failpoint
+                yield "tcp", action, size, rank, failpoint
+            if failpoint not in OF_PROCESSES:
+                yield "threads", "block", size, rank, failpoint
 
 
 def ranks_of(case):
@@ -130,7 +130,7 @@ class Ended:
     """A job: its exit code (None: it hung), what it printed, how many of its processes stayed, and when after the
     moment its first message came and it ended (None: that didn't happen)."""
 
-    def __init__(self, words, environment, moment_file):
+    def __init__(self, words, environment, failpoint_file):
         mark = str(uuid.uuid4())
         limit = time.monotonic() + START + LONG_TIMEOUT + BOUND + 30.0
         self.code = None
@@ -146,15 +146,15 @@ class Ended:
                 if self.code is not None:
                     end = time.time()
             # The launcher's helpers, and ranks that it has just killed, need a moment.
-            patience = time.monotonic() + 3.0
-            while (left := processes_of(mark)) and end is not None and time.monotonic() < patience:
+            give_up_at = time.monotonic() + 3.0
+            while (left := processes_of(mark)) and end is not None and time.monotonic() < give_up_at:
                 time.sleep(0.05)
             for number in left:
                 os.kill(number, signal.SIGKILL)
             process.wait()
             self.text = os.pread(text.fileno(), 1 << 20, 0).decode(errors="replace")
         self.left = len(left)
-        moment = moment_file.stat().st_mtime if moment_file.exists() else None
+        moment = failpoint_file.stat().st_mtime if failpoint_file.exists() else None
         self.noticed = message - moment if message and moment else None
         self.ended = end - moment if end and moment else None
 
@@ -176,10 +176,10 @@ class Matrix:
         self.gpus = gpus
         self.wholes = {}
 
-    def job_of(self, place):
-        if place == "slow-staging":
+    def job_of(self, failpoint):
+        if failpoint == "slow-staging":
             return ["--input", str(self.slow_input()), *SLOW_JOB[2:]]
-        return GPU_JOB if self.gpus else SCAN if place == "states" else JOB
+        return GPU_JOB if self.gpus else SSM if failpoint == "states" else JOB
 
     def slow_input(self):
         """A file of zeros."""
@@ -193,9 +193,9 @@ class Matrix:
             path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
         return path
 
-    def make_wholes(self, places):
+    def make_wholes(self, failpoints):
         """What each job of the cases gives when nothing happens."""
-        for job in {tuple(self.job_of(place)) for place in places}:
+        for job in {tuple(self.job_of(failpoint)) for failpoint in failpoints}:
             whole = self.folder / "whole"
             subprocess.run([self.program, "run", *job, "--output", whole, "--force"], env=self.environment, check=True,
                            stdout=subprocess.DEVNULL)
@@ -203,16 +203,16 @@ class Matrix:
 
     def check(self, case):
         """What is wrong with a case, and what it printed."""
-        transport, action, size, rank, place = case
+        transport, action, size, rank, failpoint = case
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
         output = folder / "out"
-        moment_file = self.folder / f"{folder.name}.moment"
-        job = self.job_of(place)
-        words = [self.program, "verify", *job] if place == "split" else [self.program, "run", *job, "--output", output]
+        failpoint_file = self.folder / f"{folder.name}.moment"
+        job = self.job_of(failpoint)
+        words = [self.program, "verify", *job] if failpoint == "split" else [self.program, "run", *job, "--output", output]
         ranks = ",".join(map(str, ranks_of(case)))
-        environment = {**self.environment, "TEST_RINGATTN_MOMENT": f"{action}:{ranks}:{place.removeprefix('slow-')}",
-                       "TEST_RINGATTN_MOMENT_FILE": str(moment_file)}
-        if place == "slow-staging":
+        environment = {**self.environment, "TEST_RINGATTN_FAILPOINT": f"{action}:{ranks}:{failpoint.removeprefix('slow-')}",
+                       "TEST_RINGATTN_FAILPOINT_FILE": str(failpoint_file)}
+        if failpoint == "slow-staging":
             environment |= {"LD_PRELOAD": self.faults, "FAULT_PREAD_SECONDS": "1",
                             "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0"}
         if transport == "launcher":
@@ -227,20 +227,20 @@ class Matrix:
                      str(START + LONG_TIMEOUT + BOUND), "--", *words]
         else:
             words = [*words, "--ranks", str(size)]
-        ended = Ended(words, environment, moment_file)
+        ended = Ended(words, environment, failpoint_file)
         return case, list(self.problems(case, ended, output)), ended
 
     def problems(self, case, ended, output):
-        transport, action, size, rank, place = case
-        timeout = LONG_TIMEOUT if place == "slow-staging" else TIMEOUT
+        transport, action, size, rank, failpoint = case
+        timeout = LONG_TIMEOUT if failpoint == "slow-staging" else TIMEOUT
         code, messages = ended.code, ended.text.count(ERROR)
         if code is None:
             yield "it hangs"
         elif transport == "tcp":
             # The others need nobody any more where one leaves, and can't meet where rank 0 never comes.
-            wanted_code = 0 if place == "exit" else 6
-            alone = rank == 0 and place in ("init", "bootstrap")
-            most = 0 if place == "exit" else size - 1 if alone else 1
+            wanted_code = 0 if failpoint == "exit" else 6
+            alone = rank == 0 and failpoint in ("init", "bootstrap")
+            most = 0 if failpoint == "exit" else size - 1 if alone else 1
             if code != wanted_code or not min(most, 1) <= messages <= most:
                 yield f"code {code}, {messages} messages"
         elif transport == "launcher":
@@ -260,20 +260,20 @@ class Matrix:
         if ended.noticed is not None and ended.noticed > timeout + NOTICED + SLACK:
             yield f"the message came after {ended.noticed:.1f} s"
         # mpirun's way of killing the others leaves them no time to find out who is missing.
-        if (transport == "tcp" or action != "kill") and (transport, place) not in UNNAMED:
+        if (transport == "tcp" or action != "kill") and (transport, failpoint) not in UNNAMED:
             for message in re.findall(f"{ERROR}.*", ended.text):
                 for missed in ranks_of(case):
                     if not re.search(rf"\brank {missed}\b", blamed(message)):
                         yield f"rank {missed} isn't named"
         if ended.left:
             yield f"{ended.left} processes stay"
-        if place == "split":
+        if failpoint == "split":
             return
         there = output.exists()
-        if there and output.read_bytes() != self.wholes[tuple(self.job_of(place))]:
+        if there and output.read_bytes() != self.wholes[tuple(self.job_of(failpoint))]:
             yield "the output is torn"
         # Rank 0 renames. It may do so before mpirun ends it, or not; even if it was stopped, for mpirun wakes what it ends.
-        wanted = PLACES[place]
+        wanted = FAILPOINTS[failpoint]
         if wanted is None and rank == 0 and (action != "stop" or transport == "tcp"):
             wanted = False
         if wanted is not None and there != wanted:

@@ -17,7 +17,7 @@ void check_count(int value, const char* what) { fuzz_check(value >= 1 && value <
 
 void check_layer(const ModelLayer& layer) {
   check_count(layer.heads, "heads are in range");
-  if (layer.is_scan()) {
+  if (layer.is_ssm()) {
     check_count(layer.state_dim, "states are in range");
     check_count(layer.groups, "groups are in range");
     check_count(layer.conv_width, "widths are in range");
@@ -33,7 +33,7 @@ void check_layer(const ModelLayer& layer) {
   fuzz_check(layer.softmax_scale >= 1e-30 && layer.softmax_scale <= 1e30, "the scale is a positive number");
   fuzz_check(layer.softcap >= 0.0 && std::isfinite(layer.softcap), "the cap is a number");
   fuzz_check(layer.window_left >= -1 && layer.window_right >= -1, "windows are lengths, or -1");
-  if (layer.op == Op::kLatent) {
+  if (layer.op == Op::kMla) {
     check_count(layer.latent_dim, "latent_dim is in range");
     check_count(layer.rope_dim, "rope_dim is in range");
   }

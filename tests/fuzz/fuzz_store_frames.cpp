@@ -7,8 +7,8 @@
 
 #include "base/error.hpp"
 #include "comm/tcp/handshake.hpp"
-#include "comm/tcp/store_parts.hpp"
 #include "comm/tcp/store_reception.hpp"
+#include "comm/tcp/store_parts.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 
 namespace ringattn::testing {
@@ -42,7 +42,7 @@ FileDescriptor connection_with(std::string_view bytes, FileDescriptor& other) {
 void receive(std::string_view bytes, const Secret& secret) {
   const StoreOptions options = options_of(0);
   bool is_there = false;
-  StoreReception reception(
+  StoreAcceptor acceptor(
       options, secret, [&](int) { return is_there; },
       [&](const Hello& hello, Wire) {
         fuzz_check(!secret.is_given(), "nobody joins who does not know the secret");
@@ -50,10 +50,10 @@ void receive(std::string_view bytes, const Secret& secret) {
         is_there = true;
       });
   FileDescriptor other;
-  reception.add(connection_with(bytes, other));
-  for (int i = 0; i < 100 && reception.size() > 0; ++i) reception.go_on();
-  fuzz_check(reception.size() == 0, "a connection that has ended is let go");
-  const std::string refusals = reception.refusals();
+  acceptor.add(connection_with(bytes, other));
+  for (int i = 0; i < 100 && acceptor.size() > 0; ++i) acceptor.go_on();
+  fuzz_check(acceptor.size() == 0, "a connection that has ended is let go");
+  const std::string refusals = acceptor.refusals();
   fuzz_check(refusals.size() < 4096 &&
                  std::ranges::all_of(refusals, [](char c) { return static_cast<unsigned char>(c) >= ' '; }),
              "messages are short and printable", refusals);
@@ -65,10 +65,10 @@ void read_store(std::string_view bytes) {
   Wire wire(connection_with(bytes, other));
   const Introduction introduction = introduce(Purpose::kStore, 1, 0, kRanks);
   for (bool open = true; open;) {
-    open = wire.move(most_gathered(kRanks));
+    open = wire.move(max_gathered(kRanks));
     const auto frame = wire.take();
     if (!frame) continue;
-    fuzz_check(frame->body.size() <= most_gathered(kRanks), "bodies are bounded");
+    fuzz_check(frame->body.size() <= max_gathered(kRanks), "bodies are bounded");
     if (const auto texts = unpack_texts(frame->body, kRanks)) {
       fuzz_check(texts->size() == kRanks, "there is a text for each rank");
     }

@@ -8,8 +8,8 @@
 #include <memory>
 
 #include "base/error.hpp"
-#include "comm/tcp/family.hpp"
 #include "comm/tcp/flight.hpp"
+#include "comm/tcp/family.hpp"
 #include "comm/tcp/wire.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 
@@ -50,7 +50,7 @@ std::vector<std::string> fuzz_seeds() {
   const std::string data = frame(head_of(FrameKind::kData), std::string(kMessage, 'd'));
   FrameHead ready = head_of(FrameKind::kReady);
   ready.total = kMessage;
-  FrameHead sign = head_of(FrameKind::kSign);
+  FrameHead sign = head_of(FrameKind::kHeartbeat);
   sign.shape = 'w';
   FrameHead notice = head_of(FrameKind::kNotice);
   notice.round = 1;
@@ -81,24 +81,24 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   int ends[2] = {-1, -1};
   fuzz_check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0, "there are sockets");
   const FileDescriptor peer(ends[1]);
-  Mesh mesh;
-  mesh.links.emplace_back();
-  mesh.links.emplace_back(ends[0]);
-  mesh.hosts = {"here", "there"};
+  Connections connections;
+  connections.links.emplace_back();
+  connections.links.emplace_back(ends[0]);
+  connections.hosts = {"here", "there"};
   std::array<std::byte, kMessage> sent{}, received{};
-  TcpFamily family(0, std::move(mesh));
+  TcpTransportContext context(0, std::move(connections));
   {
-    const std::lock_guard lock(family.mutex);
+    const std::lock_guard lock(context.mutex);
     Exchange exchange;
     exchange.sends.push_back({1, 0, {{sent.data(), kMessage}}});
     exchange.receives.push_back({1, 0, {{received.data(), 32}, {received.data() + 32, kMessage - 32}}});
-    family.open_world(0)->flights.push_back(std::make_shared<TcpFlight>(std::move(exchange), 0, 0));
+    context.open_world(0)->flights.push_back(std::make_shared<TcpFlight>(std::move(exchange), 0, 0));
   }
   static_cast<void>(::send(peer.get(), data, size, MSG_NOSIGNAL));
   static_cast<void>(::shutdown(peer.get(), SHUT_WR));
   fuzz_check(is_closed(peer), "a connection that has ended is closed");
   try {
-    family.check_alive();
+    context.check_alive();
   } catch (const Error& error) {
     const int code = static_cast<int>(error.code());
     fuzz_check(code >= 1 && code <= 7, "codes are the program's", error.what());

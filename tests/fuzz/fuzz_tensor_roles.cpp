@@ -21,7 +21,7 @@ namespace ringattn::testing {
 
 namespace {
 
-constexpr std::int64_t kMostBytes = 1 << 16;  // of a tensor
+constexpr std::int64_t kMaxBytes = 1 << 16;  // of a tensor
 
 constexpr std::string_view kDtypes[] = {"BF16", "F16", "F32", "I32", "I64", "U8", "BOOL", "F8_E4M3"};
 
@@ -56,7 +56,7 @@ std::optional<NamedTensor> tensor_of(std::span<const std::string_view> words) {
   NamedTensor tensor{*dtype, words.size() > 2 ? numbers_of(words[2]) : std::vector<std::int64_t>(), {}};
   std::int64_t bytes = bits_of(*dtype) / 8;
   for (const std::int64_t extent : tensor.shape) {
-    if (extent < 0 || (extent > 0 && bytes > kMostBytes / extent)) return std::nullopt;
+    if (extent < 0 || (extent > 0 && bytes > kMaxBytes / extent)) return std::nullopt;
     bytes *= extent;
   }
   tensor.bytes.resize(static_cast<std::size_t>(bytes));
@@ -91,7 +91,7 @@ void name_role(InputNames& names, std::string_view role, std::string_view name) 
 }
 
 void read_matrices(const JobInput& input) {
-  const LatentSpec& spec = input.latent().spec;
+  const MlaSpec& spec = input.latent().spec;
   const PackedRun heads{0, spec.heads};
   for (const auto& [tensor, dim, there] : {std::tuple{SyntheticTensor::kWeightKeys, spec.head_dim, !spec.q_in_latent},
                                            {SyntheticTensor::kWeightValues, spec.head_dim_v, !spec.out_in_latent}}) {
@@ -105,15 +105,15 @@ void read_matrices(const JobInput& input) {
 
 void open_job(const std::string& path, const InputNames& names, std::size_t tensors) {
   const FileInput request{path, names};
-  const bool scan = open_input_file(request)->scan.has_value();
+  const bool scan = open_input_file(request)->ssm.has_value();
   UnreadTensors unread;
   if (scan) {
-    const ScanInput input(request, {});
+    const SsmInput input(request, {});
     unread = input.unread();
   } else {
     const JobInput input(request, {});
     unread = input.unread();
-    if (input.op() == Op::kLatent) read_matrices(input);
+    if (input.op() == Op::kMla) read_matrices(input);
   }
   fuzz_check(unread.count < tensors, "a job reads a tensor");
   fuzz_check(unread.text().size() < 1000, "a list is short");

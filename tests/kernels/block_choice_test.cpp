@@ -14,9 +14,9 @@
 
 #include "kernels/block_score.hpp"
 #include "kernels/cpu/cpu_fold.hpp"
-#include "tests/support/best_lists.hpp"
 #include "tests/support/block_chooser.hpp"
 #include "tests/support/decode_runner.hpp"
+#include "tests/support/best_lists.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -27,10 +27,10 @@ std::vector<std::int32_t> numbers_of(const std::vector<std::byte>& bytes) {
   return numbers;
 }
 
-FoldInputs listed_inputs(Dtype dtype, int lists, int rows, const std::vector<std::int64_t>& lengths,
-                         std::uint64_t seed) {
-  FoldSpec spec = make_spec(dtype, 6, 2, 40, {-1, 0});
-  spec.lists = {rows, 32, lists};
+AttentionInputs listed_inputs(Dtype dtype, int mask_heads, int rows, const std::vector<std::int64_t>& lengths,
+                              std::uint64_t seed) {
+  AttentionSpec spec = make_spec(dtype, 6, 2, 40, {-1, 0});
+  spec.block_mask = {rows, 32, mask_heads};
   return decode_inputs(spec, rows, lengths, seed);
 }
 
@@ -42,18 +42,19 @@ std::vector<std::int32_t> list_of(const BlockChooser& chooser, const BlockChoose
           chosen.begin() + static_cast<std::ptrdiff_t>(first + count)};
 }
 
-TEST(BlockChoice, IsThatOfPrefillsLists) {
+TEST(BlockChoice, IsThatOfPrefillsBlockMask) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF32, Dtype::kF16}) {
-    for (const int lists : {1, 2}) {
+    for (const int mask_heads : {1, 2}) {
       for (const int count : {1, 2, 3, 7, 100}) {
         // The rows of each sequence stand in one block, as prefill's mean queries are those of a block.
-        const FoldInputs inputs = listed_inputs(dtype, lists, 2, {32 * 40 + 8, 32 * 9 + 2, 32, 2, 32 * 3 + 30}, 7);
-        const FoldSpec& spec = inputs.spec;
+        const AttentionInputs inputs =
+            listed_inputs(dtype, mask_heads, 2, {32 * 40 + 8, 32 * 9 + 2, 32, 2, 32 * 3 + 30}, 7);
+        const AttentionSpec& spec = inputs.spec;
         BlockChooser chooser(cpu::make_cpu_backend({1, 0}), inputs, count % 2 == 0 ? 16 : 0, count);
         chooser.pool();
         const BlockChooser::Result result = chooser.choose();
-        const TileLists prefill = best_lists(inputs, count);
-        const DecodeListArrays expected = decode_lists(prefill, spec.mask, 2, count);
+        const BlockMask prefill = top_k_block_mask(inputs, count);
+        const DecodeBlockMaskArrays expected = decode_block_mask(prefill, spec.mask, 2, count);
         EXPECT_EQ(numbers_of(result.counts), expected.counts) << count;
         for (std::size_t list = 0; list < expected.counts.size(); ++list) {
           const auto begin = expected.blocks.begin() + static_cast<std::ptrdiff_t>(list) * expected.stride;
@@ -68,8 +69,8 @@ TEST(BlockChoice, IsThatOfPrefillsLists) {
 
 // By the definition, in fp64: no block that is left out has a score that is higher by more than rounding.
 TEST(BlockChoice, HasTheHighestScores) {
-  const FoldInputs inputs = listed_inputs(Dtype::kF32, 2, 3, {32 * 50 + 9, 32 * 21}, 9);
-  const FoldSpec& spec = inputs.spec;
+  const AttentionInputs inputs = listed_inputs(Dtype::kF32, 2, 3, {32 * 50 + 9, 32 * 21}, 9);
+  const AttentionSpec& spec = inputs.spec;
   constexpr int kCount = 12;
   BlockChooser chooser(cpu::make_cpu_backend({1, 0}), inputs, 64, kCount);
   chooser.pool();
@@ -110,7 +111,7 @@ TEST(BlockChoice, HasTheHighestScores) {
 }
 
 TEST(BlockChoice, OfEqualScoresTheFirst) {
-  FoldInputs inputs = listed_inputs(Dtype::kF32, 1, 1, {32 * 20 + 5}, 11);
+  AttentionInputs inputs = listed_inputs(Dtype::kF32, 1, 1, {32 * 20 + 5}, 11);
   std::ranges::fill(inputs.k, std::byte{0});  // every score is 0
   inputs.set_k(32 * 7, 0, 0, std::numeric_limits<float>::quiet_NaN());
   inputs.set_k(32 * 2, 1, 0, -0.0F);
@@ -133,7 +134,7 @@ TEST(BlockChoice, ScoresHaveAnOrder) {
 // Steps that grow make the mean of each block when it is full; then all are as if they had been made at once.
 TEST(BlockChoice, MeansFollowGrowingSequences) {
   for (const int rows : {1, 5, 16}) {
-    const FoldInputs inputs = listed_inputs(Dtype::kBf16, 2, rows, {32 * 12 + 3, 32 * 4, 400}, 13);
+    const AttentionInputs inputs = listed_inputs(Dtype::kBf16, 2, rows, {32 * 12 + 3, 32 * 4, 400}, 13);
     BlockChooser steps(cpu::make_cpu_backend({1, 0}), inputs, 16, 4);
     BlockChooser whole(cpu::make_cpu_backend({1, 0}), inputs, 0, 4);
     whole.pool();

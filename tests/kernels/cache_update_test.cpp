@@ -35,12 +35,12 @@ struct Part {
 struct Setting {
   std::int64_t page_size = 4;
   std::int64_t pages = 6;
-  std::int64_t group_keys = 8;
-  GroupShare share;
+  std::int64_t kv_split_keys = 8;
+  KvPartition partition;
   int rows = 1;
   bool grow = true;
   bool checked = false;
-  std::int64_t most_keys = kMost;
+  std::int64_t max_keys = kMost;
   std::vector<std::int32_t> lengths;
   std::vector<std::vector<std::int32_t>> table;  // by sequence; none: dense
   std::vector<Part> parts = {{2, 16, 0, 64}};
@@ -73,13 +73,13 @@ class Cache {
         prefix_of_(backend, setting.prefix_of.size() * 4 + 4),
         prefix_keys_(backend, setting.prefix_keys.size() * 4 + 4),
         checked_(backend, setting.lengths.size() * 4 + 4),
-        faults_(backend, (setting.lengths.size() + 1) * sizeof(CacheFault)) {
-    faults_.write(std::vector<std::byte>((setting.lengths.size() + 1) * sizeof(CacheFault), std::byte{0}));
+        faults_(backend, (setting.lengths.size() + 1) * sizeof(OutOfRangeEntry)) {
+    faults_.write(std::vector<std::byte>((setting.lengths.size() + 1) * sizeof(OutOfRangeEntry), std::byte{0}));
     lengths_.write(bytes_of(setting.lengths));
     update_.sequences = static_cast<std::int64_t>(setting.lengths.size());
     update_.rows = setting.rows;
     update_.lengths = reinterpret_cast<std::int32_t*>(lengths_.data());
-    if (setting.grow) update_.grown = reinterpret_cast<std::int32_t*>(lengths_.data());
+    if (setting.grow) update_.new_lengths = reinterpret_cast<std::int32_t*>(lengths_.data());
     if (!setting.table.empty()) {
       std::vector<std::int32_t> entries;
       for (const auto& row : setting.table) entries.insert(entries.end(), row.begin(), row.end());
@@ -89,9 +89,9 @@ class Cache {
     }
     update_.pages = setting.pages;
     update_.page_size = setting.page_size;
-    update_.share = setting.share;
-    update_.group_keys = setting.group_keys;
-    update_.most_keys = setting.most_keys;
+    update_.partition = setting.partition;
+    update_.kv_split_keys = setting.kv_split_keys;
+    update_.max_keys = setting.max_keys;
     if (!setting.prefix_keys.empty()) {
       prefix_of_.write(bytes_of(setting.prefix_of));
       prefix_keys_.write(bytes_of(setting.prefix_keys));
@@ -101,7 +101,7 @@ class Cache {
     }
     if (setting.checked) {
       update_.checked = reinterpret_cast<std::int32_t*>(checked_.data());
-      update_.faults = reinterpret_cast<CacheFault*>(faults_.data());
+      update_.out_of_range = reinterpret_cast<OutOfRangeEntry*>(faults_.data());
     }
     std::mt19937_64 generator(7);
     for (const Part& part : setting.parts) {
@@ -113,7 +113,7 @@ class Cache {
       pools_.emplace_back(std::make_unique<DeviceArray>(backend, static_cast<std::size_t>(pool_bytes(part))));
       rows_.emplace_back(std::make_unique<DeviceArray>(backend, rows.size()));
       rows_.back()->write(rows);
-      CachePart& to = update_.parts[update_.part_count++];
+      CacheAppend& to = update_.appends[update_.append_count++];
       to.cache = pools_.back()->data() + part.margin;
       to.page_stride = setting.page_size * token;
       to.token_stride = token;
@@ -133,12 +133,12 @@ class Cache {
 
   std::vector<std::int32_t> lengths() const { return numbers_of<std::int32_t>(lengths_, setting_.lengths.size()); }
   std::vector<std::int32_t> checked() const { return numbers_of<std::int32_t>(checked_, setting_.lengths.size()); }
-  std::vector<CacheFault> faults() const { return numbers_of<CacheFault>(faults_, setting_.lengths.size()); }
+  std::vector<OutOfRangeEntry> faults() const { return numbers_of<OutOfRangeEntry>(faults_, setting_.lengths.size()); }
   void set_lengths(const std::vector<std::int32_t>& lengths) { lengths_.write(bytes_of(lengths)); }
   const CacheUpdate& what() const { return update_; }
 
   // The pools as they should be once the rows at positions lengths[s] − rows … of these sequences have been written:
-  // by walking over the keys of the share, one by one.
+  // by walking over the keys of the partition, one by one.
   void expect_pools(const std::vector<std::int32_t>& lengths, const std::vector<bool>& written) const {
     for (std::size_t n = 0; n < pools_.size(); ++n) {
       const Part& part = setting_.parts[n];
@@ -147,7 +147,7 @@ class Cache {
       for (std::size_t s = 0; s < lengths.size(); ++s) {
         std::int64_t token = 0;  // of the share
         for (std::int64_t key = 0; written[s] && key < lengths[s]; ++key) {
-          if (key / setting_.group_keys % setting_.share.every != setting_.share.first) continue;
+          if (key / setting_.kv_split_keys % setting_.partition.stride != setting_.partition.first) continue;
           const std::int64_t at = token++;
           const std::int64_t row = key - (lengths[s] - setting_.rows);
           if (row < 0) continue;
@@ -199,9 +199,9 @@ TEST_P(CacheUpdates, RowsGoToTheirPlaces) {
     Setting setting;
     setting.parts = parts[generator() % parts.size()];
     setting.rows = static_cast<int>(generator() % 16) + 1;
-    setting.share.every = static_cast<int>(generator() % 4) + 1;
-    setting.share.first = static_cast<int>(generator()) % setting.share.every;
-    if (setting.share.first < 0) setting.share.first += setting.share.every;
+    setting.partition.stride = static_cast<int>(generator() % 4) + 1;
+    setting.partition.first = static_cast<int>(generator()) % setting.partition.stride;
+    if (setting.partition.first < 0) setting.partition.first += setting.partition.stride;
     setting.grow = generator() % 2 == 0;
     if (generator() % 3 != 0) {
       // No two sequences write the same page.
@@ -225,15 +225,15 @@ TEST_P(CacheUpdates, RowsGoToTheirPlaces) {
 }
 
 TEST_P(CacheUpdates, ChecksFindWhatLeadsOutside) {
-  using Kind = CacheFault::Kind;
+  using Kind = OutOfRangeEntry::Kind;
   Setting setting;
   setting.checked = true;
   setting.rows = 2;
   setting.table = {{5, 2, 99, -1}, {0, 3, 4, 1}, {7, 6, 8, 9}};
-  setting.most_keys = 14;
+  setting.max_keys = 14;
   setting.pages = 10;
   // Sequence 0 has a bad page in its third entry, sequence 1 none, sequence 2 is longer than it may be.
-  for (const auto& [lengths, faults] : std::vector<std::pair<std::vector<std::int32_t>, std::vector<CacheFault>>>{
+  for (const auto& [lengths, faults] : std::vector<std::pair<std::vector<std::int32_t>, std::vector<OutOfRangeEntry>>>{
            {{4, 9, 2}, {{}, {}, {}}},
            {{6, 12, 12}, {{}, {}, {}}},
            {{7, 0, 13}, {{Kind::kPage, 2, 99, 10}, {}, {Kind::kLength, 0, 15, 14}}},
@@ -271,11 +271,12 @@ TEST_P(CacheUpdates, TheFirstOfManyBadPages) {
   setting.table[0][900] = 77;
   for (const auto& [length, place] : {std::pair{999, 517}, {517, 517}, {516, -1}, {0, -1}}) {
     setting.lengths = {length};
-    setting.group_keys = 3;
+    setting.kv_split_keys = 3;
     Cache cache(backend(), setting);
     cache.update();
-    const CacheFault expected = place < 0 ? CacheFault{} : CacheFault{CacheFault::Kind::kPage, place, 5, 5};
-    EXPECT_EQ(cache.faults(), std::vector<CacheFault>{expected}) << length;
+    const OutOfRangeEntry expected =
+        place < 0 ? OutOfRangeEntry{} : OutOfRangeEntry{OutOfRangeEntry::Kind::kPage, place, 5, 5};
+    EXPECT_EQ(cache.faults(), std::vector<OutOfRangeEntry>{expected}) << length;
   }
 }
 
@@ -284,25 +285,26 @@ TEST_P(CacheUpdates, TablesAndDenseCachesThatEndTooEarly) {
   setting.checked = true;
   setting.page_size = 8;
   setting.pages = 3;
-  setting.share = {1, 2};
-  setting.group_keys = 4;
+  setting.partition = {1, 2};
+  setting.kv_split_keys = 4;
   setting.lengths = {15, 16, 17};  // of 16, 17 and 18 keys the share has 8
   const auto faults_of = [&] {
     Cache cache(backend(), setting);
     cache.update();
     return cache.faults();
   };
-  EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{}, {}, {}}));
+  EXPECT_EQ(faults_of(), (std::vector<OutOfRangeEntry>{{}, {}, {}}));
   setting.lengths = {19, 20, 40};  // and of 20, 21 and 41 keys 8, 9 and 20
-  EXPECT_EQ(faults_of(), (std::vector<CacheFault>{
-                             {}, {CacheFault::Kind::kCapacity, 0, 9, 8}, {CacheFault::Kind::kCapacity, 0, 20, 8}}));
+  EXPECT_EQ(faults_of(),
+            (std::vector<OutOfRangeEntry>{
+                {}, {OutOfRangeEntry::Kind::kCapacity, 0, 9, 8}, {OutOfRangeEntry::Kind::kCapacity, 0, 20, 8}}));
   setting.table = {{2, 0}, {1, 0}, {0, 0}};
-  EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{}, {}, {CacheFault::Kind::kReach, 0, 20, 16}}));
+  EXPECT_EQ(faults_of(), (std::vector<OutOfRangeEntry>{{}, {}, {OutOfRangeEntry::Kind::kTableRange, 0, 20, 16}}));
 }
 
 // Pages that a prefix fills are those of all of its sequences; the one behind them may be each one's own.
 TEST_P(CacheUpdates, SharedPrefixes) {
-  using Kind = CacheFault::Kind;
+  using Kind = OutOfRangeEntry::Kind;
   Setting setting;
   setting.checked = true;
   setting.grow = false;
@@ -321,51 +323,51 @@ TEST_P(CacheUpdates, SharedPrefixes) {
     }
     return cache.faults();
   };
-  EXPECT_EQ(faults_of(), std::vector<CacheFault>(6));
+  EXPECT_EQ(faults_of(), std::vector<OutOfRangeEntry>(6));
   setting.table[3][3] = 8;
   setting.table[5][1] = 0;
   setting.prefix_of[2] = 2;
   setting.prefix_of[4] = -2;
   setting.lengths[1] = 18;
-  EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{},
-                                                  {Kind::kPrefixKeys, 1, 19, 18},
-                                                  {Kind::kPrefix, 0, 2, 2},
-                                                  {Kind::kPrefixPage, 3, 8, 3},
-                                                  {Kind::kPrefix, 0, -2, 2},
-                                                  {Kind::kPrefixPage, 1, 0, 1}}));
+  EXPECT_EQ(faults_of(), (std::vector<OutOfRangeEntry>{{},
+                                                       {Kind::kPrefixKeys, 1, 19, 18},
+                                                       {Kind::kPrefix, 0, 2, 2},
+                                                       {Kind::kPrefixPage, 3, 8, 3},
+                                                       {Kind::kPrefix, 0, -2, 2},
+                                                       {Kind::kPrefixPage, 1, 0, 1}}));
   setting.prefix_keys = {9, -1};
   setting.prefix_of = {1, -1, -1, -1, 0, -1};
-  EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{Kind::kPrefixKeys, 1, -1, 20}, {}, {}, {}, {}, {}}));
+  EXPECT_EQ(faults_of(), (std::vector<OutOfRangeEntry>{{Kind::kPrefixKeys, 1, -1, 20}, {}, {}, {}, {}, {}}));
 }
 
 // A group of a prefix may be open: pages count, and not groups.
-TEST_P(CacheUpdates, SharedPrefixesOfAnOpenGroup) {
+TEST_P(CacheUpdates, SharedPrefixesOfTheCurrentKvSplit) {
   for (const std::int32_t keys : {15, 16, 17}) {
     Setting setting;
     setting.checked = true;
     setting.grow = false;
     setting.parts.clear();
     setting.pages = 9;
-    setting.group_keys = 32;
+    setting.kv_split_keys = 32;
     setting.lengths = {17, 20};
     setting.prefix_of = {0, 0};
     setting.prefix_keys = {keys};
     setting.table = {{0, 1, 2, 3, 4}, {0, 1, 2, 5, 6}};
     Cache cache(backend(), setting);
     cache.update();
-    const CacheFault differs{CacheFault::Kind::kPrefixPage, 3, 5, 3};
-    EXPECT_EQ(cache.faults(), (std::vector<CacheFault>{{}, keys < 16 ? CacheFault{} : differs})) << keys;
+    const OutOfRangeEntry differs{OutOfRangeEntry::Kind::kPrefixPage, 3, 5, 3};
+    EXPECT_EQ(cache.faults(), (std::vector<OutOfRangeEntry>{{}, keys < 16 ? OutOfRangeEntry{} : differs})) << keys;
   }
 }
 
 // The second of three shares has group 1 alone of the prefix's three.
-TEST_P(CacheUpdates, SharedPrefixesOfAShare) {
+TEST_P(CacheUpdates, SharedPrefixesOfAPartition) {
   Setting setting;
   setting.checked = true;
   setting.grow = false;
   setting.parts.clear();
   setting.pages = 9;
-  setting.share = {1, 3};
+  setting.partition = {1, 3};
   setting.lengths = {40, 41};
   setting.prefix_of = {0, 0};
   setting.prefix_keys = {25};
@@ -375,18 +377,18 @@ TEST_P(CacheUpdates, SharedPrefixesOfAShare) {
     cache.update();
     return cache.faults();
   };
-  EXPECT_EQ(faults_of(), std::vector<CacheFault>(2));
+  EXPECT_EQ(faults_of(), std::vector<OutOfRangeEntry>(2));
   setting.table[1][1] = 2;
-  EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{}, {CacheFault::Kind::kPrefixPage, 1, 2, 1}}));
+  EXPECT_EQ(faults_of(), (std::vector<OutOfRangeEntry>{{}, {OutOfRangeEntry::Kind::kPrefixPage, 1, 2, 1}}));
   setting.prefix_keys = {15};  // of group 1 they fill one page
-  EXPECT_EQ(faults_of(), std::vector<CacheFault>(2));
+  EXPECT_EQ(faults_of(), std::vector<OutOfRangeEntry>(2));
 }
 
 // The first fault of a sequence stays until somebody has read it.
-TEST_P(CacheUpdates, FaultsStay) {
+TEST_P(CacheUpdates, OutOfRangeEntriesStay) {
   Setting setting;
   setting.checked = true;
-  setting.most_keys = 10;
+  setting.max_keys = 10;
   setting.pages = 3;
   setting.page_size = 16;
   setting.lengths = {10, 3, 5};
@@ -395,10 +397,11 @@ TEST_P(CacheUpdates, FaultsStay) {
   cache.set_lengths({2, 12, 5});
   cache.update();
   EXPECT_EQ(cache.checked(), (std::vector<std::int32_t>{3, 0, 6}));
-  EXPECT_EQ(cache.faults(), (std::vector<CacheFault>{
-                                {CacheFault::Kind::kLength, 0, 11, 10}, {CacheFault::Kind::kLength, 0, 13, 10}, {}}));
-  const std::vector<CacheFault> faults = cache.faults();
-  const Error error = error_of([&] { refuse_faults(faults.data(), 3, ErrorCode::kFile); });
+  EXPECT_EQ(cache.faults(),
+            (std::vector<OutOfRangeEntry>{
+                {OutOfRangeEntry::Kind::kLength, 0, 11, 10}, {OutOfRangeEntry::Kind::kLength, 0, 13, 10}, {}}));
+  const std::vector<OutOfRangeEntry> faults = cache.faults();
+  const Error error = error_of([&] { refuse_out_of_range(faults.data(), 3, ErrorCode::kFile); });
   EXPECT_EQ(error.code(), ErrorCode::kFile);
   EXPECT_NE(std::string(error.what()).find("sequence 0 has 11 keys"), std::string::npos) << error.what();
 }
@@ -408,18 +411,18 @@ INSTANTIATE_TEST_SUITE_P(Backends, CacheUpdates,
                          [](const auto& test) { return std::string(test.param.name); });
 
 // Which keys a share holds, and where, against a list of all.
-TEST(GroupShares, HoldEveryKeyOnce) {
+TEST(PartitionedKvSplits, HoldEveryKeyOnce) {
   for (const int every : {1, 2, 3, 5}) {
     for (const std::int64_t group : {1, 4, 7}) {
       std::vector<std::int64_t> next(static_cast<std::size_t>(every), 0);
       for (std::int64_t key = 0; key < 60; ++key) {
         for (int first = 0; first < every; ++first) {
-          const GroupShare share{first, every};
+          const KvPartition partition{first, every};
           std::int64_t& token = next[static_cast<std::size_t>(first)];
-          ASSERT_EQ(keys_of_share(share, group, key), token);
-          ASSERT_EQ(holds_key(share, group, key), key / group % every == first);
-          if (holds_key(share, group, key)) {
-            ASSERT_EQ(token_of_key(share, group, key), token++);
+          ASSERT_EQ(keys_of_partition(partition, group, key), token);
+          ASSERT_EQ(holds_key(partition, group, key), key / group % every == first);
+          if (holds_key(partition, group, key)) {
+            ASSERT_EQ(token_of_key(partition, group, key), token++);
           }
         }
       }

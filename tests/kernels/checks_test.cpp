@@ -12,25 +12,27 @@
 namespace ringattn::testing {
 namespace {
 
-// A row that can do what sm80_fold and sm90_fold can, in every build.
-std::vector<std::string> missing_of_tensor_cores(const FoldSpec& spec) {
+// A row that can do what sm80_attention and sm90_attention can, in every build.
+std::vector<std::string> missing_of_tensor_cores(const AttentionSpec& spec) {
   const std::pair<int, int> dims{spec.head_dim, spec.head_dim_v};
   constexpr std::pair<int, int> kAble[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
   if (spec.dtype == Dtype::kF32 || std::ranges::find(kAble, dims) == std::end(kAble)) return {"something"};
   return {};
 }
-std::vector<std::string> missing_everything(const FoldSpec&) { return {"everything"}; }
+std::vector<std::string> missing_everything(const AttentionSpec&) { return {"everything"}; }
 
 // It runs everywhere, and no row of it folds a key that it doesn't see.
-const FoldRow& cpu_row() { return *std::ranges::find(kernel_table<FoldSpec>(), "cpu_fold", &FoldRow::name); }
+const AttentionRow& cpu_row() {
+  return *std::ranges::find(kernel_table<AttentionSpec>(), "cpu_attention", &AttentionRow::name);
+}
 
-FoldRow row_with(std::vector<std::string> (*missing)(const FoldSpec&)) {
-  FoldRow row = cpu_row();
+AttentionRow row_with(std::vector<std::string> (*missing)(const AttentionSpec&)) {
+  AttentionRow row = cpu_row();
   row.missing = missing;
   return row;
 }
 
-FoldInputs small_inputs() {
+AttentionInputs small_inputs() {
   return random_inputs(make_spec(usual_dims(cpu_row()).front(), 2, 1, {-1, 0}), {{3, 5, 2}}, 1);
 }
 
@@ -39,8 +41,8 @@ TEST(Checks, ATestThatComparesNothingFails) {
 }
 
 TEST(Checks, ComparisonsCountThemselves) {
-  const FoldInputs inputs = small_inputs();
-  const FoldResult result = fold_with(cpu_row(), inputs);
+  const AttentionInputs inputs = small_inputs();
+  const AttentionResult result = attend_with(cpu_row(), inputs);
   const std::int64_t before = checks_made();
   EXPECT_EQ(check_accuracy(inputs, result.out, result.lse), "");
   EXPECT_EQ(checks_made(), before + 1);
@@ -49,21 +51,21 @@ TEST(Checks, ComparisonsCountThemselves) {
 }
 
 TEST(Checks, ComparisonsOfNothingDoNotCount) {
-  FoldInputs inputs = small_inputs();
+  AttentionInputs inputs = small_inputs();
   inputs.sequences.clear();
   const std::int64_t before = checks_made();
   EXPECT_EQ(check_accuracy(inputs, {}, {}), "");
-  EXPECT_TRUE(FoldResult().same_bits({}));
+  EXPECT_TRUE(AttentionResult().same_bits({}));
   EXPECT_EQ(checks_made(), before);
 }
 
 // A result that is wrong in one element, or where the oracle has NaN, is found.
 TEST(Checks, WrongResultsAreFound) {
-  const FoldInputs inputs = small_inputs();
-  const FoldResult right = fold_with(cpu_row(), inputs);
+  const AttentionInputs inputs = small_inputs();
+  const AttentionResult right = attend_with(cpu_row(), inputs);
   const Dtype dtype = inputs.spec.dtype;
   for (const float value : {100.0F, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    FoldResult wrong = right;
+    AttentionResult wrong = right;
     store_element(wrong.out.data() + 7 * size_of(dtype), dtype, value);
     EXPECT_FALSE(wrong.same_bits(right));
     EXPECT_NE(check_accuracy(inputs, wrong.out, wrong.lse), "") << value;
@@ -76,14 +78,14 @@ TEST(Checks, WrongResultsAreFound) {
 
 // Where rows share tiles of keys, a value that is not finite makes every row so that folds its tile, and no other.
 TEST(Checks, ValuesThatAreNotFiniteTaintTheirTile) {
-  FoldInputs inputs = small_inputs();  // rows at 2, 3 and 4 of 5 keys
+  AttentionInputs inputs = small_inputs();  // rows at 2, 3 and 4 of 5 keys
   inputs.set_v(4, 0, 1, std::numeric_limits<float>::infinity());
-  const FoldResult exact = fold_with(cpu_row(), inputs);
+  const AttentionResult exact = attend_with(cpu_row(), inputs);
   EXPECT_EQ(check_accuracy(inputs, exact.out, exact.lse), "");
   // Two key tiles of 4 keys; rows 2 and 3 are of one query tile, row 4 of another.
   EXPECT_EQ(check_accuracy(inputs, exact.out, exact.lse, {2, 4}), "");
   EXPECT_NE(check_accuracy(inputs, exact.out, exact.lse, {4, 8}), "");  // one tile: rows 2 and 3 fold it too
-  FoldResult tainted = exact;
+  AttentionResult tainted = exact;
   const auto row = static_cast<std::size_t>(inputs.spec.head_dim_v) * size_of(inputs.spec.dtype);
   for (std::size_t i = 0; i < 4; ++i) {  // rows 2 and 3, two heads
     store_element(tainted.out.data() + i * row + size_of(inputs.spec.dtype), inputs.spec.dtype,
@@ -95,7 +97,7 @@ TEST(Checks, ValuesThatAreNotFiniteTaintTheirTile) {
 }
 
 TEST(Checks, EveryRowHasShapes) {
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     SCOPED_TRACE(row.name);
     EXPECT_FALSE(usual_dims(row).empty());
     EXPECT_FALSE(unequal_dims(row).empty());
@@ -104,7 +106,7 @@ TEST(Checks, EveryRowHasShapes) {
 }
 
 TEST(Checks, ShapesAreTheRowsOwn) {
-  const FoldRow row = row_with(missing_of_tensor_cores);
+  const AttentionRow row = row_with(missing_of_tensor_cores);
   using List = std::vector<Dims>;
   EXPECT_EQ(usual_dims(row), (List{{Dtype::kBf16, 64, 64}, {Dtype::kF16, 64, 64}}));
   EXPECT_EQ(unequal_dims(row), (List{{Dtype::kBf16, 192, 128}, {Dtype::kF16, 192, 128}}));

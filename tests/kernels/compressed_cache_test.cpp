@@ -12,11 +12,11 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/fold_spec.hpp"
+#include "kernels/list_makers.hpp"
 #include "kernels/cache_update.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/decode_lists.hpp"
-#include "kernels/fold_spec.hpp"
-#include "kernels/list_makers.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/row_coder.hpp"
 #include "tests/support/compressed_tensors.hpp"
@@ -51,14 +51,14 @@ struct Step {
     const auto sequences = static_cast<std::int64_t>(lengths.size());
     kernel->reserve({sequences, kRows, *std::ranges::max_element(lengths)});
     Results results;
-    results.out.resize(static_cast<std::size_t>(sequences * kRows * kHeads * spec.fold.head_dim_v) * 2);
+    results.out.resize(static_cast<std::size_t>(sequences * kRows * kHeads * spec.attention.head_dim_v) * 2);
     results.lse.resize(static_cast<std::size_t>(sequences * kRows * kHeads));
-    step.q =
-        dense_view(static_cast<const void*>(q.data()), spec.fold.dtype, sequences * kRows, kHeads, spec.fold.head_dim);
+    step.q = dense_view(static_cast<const void*>(q.data()), spec.attention.dtype, sequences * kRows, kHeads,
+                        spec.attention.head_dim);
     step.rows = kRows;
     step.lengths = lengths.data();
-    step.output.out = dense_view(static_cast<void*>(results.out.data()), spec.fold.dtype, sequences * kRows, kHeads,
-                                 spec.fold.head_dim_v);
+    step.output.out = dense_view(static_cast<void*>(results.out.data()), spec.attention.dtype, sequences * kRows,
+                                 kHeads, spec.attention.head_dim_v);
     step.output.lse = {results.lse.data(), kHeads, 1};
     kernel->enqueue(step, {});
     return results;
@@ -102,8 +102,8 @@ class Caches {
     k.fill(tensors_[0]);
     v.fill(tensors_[1]);
     step.block_table = order.view();
-    step.packed_k = k.view();
-    step.packed_v = v.view();
+    step.quantized_k = k.view();
+    step.quantized_v = v.view();
     if (format_.v.is_plain()) {
       const CompressedCache rows = v.view();
       step.v = cache_view(rows.streams[0].data, shape_.dtype, rows.pages, page, shape_.heads, shape_.dim);
@@ -125,11 +125,11 @@ class Caches {
 class CompressedCacheTest : public ::testing::TestWithParam<RowFormat> {
  protected:
   static std::vector<CacheFormat> formats() {
-    return {{GetParam(), GetParam()}, {GetParam(), {}}, {{RowCoding::kInt8}, GetParam()}};
+    return {{GetParam(), GetParam()}, {GetParam(), {}}, {{RowEncoding::kInt8}, GetParam()}};
   }
   static Step step_of(Dtype dtype, const std::vector<std::int64_t>& lengths) {
     Step step;
-    step.spec.fold = make_spec(dtype, kHeads, kKvHeads, 64, {-1, 0});
+    step.spec.attention = make_spec(dtype, kHeads, kKvHeads, 64, {-1, 0});
     step.q = outlier_rows({dtype, kHeads, 64}, std::vector<std::int64_t>(lengths.size(), kRows), 3);
     step.lengths = {lengths.begin(), lengths.end()};
     return step;
@@ -154,15 +154,15 @@ TEST_P(CompressedCacheTest, DecodingIsThatOfThePlainCache) {
 }
 
 // Blocks that are listed lie side by side, over codes as over elements, and their tiles fill groups in that order.
-TEST_P(CompressedCacheTest, DecodingByListsIsThatOfThePlainCache) {
+TEST_P(CompressedCacheTest, DecodingWithABlockMaskIsThatOfThePlainCache) {
   constexpr int kBlock = 128;
-  for (const int lists : {1, 2}) {
-    const bool two_groups = lists == 2;
+  for (const int mask_heads : {1, 2}) {
+    const bool two_groups = mask_heads == 2;
     const std::vector<std::int64_t> lengths{5, 129, two_groups ? 11'100 : 700};
-    const ListShape shape{64, kBlock, lists};
-    std::vector<ListedSequence> sequences;
+    const BlockMaskShape shape{64, kBlock, mask_heads};
+    std::vector<MaskedSequence> sequences;
     for (const std::int64_t length : lengths) sequences.push_back({length - kRows, kRows, length});
-    const ListMaker own = [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    const BlockMaskPattern own = [&](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
       for (std::int64_t b = std::max<std::int64_t>(0, sequences[place.sequence].position) / kBlock; b < place.blocks;
            ++b) {
         blocks.push_back(static_cast<std::int32_t>(b));
@@ -172,22 +172,23 @@ TEST_P(CompressedCacheTest, DecodingByListsIsThatOfThePlainCache) {
       }
     };
     const Mask causal{-1, 0};
-    const DecodeListArrays listed = decode_lists(make_lists(shape, sequences, own), causal, kRows);
-    DecodeStep by_lists;
-    by_lists.lists = {listed.blocks.data(), listed.counts.data(), listed.stride};
+    const DecodeBlockMaskArrays listed = decode_block_mask(make_block_mask(shape, sequences, own), causal, kRows);
+    DecodeStep with_block_mask;
+    with_block_mask.block_mask = {listed.blocks.data(), listed.counts.data(), listed.stride};
     for (const CacheFormat& format : formats()) {
       if (two_groups && format != formats()[0]) continue;
       Caches caches(format, {Dtype::kBf16, kKvHeads, 64}, lengths);
       Step step = step_of(Dtype::kBf16, lengths);
       const Results dense = step.run(caches.plain());
-      step.spec.fold.lists = shape;
+      step.spec.attention.block_mask = shape;
       DecodeStep plain = caches.plain();
-      plain.lists = by_lists.lists;
+      plain.block_mask = with_block_mask.block_mask;
       const Results expected = step.run(plain);
       EXPECT_FALSE(expected == dense) << "all keys give the same: the test shows nothing";
       step.spec.format = format;
       for (const std::int64_t page : {16, 256}) {
-        EXPECT_TRUE(caches.run_packed(step, by_lists, page) == expected) << describe(format) << ", pages of " << page;
+        EXPECT_TRUE(caches.run_packed(step, with_block_mask, page) == expected)
+            << describe(format) << ", pages of " << page;
       }
     }
   }
@@ -209,7 +210,7 @@ TEST_P(CompressedCacheTest, AppendingLeavesWhatCompressingLeaves) {
       const PageOrder order = shuffled_pages(lengths, page, 5);
       CompressedPool pool(format, shape, order, 2);
       CompressedTensor empty = make_compressed(format, shape, {0, 0});
-      if (codes_by_token(format)) empty.tables = whole.tables;
+      if (quantized_per_token(format)) empty.tables = whole.tables;
       pool.fill(empty);
       std::vector<std::int32_t> now(2);
       for (std::int64_t length = step; length <= kTokens; length += step) {
@@ -237,7 +238,7 @@ TEST_P(CompressedCacheTest, AppendingLeavesWhatCompressingLeaves) {
         }
         const std::vector<std::int64_t> both{length, length};
         CompressedTensor expected = make_compressed(format, shape, both);
-        if (codes_by_token(format)) expected.tables = whole.tables;
+        if (quantized_per_token(format)) expected.tables = whole.tables;
         const std::vector<CompressedRun> runs = expected.runs();
         compress_on_host({format, shape, view_of(prefix, shape, 2 * length), {}, runs, expected.rows()}, 1);
         const std::vector<std::byte> elements = decompress_tensor(expected, 1);
@@ -245,11 +246,11 @@ TEST_P(CompressedCacheTest, AppendingLeavesWhatCompressingLeaves) {
         for (int s = 0; s < 2; ++s) {
           for (std::int64_t head = 0; head < kKvHeads; ++head) {
             const StreamRowAt row_at = [&](int stream, std::int64_t position) -> const std::byte* {
-              const CachePlace place = place_of_row(places, s, position);
+              const PageSlot place = page_slot_of(places, s, position);
               return cache.streams[static_cast<std::size_t>(stream)].at(place.page, place.token, head);
             };
             std::vector<std::byte> got(static_cast<std::size_t>(length) * 128);
-            RowCoder(format, shape, cache.tables).decompress(row_at, s, 0, length, length, head, got.data(), 128);
+            RowCodec(format, shape, cache.tables).decompress(row_at, s, 0, length, length, head, got.data(), 128);
             for (std::int64_t t = 0; t < length; ++t) {
               ASSERT_EQ(
                   std::memcmp(got.data() + t * 128, elements.data() + ((s * length + t) * kKvHeads + head) * 128, 128),
@@ -291,12 +292,12 @@ TEST(CompressedCache, RowsThatAreNotFiniteComeBackSo) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, CompressedCacheTest, ::testing::ValuesIn(code_formats()),
+INSTANTIATE_TEST_SUITE_P(Formats, CompressedCacheTest, ::testing::ValuesIn(quantized_formats()),
                          [](const auto& test) { return test_name(test.param); });
 
 TEST(CompressedCache, FormatsWithARankAreNotDecoded) {
   DecodeSpec spec;
-  spec.fold = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+  spec.attention = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
   spec.format.k = parse_row_format("low_rank rank 16");
   const Error error = error_of([&] { choose_kernel(spec, {"cpu", "auto"}); });
   EXPECT_EQ(error.code(), ErrorCode::kUnsupported);

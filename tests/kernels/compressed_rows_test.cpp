@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "base/e4m3.hpp"
-#include "kernels/piecewise_rows.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/row_codes.hpp"
+#include "kernels/piecewise_rows.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
 
@@ -50,10 +50,10 @@ TEST_P(CompressedRowsTest, ThreadsMakeTheSameBytes) {
 
 // Every backend that is here, some tokens at a time: a piece ends within the second sequence.
 TEST_P(CompressedRowsTest, BackendsMakeTheSameBytesPiecewise) {
-  const bool books = format().coding == RowCoding::kVector;  // which take their time
+  const bool books = format().encoding == RowEncoding::kVector;  // which take their time
   if (books && format().width != 8) GTEST_SKIP() << "one width is enough";
   const RowShape shape{Dtype::kF16, books ? 1 : 2, 64};
-  const std::vector<std::int64_t> lengths{40, kPieceTokens + 77, 0, 31};
+  const std::vector<std::int64_t> lengths{40, kStagedTokens + 77, 0, 31};
   const std::vector<std::byte> rows = outlier_rows(shape, lengths, 5);
   const TensorView view = view_of(rows, shape, lengths[0] + lengths[1] + lengths[3]);
   CompressedTensor expected = compress_tensor("k", format(), view, lengths, {7, 2}, ErrorCode::kFile);
@@ -69,7 +69,7 @@ TEST_P(CompressedRowsTest, BackendsMakeTheSameBytesPiecewise) {
     EXPECT_TRUE(decompress_tensor(tensor, 2, backend.get()) == elements);
     // In the second piece.
     std::vector<std::byte> broken = rows;
-    const std::int64_t token = 40 + kPieceTokens + 3, head = shape.heads - 1;
+    const std::int64_t token = 40 + kStagedTokens + 3, head = shape.heads - 1;
     const auto at = static_cast<std::size_t>((token * shape.heads + head) * shape.dim + 5);
     store_element(broken.data() + at * 2, shape.dtype, std::numeric_limits<float>::quiet_NaN());
     const Error error = error_of([&] {
@@ -103,7 +103,7 @@ TEST_P(CompressedRowsTest, RunsAndStridesMoveNoBit) {
     }
     std::vector<CompressedRun> runs;
     for (const CompressedRun& run : tensor.runs()) {
-      const std::int64_t piece = format().coding == RowCoding::kInt4Channel ? format().group : 17;
+      const std::int64_t piece = format().encoding == RowEncoding::kInt4Channel ? format().group : 17;
       for (std::int64_t first = 0; first < run.rows; first += piece) {
         runs.insert(runs.begin(), {run.sequence, first, run.keys, run.row + first, std::min(piece, run.rows - first),
                                    run.to + first});
@@ -111,7 +111,7 @@ TEST_P(CompressedRowsTest, RunsAndStridesMoveNoBit) {
     }
     std::vector<std::byte> plain(static_cast<std::size_t>(tensor.tokens() * 3 * shape.dim) * 2);
     const MutableTensorView view{plain.data(), dtype, tensor.tokens(), 2, shape.dim, 3 * shape.dim, shape.dim};
-    TensorCoder(format(), shape, {2, kNoDevice}).decompress(from, runs, view);
+    TensorCodec(format(), shape, {2, kNoDevice}).decompress(from, runs, view);
     for (std::int64_t t = 0; t < tensor.tokens(); ++t) {
       ASSERT_EQ(std::memcmp(view.at(t, 0), whole.data() + t * 512, 512), 0) << t;
     }
@@ -119,12 +119,12 @@ TEST_P(CompressedRowsTest, RunsAndStridesMoveNoBit) {
 }
 
 // Formats without products, whose order of sums is a kernel's.
-class CodesTest : public ::testing::TestWithParam<RowFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, CodesTest, ::testing::ValuesIn(code_formats()),
+class QuantizedValuesTest : public ::testing::TestWithParam<RowFormat> {};
+INSTANTIATE_TEST_SUITE_P(Formats, QuantizedValuesTest, ::testing::ValuesIn(quantized_formats()),
                          [](const auto& test) { return test_name(test.param); });
 
 // Every element by the layout's words, one at a time.
-TEST_P(CodesTest, ElementsLieWhereTheLayoutSays) {
+TEST_P(QuantizedValuesTest, ElementsLieWhereTheLayoutSays) {
   const RowFormat& f = GetParam();
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
     const RowShape shape{dtype, 2, 64};
@@ -146,19 +146,19 @@ TEST_P(CodesTest, ElementsLieWhereTheLayoutSays) {
         for (std::int64_t i = 0; i < 2 * 64; ++i) {
           const std::int64_t head = i / 64, c = i % 64, row = begin + t;
           float expected = 0.0F;
-          switch (f.coding) {
-            case RowCoding::kFp8: {
+          switch (f.encoding) {
+            case RowEncoding::kFp8: {
               const float scale = f.scales == ScaleGrain::kTokenHead
                                       ? fp32(tensor.streams[1], row * 2 + head)
                                       : fp32(tensor.tables[0], f.scales == ScaleGrain::kHead ? head : 0);
               expected = e4m3_to_float(byte(tensor.streams[0], row * 128 + i)) * scale;
               break;
             }
-            case RowCoding::kInt8:
+            case RowEncoding::kInt8:
               expected = static_cast<float>(static_cast<std::int8_t>(byte(tensor.streams[0], row * 128 + i))) *
                          fp32(tensor.streams[1], row * 2 + head);
               break;
-            case RowCoding::kInt4Channel: {
+            case RowEncoding::kInt4Channel: {
               if (t >= kLengths[s] / f.group * f.group) {
                 expected = number(tensor.tables[0],
                                   ((static_cast<std::int64_t>(s) * f.group + t % f.group) * 2 + head) * 64 + c);
@@ -171,14 +171,14 @@ TEST_P(CodesTest, ElementsLieWhereTheLayoutSays) {
                                   number(tensor.streams[1], 2 * pair + 1));
               break;
             }
-            case RowCoding::kInt4Token: {
+            case RowEncoding::kInt4Token: {
               const std::int64_t pair = (row * 2 + head) * 2 + c / 32;
               const int code = byte(tensor.streams[0], row * 64 + i / 2) >> (c % 2 * 4) & 15;
               expected = std::fma(static_cast<float>(code), number(tensor.streams[1], 2 * pair),
                                   number(tensor.streams[1], 2 * pair + 1));
               break;
             }
-            case RowCoding::kVector: {
+            case RowEncoding::kVector: {
               const std::int64_t run = c / f.width;
               const std::int64_t vector = byte(tensor.streams[0], (row * 2 + head) * (64 / f.width) + run);
               expected =
@@ -215,18 +215,18 @@ TEST_P(CompressedRowsTest, ComesBackNear) {
   }
   const double share = std::sqrt(error / all);
   const auto limit = [&] {
-    switch (format().coding) {
-      case RowCoding::kFp8:
+    switch (format().encoding) {
+      case RowEncoding::kFp8:
         return 0.04;
-      case RowCoding::kInt8:
+      case RowEncoding::kInt8:
         return 0.02;
-      case RowCoding::kInt4Channel:
+      case RowEncoding::kInt4Channel:
         return 0.12;
-      case RowCoding::kInt4Token:
+      case RowEncoding::kInt4Token:
         return 0.15;
-      case RowCoding::kVector:
+      case RowEncoding::kVector:
         return format().width == 2 ? 0.1 : 0.8;
-      case RowCoding::kHybrid:
+      case RowEncoding::kHybrid:
         return 0.05;
       default:
         return 0.45;
@@ -245,7 +245,7 @@ TEST_P(CompressedRowsTest, EdgesOfTheDtype) {
     for (const float magnitude :
          {0.0F, dtype == Dtype::kBf16 ? 0x1p-130F : 0x1p-22F, 1.0F, dtype == Dtype::kBf16 ? 0x1.fep127F : 65504.0F}) {
       // Products, and squares of distances, of such rows overflow or vanish.
-      const bool squares = format().rank > 0 || format().coding == RowCoding::kVector;
+      const bool squares = format().rank > 0 || format().encoding == RowEncoding::kVector;
       if (squares && magnitude != 0.0F && magnitude != 1.0F) continue;
       std::vector<std::byte> rows(40 * 64 * 2);
       for (std::size_t i = 0; i < 40 * 64; ++i) {
@@ -269,7 +269,7 @@ TEST_P(CompressedRowsTest, EdgesOfTheDtype) {
   }
 }
 
-TEST_P(CompressedRowsTest, NaNAndInfinityAreRefusedByPlace) {
+TEST_P(CompressedRowsTest, NaNAndInfinityAreRefusedByIndex) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
     const RowShape shape{Dtype::kF16, 2, 64};
     std::vector<std::byte> rows = outlier_rows(shape, std::vector<std::int64_t>{50}, 5);
@@ -280,12 +280,12 @@ TEST_P(CompressedRowsTest, NaNAndInfinityAreRefusedByPlace) {
   }
 }
 
-// What find_fault() says of a compressed tensor.
+// What find_invalid_element() says of a compressed tensor.
 std::string fault_text(CompressedTensor& tensor) {
   const std::vector<CompressedRun> runs = tensor.runs();
-  const auto fault = find_fault(tensor.format, tensor.shape, tensor.rows(), runs);
+  const auto fault = find_invalid_element(tensor.format, tensor.shape, tensor.rows(), runs);
   if (!fault) return "";
-  return error_of([&] { refuse_fault("k", tensor.format, tensor.shape, *fault, ErrorCode::kFile); }).what();
+  return error_of([&] { refuse_invalid_element("k", tensor.format, tensor.shape, *fault, ErrorCode::kFile); }).what();
 }
 
 // Of every stream and table a number that may not be there, at a place that decompression reads.
@@ -296,10 +296,10 @@ TEST_P(CompressedRowsTest, BrokenPartsAreNamed) {
   EXPECT_EQ(fault_text(good), "");
   const std::vector<FormatStream> streams = format_streams(format(), shape);
   for (std::size_t i = 0; i < streams.size(); ++i) {
-    if (streams[i].type == CodeType::kU8) continue;  // every byte is a code
+    if (streams[i].type == StoredType::kU8) continue;  // every byte is a code
     CompressedTensor broken = good;
     std::byte* const at = broken.streams[i].data() + 12 * streams[i].token_bytes(shape.dtype);
-    std::memset(at, streams[i].type == CodeType::kI8 ? 0x80 : 0xff, 4);
+    std::memset(at, streams[i].type == StoredType::kI8 ? 0x80 : 0xff, 4);
     const std::string text = fault_text(broken);
     EXPECT_EQ(text.rfind("k_" + std::string(streams[i].name) + "[12, 0, 0] is ", 0), 0U) << text;
   }
@@ -320,7 +320,7 @@ TEST_P(CompressedRowsTest, BrokenPartsAreNamed) {
     const std::string text = fault_text(broken);
     EXPECT_EQ(text.rfind("k[12, 0, 9] is ", 0), 0U) << text;
   }
-  if (format().coding == RowCoding::kInt4Channel) {  // what nobody reads
+  if (format().encoding == RowEncoding::kInt4Channel) {  // what nobody reads
     CompressedTensor unread = good;
     std::memset(unread.streams[1].data() + 79 * streams[1].token_bytes(shape.dtype), 0xff, 4);
     EXPECT_EQ(fault_text(unread), "");
@@ -349,7 +349,7 @@ TEST(CompressedRows, RunsThatCutGroupsAreABug) {
   std::vector<std::byte> plain(100 * 128);
   const auto refused = [&](const CompressedRun& run) {
     return error_of([&] {
-             TensorCoder(tensor.format, shape, {1, kNoDevice})
+             TensorCodec(tensor.format, shape, {1, kNoDevice})
                  .decompress(tensor.rows(), {&run, 1},
                              dense_view(static_cast<void*>(plain.data()), shape.dtype, 100, 1, 64));
            })

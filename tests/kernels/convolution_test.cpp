@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every row of the convolution's table: right by the fp64 oracle, and with bits that no cut into runs, no number of
 // threads and no step by step moves.
-#include "kernels/convolution.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/convolution.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/scan_oracle.hpp"
 #include "tests/kernels/kernel_row_test.hpp"
@@ -23,14 +22,14 @@
 #include "tests/support/random_elements.hpp"
 
 namespace ringattn {
-inline void PrintTo(const KernelRow<ConvolutionSpec>& row, std::ostream* stream) { *stream << row.name; }
+inline void PrintTo(const KernelRow<CausalConv1dSpec>& row, std::ostream* stream) { *stream << row.name; }
 }  // namespace ringattn
 
 namespace ringattn::testing {
 namespace {
 
 struct Inputs {
-  ConvolutionSpec spec;
+  CausalConv1dSpec spec;
   std::vector<std::int64_t> lengths;
   std::vector<std::byte> x;  // [rows, channels]
   std::vector<float> weight;
@@ -44,7 +43,7 @@ struct Inputs {
   std::size_t row_bytes() const { return static_cast<std::size_t>(spec.channels) * size_of(spec.dtype); }
 };
 
-Inputs random_inputs(const ConvolutionSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+Inputs random_inputs(const CausalConv1dSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const Normal normal;
   Inputs inputs{spec, lengths, {}, {}, {}};
@@ -65,7 +64,7 @@ struct Result {
   std::vector<std::byte> halos;  // behind each sequence
 };
 
-class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>> {
+class Conv1dKernels : public ::testing::TestWithParam<KernelRow<CausalConv1dSpec>> {
  protected:
   void SetUp() override {
     const std::string reason = row().unavailable();
@@ -75,14 +74,14 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
   void TearDown() override {
     if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
   }
-  const KernelRow<ConvolutionSpec>& row() const { return GetParam(); }
+  const KernelRow<CausalConv1dSpec>& row() const { return GetParam(); }
 
   // All specs that the row can do.
-  void for_every_spec(const std::function<void(const ConvolutionSpec&)>& body) const {
+  void for_every_spec(const std::function<void(const CausalConv1dSpec&)>& body) const {
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
       for (int width = 2; width <= 4; ++width) {
         for (const bool flag : {false, true}) {
-          const ConvolutionSpec spec{dtype, 24 + 8 * width, width, flag, flag};
+          const CausalConv1dSpec spec{dtype, 24 + 8 * width, width, flag, flag};
           if (row().missing(spec).empty()) body(spec);
         }
       }
@@ -92,7 +91,7 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
   // Each sequence cut into runs of at most `each` tokens, which hand halos on; x and y are `shift` elements behind a
   // multiple of 16 bytes.
   Result convolved(const Inputs& inputs, std::int64_t each, int threads, std::size_t shift = 0) const {
-    const ConvolutionSpec& spec = inputs.spec;
+    const CausalConv1dSpec& spec = inputs.spec;
     const auto backend = row().make_backend({threads, 0});
     const auto kernel = row().make_kernel(spec, *backend);
     const std::size_t shifted = shift * size_of(spec.dtype);
@@ -106,7 +105,7 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
     DeviceArray bias(*backend, inputs.bias.size() * sizeof(float));
     bias.write(bytes_of(inputs.bias));
     DeviceArray halos(*backend, inputs.lengths.size() * static_cast<std::size_t>(spec.halo_bytes()));
-    ConvolutionTask task;
+    CausalConv1dTask task;
     task.x = dense_view(static_cast<const void*>(x.data() + shifted), spec.dtype, inputs.rows(), 1, spec.channels);
     task.y = dense_view(static_cast<void*>(y.data() + shifted), spec.dtype, inputs.rows(), 1, spec.channels);
     task.weight = weight.floats();
@@ -116,7 +115,7 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
       std::byte* const halo = halos.data() + static_cast<std::int64_t>(s) * spec.halo_bytes();
       for (std::int64_t begin = 0; begin < inputs.lengths[s]; begin += each) {
         const std::int64_t tokens = std::min(each, inputs.lengths[s] - begin);
-        const ConvolutionRun run{row + begin, tokens, begin == 0 ? nullptr : halo, halo};
+        const CausalConv1dRun run{row + begin, tokens, begin == 0 ? nullptr : halo, halo};
         task.runs = {&run, 1};
         kernel->convolve(task, backend->stream(), {});
       }
@@ -128,7 +127,7 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
 
   // All sequences in one task.
   Result convolved_together(const Inputs& inputs) const {
-    const ConvolutionSpec& spec = inputs.spec;
+    const CausalConv1dSpec& spec = inputs.spec;
     const auto backend = row().make_backend({2, 0});
     const auto kernel = row().make_kernel(spec, *backend);
     DeviceArray x(*backend, inputs.x.size());
@@ -139,7 +138,7 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
     DeviceArray bias(*backend, inputs.bias.size() * sizeof(float));
     bias.write(bytes_of(inputs.bias));
     DeviceArray halos(*backend, inputs.lengths.size() * static_cast<std::size_t>(spec.halo_bytes()));
-    std::vector<ConvolutionRun> runs;
+    std::vector<CausalConv1dRun> runs;
     std::int64_t row = 0;
     for (std::size_t s = 0; s < inputs.lengths.size(); ++s) {
       std::byte* const halo = halos.data() + static_cast<std::int64_t>(s) * spec.halo_bytes();
@@ -157,7 +156,7 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
 
   // Token by token, all sequences of one length.
   Result updated(const Inputs& inputs, const std::vector<std::int32_t>& slots = {}) const {
-    const ConvolutionSpec& spec = inputs.spec;
+    const CausalConv1dSpec& spec = inputs.spec;
     const auto backend = row().make_backend({2, 0});
     const auto kernel = row().make_kernel(spec, *backend);
     DeviceArray x(*backend, inputs.x.size());
@@ -191,7 +190,7 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
     return {y.read(), halos.read()};
   }
 
-  static void expect_same(const Result& result, const Result& expected, const ConvolutionSpec& spec) {
+  static void expect_same(const Result& result, const Result& expected, const CausalConv1dSpec& spec) {
     count_check();
     EXPECT_EQ(result.y, expected.y) << describe(spec);
     EXPECT_EQ(result.halos, expected.halos) << describe(spec);
@@ -202,12 +201,12 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
 };
 
 void expect_accurate(const Inputs& inputs, const Result& result) {
-  const ConvolutionSpec& spec = inputs.spec;
+  const CausalConv1dSpec& spec = inputs.spec;
   const TensorView x =
       dense_view(static_cast<const void*>(inputs.x.data()), spec.dtype, inputs.rows(), 1, spec.channels);
   std::int64_t row = 0;
   for (const std::int64_t length : inputs.lengths) {
-    const std::vector<double> y = oracle_convolution(spec, x, inputs.weight.data(), inputs.bias.data(), row, length);
+    const std::vector<double> y = oracle_conv1d(spec, x, inputs.weight.data(), inputs.bias.data(), row, length);
     // Five terms of about 1, and the rounding of the result.
     const double rounding = spec.dtype == Dtype::kF32 ? 0x1p-23 : spec.dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
     std::int64_t wrong = 0;
@@ -226,15 +225,15 @@ void expect_accurate(const Inputs& inputs, const Result& result) {
   }
 }
 
-TEST_P(Convolutions, AreAccurate) {
-  for_every_spec([&](const ConvolutionSpec& spec) {
+TEST_P(Conv1dKernels, AreAccurate) {
+  for_every_spec([&](const CausalConv1dSpec& spec) {
     const Inputs inputs = random_inputs(spec, {1, 2, 3, 4, 5, 63, 64, 65, 200}, 1);
     expect_accurate(inputs, convolved(inputs, 1000, 2));
   });
 }
 
-TEST_P(Convolutions, DontDependOnRunsAndThreads) {
-  for_every_spec([&](const ConvolutionSpec& spec) {
+TEST_P(Conv1dKernels, DontDependOnRunsAndThreads) {
+  for_every_spec([&](const CausalConv1dSpec& spec) {
     const Inputs inputs = random_inputs(spec, {150, 1, 2, 70}, 2);
     const Result whole = convolved(inputs, 1000, 1);
     for (const std::int64_t each : {1, 2, 3, 64, 65}) expect_same(convolved(inputs, each, 5), whole, spec);
@@ -243,8 +242,8 @@ TEST_P(Convolutions, DontDependOnRunsAndThreads) {
 }
 
 // More runs than a launch takes of them.
-TEST_P(Convolutions, TakeManySequences) {
-  for_every_spec([&](const ConvolutionSpec& spec) {
+TEST_P(Conv1dKernels, TakeManySequences) {
+  for_every_spec([&](const CausalConv1dSpec& spec) {
     std::vector<std::int64_t> lengths;
     for (std::int64_t i = 0; i < 150; ++i) lengths.push_back(1 + i * 37 % 90);
     const Inputs inputs = random_inputs(spec, lengths, 4);
@@ -253,8 +252,8 @@ TEST_P(Convolutions, TakeManySequences) {
 }
 
 // Channels of more than one CTA.
-TEST_P(Convolutions, TakeManyChannels) {
-  const ConvolutionSpec spec{Dtype::kBf16, 8448, 4, true, true};
+TEST_P(Conv1dKernels, TakeManyChannels) {
+  const CausalConv1dSpec spec{Dtype::kBf16, 8448, 4, true, true};
   if (!row().missing(spec).empty()) GTEST_SKIP() << "not of this kernel";
   const Inputs inputs = random_inputs(spec, {70, 3}, 5);
   const Result whole = convolved(inputs, 1000, 2);
@@ -263,15 +262,15 @@ TEST_P(Convolutions, TakeManyChannels) {
   expect_same(convolved_together(inputs), whole, spec);
 }
 
-TEST_P(Convolutions, GoOnTokenByToken) {
-  for_every_spec([&](const ConvolutionSpec& spec) {
+TEST_P(Conv1dKernels, GoOnTokenByToken) {
+  for_every_spec([&](const CausalConv1dSpec& spec) {
     const Inputs inputs = random_inputs(spec, {40, 40, 40}, 3);
     expect_same(updated(inputs), convolved(inputs, 1000, 1), spec);
   });
 }
 
-TEST_P(Convolutions, GoOnInTheirSlots) {
-  for_every_spec([&](const ConvolutionSpec& spec) {
+TEST_P(Conv1dKernels, GoOnInTheirSlots) {
+  for_every_spec([&](const CausalConv1dSpec& spec) {
     const Inputs inputs = random_inputs(spec, {7, 7, 7}, 4);
     const Result plain = updated(inputs);
     const std::vector<std::int32_t> slots{3, -1, 0};
@@ -292,23 +291,23 @@ TEST_P(Convolutions, GoOnInTheirSlots) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, Convolutions,
-                         ::testing::ValuesIn(kernel_table<ConvolutionSpec>().begin(),
-                                             kernel_table<ConvolutionSpec>().end()),
+INSTANTIATE_TEST_SUITE_P(Kernels, Conv1dKernels,
+                         ::testing::ValuesIn(kernel_table<CausalConv1dSpec>().begin(),
+                                             kernel_table<CausalConv1dSpec>().end()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-TEST(ConvolutionSpecs, AreDescribedAndChecked) {
-  const ConvolutionSpec spec{Dtype::kBf16, 8448, 4, true, true};
+TEST(Conv1dSpecs, AreDescribedAndChecked) {
+  const CausalConv1dSpec spec{Dtype::kBf16, 8448, 4, true, true};
   EXPECT_EQ(describe(spec), "convolution, bf16, 8448 channels, width 4, bias, silu");
-  check_convolution(spec);
+  check_causal_conv1d(spec);
   for (const int width : {-1, 1, 5}) {
-    ConvolutionSpec wrong = spec;
+    CausalConv1dSpec wrong = spec;
     wrong.width = width;
-    EXPECT_EQ(error_of([&] { check_convolution(wrong); }).code(), ErrorCode::kUsage);
+    EXPECT_EQ(error_of([&] { check_causal_conv1d(wrong); }).code(), ErrorCode::kUsage);
   }
-  EXPECT_EQ(error_of([] { check_convolution({Dtype::kF32, 0, 4, false, false}); }).code(), ErrorCode::kUsage);
+  EXPECT_EQ(error_of([] { check_causal_conv1d({Dtype::kF32, 0, 4, false, false}); }).code(), ErrorCode::kUsage);
   EXPECT_EQ(error_of([] {
-              choose_kernel(ConvolutionSpec{Dtype::kF32, 12, 4, false, false}, {"cpu", "auto"});
+              choose_kernel(CausalConv1dSpec{Dtype::kF32, 12, 4, false, false}, {"cpu", "auto"});
             }).code(),
             ErrorCode::kUnsupported);
 }

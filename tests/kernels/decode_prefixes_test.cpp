@@ -26,28 +26,28 @@ struct Shared {
 
 class DecodePrefixes : public DecodeRowTest {
  protected:
-  std::int64_t group_of(const FoldSpec& spec) const {
-    return std::int64_t{kGroupTiles} * FoldRunner(fold(), spec).kernel().key_tile();
+  std::int64_t group_of(const AttentionSpec& spec) const {
+    return std::int64_t{kTilesPerKvSplit} * AttentionRunner(attention_row(), spec).kernel().key_tile();
   }
 
-  static FoldInputs inputs_of(const FoldSpec& spec, int rows, const Shared& shared, std::uint64_t seed) {
+  static AttentionInputs inputs_of(const AttentionSpec& spec, int rows, const Shared& shared, std::uint64_t seed) {
     return with_prefixes(decode_inputs(spec, rows, shared.lengths, seed), shared.prefix_of, shared.prefix_keys);
   }
   static CacheLayout layout_of(const Shared& shared, std::int64_t page) {
     return {.page_size = page, .prefix_of = shared.prefix_of, .prefix_keys = shared.prefix_keys};
   }
   // By every form that the kernel can be made to take.
-  void expect_same_shared(const FoldInputs& inputs, const Shared& shared, std::int64_t page) const {
-    const FoldResult expected = folded(inputs);
+  void expect_same_shared(const AttentionInputs& inputs, const Shared& shared, std::int64_t page) const {
+    const AttentionResult expected = folded(inputs);
     for (const int slices : forms()) {
       SCOPED_TRACE(fmt::format("{}, page {}, slices {}", describe(inputs.spec), page, slices));
       CacheLayout layout = layout_of(shared, page);
       layout.slices = slices;
-      const FoldResult got = DecodeRunner(row(), inputs, layout, 2).run();
+      const AttentionResult got = DecodeRunner(row(), inputs, layout, 2).run();
       EXPECT_TRUE(got.same_bits(expected)) << first_difference(got, expected, inputs.spec);
     }
   }
-  void expect_same_shared(const FoldSpec& spec, int rows, const Shared& shared, std::uint64_t seed,
+  void expect_same_shared(const AttentionSpec& spec, int rows, const Shared& shared, std::uint64_t seed,
                           std::int64_t page = 64) const {
     expect_same_shared(inputs_of(spec, rows, shared, seed), shared, page);
   }
@@ -58,8 +58,8 @@ class DecodePrefixes : public DecodeRowTest {
   std::vector<int> forms() const { return on_device() ? std::vector<int>{0, 1, 2, 4} : std::vector<int>{0}; }
   // Head dims of all forms: on GPUs two processors share a unit of 128.
   std::vector<Dims> dims_of_forms() const {
-    std::vector<Dims> dims = usual_dims(fold());
-    for (const Dims& more : all_dims(fold())) {
+    std::vector<Dims> dims = usual_dims(attention_row());
+    for (const Dims& more : all_dims(attention_row())) {
       if (on_device() && more.head_dim == 128 && more.head_dim_v == 128) dims.push_back(more);
     }
     return dims;
@@ -79,7 +79,7 @@ TEST_P(DecodePrefixes, RaggedSequences) {
   for (const Dims& dims : dims_of_forms()) {
     std::uint64_t seed = 1;
     for (const int rows : {1, 3, 16}) {
-      const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+      const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
       expect_same_shared(spec, rows, ragged(group_of(spec)), seed, rows == 3 ? 16 : 128);
       ++seed;
     }
@@ -92,7 +92,7 @@ TEST_P(DecodePrefixes, AnyLength) {
   for (const Dims& dims : dims_of_forms()) {
     std::uint64_t seed = 81;
     for (const std::int64_t keys : {1, 127, 128, 129, 3000, 8191, 8192, 8193, 12345}) {
-      const FoldSpec spec = seed % 2 == 0 ? make_spec(dims, 8, 1, {-1, 0}) : make_spec(dims, 4, 4, {-1, 0});
+      const AttentionSpec spec = seed % 2 == 0 ? make_spec(dims, 8, 1, {-1, 0}) : make_spec(dims, 4, 4, {-1, 0});
       const int rows = 1 + 2 * static_cast<int>(seed % 3);
       const Shared shared{{keys + 700, 400, keys + rows, keys, 0, keys / 2 + 1, 260, keys + 130},
                           {0, 1, 0, 0, 0, 0, 1, 0},
@@ -106,9 +106,9 @@ TEST_P(DecodePrefixes, AnyLength) {
 // Every set of head dims.
 TEST_P(DecodePrefixes, EveryConfiguration) {
   std::uint64_t seed = 1;
-  for (const Dims& dims : all_dims(fold())) {
+  for (const Dims& dims : all_dims(attention_row())) {
     if (dims.head_dim > 256) continue;  // their inputs take long to make
-    FoldSpec spec = make_spec(dims, 2, 1, {-1, 0});
+    AttentionSpec spec = make_spec(dims, 2, 1, {-1, 0});
     spec.sinks = seed % 2 == 0;
     spec.softcap = seed % 3 == 0 ? 15.0F : 0.0F;
     const std::int64_t group = group_of(spec);
@@ -137,7 +137,7 @@ TEST_P(DecodePrefixes, EveryMask) {
 
 // So many rows that they fill several blocks of products, of which the last has room.
 TEST_P(DecodePrefixes, ManyRows) {
-  const FoldSpec spec = make_spec(dims_of_forms().back(), 8, 1, {-1, 0});
+  const AttentionSpec spec = make_spec(dims_of_forms().back(), 8, 1, {-1, 0});
   const std::int64_t group = group_of(spec);
   Shared shared{{}, {}, {static_cast<std::int32_t>(group), static_cast<std::int32_t>(group + 160), 5}};
   for (std::int32_t s = 0; s < 11; ++s) {
@@ -149,12 +149,12 @@ TEST_P(DecodePrefixes, ManyRows) {
 
 // So many units that processors, or pairs of them, fold several one behind the other. Plain, and with rows that outgrow
 // their reference in the first unit of one of them, or in later ones.
-TEST_P(DecodePrefixes, UnitsInARow) {
+TEST_P(DecodePrefixes, WorkTilesInARow) {
   for (const Dims& dims : dims_of_forms()) {
-    const FoldSpec spec = make_spec(dims, 64, 1, {-1, 0});
+    const AttentionSpec spec = make_spec(dims, 64, 1, {-1, 0});
     const std::int64_t group = group_of(spec);
-    const std::int64_t tile = group / kGroupTiles;
-    const int rows = on_device() ? kMostDecodeRows : 2;  // each, with its 64 heads, is a unit
+    const std::int64_t tile = group / kTilesPerKvSplit;
+    const int rows = on_device() ? kMaxDecodeRows : 2;  // each, with its 64 heads, is a unit
     // A whole group, and with it tiles of an open one; or an open one alone, of as many tiles as don't go round.
     for (const std::int64_t keys : {group, group + 3 * tile + 50, 7 * tile + 50}) {
       Shared shared{{}, {}, {static_cast<std::int32_t>(keys)}};
@@ -164,7 +164,7 @@ TEST_P(DecodePrefixes, UnitsInARow) {
       }
       const std::vector<int> none, first{1}, later{69, 133};  // of 144 units on 132 processors, or half as many pairs
       for (const std::vector<int>& outgrown : {none, first, later}) {
-        FoldInputs inputs = decode_inputs(spec, rows, shared.lengths, 33);
+        AttentionInputs inputs = decode_inputs(spec, rows, shared.lengths, 33);
         for (const int row : outgrown) {
           if (row < inputs.q_tokens()) inputs.set_q(row, 7, 0, 8.0F / spec.softmax_scale);
         }
@@ -176,9 +176,9 @@ TEST_P(DecodePrefixes, UnitsInARow) {
 }
 
 // Fewer units than the lengths allow, so that processors have none; or no unit at all.
-TEST_P(DecodePrefixes, UnitsForFew) {
+TEST_P(DecodePrefixes, WorkTilesForFew) {
   for (const Dims& dims : dims_of_forms()) {
-    const FoldSpec spec = make_spec(dims, 8, 2, {-1, 0});
+    const AttentionSpec spec = make_spec(dims, 8, 2, {-1, 0});
     const std::int64_t group = group_of(spec);
     Shared few{{group + 20, group + 75}, {0, 0}, {static_cast<std::int32_t>(group)}};
     for (int s = 0; s < 38; ++s) {
@@ -192,12 +192,12 @@ TEST_P(DecodePrefixes, UnitsForFew) {
 }
 
 // Rows that outgrow their reference inside of a prefix, and what isn't finite there.
-TEST_P(DecodePrefixes, RowsThatOutgrowTheirReference) {
+TEST_P(DecodePrefixes, RowsThatExceedTheRescaleThreshold) {
   for (const Dims& dims : dims_of_forms()) {
-    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
     const std::int64_t group = group_of(spec);
     const Shared shared{{2 * group + 50, 2 * group + 8}, {0, 0}, {static_cast<std::int32_t>(2 * group)}};
-    FoldInputs inputs = decode_inputs(spec, 3, shared.lengths, 41);
+    AttentionInputs inputs = decode_inputs(spec, 3, shared.lengths, 41);
     for (int head = 0; head < spec.heads; head += 2) {
       inputs.set_q(1, head, 0, 1.0F / spec.softmax_scale);
       inputs.set_q(5, head, 0, 0.5F / spec.softmax_scale);
@@ -217,17 +217,17 @@ TEST_P(DecodePrefixes, RowsThatOutgrowTheirReference) {
 
 // The same in an open group, which sequences go on with: rows outgrow their reference in the prefix's tiles, in their
 // own, or in both.
-TEST_P(DecodePrefixes, RowsThatOutgrowTheirReferenceInAnOpenGroup) {
+TEST_P(DecodePrefixes, RowsThatExceedTheRescaleThresholdInTheCurrentKvSplit) {
   for (const Dims& dims : dims_of_forms()) {
-    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
     const std::int64_t group = group_of(spec);
-    const std::int64_t tile = group / kGroupTiles;
+    const std::int64_t tile = group / kTilesPerKvSplit;
     for (const std::int64_t whole : {std::int64_t{0}, group}) {
       const std::int64_t keys = whole + 6 * tile + 17;
       const Shared shared{{keys + 900, keys + 500, keys + 7}, {0, 0, 0}, {static_cast<std::int32_t>(keys)}};
       for (const int where : {1, 2, 3}) {
         for (const int rows : {1, 10}) {
-          FoldInputs inputs = decode_inputs(spec, rows, shared.lengths, 43);
+          AttentionInputs inputs = decode_inputs(spec, rows, shared.lengths, 43);
           for (int row = 0; row < inputs.q_tokens(); row += 2) {
             inputs.set_q(row, row / 2 % spec.heads, 0, 1.0F / spec.softmax_scale);
           }
@@ -249,11 +249,11 @@ TEST_P(DecodePrefixes, RowsThatOutgrowTheirReferenceInAnOpenGroup) {
 // Rows that have no reference yet where the prefix ends: all of their scores in the group are −∞ up to there.
 TEST_P(DecodePrefixes, RowsThatSeeNothingInAPrefix) {
   for (const Dims& dims : dims_of_forms()) {
-    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
     const std::int64_t keys = group_of(spec) + 400;
     const Shared shared{{keys + 300, keys + 40}, {0, 0}, {static_cast<std::int32_t>(keys)}};
     for (const int rows : {2, 12}) {
-      FoldInputs inputs = decode_inputs(spec, rows, shared.lengths, 47);
+      AttentionInputs inputs = decode_inputs(spec, rows, shared.lengths, 47);
       for (int row = 0; row < inputs.q_tokens(); ++row) {
         for (int head = 2; head < spec.heads; ++head) inputs.set_q(row, head, 0, 1.0F);  // those of KV head 1
       }
@@ -267,11 +267,11 @@ TEST_P(DecodePrefixes, RowsThatSeeNothingInAPrefix) {
 
 // The same step over and over, while sequences grow: they come to share their prefix once they are long enough.
 TEST_P(DecodePrefixes, GrowingSequences) {
-  const FoldSpec spec = make_spec(dims_of_forms().back(), 4, 1, {-1, 0});
+  const AttentionSpec spec = make_spec(dims_of_forms().back(), 4, 1, {-1, 0});
   const std::int64_t group = group_of(spec);
   for (const std::int64_t keys : {group, group + 512, std::int64_t{640}}) {
     const Shared shared{{keys + 9, keys + 7, keys + 8, 30}, {0, 0, 0, 0}, {static_cast<std::int32_t>(keys)}};
-    const FoldInputs longest = inputs_of(spec, 2, shared, 51);
+    const AttentionInputs longest = inputs_of(spec, 2, shared, 51);
     for (const int slices : forms()) {
       CacheLayout layout = layout_of(shared, 64);
       layout.slices = slices;
@@ -287,34 +287,35 @@ TEST_P(DecodePrefixes, GrowingSequences) {
 }
 
 // Keys dealt to several caches: each share folds its groups of the prefixes once.
-TEST_P(DecodePrefixes, OverShares) {
+TEST_P(DecodePrefixes, OverPartitions) {
   for (const Dims& dims : dims_of_forms()) {
-    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
     const std::int64_t group = group_of(spec);
     const Shared shared = ragged(group);
-    const FoldInputs inputs = inputs_of(spec, 2, shared, 61);
-    const FoldResult expected = folded(inputs);
+    const AttentionInputs inputs = inputs_of(spec, 2, shared, 61);
+    const AttentionResult expected = folded(inputs);
     for (const int count : {2, 3, 5}) {
       std::vector<std::unique_ptr<DecodeRunner>> runners;
       std::vector<const float*> records;
       for (int i = 0; i < count; ++i) {
         CacheLayout layout = layout_of(shared, 128);
-        layout.share = {i, count};
+        layout.partition = {i, count};
         runners.push_back(std::make_unique<DecodeRunner>(row(), inputs, layout));
-        runners.back()->make_records(share_groups(3 * group + 7, count, runners.back()->kernel().group_keys()));
+        runners.back()->make_partials(
+            splits_per_partition(3 * group + 7, count, runners.back()->kernel().kv_split_keys()));
         runners.back()->enqueue_leave(runners.back()->backend().stream());
         runners.back()->wait();
-        records.push_back(runners.back()->records());
+        records.push_back(runners.back()->partials());
       }
       runners[1]->enqueue_merge(records, runners[1]->backend().stream());
-      const FoldResult got = runners[1]->read();
+      const AttentionResult got = runners[1]->read();
       EXPECT_TRUE(got.same_bits(expected)) << count << " shares: " << first_difference(got, expected, spec);
     }
   }
 }
 
 TEST_P(DecodePrefixes, RefusesThoseOfADenseCache) {
-  const FoldInputs inputs = decode_inputs(make_spec(first_dims(), 2, 1, {-1, 0}), 1, {50, 60}, 71);
+  const AttentionInputs inputs = decode_inputs(make_spec(first_dims(), 2, 1, {-1, 0}), 1, {50, 60}, 71);
   const CacheLayout dense{.prefix_of = {0, 0}, .prefix_keys = {40}};
   const Error error = error_of([&] { DecodeRunner(row(), inputs, dense).run(); });
   count_check();

@@ -23,8 +23,8 @@ inline void PrintTo(const testing::DecodeRow& row, std::ostream* stream) { *stre
 namespace ringattn::testing {
 
 // The fold's kernel whose bits a decode kernel has.
-inline const FoldRow& fold_of(const DecodeRow& row) {
-  for (const FoldRow& fold : kernel_table<FoldSpec>()) {
+inline const AttentionRow& fold_of(const DecodeRow& row) {
+  for (const AttentionRow& fold : kernel_table<AttentionSpec>()) {
     if (fold.name == row.name) return fold;
   }
   throw std::logic_error("no fold kernel has the name of the decode kernel");
@@ -34,7 +34,7 @@ inline const FoldRow& fold_of(const DecodeRow& row) {
 inline std::vector<DecodeRow> rows_like_folds() {
   std::vector<DecodeRow> rows;
   for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
-    for (const FoldRow& fold : kernel_table<FoldSpec>()) {
+    for (const AttentionRow& fold : kernel_table<AttentionSpec>()) {
       if (fold.name == row.name) rows.push_back(row);
     }
   }
@@ -42,7 +42,8 @@ inline std::vector<DecodeRow> rows_like_folds() {
 }
 
 // Where results begin to differ, of how many elements; empty: nowhere.
-inline std::string first_difference(const FoldResult& got, const FoldResult& expected, const FoldSpec& spec) {
+inline std::string first_difference(const AttentionResult& got, const AttentionResult& expected,
+                                    const AttentionSpec& spec) {
   if (got.out.size() != expected.out.size() || got.lse.size() != expected.lse.size()) return "other sizes";
   const std::size_t element = size_of(spec.dtype);
   const auto heads = static_cast<std::size_t>(spec.heads);
@@ -80,17 +81,17 @@ class DecodeRowTest : public ::testing::TestWithParam<DecodeRow> {
   }
 
   const DecodeRow& row() const { return GetParam(); }
-  const FoldRow& fold() const { return fold_of(row()); }
-  std::vector<Dims> dims() const { return varied_dims(fold()); }
-  Dims first_dims() const { return usual_dims(fold()).front(); }
+  const AttentionRow& attention_row() const { return fold_of(row()); }
+  std::vector<Dims> dims() const { return varied_dims(attention_row()); }
+  Dims first_dims() const { return usual_dims(attention_row()).front(); }
 
-  FoldResult folded(const FoldInputs& inputs) const { return fold_with(fold(), inputs); }
+  AttentionResult folded(const AttentionInputs& inputs) const { return attend_with(attention_row(), inputs); }
 
-  void expect_same(const FoldInputs& inputs, const CacheLayout& layout, int threads = 1) const {
+  void expect_same(const AttentionInputs& inputs, const CacheLayout& layout, int threads = 1) const {
     SCOPED_TRACE(fmt::format("{}, {} rows, page {}{}", describe(inputs.spec), inputs.sequences[0].q_len,
                              layout.page_size, layout.head_major ? ", by heads" : ""));
-    const FoldResult got = DecodeRunner(row(), inputs, layout, threads).run();
-    const FoldResult expected = folded(inputs);
+    const AttentionResult got = DecodeRunner(row(), inputs, layout, threads).run();
+    const AttentionResult expected = folded(inputs);
     EXPECT_TRUE(got.same_bits(expected)) << first_difference(got, expected, inputs.spec);
   }
 

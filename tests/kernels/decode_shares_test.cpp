@@ -19,41 +19,43 @@ namespace {
 constexpr int kShareCounts[] = {1, 2, 3, 4, 5};
 constexpr std::int64_t kPages[] = {0, 16, 64, 256, 32, 128};  // of shares in turn; 0: dense
 
-class DecodeShares : public DecodeRowTest {
+class DecodePartitions : public DecodeRowTest {
  protected:
-  std::int64_t group_of(const FoldSpec& spec) const {
-    return std::int64_t{kGroupTiles} * FoldRunner(fold(), spec).kernel().key_tile();
+  std::int64_t group_of(const AttentionSpec& spec) const {
+    return std::int64_t{kTilesPerKvSplit} * AttentionRunner(attention_row(), spec).kernel().key_tile();
   }
 
   // A runner for each share of `count`, with caches of different layouts and room for `spare` groups more than needed.
-  std::vector<std::unique_ptr<DecodeRunner>> deal(const FoldInputs& inputs, int count, std::int64_t spare = 0) const {
+  std::vector<std::unique_ptr<DecodeRunner>> deal(const AttentionInputs& inputs, int count,
+                                                  std::int64_t spare = 0) const {
     std::int64_t longest = 0;
     for (const SequenceShape& shape : inputs.sequences) longest = std::max(longest, shape.k_len);
     std::vector<std::unique_ptr<DecodeRunner>> runners;
     for (int i = 0; i < count; ++i) {
       const CacheLayout layout{.page_size = kPages[static_cast<std::size_t>(i + count) % std::size(kPages)],
                                .head_major = i % 2 == 1,
-                               .share = {i, count}};
+                               .partition = {i, count}};
       runners.push_back(std::make_unique<DecodeRunner>(row(), inputs, layout, 1 + i % 2));
-      runners.back()->make_records(share_groups(longest, count, runners.back()->kernel().group_keys()) + spare);
+      runners.back()->make_partials(splits_per_partition(longest, count, runners.back()->kernel().kv_split_keys()) +
+                                    spare);
     }
     return runners;
   }
 
   // Every share leaves its records; share `merger` merges them.
-  static FoldResult merged(const std::vector<std::unique_ptr<DecodeRunner>>& runners, std::size_t merger) {
+  static AttentionResult merged(const std::vector<std::unique_ptr<DecodeRunner>>& runners, std::size_t merger) {
     std::vector<const float*> shares;
     for (const auto& runner : runners) {
       runner->enqueue_leave(runner->backend().stream());
       runner->wait();
-      shares.push_back(runner->records());
+      shares.push_back(runner->partials());
     }
     runners[merger]->enqueue_merge(shares, runners[merger]->backend().stream());
     return runners[merger]->read();
   }
 
-  void expect_same_dealt(const FoldInputs& inputs) const {
-    const FoldResult expected = folded(inputs);
+  void expect_same_dealt(const AttentionInputs& inputs) const {
+    const AttentionResult expected = folded(inputs);
     EXPECT_TRUE(DecodeRunner(row(), inputs).run().same_bits(expected)) << describe(inputs.spec);
     for (const int count : kShareCounts) {
       const auto runners = deal(inputs, count, count % 2);
@@ -64,11 +66,11 @@ class DecodeShares : public DecodeRowTest {
 };
 
 // Ragged lengths around the edges of groups, without keys too, so that some shares have nothing of some sequences.
-TEST_P(DecodeShares, EveryConfiguration) {
+TEST_P(DecodePartitions, EveryConfiguration) {
   std::uint64_t seed = 1;
   for (const Dims& dims : dims()) {
     const Mask masks[] = {{-1, 0}, {-1, -1}, {9000, 0}, {150, 20}};
-    FoldSpec spec = make_spec(dims, 4, 2, masks[seed % std::size(masks)]);
+    AttentionSpec spec = make_spec(dims, 4, 2, masks[seed % std::size(masks)]);
     spec.sinks = seed % 2 == 0;
     spec.softcap = seed % 3 == 0 ? 15.0F : 0.0F;
     const std::int64_t group = group_of(spec);
@@ -79,9 +81,9 @@ TEST_P(DecodeShares, EveryConfiguration) {
 
 // Groups that a window leaves out have no records, and neither have rows without a key: those end all the same. Rows of
 // one step belong to two query tiles where their sequence ends a little behind the edge of one.
-TEST_P(DecodeShares, EveryMask) {
+TEST_P(DecodePartitions, EveryMask) {
   for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}, Mask{0, 0}, Mask{300, 0}, Mask{9000, 40}, Mask{-1, 5}}) {
-    FoldSpec spec = make_spec(first_dims(), 3, 1, mask);
+    AttentionSpec spec = make_spec(first_dims(), 3, 1, mask);
     spec.sinks = mask.left == 300;
     const std::int64_t group = group_of(spec);
     expect_same_dealt(decode_inputs(spec, 1, {5 * group + 130, 1, 2 * group, 0}, 11));
@@ -90,11 +92,11 @@ TEST_P(DecodeShares, EveryMask) {
 }
 
 // The merge step moves its reference in a group of another share than the one before.
-TEST_P(DecodeShares, RowsThatOutgrowTheirReference) {
-  for (const Dims& dims : usual_dims(fold())) {
-    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+TEST_P(DecodePartitions, RowsThatExceedTheRescaleThreshold) {
+  for (const Dims& dims : usual_dims(attention_row())) {
+    const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
     const std::int64_t group = group_of(spec);
-    FoldInputs inputs = decode_inputs(spec, 2, {4 * group - 9}, 21);
+    AttentionInputs inputs = decode_inputs(spec, 2, {4 * group - 9}, 21);
     for (int head = 0; head < spec.heads; head += 2) inputs.set_q(1, head, 0, 1.0F / spec.softmax_scale);
     for (const auto& [key, level] : {std::pair{group + 70, 60.0F}, {2 * group + 500, 130.0F}, {3 * group + 1, 90.0F}}) {
       for (int head = 0; head < spec.kv_heads; ++head) inputs.set_k(key, head, 0, level);
@@ -105,32 +107,32 @@ TEST_P(DecodeShares, RowsThatOutgrowTheirReference) {
   }
 }
 
-// A step that leaves records writes nothing else. The same records serve again when sequences have grown.
-TEST_P(DecodeShares, GrowingSequences) {
-  const FoldSpec spec = make_spec(first_dims(), 2, 1, {-1, 0});
+// A step that leaves records writes nothing else. The same records serve again when sequences have new_lengths.
+TEST_P(DecodePartitions, GrowingSequences) {
+  const AttentionSpec spec = make_spec(first_dims(), 2, 1, {-1, 0});
   const std::int64_t group = group_of(spec);
-  const FoldInputs longest = decode_inputs(spec, 2, {2 * group + 3, 40}, 31);
+  const AttentionInputs longest = decode_inputs(spec, 2, {2 * group + 3, 40}, 31);
   const auto runners = deal(longest, 2);
   for (const std::int64_t less : {group + 5, group + 1, group, std::int64_t{6}, std::int64_t{3}, std::int64_t{0}}) {
     const std::vector<std::int64_t> lengths = {2 * group + 3 - less, std::max<std::int64_t>(0, 40 - less)};
     for (const auto& runner : runners) runner->set_lengths(lengths);
     EXPECT_TRUE(merged(runners, 1).same_bits(folded(shortened(longest, lengths)))) << less;
-    const FoldResult other = runners[0]->read();
+    const AttentionResult other = runners[0]->read();
     EXPECT_TRUE(std::ranges::all_of(other.out, [](std::byte byte) { return byte == std::byte{0xff}; }));
   }
 }
 
 // Rows can't end with a step over a part of their keys.
-TEST_P(DecodeShares, RefusesToFinishAShare) {
-  const FoldInputs inputs = decode_inputs(make_spec(first_dims(), 2, 1, {-1, 0}), 1, {50}, 41);
-  for (const GroupShare& share : {GroupShare{0, 2}, GroupShare{2, 2}, GroupShare{0, 0}}) {
-    const Error error = error_of([&] { DecodeRunner(row(), inputs).run_share(share); });
+TEST_P(DecodePartitions, RefusesToFinishAPartition) {
+  const AttentionInputs inputs = decode_inputs(make_spec(first_dims(), 2, 1, {-1, 0}), 1, {50}, 41);
+  for (const KvPartition& partition : {KvPartition{0, 2}, KvPartition{2, 2}, KvPartition{0, 0}}) {
+    const Error error = error_of([&] { DecodeRunner(row(), inputs).run_partition(partition); });
     count_check();
     EXPECT_EQ(error.code(), ErrorCode::kInternal) << error.what();
   }
 }
 
-RINGATTN_FOR_EVERY_DECODER(DecodeShares);
+RINGATTN_FOR_EVERY_DECODER(DecodePartitions);
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -13,10 +13,10 @@
 #include <random>
 #include <vector>
 
-#include "kernels/compression_methods.hpp"
 #include "kernels/fold_spec.hpp"
-#include "tests/support/error_of.hpp"
+#include "kernels/compression_methods.hpp"
 #include "tests/support/fold_inputs.hpp"
+#include "tests/support/error_of.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -25,10 +25,10 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // A sequence of `tokens` keys whose last `window` tokens are the queries.
 struct Sample {
-  FoldInputs inputs;
+  AttentionInputs inputs;
   ScoredTokens scored;
 
-  Sample(const FoldSpec& spec, std::int64_t tokens, std::int64_t window, std::uint64_t seed)
+  Sample(const AttentionSpec& spec, std::int64_t tokens, std::int64_t window, std::uint64_t seed)
       : inputs(random_inputs(spec, {{window, tokens, tokens - window}}, seed)) {
     scored.keys = inputs.k_view(0);
     scored.queries = inputs.q_view(0);
@@ -67,14 +67,14 @@ void expect_near(const std::vector<double>& scores, const std::vector<double>& e
   for (std::size_t i = 0; i < scores.size(); ++i) ASSERT_NEAR(scores[i], expected[i], 2e-6 * most) << i;
 }
 
-std::vector<FoldSpec> specs() {
-  FoldSpec window = make_spec(Dtype::kF32, 4, 2, 40, {60, 0});
+std::vector<AttentionSpec> specs() {
+  AttentionSpec window = make_spec(Dtype::kF32, 4, 2, 40, {60, 0});
   window.softcap = 3.0F;
   return {make_spec(Dtype::kBf16, 6, 2, 64, {-1, 0}), make_spec(Dtype::kF16, 2, 2, 24, {-1, -1}), window};
 }
 
 TEST(Eviction, RecencyAndNormsAreThoseOfTheKeys) {
-  for (const FoldSpec& spec : specs()) {
+  for (const AttentionSpec& spec : specs()) {
     Sample sample(spec, 300, 7, 3);
     const std::vector<double> recency = sample.scores_by(score_recency);
     const std::vector<double> norms = sample.scores_by(score_key_norm, 3);
@@ -94,7 +94,7 @@ TEST(Eviction, RecencyAndNormsAreThoseOfTheKeys) {
 }
 
 TEST(Eviction, AttentionIsTheMeanWeightOfTheWindow) {
-  for (const FoldSpec& spec : specs()) {
+  for (const AttentionSpec& spec : specs()) {
     constexpr std::int64_t kTokens = 700, kWindow = 9;
     Sample sample(spec, kTokens, kWindow, 5);
     const int ratio = spec.heads / spec.kv_heads;
@@ -123,7 +123,7 @@ TEST(Eviction, AttentionIsTheMeanWeightOfTheWindow) {
 
 // exp(m + s² / 2) of the scores of the queries; m = μ·k and s² = kᵀΣk with their mean and covariance.
 TEST(Eviction, ExpectedAttentionIsThatOfNormalQueries) {
-  for (const FoldSpec& spec : specs()) {
+  for (const AttentionSpec& spec : specs()) {
     if (spec.softcap > 0.0F) continue;
     constexpr std::int64_t kTokens = 310, kWindow = 33;
     Sample sample(spec, kTokens, kWindow, 6);
@@ -235,7 +235,7 @@ TEST(Eviction, TheRatioIsTheShareThatIsTakenOut) {
 }
 
 TEST(Eviction, SharedScoresAreMeansOverHeads) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 32, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 32, {-1, 0});
   Sample sample(spec, 200, 20, 8);
   Eviction each = parse_eviction("snapkv:window=20,pool=1,last=0");
   Eviction shared = parse_eviction("snapkv:window=20,pool=1,last=0,heads=all");
@@ -251,7 +251,7 @@ TEST(Eviction, SharedScoresAreMeansOverHeads) {
 }
 
 TEST(Eviction, RowsOfKeptTokensFollowEachOther) {
-  const FoldInputs inputs = random_inputs(make_spec(Dtype::kF16, 2, 2, 8, {-1, 0}), {{1, 50, 49}}, 4);
+  const AttentionInputs inputs = random_inputs(make_spec(Dtype::kF16, 2, 2, 8, {-1, 0}), {{1, 50, 49}}, 4);
   const TensorView from = inputs.k_view(0);
   for (const std::vector<std::int32_t>& positions :
        {std::vector<std::int32_t>{0, 3, 7, 3, 49, 48}, std::vector<std::int32_t>{2, 9, 11}}) {
@@ -269,7 +269,7 @@ TEST(Eviction, RowsOfKeptTokensFollowEachOther) {
   }
 }
 
-TEST(Eviction, NanIsRefusedByPlace) {
+TEST(Eviction, NanIsRefusedByIndex) {
   std::vector<double> scores(20, 1.0);
   scores[13] = kNan;
   const Error error = error_of([&] { best_tokens("scores of sequence 4", scores, 2, 3, {}); });

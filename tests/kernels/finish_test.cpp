@@ -33,12 +33,12 @@ class BusyBackend final : public Backend {
   void pool_keys(const BlockChoice&, Stream) override {}
   void choose_blocks(const BlockChoice&, Stream) override {}
   void pool_rows(const RowPooling&, Stream) override {}
-  void choose_lists(const ListChoice&, Stream) override {}
+  void choose_block_mask(const BlockMaskChoice&, Stream) override {}
   void synchronize(Stream, const Deadline&, const Progress& progress) override {
     for (; looks_ > 0; --looks_) progress();
   }
-  std::unique_ptr<Marks> make_marks(std::size_t, bool) override { return nullptr; }
-  std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t) override { return nullptr; }
+  std::unique_ptr<Events> make_events(std::size_t, bool) override { return nullptr; }
+  std::unique_ptr<PriorityStream> make_priority_stream(std::size_t) override { return nullptr; }
   bool enqueues() const override { return true; }
   std::unique_ptr<Replay> replay(Stream, const std::function<void()>&) override { return nullptr; }
   bool is_capturing(Stream) override { return false; }
@@ -50,7 +50,7 @@ class BusyBackend final : public Backend {
 
 TEST(Finish, WaitsForADeviceThatWorks) {
   BusyBackend backend(1000);
-  finish(backend, {}, DevicePatience::for_piece());
+  finish(backend, {}, DeviceTimeouts::for_short_work());
   EXPECT_EQ(backend.looks(), 0);
 }
 

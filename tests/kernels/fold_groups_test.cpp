@@ -21,7 +21,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr Dims kSmall[] = {{Dtype::kF32, 16, 24}, {Dtype::kBf16, 64, 64}, {Dtype::kF16, 64, 64}};
 
 // All dims of a kernel that is compiled for some; of one that takes any, small ones.
-std::vector<Dims> dims_of(const FoldRow& row) {
+std::vector<Dims> dims_of(const AttentionRow& row) {
   const auto can = [&](const Dims& dims) { return cannot_run(row, make_spec(dims, 4, 2, {-1, 0})).empty(); };
   if (!can(kSmall[0])) return all_dims(row);
   std::vector<Dims> small(std::begin(kSmall), std::end(kSmall));
@@ -29,26 +29,26 @@ std::vector<Dims> dims_of(const FoldRow& row) {
   return small;
 }
 
-class FoldGroups : public KernelRowTest {
+class AttentionKvSplits : public KernelRowTest {
  protected:
   // Calls check(spec, keys of a group) for these dims, with two query heads a KV head.
   template <typename Check>
   void for_dims(const Mask& mask, Check check) {
     for (const Dims& dims : dims_of(row())) {
-      const FoldSpec spec = make_spec(dims, 4, 2, mask);
-      check(spec, std::int64_t{kGroupTiles} * FoldRunner(row(), spec).kernel().key_tile());
+      const AttentionSpec spec = make_spec(dims, 4, 2, mask);
+      check(spec, std::int64_t{kTilesPerKvSplit} * AttentionRunner(row(), spec).kernel().key_tile());
     }
   }
 
   // Whole, in tasks, and group by group.
-  void expect_same_apart(const FoldInputs& inputs, double slack = 0.0) {
+  void expect_same_apart(const AttentionInputs& inputs, double slack = 0.0) {
     SCOPED_TRACE(describe(inputs.spec));
-    FoldRunner runner(row(), inputs.spec);
-    const FoldResult whole = runner.run(inputs, {.export_state = true});
+    AttentionRunner runner(row(), inputs.spec);
+    const AttentionResult whole = runner.run(inputs, {.export_state = true});
     const TileSizes sizes{runner.kernel().query_tile(), runner.kernel().key_tile()};
     EXPECT_EQ(check_accuracy(inputs, whole.out, whole.lse, sizes, slack), "");
     // A task's end and a group's are the same or not.
-    for (const std::int64_t tiles : {std::int64_t{kGroupTiles}, std::int64_t{kGroupTiles} + 9}) {
+    for (const std::int64_t tiles : {std::int64_t{kTilesPerKvSplit}, std::int64_t{kTilesPerKvSplit} + 9}) {
       EXPECT_TRUE(runner.run(inputs, {.tiles_per_task = tiles, .export_state = true}).same_bits(whole)) << tiles;
     }
     for (const Arrangement& arrangement : {Arrangement{.export_state = true, .apart = 101},
@@ -61,9 +61,9 @@ class FoldGroups : public KernelRowTest {
   }
 
   // Adds levels[g] to every score of group g, of two query rows at the end of all groups.
-  static FoldInputs with_levels(FoldSpec spec, std::int64_t group, std::initializer_list<float> levels) {
+  static AttentionInputs with_levels(AttentionSpec spec, std::int64_t group, std::initializer_list<float> levels) {
     const std::int64_t keys = group * static_cast<std::int64_t>(levels.size()) - 3;
-    FoldInputs inputs = random_inputs(spec, {{2, keys, keys - 2}}, 92);
+    AttentionInputs inputs = random_inputs(spec, {{2, keys, keys - 2}}, 92);
     for (std::int64_t token = 0; token < 2; ++token) {
       for (int head = 0; head < spec.heads; ++head) inputs.set_q(token, head, 0, 1.0F / spec.softmax_scale);
     }
@@ -77,8 +77,8 @@ class FoldGroups : public KernelRowTest {
 };
 
 // Sequences that end around the edges of groups, together in one batch: some have no key of a group that others have.
-TEST_P(FoldGroups, AroundTheirEdges) {
-  for_dims({-1, 0}, [&](FoldSpec spec, std::int64_t group) {
+TEST_P(AttentionKvSplits, AroundTheirEdges) {
+  for_dims({-1, 0}, [&](AttentionSpec spec, std::int64_t group) {
     spec.sinks = spec.dtype == Dtype::kBf16;
     spec.softcap = spec.dtype == Dtype::kF16 ? 20.0F : 0.0F;
     const std::int64_t longest = 5 * group / 2;
@@ -92,15 +92,15 @@ TEST_P(FoldGroups, AroundTheirEdges) {
   });
 }
 
-TEST_P(FoldGroups, EveryKeySeen) {
-  for_dims({-1, -1}, [&](const FoldSpec& spec, std::int64_t group) {
+TEST_P(AttentionKvSplits, EveryKeySeen) {
+  for_dims({-1, -1}, [&](const AttentionSpec& spec, std::int64_t group) {
     expect_same_apart(random_inputs(spec, {{3, 2 * group + 70, 0}}, 93));
   });
 }
 
 // The window leaves out the first group, and begins inside of the next one.
-TEST_P(FoldGroups, InAWindow) {
-  for_dims({}, [&](FoldSpec spec, std::int64_t group) {
+TEST_P(AttentionKvSplits, InAWindow) {
+  for_dims({}, [&](AttentionSpec spec, std::int64_t group) {
     spec.mask = {group + group / 3, 0};
     spec.sinks = true;
     const std::int64_t keys = 5 * group / 2;
@@ -109,8 +109,8 @@ TEST_P(FoldGroups, InAWindow) {
 }
 
 // The reference stays where a group's is larger by less than the threshold, and moves where it is larger by more.
-TEST_P(FoldGroups, ThatLieApart) {
-  for_dims({-1, 0}, [&](const FoldSpec& spec, std::int64_t group) {
+TEST_P(AttentionKvSplits, ThatLieApart) {
+  for_dims({-1, 0}, [&](const AttentionSpec& spec, std::int64_t group) {
     for (const std::initializer_list<float> levels :
          {std::initializer_list<float>{0.0F, 6.0F, 3.0F}, {0.0F, 30.0F, 5.0F}, {40.0F, 0.0F}, {0.0F, 200.0F, 400.0F}}) {
       SCOPED_TRACE(fmt::format("{} and then {}", levels.begin()[0], levels.begin()[1]));
@@ -120,18 +120,18 @@ TEST_P(FoldGroups, ThatLieApart) {
 }
 
 // Scores of −∞ in all of the first groups, or of one between others.
-TEST_P(FoldGroups, WithoutAFiniteScore) {
-  for_dims({-1, 0}, [&](const FoldSpec& spec, std::int64_t group) {
+TEST_P(AttentionKvSplits, WithoutAFiniteScore) {
+  for_dims({-1, 0}, [&](const AttentionSpec& spec, std::int64_t group) {
     expect_same_apart(with_levels(spec, group, {-kInfinity, 0.0F}));
     expect_same_apart(with_levels(spec, group, {0.0F, -kInfinity, 1.0F}));
     expect_same_apart(with_levels(spec, group, {-kInfinity, -kInfinity}));
   });
 }
 
-TEST_P(FoldGroups, WithNanInOneOfThem) {
-  for_dims({-1, 0}, [&](const FoldSpec& spec, std::int64_t group) {
+TEST_P(AttentionKvSplits, WithNanInOneOfThem) {
+  for_dims({-1, 0}, [&](const AttentionSpec& spec, std::int64_t group) {
     for (const std::int64_t key : {std::int64_t{5}, group + 1000, 2 * group}) {
-      FoldInputs inputs = random_inputs(spec, {{2, 2 * group + 50, 2 * group + 48}}, 95);
+      AttentionInputs inputs = random_inputs(spec, {{2, 2 * group + 50, 2 * group + 48}}, 95);
       inputs.set_v(key, 0, 3, kNan);
       inputs.set_k(key, 1, 7, kNan);
       expect_same_apart(inputs);
@@ -140,20 +140,20 @@ TEST_P(FoldGroups, WithNanInOneOfThem) {
 }
 
 // ∞ keeps its place, however little its group weighs. Where tensor cores fold, the group may weigh 0, and 0 · ∞ is NaN.
-TEST_P(FoldGroups, WithInfinityInALightOne) {
-  for_dims({-1, 0}, [&](const FoldSpec& spec, std::int64_t group) {
-    FoldInputs first = with_levels(spec, group, {0.0F, 300.0F});
+TEST_P(AttentionKvSplits, WithInfinityInALightOne) {
+  for_dims({-1, 0}, [&](const AttentionSpec& spec, std::int64_t group) {
+    AttentionInputs first = with_levels(spec, group, {0.0F, 300.0F});
     first.set_v(17, 0, 2, kInfinity);
     expect_same_apart(first);
-    FoldInputs last = with_levels(spec, group, {300.0F, 0.0F});
+    AttentionInputs last = with_levels(spec, group, {300.0F, 0.0F});
     last.set_v(group + 17, 0, 2, -kInfinity);
     expect_same_apart(last);
   });
 }
 
-TEST_P(FoldGroups, OfHugeLogits) {
-  for_dims({-1, 0}, [&](const FoldSpec& spec, std::int64_t group) {
-    FoldInputs inputs = random_inputs(spec, {{3, 2 * group + 300, 2 * group + 297}}, 96);
+TEST_P(AttentionKvSplits, OfHugeLogits) {
+  for_dims({-1, 0}, [&](const AttentionSpec& spec, std::int64_t group) {
+    AttentionInputs inputs = random_inputs(spec, {{3, 2 * group + 300, 2 * group + 297}}, 96);
     for (std::size_t at = 0; at < inputs.q.size(); at += size_of(spec.dtype)) {
       store_element(inputs.q.data() + at, spec.dtype, 3000.0F * load_element(inputs.q.data() + at, spec.dtype));
     }
@@ -161,7 +161,7 @@ TEST_P(FoldGroups, OfHugeLogits) {
   });
 }
 
-RINGATTN_FOR_EVERY_KERNEL(FoldGroups);
+RINGATTN_FOR_EVERY_KERNEL(AttentionKvSplits);
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -18,29 +18,30 @@ std::string to_string(const Arrangement& a) {
       a.odd_keys ? "k" : "", a.odd_out ? "o" : "");
 }
 
-class FoldInvariance : public KernelRowTest {
+class AttentionInvariance : public KernelRowTest {
  protected:
   // Ragged, with offsets before, at and behind the keys; a value of −0 and one that underflows to it.
-  FoldInputs inputs_for(const FoldSpec& spec) {
-    FoldInputs inputs = random_inputs(spec, {{300, 700, 400}, {0, 60, 0}, {130, 257, -9}, {1, 1, 0}, {20, 0, 0}}, 21);
+  AttentionInputs inputs_for(const AttentionSpec& spec) {
+    AttentionInputs inputs =
+        random_inputs(spec, {{300, 700, 400}, {0, 60, 0}, {130, 257, -9}, {1, 1, 0}, {20, 0, 0}}, 21);
     inputs.set_v(690, 0, 1, -0.0F);
     inputs.set_v(300, 0, 2, -1e-41F);
     return inputs;
   }
 
-  void expect_same(const FoldInputs& inputs, const std::vector<Arrangement>& arrangements) {
-    const FoldResult expected = fold_with(row(), inputs);
+  void expect_same(const AttentionInputs& inputs, const std::vector<Arrangement>& arrangements) {
+    const AttentionResult expected = attend_with(row(), inputs);
     for (const Arrangement& arrangement : arrangements) {
-      ASSERT_TRUE(fold_with(row(), inputs, arrangement).same_bits(expected))
+      ASSERT_TRUE(attend_with(row(), inputs, arrangement).same_bits(expected))
           << describe(inputs.spec) << "; " << to_string(arrangement);
     }
   }
 };
 
-TEST_P(FoldInvariance, ResumesAtEveryTile) {
+TEST_P(AttentionInvariance, ResumesAtEveryTile) {
   for (const Dims& dims : usual_dims(row())) {
     for (const Mask& mask : kMasks) {
-      const FoldSpec spec = make_spec(dims, 4, 2, mask);
+      const AttentionSpec spec = make_spec(dims, 4, 2, mask);
       expect_same(inputs_for(spec), {{.tiles_per_task = 1},
                                      {.tiles_per_task = 2},
                                      {.tiles_per_task = 5},
@@ -50,10 +51,10 @@ TEST_P(FoldInvariance, ResumesAtEveryTile) {
   }
 }
 
-TEST_P(FoldInvariance, RowsGroupedAndPlacedAnyhow) {
+TEST_P(AttentionInvariance, RowsGroupedAndPlacedAnyhow) {
   for (const int kv_heads : {1, 2, 6}) {
     for (const Mask& mask : kMasks) {
-      FoldSpec spec = make_spec(usual_dims(row()).front(), 6, kv_heads, mask);
+      AttentionSpec spec = make_spec(usual_dims(row()).front(), 6, kv_heads, mask);
       spec.softcap = 25.0F;
       spec.sinks = true;
       expect_same(inputs_for(spec), {{.run_rows = 1, .shuffle = 31},
@@ -65,7 +66,7 @@ TEST_P(FoldInvariance, RowsGroupedAndPlacedAnyhow) {
 }
 
 // Kernels may fetch in different ways, by how many sources there are and how views are aligned, in tasks of one state.
-TEST_P(FoldInvariance, AnyNumberOfSourcesAtAnyAlignment) {
+TEST_P(AttentionInvariance, AnyNumberOfSourcesAtAnyAlignment) {
   for (const Dims& dims : varied_dims(row())) {
     expect_same(inputs_for(make_spec(dims, 4, 2, {-1, 0})),
                 {{.shuffle = 81, .sources = 4},
@@ -81,8 +82,8 @@ TEST_P(FoldInvariance, AnyNumberOfSourcesAtAnyAlignment) {
   }
 }
 
-TEST_P(FoldInvariance, AnyNumberOfThreads) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 8, 2, {-1, 0});
+TEST_P(AttentionInvariance, AnyNumberOfThreads) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 8, 2, {-1, 0});
   expect_same(inputs_for(spec), {{.threads = 0},
                                  {.threads = 2},
                                  {.threads = 3, .tiles_per_task = 1},
@@ -91,10 +92,10 @@ TEST_P(FoldInvariance, AnyNumberOfThreads) {
 }
 
 // NaN and ∞ take their own path through a tile: it must be the same for every arrangement too.
-TEST_P(FoldInvariance, WithNonFiniteValues) {
+TEST_P(AttentionInvariance, WithNonFiniteValues) {
   for (const Dims& dims : usual_dims(row())) {
     for (const Mask& mask : kMasks) {
-      FoldInputs inputs = inputs_for(make_spec(dims, 4, 2, mask));
+      AttentionInputs inputs = inputs_for(make_spec(dims, 4, 2, mask));
       inputs.set_v(600, 0, 3, std::numeric_limits<float>::quiet_NaN());
       inputs.set_v(500, 1, 4, std::numeric_limits<float>::infinity());
       inputs.set_k(450, 1, 4, -std::numeric_limits<float>::infinity());
@@ -106,13 +107,13 @@ TEST_P(FoldInvariance, WithNonFiniteValues) {
 
 // A value that a row doesn't see decides which path the tile takes, but no bit of the row. Where rows share query
 // tiles, those that fold the value's tile may become NaN, and no others.
-TEST_P(FoldInvariance, UnseenNanMovesNoBit) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
-  FoldInputs inputs = inputs_for(spec);
-  const FoldResult clean = fold_with(row(), inputs);
+TEST_P(AttentionInvariance, UnseenNanMovesNoBit) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
+  AttentionInputs inputs = inputs_for(spec);
+  const AttentionResult clean = attend_with(row(), inputs);
   inputs.set_v(690, 0, 1, std::numeric_limits<float>::quiet_NaN());  // seen from row 290 on
-  FoldRunner runner(row(), spec);
-  const FoldResult planted = runner.run(inputs);
+  AttentionRunner runner(row(), spec);
+  const AttentionResult planted = runner.run(inputs);
   const int query_tile = runner.kernel().query_tile();
   const int key_tile = runner.kernel().key_tile();
   std::int64_t untouched = 290;
@@ -128,14 +129,14 @@ TEST_P(FoldInvariance, UnseenNanMovesNoBit) {
 
 // A sum that underflows to −0 keeps that sign only until +0 is added: the products of masked keys, which a kernel
 // multiplies for a row's neighbours and skips for the row alone, would be just that.
-TEST_P(FoldInvariance, SignsOfZeroDontTellWhatIsMultiplied) {
+TEST_P(AttentionInvariance, SignsOfZeroDontTellWhatIsMultiplied) {
   for (const Dims& dims : usual_dims(row())) {
     if (dims.dtype == Dtype::kF16) continue;  // its least values are too large to underflow
-    const FoldSpec spec = make_spec(dims, 1, 1, {-1, 0});
-    const int key_tile = FoldRunner(row(), spec).kernel().key_tile();
+    const AttentionSpec spec = make_spec(dims, 1, 1, {-1, 0});
+    const int key_tile = AttentionRunner(row(), spec).kernel().key_tile();
     constexpr std::int64_t kRows = 20;
     const std::int64_t keys = 2 * key_tile + 40;
-    FoldInputs together = random_inputs(spec, {{kRows, keys, keys - kRows}}, 65);
+    AttentionInputs together = random_inputs(spec, {{kRows, keys, keys - kRows}}, 65);
     std::fill(together.q.begin(), together.q.end(), std::byte{0});
     std::fill(together.k.begin(), together.k.end(), std::byte{0});
     for (std::int64_t token = 0; token < kRows; ++token) together.set_q(token, 0, 0, 64.0F);
@@ -146,13 +147,13 @@ TEST_P(FoldInvariance, SignsOfZeroDontTellWhatIsMultiplied) {
       together.set_v(key, 0, 3, key < key_tile ? tiny : key < 2 * key_tile ? 0.0F : key < keys - kRows ? tiny : 1.0F);
     }
     // The first row alone: the same keys, of which it sees all but the last ones.
-    FoldInputs alone = together;
+    AttentionInputs alone = together;
     alone.sequences[0].q_len = 1;
     alone.q.resize(alone.q.size() / kRows);
     alone.set_v(keys - kRows, 0, 3, -1e-39F);
     together.set_v(keys - kRows, 0, 3, -1e-39F);
-    const FoldResult expected = fold_with(row(), alone);
-    const FoldResult result = fold_with(row(), together);
+    const AttentionResult expected = attend_with(row(), alone);
+    const AttentionResult result = attend_with(row(), together);
     EXPECT_TRUE(std::equal(expected.out.begin(), expected.out.end(), result.out.begin())) << describe(spec);
     EXPECT_EQ(expected.lse[0], result.lse[0]);
     count_check();
@@ -160,21 +161,21 @@ TEST_P(FoldInvariance, SignsOfZeroDontTellWhatIsMultiplied) {
 }
 
 // What a sequence is packed with, and the queries beside a query, don't matter: chunked prefill is whole prefill.
-TEST_P(FoldInvariance, BatchAndChunksMoveNoBit) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
-  const FoldInputs whole = random_inputs(spec, {{333, 333, 0}}, 61);
-  const FoldResult expected = fold_with(row(), whole);
+TEST_P(AttentionInvariance, BatchAndChunksMoveNoBit) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
+  const AttentionInputs whole = random_inputs(spec, {{333, 333, 0}}, 61);
+  const AttentionResult expected = attend_with(row(), whole);
 
   // The usual head_dim_v is head_dim: rows of out are as long as those of q.
   const std::size_t q_row = static_cast<std::size_t>(4 * spec.head_dim) * size_of(spec.dtype);
   const std::size_t k_row = static_cast<std::size_t>(2 * spec.head_dim) * size_of(spec.dtype);
-  FoldResult chunks;
+  AttentionResult chunks;
   for (const auto& [begin, end] : {std::pair<std::size_t, std::size_t>{0, 1}, {1, 100}, {100, 257}, {257, 333}}) {
-    FoldInputs chunk;
+    AttentionInputs chunk;
     chunk.spec = spec;
     const auto queries = static_cast<std::int64_t>(end - begin);
     // A neighbour in front of the chunk, and only the keys up to its last query.
-    const FoldInputs neighbour = random_inputs(spec, {{5, 77, 72}}, 62);
+    const AttentionInputs neighbour = random_inputs(spec, {{5, 77, 72}}, 62);
     chunk.sequences = {neighbour.sequences[0],
                        {queries, static_cast<std::int64_t>(end), static_cast<std::int64_t>(begin)}};
     const auto bytes = [](std::size_t count) { return static_cast<std::ptrdiff_t>(count); };
@@ -184,7 +185,7 @@ TEST_P(FoldInvariance, BatchAndChunksMoveNoBit) {
     chunk.k.insert(chunk.k.end(), whole.k.begin(), whole.k.begin() + bytes(end * k_row));
     chunk.v = neighbour.v;
     chunk.v.insert(chunk.v.end(), whole.v.begin(), whole.v.begin() + bytes(end * k_row));
-    const FoldResult result = fold_with(row(), chunk);
+    const AttentionResult result = attend_with(row(), chunk);
     chunks.out.insert(chunks.out.end(), result.out.begin() + bytes(5 * q_row), result.out.end());
     chunks.lse.insert(chunks.lse.end(), result.lse.begin() + 5 * 4, result.lse.end());
   }
@@ -192,22 +193,22 @@ TEST_P(FoldInvariance, BatchAndChunksMoveNoBit) {
 }
 
 // Scratch keeps what the last fold left there.
-TEST_P(FoldInvariance, ScratchLeavesNoTrace) {
+TEST_P(AttentionInvariance, ScratchLeavesNoTrace) {
   for (const Dims& dims : usual_dims(row())) {
-    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
-    const FoldInputs clean = inputs_for(spec);
-    FoldInputs poison = clean;
+    const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const AttentionInputs clean = inputs_for(spec);
+    AttentionInputs poison = clean;
     for (std::vector<std::byte>* tensor : {&poison.q, &poison.k, &poison.v}) {
       std::fill(tensor->begin(), tensor->end(), std::byte{0xff});
     }
-    FoldRunner runner(row(), spec, 2);
-    const FoldResult expected = runner.run(clean);
+    AttentionRunner runner(row(), spec, 2);
+    const AttentionResult expected = runner.run(clean);
     runner.run(poison);
     EXPECT_TRUE(runner.run(clean).same_bits(expected)) << describe(spec);
   }
 }
 
-RINGATTN_FOR_EVERY_KERNEL(FoldInvariance);
+RINGATTN_FOR_EVERY_KERNEL(AttentionInvariance);
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -9,16 +9,16 @@
 namespace ringattn::testing {
 namespace {
 
-class FoldLatent : public KernelRowTest {};
+class AttentionMla : public KernelRowTest {};
 
-TEST_P(FoldLatent, ValuesThatLieInTheKeysHaveTheBitsOfACopy) {
+TEST_P(AttentionMla, ValuesThatLieInTheKeysHaveTheBitsOfACopy) {
   for (const Dims& dims : varied_dims(row())) {
     if (dims.head_dim_v > dims.head_dim) continue;
     for (const int kv_heads : {1, 2}) {
-      const FoldSpec spec = make_spec(dims, 6, kv_heads, {-1, 0});
-      const FoldInputs inputs = with_values_in_keys(random_inputs(spec, {{40, 430, 390}, {5, 129, 124}}, 17));
-      FoldRunner runner(row(), spec, 2);
-      const FoldResult copied = runner.run(inputs);
+      const AttentionSpec spec = make_spec(dims, 6, kv_heads, {-1, 0});
+      const AttentionInputs inputs = with_values_in_keys(random_inputs(spec, {{40, 430, 390}, {5, 129, 124}}, 17));
+      AttentionRunner runner(row(), spec, 2);
+      const AttentionResult copied = runner.run(inputs);
       ASSERT_EQ(
           check_accuracy(inputs, copied.out, copied.lse, {runner.kernel().query_tile(), runner.kernel().key_tile()}),
           "")
@@ -35,16 +35,16 @@ TEST_P(FoldLatent, ValuesThatLieInTheKeysHaveTheBitsOfACopy) {
 }
 
 // All 128 heads of a model over one KV head: more rows of a token than a group of the CPU's has.
-TEST_P(FoldLatent, AllHeadsOfAModel) {
-  const FoldSpec spec = make_spec(Dims{Dtype::kBf16, 576, 512}, 128, 1, {-1, 0});
+TEST_P(AttentionMla, AllHeadsOfAModel) {
+  const AttentionSpec spec = make_spec(Dims{Dtype::kBf16, 576, 512}, 128, 1, {-1, 0});
   if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
-  const FoldInputs inputs = with_values_in_keys(random_inputs(spec, {{3, 200, 197}}, 20));
-  const FoldResult result = fold_with(row(), inputs, {.values_in_keys = true});
+  const AttentionInputs inputs = with_values_in_keys(random_inputs(spec, {{3, 200, 197}}, 20));
+  const AttentionResult result = attend_with(row(), inputs, {.values_in_keys = true});
   EXPECT_EQ(check_accuracy(inputs, result.out, result.lse), "");
-  EXPECT_TRUE(fold_with(row(), inputs, {.threads = 3, .tiles_per_task = 1, .run_rows = 1}).same_bits(result));
+  EXPECT_TRUE(attend_with(row(), inputs, {.threads = 3, .tiles_per_task = 1, .run_rows = 1}).same_bits(result));
 }
 
-RINGATTN_FOR_EVERY_KERNEL(FoldLatent);
+RINGATTN_FOR_EVERY_KERNEL(AttentionMla);
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -11,7 +11,7 @@
 namespace ringattn::testing {
 namespace {
 
-class FoldGrowth : public KernelRowTest {
+class AttentionScoreGrowth : public KernelRowTest {
  protected:
   static constexpr std::int64_t kRows = 24;  // of two query tiles
   static constexpr std::int64_t kKeys = 1300;
@@ -26,13 +26,13 @@ class FoldGrowth : public KernelRowTest {
   template <typename Direction>
   void check(Direction direction) {
     for (const Dims& dims : varied_dims(row())) {
-      FoldSpec spec = make_spec(dims, 2, 1, {-1, 0});
+      AttentionSpec spec = make_spec(dims, 2, 1, {-1, 0});
       SCOPED_TRACE(describe(spec));
       spec.softmax_scale = 0.125F;
       // Of two levels, and so of a tile of 128 keys, in powers of two: 11, 46 and 185.
       for (const float step : {4.0F, 16.0F, 64.0F}) {
         SCOPED_TRACE(step);
-        FoldInputs inputs = random_inputs(spec, {{kRows, kKeys, kOffset}}, 41);
+        AttentionInputs inputs = random_inputs(spec, {{kRows, kKeys, kOffset}}, 41);
         for (std::int64_t key = 0; key < kKeys; ++key) {
           inputs.set_k(key, 0, 0, step * static_cast<float>(key / kLevel));
         }
@@ -43,8 +43,8 @@ class FoldGrowth : public KernelRowTest {
             inputs.set_q(token, head, 0, 8.0F * static_cast<float>(sign));
           }
         }
-        FoldRunner runner(row(), spec);
-        const FoldResult whole = runner.run(inputs);
+        AttentionRunner runner(row(), spec);
+        const AttentionResult whole = runner.run(inputs);
         // What a score of 1,300 leaves to a weight in fp32.
         ASSERT_EQ(check_weights(inputs, whole.out, whole.lse, 0x1p-11), "");
         for (const std::int64_t tiles : {1, 3, 5}) {
@@ -55,65 +55,65 @@ class FoldGrowth : public KernelRowTest {
   }
 };
 
-TEST_P(FoldGrowth, InEveryRow) {
+TEST_P(AttentionScoreGrowth, InEveryRow) {
   check([](std::int64_t, int) { return 1; });
 }
 
-TEST_P(FoldGrowth, InOneRowAmongOthersThatStay) {
+TEST_P(AttentionScoreGrowth, InOneRowAmongOthersThatStay) {
   check([](std::int64_t token, int head) { return token == 13 && head == 1 ? 1 : 0; });
 }
 
-TEST_P(FoldGrowth, BesideRowsThatFall) {
+TEST_P(AttentionScoreGrowth, BesideRowsThatFall) {
   check([](std::int64_t token, int head) { return static_cast<int>((token + head) % 3) - 1; });
 }
 
-RINGATTN_FOR_EVERY_KERNEL(FoldGrowth);
+RINGATTN_FOR_EVERY_KERNEL(AttentionScoreGrowth);
 
-class FoldLong : public KernelRowTest {
+class AttentionLong : public KernelRowTest {
  protected:
   // Two groups of key tiles and the beginning of a third: no result shows where a group begins.
-  static constexpr std::int64_t kTiles = 2 * kGroupTiles + 3;
+  static constexpr std::int64_t kTiles = 2 * kTilesPerKvSplit + 3;
 
   void check(const std::optional<Dims>& dims) {
     if (!dims) GTEST_SKIP() << row().name << " has no kernel for the dtype";
-    FoldSpec spec = make_spec(*dims, dims->head_dim > 128 ? 1 : 2, 1, {-1, 0});  // the oracle is slow
+    AttentionSpec spec = make_spec(*dims, dims->head_dim > 128 ? 1 : 2, 1, {-1, 0});  // the oracle is slow
     SCOPED_TRACE(describe(spec));
-    const int key_tile = FoldRunner(row(), spec).kernel().key_tile();
+    const int key_tile = AttentionRunner(row(), spec).kernel().key_tile();
     const std::int64_t keys = kTiles * key_tile + 5;
     // Rows at the end of all, and rows of which some end with a group and some just behind it.
-    FoldInputs inputs =
-        random_inputs(spec, {{3, keys, keys - 3}, {4, (kGroupTiles + 2) * key_tile, kGroupTiles * key_tile - 2}}, 42);
-    expect_right_in_any_cut(inputs,
-                            {kGroupTiles - 1, kGroupTiles, kGroupTiles + 1, 2 * kGroupTiles, 2 * kGroupTiles + 1});
+    AttentionInputs inputs = random_inputs(
+        spec, {{3, keys, keys - 3}, {4, (kTilesPerKvSplit + 2) * key_tile, kTilesPerKvSplit * key_tile - 2}}, 42);
+    expect_right_in_any_cut(inputs, {kTilesPerKvSplit - 1, kTilesPerKvSplit, kTilesPerKvSplit + 1, 2 * kTilesPerKvSplit,
+                                     2 * kTilesPerKvSplit + 1});
     // A window that begins inside of a group.
     inputs.spec.mask = {100 * key_tile + 17, 0};
-    expect_right_in_any_cut(inputs, {kGroupTiles - 1, kGroupTiles, 2 * kGroupTiles + 1});
+    expect_right_in_any_cut(inputs, {kTilesPerKvSplit - 1, kTilesPerKvSplit, 2 * kTilesPerKvSplit + 1});
   }
 
-  void expect_right_in_any_cut(const FoldInputs& inputs, std::initializer_list<std::int64_t> cuts) {
-    FoldRunner runner(row(), inputs.spec);
-    const FoldResult whole = runner.run(inputs);
+  void expect_right_in_any_cut(const AttentionInputs& inputs, std::initializer_list<std::int64_t> cuts) {
+    AttentionRunner runner(row(), inputs.spec);
+    const AttentionResult whole = runner.run(inputs);
     ASSERT_EQ(check_accuracy(inputs, whole.out, whole.lse), "");
     for (const std::int64_t tiles : cuts) {
       ASSERT_TRUE(runner.run(inputs, {.tiles_per_task = tiles}).same_bits(whole)) << tiles << " tiles a task";
     }
     ASSERT_TRUE(runner.run(inputs, {.keep_state = true}).same_bits(whole));
-    ASSERT_TRUE(runner.run(inputs, {.tiles_per_task = kGroupTiles + 1, .keep_state = true}).same_bits(whole));
+    ASSERT_TRUE(runner.run(inputs, {.tiles_per_task = kTilesPerKvSplit + 1, .keep_state = true}).same_bits(whole));
   }
 };
 
-TEST_P(FoldLong, SumsOfManyTilesFp32) { check(usual_dims(row(), Dtype::kF32)); }
-TEST_P(FoldLong, SumsOfManyTilesBf16) { check(usual_dims(row(), Dtype::kBf16)); }
-TEST_P(FoldLong, SumsOfManyTilesFp16) { check(usual_dims(row(), Dtype::kF16)); }
+TEST_P(AttentionLong, SumsOfManyTilesFp32) { check(usual_dims(row(), Dtype::kF32)); }
+TEST_P(AttentionLong, SumsOfManyTilesBf16) { check(usual_dims(row(), Dtype::kBf16)); }
+TEST_P(AttentionLong, SumsOfManyTilesFp16) { check(usual_dims(row(), Dtype::kF16)); }
 
-TEST_P(FoldLong, SumsOfManyTilesInOtherDims) {
+TEST_P(AttentionLong, SumsOfManyTilesInOtherDims) {
   const std::vector<Dims> usual = usual_dims(row());
   for (const Dims& dims : varied_dims(row())) {
     if (std::find(usual.begin(), usual.end(), dims) == usual.end()) check(dims);
   }
 }
 
-RINGATTN_FOR_EVERY_KERNEL(FoldLong);
+RINGATTN_FOR_EVERY_KERNEL(AttentionLong);
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -25,7 +25,7 @@ constexpr std::int64_t kFirstRow = 0;
 constexpr std::int64_t kLastRow = 89;
 constexpr std::int64_t kNextSequenceRow = 90;
 
-class FoldNonFinite : public KernelRowTest {
+class AttentionNonFinite : public KernelRowTest {
  protected:
   // Every mask, dtype and value, in every place for which `plant(inputs, value)` has one. With a soft-cap ±∞ is a score
   // of ±softcap.
@@ -36,12 +36,12 @@ class FoldNonFinite : public KernelRowTest {
     for (const Dims& dims : list) {
       for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{60, 0}, Mask{50, 20}}) {
         for (const float softcap : {0.0F, 30.0F}) {
-          FoldSpec spec = make_spec(dims, 4, 2, mask);
+          AttentionSpec spec = make_spec(dims, 4, 2, mask);
           spec.softcap = softcap;
-          FoldRunner runner(row(), spec);
-          const FoldInputs clean = random_inputs(spec, {{90, 260, 170}, {20, 140, 120}}, 11);
+          AttentionRunner runner(row(), spec);
+          const AttentionInputs clean = random_inputs(spec, {{90, 260, 170}, {20, 140, 120}}, 11);
           for (const float value : kPlants) {
-            FoldInputs inputs = clean;
+            AttentionInputs inputs = clean;
             plant(inputs, value);
             SCOPED_TRACE(describe(spec) + ", planted " + std::to_string(value));
             check(runner, inputs);
@@ -51,8 +51,8 @@ class FoldNonFinite : public KernelRowTest {
     }
   }
 
-  static void check(FoldRunner& runner, const FoldInputs& inputs) {
-    const FoldResult result = runner.run(inputs);
+  static void check(AttentionRunner& runner, const AttentionInputs& inputs) {
+    const AttentionResult result = runner.run(inputs);
     const TileSizes tiles{runner.kernel().query_tile(), runner.kernel().key_tile()};
     // A score of ±∞ towers over all others once it is capped.
     const double slack = inputs.spec.softcap > 0.0F ? slack_of_towering_scores(inputs.spec.dtype) : 0.0;
@@ -63,8 +63,8 @@ class FoldNonFinite : public KernelRowTest {
   }
 };
 
-TEST_P(FoldNonFinite, InQ) {
-  check_planted([](FoldInputs& inputs, float value) {
+TEST_P(AttentionNonFinite, InQ) {
+  check_planted([](AttentionInputs& inputs, float value) {
     inputs.set_q(kFirstRow, 0, 2, value);
     inputs.set_q(kLastRow, 1, 3, value);
     inputs.set_q(77, 3, 5, value);
@@ -72,37 +72,37 @@ TEST_P(FoldNonFinite, InQ) {
   });
 }
 
-TEST_P(FoldNonFinite, InK) {
-  check_planted([](FoldInputs& inputs, float value) {
+TEST_P(AttentionNonFinite, InK) {
+  check_planted([](AttentionInputs& inputs, float value) {
     inputs.set_k(kInside, 0, 3, value);
     inputs.set_k(kNextSequence, 1, 4, value);  // kv head 1 of the first sequence must stay finite
   });
 }
 
-TEST_P(FoldNonFinite, InTheLastK) {
-  check_planted([](FoldInputs& inputs, float value) {
+TEST_P(AttentionNonFinite, InTheLastK) {
+  check_planted([](AttentionInputs& inputs, float value) {
     inputs.set_k(kLastKey, 1, 5, value);
     inputs.set_k(inputs.k_tokens() - 1, 0, 6, value);
   });
 }
 
-TEST_P(FoldNonFinite, InV) {
-  check_planted([](FoldInputs& inputs, float value) {
+TEST_P(AttentionNonFinite, InV) {
+  check_planted([](AttentionInputs& inputs, float value) {
     inputs.set_v(kInside, 0, 7, value);
     inputs.set_v(kNextSequence, 1, 8, value);
   });
 }
 
-TEST_P(FoldNonFinite, InTheLastV) {
-  check_planted([](FoldInputs& inputs, float value) {
+TEST_P(AttentionNonFinite, InTheLastV) {
+  check_planted([](AttentionInputs& inputs, float value) {
     inputs.set_v(kLastKey, 1, 9, value);
     inputs.set_v(inputs.k_tokens() - 1, 0, 10, value);
   });
 }
 
 // ∞ and −∞ in one column, and ∞ − ∞ within a score.
-TEST_P(FoldNonFinite, OfBothSigns) {
-  check_planted([](FoldInputs& inputs, float value) {
+TEST_P(AttentionNonFinite, OfBothSigns) {
+  check_planted([](AttentionInputs& inputs, float value) {
     inputs.set_v(180, 0, 1, value);
     inputs.set_v(230, 0, 1, -value);
     inputs.set_k(200, 1, 3, value);
@@ -112,13 +112,13 @@ TEST_P(FoldNonFinite, OfBothSigns) {
 }
 
 // What lies behind a tile's last key belongs to nobody: bits are those of a run without it.
-TEST_P(FoldNonFinite, BehindTheKeys) {
+TEST_P(AttentionNonFinite, BehindTheKeys) {
   for (const Dims& dims : varied_dims(row())) {
     for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{50, 20}}) {
-      const FoldSpec spec = make_spec(dims, 4, 2, mask);
-      FoldRunner runner(row(), spec);
-      const FoldInputs inputs = random_inputs(spec, {{90, 260, 170}, {20, 1, 0}, {5, 140, 135}}, 11);
-      const FoldResult clean = runner.run(inputs);
+      const AttentionSpec spec = make_spec(dims, 4, 2, mask);
+      AttentionRunner runner(row(), spec);
+      const AttentionInputs inputs = random_inputs(spec, {{90, 260, 170}, {20, 1, 0}, {5, 140, 135}}, 11);
+      const AttentionResult clean = runner.run(inputs);
       for (const float value : kPlants) {
         ASSERT_TRUE(runner.run(inputs, {.shuffle = 6, .behind = value}).same_bits(clean)) << describe(spec) << value;
       }
@@ -128,16 +128,16 @@ TEST_P(FoldNonFinite, BehindTheKeys) {
 
 // ∞ in V keeps its place even where its weight is far below the least fp32 number. Where weights are rounded to 16 bits
 // they are 0 there, and 0 · ∞ is NaN: not finite either.
-TEST_P(FoldNonFinite, OfNegligibleWeight) {
+TEST_P(AttentionNonFinite, OfNegligibleWeight) {
   for (const Dims& dims : usual_dims(row())) {
-    const FoldSpec spec = make_spec(dims, 1, 1, {-1, -1});
-    FoldInputs inputs = random_inputs(spec, {{4, 300, 0}}, 14);
+    const AttentionSpec spec = make_spec(dims, 1, 1, {-1, -1});
+    AttentionInputs inputs = random_inputs(spec, {{4, 300, 0}}, 14);
     for (std::int64_t token = 0; token < 4; ++token) inputs.set_q(token, 0, 0, 40.0F);
     for (const std::int64_t dominant : {std::int64_t{0}, std::int64_t{290}}) {
-      FoldInputs planted = inputs;
+      AttentionInputs planted = inputs;
       planted.set_k(dominant, 0, 0, 400.0F);
       planted.set_v(150, 0, 3, kInfinity);
-      FoldRunner runner(row(), spec);
+      AttentionRunner runner(row(), spec);
       SCOPED_TRACE(describe(spec));
       check(runner, planted);
     }
@@ -145,13 +145,13 @@ TEST_P(FoldNonFinite, OfNegligibleWeight) {
 }
 
 // All that a kernel is compiled for: q in one sequence, K, V and a sink beside it.
-TEST_P(FoldNonFinite, InEveryHeadDim) {
+TEST_P(AttentionNonFinite, InEveryHeadDim) {
   for (const Dims& dims : all_dims(row())) {
     for (const float value : kPlants) {
-      FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+      AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
       spec.sinks = true;
-      FoldRunner runner(row(), spec);
-      FoldInputs inputs = random_inputs(spec, {{90, 260, 170}, {20, 140, 120}}, 15);
+      AttentionRunner runner(row(), spec);
+      AttentionInputs inputs = random_inputs(spec, {{90, 260, 170}, {20, 140, 120}}, 15);
       inputs.set_q(kLastRow, 1, dims.head_dim - 1, value);
       inputs.set_q(kNextSequenceRow, 2, 0, value);
       inputs.set_k(kInside, 0, dims.head_dim - 1, value);
@@ -163,7 +163,7 @@ TEST_P(FoldNonFinite, InEveryHeadDim) {
   }
 }
 
-RINGATTN_FOR_EVERY_KERNEL(FoldNonFinite);
+RINGATTN_FOR_EVERY_KERNEL(AttentionNonFinite);
 
 }  // namespace
 }  // namespace ringattn::testing

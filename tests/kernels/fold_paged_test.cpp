@@ -15,13 +15,13 @@ namespace {
 constexpr std::int64_t kPageSizes[] = {16, 32, 64, 128, 256};
 constexpr Mask kMasks[] = {{-1, -1}, {-1, 0}, {100, 0}, {150, 33}};
 
-class FoldPaged : public KernelRowTest {
+class AttentionPaged : public KernelRowTest {
  protected:
-  void expect_dense_bits(const FoldInputs& inputs, const std::vector<Arrangement>& arrangements) {
-    const FoldResult dense = fold_with(row(), inputs);
+  void expect_dense_bits(const AttentionInputs& inputs, const std::vector<Arrangement>& arrangements) {
+    const AttentionResult dense = attend_with(row(), inputs);
     for (const Arrangement& arrangement : arrangements) {
       const PageLayout& pages = arrangement.pages;
-      ASSERT_TRUE(fold_with(row(), inputs, arrangement).same_bits(dense))
+      ASSERT_TRUE(attend_with(row(), inputs, arrangement).same_bits(dense))
           << describe(inputs.spec) << "; pages of " << pages.page_size << (pages.head_major ? ", head-major" : "")
           << ", shuffle " << pages.shuffle << ", shared " << pages.shared << ", gap " << pages.gap
           << ", tiles per task " << arrangement.tiles_per_task;
@@ -42,7 +42,7 @@ class FoldPaged : public KernelRowTest {
 
 // Sequences that end around pages and tiles of every size, and one of nothing. Where every query sees every key, CTAs
 // may fetch the keys of a tile together.
-TEST_P(FoldPaged, EveryHeadDimAndPageSize) {
+TEST_P(AttentionPaged, EveryHeadDimAndPageSize) {
   for (const Dims& dims : all_dims(row())) {
     expect_dense_bits(
         random_inputs(make_spec(dims, 4, 2, {-1, 0}),
@@ -54,8 +54,8 @@ TEST_P(FoldPaged, EveryHeadDimAndPageSize) {
   }
 }
 
-TEST_P(FoldPaged, EveryLengthAroundPagesAndTiles) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 2, 1, {-1, -1});
+TEST_P(AttentionPaged, EveryLengthAroundPagesAndTiles) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 2, 1, {-1, -1});
   for (const std::int64_t keys :
        {1, 15, 16, 17, 31, 33, 63, 64, 65, 79, 80, 81, 111, 112, 113, 127, 128, 129, 255, 257}) {
     expect_dense_bits(random_inputs(spec, {{5, keys, 0}, {2, keys + 1, 3}}, static_cast<std::uint64_t>(keys)),
@@ -63,12 +63,12 @@ TEST_P(FoldPaged, EveryLengthAroundPagesAndTiles) {
   }
 }
 
-TEST_P(FoldPaged, EveryMaskWithRaggedBatches) {
+TEST_P(AttentionPaged, EveryMaskWithRaggedBatches) {
   for (const Mask& mask : kMasks) {
-    FoldSpec spec = make_spec(usual_dims(row()).front(), 6, 2, mask);
+    AttentionSpec spec = make_spec(usual_dims(row()).front(), 6, 2, mask);
     spec.softcap = 25.0F;
     spec.sinks = true;
-    const FoldInputs inputs =
+    const AttentionInputs inputs =
         random_inputs(spec, {{300, 700, 400}, {0, 60, 0}, {130, 257, -9}, {1, 1, 0}, {20, 0, 0}}, 62);
     std::vector<Arrangement> arrangements = all_pages();
     for (Arrangement& arrangement : arrangements) {
@@ -81,9 +81,9 @@ TEST_P(FoldPaged, EveryMaskWithRaggedBatches) {
 
 // Pages apart from each other: by a token's row, by a whole page, as where K and V share a pool, or by so many elements
 // that neither rows nor heads are evenly spaced over the pool, or rows not aligned for vector loads.
-TEST_P(FoldPaged, PagesApartFromEachOther) {
+TEST_P(AttentionPaged, PagesApartFromEachOther) {
   for (const Dims& dims : varied_dims(row())) {
-    const FoldInputs inputs = random_inputs(make_spec(dims, 4, 2, {-1, 0}), {{200, 430, 230}, {60, 60, 0}}, 63);
+    const AttentionInputs inputs = random_inputs(make_spec(dims, 4, 2, {-1, 0}), {{200, 430, 230}, {60, 60, 0}}, 63);
     const std::int64_t token = std::int64_t{2} * dims.head_dim;
     std::vector<Arrangement> arrangements;
     for (const std::int64_t size : kPageSizes) {
@@ -97,9 +97,9 @@ TEST_P(FoldPaged, PagesApartFromEachOther) {
   }
 }
 
-TEST_P(FoldPaged, SharedPages) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 1, {-1, 0});
-  FoldInputs inputs = random_inputs(spec, {{10, 600, 590}, {200, 520, 320}, {64, 900, 836}}, 64);
+TEST_P(AttentionPaged, SharedPrefixPages) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 1, {-1, 0});
+  AttentionInputs inputs = random_inputs(spec, {{10, 600, 590}, {200, 520, 320}, {64, 900, 836}}, 64);
   constexpr std::int64_t kShared = 512;
   const auto share = [&](std::vector<std::byte>& rows, int dim) {
     const auto row = static_cast<std::size_t>(spec.kv_heads * dim) * size_of(spec.dtype);
@@ -116,9 +116,9 @@ TEST_P(FoldPaged, SharedPages) {
 }
 
 // Tasks that go on from a state, and threads.
-TEST_P(FoldPaged, SplitIntoTasks) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
-  const FoldInputs inputs = random_inputs(spec, {{300, 700, 400}, {130, 257, 127}, {1, 1, 0}}, 65);
+TEST_P(AttentionPaged, SplitIntoTasks) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
+  const AttentionInputs inputs = random_inputs(spec, {{300, 700, 400}, {130, 257, 127}, {1, 1, 0}}, 65);
   for (const std::int64_t tiles : {1, 2, 5}) {
     std::vector<Arrangement> arrangements = all_pages();
     for (Arrangement& arrangement : arrangements) {
@@ -131,12 +131,12 @@ TEST_P(FoldPaged, SplitIntoTasks) {
 }
 
 // Groups of key tiles end at 64 of them.
-TEST_P(FoldPaged, AroundTheEndOfAGroup) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 1, 1, {-1, 0});
-  const int key_tile = FoldRunner(row(), spec).kernel().key_tile();
+TEST_P(AttentionPaged, AroundTheEndOfAKvSplit) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 1, 1, {-1, 0});
+  const int key_tile = AttentionRunner(row(), spec).kernel().key_tile();
   for (const std::int64_t keys :
        {std::int64_t{8191}, std::int64_t{8192}, std::int64_t{8193}, std::int64_t{64} * key_tile + 1}) {
-    const FoldInputs inputs = random_inputs(spec, {{3, keys, keys - 3}}, static_cast<std::uint64_t>(keys));
+    const AttentionInputs inputs = random_inputs(spec, {{3, keys, keys - 3}}, static_cast<std::uint64_t>(keys));
     std::vector<Arrangement> arrangements;
     for (const std::int64_t size : kPageSizes) {
       arrangements.emplace_back().pages = {size, size % 3 == 1, 5};
@@ -145,15 +145,15 @@ TEST_P(FoldPaged, AroundTheEndOfAGroup) {
   }
 }
 
-TEST_P(FoldPaged, WithNonFiniteValues) {
-  FoldInputs inputs = random_inputs(make_spec(usual_dims(row()).front(), 4, 2, {-1, 0}), {{300, 700, 400}}, 66);
+TEST_P(AttentionPaged, WithNonFiniteValues) {
+  AttentionInputs inputs = random_inputs(make_spec(usual_dims(row()).front(), 4, 2, {-1, 0}), {{300, 700, 400}}, 66);
   inputs.set_v(600, 0, 3, std::numeric_limits<float>::quiet_NaN());
   inputs.set_k(450, 1, 4, -std::numeric_limits<float>::infinity());
   inputs.set_q(299, 1, 4, std::numeric_limits<float>::quiet_NaN());
   expect_dense_bits(inputs, all_pages());
 }
 
-RINGATTN_FOR_EVERY_KERNEL(FoldPaged);
+RINGATTN_FOR_EVERY_KERNEL(AttentionPaged);
 
 }  // namespace
 }  // namespace ringattn::testing

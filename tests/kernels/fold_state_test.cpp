@@ -15,29 +15,29 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-class FoldState : public KernelRowTest {};
+class AttentionStates : public KernelRowTest {};
 
 // m, l and O, exported after every task, give the finished row: O / l and m + log l.
-TEST_P(FoldState, ExportsNumbers) {
+TEST_P(AttentionStates, ExportsNumbers) {
   const std::optional<Dims> dims = usual_dims(row(), Dtype::kF32);
   if (!dims) GTEST_SKIP() << row().name << " has no kernel for fp32";
-  const FoldSpec spec = make_spec(*dims, 4, 2, {-1, 0});
-  FoldRunner runner(row(), spec);
+  const AttentionSpec spec = make_spec(*dims, 4, 2, {-1, 0});
+  AttentionRunner runner(row(), spec);
   if (runner.backend().memory() != MemoryKind::kHost) GTEST_SKIP() << "reads the state in place";
   constexpr std::int64_t kRows = 150;
-  const FoldInputs inputs = random_inputs(spec, {{kRows, kRows, -20}}, 71);
-  const FoldResult expected = runner.run(inputs);
+  const AttentionInputs inputs = random_inputs(spec, {{kRows, kRows, -20}}, 71);
+  const AttentionResult expected = runner.run(inputs);
 
   const Buffer state = runner.backend().allocate(runner.kernel().state_bytes(kRows));
   const QueryRun queries{0, -20, 0, kRows};
   const std::int64_t length = kRows;
   const std::int64_t key_tile = runner.kernel().key_tile();
-  std::vector<KeyTile> tiles;
+  std::vector<PageRun> tiles;
   for (std::int64_t key = 0; key < length; key += key_tile) tiles.push_back({0, key});
   const auto tile_count = static_cast<std::int64_t>(tiles.size());
   const KeyRun key_run{0, 0, tile_count, 0};
   const KeySource source{inputs.k_view(0), inputs.v_view(0)};
-  FoldTask task;
+  AttentionTask task;
   task.q = inputs.q_view(0);
   task.queries = {&queries, 1};
   task.key_lengths = {&length, 1};
@@ -46,13 +46,13 @@ TEST_P(FoldState, ExportsNumbers) {
   task.sources = {&source, 1};
   task.state = state.data();
   runner.kernel().reserve({kRows, 1, 1, tile_count, 1, 1});
-  runner.kernel().fold(task, {}, {});
+  runner.kernel().attend(task, {}, {});
 
   std::vector<float> m(kRows * 4);
   std::vector<float> l(kRows * 4);
   const auto dim_v = static_cast<std::size_t>(spec.head_dim_v);
   std::vector<float> o(kRows * 4 * dim_v);
-  const FoldStateView view{
+  const AttentionStateView view{
       {m.data(), 4, 1}, {l.data(), 4, 1}, dense_view(o.data(), Dtype::kF32, kRows, 4, spec.head_dim_v)};
   runner.kernel().export_state(state.data(), kRows, view, {});
   for (std::size_t i = 0; i < m.size(); ++i) {
@@ -70,15 +70,15 @@ TEST_P(FoldState, ExportsNumbers) {
   count_check();
 }
 
-TEST_P(FoldState, ProgressRunsOnTheCallingThread) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, -1});
-  FoldRunner runner(row(), spec, 3);
-  const FoldInputs inputs = random_inputs(spec, {{300, 900, 0}}, 72);
-  const FoldResult expected = runner.run(inputs);
+TEST_P(AttentionStates, ProgressRunsOnTheCallingThread) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, -1});
+  AttentionRunner runner(row(), spec, 3);
+  const AttentionInputs inputs = random_inputs(spec, {{300, 900, 0}}, 72);
+  const AttentionResult expected = runner.run(inputs);
   int calls = 0;
   bool elsewhere = false;
   const std::thread::id caller = std::this_thread::get_id();
-  const FoldResult result = runner.run(inputs, {.threads = 3}, [&] {
+  const AttentionResult result = runner.run(inputs, {.threads = 3}, [&] {
     elsewhere = elsewhere || std::this_thread::get_id() != caller;
     ++calls;
   });
@@ -88,12 +88,12 @@ TEST_P(FoldState, ProgressRunsOnTheCallingThread) {
 }
 
 // What progress throws ends the fold on all threads and comes out unchanged; the kernel is as good as before.
-TEST_P(FoldState, ProgressMayThrow) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, -1});
+TEST_P(AttentionStates, ProgressMayThrow) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, -1});
   for (const int threads : {1, 4}) {
-    FoldRunner runner(row(), spec, threads);
-    const FoldInputs inputs = random_inputs(spec, {{300, 900, 0}}, 73);
-    const FoldResult expected = runner.run(inputs);
+    AttentionRunner runner(row(), spec, threads);
+    const AttentionInputs inputs = random_inputs(spec, {{300, 900, 0}}, 73);
+    const AttentionResult expected = runner.run(inputs);
     int calls = 0;
     try {
       runner.run(inputs, {}, [&] {
@@ -110,21 +110,21 @@ TEST_P(FoldState, ProgressMayThrow) {
   }
 }
 
-TEST_P(FoldState, SizesGrowWithRows) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
-  FoldRunner one(row(), spec, 1);
-  FoldRunner four(row(), spec, 4);
+TEST_P(AttentionStates, SizesGrowWithRows) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
+  AttentionRunner one(row(), spec, 1);
+  AttentionRunner four(row(), spec, 4);
   const std::size_t numbers = 4U * static_cast<std::size_t>(spec.head_dim_v + 2) * sizeof(float);  // m, l, O, all heads
   EXPECT_GE(one.kernel().state_bytes(1000), 1000 * numbers);
   EXPECT_LE(one.kernel().state_bytes(1000), 3 * 1000 * numbers);  // O in two parts, l in pieces
   EXPECT_EQ(one.kernel().state_bytes(0), 0U);
-  FoldLimits limits;
+  AttentionLimits limits;
   limits.rows = 1000;
   EXPECT_GE(four.kernel().scratch_bytes(limits), one.kernel().scratch_bytes(limits));
   count_check();
 }
 
-RINGATTN_FOR_EVERY_KERNEL(FoldState);
+RINGATTN_FOR_EVERY_KERNEL(AttentionStates);
 
 }  // namespace
 }  // namespace ringattn::testing

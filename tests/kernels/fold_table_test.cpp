@@ -38,7 +38,7 @@ constexpr std::array<Options, 12> kOptions = {{{0, false, 0},
                                                {0, true, 1},
                                                {20, false, -1}}};
 
-class FoldTable : public KernelRowTest {
+class AttentionTable : public KernelRowTest {
  protected:
   void check(Dtype dtype, int kv_heads) {
     const std::optional<Dims> dims = usual_dims(row(), dtype);
@@ -50,13 +50,13 @@ class FoldTable : public KernelRowTest {
       for (const Mask& mask : kMasks) {
         for (std::size_t n = 0; n < per_point; ++n, ++turn) {
           const Options& options = kOptions[turn % kOptions.size()];
-          FoldSpec spec = make_spec(*dims, kHeads, kv_heads, mask);
+          AttentionSpec spec = make_spec(*dims, kHeads, kv_heads, mask);
           spec.softcap = options.softcap;
           spec.sinks = options.sinks;
           const std::int64_t rows = keys > 200 && !long_tests() ? 7 : std::min<std::int64_t>(keys, 19);
           const std::int64_t offset = options.offset < 0 ? -7 : options.offset == 0 ? 0 : keys - rows / 2;
-          const FoldInputs inputs = random_inputs(spec, {{rows, keys, offset}}, turn + 1);
-          const FoldResult result = fold_with(row(), inputs);
+          const AttentionInputs inputs = random_inputs(spec, {{rows, keys, offset}}, turn + 1);
+          const AttentionResult result = attend_with(row(), inputs);
           ASSERT_EQ(check_accuracy(inputs, result.out, result.lse), "")
               << describe(spec) << ", " << keys << " keys, offset " << offset;
         }
@@ -66,19 +66,19 @@ class FoldTable : public KernelRowTest {
   }
 };
 
-TEST_P(FoldTable, Fp32Mha) { check(Dtype::kF32, 8); }
-TEST_P(FoldTable, Fp32Gqa) { check(Dtype::kF32, 2); }
-TEST_P(FoldTable, Fp32Mqa) { check(Dtype::kF32, 1); }
-TEST_P(FoldTable, Bf16Mha) { check(Dtype::kBf16, 8); }
-TEST_P(FoldTable, Bf16Gqa) { check(Dtype::kBf16, 2); }
-TEST_P(FoldTable, Bf16Mqa) { check(Dtype::kBf16, 1); }
-TEST_P(FoldTable, Fp16Mha) { check(Dtype::kF16, 8); }
-TEST_P(FoldTable, Fp16Gqa) { check(Dtype::kF16, 2); }
-TEST_P(FoldTable, Fp16Mqa) { check(Dtype::kF16, 1); }
+TEST_P(AttentionTable, Fp32Mha) { check(Dtype::kF32, 8); }
+TEST_P(AttentionTable, Fp32Gqa) { check(Dtype::kF32, 2); }
+TEST_P(AttentionTable, Fp32Mqa) { check(Dtype::kF32, 1); }
+TEST_P(AttentionTable, Bf16Mha) { check(Dtype::kBf16, 8); }
+TEST_P(AttentionTable, Bf16Gqa) { check(Dtype::kBf16, 2); }
+TEST_P(AttentionTable, Bf16Mqa) { check(Dtype::kBf16, 1); }
+TEST_P(AttentionTable, Fp16Mha) { check(Dtype::kF16, 8); }
+TEST_P(AttentionTable, Fp16Gqa) { check(Dtype::kF16, 2); }
+TEST_P(AttentionTable, Fp16Mqa) { check(Dtype::kF16, 1); }
 
 // Head dims, equal and not: those that every kernel is asked for, and a sweep with nothing a multiple of anything else
 // for kernels that take any.
-TEST_P(FoldTable, HeadDims) {
+TEST_P(AttentionTable, HeadDims) {
   std::vector<Dims> list = all_dims(row());
   for (const Dtype dtype : kDtypes) {
     for (int dim = 8; dim <= 256; dim += long_tests() ? 8 : 40) {
@@ -87,42 +87,42 @@ TEST_P(FoldTable, HeadDims) {
     list.insert(list.end(), {{dtype, 264, 392}, {dtype, 512, 24}, {dtype, 40, 504}});
   }
   for (const Dims& dims : list) {
-    const FoldSpec spec = make_spec(dims, 3, 1, {-1, 0});
+    const AttentionSpec spec = make_spec(dims, 3, 1, {-1, 0});
     if (!cannot_run(row(), spec).empty()) continue;  // of the sweep
     const auto seed = static_cast<std::uint64_t>(dims.head_dim + dims.head_dim_v);
-    const FoldInputs inputs = random_inputs(spec, {{29, 157, 128}}, seed);
-    const FoldResult result = fold_with(row(), inputs);
+    const AttentionInputs inputs = random_inputs(spec, {{29, 157, 128}}, seed);
+    const AttentionResult result = attend_with(row(), inputs);
     ASSERT_EQ(check_accuracy(inputs, result.out, result.lse), "") << describe(spec);
   }
 }
 
-TEST_P(FoldTable, RaggedBatch) {
+TEST_P(AttentionTable, RaggedBatch) {
   // Empty sequences, queries without keys, keys without queries, one token, more queries than keys.
   const std::vector<SequenceShape> sequences = {{0, 0, 0},      {1, 1, 0},       {5, 0, -5}, {0, 130, 0},
                                                 {40, 300, 260}, {200, 129, -71}, {3, 3, 0},  {0, 0, 0}};
   for (const Mask& mask : kMasks) {
     for (const bool sinks : {false, true}) {
-      FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, mask);
+      AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, mask);
       spec.sinks = sinks;
-      const FoldInputs inputs = random_inputs(spec, sequences, 7);
-      const FoldResult result = fold_with(row(), inputs);
+      const AttentionInputs inputs = random_inputs(spec, sequences, 7);
+      const AttentionResult result = attend_with(row(), inputs);
       ASSERT_EQ(check_accuracy(inputs, result.out, result.lse), "") << describe(spec);
     }
   }
 }
 
 // There is nothing to compare but that it ends, and without a row.
-TEST_P(FoldTable, NoTokensAtAll) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
+TEST_P(AttentionTable, NoTokensAtAll) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
   for (const std::vector<SequenceShape>& sequences : {std::vector<SequenceShape>{}, {{0, 7, 0}}}) {
-    const FoldResult result = fold_with(row(), random_inputs(spec, sequences, 1));
+    const AttentionResult result = attend_with(row(), random_inputs(spec, sequences, 1));
     EXPECT_TRUE(result.out.empty());
     EXPECT_TRUE(result.lse.empty());
     count_check();
   }
 }
 
-RINGATTN_FOR_EVERY_KERNEL(FoldTable);
+RINGATTN_FOR_EVERY_KERNEL(AttentionTable);
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -11,8 +11,8 @@
 
 #include "kernels/compression_methods.hpp"
 #include "kernels/low_rank.hpp"
-#include "kernels/piecewise_rows.hpp"
 #include "kernels/registry.hpp"
+#include "kernels/piecewise_rows.hpp"
 #include "kernels/tensor_compression.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
@@ -27,7 +27,9 @@ class HeadGroups : public ::testing::Test {
   }
 };
 
-RowFormat low_rank(int rank, int heads = 1) { return {.coding = RowCoding::kLowRank, .rank = rank, .heads = heads}; }
+RowFormat low_rank(int rank, int heads = 1) {
+  return {.encoding = RowEncoding::kLowRank, .rank = rank, .heads = heads};
+}
 
 struct GroupCase {
   Dtype dtype;
@@ -63,7 +65,7 @@ TEST_F(HeadGroups, AreStoredAsOneWideHead) {
 // More tokens than a piece has, on every backend that is here.
 TEST_F(HeadGroups, BackendsMakeTheSameBytesPiecewise) {
   const RowShape shape{Dtype::kF16, 2, 32};
-  const std::vector<std::int64_t> lengths{40, kPieceTokens + 77};
+  const std::vector<std::int64_t> lengths{40, kStagedTokens + 77};
   const std::vector<std::byte> rows = outlier_rows(shape, lengths, 2);
   const TensorView view = view_of(rows, shape, lengths[0] + lengths[1]);
   CompressedTensor expected = compress_tensor("k", low_rank(16, 2), view, lengths, {0, 2}, ErrorCode::kFile);
@@ -97,7 +99,7 @@ TEST_F(HeadGroups, WhereHeadsLieMovesNoBit) {
     for (std::int64_t h = 0; h < 4; ++h) std::memcpy(view.at(t, h), rows.data() + (t * 4 + h) * 80, 80);
   }
   CompressedTensor tensor = make_compressed(format, shape, {kTokens});
-  TensorCoder coder(format, shape, {2, kNoDevice});
+  TensorCodec coder(format, shape, {2, kNoDevice});
   const double kept = coder.compress("k", view, tensor.runs(), tensor.rows(), ErrorCode::kFile);
   EXPECT_EQ(kept, expected.energy_kept);
   EXPECT_TRUE(tensor.streams == expected.streams);
@@ -120,7 +122,7 @@ TEST_F(HeadGroups, HeadsThatAreAlikeShareTheirRank) {
   EXPECT_NEAR(kept(low_rank(24, 2)), kept(low_rank(24)), 1e-3);  // in half of the bytes
 }
 
-TEST_F(HeadGroups, FaultsAreNamedWhereTheyAre) {
+TEST_F(HeadGroups, InvalidEntriesAreNamedWhereTheyAre) {
   const RowShape shape{Dtype::kBf16, 4, 64};
   const std::vector<std::byte> rows = outlier_rows(shape, std::vector<std::int64_t>{50}, 5);
   const CompressedTensor good =
@@ -129,7 +131,7 @@ TEST_F(HeadGroups, FaultsAreNamedWhereTheyAre) {
   const auto text = [&](CompressedTensor tensor, const auto& change) {
     change(tensor);
     return std::string(error_of([&] {
-                         TensorCoder(tensor.format, shape, {1, kNoDevice})
+                         TensorCodec(tensor.format, shape, {1, kNoDevice})
                              .decompress_checked(
                                  "k", tensor.rows(), tensor.runs(),
                                  dense_view(static_cast<void*>(elements.data()), shape.dtype, 50, 4, 64),

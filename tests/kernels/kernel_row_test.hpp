@@ -11,8 +11,8 @@
 #include <string_view>
 
 #include "kernels/registry.hpp"
-#include "tests/support/checks.hpp"
 #include "tests/support/fold_runner.hpp"
+#include "tests/support/checks.hpp"
 #include "tests/support/kernel_dims.hpp"
 
 namespace ringattn::testing {
@@ -21,7 +21,7 @@ namespace ringattn::testing {
 // is printed at the end of the program.
 void expect_checks(std::string_view row, std::int64_t checks);
 
-class KernelRowTest : public ::testing::TestWithParam<FoldRow> {
+class KernelRowTest : public ::testing::TestWithParam<AttentionRow> {
  protected:
   void SetUp() override {
     const std::string reason = GetParam().unavailable();
@@ -32,7 +32,7 @@ class KernelRowTest : public ::testing::TestWithParam<FoldRow> {
     if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
   }
 
-  const FoldRow& row() const { return GetParam(); }
+  const AttentionRow& row() const { return GetParam(); }
 
  private:
   std::int64_t checks_before_ = 0;
@@ -41,12 +41,12 @@ class KernelRowTest : public ::testing::TestWithParam<FoldRow> {
 }  // namespace ringattn::testing
 
 namespace ringattn {
-inline void PrintTo(const FoldRow& row, std::ostream* stream) { *stream << row.name; }
+inline void PrintTo(const AttentionRow& row, std::ostream* stream) { *stream << row.name; }
 }  // namespace ringattn
 
 // For every row of the table.
-#define RINGATTN_FOR_EVERY_KERNEL(fixture)                                                                           \
-  INSTANTIATE_TEST_SUITE_P(                                                                                          \
-      Kernels, fixture,                                                                                              \
-      ::testing::ValuesIn(::ringattn::kernel_table<FoldSpec>().begin(), ::ringattn::kernel_table<FoldSpec>().end()), \
-      [](const auto& test) { return std::string(test.param.name); })
+#define RINGATTN_FOR_EVERY_KERNEL(fixture)                                                        \
+  INSTANTIATE_TEST_SUITE_P(Kernels, fixture,                                                      \
+                           ::testing::ValuesIn(::ringattn::kernel_table<AttentionSpec>().begin(), \
+                                               ::ringattn::kernel_table<AttentionSpec>().end()),  \
+                           [](const auto& test) { return std::string(test.param.name); })

@@ -56,14 +56,14 @@ TEST(KeyPositions, QueriesSeeTheKeysThatTheMaskLetsThrough) {
 }
 
 // What kernels of a device compare, in the type of positions, at both ends of it.
-TEST(KeyPositions, AreWithinAMasksReach) {
+TEST(KeyPositions, AreWithinAMasksRange) {
   constexpr std::int64_t kLast = std::numeric_limits<std::int32_t>::max();
   const std::int64_t queries[] = {-50, -1, 0, 1, 40, kLast - 30, kLast, kLast + 1, kLast + 30, 2 * kLast + 5};
   const std::int64_t keys[] = {0, 1, 17, 39, 40, 41, kLast - 60, kLast - 30, kLast - 1, kLast};
   for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{0, 0}, Mask{9, 2}, Mask{30, 0}, Mask{3, -1}, Mask{-1, 30},
                            Mask{kLast, kLast}}) {
     for (const std::int64_t query : queries) {
-      const PositionSpan span = positions_within(Visibility(mask, 0).reach(query));
+      const PositionSpan span = positions_within(Visibility(mask, 0).mask_range(query));
       for (const std::int64_t key : keys) {
         EXPECT_EQ(span.has(static_cast<std::int32_t>(key)), sees(mask, query, key)) << query << ", " << key;
       }
@@ -173,7 +173,7 @@ TEST(KeyPositions, HaveAFirstGapOfAnyHead) {
   EXPECT_EQ(first_gap(positions, 0, 6, 3), std::nullopt);
 }
 
-TEST(KeyPositions, BadOnesAreRefusedByPlace) {
+TEST(KeyPositions, BadOnesAreRefusedByIndex) {
   const std::vector<KeptSequence> sequences{{2, 5}, {3, 9}};
   const auto text_of = [&](const std::vector<std::int32_t>& rows, int heads) {
     const Error error = error_of([&] { KeyPositions("k_positions", heads, sequences, rows, ErrorCode::kFile); });
@@ -202,17 +202,17 @@ TEST(KeyPositions, BadOnesAreRefusedByPlace) {
 
 // Kernels that lack them say so, and the choice passes them over or refuses.
 TEST(KeyPositions, KernelsSayWhetherTheyKnowThem) {
-  FoldSpec spec;
+  AttentionSpec spec;
   spec.positions = 1;
   int able = 0;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     const std::vector<std::string> missing = row.missing(spec);
     able += missing.empty() ? 1 : 0;
     if (missing.empty()) continue;
     EXPECT_NE(missing[0].find("keys at positions of their own (supported:"), std::string::npos);
   }
   EXPECT_GE(able, 1);
-  EXPECT_TRUE(choose_kernel(spec, {"cpu", "auto"}).row->name == "cpu_fold");
+  EXPECT_TRUE(choose_kernel(spec, {"cpu", "auto"}).row->name == "cpu_attention");
   EXPECT_NE(describe(spec).find("keys at positions"), std::string::npos);
 }
 

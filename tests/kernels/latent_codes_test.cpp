@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over latents of 8 bits: the bits that the same kernel has over the latents which unpack_latent_rows() gives.
-// Every kernel that reads such rows. What no sequence owns is 0xff: codes and numbers that are NaN.
+// Decoding over latents of 8 bits: the bits that the same kernel has over the latents which dequantize_latent_rows()
+// gives. Every kernel that reads such rows. What no sequence owns is 0xff: codes and numbers that are NaN.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -21,29 +21,30 @@ constexpr int kLatent = 512;
 constexpr int kRope = 64;
 
 struct Latents {
-  FoldInputs plain;              // as they are unpacked
+  AttentionInputs plain;         // as they are unpacked
   std::vector<std::byte> codes;  // rows of 656 bytes
 };
 
-class LatentCodes : public ::testing::TestWithParam<DecodeRow> {
+class MlaFp8Cache : public ::testing::TestWithParam<DecodeRow> {
  protected:
   void SetUp() override {
     const DecodeSpec decode{spec(16), true, {latent_format(kRope), {}}};
     if (!GetParam().missing(decode).empty()) GTEST_SKIP() << "reads no latents of 8 bits";
     const std::string reason = GetParam().unavailable();
     if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
-    if (on_device()) group_ = GetParam().make_kernel(decode, *GetParam().make_backend({1, kNoDevice}))->group_keys();
+    if (on_device()) group_ = GetParam().make_kernel(decode, *GetParam().make_backend({1, kNoDevice}))->kv_split_keys();
   }
 
-  static FoldSpec spec(int heads, const Mask& mask = {-1, 0}) {
-    FoldSpec of = make_spec(Dtype::kBf16, heads, 1, kLatent + kRope, mask);
+  static AttentionSpec spec(int heads, const Mask& mask = {-1, 0}) {
+    AttentionSpec of = make_spec(Dtype::kBf16, heads, 1, kLatent + kRope, mask);
     of.head_dim_v = kLatent;
     of.softmax_scale = 0.0722F;  // of 192 dims, as in a model
     return of;
   }
 
   // Blocks of 128 numbers are of sizes from 2^-3 to 2^2, so that no scale is another's.
-  static Latents latents(const FoldSpec& of, int rows, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+  static Latents latents(const AttentionSpec& of, int rows, const std::vector<std::int64_t>& lengths,
+                         std::uint64_t seed) {
     Latents made{decode_inputs(of, rows, lengths, seed), {}};
     std::vector<std::byte>& k = made.plain.k;
     const std::int64_t tokens = made.plain.k_tokens();
@@ -62,19 +63,19 @@ class LatentCodes : public ::testing::TestWithParam<DecodeRow> {
     };
     const std::int64_t bytes = latent_row_bytes(kLatent, kRope);
     if (tokens > 0) {
-      pack_latent_rows(columns(0, kLatent), columns(kLatent, kRope), made.codes.data(), bytes);
-      unpack_latent_rows(made.codes.data(), bytes, columns(0, kLatent), columns(kLatent, kRope));
+      quantize_latent_rows(columns(0, kLatent), columns(kLatent, kRope), made.codes.data(), bytes);
+      dequantize_latent_rows(made.codes.data(), bytes, columns(0, kLatent), columns(kLatent, kRope));
     }
     made.plain = with_values_in_keys(made.plain);
     return made;
   }
 
-  static FoldResult run(const Latents& of, CacheLayout layout, bool codes) {
+  static AttentionResult run(const Latents& of, CacheLayout layout, bool codes) {
     layout.values_in_keys = true;
     if (codes) layout.codes = of.codes;
     return DecodeRunner(GetParam(), of.plain, layout, 2).run();
   }
-  void expect_same(const Latents& of, const CacheLayout& layout, const FoldResult& expected) const {
+  void expect_same(const Latents& of, const CacheLayout& layout, const AttentionResult& expected) const {
     EXPECT_TRUE(run(of, layout, true).same_bits(expected))
         << describe(of.plain.spec) << ", page " << layout.page_size << ", slices " << layout.slices;
   }
@@ -83,18 +84,18 @@ class LatentCodes : public ::testing::TestWithParam<DecodeRow> {
   std::int64_t group_ = 4096;  // keys of a group; on the CPU, whose groups are 8,192, half of one
 };
 
-TEST_P(LatentCodes, OneTile) {
+TEST_P(MlaFp8Cache, OneTile) {
   const Latents of = latents(spec(16), 1, {64}, 1);
-  const FoldResult expected = run(of, {}, false);
+  const AttentionResult expected = run(of, {}, false);
   EXPECT_EQ(check_accuracy(of.plain, expected.out, expected.lse), "");
   for (const int slices : {1, 2}) expect_same(of, {.slices = slices}, expected);
 }
 
-TEST_P(LatentCodes, EveryPageAndForm) {
+TEST_P(MlaFp8Cache, EveryPageAndForm) {
   // 128 heads are two blocks of rows.
   for (const int heads : {16, 64, 128}) {
     const Latents of = latents(spec(heads), 2, {group_ + 77, 130, 1, 64, 0, 1000}, 2);
-    const FoldResult expected = run(of, {}, false);
+    const AttentionResult expected = run(of, {}, false);
     for (const std::int64_t page : {0, 16, 32, 64, 128, 256}) {
       for (const int slices : {1, 2}) {
         if (slices > 1 && !on_device()) continue;
@@ -104,10 +105,10 @@ TEST_P(LatentCodes, EveryPageAndForm) {
   }
 }
 
-TEST_P(LatentCodes, LengthsAroundEdges) {
+TEST_P(MlaFp8Cache, LengthsAroundEdges) {
   for (const int heads : {16, 128}) {
     const Latents of = latents(spec(heads), 1, {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 127, 128, 129, 191}, 3);
-    const FoldResult expected = run(of, {}, false);
+    const AttentionResult expected = run(of, {}, false);
     for (const int slices : {1, 2}) {
       expect_same(of, {.slices = slices}, expected);
       expect_same(of, {.page_size = 16, .slices = slices}, expected);
@@ -117,42 +118,43 @@ TEST_P(LatentCodes, LengthsAroundEdges) {
   }
 }
 
-TEST_P(LatentCodes, MasksCapAndSinks) {
+TEST_P(MlaFp8Cache, MasksCapAndSinks) {
   for (const Mask& mask : {Mask{-1, -1}, Mask{100, 0}, Mask{0, 0}}) {
-    FoldSpec of = spec(70, mask);
+    AttentionSpec of = spec(70, mask);
     of.sinks = true;
     of.softcap = 20.0F;
     const Latents made = latents(of, 3, {700, 130, 3, 66}, 5);
-    const FoldResult expected = run(made, {}, false);
+    const AttentionResult expected = run(made, {}, false);
     for (const int slices : {1, 2}) expect_same(made, {.page_size = 64, .slices = slices}, expected);
   }
 }
 
 // More units than processors: places of shared memory go from unit to unit.
-TEST_P(LatentCodes, ManyShortUnits) {
+TEST_P(MlaFp8Cache, ManyShortWorkTiles) {
   std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < (on_device() ? 256 : 24); ++i) lengths.push_back(i * 37 % 331);
   for (const int heads : {16, 70}) {
     const Latents of = latents(spec(heads), 1, lengths, 6);
-    const FoldResult expected = run(of, {}, false);
+    const AttentionResult expected = run(of, {}, false);
     for (const int slices : {0, 1, 2}) expect_same(of, {.page_size = 16, .slices = slices}, expected);
   }
 }
 
-TEST_P(LatentCodes, SharesMergeToTheWhole) {
+TEST_P(MlaFp8Cache, PartitionsMergeToTheWhole) {
   const Latents of = latents(spec(16), 2, {2 * group_ + 9, 40, group_}, 7);
-  const FoldResult expected = run(of, {}, false);
+  const AttentionResult expected = run(of, {}, false);
   for (const int count : {2, 3}) {
     std::vector<std::unique_ptr<DecodeRunner>> runners;
     std::vector<const float*> records;
     for (int i = 0; i < count; ++i) {
       runners.push_back(std::make_unique<DecodeRunner>(
           GetParam(), of.plain,
-          CacheLayout{.page_size = 64, .share = {i, count}, .values_in_keys = true, .codes = of.codes}, 2));
-      runners.back()->make_records(share_groups(2 * group_ + 9, count, runners.back()->kernel().group_keys()));
+          CacheLayout{.page_size = 64, .partition = {i, count}, .values_in_keys = true, .codes = of.codes}, 2));
+      runners.back()->make_partials(
+          splits_per_partition(2 * group_ + 9, count, runners.back()->kernel().kv_split_keys()));
       runners.back()->enqueue_leave(runners.back()->backend().stream());
       runners.back()->wait();
-      records.push_back(runners.back()->records());
+      records.push_back(runners.back()->partials());
     }
     runners[0]->enqueue_merge(records, runners[0]->backend().stream());
     EXPECT_TRUE(runners[0]->read().same_bits(expected)) << count;
@@ -160,18 +162,18 @@ TEST_P(LatentCodes, SharesMergeToTheWhole) {
 }
 
 // A code that is NaN taints the sequence that it is in, and no other.
-TEST_P(LatentCodes, ACodeThatIsNone) {
+TEST_P(MlaFp8Cache, AnInvalidValue) {
   const Latents clean = latents(spec(16), 1, {130, 300}, 8);
   Latents planted = clean;
   planted.codes[static_cast<std::size_t>(77 * latent_row_bytes(kLatent, kRope) + 200)] = std::byte{0x7f};
-  const FoldResult expected = run(clean, {}, true), got = run(planted, {.page_size = 64}, true);
+  const AttentionResult expected = run(clean, {}, true), got = run(planted, {.page_size = 64}, true);
   const std::size_t half = expected.out.size() / 2;
   EXPECT_EQ(std::memcmp(got.out.data() + half, expected.out.data() + half, half), 0);
   for (std::size_t i = 0; i < 16; ++i) EXPECT_TRUE(std::isnan(got.lse[i])) << i;
   for (std::size_t i = 16; i < 32; ++i) EXPECT_EQ(got.lse[i], expected.lse[i]) << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, LatentCodes,
+INSTANTIATE_TEST_SUITE_P(Kernels, MlaFp8Cache,
                          ::testing::ValuesIn(kernel_table<DecodeSpec>().begin(), kernel_table<DecodeSpec>().end()),
                          [](const auto& test) { return std::string(test.param.name); });
 

@@ -15,8 +15,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-struct LatentInputs {
-  LatentSpec spec;
+struct MlaInputs {
+  MlaSpec spec;
   std::int64_t rows;
   std::int64_t keys;
   std::int64_t offset;
@@ -30,11 +30,11 @@ struct LatentInputs {
   TensorView latent_view() const { return dense_view(latent.data(), spec.dtype, keys, 1, spec.latent_dim); }
   TensorView rope_view() const { return dense_view(k_rope.data(), spec.dtype, keys, 1, spec.rope_dim); }
   // They lie the other way round, as a loader may have them.
-  HeadMatrices w_uk_matrices() const {
+  GemmWeights w_uk_matrices() const {
     return {w_uk.data(), other,        spec.heads, spec.head_dim, spec.latent_dim, spec.head_dim * spec.latent_dim,
             1,           spec.head_dim};
   }
-  HeadMatrices w_uv_matrices() const {
+  GemmWeights w_uv_matrices() const {
     return {w_uv.data(),     other, spec.heads, spec.head_dim_v, spec.latent_dim, spec.head_dim_v * spec.latent_dim,
             spec.latent_dim, 1};
   }
@@ -44,9 +44,9 @@ double element(const void* data, Dtype dtype, std::int64_t index) {
   return load_element(static_cast<const std::byte*>(data) + static_cast<std::size_t>(index) * size_of(dtype), dtype);
 }
 
-LatentInputs random_latents(const LatentSpec& spec, std::int64_t rows, std::int64_t keys, std::int64_t offset,
-                            Dtype other) {
-  LatentInputs inputs{spec, rows, keys, offset, other, {}, {}, {}, {}, {}, {}};
+MlaInputs random_mla_tensors(const MlaSpec& spec, std::int64_t rows, std::int64_t keys, std::int64_t offset,
+                             Dtype other) {
+  MlaInputs inputs{spec, rows, keys, offset, other, {}, {}, {}, {}, {}, {}};
   std::mt19937_64 generator(1);
   std::normal_distribution<float> normal;
   const auto fill = [&](std::vector<std::byte>& to, std::int64_t count, Dtype dtype, float scale) {
@@ -68,18 +68,18 @@ LatentInputs random_latents(const LatentSpec& spec, std::int64_t rows, std::int6
 }
 
 // Σ_i matrix[head, o, i] · latent[key, i].
-double expanded(const HeadMatrices& matrices, const TensorView& latent, int head, std::int64_t o, std::int64_t key) {
+double expanded(const GemmWeights& matrices, const TensorView& latent, int head, std::int64_t o, std::int64_t key) {
   double sum = 0.0;
-  for (std::int64_t i = 0; i < matrices.inner; ++i) {
-    sum += element(matrices.at(head), matrices.dtype, o * matrices.outer_stride + i * matrices.inner_stride) *
+  for (std::int64_t i = 0; i < matrices.dim_k; ++i) {
+    sum += element(matrices.at(head), matrices.dtype, o * matrices.n_stride + i * matrices.k_stride) *
            element(latent.at(key, 0), latent.dtype, i);
   }
   return sum;
 }
 
 // By the formula. Returns LSE.
-double written_out(const LatentInputs& inputs, std::int64_t row, int head, std::vector<double>& out) {
-  const LatentSpec& spec = inputs.spec;
+double written_out(const MlaInputs& inputs, std::int64_t row, int head, std::vector<double>& out) {
+  const MlaSpec& spec = inputs.spec;
   const std::int64_t position = inputs.offset + row;
   std::vector<double> scores(static_cast<std::size_t>(inputs.keys), -kInfinity);
   double max = spec.sinks ? inputs.sinks[static_cast<std::size_t>(head)] : -kInfinity;
@@ -115,27 +115,27 @@ double written_out(const LatentInputs& inputs, std::int64_t row, int head, std::
   return max + std::log(sum);
 }
 
-LatentSpec small_spec(Dtype dtype, const Mask& mask) {
-  LatentSpec spec{dtype, 3, 24, 8, 16, 40, mask};
+MlaSpec small_spec(Dtype dtype, const Mask& mask) {
+  MlaSpec spec{dtype, 3, 24, 8, 16, 40, mask};
   spec.softmax_scale = default_softmax_scale(spec);
   return spec;
 }
 
-TEST(LatentOracle, IsTheFormula) {
+TEST(MlaOracle, IsTheFormula) {
   int compared = 0;
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{5, 2}}) {
       for (const bool more : {false, true}) {
-        LatentSpec spec = small_spec(dtype, mask);
+        MlaSpec spec = small_spec(dtype, mask);
         spec.softcap = more ? 3.0F : 0.0F;
         spec.sinks = more;
         // The first rows see nothing under two of the masks.
-        const LatentInputs inputs = random_latents(spec, 9, 300, more ? 290 : -4, more ? Dtype::kF32 : Dtype::kBf16);
+        const MlaInputs inputs = random_mla_tensors(spec, 9, 300, more ? 290 : -4, more ? Dtype::kF32 : Dtype::kBf16);
         std::vector<double> out;
         std::vector<double> lse;
-        oracle_latent_attention(spec, inputs.w_uk_matrices(), inputs.w_uv_matrices(), inputs.q_view(),
-                                inputs.latent_view(), inputs.rope_view(), inputs.offset,
-                                spec.sinks ? inputs.sinks.data() : nullptr, out, lse);
+        oracle_mla_attention(spec, inputs.w_uk_matrices(), inputs.w_uv_matrices(), inputs.q_view(),
+                             inputs.latent_view(), inputs.rope_view(), inputs.offset,
+                             spec.sinks ? inputs.sinks.data() : nullptr, out, lse);
         ASSERT_EQ(lse.size(), 27U);
         ASSERT_EQ(out.size(), lse.size() * 16);
         std::vector<double> expected;
@@ -161,16 +161,16 @@ TEST(LatentOracle, IsTheFormula) {
 }
 
 // Sampled rows of long sequences are fed piece by piece.
-TEST(LatentOracle, RowsFedInPiecesAreTheSame) {
-  const LatentSpec spec = small_spec(Dtype::kBf16, {-1, 0});
-  const LatentInputs inputs = random_latents(spec, 4, 700, 690, Dtype::kBf16);
+TEST(MlaOracle, RowsFedInPiecesAreTheSame) {
+  const MlaSpec spec = small_spec(Dtype::kBf16, {-1, 0});
+  const MlaInputs inputs = random_mla_tensors(spec, 4, 700, 690, Dtype::kBf16);
   std::vector<double> out;
   std::vector<double> lse;
-  oracle_latent_attention(spec, inputs.w_uk_matrices(), inputs.w_uv_matrices(), inputs.q_view(), inputs.latent_view(),
-                          inputs.rope_view(), inputs.offset, nullptr, out, lse);
+  oracle_mla_attention(spec, inputs.w_uk_matrices(), inputs.w_uv_matrices(), inputs.q_view(), inputs.latent_view(),
+                       inputs.rope_view(), inputs.offset, nullptr, out, lse);
   std::vector<double> q;
   for (int i = 0; i < 32; ++i) q.push_back(element(inputs.q_view().at(2, 1), spec.dtype, i));
-  LatentOracleRow row(spec, inputs.w_uk_matrices(), inputs.w_uv_matrices(), 1, inputs.offset + 2, inputs.keys, q);
+  MlaOracleRow row(spec, inputs.w_uk_matrices(), inputs.w_uv_matrices(), 1, inputs.offset + 2, inputs.keys, q);
   EXPECT_EQ(row.head(), 1);
   std::int64_t begin = 0;
   for (const std::int64_t end : {1, 64, 300, 700}) {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // e4m3 against its definition in fp64, and the rows of 656 bytes that it serves.
-#include "kernels/latent_rows.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "base/e4m3.hpp"
+#include "kernels/latent_rows.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn::testing {
@@ -52,7 +51,7 @@ TEST(E4m3, EveryCodeHasItsValue) {
     EXPECT_EQ(std::signbit(value), code >= 128) << code;
     EXPECT_EQ(float_to_e4m3(value), code);
   }
-  EXPECT_EQ(e4m3_to_float(0x7e), kGreatestE4m3);
+  EXPECT_EQ(e4m3_to_float(0x7e), kMaxE4m3);
   EXPECT_EQ(e4m3_to_float(0x01), 0x1p-9F);
 }
 
@@ -117,7 +116,7 @@ Rows normal_rows(std::int64_t tokens, std::int64_t latent_dim, std::int64_t rope
   return rows;
 }
 
-TEST(LatentRows, AreAsLongAsFlashMlasAre) {
+TEST(Fp8LatentRows, AreAsLongAsFlashMlasAre) {
   EXPECT_EQ(latent_row_bytes(512, 64), 656);
   EXPECT_EQ(latent_row_bytes(128, 0), 132);
   for (const auto& dims : {std::pair{500, 64}, {0, 64}, {-128, 64}, {512, -1}}) {
@@ -126,7 +125,7 @@ TEST(LatentRows, AreAsLongAsFlashMlasAre) {
 }
 
 // Every code with every kind of scale, read by the definition, from rows at odd addresses.
-TEST(LatentRows, AreReadByTheDefinition) {
+TEST(Fp8LatentRows, AreReadByTheDefinition) {
   const float scales[] = {1.0F, 0.0123F, 3e38F, -0.75F, 1e-38F, 0.0F, std::numeric_limits<float>::quiet_NaN(), 1e-45F};
   constexpr std::int64_t kStride = 656 + 3;
   std::vector<std::byte> bytes(1 + 2 * kStride, std::byte{0xaa});
@@ -140,7 +139,7 @@ TEST(LatentRows, AreReadByTheDefinition) {
     }
   }
   Rows rows(2, 512, 64);
-  unpack_latent_rows(bytes.data() + 1, kStride, rows.latent_view(), rows.rope_view());
+  dequantize_latent_rows(bytes.data() + 1, kStride, rows.latent_view(), rows.rope_view());
   for (std::int64_t row = 0; row < 2; ++row) {
     for (std::int64_t i = 0; i < 512; ++i) {
       const auto code = static_cast<int>(i % 128 + (i / 128 + row) % 2 * 128);
@@ -160,14 +159,14 @@ TEST(LatentRows, AreReadByTheDefinition) {
 }
 
 // Half a step of e4m3 of the block's greatest magnitude, or of the number itself where that is more.
-TEST(LatentRows, ComeBackWithinTheirRounding) {
+TEST(Fp8LatentRows, ComeBackWithinTheirRounding) {
   for (const std::int64_t latent_dim : {128, 512, 640}) {
     Rows rows = normal_rows(40, latent_dim, 64);
     const std::int64_t bytes = latent_row_bytes(latent_dim, 64);
     std::vector<std::byte> packed(static_cast<std::size_t>(40 * bytes));
-    pack_latent_rows(rows.latent_view(), rows.rope_view(), packed.data(), bytes);
+    quantize_latent_rows(rows.latent_view(), rows.rope_view(), packed.data(), bytes);
     Rows back(40, latent_dim, 64);
-    unpack_latent_rows(packed.data(), bytes, back.latent_view(), back.rope_view());
+    dequantize_latent_rows(packed.data(), bytes, back.latent_view(), back.rope_view());
     EXPECT_EQ(back.k_rope, rows.k_rope);
     for (std::int64_t token = 0; token < 40; ++token) {
       for (std::int64_t block = 0; block < latent_dim; block += kLatentScaleBlock) {
@@ -177,7 +176,7 @@ TEST(LatentRows, ComeBackWithinTheirRounding) {
         }
         for (std::int64_t i = block; i < block + kLatentScaleBlock; ++i) {
           const float value = bf16_to_float(rows.latent_at(token, i));
-          const float allowed = std::max(std::abs(value) * 0x1p-4F, greatest / kGreatestE4m3 * 0x1p-10F) +
+          const float allowed = std::max(std::abs(value) * 0x1p-4F, greatest / kMaxE4m3 * 0x1p-10F) +
                                 std::abs(value) * 0x1p-8F;  // bf16's own
           ASSERT_LE(std::abs(bf16_to_float(back.latent_at(token, i)) - value), allowed) << token << ", " << i;
           if (std::abs(value) == greatest) {
@@ -189,19 +188,19 @@ TEST(LatentRows, ComeBackWithinTheirRounding) {
   }
 }
 
-TEST(LatentRows, ZerosNansAndInfinities) {
+TEST(Fp8LatentRows, ZerosNansAndInfinities) {
   Rows rows = normal_rows(5, 128, 64);
   for (std::int64_t i = 0; i < 128; ++i) rows.latent_at(0, i) = i % 2 == 0 ? 0 : 0x8000U;           // ±0
   rows.latent_at(1, 9) = 0xffc0U;                                                                   // NaN
   rows.latent_at(2, 9) = 0xff80U;                                                                   // −∞
   for (std::int64_t i = 0; i < 128; ++i) rows.latent_at(3, i) = static_cast<std::uint16_t>(i % 3);  // least bf16s
   std::vector<std::byte> packed(static_cast<std::size_t>(5 * latent_row_bytes(128, 64)));
-  pack_latent_rows(rows.latent_view(), rows.rope_view(), packed.data(), latent_row_bytes(128, 64));
+  quantize_latent_rows(rows.latent_view(), rows.rope_view(), packed.data(), latent_row_bytes(128, 64));
   float scale = 0.0F;
   std::memcpy(&scale, packed.data() + 128, sizeof(scale));
   EXPECT_EQ(scale, 1.0F);
   Rows back(5, 128, 64);
-  unpack_latent_rows(packed.data(), latent_row_bytes(128, 64), back.latent_view(), back.rope_view());
+  dequantize_latent_rows(packed.data(), latent_row_bytes(128, 64), back.latent_view(), back.rope_view());
   for (std::int64_t i = 0; i < 128; ++i) {
     EXPECT_EQ(back.latent_at(0, i), rows.latent_at(0, i));
     EXPECT_EQ(std::isnan(bf16_to_float(back.latent_at(1, i))), i == 9) << i;
@@ -210,13 +209,14 @@ TEST(LatentRows, ZerosNansAndInfinities) {
   }
 }
 
-TEST(LatentRows, RefusesViewsThatDoNotFit) {
+TEST(Fp8LatentRows, RefusesViewsThatDoNotFit) {
   Rows rows(2, 128, 64);
   std::vector<std::byte> packed(1024);
   const auto refused = [&](const MutableTensorView& latent, const MutableTensorView& k_rope, std::int64_t stride) {
-    EXPECT_EQ(error_of([&] { unpack_latent_rows(packed.data(), stride, latent, k_rope); }).code(),
+    EXPECT_EQ(error_of([&] { dequantize_latent_rows(packed.data(), stride, latent, k_rope); }).code(),
               ErrorCode::kInternal);
-    EXPECT_EQ(error_of([&] { pack_latent_rows(latent, k_rope, packed.data(), stride); }).code(), ErrorCode::kInternal);
+    EXPECT_EQ(error_of([&] { quantize_latent_rows(latent, k_rope, packed.data(), stride); }).code(),
+              ErrorCode::kInternal);
   };
   MutableTensorView latent = rows.latent_view();
   const std::int64_t bytes = latent_row_bytes(128, 64);
@@ -230,7 +230,7 @@ TEST(LatentRows, RefusesViewsThatDoNotFit) {
 
 // Codes, scales and rotary keys of a row lie one behind the other, whatever lies between rows, and also of a cache
 // without pages.
-TEST(LatentRows, CachesKnowEveryStreamOfTheirRows) {
+TEST(Fp8LatentRows, CachesKnowEveryStreamOfTheirRows) {
   constexpr std::int64_t kPages = 3, kTokens = 5, kTokenStride = 700, kPageStride = 6 * kTokenStride;
   std::vector<std::byte> rows(kPages * kPageStride);
   for (const bool paged : {false, true}) {

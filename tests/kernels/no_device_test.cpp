@@ -23,7 +23,7 @@ namespace {
 
 constexpr DecodeLimits kSteps{.sequences = 3, .rows = 2, .keys = 20000};
 
-void ask(const FoldKernel& kernel) {
+void ask(const AttentionKernel& kernel) {
   EXPECT_GT(kernel.key_tile(), 0);
   EXPECT_GT(kernel.query_tile(), 0);
   EXPECT_GT(kernel.state_bytes(100), std::size_t{0});
@@ -31,24 +31,24 @@ void ask(const FoldKernel& kernel) {
 }
 void ask(const DecodeKernel& kernel) {
   EXPECT_GT(kernel.key_tile(), 0);
-  EXPECT_GT(kernel.record_floats(), 0);
+  EXPECT_GT(kernel.partial_floats(), 0);
   EXPECT_NO_THROW(kernel.check(kSteps, 2));
   kernel.scratch_bytes(kSteps);
 }
-void ask(const HeadProductKernel& kernel) { kernel.scratch_bytes(8); }
-void ask(const ScanKernel& kernel) {
+void ask(const BatchedGemmKernel& kernel) { kernel.scratch_bytes(8); }
+void ask(const SsmKernel& kernel) {
   EXPECT_GT(kernel.heads_together(), 0);
   EXPECT_GT(kernel.scratch_bytes({.runs = 1, .segments = 2, .super_segments = 1}), std::size_t{0});
 }
-void ask(const ConvolutionKernel&) {}
+void ask(const CausalConv1dKernel&) {}
 
 // Of every dtype and set of head dims that a fold has.
-std::vector<FoldSpec> fold_specs() {
+std::vector<AttentionSpec> fold_specs() {
   std::set<std::pair<Dtype, std::pair<int, int>>> dims;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     for (const Dims& of : all_dims(row)) dims.insert({of.dtype, {of.head_dim, of.head_dim_v}});
   }
-  std::vector<FoldSpec> specs;
+  std::vector<AttentionSpec> specs;
   for (const auto& [dtype, of] : dims) specs.push_back(make_spec(Dims{dtype, of.first, of.second}, 4, 1, {-1, 0}));
   return specs;
 }
@@ -56,7 +56,7 @@ std::vector<FoldSpec> fold_specs() {
 // The same from caches of each kind, and with the values in the keys.
 std::vector<DecodeSpec> decode_specs() {
   std::vector<DecodeSpec> specs;
-  for (const FoldSpec& fold : fold_specs()) {
+  for (const AttentionSpec& fold : fold_specs()) {
     for (const char* format : {"plain", "fp8 token_head", "int8", "int4_channel group 32"}) {
       const RowFormat of = parse_row_format(format);
       specs.push_back({fold, false, {of, of}});
@@ -95,11 +95,11 @@ TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   Made made;
   made.make_all("attention", fold_specs());
   made.make_all("decode", decode_specs());
-  made.make_all<HeadProductSpec>("batched_gemm", {{Dtype::kBf16, 512, 128}});
-  made.make_all<ScanSpec>("ssm", {{.heads = 4},
-                                   {.dtype = Dtype::kF16, .heads = 4},
-                                   {.heads = 64, .head_dim = 1, .state_dim = 16, .state_decays = true}});
-  made.make_all<ConvolutionSpec>("conv1d", {{.channels = 64}});
+  made.make_all<BatchedGemmSpec>("batched_gemm", {{Dtype::kBf16, 512, 128}});
+  made.make_all<SsmSpec>("ssm", {{.heads = 4},
+                                 {.dtype = Dtype::kF16, .heads = 4},
+                                 {.heads = 64, .head_dim = 1, .state_dim = 16, .state_decays = true}});
+  made.make_all<CausalConv1dSpec>("conv1d", {{.channels = 64}});
   for (const OpKernel& kernel : all_kernels()) {
     EXPECT_TRUE(made.has(kernel)) << kernel.op << ": no spec of the test is one that " << kernel.row->name << " can do";
   }

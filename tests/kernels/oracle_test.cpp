@@ -20,8 +20,8 @@ double element(const TensorView& view, std::int64_t token, std::int64_t head, st
 }
 
 // exp(lse − …)-free definition: weights of one row, softmax over what it sees and the sink.
-void expect_definition(const FoldInputs& inputs, std::int64_t token, int head, const double* out, double lse) {
-  const FoldSpec& spec = inputs.spec;
+void expect_definition(const AttentionInputs& inputs, std::int64_t token, int head, const double* out, double lse) {
+  const AttentionSpec& spec = inputs.spec;
   const int kv_head = head * spec.kv_heads / spec.heads;
   const TensorView q = inputs.q_view(0);
   const TensorView k = inputs.k_view(0);
@@ -57,11 +57,11 @@ void expect_definition(const FoldInputs& inputs, std::int64_t token, int head, c
 TEST(Oracle, IsTheDefinition) {
   for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{0, 0}, Mask{5, -1}, Mask{-1, 3}, Mask{4, 2}}) {
     for (const bool extras : {false, true}) {
-      FoldSpec spec = make_spec(Dtype::kF16, 6, 2, 20, mask);
+      AttentionSpec spec = make_spec(Dtype::kF16, 6, 2, 20, mask);
       spec.head_dim_v = 12;
       spec.sinks = extras;
       spec.softcap = extras ? 2.0F : 0.0F;
-      const FoldInputs inputs = random_inputs(spec, {{30, 70, -5}}, 91);
+      const AttentionInputs inputs = random_inputs(spec, {{30, 70, -5}}, 91);
       std::vector<double> out;
       std::vector<double> lse;
       oracle_attention(spec, inputs.q_view(0), inputs.k_view(0), inputs.v_view(0), -5,
@@ -77,8 +77,8 @@ TEST(Oracle, IsTheDefinition) {
 
 // Pieces of any size, for one row or for many, give the same numbers.
 TEST(Oracle, PiecesMakeNoDifference) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {40, 0});
-  const FoldInputs inputs = random_inputs(spec, {{1, 300, 250}}, 92);
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {40, 0});
+  const AttentionInputs inputs = random_inputs(spec, {{1, 300, 250}}, 92);
   const TensorView k = inputs.k_view(0);
   const TensorView v = inputs.v_view(0);
   const auto part = [](const TensorView& view, std::int64_t begin, std::int64_t tokens) {
@@ -115,7 +115,7 @@ TEST(Oracle, PiecesMakeNoDifference) {
 
 TEST(Oracle, NonFiniteScores) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const FoldSpec spec = make_spec(Dtype::kF32, 1, 1, 1, {-1, -1});
+  const AttentionSpec spec = make_spec(Dtype::kF32, 1, 1, 1, {-1, -1});
   const auto lse_of = [&](std::vector<float> keys, std::vector<float> values, std::vector<double>& out) {
     OracleRow row(spec, 0, 0, static_cast<std::int64_t>(keys.size()), {1.0});
     const auto tokens = static_cast<std::int64_t>(keys.size());

@@ -14,7 +14,7 @@
 #include "tests/support/product_runner.hpp"
 
 namespace ringattn {
-inline void PrintTo(const HeadProductRow& row, std::ostream* stream) { *stream << row.name; }
+inline void PrintTo(const BatchedGemmRow& row, std::ostream* stream) { *stream << row.name; }
 }  // namespace ringattn
 
 namespace ringattn::testing {
@@ -23,7 +23,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-class HeadProduct : public ::testing::TestWithParam<HeadProductRow> {
+class BatchedGemm : public ::testing::TestWithParam<BatchedGemmRow> {
  protected:
   void SetUp() override {
     const std::string reason = GetParam().unavailable();
@@ -34,22 +34,21 @@ class HeadProduct : public ::testing::TestWithParam<HeadProductRow> {
     if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
   }
 
-  const HeadProductRow& row() const { return GetParam(); }
+  const BatchedGemmRow& row() const { return GetParam(); }
 
   // Those of a fixed list that the kernel can do; of both numbers, what a latent needs comes first.
-  std::vector<HeadProductSpec> specs() const {
+  std::vector<BatchedGemmSpec> specs() const {
     constexpr std::pair<int, int> kDims[] = {{512, 128}, {128, 512}, {64, 64}, {192, 40}, {8, 8}, {576, 24}, {24, 136}};
-    std::vector<HeadProductSpec> able;
+    std::vector<BatchedGemmSpec> able;
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-      for (const auto& [inner, outer] : kDims) {
-        if (row().missing({dtype, inner, outer}).empty()) able.push_back({dtype, inner, outer});
+      for (const auto& [dim_k, dim_n] : kDims) {
+        if (row().missing({dtype, dim_k, dim_n}).empty()) able.push_back({dtype, dim_k, dim_n});
       }
     }
     return able;
   }
 
-  void expect_same(const ProductInputs& inputs, const ProductLayout& layout,
-                   const std::vector<std::byte>& expected) const {
+  void expect_same(const GemmInputs& inputs, const GemmLayout& layout, const std::vector<std::byte>& expected) const {
     count_check();
     EXPECT_EQ(first_difference(inputs, multiplied(row(), inputs, layout), expected), "")
         << describe(inputs.spec) << ", " << inputs.rows << " rows; " << describe(layout);
@@ -59,37 +58,37 @@ class HeadProduct : public ::testing::TestWithParam<HeadProductRow> {
   std::int64_t checks_before_ = 0;
 };
 
-TEST_P(HeadProduct, IsAccurate) {
-  for (const HeadProductSpec& spec : specs()) {
+TEST_P(BatchedGemm, IsAccurate) {
+  for (const BatchedGemmSpec& spec : specs()) {
     for (const bool shared : {false, true}) {
-      const ProductInputs inputs = normal_product_inputs(spec, 29, 3, shared, 1);
-      expect_accurate_product(inputs, multiplied(row(), inputs));
+      const GemmInputs inputs = normal_gemm_inputs(spec, 29, 3, shared, 1);
+      expect_accurate_gemm(inputs, multiplied(row(), inputs));
     }
   }
 }
 
 // Sums of small integers are exact in fp32 in any order: what is left is one rounding to nearest even.
-TEST_P(HeadProduct, RoundsOnceToNearestEven) {
-  for (const HeadProductSpec& spec : specs()) {
+TEST_P(BatchedGemm, RoundsOnceToNearestEven) {
+  for (const BatchedGemmSpec& spec : specs()) {
     // With the second scale fp16's results are subnormal.
     for (const float scale : {1.0F, 0x1p-13F}) {
-      if (scale < 1.0F && spec.inner > 64) continue;
+      if (scale < 1.0F && spec.dim_k > 64) continue;
       std::mt19937_64 generator(2);
       const auto next = [&] { return scale * static_cast<float>(static_cast<int>(generator() % 15) - 7); };
-      const ProductInputs inputs = product_inputs(spec, 70, 2, false, next);
-      std::vector<std::byte> expected(static_cast<std::size_t>(70 * 2 * spec.outer) * size_of(spec.dtype));
+      const GemmInputs inputs = gemm_inputs(spec, 70, 2, false, next);
+      std::vector<std::byte> expected(static_cast<std::size_t>(70 * 2 * spec.dim_n) * size_of(spec.dtype));
       bool rounds = false;
-      for (std::int64_t i = 0; i < 70 * 2 * spec.outer; ++i) {
+      for (std::int64_t i = 0; i < 70 * 2 * spec.dim_n; ++i) {
         double sum = 0.0;
-        for (std::int64_t k = 0; k < spec.inner; ++k) {
-          sum += static_cast<double>(inputs.left_at(i / spec.outer / 2, i / spec.outer % 2, k)) *
-                 inputs.right_at(i / spec.outer % 2, i % spec.outer, k);
+        for (std::int64_t k = 0; k < spec.dim_k; ++k) {
+          sum += static_cast<double>(inputs.left_at(i / spec.dim_n / 2, i / spec.dim_n % 2, k)) *
+                 inputs.right_at(i / spec.dim_n % 2, i % spec.dim_n, k);
         }
         std::byte* const at = expected.data() + static_cast<std::size_t>(i) * size_of(spec.dtype);
         store_element(at, spec.dtype, static_cast<float>(sum));
         rounds |= load_element(at, spec.dtype) != static_cast<float>(sum);
       }
-      EXPECT_TRUE(rounds || spec.dtype != Dtype::kBf16 || spec.inner < 64) << "nothing was rounded";
+      EXPECT_TRUE(rounds || spec.dtype != Dtype::kBf16 || spec.dim_k < 64) << "nothing was rounded";
       count_check();
       EXPECT_EQ(first_difference(inputs, multiplied(row(), inputs), expected), "")
           << describe(spec) << ", scale " << scale;
@@ -97,12 +96,12 @@ TEST_P(HeadProduct, RoundsOnceToNearestEven) {
   }
 }
 
-TEST_P(HeadProduct, RowsCutAnywhereHaveTheSameBits) {
-  for (const HeadProductSpec& spec : specs()) {
-    const bool latent = spec.inner * spec.outer == 512 * 128;
+TEST_P(BatchedGemm, RowsCutAnywhereHaveTheSameBits) {
+  for (const BatchedGemmSpec& spec : specs()) {
+    const bool latent = spec.dim_k * spec.dim_n == 512 * 128;
     for (const std::int64_t rows : {1, 3, 127, 128, 129, 1000}) {
       if (rows == 1000 && !(latent && spec.dtype == Dtype::kBf16)) continue;
-      const ProductInputs inputs = normal_product_inputs(spec, rows, 2, rows % 2 == 0, 3);
+      const GemmInputs inputs = normal_gemm_inputs(spec, rows, 2, rows % 2 == 0, 3);
       const std::vector<std::byte> whole = multiplied(row(), inputs);
       if (rows == 3) expect_same(inputs, {.cuts = {1, 2}}, whole);
       if (rows > 3) expect_same(inputs, {.cuts = {1, 13, 64, 77, rows - 1}}, whole);
@@ -113,11 +112,11 @@ TEST_P(HeadProduct, RowsCutAnywhereHaveTheSameBits) {
 }
 
 // GPUs take tiles of several sizes, by the number of rows.
-TEST_P(HeadProduct, AnyNumberOfRowsHasTheSameBits) {
-  for (const HeadProductSpec& spec : specs()) {
-    if (spec.inner * spec.outer != 512 * 128) continue;
+TEST_P(BatchedGemm, AnyNumberOfRowsHasTheSameBits) {
+  for (const BatchedGemmSpec& spec : specs()) {
+    if (spec.dim_k * spec.dim_n != 512 * 128) continue;
     for (const bool shared : {false, true}) {
-      const ProductInputs inputs = normal_product_inputs(spec, 1100, 2, shared, 8);
+      const GemmInputs inputs = normal_gemm_inputs(spec, 1100, 2, shared, 8);
       const std::vector<std::byte> whole = multiplied(row(), inputs);
       for (const std::int64_t rows : {1, 2, 63, 64, 65, 127, 128, 129, 1000}) {
         expect_same(inputs, {.cuts = {rows}, .transposed = rows % 2 == 0}, whole);
@@ -127,11 +126,11 @@ TEST_P(HeadProduct, AnyNumberOfRowsHasTheSameBits) {
 }
 
 // Work enough for the largest tiles, and several of them for each multiprocessor.
-TEST_P(HeadProduct, ManyTilesHaveTheSameBits) {
-  for (const HeadProductSpec& spec : specs()) {
-    if (spec.inner != 128) continue;
+TEST_P(BatchedGemm, ManyTilesHaveTheSameBits) {
+  for (const BatchedGemmSpec& spec : specs()) {
+    if (spec.dim_k != 128) continue;
     for (const bool shared : {false, true}) {
-      const ProductInputs inputs = normal_product_inputs(spec, 1283, 20, shared, 9);
+      const GemmInputs inputs = normal_gemm_inputs(spec, 1283, 20, shared, 9);
       const std::vector<std::byte> whole = multiplied(row(), inputs, {.threads = 2});
       expect_same(inputs, {.threads = 2, .cuts = {64, 128, 1000}}, whole);
       expect_same(inputs, {.threads = 2, .transposed = true}, whole);
@@ -140,10 +139,10 @@ TEST_P(HeadProduct, ManyTilesHaveTheSameBits) {
 }
 
 // Nothing needs to lie at multiples of more than an element.
-TEST_P(HeadProduct, UnalignedViewsHaveTheSameBits) {
-  for (const HeadProductSpec& spec : specs()) {
+TEST_P(BatchedGemm, UnalignedViewsHaveTheSameBits) {
+  for (const BatchedGemmSpec& spec : specs()) {
     for (const std::int64_t rows : {3, 129}) {
-      const ProductInputs inputs = normal_product_inputs(spec, rows, 3, rows == 3, 10);
+      const GemmInputs inputs = normal_gemm_inputs(spec, rows, 3, rows == 3, 10);
       const std::vector<std::byte> whole = multiplied(row(), inputs);
       for (const bool transposed : {false, true}) {
         expect_same(inputs, {.transposed = transposed, .shift = 1}, whole);
@@ -155,10 +154,10 @@ TEST_P(HeadProduct, UnalignedViewsHaveTheSameBits) {
   }
 }
 
-TEST_P(HeadProduct, HeadsAndLayoutsHaveTheSameBits) {
-  for (const HeadProductSpec& spec : specs()) {
+TEST_P(BatchedGemm, HeadsAndLayoutsHaveTheSameBits) {
+  for (const BatchedGemmSpec& spec : specs()) {
     for (const bool shared : {false, true}) {
-      const ProductInputs inputs = normal_product_inputs(spec, 61, 5, shared, 4);
+      const GemmInputs inputs = normal_gemm_inputs(spec, 61, 5, shared, 4);
       const std::vector<std::byte> all = multiplied(row(), inputs);
       expect_same(inputs, {.head_by_head = true}, all);
       expect_same(inputs, {.transposed = true}, all);
@@ -168,27 +167,27 @@ TEST_P(HeadProduct, HeadsAndLayoutsHaveTheSameBits) {
 }
 
 // A head's first columns may be those of wider rows: what is behind them stays.
-TEST_P(HeadProduct, WritesIntoTheFirstColumnsOfWiderRows) {
-  for (const HeadProductSpec& spec : specs()) {
-    const ProductInputs inputs = normal_product_inputs(spec, 17, 3, false, 5);
+TEST_P(BatchedGemm, WritesIntoTheFirstColumnsOfWiderRows) {
+  for (const BatchedGemmSpec& spec : specs()) {
+    const GemmInputs inputs = normal_gemm_inputs(spec, 17, 3, false, 5);
     expect_same(inputs, {.threads = 3, .gap = 64}, multiplied(row(), inputs));
   }
 }
 
-TEST_P(HeadProduct, NanAndInfinityStayInTheirRowsAndColumns) {
-  for (const HeadProductSpec& spec : specs()) {
-    const ProductInputs clean = normal_product_inputs(spec, 19, 2, false, 6);
+TEST_P(BatchedGemm, NanAndInfinityStayInTheirRowsAndColumns) {
+  for (const BatchedGemmSpec& spec : specs()) {
+    const GemmInputs clean = normal_gemm_inputs(spec, 19, 2, false, 6);
     for (const float value : {kNan, kInfinity, -kInfinity}) {
-      ProductInputs inputs = clean;
-      inputs.set_left(7, 1, spec.inner - 1, value);
+      GemmInputs inputs = clean;
+      inputs.set_left(7, 1, spec.dim_k - 1, value);
       inputs.set_left(12, 0, 0, value);
       inputs.set_right(0, 5, 3, value);
       inputs.set_right(0, 5, 4, -value);  // against the other
-      inputs.set_right(1, 2, spec.inner - 1, 0.0F);
+      inputs.set_right(1, 2, spec.dim_k - 1, 0.0F);
       const std::vector<std::byte> out = multiplied(row(), inputs);
-      expect_accurate_product(inputs, out);
-      for (const ProductLayout& layout :
-           {ProductLayout{.cuts = {1, 8, 13}}, {.threads = 2, .head_by_head = true, .transposed = true}}) {
+      expect_accurate_gemm(inputs, out);
+      for (const GemmLayout& layout :
+           {GemmLayout{.cuts = {1, 8, 13}}, {.threads = 2, .head_by_head = true, .transposed = true}}) {
         expect_same(inputs, layout, out);
       }
     }
@@ -196,17 +195,17 @@ TEST_P(HeadProduct, NanAndInfinityStayInTheirRowsAndColumns) {
 }
 
 // Whatever made it: NaN of any payload, ∞ − ∞, 0 · ∞.
-TEST_P(HeadProduct, OneNanLeaves) {
-  for (const HeadProductSpec& spec : specs()) {
-    ProductInputs inputs = normal_product_inputs(spec, 5, 1, false, 11);
+TEST_P(BatchedGemm, OneNanLeaves) {
+  for (const BatchedGemmSpec& spec : specs()) {
+    GemmInputs inputs = normal_gemm_inputs(spec, 5, 1, false, 11);
     inputs.set_left(0, 0, 0, kNan);
     const std::uint16_t payload = spec.dtype == Dtype::kBf16 ? 0xff91 : 0xfd23;
     if (spec.dtype != Dtype::kF32) {
-      std::memcpy(inputs.left.data() + size_of(spec.dtype) * static_cast<std::size_t>(spec.inner), &payload, 2);
+      std::memcpy(inputs.left.data() + size_of(spec.dtype) * static_cast<std::size_t>(spec.dim_k), &payload, 2);
     }
     inputs.set_left(2, 0, 1, kInfinity);
     inputs.set_left(2, 0, 2, -kInfinity);
-    for (std::int64_t o = 0; o < spec.outer; ++o) {
+    for (std::int64_t o = 0; o < spec.dim_n; ++o) {
       inputs.set_right(0, o, 1, 1.0F);
       inputs.set_right(0, o, 2, 1.0F);
       inputs.set_right(0, o, 3, 0.0F);
@@ -215,10 +214,10 @@ TEST_P(HeadProduct, OneNanLeaves) {
     const std::vector<std::byte> out = multiplied(row(), inputs);
     const std::size_t element = size_of(spec.dtype);
     count_check();
-    for (std::int64_t i = 0; i < 5 * spec.outer; ++i) {
+    for (std::int64_t i = 0; i < 5 * spec.dim_n; ++i) {
       const std::byte* const at = out.data() + static_cast<std::size_t>(i) * element;
       const bool is_nan = std::isnan(load_element(at, spec.dtype));
-      const std::int64_t r = i / spec.outer;
+      const std::int64_t r = i / spec.dim_n;
       ASSERT_EQ(is_nan, r != 4 && (r != 1 || spec.dtype != Dtype::kF32)) << describe(spec) << ", row " << r;
       if (is_nan) {
         ASSERT_EQ(std::memcmp(at, out.data(), element), 0) << describe(spec) << ", row " << r;
@@ -228,47 +227,47 @@ TEST_P(HeadProduct, OneNanLeaves) {
 }
 
 // fp32 sums that fp16 has no number for.
-TEST_P(HeadProduct, OverflowGivesInfinity) {
-  for (const HeadProductSpec& spec : specs()) {
+TEST_P(BatchedGemm, OverflowGivesInfinity) {
+  for (const BatchedGemmSpec& spec : specs()) {
     if (spec.dtype != Dtype::kF16) continue;
-    const ProductInputs inputs = product_inputs(spec, 5, 1, false, [] { return 200.0F; });
+    const GemmInputs inputs = gemm_inputs(spec, 5, 1, false, [] { return 200.0F; });
     const std::vector<std::byte> out = multiplied(row(), inputs);
     count_check();
     for (std::size_t at = 0; at < out.size(); at += 2) ASSERT_EQ(load_element(out.data() + at, spec.dtype), kInfinity);
   }
 }
 
-TEST_P(HeadProduct, NoRowsAtAll) {
-  const ProductInputs inputs = normal_product_inputs(specs().front(), 0, 2, false, 7);
+TEST_P(BatchedGemm, NoRowsAtAll) {
+  const GemmInputs inputs = normal_gemm_inputs(specs().front(), 0, 2, false, 7);
   EXPECT_TRUE(multiplied(row(), inputs).empty());
   count_check();
 }
 
-TEST_P(HeadProduct, RefusesWhatDoesNotFit) {
-  const HeadProductSpec spec = specs().front();
+TEST_P(BatchedGemm, RefusesWhatDoesNotFit) {
+  const BatchedGemmSpec spec = specs().front();
   const std::unique_ptr<Backend> backend = row().make_backend({1, 0});
-  const std::unique_ptr<HeadProductKernel> kernel = row().make_kernel(spec, *backend);
+  const std::unique_ptr<BatchedGemmKernel> kernel = row().make_kernel(spec, *backend);
   kernel->reserve(2);
-  const HeadProductTask fits{dense_view(static_cast<const void*>(nullptr), spec.dtype, 0, 2, spec.inner),
-                             {nullptr, spec.dtype, 2, spec.outer, spec.inner, 0, spec.inner, 1},
-                             dense_view(static_cast<void*>(nullptr), spec.dtype, 0, 2, spec.outer)};
+  const BatchedGemmTask fits{dense_view(static_cast<const void*>(nullptr), spec.dtype, 0, 2, spec.dim_k),
+                             {nullptr, spec.dtype, 2, spec.dim_n, spec.dim_k, 0, spec.dim_k, 1},
+                             dense_view(static_cast<void*>(nullptr), spec.dtype, 0, 2, spec.dim_n)};
   const auto refused = [&](auto change) {
-    HeadProductTask task = fits;
+    BatchedGemmTask task = fits;
     change(task);
     count_check();
     EXPECT_EQ(error_of([&] { kernel->multiply(task, backend->stream(), {}); }).code(), ErrorCode::kInternal);
   };
-  refused([](HeadProductTask& task) { task.rows.heads = 3; });
-  refused([](HeadProductTask& task) { task.rows.dim += 8; });
-  refused([](HeadProductTask& task) { task.weights.inner_stride = 2; });
-  refused([](HeadProductTask& task) { task.weights.outer += 8; });
-  refused([](HeadProductTask& task) { task.out.tokens = 1; });
-  refused([](HeadProductTask& task) { task.out.dtype = Dtype::kF32 == task.out.dtype ? Dtype::kF16 : Dtype::kF32; });
+  refused([](BatchedGemmTask& task) { task.rows.heads = 3; });
+  refused([](BatchedGemmTask& task) { task.rows.dim += 8; });
+  refused([](BatchedGemmTask& task) { task.weights.k_stride = 2; });
+  refused([](BatchedGemmTask& task) { task.weights.dim_n += 8; });
+  refused([](BatchedGemmTask& task) { task.out.tokens = 1; });
+  refused([](BatchedGemmTask& task) { task.out.dtype = Dtype::kF32 == task.out.dtype ? Dtype::kF16 : Dtype::kF32; });
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, HeadProduct,
-                         ::testing::ValuesIn(kernel_table<HeadProductSpec>().begin(),
-                                             kernel_table<HeadProductSpec>().end()),
+INSTANTIATE_TEST_SUITE_P(Kernels, BatchedGemm,
+                         ::testing::ValuesIn(kernel_table<BatchedGemmSpec>().begin(),
+                                             kernel_table<BatchedGemmSpec>().end()),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

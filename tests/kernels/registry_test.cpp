@@ -15,8 +15,8 @@
 #include "kernels/convolution.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/scan.hpp"
-#include "tests/support/error_of.hpp"
 #include "tests/support/fold_inputs.hpp"
+#include "tests/support/error_of.hpp"
 
 // An op of the test's own: it adds up to a limit.
 namespace ringattn {
@@ -53,9 +53,9 @@ std::span<const KernelRow<SumSpec>> kernel_table<SumSpec>() {
 namespace ringattn::testing {
 namespace {
 
-FoldSpec usual() { return make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0}); }
+AttentionSpec usual() { return make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0}); }
 
-std::string message_of(const FoldSpec& spec, const KernelRequest& request, ErrorCode code) {
+std::string message_of(const AttentionSpec& spec, const KernelRequest& request, ErrorCode code) {
   try {
     choose_kernel(spec, request);
   } catch (const Error& error) {
@@ -75,11 +75,11 @@ TEST(Registry, NamesOfAnOpAreUnique) {
 }
 
 TEST(Registry, ChoosesAndSaysWhy) {
-  const FoldChoice choice = choose_kernel(usual(), {"cpu", "auto"});
-  EXPECT_EQ(choice.row->name, "cpu_fold");
-  EXPECT_EQ(choice.reason, "first of 1 that can: cpu_fold (bf16, heads 8/2 (GQA 4:1), head_dim 128, causal)");
-  EXPECT_EQ(choose_kernel(usual(), {"auto", "cpu_fold"}).reason,
-            "forced: cpu_fold (bf16, heads 8/2 (GQA 4:1), head_dim 128, causal)");
+  const AttentionChoice choice = choose_kernel(usual(), {"cpu", "auto"});
+  EXPECT_EQ(choice.row->name, "cpu_attention");
+  EXPECT_EQ(choice.reason, "first of 1 that can: cpu_attention (bf16, heads 8/2 (GQA 4:1), head_dim 128, causal)");
+  EXPECT_EQ(choose_kernel(usual(), {"auto", "cpu_attention"}).reason,
+            "forced: cpu_attention (bf16, heads 8/2 (GQA 4:1), head_dim 128, causal)");
   EXPECT_NE(choose_kernel(usual(), {}).row, nullptr);
 }
 
@@ -88,13 +88,13 @@ TEST(Registry, UnknownNamesGetASuggestion) {
             "there is no backend \"cpuu\" (known: auto, cpu, cuda). Did you mean cpu?");
   const std::string kernel = message_of(usual(), {"auto", "cpu_flod"}, ErrorCode::kUsage);
   EXPECT_TRUE(contains(kernel, "there is no kernel \"cpu_flod\" (known: auto, ")) << kernel;
-  EXPECT_TRUE(contains(kernel, "cpu_fold). Did you mean cpu_fold?")) << kernel;
+  EXPECT_TRUE(contains(kernel, "cpu_attention). Did you mean cpu_attention?")) << kernel;
   EXPECT_TRUE(contains(message_of(usual(), {"quantum", "auto"}, ErrorCode::kUsage),
                        "(known: auto, cpu, cuda). Use auto, or see ringattn's info."));
 }
 
 TEST(Registry, BackendsThatTheBuildLacks) {
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     if (row.backend == "cuda") GTEST_SKIP() << "this build has cuda kernels";
   }
   EXPECT_TRUE(
@@ -104,33 +104,33 @@ TEST(Registry, BackendsThatTheBuildLacks) {
 TEST(Registry, BackendsThatComputeOtherOpsAlone) {
   const auto is_cuda = [](const OpKernel& kernel) { return kernel.row->backend == "cuda"; };
   if (std::ranges::none_of(all_kernels(), is_cuda)) GTEST_SKIP() << "this build has no cuda kernels";
-  if (kernel_table<ScanSpec>().front().backend == "cuda") GTEST_SKIP() << "scans run on cuda";
-  const Error error = error_of([] { choose_kernel(ScanSpec{}, {"cuda", "auto"}); });
+  if (kernel_table<SsmSpec>().front().backend == "cuda") GTEST_SKIP() << "scans run on cuda";
+  const Error error = error_of([] { choose_kernel(SsmSpec{}, {"cuda", "auto"}); });
   EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-  EXPECT_TRUE(contains(error.what(), "no cuda kernel computes this (those that do: cpu_scan, cpu_selective)"))
+  EXPECT_TRUE(contains(error.what(), "no cuda kernel computes this (those that do: cpu_ssd, cpu_selective_scan)"))
       << error.what();
 }
 
 TEST(Registry, ForcedKernelListsRequiredSupportedMissing) {
   for (const int dim : {584, 260, 100, 4}) {
-    FoldSpec spec = usual();
+    AttentionSpec spec = usual();
     spec.head_dim = dim;
-    const std::string message = message_of(spec, {"auto", "cpu_fold"}, ErrorCode::kUnsupported);
-    EXPECT_TRUE(contains(message, "kernel cpu_fold can't do this job")) << message;
+    const std::string message = message_of(spec, {"auto", "cpu_attention"}, ErrorCode::kUnsupported);
+    EXPECT_TRUE(contains(message, "kernel cpu_attention can't do this job")) << message;
     EXPECT_TRUE(contains(message, "required: bf16")) << message;
     EXPECT_TRUE(contains(message, "supported: ")) << message;
     EXPECT_TRUE(contains(message, "missing: head_dim " + std::to_string(dim))) << message;
     EXPECT_TRUE(contains(message_of(spec, {"cpu", "auto"}, ErrorCode::kUnsupported), "no kernel can do this job"));
   }
-  FoldSpec spec = usual();
+  AttentionSpec spec = usual();
   spec.head_dim_v = 12;
-  EXPECT_TRUE(contains(message_of(spec, {"auto", "cpu_fold"}, ErrorCode::kUnsupported), "missing: head_dim_v 12"));
+  EXPECT_TRUE(contains(message_of(spec, {"auto", "cpu_attention"}, ErrorCode::kUnsupported), "missing: head_dim_v 12"));
 }
 
 // Keys of a latent and its rotary key, and the latent as values.
-TEST(Registry, TheCpuFoldTakesLatents) {
+TEST(Registry, TheCpuKernelTakesLatents) {
   const KernelRequest cpu{"cpu", "auto"};
-  EXPECT_EQ(choose_kernel(make_spec(Dtype::kBf16, 128, 1, 576, {-1, 0}, 512), cpu).row->name, "cpu_fold");
+  EXPECT_EQ(choose_kernel(make_spec(Dtype::kBf16, 128, 1, 576, {-1, 0}, 512), cpu).row->name, "cpu_attention");
   EXPECT_TRUE(contains(
       message_of(make_spec(Dtype::kBf16, 128, 1, 584, {-1, 0}, 512), cpu, ErrorCode::kUnsupported),
       "supported: fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks; missing: "
@@ -139,21 +139,21 @@ TEST(Registry, TheCpuFoldTakesLatents) {
                        "missing: head_dim_v 584 (supported: multiples of 8 up to 576)"));
 }
 
-TEST(Registry, HeadProductsHaveATableOfTheirOwn) {
-  const KernelChoice<HeadProductSpec> choice = choose_kernel(HeadProductSpec{Dtype::kF16, 512, 128}, {"cpu", "auto"});
-  EXPECT_EQ(choice.reason, "first of 1 that can: cpu_product (fp16, rows of 512 to 128)");
-  const auto refused = [](const HeadProductSpec& spec) {
+TEST(Registry, BatchedGemmsHaveATableOfTheirOwn) {
+  const KernelChoice<BatchedGemmSpec> choice = choose_kernel(BatchedGemmSpec{Dtype::kF16, 512, 128}, {"cpu", "auto"});
+  EXPECT_EQ(choice.reason, "first of 1 that can: cpu_gemm (fp16, rows of 512 to 128)");
+  const auto refused = [](const BatchedGemmSpec& spec) {
     return std::string(error_of([&] { choose_kernel(spec, {"cpu", "auto"}); }).what());
   };
-  EXPECT_TRUE(contains(refused({Dtype::kBf16, 12, 128}), "missing: inner 12 (supported: multiples of 8)"));
-  EXPECT_TRUE(contains(refused({Dtype::kBf16, 512, 0}), "missing: outer 0 (supported: multiples of 8)"));
+  EXPECT_TRUE(contains(refused({Dtype::kBf16, 12, 128}), "missing: k 12 (supported: multiples of 8)"));
+  EXPECT_TRUE(contains(refused({Dtype::kBf16, 512, 0}), "missing: n 0 (supported: multiples of 8)"));
 }
 
 TEST(Registry, EveryOpChoosesFromItsOwnTable) {
   const KernelChoice<SumSpec> choice = choose_kernel(SumSpec{3}, {});
   EXPECT_EQ(choice.row->name, "sum_short");
   EXPECT_EQ(choice.reason, "first of 1 that can: sum_short (3 terms); passed over sum_elsewhere: it is elsewhere");
-  EXPECT_EQ(choose_kernel(SumSpec{5}, {}, KernelPlace::kAnywhere).row->name, "sum_elsewhere");
+  EXPECT_EQ(choose_kernel(SumSpec{5}, {}, KernelScope::kAnyMachine).row->name, "sum_elsewhere");
   try {
     choose_kernel(SumSpec{5}, {});
     ADD_FAILURE() << "nothing was refused";
@@ -168,27 +168,27 @@ TEST(Registry, EveryOpChoosesFromItsOwnTable) {
 
 // It is known, and not for this.
 TEST(Registry, SaysWhatAKernelOfAnotherOpIsFor) {
-  const Error sum = error_of([] { choose_kernel(SumSpec{3}, {"auto", "cpu_fold"}); });
+  const Error sum = error_of([] { choose_kernel(SumSpec{3}, {"auto", "cpu_attention"}); });
   EXPECT_EQ(sum.code(), ErrorCode::kUnsupported);
-  EXPECT_STREQ(sum.what(),
-               "kernel cpu_fold can't do this job (it is for attention and decode alone; required: 3 terms; known for "
-               "this job: auto, sum_short, sum_elsewhere). Leave kernel out, or see ringattn's info.");
-  EXPECT_TRUE(contains(message_of(usual(), {"auto", "cpu_product"}, ErrorCode::kUnsupported),
+  EXPECT_STREQ(
+      sum.what(),
+      "kernel cpu_attention can't do this job (it is for attention and decode alone; required: 3 terms; known for "
+      "this job: auto, sum_short, sum_elsewhere). Leave kernel out, or see ringattn's info.");
+  EXPECT_TRUE(contains(message_of(usual(), {"auto", "cpu_gemm"}, ErrorCode::kUnsupported),
                        "it is for product alone; required: bf16, heads 8/2 (GQA 4:1), head_dim 128, causal; known for "
                        "this job: auto, "));
-  const auto is_latent = [](const OpKernel& kernel) { return kernel.row->name == "sm90_latent"; };
+  const auto is_latent = [](const OpKernel& kernel) { return kernel.row->name == "sm90_mla"; };
   if (std::ranges::none_of(all_kernels(), is_latent)) GTEST_SKIP() << "this build has no kernels for Hopper";
-  EXPECT_TRUE(
-      contains(message_of(usual(), {"auto", "sm90_latent"}, ErrorCode::kUnsupported), "it is for decode alone"));
+  EXPECT_TRUE(contains(message_of(usual(), {"auto", "sm90_mla"}, ErrorCode::kUnsupported), "it is for decode alone"));
 }
 
 TEST(Registry, AllKernelsAreThoseOfTheTables) {
   std::vector<OpKernel> expected;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) expected.push_back({"attention", &row});
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) expected.push_back({"attention", &row});
   for (const KernelRow<DecodeSpec>& row : kernel_table<DecodeSpec>()) expected.push_back({"decode", &row});
-  for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) expected.push_back({"batched_gemm", &row});
-  for (const KernelRow<ScanSpec>& row : kernel_table<ScanSpec>()) expected.push_back({"ssm", &row});
-  for (const KernelRow<ConvolutionSpec>& row : kernel_table<ConvolutionSpec>()) {
+  for (const BatchedGemmRow& row : kernel_table<BatchedGemmSpec>()) expected.push_back({"batched_gemm", &row});
+  for (const KernelRow<SsmSpec>& row : kernel_table<SsmSpec>()) expected.push_back({"ssm", &row});
+  for (const KernelRow<CausalConv1dSpec>& row : kernel_table<CausalConv1dSpec>()) {
     expected.push_back({"conv1d", &row});
   }
   EXPECT_TRUE(std::ranges::equal(all_kernels(), expected));

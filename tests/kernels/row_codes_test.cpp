@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of compressed rows against its definition in fp64, at the edges of the dtypes too.
-#include "kernels/row_codes.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,14 +11,15 @@
 #include "base/dtype.hpp"
 #include "base/e4m3.hpp"
 #include "kernels/codebook_ops.hpp"
+#include "kernels/row_codes.hpp"
 
 namespace ringattn::testing {
 namespace {
 
 constexpr float kGreatestBf16 = 0x1.fep127F;
 constexpr float kGreatestF16 = 65504.0F;
-constexpr float kLeastBf16 = 0x1p-133F;
-constexpr float kLeastF16 = 0x1p-24F;
+constexpr float kMinBf16 = 0x1p-133F;
+constexpr float kMinF16 = 0x1p-24F;
 
 float rounded(float value, Dtype dtype) {
   return dtype == Dtype::kBf16 ? bf16_to_float(float_to_bf16(value)) : f16_to_float(float_to_f16(value));
@@ -29,20 +28,20 @@ float truncated(float value, Dtype dtype) {
   return dtype == Dtype::kBf16 ? truncated_to_bf16(value) : truncated_to_f16(value);
 }
 
-TEST(RowCodes, IntegersAreTheNearest) {
+TEST(QuantizedValues, IntegersAreTheNearest) {
   for (int i = -1270; i <= 1270; ++i) {
     const float value = static_cast<float>(i) / 10.0F;
     EXPECT_EQ(to_nearest_integer(value), std::nearbyint(value)) << value;
-    EXPECT_EQ(int8_code(value, 1.0F), static_cast<int>(std::nearbyint(value))) << value;
+    EXPECT_EQ(quantize_to_int8(value, 1.0F), static_cast<int>(std::nearbyint(value))) << value;
   }
   EXPECT_EQ(to_nearest_integer(2.5F), 2.0F);
   EXPECT_EQ(to_nearest_integer(3.5F), 4.0F);
-  EXPECT_EQ(int8_code(1e9F, 1.0F), 127);
-  EXPECT_EQ(int8_code(-1e9F, 1.0F), -127);
+  EXPECT_EQ(quantize_to_int8(1e9F, 1.0F), 127);
+  EXPECT_EQ(quantize_to_int8(-1e9F, 1.0F), -127);
 }
 
 // What kernels code with instead of divisions: the same quotient, wherever a code of any format depends on its bits.
-TEST(RowCodes, QuotientsAreThoseOfDivisions) {
+TEST(QuantizedValues, QuotientsAreThoseOfDivisions) {
   std::mt19937_64 random(5);
   std::uniform_real_distribution<float> exponent(-60.0F, 60.0F), ratio(-14.0F, 9.0F);
   for (int i = 0; i < 400'000; ++i) {
@@ -54,7 +53,7 @@ TEST(RowCodes, QuotientsAreThoseOfDivisions) {
     ASSERT_TRUE(divisor.quick) << scale;
     const float element = rounded(std::exp2(ratio(random)) * scale, dtype);
     const float expected = element / scale;
-    if (expected > Divisor::kMost) continue;
+    if (expected > Divisor::kMax) continue;
     const float got = divisor.quotient(element);
     ASSERT_TRUE(got == expected || (got < 0x1p-11F && expected < 0x1p-11F)) << element << " / " << scale;
   }
@@ -71,28 +70,29 @@ TEST(RowCodes, QuotientsAreThoseOfDivisions) {
   // What lies beyond all codes stays there.
   for (const float element : {kGreatestBf16, 1e30F, std::numeric_limits<float>::infinity()}) {
     for (const float scale : {0x1p-60F, 0.003F, 0x1p60F}) {
-      EXPECT_GE(divisor_of(scale).quotient(element), kGreatestE4m3) << element << " / " << scale;
+      EXPECT_GE(divisor_of(scale).quotient(element), kMaxE4m3) << element << " / " << scale;
     }
   }
 }
 
 // The greatest element has the greatest code, and an element is half a step from its code at most.
-TEST(RowCodes, ScalesOfEightBits) {
+TEST(QuantizedValues, ScalesOfEightBits) {
   EXPECT_EQ(scale_of(0.0F, 448.0F), 1.0F);
-  for (const float greatest : {kLeastBf16, kLeastF16, 1.0F, 3.140625F, kGreatestF16, kGreatestBf16}) {
-    const float fp8 = scale_of(greatest, kGreatestE4m3);
-    const float int8 = scale_of(greatest, kGreatestInt8);
+  for (const float greatest : {kMinBf16, kMinF16, 1.0F, 3.140625F, kGreatestF16, kGreatestBf16}) {
+    const float fp8 = scale_of(greatest, kMaxE4m3);
+    const float int8 = scale_of(greatest, kMaxInt8);
     ASSERT_GT(fp8, 0.0F);
     const float fp8_element = e4m3_to_float(0x7e) * fp8;
     ASSERT_TRUE(std::isfinite(fp8_element));
     if (greatest > 0x1p-120F) {
-      EXPECT_EQ(int8_code(greatest, int8), 127) << greatest;
-      EXPECT_EQ(fp8_code(greatest, fp8), 0x7e) << greatest;
+      EXPECT_EQ(quantize_to_int8(greatest, int8), 127) << greatest;
+      EXPECT_EQ(quantize_to_fp8(greatest, fp8), 0x7e) << greatest;
       EXPECT_EQ(rounded(fp8_element, Dtype::kBf16), rounded(greatest, Dtype::kBf16));
     }
     for (int i = -100; i <= 100; ++i) {
       const float element = greatest * (static_cast<float>(i) / 100.0F);
-      const double error = std::abs(static_cast<double>(int8_element(int8_code(element, int8), int8)) - element);
+      const double error =
+          std::abs(static_cast<double>(dequantize_int8(quantize_to_int8(element, int8), int8)) - element);
       // Scales below 2⁻¹²⁶ have fewer digits: a step is then wrong by up to 2⁻¹⁴⁹ for each of 127.
       ASSERT_LE(error, 0.5001 * int8 + 128 * 0x1p-149) << element;
     }
@@ -101,13 +101,13 @@ TEST(RowCodes, ScalesOfEightBits) {
 
 // Scales of rows are bf16, and no product with a code is rounded: what a kernel multiplies in the elements' dtype is
 // then rounded as often as what is multiplied in fp32.
-TEST(RowCodes, ScalesOfRowsAreElements) {
+TEST(QuantizedValues, ScalesOfRowsAreElements) {
   std::mt19937 random(3);
   for (int i = 0; i < 20'000; ++i) {
     const auto bits = static_cast<std::uint32_t>(random()) % 0x7f800000U & (i % 2 == 0 ? 0xffff0000U : 0xffffe000U);
     const auto greatest = std::bit_cast<float>(bits);
     if (!(greatest > 0x1p-100F && greatest < 0x1p120F)) continue;
-    for (const float limit : {kGreatestE4m3, kGreatestInt8}) {
+    for (const float limit : {kMaxE4m3, kMaxInt8}) {
       const float scale = row_scale_of(greatest, limit, kGreatestBf16);
       const auto of = std::bit_cast<std::uint32_t>(scale);
       ASSERT_EQ(of & 0xffffU, 0U) << greatest;
@@ -115,7 +115,7 @@ TEST(RowCodes, ScalesOfRowsAreElements) {
       ASSERT_LT(std::bit_cast<float>(of - 0x10000U), greatest / limit);
       for (int code = 0; code < 256; ++code) {
         const auto byte = static_cast<std::uint8_t>(code);
-        const float number = limit == kGreatestE4m3 ? e4m3_to_float(byte) : static_cast<float>(std::int8_t(byte));
+        const float number = limit == kMaxE4m3 ? e4m3_to_float(byte) : static_cast<float>(std::int8_t(byte));
         if (std::isnan(number)) continue;
         ASSERT_EQ(static_cast<double>(number * scale), static_cast<double>(number) * scale) << code << ", " << scale;
       }
@@ -123,9 +123,9 @@ TEST(RowCodes, ScalesOfRowsAreElements) {
   }
 }
 
-TEST(RowCodes, ScalesOfRowsAtTheEdges) {
-  EXPECT_EQ(row_scale_of(0.0F, kGreatestE4m3, kGreatestF16), 1.0F);
-  for (const float limit : {kGreatestE4m3, kGreatestInt8}) {
+TEST(QuantizedValues, ScalesOfRowsAtTheEdges) {
+  EXPECT_EQ(row_scale_of(0.0F, kMaxE4m3, kGreatestF16), 1.0F);
+  for (const float limit : {kMaxE4m3, kMaxInt8}) {
     for (const float most : {kGreatestF16, kGreatestBf16}) {
       for (const float part : {1.0F, 0.998F, 0.995F, 0.993F}) {  // the greatest code is never more than the dtype holds
         const float greatest = rounded(most * part, most == kGreatestF16 ? Dtype::kF16 : Dtype::kBf16);
@@ -142,7 +142,7 @@ TEST(RowCodes, ScalesOfRowsAtTheEdges) {
   }
 }
 
-TEST(RowCodes, TruncationIsTheNearestBelow) {
+TEST(QuantizedValues, TruncationIsTheNearestBelow) {
   std::mt19937 random(1);
   for (int i = 0; i < 100'000; ++i) {
     const auto bits = static_cast<std::uint32_t>(random()) & 0x7fffffffU;
@@ -171,11 +171,11 @@ struct Group {
 Group coded(const std::vector<float>& elements, Dtype dtype) {
   const auto [least, greatest] = std::ranges::minmax(elements);
   Group group;
-  group.zero = int4_zero(least);
+  group.zero = int4_zero_point(least);
   group.scale = truncated(int4_scale(group.zero, greatest), dtype);
   for (const float element : elements) {
     group.back.push_back(
-        rounded(int4_element(int4_code(element, group.scale, group.zero), group.scale, group.zero), dtype));
+        rounded(dequantize_int4(quantize_to_int4(element, group.scale, group.zero), group.scale, group.zero), dtype));
   }
   return group;
 }
@@ -193,7 +193,7 @@ void expect_near(const std::vector<float>& elements, Dtype dtype) {
     const double element = elements[i];
     // Rounding what comes back to the dtype: half a unit of 8 or 11 digits, or of the subnormals.
     const double unit = std::abs(element) * (dtype == Dtype::kBf16 ? 0x1p-7 : 0x1p-10) +
-                        static_cast<double>(dtype == Dtype::kBf16 ? kLeastBf16 : kLeastF16);
+                        static_cast<double>(dtype == Dtype::kBf16 ? kMinBf16 : kMinF16);
     ASSERT_LE(std::abs(static_cast<double>(group.back[i]) - element), std::max(0.5 * step, lost) * 1.001 + unit)
         << "element " << element << " of " << least << " … " << greatest << ", scale " << step;
     ASSERT_GE(group.back[i], least);
@@ -201,7 +201,7 @@ void expect_near(const std::vector<float>& elements, Dtype dtype) {
   }
 }
 
-TEST(RowCodes, FourBitsComeBackWithinHalfAStep) {
+TEST(QuantizedValues, FourBitsComeBackWithinHalfAStep) {
   std::mt19937_64 random(2);
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
     for (const float magnitude : {1.0F, 0.001F, 300.0F, 2000.0F}) {
@@ -215,12 +215,12 @@ TEST(RowCodes, FourBitsComeBackWithinHalfAStep) {
   }
 }
 
-TEST(RowCodes, FourBitsAtTheEdges) {
+TEST(QuantizedValues, FourBitsAtTheEdges) {
   expect_near({0.0F, 0.0F, 0.0F}, Dtype::kBf16);
   expect_near({5.5F, 5.5F}, Dtype::kF16);
-  expect_near({kLeastBf16, 0.0F, -kLeastBf16}, Dtype::kBf16);
-  expect_near({20 * kLeastBf16, 0.0F, 7 * kLeastBf16}, Dtype::kBf16);
-  expect_near({100 * kLeastF16, 0.0F, 53 * kLeastF16}, Dtype::kF16);
+  expect_near({kMinBf16, 0.0F, -kMinBf16}, Dtype::kBf16);
+  expect_near({20 * kMinBf16, 0.0F, 7 * kMinBf16}, Dtype::kBf16);
+  expect_near({100 * kMinF16, 0.0F, 53 * kMinF16}, Dtype::kF16);
   expect_near({kGreatestF16, -kGreatestF16, 1.0F, 30000.0F}, Dtype::kF16);
   expect_near({kGreatestBf16, -kGreatestBf16, 1.0F, 1e38F}, Dtype::kBf16);
   expect_near({kGreatestBf16, 0.0F}, Dtype::kBf16);
@@ -230,7 +230,7 @@ TEST(RowCodes, FourBitsAtTheEdges) {
 }
 
 // What a kernel may compute instead.
-TEST(RowCodes, AnElementIsOneFusedMultiplyAdd) {
+TEST(QuantizedValues, AnElementIsOneFusedMultiplyAdd) {
   std::mt19937_64 random(3);
   for (int i = 0; i < 200'000; ++i) {
     const auto code = static_cast<std::uint8_t>(random() % 16);
@@ -241,7 +241,7 @@ TEST(RowCodes, AnElementIsOneFusedMultiplyAdd) {
     if (!std::isfinite(scale) || !std::isfinite(zero) || !std::isfinite(0.5F * 15.0F * scale)) continue;
     const float fused = std::fma(static_cast<float>(code), scale, zero);
     if (!std::isfinite(fused)) continue;
-    const float got = int4_element(code, scale, zero);
+    const float got = dequantize_int4(code, scale, zero);
     ASSERT_EQ(std::bit_cast<std::uint32_t>(got + 0.0F), std::bit_cast<std::uint32_t>(fused + 0.0F))
         << code << " " << scale << " " << zero;
   }
@@ -258,7 +258,7 @@ double rounded_once(double value, Dtype dtype) {
 
 // What kernels make elements with instead: one rounding, wherever the predicate lets them. Every code, all scales of a
 // binade, and zeros of either sign from far below to far above.
-TEST(RowCodes, OneRoundingWhereItIsTheSame) {
+TEST(QuantizedValues, OneRoundingWhereItIsTheSame) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
     const bool bf16 = dtype == Dtype::kBf16;
     const int digits = bf16 ? 8 : 11, steps = 1 << (digits - 1);
@@ -275,7 +275,7 @@ TEST(RowCodes, OneRoundingWhereItIsTheSame) {
             for (const float zero : {z, -z}) {
               const double once = rounded_once(code * scale + static_cast<double>(zero), dtype);
               if (std::abs(once) > (bf16 ? kGreatestBf16 : kGreatestF16)) continue;
-              const bool same = once == rounded(int4_element(static_cast<std::uint8_t>(code), s, zero), dtype);
+              const bool same = once == rounded(dequantize_int4(static_cast<std::uint8_t>(code), s, zero), dtype);
               ASSERT_TRUE(same || twice) << code << " * " << s << " + " << zero;
               differ += same ? 0 : 1;
               let += twice ? 0 : 1;
@@ -290,7 +290,7 @@ TEST(RowCodes, OneRoundingWhereItIsTheSame) {
 }
 
 // By squared_distance(), and of several the first: also where many are equal, or too far away to tell.
-TEST(RowCodes, TheNearestVectorIsTheFirstOfThem) {
+TEST(QuantizedValues, TheNearestVectorIsTheFirstOfThem) {
   std::mt19937 random(7);
   for (const int width : {2, 4, 8}) {
     for (const int values : {2, 5, 1000}) {
@@ -322,11 +322,11 @@ TEST(RowCodes, TheNearestVectorIsTheFirstOfThem) {
   }
 }
 
-TEST(RowCodes, EveryChannelOfAGroupHasItsPlace) {
+TEST(QuantizedValues, EveryChannelOfAGroupHasItsPlace) {
   for (const auto& [dim, group] : {std::pair{128, 32}, {128, 64}, {64, 64}, {96, 32}, {256, 64}}) {
     std::vector<int> seen(static_cast<std::size_t>(dim));
     for (std::int64_t c = 0; c < dim; ++c) {
-      const GroupPlace place = place_of_channel(c, dim, group);
+      const ScaleOffset place = scale_offset_of(c, dim, group);
       ASSERT_LT(place.token, group);
       ASSERT_LT(place.pair, dim / group);
       ++seen[static_cast<std::size_t>(place.token * (dim / group) + place.pair)];

@@ -16,26 +16,26 @@ namespace {
 constexpr RowShape kShape{Dtype::kBf16, 8, 128};
 
 TEST(RowFormat, EveryCodingIsARow) {
-  std::set<RowCoding> codings{RowCoding::kPlain};
-  for (const RowFormat& format : every_format()) codings.insert(format.coding);
-  for (const RowCodingEntry& entry : row_codings()) {
-    EXPECT_EQ(entry_of(entry.coding).name, entry.name);
+  std::set<RowEncoding> encodings{RowEncoding::kPlain};
+  for (const RowFormat& format : every_format()) encodings.insert(format.encoding);
+  for (const RowEncodingEntry& entry : row_encodings()) {
+    EXPECT_EQ(entry_of(entry.encoding).name, entry.name);
     // Latents are of other dims.
-    if (entry.coding != RowCoding::kLowRank && entry.coding != RowCoding::kHybrid &&
-        entry.coding != RowCoding::kLatent) {
-      EXPECT_TRUE(codings.contains(entry.coding)) << entry.name;
+    if (entry.encoding != RowEncoding::kLowRank && entry.encoding != RowEncoding::kHybrid &&
+        entry.encoding != RowEncoding::kLatent) {
+      EXPECT_TRUE(encodings.contains(entry.encoding)) << entry.name;
     }
   }
 }
 
 TEST(RowFormat, TextIsReadAsItIsWritten) {
   EXPECT_EQ(describe(RowFormat{}), "plain");
-  EXPECT_EQ(describe(RowFormat{RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4}),
+  EXPECT_EQ(describe(RowFormat{RowEncoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4}),
             "hybrid rank 16 group 32 outliers 4");
-  EXPECT_EQ(describe(RowFormat{RowCoding::kFp8, ScaleGrain::kHead}), "fp8 head");
+  EXPECT_EQ(describe(RowFormat{RowEncoding::kFp8, ScaleGrain::kHead}), "fp8 head");
   for (const RowFormat& format : every_format()) EXPECT_EQ(parse_row_format(describe(format)), format);
-  EXPECT_EQ(parse_row_format("latent rope 64"), (RowFormat{.coding = RowCoding::kLatent, .rope = 64}));
-  EXPECT_EQ(describe(RowFormat{.coding = RowCoding::kLatent, .rope = 64}), "latent rope 64");
+  EXPECT_EQ(parse_row_format("latent rope 64"), (RowFormat{.encoding = RowEncoding::kLatent, .rope = 64}));
+  EXPECT_EQ(describe(RowFormat{.encoding = RowEncoding::kLatent, .rope = 64}), "latent rope 64");
   EXPECT_EQ(parse_row_format("plain"), RowFormat{});
 }
 
@@ -70,8 +70,8 @@ TEST(RowFormat, BytesOfAToken) {
 
 TEST(RowFormat, StreamsAndTablesHaveRoom) {
   for (const RowFormat& format : every_format()) {
-    EXPECT_LE(format_streams(format, kShape).size(), static_cast<std::size_t>(kMostStreams)) << describe(format);
-    EXPECT_LE(format_tables(format, kShape, 2).size(), static_cast<std::size_t>(kMostTables)) << describe(format);
+    EXPECT_LE(format_streams(format, kShape).size(), static_cast<std::size_t>(kMaxStreams)) << describe(format);
+    EXPECT_LE(format_tables(format, kShape, 2).size(), static_cast<std::size_t>(kMaxTables)) << describe(format);
     for (const FormatStream& stream : format_streams(format, kShape)) EXPECT_EQ(stream.heads, kShape.heads);
   }
 }

@@ -15,13 +15,13 @@
 #include "tests/support/scan_data.hpp"
 
 namespace ringattn {
-inline void PrintTo(const testing::ScanRow& row, std::ostream* stream) { *stream << row.name; }
+inline void PrintTo(const testing::SsmRow& row, std::ostream* stream) { *stream << row.name; }
 }  // namespace ringattn
 
 namespace ringattn::testing {
 
-inline ScanSpec scan_spec(Dtype dtype, int heads, int head_dim, int state_dim, int groups = 1) {
-  ScanSpec spec;
+inline SsmSpec ssm_spec(Dtype dtype, int heads, int head_dim, int state_dim, int groups = 1) {
+  SsmSpec spec;
   spec.dtype = dtype;
   spec.heads = heads;
   spec.head_dim = head_dim;
@@ -30,13 +30,13 @@ inline ScanSpec scan_spec(Dtype dtype, int heads, int head_dim, int state_dim, i
   return spec;
 }
 
-inline ScanSpec selective_spec(Dtype dtype, int channels, int state_dim, int groups = 1) {
-  ScanSpec spec = scan_spec(dtype, channels, 1, state_dim, groups);
+inline SsmSpec selective_spec(Dtype dtype, int channels, int state_dim, int groups = 1) {
+  SsmSpec spec = ssm_spec(dtype, channels, 1, state_dim, groups);
   spec.state_decays = true;
   return spec;
 }
 
-class ScanRowTest : public ::testing::TestWithParam<ScanRow> {
+class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
  protected:
   void SetUp() override {
     const std::string reason = row().unavailable();
@@ -47,29 +47,29 @@ class ScanRowTest : public ::testing::TestWithParam<ScanRow> {
     if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
   }
 
-  const ScanRow& row() const { return GetParam(); }
-  bool can(const ScanSpec& spec) const { return row().missing(spec).empty(); }
+  const SsmRow& row() const { return GetParam(); }
+  bool can(const SsmSpec& spec) const { return row().missing(spec).empty(); }
 
   // Those of all dims, dtypes and flags that the row can do.
-  std::vector<ScanSpec> specs() const {
-    std::vector<ScanSpec> able;
-    const auto add = [&](ScanSpec spec, int flags) {
+  std::vector<SsmSpec> specs() const {
+    std::vector<SsmSpec> able;
+    const auto add = [&](SsmSpec spec, int flags) {
       spec.skip = (flags & 1) != 0;
       spec.gate = (flags & 2) != 0;
       spec.dt_bias = (flags & 4) != 0;
       spec.dt_softplus = (flags & 8) != 0;
-      if (spec.dt_bias && !spec.dt_softplus) spec.dt_least = 0.0F;
+      if (spec.dt_bias && !spec.dt_softplus) spec.dt_min = 0.0F;
       if (can(spec)) able.push_back(spec);
     };
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-      add(scan_spec(dtype, 2, 64, 128), 0);
-      add(scan_spec(dtype, 6, 32, 16, 2), 15);
-      add(scan_spec(dtype, 1, 128, 256), 9);
-      add(scan_spec(dtype, 5, 40, 24), 6);   // widths that are no whole vectors
-      add(scan_spec(dtype, 7, 64, 128), 3);  // heads that some kernels compute side by side, and a rest
-      add(scan_spec(dtype, 9, 16, 64), 13);
-      add(scan_spec(dtype, 4, 128, 64, 2), 7);
-      add(scan_spec(dtype, 8, 64, 64, 2), 12);
+      add(ssm_spec(dtype, 2, 64, 128), 0);
+      add(ssm_spec(dtype, 6, 32, 16, 2), 15);
+      add(ssm_spec(dtype, 1, 128, 256), 9);
+      add(ssm_spec(dtype, 5, 40, 24), 6);   // widths that are no whole vectors
+      add(ssm_spec(dtype, 7, 64, 128), 3);  // heads that some kernels compute side by side, and a rest
+      add(ssm_spec(dtype, 9, 16, 64), 13);
+      add(ssm_spec(dtype, 4, 128, 64, 2), 7);
+      add(ssm_spec(dtype, 8, 64, 64, 2), 12);
       add(selective_spec(dtype, 16, 16), 0);
       add(selective_spec(dtype, 48, 16, 2), 15);
       add(selective_spec(dtype, 8, 256), 9);
@@ -78,23 +78,23 @@ class ScanRowTest : public ::testing::TestWithParam<ScanRow> {
     return able;
   }
   // The smallest that the row can do, for long sequences; in fp32 where it can.
-  ScanSpec small() const {
+  SsmSpec small() const {
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16}) {
       if (const auto spec = small_of(dtype)) return *spec;
     }
     ADD_FAILURE() << "no small spec for " << row().name;
     return {};
   }
-  ScanSpec small(Dtype dtype) const {
+  SsmSpec small(Dtype dtype) const {
     const auto spec = small_of(dtype);
     if (!spec) ADD_FAILURE() << "no small spec of " << dtype_name(dtype) << " for " << row().name;
-    return spec.value_or(ScanSpec());
+    return spec.value_or(SsmSpec());
   }
 
  private:
-  std::optional<ScanSpec> small_of(Dtype dtype) const {
-    for (const ScanSpec& spec : {scan_spec(dtype, 1, 8, 8), scan_spec(dtype, 1, 64, 16), selective_spec(dtype, 8, 8),
-                                 selective_spec(dtype, 32, 16), scan_spec(dtype, 1, 64, 64)}) {
+  std::optional<SsmSpec> small_of(Dtype dtype) const {
+    for (const SsmSpec& spec : {ssm_spec(dtype, 1, 8, 8), ssm_spec(dtype, 1, 64, 16), selective_spec(dtype, 8, 8),
+                                selective_spec(dtype, 32, 16), ssm_spec(dtype, 1, 64, 64)}) {
       if (can(spec)) return spec;
     }
     return std::nullopt;
@@ -105,8 +105,8 @@ class ScanRowTest : public ::testing::TestWithParam<ScanRow> {
 
 }  // namespace ringattn::testing
 
-#define RINGATTN_FOR_EVERY_SCAN(fixture)                                                                 \
-  INSTANTIATE_TEST_SUITE_P(Kernels, fixture,                                                             \
-                           ::testing::ValuesIn(::ringattn::kernel_table<::ringattn::ScanSpec>().begin(), \
-                                               ::ringattn::kernel_table<::ringattn::ScanSpec>().end()),  \
+#define RINGATTN_FOR_EVERY_SSM(fixture)                                                                 \
+  INSTANTIATE_TEST_SUITE_P(Kernels, fixture,                                                            \
+                           ::testing::ValuesIn(::ringattn::kernel_table<::ringattn::SsmSpec>().begin(), \
+                                               ::ringattn::kernel_table<::ringattn::SsmSpec>().end()),  \
                            [](const auto& test) { return std::string(test.param.name); })

@@ -19,17 +19,17 @@
 namespace ringattn::testing {
 namespace {
 
-class Scans : public ScanRowTest {
+class SsmKernels : public SsmRowTest {
  protected:
   bool rounded() const { return rounds_factors(row()); }
-  ScanTolerance tolerance() const { return {rounded() ? kRoundedScanTerm : kScanTerm, kScanTerm}; }
-  void expect_accurate(const ScanData& inputs, const ScanArrangement& arrangement = {}) {
-    EXPECT_EQ(check_scan_accuracy(inputs, scan_with(row(), inputs, arrangement), tolerance()), "")
+  SsmTolerance tolerance() const { return {rounded() ? kRoundedSsmTerm : kSsmTerm, kSsmTerm}; }
+  void expect_accurate(const SsmData& inputs, const SsmArrangement& arrangement = {}) {
+    EXPECT_EQ(check_ssm_accuracy(inputs, run_ssm(row(), inputs, arrangement), tolerance()), "")
         << describe(inputs.spec);
   }
 };
 
-ScanData with_initial(ScanData inputs, std::uint64_t seed) {
+SsmData with_initial(SsmData inputs, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal;
   inputs.initial.assign(inputs.lengths.size(), std::vector<float>(inputs.state_floats()));
@@ -38,8 +38,8 @@ ScanData with_initial(ScanData inputs, std::uint64_t seed) {
 }
 
 // x, B and C of ones, dt 1 and A 0: y is state_dim times the number of tokens so far, exactly.
-ScanData counting(const ScanSpec& spec, const std::vector<std::int64_t>& lengths) {
-  ScanData inputs = random_scan(spec, {}, 1);
+SsmData counting(const SsmSpec& spec, const std::vector<std::int64_t>& lengths) {
+  SsmData inputs = random_ssm(spec, {}, 1);
   inputs.lengths = lengths;
   const auto ones = [&](std::vector<std::byte>& array, std::int64_t per_row) {
     array.resize(static_cast<std::size_t>(inputs.rows() * per_row) * size_of(spec.dtype));
@@ -57,7 +57,7 @@ ScanData counting(const ScanSpec& spec, const std::vector<std::int64_t>& lengths
 
 bool is_zero(std::byte value) { return value == std::byte{0}; }
 
-float y_at(const ScanResult& result, Dtype dtype, std::int64_t index) {
+float y_at(const SsmResult& result, Dtype dtype, std::int64_t index) {
   return load_element(result.y.data() + static_cast<std::size_t>(index) * size_of(dtype), dtype);
 }
 
@@ -67,43 +67,43 @@ bool is_count(float y, Dtype dtype, float count, bool state_rounded) {
   return dtype == Dtype::kF32 ? y == count : std::fabs(y - count) <= count * (0x1p-8F + lost);
 }
 
-TEST_P(Scans, AreAccurate) {
-  for (const ScanSpec& spec : specs()) {
-    expect_accurate(random_scan(spec, {1, 63, 64, 65, 0, 200}, 11));
-    expect_accurate(with_initial(random_scan(spec, {130, 5}, 12), 13));
+TEST_P(SsmKernels, AreAccurate) {
+  for (const SsmSpec& spec : specs()) {
+    expect_accurate(random_ssm(spec, {1, 63, 64, 65, 0, 200}, 11));
+    expect_accurate(with_initial(random_ssm(spec, {130, 5}, 12), 13));
   }
 }
 
-TEST_P(Scans, AreAccurateAtTheEdgesOfSegments) {
-  const ScanSpec spec = small();
-  expect_accurate(random_scan(spec, {2047, 2048, 2049, 1, 4500}, 21));
-  expect_accurate(with_initial(random_scan(small(Dtype::kBf16), {2049, 6200}, 22), 23), {.threads = 2});
+TEST_P(SsmKernels, AreAccurateAtTheEdgesOfSegments) {
+  const SsmSpec spec = small();
+  expect_accurate(random_ssm(spec, {2047, 2048, 2049, 1, 4500}, 21));
+  expect_accurate(with_initial(random_ssm(small(Dtype::kBf16), {2049, 6200}, 22), 23), {.threads = 2});
 }
 
 // What a kernel keeps of chunks comes round many times, for heads side by side, with all that a row can have.
-TEST_P(Scans, AreAccurateOverManyChunksOfManyHeads) {
-  for (const ScanSpec& spec : specs()) {
+TEST_P(SsmKernels, AreAccurateOverManyChunksOfManyHeads) {
+  for (const SsmSpec& spec : specs()) {
     if (spec.dtype != Dtype::kBf16 || !spec.skip || !spec.gate) continue;
-    const ScanData inputs = random_scan(spec, {2111, 449}, 25);
+    const SsmData inputs = random_ssm(spec, {2111, 449}, 25);
     expect_accurate(inputs);
-    const ScanResult whole = scan_with(row(), inputs);
-    for (const ScanArrangement& other : {ScanArrangement{.heads_at_once = 1}, {.unaligned = true}}) {
-      EXPECT_EQ(first_difference(inputs, scan_with(row(), inputs, other), whole), "") << describe(spec);
+    const SsmResult whole = run_ssm(row(), inputs);
+    for (const SsmArrangement& other : {SsmArrangement{.heads_at_once = 1}, {.unaligned = true}}) {
+      EXPECT_EQ(first_difference(inputs, run_ssm(row(), inputs, other), whole), "") << describe(spec);
     }
   }
 }
 
-TEST_P(Scans, AreAccurateAtTheEdgesOfSuperSegments) {
-  const ScanSpec spec = small();
-  expect_accurate(with_initial(with_slow_decays(random_scan(spec, {65'535, 65'537, 3}, 31)), 32), {.threads = 2});
-  expect_accurate(random_scan(spec, {65'537}, 33), {.threads = 2});
+TEST_P(SsmKernels, AreAccurateAtTheEdgesOfSuperSegments) {
+  const SsmSpec spec = small();
+  expect_accurate(with_initial(with_slow_decays(random_ssm(spec, {65'535, 65'537, 3}, 31)), 32), {.threads = 2});
+  expect_accurate(random_ssm(spec, {65'537}, 33), {.threads = 2});
 }
 
-TEST_P(Scans, CountExactly) {
-  const ScanSpec spec = small();
+TEST_P(SsmKernels, CountExactly) {
+  const SsmSpec spec = small();
   const std::vector<std::int64_t> lengths{1, 64, 2049, 65'536, 200'001};
-  const ScanData inputs = counting(spec, lengths);
-  const ScanResult result = scan_with(row(), inputs, {.threads = 2});
+  const SsmData inputs = counting(spec, lengths);
+  const SsmResult result = run_ssm(row(), inputs, {.threads = 2});
   const std::int64_t width = std::int64_t{spec.heads} * spec.head_dim;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     std::int64_t wrong = 0;
@@ -124,62 +124,61 @@ TEST_P(Scans, CountExactly) {
   }
 }
 
-TEST_P(Scans, DontDependOnTheArrangement) {
-  std::vector<ScanSpec> all = specs();
-  for (const ScanSpec& spec : all) {
-    const ScanData inputs = with_initial(random_scan(spec, {100, 1, 300, 64}, 41), 42);
-    const ScanResult whole = scan_with(row(), inputs);
-    for (const ScanArrangement& other : {ScanArrangement{.threads = 2},
-                                         {.threads = 5, .strided = true},
-                                         {.threads = 1, .heads_at_once = 1},
-                                         {.threads = 2, .heads_at_once = 2},
-                                         {.unaligned = true}}) {
-      EXPECT_EQ(first_difference(inputs, scan_with(row(), inputs, other), whole), "") << describe(spec);
+TEST_P(SsmKernels, DontDependOnTheArrangement) {
+  std::vector<SsmSpec> all = specs();
+  for (const SsmSpec& spec : all) {
+    const SsmData inputs = with_initial(random_ssm(spec, {100, 1, 300, 64}, 41), 42);
+    const SsmResult whole = run_ssm(row(), inputs);
+    for (const SsmArrangement& other : {SsmArrangement{.threads = 2},
+                                        {.threads = 5, .strided = true},
+                                        {.threads = 1, .heads_at_once = 1},
+                                        {.threads = 2, .heads_at_once = 2},
+                                        {.unaligned = true}}) {
+      EXPECT_EQ(first_difference(inputs, run_ssm(row(), inputs, other), whole), "") << describe(spec);
     }
   }
 }
 
-TEST_P(Scans, DontDependOnTheArrangementOfLongSequences) {
-  const ScanData inputs =
-      with_initial(with_slow_decays(random_scan(small(), {140'000, 2049, 65'536, 131'073}, 43)), 44);
-  const ScanResult whole = scan_with(row(), inputs);
-  for (const ScanArrangement& other : {ScanArrangement{.threads = 2, .cut = true},
-                                       {.threads = 5, .strided = true},
-                                       {.threads = 2, .cut = true, .heads_at_once = 1, .strided = true}}) {
-    EXPECT_EQ(first_difference(inputs, scan_with(row(), inputs, other), whole), "");
+TEST_P(SsmKernels, DontDependOnTheArrangementOfLongSequences) {
+  const SsmData inputs = with_initial(with_slow_decays(random_ssm(small(), {140'000, 2049, 65'536, 131'073}, 43)), 44);
+  const SsmResult whole = run_ssm(row(), inputs);
+  for (const SsmArrangement& other : {SsmArrangement{.threads = 2, .cut = true},
+                                      {.threads = 5, .strided = true},
+                                      {.threads = 2, .cut = true, .heads_at_once = 1, .strided = true}}) {
+    EXPECT_EQ(first_difference(inputs, run_ssm(row(), inputs, other), whole), "");
   }
 }
 
 // More runs than a launch takes of them.
-TEST_P(Scans, TakeManySequences) {
-  const ScanSpec spec = small(Dtype::kBf16);
+TEST_P(SsmKernels, TakeManySequences) {
+  const SsmSpec spec = small(Dtype::kBf16);
   std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < 150; ++i) lengths.push_back(1 + i * 37 % 300);
   lengths[70] = 5000;
-  const ScanData inputs = with_initial(random_scan(spec, lengths, 45), 46);
+  const SsmData inputs = with_initial(random_ssm(spec, lengths, 45), 46);
   expect_accurate(inputs);
-  const ScanResult whole = scan_with(row(), inputs);
-  EXPECT_EQ(first_difference(inputs, scan_with(row(), inputs, {.threads = 2, .strided = true}), whole), "");
+  const SsmResult whole = run_ssm(row(), inputs);
+  EXPECT_EQ(first_difference(inputs, run_ssm(row(), inputs, {.threads = 2, .strided = true}), whole), "");
 }
 
 // A sequence's results are its own, whatever lies beside it.
-TEST_P(Scans, DontDependOnOtherSequences) {
-  const ScanSpec spec = small(Dtype::kBf16);
-  const ScanData together = random_scan(spec, {300, 2100, 77}, 51);
-  const ScanResult result = scan_with(row(), together);
+TEST_P(SsmKernels, DontDependOnOtherSequences) {
+  const SsmSpec spec = small(Dtype::kBf16);
+  const SsmData together = random_ssm(spec, {300, 2100, 77}, 51);
+  const SsmResult result = run_ssm(row(), together);
   for (std::size_t s = 0; s < together.lengths.size(); ++s) {
     const auto part = [&](const std::vector<std::byte>& array, int per_row) {
       const std::size_t bytes = static_cast<std::size_t>(per_row) * size_of(spec.dtype);
       const auto begin = array.begin() + together.row_of(s) * static_cast<std::int64_t>(bytes);
       return std::vector<std::byte>(begin, begin + together.lengths[s] * static_cast<std::int64_t>(bytes));
     };
-    ScanData alone = together;
+    SsmData alone = together;
     alone.lengths = {together.lengths[s]};
     alone.x = part(together.x, spec.heads * spec.head_dim);
     alone.dt = part(together.dt, spec.heads);
     alone.b = part(together.b, spec.groups * spec.state_dim);
     alone.c = part(together.c, spec.groups * spec.state_dim);
-    const ScanResult own = scan_with(row(), alone);
+    const SsmResult own = run_ssm(row(), alone);
     EXPECT_EQ(own.y, part(result.y, spec.heads * spec.head_dim));
     EXPECT_EQ(std::memcmp(own.finals.data(), result.finals.data() + s * together.state_floats(),
                           together.state_floats() * sizeof(float)),
@@ -189,14 +188,14 @@ TEST_P(Scans, DontDependOnOtherSequences) {
 }
 
 // Resumed behind a super-segment from its final state, a sequence has the bits of the whole one; elsewhere its values.
-TEST_P(Scans, GoOnFromAFinalState) {
-  const ScanSpec spec = small();
+TEST_P(SsmKernels, GoOnFromAFinalState) {
+  const SsmSpec spec = small();
   const std::int64_t length = 2 * kSuperSegmentTokens + 3000;
-  const ScanData whole = with_slow_decays(random_scan(spec, {length}, 61));
-  const ScanResult result = scan_with(row(), whole);
+  const SsmData whole = with_slow_decays(random_ssm(spec, {length}, 61));
+  const SsmResult result = run_ssm(row(), whole);
   for (const std::int64_t cut : {kSuperSegmentTokens, 2 * kSuperSegmentTokens, kSuperSegmentTokens + 100}) {
     const auto part = [&](std::int64_t begin, std::int64_t end) {
-      ScanData inputs = whole;
+      SsmData inputs = whole;
       inputs.lengths = {end - begin};
       const auto slice = [&](const std::vector<std::byte>& array, int per_row) {
         const auto bytes = static_cast<std::int64_t>(size_of(spec.dtype)) * per_row;
@@ -208,31 +207,31 @@ TEST_P(Scans, GoOnFromAFinalState) {
       inputs.c = slice(whole.c, spec.groups * spec.state_dim);
       return inputs;
     };
-    ScanResult first = scan_with(row(), part(0, cut));
-    ScanData rest = part(cut, length);
+    SsmResult first = run_ssm(row(), part(0, cut));
+    SsmData rest = part(cut, length);
     rest.initial = {first.finals};
-    const ScanResult second = scan_with(row(), rest);
+    const SsmResult second = run_ssm(row(), rest);
     if (cut % kSuperSegmentTokens == 0) {
       first.y.insert(first.y.end(), second.y.begin(), second.y.end());
       first.finals = second.finals;
       EXPECT_TRUE(first.same_bits(result)) << "cut at " << cut;
     } else {
-      EXPECT_EQ(check_scan_accuracy(rest, second, tolerance()), "");
+      EXPECT_EQ(check_ssm_accuracy(rest, second, tolerance()), "");
     }
   }
 }
 
 // A cache of many sequences: each has the state of its slot, and what no row names stays as it is. A padding row is
 // zeros, whatever its inputs hold.
-TEST_P(Scans, GoOnInTheirSlots) {
-  for (const ScanSpec& spec : specs()) {
-    ScanData inputs = with_initial(random_scan(spec, {9, 9, 9}, 71), 72);
+TEST_P(SsmKernels, GoOnInTheirSlots) {
+  for (const SsmSpec& spec : specs()) {
+    SsmData inputs = with_initial(random_ssm(spec, {9, 9, 9}, 71), 72);
     for (std::int64_t t = 9; t < 18; ++t) {
       for (int head = 0; head < spec.heads; ++head) inputs.set_x(t, head, std::numeric_limits<float>::quiet_NaN());
     }
-    const ScanResult plain = update_with(row(), inputs);
+    const SsmResult plain = update_with(row(), inputs);
     const std::vector<std::int32_t> slots{4, -1, 1};
-    const ScanResult slotted = update_with(row(), inputs, 2, slots);
+    const SsmResult slotted = update_with(row(), inputs, 2, slots);
     const std::size_t floats = inputs.state_floats();
     ASSERT_EQ(slotted.finals.size(), 5 * floats);
     const std::size_t row_bytes = plain.y.size() / 27;
@@ -253,36 +252,36 @@ TEST_P(Scans, GoOnInTheirSlots) {
 }
 
 // Token by token, as in decoding: the same values, and states that a scan goes on from.
-TEST_P(Scans, GoOnTokenByToken) {
-  for (const ScanSpec& spec : specs()) {
-    const ScanData inputs = with_initial(random_scan(spec, {70, 70, 70}, 63), 64);
-    const ScanResult result = update_with(row(), inputs);
-    EXPECT_EQ(check_scan_accuracy(inputs, result, tolerance()), "") << describe(spec);
+TEST_P(SsmKernels, GoOnTokenByToken) {
+  for (const SsmSpec& spec : specs()) {
+    const SsmData inputs = with_initial(random_ssm(spec, {70, 70, 70}, 63), 64);
+    const SsmResult result = update_with(row(), inputs);
+    EXPECT_EQ(check_ssm_accuracy(inputs, result, tolerance()), "") << describe(spec);
     EXPECT_TRUE(update_with(row(), inputs, 5).same_bits(result)) << describe(spec);
-    ScanData behind = random_scan(spec, {130}, 65);
+    SsmData behind = random_ssm(spec, {130}, 65);
     behind.initial = {
         {result.finals.begin(), result.finals.begin() + static_cast<std::ptrdiff_t>(inputs.state_floats())}};
-    EXPECT_EQ(check_scan_accuracy(behind, scan_with(row(), behind), tolerance()), "") << describe(spec);
+    EXPECT_EQ(check_ssm_accuracy(behind, run_ssm(row(), behind), tolerance()), "") << describe(spec);
   }
 }
 
 // More of them than a device holds CTAs for at a time, in groups that share B and C. Rows that aren't aligned, which
 // may go another way, have the same bits.
-TEST_P(Scans, GoOnInManySequences) {
-  const ScanSpec all[] = {scan_spec(Dtype::kBf16, 2, 64, 128), selective_spec(Dtype::kBf16, 136, 16, 17),
-                          selective_spec(Dtype::kBf16, 136, 64), selective_spec(Dtype::kF16, 136, 16),
-                          selective_spec(Dtype::kF32, 136, 16)};
-  for (ScanSpec spec : all) {
+TEST_P(SsmKernels, GoOnInManySequences) {
+  const SsmSpec all[] = {ssm_spec(Dtype::kBf16, 2, 64, 128), selective_spec(Dtype::kBf16, 136, 16, 17),
+                         selective_spec(Dtype::kBf16, 136, 64), selective_spec(Dtype::kF16, 136, 16),
+                         selective_spec(Dtype::kF32, 136, 16)};
+  for (SsmSpec spec : all) {
     spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = true;
     if (!can(spec)) continue;
     const std::size_t sequences = spec.state_dim == 16 ? 3000 : spec.state_decays ? 1500 : 300;
-    const ScanData inputs = with_initial(random_scan(spec, std::vector<std::int64_t>(sequences, 1), 67), 68);
-    const ScanResult plain = update_with(row(), inputs);
-    EXPECT_EQ(check_scan_accuracy(inputs, plain, tolerance()), "") << describe(spec);
+    const SsmData inputs = with_initial(random_ssm(spec, std::vector<std::int64_t>(sequences, 1), 67), 68);
+    const SsmResult plain = update_with(row(), inputs);
+    EXPECT_EQ(check_ssm_accuracy(inputs, plain, tolerance()), "") << describe(spec);
     EXPECT_TRUE(update_with(row(), inputs, 1, {}, true).same_bits(plain)) << describe(spec);
     std::vector<std::int32_t> slots(sequences);
     for (std::size_t s = 0; s < sequences; ++s) slots[s] = s % 7 == 3 ? -1 : static_cast<std::int32_t>(sequences - s);
-    const ScanResult slotted = update_with(row(), inputs, 1, slots);
+    const SsmResult slotted = update_with(row(), inputs, 1, slots);
     const std::size_t floats = inputs.state_floats();
     const std::size_t row_bytes = plain.y.size() / sequences;
     std::size_t different = 0;
@@ -303,68 +302,68 @@ TEST_P(Scans, GoOnInManySequences) {
 }
 
 // Small enough for compute-sanitizer: as many updates of few states as make CTAs of a GPU walk over several of them.
-TEST_P(Scans, GoOnInManySequencesOfFewStates) {
-  ScanSpec spec = selective_spec(Dtype::kBf16, 8, 16);
+TEST_P(SsmKernels, GoOnInManySequencesOfFewStates) {
+  SsmSpec spec = selective_spec(Dtype::kBf16, 8, 16);
   if (!can(spec)) spec = small(Dtype::kBf16);
   const std::size_t sequences = spec.state_decays ? 5000 : 10;
-  const ScanData inputs = with_initial(random_scan(spec, std::vector<std::int64_t>(sequences, 1), 69), 70);
-  EXPECT_EQ(check_scan_accuracy(inputs, update_with(row(), inputs), tolerance()), "") << describe(spec);
+  const SsmData inputs = with_initial(random_ssm(spec, std::vector<std::int64_t>(sequences, 1), 69), 70);
+  EXPECT_EQ(check_ssm_accuracy(inputs, update_with(row(), inputs), tolerance()), "") << describe(spec);
 }
 
 // Likewise: one token behind a segment's edge, whose state is carried over it.
-TEST_P(Scans, GoOnBehindASegment) {
-  expect_accurate(with_initial(random_scan(small(Dtype::kBf16), {kSegmentTokens + 1}, 24), 25));
+TEST_P(SsmKernels, GoOnBehindASegment) {
+  expect_accurate(with_initial(random_ssm(small(Dtype::kBf16), {kSegmentTokens + 1}, 24), 25));
 }
 
-TEST_P(Scans, KeepTheStateWhereDtIsZero) {
-  for (ScanSpec spec : specs()) {
+TEST_P(SsmKernels, KeepTheStateWhereDtIsZero) {
+  for (SsmSpec spec : specs()) {
     if (spec.dt_softplus || spec.dt_bias) continue;
-    ScanData inputs = with_initial(random_scan(spec, {200}, 71), 72);
+    SsmData inputs = with_initial(random_ssm(spec, {200}, 71), 72);
     std::ranges::fill(inputs.dt, std::byte{0});
-    const ScanResult result = scan_with(row(), inputs);
+    const SsmResult result = run_ssm(row(), inputs);
     EXPECT_EQ(std::memcmp(result.finals.data(), inputs.initial[0].data(), result.finals.size() * sizeof(float)), 0);
-    EXPECT_EQ(check_scan_accuracy(inputs, result, tolerance()), "") << describe(spec);
+    EXPECT_EQ(check_ssm_accuracy(inputs, result, tolerance()), "") << describe(spec);
   }
 }
 
 // Tokens that clear the state, among others. A chunk's sum may reach 64 · 150, where fp32 has steps of 2^−10.
-TEST_P(Scans, SurviveVeryLargeDecays) {
-  for (const ScanSpec& spec : specs()) {
+TEST_P(SsmKernels, SurviveVeryLargeDecays) {
+  for (const SsmSpec& spec : specs()) {
     if (spec.dtype == Dtype::kF16 || spec.dt_softplus || spec.dt_bias) continue;
     for (const float huge : {100.0F, 1e4F, 1e18F}) {
-      ScanData inputs = with_initial(random_scan(spec, {300}, 81), 82);
+      SsmData inputs = with_initial(random_ssm(spec, {300}, 81), 82);
       for (std::int64_t t = 0; t < 300; t += 3) {
         // Its own input is small, so that what follows is not drowned.
         for (int head = 0; head < spec.heads; ++head) inputs.set_dt(t, head, huge);
         for (int head = 0; head < spec.heads; ++head) inputs.set_x(t, head, 1.0F / huge);
       }
-      const ScanResult result = scan_with(row(), inputs);
-      EXPECT_EQ(check_scan_accuracy(inputs, result, {2e-3, 2e-3}), "") << describe(spec) << ", dt " << huge;
+      const SsmResult result = run_ssm(row(), inputs);
+      EXPECT_EQ(check_ssm_accuracy(inputs, result, {2e-3, 2e-3}), "") << describe(spec) << ", dt " << huge;
     }
   }
 }
 
 // A positive A lets states grow as far as fp32 goes.
-TEST_P(Scans, GrowWhereAIsPositive) {
-  ScanData inputs = random_scan(small(), {200}, 91);
+TEST_P(SsmKernels, GrowWhereAIsPositive) {
+  SsmData inputs = random_ssm(small(), {200}, 91);
   for (float& a : inputs.a) a = -a / 8.0F;
-  EXPECT_EQ(check_scan_accuracy(inputs, scan_with(row(), inputs), tolerance()), "");
+  EXPECT_EQ(check_ssm_accuracy(inputs, run_ssm(row(), inputs), tolerance()), "");
 }
 
-TEST_P(Scans, KeepNanInItsSequence) {
-  for (const ScanSpec& spec : {small(), small(Dtype::kBf16)}) {
-    const ScanData clean = random_scan(spec, {150, 2200, 150}, 101);
-    const ScanResult expected = scan_with(row(), clean);
+TEST_P(SsmKernels, KeepNanInItsSequence) {
+  for (const SsmSpec& spec : {small(), small(Dtype::kBf16)}) {
+    const SsmData clean = random_ssm(spec, {150, 2200, 150}, 101);
+    const SsmResult expected = run_ssm(row(), clean);
     const std::int64_t place = 150 + 2100;
     for (const bool in_dt : {false, true}) {
-      ScanData inputs = clean;
+      SsmData inputs = clean;
       const float nan = std::numeric_limits<float>::quiet_NaN();
       if (in_dt) {
         inputs.set_dt(place, 0, nan);
       } else {
         inputs.set_x(place, 0, nan);
       }
-      const ScanResult result = scan_with(row(), inputs, {.threads = 2});
+      const SsmResult result = run_ssm(row(), inputs, {.threads = 2});
       const std::size_t row_bytes = static_cast<std::size_t>(spec.heads * spec.head_dim) * size_of(spec.dtype);
       const auto same_rows = [&](std::int64_t begin, std::int64_t end) {
         count_check();
@@ -383,13 +382,13 @@ TEST_P(Scans, KeepNanInItsSequence) {
 }
 
 // 2M tokens and one more, of which every 2,048th counts: the sums stay exact in fp32.
-TEST_P(Scans, ReachTwoMillionTokens) {
-  const ScanSpec spec = small();
+TEST_P(SsmKernels, ReachTwoMillionTokens) {
+  const SsmSpec spec = small();
   const std::int64_t length = (std::int64_t{1} << 21) + 1;
-  ScanData inputs = counting(spec, {length});
+  SsmData inputs = counting(spec, {length});
   std::ranges::fill(inputs.x, std::byte{0});
   for (std::int64_t t = 0; t < length; t += 2048) inputs.set_x(t, 0, 1.0F);
-  const ScanResult result = scan_with(row(), inputs, {.threads = 2});
+  const SsmResult result = run_ssm(row(), inputs, {.threads = 2});
   const std::int64_t width = std::int64_t{spec.heads} * spec.head_dim;
   std::int64_t wrong = 0;
   for (std::int64_t t = 0; t < length; ++t) {
@@ -400,40 +399,40 @@ TEST_P(Scans, ReachTwoMillionTokens) {
   count_check();
 }
 
-RINGATTN_FOR_EVERY_SCAN(Scans);
+RINGATTN_FOR_EVERY_SSM(SsmKernels);
 
-TEST(ScanSpecs, AreDescribedAndChecked) {
-  ScanSpec spec = scan_spec(Dtype::kBf16, 80, 64, 128);
+TEST(SsmSpecs, AreDescribedAndChecked) {
+  SsmSpec spec = ssm_spec(Dtype::kBf16, 80, 64, 128);
   spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = true;
   EXPECT_EQ(describe(spec), "scan, bf16, 80 heads of 64, state 128, 1 group, D, z, dt bias, dt softplus");
   EXPECT_EQ(describe(selective_spec(Dtype::kF32, 16, 8, 2)), "selective scan, fp32, 16 channels, state 8, 2 groups");
-  check_scan(spec);
+  check_ssm(spec);
   spec.groups = 3;
-  EXPECT_EQ(error_of([&] { check_scan(spec); }).code(), ErrorCode::kUsage);
+  EXPECT_EQ(error_of([&] { check_ssm(spec); }).code(), ErrorCode::kUsage);
   spec = selective_spec(Dtype::kF32, 16, 8);
   spec.head_dim = 2;
-  EXPECT_EQ(error_of([&] { check_scan(spec); }).code(), ErrorCode::kUsage);
-  spec = scan_spec(Dtype::kF32, 1, 8, 8);
-  spec.dt_least = 2.0F;
-  spec.dt_most = 1.0F;
-  EXPECT_EQ(error_of([&] { check_scan(spec); }).code(), ErrorCode::kUsage);
+  EXPECT_EQ(error_of([&] { check_ssm(spec); }).code(), ErrorCode::kUsage);
+  spec = ssm_spec(Dtype::kF32, 1, 8, 8);
+  spec.dt_min = 2.0F;
+  spec.dt_max = 1.0F;
+  EXPECT_EQ(error_of([&] { check_ssm(spec); }).code(), ErrorCode::kUsage);
 }
 
-TEST(ScanSpecs, AreChosenByTheirDecays) {
-  EXPECT_EQ(choose_kernel(scan_spec(Dtype::kBf16, 8, 64, 128), {"cpu", "auto"}).row->name, "cpu_scan");
-  EXPECT_EQ(choose_kernel(selective_spec(Dtype::kBf16, 64, 16), {"cpu", "auto"}).row->name, "cpu_selective");
-  if (kernel_table<ScanSpec>().front().backend == "cuda") {
-    const auto on_gpu = [](const ScanSpec& spec) {
-      return choose_kernel(spec, {"cuda", "auto"}, KernelPlace::kAnywhere).row->name;
+TEST(SsmSpecs, AreChosenByTheirDecays) {
+  EXPECT_EQ(choose_kernel(ssm_spec(Dtype::kBf16, 8, 64, 128), {"cpu", "auto"}).row->name, "cpu_ssd");
+  EXPECT_EQ(choose_kernel(selective_spec(Dtype::kBf16, 64, 16), {"cpu", "auto"}).row->name, "cpu_selective_scan");
+  if (kernel_table<SsmSpec>().front().backend == "cuda") {
+    const auto on_gpu = [](const SsmSpec& spec) {
+      return choose_kernel(spec, {"cuda", "auto"}, KernelScope::kAnyMachine).row->name;
     };
-    const bool hopper = kernel_table<ScanSpec>().front().name == "sm90_scan";
-    EXPECT_EQ(on_gpu(scan_spec(Dtype::kBf16, 80, 64, 128)), hopper ? "sm90_scan" : "sm80_scan");
-    EXPECT_EQ(on_gpu(scan_spec(Dtype::kF16, 80, 64, 128)), "sm80_scan");
-    EXPECT_EQ(on_gpu(scan_spec(Dtype::kBf16, 80, 64, 16)), "sm80_scan");
-    EXPECT_EQ(on_gpu(selective_spec(Dtype::kF32, 5120, 16)), "sm80_selective");
-    EXPECT_EQ(error_of([&] { on_gpu(scan_spec(Dtype::kF32, 80, 64, 128)); }).code(), ErrorCode::kUnsupported);
+    const bool hopper = kernel_table<SsmSpec>().front().name == "sm90_ssd";
+    EXPECT_EQ(on_gpu(ssm_spec(Dtype::kBf16, 80, 64, 128)), hopper ? "sm90_ssd" : "sm80_ssd");
+    EXPECT_EQ(on_gpu(ssm_spec(Dtype::kF16, 80, 64, 128)), "sm80_ssd");
+    EXPECT_EQ(on_gpu(ssm_spec(Dtype::kBf16, 80, 64, 16)), "sm80_ssd");
+    EXPECT_EQ(on_gpu(selective_spec(Dtype::kF32, 5120, 16)), "sm80_selective_scan");
+    EXPECT_EQ(error_of([&] { on_gpu(ssm_spec(Dtype::kF32, 80, 64, 128)); }).code(), ErrorCode::kUnsupported);
   }
-  const Error error = error_of([] { choose_kernel(scan_spec(Dtype::kBf16, 8, 60, 128), {"cpu", "auto"}); });
+  const Error error = error_of([] { choose_kernel(ssm_spec(Dtype::kBf16, 8, 60, 128), {"cpu", "auto"}); });
   EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
   EXPECT_NE(std::string(error.what()).find("missing: head_dim 60"), std::string::npos) << error.what();
 }

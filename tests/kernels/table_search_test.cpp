@@ -100,17 +100,17 @@ TEST(Gram, OnlyFiniteRowsHaveAFiniteDiagonal) {
   }
 }
 
-TEST(RankTables, DirectionsAreOrthonormalAndOutliersTheGreatest) {
+TEST(LowRankTables, DirectionsAreOrthonormalAndOutliersTheGreatest) {
   if (!has_low_rank()) GTEST_SKIP() << "skipped: needs Eigen";
   const RowShape shape{Dtype::kF16, 2, 64};
-  const RowFormat format{RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4};
+  const RowFormat format{RowEncoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4};
   std::vector<std::byte> bytes = outlier_rows(shape, std::vector<std::int64_t>{300}, 6);
   constexpr std::int32_t kChannels[] = {0, 17, 40, 63};
   for (std::int64_t t = 0; t < 600; ++t) {
     for (const std::int32_t c : kChannels) store_element(bytes.data() + 2 * (t * 64 + c), shape.dtype, 90.0F);
   }
   const std::vector<double> gram = gram_of(view_of(bytes, shape, 300));
-  const RankTables tables = find_rank_tables(format, shape, gram, 2);
+  const LowRankTables tables = find_low_rank_tables(format, shape, gram, 2);
   EXPECT_TRUE(std::ranges::equal(std::span(tables.outliers).first(4), kChannels));
   EXPECT_TRUE(std::ranges::equal(std::span(tables.outliers).last(4), kChannels));
   EXPECT_TRUE(tables.bounded);
@@ -138,7 +138,7 @@ TEST(RankTables, DirectionsAreOrthonormalAndOutliersTheGreatest) {
 }
 
 // Fewer tokens than directions, one of them, none.
-TEST(RankTables, OfFewTokens) {
+TEST(LowRankTables, OfFewTokens) {
   if (!has_low_rank()) GTEST_SKIP() << "skipped: needs Eigen";
   const RowShape shape{Dtype::kBf16, 1, 64};
   for (const char* const text : {"low_rank rank 24", "hybrid rank 24 group 32 outliers 4"}) {
@@ -158,7 +158,7 @@ TEST(RankTables, OfFewTokens) {
 }
 
 // Factors and products are looked at where they may be more than the dtype holds.
-TEST(RankTables, WhatCannotBeHeldIsNamed) {
+TEST(LowRankTables, WhatCannotBeHeldIsNamed) {
   if (!has_low_rank()) GTEST_SKIP() << "skipped: needs Eigen";
   const RowShape shape{Dtype::kF16, 1, 64};
   std::vector<std::byte> rows(2 * 64 * 40);
@@ -200,7 +200,7 @@ std::vector<std::byte> codebook_by_words(const TensorView& rows, std::int64_t wi
         vectors[static_cast<std::size_t>(v * width + c)] = number(order[static_cast<std::size_t>(v % count)], c);
       }
     }
-    for (int round = 0; round < kCodebookRounds; ++round) {
+    for (int round = 0; round < kKMeansIterations; ++round) {
       std::vector<double> sums(vectors.size());
       std::vector<int> points(kCodebookVectors);
       for (std::int64_t i = 0; i < count; ++i) {

@@ -14,26 +14,26 @@
 namespace ringattn {
 namespace {
 
-constexpr ListShape kShape{64, 256, 2};
+constexpr BlockMaskShape kShape{64, 256, 2};
 
-std::vector<std::int32_t> list_of(const TileLists& lists, int head, std::int64_t block, std::size_t sequence = 0) {
-  const auto list = lists.list(sequence, head, block);
+std::vector<std::int32_t> list_of(const BlockMask& block_mask, int head, std::int64_t block, std::size_t sequence = 0) {
+  const auto list = block_mask.row(sequence, head, block);
   return {list.begin(), list.end()};
 }
 
-TEST(TileLists, RunsPlacesAndPairsByDefinition) {
+TEST(BlockMask, RunsPlacesAndPairsByDefinition) {
   constexpr int kKeyTile = 128;
-  const std::vector<ListedSequence> sequences = {{-70, 300, 1000}, {0, 0, 500}, {512, 200, 700}, {3, 90, 0}};
+  const std::vector<MaskedSequence> sequences = {{-70, 300, 1000}, {0, 0, 500}, {512, 200, 700}, {3, 90, 0}};
   for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{300, 0}, Mask{100, 260}}) {
-    const TileLists lists = make_lists(kShape, sequences, random_blocks(kShape, {-1, -1}, 2, 7));
+    const BlockMask block_mask = make_block_mask(kShape, sequences, random_blocks(kShape, {-1, -1}, 2, 7));
     for (std::size_t s = 0; s < sequences.size(); ++s) {
-      const TileRange blocks = lists.query_blocks(s);
+      const TileRange blocks = block_mask.query_blocks(s);
       for (std::int64_t q = blocks.begin; q < blocks.end; ++q) {
         for (int head = 0; head < kShape.heads; ++head) {
           const auto sees = [&](std::int64_t position, std::int64_t key) {
             return (mask.left < 0 || key >= position - mask.left) && (mask.right < 0 || key <= position + mask.right);
           };
-          const std::vector<std::int32_t> list = list_of(lists, head, q, s);
+          const std::vector<std::int32_t> list = list_of(block_mask, head, q, s);
           const auto listed = [&](std::int64_t key) {
             return std::find(list.begin(), list.end(), key / kShape.key_block) != list.end();
           };
@@ -54,7 +54,7 @@ TEST(TileLists, RunsPlacesAndPairsByDefinition) {
           }
           std::map<std::int64_t, std::int64_t> found;
           std::int64_t end = -1;
-          for_each_listed_run(lists, mask, kKeyTile, s, head, q, [&](const ListedRun& run) {
+          for_each_masked_tile_run(block_mask, mask, kKeyTile, s, head, q, [&](const MaskedTileRun& run) {
             EXPECT_GT(run.tiles.begin, end);  // as long as can be
             end = run.tiles.end;
             for (std::int64_t tile = run.tiles.begin; tile < run.tiles.end; ++tile) {
@@ -72,43 +72,43 @@ TEST(TileLists, RunsPlacesAndPairsByDefinition) {
         for (std::int64_t key = keys.begin; key < std::min(keys.end, sequences[s].keys); ++key) {
           if ((mask.left >= 0 && key < p - mask.left) || (mask.right >= 0 && key > p + mask.right)) continue;
           for (int head = 0; head < kShape.heads; ++head) {
-            const auto list = list_of(lists, head, query_block_of(p, 64), s);
+            const auto list = list_of(block_mask, head, query_block_of(p, 64), s);
             if (std::find(list.begin(), list.end(), key / kShape.key_block) != list.end()) pairs += 0.5;
           }
         }
       }
-      EXPECT_EQ(listed_pairs(lists, mask, s, first, rows, keys), pairs) << s;
+      EXPECT_EQ(masked_pairs(block_mask, mask, s, first, rows, keys), pairs) << s;
     }
   }
 }
 
-TEST(TileLists, CountRunsOfBlocks) {
-  const ListShape shape{64, 64, 1};
-  const TileLists lists(shape, {{0, 128, 640}}, {0, 5, 5}, {0, 1, 3, 8, 9});
-  EXPECT_EQ(lists.runs(0, 0, 64), 3);
-  EXPECT_EQ(lists.runs(0, 63, 2), 3);
-  EXPECT_EQ(lists.runs(0, 64, 64), 0);
-  EXPECT_EQ(lists.runs(0, 0, 0), 0);
+TEST(BlockMask, CountRunsOfBlocks) {
+  const BlockMaskShape shape{64, 64, 1};
+  const BlockMask block_mask(shape, {{0, 128, 640}}, {0, 5, 5}, {0, 1, 3, 8, 9});
+  EXPECT_EQ(block_mask.runs(0, 0, 64), 3);
+  EXPECT_EQ(block_mask.runs(0, 63, 2), 3);
+  EXPECT_EQ(block_mask.runs(0, 64, 64), 0);
+  EXPECT_EQ(block_mask.runs(0, 0, 0), 0);
 }
 
-TEST(TileLists, KnowEachOther) {
-  const ListShape shape{64, 64, 1};
-  const TileLists a(shape, {{0, 64, 128}}, {0, 1}, {1});
-  const TileLists copy = a;
-  const TileLists same(shape, {{0, 64, 128}}, {0, 1}, {1});
-  const TileLists other(shape, {{0, 64, 128}}, {0, 1}, {0});
+TEST(BlockMask, KnowEachOther) {
+  const BlockMaskShape shape{64, 64, 1};
+  const BlockMask a(shape, {{0, 64, 128}}, {0, 1}, {1});
+  const BlockMask copy = a;
+  const BlockMask same(shape, {{0, 64, 128}}, {0, 1}, {1});
+  const BlockMask other(shape, {{0, 64, 128}}, {0, 1}, {0});
   EXPECT_EQ(copy.id(), a.id());
   EXPECT_NE(same.id(), a.id());
   EXPECT_TRUE(same == a);
   EXPECT_FALSE(other == a);
 }
 
-TEST(TileLists, BadOnesAreRefusedByName) {
-  const ListShape shape{64, 64, 2};
-  const std::vector<ListedSequence> sequences = {{0, 128, 100}, {64, 64, 300}};  // 4 lists and 2 lists
+TEST(BlockMask, BadOnesAreRefusedByName) {
+  const BlockMaskShape shape{64, 64, 2};
+  const std::vector<MaskedSequence> sequences = {{0, 128, 100}, {64, 64, 300}};  // 4 lists and 2 lists
   const auto error = [&](std::vector<std::int64_t> begins, std::vector<std::int32_t> blocks,
-                         const ListShape& with = ListShape{64, 64, 2}) {
-    const auto message = testing::error_of([&] { TileLists(with, sequences, begins, blocks); });
+                         const BlockMaskShape& with = BlockMaskShape{64, 64, 2}) {
+    const auto message = testing::error_of([&] { BlockMask(with, sequences, begins, blocks); });
     return std::string(message.what());
   };
   EXPECT_NE(error({0, 0, 0, 0, 0, 0}, {}).find("there are 5 lists"), std::string::npos);
@@ -126,35 +126,35 @@ TEST(TileLists, BadOnesAreRefusedByName) {
   EXPECT_NE(error({0, 9, 9, 9, 9, 9, 9}, {0}).find("entries 0 to 9"), std::string::npos);
   EXPECT_NE(error({0, 0, 0, 0, 0, 0, 0}, {0}).find("end with entry 0"), std::string::npos);
   EXPECT_NE(error({}, {}, {0, 64, 1}).find("blocks of 0 queries and 64 keys"), std::string::npos);
-  TileLists(shape, sequences, {0, 0, 2, 2, 2, 3, 3}, {0, 1, 4});
+  BlockMask(shape, sequences, {0, 0, 2, 2, 2, 3, 3}, {0, 1, 4});
 }
 
-TEST(ListMakers, Masks) {
-  const ListShape shape{64, 64, 2};
-  const std::vector<ListedSequence> sequences = {{0, 100, 130}, {0, 0, 70}, {64, 1, 600}};
+TEST(BlockMaskMakers, Masks) {
+  const BlockMaskShape shape{64, 64, 2};
+  const std::vector<MaskedSequence> sequences = {{0, 100, 130}, {0, 0, 70}, {64, 1, 600}};
   // [2, 2, 3], nothing, [2, 1, 10]
   const std::vector<std::uint8_t> mask = {1, 0, 1, 0, 0, 0, 0, 7, 0, 1, 1, 1, 0, 0, 0, 0,
                                           0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-  const TileLists lists = lists_of_mask(shape, sequences, mask);
-  EXPECT_EQ(list_of(lists, 0, 0), (std::vector<std::int32_t>{0, 2}));
-  EXPECT_TRUE(list_of(lists, 0, 1).empty());
-  EXPECT_EQ(list_of(lists, 1, 0), (std::vector<std::int32_t>{1}));
-  EXPECT_EQ(list_of(lists, 1, 1), (std::vector<std::int32_t>{0, 1, 2}));
-  EXPECT_EQ(list_of(lists, 0, 1, 2), (std::vector<std::int32_t>{8, 9}));
-  EXPECT_EQ(list_of(lists, 1, 1, 2), (std::vector<std::int32_t>{0}));
+  const BlockMask block_mask = block_mask_from_bytes(shape, sequences, mask);
+  EXPECT_EQ(list_of(block_mask, 0, 0), (std::vector<std::int32_t>{0, 2}));
+  EXPECT_TRUE(list_of(block_mask, 0, 1).empty());
+  EXPECT_EQ(list_of(block_mask, 1, 0), (std::vector<std::int32_t>{1}));
+  EXPECT_EQ(list_of(block_mask, 1, 1), (std::vector<std::int32_t>{0, 1, 2}));
+  EXPECT_EQ(list_of(block_mask, 0, 1, 2), (std::vector<std::int32_t>{8, 9}));
+  EXPECT_EQ(list_of(block_mask, 1, 1, 2), (std::vector<std::int32_t>{0}));
   const std::vector<std::uint8_t> bits = {5, 0, 2, 7, 0, 3, 1, 0};
-  EXPECT_TRUE(lists_of_bits(shape, sequences, bits) == lists);
-  EXPECT_THROW(lists_of_mask(shape, sequences, std::span(mask).first(31)), Error);
-  EXPECT_THROW(lists_of_bits(shape, sequences, std::span(bits).first(7)), Error);
+  EXPECT_TRUE(block_mask_from_bits(shape, sequences, bits) == block_mask);
+  EXPECT_THROW(block_mask_from_bytes(shape, sequences, std::span(mask).first(31)), Error);
+  EXPECT_THROW(block_mask_from_bits(shape, sequences, std::span(bits).first(7)), Error);
   std::vector<std::uint8_t> longer = mask;
   longer.push_back(0);
-  EXPECT_THROW(lists_of_mask(shape, sequences, longer), Error);
+  EXPECT_THROW(block_mask_from_bytes(shape, sequences, longer), Error);
 }
 
-TEST(ListMakers, Patterns) {
-  const ListShape shape{64, 64, 1};
-  const auto listed = [&](const ListMaker& make, std::int64_t block) {
-    return list_of(make_lists(shape, {{0, 640, 640}}, make), 0, block);
+TEST(BlockMaskMakers, Patterns) {
+  const BlockMaskShape shape{64, 64, 1};
+  const auto listed = [&](const BlockMaskPattern& make, std::int64_t block) {
+    return list_of(make_block_mask(shape, {{0, 640, 640}}, make), 0, block);
   };
   using Blocks = std::vector<std::int32_t>;
   EXPECT_EQ(listed(all_blocks(), 3), (Blocks{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
@@ -168,69 +168,69 @@ TEST(ListMakers, Patterns) {
   EXPECT_EQ(listed(strided_blocks(shape, 192), 7), (Blocks{2, 4, 5, 6, 7, 8}));
   EXPECT_EQ(listed(vertical_slash_blocks(shape, {{{5, 300, 9999}, {0, 128}}}), 6), (Blocks{0, 4, 6}));
   EXPECT_EQ(listed(vertical_slash_blocks(shape, {{{}, {32}}}), 6), (Blocks{5, 6}));
-  EXPECT_EQ(listed(union_of({window_blocks(shape, 0), global_blocks(shape, 64)}), 6), (Blocks{0, 6}));
+  EXPECT_EQ(listed(union_of_patterns({window_blocks(shape, 0), global_blocks(shape, 64)}), 6), (Blocks{0, 6}));
   EXPECT_THROW(window_blocks(shape, -1), Error);
   EXPECT_THROW(strided_blocks(shape, 0), Error);
   EXPECT_THROW(vertical_slash_blocks(shape, {}), Error);
 }
 
-TEST(ListMakers, StridesOfAnyLength) {
-  const ListShape shape{64, 64, 1};
+TEST(BlockMaskMakers, StridesOfAnyLength) {
+  const BlockMaskShape shape{64, 64, 1};
   for (const std::int64_t stride : {1, 2, 63, 64, 65, 100, 192, 639, 640, 641}) {
-    const TileLists lists = make_lists(shape, {{0, 640, 630}}, strided_blocks(shape, stride));
+    const BlockMask block_mask = make_block_mask(shape, {{0, 640, 630}}, strided_blocks(shape, stride));
     std::set<std::int32_t> expected;
     for (std::int64_t key = 0; key < 630; ++key) {
       const bool last = (key + 1) % stride == 0;
       if (last || (key >= 5 * 64 - stride && key < 6 * 64)) expected.insert(static_cast<std::int32_t>(key / 64));
     }
-    EXPECT_EQ(list_of(lists, 0, 5), std::vector<std::int32_t>(expected.begin(), expected.end())) << stride;
+    EXPECT_EQ(list_of(block_mask, 0, 5), std::vector<std::int32_t>(expected.begin(), expected.end())) << stride;
   }
 }
 
 // Lists of more than 16 MiB are counted first, so that their makers are called twice.
-TEST(ListMakers, LargeListsAreThoseThatWereCounted) {
-  const ListShape shape{1, 1, 1};
-  const std::vector<ListedSequence> sequences = {{0, 2200, 2200}};
+TEST(BlockMaskMakers, LargeBlockMasksAreThoseThatWereCounted) {
+  const BlockMaskShape shape{1, 1, 1};
+  const std::vector<MaskedSequence> sequences = {{0, 2200, 2200}};
   std::vector<std::uint8_t> mask(2200 * 2200, 1);
   mask[2200 * 7 + 9] = 0;
-  const TileLists lists = lists_of_mask(shape, sequences, mask);
-  EXPECT_EQ(lists.blocks().size(), mask.size() - 1);
-  EXPECT_EQ(list_of(lists, 0, 7).size(), 2199U);
-  EXPECT_EQ(list_of(lists, 0, 2199).size(), 2200U);
+  const BlockMask block_mask = block_mask_from_bytes(shape, sequences, mask);
+  EXPECT_EQ(block_mask.indices().size(), mask.size() - 1);
+  EXPECT_EQ(list_of(block_mask, 0, 7).size(), 2199U);
+  EXPECT_EQ(list_of(block_mask, 0, 2199).size(), 2200U);
 }
 
-TEST(ListMakers, ListsThatDontFitAreNotMade) {
-  const ListShape shape{64, 64, 1};
-  const std::vector<ListedSequence> sequences = {{0, 640, 640}};
+TEST(BlockMaskMakers, BlockMasksThatDontFitAreNotMade) {
+  const BlockMaskShape shape{64, 64, 1};
+  const std::vector<MaskedSequence> sequences = {{0, 640, 640}};
   const auto code = [&](std::int64_t bytes) {
-    return testing::error_of([&] { make_lists(shape, sequences, all_blocks(), {bytes, "said so"}); });
+    return testing::error_of([&] { make_block_mask(shape, sequences, all_blocks(), {bytes, "said so"}); });
   };
-  EXPECT_EQ(make_lists(shape, sequences, all_blocks(), {list_bytes(10, 100), ""}).blocks().size(), 100U);
-  for (const std::int64_t bytes : {list_bytes(10, 100) - 1, list_bytes(10, 0) - 1}) {
+  EXPECT_EQ(make_block_mask(shape, sequences, all_blocks(), {block_mask_bytes(10, 100), ""}).indices().size(), 100U);
+  for (const std::int64_t bytes : {block_mask_bytes(10, 100) - 1, block_mask_bytes(10, 0) - 1}) {
     EXPECT_EQ(code(bytes).code(), ErrorCode::kMemory);
     EXPECT_NE(std::string(code(bytes).what()).find("bytes (said so). Use larger blocks"), std::string::npos);
   }
-  const ListShape fine{1 << 20, 1, 1};
+  const BlockMaskShape fine{1 << 20, 1, 1};
   EXPECT_EQ(testing::error_of([&] {
-              make_lists(fine, {{0, 1, kMostListedBlocks + 1}}, all_blocks());
+              make_block_mask(fine, {{0, 1, kMaxMaskBlocks + 1}}, all_blocks());
             }).code(),
             ErrorCode::kMemory);
   EXPECT_THROW(random_blocks(shape, {-1, -1}, 65537, 0), Error);
 }
 
 // The same on every rank, other ones for each list, and all of the blocks in the long run.
-TEST(ListMakers, RandomBlocks) {
-  const ListShape shape{64, 64, 4};
-  const std::vector<ListedSequence> sequences = {{0, 6400, 6400}, {0, 6400, 6400}};
+TEST(BlockMaskMakers, RandomBlocks) {
+  const BlockMaskShape shape{64, 64, 4};
+  const std::vector<MaskedSequence> sequences = {{0, 6400, 6400}, {0, 6400, 6400}};
   const Mask causal{-1, 0};
-  const TileLists lists = make_lists(shape, sequences, random_blocks(shape, causal, 3, 42));
-  EXPECT_TRUE(lists == make_lists(shape, sequences, random_blocks(shape, causal, 3, 42)));
-  EXPECT_FALSE(lists == make_lists(shape, sequences, random_blocks(shape, causal, 3, 43)));
+  const BlockMask block_mask = make_block_mask(shape, sequences, random_blocks(shape, causal, 3, 42));
+  EXPECT_TRUE(block_mask == make_block_mask(shape, sequences, random_blocks(shape, causal, 3, 42)));
+  EXPECT_FALSE(block_mask == make_block_mask(shape, sequences, random_blocks(shape, causal, 3, 43)));
   std::set<std::int32_t> drawn;
   std::set<std::vector<std::int32_t>> different;
   for (int head = 0; head < 4; ++head) {
     for (std::int64_t q = 0; q < 100; ++q) {
-      const std::vector<std::int32_t> list = list_of(lists, head, q, 1);
+      const std::vector<std::int32_t> list = list_of(block_mask, head, q, 1);
       ASSERT_FALSE(list.empty());
       ASSERT_LE(list.back(), q);
       ASSERT_LE(list.size(), 3U);

@@ -12,21 +12,21 @@
 
 #include "base/error.hpp"
 #include "kernels/list_choice.hpp"
-#include "tests/support/best_lists.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/best_lists.hpp"
 
 namespace ringattn::testing {
 namespace {
 
 using Blocks = std::vector<std::int32_t>;
 
-Blocks list_of(const TileLists& lists, std::size_t sequence, int head, std::int64_t block) {
-  const auto list = lists.list(sequence, head, block);
+Blocks list_of(const BlockMask& block_mask, std::size_t sequence, int head, std::int64_t block) {
+  const auto list = block_mask.row(sequence, head, block);
   return {list.begin(), list.end()};
 }
 
 TEST(RowPooling, MeansDontDependOnPieces) {
-  const FoldInputs inputs = random_inputs(make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0}), {{300, 300, 0}}, 3);
+  const AttentionInputs inputs = random_inputs(make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0}), {{300, 300, 0}}, 3);
   const auto pooled = [&](std::int64_t piece) {
     std::vector<float> means(6 * 4 * 16, std::nanf(""));  // −70 … 229
     for (std::int64_t begin = 0; begin < 300; begin += piece) {
@@ -49,9 +49,9 @@ TEST(RowPooling, MeansDontDependOnPieces) {
   EXPECT_EQ(whole[16], first * (1.0F / 6.0F));
 }
 
-TEST(TopKLists, TakeTheBestTheFirstAndTheDiagonal) {
-  FoldInputs inputs = random_inputs(make_spec(Dtype::kF32, 1, 1, 8, {-1, 0}), {{512, 512, 0}}, 1);
-  inputs.spec.lists = {64, 64, 1};
+TEST(TopKSelection, TakeTheBestTheFirstAndTheDiagonal) {
+  AttentionInputs inputs = random_inputs(make_spec(Dtype::kF32, 1, 1, 8, {-1, 0}), {{512, 512, 0}}, 1);
+  inputs.spec.block_mask = {64, 64, 1};
   const auto set = [&](std::int64_t block, float value) {
     for (std::int64_t i = 0; i < 64; ++i) inputs.set_k(block * 64 + i, 0, 0, value);
   };
@@ -61,7 +61,9 @@ TEST(TopKLists, TakeTheBestTheFirstAndTheDiagonal) {
       inputs.set_k(i, 0, d, 0.0F);
     }
   }
-  const auto listed = [&](int count, std::int64_t block) { return list_of(best_lists(inputs, count), 0, 0, block); };
+  const auto listed = [&](int count, std::int64_t block) {
+    return list_of(top_k_block_mask(inputs, count), 0, 0, block);
+  };
   EXPECT_EQ(listed(4, 7), (Blocks{0, 1, 2, 7}));  // all equal: the lower numbers
   set(5, 2.0F);
   set(3, 1.0F);
@@ -84,12 +86,13 @@ TEST(TopKLists, TakeTheBestTheFirstAndTheDiagonal) {
 }
 
 // By the definition, block by block: every score is that of decoding steps (block_score.hpp).
-TEST(TopKLists, HaveTheHighestScores) {
-  FoldInputs inputs = random_inputs(make_spec(Dtype::kF16, 6, 2, 40, {-1, 0}), {{}, {700, 900, 200}, {1, 77, 76}}, 5);
-  const FoldSpec& spec = inputs.spec;
+TEST(TopKSelection, HaveTheHighestScores) {
+  AttentionInputs inputs =
+      random_inputs(make_spec(Dtype::kF16, 6, 2, 40, {-1, 0}), {{}, {700, 900, 200}, {1, 77, 76}}, 5);
+  const AttentionSpec& spec = inputs.spec;
   for (const int heads : {1, 2, 3, 6}) {
-    inputs.spec.lists = {32, 16, heads};
-    const TileLists lists = best_lists(inputs, 9);
+    inputs.spec.block_mask = {32, 16, heads};
+    const BlockMask block_mask = top_k_block_mask(inputs, 9);
     for (std::size_t s = 1; s < 3; ++s) {
       const SequenceShape& of = inputs.sequences[s];
       for (std::int64_t block = of.q_offset / 32; block * 32 < of.k_len; ++block) {
@@ -116,7 +119,7 @@ TEST(TopKLists, HaveTheHighestScores) {
               }
             }
           }
-          const Blocks list = list_of(lists, s, head, block);
+          const Blocks list = list_of(block_mask, s, head, block);
           EXPECT_EQ(list.size(), static_cast<std::size_t>(std::min<std::int64_t>(9, diagonal + 1)));
           EXPECT_EQ(list.front(), 0);
           EXPECT_EQ(list.back(), diagonal);
@@ -134,49 +137,50 @@ TEST(TopKLists, HaveTheHighestScores) {
   }
 }
 
-TEST(TopKLists, DontDependOnPiecesOrOnHowManyBlocksAreChosenForAtATime) {
-  FoldInputs inputs = random_inputs(make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0}), {{300, 500, -70}, {9, 9, 0}}, 3);
-  inputs.spec.lists = {32, 16, 2};
-  const TileLists whole = best_lists(inputs, 5);
-  for (const std::int64_t piece : {1, 7, 64}) EXPECT_TRUE(best_lists(inputs, 5, piece) == whole) << piece;
+TEST(TopKSelection, DontDependOnPiecesOrOnHowManyBlocksAreChosenForAtATime) {
+  AttentionInputs inputs = random_inputs(make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0}), {{300, 500, -70}, {9, 9, 0}}, 3);
+  inputs.spec.block_mask = {32, 16, 2};
+  const BlockMask whole = top_k_block_mask(inputs, 5);
+  for (const std::int64_t piece : {1, 7, 64}) EXPECT_TRUE(top_k_block_mask(inputs, 5, piece) == whole) << piece;
   // So many heads that few blocks of queries have room at a time, and the same sequences alone.
   inputs = random_inputs(make_spec(Dtype::kF32, 64, 64, 4, {-1, 0}), {{600, 600, 0}}, 4);
-  inputs.spec.lists = {1, 1, 64};
-  const TileLists many = best_lists(inputs, 4);
-  FoldInputs last = inputs;
+  inputs.spec.block_mask = {1, 1, 64};
+  const BlockMask many = top_k_block_mask(inputs, 4);
+  AttentionInputs last = inputs;
   last.sequences = {{1, 600, 599}};
   last.q.assign(inputs.q.end() - 64 * 4 * 4, inputs.q.end());
-  const TileLists one = best_lists(last, 4);
+  const BlockMask one = top_k_block_mask(last, 4);
   for (int head = 0; head < 64; ++head) EXPECT_EQ(list_of(one, 0, head, 599), list_of(many, 0, head, 599)) << head;
 }
 
-TEST(TopKLists, OfNothing) {
-  FoldInputs inputs =
+TEST(TopKSelection, OfNothing) {
+  AttentionInputs inputs =
       random_inputs(make_spec(Dtype::kBf16, 2, 1, 8, {-1, 0}), {{}, {5, 0, 0}, {3, 40, -9}, {0, 9, 0}}, 3);
-  inputs.spec.lists = {4, 4, 1};
-  const TileLists lists = best_lists(inputs, 5);
-  EXPECT_TRUE(lists.blocks().empty());
-  EXPECT_EQ(lists.begins().size(), 1U + 2U + 2U);
+  inputs.spec.block_mask = {4, 4, 1};
+  const BlockMask block_mask = top_k_block_mask(inputs, 5);
+  EXPECT_TRUE(block_mask.indices().empty());
+  EXPECT_EQ(block_mask.indptr().size(), 1U + 2U + 2U);
   inputs.sequences.clear();
   inputs.q.clear();
   inputs.k.clear();
-  EXPECT_EQ(best_lists(inputs, 5).begins().size(), 1U);
+  EXPECT_EQ(top_k_block_mask(inputs, 5).indptr().size(), 1U);
 }
 
-TEST(TopKLists, RefuseWhatTheyCantBe) {
-  FoldInputs inputs = random_inputs(make_spec(Dtype::kBf16, 4, 2, 8, {-1, 0}), {{64, 64, 0}}, 3);
-  inputs.spec.lists = {16, 16, 1};
-  EXPECT_EQ(error_of([&] { best_lists(inputs, 0); }).code(), ErrorCode::kUsage);
-  for (const ListShape& shape :
-       {ListShape{16, 16, 3}, ListShape{16, 0, 1}, ListShape{0, 16, 1}, ListShape{16, 16, 0}}) {
-    inputs.spec.lists = shape;
-    EXPECT_EQ(error_of([&] { best_lists(inputs, 2); }).code(), ErrorCode::kUsage) << shape.heads;
+TEST(TopKSelection, RefuseWhatTheyCantBe) {
+  AttentionInputs inputs = random_inputs(make_spec(Dtype::kBf16, 4, 2, 8, {-1, 0}), {{64, 64, 0}}, 3);
+  inputs.spec.block_mask = {16, 16, 1};
+  EXPECT_EQ(error_of([&] { top_k_block_mask(inputs, 0); }).code(), ErrorCode::kUsage);
+  for (const BlockMaskShape& shape :
+       {BlockMaskShape{16, 16, 3}, BlockMaskShape{16, 0, 1}, BlockMaskShape{0, 16, 1}, BlockMaskShape{16, 16, 0}}) {
+    inputs.spec.block_mask = shape;
+    EXPECT_EQ(error_of([&] { top_k_block_mask(inputs, 2); }).code(), ErrorCode::kUsage) << shape.heads;
   }
-  inputs.spec.lists = {16, 16, 1};
+  inputs.spec.block_mask = {16, 16, 1};
   const auto host = cpu::make_cpu_backend({1, 0});
-  const std::vector<ListedSequence> sequences = inputs.listed_sequences();
+  const std::vector<MaskedSequence> sequences = inputs.masked_sequences();
   const auto with_rows = [&](const TensorView& q, const TensorView& k) {
-    return error_of([&] { top_k_lists(inputs.spec, sequences, 2, packed_rows(sequences, q, k), *host, {}); }).code();
+    return error_of([&] { top_k_selection(inputs.spec, sequences, 2, packed_rows(sequences, q, k), *host, {}); })
+        .code();
   };
   const TensorView q = inputs.q_view(0);
   const TensorView k = inputs.k_view(0);

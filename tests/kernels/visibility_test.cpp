@@ -52,10 +52,10 @@ TEST(Visibility, RangesHoldExactlyTheVisibleKeys) {
 }
 
 // The reach knows nothing of the sequence's ends, and moves with the position.
-TEST(Visibility, ReachIsTheMaskAlone) {
+TEST(Visibility, RangeIsTheMaskAlone) {
   for_masks_and_lengths([](const Mask& mask, const Visibility& visibility, std::int64_t) {
     for (std::int64_t position = -10; position < 30; ++position) {
-      const KeyRange reach = visibility.reach(position);
+      const KeyRange reach = visibility.mask_range(position);
       for (std::int64_t key = -50; key < 80; ++key) {
         ASSERT_EQ(key >= reach.begin && key < reach.end, lets_through(mask, position, key));
       }

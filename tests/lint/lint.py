@@ -39,7 +39,7 @@ ROOMS = {
 # The tables that name every implementation, and so include them all.
 TABLES = {
     f"src/kernels/{op}_table.cpp": [room for room in ROOMS if room.startswith("kernels/")]
-    for op in ("fold", "decode", "product", "scan", "convolution")
+    for op in ("attention", "decode", "batched_gemm", "ssm", "causal_conv1d")
 }
 
 # A vendor's header and the files that may include it.
@@ -57,7 +57,7 @@ VENDORS = {
 }
 
 # Where a number of seconds becomes a deadline.
-PATIENCE = ["src/comm/patience.hpp", "src/base/device_patience.hpp"]
+TIMEOUTS = ["src/comm/patience.hpp", "src/base/device_patience.hpp"]
 
 MAX_LINES = 450
 MAX_COLUMNS = 130
@@ -88,12 +88,12 @@ def arguments_at(text, start):
 
 
 def short_messages(text):
-    """Calls of fail() that leave a part of "problem (why). remedy." out; a bug need not suggest anything."""
+    """Calls of fail() that leave a part of "problem (why). suggestion." out; a bug need not suggest anything."""
     for call in re.finditer(r"(?<![\w.>])fail\(", text):
         arguments = arguments_at(text, call.end())
         whole = len(arguments) == 4 and not {"{}", '""'} & set(arguments)
         if not whole and "kInternal" not in arguments[0]:
-            yield text.count("\n", 0, call.start()) + 1, "a message has all its parts: problem (why). remedy."
+            yield text.count("\n", 0, call.start()) + 1, "a message has all its parts: problem (why). suggestion."
 
 
 def room_of(folder):
@@ -159,11 +159,11 @@ def table_names(path):
 
 def own_deadlines(name, text):
     """How long a wait may last is said in one place for waits for peers, and in one for those for the own device."""
-    if name in PATIENCE:
+    if name in TIMEOUTS:
         return
     for number, line in enumerate(text.splitlines(), 1):
         if re.search(r"\bDeadline::after\(", line.partition("//")[0]):
-            yield number, f"a wait's deadline comes from {' or '.join(PATIENCE)}"
+            yield number, f"a wait's deadline comes from {' or '.join(TIMEOUTS)}"
 
 
 def stray_test_support(name, text):

@@ -25,8 +25,8 @@ X, WEIGHT = normal(20, 16), normal(16, 4)
 SCAN = (normal(20, 2, 16), normal(20, 2), -abs(normal(2)), normal(20, 1, 8), normal(20, 1, 8))  # x, dt, A, B, C
 SELECTIVE = (X, normal(20, 16), -abs(normal(16, 8)), normal(20, 8), normal(20, 8))
 STEP = (normal(2, 4, 64), normal(2, 16, 2, 64), normal(2, 16, 2, 64), ints(5, 5))
-LATENT = (normal(20, 4, 24), normal(20, 64), normal(20, 8), normal(4, 16, 64), normal(4, 16, 64))
-LATENT_STEP = (normal(2, 4, 24), normal(2, 16, 72), ints(5, 5), *LATENT[3:])
+MLA = (normal(20, 4, 24), normal(20, 64), normal(20, 8), normal(4, 16, 64), normal(4, 16, 64))
+MLA_STEP = (normal(2, 4, 24), normal(2, 16, 72), ints(5, 5), *MLA[3:])
 
 
 def changed(arguments, place, value):
@@ -40,7 +40,7 @@ class Refusals(unittest.TestCase):
                 with self.assertRaises(kind) as caught:
                     call()
                 self.assertIn(words, str(caught.exception))
-                self.assertTrue(caught.exception.problem and caught.exception.why and caught.exception.remedy)
+                self.assertTrue(caught.exception.problem and caught.exception.why and caught.exception.suggestion)
 
     def test_what_is_no_array(self):
         conv, attention = ringattn.causal_conv1d, ringattn.attention
@@ -61,20 +61,20 @@ class Refusals(unittest.TestCase):
             ("A is NoneType", lambda: ringattn.ssd(*changed(SCAN, 2, None))),
             ("state is NoneType", lambda: ringattn.ssd_update(None, *SCAN)),
             ("lengths is list", lambda: ringattn.decode(*STEP[:3], [5, 5])),
-            ("latent is NoneType", lambda: ringattn.mla(*changed(LATENT, 1, None))),
-            ("rows is list", lambda: ringattn.head_product([1.0], LATENT[3])),
-            ("weights is NoneType", lambda: ringattn.head_product(LATENT[1], None)),
-            ("cache is NoneType", lambda: ringattn.mla_decode(*changed(LATENT_STEP, 1, None))),
+            ("latent is NoneType", lambda: ringattn.mla(*changed(MLA, 1, None))),
+            ("rows is list", lambda: ringattn.batched_gemm([1.0], MLA[3])),
+            ("weights is NoneType", lambda: ringattn.batched_gemm(MLA[1], None)),
+            ("cache is NoneType", lambda: ringattn.mla_decode(*changed(MLA_STEP, 1, None))),
         ]
         self.refuses(cases)
 
     def test_types_of_a_product(self):
-        rows, weights = LATENT[1], LATENT[3]
+        rows, weights = MLA[1], MLA[3]
         self.refuses([
-            ("rows are float64 (numbers are", lambda: ringattn.head_product(rows.astype("float64"), weights)),
+            ("rows are float64 (numbers are", lambda: ringattn.batched_gemm(rows.astype("float64"), weights)),
             ("weights are fp16 [4, 16, 64] (the product was made for fp32: rows, weights and out have one dtype). Convert "
              "the weights to fp32, or what they are multiplied by to fp16.",
-             lambda: ringattn.head_product(rows, weights.astype("float16"))),
+             lambda: ringattn.batched_gemm(rows, weights.astype("float16"))),
         ])  # fmt: skip
 
     def test_axes(self):
@@ -83,13 +83,13 @@ class Refusals(unittest.TestCase):
             ("block_table has 1 axes", lambda: decode(*STEP, block_table=ints(0, 1))),
             ("k_cache has 3 axes", lambda: decode(*changed(STEP, 1, STEP[1][0]))),
             ("v_cache has 5 axes", lambda: decode(*changed(STEP, 2, STEP[1][None]))),
-            ("cache has 2 axes", lambda: ringattn.mla_decode(*changed(LATENT_STEP, 1, normal(16, 72)), rope_dim=8)),
-            ("w_uk has 1 axes", lambda: ringattn.mla_decode(*changed(LATENT_STEP, 3, normal(16)), rope_dim=8)),
-            ("w_uv has 2 axes", lambda: mla(*changed(LATENT, 4, normal(16, 64)))),
-            ("q has 1 axes", lambda: mla(*changed(LATENT, 0, normal(24)))),
-            ("k_rope has 1 axes", lambda: mla(*changed(LATENT, 2, normal(8)))),
-            ("rows has 1 axes", lambda: ringattn.head_product(normal(64), LATENT[3])),
-            ("weights has 2 axes", lambda: ringattn.head_product(LATENT[1], normal(16, 64))),
+            ("cache has 2 axes", lambda: ringattn.mla_decode(*changed(MLA_STEP, 1, normal(16, 72)), rope_dim=8)),
+            ("w_uk has 1 axes", lambda: ringattn.mla_decode(*changed(MLA_STEP, 3, normal(16)), rope_dim=8)),
+            ("w_uv has 2 axes", lambda: mla(*changed(MLA, 4, normal(16, 64)))),
+            ("q has 1 axes", lambda: mla(*changed(MLA, 0, normal(24)))),
+            ("k_rope has 1 axes", lambda: mla(*changed(MLA, 2, normal(8)))),
+            ("rows has 1 axes", lambda: ringattn.batched_gemm(normal(64), MLA[3])),
+            ("weights has 2 axes", lambda: ringattn.batched_gemm(MLA[1], normal(16, 64))),
             ("k has 1 axes", lambda: varlen(Q, normal(20), K, [0, 20])),
             ("q has 4 axes", lambda: varlen(Q[None], K, K, [0, 20])),
             ("x has 1 axes", lambda: ringattn.causal_conv1d(normal(16), WEIGHT)),
@@ -117,7 +117,7 @@ class Refusals(unittest.TestCase):
             ("layout 'nonsense' is not known", lambda: attention(Q, K, K, key_layout="nonsense")),
             ("layout 'nonsense' is not known", lambda: ringattn.varlen(Q, K, K, [0, 20], key_layout="nonsense")),
             ("the layout is one of lengths [20] over 2 ranks",
-             lambda: ringattn.mla(*LATENT, key_layout=ringattn.zigzag([20], 2))),
+             lambda: ringattn.mla(*MLA, key_layout=ringattn.zigzag([20], 2))),
             ("layout is 'striped'", lambda: conv(X, WEIGHT, layout="striped")),
             ("layout is 'zigzag'", lambda: ssd(*SCAN, layout="zigzag")),
             ("the layout is one of lengths [40] over 1 ranks", lambda: conv(X, WEIGHT, cu_seqlens=[0, 20],
@@ -128,7 +128,7 @@ class Refusals(unittest.TestCase):
             ("mask [3, 0] is not known", lambda: ringattn.testing.check_attention(Q, K, K, Q, mask=[3, 0])),
             ("Pass a tuple in place of a list.", lambda: attention(Q, K, K, mask=[3, 0])),
             ("an argument is ([3], 0)", lambda: attention(Q, K, K, mask=([3], 0))),
-            ("an argument is ['absorbed']", lambda: ringattn.mla(*LATENT, form=["absorbed"])),
+            ("an argument is ['absorbed']", lambda: ringattn.mla(*MLA, form=["absorbed"])),
             ("an argument is ['knorm']", lambda: ringattn.evict(K, K, ["knorm"])),
             ("an argument is [3, 0]", lambda: ringattn.evict(K, K, "knorm", mask=[3, 0])),
             ("an argument is ['int8', 'int8']", lambda: ringattn.compress(HALF, HALF, ["int8", "int8"])),
@@ -140,7 +140,7 @@ class Refusals(unittest.TestCase):
             ("a side of mask is 1.5", lambda: attention(Q, K, K, mask=(1.5, 0))),
             ("softmax_scale is 1e-300 (it is fp32, in which the nearest number is 0)",
              lambda: attention(Q, K, K, softmax_scale=1e-300)),
-            ("softmax_scale is -1e-46", lambda: ringattn.mla(*LATENT, softmax_scale=-1e-46)),
+            ("softmax_scale is -1e-46", lambda: ringattn.mla(*MLA, softmax_scale=-1e-46)),
             ("softcap is 1e-300", lambda: attention(Q, K, K, softcap=1e-300)),
             ("softmax_scale is 1e+300", lambda: ringattn.decode(*STEP, softmax_scale=1e300)),
             ("cu_seqlens has 9223372036854775808", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**63])),
@@ -159,26 +159,26 @@ class Refusals(unittest.TestCase):
 
     def test_a_kernel_decodes_where_it_is_named(self):
         def step(kernel=None):
-            return ringattn.mla_decode(*LATENT_STEP, rope_dim=8, kernel=kernel)[0]
+            return ringattn.mla_decode(*MLA_STEP, rope_dim=8, kernel=kernel)[0]
 
         def share(kernel=None):
-            return ringattn.mla_decode_share(*LATENT_STEP[:2], *LATENT_STEP[3:], rope_dim=8, kernel=kernel)
+            return ringattn.mla_decode_partition(*MLA_STEP[:2], *MLA_STEP[3:], rope_dim=8, kernel=kernel)
 
         for _ in range(2):  # a second call finds what the first one has kept
-            for kernel in ("cpu_fold", "auto"):
+            for kernel in ("cpu_attention", "auto"):
                 assert_same_bits(step(kernel), step())
                 self.assertEqual(share(kernel), share())
             for call in (step, share):
-                self.refuses([("kernel is 7", lambda: call(7)), ("kernel is ['cpu_fold']", lambda: call(["cpu_fold"])),
+                self.refuses([("kernel is 7", lambda: call(7)), ("kernel is ['cpu_attention']", lambda: call(["cpu_attention"])),
                               ("no_such_kernel", lambda: call("no_such_kernel"))])  # fmt: skip
                 # It runs on GPUs, if this build has it.
-                self.refuses([("sm90_latent_1k", lambda: call("sm90_latent_1k"))], ringattn.Error)
+                self.refuses([("sm90_mla_split1k", lambda: call("sm90_mla_split1k"))], ringattn.Error)
 
     def test_what_contradicts_another_argument(self):
-        mla, step = ringattn.mla, lambda **named: ringattn.mla_decode(*LATENT_STEP, rope_dim=8, **named)
+        mla, step = ringattn.mla, lambda **named: ringattn.mla_decode(*MLA_STEP, rope_dim=8, **named)
         cases = [
-            ("head_dim is 999 (w_uk is [4, 16, 64]", lambda: mla(*LATENT, head_dim=999)),
-            ("head_dim_v is 7 (w_uv is [4, 16, 64]", lambda: mla(*LATENT, head_dim_v=7)),
+            ("head_dim is 999 (w_uk is [4, 16, 64]", lambda: mla(*MLA, head_dim=999)),
+            ("head_dim_v is 7 (w_uv is [4, 16, 64]", lambda: mla(*MLA, head_dim_v=7)),
             ("head_dim is 15", lambda: step(head_dim=15)),
             ("head_dim_v is 0", lambda: step(head_dim_v=0)),
             ("cu_seqlens_q is given without q", lambda: ringattn.evict(K, K, "knorm", cu_seqlens_q=[0, 20])),
@@ -189,12 +189,12 @@ class Refusals(unittest.TestCase):
         ]  # fmt: skip
         self.refuses(cases)
         # What agrees is taken.
-        assert_same_bits(mla(*LATENT, head_dim=16, head_dim_v=16)[0], mla(*LATENT)[0])
+        assert_same_bits(mla(*MLA, head_dim=16, head_dim_v=16)[0], mla(*MLA)[0])
         assert_same_bits(ringattn.attention(Q, K, K, key_layout="zigzag")[0], ringattn.attention(Q, K, K)[0])
 
     def test_caches(self):
         q, cache, lengths = normal(2, 4, 64), normal(40, 16, 2, 64), ints(30, 5)
-        decode, share, table = ringattn.decode, ringattn.decode_share, ints(0, 1, 2, 3).reshape(2, 2)
+        decode, share, table = ringattn.decode, ringattn.decode_partition, ints(0, 1, 2, 3).reshape(2, 2)
         cases = []
         for op, rest in ((decode, (lengths,)), (share, ())):
             cases += [
@@ -213,9 +213,9 @@ class Refusals(unittest.TestCase):
         cases += [
             ("where the cache has pages, pass its block_table", lambda: decode(q, cache, cache, lengths)),
             ("where the cache has pages, pass its block_table",
-             lambda: latent[0](*latent[1:], lengths, *LATENT[3:], rope_dim=8)),
+             lambda: latent[0](*latent[1:], lengths, *MLA[3:], rope_dim=8)),
             ("Without a block_table each sequence",
-             lambda: latent[0](latent[1], latent[2][:1], ints(5, 5), *LATENT[3:], rope_dim=8)),
+             lambda: latent[0](latent[1], latent[2][:1], ints(5, 5), *MLA[3:], rope_dim=8)),
         ]
         self.refuses(cases)
         paged = decode(q, cache, cache, lengths, block_table=table)[0]
@@ -237,8 +237,8 @@ class Refusals(unittest.TestCase):
             "causal_conv1d": lambda **named: ringattn.causal_conv1d(X, WEIGHT, **named),
             "ssd": lambda **named: ringattn.ssd(*SCAN, **named),
             "decode": lambda **named: ringattn.decode(*STEP, **named),
-            "mla": lambda **named: ringattn.mla(*LATENT, **named),
-            "mla_decode": lambda **named: ringattn.mla_decode(*LATENT_STEP, rope_dim=8, **named),
+            "mla": lambda **named: ringattn.mla(*MLA, **named),
+            "mla_decode": lambda **named: ringattn.mla_decode(*MLA_STEP, rope_dim=8, **named),
         }
         for name, op in ops.items():
             op(threads=2)
@@ -248,7 +248,7 @@ class Refusals(unittest.TestCase):
                 self.refuses([(f"{name}: ", lambda: self.named(name, op, timeout=timeout))])
         k = normal(20, 2, 64, dtype="float16")
         self.refuses([("50000 threads are not possible", lambda: ringattn.compress(k, k, threads=50000)),
-                      ("-1 threads are not possible", lambda: ringattn.head_product(*LATENT[1::2], threads=-1)),
+                      ("-1 threads are not possible", lambda: ringattn.batched_gemm(*MLA[1::2], threads=-1)),
                       ("-1 threads are not possible", lambda: ringattn.evict(k, k, "knorm", threads=-1)),
                       ("timeout is 0", lambda: ringattn.store_world("127.0.0.1:1", timeout=0)),
                       ("a time limit of nan seconds", lambda: ringattn.store_world("127.0.0.1:1", timeout=float("nan")))])
@@ -259,7 +259,7 @@ class Refusals(unittest.TestCase):
             op(**setting)
         except ringattn.UsageError as error:
             about = "threads" if "threads" in error.problem else "timeout" if "time" in error.problem else "?"
-            raise ringattn.UsageError(f"{name}: {about}; {error.problem}", error.why, error.remedy) from error
+            raise ringattn.UsageError(f"{name}: {about}; {error.problem}", error.why, error.suggestion) from error
 
     def test_words_of_other_libraries(self):
         attention = ringattn.attention
@@ -275,7 +275,7 @@ class Refusals(unittest.TestCase):
         cases = [
             ("Did you mean softcap?", lambda: attention(Q, K, K, soft_cap=30.0)),
             ("See help(ringattn.attention)", lambda: attention(Q, K, K, anything=1)),
-            ("head_product has no timeout (it was given as 2.0)", lambda: ringattn.head_product(*LATENT[1::2], timeout=2.0)),
+            ("batched_gemm has no timeout (it was given as 2.0)", lambda: ringattn.batched_gemm(*MLA[1::2], timeout=2.0)),
             ("compress has no axis (it was given as 2). See help(ringattn.compress)",
              lambda: ringattn.compress(HALF, HALF, axis=2)),
             ("Did you mean threads?", lambda: ringattn.decompress(ringattn.compress(HALF, HALF)[0], thread=2)),
@@ -309,7 +309,7 @@ class Forms(unittest.TestCase):
                 ("out is float32 [5, 2, 4, 64] (q is [2, 5, …])", lambda: attention(q, k, k, out=normal(5, 2, 4, 64))),
             ])  # fmt: skip
 
-    def test_rows_of_scans(self):
+    def test_rows_of_ssm(self):
         x, dt, a, b = normal(2, 3, 4, 16), normal(2, 3, 4), -abs(normal(4)), normal(2, 3, 1, 16)
         u, bs, a1 = normal(2, 3, 8), normal(2, 3, 16), -abs(normal(8, 16))
         ssd, selective, state = ringattn.ssd, ringattn.selective_scan, normal(6, 4, 16, 16)
@@ -333,7 +333,7 @@ class Forms(unittest.TestCase):
             ("v_new is float32 [2, 3, 2, 64] (q is [3, 2, …]", lambda: ringattn.decode(
                 q, cache, cache.copy(), lengths_before=lengths, k_new=new, v_new=turned)),
             ("latent is float32 [2, 3, 64] (q is [3, 2, …]", lambda: ringattn.mla_decode(
-                normal(3, 2, 4, 24), normal(3, 16, 72), w_uk=LATENT[3], w_uv=LATENT[4], lengths_before=lengths,
+                normal(3, 2, 4, 24), normal(3, 16, 72), w_uk=MLA[3], w_uv=MLA[4], lengths_before=lengths,
                 latent=normal(2, 3, 64), k_rope=normal(3, 2, 8), rope_dim=8)),
         ])  # fmt: skip
 
@@ -420,15 +420,15 @@ class Words(unittest.TestCase):
 
     def test_messages_speak_python(self):
         for c, python in (
-            ("Rows follow Convolution::layout().", "Rows follow the layout."),
-            ("ScanSpec and ScanJob say what there is.", "Its arguments say what there is."),
+            ("Rows follow CausalConv1d::layout().", "Rows follow the layout."),
+            ("SsmSpec and SsmJob say what there is.", "Its arguments say what there is."),
             ("Use auto, or see ringattn's info.", "Use auto, or see `ringattn info`."),
             ("ringattn's info with measure writes one.", "`ringattn info --measure` writes one."),
             ("ringattn_options::layout is set", "layout is set"),
-            ("those of Decode::owned().", "those of ringattn.decode_share()."),
+            ("those of Decode::owned().", "those of ringattn.decode_partition()."),
             ("y overlaps x", "out overlaps x"),
             ("axis 2 of y has a stride of 2", "axis 2 of out has a stride of 2"),
-            ("FoldSpec::sinks says", "sinks says"),
+            ("AttentionSpec::sinks says", "sinks says"),
             ("a bug of ringattn", "a bug of ringattn"),
         ):
             self.assertEqual(_errors.in_python(c), python)

@@ -128,7 +128,7 @@ class Refused(unittest.TestCase):
         with self.assertRaises(kind) as caught:
             function(*arguments, **named)
         self.assertIn(words, str(caught.exception))
-        self.assertRegex(str(caught.exception), r"^[^()].* \(.+\)\. .+\.$", "problem (why). remedy.")
+        self.assertRegex(str(caught.exception), r"^[^()].* \(.+\)\. .+\.$", "problem (why). suggestion.")
         self.assertIsInstance(caught.exception, ringattn.Error)
 
     def test_what_contradicts_itself_or_is_not_computed(self):

@@ -56,7 +56,7 @@ class Both(unittest.TestCase):
 
 
 class Layouts(Both):
-    def test_the_sequences_of_a_scan_are_those_of_its_layout(self):
+    def test_the_sequences_of_an_ssm_are_those_of_its_layout(self):
         scan, selective, x, weight = scan_rows(100), selective_rows(100), normal(100, 16), normal(16, 4, seed=2)
         cu = torch.tensor([0, 30, 100])
         for layout in (ringattn.Layout([30, 70], [[(0, 0, 30), (1, 0, 70)]]), ringattn.super_segments([30, 70], 1)):
@@ -89,13 +89,13 @@ def calls():
     x, weight = normal(2, 16), normal(16, 4)
     heads, channels, rows = normal(2, 2, 16, 8), normal(2, 24, 16), normal(2, 3, 16)  # states
     scan, selective = scan_rows(2), selective_rows(2)
-    step, latent_step = (q, cache, cache, lengths), (latents[0], normal(2, 16, 72), lengths, *matrices)
+    step, mla_step = (q, cache, cache, lengths), (latents[0], normal(2, 16, 72), lengths, *matrices)
     yield "attention", (2, 4, 64), lambda out: ringattn.attention(q, k, k, out=out)
     yield "varlen", (2, 4, 64), lambda out: ringattn.varlen(q, k, k, [0, 2], out=out)
     yield "decode", (2, 4, 64), lambda out: ringattn.decode(*step, out=out)
     yield "mla", (2, 4, 16), lambda out: ringattn.mla(*latents, *matrices, out=out)
-    yield "mla_decode", (2, 4, 16), lambda out: ringattn.mla_decode(*latent_step, rope_dim=8, out=out)
-    yield "head_product", (2, 4, 16), lambda out: ringattn.head_product(latents[1], matrices[0], out=out)
+    yield "mla_decode", (2, 4, 16), lambda out: ringattn.mla_decode(*mla_step, rope_dim=8, out=out)
+    yield "batched_gemm", (2, 4, 16), lambda out: ringattn.batched_gemm(latents[1], matrices[0], out=out)
     yield "ssd", (2, 2, 16), lambda out: ringattn.ssd(*scan, out=out)
     yield "ssd_update", (2, 2, 16), lambda out: ringattn.ssd_update(heads.clone(), *scan, out=out)
     yield "selective_scan", (2, 24), lambda out: ringattn.selective_scan(*selective, out=out)
@@ -161,7 +161,7 @@ class Unknown(Both):
                      kind=ringattn.CallError)  # fmt: skip
 
 
-class Latents(Both):
+class Mla(Both):
     rows = normal(20, 4, 24), normal(20, 64), normal(20, 8), normal(4, 16, 64), normal(4, 16, 64)
 
     def test_offsets_of_queries(self):
@@ -190,7 +190,7 @@ class Signatures(Both):
             eager, traced = ([(p.name, p.kind, p.default) for p in one.parameters.values()] for one in signatures)
             self.assertEqual(traced, eager, name)
 
-    def test_arguments_of_another_scan_are_refused(self):
+    def test_arguments_of_another_ssm_are_refused(self):
         selective = selective_rows(9)
         state = normal(9, 24, 16)
         scan, update, limit = ringattn.selective_scan, ringattn.selective_update, {"dt_limit": (0.0, 1.0)}

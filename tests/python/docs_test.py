@@ -56,10 +56,10 @@ class Page(unittest.TestCase):
         self.assertLess(2 * int(said[3]), int(said[-1]))
         self.assertIn("250 of 1000 tokens are left", run_example("eviction.md")[1])
 
-    def test_products(self):
+    def test_batched_gemm(self):
         self.assertEqual(run_example("mla.md")[1], "products of the caller's have the same bytes\n")
 
-    def test_scans(self):
+    def test_ssm(self):
         self.assertEqual(run_example("ssm.md")[1], "the last token alone agrees with the whole layer\n")
 
     def test_calls_of_other_libraries(self):

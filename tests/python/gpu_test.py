@@ -193,7 +193,7 @@ class OneGpu(unittest.TestCase):
                 lengths[1] = 400  # tails are those of 400 tokens
             got, got_lse = ringattn.decode(q[:, -1], *small, lengths)
             expected, expected_lse = ringattn.decode(q[:, -1], *plain, lengths)
-            # One kernel decodes both: sm90_fold, or sm80_fold on GPUs that have no other.
+            # One kernel decodes both: sm90_attention, or sm80_attention on GPUs that have no other.
             assert_same_bits(got, expected, f"O over {format}")
             assert_same_bits(got_lse, expected_lse, f"LSE over {format}")
             cache = [ringattn.Compressed.cache(x.format, (2, 448, 2, 128), k) for x in small]
@@ -213,7 +213,7 @@ class OneGpu(unittest.TestCase):
             self.assertEqual(counts.tolist(), [440, 440])
             assert_same_bits(got, expected, str(format))
 
-    def test_scans_agree_with_the_cpu(self):
+    def test_ssm_agrees_with_the_cpu(self):
         x, dt, A = (
             normal(3000, 8, 64),
             normal(3000, 8, seed=2).abs() / 10,
@@ -225,7 +225,7 @@ class OneGpu(unittest.TestCase):
         torch.testing.assert_close(y.cpu(), expected, atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(states.cpu(), expected_states, atol=2e-2, rtol=2e-2)
 
-    def test_convolutions_agree_with_the_cpu(self):
+    def test_conv1d_agrees_with_the_cpu(self):
         for dtype, atol in ((torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
             x = normal(3, 500, 96, dtype=dtype)[:, :, 16:80]
             weight, bias = normal(64, 4, seed=2, dtype=torch.float32), normal(64, seed=3, dtype=torch.float32)
@@ -247,7 +247,7 @@ class OneGpu(unittest.TestCase):
             assert_same_bits(cache[[7, 2, 0]], x[:, 37:40].contiguous())
             assert_same_bits(cache[[1, 3, 4, 5, 6, 8]], before[[1, 3, 4, 5, 6, 8]])
 
-    def test_updates_go_on_where_a_scan_ended(self):
+    def test_updates_go_on_where_an_ssm_ended(self):
         x, dt = normal(3, 130, 8, 64), normal(3, 130, 8, seed=2).abs() / 10
         A, D = -normal(8, seed=3, dtype=torch.float32).exp(), normal(8, seed=6, dtype=torch.float32)
         B, C, z = (normal(3, 130, 1, 128, seed=4) / 11, normal(3, 130, 1, 128, seed=5) / 11, normal(3, 130, 8, 64, seed=7))

@@ -58,7 +58,7 @@ class Operators(unittest.TestCase):
         self.assertEqual(len(OPERATORS), 13)
         for words in ("sinks of varlen", "k_cache of decode", "k_rope of mla_decode", "D of ssd",
                       "dt_bias of ssd_update", "initial_states of ssd", "x of compress",
-                      "bias of causal_conv1d_update", "q of evict", "weights of head_product"):  # fmt: skip
+                      "bias of causal_conv1d_update", "q of evict", "weights of batched_gemm"):  # fmt: skip
             self.assertIn(words, met)
 
     def test_eager(self):
@@ -116,7 +116,7 @@ class Functions(unittest.TestCase):
             ("sinks", torch.zeros(4), lambda p: ringattn.decode(q[:2], cache, cache, lengths, sinks=p)),
             ("sinks", torch.zeros(4), lambda p: ringattn.mla(*latents, form="expanded", sinks=p)),
             ("out", q.clone(), lambda p: ringattn.attention(q, k, k, out=p * 1)),
-            ("weights", matrices[0], lambda p: ringattn.head_product(q, p)),
+            ("weights", matrices[0], lambda p: ringattn.batched_gemm(q, p)),
             ("D", heads, lambda p: ringattn.ssd(*scan, D=p)),
             ("initial_states", torch.zeros(1, 2, 8, 16), lambda p: ringattn.ssd(*scan, initial_states=p)),
             ("dt_bias", heads, lambda p: ringattn.ssd_update(torch.zeros(9, 2, 8, 16), *scan, dt_bias=p)),

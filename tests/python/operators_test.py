@@ -81,7 +81,7 @@ def samples() -> dict[str, list[tuple]]:
         ],
         "mla_decode": [
             (latents[0][:2], normal(2, 16, 72), ints(5, 9), *latents[3:], None, False, None, None, None, None, 8, None, None,
-             *mask, None, 0.0, None, 0, 60.0, "cpu_fold"),
+             *mask, None, 0.0, None, 0, 60.0, "cpu_attention"),
             (latents[0][:2], normal(4, 16, 72), None, *latents[3:], ints(5, 9), True, ints([3, 0], [1, 2]), latents[1][:2],
              latents[2][:2], sinks, 8, None, None, *mask, None, 0.0, None, 0, 60.0),
             (latents[0][:2].to(bf16), rows[:32].reshape(2, 16, 148), ints(5, 9), matrices[0], None, None, False, None, None,
@@ -93,7 +93,7 @@ def samples() -> dict[str, list[tuple]]:
             (q, q, None, "knorm:heads=all", 0.5, *mask, None, 0.0, [20, 40], [20, 40], 0),
             (k16, k16, q16, "snapkv:window=8", 0.5, *mask, None, 0.0, [40, 40], [40, 40], 0),
         ],
-        "head_product": [
+        "batched_gemm": [
             (latents[0][..., :16], latents[3].transpose(1, 2), 0), (latents[1], latents[4], 0),
             (latents[1].reshape(3, 20, 1, 64), latents[4], 1), (normal(7, 4, 128, dtype=bf16), matrices[0], 0),
         ],

@@ -88,21 +88,21 @@ class Decoding(unittest.TestCase):
         def rank(world):
             given = {"world": world, "max_keys": 200}
             like = np.empty((1, 64, KV_HEADS, DIM), "float32")
-            share = ringattn.decode_share(self.q[self.last], like, like, block_table=np.zeros((3, 3), "int32"), **given)
+            share = ringattn.decode_partition(self.q[self.last], like, like, block_table=np.zeros((3, 3), "int32"), **given)
             k, v, table = self.paged(64, lambda _, length: share.tokens(length))
             out, lse = ringattn.decode(self.q[self.last], k, v, np.array(self.lengths, "int32"), block_table=table, **given)
             own = list(share.owned)
             assert_same_bits(out, self.out[self.last[own]])
             assert_same_bits(lse, self.lse[self.last[own]])
             # A group is longer than these sequences: the first rank has their keys, and all have the others' rows.
-            self.assertEqual((share.group_keys, share.first, share.every), (8192, world.rank, 2))
+            self.assertEqual((share.kv_split_keys, share.first, share.stride), (8192, world.rank, 2))
             return own, share.cache_tokens(70)
 
         own, held = zip(*ringattn.run_ranks(2, rank))
         self.assertEqual(sum(own, []), [0, 1, 2])
         self.assertEqual(held, (70, 0))
 
-    def test_ranks_share_the_groups_of_a_long_sequence(self):
+    def test_ranks_share_the_kv_splits_of_a_long_sequence(self):
         length = 20_000
         k, v, q = normal(length, 1, 16), normal(length, 1, 16, seed=2), normal(length, 1, 16, seed=3)[-3:]
         out, lse = ringattn.attention(q, k, v)
@@ -110,12 +110,12 @@ class Decoding(unittest.TestCase):
         def rank(world):
             dense = {"world": world, "max_keys": length}
             caches = [np.zeros((1, 12_288, 1, 16), "float32") for _ in "kv"]
-            share = ringattn.decode_share(q[None], *caches, **dense)
+            share = ringattn.decode_partition(q[None], *caches, **dense)
             held = share.tokens(length)
             for cache, rows in zip(caches, (k, v)):
                 cache[0, : len(held)] = rows[held]
             self.assertEqual(share.cache_tokens(length), len(held))
-            self.assertEqual(ringattn.decode_share(q[None], *caches, **dense), share)
+            self.assertEqual(ringattn.decode_partition(q[None], *caches, **dense), share)
             return ringattn.decode(q[None], *caches, np.array([length], "int32"), **dense), held, share.owned
 
         (first, first_held, of_first), (second, second_held, of_second) = ringattn.run_ranks(2, rank)
@@ -144,7 +144,7 @@ class Decoding(unittest.TestCase):
             ringattn.decode(self.q[self.last], k, v, counts, block_table=table, cache_batch_idx=[0])
 
 
-class Latents(unittest.TestCase):
+class Mla(unittest.TestCase):
     dims = {"head_dim": 32, "rope_dim": 16, "latent_dim": 64, "dim_v": 32}
     lengths = (90, 210)
 
@@ -227,7 +227,7 @@ class Latents(unittest.TestCase):
         def rank(world):
             given = {"rope_dim": 16, "world": world, "max_keys": 300}
             cache = np.full((2, 256, 80), np.nan, "float32")
-            share = ringattn.mla_decode_share(self.q[last], cache, self.w_uk, self.w_uv, **given)
+            share = ringattn.mla_decode_partition(self.q[last], cache, self.w_uk, self.w_uv, **given)
             for s, n in enumerate(self.lengths):
                 held = share.tokens(n)
                 cache[s, : len(held), :64] = self.latent[self.cu[s] + held]
@@ -238,7 +238,7 @@ class Latents(unittest.TestCase):
 
         self.assertEqual([s for owned in ringattn.run_ranks(2, rank) for s in owned], [0, 1])
 
-    def test_products_may_be_the_callers(self):
+    def test_gemms_may_be_the_callers(self):
         out, _ = self.mla(form="absorbed")
         absorbed = np.concatenate([np.einsum("thn,hnd->thd", self.q[:, :, :32], self.w_uk), self.q[:, :, 32:]], axis=2)
         inside, _ = ringattn.mla(absorbed, self.latent, self.k_rope, cu_seqlens_q=self.cu, form="absorbed", head_dim=32)
@@ -246,17 +246,17 @@ class Latents(unittest.TestCase):
         np.testing.assert_allclose(np.einsum("thd,hvd->thv", inside, self.w_uv), out, atol=2e-5)
         # By the product of the package: with its bits.
         made = np.empty((300, HEADS, 80), "float32")
-        ringattn.head_product(self.q[:, :, :32], self.w_uk.swapaxes(1, 2), out=made[..., :64])
+        ringattn.batched_gemm(self.q[:, :, :32], self.w_uk.swapaxes(1, 2), out=made[..., :64])
         made[..., 64:] = self.q[:, :, 32:]
         inside, _ = ringattn.mla(made, self.latent, self.k_rope, cu_seqlens_q=self.cu, form="absorbed", head_dim=32)
-        assert_same_bits(ringattn.head_product(inside, self.w_uv), out)
+        assert_same_bits(ringattn.batched_gemm(inside, self.w_uv), out)
         last = self.cu[1:] - 1
         cache, counts = np.zeros((2, 256, 80), "float32"), np.array(self.lengths, "int32")
         for s in (0, 1):
             cache[s, : self.lengths[s], :64] = self.latent[self.cu[s] : self.cu[s + 1]]
             cache[s, : self.lengths[s], 64:] = self.k_rope[self.cu[s] : self.cu[s + 1]]
         step, _ = ringattn.mla_decode(made[last], cache, counts, rope_dim=16, head_dim=32)
-        assert_same_bits(ringattn.head_product(step, self.w_uv), out[last])
+        assert_same_bits(ringattn.batched_gemm(step, self.w_uv), out[last])
         for words, given in (("head_dim", {"form": "absorbed"}), ("form 'both'", {"form": "both", "head_dim": 32})):
             with self.assertRaises(ringattn.UsageError) as caught:
                 ringattn.mla(absorbed, self.latent, self.k_rope, **given)
@@ -274,7 +274,7 @@ def rows_of_8_bits(latent, k_rope):
 
 
 @unittest.skipIf(ml_dtypes is None, "needs ml_dtypes")
-class PackedLatents(unittest.TestCase):
+class Fp8Latents(unittest.TestCase):
     lengths = (90, 210)
 
     def setUp(self):
@@ -290,7 +290,7 @@ class PackedLatents(unittest.TestCase):
     def mla(self, latent, k_rope, **given):
         return ringattn.mla(self.q, latent, k_rope, self.w_uk, self.w_uv, cu_seqlens_q=self.cu, **given)
 
-    def test_have_the_bits_of_what_they_are_unpacked_to(self):
+    def test_have_the_bits_of_what_they_are_dequantized_to(self):
         layout = ringattn.zigzag(self.lengths, 3)
         for form in ("expanded", "absorbed"):
             out, lse = self.mla(self.latent, self.k_rope, form=form)
@@ -361,7 +361,7 @@ class PackedLatents(unittest.TestCase):
             self.assertIn(words, str(caught.exception))
 
 
-def scan_by_definition(x, dt, A, B, C, state):
+def ssm_by_definition(x, dt, A, B, C, state):
     """Of one sequence, in fp64: x [tokens, heads, head_dim], A [heads, 1 or state_dim]."""
     y = np.zeros(x.shape)
     group = x.shape[1] // B.shape[1]
@@ -372,7 +372,7 @@ def scan_by_definition(x, dt, A, B, C, state):
     return y, state
 
 
-class Scans(unittest.TestCase):
+class SsmOps(unittest.TestCase):
     def inputs(self, tokens, heads=4, dim=32, states=16, groups=2):
         return (normal(tokens, heads, dim), np.abs(normal(tokens, heads, seed=2)) / 10, -np.exp(normal(heads, seed=3)),
                 normal(tokens, groups, states, seed=4), normal(tokens, groups, states, seed=5))  # fmt: skip
@@ -385,7 +385,7 @@ class Scans(unittest.TestCase):
                                  cu_seqlens=[0, 100, 300], initial_states=initial, return_final_states=True)  # fmt: skip
         step = np.clip(np.log1p(np.exp(dt.astype("float64") + bias)), 0.3, 2.0)
         for s, rows in enumerate((slice(0, 100), slice(100, 300))):
-            expected, state = scan_by_definition(x[rows], step[rows], A[:, None], B[rows], C[rows], initial[s])
+            expected, state = ssm_by_definition(x[rows], step[rows], A[:, None], B[rows], C[rows], initial[s])
             expected = (expected + D[:, None] * x[rows]) * z[rows] / (1 + np.exp(-z[rows].astype("float64")))
             np.testing.assert_allclose(y[rows], expected, rtol=1e-4, atol=1e-4)  # fp32 over decayed sums of 300
             np.testing.assert_allclose(states[s], state, rtol=1e-4, atol=1e-4)
@@ -431,7 +431,7 @@ class Scans(unittest.TestCase):
         u, delta = normal(200, 24), np.abs(normal(200, 24, seed=2)) / 10
         A, B, C = -np.exp(normal(24, 16, seed=3)), normal(200, 16, seed=4), normal(200, 16, seed=5)
         y, last = ringattn.selective_scan(u, delta, A, B, C, return_last_state=True)
-        expected, state = scan_by_definition(u[..., None], delta, A, B[:, None], C[:, None], np.zeros((24, 1, 16)))
+        expected, state = ssm_by_definition(u[..., None], delta, A, B[:, None], C[:, None], np.zeros((24, 1, 16)))
         np.testing.assert_allclose(y, expected[..., 0], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(last[0], state[:, 0], rtol=1e-4, atol=1e-4)
 

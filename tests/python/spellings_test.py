@@ -40,7 +40,7 @@ class Refused(unittest.TestCase):
             with self.assertRaises(kind) as caught:
                 call()
             self.assertIn(words, str(caught.exception))
-            self.assertTrue(caught.exception.problem and caught.exception.why and caught.exception.remedy)
+            self.assertTrue(caught.exception.problem and caught.exception.why and caught.exception.suggestion)
 
 
 class Masks(Refused):

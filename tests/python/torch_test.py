@@ -147,18 +147,18 @@ class Compiled(unittest.TestCase):
             lambda *given: ringattn.mla_decode(*given, rope_dim=16), normal(5, 2, 48), cache, lengths, w_uk, w_uv
         )
 
-    def test_products(self):
+    def test_batched_gemm(self):
         rows, matrices = normal(2, 20, 4, 64), normal(4, 128, 64, seed=2)
 
         def there_and_back(rows, matrices):
-            out = ringattn.head_product(rows * 2, matrices)
-            back = ringattn.head_product(out[0], matrices.transpose(1, 2)) + 1
-            return out, back, ringattn.head_product(rows[0, :, 0], matrices)
+            out = ringattn.batched_gemm(rows * 2, matrices)
+            back = ringattn.batched_gemm(out[0], matrices.transpose(1, 2)) + 1
+            return out, back, ringattn.batched_gemm(rows[0, :, 0], matrices)
 
         self.check(there_and_back, rows, matrices)
         self.check(there_and_back, rows.bfloat16(), matrices.bfloat16())
 
-    def test_scans(self):
+    def test_ssm(self):
         x, dt, A = normal(100, 4, 32), normal(100, 4, seed=2).abs(), -normal(4, seed=3).exp()
         B, C = normal(100, 2, 16, seed=4), normal(100, 2, 16, seed=5)
         self.check(lambda *given: ringattn.ssd(*given, return_final_states=True), x, dt, A, B, C)
@@ -174,7 +174,7 @@ class Compiled(unittest.TestCase):
 
         self.check(selective, u, delta, A, B, C, z)
 
-    def test_convolutions(self):
+    def test_conv1d(self):
         x, weight, bias, front = normal(2, 50, 16), normal(16, 4, seed=2), normal(16, seed=3), normal(2, 3, 16, seed=4)
 
         def layer(x, weight, bias, front):

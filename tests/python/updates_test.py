@@ -13,7 +13,7 @@ def normal(*shape, seed=1, dtype="float32"):
     return np.random.default_rng(seed).standard_normal(shape, dtype="float32").astype(dtype)
 
 
-def convolution_by_definition(x, weight, bias, silu, front=None):
+def conv1d_by_definition(x, weight, bias, silu, front=None):
     """Of one sequence, in fp64. front: [width - 1, channels]."""
     width = weight.shape[1]
     front = np.zeros((width - 1, x.shape[1])) if front is None else front
@@ -22,7 +22,7 @@ def convolution_by_definition(x, weight, bias, silu, front=None):
     return y / (1 + np.exp(-y)) if silu else y
 
 
-class Convolutions(unittest.TestCase):
+class Conv1d(unittest.TestCase):
     def test_it_is_its_definition(self):
         for width in (2, 3, 4):
             x, weight, bias = normal(50, 16), normal(16, width, seed=2), normal(16, seed=3)
@@ -30,11 +30,11 @@ class Convolutions(unittest.TestCase):
             y, states = ringattn.causal_conv1d(x, weight, bias, activation="silu", cu_seqlens=[0, 2, 50], initial_states=front,
                                                return_final_states=True)  # fmt: skip
             for s, rows in enumerate((slice(0, 2), slice(2, 50))):
-                expected = convolution_by_definition(x[rows], weight, bias, True, front[s])
+                expected = conv1d_by_definition(x[rows], weight, bias, True, front[s])
                 np.testing.assert_allclose(y[rows], expected, atol=1e-5)  # fp32 sums of five numbers
                 assert_same_bits(states[s], np.concatenate([front[s], x[rows]])[1 - width :])
             np.testing.assert_allclose(
-                ringattn.causal_conv1d(x, weight), convolution_by_definition(x, weight, None, False), atol=1e-5
+                ringattn.causal_conv1d(x, weight), conv1d_by_definition(x, weight, None, False), atol=1e-5
             )
 
     def test_batches_and_columns_of_a_projection(self):
@@ -176,7 +176,7 @@ class Updates(unittest.TestCase):
                 -np.exp(normal(heads, seed=3)), normal(sequences, tokens, groups, states, seed=4),
                 normal(sequences, tokens, groups, states, seed=5))  # fmt: skip
 
-    def test_steps_go_on_where_a_scan_ended(self):
+    def test_steps_go_on_where_an_ssm_ended(self):
         x, dt, A, B, C = self.inputs(90)
         named = {"D": normal(4, seed=6), "dt_bias": normal(4, seed=8), "dt_softplus": True, "dt_limit": (0.1, 2.0)}
         z = normal(3, 90, 4, 32, seed=7)

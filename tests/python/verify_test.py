@@ -15,7 +15,7 @@ import unittest
 
 import numpy as np
 import ringattn
-from ringattn.__main__ import _NAMES, _SCANS, _STORED, main
+from ringattn.__main__ import _NAMES, _SSM, _STORED, main
 
 KINDS = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64", "uint8": "U8",
          "bfloat16": "BF16"}  # fmt: skip
@@ -228,7 +228,7 @@ class Refused(Case):
     def test_names_of_other_roles(self):
         text = (pathlib.Path(__file__).parents[2] / "src/attention/files/tensor_roles.cpp").read_text()
         roles = re.findall(r'TensorRole\{"(\w+)"', text)
-        self.assertEqual({*roles}, {*_NAMES, *_STORED, *_SCANS})
+        self.assertEqual({*roles}, {*_NAMES, *_STORED, *_SSM})
         self.refused("has no tensor `dt` (--tensors names tensors of a scan)", "--tensors", "x=q", code=3)
         self.good(dt=self.q)
         self.refused("--peer is not for scans", "--tensors", "x=q", code=2)

@@ -232,7 +232,7 @@ class Failures(unittest.TestCase):
             error.add_note("a note")
             for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
                 self.assertIs(type(other), kind)
-                self.assertEqual((other.problem, other.why, other.remedy, str(other), other.__notes__),
+                self.assertEqual((other.problem, other.why, other.suggestion, str(other), other.__notes__),
                                  ("p", "w", "r", "p (w). r", ["a note"]))  # fmt: skip
         self.assertEqual(str(ringattn.Error("a")), "a")
 

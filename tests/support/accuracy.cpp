@@ -36,8 +36,8 @@ bool sees(const Mask& mask, std::int64_t position, std::int64_t key) {
 }
 
 // One sequence and kv head, appended row by row where the caller says.
-void straightforward_head(const FoldInputs& inputs, std::size_t sequence, int head, Numbers& numbers) {
-  const FoldSpec& spec = inputs.spec;
+void same_precision_head(const AttentionInputs& inputs, std::size_t sequence, int head, Numbers& numbers) {
+  const AttentionSpec& spec = inputs.spec;
   const SequenceShape& shape = inputs.sequences[sequence];
   const int kv_head = head / (spec.heads / spec.kv_heads);
   std::vector<std::vector<float>> k;
@@ -54,7 +54,7 @@ void straightforward_head(const FoldInputs& inputs, std::size_t sequence, int he
     for (std::size_t key = 0; key < k.size(); ++key) {
       const auto number = static_cast<std::int64_t>(key);
       if (!sees(spec.mask, shape.q_offset + token, inputs.key_position(sequence, kv_head, number))) continue;
-      if (!inputs.lists_key(sequence, head, shape.q_offset + token, number)) continue;
+      if (!inputs.mask_has_key(sequence, head, shape.q_offset + token, number)) continue;
       float s = 0.0F;
       for (std::size_t i = 0; i < q.size(); ++i) s += q[i] * k[key][i];
       x[key] = round_to(spec.dtype, s) * spec.softmax_scale;
@@ -80,8 +80,8 @@ void straightforward_head(const FoldInputs& inputs, std::size_t sequence, int he
 }
 
 // Whether the row's tiles hold a value that is not finite, for each element of out [tokens, heads, head_dim_v].
-std::vector<bool> tainted_elements(const FoldInputs& inputs, const TileSizes& tiles) {
-  const FoldSpec& spec = inputs.spec;
+std::vector<bool> tainted_elements(const AttentionInputs& inputs, const TileSizes& tiles) {
+  const AttentionSpec& spec = inputs.spec;
   std::vector<bool> tainted(static_cast<std::size_t>(inputs.q_tokens() * spec.heads * spec.head_dim_v), false);
   if (tiles.query == 1) return tainted;
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
@@ -102,7 +102,7 @@ std::vector<bool> tainted_elements(const FoldInputs& inputs, const TileSizes& ti
             if (key / tiles.key < folded.begin || key / tiles.key >= folded.end) continue;
             const int group = spec.heads / spec.kv_heads;
             for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-              if (!inputs.lists_key(s, head, shape.q_offset + token, key)) continue;
+              if (!inputs.mask_has_key(s, head, shape.q_offset + token, key)) continue;
               const std::int64_t row = (inputs.q_begin(s) + token) * spec.heads + head;
               tainted[static_cast<std::size_t>(row) * v.size() + i] = true;
             }
@@ -123,43 +123,43 @@ const char* kind(double value) {
 
 }  // namespace
 
-Numbers oracle_numbers(const FoldInputs& inputs) {
+Numbers oracle_numbers(const AttentionInputs& inputs) {
   Numbers numbers;
   const float* sinks = inputs.spec.sinks ? inputs.sinks.data() : nullptr;
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     std::vector<double> out;
     std::vector<double> lse;
     oracle_attention(inputs.spec, inputs.q_view(s), inputs.k_view(s), inputs.v_view(s), inputs.sequences[s].q_offset,
-                     sinks, out, lse, inputs.lists.get(), s, inputs.positions.get());
+                     sinks, out, lse, inputs.block_mask.get(), s, inputs.positions.get());
     numbers.out.insert(numbers.out.end(), out.begin(), out.end());
     numbers.lse.insert(numbers.lse.end(), lse.begin(), lse.end());
   }
   return numbers;
 }
 
-Numbers straightforward_numbers(const FoldInputs& inputs) {
+Numbers same_precision_reference(const AttentionInputs& inputs) {
   const auto rows = static_cast<std::size_t>(inputs.q_tokens() * inputs.spec.heads);
   Numbers numbers;
   numbers.out.resize(rows * static_cast<std::size_t>(inputs.spec.head_dim_v));
   numbers.lse.resize(rows);
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
-    for (int head = 0; head < inputs.spec.heads; ++head) straightforward_head(inputs, s, head, numbers);
+    for (int head = 0; head < inputs.spec.heads; ++head) same_precision_head(inputs, s, head, numbers);
   }
   return numbers;
 }
 
 double slack_of_towering_scores(Dtype dtype) {
-  constexpr double kMostOfV = 4.0;  // in random inputs
+  constexpr double kMaxOfV = 4.0;  // in random inputs
   if (dtype == Dtype::kF32) return 0.0;
   const double rounding = dtype == Dtype::kBf16 ? 0x1p-9 : 0x1p-12;
-  return 2.0 * rounding * kMostOfV;  // of the weight, and of the output
+  return 2.0 * rounding * kMaxOfV;  // of the weight, and of the output
 }
 
-std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte>& out, const std::vector<float>& lse,
-                           const TileSizes& tiles, double slack) {
-  const FoldSpec& spec = inputs.spec;
+std::string check_accuracy(const AttentionInputs& inputs, const std::vector<std::byte>& out,
+                           const std::vector<float>& lse, const TileSizes& tiles, double slack) {
+  const AttentionSpec& spec = inputs.spec;
   const Numbers oracle = oracle_numbers(inputs);
-  const Numbers straightforward = straightforward_numbers(inputs);
+  const Numbers same_precision = same_precision_reference(inputs);
   const std::vector<bool> tainted = tainted_elements(inputs, tiles);
   const auto row_size = static_cast<std::size_t>(spec.head_dim_v);
   const auto heads = static_cast<std::size_t>(spec.heads);
@@ -190,7 +190,7 @@ std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte
       error = std::abs(value - oracle.out[i]);
       worst = i;
     }
-    const double simple = std::abs(straightforward.out[i] - oracle.out[i]);
+    const double simple = std::abs(same_precision.out[i] - oracle.out[i]);
     if (std::isfinite(simple)) allowed = std::max(allowed, simple);
   }
   allowed = 2.0 * allowed + kOutputSlack + slack;
@@ -215,12 +215,12 @@ std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte
   return {};
 }
 
-std::string check_weights(const FoldInputs& inputs, const std::vector<std::byte>& out, const std::vector<float>& lse,
-                          double score_error) {
+std::string check_weights(const AttentionInputs& inputs, const std::vector<std::byte>& out,
+                          const std::vector<float>& lse, double score_error) {
   const Dtype dtype = inputs.spec.dtype;
   const double rounding = dtype == Dtype::kBf16 ? 0x1p-8 : dtype == Dtype::kF16 ? 0x1p-11 : 0.0;
   const Numbers oracle = oracle_numbers(inputs);
-  FoldInputs positive = inputs;
+  AttentionInputs positive = inputs;
   for (std::size_t at = 0; at < inputs.v.size(); at += size_of(dtype)) {
     store_element(positive.v.data() + at, dtype, std::abs(load_element(inputs.v.data() + at, dtype)));
   }

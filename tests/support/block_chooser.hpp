@@ -10,8 +10,8 @@
 
 #include "kernels/backend.hpp"
 #include "kernels/block_choice.hpp"
-#include "tests/support/device_array.hpp"
 #include "tests/support/fold_inputs.hpp"
+#include "tests/support/device_array.hpp"
 #include "tests/support/page_pool.hpp"
 
 namespace ringattn::testing {
@@ -23,10 +23,10 @@ class BlockChooser {
     bool operator==(const Result&) const = default;
   };
 
-  // `inputs` have a spec with lists, and as many queries in each sequence, at the end of its keys.
-  BlockChooser(std::unique_ptr<Backend> backend, const FoldInputs& inputs, std::int64_t page_size, int count)
+  // `inputs` have a spec with block_mask, and as many queries in each sequence, at the end of its keys.
+  BlockChooser(std::unique_ptr<Backend> backend, const AttentionInputs& inputs, std::int64_t page_size, int count)
       : backend_(std::move(backend)), inputs_(inputs) {
-    const FoldSpec& spec = inputs.spec;
+    const AttentionSpec& spec = inputs.spec;
     const PagePool pool(inputs.sequences, {page_size, false, 3, 0, 0, {}, {}});
     std::int64_t longest = 1;
     std::vector<std::int64_t> lengths;
@@ -42,7 +42,7 @@ class BlockChooser {
     place(k_, pool.fill(inputs, inputs.k, spec.head_dim));
     place(table_, bytes_of(pool.table()));
     choice_.spec = spec;
-    choice_.rows = choice_.most_rows = static_cast<int>(inputs.sequences[0].q_len);
+    choice_.rows = choice_.max_rows = static_cast<int>(inputs.sequences[0].q_len);
     choice_.q =
         dense_view(static_cast<const void*>(q_->data()), spec.dtype, inputs.q_tokens(), spec.heads, spec.head_dim);
     choice_.k = pool.view(k_->data(), spec, spec.head_dim);
@@ -50,16 +50,16 @@ class BlockChooser {
       choice_.block_table = {reinterpret_cast<const std::int32_t*>(table_->data()), pool.table_width()};
     }
     choice_.count = count;
-    choice_.blocks = (longest + spec.lists.key_block - 1) / spec.lists.key_block;
+    choice_.blocks = (longest + spec.block_mask.key_block - 1) / spec.block_mask.key_block;
     const auto sequences = static_cast<std::int64_t>(lengths.size());
     const auto room = [&](std::optional<DeviceArray>& array, std::int64_t numbers) {
       array.emplace(*backend_, static_cast<std::size_t>(numbers) * 4);
     };
     room(lengths_, sequences);
     room(means_, sequences * choice_.blocks * spec.kv_heads * spec.head_dim);
-    room(scores_, sequences * spec.lists.heads * choice_.blocks);
-    room(chosen_, sequences * spec.lists.heads * count);
-    room(counts_, sequences * spec.lists.heads);
+    room(scores_, sequences * spec.block_mask.heads * choice_.blocks);
+    room(chosen_, sequences * spec.block_mask.heads * count);
+    room(counts_, sequences * spec.block_mask.heads);
     set_lengths(lengths);
     choice_.lengths = reinterpret_cast<const std::int32_t*>(lengths_->data());
     choice_.means = reinterpret_cast<float*>(means_->data());
@@ -98,7 +98,7 @@ class BlockChooser {
   }
 
   std::unique_ptr<Backend> backend_;
-  FoldInputs inputs_;
+  AttentionInputs inputs_;
   std::optional<DeviceArray> q_, k_, table_, lengths_, means_, scores_, chosen_, counts_;
   BlockChoice choice_;
 };

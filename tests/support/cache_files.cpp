@@ -50,10 +50,10 @@ NamedTensor made_queries(const CacheShape& shape) {
   return made_rows(shape, SyntheticTensor::kQ, runs, shape.heads, shape.head_dim);
 }
 
-void add_common(NamedTensors& tensors, const CacheShape& shape, bool lists) {
+void add_common(NamedTensors& tensors, const CacheShape& shape, bool block_mask) {
   tensors["q"] = made_queries(shape);
   if (shape.sinks) tensors["sinks"] = made_sinks(shape);
-  if (lists) tensors["cu_seqlens_q"] = long_list(batch_of(shape).cu_q());
+  if (block_mask) tensors["cu_seqlens_q"] = long_list(batch_of(shape).cu_q());
 }
 
 // The pool: every token's row at its place, NaN elsewhere.

@@ -74,7 +74,7 @@ CompressedJobTensors compressed_job_tensors(const Job& job, std::uint64_t seed) 
 
 void run_compressed_rank(const Job& job, const Options& options, const CompressedJobTensors& tensors,
                          Transport& transport, JobResult& result, std::int64_t gap) {
-  const FoldSpec& spec = job.spec;
+  const AttentionSpec& spec = job.spec;
   Attention attention(job, transport, options);
   Backend& backend = attention.backend();
   const int rank = transport.rank();
@@ -85,8 +85,8 @@ void run_compressed_rank(const Job& job, const Options& options, const Compresse
   const DeviceArray q = placed(backend, shard_of(queries, rank, tensors.plain.q, q_token_bytes(spec)));
   const DeviceArray k = placed(backend, shard_of(keys, rank, tensors.plain.k, k_token_bytes(spec)));
   const DeviceArray v = placed(backend, shard_of(keys, rank, tensors.plain.v, v_token_bytes(spec)));
-  const Shard packed_k(backend, tensors.k, keys, rank, gap);
-  const Shard packed_v(backend, tensors.v, keys, rank, gap);
+  const Shard quantized_k(backend, tensors.k, keys, rank, gap);
+  const Shard quantized_v(backend, tensors.v, keys, rank, gap);
   const PageOrder order = shuffled_pages(rows_of_sequences(keys, rank), std::max<std::int64_t>(1, job.page_size),
                                          static_cast<std::uint64_t>(rank) + 1);
   const DevicePool pool_k = pool_of(backend, tensors.k, keys, rank, order);
@@ -100,23 +100,23 @@ void run_compressed_rank(const Job& job, const Options& options, const Compresse
     inputs.pages.max_pages = order.columns;
     const bool plain_k = job.format.k.is_plain(), plain_v = job.format.v.is_plain();
     if (plain_k) inputs.pages.k = pool_k.plain();
-    if (!plain_k) inputs.pages.packed_k = pool_k.view();
+    if (!plain_k) inputs.pages.quantized_k = pool_k.view();
     if (plain_v) inputs.pages.v = pool_v.plain();
-    if (!plain_v) inputs.pages.packed_v = pool_v.view();
+    if (!plain_v) inputs.pages.quantized_v = pool_v.view();
   }
   if (job.page_size > 0) {
     // They lie there.
   } else if (job.format.k.is_plain()) {
     inputs.k = dense_view(static_cast<const void*>(k.data()), spec.dtype, k_rows, spec.kv_heads, spec.head_dim);
   } else {
-    inputs.packed_k = packed_k.rows;
+    inputs.quantized_k = quantized_k.rows;
   }
   if (job.page_size > 0) {
     // Likewise.
   } else if (job.format.v.is_plain()) {
     inputs.v = dense_view(static_cast<const void*>(v.data()), spec.dtype, k_rows, spec.kv_heads, spec.head_dim_v);
   } else {
-    inputs.packed_v = packed_v.rows;
+    inputs.quantized_v = quantized_v.rows;
   }
   inputs.sinks = spec.sinks ? sinks.floats() : nullptr;
   const DeviceArray out(backend, std::max(sizeof(float), static_cast<std::size_t>(q_rows * out_token_bytes(spec))));

@@ -26,7 +26,7 @@ std::vector<std::byte> part_of(const std::vector<std::byte>& rows, const RowShap
 
 }  // namespace
 
-CompressedSteps::CompressedSteps(const FoldSpec& spec, const CacheFormat& format, int steps)
+CompressedSteps::CompressedSteps(const AttentionSpec& spec, const CacheFormat& format, int steps)
     : steps_(steps),
       tokens_(kStart + steps * kRows),
       k_shape_{spec.dtype, spec.kv_heads, spec.head_dim},
@@ -60,7 +60,7 @@ CompressedTensor CompressedSteps::compressed(const RowFormat& format, const RowS
   const std::vector<std::int64_t> lengths(kSequences, length);
   if (first == nullptr) return compress_tensor("k", format, view, lengths, {7, 2}, ErrorCode::kUsage);
   CompressedTensor tensor = make_compressed(format, shape, lengths);
-  if (codes_by_token(format)) tensor.tables = first->tables;
+  if (quantized_per_token(format)) tensor.tables = first->tables;
   const std::vector<CompressedRun> runs = tensor.runs();
   compress_on_host({format, shape, view, {}, runs, tensor.rows()}, 2);
   return tensor;
@@ -71,7 +71,7 @@ std::vector<std::byte> CompressedSteps::expected(int step, const KernelRequest& 
   CompressedTensor k = compressed(job_.format.k, k_shape_, k_rows_, length, &k_);
   CompressedTensor v = compressed(job_.format.v, v_shape_, v_rows_, length, &v_);
   DecodeSpec spec;
-  spec.fold = job_.spec;
+  spec.attention = job_.spec;
   const auto choice = choose_kernel(spec, kernel);
   const auto backend = choice.row->make_backend({1, choice.row->backend == "cuda" ? 0 : kNoDevice});
   const auto decoder = choice.row->make_kernel(spec, *backend);
@@ -81,7 +81,7 @@ std::vector<std::byte> CompressedSteps::expected(int step, const KernelRequest& 
   const DeviceArray q = placed(*backend, q_), out(*backend, step_bytes());
   const DeviceArray lengths =
       placed(*backend, bytes_of(std::vector<std::int32_t>(kSequences, static_cast<std::int32_t>(length))));
-  const FoldSpec& fold = job_.spec;
+  const AttentionSpec& fold = job_.spec;
   const auto cache = [&](const DeviceArray& rows, const RowShape& shape) {
     return cache_view(rows.data(), shape.dtype, kSequences, length, static_cast<int>(shape.heads),
                       static_cast<int>(shape.dim));
@@ -101,12 +101,12 @@ std::vector<std::byte> CompressedSteps::expected(int step, const KernelRequest& 
 void CompressedSteps::run(Transport& transport, const DecodeOptions& options, Outputs& outputs) const {
   Decode decode(job_, transport, options);
   Backend& backend = decode.backend();
-  const FoldSpec& fold = job_.spec;
+  const AttentionSpec& fold = job_.spec;
   const std::vector<std::int64_t> held(kSequences, decode.cache_tokens(tokens_));
   const PageOrder order = shuffled_pages(held, kPage, static_cast<std::uint64_t>(transport.rank()) + 1);
   const auto pool_of = [&](const CompressedTensor& tensor) {
     CompressedPool pool(tensor.format, tensor.shape, order, kSequences);
-    pool.fill(tensor, decode.share(), decode.group_keys());
+    pool.fill(tensor, decode.partition(), decode.kv_split_keys());
     return DevicePool(backend, pool.view(), kSequences);
   };
   const DevicePool k = pool_of(k_), v = pool_of(v_);
@@ -132,8 +132,8 @@ void CompressedSteps::run(Transport& transport, const DecodeOptions& options, Ou
     inputs.update_lengths = true;
     inputs.k_new = rows_of(k_new, fold.kv_heads, fold.head_dim);
     inputs.v_new = rows_of(v_new, fold.kv_heads, fold.head_dim_v);
-    inputs.packed_k = k.view();
-    inputs.packed_v = v.view();
+    inputs.quantized_k = k.view();
+    inputs.quantized_v = v.view();
     DecodeOutputs own;
     own.out = dense_view(static_cast<void*>(out.data()), fold.dtype, mine.count * kRows, fold.heads, fold.head_dim_v);
     decode.run(inputs, own, backend.stream());

@@ -24,7 +24,7 @@ class CompressedSteps {
   using Outputs = std::vector<std::vector<std::byte>>;  // O of each step, of all sequences
 
   // So many steps; neither format is plain. The spec has no sinks.
-  CompressedSteps(const FoldSpec& spec, const CacheFormat& format, int steps);
+  CompressedSteps(const AttentionSpec& spec, const CacheFormat& format, int steps);
 
   int steps() const { return steps_; }
   Outputs no_outputs() const;

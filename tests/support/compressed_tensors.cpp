@@ -12,23 +12,23 @@
 
 namespace ringattn::testing {
 
-std::vector<RowFormat> code_formats() {
-  return {{RowCoding::kFp8, ScaleGrain::kTensor},
-          {RowCoding::kFp8, ScaleGrain::kHead},
-          {RowCoding::kFp8, ScaleGrain::kTokenHead},
-          {RowCoding::kInt8},
-          {RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 32},
-          {RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 64},
-          {RowCoding::kInt4Token, ScaleGrain::kTokenHead, 32},
-          {RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 2},
-          {RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 8}};
+std::vector<RowFormat> quantized_formats() {
+  return {{RowEncoding::kFp8, ScaleGrain::kTensor},
+          {RowEncoding::kFp8, ScaleGrain::kHead},
+          {RowEncoding::kFp8, ScaleGrain::kTokenHead},
+          {RowEncoding::kInt8},
+          {RowEncoding::kInt4Channel, ScaleGrain::kTokenHead, 32},
+          {RowEncoding::kInt4Channel, ScaleGrain::kTokenHead, 64},
+          {RowEncoding::kInt4Token, ScaleGrain::kTokenHead, 32},
+          {RowEncoding::kVector, ScaleGrain::kTokenHead, 0, 0, 2},
+          {RowEncoding::kVector, ScaleGrain::kTokenHead, 0, 0, 8}};
 }
 
 std::vector<RowFormat> every_format() {
-  std::vector<RowFormat> formats = code_formats();
+  std::vector<RowFormat> formats = quantized_formats();
   if (!has_low_rank()) return formats;
-  formats.push_back({RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, 24});
-  formats.push_back({RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4});
+  formats.push_back({RowEncoding::kLowRank, ScaleGrain::kTokenHead, 0, 24});
+  formats.push_back({RowEncoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4});
   return formats;
 }
 
@@ -89,15 +89,15 @@ CompressedPool::CompressedPool(const RowFormat& format, const RowShape& shape, c
   }
 }
 
-void CompressedPool::fill(const CompressedTensor& tensor, const GroupShare& share, std::int64_t group_keys) {
+void CompressedPool::fill(const CompressedTensor& tensor, const KvPartition& partition, std::int64_t kv_split_keys) {
   tables_ = tensor.tables;
   const CompressedCache to = view();
   const std::vector<FormatStream> streams = format_streams(format_, shape_);
   std::int64_t row = 0;
   for (std::size_t s = 0; s < tensor.lengths.size(); ++s) {
     for (std::int64_t position = 0; position < tensor.lengths[s]; ++position, ++row) {
-      if (!holds_key(share, group_keys, position)) continue;
-      const std::int64_t token = token_of_key(share, group_keys, position);
+      if (!holds_key(partition, kv_split_keys, position)) continue;
+      const std::int64_t token = token_of_key(partition, kv_split_keys, position);
       const auto entry =
           s * static_cast<std::size_t>(order_.columns) + static_cast<std::size_t>(token / order_.page_size);
       const std::int64_t page = order_.table[entry];

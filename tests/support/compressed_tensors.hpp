@@ -15,10 +15,10 @@
 
 namespace ringattn::testing {
 
-// Every coding, with each of its numbers, that fits a dim which is a multiple of 64; those of a rank last.
+// Every encoding, with each of its numbers, that fits a dim which is a multiple of 64; those of a rank last.
 std::vector<RowFormat> every_format();
 // Of these, what decode kernels read.
-std::vector<RowFormat> code_formats();
+std::vector<RowFormat> quantized_formats();
 // "int4_channel_group_32": a name for a test.
 std::string test_name(const RowFormat& format);
 
@@ -50,7 +50,7 @@ class CompressedPool {
                  bool head_major = false);
 
   // Copies tables, and those rows of the tensor that a share holds. Groups are of so many keys.
-  void fill(const CompressedTensor& tensor, const GroupShare& share = {}, std::int64_t group_keys = 1);
+  void fill(const CompressedTensor& tensor, const KvPartition& partition = {}, std::int64_t kv_split_keys = 1);
   CompressedCache view();
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pulse that counts its signs, for tests that what takes long gives them.
+// A liveness that counts its heartbeats, for tests that what takes long gives them.
 #pragma once
 
 #include <atomic>
@@ -8,16 +8,16 @@
 
 namespace ringattn::testing {
 
-class CountingPulse final : public Pulse {
+class CountingLiveness final : public RankLiveness {
  public:
-  CountingPulse() : Pulse(0) {}
+  CountingLiveness() : RankLiveness(0) {}
 
-  int signs() const { return signs_; }
+  int heartbeats() const { return heartbeats_; }
 
  private:
-  void exchange() override { ++signs_; }
+  void on_heartbeat() override { ++heartbeats_; }
 
-  std::atomic<int> signs_{0};
+  std::atomic<int> heartbeats_{0};
 };
 
 }  // namespace ringattn::testing

@@ -40,7 +40,7 @@ inline Layout deal_blocks(const std::vector<std::int64_t>& lengths, const std::v
 struct Dealt {
   Layout queries, keys;
 };
-inline Dealt deal(const Job& job, const ListShape& shape, int world, std::uint32_t seed) {
+inline Dealt deal(const Job& job, const BlockMaskShape& shape, int world, std::uint32_t seed) {
   std::vector<std::int64_t> q, k, offsets;
   for (const Sequence& of : job.batch.sequences) {
     q.push_back(of.q_len);
@@ -53,16 +53,16 @@ inline Dealt deal(const Job& job, const ListShape& shape, int world, std::uint32
 }
 
 // All rows of q or of k.
-inline TensorView view_of(const std::vector<std::byte>& rows, const FoldSpec& spec, int heads) {
+inline TensorView view_of(const std::vector<std::byte>& rows, const AttentionSpec& spec, int heads) {
   const std::int64_t token = std::int64_t{heads} * spec.head_dim * static_cast<std::int64_t>(size_of(spec.dtype));
   return dense_view(static_cast<const void*>(rows.data()), spec.dtype, static_cast<std::int64_t>(rows.size()) / token,
                     heads, spec.head_dim);
 }
 
 // A rank's own call, with its rows in the memory of a backend's kernel.
-inline std::shared_ptr<const TileLists> lists_of_rank(const Job& job, const ListShape& shape, int count,
-                                                      const Dealt& dealt, const JobTensors& tensors,
-                                                      Transport& transport, const std::string& backend = "cpu") {
+inline std::shared_ptr<const BlockMask> block_mask_of_rank(const Job& job, const BlockMaskShape& shape, int count,
+                                                           const Dealt& dealt, const JobTensors& tensors,
+                                                           Transport& transport, const std::string& backend = "cpu") {
   Options options;
   options.kernel.backend = backend;
   options.threads = 1;
@@ -82,18 +82,18 @@ inline std::shared_ptr<const TileLists> lists_of_rank(const Job& job, const List
     return dense_view(static_cast<const void*>(array.data()), job.spec.dtype, layout.tokens(transport.rank()), heads,
                       job.spec.head_dim);
   };
-  return best_lists(
+  return top_k_block_mask(
       job, shape, count,
       {dealt.queries, dealt.keys, view(q, dealt.queries, job.spec.heads), view(k, dealt.keys, job.spec.kv_heads)},
       transport, options);
 }
 
 // By the host, of all rows.
-inline TileLists lists_of_all(const Job& job, const ListShape& shape, int count, const JobTensors& tensors) {
-  FoldSpec spec = job.spec;
-  spec.lists = shape;
-  const std::vector<ListedSequence> sequences = listed_sequences(job.batch);
-  return top_k_lists(
+inline BlockMask block_mask_of_all(const Job& job, const BlockMaskShape& shape, int count, const JobTensors& tensors) {
+  AttentionSpec spec = job.spec;
+  spec.block_mask = shape;
+  const std::vector<MaskedSequence> sequences = masked_sequences(job.batch);
+  return top_k_selection(
       spec, sequences, count,
       packed_rows(sequences, view_of(tensors.q, spec, spec.heads), view_of(tensors.k, spec, spec.kv_heads)),
       *cpu::make_cpu_backend({1, 0}), {});

@@ -29,7 +29,7 @@ std::int64_t longest(const Job& job) {
   return keys;
 }
 
-std::int64_t most_rows(const Decode& decode) { return decode.job().limits.sequences * decode.job().limits.rows; }
+std::int64_t max_rows(const Decode& decode) { return decode.job().limits.sequences * decode.job().limits.rows; }
 
 std::int64_t page_tokens(const Decode& decode, const CacheLayout& layout) {
   return layout.page_size > 0 ? layout.page_size : decode.cache_tokens(decode.job().limits.keys) + kSpareTokens;
@@ -52,10 +52,10 @@ std::size_t cache_size(const Decode& decode, const Job& job, const CacheLayout& 
 // Blocks that a list has room for, and one more.
 std::int64_t list_width(const Decode& decode) {
   const DecodeJob& job = decode.job();
-  return job.spec.lists.any() && job.best_blocks == 0 ? most_list_blocks(job) + 1 : 0;
+  return job.spec.block_mask.any() && job.top_k_blocks == 0 ? max_mask_blocks(job) + 1 : 0;
 }
 std::int64_t list_count(const Decode& decode, const Job& job) {
-  return static_cast<std::int64_t>(job.batch.sequences.size()) * decode.job().spec.lists.heads;
+  return static_cast<std::int64_t>(job.batch.sequences.size()) * decode.job().spec.block_mask.heads;
 }
 
 std::int64_t table_width(const Decode& decode, const Job& job, const CacheLayout& layout) {
@@ -85,19 +85,19 @@ DecodeRank::DecodeRank(Decode& decode, const Job& job, const JobTensors& tensors
       cu_k_(job.batch.cu_k()),
       k_(decode.backend(), cache_size(decode, job, layout, k_token_bytes(job.spec))),
       v_(decode.backend(), cache_size(decode, job, layout, v_token_bytes(job.spec))),
-      q_(decode.backend(), at_least_one(most_rows(decode) * q_token_bytes(job.spec))),
-      k_new_(decode.backend(), at_least_one(most_rows(decode) * k_token_bytes(job.spec))),
-      v_new_(decode.backend(), at_least_one(most_rows(decode) * v_token_bytes(job.spec))),
-      out_(decode.backend(), at_least_one(most_rows(decode) * out_token_bytes(job.spec))),
-      lse_(decode.backend(), at_least_one(most_rows(decode) * lse_token_bytes(job.spec))),
+      q_(decode.backend(), at_least_one(max_rows(decode) * q_token_bytes(job.spec))),
+      k_new_(decode.backend(), at_least_one(max_rows(decode) * k_token_bytes(job.spec))),
+      v_new_(decode.backend(), at_least_one(max_rows(decode) * v_token_bytes(job.spec))),
+      out_(decode.backend(), at_least_one(max_rows(decode) * out_token_bytes(job.spec))),
+      lse_(decode.backend(), at_least_one(max_rows(decode) * lse_token_bytes(job.spec))),
       lengths_(decode.backend(), at_least_one(static_cast<std::int64_t>(job.batch.sequences.size()) * 4)),
       table_(decode.backend(), at_least_one(static_cast<std::int64_t>(job.batch.sequences.size()) * table_pages * 4)),
       prefix_of_(decode.backend(), at_least_one(static_cast<std::int64_t>(layout.prefix_of.size()) * 4)),
       prefix_keys_(decode.backend(), at_least_one(static_cast<std::int64_t>(layout.prefix_keys.size()) * 4)),
       sinks_(decode.backend(), at_least_one(static_cast<std::int64_t>(tensors.sinks.size()) * 4)),
-      list_blocks_(decode.backend(), at_least_one(list_count(decode, job) * list_width(decode) * 4)),
-      list_counts_(decode.backend(), at_least_one(list_count(decode, job) * 4)) {
-  list_stride_ = list_width(decode);
+      mask_indices_(decode.backend(), at_least_one(list_count(decode, job) * list_width(decode) * 4)),
+      mask_counts_(decode.backend(), at_least_one(list_count(decode, job) * 4)) {
+  mask_stride_ = list_width(decode);
   lengths.assign(job.batch.sequences.size(), 0);
   sinks_.write(bytes_of(tensors.sinks));
   make_pages(layout);
@@ -107,7 +107,7 @@ void DecodeRank::make_pages(const CacheLayout& layout) {
   if (table_pages == 0) return;
   std::vector<std::int32_t> order(static_cast<std::size_t>(pages_));
   std::iota(order.begin(), order.end(), 0);
-  std::mt19937_64 generator(layout.shuffle + static_cast<std::uint64_t>(decode_.share().first));
+  std::mt19937_64 generator(layout.shuffle + static_cast<std::uint64_t>(decode_.partition().first));
   std::shuffle(order.begin(), order.end(), generator);
   table.assign(job_.batch.sequences.size() * static_cast<std::size_t>(table_pages), kNoPage);
   std::size_t next = 0;
@@ -139,8 +139,8 @@ MutableCacheView DecodeRank::view(std::byte* data, int dim) const {
 // Where the rank keeps the key at `position` of a sequence, if it does.
 void DecodeRank::put_row(std::vector<std::byte>& cache, const std::vector<std::byte>& rows, int dim,
                          std::size_t sequence, std::int64_t position) const {
-  if (!holds_key(decode_.share(), decode_.group_keys(), position)) return;
-  const std::int64_t token = token_of_key(decode_.share(), decode_.group_keys(), position);
+  if (!holds_key(decode_.partition(), decode_.kv_split_keys(), position)) return;
+  const std::int64_t token = token_of_key(decode_.partition(), decode_.kv_split_keys(), position);
   const std::size_t entry =
       sequence * static_cast<std::size_t>(table_pages) + static_cast<std::size_t>(token / page_size_);
   const std::int64_t page = table_pages > 0 ? table[entry] : static_cast<std::int64_t>(sequence);
@@ -156,7 +156,7 @@ void DecodeRank::put_row(std::vector<std::byte>& cache, const std::vector<std::b
 }
 
 void DecodeRank::fill(const std::vector<std::int64_t>& filled) {
-  const FoldSpec& spec = job_.spec;
+  const AttentionSpec& spec = job_.spec;
   const auto size = [&](std::int64_t token_bytes) { return at_least_one(pages_ * page_size_ * token_bytes); };
   std::vector<std::byte> k(size(k_token_bytes(spec)), kPoison);
   std::vector<std::byte> v(size(v_token_bytes(spec)), kPoison);
@@ -172,17 +172,17 @@ void DecodeRank::fill(const std::vector<std::int64_t>& filled) {
   upload();
 }
 
-void DecodeRank::set_lists(const TileLists& lists, int rows) {
-  DecodeListArrays arrays =
-      lists_of_heads(decode_lists(lists, job_.spec.mask, rows, list_stride_), decode_.job().spec, decode_.kv_heads());
+void DecodeRank::set_block_mask(const BlockMask& block_mask, int rows) {
+  DecodeBlockMaskArrays arrays = block_mask_of_heads(decode_block_mask(block_mask, job_.spec.mask, rows, mask_stride_),
+                                                     decode_.job().spec, decode_.kv_heads());
   list_blocks = std::move(arrays.blocks);
   list_counts = std::move(arrays.counts);
 }
 
 void DecodeRank::upload() {
-  if (list_stride_ > 0) {
-    list_blocks_.write(bytes_of(list_blocks));
-    list_counts_.write(bytes_of(list_counts));
+  if (mask_stride_ > 0) {
+    mask_indices_.write(bytes_of(list_blocks));
+    mask_counts_.write(bytes_of(list_counts));
   }
   lengths_.write(bytes_of(lengths));
   table_.write(bytes_of(table));
@@ -193,7 +193,7 @@ void DecodeRank::upload() {
 void DecodeRank::load(const std::vector<std::int64_t>& step, int rows) {
   step_ = step;
   rows_ = rows;
-  const FoldSpec& spec = job_.spec;
+  const AttentionSpec& spec = job_.spec;
   const auto gather = [&](DeviceArray& to, const std::vector<std::byte>& from, std::int64_t token_bytes,
                           const std::vector<std::int64_t>& cu, bool queries) {
     std::vector<std::byte> bytes(at_least_one(static_cast<std::int64_t>(step.size()) * rows * token_bytes), kPoison);
@@ -214,7 +214,7 @@ void DecodeRank::load(const std::vector<std::int64_t>& step, int rows) {
 }
 
 DecodeInputs DecodeRank::inputs(bool update, bool append) {
-  const FoldSpec& spec = job_.spec;
+  const AttentionSpec& spec = job_.spec;
   const std::int64_t tokens = static_cast<std::int64_t>(step_.size()) * rows_;
   const auto rows = [&](DeviceArray& array, int heads, int dim) {
     return dense_view(static_cast<const void*>(array.data()), spec.dtype, tokens, heads, dim);
@@ -233,9 +233,9 @@ DecodeInputs DecodeRank::inputs(bool update, bool append) {
                        reinterpret_cast<const std::int32_t*>(prefix_keys_.data()),
                        static_cast<int>(prefix_keys.size())};
   }
-  if (list_stride_ > 0) {
-    inputs.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()),
-                    reinterpret_cast<const std::int32_t*>(list_counts_.data()), list_stride_};
+  if (mask_stride_ > 0) {
+    inputs.block_mask = {reinterpret_cast<const std::int32_t*>(mask_indices_.data()),
+                         reinterpret_cast<const std::int32_t*>(mask_counts_.data()), mask_stride_};
   }
   auto* const counts = reinterpret_cast<std::int32_t*>(lengths_.data());
   if (update) {
@@ -253,7 +253,7 @@ DecodeInputs DecodeRank::inputs(bool update, bool append) {
 }
 
 DecodeOutputs DecodeRank::outputs() {
-  const FoldSpec& spec = job_.spec;
+  const AttentionSpec& spec = job_.spec;
   const std::int64_t rows = decode_.owned(static_cast<std::int64_t>(step_.size())).count * rows_;
   return {dense_view(static_cast<void*>(out_.data()), spec.dtype, rows, spec.heads, spec.head_dim_v),
           {lse_.floats(), spec.heads, 1}};

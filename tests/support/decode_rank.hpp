@@ -48,10 +48,11 @@ class DecodeRank {
   std::int64_t table_pages = 0;
   std::vector<std::int32_t> prefix_of;  // as in CacheLayout
   std::vector<std::int32_t> prefix_keys;
-  // Of a job whose steps are given lists: those of the rank's heads. set_lists() has those of the last `rows` queries.
+  // Of a job whose steps are given lists: those of the rank's heads. set_block_mask() has those of the last `rows`
+  // queries.
   std::vector<std::int32_t> list_blocks;
   std::vector<std::int32_t> list_counts;
-  void set_lists(const TileLists& lists, int rows);
+  void set_block_mask(const BlockMask& block_mask, int rows);
   void upload();
   std::int64_t pages() const { return pages_; }
   // The bytes of both caches, and the lengths, as they are now.
@@ -73,9 +74,9 @@ class DecodeRank {
   std::vector<std::int64_t> cu_q_, cu_k_;
   std::vector<std::int64_t> step_;  // lengths of the step that is loaded
   int rows_ = 1;
-  std::int64_t list_stride_ = 0;  // 0: there are none
+  std::int64_t mask_stride_ = 0;  // 0: there are none
   DeviceArray k_, v_, q_, k_new_, v_new_, out_, lse_, lengths_, table_, prefix_of_, prefix_keys_, sinks_;
-  DeviceArray list_blocks_, list_counts_;
+  DeviceArray mask_indices_, mask_counts_;
 };
 
 }  // namespace ringattn::testing

@@ -32,13 +32,13 @@ std::size_t bytes_of(const MutableTensorView& view) {
   return static_cast<std::size_t>(view.tokens * view.token_stride) * size_of(view.dtype);
 }
 
-CacheFormat format_of(const FoldSpec& spec, const CacheLayout& layout) {
+CacheFormat format_of(const AttentionSpec& spec, const CacheLayout& layout) {
   if (layout.codes.empty()) return {};
   return {latent_format(spec.head_dim - spec.head_dim_v), {}};
 }
 
 // Rows of 8 bits as keys of so many elements of 16 bits, which lie in pages as keys do.
-FoldInputs with_codes(FoldInputs inputs, const std::vector<std::byte>& codes) {
+AttentionInputs with_codes(AttentionInputs inputs, const std::vector<std::byte>& codes) {
   inputs.spec.head_dim =
       static_cast<int>(latent_row_bytes(inputs.spec.head_dim_v, inputs.spec.head_dim - inputs.spec.head_dim_v) / 2);
   inputs.k = codes;
@@ -54,19 +54,19 @@ void copy_rows(const MutableTensorView& to, const TensorView& from) {
 
 }  // namespace
 
-DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout, int threads)
+DecodeRunner::DecodeRunner(const DecodeRow& row, const AttentionInputs& inputs, const CacheLayout& layout, int threads)
     : inputs_(inputs),
       backend_(row.make_backend({threads, 0})),
       spec_{inputs.spec, layout.values_in_keys, format_of(inputs.spec, layout)},
       kernel_(row.make_kernel(spec_, *backend_)),
       strided_(layout.strided),
-      share_(layout.share),
-      lists_with_own_(layout.lists_with_own) {
-  const FoldSpec& spec = inputs.spec;
-  const FoldInputs cached = dealt(inputs, share_, kernel_->group_keys());
+      partition_(layout.partition),
+      mask_with_own_(layout.mask_with_own) {
+  const AttentionSpec& spec = inputs.spec;
+  const AttentionInputs cached = dealt(inputs, partition_, kernel_->kv_split_keys());
   std::vector<std::int64_t> prefix_tokens;
   for (const std::int32_t keys : layout.prefix_keys) {
-    prefix_tokens.push_back(keys_of_share(share_, kernel_->group_keys(), keys));
+    prefix_tokens.push_back(keys_of_partition(partition_, kernel_->kv_split_keys(), keys));
   }
   const PagePool pool(cached.sequences, {layout.page_size, layout.head_major, layout.shuffle, layout.shared, 0,
                                          layout.prefix_of, prefix_tokens});
@@ -90,7 +90,7 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
   if (layout.codes.empty()) {
     place(k_, pool.fill(cached, cached.k, spec.head_dim));
   } else {
-    const FoldInputs coded = dealt(with_codes(inputs, layout.codes), share_, kernel_->group_keys());
+    const AttentionInputs coded = dealt(with_codes(inputs, layout.codes), partition_, kernel_->kv_split_keys());
     place(k_, pool.fill(coded, coded.k, coded.spec.head_dim));
   }
   place(v_, pool.fill(cached, cached.v, spec.head_dim_v));
@@ -114,7 +114,7 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
     v_->clear();
   }
   if (!layout.codes.empty()) {
-    step_.packed_k =
+    step_.quantized_k =
         latent_cache(k_->data(), spec.head_dim_v, spec.head_dim - spec.head_dim_v, step_.k.pages, step_.k.page_size);
     step_.k = step_.v = {};
   }
@@ -130,29 +130,29 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
     step_.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_->data()),
                       reinterpret_cast<const std::int32_t*>(prefix_keys_->data()), prefixes};
   }
-  if (inputs.lists != nullptr) {
-    const auto lists = static_cast<std::int64_t>(lengths.size()) * spec.lists.heads;
-    list_stride_ = *std::ranges::max_element(lengths) / spec.lists.key_block + 3;
-    list_blocks_.emplace(*backend_, static_cast<std::size_t>(lists * list_stride_) * sizeof(std::int32_t));
-    list_counts_.emplace(*backend_, static_cast<std::size_t>(lists) * sizeof(std::int32_t));
-    set_lists(inputs);
-    step_.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_->data()),
-                   reinterpret_cast<const std::int32_t*>(list_counts_->data()), list_stride_};
+  if (inputs.block_mask != nullptr) {
+    const auto lists = static_cast<std::int64_t>(lengths.size()) * spec.block_mask.heads;
+    mask_stride_ = *std::ranges::max_element(lengths) / spec.block_mask.key_block + 3;
+    mask_indices_.emplace(*backend_, static_cast<std::size_t>(lists * mask_stride_) * sizeof(std::int32_t));
+    mask_counts_.emplace(*backend_, static_cast<std::size_t>(lists) * sizeof(std::int32_t));
+    set_block_mask(inputs);
+    step_.block_mask = {reinterpret_cast<const std::int32_t*>(mask_indices_->data()),
+                        reinterpret_cast<const std::int32_t*>(mask_counts_->data()), mask_stride_};
   }
   kernel_->reserve({static_cast<std::int64_t>(lengths.size()), step_.rows, *std::ranges::max_element(lengths),
                     layout.slices, prefixes});
 }
 
-void DecodeRunner::set_lists(const FoldInputs& inputs) {
-  DecodeListArrays lists = decode_lists(*inputs.lists, inputs.spec.mask, step_.rows, list_stride_);
-  for (std::size_t i = 0; lists_with_own_ && i < lists.counts.size(); ++i) {
-    const SequenceShape& sequence = inputs.sequences[i / static_cast<std::size_t>(inputs.spec.lists.heads)];
-    const std::int64_t own = std::max<std::int64_t>(0, sequence.k_len - step_.rows) / inputs.spec.lists.key_block;
-    std::int32_t* const list = lists.blocks.data() + i * static_cast<std::size_t>(list_stride_);
+void DecodeRunner::set_block_mask(const AttentionInputs& inputs) {
+  DecodeBlockMaskArrays lists = decode_block_mask(*inputs.block_mask, inputs.spec.mask, step_.rows, mask_stride_);
+  for (std::size_t i = 0; mask_with_own_ && i < lists.counts.size(); ++i) {
+    const SequenceShape& sequence = inputs.sequences[i / static_cast<std::size_t>(inputs.spec.block_mask.heads)];
+    const std::int64_t own = std::max<std::int64_t>(0, sequence.k_len - step_.rows) / inputs.spec.block_mask.key_block;
+    std::int32_t* const list = lists.blocks.data() + i * static_cast<std::size_t>(mask_stride_);
     for (int more = 0; more < 2; ++more) list[lists.counts[i]++] = static_cast<std::int32_t>(own + more);
   }
-  list_blocks_->write(bytes_of(lists.blocks));
-  list_counts_->write(bytes_of(lists.counts));
+  mask_indices_->write(bytes_of(lists.blocks));
+  mask_counts_->write(bytes_of(lists.counts));
 }
 
 void DecodeRunner::set_lengths(const std::vector<std::int64_t>& lengths) {
@@ -163,55 +163,56 @@ void DecodeRunner::enqueue(Stream stream) { enqueue(step_, stream); }
 
 void DecodeRunner::enqueue(const DecodeStep& step, Stream stream) {
   if (part_limit_ == 0) return kernel_->enqueue(step, stream);
-  for_parts_of_step(spec_, step, part_limit_, kernel_->record_floats(),
-                    [&](const DecodeStep& part) { kernel_->enqueue(part, stream); });
+  for_each_sub_batch(spec_, step, part_limit_, kernel_->partial_floats(),
+                     [&](const DecodeStep& part) { kernel_->enqueue(part, stream); });
 }
 
-void DecodeRunner::run_share(const GroupShare& share) {
+void DecodeRunner::run_partition(const KvPartition& partition) {
   DecodeStep step = step_;
-  step.share = share;
+  step.partition = partition;
   kernel_->enqueue(step, backend_->stream());
 }
 
-void DecodeRunner::make_records(std::int64_t groups) {
-  record_groups_ = groups;
-  const std::int64_t floats = step_.q.tokens * groups * inputs_.spec.heads * kernel_->record_floats();
-  records_.emplace(*backend_, static_cast<std::size_t>(floats) * sizeof(float));
+void DecodeRunner::make_partials(std::int64_t groups) {
+  partial_kv_splits_ = groups;
+  const std::int64_t floats = step_.q.tokens * groups * inputs_.spec.heads * kernel_->partial_floats();
+  partials_.emplace(*backend_, static_cast<std::size_t>(floats) * sizeof(float));
 }
 
 void DecodeRunner::enqueue_leave(Stream stream) {
   DecodeStep step = step_;
-  step.share = share_;
+  step.partition = partition_;
   step.output = {};
-  step.partials = {records_->floats(), record_groups_};
+  step.partials = {partials_->floats(), partial_kv_splits_};
   enqueue(step, stream);
 }
 
-void DecodeRunner::enqueue_merge(const std::vector<const float*>& shares, Stream stream) {
+void DecodeRunner::enqueue_merge(const std::vector<const float*>& partitions, Stream stream) {
   const std::int64_t sequences = step_.q.tokens / step_.rows;
   for (const auto& [begin, end] : {std::pair{std::int64_t{0}, std::int64_t{1}}, {std::int64_t{1}, sequences}}) {
     if (begin >= end) continue;
     const std::int64_t row = begin * step_.rows;
-    DecodeMerge merge{{}, record_groups_, step_.rows, step_.lengths + begin, step_.output};
+    DecodeMerge merge{{}, partial_kv_splits_, step_.rows, step_.lengths + begin, step_.output};
     merge.output.out.data = step_.output.out.at(row, 0);
     merge.output.out.tokens = (end - begin) * step_.rows;
     merge.output.lse.data = &step_.output.lse.at(row, 0);
-    std::vector<const float*> records = shares;
-    for (const float*& share : records) share += row * record_groups_ * inputs_.spec.heads * kernel_->record_floats();
-    merge.shares = records;
+    std::vector<const float*> partials = partitions;
+    for (const float*& partition : partials)
+      partition += row * partial_kv_splits_ * inputs_.spec.heads * kernel_->partial_floats();
+    merge.partitions = partials;
     kernel_->merge(merge, stream);
   }
 }
 
 void DecodeRunner::wait() { backend_->synchronize(backend_->stream(), Deadline::after(60.0), {}); }
 
-FoldResult DecodeRunner::read() {
+AttentionResult DecodeRunner::read() {
   wait();
-  const FoldSpec& spec = inputs_.spec;
+  const AttentionSpec& spec = inputs_.spec;
   std::vector<std::byte> host = out_->read();
   MutableTensorView from = step_.output.out;
   from.data = host.data();
-  FoldResult result;
+  AttentionResult result;
   result.out.resize(static_cast<std::size_t>(from.tokens * spec.heads * spec.head_dim_v) * size_of(spec.dtype));
   copy_rows(dense_view(static_cast<void*>(result.out.data()), spec.dtype, from.tokens, spec.heads, spec.head_dim_v),
             from);
@@ -221,14 +222,15 @@ FoldResult DecodeRunner::read() {
   return result;
 }
 
-FoldInputs decode_inputs(const FoldSpec& spec, int rows, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+AttentionInputs decode_inputs(const AttentionSpec& spec, int rows, const std::vector<std::int64_t>& lengths,
+                              std::uint64_t seed) {
   std::vector<SequenceShape> shapes;
   for (const std::int64_t length : lengths) shapes.push_back({rows, length, length - rows});
   return random_inputs(spec, shapes, seed);
 }
 
-FoldInputs with_prefixes(FoldInputs inputs, const std::vector<std::int32_t>& prefix_of,
-                         const std::vector<std::int32_t>& prefix_keys) {
+AttentionInputs with_prefixes(AttentionInputs inputs, const std::vector<std::int32_t>& prefix_of,
+                              const std::vector<std::int32_t>& prefix_keys) {
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     const std::int32_t prefix = prefix_of[s];
     if (prefix < 0 || static_cast<std::size_t>(prefix) >= prefix_keys.size()) continue;
@@ -244,8 +246,8 @@ FoldInputs with_prefixes(FoldInputs inputs, const std::vector<std::int32_t>& pre
   return inputs;
 }
 
-FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, std::int64_t group_keys) {
-  FoldInputs part = inputs;
+AttentionInputs dealt(const AttentionInputs& inputs, const KvPartition& partition, std::int64_t kv_split_keys) {
+  AttentionInputs part = inputs;
   part.k.clear();
   part.v.clear();
   const auto append = [](std::vector<std::byte>& to, const TensorView& from, std::int64_t begin, std::int64_t end) {
@@ -256,8 +258,9 @@ FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, std::int64_t
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     const std::int64_t keys = inputs.sequences[s].k_len;
     part.sequences[s].k_len = 0;
-    for (std::int64_t begin = share.first * group_keys; begin < keys; begin += share.every * group_keys) {
-      const std::int64_t end = std::min(begin + group_keys, keys);
+    for (std::int64_t begin = partition.first * kv_split_keys; begin < keys;
+         begin += partition.stride * kv_split_keys) {
+      const std::int64_t end = std::min(begin + kv_split_keys, keys);
       append(part.k, inputs.k_view(s), begin, end);
       append(part.v, inputs.v_view(s), begin, end);
       part.sequences[s].k_len += end - begin;
@@ -266,8 +269,8 @@ FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, std::int64_t
   return part;
 }
 
-FoldInputs sequences_of(const FoldInputs& inputs, std::size_t first, std::size_t count) {
-  FoldInputs part = inputs;
+AttentionInputs sequences_of(const AttentionInputs& inputs, std::size_t first, std::size_t count) {
+  AttentionInputs part = inputs;
   const auto begin = inputs.sequences.begin() + static_cast<std::ptrdiff_t>(first);
   part.sequences.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
   const auto cut = [](const std::vector<std::byte>& from, std::int64_t tokens, std::int64_t begin_token,
@@ -282,20 +285,20 @@ FoldInputs sequences_of(const FoldInputs& inputs, std::size_t first, std::size_t
   return part;
 }
 
-FoldResult rows_of(const FoldResult& result, const FoldInputs& inputs, std::size_t first) {
-  const FoldSpec& spec = inputs.spec;
+AttentionResult rows_of(const AttentionResult& result, const AttentionInputs& inputs, std::size_t first) {
+  const AttentionSpec& spec = inputs.spec;
   const std::int64_t rows = inputs.q_tokens();
   const std::int64_t row = static_cast<std::int64_t>(first) * inputs.sequences[0].q_len;
   const std::int64_t row_bytes =
       std::int64_t{spec.heads} * spec.head_dim_v * static_cast<std::int64_t>(size_of(spec.dtype));
-  FoldResult part;
+  AttentionResult part;
   part.out.assign(result.out.begin() + row * row_bytes, result.out.begin() + (row + rows) * row_bytes);
   part.lse.assign(result.lse.begin() + row * spec.heads, result.lse.begin() + (row + rows) * spec.heads);
   return part;
 }
 
-FoldInputs shortened(const FoldInputs& inputs, const std::vector<std::int64_t>& lengths) {
-  FoldInputs shorter = inputs;
+AttentionInputs shortened(const AttentionInputs& inputs, const std::vector<std::int64_t>& lengths) {
+  AttentionInputs shorter = inputs;
   shorter.k.clear();
   shorter.v.clear();
   const auto append = [](std::vector<std::byte>& to, const TensorView& from, std::int64_t tokens) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a decode kernel over FoldInputs whose queries stand at the end of their sequences' keys, with the keys in a
+// Runs a decode kernel over AttentionInputs whose queries stand at the end of their sequences' keys, with the keys in a
 // cache of any layout: dense or paged, pages in any order, shared or not. What no sequence owns is NaN.
 #pragma once
 
@@ -11,9 +11,9 @@
 
 #include "kernels/decode.hpp"
 #include "kernels/registry.hpp"
-#include "tests/support/device_array.hpp"
 #include "tests/support/fold_inputs.hpp"
 #include "tests/support/fold_runner.hpp"
+#include "tests/support/device_array.hpp"
 #include "tests/support/page_pool.hpp"
 
 namespace ringattn::testing {
@@ -26,9 +26,9 @@ struct CacheLayout {
   std::uint64_t shuffle = 1;   // the order of pages
   // So many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
   std::int64_t shared = 0;
-  bool strided = false;  // q and out have room behind each head and row
-  int slices = 0;        // DecodeLimits::slices
-  GroupShare share{};    // the groups that the cache holds
+  bool strided = false;     // q and out have room behind each head and row
+  int slices = 0;           // DecodeLimits::slices
+  KvPartition partition{};  // the groups that the cache holds
   // The values are read from the first head_dim_v columns of the keys: inputs.v must hold them.
   bool values_in_keys = false;
   // Of values_in_keys, instead of inputs.k and inputs.v: rows of 8 bits of all tokens (kernels/latent_rows.hpp).
@@ -36,7 +36,7 @@ struct CacheLayout {
   // SharedPrefixes of the step: the prefix of each sequence, or −1, and the keys of each prefix.
   std::vector<std::int32_t> prefix_of = {};
   std::vector<std::int32_t> prefix_keys = {};
-  bool lists_with_own = false;  // of inputs with lists: a block that the rows stand in is named, and one behind it
+  bool mask_with_own = false;  // of inputs with lists: a block that the rows stand in is named, and one behind it
 };
 
 // Inputs in a backend's memory, and a kernel that decodes them.
@@ -44,10 +44,10 @@ class DecodeRunner {
  public:
   // The queries of all sequences are as many, and at the end of their keys. The cache holds all keys of `inputs`, or
   // those of the layout's share.
-  DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout = {}, int threads = 1);
+  DecodeRunner(const DecodeRow& row, const AttentionInputs& inputs, const CacheLayout& layout = {}, int threads = 1);
 
   // Overwrites the lists on the device: those of `inputs`, of the same shape, for its rows.
-  void set_lists(const FoldInputs& inputs);
+  void set_block_mask(const AttentionInputs& inputs);
   // Overwrites the lengths on the device; none is longer than in the inputs.
   void set_lengths(const std::vector<std::int64_t>& lengths);
   // From now on steps are enqueued as parts of at most so many sequences; 0: whole.
@@ -55,19 +55,19 @@ class DecodeRunner {
   // Enqueues a step.
   void enqueue(Stream stream);
   // Enqueues a step with outputs that says of its cache that it holds this share.
-  void run_share(const GroupShare& share);
-  // Room for the records of a step: so many groups a row, all NaN.
-  void make_records(std::int64_t groups);
-  const float* records() const { return records_->floats(); }
-  // Enqueues a step that leaves records, and has no outputs.
+  void run_partition(const KvPartition& partition);
+  // Room for the partials of a step: so many groups a row, all NaN.
+  void make_partials(std::int64_t groups);
+  const float* partials() const { return partials_->floats(); }
+  // Enqueues a step that leaves partials, and has no outputs.
   void enqueue_leave(Stream stream);
-  // Enqueues the merges of what shares of these inputs have left, whose records have as many groups as this runner's:
-  // of the first sequence's rows, and of the others', as owners of a part of the batch do it.
-  void enqueue_merge(const std::vector<const float*>& shares, Stream stream);
+  // Enqueues the merges of what partitions of these inputs have left, whose partials have as many groups as this
+  // runner's: of the first sequence's rows, and of the others', as owners of a part of the batch do it.
+  void enqueue_merge(const std::vector<const float*>& partitions, Stream stream);
   void wait();
   // Waits, and reads what the last step wrote. Then the outputs are NaN again.
-  FoldResult read();
-  FoldResult run() {
+  AttentionResult read();
+  AttentionResult run() {
     enqueue(backend_->stream());
     return read();
   }
@@ -85,38 +85,39 @@ class DecodeRunner {
  private:
   void enqueue(const DecodeStep& step, Stream stream);
 
-  FoldInputs inputs_;
+  AttentionInputs inputs_;
   std::unique_ptr<Backend> backend_;
   DecodeSpec spec_;
   std::unique_ptr<DecodeKernel> kernel_;
   bool strided_;
-  GroupShare share_;
-  std::int64_t record_groups_ = 0;
+  KvPartition partition_;
+  std::int64_t partial_kv_splits_ = 0;
   std::int64_t part_limit_ = 0;
-  bool lists_with_own_;
-  std::int64_t list_stride_ = 0;
-  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, records_, prefix_of_, prefix_keys_,
-      list_blocks_, list_counts_;
+  bool mask_with_own_;
+  std::int64_t mask_stride_ = 0;
+  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, partials_, prefix_of_, prefix_keys_,
+      mask_indices_, mask_counts_;
   DecodeStep step_;
 };
 
 // Inputs of `rows` queries at the end of each of the sequences.
-FoldInputs decode_inputs(const FoldSpec& spec, int rows, const std::vector<std::int64_t>& lengths, std::uint64_t seed);
+AttentionInputs decode_inputs(const AttentionSpec& spec, int rows, const std::vector<std::int64_t>& lengths,
+                              std::uint64_t seed);
 
 // The same with other keys and values: sequences begin with those of the first sequence that has their prefix, as
 // SharedPrefixes says.
-FoldInputs with_prefixes(FoldInputs inputs, const std::vector<std::int32_t>& prefix_of,
-                         const std::vector<std::int32_t>& prefix_keys);
+AttentionInputs with_prefixes(AttentionInputs inputs, const std::vector<std::int32_t>& prefix_of,
+                              const std::vector<std::int32_t>& prefix_keys);
 
 // The keys of the share's groups, as a cache of that share has them. Queries and where they stand are no part of it.
-FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, std::int64_t group_keys);
+AttentionInputs dealt(const AttentionInputs& inputs, const KvPartition& partition, std::int64_t kv_split_keys);
 
 // Sequences [first, first + count) of the inputs, as inputs of their own, without lists.
-FoldInputs sequences_of(const FoldInputs& inputs, std::size_t first, std::size_t count);
+AttentionInputs sequences_of(const AttentionInputs& inputs, std::size_t first, std::size_t count);
 // The rows of these inputs, whose first sequence is `first` of those of `result`: where all have as many queries.
-FoldResult rows_of(const FoldResult& result, const FoldInputs& inputs, std::size_t first);
+AttentionResult rows_of(const AttentionResult& result, const AttentionInputs& inputs, std::size_t first);
 
 // The same with shorter sequences: their first keys, and the same queries at their ends.
-FoldInputs shortened(const FoldInputs& inputs, const std::vector<std::int64_t>& lengths);
+AttentionInputs shortened(const AttentionInputs& inputs, const std::vector<std::int64_t>& lengths);
 
 }  // namespace ringattn::testing

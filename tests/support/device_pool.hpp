@@ -17,11 +17,11 @@ namespace ringattn::testing {
 
 using DecodeRow = KernelRow<DecodeSpec>;
 
-inline const RowFormat kFp8{RowCoding::kFp8};
-inline const RowFormat kInt8{RowCoding::kInt8};
-inline const RowFormat kKeys32{RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 32};
-inline const RowFormat kKeys64{RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 64};
-inline const RowFormat kValues{RowCoding::kInt4Token, ScaleGrain::kTokenHead, 32};
+inline const RowFormat kFp8{RowEncoding::kFp8};
+inline const RowFormat kInt8{RowEncoding::kInt8};
+inline const RowFormat kKeys32{RowEncoding::kInt4Channel, ScaleGrain::kTokenHead, 32};
+inline const RowFormat kKeys64{RowEncoding::kInt4Channel, ScaleGrain::kTokenHead, 64};
+inline const RowFormat kValues{RowEncoding::kInt4Token, ScaleGrain::kTokenHead, 32};
 
 // The kernels on a GPU that can run here and read such a cache.
 inline std::vector<const DecodeRow*> rows_here(const DecodeSpec& spec) {
@@ -85,7 +85,7 @@ class DevicePool {
 
 inline DecodeSpec usual_compressed_spec(const CacheFormat& format) {
   DecodeSpec spec;
-  spec.fold = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
+  spec.attention = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
   spec.format = format;
   return spec;
 }

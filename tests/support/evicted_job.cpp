@@ -61,7 +61,7 @@ Job Evicted::placed() const {
 
 std::vector<std::byte> Evicted::compacted(std::vector<std::byte>& from, int dim,
                                           const std::vector<std::int32_t>& rows) const {
-  const FoldSpec& spec = whole.spec;
+  const AttentionSpec& spec = whole.spec;
   const auto bytes = static_cast<std::int64_t>(size_of(spec.dtype)) * spec.kv_heads * dim;
   std::vector<std::byte> to(static_cast<std::size_t>(job_keys() * bytes));
   const std::vector<std::int64_t> cu = whole.batch.cu_k();
@@ -89,7 +89,7 @@ std::int64_t Evicted::job_keys() const {
 
 JobResult by_definition(const Evicted& evicted,
                         const std::function<JobResult(const Job& job, const JobTensors& tensors)>& run) {
-  const FoldSpec& spec = evicted.job.spec;
+  const AttentionSpec& spec = evicted.job.spec;
   const int ratio = spec.heads / spec.kv_heads;
   const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
   JobResult result = poisoned_result(evicted.job, 1);
@@ -132,7 +132,7 @@ JobResult by_definition(const Evicted& evicted,
 }
 
 void expect_right(const Evicted& evicted, const JobResult& result) {
-  const FoldSpec& spec = evicted.whole.spec;
+  const AttentionSpec& spec = evicted.whole.spec;
   const auto element = size_of(spec.dtype);
   const auto number = [&](const std::vector<std::byte>& rows, std::int64_t at) {
     return static_cast<double>(load_element(rows.data() + static_cast<std::size_t>(at) * element, spec.dtype));

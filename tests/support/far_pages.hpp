@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/cuda.hpp"
-#include "kernels/cache_view.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/cache_view.hpp"
 
 namespace ringattn::testing {
 

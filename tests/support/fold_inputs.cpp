@@ -22,61 +22,61 @@ TensorView slice(const std::vector<std::byte>& elements, Dtype dtype, std::int64
 
 }  // namespace
 
-std::int64_t FoldInputs::q_begin(std::size_t sequence) const {
+std::int64_t AttentionInputs::q_begin(std::size_t sequence) const {
   std::int64_t tokens = 0;
   for (std::size_t i = 0; i < sequence; ++i) tokens += sequences[i].q_len;
   return tokens;
 }
-std::int64_t FoldInputs::k_begin(std::size_t sequence) const {
+std::int64_t AttentionInputs::k_begin(std::size_t sequence) const {
   std::int64_t tokens = 0;
   for (std::size_t i = 0; i < sequence; ++i) tokens += sequences[i].k_len;
   return tokens;
 }
-std::int64_t FoldInputs::q_tokens() const { return q_begin(sequences.size()); }
-std::int64_t FoldInputs::k_tokens() const { return k_begin(sequences.size()); }
+std::int64_t AttentionInputs::q_tokens() const { return q_begin(sequences.size()); }
+std::int64_t AttentionInputs::k_tokens() const { return k_begin(sequences.size()); }
 
-TensorView FoldInputs::q_view(std::size_t sequence) const {
+TensorView AttentionInputs::q_view(std::size_t sequence) const {
   return slice(q, spec.dtype, q_begin(sequence), sequences[sequence].q_len, spec.heads, spec.head_dim);
 }
-TensorView FoldInputs::k_view(std::size_t sequence) const {
+TensorView AttentionInputs::k_view(std::size_t sequence) const {
   return slice(k, spec.dtype, k_begin(sequence), sequences[sequence].k_len, spec.kv_heads, spec.head_dim);
 }
-TensorView FoldInputs::v_view(std::size_t sequence) const {
+TensorView AttentionInputs::v_view(std::size_t sequence) const {
   return slice(v, spec.dtype, k_begin(sequence), sequences[sequence].k_len, spec.kv_heads, spec.head_dim_v);
 }
 
-std::vector<ListedSequence> FoldInputs::listed_sequences() const {
-  std::vector<ListedSequence> listed;
+std::vector<MaskedSequence> AttentionInputs::masked_sequences() const {
+  std::vector<MaskedSequence> listed;
   for (const SequenceShape& shape : sequences) listed.push_back({shape.q_offset, shape.q_len, shape.k_len});
   return listed;
 }
 
-bool FoldInputs::lists_key(std::size_t sequence, int head, std::int64_t position, std::int64_t key) const {
-  if (lists == nullptr) return true;
-  const ListShape& shape = lists->shape();
+bool AttentionInputs::mask_has_key(std::size_t sequence, int head, std::int64_t position, std::int64_t key) const {
+  if (block_mask == nullptr) return true;
+  const BlockMaskShape& shape = block_mask->shape();
   std::int64_t block = position / shape.query_block;
   if (block * shape.query_block > position) --block;
-  const auto list = lists->list(sequence, head * shape.heads / spec.heads, block);
+  const auto list = block_mask->row(sequence, head * shape.heads / spec.heads, block);
   return std::find(list.begin(), list.end(), key / shape.key_block) != list.end();
 }
 
-std::int64_t FoldInputs::key_position(std::size_t sequence, int kv_head, std::int64_t key) const {
+std::int64_t AttentionInputs::key_position(std::size_t sequence, int kv_head, std::int64_t key) const {
   if (positions == nullptr) return key;
   return positions_of(positions.get(), sequence, kv_head)[static_cast<std::size_t>(key)];
 }
 
-void FoldInputs::set_q(std::int64_t token, int head, int dim, float value) {
+void AttentionInputs::set_q(std::int64_t token, int head, int dim, float value) {
   set_element(q, spec.dtype, (token * spec.heads + head) * spec.head_dim + dim, value);
 }
-void FoldInputs::set_k(std::int64_t token, int head, int dim, float value) {
+void AttentionInputs::set_k(std::int64_t token, int head, int dim, float value) {
   set_element(k, spec.dtype, (token * spec.kv_heads + head) * spec.head_dim + dim, value);
 }
-void FoldInputs::set_v(std::int64_t token, int head, int dim, float value) {
+void AttentionInputs::set_v(std::int64_t token, int head, int dim, float value) {
   set_element(v, spec.dtype, (token * spec.kv_heads + head) * spec.head_dim_v + dim, value);
 }
 
-FoldInputs with_values_in_keys(FoldInputs inputs) {
-  const FoldSpec& spec = inputs.spec;
+AttentionInputs with_values_in_keys(AttentionInputs inputs) {
+  const AttentionSpec& spec = inputs.spec;
   const std::size_t k_row = static_cast<std::size_t>(spec.head_dim) * size_of(spec.dtype);
   const std::size_t v_row = static_cast<std::size_t>(spec.head_dim_v) * size_of(spec.dtype);
   for (std::size_t row = 0; row < static_cast<std::size_t>(inputs.k_tokens() * spec.kv_heads); ++row) {
@@ -86,9 +86,9 @@ FoldInputs with_values_in_keys(FoldInputs inputs) {
   return inputs;
 }
 
-FoldInputs random_inputs(const FoldSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed) {
+AttentionInputs random_inputs(const AttentionSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed) {
   std::mt19937_64 generator(seed);
-  FoldInputs inputs;
+  AttentionInputs inputs;
   inputs.spec = spec;
   inputs.sequences = std::move(sequences);
   inputs.q = random_elements(inputs.q_tokens() * spec.heads * spec.head_dim, spec.dtype, generator);

@@ -18,14 +18,14 @@ struct SequenceShape {
 };
 
 // Dense [tokens, heads, dim] arrays of spec.dtype, the sequences one after the other.
-struct FoldInputs {
-  FoldSpec spec;
+struct AttentionInputs {
+  AttentionSpec spec;
   std::vector<SequenceShape> sequences;
   std::vector<std::byte> q;
   std::vector<std::byte> k;
   std::vector<std::byte> v;
   std::vector<float> sinks;                       // [heads], or empty
-  std::shared_ptr<const TileLists> lists;         // present exactly where spec.lists are
+  std::shared_ptr<const BlockMask> block_mask;    // present exactly where spec.lists are
   std::shared_ptr<const KeyPositions> positions;  // present exactly where spec.positions are
 
   std::int64_t q_tokens() const;
@@ -38,9 +38,9 @@ struct FoldInputs {
   TensorView v_view(std::size_t sequence) const;
 
   // The sequences as lists of tiles have them.
-  std::vector<ListedSequence> listed_sequences() const;
-  // Whether the lists let the query head at a position see the key; without lists, true.
-  bool lists_key(std::size_t sequence, int head, std::int64_t position, std::int64_t key) const;
+  std::vector<MaskedSequence> masked_sequences() const;
+  // Whether the lists let the query head at a position see the key; without block_mask, true.
+  bool mask_has_key(std::size_t sequence, int head, std::int64_t position, std::int64_t key) const;
   // Where a key of a K/V head stands.
   std::int64_t key_position(std::size_t sequence, int kv_head, std::int64_t key) const;
 
@@ -51,9 +51,9 @@ struct FoldInputs {
 };
 
 // The same with other values: the first head_dim_v numbers of each key, as where K and V are one latent.
-FoldInputs with_values_in_keys(FoldInputs inputs);
+AttentionInputs with_values_in_keys(AttentionInputs inputs);
 
 // Standard normal values (and sinks, where the spec has them), the same for the same seed.
-FoldInputs random_inputs(const FoldSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed);
+AttentionInputs random_inputs(const AttentionSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed);
 
 }  // namespace ringattn::testing

@@ -108,7 +108,7 @@ struct PlacedRun {
 };
 
 // Runs ascending by (sequence, position); their rows lie in an order of the seed.
-std::vector<PlacedRun> place_runs(const FoldInputs& inputs, const Arrangement& arrangement) {
+std::vector<PlacedRun> place_runs(const AttentionInputs& inputs, const Arrangement& arrangement) {
   std::vector<PlacedRun> runs;
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     const SequenceShape& shape = inputs.sequences[s];
@@ -138,7 +138,7 @@ struct PlacedSources {
   std::vector<PlacedTensor> tensors;
   std::vector<KeySource> sources;
 };
-PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const PlacedKeys& keys, bool odd_keys,
+PlacedSources place_sources(Backend& backend, const AttentionSpec& spec, const CachedKeyRun& keys, bool odd_keys,
                             bool values_in_keys) {
   const std::size_t element = size_of(spec.dtype);
   PlacedSources placed;
@@ -170,7 +170,7 @@ PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const Placed
 }
 
 // Tiles as the runs and the map of one task.
-void map_tiles(std::span<const PlacedTile> placed, std::vector<KeyRun>& runs, std::vector<KeyTile>& tiles) {
+void map_tiles(std::span<const PlacedTile> placed, std::vector<KeyRun>& runs, std::vector<PageRun>& tiles) {
   runs.clear();
   tiles.clear();
   std::int64_t mapped = 0;
@@ -186,7 +186,7 @@ void map_tiles(std::span<const PlacedTile> placed, std::vector<KeyRun>& runs, st
 }
 
 // The state as numbers: m, l and O of each row and head, in the order of packed tokens.
-std::vector<float> exported(Backend& backend, FoldKernel& kernel, const Bytes& state, const FoldSpec& spec,
+std::vector<float> exported(Backend& backend, AttentionKernel& kernel, const Bytes& state, const AttentionSpec& spec,
                             const std::vector<PlacedRun>& runs, std::int64_t rows) {
   const std::int64_t dim = spec.head_dim_v;
   const auto all = static_cast<std::size_t>(rows * spec.heads);
@@ -218,16 +218,17 @@ std::vector<float> exported(Backend& backend, FoldKernel& kernel, const Bytes& s
 
 }  // namespace
 
-bool FoldResult::same_bits(const FoldResult& other) const {
+bool AttentionResult::same_bits(const AttentionResult& other) const {
   if (!lse.empty()) count_check();
   return out == other.out && same(lse, other.lse) && same(state, other.state);
 }
 
-FoldRunner::FoldRunner(const FoldRow& row, const FoldSpec& spec, int threads)
+AttentionRunner::AttentionRunner(const AttentionRow& row, const AttentionSpec& spec, int threads)
     : backend_(row.make_backend({threads, 0})), kernel_(row.make_kernel(spec, *backend_)) {}
 
-FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangement, const Progress& progress) {
-  const FoldSpec& spec = inputs.spec;
+AttentionResult AttentionRunner::run(const AttentionInputs& inputs, const Arrangement& arrangement,
+                                     const Progress& progress) {
+  const AttentionSpec& spec = inputs.spec;
   const std::size_t element = size_of(spec.dtype);
   const std::int64_t rows = inputs.q_tokens();
   const std::vector<PlacedRun> placed = place_runs(inputs, arrangement);
@@ -246,7 +247,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     q.push_back(place(*backend_, host, lattice, spec.dtype, rows, spec.heads, spec.head_dim));
   }
 
-  const PlacedKeys keys = place_keys(inputs, arrangement, kernel_->key_tile());
+  const CachedKeyRun keys = place_keys(inputs, arrangement, kernel_->key_tile());
   const PlacedSources placed_keys =
       place_sources(*backend_, spec, keys, arrangement.odd_keys, arrangement.values_in_keys);
 
@@ -265,47 +266,47 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   std::vector<QueryRun> queries;
   for (const PlacedRun& piece : placed) queries.push_back(piece.run);
   // LSE head by head, as it stands in files.
-  const FoldOutput output{{out.data() + static_cast<std::size_t>(out_lattice.shift) * element, spec.dtype, rows,
-                           spec.heads, spec.head_dim_v, out_lattice.token, out_lattice.head},
-                          {reinterpret_cast<float*>(lse.data()), 1, rows},
-                          spec.sinks ? reinterpret_cast<const float*>(sinks.data()) : nullptr};
+  const AttentionOutput output{{out.data() + static_cast<std::size_t>(out_lattice.shift) * element, spec.dtype, rows,
+                                spec.heads, spec.head_dim_v, out_lattice.token, out_lattice.head},
+                               {reinterpret_cast<float*>(lse.data()), 1, rows},
+                               spec.sinks ? reinterpret_cast<const float*>(sinks.data()) : nullptr};
 
   const std::size_t per_task =
       arrangement.tiles_per_task == 0 ? keys.tiles.size() : static_cast<std::size_t>(arrangement.tiles_per_task);
   const auto count = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
-  const std::int64_t sources = std::max(kMostSourcesApart, count(placed_keys.sources));
-  FoldLimits limits{rows,    count(queries),    count(keys.tiles), count(keys.tiles) * keys.pieces,
-                    sources, count(key_lengths)};
+  const std::int64_t sources = std::max(kMaxSourcesApart, count(placed_keys.sources));
+  AttentionLimits limits{rows,    count(queries),    count(keys.tiles), count(keys.tiles) * keys.pieces,
+                         sources, count(key_lengths)};
   for (const QueryRun& run : queries) {
-    if (inputs.lists == nullptr) break;
-    limits.list_runs += inputs.lists->runs(static_cast<std::size_t>(run.sequence), run.position, run.rows);
+    if (inputs.block_mask == nullptr) break;
+    limits.mask_tile_runs += inputs.block_mask->runs(static_cast<std::size_t>(run.sequence), run.position, run.rows);
   }
   kernel_->reserve(limits);
   std::vector<KeyRun> key_runs;
-  std::vector<KeyTile> tiles;
+  std::vector<PageRun> tiles;
   std::size_t task_number = 0;
   const auto fold = [&](const Bytes& into, const PlacedSources& from, bool resume, bool save, bool finish) {
-    FoldTask task;
+    AttentionTask task;
     task.q = q[task_number++ % q.size()].view;
     task.queries = queries;
     task.key_lengths = key_lengths;
     task.key_runs = key_runs;
     task.tiles = tiles;
-    task.pieces = keys.pieces;
+    task.page_runs = keys.pieces;
     task.sources = from.sources;
-    task.lists = inputs.lists.get();
+    task.block_mask = inputs.block_mask.get();
     task.positions = inputs.positions.get();
     task.state = into.data();
     task.resume = resume;
     task.save = save;
     task.finish = finish ? &output : nullptr;
-    kernel_->fold(task, {}, progress);
+    kernel_->attend(task, {}, progress);
     wait_for(*backend_);
   };
   const bool keeps = arrangement.keep_state || arrangement.export_state;
   // Folds all tiles of `from` into a state, which goes on or is new.
-  const auto fold_all = [&](const Bytes& into, const PlacedKeys& from, const PlacedSources& memory, bool resume,
-                            bool finish) {
+  const auto attend_all = [&](const Bytes& into, const CachedKeyRun& from, const PlacedSources& memory, bool resume,
+                              bool finish) {
     bool finished = false;
     for (std::size_t begin = 0; !finished;) {
       const std::size_t end = std::min(begin + per_task, from.tiles.size());
@@ -317,32 +318,32 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     }
   };
   if (arrangement.apart == 0) {
-    fold_all(state, keys, placed_keys, false, true);
+    attend_all(state, keys, placed_keys, false, true);
   } else {
-    const PlacedKeys none;  // leaves the identity
-    const std::vector<PlacedKeys> groups = place_groups(inputs, arrangement, keys, kernel_->key_tile());
+    const CachedKeyRun none;  // leaves the identity
+    const std::vector<CachedKeyRun> kv_splits = place_kv_splits(inputs, arrangement, keys, kernel_->key_tile());
     const std::size_t first = arrangement.apart % 3 == 0 ? 1 : 0;
-    const std::size_t last = groups.size() - (arrangement.apart % 2 == 0 ? 1 : 0);
-    const auto fold_group = [&](const Bytes& into, const PlacedKeys& group, bool odd, bool resume, bool finish) {
-      fold_all(into, group, place_sources(*backend_, spec, group, odd, arrangement.values_in_keys), resume, finish);
+    const std::size_t last = kv_splits.size() - (arrangement.apart % 2 == 0 ? 1 : 0);
+    const auto attend_kv_split = [&](const Bytes& into, const CachedKeyRun& group, bool odd, bool resume, bool finish) {
+      attend_all(into, group, place_sources(*backend_, spec, group, odd, arrangement.values_in_keys), resume, finish);
     };
-    fold_group(state, first == 1 ? groups[0] : none, false, false, false);
-    std::vector<std::optional<Bytes>> partials(groups.size());
-    for (const std::size_t g : shuffled(groups.size(), arrangement.apart)) {
+    attend_kv_split(state, first == 1 ? kv_splits[0] : none, false, false, false);
+    std::vector<std::optional<Bytes>> partials(kv_splits.size());
+    for (const std::size_t g : shuffled(kv_splits.size(), arrangement.apart)) {
       if (g < first || g >= last) continue;
       partials[g].emplace(*backend_, kernel_->state_bytes(rows));
-      fold_group(*partials[g], groups[g], g % 2 == 1, false, false);
+      attend_kv_split(*partials[g], kv_splits[g], g % 2 == 1, false, false);
     }
     for (std::size_t g = first; g < last; ++g) {
       kernel_->merge_state(state.data(), partials[g]->data(), rows, {});
       wait_for(*backend_);
     }
-    fold_group(state, last < groups.size() ? groups.back() : none, false, true, true);
+    attend_kv_split(state, last < kv_splits.size() ? kv_splits.back() : none, false, true, true);
   }
 
   const std::vector<std::byte> out_host = out.read();
   const std::vector<std::byte> lse_host = lse.read();
-  FoldResult result;
+  AttentionResult result;
   if (arrangement.export_state) result.state = exported(*backend_, *kernel_, state, spec, placed, rows);
   if (arrangement.keep_state) {
     out.write(std::vector<std::byte>(out_host.size(), kPoison));
@@ -368,11 +369,11 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   return result;
 }
 
-FoldResult fold_with(const FoldRow& row, const FoldInputs& inputs, const Arrangement& arrangement) {
-  return FoldRunner(row, inputs.spec, arrangement.threads).run(inputs, arrangement);
+AttentionResult attend_with(const AttentionRow& row, const AttentionInputs& inputs, const Arrangement& arrangement) {
+  return AttentionRunner(row, inputs.spec, arrangement.threads).run(inputs, arrangement);
 }
 
-std::string cannot_run(const FoldRow& row, const FoldSpec& spec) {
+std::string cannot_run(const AttentionRow& row, const AttentionSpec& spec) {
   const std::string unavailable = row.unavailable();
   if (!unavailable.empty()) return fmt::format("{}: {}", row.name, unavailable);
   const std::vector<std::string> missing = row.missing(spec);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a kernel of the table over FoldInputs, arranged in any of the ways that must not move a bit: split into tasks,
-// tiles scattered over sources, rows cut into runs and shuffled, strided views, thread counts.
+// Runs a kernel of the table over AttentionInputs, arranged in any of the ways that must not move a bit: split into
+// tasks, tiles scattered over sources, rows cut into runs and shuffled, strided views, thread counts.
 #pragma once
 
 #include <cstddef>
@@ -43,35 +43,37 @@ struct Arrangement {
   PageLayout pages{};
 };
 
-struct FoldResult {
+struct AttentionResult {
   std::vector<std::byte> out;  // [q_tokens, heads, head_dim_v] of spec.dtype
   std::vector<float> lse;      // [q_tokens, heads]
   std::vector<float> state;    // [q_tokens, heads, head_dim_v + 2]: m, l and O, where the state was exported
 
   // Whether every byte is equal, NaN patterns and signs of zero included. Counts as a check where there are bytes.
-  [[nodiscard]] bool same_bits(const FoldResult& other) const;
+  [[nodiscard]] bool same_bits(const AttentionResult& other) const;
 };
 
 // A kernel of the table, made for a spec.
-class FoldRunner {
+class AttentionRunner {
  public:
-  FoldRunner(const FoldRow& row, const FoldSpec& spec, int threads = 1);
+  AttentionRunner(const AttentionRow& row, const AttentionSpec& spec, int threads = 1);
 
   // Folds everything. State and output are NaN before, and so is every row of a source that no tile maps.
-  FoldResult run(const FoldInputs& inputs, const Arrangement& arrangement = {}, const Progress& progress = {});
+  AttentionResult run(const AttentionInputs& inputs, const Arrangement& arrangement = {},
+                      const Progress& progress = {});
 
   Backend& backend() { return *backend_; }
-  FoldKernel& kernel() { return *kernel_; }
+  AttentionKernel& kernel() { return *kernel_; }
 
  private:
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<FoldKernel> kernel_;
+  std::unique_ptr<AttentionKernel> kernel_;
 };
 
 // Makes the kernel and folds everything once.
-FoldResult fold_with(const FoldRow& row, const FoldInputs& inputs, const Arrangement& arrangement = {});
+AttentionResult attend_with(const AttentionRow& row, const AttentionInputs& inputs,
+                            const Arrangement& arrangement = {});
 
 // Why a kernel can't run `spec` here; empty: it can.
-std::string cannot_run(const FoldRow& row, const FoldSpec& spec);
+std::string cannot_run(const AttentionRow& row, const AttentionSpec& spec);
 
 }  // namespace ringattn::testing

@@ -34,7 +34,9 @@ class ForwardingTransport : public Transport {
   bool finished(Ticket ticket) override { return inner_.finished(ticket); }
   void abandon() noexcept override { inner_.abandon(); }
   Transport& host() override { return inner_.host(); }
-  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override { return inner_.split(size, deadline); }
+  std::unique_ptr<Transport> split_world(int size, const Deadline& deadline) override {
+    return inner_.split_world(size, deadline);
+  }
   bool abort(const Error& error) override { return inner_.abort(error); }
 
  private:

@@ -13,12 +13,12 @@
 #include "kernels/registry.hpp"
 
 namespace ringattn {
-inline void PrintTo(const FoldRow& row, std::ostream* stream) { *stream << row.name; }
+inline void PrintTo(const AttentionRow& row, std::ostream* stream) { *stream << row.name; }
 }  // namespace ringattn
 
 namespace ringattn::testing {
 
-class GpuRowTest : public ::testing::TestWithParam<FoldRow> {
+class GpuRowTest : public ::testing::TestWithParam<AttentionRow> {
  protected:
   // What a kernel cuts its work into, for a spec that it can do.
   struct Tiles {
@@ -37,23 +37,23 @@ class GpuRowTest : public ::testing::TestWithParam<FoldRow> {
     options.block_tokens = block_tokens;
     return options;
   }
-  bool able(const FoldSpec& spec) const { return GetParam().missing(spec).empty(); }
-  Tiles tiles_of(const FoldSpec& spec) const {
+  bool able(const AttentionSpec& spec) const { return GetParam().missing(spec).empty(); }
+  Tiles tiles_of(const AttentionSpec& spec) const {
     const std::unique_ptr<Backend> backend = GetParam().make_backend({1, 0});
-    const std::unique_ptr<FoldKernel> kernel = GetParam().make_kernel(spec, *backend);
+    const std::unique_ptr<AttentionKernel> kernel = GetParam().make_kernel(spec, *backend);
     return {kernel->query_tile(), kernel->key_tile()};
   }
 };
 
-inline std::vector<FoldRow> cuda_kernels() {
-  std::vector<FoldRow> rows;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+inline std::vector<AttentionRow> cuda_kernels() {
+  std::vector<AttentionRow> rows;
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     if (row.backend == "cuda") rows.push_back(row);
   }
   return rows;
 }
 
-inline std::string row_name(const ::testing::TestParamInfo<FoldRow>& test) { return std::string(test.param.name); }
+inline std::string row_name(const ::testing::TestParamInfo<AttentionRow>& test) { return std::string(test.param.name); }
 
 }  // namespace ringattn::testing
 

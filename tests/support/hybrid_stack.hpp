@@ -13,14 +13,14 @@
 
 namespace ringattn::testing {
 
-// Rows of attention are rows of the scan: heads · dim = scan_heads · scan_dim. A window keeps attention short.
+// Rows of attention are rows of the scan: heads · dim = ssm_heads · ssm_dim. A window keeps attention short.
 struct HybridStack {
   std::string backend = "cpu";
   LayoutKind layout = LayoutKind::kStriped;
   int heads = 2;
   int dim = 16;
-  int scan_heads = 2;
-  int scan_dim = 16;
+  int ssm_heads = 2;
+  int ssm_dim = 16;
   int state_dim = 8;
 
   // A sequence that a scan has on several ranks, and others.

@@ -23,8 +23,8 @@ constexpr Pair kPairs[] = {{64, 64}, {128, 128}, {96, 96},  {256, 256}, {40, 24}
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16, Dtype::kF32};
 
 // CPU kernels run the same code for every head dim, and {576, 512} has all of their columns: {512, 512} is for kernels
-// that are compiled for single head dims, and for sm80_plain's wide form.
-bool is_for(const FoldRow& row, const Pair& pair) {
+// that are compiled for single head dims, and for sm80_simt's wide form.
+bool is_for(const AttentionRow& row, const Pair& pair) {
   return row.backend != "cpu" || pair.head_dim != 512 || pair.head_dim_v != 512;
 }
 
@@ -32,7 +32,7 @@ bool is_equal(const Dims& dims) { return dims.head_dim == dims.head_dim_v; }
 
 // The first of each dtype for which `wanted` holds.
 template <typename Wanted>
-std::vector<Dims> first_of_each_dtype(const FoldRow& row, Wanted wanted) {
+std::vector<Dims> first_of_each_dtype(const AttentionRow& row, Wanted wanted) {
   std::vector<Dims> chosen;
   for (const Dims& dims : all_dims(row)) {
     if (wanted(dims) && (chosen.empty() || chosen.back().dtype != dims.dtype)) chosen.push_back(dims);
@@ -42,7 +42,7 @@ std::vector<Dims> first_of_each_dtype(const FoldRow& row, Wanted wanted) {
 
 }  // namespace
 
-std::vector<Dims> all_dims(const FoldRow& row) {
+std::vector<Dims> all_dims(const AttentionRow& row) {
   std::vector<Dims> able;
   for (const Dtype dtype : kDtypes) {
     for (const Pair& pair : kPairs) {
@@ -54,20 +54,20 @@ std::vector<Dims> all_dims(const FoldRow& row) {
   return able;
 }
 
-std::vector<Dims> usual_dims(const FoldRow& row) { return first_of_each_dtype(row, is_equal); }
+std::vector<Dims> usual_dims(const AttentionRow& row) { return first_of_each_dtype(row, is_equal); }
 
-std::optional<Dims> usual_dims(const FoldRow& row, Dtype dtype) {
+std::optional<Dims> usual_dims(const AttentionRow& row, Dtype dtype) {
   for (const Dims& dims : usual_dims(row)) {
     if (dims.dtype == dtype) return dims;
   }
   return std::nullopt;
 }
 
-std::vector<Dims> unequal_dims(const FoldRow& row) {
+std::vector<Dims> unequal_dims(const AttentionRow& row) {
   return first_of_each_dtype(row, [](const Dims& dims) { return !is_equal(dims); });
 }
 
-std::vector<Dims> varied_dims(const FoldRow& row) {
+std::vector<Dims> varied_dims(const AttentionRow& row) {
   std::vector<Dims> varied = usual_dims(row);
   const std::vector<Dims> unequal = unequal_dims(row);
   varied.insert(varied.end(), unequal.begin(), unequal.end());
@@ -78,7 +78,7 @@ std::vector<Dims> varied_dims(const FoldRow& row) {
   return varied;
 }
 
-FoldSpec make_spec(const Dims& dims, int heads, int kv_heads, const Mask& mask) {
+AttentionSpec make_spec(const Dims& dims, int heads, int kv_heads, const Mask& mask) {
   return make_spec(dims.dtype, heads, kv_heads, dims.head_dim, mask, dims.head_dim_v);
 }
 

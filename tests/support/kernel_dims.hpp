@@ -20,18 +20,18 @@ struct Dims {
 
 // Those of a fixed list that the kernel can do: bf16 first, then fp16, then fp32. Throws std::logic_error where there
 // are none: the list lacks the kernel's dims.
-std::vector<Dims> all_dims(const FoldRow& row);
+std::vector<Dims> all_dims(const AttentionRow& row);
 
 // One for each dtype of the kernel: head_dim 64 where the kernel has it. head_dim_v is the same.
-std::vector<Dims> usual_dims(const FoldRow& row);
-std::optional<Dims> usual_dims(const FoldRow& row, Dtype dtype);
+std::vector<Dims> usual_dims(const AttentionRow& row);
+std::optional<Dims> usual_dims(const AttentionRow& row, Dtype dtype);
 
 // One for each dtype, with another head_dim_v. A kernel may have none.
-std::vector<Dims> unequal_dims(const FoldRow& row);
+std::vector<Dims> unequal_dims(const AttentionRow& row);
 
 // The usual and the unequal ones of each dtype, and all others of one dtype.
-std::vector<Dims> varied_dims(const FoldRow& row);
+std::vector<Dims> varied_dims(const AttentionRow& row);
 
-FoldSpec make_spec(const Dims& dims, int heads, int kv_heads, const Mask& mask);
+AttentionSpec make_spec(const Dims& dims, int heads, int kv_heads, const Mask& mask);
 
 }  // namespace ringattn::testing

@@ -16,7 +16,7 @@ namespace ringattn::testing {
 
 namespace {
 
-NamedTensor made(const LatentFile& shape, SyntheticTensor tensor, std::int64_t tokens, std::int64_t heads,
+NamedTensor made(const MlaFile& shape, SyntheticTensor tensor, std::int64_t tokens, std::int64_t heads,
                  std::int64_t dim, std::vector<std::int64_t> dims) {
   NamedTensor rows{file_dtype(shape.dtype), std::move(dims), {}};
   rows.bytes.resize(static_cast<std::size_t>(tokens * heads * dim) * size_of(shape.dtype));
@@ -26,7 +26,7 @@ NamedTensor made(const LatentFile& shape, SyntheticTensor tensor, std::int64_t t
   return rows;
 }
 
-Batch batch_of(const LatentFile& shape) {
+Batch batch_of(const MlaFile& shape) {
   std::vector<Sequence> sequences;
   for (std::size_t s = 0; s < shape.lengths.size(); ++s) {
     sequences.push_back({shape.q_lens[s], shape.lengths[s], shape.lengths[s] - shape.q_lens[s]});
@@ -39,7 +39,7 @@ std::int64_t row_bytes(const NamedTensor& rows) {
 }
 
 // w_uk or w_uv as they lie.
-HeadMatrices matrices_of(const NamedTensor& matrix, const LatentFile& shape) {
+GemmWeights matrices_of(const NamedTensor& matrix, const MlaFile& shape) {
   const auto outer = static_cast<int>(matrix.shape[1]);
   return {matrix.bytes.data(), shape.dtype,
           shape.heads,         outer,
@@ -47,7 +47,7 @@ HeadMatrices matrices_of(const NamedTensor& matrix, const LatentFile& shape) {
           shape.latent_dim,    1};
 }
 
-void multiply(const HeadProductSpec& spec, const TensorView& rows, const HeadMatrices& weights,
+void multiply(const BatchedGemmSpec& spec, const TensorView& rows, const GemmWeights& weights,
               const MutableTensorView& out) {
   const auto choice = choose_kernel(spec, {"cpu", "auto"});
   const auto backend = choice.row->make_backend({1, kNoDevice});
@@ -62,7 +62,7 @@ MutableTensorView view_of(NamedTensor& rows) {
 
 }  // namespace
 
-NamedTensors latent_tensors(const LatentFile& shape) {
+NamedTensors mla_tensors(const MlaFile& shape) {
   const Batch batch = batch_of(shape);
   const std::int64_t q = batch.q_tokens();
   const std::int64_t k = batch.k_tokens();
@@ -97,7 +97,7 @@ NamedTensors with_projection(NamedTensors tensors) {
   return tensors;
 }
 
-NamedTensors with_codes(NamedTensors tensors) {
+NamedTensors with_fp8_latent(NamedTensors tensors) {
   NamedTensor latent = std::exchange(tensors["latent"], {});
   NamedTensor rope = std::exchange(tensors["k_rope"], {});
   tensors.erase("latent");
@@ -105,12 +105,12 @@ NamedTensors with_codes(NamedTensors tensors) {
   const std::int64_t bytes = latent_row_bytes(latent.shape[1], rope.shape[1]);
   NamedTensor codes{FileDtype::kU8, {latent.shape[0], bytes}, {}};
   codes.bytes.resize(static_cast<std::size_t>(latent.shape[0] * bytes));
-  pack_latent_rows(view_of(latent), view_of(rope), codes.bytes.data(), bytes);
+  quantize_latent_rows(view_of(latent), view_of(rope), codes.bytes.data(), bytes);
   tensors["latent_fp8"] = std::move(codes);
   return tensors;
 }
 
-NamedTensors with_queries_in_latent(NamedTensors tensors, const LatentFile& shape) {
+NamedTensors with_queries_in_latent(NamedTensors tensors, const MlaFile& shape) {
   const NamedTensor q = tensors["q"];
   const NamedTensor& matrix = tensors["w_uk"];
   const std::int64_t tokens = q.shape[0];
@@ -134,7 +134,7 @@ NamedTensors with_queries_in_latent(NamedTensors tensors, const LatentFile& shap
 }
 
 std::vector<std::byte> multiplied_by_w_uv(const std::vector<std::byte>& in_latent, const NamedTensor& w_uv,
-                                          const LatentFile& shape) {
+                                          const MlaFile& shape) {
   const auto row_bytes = static_cast<std::int64_t>(size_of(shape.dtype)) * shape.heads;
   const std::int64_t tokens = static_cast<std::int64_t>(in_latent.size()) / (row_bytes * shape.latent_dim);
   std::vector<std::byte> out(static_cast<std::size_t>(tokens * row_bytes * shape.head_dim_v));
@@ -145,14 +145,14 @@ std::vector<std::byte> multiplied_by_w_uv(const std::vector<std::byte>& in_laten
   return out;
 }
 
-NamedTensors with_rounded_codes(NamedTensors tensors) {
-  const NamedTensors packed = with_codes(tensors);
+NamedTensors with_fp8_rounded_latent(NamedTensors tensors) {
+  const NamedTensors packed = with_fp8_latent(tensors);
   const NamedTensor& codes = packed.at("latent_fp8");
-  unpack_latent_rows(codes.bytes.data(), codes.shape[1], view_of(tensors["latent"]), view_of(tensors["k_rope"]));
+  dequantize_latent_rows(codes.bytes.data(), codes.shape[1], view_of(tensors["latent"]), view_of(tensors["k_rope"]));
   return tensors;
 }
 
-NamedTensors with_pages(NamedTensors tensors, const LatentFile& shape) {
+NamedTensors with_pages(NamedTensors tensors, const MlaFile& shape) {
   const Batch batch = batch_of(shape);
   const PageTable table = deal_pages(batch, shape.page_size, shape.seed);
   std::vector<NamedTensor> parts;

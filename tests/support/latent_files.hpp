@@ -11,7 +11,7 @@
 
 namespace ringattn::testing {
 
-struct LatentFile {
+struct MlaFile {
   std::vector<std::int64_t> lengths{40, 0, 17, 65};
   std::vector<std::int64_t> q_lens{40, 0, 3, 1};
   std::int64_t page_size = 16;
@@ -25,19 +25,19 @@ struct LatentFile {
 };
 
 // q, latent, k_rope, w_uk, w_uv, cu_seqlens_q, cu_seqlens_k.
-NamedTensors latent_tensors(const LatentFile& shape);
+NamedTensors mla_tensors(const MlaFile& shape);
 
-// The same job with what stands there in another form. Each takes the tensors of latent_tensors().
+// The same job with what stands there in another form. Each takes the tensors of mla_tensors().
 NamedTensors with_projection(NamedTensors tensors);  // w_uk and w_uv as kv_b_proj
-NamedTensors with_codes(NamedTensors tensors);       // latent and k_rope as latent_fp8; bf16 alone
+NamedTensors with_fp8_latent(NamedTensors tensors);  // latent and k_rope as latent_fp8; bf16 alone
 // Queries multiplied by w_uk by the CPU's kernel, as the absorbed form does it.
-NamedTensors with_queries_in_latent(NamedTensors tensors, const LatentFile& shape);
+NamedTensors with_queries_in_latent(NamedTensors tensors, const MlaFile& shape);
 // O in the latent, [tokens, heads, latent_dim], multiplied by w_uv by the CPU's kernel: [tokens, heads, head_dim_v].
 std::vector<std::byte> multiplied_by_w_uv(const std::vector<std::byte>& in_latent, const NamedTensor& w_uv,
-                                          const LatentFile& shape);
-// What with_codes() gives, unpacked again: the numbers that it stands for.
-NamedTensors with_rounded_codes(NamedTensors tensors);
+                                          const MlaFile& shape);
+// What with_fp8_latent() gives, unpacked again: the numbers that it stands for.
+NamedTensors with_fp8_rounded_latent(NamedTensors tensors);
 // Latents and rotary keys, or codes, in pages that are dealt at random; slots without a token are NaN.
-NamedTensors with_pages(NamedTensors tensors, const LatentFile& shape);
+NamedTensors with_pages(NamedTensors tensors, const MlaFile& shape);
 
 }  // namespace ringattn::testing

@@ -11,18 +11,18 @@ namespace ringattn::testing {
 
 namespace {
 
-// Rows of the first `spec.inner` of `from` numbers each become the first `spec.outer` of `to`, in `out`.
-void multiply(const HeadProductSpec& spec, const std::vector<std::byte>& rows, int from, HeadMatrices weights,
+// Rows of the first `spec.dim_k` of `from` numbers each become the first `spec.dim_n` of `to`, in `out`.
+void multiply(const BatchedGemmSpec& spec, const std::vector<std::byte>& rows, int from, GemmWeights weights,
               std::vector<std::byte>& out, int to, const std::string& backend) {
-  HeadProductOptions options;
+  BatchedGemmOptions options;
   options.kernel.backend = backend;
   options.threads = 1;
-  HeadProduct product({spec, weights.heads}, options);
+  BatchedGemm product({spec, weights.heads}, options);
   const std::int64_t heads = weights.heads;
   const auto count =
       static_cast<std::int64_t>(rows.size()) / (heads * from * static_cast<std::int64_t>(size_of(spec.dtype)));
   if (count == 0) return;
-  const auto weight_bytes = static_cast<std::size_t>(heads * spec.inner * spec.outer) * size_of(spec.dtype);
+  const auto weight_bytes = static_cast<std::size_t>(heads * spec.dim_k * spec.dim_n) * size_of(spec.dtype);
   DeviceArray rows_there(product.backend(), rows.size()), weights_there(product.backend(), weight_bytes);
   DeviceArray out_there(product.backend(), out.size());
   rows_there.write(rows);
@@ -32,15 +32,15 @@ void multiply(const HeadProductSpec& spec, const std::vector<std::byte>& rows, i
   weights.data = weights_there.data();
   TensorView left = dense_view(static_cast<const void*>(rows_there.data()), spec.dtype, count, heads, from);
   MutableTensorView result = dense_view(static_cast<void*>(out_there.data()), spec.dtype, count, heads, to);
-  left.dim = spec.inner;
-  result.dim = spec.outer;
+  left.dim = spec.dim_k;
+  result.dim = spec.dim_n;
   product.run({left, weights, result}, product.backend().stream());
   out = out_there.read();
 }
 
 }  // namespace
 
-std::vector<std::byte> queries_in_latent(const LatentSpec& spec, const std::vector<std::byte>& q,
+std::vector<std::byte> queries_in_latent(const MlaSpec& spec, const std::vector<std::byte>& q,
                                          const std::vector<std::byte>& w_uk, const std::string& backend) {
   const std::size_t element = size_of(spec.dtype);
   const auto nope = static_cast<std::size_t>(spec.head_dim) * element;
@@ -56,8 +56,8 @@ std::vector<std::byte> queries_in_latent(const LatentSpec& spec, const std::vect
   return wide;
 }
 
-std::vector<std::byte> outputs_of_latent(const LatentSpec& spec, const std::vector<std::byte>& in_latent,
-                                         const std::vector<std::byte>& w_uv, const std::string& backend) {
+std::vector<std::byte> outputs_from_latent(const MlaSpec& spec, const std::vector<std::byte>& in_latent,
+                                           const std::vector<std::byte>& w_uv, const std::string& backend) {
   const auto latent = static_cast<std::size_t>(spec.latent_dim), value = static_cast<std::size_t>(spec.head_dim_v);
   std::vector<std::byte> out(in_latent.size() / latent * value);
   multiply(value_expansion(spec), in_latent, spec.latent_dim, matrices_of(w_uv, spec, spec.head_dim_v), out,

@@ -15,7 +15,7 @@ namespace ringattn::testing {
 
 namespace {
 
-std::int64_t out_bytes(const LatentSpec& spec, const LatentShape& shape) {
+std::int64_t out_bytes(const MlaSpec& spec, const MlaShape& shape) {
   return spec.heads * (shape.out_in_latent ? spec.latent_dim : spec.head_dim_v) *
          static_cast<std::int64_t>(size_of(spec.dtype));
 }
@@ -64,14 +64,14 @@ class RankMemory {
 
 }  // namespace
 
-LatentTensors random_latents(const LatentJob& job, std::uint64_t seed) {
-  const LatentSpec& spec = job.spec;
+MlaTensors random_mla_tensors(const MlaJob& job, std::uint64_t seed) {
+  const MlaSpec& spec = job.spec;
   std::mt19937_64 generator(seed);
   const auto values = [&](std::int64_t elements, float deviation = 1.0F) {
     return random_elements(elements, spec.dtype, generator, Normal(0.0F, deviation));
   };
   const float weight = 1.0F / std::sqrt(static_cast<float>(spec.latent_dim));
-  LatentTensors tensors;
+  MlaTensors tensors;
   tensors.q = values(job.batch.q_tokens() * spec.heads * (spec.head_dim + spec.rope_dim));
   tensors.latent = values(job.batch.k_tokens() * spec.latent_dim);
   tensors.k_rope = values(job.batch.k_tokens() * spec.rope_dim);
@@ -82,7 +82,7 @@ LatentTensors random_latents(const LatentJob& job, std::uint64_t seed) {
   return tensors;
 }
 
-LatentTensors with_packed_latents(const LatentSpec& spec, LatentTensors tensors) {
+MlaTensors with_fp8_latents(const MlaSpec& spec, MlaTensors tensors) {
   const std::int64_t bytes = latent_row_bytes(spec.latent_dim, spec.rope_dim);
   const auto count = static_cast<std::int64_t>(tensors.latent.size() / size_of(spec.dtype)) / spec.latent_dim;
   const auto rows_of = [&](std::vector<std::byte>& packed, int dim) {
@@ -91,24 +91,24 @@ LatentTensors with_packed_latents(const LatentSpec& spec, LatentTensors tensors)
   tensors.packed.resize(static_cast<std::size_t>(count * bytes));
   const MutableTensorView latent = rows_of(tensors.latent, spec.latent_dim);
   const MutableTensorView k_rope = rows_of(tensors.k_rope, spec.rope_dim);
-  pack_latent_rows(latent, k_rope, tensors.packed.data(), bytes);
-  unpack_latent_rows(tensors.packed.data(), bytes, latent, k_rope);
+  quantize_latent_rows(latent, k_rope, tensors.packed.data(), bytes);
+  dequantize_latent_rows(tensors.packed.data(), bytes, latent, k_rope);
   return tensors;
 }
 
-LatentOptions on_the_cpu(int threads) {
-  LatentOptions options;
+MlaOptions on_the_cpu(int threads) {
+  MlaOptions options;
   options.ring.kernel.backend = "cpu";
   options.ring.threads = threads;
   return options;
 }
 
-HeadMatrices matrices_of(const std::vector<std::byte>& packed, const LatentSpec& spec, int outer) {
-  return {packed.data(),   spec.dtype, spec.heads, outer, spec.latent_dim, std::int64_t{outer} * spec.latent_dim,
+GemmWeights matrices_of(const std::vector<std::byte>& packed, const MlaSpec& spec, int dim_n) {
+  return {packed.data(),   spec.dtype, spec.heads, dim_n, spec.latent_dim, std::int64_t{dim_n} * spec.latent_dim,
           spec.latent_dim, 1};
 }
 
-JobResult poisoned_latent_result(const LatentJob& job, int world, const LatentShape& shape) {
+JobResult poisoned_mla_result(const MlaJob& job, int world, const MlaShape& shape) {
   JobResult result;
   result.out.assign(static_cast<std::size_t>(job.batch.q_tokens() * out_bytes(job.spec, shape)), std::byte{0xff});
   result.lse.assign(static_cast<std::size_t>(job.batch.q_tokens() * job.spec.heads),
@@ -117,10 +117,10 @@ JobResult poisoned_latent_result(const LatentJob& job, int world, const LatentSh
   return result;
 }
 
-void run_latent_rank(const LatentJob& job, const LatentOptions& options, const LatentTensors& tensors,
-                     Transport& transport, JobResult& result, const LatentShape& shape) {
-  const LatentSpec& spec = job.spec;
-  Latent latent(job, transport, options);
+void run_mla_rank(const MlaJob& job, const MlaOptions& options, const MlaTensors& tensors, Transport& transport,
+                  JobResult& result, const MlaShape& shape) {
+  const MlaSpec& spec = job.spec;
+  Mla latent(job, transport, options);
   const int rank = transport.rank();
   const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
   const int q_dim = (shape.q_in_latent ? spec.latent_dim : spec.head_dim) + spec.rope_dim;
@@ -165,17 +165,17 @@ void run_latent_rank(const LatentJob& job, const LatentOptions& options, const L
   const auto view = [&spec](const void* data, std::int64_t rows, int heads, int dim) {
     return dense_view(data, spec.dtype, rows, heads, dim);
   };
-  LatentInputs inputs;
+  MlaInputs inputs;
   inputs.q = view(q_there.data(), q_rows, spec.heads, q_dim);
   if (packed) {
     const std::int64_t off = shape.fused ? kOff : 0;
-    inputs.packed = {rows_there.data() + off, packed_bytes + off, 0};
+    inputs.fp8_rows = {rows_there.data() + off, packed_bytes + off, 0};
   } else {
     inputs.latent = view(c_there.data(), k_rows, 1, spec.latent_dim);
     inputs.k_rope = view(r_there.data(), k_rows, 1, spec.rope_dim);
   }
-  HeadMatrices w_uk = matrices_of(tensors.w_uk, spec, spec.head_dim);
-  HeadMatrices w_uv = matrices_of(tensors.w_uv, spec, spec.head_dim_v);
+  GemmWeights w_uk = matrices_of(tensors.w_uk, spec, spec.head_dim);
+  GemmWeights w_uv = matrices_of(tensors.w_uv, spec, spec.head_dim_v);
   w_uk.data = uk_there.data();
   w_uv.data = uv_there.data();
   if (shape.fused) {
@@ -189,9 +189,9 @@ void run_latent_rank(const LatentJob& job, const LatentOptions& options, const L
   if (!shape.q_in_latent) inputs.w_uk = w_uk;
   if (!shape.out_in_latent) inputs.w_uv = w_uv;
   if (spec.sinks) inputs.sinks = reinterpret_cast<const float*>(sinks_there.data());
-  const LatentOutputs outputs{dense_view(static_cast<void*>(out_there.data()), spec.dtype, q_rows, spec.heads,
-                                         shape.out_in_latent ? spec.latent_dim : spec.head_dim_v),
-                              {reinterpret_cast<float*>(lse_there.data()), spec.heads, 1}};
+  const MlaOutputs outputs{dense_view(static_cast<void*>(out_there.data()), spec.dtype, q_rows, spec.heads,
+                                      shape.out_in_latent ? spec.latent_dim : spec.head_dim_v),
+                           {reinterpret_cast<float*>(lse_there.data()), spec.heads, 1}};
   result.stats[static_cast<std::size_t>(rank)] =
       latent.run(inputs, outputs, {workspace.data(), workspace.bytes()}, memory.stream());
 
@@ -203,23 +203,23 @@ void run_latent_rank(const LatentJob& job, const LatentOptions& options, const L
   transport.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
 }
 
-JobResult run_latent_job(const LatentJob& job, const LatentOptions& options, const LatentTensors& tensors, int world,
-                         const LatentShape& shape, const ThreadsDelivery& delivery) {
-  JobResult result = poisoned_latent_result(job, world, shape);
+JobResult run_mla_job(const MlaJob& job, const MlaOptions& options, const MlaTensors& tensors, int world,
+                      const MlaShape& shape, const ThreadsDelivery& delivery) {
+  JobResult result = poisoned_mla_result(job, world, shape);
   if (world == 1) {
     const auto transport = make_self_transport();
-    run_latent_rank(job, options, tensors, *transport, result, shape);
+    run_mla_rank(job, options, tensors, *transport, result, shape);
     return result;
   }
   run_threads_world(world, delivery,
-                    [&](Transport& transport) { run_latent_rank(job, options, tensors, transport, result, shape); });
+                    [&](Transport& transport) { run_mla_rank(job, options, tensors, transport, result, shape); });
   return result;
 }
 
-JobResult run_gpu_latent_job(const LatentJob& job, const LatentOptions& options, const LatentTensors& tensors,
-                             int world, const LatentShape& shape) {
-  JobResult result = poisoned_latent_result(job, world, shape);
-  run_gpu_world(world, [&](Transport& rank) { run_latent_rank(job, options, tensors, rank, result, shape); });
+JobResult run_gpu_mla_job(const MlaJob& job, const MlaOptions& options, const MlaTensors& tensors, int world,
+                          const MlaShape& shape) {
+  JobResult result = poisoned_mla_result(job, world, shape);
+  run_gpu_world(world, [&](Transport& rank) { run_mla_rank(job, options, tensors, rank, result, shape); });
   return result;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What latent attention is held against: fp64 of the whole formula, latents and matrices in, O out, and a
-// straightforward computation in the same form, which rounds what the form rounds (keys and values, or queries and O in
+// same-precision computation in the same form, which rounds what the form rounds (keys and values, or queries and O in
 // the latent, then S, P and O) and sums in fp32.
 #pragma once
 
@@ -15,6 +15,6 @@ Numbers numbers_of(const JobResult& result, Dtype dtype);
 // Expects of a result of job.form that its greatest error of O is at most twice that of the straightforward
 // computation, plus 1e-6: as for the fold (accuracy.hpp). LSE may be off by as much again, for keys or queries have
 // been rounded, plus what a fold may be off.
-void expect_as_right(const LatentJob& job, const LatentTensors& tensors, const JobResult& result);
+void expect_as_right(const MlaJob& job, const MlaTensors& tensors, const JobResult& result);
 
 }  // namespace ringattn::testing

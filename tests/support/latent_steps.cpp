@@ -15,27 +15,27 @@ namespace ringattn::testing {
 
 namespace {
 
-std::int64_t sequences_of(const LatentJob& job) { return static_cast<std::int64_t>(job.batch.sequences.size()); }
+std::int64_t sequences_of(const MlaJob& job) { return static_cast<std::int64_t>(job.batch.sequences.size()); }
 
 // A view of no rows has memory, too.
 std::size_t at_least_one(std::int64_t bytes) { return static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)); }
 
 }  // namespace
 
-LatentJob stepwise_job(const LatentSpec& spec, const std::vector<std::int64_t>& lengths, int rows, int steps) {
-  LatentJob job{spec, {}, LatentForm::kAbsorbed};
+MlaJob stepwise_job(const MlaSpec& spec, const std::vector<std::int64_t>& lengths, int rows, int steps) {
+  MlaJob job{spec, {}, MlaForm::kAbsorbed};
   for (const std::int64_t length : lengths)
     job.batch.sequences.push_back({steps * rows, length, length - steps * rows});
   return job;
 }
 
-LatentDecodeJob latent_decode_job(const LatentJob& job, int rows, std::int64_t page_size, const RowFormat& format) {
+MlaDecodeJob mla_decode_job(const MlaJob& job, int rows, std::int64_t page_size, const RowFormat& format) {
   std::int64_t longest = 0;
   for (const Sequence& s : job.batch.sequences) longest = std::max(longest, s.k_len);
   return {job.spec, {sequences_of(job), rows, longest}, page_size, 0, format};
 }
 
-LatentSteps::LatentSteps(LatentDecode& decode, const LatentJob& job, const LatentTensors& tensors)
+MlaSteps::MlaSteps(MlaDecode& decode, const MlaJob& job, const MlaTensors& tensors)
     : decode_(decode),
       backend_(decode.in_latent().backend()),
       job_(job),
@@ -78,21 +78,21 @@ LatentSteps::LatentSteps(LatentDecode& decode, const LatentJob& job, const Laten
 }
 
 // The keys in front of the first step that are this rank's share.
-void LatentSteps::fill(LatentTensors tensors) {
-  const LatentSpec& spec = job_.spec;
+void MlaSteps::fill(MlaTensors tensors) {
+  const MlaSpec& spec = job_.spec;
   const bool codes = !decode_.job().format.is_plain();
-  if (codes) tensors = with_packed_latents(spec, std::move(tensors));
+  if (codes) tensors = with_fp8_latents(spec, std::move(tensors));
   const std::int64_t c_bytes = spec.latent_dim * element();
   const std::int64_t r_bytes = spec.rope_dim * element();
-  const std::int64_t group = decode_.in_latent().group_keys();
-  const GroupShare share = decode_.in_latent().share();
+  const std::int64_t group = decode_.in_latent().kv_split_keys();
+  const KvPartition partition = decode_.in_latent().partition();
   std::vector<std::byte> bytes = cache_.read();
   const std::vector<std::int64_t> cu = job_.batch.cu_k();
   for (std::size_t s = 0; s < job_.batch.sequences.size(); ++s) {
     for (std::int64_t key = 0; key < job_.batch.sequences[s].q_offset; ++key) {
       const std::int64_t number = key / group;
-      if (number % share.every != share.first) continue;
-      const std::int64_t place = number / share.every * group + key % group;
+      if (number % partition.stride != partition.first) continue;
+      const std::int64_t place = number / partition.stride * group + key % group;
       const std::int64_t page =
           table_[s * static_cast<std::size_t>(table_pages_) + static_cast<std::size_t>(place / page_tokens_)];
       std::byte* const to = bytes.data() + (page * page_tokens_ + place % page_tokens_) * row_bytes_;
@@ -108,8 +108,8 @@ void LatentSteps::fill(LatentTensors tensors) {
   cache_.write(bytes);
 }
 
-std::vector<std::byte> LatentSteps::rows_of(const std::vector<std::byte>& packed, std::int64_t row_bytes,
-                                            const std::vector<std::int64_t>& first) const {
+std::vector<std::byte> MlaSteps::rows_of(const std::vector<std::byte>& packed, std::int64_t row_bytes,
+                                         const std::vector<std::int64_t>& first) const {
   std::vector<std::byte> rows;
   for (const std::int64_t row : first) {
     const auto begin = packed.begin() + row * row_bytes;
@@ -118,15 +118,15 @@ std::vector<std::byte> LatentSteps::rows_of(const std::vector<std::byte>& packed
   return rows;
 }
 
-std::vector<std::int64_t> LatentSteps::first_queries(int step) const {
+std::vector<std::int64_t> MlaSteps::first_queries(int step) const {
   std::vector<std::int64_t> first = job_.batch.cu_q();
   first.pop_back();
   for (std::int64_t& row : first) row += std::int64_t{step} * rows_;
   return first;
 }
 
-void LatentSteps::load(int step) {
-  const LatentSpec& spec = job_.spec;
+void MlaSteps::load(int step) {
+  const MlaSpec& spec = job_.spec;
   std::vector<std::int64_t> keys = job_.batch.cu_k();
   keys.pop_back();
   for (std::size_t s = 0; s < keys.size(); ++s) {
@@ -139,20 +139,20 @@ void LatentSteps::load(int step) {
   lse_.clear();
 }
 
-LatentDecodeInputs LatentSteps::inputs() const {
-  const LatentSpec& spec = job_.spec;
+MlaDecodeInputs MlaSteps::inputs() const {
+  const MlaSpec& spec = job_.spec;
   const std::int64_t count = sequences_of(job_) * rows_;
   const std::int64_t pages = sequences_of(job_) * table_pages_;
   const auto view = [&](const DeviceArray& rows, int heads, int dim) {
     return dense_view(static_cast<const void*>(rows.data()), spec.dtype, count, heads, dim);
   };
-  LatentDecodeInputs inputs;
+  MlaDecodeInputs inputs;
   inputs.q = view(q_, spec.heads, spec.head_dim + spec.rope_dim);
   inputs.rows = rows_;
   if (decode_.job().format.is_plain()) {
     inputs.cache = cache_view(cache_.data(), spec.dtype, pages, page_tokens_, 1, spec.latent_dim + spec.rope_dim);
   } else {
-    inputs.packed = latent_cache(cache_.data(), spec.latent_dim, spec.rope_dim, pages, page_tokens_);
+    inputs.fp8_rows = latent_cache(cache_.data(), spec.latent_dim, spec.rope_dim, pages, page_tokens_);
   }
   if (decode_.job().page_size > 0) {
     inputs.block_table = {reinterpret_cast<const std::int32_t*>(table_there_.data()), table_pages_};
@@ -170,13 +170,13 @@ LatentDecodeInputs LatentSteps::inputs() const {
   return inputs;
 }
 
-LatentOutputs LatentSteps::outputs() const {
-  const LatentSpec& spec = job_.spec;
+MlaOutputs MlaSteps::outputs() const {
+  const MlaSpec& spec = job_.spec;
   return {dense_view(static_cast<void*>(out_.data()), spec.dtype, own_rows(), spec.heads, spec.head_dim_v),
           {lse_.floats(), spec.heads, 1}};
 }
 
-std::string LatentSteps::difference(const JobResult& reference, int step) const {
+std::string MlaSteps::difference(const JobResult& reference, int step) const {
   JobResult found = reference;
   take(found, step);
   if (found.same_bits(reference)) return {};
@@ -190,7 +190,7 @@ std::string LatentSteps::difference(const JobResult& reference, int step) const 
   return "LSE";
 }
 
-void LatentSteps::take(JobResult& result, int step) const {
+void MlaSteps::take(JobResult& result, int step) const {
   const std::vector<std::byte> out = out_.read();
   const std::vector<std::byte> lse = lse_.read();
   const std::vector<std::int64_t> first = first_queries(step);

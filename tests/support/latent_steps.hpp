@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's side of a LatentDecode whose sequences grow step by step: its share of the latents in a cache, the rows of a
+// A rank's side of a MlaDecode whose sequences grow step by step: its share of the latents in a cache, the rows of a
 // step and the results, in the memory of the kernel. What nobody owns is NaN.
 #pragma once
 
@@ -15,22 +15,22 @@
 namespace ringattn::testing {
 
 // Absorbed, sequences of these lengths whose last `steps` · `rows` tokens are queries.
-LatentJob stepwise_job(const LatentSpec& spec, const std::vector<std::int64_t>& lengths, int rows, int steps);
+MlaJob stepwise_job(const MlaSpec& spec, const std::vector<std::int64_t>& lengths, int rows, int steps);
 
-// What a LatentDecode of such a job prepares for.
-LatentDecodeJob latent_decode_job(const LatentJob& job, int rows, std::int64_t page_size, const RowFormat& format = {});
+// What a MlaDecode of such a job prepares for.
+MlaDecodeJob mla_decode_job(const MlaJob& job, int rows, std::int64_t page_size, const RowFormat& format = {});
 
-class LatentSteps {
+class MlaSteps {
  public:
   // `job`: a stepwise_job(). The cache holds the tokens in front of the first step, in pages that are dealt at random,
   // and in rows of 8 bits where `decode` has them.
-  LatentSteps(LatentDecode& decode, const LatentJob& job, const LatentTensors& tensors);
+  MlaSteps(MlaDecode& decode, const MlaJob& job, const MlaTensors& tensors);
 
   // The rows of this step.
   void load(int step);
   // Of the step that was loaded: its rows join the cache.
-  LatentDecodeInputs inputs() const;
-  LatentOutputs outputs() const;
+  MlaDecodeInputs inputs() const;
+  MlaOutputs outputs() const;
   Stream stream() const { return backend_.stream(); }
 
   // These wait. Compares this rank's rows of the step with those of the reference, by memcmp; says which differ, or
@@ -41,7 +41,7 @@ class LatentSteps {
   std::int64_t own_rows() const { return mine_.count * rows_; }
 
  private:
-  void fill(LatentTensors tensors);
+  void fill(MlaTensors tensors);
   // `rows` rows of each sequence, from the packed row first[sequence] on.
   std::vector<std::byte> rows_of(const std::vector<std::byte>& packed, std::int64_t row_bytes,
                                  const std::vector<std::int64_t>& first) const;
@@ -50,10 +50,10 @@ class LatentSteps {
   std::int64_t out_bytes() const { return job_.spec.heads * job_.spec.head_dim_v * element(); }
   std::int64_t lse_bytes() const { return job_.spec.heads * static_cast<std::int64_t>(sizeof(float)); }
 
-  LatentDecode& decode_;
+  MlaDecode& decode_;
   Backend& backend_;
-  LatentJob job_;
-  LatentTensors tensors_;
+  MlaJob job_;
+  MlaTensors tensors_;
   int rows_;
   SequenceRange mine_;
   std::int64_t table_pages_ = 1, page_tokens_ = 0;

@@ -17,9 +17,9 @@ inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // About `percent` of the blocks in front of those that the sequence's queries stand in, other ones for each seed,
 // sequence and head; and all others.
-inline ListMaker some_blocks(const std::vector<ListedSequence>& sequences, const ListShape& shape, unsigned percent,
-                             unsigned seed) {
-  return [=](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+inline BlockMaskPattern some_blocks(const std::vector<MaskedSequence>& sequences, const BlockMaskShape& shape,
+                                    unsigned percent, unsigned seed) {
+  return [=](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
     const std::int64_t own = std::max<std::int64_t>(0, sequences[place.sequence].position) / shape.key_block;
     for (std::int64_t block = 0; block < place.blocks; ++block) {
       std::seed_seq words{seed, static_cast<unsigned>(place.sequence), static_cast<unsigned>(place.head),
@@ -31,11 +31,12 @@ inline ListMaker some_blocks(const std::vector<ListedSequence>& sequences, const
   };
 }
 
-inline FoldInputs with_some_listed(FoldInputs inputs, const ListShape& shape, unsigned percent, unsigned seed) {
-  const std::vector<ListedSequence> sequences = inputs.listed_sequences();
-  inputs.spec.lists = shape;
-  inputs.lists =
-      std::make_shared<const TileLists>(make_lists(shape, sequences, some_blocks(sequences, shape, percent, seed)));
+inline AttentionInputs with_random_block_mask(AttentionInputs inputs, const BlockMaskShape& shape, unsigned percent,
+                                              unsigned seed) {
+  const std::vector<MaskedSequence> sequences = inputs.masked_sequences();
+  inputs.spec.block_mask = shape;
+  inputs.block_mask = std::make_shared<const BlockMask>(
+      make_block_mask(shape, sequences, some_blocks(sequences, shape, percent, seed)));
   return inputs;
 }
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/cpu_fold.hpp"
 #include "kernels/list_makers.hpp"
+#include "kernels/cpu/cpu_fold.hpp"
 #include "kernels/top_k_lists.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/ring_job.hpp"
@@ -19,10 +19,10 @@
 namespace ringattn::testing {
 
 // A job whose tokens are all queries, and its tensors; and what steps at its sequences' ends are to give.
-class ListedSteps {
+class BlockMaskSteps {
  public:
-  ListedSteps(const FoldSpec& spec, const std::vector<std::int64_t>& longest, std::uint64_t seed,
-              std::string_view backend)
+  BlockMaskSteps(const AttentionSpec& spec, const std::vector<std::int64_t>& longest, std::uint64_t seed,
+                 std::string_view backend)
       : backend_(backend) {
     job_.spec = spec;
     for (const std::int64_t length : longest) job_.batch.sequences.push_back({length, length, 0});
@@ -32,37 +32,37 @@ class ListedSteps {
   const Job& job() const { return job_; }
   const JobTensors& tensors() const { return tensors_; }
 
-  // Of the last `rows` rows of sequences that are as long as that: what the maker lists, and the rows' own blocks.
-  std::shared_ptr<const TileLists> lists(const ListShape& shape, const std::vector<std::int64_t>& lengths, int rows,
-                                         const ListMaker& maker) const {
-    const std::vector<ListedSequence> sequences = listed_sequences(step_job(lengths, rows).batch);
-    const ListMaker own = [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+  // Of the last `rows` rows of sequences that are as long as that: what the maker block_mask, and the rows' own blocks.
+  std::shared_ptr<const BlockMask> block_mask(const BlockMaskShape& shape, const std::vector<std::int64_t>& lengths,
+                                              int rows, const BlockMaskPattern& maker) const {
+    const std::vector<MaskedSequence> sequences = masked_sequences(step_job(lengths, rows).batch);
+    const BlockMaskPattern own = [&](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
       const std::int64_t first = std::max<std::int64_t>(0, sequences[place.sequence].position) / shape.key_block;
       for (std::int64_t b = first; b < place.blocks; ++b) blocks.push_back(static_cast<std::int32_t>(b));
     };
-    return std::make_shared<const TileLists>(make_lists(shape, sequences, union_of({maker, own})));
+    return std::make_shared<const BlockMask>(make_block_mask(shape, sequences, union_of_patterns({maker, own})));
   }
   // Prefill's choice of the best blocks.
-  std::shared_ptr<const TileLists> best(const ListShape& shape, const std::vector<std::int64_t>& lengths, int rows,
+  std::shared_ptr<const BlockMask> best(const BlockMaskShape& shape, const std::vector<std::int64_t>& lengths, int rows,
                                         int count) const {
     const Job step = step_job(lengths, rows);
     const JobTensors of = step_tensors(lengths, rows);
-    FoldSpec spec = job_.spec;
-    spec.lists = shape;
-    const std::vector<ListedSequence> sequences = listed_sequences(step.batch);
+    AttentionSpec spec = job_.spec;
+    spec.block_mask = shape;
+    const std::vector<MaskedSequence> sequences = masked_sequences(step.batch);
     const RowSource source = packed_rows(sequences, view(of.q, spec.heads, 0, step.batch.q_tokens()),
                                          view(of.k, spec.kv_heads, 0, step.batch.k_tokens()));
     const auto host = cpu::make_cpu_backend({1, 0});
-    return std::make_shared<const TileLists>(top_k_lists(spec, sequences, count, source, *host, {}));
+    return std::make_shared<const BlockMask>(top_k_selection(spec, sequences, count, source, *host, {}));
   }
 
   // The results of these rows by these lists (none: by all keys), where the job of all tokens has them; NaN elsewhere.
   // `attend`: gives them, where it is not to be a world of one rank.
   using Attend = std::function<JobResult(const Job& job, const JobTensors& tensors)>;
-  JobResult attended(std::shared_ptr<const TileLists> lists, const std::vector<std::int64_t>& lengths, int rows,
+  JobResult attended(std::shared_ptr<const BlockMask> block_mask, const std::vector<std::int64_t>& lengths, int rows,
                      const Attend& attend = nullptr) const {
     Job step = step_job(lengths, rows);
-    set_lists(step, std::move(lists));
+    set_block_mask(step, std::move(block_mask));
     const JobTensors tensors = step_tensors(lengths, rows);
     Options options;
     options.kernel.backend = backend_;

@@ -51,7 +51,8 @@ PagePool::PagePool(const std::vector<SequenceShape>& sequences, const PageLayout
   }
 }
 
-std::vector<std::byte> PagePool::fill(const FoldInputs& inputs, const std::vector<std::byte>& rows, int dim) const {
+std::vector<std::byte> PagePool::fill(const AttentionInputs& inputs, const std::vector<std::byte>& rows,
+                                      int dim) const {
   const CacheView view = this->view(nullptr, inputs.spec, dim);
   const std::size_t row_bytes = static_cast<std::size_t>(dim) * size_of(view.dtype);
   std::vector<std::byte> memory(static_cast<std::size_t>(count_ * view.page_stride) * size_of(view.dtype), kPoison);
@@ -70,7 +71,7 @@ std::vector<std::byte> PagePool::fill(const FoldInputs& inputs, const std::vecto
   return memory;
 }
 
-CacheView PagePool::view(const void* data, const FoldSpec& spec, int dim) const {
+CacheView PagePool::view(const void* data, const AttentionSpec& spec, int dim) const {
   const std::int64_t heads = spec.kv_heads;
   return {data,
           spec.dtype,

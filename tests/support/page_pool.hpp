@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cache of all sequences of FoldInputs: where pages lie, and which token of which sequence is where. What no sequence
-// owns is NaN, the room behind the last tokens of its last pages included.
+// A cache of all sequences of AttentionInputs: where pages lie, and which token of which sequence is where. What no
+// sequence owns is NaN, the room behind the last tokens of its last pages included.
 #pragma once
 
 #include <cstddef>
@@ -34,9 +34,9 @@ class PagePool {
   PagePool(const std::vector<SequenceShape>& sequences, const PageLayout& layout);
 
   // K or V of the inputs' sequences in the pool: `rows` are theirs, [k_tokens, kv_heads, dim].
-  std::vector<std::byte> fill(const FoldInputs& inputs, const std::vector<std::byte>& rows, int dim) const;
+  std::vector<std::byte> fill(const AttentionInputs& inputs, const std::vector<std::byte>& rows, int dim) const;
   // `data` as a pool that fill() made.
-  CacheView view(const void* data, const FoldSpec& spec, int dim) const;
+  CacheView view(const void* data, const AttentionSpec& spec, int dim) const;
 
   std::int64_t pages() const { return count_; }
   // [sequences, table_width()]; kNoPage behind a sequence's last page. Empty where the cache is dense.

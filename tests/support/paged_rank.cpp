@@ -11,7 +11,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-std::int64_t token_bytes(const FoldSpec& spec, int heads, int dim) {
+std::int64_t token_bytes(const AttentionSpec& spec, int heads, int dim) {
   return std::int64_t{heads} * dim * static_cast<std::int64_t>(size_of(spec.dtype));
 }
 
@@ -21,8 +21,8 @@ Bytes bytes_of(const std::vector<float>& values) {
 }
 
 // The shapes of the keys that a rank has of each sequence.
-FoldInputs shapes_of(const Attention& attention, int rank) {
-  FoldInputs keys;
+AttentionInputs shapes_of(const Attention& attention, int rank) {
+  AttentionInputs keys;
   keys.spec = attention.job().spec;
   for (const std::int64_t rows : rows_of_sequences(attention.layout().keys, rank)) keys.sequences.push_back({0, rows});
   return keys;

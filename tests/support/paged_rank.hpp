@@ -32,12 +32,12 @@ class PagedRank {
 
  private:
   Backend& backend_;
-  FoldSpec spec_;
+  AttentionSpec spec_;
   int rank_;
   const Layout& queries_;
   std::int64_t rows_;
   std::size_t workspace_bytes_;
-  FoldInputs keys_;
+  AttentionInputs keys_;
   PagePool pool_;
   std::vector<std::int32_t> table_;
   DeviceArray q_, k_, v_, sinks_, out_, lse_, workspace_;

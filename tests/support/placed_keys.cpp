@@ -11,12 +11,12 @@ namespace ringattn::testing {
 namespace {
 
 // In pages. The entries of pieces without keys are of no source.
-PlacedKeys place_in_pages(const FoldInputs& inputs, const PageLayout& layout, int key_tile) {
-  PlacedKeys keys;
+CachedKeyRun place_in_pages(const AttentionInputs& inputs, const PageLayout& layout, int key_tile) {
+  CachedKeyRun keys;
   keys.pool.emplace(inputs.sequences, layout);
   keys.k = {keys.pool->fill(inputs, inputs.k, inputs.spec.head_dim)};
   keys.v = {keys.pool->fill(inputs, inputs.v, inputs.spec.head_dim_v)};
-  keys.pieces = pieces_of_tile(key_tile, layout.page_size);
+  keys.pieces = page_runs_per_tile(key_tile, layout.page_size);
   const int piece_keys = key_tile / keys.pieces;
   const std::int64_t page_rows = pool_source(keys.pool->view(nullptr, inputs.spec, inputs.spec.head_dim),
                                              keys.pool->view(nullptr, inputs.spec, inputs.spec.head_dim_v))
@@ -24,8 +24,8 @@ PlacedKeys place_in_pages(const FoldInputs& inputs, const PageLayout& layout, in
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     const std::int64_t length = inputs.sequences[s].k_len;
     const auto place = [&](std::int64_t key) {
-      if (key >= length) return KeyTile{0x40000000, 0};
-      return KeyTile{0, keys.pool->page(s, key / layout.page_size) * page_rows + key % layout.page_size};
+      if (key >= length) return PageRun{0x40000000, 0};
+      return PageRun{0, keys.pool->page(s, key / layout.page_size) * page_rows + key % layout.page_size};
     };
     for (std::int64_t begin = 0; begin < length; begin += key_tile) {
       PlacedTile& tile =
@@ -46,9 +46,9 @@ std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed) {
   return order;
 }
 
-PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, int key_tile) {
+CachedKeyRun place_keys(const AttentionInputs& inputs, const Arrangement& arrangement, int key_tile) {
   if (arrangement.pages.page_size > 0) return place_in_pages(inputs, arrangement.pages, key_tile);
-  PlacedKeys keys;
+  CachedKeyRun keys;
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     for (std::int64_t begin = 0; begin < inputs.sequences[s].k_len; begin += key_tile) {
       keys.tiles.push_back({static_cast<std::int32_t>(s), begin / key_tile, {0, inputs.k_begin(s) + begin}});
@@ -66,7 +66,7 @@ PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, 
   for (std::size_t at = 0; at < behind.size(); at += size_of(dtype)) {
     store_element(behind.data() + at, dtype, arrangement.behind);
   }
-  const auto append_behind = [&](std::vector<std::byte>& rows, std::size_t row_bytes) {
+  const auto append_after = [&](std::vector<std::byte>& rows, std::size_t row_bytes) {
     const std::size_t bytes = static_cast<std::size_t>(key_tile) * row_bytes;
     rows.insert(rows.end(), behind.begin(), behind.begin() + static_cast<std::ptrdiff_t>(bytes));
   };
@@ -86,22 +86,22 @@ PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, 
     v.insert(v.end(), inputs.v.begin() + static_cast<std::ptrdiff_t>(from * v_row),
              inputs.v.begin() + static_cast<std::ptrdiff_t>((from + rows) * v_row));
     // A neighbour that nobody may read.
-    append_behind(k, k_row);
-    append_behind(v, v_row);
+    append_after(k, k_row);
+    append_after(v, v_row);
   }
   return keys;
 }
 
-std::vector<PlacedKeys> place_groups(const FoldInputs& inputs, const Arrangement& arrangement, const PlacedKeys& all,
-                                     int key_tile) {
-  std::vector<PlacedKeys> groups;
+std::vector<CachedKeyRun> place_kv_splits(const AttentionInputs& inputs, const Arrangement& arrangement,
+                                          const CachedKeyRun& all, int key_tile) {
+  std::vector<CachedKeyRun> groups;
   for (std::int64_t g = 0;; ++g) {
-    const auto in_group = [&](const PlacedTile& tile) { return tile.tile / kGroupTiles == g; };
-    if (std::none_of(all.tiles.begin(), all.tiles.end(), in_group)) return groups;
+    const auto in_kv_split = [&](const PlacedTile& tile) { return tile.tile / kTilesPerKvSplit == g; };
+    if (std::none_of(all.tiles.begin(), all.tiles.end(), in_kv_split)) return groups;
     const auto number = static_cast<std::uint64_t>(g);
     groups.push_back(place_keys(
-        inputs, {.shuffle = arrangement.apart + number, .sources = 1 + number % kMostSourcesApart}, key_tile));
-    std::erase_if(groups.back().tiles, std::not_fn(in_group));
+        inputs, {.shuffle = arrangement.apart + number, .sources = 1 + number % kMaxSourcesApart}, key_tile));
+    std::erase_if(groups.back().tiles, std::not_fn(in_kv_split));
   }
 }
 

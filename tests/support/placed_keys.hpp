@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the key tiles of FoldInputs lie for an Arrangement: in one array, scattered over sources, or in pages.
+// Where the key tiles of AttentionInputs lie for an Arrangement: in one array, scattered over sources, or in pages.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace ringattn::testing {
 
-inline constexpr std::int64_t kMostSourcesApart = 5;  // of a group that is folded apart
+inline constexpr std::int64_t kMaxSourcesApart = 5;  // of a group that is folded apart
 
 // 0 … count − 1 in an order of the seed; 0: ascending.
 std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed);
@@ -22,12 +22,12 @@ std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed);
 struct PlacedTile {
   std::int32_t sequence;
   std::int64_t tile;
-  KeyTile place;                       // of the first piece
-  std::vector<KeyTile> more_pieces{};  // of the others
+  PageRun place;                       // of the first piece
+  std::vector<PageRun> more_pieces{};  // of the others
 };
 
 // All tiles ascending by (sequence, tile), and the sources that hold them, as host bytes.
-struct PlacedKeys {
+struct CachedKeyRun {
   std::vector<PlacedTile> tiles;
   std::vector<std::vector<std::byte>> k;
   std::vector<std::vector<std::byte>> v;
@@ -35,10 +35,10 @@ struct PlacedKeys {
   int pieces = 1;                // of a tile
 };
 
-PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, int key_tile);
+CachedKeyRun place_keys(const AttentionInputs& inputs, const Arrangement& arrangement, int key_tile);
 
 // The tiles of `all` by groups, each with sources of its own.
-std::vector<PlacedKeys> place_groups(const FoldInputs& inputs, const Arrangement& arrangement, const PlacedKeys& all,
-                                     int key_tile);
+std::vector<CachedKeyRun> place_kv_splits(const AttentionInputs& inputs, const Arrangement& arrangement,
+                                          const CachedKeyRun& all, int key_tile);
 
 }  // namespace ringattn::testing

@@ -15,26 +15,26 @@
 
 namespace ringattn::testing {
 
-struct ProductInputs {
-  HeadProductSpec spec;
+struct GemmInputs {
+  BatchedGemmSpec spec;
   std::int64_t rows = 0;
   std::int64_t heads = 0;
   bool shared = false;           // all heads share a row
-  std::vector<std::byte> left;   // [rows, heads or 1, inner]
-  std::vector<std::byte> right;  // [heads, outer, inner]
+  std::vector<std::byte> left;   // [rows, heads or 1, dim_k]
+  std::vector<std::byte> right;  // [heads, dim_n, dim_k]
 
   std::int64_t row_heads() const { return shared ? 1 : heads; }
   float left_at(std::int64_t row, std::int64_t head, std::int64_t i) const {
-    return load(left, (row * row_heads() + (shared ? 0 : head)) * spec.inner + i);
+    return load(left, (row * row_heads() + (shared ? 0 : head)) * spec.dim_k + i);
   }
   float right_at(std::int64_t head, std::int64_t o, std::int64_t i) const {
-    return load(right, (head * spec.outer + o) * spec.inner + i);
+    return load(right, (head * spec.dim_n + o) * spec.dim_k + i);
   }
   void set_left(std::int64_t row, std::int64_t head, std::int64_t i, float value) {
-    store(left, (row * row_heads() + (shared ? 0 : head)) * spec.inner + i, value);
+    store(left, (row * row_heads() + (shared ? 0 : head)) * spec.dim_k + i, value);
   }
   void set_right(std::int64_t head, std::int64_t o, std::int64_t i, float value) {
-    store(right, (head * spec.outer + o) * spec.inner + i, value);
+    store(right, (head * spec.dim_n + o) * spec.dim_k + i, value);
   }
 
  private:
@@ -48,11 +48,10 @@ struct ProductInputs {
 
 // `next()` makes the elements.
 template <typename Next>
-ProductInputs product_inputs(const HeadProductSpec& spec, std::int64_t rows, std::int64_t heads, bool shared,
-                             Next next) {
-  ProductInputs inputs{spec, rows, heads, shared, {}, {}};
-  inputs.left.resize(static_cast<std::size_t>(rows * inputs.row_heads() * spec.inner) * size_of(spec.dtype));
-  inputs.right.resize(static_cast<std::size_t>(heads * spec.outer * spec.inner) * size_of(spec.dtype));
+GemmInputs gemm_inputs(const BatchedGemmSpec& spec, std::int64_t rows, std::int64_t heads, bool shared, Next next) {
+  GemmInputs inputs{spec, rows, heads, shared, {}, {}};
+  inputs.left.resize(static_cast<std::size_t>(rows * inputs.row_heads() * spec.dim_k) * size_of(spec.dtype));
+  inputs.right.resize(static_cast<std::size_t>(heads * spec.dim_n * spec.dim_k) * size_of(spec.dtype));
   for (std::vector<std::byte>* elements : {&inputs.left, &inputs.right}) {
     for (std::size_t at = 0; at < elements->size(); at += size_of(spec.dtype)) {
       store_element(elements->data() + at, spec.dtype, next());
@@ -62,37 +61,36 @@ ProductInputs product_inputs(const HeadProductSpec& spec, std::int64_t rows, std
 }
 
 // Standard normal elements, the same for the same seed.
-ProductInputs normal_product_inputs(const HeadProductSpec& spec, std::int64_t rows, std::int64_t heads, bool shared,
-                                    std::uint64_t seed);
+GemmInputs normal_gemm_inputs(const BatchedGemmSpec& spec, std::int64_t rows, std::int64_t heads, bool shared,
+                              std::uint64_t seed);
 
 // What must not move a bit.
-struct ProductLayout {
+struct GemmLayout {
   int threads = 1;
   std::vector<std::int64_t> cuts{};  // rows at which a new task begins, ascending
   bool head_by_head = false;         // each in a task of its own
-  bool transposed = false;           // matrices lie [heads, inner, outer]
+  bool transposed = false;           // matrices lie [heads, dim_k, dim_n]
   std::int64_t gap = 0;              // elements behind each head of rows, matrices and out
   std::int64_t shift = 0;            // elements in front of all of rows, matrices and out: what isn't aligned
   std::int64_t weight_gap = 0;       // elements behind each row of a matrix
 };
 
-std::string describe(const ProductLayout& layout);
+std::string describe(const GemmLayout& layout);
 
-// out, [rows, heads, outer] of the dtype, dense. The test fails where something is written beside it.
-std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs& inputs,
-                                  const ProductLayout& layout = {});
+// out, [rows, heads, dim_n] of the dtype, dense. The test fails where something is written beside it.
+std::vector<std::byte> multiplied(const BatchedGemmRow& row, const GemmInputs& inputs, const GemmLayout& layout = {});
 
 // The same by whatever multiplies on the backend's own stream; the layout's threads are its affair.
-using Multiply = std::function<void(const HeadProductTask& task)>;
-std::vector<std::byte> multiplied_by(const Multiply& multiply, Backend& backend, const ProductInputs& inputs,
-                                     const ProductLayout& layout = {});
+using Multiply = std::function<void(const BatchedGemmTask& task)>;
+std::vector<std::byte> multiplied_by(const Multiply& multiply, Backend& backend, const GemmInputs& inputs,
+                                     const GemmLayout& layout = {});
 
 // The first element of out that differs, and how many do; empty where none does.
-std::string first_difference(const ProductInputs& inputs, const std::vector<std::byte>& out,
+std::string first_difference(const GemmInputs& inputs, const std::vector<std::byte>& out,
                              const std::vector<std::byte>& expected);
 
 // Within one rounding to the dtype and what a sum of so many terms in fp32 can lose. NaN and ∞ stand where they stand
 // in fp64. Counts as a check.
-void expect_accurate_product(const ProductInputs& inputs, const std::vector<std::byte>& out);
+void expect_accurate_gemm(const GemmInputs& inputs, const std::vector<std::byte>& out);
 
 }  // namespace ringattn::testing

@@ -23,7 +23,7 @@ std::size_t out_token_bytes(const Job& job) {
 }  // namespace
 
 JobTensors random_tensors(const Job& job, std::uint64_t seed) {
-  const FoldSpec& spec = job.spec;
+  const AttentionSpec& spec = job.spec;
   std::mt19937_64 generator(seed);
   JobTensors tensors;
   tensors.q = random_elements(job.batch.q_tokens() * spec.heads * spec.head_dim, spec.dtype, generator);
@@ -50,7 +50,7 @@ JobResult poisoned_result(const Job& job, int world) {
 
 void run_rank(const Job& job, const Options& options, const JobTensors& tensors, Transport& transport,
               JobResult& result) {
-  const FoldSpec& spec = job.spec;
+  const AttentionSpec& spec = job.spec;
   Attention attention(job, transport, options);
   const int rank = transport.rank();
   const auto element = static_cast<std::int64_t>(size_of(spec.dtype));

@@ -30,7 +30,7 @@ std::vector<std::byte> bytes_of(const std::vector<float>& values) {
 // A tensor in the kernel's memory: its rows lie `stride` elements apart, and what is between them is NaN.
 class Placed {
  public:
-  Placed(Backend& backend, Dtype dtype, std::int64_t rows, int heads, int dims, const ScanArrangement& arrangement)
+  Placed(Backend& backend, Dtype dtype, std::int64_t rows, int heads, int dims, const SsmArrangement& arrangement)
       : dtype_(dtype),
         rows_(rows),
         heads_(heads),
@@ -82,7 +82,7 @@ std::vector<std::byte> absolute(std::vector<std::byte> bytes, Dtype dtype) {
   return bytes;
 }
 
-ScanData absolute(ScanData inputs) {
+SsmData absolute(SsmData inputs) {
   for (auto* array : {&inputs.x, &inputs.b, &inputs.c}) *array = absolute(std::move(*array), inputs.spec.dtype);
   for (float& d : inputs.d) d = std::fabs(d);
   for (auto& state : inputs.initial) {
@@ -99,22 +99,22 @@ double output_rounding(Dtype dtype, double y) {
 
 }  // namespace
 
-std::int64_t ScanData::rows() const { return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}); }
+std::int64_t SsmData::rows() const { return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}); }
 
-std::int64_t ScanData::row_of(std::size_t sequence) const {
+std::int64_t SsmData::row_of(std::size_t sequence) const {
   return std::accumulate(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(sequence), std::int64_t{0});
 }
 
-std::size_t ScanData::state_floats() const { return size(std::int64_t{spec.heads} * spec.head_dim * spec.state_dim); }
+std::size_t SsmData::state_floats() const { return size(std::int64_t{spec.heads} * spec.head_dim * spec.state_dim); }
 
-void ScanData::set(std::vector<std::byte>& array, int heads, int dims, std::int64_t row, int head, int dim,
-                   float value) const {
+void SsmData::set(std::vector<std::byte>& array, int heads, int dims, std::int64_t row, int head, int dim,
+                  float value) const {
   const std::size_t at = size((row * heads + head) * dims + dim) * size_of(spec.dtype);
   store_element(array.data() + at, spec.dtype, value);
 }
 
-ScanTask ScanData::task() const {
-  ScanTask task;
+SsmTask SsmData::task() const {
+  SsmTask task;
   const std::int64_t tokens = rows();
   task.x = dense_view(x.data(), spec.dtype, tokens, spec.heads, spec.head_dim);
   task.dt = dense_view(dt.data(), spec.dtype, tokens, spec.heads, 1);
@@ -127,9 +127,9 @@ ScanTask ScanData::task() const {
   return task;
 }
 
-ScanData random_scan(const ScanSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+SsmData random_ssm(const SsmSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  ScanData inputs{spec, lengths, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  SsmData inputs{spec, lengths, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   const std::int64_t rows = inputs.rows();
   inputs.x = random_elements(rows * spec.heads * spec.head_dim, spec.dtype, random);
   inputs.b = random_elements(rows * spec.groups * spec.state_dim, spec.dtype, random);
@@ -154,19 +154,19 @@ ScanData random_scan(const ScanSpec& spec, const std::vector<std::int64_t>& leng
   return inputs;
 }
 
-ScanData with_slow_decays(ScanData inputs) {
+SsmData with_slow_decays(SsmData inputs) {
   for (float& a : inputs.a) a *= 1e-5F;
   return inputs;
 }
 
-bool ScanResult::same_bits(const ScanResult& other) const {
+bool SsmResult::same_bits(const SsmResult& other) const {
   count_check();
   return y == other.y && finals.size() == other.finals.size() &&
          (finals.empty() || std::memcmp(finals.data(), other.finals.data(), finals.size() * sizeof(float)) == 0);
 }
 
-std::string first_difference(const ScanData& inputs, const ScanResult& result, const ScanResult& expected) {
-  const ScanSpec& spec = inputs.spec;
+std::string first_difference(const SsmData& inputs, const SsmResult& result, const SsmResult& expected) {
+  const SsmSpec& spec = inputs.spec;
   if (result.same_bits(expected)) return {};
   const std::size_t width = size(std::int64_t{spec.heads} * spec.head_dim);
   for (std::size_t i = 0; i < expected.y.size() / size_of(spec.dtype); ++i) {
@@ -184,8 +184,8 @@ std::string first_difference(const ScanData& inputs, const ScanResult& result, c
   return "the results differ in size";
 }
 
-ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArrangement& arrangement) {
-  const ScanSpec& spec = inputs.spec;
+SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement& arrangement) {
+  const SsmSpec& spec = inputs.spec;
   const auto backend = row.make_backend({arrangement.threads, 0});
   const auto kernel = row.make_kernel(spec, *backend);
   const std::int64_t rows = inputs.rows();
@@ -228,7 +228,7 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
   const DeviceArray initial = upload(all_initial);
   const std::size_t state = inputs.state_floats();
 
-  std::vector<ScanRun> runs;
+  std::vector<SsmRun> runs;
   for (std::size_t s = 0; s < sequences; ++s) {
     const std::int64_t length = inputs.lengths[s];
     const std::int64_t each = arrangement.cut ? kSuperSegmentTokens : std::max<std::int64_t>(1, length);
@@ -254,7 +254,7 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
     steps = std::max(steps, runs[i].step + 1);
   }
 
-  ScanTask task;
+  SsmTask task;
   task.x = x.view();
   task.dt = dt.view();
   task.b = b.view();
@@ -273,14 +273,14 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
   std::vector<HeadRange> ranges;
   for (int head = 0; head < spec.heads; head += each) ranges.push_back({head, std::min(each, spec.heads - head)});
   // Ranges are at stages of their own, as where several ranks scan.
-  for (const HeadRange& heads : ranges) kernel->fold(task, heads, stream, {});
+  for (const HeadRange& heads : ranges) kernel->accumulate_states(task, heads, stream, {});
   for (const HeadRange& heads : ranges) {
     for (int step = 0; step < steps; ++step) kernel->carry(task, heads, step, stream);
     kernel->finish(task, heads, stream, {});
   }
   backend->synchronize(stream, Deadline::after(600.0), {});
 
-  ScanResult result;
+  SsmResult result;
   result.y = y.read(order);
   const std::vector<float> all = states.read_floats();
   for (std::size_t s = 0; s < sequences; ++s) {
@@ -295,9 +295,9 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
   return result;
 }
 
-ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads, const std::vector<std::int32_t>& slots,
-                       bool unaligned) {
-  const ScanSpec& spec = inputs.spec;
+SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads, const std::vector<std::int32_t>& slots,
+                      bool unaligned) {
+  const SsmSpec& spec = inputs.spec;
   const auto backend = row.make_backend({threads, 0});
   const auto kernel = row.make_kernel(spec, *backend);
   const auto sequences = static_cast<std::int64_t>(inputs.lengths.size());
@@ -345,7 +345,7 @@ ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads, 
       view.token_stride *= length;
       return view;
     };
-    ScanUpdate update;
+    SsmUpdate update;
     update.x = step(x);
     update.dt = step(dt);
     update.b = step(b);
@@ -363,11 +363,11 @@ ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads, 
   return {y.read(order), states.read_floats()};
 }
 
-std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result, const ScanTolerance& tolerance) {
-  const ScanSpec& spec = inputs.spec;
-  const ScanData magnitudes = absolute(inputs);
-  const ScanTask task = inputs.task();
-  const ScanTask magnitude_task = magnitudes.task();
+std::string check_ssm_accuracy(const SsmData& inputs, const SsmResult& result, const SsmTolerance& tolerance) {
+  const SsmSpec& spec = inputs.spec;
+  const SsmData magnitudes = absolute(inputs);
+  const SsmTask task = inputs.task();
+  const SsmTask magnitude_task = magnitudes.task();
   const std::size_t width = size(std::int64_t{spec.heads} * spec.head_dim);
   std::size_t state_at = 0;
   for (std::size_t s = 0; s < inputs.lengths.size(); ++s) {
@@ -376,15 +376,15 @@ std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result
       continue;
     }
     count_check();
-    const auto states_of = [s](const ScanData& of) {
+    const auto states_of = [s](const SsmData& of) {
       return of.initial.empty() ? std::vector<double>()
                                 : std::vector<double>(of.initial[s].begin(), of.initial[s].end());
     };
     std::vector<double> final = states_of(inputs);
     std::vector<double> final_magnitude = states_of(magnitudes);
     const std::int64_t row = inputs.row_of(s);
-    const std::vector<double> y = oracle_scan(spec, task, row, inputs.lengths[s], final);
-    const std::vector<double> magnitude = oracle_scan(spec, magnitude_task, row, inputs.lengths[s], final_magnitude);
+    const std::vector<double> y = oracle_ssm(spec, task, row, inputs.lengths[s], final);
+    const std::vector<double> magnitude = oracle_ssm(spec, magnitude_task, row, inputs.lengths[s], final_magnitude);
     for (std::size_t i = 0; i < y.size(); ++i) {
       const std::size_t at = (size(row) * width + i) * size_of(spec.dtype);
       const auto ours = static_cast<double>(load_element(result.y.data() + at, spec.dtype));

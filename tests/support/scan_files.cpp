@@ -16,9 +16,9 @@ NamedTensor float_list(const std::vector<float>& values, std::vector<std::int64_
   return {FileDtype::kF32, std::move(shape), {bytes.begin(), bytes.end()}};
 }
 
-NamedTensors scan_tensors(const ScanFile& shape) {
+NamedTensors ssm_tensors(const SsmFile& shape) {
   const std::int64_t tokens = std::accumulate(shape.lengths.begin(), shape.lengths.end(), std::int64_t{0});
-  SyntheticScan made;
+  SyntheticSsmInput made;
   made.selective = shape.selective;
   made.seed = shape.seed;
   made.tokens = std::max<std::int64_t>(1, tokens);  // of no tokens no row is read
@@ -27,10 +27,10 @@ NamedTensors scan_tensors(const ScanFile& shape) {
   made.groups = shape.groups;
   made.state_dim = shape.state_dim;
   made.dtype = shape.dtype;
-  const ScanInput input(made, {});
+  const SsmInput input(made, {});
   NamedTensors tensors;
-  const auto add = [&](const char* name, ScanRows which, std::vector<std::int64_t> dims) {
-    const ScanInput::RowShape row = input.row_shape(which);
+  const auto add = [&](const char* name, SsmTensorKind which, std::vector<std::int64_t> dims) {
+    const SsmInput::RowShape row = input.row_shape(which);
     NamedTensor tensor{file_dtype(shape.dtype), std::move(dims), {}};
     tensor.bytes.resize(static_cast<std::size_t>(tokens * row.heads * row.dim) * size_of(shape.dtype));
     const PackedRun all[] = {{0, tokens}};
@@ -42,23 +42,23 @@ NamedTensors scan_tensors(const ScanFile& shape) {
   const std::int64_t dim = shape.head_dim;
   const std::int64_t state = shape.state_dim;
   if (shape.selective) {
-    add("u", ScanRows::kX, {tokens, heads});
-    add("delta", ScanRows::kDt, {tokens, heads});
-    add("z", ScanRows::kZ, {tokens, heads});
+    add("u", SsmTensorKind::kX, {tokens, heads});
+    add("delta", SsmTensorKind::kDt, {tokens, heads});
+    add("z", SsmTensorKind::kZ, {tokens, heads});
     tensors["A"] = float_list(input.a(), {heads, state});
     tensors["delta_bias"] = float_list(input.dt_bias());
   } else {
-    add("x", ScanRows::kX, {tokens, heads, dim});
-    add("dt", ScanRows::kDt, {tokens, heads});
-    add("z", ScanRows::kZ, {tokens, heads, dim});
+    add("x", SsmTensorKind::kX, {tokens, heads, dim});
+    add("dt", SsmTensorKind::kDt, {tokens, heads});
+    add("z", SsmTensorKind::kZ, {tokens, heads, dim});
     tensors["A"] = float_list(input.a());
     tensors["dt_bias"] = float_list(input.dt_bias());
   }
   const bool grouped = !shape.selective || shape.groups > 1;
   const std::vector<std::int64_t> rows =
       grouped ? std::vector<std::int64_t>{tokens, shape.groups, state} : std::vector<std::int64_t>{tokens, state};
-  add("B", ScanRows::kB, rows);
-  add("C", ScanRows::kC, rows);
+  add("B", SsmTensorKind::kB, rows);
+  add("C", SsmTensorKind::kC, rows);
   tensors["D"] = float_list(input.d());
   if (shape.lengths.size() > 1) {
     std::vector<std::int64_t> ends{0};

@@ -10,7 +10,7 @@
 
 namespace ringattn::testing {
 
-struct ScanFile {
+struct SsmFile {
   bool selective = false;
   std::vector<std::int64_t> lengths{300};
   int heads = 8;
@@ -22,7 +22,7 @@ struct ScanFile {
 };
 
 // x, dt, A, B, C, D, z, dt_bias, or u, delta, A, B, C, D, z, delta_bias; cu_seqlens where there are several sequences.
-NamedTensors scan_tensors(const ScanFile& shape);
+NamedTensors ssm_tensors(const SsmFile& shape);
 
 // fp32 [values], or of another shape.
 NamedTensor float_list(const std::vector<float>& values, std::vector<std::int64_t> shape = {});

@@ -8,15 +8,15 @@
 
 namespace ringattn::testing {
 
-inline ScanOptions one_thread() {
-  ScanOptions options;
+inline SsmOptions one_thread() {
+  SsmOptions options;
   options.kernel.backend = "cpu";
   options.threads = 1;
   return options;
 }
 
-inline SyntheticScan small_scan(std::int64_t tokens, bool selective = false) {
-  SyntheticScan scan;
+inline SyntheticSsmInput small_ssm(std::int64_t tokens, bool selective = false) {
+  SyntheticSsmInput scan;
   scan.selective = selective;
   scan.seed = 7;
   scan.tokens = tokens;
@@ -27,25 +27,25 @@ inline SyntheticScan small_scan(std::int64_t tokens, bool selective = false) {
 }
 
 // y of a synthetic scan on one rank.
-struct FinishedScan {
-  ScanInput input;
-  ScanRankResult result;
+struct FinishedSsm {
+  SsmInput input;
+  SsmRankResult result;
 };
 
 // `rounded`: as if its kernel rounded factors of rows.
-inline ScanAccuracy checked(const FinishedScan& scan, bool rounded = false) {
-  ScanAccuracy accuracy;
+inline SsmAccuracy checked(const FinishedSsm& scan, bool rounded = false) {
+  SsmAccuracy accuracy;
   run_threads_world(1, {}, [&](Transport& transport) {
-    const Meeting meeting(transport, Patience(60.0));
-    accuracy = check_scan_result(meeting, scan.input, 64, scan.result.checked_view(scan.input.job()), rounded, 1);
+    const Collective collective(transport, Timeouts(60.0));
+    accuracy = check_ssm_result(collective, scan.input, 64, scan.result.result_view(scan.input.job()), rounded, 1);
   });
   return accuracy;
 }
 
-inline FinishedScan finished(const ScanInput& input) {
-  FinishedScan scan{input, {}};
-  run_threads_world(
-      1, {}, [&](Transport& transport) { scan.result = PreparedScan(input, transport, one_thread()).compute(); });
+inline FinishedSsm finished(const SsmInput& input) {
+  FinishedSsm scan{input, {}};
+  run_threads_world(1, {},
+                    [&](Transport& transport) { scan.result = PreparedSsm(input, transport, one_thread()).compute(); });
   return scan;
 }
 

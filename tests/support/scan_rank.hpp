@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's side of a Scan: its rows of a job, and what they are compared with.
+// A rank's side of a Ssm: its rows of a job, and what they are compared with.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 namespace ringattn::testing {
 
 // Few dims and all flags.
-inline ScanSpec small_scan(int heads, bool selective) {
-  ScanSpec spec;
+inline SsmSpec small_ssm(int heads, bool selective) {
+  SsmSpec spec;
   spec.dtype = Dtype::kBf16;
   spec.heads = heads;
   spec.head_dim = selective ? 1 : 8;
@@ -32,33 +32,33 @@ inline ScanSpec small_scan(int heads, bool selective) {
 }
 
 // Inputs and what the kernel makes of all of them.
-struct ScanCase {
-  ScanData inputs;
-  ScanResult expected;
+struct SsmCase {
+  SsmData inputs;
+  SsmResult expected;
 };
 
-inline ScanCase make_scan_case(const ScanSpec& spec, const std::vector<std::int64_t>& lengths, bool initial,
-                               std::uint64_t seed, const std::string& backend = "cpu") {
-  ScanCase made{with_slow_decays(random_scan(spec, lengths, seed)), {}};
+inline SsmCase make_ssm_case(const SsmSpec& spec, const std::vector<std::int64_t>& lengths, bool initial,
+                             std::uint64_t seed, const std::string& backend = "cpu") {
+  SsmCase made{with_slow_decays(random_ssm(spec, lengths, seed)), {}};
   if (initial) {
     std::mt19937_64 random(seed + 1);
     const Normal normal;
     made.inputs.initial.assign(lengths.size(), std::vector<float>(made.inputs.state_floats()));
     for (auto& state : made.inputs.initial) std::ranges::generate(state, [&] { return normal(random); });
   }
-  const ScanChoice choice = choose_kernel(spec, {backend, "auto"});
-  made.expected = scan_with(*choice.row, made.inputs, {.threads = 2});
+  const SsmChoice choice = choose_kernel(spec, {backend, "auto"});
+  made.expected = run_ssm(*choice.row, made.inputs, {.threads = 2});
   return made;
 }
 
-inline ScanJob job_of(const ScanCase& given) {
+inline SsmJob job_of(const SsmCase& given) {
   return {given.inputs.spec, given.inputs.lengths, !given.inputs.initial.empty(), true};
 }
 
 // One rank's rows and states, in the memory of the scan's backend.
-class ScanRank {
+class SsmRank {
  public:
-  ScanRank(Scan& scan, int rank, const ScanCase& given)
+  SsmRank(Ssm& scan, int rank, const SsmCase& given)
       : scan_(scan),
         rank_(rank),
         given_(given),
@@ -79,12 +79,12 @@ class ScanRank {
     finals_.clear();
   }
 
-  ScanInputs inputs() const {
-    const ScanSpec& spec = given_.inputs.spec;
+  SsmInputs inputs() const {
+    const SsmSpec& spec = given_.inputs.spec;
     const auto view = [&](const DeviceArray& rows, int heads, int dims) {
       return dense_view(static_cast<const void*>(rows.data()), spec.dtype, tokens(), heads, dims);
     };
-    ScanInputs inputs;
+    SsmInputs inputs;
     inputs.x = view(x_, spec.heads, spec.head_dim);
     inputs.dt = view(dt_, spec.heads, 1);
     inputs.b = view(b_, spec.groups, spec.state_dim);
@@ -96,8 +96,8 @@ class ScanRank {
     inputs.initial_states = initial_states().empty() ? nullptr : initial_.floats();
     return inputs;
   }
-  ScanOutputs outputs() {
-    const ScanSpec& spec = given_.inputs.spec;
+  SsmOutputs outputs() {
+    const SsmSpec& spec = given_.inputs.spec;
     return {dense_view(static_cast<void*>(y_.data()), spec.dtype, tokens(), spec.heads, spec.head_dim),
             finals_bytes() == 0 ? nullptr : finals_.floats()};
   }
@@ -151,9 +151,9 @@ class ScanRank {
     return rows;
   }
 
-  Scan& scan_;
+  Ssm& scan_;
   int rank_;
-  const ScanCase& given_;
+  const SsmCase& given_;
   DeviceArray x_, dt_, b_, c_, z_, a_, d_, bias_, initial_, y_, finals_;
 };
 

@@ -26,7 +26,7 @@ class ThreadRanks {
     };
     wait([&] { return !leaving_; });
     gathered_[static_cast<std::size_t>(rank)] = bytes;
-    most_bytes_ = std::max(most_bytes_, bytes.size());
+    max_bytes_ = std::max(max_bytes_, bytes.size());
     if (++inside_ == gathered_.size()) {
       leaving_ = true;
       changed_.notify_all();
@@ -40,7 +40,7 @@ class ThreadRanks {
     return all;
   }
 
-  std::size_t most_bytes() const { return most_bytes_; }
+  std::size_t max_bytes() const { return max_bytes_; }
   int size() const { return static_cast<int>(gathered_.size()); }
 
  private:
@@ -48,7 +48,7 @@ class ThreadRanks {
   std::condition_variable changed_;
   std::vector<std::string> gathered_;
   std::size_t inside_ = 0;
-  std::size_t most_bytes_ = 0;
+  std::size_t max_bytes_ = 0;
   bool leaving_ = false;
 };
 
@@ -87,7 +87,7 @@ inline std::size_t run_thread_ranks(int size, const std::function<void(Bootstrap
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
   }
-  return world.most_bytes();
+  return world.max_bytes();
 }
 
 }  // namespace ringattn::testing

@@ -19,7 +19,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kPieceTokens = 1024;
+constexpr std::int64_t kStagedTokens = 1024;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // A sample with everything that is computed for it.
@@ -27,7 +27,7 @@ struct CheckedRow {
   RowSample sample;
   std::int64_t row = 0;  // of this rank's results
   TileRange tiles;       // that the kernel folds
-  StraightforwardRow straightforward;
+  SamePrecisionRow same_precision;
   bool tainted = false;  // a folded tile holds a non-finite V
 };
 
@@ -41,13 +41,13 @@ void for_each_row(std::size_t rows, [[maybe_unused]] int threads, const Visit& v
 // Streams keys [range) of a sequence, that begins at packed token `origin`, in pieces.
 template <typename Visit>
 void stream_keys(const AccuracyInputs& inputs, std::int64_t origin, KeyRange range, const Visit& visit) {
-  const FoldSpec& spec = inputs.job.spec;
-  const std::int64_t piece = std::min(kPieceTokens, range.end - range.begin);
+  const AttentionSpec& spec = inputs.job.spec;
+  const std::int64_t piece = std::min(kStagedTokens, range.end - range.begin);
   const std::size_t element = size_of(spec.dtype);
   const Buffer k_bytes = allocate_host(static_cast<std::size_t>(piece * spec.kv_heads * spec.head_dim) * element);
   const Buffer v_bytes = allocate_host(static_cast<std::size_t>(piece * spec.kv_heads * spec.head_dim_v) * element);
   for (std::int64_t key = range.begin; key < range.end; key += piece) {
-    beat();
+    heartbeat();
     const std::int64_t tokens = std::min(piece, range.end - key);
     const MutableTensorView k =
         dense_view(static_cast<void*>(k_bytes.data()), spec.dtype, tokens, spec.kv_heads, spec.head_dim);
@@ -65,8 +65,8 @@ bool taints(const TensorView& v, std::int64_t first_key, const CheckedRow& row, 
   const std::int64_t begin = std::max(row.tiles.begin * key_tile, first_key);
   const std::int64_t end = std::min(row.tiles.end * key_tile, first_key + v.tokens);
   for (std::int64_t key = begin; key < end; ++key) {
-    if (!row.straightforward.lists(key)) continue;
-    const std::byte* at = v.at(key - first_key, row.straightforward.kv_head());
+    if (!row.same_precision.lists(key)) continue;
+    const std::byte* at = v.at(key - first_key, row.same_precision.kv_head());
     for (std::int64_t i = 0; i < v.dim; ++i, at += size_of(v.dtype)) {
       if (!std::isfinite(load_element(at, v.dtype))) return true;
     }
@@ -90,8 +90,8 @@ void round_all(Dtype dtype, std::vector<float>& values) {
 }
 
 // `infinite`: of latents, columns whose w_uv isn't finite: nor is O, NaN or ∞ by the order of a form's products.
-void judge_out(const FoldSpec& spec, const CheckedRow& row, const std::vector<double>& oracle,
-               const std::vector<float>& straightforward, const std::vector<bool>& infinite, const TensorView& out,
+void judge_out(const AttentionSpec& spec, const CheckedRow& row, const std::vector<double>& oracle,
+               const std::vector<float>& same_precision, const std::vector<bool>& infinite, const TensorView& out,
                Accuracy& accuracy) {
   const std::byte* at = out.at(row.row, row.sample.head);
   for (std::size_t i = 0; i < oracle.size(); ++i, at += size_of(spec.dtype)) {
@@ -110,12 +110,12 @@ void judge_out(const FoldSpec& spec, const CheckedRow& row, const std::vector<do
       accuracy.error = error;
       accuracy.worst = row.sample;
     }
-    const double simple = std::abs(static_cast<double>(straightforward[i]) - oracle[i]);
-    if (std::isfinite(simple)) accuracy.straightforward_error = std::max(accuracy.straightforward_error, simple);
+    const double simple = std::abs(static_cast<double>(same_precision[i]) - oracle[i]);
+    if (std::isfinite(simple)) accuracy.same_precision_error = std::max(accuracy.same_precision_error, simple);
   }
 }
 
-void judge_lse(const FoldSpec& spec, bool latents, const CheckedRow& row, double oracle, double value,
+void judge_lse(const AttentionSpec& spec, bool latents, const CheckedRow& row, double oracle, double value,
                Accuracy& accuracy) {
   if (kind_of(value) != kind_of(static_cast<double>(static_cast<float>(oracle)))) {
     note_misplaced(accuracy, row.sample);
@@ -126,9 +126,9 @@ void judge_lse(const FoldSpec& spec, bool latents, const CheckedRow& row, double
                                              : std::max(kLseAbsolute16Bit, kLseRelative16Bit * std::abs(oracle));
   if (latents) {
     allowed = 1.0;  // until check_result() knows
-    const double simple = std::abs(static_cast<double>(row.straightforward.lse()) - oracle);
+    const double simple = std::abs(static_cast<double>(row.same_precision.lse()) - oracle);
     if (std::isfinite(simple)) {
-      accuracy.straightforward_lse_error = std::max(accuracy.straightforward_lse_error, simple);
+      accuracy.same_precision_lse_error = std::max(accuracy.same_precision_lse_error, simple);
     }
   }
   const double error = std::abs(value - oracle) / allowed;
@@ -143,11 +143,11 @@ void judge_lse(const FoldSpec& spec, bool latents, const CheckedRow& row, double
 void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int64_t origin_q, std::int64_t origin_k,
                     std::span<const std::pair<RowSample, std::int64_t>> samples, const TensorView& out,
                     const RowView& lse, Accuracy& accuracy, std::vector<RowError>* each) {
-  const FoldSpec& spec = inputs.job.spec;
+  const AttentionSpec& spec = inputs.job.spec;
   const Sequence& shape = inputs.job.batch.sequences[sequence];
   std::vector<CheckedRow> rows;
   std::vector<OracleRow> oracles;
-  const LatentMatrices* const latents = inputs.latents;
+  const MlaProjections* const latents = inputs.latents;
   const int q_dim = latents != nullptr ? latents->spec.head_dim + latents->spec.rope_dim : spec.head_dim;
   const Buffer q_bytes =
       allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(q_dim) * size_of(spec.dtype));
@@ -159,11 +159,12 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     std::vector<float> q_row;
     load_row(q, 0, sample.head, q_row);
     const std::int64_t position = sample.token - origin_q + shape.q_offset;
-    const ListedKeys listed = listed_keys(inputs.job.lists.get(), spec.heads, sequence, sample.head, position);
+    const BlockMaskKeys listed =
+        block_mask_keys(inputs.job.block_mask.get(), spec.heads, sequence, sample.head, position);
     std::vector<double> exact(q_row.begin(), q_row.end());
     if (latents != nullptr) {
-      exact = query_in_latent<double>(*latents, sample.head, q_row);
-      q_row = query_in_latent<float>(*latents, sample.head, q_row);
+      exact = query_to_latent<double>(*latents, sample.head, q_row);
+      q_row = query_to_latent<float>(*latents, sample.head, q_row);
       round_all(spec.dtype, q_row);
     }
     const PositionsOfKeys positions =
@@ -175,8 +176,7 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
                                               : PositionedVisibility(spec.mask, positions).tiles(position, 1, sizes);
     rows.push_back(
         {sample, row, tiles,
-         StraightforwardRow(spec, sample.head, position, shape.k_len, listed, positions, std::move(q_row), sink),
-         false});
+         SamePrecisionRow(spec, sample.head, position, shape.k_len, listed, positions, std::move(q_row), sink), false});
     if (tiles.empty()) continue;
     range.begin = std::min(range.begin, tiles.begin * inputs.kernel.key_tile);
     range.end = std::max(range.end, std::min(tiles.end * inputs.kernel.key_tile, shape.k_len));
@@ -185,35 +185,35 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     stream_keys(inputs, origin_k, range, [&](std::int64_t first_key, const TensorView& k, const TensorView& v) {
       for_each_row(rows.size(), inputs.threads, [&](std::size_t i) {
         feed_rows({&oracles[i], 1}, first_key, k, v);
-        rows[i].straightforward.find_maximum(first_key, k);
+        rows[i].same_precision.find_maximum(first_key, k);
         rows[i].tainted = rows[i].tainted || taints(v, first_key, rows[i], inputs.kernel.key_tile);
       });
     });
     stream_keys(inputs, origin_k, range, [&](std::int64_t first_key, const TensorView& k, const TensorView& v) {
       for_each_row(rows.size(), inputs.threads,
-                   [&](std::size_t i) { rows[i].straightforward.accumulate(first_key, k, v); });
+                   [&](std::size_t i) { rows[i].same_precision.accumulate(first_key, k, v); });
     });
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {
     std::vector<double> expected;
     const double sink = spec.sinks ? static_cast<double>(inputs.sinks[rows[i].sample.head]) : 0.0;
     const double expected_lse = oracles[i].finish(sink, expected);
-    std::vector<float> straightforward = rows[i].straightforward.finish();
+    std::vector<float> same_precision = rows[i].same_precision.finish();
     std::vector<bool> infinite;
     // Expanded, nothing is multiplied by w_uv for a row that sees no keys.
-    const bool nothing = rows[i].tiles.empty() && latents != nullptr && latents->form == LatentForm::kExpanded;
+    const bool nothing = rows[i].tiles.empty() && latents != nullptr && latents->form == MlaForm::kExpanded;
     if (nothing) {
       expected.assign(static_cast<std::size_t>(latents->spec.head_dim_v), 0.0);
-      straightforward.assign(expected.size(), 0.0F);
+      same_precision.assign(expected.size(), 0.0F);
     } else if (latents != nullptr) {
       infinite = non_finite_values(*latents, rows[i].sample.head);
-      expected = out_of_latent<double>(*latents, rows[i].sample.head, expected);
-      straightforward = out_of_latent<float>(*latents, rows[i].sample.head, straightforward);
-      round_all(spec.dtype, straightforward);
+      expected = output_from_latent<double>(*latents, rows[i].sample.head, expected);
+      same_precision = output_from_latent<float>(*latents, rows[i].sample.head, same_precision);
+      round_all(spec.dtype, same_precision);
     }
     Accuracy row;
     row.rows = 1;
-    judge_out(spec, rows[i], expected, straightforward, infinite, out, row);
+    judge_out(spec, rows[i], expected, same_precision, infinite, out, row);
     if (lse.data != nullptr) {
       judge_lse(spec, latents != nullptr, rows[i], expected_lse,
                 static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), row);
@@ -223,12 +223,12 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
   }
 }
 
-double latent_lse_slack(Dtype dtype) {
+double mla_lse_slack(Dtype dtype) {
   switch (dtype) {
     case Dtype::kF32:
-      return kLatentLseAbsoluteF32;
+      return kMlaLseAbsoluteF32;
     case Dtype::kBf16:
-      return kLatentLseAbsoluteBf16;
+      return kMlaLseAbsoluteBf16;
     case Dtype::kF16:
       return kLseAbsolute16Bit;
   }
@@ -292,9 +292,9 @@ Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> sam
   return accuracy;
 }
 
-Accuracy check_result(const Meeting& meeting, const JobInput& input, const KernelShape& kernel, std::int64_t count,
-                      std::span<const PackedRun> runs, const TensorView& out, const RowView& lse, int threads,
-                      std::vector<RowError>* each) {
+Accuracy check_result(const Collective& collective, const JobInput& input, const KernelShape& kernel,
+                      std::int64_t count, std::span<const PackedRun> runs, const TensorView& out, const RowView& lse,
+                      int threads, std::vector<RowError>* each) {
   constexpr std::uint64_t kSampleSeed = 20;  // any; the same rows each time
   const auto reader = [&input, threads](SyntheticTensor tensor) {
     return [&input, threads, tensor](std::span<const PackedRun> wanted, const MutableTensorView& rows) {
@@ -309,9 +309,9 @@ Accuracy check_result(const Meeting& meeting, const JobInput& input, const Kerne
                         reader(SyntheticTensor::kK),
                         reader(SyntheticTensor::kV),
                         threads};
-  std::optional<HeldMatrices> latents;
-  if (input.op() == Op::kLatent) {
-    meeting.together([&] { latents.emplace(input, threads); });
+  std::optional<LoadedMlaProjections> latents;
+  if (input.op() == Op::kMla) {
+    collective.run_collectively([&] { latents.emplace(input, threads); });
     job.spec = absorbed_spec(input.latent().spec);
     inputs.latents = &latents->matrices;
     inputs.k = [&](std::span<const PackedRun> wanted, const MutableTensorView& rows) {
@@ -324,11 +324,11 @@ Accuracy check_result(const Meeting& meeting, const JobInput& input, const Kerne
   const double products = static_cast<double>(samples.size()) * static_cast<double>(job.batch.k_tokens()) *
                           (job.spec.head_dim + job.spec.head_dim_v);
   Accuracy mine;
-  meeting.together([&] { mine = check_rows(inputs, samples, runs, out, lse, each); }, products * 1e-9);
-  Accuracy all = combine(meeting, mine);
-  if (latents) all.out_factor = kLatentOutFactor;
+  collective.run_collectively([&] { mine = check_rows(inputs, samples, runs, out, lse, each); }, products * 1e-9);
+  Accuracy all = combine(collective, mine);
+  if (latents) all.out_factor = kMlaOutFactor;
   if (latents && all.lse_allowed > 0.0) {
-    all.lse_allowed = 2.0 * all.straightforward_lse_error + latent_lse_slack(job.spec.dtype);
+    all.lse_allowed = 2.0 * all.same_precision_lse_error + mla_lse_slack(job.spec.dtype);
     all.lse_error /= all.lse_allowed;
     if (each != nullptr) {
       for (RowError& row : *each) row.lse_error /= all.lse_allowed;

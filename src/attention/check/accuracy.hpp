@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The promised accuracy, checked against the fp64 oracle on sampled rows: the greatest error of O is at most twice that
-// of a straightforward computation, which rounds S and P to the input dtype and accumulates in fp32 (in runs of 128
+// of a same_precision computation, which rounds S and P to the input dtype and accumulates in fp32 (in runs of 128
 // keys, so that its own error doesn't grow with the context), plus 1e-6. Keys and values are streamed, so rows of any
 // length fit.
 #pragma once
@@ -22,19 +22,19 @@
 
 namespace ringattn {
 
-inline constexpr double kOutSlack = 1e-6;  // absolute, beside a multiple of the straightforward error:
+inline constexpr double kOutSlack = 1e-6;  // absolute, beside a multiple of the same_precision error:
 inline constexpr double kOutFactor = 2.0;
 inline constexpr double kLseRelativeF32 = 1e-5;       // of max(1, |lse|)
 inline constexpr double kLseAbsolute16Bit = 1e-3;     // or, for large lse,
 inline constexpr double kLseRelative16Bit = 0x1p-21;  // an fp32 score can't be told any finer
-// Of latents. The straightforward computation is that of the absorbed form, which rounds the queries once more; the
+// Of latents. The same_precision computation is that of the absorbed form, which rounds the queries once more; the
 // expanded form rounds keys and values instead, by as much, but not by the same errors, and a few rows may have small
 // ones by chance.
-inline constexpr double kLatentOutFactor = 3.0;
-// Beside twice the straightforward error: four times the rms error that rounding n numbers to bf16 (2^-9 / √3 of each)
+inline constexpr double kMlaOutFactor = 3.0;
+// Beside twice the same_precision error: four times the rms error that rounding n numbers to bf16 (2^-9 / √3 of each)
 // makes in a score of normal queries and keys, scaled by 1 / √n. In fp16 that is less than kLseAbsolute16Bit.
-inline constexpr double kLatentLseAbsoluteBf16 = 4.5e-3;
-inline constexpr double kLatentLseAbsoluteF32 = 1e-4;
+inline constexpr double kMlaLseAbsoluteBf16 = 4.5e-3;
+inline constexpr double kMlaLseAbsoluteF32 = 1e-4;
 
 // A query row of one head, by packed token.
 struct RowSample {
@@ -65,7 +65,7 @@ struct AccuracyInputs {
   int threads = 1;  // that compute
   // Of latents, dense matrices, and `job` is that of the absorbed form: k are the rows [latent, rotary key], v the
   // latents, and q and out are those of the heads. Null: of attention.
-  const LatentMatrices* latents = nullptr;
+  const MlaProjections* latents = nullptr;
 };
 
 // Plain bytes: ranks tell each other.
@@ -74,16 +74,16 @@ struct Accuracy {
   std::int64_t compared = 0;  // values of O, where both are finite
   double error = 0.0;         // of those, the greatest
   RowSample worst;
-  double straightforward_error = 0.0;
-  double out_factor = kOutFactor;          // of it that is allowed
-  double straightforward_lse_error = 0.0;  // of latents
-  double lse_error = 0.0;                  // the greatest, as a part of what is allowed
-  double lse_allowed = 0.0;                // there; 0: no lse is finite, or none is compared
+  double same_precision_error = 0.0;
+  double out_factor = kOutFactor;         // of it that is allowed
+  double same_precision_lse_error = 0.0;  // of latents
+  double lse_error = 0.0;                 // the greatest, as a part of what is allowed
+  double lse_allowed = 0.0;               // there; 0: no lse is finite, or none is compared
   RowSample worst_lse;
   std::int64_t misplaced = 0;  // values that are NaN or infinite where the oracle's are not, or the other way round
   RowSample first_misplaced;
 
-  double allowed() const { return out_factor * straightforward_error + kOutSlack; }
+  double allowed() const { return out_factor * same_precision_error + kOutSlack; }
   bool passes() const { return misplaced == 0 && error <= allowed() && lse_error <= 1.0; }
 };
 
@@ -103,16 +103,17 @@ Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> sam
 // What `part` saw joins `all`.
 void merge(const Accuracy& part, Accuracy& all);
 // All ranks' checks as one. Collective.
-Accuracy combine(const Meeting& meeting, const Accuracy& mine);
+Accuracy combine(const Collective& collective, const Accuracy& mine);
 
 // Checks `count` rows of a finished job, the same ones each time, wherever they lie: all ranks' answer. `runs`, out and
 // lse (without data: it is not compared) are this rank's rows in host memory, `threads` those that compute on it;
 // `each` gets the errors of this rank's rows. Collective.
-Accuracy check_result(const Meeting& meeting, const JobInput& input, const KernelShape& kernel, std::int64_t count,
-                      std::span<const PackedRun> runs, const TensorView& out, const RowView& lse, int threads,
-                      std::vector<RowError>* each = nullptr);
+Accuracy check_result(const Collective& collective, const JobInput& input, const KernelShape& kernel,
+                      std::int64_t count, std::span<const PackedRun> runs, const TensorView& out, const RowView& lse,
+                      int threads, std::vector<RowError>* each = nullptr);
 
 // The first row of any rank that is worse than `all` allows. Collective.
-std::optional<RowError> first_wrong_row(const Meeting& meeting, const Accuracy& all, std::span<const RowError> mine);
+std::optional<RowError> first_wrong_row(const Collective& collective, const Accuracy& all,
+                                        std::span<const RowError> mine);
 
 }  // namespace ringattn

@@ -40,16 +40,17 @@ struct RowResult {
 // empty. `latents`: the matrices of a job over latents, whose rows are folded in the absorbed form; null: of another.
 std::vector<RowResult> compute(const JobInput& input, std::size_t sequence, std::span<const RowSample> samples,
                                const std::vector<std::vector<double>>& queries, std::span<const float> sinks,
-                               const LatentMatrices* latents, int threads) {
+                               const MlaProjections* latents, int threads) {
   const Job& job = input.job();
-  const FoldSpec spec = latents != nullptr ? absorbed_spec(latents->spec) : job.spec;
+  const AttentionSpec spec = latents != nullptr ? absorbed_spec(latents->spec) : job.spec;
   const Sequence shape = job.batch.sequences[sequence];
   const std::int64_t first_query = job.batch.cu_q()[sequence];
   std::vector<OracleRow> rows;
   for (std::size_t i = 0; i < samples.size(); ++i) {
     const int head = samples[i].head;
     rows.emplace_back(spec, head, shape.q_offset + samples[i].token - first_query, shape.k_len, queries[i],
-                      ListedKeys{}, positions_of(job.positions.get(), sequence, head / (spec.heads / spec.kv_heads)));
+                      BlockMaskKeys{},
+                      positions_of(job.positions.get(), sequence, head / (spec.heads / spec.kv_heads)));
   }
   feed_keys(input, sequence, {0, shape.k_len}, rows, threads);
   std::vector<RowResult> results(rows.size());
@@ -57,7 +58,7 @@ std::vector<RowResult> compute(const JobInput& input, std::size_t sequence, std:
     const double sink = sinks.empty() ? 0.0 : static_cast<double>(sinks[static_cast<std::size_t>(rows[i].head())]);
     results[i].lse = rows[i].finish(sink, results[i].out);
     if (latents != nullptr) {
-      results[i].out = out_of_latent<double>(*latents, rows[i].head(), std::span<const double>(results[i].out));
+      results[i].out = output_from_latent<double>(*latents, rows[i].head(), std::span<const double>(results[i].out));
     }
   }
   return results;
@@ -72,7 +73,7 @@ struct Squares {
 // The greater of both, or NaN where one of them is.
 double greater(double a, double b) { return b > a || std::isnan(b) ? b : a; }
 
-void compare(const RowResult& before, const RowResult& after, ChangeOfO& change, Squares& squares) {
+void compare(const RowResult& before, const RowResult& after, OutputChange& change, Squares& squares) {
   ++change.rows;
   constexpr double kEmpty = -std::numeric_limits<double>::infinity();
   if (before.lse != kEmpty && after.lse != kEmpty) {
@@ -89,17 +90,17 @@ void compare(const RowResult& before, const RowResult& after, ChangeOfO& change,
 
 }  // namespace
 
-ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_t count, int threads) {
-  ChangeOfO change;
+OutputChange output_change(const JobInput& before, const JobInput& after, std::int64_t count, int threads) {
+  OutputChange change;
   Squares squares;
-  std::optional<HeldMatrices> held;
-  if (before.op() == Op::kLatent) held.emplace(before, threads);
-  const LatentMatrices* const latents = held ? &held->matrices : nullptr;
+  std::optional<LoadedMlaProjections> held;
+  if (before.op() == Op::kMla) held.emplace(before, threads);
+  const MlaProjections* const latents = held ? &held->matrices : nullptr;
   for (const auto& [sequence, samples] : samples_by_sequence(before.job(), count)) {
     std::vector<std::vector<double>> queries;
     for (const RowSample& sample : samples) {
       const std::vector<float> q = query_of(before, sample, threads);
-      queries.push_back(latents != nullptr ? query_in_latent<double>(*latents, sample.head, q)
+      queries.push_back(latents != nullptr ? query_to_latent<double>(*latents, sample.head, q)
                                            : std::vector<double>(q.begin(), q.end()));
     }
     // The names of a structured binding are captured by name: clang 14 captures none by default.

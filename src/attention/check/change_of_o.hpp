@@ -10,7 +10,7 @@
 namespace ringattn {
 
 // Where O or LSE is no number, neither is what is said of their change.
-struct ChangeOfO {
+struct OutputChange {
   std::int64_t rows = 0;
   double relative_error = 0.0;  // root mean square of the change, as a share of O's root mean square
   double greatest = 0.0;        // change of any element
@@ -21,6 +21,6 @@ struct ChangeOfO {
 // `before` and `after`: the same job over both caches, the second of which may lack keys of the first; both have the
 // same rows of q. `count` rows (sample_rows()); `threads` make and decompress input. Throws what JobInput::read()
 // throws.
-ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_t count, int threads);
+OutputChange output_change(const JobInput& before, const JobInput& after, std::int64_t count, int threads);
 
 }  // namespace ringattn

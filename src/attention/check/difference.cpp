@@ -61,7 +61,8 @@ std::string values_text(const Difference& difference) {
 }
 
 // "out at sequence 0, token 17, head 3"; `cu`: where sequences begin, with the total behind.
-std::string place_text(std::string_view tensor, const Difference& difference, const std::vector<std::int64_t>& cu) {
+std::string coordinates_text(std::string_view tensor, const Difference& difference,
+                             const std::vector<std::int64_t>& cu) {
   const auto after = std::upper_bound(cu.begin(), cu.end() - 1, difference.token);
   return fmt::format("{} at sequence {}, token {}, head {}", tensor, after - cu.begin() - 1,
                      difference.token - *(after - 1), difference.head);
@@ -70,13 +71,13 @@ std::string place_text(std::string_view tensor, const Difference& difference, co
 }  // namespace
 
 std::string describe(const Difference& difference, const Job& job) {
-  std::string text = place_text(difference.in_lse ? "lse" : "out", difference, job.batch.cu_q());
+  std::string text = coordinates_text(difference.in_lse ? "lse" : "out", difference, job.batch.cu_q());
   if (!difference.in_lse) text += fmt::format(", dim {}", difference.dim);
   return text + values_text(difference);
 }
 
-std::string describe(const Difference& difference, const ScanJob& job) {
-  if (difference.in_lse && job.alone) {
+std::string describe(const Difference& difference, const SsmJob& job) {
+  if (difference.in_lse && job.conv1d_only) {
     return fmt::format("final_conv_state at sequence {}, channel {}, token {}{}", difference.token, difference.head,
                        difference.dim, values_text(difference));
   }
@@ -87,7 +88,7 @@ std::string describe(const Difference& difference, const ScanJob& job) {
   }
   std::vector<std::int64_t> cu{0};
   for (const std::int64_t length : job.lengths) cu.push_back(cu.back() + length);
-  return fmt::format("{}, dim {}{}", place_text("y", difference, cu), difference.dim, values_text(difference));
+  return fmt::format("{}, dim {}{}", coordinates_text("y", difference, cu), difference.dim, values_text(difference));
 }
 
 std::optional<Difference> first_difference(bool in_lse, const TensorView& left, const TensorView& right,
@@ -116,14 +117,14 @@ std::optional<Difference> first_difference(bool in_lse, const TensorView& left, 
   return std::nullopt;
 }
 
-std::optional<Difference> earliest(const Meeting& meeting, const std::optional<Difference>& mine) {
+std::optional<Difference> earliest(const Collective& collective, const std::optional<Difference>& mine) {
   std::string bytes;
   if (mine) bytes.assign(reinterpret_cast<const char*>(&*mine), sizeof *mine);
   std::optional<Difference> first;
   const auto order = [](const Difference& d) { return std::tuple(d.in_lse, d.token, d.head, d.dim); };
-  for (const std::string& theirs : meeting.world().all_gather(bytes, meeting.patience().for_peer())) {
+  for (const std::string& theirs : collective.world().all_gather(bytes, collective.timeouts().for_peer())) {
     if (theirs.empty()) continue;
-    const auto difference = told_value<Difference>(theirs);
+    const auto difference = gathered_value<Difference>(theirs);
     if (!first || order(difference) < order(*first)) first = difference;
   }
   return first;

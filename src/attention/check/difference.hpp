@@ -33,7 +33,7 @@ std::int64_t ulp_distance(std::uint32_t left, std::uint32_t right, Dtype dtype);
 std::string describe(const Difference& difference, const Job& job);
 // The same of a scan, whose tensors are y and final_states: [sequences, heads, head_dim · state_dim]; of a convolution
 // alone final_conv_state, [sequences, channels, width − 1].
-std::string describe(const Difference& difference, const ScanJob& job);
+std::string describe(const Difference& difference, const SsmJob& job);
 
 // The first element, in order of rows, heads and dims, whose bits differ. Both are [total_tokens(runs), heads, dim] of
 // the same dtype, rows as `runs`.
@@ -41,6 +41,6 @@ std::optional<Difference> first_difference(bool in_lse, const TensorView& left, 
                                            std::span<const PackedRun> runs);
 
 // The difference of the lowest token of any rank (out before lse). Collective; every rank gets it.
-std::optional<Difference> earliest(const Meeting& meeting, const std::optional<Difference>& mine);
+std::optional<Difference> earliest(const Collective& collective, const std::optional<Difference>& mine);
 
 }  // namespace ringattn

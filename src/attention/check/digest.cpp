@@ -92,8 +92,8 @@ struct OpenRun {
 // What one rank contributes to a digest.
 class RankDigest {
  public:
-  RankDigest(const Meeting& meeting, const TensorView& rows, std::int64_t tokens)
-      : meeting_(meeting), rows_(rows), tokens_(tokens) {}
+  RankDigest(const Collective& collective, const TensorView& rows, std::int64_t tokens)
+      : collective_(collective), rows_(rows), tokens_(tokens) {}
 
   // Hashes the 128-token runs that the rank holds alone and remembers the others' pieces.
   void add(std::span<const PackedRun> runs) {
@@ -103,7 +103,7 @@ class RankDigest {
         fail(ErrorCode::kInternal, fmt::format("digest of tokens {} to {} of {}", run.begin, run.end, tokens_));
       }
       for (std::int64_t begin = run.begin; begin < run.end;) {
-        beat();
+        heartbeat();
         const std::int64_t end = std::min(run.end, end_of(begin));
         if (begin % kDigestTokens == 0 && end == end_of(begin)) {
           RunHash hash;
@@ -132,7 +132,7 @@ class RankDigest {
         open_.front().hash.append_to(message);
       }
       any = false;
-      for (const std::string& theirs : meeting_.world().all_gather(message, meeting_.patience().for_peer())) {
+      for (const std::string& theirs : collective_.world().all_gather(message, collective_.timeouts().for_peer())) {
         any = any || !theirs.empty();
         for (std::size_t at = 0; at + kBytes <= theirs.size(); at += kBytes) {
           std::int64_t next = 0;
@@ -157,7 +157,7 @@ class RankDigest {
       }
       std::array<Hash, kPerRound> hashes;
       std::bitset<kPerRound> present;
-      for (const std::string& theirs : meeting_.world().all_gather(message, meeting_.patience().for_peer())) {
+      for (const std::string& theirs : collective_.world().all_gather(message, collective_.timeouts().for_peer())) {
         for (std::size_t at = 0; at + 1 + sizeof(Hash) <= theirs.size(); at += 1 + sizeof(Hash)) {
           const auto index = static_cast<unsigned char>(theirs[at]);
           if (index >= kPerRound) {
@@ -205,7 +205,7 @@ class RankDigest {
     finished_[begin / kDigestTokens] = run.hash.finish();
   }
 
-  Meeting meeting_;
+  Collective collective_;
   const TensorView& rows_;
   std::int64_t tokens_;
   std::map<std::int64_t, Piece> pieces_;   // by first packed token
@@ -215,20 +215,20 @@ class RankDigest {
 
 }  // namespace
 
-std::string digest(const Meeting& meeting, const TensorView& rows, std::span<const PackedRun> runs,
+std::string digest(const Collective& collective, const TensorView& rows, std::span<const PackedRun> runs,
                    std::int64_t tokens) {
   if (rows.tokens != total_tokens(runs)) {
     fail(ErrorCode::kInternal, fmt::format("digest of {} rows for {} tokens", rows.tokens, total_tokens(runs)));
   }
-  RankDigest rank(meeting, rows, tokens);
+  RankDigest rank(collective, rows, tokens);
   rank.add(runs);
   rank.finish_shared_runs();
   return rank.combine();
 }
 
-std::string digest(const Meeting& meeting, const RowView& lse, std::int64_t heads, std::span<const PackedRun> runs,
-                   std::int64_t tokens) {
-  return digest(meeting,
+std::string digest(const Collective& collective, const RowView& lse, std::int64_t heads,
+                   std::span<const PackedRun> runs, std::int64_t tokens) {
+  return digest(collective,
                 TensorView{lse.data, Dtype::kF32, total_tokens(runs), heads, 1, lse.token_stride, lse.head_stride},
                 runs, tokens);
 }

@@ -22,11 +22,11 @@ inline constexpr std::int64_t kDigestTokens = 128;
 // `rows`, [total_tokens(runs), heads, dim] in host memory, are this rank's; the runs of all ranks cover [0, tokens)
 // once. Collective; every rank gets the digest. Where ranks share 128 tokens, they hand on the state of the hash, 576
 // bytes, not rows. Throws kInternal when tokens are missing.
-std::string digest(const Meeting& meeting, const TensorView& rows, std::span<const PackedRun> runs,
+std::string digest(const Collective& collective, const TensorView& rows, std::span<const PackedRun> runs,
                    std::int64_t tokens);
 
 // The same of an LSE, [total_tokens(runs), heads].
-std::string digest(const Meeting& meeting, const RowView& lse, std::int64_t heads, std::span<const PackedRun> runs,
-                   std::int64_t tokens);
+std::string digest(const Collective& collective, const RowView& lse, std::int64_t heads,
+                   std::span<const PackedRun> runs, std::int64_t tokens);
 
 }  // namespace ringattn

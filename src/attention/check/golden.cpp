@@ -17,7 +17,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::string_view kSchema = "1";
-Wording how_to_make_one() { return {command("verify", "record"), " writes one."}; }
+MessageTemplate how_to_make_one() { return {command("verify", "record"), " writes one."}; }
 
 struct Member {
   std::string_view key;
@@ -72,15 +72,15 @@ Golden golden_of(const JobInput& input, std::string_view kernel, const std::stri
   return golden;
 }
 
-Golden golden_of(const ScanInput& input, std::string_view kernel, const std::string& target) {
-  const ScanJob& job = input.job();
+Golden golden_of(const SsmInput& input, std::string_view kernel, const std::string& target) {
+  const SsmJob& job = input.job();
   std::string lengths;
   if (job.lengths.size() <= 8) {
     for (const std::int64_t length : job.lengths) lengths += fmt::format(" {}", length);
   }
   Golden golden = golden_of(kernel, target);
   golden.job = fmt::format("{}; {}; dt {:a} {:a};{}", input.seed() ? input.source() : "a file", describe(job),
-                           job.spec.dt_least, job.spec.dt_most, lengths);
+                           job.spec.dt_min, job.spec.dt_max, lengths);
   return golden;
 }
 

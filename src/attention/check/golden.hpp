@@ -27,7 +27,7 @@ struct Golden {
 Golden golden_of(const JobInput& input, std::string_view kernel, const std::string& target);
 
 // The same of a scan.
-Golden golden_of(const ScanInput& input, std::string_view kernel, const std::string& target);
+Golden golden_of(const SsmInput& input, std::string_view kernel, const std::string& target);
 
 std::string golden_text(const Golden& golden);
 

@@ -11,14 +11,14 @@
 
 namespace ringattn {
 
-struct KeptShare {
+struct KeptMass {
   std::int64_t rows = 0;  // that see a key
   double mean = 1.0;      // over them
-  double least = 1.0;
+  double minimum = 1.0;
 };
 
 // Of the job's `count` sampled rows (sample_rows()), which the ranks share out among themselves. Collective; all ranks
 // get the same answer. `threads` make synthetic input.
-KeptShare kept_share(const Meeting& meeting, const JobInput& input, std::int64_t count, int threads);
+KeptMass kept_mass(const Collective& collective, const JobInput& input, std::int64_t count, int threads);
 
 }  // namespace ringattn

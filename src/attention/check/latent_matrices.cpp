@@ -7,23 +7,23 @@ namespace ringattn {
 
 namespace {
 
-HeadMatrices read_matrices(const JobInput& input, SyntheticTensor tensor, int outer, int threads, Buffer& buffer) {
-  const LatentSpec& spec = input.latent().spec;
+GemmWeights read_matrices(const JobInput& input, SyntheticTensor tensor, int dim_n, int threads, Buffer& buffer) {
+  const MlaSpec& spec = input.latent().spec;
   const PackedRun heads[] = {{0, spec.heads}};
-  buffer = allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(outer) *
+  buffer = allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(dim_n) *
                          static_cast<std::size_t>(spec.latent_dim) * size_of(spec.dtype));
   const MutableTensorView rows =
-      dense_view(static_cast<void*>(buffer.data()), spec.dtype, spec.heads, outer, spec.latent_dim);
+      dense_view(static_cast<void*>(buffer.data()), spec.dtype, spec.heads, dim_n, spec.latent_dim);
   input.read(tensor, heads, rows, threads);
-  return {rows.data, spec.dtype, spec.heads, outer, rows.dim, rows.token_stride, rows.head_stride, 1};
+  return {rows.data, spec.dtype, spec.heads, dim_n, rows.dim, rows.token_stride, rows.head_stride, 1};
 }
 
 }  // namespace
 
-HeldMatrices::HeldMatrices(const JobInput& input, int threads) {
+LoadedMlaProjections::LoadedMlaProjections(const JobInput& input, int threads) {
   matrices.spec = input.latent().spec;
   matrices.form = *input.latent().form;
-  const LatentSpec& spec = matrices.spec;
+  const MlaSpec& spec = matrices.spec;
   if (!spec.q_in_latent) {
     matrices.w_uk = read_matrices(input, SyntheticTensor::kWeightKeys, spec.head_dim, threads, keys);
   }
@@ -32,12 +32,12 @@ HeldMatrices::HeldMatrices(const JobInput& input, int threads) {
   }
 }
 
-std::vector<bool> non_finite_values(const LatentMatrices& matrices, int head) {
-  const LatentSpec& spec = matrices.spec;
+std::vector<bool> non_finite_values(const MlaProjections& matrices, int head) {
+  const MlaSpec& spec = matrices.spec;
   std::vector<bool> found;
   if (spec.out_in_latent) return found;
   const std::byte* at = matrices.w_uv.at(head);
-  for (int outer = 0; outer < spec.head_dim_v; ++outer) {
+  for (int dim_n = 0; dim_n < spec.head_dim_v; ++dim_n) {
     bool any = false;
     for (int i = 0; i < spec.latent_dim; ++i, at += size_of(spec.dtype)) {
       any = any || !std::isfinite(load_element(at, spec.dtype));

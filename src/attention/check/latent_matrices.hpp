@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A sampled row of latent attention as one of attention over latents: its query goes in by w_uk, its output comes back
 // by w_uv, unless either is in the latent anyway. In fp64 that is the whole formula, for both products may be moved out
-// of the sums over keys (kernels/latent_oracle.hpp); in fp32, rounded to the dtype, it is what a straightforward
+// of the sums over keys (kernels/latent_oracle.hpp); in fp32, rounded to the dtype, it is what a same_precision
 // computation does.
 #pragma once
 
@@ -15,21 +15,21 @@
 
 namespace ringattn {
 
-struct LatentMatrices {
-  LatentSpec spec;
-  LatentForm form = LatentForm::kExpanded;  // that computes
-  HeadMatrices w_uk;                        // none where LatentSpec says that queries are in the latent
-  HeadMatrices w_uv;                        // none where O stays there
+struct MlaProjections {
+  MlaSpec spec;
+  MlaForm form = MlaForm::kExpanded;  // that computes
+  GemmWeights w_uk;                   // none where MlaSpec says that queries are in the latent
+  GemmWeights w_uv;                   // none where O stays there
 };
 
 // Those of an input, in host memory.
-struct HeldMatrices {
+struct LoadedMlaProjections {
   // Throws what JobInput::read() throws.
-  HeldMatrices(const JobInput& input, int threads);
+  LoadedMlaProjections(const JobInput& input, int threads);
 
   Buffer keys;
   Buffer values;
-  LatentMatrices matrices;
+  MlaProjections matrices;
 };
 
 // Fills rows [latent, rotary key], [total_tokens(runs), 1, latent_dim + rope_dim]. Throws what JobInput::read() throws.
@@ -37,18 +37,18 @@ void read_latent_keys(const JobInput& input, std::span<const PackedRun> runs, co
                       int threads);
 
 // For each row of a head's w_uv, [head_dim_v], whether it holds a value that isn't finite; empty without w_uv.
-std::vector<bool> non_finite_values(const LatentMatrices& matrices, int head);
+std::vector<bool> non_finite_values(const MlaProjections& matrices, int head);
 
 // [latent_dim + rope_dim] of a query, [head_dim + rope_dim]; of one in the latent, itself.
 template <typename Real>
-std::vector<Real> query_in_latent(const LatentMatrices& matrices, int head, std::span<const float> q) {
-  const LatentSpec& spec = matrices.spec;
+std::vector<Real> query_to_latent(const MlaProjections& matrices, int head, std::span<const float> q) {
+  const MlaSpec& spec = matrices.spec;
   if (spec.q_in_latent) return {q.begin(), q.end()};
   std::vector<Real> row(static_cast<std::size_t>(spec.latent_dim), Real{0});
   const std::byte* at = matrices.w_uk.at(head);
-  for (int outer = 0; outer < spec.head_dim; ++outer) {
+  for (int dim_n = 0; dim_n < spec.head_dim; ++dim_n) {
     for (Real& sum : row) {
-      sum += static_cast<Real>(q[static_cast<std::size_t>(outer)]) * static_cast<Real>(load_element(at, spec.dtype));
+      sum += static_cast<Real>(q[static_cast<std::size_t>(dim_n)]) * static_cast<Real>(load_element(at, spec.dtype));
       at += size_of(spec.dtype);
     }
   }
@@ -58,12 +58,12 @@ std::vector<Real> query_in_latent(const LatentMatrices& matrices, int head, std:
 
 // [head_dim_v] of an output in the latent, [latent_dim]; of one that stays there, itself.
 template <typename Real>
-std::vector<Real> out_of_latent(const LatentMatrices& matrices, int head, std::span<const Real> latent) {
-  const LatentSpec& spec = matrices.spec;
+std::vector<Real> output_from_latent(const MlaProjections& matrices, int head, std::span<const Real> latent) {
+  const MlaSpec& spec = matrices.spec;
   if (spec.out_in_latent) return {latent.begin(), latent.end()};
   std::vector<Real> out;
   const std::byte* at = matrices.w_uv.at(head);
-  for (int outer = 0; outer < spec.head_dim_v; ++outer) {
+  for (int dim_n = 0; dim_n < spec.head_dim_v; ++dim_n) {
     Real sum{0};
     for (const Real value : latent) {
       sum += value * static_cast<Real>(load_element(at, spec.dtype));

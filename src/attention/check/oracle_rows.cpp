@@ -11,7 +11,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kPieceTokens = 4096;
+constexpr std::int64_t kStagedTokens = 4096;
 
 // Dense rows in host memory.
 struct HostTensor {
@@ -36,7 +36,7 @@ std::size_t sequence_of(std::span<const std::int64_t> cu_q, std::int64_t token) 
 }
 
 std::vector<float> query_of(const JobInput& input, const RowSample& sample, int threads) {
-  const FoldSpec& spec = input.job().spec;
+  const AttentionSpec& spec = input.job().spec;
   const HostTensor rows(spec.dtype, 1, spec.heads, spec.head_dim);
   const PackedRun own{sample.token, sample.token + 1};
   input.read(SyntheticTensor::kQ, {&own, 1}, rows.view, threads);
@@ -48,15 +48,15 @@ std::vector<float> query_of(const JobInput& input, const RowSample& sample, int 
 
 void feed_keys(const JobInput& input, std::size_t sequence, const KeyRange& keys, std::span<OracleRow> rows,
                int threads) {
-  const bool latents = input.op() == Op::kLatent;
-  const FoldSpec spec = latents ? absorbed_spec(input.latent().spec) : input.job().spec;
+  const bool latents = input.op() == Op::kMla;
+  const AttentionSpec spec = latents ? absorbed_spec(input.latent().spec) : input.job().spec;
   const std::int64_t origin = input.job().batch.cu_k()[sequence];
-  const std::int64_t most = std::min(kPieceTokens, std::max<std::int64_t>(0, keys.end - keys.begin));
+  const std::int64_t most = std::min(kStagedTokens, std::max<std::int64_t>(0, keys.end - keys.begin));
   const HostTensor k_rows(spec.dtype, most, spec.kv_heads, spec.head_dim);
   const HostTensor v_rows(spec.dtype, most, spec.kv_heads, spec.head_dim_v);
-  for (std::int64_t key = keys.begin; key < keys.end; key += kPieceTokens) {
-    beat();
-    const std::int64_t tokens = std::min(kPieceTokens, keys.end - key);
+  for (std::int64_t key = keys.begin; key < keys.end; key += kStagedTokens) {
+    heartbeat();
+    const std::int64_t tokens = std::min(kStagedTokens, keys.end - key);
     const PackedRun run{origin + key, origin + key + tokens};
     const MutableTensorView k = k_rows.first(tokens);
     const MutableTensorView v = v_rows.first(tokens);

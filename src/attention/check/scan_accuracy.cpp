@@ -8,8 +8,8 @@
 #include <set>
 #include <utility>
 
-#include "attention/check/scan_block.hpp"
 #include "attention/check/segment_terms.hpp"
+#include "attention/check/scan_block.hpp"
 #include "base/memory.hpp"
 #include "base/philox.hpp"
 #include "base/pulse.hpp"
@@ -19,19 +19,19 @@ namespace ringattn {
 namespace {
 
 constexpr std::uint64_t kSampleSeed = 20;   // any; the same rows each time
-constexpr std::int64_t kMostHeads = 4;      // that are sampled
+constexpr std::int64_t kMaxHeads = 4;       // that are sampled
 constexpr std::int64_t kBlockTokens = 512;  // that are read at a time: whole chunks
 constexpr double kStepsPerSecond = 5e8;     // of an element of a state
 // Of a kernel that rounds factors (scan_accuracy.hpp).
 constexpr double kRoundings = 3.0;
 constexpr double kDeviations = 6.0;
 // Of a state, which kernels may hold for zero: decays are exponentials of a smaller range than fp64's.
-constexpr double kLeastOfStates = 0x1p-100;
+constexpr double kMinStates = 0x1p-100;
 
-std::vector<RowSample> sample_scan(const ScanJob& job, std::int64_t count) {
+std::vector<RowSample> sample_ssm(const SsmJob& job, std::int64_t count) {
   const std::int64_t tokens = job.tokens();
   if (tokens == 0) return {};
-  const std::int64_t heads = std::min({std::int64_t{job.spec.heads}, kMostHeads, count});
+  const std::int64_t heads = std::min({std::int64_t{job.spec.heads}, kMaxHeads, count});
   const std::int64_t each = std::min(tokens, (count + heads - 1) / heads);
   std::vector<RowSample> samples;
   for (std::int64_t i = 0; i < heads; ++i) {
@@ -47,7 +47,7 @@ std::vector<RowSample> sample_scan(const ScanJob& job, std::int64_t count) {
   return samples;
 }
 
-struct PlacedSample {
+struct SampleLocation {
   RowSample sample;
   std::int64_t row = 0;  // of this rank's y
 };
@@ -55,9 +55,9 @@ struct PlacedSample {
 // One head of one sequence, token by token.
 class HeadCheck {
  public:
-  HeadCheck(const ScanInput& input, int head, std::vector<PlacedSample> samples, const TensorView& y, bool rounded)
+  HeadCheck(const SsmInput& input, int head, std::vector<SampleLocation> samples, const TensorView& y, bool rounded)
       : input_(input), spec_(input.job().spec), head_(head), samples_(std::move(samples)), y_(y) {
-    if (input.job().alone) return;
+    if (input.job().conv1d_only) return;
     if (rounded) terms_.emplace(spec_.head_dim, spec_.state_dim);
     const auto elements = static_cast<std::size_t>(spec_.head_dim * spec_.state_dim);
     state_.resize(elements);
@@ -78,12 +78,12 @@ class HeadCheck {
   }
 
   // Tokens [begin, end) of the block, the next ones of the sequence; a chunk, or what is left of the sequence there.
-  void go_on(const ScanBlock& block, std::int64_t begin, std::int64_t end) {
+  void go_on(const SsmTokenBlock& block, std::int64_t begin, std::int64_t end) {
     bool finite = true;
     const std::size_t first = next_;
     if (terms_) terms_->begin_chunk(state_);
     for (std::int64_t token = begin; token < end; ++token) {
-      if (!input_.job().alone) finite = step(block, token) && finite;
+      if (!input_.job().conv1d_only) finite = step(block, token) && finite;
       while (next_ < samples_.size() && samples_[next_].sample.token == token) keep(block, samples_[next_++]);
     }
     for (std::size_t i = first; i < next_; ++i) compare(i, finite);
@@ -99,8 +99,8 @@ class HeadCheck {
       if (finite != std::isfinite(value)) ++all.misplaced;
       if (!finite || !std::isfinite(value)) continue;
       const double error = std::abs(value - state_[i]);
-      const double allowed = rounding_of(Dtype::kF32) * std::abs(state_[i]) + kScanTermTolerance * magnitude_[i] +
-                             slack_[i] + kLeastOfStates;
+      const double allowed =
+          rounding_of(Dtype::kF32) * std::abs(state_[i]) + kSsmTermTolerance * magnitude_[i] + slack_[i] + kMinStates;
       if (all.compared++ > 0 && error / allowed <= all.part) continue;
       all.part = error / allowed;
       all.error = error;
@@ -110,7 +110,7 @@ class HeadCheck {
     }
   }
 
-  const ScanAccuracy& accuracy() const { return accuracy_; }
+  const SsmAccuracy& accuracy() const { return accuracy_; }
 
  private:
   struct Expected {
@@ -120,16 +120,16 @@ class HeadCheck {
 
   int group() const { return head_ / (spec_.heads / spec_.groups); }
 
-  double dt_of(const ScanBlock& block, std::int64_t token) const {
-    double dt = block.at(ScanRows::kDt, token, head_, 0);
+  double dt_of(const SsmTokenBlock& block, std::int64_t token) const {
+    double dt = block.at(SsmTensorKind::kDt, token, head_, 0);
     if (spec_.dt_bias) dt += static_cast<double>(input_.dt_bias()[static_cast<std::size_t>(head_)]);
     if (spec_.dt_softplus && dt <= 40.0) dt = std::log1p(std::exp(dt));
     if (std::isnan(dt)) return dt;
-    return std::clamp(dt, static_cast<double>(spec_.dt_least), static_cast<double>(spec_.dt_most));
+    return std::clamp(dt, static_cast<double>(spec_.dt_min), static_cast<double>(spec_.dt_max));
   }
 
   // Returns whether all that a kernel takes of the token for others' rows is finite.
-  bool step(const ScanBlock& block, std::int64_t token) {
+  bool step(const SsmTokenBlock& block, std::int64_t token) {
     const double dt = dt_of(block, token);
     bool finite = std::isfinite(dt);
     for (std::size_t n = 0; n < b_.size(); ++n) {
@@ -137,12 +137,12 @@ class HeadCheck {
           spec_.state_decays ? static_cast<std::size_t>(head_) * b_.size() + n : static_cast<std::size_t>(head_);
       if (n == 0 || spec_.state_decays) decay_[n] = std::exp(dt * static_cast<double>(input_.a()[at]));
       if (n > 0 && !spec_.state_decays) decay_[n] = decay_[0];
-      b_[n] = block.taken(ScanRows::kB, token, group(), static_cast<std::int64_t>(n));
+      b_[n] = block.taken(SsmTensorKind::kB, token, group(), static_cast<std::int64_t>(n));
       finite = finite && std::isfinite(b_[n].value) &&
-               std::isfinite(block.taken(ScanRows::kC, token, group(), static_cast<std::int64_t>(n)).value);
+               std::isfinite(block.taken(SsmTensorKind::kC, token, group(), static_cast<std::int64_t>(n)).value);
     }
     for (int p = 0; p < spec_.head_dim; ++p) {
-      const Rounded x = block.taken(ScanRows::kX, token, head_, p);
+      const Rounded x = block.taken(SsmTensorKind::kX, token, head_, p);
       const double scaled = dt * x.value;
       const double scaled_error = std::abs(dt) * x.error;
       dt_x_[static_cast<std::size_t>(p)] = scaled;
@@ -166,11 +166,11 @@ class HeadCheck {
   }
 
   // The row of a sampled token, which the states are those of.
-  void keep(const ScanBlock& block, const PlacedSample& sample) {
+  void keep(const SsmTokenBlock& block, const SampleLocation& sample) {
     const std::int64_t token = sample.sample.token;
     Expected row;
-    if (input_.job().alone) {
-      const Rounded y = block.taken(ScanRows::kX, token, head_, 0);
+    if (input_.job().conv1d_only) {
+      const Rounded y = block.taken(SsmTensorKind::kX, token, head_, 0);
       expected_.push_back({{y.value}, {y.error}});
       return;
     }
@@ -178,11 +178,11 @@ class HeadCheck {
     if (terms_) {
       std::vector<double> c(b_.size());
       for (std::size_t n = 0; n < c.size(); ++n) {
-        c[n] = block.taken(ScanRows::kC, token, group(), static_cast<std::int64_t>(n)).value;
+        c[n] = block.taken(SsmTensorKind::kC, token, group(), static_cast<std::int64_t>(n)).value;
       }
       std::vector<double> x(static_cast<std::size_t>(spec_.head_dim));
       for (int p = 0; p < spec_.head_dim; ++p) {
-        x[static_cast<std::size_t>(p)] = block.taken(ScanRows::kX, token, head_, p).value;
+        x[static_cast<std::size_t>(p)] = block.taken(SsmTensorKind::kX, token, head_, p).value;
       }
       const double skip = spec_.skip ? static_cast<double>(input_.d()[static_cast<std::size_t>(head_)]) : 0.0;
       spread = terms_->spread(c, skip, x);
@@ -194,13 +194,13 @@ class HeadCheck {
       double slack = 0.0;
       for (std::size_t n = 0; n < b_.size(); ++n) {
         const std::size_t at = static_cast<std::size_t>(p) * b_.size() + n;
-        const auto [c, c_error] = block.taken(ScanRows::kC, token, group(), static_cast<std::int64_t>(n));
+        const auto [c, c_error] = block.taken(SsmTensorKind::kC, token, group(), static_cast<std::int64_t>(n));
         sum += state_[at] * c;
         magnitude += magnitude_[at] * std::abs(c);
         slack += slack_[at] * (std::abs(c) + c_error) + std::abs(state_[at]) * c_error;
       }
       if (spec_.skip) {
-        const Rounded x = block.taken(ScanRows::kX, token, head_, p);
+        const Rounded x = block.taken(SsmTensorKind::kX, token, head_, p);
         const auto d = static_cast<double>(input_.d()[static_cast<std::size_t>(head_)]);
         sum += d * x.value;
         magnitude += std::abs(d * x.value);
@@ -211,20 +211,20 @@ class HeadCheck {
                  (kRoundings * std::abs(sum) + kDeviations / std::sqrt(3.0) * spread[static_cast<std::size_t>(p)]);
       }
       if (spec_.gate) {
-        const double z = block.at(ScanRows::kZ, token, head_, p);
+        const double z = block.at(SsmTensorKind::kZ, token, head_, p);
         const double gate = z / (1.0 + std::exp(-z));
         sum *= gate;
         magnitude *= std::abs(gate);
         slack *= std::abs(gate);
       }
       row.y.push_back(sum);
-      row.tolerance.push_back(kScanTermTolerance * magnitude + slack);
+      row.tolerance.push_back(kSsmTermTolerance * magnitude + slack);
     }
     expected_.push_back(std::move(row));
   }
 
   void compare(std::size_t at, bool chunk_finite) {
-    const PlacedSample& sample = samples_[at];
+    const SampleLocation& sample = samples_[at];
     const Expected& row = expected_[at];
     ++accuracy_.rows;
     for (int p = 0; p < spec_.head_dim; ++p) {
@@ -257,10 +257,10 @@ class HeadCheck {
     return load_element(bytes, spec_.dtype);
   }
 
-  const ScanInput& input_;
-  const ScanSpec& spec_;
+  const SsmInput& input_;
+  const SsmSpec& spec_;
   int head_;
-  std::vector<PlacedSample> samples_;  // ascending
+  std::vector<SampleLocation> samples_;  // ascending
   const TensorView& y_;
   std::vector<double> state_, magnitude_, slack_;  // [head_dim, state_dim]
   std::vector<Rounded> b_;                         // of a token, [state_dim]
@@ -269,7 +269,7 @@ class HeadCheck {
   std::vector<Expected> expected_;                 // of the samples so far
   std::size_t next_ = 0;
   std::optional<SegmentTerms> terms_;  // of a kernel that rounds factors
-  ScanAccuracy accuracy_;
+  SsmAccuracy accuracy_;
 };
 
 template <class Accuracy>
@@ -285,7 +285,7 @@ void join(StateAccuracy& all, const StateAccuracy& more) {
   all = joined;
 }
 
-void join(ScanAccuracy& all, const ScanAccuracy& more) {
+void join(SsmAccuracy& all, const SsmAccuracy& more) {
   join(all.states, more.states);
   if (is_worse(more, all)) {
     all.part = more.part;
@@ -300,7 +300,7 @@ void join(ScanAccuracy& all, const ScanAccuracy& more) {
 }
 
 // Of all heads of a sequence; null where this rank has none of it.
-const float* final_of(const CheckedScan& result, std::int32_t sequence) {
+const float* final_of(const SsmResultView& result, std::int32_t sequence) {
   std::int64_t row = 0;
   for (const PackedRun& run : result.sequences) {
     if (sequence >= run.begin && sequence < run.end) {
@@ -313,9 +313,9 @@ const float* final_of(const CheckedScan& result, std::int32_t sequence) {
 
 // This rank's samples of one sequence, by head, and its final state. A head without samples is one of a sequence whose
 // final state the rank has.
-ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
-                            const std::map<int, std::vector<PlacedSample>>& samples, const CheckedScan& result,
-                            bool rounded, int threads) {
+SsmAccuracy check_sequence(const SsmInput& input, std::int32_t sequence,
+                           const std::map<int, std::vector<SampleLocation>>& samples, const SsmResultView& result,
+                           bool rounded, int threads) {
   const auto s = static_cast<std::size_t>(sequence);
   std::vector<HeadCheck> heads;
   std::int64_t last = 0;  // packed token of a sample
@@ -331,13 +331,13 @@ ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
   }
   const std::int64_t begin = input.origins()[s];
   const std::int64_t sequence_end = begin + input.job().lengths[s];
-  const float* const final = input.job().alone ? nullptr : final_of(result, sequence);
+  const float* const final = input.job().conv1d_only ? nullptr : final_of(result, sequence);
   const std::int64_t chunks = (last - begin) / kChunkTokens + 1;
   const std::int64_t end = final != nullptr ? sequence_end : std::min(sequence_end, begin + chunks * kChunkTokens);
   for (std::int64_t first = begin; first < end; first += kBlockTokens) {
-    beat();
+    heartbeat();
     const std::int64_t block_end = std::min(end, first + kBlockTokens);
-    const ScanBlock block(input, sequence, {first, block_end}, threads);
+    const SsmTokenBlock block(input, sequence, {first, block_end}, threads);
     const auto count = static_cast<std::int64_t>(heads.size());
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (std::int64_t i = 0; i < count; ++i) {
@@ -346,7 +346,7 @@ ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
       }
     }
   }
-  ScanAccuracy all;
+  SsmAccuracy all;
   for (HeadCheck& head : heads) {
     if (final != nullptr) head.compare_final(sequence, final);
     join(all, head.accuracy());
@@ -356,12 +356,12 @@ ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
 
 }  // namespace
 
-ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, std::int64_t count,
-                               const CheckedScan& result, bool rounded, int threads) {
-  const ScanJob& job = input.job();
-  std::map<std::int32_t, std::map<int, std::vector<PlacedSample>>> mine;
+SsmAccuracy check_ssm_result(const Collective& collective, const SsmInput& input, std::int64_t count,
+                             const SsmResultView& result, bool rounded, int threads) {
+  const SsmJob& job = input.job();
+  std::map<std::int32_t, std::map<int, std::vector<SampleLocation>>> mine;
   const std::vector<std::int64_t>& origins = input.origins();
-  for (const RowSample& sample : sample_scan(job, count)) {
+  for (const RowSample& sample : sample_ssm(job, count)) {
     std::int64_t row = 0;
     for (const PackedRun& run : result.runs) {
       if (sample.token >= run.begin && sample.token < run.end) {
@@ -374,22 +374,22 @@ ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, s
   }
   // The final states of empty sequences, which have no rows: they are the initial ones.
   for (const PackedRun& run : result.sequences) {
-    for (std::int64_t s = run.begin; s < run.end && !job.alone; ++s) {
+    for (std::int64_t s = run.begin; s < run.end && !job.conv1d_only; ++s) {
       if (job.lengths[static_cast<std::size_t>(s)] == 0) mine[static_cast<std::int32_t>(s)][0];
     }
   }
   const double steps =
-      static_cast<double>(job.tokens()) * static_cast<double>(kMostHeads) * job.spec.head_dim * job.spec.state_dim;
-  ScanAccuracy found;
-  meeting.together(
+      static_cast<double>(job.tokens()) * static_cast<double>(kMaxHeads) * job.spec.head_dim * job.spec.state_dim;
+  SsmAccuracy found;
+  collective.run_collectively(
       [&] {
         for (const auto& [sequence, samples] : mine) {
           join(found, check_sequence(input, sequence, samples, result, rounded, threads));
         }
       },
       steps / kStepsPerSecond);
-  ScanAccuracy all;
-  for (const ScanAccuracy& theirs : meeting.gather_values(found)) join(all, theirs);
+  SsmAccuracy all;
+  for (const SsmAccuracy& theirs : collective.gather_values(found)) join(all, theirs);
   return all;
 }
 

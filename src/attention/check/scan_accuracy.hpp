@@ -38,12 +38,12 @@
 
 namespace ringattn {
 
-inline constexpr double kScanTermTolerance = 1e-4;  // r
+inline constexpr double kSsmTermTolerance = 1e-4;  // r
 
 // Plain bytes: ranks tell each other.
 struct StateAccuracy {
   std::int64_t compared = 0;  // elements, where both are finite
-  double part = 0.0;          // as of ScanAccuracy
+  double part = 0.0;          // as of SsmAccuracy
   double error = 0.0;
   double allowed = 0.0;
   std::int32_t sequence = 0;  // with that error
@@ -53,7 +53,7 @@ struct StateAccuracy {
   bool passes() const { return misplaced == 0 && part <= 1.0; }
 };
 
-struct ScanAccuracy {
+struct SsmAccuracy {
   std::int64_t rows = 0;
   std::int64_t compared = 0;  // values of y, where both are finite
   double part = 0.0;          // the greatest error as a part of what is allowed there
@@ -68,7 +68,7 @@ struct ScanAccuracy {
 };
 
 // What a rank has of a scan's results, in host memory.
-struct CheckedScan {
+struct SsmResultView {
   std::span<const PackedRun> runs;       // packed tokens
   TensorView y;                          // [rows of them, heads, head_dim]
   std::span<const PackedRun> sequences;  // whose final states are compared; may be empty
@@ -79,7 +79,7 @@ struct CheckedScan {
 // value whose row is NaN or infinite in fp64 may be any such value, and so may those in front of one in its chunk
 // (kernels/scan.hpp). `result` is this rank's; of a convolution alone its states aren't read. So many threads compute.
 // `rounded`: rounds_factors() of the kernel. Collective.
-ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, std::int64_t count,
-                               const CheckedScan& result, bool rounded, int threads);
+SsmAccuracy check_ssm_result(const Collective& collective, const SsmInput& input, std::int64_t count,
+                             const SsmResultView& result, bool rounded, int threads);
 
 }  // namespace ringattn

@@ -8,7 +8,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kConvolutionTolerance = 1e-6;  // what fp32 may lose of a convolution's terms
+constexpr double kConv1dTolerance = 1e-6;  // what fp32 may lose of a convolution's terms
 
 }  // namespace
 
@@ -18,25 +18,25 @@ double rounding_error(Dtype dtype, double value) {
   return std::max(rounding_of(dtype) * std::abs(value), dtype == Dtype::kF16 ? 0x1p-25 : 0.0);
 }
 
-ScanBlock::ScanBlock(const ScanInput& input, std::int32_t sequence, PackedRun tokens, int threads)
+SsmTokenBlock::SsmTokenBlock(const SsmInput& input, std::int32_t sequence, PackedRun tokens, int threads)
     : job_(input.job()), first_(tokens.begin), conv_weight_(input.conv_weight()), conv_bias_(input.conv_bias()) {
   const auto s = static_cast<std::size_t>(sequence);
-  const std::vector<ScanRows> convolved = input.convolved();
+  const std::vector<SsmTensorKind> convolved = input.convolved();
   if (!convolved.empty()) {
-    in_front_ = std::min<std::int64_t>(job_.convolution->halo_tokens(), tokens.begin - input.origins()[s]);
+    before_ = std::min<std::int64_t>(job_.convolution->halo_tokens(), tokens.begin - input.origins()[s]);
     std::int64_t channel = 0;
-    for (const ScanRows which : convolved) {
+    for (const SsmTensorKind which : convolved) {
       channels_[static_cast<std::size_t>(which)] = channel;
-      const ScanInput::RowShape shape = input.row_shape(which);
+      const SsmInput::RowShape shape = input.row_shape(which);
       channel += shape.heads * shape.dim;
     }
     halo_ = allocate_host(static_cast<std::size_t>(job_.convolution->halo_bytes()));
     input.read_halos({&sequence, 1}, {halo_.data(), halo_.bytes()});
   }
-  const auto read = [&](ScanRows which) {
-    const ScanInput::RowShape shape = input.row_shape(which);
+  const auto read = [&](SsmTensorKind which) {
+    const SsmInput::RowShape shape = input.row_shape(which);
     const Dtype dtype = job_.spec.dtype;
-    const std::int64_t before = channels_[static_cast<std::size_t>(which)] < 0 ? 0 : in_front_;
+    const std::int64_t before = channels_[static_cast<std::size_t>(which)] < 0 ? 0 : before_;
     const PackedRun runs[] = {{tokens.begin - before, tokens.end}};
     buffers_.push_back(
         allocate_host(static_cast<std::size_t>(total_tokens(runs) * shape.heads * shape.dim) * size_of(dtype)));
@@ -45,29 +45,29 @@ ScanBlock::ScanBlock(const ScanInput& input, std::int32_t sequence, PackedRun to
     input.read(which, runs, rows, threads);
     views_[static_cast<std::size_t>(which)] = rows;
   };
-  read(ScanRows::kX);
-  if (job_.alone) return;
-  for (const ScanRows which : {ScanRows::kDt, ScanRows::kB, ScanRows::kC}) read(which);
-  if (job_.spec.gate) read(ScanRows::kZ);
+  read(SsmTensorKind::kX);
+  if (job_.conv1d_only) return;
+  for (const SsmTensorKind which : {SsmTensorKind::kDt, SsmTensorKind::kB, SsmTensorKind::kC}) read(which);
+  if (job_.spec.gate) read(SsmTensorKind::kZ);
 }
 
-double ScanBlock::at(ScanRows which, std::int64_t token, int head, std::int64_t dim) const {
+double SsmTokenBlock::at(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const {
   const TensorView& view = views_[static_cast<std::size_t>(which)];
-  const std::int64_t before = channels_[static_cast<std::size_t>(which)] < 0 ? 0 : in_front_;
+  const std::int64_t before = channels_[static_cast<std::size_t>(which)] < 0 ? 0 : before_;
   return static_cast<double>(load_element(
       view.at(token - first_ + before, head) + dim * static_cast<std::int64_t>(size_of(view.dtype)), view.dtype));
 }
 
-Rounded ScanBlock::taken(ScanRows which, std::int64_t token, int head, std::int64_t dim) const {
+Rounded SsmTokenBlock::taken(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const {
   const std::int64_t first = channels_[static_cast<std::size_t>(which)];
   if (first < 0) return {at(which, token, head, dim), 0.0};
-  const ConvolutionSpec& spec = *job_.convolution;
+  const CausalConv1dSpec& spec = *job_.convolution;
   const std::int64_t channel = first + head * views_[static_cast<std::size_t>(which)].dim + dim;
   double sum = spec.bias ? static_cast<double>(conv_bias_[static_cast<std::size_t>(channel)]) : 0.0;
   double magnitude = std::abs(sum);
   for (int k = 0; k < spec.width; ++k) {
     const std::int64_t from = token - spec.halo_tokens() + k;
-    const std::int64_t missing = first_ - in_front_ - from;  // tokens in front of those that were read
+    const std::int64_t missing = first_ - before_ - from;  // tokens in front of those that were read
     const double value = missing <= 0 ? at(which, from, head, dim) : in_halo(spec.halo_tokens() - missing, channel);
     const double term = value * static_cast<double>(conv_weight_[static_cast<std::size_t>(channel * spec.width + k)]);
     sum += term;
@@ -75,11 +75,11 @@ Rounded ScanBlock::taken(ScanRows which, std::int64_t token, int head, std::int6
   }
   const double y = spec.silu ? sum / (1.0 + std::exp(-sum)) : sum;
   // A job's own rounding is allowed wherever y is compared.
-  const double rounding = job_.alone ? 0.0 : rounding_error(spec.dtype, y);
-  return {y, rounding + kConvolutionTolerance * magnitude};
+  const double rounding = job_.conv1d_only ? 0.0 : rounding_error(spec.dtype, y);
+  return {y, rounding + kConv1dTolerance * magnitude};
 }
 
-double ScanBlock::in_halo(std::int64_t token, std::int64_t channel) const {
+double SsmTokenBlock::in_halo(std::int64_t token, std::int64_t channel) const {
   const Dtype dtype = job_.spec.dtype;
   const auto at = static_cast<std::size_t>(token * job_.convolution->channels + channel) * size_of(dtype);
   return static_cast<double>(load_element(halo_.data() + at, dtype));

@@ -26,23 +26,23 @@ struct Rounded {
 
 // The rows of consecutive tokens of one sequence, behind the convolution where there is one: in fp64, with what its
 // result may lose in a kernel.
-class ScanBlock {
+class SsmTokenBlock {
  public:
-  ScanBlock(const ScanInput& input, std::int32_t sequence, PackedRun tokens, int threads);
+  SsmTokenBlock(const SsmInput& input, std::int32_t sequence, PackedRun tokens, int threads);
 
   // Element `dim` of a packed token's row, as it is given.
-  double at(ScanRows which, std::int64_t token, int head, std::int64_t dim) const;
+  double at(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const;
   // The same as the scan takes it.
-  Rounded taken(ScanRows which, std::int64_t token, int head, std::int64_t dim) const;
+  Rounded taken(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const;
 
  private:
   // Channel of a token in front of the sequence, the oldest of which is 0.
   double in_halo(std::int64_t token, std::int64_t channel) const;
 
-  const ScanJob& job_;
+  const SsmJob& job_;
   std::int64_t first_;
-  std::int64_t in_front_ = 0;  // tokens of the sequence that were read besides, of what is convolved
-  std::int64_t channels_[5] = {-1, -1, -1, -1, -1};  // first ones of ScanRows; -1: it isn't convolved
+  std::int64_t before_ = 0;  // tokens of the sequence that were read besides, of what is convolved
+  std::int64_t channels_[5] = {-1, -1, -1, -1, -1};  // first ones of SsmTensorKind; -1: it isn't convolved
   const std::vector<float>& conv_weight_;
   const std::vector<float>& conv_bias_;
   Buffer halo_;

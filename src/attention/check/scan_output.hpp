@@ -17,11 +17,11 @@
 
 namespace ringattn {
 
-class ScanOutputFile {
+class SsmOutputFile {
  public:
   // Throws kFile unless the file holds y of a job of this shape and, if final_states are there, those; of a convolution
   // alone final_conv_state.
-  ScanOutputFile(const std::string& path, const ScanInput& input);
+  SsmOutputFile(const std::string& path, const SsmInput& input);
 
   bool has_carried() const { return carried_.has_value(); }
   std::vector<FileFingerprint> fingerprints() const;

@@ -21,7 +21,7 @@ void SegmentTerms::begin_chunk(std::span<const double> state) {
     scaled_.clear();
     decays_.clear();
   }
-  in_front_ = decays_.size();
+  before_ = decays_.size();
   state_.assign(state.begin(), state.end());
 }
 
@@ -38,14 +38,14 @@ std::vector<double> SegmentTerms::spread(std::span<const double> c, double skip,
     double score = 0.0;
     for (std::size_t n = 0; n < state_dim_; ++n) score += c[n] * b_[j * state_dim_ + n];
     const double weight = score * std::exp(log);
-    const double times = j < in_front_ ? 2.0 : 1.0;
+    const double times = j < before_ ? 2.0 : 1.0;
     for (std::size_t p = 0; p < head_dim_; ++p) {
       const double own = j + 1 == decays_.size() ? skip * x[p] : 0.0;
       const double term = weight * scaled_[j * head_dim_ + p] + own;
       squares[p] += times * term * term;
     }
     log += decays_[j];
-    if (j != in_front_) continue;
+    if (j != before_) continue;
     const double decay = std::exp(log);
     for (std::size_t p = 0; p < head_dim_; ++p) {
       for (std::size_t n = 0; n < state_dim_; ++n) {

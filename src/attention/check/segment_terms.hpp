@@ -26,7 +26,7 @@ class SegmentTerms {
  private:
   std::size_t head_dim_, state_dim_;
   std::int64_t chunks_ = 0;
-  std::size_t in_front_ = 0;    // tokens of the segment in front of the chunk
+  std::size_t before_ = 0;      // tokens of the segment in front of the chunk
   std::vector<double> state_;   // in front of the chunk
   std::vector<double> decays_;  // logarithms, [tokens of the segment]
   std::vector<double> scaled_;  // [tokens, head_dim]

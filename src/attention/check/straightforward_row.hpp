@@ -32,11 +32,11 @@ inline void load_row(const TensorView& view, std::int64_t token, std::int64_t he
   }
 }
 
-// One row by the straightforward computation, in two passes over its keys: the maximum, then P and O.
-class StraightforwardRow {
+// One row by the same_precision computation, in two passes over its keys: the maximum, then P and O.
+class SamePrecisionRow {
  public:
-  StraightforwardRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length,
-                     const ListedKeys& listed, PositionsOfKeys positions, std::vector<float> q, float sink)
+  SamePrecisionRow(const AttentionSpec& spec, int head, std::int64_t position, std::int64_t key_length,
+                   const BlockMaskKeys& listed, PositionsOfKeys positions, std::vector<float> q, float sink)
       : spec_(spec),
         kv_head_(head / (spec.heads / spec.kv_heads)),
         listed_(listed),
@@ -111,9 +111,9 @@ class StraightforwardRow {
     run_keys_ = 0;
   }
 
-  FoldSpec spec_;
+  AttentionSpec spec_;
   int kv_head_;
-  ListedKeys listed_;
+  BlockMaskKeys listed_;
   KeyRange keys_;
   std::vector<float> q_;
   float sink_;  // −∞: none

@@ -56,9 +56,9 @@ constexpr ChangingKey kOfOtherFamilies[] = {
     {"laurel_rank", "models have it whose scores are not scaled"},
     {"global_head_dim", "models have it whose scores are not scaled"},
 };
-constexpr std::string_view kScanKeys =
+constexpr std::string_view kSsmKeys =
     "mamba_d_state ssm_state_size state_size mamba_n_heads mamba_num_heads mamba_d_ssm";
-constexpr std::string_view kScanLayers =
+constexpr std::string_view kSsmLayers =
     "layer_types layers_block_type hybrid_override_pattern attn_layer_period attn_layer_indices hybrid_layer_ids";
 
 // Parts of a name that say that a key is about attention.
@@ -155,9 +155,9 @@ void check_untyped(const ModelKeys& keys) {
     refuse_untyped("it has `logits_scaling` and no attention_multiplier; the scale of such models is 1");
   }
   const auto has = [&](std::string_view key) { return keys.has(key); };
-  if (keys.has("num_attention_heads") && any_word(kScanKeys, has) && !any_word(kScanLayers, has)) {
+  if (keys.has("num_attention_heads") && any_word(kSsmKeys, has) && !any_word(kSsmLayers, has)) {
     refuse_untyped(fmt::format("it has {}, and no key says which layers have attention and which scans",
-                               in_quotes(keys.first_name(kScanKeys))));
+                               in_quotes(keys.first_name(kSsmKeys))));
   }
 }
 

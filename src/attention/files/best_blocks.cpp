@@ -23,7 +23,7 @@ class InputRows {
  public:
   InputRows(const JobInput& input, Backend& backend)
       : input_(input), backend_(backend), cu_q_(input.job().batch.cu_q()), cu_k_(input.job().batch.cu_k()) {
-    const FoldSpec& spec = input.job().spec;
+    const AttentionSpec& spec = input.job().spec;
     token_bytes_ = static_cast<std::size_t>(std::max(spec.heads, spec.kv_heads)) *
                    static_cast<std::size_t>(spec.head_dim) * size_of(spec.dtype);
     most_ = static_cast<std::int64_t>(std::max<std::size_t>(1, kPieceBytes / token_bytes_));
@@ -31,11 +31,11 @@ class InputRows {
     const bool made = input.is_made(SyntheticTensor::kQ) && input.is_made(SyntheticTensor::kK);
     if (backend.memory() == MemoryKind::kHost || made) return;
     for (Buffer& half : halves_) half = allocate_pinned(static_cast<std::size_t>(most_) * token_bytes_);
-    copied_ = backend.make_marks(std::size(halves_), false);
+    copied_ = backend.make_events(std::size(halves_), false);
   }
 
   TensorView read(SyntheticTensor tensor, std::size_t sequence, std::int64_t first, std::int64_t most) {
-    const FoldSpec& spec = input_.job().spec;
+    const AttentionSpec& spec = input_.job().spec;
     const bool queries = tensor == SyntheticTensor::kQ;
     const int heads = queries ? spec.heads : spec.kv_heads;
     const std::int64_t begin = (queries ? cu_q_ : cu_k_)[sequence] + first;
@@ -59,9 +59,9 @@ class InputRows {
   void copy(SyntheticTensor tensor, const PackedRun& run, const MutableTensorView& rows) {
     const auto half = static_cast<std::size_t>(next_);
     next_ = 1 - next_;
-    const Deadline deadline = DevicePatience::for_piece();
+    const Deadline deadline = DeviceTimeouts::for_short_work();
     copied_->synchronize(half, deadline,
-                         [&deadline] { DevicePatience::check(deadline, "a piece of rows is copied to it"); });
+                         [&deadline] { DeviceTimeouts::check(deadline, "a piece of rows is copied to it"); });
     MutableTensorView host = rows;
     host.data = halves_[half].data();
     input_.read(tensor, {&run, 1}, host, 1);
@@ -77,23 +77,23 @@ class InputRows {
   std::int64_t most_ = 0;  // rows of a piece
   Buffer rows_;
   Buffer halves_[2];
-  std::unique_ptr<Marks> copied_;
+  std::unique_ptr<Events> copied_;
   int next_ = 0;
 };
 
-std::unique_ptr<Backend> choosing_backend(const FoldSpec& spec, const ChoicePlace& place) {
-  if (place.device != kNoDevice) return choose_kernel(spec, place.request).row->make_backend({1, place.device});
-  return choose_kernel(FoldSpec{}, {"cpu", "auto"}).row->make_backend({1});
+std::unique_ptr<Backend> top_k_backend(const AttentionSpec& spec, const TopKDevice& target) {
+  if (target.device != kNoDevice) return choose_kernel(spec, target.request).row->make_backend({1, target.device});
+  return choose_kernel(AttentionSpec{}, {"cpu", "auto"}).row->make_backend({1});
 }
 
 }  // namespace
 
-TileLists best_blocks(const JobInput& input, const FoldSpec& spec, int count, const ChoicePlace& place) {
-  const std::unique_ptr<Backend> backend = choosing_backend(spec, place);
+BlockMask top_k_blocks(const JobInput& input, const AttentionSpec& spec, int count, const TopKDevice& target) {
+  const std::unique_ptr<Backend> backend = top_k_backend(spec, target);
   InputRows pieces(input, *backend);
   const RowSource rows = [&pieces](SyntheticTensor tensor, std::size_t sequence, std::int64_t first,
                                    std::int64_t most) { return pieces.read(tensor, sequence, first, most); };
-  return top_k_lists(spec, listed_sequences(input.job().batch), count, rows, *backend, backend->stream());
+  return top_k_selection(spec, masked_sequences(input.job().batch), count, rows, *backend, backend->stream());
 }
 
 }  // namespace ringattn

@@ -16,13 +16,13 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kTableRemedy =
+constexpr std::string_view kTableSuggestion =
     "Its entry [s, i] is the page of tokens i * page_size and on of sequence s; entries behind a sequence's last page "
     "may hold anything.";
-constexpr std::string_view kLengthsRemedy =
+constexpr std::string_view kLengthsSuggestion =
     "It holds the number of keys of each sequence, those of its queries among them.";
 
-Wording page_orders() {
+MessageTemplate page_orders() {
   return {setting("page_order"), ", or page_order in the file's metadata, says which it is: thd or htd."};
 }
 
@@ -98,24 +98,24 @@ void check_pages(const InputTensors& input) {
 std::vector<std::int64_t> read_lengths(const TensorSource& tensor, const TensorSource& table, std::int64_t page_size) {
   check_count(tensor, entries(tensor));
   const std::vector<std::int64_t> lengths = read_integers(tensor);
-  require(!lengths.empty(), tensor, "it names no sequence", kLengthsRemedy);
+  require(!lengths.empty(), tensor, "it names no sequence", kLengthsSuggestion);
   require(table.info->dtype == FileDtype::kI32, table, "it must be I32", "Write the numbers of pages as I32.");
-  require(table.info->shape.size() == 2, table, "it must have 2 axes: (sequences, max_pages)", kTableRemedy);
+  require(table.info->shape.size() == 2, table, "it must have 2 axes: (sequences, max_pages)", kTableSuggestion);
   const auto sequences = static_cast<std::int64_t>(lengths.size());
   require(table.info->shape[0] == sequences, table, fmt::format("lengths_k names {} sequences", sequences),
-          kTableRemedy);
+          kTableSuggestion);
   const std::int64_t columns = table.info->shape[1];
   std::int64_t pages = 0;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
-    require(lengths[s] >= 0, tensor, fmt::format("sequence {} has {} keys", s, lengths[s]), kLengthsRemedy);
+    require(lengths[s] >= 0, tensor, fmt::format("sequence {} has {} keys", s, lengths[s]), kLengthsSuggestion);
     // Divided, for a product with `columns` might not fit.
     require(lengths[s] == 0 || (lengths[s] - 1) / page_size < columns, tensor,
             fmt::format("sequence {} has {} keys, and its {} entries of the table hold {} each", s, lengths[s], columns,
                         page_size),
             "Give the table more columns, or shorten the sequence.");
     pages += lengths[s] == 0 ? 0 : (lengths[s] - 1) / page_size + 1;
-    require(pages <= kMostPageEntries, tensor,
-            fmt::format("its sequences fill more than {} entries of the table", kMostPageEntries),
+    require(pages <= kMaxPageEntries, tensor,
+            fmt::format("its sequences fill more than {} entries of the table", kMaxPageEntries),
             "Use larger pages, or compute them in several jobs.");
   }
   return lengths;
@@ -143,7 +143,7 @@ PageTable read_table(const TensorSource& tensor, const RowGrid& pool, std::span<
         fail(ErrorCode::kFile,
              fmt::format("sequence {}, entry {} of {} is page {}", s, at + static_cast<std::int64_t>(i), tensor.text(),
                          piece[i]),
-             fmt::format("the pool has pages 0 to {}", pool.batch - 1), kTableRemedy);
+             fmt::format("the pool has pages 0 to {}", pool.batch - 1), kTableSuggestion);
       }
       table.entries.insert(table.entries.end(), piece.begin(), piece.end());
     }
@@ -180,7 +180,7 @@ SequenceList sequences_of(const SafetensorsFile& file, const InputNames& names, 
   try {
     return packed_batch(cu_q, cu_k, {}).sequences;
   } catch (const Error& error) {
-    throw Error(error.code(), {file.path(), ": ", error.problem()}, error.why(), error.remedy());
+    throw Error(error.code(), {file.path(), ": ", error.problem()}, error.why(), error.suggestion());
   }
 }
 
@@ -226,7 +226,7 @@ struct Pool {
 };
 
 // Lists that a cache has no use for: whoever wrote them expects that they count.
-void refuse_lists(const SafetensorsFile& file, const InputNames& names) {
+void refuse_block_mask(const SafetensorsFile& file, const InputNames& names) {
   for (const auto& [name, role] : {std::pair{&names.cu_seqlens_k, "cu_seqlens_k"}, {&names.q_offset, "q_offset"}}) {
     const auto list = find_optional(file, *name, role);
     if (!list) continue;
@@ -255,7 +255,7 @@ bool holds_cache(const SafetensorsFile& file, const InputNames& names) {
 void read_paging(const SafetensorsFile& file, const InputNames& names, const RowGrid& pool, InputTensors& input) {
   const TensorSource table = file.tensor(names.block_table.value_or("block_table"));
   const TensorSource lengths = file.tensor(names.lengths_k.value_or("lengths_k"));
-  refuse_lists(file, names);
+  refuse_block_mask(file, names);
   input.used.insert(input.used.end(), {table, lengths});
   const std::vector<std::int64_t> keys = read_lengths(lengths, table, pool.length);
   input.sequences = sequences_of(file, names, input, keys);

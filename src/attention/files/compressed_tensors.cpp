@@ -10,8 +10,8 @@
 #include "attention/files/input_names.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
-#include "base/host.hpp"
 #include "base/pulsing_lock.hpp"
+#include "base/host.hpp"
 #include "kernels/synthetic.hpp"
 #include "kernels/tensor_compression.hpp"
 
@@ -19,11 +19,11 @@ namespace ringattn {
 
 namespace {
 
-Wording write_anew() { return {command("compress"), " writes such files."}; }
+MessageTemplate write_anew() { return {command("compress"), " writes such files."}; }
 
 // Whatever its rank is said to be: one that can't be is refused as such, when the tensors have been found.
 bool has_basis(const RowFormat& format) {
-  return format.coding == RowCoding::kLowRank || format.coding == RowCoding::kHybrid;
+  return format.encoding == RowEncoding::kLowRank || format.encoding == RowEncoding::kHybrid;
 }
 
 // Channels of a head, from the shapes of what is stored.
@@ -46,33 +46,33 @@ RowGrid grid_of(const RowGrid& q, const TensorSource& tensor, const RowShape& sh
 
 }  // namespace
 
-FileDtype file_dtype(CodeType type, Dtype dtype) {
+FileDtype file_dtype(StoredType type, Dtype dtype) {
   switch (type) {
-    case CodeType::kDtype:
+    case StoredType::kDtype:
       return file_dtype(dtype);
-    case CodeType::kF32:
+    case StoredType::kF32:
       return FileDtype::kF32;
-    case CodeType::kE4m3:
+    case StoredType::kE4m3:
       return FileDtype::kF8E4m3;
-    case CodeType::kI8:
+    case StoredType::kI8:
       return FileDtype::kI8;
-    case CodeType::kU8:
+    case StoredType::kU8:
       return FileDtype::kU8;
-    case CodeType::kI32:
+    case StoredType::kI32:
       break;
   }
   return FileDtype::kI32;
 }
 
-std::array<std::byte*, kMostTables> CompressedSource::table_pointers() const {
-  std::array<std::byte*, kMostTables> pointers{};
+std::array<std::byte*, kMaxTables> CompressedSource::table_pointers() const {
+  std::array<std::byte*, kMaxTables> pointers{};
   const std::vector<std::vector<std::byte>>& all = tables();
   for (std::size_t i = 0; i < all.size(); ++i) pointers[i] = const_cast<std::byte*>(all[i].data());
   return pointers;
 }
 
 const std::vector<std::vector<std::byte>>& CompressedSource::tables() const {
-  const auto lock = lock_with_pulse(held_->mutex);
+  const auto lock = lock_with_heartbeat(held_->mutex);
   if (held_->read) return held_->tables;
   std::vector<std::vector<std::byte>> read;
   for (const TensorSource& tensor : stored_tables) {
@@ -89,7 +89,7 @@ void CompressedSource::set_tables(std::vector<std::vector<std::byte>> tables) {
   held_->read = true;
 }
 
-std::string page_place(const PageTable& pages, AxisOrder order, std::int64_t slot, std::int64_t head) {
+std::string page_coordinates(const PageTable& pages, AxisOrder order, std::int64_t slot, std::int64_t head) {
   const std::int64_t page = slot / pages.page_size, token = slot % pages.page_size;
   return order == AxisOrder::kBhtd ? fmt::format("{}, {}, {}", page, head, token)
                                    : fmt::format("{}, {}, {}", page, token, head);
@@ -131,21 +131,22 @@ void CompressedSource::read_stream(std::size_t stream, std::span<const PackedRun
 
 void CompressedSource::check(const CompressedRows& rows, std::span<const PackedRun> runs) const {
   const std::vector<CompressedRun> all = rows_of(runs);
-  const auto fault = find_fault(format, shape, rows, all);
+  const auto fault = find_invalid_element(format, shape, rows, all);
   if (!fault) return;
   const std::string path = streams.empty() ? "" : streams[0].shard->path() + ": ";
-  if (pages == nullptr || fault->kind == RowFault::Kind::kTable) {
-    refuse_fault(path + name, format, shape, *fault, ErrorCode::kFile);
+  if (pages == nullptr || fault->kind == InvalidElement::Kind::kTable) {
+    refuse_invalid_element(path + name, format, shape, *fault, ErrorCode::kFile);
   }
   const PackedRun token{fault->token, fault->token + 1};
   const std::int64_t slot = pool_runs(*pages, cu, {&token, 1}).front().begin;
-  refuse_fault(path + name, format, shape, *fault, ErrorCode::kFile, page_place(*pages, order, slot, fault->head));
+  refuse_invalid_element(path + name, format, shape, *fault, ErrorCode::kFile,
+                         page_coordinates(*pages, order, slot, fault->head));
 }
 
 void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const {
   // Some runs at a time: they are read with the rest of their groups.
-  TensorCoder decompressor(format, shape, {std::max(threads, 1), kNoDevice});
-  const std::int64_t group = codes_by_token(format) ? 1 : format.group;
+  TensorCodec decompressor(format, shape, {std::max(threads, 1), kNoDevice});
+  const std::int64_t group = quantized_per_token(format) ? 1 : format.group;
   const auto row_bytes = static_cast<std::size_t>(shape.heads * shape.dim) * size_of(shape.dtype);
   for (const CompressedRun& run : rows_of(runs)) {
     const std::int64_t first = run.position / group * group;
@@ -179,8 +180,8 @@ void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensor
 
 namespace {
 
-RowShape k_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
-RowShape v_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
+RowShape k_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
+RowShape v_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
 
 }  // namespace
 
@@ -197,7 +198,7 @@ const CompressedTensors& SyntheticCompressed::tensors() const {
   };
   static std::mutex mutex;
   static Last last;
-  const auto lock = lock_with_pulse(mutex);
+  const auto lock = lock_with_heartbeat(mutex);
   if (made_ != nullptr) return *made_;
   if (last.of && *last.of == *this) made_ = last.tensors.lock();
   if (made_ == nullptr) {
@@ -240,7 +241,7 @@ RowFormat stored_format(const SafetensorsFile& file, std::string_view tensor) {
     return parse_row_format(*text);
   } catch (const Error& error) {
     fail(ErrorCode::kFile, {fmt::format("{}_format in the metadata of {}: ", tensor, file.path()), error.problem()},
-         error.why(), error.remedy());
+         error.why(), error.suggestion());
   }
 }
 
@@ -300,13 +301,13 @@ void check_table(const SafetensorsFile& file, const CompressedSource& source, in
     for (std::int64_t at = begin; at < end; at += most) {
       part.resize(static_cast<std::size_t>(std::min(most, end - at) * bytes));
       tensor.shard->read(*tensor.info, at * bytes, part);
-      const auto fault = find_table_fault(source.format, source.shape, number, at, part);
+      const auto fault = find_invalid_table_element(source.format, source.shape, number, at, part);
       if (!fault) continue;
-      refuse_fault(fmt::format("{}: {}", file.path(), source.name), source.format, source.shape, *fault,
-                   ErrorCode::kFile);
+      refuse_invalid_element(fmt::format("{}: {}", file.path(), source.name), source.format, source.shape, *fault,
+                             ErrorCode::kFile);
     }
   };
-  if (codes_by_token(source.format)) return check(0, table.bytes(source.shape.dtype) / bytes);
+  if (quantized_per_token(source.format)) return check(0, table.bytes(source.shape.dtype) / bytes);
   const std::int64_t token = source.shape.heads * source.shape.dim;
   const std::int64_t group = source.format.group;
   for (std::size_t s = 0; s + 1 < source.cu.size(); ++s) {

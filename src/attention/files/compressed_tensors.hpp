@@ -25,7 +25,7 @@
 namespace ringattn {
 
 // Element types as files have them.
-FileDtype file_dtype(CodeType type, Dtype dtype);
+FileDtype file_dtype(StoredType type, Dtype dtype);
 
 // One of the two, not plain.
 struct CompressedSource {
@@ -52,7 +52,7 @@ struct CompressedSource {
   // Fills `plain`, [total_tokens(runs), heads, dim], with the elements of the runs' tokens. Throws kFile.
   void read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const;
   // Pointers to the tables.
-  std::array<std::byte*, kMostTables> table_pointers() const;
+  std::array<std::byte*, kMaxTables> table_pointers() const;
 
  private:
   struct Held {
@@ -64,7 +64,7 @@ struct CompressedSource {
 };
 
 // Where token `slot` of a pool lies in a tensor of pages, "page, token, head" in the tensor's own order of axes.
-std::string page_place(const PageTable& pages, AxisOrder order, std::int64_t slot, std::int64_t head);
+std::string page_coordinates(const PageTable& pages, AxisOrder order, std::int64_t slot, std::int64_t head);
 
 struct CompressedTensors {
   std::optional<CompressedSource> k;  // none: plain
@@ -91,7 +91,7 @@ class SyntheticCompressed {
   std::optional<CompressedSource> make(std::string_view name, SyntheticTensor tensor, const RowFormat& format,
                                        const RowShape& shape) const;
 
-  FoldSpec spec_;
+  AttentionSpec spec_;
   Batch batch_;
   CacheFormat format_;
   std::uint64_t seed_;

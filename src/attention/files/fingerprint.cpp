@@ -47,7 +47,7 @@ void add_pieces(const SafetensorsShard& shard, const TensorInfo& tensor, std::in
   std::vector<std::byte> piece(static_cast<std::size_t>(std::min(bytes, tensor.bytes())));
   const std::int64_t last = tensor.bytes() - static_cast<std::int64_t>(piece.size());
   for (std::int64_t i = 0; i < pieces; ++i) {
-    beat();
+    heartbeat();
     shard.read(tensor, i + 1 == pieces ? last : last / std::max<std::int64_t>(1, pieces - 1) * i, piece);
     hash.add(piece);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tells a file from another without reading all of it. Ranks compare theirs (attention/job/one_input.hpp): each
-// opens its input by name, and the name may lead to other bytes on another host, or a moment later.
+// What tells a file from another without reading all of it. Ranks compare theirs (attention/job/one_input.hpp):
+// each opens its input by name, and the name may lead to other bytes on another host, or a moment later.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct FileFingerprint {
   std::string data;    // of samples of the tensors that are used
   // Host and absolute path: equal for two ranks that asked for the same file, so that they must have got the same one
   // in the same state. Ranks of different hosts may read copies.
-  std::string place;
+  std::string location;
   std::string state;   // device, inode and time of the last change of its bytes
   std::string kernel;  // host and boot: whose numbers of devices these are
   std::string device;

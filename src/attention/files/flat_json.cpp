@@ -79,7 +79,7 @@ class FlatHandler : public nlohmann::json_sax<nlohmann::json> {
 }  // namespace
 
 std::vector<FlatEntry> parse_json_table(std::string_view text, std::string_view name, ErrorCode code,
-                                        const Wording& remedy) {
+                                        const MessageTemplate& suggestion) {
   FlatHandler handler;
   if (text.find('\0') != std::string_view::npos) {
     handler.refusal = "it holds a NUL byte";
@@ -89,7 +89,7 @@ std::vector<FlatEntry> parse_json_table(std::string_view text, std::string_view 
     nlohmann::json::sax_parse(text.begin(), text.end(), &handler);
   }
   if (!handler.refusal.empty()) {
-    fail(code, fmt::format("{} is not a valid JSON table", name), handler.refusal, remedy);
+    fail(code, fmt::format("{} is not a valid JSON table", name), handler.refusal, suggestion);
   }
   return std::move(handler.entries);
 }

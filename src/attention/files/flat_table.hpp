@@ -21,13 +21,14 @@ struct FlatEntry {
 };
 
 // Entries in the file's order. `name` stands for the file in messages. Throws `code` for anything that isn't a table of
-// scalars: syntax errors with their line, lists, dates, nulls, duplicate keys, more than 8 levels. `remedy` is what
-// messages end with.
-std::vector<FlatEntry> parse_toml_table(std::string_view text, std::string_view name, ErrorCode code,
-                                        const Wording& remedy = "Write lines such as key = \"text\" or key = 8.");
+// scalars: syntax errors with their line, block_mask, dates, nulls, duplicate keys, more than 8 levels. `suggestion` is
+// what messages end with.
+std::vector<FlatEntry> parse_toml_table(
+    std::string_view text, std::string_view name, ErrorCode code,
+    const MessageTemplate& suggestion = "Write lines such as key = \"text\" or key = 8.");
 std::vector<FlatEntry> parse_json_table(
     std::string_view text, std::string_view name, ErrorCode code,
-    const Wording& remedy = "Write one object, such as {\"key\": \"text\", \"other\": 8}.");
+    const MessageTemplate& suggestion = "Write one object, such as {\"key\": \"text\", \"other\": 8}.");
 
 // `text` as a TOML string, quotes included.
 std::string toml_quoted(std::string_view text);

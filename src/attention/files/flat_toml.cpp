@@ -16,7 +16,7 @@ namespace {
 constexpr int kMaxDepth = 8;
 
 void flatten(const toml::table& table, const std::string& prefix, int depth, std::string_view name, ErrorCode code,
-             const Wording& remedy, std::vector<FlatEntry>& entries) {
+             const MessageTemplate& suggestion, std::vector<FlatEntry>& entries) {
   for (const auto& [key, node] : table) {
     FlatEntry entry;
     entry.key = prefix + std::string(key.str());
@@ -24,9 +24,9 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
     if (const toml::table* inner = node.as_table()) {
       if (depth == kMaxDepth) {
         fail(code, fmt::format("{}, line {}: {} lies too deep", name, entry.line, shortened(entry.key)),
-             "8 levels at most", remedy);
+             "8 levels at most", suggestion);
       }
-      flatten(*inner, entry.key + ".", depth + 1, name, code, remedy, entries);
+      flatten(*inner, entry.key + ".", depth + 1, name, code, suggestion, entries);
       continue;
     }
     if (const auto* text = node.as_string()) {
@@ -42,7 +42,7 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
       entry.text = truth->get() ? "true" : "false";
     } else {
       fail(code, fmt::format("{}, line {}: {} is a list or a date", name, entry.line, shortened(entry.key)),
-           "values are text, numbers, true or false", remedy);
+           "values are text, numbers, true or false", suggestion);
     }
     entries.push_back(std::move(entry));
   }
@@ -51,17 +51,17 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
 }  // namespace
 
 std::vector<FlatEntry> parse_toml_table(std::string_view text, std::string_view name, ErrorCode code,
-                                        const Wording& remedy) {
+                                        const MessageTemplate& suggestion) {
   if (const auto excess = find_toml_excess(text)) {
     fail(code, fmt::format("{} is no table of a few values", name),
-         fmt::format("line {}: {}", excess->line, excess->why), remedy);
+         fmt::format("line {}: {}", excess->line, excess->why), suggestion);
   }
   std::vector<FlatEntry> entries;
   try {
-    flatten(toml::parse(text, name), "", 1, name, code, remedy, entries);
+    flatten(toml::parse(text, name), "", 1, name, code, suggestion, entries);
   } catch (const toml::parse_error& error) {
     fail(code, fmt::format("{} is not valid TOML", name),
-         fmt::format("line {}: {}", error.source().begin.line, shortened(error.description())), remedy);
+         fmt::format("line {}: {}", error.source().begin.line, shortened(error.description())), suggestion);
   }
   std::stable_sort(entries.begin(), entries.end(),
                    [](const FlatEntry& a, const FlatEntry& b) { return a.line < b.line; });

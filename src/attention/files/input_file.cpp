@@ -13,9 +13,9 @@ namespace ringattn {
 namespace {
 
 InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
-                          std::optional<CompressedTensors>& compressed, std::optional<LatentTensors>& latents,
-                          std::optional<ScanTensors>& scan) {
-  const bool scans = holds_scan(file, input.names);
+                          std::optional<CompressedTensors>& compressed, std::optional<MlaTensors>& latents,
+                          std::optional<SsmTensors>& scan) {
+  const bool scans = holds_ssm(file, input.names);
   const bool latent = !scans && holds_latents(file, input.names);
   const bool cache = !scans && !latent && holds_cache(file, input.names);
   if (latent && holds_positions(file)) refuse_positions(file, "latents");
@@ -29,7 +29,7 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
          file.path() + " holds no paged keys and values", "Leave it out, or check the tensors' names.");
   }
   if (scans) {
-    scan = find_scan(file, input.names, input.order);
+    scan = find_ssm(file, input.names, input.order);
     return {};
   }
   if (!latent) {
@@ -46,12 +46,12 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
 }  // namespace
 
 InputFile::InputFile(const FileInput& input)
-    : request(input), file(input.path), tensors(find_tensors(file, input, compressed, latents, scan)) {}
+    : request(input), file(input.path), tensors(find_tensors(file, input, compressed, latents, ssm)) {}
 
 std::shared_ptr<const InputFile> open_input_file(const FileInput& input) {
   static std::mutex mutex;
   static std::weak_ptr<const InputFile> last;
-  const auto lock = lock_with_pulse(mutex);
+  const auto lock = lock_with_heartbeat(mutex);
   if (std::shared_ptr<const InputFile> open = last.lock()) {
     if (open->request == input && open->file.is_current()) return open;
   }

@@ -35,8 +35,8 @@ struct InputFile {
   FileInput request;
   SafetensorsFile file;
   std::optional<CompressedTensors> compressed;  // of compressed keys or values
-  std::optional<LatentTensors> latents;         // of latent attention
-  std::optional<ScanTensors> scan;              // of a scan, which has no others
+  std::optional<MlaTensors> latents;            // of latent attention
+  std::optional<SsmTensors> ssm;                // of a scan, which has no others
   InputTensors tensors;                         // of all other ops, found last
 };
 

@@ -15,7 +15,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kMostListed = 8;
+constexpr std::size_t kMaxNamesShown = 8;
 constexpr std::string_view kSinks = "sinks";
 constexpr std::string_view kLayerSinks = ".self_attn.sinks";  // of a layer of a checkpoint: model.layers.N before it
 
@@ -107,7 +107,7 @@ UnreadTensors unread_tensors(const SafetensorsFile& file, std::span<const Tensor
   for (const std::string_view name : file.names()) {
     if (read.contains(name)) continue;
     ++unread.count;
-    if (!counted_alone && unread.first.size() < kMostListed) unread.first.push_back(in_quotes(name));
+    if (!counted_alone && unread.first.size() < kMaxNamesShown) unread.first.push_back(in_quotes(name));
   }
   return unread;
 }

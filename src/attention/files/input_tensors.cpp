@@ -18,7 +18,7 @@ constexpr std::int64_t kFarthestOffset = std::int64_t{1} << 60;
 constexpr std::string_view kOffsets =
     "It holds one position for each sequence: that of its first query among its keys.";
 
-Wording one_pair() {
+MessageTemplate one_pair() {
   return {"k and v are of the same tokens and K/V heads; ", setting("order"), " says which axis is which."};
 }
 
@@ -89,12 +89,12 @@ SequenceList read_sequences(const SafetensorsFile& file, const InputNames& names
   require(!input.q_grid.has_batch(), *cu_q,
           fmt::format("order {} has an axis for the batch already", axis_order_name(input.q_grid.order)),
           "Leave the cu_seqlens out, or pack all sequences into one axis of tokens.");
-  const auto packed_q = read_cumulative(*cu_q, input.q_grid, "q");
-  const auto packed_k = shared ? packed_q : read_cumulative(*cu_k, input.k_grid, "k");
+  const auto cumulative_q = read_cumulative(*cu_q, input.q_grid, "q");
+  const auto cumulative_k = shared ? cumulative_q : read_cumulative(*cu_k, input.k_grid, "k");
   try {
-    return packed_batch(packed_q, packed_k, offsets).sequences;
+    return packed_batch(cumulative_q, cumulative_k, offsets).sequences;
   } catch (const Error& error) {
-    throw Error(error.code(), {file.path(), ": ", error.problem()}, error.why(), error.remedy());
+    throw Error(error.code(), {file.path(), ": ", error.problem()}, error.why(), error.suggestion());
   }
 }
 

@@ -11,15 +11,15 @@
 #include "attention/files/tensor_checks.hpp"
 #include "attention/tokens/step_rows.hpp"
 #include "base/error.hpp"
-#include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
+#include "kernels/decode.hpp"
 
 namespace ringattn {
 
 namespace {
 
 // How many elements the largest tensor may have: its bytes must stay countable.
-constexpr double kMostElements = 0x1p60;
+constexpr double kMaxElements = 0x1p60;
 
 bool is_matrix(SyntheticTensor tensor) {
   return tensor == SyntheticTensor::kWeightKeys || tensor == SyntheticTensor::kWeightValues;
@@ -27,13 +27,13 @@ bool is_matrix(SyntheticTensor tensor) {
 
 // What decode steps can't be, of a synthetic one.
 void check_decode(const SyntheticInput& input, std::int64_t q_len) {
-  const bool latents = input.op == Op::kLatent;
-  if (q_len < 1 || q_len > kMostDecodeRows) {
+  const bool latents = input.op == Op::kMla;
+  if (q_len < 1 || q_len > kMaxDecodeRows) {
     fail(ErrorCode::kUsage,
          {setting("q_len", q_len), " with ", latents ? setting("page_size", input.page_size) : setting("op", "decode")},
-         fmt::format("a step has 1 to {} rows of a sequence", kMostDecodeRows),
-         latents ? Wording("Leave out the pages of the cache.")
-                 : Wording{"Use ", setting("op", "attention"), " for more: rows have the same bits there."});
+         fmt::format("a step has 1 to {} rows of a sequence", kMaxDecodeRows),
+         latents ? MessageTemplate("Leave out the pages of the cache.")
+                 : MessageTemplate{"Use ", setting("op", "attention"), " for more: rows have the same bits there."});
   }
   if (input.page_size != 0 && !is_page_size(input.page_size)) {
     fail(ErrorCode::kUsage, {setting("page_size", input.page_size)},
@@ -63,34 +63,34 @@ std::string_view op_name(Op op) {
 }
 
 std::string describe(const JobInput& input) {
-  if (input.op() != Op::kLatent) return describe(input.job());
-  return fmt::format("{}, {}, {}", op_name(Op::kLatent), form_name(input.form().form), describe(input.latent()));
+  if (input.op() != Op::kMla) return describe(input.job());
+  return fmt::format("{}, {}, {}", op_name(Op::kMla), form_name(input.form().form), describe(input.latent()));
 }
 
-JobInput::JobInput(const InputRequest& request, const Numerics& numerics, const ChoicePlace& place) {
+JobInput::JobInput(const InputRequest& request, const Numerics& numerics, const TopKDevice& target) {
   std::visit([this](const auto& input) { take_shape(input); }, request);
-  take_numerics(numerics, place);
+  take_numerics(numerics, target);
 }
 
 JobInput JobInput::synthetic(Job job, std::uint64_t seed) {
   JobInput input;
   input.job_ = std::move(job);
   input.seed_ = seed;
-  const FoldSpec& spec = input.job_.spec;
+  const AttentionSpec& spec = input.job_.spec;
   input.out_grid_ = {AxisOrder::kThd, 1, input.job_.batch.q_tokens(), spec.heads, spec.head_dim_v};
   return input;
 }
 
 void JobInput::take_shape(const SyntheticInput& input) {
   seed_ = input.seed;
-  FoldSpec& spec = job_.spec;
+  AttentionSpec& spec = job_.spec;
   spec.dtype = input.dtype;
   spec.heads = input.heads;
   spec.kv_heads = input.kv_heads;
   spec.head_dim = input.head_dim;
   spec.head_dim_v = input.head_dim_v.value_or(input.head_dim);
   op_ = input.op;
-  if (op_ == Op::kLatent) {
+  if (op_ == Op::kMla) {
     take_latents({.dtype = spec.dtype,
                   .heads = spec.heads,
                   .head_dim = spec.head_dim,
@@ -109,13 +109,13 @@ void JobInput::take_shape(const SyntheticInput& input) {
   }
   const double elements = static_cast<double>(input.tokens) * static_cast<double>(input.batch) * spec.heads *
                           std::max(spec.head_dim, spec.head_dim_v);
-  if (elements > kMostElements) {
+  if (elements > kMaxElements) {
     fail(ErrorCode::kUsage,
          {setting("seq", input.tokens), " with ", setting("batch", input.batch),
           fmt::format(" and {} heads", spec.heads)},
          "a tensor would have more than 2^60 elements", "Use fewer tokens, sequences or heads.");
   }
-  const bool cached = op_ == Op::kDecode || (op_ == Op::kLatent && input.page_size != 0);
+  const bool cached = op_ == Op::kDecode || (op_ == Op::kMla && input.page_size != 0);
   const std::int64_t q_len = input.q_len.value_or(cached ? 1 : input.tokens);
   if (cached) check_decode(input, q_len);
   if (q_len < 0 || q_len > input.tokens) {
@@ -132,7 +132,7 @@ void JobInput::take_shape(const SyntheticInput& input) {
   }
   prefix_ = input.prefix;
   if (latent_) {
-    latent_codes_ = synthetic_latent_codes(input.cache_format, latent_->spec);
+    fp8_latents_ = is_fp8_latent_format(input.cache_format, latent_->spec);
   } else {
     job_.format = synthetic_format(input.cache_format, spec);
   }
@@ -154,9 +154,9 @@ void JobInput::take_shape(const SyntheticInput& input) {
 
 void JobInput::take_shape(const FileInput& input) {
   file_ = open_input_file(input);
-  if (file_->scan) {
-    fail(ErrorCode::kUsage, fmt::format("{} holds a scan, no attention", input.path), described(file_->scan->x),
-         "Open it as a ScanInput.");
+  if (file_->ssm) {
+    fail(ErrorCode::kUsage, fmt::format("{} holds a scan, no attention", input.path), described(file_->ssm->x),
+         "Open it as a SsmInput.");
   }
   const InputTensors& found = file_->tensors;
   constexpr std::int64_t kMost = 1 << 16;
@@ -168,15 +168,15 @@ void JobInput::take_shape(const FileInput& input) {
   }
   out_grid_ = found.out_grid();
   job_.batch.sequences = found.sequences;
-  if (found.pages && !file_->latents && are_steps(found.sequences)) op_ = Op::kDecode;
-  FoldSpec& spec = job_.spec;
+  if (found.pages && !file_->latents && are_decode_steps(found.sequences)) op_ = Op::kDecode;
+  AttentionSpec& spec = job_.spec;
   spec.dtype = found.dtype;
   spec.heads = static_cast<int>(found.q_grid.heads);
   spec.kv_heads = static_cast<int>(found.k_grid.heads);
   spec.head_dim = static_cast<int>(found.q_grid.dim);
   spec.head_dim_v = static_cast<int>(found.v_grid.dim);
   if (file_->latents) {
-    const LatentTensors& latents = *file_->latents;
+    const MlaTensors& latents = *file_->latents;
     take_latents({.dtype = spec.dtype,
                   .heads = spec.heads,
                   .head_dim = latents.q_in_latent ? latents.latent_dim : latents.head_dim,
@@ -190,11 +190,11 @@ void JobInput::take_shape(const FileInput& input) {
   spec.sinks = !found.sinks.empty();
 }
 
-void JobInput::take_numerics(const Numerics& numerics, const ChoicePlace& place) {
-  FoldSpec& spec = job_.spec;
+void JobInput::take_numerics(const Numerics& numerics, const TopKDevice& target) {
+  AttentionSpec& spec = job_.spec;
   spec.mask = numerics.mask;
   spec.softmax_scale = numerics.softmax_scale ? static_cast<float>(*numerics.softmax_scale)
-                       : latent_              ? latent_scale()
+                       : latent_              ? mla_softmax_scale()
                                               : default_softmax_scale(spec.head_dim);
   spec.softcap = static_cast<float>(numerics.softcap);
   if (numerics.query_offset) {
@@ -202,7 +202,7 @@ void JobInput::take_numerics(const Numerics& numerics, const ChoicePlace& place)
   }
   check_mask(spec.mask);
   if (file_ && file_->tensors.positions) {
-    if (!numerics.lists.empty()) {
+    if (!numerics.block_mask.empty()) {
       fail(ErrorCode::kUsage, {setting("block_mask"), " with keys at positions of their own"},
            "blocks of keys are counted from the first token of a sequence, and some were taken out",
            "Leave it out; windows are possible.");
@@ -210,29 +210,29 @@ void JobInput::take_numerics(const Numerics& numerics, const ChoicePlace& place)
     query_without_key_ = first_without_key(job_.batch, *file_->tensors.positions);
     set_positions(job_, file_->tensors.positions);
     // A step's rows are the last ones of their cache. A job in rows is the same one.
-    if (job_.positions == nullptr) job_.batch.sequences = moved_to_the_end(job_.batch.sequences, spec.mask);
+    if (job_.positions == nullptr) job_.batch.sequences = aligned_to_end(job_.batch.sequences, spec.mask);
     if (op_ == Op::kDecode) {
-      if (job_.positions != nullptr || !end_their_keys(job_.batch.sequences)) {
+      if (job_.positions != nullptr || !queries_end_keys(job_.batch.sequences)) {
         op_ = Op::kAttention;
-        why_rows_ = "queries stand elsewhere than at the end of what is left of their sequences";
+        not_decoded_reason_ = "queries stand elsewhere than at the end of what is left of their sequences";
       }
     }
   }
   check_job(job_);
   if (seed_ && !job_.format.is_plain()) made_ = std::make_shared<const SyntheticCompressed>(job_, *seed_);
   if (latent_) take_form(numerics.form);
-  if (numerics.lists.empty()) return;
+  if (numerics.block_mask.empty()) return;
   if (latent_) {
     fail(ErrorCode::kUsage, {setting("block_mask"), " with latents"}, "latent attention takes no lists of key blocks",
          "Leave it out; windows are possible.");
   }
   const std::string seed = seed_ ? fmt::format("{}, {} keys that all share", *seed_, prefix_) : "";
-  RequestedLists lists =
-      requested_lists({numerics.lists, file_, seed, numerics.memory_budget}, job_,
-                      [&](const FoldSpec& listed, int count) { return best_blocks(*this, listed, count, place); });
-  set_lists(job_, std::move(lists.lists));
-  list_file_ = std::move(lists.file);
-  list_tensors_ = std::move(lists.used);
+  RequestedBlockMask block_mask = requested_block_mask(
+      {numerics.block_mask, file_, seed, numerics.memory_budget}, job_,
+      [&](const AttentionSpec& listed, int count) { return top_k_blocks(*this, listed, count, target); });
+  set_block_mask(job_, std::move(block_mask.block_mask));
+  block_mask_file_ = std::move(block_mask.file);
+  block_mask_tensors_ = std::move(block_mask.used);
   check_job(job_);
 }
 
@@ -241,7 +241,7 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
   if (const CompressedSource* const source = stored(tensor)) {
     return source->read(runs_of_whole(tensor, runs), rows, threads);
   }
-  if (seed_ && latent_codes_ && tensor == SyntheticTensor::kLatent) {
+  if (seed_ && fp8_latents_ && tensor == SyntheticTensor::kLatent) {
     return make_stored_latents(*seed_, latent_->spec, made_tokens(tensor, runs), rows, threads);
   }
   if (seed_) return fill_synthetic(*seed_, tensor, made_tokens(tensor, runs), rows, threads);
@@ -328,7 +328,7 @@ const CompressedSource* JobInput::compressed(SyntheticTensor tensor) const {
 JobInput JobInput::decoded(std::int64_t page_size) const {
   JobInput step = *this;
   step.job_.format = {};  // its cache is filled with elements
-  if (op_ != Op::kLatent) step.op_ = Op::kDecode;
+  if (op_ != Op::kMla) step.op_ = Op::kDecode;
   step.repaged_ = true;
   step.dealt_.reset();
   if (page_size > 0) {
@@ -340,10 +340,10 @@ JobInput JobInput::decoded(std::int64_t page_size) const {
 
 JobInput JobInput::attended(std::string why) const {
   JobInput job = *this;
-  if (!why.empty()) job.why_rows_ = std::move(why);
+  if (!why.empty()) job.not_decoded_reason_ = std::move(why);
   if (makes_cache()) job.dealt_.reset();
-  if (op_ != Op::kLatent) job.op_ = Op::kAttention;
-  job.decodes_latents_ = false;
+  if (op_ != Op::kMla) job.op_ = Op::kAttention;
+  job.decodes_mla_ = false;
   return job;
 }
 
@@ -393,15 +393,15 @@ std::span<const float> JobInput::sinks() const {
 std::vector<FileFingerprint> JobInput::fingerprints() const {
   std::vector<TensorSource> used;
   if (file_) used = file_->tensors.used;
-  used.insert(used.end(), list_tensors_.begin(), list_tensors_.end());
+  used.insert(used.end(), block_mask_tensors_.begin(), block_mask_tensors_.end());
   return ringattn::fingerprints(used);
 }
 
 UnreadTensors JobInput::unread() const {
   if (!file_) return {};
   std::vector<TensorSource> used = file_->tensors.used;
-  if (list_file_ && list_file_->path() == file_->file.path()) {
-    used.insert(used.end(), list_tensors_.begin(), list_tensors_.end());
+  if (block_mask_file_ && block_mask_file_->path() == file_->file.path()) {
+    used.insert(used.end(), block_mask_tensors_.begin(), block_mask_tensors_.end());
   }
   return unread_tensors(file_->file, used, file_->request.names);
 }

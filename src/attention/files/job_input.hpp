@@ -13,15 +13,15 @@
 #include <variant>
 #include <vector>
 
-#include "attention/files/best_blocks.hpp"
 #include "attention/files/fingerprint.hpp"
 #include "attention/files/input_file.hpp"
 #include "attention/files/input_names.hpp"
 #include "attention/files/safetensors_rows.hpp"
+#include "attention/files/best_blocks.hpp"
+#include "attention/tokens/step_rows.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/latent_job.hpp"
 #include "attention/tokens/packed_run.hpp"
-#include "attention/tokens/step_rows.hpp"
 #include "base/tensor.hpp"
 #include "kernels/row_format.hpp"
 #include "kernels/synthetic.hpp"
@@ -32,11 +32,11 @@ namespace ringattn {
 enum class Op {
   kAttention,  // Attention: rows in any number, keys dealt to ranks as the rows are
   kDecode,     // Decode: a few rows at the end of each sequence, whose keys lie in a cache
-  kLatent,     // Latent: rows in any number, keys and values expanded from latents
-  // Of a ScanInput (scan_input.hpp).
-  kSsd,            // Scan: Mamba-2's, a decay a head
-  kSelectiveScan,  // Scan: Mamba-1's, a decay for each state of a channel
-  kConvolution,    // Scan: the convolution in front of one, alone
+  kMla,        // Mla: rows in any number, keys and values expanded from latents
+  // Of a SsmInput (scan_input.hpp).
+  kSsd,            // Ssm: Mamba-2's, a decay a head
+  kSelectiveScan,  // Ssm: Mamba-1's, a decay for each state of a channel
+  kConv1d,         // Ssm: the convolution in front of one, alone
 };
 std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selective_scan", "conv1d"
 
@@ -77,18 +77,20 @@ struct Numerics {
   // Position of each sequence's first query among its keys; absent: as the file says, or aligned to the keys' end. Keys
   // that have positions of their own are counted with those that were taken out.
   std::optional<std::int64_t> query_offset;
-  // Which key blocks each query block sees beside that: a pattern, or a file (list_request.hpp); empty: all of them.
-  std::string lists;
-  std::optional<LatentForm> form;  // of latents; absent: by the shape
-  // Bytes that a rank may use, which no lists exceed (ListRequest); 0: no limit. Decides nothing else.
+  // Which key blocks each query block sees beside that: a pattern, or a file (list_request.hpp); empty: all of
+  // them.
+  std::string block_mask;
+  std::optional<MlaForm> form;  // of latents; absent: by the shape
+  // Bytes that a rank may use, which no lists exceed (BlockMaskRequest); 0: no limit. Decides nothing else.
   std::size_t memory_budget = 0;
 };
 
 class JobInput {
  public:
-  // Of a file, reads the header and the short lists; all of q and k where lists of key blocks follow from them, which
-  // are then chosen at `place`. Throws kFile for a file that holds no job, kUsage for a job that contradicts itself.
-  JobInput(const InputRequest& request, const Numerics& numerics, const ChoicePlace& place = {});
+  // Of a file, reads the header and the short block_mask; all of q and k where lists of key blocks follow from them,
+  // which are then chosen at `target`. Throws kFile for a file that holds no job, kUsage for a job that contradicts
+  // itself.
+  JobInput(const InputRequest& request, const Numerics& numerics, const TopKDevice& target = {});
 
   // Synthetic input for a job that the caller made.
   static JobInput synthetic(Job job, std::uint64_t seed);
@@ -96,7 +98,7 @@ class JobInput {
   // The same job as a decoding step over another cache, without pages (0) or with pages of so many tokens, whose
   // contents are read token by token. Its rows must be a step's: op() says so, or the caller sees to it.
   JobInput decoded(std::int64_t page_size) const;
-  // The same job for Attention, or for Latent. `why`: of one that would have been decoded, why it isn't.
+  // The same job for Attention, or for Mla. `why`: of one that would have been decoded, why it isn't.
   JobInput attended(std::string why = {}) const;
   // Some of its sequences, ascending, each with its last `rows` queries and the keys up to the last of these: no query
   // stands before the first key or behind the last.
@@ -107,28 +109,28 @@ class JobInput {
   // Of a file, kLatent where it holds latents; kDecode where it holds a cache and every sequence has as many rows, no
   // more than decode kernels take.
   Op op() const { return op_; }
-  // Whether a front door of decoding computes it: Decode for kDecode, and LatentDecode for latents, absorbed, where
+  // Whether a front door of decoding computes it: Decode for kDecode, and MlaDecode for latents, absorbed, where
   // every sequence has as many rows at its end, no more than decode kernels take.
-  bool decodes() const { return op_ == Op::kDecode || decodes_latents_; }
+  bool decodes() const { return op_ == Op::kDecode || decodes_mla_; }
   // Whether what it decodes are latents in rows, of which a cache is made: without pages or, of sequences whose lengths
   // differ, in pages of 64. Other steps have a cache.
-  bool makes_cache() const { return decodes_latents_ && in_rows_; }
+  bool makes_cache() const { return decodes_mla_ && in_rows_; }
   // Why a job is computed as rows that would have been decoded; else empty.
-  const std::string& why_rows() const { return why_rows_; }
+  const std::string& not_decoded_reason() const { return not_decoded_reason_; }
   // Whether tokens were taken out of the file's cache: queries stand where they did among all of them.
-  bool lost_tokens() const { return file_ && file_->tensors.positions != nullptr; }
+  bool has_evicted_tokens() const { return file_ && file_->tensors.positions != nullptr; }
   // Then: the first query whose own token is not among those that are left, of some head of keys.
   const std::optional<QueryWithoutKey>& query_without_key() const { return query_without_key_; }
   // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one. Where a file's
   // queries are in the latent, or it has no w_uv, the spec says so.
-  const LatentJob& latent() const { return *latent_; }
-  const FormChoice& form() const { return form_; }
+  const MlaJob& latent() const { return *latent_; }
+  const MlaFormChoice& form() const { return form_; }
   // Of kLatent: of heads' keys without the rotary part, which queries in the latent don't tell; absent: nothing says
   // it.
   std::optional<int> nope_dim() const;
   // Of latents in rows of 8 bits, as latent().format says: fills `rows` with those of these packed keys, wherever pages
   // hold them. Throws kFile.
-  void read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const;
+  void read_fp8_latents(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const;
   // Of a cache in pages: where each sequence's keys lie; else null.
   const PageTable* pages() const { return has_file_pages() ? file_->tensors.pages.get() : dealt_.get(); }
   // Of a synthetic cache: keys that all sequences begin with.
@@ -153,7 +155,7 @@ class JobInput {
   // Whether a tensor's rows are those that fill_synthetic() makes of made_tokens(), and not what compressing them
   // gives.
   bool is_made(SyntheticTensor tensor) const {
-    return seed_ && stored(tensor) == nullptr && !(latent_codes_ && tensor == SyntheticTensor::kLatent);
+    return seed_ && stored(tensor) == nullptr && !(fp8_latents_ && tensor == SyntheticTensor::kLatent);
   }
   // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), wherever pages hold
   // them. `tensor` is kQ, kK or kV or, of latents, kQ, kLatent, kKeyRope or the matrices of the heads of `runs`
@@ -168,13 +170,13 @@ class JobInput {
 
  private:
   JobInput() = default;
-  void take_latents(const LatentSpec& spec);
-  void take_form(std::optional<LatentForm> form);
+  void take_latents(const MlaSpec& spec);
+  void take_form(std::optional<MlaForm> form);
   // Of latents, where none is stated. Throws kUsage where nothing says of how many dims heads' keys are.
-  float latent_scale() const;
+  float mla_softmax_scale() const;
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);
-  void take_numerics(const Numerics& numerics, const ChoicePlace& place);
+  void take_numerics(const Numerics& numerics, const TopKDevice& target);
   const CompressedSource* stored(SyntheticTensor tensor) const;
   const Batch& whole() const { return part_ ? part_->whole : job_.batch; }
   std::vector<PackedRun> file_keys(std::span<const PackedRun> runs) const;
@@ -182,18 +184,18 @@ class JobInput {
 
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
-  std::shared_ptr<const SafetensorsFile> list_file_;  // that the lists were read from
-  std::vector<TensorSource> list_tensors_;            // of it
-  bool queries_end_keys_ = false;                     // synthetic queries are those of a prefill's last tokens
-  std::int64_t prefix_ = 0;                           // synthetic keys of each sequence that are those of the first
+  std::shared_ptr<const SafetensorsFile> block_mask_file_;  // that the lists were read from
+  std::vector<TensorSource> block_mask_tensors_;            // of it
+  bool queries_end_keys_ = false;                           // synthetic queries are those of a prefill's last tokens
+  std::int64_t prefix_ = 0;  // synthetic keys of each sequence that are those of the first
   Op op_ = Op::kAttention;
-  std::string why_rows_;
+  std::string not_decoded_reason_;
   std::optional<QueryWithoutKey> query_without_key_;
-  std::optional<LatentJob> latent_;
-  FormChoice form_;
-  bool decodes_latents_ = false;
-  bool in_rows_ = false;                             // latents that decodes_latents_ without pages of their own
-  bool latent_codes_ = false;                        // of a seed: latents lie in rows of 8 bits
+  std::optional<MlaJob> latent_;
+  MlaFormChoice form_;
+  bool decodes_mla_ = false;
+  bool in_rows_ = false;                             // latents that decodes_mla_ without pages of their own
+  bool fp8_latents_ = false;                         // of a seed: latents lie in rows of 8 bits
   std::shared_ptr<const SyntheticCompressed> made_;  // of a seed with a format
   bool repaged_ = false;                             // by decoded() or last_rows(): the file's pages are not the job's
   std::shared_ptr<const PageTable> dealt_;           // of a cache in pages that lies in no file

@@ -12,9 +12,9 @@
 namespace ringattn {
 
 // Numerics come later.
-void JobInput::take_latents(const LatentSpec& spec) {
-  op_ = Op::kLatent;
-  latent_.emplace(LatentJob{spec, {}, {}});
+void JobInput::take_latents(const MlaSpec& spec) {
+  op_ = Op::kMla;
+  latent_.emplace(MlaJob{spec, {}, {}});
   job_.spec = expanded_spec(spec, spec.heads);
 }
 
@@ -24,8 +24,8 @@ std::optional<int> JobInput::nope_dim() const {
   return head_dim > 0 ? std::optional(head_dim) : std::nullopt;
 }
 
-float JobInput::latent_scale() const {
-  LatentSpec spec = latent_->spec;
+float JobInput::mla_softmax_scale() const {
+  MlaSpec spec = latent_->spec;
   if (const std::optional<int> head_dim = nope_dim()) {
     spec.head_dim = *head_dim;
     return default_softmax_scale(spec);
@@ -38,45 +38,45 @@ float JobInput::latent_scale() const {
 }
 
 // Behind the other numerics.
-void JobInput::take_form(std::optional<LatentForm> form) {
-  LatentSpec& latent = latent_->spec;
+void JobInput::take_form(std::optional<MlaForm> form) {
+  MlaSpec& latent = latent_->spec;
   latent.mask = job_.spec.mask;
   latent.softmax_scale = job_.spec.softmax_scale;
   latent.softcap = job_.spec.softcap;
   latent.sinks = job_.spec.sinks;
   latent_->batch = job_.batch;
-  const bool codes = latent_codes_ || (file_ && file_->latents->rows == LatentTensors::Rows::kCodes);
+  const bool codes = fp8_latents_ || (file_ && file_->latents->rows == MlaTensors::Rows::kFp8);
   if (codes) latent_->format = latent_format(latent.rope_dim);
-  if (form == LatentForm::kExpanded && latent.q_in_latent) {
+  if (form == MlaForm::kExpanded && latent.q_in_latent) {
     fail(ErrorCode::kUsage, {setting("form", form_name(*form)), " with queries in the latent"},
          described(file_->tensors.q) + ", as the absorbed form folds them",
          "Leave it out, or give queries of the heads.");
   }
-  if (form == LatentForm::kExpanded && latent.out_in_latent) {
+  if (form == MlaForm::kExpanded && latent.out_in_latent) {
     fail(ErrorCode::kUsage, {setting("form", form_name(*form)), " without w_uv"},
          file_->request.path + " has no values of the heads, so O stays in the latent, as the absorbed form folds it",
          {"Leave it out, put w_uv into the file, or name it with ", setting("tensors"), "."});
   }
   latent_->form = form;
-  check_latent_job(*latent_);
+  check_mla_job(*latent_);
   form_ = choose_form(*latent_);
   latent_->form = form_.form;
   // A row of the expanded form, and one that stands elsewhere, is computed as a prefill's.
-  decodes_latents_ = form_.form == LatentForm::kAbsorbed && are_steps(latent_->batch.sequences) &&
-                     end_their_keys(latent_->batch.sequences);
+  decodes_mla_ = form_.form == MlaForm::kAbsorbed && are_decode_steps(latent_->batch.sequences) &&
+                 queries_end_keys(latent_->batch.sequences);
   in_rows_ = pages() == nullptr;
   if (!makes_cache() || are_equally_long(latent_->batch.sequences)) return;
-  dealt_ = pages_of_unlike(job_.batch);
+  dealt_ = pages_of_unequal(job_.batch);
   if (dealt_ != nullptr) return;
-  decodes_latents_ = false;
-  why_rows_ = "the block table of sequences of such unlike lengths would have too many entries";
+  decodes_mla_ = false;
+  not_decoded_reason_ = "the block table of sequences of such unlike lengths would have too many entries";
 }
 
-void JobInput::read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const {
-  if (latent_codes_) {
-    return make_latent_codes(*seed_, latent_->spec, made_tokens(SyntheticTensor::kLatent, runs), rows, threads);
+void JobInput::read_fp8_latents(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const {
+  if (fp8_latents_) {
+    return make_fp8_latents(*seed_, latent_->spec, made_tokens(SyntheticTensor::kLatent, runs), rows, threads);
   }
-  ringattn::read_latent_codes(*file_->latents, file_keys(runs), rows);
+  ringattn::read_fp8_latents(*file_->latents, file_keys(runs), rows);
 }
 
 }  // namespace ringattn

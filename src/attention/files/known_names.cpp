@@ -15,7 +15,7 @@ constexpr unsigned kLatents = bit(JobKind::kMla) | bit(JobKind::kMlaDecode);
 constexpr unsigned kAttention = kRows | kPages;
 constexpr unsigned kSsd = bit(JobKind::kSsd);
 constexpr unsigned kSelective = bit(JobKind::kSelectiveScan);
-constexpr unsigned kAlone = bit(JobKind::kConvolution);
+constexpr unsigned kAlone = bit(JobKind::kConv1d);
 constexpr unsigned kScans = kSsd | kSelective;
 constexpr unsigned kStateSpace = kScans | kAlone;
 constexpr unsigned kAll = kAttention | kStateSpace;
@@ -32,7 +32,7 @@ constexpr std::string_view kPositions = "sequences are told by cu_seqlens_q, and
 constexpr std::string_view kPositionsAdvice = "Write cu_seqlens_q or q_offset, or leave it out";
 constexpr std::string_view kLengths = "lengths of packed sequences are cumulative";
 constexpr std::string_view kLengthsAdvice = "Write cu_seqlens_q and cu_seqlens_k, or lengths_k beside k_pages";
-constexpr std::string_view kScanLengthsAdvice = "Write cu_seqlens instead";
+constexpr std::string_view kSsmLengthsSuggestion = "Write cu_seqlens instead";
 constexpr std::string_view kTokenIds = "sequences are told by their ends";
 constexpr std::string_view kTokenIdsAdvice = "Write cu_seqlens_q and cu_seqlens_k instead";
 constexpr std::string_view kPaddedLengths = "packed sequences follow each other without padding";
@@ -42,7 +42,7 @@ constexpr std::string_view kBeforeAdvice = "Write lengths_k, the keys of each se
 constexpr std::string_view kUnpaged = "k and v in rows have no pages and no padding";
 constexpr std::string_view kUnpagedAdvice = "Write cu_seqlens_q and cu_seqlens_k, or k_pages and v_pages";
 constexpr std::string_view kUnpagedLatents = "latents in rows have no pages and no padding";
-constexpr std::string_view kUnpagedLatentsAdvice = "Write cu_seqlens_q and cu_seqlens_k, or latent_pages";
+constexpr std::string_view kUnpagedLatentsSuggestion = "Write cu_seqlens_q and cu_seqlens_k, or latent_pages";
 constexpr std::string_view kRaggedPages = "pages are listed in a rectangular block_table";
 constexpr std::string_view kRaggedAdvice = "Write block_table and lengths_k";
 constexpr std::string_view kCache = "a KV cache is read as pages, in which the new tokens lie already";
@@ -56,9 +56,9 @@ constexpr std::string_view kStates =
 constexpr std::string_view kStatesAdvice = "Say which it is";
 constexpr std::string_view kPool = "states stand in the order of the sequences";
 constexpr std::string_view kPoolAdvice = "Gather the states into that order, and leave it out";
-constexpr std::string_view kKeysOfScan = "the sequences of a scan have no keys";
+constexpr std::string_view kSsmTensorKeys = "the sequences of a scan have no keys";
 constexpr std::string_view kAloneWhy = "without dt it is a convolution alone, which reads nothing of a scan";
-constexpr std::string_view kAloneAdvice = "Add dt, or leave it out";
+constexpr std::string_view kAloneSuggestion = "Add dt, or leave it out";
 constexpr std::string_view kSsdBias = "the bias of a scan of x and dt is `dt_bias`";
 constexpr std::string_view kSelectiveBias = "the bias of a scan of u and delta is `delta_bias`";
 constexpr std::string_view kOtherBiasAdvice = "Rename it";
@@ -86,21 +86,21 @@ constexpr KnownName kNames[] = {
     {"cu_seqlens_q", kStateSpace, "cu_seqlens"},
     {"cu_seq_lens_q", kStateSpace, "cu_seqlens"},
     {"query_start_loc", kStateSpace, "cu_seqlens"},
-    {"cu_seqlens_k", kStateSpace, "", kKeysOfScan, kScanLengthsAdvice, "cu_seqlens_q"},
-    {"cu_seqlens_kv", kStateSpace, "", kKeysOfScan, kScanLengthsAdvice, "cu_seqlens_q"},
-    {"cu_seq_lens_k", kStateSpace, "", kKeysOfScan, kScanLengthsAdvice, "cu_seq_lens_q"},
+    {"cu_seqlens_k", kStateSpace, "", kSsmTensorKeys, kSsmLengthsSuggestion, "cu_seqlens_q"},
+    {"cu_seqlens_kv", kStateSpace, "", kSsmTensorKeys, kSsmLengthsSuggestion, "cu_seqlens_q"},
+    {"cu_seq_lens_k", kStateSpace, "", kSsmTensorKeys, kSsmLengthsSuggestion, "cu_seq_lens_q"},
     {"cu_seqlens_k_new", kAttention, "", kCache, kCacheAdvice},
     {"cu_seqlens_q_padded", kAttention, "", kPaddedLengths, kPaddedAdvice},
     {"cu_seqlens_kv_padded", kAttention, "", kPaddedLengths, kPaddedAdvice},
     {"seqused_q", kAttention, "", kPaddedLengths, kPaddedAdvice},
     {"seqlens", kAttention, "", kLengths, kLengthsAdvice},
-    {"seqlens", kStateSpace, "", kLengths, kScanLengthsAdvice},
+    {"seqlens", kStateSpace, "", kLengths, kSsmLengthsSuggestion},
     {"seq_idx", kAttention, "", kTokenIds, kTokenIdsAdvice},
     {"segment_ids", kAttention, "", kTokenIds, kTokenIdsAdvice},
     {"document_ids", kAttention, "", kTokenIds, kTokenIdsAdvice},
-    {"seq_idx", kStateSpace, "", kTokenIds, kScanLengthsAdvice},
-    {"segment_ids", kStateSpace, "", kTokenIds, kScanLengthsAdvice},
-    {"document_ids", kStateSpace, "", kTokenIds, kScanLengthsAdvice},
+    {"seq_idx", kStateSpace, "", kTokenIds, kSsmLengthsSuggestion},
+    {"segment_ids", kStateSpace, "", kTokenIds, kSsmLengthsSuggestion},
+    {"document_ids", kStateSpace, "", kTokenIds, kSsmLengthsSuggestion},
     // Paged caches.
     {"seqused_k", kPages, "lengths_k"},
     {"seq_lens", kPages, "lengths_k"},
@@ -113,12 +113,12 @@ constexpr KnownName kNames[] = {
     {"block_table", bit(JobKind::kAttention), "", kUnpaged, kUnpagedAdvice},
     {"block_tables", bit(JobKind::kAttention), "", kUnpaged, kUnpagedAdvice},
     {"page_table", bit(JobKind::kAttention), "", kUnpaged, kUnpagedAdvice},
-    {"lengths_k", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsAdvice},
-    {"seqused_k", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsAdvice},
-    {"seq_lens", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsAdvice},
-    {"block_table", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsAdvice},
-    {"block_tables", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsAdvice},
-    {"page_table", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsAdvice},
+    {"lengths_k", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsSuggestion},
+    {"seqused_k", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsSuggestion},
+    {"seq_lens", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsSuggestion},
+    {"block_table", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsSuggestion},
+    {"block_tables", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsSuggestion},
+    {"page_table", bit(JobKind::kMla), "", kUnpagedLatents, kUnpagedLatentsSuggestion},
     {"cache_seqlens", kAttention, "", kBefore, kBeforeAdvice},
     {"context_lens", kAttention, "", kBefore, kBeforeAdvice},
     {"indptr", kAttention, "", "it may be the cumulative lengths of queries or of keys, or the table of pages",
@@ -222,11 +222,11 @@ constexpr KnownName kNames[] = {
     {"delta_bias", kSsd, "", kSsdBias, kOtherBiasAdvice, "delta"},
     {"dt_proj.bias", kSelective, "", kSelectiveBias, kOtherBiasAdvice, "delta_bias"},
     {"dt_proj.bias", kSsd, "", kSsdBias, kOtherBiasAdvice, "dt_bias"},
-    {"A", kAlone, "", kAloneWhy, kAloneAdvice},
-    {"A_log", kAlone, "", kAloneWhy, kAloneAdvice},
-    {"dt_bias", kAlone, "", kAloneWhy, kAloneAdvice},
-    {"delta_bias", kAlone, "", kAloneWhy, kAloneAdvice},
-    {"delta", kAlone, "", kAloneWhy, kAloneAdvice},
+    {"A", kAlone, "", kAloneWhy, kAloneSuggestion},
+    {"A_log", kAlone, "", kAloneWhy, kAloneSuggestion},
+    {"dt_bias", kAlone, "", kAloneWhy, kAloneSuggestion},
+    {"delta_bias", kAlone, "", kAloneWhy, kAloneSuggestion},
+    {"delta", kAlone, "", kAloneWhy, kAloneSuggestion},
 };
 
 // Jobs by their functions' names.
@@ -235,9 +235,9 @@ struct JobName {
   std::string_view name;
 };
 constexpr JobName kJobs[] = {
-    {JobKind::kAttention, "attention"},       {JobKind::kDecode, "decode"}, {JobKind::kMla, "mla"},
-    {JobKind::kMlaDecode, "mla_decode"},      {JobKind::kSsd, "ssd"},       {JobKind::kSelectiveScan, "selective_scan"},
-    {JobKind::kConvolution, "causal_conv1d"},
+    {JobKind::kAttention, "attention"},  {JobKind::kDecode, "decode"}, {JobKind::kMla, "mla"},
+    {JobKind::kMlaDecode, "mla_decode"}, {JobKind::kSsd, "ssd"},       {JobKind::kSelectiveScan, "selective_scan"},
+    {JobKind::kConv1d, "causal_conv1d"},
 };
 
 constexpr bool fits_json(std::string_view text) { return text.find_first_of("\"\\") == std::string_view::npos; }

@@ -18,7 +18,7 @@ enum class JobKind : unsigned {
   kMlaDecode = 8,       // q and latents in pages
   kSsd = 16,            // x and dt
   kSelectiveScan = 32,  // u and delta
-  kConvolution = 64,    // x and conv1d_weight, without dt
+  kConv1d = 64,         // x and conv1d_weight, without dt
 };
 
 struct KnownName {

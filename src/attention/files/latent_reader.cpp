@@ -11,12 +11,12 @@ namespace ringattn {
 
 namespace {
 
-using Rows = LatentTensors::Rows;
+using Rows = MlaTensors::Rows;
 
 // Rows that hold more than what is wanted are read whole, through staging, and what is wanted of them taken out.
-void read_joined(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
+void read_joined(const MlaTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
                  const MutableTensorView& rows) {
-  const bool codes = source.rows == Rows::kCodes;
+  const bool codes = source.rows == Rows::kFp8;
   const std::size_t element = codes ? 1 : size_of(rows.dtype);
   const auto row_bytes = static_cast<std::size_t>(source.latent_grid.dim) * element;
   const bool latent = tensor == SyntheticTensor::kLatent;
@@ -33,8 +33,8 @@ void read_joined(const LatentTensors& source, SyntheticTensor tensor, std::span<
       unwanted.resize(static_cast<std::size_t>(segment.tokens * other_dim) * size_of(rows.dtype));
       const MutableTensorView other =
           dense_view(static_cast<void*>(unwanted.data()), rows.dtype, segment.tokens, 1, other_dim);
-      unpack_latent_rows(staging.data(), static_cast<std::int64_t>(row_bytes), latent ? part : other,
-                         latent ? other : part);
+      dequantize_latent_rows(staging.data(), static_cast<std::int64_t>(row_bytes), latent ? part : other,
+                             latent ? other : part);
       return;
     }
     TensorView wanted = dense_view(static_cast<const void*>(staging.data()), rows.dtype, segment.tokens, 1, rows.dim);
@@ -48,7 +48,7 @@ void read_joined(const LatentTensors& source, SyntheticTensor tensor, std::span<
 }
 
 // Matrices of heads that follow each other in kv_b_proj.
-void read_joined_weights(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> heads,
+void read_joined_weights(const MlaTensors& source, SyntheticTensor tensor, std::span<const PackedRun> heads,
                          const MutableTensorView& rows) {
   const std::int64_t row_bytes = source.latent_dim * static_cast<std::int64_t>(size_of(rows.dtype));
   const std::int64_t first = tensor == SyntheticTensor::kWeightValues ? source.head_dim : 0;
@@ -70,11 +70,11 @@ void read_joined_weights(const LatentTensors& source, SyntheticTensor tensor, st
 
 }  // namespace
 
-void read_latent_codes(const LatentTensors& source, std::span<const PackedRun> runs, std::span<std::byte> rows) {
+void read_fp8_latents(const MlaTensors& source, std::span<const PackedRun> runs, std::span<std::byte> rows) {
   read_row_bytes(source.latent, source.latent_grid, runs, 1, rows);
 }
 
-void read_latents(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
+void read_latents(const MlaTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
                   const MutableTensorView& rows) {
   const bool keys = tensor == SyntheticTensor::kWeightKeys;
   if (keys || tensor == SyntheticTensor::kWeightValues) {
@@ -82,7 +82,7 @@ void read_latents(const LatentTensors& source, SyntheticTensor tensor, std::span
     return read_rows(keys ? source.w_uk : source.w_uv, row_grid(keys ? source.w_uk : source.w_uv, AxisOrder::kThd),
                      runs, rows);
   }
-  if (source.rows != Rows::kApart) return read_joined(source, tensor, runs, rows);
+  if (source.rows != Rows::kSeparate) return read_joined(source, tensor, runs, rows);
   if (tensor == SyntheticTensor::kLatent) return read_rows(source.latent, source.latent_grid, runs, rows);
   read_rows(source.k_rope, source.k_rope_grid, runs, rows);
 }

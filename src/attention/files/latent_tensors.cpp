@@ -17,9 +17,9 @@ namespace ringattn {
 
 namespace {
 
-using Rows = LatentTensors::Rows;
+using Rows = MlaTensors::Rows;
 
-constexpr std::int64_t kMostDims = 1 << 16;
+constexpr std::int64_t kMaxDims = 1 << 16;
 constexpr std::string_view kMatrices =
     "w_uk is [heads, head_dim, latent_dim], w_uv [heads, head_dim_v, latent_dim]; kv_b_proj has both, of each head "
     "first the rows of w_uk.";
@@ -56,7 +56,7 @@ void check_dims(const TensorSource& tensor) {
 }
 
 // The matrices that there are, and latent_dim where one says it. A tensor that is named must be there.
-void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTensors& input, LatentTensors& latents) {
+void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTensors& input, MlaTensors& latents) {
   const bool named_apart = names.w_uk || names.w_uv;
   const bool apart = named_apart || file.contains("w_uk") || file.contains("w_uv");
   const bool joined = names.kv_b_proj || (!named_apart && file.contains("kv_b_proj"));
@@ -85,14 +85,14 @@ void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTe
     require(tensor->info->shape.size() == (joined ? 2U : 3U), *tensor,
             joined ? "it must have 2 axes" : "it must have 3 axes", kMatrices);
     const std::int64_t dim = tensor->info->shape.back();
-    require(dim <= kMostDims, *tensor, fmt::format("at most {} dims are possible", kMostDims), kMatrices);
+    require(dim <= kMaxDims, *tensor, fmt::format("at most {} dims are possible", kMaxDims), kMatrices);
     if (latents.latent_dim != 0) require(latents.latent_dim == dim, *tensor, described(latents.w_uk), kMatrices);
     latents.latent_dim = static_cast<int>(dim);
   }
 }
 
 // A matrix that says how many numbers the latent has.
-const TensorSource& matrix_of(const LatentTensors& latents) {
+const TensorSource& matrix_of(const MlaTensors& latents) {
   return latents.w_uk.info != nullptr ? latents.w_uk : latents.w_uv;
 }
 
@@ -109,7 +109,7 @@ JobKind kind_of(const SafetensorsFile& file, const InputNames& names) {
 
 // Where tokens' latents and rotary keys lie, but for whether their dims fit the matrices. Returns whether in pages.
 // Without queries the dtype is theirs.
-bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensors& input, LatentTensors& latents) {
+bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensors& input, MlaTensors& latents) {
   const bool rows = names_rows(names);
   const bool pages = are_pages(file, names);
   const bool codes = names.latent_fp8 || (!rows && !pages && file.contains("latent_fp8"));
@@ -140,7 +140,7 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
       fail(ErrorCode::kFile, fmt::format("{} holds {} and k_rope", file.path(), described(latents.latent)),
            "rows of 8 bits have their rotary keys", "Leave k_rope out, or give latents of 16 bits.");
     }
-    latents.rows = Rows::kCodes;
+    latents.rows = Rows::kFp8;
     return pages;
   }
   if (!queries) input.dtype = row_dtype(latents.latent);
@@ -160,20 +160,20 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
 }
 
 // Of rotary keys in a tensor of their own.
-void check_rope(const LatentTensors& latents) {
+void check_rope(const MlaTensors& latents) {
   const std::int64_t dims = latents.k_rope_grid.dim;
-  require(dims > 0 && dims <= kMostDims, latents.k_rope, fmt::format("a rotary key has 1 to {} dims", kMostDims),
+  require(dims > 0 && dims <= kMaxDims, latents.k_rope, fmt::format("a rotary key has 1 to {} dims", kMaxDims),
           kLatentRows);
 }
 
 // What says how many numbers the latent has.
-std::string says_latent(const LatentTensors& latents) {
+std::string says_latent(const MlaTensors& latents) {
   const TensorSource& matrix = matrix_of(latents);
   return matrix.info != nullptr ? described(matrix) : fmt::format("the latent has {} dims", latents.latent_dim);
 }
 
 // Of plain rows in pages, without a matrix. `stated`: 0 where the caller doesn't know it either.
-int stated_latent_dim(const LatentTensors& latents, int stated) {
+int stated_latent_dim(const MlaTensors& latents, int stated) {
   require(stated > 0, latents.latent, "how many numbers of a row are the latent is seen from the matrices",
           {"Put one of them into the file, or say it with ", setting("latent_dim", 512), "."});
   return stated;
@@ -184,8 +184,8 @@ void missing_w_uk(const SafetensorsFile& file, const InputNames& names) { file.t
 
 // Of queries in the latent over rows of 8 bits: both have as many numbers, and a row has `width` bytes, 33 for each 32
 // numbers of the latent and 64 for each 32 rotary ones. 0: there are no such rows.
-int latent_dim_of_codes(std::int64_t width, std::int64_t numbers) {
-  if (numbers > kMostDims || width >= 2 * numbers) return 0;
+int latent_dim_of_fp8(std::int64_t width, std::int64_t numbers) {
+  if (numbers > kMaxDims || width >= 2 * numbers) return 0;
   const std::int64_t codes = (2 * numbers - width) * 32;
   const std::int64_t latent_dim = codes / 31;
   const bool whole = codes % 31 == 0 && latent_dim % kLatentScaleBlock == 0 && latent_dim < numbers;
@@ -194,14 +194,14 @@ int latent_dim_of_codes(std::int64_t width, std::int64_t numbers) {
 
 // latent_dim where no matrix says it: queries are then in the latent. `stated`: by the caller, or 0.
 void find_latent_dim(const SafetensorsFile& file, const InputNames& names, const InputTensors& input, int stated,
-                     LatentTensors& latents) {
+                     MlaTensors& latents) {
   const std::int64_t width = latents.latent_grid.dim;
-  if (latents.rows == Rows::kApart) {
-    require(width > 0 && width <= kMostDims, latents.latent, fmt::format("a latent has 1 to {} dims", kMostDims),
+  if (latents.rows == Rows::kSeparate) {
+    require(width > 0 && width <= kMaxDims, latents.latent, fmt::format("a latent has 1 to {} dims", kMaxDims),
             kLatentRows);
     latents.latent_dim = static_cast<int>(width);
-  } else if (latents.rows == Rows::kCodes) {
-    latents.latent_dim = latent_dim_of_codes(width, input.q_grid.dim);
+  } else if (latents.rows == Rows::kFp8) {
+    latents.latent_dim = latent_dim_of_fp8(width, input.q_grid.dim);
     if (latents.latent_dim == 0) missing_w_uk(file, names);
   } else {
     if (width != input.q_grid.dim) missing_w_uk(file, names);
@@ -210,16 +210,16 @@ void find_latent_dim(const SafetensorsFile& file, const InputNames& names, const
 }
 
 // Rotary dims of a row, and that it has as many other ones as the latent.
-std::int64_t rope_dim_of(const LatentTensors& latents) {
+std::int64_t rope_dim_of(const MlaTensors& latents) {
   const std::int64_t width = latents.latent_grid.dim;
   const std::string of_matrix = says_latent(latents);
-  if (latents.rows == Rows::kApart) {
+  if (latents.rows == Rows::kSeparate) {
     require(width == latents.latent_dim, latents.latent, of_matrix, kMatrices);
     check_rope(latents);
     return latents.k_rope_grid.dim;
   }
   std::int64_t rope = width - latents.latent_dim;
-  if (latents.rows == Rows::kCodes) {
+  if (latents.rows == Rows::kFp8) {
     require(latents.latent_dim % kLatentScaleBlock == 0, matrix_of(latents),
             fmt::format("8-bit latents have a multiple of {} dims", kLatentScaleBlock), kMatrices);
     rope = (width - latent_row_bytes(latents.latent_dim, 0)) / static_cast<std::int64_t>(size_of(Dtype::kBf16));
@@ -235,7 +235,7 @@ std::int64_t rope_dim_of(const LatentTensors& latents) {
 // Whether queries are in the latent: as wide as it, and not because w_uk has as many rows. Without w_uk they must be:
 // throws kFile, naming it.
 bool find_queries(const SafetensorsFile& file, const InputNames& names, const InputTensors& input, std::int64_t rope,
-                  const LatentTensors& latents) {
+                  const MlaTensors& latents) {
   const bool wide = input.q_grid.dim == latents.latent_dim + rope;
   if (latents.joined_weights) return false;
   if (latents.w_uk.info == nullptr) {
@@ -243,15 +243,14 @@ bool find_queries(const SafetensorsFile& file, const InputNames& names, const In
     return true;
   }
   const std::int64_t rows = latents.w_uk.info->shape[1];
-  return wide && rows != latents.latent_dim && rows <= kMostDims;
+  return wide && rows != latents.latent_dim && rows <= kMaxDims;
 }
 
 // The dims of all tensors follow from those of the matrices and of a row.
-void check_fit(const SafetensorsFile& file, const InputNames& names, const InputTensors& input,
-               LatentTensors& latents) {
+void check_fit(const SafetensorsFile& file, const InputNames& names, const InputTensors& input, MlaTensors& latents) {
   const std::int64_t heads = input.q_grid.heads;
-  require(heads > 0 && heads <= kMostDims && input.q_grid.dim <= kMostDims, input.q,
-          fmt::format("it needs 1 to {} heads, and as many dims", kMostDims),
+  require(heads > 0 && heads <= kMaxDims && input.q_grid.dim <= kMaxDims, input.q,
+          fmt::format("it needs 1 to {} heads, and as many dims", kMaxDims),
           {setting("order"), " says which axis is which."});
   const std::int64_t rope = rope_dim_of(latents);
   latents.rope_dim = static_cast<int>(rope);
@@ -261,7 +260,7 @@ void check_fit(const SafetensorsFile& file, const InputNames& names, const Input
   const std::int64_t nope = input.q_grid.dim - rope;
   require(nope > 0, input.q,
           fmt::format("{} of its dims are rotary: {}", rope,
-                      described(latents.rows == Rows::kApart ? latents.k_rope : latents.latent)),
+                      described(latents.rows == Rows::kSeparate ? latents.k_rope : latents.latent)),
           "A query has the dims of w_uk's rows, or those of the latent, and behind them the rotary ones.");
   if (latents.joined_weights) {
     const std::int64_t rows = latents.w_uk.info->shape[0];
@@ -273,7 +272,7 @@ void check_fit(const SafetensorsFile& file, const InputNames& names, const Input
             "Give w_uk and w_uv instead, or queries that have not been multiplied by w_uk.");
     require(rows / heads > nope, latents.w_uk, queries, kMatrices);
     latents.head_dim = static_cast<int>(nope);
-    latents.head_dim_v = static_cast<int>(std::min(rows / heads - nope, kMostDims + 1));
+    latents.head_dim_v = static_cast<int>(std::min(rows / heads - nope, kMaxDims + 1));
   } else {
     if (latents.w_uk.info != nullptr) {
       const std::vector<std::int64_t>& keys = latents.w_uk.info->shape;
@@ -284,16 +283,15 @@ void check_fit(const SafetensorsFile& file, const InputNames& names, const Input
     if (latents.w_uv.info != nullptr) {
       const std::vector<std::int64_t>& values = latents.w_uv.info->shape;
       require(values[0] == heads, latents.w_uv, queries, kMatrices);
-      latents.head_dim_v = static_cast<int>(std::min(values[1], kMostDims + 1));
+      latents.head_dim_v = static_cast<int>(std::min(values[1], kMaxDims + 1));
     }
   }
-  require(latents.head_dim_v <= kMostDims, latents.w_uv, fmt::format("at most {} dims are possible", kMostDims),
+  require(latents.head_dim_v <= kMaxDims, latents.w_uv, fmt::format("at most {} dims are possible", kMaxDims),
           kMatrices);
 }
 
 // Pages of rows, and whose they are.
-void find_paging(const SafetensorsFile& file, const InputNames& names, const LatentTensors& latents,
-                 InputTensors& input) {
+void find_paging(const SafetensorsFile& file, const InputNames& names, const MlaTensors& latents, InputTensors& input) {
   const RowGrid& rows = latents.latent_grid;
   require(is_page_size(rows.length), latents.latent,
           fmt::format("its pages hold {} tokens; {} are possible", rows.length, kPageSizes), kPages);
@@ -323,11 +321,11 @@ bool holds_latents(const SafetensorsFile& file, const InputNames& names) {
   return latents;
 }
 
-std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file, const InputNames& given,
-                                                    std::optional<AxisOrder> order, int latent_dim) {
+std::pair<InputTensors, MlaTensors> find_latents(const SafetensorsFile& file, const InputNames& given,
+                                                 std::optional<AxisOrder> order, int latent_dim) {
   const InputNames names = resolve_names(file, given, kind_of(file, given));
   InputTensors input;
-  LatentTensors latents;
+  MlaTensors latents;
   input.q = file.tensor(names.q.value_or("q"));
   input.q_grid = row_grid(input.q, order);
   input.dtype = row_dtype(input.q);
@@ -350,30 +348,30 @@ std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file,
   return {std::move(input), latents};
 }
 
-std::pair<InputTensors, LatentTensors> find_latent_rows(const SafetensorsFile& file, const InputNames& given,
-                                                        std::optional<AxisOrder> order, int latent_dim) {
+std::pair<InputTensors, MlaTensors> find_latent_rows(const SafetensorsFile& file, const InputNames& given,
+                                                     std::optional<AxisOrder> order, int latent_dim) {
   if (find_optional(file, given.q, "q")) return find_latents(file, given, order, latent_dim);
   const InputNames names = resolve_names(file, given, kind_of(file, given));
   InputTensors input;
-  LatentTensors latents;
+  MlaTensors latents;
   const bool pages = find_rows(file, names, input, latents);
-  if (latents.rows == Rows::kCodes) return {std::move(input), latents};
+  if (latents.rows == Rows::kFp8) return {std::move(input), latents};
   find_matrices(file, names, input, latents);
   const TensorSource& matrix = matrix_of(latents);
   if (matrix.info == nullptr && pages) {
     latents.latent_dim = stated_latent_dim(latents, latent_dim);
   } else if (matrix.info == nullptr) {
-    latents.latent_dim = static_cast<int>(std::min(latents.latent_grid.dim, kMostDims));
+    latents.latent_dim = static_cast<int>(std::min(latents.latent_grid.dim, kMaxDims));
   }
   const std::int64_t width = latents.latent_grid.dim;
   const std::int64_t rope = pages ? width - latents.latent_dim : latents.k_rope_grid.dim;
   require(pages || width == latents.latent_dim, latents.latent,
-          matrix.info != nullptr ? Wording(described(matrix))
-                                 : Wording(fmt::format("at most {} dims are possible", kMostDims)),
+          matrix.info != nullptr ? MessageTemplate(described(matrix))
+                                 : MessageTemplate(fmt::format("at most {} dims are possible", kMaxDims)),
           kMatrices);
   if (pages) {
-    require(rope > 0 && rope <= kMostDims, latents.latent,
-            fmt::format("a rotary key of 1 to {} dims stands behind the latent; {}", kMostDims, says_latent(latents)),
+    require(rope > 0 && rope <= kMaxDims, latents.latent,
+            fmt::format("a rotary key of 1 to {} dims stands behind the latent; {}", kMaxDims, says_latent(latents)),
             kMatrices);
   } else {
     check_rope(latents);

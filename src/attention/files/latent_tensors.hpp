@@ -27,9 +27,9 @@
 
 namespace ringattn {
 
-struct LatentTensors {
+struct MlaTensors {
   // How a token's latent and rotary key lie: in a tensor each, one behind the other, or as codes of 8 bits.
-  enum class Rows { kApart, kJoined, kCodes };
+  enum class Rows { kSeparate, kJoined, kFp8 };
 
   int head_dim = 0;  // of keys, without the rotary part; 0: queries are in the latent, and nothing says it
   int rope_dim = 0;
@@ -37,10 +37,10 @@ struct LatentTensors {
   int latent_dim = 0;
   bool q_in_latent = false;
   bool out_in_latent = false;
-  Rows rows = Rows::kApart;
+  Rows rows = Rows::kSeparate;
   TensorSource latent;  // the rows, or all that a row has where they are not apart
   RowGrid latent_grid;  // its heads are 1; of codes, its dim is bytes
-  TensorSource k_rope;  // of kApart
+  TensorSource k_rope;  // of kSeparate
   RowGrid k_rope_grid;
   TensorSource w_uk;  // kv_b_proj where joined_weights; none where there is no w_uk
   TensorSource w_uv;  // likewise
@@ -56,21 +56,21 @@ bool holds_latents(const SafetensorsFile& file, const InputNames& names);
 // the dims that q and out have. `order` is that of q and out. `latent_dim`: of plain rows in pages where there is no
 // matrix, which alone could say it; 0: not known. Throws kFile, naming the tensor, its shape and what it disagrees
 // with.
-std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file, const InputNames& names,
-                                                    std::optional<AxisOrder> order, int latent_dim = 0);
+std::pair<InputTensors, MlaTensors> find_latents(const SafetensorsFile& file, const InputNames& names,
+                                                 std::optional<AxisOrder> order, int latent_dim = 0);
 
 // The same of a file that may have no queries: then neither q and its grid nor sequences in rows are set, nor head_dim
 // and head_dim_v; and no matrices.
-std::pair<InputTensors, LatentTensors> find_latent_rows(const SafetensorsFile& file, const InputNames& names,
-                                                        std::optional<AxisOrder> order, int latent_dim = 0);
+std::pair<InputTensors, MlaTensors> find_latent_rows(const SafetensorsFile& file, const InputNames& names,
+                                                     std::optional<AxisOrder> order, int latent_dim = 0);
 
 // Fills `rows` with what `tensor` says: kLatent or kKeyRope, [total_tokens(runs), 1, dim], of the tokens of `runs` in
 // the tensor's own axis; kWeightKeys or kWeightValues, [heads, dim, latent_dim], of the heads of `runs`. Throws kFile.
-void read_latents(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
+void read_latents(const MlaTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
                   const MutableTensorView& rows);
 
-// Of Rows::kCodes: fills `rows` with these tokens' rows of latent_row_bytes(), one behind the other, as they lie there.
+// Of Rows::kFp8: fills `rows` with these tokens' rows of latent_row_bytes(), one behind the other, as they lie there.
 // Throws kFile.
-void read_latent_codes(const LatentTensors& source, std::span<const PackedRun> runs, std::span<std::byte> rows);
+void read_fp8_latents(const MlaTensors& source, std::span<const PackedRun> runs, std::span<std::byte> rows);
 
 }  // namespace ringattn

@@ -18,7 +18,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kMostNamed = std::size_t{1} << 16;  // columns or diagonals
+constexpr std::size_t kMaxNamed = std::size_t{1} << 16;  // columns or diagonals
 
 [[noreturn]] void refuse(std::string_view part, const std::string& why) {
   fail(ErrorCode::kUsage, fmt::format("no lists of key blocks follow from \"{}\"", part), why,
@@ -52,8 +52,8 @@ struct PatternPart {
   }
   std::int64_t number(std::size_t index, std::int64_t least = 0) const {
     const std::optional<std::int64_t> value = parse_size(values[index]);
-    if (!value || *value < least || *value > kMostListTokens) {
-      refuse(text, fmt::format("\"{}\" is not a number from {} to {}", values[index], least, kMostListTokens));
+    if (!value || *value < least || *value > kMaxMaskTokens) {
+      refuse(text, fmt::format("\"{}\" is not a number from {} to {}", values[index], least, kMaxMaskTokens));
     }
     return *value;
   }
@@ -71,12 +71,12 @@ struct PatternPart {
 
 // What a pattern says, before anything is made of it.
 struct Pattern {
-  ListShape shape{kUsualListBlock, kUsualListBlock, 0};
+  BlockMaskShape shape{kDefaultMaskBlock, kDefaultMaskBlock, 0};
   std::vector<PatternPart> parts;
   std::optional<int> top_k;
 };
 
-Pattern parse(std::string_view text, const FoldSpec& spec) {
+Pattern parse(std::string_view text, const AttentionSpec& spec) {
   Pattern pattern;
   bool block = false;
   for (const std::string_view whole : split(text, '+')) {
@@ -104,7 +104,7 @@ Pattern parse(std::string_view text, const FoldSpec& spec) {
   return pattern;
 }
 
-ListMaker maker_of(const PatternPart& part, const ListShape& shape, const Mask& mask) {
+BlockMaskPattern maker_of(const PatternPart& part, const BlockMaskShape& shape, const Mask& mask) {
   const auto random = [&](std::size_t index) {
     return random_blocks(shape, mask, static_cast<int>(part.number(index)), part.seed(index + 1));
   };
@@ -121,7 +121,7 @@ ListMaker maker_of(const PatternPart& part, const ListShape& shape, const Mask& 
     return global_blocks(shape, part.number(0));
   }
   if (part.word == "vertical" || part.word == "slash") {
-    part.expect(1, kMostNamed);
+    part.expect(1, kMaxNamed);
     VerticalSlash all;
     std::vector<std::int64_t>& named = part.word == "vertical" ? all.verticals : all.slashes;
     for (std::size_t i = 0; i < part.values.size(); ++i) named.push_back(part.number(i));
@@ -137,7 +137,7 @@ ListMaker maker_of(const PatternPart& part, const ListShape& shape, const Mask& 
   }
   if (part.word == "bigbird") {
     part.expect(3, 4);
-    return union_of({window_blocks(shape, part.number(0)), global_blocks(shape, part.number(1)), random(2)});
+    return union_of_patterns({window_blocks(shape, part.number(0)), global_blocks(shape, part.number(1)), random(2)});
   }
   constexpr std::string_view kWords[] = {"all",   "block",   "bigbird", "global",   "heads", "random",
                                          "slash", "strided", "topk",    "vertical", "window"};
@@ -147,22 +147,24 @@ ListMaker maker_of(const PatternPart& part, const ListShape& shape, const Mask& 
 
 }  // namespace
 
-TileLists lists_of_pattern(std::string_view text, const Job& job, const BestBlocks& best, const ListRoom& room) {
+BlockMask block_mask_from_pattern(std::string_view text, const Job& job, const TopKBlocks& best,
+                                  const BlockMaskBudget& budget) {
   const Pattern pattern = parse(text, job.spec);
-  std::vector<ListMaker> makers;
+  std::vector<BlockMaskPattern> makers;
   for (const PatternPart& part : pattern.parts) makers.push_back(maker_of(part, pattern.shape, job.spec.mask));
   if (makers.empty() && !pattern.top_k) refuse(text, "it lists nothing");
-  if (!pattern.top_k) return make_lists(pattern.shape, listed_sequences(job.batch), union_of(std::move(makers)), room);
-  FoldSpec spec = job.spec;
-  spec.lists = pattern.shape;
-  check_top_k(spec, listed_sequences(job.batch), *pattern.top_k, room);
-  TileLists chosen = best(spec, *pattern.top_k);
+  if (!pattern.top_k)
+    return make_block_mask(pattern.shape, masked_sequences(job.batch), union_of_patterns(std::move(makers)), budget);
+  AttentionSpec spec = job.spec;
+  spec.block_mask = pattern.shape;
+  check_top_k(spec, masked_sequences(job.batch), *pattern.top_k, budget);
+  BlockMask chosen = best(spec, *pattern.top_k);
   if (makers.empty()) return chosen;
-  makers.push_back([&chosen](const ListPlace& place, std::vector<std::int32_t>& blocks) {
-    const auto list = chosen.list(place.sequence, place.head, place.block);
+  makers.push_back([&chosen](const BlockMaskRow& mask_row, std::vector<std::int32_t>& blocks) {
+    const auto list = chosen.row(mask_row.sequence, mask_row.head, mask_row.block);
     blocks.insert(blocks.end(), list.begin(), list.end());
   });
-  return make_lists(pattern.shape, listed_sequences(job.batch), union_of(std::move(makers)), room);
+  return make_block_mask(pattern.shape, masked_sequences(job.batch), union_of_patterns(std::move(makers)), budget);
 }
 
 }  // namespace ringattn

@@ -26,13 +26,14 @@
 
 namespace ringattn {
 
-inline constexpr int kUsualListBlock = 128;                             // tokens of a block where nobody names them
-inline constexpr std::int64_t kMostListTokens = std::int64_t{1} << 30;  // that a pattern, or a block, may name
+inline constexpr int kDefaultMaskBlock = 128;                          // tokens of a block where nobody names them
+inline constexpr std::int64_t kMaxMaskTokens = std::int64_t{1} << 30;  // that a pattern, or a block, may name
 
 // Makes lists of the best `count` blocks by the job's rows; `spec` is the job's, with the shape of the lists.
-using BestBlocks = std::function<TileLists(const FoldSpec& spec, int count)>;
+using TopKBlocks = std::function<BlockMask(const AttentionSpec& spec, int count)>;
 
 // The lists of a job by a pattern. Throws kUsage for words that make none, and kMemory for more than there is room for.
-TileLists lists_of_pattern(std::string_view text, const Job& job, const BestBlocks& best, const ListRoom& room);
+BlockMask block_mask_from_pattern(std::string_view text, const Job& job, const TopKBlocks& best,
+                                  const BlockMaskBudget& budget);
 
 }  // namespace ringattn

@@ -14,7 +14,7 @@
 
 namespace ringattn {
 
-struct ListRequest {
+struct BlockMaskRequest {
   std::string text;  // the pattern, or the file's path
   // What the data are read from, beside the job: a file, or a seed in words. Lists of the same request, job and input
   // are the same.
@@ -23,8 +23,8 @@ struct ListRequest {
   std::size_t memory_budget = 0;  // bytes that they may take; 0, or more than that: 512 MiB
 };
 
-struct RequestedLists {
-  std::shared_ptr<const TileLists> lists;
+struct RequestedBlockMask {
+  std::shared_ptr<const BlockMask> block_mask;
   std::shared_ptr<const SafetensorsFile> file;  // that they were read from; null: a pattern
   std::vector<TensorSource> used;               // tensors of it
 };
@@ -34,6 +34,6 @@ struct RequestedLists {
 // who sends what to whom. The ranks of a process share them: they are made by the first one that asks. Throws kUsage
 // for words that make no pattern, kFile for a file that holds no lists for the job, and kMemory for lists that take
 // more than they may; what they take is counted before data are read and before they are made.
-RequestedLists requested_lists(const ListRequest& request, const Job& job, const BestBlocks& best);
+RequestedBlockMask requested_block_mask(const BlockMaskRequest& request, const Job& job, const TopKBlocks& best);
 
 }  // namespace ringattn

@@ -36,7 +36,7 @@ class TensorPieces {
   std::span<const std::byte> from(std::int64_t byte) {
     constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
     if (byte < first_ || byte >= first_ + static_cast<std::int64_t>(piece_.size())) {
-      beat();
+      heartbeat();
       piece_.resize(static_cast<std::size_t>(std::min(kPieceBytes, tensor_.info->bytes() - byte)));
       tensor_.shard->read(*tensor_.info, byte, piece_);
       first_ = byte;
@@ -51,7 +51,7 @@ class TensorPieces {
 };
 
 // Appends the numbers of the `blocks` entries of a mask from `begin` on that aren't 0.
-void add_listed(TensorPieces& mask, std::int64_t begin, std::int64_t blocks, std::vector<std::int32_t>& listed) {
+void add_mask_blocks(TensorPieces& mask, std::int64_t begin, std::int64_t blocks, std::vector<std::int32_t>& listed) {
   constexpr std::int64_t kWord = 8;
   constexpr std::byte kZeros[kWord] = {};
   for (std::int64_t block = 0; block < blocks;) {
@@ -84,8 +84,8 @@ class IntegerPieces {
     if (wide_) return load<std::int64_t>(index);
     return load<std::int32_t>(index);
   }
-  [[noreturn]] void refuse(std::int64_t index, const std::string& why, const std::string& remedy) {
-    fail(ErrorCode::kFile, fmt::format("entry {} of {} is {}", index, tensor_.text(), at(index)), why, remedy);
+  [[noreturn]] void refuse(std::int64_t index, const std::string& why, const std::string& suggestion) {
+    fail(ErrorCode::kFile, fmt::format("entry {} of {} is {}", index, tensor_.text(), at(index)), why, suggestion);
   }
 
  private:
@@ -102,40 +102,40 @@ class IntegerPieces {
 };
 
 // Lists in compressed rows.
-class CompressedLists {
+class BsrTensors {
  public:
-  CompressedLists(const TensorSource& begins, const TensorSource& blocks) : begins_(begins), blocks_(blocks) {}
+  BsrTensors(const TensorSource& begins, const TensorSource& blocks) : begins_(begins), blocks_(blocks) {}
 
   std::int64_t lists() const { return begins_.size() - 1; }
   // What can be said before lists are read.
   void check_ends() {
-    if (begins_.at(0) != 0) begins_.refuse(0, "the first list begins at 0", kRemedy);
+    if (begins_.at(0) != 0) begins_.refuse(0, "the first list begins at 0", kSuggestion);
     if (begins_.at(lists()) == blocks_.size()) return;
     begins_.refuse(lists(), fmt::format("the last list ends with {}, which has {} entries", kBlocks, blocks_.size()),
-                   kRemedy);
+                   kSuggestion);
   }
   // Appends list `number`, which is that of `place`; those before it have been read.
-  void add(std::int64_t number, const ListPlace& place, int key_block, std::vector<std::int32_t>& listed) {
+  void add(std::int64_t number, const BlockMaskRow& mask_row, int key_block, std::vector<std::int32_t>& listed) {
     const std::int64_t begin = begins_.at(number);
     const std::int64_t end = begins_.at(number + 1);
     if (end < begin) {
       begins_.refuse(number + 1, fmt::format("entry {} is {}, and no list ends before it begins", number, begin),
-                     kRemedy);
+                     kSuggestion);
     }
     if (end > blocks_.size()) {
-      begins_.refuse(number + 1, fmt::format("{} has {} entries", kBlocks, blocks_.size()), kRemedy);
+      begins_.refuse(number + 1, fmt::format("{} has {} entries", kBlocks, blocks_.size()), kSuggestion);
     }
     std::int64_t last = -1;
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t block = blocks_.at(i);
       const auto refuse = [&](const std::string& why) {
         blocks_.refuse(i,
-                       fmt::format("in the list of sequence {}, head {}, query block {}: {}", place.sequence,
-                                   place.head, place.block, why),
+                       fmt::format("in the list of sequence {}, head {}, query block {}: {}", mask_row.sequence,
+                                   mask_row.head, mask_row.block, why),
                        "List blocks of keys in ascending order, each once.");
       };
-      if (block < 0 || block >= place.blocks) {
-        refuse(fmt::format("{} keys are {} blocks of {}", place.keys, place.blocks, key_block));
+      if (block < 0 || block >= mask_row.blocks) {
+        refuse(fmt::format("{} keys are {} blocks of {}", mask_row.keys, mask_row.blocks, key_block));
       }
       if (block <= last) refuse(fmt::format("it stands behind {}", last));
       listed.push_back(static_cast<std::int32_t>(block));
@@ -144,7 +144,7 @@ class CompressedLists {
   }
 
  private:
-  static constexpr const char* kRemedy =
+  static constexpr const char* kSuggestion =
       "Write where each list begins in block_indices, and last how many entries that has.";
 
   IntegerPieces begins_, blocks_;
@@ -152,21 +152,22 @@ class CompressedLists {
 
 int block_size(const SafetensorsFile& file, std::string_view name) {
   const std::string* const text = file.metadata(name);
-  if (text == nullptr) return kUsualListBlock;
+  if (text == nullptr) return kDefaultMaskBlock;
   const std::optional<std::int64_t> tokens = parse_size(*text);
-  if (!tokens || *tokens < 1 || *tokens > kMostListTokens) {
+  if (!tokens || *tokens < 1 || *tokens > kMaxMaskTokens) {
     fail(ErrorCode::kFile, fmt::format("{} of {} is {}", name, file.path(), in_quotes(*text)),
          "it is a number of tokens", "Blocks of 128 are usual.");
   }
   return static_cast<int>(*tokens);
 }
 
-std::int64_t query_blocks(const ListedSequence& of, int query_block) {
+std::int64_t query_blocks(const MaskedSequence& of, int query_block) {
   if (of.queries == 0) return 0;
   return query_block_of(of.position + of.queries - 1, query_block) + 1 - query_block_of(of.position, query_block);
 }
 
-TileLists lists_of_mask_tensor(const TensorSource& mask, ListShape lists, const Job& job, const ListRoom& room) {
+BlockMask block_mask_from_tensor(const TensorSource& mask, BlockMaskShape lists, const Job& job,
+                                 const BlockMaskBudget& budget) {
   const std::vector<std::int64_t>& shape = mask.info->shape;
   const bool bytes = mask.info->dtype == FileDtype::kU8 || mask.info->dtype == FileDtype::kBool;
   if (!bytes || (shape.size() != 3 && shape.size() != 4)) {
@@ -179,8 +180,8 @@ TileLists lists_of_mask_tensor(const TensorSource& mask, ListShape lists, const 
   const auto sequences = static_cast<std::int64_t>(job.batch.sequences.size());
   bool fits = (at == 0 ? 1 : shape[0]) == sequences && shape[at] >= 1;
   bool equal = true;
-  const std::vector<ListedSequence> listed = listed_sequences(job.batch);
-  for (const ListedSequence& of : listed) {
+  const std::vector<MaskedSequence> listed = masked_sequences(job.batch);
+  for (const MaskedSequence& of : listed) {
     const std::int64_t key_blocks = (of.keys + lists.key_block - 1) / lists.key_block;
     fits = fits && shape[at + 1] == query_blocks(of, lists.query_block) && shape[at + 2] == key_blocks;
     equal = equal && query_blocks(of, lists.query_block) == query_blocks(listed[0], lists.query_block) &&
@@ -197,25 +198,25 @@ TileLists lists_of_mask_tensor(const TensorSource& mask, ListShape lists, const 
   }
   TensorPieces pieces(mask);
   const std::int64_t rows = shape[at + 1];
-  TileLists made = make_lists(
+  BlockMask made = make_block_mask(
       lists, listed,
-      [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
-        const std::int64_t first = query_block_of(listed[place.sequence].position, lists.query_block);
-        const auto list = static_cast<std::int64_t>(place.sequence) * lists.heads + place.head;
-        add_listed(pieces, (list * rows + place.block - first) * place.blocks, place.blocks, blocks);
+      [&](const BlockMaskRow& mask_row, std::vector<std::int32_t>& blocks) {
+        const std::int64_t first = query_block_of(listed[mask_row.sequence].position, lists.query_block);
+        const auto list = static_cast<std::int64_t>(mask_row.sequence) * lists.heads + mask_row.head;
+        add_mask_blocks(pieces, (list * rows + mask_row.block - first) * mask_row.blocks, mask_row.blocks, blocks);
       },
-      room);
+      budget);
   mask.shard->check_unchanged();
   return made;
 }
 
-TileLists lists_of_rows(const TensorSource& begins, const TensorSource& blocks, ListShape shape, const Job& job,
-                        const ListRoom& room) {
-  CompressedLists rows(begins, blocks);
-  const std::vector<ListedSequence> listed = listed_sequences(job.batch);
+BlockMask block_mask_from_rows(const TensorSource& begins, const TensorSource& blocks, BlockMaskShape shape,
+                               const Job& job, const BlockMaskBudget& budget) {
+  BsrTensors rows(begins, blocks);
+  const std::vector<MaskedSequence> listed = masked_sequences(job.batch);
   std::vector<std::int64_t> before;  // query blocks of the sequences before each
   std::int64_t all = 0;
-  for (const ListedSequence& of : listed) {
+  for (const MaskedSequence& of : listed) {
     before.push_back(all);
     all += query_blocks(of, shape.query_block);
   }
@@ -231,23 +232,23 @@ TileLists lists_of_rows(const TensorSource& begins, const TensorSource& blocks, 
                   all * job.spec.heads, describe(job)),
       "It has an entry more than there are lists; metadata query_block and key_block say how large blocks are.");
   rows.check_ends();
-  TileLists made = make_lists(
+  BlockMask made = make_block_mask(
       shape, listed,
-      [&](const ListPlace& place, std::vector<std::int32_t>& own) {
-        const ListedSequence& of = listed[place.sequence];
+      [&](const BlockMaskRow& mask_row, std::vector<std::int32_t>& own) {
+        const MaskedSequence& of = listed[mask_row.sequence];
         const std::int64_t first = query_block_of(of.position, shape.query_block);
-        const std::int64_t number = before[place.sequence] * shape.heads +
-                                    place.head * query_blocks(of, shape.query_block) + place.block - first;
-        rows.add(number, place, shape.key_block, own);
+        const std::int64_t number = before[mask_row.sequence] * shape.heads +
+                                    mask_row.head * query_blocks(of, shape.query_block) + mask_row.block - first;
+        rows.add(number, mask_row, shape.key_block, own);
       },
-      room);
+      budget);
   for (const TensorSource& tensor : {begins, blocks}) tensor.shard->check_unchanged();
   return made;
 }
 
 }  // namespace
 
-std::vector<TensorSource> list_tensors(const SafetensorsFile& file) {
+std::vector<TensorSource> block_mask_tensors(const SafetensorsFile& file) {
   const bool mask = file.contains(kMask);
   const bool begins = file.contains(kBegins);
   const bool blocks = file.contains(kBlocks);
@@ -267,11 +268,11 @@ std::vector<TensorSource> list_tensors(const SafetensorsFile& file) {
   return {file.tensor(kBegins), file.tensor(kBlocks)};
 }
 
-TileLists lists_of_file(const SafetensorsFile& file, const Job& job, const ListRoom& room) {
-  const std::vector<TensorSource> tensors = list_tensors(file);
-  const ListShape shape{block_size(file, "query_block"), block_size(file, "key_block"), 0};
-  if (tensors.size() == 1) return lists_of_mask_tensor(tensors[0], shape, job, room);
-  return lists_of_rows(tensors[0], tensors[1], shape, job, room);
+BlockMask block_mask_from_file(const SafetensorsFile& file, const Job& job, const BlockMaskBudget& budget) {
+  const std::vector<TensorSource> tensors = block_mask_tensors(file);
+  const BlockMaskShape shape{block_size(file, "query_block"), block_size(file, "key_block"), 0};
+  if (tensors.size() == 1) return block_mask_from_tensor(tensors[0], shape, job, budget);
+  return block_mask_from_rows(tensors[0], tensors[1], shape, job, budget);
 }
 
 }  // namespace ringattn

@@ -56,7 +56,7 @@ struct ModelConfig::Derived {
   std::vector<ModelLayer> ops;
 };
 
-double ModelLayer::usual_scale() const { return 1.0 / std::sqrt(static_cast<double>(head_dim + rope_dim)); }
+double ModelLayer::default_scale() const { return 1.0 / std::sqrt(static_cast<double>(head_dim + rope_dim)); }
 
 ModelConfig ModelConfig::open(const std::string& path) { return {read_text_file(path), path}; }
 
@@ -117,9 +117,9 @@ void ModelConfig::set_window(ModelLayer& layer) const {
   layer.window_left = layer.window_right = tokens / 2;
 }
 
-void ModelConfig::set_latent_dims(ModelLayer& found) const {
+void ModelConfig::set_mla_dims(ModelLayer& found) const {
   const ModelKeys& keys = *keys_;
-  found.op = Op::kLatent;
+  found.op = Op::kMla;
   found.kv_heads = found.heads;
   found.head_dim = static_cast<int>(keys.needed("qk_nope_head_dim"));
   found.rope_dim = static_cast<int>(keys.needed("qk_rope_head_dim"));
@@ -188,7 +188,7 @@ ModelLayer ModelConfig::attention(std::int64_t layer, bool sliding) const {
   ModelLayer found;
   found.heads = static_cast<int>(keys.needed(family_->keys.heads));
   if (family_->is(kMla) && keys.has("kv_lora_rank")) {
-    set_latent_dims(found);
+    set_mla_dims(found);
   } else {
     set_dims(found, layer, sliding);
   }
@@ -213,7 +213,7 @@ ModelLayer ModelConfig::attention(std::int64_t layer, bool sliding) const {
   return found;
 }
 
-ModelLayer ModelConfig::scan() const {
+ModelLayer ModelConfig::ssm() const {
   constexpr std::string_view kHeads = "mamba_n_heads mamba_num_heads n_mamba_heads";
   constexpr std::string_view kExpand = "mamba_expand expand";
   const ModelKeys& keys = *keys_;
@@ -266,7 +266,7 @@ ModelConfig::Derived ModelConfig::derive(std::int64_t layer) const {
   const bool hybrid = found.kind == kHybridLayer && family_->is(kMamba);
   if (found.kind == kFullAttention || hybrid) found.ops.push_back(attention(layer, false));
   if (found.kind == kSlidingAttention) found.ops.push_back(attention(layer, true));
-  if (found.kind == kMambaLayer || hybrid) found.ops.push_back(scan());
+  if (found.kind == kMambaLayer || hybrid) found.ops.push_back(ssm());
   return found;
 }
 
@@ -306,12 +306,12 @@ std::string difference(const ModelLayer& one, std::int64_t one_at, const ModelLa
   return fmt::format("layer {} has another window or scale than layer {}", other_at, one_at);
 }
 
-bool is_scan(Op op) { return op >= Op::kSsd; }
+bool is_ssm(Op op) { return op >= Op::kSsd; }
 
 }  // namespace
 
 ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional<Op> wanted) const {
-  const auto is_wanted = [&](const ModelLayer& layer) { return !wanted || layer.is_scan() == is_scan(*wanted); };
+  const auto is_wanted = [&](const ModelLayer& layer) { return !wanted || layer.is_ssm() == is_ssm(*wanted); };
   struct Candidate {
     std::int64_t at;
     const ModelLayer* layer;  // nullptr: it can't be computed
@@ -376,7 +376,7 @@ bool ModelConfig::mixes_ops() const {
   bool scans = false;
   bool attends = false;
   for (const Derived& derived : all()) {
-    for (const ModelLayer& op : derived.ops) (op.is_scan() ? scans : attends) = true;
+    for (const ModelLayer& op : derived.ops) (op.is_ssm() ? scans : attends) = true;
   }
   return scans && attends;
 }

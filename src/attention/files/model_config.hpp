@@ -43,9 +43,9 @@ struct ModelLayer {
   std::int64_t conv_channels = 0;
   std::optional<std::pair<double, double>> dt_limit;  // least and greatest dt, perhaps infinite; absent: none said
 
-  bool is_scan() const { return op >= Op::kSsd; }
+  bool is_ssm() const { return op >= Op::kSsd; }
   // 1 / sqrt(dims that q and k have).
-  double usual_scale() const;
+  double default_scale() const;
 
   bool operator==(const ModelLayer&) const = default;
 };
@@ -80,12 +80,12 @@ class ModelConfig {
   Derived derive(std::int64_t layer) const;
   std::vector<Derived> all() const;
   ModelLayer attention(std::int64_t layer, bool sliding) const;
-  void set_latent_dims(ModelLayer& found) const;
+  void set_mla_dims(ModelLayer& found) const;
   void set_dims(ModelLayer& found, std::int64_t layer, bool sliding) const;
   // A dim that this layer has for itself; absent: it has that of all layers.
   std::optional<std::int64_t> dim_of(std::int64_t layer, bool sliding, std::string_view key) const;
   void set_window(ModelLayer& layer) const;
-  ModelLayer scan() const;
+  ModelLayer ssm() const;
   ModelLayer one_of(const std::vector<Derived>& layers, std::optional<Op> wanted) const;
 
   std::shared_ptr<ModelKeys> keys_;

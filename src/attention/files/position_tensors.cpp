@@ -20,7 +20,7 @@ constexpr std::string_view kLengths = "k_lengths";
 
 constexpr std::int64_t kPieceBytes = 1 << 20;
 
-Wording write_anew() { return {command("compress"), " writes such files."}; }
+MessageTemplate write_anew() { return {command("compress"), " writes such files."}; }
 
 // What is to be refused takes no memory for all of it.
 void check_in_pieces(const TensorSource& positions, std::int64_t heads, std::span<const KeptSequence> kept) {

@@ -54,7 +54,7 @@ FileDescriptor open_regular(const std::string& path) {
 void read_exactly(const FileDescriptor& file, const std::string& path, std::int64_t offset,
                   std::span<std::byte> target) {
   while (!target.empty()) {
-    beat();
+    heartbeat();
     const ssize_t got = uninterrupted([&] {
       return ::pread(file.get(), target.data(), std::min(target.size(), kLargestTransfer), static_cast<off_t>(offset));
     });
@@ -71,7 +71,7 @@ void read_exactly(const FileDescriptor& file, const std::string& path, std::int6
 void write_exactly(const FileDescriptor& file, const std::string& path, std::int64_t offset,
                    std::span<const std::byte> source) {
   while (!source.empty()) {
-    beat();
+    heartbeat();
     const ssize_t written = uninterrupted([&] {
       return ::pwrite(file.get(), source.data(), std::min(source.size(), kLargestTransfer), static_cast<off_t>(offset));
     });

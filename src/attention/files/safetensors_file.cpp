@@ -150,10 +150,11 @@ constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
 constexpr std::string_view kPackedNames[] = {"qkv", "packed_qkv", "qkv_packed", "mixed_qkv", "Wqkv"};
 
 // The suggestion for a file without q, k or v, which has them by other names or packed; absent for any other.
-std::optional<Wording> other_rows(const SafetensorsFile& file, std::string_view missing) {
+std::optional<MessageTemplate> other_rows(const SafetensorsFile& file, std::string_view missing) {
   if (missing != "q" && missing != "k" && missing != "v") return std::nullopt;
   for (const std::string_view packed : kPackedNames) {
-    if (file.contains(packed)) return Wording(fmt::format("A packed {} can't be read; split it.", in_quotes(packed)));
+    if (file.contains(packed))
+      return MessageTemplate(fmt::format("A packed {} can't be read; split it.", in_quotes(packed)));
   }
   std::string renamed;
   for (const auto& [role, other] : kOtherNames) {
@@ -161,7 +162,7 @@ std::optional<Wording> other_rows(const SafetensorsFile& file, std::string_view 
     renamed += fmt::format("{}{}={}", renamed.empty() ? "" : ",", role, other);
   }
   if (renamed.empty()) return std::nullopt;
-  return Wording{"Try ", setting("tensors", renamed), ", with ", setting("order"), " where heads come first."};
+  return MessageTemplate{"Try ", setting("tensors", renamed), ", with ", setting("order"), " where heads come first."};
 }
 
 }  // namespace
@@ -189,8 +190,8 @@ void SafetensorsFile::fail_unknown(std::string_view name) const {
   known.resize(std::min(known.size(), kCompared));
   const std::string near = nearest_name(name, known.data(), known.size());
   fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", path_, in_quotes(name)), holds,
-       near.empty() ? Wording{"Name it with ", setting("tensors"), "."}
-                    : Wording(fmt::format("Did you mean {}?", in_quotes(near))));
+       near.empty() ? MessageTemplate{"Name it with ", setting("tensors"), "."}
+                    : MessageTemplate(fmt::format("Did you mean {}?", in_quotes(near))));
 }
 
 }  // namespace ringattn

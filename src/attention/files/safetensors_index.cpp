@@ -17,7 +17,7 @@ namespace {
 
 constexpr JsonLimits kIndexLimits{16, std::size_t{1} << 18, HeaderLimits::kNameBytes};
 
-constexpr std::size_t kMostFiles = 4096;
+constexpr std::size_t kMaxFiles = 4096;
 
 TextSource index_source(std::string path) {
   return {std::move(path), "safetensors index", "Give the model's *.index.json, or one of its files."};
@@ -71,8 +71,8 @@ class IndexEvents final : public JsonEvents {
       source_.refuse(fmt::format("tensor {} lies in {}, which is no file inside the index's folder", in_quotes(tensor_),
                                  in_quotes(value)));
     }
-    if (files_.insert(value).second && files_.size() > kMostFiles) {
-      source_.refuse(fmt::format("its tensors lie in more than {} files", kMostFiles));
+    if (files_.insert(value).second && files_.size() > kMaxFiles) {
+      source_.refuse(fmt::format("its tensors lie in more than {} files", kMaxFiles));
     }
     if (!index_.weight_map.emplace(tensor_, std::move(value)).second) {
       source_.refuse(fmt::format("it names tensor {} twice", in_quotes(tensor_)));

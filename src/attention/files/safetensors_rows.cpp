@@ -107,13 +107,13 @@ Dtype row_dtype(const TensorSource& tensor) {
 }
 
 void for_each_segment(const RowGrid& grid, std::span<const PackedRun> runs, std::size_t element_bytes,
-                      std::int64_t most_bytes, const std::function<void(const RowSegment&)>& visit) {
+                      std::int64_t max_bytes, const std::function<void(const RowSegment&)>& visit) {
   const auto head_bytes = grid.dim * static_cast<std::int64_t>(element_bytes);
   // What lies together: whole tokens, or the tokens of one head of one batch entry.
   const std::int64_t heads_together = grid.head_major() ? 1 : grid.heads;
   const std::int64_t length = grid.head_major() ? grid.length : grid.tokens();
   const std::int64_t row_bytes = heads_together * head_bytes;
-  const std::int64_t most_rows = std::max<std::int64_t>(1, most_bytes / std::max<std::int64_t>(1, row_bytes));
+  const std::int64_t max_rows = std::max<std::int64_t>(1, max_bytes / std::max<std::int64_t>(1, row_bytes));
 
   struct PartOfRun {
     std::int64_t entry;  // of the batch
@@ -141,8 +141,8 @@ void for_each_segment(const RowGrid& grid, std::span<const PackedRun> runs, std:
       for (std::size_t i = first; i < last; ++i) {
         const PartOfRun& part = parts[i];
         const std::int64_t file_row = (part.entry * (grid.heads / heads_together) + head) * length + part.token;
-        for (std::int64_t done = 0; done < part.tokens; done += most_rows) {
-          visit({(file_row + done) * row_bytes, part.row + done, std::min(most_rows, part.tokens - done), head,
+        for (std::int64_t done = 0; done < part.tokens; done += max_rows) {
+          visit({(file_row + done) * row_bytes, part.row + done, std::min(max_rows, part.tokens - done), head,
                  heads_together});
         }
       }

@@ -55,10 +55,10 @@ struct RowSegment {
   std::int64_t heads = 0;
 };
 
-// Calls `visit` for pieces of at most `most_bytes` (but at least one row) that together hold the runs' rows, ascending
+// Calls `visit` for pieces of at most `max_bytes` (but at least one row) that together hold the runs' rows, ascending
 // in the file for ascending runs.
 void for_each_segment(const RowGrid& grid, std::span<const PackedRun> runs, std::size_t element_bytes,
-                      std::int64_t most_bytes, const std::function<void(const RowSegment&)>& visit);
+                      std::int64_t max_bytes, const std::function<void(const RowSegment&)>& visit);
 
 inline constexpr std::int64_t kStagingBytes = std::int64_t{1} << 20;
 

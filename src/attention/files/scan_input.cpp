@@ -16,13 +16,13 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kMostElements = 0x1p60;  // of a tensor: its bytes must stay countable
-// What has a place beside the rows: tokens of kScanHeads, behind D and the bias of dt.
-constexpr std::int64_t kConvolutionToken = 2;                // weights, then the bias; a channel is a head
+constexpr double kMaxElements = 0x1p60;  // of a tensor: its bytes must stay countable
+// What has a place beside the rows: tokens of kSsmHeads, behind D and the bias of dt.
+constexpr std::int64_t kConv1dToken = 2;                     // weights, then the bias; a channel is a head
 constexpr std::int64_t kStatesToken = 16;                    // one of each sequence, [heads, head_dim · state_dim]
 constexpr std::int64_t kHalosToken = std::int64_t{1} << 40;  // width − 1 of each sequence, [1, channels]
-constexpr float kConvolutionScale = 0.5F;  // of weights and biases, so that rows keep about their size
-constexpr float kUsualBias = -4.0F;        // softplus makes about 0.02 of it
+constexpr float kConv1dScale = 0.5F;   // of weights and biases, so that rows keep about their size
+constexpr float kDefaultBias = -4.0F;  // softplus makes about 0.02 of it
 
 // −2^−e, where neighbouring heads have far different e of 0 to 15, the slowest first.
 float synthetic_decay(int head) {
@@ -34,32 +34,32 @@ float synthetic_decay(int head) {
 std::vector<float> synthetic_heads(std::uint64_t seed, int token, int heads, float mean) {
   std::vector<float> values;
   for (int head = 0; head < heads; ++head) {
-    values.push_back(mean + synthetic_value(seed, SyntheticTensor::kScanHeads, token, head, 0));
+    values.push_back(mean + synthetic_value(seed, SyntheticTensor::kSsmHeads, token, head, 0));
   }
   return values;
 }
 
 }  // namespace
 
-Op scan_op(const ScanJob& job) {
-  if (job.alone) return Op::kConvolution;
+Op ssm_op(const SsmJob& job) {
+  if (job.conv1d_only) return Op::kConv1d;
   return job.spec.state_decays ? Op::kSelectiveScan : Op::kSsd;
 }
 
-ScanInput::ScanInput(const ScanRequest& request, const ScanNumerics& numerics) {
+SsmInput::SsmInput(const SsmRequest& request, const SsmNumerics& numerics) {
   std::visit([&](const auto& input) { take_shape(input, numerics.ranks); }, request);
-  ScanSpec& spec = job_.spec;
+  SsmSpec& spec = job_.spec;
   spec.dt_softplus = numerics.softplus.value_or(spec.dt_bias);
-  spec.dt_least = numerics.dt_least;
-  spec.dt_most = numerics.dt_most;
-  job_.final_states = (numerics.final_states || job_.update) && !job_.alone;
+  spec.dt_min = numerics.dt_min;
+  spec.dt_max = numerics.dt_max;
+  job_.final_states = (numerics.final_states || job_.update) && !job_.conv1d_only;
   job_.final_halos = (numerics.final_states || job_.update) && job_.convolution;
-  check_scan_job(job_);
+  check_ssm_job(job_);
 }
 
-void ScanInput::take_shape(const SyntheticScan& input, int ranks) {
+void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks) {
   seed_ = input.seed;
-  ScanSpec& spec = job_.spec;
+  SsmSpec& spec = job_.spec;
   spec.dtype = input.dtype;
   spec.heads = input.heads;
   spec.head_dim = input.selective || input.convolution ? 1 : input.head_dim;
@@ -67,8 +67,8 @@ void ScanInput::take_shape(const SyntheticScan& input, int ranks) {
   spec.state_dim = input.convolution ? 1 : input.state_dim;
   spec.state_decays = input.selective || input.convolution;
   spec.skip = spec.gate = spec.dt_bias = !input.convolution;
-  job_.alone = input.convolution;
-  check_scan(spec);
+  job_.conv1d_only = input.convolution;
+  check_ssm(spec);
   if (input.tokens < 1 || input.batch < 1) {
     fail(ErrorCode::kUsage, {setting("seq", input.tokens), " with ", setting("batch", input.batch)},
          "a scan has at least one token of one sequence", "Check the shape of the input.");
@@ -77,15 +77,15 @@ void ScanInput::take_shape(const SyntheticScan& input, int ranks) {
       static_cast<double>(input.tokens) * static_cast<double>(input.batch) *
       std::max({static_cast<double>(spec.heads) * spec.head_dim, static_cast<double>(spec.groups) * spec.state_dim});
   const double states = static_cast<double>(input.batch) * static_cast<double>(state_bytes(spec));
-  if (elements > kMostElements || states > kMostElements) {
+  if (elements > kMaxElements || states > kMaxElements) {
     fail(ErrorCode::kUsage,
          {setting("seq", input.tokens), " with ", setting("batch", input.batch),
           fmt::format(" and {} heads", spec.heads)},
          "a tensor would have more than 2^60 elements", "Use fewer tokens, sequences or heads.");
   }
-  if (input.batch > kMostSequences) {
+  if (input.batch > kMaxSequences) {
     fail(ErrorCode::kUsage, {setting("batch", input.batch)},
-         fmt::format("at most {} sequences are possible", kMostSequences), "Compute them in several jobs.");
+         fmt::format("at most {} sequences are possible", kMaxSequences), "Compute them in several jobs.");
   }
   const AxisOrder order = input.order.value_or(input.batch == 1 ? AxisOrder::kThd : AxisOrder::kBthd);
   if (order != AxisOrder::kThd && order != AxisOrder::kBthd) {
@@ -95,48 +95,48 @@ void ScanInput::take_shape(const SyntheticScan& input, int ranks) {
   const bool batched = order == AxisOrder::kBthd;
   y_grid_ = {order, batched ? input.batch : 1, batched ? input.tokens : input.tokens * input.batch, spec.heads,
              spec.head_dim};
-  check_scan_size(input.batch, input.batch * super_segments(input.tokens), ranks);
+  check_ssm_size(input.batch, input.batch * super_segments(input.tokens), ranks);
   job_.lengths.assign(static_cast<std::size_t>(input.batch), input.tokens);
   job_.update = job_.initial_states = input.update;
   take_whole();
   const std::uint64_t seed = input.seed.value_or(0);
-  if (!job_.alone) {
+  if (!job_.conv1d_only) {
     d_ = synthetic_heads(seed, 0, spec.heads, 0.0F);
-    dt_bias_ = synthetic_heads(seed, 1, spec.heads, kUsualBias);
+    dt_bias_ = synthetic_heads(seed, 1, spec.heads, kDefaultBias);
     for (int head = 0; head < spec.heads; ++head) {
       for (int state = 0; state < (spec.state_decays ? spec.state_dim : 1); ++state) {
         a_.push_back(synthetic_decay(head) * static_cast<float>(state + 1));
       }
     }
   }
-  if (input.conv_width == 0 && !job_.alone) return;
-  take_convolution(input.conv_width, true);
+  if (input.conv_width == 0 && !job_.conv1d_only) return;
+  set_conv1d(input.conv_width, true);
   job_.initial_halos = input.update;
   const auto number = [&](int token, int channel) {
-    return synthetic_value(seed, SyntheticTensor::kScanHeads, kConvolutionToken + token, channel, 0);
+    return synthetic_value(seed, SyntheticTensor::kSsmHeads, kConv1dToken + token, channel, 0);
   };
   for (int channel = 0; channel < job_.convolution->channels; ++channel) {
-    for (int k = 0; k < input.conv_width; ++k) conv_weight_.push_back(kConvolutionScale * number(k, channel));
-    conv_bias_.push_back(kConvolutionScale * number(input.conv_width, channel));
+    for (int k = 0; k < input.conv_width; ++k) conv_weight_.push_back(kConv1dScale * number(k, channel));
+    conv_bias_.push_back(kConv1dScale * number(input.conv_width, channel));
   }
 }
 
-void ScanInput::take_shape(const FileInput& input, int ranks) {
+void SsmInput::take_shape(const FileInput& input, int ranks) {
   file_ = open_input_file(input);
-  if (!file_->scan) {
+  if (!file_->ssm) {
     fail(ErrorCode::kFile, fmt::format("{} holds no scan", input.path),
          "x and dt, u and delta, or x and conv1d_weight aren't there", {"Name them with ", setting("tensors"), "."});
   }
-  const ScanTensors& found = *file_->scan;
-  check_scan_size(found.lengths, ranks);
-  ScanSpec& spec = job_.spec;
+  const SsmTensors& found = *file_->ssm;
+  check_ssm_size(found.lengths, ranks);
+  SsmSpec& spec = job_.spec;
   spec.dtype = found.dtype;
   spec.heads = found.heads;
   spec.head_dim = found.head_dim;
   spec.groups = found.groups;
   spec.state_dim = found.state_dim;
   spec.state_decays = found.selective;
-  job_.alone = found.alone;
+  job_.conv1d_only = found.conv1d_only;
   spec.skip = !found.d.empty();
   spec.gate = found.z.has_value();
   spec.dt_bias = !found.dt_bias.empty();
@@ -151,16 +151,16 @@ void ScanInput::take_shape(const FileInput& input, int ranks) {
   dt_bias_ = found.dt_bias;
   conv_weight_ = found.conv_weight;
   conv_bias_ = found.conv_bias;
-  if (found.conv_width > 0) take_convolution(found.conv_width, !found.conv_bias.empty());
+  if (found.conv_width > 0) set_conv1d(found.conv_width, !found.conv_bias.empty());
   take_whole();
 }
 
 // Models have silu behind it.
-void ScanInput::take_convolution(int width, bool bias) {
-  job_.convolution = ConvolutionSpec{job_.spec.dtype, convolution_channels(job_.spec), width, bias, true};
+void SsmInput::set_conv1d(int width, bool bias) {
+  job_.convolution = CausalConv1dSpec{job_.spec.dtype, conv1d_channels(job_.spec), width, bias, true};
 }
 
-void ScanInput::take_whole() {
+void SsmInput::take_whole() {
   std::int64_t token = 0;
   for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
     numbers_.push_back(static_cast<std::int32_t>(s));
@@ -169,16 +169,16 @@ void ScanInput::take_whole() {
   }
 }
 
-ScanInput ScanInput::with_final_states() const {
-  ScanInput all = *this;
-  all.job_.final_states = !job_.alone;
+SsmInput SsmInput::with_final_states() const {
+  SsmInput all = *this;
+  all.job_.final_states = !job_.conv1d_only;
   all.job_.final_halos = job_.convolution.has_value();
   return all;
 }
 
-ScanInput ScanInput::part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
-                          std::vector<std::byte> carried) const {
-  ScanInput some = *this;
+SsmInput SsmInput::part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
+                        std::vector<std::byte> carried) const {
+  SsmInput some = *this;
   some.job_.lengths.clear();
   some.numbers_.clear();
   some.origins_.clear();
@@ -192,39 +192,39 @@ ScanInput ScanInput::part(std::span<const std::int64_t> begins, std::span<const 
     some.job_.initial_halos = some.job_.initial_halos || (job_.convolution && begins[s] > 0);
   }
   if (!carried.empty()) {
-    some.job_.initial_states = !job_.alone;
+    some.job_.initial_states = !job_.conv1d_only;
     some.carried_ = std::move(carried);
   }
   return some;
 }
 
-ScanInput::RowShape ScanInput::row_shape(ScanRows rows) const {
-  const ScanSpec& spec = job_.spec;
+SsmInput::RowShape SsmInput::row_shape(SsmTensorKind rows) const {
+  const SsmSpec& spec = job_.spec;
   switch (rows) {
-    case ScanRows::kX:
-    case ScanRows::kZ:
+    case SsmTensorKind::kX:
+    case SsmTensorKind::kZ:
       return {spec.heads, spec.head_dim};
-    case ScanRows::kDt:
+    case SsmTensorKind::kDt:
       return {spec.heads, 1};
-    case ScanRows::kB:
-    case ScanRows::kC:
+    case SsmTensorKind::kB:
+    case SsmTensorKind::kC:
       break;
   }
   return {spec.groups, spec.state_dim};
 }
 
-std::vector<ScanRows> ScanInput::convolved() const {
+std::vector<SsmTensorKind> SsmInput::convolved() const {
   if (!job_.convolution) return {};
-  if (job_.spec.state_decays) return {ScanRows::kX};
-  return {ScanRows::kX, ScanRows::kB, ScanRows::kC};
+  if (job_.spec.state_decays) return {SsmTensorKind::kX};
+  return {SsmTensorKind::kX, SsmTensorKind::kB, SsmTensorKind::kC};
 }
 
-SyntheticTensor ScanInput::synthetic(ScanRows rows) {
-  return static_cast<SyntheticTensor>(static_cast<int>(SyntheticTensor::kScanX) + static_cast<int>(rows));
+SyntheticTensor SsmInput::synthetic(SsmTensorKind rows) {
+  return static_cast<SyntheticTensor>(static_cast<int>(SyntheticTensor::kSsmX) + static_cast<int>(rows));
 }
 
-void ScanInput::read(ScanRows which, std::span<const PackedRun> runs, const MutableTensorView& rows,
-                     int threads) const {
+void SsmInput::read(SsmTensorKind which, std::span<const PackedRun> runs, const MutableTensorView& rows,
+                    int threads) const {
   if (seed_) {
     fill_synthetic(*seed_, synthetic(which), runs, rows, threads);
     return;
@@ -232,31 +232,31 @@ void ScanInput::read(ScanRows which, std::span<const PackedRun> runs, const Muta
   if (file_ == nullptr) {
     fail(ErrorCode::kUsage, "the job has no input", "its shape alone is given", "Name a seed, or a file.");
   }
-  const ScanTensors& found = *file_->scan;
+  const SsmTensors& found = *file_->ssm;
   switch (which) {
-    case ScanRows::kX:
+    case SsmTensorKind::kX:
       return read_rows(found.x, found.x_grid, runs, rows);
-    case ScanRows::kDt:
+    case SsmTensorKind::kDt:
       return read_rows(found.dt, found.dt_grid, runs, rows);
-    case ScanRows::kB:
+    case SsmTensorKind::kB:
       return read_rows(found.b, found.b_grid, runs, rows);
-    case ScanRows::kC:
+    case SsmTensorKind::kC:
       return read_rows(found.c, found.b_grid, runs, rows);
-    case ScanRows::kZ:
+    case SsmTensorKind::kZ:
       return read_rows(*found.z, found.x_grid, runs, rows);
   }
 }
 
-void ScanInput::read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const {
+void SsmInput::read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const {
   if (!carried_) {
     std::vector<std::int32_t> numbers;
     for (const std::int32_t sequence : sequences) numbers.push_back(numbers_[static_cast<std::size_t>(sequence)]);
-    if (file_) return read_states(*file_->scan, numbers, states);
+    if (file_) return read_states(*file_->ssm, numbers, states);
     std::vector<PackedRun> runs;
     for (const std::int32_t number : numbers) runs.push_back({kStatesToken + number, kStatesToken + number + 1});
     const std::int64_t dim = std::int64_t{job_.spec.head_dim} * job_.spec.state_dim;
     return fill_synthetic(
-        seed_.value_or(0), SyntheticTensor::kScanHeads, runs,
+        seed_.value_or(0), SyntheticTensor::kSsmHeads, runs,
         dense_view(static_cast<void*>(states.data()), Dtype::kF32, total_tokens(runs), job_.spec.heads, dim), 1);
   }
   const auto bytes = static_cast<std::size_t>(state_bytes(job_.spec));
@@ -266,8 +266,8 @@ void ScanInput::read_initial(std::span<const std::int32_t> sequences, std::span<
   }
 }
 
-void ScanInput::read_halos(std::span<const std::int32_t> sequences, std::span<std::byte> halos) const {
-  const ConvolutionSpec& spec = *job_.convolution;
+void SsmInput::read_halos(std::span<const std::int32_t> sequences, std::span<std::byte> halos) const {
+  const CausalConv1dSpec& spec = *job_.convolution;
   const auto bytes = static_cast<std::size_t>(spec.halo_bytes());
   std::ranges::fill(halos, std::byte{0});
   for (std::size_t i = 0; i < sequences.size(); ++i) {
@@ -275,26 +275,26 @@ void ScanInput::read_halos(std::span<const std::int32_t> sequences, std::span<st
     const std::span<std::byte> halo = halos.subspan(i * bytes, bytes);
     const MutableTensorView rows =
         dense_view(static_cast<void*>(halo.data()), spec.dtype, spec.halo_tokens(), 1, spec.channels);
-    if (job_.alone && carried_) {
+    if (job_.conv1d_only && carried_) {
       turn_halo(carried_->data() + s * bytes, spec.channels, spec.halo_tokens(), spec.dtype, halo);
     } else if (begin_of(s) >= spec.halo_tokens()) {
-      read_in_front(origins_[s], rows);
-    } else if (file_ && file_->scan->conv_state) {
-      read_halo(*file_->scan, numbers_[s], halo);
+      read_before(origins_[s], rows);
+    } else if (file_ && file_->ssm->conv_state) {
+      read_halo(*file_->ssm, numbers_[s], halo);
     } else if (seed_ && job_.update) {
       const std::int64_t first = kHalosToken + numbers_[s] * std::int64_t{spec.halo_tokens()};
       const PackedRun runs[] = {{first, first + spec.halo_tokens()}};
-      fill_synthetic(*seed_, SyntheticTensor::kScanHeads, runs, rows, 1);
+      fill_synthetic(*seed_, SyntheticTensor::kSsmHeads, runs, rows, 1);
     }
   }
 }
 
 // The tokens of the same sequence in front of a packed one.
-void ScanInput::read_in_front(std::int64_t token, const MutableTensorView& rows) const {
+void SsmInput::read_before(std::int64_t token, const MutableTensorView& rows) const {
   const PackedRun runs[] = {{token - rows.tokens, token}};
   const auto size = static_cast<std::int64_t>(size_of(rows.dtype));
   std::int64_t first = 0;  // channel
-  for (const ScanRows which : convolved()) {
+  for (const SsmTensorKind which : convolved()) {
     const RowShape shape = row_shape(which);
     const std::int64_t dims = shape.heads * shape.dim;
     const Buffer some = allocate_host(static_cast<std::size_t>(rows.tokens * dims * size));
@@ -306,33 +306,33 @@ void ScanInput::read_in_front(std::int64_t token, const MutableTensorView& rows)
   }
 }
 
-std::vector<std::int64_t> ScanInput::halos_shape() const {
+std::vector<std::int64_t> SsmInput::halos_shape() const {
   return {static_cast<std::int64_t>(job_.lengths.size()), job_.convolution->channels, job_.convolution->halo_tokens()};
 }
 
-std::vector<std::int64_t> ScanInput::y_shape() const {
+std::vector<std::int64_t> SsmInput::y_shape() const {
   std::vector<std::int64_t> shape = y_grid_.shape();
   if (job_.spec.state_decays) shape.pop_back();
   return shape;
 }
 
-std::vector<std::int64_t> ScanInput::states_shape() const {
-  const ScanSpec& spec = job_.spec;
+std::vector<std::int64_t> SsmInput::states_shape() const {
+  const SsmSpec& spec = job_.spec;
   const auto sequences = static_cast<std::int64_t>(job_.lengths.size());
   if (spec.state_decays) return {sequences, spec.heads, spec.state_dim};
   return {sequences, spec.heads, spec.head_dim, spec.state_dim};
 }
 
-std::vector<FileFingerprint> ScanInput::fingerprints() const {
-  return file_ ? ringattn::fingerprints(file_->scan->used) : std::vector<FileFingerprint>();
+std::vector<FileFingerprint> SsmInput::fingerprints() const {
+  return file_ ? ringattn::fingerprints(file_->ssm->used) : std::vector<FileFingerprint>();
 }
 
-UnreadTensors ScanInput::unread() const {
+UnreadTensors SsmInput::unread() const {
   if (!file_) return {};
-  return unread_tensors(file_->file, file_->scan->used, file_->request.names);
+  return unread_tensors(file_->file, file_->ssm->used, file_->request.names);
 }
 
-std::string ScanInput::source() const {
+std::string SsmInput::source() const {
   return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : file_ ? file_->request.path : "no input";
 }
 

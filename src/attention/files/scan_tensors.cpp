@@ -17,9 +17,9 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kMostDims = 1 << 16;
-constexpr std::int64_t kMostOfAToken = 1 << 20;  // numbers in a token's row
-constexpr std::int64_t kMostDecays = 1 << 22;
+constexpr std::int64_t kMaxDims = 1 << 16;
+constexpr std::int64_t kMaxPerToken = 1 << 20;  // numbers in a token's row
+constexpr std::int64_t kMaxDecays = 1 << 22;
 constexpr std::int64_t kNumbersAtOnce = 1 << 16;
 constexpr std::string_view kRows =
     "x is [tokens, heads, head_dim], dt [tokens, heads], B and C [tokens, groups, state_dim], each behind an axis for "
@@ -35,7 +35,7 @@ using Shape = std::vector<std::int64_t>;
 // The names that the roles of a kind of scan have in a file.
 struct Roles {
   std::string x, dt, bias;
-  std::string_view rows;  // a remedy
+  std::string_view rows;  // a suggestion
 };
 
 Roles roles_of(bool selective, bool alone, const InputNames& names) {
@@ -51,18 +51,18 @@ bool names_channels(const InputNames& names) { return names.u || names.delta || 
 bool names_heads(const InputNames& names) { return names.x || names.dt || names.dt_bias; }
 
 // `inner` behind the axes of x that count tokens.
-Shape rows_shape(const ScanTensors& found, const Shape& inner) {
+Shape rows_shape(const SsmTensors& found, const Shape& inner) {
   Shape shape = found.batched ? Shape{found.x_grid.batch, found.x_grid.length} : Shape{found.x_grid.length};
   shape.insert(shape.end(), inner.begin(), inner.end());
   return shape;
 }
 
-void check_rows(const ScanTensors& found, const TensorSource& tensor, const Shape& inner, const Roles& roles) {
+void check_rows(const SsmTensors& found, const TensorSource& tensor, const Shape& inner, const Roles& roles) {
   require(row_dtype(tensor) == found.dtype, tensor, described(found.x), "The rows of a scan have one dtype.");
   require(tensor.info->shape == rows_shape(found, inner), tensor, described(found.x), roles.rows);
 }
 
-RowGrid grid_of(const ScanTensors& found, std::int64_t heads, std::int64_t dim) {
+RowGrid grid_of(const SsmTensors& found, std::int64_t heads, std::int64_t dim) {
   return {found.batched ? AxisOrder::kBthd : AxisOrder::kThd, found.x_grid.batch, found.x_grid.length, heads, dim};
 }
 
@@ -84,17 +84,17 @@ std::vector<float> read_fp32(const TensorSource& tensor, std::int64_t rows, std:
 }
 
 // One number a head, where the tensor is there.
-std::vector<float> read_heads(ScanTensors& found, const SafetensorsFile& file, const std::optional<std::string>& name,
-                              std::string_view role, std::string_view remedy) {
+std::vector<float> read_heads(SsmTensors& found, const SafetensorsFile& file, const std::optional<std::string>& name,
+                              std::string_view role, std::string_view suggestion) {
   const auto tensor = find_optional(file, name, role);
   if (!tensor) return {};
   found.used.push_back(*tensor);
-  require(tensor->info->shape == Shape{found.heads}, *tensor, described(found.x), remedy);
+  require(tensor->info->shape == Shape{found.heads}, *tensor, described(found.x), suggestion);
   return read_fp32(*tensor, found.heads, 1);
 }
 
 // Axes, heads and dims of x or u.
-void find_shape(const SafetensorsFile& file, const Roles& roles, std::optional<AxisOrder> order, ScanTensors& found) {
+void find_shape(const SafetensorsFile& file, const Roles& roles, std::optional<AxisOrder> order, SsmTensors& found) {
   found.x = file.tensor(roles.x);
   const Shape& shape = found.x.info->shape;
   const std::size_t axes = found.selective ? 2 : 3;
@@ -108,19 +108,19 @@ void find_shape(const SafetensorsFile& file, const Roles& roles, std::optional<A
          "Leave it out; transpose what lies otherwise.");
   }
   for (const std::int64_t extent : std::span(shape).subspan(found.batched ? 2 : 1)) {
-    require(extent >= 1 && extent <= kMostDims, found.x, fmt::format("1 to {} heads or dims are possible", kMostDims),
+    require(extent >= 1 && extent <= kMaxDims, found.x, fmt::format("1 to {} heads or dims are possible", kMaxDims),
             roles.rows);
   }
   found.dtype = row_dtype(found.x);
   found.heads = static_cast<int>(shape[found.batched ? 2 : 1]);
   if (!found.selective) found.head_dim = static_cast<int>(shape.back());
-  require(std::int64_t{found.heads} * found.head_dim <= kMostOfAToken, found.x,
-          fmt::format("at most {} numbers of a token are possible", kMostOfAToken), roles.rows);
+  require(std::int64_t{found.heads} * found.head_dim <= kMaxPerToken, found.x,
+          fmt::format("at most {} numbers of a token are possible", kMaxPerToken), roles.rows);
   found.x_grid = {lies, found.batched ? shape[0] : 1, shape[found.batched ? 1 : 0], found.heads, found.head_dim};
 }
 
 // B and C, which say groups and state_dim.
-void find_groups(const SafetensorsFile& file, const InputNames& names, const Roles& roles, ScanTensors& found) {
+void find_groups(const SafetensorsFile& file, const InputNames& names, const Roles& roles, SsmTensors& found) {
   found.b = file.tensor(names.b.value_or("B"));
   found.c = file.tensor(names.c.value_or("C"));
   const Shape& shape = found.b.info->shape;
@@ -129,11 +129,11 @@ void find_groups(const SafetensorsFile& file, const InputNames& names, const Rol
   require(grouped || (found.selective && shape.size() == outer + 1), found.b, described(found.x), roles.rows);
   const std::int64_t groups = grouped ? shape[outer] : 1;
   for (const std::int64_t extent : {groups, shape.back()}) {
-    require(extent >= 1 && extent <= kMostDims, found.b,
-            fmt::format("1 to {} groups or states are possible", kMostDims), roles.rows);
+    require(extent >= 1 && extent <= kMaxDims, found.b, fmt::format("1 to {} groups or states are possible", kMaxDims),
+            roles.rows);
   }
-  require(groups * shape.back() <= kMostOfAToken, found.b,
-          fmt::format("at most {} numbers of a token are possible", kMostOfAToken), roles.rows);
+  require(groups * shape.back() <= kMaxPerToken, found.b,
+          fmt::format("at most {} numbers of a token are possible", kMaxPerToken), roles.rows);
   require(found.heads % groups == 0, found.b,
           fmt::format("{}, and {} groups don't divide {} {}", described(found.x), groups, found.heads,
                       found.selective ? "channels" : "heads"),
@@ -146,7 +146,7 @@ void find_groups(const SafetensorsFile& file, const InputNames& names, const Rol
   found.b_grid = grid_of(found, groups, shape.back());
 }
 
-void find_decays(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
+void find_decays(const SafetensorsFile& file, const InputNames& names, SsmTensors& found) {
   if (!names.a && !file.contains("A") && file.contains("A_log")) {
     fail(ErrorCode::kFile, fmt::format("{} has no tensor `A`", file.path()),
          "its `A_log` is the logarithm that models store", "Write A = -exp(A_log).");
@@ -158,7 +158,7 @@ void find_decays(const SafetensorsFile& file, const InputNames& names, ScanTenso
     require(a.info->shape == Shape{found.heads, dim}, a,
             fmt::format("{}, and {}", described(found.x), described(found.b)),
             "A of a selective scan is [channels, state_dim].");
-    require(found.heads * dim <= kMostDecays, a, fmt::format("at most {} decays are possible", kMostDecays),
+    require(found.heads * dim <= kMaxDecays, a, fmt::format("at most {} decays are possible", kMaxDecays),
             "Compute channels apart: each is a scan of its own.");
   } else {
     require(a.info->shape == Shape{found.heads}, a, described(found.x), "A is [heads].");
@@ -167,7 +167,7 @@ void find_decays(const SafetensorsFile& file, const InputNames& names, ScanTenso
 }
 
 // Of an update: its rows are those of sequences of one token.
-std::vector<std::int64_t> single_tokens(const std::optional<TensorSource>& cumulative, const ScanTensors& found) {
+std::vector<std::int64_t> single_tokens(const std::optional<TensorSource>& cumulative, const SsmTensors& found) {
   require(!found.batched || found.x_grid.length == 1, found.x,
           fmt::format("`state` is there, so each of its {} sequences has one token", found.x_grid.batch),
           "Give one token of each sequence, or name what `state` is initial_states.");
@@ -179,7 +179,7 @@ std::vector<std::int64_t> single_tokens(const std::optional<TensorSource>& cumul
   return std::vector<std::int64_t>(static_cast<std::size_t>(sequences), 1);
 }
 
-std::vector<std::int64_t> find_lengths(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
+std::vector<std::int64_t> find_lengths(const SafetensorsFile& file, const InputNames& names, SsmTensors& found) {
   const auto cumulative = find_optional(file, names.cu_seqlens, "cu_seqlens");
   if (found.update) return single_tokens(cumulative, found);
   if (!cumulative) {
@@ -201,7 +201,7 @@ std::vector<std::int64_t> find_lengths(const SafetensorsFile& file, const InputN
 }
 
 // `state` makes it an update: found before the lengths.
-void find_kind_of_states(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
+void find_kind_of_states(const SafetensorsFile& file, const InputNames& names, SsmTensors& found) {
   found.initial_states = find_optional(file, names.initial_states, "initial_states");
   const auto state = find_optional(file, names.state, "state");
   found.update = state.has_value();
@@ -213,7 +213,7 @@ void find_kind_of_states(const SafetensorsFile& file, const InputNames& names, S
   found.initial_states = state;
 }
 
-void check_states(ScanTensors& found) {
+void check_states(SsmTensors& found) {
   if (!found.initial_states) return;
   found.used.push_back(*found.initial_states);
   Shape shape{static_cast<std::int64_t>(found.lengths.size()), found.heads, found.head_dim, found.state_dim};
@@ -224,11 +224,11 @@ void check_states(ScanTensors& found) {
   row_dtype(*found.initial_states);
 }
 
-void find_convolution(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
+void find_conv1d(const SafetensorsFile& file, const InputNames& names, SsmTensors& found) {
   const auto weight = find_optional(file, names.conv1d_weight, "conv1d_weight");
   const auto bias = find_optional(file, names.conv1d_bias, "conv1d_bias");
-  found.conv_state =
-      find_optional(file, found.alone && !names.conv_state ? names.initial_states : names.conv_state, "conv_state");
+  found.conv_state = find_optional(
+      file, found.conv1d_only && !names.conv_state ? names.initial_states : names.conv_state, "conv_state");
   if (!weight) {
     for (const auto& other : {bias, found.conv_state}) {
       if (other) require(false, *other, "there is no conv1d_weight", "Write the convolution's weight, too.");
@@ -242,8 +242,8 @@ void find_convolution(const SafetensorsFile& file, const InputNames& names, Scan
   const std::int64_t width = shape.empty() ? 0 : shape.back();
   require(
       width >= 2 && width <= 4 && (shape == Shape{channels, width} || shape == Shape{channels, 1, width}), *weight,
-      found.alone ? fmt::format("{}, and widths are 2, 3 and 4", described(found.x))
-                  : fmt::format("{} channels stand in front of the scan, and widths are 2, 3 and 4", channels),
+      found.conv1d_only ? fmt::format("{}, and widths are 2, 3 and 4", described(found.x))
+                        : fmt::format("{} channels stand in front of the scan, and widths are 2, 3 and 4", channels),
       found.selective ? "It is [channels, width]." : "It is [channels, width], of all dims of x, then of B and of C.");
   found.used.push_back(*weight);
   found.conv_channels = static_cast<int>(channels);
@@ -266,8 +266,8 @@ void find_convolution(const SafetensorsFile& file, const InputNames& names, Scan
           "The rows of a scan, and the tokens in front of them, have one dtype.");
 }
 
-bool holds_convolution(const SafetensorsFile& file, const InputNames& names) {
-  const bool weight = names.conv1d_weight || has_role(file, "conv1d_weight", JobKind::kConvolution);
+bool holds_conv1d(const SafetensorsFile& file, const InputNames& names) {
+  const bool weight = names.conv1d_weight || has_role(file, "conv1d_weight", JobKind::kConv1d);
   const bool scanned = names.dt || names_channels(names) || file.contains("dt") ||
                        ((file.contains("u") || file.contains("delta")) && !names.x);
   return weight && !scanned && (names.x || file.contains("x"));
@@ -275,7 +275,7 @@ bool holds_convolution(const SafetensorsFile& file, const InputNames& names) {
 
 }  // namespace
 
-bool holds_scan(const SafetensorsFile& file, const InputNames& names) {
+bool holds_ssm(const SafetensorsFile& file, const InputNames& names) {
   const bool named = names_channels(names) || names_heads(names) || names.a || names.b || names.c || names.d ||
                      names.z || names.initial_states || names.cu_seqlens || names.state || names.conv1d_weight ||
                      names.conv1d_bias || names.conv_state;
@@ -293,27 +293,28 @@ bool holds_scan(const SafetensorsFile& file, const InputNames& names) {
   return whole || (!queries && (file.contains("x") || file.contains("u")));
 }
 
-ScanTensors find_scan(const SafetensorsFile& file, const InputNames& given, std::optional<AxisOrder> order) {
-  ScanTensors found;
+SsmTensors find_ssm(const SafetensorsFile& file, const InputNames& given, std::optional<AxisOrder> order) {
+  SsmTensors found;
   const bool channels = file.contains("u");
   const bool heads = file.contains("x");
   if (names_channels(given) == names_heads(given) && channels && heads) {
     fail(ErrorCode::kFile, fmt::format("{} holds x and u", file.path()), "a job is one scan",
          {"Name x and dt, or u and delta, with ", setting("tensors"), "."});
   }
-  found.alone = holds_convolution(file, given);
-  found.selective = found.alone || (names_channels(given) != names_heads(given) ? names_channels(given) : channels);
+  found.conv1d_only = holds_conv1d(file, given);
+  found.selective =
+      found.conv1d_only || (names_channels(given) != names_heads(given) ? names_channels(given) : channels);
   const InputNames names = resolve_names(file, given,
-                                         found.alone       ? JobKind::kConvolution
+                                         found.conv1d_only ? JobKind::kConv1d
                                          : found.selective ? JobKind::kSelectiveScan
                                                            : JobKind::kSsd);
-  const Roles roles = roles_of(found.selective, found.alone, names);
+  const Roles roles = roles_of(found.selective, found.conv1d_only, names);
   find_shape(file, roles, order, found);
-  if (found.alone) {
+  if (found.conv1d_only) {
     found.used.push_back(found.x);
     found.state_dim = 1;
     found.lengths = find_lengths(file, names, found);
-    find_convolution(file, names, found);
+    find_conv1d(file, names, found);
     return found;
   }
   found.dt = file.tensor(roles.dt);
@@ -334,11 +335,11 @@ ScanTensors find_scan(const SafetensorsFile& file, const InputNames& given, std:
   found.dt_bias = read_heads(found, file, named_bias ? std::optional(roles.bias) : std::nullopt, roles.bias,
                              "It holds one number a head.");
   check_states(found);
-  find_convolution(file, names, found);
+  find_conv1d(file, names, found);
   return found;
 }
 
-void read_states(const ScanTensors& tensors, std::span<const std::int32_t> sequences, std::span<float> states) {
+void read_states(const SsmTensors& tensors, std::span<const std::int32_t> sequences, std::span<float> states) {
   const TensorSource& source = *tensors.initial_states;
   const Dtype dtype = row_dtype(source);
   const auto count = static_cast<std::int64_t>(tensors.lengths.size());
@@ -354,7 +355,7 @@ void read_states(const ScanTensors& tensors, std::span<const std::int32_t> seque
   }
 }
 
-void read_halo(const ScanTensors& tensors, std::int32_t sequence, std::span<std::byte> halo) {
+void read_halo(const SsmTensors& tensors, std::int32_t sequence, std::span<std::byte> halo) {
   const TensorSource& source = *tensors.conv_state;
   const std::int64_t kept = source.info->shape.back();
   const auto size = static_cast<std::int64_t>(size_of(tensors.dtype));

@@ -21,7 +21,7 @@
 // The causal convolution in front of it, of x, B and C as they lie side by side, or of u alone, with silu behind it; x,
 // B and C, or u, are then what stands in front of it:
 //
-//   conv1d_weight   [channels, width] or [channels, 1, width]; channels as convolution_channels() counts them
+//   conv1d_weight   [channels, width] or [channels, 1, width]; channels as conv1d_channels() counts them
 //   conv1d_bias     [channels], optional
 //   conv_state      [sequences, channels, width − 1], or of `width`, whose last ones count; optional: the tokens in
 //   front
@@ -45,9 +45,9 @@
 
 namespace ringattn {
 
-struct ScanTensors {
+struct SsmTensors {
   bool selective = false;
-  bool alone = false;  // a convolution, of a `selective` one's channels
+  bool conv1d_only = false;  // a convolution, of a `selective` one's channels
   bool update = false;
   Dtype dtype = Dtype::kBf16;
   int heads = 0;  // or channels
@@ -73,17 +73,17 @@ struct ScanTensors {
 
 // Whether the input is a scan: its tensors are named, or x and dt, or u and delta are there while nothing of another op
 // was named; or one of these is, and no q. Throws kFile where q is there besides and nothing says which is meant.
-bool holds_scan(const SafetensorsFile& file, const InputNames& names);
+bool holds_ssm(const SafetensorsFile& file, const InputNames& names);
 
 // `order`: kThd, kBthd, or by the number of axes. Throws kFile, naming the tensor, its shape and what it disagrees
 // with, and kUsage for another order.
-ScanTensors find_scan(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order);
+SsmTensors find_ssm(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order);
 
 // The initial states of these sequences, [sequences, heads, head_dim, state_dim]. Throws kFile.
-void read_states(const ScanTensors& tensors, std::span<const std::int32_t> sequences, std::span<float> states);
+void read_states(const SsmTensors& tensors, std::span<const std::int32_t> sequences, std::span<float> states);
 
 // The tokens in front of one sequence, from conv_state: [width − 1, channels] of the rows' dtype, oldest first.
-void read_halo(const ScanTensors& tensors, std::int32_t sequence, std::span<std::byte> halo);
+void read_halo(const SsmTensors& tensors, std::int32_t sequence, std::span<std::byte> halo);
 
 // The last tokens of [channels, kept], as many as `halo` has room for: [tokens, channels].
 void turn_halo(const std::byte* from, std::int64_t channels, std::int64_t kept, Dtype dtype, std::span<std::byte> halo);

@@ -31,7 +31,7 @@ bool as_they_are(const std::string& name, Dtype dtype) {
 
 // Calls part(tokens, latents, codes, first) for some tokens at a time, of which latents and rows of 8 bits are made.
 template <class Part>
-void for_each_part(std::uint64_t seed, const LatentSpec& spec, std::span<const PackedRun> tokens, int threads,
+void for_each_part(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens, int threads,
                    const Part& part) {
   const std::int64_t row_bytes = latent_row_bytes(spec);
   std::int64_t first = 0;
@@ -47,7 +47,7 @@ void for_each_part(std::uint64_t seed, const LatentSpec& spec, std::span<const P
       const auto k_rope = dense_view(static_cast<void*>(keys.data()), spec.dtype, count, 1, spec.rope_dim);
       fill_synthetic(seed, SyntheticTensor::kLatent, {&piece, 1}, latent, threads);
       fill_synthetic(seed, SyntheticTensor::kKeyRope, {&piece, 1}, k_rope, threads);
-      pack_latent_rows(latent, k_rope, codes.data(), row_bytes);
+      quantize_latent_rows(latent, k_rope, codes.data(), row_bytes);
       part(codes, k_rope, first);
       first += count;
     }
@@ -56,13 +56,13 @@ void for_each_part(std::uint64_t seed, const LatentSpec& spec, std::span<const P
 
 }  // namespace
 
-CacheFormat synthetic_format(const std::string& name, const FoldSpec& spec) {
+CacheFormat synthetic_format(const std::string& name, const AttentionSpec& spec) {
   if (as_they_are(name, spec.dtype)) return {};
   return choose_format(parse_format_choice(name), std::nullopt, {spec.dtype, spec.kv_heads, spec.head_dim},
                        {spec.dtype, spec.kv_heads, spec.head_dim_v});
 }
 
-bool synthetic_latent_codes(const std::string& name, const LatentSpec& spec) {
+bool is_fp8_latent_format(const std::string& name, const MlaSpec& spec) {
   if (as_they_are(name, spec.dtype)) return false;
   if (name != "fp8") {
     fail(ErrorCode::kUsage, {setting("cache_format", name), " with latents"},
@@ -76,8 +76,8 @@ bool synthetic_latent_codes(const std::string& name, const LatentSpec& spec) {
   return true;
 }
 
-void make_latent_codes(std::uint64_t seed, const LatentSpec& spec, std::span<const PackedRun> tokens,
-                       std::span<std::byte> rows, int threads) {
+void make_fp8_latents(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens,
+                      std::span<std::byte> rows, int threads) {
   const std::int64_t row_bytes = latent_row_bytes(spec);
   for_each_part(seed, spec, tokens, threads,
                 [&](const std::vector<std::byte>& codes, const MutableTensorView&, std::int64_t first) {
@@ -85,7 +85,7 @@ void make_latent_codes(std::uint64_t seed, const LatentSpec& spec, std::span<con
                 });
 }
 
-void make_stored_latents(std::uint64_t seed, const LatentSpec& spec, std::span<const PackedRun> tokens,
+void make_stored_latents(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens,
                          const MutableTensorView& latent, int threads) {
   const std::int64_t row_bytes = latent_row_bytes(spec);
   for_each_part(seed, spec, tokens, threads,
@@ -93,7 +93,7 @@ void make_stored_latents(std::uint64_t seed, const LatentSpec& spec, std::span<c
                   MutableTensorView rows = latent;
                   rows.data = latent.at(first, 0);
                   rows.tokens = k_rope.tokens;
-                  unpack_latent_rows(codes.data(), row_bytes, rows, k_rope);
+                  dequantize_latent_rows(codes.data(), row_bytes, rows, k_rope);
                 });
 }
 

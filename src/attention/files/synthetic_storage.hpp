@@ -17,17 +17,17 @@ namespace ringattn {
 
 // `name`: a method of compression_methods(), in its usual format, or a format by its words, or the rows' own dtype, or
 // nothing: as they are. Throws kUsage for others.
-CacheFormat synthetic_format(const std::string& name, const FoldSpec& spec);
+CacheFormat synthetic_format(const std::string& name, const AttentionSpec& spec);
 
 // Whether latents lie in rows of 8 bits (kernels/latent_rows.hpp). `name`: "fp8", or as above. Throws kUsage for other
 // names, and for latents that no such rows hold.
-bool synthetic_latent_codes(const std::string& name, const LatentSpec& spec);
+bool is_fp8_latent_format(const std::string& name, const MlaSpec& spec);
 
 // Rows of 8 bits of these tokens, one behind the other, of latents and rotary keys that fill_synthetic() makes.
-void make_latent_codes(std::uint64_t seed, const LatentSpec& spec, std::span<const PackedRun> tokens,
-                       std::span<std::byte> rows, int threads);
+void make_fp8_latents(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens,
+                      std::span<std::byte> rows, int threads);
 // The latents that such rows hold: `latent` is [tokens, 1, latent_dim], bf16.
-void make_stored_latents(std::uint64_t seed, const LatentSpec& spec, std::span<const PackedRun> tokens,
+void make_stored_latents(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens,
                          const MutableTensorView& latent, int threads);
 
 }  // namespace ringattn

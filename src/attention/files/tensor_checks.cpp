@@ -19,8 +19,8 @@ std::string described(const TensorSource& tensor) {
                      shape_text(tensor.info->shape));
 }
 
-void require(bool agrees, const TensorSource& tensor, const Wording& why, const Wording& remedy) {
-  if (!agrees) fail(ErrorCode::kFile, described(tensor), why, remedy);
+void require(bool agrees, const TensorSource& tensor, const MessageTemplate& why, const MessageTemplate& suggestion) {
+  if (!agrees) fail(ErrorCode::kFile, described(tensor), why, suggestion);
 }
 
 std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std::optional<std::string>& name,
@@ -33,8 +33,8 @@ std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std
 std::int64_t entries(const TensorSource& tensor) { return tensor.info->shape.size() == 1 ? tensor.info->shape[0] : -1; }
 
 void check_count(const TensorSource& tensor, std::int64_t sequences) {
-  require(sequences <= kMostSequences, tensor,
-          fmt::format("it names {} sequences, of at most {}", sequences, kMostSequences),
+  require(sequences <= kMaxSequences, tensor,
+          fmt::format("it names {} sequences, of at most {}", sequences, kMaxSequences),
           "Compute them in several jobs.");
 }
 

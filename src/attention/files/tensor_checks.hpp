@@ -18,7 +18,7 @@ namespace ringattn {
 std::string described(const TensorSource& tensor);
 
 // Refuses `tensor` (kFile) unless `agrees`; `why` says what it should be.
-void require(bool agrees, const TensorSource& tensor, const Wording& why, const Wording& remedy);
+void require(bool agrees, const TensorSource& tensor, const MessageTemplate& why, const MessageTemplate& suggestion);
 
 // The tensor of that name, which must be there, or else the one with the role's own name, which need not.
 std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std::optional<std::string>& name,
@@ -27,7 +27,7 @@ std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std
 // Of a list; −1 where it is none, which whoever reads it refuses.
 std::int64_t entries(const TensorSource& tensor);
 
-// Before a list is read: one that can't be right may be of any length. Throws kFile for more than kMostSequences.
+// Before a list is read: one that can't be right may be of any length. Throws kFile for more than kMaxSequences.
 void check_count(const TensorSource& tensor, std::int64_t sequences);
 
 // The cumulative lengths of packed sequences of `side` ("q" or "k"), whose tokens lie in `grid`. Throws kFile.

@@ -25,22 +25,22 @@ void read_slots(const CachePool& pool, std::span<const PackedRun> slots, std::sp
       dense_view(static_cast<void*>(rows.data()), pool.shape.dtype, tokens, pool.shape.heads, pool.shape.dim);
   read_rows(pool.source, pool.grid, slots, view);
   if (count_non_finite(view) == 0) return;
-  const auto fault = find_fault(view);
-  refuse_fault(fmt::format("{}_pages", pool.name), {}, pool.shape, *fault, ErrorCode::kFile,
-               page_place(pool.table, pool.grid.order, slot_at(slots, fault->token), fault->head));
+  const auto fault = find_invalid_element(view);
+  refuse_invalid_element(fmt::format("{}_pages", pool.name), {}, pool.shape, *fault, ErrorCode::kFile,
+                         page_coordinates(pool.table, pool.grid.order, slot_at(slots, fault->token), fault->head));
 }
 
 void check_slots(const CachePool& pool, std::span<const PackedRun> slots) {
   const RowGrid& grid = pool.grid;
   const std::size_t element = size_of(pool.shape.dtype);
-  beat();
+  heartbeat();
   for_each_segment(grid, slots, element, std::numeric_limits<std::int64_t>::max(), [&](const RowSegment& segment) {
     const std::int64_t first = segment.offset / static_cast<std::int64_t>(element);
     const auto found = find_non_finite(pool.source, first, first + segment.tokens * segment.heads * grid.dim);
     if (!found) return;
-    const RowFault fault = fault_at(*found, grid);
-    refuse_fault(fmt::format("{}_pages", pool.name), {}, pool.shape, fault, ErrorCode::kFile,
-                 page_place(pool.table, grid.order, fault.token, fault.head));
+    const InvalidElement fault = invalid_element_at(*found, grid);
+    refuse_invalid_element(fmt::format("{}_pages", pool.name), {}, pool.shape, fault, ErrorCode::kFile,
+                           page_coordinates(pool.table, grid.order, fault.token, fault.head));
   });
 }
 

@@ -76,10 +76,10 @@ CacheRows find_rows_of(const FileInput& input, int) {
   };
   cache.check_finite = [file, k, v, k_grid, v_grid, shape_k = cache.k, shape_v = cache.v, names](bool compared) {
     if (const auto found = find_non_finite(k)) {
-      refuse_fault("k", {}, shape_k, fault_at(*found, k_grid), ErrorCode::kFile);
+      refuse_invalid_element("k", {}, shape_k, invalid_element_at(*found, k_grid), ErrorCode::kFile);
     }
     if (const auto found = find_non_finite(v)) {
-      refuse_fault("v", {}, shape_v, fault_at(*found, v_grid), ErrorCode::kFile);
+      refuse_invalid_element("v", {}, shape_v, invalid_element_at(*found, v_grid), ErrorCode::kFile);
     }
     if (compared) check_compared_queries(*file, names);
   };
@@ -92,7 +92,7 @@ CacheRows find_rows_of(const SyntheticInput& input, int threads) {
     fail(ErrorCode::kUsage, {setting("op", op_name(job->op()))}, "keys and values in rows are compressed",
          {"Leave it out: ", setting("op", "attention"), "."});
   }
-  const FoldSpec& spec = job->job().spec;
+  const AttentionSpec& spec = job->job().spec;
   CacheRows cache;
   cache.what = "the keys and values of a seed";
   cache.k = {spec.dtype, spec.kv_heads, spec.head_dim};
@@ -128,8 +128,8 @@ CacheRows find_rows_of(const SyntheticInput& input, int threads) {
 
 }  // namespace
 
-RowFault fault_at(const NonFiniteElement& found, const RowGrid& grid) {
-  RowFault fault{RowFault::Kind::kNotFinite, 0, 0, 0, found.element % grid.dim, found.value};
+InvalidElement invalid_element_at(const NonFiniteElement& found, const RowGrid& grid) {
+  InvalidElement fault{InvalidElement::Kind::kNotFinite, 0, 0, 0, found.element % grid.dim, found.value};
   const std::int64_t row = found.element / grid.dim;
   if (grid.head_major()) {
     const std::int64_t entry = row / (grid.heads * grid.length);

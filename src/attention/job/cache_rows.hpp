@@ -78,7 +78,7 @@ MutableTensorView view_of(std::vector<std::byte>& rows, const RowShape& shape, s
 CacheRows find_cache_rows(const InputRequest& input, int threads);
 
 // Where such an element of a tensor that lies as `grid` says is: its packed token, its head and its channel.
-RowFault fault_at(const NonFiniteElement& found, const RowGrid& grid);
+InvalidElement invalid_element_at(const NonFiniteElement& found, const RowGrid& grid);
 
 // Refuses (kFile) keys or values of more heads or dims than any job has.
 void check_extents(const TensorSource& tensor, const RowGrid& grid);

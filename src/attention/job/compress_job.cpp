@@ -28,7 +28,7 @@ namespace {
 // The tensors that a tensor of such a format becomes.
 void plan_parts(const std::string& name, const RowFormat& format, const RowShape& shape, std::int64_t tokens,
                 std::int64_t sequences, std::vector<OutputTensor>& planned) {
-  const auto plan = [&](std::string_view part, CodeType type, std::vector<std::int64_t> extents) {
+  const auto plan = [&](std::string_view part, StoredType type, std::vector<std::int64_t> extents) {
     planned.push_back({fmt::format("{}_{}", name, part), file_dtype(type, shape.dtype), std::move(extents)});
   };
   for (const FormatStream& stream : format_streams(format, shape)) {
@@ -82,7 +82,7 @@ double needed_bytes(const CompressJob& job, const CacheRows& cache, const CacheF
 
 CompressResult compress_rows(const CompressJob& job) {
   CacheRows cache = find_cache_rows(job.input, job.threads);
-  const double share = job.ratio.value_or(kUsualEviction);
+  const double share = job.ratio.value_or(kDefaultEviction);
   if (job.method.eviction && cache.tokens() > 0) check_queries(*job.method.eviction, cache.has("q"));
   CacheFormat format;
   if (job.method.format) {
@@ -113,8 +113,8 @@ CompressResult compress_rows(const CompressJob& job) {
   result.kept = cache.tokens();
   std::vector<OutputTensor> planned;
   if (job.method.format) {
-    const std::unique_ptr<Backend> gpu = coding_gpu();
-    if (gpu != nullptr) result.coded_on = gpu->identity();
+    const std::unique_ptr<Backend> gpu = quantizing_gpu();
+    if (gpu != nullptr) result.quantized_on = gpu->identity();
     const auto sequences = static_cast<std::int64_t>(cache.lengths.size());
     plan_parts("k", format.k, cache.k, cache.tokens(), sequences, planned);
     plan_parts("v", format.v, cache.v, cache.tokens(), sequences, planned);
@@ -122,7 +122,7 @@ CompressResult compress_rows(const CompressJob& job) {
     const auto compress = [&](const std::string& name, SyntheticTensor tensor, const RowFormat& of,
                               const RowShape& shape, std::vector<std::byte> rows) {
       if (!job.method.eviction) rows = cache.read(tensor);
-      const CompressedPart part = compress_part(name, of, shape, rows, cache.lengths, job, gpu.get());
+      const CompressedTensorResult part = compress_part(name, of, shape, rows, cache.lengths, job, gpu.get());
       write_parts(name, part.tensor, *writer);
       return part.figures;
     };
@@ -148,8 +148,8 @@ CompressResult compress_rows(const CompressJob& job) {
 }
 
 // A file of a scan or a convolution, beside whose tensors are no keys.
-void refuse_scan(const SafetensorsFile& file, const InputNames& names) {
-  if (names.k || file.contains("k") || holds_compressed(file) || !holds_scan(file, names)) return;
+void refuse_ssm(const SafetensorsFile& file, const InputNames& names) {
+  if (names.k || file.contains("k") || holds_compressed(file) || !holds_ssm(file, names)) return;
   fail(ErrorCode::kFile, fmt::format("{} holds a scan or a convolution", file.path()),
        "these have no keys and values, which are what is compressed",
        "Give a file of attention, with k and v or with pages of them, or one with latents.");
@@ -164,7 +164,7 @@ CompressResult compress_file(const CompressJob& job) {
       const SafetensorsFile file(input->path);
       if (holds_latents(file, input->names)) return compress_latents(file, *input, job);
       if (holds_cache(file, input->names)) return compress_pages(file, *input, job);
-      refuse_scan(file, input->names);
+      refuse_ssm(file, input->names);
     }
     return compress_rows(job);
   } catch (const std::bad_alloc&) {  // a limit that usable_bytes() doesn't know

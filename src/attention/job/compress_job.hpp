@@ -49,7 +49,7 @@ struct CompressResult {
   std::int64_t kept = 0;            // of these
   std::int64_t position_bytes = 0;  // of k_positions and k_lengths, where tokens were taken out
   double evict_seconds = 0.0;       // that scores, and taking tokens out, took
-  std::string coded_on;             // identity of the GPU that was there; empty: the host
+  std::string quantized_on;         // identity of the GPU that was there; empty: the host
   UnreadTensors unread;             // of the input file; they are not copied either
 
   std::int64_t bytes_before() const { return k.bytes_before + v.bytes_before + (latent ? latent->bytes_before : 0); }

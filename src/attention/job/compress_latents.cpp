@@ -21,7 +21,7 @@ namespace ringattn {
 
 namespace {
 
-using Rows = LatentTensors::Rows;
+using Rows = MlaTensors::Rows;
 
 void check_method(const CompressJob& job, const SafetensorsFile& file) {
   if (job.method.eviction) {
@@ -38,17 +38,17 @@ void check_method(const CompressJob& job, const SafetensorsFile& file) {
 // The bytes of a token's row.
 void check_ratio(const CompressJob& job, std::int64_t before, std::int64_t after) {
   const double removed = 1.0 - static_cast<double>(after) / static_cast<double>(before);
-  if (job.ratio && !reaches_ratio(removed, *job.ratio)) {
+  if (job.ratio && !meets_ratio(removed, *job.ratio)) {
     fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *job.ratio)), " with latents"},
          fmt::format("the ratio is the share of the bytes that is removed, and rows of 8 bits remove {} of them",
-                     greatest_ratio(removed)),
+                     max_ratio(removed)),
          "Ask for less, or leave it out.");
   }
 }
 
 // Latents and rotary keys of some tokens, dense, all of them finite.
 struct LatentRows {
-  LatentRows(const LatentTensors& of, bool in_pages)
+  LatentRows(const MlaTensors& of, bool in_pages)
       : source(of),
         paged(in_pages),
         latent_shape{Dtype::kBf16, 1, of.latent_dim},
@@ -62,7 +62,7 @@ struct LatentRows {
          runs, rope);
   }
 
-  const LatentTensors& source;
+  const MlaTensors& source;
   bool paged;
   RowShape latent_shape, rope_shape;
   std::int64_t tokens = 0;
@@ -76,13 +76,13 @@ struct LatentRows {
     const MutableTensorView view = view_of(rows, shape, tokens);
     ringattn::read_latents(source, tensor, runs, view);
     if (count_non_finite(view) == 0) return;
-    auto fault = find_fault(view);
-    fault->place += first;
+    auto fault = find_invalid_element(view);
+    fault->index += first;
     const std::int64_t slot = slot_at(runs, fault->token);
     const RowGrid& grid = source.latent_grid;
     std::string place = fmt::format("{}", slot);
     if (paged || grid.has_batch()) place = fmt::format("{}, {}", slot / grid.length, slot % grid.length);
-    refuse_fault(name, {}, shape, *fault, ErrorCode::kFile, place);
+    refuse_invalid_element(name, {}, shape, *fault, ErrorCode::kFile, place);
   }
 };
 
@@ -103,7 +103,7 @@ MutableTensorView part_of(std::vector<std::byte>& rows, const RowShape& shape, s
 }
 
 // The matrices that there are, by name.
-std::vector<std::pair<std::string_view, TensorSource>> matrices_of(const LatentTensors& source) {
+std::vector<std::pair<std::string_view, TensorSource>> matrices_of(const MlaTensors& source) {
   std::vector<std::pair<std::string_view, TensorSource>> matrices;
   if (source.joined_weights) {
     matrices.emplace_back("kv_b_proj", source.w_uk);
@@ -116,7 +116,7 @@ std::vector<std::pair<std::string_view, TensorSource>> matrices_of(const LatentT
 }
 
 // What O depends on beside latents and rotary keys, where there are queries.
-void check_compared_inputs(const SafetensorsFile& file, const InputNames& names, const LatentTensors& source) {
+void check_compared_inputs(const SafetensorsFile& file, const InputNames& names, const MlaTensors& source) {
   check_compared_queries(file, names);
   for (const auto& [name, matrix] : matrices_of(source)) check_compared(matrix, name);
 }
@@ -140,7 +140,7 @@ void for_each_run(const InputTensors& found, const RowGrid& grid, std::int64_t m
 CompressResult compress_latents(const SafetensorsFile& file, const FileInput& input, const CompressJob& job) {
   check_method(job, file);
   const auto [found, source] = find_latent_rows(file, input.names, input.order, input.latent_dim);
-  require(source.rows != Rows::kCodes, source.latent, "latents of 8 bits are compressed already",
+  require(source.rows != Rows::kFp8, source.latent, "latents of 8 bits are compressed already",
           "Give a file with latent and k_rope, or with pages of them.");
   require(found.dtype == Dtype::kBf16, source.latent, "latents of 8 bits are unpacked to BF16",
           "Convert it, and q and the matrices beside it, to BF16.");
@@ -160,7 +160,7 @@ CompressResult compress_latents(const SafetensorsFile& file, const FileInput& in
   check_compared_job(job, found.q.info != nullptr);
   LatentRows rows(source, found.pages != nullptr);
   for_each_run(found, source.latent_grid, most, [&](std::span<const PackedRun> runs) {
-    beat();
+    heartbeat();
     rows.read(runs);  // which refuses what is not finite
   });
   const InputNames names =
@@ -186,22 +186,23 @@ CompressResult compress_latents(const SafetensorsFile& file, const FileInput& in
   std::vector<std::byte> codes, back, rope_back;
   RelativeError error;
   for_each_run(found, source.latent_grid, most, [&](std::span<const PackedRun> runs) {
-    beat();
+    heartbeat();
     rows.read(runs);
     codes.resize(static_cast<std::size_t>(rows.tokens * row_bytes));
     figures.compress_seconds += seconds_of([&] {
       for_each_part(rows.tokens, job.threads, [&](std::int64_t first, std::int64_t tokens) {
-        pack_latent_rows(part_of(rows.latent, rows.latent_shape, first, tokens),
-                         part_of(rows.rope, rows.rope_shape, first, tokens), codes.data() + first * row_bytes,
-                         row_bytes);
+        quantize_latent_rows(part_of(rows.latent, rows.latent_shape, first, tokens),
+                             part_of(rows.rope, rows.rope_shape, first, tokens), codes.data() + first * row_bytes,
+                             row_bytes);
       });
     });
     back.resize(rows.latent.size());
     rope_back.resize(rows.rope.size());
     figures.decompress_seconds += seconds_of([&] {
       for_each_part(rows.tokens, job.threads, [&](std::int64_t first, std::int64_t tokens) {
-        unpack_latent_rows(codes.data() + first * row_bytes, row_bytes, part_of(back, rows.latent_shape, first, tokens),
-                           part_of(rope_back, rows.rope_shape, first, tokens));
+        dequantize_latent_rows(codes.data() + first * row_bytes, row_bytes,
+                               part_of(back, rows.latent_shape, first, tokens),
+                               part_of(rope_back, rows.rope_shape, first, tokens));
       });
     });
     error.add(rows.latent, back, Dtype::kBf16, job.threads);

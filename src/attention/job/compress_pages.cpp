@@ -97,10 +97,10 @@ PoolSlots whole_groups(const CachePool& pool, std::int64_t group) {
   return {place.take(page), page};
 }
 
-std::int64_t group_of(const RowFormat& format) { return codes_by_token(format) ? 1 : format.group; }
+std::int64_t group_of(const RowFormat& format) { return quantized_per_token(format) ? 1 : format.group; }
 
 // Tokens of the pool that become codes, each once; those of a group lie together here.
-PoolSlots coded_slots(const CachePool& pool, const RowFormat& format) {
+PoolSlots quantized_slots(const CachePool& pool, const RowFormat& format) {
   const std::int64_t group = group_of(format);
   if (group > pool.table.page_size) return whole_groups(pool, group);
   return held_slots(pool.table, pool.cu, group);
@@ -127,10 +127,10 @@ std::vector<std::byte> tails(const CachePool& pool, std::int64_t group) {
 
 // Refuses numbers that are not finite of all that becomes codes or tails.
 void check_pool(const CachePool& pool, const RowFormat& format) {
-  coded_slots(pool, format).for_each_part(part_tokens(pool), [&](std::int64_t, std::span<const PackedRun> runs) {
+  quantized_slots(pool, format).for_each_part(part_tokens(pool), [&](std::int64_t, std::span<const PackedRun> runs) {
     check_slots(pool, runs);
   });
-  if (!codes_by_token(format)) {
+  if (!quantized_per_token(format)) {
     for_each_tail(pool, format.group,
                   [&](std::size_t, const std::vector<PackedRun>& runs) { check_slots(pool, runs); });
   }
@@ -139,7 +139,7 @@ void check_pool(const CachePool& pool, const RowFormat& format) {
 
 // What such a pool becomes.
 void plan_pool(const CachePool& pool, const RowFormat& format, std::vector<OutputTensor>& planned) {
-  const auto plan = [&](std::string_view of, CodeType type, std::vector<std::int64_t> shape) {
+  const auto plan = [&](std::string_view of, StoredType type, std::vector<std::int64_t> shape) {
     planned.push_back({part_name(pool, of), file_dtype(type, pool.shape.dtype), std::move(shape)});
   };
   for (const FormatStream& stream : format_streams(format, pool.shape)) {
@@ -152,16 +152,17 @@ void plan_pool(const CachePool& pool, const RowFormat& format, std::vector<Outpu
 
 CompressedFigures compress_pool(const CachePool& pool, const RowFormat& format, const CompressJob& job, Backend* gpu,
                                 SafetensorsWriter& writer) {
-  const PoolSlots slots = coded_slots(pool, format);
+  const PoolSlots slots = quantized_slots(pool, format);
   const std::int64_t all[] = {slots.tokens()};
   std::vector<std::byte> rows(bytes_of(pool.shape, slots.tokens()));
   slots.for_each_part(part_tokens(pool), [&](std::int64_t first, std::span<const PackedRun> runs) {
     read_slots(pool, runs,
                std::span(rows).subspan(bytes_of(pool.shape, first), bytes_of(pool.shape, total_tokens(runs))));
   });
-  CompressedPart part = compress_part(fmt::format("{}_pages", pool.name), format, pool.shape, rows, all, job, gpu);
+  CompressedTensorResult part =
+      compress_part(fmt::format("{}_pages", pool.name), format, pool.shape, rows, all, job, gpu);
   rows = {};
-  if (!codes_by_token(format)) part.tensor.tables[0] = tails(pool, format.group);
+  if (!quantized_per_token(format)) part.tensor.tables[0] = tails(pool, format.group);
   part.figures.bytes_before = pool.source.info->bytes();
   part.figures.bytes_after = 0;
   std::size_t at = 0;
@@ -192,8 +193,8 @@ CompressedFigures compress_pool(const CachePool& pool, const RowFormat& format, 
 CompressResult compress_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job) {
   std::optional<CompressedTensors> compressed;
   InputTensors cache = find_pages(file, input.names, input.order, input.page_order, compressed);
-  const auto refuse = [&](std::string_view what, std::string_view why, std::string_view remedy) {
-    fail(ErrorCode::kFile, fmt::format("{} holds {}", file.path(), what), std::string(why), std::string(remedy));
+  const auto refuse = [&](std::string_view what, std::string_view why, std::string_view suggestion) {
+    fail(ErrorCode::kFile, fmt::format("{} holds {}", file.path(), what), std::string(why), std::string(suggestion));
   };
   if (compressed) refuse("a compressed cache", "elements are compressed", "Give a file with k_pages and v_pages.");
   const InputNames names = resolve_names(file, input.names, JobKind::kDecode);
@@ -225,16 +226,16 @@ CompressResult compress_pages(const SafetensorsFile& file, const FileInput& inpu
   double needed = 0.0;
   for (const auto& [pool, of] : {std::pair{&k, &format.k}, {&v, &format.v}}) {
     const auto sequences = static_cast<std::int64_t>(pool->sequences());
-    needed =
-        std::max(needed, compression_bytes(*of, pool->shape, coded_slots(*pool, *of).tokens(), sequences, job.threads));
+    needed = std::max(
+        needed, compression_bytes(*of, pool->shape, quantized_slots(*pool, *of).tokens(), sequences, job.threads));
   }
   check_host_memory(fmt::format("the pages of {}", file.path()), needed);
   check_compared_job(job, cache.q.info != nullptr);
   check_pool(k, format.k);
   check_pool(v, format.v);
   if (job.compared) check_compared_queries(file, input.names);
-  const std::unique_ptr<Backend> gpu = coding_gpu();
-  if (gpu != nullptr) result.coded_on = gpu->identity();
+  const std::unique_ptr<Backend> gpu = quantizing_gpu();
+  if (gpu != nullptr) result.quantized_on = gpu->identity();
   std::vector<OutputTensor> planned;
   plan_pool(k, format.k, planned);
   plan_pool(v, format.v, planned);

@@ -38,7 +38,7 @@ double compression_bytes(const RowFormat& format, const RowShape& shape, std::in
   // they are read; a thread has a head's again, and what it makes of them.
   double basis = 0.0;
   if (format.rank > 0) {
-    const RowShape ranked = rank_shape(format, shape);
+    const RowShape ranked = low_rank_shape(format, shape);
     const auto solved = static_cast<double>(std::min<std::int64_t>(ranked.heads, threads));
     const double matrices = 2.0 * static_cast<double>(ranked.heads) + 4.0 * solved;
     basis = matrices * sizeof(double) * static_cast<double>(ranked.dim) * static_cast<double>(ranked.dim);
@@ -87,21 +87,21 @@ void check_compared_job(const CompressJob& job, bool queries) {
   if (job.compared && queries) static_cast<void>(JobInput(job.input, job.numerics));
 }
 
-std::unique_ptr<Backend> coding_gpu() {
+std::unique_ptr<Backend> quantizing_gpu() {
   for (const OpKernel& kernel : all_kernels()) {
     if (kernel.row->backend == "cuda" && kernel.row->unavailable().empty()) return kernel.row->make_backend({1, 0});
   }
   return nullptr;
 }
 
-CompressedPart compress_part(std::string_view name, const RowFormat& format, const RowShape& shape,
-                             const std::vector<std::byte>& rows, std::span<const std::int64_t> lengths,
-                             const CompressJob& job, Backend* gpu) {
-  beat();
+CompressedTensorResult compress_part(std::string_view name, const RowFormat& format, const RowShape& shape,
+                                     const std::vector<std::byte>& rows, std::span<const std::int64_t> lengths,
+                                     const CompressJob& job, Backend* gpu) {
+  heartbeat();
   const std::int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   const TensorView plain =
       dense_view(static_cast<const void*>(rows.data()), shape.dtype, tokens, shape.heads, shape.dim);
-  CompressedPart compressed;
+  CompressedTensorResult compressed;
   CompressedFigures& figures = compressed.figures;
   figures.compress_seconds = seconds_of([&] {
     compressed.tensor = compress_tensor(name, format, plain, lengths, {job.seed, job.threads, gpu}, ErrorCode::kFile);
@@ -137,7 +137,7 @@ std::unique_ptr<SafetensorsWriter> create_file(const CompressJob& job, std::span
     row = std::max<std::int64_t>(1, row / 8);
     const std::int64_t most = std::max<std::int64_t>(1, kPartBytes / row) * row;
     for (std::int64_t at = 0; at < all; at += most) {
-      beat();
+      heartbeat();
       part.resize(static_cast<std::size_t>(std::min(most, all - at)));
       read(at, part);
       writer->write_part(tensor.name, at, part);

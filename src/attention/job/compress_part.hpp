@@ -20,7 +20,7 @@
 namespace ringattn {
 
 // The backend of a GPU, where there is one.
-std::unique_ptr<Backend> coding_gpu();
+std::unique_ptr<Backend> quantizing_gpu();
 
 // Bytes of host memory that it takes to compress a tensor: its rows, what they become, and, to be compared, what that
 // becomes again.
@@ -33,15 +33,15 @@ void check_host_memory(std::string_view what, double bytes);
 // Where O is compared, and there are queries: refuses, as JobInput does, what makes no job of them and the cache.
 void check_compared_job(const CompressJob& job, bool queries);
 
-struct CompressedPart {
+struct CompressedTensorResult {
   CompressedTensor tensor;
   CompressedFigures figures;  // but for bytes_before
 };
 // `rows`: those of sequences of such lengths, one behind the other. `name`: of the tensor, for messages. Throws kFile
 // for a number that is not finite, naming it.
-CompressedPart compress_part(std::string_view name, const RowFormat& format, const RowShape& shape,
-                             const std::vector<std::byte>& rows, std::span<const std::int64_t> lengths,
-                             const CompressJob& job, Backend* gpu);
+CompressedTensorResult compress_part(std::string_view name, const RowFormat& format, const RowShape& shape,
+                                     const std::vector<std::byte>& rows, std::span<const std::int64_t> lengths,
+                                     const CompressJob& job, Backend* gpu);
 
 // What changed of dense rows, which may come part by part.
 class RelativeError {

@@ -20,10 +20,10 @@ namespace {
 
 // `first`: the packed token of the first row.
 void refuse_non_finite(std::string_view name, const TensorView& rows, std::int64_t first = 0) {
-  auto fault = find_fault(rows);
+  auto fault = find_invalid_element(rows);
   if (!fault) return;
   fault->token += first;
-  refuse_fault(name, {}, {rows.dtype, rows.heads, rows.dim}, *fault, ErrorCode::kFile);
+  refuse_invalid_element(name, {}, {rows.dtype, rows.heads, rows.dim}, *fault, ErrorCode::kFile);
 }
 
 // The last queries of a sequence.
@@ -82,13 +82,13 @@ void check_eviction(const Eviction& eviction, const InputRequest& input, const N
     check_queries(eviction, cache.lengths[s] == 0 || job.job().batch.sequences[s].q_len > 0, s);
   }
   if (job.seed()) return;  // which gives numbers alone
-  const FoldSpec& spec = job.job().spec;
+  const AttentionSpec& spec = job.job().spec;
   const RowShape shape{spec.dtype, spec.heads, spec.head_dim};
   const std::int64_t most = std::max<std::int64_t>(1, kPartBytes / std::max<std::int64_t>(1, token_bytes({}, shape)));
   std::vector<std::byte> rows;
   std::int64_t end = 0;
   for (const Sequence& sequence : job.job().batch.sequences) {
-    beat();
+    heartbeat();
     end += sequence.q_len;
     for (std::int64_t first = end - std::min(options.window, sequence.q_len); first < end; first += most) {
       const PackedRun run{first, std::min(first + most, end)};
@@ -132,14 +132,14 @@ void evict(const Eviction& eviction, double ratio, const InputRequest& input, co
   const TensorView keys = view_of(cache.k_rows, cache.k, cache.tokens());
   std::int64_t first = 0, queries = 0;
   for (std::size_t s = 0; s < cache.lengths.size(); ++s) {
-    beat();
+    heartbeat();
     const std::int64_t tokens = cache.lengths[s];
     ScoredTokens scored;
     scored.keys = rows_of_view(keys, first, tokens);
     scored.threads = threads;
     Window window;
     if (job) {
-      const FoldSpec& spec = job->job().spec;
+      const AttentionSpec& spec = job->job().spec;
       const Sequence& sequence = job->job().batch.sequences[s];
       queries += sequence.q_len;
       window = last_queries(*job, s, queries, options.window, threads);

@@ -17,7 +17,7 @@ void check_eviction(const Eviction& eviction, const InputRequest& input, const N
 double eviction_bytes(const Eviction& eviction, double ratio, const CacheRows& cache);
 
 // The share of the tokens that goes where nobody says another.
-inline constexpr double kUsualEviction = 0.5;
+inline constexpr double kDefaultEviction = 0.5;
 
 // Leaves kept_tokens() of each sequence's tokens, those that the eviction chooses, and adds k_positions and k_lengths
 // to the tensors beside them (attention/files/position_tensors.hpp). Other lists of lengths, and the grid, are the

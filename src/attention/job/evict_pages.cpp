@@ -81,7 +81,7 @@ CompressResult evict_pages(const SafetensorsFile& file, const FileInput& input, 
   for (std::size_t s = 0; s < k.sequences(); ++s) cache.lengths.push_back(k.length(s));
   cache.others = std::move(others);
 
-  const double share = job.ratio.value_or(kUsualEviction);
+  const double share = job.ratio.value_or(kDefaultEviction);
   if (cache.tokens() > 0) check_queries(eviction, cache.has("q"));
   check_host_memory(cache.what, eviction_bytes(eviction, share, cache));
   check_compared_job(job, cache.has("q"));

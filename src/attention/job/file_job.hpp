@@ -18,11 +18,11 @@
 #include "attention/decode.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/files/safetensors_writer.hpp"
-#include "attention/job/loaded_job.hpp"
+#include "attention/job/step_forecast.hpp"
 #include "attention/job/loaded_step.hpp"
+#include "attention/job/loaded_job.hpp"
 #include "attention/job/output.hpp"
 #include "attention/job/ring_door.hpp"
-#include "attention/job/step_forecast.hpp"
 #include "attention/latent.hpp"
 #include "attention/latent_decode.hpp"
 #include "comm/meeting.hpp"
@@ -37,7 +37,7 @@ struct FileJob {
   FileMetadata metadata;  // of the output, beside what output_metadata() says
   // Of latents in rows whose queries would make a step: why they are folded around the ring all the same. Empty: they
   // are decoded, over a cache that is made of the rows.
-  std::string why_rows;
+  std::string not_decoded_reason;
 };
 
 struct FileJobResult {
@@ -50,8 +50,8 @@ DecodeOptions decode_options(const Options& options);
 
 // The step of `input` with the kernel that `request` chooses, on `ranks` ranks, each with so many threads of a host
 // kernel (0: the processors that this process may use). Throws what choosing throws.
-StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks, int threads,
-                           KernelPlace place = KernelPlace::kHere);
+DecodePlanSummary summarize_decode_plan(const JobInput& input, const KernelRequest& request, int ranks, int threads,
+                                        KernelScope scope = KernelScope::kThisMachine);
 
 // A file job in steps, for callers that show what they are about to do. Each call is collective; the transport outlives
 // the object.
@@ -59,23 +59,23 @@ class PreparedFileJob {
  public:
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares the op:
   // kernel, plan, memory. A file's cache, and latents in rows, that no kernel decodes are computed as rows
-  // (step_or_rows()). Reads samples of the rows. Throws kFile, and what JobInput and the front doors throw.
+  // (decode_or_attend()). Reads samples of the rows. Throws kFile, and what JobInput and the front doors throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
   // Of an input that the caller has opened, on which the ranks have agreed; nothing is written. `heads_at_a_time`: of
-  // latents (LatentOptions).
+  // latents (MlaOptions).
   PreparedFileJob(JobInput input, Transport& transport, Options options, int heads_at_a_time = 0);
 
   const JobInput& input() const { return *input_; }
   // The one that input().op() says is there, and input().decodes(): of latents that are decoded decode() is what folds.
   Attention& attention() { return *attention_; }
-  Decode& decode() { return latent_decode_ ? latent_decode_->in_latent() : *decode_; }
-  LatentDecode& latent_decode() { return *latent_decode_; }
-  Latent& latent() { return *latent_; }
+  Decode& decode() { return mla_decode_ ? mla_decode_->in_latent() : *decode_; }
+  MlaDecode& latent_decode() { return *mla_decode_; }
+  Mla& latent() { return *latent_; }
   // Of decode(), with the memory that its budget has to hold.
-  const StepForecast& step() const { return *step_; }
+  const DecodePlanSummary& step() const { return *step_; }
 
   // Of attention() or latent().
-  RingDoor ring() { return latent_ ? ring_door(*latent_) : ring_door(*attention_); }
+  RingOp ring() { return latent_ ? ring_op(*latent_) : ring_op(*attention_); }
 
   // Of each.
   Backend& backend() { return input_->decodes() ? decode().backend() : ring().backend; }
@@ -84,18 +84,18 @@ class PreparedFileJob {
     return *ring().kernel.row;
   }
   int threads() { return input_->decodes() ? decode().options().threads : ring().options.threads; }
-  // The steps that input() decodes(): `caches` as of LoadedStep.
-  std::unique_ptr<LoadedStep> load_step(const StepDone& step_done = {}, int caches = 1);
+  // The steps that input() decodes(): `caches` as of LoadedDecode.
+  std::unique_ptr<LoadedDecode> load_decode(const ProgressCallback& on_progress = {}, int caches = 1);
 
   // What the kernel's tiles are.
   KernelShape tiles();
 
   // The rows of attention() or latent(), to be computed any number of times.
-  std::unique_ptr<LoadedJob> load(const StepDone& step_done = {});
+  std::unique_ptr<LoadedJob> load(const ProgressCallback& on_progress = {});
   // Reads, computes, fetches.
-  RankResult compute(const StepDone& step_done = {});
+  RankResult compute(const ProgressCallback& on_progress = {});
   // The same, and the digests.
-  FileJobResult run(const StepDone& step_done = {});
+  FileJobResult run(const ProgressCallback& on_progress = {});
   // Writes the output file, if one is asked for.
   void write(const FileJobResult& result);
 
@@ -103,17 +103,17 @@ class PreparedFileJob {
   void prepare(Transport& transport, Options options, int heads_at_a_time);
 
   FileJob job_;
-  Meeting meeting_;
+  Collective collective_;
   std::optional<JobInput> input_;
   std::optional<Attention> attention_;
   std::optional<Decode> decode_;
-  std::optional<Latent> latent_;
-  std::optional<LatentDecode> latent_decode_;
-  std::optional<StepForecast> step_;
+  std::optional<Mla> latent_;
+  std::optional<MlaDecode> mla_decode_;
+  std::optional<DecodePlanSummary> step_;
 };
 
 // All steps.
 FileJobResult run_file_job(const FileJob& job, Transport& transport, const Options& options,
-                           const StepDone& step_done = {});
+                           const ProgressCallback& on_progress = {});
 
 }  // namespace ringattn

@@ -31,13 +31,13 @@ std::optional<NonFiniteElement> find_non_finite(const TensorSource& tensor, std:
   std::vector<std::byte> part;
   std::optional<NonFiniteElement> found;
   for (std::int64_t at = begin * element; at < bytes && !found; at += kPartBytes) {
-    beat();
+    heartbeat();
     part.resize(static_cast<std::size_t>(std::min(kPartBytes, bytes - at)));
     tensor.shard->read(*tensor.info, at, part);
     const TensorView numbers = dense_view(static_cast<const void*>(part.data()), *dtype,
                                           static_cast<std::int64_t>(part.size()) / element, 1, 1);
     if (count_non_finite(numbers) == 0) continue;
-    const auto fault = find_fault(numbers);
+    const auto fault = find_invalid_element(numbers);
     found = {at / element + fault->token, fault->value};
   }
   return found;

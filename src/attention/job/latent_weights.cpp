@@ -8,36 +8,36 @@
 
 namespace ringattn {
 
-LatentWeights load_latent_weights(const JobInput& input, Backend& backend, const Meeting& meeting, int threads) {
-  const LatentSpec& spec = input.latent().spec;
+MlaWeights load_mla_weights(const JobInput& input, Backend& backend, const Collective& collective, int threads) {
+  const MlaSpec& spec = input.latent().spec;
   const PackedRun heads[] = {{0, spec.heads}};
-  LatentWeights weights;
-  const auto load = [&](SyntheticTensor tensor, int outer, Buffer& buffer) {
-    const MutableTensorView rows = make_rows(backend, spec.dtype, spec.heads, outer, spec.latent_dim, buffer);
+  MlaWeights weights;
+  const auto load = [&](SyntheticTensor tensor, int dim_n, Buffer& buffer) {
+    const MutableTensorView rows = make_rows(backend, spec.dtype, spec.heads, dim_n, spec.latent_dim, buffer);
     if (input.is_made(tensor)) {
       backend.fill_synthetic(*input.seed(), tensor, input.made_tokens(tensor, heads), rows, backend.stream());
     } else {
       const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
         input.read(tensor, runs, host, threads);
-        if (meeting.rank() == 0) weights.non_finite += count_non_finite(host);
+        if (collective.rank() == 0) weights.non_finite += count_non_finite(host);
       };
-      Staging(backend, meeting.patience()).load(heads, rows, fill, {});
+      Staging(backend, collective.timeouts()).load(heads, rows, fill, {});
     }
-    return HeadMatrices{rows.data, rows.dtype,        rows.tokens,      rows.heads,
-                        rows.dim,  rows.token_stride, rows.head_stride, 1};
+    return GemmWeights{rows.data, rows.dtype,        rows.tokens,      rows.heads,
+                       rows.dim,  rows.token_stride, rows.head_stride, 1};
   };
   if (!spec.q_in_latent) weights.keys = load(SyntheticTensor::kWeightKeys, spec.head_dim, weights.w_uk);
   if (!spec.out_in_latent) weights.values = load(SyntheticTensor::kWeightValues, spec.head_dim_v, weights.w_uv);
-  await(backend, meeting.patience());
+  await(backend, collective.timeouts());
   return weights;
 }
 
-LatentDecodeInputs latent_step(const DecodeInputs& step, const LatentWeights& weights) {
-  LatentDecodeInputs rows;
+MlaDecodeInputs mla_decode_inputs(const DecodeInputs& step, const MlaWeights& weights) {
+  MlaDecodeInputs rows;
   rows.q = step.q;
   rows.rows = step.rows;
   rows.cache = step.k;
-  rows.packed = step.packed_k;
+  rows.fp8_rows = step.quantized_k;
   rows.block_table = step.block_table;
   rows.table_pages = step.table_pages;
   rows.lengths = step.lengths;

@@ -12,17 +12,17 @@
 
 namespace ringattn {
 
-struct LatentWeights {
+struct MlaWeights {
   Buffer w_uk, w_uv;
-  HeadMatrices keys;            // of w_uk; none where the input's queries are in the latent
-  HeadMatrices values;          // of w_uv; none where its O stays there
+  GemmWeights keys;             // of w_uk; none where the input's queries are in the latent
+  GemmWeights values;           // of w_uv; none where its O stays there
   std::int64_t non_finite = 0;  // values that are NaN or infinite, on rank 0; elsewhere 0, so that each counts once
 };
 
 // Throws what JobInput::read() throws.
-LatentWeights load_latent_weights(const JobInput& input, Backend& backend, const Meeting& meeting, int threads);
+MlaWeights load_mla_weights(const JobInput& input, Backend& backend, const Collective& collective, int threads);
 
-// A step in the latent as LatentDecode takes it, over the same cache, with queries and results of the heads.
-LatentDecodeInputs latent_step(const DecodeInputs& step, const LatentWeights& weights);
+// A step in the latent as MlaDecode takes it, over the same cache, with queries and results of the heads.
+MlaDecodeInputs mla_decode_inputs(const DecodeInputs& step, const MlaWeights& weights);
 
 }  // namespace ringattn

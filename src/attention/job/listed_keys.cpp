@@ -7,32 +7,32 @@
 
 namespace ringattn {
 
-std::vector<std::int64_t> listed_keys(const Job& job) {
+std::vector<std::int64_t> keys_per_mask_row(const Job& job) {
   std::vector<std::int64_t> keys;
   const int rows = static_cast<int>(job.batch.sequences[0].q_len);
-  if (job.lists == nullptr || !std::ranges::equal(job.lists->sequences(), listed_sequences(job.batch)) ||
-      !why_no_step(*job.lists, job.spec.mask, rows).empty()) {
+  if (job.block_mask == nullptr || !std::ranges::equal(job.block_mask->sequences(), masked_sequences(job.batch)) ||
+      !why_not_decodable(*job.block_mask, job.spec.mask, rows).empty()) {
     return keys;
   }
-  const DecodeListArrays lists = decode_lists(*job.lists, job.spec.mask, rows);
-  for (std::size_t list = 0; list < lists.counts.size(); ++list) {
-    const auto sequence = list / static_cast<std::size_t>(job.spec.lists.heads);
+  const DecodeBlockMaskArrays block_mask = decode_block_mask(*job.block_mask, job.spec.mask, rows);
+  for (std::size_t list = 0; list < block_mask.counts.size(); ++list) {
+    const auto sequence = list / static_cast<std::size_t>(job.spec.block_mask.heads);
     const auto length = static_cast<std::int32_t>(job.batch.sequences[sequence].k_len);
-    const std::int32_t* const blocks = lists.blocks.data() + list * static_cast<std::size_t>(lists.stride);
+    const std::int32_t* const blocks = block_mask.blocks.data() + list * static_cast<std::size_t>(block_mask.stride);
     const auto read = [&](std::int32_t i) { return blocks[i]; };
-    keys.push_back(keys_by_list(length, rows, job.spec.lists.key_block, lists.counts[list], read).keys);
+    keys.push_back(masked_keys(length, rows, job.spec.block_mask.key_block, block_mask.counts[list], read).keys);
   }
   return keys;
 }
 
-std::int64_t folded_keys(const std::vector<std::int64_t>& listed, const Job& job, const StepDeal& deal, int rank) {
-  const FoldSpec& spec = job.spec;
+std::int64_t attended_keys(const std::vector<std::int64_t>& listed, const Job& job, const DecodeDeal& deal, int rank) {
+  const AttentionSpec& spec = job.spec;
   const SequenceRange kept = kept_sequences(deal, static_cast<std::int64_t>(job.batch.sequences.size()), rank);
   const HeadRange heads = kept_heads(deal, spec, rank);
   std::int64_t keys = 0;
   for (std::int64_t s = kept.first; s < kept.end(); ++s) {
     for (std::int64_t head = heads.first; head < heads.end(); ++head) {
-      const std::int64_t list = s * spec.lists.heads + head * spec.lists.heads / spec.kv_heads;
+      const std::int64_t list = s * spec.block_mask.heads + head * spec.block_mask.heads / spec.kv_heads;
       keys += listed[static_cast<std::size_t>(list)];
     }
   }

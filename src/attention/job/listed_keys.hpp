@@ -5,17 +5,17 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/tokens/job.hpp"
 #include "attention/tokens/step_deal.hpp"
+#include "attention/tokens/job.hpp"
 
 namespace ringattn {
 
 // Keys of each list, [sequences, lists of a sequence]: those of the blocks that it names, and of the rows' own. Empty
-// where the job has no lists, or has those of other sequences, as one of the last rows of another job, or where its
-// rows are no step by them (why_no_step()).
-std::vector<std::int64_t> listed_keys(const Job& job);
+// where the job has no block_mask, or has those of other sequences, as one of the last rows of another job, or where
+// its rows are no step by them (why_not_decodable()).
+std::vector<std::int64_t> keys_per_mask_row(const Job& job);
 
-// Of what listed_keys() has said, the keys that rank `rank` folds, those of each of its K/V heads.
-std::int64_t folded_keys(const std::vector<std::int64_t>& listed, const Job& job, const StepDeal& deal, int rank);
+// Of what keys_per_mask_row() has said, the keys that rank `rank` folds, those of each of its K/V heads.
+std::int64_t attended_keys(const std::vector<std::int64_t>& listed, const Job& job, const DecodeDeal& deal, int rank);
 
 }  // namespace ringattn

@@ -32,27 +32,27 @@ class LoadedCache {
  public:
   // `held_back`: so many tokens at the end of each sequence are not there yet; pages of a file are whole. Throws what
   // JobInput::read() throws, and kMemory.
-  LoadedCache(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done = {},
-              std::int64_t held_back = 0);
+  LoadedCache(const JobInput& input, Decode& decode, const Collective& collective,
+              const ProgressCallback& on_progress = {}, std::int64_t held_back = 0);
 
-  const RankCache& share() const { return share_; }
+  const RankCache& rank_cache() const { return rank_cache_; }
   const CachePools& pools() const { return pools_; }
   // Another cache of the same contents; tables of formats are there once.
   CachePools copy() const;
   // Gives a step the cache in these pools.
-  void give(const CachePools& pools, DecodeInputs& inputs) const;
+  void bind_pools(const CachePools& pools, DecodeInputs& inputs) const;
   // Gives a step this cache's table and lengths, those that are held back left out; and, where nothing is held back,
   // the prefixes that sequences share.
-  void place(DecodeInputs& inputs) const;
+  void bind_tables(DecodeInputs& inputs) const;
   // The same for steps that update the lengths, which are those before the step.
-  void place_growing(DecodeInputs& inputs) const;
+  void bind_growing_tables(DecodeInputs& inputs) const;
   // What the host knows of both, for a step whose lengths are these.
-  void place_host_copies(DecodeInputs& inputs) const;
+  void bind_host_tables(DecodeInputs& inputs) const;
   const NonFinite& non_finite() const { return non_finite_; }
 
  private:
   // One of the two tensors.
-  struct Part {
+  struct CachedTensor {
     SyntheticTensor tensor;
     RowFormat format;
     RowShape shape;
@@ -60,37 +60,38 @@ class LoadedCache {
   };
   using LoadRows = std::function<void(const std::vector<PackedRun>& runs, std::int64_t first)>;
 
-  void load(Part& part, Buffer& pool, std::int64_t& non_finite, const StepDone& step_done);
-  MutableCacheView view(const Part& part, const Buffer& pool) const;
-  CompressedCache packed(const Part& part, const Buffer& pool) const;
+  void load(CachedTensor& part, Buffer& pool, std::int64_t& non_finite, const ProgressCallback& on_progress);
+  MutableCacheView view(const CachedTensor& part, const Buffer& pool) const;
+  CompressedCache packed(const CachedTensor& part, const Buffer& pool) const;
   // Whether the pool holds a file's pages as they lie there.
-  bool as_in_file(const Part& part) const;
+  bool as_in_file(const CachedTensor& part) const;
   // Whether the rank has only some of the heads.
   bool has_some_heads() const { return kv_heads_.count < input_.job().spec.kv_heads; }
   // Fills dense rows with this rank's heads of these tokens: in host memory what the input reads, in the backend's what
   // it is made of.
   void read_heads(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& host) const;
   void make_heads(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows) const;
-  std::int64_t rows() const { return share_.pages * share_.page_size; }
+  std::int64_t rows() const { return rank_cache_.pages * rank_cache_.page_size; }
   // Calls `load` with keys whose rows are neighbours, and the first of these rows, until all are loaded.
   void for_each_stretch(const LoadRows& load) const;
   void fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host);
   void fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows, std::int64_t* non_finite,
-                 const StepDone& step_done);
-  void fill_codes(const CompressedSource& source, const Part& part, const Buffer& pool, const StepDone& step_done);
-  std::int64_t fill_pages(const Part& part, const Buffer& pool, const StepDone& step_done);
+                 const ProgressCallback& on_progress);
+  void fill_quantized(const CompressedSource& source, const CachedTensor& part, const Buffer& pool,
+                      const ProgressCallback& on_progress);
+  std::int64_t fill_pages(const CachedTensor& part, const Buffer& pool, const ProgressCallback& on_progress);
 
   const JobInput& input_;
   Decode& decode_;
-  Meeting meeting_;
-  RankCache share_;
+  Collective collective_;
+  RankCache rank_cache_;
   HeadRange kv_heads_;
-  Part k_, v_;
+  CachedTensor k_, v_;
   CachePools pools_;
   std::vector<std::int32_t> host_lengths_;
   Buffer lengths_;  // [sequences]
   Buffer table_;    // [sequences, columns]
-  SharedPages prefixes_;
+  SharedPrefixPages prefixes_;
   Buffer prefix_of_, prefix_keys_;  // the same on the device
   NonFinite non_finite_;
 };

@@ -27,25 +27,26 @@ struct RankResult {
   RunStats stats;
   NonFinite non_finite;
 
-  TensorView out_view(const FoldSpec& spec) const;
-  RowView lse_view(const FoldSpec& spec) const;
+  TensorView out_view(const AttentionSpec& spec) const;
+  RowView lse_view(const AttentionSpec& spec) const;
 };
 
 // Called with the steps that are done of all of `what` ("row of input", "block"); for progress displays.
-using StepDone = std::function<void(std::string_view what, const StepCount& steps)>;
+using ProgressCallback = std::function<void(std::string_view what, const StepCount& steps)>;
 
 // This rank's rows of a job in the memory of its kernel, ready to be computed any number of times. All calls are
-// collective over `meeting`, in whose world the front door was made; that outlives the object.
+// collective over `collective`, in whose world the front ring was made; that outlives the object.
 class LoadedJob {
  public:
   // Allocates everything and reads the rows; of latents, the matrices of all heads too.
-  LoadedJob(const JobInput& input, Attention& attention, const Meeting& meeting, const StepDone& step_done = {});
-  LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeting, const StepDone& step_done = {});
+  LoadedJob(const JobInput& input, Attention& attention, const Collective& collective,
+            const ProgressCallback& on_progress = {});
+  LoadedJob(const JobInput& input, Mla& latent, const Collective& collective, const ProgressCallback& on_progress = {});
   LoadedJob(const LoadedJob&) = delete;  // what runs refers to the object
   LoadedJob& operator=(const LoadedJob&) = delete;
 
   // Begins on all ranks at once and returns when all are done.
-  RunStats run(RunMode mode = RunMode::kWhole, const StepDone& step_done = {});
+  RunStats run(RunMode mode = RunMode::kWhole, const ProgressCallback& on_progress = {});
   // The rows of the last run, in host memory. Ends the object's use.
   RankResult fetch(const RunStats& stats);
 
@@ -60,22 +61,22 @@ class LoadedJob {
     bool packed = false;  // rows of 8 bits of latents, as so many halves
   };
 
-  LoadedJob(const RingDoor& door, const Meeting& meeting) : door_(door), meeting_(meeting) {}
+  LoadedJob(const RingOp& ring, const Collective& collective) : ring_(ring), collective_(collective) {}
   // Packed queries and keys of this rank.
   std::vector<PackedRun> query_runs(const JobInput& input) const;
   std::vector<PackedRun> key_runs(const JobInput& input) const;
   // Fills inputs_ in the tensors' order, and makes room for outputs and workspace.
-  void load(const JobInput& input, const std::vector<Tensor>& tensors, const StepDone& step_done);
+  void load(const JobInput& input, const std::vector<Tensor>& tensors, const ProgressCallback& on_progress);
   const float* load_sinks(const JobInput& input);
   // The rank's rows of a compressed tensor, and all of its tables.
   CompressedRows load_compressed(const JobInput& input, const CompressedSource& source);
 
-  RingDoor door_;
-  Meeting meeting_;
+  RingOp ring_;
+  Collective collective_;
   RankResult result_;
   std::vector<Buffer> buffers_;
   std::vector<MutableTensorView> inputs_;
-  LatentWeights weights_;  // of latents
+  MlaWeights weights_;  // of latents
   Buffer sinks_, workspace_;
   MutableTensorView out_;
   RowView lse_;

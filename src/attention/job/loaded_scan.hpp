@@ -19,52 +19,52 @@
 namespace ringattn {
 
 // This rank's part of a finished scan.
-struct ScanRankResult {
+struct SsmRankResult {
   std::vector<PackedRun> runs;  // packed tokens of the rows
   Buffer y;                     // [rows, heads, head_dim], the job's dtype
   std::int64_t rows = 0;
   std::vector<PackedRun> sequences;  // whose final states and halos these are; empty: they were not wanted
   Buffer states;                     // [sequences, heads, head_dim, state_dim] fp32
   Buffer halos;                      // with a convolution: [sequences, channels, width − 1], as in files
-  ScanStats stats;
+  SsmStats stats;
   std::int64_t non_finite = 0;  // values of the input's rows that are NaN or infinite
 
-  TensorView y_view(const ScanSpec& spec) const;
+  TensorView y_view(const SsmSpec& spec) const;
   // What sequences hand on: their states, [sequences, heads, head_dim · state_dim], or of a convolution alone their
   // halos, [sequences, channels, width − 1].
-  TensorView carried_view(const ScanJob& job) const;
-  CheckedScan checked_view(const ScanJob& job) const;
-  Buffer& carried(const ScanJob& job) { return job.alone ? halos : states; }
+  TensorView carried_view(const SsmJob& job) const;
+  SsmResultView result_view(const SsmJob& job) const;
+  Buffer& carried(const SsmJob& job) { return job.conv1d_only ? halos : states; }
 };
 
 // This rank's rows of a scan in the memory of its kernel, ready to be scanned any number of times. All calls are
-// collective over `meeting`, in whose world the front door was made; that and the input outlive the object.
-class LoadedScan {
+// collective over `collective`, in whose world the front door was made; that and the input outlive the object.
+class LoadedSsm {
  public:
   // Allocates everything and reads the rows.
-  LoadedScan(const ScanInput& input, Scan& scan, const Meeting& meeting, const StepDone& step_done = {});
+  LoadedSsm(const SsmInput& input, Ssm& scan, const Collective& collective, const ProgressCallback& on_progress = {});
 
   // Begins on all ranks at once and returns when all are done.
-  ScanStats run();
+  SsmStats run();
   // The rows of the last run, in host memory. Ends the object's use.
-  ScanRankResult fetch(const ScanStats& stats);
+  SsmRankResult fetch(const SsmStats& stats);
 
  private:
-  TensorView load_rows(ScanRows which, std::int64_t before, std::int64_t all, const StepDone& step_done);
-  TensorView side_by_side(std::span<const ScanRows> all, const std::function<TensorView(ScanRows)>& load);
+  TensorView load_rows(SsmTensorKind which, std::int64_t before, std::int64_t all, const ProgressCallback& on_progress);
+  TensorView side_by_side(std::span<const SsmTensorKind> all, const std::function<TensorView(SsmTensorKind)>& load);
   const std::byte* load_bytes(std::span<const std::byte> bytes);
   const float* load_array(std::span<const float> values);
   void load_states();
-  void make_room();
-  void load(const StepDone& step_done);
+  void allocate_outputs();
+  void load(const ProgressCallback& on_progress);
 
-  const ScanInput& input_;
-  Scan& scan_;
-  Meeting meeting_;
-  ScanRankResult result_;
+  const SsmInput& input_;
+  Ssm& ssm_;
+  Collective collective_;
+  SsmRankResult result_;
   std::vector<Buffer> buffers_;
-  ScanInputs inputs_;
-  ScanOutputs outputs_;
+  SsmInputs inputs_;
+  SsmOutputs outputs_;
   const float* states_before_ = nullptr;  // of an update, which is done in place
 };
 

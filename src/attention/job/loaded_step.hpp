@@ -10,24 +10,24 @@
 
 #include "attention/decode.hpp"
 #include "attention/files/job_input.hpp"
-#include "attention/job/latent_weights.hpp"
 #include "attention/job/loaded_cache.hpp"
 #include "attention/job/loaded_job.hpp"
+#include "attention/job/latent_weights.hpp"
 #include "attention/latent_decode.hpp"
 #include "base/memory.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
 
-class LoadedStep {
+class LoadedDecode {
  public:
   // Allocates everything and reads cache and queries. `caches`: copies of the cache that steps take in turn, so that
   // none finds its keys in a device's cache memory. Collective, as all calls; `decode` outlives the object.
-  LoadedStep(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done = {},
-             int caches = 1);
+  LoadedDecode(const JobInput& input, Decode& decode, const Collective& collective,
+               const ProgressCallback& on_progress = {}, int caches = 1);
   // The same of a cache of latents.
-  LoadedStep(const JobInput& input, LatentDecode& decode, const Meeting& meeting, const StepDone& step_done = {},
-             int caches = 1);
+  LoadedDecode(const JobInput& input, MlaDecode& decode, const Collective& collective,
+               const ProgressCallback& on_progress = {}, int caches = 1);
 
   // Begins on all ranks at once and returns when all are done.
   RunStats run();
@@ -38,25 +38,25 @@ class LoadedStep {
   RankResult fetch(const RunStats& stats);
 
  private:
-  LoadedStep(const JobInput& input, Decode& decode, LatentDecode* latents, const Meeting& meeting,
-             const StepDone& step_done, int caches);
+  LoadedDecode(const JobInput& input, Decode& decode, MlaDecode* latents, const Collective& collective,
+               const ProgressCallback& on_progress, int caches);
   const CachePools& pools_of(int step) const;
   // Enqueues a step of the front door; `captured`: without what the host knows of lengths.
   void enqueue(int step, bool captured);
   void wait();
 
   Decode& decode_;
-  LatentDecode* latents_;  // of latents, whose `decode_` is in it; else null
-  Meeting meeting_;
+  MlaDecode* latents_;  // of latents, whose `decode_` is in it; else null
+  Collective collective_;
   std::optional<LoadedCache> cache_;
   std::vector<CachePools> more_;
   RankResult result_;
   Buffer q_, sinks_;
-  Buffer list_blocks_, list_counts_;  // where the job has lists of key blocks
-  LatentWeights weights_;             // of latents
+  Buffer mask_indices_, mask_counts_;  // where the job has lists of key blocks
+  MlaWeights weights_;                 // of latents
   DecodeInputs inputs_;
   DecodeOutputs outputs_;
-  std::unique_ptr<Marks> marks_;
+  std::unique_ptr<Events> marks_;
   std::unique_ptr<Replay> replay_;
   int replayed_ = 0;  // steps of the replay
 };

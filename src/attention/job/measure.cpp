@@ -15,9 +15,9 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kFoldSeconds = 0.25;  // long enough to be measured
+constexpr double kComputeSeconds = 0.25;  // long enough to be measured
 constexpr std::int64_t kFirstTokens = 1024;
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 20;
 constexpr std::size_t kLinkBytes = std::size_t{8} << 20;
 constexpr int kLinkRounds = 6;
 constexpr int kLatencyRounds = 50;
@@ -25,11 +25,11 @@ constexpr int kLatencyRounds = 50;
 double slowest(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
 
 // Seconds for `rounds` exchanges of `bytes` with both neighbours; the best round counts, for others' noise only adds.
-double best_round(Transport& world, Backend& backend, std::size_t bytes, int rounds, const Meeting& meeting) {
+double best_round(Transport& world, Backend& backend, std::size_t bytes, int rounds, const Collective& collective) {
   const Buffer out = backend.allocate(bytes);
   const Buffer in = backend.allocate(bytes);
   const Stream stream = backend.stream();
-  const auto marks = backend.make_marks(2, true);
+  const auto marks = backend.make_events(2, true);
   const Progress progress = [&world] { world.progress(); };
   const int next = (world.rank() + 1) % world.size();
   const int previous = (world.rank() + world.size() - 1) % world.size();
@@ -39,11 +39,11 @@ double best_round(Transport& world, Backend& backend, std::size_t bytes, int rou
     exchange.label = "measurement";
     exchange.sends.push_back({next, 0, {{out.data(), bytes}}});
     exchange.receives.push_back({previous, 0, {{in.data(), bytes}}});
-    meeting.barrier();
+    collective.barrier();
     marks->record(0, stream);
-    world.wait(world.post(std::move(exchange), stream), stream, meeting.patience().for_peer());
+    world.wait(world.post(std::move(exchange), stream), stream, collective.timeouts().for_peer());
     marks->record(1, stream);
-    marks->synchronize(1, meeting.patience().for_peer(), progress);
+    marks->synchronize(1, collective.timeouts().for_peer(), progress);
     best = std::min(best, marks->elapsed(0, 1));
   }
   return best;
@@ -60,18 +60,18 @@ std::unique_ptr<Attention> measured_job(const Options& options, Transport& world
 }
 
 // Operations per second of this rank's folds, with the seconds they took. The second of two runs, warmed up.
-struct FoldRate {
+struct AttentionRate {
   double seconds = 0.0;
   double flops_per_second = 0.0;
 };
 
-FoldRate fold_rate(Attention& attention, const Meeting& meeting) {
+AttentionRate attention_rate(Attention& attention, const Collective& collective) {
   const JobInput input = JobInput::synthetic(attention.job(), 1);
-  LoadedJob loaded(input, attention, meeting);
+  LoadedJob loaded(input, attention, collective);
   loaded.run();
   const RankResult result = loaded.fetch(loaded.run());
-  FoldRate rate;
-  for (const BlockTimes& block : result.stats.blocks) rate.seconds += block.fold_end - block.fold_begin;
+  AttentionRate rate;
+  for (const BlockTimes& block : result.stats.blocks) rate.seconds += block.compute_end - block.compute_begin;
   rate.flops_per_second = rate.seconds > 0.0 ? attention.plan().flops() / rate.seconds : 0.0;
   return rate;
 }
@@ -79,20 +79,20 @@ FoldRate fold_rate(Attention& attention, const Meeting& meeting) {
 }  // namespace
 
 MachineModel measure_machine(const Options& options, Transport& world) {
-  const Meeting meeting(world, Patience(options.timeout_seconds));
+  const Collective collective(world, Timeouts(options.timeout_seconds));
   std::unique_ptr<Attention> attention;
   double flops_per_second = 0.0;
-  for (std::int64_t tokens = kFirstTokens; tokens <= kMostTokens; tokens *= 2) {
+  for (std::int64_t tokens = kFirstTokens; tokens <= kMaxTokens; tokens *= 2) {
     attention = measured_job(options, world, tokens);
-    const std::vector<FoldRate> rates = meeting.gather_values(fold_rate(*attention, meeting));
+    const std::vector<AttentionRate> rates = collective.gather_values(attention_rate(*attention, collective));
     std::vector<double> seconds_per_flop;
     double longest = 0.0;
-    for (const FoldRate& rate : rates) {
+    for (const AttentionRate& rate : rates) {
       longest = std::max(longest, rate.seconds);
       if (rate.flops_per_second > 0.0) seconds_per_flop.push_back(1.0 / rate.flops_per_second);
     }
     if (!seconds_per_flop.empty()) flops_per_second = 1.0 / slowest(seconds_per_flop);
-    if (longest >= kFoldSeconds) break;
+    if (longest >= kComputeSeconds) break;
   }
   MachineModel machine = attention->options().machine;  // for what can't be measured, the kernel's defaults
   if (flops_per_second > 0.0) machine.flops_per_second = flops_per_second;
@@ -101,7 +101,7 @@ MachineModel measure_machine(const Options& options, Transport& world) {
   machine.name = fmt::format("{}, {} rank{}, {}", device, world.size(), world.size() == 1 ? "" : "s", world.name());
   if (world.size() == 1) return machine;
   const auto slowest_round = [&](std::size_t bytes, int rounds) {
-    return slowest(meeting.gather_values(best_round(world, attention->backend(), bytes, rounds, meeting)));
+    return slowest(collective.gather_values(best_round(world, attention->backend(), bytes, rounds, collective)));
   };
   const double small = slowest_round(8, kLatencyRounds);
   const double large = slowest_round(kLinkBytes, kLinkRounds);

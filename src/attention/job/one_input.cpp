@@ -25,7 +25,7 @@ constexpr Member kMembers[] = {{"XXH3-128 of its header", &FileFingerprint::head
 
 // A rank's files as text, one member a line: host, then path, bytes and what is text of each file.
 constexpr std::string FileFingerprint::*kTexts[] = {
-    &FileFingerprint::header, &FileFingerprint::data,   &FileFingerprint::place, &FileFingerprint::state,
+    &FileFingerprint::header, &FileFingerprint::data,   &FileFingerprint::location, &FileFingerprint::state,
     &FileFingerprint::kernel, &FileFingerprint::device, &FileFingerprint::stamp};
 constexpr std::size_t kLines = 2 + std::size(kTexts);
 
@@ -84,7 +84,7 @@ std::optional<std::string> difference(const FileFingerprint& theirs, const FileF
     if (theirs.*member.value == zeros.*member.value) continue;
     return fmt::format("{}: the {} is {} against {}", names, member.what, theirs.*member.value, zeros.*member.value);
   }
-  if (theirs.place == zeros.place && theirs.state != zeros.state) {
+  if (theirs.location == zeros.location && theirs.state != zeros.state) {
     return fmt::format("{}: it was replaced or written to between their openings, {} against {}", names, theirs.state,
                        zeros.state);
   }
@@ -114,13 +114,13 @@ bool are_one(const RankFiles& theirs, const RankFiles& zeros) {
 }
 
 // Where ranks have opened several files that look alike: samples may miss what differs.
-void agree_on_data(const Meeting& meeting, const std::vector<FileFingerprint>& own,
+void agree_on_data(const Collective& collective, const std::vector<FileFingerprint>& own,
                    const std::vector<RankFiles>& files) {
   std::string mine;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     for (const FileFingerprint& print : own) mine += print.more_data() + '\n';
   });
-  const std::vector<std::string> all = meeting.gather(mine);
+  const std::vector<std::string> all = collective.gather(mine);
   const std::vector<std::string> zeros = lines_of(all.front());
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all.front()) continue;
@@ -136,11 +136,11 @@ void agree_on_data(const Meeting& meeting, const std::vector<FileFingerprint>& o
 
 }  // namespace
 
-void agree_on_files(const Meeting& meeting, const std::function<std::vector<FileFingerprint>()>& fingerprints) {
-  if (meeting.size() == 1) return;
+void agree_on_files(const Collective& collective, const std::function<std::vector<FileFingerprint>()>& fingerprints) {
+  if (collective.size() == 1) return;
   std::vector<FileFingerprint> own;
-  meeting.together([&] { own = fingerprints(); });
-  const std::vector<std::string> all = meeting.gather(text_of(own));
+  collective.run_collectively([&] { own = fingerprints(); });
+  const std::vector<std::string> all = collective.gather(text_of(own));
   std::vector<RankFiles> files;
   for (const std::string& text : all) files.push_back(files_of(text));
   bool one = true;
@@ -148,11 +148,11 @@ void agree_on_files(const Meeting& meeting, const std::function<std::vector<File
     if (const auto found = difference(files[rank], files.front())) refuse(rank, files[rank], files.front(), *found);
     one = one && are_one(files[rank], files.front());
   }
-  if (!one) agree_on_data(meeting, own, files);
+  if (!one) agree_on_data(collective, own, files);
 }
 
-void agree_on_input(const Meeting& meeting, const JobInput& input) {
-  agree_on_files(meeting, [&] { return input.fingerprints(); });
+void agree_on_input(const Collective& collective, const JobInput& input) {
+  agree_on_files(collective, [&] { return input.fingerprints(); });
 }
 
 }  // namespace ringattn

@@ -15,9 +15,9 @@ namespace ringattn {
 // size, header, sampled data or, on one host, the file that the path stood for when it was opened. Where ranks haven't
 // opened one file (is_one_file()) more of the data is compared, all of it up to 64 MB a file. Copies of a file are the
 // same file.
-void agree_on_files(const Meeting& meeting, const std::function<std::vector<FileFingerprint>()>& fingerprints);
+void agree_on_files(const Collective& collective, const std::function<std::vector<FileFingerprint>()>& fingerprints);
 
 // The same for the files of a job's input.
-void agree_on_input(const Meeting& meeting, const JobInput& input);
+void agree_on_input(const Collective& collective, const JobInput& input);
 
 }  // namespace ringattn

@@ -11,46 +11,47 @@
 
 namespace ringattn {
 
-Digests digest_result(const JobInput& input, const RankResult& result, const Meeting& meeting) {
-  const FoldSpec& spec = input.job().spec;
+Digests digest_result(const JobInput& input, const RankResult& result, const Collective& collective) {
+  const AttentionSpec& spec = input.job().spec;
   const std::int64_t tokens = input.job().batch.q_tokens();
-  return {digest(meeting, result.out_view(spec), result.runs, tokens),
-          digest(meeting, result.lse_view(spec), spec.heads, result.runs, tokens)};
+  return {digest(collective, result.out_view(spec), result.runs, tokens),
+          digest(collective, result.lse_view(spec), spec.heads, result.runs, tokens)};
 }
 
-void write_together(const Meeting& meeting, const std::vector<OutputTensor>& tensors, const FileMetadata& metadata,
-                    const std::string& path, bool replace, const std::function<void(SafetensorsWriter&)>& write) {
+void write_collectively(const Collective& collective, const std::vector<OutputTensor>& tensors,
+                        const FileMetadata& metadata, const std::string& path, bool replace,
+                        const std::function<void(SafetensorsWriter&)>& write) {
   SafetensorsPlan plan;
   std::unique_ptr<SafetensorsWriter> writer;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     plan = plan_safetensors(tensors, metadata);
-    if (meeting.rank() == 0) writer = SafetensorsWriter::create(plan, path, replace);
+    if (collective.rank() == 0) writer = SafetensorsWriter::create(plan, path, replace);
   });
   const std::string mine = writer ? writer->temporary_path() : std::string();
-  const std::string temporary = meeting.gather(mine).front();
-  meeting.together([&] {
+  const std::string temporary = collective.gather(mine).front();
+  collective.run_collectively([&] {
     if (!writer) writer = SafetensorsWriter::open_existing(plan, temporary);
   });
-  meeting.together([&] {
+  collective.run_collectively([&] {
     write(*writer);
     writer->sync();
   });
-  meeting.together([&] {
-    moment("renaming");
-    if (meeting.rank() == 0) writer->commit();
+  collective.run_collectively([&] {
+    failpoint("renaming");
+    if (collective.rank() == 0) writer->commit();
   });
   writer->release();
 }
 
 void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool replace,
-                  const FileMetadata& metadata, const Meeting& meeting) {
-  const FoldSpec& spec = input.job().spec;
+                  const FileMetadata& metadata, const Collective& collective) {
+  const AttentionSpec& spec = input.job().spec;
   const RowGrid& grid = input.out_grid();
   const std::vector<OutputTensor> tensors{{"out", file_dtype(spec.dtype), grid.shape()},
                                           {"lse", FileDtype::kF32, lse_shape(grid)}};
-  write_together(meeting, tensors, metadata, path, replace, [&](SafetensorsWriter& writer) {
+  write_collectively(collective, tensors, metadata, path, replace, [&](SafetensorsWriter& writer) {
     writer.write_rows("out", grid, result.runs, result.out_view(spec));
-    moment("writing");
+    failpoint("writing");
     writer.write_lse("lse", grid, result.runs, result.lse_view(spec));
   });
 }

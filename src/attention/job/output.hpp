@@ -20,7 +20,7 @@ struct Digests {
 };
 
 // Collective.
-Digests digest_result(const JobInput& input, const RankResult& result, const Meeting& meeting);
+Digests digest_result(const JobInput& input, const RankResult& result, const Collective& collective);
 
 // What the header of an output file says of the program, the kernel and the result. Nothing of how the job was run, so
 // that files of different worlds are equal byte for byte.
@@ -28,12 +28,13 @@ FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend, 
 
 // Makes the safetensors file `path` of these tensors, which appears whole or not at all. `write` writes this rank's
 // rows. `replace`: also where a file exists. Collective. Throws kFile.
-void write_together(const Meeting& meeting, const std::vector<OutputTensor>& tensors, const FileMetadata& metadata,
-                    const std::string& path, bool replace, const std::function<void(SafetensorsWriter&)>& write);
+void write_collectively(const Collective& collective, const std::vector<OutputTensor>& tensors,
+                        const FileMetadata& metadata, const std::string& path, bool replace,
+                        const std::function<void(SafetensorsWriter&)>& write);
 
 // Writes out, in the input's order of axes, and lse to the safetensors file `path`, which appears whole or not at all.
 // `replace`: also where a file exists. Collective. Throws kFile.
 void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool replace,
-                  const FileMetadata& metadata, const Meeting& meeting);
+                  const FileMetadata& metadata, const Collective& collective);
 
 }  // namespace ringattn

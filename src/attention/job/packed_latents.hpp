@@ -13,8 +13,8 @@ namespace ringattn {
 
 // Fills `rows`, [total_tokens(runs), 1, half of a row's bytes] of 16-bit elements in host memory, with the rows of
 // these packed keys. Returns how many of the numbers that they are unpacked to are NaN or infinite. Throws what
-// JobInput::read_latent_codes() throws.
-std::int64_t read_packed_latents(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
-                                 int threads);
+// JobInput::read_fp8_latents() throws.
+std::int64_t load_fp8_latents(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
+                              int threads);
 
 }  // namespace ringattn

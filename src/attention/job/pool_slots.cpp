@@ -13,7 +13,7 @@ PoolSlots::PoolSlots(std::vector<Page> pages, std::int64_t page_size)
 
 void PoolSlots::for_each_part(
     std::int64_t most, const std::function<void(std::int64_t first, std::span<const PackedRun> runs)>& part) const {
-  constexpr std::size_t kMostRuns = 1 << 12;
+  constexpr std::size_t kMaxRuns = 1 << 12;
   std::vector<PackedRun> runs;
   std::int64_t first = 0, tokens = 0;
   const auto flush = [&] {
@@ -23,7 +23,7 @@ void PoolSlots::for_each_part(
     runs.clear();
   };
   for (const Page& page : pages_) {
-    if (tokens + page.tokens > most || runs.size() == kMostRuns) flush();
+    if (tokens + page.tokens > most || runs.size() == kMaxRuns) flush();
     const std::int64_t slot = page.number * page_size_;
     if (!runs.empty() && runs.back().end == slot) {
       runs.back().end += page.tokens;

@@ -15,11 +15,11 @@
 namespace ringattn {
 
 // Packed keys, and the row of the first of them in a rank's cache of [pages · page_size] rows.
-struct PlacedKeys {
+struct CachedKeyRun {
   PackedRun keys;
   std::int64_t row = 0;
 
-  bool operator==(const PlacedKeys&) const = default;
+  bool operator==(const CachedKeyRun&) const = default;
 };
 
 // A rank's cache: its pages, or the one page a sequence has of a dense cache. It holds the sequences of the rank's part
@@ -34,19 +34,19 @@ struct RankCache {
   std::int64_t columns = 0;
   // Ascending by row, each row once, though sequences may share it: then it is a key of the one that has most tokens,
   // and of these most codes, in its page.
-  std::vector<PlacedKeys> held;
+  std::vector<CachedKeyRun> held;
 };
 
 // What decodes `input`, which decodes(): of latents the absorbed form, whose values lie in its keys.
 DecodeSpec decode_spec(const JobInput& input);
 
 // The same with the cache as the input stores it, where a kernel of this row reads that: the bits are the same, and the
-// cache is smaller. Else rows are decompressed as the cache is filled; so they are for several ranks with lists, each
-// of which would need the formats' tables of its own heads or sequences alone.
+// cache is smaller. Else rows are decompressed as the cache is filled; so they are for several ranks with block_mask,
+// each of which would need the formats' tables of its own heads or sequences alone.
 DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, int ranks);
 
 // The prefixes that the sequences of a job share in its pages; none without pages.
-SharedPages shared_prefixes(const JobInput& input, int key_tile);
+SharedPrefixPages shared_prefixes(const JobInput& input, int key_tile);
 
 // The steps that `input` is one of: as many sequences, rows and keys as it has, dealt as its lists have it most even.
 // `format` is what the kernel was made for.
@@ -54,7 +54,7 @@ DecodeJob decode_job(const JobInput& input, int ranks, const DecodeKernel& kerne
 
 // What rank `rank` of `ranks` holds of a job that decodes; `job` is what decode_job() made of it. Throws kMemory for a
 // table of too many entries.
-RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, std::int64_t group_keys);
+RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, std::int64_t kv_split_keys);
 
 // Bytes of K and V, or of latents, that a step by `kernel` reads: the tiles that its rows see, once a K/V head, on all
 // ranks together. Tiles of prefixes that the kernel folds for several sequences at once are read once.

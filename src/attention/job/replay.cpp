@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "attention/fitting.hpp"
-#include "attention/job/rank_cache.hpp"
 #include "attention/job/replay_steps.hpp"
+#include "attention/job/rank_cache.hpp"
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
@@ -88,7 +88,7 @@ class Replayer {
       : input_(input),
         options_(options),
         world_(world),
-        meeting_(world, Patience(options.timeout_seconds)),
+        collective_(world, Timeouts(options.timeout_seconds)),
         last_(input_.job(), rows),
         even_(even_layout(last_.batch().q_lengths(), world.size())) {}
 
@@ -113,7 +113,7 @@ class Replayer {
     std::map<std::int64_t, HostRows> of_sequence;
     for (const auto& [rows, sequences] : last_.classes()) {
       const JobInput part = input_.last_rows(sequences, rows).decoded(page_size);
-      GrowingSteps steps(part, rows, input_, sequences, options_, world_, meeting_);
+      GrowingDecode steps(part, rows, input_, sequences, options_, world_, collective_);
       const HostRows results = steps.run();
       const auto count = static_cast<std::int64_t>(sequences.size());
       for (int rank = 0; rank < world_.size(); ++rank) {
@@ -153,19 +153,19 @@ class Replayer {
     if (!mine) {
       mine = first_difference(true, view(left.lse, Dtype::kF32, 1), view(right.lse, Dtype::kF32, 1), tokens);
     }
-    return earliest(meeting_, mine);
+    return earliest(collective_, mine);
   }
 
   std::int64_t rows() const { return last_.batch().q_tokens(); }
-  const Meeting& meeting() const { return meeting_; }
+  const Collective& collective() const { return collective_; }
 
  private:
-  const FoldSpec& spec() const { return input_.job().spec; }
+  const AttentionSpec& spec() const { return input_.job().spec; }
 
   HostRows even(const Layout& from, const HostRows& mine) const {
     HostRows rows(even_.tokens(world_.rank()), spec());
     const auto move = [&](const std::vector<std::byte>& source, std::vector<std::byte>& target, std::int64_t bytes) {
-      reshard(world_.host(), from, even_, source.data(), target.data(), bytes, meeting_.patience().for_peer());
+      reshard(world_.host(), from, even_, source.data(), target.data(), bytes, collective_.timeouts().for_peer());
     };
     move(mine.out, rows.out, out_token_bytes(spec()));
     move(mine.lse, rows.lse, lse_token_bytes(spec()));
@@ -175,7 +175,7 @@ class Replayer {
   const JobInput& input_;
   const Options& options_;
   Transport& world_;
-  Meeting meeting_;
+  Collective collective_;
   LastRows last_;
   Layout even_;
 };
@@ -184,7 +184,7 @@ class Replayer {
 
 void check_replayable(const JobInput& input) {
   const Job& job = input.job();
-  if (input.op() == Op::kLatent && input.form().form == LatentForm::kExpanded) {
+  if (input.op() == Op::kMla && input.form().form == MlaForm::kExpanded) {
     fail(ErrorCode::kUsage,
          fmt::format("a job of the expanded form ({}) is to be decoded row by row", input.form().reason),
          "steps fold in the latent, and rows of the expanded form have other bits",
@@ -226,31 +226,31 @@ void check_replayable(const JobInput& input) {
 }
 
 void check_replay_kernel(const KernelEntry& prefill, const DecodeSpec& spec, const KernelRequest& request,
-                         KernelPlace place) {
-  const std::string_view steps = choose_kernel(spec, request, place).row->name;
+                         KernelScope scope) {
+  const std::string_view steps = choose_kernel(spec, request, scope).row->name;
   if (steps == prefill.name) return;
   bool decodes_alone = true;
   std::string_view both;  // a kernel that can do the one and the other
-  for (const FoldRow& fold : kernel_table<FoldSpec>()) {
-    decodes_alone = decodes_alone && fold.name != steps;
-    if (place == KernelPlace::kHere && !fold.unavailable().empty()) continue;
-    if (!both.empty() || !fold.missing(spec.fold).empty()) continue;
+  for (const AttentionRow& attention : kernel_table<AttentionSpec>()) {
+    decodes_alone = decodes_alone && attention.name != steps;
+    if (scope == KernelScope::kThisMachine && !attention.unavailable().empty()) continue;
+    if (!both.empty() || !attention.missing(spec.attention).empty()) continue;
     const auto decodes = [&](const KernelRow<DecodeSpec>& row) {
-      return row.name == fold.name && row.missing(spec).empty();
+      return row.name == attention.name && row.missing(spec).empty();
     };
-    if (std::ranges::any_of(kernel_table<DecodeSpec>(), decodes)) both = fold.name;
+    if (std::ranges::any_of(kernel_table<DecodeSpec>(), decodes)) both = attention.name;
   }
   fail(ErrorCode::kUnsupported,
        fmt::format("steps of kernel {} are to have the bits of a prefill by {}", steps, prefill.name),
        decodes_alone
            ? fmt::format("{} decodes alone, with bits of its own: no kernel folds a prefill's rows like it", steps)
            : std::string("kernels of different names have different bits"),
-       both.empty() ? Wording{"See ", command("info"), " for what kernels do."}
-                    : Wording{"Use ", setting("kernel", both), ", which does both."});
+       both.empty() ? MessageTemplate{"See ", command("info"), " for what kernels do."}
+                    : MessageTemplate{"Use ", setting("kernel", both), ", which does both."});
 }
 
 void replay_rows(const JobInput& input, const Options& options, std::int64_t rows,
-                 std::span<const std::int64_t> page_sizes, Transport& world, const StepDone& step_done,
+                 std::span<const std::int64_t> page_sizes, Transport& world, const ProgressCallback& on_progress,
                  const std::function<void(PreparedFileJob&, const RankResult&)>& prefilled,
                  const std::function<void(const ReplayResult&)>& done) {
   check_replayable(input);
@@ -258,10 +258,10 @@ void replay_rows(const JobInput& input, const Options& options, std::int64_t row
   std::optional<HostRows> expected;
   {
     PreparedFileJob prefill(input.attended(), world, options);
-    Meeting(world, Patience(options.timeout_seconds)).together([&] {
-      check_replay_kernel(prefill.kernel(), decode_spec(input), fitting_request(options.kernel, world));
+    Collective(world, Timeouts(options.timeout_seconds)).run_collectively([&] {
+      check_replay_kernel(prefill.kernel(), decode_spec(input), compatible_request(options.kernel, world));
     });
-    const RankResult result = prefill.compute(step_done);
+    const RankResult result = prefill.compute(on_progress);
     prefilled(prefill, result);
     expected.emplace(replayer.prefilled(prefill.ring().layout.queries, result));
   }

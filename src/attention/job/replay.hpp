@@ -31,14 +31,14 @@ void check_replayable(const JobInput& input);
 // Whether steps have the bits of a prefill by this kernel: the request chooses for them the kernel of the same name.
 // Throws kUnsupported, and what choosing throws.
 void check_replay_kernel(const KernelEntry& prefill, const DecodeSpec& spec, const KernelRequest& request,
-                         KernelPlace place = KernelPlace::kHere);
+                         KernelScope scope = KernelScope::kThisMachine);
 
-// Computes `input` by Attention, or latents by Latent, over `world`. Then, for each of the page sizes, decodes the last
+// Computes `input` by Attention, or latents by Mla, over `world`. Then, for each of the page sizes, decodes the last
 // `rows` rows of every sequence (all of a shorter one), a row a step, from a cache that holds the keys before them and
 // takes up each row's own by an append, and compares out and lse. `prefilled` is called when the prefill is done,
 // `done` with each result. Collective. Throws what the two ops throw, and what the checks above do.
 void replay_rows(const JobInput& input, const Options& options, std::int64_t rows,
-                 std::span<const std::int64_t> page_sizes, Transport& world, const StepDone& step_done,
+                 std::span<const std::int64_t> page_sizes, Transport& world, const ProgressCallback& on_progress,
                  const std::function<void(PreparedFileJob&, const RankResult&)>& prefilled,
                  const std::function<void(const ReplayResult&)>& done);
 

@@ -10,8 +10,8 @@
 
 #include "attention/decode.hpp"
 #include "attention/files/job_input.hpp"
-#include "attention/job/latent_weights.hpp"
 #include "attention/job/loaded_cache.hpp"
+#include "attention/job/latent_weights.hpp"
 #include "attention/latent_decode.hpp"
 #include "attention/options.hpp"
 #include "comm/meeting.hpp"
@@ -24,19 +24,20 @@ struct HostRows {
   std::vector<std::byte> out;
   std::vector<std::byte> lse;
 
-  HostRows(std::int64_t rows, const FoldSpec& spec);
+  HostRows(std::int64_t rows, const AttentionSpec& spec);
   // Copies `count` rows from `from` of another array to `to`.
   void take(const std::byte* other_out, const std::byte* other_lse, std::int64_t from, std::int64_t to,
-            std::int64_t count, const FoldSpec& spec);
+            std::int64_t count, const AttentionSpec& spec);
 };
 
-// Sequences whose last rows are as many, decoded together: by Decode or, of latents, by LatentDecode. All calls are
+// Sequences whose last rows are as many, decoded together: by Decode or, of latents, by MlaDecode. All calls are
 // collective; what the constructor is given outlives the object.
-class GrowingSteps {
+class GrowingDecode {
  public:
   // `sequences`: of `whole`, whose last `rows` rows `input` has.
-  GrowingSteps(const JobInput& input, std::int64_t rows, const JobInput& whole, std::span<const std::int64_t> sequences,
-               const Options& options, Transport& world, const Meeting& meeting);
+  GrowingDecode(const JobInput& input, std::int64_t rows, const JobInput& whole,
+                std::span<const std::int64_t> sequences, const Options& options, Transport& world,
+                const Collective& collective);
 
   // The sequences of the input whose rows this rank gets.
   SequenceRange owned() const { return decode().owned(sequences()); }
@@ -49,20 +50,20 @@ class GrowingSteps {
   const Decode& decode() const { return latents_ ? latents_->in_latent() : *decode_; }
   DecodeJob job_of(const Options& options, Transport& world) const;
   void load();
-  void load_lists(const Job& whole, std::span<const std::int64_t> numbers);
+  void load_block_mask(const Job& whole, std::span<const std::int64_t> numbers);
   void enqueue(DecodeInputs inputs, std::int64_t row);
 
   const JobInput& input_;
   const std::int64_t rows_;
-  Meeting meeting_;
+  Collective collective_;
   std::optional<Decode> decode_;
-  std::optional<LatentDecode> latents_;  // of latents, in place of decode_
+  std::optional<MlaDecode> latents_;  // of latents, in place of decode_
   std::optional<LoadedCache> cache_;
-  LatentWeights weights_;
+  MlaWeights weights_;
   Buffer q_, k_, v_, sinks_, out_, lse_;
-  std::int64_t list_stride_ = 0;    // 0: there are no lists
-  std::int64_t lists_of_step_ = 0;  // of all its sequences, of this rank's heads
-  Buffer list_blocks_, list_counts_;
+  std::int64_t mask_stride_ = 0;        // 0: there are no lists
+  std::int64_t mask_rows_of_step_ = 0;  // of all its sequences, of this rank's heads
+  Buffer mask_indices_, mask_counts_;
   // All rows' queries, and what of them joins the cache: keys and values, or latents and rotary keys.
   TensorView q_view_, k_view_, v_view_;
   MutableTensorView out_view_;

@@ -9,24 +9,23 @@
 
 namespace ringattn {
 
-// Refers to the front door, which outlives it.
-struct RingDoor {
+// Refers to the front op, which outlives it.
+struct RingOp {
   Backend& backend;
-  const FoldChoice& kernel;  // what folds
+  const AttentionChoice& kernel;  // what folds
   const Options& options;
   const JobLayout& layout;
   const Plan& plan;
-  const Prediction& prediction;
+  const TimeEstimate& time_estimate;
   std::size_t workspace_bytes;
 };
 
-inline RingDoor ring_door(Attention& door) {
-  return {door.backend(), door.kernel(),     door.options(),        door.layout(),
-          door.plan(),    door.prediction(), door.workspace_bytes()};
+inline RingOp ring_op(Attention& op) {
+  return {op.backend(), op.kernel(), op.options(), op.layout(), op.plan(), op.time_estimate(), op.workspace_bytes()};
 }
-inline RingDoor ring_door(Latent& door) {
-  return {door.backend(), door.kernel(),     door.options().ring,   door.layout(),
-          door.plan(),    door.prediction(), door.workspace_bytes()};
+inline RingOp ring_op(Mla& op) {
+  return {op.backend(), op.kernel(),        op.options().ring,   op.layout(),
+          op.plan(),    op.time_estimate(), op.workspace_bytes()};
 }
 
 }  // namespace ringattn

@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "attention/job/loaded_step.hpp"
 #include "attention/job/loaded_job.hpp"
 #include "attention/job/loaded_scan.hpp"
-#include "attention/job/loaded_step.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -27,51 +27,51 @@ struct SampleTimes {
 SampleTimes summarise(std::vector<double> milliseconds);
 
 struct SampleRequest {
-  std::int64_t count = 0;   // 0: as many as the figure needs
-  StepDone step_done = {};  // of all "sample"s
+  std::int64_t count = 0;             // 0: as many as the figure needs
+  ProgressCallback on_progress = {};  // of all "sample"s
 };
 
 struct Samples {
   std::int64_t count = 0;
-  SampleTimes ms;          // of the slowest rank in each
-  double waited_ms = 0.0;  // median over the samples of the rank that waited longest
+  SampleTimes ms;                // of the slowest rank in each
+  double exposed_comm_ms = 0.0;  // median over the samples of the rank that waited longest
 };
 
 // What a run took on this rank.
 struct RunTimes {
   double seconds = 0.0;
-  double waited_seconds = 0.0;
+  double exposed_comm_seconds = 0.0;
 };
 
 // Of each of a rank's values the largest of all ranks. Collective, as all that follows.
-std::vector<double> slowest(const Meeting& meeting, const std::vector<double>& mine);
+std::vector<double> slowest(const Collective& collective, const std::vector<double>& mine);
 
 // As many samples as are asked for, else at least ten, and half a second of them. `seconds`: of one.
 std::int64_t sample_count(const SampleRequest& request, double seconds);
 
 // Samples of each of so many kinds of runs: `run` does one. They take turns, so all see the machine in the same temper.
 // `seconds`: what a run took on this rank when it was warm.
-std::vector<Samples> take_samples(const Meeting& meeting, const SampleRequest& request, double seconds,
+std::vector<Samples> take_samples(const Collective& collective, const SampleRequest& request, double seconds,
                                   std::size_t kinds, const std::function<RunTimes(std::size_t kind)>& run);
 
 // Of each mode.
-std::vector<Samples> sample_runs(const Meeting& meeting, const SampleRequest& request, LoadedJob& loaded,
+std::vector<Samples> sample_runs(const Collective& collective, const SampleRequest& request, LoadedJob& loaded,
                                  std::span<const RunMode> modes);
 
 // `last`: of the last scan.
-Samples sample_scans(const Meeting& meeting, const SampleRequest& request, LoadedScan& loaded, ScanStats& last);
+Samples sample_ssm(const Collective& collective, const SampleRequest& request, LoadedSsm& loaded, SsmStats& last);
 
 // Of decoding: a sample is `steps` steps one behind the other, over `caches` copies of the cache. On a device these are
 // so many that each step finds its keys in no cache memory any more, as between the layers of a model; hosts take one
 // step of one cache.
-struct StepSample {
+struct DecodeSample {
   int caches = 1;
   int steps = 1;
 };
-StepSample step_sample(MemoryKind memory, std::size_t cache_bytes);
+DecodeSample decode_sample(MemoryKind memory, std::size_t cache_bytes);
 
 // `loaded` has the caches that `sample` says. The times are those of one step.
-Samples sample_steps(const Meeting& meeting, const SampleRequest& request, LoadedStep& loaded,
-                     const StepSample& sample);
+Samples sample_decode(const Collective& collective, const SampleRequest& request, LoadedDecode& loaded,
+                      const DecodeSample& sample);
 
 }  // namespace ringattn

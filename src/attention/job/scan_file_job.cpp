@@ -12,55 +12,55 @@
 
 namespace ringattn {
 
-PreparedScan::PreparedScan(ScanFileJob job, Transport& transport, ScanOptions options)
-    : job_(std::move(job)), meeting_(transport, Patience(options.timeout_seconds)) {
-  meeting_.together([this] {
+PreparedSsm::PreparedSsm(SsmFileJob job, Transport& transport, SsmOptions options)
+    : job_(std::move(job)), collective_(transport, Timeouts(options.timeout_seconds)) {
+  collective_.run_collectively([this] {
     input_.emplace(job_.input, job_.numerics);
-    if (!job_.output.empty() && meeting_.rank() == 0) check_output_path(job_.output, job_.replace);
+    if (!job_.output.empty() && collective_.rank() == 0) check_output_path(job_.output, job_.replace);
   });
-  agree_on_files(meeting_, [this] { return input_->fingerprints(); });
-  scan_.emplace(input_->job(), transport, std::move(options));
+  agree_on_files(collective_, [this] { return input_->fingerprints(); });
+  ssm_.emplace(input_->job(), transport, std::move(options));
 }
 
-PreparedScan::PreparedScan(ScanInput input, Transport& transport, ScanOptions options)
-    : meeting_(transport, Patience(options.timeout_seconds)), input_(std::move(input)) {
-  scan_.emplace(input_->job(), transport, std::move(options));
+PreparedSsm::PreparedSsm(SsmInput input, Transport& transport, SsmOptions options)
+    : collective_(transport, Timeouts(options.timeout_seconds)), input_(std::move(input)) {
+  ssm_.emplace(input_->job(), transport, std::move(options));
 }
 
-ScanRankResult PreparedScan::compute(const StepDone& step_done) {
-  LoadedScan loaded(*input_, *scan_, meeting_, step_done);
+SsmRankResult PreparedSsm::compute(const ProgressCallback& on_progress) {
+  LoadedSsm loaded(*input_, *ssm_, collective_, on_progress);
   return loaded.fetch(loaded.run());
 }
 
-ScanFileResult PreparedScan::run(const StepDone& step_done) {
-  ScanFileResult result{compute(step_done), {}};
-  result.digests = digest_scan(*input_, result.rank, meeting_);
+SsmFileResult PreparedSsm::run(const ProgressCallback& on_progress) {
+  SsmFileResult result{compute(on_progress), {}};
+  result.digests = digest_ssm(*input_, result.rank, collective_);
   return result;
 }
 
-ScanDigests digest_scan(const ScanInput& input, const ScanRankResult& result, const Meeting& meeting) {
-  const ScanJob& job = input.job();
-  ScanDigests digests;
-  digests.y = digest(meeting, result.y_view(job.spec), result.runs, job.tokens());
-  if (job.final_states || (job.alone && job.final_halos)) {
+SsmDigests digest_ssm(const SsmInput& input, const SsmRankResult& result, const Collective& collective) {
+  const SsmJob& job = input.job();
+  SsmDigests digests;
+  digests.y = digest(collective, result.y_view(job.spec), result.runs, job.tokens());
+  if (job.final_states || (job.conv1d_only && job.final_halos)) {
     digests.final_states =
-        digest(meeting, result.carried_view(job), result.sequences, static_cast<std::int64_t>(job.lengths.size()));
+        digest(collective, result.carried_view(job), result.sequences, static_cast<std::int64_t>(job.lengths.size()));
   }
   return digests;
 }
 
-void PreparedScan::write(const ScanFileResult& result) {
+void PreparedSsm::write(const SsmFileResult& result) {
   if (job_.output.empty()) return;
-  const ScanJob& job = input_->job();
-  const ScanSpec& spec = job.spec;
-  FileMetadata metadata = output_metadata(*scan_->kernel().row, scan_->backend(), {result.digests.y, {}});
+  const SsmJob& job = input_->job();
+  const SsmSpec& spec = job.spec;
+  FileMetadata metadata = output_metadata(*ssm_->kernel().row, ssm_->backend(), {result.digests.y, {}});
   std::erase_if(metadata, [](const auto& entry) { return entry.first == "digest.lse"; });
   metadata.emplace_back("op", std::string(op_name(input_->op())));
   if (!result.digests.final_states.empty()) {
     metadata.emplace_back(fmt::format("digest.{}", carried_name(job)), result.digests.final_states);
   }
   const auto note = [&](const char* name, int value) { metadata.emplace_back(name, fmt::format("{}", value)); };
-  if (job.alone) {
+  if (job.conv1d_only) {
     note("channels", job.convolution->channels);
     note("width", job.convolution->width);
   } else {
@@ -73,16 +73,16 @@ void PreparedScan::write(const ScanFileResult& result) {
   std::vector<OutputTensor> tensors{{"y", file_dtype(spec.dtype), input_->y_shape()}};
   if (job.final_states) tensors.push_back({"final_states", FileDtype::kF32, input_->states_shape()});
   if (job.final_halos) tensors.push_back({"final_conv_state", file_dtype(spec.dtype), input_->halos_shape()});
-  write_together(meeting_, tensors, metadata, job_.output, job_.replace, [&](SafetensorsWriter& writer) {
+  write_collectively(collective_, tensors, metadata, job_.output, job_.replace, [&](SafetensorsWriter& writer) {
     writer.write_rows("y", input_->y_grid(), result.rank.runs, result.rank.y_view(spec));
-    moment("writing");
+    failpoint("writing");
     const auto sequences = static_cast<std::int64_t>(job.lengths.size());
     if (job.final_states) {
       const RowGrid grid{AxisOrder::kThd, 1, sequences, spec.heads, std::int64_t{spec.head_dim} * spec.state_dim};
       writer.write_rows("final_states", grid, result.rank.sequences, result.rank.carried_view(job));
     }
     if (!job.final_halos) return;
-    const ConvolutionSpec& convolution = *job.convolution;
+    const CausalConv1dSpec& convolution = *job.convolution;
     const RowGrid grid{AxisOrder::kThd, 1, sequences, convolution.channels, convolution.halo_tokens()};
     writer.write_rows("final_conv_state", grid, result.rank.sequences,
                       dense_view(static_cast<const void*>(result.rank.halos.data()), convolution.dtype,
@@ -90,10 +90,10 @@ void PreparedScan::write(const ScanFileResult& result) {
   });
 }
 
-ScanFileResult run_scan_job(const ScanFileJob& job, Transport& transport, const ScanOptions& options,
-                            const StepDone& step_done) {
-  PreparedScan prepared(job, transport, options);
-  ScanFileResult result = prepared.run(step_done);
+SsmFileResult run_ssm_job(const SsmFileJob& job, Transport& transport, const SsmOptions& options,
+                          const ProgressCallback& on_progress) {
+  PreparedSsm prepared(job, transport, options);
+  SsmFileResult result = prepared.run(on_progress);
   prepared.write(result);
   return result;
 }

@@ -2,10 +2,10 @@
 // The front door to whole scans, as file_job.hpp is of attention: tensors from a file or a seed, a scan over the ranks
 // of a world, y and final states to a file.
 //
-//   ScanFileJob job;
+//   SsmFileJob job;
 //   job.input = FileInput{"layer.safetensors"};
 //   job.output = "y.safetensors";
-//   const ScanFileResult result = run_scan_job(job, *transport, options);  // collective
+//   const SsmFileResult result = run_ssm_job(job, *transport, options);  // collective
 //
 // Each rank reads and writes its own rows. The output file is the same byte for byte for any number of ranks.
 #pragma once
@@ -21,9 +21,9 @@
 
 namespace ringattn {
 
-struct ScanFileJob {
-  ScanRequest input;
-  ScanNumerics numerics;
+struct SsmFileJob {
+  SsmRequest input;
+  SsmNumerics numerics;
   std::string output;     // empty: no file is written
   bool replace = false;   // an output file that exists
   FileMetadata metadata;  // of the output, beside its own
@@ -31,48 +31,48 @@ struct ScanFileJob {
 
 // As of out (check/digest.hpp); of the final states, or a convolution's final halos, sequences count as tokens. Empty:
 // they were not wanted.
-struct ScanDigests {
+struct SsmDigests {
   std::string y;
   std::string final_states;
 };
 
-struct ScanFileResult {
-  ScanRankResult rank;  // this rank's rows, in host memory
-  ScanDigests digests;
+struct SsmFileResult {
+  SsmRankResult rank;  // this rank's rows, in host memory
+  SsmDigests digests;
 };
 
 // A scan in steps, for callers that show what they are about to do. Each call is collective; the transport outlives the
 // object.
-class PreparedScan {
+class PreparedSsm {
  public:
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares: kernel,
-  // agreement, memory. Reads samples of the rows. Throws kFile, and what ScanInput and Scan throw.
-  PreparedScan(ScanFileJob job, Transport& transport, ScanOptions options);
+  // agreement, memory. Reads samples of the rows. Throws kFile, and what SsmInput and Ssm throw.
+  PreparedSsm(SsmFileJob job, Transport& transport, SsmOptions options);
   // Of an input on which the ranks have agreed; nothing is written.
-  PreparedScan(ScanInput input, Transport& transport, ScanOptions options);
+  PreparedSsm(SsmInput input, Transport& transport, SsmOptions options);
 
-  const ScanInput& input() const { return *input_; }
-  Scan& scan() { return *scan_; }
+  const SsmInput& input() const { return *input_; }
+  Ssm& ssm() { return *ssm_; }
 
   // Reads, computes, fetches.
-  ScanRankResult compute(const StepDone& step_done = {});
+  SsmRankResult compute(const ProgressCallback& on_progress = {});
   // The same, and the digests.
-  ScanFileResult run(const StepDone& step_done = {});
+  SsmFileResult run(const ProgressCallback& on_progress = {});
   // Writes the output file, if one is asked for.
-  void write(const ScanFileResult& result);
+  void write(const SsmFileResult& result);
 
  private:
-  ScanFileJob job_;
-  Meeting meeting_;
-  std::optional<ScanInput> input_;
-  std::optional<Scan> scan_;
+  SsmFileJob job_;
+  Collective collective_;
+  std::optional<SsmInput> input_;
+  std::optional<Ssm> ssm_;
 };
 
 // All steps.
-ScanFileResult run_scan_job(const ScanFileJob& job, Transport& transport, const ScanOptions& options,
-                            const StepDone& step_done = {});
+SsmFileResult run_ssm_job(const SsmFileJob& job, Transport& transport, const SsmOptions& options,
+                          const ProgressCallback& on_progress = {});
 
 // Collective.
-ScanDigests digest_scan(const ScanInput& input, const ScanRankResult& result, const Meeting& meeting);
+SsmDigests digest_ssm(const SsmInput& input, const SsmRankResult& result, const Collective& collective);
 
 }  // namespace ringattn

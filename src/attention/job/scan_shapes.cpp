@@ -78,19 +78,19 @@ Buffer interleaved(const Buffer& a, std::span<const PackedRun> a_runs, const Buf
 
 class Runner {
  public:
-  Runner(const ScanInput& input, const ScanOptions& options, Transport& world, double seconds)
+  Runner(const SsmInput& input, const SsmOptions& options, Transport& world, double seconds)
       : input_(input),
         spec_(input.job().spec),
         options_(options),
         world_(world),
-        meeting_(world, Patience(options.timeout_seconds)),
+        collective_(world, Timeouts(options.timeout_seconds)),
         even_y_(even_layout(input.job().lengths, world.size())),
         even_states_(even_layout(sequence_count(), world.size())),
         cuts_(cuts_of(input.job().lengths)),
         seconds_(seconds) {}
 
-  Outcome run(const ScanShape& shape) {
-    const std::unique_ptr<Transport> part = world_.split(shape.ranks, meeting_.patience().for_peer());
+  Outcome run(const SsmShape& shape) {
+    const std::unique_ptr<Transport> part = world_.split_world(shape.ranks, collective_.timeouts().for_peer());
     Outcome outcome;
     std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
     if (part) {
@@ -101,7 +101,7 @@ class Runner {
       }
     }
     // The others have nothing to do but wait for the shape's ranks.
-    agree(world_, agreed ? &*agreed : nullptr, meeting_.patience().for_work(seconds_));
+    agree(world_, agreed ? &*agreed : nullptr, collective_.timeouts().for_work(seconds_));
     const Layout from = layout_of(shape);
     return {moved(from, even_y_, outcome.y, y_bytes()),
             moved(states_of_ranks(shape), even_states_, outcome.carried, carried_bytes(input_.job()))};
@@ -118,13 +118,13 @@ class Runner {
     const auto runs = [&](const Layout& layout) { return packed_runs(layout.runs(world_.rank()), layout.cu()); };
     std::optional<Difference> mine = first_difference(false, y(left), y(right), runs(even_y_));
     if (!mine) mine = first_difference(true, states(left), states(right), runs(even_states_));
-    return earliest(meeting_, mine);
+    return earliest(collective_, mine);
   }
 
   // States that travel in a shape; a resumed one hands on one more of each sequence that is cut, through its caller.
-  std::int64_t states_of(const ScanShape& shape) const {
+  std::int64_t states_of(const SsmShape& shape) const {
     std::int64_t states = 0;
-    for (const std::vector<StateHop>& step : scan_hops(layout_of(shape)).hops) {
+    for (const std::vector<StateHop>& step : state_hops(layout_of(shape)).hops) {
       states += static_cast<std::int64_t>(step.size());
     }
     return states;
@@ -139,25 +139,25 @@ class Runner {
   std::vector<std::int64_t> ends() const { return input_.job().lengths; }
   // Whether the second part of a resumed shape has the sequence. Both parts have the empty ones.
   bool goes_on(std::size_t sequence) const { return cuts_[sequence] < ends()[sequence] || ends()[sequence] == 0; }
-  ScanInput front() const { return input_.part(std::vector<std::int64_t>(cuts_.size()), cuts_, {}); }
-  ScanInput rear(std::vector<std::byte> carried) const { return input_.part(cuts_, ends(), std::move(carried)); }
+  SsmInput front() const { return input_.part(std::vector<std::int64_t>(cuts_.size()), cuts_, {}); }
+  SsmInput rear(std::vector<std::byte> carried) const { return input_.part(cuts_, ends(), std::move(carried)); }
 
-  ScanOptions options_of(const ScanShape& shape, const ScanInput& input) const {
-    ScanOptions options = options_;
+  SsmOptions options_of(const SsmShape& shape, const SsmInput& input) const {
+    SsmOptions options = options_;
     if (shape.in_turn) options.runs = runs_in_turn(input.job().lengths, shape.ranks);
     return options;
   }
 
-  Outcome run_whole(const ScanShape& shape, Transport& part) {
-    PreparedScan prepared(input_, part, options_of(shape, input_));
-    ScanRankResult result = prepared.compute();
+  Outcome run_whole(const SsmShape& shape, Transport& part) {
+    PreparedSsm prepared(input_, part, options_of(shape, input_));
+    SsmRankResult result = prepared.compute();
     return {std::move(result.y), std::move(result.carried(input_.job()))};
   }
 
-  Outcome run_resumed(const ScanShape& shape, Transport& part) {
-    ScanRankResult first = PreparedScan(front(), part, options_of(shape, front())).compute();
-    const ScanInput second_input = rear(carried_at_cuts(part, first));
-    ScanRankResult second = PreparedScan(second_input, part, options_of(shape, second_input)).compute();
+  Outcome run_resumed(const SsmShape& shape, Transport& part) {
+    SsmRankResult first = PreparedSsm(front(), part, options_of(shape, front())).compute();
+    const SsmInput second_input = rear(carried_at_cuts(part, first));
+    SsmRankResult second = PreparedSsm(second_input, part, options_of(shape, second_input)).compute();
     // The states of sequences that were cut are those of their second parts.
     std::vector<PackedRun> kept;
     const Buffer& carried = first.carried(input_.job());
@@ -177,17 +177,17 @@ class Runner {
   }
 
   // The final states of the sequences that go on, ascending: on each rank those of the sequences whose rest it begins.
-  std::vector<std::byte> carried_at_cuts(Transport& part, ScanRankResult& first) const {
-    const Layout from = final_state_layout(scan_layout(front().job().lengths, {}, part.size()));
-    const ScanInput rest = rear({});
+  std::vector<std::byte> carried_at_cuts(Transport& part, SsmRankResult& first) const {
+    const Layout from = final_state_layout(ssm_layout(front().job().lengths, {}, part.size()));
+    const SsmInput rest = rear({});
     // Who goes on with each state; a sequence that ends stays where it is.
-    std::vector<int> owners = state_owners(scan_layout(front().job().lengths, {}, part.size())).final;
-    replace(owners, rest, state_owners(scan_layout(rest.job().lengths, {}, part.size())).initial);
+    std::vector<int> owners = state_owners(ssm_layout(front().job().lengths, {}, part.size())).final;
+    replace(owners, rest, state_owners(ssm_layout(rest.job().lengths, {}, part.size())).initial);
     const Layout to = state_layout(owners, part.size());
     const std::int64_t bytes = carried_bytes(input_.job());
     const Buffer arrived = allocate_host(static_cast<std::size_t>(to.tokens(part.rank()) * bytes));
     reshard(part.host(), from, to, first.carried(input_.job()).data(), arrived.data(), bytes,
-            meeting_.patience().for_peer());
+            collective_.timeouts().for_peer());
     std::vector<std::byte> carried(rest.job().lengths.size() * static_cast<std::size_t>(bytes));
     for (std::size_t i = 0; i < rest.numbers().size(); ++i) {
       const std::int32_t sequence = rest.numbers()[i];
@@ -199,17 +199,17 @@ class Runner {
   }
 
   // Puts the owners of a part's sequences in place of those of the whole's.
-  static void replace(std::vector<int>& owners, const ScanInput& part, const std::vector<int>& of_part) {
+  static void replace(std::vector<int>& owners, const SsmInput& part, const std::vector<int>& of_part) {
     for (std::size_t i = 0; i < of_part.size(); ++i) {
       owners[static_cast<std::size_t>(part.numbers()[i])] = of_part[i];
     }
   }
 
   // Who has each sequence's final state in a shape, as a layout of this world.
-  Layout states_of_ranks(const ScanShape& shape) const {
+  Layout states_of_ranks(const SsmShape& shape) const {
     std::vector<int> owners(cuts_.size());
-    const auto add = [&](const ScanInput& input) {
-      const Layout layout = scan_layout(input.job().lengths, options_of(shape, input).runs, shape.ranks);
+    const auto add = [&](const SsmInput& input) {
+      const Layout layout = ssm_layout(input.job().lengths, options_of(shape, input).runs, shape.ranks);
       replace(owners, input, state_owners(layout).final);
     };
     if (shape.resumed) {
@@ -222,10 +222,10 @@ class Runner {
   }
 
   // Who has what of the whole in a shape, as a layout of this world: known on ranks that the shape leaves out, too.
-  Layout layout_of(const ScanShape& shape) const {
+  Layout layout_of(const SsmShape& shape) const {
     RankRuns all(static_cast<std::size_t>(world_.size()));
-    const auto add = [&](const ScanInput& input, std::span<const std::int64_t> begins) {
-      const Layout layout = scan_layout(input.job().lengths, options_of(shape, input).runs, shape.ranks);
+    const auto add = [&](const SsmInput& input, std::span<const std::int64_t> begins) {
+      const Layout layout = ssm_layout(input.job().lengths, options_of(shape, input).runs, shape.ranks);
       for (int rank = 0; rank < shape.ranks; ++rank) {
         for (const TokenRun& run : layout.runs(rank)) {
           const std::int32_t sequence = input.numbers()[static_cast<std::size_t>(run.sequence)];
@@ -249,16 +249,17 @@ class Runner {
 
   Buffer moved(const Layout& from, const Layout& to, const Buffer& rows, std::int64_t row_bytes) {
     Buffer target;
-    meeting_.together([&] { target = allocate_host(static_cast<std::size_t>(to.tokens(world_.rank()) * row_bytes)); });
-    reshard(world_.host(), from, to, rows.data(), target.data(), row_bytes, meeting_.patience().for_peer());
+    collective_.run_collectively(
+        [&] { target = allocate_host(static_cast<std::size_t>(to.tokens(world_.rank()) * row_bytes)); });
+    reshard(world_.host(), from, to, rows.data(), target.data(), row_bytes, collective_.timeouts().for_peer());
     return target;
   }
 
-  const ScanInput& input_;
-  const ScanSpec& spec_;
-  const ScanOptions& options_;
+  const SsmInput& input_;
+  const SsmSpec& spec_;
+  const SsmOptions& options_;
   Transport& world_;
-  Meeting meeting_;
+  Collective collective_;
   Layout even_y_;
   Layout even_states_;
   std::vector<std::int64_t> cuts_;
@@ -267,9 +268,9 @@ class Runner {
 
 }  // namespace
 
-std::vector<ScanShape> scan_shapes(const std::vector<int>& ranks, const ScanInput& input) {
+std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input) {
   const std::int64_t pieces = super_segments(input.job().lengths);
-  std::vector<ScanShape> shapes;
+  std::vector<SsmShape> shapes;
   for (const int count : ranks) {
     shapes.push_back({count, false, false});
     if (count > 1 && pieces > count) shapes.push_back({count, true, false});
@@ -281,14 +282,14 @@ std::vector<ScanShape> scan_shapes(const std::vector<int>& ranks, const ScanInpu
   return shapes;
 }
 
-void run_scan_shapes(const ScanInput& input, const ScanOptions& options, std::span<const ScanShape> shapes,
-                     Transport& world, double seconds,
-                     const std::function<void(const ScanShape&, const ScanShapeResult&)>& done) {
+void run_ssm_shapes(const SsmInput& input, const SsmOptions& options, std::span<const SsmShape> shapes,
+                    Transport& world, double seconds,
+                    const std::function<void(const SsmShape&, const SsmShapeResult&)>& done) {
   Runner runner(input, options, world, seconds);
   std::optional<Outcome> first;
-  for (const ScanShape& shape : shapes) {
+  for (const SsmShape& shape : shapes) {
     Outcome outcome = runner.run(shape);
-    ScanShapeResult result{runner.states_of(shape), std::nullopt};
+    SsmShapeResult result{runner.states_of(shape), std::nullopt};
     if (first) {
       result.difference = runner.compare(*first, outcome);
     } else {

@@ -15,7 +15,7 @@
 
 namespace ringattn {
 
-struct ScanShape {
+struct SsmShape {
   int ranks = 1;
   bool in_turn = false;  // ranks have super-segments in turn, else neighbouring ones
   // Long sequences are scanned up to a super-segment in their middle, and then from the final states of that; those of
@@ -25,9 +25,9 @@ struct ScanShape {
 
 // One for each number of ranks; where there are as many super-segments, another with runs in turn; where a sequence is
 // longer than a super-segment, two that are resumed. The first is what the others are compared with.
-std::vector<ScanShape> scan_shapes(const std::vector<int>& ranks, const ScanInput& input);
+std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input);
 
-struct ScanShapeResult {
+struct SsmShapeResult {
   std::int64_t states = 0;  // that travel from rank to rank
   std::optional<Difference> difference;
 };
@@ -35,8 +35,8 @@ struct ScanShapeResult {
 // Runs the scan in every shape, in worlds split from `world`, and compares y and final states with those of the first;
 // the input wants final states. `seconds`: what it is predicted to take on one rank. The result of each shape is given
 // to `done` as soon as it is known. Collective. Throws what a scan throws.
-void run_scan_shapes(const ScanInput& input, const ScanOptions& options, std::span<const ScanShape> shapes,
-                     Transport& world, double seconds,
-                     const std::function<void(const ScanShape&, const ScanShapeResult&)>& done);
+void run_ssm_shapes(const SsmInput& input, const SsmOptions& options, std::span<const SsmShape> shapes,
+                    Transport& world, double seconds,
+                    const std::function<void(const SsmShape&, const SsmShapeResult&)>& done);
 
 }  // namespace ringattn

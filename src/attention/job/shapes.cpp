@@ -37,14 +37,14 @@ class Runner {
       : input_(input),
         options_(options),
         world_(world),
-        meeting_(world, Patience(options.timeout_seconds)),
+        collective_(world, Timeouts(options.timeout_seconds)),
         even_(even_layout(input.job().batch.q_lengths(), world.size())) {}
 
   std::int64_t rows() const { return even_.tokens(world_.rank()); }
 
   EvenResult run(const Shape& shape) {
-    const FoldSpec& spec = input_.job().spec;
-    const std::unique_ptr<Transport> part = world_.split(shape.ranks, meeting_.patience().for_peer());
+    const AttentionSpec& spec = input_.job().spec;
+    const std::unique_ptr<Transport> part = world_.split_world(shape.ranks, collective_.timeouts().for_peer());
     Options options = options_;
     options.layout = shape.layout;
     options.block_tokens = shape.block;
@@ -54,7 +54,7 @@ class Runner {
     if (part) {
       try {
         PreparedFileJob prepared(input_of(shape), *part, options, shape.heads_at_a_time);
-        blocks_ = shape.op == Op::kDecode ? prepared.step().groups
+        blocks_ = shape.op == Op::kDecode ? prepared.step().kv_splits
                                           : static_cast<std::int64_t>(prepared.ring().plan.blocks.size());
         if (shape.op != Op::kDecode) layout = prepared.ring().layout.queries;
         result = prepared.compute();
@@ -63,24 +63,24 @@ class Runner {
       }
     }
     // The others have nothing to do but wait for the shape's ranks.
-    const double predicted = job_flops(input_.job()) / (shape.ranks * options_.machine.flops_per_second);
-    agree(world_, agreed ? &*agreed : nullptr, meeting_.patience().for_work(predicted));
+    const double estimated = job_flops(input_.job()) / (shape.ranks * options_.machine.flops_per_second);
+    agree(world_, agreed ? &*agreed : nullptr, collective_.timeouts().for_work(estimated));
     EvenResult even;
-    meeting_.together([&] {
+    collective_.run_collectively([&] {
       even.out = allocate_host(bytes(rows(), out_token_bytes(spec)));
       even.lse = allocate_host(bytes(rows(), lse_token_bytes(spec)));
     });
     if (!layout) layout = shape.op == Op::kDecode ? row_layout(shape.ranks) : dealt_layout(shape, options);
     const Layout from = widened(*layout, input_.job().batch, world_.size());
     reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_token_bytes(spec),
-            meeting_.patience().for_peer());
+            collective_.timeouts().for_peer());
     reshard(world_.host(), from, even_, result.lse.data(), even.lse.data(), lse_token_bytes(spec),
-            meeting_.patience().for_peer());
+            collective_.timeouts().for_peer());
     return even;
   }
 
   std::optional<Difference> compare(const EvenResult& left, const EvenResult& right) {
-    const FoldSpec& spec = input_.job().spec;
+    const AttentionSpec& spec = input_.job().spec;
     const std::vector<PackedRun> runs = packed_runs(even_.runs(world_.rank()), input_.job().batch.cu_q());
     const auto out = [&](const EvenResult& result) {
       return dense_view(static_cast<const void*>(result.out.data()), spec.dtype, rows(), spec.heads, spec.head_dim_v);
@@ -90,7 +90,7 @@ class Runner {
     };
     std::optional<Difference> mine = first_difference(false, out(left), out(right), runs);
     if (!mine) mine = first_difference(true, lse(left), lse(right), runs);
-    return earliest(meeting_, mine);
+    return earliest(collective_, mine);
   }
 
   // Of the last shape that this rank took part in.
@@ -120,9 +120,9 @@ class Runner {
   // The layout that the shape's ranks deal, on a rank that isn't among them.
   Layout dealt_layout(const Shape& shape, const Options& options) const {
     Options fitting = options;
-    fitting.kernel = fitting_request(options.kernel, world_);
+    fitting.kernel = compatible_request(options.kernel, world_);
     fitting.threads = std::max(1, options.threads);
-    PlannedJob planned(input_, fitting, KernelPlace::kHere, shape.heads_at_a_time);
+    PlannedJob planned(input_, fitting, KernelScope::kThisMachine, shape.heads_at_a_time);
     const KernelShape tiles = planned.ring(shape.ranks).kernel;
     return make_layout(input_.job(), shape.ranks, shape.layout, tiles.query_tile, tiles.key_tile).queries;
   }
@@ -130,7 +130,7 @@ class Runner {
   const JobInput& input_;
   const Options& options_;
   Transport& world_;
-  Meeting meeting_;
+  Collective collective_;
   Layout even_;
   std::int64_t blocks_ = 0;
 };
@@ -150,13 +150,13 @@ std::vector<Shape> shapes_of(const ShapeRequest& request, const JobInput& input,
       for (const std::int64_t block : blocks) shapes.push_back({input.op(), ranks, layouts[i], block});
     }
   }
-  if (input.op() == Op::kLatent && input.form().form == LatentForm::kExpanded && job.spec.heads > 1) {
-    shapes.push_back({Op::kLatent, request.ranks.back(), layouts.front(), blocks.front(), {}, 1});
+  if (input.op() == Op::kMla && input.form().form == MlaForm::kExpanded && job.spec.heads > 1) {
+    shapes.push_back({Op::kMla, request.ranks.back(), layouts.front(), blocks.front(), {}, 1});
   }
   return shapes;
 }
 
-std::vector<Shape> step_shapes_of(const ShapeRequest& request, const JobInput& input) {
+std::vector<Shape> decode_shapes_of(const ShapeRequest& request, const JobInput& input) {
   const std::int64_t own = input.pages() == nullptr ? 0 : input.pages()->page_size;
   std::vector<Shape> shapes;
   for (const int ranks : request.ranks) {

@@ -40,7 +40,7 @@ std::vector<Shape> shapes_of(const ShapeRequest& request, const JobInput& input,
 
 // The same of an input that is decoded: on each number of ranks over its own cache, and on the first and the last over
 // caches with other pages and without, and by Attention.
-std::vector<Shape> step_shapes_of(const ShapeRequest& request, const JobInput& input);
+std::vector<Shape> decode_shapes_of(const ShapeRequest& request, const JobInput& input);
 
 struct ShapeResult {
   std::int64_t blocks = 0;  // of the plan, or groups of the longest sequence; on a rank that the shape leaves out, of

@@ -33,9 +33,9 @@ std::vector<PackedRun> part_of(std::span<const PackedRun> runs, std::int64_t ski
   return piece;
 }
 
-Staging::Staging(Backend& backend, const Patience& patience) : backend_(backend), patience_(patience) {
+Staging::Staging(Backend& backend, const Timeouts& timeouts) : backend_(backend), timeouts_(timeouts) {
   if (backend.memory() == MemoryKind::kHost) return;
-  copied_ = backend.make_marks(std::size(halves_), false);
+  copied_ = backend.make_events(std::size(halves_), false);
   for (Half& half : halves_) half.bytes = allocate_pinned(kHalfBytes);
 }
 
@@ -100,7 +100,7 @@ Staging::Half& Staging::take() {
 }
 
 void Staging::await_copy(Half& half) {
-  if (half.in_flight) copied_->synchronize(number_of(half), patience_.for_peer(), {});
+  if (half.in_flight) copied_->synchronize(number_of(half), timeouts_.for_peer(), {});
   half.in_flight = false;
 }
 
@@ -128,9 +128,9 @@ void mark_unwritten(Backend& backend, std::initializer_list<const Buffer*> buffe
   }
 }
 
-void bring_to_host(Backend& backend, const Patience& patience, std::initializer_list<Buffer*> buffers) {
+void bring_to_host(Backend& backend, const Timeouts& timeouts, std::initializer_list<Buffer*> buffers) {
   if (backend.memory() == MemoryKind::kHost) return;
-  Staging staging(backend, patience);
+  Staging staging(backend, timeouts);
   for (Buffer* buffer : buffers) {
     Buffer host = allocate_host(buffer->bytes());
     staging.store(buffer->data(), host.data(), buffer->bytes());
@@ -138,8 +138,8 @@ void bring_to_host(Backend& backend, const Patience& patience, std::initializer_
   }
 }
 
-void await(Backend& backend, const Patience& patience) {
-  backend.synchronize(backend.stream(), patience.for_peer(), {});
+void await(Backend& backend, const Timeouts& timeouts) {
+  backend.synchronize(backend.stream(), timeouts.for_peer(), {});
 }
 
 }  // namespace ringattn

@@ -29,8 +29,8 @@ class Staging {
   // Called with the rows that are done of those asked for.
   using Moved = std::function<void(std::int64_t rows)>;
 
-  // `patience`: for the copy of one buffer.
-  Staging(Backend& backend, const Patience& patience);
+  // `timeouts`: for the copy of one buffer.
+  Staging(Backend& backend, const Timeouts& timeouts);
 
   // Fills `target` (dense, [total_tokens(runs), heads, dim], in the backend's memory) piece by piece, in order.
   void load(std::span<const PackedRun> runs, const MutableTensorView& target, const Fill& fill, const Moved& moved);
@@ -51,9 +51,9 @@ class Staging {
   void finish();
 
   Backend& backend_;
-  Patience patience_;
+  Timeouts timeouts_;
   Half halves_[2];
-  std::unique_ptr<Marks> copied_;  // of each buffer
+  std::unique_ptr<Events> copied_;  // of each buffer
   int next_ = 0;
 };
 
@@ -74,9 +74,9 @@ MutableTensorView make_rows(Backend& backend, Dtype dtype, std::int64_t tokens, 
 void mark_unwritten(Backend& backend, std::initializer_list<const Buffer*> buffers);
 
 // The same bytes in host memory, where the backend's are elsewhere.
-void bring_to_host(Backend& backend, const Patience& patience, std::initializer_list<Buffer*> buffers);
+void bring_to_host(Backend& backend, const Timeouts& timeouts, std::initializer_list<Buffer*> buffers);
 
 // Returns when the backend's stream has passed what is enqueued on it.
-void await(Backend& backend, const Patience& patience);
+void await(Backend& backend, const Timeouts& timeouts);
 
 }  // namespace ringattn

@@ -14,28 +14,28 @@
 
 namespace ringattn {
 
-struct StepForecast {
+struct DecodePlanSummary {
   DecodeJob job;
-  StepDeal deal;
+  DecodeDeal deal;
   int key_tile = 0;
-  std::int64_t group_keys = 0;
-  std::int64_t groups = 0;             // of the longest sequence
+  std::int64_t kv_split_keys = 0;
+  std::int64_t kv_splits = 0;          // of the longest sequence
   DecodeMemory memory;                 // of the rank that needs most
   std::vector<std::int64_t> keys;      // of each rank's cache, those of pages that sequences share once for each
   std::vector<int> kv_heads;           // of these keys
-  std::vector<std::int64_t> folded;    // keys that each rank's rows see, of each K/V head; with lists those listed
+  std::vector<std::int64_t> attended;  // keys that each rank's rows see, of each K/V head; with lists those listed
   std::vector<std::int64_t> rows;      // that each rank owns
   std::vector<std::int64_t> received;  // bytes of partial results
   double bytes_read = 0.0;             // decode_bytes(): of K and V, by all ranks together
 
   std::int64_t bytes_moved() const;
-  double balance() const;  // `folded` of the rank that has most, over the mean
+  double balance() const;  // `attended` of the rank that has most, over the mean
   int idle() const;        // ranks that fold nothing, whatever the others do
 };
 
 // `kernel`: of the spec of the largest part. It may be made on a backend without a device, and so may `products`, which
 // are there for latents. Throws what check_decode_job() and DecodeKernel::check() throw.
-StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks, const CacheFormat& format = {},
-                           const LatentProducts& products = {});
+DecodePlanSummary summarize_decode_plan(const JobInput& input, const DecodeKernel& kernel, int ranks,
+                                        const CacheFormat& format = {}, const MlaGemms& gemms = {});
 
 }  // namespace ringattn

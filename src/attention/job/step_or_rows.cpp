@@ -20,26 +20,26 @@ namespace ringattn {
 namespace {
 
 // The kernel that folds the rows, or null: the named one, else the first that can.
-const FoldRow* fold_of(const FoldSpec& spec, const KernelRequest& request, KernelPlace place) {
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+const AttentionRow* attention_row_of(const AttentionSpec& spec, const KernelRequest& request, KernelScope scope) {
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     if (request.kernel != "auto" && request.kernel != row.name) continue;
     if (request.backend != "auto" && request.backend != row.backend) continue;
-    if (place == KernelPlace::kHere && !row.unavailable().empty()) continue;
+    if (scope == KernelScope::kThisMachine && !row.unavailable().empty()) continue;
     if (row.missing(spec).empty()) return &row;
   }
   return nullptr;
 }
 
 // Of latents in rows.
-std::string why_no_cache(const JobInput& input, const KernelRequest& request, KernelPlace place) {
+std::string why_no_cache(const JobInput& input, const KernelRequest& request, KernelScope scope) {
   std::string_view folds;
   try {
-    folds = choose_latent_kernels(input.latent().spec, LatentForm::kAbsorbed, request, place).fold.row->backend;
+    folds = choose_mla_kernels(input.latent().spec, MlaForm::kAbsorbed, request, scope).attention.row->backend;
   } catch (const Error&) {
     return {};  // as rows it can't be computed
   }
   try {
-    const std::string_view decodes = choose_kernel(decode_spec(input), request, place).row->backend;
+    const std::string_view decodes = choose_kernel(decode_spec(input), request, scope).row->backend;
     return decodes == folds ? ""
                             : fmt::format("{} kernels fold it, and those that decode it are for {}", folds, decodes);
   } catch (const Error&) {
@@ -49,34 +49,35 @@ std::string why_no_cache(const JobInput& input, const KernelRequest& request, Ke
 
 }  // namespace
 
-std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelPlace place) {
+std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelScope scope) {
   // Where a named kernel can't run here, what computes the job with it elsewhere refuses it.
-  const KernelPlace where = request.kernel == "auto" ? place : KernelPlace::kAnywhere;
+  const KernelScope where = request.kernel == "auto" ? scope : KernelScope::kAnyMachine;
   if (input.makes_cache()) return why_no_cache(input, request, where);
   if (input.op() != Op::kDecode) return {};
   const Job& job = input.job();
-  const FoldRow* const fold = fold_of(job.spec, request, where);
-  if (fold == nullptr) return {};
+  const AttentionRow* const attention = attention_row_of(job.spec, request, where);
+  if (attention == nullptr) return {};
   const std::span<const KernelRow<DecodeSpec>> decoders = kernel_table<DecodeSpec>();
-  const auto same = std::ranges::find(decoders, fold->name, &KernelRow<DecodeSpec>::name);
-  if (same == decoders.end()) return fmt::format("no kernel decodes it with the bits of {}", fold->name);
+  const auto same = std::ranges::find(decoders, attention->name, &KernelRow<DecodeSpec>::name);
+  if (same == decoders.end()) return fmt::format("no kernel decodes it with the bits of {}", attention->name);
   if (request.kernel != "auto") return {};
   if (const std::vector<std::string> missing = same->missing(decode_spec(input)); !missing.empty()) {
-    return fmt::format("no kernel decodes it with the bits of {} (missing: {})", fold->name, fmt::join(missing, ", "));
+    return fmt::format("no kernel decodes it with the bits of {} (missing: {})", attention->name,
+                       fmt::join(missing, ", "));
   }
-  if (job.lists == nullptr) return {};
-  return why_no_step(*job.lists, job.spec.mask, static_cast<int>(job.batch.sequences[0].q_len));
+  if (job.block_mask == nullptr) return {};
+  return why_not_decodable(*job.block_mask, job.spec.mask, static_cast<int>(job.batch.sequences[0].q_len));
 }
 
-JobInput step_or_rows(JobInput input, const KernelRequest& request, KernelPlace place) {
-  std::string why = why_not_decoded(input, request, place);
+JobInput decode_or_attend(JobInput input, const KernelRequest& request, KernelScope scope) {
+  std::string why = why_not_decoded(input, request, scope);
   return why.empty() ? std::move(input) : input.attended(std::move(why));
 }
 
-JobInput step_or_rows(JobInput input, const KernelRequest& request, const Meeting& meeting) {
+JobInput decode_or_attend(JobInput input, const KernelRequest& request, const Collective& collective) {
   std::string mine;
-  meeting.together([&] { mine = why_not_decoded(input, request, KernelPlace::kHere); });
-  for (const std::string& why : meeting.gather(mine)) {
+  collective.run_collectively([&] { mine = why_not_decoded(input, request, KernelScope::kThisMachine); });
+  for (const std::string& why : collective.gather(mine)) {
     if (!why.empty()) return input.attended(why);
   }
   return input;

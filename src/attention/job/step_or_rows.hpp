@@ -15,12 +15,12 @@ namespace ringattn {
 // named one or the first that can, doesn't decode, or lacks something for it, or lists of key blocks don't fit a step.
 // A kernel of another name would have other bits, and another one would be chosen for one rank than for several. Empty
 // where the named kernel is one that decodes: then decoding says what is wrong. Why latents in rows are not decoded,
-// though Latent computes them: no kernel decodes them, or those of another backend. Empty for every other input.
-std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelPlace place);
+// though Mla computes them: no kernel decodes them, or those of another backend. Empty for every other input.
+std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelScope scope);
 
 // The input, or its rows where it can't be decoded: for inputs of which nobody has said that they are to be decoded.
-JobInput step_or_rows(JobInput input, const KernelRequest& request, KernelPlace place);
+JobInput decode_or_attend(JobInput input, const KernelRequest& request, KernelScope scope);
 // The same for ranks, which go one way: rows where any of them can't decode. Collective.
-JobInput step_or_rows(JobInput input, const KernelRequest& request, const Meeting& meeting);
+JobInput decode_or_attend(JobInput input, const KernelRequest& request, const Collective& collective);
 
 }  // namespace ringattn

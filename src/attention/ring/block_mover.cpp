@@ -41,19 +41,19 @@ void BlockMover::bind(StreamRows shard, std::array<StreamRows, 2> buffers) {
   buffers_ = std::move(buffers);
 }
 
-std::byte* BlockMover::rows_of(const Part& part, std::int64_t block, std::size_t stream) const {
+std::byte* BlockMover::rows_of(const MessagePart& part, std::int64_t block, std::size_t stream) const {
   const bool own = part.owner == plan_.rank;
   const StreamRows& rows = own ? shard_ : buffers_[parity_of(block)];
   if (rows[stream] == nullptr) return nullptr;
   return rows[stream] + (own ? part.owner_row : part.buffer_row) * streams_[stream].token_bytes;
 }
 
-std::size_t BlockMover::bytes_of(const Part& part, std::size_t stream) const {
+std::size_t BlockMover::bytes_of(const MessagePart& part, std::size_t stream) const {
   return static_cast<std::size_t>(part.rows * streams_[stream].token_bytes);
 }
 
 // One hash over all streams: each goes on from the one before.
-std::uint64_t BlockMover::checksum_of(const Part& part, std::int64_t block) const {
+std::uint64_t BlockMover::checksum_of(const MessagePart& part, std::int64_t block) const {
   std::uint64_t hash = 0;
   for (std::size_t stream = 0; stream < streams_.size(); ++stream) {
     hash = XXH3_64bits_withSeed(rows_of(part, block, stream), bytes_of(part, stream), hash);
@@ -79,10 +79,10 @@ Exchange BlockMover::exchange_of(std::int64_t block) {
   const BlockPlan& planned = plan_.blocks[static_cast<std::size_t>(block)];
   Exchange exchange;
   exchange.label = fmt::format("block {} of {}", block + 1, plan_.blocks.size());
-  const auto add_spans = [&](const PartMessage& message, auto& spans) {
+  const auto add_spans = [&](const PlannedMessage& message, auto& spans) {
     using SpanType = typename std::remove_reference_t<decltype(spans)>::value_type;
     for (const std::int32_t index : message.parts) {
-      const Part& part = planned.parts[static_cast<std::size_t>(index)];
+      const MessagePart& part = planned.parts[static_cast<std::size_t>(index)];
       for (std::size_t s = 0; s < streams_.size(); ++s) {
         spans.push_back(SpanType{rows_of(part, block, s), bytes_of(part, s)});
       }
@@ -92,10 +92,10 @@ Exchange BlockMover::exchange_of(std::int64_t block) {
       }
     }
   };
-  for (const PartMessage& message : planned.sends) {
+  for (const PlannedMessage& message : planned.sends) {
     add_spans(message, exchange.sends.emplace_back(SendMessage{message.peer, message.round, {}}).spans);
   }
-  for (const PartMessage& message : planned.receives) {
+  for (const PlannedMessage& message : planned.receives) {
     add_spans(message, exchange.receives.emplace_back(ReceiveMessage{message.peer, message.round, {}}).spans);
   }
   return exchange;
@@ -117,9 +117,9 @@ void BlockMover::wait(std::int64_t block, Stream stream, const Deadline& deadlin
 
 void BlockMover::verify(std::int64_t block) const {
   const BlockPlan& planned = plan_.blocks[static_cast<std::size_t>(block)];
-  for (const PartMessage& message : planned.receives) {
+  for (const PlannedMessage& message : planned.receives) {
     for (const std::int32_t index : message.parts) {
-      const Part& part = planned.parts[static_cast<std::size_t>(index)];
+      const MessagePart& part = planned.parts[static_cast<std::size_t>(index)];
       const std::uint64_t found = checksum_of(part, block);
       const std::uint64_t sent = checksums_[parity_of(block)][static_cast<std::size_t>(index)];
       if (found == sent) continue;

@@ -36,9 +36,9 @@ class BlockMover {
  private:
   Exchange exchange_of(std::int64_t block);
   // Where a part's rows of a stream lie (nullptr for the rank's own before bind()), and their bytes.
-  std::byte* rows_of(const Part& part, std::int64_t block, std::size_t stream) const;
-  std::size_t bytes_of(const Part& part, std::size_t stream) const;
-  std::uint64_t checksum_of(const Part& part, std::int64_t block) const;
+  std::byte* rows_of(const MessagePart& part, std::int64_t block, std::size_t stream) const;
+  std::size_t bytes_of(const MessagePart& part, std::size_t stream) const;
+  std::uint64_t checksum_of(const MessagePart& part, std::int64_t block) const;
   void verify(std::int64_t block) const;
 
   const Plan& plan_;

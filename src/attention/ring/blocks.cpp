@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The next block travels while this one is folded, so a block should be as large as its transfer can be hidden. The
+// The next block travels while this one is computed, so a block should be as large as its transfer can be hidden. The
 // first is small, for nothing hides it; the next ones grow by the ratio of compute rate to link rate, and shrink again
 // at the end of a causal job, where few queries are left to see the keys. Without overlap blocks are as large as memory
 // allows.
@@ -23,17 +23,17 @@ namespace {
 
 // Where the links are slower than the fold no size hides a transfer, and small blocks would only add latency: the
 // blocks of such a job (or of its end) hold at least one in this many of its tiles.
-constexpr std::int64_t kLeastShare = 128;
+constexpr std::int64_t kMinShare = 128;
 // A block moves at most this many times what the one before it moved, so that a machine model which is wrong by an
 // order of magnitude costs little.
-constexpr double kMostGrowth = 16.0;
+constexpr double kMaxGrowth = 16.0;
 // Above this a block's fixed costs (reading and writing the fold state, a launch) are below half a percent of its fold,
 // and larger blocks would only take memory.
 constexpr std::int64_t kEnoughRows = 65536;
 // What is left behind a block joins it if it moves no more than this share of the block.
 constexpr double kRest = 0.25;
 // The largest number of tiles that is tried for the first block, whatever its messages' latency.
-constexpr std::int64_t kMostFirst = 16;
+constexpr std::int64_t kMaxFirst = 16;
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 // A number of bytes that --memory takes: in whole mebibytes, rounded up, or as it is.
@@ -55,12 +55,12 @@ class BlockCutter {
         row_bytes_(static_cast<double>(token_bytes(work.streams))),
         latency_(machine.latency_seconds * (options.route == Route::kChain ? std::max(1, needs.world() - 1) : 1)),
         fixed_bytes_(options.fixed_bytes + (options.state_out || !one_block() ? options.state_bytes : 0)),
-        most_rows_(std::numeric_limits<std::int64_t>::max()) {
+        max_rows_(std::numeric_limits<std::int64_t>::max()) {
     if (options.memory_budget > 0 && options.memory_budget >= fixed_bytes_) {
       const auto two_tokens = static_cast<std::size_t>(2 * token_bytes(work.streams));
-      most_rows_ = static_cast<std::int64_t>((options.memory_budget - fixed_bytes_) / two_tokens);
+      max_rows_ = static_cast<std::int64_t>((options.memory_budget - fixed_bytes_) / two_tokens);
     }
-    if (work.lists != nullptr) sum_listed_pairs();
+    if (work.block_mask != nullptr) sum_masked_pairs();
   }
 
   std::vector<std::int64_t> cut() const {
@@ -70,7 +70,7 @@ class BlockCutter {
     return options_.overlap ? cut_hidden() : cut_unhidden();
   }
 
-  std::size_t least_budget() const { return fixed_bytes_ + least_buffer_bytes(); }
+  std::size_t min_budget() const { return fixed_bytes_ + min_buffer_bytes(); }
 
  private:
   // Whether there will be only one, as far as can be told beforehand.
@@ -92,9 +92,9 @@ class BlockCutter {
 
   // The end of the longest block from `begin` that any block may be.
   std::int64_t limit_from(std::int64_t begin) const {
-    if (options_.most_block_tokens == 0 || begin >= axis_.tiles()) return axis_.tiles();
+    if (options_.max_block_tokens == 0 || begin >= axis_.tiles()) return axis_.tiles();
     return last_good(begin + 1, axis_.tiles(), [&](std::int64_t end) {
-      return axis_.token(end) - axis_.token(begin) <= options_.most_block_tokens;
+      return axis_.token(end) - axis_.token(begin) <= options_.max_block_tokens;
     });
   }
 
@@ -105,7 +105,7 @@ class BlockCutter {
 
   bool fits(const std::vector<std::int64_t>& boundaries) const {
     for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
-      if (!fits(boundaries[i], boundaries[i + 1], most_rows_)) return false;
+      if (!fits(boundaries[i], boundaries[i + 1], max_rows_)) return false;
     }
     return true;
   }
@@ -128,11 +128,11 @@ class BlockCutter {
 
   // Nothing hides a transfer, and each block's messages take their time: as few blocks as the buffers allow.
   std::vector<std::int64_t> cut_unhidden() const {
-    const std::int64_t enough = std::min(kEnoughRows, most_rows_);
+    const std::int64_t enough = std::min(kEnoughRows, max_rows_);
     std::vector<std::int64_t> boundaries{0};
     while (boundaries.back() < axis_.tiles()) {
       const std::int64_t begin = boundaries.back();
-      if (!fits(begin, begin + 1, most_rows_)) refuse_budget();
+      if (!fits(begin, begin + 1, max_rows_)) refuse_budget();
       boundaries.push_back(farthest_end(begin, kUnlimited, enough));
     }
     return boundaries;
@@ -141,12 +141,12 @@ class BlockCutter {
   // Of several ways to cut, the one that is predicted to be fastest.
   std::vector<std::int64_t> cut_hidden() const {
     std::vector<std::int64_t> best = cut_hidden_from(1);
-    double best_seconds = predicted_seconds(best);
+    double best_seconds = estimated_seconds(best);
     // A block of few tiles doesn't come from all ranks alike: to the rank that owns none of it all of it must travel,
     // up to P / (P − 1) times what a block in which all have equal parts costs. Among few ranks that matters.
-    for (std::int64_t first = 2; first <= kMostFirst && needs_.world() <= kMostFirst; first *= 2) {
+    for (std::int64_t first = 2; first <= kMaxFirst && needs_.world() <= kMaxFirst; first *= 2) {
       std::vector<std::int64_t> boundaries = cut_hidden_from(first);
-      const double seconds = predicted_seconds(boundaries);
+      const double seconds = estimated_seconds(boundaries);
       if (seconds >= best_seconds) continue;
       best = std::move(boundaries);
       best_seconds = seconds;
@@ -157,42 +157,42 @@ class BlockCutter {
   // Where the budget allows it the first block, and those that no size would hide, have at least `first_tiles` tiles.
   std::vector<std::int64_t> cut_hidden_from(std::int64_t first_tiles) const {
     const std::int64_t tiles = axis_.tiles();
-    const std::int64_t enough = std::min(kEnoughRows, most_rows_);
+    const std::int64_t enough = std::min(kEnoughRows, max_rows_);
     const double half_tile = transfer_seconds({key_tile_, key_tile_}) / 2.0;
     std::vector<std::int64_t> boundaries{0};
     double limit = latency_;  // of a transfer, latency aside: the first takes as long again as its messages take anyway
-    std::int64_t least_tiles = first_tiles;
+    std::int64_t min_tiles = first_tiles;
     while (boundaries.back() < tiles) {
       const std::int64_t begin = boundaries.back();
-      if (!fits(begin, begin + 1, most_rows_)) refuse_budget();
+      if (!fits(begin, begin + 1, max_rows_)) refuse_budget();
       std::int64_t end = farthest_end(begin, limit + half_tile, enough);  // to the nearest: always down would add up
-      end = std::min(limit_from(begin), std::max(begin + least_tiles, end));
+      end = std::min(limit_from(begin), std::max(begin + min_tiles, end));
       if (!fits(begin, end, enough)) end = farthest_end(begin, kUnlimited, enough);
       const double transfer = transfer_seconds(needs_.largest(begin, end));
       const bool small_rest = begin > 0 && transfer_seconds(needs_.largest(begin, tiles)) <= (1.0 + kRest) * transfer;
       if (small_rest && limit_from(begin) == tiles && fits(begin, tiles, enough)) end = tiles;
       boundaries.push_back(end);
 
-      limit = std::min(fold_seconds(begin, end) - latency_, kMostGrowth * std::max(transfer, latency_));
+      limit = std::min(compute_seconds(begin, end) - latency_, kMaxGrowth * std::max(transfer, latency_));
       // A growth that is lost in rounding down to whole tiles would be lost for good.
-      least_tiles = limit > transfer ? end - begin + 1 : std::max(first_tiles, (tiles + kLeastShare - 1) / kLeastShare);
+      min_tiles = limit > transfer ? end - begin + 1 : std::max(first_tiles, (tiles + kMinShare - 1) / kMinShare);
       limit = std::max(limit, latency_);
     }
     return boundaries;
   }
 
-  // As predict() does for one rank.
-  double predicted_seconds(const std::vector<std::int64_t>& boundaries) const {
+  // As estimate_time() does for one rank.
+  double estimated_seconds(const std::vector<std::int64_t>& boundaries) const {
     double arrived = 0.0;
-    double folded = 0.0;
-    double folded_before = 0.0;
+    double computed = 0.0;
+    double computed_before = 0.0;
     for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
       const double transfer = transfer_seconds(needs_.largest(boundaries[i], boundaries[i + 1]));
-      arrived = std::max(arrived, folded_before) + (transfer > 0.0 ? transfer + latency_ : 0.0);
-      folded_before = folded;
-      folded = std::max(folded, arrived) + fold_seconds(boundaries[i], boundaries[i + 1]);
+      arrived = std::max(arrived, computed_before) + (transfer > 0.0 ? transfer + latency_ : 0.0);
+      computed_before = computed;
+      computed = std::max(computed, arrived) + compute_seconds(boundaries[i], boundaries[i + 1]);
     }
-    return folded;
+    return computed;
   }
 
   // The end of the largest block from `begin` whose transfer takes at most `seconds` and whose buffers hold at most
@@ -230,11 +230,11 @@ class BlockCutter {
 
   // Pairs of all queries and the tiles before each, where there are lists: looking at them again for every block would
   // be slow.
-  void sum_listed_pairs() {
-    std::vector<double>& sums = listed_pairs_;
+  void sum_masked_pairs() {
+    std::vector<double>& sums = masked_pairs_;
     sums.assign(static_cast<std::size_t>(axis_.tiles()) + 1, 0.0);
-    const TileLists& lists = *work_.lists;
-    const int query_block = lists.shape().query_block;
+    const BlockMask& block_mask = *work_.block_mask;
+    const int query_block = block_mask.shape().query_block;
     for (std::size_t sequence = 0; sequence < work_.batch.sequences.size(); ++sequence) {
       const Sequence& s = work_.batch.sequences[sequence];
       const Visibility visibility(work_.mask, s.k_len);
@@ -243,30 +243,31 @@ class BlockCutter {
       for (std::int64_t position = s.q_offset; position < end;) {
         const std::int64_t block = query_block_of(position, query_block);
         const std::int64_t rows = std::min(end, (block + 1) * query_block) - position;
-        for (int head = 0; head < lists.shape().heads; ++head) {
-          for_each_listed_run(lists, work_.mask, key_tile_, sequence, head, block, [&](const ListedRun& run) {
-            for (std::int64_t tile = run.tiles.begin; tile < run.tiles.end; ++tile) {
-              const KeyRange keys{tile * key_tile_, std::min(s.k_len, (tile + 1) * key_tile_)};
-              sums[first + static_cast<std::size_t>(tile) + 1] += visibility.pairs(position, rows, keys);
-            }
-          });
+        for (int head = 0; head < block_mask.shape().heads; ++head) {
+          for_each_masked_tile_run(
+              block_mask, work_.mask, key_tile_, sequence, head, block, [&](const MaskedTileRun& run) {
+                for (std::int64_t tile = run.tiles.begin; tile < run.tiles.end; ++tile) {
+                  const KeyRange keys{tile * key_tile_, std::min(s.k_len, (tile + 1) * key_tile_)};
+                  sums[first + static_cast<std::size_t>(tile) + 1] += visibility.pairs(position, rows, keys);
+                }
+              });
         }
         position += rows;
       }
     }
     double before = 0.0;
-    for (double& sum : sums) before = sum = before + sum / lists.shape().heads;
+    for (double& sum : sums) before = sum = before + sum / block_mask.shape().heads;
   }
 
   // Mean over the ranks.
-  double fold_seconds(std::int64_t first_tile, std::int64_t last_tile) const {
+  double compute_seconds(std::int64_t first_tile, std::int64_t last_tile) const {
     const double once = first_tile == 0 && work_.query_flops > 0.0
                             ? work_.query_flops * static_cast<double>(work_.batch.q_tokens())
                             : 0.0;
     const auto keys = static_cast<double>(axis_.token(last_tile) - axis_.token(first_tile));  // every rank sees most
     double pairs = 0.0;
-    if (work_.lists != nullptr) {
-      pairs = listed_pairs_[static_cast<std::size_t>(last_tile)] - listed_pairs_[static_cast<std::size_t>(first_tile)];
+    if (work_.block_mask != nullptr) {
+      pairs = masked_pairs_[static_cast<std::size_t>(last_tile)] - masked_pairs_[static_cast<std::size_t>(first_tile)];
       first_tile = last_tile;
     }
     for (std::int64_t tile = first_tile; tile < last_tile;) {
@@ -282,7 +283,7 @@ class BlockCutter {
   }
 
   // Of the two block buffers, where blocks are as small as they may be.
-  std::size_t least_buffer_bytes() const {
+  std::size_t min_buffer_bytes() const {
     std::int64_t rows = 0;
     if (options_.block_tokens > 0) {
       const std::vector<std::int64_t> boundaries = equal_blocks(options_.block_tokens);
@@ -299,7 +300,7 @@ class BlockCutter {
   }
 
   [[noreturn]] void refuse_budget() const {
-    const std::size_t buffers = least_buffer_bytes();
+    const std::size_t buffers = min_buffer_bytes();
     const std::string blocks = options_.block_tokens > 0
                                    ? counted(static_cast<std::uint64_t>(options_.block_tokens), "token")
                                    : std::string("one key tile");
@@ -319,11 +320,11 @@ class BlockCutter {
   double row_bytes_;                  // of a token
   double latency_;                    // of a block's messages, one after the other
   std::size_t fixed_bytes_;           // whatever the blocks are
-  std::int64_t most_rows_;            // of a block buffer, by the memory budget
-  std::vector<double> listed_pairs_;  // [tiles + 1], where there are lists
+  std::int64_t max_rows_;             // of a block buffer, by the memory budget
+  std::vector<double> masked_pairs_;  // [tiles + 1], where there are lists
 };
 
-Wording how_to_measure_one() { return {command("info", "measure"), " measures one."}; }
+MessageTemplate how_to_measure_one() { return {command("info", "measure"), " measures one."}; }
 
 void check_rate(std::string_view name, double value) {
   if (!(value > 0.0) || !std::isfinite(value)) {
@@ -350,13 +351,13 @@ std::vector<std::int64_t> cut_blocks(const RingWork& work, const TileAxis& axis,
   return BlockCutter(work, axis, needs, kernel, machine, options).cut();
 }
 
-std::size_t least_budget(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
-                         const PlanOptions& options) {
+std::size_t min_budget(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
+                       const PlanOptions& options) {
   const MachineModel machine;  // decides where blocks end, not how small they may be
-  return BlockCutter(work, axis, needs, kernel, machine, options).least_budget();
+  return BlockCutter(work, axis, needs, kernel, machine, options).min_budget();
 }
 
-std::int64_t most_block_keys(std::int64_t keys, std::int64_t block_tokens, int key_tile) {
+std::int64_t max_block_keys(std::int64_t keys, std::int64_t block_tokens, int key_tile) {
   return block_tokens == 0 || block_tokens >= keys ? keys : std::min(keys, block_tokens + key_tile);
 }
 

@@ -21,11 +21,11 @@ std::vector<std::int64_t> cut_blocks(const RingWork& work, const TileAxis& axis,
                                      const PlanOptions& options);
 
 // The smallest memory budget that cut_blocks() doesn't refuse, whatever PlanOptions::memory_budget is.
-std::size_t least_budget(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
-                         const PlanOptions& options);
+std::size_t min_budget(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
+                       const PlanOptions& options);
 
 // The most of a job's `keys` keys that a block has, where it is asked to have up to `block_tokens`; 0: up to all. It
 // ends at a tile's end, so it may have some keys more.
-std::int64_t most_block_keys(std::int64_t keys, std::int64_t block_tokens, int key_tile);
+std::int64_t max_block_keys(std::int64_t keys, std::int64_t block_tokens, int key_tile);
 
 }  // namespace ringattn

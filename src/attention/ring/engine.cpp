@@ -28,15 +28,15 @@ void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_
   for (std::int64_t b = 0; b < count; ++b) {
     const bool last = b + 1 == count;
     if (timeline != nullptr) timeline->begin_wait(b, stream);
-    if (loop.mover != nullptr) loop.mover->wait(b, stream, loop.patience.for_work(loop.longest_block));
-    if (timeline != nullptr) timeline->begin_fold(b, stream);
+    if (loop.mover != nullptr) loop.mover->wait(b, stream, loop.timeouts.for_work(loop.longest_block));
+    if (timeline != nullptr) timeline->begin_compute(b, stream);
     if (loop.overlap && !last) post(b + 1);
 
-    if (b == 0) moment("first-block");
-    if (b == count / 2) moment("middle-block");
-    if (last) moment("last-block");
+    if (b == 0) failpoint("first-block");
+    if (b == count / 2) failpoint("middle-block");
+    if (last) failpoint("last-block");
     loop.step.compute({b, b == 0, last}, stream, progress);
-    if (timeline != nullptr) timeline->end_fold(b, stream);
+    if (timeline != nullptr) timeline->end_compute(b, stream);
 
     if (!loop.overlap && !last) post(b + 1);
     if (block_done && !loop.backend.enqueues()) block_done(blocks_done(loop.plan, b + 1));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one loop that holds both a Transport and a Backend: walks the plan, the next block in flight while this one is
-// computed. What is computed is a BlockStep's business.
+// computed. What is computed is a RingStep's business.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ struct ArrivedBlock {
 };
 
 // What an op does with the blocks of a run. Its calls enqueue on `stream` (devices) or do the work (hosts).
-class BlockStep {
+class RingStep {
  public:
-  virtual ~BlockStep() = default;
+  virtual ~RingStep() = default;
 
   // While the first block travels: what the op does once, before it needs any block.
   virtual void begin(Stream /*stream*/, const Progress& /*progress*/) {}
@@ -51,11 +51,11 @@ struct RingLoop {
   const Plan& plan;
   Transport& transport;
   Backend& backend;
-  BlockStep& step;
+  RingStep& step;
   BlockMover* mover = nullptr;   // bound to this run's memory; nullptr: nothing travels
   Timeline* timeline = nullptr;  // nullptr: nobody asks for times
   bool overlap = true;           // the next block travels while this one is computed
-  Patience patience;
+  Timeouts timeouts;
   double longest_block = 0.0;  // predicted seconds of computing one
 };
 

@@ -10,35 +10,35 @@
 
 namespace ringattn {
 
-EnqueuedRuns::EnqueuedRuns(Backend& backend, Transport& transport, const Patience& patience)
-    : backend_(backend), transport_(transport), patience_(patience), marks_(backend.make_marks(kMarks, false)) {}
+EnqueuedRuns::EnqueuedRuns(Backend& backend, Transport& transport, const Timeouts& timeouts)
+    : backend_(backend), transport_(transport), timeouts_(timeouts), marks_(backend.make_events(kMarks, false)) {}
 
 EnqueuedRuns::~EnqueuedRuns() {
-  if (waiting_ > 0 && transport_.size() > 1) transport_.abandon();
+  if (pending_ > 0 && transport_.size() > 1) transport_.abandon();
 }
 
 void EnqueuedRuns::begin(Stream stream) {
-  if (waiting_ == 0) marks_->record(kFirstBegins, stream);
+  if (pending_ == 0) marks_->record(kFirstBegins, stream);
 }
 
-void EnqueuedRuns::end(Stream stream, double predicted_seconds) {
+void EnqueuedRuns::end(Stream stream, double estimated_seconds) {
   marks_->record(kLastEnds, stream);
-  ++waiting_;
-  waiting_seconds_ += predicted_seconds;
+  ++pending_;
+  pending_seconds_ += estimated_seconds;
 }
 
-void EnqueuedRuns::settle(const std::function<void()>& wait) {
-  waiting_ = 0;
-  const double predicted = std::exchange(waiting_seconds_, 0.0);
+void EnqueuedRuns::wait_all(const std::function<void()>& wait) {
+  pending_ = 0;
+  const double predicted = std::exchange(pending_seconds_, 0.0);
   const Progress progress = [this] { transport_.progress(); };
-  give_up_on_failure(transport_, [&] {
-    const Deadline others = DevicePatience::for_queue();
+  abandon_on_failure(transport_, [&] {
+    const Deadline others = DeviceTimeouts::for_queue();
     marks_->synchronize(kFirstBegins, others, [&] {
       progress();
-      DevicePatience::check(others, "it was enqueued on the stream before the first run, by whoever uses it");
+      DeviceTimeouts::check(others, "it was enqueued on the stream before the first run, by whoever uses it");
     });
     if (wait) wait();
-    marks_->synchronize(kLastEnds, patience_.for_work(predicted), progress);
+    marks_->synchronize(kLastEnds, timeouts_.for_work(predicted), progress);
     // A peer that gave up may have let this rank's stream go on: its failure must be heard before the end.
     transport_.progress();
   });

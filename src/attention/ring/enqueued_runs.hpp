@@ -18,7 +18,7 @@ namespace ringattn {
 // Calls work(). A failure is noted before the stack unwinds further, and gives up every exchange that is in flight:
 // nothing may be written to memory that is about to be freed, and no device wait for a peer for ever.
 template <typename Work>
-void give_up_on_failure(Transport& transport, const Work& work) {
+void abandon_on_failure(Transport& transport, const Work& work) {
   try {
     work();
   } catch (...) {
@@ -31,7 +31,7 @@ void give_up_on_failure(Transport& transport, const Work& work) {
 class EnqueuedRuns {
  public:
   // Both outlive the object.
-  EnqueuedRuns(Backend& backend, Transport& transport, const Patience& patience);
+  EnqueuedRuns(Backend& backend, Transport& transport, const Timeouts& timeouts);
   // Gives up what is in flight; with several ranks that ends the use of the transport.
   ~EnqueuedRuns();
   EnqueuedRuns(const EnqueuedRuns&) = delete;
@@ -41,34 +41,34 @@ class EnqueuedRuns {
   // were enqueued. Where the stream is being captured, nobody will wait for the run here. A failure, wherever in the
   // run, gives up what is in flight.
   template <typename Work>
-  void enqueue(Stream stream, double predicted_seconds, const Work& work) {
-    give_up_on_failure(transport_, [&] {
+  void enqueue(Stream stream, double estimated_seconds, const Work& work) {
+    abandon_on_failure(transport_, [&] {
       const bool captured = backend_.is_capturing(stream);
       if (!captured) begin(stream);
       work();
-      if (!captured) end(stream, predicted_seconds);
+      if (!captured) end(stream, estimated_seconds);
     });
   }
 
-  bool any() const { return waiting_ > 0; }
+  bool any() const { return pending_ > 0; }
 
   // Waits for all runs: for their beginning as long as a queue may last (base/device_patience.hpp), since what the
   // stream holds before them is not known here, then as `wait` says, and to the end. A failure gives up what is in
   // flight.
-  void settle(const std::function<void()>& wait = {});
+  void wait_all(const std::function<void()>& wait = {});
 
  private:
   enum : std::size_t { kFirstBegins, kLastEnds, kMarks };
 
   void begin(Stream stream);
-  void end(Stream stream, double predicted_seconds);
+  void end(Stream stream, double estimated_seconds);
 
   Backend& backend_;
   Transport& transport_;
-  Patience patience_;
-  std::unique_ptr<Marks> marks_;
-  std::int64_t waiting_ = 0;
-  double waiting_seconds_ = 0.0;  // that they are predicted to take
+  Timeouts timeouts_;
+  std::unique_ptr<Events> marks_;
+  std::int64_t pending_ = 0;
+  double pending_seconds_ = 0.0;  // that they are predicted to take
 };
 
 // Of a run that is waited for. Throws kUnsupported where the stream is being captured: there is no end to wait for.

@@ -10,24 +10,24 @@
 
 namespace ringattn {
 
-int share_of_processors(const Meeting& meeting) {
+int default_host_threads(const Collective& collective) {
   const Processors processors = usable_processors();
   const std::string mine = host_name() + ' ' + processors.set;
-  const std::vector<std::string> all = meeting.gather(mine);
+  const std::vector<std::string> all = collective.gather(mine);
   const auto sharing = std::count(all.begin(), all.end(), mine);
   return std::max(1, processors.count / static_cast<int>(sharing));
 }
 
-MachineModel common_machine(const Meeting& meeting, const MachineModel& given, const KernelEntry& kernel,
+MachineModel common_machine(const Collective& collective, const MachineModel& given, const KernelEntry& kernel,
                             const Backend& backend) {
   const bool assumed = given == MachineModel{};
   MachineModel machine = assumed ? default_machine(kernel, backend) : given;
-  const std::vector<double> rates = meeting.gather_values(machine.flops_per_second);
+  const std::vector<double> rates = collective.gather_values(machine.flops_per_second);
   if (assumed) machine.flops_per_second = *std::ranges::min_element(rates);
   return machine;
 }
 
-void make_first_contact(const Meeting& meeting, Transport& transport, Backend& backend, std::byte* bytes) {
+void warm_up_transport(const Collective& collective, Transport& transport, Backend& backend, std::byte* bytes) {
   Exchange exchange;
   exchange.label = "first contact";
   for (int peer = 0; peer < transport.size(); ++peer) {
@@ -38,8 +38,8 @@ void make_first_contact(const Meeting& meeting, Transport& transport, Backend& b
   const Stream stream = backend.stream();
   constexpr std::byte kGreeting{1};
   backend.copy_rows(bytes + transport.rank(), 1, &kGreeting, 1, 1, 1, stream);
-  transport.wait(transport.post(std::move(exchange), stream), stream, meeting.patience().for_peer());
-  backend.synchronize(stream, meeting.patience().for_peer(), [&] { transport.progress(); });
+  transport.wait(transport.post(std::move(exchange), stream), stream, collective.timeouts().for_peer());
+  backend.synchronize(stream, collective.timeouts().for_peer(), [&] { transport.progress(); });
 }
 
 }  // namespace ringattn

@@ -7,14 +7,14 @@
 
 namespace ringattn {
 
-void handshake(const Meeting& meeting, const std::vector<Identity>& mine) {
+void handshake(const Collective& collective, const std::vector<RankConfigEntry>& mine) {
   std::string text;
-  for (const Identity& identity : mine) text += identity.value + '\n';
-  const std::vector<std::string> theirs = meeting.gather(text);
+  for (const RankConfigEntry& identity : mine) text += identity.value + '\n';
+  const std::vector<std::string> theirs = collective.gather(text);
   for (std::size_t rank = 1; rank < theirs.size(); ++rank) {
     std::size_t at = 0;
     std::size_t at_zero = 0;
-    for (const Identity& identity : mine) {
+    for (const RankConfigEntry& identity : mine) {
       const std::size_t end = theirs[rank].find('\n', at);
       const std::size_t end_zero = theirs[0].find('\n', at_zero);
       const std::string value = theirs[rank].substr(at, end - at);

@@ -10,12 +10,12 @@
 namespace ringattn {
 
 // One thing that all ranks must agree on, e.g. {"SIMD target", "AVX2"}.
-struct Identity {
+struct RankConfigEntry {
   std::string what;
   std::string value;
 };
 
 // Collective. Throws kUnsupported (as an AgreedError), naming the first thing and rank that differ from rank 0.
-void handshake(const Meeting& meeting, const std::vector<Identity>& mine);
+void handshake(const Collective& collective, const std::vector<RankConfigEntry>& mine);
 
 }  // namespace ringattn

@@ -28,7 +28,7 @@ constexpr Member kMembers[] = {{"flops_per_second", &MachineModel::flops_per_sec
                                {"link_bytes_per_second", &MachineModel::link_bytes_per_second, false},
                                {"latency_seconds", &MachineModel::latency_seconds, true}};
 
-Wording how_to_make_one() { return {command("info", "measure"), " writes one."}; }
+MessageTemplate how_to_make_one() { return {command("info", "measure"), " writes one."}; }
 
 bool is_toml(std::string_view path) { return path.ends_with(".toml"); }
 

@@ -30,9 +30,10 @@ void Needs::find_scattered() {
 }
 
 template <class Need>
-void Needs::for_listed(const RingWork& work, const TokenRun& queries, const TileSizes& sizes, Need need) const {
-  const TileLists& lists = *work.lists;
-  const int block_size = lists.shape().query_block;
+void Needs::for_each_mask_block(const RingWork& work, const TokenRun& queries, const TileSizes& sizes,
+                                Need need) const {
+  const BlockMask& block_mask = *work.block_mask;
+  const int block_size = block_mask.shape().query_block;
   const auto sequence = static_cast<std::size_t>(queries.sequence);
   const Sequence& s = work.batch.sequences[sequence];
   const std::int64_t end = s.q_offset + queries.end;
@@ -40,8 +41,8 @@ void Needs::for_listed(const RingWork& work, const TokenRun& queries, const Tile
     const std::int64_t block = query_block_of(position, block_size);
     const std::int64_t rows = std::min(end, (block + 1) * block_size) - position;
     const TileRange seen = Visibility(work.mask, s.k_len).tiles(position, rows, sizes);
-    for (int head = 0; head < lists.shape().heads; ++head) {
-      for_each_listed_run(lists, work.mask, sizes.key, sequence, head, block, [&](const ListedRun& run) {
+    for (int head = 0; head < block_mask.shape().heads; ++head) {
+      for_each_masked_tile_run(block_mask, work.mask, sizes.key, sequence, head, block, [&](const MaskedTileRun& run) {
         const TileRange tiles{std::max(seen.begin, run.tiles.begin), std::min(seen.end, run.tiles.end)};
         if (!tiles.empty()) need(tiles);
       });
@@ -61,11 +62,11 @@ void Needs::find_spans(const RingWork& work, const Layout& queries, int query_ti
         spans.push_back({tiles, {}});
       }
     };
-    if (work.lists != nullptr) listed.assign(static_cast<std::size_t>(axis_->tiles()), false);
+    if (work.block_mask != nullptr) listed.assign(static_cast<std::size_t>(axis_->tiles()), false);
     for (const TokenRun& run : queries.runs(rank)) {
       const std::int64_t origin = axis_->first(run.sequence);
-      if (work.lists != nullptr) {
-        for_listed(work, run, {query_tile, key_tile}, [&](const TileRange& tiles) {
+      if (work.block_mask != nullptr) {
+        for_each_mask_block(work, run, {query_tile, key_tile}, [&](const TileRange& tiles) {
           std::fill(listed.begin() + origin + tiles.begin, listed.begin() + origin + tiles.end, true);
         });
         continue;

@@ -45,7 +45,7 @@ class Needs {
   void find_spans(const RingWork& work, const Layout& queries, int query_tile, int key_tile);
   // Calls need(tiles) for runs of a sequence's tiles that some of the rank's query rows fold of their lists.
   template <class Need>
-  void for_listed(const RingWork& work, const TokenRun& queries, const TileSizes& sizes, Need need) const;
+  void for_each_mask_block(const RingWork& work, const TokenRun& queries, const TileSizes& sizes, Need need) const;
 
   // Tokens of the scattered tiles in [first, last): those whose keys lie in several runs.
   std::int64_t scattered(std::int64_t first, std::int64_t last) const;

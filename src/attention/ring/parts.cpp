@@ -10,9 +10,9 @@ namespace ringattn {
 namespace {
 
 // Walks the key axis once, with the set of ranks that need the tile where it stands.
-class PartCutter {
+class MessagePartCutter {
  public:
-  PartCutter(const TileAxis& axis, const Needs& needs, const Layout& keys)
+  MessagePartCutter(const TileAxis& axis, const Needs& needs, const Layout& keys)
       : axis_(axis), keys_(keys), active_(needs.world()), open_(static_cast<std::size_t>(needs.world())) {
     for (int rank = 0; rank < needs.world(); ++rank) {
       for (const TileRange& span : needs.spans(rank, 0, axis.tiles())) {
@@ -25,8 +25,8 @@ class PartCutter {
   }
 
   // The parts of the block behind the last one, up to tile `last`; `sets` takes the sets that they name.
-  std::vector<WorldPart> next_block(std::int64_t last, std::vector<RankSet>& sets) {
-    std::vector<WorldPart> parts;
+  std::vector<WorldMessagePart> next_block(std::int64_t last, std::vector<RankSet>& sets) {
+    std::vector<WorldMessagePart> parts;
     std::fill(open_.begin(), open_.end(), kNone);
     while (tile_ < last) {
       apply_changes();
@@ -34,7 +34,7 @@ class PartCutter {
       add_rows(axis_.token(tile_), axis_.token(until), parts, sets);
       tile_ = until;
     }
-    std::sort(parts.begin(), parts.end(), [](const WorldPart& a, const WorldPart& b) {
+    std::sort(parts.begin(), parts.end(), [](const WorldMessagePart& a, const WorldMessagePart& b) {
       return a.owner != b.owner ? a.owner < b.owner : a.row < b.row;
     });
     return parts;
@@ -62,7 +62,8 @@ class PartCutter {
   }
 
   // Adds packed tokens [begin, end), which the active ranks need, owner by owner; longer parts rather than more.
-  void add_rows(std::int64_t begin, std::int64_t end, std::vector<WorldPart>& parts, std::vector<RankSet>& sets) {
+  void add_rows(std::int64_t begin, std::int64_t end, std::vector<WorldMessagePart>& parts,
+                std::vector<RankSet>& sets) {
     const std::span<const OwnedRun> owners = keys_.owners();
     for (; begin < end; begin = std::min(end, owners[owner_].end())) {
       while (owners[owner_].end() <= begin) ++owner_;
@@ -72,9 +73,9 @@ class PartCutter {
       const std::int64_t rows = std::min(end, run.end()) - begin;
       std::size_t& open = open_[static_cast<std::size_t>(run.owner)];
       if (open != kNone) {
-        WorldPart& part = parts[open];
+        WorldMessagePart& part = parts[open];
         if (part.row + part.rows == row &&
-            active_.equals_but(sets[static_cast<std::size_t>(part.needers)], run.owner)) {
+            active_.equals_but(sets[static_cast<std::size_t>(part.receivers)], run.owner)) {
           part.rows += rows;
           continue;
         }
@@ -108,10 +109,11 @@ class Router {
         row_seconds_(static_cast<double>(token_bytes) / machine.link_bytes_per_second),
         sets_(sets) {}
 
-  std::vector<WorldPart> route_block(std::span<const WorldPart> parts, std::int64_t block_tokens, int world) const {
+  std::vector<WorldMessagePart> route_block(std::span<const WorldMessagePart> parts, std::int64_t block_tokens,
+                                            int world) const {
     // A step of the classic ring moves this much; and what a message costs anyway.
     const std::int64_t step_rows = std::max((block_tokens + world - 1) / world, rows_of_latency(block_tokens));
-    std::vector<WorldPart> routed;
+    std::vector<WorldMessagePart> routed;
     routed.reserve(parts.size());
     for (std::size_t begin = 0; begin < parts.size();) {
       std::size_t end = begin;
@@ -127,16 +129,17 @@ class Router {
     return static_cast<std::int64_t>(std::min(static_cast<double>(most), std::ceil(latency_ / row_seconds_)));
   }
 
-  int needers(const WorldPart& part) const {
-    return sets_[static_cast<std::size_t>(part.needers)].count_between(part.owner, part.owner);
+  int receivers(const WorldMessagePart& part) const {
+    return sets_[static_cast<std::size_t>(part.receivers)].count_between(part.owner, part.owner);
   }
 
-  void route_owner(std::span<const WorldPart> parts, std::int64_t step_rows, std::vector<WorldPart>& routed) const {
+  void route_owner(std::span<const WorldMessagePart> parts, std::int64_t step_rows,
+                   std::vector<WorldMessagePart>& routed) const {
     std::int64_t chain_rows = 0;   // that more than one rank needs
     std::int64_t pushed_rows = 0;  // that the owner sends if it sends them to each
     int longest = 0;
-    for (const WorldPart& part : parts) {
-      const int count = needers(part);
+    for (const WorldMessagePart& part : parts) {
+      const int count = receivers(part);
       if (count > 1) chain_rows += part.rows;
       pushed_rows += part.rows * count;
       longest = std::max(longest, count);
@@ -149,8 +152,8 @@ class Router {
       return;
     }
     std::int64_t before = 0;  // rows on the chain before this part
-    for (WorldPart part : parts) {
-      if (needers(part) == 1) {
+    for (WorldMessagePart part : parts) {
+      if (receivers(part) == 1) {
         routed.push_back(part);
         continue;
       }
@@ -182,14 +185,14 @@ class Router {
 
 }  // namespace
 
-WorldParts cut_parts(const TileAxis& axis, const Needs& needs, const Layout& keys,
-                     std::span<const std::int64_t> boundaries, Route route, const MachineModel& machine,
-                     std::int64_t token_bytes) {
-  WorldParts world;
-  PartCutter cutter(axis, needs, keys);
+WorldMessageParts cut_message_parts(const TileAxis& axis, const Needs& needs, const Layout& keys,
+                                    std::span<const std::int64_t> boundaries, Route route, const MachineModel& machine,
+                                    std::int64_t token_bytes) {
+  WorldMessageParts world;
+  MessagePartCutter cutter(axis, needs, keys);
   const Router router(route, machine, token_bytes, world.sets);
   for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
-    const std::vector<WorldPart> parts = cutter.next_block(boundaries[i + 1], world.sets);
+    const std::vector<WorldMessagePart> parts = cutter.next_block(boundaries[i + 1], world.sets);
     world.blocks.push_back(
         router.route_block(parts, axis.token(boundaries[i + 1]) - axis.token(boundaries[i]), needs.world()));
   }

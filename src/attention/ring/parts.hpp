@@ -17,25 +17,26 @@
 namespace ringattn {
 
 // Rows of one owner's shard that the same ranks need.
-struct WorldPart {
+struct WorldMessagePart {
   int owner = 0;
   std::int64_t row = 0;  // of the owner's shard
   std::int64_t rows = 0;
-  std::int32_t needers = 0;  // index into WorldParts::sets; the owner may or may not be in the set, and doesn't count
+  std::int32_t receivers =
+      0;  // index into WorldMessageParts::sets; the owner may or may not be in the set, and doesn't count
   // Handed on from each needing rank to the next one up the ring, in rounds first_round, first_round + 1, …; otherwise
   // the owner sends it to each of them in round 0.
   bool chain = false;
   int first_round = 0;
 };
 
-struct WorldParts {
+struct WorldMessageParts {
   std::vector<RankSet> sets;
-  std::vector<std::vector<WorldPart>> blocks;  // each ascending by (owner, row)
+  std::vector<std::vector<WorldMessagePart>> blocks;  // each ascending by (owner, row)
 };
 
 // `boundaries` are tiles, [blocks + 1]. Rows that no other rank needs are in no part.
-WorldParts cut_parts(const TileAxis& axis, const Needs& needs, const Layout& keys,
-                     std::span<const std::int64_t> boundaries, Route route, const MachineModel& machine,
-                     std::int64_t token_bytes);
+WorldMessageParts cut_message_parts(const TileAxis& axis, const Needs& needs, const Layout& keys,
+                                    std::span<const std::int64_t> boundaries, Route route, const MachineModel& machine,
+                                    std::int64_t token_bytes);
 
 }  // namespace ringattn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's part in what all ranks do together (parts.hpp): its messages, where in its buffer rows come to lie, and
-// the address of every tile that it folds.
+// One rank's part in what all ranks do together (parts.hpp): its messages, where in its buffer rows come to
+// lie, and the address of every tile that it folds.
 #include "attention/ring/plan.hpp"
 
 #include <fmt/format.h>
@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "attention/ring/blocks.hpp"
-#include "attention/ring/needs.hpp"
 #include "attention/ring/parts.hpp"
+#include "attention/ring/needs.hpp"
 #include "attention/tokens/tile_axis.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
@@ -28,11 +28,11 @@ struct Hop {
   std::int32_t part;
 };
 
-std::vector<PartMessage> messages(std::vector<Hop> hops) {
+std::vector<PlannedMessage> messages(std::vector<Hop> hops) {
   std::sort(hops.begin(), hops.end(), [](const Hop& a, const Hop& b) {
     return std::tie(a.round, a.distance, a.part) < std::tie(b.round, b.distance, b.part);
   });
-  std::vector<PartMessage> result;
+  std::vector<PlannedMessage> result;
   for (const Hop& hop : hops) {
     if (result.empty() || result.back().round != hop.round || result.back().peer != hop.peer) {
       result.push_back({hop.peer, hop.round, {}});
@@ -49,7 +49,7 @@ class BlockPlanner {
                const PlanOptions& options, int rank)
       : work_(work), layout_(layout), axis_(axis), needs_(needs), options_(options), rank_(rank) {}
 
-  BlockPlan plan(std::int64_t first_tile, std::int64_t last_tile, std::span<const WorldPart> parts,
+  BlockPlan plan(std::int64_t first_tile, std::int64_t last_tile, std::span<const WorldMessagePart> parts,
                  std::span<const RankSet> sets) const {
     BlockPlan block;
     block.first_token = axis_.token(first_tile);
@@ -64,26 +64,26 @@ class BlockPlanner {
  private:
   int distance(int from, int to) const { return (to - from + needs_.world()) % needs_.world(); }
 
-  void plan_transfers(std::span<const WorldPart> parts, std::span<const RankSet> sets, BlockPlan& block) const {
+  void plan_transfers(std::span<const WorldMessagePart> parts, std::span<const RankSet> sets, BlockPlan& block) const {
     std::vector<Hop> sends;
     std::vector<Hop> receives;
     const auto send = [&](int peer, int round) {
       sends.push_back({round, distance(rank_, peer), peer, static_cast<std::int32_t>(block.parts.size())});
     };
-    for (const WorldPart& part : parts) {
-      const RankSet& needers = sets[static_cast<std::size_t>(part.needers)];
+    for (const WorldMessagePart& part : parts) {
+      const RankSet& receivers = sets[static_cast<std::size_t>(part.receivers)];
       if (part.owner == rank_) {
-        int peer = needers.first_between(rank_, rank_);
-        for (; peer >= 0; peer = part.chain ? -1 : needers.first_between(peer, rank_)) send(peer, part.first_round);
+        int peer = receivers.first_between(rank_, rank_);
+        for (; peer >= 0; peer = part.chain ? -1 : receivers.first_between(peer, rank_)) send(peer, part.first_round);
         block.parts.push_back({part.owner, part.row, part.rows, -1});
-      } else if (needers.contains(rank_)) {
+      } else if (receivers.contains(rank_)) {
         int source = part.owner;
         int round = part.first_round;
         if (part.chain) {
-          const int before = needers.count_between(part.owner, rank_);
-          if (before > 0) source = needers.last_between(part.owner, rank_);
+          const int before = receivers.count_between(part.owner, rank_);
+          if (before > 0) source = receivers.last_between(part.owner, rank_);
           round += before;
-          const int next = needers.first_between(rank_, part.owner);
+          const int next = receivers.first_between(rank_, part.owner);
           if (next >= 0) send(next, round + 1);
         }
         receives.push_back({round, distance(source, rank_), source, static_cast<std::int32_t>(block.parts.size())});
@@ -116,10 +116,10 @@ class BlockPlanner {
     const std::int64_t row = run.row + token - run.token;
     if (run.owner == rank_) return {kOwnShard, row};
     // The rank needs every row of the run's piece in its tile, so they all were received, and lie behind the first.
-    const auto after = std::partition_point(block.parts.begin(), block.parts.end(), [&](const Part& part) {
+    const auto after = std::partition_point(block.parts.begin(), block.parts.end(), [&](const MessagePart& part) {
       return std::tie(part.owner, part.owner_row) <= std::tie(run.owner, row);
     });
-    const Part& part = *std::prev(after);
+    const MessagePart& part = *std::prev(after);
     return {kBlockBuffer, part.buffer_row + row - part.owner_row};
   }
 
@@ -146,7 +146,7 @@ class BlockPlanner {
 
   // Where the keys [begin, end) of one tile lie; they are brought together first if they don't lie so. `run` is that of
   // the first key.
-  KeyTile tile_address(const OwnedRun* run, std::int64_t begin, std::int64_t end, BlockPlan& block) const {
+  PageRun tile_address(const OwnedRun* run, std::int64_t begin, std::int64_t end, BlockPlan& block) const {
     std::vector<std::pair<Place, std::int64_t>> pieces;  // with their rows
     for (std::int64_t token = begin; token < end; ++run) {
       const Place at = place(*run, token, block);
@@ -196,8 +196,9 @@ class BlockPlanner {
       for (; run != queries.end() && run->sequence == sequence; ++run) {
         const std::int64_t position = s.q_offset + run->begin;
         const auto of = static_cast<std::size_t>(sequence);
-        pairs += work_.lists == nullptr ? work_.visibility(of).pairs(position, run->tokens(), keys)
-                                        : listed_pairs(*work_.lists, work_.mask, of, position, run->tokens(), keys);
+        pairs += work_.block_mask == nullptr
+                     ? work_.visibility(of).pairs(position, run->tokens(), keys)
+                     : masked_pairs(*work_.block_mask, work_.mask, of, position, run->tokens(), keys);
       }
     }
     return pairs * work_.pair_flops + work_.key_flops * static_cast<double>(keys_of(block));
@@ -252,7 +253,8 @@ struct Planner::Shared {
         axis(work.batch, kernel.key_tile),
         needs(work, layout, axis, kernel.query_tile, kernel.key_tile),
         tile_boundaries(cut_blocks(work, axis, needs, kernel, machine, options)),
-        parts(cut_parts(axis, needs, layout.keys, tile_boundaries, options.route, machine, token_bytes(work.streams))) {
+        parts(cut_message_parts(axis, needs, layout.keys, tile_boundaries, options.route, machine,
+                                token_bytes(work.streams))) {
     for (const std::int64_t tile : tile_boundaries) boundaries.push_back(axis.token(tile));
   }
 
@@ -263,7 +265,7 @@ struct Planner::Shared {
   TileAxis axis;
   Needs needs;
   std::vector<std::int64_t> tile_boundaries;
-  WorldParts parts;
+  WorldMessageParts parts;
   std::vector<std::int64_t> boundaries;
 };
 
@@ -291,7 +293,7 @@ Plan Planner::plan(int rank) const {
     plan.queries.push_back({run.sequence, run.begin + s.q_offset, queries.run_rows(rank)[i], run.tokens()});
   }
   for (const Sequence& s : shared.work.batch.sequences) plan.key_lengths.push_back(s.k_len);
-  plan.lists = shared.work.lists;
+  plan.block_mask = shared.work.block_mask;
   plan.positions = shared.work.positions;
   const BlockPlanner planner(shared.work, shared.layout, shared.axis, shared.needs, shared.options, rank);
   for (std::size_t i = 0; i < shared.parts.blocks.size(); ++i) {

@@ -17,7 +17,7 @@
 
 namespace ringattn {
 
-// What a plan must know of the kernel that will run it (FoldKernel, as numbers).
+// What a plan must know of the kernel that will run it (AttentionKernel, as numbers).
 struct KernelShape {
   int key_tile = 128;
   int query_tile = 1;
@@ -32,7 +32,7 @@ struct PlanOptions {
   Route route = Route::kDirect;
   std::int64_t block_tokens = 0;  // 0: chosen from the machine model and the memory budget
   // Of a block that is chosen, also where nothing travels; 0: no limit. A block of one tile may have more.
-  std::int64_t most_block_tokens = 0;
+  std::int64_t max_block_tokens = 0;
   std::size_t memory_budget = 0;  // bytes a rank may use, all of it; 0: no limit
   std::size_t fixed_bytes = 0;    // what a rank needs whatever the blocks are: shards, scratch, staging; the most of
                                   // any rank, for all ranks cut the same blocks
@@ -46,7 +46,7 @@ struct PlanOptions {
 
 // Rows of one owner's key shard, of every stream, that travel together: contiguous in the shard and in every buffer
 // that receives them.
-struct Part {
+struct MessagePart {
   int owner = 0;
   std::int64_t owner_row = 0;  // first row in the owner's shard
   std::int64_t rows = 0;
@@ -54,7 +54,7 @@ struct Part {
 };
 
 // A message of an exchange: these parts, in this order.
-struct PartMessage {
+struct PlannedMessage {
   int peer = 0;
   int round = 0;
   std::vector<std::int32_t> parts;  // indices into BlockPlan::parts
@@ -75,12 +75,12 @@ inline constexpr std::int32_t kBlockBuffer = 1;
 struct BlockPlan {
   std::int64_t first_token = 0;  // packed key tokens [first_token, last_token) of the whole job
   std::int64_t last_token = 0;
-  std::vector<Part> parts;            // that this rank sends, receives or hands on
-  std::vector<PartMessage> sends;     // ascending by round
-  std::vector<PartMessage> receives;  // ascending by round
+  std::vector<MessagePart> parts;        // that this rank sends, receives or hands on
+  std::vector<PlannedMessage> sends;     // ascending by round
+  std::vector<PlannedMessage> receives;  // ascending by round
   std::vector<RowCopy> copies;
   std::vector<KeyRun> key_runs;  // the rank's compute task
-  std::vector<KeyTile> tiles;
+  std::vector<PageRun> tiles;
   std::int64_t buffer_rows = 0;  // that the block needs: received rows, then assembled tiles
   double flops = 0.0;            // of this rank's task; the first block's has what is done once for each query
   std::int64_t bytes_received = 0;
@@ -93,7 +93,7 @@ struct Plan {
   KernelShape kernel;
   std::vector<QueryRun> queries;                  // of the rank's shard
   std::vector<std::int64_t> key_lengths;          // of every sequence
-  std::shared_ptr<const TileLists> lists;         // of the job, or null
+  std::shared_ptr<const BlockMask> block_mask;    // of the job, or null
   std::shared_ptr<const KeyPositions> positions;  // of the job's keys, or null
   std::vector<BlockPlan> blocks;
   std::int64_t buffer_rows = 0;        // of each of the two block buffers: the largest block's
@@ -136,11 +136,11 @@ Plan make_plan(RingWork work, const JobLayout& layout, const KernelShape& kernel
 
 // Predicted seconds of a plan: each block's fold and transfer, the next in flight while one folds. There are two block
 // buffers, so a transfer starts when the one before it and the fold before the last have ended.
-struct Prediction {
+struct TimeEstimate {
   double seconds = 0.0;
-  double exposed_seconds = 0.0;  // in which the rank waits for bytes
+  double exposed_comm_seconds = 0.0;  // in which the rank waits for bytes
 };
 // Without overlap each block is waited for before it is folded, and the next transfer starts after the fold.
-Prediction predict(const Plan& plan, const MachineModel& machine, bool overlap = true);
+TimeEstimate estimate_time(const Plan& plan, const MachineModel& machine, bool overlap = true);
 
 }  // namespace ringattn

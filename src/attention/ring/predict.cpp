@@ -18,20 +18,20 @@ double transfer_seconds(const BlockPlan& block, const MachineModel& machine) {
 
 }  // namespace
 
-Prediction predict(const Plan& plan, const MachineModel& machine, bool overlap) {
-  Prediction prediction;
-  double arrived = 0.0;        // end of the last transfer
-  double folded = 0.0;         // end of the last fold
-  double folded_before = 0.0;  // end of the fold before it
+TimeEstimate estimate_time(const Plan& plan, const MachineModel& machine, bool overlap) {
+  TimeEstimate time_estimate;
+  double arrived = 0.0;          // end of the last transfer
+  double computed = 0.0;         // end of the last fold
+  double computed_before = 0.0;  // end of the fold before it
   for (const BlockPlan& block : plan.blocks) {
-    const double begins = overlap ? std::max(arrived, folded_before) : folded;
+    const double begins = overlap ? std::max(arrived, computed_before) : computed;
     arrived = begins + transfer_seconds(block, machine);
-    prediction.exposed_seconds += std::max(0.0, arrived - folded);
-    folded_before = folded;
-    folded = std::max(folded, arrived) + block.flops / machine.flops_per_second;
+    time_estimate.exposed_comm_seconds += std::max(0.0, arrived - computed);
+    computed_before = computed;
+    computed = std::max(computed, arrived) + block.flops / machine.flops_per_second;
   }
-  prediction.seconds = folded;
-  return prediction;
+  time_estimate.seconds = computed;
+  return time_estimate;
 }
 
 }  // namespace ringattn

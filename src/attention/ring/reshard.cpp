@@ -39,20 +39,20 @@ Layout widened(const Layout& layout, const Batch& batch, int world) {
   return {batch.q_lengths(), std::move(runs)};
 }
 
-std::vector<MovedRows> moved_rows(const Layout& from, const Layout& to, int rank) {
-  std::vector<MovedRows> all;
+std::vector<RowTransfer> row_transfers(const Layout& from, const Layout& to, int rank) {
+  std::vector<RowTransfer> all;
   const auto owners = to.owners();
   auto there = owners.begin();
   for (const OwnedRun& here : from.owners()) {
     for (std::int64_t token = here.token; token < here.end();) {
       while (there->end() <= token) ++there;
       const std::int64_t until = std::min(here.end(), there->end());
-      const MovedRows rows{here.owner, there->owner, here.row + token - here.token, there->row + token - there->token,
-                           until - token};
+      const RowTransfer rows{here.owner, there->owner, here.row + token - here.token, there->row + token - there->token,
+                             until - token};
       token = until;
       if (rows.from != rank && rows.to != rank) continue;
       if (!all.empty()) {
-        MovedRows& last = all.back();
+        RowTransfer& last = all.back();
         if (last.from == rows.from && last.to == rows.to && last.from_row + last.rows == rows.from_row &&
             last.to_row + last.rows == rows.to_row) {
           last.rows += rows.rows;
@@ -69,7 +69,7 @@ void reshard(Transport& world, const Layout& from, const Layout& to, const std::
              std::int64_t token_bytes, const Deadline& deadline) {
   const int self = world.rank();
   OneRound results;
-  for (const MovedRows& moved : moved_rows(from, to, self)) {
+  for (const RowTransfer& moved : row_transfers(from, to, self)) {
     const auto bytes = static_cast<std::size_t>(moved.rows * token_bytes);
     const std::byte* source = rows + moved.from_row * token_bytes;
     std::byte* place = target + moved.to_row * token_bytes;

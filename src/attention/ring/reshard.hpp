@@ -22,7 +22,7 @@ Layout even_layout(std::span<const std::int64_t> lengths, int world);
 Layout widened(const Layout& layout, const Batch& batch, int world);
 
 // Rows of one rank that become rows of one rank.
-struct MovedRows {
+struct RowTransfer {
   int from = 0;  // ranks
   int to = 0;
   std::int64_t from_row = 0;
@@ -31,7 +31,7 @@ struct MovedRows {
 };
 
 // What rank `rank` has a part in, on either side, ascending by token; neighbours on both sides are one.
-std::vector<MovedRows> moved_rows(const Layout& from, const Layout& to, int rank);
+std::vector<RowTransfer> row_transfers(const Layout& from, const Layout& to, int rank);
 
 // Moves this rank's rows, `token_bytes` each and laid out as `from`, to `target`, laid out as `to`; both are layouts of
 // this world's ranks, of the same tokens, in host memory. Collective. Throws kPeer past the deadline.

@@ -24,8 +24,8 @@ void refuse_capture(std::string_view why, std::string_view suggestion) {
   fail(ErrorCode::kUnsupported, "a graph can't hold this run", why, suggestion);
 }
 
-RingRuns::RingRuns(const Meeting& meeting, Transport& transport, Backend& backend, Settings settings)
-    : meeting_(meeting), transport_(transport), backend_(backend), settings_(std::move(settings)) {}
+RingRuns::RingRuns(const Collective& collective, Transport& transport, Backend& backend, Settings settings)
+    : collective_(collective), transport_(transport), backend_(backend), settings_(std::move(settings)) {}
 
 void RingRuns::allocate(std::int64_t buffer_rows) {
   buffer_rows_ = buffer_rows;
@@ -33,7 +33,7 @@ void RingRuns::allocate(std::int64_t buffer_rows) {
     const std::size_t bytes = block_buffers_layout(settings_.streams, buffer_rows_).bytes;
     own_buffers_ = backend_.allocate(std::max(bytes, static_cast<std::size_t>(transport_.size())));
   }
-  runs_.emplace(backend_, transport_, meeting_.patience());
+  runs_.emplace(backend_, transport_, collective_.timeouts());
 }
 
 void RingRuns::make_mover(PlannedRuns& planned) const {
@@ -43,8 +43,8 @@ void RingRuns::make_mover(PlannedRuns& planned) const {
 
 void RingRuns::connect(PlannedRuns& planned) {
   if (!owns_block_buffers()) return;
-  planned.mover->announce(block_buffers(nullptr, {}), meeting_.patience().for_peer());
-  make_first_contact(meeting_, transport_, backend_, own_buffers_.data());
+  planned.mover->announce(block_buffers(nullptr, {}), collective_.timeouts().for_peer());
+  warm_up_transport(collective_, transport_, backend_, own_buffers_.data());
 }
 
 WorkspaceLayout RingRuns::workspace(std::size_t state_bytes, std::int64_t staged_rows) const {
@@ -89,7 +89,7 @@ double RingRuns::longest_block(const Plan& plan) const {
 
 void RingRuns::enqueue(const Run& run, Stream stream, Timeline* timeline, const BlockDone& block_done) {
   PlannedRuns& planned = run.planned;
-  runs_->enqueue(stream, planned.predicted_seconds, [&] {
+  runs_->enqueue(stream, planned.estimated_seconds, [&] {
     const bool moves = several() && run.mode == RunMode::kWhole;
     if (moves) {
       planned.mover->bind(run.shard(), run.buffers);
@@ -103,7 +103,7 @@ void RingRuns::enqueue(const Run& run, Stream stream, Timeline* timeline, const 
                         moves ? &*planned.mover : nullptr,
                         timeline,
                         settings_.overlap,
-                        meeting_.patience(),
+                        collective_.timeouts(),
                         longest_block(planned.plan)};
     enqueue_blocks(loop, stream, block_done);
   });
@@ -115,12 +115,12 @@ RunStats RingRuns::run(PlannedRuns& planned, const std::function<void(Timeline*)
   std::optional<Timeline>& timeline = planned.timeline;
   if (!timeline) timeline.emplace(backend_, planned.plan.blocks.size(), !several());
   enqueue(&*timeline);
-  runs_->settle([&] {
+  runs_->wait_all([&] {
     if (!backend_.enqueues()) return;
     const auto blocks = static_cast<std::int64_t>(planned.plan.blocks.size());
     for (std::int64_t b = 0; b < blocks; ++b) {
-      timeline->await_fold(b, meeting_.patience().for_work(longest_block(planned.plan)),
-                           [this] { transport_.progress(); });
+      timeline->await_compute(b, collective_.timeouts().for_work(longest_block(planned.plan)),
+                              [this] { transport_.progress(); });
       if (block_done) block_done(blocks_done(planned.plan, b + 1));
     }
   });
@@ -128,7 +128,7 @@ RunStats RingRuns::run(PlannedRuns& planned, const std::function<void(Timeline*)
 }
 
 void RingRuns::wait() {
-  if (runs_->any()) runs_->settle();
+  if (runs_->any()) runs_->wait_all();
 }
 
 }  // namespace ringattn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The runs of an op over the ring: what every front door does with its plan, its block buffers and its block step. The
-// op says what travels (row streams) and what happens to a block that has arrived (BlockStep); all else is here.
+// op says what travels (row streams) and what happens to a block that has arrived (RingStep); all else is here.
 #pragma once
 
 #include <array>
@@ -25,18 +25,18 @@
 
 namespace ringattn {
 
-// Whether blocks travel. kFoldsOnly leaves the transfers out and folds what an earlier run left in the block buffers:
+// Whether blocks travel. kComputeOnly leaves the transfers out and folds what an earlier run left in the block buffers:
 // the time of the computation alone, for measurements. Its results mean nothing.
-enum class RunMode { kWhole, kFoldsOnly };
+enum class RunMode { kWhole, kComputeOnly };
 
 // A plan with what its runs use again and again.
 struct PlannedRuns {
-  PlannedRuns(const Plan& the_plan, double seconds) : plan(the_plan), predicted_seconds(seconds) {}
+  PlannedRuns(const Plan& the_plan, double seconds) : plan(the_plan), estimated_seconds(seconds) {}
   PlannedRuns(const PlannedRuns&) = delete;  // the mover refers to the plan
   PlannedRuns& operator=(const PlannedRuns&) = delete;
 
   const Plan& plan;          // outlives the object
-  double predicted_seconds;  // of a run
+  double estimated_seconds;  // of a run
   std::optional<BlockMover> mover;
   std::optional<Timeline> timeline;  // of RingRuns::run()
 };
@@ -52,7 +52,7 @@ class RingRuns {
   // What a run reads, writes and does.
   struct Run {
     PlannedRuns& planned;
-    BlockStep& step;
+    RingStep& step;
     std::array<StreamRows, 2> buffers;
     // Called where blocks travel: the rank's own rows, dense, on the run's stream.
     std::function<StreamRows()> shard;
@@ -61,7 +61,7 @@ class RingRuns {
   };
 
   // What it refers to outlives the object.
-  RingRuns(const Meeting& meeting, Transport& transport, Backend& backend, Settings settings);
+  RingRuns(const Collective& collective, Transport& transport, Backend& backend, Settings settings);
 
   bool several() const { return transport_.size() > 1; }
   // Peers write to a device's block buffers, so they are memory that transports may map: not the caller's.
@@ -98,7 +98,7 @@ class RingRuns {
  private:
   double longest_block(const Plan& plan) const;
 
-  const Meeting& meeting_;
+  const Collective& collective_;
   Transport& transport_;
   Backend& backend_;
   Settings settings_;

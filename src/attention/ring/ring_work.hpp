@@ -7,8 +7,8 @@
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/batch.hpp"
 #include "base/shared_value.hpp"
-#include "kernels/key_positions.hpp"
 #include "kernels/tile_lists.hpp"
+#include "kernels/key_positions.hpp"
 #include "kernels/visibility.hpp"
 
 namespace ringattn {
@@ -17,10 +17,10 @@ struct RingWork {
   Batch batch;
   Mask mask;
   RowStreams streams;
-  double pair_flops = 0.0;            // operations of one visible (query, key) pair
-  SharedValue<TileLists> lists = {};  // of the batch's sequences; null: a query folds what the mask lets it see
-  double key_flops = 0.0;             // operations of one key in a block that a rank computes, beside its pairs
-  double query_flops = 0.0;           // of one query, once in a run, beside its pairs
+  double pair_flops = 0.0;                 // operations of one visible (query, key) pair
+  SharedValue<BlockMask> block_mask = {};  // of the batch's sequences; null: a query folds what the mask lets it see
+  double key_flops = 0.0;                  // operations of one key in a block that a rank computes, beside its pairs
+  double query_flops = 0.0;                // of one query, once in a run, beside its pairs
   // Of the batch's keys, which no lists go with; null: key i stands at position i.
   SharedValue<KeyPositions> positions = {};
 

@@ -4,7 +4,7 @@
 namespace ringattn {
 
 Timeline::Timeline(Backend& backend, std::size_t blocks, bool alone)
-    : alone_(alone), blocks_(blocks), marks_(backend.make_marks(2 + (alone ? 1 : 4) * blocks, true)) {}
+    : alone_(alone), blocks_(blocks), marks_(backend.make_events(2 + (alone ? 1 : 4) * blocks, true)) {}
 
 std::size_t Timeline::mark(Stream stream) {
   marks_->record(next_, stream);
@@ -18,12 +18,12 @@ void Timeline::start(Stream stream) {
 
 void Timeline::post(std::int64_t block, Stream stream) { at(block).posted = mark_exchange(stream); }
 void Timeline::begin_wait(std::int64_t block, Stream stream) { at(block).wait_begin = mark_exchange(stream); }
-void Timeline::begin_fold(std::int64_t block, Stream stream) { at(block).fold_begin = mark_exchange(stream); }
-void Timeline::end_fold(std::int64_t block, Stream stream) { at(block).fold_end = mark(stream); }
+void Timeline::begin_compute(std::int64_t block, Stream stream) { at(block).compute_begin = mark_exchange(stream); }
+void Timeline::end_compute(std::int64_t block, Stream stream) { at(block).compute_end = mark(stream); }
 void Timeline::end(Stream stream) { mark(stream); }
 
-void Timeline::await_fold(std::int64_t block, const Deadline& deadline, const Progress& progress) {
-  marks_->synchronize(at(block).fold_end, deadline, progress);
+void Timeline::await_compute(std::int64_t block, const Deadline& deadline, const Progress& progress) {
+  marks_->synchronize(at(block).compute_end, deadline, progress);
 }
 
 RunStats Timeline::stats() const {
@@ -31,9 +31,9 @@ RunStats Timeline::stats() const {
   stats.blocks.reserve(blocks_.size());
   for (const Block& block : blocks_) {
     const auto since_start = [this](std::size_t mark) { return marks_->elapsed(0, mark); };
-    stats.blocks.push_back({since_start(block.posted), since_start(block.wait_begin), since_start(block.fold_begin),
-                            since_start(block.fold_end)});
-    stats.exposed_seconds += marks_->elapsed(block.wait_begin, block.fold_begin);
+    stats.blocks.push_back({since_start(block.posted), since_start(block.wait_begin), since_start(block.compute_begin),
+                            since_start(block.compute_end)});
+    stats.exposed_comm_seconds += marks_->elapsed(block.wait_begin, block.compute_begin);
   }
   stats.seconds = marks_->elapsed(0, next_ - 1);
   return stats;

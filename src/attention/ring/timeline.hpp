@@ -15,13 +15,13 @@ namespace ringattn {
 struct BlockTimes {
   double posted = 0.0;      // its transfer may begin
   double wait_begin = 0.0;  // nothing left to fold until it arrives
-  double fold_begin = 0.0;
-  double fold_end = 0.0;
+  double compute_begin = 0.0;
+  double compute_end = 0.0;
 };
 
 struct RunStats {
   double seconds = 0.0;
-  double exposed_seconds = 0.0;  // waiting for blocks
+  double exposed_comm_seconds = 0.0;  // waiting for blocks
   std::vector<BlockTimes> blocks;
 };
 
@@ -34,13 +34,13 @@ class Timeline {
   void start(Stream stream);
   void post(std::int64_t block, Stream stream);
   void begin_wait(std::int64_t block, Stream stream);
-  void begin_fold(std::int64_t block, Stream stream);
-  void end_fold(std::int64_t block, Stream stream);
+  void begin_compute(std::int64_t block, Stream stream);
+  void end_compute(std::int64_t block, Stream stream);
   // What was enqueued behind the last fold belongs to the run too.
   void end(Stream stream);
 
   // Returns when the device has folded the block.
-  void await_fold(std::int64_t block, const Deadline& deadline, const Progress& progress);
+  void await_compute(std::int64_t block, const Deadline& deadline, const Progress& progress);
   // Of the last run, once the device has passed it.
   RunStats stats() const;
 
@@ -49,8 +49,8 @@ class Timeline {
   struct Block {
     std::size_t posted = 0;
     std::size_t wait_begin = 0;
-    std::size_t fold_begin = 0;
-    std::size_t fold_end = 0;
+    std::size_t compute_begin = 0;
+    std::size_t compute_end = 0;
   };
 
   std::size_t mark(Stream stream);
@@ -59,7 +59,7 @@ class Timeline {
 
   const bool alone_;
   std::vector<Block> blocks_;
-  std::unique_ptr<Marks> marks_;
+  std::unique_ptr<Events> marks_;
   std::size_t next_ = 0;  // marks recorded in this run; the first is its start, the last its end
 };
 

@@ -109,9 +109,9 @@ Batch packed_batch(std::span<const std::int64_t> cu_q, std::span<const std::int6
 }
 
 void check_batch(const Batch& batch) {
-  if (batch.sequences.size() > static_cast<std::size_t>(kMostSequences)) {
+  if (batch.sequences.size() > static_cast<std::size_t>(kMaxSequences)) {
     fail(ErrorCode::kUsage, fmt::format("a batch of {}", counted(batch.sequences.size(), "sequence")),
-         fmt::format("at most {} are possible", kMostSequences), "Compute them in several jobs.");
+         fmt::format("at most {} are possible", kMaxSequences), "Compute them in several jobs.");
   }
   for (std::size_t i = 0; i < batch.sequences.distinct(); ++i) {
     const Sequence& s = batch.sequences[i];

@@ -24,7 +24,7 @@ struct Sequence {
 };
 
 // How many sequences a batch may have: tables of a plan hold each of them.
-inline constexpr std::int64_t kMostSequences = std::int64_t{1} << 20;
+inline constexpr std::int64_t kMaxSequences = std::int64_t{1} << 20;
 
 // Sequences in order: equal ones as one and their number, others as a list that copies share until one of them grows.
 // So a batch may be named before anyone has looked whether there is room for it, and the ranks of a process share it.
@@ -116,7 +116,7 @@ Batch uniform_batch(std::int64_t count, std::int64_t q_len, std::int64_t k_len);
 Batch packed_batch(std::span<const std::int64_t> cu_q, std::span<const std::int64_t> cu_k,
                    std::span<const std::int64_t> q_offset);
 
-// Throws kUsage for more than kMostSequences, negative lengths, and for lengths or offsets beyond ±2^60.
+// Throws kUsage for more than kMaxSequences, negative lengths, and for lengths or offsets beyond ±2^60.
 void check_batch(const Batch& batch);
 
 }  // namespace ringattn

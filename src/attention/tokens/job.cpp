@@ -35,15 +35,15 @@ void check_positions(const Job& job) {
 
 }  // namespace
 
-std::vector<ListedSequence> listed_sequences(const Batch& batch) {
-  std::vector<ListedSequence> listed;
+std::vector<MaskedSequence> masked_sequences(const Batch& batch) {
+  std::vector<MaskedSequence> listed;
   for (const Sequence& s : batch.sequences) listed.push_back({s.q_offset, s.q_len, s.k_len});
   return listed;
 }
 
-void set_lists(Job& job, std::shared_ptr<const TileLists> lists) {
-  job.spec.lists = lists == nullptr ? ListShape{} : lists->shape();
-  job.lists = std::move(lists);
+void set_block_mask(Job& job, std::shared_ptr<const BlockMask> block_mask) {
+  job.spec.block_mask = block_mask == nullptr ? BlockMaskShape{} : block_mask->shape();
+  job.block_mask = std::move(block_mask);
 }
 
 void set_positions(Job& job, std::shared_ptr<const KeyPositions> positions) {
@@ -80,9 +80,9 @@ std::string describe(const Job& job) {
   std::string text = fmt::format("{}, scale {}; {} sequence{}, {}", describe(job.spec), job.spec.softmax_scale, count,
                                  count == 1 ? "" : "s", tokens);
   if (!job.format.is_plain()) text += fmt::format("; {}", describe(job.format));
-  if (job.lists == nullptr) return text;
+  if (job.block_mask == nullptr) return text;
   Job dense = job;
-  set_lists(dense, nullptr);
+  set_block_mask(dense, nullptr);
   const double all = visible_pairs(dense);
   return text + fmt::format("; {:.4g} % of the pairs", all > 0.0 ? 100.0 * visible_pairs(job) / all : 100.0);
 }
@@ -100,34 +100,34 @@ void check_job(const Job& job) {
   check_batch(job.batch);
   check_format("k", job.format.k, {job.spec.dtype, job.spec.kv_heads, job.spec.head_dim});
   check_format("v", job.format.v, {job.spec.dtype, job.spec.kv_heads, job.spec.head_dim_v});
-  if (job.spec.lists != (job.lists == nullptr ? ListShape{} : job.lists->shape())) {
+  if (job.spec.block_mask != (job.block_mask == nullptr ? BlockMaskShape{} : job.block_mask->shape())) {
     fail(ErrorCode::kUsage,
-         fmt::format("the job has {}", job.lists == nullptr ? "no lists of tiles" : "lists of tiles"),
-         "its spec says otherwise", "set_lists() sets both.");
+         fmt::format("the job has {}", job.block_mask == nullptr ? "no lists of tiles" : "lists of tiles"),
+         "its spec says otherwise", "set_block_mask() sets both.");
   }
-  if (job.lists != nullptr && !std::ranges::equal(job.lists->sequences(), listed_sequences(job.batch))) {
+  if (job.block_mask != nullptr && !std::ranges::equal(job.block_mask->sequences(), masked_sequences(job.batch))) {
     fail(ErrorCode::kUsage, "the job's lists of tiles are those of other sequences",
          "their lengths, or where their queries begin, differ from the batch's",
-         "Make the lists from listed_sequences().");
+         "Make the lists from masked_sequences().");
   }
   check_positions(job);
 }
 
-QueryWork query_work(const Batch& batch, const Mask& mask, const TileLists* lists, const KeyPositions* positions) {
-  return [&batch, &mask, lists, positions](const TokenRun& queries) {
+QueryWork query_work(const Batch& batch, const Mask& mask, const BlockMask* block_mask, const KeyPositions* positions) {
+  return [&batch, &mask, block_mask, positions](const TokenRun& queries) {
     const Sequence& s = batch.sequences[static_cast<std::size_t>(queries.sequence)];
     const std::int64_t position = s.q_offset + queries.begin;
-    if (lists == nullptr) {
+    if (block_mask == nullptr) {
       return SequenceVisibility(mask, s.k_len, positions, static_cast<std::size_t>(queries.sequence))
           .pairs(position, queries.tokens(), {0, s.k_len});
     }
-    return listed_pairs(*lists, mask, static_cast<std::size_t>(queries.sequence), position, queries.tokens(),
+    return masked_pairs(*block_mask, mask, static_cast<std::size_t>(queries.sequence), position, queries.tokens(),
                         {0, s.k_len});
   };
 }
 
 QueryWork query_work(const Job& job) {
-  return query_work(job.batch, job.spec.mask, job.lists.get(), job.positions.get());
+  return query_work(job.batch, job.spec.mask, job.block_mask.get(), job.positions.get());
 }
 
 JobLayout make_layout(const Batch& batch, const QueryWork& work, bool listed, int world, const LayoutRequest& request,
@@ -137,7 +137,7 @@ JobLayout make_layout(const Batch& batch, const QueryWork& work, bool listed, in
 }
 
 JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile) {
-  return make_layout(job.batch, query_work(job), job.lists != nullptr, world, request, query_tile, key_tile);
+  return make_layout(job.batch, query_work(job), job.block_mask != nullptr, world, request, query_tile, key_tile);
 }
 
 }  // namespace ringattn

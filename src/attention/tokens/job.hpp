@@ -13,21 +13,21 @@
 namespace ringattn {
 
 struct Job {
-  FoldSpec spec;
+  AttentionSpec spec;
   Batch batch;
   std::int64_t page_size = 0;  // keys and values lie in pages of a cache, of so many tokens; 0: in rows of their own
   CacheFormat format = {};     // how keys and values are stored, and travel; what they are is what decompression gives
   // Which key tiles each query block folds, beside what the mask says; present exactly where spec.lists are.
-  std::shared_ptr<const TileLists> lists = nullptr;
+  std::shared_ptr<const BlockMask> block_mask = nullptr;
   // Where each key stands, present exactly where spec.positions are; null: key i stands at position i.
   std::shared_ptr<const KeyPositions> positions = nullptr;
 };
 
 // The batch's sequences as lists of tiles have them.
-std::vector<ListedSequence> listed_sequences(const Batch& batch);
+std::vector<MaskedSequence> masked_sequences(const Batch& batch);
 
 // Gives the job lists of tiles; null takes them away.
-void set_lists(Job& job, std::shared_ptr<const TileLists> lists);
+void set_block_mask(Job& job, std::shared_ptr<const BlockMask> block_mask);
 
 // Gives the job's keys their positions: those of a cache from which tokens were taken out. q_offset counts as before,
 // by these positions. Where the job's mask lets through the same keys without them, with queries that stand elsewhere
@@ -36,13 +36,13 @@ void set_lists(Job& job, std::shared_ptr<const TileLists> lists);
 // known. Throws kUsage for positions of other sequences.
 void set_positions(Job& job, std::shared_ptr<const KeyPositions> positions);
 
-// (query, key) pairs that the mask, and the lists, let through, all sequences; the mean over heads with lists of their
-// own.
+// (query, key) pairs that the mask, and the block_mask, let through, all sequences; the mean over heads with lists of
+// their own.
 double visible_pairs(const Job& job);
 
 // The visible pairs of a run of a batch's queries, by the mask, by lists and by positions of keys (null: there are
 // none). What it is given outlives the function.
-QueryWork query_work(const Batch& batch, const Mask& mask, const TileLists* lists, const KeyPositions* positions);
+QueryWork query_work(const Batch& batch, const Mask& mask, const BlockMask* block_mask, const KeyPositions* positions);
 QueryWork query_work(const Job& job);
 
 // Deals a batch's tokens by the pairs that its queries see (attention/tokens/layout.hpp), which lists make uneven.

@@ -14,20 +14,20 @@
 
 namespace ringattn {
 
-enum class LatentForm { kExpanded, kAbsorbed };
-std::string_view form_name(LatentForm form);  // "expanded", "absorbed"
+enum class MlaForm { kExpanded, kAbsorbed };
+std::string_view form_name(MlaForm form);  // "expanded", "absorbed"
 
-struct LatentJob {
-  LatentSpec spec;
+struct MlaJob {
+  MlaSpec spec;
   Batch batch;
-  std::optional<LatentForm> form;  // absent: choose_form()
+  std::optional<MlaForm> form;  // absent: choose_form()
   // How latents and rotary keys lie and travel: plain, or latent_format() of spec.rope_dim (kernels/latent_rows.hpp).
   // Rows of 8 bits are those that they are unpacked to: no bit depends on where that happens.
   RowFormat format = {};
 };
 
-struct FormChoice {
-  LatentForm form = LatentForm::kExpanded;
+struct MlaFormChoice {
+  MlaForm form = MlaForm::kExpanded;
   std::string reason;  // e.g. "16 queries a sequence at most: absorbed up to 170"
 };
 
@@ -37,27 +37,27 @@ struct FormChoice {
 // − rope_dim − head_dim_v) more for each query that sees the key. So up to as many queries as the first holds the
 // second it is cheaper: 170 at DeepSeek's dims. The longest q_len of the batch is compared with that, whatever the mask
 // is and however many ranks there are: a pure function of the job, which a caller can foresee.
-FormChoice choose_form(const LatentJob& job);
+MlaFormChoice choose_form(const MlaJob& job);
 
 // What folds in a form: `heads` of the job's heads at a time, expanded; absorbed always all.
-FoldSpec form_spec(const LatentSpec& spec, LatentForm form, int heads);
+AttentionSpec form_spec(const MlaSpec& spec, MlaForm form, int heads);
 
 // The products around what folds: expanded of latents to keys and to values, absorbed of queries and of O. None where
 // they are the caller's.
-std::optional<HeadProductSpec> key_product(const LatentSpec& spec, LatentForm form);
-std::optional<HeadProductSpec> value_product(const LatentSpec& spec);
+std::optional<BatchedGemmSpec> key_gemm(const MlaSpec& spec, MlaForm form);
+std::optional<BatchedGemmSpec> value_gemm(const MlaSpec& spec);
 
 // "bf16, 128 heads, head_dim 128+64/128, latent 512, causal, scale 0.0721"; "latent 512, queries and O in it" where
 // they are
-std::string describe(const LatentSpec& spec);
+std::string describe(const MlaSpec& spec);
 // The same with the batch: "…; 3 sequences, 1000 queries, 4096 keys"
-std::string describe(const LatentJob& job);
+std::string describe(const MlaJob& job);
 
 // Throws kUsage unless `what`, "latents" or those of a cache, may be stored so: plain, or as latent_format() in a job
 // of bf16 whose latent_dim is a multiple of 128 and whose rope_dim is one of 4.
-void check_latent_format(std::string_view what, const RowFormat& format, const LatentSpec& spec);
+void check_latent_format(std::string_view what, const RowFormat& format, const MlaSpec& spec);
 
 // Throws kUsage when the job contradicts itself: heads, dims, form, scale, soft-cap, window, batch, format.
-void check_latent_job(const LatentJob& job);
+void check_mla_job(const MlaJob& job);
 
 }  // namespace ringattn

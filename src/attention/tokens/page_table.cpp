@@ -175,8 +175,8 @@ PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t s
   std::int64_t entries = 0;
   for (const Sequence& sequence : batch.sequences) {
     entries += pages_of(sequence.k_len, page_size);
-    if (entries > kMostPageEntries) {
-      fail(ErrorCode::kMemory, fmt::format("a cache of more than {} pages of {} tokens", kMostPageEntries, page_size),
+    if (entries > kMaxPageEntries) {
+      fail(ErrorCode::kMemory, fmt::format("a cache of more than {} pages of {} tokens", kMaxPageEntries, page_size),
            "a block table has no more entries", {"Use larger pages with ", setting("page_size"), ", or fewer tokens."});
     }
     table.begin.push_back(entries);
@@ -202,9 +202,9 @@ PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t s
   return table;
 }
 
-SharedPages shared_pages(const PageTable& table, const Batch& batch, int key_tile, std::size_t most) {
+SharedPrefixPages shared_prefix_pages(const PageTable& table, const Batch& batch, int key_tile, std::size_t most) {
   const std::vector<Prefix> chosen = PrefixChoice(table, batch, key_tile).best();
-  SharedPages found;
+  SharedPrefixPages found;
   for (const Prefix& prefix : chosen) {
     if (found.keys.size() == most) break;
     found.of_sequence.resize(table.sequences(), -1);

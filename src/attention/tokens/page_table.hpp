@@ -15,9 +15,9 @@
 namespace ringattn {
 
 // How many entries a table may have: every process that computes with it holds all of them.
-inline constexpr std::int64_t kMostPageEntries = std::int64_t{1} << 22;
+inline constexpr std::int64_t kMaxPageEntries = std::int64_t{1} << 22;
 // Of a rank's block table, which has as many for each sequence as the longest needs.
-inline constexpr std::int64_t kMostTableEntries = std::int64_t{1} << 24;
+inline constexpr std::int64_t kMaxTableEntries = std::int64_t{1} << 24;
 
 // Tokens [i · page_size, (i + 1) · page_size) of sequence s lie in page of(s)[i]. A page may stand there several times,
 // for sequences that share it.
@@ -45,15 +45,15 @@ std::vector<PackedRun> pool_runs(const PageTable& table, std::span<const std::in
 
 // A table for the keys of `batch` in a pool that has just the pages that they fill, dealt at random: another seed,
 // another deal. Pages that lie within the first `prefix` tokens of each sequence are those of sequence 0. Throws
-// kMemory for more than kMostPageEntries.
+// kMemory for more than kMaxPageEntries.
 PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t seed, std::int64_t prefix = 0);
 
 // Prefixes that sequences share, as SharedPrefixes has them (kernels/decode.hpp).
-struct SharedPages {
+struct SharedPrefixPages {
   std::vector<std::int32_t> of_sequence;  // [sequences], or none where nothing is shared
   std::vector<std::int32_t> keys;         // of each prefix
 
-  bool operator==(const SharedPages&) const = default;
+  bool operator==(const SharedPrefixPages&) const = default;
 };
 
 // What the sequences of `batch`, whose keys `table` places, share: prefixes of two or more sequences, in whole pages
@@ -61,6 +61,6 @@ struct SharedPages {
 // and of all ways to choose them it is one by which most key tiles are folded once instead of once more: of sequences
 // that begin alike, some may share more among themselves than the others with each other. At most `most` prefixes, of
 // the first sequences.
-SharedPages shared_pages(const PageTable& table, const Batch& batch, int key_tile, std::size_t most);
+SharedPrefixPages shared_prefix_pages(const PageTable& table, const Batch& batch, int key_tile, std::size_t most);
 
 }  // namespace ringattn

@@ -16,9 +16,9 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // of a sequence
-constexpr std::int64_t kMostSuperSegments = std::int64_t{1} << 20;
-constexpr std::int64_t kMostOfAllRanks = std::int64_t{1} << 22;
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;  // of a sequence
+constexpr std::int64_t kMaxSuperSegments = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxOfAllRanks = std::int64_t{1} << 22;
 
 // A super-segment of a sequence.
 struct Piece {
@@ -56,8 +56,8 @@ std::vector<std::int64_t> ranks_from(std::span<const Piece> pieces, std::int64_t
 
 std::int64_t super_segments(std::int64_t length) { return (length + kSuperSegmentTokens - 1) / kSuperSegmentTokens; }
 
-void check_scan_size(std::int64_t sequences, std::int64_t super_segments, int world) {
-  const std::int64_t most = std::min(kMostSuperSegments, kMostOfAllRanks / std::max(world, 1));
+void check_ssm_size(std::int64_t sequences, std::int64_t super_segments, int world) {
+  const std::int64_t most = std::min(kMaxSuperSegments, kMaxOfAllRanks / std::max(world, 1));
   if (std::max(sequences, super_segments) <= most) return;
   const auto ranks = static_cast<std::uint64_t>(world);
   fail(ErrorCode::kMemory, "the scan is too large for " + counted(ranks, "rank"),
@@ -66,13 +66,13 @@ void check_scan_size(std::int64_t sequences, std::int64_t super_segments, int wo
        "Use fewer tokens or sequences, or fewer ranks.");
 }
 
-void check_scan_size(std::span<const std::int64_t> lengths, int world) {
+void check_ssm_size(std::span<const std::int64_t> lengths, int world) {
   std::int64_t pieces = 0;
-  for (const std::int64_t length : lengths) pieces += super_segments(std::clamp<std::int64_t>(length, 0, kMostTokens));
-  check_scan_size(static_cast<std::int64_t>(lengths.size()), pieces, world);
+  for (const std::int64_t length : lengths) pieces += super_segments(std::clamp<std::int64_t>(length, 0, kMaxTokens));
+  check_ssm_size(static_cast<std::int64_t>(lengths.size()), pieces, world);
 }
 
-Layout deal_scan(std::span<const std::int64_t> lengths, int world) {
+Layout deal_ssm(std::span<const std::int64_t> lengths, int world) {
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
   const std::vector<Piece> pieces = pieces_of(lengths);
   std::int64_t left = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
@@ -108,7 +108,7 @@ Layout deal_scan(std::span<const std::int64_t> lengths, int world) {
   return {lengths, std::move(runs)};
 }
 
-Layout stated_scan(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs) {
+Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs) {
   Layout layout(lengths, runs);
   for (int rank = 0; rank < layout.world(); ++rank) {
     for (const TokenRun& run : layout.runs(rank)) {
@@ -121,28 +121,28 @@ Layout stated_scan(std::span<const std::int64_t> lengths, const std::vector<std:
   return layout;
 }
 
-Layout scan_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
-                   int world) {
+Layout ssm_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
+                  int world) {
   if (lengths.empty()) {
     fail(ErrorCode::kUsage, "a scan of no sequences", "there is nothing to scan", "Give the sequences' lengths.");
   }
   for (std::size_t s = 0; s < lengths.size(); ++s) {
-    if (lengths[s] >= 0 && lengths[s] <= kMostTokens) continue;
+    if (lengths[s] >= 0 && lengths[s] <= kMaxTokens) continue;
     fail(ErrorCode::kUsage, fmt::format("sequence {} of a scan has {} tokens", s, lengths[s]),
          "each has between 0 and 2^40", "Check the sequences' lengths.");
   }
-  check_scan_size(lengths, world);
-  if (!runs) return deal_scan(lengths, world);
+  check_ssm_size(lengths, world);
+  if (!runs) return deal_ssm(lengths, world);
   if (static_cast<int>(runs->size()) != world) {
     fail(ErrorCode::kUsage, fmt::format("runs of {}", counted(runs->size(), "rank")),
          fmt::format("there are {}", counted(static_cast<std::size_t>(world), "rank")),
          "State the tokens of each rank, none for those without.");
   }
-  return stated_scan(lengths, *runs);
+  return stated_ssm_layout(lengths, *runs);
 }
 
-ScanHops scan_hops(const Layout& layout) {
-  ScanHops result;
+StateHops state_hops(const Layout& layout) {
+  StateHops result;
   result.steps.resize(static_cast<std::size_t>(layout.world()));
   const std::span<const std::int64_t> cu = layout.cu();
   std::size_t sequence = 0;
@@ -169,7 +169,7 @@ ScanHops scan_hops(const Layout& layout) {
   return result;
 }
 
-std::int64_t states_received(const ScanHops& hops, int rank) {
+std::int64_t states_received(const StateHops& hops, int rank) {
   std::int64_t received = 0;
   for (const std::vector<StateHop>& step : hops.hops) {
     received += std::ranges::count(step, rank, &StateHop::to);

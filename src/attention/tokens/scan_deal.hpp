@@ -13,22 +13,22 @@ namespace ringattn {
 
 // Before tables of many entries are made: throws kMemory where a scan of so many sequences with so many super-segments
 // needs more than ranks have tables for.
-void check_scan_size(std::int64_t sequences, std::int64_t super_segments, int world);
-void check_scan_size(std::span<const std::int64_t> lengths, int world);
+void check_ssm_size(std::int64_t sequences, std::int64_t super_segments, int world);
+void check_ssm_size(std::span<const std::int64_t> lengths, int world);
 // The super-segments of a sequence.
 std::int64_t super_segments(std::int64_t length);
 
 // Whole super-segments (kernels/scan.hpp) in order, neighbours to each rank: the rank with most tokens has as few as
 // can be, and the others near an equal share of the rest. With fewer super-segments than ranks the first have one each.
-Layout deal_scan(std::span<const std::int64_t> lengths, int world);
+Layout deal_ssm(std::span<const std::int64_t> lengths, int world);
 
 // The caller's own runs. Throws kUsage when they are not a layout of these tokens, or cut a super-segment.
-Layout stated_scan(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs);
+Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs);
 
 // What ranks of a scan have: stated runs where there are some, else those that are dealt. Sequences may be empty.
-// Throws kUsage, also for no sequences and for runs of another number of ranks; kMemory where check_scan_size() does.
-Layout scan_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
-                   int world);
+// Throws kUsage, also for no sequences and for runs of another number of ranks; kMemory where check_ssm_size() does.
+Layout ssm_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
+                  int world);
 
 // The state between two runs of a sequence, which different ranks have. Runs are numbered as in Layout::runs().
 struct StateHop {
@@ -40,17 +40,17 @@ struct StateHop {
   bool operator==(const StateHop&) const = default;
 };
 
-struct ScanHops {
-  // [ranks][runs]: runs of the same sequence that stand before the run, which is ScanRun::step.
+struct StateHops {
+  // [ranks][runs]: runs of the same sequence that stand before the run, which is SsmRun::step.
   std::vector<std::vector<int>> steps;
   // [most steps − 1]: hop s is from runs of step s to runs of step s + 1; ascending by token.
   std::vector<std::vector<StateHop>> hops;
 };
 
-ScanHops scan_hops(const Layout& layout);
+StateHops state_hops(const Layout& layout);
 
 // How many states a rank receives.
-std::int64_t states_received(const ScanHops& hops, int rank);
+std::int64_t states_received(const StateHops& hops, int rank);
 
 // Which rank has each sequence's initial state, and which its final one: [sequences]. They are the ranks of its first
 // and of its last token. An empty sequence passes its state through on the rank of the token before it on the packed

@@ -7,23 +7,23 @@ namespace ringattn {
 
 namespace {
 
-int ranks_of_part(const StepDeal& deal) { return deal.heads * deal.groups; }
+int ranks_of_part(const DecodeDeal& deal) { return deal.heads * deal.kv_splits; }
 
 }  // namespace
 
-int most_head_parts(const FoldSpec& spec, bool chooses) {
-  if (spec.lists.heads > 1) return std::min(spec.lists.heads, spec.kv_heads);
+int max_head_parts(const AttentionSpec& spec, bool chooses) {
+  if (spec.block_mask.heads > 1) return std::min(spec.block_mask.heads, spec.kv_heads);
   return chooses ? 1 : spec.kv_heads;
 }
 
-StepDeal deal_step(const FoldSpec& spec, bool chooses, int ranks,
-                   const std::function<std::int64_t(const StepDeal&)>& most) {
-  if (!spec.lists.any()) return {1, 1, ranks};
-  StepDeal best{ranks, 1, 1};
+DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, int ranks,
+                       const std::function<std::int64_t(const DecodeDeal&)>& most) {
+  if (!spec.block_mask.any()) return {1, 1, ranks};
+  DecodeDeal best{ranks, 1, 1};
   std::int64_t least = most(best);
-  for (int heads = 2; heads <= std::min(most_head_parts(spec, chooses), ranks); ++heads) {
+  for (int heads = 2; heads <= std::min(max_head_parts(spec, chooses), ranks); ++heads) {
     if (ranks % heads != 0) continue;
-    const StepDeal deal{ranks / heads, heads, 1};
+    const DecodeDeal deal{ranks / heads, heads, 1};
     const std::int64_t here = most(deal);
     if (10 * here > 9 * least) continue;
     best = deal;
@@ -32,44 +32,44 @@ StepDeal deal_step(const FoldSpec& spec, bool chooses, int ranks,
   return best;
 }
 
-StepDeal deal_step(const FoldSpec& spec, bool chooses, std::int64_t sequences, int ranks) {
-  return deal_step(spec, chooses, ranks, [&](const StepDeal& deal) {
+DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, std::int64_t sequences, int ranks) {
+  return deal_decode(spec, chooses, ranks, [&](const DecodeDeal& deal) {
     return kept_sequences(deal, sequences, ranks - 1).count * kept_heads(deal, spec, ranks - 1).count;
   });
 }
 
-std::string_view deal_name(const StepDeal& deal) {
+std::string_view deal_name(const DecodeDeal& deal) {
   if (deal.heads == 1) return deal.sequences == 1 ? "groups" : "sequences";
   return deal.sequences == 1 ? "K/V heads" : "sequences and K/V heads";
 }
 
-int first_of_part(const StepDeal& deal, int rank) { return rank / ranks_of_part(deal) * ranks_of_part(deal); }
+int first_of_part(const DecodeDeal& deal, int rank) { return rank / ranks_of_part(deal) * ranks_of_part(deal); }
 
-SequenceRange kept_sequences(const StepDeal& deal, std::int64_t sequences, int rank) {
+SequenceRange kept_sequences(const DecodeDeal& deal, std::int64_t sequences, int rank) {
   return owned_sequences(sequences, rank / ranks_of_part(deal), deal.sequences);
 }
 
-HeadRange kept_heads(const StepDeal& deal, const FoldSpec& spec, int rank) {
+HeadRange kept_heads(const DecodeDeal& deal, const AttentionSpec& spec, int rank) {
   // Heads that share one of several lists follow each other.
-  const int together = spec.lists.heads > 1 ? std::max(1, spec.kv_heads / spec.lists.heads) : 1;
+  const int together = spec.block_mask.heads > 1 ? std::max(1, spec.kv_heads / spec.block_mask.heads) : 1;
   const int units = spec.kv_heads / together;
-  const int part = rank / deal.groups % deal.heads;
+  const int part = rank / deal.kv_splits % deal.heads;
   const int first = units * part / deal.heads;
   return {first * together, (units * (part + 1) / deal.heads - first) * together};
 }
 
-GroupShare kept_share(const StepDeal& deal, int rank) { return {rank % deal.groups, deal.groups}; }
+KvPartition kept_partition(const DecodeDeal& deal, int rank) { return {rank % deal.kv_splits, deal.kv_splits}; }
 
-HeadRange query_heads(const FoldSpec& spec, const HeadRange& kv_heads) {
+HeadRange query_heads(const AttentionSpec& spec, const HeadRange& kv_heads) {
   const int each = spec.heads / spec.kv_heads;
   return {kv_heads.first * each, kv_heads.count * each};
 }
 
-FoldSpec spec_of_heads(const FoldSpec& spec, const HeadRange& kv_heads) {
-  FoldSpec of = spec;
+AttentionSpec spec_of_heads(const AttentionSpec& spec, const HeadRange& kv_heads) {
+  AttentionSpec of = spec;
   of.heads = query_heads(spec, kv_heads).count;
   of.kv_heads = kv_heads.count;
-  if (spec.lists.heads > 1) of.lists.heads = spec.lists.heads * kv_heads.count / spec.kv_heads;
+  if (spec.block_mask.heads > 1) of.block_mask.heads = spec.block_mask.heads * kv_heads.count / spec.kv_heads;
   return of;
 }
 

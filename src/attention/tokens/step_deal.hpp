@@ -27,31 +27,31 @@ struct SequenceRange {
 };
 
 // Into how many parts each is cut. Ranks that have the same sequences are neighbours.
-struct StepDeal {
+struct DecodeDeal {
   int sequences = 1;
   int heads = 1;
-  int groups = 1;
+  int kv_splits = 1;
 
-  int ranks() const { return sequences * heads * groups; }
+  int ranks() const { return sequences * heads * kv_splits; }
   // Whether ranks have something of rows to give to those that own them.
-  bool gives() const { return heads > 1 || groups > 1; }
-  bool operator==(const StepDeal&) const = default;
+  bool gives() const { return heads > 1 || kv_splits > 1; }
+  bool operator==(const DecodeDeal&) const = default;
 };
 
 // Into how many parts K/V heads can be dealt, at most. Heads that share one of several lists stay together, and all do
 // where a step chooses one list for them (`chooses`).
-int most_head_parts(const FoldSpec& spec, bool chooses);
+int max_head_parts(const AttentionSpec& spec, bool chooses);
 
-// How `ranks` ranks deal steps, where `most` says how much the rank has to fold that has most. Without lists groups are
-// dealt. With them sequences, for which nothing has to travel, and heads, in as many parts as each take a tenth and
+// How `ranks` ranks deal steps, where `most` says how much the rank has to fold that has most. Without lists kv_splits
+// are dealt. With them sequences, for which nothing has to travel, and heads, in as many parts as each take a tenth and
 // more off the rank with most.
-StepDeal deal_step(const FoldSpec& spec, bool chooses, int ranks,
-                   const std::function<std::int64_t(const StepDeal&)>& most);
+DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, int ranks,
+                       const std::function<std::int64_t(const DecodeDeal&)>& most);
 // The same of up to so many sequences, of which nothing else is known: the K/V heads of all of them are to be folded.
-StepDeal deal_step(const FoldSpec& spec, bool chooses, std::int64_t sequences, int ranks);
+DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, std::int64_t sequences, int ranks);
 
 // "groups", "K/V heads", "sequences" or "sequences and K/V heads": what is dealt. By one rank: "groups".
-std::string_view deal_name(const StepDeal& deal);
+std::string_view deal_name(const DecodeDeal& deal);
 
 // The sequences whose rows rank `rank` merges, and gives: neighbours, in order of rank, as many for each as can be.
 // With fewer sequences than ranks some have none.
@@ -61,15 +61,15 @@ inline SequenceRange owned_sequences(std::int64_t sequences, int rank, int ranks
 }
 
 // The part of rank `rank`, of a step of so many sequences: those that it and its neighbours in the part own.
-SequenceRange kept_sequences(const StepDeal& deal, std::int64_t sequences, int rank);
-HeadRange kept_heads(const StepDeal& deal, const FoldSpec& spec, int rank);
-GroupShare kept_share(const StepDeal& deal, int rank);
-// The first of the ranks that keep the same sequences; StepDeal::heads · groups follow each other.
-int first_of_part(const StepDeal& deal, int rank);
+SequenceRange kept_sequences(const DecodeDeal& deal, std::int64_t sequences, int rank);
+HeadRange kept_heads(const DecodeDeal& deal, const AttentionSpec& spec, int rank);
+KvPartition kept_partition(const DecodeDeal& deal, int rank);
+// The first of the ranks that keep the same sequences; DecodeDeal::heads · kv_splits follow each other.
+int first_of_part(const DecodeDeal& deal, int rank);
 
 // What is computed of these K/V heads alone, with the query heads and lists that they have.
-FoldSpec spec_of_heads(const FoldSpec& spec, const HeadRange& kv_heads);
+AttentionSpec spec_of_heads(const AttentionSpec& spec, const HeadRange& kv_heads);
 // The query heads of these K/V heads.
-HeadRange query_heads(const FoldSpec& spec, const HeadRange& kv_heads);
+HeadRange query_heads(const AttentionSpec& spec, const HeadRange& kv_heads);
 
 }  // namespace ringattn

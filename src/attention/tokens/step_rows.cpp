@@ -10,15 +10,15 @@
 
 namespace ringattn {
 
-bool are_steps(const SequenceList& sequences) {
+bool are_decode_steps(const SequenceList& sequences) {
   for (std::size_t i = 0; i < sequences.distinct(); ++i) {
     const Sequence& s = sequences[i];
     if (s.q_len != sequences[0].q_len || s.k_len > std::numeric_limits<std::int32_t>::max()) return false;
   }
-  return !sequences.empty() && sequences[0].q_len >= 1 && sequences[0].q_len <= kMostDecodeRows;
+  return !sequences.empty() && sequences[0].q_len >= 1 && sequences[0].q_len <= kMaxDecodeRows;
 }
 
-bool end_their_keys(const SequenceList& sequences) {
+bool queries_end_keys(const SequenceList& sequences) {
   for (std::size_t i = 0; i < sequences.distinct(); ++i) {
     if (sequences[i].q_offset + sequences[i].q_len != sequences[i].k_len) return false;
   }
@@ -32,17 +32,17 @@ bool are_equally_long(const SequenceList& sequences) {
   return true;
 }
 
-std::shared_ptr<const PageTable> pages_of_unlike(const Batch& batch) {
+std::shared_ptr<const PageTable> pages_of_unequal(const Batch& batch) {
   constexpr std::int64_t kPageSize = 64;
   const auto count = static_cast<std::int64_t>(batch.sequences.size());
   std::int64_t longest = 1;
   for (const Sequence& s : batch.sequences) longest = std::max(longest, s.k_len);
-  if (pages_of(longest, kPageSize) > kMostTableEntries / count) return nullptr;
-  if (batch.k_tokens() / kPageSize + count > kMostPageEntries) return nullptr;
+  if (pages_of(longest, kPageSize) > kMaxTableEntries / count) return nullptr;
+  if (batch.k_tokens() / kPageSize + count > kMaxPageEntries) return nullptr;
   return std::make_shared<const PageTable>(deal_pages(batch, kPageSize, 0));
 }
 
-SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask) {
+SequenceList aligned_to_end(const SequenceList& sequences, const Mask& mask) {
   std::vector<Sequence> moved(sequences.begin(), sequences.end());
   for (Sequence& s : moved) {
     const bool alone_behind = s.q_len == 1 && s.q_offset >= s.k_len - 1 && mask.left < 0;

@@ -15,16 +15,16 @@
 namespace ringattn {
 
 // Whether every sequence has as many rows, and no more than decode kernels take.
-bool are_steps(const SequenceList& sequences);
+bool are_decode_steps(const SequenceList& sequences);
 // Whether queries are the last tokens of their sequences.
-bool end_their_keys(const SequenceList& sequences);
+bool queries_end_keys(const SequenceList& sequences);
 // Whether all have as many keys.
 bool are_equally_long(const SequenceList& sequences);
 // Pages of 64 tokens for a cache of the others, each of which would have the longest one's memory without pages. Null
 // where the table would have too many entries.
-std::shared_ptr<const PageTable> pages_of_unlike(const Batch& batch);
+std::shared_ptr<const PageTable> pages_of_unequal(const Batch& batch);
 // Rows that see every key, and would from the end of these as well, stand there.
-SequenceList moved_to_the_end(const SequenceList& sequences, const Mask& mask);
+SequenceList aligned_to_end(const SequenceList& sequences, const Mask& mask);
 
 struct QueryWithoutKey {
   std::size_t sequence;

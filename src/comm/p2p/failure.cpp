@@ -16,7 +16,7 @@ namespace ringattn {
 namespace {
 
 // How long pushes that have begun get to end, and peers to close what they have opened.
-constexpr double kMoment = 0.2;
+constexpr double kGraceSeconds = 0.2;
 // How long this rank's own work, which waits for nobody any more, gets to end.
 constexpr double kDrainSeconds = 5.0;
 // How long a peer that gave up gets to say why.
@@ -25,7 +25,7 @@ constexpr double kReasonSeconds = 1.0;
 // Polls until `done()`; false when that took longer than `seconds`.
 template <typename Done>
 bool poll(double seconds, const Done& done) {
-  const Deadline deadline = Patience::grace(seconds);
+  const Deadline deadline = Timeouts::grace(seconds);
   while (!done()) {
     if (deadline.expired()) return false;
     std::this_thread::yield();
@@ -83,20 +83,20 @@ std::vector<int> P2pTransport::awaited_by_device(const Flight& flight) const {
   return each_once(std::move(peers));
 }
 
-void P2pTransport::forget_landed() {
+void P2pTransport::drop_passed() {
   const Counter& passed = segment_->rank(rank_).passed;
-  while (!landing_.empty() && passed.reached(static_cast<std::uint32_t>(landing_.front().ticket + 1))) {
-    landing_.pop_front();
+  while (!on_device_.empty() && passed.reached(static_cast<std::uint32_t>(on_device_.front().ticket + 1))) {
+    on_device_.pop_front();
   }
 }
 
 // The deadline of what the device waits for at this moment.
-void P2pTransport::check_landing() {
-  if (landing_.empty()) return;
-  Flight& flight = landing_.front();
+void P2pTransport::check_on_device() {
+  if (on_device_.empty()) return;
+  Flight& flight = on_device_.front();
   if (!segment_->rank(rank_).reached.reached(static_cast<std::uint32_t>(flight.ticket + 1))) return;
-  if (!flight.limit) flight.limit = Patience::derived(flight.seconds).for_peer();
-  if (!waited_enough(*flight.limit)) return;
+  if (!flight.limit) flight.limit = Timeouts::derived(flight.seconds).for_peer();
+  if (!wait_expired(*flight.limit)) return;
   fail_late(exchange_name(flight.exchange, flight.ticket), *flight.limit, names_, rank_, awaited_by_device(flight));
 }
 
@@ -110,8 +110,8 @@ bool P2pTransport::lanes_idle() const {
 
 void P2pTransport::abandon() noexcept {
   try {
-    forget_landed();
-    if (!flights_.empty() || !landing_.empty()) give_up();
+    drop_passed();
+    if (!flights_.empty() || !on_device_.empty()) give_up();
   } catch (...) {
     unsafe_ = true;  // the driver refuses everything: nobody knows what still runs
   }
@@ -135,11 +135,11 @@ void P2pTransport::give_up() {
     }
     return done;
   };
-  const bool all_done = poll(kMoment, [&] { return peers_are_done() && lanes_idle(); });
+  const bool all_done = poll(kGraceSeconds, [&] { return peers_are_done() && lanes_idle(); });
   if (!all_done && !peers_are_done()) unsafe_ = true;
 
   // What this rank's streams still wait for would not come, or too late.
-  for (const std::deque<Flight>* flights : {&landing_, &flights_}) {
+  for (const std::deque<Flight>* flights : {&on_device_, &flights_}) {
     for (const Flight& flight : *flights) {
       for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
         Counter& done = from(flight.exchange.receives[i].peer).done;
@@ -158,7 +158,7 @@ void P2pTransport::give_up() {
   }
   waited_ = next_ticket();
   flights_.clear();
-  landing_.clear();
+  on_device_.clear();
 }
 
 bool P2pTransport::abort(const Error& error) {
@@ -168,12 +168,12 @@ bool P2pTransport::abort(const Error& error) {
 }
 
 P2pTransport::~P2pTransport() {
-  forget_landed();
+  drop_passed();
   // Exchanges that a stream has not passed yet are in order as long as nothing was given up.
   if (!broken_ && flights_.empty()) {
-    poll(kMoment, [&] {
-      forget_landed();
-      return landing_.empty();
+    poll(kGraceSeconds, [&] {
+      drop_passed();
+      return on_device_.empty();
     });
   }
   abandon();
@@ -197,7 +197,7 @@ P2pTransport::~P2pTransport() {
   segment_->rank(rank_).gone.value.store(1, std::memory_order_release);
   // Memory is freed after peers have closed it, if they come to it in time.
   if (!memory_->exports_to_processes()) return;
-  poll(kMoment, [&] {
+  poll(kGraceSeconds, [&] {
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_ && segment_->rank(peer).gone.now() == 0) return false;
     }

@@ -9,12 +9,12 @@ namespace ringattn {
 namespace {
 
 // A letter: this, then a body of so many bytes. Both ends run the same binary.
-enum class Kind : std::uint32_t { kMemory = 1, kLanding = 2 };
+enum class Kind : std::uint32_t { kMemory = 1, kReceiveNotice = 2 };
 struct Head {
   Kind kind;
   std::uint32_t bytes;
 };
-struct LandingHead {
+struct ReceiveNoticeHead {
   std::uint32_t number;
   std::int32_t round;
   std::int64_t ticket;
@@ -37,44 +37,44 @@ T read_at(const std::string& text, std::size_t at) {
 
 }  // namespace
 
-P2pMail::P2pMail(const P2pSegment& segment, int rank, int size)
-    : segment_(segment), rank_(rank), size_(size), correspondents_(static_cast<std::size_t>(size)) {}
+P2pMailboxes::P2pMailboxes(const P2pSegment& segment, int rank, int size)
+    : segment_(segment), rank_(rank), size_(size), peers_(static_cast<std::size_t>(size)) {}
 
-void P2pMail::describe(int peer, const ExportedMemory& memory) {
+void P2pMailboxes::describe(int peer, const ExportedMemory& memory) {
   std::string& outgoing = at(peer).outgoing;
   append(outgoing, Head{Kind::kMemory, sizeof memory});
   append(outgoing, memory);
   at(peer).described.insert(memory.id);
 }
 
-void P2pMail::tell(int peer, const Landing& landing) {
+void P2pMailboxes::post(int peer, const ReceiveNotice& notice) {
   std::string& outgoing = at(peer).outgoing;
-  const std::size_t bytes = sizeof(LandingHead) + landing.runs.size() * sizeof(Run);
-  append(outgoing, Head{Kind::kLanding, static_cast<std::uint32_t>(bytes)});
-  append(outgoing, LandingHead{landing.number, landing.round, landing.ticket, landing.announced});
-  for (const Run& run : landing.runs) append(outgoing, run);
+  const std::size_t bytes = sizeof(ReceiveNoticeHead) + notice.runs.size() * sizeof(Run);
+  append(outgoing, Head{Kind::kReceiveNotice, static_cast<std::uint32_t>(bytes)});
+  append(outgoing, ReceiveNoticeHead{notice.number, notice.round, notice.ticket, notice.announced});
+  for (const Run& run : notice.runs) append(outgoing, run);
 }
 
-bool P2pMail::all_sent() const {
-  return std::ranges::all_of(correspondents_, [](const Correspondent& them) { return them.outgoing.empty(); });
+bool P2pMailboxes::all_sent() const {
+  return std::ranges::all_of(peers_, [](const MailboxPeer& them) { return them.outgoing.empty(); });
 }
 
-const Landing* P2pMail::announced(int peer, std::int64_t exchange, int round) const {
+const ReceiveNotice* P2pMailboxes::announced(int peer, std::int64_t exchange, int round) const {
   const auto found = at(peer).announced.find({exchange, round});
   return found == at(peer).announced.end() ? nullptr : &found->second;
 }
 
-void P2pMail::forget(int peer, std::uint64_t allocation) {
+void P2pMailboxes::forget(int peer, std::uint64_t allocation) {
   std::erase_if(at(peer).announced, [allocation](const auto& entry) {
     const std::vector<Run>& runs = entry.second.runs;
     return std::ranges::any_of(runs, [allocation](const Run& run) { return run.allocation == allocation; });
   });
 }
 
-void P2pMail::move(P2pMemory& memory) {
+void P2pMailboxes::move(P2pMemory& memory) {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    Correspondent& them = at(peer);
+    MailboxPeer& them = at(peer);
     if (them.sent < them.outgoing.size()) {
       const std::string_view rest = std::string_view(them.outgoing).substr(them.sent);
       them.sent += segment_.mailbox(rank_, peer).write(rest);
@@ -83,13 +83,13 @@ void P2pMail::move(P2pMemory& memory) {
         them.sent = 0;
       }
     }
-    if (segment_.mailbox(peer, rank_).read(them.incoming)) take(peer, memory);
+    if (segment_.mailbox(peer, rank_).read(them.incoming)) receive(peer, memory);
   }
 }
 
 // Takes the letters that are complete.
-void P2pMail::take(int peer, P2pMemory& memory) {
-  Correspondent& them = at(peer);
+void P2pMailboxes::receive(int peer, P2pMemory& memory) {
+  MailboxPeer& them = at(peer);
   std::size_t done = 0;
   while (them.incoming.size() - done >= sizeof(Head)) {
     const auto head = read_at<Head>(them.incoming, done);
@@ -100,15 +100,15 @@ void P2pMail::take(int peer, P2pMemory& memory) {
       memory.import_from(peer, read_at<ExportedMemory>(them.incoming, body));
       continue;
     }
-    const auto first = read_at<LandingHead>(them.incoming, body);
-    Landing& landing = first.announced == kNotAnnounced ? them.landings.emplace_back()
-                                                        : them.announced[{first.announced, first.round}];
-    landing.announced = first.announced;
-    landing.number = first.number;
-    landing.round = first.round;
-    landing.ticket = first.ticket;
+    const auto first = read_at<ReceiveNoticeHead>(them.incoming, body);
+    ReceiveNotice& notice =
+        first.announced == kNotAnnounced ? them.notices.emplace_back() : them.announced[{first.announced, first.round}];
+    notice.announced = first.announced;
+    notice.number = first.number;
+    notice.round = first.round;
+    notice.ticket = first.ticket;
     for (std::size_t run = body + sizeof first; run < done; run += sizeof(Run)) {
-      landing.runs.push_back(read_at<Run>(them.incoming, run));
+      notice.runs.push_back(read_at<Run>(them.incoming, run));
     }
   }
   them.incoming.erase(0, done);

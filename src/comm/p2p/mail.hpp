@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `p2p`: what ranks tell each other through the mailboxes. A receiver says where a message may be put;
+// Inside transport `p2p`: what ranks post each other through the mailboxes. A receiver says where a message may be put;
 // before it names an allocation for the first time it describes it.
 #pragma once
 
@@ -25,7 +25,7 @@ struct Run {
 };
 
 // Where the receiver of a message wants it.
-struct Landing {
+struct ReceiveNotice {
   std::uint32_t number = 0;  // of the message, between its two ranks
   Ticket ticket = 0;
   std::int64_t announced = kNotAnnounced;  // else `number` and `ticket` mean nothing
@@ -33,46 +33,46 @@ struct Landing {
   std::vector<Run> runs;
 };
 
-class P2pMail {
+class P2pMailboxes {
  public:
-  P2pMail(const P2pSegment& segment, int rank, int size);
+  P2pMailboxes(const P2pSegment& segment, int rank, int size);
 
   // Both only queue; move() sends.
   void describe(int peer, const ExportedMemory& memory);
-  void tell(int peer, const Landing& landing);
+  void post(int peer, const ReceiveNotice& notice);
   bool has_described(int peer, std::uint64_t allocation) const { return at(peer).described.contains(allocation); }
 
-  // Sends what there is room for and takes what has come: opens described allocations, queues landings.
+  // Sends what there is room for and takes what has come: opens described allocations, queues notices.
   void move(P2pMemory& memory);
 
   // Whether everything that was queued has been sent.
   bool all_sent() const;
 
-  // Landings of single messages that `peer` has told of and that nobody has taken yet, in order.
-  std::deque<Landing>& landings(int peer) { return at(peer).landings; }
-  // The landing of a message of an announced exchange; nullptr while `peer` hasn't told.
-  const Landing* announced(int peer, std::int64_t exchange, int round) const;
+  // Notices of single messages that `peer` has told of and that nobody has taken yet, in order.
+  std::deque<ReceiveNotice>& notices(int peer) { return at(peer).notices; }
+  // The notice of a message of an announced exchange; nullptr while `peer` hasn't told.
+  const ReceiveNotice* announced(int peer, std::int64_t exchange, int round) const;
   // Nothing lands in this allocation of `peer` any more.
   void forget(int peer, std::uint64_t allocation);
 
  private:
-  struct Correspondent {
+  struct MailboxPeer {
     std::string outgoing;
     std::size_t sent = 0;  // of outgoing
     std::string incoming;
     std::set<std::uint64_t> described;
-    std::deque<Landing> landings;
-    std::map<std::pair<std::int64_t, int>, Landing> announced;  // by exchange and round
+    std::deque<ReceiveNotice> notices;
+    std::map<std::pair<std::int64_t, int>, ReceiveNotice> announced;  // by exchange and round
   };
 
-  const Correspondent& at(int peer) const { return correspondents_[static_cast<std::size_t>(peer)]; }
-  Correspondent& at(int peer) { return correspondents_[static_cast<std::size_t>(peer)]; }
-  void take(int peer, P2pMemory& memory);
+  const MailboxPeer& at(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
+  MailboxPeer& at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  void receive(int peer, P2pMemory& memory);
 
   const P2pSegment& segment_;
   const int rank_;
   const int size_;
-  std::vector<Correspondent> correspondents_;  // [size]
+  std::vector<MailboxPeer> peers_;  // [size]
 };
 
 }  // namespace ringattn

@@ -40,9 +40,9 @@ void MemoryOperations::wait(const Counter& counter, std::uint32_t value) {
 }
 
 void MemoryOperations::enqueue(cudaStream_t stream) {
-  constexpr std::size_t kMost = 128;  // the driver takes 256 in a call
-  for (std::size_t at = 0; at < operations_.size(); at += kMost) {
-    const auto count = static_cast<unsigned>(std::min(kMost, operations_.size() - at));
+  constexpr std::size_t kMaxBatch = 128;  // the driver takes 256 in a call
+  for (std::size_t at = 0; at < operations_.size(); at += kMaxBatch) {
+    const auto count = static_cast<unsigned>(std::min(kMaxBatch, operations_.size() - at));
     const CUresult result = batch_function()(stream, count, operations_.data() + at, 0);
     if (result == CUDA_SUCCESS) continue;
     fail(result == CUDA_ERROR_NOT_SUPPORTED ? ErrorCode::kUnsupported : ErrorCode::kInternal,

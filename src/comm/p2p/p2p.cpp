@@ -11,8 +11,8 @@
 #include <set>
 #include <thread>
 
-#include "comm/exchange.hpp"
 #include "comm/meeting.hpp"
+#include "comm/exchange.hpp"
 #include "comm/p2p/p2p_transport.hpp"
 #include "comm/patience.hpp"
 
@@ -46,7 +46,7 @@ P2pTransport::P2pTransport(std::unique_ptr<Transport> control, std::unique_ptr<P
       size_(control_->size()),
       device_(memory_->device()),
       own_processes_(!memory_->any_share_a_process(size_)),
-      mail_(*segment_, rank_, size_),
+      mailboxes_(*segment_, rank_, size_),
       sent_to_(static_cast<std::size_t>(size_)),
       received_from_(static_cast<std::size_t>(size_)),
       pushed_to_(static_cast<std::size_t>(size_)) {
@@ -70,12 +70,12 @@ std::vector<std::string> P2pTransport::all_gather(std::string_view bytes, const 
   bool any = false;
   for (int peer = 0; peer < size_; ++peer) {
     std::string& theirs = all[static_cast<std::size_t>(peer)];
-    const auto freed = told_value<std::uint64_t>(theirs);
+    const auto freed = gathered_value<std::uint64_t>(theirs);
     for (std::uint64_t i = 0; i < freed; ++i) {
-      const auto id = told_value<std::uint64_t>(theirs, (1 + i) * sizeof(std::uint64_t));
+      const auto id = gathered_value<std::uint64_t>(theirs, (1 + i) * sizeof(std::uint64_t));
       if (peer != rank_) {
         memory_->close(peer, id);
-        mail_.forget(peer, id);
+        mailboxes_.forget(peer, id);
       }
       any = true;
     }
@@ -110,22 +110,22 @@ void P2pTransport::remember_last(cudaStream_t stream) {
   last_stream_ = stream;
 }
 
-CudaEvent P2pTransport::take_event() {
+CudaEvent P2pTransport::acquire_event() {
   if (events_.empty()) return CudaEvent();
   CudaEvent event = std::move(events_.back());
   events_.pop_back();
   return event;
 }
 
-void P2pTransport::give_event(std::optional<CudaEvent>& event) {
+void P2pTransport::release_event(std::optional<CudaEvent>& event) {
   if (event) events_.push_back(std::move(*event));
   event.reset();
 }
 
 // Where a message may be put. The allocations are held from here on.
-Landing P2pTransport::find_landing(const ReceiveMessage& message, const std::string& name) {
-  Landing landing;
-  landing.round = message.round;
+ReceiveNotice P2pTransport::make_receive_notice(const ReceiveMessage& message, const std::string& name) {
+  ReceiveNotice notice;
+  notice.round = message.round;
   std::shared_ptr<const DeviceAllocation> allocation;
   for (const ReceiveSpan& span : message.spans) {
     if (span.bytes == 0) continue;
@@ -141,19 +141,19 @@ Landing P2pTransport::find_landing(const ReceiveMessage& message, const std::str
                          span.bytes, static_cast<const void*>(span.data), device_),
              {"Receive into such a Buffer, or use ", setting("transport", "nccl"), "."});
       }
-      if (!mail_.has_described(message.peer, allocation->id)) {
-        mail_.describe(message.peer, memory_->export_to(message.peer, allocation));
+      if (!mailboxes_.has_described(message.peer, allocation->id)) {
+        mailboxes_.describe(message.peer, memory_->export_to(message.peer, allocation));
       }
     }
     const auto offset = static_cast<std::uint64_t>(span.data - allocation->base);
-    Run* last = landing.runs.empty() ? nullptr : &landing.runs.back();
+    Run* last = notice.runs.empty() ? nullptr : &notice.runs.back();
     if (last != nullptr && last->allocation == allocation->id && last->offset + last->bytes == offset) {
       last->bytes += span.bytes;
     } else {
-      landing.runs.push_back({allocation->id, offset, span.bytes});
+      notice.runs.push_back({allocation->id, offset, span.bytes});
     }
   }
-  return landing;
+  return notice;
 }
 
 // Returns when this rank's letters are sent and it has heard where its own messages will land.
@@ -164,9 +164,9 @@ std::int64_t P2pTransport::announce(std::span<const Exchange> exchanges, const D
   announced_ += static_cast<std::int64_t>(exchanges.size());
   for (std::size_t i = 0; i < exchanges.size(); ++i) {
     for (const ReceiveMessage& message : exchanges[i].receives) {
-      Landing landing = find_landing(message, exchanges[i].label);
-      landing.announced = first + static_cast<std::int64_t>(i);
-      mail_.tell(message.peer, landing);
+      ReceiveNotice notice = make_receive_notice(message, exchanges[i].label);
+      notice.announced = first + static_cast<std::int64_t>(i);
+      mailboxes_.post(message.peer, notice);
     }
   }
   const auto not_heard = [&] {
@@ -174,14 +174,14 @@ std::int64_t P2pTransport::announce(std::span<const Exchange> exchanges, const D
     for (std::size_t i = 0; i < exchanges.size(); ++i) {
       for (const SendMessage& message : exchanges[i].sends) {
         const std::int64_t exchange = first + static_cast<std::int64_t>(i);
-        if (mail_.announced(message.peer, exchange, message.round) == nullptr) peers.insert(message.peer);
+        if (mailboxes_.announced(message.peer, exchange, message.round) == nullptr) peers.insert(message.peer);
       }
     }
     return std::vector<int>(peers.begin(), peers.end());
   };
-  mail_.move(*memory_);
-  for (int idle = 0; !mail_.all_sent() || !not_heard().empty(); ++idle) {
-    if (waited_enough(deadline)) fail_late("the announcement of exchanges", deadline, names_, rank_, not_heard());
+  mailboxes_.move(*memory_);
+  for (int idle = 0; !mailboxes_.all_sent() || !not_heard().empty(); ++idle) {
+    if (wait_expired(deadline)) fail_late("the announcement of exchanges", deadline, names_, rank_, not_heard());
     rest(idle);
     progress();
   }
@@ -199,10 +199,10 @@ Ticket P2pTransport::post(Exchange exchange, Stream stream) {
   }
   const DeviceGuard guard(device_);
   check_stream(stream, "post");
-  std::vector<Landing> landings;
+  std::vector<ReceiveNotice> notices;
   const bool announced = exchange.announced != kNotAnnounced;
   for (const ReceiveMessage& message : exchange.receives) {
-    landings.push_back(announced ? Landing() : find_landing(message, name));
+    notices.push_back(announced ? ReceiveNotice() : make_receive_notice(message, name));
   }
 
   Flight flight;
@@ -223,11 +223,11 @@ Ticket P2pTransport::post(Exchange exchange, Stream stream) {
 
   // All of this exchange's memory is free at once, so one word a sender says so.
   std::vector<std::uint32_t> numbers = received_from_;
-  for (std::size_t i = 0; i < landings.size(); ++i) {
+  for (std::size_t i = 0; i < notices.size(); ++i) {
     const ReceiveMessage& message = flight.exchange.receives[i];
-    landings[i].ticket = ticket;
-    landings[i].number = ++numbers[static_cast<std::size_t>(message.peer)];
-    flight.receive_numbers.push_back(landings[i].number);
+    notices[i].ticket = ticket;
+    notices[i].number = ++numbers[static_cast<std::size_t>(message.peer)];
+    flight.receive_numbers.push_back(notices[i].number);
   }
   follow_last(cuda_stream(stream));
   MemoryOperations ready = segment_->operations();
@@ -242,7 +242,7 @@ Ticket P2pTransport::post(Exchange exchange, Stream stream) {
     from(peer).posted.value.store(numbers[static_cast<std::size_t>(peer)], std::memory_order_release);
   }
   if (flight.waiting > 0) {
-    flight.posted.emplace(take_event());
+    flight.posted.emplace(acquire_event());
     flight.posted->record(cuda_stream(stream));
   }
   remember_last(cuda_stream(stream));
@@ -251,8 +251,8 @@ Ticket P2pTransport::post(Exchange exchange, Stream stream) {
   for (const SendMessage& message : sends) {
     flight.send_numbers.push_back(++sent_to_[static_cast<std::size_t>(message.peer)]);
   }
-  for (std::size_t i = 0; i < landings.size() && !announced; ++i) {
-    mail_.tell(flight.exchange.receives[i].peer, landings[i]);
+  for (std::size_t i = 0; i < notices.size() && !announced; ++i) {
+    mailboxes_.post(flight.exchange.receives[i].peer, notices[i]);
   }
   flights_.push_back(std::move(flight));
   pump();
@@ -267,7 +267,7 @@ void P2pTransport::wait(Ticket ticket, Stream stream, const Deadline& deadline) 
     Flight& flight = flights_.front();
     progress();
     for (int idle = 0; flight.waiting > 0 || (waits_for_hosts(flight) && !all_pushed(flight)); ++idle) {
-      if (waited_enough(deadline)) {
+      if (wait_expired(deadline)) {
         fail_late(exchange_name(flight.exchange, ticket), deadline, names_, rank_, awaited_by_host(flight));
       }
       rest(idle);
@@ -276,10 +276,10 @@ void P2pTransport::wait(Ticket ticket, Stream stream, const Deadline& deadline) 
     const bool done = finished(ticket);
     enqueue_wait(flight, cuda_stream(stream));
     flight.seconds = done ? std::numeric_limits<double>::infinity() : deadline.seconds();
-    landing_.push_back(std::move(flight));
+    on_device_.push_back(std::move(flight));
     flights_.pop_front();
     ++waited_;
-    forget_landed();
+    drop_passed();
   } catch (...) {
     abandon();
     throw;
@@ -303,7 +303,7 @@ void P2pTransport::enqueue_wait(Flight& flight, cudaStream_t stream) {
   }
   operations.write(segment_->rank(rank_).passed, counted(flight.ticket));
   operations.enqueue(stream);
-  give_event(flight.posted);
+  release_event(flight.posted);
   remember_last(stream);
 }
 
@@ -312,8 +312,8 @@ void P2pTransport::progress() {
   if (broken_) return;
   const DeviceGuard guard(device_);
   pump();
-  forget_landed();
-  check_landing();
+  drop_passed();
+  check_on_device();
 }
 
 bool P2pTransport::finished(Ticket ticket) {
@@ -330,10 +330,10 @@ bool P2pTransport::finished(Ticket ticket) {
   return true;
 }
 
-std::unique_ptr<Transport> P2pTransport::split(int size, const Deadline& deadline) {
+std::unique_ptr<Transport> P2pTransport::split_world(int size, const Deadline& deadline) {
   check_alive();
   check_split(size, size_);
-  std::unique_ptr<Transport> control = control_->split(size, deadline);
+  std::unique_ptr<Transport> control = control_->split_world(size, deadline);
   if (control == nullptr) return nullptr;
   try {
     auto segment = std::make_unique<P2pSegment>(*control, deadline);

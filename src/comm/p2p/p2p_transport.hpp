@@ -45,7 +45,7 @@ class P2pTransport final : public Transport {
   bool finished(Ticket ticket) override;
   void abandon() noexcept override;
 
-  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override;
+  std::unique_ptr<Transport> split_world(int size, const Deadline& deadline) override;
   bool abort(const Error& error) override;
 
  private:
@@ -66,7 +66,7 @@ class P2pTransport final : public Transport {
     std::optional<Deadline> limit;               // of that wait, once the device is known to have begun it
   };
 
-  struct Piece {
+  struct CopySpan {
     std::byte* target;
     const std::byte* source;
     std::size_t bytes;
@@ -82,17 +82,17 @@ class P2pTransport final : public Transport {
   void follow_last(cudaStream_t stream);
   void remember_last(cudaStream_t stream);
 
-  Landing find_landing(const ReceiveMessage& message, const std::string& name);
-  CudaEvent take_event();
-  void give_event(std::optional<CudaEvent>& event);
+  ReceiveNotice make_receive_notice(const ReceiveMessage& message, const std::string& name);
+  CudaEvent acquire_event();
+  void release_event(std::optional<CudaEvent>& event);
 
   void pump();
-  const Landing* landing_of(const Flight& flight, std::size_t send);
+  const ReceiveNotice* receive_notice_of(const Flight& flight, std::size_t send);
   bool may_push(const Flight& flight, std::size_t send);
   void push(Flight& flight, std::size_t send);
-  std::vector<Piece> pieces_of(const Flight& flight, std::size_t send, const Landing& landing) const;
-  static std::vector<Piece> cut(const std::vector<Piece>& pieces, std::size_t begin, std::size_t end);
-  static void copy(const std::vector<Piece>& pieces, cudaStream_t stream);
+  std::vector<CopySpan> copy_spans_of(const Flight& flight, std::size_t send, const ReceiveNotice& notice) const;
+  static std::vector<CopySpan> cut(const std::vector<CopySpan>& copy_spans, std::size_t begin, std::size_t end);
+  static void copy(const std::vector<CopySpan>& copy_spans, cudaStream_t stream);
   void enqueue_wait(Flight& flight, cudaStream_t stream);
 
   // Whether the hosts of peers have to come to an exchange before this one goes on.
@@ -107,8 +107,8 @@ class P2pTransport final : public Transport {
   std::vector<int> awaited_by_host(const Flight& flight);
   std::vector<int> awaited_by_device(const Flight& flight) const;
 
-  void forget_landed();
-  void check_landing();
+  void drop_passed();
+  void check_on_device();
   void give_up();
   bool lanes_idle() const;
 
@@ -121,7 +121,7 @@ class P2pTransport final : public Transport {
   const int size_;
   const int device_;
   const bool own_processes_;  // each rank is a process, with a GPU of its own
-  P2pMail mail_;
+  P2pMailboxes mailboxes_;
   std::vector<CudaStream> lanes_;
   std::vector<CudaEvent> events_;  // to be used again
   std::optional<CudaEvent> gate_;  // lanes that help with a message start behind it
@@ -132,7 +132,7 @@ class P2pTransport final : public Transport {
   std::vector<std::uint32_t> received_from_;  // [size]
   std::vector<std::uint32_t> pushed_to_;      // [size] messages enqueued or dropped so far
   std::deque<Flight> flights_;                // posted and not yet waited for, in order
-  std::deque<Flight> landing_;                // waited for; the device may not have passed them yet
+  std::deque<Flight> on_device_;              // waited for; the device may not have passed them yet
   Ticket waited_ = 0;                         // number of the first of flights_
   bool broken_ = false;                       // gave up exchanges
   bool unsafe_ = false;                       // a peer may still write to memory of this rank

@@ -42,7 +42,7 @@ class AllocationEnds {
 }  // namespace
 
 void P2pTransport::pump() {
-  mail_.move(*memory_);
+  mailboxes_.move(*memory_);
   for (Flight& flight : flights_) {
     if (flight.waiting == 0) continue;
     for (const std::size_t send : flight.order) {
@@ -57,11 +57,11 @@ void P2pTransport::pump() {
 }
 
 // Where the receiver wants a message; nullptr while it hasn't said.
-const Landing* P2pTransport::landing_of(const Flight& flight, std::size_t send) {
+const ReceiveNotice* P2pTransport::receive_notice_of(const Flight& flight, std::size_t send) {
   const SendMessage& message = flight.exchange.sends[send];
   const std::int64_t announced = flight.exchange.announced;
-  if (announced != kNotAnnounced) return mail_.announced(message.peer, announced, message.round);
-  const std::deque<Landing>& told = mail_.landings(message.peer);
+  if (announced != kNotAnnounced) return mailboxes_.announced(message.peer, announced, message.round);
+  const std::deque<ReceiveNotice>& told = mailboxes_.notices(message.peer);
   return told.empty() ? nullptr : &told.front();
 }
 
@@ -69,7 +69,7 @@ const Landing* P2pTransport::landing_of(const Flight& flight, std::size_t send) 
 bool P2pTransport::may_push(const Flight& flight, std::size_t send) {
   const SendMessage& message = flight.exchange.sends[send];
   const std::uint32_t number = flight.send_numbers[send];
-  if (number != pushed_to_[static_cast<std::size_t>(message.peer)] + 1 || landing_of(flight, send) == nullptr) {
+  if (number != pushed_to_[static_cast<std::size_t>(message.peer)] + 1 || receive_notice_of(flight, send) == nullptr) {
     return false;
   }
   if (!waits_for_hosts(flight)) return true;
@@ -88,8 +88,8 @@ bool P2pTransport::may_send(const Flight& flight, int round, Counter PairCounter
 void P2pTransport::push(Flight& flight, std::size_t send) {
   const SendMessage& message = flight.exchange.sends[send];
   const std::uint32_t number = flight.send_numbers[send];
-  const std::vector<Piece> pieces = pieces_of(flight, send, *landing_of(flight, send));
-  if (flight.exchange.announced == kNotAnnounced) mail_.landings(message.peer).pop_front();
+  const std::vector<CopySpan> copy_spans = copy_spans_of(flight, send, *receive_notice_of(flight, send));
+  if (flight.exchange.announced == kNotAnnounced) mailboxes_.notices(message.peer).pop_front();
   ++pushed_to_[static_cast<std::size_t>(message.peer)];
   --flight.waiting;
 
@@ -124,7 +124,7 @@ void P2pTransport::push(Flight& flight, std::size_t send) {
     const std::size_t serving = (home + i) % lanes_.size();
     const cudaStream_t stream = lanes_[serving].get();
     if (i > 0) check_cuda(cudaStreamWaitEvent(stream, gate_->get(), 0), "cudaStreamWaitEvent");
-    copy(cut(pieces, bytes * i / lanes, bytes * (i + 1) / lanes), stream);
+    copy(cut(copy_spans, bytes * i / lanes, bytes * (i + 1) / lanes), stream);
     if (i > 0) joins_[serving].record(stream);
   }
   for (std::size_t i = 1; i < lanes; ++i) {
@@ -138,24 +138,24 @@ void P2pTransport::push(Flight& flight, std::size_t send) {
 }
 
 // The bytes of a message are cut where either side's memory jumps.
-std::vector<P2pTransport::Piece> P2pTransport::pieces_of(const Flight& flight, std::size_t send,
-                                                         const Landing& landing) const {
+std::vector<P2pTransport::CopySpan> P2pTransport::copy_spans_of(const Flight& flight, std::size_t send,
+                                                                const ReceiveNotice& notice) const {
   const SendMessage& message = flight.exchange.sends[send];
   std::uint64_t wanted = 0;
-  for (const Run& run : landing.runs) wanted += run.bytes;
+  for (const Run& run : notice.runs) wanted += run.bytes;
   const std::uint64_t bytes = message_bytes(message);
   const bool fits = flight.exchange.announced != kNotAnnounced ||
-                    (landing.ticket == flight.ticket && landing.number == flight.send_numbers[send]);
-  if (!fits || landing.round != message.round || wanted != bytes) {
+                    (notice.ticket == flight.ticket && notice.number == flight.send_numbers[send]);
+  if (!fits || notice.round != message.round || wanted != bytes) {
     fail(ErrorCode::kInternal,
          fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
          fmt::format("{} sends {} bytes in round {}, {} receives {} in round {} of exchange {}", names_.name(rank_),
-                     bytes, message.round, names_.name(message.peer), wanted, landing.round, landing.ticket),
+                     bytes, message.round, names_.name(message.peer), wanted, notice.round, notice.ticket),
          "This is a bug in the plan.");
   }
-  std::vector<Piece> pieces;
+  std::vector<CopySpan> copy_spans;
   AllocationEnds ends;
-  auto run = landing.runs.begin();
+  auto run = notice.runs.begin();
   std::uint64_t at = 0;  // in *run
   for (const SendSpan& span : message.spans) {
     for (std::size_t done = 0; done < span.bytes;) {
@@ -167,57 +167,58 @@ std::vector<P2pTransport::Piece> P2pTransport::pieces_of(const Flight& flight, s
       const std::size_t count = std::min<std::size_t>(span.bytes - done, run->bytes - at);
       std::byte* target = memory_->address(message.peer, run->allocation, run->offset + at, count);
       const std::byte* source = span.data + done;
-      Piece* last = pieces.empty() ? nullptr : &pieces.back();
+      CopySpan* last = copy_spans.empty() ? nullptr : &copy_spans.back();
       // Neighbours in memory may belong to two allocations, which no copy may touch at once.
       if (!new_run && last != nullptr && last->target + last->bytes == target && last->source + last->bytes == source &&
           source + count <= ends.of(last->source)) {
         last->bytes += count;
       } else {
-        pieces.push_back({target, source, count});
+        copy_spans.push_back({target, source, count});
       }
       done += count;
       at += count;
     }
   }
-  return pieces;
+  return copy_spans;
 }
 
-// The bytes [begin, end) of what `pieces` are one behind the other.
-std::vector<P2pTransport::Piece> P2pTransport::cut(const std::vector<Piece>& pieces, std::size_t begin,
-                                                   std::size_t end) {
-  std::vector<Piece> part;
+// The bytes [begin, end) of what `copy_spans` are one behind the other.
+std::vector<P2pTransport::CopySpan> P2pTransport::cut(const std::vector<CopySpan>& copy_spans, std::size_t begin,
+                                                      std::size_t end) {
+  std::vector<CopySpan> part;
   std::size_t at = 0;
-  for (const Piece& piece : pieces) {
+  for (const CopySpan& copy_span : copy_spans) {
     const std::size_t from = std::max(begin, at);
-    const std::size_t to = std::min(end, at + piece.bytes);
-    if (from < to) part.push_back({piece.target + (from - at), piece.source + (from - at), to - from});
-    at += piece.bytes;
+    const std::size_t to = std::min(end, at + copy_span.bytes);
+    if (from < to) part.push_back({copy_span.target + (from - at), copy_span.source + (from - at), to - from});
+    at += copy_span.bytes;
   }
   return part;
 }
 
-void P2pTransport::copy(const std::vector<Piece>& pieces, cudaStream_t stream) {
+void P2pTransport::copy(const std::vector<CopySpan>& copy_spans, cudaStream_t stream) {
 #if CUDART_VERSION >= 13000
-  if (pieces.size() >= kBatch) {
+  if (copy_spans.size() >= kBatch) {
     std::vector<void*> targets;
     std::vector<const void*> sources;
     std::vector<std::size_t> sizes;
-    for (const Piece& piece : pieces) {
-      targets.push_back(piece.target);
-      sources.push_back(piece.source);
-      sizes.push_back(piece.bytes);
+    for (const CopySpan& copy_span : copy_spans) {
+      targets.push_back(copy_span.target);
+      sources.push_back(copy_span.source);
+      sizes.push_back(copy_span.bytes);
     }
     cudaMemcpyAttributes attributes{};
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     std::size_t first = 0;
-    check_cuda(cudaMemcpyBatchAsync(targets.data(), sources.data(), sizes.data(), pieces.size(), &attributes, &first, 1,
-                                    stream),
+    check_cuda(cudaMemcpyBatchAsync(targets.data(), sources.data(), sizes.data(), copy_spans.size(), &attributes,
+                                    &first, 1, stream),
                "cudaMemcpyBatchAsync");
     return;
   }
 #endif
-  for (const Piece& piece : pieces) {
-    check_cuda(cudaMemcpyAsync(piece.target, piece.source, piece.bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+  for (const CopySpan& copy_span : copy_spans) {
+    check_cuda(cudaMemcpyAsync(copy_span.target, copy_span.source, copy_span.bytes, cudaMemcpyDefault, stream),
+               "cudaMemcpyAsync");
   }
 }
 

@@ -13,8 +13,8 @@
 #include <random>
 
 #include "base/cuda.hpp"
-#include "comm/failure.hpp"
 #include "comm/meeting.hpp"
+#include "comm/failure.hpp"
 
 namespace ringattn {
 
@@ -121,7 +121,7 @@ class P2pSegment::Mapping {
 
   std::byte* memory() const { return static_cast<std::byte*>(memory_); }
 
-  CUdeviceptr give_to_devices(std::size_t bytes) {
+  CUdeviceptr map_to_devices(std::size_t bytes) {
     check_cuda(cudaHostRegister(memory_, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped), "cudaHostRegister");
     registered_ = true;
     void* device = nullptr;
@@ -138,18 +138,18 @@ class P2pSegment::Mapping {
 void P2pSegment::Unmap::operator()(Mapping* mapping) const { delete mapping; }
 
 P2pSegment::P2pSegment(Bootstrap& control, const Deadline& deadline) : size_(control.size()) {
-  const Meeting meeting(control, Patience::derived(deadline.seconds()));
+  const Collective collective(control, Timeouts::derived(deadline.seconds()));
   SharedName name;
   const auto map = [&](const std::string& text, bool create) { mapping_.reset(new Mapping(text, create, size_)); };
-  meeting.together([&] {
+  collective.run_collectively([&] {
     if (control.rank() != 0) return;
     name.choose();
     map(name.text(), true);
   });
   const std::string shared = control.all_gather(name.text(), deadline)[0];
-  meeting.together([&] {
+  collective.run_collectively([&] {
     if (control.rank() != 0) map(shared, false);
-    map_.emplace(mapping_->memory(), mapping_->give_to_devices(counter_bytes(size_)));
+    map_.emplace(mapping_->memory(), mapping_->map_to_devices(counter_bytes(size_)));
   });
   ranks_ = reinterpret_cast<RankCounters*>(mapping_->memory());
   pairs_ = reinterpret_cast<PairCounters*>(ranks_ + size_);

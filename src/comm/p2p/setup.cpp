@@ -5,17 +5,17 @@
 #include <thread>
 
 #include "base/device_patience.hpp"
-#include "base/gpu.hpp"
 #include "base/moment.hpp"
-#include "comm/device_peers.hpp"
+#include "base/gpu.hpp"
 #include "comm/meeting.hpp"
+#include "comm/device_peers.hpp"
 #include "comm/p2p/p2p_transport.hpp"
 
 namespace ringattn {
 
 namespace {
 
-[[noreturn]] void refuse(const Wording& why) {
+[[noreturn]] void refuse(const MessageTemplate& why) {
   throw AgreedError(Error(ErrorCode::kUnsupported, "p2p can't join these ranks", why,
                           {"Use ", setting("transport", "nccl"), ", or leave it out."}));
 }
@@ -44,7 +44,7 @@ void probe_counters(const P2pSegment& segment, int rank, const CudaStream& strea
   operations.write(counters.reached, 0);
   operations.write(counters.passed, 1);
   operations.enqueue(stream.get());
-  const Deadline deadline = DevicePatience::for_probe(seconds);
+  const Deadline deadline = DeviceTimeouts::for_probe(seconds);
   while (counters.passed.now() != 1) {
     if (deadline.expired()) {
       fail(ErrorCode::kUnsupported, "the GPU does not write to shared host memory",
@@ -60,13 +60,13 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
   const int rank = control.rank();
   const int size = control.size();
   const auto bytes = static_cast<std::size_t>(size) * sizeof(int);
-  const Meeting meeting(control, Patience::derived(deadline.seconds()));
+  const Collective collective(control, Timeouts::derived(deadline.seconds()));
   Buffer slots;
   std::string mine;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     slots = allocate_device(bytes, memory.device());
     check_cuda(cudaMemsetAsync(slots.data(), 0xff, bytes, stream.get()), "cudaMemsetAsync");
-    await_stream(stream.get(), DevicePatience::for_probe(deadline.seconds()));
+    await_stream(stream.get(), DeviceTimeouts::for_probe(deadline.seconds()));
     ExportedMemory exported;
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
@@ -76,8 +76,8 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
   });
   const std::vector<std::string> all = control.all_gather(mine, deadline);
   std::vector<ExportedMemory> theirs(all.size());
-  for (std::size_t i = 0; i < all.size(); ++i) theirs[i] = told_value<ExportedMemory>(all[i]);
-  meeting.together([&] {
+  for (std::size_t i = 0; i < all.size(); ++i) theirs[i] = gathered_value<ExportedMemory>(all[i]);
+  collective.run_collectively([&] {
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
       const ExportedMemory& exported = theirs[static_cast<std::size_t>(peer)];
@@ -85,12 +85,12 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
       std::byte* slot = memory.address(peer, exported.id, static_cast<std::uint64_t>(rank) * sizeof(int), sizeof(int));
       check_cuda(cudaMemcpyAsync(slot, &rank, sizeof rank, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
     }
-    await_stream(stream.get(), DevicePatience::for_probe(deadline.seconds()));
+    await_stream(stream.get(), DeviceTimeouts::for_probe(deadline.seconds()));
   });
-  meeting.together([&] {
+  collective.run_collectively([&] {
     std::vector<int> found(static_cast<std::size_t>(size));
     check_cuda(cudaMemcpyAsync(found.data(), slots.data(), bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
-    await_stream(stream.get(), DevicePatience::for_probe(deadline.seconds()));
+    await_stream(stream.get(), DeviceTimeouts::for_probe(deadline.seconds()));
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank || found[static_cast<std::size_t>(peer)] == peer) continue;
       fail(ErrorCode::kUnsupported, fmt::format("rank {} can't write to the GPU of rank {}", peer, rank),
@@ -111,19 +111,19 @@ std::unique_ptr<Transport> make_p2p_transport(std::unique_ptr<Transport> control
     fail(ErrorCode::kUsage, "p2p can't work without lanes", fmt::format("{} were asked for", options.lanes),
          "Ask for one at least.");
   }
-  const Meeting meeting(*control, Patience(options.setup_seconds));
-  const Deadline deadline = meeting.patience().for_peer();
+  const Collective collective(*control, Timeouts(options.setup_seconds));
+  const Deadline deadline = collective.timeouts().for_peer();
   const std::vector<DevicePeer> peers = gather_device_peers(*control, device, deadline);
   check_peers(peers);
-  moment("joining");
+  failpoint("joining");
   try {
-    meeting.together(check_memory_operations);
+    collective.run_collectively(check_memory_operations);
     auto segment = std::make_unique<P2pSegment>(*control, deadline);
     auto memory = std::make_shared<P2pMemory>(control->rank(), device, peers);
     {
       const DeviceGuard guard(device);
       const CudaStream stream;
-      meeting.together([&] { probe_counters(*segment, control->rank(), stream, options.setup_seconds); });
+      collective.run_collectively([&] { probe_counters(*segment, control->rank(), stream, options.setup_seconds); });
       if (control->size() > 1) probe_memory(*control, *memory, stream, deadline);
     }
     return std::make_unique<P2pTransport>(std::move(control), std::move(segment), std::move(memory),

@@ -23,32 +23,33 @@ constexpr double kReportSeconds = 0.3;
 constexpr double kLeaveSeconds = 1.0;
 constexpr double kPartSeconds = 0.2;
 
-bool is_sign(std::uint32_t value) {
-  constexpr Sign kSigns[] = {Sign::kWaits, Sign::kWorks, Sign::kLeaves};
-  return std::ranges::any_of(
-      kSigns, [&](Sign sign) { return value == static_cast<std::uint32_t>(static_cast<unsigned char>(sign)); });
+bool is_heartbeat(std::uint32_t value) {
+  constexpr Heartbeat kHeartbeats[] = {Heartbeat::kWaiting, Heartbeat::kWorking, Heartbeat::kLeaving};
+  return std::ranges::any_of(kHeartbeats, [&](Heartbeat heartbeat) {
+    return value == static_cast<std::uint32_t>(static_cast<unsigned char>(heartbeat));
+  });
 }
 
 }  // namespace
 
-TcpFamily::TcpFamily(int rank, Mesh mesh)
+TcpTransportContext::TcpTransportContext(int rank, Connections connections)
     : rank_(rank),
-      names_(mesh.hosts),
-      early_ready_(mesh.links.size()),
-      left_(mesh.links.size()),
-      signs_(mesh.links.size()),
+      names_(connections.hosts),
+      early_ready_(connections.links.size()),
+      left_(connections.links.size()),
+      heartbeats_(connections.links.size()),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!wake_.valid()) {
     fail(ErrorCode::kUnsupported, "can't serve the connections", std::generic_category().message(errno),
          "See this user's limit on open files (ulimit -n).");
   }
-  for (std::size_t peer = 0; peer < mesh.links.size(); ++peer) {
-    links_.emplace_back(static_cast<int>(peer), std::move(mesh.links[peer]), *this);
+  for (std::size_t peer = 0; peer < connections.links.size(); ++peer) {
+    links_.emplace_back(static_cast<int>(peer), std::move(connections.links[peer]), *this);
   }
   thread_ = std::thread([this] { serve(); });
 }
 
-TcpFamily::~TcpFamily() {
+TcpTransportContext::~TcpTransportContext() {
   {
     std::unique_lock lock(mutex);
     for (TcpLink& link : links_) {
@@ -72,13 +73,13 @@ TcpFamily::~TcpFamily() {
   thread_.join();
 }
 
-void TcpFamily::wake() {
+void TcpTransportContext::wake() {
   const std::uint64_t one = 1;
   static_cast<void>(uninterrupted([&] { return ::write(wake_.get(), &one, sizeof one); }));
 }
 
 // The thread of the links.
-void TcpFamily::serve() {
+void TcpTransportContext::serve() {
   std::vector<pollfd> sockets;
   for (std::unique_lock lock(mutex); !ending_;) {
     sockets.assign({{wake_.get(), POLLIN, 0}});
@@ -93,7 +94,7 @@ void TcpFamily::serve() {
     if (sockets[0].revents != 0) {
       [[maybe_unused]] const auto read = ::read(wake_.get(), &calls, sizeof calls);
     }
-    hear_all(sockets);
+    receive_all(sockets);
     for (TcpLink& link : links_) {
       if (link.is_open() && link.wants_to_send()) moved_ += link.flush();
     }
@@ -101,7 +102,7 @@ void TcpFamily::serve() {
   }
 }
 
-void TcpFamily::hear_all(const std::vector<pollfd>& sockets) {
+void TcpTransportContext::receive_all(const std::vector<pollfd>& sockets) {
   std::vector<TcpLink*> ended;
   for (std::size_t i = 0; i < links_.size(); ++i) {
     if (sockets[i + 1].revents == 0) continue;
@@ -113,7 +114,7 @@ void TcpFamily::hear_all(const std::vector<pollfd>& sockets) {
   for (TcpLink* link : ended) end_link(*link);
 }
 
-void TcpFamily::end_link(TcpLink& link) {
+void TcpTransportContext::end_link(TcpLink& link) {
   link.close();
   if (left_[static_cast<std::size_t>(link.peer())] || over_ || ending_) return;
   gone_ = Error(ErrorCode::kPeer, fmt::format("{} is gone", names_.name(link.peer())), link.why_ended(),
@@ -121,12 +122,12 @@ void TcpFamily::end_link(TcpLink& link) {
   over_ = true;
 }
 
-void TcpFamily::flush(TcpLink& link) {
+void TcpTransportContext::flush(TcpLink& link) {
   moved_ += link.flush();
   if (link.wants_to_send() && std::this_thread::get_id() != thread_.get_id()) wake();
 }
 
-std::shared_ptr<TcpWorldState> TcpFamily::open_world(std::uint64_t world) {
+std::shared_ptr<TcpWorldState> TcpTransportContext::open_world(std::uint64_t world) {
   std::shared_ptr<TcpWorldState>& state = worlds_[world];
   if (state == nullptr) {
     state = std::make_shared<TcpWorldState>();
@@ -137,7 +138,7 @@ std::shared_ptr<TcpWorldState> TcpFamily::open_world(std::uint64_t world) {
   return state;
 }
 
-TcpWorldState& TcpFamily::find_world(std::uint64_t world) {
+TcpWorldState& TcpTransportContext::find_world(std::uint64_t world) {
   std::shared_ptr<TcpWorldState>& state = worlds_[world];
   if (state == nullptr) {
     state = std::make_shared<TcpWorldState>();
@@ -146,7 +147,7 @@ TcpWorldState& TcpFamily::find_world(std::uint64_t world) {
   return *state;
 }
 
-void TcpFamily::close_world(std::uint64_t world) {
+void TcpTransportContext::close_world(std::uint64_t world) {
   const auto state = worlds_.find(world);
   if (state == worlds_.end()) return;
   for (const auto& [address, ready] : state->second->ready) drop_ready(address);
@@ -154,24 +155,24 @@ void TcpFamily::close_world(std::uint64_t world) {
   ended_worlds_.insert(world);
 }
 
-bool TcpFamily::is_new_world(std::uint64_t world) {
+bool TcpTransportContext::is_new_world(std::uint64_t world) {
   const std::lock_guard lock(mutex);
   const auto known = worlds_.find(world);
   return (known == worlds_.end() || !known->second->is_open) && !ended_worlds_.contains(world);
 }
 
-void TcpFamily::drop_ready(const TcpWorldState::Address& address) {
+void TcpTransportContext::drop_ready(const TcpWorldState::Address& address) {
   --early_ready_[static_cast<std::size_t>(std::get<1>(address))];
 }
 
-void TcpFamily::send(int peer, const FrameHead& head, std::string_view body) {
+void TcpTransportContext::send(int peer, const FrameHead& head, std::string_view body) {
   TcpLink& link = links_[static_cast<std::size_t>(peer)];
   link.send(head, body);
   flush(link);
 }
 
-void TcpFamily::take_ready(TcpWorldState& world, TcpFlight& flight, int peer, int round,
-                           const TcpWorldState::Ready& ready) {
+void TcpTransportContext::take_ready(TcpWorldState& world, TcpFlight& flight, int peer, int round,
+                                     const TcpWorldState::Ready& ready) {
   const std::size_t send = find_message(flight.exchange.sends, peer, round);
   if (send == flight.sends.size() || ready.total != flight.sends[send].left ||
       ready.shape != span_shape(flight.exchange.sends[send])) {
@@ -182,7 +183,7 @@ void TcpFamily::take_ready(TcpWorldState& world, TcpFlight& flight, int peer, in
   }
 }
 
-void TcpFamily::start_sends(const std::shared_ptr<TcpFlight>& flight) {
+void TcpTransportContext::start_sends(const std::shared_ptr<TcpFlight>& flight) {
   for (std::size_t i = 0; i < flight->sends.size(); ++i) {
     const SendMessage& message = flight->exchange.sends[i];
     TcpFlight::Send& send = flight->sends[i];
@@ -195,23 +196,23 @@ void TcpFamily::start_sends(const std::shared_ptr<TcpFlight>& flight) {
   }
 }
 
-bool TcpFamily::may_come(int peer, const FrameHead& head) const {
+bool TcpTransportContext::accepts_frame(int peer, const FrameHead& head) const {
   if (head.kind == FrameKind::kNotice) return head.round >= 0 && head.round < size();
   if (head.kind != FrameKind::kGather && head.kind != FrameKind::kReady) return true;
   if (ended_worlds_.contains(head.world)) return true;
   const auto world = worlds_.find(head.world);
   const bool is_open = world != worlds_.end() && world->second->is_open;
-  if (world == worlds_.end() && early_worlds_ >= kMostEarlyWorlds) return false;
+  if (world == worlds_.end() && early_worlds_ >= kMaxEarlyWorlds) return false;
   if (head.kind == FrameKind::kReady) {
-    return early_ready_[static_cast<std::size_t>(peer)] < kMostEarlyReady;
+    return early_ready_[static_cast<std::size_t>(peer)] < kMaxEarlyReady;
   }
-  // Nobody ends a meeting before this rank has taken part in it, so at most one more can have begun.
+  // Nobody ends a collective before this rank has taken part in it, so at most one more can have begun.
   const std::int64_t begun = is_open ? world->second->begun : 0;
-  return head.number >= 0 && head.number <= begun && (is_open || head.bytes <= kMostEarlyGathered);
+  return head.number >= 0 && head.number <= begun && (is_open || head.bytes <= kMaxEarlyGathered);
 }
 
-bool TcpFamily::find_place(int peer, const FrameHead& head, Place& place) {
-  place = {};
+bool TcpTransportContext::find_destination(int peer, const FrameHead& head, Destination& destination) {
+  destination = {};
   const auto world = worlds_.find(head.world);
   if (world == worlds_.end()) return ended_worlds_.contains(head.world);  // which has given the exchange up
   const TcpWorldState& state = *world->second;
@@ -224,34 +225,34 @@ bool TcpFamily::find_place(int peer, const FrameHead& head, Place& place) {
   if (receive == flight->receives.size() || flight->receives[receive].done) return false;
   const std::size_t left = flight->receives[receive].left;
   if (head.bytes > left || (head.bytes == 0 && left > 0)) return false;
-  place = {flight, receive};
+  destination = {flight, receive};
   return true;
 }
 
-void TcpFamily::data_came(const Place& place) {
-  TcpFlight& flight = *place.flight;
-  TcpFlight::Receive& receive = flight.receives[place.receive];
+void TcpTransportContext::data_received(const Destination& destination) {
+  TcpFlight& flight = *destination.flight;
+  TcpFlight::Receive& receive = flight.receives[destination.receive];
   if (flight.withdrawn || receive.left > 0) return;
   receive.done = true;
   --flight.open;
-  flight.gate.receive_done(flight.exchange.receives[place.receive].round);
-  start_sends(place.flight);
+  flight.gate.receive_done(flight.exchange.receives[destination.receive].round);
+  start_sends(destination.flight);
 }
 
-void TcpFamily::data_left(const std::shared_ptr<TcpFlight>& flight, std::size_t send) {
+void TcpTransportContext::data_sent(const std::shared_ptr<TcpFlight>& flight, std::size_t send) {
   flight->sends[send].done = true;
   --flight->open;
   changed_.notify_all();
 }
 
-bool TcpFamily::frame_came(int peer, const FrameHead& head, std::string body) {
+bool TcpTransportContext::frame_received(int peer, const FrameHead& head, std::string body) {
   switch (head.kind) {
-    case FrameKind::kSign: {
-      moved_ -= sizeof(FrameHead);  // bytes that flow are work, but not those of signs
-      std::string& signs = signs_[static_cast<std::size_t>(peer)];
-      const auto sign = static_cast<char>(head.shape);
-      if (!is_sign(head.shape)) return false;
-      if (signs.find(sign) == std::string::npos) signs += sign;
+    case FrameKind::kHeartbeat: {
+      moved_ -= sizeof(FrameHead);  // bytes that flow are work, but not those of heartbeats
+      std::string& heartbeats = heartbeats_[static_cast<std::size_t>(peer)];
+      const auto heartbeat = static_cast<char>(head.shape);
+      if (!is_heartbeat(head.shape)) return false;
+      if (heartbeats.find(heartbeat) == std::string::npos) heartbeats += heartbeat;
       return true;
     }
     case FrameKind::kLeave:
@@ -261,7 +262,7 @@ bool TcpFamily::frame_came(int peer, const FrameHead& head, std::string body) {
       if (!is_packed_error(body)) return false;
       const auto [report, first] = reports_.emplace(head.round, unpack_error(body));
       over_ = true;
-      if (first && hearing_) hearing_(aborted_error(names_, head.round, report->second));
+      if (first && failure_callback_) failure_callback_(aborted_error(names_, head.round, report->second));
       return true;
     }
     default:
@@ -269,7 +270,7 @@ bool TcpFamily::frame_came(int peer, const FrameHead& head, std::string body) {
   }
   if (ended_worlds_.contains(head.world)) return true;
   TcpWorldState& world = find_world(head.world);
-  if (head.kind == FrameKind::kGather) return gather_came(world, peer, head, std::move(body));
+  if (head.kind == FrameKind::kGather) return gather_received(world, peer, head, std::move(body));
   // kReady.
   const TcpWorldState::Ready ready{head.total, head.shape};
   if (head.number < world.waited) return true;  // given up
@@ -284,44 +285,45 @@ bool TcpFamily::frame_came(int peer, const FrameHead& head, std::string body) {
   return true;
 }
 
-bool TcpFamily::gather_came(TcpWorldState& world, int peer, const FrameHead& head, std::string body) const {
+bool TcpTransportContext::gather_received(TcpWorldState& world, int peer, const FrameHead& head,
+                                          std::string body) const {
   // One that this rank has given up, or has ended, needs no more parts.
-  if (head.number < world.begun && !world.meetings.contains(head.number)) return false;
-  TcpWorldState::Gathering& meeting = world.meetings[head.number];
-  meeting.parts.resize(links_.size());
-  std::optional<std::string>& part = meeting.parts[static_cast<std::size_t>(peer)];
+  if (head.number < world.begun && !world.collectives.contains(head.number)) return false;
+  TcpWorldState::Gathering& collective = world.collectives[head.number];
+  collective.parts.resize(links_.size());
+  std::optional<std::string>& part = collective.parts[static_cast<std::size_t>(peer)];
   if (part) return false;
   part = std::move(body);
-  ++meeting.came;
+  ++collective.came;
   return true;
 }
 
-void TcpFamily::check_alive_locked() const {
+void TcpTransportContext::check_alive_locked() const {
   if (!reports_.empty()) {
     const auto& [rank, report] = *reports_.begin();
-    fail_with_pulse(aborted_error(names_, rank, report));
+    fail_rank(aborted_error(names_, rank, report));
   }
-  if (gone_) fail_with_pulse(*gone_);
+  if (gone_) fail_rank(*gone_);
 }
 
-void TcpFamily::check_alive() {
+void TcpTransportContext::check_alive() {
   if (!over_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex);
   check_alive_locked();
 }
 
-void TcpFamily::give_up(const Error& failure) {
+void TcpTransportContext::give_up(const Error& failure) {
   const std::lock_guard lock(mutex);
   if (!gone_) gone_ = failure;
   over_ = true;
 }
 
-bool TcpFamily::all_small_sent() const {
+bool TcpTransportContext::all_small_sent() const {
   return std::ranges::all_of(links_, [](const TcpLink& link) { return !link.is_open() || link.small_are_sent(); });
 }
 
-void TcpFamily::tell_all(int rank, const Error& error) {
-  const std::string notice = pack_error(error).substr(0, kMostNotice);
+void TcpTransportContext::tell_all(int rank, const Error& error) {
+  const std::string notice = pack_error(error).substr(0, kMaxNotice);
   for (TcpLink& link : links_) {
     if (!link.is_open()) continue;
     link.send({.kind = FrameKind::kNotice, .round = rank}, notice);
@@ -329,7 +331,7 @@ void TcpFamily::tell_all(int rank, const Error& error) {
   }
 }
 
-bool TcpFamily::abort(const Error& error) {
+bool TcpTransportContext::abort(const Error& error) {
   std::unique_lock lock(mutex);
   const bool told = std::exchange(told_, true);
   if (!reports_.empty()) {
@@ -347,31 +349,32 @@ bool TcpFamily::abort(const Error& error) {
   return reports_.begin()->first == rank_;
 }
 
-void TcpFamily::set_hearing(std::function<void(const Error&)> hearing) {
+void TcpTransportContext::set_failure_callback(std::function<void(const Error&)> callback) {
   const std::lock_guard lock(mutex);
-  hearing_ = std::move(hearing);
+  failure_callback_ = std::move(callback);
 }
 
-void TcpFamily::await_printer(double seconds) {
+void TcpTransportContext::await_printer(double seconds) {
   std::unique_lock lock(mutex);
   const int printer = reports_.empty() ? rank_ : reports_.begin()->first;
   const TcpLink& link = links_[static_cast<std::size_t>(printer)];
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return !link.is_open(); });
 }
 
-std::string TcpFamily::take_signs(int peer) {
+std::string TcpTransportContext::take_heartbeats(int peer) {
   const std::lock_guard lock(mutex);
-  return std::exchange(signs_[static_cast<std::size_t>(peer)], {});
+  return std::exchange(heartbeats_[static_cast<std::size_t>(peer)], {});
 }
 
-bool TcpFamily::send_sign(int peer, char sign, bool last) {
+bool TcpTransportContext::send_heartbeat(int peer, char heartbeat, bool last) {
   const std::lock_guard lock(mutex);
   TcpLink& link = links_[static_cast<std::size_t>(peer)];
   if (!link.is_open()) return true;  // it has left: there is nobody to tell
   if (!link.small_are_sent()) return false;
   moved_ -= sizeof(FrameHead);  // as above: they are counted once they have gone
   if (last) link.send({.kind = FrameKind::kLeave});
-  link.send({.kind = FrameKind::kSign, .shape = static_cast<std::uint32_t>(static_cast<unsigned char>(sign))});
+  link.send(
+      {.kind = FrameKind::kHeartbeat, .shape = static_cast<std::uint32_t>(static_cast<unsigned char>(heartbeat))});
   flush(link);
   return true;
 }

@@ -26,16 +26,16 @@
 
 #include "base/pulse.hpp"
 #include "comm/failure.hpp"
-#include "comm/patience.hpp"
-#include "comm/tcp/link.hpp"
 #include "comm/tcp/mesh.hpp"
+#include "comm/tcp/link.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
-// What has arrived for one of the worlds, and what it has posted. Guarded by the mutex of its family.
+// What has arrived for one of the worlds, and what it has posted. Guarded by the mutex of its context.
 struct TcpWorldState {
   struct Gathering {
-    std::vector<std::optional<std::string>> parts;  // [ranks of the family]
+    std::vector<std::optional<std::string>> parts;  // [ranks of the context]
     int came = 0;
   };
   // What a receiver has said of a message, before this rank posted its side.
@@ -46,8 +46,8 @@ struct TcpWorldState {
   // Of a message of this rank: its ticket, receiver and round.
   using Address = std::tuple<Ticket, int, int>;
 
-  std::map<std::int64_t, Gathering> meetings;
-  std::int64_t begun = 0;  // meetings that this rank has taken part in: others may be in the next one
+  std::map<std::int64_t, Gathering> collectives;
+  std::int64_t begun = 0;  // collectives that this rank has taken part in: others may be in the next one
   bool is_open = false;    // this rank is in it
   std::map<Address, Ready> ready;
   std::deque<std::shared_ptr<TcpFlight>> flights;  // posted and not yet waited for, in order
@@ -55,13 +55,13 @@ struct TcpWorldState {
   std::atomic<bool> misfit{false};                 // whether one of the flights has one
 };
 
-class TcpFamily final : public LinkOwner {
+class TcpTransportContext final : public LinkOwner {
  public:
-  TcpFamily(int rank, Mesh mesh);
+  TcpTransportContext(int rank, Connections connections);
   // Tells the others that nothing follows, and waits a moment until all has left.
-  ~TcpFamily() override;
-  TcpFamily(const TcpFamily&) = delete;
-  TcpFamily& operator=(const TcpFamily&) = delete;
+  ~TcpTransportContext() override;
+  TcpTransportContext(const TcpTransportContext&) = delete;
+  TcpTransportContext& operator=(const TcpTransportContext&) = delete;
 
   std::mutex mutex;
 
@@ -92,13 +92,13 @@ class TcpFamily final : public LinkOwner {
     for (std::uint64_t seen = moved_;;) {
       check_alive_locked();
       if (done()) return true;
-      if (waited_enough(deadline)) return false;
-      const auto next = Deadline::Clock::now() + kLook;
+      if (wait_expired(deadline)) return false;
+      const auto next = Deadline::Clock::now() + kPollInterval;
       changed_.wait_until(lock, deadline.expired() ? next : std::min(next, deadline.end()));
       const std::uint64_t now = moved_;
       lock.unlock();
       // Bytes that flow are work, however slow the link.
-      std::exchange(seen, now) == now ? look() : beat();
+      std::exchange(seen, now) == now ? waiting_heartbeat() : heartbeat();
       lock.lock();
     }
   }
@@ -114,38 +114,38 @@ class TcpFamily final : public LinkOwner {
   // Whoever has heard of a failure before has nothing to report, and hands on what it has heard.
   bool abort(const Error& error);
   // Called on the thread of the links when a rank tells of its failure: the calling rank may be computing.
-  void set_hearing(std::function<void(const Error&)> hearing);
+  void set_failure_callback(std::function<void(const Error&)> callback);
   // Until the process that prints has ended, or the time is over.
   void await_printer(double seconds);
 
   // Signs of life: each kind that has come from `peer` since the last call, in order; and sends one, false while the
   // one before has not left. After the `last` one nobody needs this rank any more: that its connection closes tells
   // no one anything.
-  std::string take_signs(int peer);
-  bool send_sign(int peer, char sign, bool last);
+  std::string take_heartbeats(int peer);
+  bool send_heartbeat(int peer, char heartbeat, bool last);
 
  private:
   // How often a rank that waits looks up.
-  static constexpr std::chrono::milliseconds kLook{20};
+  static constexpr std::chrono::milliseconds kPollInterval{20};
   // Worlds that peers may be in before this rank is. A world is split from another one by a call of all its ranks, so
   // there is one at a time; several where a rank ends worlds late.
-  static constexpr std::size_t kMostEarlyWorlds = 16;
-  // What a peer may contribute to a meeting there, and messages that it may be ready for before this rank has posted
+  static constexpr std::size_t kMaxEarlyWorlds = 16;
+  // What a peer may contribute to a collective there, and messages that it may be ready for before this rank has posted
   // them.
-  static constexpr std::uint32_t kMostEarlyGathered = std::uint32_t{1} << 20;
-  static constexpr std::size_t kMostEarlyReady = std::size_t{1} << 16;
+  static constexpr std::uint32_t kMaxEarlyGathered = std::uint32_t{1} << 20;
+  static constexpr std::size_t kMaxEarlyReady = std::size_t{1} << 16;
 
-  bool may_come(int peer, const FrameHead& head) const override;
-  bool find_place(int peer, const FrameHead& head, Place& place) override;
-  void data_came(const Place& place) override;
-  bool frame_came(int peer, const FrameHead& head, std::string body) override;
-  void data_left(const std::shared_ptr<TcpFlight>& flight, std::size_t send) override;
-  bool gather_came(TcpWorldState& world, int peer, const FrameHead& head, std::string body) const;
+  bool accepts_frame(int peer, const FrameHead& head) const override;
+  bool find_destination(int peer, const FrameHead& head, Destination& destination) override;
+  void data_received(const Destination& destination) override;
+  bool frame_received(int peer, const FrameHead& head, std::string body) override;
+  void data_sent(const std::shared_ptr<TcpFlight>& flight, std::size_t send) override;
+  bool gather_received(TcpWorldState& world, int peer, const FrameHead& head, std::string body) const;
 
   // The state of a world that this rank may not be in yet.
   TcpWorldState& find_world(std::uint64_t world);
   void serve();
-  void hear_all(const std::vector<pollfd>& sockets);
+  void receive_all(const std::vector<pollfd>& sockets);
   void end_link(TcpLink& link);
   void flush(TcpLink& link);
   void wake();
@@ -160,12 +160,12 @@ class TcpFamily final : public LinkOwner {
   std::vector<std::size_t> early_ready_;  // [ranks]
   std::set<std::uint64_t> ended_worlds_;
   std::uint64_t last_world_ = 0;
-  std::map<int, Error> reports_;    // of failures, by rank
-  std::optional<Error> gone_;       // a rank has, without a word; or give_up() was called
-  bool told_ = false;               // all others of a failure
-  std::vector<bool> left_;          // [ranks] has said that nobody needs it any more
-  std::vector<std::string> signs_;  // [ranks]
-  std::function<void(const Error&)> hearing_;
+  std::map<int, Error> reports_;         // of failures, by rank
+  std::optional<Error> gone_;            // a rank has, without a word; or give_up() was called
+  bool told_ = false;                    // all others of a failure
+  std::vector<bool> left_;               // [ranks] has said that nobody needs it any more
+  std::vector<std::string> heartbeats_;  // [ranks]
+  std::function<void(const Error&)> failure_callback_;
   std::condition_variable changed_;
   std::atomic<bool> over_{false};  // whether a rank has failed or gone
   std::atomic<std::uint64_t> moved_{0};

@@ -17,18 +17,18 @@
 namespace ringattn {
 
 // How far a message has come: its spans as what system calls take.
-class SpanWalk {
+class SpanCursor {
  public:
-  // Of the spans from here on, at most `most_bytes` of them: how many elements of `pieces` they fill.
+  // Of the spans from here on, at most `max_bytes` of them: how many elements of `iovecs` they fill.
   template <typename Span>
-  std::size_t pieces(const std::vector<Span>& spans, std::span<iovec> pieces, std::size_t most_bytes) const {
+  std::size_t fill_iovecs(const std::vector<Span>& spans, std::span<iovec> iovecs, std::size_t max_bytes) const {
     std::size_t count = 0;
     std::size_t offset = offset_;
-    for (std::size_t i = span_; i < spans.size() && count < pieces.size() && most_bytes > 0; ++i) {
-      const std::size_t bytes = std::min(spans[i].bytes - offset, most_bytes);
+    for (std::size_t i = span_; i < spans.size() && count < iovecs.size() && max_bytes > 0; ++i) {
+      const std::size_t bytes = std::min(spans[i].bytes - offset, max_bytes);
       // Sending reads only; the system's struct serves both directions.
-      if (bytes > 0) pieces[count++] = {const_cast<std::byte*>(spans[i].data) + offset, bytes};
-      most_bytes -= bytes;
+      if (bytes > 0) iovecs[count++] = {const_cast<std::byte*>(spans[i].data) + offset, bytes};
+      max_bytes -= bytes;
       offset = 0;
     }
     return count;
@@ -53,18 +53,18 @@ class SpanWalk {
   std::size_t offset_ = 0;
 };
 
-// An exchange that this rank has posted. Guarded by the mutex of its family.
+// An exchange that this rank has posted. Guarded by the mutex of its context.
 struct TcpFlight {
   struct Send {
     bool ready = false;  // the receiver has posted its side
     bool started = false;
     bool done = false;
-    SpanWalk walk;
+    SpanCursor cursor;
     std::size_t left = 0;  // bytes
   };
   struct Receive {
     bool done = false;
-    SpanWalk walk;
+    SpanCursor cursor;
     std::size_t left = 0;  // bytes
   };
 

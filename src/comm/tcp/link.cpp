@@ -16,28 +16,28 @@ namespace {
 
 constexpr std::size_t kCall = std::size_t{256} << 10;  // bytes of one system call
 constexpr std::size_t kTurn = std::size_t{1} << 20;    // and of one link's turn, before the others have theirs
-constexpr std::size_t kPieces = 64;
+constexpr std::size_t kMaxIovecs = 64;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
-constexpr std::size_t kPiece = 65536;  // bytes at a time of what has no span
+constexpr std::size_t kDiscardBytes = 65536;  // bytes at a time of what has no span
 
-// What stands in for spans that were given up: kPiece bytes. Only a thread that needs it has it.
+// What stands in for spans that were given up: kDiscardBytes bytes. Only a thread that needs it has it.
 std::byte* nothing() {
-  static thread_local std::vector<std::byte> bytes(kPiece);
+  static thread_local std::vector<std::byte> bytes(kDiscardBytes);
   return bytes.data();
 }
 
 bool fits(const FrameHead& head) {
   switch (head.kind) {
     case FrameKind::kGather:
-      return head.bytes <= kMostGathered;
+      return head.bytes <= kMaxGathered;
     case FrameKind::kData:
-      return head.bytes <= kMostPiece;
+      return head.bytes <= kMaxFragment;
     case FrameKind::kNotice:
-      return head.bytes <= kMostNotice;
+      return head.bytes <= kMaxNotice;
     case FrameKind::kReady:
-    case FrameKind::kSign:
+    case FrameKind::kHeartbeat:
     case FrameKind::kLeave:
       return head.bytes == 0;
   }
@@ -77,8 +77,8 @@ bool TcpLink::begin_frame() {
   head.world = flight.world;
   head.number = flight.ticket;
   head.round = message.round;
-  piece_left_ = std::min<std::size_t>(flight.sends[large_.front().send].left, kMostPiece);
-  head.bytes = static_cast<std::uint32_t>(piece_left_);
+  fragment_left_ = std::min<std::size_t>(flight.sends[large_.front().send].left, kMaxFragment);
+  head.bytes = static_cast<std::uint32_t>(fragment_left_);
   head_.assign(reinterpret_cast<const char*>(&head), sizeof head);
   data_frame_ = true;
   return true;
@@ -91,32 +91,32 @@ void TcpLink::end_data_frame() {
     large_.pop_front();
   } else if (out.flight->sends[out.send].left == 0) {
     large_.pop_front();
-    owner_->data_left(out.flight, out.send);
+    owner_->data_sent(out.flight, out.send);
   }
 }
 
 std::size_t TcpLink::flush() {
   std::size_t moved = 0;
   while (is_open() && !mute_ && moved < kTurn) {
-    if (head_.empty() && piece_left_ == 0 && !begin_frame()) break;
+    if (head_.empty() && fragment_left_ == 0 && !begin_frame()) break;
     msghdr message{};
-    std::array<iovec, kPieces> pieces;
-    message.msg_iov = pieces.data();
+    std::array<iovec, kMaxIovecs> iovecs;
+    message.msg_iov = iovecs.data();
     int flags = MSG_NOSIGNAL;
     if (!head_.empty()) {
-      pieces[0] = {head_.data() + head_sent_, head_.size() - head_sent_};
+      iovecs[0] = {head_.data() + head_sent_, head_.size() - head_sent_};
       message.msg_iovlen = 1;
-      if (piece_left_ > 0) flags |= MSG_MORE;
+      if (fragment_left_ > 0) flags |= MSG_MORE;
     } else {
       TcpFlight& flight = *large_.front().flight;
       const std::size_t send = large_.front().send;
       if (flight.withdrawn) {
         // The frame that was begun is brought to its end; its receiver learns that the world has failed.
-        pieces[0] = {nothing(), std::min(kPiece, piece_left_)};
+        iovecs[0] = {nothing(), std::min(kDiscardBytes, fragment_left_)};
         message.msg_iovlen = 1;
       } else {
-        message.msg_iovlen =
-            flight.sends[send].walk.pieces(flight.exchange.sends[send].spans, pieces, std::min(kCall, piece_left_));
+        message.msg_iovlen = flight.sends[send].cursor.fill_iovecs(flight.exchange.sends[send].spans, iovecs,
+                                                                   std::min(kCall, fragment_left_));
       }
     }
     const ssize_t count = uninterrupted([&] { return ::sendmsg(socket_.get(), &message, flags); });
@@ -133,13 +133,13 @@ std::size_t TcpLink::flush() {
     } else {
       TcpFlight& flight = *large_.front().flight;
       const std::size_t send = large_.front().send;
-      piece_left_ -= bytes;
+      fragment_left_ -= bytes;
       if (!flight.withdrawn) {
-        flight.sends[send].walk.advance(flight.exchange.sends[send].spans, bytes);
+        flight.sends[send].cursor.advance(flight.exchange.sends[send].spans, bytes);
         flight.sends[send].left -= bytes;
       }
     }
-    if (data_frame_ && head_.empty() && piece_left_ == 0) end_data_frame();
+    if (data_frame_ && head_.empty() && fragment_left_ == 0) end_data_frame();
   }
   return moved;
 }
@@ -149,7 +149,7 @@ void TcpLink::drop_outgoing() {
   small_.clear();
   large_.clear();
   head_.clear();
-  piece_left_ = 0;
+  fragment_left_ = 0;
   data_frame_ = false;
 }
 
@@ -160,24 +160,25 @@ bool TcpLink::end(std::string why) {
 
 bool TcpLink::receive(std::size_t& bytes) {
   for (std::size_t moved = 0; is_open() && moved < kTurn;) {
-    std::array<iovec, kPieces> pieces;
+    std::array<iovec, kMaxIovecs> iovecs;
     msghdr message{};
-    message.msg_iov = pieces.data();
+    message.msg_iov = iovecs.data();
     message.msg_iovlen = 1;
     const std::size_t body_before = in_body_.size();
-    TcpFlight* const flight = in_place_.flight.get();
+    TcpFlight* const flight = in_destination_.flight.get();
     const bool head = in_head_ < sizeof in_;
     const bool to_spans = !head && in_.kind == FrameKind::kData && flight != nullptr && !flight->withdrawn;
     if (head) {
-      pieces[0] = {reinterpret_cast<char*>(&in_) + in_head_, sizeof in_ - in_head_};
+      iovecs[0] = {reinterpret_cast<char*>(&in_) + in_head_, sizeof in_ - in_head_};
     } else if (to_spans) {
-      const auto& spans = flight->exchange.receives[in_place_.receive].spans;
-      message.msg_iovlen = flight->receives[in_place_.receive].walk.pieces(spans, pieces, std::min(kCall, in_left_));
+      const auto& spans = flight->exchange.receives[in_destination_.receive].spans;
+      message.msg_iovlen =
+          flight->receives[in_destination_.receive].cursor.fill_iovecs(spans, iovecs, std::min(kCall, in_left_));
     } else if (in_.kind == FrameKind::kData) {
-      pieces[0] = {nothing(), std::min(kPiece, in_left_)};
+      iovecs[0] = {nothing(), std::min(kDiscardBytes, in_left_)};
     } else {
-      in_body_.resize(body_before + std::min(kPiece, in_left_));
-      pieces[0] = {in_body_.data() + body_before, in_body_.size() - body_before};
+      in_body_.resize(body_before + std::min(kDiscardBytes, in_left_));
+      iovecs[0] = {in_body_.data() + body_before, in_body_.size() - body_before};
     }
     const ssize_t count = uninterrupted([&] { return ::recvmsg(socket_.get(), &message, 0); });
     const int error = errno;
@@ -196,8 +197,8 @@ bool TcpLink::receive(std::size_t& bytes) {
     } else {
       in_left_ -= got;
       if (to_spans) {
-        TcpFlight::Receive& receive = flight->receives[in_place_.receive];
-        receive.walk.advance(flight->exchange.receives[in_place_.receive].spans, got);
+        TcpFlight::Receive& receive = flight->receives[in_destination_.receive];
+        receive.cursor.advance(flight->exchange.receives[in_destination_.receive].spans, got);
         receive.left -= got;
       }
     }
@@ -210,20 +211,20 @@ bool TcpLink::take_head() {
   if (!fits(in_)) return end("it has sent what is no frame");
   in_left_ = in_.bytes;
   if (in_.kind == FrameKind::kData) {
-    return owner_->find_place(peer_, in_, in_place_) || end("it has sent data that nobody waits for");
+    return owner_->find_destination(peer_, in_, in_destination_) || end("it has sent data that nobody waits for");
   }
-  return owner_->may_come(peer_, in_) || end("it has sent what is out of order");
+  return owner_->accepts_frame(peer_, in_) || end("it has sent what is out of order");
 }
 
 bool TcpLink::take_body() {
   in_head_ = 0;
   if (in_.kind == FrameKind::kData) {
-    const LinkOwner::Place place = std::move(in_place_);
-    in_place_ = {};
-    if (place.flight != nullptr) owner_->data_came(place);
+    const LinkOwner::Destination destination = std::move(in_destination_);
+    in_destination_ = {};
+    if (destination.flight != nullptr) owner_->data_received(destination);
     return true;
   }
-  return owner_->frame_came(peer_, in_, std::exchange(in_body_, {})) || end("it has sent what is out of order");
+  return owner_->frame_received(peer_, in_, std::exchange(in_body_, {})) || end("it has sent what is out of order");
 }
 
 void TcpLink::shut_down() { static_cast<void>(::shutdown(socket_.get(), SHUT_WR)); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inside transport `tcp`: the connection with one other rank once the world is made. Frames have a head of fixed size;
 // those with data bring the bytes of a message straight from its sender's memory to its receiver's, who has said
-// before that it has a place for them. All else is small and bounded, and goes first.
+// before that it has a destination for them. All else is small and bounded, and goes first.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@
 namespace ringattn {
 
 enum class FrameKind : std::uint32_t {
-  kGather = 1,  // `number`: of the meeting; the body is this rank's part
-  kReady = 2,   // a message may come: `number` is its ticket
-  kData = 3,    // a piece of it
-  kSign = 4,    // of life: `shape` says which (comm/heart.hpp)
-  kNotice = 5,  // a rank, `round`, has failed; the body is its error, as pack_error() writes it
-  kLeave = 6,   // nobody needs this rank any more
+  kGather = 1,     // `number`: of the collective; the body is this rank's part
+  kReady = 2,      // a message may come: `number` is its ticket
+  kData = 3,       // a fragment of it
+  kHeartbeat = 4,  // of life: `shape` says which (comm/heart.hpp)
+  kNotice = 5,     // a rank, `round`, has failed; the body is its error, as pack_error() writes it
+  kLeave = 6,      // nobody needs this rank any more
 };
 
 struct FrameHead {
@@ -37,33 +37,33 @@ struct FrameHead {
 static_assert(sizeof(FrameHead) == 40);
 
 // Bodies may be so large.
-inline constexpr std::uint32_t kMostGathered = std::uint32_t{64} << 20;
-inline constexpr std::uint32_t kMostNotice = 2048;
-inline constexpr std::uint32_t kMostPiece = std::uint32_t{1} << 20;
+inline constexpr std::uint32_t kMaxGathered = std::uint32_t{64} << 20;
+inline constexpr std::uint32_t kMaxNotice = 2048;
+inline constexpr std::uint32_t kMaxFragment = std::uint32_t{1} << 20;
 
 // Who is told of what a link brings. Called from within the link's own calls.
 class LinkOwner {
  public:
   virtual ~LinkOwner() = default;
 
-  struct Place {
+  struct Destination {
     std::shared_ptr<TcpFlight> flight;  // nullptr: the bytes are given up
     std::size_t receive = 0;
   };
   // Whether a frame without data may come now, before memory is taken for its body. False: nobody could have sent it in
   // order.
-  virtual bool may_come(int peer, const FrameHead& head) const = 0;
-  // Where a piece of data goes. False: as above.
-  virtual bool find_place(int peer, const FrameHead& head, Place& place) = 0;
-  // A piece is there as a whole.
-  virtual void data_came(const Place& place) = 0;
+  virtual bool accepts_frame(int peer, const FrameHead& head) const = 0;
+  // Where a fragment of data goes. False: as above.
+  virtual bool find_destination(int peer, const FrameHead& head, Destination& destination) = 0;
+  // A fragment is there as a whole.
+  virtual void data_received(const Destination& destination) = 0;
   // Any other frame. False: as above.
-  virtual bool frame_came(int peer, const FrameHead& head, std::string body) = 0;
+  virtual bool frame_received(int peer, const FrameHead& head, std::string body) = 0;
   // A message has left as a whole.
-  virtual void data_left(const std::shared_ptr<TcpFlight>& flight, std::size_t send) = 0;
+  virtual void data_sent(const std::shared_ptr<TcpFlight>& flight, std::size_t send) = 0;
 };
 
-// Not thread-safe: its family's mutex is held.
+// Not thread-safe: its context's mutex is held.
 class TcpLink {
  public:
   TcpLink(int peer, FileDescriptor socket, LinkOwner& owner)
@@ -75,7 +75,7 @@ class TcpLink {
 
   void send(FrameHead head, std::string_view body = {});
   void send_data(std::shared_ptr<TcpFlight> flight, std::size_t send);
-  bool wants_to_send() const { return !head_.empty() || !small_.empty() || !large_.empty() || piece_left_ > 0; }
+  bool wants_to_send() const { return !head_.empty() || !small_.empty() || !large_.empty() || fragment_left_ > 0; }
   // Whether what send() was given has left.
   bool small_are_sent() const { return small_.empty() && (head_.empty() || data_frame_); }
 
@@ -107,13 +107,13 @@ class TcpLink {
   FileDescriptor socket_;
   LinkOwner* owner_;
 
-  // Outgoing: a frame's head, or a small frame as a whole, then a piece of data.
+  // Outgoing: a frame's head, or a small frame as a whole, then a fragment of data.
   std::deque<std::string> small_;
   std::deque<Outgoing> large_;
   std::string head_;
   std::size_t head_sent_ = 0;
   bool data_frame_ = false;  // that the head is one of large_.front()
-  std::size_t piece_left_ = 0;
+  std::size_t fragment_left_ = 0;
   bool mute_ = false;  // nothing can be sent any more
 
   // Incoming.
@@ -121,7 +121,7 @@ class TcpLink {
   std::size_t in_head_ = 0;  // bytes of it
   std::size_t in_left_ = 0;  // of the body
   std::string in_body_;
-  LinkOwner::Place in_place_;
+  LinkOwner::Destination in_destination_;
   std::string why_ended_;
 };
 

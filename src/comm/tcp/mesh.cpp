@@ -13,23 +13,23 @@
 #include <sstream>
 #include <system_error>
 
-#include "base/host.hpp"
 #include "base/moment.hpp"
+#include "base/host.hpp"
 #include "base/pulse.hpp"
-#include "comm/failure.hpp"
 #include "comm/meeting.hpp"
-#include "comm/patience.hpp"
+#include "comm/failure.hpp"
 #include "comm/tcp/handshake.hpp"
 #include "comm/tcp/store_parts.hpp"
 #include "comm/tcp/wire.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kMostAddresses = 8;
+constexpr std::size_t kMaxAddresses = 8;
 // Connections that have not said who they are; where there are more, the oldest one is closed.
-constexpr std::size_t kMostStrangers = 256;
+constexpr std::size_t kMaxPendingConnections = 256;
 constexpr int kAcceptedAtOnce = 64;
 // How long a rank that could not connect waits for the others, whose own time is over at about the same moment.
 constexpr double kAgreeSeconds = 2.0;
@@ -44,7 +44,7 @@ struct Peers {
 };
 
 // Equal for ranks whose loopback interface is the same.
-std::string place_of_this_rank() {
+std::string network_id_of_this_rank() {
   std::string boot;
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::getline(file, boot);
@@ -73,21 +73,21 @@ class Connector {
 
   // `addresses`: [ranks] where each may be reached.
   std::vector<FileDescriptor> connect(std::vector<std::vector<SocketAddress>> addresses, const Deadline& deadline) {
-    moment("connecting");
+    failpoint("connecting");
     for (int peer = 0; peer < rank_; ++peer) {
       calls_.push_back(Call{peer, std::move(addresses[static_cast<std::size_t>(peer)])});
     }
     while (open_calls() > 0 || absent_callers() > 0) {
-      if (waited_enough(deadline)) fail_unreachable(deadline);
+      if (wait_expired(deadline)) fail_unreachable(deadline);
       std::vector<pollfd> sockets;
       sockets.push_back({listener_.get(), POLLIN, 0});
-      for (const Stranger& stranger : strangers_) sockets.push_back(stranger.wire.interest());
+      for (const PendingConnection& pending : pending_) sockets.push_back(pending.wire.interest());
       for (const Call& call : calls_) {
         if (call.wire) sockets.push_back(call.wire->interest());
       }
-      wait_a_moment(sockets);
+      poll_briefly(sockets);
       for (Call& call : calls_) go_on(call);
-      take_calls();
+      accept_calls();
     }
     return std::move(links_);
   }
@@ -101,16 +101,16 @@ class Connector {
     std::optional<Wire> wire{};
     bool asked = false;           // the connection is there, and the other side was told who calls
     Introduction introduction{};  // with a secret
-    Deadline deadline = Patience::none();
+    Deadline deadline = Timeouts::none();
     bool done = false;
     std::string why_not = "nobody answers";
   };
-  struct Stranger {
+  struct PendingConnection {
     Wire wire;
     Deadline deadline;
     int introduced = -1;  // the rank that it says it is, with a secret
   };
-  static constexpr std::size_t kMostFrame = std::max({sizeof(Peers), sizeof(Introduction), sizeof(Proof)});
+  static constexpr std::size_t kMaxFrame = std::max({sizeof(Peers), sizeof(Introduction), sizeof(Proof)});
 
   std::ptrdiff_t open_calls() const {
     return std::ranges::count_if(calls_, [](const Call& call) { return !call.done; });
@@ -124,7 +124,7 @@ class Connector {
     call.at = (call.at + 1) % call.addresses.size();
     call.wire.reset();
     call.asked = false;
-    call.deadline = Patience::for_next_try();
+    call.deadline = Timeouts::for_next_try();
   }
 
   void go_on(Call& call) {
@@ -135,12 +135,12 @@ class Connector {
       Opened opened = begin_connection(call.addresses[call.at]);
       if (!opened.socket.valid()) return next_address(call, say(opened.error));
       call.wire.emplace(std::move(opened.socket));
-      call.deadline = Patience::for_address();
+      call.deadline = Timeouts::for_address();
       if (secret_.is_given()) {
         call.introduction = introduce(Purpose::kLink, rank_, call.peer, size());
         call.wire->send(WireKind::kIntroduction, bytes_of(call.introduction));
       } else {
-        say_who(*call.wire, call.peer);
+        introduce_rank(*call.wire, call.peer);
       }
     }
     if (!call.asked) {
@@ -151,9 +151,9 @@ class Connector {
       }
       if (const int error = connection_error(call.wire->socket()); error != 0) return next_address(call, say(error));
       call.asked = true;
-      call.deadline = Patience::for_answer();
+      call.deadline = Timeouts::for_answer();
     }
-    const bool open = call.wire->move(kMostFrame);
+    const bool open = call.wire->move(kMaxFrame);
     if (const std::optional<WireFrame> frame = call.wire->take()) {
       const bool proven = call.wire->is_authenticated() || !secret_.is_given();
       if (!proven) {
@@ -174,7 +174,7 @@ class Connector {
 
   int size() const { return static_cast<int>(links_.size()); }
 
-  void say_who(Wire& wire, int peer) const {
+  void introduce_rank(Wire& wire, int peer) const {
     const Peers peers{world_, rank_, peer};
     wire.send(WireKind::kPeer, bytes_of(peers));
   }
@@ -186,60 +186,60 @@ class Connector {
     const auto keys = check_proof(secret_, call.introduction, *proof, world_);
     if (!keys) return false;
     call.wire->authenticate(keys->to_listener, keys->to_caller);
-    say_who(*call.wire, call.peer);
+    introduce_rank(*call.wire, call.peer);
     call.wire->flush();
     return true;
   }
 
-  void take_calls() {
+  void accept_calls() {
     for (int i = 0; i < kAcceptedAtOnce; ++i) {
       Opened opened = accept_connection(listener_);
       const bool no_more_files = opened.error == EMFILE || opened.error == ENFILE;
-      const bool one_too_many = opened.socket.valid() ? strangers_.size() >= kMostStrangers : no_more_files;
-      if (one_too_many && !strangers_.empty()) strangers_.pop_front();
+      const bool one_too_many = opened.socket.valid() ? pending_.size() >= kMaxPendingConnections : no_more_files;
+      if (one_too_many && !pending_.empty()) pending_.pop_front();
       if (!opened.socket.valid()) break;
-      strangers_.push_back({Wire(std::move(opened.socket)), Patience::for_answer()});
+      pending_.push_back({Wire(std::move(opened.socket)), Timeouts::for_answer()});
     }
-    for (auto at = strangers_.begin(); at != strangers_.end();) at = meet(*at) ? strangers_.erase(at) : std::next(at);
+    for (auto at = pending_.begin(); at != pending_.end();) at = handle(*at) ? pending_.erase(at) : std::next(at);
   }
 
-  // Whether a stranger needs no more attention.
-  bool meet(Stranger& stranger) {
-    const bool open = stranger.wire.move(kMostFrame);
-    const std::optional<WireFrame> frame = stranger.wire.take();
-    if (!frame) return !open || stranger.deadline.expired();
-    if (secret_.is_given() && !stranger.wire.is_authenticated()) return !answer(stranger, *frame);
+  // Whether a pending connection needs no more attention.
+  bool handle(PendingConnection& pending) {
+    const bool open = pending.wire.move(kMaxFrame);
+    const std::optional<WireFrame> frame = pending.wire.take();
+    if (!frame) return !open || pending.deadline.expired();
+    if (secret_.is_given() && !pending.wire.is_authenticated()) return !answer(pending, *frame);
     const auto peers = value_of<Peers>(frame->body);
     if (frame->kind != WireKind::kPeer || !peers || peers->world != world_ || peers->to != rank_ ||
-        peers->from <= rank_ || peers->from >= size() || (secret_.is_given() && peers->from != stranger.introduced)) {
+        peers->from <= rank_ || peers->from >= size() || (secret_.is_given() && peers->from != pending.introduced)) {
       return true;
     }
-    say_who(stranger.wire, peers->from);
-    stranger.wire.flush();
-    if (!stranger.wire.all_sent()) return true;
+    introduce_rank(pending.wire, peers->from);
+    pending.wire.flush();
+    if (!pending.wire.all_sent()) return true;
     // A rank that has called again has given its first connection up.
-    links_[static_cast<std::size_t>(peers->from)] = stranger.wire.take_socket();
+    links_[static_cast<std::size_t>(peers->from)] = pending.wire.take_socket();
     return true;
   }
 
-  // With a secret: whether a stranger has introduced itself, and was sent this rank's proof.
-  bool answer(Stranger& stranger, const WireFrame& frame) const {
+  // With a secret: whether a pending connection has introduced itself, and was sent this rank's proof.
+  bool answer(PendingConnection& pending, const WireFrame& frame) const {
     const auto introduction = value_of<Introduction>(frame.body);
     if (frame.kind != WireKind::kIntroduction || !introduction || introduction->purpose != Purpose::kLink ||
         introduction->listener != rank_ || introduction->size != size()) {
       return false;
     }
     const Answer mine = answer_introduction(secret_, *introduction, world_);
-    stranger.wire.send(WireKind::kProof, bytes_of(mine.proof));
-    stranger.wire.flush();
-    stranger.wire.authenticate(mine.keys.to_caller, mine.keys.to_listener);
-    stranger.introduced = introduction->caller;
-    return stranger.wire.all_sent();
+    pending.wire.send(WireKind::kProof, bytes_of(mine.proof));
+    pending.wire.flush();
+    pending.wire.authenticate(mine.keys.to_caller, mine.keys.to_listener);
+    pending.introduced = introduction->caller;
+    return pending.wire.all_sent();
   }
 
   [[noreturn]] void fail_unreachable(const Deadline& deadline) const {
     const auto missing = [&](int peer, const std::string& why) {
-      fail_with_pulse(Error(
+      fail_rank(Error(
           ErrorCode::kPeer,
           fmt::format("{} and {} did not connect within {:g} s", names_.name(rank_), names_.name(peer),
                       deadline.seconds()),
@@ -262,7 +262,7 @@ class Connector {
   const RankNames& names_;
   std::vector<FileDescriptor> links_;  // [ranks]
   std::vector<Call> calls_;
-  std::list<Stranger> strangers_;
+  std::list<PendingConnection> pending_;
 };
 
 // What a rank tells the others of where it listens: its port, then a number a line.
@@ -271,7 +271,7 @@ std::vector<SocketAddress> addresses_in(const std::string& text) {
   std::istringstream lines(text);
   int port = 0;
   lines >> port;
-  for (std::string number; addresses.size() < kMostAddresses && lines >> number;) {
+  for (std::string number; addresses.size() < kMaxAddresses && lines >> number;) {
     if (port < 1 || port > 65535) break;
     for (const SocketAddress& address : numeric_address(number, port)) addresses.push_back(address);
   }
@@ -284,32 +284,32 @@ std::vector<SocketAddress> addresses_in(const std::string& text) {
 }
 
 // Where the ranks are.
-struct Places {
-  Mesh mesh;
+struct GatheredHosts {
+  Connections connections;
   WorldNumber world{};  // rank 0's counts
   bool one_host = true;
 };
 
-Places gather_places(Bootstrap& world, const Patience& patience) {
-  Places places;
-  const std::string mine = place_of_this_rank();
+GatheredHosts gather_hosts(Bootstrap& world, const Timeouts& timeouts) {
+  GatheredHosts gathered;
+  const std::string mine = network_id_of_this_rank();
   const std::string text_of_mine = std::string(bytes_of(random_world())) + mine;
-  for (const std::string& text : world.all_gather(text_of_mine, patience.for_peer())) {
+  for (const std::string& text : world.all_gather(text_of_mine, timeouts.for_peer())) {
     const auto theirs = value_of<WorldNumber>(std::string_view(text).substr(0, sizeof(WorldNumber)));
-    if (!theirs) fail_garbled(places.mesh.hosts.size());
-    if (places.mesh.hosts.empty()) places.world = *theirs;
-    const std::string place = text.substr(sizeof(WorldNumber));
-    places.one_host = places.one_host && place == mine;
-    places.mesh.hosts.push_back(printable(place.substr(0, place.find('\n'))));
+    if (!theirs) fail_garbled(gathered.connections.hosts.size());
+    if (gathered.connections.hosts.empty()) gathered.world = *theirs;
+    const std::string network_id = text.substr(sizeof(WorldNumber));
+    gathered.one_host = gathered.one_host && network_id == mine;
+    gathered.connections.hosts.push_back(printable(network_id.substr(0, network_id.find('\n'))));
   }
-  return places;
+  return gathered;
 }
 
 // Runs `connect` on every rank. Who waits for a rank that can't connect hears of it when that one's time is over. A
 // rank that could not connect does not wait as long: the one that it misses may not answer here either, and the others
 // have to hear of it before they end by themselves.
 template <typename Connect>
-void connect_together(Bootstrap& world, const Patience& patience, const Connect& connect) {
+void connect_collectively(Bootstrap& world, const Timeouts& timeouts, const Connect& connect) {
   std::optional<Error> error;
   try {
     connect();
@@ -319,7 +319,7 @@ void connect_together(Bootstrap& world, const Patience& patience, const Connect&
   const bool late = error && error->code() == ErrorCode::kPeer;
   try {
     agree(world, error ? &*error : nullptr,
-          late ? Patience::grace(kAgreeSeconds) : Patience::derived(2.0 * patience.seconds()).for_peer());
+          late ? Timeouts::grace(kAgreeSeconds) : Timeouts::derived(2.0 * timeouts.seconds()).for_peer());
   } catch (const AgreedError&) {
     throw;
   } catch (const Error&) {
@@ -341,24 +341,24 @@ void check_secrets(const std::vector<std::string>& told, const RankNames& names)
               fmt::format("the other {} of {} ranks {} one", told.size() - without.size(), told.size(),
                           told.size() - without.size() == 1 ? "has" : "have"),
               "Give all ranks the same RINGATTN_STORE_SECRET, or none of them one.");
-  error.set_place({0, names.host(0)});
+  error.set_location({0, names.host(0)});
   throw AgreedError(error);
 }
 
 }  // namespace
 
-Mesh connect_mesh(Bootstrap& world, const std::string& address, const Patience& patience,
-                  const std::optional<Secret>& given) {
-  const Meeting meeting(world, patience);
+Connections make_connections(Bootstrap& world, const std::string& address, const Timeouts& timeouts,
+                             const std::optional<Secret>& given) {
+  const Collective collective(world, timeouts);
   const int rank = world.rank();
-  Places places = gather_places(world, patience);
-  Mesh& mesh = places.mesh;
-  const bool one_host = places.one_host;
+  GatheredHosts gathered = gather_hosts(world, timeouts);
+  Connections& connections = gathered.connections;
+  const bool one_host = gathered.one_host;
   Secret secret;
   // That all are on one host is seen by all ranks, or by none.
   FileDescriptor listener;
   std::string told;
-  meeting.together([&] {
+  collective.run_collectively([&] {
     secret = given ? *given : secret_of_environment();
     Opened opened;
     if (one_host) {
@@ -382,19 +382,20 @@ Mesh connect_mesh(Bootstrap& world, const std::string& address, const Patience& 
     } else {
       std::vector<std::string> numbers = interface_addresses();
       if (!address.empty()) numbers.insert(numbers.begin(), address);
-      if (numbers.size() > kMostAddresses) numbers.resize(kMostAddresses);
+      if (numbers.size() > kMaxAddresses) numbers.resize(kMaxAddresses);
       for (const std::string& number : numbers) told += number + '\n';
     }
     if (secret.is_given()) told.append("\n").append(kHasSecret);
   });
-  const std::vector<std::string> all_told = world.all_gather(told, patience.for_peer());
-  const RankNames names(mesh.hosts);
+  const std::vector<std::string> all_told = world.all_gather(told, timeouts.for_peer());
+  const RankNames names(connections.hosts);
   check_secrets(all_told, names);
   std::vector<std::vector<SocketAddress>> addresses;
   for (const std::string& theirs : all_told) addresses.push_back(addresses_in(theirs));
-  Connector connector(rank, world.size(), places.world, secret, std::move(listener), names);
-  connect_together(world, patience, [&] { mesh.links = connector.connect(std::move(addresses), patience.for_peer()); });
-  return std::move(mesh);
+  Connector connector(rank, world.size(), gathered.world, secret, std::move(listener), names);
+  connect_collectively(world, timeouts,
+                       [&] { connections.links = connector.connect(std::move(addresses), timeouts.for_peer()); });
+  return std::move(connections);
 }
 
 }  // namespace ringattn

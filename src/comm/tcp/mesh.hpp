@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "base/file_descriptor.hpp"
-#include "comm/patience.hpp"
 #include "comm/tcp/secret.hpp"
+#include "comm/patience.hpp"
 #include "comm/transport.hpp"
 
 namespace ringattn {
 
-struct Mesh {
+struct Connections {
   std::vector<FileDescriptor> links;  // [ranks]; none to this rank itself
   std::vector<std::string> hosts;     // [ranks]
 };
@@ -23,7 +23,7 @@ struct Mesh {
 // it. `address`: a number that this rank can be reached at, tried before those of its interfaces; may be empty. Throws
 // an AgreedError (kPeer) that names two ranks that can't reach each other, or those that have no secret where others
 // do. `secret`: not set, that of the environment.
-Mesh connect_mesh(Bootstrap& world, const std::string& address, const Patience& patience,
-                  const std::optional<Secret>& secret = {});
+Connections make_connections(Bootstrap& world, const std::string& address, const Timeouts& timeouts,
+                             const std::optional<Secret>& secret = {});
 
 }  // namespace ringattn

@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kText = "RINGATTN_STORE_SECRET";
 constexpr const char* kFile = "RINGATTN_STORE_SECRET_FILE";
-constexpr std::size_t kMostFileBytes = 4096;
+constexpr std::size_t kMaxFileBytes = 4096;
 
 std::optional<std::string> variable_value(const char* name) {
   std::optional<std::string> value = environment_value(name);
@@ -30,8 +30,8 @@ std::optional<std::string> variable_value(const char* name) {
 }
 
 std::string read_secret_file(const std::string& path) {
-  const auto refuse = [&](const std::string& why, std::string_view remedy) {
-    fail(ErrorCode::kFile, fmt::format("{} can't be read as a secret", path), why, std::string(remedy));
+  const auto refuse = [&](const std::string& why, std::string_view suggestion) {
+    fail(ErrorCode::kFile, fmt::format("{} can't be read as a secret", path), why, std::string(suggestion));
   };
   // Not blocked by a pipe that nobody writes to.
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
@@ -49,7 +49,7 @@ std::string read_secret_file(const std::string& path) {
   if (status.st_uid != ::geteuid() && status.st_uid != 0) {
     refuse("it belongs to another user", "Write the secret into a file of your own.");
   }
-  std::string bytes(kMostFileBytes, '\0');
+  std::string bytes(kMaxFileBytes, '\0');
   const ssize_t count = uninterrupted([&] { return ::read(file.get(), bytes.data(), bytes.size()); });
   if (count < 0) refuse(std::error_code(errno, std::generic_category()).message(), "See what is wrong with the file.");
   bytes.resize(static_cast<std::size_t>(count));

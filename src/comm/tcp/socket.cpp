@@ -184,9 +184,9 @@ SocketAddress far_end(const FileDescriptor& socket) {
 
 void send_at_once(const FileDescriptor& socket) { set_flag(socket, IPPROTO_TCP, TCP_NODELAY, 1); }
 
-void wait_a_moment(std::span<pollfd> sockets) {
+void poll_briefly(std::span<pollfd> sockets) {
   static_cast<void>(::poll(sockets.data(), sockets.size(), kMoment));
-  look();
+  waiting_heartbeat();
 }
 
 }  // namespace ringattn

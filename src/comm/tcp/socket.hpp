@@ -61,7 +61,7 @@ SocketAddress far_end(const FileDescriptor& socket);
 // Small messages are sent at once.
 void send_at_once(const FileDescriptor& socket);
 
-// Waits until one of the sockets is ready, a moment at most; the calling rank's pulse looks up.
-void wait_a_moment(std::span<pollfd> sockets);
+// Waits until one of the sockets is ready, a moment at most; the calling rank's liveness looks up.
+void poll_briefly(std::span<pollfd> sockets);
 
 }  // namespace ringattn

@@ -10,8 +10,8 @@
 #include <system_error>
 
 #include "base/host.hpp"
-#include "comm/patience.hpp"
 #include "comm/tcp/store_parts.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -28,9 +28,9 @@ std::optional<StoreAddress> parse_store_address(std::string_view text) {
   } else if (host.find(':') != std::string_view::npos) {
     return std::nullopt;  // where the address ends and the port begins can't be told
   }
-  constexpr std::size_t kLongestHost = 253;
+  constexpr std::size_t kMaxHostName = 253;
   const bool printable = std::ranges::all_of(host, [](char c) { return c > ' ' && c < '\x7f'; });
-  if (host.empty() || host.size() > kLongestHost || !printable) return std::nullopt;
+  if (host.empty() || host.size() > kMaxHostName || !printable) return std::nullopt;
   StoreAddress address{std::string(host), 0};
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), address.port);
   const bool whole = error == std::errc{} && end == port.data() + port.size();
@@ -89,15 +89,15 @@ std::optional<std::vector<std::string>> unpack_texts(std::string_view bytes, int
 namespace {
 
 void check_options(const StoreOptions& options) {
-  if (options.size < 1 || options.size > kMostStoreRanks || options.rank < 0 || options.rank >= options.size) {
+  if (options.size < 1 || options.size > kMaxStoreRanks || options.rank < 0 || options.rank >= options.size) {
     fail(ErrorCode::kUsage, fmt::format("there is no rank {} of {}", options.rank, options.size),
-         fmt::format("a world has 1 to {} ranks, counted from 0", kMostStoreRanks), "Check what starts the ranks.");
+         fmt::format("a world has 1 to {} ranks, counted from 0", kMaxStoreRanks), "Check what starts the ranks.");
   }
-  if (options.job.size() > kLongestJob) {
+  if (options.job.size() > kMaxJobName) {
     fail(ErrorCode::kUsage, "the job's name is too long", fmt::format("it has {} bytes", options.job.size()),
-         fmt::format("Give one of at most {}.", kLongestJob));
+         fmt::format("Give one of at most {}.", kMaxJobName));
   }
-  static_cast<void>(Patience(options.seconds));  // throws for what is no time
+  static_cast<void>(Timeouts(options.seconds));  // throws for what is no time
 }
 
 }  // namespace
@@ -105,7 +105,7 @@ void check_options(const StoreOptions& options) {
 std::unique_ptr<Store> make_store(const StoreOptions& options) {
   check_options(options);
   const Secret secret = options.secret ? *options.secret : secret_of_environment();
-  return options.rank == 0 ? serve_store(options, secret) : visit_store(options, secret);
+  return options.rank == 0 ? serve_store(options, secret) : connect_to_store(options, secret);
 }
 
 }  // namespace ringattn

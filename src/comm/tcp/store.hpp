@@ -34,15 +34,15 @@ struct StoreOptions {
   StoreAddress address;
   int rank = 0;
   int size = 1;
-  std::string job;                 // equal on the ranks of one job; at most kLongestJob bytes
+  std::string job;                 // equal on the ranks of one job; at most kMaxJobName bytes
   double seconds = 60.0;           // for the ranks to come
   std::optional<Secret> secret{};  // not set: that of the environment
   // Told, on rank 0, that the store has no secret and listens to other hosts.
-  std::function<void(const Wording&)> warn{};
+  std::function<void(const MessageTemplate&)> warn{};
 };
 
-inline constexpr std::size_t kLongestJob = 127;
-inline constexpr int kMostStoreRanks = 4096;
+inline constexpr std::size_t kMaxJobName = 127;
+inline constexpr int kMaxStoreRanks = 4096;
 
 // A world that can meet, and nothing else: what make_tcp_transport() starts from. The connections go through rank 0.
 class Store : public Bootstrap {

@@ -6,9 +6,9 @@
 
 #include "base/pulse.hpp"
 #include "comm/failure.hpp"
-#include "comm/patience.hpp"
 #include "comm/tcp/handshake.hpp"
 #include "comm/tcp/store_parts.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -17,17 +17,17 @@ namespace {
 // Rank 0 gives up first, and says why.
 constexpr double kServerFirst = 2.0;
 // A proof, or a refusal's text.
-constexpr std::size_t kMostBeforeProof = 4096;
+constexpr std::size_t kMaxBytesBeforeProof = 4096;
 
-class StoreGuest final : public Store {
+class StoreConnection final : public Store {
  public:
-  StoreGuest(const StoreOptions& options, const Secret& secret)
+  StoreConnection(const StoreOptions& options, const Secret& secret)
       : options_(options), secret_(secret), wire_(FileDescriptor()) {
-    const Deadline deadline = Patience(options.seconds).for_peer();
-    while (!enter(deadline)) {
-      if (waited_enough(deadline)) fail_unreachable(deadline);
-      std::this_thread::sleep_for(Patience::kBetweenTries);
-      look();
+    const Deadline deadline = Timeouts(options.seconds).for_peer();
+    while (!connect_to_any(deadline)) {
+      if (wait_expired(deadline)) fail_unreachable(deadline);
+      std::this_thread::sleep_for(Timeouts::kBetweenTries);
+      waiting_heartbeat();
     }
   }
 
@@ -38,7 +38,7 @@ class StoreGuest final : public Store {
   const std::string& session() const override { return session_; }
 
   std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {
-    if (bytes.size() > kMostStorePart) {
+    if (bytes.size() > kMaxStoreMessage) {
       fail(ErrorCode::kInternal, fmt::format("rank {} gathers {} bytes", options_.rank, bytes.size()),
            "the store takes less");
     }
@@ -56,25 +56,25 @@ class StoreGuest final : public Store {
   }
 
   // Tries each address that the name stands for; whether the store has taken this rank in, and all ranks are there.
-  bool enter(const Deadline& deadline) {
+  bool connect_to_any(const Deadline& deadline) {
     const Resolved resolved = resolve_host(options_.address.host, options_.address.port);
     if (resolved.addresses.empty()) why_not_ = resolved.why_none;
     for (const SocketAddress& address : resolved.addresses) {
-      if (knock(address, deadline)) return true;
+      if (try_connect(address, deadline)) return true;
     }
     return false;
   }
 
-  bool knock(const SocketAddress& address, const Deadline& deadline) {
+  bool try_connect(const SocketAddress& address, const Deadline& deadline) {
     Opened opened = begin_connection(address);
     if (!opened.socket.valid()) {
       why_not_ = error_text(opened.error);
       return false;
     }
-    const Deadline attempt = Patience::for_address();
+    const Deadline attempt = Timeouts::for_address();
     for (;;) {
       pollfd socket{opened.socket.get(), POLLOUT, 0};
-      wait_a_moment({&socket, 1});
+      poll_briefly({&socket, 1});
       if (socket.revents != 0) break;
       if (attempt.expired() || deadline.expired()) {
         why_not_ = "nobody answers";
@@ -111,7 +111,7 @@ class StoreGuest final : public Store {
   bool prove(const SocketAddress& address, const Deadline& deadline) {
     const Introduction introduction = introduce(Purpose::kStore, options_.rank, 0, options_.size);
     wire_.send(WireKind::kIntroduction, bytes_of(introduction));
-    const Deadline attempt = Patience::for_answer();
+    const Deadline attempt = Timeouts::for_answer();
     std::optional<WireFrame> frame;
     while (!(frame = wire_.take())) {
       if (attempt.expired() || deadline.expired()) {
@@ -119,8 +119,8 @@ class StoreGuest final : public Store {
         return false;
       }
       pollfd socket = wire_.interest();
-      wait_a_moment({&socket, 1});
-      if (!wire_.move(kMostBeforeProof)) {
+      poll_briefly({&socket, 1});
+      if (!wire_.move(kMaxBytesBeforeProof)) {
         throw Closed(
             Error(ErrorCode::kPeer, "the store has closed the connection", "it has proved nothing", "See it."));
       }
@@ -135,12 +135,11 @@ class StoreGuest final : public Store {
     // The text of what answers counts nothing before it has proved anything.
     wire_.send(WireKind::kMismatch, {});
     wire_.flush();
-    fail_with_pulse(
-        Error(ErrorCode::kPeer,
-              fmt::format("rank {} and rank 0, at {}, have different secrets", options_.rank, address.text()),
-              frame->kind == WireKind::kProof ? "what answers there does not prove that it knows this rank's"
-                                              : "what answers there has none",
-              "Give all ranks the same RINGATTN_STORE_SECRET, or none of them one."));
+    fail_rank(Error(ErrorCode::kPeer,
+                    fmt::format("rank {} and rank 0, at {}, have different secrets", options_.rank, address.text()),
+                    frame->kind == WireKind::kProof ? "what answers there does not prove that it knows this rank's"
+                                                    : "what answers there has none",
+                    "Give all ranks the same RINGATTN_STORE_SECRET, or none of them one."));
   }
 
   // The connection has ended without a word.
@@ -151,9 +150,9 @@ class StoreGuest final : public Store {
 
   // The body of the next frame, which is of that kind.
   std::string expect(WireKind kind, std::string_view what, double seconds) {
-    const Deadline deadline = Patience::derived(seconds + kServerFirst).for_peer();
+    const Deadline deadline = Timeouts::derived(seconds + kServerFirst).for_peer();
     for (;;) {
-      const bool open = wire_.move(most_gathered(options_.size));
+      const bool open = wire_.move(max_gathered(options_.size));
       if (std::optional<WireFrame> frame = wire_.take()) {
         if (frame->kind == WireKind::kFailed) throw Error(unpack_error(frame->body));
         if (frame->kind == kind) return std::move(frame->body);
@@ -165,28 +164,28 @@ class StoreGuest final : public Store {
                                              : fmt::format("its store at {} has closed", options_.address.text()),
                            "See its own message."));
       }
-      if (waited_enough(deadline)) {
+      if (wait_expired(deadline)) {
         const int server[] = {0};
         fail_late(what, deadline, RankNames(), options_.rank, server);
       }
       pollfd socket = wire_.interest();
-      wait_a_moment({&socket, 1});
+      poll_briefly({&socket, 1});
     }
   }
 
   [[noreturn]] void fail_garbled() const {
-    fail_with_pulse(Error(ErrorCode::kPeer,
-                          fmt::format("the store at {} has sent what is out of order", options_.address.text()),
-                          "its frame is not the one that comes next", "See whether rank 0 runs the same build."));
+    fail_rank(Error(ErrorCode::kPeer,
+                    fmt::format("the store at {} has sent what is out of order", options_.address.text()),
+                    "its frame is not the one that comes next", "See whether rank 0 runs the same build."));
   }
 
   [[noreturn]] void fail_unreachable(const Deadline& deadline) const {
-    fail_with_pulse(Error(ErrorCode::kPeer,
-                          fmt::format("rank {} can't reach rank 0's store at {} within {:g} s", options_.rank,
-                                      options_.address.text(), deadline.seconds()),
-                          why_not_,
-                          {"See whether rank 0 was started and that address is its host's; raise ", setting("timeout"),
-                           " if it only starts slowly."}));
+    fail_rank(Error(ErrorCode::kPeer,
+                    fmt::format("rank {} can't reach rank 0's store at {} within {:g} s", options_.rank,
+                                options_.address.text(), deadline.seconds()),
+                    why_not_,
+                    {"See whether rank 0 was started and that address is its host's; raise ", setting("timeout"),
+                     " if it only starts slowly."}));
   }
 
   const StoreOptions options_;
@@ -199,8 +198,8 @@ class StoreGuest final : public Store {
 
 }  // namespace
 
-std::unique_ptr<Store> visit_store(const StoreOptions& options, const Secret& secret) {
-  return std::make_unique<StoreGuest>(options, secret);
+std::unique_ptr<Store> connect_to_store(const StoreOptions& options, const Secret& secret) {
+  return std::make_unique<StoreConnection>(options, secret);
 }
 
 }  // namespace ringattn

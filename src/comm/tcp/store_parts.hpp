@@ -19,7 +19,7 @@ struct Hello {
   std::int32_t rank;
   std::int32_t size;
   char host[120];
-  char job[kLongestJob + 1];
+  char job[kMaxJobName + 1];
 
   std::string host_text() const;
   std::string job_text() const;
@@ -39,13 +39,13 @@ std::optional<std::vector<std::string>> unpack_texts(std::string_view bytes, int
 std::string printable(std::string_view text);
 
 // What one rank may contribute to an all-gather while ranks come together (comm/transport.hpp: a few KiB).
-inline constexpr std::size_t kMostStorePart = std::size_t{16} << 10;
+inline constexpr std::size_t kMaxStoreMessage = std::size_t{16} << 10;
 // And so what the store may send of `size` ranks.
-inline std::size_t most_gathered(int size) {
-  return (static_cast<std::size_t>(size) + 1) * (kMostStorePart + sizeof(std::uint32_t));
+inline std::size_t max_gathered(int size) {
+  return (static_cast<std::size_t>(size) + 1) * (kMaxStoreMessage + sizeof(std::uint32_t));
 }
 
 std::unique_ptr<Store> serve_store(const StoreOptions& options, const Secret& secret);
-std::unique_ptr<Store> visit_store(const StoreOptions& options, const Secret& secret);
+std::unique_ptr<Store> connect_to_store(const StoreOptions& options, const Secret& secret);
 
 }  // namespace ringattn

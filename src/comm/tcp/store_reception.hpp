@@ -11,19 +11,19 @@
 #include <string>
 #include <vector>
 
-#include "comm/patience.hpp"
 #include "comm/tcp/handshake.hpp"
 #include "comm/tcp/store_parts.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
-class StoreReception {
+class StoreAcceptor {
  public:
   // Called with a rank that may join, which is none of those that `is_there` names.
   using Join = std::function<void(const Hello& hello, Wire wire)>;
   using IsThere = std::function<bool(int rank)>;
 
-  StoreReception(const StoreOptions& options, const Secret& secret, IsThere is_there, Join join)
+  StoreAcceptor(const StoreOptions& options, const Secret& secret, IsThere is_there, Join join)
       : options_(options), secret_(secret), is_there_(std::move(is_there)), join_(std::move(join)) {}
 
   // Takes the connections that have come to a listener.
@@ -36,10 +36,10 @@ class StoreReception {
   // Why ranks were turned away that have not joined since; empty: none was.
   std::string refusals() const;
 
-  std::size_t size() const { return strangers_.size(); }
+  std::size_t size() const { return pending_.size(); }
 
  private:
-  struct Stranger {
+  struct PendingConnection {
     Wire wire;
     Deadline deadline;
     std::optional<Introduction> introduction{};  // it was answered, and its wire is authenticated
@@ -49,10 +49,10 @@ class StoreReception {
     std::string told, noted;
   };
 
-  bool meet(Stranger& stranger);
-  bool take_introduction(Stranger& stranger, const WireFrame& frame);
-  bool take_hello(Stranger& stranger, const Hello& hello);
-  bool refuse(Stranger& stranger, const Error& error);
+  bool handle(PendingConnection& pending);
+  bool take_introduction(PendingConnection& pending, const WireFrame& frame);
+  bool take_hello(PendingConnection& pending, const Hello& hello);
+  bool refuse(PendingConnection& pending, const Error& error);
   void note(int rank, std::string why);
   std::optional<Refusal> why_not(const Hello& hello) const;
 
@@ -60,7 +60,7 @@ class StoreReception {
   const Secret secret_;
   const IsThere is_there_;
   const Join join_;
-  std::list<Stranger> strangers_;
+  std::list<PendingConnection> pending_;
   std::map<int, std::string> refused_;  // by rank; -1: a rank that the world doesn't have
 };
 

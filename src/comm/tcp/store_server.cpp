@@ -9,16 +9,16 @@
 #include "base/host.hpp"
 #include "base/pulse.hpp"
 #include "comm/failure.hpp"
-#include "comm/patience.hpp"
-#include "comm/tcp/store_parts.hpp"
 #include "comm/tcp/store_reception.hpp"
+#include "comm/tcp/store_parts.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
 namespace {
 
 // How long what is said last gets to be sent.
-constexpr double kFarewellSeconds = 1.0;
+constexpr double kFinalSendSeconds = 1.0;
 
 class StoreServer final : public Store {
  public:
@@ -26,13 +26,13 @@ class StoreServer final : public Store {
       : options_(options),
         secret_(secret),
         hosts_(static_cast<std::size_t>(options.size)),
-        guests_(hosts_.size()),
+        connections_(hosts_.size()),
         session_(make_session()) {
     hosts_[0] = host_name();
     listen();
     warn();
     try {
-      take_in(Patience(options.seconds).for_peer());
+      accept_ranks(Timeouts(options.seconds).for_peer());
     } catch (const Error& error) {
       fail_all(error);
     }
@@ -91,30 +91,30 @@ class StoreServer final : public Store {
   }
 
   // Until all ranks are there.
-  void take_in(const Deadline& deadline) {
-    StoreReception reception(
+  void accept_ranks(const Deadline& deadline) {
+    StoreAcceptor acceptor(
         options_, secret_,
         [this](int rank) {
-          forget_gone();  // the one before it with this number may have ended since guests were looked at
-          return guests_[static_cast<std::size_t>(rank)].has_value();
+          forget_gone();  // the one before it with this number may have ended since connections were looked at
+          return connections_[static_cast<std::size_t>(rank)].has_value();
         },
         [this](const Hello& hello, Wire wire) { join(hello, std::move(wire)); });
     while (missing() > 0) {
-      if (waited_enough(deadline)) fail_missing(deadline, reception.refusals());
+      if (wait_expired(deadline)) fail_missing(deadline, acceptor.refusals());
       std::vector<pollfd> sockets{{listener_.get(), POLLIN, 0}};
-      reception.add_interests(sockets);
-      for (const auto& guest : guests_) {
-        if (guest) sockets.push_back(guest->interest());
+      acceptor.add_interests(sockets);
+      for (const auto& connection : connections_) {
+        if (connection) sockets.push_back(connection->interest());
       }
-      wait_a_moment(sockets);
-      reception.accept_from(listener_);
-      reception.go_on();
+      poll_briefly(sockets);
+      acceptor.accept_from(listener_);
+      acceptor.go_on();
       forget_gone();
     }
     std::vector<std::string> texts = hosts_;
     texts.push_back(session_);
-    for (auto& guest : guests_) {
-      if (guest) guest->send(WireKind::kComplete, pack_texts(texts));
+    for (auto& connection : connections_) {
+      if (connection) connection->send(WireKind::kComplete, pack_texts(texts));
     }
     flush(deadline);
   }
@@ -124,34 +124,35 @@ class StoreServer final : public Store {
     hosts_[rank] = hello.host_text();
     const SocketAddress mine = own_end(wire.socket());
     if (own_address_.empty() || !mine.is_loopback()) own_address_ = mine.host();
-    guests_[rank].emplace(std::move(wire));
+    connections_[rank].emplace(std::move(wire));
   }
 
   // A rank that has gone before all were there may be started again.
   void forget_gone() {
-    for (auto& guest : guests_) {
-      if (guest && (!guest->move(0) || guest->take())) guest.reset();
+    for (auto& connection : connections_) {
+      if (connection && (!connection->move(0) || connection->take())) connection.reset();
     }
   }
 
   int missing() const {
-    return options_.size - 1 -
-           static_cast<int>(std::ranges::count_if(guests_, [](const auto& guest) { return guest.has_value(); }));
+    return options_.size - 1 - static_cast<int>(std::ranges::count_if(connections_, [](const auto& connection) {
+             return connection.has_value();
+           }));
   }
 
   [[noreturn]] void fail_missing(const Deadline& deadline, const std::string& refusals) const {
     std::vector<int> absent;
     for (int rank = 1; rank < options_.size; ++rank) {
-      if (!guests_[static_cast<std::size_t>(rank)]) absent.push_back(rank);
+      if (!connections_[static_cast<std::size_t>(rank)]) absent.push_back(rank);
     }
-    fail_with_pulse(Error(ErrorCode::kPeer,
-                          fmt::format("{} did not come to the store at {} within {:g} s", RankNames().list(absent),
-                                      options_.address.text(), deadline.seconds()),
-                          refusals.empty() ? fmt::format("{} of {} ranks came",
-                                                         options_.size - static_cast<int>(absent.size()), options_.size)
-                                           : refusals,
-                          {"See whether all ranks were started and can reach that address; raise ", setting("timeout"),
-                           " if they only start slowly."}));
+    fail_rank(Error(ErrorCode::kPeer,
+                    fmt::format("{} did not come to the store at {} within {:g} s", RankNames().list(absent),
+                                options_.address.text(), deadline.seconds()),
+                    refusals.empty() ? fmt::format("{} of {} ranks came",
+                                                   options_.size - static_cast<int>(absent.size()), options_.size)
+                                     : refusals,
+                    {"See whether all ranks were started and can reach that address; raise ", setting("timeout"),
+                     " if they only start slowly."}));
   }
 
   std::vector<std::string> gather(std::string_view what, std::string_view bytes, const Deadline& deadline) {
@@ -175,24 +176,24 @@ class StoreServer final : public Store {
     // The first rank whose time is over ends the wait, so that all hear of it from here.
     Deadline limit = deadline;
     for (std::vector<int> waited_for = absent(); !waited_for.empty(); waited_for = absent()) {
-      if (waited_enough(limit)) fail_late(what, limit, names_, 0, waited_for);
+      if (wait_expired(limit)) fail_late(what, limit, names_, 0, waited_for);
       std::vector<pollfd> sockets;
-      for (const int rank : waited_for) sockets.push_back(guests_[static_cast<std::size_t>(rank)]->interest());
-      wait_a_moment(sockets);
+      for (const int rank : waited_for) sockets.push_back(connections_[static_cast<std::size_t>(rank)]->interest());
+      poll_briefly(sockets);
       for (const int rank : waited_for) {
-        Wire& guest = *guests_[static_cast<std::size_t>(rank)];
-        const bool open = guest.move(kMostStorePart);
-        std::optional<WireFrame> frame = guest.take();
+        Wire& connection = *connections_[static_cast<std::size_t>(rank)];
+        const bool open = connection.move(kMaxStoreMessage);
+        std::optional<WireFrame> frame = connection.take();
         if (frame && frame->kind == WireKind::kGather) {
           parts[static_cast<std::size_t>(rank)] = std::move(frame->body);
         } else if (const auto seconds = frame ? wait_of(*frame) : std::nullopt) {
-          const Deadline theirs = Patience::grace(*seconds);
+          const Deadline theirs = Timeouts::grace(*seconds);
           if (theirs.end() < limit.end()) limit = theirs;
         } else if (frame || !open) {
           fail(ErrorCode::kPeer, fmt::format("{} left while the ranks came together", names_.name(rank)),
-               guest.is_forged() ? "what it sent was changed on its way"
-               : frame           ? "it has sent what is out of order"
-                                 : "its connection to the store has closed",
+               connection.is_forged() ? "what it sent was changed on its way"
+               : frame                ? "it has sent what is out of order"
+                                      : "its connection to the store has closed",
                "See its own message.");
         }
       }
@@ -200,8 +201,8 @@ class StoreServer final : public Store {
     std::vector<std::string> all;
     for (auto& part : parts) all.push_back(std::move(*part));
     const std::string packed = pack_texts(all);
-    for (auto& guest : guests_) {
-      if (guest) guest->send(WireKind::kGathered, packed);
+    for (auto& connection : connections_) {
+      if (connection) connection->send(WireKind::kGathered, packed);
     }
     flush(deadline);
     return all;
@@ -214,36 +215,36 @@ class StoreServer final : public Store {
     return seconds && *seconds >= 0.0 ? seconds : std::nullopt;
   }
 
-  // Until all guests have been sent what they were told.
+  // Until all connections have been sent what they were told.
   void flush(const Deadline& deadline) {
     for (;;) {
       std::vector<pollfd> sockets;
-      for (auto& guest : guests_) {
-        // A guest that has gone shows in the next all-gather.
-        if (guest && !guest->all_sent() && guest->move(kMostStorePart) && !guest->all_sent()) {
-          sockets.push_back(guest->interest());
+      for (auto& connection : connections_) {
+        // A connection that has gone shows in the next all-gather.
+        if (connection && !connection->all_sent() && connection->move(kMaxStoreMessage) && !connection->all_sent()) {
+          sockets.push_back(connection->interest());
         }
       }
       if (sockets.empty() || deadline.expired()) return;
-      wait_a_moment(sockets);
+      poll_briefly(sockets);
     }
   }
 
   // The error reaches all ranks that are there, as rank 0's.
   [[noreturn]] void fail_all(const Error& error) {
     Error told = error;
-    if (told.place() == nullptr) told.set_place({0, host_name()});
-    for (auto& guest : guests_) {
-      if (guest) guest->send(WireKind::kFailed, pack_error(told));
+    if (told.location() == nullptr) told.set_location({0, host_name()});
+    for (auto& connection : connections_) {
+      if (connection) connection->send(WireKind::kFailed, pack_error(told));
     }
-    flush(Patience::grace(kFarewellSeconds));
+    flush(Timeouts::grace(kFinalSendSeconds));
     throw Error(told);
   }
 
   const StoreOptions options_;
   const Secret secret_;
-  std::vector<std::string> hosts_;           // [size]
-  std::vector<std::optional<Wire>> guests_;  // [size]; never rank 0
+  std::vector<std::string> hosts_;                // [size]
+  std::vector<std::optional<Wire>> connections_;  // [size]; never rank 0
   RankNames names_;
   FileDescriptor listener_;
   std::string own_address_;

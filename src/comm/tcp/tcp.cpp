@@ -10,8 +10,8 @@
 
 #include "base/moment.hpp"
 #include "base/pulse.hpp"
-#include "comm/exchange.hpp"
 #include "comm/meeting.hpp"
+#include "comm/exchange.hpp"
 #include "comm/tcp/tcp_parts.hpp"
 
 namespace ringattn {
@@ -20,33 +20,33 @@ namespace {
 
 class TcpTransport final : public Transport {
  public:
-  TcpTransport(std::shared_ptr<TcpFamily> family, int size, std::uint64_t world, Route route)
-      : family_(std::move(family)), size_(size), world_(world), route_(route) {
-    const std::lock_guard lock(family_->mutex);
-    state_ = family_->open_world(world_);
+  TcpTransport(std::shared_ptr<TcpTransportContext> context, int size, std::uint64_t world, Route route)
+      : context_(std::move(context)), size_(size), world_(world), route_(route) {
+    const std::lock_guard lock(context_->mutex);
+    state_ = context_->open_world(world_);
   }
 
   ~TcpTransport() override {
     abandon();
-    const std::lock_guard lock(family_->mutex);
-    family_->close_world(world_);
+    const std::lock_guard lock(context_->mutex);
+    context_->close_world(world_);
   }
 
-  int rank() const override { return family_->rank(); }
+  int rank() const override { return context_->rank(); }
   int size() const override { return size_; }
   std::string_view name() const override { return "tcp"; }
   MemoryKind memory() const override { return MemoryKind::kHost; }
   Route route() const override { return route_; }
 
   std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {
-    return meet("all-gather", bytes, deadline);
+    return gather_bytes("all-gather", bytes, deadline);
   }
-  void barrier(const Deadline& deadline) override { meet("barrier", {}, deadline); }
+  void barrier(const Deadline& deadline) override { gather_bytes("barrier", {}, deadline); }
 
   Ticket post(Exchange exchange, Stream) override {
     check_exchange(exchange, rank(), size_);
-    const std::lock_guard lock(family_->mutex);
-    family_->check_alive_locked();
+    const std::lock_guard lock(context_->mutex);
+    context_->check_alive_locked();
     const Ticket ticket = next_ticket();
     if (broken_) {
       fail(ErrorCode::kInternal, fmt::format("rank {} can't post {}", rank(), exchange_name(exchange, ticket)),
@@ -56,8 +56,8 @@ class TcpTransport final : public Transport {
     // What receivers have said before. Entries of one ticket lie together.
     for (auto at = state_->ready.lower_bound({ticket, 0, 0});
          at != state_->ready.end() && std::get<0>(at->first) == ticket; at = state_->ready.erase(at)) {
-      family_->drop_ready(at->first);
-      TcpFamily::take_ready(*state_, *flight, std::get<1>(at->first), std::get<2>(at->first), at->second);
+      context_->drop_ready(at->first);
+      TcpTransportContext::take_ready(*state_, *flight, std::get<1>(at->first), std::get<2>(at->first), at->second);
     }
     state_->flights.push_back(flight);
     for (std::size_t i = 0; i < flight->receives.size(); ++i) {
@@ -69,20 +69,20 @@ class TcpTransport final : public Transport {
       head.total = flight->receives[i].left;
       head.shape = span_shape(message);
       head.round = message.round;
-      family_->send(message.peer, head);
+      context_->send(message.peer, head);
     }
-    family_->start_sends(flight);
+    context_->start_sends(flight);
     return ticket;
   }
 
   void wait(Ticket ticket, Stream, const Deadline& deadline) override {
     try {
-      std::unique_lock lock(family_->mutex);
-      family_->check_alive_locked();
+      std::unique_lock lock(context_->mutex);
+      context_->check_alive_locked();
       check_ticket(ticket, state_->waited, next_ticket());
       const std::shared_ptr<TcpFlight> flight = state_->flights.front();
-      if (!family_->wait(lock, deadline, [&] { return flight->open == 0 || state_->misfit; })) {
-        fail_late(exchange_name(flight->exchange, ticket), deadline, family_->names(), rank(), awaited(*flight));
+      if (!context_->wait(lock, deadline, [&] { return flight->open == 0 || state_->misfit; })) {
+        fail_late(exchange_name(flight->exchange, ticket), deadline, context_->names(), rank(), awaited(*flight));
       }
       check_fit();
       state_->flights.pop_front();
@@ -96,22 +96,22 @@ class TcpTransport final : public Transport {
   }
 
   void progress() override {
-    beat();
-    family_->check_alive();
+    heartbeat();
+    context_->check_alive();
     if (!state_->misfit) return;
-    const std::lock_guard lock(family_->mutex);
+    const std::lock_guard lock(context_->mutex);
     check_fit();
   }
 
   bool finished(Ticket ticket) override {
-    const std::lock_guard lock(family_->mutex);
+    const std::lock_guard lock(context_->mutex);
     const auto index = static_cast<std::size_t>(ticket - state_->waited);
     return ticket >= state_->waited && index < state_->flights.size() && state_->flights[index]->open == 0;
   }
 
   // With the mutex held nobody reads or writes spans, and of what is withdrawn nobody does again.
   void abandon() noexcept override {
-    const std::lock_guard lock(family_->mutex);
+    const std::lock_guard lock(context_->mutex);
     if (state_->flights.empty()) return;
     broken_ = true;
     for (const auto& flight : state_->flights) flight->withdrawn = true;
@@ -119,16 +119,16 @@ class TcpTransport final : public Transport {
     state_->flights.clear();
   }
 
-  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override {
+  std::unique_ptr<Transport> split_world(int size, const Deadline& deadline) override {
     check_split(size, size_);
-    moment("split");
+    failpoint("split");
     const std::string mine = std::to_string(size) + ' ';
     std::string number;
     if (rank() == 0) {
-      const std::lock_guard lock(family_->mutex);
-      number = std::to_string(family_->new_world());
+      const std::lock_guard lock(context_->mutex);
+      number = std::to_string(context_->new_world());
     }
-    const std::vector<std::string> all = meet("split", mine + number, deadline);
+    const std::vector<std::string> all = gather_bytes("split", mine + number, deadline);
     for (const std::string& theirs : all) {
       if (!theirs.starts_with(mine)) {
         fail(ErrorCode::kInternal, fmt::format("rank {} can't split the world to {} ranks", rank(), size),
@@ -140,16 +140,16 @@ class TcpTransport final : public Transport {
     std::uint64_t world = 0;
     const std::string_view given = std::string_view(all[0]).substr(mine.size());
     const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), world);
-    if (error != std::errc{} || end != given.data() + given.size() || !family_->is_new_world(world)) {
+    if (error != std::errc{} || end != given.data() + given.size() || !context_->is_new_world(world)) {
       fail(ErrorCode::kPeer, "can't split the world", "rank 0 gave no number for the new one",
            "See whether all ranks run the same build.");
     }
-    return std::make_unique<TcpTransport>(family_, size, world, route_);
+    return std::make_unique<TcpTransport>(context_, size, world, route_);
   }
 
   bool abort(const Error& error) override {
     abandon();
-    return family_->abort(error);
+    return context_->abort(error);
   }
 
  private:
@@ -162,8 +162,8 @@ class TcpTransport final : public Transport {
       if (!flight.misfit) continue;
       fail(ErrorCode::kInternal,
            fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
-           fmt::format("{} wants other spans of {} than it sends", family_->names().name(*flight.misfit),
-                       family_->names().name(rank())),
+           fmt::format("{} wants other spans of {} than it sends", context_->names().name(*flight.misfit),
+                       context_->names().name(rank())),
            "This is a bug in the plan.");
     }
   }
@@ -171,46 +171,47 @@ class TcpTransport final : public Transport {
   // A wait has failed. Whoever handles that may meet the others first (comm/meeting.hpp), which must not take a
   // deadline more.
   void give_up(const Error& error) {
-    if (error.code() == ErrorCode::kPeer) family_->give_up(error);
+    if (error.code() == ErrorCode::kPeer) context_->give_up(error);
   }
 
   // Everybody sends to everybody: a rank whose deadline passes then knows exactly who has not come.
-  std::vector<std::string> meet(std::string_view what, std::string_view bytes, const Deadline& deadline) {
-    if (bytes.size() > kMostGathered) {
+  std::vector<std::string> gather_bytes(std::string_view what, std::string_view bytes, const Deadline& deadline) {
+    if (bytes.size() > kMaxGathered) {
       fail(ErrorCode::kInternal, fmt::format("rank {} gathers {} bytes", rank(), bytes.size()),
-           fmt::format("a meeting takes {} at most", kMostGathered));
+           fmt::format("a collective takes {} at most", kMaxGathered));
     }
     try {
-      return take_part(what, bytes, deadline);
+      return gather_all(what, bytes, deadline);
     } catch (const Error& error) {
       give_up(error);
       throw;
     }
   }
 
-  std::vector<std::string> take_part(std::string_view what, std::string_view bytes, const Deadline& deadline) {
-    std::unique_lock lock(family_->mutex);
-    family_->check_alive_locked();
+  std::vector<std::string> gather_all(std::string_view what, std::string_view bytes, const Deadline& deadline) {
+    std::unique_lock lock(context_->mutex);
+    context_->check_alive_locked();
     const std::int64_t number = state_->begun++;
     FrameHead head;
     head.kind = FrameKind::kGather;
     head.world = world_;
     head.number = number;
-    for (int i = 1; i < size_; ++i) family_->send((rank() + i) % size_, head, bytes);
-    TcpWorldState::Gathering& meeting = state_->meetings[number];
-    meeting.parts.resize(static_cast<std::size_t>(family_->size()));
-    meeting.parts[static_cast<std::size_t>(rank())] = bytes;
-    ++meeting.came;
-    if (!family_->wait(lock, deadline, [&] { return meeting.came == size_; })) {
+    for (int i = 1; i < size_; ++i) context_->send((rank() + i) % size_, head, bytes);
+    TcpWorldState::Gathering& collective = state_->collectives[number];
+    collective.parts.resize(static_cast<std::size_t>(context_->size()));
+    collective.parts[static_cast<std::size_t>(rank())] = bytes;
+    ++collective.came;
+    if (!context_->wait(lock, deadline, [&] { return collective.came == size_; })) {
       std::vector<int> missing;
       for (int peer = 0; peer < size_; ++peer) {
-        if (!meeting.parts[static_cast<std::size_t>(peer)]) missing.push_back(peer);
+        if (!collective.parts[static_cast<std::size_t>(peer)]) missing.push_back(peer);
       }
-      fail_late(what, deadline, family_->names(), rank(), missing);
+      fail_late(what, deadline, context_->names(), rank(), missing);
     }
     std::vector<std::string> all;
-    for (int peer = 0; peer < size_; ++peer) all.push_back(std::move(*meeting.parts[static_cast<std::size_t>(peer)]));
-    state_->meetings.erase(number);
+    for (int peer = 0; peer < size_; ++peer)
+      all.push_back(std::move(*collective.parts[static_cast<std::size_t>(peer)]));
+    state_->collectives.erase(number);
     return all;
   }
 
@@ -229,7 +230,7 @@ class TcpTransport final : public Transport {
     return peers;
   }
 
-  const std::shared_ptr<TcpFamily> family_;
+  const std::shared_ptr<TcpTransportContext> context_;
   const int size_;
   const std::uint64_t world_;
   const Route route_;
@@ -240,12 +241,12 @@ class TcpTransport final : public Transport {
 }  // namespace
 
 TcpWorld make_tcp_world(Bootstrap& bootstrap, const TcpOptions& options) {
-  const Patience patience(options.setup_seconds);
-  Mesh mesh = connect_mesh(bootstrap, options.address, patience, options.secret);
+  const Timeouts timeouts(options.setup_seconds);
+  Connections connections = make_connections(bootstrap, options.address, timeouts, options.secret);
   TcpWorld world;
-  Meeting(bootstrap, patience).together([&] {
-    world.family = std::make_shared<TcpFamily>(bootstrap.rank(), std::move(mesh));
-    world.transport = std::make_unique<TcpTransport>(world.family, bootstrap.size(), 0, options.route);
+  Collective(bootstrap, timeouts).run_collectively([&] {
+    world.context = std::make_shared<TcpTransportContext>(bootstrap.rank(), std::move(connections));
+    world.transport = std::make_unique<TcpTransport>(world.context, bootstrap.size(), 0, options.route);
   });
   return world;
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `tcp`: a world together with its family, for programs that watch over their ranks.
+// Inside transport `tcp`: a world together with its context, for programs that watch over their ranks.
 #pragma once
 
 #include <memory>
 
-#include "comm/tcp/family.hpp"
 #include "comm/tcp/tcp.hpp"
+#include "comm/tcp/family.hpp"
 
 namespace ringattn {
 
 struct TcpWorld {
   std::unique_ptr<Transport> transport;
-  std::shared_ptr<TcpFamily> family;
+  std::shared_ptr<TcpTransportContext> context;
 };
 
 // As make_tcp_transport().

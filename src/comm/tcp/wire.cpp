@@ -53,10 +53,10 @@ bool Wire::is_genuine() {
   return is_same_mac(mac, frame.substr(frame.size() - sizeof(Mac)));
 }
 
-bool Wire::move(std::size_t most_bytes) {
+bool Wire::move(std::size_t max_bytes) {
   const bool sends = send_some();
   // Who has closed the connection may have said why before it.
-  const bool receives = receive_some(most_bytes);
+  const bool receives = receive_some(max_bytes);
   return complete_ || (sends && receives);
 }
 
@@ -70,14 +70,14 @@ bool Wire::send_some() {
   return true;
 }
 
-bool Wire::receive_some(std::size_t most_bytes) {
+bool Wire::receive_some(std::size_t max_bytes) {
   while (!complete_ && !foreign_ && !forged_) {
     std::size_t wanted = sizeof(Head);
     if (incoming_.size() >= sizeof(Head)) {
       Head head;
       std::memcpy(&head, incoming_.data(), sizeof head);
       const bool known = head.kind >= static_cast<std::uint32_t>(WireKind::kHello) && head.kind <= kLastWireKind;
-      if (!known || head.version != kVersion || head.bytes > most_bytes + mac_bytes()) {
+      if (!known || head.version != kVersion || head.bytes > max_bytes + mac_bytes()) {
         foreign_ = true;
         return false;
       }
@@ -95,9 +95,9 @@ bool Wire::receive_some(std::size_t most_bytes) {
         return true;
       }
     }
-    constexpr std::size_t kPiece = 65536;  // memory is taken for what comes, not for what a head says
+    constexpr std::size_t kReceiveBytes = 65536;  // memory is taken for what comes, not for what a head says
     const std::size_t before = incoming_.size();
-    incoming_.resize(before + std::min(kPiece, wanted - before));
+    incoming_.resize(before + std::min(kReceiveBytes, wanted - before));
     const ssize_t count =
         uninterrupted([&] { return ::recv(socket_.get(), incoming_.data() + before, incoming_.size() - before, 0); });
     const int error = errno;

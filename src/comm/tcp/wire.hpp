@@ -40,7 +40,7 @@ struct WireFrame {
 class Wire {
  public:
   // Bodies may be so large.
-  static constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+  static constexpr std::size_t kMaxBytes = std::size_t{16} << 20;
 
   explicit Wire(FileDescriptor socket) : socket_(std::move(socket)) {}
 
@@ -52,8 +52,8 @@ class Wire {
   // Sends what can be sent at this moment, and takes nothing. A few bytes go at once.
   void flush() { send_some(); }
   // Moves what can be moved at this moment. False once the other side has closed the connection, or has sent what is no
-  // frame, or one with a body of more than `most_bytes`.
-  bool move(std::size_t most_bytes = kMostBytes);
+  // frame, or one with a body of more than `max_bytes`.
+  bool move(std::size_t max_bytes = kMaxBytes);
   // The next frame that has come. It is taken from the connection byte by byte: nothing after it is lost.
   std::optional<WireFrame> take();
 
@@ -88,7 +88,7 @@ class Wire {
   std::size_t mac_bytes() const { return keys_ ? sizeof(Mac) : 0; }
   bool is_genuine();
   bool send_some();
-  bool receive_some(std::size_t most_bytes);
+  bool receive_some(std::size_t max_bytes);
 
   FileDescriptor socket_;
   std::string outgoing_;

@@ -26,9 +26,9 @@ int thread_count(int requested) {
 
 using Clock = std::chrono::steady_clock;
 
-class CpuMarks final : public Marks {
+class CpuEvents final : public Events {
  public:
-  explicit CpuMarks(std::size_t count) : times_(count) {}
+  explicit CpuEvents(std::size_t count) : times_(count) {}
 
   void record(std::size_t mark, Stream) override { times_.at(mark) = Clock::now(); }
   void synchronize(std::size_t, const Deadline&, const Progress&) override {}
@@ -87,7 +87,7 @@ void CpuBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, St
   auto* const to = static_cast<std::byte*>(target);
   const auto pieces = static_cast<std::int64_t>((bytes + kPiece - 1) / kPiece);
   for (std::int64_t begin = 0; begin < pieces; begin += kPiecesAtOnce) {
-    beat();
+    heartbeat();
     const std::int64_t end = std::min(pieces, begin + kPiecesAtOnce);
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t i = begin; i < end; ++i) {
@@ -97,7 +97,7 @@ void CpuBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, St
   }
 }
 
-std::unique_ptr<Marks> CpuBackend::make_marks(std::size_t count, bool) { return std::make_unique<CpuMarks>(count); }
+std::unique_ptr<Events> CpuBackend::make_events(std::size_t count, bool) { return std::make_unique<CpuEvents>(count); }
 
 std::unique_ptr<Replay> CpuBackend::replay(Stream, const std::function<void()>& enqueue) {
   return std::make_unique<CpuReplay>(enqueue);

@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "base/host.hpp"
+#include "kernels/fold.hpp"
 #include "kernels/block_choice.hpp"
+#include "kernels/list_choice.hpp"
 #include "kernels/cache_update.hpp"
 #include "kernels/codebook.hpp"
 #include "kernels/compressed_rows.hpp"
 #include "kernels/cpu/tile_ops.hpp"
-#include "kernels/fold.hpp"
 #include "kernels/gram.hpp"
-#include "kernels/list_choice.hpp"
 
 namespace ringattn::cpu {
 
@@ -46,18 +46,18 @@ class CpuBackend final : public Backend {
   void pool_keys(const BlockChoice& choice, Stream) override { pool_host_keys(choice); }
   void choose_blocks(const BlockChoice& choice, Stream) override { choose_host_blocks(choice); }
   void pool_rows(const RowPooling& pooling, Stream) override { pool_host_rows(pooling); }
-  void choose_lists(const ListChoice& choice, Stream) override { choose_host_lists(choice); }
+  void choose_block_mask(const BlockMaskChoice& choice, Stream) override { choose_host_block_mask(choice); }
   void decompress(const DecompressTask& task, Stream) override { decompress_on_host(task, threads_); }
   void compress(const CompressTask& task, Stream) override { compress_on_host(task, threads_); }
-  void greatest_magnitudes(const MagnitudeTask& task, Stream) override { greatest_magnitudes_on_host(task, threads_); }
+  void compute_absmax(const AbsmaxTask& task, Stream) override { compute_absmax_on_host(task, threads_); }
   void append(const AppendTask& task, Stream) override { append_on_host(task); }
   void check_finite(const FiniteTask& task, Stream) override { check_finite_on_host(task); }
   void find_codebook(const CodebookTask& task, Stream) override { find_codebook_on_host(task, threads_); }
   void add_gram(const GramTask& task, Stream) override { add_gram_on_host(task, threads_); }
   // Host work is finished when its call returns: a mark is the time of its call, and there is nothing to wait for.
   void synchronize(Stream, const Deadline&, const Progress&) override {}
-  std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
-  std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t) override { return nullptr; }
+  std::unique_ptr<Events> make_events(std::size_t count, bool timed) override;
+  std::unique_ptr<PriorityStream> make_priority_stream(std::size_t) override { return nullptr; }
   std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) override;
   bool enqueues() const override { return false; }
   bool is_capturing(Stream) override { return false; }

@@ -18,32 +18,32 @@ namespace {
 constexpr std::int64_t kPieceRows = 64;     // of a run, that a thread computes at a time
 constexpr std::int64_t kPiecesAtOnce = 64;  // of a thread, between which the rank shows that it works
 
-class CpuConvolution final : public ConvolutionKernel {
+class CpuConv1d final : public CausalConv1dKernel {
  public:
-  CpuConvolution(const ConvolutionSpec& spec, const CpuBackend& backend)
-      : spec_(spec), tile_ops_(backend.tile_ops()), ops_(best_scan_ops()), threads_(backend.threads()) {}
+  CpuConv1d(const CausalConv1dSpec& spec, const CpuBackend& backend)
+      : spec_(spec), tile_ops_(backend.tile_ops()), ops_(best_ssm_ops()), threads_(backend.threads()) {}
 
-  void convolve(const ConvolutionTask& task, Stream, const Progress& progress) override {
-    check_convolution_task(spec_, task);
+  void convolve(const CausalConv1dTask& task, Stream, const Progress& progress) override {
+    check_causal_conv1d_task(spec_, task);
     const std::vector<float> weights = by_width(task.weight);
     struct Piece {
-      const ConvolutionRun* run;
+      const CausalConv1dRun* run;
       std::int64_t begin;  // of the run
     };
     std::vector<Piece> pieces;
-    for (const ConvolutionRun& run : task.runs) {
+    for (const CausalConv1dRun& run : task.runs) {
       for (std::int64_t begin = 0; begin < run.tokens; begin += kPieceRows) pieces.push_back({&run, begin});
     }
     const auto count = static_cast<std::int64_t>(pieces.size());
     const std::int64_t at_once = kPiecesAtOnce * threads_;
     for (std::int64_t first = 0; first < count; first += at_once) {
-      beat();
+      heartbeat();
       if (progress) progress();
       const std::int64_t end = std::min(count, first + at_once);
 #pragma omp parallel for num_threads(threads_) schedule(dynamic, 1)
       for (std::int64_t i = first; i < end; ++i) {
         const Piece& piece = pieces[static_cast<std::size_t>(i)];
-        const ConvolutionRun& run = *piece.run;
+        const CausalConv1dRun& run = *piece.run;
         const std::int64_t tokens = std::min(kPieceRows, run.tokens - piece.begin);
         std::vector<float> x(static_cast<std::size_t>((tokens + spec_.halo_tokens()) * spec_.channels));
         for (std::int64_t t = -spec_.halo_tokens(); t < tokens; ++t) {
@@ -57,11 +57,11 @@ class CpuConvolution final : public ConvolutionKernel {
         }
       }
     }
-    for (const ConvolutionRun& run : task.runs) keep_halo(task.x, run);
+    for (const CausalConv1dRun& run : task.runs) keep_halo(task.x, run);
   }
 
-  void update(const ConvolutionUpdate& update, Stream) override {
-    check_convolution_update(spec_, update);
+  void update(const CausalConv1dUpdate& update, Stream) override {
+    check_causal_conv1d_update(spec_, update);
     const std::vector<float> weights = by_width(update.weight);
     const auto row_bytes = static_cast<std::size_t>(spec_.channels) * size_of(spec_.dtype);
 #pragma omp parallel for num_threads(threads_) schedule(static)
@@ -96,14 +96,14 @@ class CpuConvolution final : public ConvolutionKernel {
   }
 
   // Where token `token` of a run lies, which may be in its halo; null: it is zero.
-  const std::byte* token_at(const TensorView& x, const ConvolutionRun& run, std::int64_t token) const {
+  const std::byte* token_at(const TensorView& x, const CausalConv1dRun& run, std::int64_t token) const {
     if (token >= 0) return x.at(run.row + token, 0);
     if (run.before == nullptr) return nullptr;
     const auto row_bytes = static_cast<std::int64_t>(size_of(spec_.dtype)) * spec_.channels;
     return static_cast<const std::byte*>(run.before) + (token + spec_.halo_tokens()) * row_bytes;
   }
 
-  void load(const TensorView& x, const ConvolutionRun& run, std::int64_t token, float* target) const {
+  void load(const TensorView& x, const CausalConv1dRun& run, std::int64_t token, float* target) const {
     const std::byte* const source = token_at(x, run, token);
     if (source == nullptr) {
       std::fill_n(target, spec_.channels, 0.0F);
@@ -112,7 +112,7 @@ class CpuConvolution final : public ConvolutionKernel {
     }
   }
 
-  void keep_halo(const TensorView& x, const ConvolutionRun& run) const {
+  void keep_halo(const TensorView& x, const CausalConv1dRun& run) const {
     if (run.behind == nullptr) return;
     const auto row_bytes = static_cast<std::size_t>(spec_.channels) * size_of(spec_.dtype);
     std::vector<std::byte> halo(static_cast<std::size_t>(spec_.halo_bytes()));  // run.behind may be run.before
@@ -123,20 +123,20 @@ class CpuConvolution final : public ConvolutionKernel {
     std::memcpy(run.behind, halo.data(), halo.size());
   }
 
-  ConvolutionSpec spec_;
+  CausalConv1dSpec spec_;
   const TileOps& tile_ops_;
-  const ScanOps& ops_;
+  const SsmOps& ops_;
   int threads_;
 };
 
 }  // namespace
 
-double cpu_convolution_speed(const Backend& backend) {
+double cpu_conv1d_speed(const Backend& backend) {
   return 2e9 * static_cast<const CpuBackend&>(backend).threads();  // it waits for memory, whatever the vectors are
 }
 
-std::unique_ptr<ConvolutionKernel> make_cpu_convolution(const ConvolutionSpec& spec, Backend& backend) {
-  return std::make_unique<CpuConvolution>(spec, static_cast<const CpuBackend&>(backend));
+std::unique_ptr<CausalConv1dKernel> make_cpu_conv1d(const CausalConv1dSpec& spec, Backend& backend) {
+  return std::make_unique<CpuConv1d>(spec, static_cast<const CpuBackend&>(backend));
 }
 
 }  // namespace ringattn::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `cpu_convolution`: threads over pieces of the runs. Channels that are multiples of 8.
+// `cpu_conv1d`: threads over pieces of the runs. Channels that are multiples of 8.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,9 @@
 namespace ringattn::cpu {
 
 // What the threads of a backend, which make_cpu_backend() made, reach together where nobody has measured.
-double cpu_convolution_speed(const Backend& backend);
+double cpu_conv1d_speed(const Backend& backend);
 
 // `backend` is a CpuBackend and outlives the kernel.
-std::unique_ptr<ConvolutionKernel> make_cpu_convolution(const ConvolutionSpec& spec, Backend& backend);
+std::unique_ptr<CausalConv1dKernel> make_cpu_conv1d(const CausalConv1dSpec& spec, Backend& backend);
 
 }  // namespace ringattn::cpu

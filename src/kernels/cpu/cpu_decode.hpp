@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How `cpu_fold` decodes: threads over (sequence, KV head, group of key tiles), then over rows, whose partials they
-// merge. It can do what the fold can.
+// How `cpu_attention` decodes: threads over (sequence, KV head, group of key tiles), then over rows, whose partials
+// they merge. It can do what the fold can.
 #pragma once
 
 #include <memory>

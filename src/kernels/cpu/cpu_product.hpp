@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of heads with their matrices on the CPU, `cpu_product`: any dtype, dims that are multiples of 8.
+// The products of heads with their matrices on the CPU, `cpu_gemm`: any dtype, dims that are multiples of 8.
 #pragma once
 
 #include <memory>
@@ -11,9 +11,9 @@
 namespace ringattn::cpu {
 
 // What `spec` requires that the kernel lacks; see KernelRow::missing.
-std::vector<std::string> cpu_product_missing(const HeadProductSpec& spec);
+std::vector<std::string> cpu_gemm_missing(const BatchedGemmSpec& spec);
 
 // `backend` is a CpuBackend and outlives the kernel.
-std::unique_ptr<HeadProductKernel> make_cpu_product(const HeadProductSpec& spec, Backend& backend);
+std::unique_ptr<BatchedGemmKernel> make_cpu_gemm(const BatchedGemmSpec& spec, Backend& backend);
 
 }  // namespace ringattn::cpu

@@ -13,69 +13,69 @@ namespace ringattn::cpu {
 namespace {
 
 constexpr int kChunk = static_cast<int>(kChunkTokens);
-constexpr int kMostStates = 256;
-constexpr int kCellsTogether = 8;  // that share B and C, widened
+constexpr int kMaxStates = 256;
+constexpr int kBlocksTogether = 8;  // that share B and C, widened
 
-struct Room {
+struct SsmScratch {
   float* b = nullptr;      // [kChunk, state_dim]
   float* c = nullptr;      // [kChunk, state_dim]
-  float* rates = nullptr;  // [cells, state_dim, kChannelBlock]: A · log2 e
+  float* rates = nullptr;  // [head_blocks, state_dim, kChannelBlock]: A · log2 e
   float* dt = nullptr;     // [kChunk, kChannelBlock], and so are these
   float* x = nullptr;
   float* z = nullptr;
   float* y = nullptr;
 
   // As cpu_scan.cpp's.
-  static std::size_t layout(int state_dim, float* base, Room& room) {
+  static std::size_t layout(int state_dim, float* base, SsmScratch& scratch) {
     std::size_t floats = 0;
     const auto take = [&](float*& array, int rows, int columns) {
       if (base != nullptr) array = base + floats;
       floats += static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns);
     };
-    take(room.b, kChunk, state_dim);
-    take(room.c, kChunk, state_dim);
-    take(room.rates, kCellsTogether * state_dim, kChannelBlock);
-    for (float** array : {&room.dt, &room.x, &room.z, &room.y}) take(*array, kChunk, kChannelBlock);
+    take(scratch.b, kChunk, state_dim);
+    take(scratch.c, kChunk, state_dim);
+    take(scratch.rates, kBlocksTogether * state_dim, kChannelBlock);
+    for (float** array : {&scratch.dt, &scratch.x, &scratch.z, &scratch.y}) take(*array, kChunk, kChannelBlock);
     return floats;
   }
 };
 
-class CpuSelectiveScan final : public ScanLevels {
+class CpuSelectiveScan final : public SsmLevels {
  public:
-  CpuSelectiveScan(const ScanSpec& scan, const CpuBackend& backend) : ScanLevels(scan, backend, shape_of(scan)) {}
+  CpuSelectiveScan(const SsmSpec& scan, const CpuBackend& backend) : SsmLevels(scan, backend, shape_of(scan)) {}
 
   int heads_together() const override { return kChannelBlock; }
   double cost_of_two_ranges(double) const override { return 0.0; }
 
  private:
-  static Shape shape_of(const ScanSpec& scan) {
-    Room none;
+  static Shape shape_of(const SsmSpec& scan) {
+    SsmScratch none;
     Shape shape;
-    shape.cell_heads = kChannelBlock;
-    shape.cells_together = kCellsTogether;
-    shape.cell_floats = static_cast<std::size_t>(scan.state_dim) * kChannelBlock;
-    shape.cell_logs = kChannelBlock;  // sums of dt, which A turns into logarithms
-    shape.room_floats = Room::layout(scan.state_dim, nullptr, none);
+    shape.heads_per_block = kChannelBlock;
+    shape.blocks_per_tile = kBlocksTogether;
+    shape.block_floats = static_cast<std::size_t>(scan.state_dim) * kChannelBlock;
+    shape.block_logs = kChannelBlock;  // sums of dt, which A turns into logarithms
+    shape.scratch_floats = SsmScratch::layout(scan.state_dim, nullptr, none);
     return shape;
   }
 
-  std::size_t cell_floats() const { return static_cast<std::size_t>(spec().state_dim) * kChannelBlock; }
+  std::size_t block_floats() const { return static_cast<std::size_t>(spec().state_dim) * kChannelBlock; }
 
-  void fold_piece(const ScanTask& task, const ScanPiece& piece, float* room, float* states,
-                  float* logs) const override {
-    std::fill_n(states, static_cast<std::size_t>(piece.cells) * cell_floats(), 0.0F);
-    std::fill_n(logs, piece.cells * kChannelBlock, 0.0F);
-    walk(task, piece, room, states, logs);
+  void accumulate_tile(const SsmTask& task, const SsmWorkTile& piece, float* scratch, float* states,
+                       float* logs) const override {
+    std::fill_n(states, static_cast<std::size_t>(piece.head_blocks) * block_floats(), 0.0F);
+    std::fill_n(logs, piece.head_blocks * kChannelBlock, 0.0F);
+    walk(task, piece, scratch, states, logs);
   }
 
-  void finish_piece(const ScanTask& task, const ScanPiece& piece, float* room, float* states) const override {
-    walk(task, piece, room, states, nullptr);
+  void finish_tile(const SsmTask& task, const SsmWorkTile& piece, float* scratch, float* states) const override {
+    walk(task, piece, scratch, states, nullptr);
   }
 
-  void join(const ScanTask& task, int cell, const float* times, const float* before, const float* local,
+  void join(const SsmTask& task, int head_block, const float* times, const float* before, const float* local,
             float* result) const override {
-    float rates[kMostStates * kChannelBlock];
-    load_rates(task, cell, rates);
+    float rates[kMaxStates * kChannelBlock];
+    load_rates(task, head_block, rates);
     ops().join_channels(spec().state_dim, rates, times, before, local, result);
   }
 
@@ -90,39 +90,43 @@ class CpuSelectiveScan final : public ScanLevels {
     }
   }
 
-  void load_rates(const ScanTask& task, int cell, float* rates) const {
-    const float* const a = task.a + std::int64_t{cell} * kChannelBlock * spec().state_dim;
+  void load_rates(const SsmTask& task, int head_block, float* rates) const {
+    const float* const a = task.a + std::int64_t{head_block} * kChannelBlock * spec().state_dim;
     load_state(a, rates);
     for (int i = 0; i < spec().state_dim * kChannelBlock; ++i) rates[i] *= kLog2E;
   }
 
   // Token by token. With `logs` the states and sums of dt behind the piece are wanted, without them its rows of y.
-  void walk(const ScanTask& task, const ScanPiece& piece, float* memory, float* states, float* logs) const {
+  void walk(const SsmTask& task, const SsmWorkTile& piece, float* memory, float* states, float* logs) const {
     const int state_dim = spec().state_dim;
-    Room room;
-    Room::layout(state_dim, memory, room);
-    const auto rates_of = [&](int cell) { return room.rates + static_cast<std::size_t>(cell) * cell_floats(); };
-    for (int cell = 0; cell < piece.cells; ++cell) load_rates(task, piece.first_cell + cell, rates_of(cell));
-    const int group = piece.first_cell * kChannelBlock / (spec().heads / spec().groups);
+    SsmScratch scratch;
+    SsmScratch::layout(state_dim, memory, scratch);
+    const auto rates_of = [&](int head_block) {
+      return scratch.rates + static_cast<std::size_t>(head_block) * block_floats();
+    };
+    for (int head_block = 0; head_block < piece.head_blocks; ++head_block)
+      load_rates(task, piece.first_head_block + head_block, rates_of(head_block));
+    const int group = piece.first_head_block * kChannelBlock / (spec().heads / spec().groups);
     for (int begin = 0; begin < piece.tokens; begin += kChunk) {
       const int tokens = std::min(kChunk, piece.tokens - begin);
       const std::int64_t row = piece.row + begin;
       for (int t = 0; t < tokens; ++t) {
-        widen_row(rows(), task.b, row + t, group, state_dim, room.b + t * state_dim);
-        if (logs == nullptr) widen_row(rows(), task.c, row + t, group, state_dim, room.c + t * state_dim);
+        widen_row(rows(), task.b, row + t, group, state_dim, scratch.b + t * state_dim);
+        if (logs == nullptr) widen_row(rows(), task.c, row + t, group, state_dim, scratch.c + t * state_dim);
       }
-      for (int cell = 0; cell < piece.cells; ++cell) {
-        const int channel = (piece.first_cell + cell) * kChannelBlock;
-        load_tokens(task, row, tokens, channel, room);
-        const ChannelTokens in{tokens, state_dim, rates_of(cell), room.dt, room.x, room.b, room.c};
-        float* const state = states + static_cast<std::size_t>(cell) * cell_floats();
-        ops().scan_channels(in, state, logs == nullptr ? room.y : nullptr);
+      for (int head_block = 0; head_block < piece.head_blocks; ++head_block) {
+        const int channel = (piece.first_head_block + head_block) * kChannelBlock;
+        load_tokens(task, row, tokens, channel, scratch);
+        const ChannelTokens in{tokens, state_dim, rates_of(head_block), scratch.dt, scratch.x, scratch.b, scratch.c};
+        float* const state = states + static_cast<std::size_t>(head_block) * block_floats();
+        ops().scan_channels(in, state, logs == nullptr ? scratch.y : nullptr);
         if (logs == nullptr) {
-          write_rows(task, row, tokens, channel, room);
+          write_rows(task, row, tokens, channel, scratch);
           continue;
         }
         for (int t = 0; t < tokens; ++t) {
-          for (int i = 0; i < kChannelBlock; ++i) logs[cell * kChannelBlock + i] += room.dt[t * kChannelBlock + i];
+          for (int i = 0; i < kChannelBlock; ++i)
+            logs[head_block * kChannelBlock + i] += scratch.dt[t * kChannelBlock + i];
         }
       }
     }
@@ -133,23 +137,23 @@ class CpuSelectiveScan final : public ScanLevels {
     for (int i = 0; i < kChannelBlock; ++i) target[i] = element_at(view, row, channel + i);
   }
 
-  void load_tokens(const ScanTask& task, std::int64_t row, int tokens, int channel, Room& room) const {
+  void load_tokens(const SsmTask& task, std::int64_t row, int tokens, int channel, SsmScratch& scratch) const {
     for (int t = 0; t < tokens; ++t) {
-      load_channels(task.x, row + t, channel, room.x + t * kChannelBlock);
-      load_channels(task.dt, row + t, channel, room.dt + t * kChannelBlock);
+      load_channels(task.x, row + t, channel, scratch.x + t * kChannelBlock);
+      load_channels(task.dt, row + t, channel, scratch.dt + t * kChannelBlock);
     }
-    make_dt(room.dt, tokens * kChannelBlock, spec().dt_bias ? task.dt_bias + channel : nullptr);
+    make_dt(scratch.dt, tokens * kChannelBlock, spec().dt_bias ? task.dt_bias + channel : nullptr);
   }
 
-  void write_rows(const ScanTask& task, std::int64_t row, int tokens, int channel, Room& room) const {
+  void write_rows(const SsmTask& task, std::int64_t row, int tokens, int channel, SsmScratch& scratch) const {
     if (spec().gate) {
-      for (int t = 0; t < tokens; ++t) load_channels(task.z, row + t, channel, room.z + t * kChannelBlock);
+      for (int t = 0; t < tokens; ++t) load_channels(task.z, row + t, channel, scratch.z + t * kChannelBlock);
     }
-    ops().finish(tokens * kChannelBlock, spec().skip ? task.d + channel : nullptr, room.x,
-                 spec().gate ? room.z : nullptr, room.y);
+    ops().finish(tokens * kChannelBlock, spec().skip ? task.d + channel : nullptr, scratch.x,
+                 spec().gate ? scratch.z : nullptr, scratch.y);
     for (int t = 0; t < tokens; ++t) {
       for (int i = 0; i < kChannelBlock; ++i) {
-        store_element(task.y.at(row + t, channel + i), spec().dtype, room.y[t * kChannelBlock + i]);
+        store_element(task.y.at(row + t, channel + i), spec().dtype, scratch.y[t * kChannelBlock + i]);
       }
     }
   }
@@ -157,25 +161,25 @@ class CpuSelectiveScan final : public ScanLevels {
 
 }  // namespace
 
-std::vector<std::string> cpu_selective_scan_missing(const ScanSpec& spec) {
+std::vector<std::string> cpu_selective_scan_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
   if (!spec.state_decays) missing.push_back("one decay a head (supported: one for each state)");
   if (spec.heads % spec.groups != 0 || spec.heads / spec.groups % kChannelBlock != 0) {
     missing.push_back(fmt::format("{} channels in {} groups (supported: multiples of {} in each)", spec.heads,
                                   spec.groups, kChannelBlock));
   }
-  if (spec.state_dim < 8 || spec.state_dim > kMostStates || spec.state_dim % 8 != 0) {
-    missing.push_back(fmt::format("state_dim {} (supported: multiples of 8 up to {})", spec.state_dim, kMostStates));
+  if (spec.state_dim < 8 || spec.state_dim > kMaxStates || spec.state_dim % 8 != 0) {
+    missing.push_back(fmt::format("state_dim {} (supported: multiples of 8 up to {})", spec.state_dim, kMaxStates));
   }
   return missing;
 }
 
 double cpu_selective_scan_speed(const Backend& backend) {
   // A decay for each state is an exponential for each multiply-add.
-  return best_scan_ops().flops_per_second / 20 * static_cast<const CpuBackend&>(backend).threads();
+  return best_ssm_ops().flops_per_second / 20 * static_cast<const CpuBackend&>(backend).threads();
 }
 
-std::unique_ptr<ScanKernel> make_cpu_selective_scan(const ScanSpec& spec, Backend& backend) {
+std::unique_ptr<SsmKernel> make_cpu_selective_scan(const SsmSpec& spec, Backend& backend) {
   return std::make_unique<CpuSelectiveScan>(spec, static_cast<const CpuBackend&>(backend));
 }
 

@@ -36,10 +36,9 @@ HWY_INLINE V exp2_in_range(D d, V x) {
   return hn::Mul(p, power);
 }
 
-// The weight 2^x of a score that lies x (in units of log 2, at most kMergeThreshold) from its reference: 0 for −∞, NaN
-// for NaN.
-// The weight of a finite score is never less than 2^−100. In exact arithmetic it isn't 0 either, so ∞ in V gives ∞ and
-// not 0 · ∞; and no subnormal slows the sums down.
+// The weight 2^x of a score that lies x (in units of log 2, at most kMergeRescaleThreshold) from its softmax_offset: 0
+// for −∞, NaN for NaN. The weight of a finite score is never less than 2^−100. In exact arithmetic it isn't 0 either,
+// so ∞ in V gives ∞ and not 0 · ∞; and no subnormal slows the sums down.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V weight(D d, V x) {
   const V lowest = hn::Set(d, -100.0F);

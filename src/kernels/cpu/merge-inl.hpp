@@ -11,8 +11,8 @@
 #include <algorithm>
 
 #include "hwy/highway.h"
-#include "kernels/cpu/math-inl.hpp"
 #include "kernels/cpu/product-inl.hpp"
+#include "kernels/cpu/math-inl.hpp"
 #include "kernels/cpu/tile_ops.hpp"
 #include "kernels/merge.hpp"
 
@@ -25,26 +25,26 @@ inline float weight_of(float x) {
 }
 
 inline void merge(int head_dim_v, const Partial& group, Partial& row) {
-  const MergeStep step = merge_step(row.m, row.l, group.m, group.l, kLog2E, weight_of);
-  row.m = step.reference;
-  row.l = step.sum;
+  const MergeStep step = merge_step(row.offset, row.sum, group.offset, group.sum, kLog2E, weight_of);
+  row.offset = step.softmax_offset;
+  row.sum = step.sum;
   const Floats d;
-  const FloatVector kept = hn::Set(d, step.kept);  // 1 where the reference stays: exact
-  const FloatVector factor = hn::Set(d, step.factor);
+  const FloatVector kept = hn::Set(d, step.state_scale);  // 1 where the softmax_offset stays: exact
+  const FloatVector factor = hn::Set(d, step.partial_scale);
   const auto joined = [&](FloatVector before, FloatVector of_group)
                           HWY_ATTR { return hn::MulAdd(of_group, factor, hn::Mul(before, kept)); };
   const auto count = static_cast<std::size_t>(head_dim_v);
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    hn::StoreU(joined(hn::LoadU(d, row.o + i), hn::LoadU(d, group.o + i)), d, row.o + i);
+    hn::StoreU(joined(hn::LoadU(d, row.acc + i), hn::LoadU(d, group.acc + i)), d, row.acc + i);
   }
   if (i == count) return;
   HWY_ALIGN float before[kLanes] = {};
   HWY_ALIGN float of_group[kLanes] = {};
-  std::copy(row.o + i, row.o + count, before);
-  std::copy(group.o + i, group.o + count, of_group);
+  std::copy(row.acc + i, row.acc + count, before);
+  std::copy(group.acc + i, group.acc + count, of_group);
   hn::Store(joined(hn::Load(d, before), hn::Load(d, of_group)), d, before);
-  std::copy_n(before, count - i, row.o + i);
+  std::copy_n(before, count - i, row.acc + i);
 }
 
 }  // namespace ringattn::cpu::HWY_NAMESPACE

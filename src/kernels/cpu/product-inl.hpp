@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one matrix product of the fold, C[rows, panel] = Σ_k A[rows, k] · B[k, panel], blocked in registers. Each element
 // is one chain of multiply-adds over k in order, from zero: its bits don't depend on which rows are computed together.
-#if defined(RINGATTN_KERNELS_CPU_PRODUCT_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
-#ifdef RINGATTN_KERNELS_CPU_PRODUCT_INL_HPP_
-#undef RINGATTN_KERNELS_CPU_PRODUCT_INL_HPP_
+#if defined(RINGATTN_KERNELS_CPU_GEMM_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef RINGATTN_KERNELS_CPU_GEMM_INL_HPP_
+#undef RINGATTN_KERNELS_CPU_GEMM_INL_HPP_
 #else
-#define RINGATTN_KERNELS_CPU_PRODUCT_INL_HPP_
+#define RINGATTN_KERNELS_CPU_GEMM_INL_HPP_
 #endif
 
 #include <cstddef>
@@ -35,7 +35,7 @@ inline constexpr int kPanelVectors = 2;
 inline constexpr std::size_t kLanes = hn::MaxLanes(Floats());
 inline constexpr std::size_t kPanelWidth = kPanelVectors * kLanes;
 
-struct Factors {
+struct GemmOperands {
   const float* a = nullptr;  // [rows, a_stride]
   std::size_t a_stride = 0;
   const float* b = nullptr;  // [depth, kPanelWidth]
@@ -43,7 +43,7 @@ struct Factors {
 };
 
 template <int kRows, int kVectors, class Store>
-HWY_INLINE void multiply_block(const Factors& f, std::size_t row, const Store& store) {
+HWY_INLINE void multiply_block(const GemmOperands& f, std::size_t row, const Store& store) {
   const Floats d;
   FloatVector sum[kRows][kVectors];
   RINGATTN_UNROLL
@@ -75,7 +75,7 @@ HWY_INLINE void multiply_block(const Factors& f, std::size_t row, const Store& s
 
 // Rows [row, rows) in blocks of kRows, what is left in smaller ones: powers of two, to compile few of them.
 template <int kRows, int kVectors, class Store>
-HWY_INLINE void multiply_from(const Factors& f, std::size_t row, std::size_t rows, const Store& store) {
+HWY_INLINE void multiply_from(const GemmOperands& f, std::size_t row, std::size_t rows, const Store& store) {
   for (; row + kRows <= rows; row += kRows) multiply_block<kRows, kVectors>(f, row, store);
   if constexpr (kRows > 1) {
     constexpr int kSmaller = kRows > 8 ? 8 : kRows > 4 ? 4 : kRows / 2;
@@ -86,7 +86,7 @@ HWY_INLINE void multiply_from(const Factors& f, std::size_t row, std::size_t row
 // Calls store(row, column, vector) for every vector of the product of `rows` rows and the first kVectors vectors of a
 // panel.
 template <int kVectors, class Store>
-HWY_NOINLINE void multiply(const Factors& f, std::size_t rows, const Store& store) {
+HWY_NOINLINE void multiply(const GemmOperands& f, std::size_t rows, const Store& store) {
   multiply_from<kBlockRows, kVectors>(f, 0, rows, store);
 }
 

@@ -12,41 +12,41 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h, as Highway wants it.
 #include "hwy/highway.h"
-#include "kernels/cpu/pack-inl.hpp"
 #include "kernels/cpu/product-inl.hpp"
+#include "kernels/cpu/pack-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
 
 template <Dtype kDtype>
-void pack_matrix(const ProductMatrix& matrix, float* panels) {
+void pack_matrix(const GemmMatrix& matrix, float* panels) {
   constexpr auto kWidth = static_cast<std::int64_t>(kPanelWidth);
   constexpr auto kElement = static_cast<std::int64_t>(size_of(kDtype));
   const auto panel_of = [&](std::int64_t column) {
-    return panels + (column / kWidth * kWidth) * matrix.inner + column % kWidth;
+    return panels + (column / kWidth * kWidth) * matrix.dim_k + column % kWidth;
   };
-  if (matrix.inner_stride == kElement) {
-    for (std::int64_t column = 0; column < matrix.outer; column += kKeysAtOnce) {
+  if (matrix.k_stride == kElement) {
+    for (std::int64_t column = 0; column < matrix.dim_n; column += kKeysAtOnce) {
       const std::byte* rows[kKeysAtOnce];
-      for (std::int64_t i = 0; i < kKeysAtOnce; ++i) rows[i] = matrix.data + (column + i) * matrix.outer_stride;
-      transpose<kDtype>(rows, static_cast<std::size_t>(matrix.inner), kPanelWidth, panel_of(column));
+      for (std::int64_t i = 0; i < kKeysAtOnce; ++i) rows[i] = matrix.data + (column + i) * matrix.n_stride;
+      transpose<kDtype>(rows, static_cast<std::size_t>(matrix.dim_k), kPanelWidth, panel_of(column));
     }
   } else {
     const AtMostEight d;
-    for (std::int64_t i = 0; i < matrix.inner; ++i) {
-      const std::byte* const row = matrix.data + i * matrix.inner_stride;
-      for (std::int64_t column = 0; column < matrix.outer; column += static_cast<std::int64_t>(hn::Lanes(d))) {
+    for (std::int64_t i = 0; i < matrix.dim_k; ++i) {
+      const std::byte* const row = matrix.data + i * matrix.k_stride;
+      for (std::int64_t column = 0; column < matrix.dim_n; column += static_cast<std::int64_t>(hn::Lanes(d))) {
         hn::Store(load_wide<kDtype>(d, row, static_cast<std::size_t>(column)), d, panel_of(column) + i * kWidth);
       }
     }
   }
-  if (matrix.outer % kWidth == 0) return;
-  for (std::int64_t i = 0; i < matrix.inner; ++i) {
-    std::fill_n(panel_of(matrix.outer) + i * kWidth, kWidth - matrix.outer % kWidth, 0.0F);
+  if (matrix.dim_n % kWidth == 0) return;
+  for (std::int64_t i = 0; i < matrix.dim_k; ++i) {
+    std::fill_n(panel_of(matrix.dim_n) + i * kWidth, kWidth - matrix.dim_n % kWidth, 0.0F);
   }
 }
 
-void pack_product(const ProductMatrix& matrix, float* panels) {
+void pack_gemm(const GemmMatrix& matrix, float* panels) {
   switch (matrix.dtype) {
     case Dtype::kF32:
       return pack_matrix<Dtype::kF32>(matrix, panels);
@@ -120,9 +120,9 @@ struct StoreRounded {
 };
 
 template <Dtype kDtype>
-void multiply_as(const ProductRows& rows, std::int64_t outer, std::int64_t inner, const float* panels) {
-  const auto depth = static_cast<std::size_t>(inner);
-  const auto columns = static_cast<std::size_t>(outer);
+void multiply_as(const GemmRows& rows, std::int64_t dim_n, std::int64_t dim_k, const float* panels) {
+  const auto depth = static_cast<std::size_t>(dim_k);
+  const auto columns = static_cast<std::size_t>(dim_n);
   for (std::size_t column = 0; column < columns; column += kPanelWidth) {
     multiply<kPanelVectors>(
         {rows.rows, depth, panels + column * depth, depth}, static_cast<std::size_t>(rows.count),
@@ -130,19 +130,19 @@ void multiply_as(const ProductRows& rows, std::int64_t outer, std::int64_t inner
   }
 }
 
-void multiply_product(const ProductRows& rows, std::int64_t outer, std::int64_t inner, const float* panels) {
+void multiply_gemm(const GemmRows& rows, std::int64_t dim_n, std::int64_t dim_k, const float* panels) {
   switch (rows.dtype) {
     case Dtype::kF32:
-      return multiply_as<Dtype::kF32>(rows, outer, inner, panels);
+      return multiply_as<Dtype::kF32>(rows, dim_n, dim_k, panels);
     case Dtype::kBf16:
-      return multiply_as<Dtype::kBf16>(rows, outer, inner, panels);
+      return multiply_as<Dtype::kBf16>(rows, dim_n, dim_k, panels);
     case Dtype::kF16:
-      return multiply_as<Dtype::kF16>(rows, outer, inner, panels);
+      return multiply_as<Dtype::kF16>(rows, dim_n, dim_k, panels);
   }
 }
 
-const ProductOps& product_ops() {
-  static const ProductOps ops{static_cast<int>(kPanelWidth), &pack_product, &multiply_product};
+const GemmOps& gemm_ops() {
+  static const GemmOps ops{static_cast<int>(kPanelWidth), &pack_gemm, &multiply_gemm};
   return ops;
 }
 
@@ -152,9 +152,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ringattn::cpu {
 
-HWY_EXPORT(product_ops);
+HWY_EXPORT(gemm_ops);
 
-const ProductOps& best_product_ops() { return HWY_DYNAMIC_DISPATCH(product_ops)(); }
+const GemmOps& best_gemm_ops() { return HWY_DYNAMIC_DISPATCH(gemm_ops)(); }
 
 }  // namespace ringattn::cpu
 #endif  // HWY_ONCE

@@ -14,7 +14,7 @@ namespace {
 // Calls visit(first, count, run, offset) for each piece of a group: rows [offset, offset + count) of a query run, that
 // are the group's rows first, first + 1, ….
 template <typename Visit>
-void for_each_piece(std::span<const QueryRun> queries, const RowGroup& group, Visit visit) {
+void for_each_page_run(std::span<const QueryRun> queries, const WorkTile& group, Visit visit) {
   std::int64_t done = 0;
   std::int64_t offset = group.offset;
   for (auto run = static_cast<std::size_t>(group.run); done < group.rows; ++run, offset = 0) {
@@ -33,10 +33,10 @@ struct Stretch {
 };
 
 // One group of rows and its heads on their way through a task.
-class GroupFold {
+class WorkTileAttention {
  public:
-  GroupFold(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int head,
-            GroupScratch& scratch)
+  WorkTileAttention(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task, const WorkTile& group,
+                    int head, TileScratch& scratch)
       : spec_(spec),
         ops_(ops),
         task_(task),
@@ -44,20 +44,20 @@ class GroupFold {
         first_head_(head),
         kv_head_(head / (spec.heads / spec.kv_heads)),
         rows_(static_cast<int>(group.rows)),
-        ratio_(heads_of_group(spec)),
+        ratio_(heads_of_tile(spec)),
         o_stride_(static_cast<std::size_t>(ops.o_stride(spec.head_dim_v))),
         sequence_(task.queries[static_cast<std::size_t>(group.run)].sequence),
         key_length_(task.key_lengths[static_cast<std::size_t>(sequence_)]),
         first_position_(task.queries[static_cast<std::size_t>(group.run)].position + group.offset) {
-    for_each_piece(task.queries, group,
-                   [&](std::int64_t first, std::int64_t count, const QueryRun& run, std::int64_t offset) {
-                     for (std::int64_t i = 0; i < count; ++i) {
-                       const std::int64_t position = run.position + offset + i;
-                       scratch_.row[first + i] = run.row + offset + i;
-                       scratch_.keys[first + i] = keys_of(position);
-                       scratch_.key_tiles[first + i] = tiles_of(scratch_.keys[first + i], kKeyTile);
-                     }
-                   });
+    for_each_page_run(task.queries, group,
+                      [&](std::int64_t first, std::int64_t count, const QueryRun& run, std::int64_t offset) {
+                        for (std::int64_t i = 0; i < count; ++i) {
+                          const std::int64_t position = run.position + offset + i;
+                          scratch_.row[first + i] = run.row + offset + i;
+                          scratch_.keys[first + i] = keys_of(position);
+                          scratch_.key_tiles[first + i] = tiles_of(scratch_.keys[first + i], kKeyTile);
+                        }
+                      });
     find_stretches();
   }
 
@@ -74,24 +74,24 @@ class GroupFold {
 
   void load_state() {
     for (std::size_t at = 0; at < index(rows_, 0); ++at) {
-      scratch_.parts[at] = 0;
-      clear_group(at);
+      scratch_.flags[at] = 0;
+      clear_current(at);
     }
     if (!task_.resume) return;
     for (int i = 0; i < rows_; ++i) {
       for (int h = 0; h < ratio_; ++h) {
         const std::size_t at = index(i, h);
-        const RowState saved = read_state(spec_, state_of(i, h));
-        scratch_.parts[at] = saved.parts;
-        if ((saved.parts & kHasOpen) != 0) {
-          scratch_.m[at] = saved.open.m;
-          scratch_.l[at] = saved.open.l;
-          std::copy_n(saved.open.o, spec_.head_dim_v, scratch_.o + at * o_stride_);
+        const AttentionState saved = read_state(spec_, state_of(i, h));
+        scratch_.flags[at] = saved.flags;
+        if ((saved.flags & kHasCurrent) != 0) {
+          scratch_.offset[at] = saved.current.offset;
+          scratch_.sum[at] = saved.current.sum;
+          std::copy_n(saved.current.acc, spec_.head_dim_v, scratch_.acc + at * o_stride_);
         }
-        if ((saved.parts & kHasClosed) != 0) {
-          scratch_.closed_m[at] = saved.closed.m;
-          scratch_.closed_l[at] = saved.closed.l;
-          std::copy_n(saved.closed.o, spec_.head_dim_v, scratch_.closed_o + at * o_stride_);
+        if ((saved.flags & kHasMerged) != 0) {
+          scratch_.merged_offset[at] = saved.merged.offset;
+          scratch_.merged_sum[at] = saved.merged.sum;
+          std::copy_n(saved.merged.acc, spec_.head_dim_v, scratch_.merged_acc + at * o_stride_);
         }
       }
     }
@@ -99,7 +99,7 @@ class GroupFold {
 
   // Folds one tile into the rows that see a key of it: neighbours, as the ends of their ranges ascend, but for rows
   // between them that see none of the sequence's keys, where these stand far apart.
-  void fold_tile(const Stretch& stretch, std::int64_t tile) {
+  void attend_tile(const Stretch& stretch, std::int64_t tile) {
     const auto folds = [&](const TileRange& range) { return range.begin <= tile && tile < range.end; };
     const TileRange* ranges = scratch_.key_tiles;
     const std::int64_t nth = tile - stretch.tiles.begin;
@@ -111,45 +111,45 @@ class GroupFold {
       last = static_cast<int>(std::find_if_not(ranges + first, ranges + rows_, folds) - ranges);
       if (first == last) return;
       if (!packed) {
-        const TilePlace place = find_tile(stretch.table + nth, keys);
+        const TilePageRuns place = find_tile(stretch.table + nth, keys);
         ops_.pack(shape, place.k, place.v, keys, scratch_.tile);
         packed = true;
       }
-      fold_rows(shape, tile, first, last, (stretch.place + nth) % kGroupTiles == 0);
+      attend_rows(shape, tile, first, last, (stretch.place + nth) % kTilesPerKvSplit == 0);
     }
   }
 
   // Folds the packed tile into rows [first, last), which all see a key of it.
-  void fold_rows(const TileShape& shape, std::int64_t tile, int first, int last, bool begins_group) {
+  void attend_rows(const TileShape& shape, std::int64_t tile, int first, int last, bool begins_split) {
     // Rows fold tiles at consecutive places, so what is open when a group begins is another's.
-    if (begins_group) close_groups(index(first, 0), index(last, 0));
-    for (std::size_t at = index(first, 0); at < index(last, 0); ++at) scratch_.parts[at] |= kHasOpen;
+    if (begins_split) merge_current_splits(index(first, 0), index(last, 0));
+    for (std::size_t at = index(first, 0); at < index(last, 0); ++at) scratch_.flags[at] |= kHasCurrent;
     for (int i = first; i < last; ++i) {
       std::fill_n(scratch_.visible + index(i, 0), ratio_, columns_of(scratch_.keys[i], tile * kKeyTile, kKeyTile));
     }
     const std::size_t start = index(first, 0);
     const RowBatch batch{scratch_.q + start * static_cast<std::size_t>(spec_.head_dim),
-                         scratch_.m + start,
-                         scratch_.l + start,
-                         scratch_.o + start * o_stride_,
+                         scratch_.offset + start,
+                         scratch_.sum + start,
+                         scratch_.acc + start * o_stride_,
                          scratch_.visible + start,
                          (last - first) * ratio_};
-    ops_.fold(shape, scratch_.tile, batch, scratch_.scores);
+    ops_.attend(shape, scratch_.tile, batch, scratch_.scores);
   }
 
   void save_state() const {
     for (int i = 0; i < rows_; ++i) {
-      for (int h = 0; h < ratio_; ++h) write_state(spec_, row_state(index(i, h)), state_of(i, h));
+      for (int h = 0; h < ratio_; ++h) write_state(spec_, attention_state(index(i, h)), state_of(i, h));
     }
   }
 
   void finish() const {
-    const FoldOutput& output = *task_.finish;
+    const AttentionOutput& output = *task_.finish;
     for (int i = 0; i < rows_; ++i) {
       const std::int64_t row = scratch_.row[i];
       for (int h = 0; h < ratio_; ++h) {
         const float* sink = spec_.sinks ? output.sinks + head(h) : nullptr;
-        RowState state = row_state(index(i, h));
+        AttentionState state = attention_state(index(i, h));
         const float lse = finish_row(spec_, merge_all(spec_, ops_, state), sink, output.out.at(row, head(h)));
         if (output.lse.data != nullptr) output.lse.at(row, head(h)) = lse;
       }
@@ -164,7 +164,7 @@ class GroupFold {
     return PositionedVisibility(spec_.mask, own).keys(position);
   }
 
-  // What some row folds of the tiles that the task has and, where there are lists, that are listed.
+  // What some row folds of the tiles that the task has and, where there are block_mask, that are listed.
   void find_stretches() {
     TileRange seen{std::numeric_limits<std::int64_t>::max(), 0};
     for (int i = 0; i < rows_; ++i) {
@@ -181,77 +181,78 @@ class GroupFold {
       if (both.empty()) return;
       stretches_.push_back({both, place + both.begin - tiles.begin, run.table + both.begin - run.first_tile});
     };
-    if (task_.lists == nullptr) {
+    if (task_.block_mask == nullptr) {
       for (auto run = runs.first; run != end; ++run) {
         add({run->first_tile, run->first_tile + run->tiles}, run->first_tile, *run);
       }
       return;
     }
-    const ListShape& shape = task_.lists->shape();
+    const BlockMaskShape& shape = task_.block_mask->shape();
     auto run = runs.first;
-    for_each_listed_run(*task_.lists, spec_.mask, kKeyTile, static_cast<std::size_t>(sequence_),
-                        list_head(shape, spec_.heads, first_head_), query_block_of(first_position_, shape.query_block),
-                        [&](const ListedRun& listed) {
-                          while (run != end && run->first_tile + run->tiles <= listed.tiles.begin) ++run;
-                          for (auto next = run; next != end && next->first_tile < listed.tiles.end; ++next) {
-                            add(listed.tiles, listed.place, *next);
-                          }
-                        });
+    for_each_masked_tile_run(*task_.block_mask, spec_.mask, kKeyTile, static_cast<std::size_t>(sequence_),
+                             mask_head(shape, spec_.heads, first_head_),
+                             query_block_of(first_position_, shape.query_block), [&](const MaskedTileRun& listed) {
+                               while (run != end && run->first_tile + run->tiles <= listed.tiles.begin) ++run;
+                               for (auto next = run; next != end && next->first_tile < listed.tiles.end; ++next) {
+                                 add(listed.tiles, listed.place, *next);
+                               }
+                             });
   }
 
   // Rows are stacked token by token, so that rows which see the same keys are neighbours.
-  std::size_t index(int row, int head_of_group) const {
-    return static_cast<std::size_t>(row) * static_cast<std::size_t>(ratio_) + static_cast<std::size_t>(head_of_group);
+  std::size_t index(int row, int head_of_tile) const {
+    return static_cast<std::size_t>(row) * static_cast<std::size_t>(ratio_) + static_cast<std::size_t>(head_of_tile);
   }
   // Where the first `keys` keys of a tile of the map lie.
-  struct TilePlace {
+  struct TilePageRuns {
     TileRows k;
     TileRows v;
   };
-  TilePlace find_tile(std::int64_t index, int keys) const {
-    const KeyTile* const pieces = task_.tiles.data() + index * task_.pieces;
+  TilePageRuns find_tile(std::int64_t index, int keys) const {
+    const PageRun* const pieces = task_.tiles.data() + index * task_.page_runs;
     const KeySource& source = task_.sources[static_cast<std::size_t>(pieces->source)];
     const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
-    const int piece_log = std::countr_zero(static_cast<unsigned>(kKeyTile / task_.pieces));
-    TilePlace place{{{}, source.k.token_stride * element, piece_log}, {{}, source.v.token_stride * element, piece_log}};
-    for (int i = 0; i << piece_log < keys; ++i) {
-      place.k.pieces[i] = source.k_at(pieces[i].row, kv_head_);
-      place.v.pieces[i] = source.v_at(pieces[i].row, kv_head_);
+    const int page_run_log2 = std::countr_zero(static_cast<unsigned>(kKeyTile / task_.page_runs));
+    TilePageRuns place{{{}, source.k.token_stride * element, page_run_log2},
+                       {{}, source.v.token_stride * element, page_run_log2}};
+    for (int i = 0; i << page_run_log2 < keys; ++i) {
+      place.k.page_runs[i] = source.k_at(pieces[i].row, kv_head_);
+      place.v.page_runs[i] = source.v_at(pieces[i].row, kv_head_);
     }
     return place;
   }
-  std::int64_t head(int head_of_group) const { return std::int64_t{first_head_} + head_of_group; }
-  float* state_of(int row, int head_of_group) const {
-    return state_at(spec_, static_cast<float*>(task_.state), scratch_.row[row], head(head_of_group));
+  std::int64_t head(int head_of_tile) const { return std::int64_t{first_head_} + head_of_tile; }
+  float* state_of(int row, int head_of_tile) const {
+    return state_at(spec_, static_cast<float*>(task_.state), scratch_.row[row], head(head_of_tile));
   }
 
-  RowState row_state(std::size_t at) const {
-    return {scratch_.parts[at],
-            {scratch_.m[at], scratch_.l[at], scratch_.o + at * o_stride_},
-            {scratch_.closed_m[at], scratch_.closed_l[at], scratch_.closed_o + at * o_stride_}};
+  AttentionState attention_state(std::size_t at) const {
+    return {scratch_.flags[at],
+            {scratch_.offset[at], scratch_.sum[at], scratch_.acc + at * o_stride_},
+            {scratch_.merged_offset[at], scratch_.merged_sum[at], scratch_.merged_acc + at * o_stride_}};
   }
   // The identity, from which a group begins.
-  void clear_group(std::size_t at) {
-    scratch_.m[at] = -std::numeric_limits<float>::infinity();
-    scratch_.l[at] = 0.0F;
-    std::fill_n(scratch_.o + at * o_stride_, o_stride_, 0.0F);
+  void clear_current(std::size_t at) {
+    scratch_.offset[at] = -std::numeric_limits<float>::infinity();
+    scratch_.sum[at] = 0.0F;
+    std::fill_n(scratch_.acc + at * o_stride_, o_stride_, 0.0F);
   }
-  void close_groups(std::size_t begin, std::size_t end) {
+  void merge_current_splits(std::size_t begin, std::size_t end) {
     for (std::size_t at = begin; at < end; ++at) {
-      if ((scratch_.parts[at] & kHasOpen) == 0) continue;
-      RowState row = row_state(at);
-      close_group(spec_, ops_, row);
-      scratch_.parts[at] = row.parts;
-      scratch_.closed_m[at] = row.closed.m;
-      scratch_.closed_l[at] = row.closed.l;
-      clear_group(at);
+      if ((scratch_.flags[at] & kHasCurrent) == 0) continue;
+      AttentionState row = attention_state(at);
+      merge_current(spec_, ops_, row);
+      scratch_.flags[at] = row.flags;
+      scratch_.merged_offset[at] = row.merged.offset;
+      scratch_.merged_sum[at] = row.merged.sum;
+      clear_current(at);
     }
   }
 
-  const FoldSpec& spec_;
+  const AttentionSpec& spec_;
   const TileOps& ops_;
-  const FoldTask& task_;
-  GroupScratch& scratch_;
+  const AttentionTask& task_;
+  TileScratch& scratch_;
   int first_head_;
   int kv_head_;
   int rows_;
@@ -265,34 +266,35 @@ class GroupFold {
 
 }  // namespace
 
-std::vector<RowGroup> make_row_groups(std::span<const QueryRun> queries, std::int64_t rows, const ListShape& lists) {
-  std::vector<RowGroup> groups;
+std::vector<WorkTile> make_work_tiles(std::span<const QueryRun> queries, std::int64_t rows,
+                                      const BlockMaskShape& block_mask) {
+  std::vector<WorkTile> groups;
   // Twice the same walk: the first counts, so that the list takes the memory it needs and no more.
   for (const bool count : {true, false}) {
     std::size_t made = 0;
-    std::int64_t room = 0;  // rows that the last group can still take
+    std::int64_t capacity_left = 0;  // rows that the last group can still take
     std::int32_t sequence = -1;
     std::int64_t block = 0;  // that the last group's rows lie in, where there are lists
     for (std::size_t run = 0; run < queries.size(); ++run) {
-      if (queries[run].sequence != sequence) room = 0;
+      if (queries[run].sequence != sequence) capacity_left = 0;
       sequence = queries[run].sequence;
       for (std::int64_t offset = 0; offset < queries[run].rows;) {
         std::int64_t most = queries[run].rows - offset;
-        if (lists.any()) {
+        if (block_mask.any()) {
           const std::int64_t position = queries[run].position + offset;
-          const std::int64_t own = query_block_of(position, lists.query_block);
-          if (own != block) room = 0;
+          const std::int64_t own = query_block_of(position, block_mask.query_block);
+          if (own != block) capacity_left = 0;
           block = own;
-          most = std::min(most, (own + 1) * lists.query_block - position);
+          most = std::min(most, (own + 1) * block_mask.query_block - position);
         }
-        if (room == 0) {
+        if (capacity_left == 0) {
           if (!count) groups.push_back({static_cast<std::int64_t>(run), offset, 0});
           ++made;
-          room = rows;
+          capacity_left = rows;
         }
-        const std::int64_t taken = std::min(room, most);
+        const std::int64_t taken = std::min(capacity_left, most);
         if (!count) groups.back().rows += taken;
-        room -= taken;
+        capacity_left -= taken;
         offset += taken;
       }
     }
@@ -301,22 +303,22 @@ std::vector<RowGroup> make_row_groups(std::span<const QueryRun> queries, std::in
   return groups;
 }
 
-std::size_t GroupScratch::layout(const FoldSpec& spec, const TileOps& ops, std::byte* base, GroupScratch& scratch) {
+std::size_t TileScratch::layout(const AttentionSpec& spec, const TileOps& ops, std::byte* base, TileScratch& scratch) {
   std::size_t bytes = 0;
   const auto take = [&]<typename T>(T*& array, std::size_t count) {
     if (base != nullptr) array = reinterpret_cast<T*>(base + bytes);
     bytes += (count * sizeof(T) + kVectorAlignment - 1) / kVectorAlignment * kVectorAlignment;
   };
-  const auto rows = static_cast<std::size_t>(max_group_rows(spec));
+  const auto rows = static_cast<std::size_t>(max_tile_rows(spec));
   const std::size_t stacked = rows * static_cast<std::size_t>(spec.heads / spec.kv_heads);
   take(scratch.q, stacked * static_cast<std::size_t>(spec.head_dim));
-  take(scratch.o, stacked * static_cast<std::size_t>(ops.o_stride(spec.head_dim_v)));
-  take(scratch.m, stacked);
-  take(scratch.l, stacked);
-  take(scratch.closed_o, stacked * static_cast<std::size_t>(ops.o_stride(spec.head_dim_v)));
-  take(scratch.closed_m, stacked);
-  take(scratch.closed_l, stacked);
-  take(scratch.parts, stacked);
+  take(scratch.acc, stacked * static_cast<std::size_t>(ops.o_stride(spec.head_dim_v)));
+  take(scratch.offset, stacked);
+  take(scratch.sum, stacked);
+  take(scratch.merged_acc, stacked * static_cast<std::size_t>(ops.o_stride(spec.head_dim_v)));
+  take(scratch.merged_offset, stacked);
+  take(scratch.merged_sum, stacked);
+  take(scratch.flags, stacked);
   take(scratch.scores, static_cast<std::size_t>(ops.row_block) * kKeyTile);
   take(scratch.tile.k, ops.k_floats(spec.head_dim));
   take(scratch.tile.v, ops.v_floats(spec.head_dim_v));
@@ -327,25 +329,25 @@ std::size_t GroupScratch::layout(const FoldSpec& spec, const TileOps& ops, std::
   return bytes;
 }
 
-void fold_row_group(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int head,
-                    GroupScratch& scratch, const Checkpoint& checkpoint) {
-  GroupFold fold(spec, ops, task, group, head, scratch);
-  const bool folds = !fold.stretches().empty();
+void attend_work_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task, const WorkTile& group,
+                      int head, TileScratch& scratch, const Checkpoint& checkpoint) {
+  WorkTileAttention attention(spec, ops, task, group, head, scratch);
+  const bool folds = !attention.stretches().empty();
   const bool nothing_changes = task.resume && !folds;
   if (nothing_changes && task.finish == nullptr) return;
 
-  fold.load_state();
+  attention.load_state();
   if (folds) {
-    fold.load_queries();
-    for (const Stretch& stretch : fold.stretches()) {
+    attention.load_queries();
+    for (const Stretch& stretch : attention.stretches()) {
       for (std::int64_t tile = stretch.tiles.begin; tile < stretch.tiles.end; ++tile) {
         if (checkpoint.should_stop()) return;
-        fold.fold_tile(stretch, tile);
+        attention.attend_tile(stretch, tile);
       }
     }
   }
-  if (task.save && !nothing_changes) fold.save_state();
-  if (task.finish != nullptr) fold.finish();
+  if (task.save && !nothing_changes) attention.save_state();
+  if (task.finish != nullptr) attention.finish();
 }
 
 }  // namespace ringattn::cpu

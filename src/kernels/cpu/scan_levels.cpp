@@ -15,7 +15,7 @@ namespace ringattn::cpu {
 
 namespace {
 
-constexpr std::int64_t kItemsAtOnce = 4;  // of a thread, between which the rank shows that it works
+constexpr std::int64_t kWorkTilesAtOnce = 4;  // of a thread, between which the rank shows that it works
 
 int thread_number() {
 #ifdef _OPENMP
@@ -33,63 +33,68 @@ std::size_t bytes_of(std::int64_t count, std::size_t floats) {
 
 }  // namespace
 
-ScanLevels::ScanLevels(const ScanSpec& spec, const CpuBackend& backend, const Shape& shape)
-    : spec_(spec), shape_(shape), tile_ops_(backend.tile_ops()), ops_(best_scan_ops()), threads_(backend.threads()) {}
+SsmLevels::SsmLevels(const SsmSpec& spec, const CpuBackend& backend, const Shape& shape)
+    : spec_(spec), shape_(shape), tile_ops_(backend.tile_ops()), ops_(best_ssm_ops()), threads_(backend.threads()) {}
 
-std::size_t ScanLevels::thread_bytes() const {
-  // Behind the scan's own room: the states of a piece, and one more.
-  const std::size_t states = static_cast<std::size_t>(shape_.cells_together + 1) * shape_.cell_floats;
-  return (bytes_of(1, shape_.room_floats + states) + kVectorAlignment - 1) / kVectorAlignment * kVectorAlignment;
+std::size_t SsmLevels::thread_bytes() const {
+  // Behind the scan's own scratch: the states of a piece, and one more.
+  const std::size_t states = static_cast<std::size_t>(shape_.blocks_per_tile + 1) * shape_.block_floats;
+  return (bytes_of(1, shape_.scratch_floats + states) + kVectorAlignment - 1) / kVectorAlignment * kVectorAlignment;
 }
 
-std::size_t ScanLevels::scratch_bytes(const ScanLimits& limits) const {
-  const std::size_t cell = static_cast<std::size_t>(cell_count()) * (shape_.cell_floats + shape_.cell_logs);
-  return bytes_of(limits.segments + limits.super_segments, cell) + static_cast<std::size_t>(threads_) * thread_bytes();
+std::size_t SsmLevels::scratch_bytes(const SsmLimits& limits) const {
+  const std::size_t head_block =
+      static_cast<std::size_t>(head_block_count()) * (shape_.block_floats + shape_.block_logs);
+  return bytes_of(limits.segments + limits.super_segments, head_block) +
+         static_cast<std::size_t>(threads_) * thread_bytes();
 }
 
-void ScanLevels::reserve(const ScanLimits& limits) {
+void SsmLevels::reserve(const SsmLimits& limits) {
   limits_ = limits;
-  const auto cells = static_cast<std::size_t>(cell_count());
-  states_ = allocate_host(bytes_of(limits.segments, cells * shape_.cell_floats));
-  logs_ = allocate_host(bytes_of(limits.segments, cells * shape_.cell_logs));
-  super_states_ = allocate_host(bytes_of(limits.super_segments, cells * shape_.cell_floats));
-  super_logs_ = allocate_host(bytes_of(limits.super_segments, cells * shape_.cell_logs));
-  room_ = allocate_host(static_cast<std::size_t>(threads_) * thread_bytes());
+  const auto head_blocks = static_cast<std::size_t>(head_block_count());
+  states_ = allocate_host(bytes_of(limits.segments, head_blocks * shape_.block_floats));
+  logs_ = allocate_host(bytes_of(limits.segments, head_blocks * shape_.block_logs));
+  super_states_ = allocate_host(bytes_of(limits.super_segments, head_blocks * shape_.block_floats));
+  super_logs_ = allocate_host(bytes_of(limits.super_segments, head_blocks * shape_.block_logs));
+  scratch_ = allocate_host(static_cast<std::size_t>(threads_) * thread_bytes());
 }
 
-float* ScanLevels::segment_state(std::int64_t segment, int cell) const {
-  return floats_of(states_) + static_cast<std::size_t>(segment * cell_count() + cell) * shape_.cell_floats;
+float* SsmLevels::segment_state(std::int64_t segment, int head_block) const {
+  return floats_of(states_) + static_cast<std::size_t>(segment * head_block_count() + head_block) * shape_.block_floats;
 }
-float* ScanLevels::segment_logs(std::int64_t segment, int cell) const {
-  return floats_of(logs_) + static_cast<std::size_t>(segment * cell_count() + cell) * shape_.cell_logs;
+float* SsmLevels::segment_logs(std::int64_t segment, int head_block) const {
+  return floats_of(logs_) + static_cast<std::size_t>(segment * head_block_count() + head_block) * shape_.block_logs;
 }
-float* ScanLevels::super_state(std::int64_t super_segment, int cell) const {
-  return floats_of(super_states_) + static_cast<std::size_t>(super_segment * cell_count() + cell) * shape_.cell_floats;
+float* SsmLevels::super_state(std::int64_t super_segment, int head_block) const {
+  return floats_of(super_states_) +
+         static_cast<std::size_t>(super_segment * head_block_count() + head_block) * shape_.block_floats;
 }
-float* ScanLevels::super_logs(std::int64_t super_segment, int cell) const {
-  return floats_of(super_logs_) + static_cast<std::size_t>(super_segment * cell_count() + cell) * shape_.cell_logs;
-}
-
-ScanLevels::Cells ScanLevels::cells_of(const HeadRange& heads) const {
-  const int first = heads.first / shape_.cell_heads;
-  return {first, heads.end() / shape_.cell_heads - first};
+float* SsmLevels::super_logs(std::int64_t super_segment, int head_block) const {
+  return floats_of(super_logs_) +
+         static_cast<std::size_t>(super_segment * head_block_count() + head_block) * shape_.block_logs;
 }
 
-std::vector<ScanLevels::Cells> ScanLevels::pieces_of(const Cells& cells) const {
-  const int group = cell_count() / spec_.groups;
-  std::vector<Cells> pieces;
-  for (int cell = cells.first; cell < cells.first + cells.count;) {
-    const int end = std::min({cells.first + cells.count, cell + shape_.cells_together, (cell / group + 1) * group});
-    pieces.push_back({cell, end - cell});
-    cell = end;
+SsmLevels::HeadBlocks SsmLevels::head_blocks_of(const HeadRange& heads) const {
+  const int first = heads.first / shape_.heads_per_block;
+  return {first, heads.end() / shape_.heads_per_block - first};
+}
+
+std::vector<SsmLevels::HeadBlocks> SsmLevels::work_tiles_of(const HeadBlocks& head_blocks) const {
+  const int group = head_block_count() / spec_.groups;
+  std::vector<HeadBlocks> pieces;
+  for (int head_block = head_blocks.first; head_block < head_blocks.first + head_blocks.count;) {
+    const int end = std::min(
+        {head_blocks.first + head_blocks.count, head_block + shape_.blocks_per_tile, (head_block / group + 1) * group});
+    pieces.push_back({head_block, end - head_block});
+    head_block = end;
   }
   return pieces;
 }
 
-std::vector<ScanLevels::Segment> ScanLevels::segments_of(const ScanTask& task) {
+std::vector<SsmLevels::Segment> SsmLevels::segments_of(const SsmTask& task) {
   std::vector<Segment> segments;
   std::int64_t super_segment = -1;
-  for (const ScanRun& run : task.runs) {
+  for (const SsmRun& run : task.runs) {
     for (std::int64_t token = 0; token < run.tokens; token += kSegmentTokens) {
       if (token % kSuperSegmentTokens == 0) ++super_segment;
       segments.push_back({run.row + token, static_cast<int>(std::min(kSegmentTokens, run.tokens - token)),
@@ -99,41 +104,42 @@ std::vector<ScanLevels::Segment> ScanLevels::segments_of(const ScanTask& task) {
   return segments;
 }
 
-void ScanLevels::for_each(std::int64_t items, const Progress& progress,
-                          const std::function<void(std::int64_t item, float* room)>& work) const {
-  const std::int64_t at_once = kItemsAtOnce * threads_;
+void SsmLevels::for_each(std::int64_t items, const Progress& progress,
+                         const std::function<void(std::int64_t item, float* scratch)>& work) const {
+  const std::int64_t at_once = kWorkTilesAtOnce * threads_;
   for (std::int64_t begin = 0; begin < items; begin += at_once) {
-    beat();
+    heartbeat();
     if (progress) progress();
     const std::int64_t end = std::min(items, begin + at_once);
 #pragma omp parallel for num_threads(threads_) schedule(dynamic, 1)
     for (std::int64_t item = begin; item < end; ++item) {
       const std::size_t mine = static_cast<std::size_t>(thread_number()) * thread_bytes();
-      work(item, reinterpret_cast<float*>(room_.data() + mine));
+      work(item, reinterpret_cast<float*>(scratch_.data() + mine));
     }
   }
 }
 
-void ScanLevels::make_dt(float* dt, int count, const float* bias) const {
+void SsmLevels::make_dt(float* dt, int count, const float* bias) const {
   for (int i = 0; bias != nullptr && i < count; ++i) dt[i] += bias[i % kChannelBlock];
   if (spec_.dt_softplus) ops_.softplus(dt, count);
   for (int i = 0; i < count; ++i) {  // NaN stays NaN
-    if (dt[i] < spec_.dt_least) dt[i] = spec_.dt_least;
-    if (dt[i] > spec_.dt_most) dt[i] = spec_.dt_most;
+    if (dt[i] < spec_.dt_min) dt[i] = spec_.dt_min;
+    if (dt[i] > spec_.dt_max) dt[i] = spec_.dt_max;
   }
 }
 
-void ScanLevels::fold(const ScanTask& task, const HeadRange& heads, Stream, const Progress& progress) {
-  check_scan_task(spec_, limits_, task);
+void SsmLevels::accumulate_states(const SsmTask& task, const HeadRange& heads, Stream, const Progress& progress) {
+  check_ssm_task(spec_, limits_, task);
   const std::vector<Segment> segments = segments_of(task);
-  const std::vector<Cells> pieces = pieces_of(cells_of(heads));
-  const auto piece_count = static_cast<std::int64_t>(pieces.size());
-  for_each(static_cast<std::int64_t>(segments.size()) * piece_count, progress, [&](std::int64_t item, float* room) {
-    const Segment& segment = segments[static_cast<std::size_t>(item / piece_count)];
-    const Cells& piece = pieces[static_cast<std::size_t>(item % piece_count)];
-    fold_piece(task, {segment.row, segment.tokens, piece.first, piece.count}, room,
-               segment_state(segment.index, piece.first), segment_logs(segment.index, piece.first));
-  });
+  const std::vector<HeadBlocks> pieces = work_tiles_of(head_blocks_of(heads));
+  const auto work_tile_count = static_cast<std::int64_t>(pieces.size());
+  for_each(static_cast<std::int64_t>(segments.size()) * work_tile_count, progress,
+           [&](std::int64_t item, float* scratch) {
+             const Segment& segment = segments[static_cast<std::size_t>(item / work_tile_count)];
+             const HeadBlocks& piece = pieces[static_cast<std::size_t>(item % work_tile_count)];
+             accumulate_tile(task, {segment.row, segment.tokens, piece.first, piece.count}, scratch,
+                             segment_state(segment.index, piece.first), segment_logs(segment.index, piece.first));
+           });
 
   // The ordered pass over the segments of each super-segment.
   std::vector<std::size_t> begins;  // the first segment of each super-segment
@@ -141,75 +147,78 @@ void ScanLevels::fold(const ScanTask& task, const HeadRange& heads, Stream, cons
     if (i == 0 || segments[i].super_segment != segments[i - 1].super_segment) begins.push_back(i);
   }
   begins.push_back(segments.size());
-  const Cells cells = cells_of(heads);
-  for_each(static_cast<std::int64_t>(begins.size() - 1) * cells.count, progress, [&](std::int64_t item, float* room) {
-    const std::int64_t super_segment = item / cells.count;
-    const int cell = cells.first + static_cast<int>(item % cells.count);
-    float* const local = room;
-    float* const before = super_state(super_segment, cell);
-    float* const logs = super_logs(super_segment, cell);
-    std::vector<float> log(shape_.cell_logs);
-    std::fill_n(before, shape_.cell_floats, 0.0F);
-    std::fill_n(logs, shape_.cell_logs, 0.0F);
-    const auto first = static_cast<std::int64_t>(begins[static_cast<std::size_t>(super_segment)]);
-    const auto end = static_cast<std::int64_t>(begins[static_cast<std::size_t>(super_segment) + 1]);
-    for (std::int64_t s = first; s < end; ++s) {
-      std::copy_n(segment_state(s, cell), shape_.cell_floats, local);
-      std::copy_n(segment_logs(s, cell), shape_.cell_logs, log.data());
-      std::copy_n(before, shape_.cell_floats, segment_state(s, cell));
-      std::copy_n(logs, shape_.cell_logs, segment_logs(s, cell));
-      join(task, cell, log.data(), before, local, before);
-      for (std::size_t i = 0; i < shape_.cell_logs; ++i) logs[i] += log[i];
-    }
-  });
+  const HeadBlocks head_blocks = head_blocks_of(heads);
+  for_each(static_cast<std::int64_t>(begins.size() - 1) * head_blocks.count, progress,
+           [&](std::int64_t item, float* scratch) {
+             const std::int64_t super_segment = item / head_blocks.count;
+             const int head_block = head_blocks.first + static_cast<int>(item % head_blocks.count);
+             float* const local = scratch;
+             float* const before = super_state(super_segment, head_block);
+             float* const logs = super_logs(super_segment, head_block);
+             std::vector<float> log(shape_.block_logs);
+             std::fill_n(before, shape_.block_floats, 0.0F);
+             std::fill_n(logs, shape_.block_logs, 0.0F);
+             const auto first = static_cast<std::int64_t>(begins[static_cast<std::size_t>(super_segment)]);
+             const auto end = static_cast<std::int64_t>(begins[static_cast<std::size_t>(super_segment) + 1]);
+             for (std::int64_t s = first; s < end; ++s) {
+               std::copy_n(segment_state(s, head_block), shape_.block_floats, local);
+               std::copy_n(segment_logs(s, head_block), shape_.block_logs, log.data());
+               std::copy_n(before, shape_.block_floats, segment_state(s, head_block));
+               std::copy_n(logs, shape_.block_logs, segment_logs(s, head_block));
+               join(task, head_block, log.data(), before, local, before);
+               for (std::size_t i = 0; i < shape_.block_logs; ++i) logs[i] += log[i];
+             }
+           });
 }
 
-void ScanLevels::carry(const ScanTask& task, const HeadRange& heads, int step, Stream) {
-  const Cells cells = cells_of(heads);
-  const std::size_t cell_state = static_cast<std::size_t>(shape_.cell_heads) * state_floats();
-  for_each(cells.count, {}, [&](std::int64_t item, float* room) {
-    const int cell = cells.first + static_cast<int>(item);
-    float* const state = room;
-    float* const local = room + shape_.cell_floats;
+void SsmLevels::carry(const SsmTask& task, const HeadRange& heads, int step, Stream) {
+  const HeadBlocks head_blocks = head_blocks_of(heads);
+  const std::size_t block_state = static_cast<std::size_t>(shape_.heads_per_block) * state_floats();
+  for_each(head_blocks.count, {}, [&](std::int64_t item, float* scratch) {
+    const int head_block = head_blocks.first + static_cast<int>(item);
+    float* const state = scratch;
+    float* const local = scratch + shape_.block_floats;
     std::int64_t super_segment = 0;
-    for (const ScanRun& run : task.runs) {
+    for (const SsmRun& run : task.runs) {
       const std::int64_t end = super_segment + (run.tokens + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
       if (run.step != step) {
         super_segment = end;
         continue;
       }
-      std::fill_n(state, shape_.cell_floats, 0.0F);
-      if (run.initial != nullptr) load_state(run.initial + static_cast<std::size_t>(cell) * cell_state, state);
+      std::fill_n(state, shape_.block_floats, 0.0F);
+      if (run.initial != nullptr) load_state(run.initial + static_cast<std::size_t>(head_block) * block_state, state);
       for (; super_segment < end; ++super_segment) {
-        float* const here = super_state(super_segment, cell);
-        std::copy_n(here, shape_.cell_floats, local);
-        std::copy_n(state, shape_.cell_floats, here);
-        join(task, cell, super_logs(super_segment, cell), state, local, state);
+        float* const here = super_state(super_segment, head_block);
+        std::copy_n(here, shape_.block_floats, local);
+        std::copy_n(state, shape_.block_floats, here);
+        join(task, head_block, super_logs(super_segment, head_block), state, local, state);
       }
-      if (run.final != nullptr) store_state(state, run.final + static_cast<std::size_t>(cell) * cell_state);
+      if (run.final != nullptr) store_state(state, run.final + static_cast<std::size_t>(head_block) * block_state);
     }
   });
 }
 
-void ScanLevels::finish(const ScanTask& task, const HeadRange& heads, Stream, const Progress& progress) {
+void SsmLevels::finish(const SsmTask& task, const HeadRange& heads, Stream, const Progress& progress) {
   const std::vector<Segment> segments = segments_of(task);
-  const std::vector<Cells> pieces = pieces_of(cells_of(heads));
-  const auto piece_count = static_cast<std::int64_t>(pieces.size());
-  for_each(static_cast<std::int64_t>(segments.size()) * piece_count, progress, [&](std::int64_t item, float* room) {
-    const Segment& segment = segments[static_cast<std::size_t>(item / piece_count)];
-    const Cells& piece = pieces[static_cast<std::size_t>(item % piece_count)];
-    float* const states = room + shape_.room_floats;
-    for (int i = 0; i < piece.count; ++i) {
-      const int cell = piece.first + i;
-      join(task, cell, segment_logs(segment.index, cell), super_state(segment.super_segment, cell),
-           segment_state(segment.index, cell), states + static_cast<std::size_t>(i) * shape_.cell_floats);
-    }
-    finish_piece(task, {segment.row, segment.tokens, piece.first, piece.count}, room, states);
-  });
+  const std::vector<HeadBlocks> pieces = work_tiles_of(head_blocks_of(heads));
+  const auto work_tile_count = static_cast<std::int64_t>(pieces.size());
+  for_each(static_cast<std::int64_t>(segments.size()) * work_tile_count, progress,
+           [&](std::int64_t item, float* scratch) {
+             const Segment& segment = segments[static_cast<std::size_t>(item / work_tile_count)];
+             const HeadBlocks& piece = pieces[static_cast<std::size_t>(item % work_tile_count)];
+             float* const states = scratch + shape_.scratch_floats;
+             for (int i = 0; i < piece.count; ++i) {
+               const int head_block = piece.first + i;
+               join(task, head_block, segment_logs(segment.index, head_block),
+                    super_state(segment.super_segment, head_block), segment_state(segment.index, head_block),
+                    states + static_cast<std::size_t>(i) * shape_.block_floats);
+             }
+             finish_tile(task, {segment.row, segment.tokens, piece.first, piece.count}, scratch, states);
+           });
 }
 
-void ScanLevels::update(const ScanUpdate& update, Stream) {
-  check_scan_update(spec_, update);
+void SsmLevels::update(const SsmUpdate& update, Stream) {
+  check_ssm_update(spec_, update);
   const std::int64_t items = update.x.tokens * spec_.heads;
 #pragma omp parallel for num_threads(threads_) schedule(static)
   for (std::int64_t item = 0; item < items; ++item) {
@@ -223,7 +232,7 @@ void ScanLevels::update(const ScanUpdate& update, Stream) {
   }
 }
 
-void ScanLevels::update_head(const ScanUpdate& update, std::int64_t sequence, int head) const {
+void SsmLevels::update_head(const SsmUpdate& update, std::int64_t sequence, int head) const {
   const auto states = static_cast<std::size_t>(spec_.state_dim);
   const auto dims = static_cast<std::size_t>(spec_.head_dim);
   const int group = head / (spec_.heads / spec_.groups);

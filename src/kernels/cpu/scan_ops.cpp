@@ -161,7 +161,7 @@ void add_lower(const float* a, std::ptrdiff_t a_stride, int rows, const float* s
   if (column < width) add_lower_columns<1>(a, a_stride, rows, scale, m + column, width, out + column);
 }
 
-void weigh(int rows, const float* scores, const float* sums, const float* dt, float* weights) {
+void intra_chunk_scores(int rows, const float* scores, const float* sums, const float* dt, float* weights) {
   const Wide d;
   for (int i = 0; i < rows; ++i) {
     const auto sum = hn::Set(d, sums[i]);
@@ -272,10 +272,10 @@ void convolve(int channels, int width, const float* x, const float* weights, con
 // which nobody has measured have a rate as well.
 constexpr double kFlopsPerSecond = kWideLanes >= 16 ? 1.2e10 : kWideLanes >= 8 ? 7e9 : kWideLanes >= 4 ? 2.5e9 : 8e8;
 
-const ScanOps& scan_ops() {
-  static const ScanOps ops{kWideLanes,     kFlopsPerSecond, &exp2_of,       &softplus, &product,
-                           &add_lower,     &weigh,          &scale_columns, &join,     &join_channels,
-                           &scan_channels, &finish,         &update,        &convolve};
+const SsmOps& ssm_ops() {
+  static const SsmOps ops{
+      kWideLanes,     kFlopsPerSecond, &exp2_of,       &softplus,      &product, &add_lower, &intra_chunk_scores,
+      &scale_columns, &join,           &join_channels, &scan_channels, &finish,  &update,    &convolve};
   return ops;
 }
 
@@ -285,9 +285,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ringattn::cpu {
 
-HWY_EXPORT(scan_ops);
+HWY_EXPORT(ssm_ops);
 
-const ScanOps& best_scan_ops() { return HWY_DYNAMIC_DISPATCH(scan_ops)(); }
+const SsmOps& best_ssm_ops() { return HWY_DYNAMIC_DISPATCH(ssm_ops)(); }
 
 }  // namespace ringattn::cpu
 #endif  // HWY_ONCE

@@ -21,7 +21,7 @@ struct ChannelTokens {
 };
 
 // Arrays need no alignment. `width` is a multiple of `lanes`.
-struct ScanOps {
+struct SsmOps {
   int lanes;                // floats of a vector
   double flops_per_second;  // of one thread, roughly, where nobody has measured
 
@@ -37,7 +37,7 @@ struct ScanOps {
                     float* out);
   // weights[i, j] = scores[i, j] · 2^(sums[i] − sums[j]) · dt[j], from left to right, for j ≤ i; others are
   // unspecified. scores, weights: [kChunkTokens, kChunkTokens], of which `rows` rows; sums, dt: [kChunkTokens].
-  void (*weigh)(int rows, const float* scores, const float* sums, const float* dt, float* weights);
+  void (*intra_chunk_scores)(int rows, const float* scores, const float* sums, const float* dt, float* weights);
   // target[r, j] = source[r, j] · scale[j]; [rows, kChunkTokens].
   void (*scale_columns)(int rows, const float* source, const float* scale, float* target);
   // result = fma(decay, before, local), of `count` elements, a multiple of kChannelBlock; result may be one of them.
@@ -61,6 +61,6 @@ struct ScanOps {
 };
 
 // The table of the best SIMD target that this machine has (and that hwy::DisableTargets leaves).
-const ScanOps& best_scan_ops();
+const SsmOps& best_ssm_ops();
 
 }  // namespace ringattn::cpu

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A team of threads that takes items of work one after the other, while the calling thread keeps transfers going.
+// A thread_pool of threads that takes items of work one after the other, while the calling thread keeps transfers
+// going.
 #pragma once
 
 #include <atomic>
@@ -28,10 +29,10 @@ struct Checkpoint {
   }
 };
 
-// Items of work that a team of threads takes one after the other, until all are done or one thread fails.
-class Team {
+// Items of work that a thread_pool of threads takes one after the other, until all are done or one thread fails.
+class ThreadPool {
  public:
-  explicit Team(std::int64_t items) : items_(items) {}
+  explicit ThreadPool(std::int64_t items) : items_(items) {}
 
   // The next item, or −1.
   std::int64_t take() {

@@ -45,8 +45,8 @@ void widen(const void* source, Dtype dtype, int count, float* target) {
   }
 }
 
-// Readings of one core, rounded (bench/notes/attention-portable.md). By the length of its vectors, so that targets which
-// nobody has measured have a rate as well.
+// Readings of one core, rounded (bench/notes/attention-portable.md). By the length of its vectors, so that targets
+// which nobody has measured have a rate as well.
 constexpr double kFlopsPerSecond = kLanes >= 16 ? 1.4e11 : kLanes >= 8 ? 7e10 : kLanes >= 4 ? 2.5e10 : 8e9;
 
 const TileOps& tile_ops() {
@@ -57,7 +57,7 @@ const TileOps& tile_ops() {
                            kFlopsPerSecond,
                            &widen,
                            &pack,
-                           &fold_tile,
+                           &attend_tile,
                            &merge};
   return ops;
 }

@@ -16,7 +16,7 @@ inline constexpr int kKeyTile = 128;
 inline constexpr int kMaxHeadDim = 576;              // of keys that latents make with their rotary part
 inline constexpr std::size_t kVectorAlignment = 64;  // of every array in TileOps' signatures
 
-// What the arithmetic needs of a FoldSpec.
+// What the arithmetic needs of a AttentionSpec.
 struct TileShape {
   Dtype dtype = Dtype::kBf16;
   int head_dim = 0;
@@ -25,15 +25,15 @@ struct TileShape {
   float softcap = 0.0F;
 };
 
-// One head's rows of a tile as they lie in memory: row i is row i % 2^piece_log of piece i / 2^piece_log.
-inline constexpr int kMostPieces = kKeyTile / kLeastPieceKeys;
+// One head's rows of a tile as they lie in memory: row i is row i % 2^page_run_log2 of piece i / 2^page_run_log2.
+inline constexpr int kMaxPageRuns = kKeyTile / kMinPageRunKeys;
 struct TileRows {
-  const std::byte* pieces[kMostPieces] = {};
+  const std::byte* page_runs[kMaxPageRuns] = {};
   std::int64_t stride = 0;  // bytes from row to row of a piece
-  int piece_log = 62;       // one piece
+  int page_run_log2 = 62;   // one piece
 
   const std::byte* at(std::int64_t row) const {
-    return pieces[row >> piece_log] + (row & ((std::int64_t{1} << piece_log) - 1)) * stride;
+    return page_runs[row >> page_run_log2] + (row & ((std::int64_t{1} << page_run_log2) - 1)) * stride;
   }
 };
 
@@ -47,17 +47,17 @@ struct PackedTile {
 
 // What a row has folded: of one group of key tiles, or of several, merged (kernels/merge.hpp).
 struct Partial {
-  float m = 0.0F;      // the reference of l and O
-  float l = 0.0F;      // Σ exp(x − m)
-  float* o = nullptr;  // [head_dim_v]: Σ exp(x − m) · v
+  float offset = 0.0F;   // subtracted from the scores
+  float sum = 0.0F;      // Σ exp(x − offset)
+  float* acc = nullptr;  // [head_dim_v]: Σ exp(x − offset) · v
 };
 
 // Rows that share a kv head, with the partials of their open groups.
 struct RowBatch {
   const float* q = nullptr;              // [rows, head_dim]
-  float* m = nullptr;                    // [rows]
-  float* l = nullptr;                    // [rows]
-  float* o = nullptr;                    // [rows, o_stride()]
+  float* offset = nullptr;               // [rows]
+  float* sum = nullptr;                  // [rows]
+  float* acc = nullptr;                  // [rows, o_stride()]
   const ColumnRange* visible = nullptr;  // [rows]: of the tile, that the row sees; none empty
   int rows = 0;
 };
@@ -75,7 +75,7 @@ struct TileOps {
   // Packs the first `keys` rows of k and v.
   void (*pack)(const TileShape& shape, const TileRows& k, const TileRows& v, int keys, PackedTile& tile);
   // (m, l, O) ← fold((m, l, O), tile) for each row of the batch. scores: [row_block, kKeyTile] scratch.
-  void (*fold)(const TileShape& shape, const PackedTile& tile, const RowBatch& rows, float* scores);
+  void (*attend)(const TileShape& shape, const PackedTile& tile, const RowBatch& rows, float* scores);
   // The merge step: `group` joins what comes before it in the row. Neither O need be aligned.
   void (*merge)(int head_dim_v, const Partial& group, Partial& row);
 

@@ -16,8 +16,8 @@
 #include <limits>
 
 #include "hwy/highway.h"
-#include "kernels/cpu/math-inl.hpp"
 #include "kernels/cpu/product-inl.hpp"
+#include "kernels/cpu/math-inl.hpp"
 #include "kernels/cpu/tile_ops.hpp"
 #include "kernels/merge.hpp"
 
@@ -43,7 +43,7 @@ struct StoreScores {
   }
 };
 
-struct FoldOutputs {
+struct AttentionOutputs {
   float* o;  // [rows, stride], at the panel's first column
   std::size_t stride;
   const float* scale;
@@ -85,9 +85,9 @@ HWY_INLINE float scale_and_mask(const TileShape& shape, ColumnRange block, Colum
 }
 
 // x → p in place; returns Σ p.
-HWY_INLINE float exponentiate(ColumnRange block, float reference, float* row) {
+HWY_INLINE float exponentiate(ColumnRange block, float softmax_offset, float* row) {
   const Floats d;
-  const FloatVector shift = hn::Set(d, reference);
+  const FloatVector shift = hn::Set(d, softmax_offset);
   const FloatVector log2e = hn::Set(d, kLog2E);
   FloatVector sum = hn::Zero(d);
   for (std::size_t k = static_cast<std::size_t>(block.begin) / kLanes * kLanes; k < static_cast<std::size_t>(block.end);
@@ -104,8 +104,8 @@ HWY_INLINE float exponentiate(ColumnRange block, float reference, float* row) {
 }
 
 template <bool kMasked, bool kCapped>
-void fold_block(const TileShape& shape, const PackedTile& tile, const RowBatch& batch, const RowBlock& block,
-                float* scores) {
+void attend_block(const TileShape& shape, const PackedTile& tile, const RowBatch& batch, const RowBlock& block,
+                  float* scores) {
   const Floats d;
   const auto head_dim = static_cast<std::size_t>(shape.head_dim);
   const auto head_dim_v = static_cast<std::size_t>(shape.head_dim_v);
@@ -121,11 +121,11 @@ void fold_block(const TileShape& shape, const PackedTile& tile, const RowBatch& 
   HWY_ALIGN float m_old[kRowBlockPadded] = {};
   HWY_ALIGN float m_new[kRowBlockPadded] = {};
   HWY_ALIGN float l[kRowBlockPadded] = {};
-  HWY_ALIGN float reference[kRowBlockPadded];
+  HWY_ALIGN float softmax_offset[kRowBlockPadded];
   HWY_ALIGN float scale[kRowBlockPadded];
   HWY_ALIGN float tile_sum[kRowBlockPadded] = {};
-  std::copy_n(batch.m + block.first, rows, m_old);
-  std::copy_n(batch.l + block.first, rows, l);
+  std::copy_n(batch.offset + block.first, rows, m_old);
+  std::copy_n(batch.sum + block.first, rows, l);
   for (std::size_t r = 0; r < rows; ++r) {
     m_new[r] = scale_and_mask<kMasked, kCapped>(shape, block.span, batch.visible[block.first + r], m_old[r],
                                                 scores + r * kKeyTile);
@@ -134,28 +134,29 @@ void fold_block(const TileShape& shape, const PackedTile& tile, const RowBatch& 
     const FloatVector m = hn::Load(d, m_new + r);
     // Where every score so far is −∞: −∞ − 0 weighs 0, −∞ − −∞ would be NaN.
     const FloatVector finite = hn::IfThenZeroElse(hn::Eq(m, hn::Set(d, -std::numeric_limits<float>::infinity())), m);
-    hn::Store(finite, d, reference + r);
+    hn::Store(finite, d, softmax_offset + r);
     // The difference first: an unchanged maximum scales by exactly 1.
     const FloatVector change = hn::Sub(hn::Load(d, m_old + r), finite);
     hn::Store(weight(d, hn::Mul(change, hn::Set(d, kLog2E))), d, scale + r);
   }
-  for (std::size_t r = 0; r < rows; ++r) tile_sum[r] = exponentiate(block.span, reference[r], scores + r * kKeyTile);
+  for (std::size_t r = 0; r < rows; ++r)
+    tile_sum[r] = exponentiate(block.span, softmax_offset[r], scores + r * kKeyTile);
   for (std::size_t r = 0; r < rows; r += kLanes) {
     hn::Store(hn::MulAdd(hn::Load(d, l + r), hn::Load(d, scale + r), hn::Load(d, tile_sum + r)), d, l + r);
   }
-  std::copy_n(m_new, rows, batch.m + block.first);
-  std::copy_n(l, rows, batch.l + block.first);
+  std::copy_n(m_new, rows, batch.offset + block.first);
+  std::copy_n(l, rows, batch.sum + block.first);
 
   const std::size_t stride = (head_dim_v + kLanes - 1) / kLanes * kLanes;
   for (std::size_t column = 0; column < head_dim_v; column += kPanelWidth) {
-    Factors factors{scores + begin, kKeyTile, tile.v + column * kKeyTile + begin * kPanelWidth, end - begin};
-    FoldOutputs store{batch.o + block.first * stride + column, stride, scale};
+    GemmOperands operands{scores + begin, kKeyTile, tile.v + column * kKeyTile + begin * kPanelWidth, end - begin};
+    AttentionOutputs store{batch.acc + block.first * stride + column, stride, scale};
     if (column + (kPanelVectors - 1) * kLanes < head_dim_v) {
-      multiply<kPanelVectors>(factors, rows, store);
+      multiply<kPanelVectors>(operands, rows, store);
       continue;
     }
-    for (std::size_t c = column; c < head_dim_v; c += kLanes, factors.b += kLanes, store.o += kLanes) {
-      multiply<1>(factors, rows, store);
+    for (std::size_t c = column; c < head_dim_v; c += kLanes, operands.b += kLanes, store.o += kLanes) {
+      multiply<1>(operands, rows, store);
     }
   }
 }
@@ -181,16 +182,16 @@ inline bool sees_whole_vectors(const RowBatch& batch, const RowBlock& block) {
   return std::all_of(visible, visible + block.rows, [&](const ColumnRange& span) { return span == block.span; });
 }
 
-inline void fold_tile(const TileShape& shape, const PackedTile& tile, const RowBatch& batch, float* scores) {
+inline void attend_tile(const TileShape& shape, const PackedTile& tile, const RowBatch& batch, float* scores) {
   for (std::size_t first = 0; first < static_cast<std::size_t>(batch.rows);) {
     const RowBlock block = next_block(tile, batch, first);
     const bool masked = !sees_whole_vectors(batch, block);
     if (shape.softcap > 0.0F) {
-      masked ? fold_block<true, true>(shape, tile, batch, block, scores)
-             : fold_block<false, true>(shape, tile, batch, block, scores);
+      masked ? attend_block<true, true>(shape, tile, batch, block, scores)
+             : attend_block<false, true>(shape, tile, batch, block, scores);
     } else {
-      masked ? fold_block<true, false>(shape, tile, batch, block, scores)
-             : fold_block<false, false>(shape, tile, batch, block, scores);
+      masked ? attend_block<true, false>(shape, tile, batch, block, scores)
+             : attend_block<false, false>(shape, tile, batch, block, scores);
     }
     first += static_cast<std::size_t>(block.rows);
   }

@@ -5,7 +5,7 @@
 
 namespace ringattn::cuda {
 
-std::vector<std::string> missing_in_table(const FoldSpec& spec, std::span<const TableDims> table) {
+std::vector<std::string> missing_in_table(const AttentionSpec& spec, std::span<const TableDims> table) {
   std::vector<std::string> missing;
   if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
   if (spec.positions > 0) missing.push_back(missing_for_positions());

@@ -24,7 +24,7 @@ consteval Config config_of_dims(const Config (&table)[kSize], int head_dim, int 
 
 // The entry for the spec's head dims; none: the kernel can't do the spec.
 template <class Config>
-std::optional<Config> find_config(std::span<const Config> table, const FoldSpec& spec) {
+std::optional<Config> find_config(std::span<const Config> table, const AttentionSpec& spec) {
   const auto found = std::find_if(table.begin(), table.end(), [&](const Config& config) {
     return config.head_dim == spec.head_dim && config.head_dim_v == spec.head_dim_v;
   });
@@ -36,13 +36,13 @@ struct TableDims {
   int head_dim, head_dim_v;
 };
 // What a kernel with a table of these head dims lacks for the spec (KernelRow::missing).
-std::vector<std::string> missing_in_table(const FoldSpec& spec, std::span<const TableDims> table);
+std::vector<std::string> missing_in_table(const AttentionSpec& spec, std::span<const TableDims> table);
 
 // "head_dim 192/128: " and the description.
 std::string config_line(int head_dim, int head_dim_v, const std::string& description);
 
 template <class Config>
-std::vector<std::string> missing_in_table(std::span<const Config> table, FoldSpec spec) {
+std::vector<std::string> missing_in_table(std::span<const Config> table, AttentionSpec spec) {
   std::vector<TableDims> dims;
   for (const Config& config : table) dims.push_back({config.head_dim, config.head_dim_v});
   return missing_in_table(spec, std::span<const TableDims>(dims));

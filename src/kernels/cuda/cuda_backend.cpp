@@ -9,8 +9,8 @@
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "kernels/cuda/device/block_choice.hpp"
-#include "kernels/cuda/device/cache_update.hpp"
 #include "kernels/cuda/device/list_choice.hpp"
+#include "kernels/cuda/device/cache_update.hpp"
 #include "kernels/cuda/gather_pages.hpp"
 #include "kernels/cuda/rows/rows.hpp"
 #include "kernels/cuda/synthetic.hpp"
@@ -43,9 +43,9 @@ void await_event(const CudaEvent& event, int device, const Deadline& deadline, c
   }
 }
 
-class CudaMarks final : public Marks {
+class CudaEvents final : public Events {
  public:
-  CudaMarks(int device, std::size_t count, bool timed) : device_(device) {
+  CudaEvents(int device, std::size_t count, bool timed) : device_(device) {
     const DeviceGuard guard(device_);
     events_.reserve(count);
     for (std::size_t i = 0; i < count; ++i) events_.emplace_back(timed);
@@ -72,9 +72,9 @@ class CudaMarks final : public Marks {
   std::vector<CudaEvent> events_;
 };
 
-class CudaStreamAhead final : public StreamAhead {
+class CudaPriorityStream final : public PriorityStream {
  public:
-  CudaStreamAhead(int device, std::size_t marks) : device_(device) {
+  CudaPriorityStream(int device, std::size_t marks) : device_(device) {
     const DeviceGuard guard(device_);
     int last = 0;
     int first = 0;
@@ -82,9 +82,9 @@ class CudaStreamAhead final : public StreamAhead {
     for (std::size_t i = 0; i < marks; ++i) events_.emplace_back();
     check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, first), "cudaStreamCreateWithPriority");
   }
-  ~CudaStreamAhead() override { cudaStreamDestroy(stream_); }
-  CudaStreamAhead(const CudaStreamAhead&) = delete;
-  CudaStreamAhead& operator=(const CudaStreamAhead&) = delete;
+  ~CudaPriorityStream() override { cudaStreamDestroy(stream_); }
+  CudaPriorityStream(const CudaPriorityStream&) = delete;
+  CudaPriorityStream& operator=(const CudaPriorityStream&) = delete;
 
   Stream stream() override { return {stream_}; }
   void record(std::size_t mark, Stream stream) override {
@@ -146,7 +146,7 @@ CudaBackend::CudaBackend(int device) : device_(device) {
   const DeviceGuard guard(device);
   stream_.emplace();
   identity_ = fmt::format("{} (sm_{}{})", gpu.name, gpu.compute_major, gpu.compute_minor);
-  free_before_ = least_free_ = gpu_memory(device_).free;
+  free_before_ = min_free_ = gpu_memory(device_).free;
 }
 
 Buffer CudaBackend::allocate(std::size_t bytes) {
@@ -204,9 +204,9 @@ void CudaBackend::pool_rows(const RowPooling& pooling, Stream stream) {
   cuda::pool_rows(pooling, stream);
 }
 
-void CudaBackend::choose_lists(const ListChoice& choice, Stream stream) {
+void CudaBackend::choose_block_mask(const BlockMaskChoice& choice, Stream stream) {
   const DeviceGuard guard(device_);
-  cuda::choose_lists(choice, stream);
+  cuda::choose_block_mask(choice, stream);
 }
 
 void CudaBackend::update_cache(const CacheUpdate& update, Stream stream) {
@@ -224,9 +224,9 @@ void CudaBackend::compress(const CompressTask& task, Stream stream) {
   cuda::compress(task, stream);
 }
 
-void CudaBackend::greatest_magnitudes(const MagnitudeTask& task, Stream stream) {
+void CudaBackend::compute_absmax(const AbsmaxTask& task, Stream stream) {
   const DeviceGuard guard(device_);
-  cuda::greatest_magnitudes(task, stream);
+  cuda::compute_absmax(task, stream);
 }
 
 void CudaBackend::append(const AppendTask& task, Stream stream) {
@@ -257,12 +257,12 @@ void CudaBackend::synchronize(Stream stream, const Deadline& deadline, const Pro
   see_memory();
 }
 
-std::unique_ptr<Marks> CudaBackend::make_marks(std::size_t count, bool timed) {
-  return std::make_unique<CudaMarks>(device_, count, timed);
+std::unique_ptr<Events> CudaBackend::make_events(std::size_t count, bool timed) {
+  return std::make_unique<CudaEvents>(device_, count, timed);
 }
 
-std::unique_ptr<StreamAhead> CudaBackend::make_stream_ahead(std::size_t marks) {
-  return std::make_unique<CudaStreamAhead>(device_, marks);
+std::unique_ptr<PriorityStream> CudaBackend::make_priority_stream(std::size_t marks) {
+  return std::make_unique<CudaPriorityStream>(device_, marks);
 }
 
 std::unique_ptr<Replay> CudaBackend::replay(Stream stream, const std::function<void()>& enqueue) {
@@ -282,11 +282,11 @@ bool CudaBackend::is_capturing(Stream stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-void CudaBackend::see_memory() { least_free_ = std::min(least_free_, gpu_memory(device_).free); }
+void CudaBackend::see_memory() { min_free_ = std::min(min_free_, gpu_memory(device_).free); }
 
 std::size_t CudaBackend::peak_memory() {
   see_memory();
-  return free_before_ - least_free_;
+  return free_before_ - min_free_;
 }
 
 }  // namespace ringattn::cuda

@@ -37,17 +37,17 @@ class CudaBackend final : public Backend {
   void pool_keys(const BlockChoice& choice, Stream stream) override;
   void choose_blocks(const BlockChoice& choice, Stream stream) override;
   void pool_rows(const RowPooling& pooling, Stream stream) override;
-  void choose_lists(const ListChoice& choice, Stream stream) override;
+  void choose_block_mask(const BlockMaskChoice& choice, Stream stream) override;
   void decompress(const DecompressTask& task, Stream stream) override;
   void compress(const CompressTask& task, Stream stream) override;
-  void greatest_magnitudes(const MagnitudeTask& task, Stream stream) override;
+  void compute_absmax(const AbsmaxTask& task, Stream stream) override;
   void append(const AppendTask& task, Stream stream) override;
   void check_finite(const FiniteTask& task, Stream stream) override;
   void find_codebook(const CodebookTask& task, Stream stream) override;
   void add_gram(const GramTask& task, Stream stream) override;
   void synchronize(Stream stream, const Deadline& deadline, const Progress& progress) override;
-  std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
-  std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t marks) override;
+  std::unique_ptr<Events> make_events(std::size_t count, bool timed) override;
+  std::unique_ptr<PriorityStream> make_priority_stream(std::size_t marks) override;
   std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) override;
   bool enqueues() const override { return true; }
   bool is_capturing(Stream stream) override;
@@ -61,7 +61,7 @@ class CudaBackend final : public Backend {
   std::optional<CudaStream> stream_;
   std::optional<CudaEvent> passed_;  // what synchronize() waits for
   std::size_t free_before_ = 0;      // bytes of the device when the backend was made
-  std::size_t least_free_ = 0;
+  std::size_t min_free_ = 0;
 };
 
 }  // namespace ringattn::cuda

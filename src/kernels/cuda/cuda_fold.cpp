@@ -13,10 +13,10 @@
 #include "base/device_patience.hpp"
 #include "base/error.hpp"
 #include "base/gpu.hpp"
+#include "kernels/fold_task.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/staging_ring.hpp"
 #include "kernels/cuda/task_geometry.hpp"
-#include "kernels/fold_task.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/registry.hpp"
 
@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::uintptr_t kStateAlignment = 16;
 
-// K and V that stay in the cache: a section's, while the one before comes to its end.
+// K and V that stay in the cache: a swizzle_group's, while the one before comes to its end.
 std::int64_t cache_for_keys(int device) {
   int bytes = 0;
   check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device), "cudaDeviceGetAttribute");
@@ -34,8 +34,8 @@ std::int64_t cache_for_keys(int device) {
 }
 
 // What doesn't change from task to task.
-FoldParams params_of(const FoldSpec& spec) {
-  FoldParams p{};
+AttentionParams params_of(const AttentionSpec& spec) {
+  AttentionParams p{};
   p.mask = spec.mask;
   p.heads = spec.heads;
   p.kv_heads = spec.kv_heads;
@@ -46,9 +46,9 @@ FoldParams params_of(const FoldSpec& spec) {
   return p;
 }
 
-class CudaFold final : public FoldKernel {
+class CudaAttention final : public AttentionKernel {
  public:
-  CudaFold(const FoldSpec& spec, const DeviceKernel& kernel, const CudaBackend& backend)
+  CudaAttention(const AttentionSpec& spec, const DeviceKernel& kernel, const CudaBackend& backend)
       : spec_(spec),
         kernel_(kernel),
         device_(backend.device()),
@@ -63,11 +63,11 @@ class CudaFold final : public FoldKernel {
     return static_cast<std::size_t>(rows) * static_cast<std::size_t>(spec_.heads) * kernel_.state_floats *
            sizeof(float);
   }
-  std::size_t scratch_bytes(const FoldLimits& limits) const override {
+  std::size_t scratch_bytes(const AttentionLimits& limits) const override {
     const std::size_t slots = kStagingSlots + static_cast<std::size_t>(limits.prepared);
     return slots * table_bytes(spec_, kernel_.shape, limits) + own_bytes();
   }
-  void reserve(const FoldLimits& limits) override {
+  void reserve(const AttentionLimits& limits) override {
     const DeviceGuard guard(device_);
     kernel_.shape.cache_bytes = cache_for_keys(device_);
     for (Built& built : built_) built.geometry.reserve(limits);  // and forget
@@ -82,7 +82,7 @@ class CudaFold final : public FoldKernel {
   }
 
   // The tables are the task's own, so nobody overwrites them and nobody has to wait: not even a graph's launches do.
-  PreparedTask prepare(const FoldTask& task) override {
+  PreparedTask prepare(const AttentionTask& task) override {
     if (task.sources.size() > kNearSources) {
       fail(ErrorCode::kInternal, fmt::format("a fold task of {} sources can't be prepared", task.sources.size()),
            fmt::format("the addresses of more than {} stand in its tables", kNearSources));
@@ -97,13 +97,13 @@ class CudaFold final : public FoldKernel {
     check_cuda(
         cudaMemcpyAsync(tables.memory.data(), memory.data(), tables.layout.bytes, cudaMemcpyHostToDevice, queue.get()),
         "cudaMemcpyAsync");
-    await_stream(queue.get(), DevicePatience::for_piece());
+    await_stream(queue.get(), DeviceTimeouts::for_short_work());
     prepared_.push_back(std::move(tables));
     return static_cast<PreparedTask>(prepared_.size()) - 1;
   }
 
-  void fold(const FoldTask& task, Stream stream, const Progress& progress) override {
-    check_fold_task(spec_, key_tile(), task);
+  void attend(const AttentionTask& task, Stream stream, const Progress& progress) override {
+    check_attention_task(spec_, key_tile(), task);
     if (reinterpret_cast<std::uintptr_t>(task.state) % kStateAlignment != 0) {
       fail(ErrorCode::kInternal, "a fold task's state is not aligned",
            fmt::format("it must lie at a multiple of {} bytes", kStateAlignment));
@@ -113,7 +113,7 @@ class CudaFold final : public FoldKernel {
     const DeviceGuard guard(device_);
     if (task.prepared != kNotPrepared) {
       const PreparedTables& prepared = prepared_.at(static_cast<std::size_t>(task.prepared));
-      if (prepared.layout.item_count > 0) launch(task, prepared.layout, prepared.memory.data(), stream);
+      if (prepared.layout.work_tile_count > 0) launch(task, prepared.layout, prepared.memory.data(), stream);
       return;
     }
     const cudaStream_t queue = cuda_stream(stream);
@@ -128,7 +128,7 @@ class CudaFold final : public FoldKernel {
       const std::span<std::byte> memory = ring_.next(progress);
       built_[ring_.current()].geometry.forget();
       layout = builder_.build(spec_, task, kernel_.shape, memory);
-      if (layout.item_count == 0) return;
+      if (layout.work_tile_count == 0) return;
       tables = ring_.upload(layout.bytes, queue);
     }
     launch(task, layout, tables, stream);
@@ -143,15 +143,15 @@ class CudaFold final : public FoldKernel {
     if (rows == 0) return;
     const DeviceGuard guard(device_);
     kernel_.merge_state({static_cast<float*>(state), static_cast<const float*>(partial), rows, spec_.heads,
-                         spec_.head_dim_v, kernel_.reference_unit},
+                         spec_.head_dim_v, kernel_.offset_scale},
                         stream);
   }
 
-  void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream stream) override {
+  void export_state(const void* state, std::int64_t rows, const AttentionStateView& view, Stream stream) override {
     if (rows == 0) return;
     const DeviceGuard guard(device_);
     kernel_.export_state(
-        {static_cast<const float*>(state), rows, spec_.heads, spec_.head_dim_v, kernel_.reference_unit, view.m.data,
+        {static_cast<const float*>(state), rows, spec_.heads, spec_.head_dim_v, kernel_.offset_scale, view.m.data,
          view.m.token_stride, view.m.head_stride, view.l.data, view.l.token_stride, view.l.head_stride,
          static_cast<float*>(view.o.data), view.o.token_stride, view.o.head_stride},
         stream);
@@ -170,8 +170,8 @@ class CudaFold final : public FoldKernel {
   };
 
   // `tables`: on the device, as `layout` says.
-  void launch(const FoldTask& task, const TableLayout& layout, std::byte* tables, Stream stream) const {
-    FoldParams p = params_;
+  void launch(const AttentionTask& task, const TableLayout& layout, std::byte* tables, Stream stream) const {
+    AttentionParams p = params_;
     set_tensors(task, p);
     set_tables(task, layout, tables, p);
     p.state.memory = static_cast<float*>(task.state);
@@ -181,7 +181,7 @@ class CudaFold final : public FoldKernel {
     kernel_.launcher->launch(p, stream);
   }
 
-  static void set_tensors(const FoldTask& task, FoldParams& p) {
+  static void set_tensors(const AttentionTask& task, AttentionParams& p) {
     p.rows = task.q.tokens;
     p.q = {task.q.data, task.q.token_stride, task.q.head_stride};
     p.finish = task.finish != nullptr;
@@ -193,12 +193,12 @@ class CudaFold final : public FoldKernel {
   }
 
   // `tables` is where the tables of `layout` are on the device.
-  void set_tables(const FoldTask& task, const TableLayout& layout, std::byte* tables, FoldParams& p) const {
+  void set_tables(const AttentionTask& task, const TableLayout& layout, std::byte* tables, AttentionParams& p) const {
     const auto at = [tables]<class Entry>(const Entry*& entries, std::size_t offset) {
       entries = reinterpret_cast<const Entry*>(tables + offset);
     };
-    at(p.tables.items, layout.items);
-    at(p.tables.bundles, layout.bundles);
+    at(p.tables.work_tiles, layout.work_tiles);
+    at(p.tables.gqa_tiles, layout.gqa_tiles);
     at(p.tables.runs, layout.runs);
     at(p.tables.tiles, layout.tiles);
     if (spec_.positions > 0) at(p.tables.positions, layout.positions);
@@ -207,18 +207,18 @@ class CudaFold final : public FoldKernel {
     for (std::size_t i = 0; i < std::min<std::size_t>(kNearSources, task.sources.size()); ++i) {
       p.tables.near_sources[i] = source_entry(task.sources[i]);
     }
-    p.tables.pieces = task.pieces;
+    p.tables.page_runs = task.page_runs;
     p.tables.all_near = task.sources.size() <= kNearSources;
-    p.tables.item_count = layout.item_count;
-    p.tables.bundle_count = layout.bundle_count;
+    p.tables.work_tile_count = layout.work_tile_count;
+    p.tables.gqa_tile_count = layout.gqa_tile_count;
     p.schedule.taken = reinterpret_cast<std::int32_t*>(tables + layout.counters);
     p.schedule.tiles_done = p.schedule.taken + 1;
     p.schedule.multiprocessors = multiprocessors_;
-    p.schedule.walk_ctas = layout.walk_ctas;
-    p.schedule.piece_heads = layout.piece_heads;
-    p.schedule.unit_heads = layout.unit_heads;
-    p.schedule.section_heads = layout.section_heads;
-    p.schedule.early_count = layout.early_count;
+    p.schedule.cluster_ctas = layout.cluster_ctas;
+    p.schedule.entry_heads = layout.entry_heads;
+    p.schedule.heads_per_gqa_tile = layout.heads_per_gqa_tile;
+    p.schedule.swizzle_heads = layout.swizzle_heads;
+    p.schedule.early_entries = layout.early_entries;
     p.schedule.keep_pace = layout.keep_pace;
   }
 
@@ -226,11 +226,11 @@ class CudaFold final : public FoldKernel {
     return static_cast<std::size_t>(multiprocessors_) * kernel_.scratch_floats * sizeof(float);
   }
 
-  FoldSpec spec_;
+  AttentionSpec spec_;
   DeviceKernel kernel_;
   int device_;
   int multiprocessors_;
-  FoldParams params_;
+  AttentionParams params_;
   StagingRing ring_;
   std::array<Built, kStagingSlots> built_;
   std::vector<PreparedTables> prepared_;  // by PreparedTask
@@ -248,8 +248,8 @@ int multiprocessors_of(int device) {
   return count;
 }
 
-FoldParams::Softmax softmax_of(const FoldSpec& spec) {
-  FoldParams::Softmax softmax{};
+AttentionParams::Softmax softmax_of(const AttentionSpec& spec) {
+  AttentionParams::Softmax softmax{};
   softmax.scale = spec.softmax_scale;
   softmax.cap = spec.softcap;
   // The greatest score keeps its place under a positive factor only.
@@ -259,8 +259,9 @@ FoldParams::Softmax softmax_of(const FoldSpec& spec) {
   return softmax;
 }
 
-std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend) {
-  return std::make_unique<CudaFold>(spec, kernel, static_cast<const CudaBackend&>(backend));
+std::unique_ptr<AttentionKernel> make_cuda_attention(const AttentionSpec& spec, const DeviceKernel& kernel,
+                                                     Backend& backend) {
+  return std::make_unique<CudaAttention>(spec, kernel, static_cast<const CudaBackend&>(backend));
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A FoldKernel on a GPU: everything but the arithmetic. A fold kernel of this backend says how it cuts its work, how
-// large a row's state is, and how it is launched.
+// A AttentionKernel on a GPU: everything but the arithmetic. A fold kernel of this backend says how it cuts its work,
+// how large a row's state is, and how it is launched.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,11 @@
 #include <string_view>
 
 #include "base/error.hpp"
+#include "kernels/fold.hpp"
 #include "kernels/cuda/fold_params.hpp"
 #include "kernels/cuda/launcher.hpp"
 #include "kernels/cuda/multiprocessors.hpp"
 #include "kernels/cuda/work_items.hpp"
-#include "kernels/fold.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn::cuda {
@@ -29,13 +29,13 @@ struct Compiled {
   int head_dim;
   const AnyLauncher* launcher;
 };
-using CompiledFold = Compiled<Launcher>;
+using CompiledAttention = Compiled<Launcher>;
 
 // The one for a spec, which the kernel has a configuration for or not. Throws kInternal where there is none: the
 // registry asks the kernel first what it can do.
 template <class AnyLauncher, std::size_t kCount>
 const AnyLauncher& launcher_of(std::string_view kernel, const Compiled<AnyLauncher> (&compiled)[kCount],
-                               const FoldSpec& spec, bool configured) {
+                               const AttentionSpec& spec, bool configured) {
   for (const Compiled<AnyLauncher>& entry : compiled) {
     if (configured && entry.dtype == spec.dtype && entry.head_dim == spec.head_dim) return *entry.launcher;
   }
@@ -43,13 +43,13 @@ const AnyLauncher& launcher_of(std::string_view kernel, const Compiled<AnyLaunch
 }
 
 // What every kernel is told about turning scores into probabilities.
-FoldParams::Softmax softmax_of(const FoldSpec& spec);
+AttentionParams::Softmax softmax_of(const AttentionSpec& spec);
 
 struct DeviceKernel {
-  WorkShape shape{};               // without the cache, which is the device's
+  WorkTileShape shape{};           // without the cache, which is the device's
   std::size_t state_floats = 0;    // of a row and head
   std::size_t scratch_floats = 0;  // of a multiprocessor; zeros before the first task
-  ReferenceUnit reference_unit{};  // of the state
+  OffsetScale offset_scale{};      // of the state
   const Launcher* launcher = nullptr;
   Merge merge_state = nullptr;
   Export export_state = nullptr;
@@ -59,7 +59,8 @@ struct DeviceKernel {
 // one stream, or wait for each other: they share the kernel's scratch memory. A prepared task has tables of its own,
 // and fold() only launches. The tables of others pass through a StagingRing, where the host may have to wait; what the
 // last kStagingSlots of them were built from is remembered, so that the same tasks again find theirs on the device.
-std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend);
+std::unique_ptr<AttentionKernel> make_cuda_attention(const AttentionSpec& spec, const DeviceKernel& kernel,
+                                                     Backend& backend);
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CUDA fold kernel is given: the tables of a FoldTask as they lie in device memory, and the numbers of the job.
-// Plain data without vendor types: the host fills it, and kernels read it. The words are explained in
+// What a CUDA fold kernel is given: the tables of a AttentionTask as they lie in device memory, and the numbers of the
+// job. Plain data without vendor types: the host fills it, and kernels read it. The words are explained in
 // kernels/README.md.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace ringattn::cuda {
 
-// kernels/fold.hpp's KeyTile, KeySource and KeyRun for the device. Strides count elements.
+// kernels/fold.hpp's PageRun, KeySource and KeyRun for the device. Strides count elements.
 struct TileEntry {
   std::int32_t source;
   std::int64_t row;
@@ -37,36 +37,38 @@ struct RunEntry {
   std::int64_t table;
 };
 
-// Query rows of one run, which fold the same tiles, or nearly so where there are no query tiles. Slots [slot_begin,
-// slot_end) hold rows; the memory of the others belongs to somebody else. An item counts for the Schedule's piece_heads
-// heads from `head` on: for every head, unless heads have lists of tiles, or of positions, of their own.
-struct WorkItem {
+// Query rows of one run, which fold the same tiles, or nearly so where there are no query tiles. Slots
+// [valid_row_begin, valid_row_end) hold rows; the memory of the others belongs to somebody else. An work_tile counts
+// for the Schedule's entry_heads heads from `head` on: for every head, unless heads have lists of tiles, or of
+// positions, of their own.
+struct WorkTile {
   std::int64_t row;         // where slot 0's row would be in q
   std::int64_t position;    // of slot 0
   std::int64_t key_length;  // of the sequence
-  // The first tile that the item folds: its number, counted through the sequence's runs; its number in the sequence;
-  // its entry in the map of tiles. Where the item's tiles lie in one run, the others follow it in all three.
+  // The first tile that the work_tile folds: its number, counted through the sequence's runs; its number in the
+  // sequence; its entry in the map of tiles. Where the work_tile's tiles lie in one run, the others follow it in all
+  // three.
   std::int64_t first, first_tile, table;
   std::int32_t tiles;
-  std::int32_t run_begin, runs;  // the entries in FoldParams::Tables::runs that hold the tiles
-  std::int32_t slot_begin, slot_end;
-  std::int32_t
-      place;  // of the first tile: the tile at place n belongs to group n / kGroupTiles (kernels/tile_lists.hpp)
-  std::int32_t head;  // the first query head
-  // Of an item with several runs, or whose keys have positions of their own: its tiles [plain_begin, plain_end) are
-  // seen whole by every row.
+  std::int32_t run_begin, runs;  // the entries in AttentionParams::Tables::runs that hold the tiles
+  std::int32_t valid_row_begin, valid_row_end;
+  std::int32_t split_position;  // of the first tile: the tile at position n belongs to group n / kTilesPerKvSplit
+                                // (kernels/tile_lists.hpp)
+  std::int32_t head;            // the first query head
+  // Of an work_tile with several runs, or whose keys have positions of their own: its tiles [plain_begin, plain_end)
+  // are seen whole by every row.
   std::int32_t plain_begin, plain_end;
-  std::int32_t position_list;  // of FoldParams::Tables::positions, which of a tile's lists
+  std::int32_t position_list;  // of AttentionParams::Tables::positions, which of a tile's lists
 };
 
-// Units of one sequence, and of one list where there are lists, that are folded side by side. Of the Schedule's
-// `unit_heads` query heads that share a KV head, unit n is the one of item `item` + (head + n) / unit_heads and of
-// number (head + n) % unit_heads. The items say which head is the first.
-struct WorkBundle {
-  std::int64_t first, first_tile, table;  // of the walk's first tile, as in WorkItem
+// Units of one sequence, and of one list where there are block_mask, that are folded side by side. Of the Schedule's
+// `heads_per_gqa_tile` query heads that share a KV head, unit n is the one of work_tile `work_tile` + (head + n) /
+// heads_per_gqa_tile and of number (head + n) % heads_per_gqa_tile. The work_tiles say which head is the first.
+struct GqaPackedTile {
+  std::int64_t first, first_tile, table;  // of the walk's first tile, as in WorkTile
   std::int32_t tiles;
   std::int32_t run_begin, runs;
-  std::int32_t item, head, units;
+  std::int32_t work_tile, head, head_tiles;
 };
 
 // Sources that stand in the launch's parameters themselves.
@@ -80,11 +82,11 @@ struct StridedRows {
 };
 
 // What a launch is given, in parts by who reads them.
-struct FoldParams {
+struct AttentionParams {
   // What is folded next and where its keys lie: read where a CTA, or its scheduler, takes work and looks up tiles.
   struct Tables {
-    const WorkItem* items;      // [item_count]
-    const WorkBundle* bundles;  // [bundle_count], for every KV head; of kernels that work in bundles
+    const WorkTile* work_tiles;      // [work_tile_count]
+    const GqaPackedTile* gqa_tiles;  // [gqa_tile_count], for every KV head; of kernels that work in gqa_tiles
     const RunEntry* runs;
     const TileEntry* tiles;
     // [tiles of the map, position_lists, key_tile]: where each key stands, kNoPosition behind a sequence's last one
@@ -94,8 +96,8 @@ struct FoldParams {
     SourceEntry near_sources[kNearSources];  // the first ones; they arrive with the launch, so nobody waits for them
     const SourceEntry* sources;              // all of them, where there are more
     bool all_near;                           // there are not
-    std::int32_t pieces;                     // entries of `tiles` for a tile: the pieces that it lies in
-    std::int32_t item_count, bundle_count;
+    std::int32_t page_runs;                  // entries of `tiles` for a tile: the page_runs that it lies in
+    std::int32_t work_tile_count, gqa_tile_count;
   };
 
   // In which order, and by whom: read by the launch, the scheduler (work_order.hpp) and the pace warp.
@@ -104,11 +106,12 @@ struct FoldParams {
     std::int32_t* tiles_done;      // [multiprocessors]: tiles that CTAs which keep pace have begun; 0 before the first
                                    // task, then what the task before has left
     std::int32_t multiprocessors;  // of the device
-    std::int32_t walk_ctas;        // CTAs that fold a bundle side by side, each its part of the units
-    std::int32_t piece_heads;  // that an item or bundle is folded for: query heads, or KV heads where there are bundles
-    std::int32_t unit_heads;   // query heads of an item that are units of the same bundles
-    std::int32_t section_heads;  // of a section, counted as piece_heads are: their K and V stay in the L2 cache
-    std::int32_t early_count;    // items, or bundles, that are folded in sections; the others come last
+    std::int32_t cluster_ctas;     // CTAs that fold a gqa_tile side by side, each its part of the units
+    std::int32_t
+        entry_heads;  // that an work_tile or gqa_tile is folded for: query heads, or KV heads where there are gqa_tiles
+    std::int32_t heads_per_gqa_tile;  // query heads of an work_tile that are units of the same gqa_tiles
+    std::int32_t swizzle_heads;  // of a swizzle_group, counted as entry_heads are: their K and V stay in the L2 cache
+    std::int32_t early_entries;  // work_tiles, or gqa_tiles, that are folded in sections; the others come last
     bool keep_pace;  // one head's K and V are far more than the cache holds: CTAs read them at about the same time
   };
 
@@ -149,33 +152,33 @@ struct FoldParams {
   State state;
 };
 
-// What a state's references count.
-struct ReferenceUnit {
+// What a state's softmax_offsets count.
+struct OffsetScale {
   float natural;  // one of them, in scaled scores
   float base2;    // the same in powers of two: what the merge step counts in
 };
 
 // Numbers of a row and head in a state, beside the two parts of O (device/fold_state.cuh).
-inline constexpr int kStateNumbers = 8;
+inline constexpr int kStateStats = 8;
 
 // Floats of a row and head in a state.
-constexpr int state_floats(int head_dim_v) { return 2 * head_dim_v + kStateNumbers; }
+constexpr int state_floats(int head_dim_v) { return 2 * head_dim_v + kStateStats; }
 
-// FoldKernel::merge_state().
+// AttentionKernel::merge_state().
 struct MergeParams {
   float* state;
   const float* partial;
   std::int64_t rows;
   std::int32_t heads, head_dim_v;
-  ReferenceUnit unit;
+  OffsetScale offset_scale;
 };
 
-// A state as numbers (FoldStateView): where to, and from what.
+// A state as numbers (AttentionStateView): where to, and from what.
 struct ExportParams {
   const float* state;
   std::int64_t rows;
   std::int32_t heads, head_dim_v;
-  ReferenceUnit unit;
+  OffsetScale offset_scale;
   float* m;  // [rows, heads]
   std::int64_t m_token_stride, m_head_stride;
   float* l;  // [rows, heads]

@@ -12,9 +12,9 @@ struct Launcher {
   // Makes the kernel ready on the current device, so that no launch has to load it while peers wait. Throws
   // kUnsupported where the device is not what the kernel was compiled for, and what else the device fails with.
   void (*prepare)();
-  // Enqueues the fold of all items or bundles of `params`, of which there is at least one. Throws what the launch fails
-  // with.
-  void (*launch)(const FoldParams& params, Stream stream);
+  // Enqueues the fold of all work_tiles or gqa_tiles of `params`, of which there is at least one. Throws what the
+  // launch fails with.
+  void (*launch)(const AttentionParams& params, Stream stream);
 };
 
 }  // namespace ringattn::cuda

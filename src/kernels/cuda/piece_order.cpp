@@ -9,48 +9,49 @@ namespace ringattn::cuda {
 
 namespace {
 
-// Late pieces have at most a quarter of the longest piece's tiles. There are about so many of them that every worker
-// folds half of the longest piece's tiles with them.
+// Late entries have at most a quarter of the longest entry's tiles. There are about so many of them that every worker
+// folds half of the longest entry's tiles with them.
 constexpr std::int64_t kLatePart = 4;
 constexpr std::int64_t kLateWork = 2;
-// The section of the late pieces.
+// The swizzle_group of the late entries.
 constexpr std::int32_t kLate = std::numeric_limits<std::int32_t>::max();
 
-bool shorter(const Piece& a, const Piece& b) { return a.tiles < b.tiles; }
+bool shorter(const SchedulerEntry& a, const SchedulerEntry& b) { return a.tiles < b.tiles; }
 
 }  // namespace
 
-void PieceOrder::reserve(std::size_t pieces) {
-  pieces_.reserve(pieces);
-  unsorted_.reserve(pieces);
-  counts_.resize(4 * pieces);
+void SchedulerOrder::reserve(std::size_t entries) {
+  entries_.reserve(entries);
+  unsorted_.reserve(entries);
+  counts_.resize(4 * entries);
 }
 
-std::int32_t PieceOrder::most_tiles() const {
-  return pieces_.empty() ? 0 : std::max_element(pieces_.begin(), pieces_.end(), shorter)->tiles;
+std::int32_t SchedulerOrder::max_tiles() const {
+  return entries_.empty() ? 0 : std::max_element(entries_.begin(), entries_.end(), shorter)->tiles;
 }
 
-std::int32_t PieceOrder::sort(std::int64_t workers, std::int64_t heads) {
-  if (pieces_.empty()) return 0;
-  const std::int32_t early = move_late_pieces_back(workers, heads);
-  for (auto begin = pieces_.begin(); begin != pieces_.end();) {
-    const std::int32_t section = begin->section;
-    const auto end = std::find_if(begin, pieces_.end(), [&](const Piece& piece) { return piece.section != section; });
-    sort_section({begin, end});
+std::int32_t SchedulerOrder::sort(std::int64_t workers, std::int64_t heads) {
+  if (entries_.empty()) return 0;
+  const std::int32_t early = move_late_entries_back(workers, heads);
+  for (auto begin = entries_.begin(); begin != entries_.end();) {
+    const std::int32_t swizzle_group = begin->swizzle_group;
+    const auto end = std::find_if(begin, entries_.end(),
+                                  [&](const SchedulerEntry& entry) { return entry.swizzle_group != swizzle_group; });
+    sort_swizzle_group({begin, end});
     begin = end;
   }
   return early;
 }
 
-// The task ends when the last piece is folded, so the last pieces should be short, and there should be enough of them
-// to even out what the long ones leave unequal. Short pieces of all sections serve for that, but no more of them than
-// it takes, because late pieces find less in the cache. Returns how many pieces stay in front.
-std::int32_t PieceOrder::move_late_pieces_back(std::int64_t workers, std::int64_t heads) {
-  const std::int64_t most = most_tiles();
+// The task ends when the last entry is folded, so the last entries should be short, and there should be enough of them
+// to even out what the long ones leave unequal. Short entries of all sections serve for that, but no more of them than
+// it takes, because late entries find less in the cache. Returns how many entries stay in front.
+std::int32_t SchedulerOrder::move_late_entries_back(std::int64_t workers, std::int64_t heads) {
+  const std::int64_t most = max_tiles();
   const std::int64_t longest = std::min(most / kLatePart, static_cast<std::int64_t>(counts_.size()) - 1);
   std::fill_n(counts_.begin(), longest + 1, 0);
-  for (const Piece& piece : pieces_) {
-    if (piece.tiles <= longest) ++counts_[static_cast<std::size_t>(piece.tiles)];
+  for (const SchedulerEntry& entry : entries_) {
+    if (entry.tiles <= longest) ++counts_[static_cast<std::size_t>(entry.tiles)];
   }
   // Pieces of fewer than `limit` tiles are late.
   std::int64_t room = workers * most / kLateWork;
@@ -59,40 +60,41 @@ std::int32_t PieceOrder::move_late_pieces_back(std::int64_t workers, std::int64_
 
   unsorted_.clear();
   std::size_t early = 0;
-  for (const Piece& piece : pieces_) {
-    if (piece.tiles >= limit) {
-      pieces_[early++] = piece;
+  for (const SchedulerEntry& entry : entries_) {
+    if (entry.tiles >= limit) {
+      entries_[early++] = entry;
     } else {
-      unsorted_.push_back({kLate, piece.tiles, piece.index});
+      unsorted_.push_back({kLate, entry.tiles, entry.index});
     }
   }
-  std::ranges::copy(unsorted_, pieces_.begin() + static_cast<std::ptrdiff_t>(early));
+  std::ranges::copy(unsorted_, entries_.begin() + static_cast<std::ptrdiff_t>(early));
   return static_cast<std::int32_t>(early);
 }
 
-void PieceOrder::sort_section(std::span<Piece> section) {
+void SchedulerOrder::sort_swizzle_group(std::span<SchedulerEntry> swizzle_group) {
   // Most sections are in order already, or, under a causal mask, in reverse order.
-  if (std::is_sorted(section.begin(), section.end())) return;
-  if (std::is_sorted(section.rbegin(), section.rend())) {
-    std::reverse(section.begin(), section.end());
+  if (std::is_sorted(swizzle_group.begin(), swizzle_group.end())) return;
+  if (std::is_sorted(swizzle_group.rbegin(), swizzle_group.rend())) {
+    std::reverse(swizzle_group.begin(), swizzle_group.end());
     return;
   }
-  const auto most = static_cast<std::size_t>(std::max_element(section.begin(), section.end(), shorter)->tiles);
+  const auto most =
+      static_cast<std::size_t>(std::max_element(swizzle_group.begin(), swizzle_group.end(), shorter)->tiles);
   if (most >= counts_.size()) {
-    std::sort(section.begin(), section.end(), [](const Piece& a, const Piece& b) {
+    std::sort(swizzle_group.begin(), swizzle_group.end(), [](const SchedulerEntry& a, const SchedulerEntry& b) {
       if (a < b || b < a) return a < b;
       return a.index < b.index;
     });
     return;
   }
-  // There are not many more lengths than pieces, so counting them is the faster way to sort.
+  // There are not many more lengths than entries, so counting them is the faster way to sort.
   std::fill_n(counts_.begin(), most + 1, 0);
-  for (const Piece& piece : section) ++counts_[most - static_cast<std::size_t>(piece.tiles)];
+  for (const SchedulerEntry& entry : swizzle_group) ++counts_[most - static_cast<std::size_t>(entry.tiles)];
   std::exclusive_scan(counts_.begin(), counts_.begin() + static_cast<std::ptrdiff_t>(most) + 1, counts_.begin(), 0);
-  unsorted_.assign(section.begin(), section.end());
-  for (const Piece& piece : unsorted_) {
-    std::int32_t& place = counts_[most - static_cast<std::size_t>(piece.tiles)];
-    section[static_cast<std::size_t>(place++)] = piece;
+  unsorted_.assign(swizzle_group.begin(), swizzle_group.end());
+  for (const SchedulerEntry& entry : unsorted_) {
+    std::int32_t& place = counts_[most - static_cast<std::size_t>(entry.tiles)];
+    swizzle_group[static_cast<std::size_t>(place++)] = entry;
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of a task's tiles a work item folds.
+// Which of a task's tiles a work work_tile folds.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/cuda/fold_params.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/cuda/fold_params.hpp"
 
 namespace ringattn::cuda {
 
@@ -17,9 +17,9 @@ class SequenceRuns {
  public:
   SequenceRuns(std::span<const RunEntry> entries, std::span<const KeyRun> runs) : entries_(entries), runs_(runs) {}
 
-  // Sets which tiles the item folds: those in `range` that the task has. Leaves the item without tiles where there are
-  // none.
-  void assign(const TileRange& range, std::size_t first_entry, WorkItem& item) const {
+  // Sets which tiles the work_tile folds: those in `range` that the task has. Leaves the work_tile without tiles where
+  // there are none.
+  void assign(const TileRange& range, std::size_t first_entry, WorkTile& work_tile) const {
     const auto ends_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile + run.tiles <= tile; };
     const auto begins_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile < tile; };
     const auto begin = std::lower_bound(runs_.begin(), runs_.end(), range.begin, ends_before);
@@ -27,14 +27,14 @@ class SequenceRuns {
     if (begin == end) return;
     const auto index = static_cast<std::size_t>(begin - runs_.begin());
     const auto last = static_cast<std::size_t>(end - runs_.begin() - 1);
-    item.first_tile = std::max(range.begin, begin->first_tile);
-    const std::int64_t skipped = item.first_tile - begin->first_tile;
-    item.table = begin->table + skipped;
-    item.first = entries_[index].first + skipped;
-    item.tiles = static_cast<std::int32_t>(
-        entries_[last].first + std::min(range.end - runs_[last].first_tile, runs_[last].tiles) - item.first);
-    item.run_begin = static_cast<std::int32_t>(first_entry + index);
-    item.runs = static_cast<std::int32_t>(last - index + 1);
+    work_tile.first_tile = std::max(range.begin, begin->first_tile);
+    const std::int64_t skipped = work_tile.first_tile - begin->first_tile;
+    work_tile.table = begin->table + skipped;
+    work_tile.first = entries_[index].first + skipped;
+    work_tile.tiles = static_cast<std::int32_t>(
+        entries_[last].first + std::min(range.end - runs_[last].first_tile, runs_[last].tiles) - work_tile.first);
+    work_tile.run_begin = static_cast<std::int32_t>(first_entry + index);
+    work_tile.runs = static_cast<std::int32_t>(last - index + 1);
   }
 
  private:

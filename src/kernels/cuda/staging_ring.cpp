@@ -30,10 +30,10 @@ std::span<std::byte> StagingRing::next(const Progress& progress) {
   current_ = static_cast<std::size_t>(oldest - slots_.begin());
   const Slot& slot = *oldest;
   if (!slot.read.passed()) {
-    const Deadline deadline = DevicePatience::for_queue();
+    const Deadline deadline = DeviceTimeouts::for_queue();
     while (!slot.read.passed()) {
       if (progress) progress();  // tasks may wait for peers: who watches these gives up earlier
-      DevicePatience::check(deadline, fmt::format("{} tasks are enqueued", slots_.size()));
+      DeviceTimeouts::check(deadline, fmt::format("{} tasks are enqueued", slots_.size()));
       std::this_thread::yield();
     }
   }

@@ -17,9 +17,9 @@ std::int64_t id_of(const Object* object) {
 
 }  // namespace
 
-bool takes_all_rows(const FoldTask& task) { return task.finish != nullptr || (task.save && !task.resume); }
+bool takes_all_rows(const AttentionTask& task) { return task.finish != nullptr || (task.save && !task.resume); }
 
-void TaskGeometry::reserve(const FoldLimits& limits) {
+void TaskGeometry::reserve(const AttentionLimits& limits) {
   forget();
   queries_.reserve(static_cast<std::size_t>(limits.query_runs));
   key_lengths_.reserve(static_cast<std::size_t>(limits.sequences));
@@ -27,12 +27,12 @@ void TaskGeometry::reserve(const FoldLimits& limits) {
   tiles_.reserve(static_cast<std::size_t>(limits.tiles));
 }
 
-void TaskGeometry::remember(const FoldTask& task) {
+void TaskGeometry::remember(const AttentionTask& task) {
   forget();
   if (task.sources.size() > kNearSources) return;
   all_rows_ = takes_all_rows(task);
   rows_ = task.q.tokens;
-  lists_ = id_of(task.lists);
+  block_mask_id_ = id_of(task.block_mask);
   positions_ = id_of(task.positions);
   queries_.assign(task.queries.begin(), task.queries.end());
   key_lengths_.assign(task.key_lengths.begin(), task.key_lengths.end());
@@ -41,10 +41,10 @@ void TaskGeometry::remember(const FoldTask& task) {
   known_ = true;
 }
 
-bool TaskGeometry::fits(const FoldTask& task) const {
+bool TaskGeometry::fits(const AttentionTask& task) const {
   // Blocks of a plan differ in their keys, so those are compared first.
   return known_ && task.sources.size() <= kNearSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
-         lists_ == id_of(task.lists) && positions_ == id_of(task.positions) &&
+         block_mask_id_ == id_of(task.block_mask) && positions_ == id_of(task.positions) &&
          std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles) &&
          std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths);
 }

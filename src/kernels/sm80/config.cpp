@@ -9,22 +9,22 @@
 
 namespace ringattn::sm80 {
 
-std::optional<FoldConfig> choose_config(const FoldSpec& spec) {
-  return cuda::find_config(std::span<const FoldConfig>(kFoldConfigs), spec);
+std::optional<AttentionConfig> choose_config(const AttentionSpec& spec) {
+  return cuda::find_config(std::span<const AttentionConfig>(kAttentionConfigs), spec);
 }
 
-std::vector<std::string> fold_missing(const FoldSpec& spec) {
+std::vector<std::string> attention_missing(const AttentionSpec& spec) {
   const auto config = choose_config(spec);
-  FoldSpec asked = spec;
+  AttentionSpec asked = spec;
   if (!config || config->knows_positions()) asked.positions = 0;
-  std::vector<std::string> missing = cuda::missing_in_table(std::span<const FoldConfig>(kFoldConfigs), asked);
-  const std::string lists =
-      config ? missing_for_lists(spec.lists, {config->query_tile(), config->key_tile}) : std::string();
-  if (!lists.empty()) missing.push_back(lists);
+  std::vector<std::string> missing = cuda::missing_in_table(std::span<const AttentionConfig>(kAttentionConfigs), asked);
+  const std::string block_mask =
+      config ? missing_for_block_mask(spec.block_mask, {config->query_tile(), config->key_tile}) : std::string();
+  if (!block_mask.empty()) missing.push_back(block_mask);
   return missing;
 }
 
-std::string describe(const FoldConfig& config) {
+std::string describe(const AttentionConfig& config) {
   const double kibibytes = static_cast<double>(config.shared_bytes()) / 1024.0;
   if (config.slices > 1) {
     return fmt::format("tile {}x{}, {} warps of {} columns, {} strips of keys, {:.1f} KiB", config.query_tile(),
@@ -35,6 +35,8 @@ std::string describe(const FoldConfig& config) {
                      kibibytes);
 }
 
-std::vector<std::string> fold_configs() { return cuda::config_lines(std::span<const FoldConfig>(kFoldConfigs)); }
+std::vector<std::string> attention_configs() {
+  return cuda::config_lines(std::span<const AttentionConfig>(kAttentionConfigs));
+}
 
 }  // namespace ringattn::sm80

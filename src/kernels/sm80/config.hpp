@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// How sm80_fold computes a FoldSpec: tiles, warps and shared memory. A pure function of the description, so that ranks
-// agree on it; launching is elsewhere (fold.hpp).
+// How sm80_attention computes a AttentionSpec: tiles, warps and shared memory. A pure function of the description, so
+// that ranks agree on it; launching is elsewhere (fold.hpp).
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/fold.hpp"
 #include "kernels/cuda/config_table.hpp"
 #include "kernels/cuda/device/panels.hpp"
-#include "kernels/fold.hpp"
 
 namespace ringattn::sm80 {
 
@@ -18,7 +18,7 @@ namespace ringattn::sm80 {
 inline constexpr int kStripColumns = 128;
 inline constexpr int kStripKeys = 16;
 
-struct FoldConfig {
+struct AttentionConfig {
   int head_dim = 0;
   int head_dim_v = 0;
   int key_tile = 0;         // keys of a tile
@@ -51,8 +51,9 @@ struct FoldConfig {
   }
 };
 
-// The rows of the table below that kernels are compiled for. Chosen by speed on an H200 (bench/notes/attention-portable.md).
-inline constexpr FoldConfig kFoldConfigs[] = {
+// The rows of the table below that kernels are compiled for. Chosen by speed on an H200
+// (bench/notes/attention-portable.md).
+inline constexpr AttentionConfig kAttentionConfigs[] = {
     {64, 64, /*key_tile=*/128, /*warps=*/4, /*rows_of_warp=*/32, /*stages=*/2, /*ctas=*/2, /*columns_at_once=*/1},
     {96, 96, 64, 4, 32, 2, 2, 2},
     {128, 128, 64, 4, 32, 2, 2, 1},
@@ -63,18 +64,18 @@ inline constexpr FoldConfig kFoldConfigs[] = {
 };
 
 // The one that is compiled for these head dims.
-consteval FoldConfig config_for(int head_dim, int head_dim_v) {
-  return cuda::config_of_dims(kFoldConfigs, head_dim, head_dim_v);
+consteval AttentionConfig config_for(int head_dim, int head_dim_v) {
+  return cuda::config_of_dims(kAttentionConfigs, head_dim, head_dim_v);
 }
 
-// The configuration for a spec; none: the kernel can't do it, and fold_missing() says why.
-std::optional<FoldConfig> choose_config(const FoldSpec& spec);
+// The configuration for a spec; none: the kernel can't do it, and attention_missing() says why.
+std::optional<AttentionConfig> choose_config(const AttentionSpec& spec);
 // See KernelRow::missing.
-std::vector<std::string> fold_missing(const FoldSpec& spec);
+std::vector<std::string> attention_missing(const AttentionSpec& spec);
 
 // One line, e.g. "tile 128x64, 4 warps of 32 rows, 2 stages of keys, 97.5 KiB".
-std::string describe(const FoldConfig& config);
+std::string describe(const AttentionConfig& config);
 // All of them, with the head dims in front. See KernelRow::configs.
-std::vector<std::string> fold_configs();
+std::vector<std::string> attention_configs();
 
 }  // namespace ringattn::sm80

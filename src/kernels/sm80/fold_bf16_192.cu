@@ -3,7 +3,7 @@
 
 namespace ringattn::sm80 {
 
-constinit const cuda::Launcher fold_bf16_192 = launcher_of<__nv_bfloat16, config_for(192, 128)>();
+constinit const cuda::Launcher attention_bf16_192 = launcher_of<__nv_bfloat16, config_for(192, 128)>();
 constinit const cuda::Launcher positioned_bf16_192 = launcher_of<__nv_bfloat16, config_for(192, 128), true>();
 
 }  // namespace ringattn::sm80

@@ -3,7 +3,7 @@
 
 namespace ringattn::sm80 {
 
-constinit const cuda::Launcher fold_fp16_128 = launcher_of<__half, config_for(128, 128)>();
+constinit const cuda::Launcher attention_fp16_128 = launcher_of<__half, config_for(128, 128)>();
 constinit const cuda::Launcher positioned_fp16_128 = launcher_of<__half, config_for(128, 128), true>();
 
 }  // namespace ringattn::sm80

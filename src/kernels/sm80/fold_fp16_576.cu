@@ -3,6 +3,6 @@
 
 namespace ringattn::sm80 {
 
-constinit const cuda::Launcher fold_fp16_576 = sliced_launcher_of<__half, config_for(576, 512)>();
+constinit const cuda::Launcher attention_fp16_576 = sliced_launcher_of<__half, config_for(576, 512)>();
 
 }  // namespace ringattn::sm80

@@ -3,7 +3,7 @@
 
 namespace ringattn::sm80 {
 
-constinit const cuda::Launcher fold_fp16_64 = launcher_of<__half, config_for(64, 64)>();
+constinit const cuda::Launcher attention_fp16_64 = launcher_of<__half, config_for(64, 64)>();
 constinit const cuda::Launcher positioned_fp16_64 = launcher_of<__half, config_for(64, 64), true>();
 
 }  // namespace ringattn::sm80

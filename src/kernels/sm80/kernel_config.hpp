@@ -7,7 +7,7 @@
 namespace ringattn::sm80 {
 
 // kPositions_: keys have positions of their own (kernels/key_positions.hpp).
-template <class Element_, FoldConfig kConfig, bool kPositions_ = false>
+template <class Element_, AttentionConfig kConfig, bool kPositions_ = false>
 struct KernelConfig {
   using Element = Element_;
   static constexpr bool kPositions = kPositions_;

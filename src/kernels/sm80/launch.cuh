@@ -9,28 +9,29 @@
 
 namespace ringattn::sm80 {
 
-template <class Element, FoldConfig kConfig, bool kPositions>
-void prepare_fold() {
+template <class Element, AttentionConfig kConfig, bool kPositions>
+void prepare_attention() {
   using C = KernelConfig<Element, kConfig, kPositions>;
-  // With the work item no more than 99 KiB: what a CTA gets on every device from sm_80 on.
+  // With the work work_tile no more than 99 KiB: what a CTA gets on every device from sm_80 on.
   static_assert(SharedLayout<C>::kBytes == kConfig.shared_bytes());
   static_assert(SharedLayout<C>::kBytes + 128 <= 99 * 1024);
-  check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedLayout<C>::kBytes),
-             "cudaFuncSetAttribute");
+  check_cuda(
+      cudaFuncSetAttribute(attention_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedLayout<C>::kBytes),
+      "cudaFuncSetAttribute");
 }
 
-template <class Element, FoldConfig kConfig, bool kPositions>
-void launch_fold(const cuda::FoldParams& params, Stream stream) {
+template <class Element, AttentionConfig kConfig, bool kPositions>
+void launch_attention(const cuda::AttentionParams& params, Stream stream) {
   using C = KernelConfig<Element, kConfig, kPositions>;
   const auto blocks =
-      static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.schedule.piece_heads);
-  fold_kernel<C><<<blocks, C::kThreads, SharedLayout<C>::kBytes, cuda_stream(stream)>>>(params);
-  check_cuda(cudaGetLastError(), "sm80_fold");
+      static_cast<unsigned>(params.tables.work_tile_count) * static_cast<unsigned>(params.schedule.entry_heads);
+  attention_kernel<C><<<blocks, C::kThreads, SharedLayout<C>::kBytes, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "sm80_attention");
 }
 
-template <class Element, FoldConfig kConfig, bool kPositions = false>
+template <class Element, AttentionConfig kConfig, bool kPositions = false>
 constexpr cuda::Launcher launcher_of() {
-  return {prepare_fold<Element, kConfig, kPositions>, launch_fold<Element, kConfig, kPositions>};
+  return {prepare_attention<Element, kConfig, kPositions>, launch_attention<Element, kConfig, kPositions>};
 }
 
 }  // namespace ringattn::sm80

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows between tiles and between groups of tiles: their state in memory, closed groups, and, at the end, the division
-// and the way out. References are running maxima of a group's scores before FoldParams::Softmax::exponent is applied.
+// Rows between tiles and between held of tiles: their state in memory, merged held, and, at the end, the division
+// and the way out. References are running maxima of a group's scores before AttentionParams::Softmax::exponent is
+// applied.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/fold_params.hpp"
 #include "kernels/cuda/device/merge_arithmetic.cuh"
 #include "kernels/cuda/device/row_end.cuh"
 #include "kernels/cuda/device/tile_copy.cuh"
-#include "kernels/cuda/fold_params.hpp"
 #include "kernels/sm80/tile_step.cuh"
 
 namespace ringattn::sm80 {
 
-// The first slot of the rows that this thread's warp works on, alone or with other warps.
+// The first tile_row of the rows that this thread's warp works on, alone or with other warps.
 template <class C>
 __device__ __forceinline__ int first_slot() {
   return static_cast<int>(threadIdx.x) / 32 / C::kSlices * C::kRowBlocks * 16;
@@ -25,7 +26,7 @@ __device__ __forceinline__ int first_column() {
   return C::kSlices == 1 ? 0 : static_cast<int>(threadIdx.x) / 32 % C::kSlices * kWarpColumns<C>;
 }
 
-// Calls visit(block, half, slot) for each row that this thread has a share of.
+// Calls visit(block, half, tile_row) for each row that this thread has a share of.
 template <class C, class Visit>
 __device__ __forceinline__ void for_each_row(Visit visit) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -38,8 +39,8 @@ __device__ __forceinline__ void for_each_row(Visit visit) {
   }
 }
 
-__device__ __forceinline__ bool present(const cuda::WorkItem& item, int slot) {
-  return slot >= item.slot_begin && slot < item.slot_end;
+__device__ __forceinline__ bool present(const cuda::WorkTile& work_tile, int tile_row) {
+  return tile_row >= work_tile.valid_row_begin && tile_row < work_tile.valid_row_end;
 }
 
 // The sum over a row's quad of threads, in all of them.
@@ -49,7 +50,7 @@ __device__ __forceinline__ float over_quad(float x) {
 }
 
 template <class C>
-__device__ __forceinline__ void begin_group(RowState<C>& state, int block, int half) {
+__device__ __forceinline__ void begin_split(AttentionState<C>& state, int block, int half) {
   state.m[block][half] = -INFINITY;
   state.l[block][half] = 0.0F;
 #pragma unroll
@@ -61,131 +62,134 @@ __device__ __forceinline__ void begin_group(RowState<C>& state, int block, int h
 
 // Whether this thread writes what is one number for a whole row.
 template <class C>
-__device__ __forceinline__ bool writes_numbers() {
+__device__ __forceinline__ bool writes_stats() {
   return threadIdx.x % 4 == 0 && first_column<C>() == 0;
 }
 
 // A thread's share of the warp's columns 16n … 16n + 15 of a row: one vector in memory.
 template <class C>
-__device__ __forceinline__ float4 share(const RowState<C>& state, int block, int half, int n) {
+__device__ __forceinline__ float4 share(const AttentionState<C>& state, int block, int half, int n) {
   return {state.o[block][2 * n][2 * half], state.o[block][2 * n][2 * half + 1], state.o[block][2 * n + 1][2 * half],
           state.o[block][2 * n + 1][2 * half + 1]};
 }
 template <class C>
-__device__ __forceinline__ void set_share(RowState<C>& state, int block, int half, int n, const float4& x) {
+__device__ __forceinline__ void set_share(AttentionState<C>& state, int block, int half, int n, const float4& x) {
   state.o[block][2 * n][2 * half] = x.x;
   state.o[block][2 * n][2 * half + 1] = x.y;
   state.o[block][2 * n + 1][2 * half] = x.z;
   state.o[block][2 * n + 1][2 * half + 1] = x.w;
 }
-__device__ __forceinline__ float4 join(const float4& closed, const float4& open, const MergeStep& step) {
+__device__ __forceinline__ float4 join(const float4& merged, const float4& current, const MergeStep& step) {
   using Arithmetic = cuda::TensorArithmetic;
-  return {Arithmetic::join(closed.x, open.x, step), Arithmetic::join(closed.y, open.y, step),
-          Arithmetic::join(closed.z, open.z, step), Arithmetic::join(closed.w, open.w, step)};
+  return {Arithmetic::join(merged.x, current.x, step), Arithmetic::join(merged.y, current.y, step),
+          Arithmetic::join(merged.z, current.z, step), Arithmetic::join(merged.w, current.w, step)};
 }
 
 // Which parts the rows of a CTA have. Rows of a query tile fold the same key tiles, so it is the same for all of them.
-struct Groups {
-  bool open;    // a group is under way, in registers
-  bool closed;  // there are groups before it, in memory
-  int slot;     // of the scratch memory; −1: none is taken
+struct HeldPartials {
+  bool current;      // a group is under way, in registers
+  bool merged;       // there are held before it, in memory
+  int scratch_slot;  // of the scratch memory; −1: none is taken
 };
 
-// Where closed groups lie: in the rows' state, where the task has one; else in scratch memory. That is cut into slots,
-// C::kCtas for each multiprocessor, and a CTA holds one from its first closed group to its end. Where a device runs
+// Where merged held lie: in the rows' state, where the task has one; else in scratch memory. That is cut into slots,
+// C::kCtas for each multiprocessor, and a CTA holds one from its first merged group to its end. Where a device runs
 // more CTAs at a time than there are slots, one waits for another's end.
 template <class C>
 struct Scratch {
-  float* sums;     // [slots, kQueryTile, kDimV]
-  float* numbers;  // [slots, kQueryTile, 2]: reference and sum
-  int* taken;      // [slots]: 0 or 1
+  float* sums;   // [slots, kQueryTile, kDimV]
+  float* stats;  // [slots, kQueryTile, 2]: softmax_offset and sum
+  int* taken;    // [slots]: 0 or 1
   int slots;
 
-  __device__ explicit Scratch(const cuda::FoldParams& p)
+  __device__ explicit Scratch(const cuda::AttentionParams& p)
       : sums(p.state.scratch), slots(p.schedule.multiprocessors * C::kCtas) {
-    numbers = sums + static_cast<std::int64_t>(slots) * C::kQueryTile * C::kDimV;
-    taken = reinterpret_cast<int*>(numbers + slots * C::kQueryTile * 2);
+    stats = sums + static_cast<std::int64_t>(slots) * C::kQueryTile * C::kDimV;
+    taken = reinterpret_cast<int*>(stats + slots * C::kQueryTile * 2);
   }
 };
 
-__device__ __forceinline__ bool closed_in_state(const cuda::FoldParams& p) { return p.state.save || p.state.resume; }
+__device__ __forceinline__ bool merged_in_state(const cuda::AttentionParams& p) {
+  return p.state.save || p.state.resume;
+}
 
 template <class C>
-struct ClosedRow {
-  float4* sums;    // of this thread's share, which is at [4 n]
-  float* numbers;  // reference and sum
+struct MergedRow {
+  float4* sums;  // of this thread's share, which is at [4 n]
+  float* stats;  // softmax_offset and sum
 
-  __device__ __forceinline__ ClosedRow(const cuda::FoldParams& p, const cuda::WorkItem& item, int head, int slot,
-                                       const Groups& groups) {
-    static_assert(cuda::kClosedSum == cuda::kClosedReference + 1);
+  __device__ __forceinline__ MergedRow(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile, int head,
+                                       int tile_row, const HeldPartials& held) {
+    static_assert(cuda::kMergedSum == cuda::kMergedOffset + 1);
     float* of_row;
-    if (closed_in_state(p)) {
-      const cuda::StatePlace place(p.state.memory, p.rows, p.heads, C::kDimV, item.row + slot, head);
-      of_row = place.closed;
-      numbers = place.numbers + cuda::kClosedReference;
+    if (merged_in_state(p)) {
+      const cuda::StatePtrs state_ptrs(p.state.memory, p.rows, p.heads, C::kDimV, work_tile.row + tile_row, head);
+      of_row = state_ptrs.merged;
+      stats = state_ptrs.stats + cuda::kMergedOffset;
     } else {
       const Scratch<C> scratch(p);
-      const std::int64_t row = groups.slot * C::kQueryTile + slot;
+      const std::int64_t row = held.scratch_slot * C::kQueryTile + tile_row;
       of_row = scratch.sums + row * C::kDimV;
-      numbers = scratch.numbers + row * 2;
+      stats = scratch.stats + row * 2;
     }
     sums = reinterpret_cast<float4*>(of_row + first_column<C>() + threadIdx.x % 4 * 4);
   }
 };
 
-// All threads of the CTA take a slot together.
+// All threads of the CTA take a tile_row together.
 template <class C>
-__device__ __forceinline__ int take_slot(const cuda::FoldParams& p) {
+__device__ __forceinline__ int take_slot(const cuda::AttentionParams& p) {
   __shared__ int taken;
   if (threadIdx.x == 0) {
     const Scratch<C> scratch(p);
     std::uint32_t multiprocessor;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
-    int slot = static_cast<int>(multiprocessor) * C::kCtas % scratch.slots;
-    while (atomicCAS(scratch.taken + slot, 0, 1) != 0) slot = slot + 1 < scratch.slots ? slot + 1 : 0;
+    int scratch_slot = static_cast<int>(multiprocessor) * C::kCtas % scratch.slots;
+    while (atomicCAS(scratch.taken + scratch_slot, 0, 1) != 0)
+      scratch_slot = scratch_slot + 1 < scratch.slots ? scratch_slot + 1 : 0;
     __threadfence();  // what its last owner wrote came before
-    taken = slot;
+    taken = scratch_slot;
   }
   __syncthreads();
   return taken;
 }
 template <class C>
-__device__ __forceinline__ void give_back(const cuda::FoldParams& p, const Groups& groups) {
-  if (groups.slot < 0) return;
+__device__ __forceinline__ void release_scratch(const cuda::AttentionParams& p, const HeldPartials& held) {
+  if (held.scratch_slot < 0) return;
   __syncthreads();  // everybody is done with it
   if (threadIdx.x != 0) return;
   __threadfence();
-  atomicExch(Scratch<C>(p).taken + groups.slot, 0);
+  atomicExch(Scratch<C>(p).taken + held.scratch_slot, 0);
 }
 
-// The open group joins those before it, and the next one begins.
+// The current group joins those before it, and the next one begins.
 template <class C>
-__device__ __forceinline__ void close_group(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                            RowState<C>& state, Groups& groups) {
-  if (!closed_in_state(p) && groups.slot < 0) groups.slot = take_slot<C>(p);
-  float2 numbers[C::kRowBlocks][2] = {};
+__device__ __forceinline__ void merge_current_split(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile,
+                                                    int head, AttentionState<C>& state, HeldPartials& held) {
+  if (!merged_in_state(p) && held.scratch_slot < 0) held.scratch_slot = take_slot<C>(p);
+  float2 stats[C::kRowBlocks][2] = {};
   if constexpr (C::kSlices > 1) {
-    for_each_row<C>([&](int block, int half, int slot) {
-      if (!groups.closed || !present(item, slot)) return;
-      const ClosedRow<C> row(p, item, head, slot, groups);
-      numbers[block][half] = {row.numbers[0], row.numbers[1]};
+    for_each_row<C>([&](int block, int half, int tile_row) {
+      if (!held.merged || !present(work_tile, tile_row)) return;
+      const MergedRow<C> row(p, work_tile, head, tile_row, held);
+      stats[block][half] = {row.stats[0], row.stats[1]};
     });
-    __syncthreads();  // every warp has read the numbers
+    __syncthreads();  // every warp has read the stats
   }
-  for_each_row<C>([&](int block, int half, int slot) {
-    float reference = state.m[block][half];
+  for_each_row<C>([&](int block, int half, int tile_row) {
+    float softmax_offset = state.m[block][half];
     float sum = over_quad(state.l[block][half]);
-    if (present(item, slot)) {
-      const ClosedRow<C> row(p, item, head, slot, groups);
-      if (groups.closed) {
+    if (present(work_tile, tile_row)) {
+      const MergedRow<C> row(p, work_tile, head, tile_row, held);
+      if (held.merged) {
         // The loads side by side: memory is far.
         float4 before[kWarpColumns<C> / 16];
 #pragma unroll
         for (int n = 0; n < kWarpColumns<C> / 16; ++n) before[n] = __ldcg(row.sums + 4 * n);
-        if constexpr (C::kSlices == 1) numbers[block][half] = {row.numbers[0], row.numbers[1]};
-        const MergeStep step =
-            cuda::merge_rows(numbers[block][half].x, numbers[block][half].y, reference, sum, p.softmax.exponent_base2);
-        reference = step.reference;
+        if constexpr (C::kSlices == 1) stats[block][half] = {row.stats[0], row.stats[1]};
+        const MergeStep step = cuda::merge_partials(stats[block][half].x, stats[block][half].y, softmax_offset, sum,
+                                                    p.softmax.exponent_base2);
+        softmax_offset = step.softmax_offset;
         sum = step.sum;
 #pragma unroll
         for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
@@ -195,91 +199,94 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const cud
 #pragma unroll
         for (int n = 0; n < kWarpColumns<C> / 16; ++n) __stcg(row.sums + 4 * n, share(state, block, half, n));
       }
-      __syncwarp(0xfU << (threadIdx.x % 32 & ~3U));  // the quad has read the numbers
-      if (writes_numbers<C>()) {
-        row.numbers[0] = reference;
-        row.numbers[1] = sum;
+      __syncwarp(0xfU << (threadIdx.x % 32 & ~3U));  // the quad has read the stats
+      if (writes_stats<C>()) {
+        row.stats[0] = softmax_offset;
+        row.stats[1] = sum;
       }
     }
-    begin_group(state, block, half);
+    begin_split(state, block, half);
   });
-  groups.open = false;
-  groups.closed = true;
+  held.current = false;
+  held.merged = true;
 }
 
-// The closed groups join the open one, if there is one, in registers: the rows are whole.
+// The merged held join the current one, if there is one, in registers: the rows are whole.
 template <class C>
-__device__ __forceinline__ void join_closed(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                            RowState<C>& state, const Groups& groups) {
-  for_each_row<C>([&](int block, int half, int slot) {
+__device__ __forceinline__ void add_merged(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile, int head,
+                                           AttentionState<C>& state, const HeldPartials& held) {
+  for_each_row<C>([&](int block, int half, int tile_row) {
     const float sum = over_quad(state.l[block][half]);
-    if (!present(item, slot)) return;
-    const ClosedRow<C> row(p, item, head, slot, groups);
+    if (!present(work_tile, tile_row)) return;
+    const MergedRow<C> row(p, work_tile, head, tile_row, held);
     MergeStep step{};
-    step.reference = row.numbers[0];
-    step.sum = row.numbers[1];
-    if (groups.open) {
-      step = cuda::merge_rows(step.reference, step.sum, state.m[block][half], sum, p.softmax.exponent_base2);
+    step.softmax_offset = row.stats[0];
+    step.sum = row.stats[1];
+    if (held.current) {
+      step = cuda::merge_partials(step.softmax_offset, step.sum, state.m[block][half], sum, p.softmax.exponent_base2);
     }
-    state.m[block][half] = step.reference;
+    state.m[block][half] = step.softmax_offset;
     state.l[block][half] = threadIdx.x % 4 == 0 ? step.sum : 0.0F;  // as partial sums
 #pragma unroll
     for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
       const float4 x = __ldcg(row.sums + 4 * n);
-      set_share(state, block, half, n, groups.open ? join(x, share(state, block, half, n), step) : x);
+      set_share(state, block, half, n, held.current ? join(x, share(state, block, half, n), step) : x);
     }
   });
 }
 
 template <class C>
-__device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                           RowState<C>& state, Groups& groups) {
+__device__ __forceinline__ void load_attention_state(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile,
+                                                     int head, AttentionState<C>& state, HeldPartials& held) {
   int parts = 0;
   if (p.state.resume) {
-    const cuda::StatePlace first(p.state.memory, p.rows, p.heads, C::kDimV, item.row + item.slot_begin, head);
-    parts = static_cast<int>(first.numbers[cuda::kStateParts]);
+    const cuda::StatePtrs first(p.state.memory, p.rows, p.heads, C::kDimV, work_tile.row + work_tile.valid_row_begin,
+                                head);
+    parts = static_cast<int>(first.stats[cuda::kStateFlags]);
   }
-  groups = {(parts & cuda::kHasOpen) != 0, (parts & cuda::kHasClosed) != 0, -1};
-  for_each_row<C>([&](int block, int half, int slot) {
-    begin_group(state, block, half);
-    if (!groups.open || !present(item, slot)) return;
-    const cuda::StatePlace place(p.state.memory, p.rows, p.heads, C::kDimV, item.row + slot, head);
-    state.m[block][half] = place.numbers[cuda::kOpenReference];
-    state.l[block][half] = place.numbers[threadIdx.x % 4];
+  held = {(parts & cuda::kHasCurrent) != 0, (parts & cuda::kHasMerged) != 0, -1};
+  for_each_row<C>([&](int block, int half, int tile_row) {
+    begin_split(state, block, half);
+    if (!held.current || !present(work_tile, tile_row)) return;
+    const cuda::StatePtrs state_ptrs(p.state.memory, p.rows, p.heads, C::kDimV, work_tile.row + tile_row, head);
+    state.m[block][half] = state_ptrs.stats[cuda::kCurrentOffset];
+    state.l[block][half] = state_ptrs.stats[threadIdx.x % 4];
 #pragma unroll
     for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
       set_share(state, block, half, n,
-                reinterpret_cast<const float4*>(place.open + first_column<C>())[4 * n + threadIdx.x % 4]);
+                reinterpret_cast<const float4*>(state_ptrs.current + first_column<C>())[4 * n + threadIdx.x % 4]);
     }
   });
 }
 
-// Closed groups are in the state already.
+// Closed held are in the state already.
 template <class C>
-__device__ __forceinline__ void save_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                           const RowState<C>& state, const Groups& groups) {
-  for_each_row<C>([&](int block, int half, int slot) {
-    if (!present(item, slot)) return;
-    const cuda::StatePlace place(p.state.memory, p.rows, p.heads, C::kDimV, item.row + slot, head);
-    if (writes_numbers<C>()) {
-      place.numbers[cuda::kStateParts] =
-          static_cast<float>((groups.closed ? cuda::kHasClosed : 0) | (groups.open ? cuda::kHasOpen : 0));
+__device__ __forceinline__ void save_attention_state(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile,
+                                                     int head, const AttentionState<C>& state,
+                                                     const HeldPartials& held) {
+  for_each_row<C>([&](int block, int half, int tile_row) {
+    if (!present(work_tile, tile_row)) return;
+    const cuda::StatePtrs state_ptrs(p.state.memory, p.rows, p.heads, C::kDimV, work_tile.row + tile_row, head);
+    if (writes_stats<C>()) {
+      state_ptrs.stats[cuda::kStateFlags] =
+          static_cast<float>((held.merged ? cuda::kHasMerged : 0) | (held.current ? cuda::kHasCurrent : 0));
     }
-    if (!groups.open) return;
-    if (first_column<C>() == 0) place.numbers[threadIdx.x % 4] = state.l[block][half];
-    if (writes_numbers<C>()) place.numbers[cuda::kOpenReference] = state.m[block][half];
+    if (!held.current) return;
+    if (first_column<C>() == 0) state_ptrs.stats[threadIdx.x % 4] = state.l[block][half];
+    if (writes_stats<C>()) state_ptrs.stats[cuda::kCurrentOffset] = state.m[block][half];
 #pragma unroll
     for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
-      reinterpret_cast<float4*>(place.open + first_column<C>())[4 * n + threadIdx.x % 4] = share(state, block, half, n);
+      reinterpret_cast<float4*>(state_ptrs.current + first_column<C>())[4 * n + threadIdx.x % 4] =
+          share(state, block, half, n);
     }
   });
 }
 
-// Divides, rounds and writes. Rows go through the warp's own rows, or columns, of the Q tile, so that whole lines are
+// Divides, q_stages and writes. Rows go through the warp's own rows, or columns, of the Q tile, so that whole lines are
 // written.
 template <class C>
-__device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                            std::uint32_t q_tile, RowState<C>& state) {
+__device__ __forceinline__ void finish_rows(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile, int head,
+                                            std::uint32_t q_tile, AttentionState<C>& state) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if constexpr (C::kSlices > 1) {
     __syncthreads();  // Q has been read, by every warp
@@ -287,19 +294,19 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
     __syncwarp();  // Q has been read
   }
   const int first_chunk = first_column<C>() / 8;
-  for_each_row<C>([&](int block, int half, int slot) {
+  for_each_row<C>([&](int block, int half, int tile_row) {
     const cuda::RowEnd end =
         cuda::end_row(__fmul_rn(state.m[block][half], p.softmax.exponent), over_quad(state.l[block][half]),
                       p.sinks != nullptr ? p.sinks + head : nullptr);
     const float inverse = end.factor();
-    if (p.lse.data != nullptr && writes_numbers<C>() && present(item, slot)) {
-      p.lse.data[(item.row + slot) * p.lse.token_stride + head * p.lse.head_stride] = end.lse();
+    if (p.lse.data != nullptr && writes_stats<C>() && present(work_tile, tile_row)) {
+      p.lse.data[(work_tile.row + tile_row) * p.lse.token_stride + head * p.lse.head_stride] = end.lse();
     }
 #pragma unroll
     for (int n = 0; n < kWarpColumns<C> / 8; ++n) {
       const int chunk = first_chunk + n;
       const std::uint32_t to = q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
-                               cuda::swizzled(slot, chunk % 8) + static_cast<std::uint32_t>(lane % 4 * 4);
+                               cuda::swizzled(tile_row, chunk % 8) + static_cast<std::uint32_t>(lane % 4 * 4);
       cuda::store_shared(
           to, cuda::Products<typename C::Element>::pack(__fmul_rn(state.o[block][n][2 * half], inverse),
                                                         __fmul_rn(state.o[block][n][2 * half + 1], inverse)));
@@ -312,13 +319,13 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
                          static_cast<std::uint64_t>(2 * (p.out.token_stride | p.out.head_stride))) &
                         15U) == 0;
   for (int i = lane; i < C::kRowBlocks * 16 * kChunks; i += 32) {
-    const int slot = first_slot<C>() + i / kChunks;
+    const int tile_row = first_slot<C>() + i / kChunks;
     const int chunk = first_chunk + i % kChunks;
     const uint4 elements =
         cuda::load_shared_16(q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
-                             cuda::swizzled(slot, chunk % 8));
-    if (!present(item, slot)) continue;
-    std::uint16_t* to = out + (item.row + slot) * p.out.token_stride + head * p.out.head_stride + chunk * 8;
+                             cuda::swizzled(tile_row, chunk % 8));
+    if (!present(work_tile, tile_row)) continue;
+    std::uint16_t* to = out + (work_tile.row + tile_row) * p.out.token_stride + head * p.out.head_stride + chunk * 8;
     cuda::store_elements(to, elements, aligned);
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel row `sm80_plain`: fp32 arithmetic without tensor cores, for accuracy and generality. fp32, bf16, fp16;
+// The kernel row `sm80_simt`: fp32 arithmetic without tensor cores, for accuracy and generality. fp32, bf16, fp16;
 // head dims that are multiples of 8 up to 512, equal or not; every mask, soft-cap, sinks, keys at positions of their
 // own. A row folds exactly the keys that it sees, so NaN and ∞ come out where the oracle has them.
 #pragma once
@@ -12,9 +12,9 @@
 
 namespace ringattn::sm80 {
 
-std::vector<std::string> plain_missing(const FoldSpec& spec);
+std::vector<std::string> simt_missing(const AttentionSpec& spec);
 
 // `backend` is a CudaBackend and outlives the kernel.
-std::unique_ptr<FoldKernel> make_plain(const FoldSpec& spec, Backend& backend);
+std::unique_ptr<AttentionKernel> make_simt(const AttentionSpec& spec, Backend& backend);
 
 }  // namespace ringattn::sm80

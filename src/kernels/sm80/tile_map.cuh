@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slots and the key tiles of a work item: where its rows stand, and where its keys and values lie.
+// The slots and the key tiles of a work work_tile: where its rows stand, and where its keys and values lie.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/fold.hpp"
+#include "kernels/cuda/fold_params.hpp"
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/device/tile_lookup.cuh"
-#include "kernels/cuda/fold_params.hpp"
-#include "kernels/fold.hpp"
 
 namespace ringattn::sm80 {
 
-// Where one head of a piece of a key tile lies, in shared memory: 48 bytes.
-struct Place {
+// Where one head of a page_run of a key tile lies, in shared memory: 48 bytes.
+struct TileAddress {
   cuda::RowsOf k;
   cuda::RowsOf v;
   std::int64_t first_key;  // of the tile, in its sequence; where C::kPositions, the address of its keys' positions
-  std::int32_t keys;       // that the sequence has of the piece
+  std::int32_t keys;       // that the sequence has of the page_run
   std::int32_t masked;     // whether some row of the query tile doesn't see some key of the tile
 };
-inline constexpr int kPlaces = 32;  // of the tile map that are held resolved: two halves, one in use, one ahead
-inline constexpr int kPlaceBytes = 48;
-static_assert(sizeof(Place) == kPlaceBytes && kPlaces <= 32);
+inline constexpr int kTileAddresses = 32;  // of the tile map that are held resolved: two halves, one in use, one ahead
+inline constexpr int kTileAddressBytes = 48;
+static_assert(sizeof(TileAddress) == kTileAddressBytes && kTileAddresses <= 32);
 
 // Loads by explicit instructions: what the compiler loads for itself here it makes uniform, and everyone waits.
 __device__ inline cuda::RowsOf load_rows(std::uint32_t data_at, std::uint32_t stride_at) {
@@ -38,92 +38,94 @@ __device__ inline std::int64_t load_key(std::uint32_t address) {
   return key;
 }
 
-// The slots of a work item: consecutive queries.
-struct ItemRows {
-  const cuda::WorkItem& item;
+// The slots of a work work_tile: consecutive queries.
+struct WorkTileRows {
+  const cuda::WorkTile& work_tile;
 
-  __device__ __forceinline__ auto positions(int slot, std::int64_t first_key) const {
-    return [first = item.position - first_key + slot](int behind) { return first + behind; };
+  __device__ __forceinline__ auto positions(int tile_row, std::int64_t first_key) const {
+    return [first = work_tile.position - first_key + tile_row](int behind) { return first + behind; };
   }
-  __device__ std::int64_t key_length() const { return item.key_length; }
+  __device__ std::int64_t key_length() const { return work_tile.key_length; }
 };
 
-// The addresses of one work item's tiles.
+// The addresses of one work work_tile's tiles.
 template <class C>
 struct TileMap {
-  const cuda::FoldParams& p;
-  const cuda::WorkItem& item;
-  Place* places;
+  const cuda::AttentionParams& p;
+  const cuda::WorkTile& work_tile;
+  TileAddress* tile_addresses;
   int kv_head;
 
-  // Pieces of a tile as a power of two: kLeastPieceKeys and the tile are, and so is what lies between.
-  static_assert((C::kKeyTile & (C::kKeyTile - 1)) == 0 && C::kKeyTile / kLeastPieceKeys <= kPlaces / 4);
-  __device__ int pieces_log() const { return __ffs(p.tables.pieces) - 1; }
-  __device__ int piece_log() const { return __ffs(C::kKeyTile) - 1 - pieces_log(); }
-  __device__ int piece_keys() const { return 1 << piece_log(); }
+  // Pieces of a tile as a power of two: kMinPageRunKeys and the tile are, and so is what lies between.
+  static_assert((C::kKeyTile & (C::kKeyTile - 1)) == 0 && C::kKeyTile / kMinPageRunKeys <= kTileAddresses / 4);
+  __device__ int page_runs_log2() const { return __ffs(p.tables.page_runs) - 1; }
+  __device__ int page_run_log2() const { return __ffs(C::kKeyTile) - 1 - page_runs_log2(); }
+  __device__ int page_run_keys() const { return 1 << page_run_log2(); }
 
-  // Resolves entries [first, first + count) of the item, count ≤ 32; for the first warp.
+  // Resolves entries [first, first + count) of the work_tile, count ≤ 32; for the first warp.
   __device__ void resolve(int first, int count) const {
     const int i = first + static_cast<int>(threadIdx.x);
-    const int nth = i >> pieces_log();  // tile
-    if (static_cast<int>(threadIdx.x) >= count || nth >= item.tiles) return;
-    const auto [tile, pieces] = cuda::tile_of_walk(p.tables, item, nth);
-    const int piece = i & (p.tables.pieces - 1);
-    const cuda::SourceEntry& source = cuda::source_of(p.tables, pieces->source);
-    Place place;
-    place.first_key = tile * C::kKeyTile;
-    const std::int64_t left = item.key_length - place.first_key - piece * piece_keys();
-    const std::int64_t row = pieces[left > 0 ? piece : 0].row;  // without keys: any row, which is not read
-    place.k = {static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, kv_head),
-               2 * source.k_token_stride};
-    place.v = {static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, kv_head),
-               2 * source.v_token_stride};
-    place.keys = left <= 0 ? 0 : left < piece_keys() ? static_cast<std::int32_t>(left) : piece_keys();
+    const int nth = i >> page_runs_log2();  // tile
+    if (static_cast<int>(threadIdx.x) >= count || nth >= work_tile.tiles) return;
+    const auto [tile, page_runs] = cuda::tile_of_kv_loop(p.tables, work_tile, nth);
+    const int page_run = i & (p.tables.page_runs - 1);
+    const cuda::SourceEntry& source = cuda::source_of(p.tables, page_runs->source);
+    TileAddress tile_address;
+    tile_address.first_key = tile * C::kKeyTile;
+    const std::int64_t left = work_tile.key_length - tile_address.first_key - page_run * page_run_keys();
+    const std::int64_t row = page_runs[left > 0 ? page_run : 0].row;  // without keys: any row, which is not read
+    tile_address.k = {static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, kv_head),
+                      2 * source.k_token_stride};
+    tile_address.v = {static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, kv_head),
+                      2 * source.v_token_stride};
+    tile_address.keys = left <= 0 ? 0 : left < page_run_keys() ? static_cast<std::int32_t>(left) : page_run_keys();
     if constexpr (C::kPositions) {
-      const std::int64_t of_map = (pieces - p.tables.tiles) >> pieces_log();
-      place.first_key = reinterpret_cast<std::int64_t>(
-          p.tables.positions + (of_map * p.tables.position_lists + item.position_list) * C::kKeyTile);
-      place.masked = nth < item.plain_begin || nth >= item.plain_end;
+      const std::int64_t of_map = (page_runs - p.tables.tiles) >> page_runs_log2();
+      tile_address.first_key = reinterpret_cast<std::int64_t>(
+          p.tables.positions + (of_map * p.tables.position_lists + work_tile.position_list) * C::kKeyTile);
+      tile_address.masked = nth < work_tile.plain_begin || nth >= work_tile.plain_end;
     } else {
-      const std::int64_t last_position = item.position + C::kQueryTile - 1;
-      place.masked =
-          Visibility(p.mask, item.key_length).coverage(item.position, last_position, place.first_key, C::kKeyTile) !=
-          Coverage::kWhole;
+      const std::int64_t last_position = work_tile.position + C::kQueryTile - 1;
+      tile_address.masked =
+          Visibility(p.mask, work_tile.key_length)
+              .coverage(work_tile.position, last_position, tile_address.first_key, C::kKeyTile) != Coverage::kWhole;
     }
-    places[i % kPlaces] = place;
+    tile_addresses[i % kTileAddresses] = tile_address;
   }
 
   // Called with tile numbers in order; resolves the next half where the one before it is free.
   __device__ void resolve_ahead(int next_tile) const {
-    const int next = next_tile << pieces_log();
-    if (next % (kPlaces / 2) == kPlaces / 4 && next > kPlaces / 2) {
-      resolve(next / (kPlaces / 2) * (kPlaces / 2) + kPlaces / 2, kPlaces / 2);
+    const int next = next_tile << page_runs_log2();
+    if (next % (kTileAddresses / 2) == kTileAddresses / 4 && next > kTileAddresses / 2) {
+      resolve(next / (kTileAddresses / 2) * (kTileAddresses / 2) + kTileAddresses / 2, kTileAddresses / 2);
     }
   }
 
-  __device__ std::uint32_t place(int tile) const {
-    return cuda::shared_address(places) + static_cast<std::uint32_t>((tile << pieces_log()) % kPlaces * kPlaceBytes);
+  __device__ std::uint32_t tile_address(int tile) const {
+    return cuda::shared_address(tile_addresses) +
+           static_cast<std::uint32_t>((tile << page_runs_log2()) % kTileAddresses * kTileAddressBytes);
   }
   __device__ __forceinline__ void copy_k(int tile, std::uint32_t target) const {
-    copy<C::kDim>(place(tile), 0, target);
+    copy<C::kDim>(tile_address(tile), 0, target);
   }
   __device__ __forceinline__ void copy_v(int tile, std::uint32_t target) const {
-    copy<C::kDimV>(place(tile), offsetof(Place, v), target);
+    copy<C::kDimV>(tile_address(tile), offsetof(TileAddress, v), target);
   }
-  __device__ bool masked(int tile) const { return cuda::load_shared_number(place(tile) + 44) != 0; }
+  __device__ bool masked(int tile) const { return cuda::load_shared_number(tile_address(tile) + 44) != 0; }
 
  private:
-  // K or V of the tile whose first piece's place is `at`, `offset` bytes into each.
+  // K or V of the tile whose first page_run's tile_address is `at`, `offset` bytes into each.
   template <int kDim>
   __device__ __forceinline__ void copy(std::uint32_t at, std::uint32_t offset, std::uint32_t target) const {
-    if (p.tables.pieces == 1) {
+    if (p.tables.page_runs == 1) {
       cuda::copy_tile<C::kKeyTile, kDim, C::kThreads>(target, load_rows(at + offset, at + offset + 8), 0,
                                                       cuda::load_shared_number(at + 40));
       return;
     }
-    cuda::copy_pieces<C::kKeyTile, kDim, C::kThreads>(target, piece_log(), [&](int piece) {
-      const std::uint32_t place = at + static_cast<std::uint32_t>(piece * kPlaceBytes);
-      return cuda::PieceRows{load_rows(place + offset, place + offset + 8), cuda::load_shared_number(place + 40)};
+    cuda::copy_page_runs<C::kKeyTile, kDim, C::kThreads>(target, page_run_log2(), [&](int page_run) {
+      const std::uint32_t tile_address = at + static_cast<std::uint32_t>(page_run * kTileAddressBytes);
+      return cuda::PageRunRows{load_rows(tile_address + offset, tile_address + offset + 8),
+                               cuda::load_shared_number(tile_address + 40)};
     });
   }
 };

@@ -4,15 +4,15 @@
 //   p  = exp2(x · c − m′ · c)               s  = exp2((m − m′) · c)
 //   l′ = l · s + Σ p                        O′ = O · s + Σ p · v
 // S is Q Kᵀ, and c = softmax_scale · log₂ e; with a soft-cap, or a scale that is not positive, S is capped and scaled
-// first and c = log₂ e. Σ p · v of a tile is summed from zero by the tensor cores, which truncate; tiles are added by
-// the fp32 units, rounded to nearest.
+// first and c = log₂ e. Σ p · v of a tile is has_merged from zero by the tensor cores, which truncate; tiles are added
+// by the fp32 units, rounded to nearest.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/key_positions.hpp"
 
 namespace ringattn::sm80 {
@@ -25,14 +25,14 @@ inline constexpr int kWarpColumns = C::kDimV / C::kSlices;
 // 8n + 2t and 8n + 2t + 1 of row r (elements 0, 1) and of row r + 8 (elements 2, 3). The warps that share rows all hold
 // the same m and l.
 template <class C>
-struct RowState {
+struct AttentionState {
   float o[C::kRowBlocks][kWarpColumns<C> / 8][4];
   float m[C::kRowBlocks][2];
   float l[C::kRowBlocks][2];
 };
 
-// Scales, and caps, scores whose maximum is taken afterwards: where FoldParams::Softmax::scaled_first says so.
-__device__ __forceinline__ void scale_scores(const cuda::FoldParams::Softmax& softmax, float (&s)[4]) {
+// Scales, and caps, scores whose maximum is taken afterwards: where AttentionParams::Softmax::scaled_first says so.
+__device__ __forceinline__ void scale_scores(const cuda::AttentionParams::Softmax& softmax, float (&s)[4]) {
   // cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
   const float inner = softmax.cap > 0.0F ? 2.88539008F * softmax.scale / softmax.cap : 0.0F;
   const float outer = -2.0F * softmax.cap;
@@ -45,24 +45,25 @@ __device__ __forceinline__ void scale_scores(const cuda::FoldParams::Softmax& so
   }
 }
 
-// `Rows` says where the rows stand: key_length(), and positions(slot, first_key), a function that gives the position of
-// a slot so many behind that one, counted from first_key. Where C::kPositions, keys have positions of their own.
+// `Rows` says where the rows stand: key_length(), and positions(tile_row, first_key), a function that gives the
+// position of a tile_row so many behind that one, counted from first_key. Where C::kPositions, keys have positions of
+// their own.
 template <class C, class Rows>
 class TileStep {
  public:
   using Element = typename C::Element;
   static_assert(C::kSlices == 1);
 
-  __device__ TileStep(const cuda::FoldParams& p, const Rows& rows, std::uint32_t q_tile)
+  __device__ TileStep(const cuda::AttentionParams& p, const Rows& rows, std::uint32_t q_tile)
       : p_(p), rows_(rows), q_tile_(q_tile) {}
 
   // k_tile and v_tile are addresses in shared memory. first_key() gives the tile's first key, or the address of its
   // keys' positions, and is asked where the tile is masked. `between` runs once the tile of K has been read.
   template <class FirstKey, class Between>
-  __device__ __forceinline__ void fold(RowState<C>& state, std::uint32_t k_tile, std::uint32_t v_tile, bool masked,
-                                       FirstKey&& first_key, Between&& between) const {
+  __device__ __forceinline__ void attend(AttentionState<C>& state, std::uint32_t k_tile, std::uint32_t v_tile,
+                                         bool masked, FirstKey&& first_key, Between&& between) const {
     float s[C::kRowBlocks][C::kKeyTile / 8][4];
-    multiply_q_k(s, k_tile);
+    qk_gemm(s, k_tile);
     between();
     if (p_.softmax.scaled_first) {
 #pragma unroll
@@ -85,7 +86,7 @@ class TileStep {
     // Never taken. It ends the basic block: where softmax and P V are one and registers are short, ptxas (13.0) chains
     // P V's products two at a time. Elsewhere it is better off without.
     if (C::kSeam && p_.heads == 0) __trap();
-    add_p_v(state, probability, scale, v_tile);
+    pv_gemm(state, probability, scale, v_tile);
   }
 
  private:
@@ -95,7 +96,7 @@ class TileStep {
   static __device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   static __device__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
 
-  __device__ __forceinline__ void multiply_q_k(Scores& s, std::uint32_t k_tile) const {
+  __device__ __forceinline__ void qk_gemm(Scores& s, std::uint32_t k_tile) const {
     const std::uint32_t q_at = q_tile_ + cuda::swizzled(warp() * C::kRowBlocks * 16 + lane() % 16, lane() / 16);
     const std::uint32_t k_at = k_tile + cuda::swizzled(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
 #pragma unroll
@@ -149,7 +150,7 @@ class TileStep {
     for (int b = 0; b < C::kRowBlocks; ++b) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        seen[b][half] = positions_within(Visibility(p_.mask, 0).reach(position(16 * b + 8 * half)));
+        seen[b][half] = positions_within(Visibility(p_.mask, 0).mask_range(position(16 * b + 8 * half)));
       }
     }
 #pragma unroll
@@ -167,7 +168,7 @@ class TileStep {
   }
 
   // Scores → probabilities; moves m and l on. fmaxf passes NaN over: its p is NaN.
-  __device__ __forceinline__ void exponentiate(RowState<C>& state, Scores& s, Probabilities& probability,
+  __device__ __forceinline__ void exponentiate(AttentionState<C>& state, Scores& s, Probabilities& probability,
                                                float (&scale)[C::kRowBlocks][2]) const {
     const float c = p_.softmax.exponent_base2;
 #pragma unroll
@@ -184,11 +185,11 @@ class TileStep {
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
         const float m_old = state.m[b][half];
         const float m_new = fmaxf(m_old, maximum);
-        const float reference = m_new == -INFINITY ? 0.0F : m_new;  // every score so far is −∞: exp2(−∞) = 0
+        const float softmax_offset = m_new == -INFINITY ? 0.0F : m_new;  // every score so far is −∞: exp2(−∞) = 0
         state.m[b][half] = m_new;
         // The difference first: an unchanged maximum scales by exactly 1.
-        scale[b][half] = cuda::exp2_approx(__fmul_rn(__fsub_rn(m_old, reference), c));
-        const float shift = __fmul_rn(-reference, c);
+        scale[b][half] = cuda::exp2_approx(__fmul_rn(__fsub_rn(m_old, softmax_offset), c));
+        const float shift = __fmul_rn(-softmax_offset, c);
         float sum = 0.0F;
 #pragma unroll
         for (int n = 0; n < C::kKeyTile / 8; ++n) {
@@ -209,7 +210,7 @@ class TileStep {
     }
   }
 
-  __device__ __forceinline__ void add_p_v(RowState<C>& state, const Probabilities& probability,
+  __device__ __forceinline__ void pv_gemm(AttentionState<C>& state, const Probabilities& probability,
                                           const float (&scale)[C::kRowBlocks][2], std::uint32_t v_tile) const {
     const std::uint32_t v_at = v_tile + cuda::swizzled(lane() % 16, lane() / 16);
     constexpr int kColumns = C::kColumnsAtOnce;  // blocks of 16 columns in flight
@@ -247,7 +248,7 @@ class TileStep {
     }
   }
 
-  const cuda::FoldParams& p_;
+  const cuda::AttentionParams& p_;
   const Rows rows_;
   std::uint32_t q_tile_;
 };

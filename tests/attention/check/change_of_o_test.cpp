@@ -32,9 +32,9 @@ Rows rows_of(const JobInput& input, SyntheticTensor tensor, int heads, std::int6
   return rows;
 }
 
-TEST(ChangeOfO, IsNoneOfTheSameCache) {
+TEST(OutputChange, IsNoneOfTheSameCache) {
   const JobInput input = JobInput::synthetic(job(), 7);
-  const ChangeOfO change = change_of_o(input, input, 11, 1);
+  const OutputChange change = output_change(input, input, 11, 1);
   EXPECT_EQ(change.rows, 11);
   EXPECT_EQ(change.relative_error, 0.0);
   EXPECT_EQ(change.greatest, 0.0);
@@ -42,10 +42,10 @@ TEST(ChangeOfO, IsNoneOfTheSameCache) {
   EXPECT_EQ(change.emptied, 0);
 }
 
-TEST(ChangeOfO, IsThatOfTheDefinition) {
+TEST(OutputChange, IsThatOfTheDefinition) {
   const JobInput before = JobInput::synthetic(job(), 7);
   const JobInput after = JobInput::synthetic(job(), 8);
-  const ChangeOfO change = change_of_o(before, after, 1'000'000, 1);
+  const OutputChange change = output_change(before, after, 1'000'000, 1);
   EXPECT_EQ(change.rows, 2 * kTokens * 4);
   double greatest = 0.0, greatest_lse = 0.0, of_change = 0.0, of_out = 0.0;
   for (const std::int64_t sequence : {0, 1}) {

@@ -69,7 +69,7 @@ std::string shared_digest(const std::vector<std::byte>& packed, Dtype dtype, std
       }
     }
     const TensorView view{rows.data(), dtype, owned, heads, dim, heads * dim + padding, dim};
-    const std::string mine = digest(Meeting(world, Patience(kTimeout)), view, runs, tokens);
+    const std::string mine = digest(Collective(world, Timeouts(kTimeout)), view, runs, tokens);
     const std::lock_guard lock(mutex);
     digests.insert(mine);
   });
@@ -118,8 +118,9 @@ TEST(Digest, HashesLseByTokenAndHead) {
   }
   run_thread_ranks(1, [&](Bootstrap& world) {
     const std::vector<PackedRun> runs = {{0, kTokens}};
-    EXPECT_EQ(digest(Meeting(world, Patience(kTimeout)), RowView{head_major.data(), 1, kTokens}, kHeads, runs, kTokens),
-              defined_digest(packed, kHeads * sizeof(float)));
+    EXPECT_EQ(
+        digest(Collective(world, Timeouts(kTimeout)), RowView{head_major.data(), 1, kTokens}, kHeads, runs, kTokens),
+        defined_digest(packed, kHeads * sizeof(float)));
   });
 }
 
@@ -151,7 +152,7 @@ TEST(Digest, RefusesMissingTokens) {
                                         world.rank() == 0 ? std::vector<PackedRun>{{0, missing.begin}}
                                                           : std::vector<PackedRun>{{missing.end, 300}};
                                     const std::vector<float> rows(300);
-                                    digest(Meeting(world, Patience(kTimeout)),
+                                    digest(Collective(world, Timeouts(kTimeout)),
                                            dense_view(rows.data(), Dtype::kF32, total_tokens(runs), 1, 1), runs, 300);
                                   }),
                  Error);

@@ -89,11 +89,11 @@ TEST(FirstDifference, IsDescribedInTheSequencesOwnTokens) {
 
 TEST(FirstDifference, OfAllRanksIsTheEarliest) {
   run_threads_world(3, {}, [](Transport& world) {
-    const Meeting meeting(world, Patience(30.0));
-    EXPECT_FALSE(earliest(meeting, std::nullopt));
+    const Collective collective(world, Timeouts(30.0));
+    EXPECT_FALSE(earliest(collective, std::nullopt));
     std::optional<Difference> mine;
     if (world.rank() > 0) mine = Difference{false, 100 - 10 * world.rank(), 1, 2, Dtype::kF32, 1, 2};
-    const auto first = earliest(meeting, mine);
+    const auto first = earliest(collective, mine);
     ASSERT_TRUE(first);
     EXPECT_EQ(first->token, 80);
   });
@@ -147,7 +147,7 @@ struct Judged {
   JobResult result;
 
   Accuracy check() const {
-    const FoldSpec& spec = job.spec;
+    const AttentionSpec& spec = job.spec;
     const auto reader = [&](const std::vector<std::byte>& packed, std::int64_t heads, std::int64_t dim) {
       return [&packed, &spec, heads, dim](std::span<const PackedRun> runs, const MutableTensorView& rows) {
         const std::int64_t bytes = heads * dim * static_cast<std::int64_t>(size_of(spec.dtype));
@@ -249,10 +249,10 @@ TEST(AccuracyCheck, IsCombinedOverRanks) {
     mine.rows = 2;
     mine.error = world.rank() == 1 ? 0.5 : 0.1;
     mine.worst = {world.rank(), 0};
-    mine.straightforward_error = 0.3;
+    mine.same_precision_error = 0.3;
     mine.misplaced = world.rank() == 2 ? 1 : 0;
     mine.first_misplaced = {7, 1};
-    const Accuracy all = combine(Meeting(world, Patience(30.0)), mine);
+    const Accuracy all = combine(Collective(world, Timeouts(30.0)), mine);
     EXPECT_EQ(all.rows, 6);
     EXPECT_EQ(all.error, 0.5);
     EXPECT_EQ(all.worst, (RowSample{1, 0}));

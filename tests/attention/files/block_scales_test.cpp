@@ -25,7 +25,7 @@ namespace ringattn::testing {
 namespace {
 
 std::vector<std::byte> read_matrix(const JobInput& input, SyntheticTensor tensor, const PackedRun& heads) {
-  const LatentSpec& spec = input.latent().spec;
+  const MlaSpec& spec = input.latent().spec;
   const int dim = tensor == SyntheticTensor::kWeightKeys ? spec.head_dim : spec.head_dim_v;
   std::vector<std::byte> rows(static_cast<std::size_t>(heads.tokens() * dim * spec.latent_dim) * size_of(spec.dtype));
   input.read(tensor, {&heads, 1},
@@ -50,10 +50,10 @@ struct ScaledFile {
 };
 
 ScaledFile with_scales(std::int64_t head_rows, std::int64_t columns) {
-  LatentFile shape;
+  MlaFile shape;
   shape.head_dim = static_cast<int>(head_rows) - shape.head_dim_v;
   shape.latent_dim = static_cast<int>(columns);
-  ScaledFile made{with_projection(latent_tensors(shape)), 3 * head_rows, columns};
+  ScaledFile made{with_projection(mla_tensors(shape)), 3 * head_rows, columns};
   const std::int64_t down = (made.rows + 127) / 128, across = (columns + 127) / 128;
   NamedTensor codes{FileDtype::kF8E4m3, {made.rows, columns}, {}};
   std::vector<float> scales;
@@ -71,7 +71,7 @@ ScaledFile with_scales(std::int64_t head_rows, std::int64_t columns) {
   return made;
 }
 
-TEST(BlockScales, AreMultipliedWithTheCodes) {
+TEST(BlockScales, AreMultipliedWithTheQuantizedValues) {
   const TemporaryFolder folder;
   for (const auto& [head_rows, columns] : {std::pair<std::int64_t, std::int64_t>{40, 128}, {100, 200}}) {
     SCOPED_TRACE(head_rows);
@@ -164,7 +164,7 @@ TEST(BlockScales, ThatDontFitAreRefused) {
        }},
       {"scales of F8_E4M3 are applied to kv_b_proj alone",
        [](NamedTensors& t) {
-         t = latent_tensors({});
+         t = mla_tensors({});
          t["w_uk"].dtype = FileDtype::kF8E4m3;
          t["w_uk"].bytes.resize(t["w_uk"].bytes.size() / 2);
        }},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files with a paged cache: every token is found, whatever the pages' order, and what can't be right is refused with
-// code 3 and a message that names the tensor and, of the lists, the sequence.
+// code 3 and a message that names the tensor and, of the block_mask, the sequence.
 #include "attention/files/cache_tensors.hpp"
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@ namespace ringattn::testing {
 namespace {
 
 std::vector<std::byte> read_all(const JobInput& input, SyntheticTensor tensor, std::span<const PackedRun> runs) {
-  const FoldSpec& spec = input.job().spec;
+  const AttentionSpec& spec = input.job().spec;
   const bool q = tensor == SyntheticTensor::kQ;
   const int heads = q ? spec.heads : spec.kv_heads;
   const int dim = tensor == SyntheticTensor::kV ? spec.head_dim_v : spec.head_dim;

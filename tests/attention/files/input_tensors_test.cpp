@@ -22,7 +22,7 @@ using testing::TemporaryFolder;
 
 struct Input {
   std::vector<OutputTensor> tensors;
-  std::vector<std::pair<std::string, std::vector<std::int64_t>>> lists;  // values of I64 tensors among them
+  std::vector<std::pair<std::string, std::vector<std::int64_t>>> block_mask;  // values of I64 tensors among them
 };
 
 std::vector<OutputTensor> qkv(std::vector<std::int64_t> q, std::vector<std::int64_t> k, std::vector<std::int64_t> v,
@@ -31,17 +31,17 @@ std::vector<OutputTensor> qkv(std::vector<std::int64_t> q, std::vector<std::int6
 }
 
 Input with_lists(std::vector<OutputTensor> tensors,
-                 std::vector<std::pair<std::string, std::vector<std::int64_t>>> lists) {
-  for (const auto& [name, values] : lists) {
+                 std::vector<std::pair<std::string, std::vector<std::int64_t>>> block_mask) {
+  for (const auto& [name, values] : block_mask) {
     tensors.push_back({name, FileDtype::kI64, {static_cast<std::int64_t>(values.size())}});
   }
-  return {std::move(tensors), std::move(lists)};
+  return {std::move(tensors), std::move(block_mask)};
 }
 
 std::string write_input(const TemporaryFolder& folder, const Input& input) {
   const std::string path = folder.file("input.safetensors");
   const auto writer = SafetensorsWriter::create(plan_safetensors(input.tensors, {}), path, true);
-  for (const auto& [name, values] : input.lists) writer->write_bytes(name, std::as_bytes(std::span(values)));
+  for (const auto& [name, values] : input.block_mask) writer->write_bytes(name, std::as_bytes(std::span(values)));
   writer->commit();
   return path;
 }
@@ -107,14 +107,14 @@ TEST(InputTensors, OfTwoNamesForARoleAreRefusedUnlessOneIsNamed) {
   const TemporaryFolder folder;
   const std::vector<OutputTensor> rows = qkv({10, 4, 16}, {10, 4, 16}, {10, 4, 16});
   using List = std::pair<std::string, std::vector<std::int64_t>>;
-  const List lists[] = {{"cu_seqlens_q", {0, 10}}, {"cu_seqlens", {0, 3, 10}}, {"qo_indptr", {0, 4, 10}}};
-  const SafetensorsFile both(write_input(folder, with_lists(rows, {lists[0], lists[1]})));
+  const List block_mask[] = {{"cu_seqlens_q", {0, 10}}, {"cu_seqlens", {0, 3, 10}}, {"qo_indptr", {0, 4, 10}}};
+  const SafetensorsFile both(write_input(folder, with_lists(rows, {block_mask[0], block_mask[1]})));
   EXPECT_FILE_ERROR(find_input(both, {}, {}), "`cu_seqlens_q` of");
   EXPECT_FILE_ERROR(find_input(both, {}, {}), "both names mean cu_seqlens_q");
   InputNames names;
   names.cu_seqlens_q = "cu_seqlens";
   EXPECT_EQ(find_input(both, names, {}).sequences.size(), 2U);
-  const SafetensorsFile aliases(write_input(folder, with_lists(rows, {lists[1], lists[2]})));
+  const SafetensorsFile aliases(write_input(folder, with_lists(rows, {block_mask[1], block_mask[2]})));
   EXPECT_FILE_ERROR(find_input(aliases, {}, {}), "both names mean cu_seqlens_q");
 }
 

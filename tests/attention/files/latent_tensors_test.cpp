@@ -17,9 +17,9 @@
 namespace ringattn::testing {
 namespace {
 
-TEST(LatentInput, OperationsAreThoseOfTheFormThatComputes) {
+TEST(MlaInput, OperationsAreThoseOfTheFormThatComputes) {
   SyntheticInput request;
-  request.op = Op::kLatent;
+  request.op = Op::kMla;
   request.tokens = 10;
   request.batch = 2;
   request.heads = 4;
@@ -27,21 +27,21 @@ TEST(LatentInput, OperationsAreThoseOfTheFormThatComputes) {
   request.head_dim_v = 24;
   request.rope_dim = 16;
   request.latent_dim = 64;
-  const auto flops = [&](LatentForm form) {
+  const auto flops = [&](MlaForm form) {
     Numerics numerics;
     numerics.form = form;
     return job_flops(JobInput(request, numerics));
   };
   constexpr double kPairs = 2.0 * 10 * 11 / 2;
-  EXPECT_EQ(flops(LatentForm::kExpanded), kPairs * 2 * 4 * (32 + 16 + 24));
-  EXPECT_EQ(flops(LatentForm::kAbsorbed), kPairs * 2 * 4 * (64 + 16 + 64));
+  EXPECT_EQ(flops(MlaForm::kExpanded), kPairs * 2 * 4 * (32 + 16 + 24));
+  EXPECT_EQ(flops(MlaForm::kAbsorbed), kPairs * 2 * 4 * (64 + 16 + 64));
   request.op = Op::kAttention;
   request.kv_heads = 2;
   EXPECT_EQ(job_flops(JobInput(request, {})), kPairs * 2 * 4 * (32 + 24));
 }
 
 std::vector<std::byte> read_all(const JobInput& input, SyntheticTensor tensor, std::span<const PackedRun> runs) {
-  const LatentSpec& spec = input.latent().spec;
+  const MlaSpec& spec = input.latent().spec;
   int heads = 1;
   int dim = tensor == SyntheticTensor::kKeyRope ? spec.rope_dim : spec.latent_dim;
   if (tensor == SyntheticTensor::kQ) {
@@ -60,7 +60,7 @@ std::vector<std::byte> read_all(const JobInput& input, SyntheticTensor tensor, s
 
 // Everything that the job reads is what `plain` reads.
 void expect_same(const JobInput& input, const JobInput& plain) {
-  ASSERT_EQ(input.op(), Op::kLatent);
+  ASSERT_EQ(input.op(), Op::kMla);
   EXPECT_EQ(input.latent().spec, plain.latent().spec);
   EXPECT_EQ(input.job().spec, plain.job().spec);
   EXPECT_EQ(input.job().batch, plain.job().batch);
@@ -82,12 +82,12 @@ void expect_same(const JobInput& input, const JobInput& plain) {
   }
 }
 
-TEST(LatentTensors, AreReadAsTheyLie) {
+TEST(MlaTensors, AreReadAsTheyLie) {
   const TemporaryFolder folder;
-  const NamedTensors tensors = latent_tensors(LatentFile());
+  const NamedTensors tensors = mla_tensors(MlaFile());
   const JobInput input(FileInput{write_tensors(folder.file("rows"), tensors)}, {});
-  EXPECT_EQ(input.op(), Op::kLatent);
-  const LatentSpec& spec = input.latent().spec;
+  EXPECT_EQ(input.op(), Op::kMla);
+  const MlaSpec& spec = input.latent().spec;
   EXPECT_EQ(spec.heads, 3);
   EXPECT_EQ(spec.head_dim, 16);
   EXPECT_EQ(spec.rope_dim, 8);
@@ -104,12 +104,12 @@ TEST(LatentTensors, AreReadAsTheyLie) {
   EXPECT_EQ(read_all(input, SyntheticTensor::kWeightValues, heads), tensors.at("w_uv").bytes);
 }
 
-TEST(LatentTensors, AreTheSameInEveryForm) {
+TEST(MlaTensors, AreTheSameInEveryForm) {
   const TemporaryFolder folder;
   for (const std::int64_t page_size : {16, 64}) {
-    LatentFile shape;
+    MlaFile shape;
     shape.page_size = page_size;
-    const NamedTensors tensors = latent_tensors(shape);
+    const NamedTensors tensors = mla_tensors(shape);
     const JobInput plain(FileInput{write_tensors(folder.file("plain"), tensors)}, {});
     const auto open = [&](const NamedTensors& other) {
       return JobInput(FileInput{write_tensors(folder.file("other"), other)}, {});
@@ -118,21 +118,21 @@ TEST(LatentTensors, AreTheSameInEveryForm) {
     expect_same(open(with_pages(tensors, shape)), plain);
     expect_same(open(with_pages(with_projection(tensors), shape)), plain);
     // 8 bits are not the numbers that they were made of, but others.
-    const JobInput rounded(FileInput{write_tensors(folder.file("rounded"), with_rounded_codes(tensors))}, {});
-    expect_same(open(with_codes(tensors)), rounded);
-    expect_same(open(with_pages(with_codes(tensors), shape)), rounded);
+    const JobInput rounded(FileInput{write_tensors(folder.file("rounded"), with_fp8_rounded_latent(tensors))}, {});
+    expect_same(open(with_fp8_latent(tensors)), rounded);
+    expect_same(open(with_pages(with_fp8_latent(tensors), shape)), rounded);
     const PackedRun keys[] = {{0, 122}};
     EXPECT_NE(read_all(rounded, SyntheticTensor::kLatent, keys), read_all(plain, SyntheticTensor::kLatent, keys));
   }
 }
 
-TEST(LatentTensors, OfASeedAreThoseOfTheFile) {
+TEST(MlaTensors, OfASeedAreThoseOfTheFile) {
   const TemporaryFolder folder;
-  LatentFile shape;
+  MlaFile shape;
   shape.lengths = shape.q_lens = {122};
-  const JobInput file(FileInput{write_tensors(folder.file("rows"), latent_tensors(shape))}, {});
+  const JobInput file(FileInput{write_tensors(folder.file("rows"), mla_tensors(shape))}, {});
   SyntheticInput made;
-  made.op = Op::kLatent;
+  made.op = Op::kMla;
   made.seed = shape.seed;
   made.tokens = 122;
   made.heads = shape.heads;
@@ -143,11 +143,11 @@ TEST(LatentTensors, OfASeedAreThoseOfTheFile) {
   expect_same(JobInput(made, {}), file);
 }
 
-TEST(LatentTensors, TakeBatchesOtherNamesAndOrders) {
+TEST(MlaTensors, TakeBatchesOtherNamesAndOrders) {
   const TemporaryFolder folder;
-  LatentFile shape;
+  MlaFile shape;
   shape.lengths = shape.q_lens = {20, 20};
-  NamedTensors tensors = latent_tensors(shape);
+  NamedTensors tensors = mla_tensors(shape);
   tensors.erase("cu_seqlens_q");
   tensors.erase("cu_seqlens_k");
   tensors["q"].shape = {2, 20, 3, 24};
@@ -161,7 +161,7 @@ TEST(LatentTensors, TakeBatchesOtherNamesAndOrders) {
   EXPECT_EQ(head_major.latent().spec, batched.latent().spec);
 
   NamedTensors renamed;
-  for (auto& [name, tensor] : latent_tensors(LatentFile())) renamed["layer." + name] = tensor;
+  for (auto& [name, tensor] : mla_tensors(MlaFile())) renamed["layer." + name] = tensor;
   FileInput file{write_tensors(folder.file("renamed"), renamed)};
   file.names.q = "layer.q";
   file.names.latent = "layer.latent";
@@ -170,27 +170,27 @@ TEST(LatentTensors, TakeBatchesOtherNamesAndOrders) {
   file.names.w_uv = "layer.w_uv";
   file.names.cu_seqlens_q = "layer.cu_seqlens_q";
   file.names.cu_seqlens_k = "layer.cu_seqlens_k";
-  EXPECT_EQ(JobInput(file, {}).op(), Op::kLatent);
+  EXPECT_EQ(JobInput(file, {}).op(), Op::kMla);
 }
 
 // Queries in the latent need no w_uk, and O none of w_uv; what the file says is what the job has.
-TEST(LatentTensors, MayLackWhatIsTheCallers) {
+TEST(MlaTensors, MayLackWhatIsTheCallers) {
   const TemporaryFolder folder;
-  const LatentFile shape;
-  const NamedTensors tensors = latent_tensors(shape);
+  const MlaFile shape;
+  const NamedTensors tensors = mla_tensors(shape);
   NamedTensors absorbed = with_queries_in_latent(tensors, shape);
   Numerics numerics;
   const auto open = [&](const NamedTensors& written, int latent_dim = 0) {
     return JobInput(FileInput{write_tensors(folder.file("in"), written), {}, {}, {}, latent_dim}, numerics);
   };
   const JobInput beside = open(absorbed);
-  const LatentSpec& spec = beside.latent().spec;
+  const MlaSpec& spec = beside.latent().spec;
   EXPECT_TRUE(spec.q_in_latent && !spec.out_in_latent);
   EXPECT_EQ(spec.head_dim, 128);
   EXPECT_EQ(spec.head_dim_v, 24);
-  EXPECT_EQ(spec.softmax_scale, default_softmax_scale(LatentSpec{.head_dim = 16, .rope_dim = 8}));
+  EXPECT_EQ(spec.softmax_scale, default_softmax_scale(MlaSpec{.head_dim = 16, .rope_dim = 8}));
   EXPECT_EQ(beside.nope_dim(), 16);
-  EXPECT_EQ(beside.form().form, LatentForm::kAbsorbed);
+  EXPECT_EQ(beside.form().form, MlaForm::kAbsorbed);
   absorbed.erase("w_uk");
   EXPECT_EQ(error_of([&] { open(absorbed); }).code(), ErrorCode::kUsage) << "of which scale?";
   numerics.softmax_scale = 0.25;
@@ -198,7 +198,7 @@ TEST(LatentTensors, MayLackWhatIsTheCallers) {
   EXPECT_EQ(open(absorbed).latent().spec.softmax_scale, 0.25F);
   EXPECT_EQ(open(with_pages(absorbed, shape)).latent().spec.rope_dim, 8) << "w_uv says what the latent is";
   absorbed.erase("w_uv");
-  for (const NamedTensors& rows : {absorbed, with_codes(absorbed), with_pages(with_codes(absorbed), shape)}) {
+  for (const NamedTensors& rows : {absorbed, with_fp8_latent(absorbed), with_pages(with_fp8_latent(absorbed), shape)}) {
     const JobInput alone = open(rows);
     EXPECT_TRUE(alone.latent().spec.q_in_latent && alone.latent().spec.out_in_latent);
     EXPECT_EQ(alone.latent().spec.latent_dim, 128);
@@ -210,7 +210,7 @@ TEST(LatentTensors, MayLackWhatIsTheCallers) {
   NamedTensors unmultiplied = tensors;
   unmultiplied.erase("w_uv");
   numerics = {};
-  const LatentSpec latent = open(unmultiplied).latent().spec;
+  const MlaSpec latent = open(unmultiplied).latent().spec;
   EXPECT_TRUE(!latent.q_in_latent && latent.out_in_latent);
   EXPECT_EQ(latent.head_dim, 16);
   EXPECT_EQ(latent.head_dim_v, 128);
@@ -222,7 +222,7 @@ struct Refusal {
   std::vector<const char*> parts;
 };
 
-TEST(LatentTensors, AreRefusedWithBothShapes) {
+TEST(MlaTensors, AreRefusedWithBothShapes) {
   const auto missing = [](const char* name) { return [name](NamedTensors& t) { t.erase(name); }; };
   const auto shaped = [](const char* name, std::vector<std::int64_t> shape) {
     return [name, shape](NamedTensors& t) {
@@ -250,7 +250,7 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
        [](NamedTensors& t) { t["kv_b_proj"] = with_projection(t)["kv_b_proj"]; },
        {"`kv_b_proj` and `w_uk`"}},
       {"latents twice",
-       [](NamedTensors& t) { t["latent_fp8"] = with_codes(t)["latent_fp8"]; },
+       [](NamedTensors& t) { t["latent_fp8"] = with_fp8_latent(t)["latent_fp8"]; },
        {"holds latents in 2 forms"}},
       {"a projection of other heads",
        [&](NamedTensors& t) {
@@ -259,25 +259,25 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
        },
        {"`kv_b_proj`", "[121, 128]", "`q`"}},
       {"queries in the latent of a projection",
-       [](NamedTensors& t) { t = with_projection(with_queries_in_latent(t, LatentFile())); },
+       [](NamedTensors& t) { t = with_projection(with_queries_in_latent(t, MlaFile())); },
        {"`kv_b_proj`", "`q`", "[44, 3, 136]", "is in the latent", "how many of the 40 rows of a head are w_uk's",
         "Give w_uk and w_uv instead"}},
       {"no matrices", [](NamedTensors& t) { t.erase("w_uk"), t.erase("w_uv"); }, {"w_uk"}},
       {"w_uk of other heads beside queries in the latent",
        [&](NamedTensors& t) {
-         t = with_queries_in_latent(t, LatentFile());
+         t = with_queries_in_latent(t, MlaFile());
          shaped("w_uk", {2, 16, 128})(t);
        },
        {"`w_uk`", "[2, 16, 128]", "`q`", "[44, 3, 136]"}},
       {"pages of which nothing says what is the latent",
        [](NamedTensors& t) {
-         t = with_pages(with_queries_in_latent(t, LatentFile()), LatentFile());
+         t = with_pages(with_queries_in_latent(t, MlaFile()), MlaFile());
          t.erase("w_uk"), t.erase("w_uv");
        },
        {"`latent_pages`", "[10, 16, 136]", "how many numbers of a row are the latent", "latent_dim = 512"}},
       {"codes of another row",
        [&](NamedTensors& t) {
-         t = with_codes(t);
+         t = with_fp8_latent(t);
          shaped("latent_fp8", {122, 149})(t);
        },
        {"`latent_fp8`", "[122, 149]", "132 bytes", "`w_uk`"}},
@@ -290,20 +290,20 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
       {"codes and rotary keys",
        [](NamedTensors& t) {
          const NamedTensor k_rope = t["k_rope"];
-         t = with_codes(t);
+         t = with_fp8_latent(t);
          t["k_rope"] = k_rope;
        },
        {"`latent_fp8`", "and k_rope (rows of 8 bits have their rotary keys)"}},
       {"pages of 24",
        [](NamedTensors& t) {
-         t = with_pages(t, LatentFile());
+         t = with_pages(t, MlaFile());
          t["latent_pages"].shape = {6, 24, 136};
          t["latent_pages"].bytes.resize(6 * 24 * 136 * 2);
        },
        {"`latent_pages`", "its pages hold 24 tokens"}},
       {"pages without rotary keys",
        [&](NamedTensors& t) {
-         t = with_pages(t, LatentFile());
+         t = with_pages(t, MlaFile());
          shaped("latent_pages", {10, 16, 128})(t);
        },
        {"`latent_pages`", "[10, 16, 128]", "a rotary key stands behind"}},
@@ -311,7 +311,7 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
   const TemporaryFolder folder;
   for (const Refusal& refusal : cases) {
     SCOPED_TRACE(refusal.what);
-    NamedTensors tensors = latent_tensors(LatentFile());
+    NamedTensors tensors = mla_tensors(MlaFile());
     refusal.spoil(tensors);
     const FileInput file{write_tensors(folder.file("bad"), tensors)};
     const Error error = error_of([&] { JobInput(file, {}); });
@@ -321,7 +321,7 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
     }
   }
   // A role's own name is no misspelling of another's.
-  NamedTensors without = latent_tensors(LatentFile());
+  NamedTensors without = mla_tensors(MlaFile());
   without.erase("w_uk");
   const std::string absent =
       error_of([&] { JobInput(FileInput{write_tensors(folder.file("bad"), without)}, {}); }).what();
@@ -331,18 +331,18 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
   const std::string near =
       error_of([&] { JobInput(FileInput{write_tensors(folder.file("bad"), without)}, {}); }).what();
   EXPECT_NE(near.find("Did you mean `w_uK`?"), std::string::npos) << near;
-  const FileInput good{write_tensors(folder.file("good"), latent_tensors(LatentFile()))};
-  Numerics lists;
-  lists.lists = "window:16";
-  EXPECT_EQ(error_of([&] { JobInput(good, lists); }).code(), ErrorCode::kUsage);
+  const FileInput good{write_tensors(folder.file("good"), mla_tensors(MlaFile()))};
+  Numerics block_mask;
+  block_mask.block_mask = "window:16";
+  EXPECT_EQ(error_of([&] { JobInput(good, block_mask); }).code(), ErrorCode::kUsage);
 }
 
 // Names that exclude each other are no choice, whatever the file holds.
-TEST(LatentTensors, AreNamedInOneForm) {
+TEST(MlaTensors, AreNamedInOneForm) {
   const TemporaryFolder folder;
-  const LatentFile shape;
-  NamedTensors tensors = with_pages(latent_tensors(shape), shape);
-  for (const auto& [name, tensor] : latent_tensors(shape)) tensors[name] = tensor;
+  const MlaFile shape;
+  NamedTensors tensors = with_pages(mla_tensors(shape), shape);
+  for (const auto& [name, tensor] : mla_tensors(shape)) tensors[name] = tensor;
   tensors.erase("cu_seqlens_k");
   const std::string path = write_tensors(folder.file("both"), tensors);
   InputNames names;
@@ -352,7 +352,7 @@ TEST(LatentTensors, AreNamedInOneForm) {
   EXPECT_EQ(both.code(), ErrorCode::kUsage);
   EXPECT_NE(std::string(both.what()).find("names latents in 2 forms"), std::string::npos) << both.what();
   names.latent.reset();
-  EXPECT_EQ(JobInput(FileInput{path, names}, {}).op(), Op::kLatent);
+  EXPECT_EQ(JobInput(FileInput{path, names}, {}).op(), Op::kMla);
   names.w_uk = "w_uk";
   names.kv_b_proj = "w_uv";
   const Error matrices = error_of([&] { JobInput(FileInput{path, names}, {}); });

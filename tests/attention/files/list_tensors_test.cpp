@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/philox.hpp"
+#include "tests/support/fold_inputs.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/fold_inputs.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -28,11 +28,11 @@ Job job_of(Batch batch) { return {make_spec(Dtype::kBf16, kHeads, kKvHeads, 16, 
 // 3, 1, no and 2 query blocks of 128; 3, 2, 1 and 5 key blocks.
 Job ragged() { return job_of(std::vector<Sequence>{{300, 300, 0}, {5, 200, 195}, {0, 77, 77}, {130, 520, 126}}); }
 
-class ListTensors : public ::testing::Test {
+class BlockMaskTensors : public ::testing::Test {
  protected:
-  TileLists read(const NamedTensors& tensors, const Job& job, const FileMetadata& metadata = {}) const {
+  BlockMask read(const NamedTensors& tensors, const Job& job, const FileMetadata& metadata = {}) const {
     const std::string path = write_tensors(folder_.file("lists.safetensors"), tensors, metadata);
-    return lists_of_file(SafetensorsFile(path), job, {});
+    return block_mask_from_file(SafetensorsFile(path), job, {});
   }
   Error refusal(const NamedTensors& tensors, const Job& job, const FileMetadata& metadata = {}) const {
     return error_of([&] { read(tensors, job, metadata); });
@@ -42,40 +42,41 @@ class ListTensors : public ::testing::Test {
 };
 
 // Half of all blocks, drawn.
-TileLists some_lists(const ListShape& shape, const Job& job) {
-  return make_lists(shape, listed_sequences(job.batch), [](const ListPlace& place, std::vector<std::int32_t>& blocks) {
-    for (std::int64_t block = 0; block < place.blocks; ++block) {
-      const PhiloxWords words =
-          philox4x32_10({{static_cast<std::uint32_t>(place.sequence), static_cast<std::uint32_t>(place.head),
-                          static_cast<std::uint32_t>(place.block), static_cast<std::uint32_t>(block)}},
-                        7);
-      if (words.word[0] % 2 == 0) blocks.push_back(static_cast<std::int32_t>(block));
-    }
-  });
+BlockMask some_block_mask(const BlockMaskShape& shape, const Job& job) {
+  return make_block_mask(
+      shape, masked_sequences(job.batch), [](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
+        for (std::int64_t block = 0; block < place.blocks; ++block) {
+          const PhiloxWords words =
+              philox4x32_10({{static_cast<std::uint32_t>(place.sequence), static_cast<std::uint32_t>(place.head),
+                              static_cast<std::uint32_t>(place.block), static_cast<std::uint32_t>(block)}},
+                            7);
+          if (words.word[0] % 2 == 0) blocks.push_back(static_cast<std::int32_t>(block));
+        }
+      });
 }
 
 NamedTensor integers(const std::vector<std::int64_t>& values, bool wide) {
   return wide ? long_list(values) : int_list({values.begin(), values.end()});
 }
 
-NamedTensors rows_of(const TileLists& lists, bool wide_begins, bool wide_blocks) {
-  return {{"block_indptr", integers({lists.begins().begin(), lists.begins().end()}, wide_begins)},
-          {"block_indices", integers({lists.blocks().begin(), lists.blocks().end()}, wide_blocks)}};
+NamedTensors rows_of(const BlockMask& block_mask, bool wide_begins, bool wide_blocks) {
+  return {{"block_indptr", integers({block_mask.indptr().begin(), block_mask.indptr().end()}, wide_begins)},
+          {"block_indices", integers({block_mask.indices().begin(), block_mask.indices().end()}, wide_blocks)}};
 }
 
 // Of sequences with equal numbers of blocks.
-NamedTensors mask_of(const TileLists& lists) {
-  const auto sequences = static_cast<std::int64_t>(lists.sequences().size());
-  const TileRange rows = lists.query_blocks(0);
-  const ListShape& shape = lists.shape();
-  const std::int64_t keys = (lists.sequences()[0].keys + shape.key_block - 1) / shape.key_block;
+NamedTensors mask_of(const BlockMask& block_mask) {
+  const auto sequences = static_cast<std::int64_t>(block_mask.sequences().size());
+  const TileRange rows = block_mask.query_blocks(0);
+  const BlockMaskShape& shape = block_mask.shape();
+  const std::int64_t keys = (block_mask.sequences()[0].keys + shape.key_block - 1) / shape.key_block;
   NamedTensor mask{FileDtype::kBool, {sequences, shape.heads, rows.end - rows.begin, keys}, {}};
-  for (std::size_t s = 0; s < lists.sequences().size(); ++s) {
+  for (std::size_t s = 0; s < block_mask.sequences().size(); ++s) {
     for (int head = 0; head < shape.heads; ++head) {
       for (std::int64_t q = rows.begin; q < rows.end; ++q) {
         const std::size_t row = mask.bytes.size();
         mask.bytes.resize(row + static_cast<std::size_t>(keys));
-        for (const std::int32_t block : lists.list(s, head, q)) {
+        for (const std::int32_t block : block_mask.row(s, head, q)) {
           mask.bytes[row + static_cast<std::size_t>(block)] = std::byte{1};
         }
       }
@@ -84,10 +85,10 @@ NamedTensors mask_of(const TileLists& lists) {
   return {{"block_mask", mask}};
 }
 
-TEST_F(ListTensors, RowsSayWhatAMaskSays) {
+TEST_F(BlockMaskTensors, RowsSayWhatAMaskSays) {
   const Job job = job_of(uniform_batch(3, 400, 1000));
   for (const int heads : {1, kKvHeads, kHeads}) {
-    const TileLists expected = some_lists({128, 128, heads}, job);
+    const BlockMask expected = some_block_mask({128, 128, heads}, job);
     EXPECT_TRUE(read(mask_of(expected), job) == expected) << heads;
     for (const bool wide_begins : {false, true}) {
       for (const bool wide_blocks : {false, true}) {
@@ -95,15 +96,15 @@ TEST_F(ListTensors, RowsSayWhatAMaskSays) {
       }
     }
   }
-  const TileLists other = some_lists({64, 256, kKvHeads}, job);
+  const BlockMask other = some_block_mask({64, 256, kKvHeads}, job);
   const FileMetadata blocks{{"query_block", "64"}, {"key_block", "256"}};
   EXPECT_TRUE(read(rows_of(other, true, false), job, blocks) == other);
   EXPECT_TRUE(read(mask_of(other), job, blocks) == other);
 }
 
-TEST_F(ListTensors, RowsOfSequencesOfDifferentLengths) {
+TEST_F(BlockMaskTensors, RowsOfSequencesOfDifferentLengths) {
   for (const int heads : {1, kKvHeads, kHeads}) {
-    const TileLists expected = some_lists({128, 128, heads}, ragged());
+    const BlockMask expected = some_block_mask({128, 128, heads}, ragged());
     EXPECT_TRUE(read(rows_of(expected, true, true), ragged()) == expected) << heads;
   }
   const Error mask = refusal({{"block_mask", {FileDtype::kU8, {4, 1, 3, 5}, std::vector<std::byte>(60)}}}, ragged());
@@ -111,20 +112,21 @@ TEST_F(ListTensors, RowsOfSequencesOfDifferentLengths) {
   EXPECT_NE(std::string(mask.what()).find("have their lists in block_indptr and block_indices"), std::string::npos)
       << mask.what();
   const Job nothing = job_of(std::vector<Sequence>{{0, 77, 77}, {0, 0, 0}});
-  EXPECT_EQ(read({{"block_indptr", int_list({0})}, {"block_indices", int_list({}, {0})}}, nothing).blocks().size(), 0U);
+  EXPECT_EQ(read({{"block_indptr", int_list({0})}, {"block_indices", int_list({}, {0})}}, nothing).indices().size(),
+            0U);
 }
 
 // More entries than a piece of a tensor has, which are read twice: to be counted, and to be kept.
-TEST_F(ListTensors, RowsThatAreReadInPieces) {
+TEST_F(BlockMaskTensors, RowsThatAreReadInPieces) {
   const Job job = job_of(uniform_batch(1, 64, 6'000'000));
-  const ListShape shape{1, 16, 1};
-  const TileLists expected =
-      make_lists(shape, listed_sequences(job.batch), [](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+  const BlockMaskShape shape{1, 16, 1};
+  const BlockMask expected = make_block_mask(
+      shape, masked_sequences(job.batch), [](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
         for (std::int64_t block = place.block % 3; block < place.blocks; block += 3) {
           blocks.push_back(static_cast<std::int32_t>(block));
         }
       });
-  ASSERT_GT(expected.blocks().size() * sizeof(std::int32_t), std::size_t{1} << 24);
+  ASSERT_GT(expected.indices().size() * sizeof(std::int32_t), std::size_t{1} << 24);
   EXPECT_TRUE(read(rows_of(expected, true, true), job, {{"query_block", "1"}, {"key_block", "16"}}) == expected);
 }
 
@@ -134,7 +136,7 @@ struct BadRows {
   const char* message;
 };
 
-TEST_F(ListTensors, RowsThatAreWrong) {
+TEST_F(BlockMaskTensors, RowsThatAreWrong) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
   const Job job = job_of(uniform_batch(1, 300, 300));  // 3 query blocks, 3 key blocks
@@ -185,7 +187,7 @@ TEST_F(ListTensors, RowsThatAreWrong) {
   }
 }
 
-TEST_F(ListTensors, TensorsThatAreWrong) {
+TEST_F(BlockMaskTensors, TensorsThatAreWrong) {
   const Job job = job_of(uniform_batch(1, 300, 300));
   const NamedTensor begins = int_list({0, 1, 2, 3});
   const NamedTensor blocks = int_list({0, 1, 2});
@@ -221,7 +223,7 @@ TEST_F(ListTensors, TensorsThatAreWrong) {
             ErrorCode::kFile);
   write_tensors(folder_.file("lists.safetensors"), {{"block_indptr", begins}, {"block_indices", blocks}});
   const SafetensorsFile file(folder_.file("lists.safetensors"));
-  EXPECT_EQ(error_of([&] { lists_of_file(file, job, {30, "there is no more"}); }).code(), ErrorCode::kMemory);
+  EXPECT_EQ(error_of([&] { block_mask_from_file(file, job, {30, "there is no more"}); }).code(), ErrorCode::kMemory);
 }
 
 }  // namespace

@@ -206,9 +206,9 @@ TEST(ModelConfig, DerivesBidirectionalLayers) {
   EXPECT_FALSE(config(kGemma3).layer(5).bidirectional);
 }
 
-TEST(ModelConfig, DerivesLatents) {
+TEST(ModelConfig, DerivesMla) {
   const ModelLayer lite = config(kDeepSeekV2Lite).layer({});
-  EXPECT_EQ(lite.op, Op::kLatent);
+  EXPECT_EQ(lite.op, Op::kMla);
   EXPECT_EQ(lite.heads, 16);
   EXPECT_EQ(lite.latent_dim, 512);
   EXPECT_EQ(lite.head_dim, 128);
@@ -224,11 +224,11 @@ TEST(ModelConfig, DerivesLatents) {
   const ModelConfig kimi = config(R"({"model_type": "kimi_linear", "num_attention_heads": 32, "num_hidden_layers": 8,
     "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "linear_attn_config": {"kda_layers": [1, 2, 3, 5, 6, 7], "full_attn_layers": [4, 8]}})");
-  EXPECT_EQ(kimi.layer(3).op, Op::kLatent);
+  EXPECT_EQ(kimi.layer(3).op, Op::kMla);
   EXPECT_DOUBLE_EQ(kimi.layer(7).softmax_scale, 1.0 / std::sqrt(192.0));
 }
 
-TEST(ModelConfig, DerivesScans) {
+TEST(ModelConfig, DerivesSsm) {
   struct Case {
     std::string_view text;
     int heads, dim, state, groups, width;

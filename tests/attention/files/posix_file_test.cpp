@@ -16,25 +16,25 @@ namespace {
 constexpr std::size_t kPiece = std::size_t{4} << 20;
 constexpr int kPieces = 5;
 
-TEST(PosixFile, ARankGivesASignBetweenSmallPieces) {
+TEST(PosixFile, ARankSendsAHeartbeatBetweenSmallReads) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.file("large");
   const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   ASSERT_TRUE(file.valid());
   std::vector<std::byte> bytes(kPieces * kPiece, std::byte{7});
-  testing::CountingPulse written, read;
+  testing::CountingLiveness written, read;
   {
-    const PulseScope worn(written);
+    const RankLivenessScope scope(written);
     write_exactly(file, path, 0, bytes);
   }
-  EXPECT_GE(written.signs(), kPieces);
+  EXPECT_GE(written.heartbeats(), kPieces);
   const std::vector<std::byte> before = bytes;
   bytes.assign(bytes.size(), std::byte{0});
   {
-    const PulseScope worn(read);
+    const RankLivenessScope scope(read);
     read_exactly(file, path, 0, bytes);
   }
-  EXPECT_GE(read.signs(), kPieces);
+  EXPECT_GE(read.heartbeats(), kPieces);
   EXPECT_EQ(bytes, before);
 }
 

@@ -17,10 +17,11 @@
 namespace ringattn::testing {
 namespace {
 
-constexpr ScanRows kAllRows[] = {ScanRows::kX, ScanRows::kDt, ScanRows::kB, ScanRows::kC, ScanRows::kZ};
+constexpr SsmTensorKind kAllRows[] = {SsmTensorKind::kX, SsmTensorKind::kDt, SsmTensorKind::kB, SsmTensorKind::kC,
+                                      SsmTensorKind::kZ};
 
-std::vector<std::byte> read_all(const ScanInput& input, ScanRows which, std::span<const PackedRun> runs) {
-  const ScanInput::RowShape row = input.row_shape(which);
+std::vector<std::byte> read_all(const SsmInput& input, SsmTensorKind which, std::span<const PackedRun> runs) {
+  const SsmInput::RowShape row = input.row_shape(which);
   const Dtype dtype = input.job().spec.dtype;
   const std::int64_t tokens = total_tokens(runs);
   std::vector<std::byte> rows(static_cast<std::size_t>(tokens * row.heads * row.dim) * size_of(dtype));
@@ -28,12 +29,12 @@ std::vector<std::byte> read_all(const ScanInput& input, ScanRows which, std::spa
   return rows;
 }
 
-ScanInput written(const TemporaryFolder& folder, const NamedTensors& tensors) {
-  return ScanInput(FileInput{write_tensors(folder.file("scan"), tensors)}, {});
+SsmInput written(const TemporaryFolder& folder, const NamedTensors& tensors) {
+  return SsmInput(FileInput{write_tensors(folder.file("scan"), tensors)}, {});
 }
 
-ScanInput synthetic(const ScanFile& shape) {
-  SyntheticScan made;
+SsmInput synthetic(const SsmFile& shape) {
+  SyntheticSsmInput made;
   made.selective = shape.selective;
   made.seed = shape.seed;
   made.tokens = 0;
@@ -43,16 +44,16 @@ ScanInput synthetic(const ScanFile& shape) {
   made.groups = shape.groups;
   made.state_dim = shape.state_dim;
   made.dtype = shape.dtype;
-  return ScanInput(made, {});
+  return SsmInput(made, {});
 }
 
-TEST(ScanTensors, AreThoseOfTheSeed) {
+TEST(SsmTensors, AreThoseOfTheSeed) {
   const TemporaryFolder folder;
   for (const bool selective : {false, true}) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF32}) {
-      const ScanFile shape{.selective = selective, .groups = 2, .dtype = dtype};
-      const ScanInput file = written(folder, scan_tensors(shape));
-      const ScanInput made = synthetic(shape);
+      const SsmFile shape{.selective = selective, .groups = 2, .dtype = dtype};
+      const SsmInput file = written(folder, ssm_tensors(shape));
+      const SsmInput made = synthetic(shape);
       EXPECT_EQ(file.op(), selective ? Op::kSelectiveScan : Op::kSsd);
       EXPECT_EQ(file.job().spec, made.job().spec);
       EXPECT_EQ(file.job().lengths, made.job().lengths);
@@ -61,25 +62,25 @@ TEST(ScanTensors, AreThoseOfTheSeed) {
       EXPECT_EQ(file.dt_bias(), made.dt_bias());
       EXPECT_EQ(file.y_shape(), made.y_shape());
       const PackedRun some[] = {{0, 3}, {290, 300}, {64, 65}};
-      for (const ScanRows which : kAllRows) EXPECT_EQ(read_all(file, which, some), read_all(made, which, some));
+      for (const SsmTensorKind which : kAllRows) EXPECT_EQ(read_all(file, which, some), read_all(made, which, some));
     }
   }
 }
 
-TEST(ScanTensors, MayBeABatch) {
+TEST(SsmTensors, MayBeABatch) {
   const TemporaryFolder folder;
-  NamedTensors tensors = scan_tensors({});
+  NamedTensors tensors = ssm_tensors({});
   for (auto& [name, tensor] : tensors) {
     if (tensor.shape[0] != 300) continue;
     tensor.shape.insert(tensor.shape.begin(), 3);
     tensor.shape[1] = 100;
   }
-  const ScanInput batch = written(folder, tensors);
+  const SsmInput batch = written(folder, tensors);
   EXPECT_EQ(batch.job().lengths, (std::vector<std::int64_t>{100, 100, 100}));
   EXPECT_EQ(batch.y_shape(), (std::vector<std::int64_t>{3, 100, 8, 16}));
   const PackedRun across[] = {{95, 205}};
-  const ScanInput made = synthetic({});
-  for (const ScanRows which : kAllRows) EXPECT_EQ(read_all(batch, which, across), read_all(made, which, across));
+  const SsmInput made = synthetic({});
+  for (const SsmTensorKind which : kAllRows) EXPECT_EQ(read_all(batch, which, across), read_all(made, which, across));
   // As mamba_ssm packs sequences: a batch of one.
   for (auto& [name, tensor] : tensors) {
     if (tensor.shape.size() < 2 || tensor.shape[1] != 100) continue;
@@ -90,24 +91,24 @@ TEST(ScanTensors, MayBeABatch) {
   EXPECT_EQ(written(folder, tensors).job().lengths, (std::vector<std::int64_t>{120, 180}));
 }
 
-TEST(ScanTensors, WithoutTheOptionalOnesAreFewerTerms) {
+TEST(SsmTensors, WithoutTheOptionalOnesAreFewerTerms) {
   const TemporaryFolder folder;
-  NamedTensors tensors = scan_tensors({});
+  NamedTensors tensors = ssm_tensors({});
   EXPECT_TRUE(written(folder, tensors).job().spec.dt_softplus);  // where dt has a bias
   for (const char* name : {"D", "z", "dt_bias"}) tensors.erase(name);
-  const ScanSpec bare = written(folder, tensors).job().spec;
+  const SsmSpec bare = written(folder, tensors).job().spec;
   EXPECT_FALSE(bare.skip || bare.gate || bare.dt_bias || bare.dt_softplus);
-  ScanNumerics numerics;
+  SsmNumerics numerics;
   numerics.softplus = true;
-  numerics.dt_least = 0.0F;
-  const ScanSpec chosen = ScanInput(FileInput{folder.file("scan")}, numerics).job().spec;
+  numerics.dt_min = 0.0F;
+  const SsmSpec chosen = SsmInput(FileInput{folder.file("scan")}, numerics).job().spec;
   EXPECT_TRUE(chosen.dt_softplus);
-  EXPECT_EQ(chosen.dt_least, 0.0F);
+  EXPECT_EQ(chosen.dt_min, 0.0F);
 }
 
-TEST(ScanTensors, HaveInitialStatesOfAnyDtype) {
+TEST(SsmTensors, HaveInitialStatesOfAnyDtype) {
   const TemporaryFolder folder;
-  NamedTensors tensors = scan_tensors({.lengths = {100, 200}, .heads = 2, .head_dim = 8, .state_dim = 8});
+  NamedTensors tensors = ssm_tensors({.lengths = {100, 200}, .heads = 2, .head_dim = 8, .state_dim = 8});
   std::vector<float> states(2 * 2 * 8 * 8);
   for (std::size_t i = 0; i < states.size(); ++i) states[i] = static_cast<float>(i % 200) / 4.0F;  // exact in bf16
   tensors["initial_states"] = float_list(states, {2, 2, 8, 8});
@@ -123,11 +124,11 @@ TEST(ScanTensors, HaveInitialStatesOfAnyDtype) {
   EXPECT_EQ(again, second);
 }
 
-TEST(ScanTensors, PartsAreNamedByTheTokensOfTheWhole) {
-  const ScanInput whole = synthetic({});
+TEST(SsmTensors, PartsAreNamedByTheTokensOfTheWhole) {
+  const SsmInput whole = synthetic({});
   const std::int64_t begins[] = {120};
   const std::int64_t ends[] = {300};
-  const ScanInput part = whole.part(begins, ends, std::vector<std::byte>(8 * 16 * 16 * sizeof(float)));
+  const SsmInput part = whole.part(begins, ends, std::vector<std::byte>(8 * 16 * 16 * sizeof(float)));
   EXPECT_EQ(part.job().lengths, std::vector<std::int64_t>{180});
   EXPECT_EQ(part.origins(), std::vector<std::int64_t>{120});
   EXPECT_TRUE(part.job().initial_states);
@@ -136,7 +137,7 @@ TEST(ScanTensors, PartsAreNamedByTheTokensOfTheWhole) {
 
 // A layer with everything that has another name somewhere.
 NamedTensors layer_tensors(bool selective) {
-  NamedTensors tensors = scan_tensors({.selective = selective});
+  NamedTensors tensors = ssm_tensors({.selective = selective});
   const std::int64_t channels = selective ? 8 : 8 * 16 + 2 * 16;
   std::vector<float> weight(static_cast<std::size_t>(channels * 4));
   for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = static_cast<float>(i % 7) / 8.0F;
@@ -153,19 +154,19 @@ void rename(NamedTensors& tensors, const std::string& from, const std::string& t
   tensors.erase(from);
 }
 
-TEST(ScanTensors, ByModelsNamesAreTheSame) {
+TEST(SsmTensors, ByModelsNamesAreTheSame) {
   const TemporaryFolder folder;
   const char* const names[][2] = {
       {"initial_states", "initial_state"}, {"conv1d_weight", "conv1d.weight"}, {"conv1d_bias", "conv1d.bias"}};
   for (const bool selective : {false, true}) {
     const NamedTensors tensors = layer_tensors(selective);
-    const ScanInput whole = written(folder, tensors);
+    const SsmInput whole = written(folder, tensors);
     ASSERT_TRUE(whole.job().initial_states && whole.job().convolution && whole.job().convolution->bias);
     for (const auto& [ours, theirs] : names) {
       SCOPED_TRACE(theirs);
       NamedTensors renamed = tensors;
       rename(renamed, ours, theirs);
-      const ScanInput input = written(folder, renamed);
+      const SsmInput input = written(folder, renamed);
       EXPECT_EQ(input.job().spec, whole.job().spec);
       EXPECT_EQ(input.job().convolution, whole.job().convolution);
       EXPECT_EQ(input.conv_weight(), whole.conv_weight());
@@ -183,25 +184,25 @@ TEST(ScanTensors, ByModelsNamesAreTheSame) {
       (std::string_view(theirs) == "initial_state"   ? named.names.initial_states
        : std::string_view(theirs) == "conv1d.weight" ? named.names.conv1d_weight
                                                      : named.names.conv1d_bias) = theirs;
-      EXPECT_EQ(ScanInput(named, {}).job().spec, whole.job().spec);
+      EXPECT_EQ(SsmInput(named, {}).job().spec, whole.job().spec);
     }
   }
 }
 
-TEST(ScanTensors, HaveSequencesByAttentionsNames) {
+TEST(SsmTensors, HaveSequencesByAttentionsNames) {
   const TemporaryFolder folder;
   for (const char* name : {"cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "query_start_loc"}) {
     SCOPED_TRACE(name);
-    NamedTensors tensors = scan_tensors({});
+    NamedTensors tensors = ssm_tensors({});
     tensors[name] = int_list({0, 100, 300});
     tensors["norm.weight"] = int_list({0});
-    const ScanInput input = written(folder, tensors);
+    const SsmInput input = written(folder, tensors);
     EXPECT_EQ(input.job().lengths, (std::vector<std::int64_t>{100, 200}));
     EXPECT_EQ(input.unread().text(), "`norm.weight`");
   }
 }
 
-TEST(ScanTensors, UnderNamesThatArentReadAreRefused) {
+TEST(SsmTensors, UnderNamesThatArentReadAreRefused) {
   const TemporaryFolder folder;
   struct Unread {
     const char* from;  // a tensor that is there
@@ -232,17 +233,17 @@ TEST(ScanTensors, UnderNamesThatArentReadAreRefused) {
   keys["cu_seqlens_k"] = int_list({0, 100, 300});
   EXPECT_NE(file_error([&] { written(folder, keys); }).find("the sequences of a scan have no keys"), std::string::npos);
   // A file of two scans has both biases.
-  NamedTensors both = scan_tensors({});
-  for (const auto& [name, tensor] : scan_tensors({.selective = true})) both.try_emplace(name, tensor);
+  NamedTensors both = ssm_tensors({});
+  for (const auto& [name, tensor] : ssm_tensors({.selective = true})) both.try_emplace(name, tensor);
   FileInput input{write_tensors(folder.file("both"), both)};
   input.names.x = "x";
-  EXPECT_TRUE(ScanInput(input, {}).job().spec.dt_bias);
+  EXPECT_TRUE(SsmInput(input, {}).job().spec.dt_bias);
   // What is named is what it is named for.
-  NamedTensors tensors = scan_tensors({.selective = true});
+  NamedTensors tensors = ssm_tensors({.selective = true});
   rename(tensors, "delta_bias", "dt_bias");
   FileInput named{write_tensors(folder.file("named"), tensors)};
   named.names.delta_bias = "dt_bias";
-  EXPECT_TRUE(ScanInput(named, {}).job().spec.dt_bias);
+  EXPECT_TRUE(SsmInput(named, {}).job().spec.dt_bias);
 }
 
 struct BadScan {
@@ -253,7 +254,7 @@ struct BadScan {
   bool selective = false;
 };
 
-TEST(ScanTensors, ThatContradictEachOtherAreRefusedByNameAndShape) {
+TEST(SsmTensors, ThatContradictEachOtherAreRefusedByNameAndShape) {
   const TemporaryFolder folder;
   const auto reshape = [](const char* name, std::vector<std::int64_t> shape) {
     return [=](NamedTensors& tensors) { tensors[name].shape = shape; };
@@ -313,7 +314,7 @@ TEST(ScanTensors, ThatContradictEachOtherAreRefusedByNameAndShape) {
   };
   for (const BadScan& bad : cases) {
     SCOPED_TRACE(bad.what);
-    NamedTensors tensors = scan_tensors({.selective = bad.selective});
+    NamedTensors tensors = ssm_tensors({.selective = bad.selective});
     bad.spoil(tensors);
     const std::string message = file_error([&] { written(folder, tensors); });
     EXPECT_NE(message.find(bad.tensor), std::string::npos) << message;
@@ -321,46 +322,46 @@ TEST(ScanTensors, ThatContradictEachOtherAreRefusedByNameAndShape) {
   }
 }
 
-TEST(ScanTensors, ByOtherNamesAreNamed) {
+TEST(SsmTensors, ByOtherNamesAreNamed) {
   const TemporaryFolder folder;
-  NamedTensors tensors = scan_tensors({});
+  NamedTensors tensors = ssm_tensors({});
   NamedTensors renamed;
   for (const auto& [name, tensor] : tensors) renamed["mixer." + name] = tensor;
   const std::string path = write_tensors(folder.file("renamed"), renamed);
-  EXPECT_EQ(error_of([&] { ScanInput(FileInput{path}, {}); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { SsmInput(FileInput{path}, {}); }).code(), ErrorCode::kFile);
   FileInput input{path};
   input.names.x = "mixer.x";
   input.names.dt = "mixer.dt";
   input.names.a = "mixer.A";
   input.names.b = "mixer.B";
   input.names.c = "mixer.C";
-  const ScanInput bare(input, {});
+  const SsmInput bare(input, {});
   EXPECT_FALSE(bare.job().spec.skip);
   input.names.d = "mixer.D";
   input.names.z = "mixer.z";
   input.names.dt_bias = "mixer.dt_bias";
-  EXPECT_EQ(ScanInput(input, {}).job().spec, synthetic({}).job().spec);
+  EXPECT_EQ(SsmInput(input, {}).job().spec, synthetic({}).job().spec);
 }
 
-TEST(ScanTensors, LieTokenByToken) {
+TEST(SsmTensors, LieTokenByToken) {
   const TemporaryFolder folder;
-  FileInput input{write_tensors(folder.file("scan"), scan_tensors({}))};
+  FileInput input{write_tensors(folder.file("scan"), ssm_tensors({}))};
   input.order = AxisOrder::kHtd;
-  EXPECT_EQ(error_of([&] { ScanInput(input, {}); }).code(), ErrorCode::kUsage);
+  EXPECT_EQ(error_of([&] { SsmInput(input, {}); }).code(), ErrorCode::kUsage);
   input.order = AxisOrder::kThd;
-  EXPECT_EQ(ScanInput(input, {}).job().tokens(), 300);
+  EXPECT_EQ(SsmInput(input, {}).job().tokens(), 300);
 }
 
-TEST(SyntheticScans, ThatNobodyCouldScanAreRefused) {
-  SyntheticScan scan;
+TEST(SyntheticSsmJobs, ThatNobodyCouldScanAreRefused) {
+  SyntheticSsmInput scan;
   scan.seed = 1;
-  EXPECT_EQ(error_of([&] { ScanInput(scan, {}); }).code(), ErrorCode::kUsage);  // no tokens
+  EXPECT_EQ(error_of([&] { SsmInput(scan, {}); }).code(), ErrorCode::kUsage);  // no tokens
   scan.tokens = std::int64_t{1} << 60;
-  EXPECT_EQ(error_of([&] { ScanInput(scan, {}); }).code(), ErrorCode::kUsage);
+  EXPECT_EQ(error_of([&] { SsmInput(scan, {}); }).code(), ErrorCode::kUsage);
   scan.tokens = 10;
   scan.heads = 3;
   scan.groups = 2;
-  EXPECT_EQ(error_of([&] { ScanInput(scan, {}); }).code(), ErrorCode::kUsage);
+  EXPECT_EQ(error_of([&] { SsmInput(scan, {}); }).code(), ErrorCode::kUsage);
 }
 
 }  // namespace

@@ -54,11 +54,11 @@ TEST(MachineModelFiles, RefuseEverythingElse) {
 }
 
 TEST(DefaultMachine, IsAsFastAsTheKernel) {
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     const MachineModel machine = default_machine(row, *row.make_backend({1, kNoDevice}));
     EXPECT_GT(machine.flops_per_second, 0.0) << row.name;
     EXPECT_GT(machine.link_bytes_per_second, 0.0) << row.name;
-    EXPECT_TRUE(row.name != "sm80_plain" || machine.flops_per_second < 1e13) << "no tensor cores";
+    EXPECT_TRUE(row.name != "sm80_simt" || machine.flops_per_second < 1e13) << "no tensor cores";
     // The same every time, and of all threads.
     EXPECT_EQ(default_machine(row, *row.make_backend({1, kNoDevice})), machine) << row.name;
     const MachineModel larger = default_machine(row, *row.make_backend({16, kNoDevice}));
@@ -120,12 +120,13 @@ TEST(FlatTables, TakeDotsThatAreNoDepth) {
 }
 
 Golden golden() {
-  return {"0.1.0", "0123456789ab", "feed", "cpu_fold", "AVX2", "a job", std::string(32, 'a'), std::string(32, '0')};
+  return {
+      "0.1.0", "0123456789ab", "feed", "cpu_attention", "AVX2", "a job", std::string(32, 'a'), std::string(32, '0')};
 }
 
 TEST(GoldenFiles, AreReadBack) {
   const Golden read = parse_golden(golden_text(golden()), "g");
-  EXPECT_EQ(read.kernel, "cpu_fold");
+  EXPECT_EQ(read.kernel, "cpu_attention");
   EXPECT_EQ(read.digest_out, std::string(32, 'a'));
   EXPECT_NO_THROW(check_comparable(read, golden(), "g"));
 }
@@ -140,7 +141,7 @@ TEST(GoldenFiles, RefuseEverythingElse) {
   refused([&] { parse_golden(golden_text(bad), "g"); }, ErrorCode::kFile);
 }
 
-TEST(GoldenFiles, OfScansHaveFinalStatesInsteadOfLse) {
+TEST(GoldenFiles, OfSsmHaveFinalStatesInsteadOfLse) {
   Golden scan = golden();
   std::swap(scan.digest_lse, scan.digest_final_states);
   const Golden read = parse_golden(golden_text(scan), "g");

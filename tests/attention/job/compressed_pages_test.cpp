@@ -34,7 +34,7 @@ std::string result_of(int ranks, const std::string& input, const std::string& ou
 // The same cache with elements in its pages, NaN where no token is.
 NamedTensors decompressed(const JobInput& small, NamedTensors tensors) {
   const PageTable& table = *small.pages();
-  const FoldSpec& spec = small.job().spec;
+  const AttentionSpec& spec = small.job().spec;
   const std::vector<PackedRun> all{{0, small.job().batch.k_tokens()}};
   for (const auto& [tensor, name, dim] :
        {std::tuple{SyntheticTensor::kK, "k_pages", spec.head_dim}, {SyntheticTensor::kV, "v_pages", spec.head_dim_v}}) {

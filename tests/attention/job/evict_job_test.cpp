@@ -228,12 +228,12 @@ TEST(EvictedFiles, OfPagesAreDecodedWherePositionsSayNoMore) {
     EXPECT_EQ(kept.op(), Op::kDecode) << method << rows;
     EXPECT_EQ(kept.job().positions, nullptr);
     EXPECT_EQ(kept.job().batch.sequences, (SequenceList{{rows, 70, 70 - rows}, {rows, 30, 30 - rows}}));
-    EXPECT_TRUE(kept.why_rows().empty());
+    EXPECT_TRUE(kept.not_decoded_reason().empty());
   }
   for (const auto& [rows, method, mask] : {std::tuple{4, "knorm", causal}, {1, "knorm", window}}) {
     const JobInput kept = open(rows, method, mask);
     EXPECT_EQ(kept.op(), Op::kAttention) << method << rows;
-    EXPECT_NE(kept.why_rows().find("queries stand elsewhere"), std::string::npos);
+    EXPECT_NE(kept.not_decoded_reason().find("queries stand elsewhere"), std::string::npos);
   }
 }
 
@@ -338,9 +338,9 @@ TEST(EvictedFiles, BadTensorsAreRefused) {
   pages["k_positions"] = good["k_positions"];
   write_tensors(folder.file("good_pages"), pages);
   EXPECT_FILE_ERROR(evict_file({folder.file("good_pages")}, folder.file("no"), "knorm", 0.5), "lost tokens");
-  Numerics lists;
-  lists.lists = "window:64";
-  EXPECT_EQ(error_of([&] { JobInput(FileInput{folder.file("good")}, lists); }).code(), ErrorCode::kUsage);
+  Numerics block_mask;
+  block_mask.block_mask = "window:64";
+  EXPECT_EQ(error_of([&] { JobInput(FileInput{folder.file("good")}, block_mask); }).code(), ErrorCode::kUsage);
 }
 
 }  // namespace

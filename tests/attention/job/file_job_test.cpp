@@ -129,7 +129,7 @@ TEST(FileJob, GivesTheSameFileOnOneRankAndOnThree) {
   const SafetensorsFile file(one);
   EXPECT_EQ(file.tensor("out").info->shape, (std::vector<std::int64_t>{kTokens, kHeads, kDim}));
   EXPECT_EQ(file.tensor("lse").info->shape, (std::vector<std::int64_t>{kHeads, kTokens}));
-  for (const std::string_view text : {"from the caller", "cpu_fold", alone.results[0].digests.out.c_str()}) {
+  for (const std::string_view text : {"from the caller", "cpu_attention", alone.results[0].digests.out.c_str()}) {
     EXPECT_NE(bytes_of(one).find(text), std::string::npos) << text;
   }
 }
@@ -178,8 +178,8 @@ TEST(FileJob, RefusesBeforeItComputes) {
     const Outcome exists = run_on(ranks, job_of(input, taken));
     ASSERT_TRUE(exists.error);
     EXPECT_EQ(exists.error->code(), ErrorCode::kFile);
-    EXPECT_EQ(exists.error->remedy(), (Wording{"Choose another name, or replace it with ", setting("force"),
-                                               "."}));  // from rank 0, in its parts
+    EXPECT_EQ(exists.error->suggestion(), (MessageTemplate{"Choose another name, or replace it with ", setting("force"),
+                                                           "."}));  // from rank 0, in its parts
     EXPECT_EQ(bytes_of(taken), "a result of hours");
 
     const Outcome missing = run_on(ranks, job_of(folder.file("none.safetensors"), ""));
@@ -215,7 +215,7 @@ TEST(FileJob, RefusesShapesThatContradictThemselves) {
 }
 
 // What a report says before a job runs: without overlap, the sum of all transfers and folds.
-TEST(FileJob, PredictsWithoutOverlapWhatItDoes) {
+TEST(FileJob, EstimatesWithoutOverlapWhatItDoes) {
   run_ranks(make_threads_world(3), [&](Transport& world) {
     SyntheticInput input = synthetic_of(1);
     input.tokens = 10000;  // never computed
@@ -228,8 +228,8 @@ TEST(FileJob, PredictsWithoutOverlapWhatItDoes) {
     options.overlap = false;
     PreparedFileJob waiting(job, world, options);
     const Plan& plan = waiting.attention().plan();
-    EXPECT_DOUBLE_EQ(waiting.attention().prediction().seconds, predict(plan, options.machine, false).seconds);
-    EXPECT_LT(overlapped.attention().prediction().seconds, waiting.attention().prediction().seconds);
+    EXPECT_DOUBLE_EQ(waiting.attention().time_estimate().seconds, estimate_time(plan, options.machine, false).seconds);
+    EXPECT_LT(overlapped.attention().time_estimate().seconds, waiting.attention().time_estimate().seconds);
   });
 }
 

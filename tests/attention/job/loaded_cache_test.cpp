@@ -30,7 +30,7 @@ FileJob listed_steps(std::int64_t page_size) {
   input.head_dim = 16;
   FileJob job;
   job.input = input;
-  job.numerics.lists = "window:128+global:128";
+  job.numerics.block_mask = "window:128+global:128";
   return job;
 }
 
@@ -42,7 +42,7 @@ std::size_t head_bytes(std::int64_t page_size) {
 
 // With lists two ranks deal the K/V heads, as three sequences don't come out even. More ranks deal sequences, and from
 // four ranks on some have none.
-TEST(LoadedCache, HoldsARanksOwnHeadsWhereTheyHaveLists) {
+TEST(LoadedCache, HoldsARanksOwnHeadsWhereTheyHaveBlockMasks) {
   Options options;
   options.kernel.backend = "cpu";
   options.threads = 1;
@@ -54,8 +54,8 @@ TEST(LoadedCache, HoldsARanksOwnHeadsWhereTheyHaveLists) {
       std::string digest;
       run_ranks(make_threads_world(ranks), [&](Transport& world) {
         PreparedFileJob prepared(listed_steps(page_size), world, options);
-        const Meeting meeting(world, Patience(options.timeout_seconds));
-        const LoadedCache cache(prepared.input(), prepared.decode(), meeting);
+        const Collective collective(world, Timeouts(options.timeout_seconds));
+        const LoadedCache cache(prepared.input(), prepared.decode(), collective);
         const std::size_t bytes = cache.pools().k.bytes() + cache.pools().v.bytes();
         const auto sequences = static_cast<std::size_t>(prepared.decode().kept(kSequences).count);
         const auto heads = static_cast<std::size_t>(prepared.decode().kv_heads().count);

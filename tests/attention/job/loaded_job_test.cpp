@@ -19,7 +19,7 @@ TEST(LoadedJob, HandsOutNanWhereNothingWasWritten) {
     Options options;
     options.kernel.backend = "cpu";
     Attention attention(job, *self, options);
-    LoadedJob loaded(JobInput::synthetic(job, 1), attention, Meeting(*self, Patience(10.0)));
+    LoadedJob loaded(JobInput::synthetic(job, 1), attention, Collective(*self, Timeouts(10.0)));
     const RankResult result = loaded.fetch({});
     const TensorView out = result.out_view(job.spec);
     for (std::int64_t token = 0; token < 300; ++token) {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that open their input by name compute with one input, or not at all.
-#include "attention/job/one_input.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 
 #include "attention/files/safetensors_writer.hpp"
 #include "attention/job/file_job.hpp"
+#include "attention/job/one_input.hpp"
 #include "comm/threads.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -166,8 +165,8 @@ TEST(OneInput, NamesSizesAndHeaders) {
   EXPECT_TRUE(names(*size, " bytes against ")) << size->what();
 }
 
-// A step is given its lists, so that those who make them compare them.
-TEST(OneInput, RefusesOtherListsOfAStep) {
+// A step is given its block_mask, so that those who make them compare them.
+TEST(OneInput, RefusesOtherBlockMasksOfAStep) {
   const auto error = [](const std::string& zeros, const std::string& ones) -> std::optional<Error> {
     Options options;
     options.kernel.backend = "cpu";
@@ -181,7 +180,7 @@ TEST(OneInput, RefusesOtherListsOfAStep) {
       run_ranks(make_threads_world(2), [&](Transport& world) {
         FileJob job;
         job.input = steps;
-        job.numerics.lists = world.rank() == 0 ? zeros : ones;
+        job.numerics.block_mask = world.rank() == 0 ? zeros : ones;
         run_file_job(job, world, options);
       });
     } catch (const Error& thrown) {
@@ -217,14 +216,14 @@ TEST(OneInput, RefusesAFileThatIsReplacedBetweenTwoOpenings) {
   write_input(other, unsampled + 1);
   const Error error = testing::error_of([&] {
     run_ranks(make_threads_world(2), [&](Transport& world) {
-      const Meeting meeting(world, Patience(30.0));
+      const Collective collective(world, Timeouts(30.0));
       std::optional<JobInput> input;
       for (int rank = 0; rank < 2; ++rank) {
         if (rank == 1 && world.rank() == 1) std::filesystem::rename(other, path);
         if (rank == world.rank()) input.emplace(FileInput{path}, Numerics{});
-        meeting.barrier();
+        collective.barrier();
       }
-      agree_on_input(meeting, *input);
+      agree_on_input(collective, *input);
     });
   });
   EXPECT_EQ(error.code(), ErrorCode::kFile);

@@ -14,8 +14,8 @@
 namespace ringattn {
 namespace {
 
-LatentSpec deepseek() {
-  LatentSpec spec;
+MlaSpec deepseek() {
+  MlaSpec spec;
   spec.dtype = Dtype::kBf16;
   spec.heads = 16;
   spec.head_dim = 128;
@@ -28,10 +28,10 @@ LatentSpec deepseek() {
 }
 
 TEST(ReplayKernels, OfOneNameAreCompared) {
-  const FoldSpec fold = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+  const AttentionSpec attention = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
   const KernelRequest cpu{"cpu", "auto"};
-  check_replay_kernel(*choose_kernel(fold, cpu).row, {fold}, cpu);
-  const FoldSpec absorbed = absorbed_spec(deepseek());
+  check_replay_kernel(*choose_kernel(attention, cpu).row, {attention}, cpu);
+  const AttentionSpec absorbed = absorbed_spec(deepseek());
   check_replay_kernel(*choose_kernel(absorbed, cpu).row, {absorbed, true}, cpu);
 }
 
@@ -40,18 +40,18 @@ TEST(ReplayKernels, ThatDecodeAloneAreRefused) {
   const DecodeSpec spec{absorbed_spec(deepseek()), true};
   const KernelRequest any;
   const auto& table = kernel_table<DecodeSpec>();
-  if (std::ranges::none_of(table, [](const auto& row) { return row.name == "sm90_latent"; })) {
+  if (std::ranges::none_of(table, [](const auto& row) { return row.name == "sm90_mla"; })) {
     GTEST_SKIP() << "this build has no kernel that decodes alone";
   }
-  const FoldRow& prefill = *choose_kernel(spec.fold, any, KernelPlace::kAnywhere).row;
-  const Error error = testing::error_of([&] { check_replay_kernel(prefill, spec, any, KernelPlace::kAnywhere); });
+  const AttentionRow& prefill = *choose_kernel(spec.attention, any, KernelScope::kAnyMachine).row;
+  const Error error = testing::error_of([&] { check_replay_kernel(prefill, spec, any, KernelScope::kAnyMachine); });
   EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
   EXPECT_EQ(
       std::string(error.what()),
-      "steps of kernel sm90_latent are to have the bits of a prefill by sm80_fold (sm90_latent decodes alone, with "
-      "bits of its own: no kernel folds a prefill's rows like it). Use kernel = sm80_fold, which does both.");
-  const KernelRequest both{"auto", "sm80_fold"};
-  check_replay_kernel(prefill, spec, both, KernelPlace::kAnywhere);
+      "steps of kernel sm90_mla are to have the bits of a prefill by sm80_attention (sm90_mla decodes alone, with "
+      "bits of its own: no kernel folds a prefill's rows like it). Use kernel = sm80_attention, which does both.");
+  const KernelRequest both{"auto", "sm80_attention"};
+  check_replay_kernel(prefill, spec, both, KernelScope::kAnyMachine);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 namespace ringattn::testing {
 namespace {
 
-constexpr double kPatience = 30.0;
+constexpr double kMaxWait = 30.0;
 
 TEST(Samples, QuantilesLieBetweenThem) {
   const SampleTimes times = summarise({5, 1, 3, 2, 4, 6, 7, 8, 9, 10, 11});
@@ -43,7 +43,7 @@ TEST(Samples, TakeTurnsAndTheSlowestRankCounts) {
   constexpr int kRanks = 3;
   constexpr std::int64_t kCount = 5;
   run_threads_world(kRanks, {}, [&](Transport& world) {
-    const Meeting meeting(world, Patience(kPatience));
+    const Collective collective(world, Timeouts(kMaxWait));
     std::vector<std::size_t> order;
     std::vector<std::int64_t> progress;
     const SampleRequest request{kCount, [&](std::string_view what, const StepCount& steps) {
@@ -59,14 +59,14 @@ TEST(Samples, TakeTurnsAndTheSlowestRankCounts) {
       const double seconds = sample % kRanks == world.rank() ? static_cast<double>(sample + 1) : 0.0;
       return kind == 0 ? RunTimes{seconds} : RunTimes{10.0 * seconds, 5.0 * seconds};
     };
-    const std::vector<Samples> samples = take_samples(meeting, request, 1.0, 2, run);
+    const std::vector<Samples> samples = take_samples(collective, request, 1.0, 2, run);
     ASSERT_EQ(samples.size(), 2U);
     EXPECT_EQ(samples[0].count, kCount);
     EXPECT_DOUBLE_EQ(samples[0].ms.median, 3e3);
-    EXPECT_EQ(samples[0].waited_ms, 0.0);
+    EXPECT_EQ(samples[0].exposed_comm_ms, 0.0);
     EXPECT_DOUBLE_EQ(samples[1].ms.median, 30e3);
     EXPECT_DOUBLE_EQ(samples[1].ms.p90, 46e3);
-    EXPECT_DOUBLE_EQ(samples[1].waited_ms, 15e3);
+    EXPECT_DOUBLE_EQ(samples[1].exposed_comm_ms, 15e3);
     EXPECT_EQ(order, (std::vector<std::size_t>{0, 1, 0, 1, 0, 1, 0, 1, 0, 1}));
     EXPECT_EQ(progress, (std::vector<std::int64_t>{0, 1, 2, 3, 4, 5}));
   });
@@ -75,36 +75,36 @@ TEST(Samples, TakeTurnsAndTheSlowestRankCounts) {
 // One rank's time decides for all how many there are.
 TEST(Samples, AreAsManyOnAllRanks) {
   run_threads_world(2, {}, [](Transport& world) {
-    const Meeting meeting(world, Patience(kPatience));
+    const Collective collective(world, Timeouts(kMaxWait));
     const double seconds = world.rank() == 0 ? 1e-3 : 0.025;
     const auto run = [&](std::size_t) { return RunTimes{seconds}; };
-    EXPECT_EQ(take_samples(meeting, {}, seconds, 1, run).front().count, 20);
+    EXPECT_EQ(take_samples(collective, {}, seconds, 1, run).front().count, 20);
   });
 }
 
 TEST(Samples, OfStepsGoFarBeyondADevicesCache) {
-  const StepSample host = step_sample(MemoryKind::kHost, 1);
+  const DecodeSample host = decode_sample(MemoryKind::kHost, 1);
   EXPECT_EQ(host.caches, 1);
   EXPECT_EQ(host.steps, 1);
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1} << 10, std::size_t{100} << 20, std::size_t{1} << 40}) {
-    const StepSample device = step_sample(MemoryKind::kDevice, bytes);
+    const DecodeSample device = decode_sample(MemoryKind::kDevice, bytes);
     EXPECT_GE(device.caches, 1);
     EXPECT_LE(device.caches, 256);
     EXPECT_GE(device.steps, std::max(4, device.caches)) << bytes;
   }
-  EXPECT_EQ(step_sample(MemoryKind::kDevice, std::size_t{100} << 20).caches, 5);
+  EXPECT_EQ(decode_sample(MemoryKind::kDevice, std::size_t{100} << 20).caches, 5);
 }
 
 TEST(Samples, OfALoadedJob) {
   const Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), uniform_batch(1, 300, 300)};
   const auto self = make_self_transport();
-  const Meeting meeting(*self, Patience(kPatience));
+  const Collective collective(*self, Timeouts(kMaxWait));
   Options options;
   options.kernel.backend = "cpu";
   Attention attention(job, *self, options);
-  LoadedJob loaded(JobInput::synthetic(job, 1), attention, meeting);
-  const RunMode modes[] = {RunMode::kWhole, RunMode::kFoldsOnly};
-  const std::vector<Samples> samples = sample_runs(meeting, {.count = 2}, loaded, modes);
+  LoadedJob loaded(JobInput::synthetic(job, 1), attention, collective);
+  const RunMode modes[] = {RunMode::kWhole, RunMode::kComputeOnly};
+  const std::vector<Samples> samples = sample_runs(collective, {.count = 2}, loaded, modes);
   ASSERT_EQ(samples.size(), 2U);
   for (const Samples& of : samples) {
     EXPECT_EQ(of.count, 2);

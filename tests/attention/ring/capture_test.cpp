@@ -37,9 +37,9 @@ TEST(Capture, IsRefusedWhereBlocksShareTables) {
 
 TEST(Capture, IsRefusedWhereRanksExchangeBlocks) {
   const auto check = [](Transport& world) {
-    const Meeting meeting(world, Patience(20.0));
+    const Collective collective(world, Timeouts(20.0));
     const auto backend = host_backend();
-    RingRuns(meeting, world, *backend, {}).check_capture_alone();
+    RingRuns(collective, world, *backend, {}).check_capture_alone();
   };
   check(*make_self_transport());
   run_threads_world(3, {}, [&](Transport& world) {
@@ -63,7 +63,7 @@ TEST(Capture, IsRefusedInOneWording) {
 }
 
 // How many tasks of a job on one rank have tables of their own.
-std::int64_t prepared_tasks(const FoldRow& row, const FoldSpec& spec, std::int64_t tokens, std::int64_t block,
+std::int64_t prepared_tasks(const AttentionRow& row, const AttentionSpec& spec, std::int64_t tokens, std::int64_t block,
                             std::int64_t page_size) {
   Job job{spec, uniform_batch(1, tokens, tokens)};
   job.page_size = page_size;
@@ -72,16 +72,16 @@ std::int64_t prepared_tasks(const FoldRow& row, const FoldSpec& spec, std::int64
   const auto backend = row.make_backend({1, kNoDevice});
   const auto kernel = row.make_kernel(job.spec, *backend);
   const RingJob ring = ring_job(job, options, *kernel, 1);
-  const Forecasts world(ring, options, Route::kDirect, 1);
+  const WorldPlans world(ring, options, Route::kDirect, 1);
   return reserved_limits(ring, options, world.layout(), world.plan(0)).prepared;
 }
 
 TEST(Capture, HasTheTablesOfAFewBlocksAndNeitherThoseOfManyNorOfPages) {
-  const FoldSpec specs[] = {make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0}),
-                            make_spec(Dtype::kBf16, 4, 1, 576, {-1, 0}, 512)};  // absorbed latents
+  const AttentionSpec specs[] = {make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0}),
+                                 make_spec(Dtype::kBf16, 4, 1, 576, {-1, 0}, 512)};  // absorbed latents
   int rows = 0;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
-    for (const FoldSpec& spec : specs) {
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
+    for (const AttentionSpec& spec : specs) {
       if (row.backend != "cuda" || !row.missing(spec).empty()) continue;
       SCOPED_TRACE(std::string(row.name) + ", " + describe(spec));
       ++rows;

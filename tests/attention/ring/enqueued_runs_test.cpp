@@ -45,24 +45,24 @@ struct Bytes {
 constexpr const char* kFailure = "a run that fails (the test wants it). Nothing is to be done.";
 void fail_run() { fail(ErrorCode::kUsage, "a run that fails", "the test wants it", "Nothing is to be done."); }
 
-class NotedPulse final : public Pulse {
+class NotedLiveness final : public RankLiveness {
  public:
-  using Pulse::Pulse;
+  using RankLiveness::RankLiveness;
 
   std::string failure;
-  void failing(const Error& error) noexcept override { failure = error.what(); }
+  void on_failure(const Error& error) noexcept override { failure = error.what(); }
 };
 
 TEST(EnqueuedRuns, AreWaitedForOnce) {
   const auto self = make_self_transport();
   const auto backend = host_backend();
-  EnqueuedRuns runs(*backend, *self, Patience(kTimeLimit));
+  EnqueuedRuns runs(*backend, *self, Timeouts(kTimeLimit));
   EXPECT_FALSE(runs.any());
   int done = 0;
   for (int i = 0; i < 3; ++i) runs.enqueue({}, 0.0, [&] { ++done; });
   EXPECT_EQ(done, 3);
   EXPECT_TRUE(runs.any());
-  runs.settle();
+  runs.wait_all();
   EXPECT_FALSE(runs.any());
   EXPECT_EQ(error_of([&] { runs.enqueue({}, 0.0, fail_run); }).code(), ErrorCode::kUsage);
   EXPECT_FALSE(runs.any()) << "what failed is not waited for";
@@ -73,10 +73,10 @@ TEST(EnqueuedRuns, AFailureGivesUpWhatIsInFlight) {
   const auto start = std::chrono::steady_clock::now();
   const Error error = error_of([&] {
     run_threads_world(3, {}, [&](Transport& world) {
-      NotedPulse pulse(world.rank());
-      const PulseScope scope(pulse);
+      NotedLiveness liveness(world.rank());
+      const RankLivenessScope scope(liveness);
       const auto backend = host_backend();
-      EnqueuedRuns runs(*backend, world, Patience(kTimeLimit));
+      EnqueuedRuns runs(*backend, world, Timeouts(kTimeLimit));
       Bytes bytes;
       try {
         runs.enqueue({}, 0.0, [&] {
@@ -87,7 +87,7 @@ TEST(EnqueuedRuns, AFailureGivesUpWhatIsInFlight) {
         world.barrier(Deadline::after(kTimeLimit));
       } catch (const Error&) {
         if (world.rank() == 1) {
-          EXPECT_EQ(pulse.failure, kFailure) << "it is noted before the stack unwinds further";
+          EXPECT_EQ(liveness.failure, kFailure) << "it is noted before the stack unwinds further";
           const std::string refused = error_of([&] { world.post(bytes.exchange(world), {}); }).what();
           EXPECT_NE(refused.find("has given up earlier exchanges"), std::string::npos) << refused;
         }

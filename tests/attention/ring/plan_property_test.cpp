@@ -71,7 +71,7 @@ TEST(PlanProperty, JobsReachEveryCase) {
       const Plan plan = planner.plan(rank);
       if (plan.queries.empty()) ++seen.idle_ranks;
       for (const BlockPlan& block : plan.blocks) {
-        for (const PartMessage& send : block.sends) {
+        for (const PlannedMessage& send : block.sends) {
           if (send.parts.size() > 1) ++seen.merged;
           if (send.round > 0 && random.options.route == Route::kDirect) ++seen.chain_though_direct;
           for (const std::int32_t part : send.parts) {
@@ -105,20 +105,20 @@ TEST(PlanProperty, LimitedBlocks) {
     RandomJob random = random_job(seed, 2000, 12);
     Draw draw(seed);
     random.options.block_tokens = 0;
-    random.options.most_block_tokens = draw.size(2000);
+    random.options.max_block_tokens = draw.size(2000);
     random.options.overlap = draw.chance(70);
     const JobLayout layout = random.layout();
     const auto boundaries =
         block_boundaries(attention_work(random.job), layout, random.kernel, random.machine, random.options);
     for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
       ASSERT_LE(boundaries[i + 1] - boundaries[i],
-                std::max<std::int64_t>(random.options.most_block_tokens, random.kernel.key_tile));
+                std::max<std::int64_t>(random.options.max_block_tokens, random.kernel.key_tile));
     }
-    random.options.most_block_tokens = 0;
+    random.options.max_block_tokens = 0;
     const auto free =
         block_boundaries(attention_work(random.job), layout, random.kernel, random.machine, random.options);
     if (boundaries != free) ++cut;
-    random.options.most_block_tokens = draw.size(2000);
+    random.options.max_block_tokens = draw.size(2000);
     expect_promises(random, layout, seed);
   });
   EXPECT_TRUE(replayed_seed() || cut > 100) << cut;

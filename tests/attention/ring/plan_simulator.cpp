@@ -133,12 +133,12 @@ class Simulator {
       for (std::int64_t i = 0; i < run.rows; ++i) {
         const TileRange tiles = Visibility(job_.spec.mask, job_.batch.sequences[s].k_len)
                                     .tiles(run.position + i, {random_.kernel.query_tile, random_.kernel.key_tile});
-        for (std::int64_t tile = tiles.begin; tile < tiles.end && job_.lists != nullptr; ++tile) {
+        for (std::int64_t tile = tiles.begin; tile < tiles.end && job_.block_mask != nullptr; ++tile) {
           if (!lists_tile(s, run.position + i, tile)) continue;
           ++changes[s][static_cast<std::size_t>(tile)];
           --changes[s][static_cast<std::size_t>(tile) + 1];
         }
-        if (tiles.empty() || job_.lists != nullptr) continue;
+        if (tiles.empty() || job_.block_mask != nullptr) continue;
         ++changes[s][static_cast<std::size_t>(tiles.begin)];
         --changes[s][static_cast<std::size_t>(tiles.end)];
       }
@@ -172,11 +172,11 @@ class Simulator {
 
   // Whether some head's list of the position names the tile.
   bool lists_tile(std::size_t sequence, std::int64_t position, std::int64_t tile) const {
-    const ListShape& shape = job_.lists->shape();
+    const BlockMaskShape& shape = job_.block_mask->shape();
     std::int64_t block = position / shape.query_block;
     if (block * shape.query_block > position) --block;
     for (int head = 0; head < shape.heads; ++head) {
-      const auto list = job_.lists->list(sequence, head, block);
+      const auto list = job_.block_mask->row(sequence, head, block);
       if (std::ranges::binary_search(list, tile * random_.kernel.key_tile / shape.key_block)) return true;
     }
     return false;
@@ -190,38 +190,38 @@ class Simulator {
   }
 
   // One message as both sides describe it.
-  struct Meeting {
-    const PartMessage* send = nullptr;
-    const PartMessage* receive = nullptr;
+  struct MessagePair {
+    const PlannedMessage* send = nullptr;
+    const PlannedMessage* receive = nullptr;
   };
-  using Meetings = std::map<std::tuple<int, int, int>, Meeting>;  // by (round, sender, receiver)
+  using MessagePairs = std::map<std::tuple<int, int, int>, MessagePair>;  // by (round, sender, receiver)
 
-  Meetings meetings(std::size_t index) const {
-    Meetings all;
+  MessagePairs message_pairs(std::size_t index) const {
+    MessagePairs all;
     for (const Plan& plan : plans_) {
       const BlockPlan& block = plan.blocks[index];
       int round = 0;
-      for (const PartMessage& send : block.sends) {
+      for (const PlannedMessage& send : block.sends) {
         require(send.round >= round && send.peer != plan.rank && !send.parts.empty(), "sends of rank {}", plan.rank);
         round = send.round;
-        Meeting& meeting = all[{send.round, plan.rank, send.peer}];
-        require(meeting.send == nullptr, "rank {} sends twice to {} in round {}", plan.rank, send.peer, send.round);
-        meeting.send = &send;
+        MessagePair& pair = all[{send.round, plan.rank, send.peer}];
+        require(pair.send == nullptr, "rank {} sends twice to {} in round {}", plan.rank, send.peer, send.round);
+        pair.send = &send;
       }
       round = 0;
-      for (const PartMessage& receive : block.receives) {
+      for (const PlannedMessage& receive : block.receives) {
         require(receive.round >= round && receive.peer != plan.rank, "receives of rank {}", plan.rank);
         round = receive.round;
-        Meeting& meeting = all[{receive.round, receive.peer, plan.rank}];
-        require(meeting.receive == nullptr, "rank {} receives twice in a round", plan.rank);
-        meeting.receive = &receive;
+        MessagePair& pair = all[{receive.round, receive.peer, plan.rank}];
+        require(pair.receive == nullptr, "rank {} receives twice in a round", plan.rank);
+        pair.receive = &receive;
       }
     }
     return all;
   }
 
   // The tokens that a part brings, read where `rank` has them.
-  Tokens read_part(const Part& part, int rank, const Tokens& buffer) const {
+  Tokens read_part(const MessagePart& part, int rank, const Tokens& buffer) const {
     const bool own = part.owner == rank;
     require(own == (part.buffer_row < 0), "a part of rank {} has the wrong place", rank);
     const Tokens& from = own ? shard(rank) : buffer;
@@ -238,15 +238,15 @@ class Simulator {
     }
     std::vector<std::int64_t> bytes_sent(plans_.size(), 0);
     std::vector<std::int64_t> bytes_received(plans_.size(), 0);
-    const Meetings all = meetings(index);
-    for (auto meeting = all.begin(); meeting != all.end();) {
+    const MessagePairs all = message_pairs(index);
+    for (auto pair = all.begin(); pair != all.end();) {
       // A round reads what earlier rounds brought, and nothing of its own.
-      const int round = std::get<0>(meeting->first);
+      const int round = std::get<0>(pair->first);
       std::vector<std::tuple<int, std::int64_t, Tokens>> arrivals;  // rank, row, tokens
-      for (; meeting != all.end() && std::get<0>(meeting->first) == round; ++meeting) {
-        const auto [unused, sender, receiver] = meeting->first;
-        deliver(index, sender, receiver, meeting->second, buffers, arrivals);
-        for (const auto part : meeting->second.send->parts) {
+      for (; pair != all.end() && std::get<0>(pair->first) == round; ++pair) {
+        const auto [unused, sender, receiver] = pair->first;
+        deliver(index, sender, receiver, pair->second, buffers, arrivals);
+        for (const auto part : pair->second.send->parts) {
           const std::int64_t bytes =
               plan(sender).blocks[index].parts[static_cast<std::size_t>(part)].rows * kv_token_bytes(job_.spec) +
               (random_.options.checksum ? kChecksumBytes : 0);
@@ -273,17 +273,17 @@ class Simulator {
     }
   }
 
-  void deliver(std::size_t index, int sender, int receiver, const Meeting& meeting, const std::vector<Tokens>& buffers,
+  void deliver(std::size_t index, int sender, int receiver, const MessagePair& pair, const std::vector<Tokens>& buffers,
                std::vector<std::tuple<int, std::int64_t, Tokens>>& arrivals) const {
-    require(meeting.send != nullptr && meeting.receive != nullptr, "block {}: only one side of {} → {} is planned",
-            index, sender, receiver);
+    require(pair.send != nullptr && pair.receive != nullptr, "block {}: only one side of {} → {} is planned", index,
+            sender, receiver);
     const BlockPlan& source = plan(sender).blocks[index];
     const BlockPlan& target = plan(receiver).blocks[index];
-    require(meeting.send->parts.size() == meeting.receive->parts.size(), "block {}: {} → {} differ in parts", index,
-            sender, receiver);
-    for (std::size_t i = 0; i < meeting.send->parts.size(); ++i) {
-      const Part& from = source.parts[static_cast<std::size_t>(meeting.send->parts[i])];
-      const Part& to = target.parts[static_cast<std::size_t>(meeting.receive->parts[i])];
+    require(pair.send->parts.size() == pair.receive->parts.size(), "block {}: {} → {} differ in parts", index, sender,
+            receiver);
+    for (std::size_t i = 0; i < pair.send->parts.size(); ++i) {
+      const MessagePart& from = source.parts[static_cast<std::size_t>(pair.send->parts[i])];
+      const MessagePart& to = target.parts[static_cast<std::size_t>(pair.receive->parts[i])];
       require(from.owner == to.owner && from.owner_row == to.owner_row && from.rows == to.rows,
               "block {}: {} → {} differ in part {}", index, sender, receiver, i);
       require(to.buffer_row >= 0 && to.buffer_row + to.rows <= target.buffer_rows, "block {}: {} overruns its buffer",
@@ -330,7 +330,7 @@ class Simulator {
   void check_tiles(const BlockPlan& block, int rank, const Tokens& buffer) const {
     for (const KeyRun& run : block.key_runs) {
       for (std::int64_t i = 0; i < run.tiles; ++i) {
-        const KeyTile& tile = block.tiles[static_cast<std::size_t>(run.table + i)];
+        const PageRun& tile = block.tiles[static_cast<std::size_t>(run.table + i)];
         require(tile.source == kOwnShard || tile.source == kBlockBuffer, "rank {} has a tile in no source", rank);
         const Tokens& from = tile.source == kOwnShard ? shard(rank) : buffer;
         const auto [begin, end] = tile_tokens(run.sequence, run.first_tile + i);

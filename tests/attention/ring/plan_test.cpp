@@ -20,7 +20,7 @@
 namespace ringattn::testing {
 namespace {
 
-TEST(Plan, OneRankFoldsEverythingInOneBlockInPlace) {
+TEST(Plan, OneRankComputesEverythingInOneBlockInPlace) {
   const Job job = causal_job(1000, 3);
   const JobLayout layout = layout_of(job, 1);
   const Plan plan = make_plan(attention_work(job), layout, kKernel, {}, {}, 0);
@@ -28,7 +28,7 @@ TEST(Plan, OneRankFoldsEverythingInOneBlockInPlace) {
   EXPECT_TRUE(plan.blocks[0].parts.empty());
   EXPECT_EQ(plan.buffer_rows, 0);
   EXPECT_EQ(plan.blocks[0].tiles.size(), 3U * 8U);
-  for (const KeyTile& tile : plan.blocks[0].tiles) EXPECT_EQ(tile.source, kOwnShard);
+  for (const PageRun& tile : plan.blocks[0].tiles) EXPECT_EQ(tile.source, kOwnShard);
   EXPECT_EQ(plan.flops(), job_flops(job));
 }
 
@@ -91,7 +91,7 @@ TEST(Plan, ABlockCostsAStepOfTheClassicRing) {
         EXPECT_EQ(block.buffer_rows, 3 * 512);
         ASSERT_EQ(block.receives.size(), 3U);
         for (int step = 0; step < 3; ++step) {  // from the neighbour, or from the neighbour first
-          const PartMessage& receive = block.receives[static_cast<std::size_t>(step)];
+          const PlannedMessage& receive = block.receives[static_cast<std::size_t>(step)];
           EXPECT_EQ(receive.round, route == Route::kChain ? step : 0);
           EXPECT_EQ(receive.peer, (rank + 3 - (route == Route::kChain ? 0 : step)) % 4);
         }
@@ -109,7 +109,7 @@ TEST(Plan, ChecksumsAreCounted) {
   options.checksum = true;
   const Plan with = make_plan(attention_work(job), layout, kKernel, {}, options, 1);
   std::int64_t received = 0;
-  for (const PartMessage& message : with.blocks[0].receives)
+  for (const PlannedMessage& message : with.blocks[0].receives)
     received += static_cast<std::int64_t>(message.parts.size());
   ASSERT_GT(received, 0);
   EXPECT_EQ(with.bytes_received() - without.bytes_received(), received * kChecksumBytes);
@@ -208,8 +208,8 @@ TEST(Plan, BlocksGrowFromASingleTile) {
   const JobLayout layout = layout_of(job, 32);
   MachineModel machine;
   machine.latency_seconds = 0.0;
-  const double fold_seconds = job_flops(job) / 32 / machine.flops_per_second;
-  machine.link_bytes_per_second = 65536.0 * static_cast<double>(kv_token_bytes(job.spec)) / fold_seconds * 4.0 / 3.0;
+  const double compute_seconds = job_flops(job) / 32 / machine.flops_per_second;
+  machine.link_bytes_per_second = 65536.0 * static_cast<double>(kv_token_bytes(job.spec)) / compute_seconds * 4.0 / 3.0;
   EXPECT_LE(block_boundaries(attention_work(job), layout, kKernel, machine, {}).size(), 30U);
 }
 
@@ -227,7 +227,7 @@ TEST(Plan, WithoutOverlapBlocksAreFew) {
   const auto seconds = [&](bool overlap) {
     PlanOptions cut = options;
     cut.overlap = overlap;
-    return predict(make_plan(attention_work(job), layout, kKernel, machine, cut, 0), machine, false).seconds;
+    return estimate_time(make_plan(attention_work(job), layout, kKernel, machine, cut, 0), machine, false).seconds;
   };
   EXPECT_LE(seconds(false), seconds(true));
   // The budget is kept all the same.
@@ -238,7 +238,7 @@ TEST(Plan, WithoutOverlapBlocksAreFew) {
 }
 
 // Links as fast as the fold in all, which they never are block by block: little of the job is spent waiting.
-TEST(Plan, TransfersHideBehindTheFold) {
+TEST(Plan, TransfersOverlapWithCompute) {
   constexpr double kExposedOnChain = 0.03;
   constexpr double kExposedDirect = 0.06;  // an owner of one tile more than the others sends it to all of them
   for (const Mask mask : {Mask{-1, 0}, Mask{-1, -1}}) {
@@ -247,24 +247,25 @@ TEST(Plan, TransfersHideBehindTheFold) {
     const JobLayout layout = layout_of(job, 4);
     MachineModel machine;
     machine.flops_per_second = 5e10;
-    const double fold_seconds = job_flops(job) / 4 / machine.flops_per_second;
+    const double compute_seconds = job_flops(job) / 4 / machine.flops_per_second;
     const double bytes = 0.75 * 65536 * static_cast<double>(kv_token_bytes(job.spec));
-    machine.link_bytes_per_second = bytes / fold_seconds;
+    machine.link_bytes_per_second = bytes / compute_seconds;
     for (const Route route : {Route::kChain, Route::kDirect}) {
       PlanOptions options;
       options.route = route;
       const double exposed = route == Route::kChain ? kExposedOnChain : kExposedDirect;
       const Planner planner(attention_work(job), layout, kKernel, machine, options);
       for (int rank = 0; rank < 4; ++rank) {
-        const Prediction prediction = predict(planner.plan(rank), machine);
-        EXPECT_LE(prediction.exposed_seconds, exposed * fold_seconds) << mask.right << " rank " << rank;
-        EXPECT_NEAR(prediction.seconds, fold_seconds + prediction.exposed_seconds, 0.01 * fold_seconds);
+        const TimeEstimate time_estimate = estimate_time(planner.plan(rank), machine);
+        EXPECT_LE(time_estimate.exposed_comm_seconds, exposed * compute_seconds) << mask.right << " rank " << rank;
+        EXPECT_NEAR(time_estimate.seconds, compute_seconds + time_estimate.exposed_comm_seconds,
+                    0.01 * compute_seconds);
       }
     }
   }
 }
 
-TEST(Plan, PredictionFollowsTheTwoBuffers) {
+TEST(Plan, TheTimeEstimateFollowsTheTwoBuffers) {
   // Folds of 1, 1 and 4 s; transfers of 2, 3 and 5 s: the third waits for the first buffer.
   const MachineModel machine{"", 1.0, 1.0, 0.0};
   Plan plan;
@@ -275,17 +276,17 @@ TEST(Plan, PredictionFollowsTheTwoBuffers) {
     plan.blocks.back().receives = {{0, 0, {}}};
   }
   // Transfers end at 2, 5, 10; folds at 3, 6, 14.
-  EXPECT_DOUBLE_EQ(predict(plan, machine).seconds, 14.0);
-  EXPECT_DOUBLE_EQ(predict(plan, machine).exposed_seconds, 2.0 + 2.0 + 4.0);
+  EXPECT_DOUBLE_EQ(estimate_time(plan, machine).seconds, 14.0);
+  EXPECT_DOUBLE_EQ(estimate_time(plan, machine).exposed_comm_seconds, 2.0 + 2.0 + 4.0);
   plan.blocks[0].flops = 10.0;  // transfers end at 2, 5, 17; folds at 12, 13, 21
-  EXPECT_DOUBLE_EQ(predict(plan, machine).seconds, 21.0);
-  EXPECT_DOUBLE_EQ(predict(plan, machine).exposed_seconds, 2.0 + 4.0);
+  EXPECT_DOUBLE_EQ(estimate_time(plan, machine).seconds, 21.0);
+  EXPECT_DOUBLE_EQ(estimate_time(plan, machine).exposed_comm_seconds, 2.0 + 4.0);
   plan.blocks[0].receives.front().round = 2;  // three messages, one after the other
   const MachineModel slow{"", 1.0, 1.0, 1.0};
-  EXPECT_DOUBLE_EQ(predict(plan, slow).exposed_seconds, 5.0 + 5.0);
+  EXPECT_DOUBLE_EQ(estimate_time(plan, slow).exposed_comm_seconds, 5.0 + 5.0);
 }
 
-TEST(Plan, PredictionWithoutOverlapIsTheSum) {
+TEST(Plan, TheTimeEstimateWithoutOverlapIsTheSum) {
   const MachineModel machine{"", 1.0, 1.0, 0.0};
   Plan plan;
   for (const auto& [flops, bytes] : {std::pair<double, std::int64_t>{1.0, 2}, {10.0, 3}, {4.0, 5}}) {
@@ -294,9 +295,9 @@ TEST(Plan, PredictionWithoutOverlapIsTheSum) {
     plan.blocks.back().bytes_received = bytes;
     plan.blocks.back().receives = {{0, 0, {}}};
   }
-  EXPECT_DOUBLE_EQ(predict(plan, machine, false).seconds, 1.0 + 2.0 + 10.0 + 3.0 + 4.0 + 5.0);
-  EXPECT_DOUBLE_EQ(predict(plan, machine, false).exposed_seconds, 2.0 + 3.0 + 5.0);
-  EXPECT_LT(predict(plan, machine).seconds, predict(plan, machine, false).seconds);
+  EXPECT_DOUBLE_EQ(estimate_time(plan, machine, false).seconds, 1.0 + 2.0 + 10.0 + 3.0 + 4.0 + 5.0);
+  EXPECT_DOUBLE_EQ(estimate_time(plan, machine, false).exposed_comm_seconds, 2.0 + 3.0 + 5.0);
+  EXPECT_LT(estimate_time(plan, machine).seconds, estimate_time(plan, machine, false).seconds);
 }
 
 // Of the block sizes that jobs ask for, some cut tiles, and some are more than the job.
@@ -308,8 +309,8 @@ TEST(Plan, ABlockHasSomeKeysMoreThanItIsAskedFor) {
   for (const std::int64_t block : {1, 100, 128, 129, 1000, 2999, 3070, 5000}) {
     for (const bool stated : {true, false}) {
       PlanOptions options;
-      (stated ? options.block_tokens : options.most_block_tokens) = block;
-      const std::int64_t most = most_block_keys(keys, block, kKernel.key_tile);
+      (stated ? options.block_tokens : options.max_block_tokens) = block;
+      const std::int64_t most = max_block_keys(keys, block, kKernel.key_tile);
       EXPECT_LE(most, std::min(keys, block + kKernel.key_tile));
       const Planner planner(attention_work(job), layout, kKernel, {}, options);
       for (std::size_t i = 0; i + 1 < planner.boundaries().size(); ++i) {
@@ -317,8 +318,8 @@ TEST(Plan, ABlockHasSomeKeysMoreThanItIsAskedFor) {
       }
     }
   }
-  EXPECT_EQ(most_block_keys(keys, 0, kKernel.key_tile), keys);
-  EXPECT_EQ(most_block_keys(keys, std::numeric_limits<std::int64_t>::max(), kKernel.key_tile), keys);
+  EXPECT_EQ(max_block_keys(keys, 0, kKernel.key_tile), keys);
+  EXPECT_EQ(max_block_keys(keys, std::numeric_limits<std::int64_t>::max(), kKernel.key_tile), keys);
 }
 
 TEST(Plan, RefusesWhatMakesNoSense) {
@@ -361,12 +362,12 @@ TEST(Plan, TwoMillionTokensOnAThousandRanks) {
   const Plan next = planner.plan(512);
   EXPECT_NEAR(plan.flops(), job_flops(job) / 1024, 0.001 * job_flops(job) / 1024);
   for (std::size_t i = 0; i < plan.blocks.size(); ++i) {
-    const auto rows_to = [](const BlockPlan& block, const std::vector<PartMessage>& messages, int peer) {
+    const auto rows_to = [](const BlockPlan& block, const std::vector<PlannedMessage>& messages, int peer) {
       std::vector<std::array<std::int64_t, 4>> rows;
-      for (const PartMessage& message : messages) {
+      for (const PlannedMessage& message : messages) {
         if (message.peer != peer) continue;
         for (const std::int32_t part : message.parts) {
-          const Part& p = block.parts[static_cast<std::size_t>(part)];
+          const MessagePart& p = block.parts[static_cast<std::size_t>(part)];
           rows.push_back({message.round, p.owner, p.owner_row, p.rows});
         }
       }

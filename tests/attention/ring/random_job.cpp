@@ -14,7 +14,7 @@ namespace ringattn::testing {
 
 namespace {
 
-Mask random_mask(Draw& draw, std::int64_t most_tokens) {
+Mask random_mask(Draw& draw, std::int64_t max_tokens) {
   switch (draw.between(0, 4)) {
     case 0:
       return {-1, -1};
@@ -22,19 +22,19 @@ Mask random_mask(Draw& draw, std::int64_t most_tokens) {
     case 2:
       return {-1, 0};
     case 3:
-      return {draw.between(0, draw.size(most_tokens)), 0};
+      return {draw.between(0, draw.size(max_tokens)), 0};
     default:
-      return {draw.chance(20) ? -1 : draw.between(0, draw.size(most_tokens)),
-              draw.chance(20) ? -1 : draw.between(0, draw.size(most_tokens))};
+      return {draw.chance(20) ? -1 : draw.between(0, draw.size(max_tokens)),
+              draw.chance(20) ? -1 : draw.between(0, draw.size(max_tokens))};
   }
 }
 
-Sequence random_sequence(Draw& draw, std::int64_t most_tokens) {
+Sequence random_sequence(Draw& draw, std::int64_t max_tokens) {
   Sequence s;
-  s.k_len = draw.chance(10) ? 0 : draw.size(most_tokens);
-  s.q_len = draw.chance(60) ? s.k_len : draw.chance(10) ? 0 : draw.size(most_tokens);
+  s.k_len = draw.chance(10) ? 0 : draw.size(max_tokens);
+  s.q_len = draw.chance(60) ? s.k_len : draw.chance(10) ? 0 : draw.size(max_tokens);
   s.q_offset = s.k_len - s.q_len;
-  if (draw.chance(15)) s.q_offset = draw.between(-most_tokens, 2 * most_tokens);
+  if (draw.chance(15)) s.q_offset = draw.between(-max_tokens, 2 * max_tokens);
   return s;
 }
 
@@ -48,14 +48,15 @@ void add_random_lists(Draw& draw, const KernelShape& kernel, Job& job) {
     return static_cast<int>(tile * draw.between(least, 3 * least));
   };
   const int heads[] = {1, job.spec.kv_heads, job.spec.heads};
-  const ListShape shape{block(kernel.query_tile), block(kernel.key_tile), heads[draw.between(0, 2)]};
-  const ListMaker random =
+  const BlockMaskShape shape{block(kernel.query_tile), block(kernel.key_tile), heads[draw.between(0, 2)]};
+  const BlockMaskPattern random =
       random_blocks(shape, draw.chance(50) ? job.spec.mask : Mask{-1, -1}, static_cast<int>(draw.between(0, 8)),
                     static_cast<std::uint64_t>(draw.between(0, 1 << 20)));
-  const ListMaker make = draw.chance(20)   ? all_blocks()
-                         : draw.chance(50) ? union_of({random, window_blocks(shape, draw.between(0, longest / 4))})
-                                           : random;
-  set_lists(job, std::make_shared<const TileLists>(make_lists(shape, listed_sequences(job.batch), make)));
+  const BlockMaskPattern make = draw.chance(20) ? all_blocks()
+                                : draw.chance(50)
+                                    ? union_of_patterns({random, window_blocks(shape, draw.between(0, longest / 4))})
+                                    : random;
+  set_block_mask(job, std::make_shared<const BlockMask>(make_block_mask(shape, masked_sequences(job.batch), make)));
 }
 
 }  // namespace
@@ -67,32 +68,32 @@ std::int64_t Draw::size(std::int64_t high) {
   return between(1, std::min(bound, high));
 }
 
-RandomJob random_job(std::uint64_t seed, std::int64_t most_tokens, int most_ranks) {
+RandomJob random_job(std::uint64_t seed, std::int64_t max_tokens, int max_ranks) {
   Draw draw(seed);
   RandomJob random;
-  FoldSpec& spec = random.job.spec;
+  AttentionSpec& spec = random.job.spec;
   spec.kv_heads = static_cast<int>(draw.between(1, 3));
   spec.heads = spec.kv_heads * static_cast<int>(draw.between(1, 4));
   spec.head_dim = static_cast<int>(draw.between(1, 8)) * 8;
   spec.head_dim_v = draw.chance(70) ? spec.head_dim : 8;
   spec.dtype = draw.chance(50) ? Dtype::kBf16 : Dtype::kF32;
-  spec.mask = random_mask(draw, most_tokens);
+  spec.mask = random_mask(draw, max_tokens);
   const std::int64_t sequences = draw.chance(50) ? 1 : draw.size(30);
   for (std::int64_t i = 0; i < sequences; ++i) {
     const bool large = i == 0 || draw.chance(20);
     random.job.batch.sequences.push_back(
-        random_sequence(draw, large ? most_tokens : std::max<std::int64_t>(1, most_tokens / 30)));
+        random_sequence(draw, large ? max_tokens : std::max<std::int64_t>(1, max_tokens / 30)));
   }
 
-  random.world = static_cast<int>(draw.size(most_ranks));
+  random.world = static_cast<int>(draw.size(max_ranks));
   const int key_tiles[] = {1, 8, 16, 64, 128};
   const int query_tiles[] = {1, 1, 64, 128, 24};
   random.kernel = {key_tiles[draw.between(0, 4)], query_tiles[draw.between(0, 4)]};
   random.request.kind = static_cast<LayoutKind>(draw.between(0, 2));
-  if (draw.chance(50)) random.request.stripe = draw.size(most_tokens);
+  if (draw.chance(50)) random.request.stripe = draw.size(max_tokens);
   random.options.route = draw.chance(50) ? Route::kChain : Route::kDirect;
   random.options.checksum = draw.chance(30);
-  if (draw.chance(60)) random.options.block_tokens = draw.chance(20) ? 2 * most_tokens : draw.size(most_tokens);
+  if (draw.chance(60)) random.options.block_tokens = draw.chance(20) ? 2 * max_tokens : draw.size(max_tokens);
   // From links slower than any fold to links without cost, so that every way of cutting and routing comes up.
   random.machine.flops_per_second = static_cast<double>(draw.size(1LL << 40));
   random.machine.link_bytes_per_second = static_cast<double>(draw.size(1LL << 40));
@@ -112,7 +113,7 @@ std::string RandomJob::description() const {
       options.state_out ? " out" : "", machine.flops_per_second, machine.link_bytes_per_second,
       machine.latency_seconds);
   for (const Sequence& s : job.batch.sequences) text += fmt::format(" ({}, {}, {})", s.q_len, s.k_len, s.q_offset);
-  if (job.lists != nullptr) text += fmt::format("; {}", describe(job.spec.lists, job.spec.heads));
+  if (job.block_mask != nullptr) text += fmt::format("; {}", describe(job.spec.block_mask, job.spec.heads));
   return text;
 }
 

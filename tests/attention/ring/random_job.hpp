@@ -40,8 +40,8 @@ struct RandomJob {
   std::string description() const;
 };
 
-// A job of at most about `most_tokens` tokens on 1 … `most_ranks` ranks. The memory budget is not set.
-RandomJob random_job(std::uint64_t seed, std::int64_t most_tokens, int most_ranks);
+// A job of at most about `max_tokens` tokens on 1 … `max_ranks` ranks. The memory budget is not set.
+RandomJob random_job(std::uint64_t seed, std::int64_t max_tokens, int max_ranks);
 
 // A layout whose runs a caller might state: any cut of the tokens, dealt at random; queries and keys on their own.
 JobLayout stated_layout(const Job& job, int world, std::uint64_t seed);

@@ -106,7 +106,7 @@ TEST(RowStreams, TravelTogether) {
         options.block_tokens = 256;
         options.checksum = true;
         const Plan plan = make_plan(work, layout, kKernel, {}, options, world.rank());
-        const auto backend = choose_kernel(FoldSpec{}, {"cpu", "auto"}).row->make_backend({1});
+        const auto backend = choose_kernel(AttentionSpec{}, {"cpu", "auto"}).row->make_backend({1});
 
         // A byte of a row names its token and its stream.
         const auto mark = [](std::int64_t token, std::size_t stream) {
@@ -133,7 +133,7 @@ TEST(RowStreams, TravelTogether) {
           const BlockPlan& planned = plan.blocks[b];
           for (const KeyRun& run : planned.key_runs) {
             for (std::int64_t t = 0; t < run.tiles; ++t) {
-              const KeyTile& tile = planned.tiles[static_cast<std::size_t>(run.table + t)];
+              const PageRun& tile = planned.tiles[static_cast<std::size_t>(run.table + t)];
               const std::int64_t first = (run.first_tile + t) * kKernel.key_tile;
               for (std::int64_t token = first; token < std::min(first + kKernel.key_tile, kTokens); ++token) {
                 for (std::size_t s = 0; s < streams.size(); ++s) {

@@ -40,7 +40,7 @@ std::size_t state_bytes(Attention& attention) {
 }
 
 TEST(Workspace, PiecesLieApartAndAligned) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 40, {-1, 0}, 24);
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 40, {-1, 0}, 24);
   const WorkspaceLayout layout = workspace_layout(kv_streams({spec, {}}), 1001, 7, 3);
   const std::size_t k = rounded_up(7 * 2 * 40 * 2), v = rounded_up(7 * 2 * 24 * 2);
   EXPECT_EQ(layout.state, 0U);
@@ -73,7 +73,7 @@ TEST(Workspace, HoldsTheStateWhereItIsKept) {
   for (const std::int64_t block_tokens : {std::int64_t{512}, std::int64_t{1} << 20}) {
     run_threads_world(3, {}, [&](Transport& transport) {
       Attention attention(small_job(), transport, on_cpu(block_tokens));
-      const FoldSpec& spec = attention.job().spec;
+      const AttentionSpec& spec = attention.job().spec;
       const auto bytes = [](std::int64_t rows, std::int64_t row_bytes) {
         return rounded_up(static_cast<std::size_t>(rows * row_bytes));
       };
@@ -120,7 +120,7 @@ TEST(Workspace, TheStateComesOutOnRequest) {
   for (const std::int64_t block_tokens : {0, 384}) {
     const auto self = make_self_transport();
     Attention attention(job, *self, on_cpu(block_tokens, true));
-    const FoldSpec& spec = job.spec;
+    const AttentionSpec& spec = job.spec;
     std::vector<std::byte> workspace(attention.workspace_bytes(), std::byte{0xff});
     std::vector<std::byte> out(tensors.q.size());
     std::vector<float> lse(kRows * 4), m(kRows * 4), l(kRows * 4), o(kRows * 4 * 64);

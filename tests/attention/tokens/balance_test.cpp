@@ -30,12 +30,13 @@ double unevenness(const Layout& queries, const QueryWork& work) {
 // Every eighth block of queries sees all keys before it, the others little: the snake gives all of those to one rank.
 TEST(BalanceStripes, HeavyOnesGoToTheRankWithTheLeast) {
   Job job{make_spec(Dtype::kBf16, 2, 1, 64, {-1, 0}), {{16384, 16384, 0}, {300, 300, 0}, {4096, 8192, 4096}}};
-  const ListShape shape{128, 128, 1};
-  set_lists(job, std::make_shared<const TileLists>(make_lists(
-                     shape, listed_sequences(job.batch), [](const ListPlace& place, std::vector<std::int32_t>& blocks) {
-                       const auto own = static_cast<std::int32_t>(place.block);
-                       for (std::int32_t b = place.block % 8 == 0 ? 0 : own; b <= own; ++b) blocks.push_back(b);
-                     })));
+  const BlockMaskShape shape{128, 128, 1};
+  set_block_mask(
+      job, std::make_shared<const BlockMask>(make_block_mask(
+               shape, masked_sequences(job.batch), [](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
+                 const auto own = static_cast<std::int32_t>(place.block);
+                 for (std::int32_t b = place.block % 8 == 0 ? 0 : own; b <= own; ++b) blocks.push_back(b);
+               })));
   const QueryWork work = query_work(job);
   const LayoutRequest request{LayoutKind::kStriped, 128};
   const JobLayout snake = make_layout(job.batch, work, 4, request, 64, 128);

@@ -41,7 +41,7 @@ TEST(SequenceList, HoldsEqualSequencesAsTheirNumber) {
   EXPECT_EQ(uniform_batch(2, 3, 5).sequences, (std::vector<Sequence>{{3, 5, 2}, {3, 5, 2}}));
   EXPECT_EQ(batch.sequences.with_offset(-1)[7], (Sequence{3, 5, -1}));
   EXPECT_EQ(testing::error_of([&] { check_batch(batch); }).code(), ErrorCode::kUsage);
-  EXPECT_NO_THROW(check_batch(uniform_batch(kMostSequences, 0, 0)));
+  EXPECT_NO_THROW(check_batch(uniform_batch(kMaxSequences, 0, 0)));
 }
 
 TEST(SequenceList, GrowsWithoutItsCopies) {

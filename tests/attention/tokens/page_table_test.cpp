@@ -59,12 +59,12 @@ TEST(PageTables, SharedPagesAreFoundFromOneTileOn) {
       {{0, 1, 2, 3, 4, 5}, {6, 7, 8, 9}, {0, 1, 2, 3, 10, 11}, {0, 1}, {6, 7, 8, 12}, {0, 13}, {14, 15}}, page);
   const Batch batch = batch_of({24, 16, 23, 7, 16, 8, 8});
   // Sequence 3 fills one page of those that it has in common with others.
-  EXPECT_EQ(shared_pages(table, batch, 8, 9), (SharedPages{{0, 1, 0, -1, 1, -1, -1}, {16, 12}}));
-  EXPECT_EQ(shared_pages(table, batch, 8, 1), (SharedPages{{0, -1, 0, -1, -1, -1, -1}, {16}}));
-  EXPECT_EQ(shared_pages(table, batch, 12, 9), (SharedPages{{0, 1, 0, -1, 1, -1, -1}, {16, 12}}));
-  EXPECT_EQ(shared_pages(table, batch, 16, 9), (SharedPages{{0, -1, 0, -1, -1, -1, -1}, {16}}));
-  EXPECT_EQ(shared_pages(table, batch, 17, 9), SharedPages());
-  EXPECT_EQ(shared_pages(PageTable(), batch_of({}), 8, 9), SharedPages());
+  EXPECT_EQ(shared_prefix_pages(table, batch, 8, 9), (SharedPrefixPages{{0, 1, 0, -1, 1, -1, -1}, {16, 12}}));
+  EXPECT_EQ(shared_prefix_pages(table, batch, 8, 1), (SharedPrefixPages{{0, -1, 0, -1, -1, -1, -1}, {16}}));
+  EXPECT_EQ(shared_prefix_pages(table, batch, 12, 9), (SharedPrefixPages{{0, 1, 0, -1, 1, -1, -1}, {16, 12}}));
+  EXPECT_EQ(shared_prefix_pages(table, batch, 16, 9), (SharedPrefixPages{{0, -1, 0, -1, -1, -1, -1}, {16}}));
+  EXPECT_EQ(shared_prefix_pages(table, batch, 17, 9), SharedPrefixPages());
+  EXPECT_EQ(shared_prefix_pages(PageTable(), batch_of({}), 8, 9), SharedPrefixPages());
 }
 
 // Of nested prefixes, a few sequences with much in common or many with little, those that spare most are chosen.
@@ -72,18 +72,19 @@ TEST(PageTables, SharedPagesSpareAsManyTilesAsTheyCan) {
   const auto found = [](const std::vector<std::vector<std::int32_t>>& pages) {
     std::vector<std::int64_t> lengths;
     for (const std::vector<std::int32_t>& of : pages) lengths.push_back(4 * static_cast<std::int64_t>(of.size()));
-    return shared_pages(table_of(pages, 4), batch_of(lengths), 4, 9);
+    return shared_prefix_pages(table_of(pages, 4), batch_of(lengths), 4, 9);
   };
   // One page of four sequences spares three tiles: fewer than more pages of two of them, and one of the others.
-  EXPECT_EQ(found({{0, 1, 2, 3, 9}, {0, 4}, {0, 1, 2, 3, 8}, {0, 5}}), (SharedPages{{0, 1, 0, 1}, {16, 4}}));
-  EXPECT_EQ(found({{0, 1, 2, 9}, {0, 4}, {0, 1, 2, 8}, {0, 5}}), (SharedPages{{0, 1, 0, 1}, {12, 4}}));
+  EXPECT_EQ(found({{0, 1, 2, 3, 9}, {0, 4}, {0, 1, 2, 3, 8}, {0, 5}}), (SharedPrefixPages{{0, 1, 0, 1}, {16, 4}}));
+  EXPECT_EQ(found({{0, 1, 2, 9}, {0, 4}, {0, 1, 2, 8}, {0, 5}}), (SharedPrefixPages{{0, 1, 0, 1}, {12, 4}}));
   // As many as one page more of two of them and the first one of the others, with one prefix less.
-  EXPECT_EQ(found({{0, 4}, {0, 1, 9}, {0, 5}, {0, 1, 8}, {7}}), (SharedPages{{0, 0, 0, 0, -1}, {4}}));
-  EXPECT_EQ(found({{0, 1, 2, 9}, {0, 4}, {0, 1, 2, 8}}), (SharedPages{{0, -1, 0}, {12}}));
+  EXPECT_EQ(found({{0, 4}, {0, 1, 9}, {0, 5}, {0, 1, 8}, {7}}), (SharedPrefixPages{{0, 0, 0, 0, -1}, {4}}));
+  EXPECT_EQ(found({{0, 1, 2, 9}, {0, 4}, {0, 1, 2, 8}}), (SharedPrefixPages{{0, -1, 0}, {12}}));
   // Two nested pairs spare more than what all four have; identical sequences share all that they have.
-  EXPECT_EQ(found({{0, 1, 2, 3}, {0, 5, 6, 7}, {0, 1, 2, 4}, {0, 5, 6, 8}}), (SharedPages{{0, 1, 0, 1}, {12, 12}}));
-  EXPECT_EQ(found({{3, 4}, {3, 4}, {3, 4}}), (SharedPages{{0, 0, 0}, {8}}));
-  EXPECT_EQ(found({{3}, {4}, {5}}), SharedPages());
+  EXPECT_EQ(found({{0, 1, 2, 3}, {0, 5, 6, 7}, {0, 1, 2, 4}, {0, 5, 6, 8}}),
+            (SharedPrefixPages{{0, 1, 0, 1}, {12, 12}}));
+  EXPECT_EQ(found({{3, 4}, {3, 4}, {3, 4}}), (SharedPrefixPages{{0, 0, 0}, {8}}));
+  EXPECT_EQ(found({{3}, {4}, {5}}), SharedPrefixPages());
 }
 
 // Tiles that are folded once instead of once more, by the pages alone.
@@ -122,7 +123,7 @@ TEST(PageTables, NoOtherChoiceOfSharedPagesSparesMore) {
       lengths.push_back(kPage * count);
     }
     const int tile = trial % 3 == 0 ? 8 : 4;
-    const SharedPages found = shared_pages(table_of(pages, kPage), batch_of(lengths), tile, kSequences);
+    const SharedPrefixPages found = shared_prefix_pages(table_of(pages, kPage), batch_of(lengths), tile, kSequences);
     std::vector<int> choice(found.of_sequence.begin(), found.of_sequence.end());
     choice.resize(kSequences, -1);
     const std::int64_t here = spared(pages, choice, tile, kPage);

@@ -16,25 +16,25 @@ namespace {
 
 constexpr std::int64_t kSuper = kSuperSegmentTokens;
 
-TEST(ScanDeal, GivesNeighboursToEachRank) {
-  const Layout layout = deal_scan(std::vector<std::int64_t>{4 * kSuper}, 2);
+TEST(SsmLayout, GivesNeighboursToEachRank) {
+  const Layout layout = deal_ssm(std::vector<std::int64_t>{4 * kSuper}, 2);
   EXPECT_EQ(layout.runs(0)[0], (TokenRun{0, 0, 2 * kSuper}));
   EXPECT_EQ(layout.runs(1)[0], (TokenRun{0, 2 * kSuper, 4 * kSuper}));
   // With fewer of them than ranks those that have one are neighbours.
-  EXPECT_EQ(deal_scan(std::vector<std::int64_t>{100}, 8).tokens(0), 100);
-  const Layout few = deal_scan(std::vector<std::int64_t>{3 * kSuper}, 8);
+  EXPECT_EQ(deal_ssm(std::vector<std::int64_t>{100}, 8).tokens(0), 100);
+  const Layout few = deal_ssm(std::vector<std::int64_t>{3 * kSuper}, 8);
   for (int rank = 0; rank < 8; ++rank) EXPECT_EQ(few.tokens(rank), rank < 3 ? kSuper : 0) << rank;
 }
 
-TEST(ScanDeal, RefusesWhatNeedsTooLargeTables) {
+TEST(SsmLayout, RefusesWhatNeedsTooLargeTables) {
   const auto code = [](std::int64_t sequences, std::int64_t tokens, int world) {
     const std::vector<std::int64_t> lengths(static_cast<std::size_t>(sequences), tokens);
-    return error_of([&] { scan_layout(lengths, {}, world); }).code();
+    return error_of([&] { ssm_layout(lengths, {}, world); }).code();
   };
   EXPECT_EQ(code(1, kSuper * (1 << 20) + 1, 1), ErrorCode::kMemory);
   EXPECT_EQ(code((1 << 16) + 1, 1, 64), ErrorCode::kMemory);
   EXPECT_EQ(code(3, kSuper * (1 << 15), 64), ErrorCode::kMemory);
-  EXPECT_EQ(scan_layout(std::vector<std::int64_t>(1 << 10, 1), {}, 64).owners().size(), 1024U);
+  EXPECT_EQ(ssm_layout(std::vector<std::int64_t>(1 << 10, 1), {}, 64).owners().size(), 1024U);
 }
 
 // The most that a rank has, where `ranks` of them have all pieces and each as few as can be: tried one by one.
@@ -52,7 +52,7 @@ std::int64_t least_most(const std::vector<std::int64_t>& pieces, std::size_t fir
 }
 
 // Nobody waits longer than must be, and nobody has nothing where there is enough for all.
-TEST(ScanDeal, IsAsEvenAsCanBe) {
+TEST(SsmLayout, IsAsEvenAsCanBe) {
   std::mt19937_64 random(2);
   for (int round = 0; round < 200; ++round) {
     std::vector<std::int64_t> lengths(1 + random() % 5);
@@ -62,7 +62,7 @@ TEST(ScanDeal, IsAsEvenAsCanBe) {
       for (std::int64_t begin = 0; begin < length; begin += kSuper) pieces.push_back(std::min(kSuper, length - begin));
     }
     for (int world = 1; world <= 6; ++world) {
-      const Layout layout = deal_scan(lengths, world);
+      const Layout layout = deal_ssm(lengths, world);
       std::int64_t most = 0;
       for (int rank = 0; rank < world; ++rank) {
         most = std::max(most, layout.tokens(rank));
@@ -73,12 +73,12 @@ TEST(ScanDeal, IsAsEvenAsCanBe) {
     }
   }
   // Short sequences between long ones once left rank 1 without any.
-  const Layout layout = deal_scan(std::vector<std::int64_t>{kSuper, 1, 1, 1, kSuper}, 4);
+  const Layout layout = deal_ssm(std::vector<std::int64_t>{kSuper, 1, 1, 1, kSuper}, 4);
   for (int rank = 0; rank < 4; ++rank) EXPECT_GT(layout.tokens(rank), 0) << rank;
 }
 
 // Random batches and worlds: whole super-segments in order, no rank with more than its share and one super-segment.
-TEST(ScanDeal, IsEvenAndInOrder) {
+TEST(SsmLayout, IsEvenAndInOrder) {
   std::mt19937_64 random(1);
   for (int round = 0; round < 300; ++round) {
     std::vector<std::int64_t> lengths(1 + random() % 9);
@@ -88,7 +88,7 @@ TEST(ScanDeal, IsEvenAndInOrder) {
       total += length;
     }
     const int world = 1 + static_cast<int>(random() % (round % 10 == 0 ? 1024 : 9));
-    const Layout layout = deal_scan(lengths, world);  // which checks that each token has one owner
+    const Layout layout = deal_ssm(lengths, world);  // which checks that each token has one owner
     int owner = 0;
     for (const OwnedRun& run : layout.owners()) {
       EXPECT_GE(run.owner, owner);
@@ -101,40 +101,40 @@ TEST(ScanDeal, IsEvenAndInOrder) {
   }
 }
 
-TEST(ScanDeal, RefusesRunsThatCutASuperSegment) {
+TEST(SsmLayout, RefusesRunsThatCutASuperSegment) {
   const std::vector<std::int64_t> lengths{2 * kSuper};
-  EXPECT_EQ(stated_scan(lengths, {{{0, kSuper, 2 * kSuper}}, {{0, 0, kSuper}}}).tokens(0), kSuper);
+  EXPECT_EQ(stated_ssm_layout(lengths, {{{0, kSuper, 2 * kSuper}}, {{0, 0, kSuper}}}).tokens(0), kSuper);
   EXPECT_EQ(error_of([&] {
-              stated_scan(lengths, {{{0, 0, kSuper - 1}}, {{0, kSuper - 1, 2 * kSuper}}});
+              stated_ssm_layout(lengths, {{{0, 0, kSuper - 1}}, {{0, kSuper - 1, 2 * kSuper}}});
             }).code(),
             ErrorCode::kUsage);
 }
 
-TEST(ScanHops, FollowTheSequence) {
+TEST(StateHops, FollowTheSequence) {
   // Sequence 0 goes 1, 0, 1; sequence 1 stays on 0; sequence 2 goes 0, 1.
   const std::vector<std::int64_t> lengths{2 * kSuper + 5, 3, kSuper + 1};
   const Layout layout =
-      stated_scan(lengths, {{{0, kSuper, 2 * kSuper}, {1, 0, 3}, {2, 0, kSuper}},
-                            {{0, 0, kSuper}, {0, 2 * kSuper, 2 * kSuper + 5}, {2, kSuper, kSuper + 1}}});
-  const ScanHops hops = scan_hops(layout);
+      stated_ssm_layout(lengths, {{{0, kSuper, 2 * kSuper}, {1, 0, 3}, {2, 0, kSuper}},
+                                  {{0, 0, kSuper}, {0, 2 * kSuper, 2 * kSuper + 5}, {2, kSuper, kSuper + 1}}});
+  const StateHops hops = state_hops(layout);
   EXPECT_EQ(hops.steps, (std::vector<std::vector<int>>{{1, 0, 0}, {0, 2, 1}}));
   ASSERT_EQ(hops.hops.size(), 2U);
   EXPECT_EQ(hops.hops[0], (std::vector<StateHop>{{1, 0, 0, 0}, {0, 1, 2, 2}}));
   EXPECT_EQ(hops.hops[1], (std::vector<StateHop>{{0, 1, 0, 1}}));
 }
 
-TEST(ScanHops, SayHowManyStatesARankReceives) {
+TEST(StateHops, SayHowManyStatesARankReceives) {
   const std::vector<std::int64_t> lengths{2 * kSuper + 5, 3, kSuper + 1};
-  const ScanHops hops =
-      scan_hops(stated_scan(lengths, {{{0, kSuper, 2 * kSuper}, {1, 0, 3}, {2, 0, kSuper}},
-                                      {{0, 0, kSuper}, {0, 2 * kSuper, 2 * kSuper + 5}, {2, kSuper, kSuper + 1}}}));
+  const StateHops hops = state_hops(
+      stated_ssm_layout(lengths, {{{0, kSuper, 2 * kSuper}, {1, 0, 3}, {2, 0, kSuper}},
+                                  {{0, 0, kSuper}, {0, 2 * kSuper, 2 * kSuper + 5}, {2, kSuper, kSuper + 1}}}));
   EXPECT_EQ(states_received(hops, 0), 1);
   EXPECT_EQ(states_received(hops, 1), 2);
 }
 
-TEST(ScanDeal, LeavesFinalStatesWhereSequencesEnd) {
+TEST(SsmLayout, LeavesFinalStatesWhereSequencesEnd) {
   const std::vector<std::int64_t> lengths{kSuper + 1, 7, 2 * kSuper, 9};
-  const Layout layout = stated_scan(
+  const Layout layout = stated_ssm_layout(
       lengths,
       {{{0, 0, kSuper}, {1, 0, 7}, {2, kSuper, 2 * kSuper}}, {{0, kSuper, kSuper + 1}, {2, 0, kSuper}}, {{3, 0, 9}}});
   const Layout states = final_state_layout(layout);
@@ -146,19 +146,19 @@ TEST(ScanDeal, LeavesFinalStatesWhereSequencesEnd) {
 TEST(StateOwners, GiveAnEmptySequenceToTheTokenBeforeIt) {
   const std::vector<std::int64_t> lengths{0, kSuper + 1, 0, 0, 7, 0};
   const StateOwners owners =
-      state_owners(stated_scan(lengths, {{{1, kSuper, kSuper + 1}}, {}, {{1, 0, kSuper}}, {{4, 0, 7}}}));
+      state_owners(stated_ssm_layout(lengths, {{{1, kSuper, kSuper + 1}}, {}, {{1, 0, kSuper}}, {{4, 0, 7}}}));
   EXPECT_EQ(owners.initial, (std::vector<int>{2, 2, 0, 0, 3, 3}));
   EXPECT_EQ(owners.final, (std::vector<int>{2, 0, 0, 0, 3, 3}));
   EXPECT_EQ(sequences_of(owners.initial, 0), (std::vector<std::int32_t>{2, 3}));
   EXPECT_EQ(sequences_of(owners.final, 1), (std::vector<std::int32_t>{}));
   const std::vector<std::int64_t> none{0, 0};
-  const StateOwners nowhere = state_owners(scan_layout(none, {}, 3));
+  const StateOwners nowhere = state_owners(ssm_layout(none, {}, 3));
   EXPECT_EQ(nowhere.initial, (std::vector<int>{0, 0}));
   EXPECT_EQ(nowhere.final, (std::vector<int>{0, 0}));
 }
 
-TEST(ScanHops, AreNoneWhereSequencesStayAtHome) {
-  EXPECT_TRUE(scan_hops(deal_scan(std::vector<std::int64_t>{10, 10, 10, 10}, 4)).hops.empty());
+TEST(StateHops, AreNoneWhereSequencesStayAtHome) {
+  EXPECT_TRUE(state_hops(deal_ssm(std::vector<std::int64_t>{10, 10, 10, 10}, 4)).hops.empty());
 }
 
 }  // namespace

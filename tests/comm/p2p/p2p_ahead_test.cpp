@@ -20,7 +20,7 @@ void enqueue_runs(Transport& world, RingAllGather& ring, std::int64_t announced)
   for (int run = 0; run < kRuns; ++run) {
     Exchange exchange = ring.exchange();
     exchange.announced = announced;
-    world.wait(world.post(std::move(exchange), rank_stream()), rank_stream(), patience());
+    world.wait(world.post(std::move(exchange), rank_stream()), rank_stream(), test_deadline());
   }
 }
 
@@ -30,11 +30,11 @@ TEST(P2pAhead, AHostDoesNotWaitForThePeersHosts) {
   p2p.run([](Transport& world) {
     RingAllGather ring(world, 41, 100'000);
     const std::vector<Exchange> exchanges{ring.exchange()};
-    const std::int64_t announced = world.announce(exchanges, patience());
+    const std::int64_t announced = world.announce(exchanges, test_deadline());
     // One rank after the other: the first has enqueued everything before the second begins.
     for (int turn = 0; turn < world.size(); ++turn) {
       if (turn == world.rank()) enqueue_runs(world, ring, announced);
-      world.barrier(patience());
+      world.barrier(test_deadline());
     }
     ring.expect_complete();
     return 0;
@@ -48,19 +48,19 @@ TEST(P2pAhead, ADeviceWaitsForAPeerAsLongAsItsDeadline) {
     RingAllGather ring(world, 42, 1000);
     const std::vector<Exchange> exchanges{ring.exchange()};
     Exchange exchange = ring.exchange();
-    exchange.announced = world.announce(exchanges, patience());
+    exchange.announced = world.announce(exchanges, test_deadline());
     int found = 0;
     if (world.rank() + 1 < world.size()) {  // the last rank never posts
       world.wait(world.post(std::move(exchange), rank_stream()), rank_stream(), Deadline::after(0.5));
       const Error error = error_of([&] {
-        for (const Deadline deadline = patience(); !deadline.expired();) world.progress();
+        for (const Deadline deadline = test_deadline(); !deadline.expired();) world.progress();
       });
       EXPECT_EQ(error.code(), ErrorCode::kPeer);
       EXPECT_NE(std::string(error.what()).find("ring of 1000 bytes"), std::string::npos) << error.what();
       found = 1;
     }
     // Nobody's end is to be mistaken for a failure before all have seen theirs.
-    world.barrier(patience());
+    world.barrier(test_deadline());
     world.abandon();
     return found;
   });

@@ -36,7 +36,7 @@ void run_p2p(int size, const std::function<void(Transport&, cudaStream_t)>& rank
     const DeviceGuard guard(device);
     const CudaStream stream;
     rank_stream() = Stream{stream.get()};
-    const std::unique_ptr<Transport> world = make_p2p_transport(host.split(size, patience()), device);
+    const std::unique_ptr<Transport> world = make_p2p_transport(host.split_world(size, test_deadline()), device);
     rank_main(*world, stream.get());
   });
 }
@@ -44,12 +44,12 @@ void run_p2p(int size, const std::function<void(Transport&, cudaStream_t)>& rank
 // Polls as an engine does; returns what progress() throws.
 Error error_of_progress(Transport& world) {
   return error_of([&] {
-    for (const Deadline deadline = patience(); !deadline.expired(); std::this_thread::yield()) world.progress();
+    for (const Deadline deadline = test_deadline(); !deadline.expired(); std::this_thread::yield()) world.progress();
   });
 }
 
 void expect_drains(cudaStream_t stream) {
-  const Deadline deadline = patience();
+  const Deadline deadline = test_deadline();
   while (cudaStreamQuery(stream) == cudaErrorNotReady && !deadline.expired()) std::this_thread::yield();
   EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);
 }
@@ -67,10 +67,10 @@ TEST_F(P2p, NamesThePeerWhoseStreamDoesNotCome) {
                        [&](Transport& world, cudaStream_t stream) {
                          const Memory out(world, Bytes(kBytes));
                          const Memory in(world, Bytes(kBytes));
-                         world.barrier(patience());
+                         world.barrier(test_deadline());
                          if (world.rank() == 1) brake.hold(stream);
                          const Ticket ticket = world.post(swap(world, out, in), rank_stream());
-                         world.wait(ticket, rank_stream(), world.rank() == 0 ? Deadline::after(0.1) : patience());
+                         world.wait(ticket, rank_stream(), world.rank() == 0 ? Deadline::after(0.1) : test_deadline());
                          if (world.rank() == 1) {
                            const Error error = error_of_progress(world);
                            EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
@@ -104,9 +104,9 @@ TEST_F(P2p, RefusesToPostOnAStreamThatIsBeingCaptured) {
                       [&] { refused = error_of([&] { world.post(swap(world, out, in), rank_stream()); }); });
     EXPECT_EQ(refused.code(), ErrorCode::kUsage);
     EXPECT_EQ(std::string(refused.what()).find("can't post on a stream that is being captured"), 0U) << refused.what();
-    world.wait(world.post(swap(world, out, in), rank_stream()), rank_stream(), patience());
+    world.wait(world.post(swap(world, out, in), rank_stream()), rank_stream(), test_deadline());
     EXPECT_EQ(in.read(), content);
-    world.barrier(patience());
+    world.barrier(test_deadline());
   });
 }
 
@@ -117,16 +117,16 @@ TEST_F(P2p, AnAbortReachesARankWhoseStreamWaits) {
   run_p2p(2, [&](Transport& world, cudaStream_t stream) {
     const Memory out(world, Bytes(kBytes));
     const Memory in(world, Bytes(kBytes));
-    world.barrier(patience());
+    world.barrier(test_deadline());
     if (world.rank() == 1) brake.hold(stream);
-    world.wait(world.post(swap(world, out, in), rank_stream()), rank_stream(), patience());
+    world.wait(world.post(swap(world, out, in), rank_stream()), rank_stream(), test_deadline());
     if (world.rank() == 1) {
-      world.barrier(patience());
+      world.barrier(test_deadline());
       EXPECT_TRUE(world.abort(Error(ErrorCode::kFile, "the disk is on fire.")));
       brake.release();
     } else {
       const Error error = error_of([&] {
-        world.barrier(patience());  // may be late enough to hear of the abort itself
+        world.barrier(test_deadline());  // may be late enough to hear of the abort itself
         throw error_of_progress(world);
       });
       EXPECT_EQ(error.code(), ErrorCode::kFile) << error.what();
@@ -147,9 +147,9 @@ TEST_F(P2p, EndsWhileStreamsAreStillBehind) {
       const Buffer target = allocate_device(kLarge, world.device());
       check_cuda(cudaMemsetAsync(source.data(), 17 + world.rank(), kLarge, stream), "cudaMemsetAsync");
       const int peer = 1 - world.rank();
-      const std::unique_ptr<Transport> part = world.split(2, patience());
+      const std::unique_ptr<Transport> part = world.split_world(2, test_deadline());
       Exchange exchange{"", {{peer, 0, {{source.data(), kLarge}}}}, {{peer, 0, {{target.data(), kLarge}}}}};
-      part->wait(part->post(std::move(exchange), rank_stream()), rank_stream(), patience());
+      part->wait(part->post(std::move(exchange), rank_stream()), rank_stream(), test_deadline());
       Bytes found(kLarge);
       check_cuda(cudaMemcpyAsync(found.data(), target.data(), kLarge, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
       check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
@@ -164,12 +164,12 @@ TEST_F(P2p, EndsWithExchangesInFlight) {
       const Memory out(world, Bytes(kBytes));
       const Memory in(world, Bytes(kBytes));
       {
-        const std::unique_ptr<Transport> part = world.split(2, patience());
+        const std::unique_ptr<Transport> part = world.split_world(2, test_deadline());
         const Ticket ticket = part->post(swap(world, out, in), rank_stream());
-        if (waited) part->wait(ticket, rank_stream(), patience());
+        if (waited) part->wait(ticket, rank_stream(), test_deadline());
       }
       expect_drains(stream);
-      world.barrier(patience());
+      world.barrier(test_deadline());
     });
   }
 }
@@ -182,7 +182,7 @@ TEST_F(P2p, StreamsOfTheCallerMayDiffer) {
       const Memory in(world, Bytes(kBytes));
       const Stream posted{streams[i % 3].get()};
       const Stream waited{i % 2 == 0 ? streams[i % 3].get() : streams[(i + 1) % 3].get()};
-      world.wait(world.post(swap(world, out, in), posted), waited, patience());
+      world.wait(world.post(swap(world, out, in), posted), waited, test_deadline());
       check_cuda(cudaStreamSynchronize(cuda_stream(waited)), "cudaStreamSynchronize");
       EXPECT_TRUE(in.read() == payload_of(i, 1 - world.rank(), kBytes)) << i;
     }
@@ -224,22 +224,22 @@ TEST_F(P2p, FreedMemoryGoesBackAtTheNextAllGather) {
   run_p2p(2, [&](Transport& world, cudaStream_t stream) {
     expect_ring(world, 2, 100);
     for (int i = 0; i < kTries; ++i) {
-      world.barrier(patience());
+      world.barrier(test_deadline());
       const std::size_t before = gpu_memory(world.device()).free;
-      world.barrier(patience());
+      world.barrier(test_deadline());
       {
         const Memory out(world, Bytes(8));
         const Buffer in = allocate_device(kLarge, world.device());
         const int peer = 1 - world.rank();
         Exchange exchange{"", {{peer, 0, {{out.data(), 8}}}}, {{peer, 0, {{in.data() + kLarge - 8, 8}}}}};
-        world.wait(world.post(std::move(exchange), rank_stream()), rank_stream(), patience());
+        world.wait(world.post(std::move(exchange), rank_stream()), rank_stream(), test_deadline());
         check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
       }
-      world.all_gather("", patience());
-      world.barrier(patience());
+      world.all_gather("", test_deadline());
+      world.barrier(test_deadline());
       if (world.rank() == 0 && gpu_memory(world.device()).free + kLarge / 2 > before) ++came_back;
     }
-    world.barrier(patience());
+    world.barrier(test_deadline());
   });
   EXPECT_GT(came_back, 0);
 }
@@ -247,10 +247,11 @@ TEST_F(P2p, FreedMemoryGoesBackAtTheNextAllGather) {
 TEST_F(P2p, RefusesARankWithoutAGpu) {
   run_threads_world(2, {}, [&](Transport& host) {
     const int none = static_cast<int>(visible_gpus().size());
-    const Error error = error_of([&] { make_p2p_transport(host.split(2, patience()), host.rank() == 0 ? 0 : none); });
+    const Error error =
+        error_of([&] { make_p2p_transport(host.split_world(2, test_deadline()), host.rank() == 0 ? 0 : none); });
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
     EXPECT_NE(std::string(error.what()).find("rank 1 has no GPU"), std::string::npos) << error.what();
-    host.barrier(patience());  // the world lives on
+    host.barrier(test_deadline());  // the world lives on
   });
 }
 

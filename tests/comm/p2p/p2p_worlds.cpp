@@ -25,7 +25,8 @@ WorldCase p2p_case(const std::string& name, int size, const P2pOptions& options,
       const DeviceGuard guard(device);
       const CudaStream stream;
       rank_stream() = own_streams ? Stream{stream.get()} : Stream{};
-      const std::unique_ptr<Transport> world = make_p2p_transport(host.split(size, patience()), device, options);
+      const std::unique_ptr<Transport> world =
+          make_p2p_transport(host.split_world(size, test_deadline()), device, options);
       sum += rank_main(*world);
     });
     return sum.load();

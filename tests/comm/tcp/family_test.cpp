@@ -20,18 +20,19 @@ using testing::RawConnection;
 constexpr double kLong = 20.0;
 
 struct Pair {
-  std::shared_ptr<TcpFamily> family;  // rank 0 of two
+  std::shared_ptr<TcpTransportContext> context;  // rank 0 of two
   std::unique_ptr<RawConnection> peer;
 };
 
 Pair make_pair_of_ranks() {
   int ends[2] = {-1, -1};
   EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-  Mesh mesh;
-  mesh.links.emplace_back();
-  mesh.links.emplace_back(ends[0]);
-  mesh.hosts = {"here", "there"};
-  return {std::make_shared<TcpFamily>(0, std::move(mesh)), std::make_unique<RawConnection>(FileDescriptor(ends[1]))};
+  Connections connections;
+  connections.links.emplace_back();
+  connections.links.emplace_back(ends[0]);
+  connections.hosts = {"here", "there"};
+  return {std::make_shared<TcpTransportContext>(0, std::move(connections)),
+          std::make_unique<RawConnection>(FileDescriptor(ends[1]))};
 }
 
 std::string frame(FrameHead head, std::string_view body = {}) {
@@ -43,8 +44,8 @@ std::string frame(FrameHead head, std::string_view body = {}) {
 Error error_after(std::string_view bytes) {
   const Pair pair = make_pair_of_ranks();
   pair.peer->send(bytes);
-  std::unique_lock lock(pair.family->mutex);
-  return error_of([&] { pair.family->wait(lock, Deadline::after(kLong), [] { return false; }); });
+  std::unique_lock lock(pair.context->mutex);
+  return error_of([&] { pair.context->wait(lock, Deadline::after(kLong), [] { return false; }); });
 }
 
 void expect_named(const Error& error, std::string_view why) {
@@ -53,7 +54,7 @@ void expect_named(const Error& error, std::string_view why) {
   EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
 }
 
-TEST(TcpFamily, NamesAPeerThatSendsNoFrames) {
+TEST(TcpTransportContext, NamesAPeerThatSendsNoFrames) {
   const auto sized = [](FrameKind kind, std::uint32_t bytes) {
     FrameHead head;
     head.kind = kind;
@@ -64,17 +65,17 @@ TEST(TcpFamily, NamesAPeerThatSendsNoFrames) {
       std::string(4096, '\xff'),
       std::string(4096, '\0'),
       sized(static_cast<FrameKind>(7), 0),
-      sized(FrameKind::kGather, kMostGathered + 1),
-      sized(FrameKind::kData, kMostPiece + 1),
-      sized(FrameKind::kNotice, kMostNotice + 1),
+      sized(FrameKind::kGather, kMaxGathered + 1),
+      sized(FrameKind::kData, kMaxFragment + 1),
+      sized(FrameKind::kNotice, kMaxNotice + 1),
       sized(FrameKind::kReady, 1),
-      sized(FrameKind::kSign, 1),
+      sized(FrameKind::kHeartbeat, 1),
       sized(FrameKind::kLeave, ~0U),
   };
   for (const std::string& bytes : bad) expect_named(error_after(bytes), "it has sent what is no frame");
 }
 
-TEST(TcpFamily, NamesAPeerThatSendsWhatNobodyWaitsFor) {
+TEST(TcpTransportContext, NamesAPeerThatSendsWhatNobodyWaitsFor) {
   FrameHead data;
   data.kind = FrameKind::kData;
   for (const std::int64_t ticket : {std::int64_t{-1}, std::int64_t{0}, std::int64_t{1} << 60}) {
@@ -101,10 +102,10 @@ TEST(TcpFamily, NamesAPeerThatSendsWhatNobodyWaitsFor) {
   for (const std::string_view code : {std::string_view("\0\0", 2), std::string_view("\xff\xff"), std::string_view()}) {
     expect_named(error_after(frame(notice, code)), "it has sent what is out of order");
   }
-  FrameHead sign;
-  sign.kind = FrameKind::kSign;
-  sign.shape = 'x';
-  expect_named(error_after(frame(sign)), "it has sent what is out of order");
+  FrameHead heartbeat;
+  heartbeat.kind = FrameKind::kHeartbeat;
+  heartbeat.shape = 'x';
+  expect_named(error_after(frame(heartbeat)), "it has sent what is out of order");
   std::string readies;
   ready.kind = FrameKind::kReady;
   ready.world = 0;
@@ -121,9 +122,9 @@ TEST(TcpFamily, NamesAPeerThatSendsWhatNobodyWaitsFor) {
   expect_named(error_after(worlds), "it has sent what is out of order");
 }
 
-// Memory is taken for what this rank takes part in: nobody can be two meetings ahead of it, or in a world after the
+// Memory is taken for what this rank takes part in: nobody can be two collectives ahead of it, or in a world after the
 // next ones with more than a little.
-TEST(TcpFamily, RefusesABodyThatNobodyWaitsForByItsHead) {
+TEST(TcpTransportContext, RefusesABodyThatNobodyWaitsForByItsHead) {
   const auto head_of = [](std::uint64_t world, std::int64_t number, std::uint32_t bytes) {
     FrameHead head;
     head.kind = FrameKind::kGather;
@@ -138,28 +139,28 @@ TEST(TcpFamily, RefusesABodyThatNobodyWaitsForByItsHead) {
   }
   const Pair pair = make_pair_of_ranks();
   pair.peer->send(head_of(5, 0, 1U << 20) + std::string(1U << 20, 'x'));
-  std::unique_lock lock(pair.family->mutex);
-  EXPECT_FALSE(pair.family->wait(lock, Deadline::after(0.2), [] { return false; }));
+  std::unique_lock lock(pair.context->mutex);
+  EXPECT_FALSE(pair.context->wait(lock, Deadline::after(0.2), [] { return false; }));
 }
 
-TEST(TcpFamily, NamesAPeerWhoseConnectionEnds) {
+TEST(TcpTransportContext, NamesAPeerWhoseConnectionEnds) {
   Pair pair = make_pair_of_ranks();
   pair.peer.reset();
-  std::unique_lock lock(pair.family->mutex);
-  const Error error = error_of([&] { pair.family->wait(lock, Deadline::after(kLong), [] { return false; }); });
+  std::unique_lock lock(pair.context->mutex);
+  const Error error = error_of([&] { pair.context->wait(lock, Deadline::after(kLong), [] { return false; }); });
   expect_named(error, "its connection has closed");
 }
 
 // Who has said that nothing follows is not gone: what waits for it waits for its deadline.
-TEST(TcpFamily, LetsAPeerLeave) {
+TEST(TcpTransportContext, LetsAPeerLeave) {
   const Pair pair = make_pair_of_ranks();
   pair.peer->send(frame({}));
   EXPECT_FALSE(pair.peer->is_closed_within(0.1));
-  std::unique_lock lock(pair.family->mutex);
-  EXPECT_FALSE(pair.family->wait(lock, Deadline::after(0.2), [] { return false; }));
+  std::unique_lock lock(pair.context->mutex);
+  EXPECT_FALSE(pair.context->wait(lock, Deadline::after(0.2), [] { return false; }));
 }
 
-TEST(TcpFamily, HearsOfFailures) {
+TEST(TcpTransportContext, HearsOfFailures) {
   FrameHead notice;
   notice.kind = FrameKind::kNotice;
   notice.round = 1;
@@ -170,7 +171,7 @@ TEST(TcpFamily, HearsOfFailures) {
 }
 
 // Random bytes behind heads of every kind: nothing crashes, nothing hangs.
-TEST(TcpFamily, OutlivesRandomFrames) {
+TEST(TcpTransportContext, OutlivesRandomFrames) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
     const Pair pair = make_pair_of_ranks();
@@ -188,9 +189,9 @@ TEST(TcpFamily, OutlivesRandomFrames) {
       bytes += frame(head, body);
     }
     pair.peer->send(bytes);
-    std::unique_lock lock(pair.family->mutex);
+    std::unique_lock lock(pair.context->mutex);
     try {
-      EXPECT_FALSE(pair.family->wait(lock, Deadline::after(0.001), [] { return false; }));
+      EXPECT_FALSE(pair.context->wait(lock, Deadline::after(0.001), [] { return false; }));
     } catch (const Error&) {
       // It has noticed.
     }

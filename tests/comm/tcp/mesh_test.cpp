@@ -55,21 +55,21 @@ int port_in(const std::string& text) {
   return lines >> port >> address && address == "127.0.0.1" ? port : 0;
 }
 
-TEST(Mesh, ListensOnTheLoopbackAloneWhereAllRanksAreOneHosts) {
+TEST(Connections, ListensOnTheLoopbackAloneWhereAllRanksAreOneHosts) {
   std::atomic<int> seen{0};
   run_threads_world(3, {}, [&](Transport& world) {
     Spy spy(world, [&](std::vector<std::string>& all) {
       for (const std::string& text : all) seen += port_in(text) > 0 ? 1 : 0;
     });
-    const Mesh mesh = connect_mesh(spy, "", Patience(kLong));
-    EXPECT_EQ(mesh.hosts, std::vector<std::string>(3, host_name()));
+    const Connections connections = make_connections(spy, "", Timeouts(kLong));
+    EXPECT_EQ(connections.hosts, std::vector<std::string>(3, host_name()));
     for (int rank = 0; rank < 3; ++rank)
-      EXPECT_EQ(mesh.links[static_cast<std::size_t>(rank)].valid(), rank != world.rank());
+      EXPECT_EQ(connections.links[static_cast<std::size_t>(rank)].valid(), rank != world.rank());
   });
   EXPECT_EQ(seen, 9);
 }
 
-TEST(Mesh, TakesNoStrangers) {
+TEST(Connections, TakesNoStrangers) {
   std::mutex mutex;
   std::vector<std::unique_ptr<RawConnection>> strangers;
   run_threads_world(3, {}, [&](Transport& world) {
@@ -104,7 +104,7 @@ TEST(Mesh, TakesNoStrangers) {
 }
 
 // All ranks name two that can't reach each other, in time.
-TEST(Mesh, NamesRanksThatCanNotConnect) {
+TEST(Connections, NamesRanksThatCanNotConnect) {
   constexpr double kShort = 0.5;
   const Opened other = open_listener(numeric_address("127.0.0.1", 0).at(0));  // takes calls, says nothing
   const int port = own_end(other.socket).port();

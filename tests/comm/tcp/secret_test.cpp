@@ -46,7 +46,7 @@ class WithSecret : public ::testing::Test {
   }
 };
 using StoreWithSecret = WithSecret;
-using MeshWithSecret = WithSecret;
+using ConnectionsWithSecret = WithSecret;
 
 StoreOptions options_of(int port, int rank, int size, std::optional<Secret> secret, double seconds = kStoreTimeout) {
   return {{"127.0.0.1", port}, rank, size, "a job that nobody is told of", seconds, std::move(secret)};
@@ -206,7 +206,7 @@ TEST_F(StoreWithSecret, WarnsWhereAnybodyMayJoin) {
       threads.run([&, rank, port] {
         StoreOptions options = options_of(port, rank, 2, secret);
         if (rank == 0) options.address.host = host;
-        options.warn = [&](const Wording& warning) {
+        options.warn = [&](const MessageTemplate& warning) {
           const std::lock_guard lock(mutex);
           warnings.push_back(warning.text());
         };
@@ -224,7 +224,7 @@ TEST_F(StoreWithSecret, WarnsWhereAnybodyMayJoin) {
 }
 
 // The ranks of a caller's own group, where a secret is set on some hosts only.
-TEST_F(MeshWithSecret, NamesRanksWithoutOne) {
+TEST_F(ConnectionsWithSecret, NamesRanksWithoutOne) {
   run_threads_world(3, {}, [](Transport& world) {
     TcpOptions options;
     options.secret = world.rank() == 1 ? Secret() : secret_of(kText);
@@ -235,7 +235,7 @@ TEST_F(MeshWithSecret, NamesRanksWithoutOne) {
   });
 }
 
-TEST_F(MeshWithSecret, DoesNotConnectRanksWithDifferentOnes) {
+TEST_F(ConnectionsWithSecret, DoesNotConnectRanksWithDifferentOnes) {
   run_threads_world(2, {}, [](Transport& world) {
     TcpOptions options;
     options.setup_seconds = 0.5;

@@ -35,7 +35,7 @@ TEST(StoreBounds, NamesTheRankThatSendsWhatNobodyMay) {
   const struct {
     WireKind kind;
     std::size_t bytes;
-  } cases[] = {{WireKind::kGather, kMostStorePart + 1}, {WireKind::kHello, 10}, {WireKind::kWait, 3}};
+  } cases[] = {{WireKind::kGather, kMaxStoreMessage + 1}, {WireKind::kHello, 10}, {WireKind::kWait, 3}};
   for (const auto& one : cases) {
     const int port = free_port();
     Threads threads;
@@ -50,8 +50,8 @@ TEST(StoreBounds, NamesTheRankThatSendsWhatNobodyMay) {
     rank.send(WireKind::kHello, bytes_of(hello));
     for (const Deadline deadline = Deadline::after(kStoreTimeout); !deadline.expired();) {
       pollfd socket = rank.interest();
-      wait_a_moment({&socket, 1});
-      if (!rank.move(most_gathered(2))) break;
+      poll_briefly({&socket, 1});
+      if (!rank.move(max_gathered(2))) break;
       const auto frame = rank.take();
       if (frame && frame->kind == WireKind::kComplete) rank.send(one.kind, std::string(one.bytes, 'x'));
     }

@@ -58,7 +58,7 @@ inline std::optional<WireFrame> next_frame(Wire& wire, double seconds = kStoreSl
   std::optional<WireFrame> frame;
   for (const Deadline deadline = Deadline::after(seconds); !frame && !deadline.expired();) {
     pollfd socket = wire.interest();
-    wait_a_moment({&socket, 1});
+    poll_briefly({&socket, 1});
     const bool open = wire.move();
     frame = wire.take();
     if (!open && !frame) break;

@@ -64,7 +64,7 @@ Wire say_hello(int port, const StoreOptions& options) {
   wire.send(WireKind::kHello, bytes_of(hello));
   for (const Deadline deadline = Deadline::after(kStoreTimeout); !wire.all_sent() && !deadline.expired();) {
     pollfd socket = wire.interest();
-    wait_a_moment({&socket, 1});
+    poll_briefly({&socket, 1});
     wire.move();
   }
   return wire;
@@ -128,8 +128,8 @@ TEST(Store, NamesTheRankThatNeverComes) {
       EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
       EXPECT_TRUE(has(error, "rank 2 did not come to the store at 127.0.0.1")) << error.what();
       EXPECT_TRUE(has(error, "3 of 4 ranks came")) << error.what();
-      ASSERT_NE(error.place(), nullptr);
-      EXPECT_EQ(error.place()->rank, 0);
+      ASSERT_NE(error.location(), nullptr);
+      EXPECT_EQ(error.location()->rank, 0);
       EXPECT_GE(seconds_since(start), kShort);
       EXPECT_LT(seconds_since(start), kShort + kStoreSlack);
     });
@@ -194,7 +194,7 @@ TEST(Store, RefusesARankThatIsThere) {
   std::optional<WireFrame> answer;
   for (const Deadline deadline = Deadline::after(kShort + kStoreSlack); !answer && !deadline.expired();) {
     pollfd socket = second.interest();
-    wait_a_moment({&socket, 1});
+    poll_briefly({&socket, 1});
     if (!second.move()) break;
     answer = second.take();
   }
@@ -327,7 +327,7 @@ TEST(Store, FreesItsPortOnceAllHaveCome) {
 }
 
 // Once all have come, one that leaves is named to all.
-TEST(Store, NamesTheRankThatLeavesAMeeting) {
+TEST(Store, NamesTheRankThatLeavesACollective) {
   const int port = free_port();
   Threads threads;
   threads.run([=] { make_store(options_of(port, 2, 3)); });  // leaves at once
@@ -344,7 +344,7 @@ TEST(Store, NamesTheRankThatLeavesAMeeting) {
 }
 
 // The rank whose time is over first ends the wait of all, so that rank 0 alone has to say so.
-TEST(Store, EndsAMeetingForAllWhenTheFirstRanksTimeIsOver) {
+TEST(Store, EndsACollectiveForAllWhenTheFirstRanksTimeIsOver) {
   constexpr double kShort = 0.3;
   const int port = free_port();
   std::atomic<int> done{0};
@@ -361,14 +361,14 @@ TEST(Store, EndsAMeetingForAllWhenTheFirstRanksTimeIsOver) {
       ++done;
       EXPECT_EQ(error.code(), ErrorCode::kPeer) << error.what();
       EXPECT_TRUE(has(error, "did not finish within 0.3 s (rank 0 on ")) << error.what();
-      ASSERT_NE(error.place(), nullptr);
-      EXPECT_EQ(error.place()->rank, 0);
+      ASSERT_NE(error.location(), nullptr);
+      EXPECT_EQ(error.location()->rank, 0);
       EXPECT_LT(seconds_since(start), kStoreSlack);
     });
   }
 }
 
-TEST(Store, NamesTheRankThatMissesAMeeting) {
+TEST(Store, NamesTheRankThatMissesACollective) {
   constexpr double kShort = 0.3;
   const int port = free_port();
   std::atomic<int> done{0};
@@ -390,7 +390,7 @@ TEST(Store, NamesTheRankThatMissesAMeeting) {
 }
 
 TEST(Store, ChecksWhatItIsGiven) {
-  for (const auto& [rank, size] : {std::pair(0, 0), {-1, 2}, {2, 2}, {0, kMostStoreRanks + 1}}) {
+  for (const auto& [rank, size] : {std::pair(0, 0), {-1, 2}, {2, 2}, {0, kMaxStoreRanks + 1}}) {
     EXPECT_EQ(error_of([&, rank = rank, size = size] { make_store(options_of(1, rank, size)); }).code(),
               ErrorCode::kUsage);
   }

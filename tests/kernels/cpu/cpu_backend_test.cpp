@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/cpu/cpu_fold.hpp"
 #include "kernels/cpu/fold_state.hpp"
+#include "kernels/cpu/cpu_fold.hpp"
 #include "kernels/cpu/row_group.hpp"
 #include "tests/support/fold_inputs.hpp"
 
@@ -38,7 +38,7 @@ TEST(CpuBackend, CopiesStridedRows) {
 // A mark means its last recording.
 TEST(CpuBackend, MarksAreRecordedAgain) {
   CpuBackend backend(1);
-  const auto marks = backend.make_marks(2, true);
+  const auto marks = backend.make_events(2, true);
   const auto pass_time = [] {
     const auto begin = std::chrono::steady_clock::now();
     while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(2)) continue;
@@ -55,20 +55,20 @@ TEST(CpuBackend, MarksAreRecordedAgain) {
   EXPECT_FALSE(backend.is_capturing({}));
 }
 
-TEST(CpuFold, RefusesTasksOfAnotherShape) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+TEST(CpuAttention, RefusesTasksOfAnotherShape) {
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
   const auto backend = make_cpu_backend({1, 0});
-  const auto kernel = make_cpu_fold(spec, *backend);
+  const auto kernel = make_cpu_attention(spec, *backend);
   kernel->reserve({});
-  const auto code_of = [&](const FoldTask& task) {
+  const auto code_of = [&](const AttentionTask& task) {
     try {
-      kernel->fold(task, {}, {});
+      kernel->attend(task, {}, {});
     } catch (const Error& error) {
       return error.code();
     }
     return ErrorCode::kWrongResult;
   };
-  FoldTask task;
+  AttentionTask task;
   task.save = false;
   task.q = dense_view(static_cast<const void*>(nullptr), Dtype::kF32, 0, 4, 64);
   EXPECT_EQ(code_of(task), ErrorCode::kInternal);  // dtype
@@ -81,18 +81,18 @@ TEST(CpuFold, RefusesTasksOfAnotherShape) {
   task.q.tokens = 0;
   task.save = false;
   const float sink = 0.0F;
-  const FoldOutput output{dense_view(static_cast<void*>(nullptr), Dtype::kBf16, 0, 4, 64), {}, &sink};
+  const AttentionOutput output{dense_view(static_cast<void*>(nullptr), Dtype::kBf16, 0, 4, 64), {}, &sink};
   task.finish = &output;
   EXPECT_EQ(code_of(task), ErrorCode::kInternal);  // sinks that nobody asked for
   task.finish = nullptr;
-  EXPECT_NO_THROW(kernel->fold(task, {}, {}));
+  EXPECT_NO_THROW(kernel->attend(task, {}, {}));
 }
 
 TEST(RowGroups, CoverEveryRowOnceInOneSequence) {
   const QueryRun runs[] = {{0, 0, 0, 5}, {0, 9, 5, 1}, {0, 20, 6, 17}, {1, 0, 23, 4}, {2, 0, 27, 0}, {2, 0, 27, 3}};
   for (const std::int64_t most : {1, 3, 6, 100}) {
     std::vector<int> covered(30, 0);
-    for (const RowGroup& group : make_row_groups(runs, most, {})) {
+    for (const WorkTile& group : make_work_tiles(runs, most, {})) {
       ASSERT_LE(group.rows, most);
       ASSERT_GE(group.rows, 1);
       std::int64_t offset = group.offset;
@@ -109,7 +109,7 @@ TEST(RowGroups, CoverEveryRowOnceInOneSequence) {
 }
 
 TEST(FinishRow, SinkJoinsTheDenominator) {
-  FoldSpec spec = make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
+  AttentionSpec spec = make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
   spec.sinks = true;
   float o[8] = {3.0F, -6.0F};
   float out[8];
@@ -122,7 +122,7 @@ TEST(FinishRow, SinkJoinsTheDenominator) {
 }
 
 TEST(FinishRow, EveryNanIsTheSame) {
-  const FoldSpec spec = make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
   const float nan = std::numeric_limits<float>::quiet_NaN();
   float o[8] = {nan, -nan, std::bit_cast<float>(0x7fc01234U), std::bit_cast<float>(0xffc00001U)};
   float out[8];

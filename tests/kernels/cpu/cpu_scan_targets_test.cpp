@@ -11,7 +11,7 @@
 namespace ringattn::testing {
 namespace {
 
-class CpuScanTargets : public ::testing::TestWithParam<std::int64_t> {
+class CpuSsmTargets : public ::testing::TestWithParam<std::int64_t> {
  protected:
   void SetUp() override {
     hwy::SetSupportedTargetsForTest(GetParam());
@@ -23,19 +23,19 @@ class CpuScanTargets : public ::testing::TestWithParam<std::int64_t> {
   }
 };
 
-TEST_P(CpuScanTargets, AreAccurateAndInvariant) {
-  for (const ScanRow& row : kernel_table<ScanSpec>()) {
+TEST_P(CpuSsmTargets, AreAccurateAndInvariant) {
+  for (const SsmRow& row : kernel_table<SsmSpec>()) {
     if (row.backend != "cpu") continue;
     const std::string identity = row.make_backend({1, 0})->identity();
     if (identity != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with " << hwy::TargetName(GetParam());
-    for (ScanSpec spec :
-         {scan_spec(Dtype::kF32, 3, 40, 24), scan_spec(Dtype::kBf16, 2, 8, 16), selective_spec(Dtype::kF16, 24, 8)}) {
+    for (SsmSpec spec :
+         {ssm_spec(Dtype::kF32, 3, 40, 24), ssm_spec(Dtype::kBf16, 2, 8, 16), selective_spec(Dtype::kF16, 24, 8)}) {
       spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = true;
       if (!row.missing(spec).empty()) continue;
-      const ScanData inputs = random_scan(spec, {150, 2100, 3}, 7);
-      const ScanResult result = scan_with(row, inputs);
-      EXPECT_EQ(check_scan_accuracy(inputs, result, {kScanTerm, kScanTerm}), "") << identity << ": " << describe(spec);
-      EXPECT_TRUE(scan_with(row, inputs, {.threads = 3, .strided = true}).same_bits(result)) << identity;
+      const SsmData inputs = random_ssm(spec, {150, 2100, 3}, 7);
+      const SsmResult result = run_ssm(row, inputs);
+      EXPECT_EQ(check_ssm_accuracy(inputs, result, {kSsmTerm, kSsmTerm}), "") << identity << ": " << describe(spec);
+      EXPECT_TRUE(run_ssm(row, inputs, {.threads = 3, .strided = true}).same_bits(result)) << identity;
     }
   }
 }
@@ -46,7 +46,7 @@ std::vector<std::int64_t> targets_here() {
   return targets;
 }
 
-INSTANTIATE_TEST_SUITE_P(Highway, CpuScanTargets, ::testing::ValuesIn(targets_here()),
+INSTANTIATE_TEST_SUITE_P(Highway, CpuSsmTargets, ::testing::ValuesIn(targets_here()),
                          [](const auto& test) { return std::string(hwy::TargetName(test.param)); });
 
 }  // namespace

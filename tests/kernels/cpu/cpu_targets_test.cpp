@@ -18,11 +18,11 @@
 namespace ringattn::testing {
 namespace {
 
-const FoldRow& cpu_row() {
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
-    if (row.name == "cpu_fold") return row;
+const AttentionRow& cpu_row() {
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
+    if (row.name == "cpu_attention") return row;
   }
-  throw std::logic_error("no cpu_fold in the table");
+  throw std::logic_error("no cpu_attention in the table");
 }
 
 // Targets up to `target`, for as long as it lives.
@@ -50,29 +50,29 @@ TEST_P(CpuTargets, AreAccurateAndInvariant) {
     for (const auto& [head_dim, head_dim_v] : {std::pair{8, 8}, {64, 24}, {128, 136}}) {
       for (const Mask& mask : {Mask{-1, 0}, Mask{50, 7}}) {
         for (const float softcap : {0.0F, 15.0F}) {
-          FoldSpec spec = make_spec(dtype, 6, 2, head_dim, mask);
+          AttentionSpec spec = make_spec(dtype, 6, 2, head_dim, mask);
           spec.head_dim_v = head_dim_v;
           spec.softcap = softcap;
-          FoldInputs inputs = random_inputs(spec, {{32, 300, 260}, {5, 9, -2}}, 81);
+          AttentionInputs inputs = random_inputs(spec, {{32, 300, 260}, {5, 9, -2}}, 81);
           inputs.set_v(280, 0, 5, std::numeric_limits<float>::quiet_NaN());
           inputs.set_k(285, 1, 5, std::numeric_limits<float>::infinity());
           // Subnormal fp16 values must be widened exactly as well.
           for (std::int64_t key = 0; key < 200; ++key) inputs.set_v(key, 1, 0, 3e-6F);
-          const FoldResult result = fold_with(cpu_row(), inputs);
+          const AttentionResult result = attend_with(cpu_row(), inputs);
           ASSERT_EQ(check_accuracy(inputs, result.out, result.lse), "") << identity << ": " << describe(spec);
           const Arrangement other{.threads = 2, .tiles_per_task = 1, .run_rows = 11, .shuffle = 82, .strided = true};
-          ASSERT_TRUE(fold_with(cpu_row(), inputs, other).same_bits(result)) << identity << ": " << describe(spec);
+          ASSERT_TRUE(attend_with(cpu_row(), inputs, other).same_bits(result)) << identity << ": " << describe(spec);
         }
       }
     }
   }
 }
 
-const HeadProductRow& product_row() {
-  for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) {
-    if (row.name == "cpu_product") return row;
+const BatchedGemmRow& product_row() {
+  for (const BatchedGemmRow& row : kernel_table<BatchedGemmSpec>()) {
+    if (row.name == "cpu_gemm") return row;
   }
-  throw std::logic_error("no cpu_product in the table");
+  throw std::logic_error("no cpu_gemm in the table");
 }
 
 TEST_P(CpuTargets, MultiplyHeadsAccurately) {
@@ -80,11 +80,11 @@ TEST_P(CpuTargets, MultiplyHeadsAccurately) {
   const std::string identity = cpu_row().make_backend({1, 0})->identity();
   if (identity != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with " << hwy::TargetName(GetParam());
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-    for (const auto& [inner, outer] : {std::pair{8, 8}, {64, 24}, {40, 136}}) {
-      const ProductInputs inputs = normal_product_inputs({dtype, inner, outer}, 61, 2, false, 87);
+    for (const auto& [dim_k, dim_n] : {std::pair{8, 8}, {64, 24}, {40, 136}}) {
+      const GemmInputs inputs = normal_gemm_inputs({dtype, dim_k, dim_n}, 61, 2, false, 87);
       const std::vector<std::byte> out = multiplied(product_row(), inputs);
-      expect_accurate_product(inputs, out);
-      const ProductLayout other{.threads = 2, .cuts = {1, 14, 40}, .head_by_head = true, .transposed = true, .gap = 8};
+      expect_accurate_gemm(inputs, out);
+      const GemmLayout other{.threads = 2, .cuts = {1, 14, 40}, .head_by_head = true, .transposed = true, .gap = 8};
       EXPECT_TRUE(multiplied(product_row(), inputs, other) == out) << identity << ": " << describe(inputs.spec);
     }
   }
@@ -92,7 +92,7 @@ TEST_P(CpuTargets, MultiplyHeadsAccurately) {
 
 // a · (1 + w) for every bit pattern a, where w moves the sum by nothing, by half a step of the dtype, or by a little
 // more or less: rounded as store_element() rounds. For fp16 some columns are subnormal.
-TEST_P(CpuTargets, RoundProductsToNearestEven) {
+TEST_P(CpuTargets, RoundGemmsToNearestEven) {
   const ForcedTarget forced(GetParam());
   const std::string identity = cpu_row().make_backend({1, 0})->identity();
   if (identity != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with " << hwy::TargetName(GetParam());
@@ -102,7 +102,7 @@ TEST_P(CpuTargets, RoundProductsToNearestEven) {
     const std::pair<float, float> columns[] = {
         {1.0F, 0.0F},         {1.0F, half},  {1.0F, -half},         {1.0F, 1.25F * half},
         {1.0F, 0.75F * half}, {small, 0.0F}, {small, small * half}, {small, -0.5F * small * half}};
-    ProductInputs inputs = product_inputs({dtype, 8, 8}, 65'536, 1, false, [] { return 0.0F; });
+    GemmInputs inputs = gemm_inputs({dtype, 8, 8}, 65'536, 1, false, [] { return 0.0F; });
     for (std::int64_t o = 0; o < 8; ++o) {
       inputs.set_right(0, o, 0, columns[o].first);
       inputs.set_right(0, o, 1, columns[o].second);
@@ -129,18 +129,18 @@ TEST_P(CpuTargets, RoundProductsToNearestEven) {
 }
 
 // Groups of key tiles are merged by vectors, and what is left over of a row by part of one.
-TEST_P(CpuTargets, MergeGroups) {
+TEST_P(CpuTargets, MergeKvSplits) {
   const ForcedTarget forced(GetParam());
   const std::string identity = cpu_row().make_backend({1, 0})->identity();
   if (identity != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with " << hwy::TargetName(GetParam());
   for (const int head_dim_v : {8, 24, 32}) {
-    const FoldSpec spec = make_spec(Dtype::kF32, 2, 1, 8, {-1, 0}, head_dim_v);
-    FoldInputs inputs = random_inputs(spec, {{2, 17'000, 16'998}}, 83);
+    const AttentionSpec spec = make_spec(Dtype::kF32, 2, 1, 8, {-1, 0}, head_dim_v);
+    AttentionInputs inputs = random_inputs(spec, {{2, 17'000, 16'998}}, 83);
     for (std::int64_t key = 8192; key < 16'384; ++key) inputs.set_k(key, 0, 0, 40.0F);  // the reference moves
-    const FoldResult whole = fold_with(cpu_row(), inputs, {.export_state = true});
+    const AttentionResult whole = attend_with(cpu_row(), inputs, {.export_state = true});
     EXPECT_EQ(check_accuracy(inputs, whole.out, whole.lse), "") << identity << ", head_dim_v " << head_dim_v;
-    EXPECT_TRUE(fold_with(cpu_row(), inputs, {.export_state = true, .apart = 84}).same_bits(whole)) << identity;
-    EXPECT_TRUE(fold_with(cpu_row(), inputs, {.export_state = true, .apart = 85}).same_bits(whole)) << identity;
+    EXPECT_TRUE(attend_with(cpu_row(), inputs, {.export_state = true, .apart = 84}).same_bits(whole)) << identity;
+    EXPECT_TRUE(attend_with(cpu_row(), inputs, {.export_state = true, .apart = 85}).same_bits(whole)) << identity;
   }
 }
 
@@ -161,13 +161,13 @@ TEST_P(CpuTargets, AreAboutAsFastAsTheTableSays) {
   const auto backend = cpu_row().make_backend({1, 0});
   if (backend->identity() != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with this target";
   const std::int64_t tokens = 1024;
-  const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
-  const FoldInputs inputs = random_inputs(spec, {{tokens, tokens, 0}}, 86);
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
+  const AttentionInputs inputs = random_inputs(spec, {{tokens, tokens, 0}}, 86);
   const double flops = 2.0 * tokens * (tokens + 1) * 128 * 8;
   double seconds = 1e9;
   for (int round = 0; round < 3; ++round) {
     const double begin = processor_seconds();
-    fold_with(cpu_row(), inputs);
+    attend_with(cpu_row(), inputs);
     seconds = std::min(seconds, processor_seconds() - begin);
   }
   const double predicted = cpu_row().flops_per_second(*backend);

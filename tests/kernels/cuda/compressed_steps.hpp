@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/list_makers.hpp"
 #include "kernels/cache_share.hpp"
 #include "kernels/decode_lists.hpp"
-#include "kernels/list_makers.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/device_pool.hpp"
@@ -29,7 +29,7 @@ struct CompressedCase {
   std::vector<std::int64_t> lengths;
   std::int64_t page = 64;  // 0: dense
   int slices = 0;
-  // Keys of these tokens of the last sequence are so many times as large: references are outgrown.
+  // Keys of these tokens of the last sequence are so many times as large: softmax_offsets are exceeds_threshold.
   std::vector<std::int64_t> loud;
   float loudness = 1.0F;
   bool tiny_zeros = false;  // least elements that are next to nothing beside their scales
@@ -43,9 +43,9 @@ class CompressedSteps {
       : row_(row),
         case_(c),
         backend_(row.make_backend({1, 0})),
-        k_(tensors(c.spec.format.k, c.spec.fold.head_dim, 1)),
-        v_(tensors(c.spec.format.v, c.spec.fold.head_dim_v, 2)) {
-    const FoldSpec& fold = c.spec.fold;
+        k_(tensors(c.spec.format.k, c.spec.attention.head_dim, 1)),
+        v_(tensors(c.spec.format.v, c.spec.attention.head_dim_v, 2)) {
+    const AttentionSpec& fold = c.spec.attention;
     const std::vector<std::byte> q =
         outlier_rows({fold.dtype, fold.heads, fold.head_dim}, std::vector<std::int64_t>(c.lengths.size(), c.rows), 7);
     q_.emplace(*backend_, q.size());
@@ -65,7 +65,7 @@ class CompressedSteps {
     step_.output = {dense_view(static_cast<void*>(out_->data()), fold.dtype, rows, fold.heads, fold.head_dim_v),
                     {lse_->floats(), fold.heads, 1},
                     fold.sinks ? sinks_->floats() : nullptr};
-    if (fold.lists.any()) make_lists_of_sequences();
+    if (fold.block_mask.any()) make_lists_of_sequences();
   }
 
   // Outputs and LSE, one behind the other.
@@ -85,15 +85,15 @@ class CompressedSteps {
   std::vector<std::byte> run_shares(bool compressed, int count) {
     const auto kernel = kernel_of(compressed);
     kernel->reserve({sequences(), case_.rows, longest(), case_.slices});
-    const std::int64_t groups = share_groups(longest(), count, kernel->group_keys());
-    const std::int64_t floats = step_.q.tokens * groups * case_.spec.fold.heads * kernel->record_floats();
+    const std::int64_t groups = splits_per_partition(longest(), count, kernel->kv_split_keys());
+    const std::int64_t floats = step_.q.tokens * groups * case_.spec.attention.heads * kernel->partial_floats();
     std::vector<DeviceArray> records;
     std::vector<const float*> shares;
     for (int i = 0; i < count; ++i) {
-      const Held held = hold({i, count}, kernel->group_keys());
+      const Held held = hold({i, count}, kernel->kv_split_keys());
       records.emplace_back(*backend_, static_cast<std::size_t>(floats) * sizeof(float));
       DecodeStep step = step_over(held, compressed);
-      step.share = {i, count};
+      step.partition = {i, count};
       step.output = {};
       step.partials = {records.back().floats(), groups};
       kernel->enqueue(step, backend_->stream());
@@ -114,7 +114,7 @@ class CompressedSteps {
   // What a share of the keys lies in.
   struct Held {
     PageOrder order;
-    std::unique_ptr<DevicePool> packed_k, packed_v, plain_k, plain_v;
+    std::unique_ptr<DevicePool> quantized_k, quantized_v, plain_k, plain_v;
     std::optional<DeviceArray> table;
   };
 
@@ -134,10 +134,11 @@ class CompressedSteps {
     return bytes;
   }
 
-  Held hold(const GroupShare& share, std::int64_t group_keys) const {
+  Held hold(const KvPartition& partition, std::int64_t kv_split_keys) const {
     Held held;
     std::vector<std::int64_t> lengths;
-    for (const std::int64_t length : case_.lengths) lengths.push_back(keys_of_share(share, group_keys, length));
+    for (const std::int64_t length : case_.lengths)
+      lengths.push_back(keys_of_partition(partition, kv_split_keys, length));
     if (case_.page > 0) {
       held.order = shuffled_pages(lengths, case_.page, 3);
     } else {
@@ -149,11 +150,11 @@ class CompressedSteps {
     }
     const auto pool = [&](const CompressedTensor& tensor) {
       CompressedPool host(tensor.format, tensor.shape, held.order, sequences());
-      host.fill(tensor, share, group_keys);
+      host.fill(tensor, partition, kv_split_keys);
       return std::make_unique<DevicePool>(*backend_, host.view(), sequences());
     };
-    held.packed_k = pool(k_.packed);
-    held.packed_v = pool(v_.packed);
+    held.quantized_k = pool(k_.packed);
+    held.quantized_v = pool(v_.packed);
     held.plain_k = pool(k_.plain);
     held.plain_v = pool(v_.plain);
     held.table.emplace(*backend_, held.order.table.size() * 4);
@@ -167,12 +168,12 @@ class CompressedSteps {
     if (format.k.is_plain()) {
       step.k = held.plain_k->plain();
     } else {
-      step.packed_k = held.packed_k->view();
+      step.quantized_k = held.quantized_k->view();
     }
     if (format.v.is_plain()) {
       step.v = held.plain_v->plain();
     } else {
-      step.packed_v = held.packed_v->view();
+      step.quantized_v = held.quantized_v->view();
     }
     if (case_.page > 0) {
       step.block_table = {reinterpret_cast<const std::int32_t*>(held.table->data()), held.order.columns};
@@ -182,26 +183,27 @@ class CompressedSteps {
 
   // Three of four blocks in front of a sequence's rows.
   void make_lists_of_sequences() {
-    const ListShape& shape = case_.spec.fold.lists;
-    std::vector<ListedSequence> of;
+    const BlockMaskShape& shape = case_.spec.attention.block_mask;
+    std::vector<MaskedSequence> of;
     for (const std::int64_t length : case_.lengths) of.push_back({length - case_.rows, case_.rows, length});
-    const ListMaker maker = [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    const BlockMaskPattern maker = [&](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
       const std::int64_t own = std::max<std::int64_t>(0, of[place.sequence].position) / shape.key_block;
       for (std::int64_t block = 0; block < place.blocks; ++block) {
         if (block >= own || (block + place.head) % 4 != 0) blocks.push_back(static_cast<std::int32_t>(block));
       }
     };
-    const DecodeListArrays lists = decode_lists(make_lists(shape, of, maker), case_.spec.fold.mask, case_.rows);
-    list_blocks_.emplace(*backend_, std::max<std::size_t>(4, lists.blocks.size() * 4));
-    list_blocks_->write(bytes_of(lists.blocks));
-    list_counts_.emplace(*backend_, lists.counts.size() * 4);
-    list_counts_->write(bytes_of(lists.counts));
-    step_.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_->data()),
-                   reinterpret_cast<const std::int32_t*>(list_counts_->data()), lists.stride};
+    const DecodeBlockMaskArrays block_mask =
+        decode_block_mask(make_block_mask(shape, of, maker), case_.spec.attention.mask, case_.rows);
+    mask_indices_.emplace(*backend_, std::max<std::size_t>(4, block_mask.blocks.size() * 4));
+    mask_indices_->write(bytes_of(block_mask.blocks));
+    mask_counts_.emplace(*backend_, block_mask.counts.size() * 4);
+    mask_counts_->write(bytes_of(block_mask.counts));
+    step_.block_mask = {reinterpret_cast<const std::int32_t*>(mask_indices_->data()),
+                        reinterpret_cast<const std::int32_t*>(mask_counts_->data()), block_mask.stride};
   }
 
   Tensors tensors(const RowFormat& format, std::int64_t dim, std::uint64_t seed) const {
-    const RowShape shape{case_.spec.fold.dtype, case_.spec.fold.kv_heads, dim};
+    const RowShape shape{case_.spec.attention.dtype, case_.spec.attention.kv_heads, dim};
     const std::int64_t tokens = std::accumulate(case_.lengths.begin(), case_.lengths.end(), std::int64_t{0});
     std::vector<std::byte> rows = outlier_rows(shape, case_.lengths, seed);
     const std::int64_t row = shape.heads * dim;
@@ -237,7 +239,7 @@ class CompressedSteps {
       scale *= by;
       std::memcpy(at, &scale, sizeof scale);
     };
-    if (tensor.format.scales != ScaleGrain::kTokenHead && tensor.format.coding == RowCoding::kFp8) {
+    if (tensor.format.scales != ScaleGrain::kTokenHead && tensor.format.encoding == RowEncoding::kFp8) {
       for (std::size_t at = 0; at < tensor.tables[0].size(); at += 4) change(tensor.tables[0].data() + at, 1.00123F);
       return;
     }
@@ -254,7 +256,7 @@ class CompressedSteps {
   const CompressedCase case_;
   std::unique_ptr<Backend> backend_;
   const Tensors k_, v_;
-  std::optional<DeviceArray> q_, lengths_, out_, lse_, sinks_, list_blocks_, list_counts_;
+  std::optional<DeviceArray> q_, lengths_, out_, lse_, sinks_, mask_indices_, mask_counts_;
   DecodeStep step_;
 };
 

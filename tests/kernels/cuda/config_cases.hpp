@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every kernel with a table of configurations promises of its choice: sm80_fold's and sm90_fold's tests share it.
-// Head dims and tiles stand here and in those tests as numbers, and not as the tables under test have them.
+// What every kernel with a table of configurations promises of its choice: sm80_attention's and sm90_attention's tests
+// share it. Head dims and tiles stand here and in those tests as numbers, and not as the tables under test have them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace ringattn::testing {
 
-inline FoldSpec spec_of_dims(Dtype dtype, int head_dim, int head_dim_v) {
+inline AttentionSpec spec_of_dims(Dtype dtype, int head_dim, int head_dim_v) {
   return make_spec(dtype, 8, 2, head_dim, {-1, 0}, head_dim_v);
 }
 
@@ -32,10 +32,10 @@ inline bool any_is(std::span<const HeadDims> list, int head_dim, int head_dim_v)
 }
 
 // Specs of the dims with all else varied: none of it may decide how they are folded.
-inline std::vector<FoldSpec> specs_of(int head_dim, int head_dim_v) {
-  std::vector<FoldSpec> specs;
+inline std::vector<AttentionSpec> specs_of(int head_dim, int head_dim_v) {
+  std::vector<AttentionSpec> specs;
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
-    FoldSpec spec = spec_of_dims(dtype, head_dim, head_dim_v);
+    AttentionSpec spec = spec_of_dims(dtype, head_dim, head_dim_v);
     for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{100, 3}}) {
       spec.mask = mask;
       spec.softcap = mask.left > 0 ? 20.0F : 0.0F;
@@ -55,7 +55,7 @@ void expect_taken_dims(Able able, Missing missing, std::span<const HeadDims> oth
   for (int dim = 8; dim <= 640; dim += 8) {
     for (const int dim_v : {dim, 64, 128, 192, 256, 512}) {
       for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-        const FoldSpec spec = spec_of_dims(dtype, dim, dim_v);
+        const AttentionSpec spec = spec_of_dims(dtype, dim, dim_v);
         const bool supported =
             dtype != Dtype::kF32 && (any_is(kTensorCoreDims, dim, dim_v) || any_is(others, dim, dim_v));
         EXPECT_EQ(able(spec), supported) << describe(spec);
@@ -67,19 +67,19 @@ void expect_taken_dims(Able able, Missing missing, std::span<const HeadDims> oth
 
 // What the kernel that is really made for the dims says of its tiles.
 inline void expect_made_tiles(std::string_view name, const HeadDims& dims, int query_tile, int key_tile) {
-  const auto table = kernel_table<FoldSpec>();
-  const auto row = std::ranges::find(table, name, &FoldRow::name);
+  const auto table = kernel_table<AttentionSpec>();
+  const auto row = std::ranges::find(table, name, &AttentionRow::name);
   ASSERT_NE(row, table.end()) << "the table has no " << name;
   const auto backend = row->make_backend({1, kNoDevice});
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
-    const FoldSpec spec = spec_of_dims(dtype, dims.head_dim, dims.head_dim_v);
+    const AttentionSpec spec = spec_of_dims(dtype, dims.head_dim, dims.head_dim_v);
     const auto kernel = row->make_kernel(spec, *backend);
     EXPECT_EQ(kernel->key_tile(), key_tile) << describe(spec);
     EXPECT_EQ(kernel->query_tile(), query_tile) << describe(spec);
   }
 }
 
-// `missing(spec)` is the kernel's fold_missing(); `unequal` and `equal` are the head dims that it names.
+// `missing(spec)` is the kernel's attention_missing(); `unequal` and `equal` are the head dims that it names.
 template <class Missing>
 void expect_missing_texts(Missing missing, const std::string& unequal = "192 with 128",
                           const std::string& equal = "64, 96, 128, 256") {

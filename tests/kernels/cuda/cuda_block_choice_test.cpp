@@ -23,7 +23,7 @@ class CudaBlockChoice : public ::testing::Test {
     if (const std::string why = cuda::cuda_unavailable(); !why.empty()) GTEST_SKIP() << "needs: " << why;
   }
 
-  static void expect_same(const FoldInputs& inputs, std::int64_t page, int count) {
+  static void expect_same(const AttentionInputs& inputs, std::int64_t page, int count) {
     SCOPED_TRACE(fmt::format("{}, page {}, the best {}", describe(inputs.spec), page, count));
     BlockChooser host(cpu::make_cpu_backend({2, 0}), inputs, page, count);
     BlockChooser device(cuda::make_cuda_backend({1, 0}), inputs, page, count);
@@ -39,10 +39,10 @@ class CudaBlockChoice : public ::testing::Test {
   }
 };
 
-FoldInputs inputs_of(Dtype dtype, int heads, int kv_heads, int dim, int lists, int rows,
-                     const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
-  FoldSpec spec = make_spec(dtype, heads, kv_heads, dim, {-1, 0});
-  spec.lists = {16, 32, lists};
+AttentionInputs inputs_of(Dtype dtype, int heads, int kv_heads, int dim, int mask_heads, int rows,
+                          const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+  AttentionSpec spec = make_spec(dtype, heads, kv_heads, dim, {-1, 0});
+  spec.block_mask = {16, 32, mask_heads};
   return decode_inputs(spec, rows, lengths, seed);
 }
 
@@ -50,8 +50,8 @@ TEST_F(CudaBlockChoice, IsTheHosts) {
   std::uint64_t seed = 1;
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const int dim : {64, 96, 128, 256}) {
-      const FoldInputs inputs = inputs_of(dtype, 8, 2, dim, seed % 2 == 0 ? 1 : 2, seed % 3 == 0 ? 16 : 1,
-                                          {32 * 100 + 8, 1, 32, 33, 32 * 70, 32 * 65 + 31}, seed);
+      const AttentionInputs inputs = inputs_of(dtype, 8, 2, dim, seed % 2 == 0 ? 1 : 2, seed % 3 == 0 ? 16 : 1,
+                                               {32 * 100 + 8, 1, 32, 33, 32 * 70, 32 * 65 + 31}, seed);
       for (const int count : {1, 30, 90}) expect_same(inputs, seed % 2 == 0 ? 16 : 128, count);
       ++seed;
     }
@@ -61,7 +61,7 @@ TEST_F(CudaBlockChoice, IsTheHosts) {
 
 // More blocks than a CTA has threads, and many that score the same.
 TEST_F(CudaBlockChoice, ManyBlocksAndTies) {
-  FoldInputs inputs = inputs_of(Dtype::kF32, 2, 2, 8, 2, 1, {32 * 3000 + 8, 32 * 1025}, 21);
+  AttentionInputs inputs = inputs_of(Dtype::kF32, 2, 2, 8, 2, 1, {32 * 3000 + 8, 32 * 1025}, 21);
   expect_same(inputs, 0, 500);
   std::mt19937 generator(3);
   for (std::size_t s = 0; s < 2; ++s) {
@@ -86,7 +86,7 @@ TEST_F(CudaBlockChoice, ManySequences) {
 }
 
 TEST_F(CudaBlockChoice, MeansFollowGrowingSequences) {
-  const FoldInputs inputs = inputs_of(Dtype::kBf16, 8, 2, 128, 2, 3, {32 * 12 + 3, 32 * 4, 400}, 13);
+  const AttentionInputs inputs = inputs_of(Dtype::kBf16, 8, 2, 128, 2, 3, {32 * 12 + 3, 32 * 4, 400}, 13);
   BlockChooser steps(cuda::make_cuda_backend({1, 0}), inputs, 16, 4);
   BlockChooser whole(cuda::make_cuda_backend({1, 0}), inputs, 0, 4);
   whole.pool();

@@ -41,17 +41,17 @@ void expect_growing_bits(const DecodeRow& row, const CacheFormat& format) {
 
   CacheUpdate grow;
   grow.sequences = kSequences;
-  grow.lengths = grow.grown = reinterpret_cast<std::int32_t*>(now.data());
+  grow.lengths = grow.new_lengths = reinterpret_cast<std::int32_t*>(now.data());
   grow.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), order.columns};
   grow.table_pages = order.columns;
   grow.pages = order.pages;
   grow.page_size = 16;
   CacheUpdate places = grow;
-  places.grown = nullptr;
+  places.new_lengths = nullptr;
   DecodeStep step;
   step.q = dense_view(static_cast<const void*>(q.data()), Dtype::kBf16, kSequences, 8, 128);
-  step.packed_k = k.view();
-  step.packed_v = v.view();
+  step.quantized_k = k.view();
+  step.quantized_v = v.view();
   step.block_table = grow.block_table;
   step.lengths = grow.lengths;
   step.output = {
@@ -106,7 +106,7 @@ void expect_growing_bits(const DecodeRow& row, const CacheFormat& format) {
     DecodeSpec plain_spec = spec;
     plain_spec.format = {};
     DecodeStep plain_step = step;
-    plain_step.packed_k = plain_step.packed_v = {};
+    plain_step.quantized_k = plain_step.quantized_v = {};
     plain_step.k = plain[0]->plain();
     plain_step.v = plain[1]->plain();
     plain_step.block_table = {reinterpret_cast<const std::int32_t*>(prefix_table.data()), prefix_order.columns};

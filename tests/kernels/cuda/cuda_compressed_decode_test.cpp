@@ -26,7 +26,7 @@ void expect_plain_bits(const Case& c, int shares = 1) {
     const std::vector<std::byte> expected = steps.run(false);
     const std::vector<std::byte> got = shares == 1 ? steps.run(true) : steps.run_shares(true, shares);
     if (got == expected) continue;
-    const FoldSpec& fold = c.spec.fold;
+    const AttentionSpec& fold = c.spec.attention;
     const std::size_t rows = c.lengths.size() * static_cast<std::size_t>(c.rows * fold.heads);
     std::string where;
     std::size_t count = 0;
@@ -45,14 +45,14 @@ void expect_plain_bits(const Case& c, int shares = 1) {
 
 Case usual(const CacheFormat& format, Dtype dtype = Dtype::kBf16, int dim = 128) {
   Case c;
-  c.spec.fold = make_spec(dtype, 8, 2, dim, {-1, 0}, dim == 192 ? 128 : dim);
+  c.spec.attention = make_spec(dtype, 8, 2, dim, {-1, 0}, dim == 192 ? 128 : dim);
   c.spec.format = format;
   c.lengths = {5, 64, 129, 700, 8250};
   return c;
 }
 
 std::vector<CacheFormat> formats() {
-  const RowFormat by_tensor{RowCoding::kFp8, ScaleGrain::kTensor}, by_head{RowCoding::kFp8, ScaleGrain::kHead};
+  const RowFormat by_tensor{RowEncoding::kFp8, ScaleGrain::kTensor}, by_head{RowEncoding::kFp8, ScaleGrain::kHead};
   return {{kFp8, kFp8},       {kInt8, kInt8},     {kKeys32, kValues}, {kKeys64, kValues},  {by_tensor, by_head},
           {kValues, kKeys32}, {kValues, kKeys64}, {kInt8, kValues},   {kKeys32, by_tensor}};
 }
@@ -103,7 +103,7 @@ TEST(CudaCompressedDecode, AFewTiles) {
 // More sequences than a launch takes, whose tails lie sequence by sequence.
 TEST(CudaCompressedDecode, MoreSequencesThanALaunch) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
-  for (const CacheFormat& format : {CacheFormat{kFp8, {RowCoding::kFp8, ScaleGrain::kHead}}, {kKeys32, kValues}}) {
+  for (const CacheFormat& format : {CacheFormat{kFp8, {RowEncoding::kFp8, ScaleGrain::kHead}}, {kKeys32, kValues}}) {
     for (const std::int64_t page : {0, 16}) {
       Case c = usual(format, Dtype::kBf16, 64);
       c.lengths.clear();
@@ -115,13 +115,13 @@ TEST(CudaCompressedDecode, MoreSequencesThanALaunch) {
 }
 
 // The copy engine brings 16 bytes of them: the numbers of one head, or of several.
-TEST(CudaCompressedDecode, NumbersOfSeveralHeadsSideBySide) {
+TEST(CudaCompressedDecode, ScalesOfSeveralHeadsSideBySide) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kValues}, {kKeys64, kFp8}}) {
     for (const int kv_heads : {1, 4, 8}) {
       for (const std::int64_t page : {0, 16, 128}) {
         Case c = usual(format);
-        c.spec.fold = make_spec(Dtype::kBf16, 4 * kv_heads, kv_heads, 128, {-1, 0}, 128);
+        c.spec.attention = make_spec(Dtype::kBf16, 4 * kv_heads, kv_heads, 128, {-1, 0}, 128);
         c.page = page;
         expect_plain_bits(c);
       }
@@ -129,7 +129,7 @@ TEST(CudaCompressedDecode, NumbersOfSeveralHeadsSideBySide) {
   }
 }
 
-TEST(CudaCompressedDecode, LengthsAtEdgesOfTilesAndGroups) {
+TEST(CudaCompressedDecode, LengthsAtEdgesOfTilesAndKvSplits) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kKeys64, kValues}, {kKeys32, kKeys64}}) {
     for (const int slices : {1, 2, 4}) {
@@ -165,16 +165,16 @@ TEST(CudaCompressedDecode, WindowsSinksAndCaps) {
       Case c = usual(format);
       c.page = paged ? 16 : 0;
       c.rows = 2;
-      c.spec.fold.mask = {1000, 0};
-      c.spec.fold.sinks = true;
-      c.spec.fold.softcap = 20.0F;
+      c.spec.attention.mask = {1000, 0};
+      c.spec.attention.sinks = true;
+      c.spec.attention.softcap = 20.0F;
       expect_plain_bits(c);
     }
   }
 }
 
-// Rows that outgrow their references, in the first, a middle and a last group.
-TEST(CudaCompressedDecode, UnitsThatFailAreFoldedTileByTile) {
+// Rows that outgrow their softmax_offsets, in the first, a middle and a last group.
+TEST(CudaCompressedDecode, WorkTilesThatFailAreComputedTileByTile) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {
     for (const std::int64_t page : {0, 64}) {
@@ -200,7 +200,7 @@ TEST(CudaCompressedDecode, ZerosFarBelowTheirScales) {
       Case c = usual(format, dtype);
       c.tiny_zeros = true;
       expect_plain_bits(c);
-      c.spec.fold.head_dim = c.spec.fold.head_dim_v = 64;
+      c.spec.attention.head_dim = c.spec.attention.head_dim_v = 64;
       c.page = 0;
       expect_plain_bits(c);
     }
@@ -210,7 +210,7 @@ TEST(CudaCompressedDecode, ZerosFarBelowTheirScales) {
 // Scales that others have made: a product of elements would be rounded otherwise.
 TEST(CudaCompressedDecode, ScalesThatAreNoElements) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
-  const RowFormat by_tensor{RowCoding::kFp8, ScaleGrain::kTensor}, by_head{RowCoding::kFp8, ScaleGrain::kHead};
+  const RowFormat by_tensor{RowEncoding::kFp8, ScaleGrain::kTensor}, by_head{RowEncoding::kFp8, ScaleGrain::kHead};
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {by_tensor, by_head}}) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
       for (const int slices : {1, 2, 4}) {
@@ -254,7 +254,7 @@ TEST(CudaCompressedDecode, EveryFormatOfEveryDim) {
   }
 }
 
-TEST(CudaCompressedDecode, SharesOfTheKeysMergeToTheWhole) {
+TEST(CudaCompressedDecode, PartitionsOfTheKeysMergeToTheWhole) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {
     for (const int shares : {2, 3}) {
@@ -268,15 +268,15 @@ TEST(CudaCompressedDecode, SharesOfTheKeysMergeToTheWhole) {
 }
 
 // Blocks that are listed lie side by side, over codes as over elements: of kernels that read codes by lists.
-TEST(CudaCompressedDecode, ListsOfKeyBlocks) {
+TEST(CudaCompressedDecode, BlockMasksOfKeys) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kKeys32, kValues}, {kValues, kKeys64}}) {
-    for (const int lists : {1, 2}) {
+    for (const int mask_heads : {1, 2}) {
       for (const int dim : {64, 128, 256}) {
         Case c = usual(format, Dtype::kBf16, dim);
-        c.spec.fold.lists = {128, 128, lists};
+        c.spec.attention.block_mask = {128, 128, mask_heads};
         c.lengths = {3, 128, 129, 700, 11'100};
-        c.page = lists == 1 ? 16 : 256;
+        c.page = mask_heads == 1 ? 16 : 256;
         c.rows = 3;
         if (dim == 256) c.page = 0;
         expect_plain_bits(c);
@@ -290,7 +290,7 @@ TEST(CudaCompressedDecode, WhatCantBeReadIsNamed) {
   Case c = usual({kFp8, kFp8});
   c.spec.format.v = {};
   for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
-    if (row.name != "sm90_fold") continue;
+    if (row.name != "sm90_attention") continue;
     const std::vector<std::string> missing = row.missing(c.spec);
     ASSERT_EQ(missing.size(), 1U);
     EXPECT_EQ(missing[0], "plain (supported: fp8, int8 and int4, of both tensors)");

@@ -10,21 +10,21 @@
 #include <vector>
 
 #include "base/cuda.hpp"
+#include "tests/support/listed_inputs.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/decode_runner.hpp"
 #include "tests/support/far_pages.hpp"
 #include "tests/support/kernel_dims.hpp"
-#include "tests/support/listed_inputs.hpp"
 
 namespace ringattn::testing {
 namespace {
 
-const FoldRow& fold_of(const DecodeRow& row) {
-  const auto folds = kernel_table<FoldSpec>();
-  return *std::ranges::find_if(folds, [&](const FoldRow& other) { return other.name == row.name; });
+const AttentionRow& attention_of(const DecodeRow& row) {
+  const auto folds = kernel_table<AttentionSpec>();
+  return *std::ranges::find_if(folds, [&](const AttentionRow& other) { return other.name == row.name; });
 }
 
-FoldSpec usual_spec() { return make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0}); }
+AttentionSpec usual_spec() { return make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0}); }
 
 // The kernels on a GPU that can run here, with the bits of a fold.
 std::vector<const DecodeRow*> rows_here() {
@@ -37,7 +37,7 @@ std::vector<const DecodeRow*> rows_here() {
 
 // Launches a step over sequences that are each shorter by so many keys, and at once again: nothing of the first launch
 // is left over. Returns their lengths.
-std::vector<std::int64_t> launch_twice(DecodeRunner& runner, const Graph& graph, const FoldInputs& longest,
+std::vector<std::int64_t> launch_twice(DecodeRunner& runner, const Graph& graph, const AttentionInputs& longest,
                                        std::int64_t less) {
   std::vector<std::int64_t> lengths;
   for (const SequenceShape& shape : longest.sequences) lengths.push_back(shape.k_len - less);
@@ -53,17 +53,17 @@ TEST(CudaDecode, AGraphFollowsGrowingSequences) {
   for (const DecodeRow* here : rows) {
     const DecodeRow& row = *here;
     SCOPED_TRACE(row.name);
-    FoldSpec spec = make_spec(usual_dims(fold_of(row)).front(), 8, 2, {-1, 0});
+    AttentionSpec spec = make_spec(usual_dims(attention_of(row)).front(), 8, 2, {-1, 0});
     spec.sinks = true;
     constexpr std::int64_t kSteps = 300;
-    const FoldInputs longest = decode_inputs(spec, 2, {8192 + 150, 420, kSteps}, 5);
+    const AttentionInputs longest = decode_inputs(spec, 2, {8192 + 150, 420, kSteps}, 5);
     DecodeRunner runner(row, longest, {.page_size = 16});
     const Stream stream = runner.backend().stream();
     const Graph graph(stream, [&] { runner.enqueue(stream); });
-    FoldRunner folder(fold_of(row), spec);
+    AttentionRunner folder(attention_of(row), spec);
     for (std::int64_t step = 0; step <= kSteps; ++step) {
       const std::vector<std::int64_t> lengths = launch_twice(runner, graph, longest, kSteps - step);
-      const FoldResult result = runner.read();
+      const AttentionResult result = runner.read();
       if (step % 7 != 0 && step % 64 > 2) continue;  // the fold of all keys takes far longer than the step
       ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
     }
@@ -76,16 +76,16 @@ TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
     for (const int dim : {64, 128}) {
-      const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, dim, {-1, 0});
+      const AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, dim, {-1, 0});
       SCOPED_TRACE(fmt::format("{}, {}", here->name, dim));
-      FoldRunner folder(fold_of(*here), spec);
-      const std::int64_t group = std::int64_t{kGroupTiles} * folder.kernel().key_tile();
+      AttentionRunner folder(attention_of(*here), spec);
+      const std::int64_t group = std::int64_t{kTilesPerKvSplit} * folder.kernel().key_tile();
       constexpr std::int64_t kSteps = 60;
       const std::vector<std::int32_t> prefix_of = {1, 0, 1, 1, -1, 0};
       // Of the second one a group stays open, so that sequences go on behind its tiles.
       const std::vector<std::int32_t> prefix_keys = {static_cast<std::int32_t>(group),
                                                      static_cast<std::int32_t>(2 * group + 649)};
-      const FoldInputs longest = with_prefixes(
+      const AttentionInputs longest = with_prefixes(
           decode_inputs(spec, 3, {2 * group + 730, group + 30, 2 * group + 701, 2 * group + 652, kSteps, group + 700},
                         6),
           prefix_of, prefix_keys);
@@ -97,7 +97,7 @@ TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
       });
       for (std::int64_t step = 0; step <= kSteps; ++step) {
         const std::vector<std::int64_t> lengths = launch_twice(runner, graph, longest, kSteps - step);
-        const FoldResult result = runner.read();
+        const AttentionResult result = runner.read();
         ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
       }
     }
@@ -105,71 +105,71 @@ TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
 }
 
 // Lists and lengths that change between launches are followed.
-TEST(CudaDecode, AGraphFollowsLists) {
+TEST(CudaDecode, AGraphFollowsBlockMasks) {
   const auto rows = rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
     const DecodeRow& row = *here;
     SCOPED_TRACE(row.name);
-    const FoldSpec spec = make_spec(usual_dims(fold_of(row)).front(), 8, 2, {-1, 0});
-    FoldRunner dense(fold_of(row), spec);
+    const AttentionSpec spec = make_spec(usual_dims(attention_of(row)).front(), 8, 2, {-1, 0});
+    AttentionRunner dense(attention_of(row), spec);
     const int query_tile = dense.kernel().query_tile();
     const int key_tile = dense.kernel().key_tile();
-    const ListShape shape{query_tile, std::lcm(query_tile, key_tile), 2};
-    const std::int64_t group = std::int64_t{kGroupTiles} * key_tile;
+    const BlockMaskShape shape{query_tile, std::lcm(query_tile, key_tile), 2};
+    const std::int64_t group = std::int64_t{kTilesPerKvSplit} * key_tile;
     constexpr std::int64_t kSteps = 150;
-    const FoldInputs longest = decode_inputs(spec, 2, {3 * group + 150, 420, kSteps, group + 10}, 5);
-    DecodeRunner runner(row, with_some_listed(longest, shape, 100, 0), {.page_size = 16});
+    const AttentionInputs longest = decode_inputs(spec, 2, {3 * group + 150, 420, kSteps, group + 10}, 5);
+    DecodeRunner runner(row, with_random_block_mask(longest, shape, 100, 0), {.page_size = 16});
     const Stream stream = runner.backend().stream();
     const Graph graph(stream, [&] { runner.enqueue(stream); });
     for (std::int64_t step = 0; step <= kSteps; ++step) {
       std::vector<std::int64_t> lengths;
       for (const SequenceShape& sequence : longest.sequences) lengths.push_back(sequence.k_len - kSteps + step);
-      const FoldInputs now = with_some_listed(shortened(longest, lengths), shape, static_cast<unsigned>(step) % 101,
-                                              static_cast<unsigned>(step));
+      const AttentionInputs now = with_random_block_mask(
+          shortened(longest, lengths), shape, static_cast<unsigned>(step) % 101, static_cast<unsigned>(step));
       runner.set_lengths(lengths);
-      runner.set_lists(now);
+      runner.set_block_mask(now);
       graph.launch();
       graph.launch();  // at once again: nothing of the first launch is left over
-      const FoldResult result = runner.read();
+      const AttentionResult result = runner.read();
       if (step % 7 != 0 && step < kSteps - 3) continue;
-      FoldRunner folder(fold_of(row), now.spec);
+      AttentionRunner folder(attention_of(row), now.spec);
       ASSERT_TRUE(result.same_bits(folder.run(now))) << "step " << step;
     }
   }
 }
 
 // Three shares leave their records and one of them merges, all in one graph.
-TEST(CudaDecode, AGraphOfSharesFollowsGrowingSequences) {
+TEST(CudaDecode, AGraphOfPartitionsFollowsGrowingSequences) {
   const auto rows = rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
     const DecodeRow& row = *here;
     SCOPED_TRACE(row.name);
-    const FoldSpec spec = make_spec(usual_dims(fold_of(row)).front(), 8, 2, {-1, 0});
+    const AttentionSpec spec = make_spec(usual_dims(attention_of(row)).front(), 8, 2, {-1, 0});
     constexpr std::int64_t kSteps = 40;
     constexpr std::int64_t kLongest = 3 * 8192 + 20;
-    const FoldInputs longest = decode_inputs(spec, 3, {kLongest, kSteps, 8192 + 5}, 6);
+    const AttentionInputs longest = decode_inputs(spec, 3, {kLongest, kSteps, 8192 + 5}, 6);
     std::vector<std::unique_ptr<DecodeRunner>> runners;
     std::vector<const float*> shares;
     for (int i = 0; i < 3; ++i) {
       runners.push_back(
-          std::make_unique<DecodeRunner>(row, longest, CacheLayout{.page_size = 16 << i, .share = {i, 3}}));
-      runners.back()->make_records(share_groups(kLongest, 3, runners.back()->kernel().group_keys()));
-      shares.push_back(runners.back()->records());
+          std::make_unique<DecodeRunner>(row, longest, CacheLayout{.page_size = 16 << i, .partition = {i, 3}}));
+      runners.back()->make_partials(splits_per_partition(kLongest, 3, runners.back()->kernel().kv_split_keys()));
+      shares.push_back(runners.back()->partials());
     }
     const Stream stream = runners[0]->backend().stream();
     const Graph graph(stream, [&] {
       for (const auto& runner : runners) runner->enqueue_leave(stream);
       runners[0]->enqueue_merge(shares, stream);
     });
-    FoldRunner folder(fold_of(row), spec);
+    AttentionRunner folder(attention_of(row), spec);
     for (std::int64_t step = 0; step <= kSteps; ++step) {
       std::vector<std::int64_t> lengths;
       for (const SequenceShape& shape : longest.sequences) lengths.push_back(shape.k_len - kSteps + step);
       for (const auto& runner : runners) runner->set_lengths(lengths);
       graph.launch();
-      const FoldResult result = runners[0]->read();
+      const AttentionResult result = runners[0]->read();
       if (step % 5 != 0 && step < kSteps - 22) continue;  // the fold of all keys takes far longer than the step
       ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
     }
@@ -184,11 +184,11 @@ TEST(CudaDecode, AGraphOfMoreSequencesThanALaunch) {
   for (const DecodeRow* here : rows) {
     const DecodeRow& row = *here;
     SCOPED_TRACE(row.name);
-    const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
-    FoldRunner folder(fold_of(row), spec);
+    const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+    AttentionRunner folder(attention_of(row), spec);
     const int query_tile = folder.kernel().query_tile();
     const int key_tile = folder.kernel().key_tile();
-    const std::int64_t group = std::int64_t{kGroupTiles} * key_tile;
+    const std::int64_t group = std::int64_t{kTilesPerKvSplit} * key_tile;
     constexpr std::int64_t kCount = 1100;
     constexpr std::int64_t kSteps = 3;
     const std::int32_t shared = 2 * key_tile + 9;
@@ -203,14 +203,15 @@ TEST(CudaDecode, AGraphOfMoreSequencesThanALaunch) {
       prefix_of[static_cast<std::size_t>(s)] = 2;
     }
     const std::vector<std::int32_t> prefix_keys = {shared, key_tile, static_cast<std::int32_t>(group + key_tile / 4)};
-    const FoldInputs longest = with_prefixes(decode_inputs(spec, 2, lengths, 9), prefix_of, prefix_keys);
-    const ListShape shape{query_tile, std::lcm(query_tile, key_tile), 2};
+    const AttentionInputs longest = with_prefixes(decode_inputs(spec, 2, lengths, 9), prefix_of, prefix_keys);
+    const BlockMaskShape shape{query_tile, std::lcm(query_tile, key_tile), 2};
     DecodeRunner plain(row, longest, {.page_size = 32});
     DecodeRunner prefixes(row, longest, {.page_size = 32, .prefix_of = prefix_of, .prefix_keys = prefix_keys});
-    DecodeRunner lists(row, with_some_listed(longest, shape, 50, 0), {.page_size = 16});
-    DecodeRunner first(row, longest, {.page_size = 16, .share = {0, 2}});
-    DecodeRunner second(row, longest, {.share = {1, 2}});
-    for (DecodeRunner* share : {&first, &second}) share->make_records(share_groups(group + 60, 2, group));
+    DecodeRunner lists(row, with_random_block_mask(longest, shape, 50, 0), {.page_size = 16});
+    DecodeRunner first(row, longest, {.page_size = 16, .partition = {0, 2}});
+    DecodeRunner second(row, longest, {.partition = {1, 2}});
+    for (DecodeRunner* partition : {&first, &second})
+      partition->make_partials(splits_per_partition(group + 60, 2, group));
     const auto graph_of = [](DecodeRunner& runner) {
       const Stream stream = runner.backend().stream();
       return std::make_unique<Graph>(stream, [&runner, stream] { runner.enqueue(stream); });
@@ -220,29 +221,29 @@ TEST(CudaDecode, AGraphOfMoreSequencesThanALaunch) {
     const Graph shares_graph(stream, [&] {
       first.enqueue_leave(stream);
       second.enqueue_leave(stream);
-      first.enqueue_merge({first.records(), second.records()}, stream);
+      first.enqueue_merge({first.partials(), second.partials()}, stream);
     });
     for (std::int64_t step = 0; step <= kSteps; ++step) {
       SCOPED_TRACE(fmt::format("step {}", step));
-      const FoldResult result = [&] {
+      const AttentionResult result = [&] {
         launch_twice(plain, *plain_graph, longest, kSteps - step);
         return plain.read();
       }();
       const std::vector<std::int64_t> now = launch_twice(prefixes, *prefixes_graph, longest, kSteps - step);
-      const FoldInputs shorter = shortened(longest, now);
-      const FoldResult expected = folder.run(shorter);
+      const AttentionInputs shorter = shortened(longest, now);
+      const AttentionResult expected = folder.run(shorter);
       EXPECT_TRUE(result.same_bits(expected));
       EXPECT_TRUE(prefixes.read().same_bits(expected));
-      for (DecodeRunner* share : {&first, &second}) share->set_lengths(now);
+      for (DecodeRunner* partition : {&first, &second}) partition->set_lengths(now);
       shares_graph.launch();
       EXPECT_TRUE(first.read().same_bits(expected));
-      const FoldInputs listed = with_some_listed(shorter, shape, 50, static_cast<unsigned>(step));
+      const AttentionInputs listed = with_random_block_mask(shorter, shape, 50, static_cast<unsigned>(step));
       lists.set_lengths(now);
-      lists.set_lists(listed);
+      lists.set_block_mask(listed);
       lists_graph->launch();
-      EXPECT_TRUE(lists.read().same_bits(FoldRunner(fold_of(row), listed.spec).run(listed)));
+      EXPECT_TRUE(lists.read().same_bits(AttentionRunner(attention_of(row), listed.spec).run(listed)));
       for (const std::size_t begin : {std::size_t{0}, std::size_t{530}, std::size_t{1050}}) {
-        const FoldInputs few = sequences_of(shorter, begin, 50);
+        const AttentionInputs few = sequences_of(shorter, begin, 50);
         EXPECT_TRUE(DecodeRunner(row, few, {.page_size = 64}).run().same_bits(rows_of(result, few, begin))) << begin;
       }
     }
@@ -255,9 +256,9 @@ TEST(CudaDecode, PagesFarApartAtTheEndsOfTheirMemory) {
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
     for (const auto& [dim, slices] : {std::pair{64, 2}, {64, 4}, {128, 2}, {128, 4}}) {
-      const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, dim, {-1, 0});
-      const FoldInputs inputs = decode_inputs(spec, 1, {1000, 17, 1, 545, 32}, 7);
-      const FoldResult expected = FoldRunner(fold_of(*here), spec).run(inputs);
+      const AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, dim, {-1, 0});
+      const AttentionInputs inputs = decode_inputs(spec, 1, {1000, 17, 1, 545, 32}, 7);
+      const AttentionResult expected = AttentionRunner(attention_of(*here), spec).run(inputs);
       for (const std::int64_t page : {16, 32, 64}) {
         for (const bool head_major : {false, true}) {
           SCOPED_TRACE(fmt::format("{}, {}, slices {}, page {}{}", here->name, dim, slices, page,

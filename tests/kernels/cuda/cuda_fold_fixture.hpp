@@ -12,16 +12,16 @@
 
 namespace ringattn::testing {
 
-inline std::vector<FoldRow> cuda_rows() {
-  std::vector<FoldRow> rows;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+inline std::vector<AttentionRow> cuda_rows() {
+  std::vector<AttentionRow> rows;
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     if (row.backend == "cuda") rows.push_back(row);
   }
   return rows;
 }
 
 // Whether no element is as it was before the fold: NaN, which finite inputs don't give.
-inline bool all_written(const FoldResult& result, Dtype dtype) {
+inline bool all_written(const AttentionResult& result, Dtype dtype) {
   const auto nan = [](float x) { return std::isnan(x); };
   for (std::size_t at = 0; at < result.out.size(); at += size_of(dtype)) {
     if (nan(load_element(result.out.data() + at, dtype))) return false;
@@ -29,7 +29,7 @@ inline bool all_written(const FoldResult& result, Dtype dtype) {
   return std::ranges::none_of(result.lse, nan);
 }
 
-class CudaFoldTest : public KernelRowTest {
+class CudaAttentionTest : public KernelRowTest {
  protected:
   // Calls check(spec) for all dims of a kernel that is compiled for few, and for varied ones of another.
   template <typename Check>
@@ -37,7 +37,7 @@ class CudaFoldTest : public KernelRowTest {
     constexpr std::size_t kFew = 14;
     const std::vector<Dims> all = all_dims(row());
     for (const Dims& dims : all.size() <= kFew ? all : varied_dims(row())) {
-      const FoldSpec spec = make_spec(dims, 4, 2, mask);
+      const AttentionSpec spec = make_spec(dims, 4, 2, mask);
       SCOPED_TRACE(describe(spec));
       check(spec);
     }

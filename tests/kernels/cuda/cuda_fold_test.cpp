@@ -16,26 +16,26 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // Every compiled configuration against the oracle, and cut into tasks; the tables of other tests know head_dim 64 best.
-TEST_P(CudaFoldTest, EveryConfiguration) {
+TEST_P(CudaAttentionTest, EveryConfiguration) {
   struct Heads {
     int heads, kv_heads;
     float softcap;
   };
   for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{90, 30}}) {
-    for_all_dims(mask, [&](FoldSpec spec) {
+    for_all_dims(mask, [&](AttentionSpec spec) {
       for (const Heads& of : {Heads{4, 2, 0.0F}, Heads{4, 2, 15.0F}, Heads{3, 3, 0.0F}, Heads{5, 1, 0.0F}}) {
         spec.heads = of.heads;
         spec.kv_heads = of.kv_heads;
         spec.softcap = of.softcap;
         spec.sinks = of.softcap > 0.0F;
-        const FoldInputs inputs = random_inputs(spec, {{70, 330, 200}, {33, 5, -20}, {1, 64, 63}, {20, 0, 0}}, 81);
-        const FoldResult whole = fold_with(row(), inputs);
+        const AttentionInputs inputs = random_inputs(spec, {{70, 330, 200}, {33, 5, -20}, {1, 64, 63}, {20, 0, 0}}, 81);
+        const AttentionResult whole = attend_with(row(), inputs);
         ASSERT_EQ(check_accuracy(inputs, whole.out, whole.lse), "");
         for (const Arrangement& arrangement :
              {Arrangement{.tiles_per_task = 1}, Arrangement{.run_rows = 37, .shuffle = 5},
               Arrangement{
                   .tiles_per_task = 2, .run_rows = 64, .shuffle = 6, .strided = true, .separate_finish = true}}) {
-          ASSERT_TRUE(fold_with(row(), inputs, arrangement).same_bits(whole));
+          ASSERT_TRUE(attend_with(row(), inputs, arrangement).same_bits(whole));
         }
       }
     });
@@ -43,9 +43,9 @@ TEST_P(CudaFoldTest, EveryConfiguration) {
 }
 
 // A sequence whose tiles come as several runs in one task, with holes that later tasks don't fill.
-TEST_P(CudaFoldTest, SeveralKeyRunsOfASequence) {
-  for_all_dims({-1, -1}, [&](const FoldSpec& spec) {
-    const FoldInputs inputs = random_inputs(spec, {{150, 5000, 0}}, 82);
+TEST_P(CudaAttentionTest, SeveralKeyRunsOfASequence) {
+  for_all_dims({-1, -1}, [&](const AttentionSpec& spec) {
+    const AttentionInputs inputs = random_inputs(spec, {{150, 5000, 0}}, 82);
     CudaSequence sequence(row(), inputs);
     sequence.make_results(3);
     const std::int64_t tiles = sequence.tiles();
@@ -74,9 +74,9 @@ TEST_P(CudaFoldTest, SeveralKeyRunsOfASequence) {
   });
 }
 
-TEST_P(CudaFoldTest, AnyNumberOfSources) {
-  for_all_dims({-1, 0}, [&](const FoldSpec& spec) {
-    const FoldInputs inputs = random_inputs(spec, {{140, 900, 760}}, 91);
+TEST_P(CudaAttentionTest, AnyNumberOfSources) {
+  for_all_dims({-1, 0}, [&](const AttentionSpec& spec) {
+    const AttentionInputs inputs = random_inputs(spec, {{140, 900, 760}}, 91);
     CudaSequence one(row(), inputs);
     one.enqueue_all(0);
     one.wait();
@@ -89,9 +89,9 @@ TEST_P(CudaFoldTest, AnyNumberOfSources) {
   });
 }
 
-TEST_P(CudaFoldTest, ViewsOfAnyAlignment) {
-  for_all_dims({-1, 0}, [&](const FoldSpec& spec) {
-    const FoldInputs inputs = random_inputs(spec, {{140, 300, 160}}, 83);
+TEST_P(CudaAttentionTest, ViewsOfAnyAlignment) {
+  for_all_dims({-1, 0}, [&](const AttentionSpec& spec) {
+    const AttentionInputs inputs = random_inputs(spec, {{140, 300, 160}}, 83);
     CudaSequence aligned(row(), inputs);
     aligned.enqueue_all(0);
     aligned.wait();
@@ -110,9 +110,9 @@ TEST_P(CudaFoldTest, ViewsOfAnyAlignment) {
 }
 
 // A window sees the same keys wherever it stands, so moving everything by a common multiple of the tiles moves no bit.
-TEST_P(CudaFoldTest, PositionsPastTwoToThe32) {
-  for_all_dims({100, 0}, [&](const FoldSpec& spec) {
-    const FoldInputs inputs = random_inputs(spec, {{300, 500, 200}}, 84);
+TEST_P(CudaAttentionTest, PositionsPastTwoToThe32) {
+  for_all_dims({100, 0}, [&](const AttentionSpec& spec) {
+    const AttentionInputs inputs = random_inputs(spec, {{300, 500, 200}}, 84);
     CudaSequence near(row(), inputs, {.first_tile = 256});
     near.enqueue_all(0);
     near.wait();
@@ -125,10 +125,10 @@ TEST_P(CudaFoldTest, PositionsPastTwoToThe32) {
   });
 }
 
-// More tasks in flight, and more different ones, than the ring of tables has slots, in rounds; every result is the
+// More tasks in flight, and more different ones, than the ring of tables has slots, in q_stages; every result is the
 // first one's.
-TEST_P(CudaFoldTest, AThousandRepeats) {
-  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
+TEST_P(CudaAttentionTest, AThousandRepeats) {
+  const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
   CudaSequence sequence(row(), random_inputs(spec, {{500, 700, 200}}, 85));
   constexpr int kInFlight = 25;
   sequence.make_results(kInFlight + 1);
@@ -153,10 +153,10 @@ TEST_P(CudaFoldTest, AThousandRepeats) {
 
 // Tables that are used again are as good as new: more work than a device has multiprocessors, taken from a counter, and
 // walks that are long enough for keeping pace.
-TEST_P(CudaFoldTest, TheSameTaskAgain) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and its tables hold no counters";
+TEST_P(CudaAttentionTest, TheSameTaskAgain) {
+  if (row().name == "sm80_simt") GTEST_SKIP() << "too slow, and its tables hold no counters";
   const auto repeat = [this](int heads, const SequenceShape& shape) {
-    const FoldSpec spec = make_spec(usual_dims(row()).front(), heads, 1, {-1, 0});
+    const AttentionSpec spec = make_spec(usual_dims(row()).front(), heads, 1, {-1, 0});
     CudaSequence sequence(row(), random_inputs(spec, {shape}, 92));
     constexpr int kTimes = 6;
     sequence.make_results(kTimes);
@@ -172,14 +172,14 @@ TEST_P(CudaFoldTest, TheSameTaskAgain) {
   repeat(600, {64, 600'000, 599'936});  // 154 MB of K and V at 64 columns, one head
 }
 
-TEST_P(CudaFoldTest, EqualBesideABusyNeighbour) {
-  for_all_dims({-1, 0}, [&](const FoldSpec& spec) {
+TEST_P(CudaAttentionTest, EqualBesideABusyNeighbour) {
+  for_all_dims({-1, 0}, [&](const AttentionSpec& spec) {
     CudaSequence sequence(row(), random_inputs(spec, {{400, 900, 500}}, 86));
     sequence.make_results(9);
     sequence.enqueue_all(8);
     sequence.wait();
     // Another kernel on a stream of its own.
-    const FoldSpec other = make_spec(usual_dims(row()).back(), 16, 16, {-1, -1});
+    const AttentionSpec other = make_spec(usual_dims(row()).back(), 16, 16, {-1, -1});
     CudaSequence neighbour(row(), random_inputs(other, {{1000, 3000, 0}}, 87));
     for (int i = 0; i < 8; ++i) {
       neighbour.enqueue_all(0);
@@ -193,13 +193,13 @@ TEST_P(CudaFoldTest, EqualBesideABusyNeighbour) {
 }
 
 // m, l and O, exported after a task, give the finished row: O / l and m + log l.
-TEST_P(CudaFoldTest, ExportsNumbers) {
-  for_all_dims({-1, 0}, [&](FoldSpec spec) {
+TEST_P(CudaAttentionTest, ExportsNumbers) {
+  for_all_dims({-1, 0}, [&](AttentionSpec spec) {
     for (const float softcap : {0.0F, 30.0F}) {
       spec.softcap = softcap;
       constexpr std::int64_t kRows = 150;
-      const FoldInputs inputs = random_inputs(spec, {{kRows, kRows, -20}}, 88);
-      const FoldResult expected = fold_with(row(), inputs);
+      const AttentionInputs inputs = random_inputs(spec, {{kRows, kRows, -20}}, 88);
+      const AttentionResult expected = attend_with(row(), inputs);
       CudaSequence sequence(row(), inputs);
       sequence.enqueue({{0, sequence.tiles()}}, false, -1);
       const auto rows = static_cast<std::size_t>(kRows * spec.heads);
@@ -208,7 +208,7 @@ TEST_P(CudaFoldTest, ExportsNumbers) {
       DeviceArray m(backend, rows * sizeof(float)), l(backend, rows * sizeof(float));
       DeviceArray o(backend, rows * dims * sizeof(float));
       // m head by head, l row by row.
-      const FoldStateView view{
+      const AttentionStateView view{
           {m.floats(), 1, kRows},
           {l.floats(), spec.heads, 1},
           dense_view(static_cast<void*>(o.data()), Dtype::kF32, kRows, spec.heads, spec.head_dim_v)};
@@ -238,15 +238,15 @@ TEST_P(CudaFoldTest, ExportsNumbers) {
 
 // A value that is not finite makes the column not finite in every row that folds its tile (where query_tile is 1: that
 // sees it), and moves no other bit.
-TEST_P(CudaFoldTest, NanInAValueStaysInItsTile) {
-  for_all_dims({-1, 0}, [&](const FoldSpec& spec) {
-    FoldInputs inputs = random_inputs(spec, {{600, 600, 0}}, 89);
-    const FoldResult clean = fold_with(row(), inputs);
+TEST_P(CudaAttentionTest, NanInAValueStaysInItsTile) {
+  for_all_dims({-1, 0}, [&](const AttentionSpec& spec) {
+    AttentionInputs inputs = random_inputs(spec, {{600, 600, 0}}, 89);
+    const AttentionResult clean = attend_with(row(), inputs);
     constexpr std::int64_t kKey = 330;
     const int planted_dim = 37 % spec.head_dim_v;
     inputs.set_v(kKey, 1, planted_dim, kNan);
-    FoldRunner runner(row(), spec);
-    const FoldResult planted = runner.run(inputs, {.run_rows = 50});
+    AttentionRunner runner(row(), spec);
+    const AttentionResult planted = runner.run(inputs, {.run_rows = 50});
     const int query_tile = runner.kernel().query_tile();
     const int key_tile = runner.kernel().key_tile();
     const auto dims = static_cast<std::size_t>(spec.head_dim_v);
@@ -273,19 +273,19 @@ TEST_P(CudaFoldTest, NanInAValueStaysInItsTile) {
 }
 
 // Zero and negative scales take another way through the scores.
-TEST_P(CudaFoldTest, ScalesOfZeroAndBelow) {
-  for_all_dims({-1, 0}, [&](FoldSpec spec) {
+TEST_P(CudaAttentionTest, ScalesOfZeroAndBelow) {
+  for_all_dims({-1, 0}, [&](AttentionSpec spec) {
     for (const float scale : {0.0F, -0.1F}) {
       spec.softmax_scale = scale;
-      const FoldInputs inputs = random_inputs(spec, {{100, 200, 100}}, 90);
-      const FoldResult result = fold_with(row(), inputs);
+      const AttentionInputs inputs = random_inputs(spec, {{100, 200, 100}}, 90);
+      const AttentionResult result = attend_with(row(), inputs);
       EXPECT_EQ(check_accuracy(inputs, result.out, result.lse), "") << scale;
-      EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 1}).same_bits(result));
+      EXPECT_TRUE(attend_with(row(), inputs, {.tiles_per_task = 1}).same_bits(result));
     }
   });
 }
 
-RINGATTN_FOR_EVERY_CUDA_KERNEL(CudaFoldTest);
+RINGATTN_FOR_EVERY_CUDA_KERNEL(CudaAttentionTest);
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -16,40 +16,40 @@
 namespace ringattn::testing {
 namespace {
 
-class CudaListChoice : public ::testing::Test {
+class CudaBlockMaskChoice : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const std::string why = cuda::cuda_unavailable(); !why.empty()) GTEST_SKIP() << "needs: " << why;
   }
 
   // Rows come to the device in pieces of `piece`, and to the host at once.
-  static void expect_same(const FoldInputs& inputs, int count, std::int64_t piece = std::int64_t{1} << 40) {
+  static void expect_same(const AttentionInputs& inputs, int count, std::int64_t piece = std::int64_t{1} << 40) {
     std::string sequences;
     for (const SequenceShape& of : inputs.sequences) {
       sequences += fmt::format(" {}/{}@{}", of.q_len, of.k_len, of.q_offset);
     }
     SCOPED_TRACE(fmt::format("{}, the best {}, pieces of {}:{}", describe(inputs.spec), count, piece, sequences));
     const auto device = cuda::make_cuda_backend({1, 0});
-    const TileLists host = best_lists(inputs, count);
-    const TileLists first = best_lists(inputs, count, *device, piece);
-    const TileLists again = best_lists(inputs, count, *device);
-    for (const TileLists* lists : {&first, &again}) {
-      ASSERT_TRUE(std::ranges::equal(lists->begins(), host.begins()));
-      ASSERT_EQ(lists->blocks().size(), host.blocks().size());
-      ASSERT_TRUE(host.blocks().empty() ||
-                  std::memcmp(lists->blocks().data(), host.blocks().data(), host.blocks().size_bytes()) == 0);
+    const BlockMask host = top_k_block_mask(inputs, count);
+    const BlockMask first = top_k_block_mask(inputs, count, *device, piece);
+    const BlockMask again = top_k_block_mask(inputs, count, *device);
+    for (const BlockMask* block_mask : {&first, &again}) {
+      ASSERT_TRUE(std::ranges::equal(block_mask->indptr(), host.indptr()));
+      ASSERT_EQ(block_mask->indices().size(), host.indices().size());
+      ASSERT_TRUE(host.indices().empty() ||
+                  std::memcmp(block_mask->indices().data(), host.indices().data(), host.indices().size_bytes()) == 0);
     }
   }
 };
 
 // Short enough for tools that slow kernels down.
-TEST_F(CudaListChoice, AFewBlocks) {
-  FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 40, {-1, 0});
-  spec.lists = {16, 8, 2};
+TEST_F(CudaBlockMaskChoice, AFewBlocks) {
+  AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 40, {-1, 0});
+  spec.block_mask = {16, 8, 2};
   expect_same(random_inputs(spec, {{70, 150, 80}, {1, 1, 0}, {0, 9, 0}, {17, 17, 0}}, 5), 4, 13);
 }
 
-TEST_F(CudaListChoice, IsTheHosts) {
+TEST_F(CudaBlockMaskChoice, IsTheHosts) {
   std::mt19937 random(11);
   const auto any = [&](auto... of) {
     const std::int64_t values[] = {of...};
@@ -62,9 +62,9 @@ TEST_F(CudaListChoice, IsTheHosts) {
     const auto heads = static_cast<int>(kv_heads * any(1, 2, 4, 5));
     const auto dim = static_cast<int>(any(1, 8, 31, 64, 96, 128, 130, 192, 256, 576));
     const Mask masks[] = {{-1, 0}, {-1, -1}, {100, 0}, {70, 40}, {-1, 33}};
-    FoldSpec spec = make_spec(dtype, heads, kv_heads, dim, masks[random() % std::size(masks)]);
-    spec.lists = {static_cast<int>(any(1, 7, 16, 128)), static_cast<int>(any(1, 5, 16, 64)),
-                  static_cast<int>(any(1, kv_heads, heads))};
+    AttentionSpec spec = make_spec(dtype, heads, kv_heads, dim, masks[random() % std::size(masks)]);
+    spec.block_mask = {static_cast<int>(any(1, 7, 16, 128)), static_cast<int>(any(1, 5, 16, 64)),
+                       static_cast<int>(any(1, kv_heads, heads))};
     std::vector<SequenceShape> sequences;
     const std::int64_t most = std::min<std::int64_t>(1, 4000 / dim) * 300 + 20;
     for (std::int64_t n = any(1, 2, 5); n > 0; --n) {
@@ -72,16 +72,16 @@ TEST_F(CudaListChoice, IsTheHosts) {
       const std::int64_t queries = any(0, 1, keys, keys / 2, 3);
       sequences.push_back({queries, keys, any(keys - queries, 0, -5, keys - 1, keys + 40)});
     }
-    const FoldInputs inputs = random_inputs(spec, sequences, static_cast<std::uint64_t>(round));
+    const AttentionInputs inputs = random_inputs(spec, sequences, static_cast<std::uint64_t>(round));
     expect_same(inputs, static_cast<int>(any(1, 2, 3, 9, 1000)), any(1, 13, 100));
   }
 }
 
 // More blocks than a CTA has threads, and than it keeps orders of; many that score the same; numbers that are none.
-TEST_F(CudaListChoice, ManyBlocksTiesAndNonFiniteRows) {
-  FoldSpec spec = make_spec(Dtype::kF32, 4, 2, 8, {-1, 0});
-  spec.lists = {4, 2, 2};
-  FoldInputs inputs = random_inputs(spec, {{40, 12000, 11960}, {3, 2100, 2000}}, 21);
+TEST_F(CudaBlockMaskChoice, ManyBlocksTiesAndNonFiniteRows) {
+  AttentionSpec spec = make_spec(Dtype::kF32, 4, 2, 8, {-1, 0});
+  spec.block_mask = {4, 2, 2};
+  AttentionInputs inputs = random_inputs(spec, {{40, 12000, 11960}, {3, 2100, 2000}}, 21);
   for (const int count : {1, 700, 5000, 7000}) expect_same(inputs, count);
   std::mt19937 random(3);
   for (std::int64_t key = 0; key < inputs.k_tokens(); ++key) {
@@ -103,9 +103,9 @@ TEST_F(CudaListChoice, ManyBlocksTiesAndNonFiniteRows) {
 }
 
 // So many lists that blocks of queries are chosen for in several launches.
-TEST_F(CudaListChoice, MoreListsThanHaveRoomAtATime) {
-  FoldSpec spec = make_spec(Dtype::kBf16, 16, 16, 8, {-1, 0});
-  spec.lists = {1, 1, 16};
+TEST_F(CudaBlockMaskChoice, MoreBlockMasksThanFitAtATime) {
+  AttentionSpec spec = make_spec(Dtype::kBf16, 16, 16, 8, {-1, 0});
+  spec.block_mask = {1, 1, 16};
   expect_same(random_inputs(spec, {{1500, 1500, 0}, {0, 3, 0}, {300, 2000, 100}}, 8), 6, 700);
 }
 

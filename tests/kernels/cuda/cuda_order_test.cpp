@@ -14,12 +14,12 @@
 namespace ringattn::testing {
 namespace {
 
-class CudaOrderTest : public CudaFoldTest {};
+class CudaOrderTest : public CudaAttentionTest {};
 
 // One sequence whose tokens repeat those of a short one: quickly made.
-FoldInputs repeated_inputs(const FoldSpec& spec, const SequenceShape& shape, std::uint64_t seed) {
+AttentionInputs repeated_inputs(const AttentionSpec& spec, const SequenceShape& shape, std::uint64_t seed) {
   constexpr std::int64_t kDifferent = 1009;
-  FoldInputs inputs = random_inputs(spec, {{kDifferent, kDifferent, 0}}, seed);
+  AttentionInputs inputs = random_inputs(spec, {{kDifferent, kDifferent, 0}}, seed);
   const auto repeat = [](std::vector<std::byte>& tensor, std::int64_t tokens) {
     const std::vector<std::byte> different = tensor;
     const std::size_t bytes = different.size() / kDifferent * static_cast<std::size_t>(tokens);
@@ -49,15 +49,15 @@ TEST_P(CudaOrderTest, TilesInARow) {
   }
   // Of four heads, three at a time, on 132 multiprocessors.
   ASSERT_GT(query_tiles * 4 / 3, 2 * 132);
-  const auto check = [&](const FoldInputs& inputs) {
-    const FoldResult in_a_row = fold_with(row(), inputs);
-    return fold_with(row(), inputs, {.tiles_per_task = 1000, .separate_finish = true}).same_bits(in_a_row);
+  const auto check = [&](const AttentionInputs& inputs) {
+    const AttentionResult in_a_row = attend_with(row(), inputs);
+    return attend_with(row(), inputs, {.tiles_per_task = 1000, .separate_finish = true}).same_bits(in_a_row);
   };
-  for_all_dims({-1, 0}, [&](const FoldSpec& spec) {
-    FoldInputs inputs = random_inputs(spec, sequences, 93);
+  for_all_dims({-1, 0}, [&](const AttentionSpec& spec) {
+    AttentionInputs inputs = random_inputs(spec, sequences, 93);
     EXPECT_TRUE(check(inputs));
     const Arrangement fetched_by_threads{.shuffle = 7, .sources = 5, .odd_keys = true};
-    EXPECT_TRUE(fold_with(row(), inputs, fetched_by_threads).same_bits(fold_with(row(), inputs)));
+    EXPECT_TRUE(attend_with(row(), inputs, fetched_by_threads).same_bits(attend_with(row(), inputs)));
     inputs.spec.mask = {-1, -1};
     EXPECT_TRUE(check(inputs)) << "full";
     inputs.spec.mask = {100, 20};
@@ -77,62 +77,62 @@ TEST_P(CudaOrderTest, TilesInARow) {
 
 // A query tile of few key tiles, and, begun while that one is finished, one of so many that their sums close groups.
 TEST_P(CudaOrderTest, LongBehindShortTiles) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and begins nothing early";
-  for_all_dims({-1, -1}, [&](FoldSpec spec) {
+  if (row().name == "sm80_simt") GTEST_SKIP() << "too slow, and begins nothing early";
+  for_all_dims({-1, -1}, [&](AttentionSpec spec) {
     spec.heads = 16;
     spec.kv_heads = 8;
     // The short sequence comes first: it is not that short, and both together are more than the cache holds.
-    const FoldInputs inputs = random_inputs(spec, {{1280, 2560, 0}, {1280, 9000, 0}}, 94);
-    const FoldResult in_a_row = fold_with(row(), inputs);
+    const AttentionInputs inputs = random_inputs(spec, {{1280, 2560, 0}, {1280, 9000, 0}}, 94);
+    const AttentionResult in_a_row = attend_with(row(), inputs);
     EXPECT_TRUE(all_written(in_a_row, spec.dtype));
-    EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 50}).same_bits(in_a_row));
+    EXPECT_TRUE(attend_with(row(), inputs, {.tiles_per_task = 50}).same_bits(in_a_row));
   });
 }
 
 // Sections of heads, as all K and V are more than the cache holds, and query tiles that are left for last.
-TEST_P(CudaOrderTest, SectionsOfHeads) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and has no sections";
-  for_all_dims({-1, 0}, [&](FoldSpec spec) {
+TEST_P(CudaOrderTest, SwizzleGroupsOfHeads) {
+  if (row().name == "sm80_simt") GTEST_SKIP() << "too slow, and has no sections";
+  for_all_dims({-1, 0}, [&](AttentionSpec spec) {
     spec.heads = 16;
     spec.kv_heads = 8;
-    const FoldInputs inputs = random_inputs(spec, {{7000, 7000, 0}}, 98);
-    const FoldResult whole = fold_with(row(), inputs);
+    const AttentionInputs inputs = random_inputs(spec, {{7000, 7000, 0}}, 98);
+    const AttentionResult whole = attend_with(row(), inputs);
     EXPECT_TRUE(all_written(whole, spec.dtype));
-    EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 30}).same_bits(whole));
+    EXPECT_TRUE(attend_with(row(), inputs, {.tiles_per_task = 30}).same_bits(whole));
   });
 }
 
 // Sixteen heads of the same keys, of many sequences: more work than the device does at a time, cut and brought any way.
 TEST_P(CudaOrderTest, ManyHeadsOfTheSameKeys) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow";
+  if (row().name == "sm80_simt") GTEST_SKIP() << "too slow";
   const SequenceShape shapes[] = {{1, 1, 0},   {200, 350, 150}, {64, 64, 0},    {0, 90, 0},
                                   {77, 77, 0}, {640, 641, 1},   {3, 1000, 997}, {129, 129, -40}};
   std::vector<SequenceShape> sequences;
   for (int i = 0; i < 3; ++i) sequences.insert(sequences.end(), std::begin(shapes), std::end(shapes));
-  for_all_dims({-1, 0}, [&](FoldSpec spec) {
+  for_all_dims({-1, 0}, [&](AttentionSpec spec) {
     spec.heads = 16;
     spec.kv_heads = 1;
-    FoldInputs inputs = random_inputs(spec, sequences, 96);
-    const FoldInputs few = random_inputs(spec, {{77, 77, 0}, {150, 250, 100}}, 97);
-    const FoldResult result = fold_with(row(), few);
+    AttentionInputs inputs = random_inputs(spec, sequences, 96);
+    const AttentionInputs few = random_inputs(spec, {{77, 77, 0}, {150, 250, 100}}, 97);
+    const AttentionResult result = attend_with(row(), few);
     EXPECT_EQ(check_accuracy(few, result.out, result.lse), "");
     for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}, Mask{100, 20}}) {
       inputs.spec.mask = mask;
       SCOPED_TRACE(describe(inputs.spec));
-      const FoldResult whole = fold_with(row(), inputs);
+      const AttentionResult whole = attend_with(row(), inputs);
       EXPECT_TRUE(all_written(whole, spec.dtype));
-      EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 1000, .separate_finish = true}).same_bits(whole));
-      EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 3, .run_rows = 100, .shuffle = 8}).same_bits(whole));
+      EXPECT_TRUE(attend_with(row(), inputs, {.tiles_per_task = 1000, .separate_finish = true}).same_bits(whole));
+      EXPECT_TRUE(attend_with(row(), inputs, {.tiles_per_task = 3, .run_rows = 100, .shuffle = 8}).same_bits(whole));
       const Arrangement fetched_by_threads{.shuffle = 7, .sources = 5, .odd_keys = true};
-      EXPECT_TRUE(fold_with(row(), inputs, fetched_by_threads).same_bits(whole));
+      EXPECT_TRUE(attend_with(row(), inputs, fetched_by_threads).same_bits(whole));
     }
   });
 }
 
 // Query tiles in a row whose key tiles come as several runs.
 TEST_P(CudaOrderTest, SeveralKeyRunsInARow) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and begins nothing early";
-  for_all_dims({-1, -1}, [&](FoldSpec spec) {
+  if (row().name == "sm80_simt") GTEST_SKIP() << "too slow, and begins nothing early";
+  for_all_dims({-1, -1}, [&](AttentionSpec spec) {
     spec.heads = 48;
     spec.kv_heads = 1;
     CudaSequence sequence(row(), random_inputs(spec, {{1500, 1000, 0}}, 95));
@@ -151,20 +151,20 @@ TEST_P(CudaOrderTest, SeveralKeyRunsInARow) {
 
 // Query tiles are folded several at a time, by one CTA or by two: any number of them, so that any number lacks.
 TEST_P(CudaOrderTest, AnyNumberOfQueryTiles) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and folds them one by one";
+  if (row().name == "sm80_simt") GTEST_SKIP() << "too slow, and folds them one by one";
   for (const Dims& dims : wide_dims()) {
     for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}}) {
-      const FoldSpec spec = make_spec(dims, 8, 8, mask);
+      const AttentionSpec spec = make_spec(dims, 8, 8, mask);
       for (const std::int64_t tiles : {109, 110, 111, 112, 113}) {
         SCOPED_TRACE(fmt::format("{}, {} tiles", describe(spec), tiles));
         const std::int64_t tokens = 64 * tiles - 5;
-        const FoldInputs inputs = repeated_inputs(spec, {tokens, tokens, 0}, 100);
-        const FoldResult whole = fold_with(row(), inputs);
+        const AttentionInputs inputs = repeated_inputs(spec, {tokens, tokens, 0}, 100);
+        const AttentionResult whole = attend_with(row(), inputs);
         EXPECT_TRUE(all_written(whole, spec.dtype));
-        EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 30}).same_bits(whole));
+        EXPECT_TRUE(attend_with(row(), inputs, {.tiles_per_task = 30}).same_bits(whole));
         const Arrangement fetched_by_threads{.shuffle = 7, .sources = 5, .odd_keys = true};
         if (!mask.is_causal()) continue;
-        EXPECT_TRUE(fold_with(row(), inputs, fetched_by_threads).same_bits(whole));
+        EXPECT_TRUE(attend_with(row(), inputs, fetched_by_threads).same_bits(whole));
       }
     }
   }
@@ -173,9 +173,9 @@ TEST_P(CudaOrderTest, AnyNumberOfQueryTiles) {
 // One task over keys that are far more than the cache holds, for which CTAs keep pace; two tasks over halves, which
 // don't.
 TEST_P(CudaOrderTest, KeysFarBeyondTheCache) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and keeps no pace";
+  if (row().name == "sm80_simt") GTEST_SKIP() << "too slow, and keeps no pace";
   for (const Dims& dims : wide_dims()) {
-    const FoldSpec spec = make_spec(dims, 600, 1, {-1, 0});
+    const AttentionSpec spec = make_spec(dims, 600, 1, {-1, 0});
     SCOPED_TRACE(describe(spec));
     const std::int64_t tokens = 41'000'000 / dims.head_dim;  // 164 MB
     CudaSequence sequence(row(), repeated_inputs(spec, {64, tokens, tokens - 64}, 101));
@@ -192,11 +192,12 @@ TEST_P(CudaOrderTest, KeysFarBeyondTheCache) {
 }
 
 // A sequence in blocks: of the later tasks most query tiles see nothing, so they are resumed and finished one behind
-// the other, faster than anything else comes. Of this shape sm90_fold once left out query tiles in nearly every run.
+// the other, faster than anything else comes. Of this shape sm90_attention once left out query tiles in nearly every
+// run.
 TEST_P(CudaOrderTest, BlocksOfALongSequence) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow";
+  if (row().name == "sm80_simt") GTEST_SKIP() << "too slow";
   for (const Dims& dims : wide_dims()) {
-    const FoldSpec spec = make_spec(dims, 16, 8, {-1, 0});
+    const AttentionSpec spec = make_spec(dims, 16, 8, {-1, 0});
     SCOPED_TRACE(describe(spec));
     CudaSequence sequence(row(), repeated_inputs(spec, {20'001, 20'001, 0}, 99));
     sequence.make_results(2);

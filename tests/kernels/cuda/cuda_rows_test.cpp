@@ -27,10 +27,10 @@ const std::vector<std::int64_t> kLengths{0, 1, 31, 32, 33, 64, 100, 333, 63};
 constexpr std::int64_t kGap = 48;  // bytes behind each token of padded streams
 
 std::vector<RowFormat> formats_of_device() {
-  std::vector<RowFormat> formats = code_formats();
-  formats.push_back({RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 4});
-  formats.push_back({RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4});
-  formats.push_back({.coding = RowCoding::kLatent, .rope = 64});
+  std::vector<RowFormat> formats = quantized_formats();
+  formats.push_back({RowEncoding::kVector, ScaleGrain::kTokenHead, 0, 0, 4});
+  formats.push_back({RowEncoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4});
+  formats.push_back({.encoding = RowEncoding::kLatent, .rope = 64});
   return formats;
 }
 
@@ -113,9 +113,9 @@ void fill_tables(const RowFormat& format, const RowShape& shape, const Compresse
     const std::int64_t count = table.bytes(shape.dtype) / size_of(table.type, shape.dtype);
     for (std::int64_t i = 0; i < count; ++i) {
       std::byte* const to = rows.tables[at] + i * size_of(table.type, shape.dtype);
-      if (table.type == CodeType::kF32) {
+      if (table.type == StoredType::kF32) {
         store_element(to, Dtype::kF32, 0.01F + 0.003F * static_cast<float>(i));
-      } else if (table.type == CodeType::kI32) {
+      } else if (table.type == StoredType::kI32) {
         const auto channel = static_cast<std::int32_t>(i % format.outliers * 13 + 2);
         std::memcpy(to, &channel, sizeof channel);
       } else {
@@ -131,7 +131,7 @@ std::vector<CompressedRun> runs_of(const RowFormat& format, std::int64_t piece) 
   std::vector<CompressedRun> runs;
   std::int64_t begin = 0;
   for (std::size_t s = 0; s < kLengths.size(); begin += kLengths[s++]) {
-    const std::int64_t each = codes_by_token(format) ? piece : piece / 64 * 64;
+    const std::int64_t each = quantized_per_token(format) ? piece : piece / 64 * 64;
     for (std::int64_t first = 0; first < kLengths[s]; first += each) {
       runs.insert(runs.begin(), {static_cast<std::int64_t>(s), first, kLengths[s], begin + first,
                                  std::min(each, kLengths[s] - first), begin + first});
@@ -150,12 +150,12 @@ std::vector<RowCase> cases(const RowFormat& format) {
                            {Dtype::kBf16, 1, 64, 0, 64},     {Dtype::kF16, 2, 256, 0, 1000},
                            {Dtype::kBf16, 2, 576, 2, 128},   {Dtype::kF16, 8, 128, 0, 77},
                            {Dtype::kBf16, 5, 192, kGap, 128}};
-  if (format.coding == RowCoding::kLatent) {  // behind blocks of 128
+  if (format.encoding == RowEncoding::kLatent) {  // behind blocks of 128
     std::erase_if(all, [&](const RowCase& c) { return c.dim <= format.rope || (c.dim - format.rope) % 128 != 0; });
     all.push_back({Dtype::kF16, 1, 576, 0, 1000});
     all.push_back({Dtype::kF16, 3, 320, kGap, 64});
   }
-  if (format.coding == RowCoding::kFp8 || format.coding == RowCoding::kInt8) {
+  if (format.encoding == RowEncoding::kFp8 || format.encoding == RowEncoding::kInt8) {
     all.push_back({Dtype::kF16, 3, 64, 1, 128});  // scales at odd bytes
     all.push_back({Dtype::kBf16, 3, 40, 0, 1000});
     all.push_back({Dtype::kF16, 1, 37, 0, 9});
@@ -182,7 +182,7 @@ std::vector<std::byte> varied_rows(const RowShape& shape, std::uint64_t seed) {
   return rows;
 }
 
-TEST_P(CudaRowsTest, CodesAndElementsAreTheHosts) {
+TEST_P(CudaRowsTest, QuantizedAndDequantizedValuesAreTheHosts) {
   cpu::CpuBackend host(2);
   const std::int64_t tokens = std::accumulate(kLengths.begin(), kLengths.end(), std::int64_t{0});
   for (const RowCase& c : cases(format())) {
@@ -199,7 +199,7 @@ TEST_P(CudaRowsTest, CodesAndElementsAreTheHosts) {
     const auto view = [&](const std::byte* data) {
       return dense_view(static_cast<const void*>(data), c.dtype, tokens, c.heads, c.dim);
     };
-    const bool hybrid = format().coding == RowCoding::kHybrid;
+    const bool hybrid = format().encoding == RowEncoding::kHybrid;
     const std::vector<CompressedRun> runs = runs_of(format(), c.piece);
     CompressTask task{format(), shape,    view(plain.data()), hybrid ? view(products.data()) : TensorView{},
                       runs,     twin.host};
@@ -227,7 +227,7 @@ TEST_P(CudaRowsTest, CodesAndElementsAreTheHosts) {
 }
 
 TEST_P(CudaRowsTest, GreatestMagnitudesAreTheHosts) {
-  if (format() != RowFormat{RowCoding::kFp8, ScaleGrain::kHead}) GTEST_SKIP() << "once is enough";
+  if (format() != RowFormat{RowEncoding::kFp8, ScaleGrain::kHead}) GTEST_SKIP() << "once is enough";
   cpu::CpuBackend host(2);
   for (const std::int64_t dim : {128, 64, 40, 37}) {
     const RowShape shape{Dtype::kF16, 5, dim};
@@ -237,9 +237,9 @@ TEST_P(CudaRowsTest, GreatestMagnitudesAreTheHosts) {
     greatest.write(std::vector<std::byte>(5 * sizeof(float)));
     float expected[5] = {};
     const std::int64_t tokens = static_cast<std::int64_t>(plain.size()) / 2 / 5 / dim;
-    host.greatest_magnitudes(
-        {dense_view(static_cast<const void*>(plain.data()), shape.dtype, tokens, 5, dim), expected}, {});
-    device().greatest_magnitudes(
+    host.compute_absmax({dense_view(static_cast<const void*>(plain.data()), shape.dtype, tokens, 5, dim), expected},
+                        {});
+    device().compute_absmax(
         {dense_view(static_cast<const void*>(there.data()), shape.dtype, tokens, 5, dim), greatest.floats()},
         device().stream());
     EXPECT_EQ(std::memcmp(greatest.read_floats().data(), expected, sizeof expected), 0) << dim;
@@ -249,10 +249,10 @@ TEST_P(CudaRowsTest, GreatestMagnitudesAreTheHosts) {
 // A cell that tasks of the device tell in.
 class Cell {
  public:
-  explicit Cell(cuda::CudaBackend& device) : memory_(device, sizeof(RowFaultCell)) {}
-  RowFaultCell* get() const { return reinterpret_cast<RowFaultCell*>(memory_.data()); }
-  RowFaultCell read() const {
-    RowFaultCell cell;
+  explicit Cell(cuda::CudaBackend& device) : memory_(device, sizeof(InvalidElementCell)) {}
+  InvalidElementCell* get() const { return reinterpret_cast<InvalidElementCell*>(memory_.data()); }
+  InvalidElementCell read() const {
+    InvalidElementCell cell;
     std::memcpy(&cell, memory_.read().data(), sizeof cell);
     return cell;
   }
@@ -261,14 +261,14 @@ class Cell {
   DeviceArray memory_;
 };
 
-bool same(const std::optional<RowFault>& a, const std::optional<RowFault>& b) {
+bool same(const std::optional<InvalidElement>& a, const std::optional<InvalidElement>& b) {
   if (!a || !b) return !a && !b;
-  RowFault x = *a, y = *b;
+  InvalidElement x = *a, y = *b;
   if (std::isnan(x.value) && std::isnan(y.value)) x.value = y.value = 0.0F;
   return x == y;
 }
 
-TEST_P(CudaRowsTest, FaultsAreTheHosts) {
+TEST_P(CudaRowsTest, InvalidEntriesAreTheHosts) {
   cpu::CpuBackend host(2);
   const std::int64_t dim = 128 + format().rope;
   const RowShape shape{Dtype::kBf16, 2, dim};
@@ -278,7 +278,7 @@ TEST_P(CudaRowsTest, FaultsAreTheHosts) {
   Twin twin(device(), format(), shape, tokens, static_cast<std::int64_t>(kLengths.size()), 0);
   fill_tables(format(), shape, twin.host);
   std::vector<std::byte> plain = outlier_rows(shape, kLengths, 4);
-  const bool hybrid = format().coding == RowCoding::kHybrid;
+  const bool hybrid = format().encoding == RowEncoding::kHybrid;
   const auto view = [&](const std::byte* data) {
     return dense_view(static_cast<const void*>(data), shape.dtype, tokens, shape.heads, shape.dim);
   };
@@ -292,7 +292,7 @@ TEST_P(CudaRowsTest, FaultsAreTheHosts) {
   const auto faults_agree = [&](bool expected) {
     twin.upload();
     there.write(plain);
-    RowFaultCell here;
+    InvalidElementCell here;
     Cell cell(device());
     std::vector<std::byte> elements = plain;
     DecompressTask task{
@@ -304,21 +304,21 @@ TEST_P(CudaRowsTest, FaultsAreTheHosts) {
     task.fault = cell.get();
     device().decompress(task, device().stream());
     wait();
-    const auto mine = fault_of(here, format(), shape), got = fault_of(cell.read(), format(), shape);
+    const auto mine = invalid_element_of(here, format(), shape), got = invalid_element_of(cell.read(), format(), shape);
     EXPECT_EQ(mine.has_value(), expected);
-    EXPECT_TRUE(same(mine, got)) << "host " << here.place << " " << here.value << ", device " << cell.read().place
+    EXPECT_TRUE(same(mine, got)) << "host " << here.location << " " << here.value << ", device " << cell.read().location
                                  << " " << cell.read().value;
   };
   faults_agree(false);
   // Bad bytes in all streams, the last ones first: each time another one is the first.
   const std::vector<FormatStream> streams = format_streams(format(), shape);
   for (std::size_t i = streams.size(); i-- > 0;) {
-    if (streams[i].type == CodeType::kU8) continue;
+    if (streams[i].type == StoredType::kU8) continue;
     const std::int64_t bytes = streams[i].token_bytes(shape.dtype);
     for (const std::int64_t token : {std::int64_t{500}, std::int64_t{170}}) {
       // The 170th is in a full group of its sequence, and so is the 500th.
       std::byte* const at = twin.host.streams[i].data + token * bytes + bytes / 2;
-      std::memset(at, streams[i].type == CodeType::kI8 ? 0x80 : 0xff, streams[i].type == CodeType::kF32 ? 4 : 2);
+      std::memset(at, streams[i].type == StoredType::kI8 ? 0x80 : 0xff, streams[i].type == StoredType::kF32 ? 4 : 2);
       faults_agree(true);
     }
   }
@@ -327,7 +327,8 @@ TEST_P(CudaRowsTest, FaultsAreTheHosts) {
   for (const FormatTable& table : format_tables(format(), shape, static_cast<std::int64_t>(kLengths.size()))) {
     const std::int64_t unit = size_of(table.type, shape.dtype);
     std::int64_t place = table.bytes(shape.dtype) / unit / 2;
-    if (!codes_by_token(format())) place = (7 * format().group + 3) * 2 * dim + 130;  // the tail of sequence 7 has 13
+    if (!quantized_per_token(format()))
+      place = (7 * format().group + 3) * 2 * dim + 130;  // the tail of sequence 7 has 13
     std::memset(twin.host.tables[n++] + place * unit, 0xff, static_cast<std::size_t>(unit));
     faults_agree(true);
   }
@@ -335,7 +336,7 @@ TEST_P(CudaRowsTest, FaultsAreTheHosts) {
   for (const std::int64_t bad : {std::int64_t{600}, std::int64_t{299}, std::int64_t{0}}) {
     store_element(plain.data() + (bad * 2 * dim + 131) * 2, shape.dtype, -std::numeric_limits<float>::infinity());
     there.write(plain);
-    RowFaultCell here;
+    InvalidElementCell here;
     Cell cell(device());
     CompressTask task{format(),  shape, view(plain.data()), hybrid ? view(plain.data()) : TensorView{}, runs,
                       twin.host, &here};
@@ -346,7 +347,7 @@ TEST_P(CudaRowsTest, FaultsAreTheHosts) {
     task.fault = cell.get();
     device().compress(task, device().stream());
     wait();
-    EXPECT_TRUE(here.place == cell.read().place && fault_of(here, {}, shape)->token == bad) << bad;
+    EXPECT_TRUE(here.location == cell.read().location && invalid_element_of(here, {}, shape)->token == bad) << bad;
   }
 }
 
@@ -356,7 +357,7 @@ void expect_appended(cuda::CudaBackend& device, const RowFormat& format, std::in
                      int step, bool broken = false) {
   const std::vector<std::int64_t> lengths{tokens, tokens, tokens};
   RowShape shape{page == 64 ? Dtype::kF16 : Dtype::kBf16, 3, page == 16 ? 128 : 64};
-  if (format.coding == RowCoding::kLatent) shape.dim = (page == 16 ? 512 : 128) + format.rope;
+  if (format.encoding == RowEncoding::kLatent) shape.dim = (page == 16 ? 512 : 128) + format.rope;
   std::vector<std::byte> rows = outlier_rows(shape, lengths, 9);
   const auto row_bytes = static_cast<std::size_t>(shape.heads * shape.dim) * 2;
   if (broken) {
@@ -368,11 +369,11 @@ void expect_appended(cuda::CudaBackend& device, const RowFormat& format, std::in
   }
   const PageOrder order = shuffled_pages(lengths, page, 5);
   Twin twin(device, format, shape, order.pages * page, 3, 0);
-  if (codes_by_token(format)) fill_tables(format, shape, twin.host);
+  if (quantized_per_token(format)) fill_tables(format, shape, twin.host);
   twin.upload();
   const auto cache = [&](const CompressedRows& streams) {
     CompressedCache view{format, shape, order.pages, page, {}, streams.tables};
-    for (std::size_t i = 0; i < kMostStreams; ++i) {
+    for (std::size_t i = 0; i < kMaxStreams; ++i) {
       const StreamView& of = streams.streams[i];
       view.streams[i] = {of.data, of.token_stride * page, of.token_stride, of.head_stride};
     }
@@ -431,8 +432,8 @@ TEST_P(CudaRowsTest, AFewRowsAreAppended) {
 
 // Rows that hold NaN or ∞ get such a scale, so that whoever reads them sees it.
 TEST_P(CudaRowsTest, AppendedRowsThatAreNotFiniteHaveSuchAScale) {
-  const bool own_scale = format().coding == RowCoding::kInt8 ||
-                         (format().coding == RowCoding::kFp8 && format().scales == ScaleGrain::kTokenHead);
+  const bool own_scale = format().encoding == RowEncoding::kInt8 ||
+                         (format().encoding == RowEncoding::kFp8 && format().scales == ScaleGrain::kTokenHead);
   if (!own_scale) GTEST_SKIP() << "rows have no scale of 8 bits";
   expect_appended(device(), format(), 40, 16, 5, true);
 }

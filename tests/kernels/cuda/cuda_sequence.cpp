@@ -16,7 +16,7 @@ std::vector<std::byte> bytes_of(const std::vector<float>& values) {
 
 }  // namespace
 
-CudaSequence::CudaSequence(const FoldRow& row, const FoldInputs& inputs, const CudaPlacement& placement,
+CudaSequence::CudaSequence(const AttentionRow& row, const AttentionInputs& inputs, const CudaPlacement& placement,
                            Backend* backend)
     : spec_(inputs.spec), shape_(inputs.sequences.at(0)), placement_(placement), backend_(backend) {
   if (backend_ == nullptr) {
@@ -76,7 +76,7 @@ void CudaSequence::enqueue(const std::vector<Tiles>& runs, bool resume, int resu
   const std::int64_t first_key = placement_.first_tile * kernel_->key_tile();
   const QueryRun queries{0, shape_.q_offset + first_key, 0, shape_.q_len};
   std::vector<KeyRun> key_runs;
-  std::vector<KeyTile> map;
+  std::vector<PageRun> map;
   for (const Tiles& run : runs) {
     key_runs.push_back({0, placement_.first_tile + run.first, run.count, static_cast<std::int64_t>(map.size())});
     for (std::int64_t tile = run.first; tile < run.first + run.count; ++tile) {
@@ -95,7 +95,7 @@ void CudaSequence::enqueue(const std::vector<Tiles>& runs, bool resume, int resu
     };
     sources.push_back({from(k_.view), from(v_.view)});
   }
-  FoldTask task;
+  AttentionTask task;
   task.q = q_.view;
   task.queries = {&queries, 1};
   task.key_lengths = {&key_length_, 1};
@@ -105,7 +105,7 @@ void CudaSequence::enqueue(const std::vector<Tiles>& runs, bool resume, int resu
   task.state = state_->data();
   task.resume = resume;
   task.save = result < 0;
-  FoldOutput output;
+  AttentionOutput output;
   if (result >= 0) {
     const Output& to = outputs_.at(static_cast<std::size_t>(result));
     const TensorView& out = to.out.view;
@@ -115,7 +115,7 @@ void CudaSequence::enqueue(const std::vector<Tiles>& runs, bool resume, int resu
               sinks_ ? sinks_->floats() : nullptr};
     task.finish = &output;
   }
-  kernel_->fold(task, backend_->stream(), {});
+  kernel_->attend(task, backend_->stream(), {});
 }
 
 void CudaSequence::clear_results() {

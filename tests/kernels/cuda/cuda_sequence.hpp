@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One sequence in device memory, placed as a test likes, and folds of it as any list of key runs: what FoldRunner,
+// One sequence in device memory, placed as a test likes, and folds of it as any list of key runs: what AttentionRunner,
 // which every backend shares, does not do.
 #pragma once
 
@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "kernels/registry.hpp"
+#include "tests/support/fold_inputs.hpp"
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"
-#include "tests/support/fold_inputs.hpp"
 
 namespace ringattn::testing {
 
@@ -25,11 +25,11 @@ struct CudaPlacement {
 class CudaSequence {
  public:
   // `inputs` has one sequence. The backend is the sequence's own where none is given.
-  CudaSequence(const FoldRow& row, const FoldInputs& inputs, const CudaPlacement& placement = {},
+  CudaSequence(const AttentionRow& row, const AttentionInputs& inputs, const CudaPlacement& placement = {},
                Backend* backend = nullptr);
 
   Backend& backend() { return *backend_; }
-  FoldKernel& kernel() { return *kernel_; }
+  AttentionKernel& kernel() { return *kernel_; }
   std::int64_t tiles() const { return tiles_; }
   std::int64_t rows() const { return shape_.q_len; }
 
@@ -67,12 +67,12 @@ class CudaSequence {
   };
   Placed place(const TensorView& dense) const;
 
-  FoldSpec spec_;
+  AttentionSpec spec_;
   SequenceShape shape_;
   CudaPlacement placement_;
   std::unique_ptr<Backend> own_backend_;
   Backend* backend_;
-  std::unique_ptr<FoldKernel> kernel_;
+  std::unique_ptr<AttentionKernel> kernel_;
   std::int64_t tiles_ = 0;
   std::int64_t key_length_ = 0;
   Placed q_, k_, v_;

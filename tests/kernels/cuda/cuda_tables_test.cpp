@@ -138,23 +138,23 @@ TEST_F(CudaTables, ProductsOfChannelsAreTheHosts) {
   }
 }
 
-const HeadProductRow& product_row(std::string_view name) {
-  return *std::ranges::find(kernel_table<HeadProductSpec>(), name, &HeadProductRow::name);
+const BatchedGemmRow& product_row(std::string_view name) {
+  return *std::ranges::find(kernel_table<BatchedGemmSpec>(), name, &BatchedGemmRow::name);
 }
 
-TEST_F(CudaTables, ChainsOfProductsHaveTheHostsBits) {
+TEST_F(CudaTables, OrderedGemmsHaveTheHostsBits) {
   constexpr std::pair<int, int> kDims[] = {{128, 32}, {32, 128},  {64, 8},  {8, 64},   {192, 40},
                                            {40, 192}, {256, 136}, {24, 72}, {576, 64}, {8, 8}};
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
-    for (const auto& [inner, outer] : kDims) {
+    for (const auto& [dim_k, dim_n] : kDims) {
       for (const std::int64_t rows : {1, 7, 127, 128, 129, 300}) {
-        const ProductInputs inputs = normal_product_inputs({dtype, inner, outer}, rows, 3, false, 12);
+        const GemmInputs inputs = normal_gemm_inputs({dtype, dim_k, dim_n}, rows, 3, false, 12);
         for (const bool transposed : {false, true}) {
-          const ProductLayout layout{.transposed = transposed};
-          EXPECT_EQ(first_difference(inputs, multiplied(product_row("sm80_chain"), inputs, layout),
-                                     multiplied(product_row("cpu_product"), inputs, layout)),
+          const GemmLayout layout{.transposed = transposed};
+          EXPECT_EQ(first_difference(inputs, multiplied(product_row("sm80_gemm_ordered"), inputs, layout),
+                                     multiplied(product_row("cpu_gemm"), inputs, layout)),
                     "")
-              << inner << " to " << outer << ", " << rows << " rows" << (transposed ? ", transposed" : "");
+              << dim_k << " to " << dim_n << ", " << rows << " rows" << (transposed ? ", transposed" : "");
         }
       }
     }
@@ -168,7 +168,7 @@ TEST_F(CudaTables, OfEquallyNearVectorsTheFirstIsTaken) {
   for (const int width : {2, 4, 8}) {
     for (const RowShape& shape : {RowShape{Dtype::kBf16, 2, 64}, {Dtype::kBf16, 3, 72}, {Dtype::kBf16, 1, 8}}) {
       for (const std::int64_t tokens : {1, 5, 63, 64, 65, 300, 1100}) {
-        const RowFormat format{RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, width};
+        const RowFormat format{RowEncoding::kVector, ScaleGrain::kTokenHead, 0, 0, width};
         std::vector<std::byte> rows = few_values(shape, tokens, 4, 13);
         for (std::int64_t c = 0; c < shape.dim; ++c) store_element(rows.data() + 2 * c, shape.dtype, 3e38F);
         const std::vector<std::byte> book = few_values(shape, kCodebookVectors, 3, 14);
@@ -192,12 +192,12 @@ TEST_F(CudaTables, OfEquallyNearVectorsTheFirstIsTaken) {
 
 std::vector<RowFormat> searched_formats() {
   std::vector<RowFormat> formats;
-  for (const int width : {2, 4, 8}) formats.push_back({RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, width});
+  for (const int width : {2, 4, 8}) formats.push_back({RowEncoding::kVector, ScaleGrain::kTokenHead, 0, 0, width});
   if (!has_low_rank()) return formats;
-  formats.push_back({RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, 8});
-  formats.push_back({RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, 40});
-  formats.push_back({RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4});
-  formats.push_back({.coding = RowCoding::kLowRank, .rank = 40, .heads = 2});
+  formats.push_back({RowEncoding::kLowRank, ScaleGrain::kTokenHead, 0, 8});
+  formats.push_back({RowEncoding::kLowRank, ScaleGrain::kTokenHead, 0, 40});
+  formats.push_back({RowEncoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4});
+  formats.push_back({.encoding = RowEncoding::kLowRank, .rank = 40, .heads = 2});
   return formats;
 }
 
@@ -238,7 +238,7 @@ TEST_F(CudaTables, WholeTensorsAreTheHosts) {
       EXPECT_EQ(elsewhere.energy_kept, expected.energy_kept);
       EXPECT_TRUE(decompress_tensor(expected, 2) == decompress_tensor(expected, 2, &device()));
 
-      TensorCoder coder(format, shape, {2, 0}, "cuda");
+      TensorCodec coder(format, shape, {2, 0}, "cuda");
       const DeviceArray there = placed(rows);
       TensorThere made(coder.backend(), expected);
       const TensorView view =
@@ -270,7 +270,7 @@ TEST_F(CudaTables, WhatIsNotFiniteIsNamedAsOnTheHost) {
                   compress_tensor("k", format, here, lengths, {7, 2, &device()}, ErrorCode::kFile);
                 }),
                 expected);
-      TensorCoder coder(format, shape, {2, 0}, "cuda");
+      TensorCodec coder(format, shape, {2, 0}, "cuda");
       const DeviceArray there = placed(rows);
       const CompressedTensor like = make_compressed(format, shape, lengths);
       const TensorThere made(coder.backend(), like);
@@ -281,18 +281,18 @@ TEST_F(CudaTables, WhatIsNotFiniteIsNamedAsOnTheHost) {
   }
 }
 
-TEST_F(CudaTables, TheFirstNumberThatIsNotFiniteIsTold) {
+TEST_F(CudaTables, TheFirstNumberThatIsNotFiniteIsReported) {
   for (const std::int64_t dim : {64, 8, 37, 136}) {
     const RowShape shape{Dtype::kBf16, 3, dim};
     std::vector<std::byte> rows = outlier_rows(shape, std::vector<std::int64_t>{70}, 17);
     const auto told = [&] {
       const DeviceArray there = placed(rows);
-      const DeviceArray cell(device(), sizeof(RowFaultCell));
+      const DeviceArray cell(device(), sizeof(InvalidElementCell));
       const TensorView view = dense_view(static_cast<const void*>(there.data()), shape.dtype, 70, 3, dim);
-      device().check_finite({view, 1, 1000, reinterpret_cast<RowFaultCell*>(cell.data())}, device().stream());
-      RowFaultCell read;
+      device().check_finite({view, 1, 1000, reinterpret_cast<InvalidElementCell*>(cell.data())}, device().stream());
+      InvalidElementCell read;
       std::memcpy(&read, cell.read().data(), sizeof read);
-      return fault_of(read, {}, shape);
+      return invalid_element_of(read, {}, shape);
     };
     EXPECT_FALSE(told());
     for (const std::int64_t at : {69 * 3 * dim + 3 * dim - 1, 20 * 3 * dim + dim, std::int64_t{0}}) {
@@ -300,7 +300,7 @@ TEST_F(CudaTables, TheFirstNumberThatIsNotFiniteIsTold) {
       const auto fault = told();
       ASSERT_TRUE(fault);
       EXPECT_EQ(fault->part, 1);
-      EXPECT_EQ(((fault->token - 1000) * 3 + fault->head) * dim + fault->place, at);
+      EXPECT_EQ(((fault->token - 1000) * 3 + fault->head) * dim + fault->index, at);
     }
   }
 }

@@ -43,7 +43,7 @@ TEST_F(CudaWaitTest, NamesTheDeviceWhereNobodyKnowsMore) {
 TEST_F(CudaWaitTest, LetsTheCallerSpeakFirst) {
   const Deadline deadline = Deadline::after(0.05);
   const std::string text = wait_in_vain(deadline, [&] {
-    DevicePatience::check(deadline, "no other rank has a part in it");
+    DeviceTimeouts::check(deadline, "no other rank has a part in it");
     while (!deadline.expired()) std::this_thread::yield();
   });
   EXPECT_NE(text.find("no other rank has a part in it"), std::string::npos) << text;

@@ -16,35 +16,35 @@ using testing::build;
 using testing::Built;
 using testing::expect_order;
 using testing::HostTask;
-using testing::kBundleShapes;
 using testing::kMasks;
+using testing::kPackedTileShapes;
 using testing::kShapes;
 using testing::limits_of;
 using testing::random_task;
 using testing::walk;
 using testing::whole_task;
 
-TEST(WorkItems, EveryRowOnceWithItsTilesInOrder) {
+TEST(WorkTiles, EveryRowOnceWithItsTilesInOrder) {
   for (std::uint64_t seed = 1; seed <= 120; ++seed) {
-    for (const WorkShape& shape : kShapes) {
+    for (const WorkTileShape& shape : kShapes) {
       const HostTask random = random_task(shape, seed);
-      FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 64, kMasks[seed % std::size(kMasks)]);
+      AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, 64, kMasks[seed % std::size(kMasks)]);
       const Built built = build(spec, random.task, shape);
       std::vector<int> visits(static_cast<std::size_t>(random.task.q.tokens), 0);
-      for (std::int32_t i = 0; i < built.layout.item_count; ++i) {
-        const WorkItem& item = built.at<WorkItem>(built.layout.items)[i];
-        ASSERT_LE(item.slot_end, shape.item_rows);
-        const std::vector<std::int64_t> tiles = walk(built, item);
-        for (std::int64_t slot = item.slot_begin; slot < item.slot_end; ++slot) {
-          const std::int64_t row = item.row + slot;
+      for (std::int32_t i = 0; i < built.layout.work_tile_count; ++i) {
+        const WorkTile& work_tile = built.at<WorkTile>(built.layout.work_tiles)[i];
+        ASSERT_LE(work_tile.valid_row_end, shape.tile_rows);
+        const std::vector<std::int64_t> tiles = walk(built, work_tile);
+        for (std::int64_t slot = work_tile.valid_row_begin; slot < work_tile.valid_row_end; ++slot) {
+          const std::int64_t row = work_tile.row + slot;
           ++visits[static_cast<std::size_t>(row)];
           const auto run = std::find_if(random.queries.begin(), random.queries.end(),
                                         [&](const QueryRun& q) { return q.row <= row && row < q.row + q.rows; });
-          ASSERT_EQ(item.position + slot, run->position + row - run->row);
+          ASSERT_EQ(work_tile.position + slot, run->position + row - run->row);
           const std::int64_t length = random.key_lengths[static_cast<std::size_t>(run->sequence)];
-          ASSERT_EQ(item.key_length, length);
+          ASSERT_EQ(work_tile.key_length, length);
           const TileRange folded =
-              Visibility(spec.mask, length).tiles(item.position + slot, {shape.query_tile, shape.key_tile});
+              Visibility(spec.mask, length).tiles(work_tile.position + slot, {shape.query_tile, shape.key_tile});
           std::vector<std::int64_t> expected;
           for (const KeyRun& keys : random.key_runs) {
             if (keys.sequence != run->sequence) continue;
@@ -64,42 +64,42 @@ TEST(WorkItems, EveryRowOnceWithItsTilesInOrder) {
   }
 }
 
-TEST(WorkItems, RowsThatNothingHappensToAreLeftOut) {
-  const WorkShape& shape = kShapes[0];
-  const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
+TEST(WorkTiles, RowsThatNothingHappensToAreLeftOut) {
+  const WorkTileShape& shape = kShapes[0];
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
   HostTask random = random_task(shape, 3);
   random.task.resume = true;
   const Built built = build(spec, random.task, shape);
-  ASSERT_GT(built.layout.item_count, 0);
-  for (std::int32_t i = 0; i < built.layout.item_count; ++i) {
-    EXPECT_GT(built.at<WorkItem>(built.layout.items)[i].tiles, 0);
+  ASSERT_GT(built.layout.work_tile_count, 0);
+  for (std::int32_t i = 0; i < built.layout.work_tile_count; ++i) {
+    EXPECT_GT(built.at<WorkTile>(built.layout.work_tiles)[i].tiles, 0);
   }
   random.task.key_runs = {};
-  EXPECT_EQ(build(spec, random.task, shape).layout.item_count, 0);
+  EXPECT_EQ(build(spec, random.task, shape).layout.work_tile_count, 0);
 }
 
-TEST(WorkItems, LongestFirst) {
+TEST(WorkTiles, LongestFirst) {
   // A batch of causal sequences, in the cache together, or filling it one by one.
   for (const std::int64_t cache : {std::int64_t{1} << 40, std::int64_t{1}}) {
-    WorkShape shape = kShapes[0];
+    WorkTileShape shape = kShapes[0];
     shape.cache_bytes = cache;
-    const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
+    const AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
     const HostTask task = whole_task(shape, 3, 1024);
     const Built built = build(spec, task.task, shape);
-    ASSERT_EQ(built.layout.item_count, 24);
-    EXPECT_EQ(built.layout.section_heads, cache == 1 ? 4 : 8);
-    const std::span items(built.at<WorkItem>(built.layout.items), 24);
-    expect_order(built, items, [&](std::size_t i) { return cache == 1 ? items[i].run_begin : 0; });
-    EXPECT_EQ(built.layout.early_count, 21);  // all but the first item of each sequence
+    ASSERT_EQ(built.layout.work_tile_count, 24);
+    EXPECT_EQ(built.layout.swizzle_heads, cache == 1 ? 4 : 8);
+    const std::span work_tiles(built.at<WorkTile>(built.layout.work_tiles), 24);
+    expect_order(built, work_tiles, [&](std::size_t i) { return cache == 1 ? work_tiles[i].run_begin : 0; });
+    EXPECT_EQ(built.layout.early_entries, 21);  // all but the first work_tile of each sequence
   }
 }
 
 // Tables that are kept for a task must be the ones that another task would get: every change of a task that can change
 // them is noticed, and the same task with other tensors is not taken for another one.
 TEST(TaskGeometry, FitsWhatHasTheSameTables) {
-  const WorkShape& shape = kBundleShapes[0];
-  const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
-  FoldOutput output;
+  const WorkTileShape& shape = kPackedTileShapes[0];
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
+  AttentionOutput output;
   std::vector<HostTask> tasks;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     for (int change = 0; change < 10; ++change) {
@@ -160,10 +160,10 @@ TEST(TaskGeometry, NeverFitsSourcesThatTheTablesHold) {
   EXPECT_FALSE(geometry.fits(t.task));
 }
 
-TEST(WorkItems, RefusesMoreThanWasReserved) {
-  const WorkShape& shape = kShapes[0];
+TEST(WorkTiles, RefusesMoreThanWasReserved) {
+  const WorkTileShape& shape = kShapes[0];
   const HostTask random = random_task(shape, 5);
-  const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
+  const AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
   std::vector<std::byte> memory(64);
   WorkBuilder builder;
   EXPECT_THROW(builder.build(spec, random.task, shape, memory), Error);

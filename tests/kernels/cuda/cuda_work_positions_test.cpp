@@ -19,8 +19,8 @@ namespace {
 using testing::build;
 using testing::Built;
 using testing::HostTask;
-using testing::kBundleShapes;
 using testing::kMasks;
+using testing::kPackedTileShapes;
 using testing::kShapes;
 using testing::limits_of;
 using testing::random_positions;
@@ -43,29 +43,29 @@ Seen seen(const Mask& mask, std::int64_t first, std::int64_t last, std::int64_t 
 
 class WorkPositions : public ::testing::Test {
  protected:
-  // Checks an item for one of its heads, and counts its rows.
-  static void check_item(const FoldSpec& spec, const HostTask& task, const WorkShape& shape, const Built& built,
-                         const WorkItem& item, int head, std::vector<int>& visits) {
-    const std::int64_t first_row = item.row + item.slot_begin;
+  // Checks an work_tile for one of its heads, and counts its rows.
+  static void check_item(const AttentionSpec& spec, const HostTask& task, const WorkTileShape& shape,
+                         const Built& built, const WorkTile& work_tile, int head, std::vector<int>& visits) {
+    const std::int64_t first_row = work_tile.row + work_tile.valid_row_begin;
     const auto run = std::ranges::find_if(
         task.queries, [&](const QueryRun& q) { return q.row <= first_row && first_row < q.row + q.rows; });
     ASSERT_NE(run, task.queries.end());
-    ASSERT_EQ(item.position + item.slot_begin, run->position + first_row - run->row);
-    const std::int64_t last =
-        shape.query_tile > 1 ? item.position + shape.query_tile - 1 : item.position + item.slot_end - 1;
+    ASSERT_EQ(work_tile.position + work_tile.valid_row_begin, run->position + first_row - run->row);
+    const std::int64_t last = shape.query_tile > 1 ? work_tile.position + shape.query_tile - 1
+                                                   : work_tile.position + work_tile.valid_row_end - 1;
     const int kv_head = head / (kHeads / kKvHeads);
     const auto own = positions_of(task.task.positions, static_cast<std::size_t>(run->sequence), kv_head);
-    ASSERT_EQ(item.position_list, spec.positions == 1 ? 0 : kv_head);
+    ASSERT_EQ(work_tile.position_list, spec.positions == 1 ? 0 : kv_head);
 
     std::vector<std::int64_t> expected;
     std::vector<bool> plain;
     for (const KeyRun& keys : task.key_runs) {
       if (keys.sequence != run->sequence) continue;
       for (std::int64_t tile = keys.first_tile; tile < keys.first_tile + keys.tiles; ++tile) {
-        bool some = false, all = (tile + 1) * shape.key_tile <= item.key_length;
-        for (std::int64_t key = tile * shape.key_tile; key < std::min(item.key_length, (tile + 1) * shape.key_tile);
-             ++key) {
-          const Seen one = seen(spec.mask, item.position, last, own[static_cast<std::size_t>(key)]);
+        bool some = false, all = (tile + 1) * shape.key_tile <= work_tile.key_length;
+        for (std::int64_t key = tile * shape.key_tile;
+             key < std::min(work_tile.key_length, (tile + 1) * shape.key_tile); ++key) {
+          const Seen one = seen(spec.mask, work_tile.position, last, own[static_cast<std::size_t>(key)]);
           some = some || one.by_some;
           all = all && one.by_all;
         }
@@ -74,42 +74,43 @@ class WorkPositions : public ::testing::Test {
         plain.push_back(all);
       }
     }
-    const std::vector<std::int64_t> tiles = walk(built, item);
+    const std::vector<std::int64_t> tiles = walk(built, work_tile);
     ASSERT_EQ(tiles, expected);
     if (!tiles.empty()) {
-      ASSERT_EQ(item.place, tiles[0] % 100'000 % kGroupTiles);
+      ASSERT_EQ(work_tile.split_position, tiles[0] % 100'000 % kTilesPerKvSplit);
     }
     const auto* positions = built.at<std::int32_t>(built.layout.positions);
     for (std::size_t i = 0; i < tiles.size(); ++i) {
-      ASSERT_EQ(static_cast<int>(i) >= item.plain_begin && static_cast<int>(i) < item.plain_end, plain[i]);
-      const auto entry = std::ranges::find(task.tiles, tiles[i], &KeyTile::row) - task.tiles.begin();
-      const std::int32_t* const of_tile = positions + (entry * spec.positions + item.position_list) * shape.key_tile;
+      ASSERT_EQ(static_cast<int>(i) >= work_tile.plain_begin && static_cast<int>(i) < work_tile.plain_end, plain[i]);
+      const auto entry = std::ranges::find(task.tiles, tiles[i], &PageRun::row) - task.tiles.begin();
+      const std::int32_t* const of_tile =
+          positions + (entry * spec.positions + work_tile.position_list) * shape.key_tile;
       for (int column = 0; column < shape.key_tile; ++column) {
         const std::int64_t key = tiles[i] % 100'000 * shape.key_tile + column;
-        ASSERT_EQ(of_tile[column], key < item.key_length ? own[static_cast<std::size_t>(key)] : kNoPosition);
+        ASSERT_EQ(of_tile[column], key < work_tile.key_length ? own[static_cast<std::size_t>(key)] : kNoPosition);
       }
     }
-    for (std::int64_t slot = item.slot_begin; slot < item.slot_end; ++slot) {
-      ++visits[static_cast<std::size_t>((item.row + slot) * kHeads + head)];
+    for (std::int64_t slot = work_tile.valid_row_begin; slot < work_tile.valid_row_end; ++slot) {
+      ++visits[static_cast<std::size_t>((work_tile.row + slot) * kHeads + head)];
     }
   }
 
-  static void check(const HostTask& task, const FoldSpec& spec, const WorkShape& shape) {
+  static void check(const HostTask& task, const AttentionSpec& spec, const WorkTileShape& shape) {
     const Built built = build(spec, task.task, shape);
     std::vector<int> visits(static_cast<std::size_t>(task.task.q.tokens * kHeads), 0);
-    visit_units(built, shape, [&](const WorkItem& item, int head, const WorkBundle*, int) {
-      check_item(spec, task, shape, built, item, head, visits);
+    visit_units(built, shape, [&](const WorkTile& work_tile, int head, const GqaPackedTile*, int) {
+      check_item(spec, task, shape, built, work_tile, head, visits);
     });
     ASSERT_EQ(visits, std::vector<int>(visits.size(), 1));
   }
 
-  static void check_all(const WorkShape& shape) {
+  static void check_all(const WorkTileShape& shape) {
     for (std::uint64_t seed = 1; seed <= 60; ++seed) {
       for (const int heads : {1, kKvHeads}) {
         HostTask task = random_task(shape, seed);
         const auto positions = random_positions(task.key_lengths, heads, seed);
         task.task.positions = positions.get();
-        FoldSpec spec = make_spec(Dtype::kBf16, kHeads, kKvHeads, 64, kMasks[seed % std::size(kMasks)]);
+        AttentionSpec spec = make_spec(Dtype::kBf16, kHeads, kKvHeads, 64, kMasks[seed % std::size(kMasks)]);
         spec.positions = heads;
         SCOPED_TRACE(describe(spec) + ", seed " + std::to_string(seed));
         check(task, spec, shape);
@@ -119,17 +120,17 @@ class WorkPositions : public ::testing::Test {
 };
 
 TEST_F(WorkPositions, EveryRowAndHeadOnceWithItsTiles) {
-  for (const WorkShape& shape : kShapes) check_all(shape);
+  for (const WorkTileShape& shape : kShapes) check_all(shape);
 }
 
-TEST_F(WorkPositions, InBundlesToo) {
-  for (const WorkShape& shape : kBundleShapes) check_all(shape);
+TEST_F(WorkPositions, InGqaPackedTilesToo) {
+  for (const WorkTileShape& shape : kPackedTileShapes) check_all(shape);
 }
 
-// Where all keys stand at their places, items are those without positions, and where one list serves all heads they
-// count for all of them.
-TEST_F(WorkPositions, OfAllTokensLeaveTheItemsAsTheyAre) {
-  const WorkShape& shape = kShapes[0];
+// Where all keys stand at their places, work_tiles are those without positions, and where one list serves all heads
+// they count for all of them.
+TEST_F(WorkPositions, OfAllTokensLeaveTheWorkTilesAsTheyAre) {
+  const WorkTileShape& shape = kShapes[0];
   const HostTask plain = testing::ragged_task(shape);
   HostTask with = testing::ragged_task(shape);
   std::vector<KeptSequence> kept;
@@ -140,16 +141,16 @@ TEST_F(WorkPositions, OfAllTokensLeaveTheItemsAsTheyAre) {
   }
   const KeyPositions positions("positions", 1, kept, rows);
   with.task.positions = &positions;
-  FoldSpec spec = make_spec(Dtype::kBf16, kHeads, kKvHeads, 64, {300, 0});
+  AttentionSpec spec = make_spec(Dtype::kBf16, kHeads, kKvHeads, 64, {300, 0});
   const Built without = build(spec, plain.task, shape);
   spec.positions = 1;
   const Built built = build(spec, with.task, shape);
-  ASSERT_EQ(built.layout.item_count, without.layout.item_count);
-  EXPECT_EQ(built.layout.piece_heads, kHeads);
-  EXPECT_EQ(built.layout.early_count, without.layout.early_count);
-  for (int i = 0; i < built.layout.item_count; ++i) {
-    const WorkItem& a = built.at<WorkItem>(built.layout.items)[i];
-    const WorkItem& b = without.at<WorkItem>(without.layout.items)[i];
+  ASSERT_EQ(built.layout.work_tile_count, without.layout.work_tile_count);
+  EXPECT_EQ(built.layout.entry_heads, kHeads);
+  EXPECT_EQ(built.layout.early_entries, without.layout.early_entries);
+  for (int i = 0; i < built.layout.work_tile_count; ++i) {
+    const WorkTile& a = built.at<WorkTile>(built.layout.work_tiles)[i];
+    const WorkTile& b = without.at<WorkTile>(without.layout.work_tiles)[i];
     EXPECT_EQ(a.row, b.row);
     EXPECT_EQ(a.tiles, b.tiles);
     EXPECT_EQ(walk(built, a), walk(without, b));

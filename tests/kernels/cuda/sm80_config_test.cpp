@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of sm80_fold's configuration: a pure function of the description, which explains itself, and keeps to what
-// a multiprocessor has.
+// The choice of sm80_attention's configuration: a pure function of the description, which explains itself, and keeps to
+// what a multiprocessor has.
 #include <gtest/gtest.h>
 
 #include "kernels/latent_rows.hpp"
@@ -15,7 +15,7 @@ using testing::spec_of_dims;
 
 // Of compute capability 8.6 and 8.9, the least among the devices that the kernel runs on (CUDA C++ Programming Guide,
 // technical specifications).
-constexpr int kMostSharedBytes = 99 * 1024;  // of a CTA
+constexpr int kMaxSharedBytes = 99 * 1024;  // of a CTA
 constexpr int kMultiprocessorRegisters = 64 * 1024;
 constexpr int kMostRegisters = 255;  // of a thread
 // Of an H200, whose speed the table was chosen by.
@@ -40,7 +40,7 @@ constexpr Expected kExpected[] = {{{64, 64}, 128, 128, 128 * 128 + 2 * 128 * 256
 
 TEST(Sm80Config, DependsOnDtypeAndDimsOnly) {
   for (const Expected& expected : kExpected) {
-    for (const FoldSpec& spec : testing::specs_of(expected.dims.head_dim, expected.dims.head_dim_v)) {
+    for (const AttentionSpec& spec : testing::specs_of(expected.dims.head_dim, expected.dims.head_dim_v)) {
       SCOPED_TRACE(ringattn::describe(spec));
       const auto chosen = choose_config(spec);
       ASSERT_TRUE(chosen.has_value());
@@ -55,20 +55,20 @@ TEST(Sm80Config, DependsOnDtypeAndDimsOnly) {
 
 TEST(Sm80Config, TakesItsHeadDimsAndNoOthers) {
   constexpr testing::HeadDims kOthers[] = {{512, 512}, {576, 512}};
-  testing::expect_taken_dims([](const FoldSpec& spec) { return choose_config(spec).has_value(); }, fold_missing,
-                             kOthers);
+  testing::expect_taken_dims([](const AttentionSpec& spec) { return choose_config(spec).has_value(); },
+                             attention_missing, kOthers);
 }
 
 TEST(Sm80Config, EveryConfigurationHasAKernel) {
   for (const Expected& expected : kExpected) {
-    testing::expect_made_tiles("sm80_fold", expected.dims, expected.query_tile, expected.key_tile);
+    testing::expect_made_tiles("sm80_attention", expected.dims, expected.query_tile, expected.key_tile);
   }
 }
 
 TEST(Sm80Config, FitsAMultiprocessor) {
-  for (const FoldConfig& config : kFoldConfigs) {
+  for (const AttentionConfig& config : kAttentionConfigs) {
     SCOPED_TRACE(describe(config));
-    EXPECT_LE(config.shared_bytes(), kMostSharedBytes);
+    EXPECT_LE(config.shared_bytes(), kMaxSharedBytes);
     EXPECT_LE(config.ctas * (config.shared_bytes() + kReservedSharedBytes), kH200SharedBytes);
     EXPECT_LE(config.ctas * 32 * config.warps * kMostRegisters, kMultiprocessorRegisters);
     EXPECT_EQ(config.rows_of_warp % 16, 0);  // rows of a product
@@ -80,9 +80,9 @@ TEST(Sm80Config, FitsAMultiprocessor) {
 
 TEST(Sm80Config, SaysWhatIsMissing) {
   testing::expect_missing_texts(
-      [](const FoldSpec& spec) {
+      [](const AttentionSpec& spec) {
         EXPECT_FALSE(choose_config(spec).has_value());
-        return fold_missing(spec);
+        return attention_missing(spec);
       },
       "192 with 128, 576 with 512", "64, 96, 128, 256, 512");
 }
@@ -106,11 +106,11 @@ TEST(Sm80Config, DescribesItself) {
 
 // Each tensor of a cache may be one of these, by itself; latents are both.
 TEST(Sm80Config, FormatsOfDecodedCaches) {
-  const RowFormat fp8{RowCoding::kFp8}, int8{RowCoding::kInt8}, latents = latent_format(64);
-  const RowFormat keys{RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 64};
-  const RowFormat values{RowCoding::kInt4Token, ScaleGrain::kTokenHead, 32};
+  const RowFormat fp8{RowEncoding::kFp8}, int8{RowEncoding::kInt8}, latents = latent_format(64);
+  const RowFormat keys{RowEncoding::kInt4Channel, ScaleGrain::kTokenHead, 64};
+  const RowFormat values{RowEncoding::kInt4Token, ScaleGrain::kTokenHead, 32};
   const auto missing = [](int head_dim, int head_dim_v, Dtype dtype, const CacheFormat& format, bool values_in_keys) {
-    FoldSpec fold = spec_of_dims(dtype, head_dim, head_dim_v);
+    AttentionSpec fold = spec_of_dims(dtype, head_dim, head_dim_v);
     fold.kv_heads = head_dim == 576 ? 1 : 2;
     return formats_missing({fold, values_in_keys, format}).size();
   };
@@ -119,7 +119,7 @@ TEST(Sm80Config, FormatsOfDecodedCaches) {
       for (const CacheFormat& format : {CacheFormat{}, {fp8, fp8}, {keys, values}, {values, keys}, {int8, {}}}) {
         EXPECT_EQ(missing(head_dim, head_dim_v, dtype, format, false), 0U) << describe(format);
       }
-      EXPECT_EQ(missing(head_dim, head_dim_v, dtype, {fp8, {RowCoding::kVector}}, false), 1U);
+      EXPECT_EQ(missing(head_dim, head_dim_v, dtype, {fp8, {RowEncoding::kVector}}, false), 1U);
       EXPECT_EQ(missing(head_dim, head_dim_v, dtype, {latents, {}}, true), 2U);
       EXPECT_EQ(missing(head_dim, head_dim_v, dtype, {fp8, {}}, true), 1U);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of sm90_fold's configuration: a pure function of the description, which explains itself, and keeps to what
-// a multiprocessor has.
+// The choice of sm90_attention's configuration: a pure function of the description, which explains itself, and keeps to
+// what a multiprocessor has.
 #include <gtest/gtest.h>
 
 #include "kernels/registry.hpp"
@@ -12,8 +12,8 @@ namespace ringattn::sm90 {
 namespace {
 
 constexpr int kMultiprocessorRegisters = 65536;
-constexpr int kMostSharedBytes = 227 * 1024;  // of a CTA
-constexpr int kPanelBytes = 1024;             // a tile's panels are swizzled in pieces of this size
+constexpr int kMaxSharedBytes = 227 * 1024;  // of a CTA
+constexpr int kPanelBytes = 1024;            // a tile's panels are swizzled in pieces of this size
 
 using testing::spec_of_dims;
 
@@ -33,7 +33,7 @@ constexpr Expected kExpected[] = {{{64, 64}, 128, 512, 65536, (2 * 3 * 64 * 128 
 
 TEST(Sm90Config, DependsOnDtypeAndDimsOnly) {
   for (const Expected& expected : kExpected) {
-    for (const FoldSpec& spec : testing::specs_of(expected.dims.head_dim, expected.dims.head_dim_v)) {
+    for (const AttentionSpec& spec : testing::specs_of(expected.dims.head_dim, expected.dims.head_dim_v)) {
       SCOPED_TRACE(ringattn::describe(spec));
       const auto chosen = choose_config(spec);
       ASSERT_TRUE(chosen.has_value());
@@ -42,57 +42,59 @@ TEST(Sm90Config, DependsOnDtypeAndDimsOnly) {
       EXPECT_EQ(chosen->key_tile, expected.key_tile);
       EXPECT_EQ(chosen->threads(), expected.threads);
       EXPECT_EQ(chosen->tile_bytes(), expected.tile_kibibytes * 1024);
-      EXPECT_EQ(128 * (chosen->fetch_registers() + (expected.threads / 128 - 1) * chosen->fold_registers()),
+      EXPECT_EQ(128 * (chosen->producer_registers() + (expected.threads / 128 - 1) * chosen->consumer_registers()),
                 expected.registers);
     }
   }
 }
 
 TEST(Sm90Config, TakesItsHeadDimsAndNoOthers) {
-  testing::expect_taken_dims([](const FoldSpec& spec) { return choose_config(spec).has_value(); }, fold_missing);
+  testing::expect_taken_dims([](const AttentionSpec& spec) { return choose_config(spec).has_value(); },
+                             attention_missing);
 }
 
 TEST(Sm90Config, EveryConfigurationHasAKernel) {
   for (const Expected& expected : kExpected) {
-    testing::expect_made_tiles("sm90_fold", expected.dims, /*query_tile=*/64, expected.key_tile);
+    testing::expect_made_tiles("sm90_attention", expected.dims, /*query_tile=*/64, expected.key_tile);
   }
 }
 
 TEST(Sm90Config, SaysWhatIsMissing) {
-  testing::expect_missing_texts([](const FoldSpec& spec) {
+  testing::expect_missing_texts([](const AttentionSpec& spec) {
     EXPECT_FALSE(choose_config(spec).has_value());
-    return fold_missing(spec);
+    return attention_missing(spec);
   });
 }
 
 // The table of latents has no head_dim that is head_dim_v, and names what it has.
 TEST(Sm90Config, NamesTheDimsOfLatents) {
-  const std::vector<std::string> missing = latent_missing({make_spec(Dtype::kBf16, 8, 1, 128, {-1, 0}), false, {}});
+  const std::vector<std::string> missing = mla_missing({make_spec(Dtype::kBf16, 8, 1, 128, {-1, 0}), false, {}});
   ASSERT_FALSE(missing.empty());
   EXPECT_EQ(missing.front(), "head_dim 128 (supported: 576 with 512)");
 }
 
 // What the kernel asks of the hardware; what else lies in shared memory is checked where it is laid out.
 TEST(Sm90Config, FitsAMultiprocessor) {
-  for (const FoldConfig& config : kFoldConfigs) {
+  for (const AttentionConfig& config : kAttentionConfigs) {
     SCOPED_TRACE(describe(config));
-    EXPECT_LT(config.tile_bytes(), kMostSharedBytes);
+    EXPECT_LT(config.tile_bytes(), kMaxSharedBytes);
     for (const int bytes : {config.q_bytes(), config.k_bytes(), config.v_bytes()}) EXPECT_EQ(bytes % kPanelBytes, 0);
     EXPECT_GE(config.k_bytes(), config.key_tile * config.head_dim * 2);
     EXPECT_GE(config.stages, 1);
-    EXPECT_GE(config.rounds, 1);
+    EXPECT_GE(config.q_stages, 1);
     EXPECT_EQ(config.key_tile % 16, 0);  // the second product takes 16 keys at a time
     EXPECT_LE(config.key_tile, 256);     // rows of one copy
 
-    EXPECT_LE(128 * (config.fetch_registers() + config.warpgroups * config.fold_registers()), kMultiprocessorRegisters);
-    for (const int registers : {config.fetch_registers(), config.fold_registers()}) {
+    EXPECT_LE(128 * (config.producer_registers() + config.warpgroups * config.consumer_registers()),
+              kMultiprocessorRegisters);
+    for (const int registers : {config.producer_registers(), config.consumer_registers()}) {
       EXPECT_EQ(registers % 8, 0);
       EXPECT_GE(registers, 24);
       EXPECT_LE(registers, 256);
     }
     // Registers change hands after the launch, which gives every thread as many.
-    EXPECT_LE(config.fetch_registers(), kMultiprocessorRegisters / config.threads());
-    EXPECT_GE(config.fold_registers(), kMultiprocessorRegisters / config.threads() / 8 * 8);
+    EXPECT_LE(config.producer_registers(), kMultiprocessorRegisters / config.threads());
+    EXPECT_GE(config.consumer_registers(), kMultiprocessorRegisters / config.threads() / 8 * 8);
   }
 }
 
@@ -105,7 +107,7 @@ TEST(Sm90Config, IsFoundByDims) {
 // What the kernel takes for granted of a device.
 TEST(Sm90Config, KnowsItsDevices) {
   EXPECT_EQ(device_obstacle(kReservedBytes, 132), "");
-  EXPECT_EQ(device_obstacle(kReservedBytes, kMostCtas), "");
+  EXPECT_EQ(device_obstacle(kReservedBytes, kMaxCtas), "");
   EXPECT_EQ(device_obstacle(2048, 132), "its driver reserves 2048 bytes of a CTA's shared memory, not 1024");
   EXPECT_EQ(device_obstacle(kReservedBytes, 161), "it has 161 multiprocessors, and the kernel counts with 160 at most");
 }
@@ -121,14 +123,14 @@ TEST(Sm90Config, DescribesItself) {
 
 // The swizzle repeats every eight rows.
 TEST(Sm90Config, SharesOfCtasAreWholeSwizzles) {
-  for (const FoldConfig& config : kFoldConfigs) {
-    EXPECT_EQ(config.key_tile, config.key_box_rows() * config.walk_ctas);
+  for (const AttentionConfig& config : kAttentionConfigs) {
+    EXPECT_EQ(config.key_tile, config.key_box_rows() * config.cluster_ctas);
     EXPECT_EQ(config.key_box_rows() % 8, 0);
   }
 }
 
 TEST(Sm90Config, ListsWhatIsCompiled) {
-  const std::vector<std::string> lines = fold_configs();
+  const std::vector<std::string> lines = attention_configs();
   ASSERT_EQ(lines.size(), 5U);
   EXPECT_EQ(lines[2], "head_dim 128: tile 3x64x128, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 160 registers");
   EXPECT_TRUE(lines[3].starts_with("head_dim 192/128: "));

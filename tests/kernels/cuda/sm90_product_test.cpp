@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tiles sm90_product takes, and which views the copy engine reads: pure functions of a product's parameters.
+// Which tiles sm90_gemm takes, and which views the copy engine reads: pure functions of a product's parameters.
 // Needs no GPU.
 #include <gtest/gtest.h>
 
@@ -15,43 +15,43 @@ namespace {
 constexpr int kMultiprocessors = 132;
 
 // Latents to keys of 16 heads; data lies at an address that nobody reads.
-cuda::ProductParams product(std::int32_t rows, std::int32_t heads = 16) {
+cuda::GemmParams product(std::int32_t rows, std::int32_t heads = 16) {
   const auto* const data = reinterpret_cast<const char*>(std::uintptr_t{1} << 20);
-  cuda::ProductParams p{};
+  cuda::GemmParams p{};
   p.rows = {data, 1024, 0, 1, true};
   p.weights = {data, 1024, std::int64_t{128} * 1024, heads, true};
   p.row_count = rows;
   p.heads = heads;
-  p.inner = 512;
-  p.outer = 128;
+  p.dim_k = 512;
+  p.dim_n = 128;
   p.dtype = Dtype::kBf16;
   p.multiprocessors = kMultiprocessors;
   return p;
 }
 
-TEST(Sm90Product, TilesFollowTheNumberOfRows) {
-  EXPECT_EQ(choose_product(product(1)).rows(), 64);
-  EXPECT_EQ(choose_product(product(64)).rows(), 64);
-  EXPECT_EQ(choose_product(product(65)).rows(), 128);
-  EXPECT_EQ(choose_product(product(1023, 128)).rows(), 128);
-  EXPECT_EQ(choose_product(product(1024, 128)).rows(), 256);
-  EXPECT_EQ(choose_product(product(1024, 16)).rows(), 128) << "64 large tiles would leave multiprocessors without any";
-  EXPECT_EQ(choose_product(product(32768, 16)).rows(), 256);
+TEST(Sm90Gemm, TilesFollowTheNumberOfRows) {
+  EXPECT_EQ(choose_gemm(product(1)).rows(), 64);
+  EXPECT_EQ(choose_gemm(product(64)).rows(), 64);
+  EXPECT_EQ(choose_gemm(product(65)).rows(), 128);
+  EXPECT_EQ(choose_gemm(product(1023, 128)).rows(), 128);
+  EXPECT_EQ(choose_gemm(product(1024, 128)).rows(), 256);
+  EXPECT_EQ(choose_gemm(product(1024, 16)).rows(), 128) << "64 large tiles would leave multiprocessors without any";
+  EXPECT_EQ(choose_gemm(product(32768, 16)).rows(), 256);
 }
 
-TEST(Sm90Product, TilesAreCountedInRowsColumnsAndHeads) {
-  cuda::ProductParams p = product(129, 3);
-  EXPECT_EQ(cuda::product_tiles(p, 128), 2 * 3);
-  p.outer = 136;
-  EXPECT_EQ(cuda::product_tiles(p, 64), 3 * 3 * 2);
+TEST(Sm90Gemm, TilesAreCountedInRowsColumnsAndHeads) {
+  cuda::GemmParams p = product(129, 3);
+  EXPECT_EQ(cuda::gemm_tiles(p, 128), 2 * 3);
+  p.dim_n = 136;
+  EXPECT_EQ(cuda::gemm_tiles(p, 64), 3 * 3 * 2);
 }
 
-TEST(Sm90Product, TheCopyEngineReadsWhatIsAligned) {
-  EXPECT_TRUE(can_map_product(product(5)));
+TEST(Sm90Gemm, TmaReadsWhatIsAligned) {
+  EXPECT_TRUE(can_map_gemm(product(5)));
   const auto changed = [](auto change) {
-    cuda::ProductParams p = product(5);
+    cuda::GemmParams p = product(5);
     change(p);
-    return can_map_product(p);
+    return can_map_gemm(p);
   };
   EXPECT_FALSE(changed([](auto& p) { p.rows.data += 2; }));
   EXPECT_FALSE(changed([](auto& p) { p.rows.stride += 8; }));
@@ -68,11 +68,11 @@ TEST(Sm90Product, TheCopyEngineReadsWhatIsAligned) {
     p.heads = p.weights.heads = 1;
     p.weights.head_stride = 2;
   }));
-  EXPECT_TRUE(changed([](auto& p) { p.across = true; }));
+  EXPECT_TRUE(changed([](auto& p) { p.transposed = true; }));
 }
 
-TEST(Sm90Product, EveryRowOfTheTableNamesWhatIsMissing) {
-  for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) {
+TEST(Sm90Gemm, EveryRowOfTheTableNamesWhatIsMissing) {
+  for (const BatchedGemmRow& row : kernel_table<BatchedGemmSpec>()) {
     EXPECT_TRUE(row.missing({Dtype::kBf16, 512, 128}).empty()) << row.name;
     EXPECT_TRUE(row.missing({Dtype::kF16, 128, 512}).empty()) << row.name;
     EXPECT_EQ(row.missing({Dtype::kF16, 12, 0}).size(), 2U) << row.name;

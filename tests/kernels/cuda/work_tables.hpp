@@ -11,26 +11,26 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/work_items.hpp"
 #include "kernels/cuda/work_order.hpp"
+#include "kernels/cuda/work_items.hpp"
 #include "tests/support/fold_inputs.hpp"
 
 namespace ringattn::testing {
 
 inline constexpr Mask kMasks[] = {{-1, -1}, {-1, 0}, {300, 0}, {40, 25}, {-1, 70}, {10, -1}};
-inline constexpr cuda::WorkShape kShapes[] = {
+inline constexpr cuda::WorkTileShape kShapes[] = {
     {128, 128, 64, 1, 1 << 30}, {64, 64, 128, 1, 100'000}, {16, 1, 128, 1, 1 << 20}, {64, 64, 80, 2, 1 << 20, 132}};
-inline constexpr cuda::WorkShape kBundleShapes[] = {
+inline constexpr cuda::WorkTileShape kPackedTileShapes[] = {
     {64, 64, 128, 3, 1 << 20, 132}, {64, 64, 80, 2, std::int64_t{1} << 40, 7}, {64, 64, 80, 2, 1 << 20, 132, 2}};
 
 struct HostTask {
   std::vector<QueryRun> queries;
   std::vector<std::int64_t> key_lengths;
   std::vector<KeyRun> key_runs;
-  std::vector<KeyTile> tiles;
+  std::vector<PageRun> tiles;
   std::vector<KeySource> sources;
   std::int64_t rows = 0;
-  FoldTask task;
+  AttentionTask task;
 
   void add_sequence(std::int64_t key_length) { key_lengths.push_back(key_length); }
   void add_queries(std::int64_t position, std::int64_t count) {
@@ -54,7 +54,7 @@ struct HostTask {
 };
 
 // Sequences with random runs of queries and of key tiles, some without either.
-inline HostTask random_task(const cuda::WorkShape& shape, std::uint64_t seed) {
+inline HostTask random_task(const cuda::WorkTileShape& shape, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto below = [&random](std::int64_t n) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
@@ -83,7 +83,7 @@ inline HostTask random_task(const cuda::WorkShape& shape, std::uint64_t seed) {
 
 // Causal sequences as they come in a batch: long ones, one of one token, one of none, one without keys, one with a
 // prefix of its keys elsewhere. Every fourth tile is missing.
-inline HostTask ragged_task(const cuda::WorkShape& shape) {
+inline HostTask ragged_task(const cuda::WorkTileShape& shape) {
   HostTask t;
   for (const auto& [queries, keys] :
        {std::pair<std::int64_t, std::int64_t>{1500, 1500}, {1, 1}, {0, 0}, {70, 0}, {333, 2000}, {1, 900}}) {
@@ -97,7 +97,7 @@ inline HostTask ragged_task(const cuda::WorkShape& shape) {
 }
 
 // Sequences of `tokens` queries and as many keys, all of them in the task.
-inline HostTask whole_task(const cuda::WorkShape& shape, int sequences, std::int64_t tokens) {
+inline HostTask whole_task(const cuda::WorkTileShape& shape, int sequences, std::int64_t tokens) {
   HostTask t;
   for (int s = 0; s < sequences; ++s) {
     t.add_sequence(tokens);
@@ -118,13 +118,13 @@ struct Built {
   }
 };
 
-inline FoldLimits limits_of(const FoldTask& task) {
+inline AttentionLimits limits_of(const AttentionTask& task) {
   const auto count = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
   return {task.q.tokens,     count(task.queries), count(task.key_runs),
           count(task.tiles), count(task.sources), count(task.key_lengths)};
 }
 
-inline Built build(const FoldSpec& spec, const FoldTask& task, const cuda::WorkShape& shape) {
+inline Built build(const AttentionSpec& spec, const AttentionTask& task, const cuda::WorkTileShape& shape) {
   Built built;
   built.memory.assign(cuda::table_bytes(spec, shape, limits_of(task)), std::byte{0xff});
   cuda::WorkBuilder builder;
@@ -133,20 +133,20 @@ inline Built build(const FoldSpec& spec, const FoldTask& task, const cuda::WorkS
   return built;
 }
 
-// The rows of the tile map (100'000 · sequence + tile) that an item or a bundle walks over.
+// The rows of the tile map (100'000 · sequence + tile) that an work_tile or a gqa_tile walks over.
 template <typename Work>
-std::vector<std::int64_t> walk(const Built& built, const Work& item) {
+std::vector<std::int64_t> walk(const Built& built, const Work& work_tile) {
   std::vector<std::int64_t> tiles;
-  for (std::int64_t number = item.first; number < item.first + item.tiles; ++number) {
-    const auto* runs = built.at<cuda::RunEntry>(built.layout.runs) + item.run_begin;
+  for (std::int64_t number = work_tile.first; number < work_tile.first + work_tile.tiles; ++number) {
+    const auto* runs = built.at<cuda::RunEntry>(built.layout.runs) + work_tile.run_begin;
     int run = 0;
-    while (run + 1 < item.runs && runs[run + 1].first <= number) ++run;
+    while (run + 1 < work_tile.runs && runs[run + 1].first <= number) ++run;
     const std::int64_t index = number - runs[run].first;
     const std::int64_t row = built.at<cuda::TileEntry>(built.layout.tiles)[runs[run].table + index].row;
     EXPECT_EQ(row % 100'000, runs[run].first_tile + index);
-    if (item.runs == 1) {  // what the item itself says
-      EXPECT_EQ(runs[run].table + index, item.table + number - item.first);
-      EXPECT_EQ(runs[run].first_tile + index, item.first_tile + number - item.first);
+    if (work_tile.runs == 1) {  // what the work_tile itself says
+      EXPECT_EQ(runs[run].table + index, work_tile.table + number - work_tile.first);
+      EXPECT_EQ(runs[run].first_tile + index, work_tile.first_tile + number - work_tile.first);
     }
     tiles.push_back(row);
   }
@@ -154,17 +154,18 @@ std::vector<std::int64_t> walk(const Built& built, const Work& item) {
 }
 
 // What is folded in sections comes longest first in each; then what is left for last, longest first too, shorter than
-// all before and none longer than a quarter of the longest. `section_of` the n-th piece.
+// all before and none longer than a quarter of the longest. `swizzle_group_of` the n-th piece.
 template <typename Work>
-void expect_order(const Built& built, std::span<const Work> pieces, const std::function<int(std::size_t)>& section_of) {
-  const auto early = static_cast<std::size_t>(built.layout.early_count);
+void expect_order(const Built& built, std::span<const Work> pieces,
+                  const std::function<int(std::size_t)>& swizzle_group_of) {
+  const auto early = static_cast<std::size_t>(built.layout.early_entries);
   ASSERT_LE(early, pieces.size());
   const auto by_tiles = [](const Work& a, const Work& b) { return a.tiles < b.tiles; };
   const auto most = std::max_element(pieces.begin(), pieces.end(), by_tiles)->tiles;
   for (std::size_t i = 0; i + 1 < pieces.size(); ++i) {
-    const bool new_section = i + 1 < early && section_of(i) != section_of(i + 1);
+    const bool new_section = i + 1 < early && swizzle_group_of(i) != swizzle_group_of(i + 1);
     EXPECT_TRUE(new_section || pieces[i].tiles >= pieces[i + 1].tiles) << i;
-    EXPECT_TRUE(!new_section || section_of(i) < section_of(i + 1)) << i;
+    EXPECT_TRUE(!new_section || swizzle_group_of(i) < swizzle_group_of(i + 1)) << i;
   }
   for (std::size_t i = 0; i < early; ++i) {
     EXPECT_TRUE(early == pieces.size() || pieces[i].tiles > pieces[early].tiles) << i;
@@ -172,26 +173,28 @@ void expect_order(const Built& built, std::span<const Work> pieces, const std::f
   for (std::size_t i = early; i < pieces.size(); ++i) EXPECT_LE(pieces[i].tiles, most / 4) << i;
 }
 
-// Calls visit(item, query head, bundle, the bundle's first query head) for every unit, as CTAs find them; the bundle is
-// null where there are none.
+// Calls visit(work_tile, query head, gqa_tile, the gqa_tile's first query head) for every head_tile, as CTAs find them;
+// the gqa_tile is null where there are none.
 template <class Visit>
-void visit_units(const Built& built, const cuda::WorkShape& shape, Visit visit) {
+void visit_units(const Built& built, const cuda::WorkTileShape& shape, Visit visit) {
   const cuda::TableLayout& layout = built.layout;
-  const auto* items = built.at<cuda::WorkItem>(layout.items);
-  const int pieces = shape.units == 1 ? layout.item_count : layout.bundle_count;
-  for (int index = 0; index < pieces * layout.piece_heads; ++index) {
-    const cuda::WorkPlace place = cuda::work_place(layout.early_count, layout.piece_heads, layout.section_heads, index);
-    ASSERT_LT(place.piece, pieces);
-    if (shape.units == 1) {
-      const cuda::WorkItem& item = items[place.piece];
-      visit(item, item.head + place.head, static_cast<const cuda::WorkBundle*>(nullptr), item.head + place.head);
+  const auto* work_tiles = built.at<cuda::WorkTile>(layout.work_tiles);
+  const int pieces = shape.head_tiles == 1 ? layout.work_tile_count : layout.gqa_tile_count;
+  for (int index = 0; index < pieces * layout.entry_heads; ++index) {
+    const cuda::WorkIndex work_index =
+        cuda::work_index(layout.early_entries, layout.entry_heads, layout.swizzle_heads, index);
+    ASSERT_LT(work_index.entry, pieces);
+    if (shape.head_tiles == 1) {
+      const cuda::WorkTile& work_tile = work_tiles[work_index.entry];
+      visit(work_tile, work_tile.head + work_index.head, static_cast<const cuda::GqaPackedTile*>(nullptr),
+            work_tile.head + work_index.head);
       continue;
     }
-    const cuda::WorkBundle& bundle = built.at<cuda::WorkBundle>(layout.bundles)[place.piece];
-    const int query_head = items[bundle.item].head + place.head * layout.unit_heads;
-    for (int nth = bundle.head; nth < bundle.head + bundle.units; ++nth) {
-      const cuda::WorkItem& item = items[bundle.item + nth / layout.unit_heads];
-      visit(item, query_head + nth % layout.unit_heads, &bundle, query_head);
+    const cuda::GqaPackedTile& gqa_tile = built.at<cuda::GqaPackedTile>(layout.gqa_tiles)[work_index.entry];
+    const int query_head = work_tiles[gqa_tile.work_tile].head + work_index.head * layout.heads_per_gqa_tile;
+    for (int nth = gqa_tile.head; nth < gqa_tile.head + gqa_tile.head_tiles; ++nth) {
+      const cuda::WorkTile& work_tile = work_tiles[gqa_tile.work_tile + nth / layout.heads_per_gqa_tile];
+      visit(work_tile, query_head + nth % layout.heads_per_gqa_tile, &gqa_tile, query_head);
     }
   }
 }

@@ -39,15 +39,15 @@ class Gather {
       std::ifstream stream(file_of(rank), std::ios::binary);
       all.emplace_back(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
     }
-    ++meeting_;
+    ++collective_;
     return all;
   }
 
  private:
-  fs::path file_of(int rank) const { return folder_ / (std::to_string(meeting_) + "." + std::to_string(rank)); }
+  fs::path file_of(int rank) const { return folder_ / (std::to_string(collective_) + "." + std::to_string(rank)); }
 
   fs::path folder_;
-  int rank_, size_, meeting_ = 0;
+  int rank_, size_, collective_ = 0;
 };
 
 int play(int rank, int size, const char* folder) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels that choose blocks of keys share (block_choice.cu, list_choice.cu): means, products of means and the
-// choice by scores, in the order of sums that kernels/block_score.hpp says.
+// What the kernels that choose blocks of keys share (block_choice.cu, list_choice.cu): means, products of means
+// and the choice by scores, in the order of sums that kernels/block_score.hpp says.
 #pragma once
 
 #include <cuda_bf16.h>

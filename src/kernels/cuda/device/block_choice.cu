@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/cuda.hpp"
-#include "kernels/cuda/device/best_blocks.cuh"
 #include "kernels/cuda/device/block_choice.hpp"
+#include "kernels/cuda/device/best_blocks.cuh"
 
 namespace ringattn::cuda {
 
@@ -12,14 +12,14 @@ constexpr int kScoreWarps = 8;
 constexpr int kBlocksOfWarp = 2;
 constexpr int kBlocksOfCta = kScoreWarps * kBlocksOfWarp;
 constexpr int kQueryFloats = 4096;  // mean queries in shared memory
-constexpr int kMostDimLanes = 18;   // numbers of a key that a lane has: 576 dims
+constexpr int kMaxDimLanes = 18;    // numbers of a key that a lane has: 576 dims
 
 // A number of a block's mean, `column` of its [kv_heads, head_dim].
 template <class Element>
 __device__ __forceinline__ void pool_column(const BlockChoice& p, std::int64_t s, std::int64_t block, int column) {
   const int dim = p.spec.head_dim;
   const std::int64_t within = column / dim * p.k.head_stride + column % dim;
-  const int keys = p.spec.lists.key_block;
+  const int keys = p.spec.block_mask.key_block;
   const float sum = sum_of_rows(0.0F, keys, [&](std::int64_t i) {
     const std::int64_t key = block * keys + i;
     std::int64_t page = s;
@@ -55,12 +55,12 @@ __device__ float mean_query(const BlockChoice& p, std::int64_t sequence, int hea
 // A block of threads scores some key blocks by one list's heads, a warp several of them.
 template <class Element>
 __global__ void __launch_bounds__(32 * kScoreWarps)
-    score_kernel(const __grid_constant__ BlockChoice p, std::int64_t first_list) {
+    score_kernel(const __grid_constant__ BlockChoice p, std::int64_t first_mask_row) {
   __shared__ float queries[kQueryFloats];
-  const int lists = p.spec.lists.heads;
-  const std::int64_t list_of_all = first_list + blockIdx.y;
-  const std::int64_t s = list_of_all / lists;
-  const int list = static_cast<int>(list_of_all - s * lists);
+  const int mask_heads = p.spec.block_mask.heads;
+  const std::int64_t list_of_all = first_mask_row + blockIdx.y;
+  const std::int64_t s = list_of_all / mask_heads;
+  const int list = static_cast<int>(list_of_all - s * mask_heads);
   const int length = p.lengths[s];
   const int blocks = blocks_before_rows(p, length);
   if (static_cast<int>(blockIdx.x) * kBlocksOfCta >= blocks) return;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(32 * kScoreWarps)
   const int first = static_cast<int>(blockIdx.x) * kBlocksOfCta + static_cast<int>(threadIdx.x) / 32 * kBlocksOfWarp;
   const int dim = p.spec.head_dim;
   const int ratio = p.spec.heads / p.spec.kv_heads;
-  const int kv_heads = p.spec.kv_heads / lists;
+  const int kv_heads = p.spec.kv_heads / mask_heads;
   const int at_a_time = ratio < kQueryFloats / dim ? ratio : kQueryFloats / dim;
   if (static_cast<int>(blockIdx.x) == (blocks - 1) / kBlocksOfCta && fills_block(p, length)) {
     // Of the heads that are scored here; nobody else reads these.
@@ -90,15 +90,15 @@ __global__ void __launch_bounds__(32 * kScoreWarps)
       for (int n = 0; n < kBlocksOfWarp; ++n) {
         if (first + n >= blocks) break;
         const float* const mean = p.means + ((s * p.blocks + first + n) * p.spec.kv_heads + kv_head) * dim;
-        float key[kMostDimLanes];
+        float key[kMaxDimLanes];
 #pragma unroll
-        for (int i = 0; i < kMostDimLanes; ++i) {
+        for (int i = 0; i < kMaxDimLanes; ++i) {
           key[i] = i * 32 + lane < dim ? mean[i * 32 + lane] : 0.0F;
         }
         for (int head = 0; head < heads; ++head) {
           float sum = 0.0F;
 #pragma unroll
-          for (int i = 0; i < kMostDimLanes; ++i) {
+          for (int i = 0; i < kMaxDimLanes; ++i) {
             if (i * 32 + lane < dim) sum = __fadd_rn(sum, __fmul_rn(queries[head * dim + i * 32 + lane], key[i]));
           }
           scores[n] = __fadd_rn(scores[n], score.of_head(sum_of_lanes(sum)));
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(32 * kScoreWarps)
 // A block of threads makes one list: the first block, and of the others the best.
 __global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_constant__ BlockChoice p) {
   const std::int64_t list = blockIdx.x;
-  const int length = p.lengths[list / p.spec.lists.heads];
+  const int length = p.lengths[list / p.spec.block_mask.heads];
   const int count = chosen_blocks(p, length);
   const float* const scores = p.scores + list * p.blocks;
   if (threadIdx.x == 0) p.counts[list] = count;
@@ -126,9 +126,9 @@ __global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_con
 // Calls launch(first, count) for parts of `all` that fit into the y dimension of a grid.
 template <class Launch>
 void for_grids(std::int64_t all, Launch launch) {
-  constexpr std::int64_t kMost = 65535;
-  for (std::int64_t first = 0; first < all; first += kMost) {
-    launch(first, static_cast<unsigned>(all - first < kMost ? all - first : kMost));
+  constexpr std::int64_t kMax = 65535;
+  for (std::int64_t first = 0; first < all; first += kMax) {
+    launch(first, static_cast<unsigned>(all - first < kMax ? all - first : kMax));
   }
 }
 
@@ -160,13 +160,13 @@ void choose_blocks(const BlockChoice& choice, Stream stream) {
       load(score_kernel<Element>);
       return load(choose_kernel);
     }
-    const std::int64_t lists = choice.sequences() * choice.spec.lists.heads;
+    const std::int64_t mask_heads = choice.sequences() * choice.spec.block_mask.heads;
     const auto ctas = static_cast<unsigned>((choice.blocks + kBlocksOfCta - 1) / kBlocksOfCta);
-    for_grids(lists, [&](std::int64_t first, unsigned count) {
+    for_grids(mask_heads, [&](std::int64_t first, unsigned count) {
       score_kernel<Element><<<dim3(ctas, count), 32 * kScoreWarps, 0, cuda_stream(stream)>>>(choice, first);
       check_cuda(cudaGetLastError(), "scoring blocks of keys");
     });
-    choose_kernel<<<static_cast<unsigned>(lists), kChooseThreads, 0, cuda_stream(stream)>>>(choice);
+    choose_kernel<<<static_cast<unsigned>(mask_heads), kChooseThreads, 0, cuda_stream(stream)>>>(choice);
     check_cuda(cudaGetLastError(), "choosing blocks of keys");
   });
 }

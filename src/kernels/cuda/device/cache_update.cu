@@ -33,15 +33,15 @@ __device__ int first_that(std::int64_t count, int* shared, Holds holds) {
 }
 
 // What is wrong with a sequence whose length is not. Called by all threads of the block.
-__device__ CacheFault pages_fault(const CacheUpdate& p, std::int64_t sequence, std::int64_t length, int* shared) {
+__device__ OutOfRangeEntry pages_fault(const CacheUpdate& p, std::int64_t sequence, std::int64_t length, int* shared) {
   const std::int32_t* const entries = p.block_table.pages + sequence * p.block_table.stride;
   const int bad = first_that(pages_of_length(p, length), shared, [&](int place) {
     const std::int32_t page = __ldcg(entries + place);
     return page < 0 || page >= p.pages;
   });
-  if (bad != kNoEntry) return {CacheFault::Kind::kPage, bad, __ldcg(entries + bad), p.pages};
-  const CacheFault fault = prefix_fault(p, sequence, length);
-  if (fault.kind != CacheFault::Kind::kNone) return fault;
+  if (bad != kNoEntry) return {OutOfRangeEntry::Kind::kPage, bad, __ldcg(entries + bad), p.pages};
+  const OutOfRangeEntry fault = prefix_out_of_range(p, sequence, length);
+  if (fault.kind != OutOfRangeEntry::Kind::kNone) return fault;
   const std::int64_t in_common = prefix_pages(p, sequence);
   if (in_common == 0) return {};
   const std::int32_t prefix = p.prefixes.of_sequence[sequence];
@@ -49,19 +49,19 @@ __device__ CacheFault pages_fault(const CacheUpdate& p, std::int64_t sequence, s
       first_that(sequence + 1, shared, [&](int other) { return p.prefixes.of_sequence[other] == prefix; });
   const std::int32_t* const others = p.block_table.pages + first * p.block_table.stride;
   const int differs = first_that(in_common, shared, [&](int place) { return entries[place] != others[place]; });
-  return differs == kNoEntry ? CacheFault{} : prefix_page_fault(p, sequence, first, differs);
+  return differs == kNoEntry ? OutOfRangeEntry{} : prefix_page_mismatch(p, sequence, first, differs);
 }
 
 // What is wrong with a sequence's lists. Called by all threads of the block.
-__device__ CacheFault lists_fault(const CacheUpdate& p, std::int64_t sequence, int* shared) {
-  for (int list = 0; list < p.list_heads; ++list) {
-    const CacheFault fault = list_fault(p, sequence, list);
-    if (fault.kind != CacheFault::Kind::kNone) return fault;
-    const std::int32_t count = p.lists.counts[sequence * p.list_heads + list];
+__device__ OutOfRangeEntry mask_out_of_range(const CacheUpdate& p, std::int64_t sequence, int* shared) {
+  for (int list = 0; list < p.mask_heads; ++list) {
+    const OutOfRangeEntry fault = mask_count_out_of_range(p, sequence, list);
+    if (fault.kind != OutOfRangeEntry::Kind::kNone) return fault;
+    const std::int32_t count = p.block_mask.counts[sequence * p.mask_heads + list];
     const int bad = first_that(count, shared, [&](int place) {
-      return listed_block_fault(p, sequence, list, place).kind != CacheFault::Kind::kNone;
+      return mask_block_out_of_order(p, sequence, list, place).kind != OutOfRangeEntry::Kind::kNone;
     });
-    if (bad != kNoEntry) return listed_block_fault(p, sequence, list, bad);
+    if (bad != kNoEntry) return mask_block_out_of_order(p, sequence, list, bad);
   }
   return {};
 }
@@ -72,31 +72,31 @@ struct UpdateParams {
   Divider by_group, by_every, by_page;
 };
 
-// As place_of_row(), by numbers of 32 bits.
-__device__ CachePlace place_of(const UpdateParams& p, std::int64_t sequence, std::int32_t position) {
+// As page_slot_of(), by numbers of 32 bits.
+__device__ PageSlot place_of(const UpdateParams& p, std::int64_t sequence, std::int32_t position) {
   const CacheUpdate& u = p.update;
   if (position < 0) return {};
   const std::int32_t group = p.by_group.quotient(position);
-  const std::int32_t of_share = p.by_every.quotient(group);
-  if (group - of_share * u.share.every != u.share.first) return {};
-  const auto group_keys = static_cast<std::int32_t>(u.group_keys), page_size = static_cast<std::int32_t>(u.page_size);
-  const std::int32_t token = position - (group - of_share) * group_keys;
+  const std::int32_t of_partition = p.by_every.quotient(group);
+  if (group - of_partition * u.partition.stride != u.partition.first) return {};
+  const auto kv_split_keys = static_cast<std::int32_t>(u.kv_split_keys),
+             page_size = static_cast<std::int32_t>(u.page_size);
+  const std::int32_t token = position - (group - of_partition) * kv_split_keys;
   const std::int32_t entry = p.by_page.quotient(token);
-  if (u.block_table.pages == nullptr)
-    return entry == 0 && sequence < u.pages ? CachePlace{sequence, token} : CachePlace{};
+  if (u.block_table.pages == nullptr) return entry == 0 && sequence < u.pages ? PageSlot{sequence, token} : PageSlot{};
   if (entry >= u.table_pages) return {};
   const std::int32_t page = __ldcg(u.block_table.pages + sequence * u.block_table.stride + entry);
-  return page >= 0 && page < u.pages ? CachePlace{page, token - entry * page_size} : CachePlace{};
+  return page >= 0 && page < u.pages ? PageSlot{page, token - entry * page_size} : PageSlot{};
 }
 
 // As pages_of_length(), by numbers of 32 bits; `length` is not negative.
 __device__ std::int32_t pages_of(const UpdateParams& p, std::int32_t length) {
-  const GroupShare& share = p.update.share;
-  const auto group_keys = static_cast<std::int32_t>(p.update.group_keys);
+  const KvPartition& partition = p.update.partition;
+  const auto kv_split_keys = static_cast<std::int32_t>(p.update.kv_split_keys);
   const std::int32_t whole = p.by_group.quotient(length);
-  const std::int32_t full = whole <= share.first ? 0 : p.by_every.quotient(whole - share.first - 1) + 1;
-  const bool open = whole - p.by_every.quotient(whole) * share.every == share.first;
-  const std::int32_t keys = full * group_keys + (open ? length - whole * group_keys : 0);
+  const std::int32_t full = whole <= partition.first ? 0 : p.by_every.quotient(whole - partition.first - 1) + 1;
+  const bool open = whole - p.by_every.quotient(whole) * partition.stride == partition.first;
+  const std::int32_t keys = full * kv_split_keys + (open ? length - whole * kv_split_keys : 0);
   return keys == 0 ? 0 : p.by_page.quotient(keys - 1) + 1;
 }
 
@@ -112,8 +112,8 @@ struct NewPiece {
 template <class Piece>
 __device__ NewPiece<Piece> piece_of(const CacheUpdate& u, std::int64_t sequence, int at) {
 #pragma unroll 1
-  for (int n = 0; n < u.part_count; ++n) {
-    const CachePart& part = u.parts[n];
+  for (int n = 0; n < u.append_count; ++n) {
+    const CacheAppend& part = u.appends[n];
     const auto pieces = static_cast<unsigned>(part.row_bytes) / static_cast<unsigned>(sizeof(Piece));
     const unsigned of_row = static_cast<unsigned>(part.heads) * pieces;
     const unsigned of_part = static_cast<unsigned>(u.rows) * of_row;
@@ -132,11 +132,11 @@ __device__ NewPiece<Piece> piece_of(const CacheUpdate& u, std::int64_t sequence,
 }
 
 // What is wrong with a sequence, by everything that is asked. Called by all threads of the block.
-__device__ __noinline__ CacheFault fault_of_sequence(const CacheUpdate& u, std::int64_t sequence, std::int64_t length,
-                                                     int* shared) {
-  CacheFault fault = length_fault(u, length);
-  if (fault.kind == CacheFault::Kind::kNone) fault = lists_fault(u, sequence, shared);
-  if (fault.kind == CacheFault::Kind::kNone && u.block_table.pages != nullptr) {
+__device__ __noinline__ OutOfRangeEntry out_of_range_of_sequence(const CacheUpdate& u, std::int64_t sequence,
+                                                                 std::int64_t length, int* shared) {
+  OutOfRangeEntry fault = length_out_of_range(u, length);
+  if (fault.kind == OutOfRangeEntry::Kind::kNone) fault = mask_out_of_range(u, sequence, shared);
+  if (fault.kind == OutOfRangeEntry::Kind::kNone && u.block_table.pages != nullptr) {
     fault = pages_fault(u, sequence, length, shared);
   }
   return fault;
@@ -151,19 +151,19 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   const CacheUpdate& u = p.update;
   const std::int64_t sequence = blockIdx.x;
   const NewPiece<Piece> first = piece_of<Piece>(u, sequence, static_cast<int>(threadIdx.x));
-  let_next_begin();
-  await_kernels_before();
-  const std::int32_t length = grown_length(u, __ldcg(u.lengths + sequence));
+  pdl_launch_dependents();
+  pdl_wait();
+  const std::int32_t length = new_length(u, __ldcg(u.lengths + sequence));
   Piece value{};
   if (first.from != nullptr) value = __ldcg(first.from);
   const auto place_of_piece = [&](const NewPiece<Piece>& piece) {
-    return length < 0 ? CachePlace{} : place_of(p, sequence, length - u.rows + piece.row);
+    return length < 0 ? PageSlot{} : place_of(p, sequence, length - u.rows + piece.row);
   };
-  const CachePlace place = first.from == nullptr ? CachePlace{} : place_of_piece(first);
+  const PageSlot place = first.from == nullptr ? PageSlot{} : place_of_piece(first);
   bool suspect = false;
   if (u.checked != nullptr) {
-    suspect =
-        u.list_heads > 0 || u.prefixes.count > 0 || length < (u.grown != nullptr ? u.rows : 0) || length > u.most_keys;
+    suspect = u.mask_heads > 0 || u.prefixes.count > 0 || length < (u.new_lengths != nullptr ? u.rows : 0) ||
+              length > u.max_keys;
     if (!suspect) {
       const std::int32_t pages = pages_of(p, length);
       const bool paged = u.block_table.pages != nullptr;
@@ -179,19 +179,19 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
     }
   }
   const bool any = __syncthreads_or(suspect) != 0;  // and everybody has read the length
-  if (u.grown != nullptr && threadIdx.x == 0) u.grown[sequence] = length;
+  if (u.new_lengths != nullptr && threadIdx.x == 0) u.new_lengths[sequence] = length;
   if (u.checked != nullptr) {
-    const CacheFault fault = any ? fault_of_sequence(u, sequence, length, &found) : CacheFault{};
-    const bool good = fault.kind == CacheFault::Kind::kNone;
+    const OutOfRangeEntry fault = any ? out_of_range_of_sequence(u, sequence, length, &found) : OutOfRangeEntry{};
+    const bool good = fault.kind == OutOfRangeEntry::Kind::kNone;
     if (threadIdx.x == 0) {
       u.checked[sequence] = good ? length : 0;
-      if (!good && u.faults[sequence].kind == CacheFault::Kind::kNone) u.faults[sequence] = fault;
+      if (!good && u.out_of_range[sequence].kind == OutOfRangeEntry::Kind::kNone) u.out_of_range[sequence] = fault;
     }
     if (!good) return;
   }
-  const auto put = [&](const NewPiece<Piece>& piece, const CachePlace& at, const Piece& what) {
+  const auto put = [&](const NewPiece<Piece>& piece, const PageSlot& at, const Piece& what) {
     if (at.page < 0) return;
-    const CachePart& part = u.parts[piece.part];
+    const CacheAppend& part = u.appends[piece.part];
     std::byte* const to = part.cache + at.page * part.page_stride + at.token * part.token_stride + piece.behind;
     *reinterpret_cast<Piece*>(to) = what;
   };
@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
 
 // Whether pieces of so many bytes make up everything that is copied.
 bool fits(const CacheUpdate& update, std::int64_t bytes) {
-  for (int n = 0; n < update.part_count; ++n) {
-    const CachePart& part = update.parts[n];
+  for (int n = 0; n < update.append_count; ++n) {
+    const CacheAppend& part = update.appends[n];
     for (const std::int64_t number :
          {static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(part.cache)),
           static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(part.rows)), part.page_stride, part.token_stride,
@@ -224,11 +224,12 @@ Divider divider(std::int64_t by) { return Divider(std::clamp<std::int64_t>(by, 1
 
 template <class Piece>
 void launch(const CacheUpdate& update, Stream stream) {
-  const UpdateParams params{update, divider(update.group_keys), divider(update.share.every), divider(update.page_size)};
-  OverlappingLaunch launch(static_cast<int>(update.sequences), kThreads, 0, stream);
-  launch.in_order_unless_it_waits(reinterpret_cast<const void*>(update_kernel<Piece>));
+  const UpdateParams params{update, divider(update.kv_split_keys), divider(update.partition.stride),
+                            divider(update.page_size)};
+  PdlLaunch launch(static_cast<int>(update.sequences), kThreads, 0, stream);
+  launch.serialize_unless_pdl(reinterpret_cast<const void*>(update_kernel<Piece>));
   // These are read from the multiprocessor's own cache, where a launch that comes early may find what was there before.
-  if (update.list_heads > 0 || update.prefixes.count > 0) launch.config.numAttrs = 0;
+  if (update.mask_heads > 0 || update.prefixes.count > 0) launch.config.numAttrs = 0;
   check_cuda(cudaLaunchKernelEx(&launch.config, update_kernel<Piece>, params), "update_cache");
 }
 

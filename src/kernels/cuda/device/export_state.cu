@@ -12,9 +12,9 @@ __global__ void export_kernel(const __grid_constant__ ExportParams p) {
   for (std::int64_t n = blockIdx.x; n < p.rows * p.heads; n += gridDim.x) {
     const std::int64_t row = n / p.heads;
     const std::int64_t head = n % p.heads;
-    const WholeRow<Arithmetic> whole({p.state, p.rows, p.heads, p.head_dim_v, row, head}, p.unit.base2);
+    const WholeRow<Arithmetic> whole({p.state, p.rows, p.heads, p.head_dim_v, row, head}, p.offset_scale.base2);
     if (threadIdx.x == 0) {
-      p.m[row * p.m_token_stride + head * p.m_head_stride] = __fmul_rn(whole.reference, p.unit.natural);
+      p.m[row * p.m_token_stride + head * p.m_head_stride] = __fmul_rn(whole.softmax_offset, p.offset_scale.natural);
       p.l[row * p.l_token_stride + head * p.l_head_stride] = whole.sum;
     }
     float* o = p.o + row * p.o_token_stride + head * p.o_head_stride;
@@ -36,6 +36,6 @@ void launch_export(const ExportParams& params, Stream stream) {
 }  // namespace
 
 void export_tensor_state(const ExportParams& params, Stream stream) { launch_export<TensorArithmetic>(params, stream); }
-void export_plain_state(const ExportParams& params, Stream stream) { launch_export<PlainArithmetic>(params, stream); }
+void export_simt_state(const ExportParams& params, Stream stream) { launch_export<SimtArithmetic>(params, stream); }
 
 }  // namespace ringattn::cuda

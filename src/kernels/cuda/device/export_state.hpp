@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saved states of the CUDA kernels as numbers: (m, l, O), see FoldKernel::export_state().
+// Saved states of the CUDA kernels as numbers: (m, l, O), see AttentionKernel::export_state().
 #pragma once
 
 #include "base/memory.hpp"
@@ -8,6 +8,6 @@
 namespace ringattn::cuda {
 
 void export_tensor_state(const ExportParams& params, Stream stream);  // of the kernels on tensor cores
-void export_plain_state(const ExportParams& params, Stream stream);   // of sm80_plain
+void export_simt_state(const ExportParams& params, Stream stream);    // of sm80_simt
 
 }  // namespace ringattn::cuda

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/cuda.hpp"
-#include "kernels/cuda/device/best_blocks.cuh"
 #include "kernels/cuda/device/list_choice.hpp"
 #include "kernels/cuda/device/list_scores.cuh"
+#include "kernels/cuda/device/best_blocks.cuh"
 
 namespace ringattn::cuda {
 
@@ -34,17 +34,17 @@ __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constan
 }
 
 template <class Scores>
-__global__ void __launch_bounds__(Scores::kThreads) score_kernel(const __grid_constant__ ListChoice p) {
+__global__ void __launch_bounds__(Scores::kThreads) score_kernel(const __grid_constant__ BlockMaskChoice p) {
   extern __shared__ float4 shared[];
   if (!tile_is_wanted<Scores>(p)) return;
   Scores(p, shared).run();
 }
 
 // A block of threads makes one list.
-__global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_constant__ ListChoice p) {
+__global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_constant__ BlockMaskChoice p) {
   const std::int64_t query_block = blockIdx.x;
   const std::int64_t list = blockIdx.y;
-  const ListCandidates of = p.candidates[query_block];
+  const BlockCandidates of = p.candidates[query_block];
   if (of.count == 0) return;
   const float* const scores = p.scores + (list * p.query_blocks + query_block) * p.key_blocks + of.begin;
   const int diagonal = of.diagonal - of.begin;
@@ -56,11 +56,11 @@ __global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_con
 unsigned ceil_div(std::int64_t a, int b) { return static_cast<unsigned>((a + b - 1) / b); }
 
 template <class Scores>
-void score_blocks(const ListChoice& choice, Stream stream) {
+void score_blocks(const BlockMaskChoice& choice, Stream stream) {
   check_cuda(cudaFuncSetAttribute(score_kernel<Scores>, cudaFuncAttributeMaxDynamicSharedMemorySize, Scores::kBytes),
              "cudaFuncSetAttribute");
   const dim3 tiles(ceil_div(choice.key_blocks, Scores::kTile), ceil_div(choice.query_blocks, Scores::kTile),
-                   static_cast<unsigned>(choice.spec.lists.heads));
+                   static_cast<unsigned>(choice.spec.block_mask.heads));
   score_kernel<Scores><<<tiles, Scores::kThreads, Scores::kBytes, cuda_stream(stream)>>>(choice);
   check_cuda(cudaGetLastError(), "scoring blocks of keys");
 }
@@ -80,22 +80,22 @@ void pool_rows(const RowPooling& pooling, Stream stream) {
   });
 }
 
-void choose_lists(const ListChoice& choice, Stream stream) {
-  check_list_choice(choice);
+void choose_block_mask(const BlockMaskChoice& choice, Stream stream) {
+  check_block_mask_choice(choice);
   if (choice.query_blocks == 0 || choice.key_blocks == 0) return;
-  const auto lists = static_cast<unsigned>(choice.spec.lists.heads);
+  const auto mask_heads = static_cast<unsigned>(choice.spec.block_mask.heads);
   switch (choice.spec.head_dim) {
     case 2 * kScoreLanes:
-      score_blocks<ListScores<2, true>>(choice, stream);
+      score_blocks<BlockMaskScores<2, true>>(choice, stream);
       break;
     case 4 * kScoreLanes:
-      score_blocks<ListScores<4, true>>(choice, stream);
+      score_blocks<BlockMaskScores<4, true>>(choice, stream);
       break;
     default:
-      score_blocks<ListScores<4, false>>(choice, stream);
+      score_blocks<BlockMaskScores<4, false>>(choice, stream);
   }
-  choose_kernel<<<dim3(static_cast<unsigned>(choice.query_blocks), lists), kChooseThreads, 0, cuda_stream(stream)>>>(
-      choice);
+  choose_kernel<<<dim3(static_cast<unsigned>(choice.query_blocks), mask_heads), kChooseThreads, 0,
+                  cuda_stream(stream)>>>(choice);
   check_cuda(cudaGetLastError(), "choosing blocks of keys");
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores of blocks of keys for blocks of queries, by one list's heads (list_choice.cu): sums over heads of products of
-// means, in the order of sums that kernels/block_score.hpp says.
+// Scores of blocks of keys for blocks of queries, by one list's heads (list_choice.cu): sums over heads of
+// products of means, in the order of sums that kernels/block_score.hpp says.
 //
 // A CTA scores kTile blocks of queries by as many of keys, a thread 4 x 4 of them, each product from its first number
 // to its last. Of a product a "lane" l is the sum over the dims l, l + kScoreLanes, …. A thread makes lanes in an order
@@ -9,30 +9,30 @@
 //
 // Lanes come in eight quads: quad i has the lanes reversed(i) + {0, 8, 16, 24}, where reversed() turns the three
 // bits of i around. A unit is kTerms numbers of each of a quad's lanes; dims behind the last one are zeros, which
-// change no sum but for the sign of a zero, and no order asks for that. kUnits units are in shared memory while the
+// change no sum but for the sign of a zero, and no order asks for that. kHeadTiles units are in shared memory while the
 // next ones are fetched.
 #pragma once
 
-#include "kernels/block_score.hpp"
 #include "kernels/list_choice.hpp"
+#include "kernels/block_score.hpp"
 
 namespace ringattn::cuda {
 
 // kTerms_: numbers of a lane that are read at once, 2 or 4. kWhole: they are all that a lane has.
 template <int kTerms_, bool kWhole>
-struct ListScores {
+struct BlockMaskScores {
   static constexpr int kTerms = kTerms_;
   static constexpr int kThreads = 256;
   static constexpr int kTile = 64;  // blocks of queries of a CTA, and of keys
-  static constexpr int kUnits = 4;
+  static constexpr int kHeadTiles = 4;
   static constexpr int kLanesOfUnit = 4;
   static constexpr int kQuads = kScoreLanes / kLanesOfUnit;
   static constexpr int kLevels = 3;  // of the tree over quads
-  static constexpr int kPlanes = kUnits * kLanesOfUnit;
+  static constexpr int kPlanes = kHeadTiles * kLanesOfUnit;
   static constexpr int kRows = 2 * kTile;   // queries, then keys
   static constexpr int kPitch = kRows + 1;  // a warp that stores 16 planes of two rows meets no bank twice
-  static constexpr int kRowsOfUnit = kRows * kPlanes / kThreads / kUnits;  // that a thread fetches during a unit
-  static constexpr int kSide = 4;                                          // products of a thread: kSide x kSide
+  static constexpr int kRowsOfUnit = kRows * kPlanes / kThreads / kHeadTiles;  // that a thread fetches during a unit
+  static constexpr int kSide = 4;                                              // products of a thread: kSide x kSide
   static_assert(kScoreLanes == 32 && kQuads == 1 << kLevels && kThreads == kTile / kSide * (kTile / kSide));
 
   struct alignas(sizeof(float) * kTerms) Terms {
@@ -43,7 +43,7 @@ struct ListScores {
   // What a thread has of 4 x 4 products.
   using Products = float[kSide * kSide];
 
-  __device__ __forceinline__ ListScores(const ListChoice& p, void* shared)
+  __device__ __forceinline__ BlockMaskScores(const BlockMaskChoice& p, void* shared)
       : p_(p),
         shared_(static_cast<Terms*>(shared)),
         turns_(kWhole ? 1 : (p.spec.head_dim + kScoreLanes * kTerms - 1) / (kScoreLanes * kTerms)),
@@ -58,13 +58,13 @@ struct ListScores {
 
   __device__ __forceinline__ void run() {
     const auto list = static_cast<int>(blockIdx.z);
-    const int heads = p_.spec.heads / p_.spec.lists.heads;
+    const int heads = p_.spec.heads / p_.spec.block_mask.heads;
     const int first_head = list * heads;
-    const int stages = heads * turns_ * kQuads / kUnits;
+    const int stages = heads * turns_ * kQuads / kHeadTiles;
     const MeanScore score{p_.spec.softmax_scale};
     const Source begin = source(first_head, 0);
 #pragma unroll 1
-    for (int unit = 0; unit < kUnits; ++unit) {
+    for (int unit = 0; unit < kHeadTiles; ++unit) {
       Terms terms[kRowsOfUnit];
       fetch(begin, unit, terms);
       store(0, unit, terms);
@@ -77,7 +77,7 @@ struct ListScores {
     for (int stage = 0; stage < stages; ++stage) {
       const Source next = source(first_head, stage + 1 < stages ? stage + 1 : 0);  // the last one fetches for nobody
 #pragma unroll 1
-      for (int unit = 0; unit < kUnits; ++unit) {
+      for (int unit = 0; unit < kHeadTiles; ++unit) {
         Terms terms[kRowsOfUnit];
         fetch(next, unit, terms);
         if (kWhole || turn == 0) {
@@ -111,7 +111,7 @@ struct ListScores {
   };
   __device__ __forceinline__ Source source(int first_head, int stage) const {
     const int plane = static_cast<int>(threadIdx.x) % kPlanes;
-    const int unit = stage * kUnits + plane / kLanesOfUnit;  // among all units
+    const int unit = stage * kHeadTiles + plane / kLanesOfUnit;  // among all units
     const int turn = unit % turns_;
     const int quad = unit / turns_ % kQuads;
     const int head = first_head + unit / turns_ / kQuads;
@@ -126,7 +126,7 @@ struct ListScores {
     return static_cast<int>(threadIdx.x) / kPlanes + (unit * kRowsOfUnit + nth) * (kThreads / kPlanes);
   }
   __device__ __forceinline__ void fetch(const Source& from, int unit, Terms (&terms)[kRowsOfUnit]) const {
-    const bool is_query = unit < kUnits / 2;
+    const bool is_query = unit < kHeadTiles / 2;
     const int row = row_of(unit, 0) - (is_query ? 0 : kTile);
     const int stride = is_query ? query_stride_ : key_stride_;
     const int rows = is_query ? query_rows_ : key_rows_;
@@ -210,7 +210,7 @@ struct ListScores {
     }
   }
 
-  const ListChoice& p_;
+  const BlockMaskChoice& p_;
   Terms* const shared_;
   const int turns_;  // units of a quad
   const std::int64_t first_key_;
@@ -225,12 +225,12 @@ struct ListScores {
 
 // Whether a CTA's tile has a block that one of its lists may take or leave.
 template <class Scores>
-__device__ __forceinline__ bool tile_is_wanted(const ListChoice& p) {
+__device__ __forceinline__ bool tile_is_wanted(const BlockMaskChoice& p) {
   const std::int64_t first_key = blockIdx.x * std::int64_t{Scores::kTile};
   const std::int64_t query = blockIdx.y * std::int64_t{Scores::kTile} + threadIdx.x;
   bool wanted = false;
   if (threadIdx.x < Scores::kTile && query < p.query_blocks) {
-    const ListCandidates of = p.candidates[query];
+    const BlockCandidates of = p.candidates[query];
     wanted = of.count < of.end - of.begin && of.begin < first_key + Scores::kTile && of.end > first_key;
   }
   return __syncthreads_or(wanted ? 1 : 0) != 0;

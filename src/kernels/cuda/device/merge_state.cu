@@ -16,28 +16,28 @@ __global__ void __launch_bounds__(32 * kWarps) merge_kernel(const __grid_constan
        n += std::int64_t{gridDim.x} * kWarps) {
     const std::int64_t row = n % p.rows;
     const std::int64_t head = n / p.rows;
-    const StatePlace place(p.state, p.rows, p.heads, p.head_dim_v, row, head);
-    const WholeRow<Arithmetic> before({p.state, p.rows, p.heads, p.head_dim_v, row, head}, p.unit.base2);
-    const WholeRow<Arithmetic> group({p.partial, p.rows, p.heads, p.head_dim_v, row, head}, p.unit.base2);
-    if (!group.any() && !before.open) continue;  // nothing changes
+    const StatePtrs state_ptrs(p.state, p.rows, p.heads, p.head_dim_v, row, head);
+    const WholeRow<Arithmetic> before({p.state, p.rows, p.heads, p.head_dim_v, row, head}, p.offset_scale.base2);
+    const WholeRow<Arithmetic> group({p.partial, p.rows, p.heads, p.head_dim_v, row, head}, p.offset_scale.base2);
+    if (!group.any() && !before.current) continue;  // nothing changes
     const bool joins = before.any() && group.any();
-    float reference = before.any() ? before.reference : group.reference;
+    float softmax_offset = before.any() ? before.softmax_offset : group.softmax_offset;
     float sum = before.any() ? before.sum : group.sum;
     MergeStep step{};
     if (joins) {
-      step = Arithmetic::merge(reference, sum, group.reference, group.sum, p.unit.base2);
-      reference = step.reference;
+      step = Arithmetic::merge(softmax_offset, sum, group.softmax_offset, group.sum, p.offset_scale.base2);
+      softmax_offset = step.softmax_offset;
       sum = step.sum;
     }
     for (int column = lane; column < p.head_dim_v; column += 32) {
       const float output = before.any() ? before.output(column) : group.output(column);
-      place.closed[column] = joins ? Arithmetic::join(output, group.output(column), step) : output;
+      state_ptrs.merged[column] = joins ? Arithmetic::join(output, group.output(column), step) : output;
     }
-    __syncwarp();  // everybody has read the numbers
+    __syncwarp();  // everybody has read the stats
     if (lane == 0) {
-      place.numbers[kClosedReference] = reference;
-      place.numbers[kClosedSum] = sum;
-      place.numbers[kStateParts] = kHasClosed;
+      state_ptrs.stats[kMergedOffset] = softmax_offset;
+      state_ptrs.stats[kMergedSum] = sum;
+      state_ptrs.stats[kStateFlags] = kHasMerged;
     }
   }
 }
@@ -55,6 +55,6 @@ void launch_merge(const MergeParams& params, Stream stream) {
 }  // namespace
 
 void merge_tensor_state(const MergeParams& params, Stream stream) { launch_merge<TensorArithmetic>(params, stream); }
-void merge_plain_state(const MergeParams& params, Stream stream) { launch_merge<PlainArithmetic>(params, stream); }
+void merge_simt_state(const MergeParams& params, Stream stream) { launch_merge<SimtArithmetic>(params, stream); }
 
 }  // namespace ringattn::cuda

@@ -7,7 +7,7 @@
 namespace ringattn::cuda {
 
 // The kernel behind this one in the stream, where it was launched for it, may begin once all CTAs have said so.
-__device__ __forceinline__ void let_next_begin() {
+__device__ __forceinline__ void pdl_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
@@ -16,7 +16,7 @@ __device__ __forceinline__ void let_next_begin() {
 // Until the kernels before this one in the stream are done and what they have written is seen. Whoever reads or writes
 // global memory has waited here, or comes behind a launch that has and lets it begin (units.cuh). What has been read by
 // the cache of read-only data (__ldg) might be old behind it.
-__device__ __forceinline__ void await_kernels_before() {
+__device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -12,11 +12,11 @@
 namespace ringattn::cuda {
 
 // A launch whose CTAs may come before the kernel in front of it in the stream is done (overlap.cuh), if its code waits.
-struct OverlappingLaunch {
+struct PdlLaunch {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2]{};
 
-  OverlappingLaunch(int ctas, int threads, int shared_bytes, Stream stream) {
+  PdlLaunch(int ctas, int threads, int shared_bytes, Stream stream) {
     config.gridDim = static_cast<unsigned>(ctas);
     config.blockDim = static_cast<unsigned>(threads);
     config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
@@ -27,18 +27,18 @@ struct OverlappingLaunch {
     config.numAttrs = 1;
   }
   // Of a kernel that has code for older GPUs, too, which doesn't wait.
-  void in_order_unless_it_waits(const void* kernel) {
+  void serialize_unless_pdl(const void* kernel) {
     cudaFuncAttributes code{};
     check_cuda(cudaFuncGetAttributes(&code, kernel), "cudaFuncGetAttributes");
     if (code.ptxVersion < 90) config.numAttrs = 0;
   }
-  void in_clusters_of(int ctas) {
+  void set_cluster_size(int ctas) {
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
     config.numAttrs = 2;
   }
-  OverlappingLaunch(const OverlappingLaunch&) = delete;
-  OverlappingLaunch& operator=(const OverlappingLaunch&) = delete;
+  PdlLaunch(const PdlLaunch&) = delete;
+  PdlLaunch& operator=(const PdlLaunch&) = delete;
 };
 
 }  // namespace ringattn::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of sm80_plain (plain.cu): the shapes that it is compiled for, and a row's arithmetic from its state to its
+// The rows of sm80_simt (plain.cu): the shapes that it is compiled for, and a row's arithmetic from its state to its
 // results.
 #pragma once
 
@@ -11,17 +11,17 @@
 #include <cstdint>
 
 #include "base/dtype.hpp"
-#include "kernels/cuda/device/merge_arithmetic.cuh"
-#include "kernels/cuda/device/plain.hpp"
-#include "kernels/cuda/device/row_end.cuh"
 #include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/device/merge_arithmetic.cuh"
+#include "kernels/cuda/device/row_end.cuh"
+#include "kernels/cuda/device/plain.hpp"
 #include "kernels/visibility.hpp"
 
 namespace ringattn::cuda::plain {
 
 inline constexpr int kStepKeys = 32;  // a lane each
 inline constexpr int kWarps = 4;
-inline constexpr int kRowsOfWarp = kPlainItemRows / kWarps;
+inline constexpr int kRowsOfWarp = kSimtTileRows / kWarps;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
 
 __device__ inline float element(const void* data, int dtype, std::int64_t index) {
@@ -48,7 +48,7 @@ __device__ inline void store(void* data, int dtype, std::int64_t index, float va
 }
 
 // exp(x) of a difference of scores.
-__device__ inline float weight(float x) { return PlainArithmetic::weight(__fmul_rn(x, kLog2E)); }
+__device__ inline float weight(float x) { return SimtArithmetic::weight(__fmul_rn(x, kLog2E)); }
 
 __device__ inline float sum_of_lanes(float x) {
 #pragma unroll
@@ -61,27 +61,27 @@ __device__ inline float greatest_of_lanes(float x) {
   return x;
 }
 
-// A kernel for head dims up to kMost_. Wider ones have 128 columns of K and V in shared memory at a time, so that they
+// A kernel for head dims up to kMax_. Wider ones have 128 columns of K and V in shared memory at a time, so that they
 // run on every device from sm_80 on.
-template <int kMost_>
+template <int kMax_>
 struct Plain {
-  static constexpr int kMost = kMost_;
-  static constexpr int kDimsOfLane = kMost / 32;
-  static constexpr int kColumns = kMost <= 256 ? kMost : 128;  // of K and V in shared memory at a time, at most
-  static constexpr int kPieces = kMost / kColumns;
-  static constexpr int kCtas = kMost <= 256 ? 3 : 2;  // of a multiprocessor
+  static constexpr int kMax = kMax_;
+  static constexpr int kDimsOfLane = kMax / 32;
+  static constexpr int kColumns = kMax <= 256 ? kMax : 128;  // of K and V in shared memory at a time, at most
+  static constexpr int kPieces = kMax / kColumns;
+  static constexpr int kCtas = kMax <= 256 ? 3 : 2;  // of a multiprocessor
 
   __host__ __device__ static constexpr int columns(int dim) { return dim < kColumns ? dim : kColumns; }
   // As Shared has it, below.
   static constexpr std::size_t shared_bytes(int head_dim, int head_dim_v) {
-    return static_cast<std::size_t>(kPlainItemRows * (head_dim + head_dim_v) +
+    return static_cast<std::size_t>(kSimtTileRows * (head_dim + head_dim_v) +
                                     kStepKeys * (columns(head_dim) + 1 + columns(head_dim_v))) *
            sizeof(float);
   }
 };
 using Narrow = Plain<256>;
-using Wide = Plain<kPlainMaxHeadDim>;
-static_assert(Wide::shared_bytes(Wide::kMost, Wide::kMost) + 256 <= 99 * 1024);
+using Wide = Plain<kSimtMaxHeadDim>;
+static_assert(Wide::shared_bytes(Wide::kMax, Wide::kMax) + 256 <= 99 * 1024);
 
 // In shared memory: q [16, head_dim], k [32, columns + 1], v [32, columns]; the extra float keeps a column of k in
 // different banks. And of each row the outputs of its closed groups, [16, head_dim_v].
@@ -90,30 +90,30 @@ struct Shared {
   float* q;
   float* k;
   float* v;
-  float* closed;
+  float* merged;
 
-  __device__ Shared(float* memory, const FoldParams& p)
+  __device__ Shared(float* memory, const AttentionParams& p)
       : q(memory),
-        k(q + kPlainItemRows * p.head_dim),
+        k(q + kSimtTileRows * p.head_dim),
         v(k + kStepKeys * (C::columns(p.head_dim) + 1)),
-        closed(v + kStepKeys * C::columns(p.head_dim_v)) {}
+        merged(v + kStepKeys * C::columns(p.head_dim_v)) {}
 };
 
-// One row on its way: references and sums in every lane, outputs [lane + 32 i] in a lane.
+// One row on its way: softmax_offsets and sums in every lane, outputs [lane + 32 i] in a lane.
 template <class C>
 struct Row {
-  int parts;  // of the two below, which are there: kHasOpen, kHasClosed
+  int parts;  // of the two below, which are there: kHasCurrent, kHasMerged
   float m;    // of the open group
   float l;
   float o[C::kDimsOfLane];
-  float closed_m;  // of the groups before it
-  float closed_l;
-  float* closed_o;  // [head_dim_v] in shared memory, where a lane reads and writes its own only
+  float merged_m;  // of the groups before it
+  float merged_l;
+  float* merged_o;  // [head_dim_v] in shared memory, where a lane reads and writes its own only
 };
 
 // Calls visit(i, dim) for each output of the lane.
 template <class C, class Visit>
-__device__ __forceinline__ void for_each_output(const FoldParams& p, Visit visit) {
+__device__ __forceinline__ void for_each_output(const AttentionParams& p, Visit visit) {
 #pragma unroll
   for (int i = 0; i < C::kDimsOfLane; ++i) {
     const int dim = static_cast<int>(threadIdx.x) % 32 + 32 * i;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void for_each_output(const FoldParams& p, Visit visit
 
 // The identity, from which a group begins.
 template <class C>
-__device__ void begin_group(Row<C>& row) {
+__device__ void begin_split(Row<C>& row) {
   row.m = -INFINITY;
   row.l = 0.0F;
 #pragma unroll
@@ -132,51 +132,53 @@ __device__ void begin_group(Row<C>& row) {
 
 // The open group joins those before it.
 template <class C>
-__device__ void close_group(const FoldParams& p, Row<C>& row) {
-  if ((row.parts & kHasOpen) == 0) return;
-  const bool joins = (row.parts & kHasClosed) != 0;
+__device__ void merge_current_split(const AttentionParams& p, Row<C>& row) {
+  if ((row.parts & kHasCurrent) == 0) return;
+  const bool joins = (row.parts & kHasMerged) != 0;
   MergeStep step{};
-  if (joins) step = PlainArithmetic::merge(row.closed_m, row.closed_l, row.m, row.l, kLog2E);
+  if (joins) step = SimtArithmetic::merge(row.merged_m, row.merged_l, row.m, row.l, kLog2E);
   for_each_output<C>(p, [&](int i, int dim) {
-    row.closed_o[dim] = joins ? PlainArithmetic::join(row.closed_o[dim], row.o[i], step) : row.o[i];
+    row.merged_o[dim] = joins ? SimtArithmetic::join(row.merged_o[dim], row.o[i], step) : row.o[i];
   });
-  row.closed_m = joins ? step.reference : row.m;
-  row.closed_l = joins ? step.sum : row.l;
-  row.parts = kHasClosed;
-  begin_group(row);
+  row.merged_m = joins ? step.softmax_offset : row.m;
+  row.merged_l = joins ? step.sum : row.l;
+  row.parts = kHasMerged;
+  begin_split(row);
 }
 
 template <class C>
-__device__ void load_row(const FoldParams& p, std::int64_t at, int head, Row<C>& row) {
-  const StatePlace place(p.state.memory, p.rows, p.heads, p.head_dim_v, at, head);
-  row.parts = static_cast<int>(place.numbers[kStateParts]);
-  if ((row.parts & kHasOpen) != 0) {
-    row.m = place.numbers[kOpenReference];
-    row.l = place.numbers[0];  // the other partial sums are 0
-    for_each_output<C>(p, [&](int i, int dim) { row.o[i] = place.open[state_column(dim, p.head_dim_v)]; });
+__device__ void load_row(const AttentionParams& p, std::int64_t at, int head, Row<C>& row) {
+  const StatePtrs state_ptrs(p.state.memory, p.rows, p.heads, p.head_dim_v, at, head);
+  row.parts = static_cast<int>(state_ptrs.stats[kStateFlags]);
+  if ((row.parts & kHasCurrent) != 0) {
+    row.m = state_ptrs.stats[kCurrentOffset];
+    row.l = state_ptrs.stats[0];  // the other partial sums are 0
+    for_each_output<C>(p, [&](int i, int dim) { row.o[i] = state_ptrs.current[state_column(dim, p.head_dim_v)]; });
   }
-  if ((row.parts & kHasClosed) != 0) {
-    row.closed_m = place.numbers[kClosedReference];
-    row.closed_l = place.numbers[kClosedSum];
-    for_each_output<C>(p, [&](int, int dim) { row.closed_o[dim] = place.closed[state_column(dim, p.head_dim_v)]; });
+  if ((row.parts & kHasMerged) != 0) {
+    row.merged_m = state_ptrs.stats[kMergedOffset];
+    row.merged_l = state_ptrs.stats[kMergedSum];
+    for_each_output<C>(p,
+                       [&](int, int dim) { row.merged_o[dim] = state_ptrs.merged[state_column(dim, p.head_dim_v)]; });
   }
 }
 
 template <class C>
-__device__ void save_row(const FoldParams& p, std::int64_t at, int head, const Row<C>& row) {
-  const StatePlace place(p.state.memory, p.rows, p.heads, p.head_dim_v, at, head);
+__device__ void save_row(const AttentionParams& p, std::int64_t at, int head, const Row<C>& row) {
+  const StatePtrs state_ptrs(p.state.memory, p.rows, p.heads, p.head_dim_v, at, head);
   if (threadIdx.x % 32 == 0) {
-    for (int i = 0; i < kOpenReference; ++i) place.numbers[i] = i == 0 ? row.l : 0.0F;
-    place.numbers[kOpenReference] = row.m;
-    place.numbers[kClosedReference] = row.closed_m;
-    place.numbers[kClosedSum] = row.closed_l;
-    place.numbers[kStateParts] = static_cast<float>(row.parts);
+    for (int i = 0; i < kCurrentOffset; ++i) state_ptrs.stats[i] = i == 0 ? row.l : 0.0F;
+    state_ptrs.stats[kCurrentOffset] = row.m;
+    state_ptrs.stats[kMergedOffset] = row.merged_m;
+    state_ptrs.stats[kMergedSum] = row.merged_l;
+    state_ptrs.stats[kStateFlags] = static_cast<float>(row.parts);
   }
-  if ((row.parts & kHasOpen) != 0) {
-    for_each_output<C>(p, [&](int i, int dim) { place.open[state_column(dim, p.head_dim_v)] = row.o[i]; });
+  if ((row.parts & kHasCurrent) != 0) {
+    for_each_output<C>(p, [&](int i, int dim) { state_ptrs.current[state_column(dim, p.head_dim_v)] = row.o[i]; });
   }
-  if ((row.parts & kHasClosed) != 0) {
-    for_each_output<C>(p, [&](int, int dim) { place.closed[state_column(dim, p.head_dim_v)] = row.closed_o[dim]; });
+  if ((row.parts & kHasMerged) != 0) {
+    for_each_output<C>(p,
+                       [&](int, int dim) { state_ptrs.merged[state_column(dim, p.head_dim_v)] = row.merged_o[dim]; });
   }
 }
 
@@ -191,33 +193,33 @@ struct StepOfRow {
 };
 
 // Adds the products of `dims` columns.
-__device__ inline float add_products(float sum, const float* q, const float* k, int dims) {
+__device__ inline float add_qk(float sum, const float* q, const float* k, int dims) {
   for (int dim = 0; dim < dims; ++dim) sum = __fmaf_rn(q[dim], k[dim], sum);
   return sum;
 }
 
-__device__ inline float score(const FoldParams& p, float product) {
+__device__ inline float score(const AttentionParams& p, float product) {
   const float s = __fmul_rn(product, p.softmax.scale);
   return p.softmax.cap > 0.0F ? __fmul_rn(p.softmax.cap, tanhf(__fdiv_rn(s, p.softmax.cap))) : s;
 }
 
-// Scores become weights, and the row's reference and sum move on.
+// Scores become weights, and the row's softmax_offset and sum move on.
 template <class C>
-__device__ void weigh_keys(const FoldParams& p, Row<C>& row, StepOfRow& step) {
+__device__ void weigh_keys(const AttentionParams& p, Row<C>& row, StepOfRow& step) {
   const float x = step.sees(static_cast<int>(threadIdx.x) % 32) ? score(p, step.product) : -INFINITY;
-  const float m = fmaxf(row.m, greatest_of_lanes(x));  // passes NaN over: its weight is NaN
-  const float reference = m == -INFINITY ? 0.0F : m;   // every score so far is −∞ and weighs 0
+  const float m = fmaxf(row.m, greatest_of_lanes(x));      // passes NaN over: its weight is NaN
+  const float softmax_offset = m == -INFINITY ? 0.0F : m;  // every score so far is −∞ and weighs 0
   // The difference first: an unchanged maximum scales by exactly 1.
-  step.scale = weight(__fsub_rn(row.m, reference));
-  step.weight = weight(__fsub_rn(x, reference));
-  row.parts |= kHasOpen;
+  step.scale = weight(__fsub_rn(row.m, softmax_offset));
+  step.weight = weight(__fsub_rn(x, softmax_offset));
+  row.parts |= kHasCurrent;
   row.m = m;
   row.l = __fmaf_rn(row.l, step.scale, sum_of_lanes(step.weight));
 }
 
 // Adds the values' columns [kFirst, kFirst + C::kColumns), as far as there are any, which lie at `v`, `pitch` a key.
 template <class C, int kFirst>
-__device__ void add_values(const FoldParams& p, Row<C>& row, const StepOfRow& step, const float* v, int pitch) {
+__device__ void add_values(const AttentionParams& p, Row<C>& row, const StepOfRow& step, const float* v, int pitch) {
   constexpr int kDims = C::kColumns / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float sum[kDims] = {};
@@ -237,17 +239,17 @@ __device__ void add_values(const FoldParams& p, Row<C>& row, const StepOfRow& st
   }
 }
 
-// Merges, divides, rounds and writes.
+// Merges, divides, q_stages and writes.
 template <class C>
-__device__ void finish_row(const FoldParams& p, Row<C>& row, std::int64_t at, int head) {
-  const bool merged = (row.parts & kHasClosed) != 0;
-  if (merged) close_group(p, row);  // else the open group is the only one, or the identity
+__device__ void finish_row(const AttentionParams& p, Row<C>& row, std::int64_t at, int head) {
+  const bool merged = (row.parts & kHasMerged) != 0;
+  if (merged) merge_current_split(p, row);  // else the open group is the only one, or the identity
   const float* const sink = p.sinks != nullptr ? p.sinks + head : nullptr;
   const RowEnd end =
-      end_row(merged ? row.closed_m : row.m, merged ? row.closed_l : row.l, sink, [](float x) { return weight(x); });
+      end_row(merged ? row.merged_m : row.m, merged ? row.merged_l : row.l, sink, [](float x) { return weight(x); });
   const std::int64_t out = at * p.out.token_stride + head * p.out.head_stride;
   for_each_output<C>(p, [&](int i, int dim) {
-    const float o = merged ? row.closed_o[dim] : row.o[i];
+    const float o = merged ? row.merged_o[dim] : row.o[i];
     store(p.out.data, p.dtype, out + dim, __fdiv_rn(__fmul_rn(o, end.weight), end.divisor()));
   });
   if (p.lse.data != nullptr && threadIdx.x % 32 == 0) {

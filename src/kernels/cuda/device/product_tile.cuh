@@ -14,7 +14,7 @@
 namespace ringattn::cuda {
 
 // The first row and column of a tile of out, and its head.
-struct ProductTile {
+struct GemmTile {
   int row;
   int head;
   int column;
@@ -22,12 +22,12 @@ struct ProductTile {
 
 // Tiles that share rows follow each other, so these are read from memory once, even where all heads share them.
 template <int kRows>
-__device__ __forceinline__ ProductTile product_tile(const ProductParams& p, std::uint32_t number) {
-  const auto columns = static_cast<std::uint32_t>((p.outer + kProductColumns - 1) / kProductColumns);
+__device__ __forceinline__ GemmTile gemm_tile(const GemmParams& p, std::uint32_t number) {
+  const auto columns = static_cast<std::uint32_t>((p.dim_n + kGemmTileN - 1) / kGemmTileN);
   const auto heads = static_cast<std::uint32_t>(p.heads);
   const std::uint32_t unit = number / columns;
   return {static_cast<int>(unit / heads) * kRows, static_cast<int>(unit % heads),
-          static_cast<int>(number % columns) * kProductColumns};
+          static_cast<int>(number % columns) * kGemmTileN};
 }
 
 // Copies the panel of 64 columns from `column` on, rows [first, first + kPanelRows), of `rows` rows of `columns`
@@ -48,27 +48,27 @@ __device__ __forceinline__ void copy_panel(std::uint32_t target, const RowsOf& s
   }
 }
 
-// Bytes of a tile's weights in shared memory: a panel of kProductColumns rows, or, across, two of kProductDepth rows.
-inline constexpr int kProductWeightBytes = kProductColumns * kPanelRowBytes;
-static_assert(kProductDepth == kPanelColumns && kProductColumns == 2 * kPanelColumns);
+// Bytes of a tile's weights in shared memory: a panel of kGemmTileN rows, or, transposed, two of kGemmTileK rows.
+inline constexpr int kGemmWeightBytes = kGemmTileN * kPanelRowBytes;
+static_assert(kGemmTileK == kPanelColumns && kGemmTileN == 2 * kPanelColumns);
 
 // Copies both sides of the tile's part of the sum from `depth` on: rows as one panel, weights as they lie.
-template <int kRows, bool kAcross, int kThreads>
-__device__ __forceinline__ void copy_factors(const ProductParams& p, const ProductTile& tile, int depth,
-                                             std::uint32_t rows_to, std::uint32_t weights_to, int thread) {
+template <int kRows, bool kTransposed, int kThreads>
+__device__ __forceinline__ void copy_operands(const GemmParams& p, const GemmTile& tile, int depth,
+                                              std::uint32_t rows_to, std::uint32_t weights_to, int thread) {
   const RowsOf rows{p.rows.data + tile.head * p.rows.head_stride, p.rows.stride};
-  copy_panel<kRows, kThreads>(rows_to, rows, p.rows.aligned, tile.row, p.row_count, depth, p.inner, thread);
+  copy_panel<kRows, kThreads>(rows_to, rows, p.rows.aligned, tile.row, p.row_count, depth, p.dim_k, thread);
   const RowsOf weights{p.weights.data + tile.head * p.weights.head_stride, p.weights.stride};
-  if constexpr (kAcross) {
+  if constexpr (kTransposed) {
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel) {
-      copy_panel<kProductDepth, kThreads>(weights_to + static_cast<std::uint32_t>(panel * panel_bytes(kProductDepth)),
-                                          weights, p.weights.aligned, depth, p.inner,
-                                          tile.column + panel * kPanelColumns, p.outer, thread);
+      copy_panel<kGemmTileK, kThreads>(weights_to + static_cast<std::uint32_t>(panel * panel_bytes(kGemmTileK)),
+                                       weights, p.weights.aligned, depth, p.dim_k, tile.column + panel * kPanelColumns,
+                                       p.dim_n, thread);
     }
   } else {
-    copy_panel<kProductColumns, kThreads>(weights_to, weights, p.weights.aligned, tile.column, p.outer, depth, p.inner,
-                                          thread);
+    copy_panel<kGemmTileN, kThreads>(weights_to, weights, p.weights.aligned, tile.column, p.dim_n, depth, p.dim_k,
+                                     thread);
   }
 }
 
@@ -94,7 +94,7 @@ __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&words)[4]) {
 // in the order of mma.sync. Four threads hold a block's columns of a row; having traded words, each writes one block.
 // The conversion has one NaN, 0x7fff, for every NaN of fp32. All threads of a warp call it.
 template <class Element, int kBlocks>
-__device__ __forceinline__ void store_sums(const ProductParams& p, int head, int row, int column,
+__device__ __forceinline__ void store_sums(const GemmParams& p, int head, int row, int column,
                                            const float (&sums)[kBlocks][4]) {
   static_assert(kBlocks % 4 == 0);
   const int own = column + static_cast<int>(threadIdx.x) % 4 * 8;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void store_sums(const ProductParams& p, int head, int
       }
       transpose_in_quad(words);
       const int block = own + first * 8;
-      if (at < p.row_count && block < p.outer) {
+      if (at < p.row_count && block < p.dim_n) {
         store_elements(reinterpret_cast<std::uint16_t*>(to) + block, uint4{words[0], words[1], words[2], words[3]},
                        p.out.aligned);
       }

@@ -113,25 +113,25 @@ __device__ __forceinline__ void copy_tile(std::uint32_t target, const RowsOf& ro
   }
 }
 
-// The rows of a piece of a tile; the first `keys` are there.
-struct PieceRows {
+// The rows of a page_run of a tile; the first `keys` are there.
+struct PageRunRows {
   RowsOf rows;
   int keys;
 };
 
-// Copies a tile that lies in pieces of 2^piece_log rows; rows that are not there become zeros.
-// find(piece) says where a piece lies, as a PieceRows: somewhere in readable memory, also where it has no keys.
+// Copies a tile that lies in page_runs of 2^page_run_log2 rows; rows that are not there become zeros.
+// find(page_run) says where a page_run lies, as a PageRunRows: somewhere in readable memory, also where it has no keys.
 template <int kRows, int kDim, int kThreads, class Find>
-__device__ __forceinline__ void copy_pieces(std::uint32_t target, int piece_log, Find find) {
+__device__ __forceinline__ void copy_page_runs(std::uint32_t target, int page_run_log2, Find find) {
   constexpr int kStep = kThreads / 8;  // rows of one pass; eight threads share a row
   static_assert(kRows % kStep == 0);
   const int first = static_cast<int>(threadIdx.x) % 8;
 #pragma unroll 1
   for (int row = static_cast<int>(threadIdx.x) / 8; row < kRows; row += kStep) {
-    const auto [rows, keys] = find(row >> piece_log);
-    const int in_piece = row & ((1 << piece_log) - 1);
-    const bool present = in_piece < keys;
-    const char* const from = rows.at(present ? in_piece : 0);
+    const auto [rows, keys] = find(row >> page_run_log2);
+    const int in_page_run = row & ((1 << page_run_log2) - 1);
+    const bool present = in_page_run < keys;
+    const char* const from = rows.at(present ? in_page_run : 0);
 #pragma unroll
     for (int chunk = first; chunk < kDim / 8; chunk += 8) {
       copy_chunk(target + static_cast<std::uint32_t>(chunk / 8 * kRows * kPanelRowBytes) + swizzled(row, chunk % 8),

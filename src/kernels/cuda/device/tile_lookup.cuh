@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the tiles of a walk lie. A walk goes through the key runs of a sequence as if they were one: the tiles that the
-// task has are numbered through all of them.
+// Where the tiles of a kv_loop lie. A kv_loop goes through the key runs of a sequence as if they were one: the tiles
+// that the task has are numbered through all of them.
 #pragma once
 
 #include "kernels/cuda/fold_params.hpp"
@@ -18,28 +18,30 @@ __device__ __forceinline__ const RunEntry& find_run(const RunEntry* runs, int co
   return *runs;
 }
 
-// A tile of a walk.
-struct WalkTile {
-  std::int64_t tile;        // its number in the sequence: its keys begin at tile · key_tile
-  const TileEntry* pieces;  // where they lie; those without keys must not be read
+// A tile of a kv_loop.
+struct KvLoopTile {
+  std::int64_t tile;           // its number in the sequence: its keys begin at tile · key_tile
+  const TileEntry* page_runs;  // where they lie; those without keys must not be read
 };
 
-// The i-th tile of `walk`, which is a WorkItem, a WorkBundle, or has the members of those that say where a walk lies.
-template <class Walk>
-__device__ __forceinline__ WalkTile tile_of_walk(const FoldParams::Tables& tables, const Walk& walk, int i) {
-  std::int64_t tile = walk.first_tile + i;
-  std::int64_t index = walk.table + i;
-  if (walk.runs > 1) {
-    const std::int64_t number = walk.first + i;
-    const RunEntry& run = find_run(tables.runs + walk.run_begin, walk.runs, number);
+// The i-th tile of `kv_loop`, which is a WorkTile, a GqaPackedTile, or has the members of those that say where a
+// kv_loop lies.
+template <class KvLoop>
+__device__ __forceinline__ KvLoopTile tile_of_kv_loop(const AttentionParams::Tables& tables, const KvLoop& kv_loop,
+                                                      int i) {
+  std::int64_t tile = kv_loop.first_tile + i;
+  std::int64_t index = kv_loop.table + i;
+  if (kv_loop.runs > 1) {
+    const std::int64_t number = kv_loop.first + i;
+    const RunEntry& run = find_run(tables.runs + kv_loop.run_begin, kv_loop.runs, number);
     tile = run.first_tile + number - run.first;
     index = run.table + number - run.first;
   }
-  return {tile, tables.tiles + index * tables.pieces};
+  return {tile, tables.tiles + index * tables.page_runs};
 }
 
 // The source of this number.
-__device__ __forceinline__ const SourceEntry& source_of(const FoldParams::Tables& tables, int source) {
+__device__ __forceinline__ const SourceEntry& source_of(const AttentionParams::Tables& tables, int source) {
   return tables.all_near ? tables.near_sources[source] : tables.sources[source];
 }
 

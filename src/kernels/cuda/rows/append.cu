@@ -13,7 +13,7 @@ constexpr int kWarps = kThreads / 32;
 // Pages have multiples of so many tokens, and a group of kInt4Channel begins at a multiple: its tokens lie one behind
 // the other in pieces of so many.
 constexpr int kTokensTogether = 16;
-constexpr int kMostGroup = 64;
+constexpr int kMaxGroup = 64;
 
 // Where the new rows of a sequence go, for a head.
 struct NewRows {
@@ -26,10 +26,10 @@ struct NewRows {
 
   // Whether the sequence gets none.
   __device__ bool none() const {
-    if (length_fault(p.places, length).kind != CacheFault::Kind::kNone) return true;
+    if (length_out_of_range(p.places, length).kind != OutOfRangeEntry::Kind::kNone) return true;
     return p.places.checked != nullptr && p.places.checked[sequence] == 0;
   }
-  __device__ std::byte* at(int stream, const CachePlace& place) const {
+  __device__ std::byte* at(int stream, const PageSlot& place) const {
     return p.rows.streams[stream].at(place.token, head) + place.page * p.page_strides[stream];
   }
   // Calls with(row, token among all new ones, position in the sequence, place) for those that have a place.
@@ -37,7 +37,7 @@ struct NewRows {
   __device__ void each(const With& with) const {
     for (int i = 0; i < p.places.rows; ++i) {
       const std::int64_t position = length - p.places.rows + i;
-      const CachePlace place = place_of_row(p.places, sequence, position);
+      const PageSlot place = page_slot_of(p.places, sequence, position);
       if (place.page < 0) continue;
       const std::int64_t token = sequence * p.places.rows + i;
       with(p.rows.plain.at(token, head), token, position, place);
@@ -53,29 +53,29 @@ __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_consta
   if (head >= rows.heads) return;
   const NewRows fresh(p, head);
   if (fresh.none()) return;
-  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t, const CachePlace& place) {
+  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t, const PageSlot& place) {
     RowQuads<kQuads> quads;
     quads.load(rows, plain);
     if (rows.fault != nullptr) quads.template check<Element>(rows, token, head);
-    std::byte* streams[kMostStreams];
+    std::byte* streams[kMaxStreams];
 #pragma unroll
-    for (int s = 0; s < kMostStreams; ++s) streams[s] = fresh.at(s, place);
+    for (int s = 0; s < kMaxStreams; ++s) streams[s] = fresh.at(s, place);
     const RowWriter<Element, kQuads> writer(rows, quads);
-    switch (rows.format.coding) {  // neither formats with a rank nor plain ones are appended to
-      case RowCoding::kFp8:
-        writer.template write<RowCoding::kFp8>(streams, head, plain, nullptr);
+    switch (rows.format.encoding) {  // neither formats with a rank nor plain ones are appended to
+      case RowEncoding::kFp8:
+        writer.template write<RowEncoding::kFp8>(streams, head, plain, nullptr);
         break;
-      case RowCoding::kInt8:
-        writer.template write<RowCoding::kInt8>(streams, head, plain, nullptr);
+      case RowEncoding::kInt8:
+        writer.template write<RowEncoding::kInt8>(streams, head, plain, nullptr);
         break;
-      case RowCoding::kInt4Token:
-        writer.template write<RowCoding::kInt4Token>(streams, head, plain, nullptr);
+      case RowEncoding::kInt4Token:
+        writer.template write<RowEncoding::kInt4Token>(streams, head, plain, nullptr);
         break;
-      case RowCoding::kVector:
-        writer.template write<RowCoding::kVector>(streams, head, plain, nullptr);
+      case RowEncoding::kVector:
+        writer.template write<RowEncoding::kVector>(streams, head, plain, nullptr);
         break;
-      case RowCoding::kLatent:
-        writer.template write<RowCoding::kLatent>(streams, head, plain, nullptr);
+      case RowEncoding::kLatent:
+        writer.template write<RowEncoding::kLatent>(streams, head, plain, nullptr);
         break;
       default:
         break;
@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_consta
 }
 
 // Of kInt4Channel: a block has a head of a sequence. A row joins the tail, and a group that has become full becomes
-// codes.
+// quantized.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_constant__ AppendParams p) {
-  __shared__ CachePlace together[kMostGroup / kTokensTogether];
-  __shared__ GroupExtremes extremes[kGroupWarps][kMostQuads];
+  __shared__ PageSlot together[kMaxGroup / kTokensTogether];
+  __shared__ GroupExtremes extremes[kGroupWarps][kMaxQuads];
   const RowParams& rows = p.rows;
   const auto head = static_cast<int>(blockIdx.y);
   const NewRows fresh(p, head);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_con
     return rows.tables[0] +
            ((fresh.sequence * group + t) * rows.heads + head) * static_cast<std::int64_t>(2 * rows.dim);
   };
-  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t position, const CachePlace& place) {
+  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t position, const PageSlot& place) {
     if (threadIdx.x < 32) {
       write_tail(rows, plain, tail_at(position % group), fresh.at(0, place), fresh.at(1, place),
                  [&](uint2 raw, int channel) {
@@ -108,13 +108,13 @@ __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_con
     if ((position + 1) % group != 0) return;
     const std::int64_t first = position + 1 - group;
     if (threadIdx.x < group / kTokensTogether) {
-      together[threadIdx.x] = place_of_row(p.places, fresh.sequence, first + threadIdx.x * kTokensTogether);
+      together[threadIdx.x] = page_slot_of(p.places, fresh.sequence, first + threadIdx.x * kTokensTogether);
     }
     __syncthreads();  // places are there, and so are the row that has just come and what was cleared for it
     write_group_together<Element>(
         rows, extremes, [&](int t) { return tail_at(t); },
         [&](int stream, int t) -> std::byte* {
-          CachePlace of_token = together[t / kTokensTogether];
+          PageSlot of_token = together[t / kTokensTogether];
           of_token.token += t % kTokensTogether;
           return of_token.page < 0 ? nullptr : fresh.at(stream, of_token);
         });
@@ -127,7 +127,7 @@ void launch(const AppendParams& p, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
   const auto sequences = static_cast<unsigned>(p.places.sequences), heads = static_cast<unsigned>(p.rows.heads);
   const dim3 grid(sequences, (heads + kWarps - 1) / kWarps);
-  if (p.rows.format.coding == RowCoding::kInt4Channel) {
+  if (p.rows.format.encoding == RowEncoding::kInt4Channel) {
     append_group_kernel<Element><<<dim3(sequences, heads), kThreads, 0, queue>>>(p);
   } else if (p.rows.dim <= kLaneStep) {
     append_kernel<Element, 1><<<grid, kThreads, 0, queue>>>(p);
@@ -151,21 +151,21 @@ void load() {
 
 void append(const AppendTask& task, Stream stream) {
   const CompressedCache& cache = task.cache;
-  if (task.places->sequences == 0) {
+  if (task.update->sequences == 0) {
     cache.shape.dtype == Dtype::kBf16 ? load<__nv_bfloat16>() : load<__half>();
     return;
   }
   CompressedRows streams;
   AppendParams p;
-  for (std::size_t i = 0; i < kMostStreams; ++i) {
+  for (std::size_t i = 0; i < kMaxStreams; ++i) {
     streams.streams[i] = {cache.streams[i].data, cache.streams[i].token_stride, cache.streams[i].head_stride};
     p.page_strides[i] = cache.streams[i].page_stride;
   }
   streams.tables = cache.tables;
-  check_coded(cache.shape);
+  check_quantizable(cache.shape);
   p.rows = row_params(cache.format, cache.shape, streams, task.rows, {}, task.fault);
   p.rows.by_four = p.rows.by_four && takes_four(p.rows, p.page_strides);
-  p.places = *task.places;
+  p.places = *task.update;
   if (p.rows.bf16) {
     launch<__nv_bfloat16>(p, stream);
   } else {

@@ -68,7 +68,8 @@ __device__ void start_vectors(const Points& points, std::uint32_t stream, std::u
 
 // The nearest vector of every point.
 template <class Points, int kWidth>
-__device__ __forceinline__ void find_codes(const Points& points, const float* vectors, std::uint8_t* codes) {
+__device__ __forceinline__ void find_indices(const Points& points, const float* vectors,
+                                             std::uint8_t* codebook_indices) {
   const int count = points.p.points;
   for (int begin = static_cast<int>(threadIdx.x); begin < count; begin += kThreads * kPoints) {
     float some[kPoints][kWidth];
@@ -81,7 +82,7 @@ __device__ __forceinline__ void find_codes(const Points& points, const float* ve
     find_nearest<kWidth, kPoints>(vectors, some, nearest);
 #pragma unroll
     for (int i = 0; i < kPoints; ++i) {
-      if (begin + i * kThreads < count) codes[begin + i * kThreads] = static_cast<std::uint8_t>(nearest[i]);
+      if (begin + i * kThreads < count) codebook_indices[begin + i * kThreads] = static_cast<std::uint8_t>(nearest[i]);
     }
   }
 }
@@ -89,13 +90,13 @@ __device__ __forceinline__ void find_codes(const Points& points, const float* ve
 // The thread's vector becomes the mean of its points. A warp looks at 32 points at a time; those that are nearest to
 // one of its vectors are added there, in ascending order.
 template <class Points, int kWidth>
-__device__ __forceinline__ void move_vector(const Points& points, const std::uint8_t* codes, float* vector) {
+__device__ __forceinline__ void move_vector(const Points& points, const std::uint8_t* codebook_indices, float* vector) {
   const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int count = points.p.points;
   double sums[kWidth] = {};
   int added = 0;
   for (int begin = 0; begin < count; begin += 32) {
-    const int code = begin + lane < count ? codes[begin + lane] : -1;
+    const int code = begin + lane < count ? codebook_indices[begin + lane] : -1;
     const bool of_warp = code >> 5 == warp;
     float point[kWidth] = {};
     if (of_warp) points.load(begin + lane, point);
@@ -118,18 +119,18 @@ __device__ __forceinline__ void move_vector(const Points& points, const std::uin
 template <class Element, int kWidth>
 __global__ void __launch_bounds__(kThreads, 2) codebook_kernel(const __grid_constant__ CodebookParams p) {
   __shared__ __align__(16) float vectors[kCodebookVectors * kWidth];
-  __shared__ std::uint16_t order[kCodebookSample];  // and then codes
+  __shared__ std::uint16_t order[kCodebookSample];  // and then codebook_indices
   const auto run = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   const auto runs = static_cast<int>(gridDim.x);
   using Points = PointsOfRun<Element, kWidth>;
   const Points points{p, head, run * kWidth};
   start_vectors<Points, kWidth>(points, static_cast<std::uint32_t>(head * runs + run), order, vectors);
-  auto* const codes = reinterpret_cast<std::uint8_t*>(order);
+  auto* const codebook_indices = reinterpret_cast<std::uint8_t*>(order);
   const int own = static_cast<int>(threadIdx.x) * kWidth;
-  for (int round = 0; round < kCodebookRounds; ++round) {
-    find_codes<Points, kWidth>(points, vectors, codes);
+  for (int round = 0; round < kKMeansIterations; ++round) {
+    find_indices<Points, kWidth>(points, vectors, codebook_indices);
     __syncthreads();
-    move_vector<Points, kWidth>(points, codes, vectors + own);
+    move_vector<Points, kWidth>(points, codebook_indices, vectors + own);
     __syncthreads();
   }
   std::uint16_t* const to =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements become codes, on any GPU.
+// Elements become quantized, on any GPU.
 #include "kernels/cuda/rows/row_launch.hpp"
 #include "kernels/cuda/rows/row_sixteens.cuh"
 #include "kernels/cuda/rows/vectors.hpp"
@@ -12,8 +12,8 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kGroupThreads = 128;  // where lanes have many registers
 
-// Rows of formats whose codes are a token's own.
-template <class Element, int kQuads, RowCoding kCoding>
+// Rows of formats whose quantized are a token's own.
+template <class Element, int kQuads, RowEncoding kEncoding>
 __global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_constant__ RowParams p) {
   constexpr int kRowsAhead = kQuads == 1 ? 4 : 1;  // of a warp, asked for before it works at the first
   const CompressedRun& run = p.run[blockIdx.y];
@@ -21,9 +21,9 @@ __global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_consta
   const auto items = static_cast<std::uint32_t>(run.rows) * heads;
   const std::uint32_t step = gridDim.x * kWarps * kRowsAhead;
   const DeviceRows plain = p.plain.from(run.to), products = p.products.from(run.to);
-  DeviceRows streams[kMostStreams];
+  DeviceRows streams[kMaxStreams];
 #pragma unroll
-  for (int s = 0; s < kMostStreams; ++s) streams[s] = p.streams[s].from(run.row);
+  for (int s = 0; s < kMaxStreams; ++s) streams[s] = p.streams[s].from(run.row);
   for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < items; first += step) {
     const RowsOfRun<kRowsAhead> of_run(first, items, heads);
     RowQuads<kQuads> rows[kRowsAhead];
@@ -34,18 +34,18 @@ __global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_consta
       if (first + i >= items) break;
       const std::uint32_t nth = of_run.nth[i], head = of_run.head[i];
       if (p.fault != nullptr) rows[i].template check<Element>(p, run.to + nth, static_cast<int>(head));
-      std::byte* to[kMostStreams];
+      std::byte* to[kMaxStreams];
 #pragma unroll
-      for (int s = 0; s < kMostStreams; ++s) to[s] = streams[s].near(nth, head);
+      for (int s = 0; s < kMaxStreams; ++s) to[s] = streams[s].near(nth, head);
       RowWriter<Element, kQuads>(p, rows[i])
-          .template write<kCoding>(to, static_cast<int>(head), plain.near(nth, head), products.near(nth, head));
+          .template write<kEncoding>(to, static_cast<int>(head), plain.near(nth, head), products.near(nth, head));
     }
   }
 }
 
 // The same, where a lane takes 16 channels and 2ⁿ lanes have a row. Every lane stays to the end: rows are reduced by
 // all of a warp's.
-template <class Element, RowCoding kCoding, int kLanes>
+template <class Element, RowEncoding kEncoding, int kLanes>
 __global__ void __launch_bounds__(kThreads) compress_sixteens(const __grid_constant__ RowParams p) {
   constexpr std::uint32_t kRows = kThreads / kLanes;
   constexpr std::uint32_t kAhead = 2;  // rows of a lane, asked for before it works at the first
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) compress_sixteens(const __grid_const
   const auto heads = static_cast<std::uint32_t>(p.heads);
   const auto items = static_cast<std::uint32_t>(run.rows) * heads;
   const DeviceRows plain = p.plain.from(run.to);
-  const DeviceRows codes = p.streams[0].from(run.row), numbers = p.streams[1].from(run.row);
+  const DeviceRows quantized = p.streams[0].from(run.row), qparams = p.streams[1].from(run.row);
   const int channel = static_cast<int>(threadIdx.x % kLanes) * kSixteen;
   for (std::uint32_t begin = blockIdx.x * kRows * kAhead; begin < items; begin += gridDim.x * kRows * kAhead) {
     std::uint32_t nth[kAhead], head[kAhead];
@@ -74,18 +74,18 @@ __global__ void __launch_bounds__(kThreads) compress_sixteens(const __grid_const
           check_elements<Element>(p, rows[i].quad(n), 0, run.to + nth[i], static_cast<int>(head[i]), channel + 4 * n);
         }
       }
-      write_sixteen<Element, kCoding, kLanes>(p, rows[i], channel, static_cast<int>(head[i]),
-                                              codes.near(nth[i], head[i]), numbers.near(nth[i], head[i]),
-                                              begin + i * kRows + threadIdx.x / kLanes < items);
+      write_sixteen<Element, kEncoding, kLanes>(p, rows[i], channel, static_cast<int>(head[i]),
+                                                quantized.near(nth[i], head[i]), qparams.near(nth[i], head[i]),
+                                                begin + i * kRows + threadIdx.x / kLanes < items);
     }
   }
 }
 
-template <class Element, RowCoding kCoding>
+template <class Element, RowEncoding kEncoding>
 void launch_sixteens(const RowParams& p, dim3 grid, cudaStream_t queue) {
-  if (p.dim == 64) compress_sixteens<Element, kCoding, 4><<<grid, kThreads, 0, queue>>>(p);
-  if (p.dim == 128) compress_sixteens<Element, kCoding, 8><<<grid, kThreads, 0, queue>>>(p);
-  if (p.dim == 256) compress_sixteens<Element, kCoding, 16><<<grid, kThreads, 0, queue>>>(p);
+  if (p.dim == 64) compress_sixteens<Element, kEncoding, 4><<<grid, kThreads, 0, queue>>>(p);
+  if (p.dim == 128) compress_sixteens<Element, kEncoding, 8><<<grid, kThreads, 0, queue>>>(p);
+  if (p.dim == 256) compress_sixteens<Element, kEncoding, 16><<<grid, kThreads, 0, queue>>>(p);
 }
 
 // A warp's part of a group of tokens of one head: 32 · kChannels channels. A lane keeps its elements of all tokens.
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kGroupThreads, 4) compress_groups(const __grid
   const auto heads = static_cast<std::uint32_t>(p.heads);
   const auto groups = static_cast<std::uint32_t>((run.rows + kGroup - 1) / kGroup);
   const std::uint32_t parts = kAtOnce ? static_cast<std::uint32_t>((p.dim - 1) / (32 * kChannels)) + 1 : 1;
-  const std::int64_t closed = closed_tokens(run.keys, kGroup);
+  const std::int64_t closed = full_group_tokens(run.keys, kGroup);
   for (std::uint32_t item = blockIdx.x * kGroupWarps + threadIdx.x / 32; item < groups * heads * parts;
        item += gridDim.x * kGroupWarps) {
     const std::uint32_t of_head = item / parts;
@@ -158,30 +158,31 @@ void launch_groups(const RowParams& p, dim3 grid, cudaStream_t queue) {
 template <class Element>
 void launch(const RowParams& p, dim3 grid, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
-  if (p.format.coding == RowCoding::kInt4Channel) {
+  if (p.format.encoding == RowEncoding::kInt4Channel) {
     p.format.group == 32 ? launch_groups<Element, 32>(p, grid, queue) : launch_groups<Element, 64>(p, grid, queue);
   }
-  with_token_coding(p.format.coding, [&]<RowCoding kCoding>() {
-    if constexpr (kCoding == RowCoding::kVector) {
+  with_token_encoding(p.format.encoding, [&]<RowEncoding kEncoding>() {
+    if constexpr (kEncoding == RowEncoding::kVector) {
       compress_vectors(p, stream);
     } else {
-      if constexpr (kCoding == RowCoding::kFp8 || kCoding == RowCoding::kInt8 || kCoding == RowCoding::kInt4Token) {
-        if (takes_sixteen(p)) return launch_sixteens<Element, kCoding>(p, grid, queue);
+      if constexpr (kEncoding == RowEncoding::kFp8 || kEncoding == RowEncoding::kInt8 ||
+                    kEncoding == RowEncoding::kInt4Token) {
+        if (takes_sixteen(p)) return launch_sixteens<Element, kEncoding>(p, grid, queue);
       }
       if (p.dim <= kLaneStep) {
-        compress_rows<Element, 1, kCoding><<<grid, kThreads, 0, queue>>>(p);
+        compress_rows<Element, 1, kEncoding><<<grid, kThreads, 0, queue>>>(p);
       } else if (p.dim <= 2 * kLaneStep) {
-        compress_rows<Element, 2, kCoding><<<grid, kThreads, 0, queue>>>(p);
+        compress_rows<Element, 2, kEncoding><<<grid, kThreads, 0, queue>>>(p);
       } else {
-        static_assert(kMostRowDim == 5 * kLaneStep);
-        compress_rows<Element, 5, kCoding><<<grid, kThreads, 0, queue>>>(p);
+        static_assert(kMaxRowDim == 5 * kLaneStep);
+        compress_rows<Element, 5, kEncoding><<<grid, kThreads, 0, queue>>>(p);
       }
     }
   });
   check_cuda(cudaGetLastError(), "compress");
 }
 
-// Non-negative numbers are ordered as their bits are.
+// Non-negative qparams are ordered as their bits are.
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
     magnitude_kernel(const __grid_constant__ RowParams p, std::int64_t tokens, float* greatest) {
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void compress(const CompressTask& task, Stream stream) {
   check_task(task);
-  check_coded(task.shape);
+  check_quantizable(task.shape);
   RowParams p = row_params(task.format, task.shape, task.to, task.plain, task.products, task.fault);
   for_launches(p, task.runs, kWarps, [&](dim3 grid) {
     if (p.bf16) {
@@ -243,10 +244,10 @@ void check_finite(const FiniteTask& task, Stream stream) {
   check_cuda(cudaGetLastError(), "check_finite");
 }
 
-void greatest_magnitudes(const MagnitudeTask& task, Stream stream) {
+void compute_absmax(const AbsmaxTask& task, Stream stream) {
   const TensorView& plain = task.plain;
   if (plain.tokens == 0 || plain.heads == 0) return;
-  check_coded({plain.dtype, plain.heads, plain.dim});
+  check_quantizable({plain.dtype, plain.heads, plain.dim});
   const RowParams p = row_params({}, {plain.dtype, plain.heads, plain.dim}, {}, plain, {}, nullptr);
   constexpr std::int64_t kBlocks = 4096;  // of all heads: enough for any GPU
   const std::int64_t blocks = std::clamp<std::int64_t>((plain.tokens + kWarps - 1) / kWarps, 1,
@@ -257,7 +258,7 @@ void greatest_magnitudes(const MagnitudeTask& task, Stream stream) {
   } else {
     magnitude_kernel<__half><<<grid, kThreads, 0, cuda_stream(stream)>>>(p, plain.tokens, task.greatest);
   }
-  check_cuda(cudaGetLastError(), "greatest_magnitudes");
+  check_cuda(cudaGetLastError(), "compute_absmax");
 }
 
 }  // namespace ringattn::cuda

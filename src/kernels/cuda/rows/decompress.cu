@@ -14,70 +14,70 @@ constexpr int kRowsAhead = 4;  // of a warp
 
 // What a quad of a row is made of, as it lies in memory.
 struct RawQuad {
-  std::uint32_t codes = 0;
-  std::uint32_t numbers = 0;  // a scale of 8 bits, or scale and zero of 4
+  std::uint32_t quantized = 0;
+  std::uint32_t qparams = 0;  // a scale of 8 bits, or scale and zero of 4
   uint2 plain{0, 0};          // kHybrid: products; kPlain: elements
 };
 
 // Where a row lies.
 struct RowAt {
-  const std::byte* streams[kMostStreams];
+  const std::byte* streams[kMaxStreams];
   std::byte* plain;
 };
 
-template <RowCoding kCoding>
+template <RowEncoding kEncoding>
 __device__ __forceinline__ RawQuad load_quad(const RowParams& p, const RowAt& row, int head, int channel) {
   RawQuad raw;
-  if constexpr (kCoding == RowCoding::kFp8) {
-    raw.codes = load_codes(p, row.streams[0], channel);
-    raw.numbers = p.format.scales == ScaleGrain::kTokenHead
+  if constexpr (kEncoding == RowEncoding::kFp8) {
+    raw.quantized = load_quantized(p, row.streams[0], channel);
+    raw.qparams = p.format.scales == ScaleGrain::kTokenHead
                       ? load_word(p, row.streams[1])
                       : load_word(p, p.tables[0] + (p.format.scales == ScaleGrain::kHead ? 4 * head : 0));
-  } else if constexpr (kCoding == RowCoding::kInt8) {
-    raw.codes = load_codes(p, row.streams[0], channel);
-    raw.numbers = load_word(p, row.streams[1]);
-  } else if constexpr (kCoding == RowCoding::kInt4Token) {
-    raw.codes = load_nibbles(p, row.streams[0], channel);
-    raw.numbers = load_pair(p, row.streams[1], channel / kPairChannels);
-  } else if constexpr (kCoding == RowCoding::kHybrid) {
-    raw.codes = load_nibbles(p, row.streams[1], channel);
-    raw.numbers = load_pair(p, row.streams[2], channel / kPairChannels);
+  } else if constexpr (kEncoding == RowEncoding::kInt8) {
+    raw.quantized = load_quantized(p, row.streams[0], channel);
+    raw.qparams = load_word(p, row.streams[1]);
+  } else if constexpr (kEncoding == RowEncoding::kInt4Token) {
+    raw.quantized = load_nibbles(p, row.streams[0], channel);
+    raw.qparams = load_pair(p, row.streams[1], channel / kPairChannels);
+  } else if constexpr (kEncoding == RowEncoding::kHybrid) {
+    raw.quantized = load_nibbles(p, row.streams[1], channel);
+    raw.qparams = load_pair(p, row.streams[2], channel / kPairChannels);
     raw.plain = load_elements(p, row.plain, channel);
-  } else if constexpr (kCoding == RowCoding::kPlain) {
+  } else if constexpr (kEncoding == RowEncoding::kPlain) {
     raw.plain = load_elements(p, row.streams[0], channel);
-  } else if constexpr (kCoding == RowCoding::kLatent) {
+  } else if constexpr (kEncoding == RowEncoding::kLatent) {
     const int coded = p.dim - p.format.rope;
     if (channel < coded) {
-      raw.codes = load_codes(p, row.streams[0], channel);
-      raw.numbers = load_word(p, row.streams[1] + channel / kLatentScaleBlock * 4);
+      raw.quantized = load_quantized(p, row.streams[0], channel);
+      raw.qparams = load_word(p, row.streams[1] + channel / kLatentScaleBlock * 4);
     } else {
       raw.plain = load_elements(p, row.streams[2], channel - coded);
     }
   } else {
-    static_assert(kCoding == RowCoding::kVector);
-    const std::byte* const codes = row.streams[0] + channel / p.format.width;
-    raw.codes = static_cast<std::uint32_t>(codes[0]);
-    if (p.format.width == 2 && channel + 2 < p.dim) raw.codes |= static_cast<std::uint32_t>(codes[1]) << 8;
+    static_assert(kEncoding == RowEncoding::kVector);
+    const std::byte* const quantized = row.streams[0] + channel / p.format.width;
+    raw.quantized = static_cast<std::uint32_t>(quantized[0]);
+    if (p.format.width == 2 && channel + 2 < p.dim) raw.quantized |= static_cast<std::uint32_t>(quantized[1]) << 8;
   }
   return raw;
 }
 
-template <class Element, RowCoding kCoding>
+template <class Element, RowEncoding kEncoding>
 __device__ __forceinline__ uint2 decoded(const RowParams& p, const RawQuad& raw, int head, int channel) {
   Quad quad;
-  if constexpr (kCoding == RowCoding::kFp8 || kCoding == RowCoding::kLatent) {
-    if (kCoding == RowCoding::kLatent && channel >= p.dim - p.format.rope) return raw.plain;
-    quad = fp8_quad(raw.codes, __uint_as_float(raw.numbers));
-  } else if constexpr (kCoding == RowCoding::kInt8) {
-    quad = int8_quad(raw.codes, __uint_as_float(raw.numbers));
-  } else if constexpr (kCoding == RowCoding::kHybrid) {
+  if constexpr (kEncoding == RowEncoding::kFp8 || kEncoding == RowEncoding::kLatent) {
+    if (kEncoding == RowEncoding::kLatent && channel >= p.dim - p.format.rope) return raw.plain;
+    quad = fp8_quad(raw.quantized, __uint_as_float(raw.qparams));
+  } else if constexpr (kEncoding == RowEncoding::kInt8) {
+    quad = int8_quad(raw.quantized, __uint_as_float(raw.qparams));
+  } else if constexpr (kEncoding == RowEncoding::kHybrid) {
     const Quad product = widen<Element>(raw.plain);
-    const Quad remainder = int4_quad<Element>(raw.codes, raw.numbers);
+    const Quad remainder = int4_quad<Element>(raw.quantized, raw.qparams);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       quad.x[i] = hybrid_element(product.x[i], remainder.x[i], greatest_number<Element>());
     }
-  } else if constexpr (kCoding == RowCoding::kVector) {
+  } else if constexpr (kEncoding == RowEncoding::kVector) {
     const int width = p.format.width;
     const auto* const book = reinterpret_cast<const std::uint16_t*>(p.tables[0]) +
                              static_cast<std::int64_t>(head) * kCodebookVectors * p.dim;
@@ -86,22 +86,22 @@ __device__ __forceinline__ uint2 decoded(const RowParams& p, const RawQuad& raw,
     for (int i = 0; i < 4; ++i) {
       const int c = channel + i;
       const int run = c / width;
-      const auto vector = static_cast<int>(raw.codes >> (width == 2 ? i / 2 * 8 : 0) & 0xffU);
+      const auto vector = static_cast<int>(raw.quantized >> (width == 2 ? i / 2 * 8 : 0) & 0xffU);
       bits[i] = c < p.dim ? book[(run * kCodebookVectors + vector) * width + c % width] : 0U;
     }
     return {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
-  } else if constexpr (kCoding == RowCoding::kPlain) {
+  } else if constexpr (kEncoding == RowEncoding::kPlain) {
     return raw.plain;
   } else {
-    quad = int4_quad<Element>(raw.codes, raw.numbers);
+    quad = int4_quad<Element>(raw.quantized, raw.qparams);
   }
   return narrow<Element>(quad);
 }
 
-// Rows of formats whose codes are a token's own. The coding is a constant, so that the loads of several rows come one
-// behind the other.
-template <class Element, RowCoding kCoding>
-__global__ void __launch_bounds__(kThreads, kCoding == RowCoding::kHybrid ? 2 : 3)
+// Rows of formats whose quantized are a token's own. The encoding is a constant, so that the loads of several rows come
+// one behind the other.
+template <class Element, RowEncoding kEncoding>
+__global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 2 : 3)
     decompress_rows(const __grid_constant__ RowParams p) {
   const CompressedRun& run = p.run[blockIdx.y];
   const auto lane = static_cast<int>(threadIdx.x % 32);
@@ -109,9 +109,9 @@ __global__ void __launch_bounds__(kThreads, kCoding == RowCoding::kHybrid ? 2 : 
   const auto items = static_cast<std::uint32_t>(run.rows) * heads;
   const std::uint32_t step = gridDim.x * kWarps * kRowsAhead;
   const DeviceRows plain = p.plain.from(run.to);
-  DeviceRows streams[kMostStreams];
+  DeviceRows streams[kMaxStreams];
 #pragma unroll
-  for (int s = 0; s < kMostStreams; ++s) streams[s] = p.streams[s].from(run.row);
+  for (int s = 0; s < kMaxStreams; ++s) streams[s] = p.streams[s].from(run.row);
   for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < items; first += step) {
     const RowsOfRun<kRowsAhead> rows(first, items, heads);
     RowAt at[kRowsAhead];
@@ -119,25 +119,25 @@ __global__ void __launch_bounds__(kThreads, kCoding == RowCoding::kHybrid ? 2 : 
     for (int i = 0; i < kRowsAhead; ++i) {
       at[i].plain = plain.near(rows.nth[i], rows.head[i]);
 #pragma unroll
-      for (int s = 0; s < kMostStreams; ++s) at[i].streams[s] = streams[s].near(rows.nth[i], rows.head[i]);
+      for (int s = 0; s < kMaxStreams; ++s) at[i].streams[s] = streams[s].near(rows.nth[i], rows.head[i]);
     }
     for (int channel = lane * kQuadChannels; channel < p.dim; channel += kLaneStep) {
       RawQuad raw[kRowsAhead];
 #pragma unroll
       for (int i = 0; i < kRowsAhead; ++i) {
-        raw[i] = load_quad<kCoding>(p, at[i], static_cast<int>(rows.head[i]), channel);
+        raw[i] = load_quad<kEncoding>(p, at[i], static_cast<int>(rows.head[i]), channel);
       }
 #pragma unroll
       for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
         if (first + i >= items) break;
         const auto head = static_cast<int>(rows.head[i]);
         if (p.fault != nullptr) {
-          check_codes<Element>(p, raw[i].codes, raw[i].numbers, run.to + rows.nth[i], head, channel);
+          check_quantized<Element>(p, raw[i].quantized, raw[i].qparams, run.to + rows.nth[i], head, channel);
         }
-        store_elements(p, at[i].plain, channel, decoded<Element, kCoding>(p, raw[i], head, channel));
+        store_elements(p, at[i].plain, channel, decoded<Element, kEncoding>(p, raw[i], head, channel));
       }
     }
-    if constexpr (kCoding != RowCoding::kHybrid) continue;
+    if constexpr (kEncoding != RowEncoding::kHybrid) continue;
     __syncwarp();
 #pragma unroll
     for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, kCoding == RowCoding::kHybrid ? 2 : 
     }
   }
   if (p.fault != nullptr) {
-    check_numbers<Element>(p, run);
+    check_qparams<Element>(p, run);
     if (blockIdx.y == 0) check_tables<Element>(p);
   }
 }
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
   const int group = p.format.group;
   const auto groups = static_cast<std::uint32_t>((run.rows + group - 1) / group);
   const auto heads = static_cast<std::uint32_t>(p.heads);
-  const std::int64_t closed = closed_tokens(run.keys, group);
+  const std::int64_t closed = full_group_tokens(run.keys, group);
   for (std::uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < groups * heads; item += gridDim.x * kWarps) {
     const auto head = static_cast<int>(item % heads);
     const std::int64_t first = static_cast<std::int64_t>(item / heads) * group;  // row of the run
@@ -185,25 +185,25 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
         }
         continue;
       }
-      std::uint32_t numbers[4];
+      std::uint32_t qparams[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const GroupPlace place = place_of_channel(channel + i, p.dim, group);
-        numbers[i] = load_pair(p, p.streams[1].at(run.row + first + place.token, head), static_cast<int>(place.pair));
+        const ScaleOffset place = scale_offset_of(channel + i, p.dim, group);
+        qparams[i] = load_pair(p, p.streams[1].at(run.row + first + place.token, head), static_cast<int>(place.pair));
         if (p.fault != nullptr) {
-          check_pair<Element>(p, numbers[i], 1, run.to + first + place.token, head, static_cast<int>(place.pair));
+          check_pair<Element>(p, qparams[i], 1, run.to + first + place.token, head, static_cast<int>(place.pair));
         }
       }
       for (int begin = 0; begin < rows; begin += kRows) {  // groups are 32 or 64 tokens
-        std::uint32_t codes[kRows];
+        std::uint32_t quantized[kRows];
 #pragma unroll
         for (int t = 0; t < kRows; ++t) {
-          codes[t] = load_nibbles(p, p.streams[0].at(run.row + first + begin + t, head), channel);
+          quantized[t] = load_nibbles(p, p.streams[0].at(run.row + first + begin + t, head), channel);
         }
 #pragma unroll
         for (int t = 0; t < kRows; ++t) {
           store_elements(p, p.plain.at(run.to + first + begin + t, head), channel,
-                         narrow<Element>(int4_quad<Element>(codes[t], numbers)));
+                         narrow<Element>(int4_quad<Element>(quantized[t], qparams)));
         }
       }
     }
@@ -213,24 +213,24 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
 // Of kLowRank there is nothing to do but to look.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) check_factors(const __grid_constant__ RowParams p) {
-  check_numbers<Element>(p, p.run[blockIdx.y]);
+  check_qparams<Element>(p, p.run[blockIdx.y]);
   if (blockIdx.y == 0) check_tables<Element>(p);
 }
 
 template <class Element>
 void launch(const RowParams& p, dim3 grid, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
-  switch (p.format.coding) {
-    case RowCoding::kInt4Channel:
+  switch (p.format.encoding) {
+    case RowEncoding::kInt4Channel:
       decompress_groups<Element><<<grid, kThreads, 0, queue>>>(p);
       break;
-    case RowCoding::kLowRank:
+    case RowEncoding::kLowRank:
       if (p.fault == nullptr) return;
       check_factors<Element><<<grid, kThreads, 0, queue>>>(p);
       break;
     default:
-      with_token_coding(p.format.coding, [&]<RowCoding kCoding>() {
-        decompress_rows<Element, kCoding><<<grid, kThreads, 0, queue>>>(p);
+      with_token_encoding(p.format.encoding, [&]<RowEncoding kEncoding>() {
+        decompress_rows<Element, kEncoding><<<grid, kThreads, 0, queue>>>(p);
       });
       break;
   }
@@ -239,8 +239,9 @@ void launch(const RowParams& p, dim3 grid, Stream stream) {
 
 template <class Element>
 void load() {
-  for (const RowCodingEntry& entry : row_codings()) {
-    with_token_coding(entry.coding, [&]<RowCoding kCoding>() { load_kernel(decompress_rows<Element, kCoding>); });
+  for (const RowEncodingEntry& entry : row_encodings()) {
+    with_token_encoding(entry.encoding,
+                        [&]<RowEncoding kEncoding>() { load_kernel(decompress_rows<Element, kEncoding>); });
   }
   load_kernel(decompress_groups<Element>);
   load_kernel(check_factors<Element>);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What no compressed tensor may hold, looked for on the device by those who read it anyway: the same faults at the same
-// places as find_fault() finds on the host.
+// places as find_invalid_element() finds on the host.
 #pragma once
 
 #include "base/e4m3.hpp"
@@ -20,42 +20,44 @@ __device__ __forceinline__ bool is_bad_scale(float scale, float greatest_code) {
 }
 
 template <class Element>
-__device__ __forceinline__ void check_pair(const RowParams& p, std::uint32_t numbers, int stream, std::int64_t token,
+__device__ __forceinline__ void check_pair(const RowParams& p, std::uint32_t qparams, int stream, std::int64_t token,
                                            int head, int pair) {
-  const float scale = widen<Element>(numbers);
-  const float zero = widen<Element>(numbers >> 16);
-  const bool good_zero = is_finite<Element>(numbers >> 16);
-  const bool good_scale = scale >= 0.0F && is_finite<Element>(numbers);
-  const bool bad_scale = !good_scale || (good_zero && !is_finite_as<Element>(int4_element(15, scale, zero)));
+  const float scale = widen<Element>(qparams);
+  const float zero = widen<Element>(qparams >> 16);
+  const bool good_zero = is_finite<Element>(qparams >> 16);
+  const bool good_scale = scale >= 0.0F && is_finite<Element>(qparams);
+  const bool bad_scale = !good_scale || (good_zero && !is_finite_as<Element>(dequantize_int4(15, scale, zero)));
   if (good_zero && !bad_scale) return;
-  note_fault(p.fault, place_of_fault(stream, token, head, 2 * pair + (bad_scale ? 0 : 1)), bad_scale ? scale : zero);
+  note_invalid_element(p.fault, location_of_element(stream, token, head, 2 * pair + (bad_scale ? 0 : 1)),
+                       bad_scale ? scale : zero);
 }
 
-// Of a quad: its codes, and the numbers that begin with it.
+// Of a quad: its quantized, and the qparams that begin with it.
 template <class Element>
-__device__ __forceinline__ void check_codes(const RowParams& p, std::uint32_t codes, std::uint32_t numbers,
-                                            std::int64_t token, int head, int channel) {
-  const RowCoding coding = p.format.coding;
-  if (coding == RowCoding::kInt4Token || coding == RowCoding::kHybrid) {
+__device__ __forceinline__ void check_quantized(const RowParams& p, std::uint32_t quantized, std::uint32_t qparams,
+                                                std::int64_t token, int head, int channel) {
+  const RowEncoding encoding = p.format.encoding;
+  if (encoding == RowEncoding::kInt4Token || encoding == RowEncoding::kHybrid) {
     if (channel % p.format.group != 0) return;
-    check_pair<Element>(p, numbers, coding == RowCoding::kHybrid ? 2 : 1, token, head, channel / p.format.group);
+    check_pair<Element>(p, qparams, encoding == RowEncoding::kHybrid ? 2 : 1, token, head, channel / p.format.group);
     return;
   }
-  const bool latent = coding == RowCoding::kLatent;
-  if (coding != RowCoding::kFp8 && coding != RowCoding::kInt8 && !latent) return;
-  if (latent && channel >= p.dim - p.format.rope) return;  // check_numbers() looks at them
-  const bool fp8 = coding == RowCoding::kFp8 || latent;
+  const bool latent = encoding == RowEncoding::kLatent;
+  if (encoding != RowEncoding::kFp8 && encoding != RowEncoding::kInt8 && !latent) return;
+  if (latent && channel >= p.dim - p.format.rope) return;  // check_qparams() looks at them
+  const bool fp8 = encoding == RowEncoding::kFp8 || latent;
   for (int i = 0; i < 4; ++i) {
-    const auto code = static_cast<std::uint8_t>(codes >> 8 * i);
+    const auto code = static_cast<std::uint8_t>(quantized >> 8 * i);
     if (fp8 ? (code & 0x7fU) != 0x7fU : code != 0x80U) continue;
-    note_fault(p.fault, place_of_fault(0, token, head, channel + i), fp8 ? e4m3_to_float(code) : -128.0F);
+    note_invalid_element(p.fault, location_of_element(0, token, head, channel + i),
+                         fp8 ? e4m3_to_float(code) : -128.0F);
     break;
   }
   const int first = latent ? channel % kLatentScaleBlock : channel;  // of those that share a scale
   if (first > 0 || (fp8 && p.format.scales != ScaleGrain::kTokenHead)) return;
-  const float scale = __uint_as_float(numbers);
-  if (is_bad_scale<Element>(scale, fp8 ? kGreatestE4m3 : kGreatestInt8)) {
-    note_fault(p.fault, place_of_fault(1, token, head, latent ? channel / kLatentScaleBlock : 0), scale);
+  const float scale = __uint_as_float(qparams);
+  if (is_bad_scale<Element>(scale, fp8 ? kMaxE4m3 : kMaxInt8)) {
+    note_invalid_element(p.fault, location_of_element(1, token, head, latent ? channel / kLatentScaleBlock : 0), scale);
   }
 }
 
@@ -66,12 +68,12 @@ __device__ __forceinline__ void check_tail(const RowParams& p, uint2 raw, std::i
   for (int i = 0; i < 4; ++i) {
     const std::uint32_t bits = (i < 2 ? raw.x : raw.y) >> i % 2 * 16;
     if (is_finite<Element>(bits)) continue;
-    note_fault(p.fault, place_of_table_fault(0, first + i), widen<Element>(bits));
+    note_invalid_element(p.fault, location_of_table_element(0, first + i), widen<Element>(bits));
     return;
   }
 }
 
-// Streams of numbers that are no scales: factors and outliers, of so many heads. By all threads of the run.
+// Streams of qparams that are no scales: factors and outliers, of so many heads. By all threads of the run.
 template <class Element>
 __device__ __forceinline__ void check_stream(const RowParams& p, const CompressedRun& run, int stream, int heads,
                                              int width) {
@@ -83,15 +85,15 @@ __device__ __forceinline__ void check_stream(const RowParams& p, const Compresse
     const std::int64_t row = at / width / heads;
     const std::uint32_t bits = load_any_half(p.streams[stream].at(run.row + row, head) + 2 * place);
     if (is_finite<Element>(bits)) continue;
-    note_fault(p.fault, place_of_fault(stream, run.to + row, head, place), widen<Element>(bits));
+    note_invalid_element(p.fault, location_of_element(stream, run.to + row, head, place), widen<Element>(bits));
   }
 }
 template <class Element>
-__device__ __forceinline__ void check_numbers(const RowParams& p, const CompressedRun& run) {
-  if (p.format.coding == RowCoding::kLatent) check_stream<Element>(p, run, 2, p.heads, p.format.rope);
-  if (p.format.coding != RowCoding::kLowRank && p.format.coding != RowCoding::kHybrid) return;
+__device__ __forceinline__ void check_qparams(const RowParams& p, const CompressedRun& run) {
+  if (p.format.encoding == RowEncoding::kLatent) check_stream<Element>(p, run, 2, p.heads, p.format.rope);
+  if (p.format.encoding != RowEncoding::kLowRank && p.format.encoding != RowEncoding::kHybrid) return;
   check_stream<Element>(p, run, 0, p.heads / p.format.heads, p.format.rank);
-  if (p.format.coding == RowCoding::kHybrid) check_stream<Element>(p, run, 3, p.heads, p.format.outliers);
+  if (p.format.encoding == RowEncoding::kHybrid) check_stream<Element>(p, run, 3, p.heads, p.format.outliers);
 }
 
 // By all blocks of a row of the grid.
@@ -101,21 +103,22 @@ __device__ __forceinline__ void check_tables(const RowParams& p) {
   const std::int64_t step = gridDim.x * std::int64_t{blockDim.x};
   const auto* const elements = reinterpret_cast<const std::uint16_t*>(p.tables[0]);
   std::int64_t count = 0;  // of elements
-  switch (p.format.coding) {
-    case RowCoding::kFp8: {
+  switch (p.format.encoding) {
+    case RowEncoding::kFp8: {
       if (p.format.scales == ScaleGrain::kTokenHead) return;
       const std::int64_t scales = p.format.scales == ScaleGrain::kHead ? p.heads : 1;
       for (std::int64_t at = first; at < scales; at += step) {
         const float scale = reinterpret_cast<const float*>(p.tables[0])[at];
-        if (is_bad_scale<Element>(scale, kGreatestE4m3)) note_fault(p.fault, place_of_table_fault(0, at), scale);
+        if (is_bad_scale<Element>(scale, kMaxE4m3))
+          note_invalid_element(p.fault, location_of_table_element(0, at), scale);
       }
       return;
     }
-    case RowCoding::kVector:
+    case RowEncoding::kVector:
       count = std::int64_t{p.heads} * p.dim * kCodebookVectors;
       break;
-    case RowCoding::kLowRank:
-    case RowCoding::kHybrid:
+    case RowEncoding::kLowRank:
+    case RowEncoding::kHybrid:
       count = std::int64_t{p.heads} * p.format.rank * p.dim;
       break;
     default:
@@ -123,15 +126,15 @@ __device__ __forceinline__ void check_tables(const RowParams& p) {
   }
   for (std::int64_t at = first; at < count; at += step) {
     if (is_finite<Element>(elements[at])) continue;
-    note_fault(p.fault, place_of_table_fault(0, at), widen<Element>(elements[at]));
+    note_invalid_element(p.fault, location_of_table_element(0, at), widen<Element>(elements[at]));
   }
-  if (p.format.coding != RowCoding::kHybrid) return;
+  if (p.format.encoding != RowEncoding::kHybrid) return;
   const auto* const channels = reinterpret_cast<const std::int32_t*>(p.tables[1]);
   for (std::int64_t at = first; at < std::int64_t{p.heads} * p.format.outliers; at += step) {
     const std::int32_t channel = channels[at];
     const bool ascends = at % p.format.outliers == 0 || channel > channels[at - 1];
     if (channel >= 0 && channel < p.dim && ascends) continue;
-    note_fault(p.fault, place_of_table_fault(1, at), static_cast<float>(channel));
+    note_invalid_element(p.fault, location_of_table_element(1, at), static_cast<float>(channel));
   }
 }
 

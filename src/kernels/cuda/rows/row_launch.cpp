@@ -24,20 +24,20 @@ bool divides(std::int64_t bytes, const DeviceRows& rows) {
 
 }  // namespace
 
-void check_coded(const RowShape& shape) {
-  if (shape.dim <= kMostRowDim) return;
+void check_quantizable(const RowShape& shape) {
+  if (shape.dim <= kMaxRowDim) return;
   fail(ErrorCode::kUnsupported, fmt::format("rows of {} channels", shape.dim),
-       fmt::format("GPUs code rows of up to {}", kMostRowDim), "Code them on the host.");
+       fmt::format("GPUs code rows of up to {}", kMaxRowDim), "Code them on the host.");
 }
 
 RowParams row_params(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
-                     const TensorView& plain, const TensorView& products, RowFaultCell* fault) {
+                     const TensorView& plain, const TensorView& products, InvalidElementCell* fault) {
   RowParams p;
   p.format = format;
   p.bf16 = shape.dtype == Dtype::kBf16;
   p.heads = static_cast<int>(shape.heads);
   p.dim = static_cast<int>(shape.dim);
-  for (int i = 0; i < kMostStreams; ++i) {
+  for (int i = 0; i < kMaxStreams; ++i) {
     const StreamView& stream = rows.streams[static_cast<std::size_t>(i)];
     p.streams[i] = {stream.data, stream.token_stride, stream.head_stride};
   }
@@ -51,18 +51,18 @@ RowParams row_params(const RowFormat& format, const RowShape& shape, const Compr
 
 bool takes_four(const RowParams& p, std::span<const std::int64_t> page_strides) {
   const RowShape shape{p.bf16 ? Dtype::kBf16 : Dtype::kF16, p.heads, p.dim};
-  const auto tail = p.format.coding == RowCoding::kInt4Channel
+  const auto tail = p.format.encoding == RowEncoding::kInt4Channel
                         ? static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(p.tables[0]))
                         : 0;
   if (p.dim % 4 != 0 || tail % 8 != 0 || !divides(8, p.plain) || !divides(8, p.products)) return false;
   int at = 0;
   for (const FormatStream& stream : format_streams(p.format, shape)) {
-    // A quad of elements or codes, a scale, a pair of numbers.
-    const std::int64_t bytes = p.format.is_plain()                     ? 8
-                               : stream.name == "rotary"               ? 8
-                               : stream.type != CodeType::kU8          ? 4
-                               : p.format.coding == RowCoding::kVector ? 1
-                                                                       : 2;
+    // A quad of elements or quantized, a scale, a pair of qparams.
+    const std::int64_t bytes = p.format.is_plain()                         ? 8
+                               : stream.name == "rotary"                   ? 8
+                               : stream.type != StoredType::kU8            ? 4
+                               : p.format.encoding == RowEncoding::kVector ? 1
+                                                                           : 2;
     const bool pages = page_strides.empty() || page_strides[static_cast<std::size_t>(at)] % bytes == 0;
     if (stream.name != "factors" && stream.name != "outliers" && (!divides(bytes, p.streams[at]) || !pages)) {
       return false;
@@ -75,7 +75,7 @@ bool takes_four(const RowParams& p, std::span<const std::int64_t> page_strides) 
 bool takes_sixteen(const RowParams& p) {
   const bool has_lanes = p.dim == 64 || p.dim == 128 || p.dim == 256;
   return p.by_four && has_lanes && divides(16, p.plain) &&
-         divides(p.format.coding == RowCoding::kInt4Token ? 8 : 16, p.streams[0]);
+         divides(p.format.encoding == RowEncoding::kInt4Token ? 8 : 16, p.streams[0]);
 }
 
 }  // namespace ringattn::cuda

@@ -13,15 +13,16 @@
 namespace ringattn::cuda {
 
 // All of a launch but its runs. Throws kUnsupported for a row that is too long.
-// Throws kUnsupported for rows that are longer than those that a warp makes codes of.
-void check_coded(const RowShape& shape);
+// Throws kUnsupported for rows that are longer than those that a warp makes quantized of.
+void check_quantizable(const RowShape& shape);
 
 RowParams row_params(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
-                     const TensorView& plain, const TensorView& products, RowFaultCell* fault);
+                     const TensorView& plain, const TensorView& products, InvalidElementCell* fault);
 // Whether four channels of a row can be taken at once, in streams with such further strides.
 bool takes_four(const RowParams& params, std::span<const std::int64_t> page_strides);
 
-// Whether a lane can take 16 channels at once of rows and of codes of fp8, int8 or int4_token, and 2ⁿ lanes have a row.
+// Whether a lane can take 16 channels at once of rows and of quantized of fp8, int8 or int4_token, and 2ⁿ lanes have a
+// row.
 bool takes_sixteen(const RowParams& params);
 
 // Loads the code of a kernel, which its first launch would do otherwise.
@@ -31,32 +32,32 @@ void load_kernel(Kernel* kernel) {
   check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
 }
 
-// Calls with.operator()<coding>() where codes are a token's own and made by the row: kernels have a coding for a
-// constant, so that none pays for the others' addresses and branches.
+// Calls with.operator()<encoding>() where quantized are a token's own and made by the row: kernels have a encoding for
+// a constant, so that none pays for the others' addresses and branches.
 template <class With>
-void with_token_coding(RowCoding coding, const With& with) {
-  switch (coding) {
-    case RowCoding::kPlain:
-      return with.template operator()<RowCoding::kPlain>();
-    case RowCoding::kFp8:
-      return with.template operator()<RowCoding::kFp8>();
-    case RowCoding::kInt8:
-      return with.template operator()<RowCoding::kInt8>();
-    case RowCoding::kInt4Token:
-      return with.template operator()<RowCoding::kInt4Token>();
-    case RowCoding::kVector:
-      return with.template operator()<RowCoding::kVector>();
-    case RowCoding::kHybrid:
-      return with.template operator()<RowCoding::kHybrid>();
-    case RowCoding::kLatent:
-      return with.template operator()<RowCoding::kLatent>();
-    case RowCoding::kInt4Channel:
-    case RowCoding::kLowRank:
+void with_token_encoding(RowEncoding encoding, const With& with) {
+  switch (encoding) {
+    case RowEncoding::kPlain:
+      return with.template operator()<RowEncoding::kPlain>();
+    case RowEncoding::kFp8:
+      return with.template operator()<RowEncoding::kFp8>();
+    case RowEncoding::kInt8:
+      return with.template operator()<RowEncoding::kInt8>();
+    case RowEncoding::kInt4Token:
+      return with.template operator()<RowEncoding::kInt4Token>();
+    case RowEncoding::kVector:
+      return with.template operator()<RowEncoding::kVector>();
+    case RowEncoding::kHybrid:
+      return with.template operator()<RowEncoding::kHybrid>();
+    case RowEncoding::kLatent:
+      return with.template operator()<RowEncoding::kLatent>();
+    case RowEncoding::kInt4Channel:
+    case RowEncoding::kLowRank:
       return;
   }
 }
 
-// Rows of a part of a run, whose items are then numbers of 31 bits: a multiple of every group.
+// Rows of a part of a run, whose items are then qparams of 31 bits: a multiple of every group.
 inline constexpr std::int64_t kRowsOfRun = 1 << 18;
 inline constexpr std::int64_t kMostBlocks = 1 << 15;
 
@@ -81,8 +82,8 @@ void for_launches(RowParams& p, std::span<const CompressedRun> runs, int warps, 
       p.run[i] = parts[first + static_cast<std::size_t>(i)];
       most = std::max(most, p.run[i].rows * p.heads);
     }
-    // Where codes are made by groups there are fewer items than rows, and some blocks find nothing.
-    const std::int64_t each = p.format.coding == RowCoding::kInt4Channel ? p.format.group : 4;
+    // Where quantized are made by groups there are fewer items than rows, and some blocks find nothing.
+    const std::int64_t each = p.format.encoding == RowEncoding::kInt4Channel ? p.format.group : 4;
     const std::int64_t items = (most + each - 1) / each;
     const std::int64_t blocks = std::clamp<std::int64_t>((items + warps - 1) / warps, 1, kMostBlocks);
     launch(dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.runs)));

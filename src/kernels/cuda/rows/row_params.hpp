@@ -38,13 +38,13 @@ struct RowParams {
   bool bf16 = true;  // else fp16
   int heads = 0;
   int dim = 0;
-  DeviceRows streams[kMostStreams];
-  std::byte* tables[kMostTables] = {};
+  DeviceRows streams[kMaxStreams];
+  std::byte* tables[kMaxTables] = {};
   DeviceRows plain;
   DeviceRows products;
   // Whether all addresses and strides let a lane take four channels at once.
   bool by_four = false;
-  RowFaultCell* fault = nullptr;
+  InvalidElementCell* fault = nullptr;
   int runs = 0;
   CompressedRun run[kRunsOfLaunch];
 };
@@ -52,7 +52,7 @@ struct RowParams {
 // Rows that join a cache, of which streams[] lie in pages.
 struct AppendParams {
   RowParams rows;  // `plain` are the new ones; no runs
-  std::int64_t page_strides[kMostStreams] = {};
+  std::int64_t page_strides[kMaxStreams] = {};
   CacheUpdate places;
 };
 

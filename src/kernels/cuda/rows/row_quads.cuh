@@ -74,23 +74,24 @@ __device__ __forceinline__ void store_elements(const RowParams& p, std::byte* ro
 }
 
 // Codes of 8 bits, the first one lowest.
-__device__ __forceinline__ std::uint32_t load_codes(const RowParams& p, const std::byte* row, int channel) {
+__device__ __forceinline__ std::uint32_t load_quantized(const RowParams& p, const std::byte* row, int channel) {
   if (p.by_four) return *reinterpret_cast<const std::uint32_t*>(row + channel);
-  std::uint32_t codes = 0;
+  std::uint32_t quantized = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (channel + i < p.dim) codes |= static_cast<std::uint32_t>(row[channel + i]) << 8 * i;
+    if (channel + i < p.dim) quantized |= static_cast<std::uint32_t>(row[channel + i]) << 8 * i;
   }
-  return codes;
+  return quantized;
 }
-__device__ __forceinline__ void store_codes(const RowParams& p, std::byte* row, int channel, std::uint32_t codes) {
+__device__ __forceinline__ void store_quantized(const RowParams& p, std::byte* row, int channel,
+                                                std::uint32_t quantized) {
   if (p.by_four) {
-    *reinterpret_cast<std::uint32_t*>(row + channel) = codes;
+    *reinterpret_cast<std::uint32_t*>(row + channel) = quantized;
     return;
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (channel + i < p.dim) row[channel + i] = static_cast<std::byte>(codes >> 8 * i);
+    if (channel + i < p.dim) row[channel + i] = static_cast<std::byte>(quantized >> 8 * i);
   }
 }
 // Codes of 4 bits; rows have whole quads of them.
@@ -99,16 +100,17 @@ __device__ __forceinline__ std::uint32_t load_nibbles(const RowParams& p, const 
   if (p.by_four) return *reinterpret_cast<const std::uint16_t*>(at);
   return static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8;
 }
-__device__ __forceinline__ void store_nibbles(const RowParams& p, std::byte* row, int channel, std::uint32_t codes) {
+__device__ __forceinline__ void store_nibbles(const RowParams& p, std::byte* row, int channel,
+                                              std::uint32_t quantized) {
   std::byte* const at = row + channel / 2;
   if (p.by_four) {
-    *reinterpret_cast<std::uint16_t*>(at) = static_cast<std::uint16_t>(codes);
+    *reinterpret_cast<std::uint16_t*>(at) = static_cast<std::uint16_t>(quantized);
     return;
   }
-  at[0] = static_cast<std::byte>(codes);
-  at[1] = static_cast<std::byte>(codes >> 8);
+  at[0] = static_cast<std::byte>(quantized);
+  at[1] = static_cast<std::byte>(quantized >> 8);
 }
-// Streams begin and go on at any byte: only where all take four channels are their numbers aligned.
+// Streams begin and go on at any byte: only where all take four channels are their qparams aligned.
 __device__ __forceinline__ std::uint32_t load_word(const RowParams& p, const std::byte* at) {
   if (p.by_four) return *reinterpret_cast<const std::uint32_t*>(at);
   std::uint32_t word = 0;
@@ -128,8 +130,8 @@ __device__ __forceinline__ void store_word(const RowParams& p, std::byte* at, st
 __device__ __forceinline__ std::uint32_t load_pair(const RowParams& p, const std::byte* row, int pair) {
   return load_word(p, row + 4 * pair);
 }
-__device__ __forceinline__ void store_pair(const RowParams& p, std::byte* row, int pair, std::uint32_t numbers) {
-  store_word(p, row + 4 * pair, numbers);
+__device__ __forceinline__ void store_pair(const RowParams& p, std::byte* row, int pair, std::uint32_t qparams) {
+  store_word(p, row + 4 * pair, qparams);
 }
 // 16 bits of streams whose alignment nobody looks at: factors and outliers.
 __device__ __forceinline__ std::uint32_t load_any_half(const std::byte* at) {
@@ -140,14 +142,14 @@ __device__ __forceinline__ void store_any_half(std::byte* at, std::uint32_t bits
   at[1] = static_cast<std::byte>(bits >> 8);
 }
 
-// Four codes of e4m3, the first one lowest.
-__device__ __forceinline__ Quad e4m3_quad(std::uint32_t codes) {
+// Four quantized of e4m3, the first one lowest.
+__device__ __forceinline__ Quad e4m3_quad(std::uint32_t quantized) {
   Quad quad;
 #if __CUDA_ARCH__ >= 890
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     std::uint32_t halves;  // fp16 holds every code
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(codes >> 16 * i)));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(quantized >> 16 * i)));
     quad.x[2 * i] = widen<__half>(halves);
     quad.x[2 * i + 1] = widen<__half>(halves >> 16);
   }
@@ -156,7 +158,7 @@ __device__ __forceinline__ Quad e4m3_quad(std::uint32_t codes) {
   // 2^-120 of the code, and the product is exact where they are subnormal, too.
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const std::uint32_t code = codes >> 8 * i;
+    const std::uint32_t code = quantized >> 8 * i;
     const std::uint32_t sign = (code & 0x80U) << 24;
     const std::uint32_t magnitude = (code & 0x7fU) << 20;
     quad.x[i] = __uint_as_float(sign | magnitude) * 0x1p120F;
@@ -165,48 +167,48 @@ __device__ __forceinline__ Quad e4m3_quad(std::uint32_t codes) {
 #endif
   return quad;
 }
-__device__ __forceinline__ std::uint32_t e4m3_codes(const Quad& quad) {
+__device__ __forceinline__ std::uint32_t quantize_e4m3(const Quad& quad) {
 #if __CUDA_ARCH__ >= 890
   unsigned short low, high;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(quad.x[1]), "f"(quad.x[0]));
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(quad.x[3]), "f"(quad.x[2]));
   return std::uint32_t{low} | std::uint32_t{high} << 16;
 #else
-  std::uint32_t codes = 0;
+  std::uint32_t quantized = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) codes |= std::uint32_t{float_to_e4m3(quad.x[i])} << 8 * i;
-  return codes;
+  for (int i = 0; i < 4; ++i) quantized |= std::uint32_t{float_to_e4m3(quad.x[i])} << 8 * i;
+  return quantized;
 #endif
 }
 
-// Elements of four codes, before they are rounded to the dtype; the first code is the lowest.
-__device__ __forceinline__ Quad fp8_quad(std::uint32_t codes, float scale) {
-  Quad quad = e4m3_quad(codes);
+// Elements of four quantized, before they are rounded to the dtype; the first code is the lowest.
+__device__ __forceinline__ Quad fp8_quad(std::uint32_t quantized, float scale) {
+  Quad quad = e4m3_quad(quantized);
 #pragma unroll
   for (int i = 0; i < 4; ++i) quad.x[i] = quad.x[i] * scale;
   return quad;
 }
-__device__ __forceinline__ Quad int8_quad(std::uint32_t codes, float scale) {
+__device__ __forceinline__ Quad int8_quad(std::uint32_t quantized, float scale) {
   Quad quad;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) quad.x[i] = int8_element(static_cast<std::int8_t>(codes >> 8 * i), scale);
+  for (int i = 0; i < 4; ++i) quad.x[i] = dequantize_int8(static_cast<std::int8_t>(quantized >> 8 * i), scale);
   return quad;
 }
-// Of 4 bits; what lies above the fourth one doesn't count. `numbers`: a scale, low, and a zero, of all four or of each.
+// Of 4 bits; what lies above the fourth one doesn't count. `qparams`: a scale, low, and a zero, of all four or of each.
 template <class Element>
-__device__ __forceinline__ Quad int4_quad(std::uint32_t codes, const std::uint32_t (&numbers)[4]) {
+__device__ __forceinline__ Quad int4_quad(std::uint32_t quantized, const std::uint32_t (&qparams)[4]) {
   Quad quad;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    quad.x[i] = int4_element(static_cast<std::uint8_t>(codes >> 4 * i & 0xfU), widen<Element>(numbers[i]),
-                             widen<Element>(numbers[i] >> 16));
+    quad.x[i] = dequantize_int4(static_cast<std::uint8_t>(quantized >> 4 * i & 0xfU), widen<Element>(qparams[i]),
+                                widen<Element>(qparams[i] >> 16));
   }
   return quad;
 }
 template <class Element>
-__device__ __forceinline__ Quad int4_quad(std::uint32_t codes, std::uint32_t numbers) {
-  const std::uint32_t of_each[4] = {numbers, numbers, numbers, numbers};
-  return int4_quad<Element>(codes, of_each);
+__device__ __forceinline__ Quad int4_quad(std::uint32_t quantized, std::uint32_t qparams) {
+  const std::uint32_t of_each[4] = {qparams, qparams, qparams, qparams};
+  return int4_quad<Element>(quantized, of_each);
 }
 
 // Rows of a run that a warp takes one behind the other: a row of each head of a token, and then the next token's.
@@ -231,8 +233,8 @@ struct RowsOfRun {
 };
 
 // Keeps the fault in the cell where it is the first. Hardly ever called, and by few threads to the end.
-__device__ __forceinline__ void note_fault(RowFaultCell* cell, std::uint64_t place, float value) {
-  auto* const first = const_cast<volatile std::uint64_t*>(&cell->place);
+__device__ __forceinline__ void note_invalid_element(InvalidElementCell* cell, std::uint64_t place, float value) {
+  auto* const first = const_cast<volatile std::uint64_t*>(&cell->location);
   while (place < *first) {
     if (atomicCAS(&cell->lock, ~0U, 0U) != ~0U) continue;
     __threadfence();
@@ -258,7 +260,8 @@ __device__ __forceinline__ void check_elements(const RowParams& p, uint2 raw, in
     first = i;
     found = bits;
   }
-  if (first < 4) note_fault(p.fault, place_of_fault(stream, token, head, channel + first), widen<Element>(found));
+  if (first < 4)
+    note_invalid_element(p.fault, location_of_element(stream, token, head, channel + first), widen<Element>(found));
 }
 
 }  // namespace ringattn::cuda

@@ -37,22 +37,22 @@ __device__ __forceinline__ float greatest_magnitude(const Sixteen& row) {
   return most;
 }
 
-// Divisor::quotient() of a number of either sign, whose quotient is known to be kMost at most: each step rounds a
+// Divisor::quotient() of a number of either sign, whose quotient is known to be kMax at most: each step q_stages a
 // number and its negative alike, but that the quotient of -0 is 0.
 __device__ __forceinline__ float signed_quotient(const Divisor& by, float x) {
   const float near = fmaf(x, by.reciprocal, x * by.rest);
   return fmaf(fmaf(-near, by.scale, x), by.reciprocal, near);
 }
 
-// The lowest bytes of four numbers, the first one lowest.
+// The lowest bytes of four qparams, the first one lowest.
 __device__ __forceinline__ std::uint32_t lowest_bytes(const std::uint32_t (&x)[4]) {
   return __byte_perm(__byte_perm(x[0], x[1], 0x0040), __byte_perm(x[2], x[3], 0x0040), 0x5410);
 }
 
-// The codes of 16 elements of E4M3. `own`: the scale is that of these rows, and no quotient is beyond kMost.
+// The quantized of 16 elements of E4M3. `own`: the scale is that of these rows, and no quotient is beyond kMax.
 template <class Element>
-__device__ __forceinline__ uint4 fp8_codes(const Sixteen& row, const Divisor& by, bool own) {
-  std::uint32_t codes[4];
+__device__ __forceinline__ uint4 quantize_fp8(const Sixteen& row, const Divisor& by, bool own) {
+  std::uint32_t quantized[4];
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     Quad quad = widen<Element>(row.quad(n));
@@ -61,14 +61,14 @@ __device__ __forceinline__ uint4 fp8_codes(const Sixteen& row, const Divisor& by
       const float x = quad.x[i];
       quad.x[i] = by.quick ? copysignf(own ? signed_quotient(by, x) : by.quotient(fabsf(x)), x) : x / by.scale;
     }
-    codes[n] = e4m3_codes(quad);
+    quantized[n] = quantize_e4m3(quad);
   }
-  return {codes[0], codes[1], codes[2], codes[3]};
+  return {quantized[0], quantized[1], quantized[2], quantized[3]};
 }
 
 template <class Element>
-__device__ __forceinline__ uint4 int8_codes(const Sixteen& row, const Divisor& by) {
-  std::uint32_t codes[4];
+__device__ __forceinline__ uint4 quantize_int8(const Sixteen& row, const Divisor& by) {
+  std::uint32_t quantized[4];
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     const Quad quad = widen<Element>(row.quad(n));
@@ -76,46 +76,49 @@ __device__ __forceinline__ uint4 int8_codes(const Sixteen& row, const Divisor& b
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       x[i] = by.quick ? __float_as_uint(signed_quotient(by, quad.x[i]) + 0x1.8p23F)  // its lowest byte is the nearest's
-                      : static_cast<std::uint32_t>(int8_code(quad.x[i], by.scale));
+                      : static_cast<std::uint32_t>(quantize_to_int8(quad.x[i], by.scale));
     }
-    codes[n] = lowest_bytes(x);
+    quantized[n] = lowest_bytes(x);
   }
-  return {codes[0], codes[1], codes[2], codes[3]};
+  return {quantized[0], quantized[1], quantized[2], quantized[3]};
 }
 
 // The code of an element of a group whose least one is `zero`, in the lowest four bits; the next four are zeros. `by`:
 // int4_divisor() of the group's scale, which is quick. Halves are exact, so one rounding makes the difference of both.
-__device__ __forceinline__ std::uint32_t quick_int4_code(float x, float zero, const Divisor& by) {
+__device__ __forceinline__ std::uint32_t quantize_int4_fast(float x, float zero, const Divisor& by) {
   const float ratio = signed_quotient(by, fmaf(0.5F, x, -0.5F * zero));
-  return __float_as_uint(fminf(ratio, kGreatestInt4) + 0x1.8p23F);
+  return __float_as_uint(fminf(ratio, kMaxInt4) + 0x1.8p23F);
 }
-// Two codes of the lowest four bits of two numbers, in the lowest byte.
-__device__ __forceinline__ std::uint32_t join_codes(std::uint32_t even, std::uint32_t odd) { return even + (odd << 4); }
+// Two quantized of the lowest four bits of two qparams, in the lowest byte.
+__device__ __forceinline__ std::uint32_t pack_int4_pair(std::uint32_t even, std::uint32_t odd) {
+  return even + (odd << 4);
+}
 
 // Of 4 bits, of one scale and zero.
 template <class Element>
-__device__ __forceinline__ uint2 int4_codes(const Sixteen& row, float scale, float zero) {
+__device__ __forceinline__ uint2 quantize_int4(const Sixteen& row, float scale, float zero) {
   const Divisor by = int4_divisor(scale);
-  std::uint32_t codes[4];  // of four channels
+  std::uint32_t quantized[4];  // of four channels
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     const Quad quad = widen<Element>(row.quad(n));
     std::uint32_t x[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x[i] = by.quick ? quick_int4_code(quad.x[i], zero, by) : std::uint32_t{int4_code(quad.x[i], scale, zero)};
+      x[i] =
+          by.quick ? quantize_int4_fast(quad.x[i], zero, by) : std::uint32_t{quantize_to_int4(quad.x[i], scale, zero)};
     }
-    codes[n] = __byte_perm(join_codes(x[0], x[1]), join_codes(x[2], x[3]), 0x0040);
+    quantized[n] = __byte_perm(pack_int4_pair(x[0], x[1]), pack_int4_pair(x[2], x[3]), 0x0040);
   }
-  return {__byte_perm(codes[0], codes[1], 0x5410), __byte_perm(codes[2], codes[3], 0x5410)};
+  return {__byte_perm(quantized[0], quantized[1], 0x5410), __byte_perm(quantized[2], quantized[3], 0x5410)};
 }
 
 // A row of one head, of which this lane has the 16 channels from `channel` on and kLanes lanes have all. `present`:
 // else nothing is written. Every lane of the warp comes here.
-template <class Element, RowCoding kCoding, int kLanes>
+template <class Element, RowEncoding kEncoding, int kLanes>
 __device__ __forceinline__ void write_sixteen(const RowParams& p, const Sixteen& row, int channel, int head,
-                                              std::byte* codes, std::byte* numbers, bool present) {
-  if constexpr (kCoding == RowCoding::kInt4Token) {
+                                              std::byte* quantized, std::byte* qparams, bool present) {
+  if constexpr (kEncoding == RowEncoding::kInt4Token) {
     float least = 0.0F, most = 0.0F;
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -128,28 +131,28 @@ __device__ __forceinline__ void write_sixteen(const RowParams& p, const Sixteen&
       }
     }
     constexpr int kShare = kPairChannels / kSixteen;  // lanes of a group
-    const float zero = int4_zero(rounded<Element>(least_of<kShare>(least)));
+    const float zero = int4_zero_point(rounded<Element>(min_of<kShare>(least)));
     const float scale = truncated<Element>(int4_scale(zero, greatest_of<kShare>(most)));
     if (!present) return;
-    *reinterpret_cast<uint2*>(codes + channel / 2) = int4_codes<Element>(row, scale, zero);
+    *reinterpret_cast<uint2*>(quantized + channel / 2) = quantize_int4<Element>(row, scale, zero);
     if (channel % kPairChannels == 0) {
-      *reinterpret_cast<std::uint32_t*>(numbers + channel / kPairChannels * 4) = Products<Element>::pack(scale, zero);
+      *reinterpret_cast<std::uint32_t*>(qparams + channel / kPairChannels * 4) = Products<Element>::pack(scale, zero);
     }
   } else {
-    constexpr bool kFp8 = kCoding == RowCoding::kFp8;
+    constexpr bool kFp8 = kEncoding == RowEncoding::kFp8;
     const bool own = !kFp8 || p.format.scales == ScaleGrain::kTokenHead;
     float scale = 0.0F;
     if (own) {
-      scale = row_scale_of(greatest_or_nan_of<kLanes>(greatest_magnitude<Element>(row)),
-                           kFp8 ? kGreatestE4m3 : kGreatestInt8, greatest_number<Element>());
+      scale = row_scale_of(greatest_or_nan_of<kLanes>(greatest_magnitude<Element>(row)), kFp8 ? kMaxE4m3 : kMaxInt8,
+                           greatest_number<Element>());
     } else {
       scale = reinterpret_cast<const float*>(p.tables[0])[p.format.scales == ScaleGrain::kHead ? head : 0];
     }
     if (!present) return;
     const Divisor by = divisor_of(scale);
-    const uint4 all = kFp8 ? fp8_codes<Element>(row, by, own) : int8_codes<Element>(row, by);
-    *reinterpret_cast<uint4*>(codes + channel) = all;
-    if (own && channel == 0) *reinterpret_cast<float*>(numbers) = scale;
+    const uint4 all = kFp8 ? quantize_fp8<Element>(row, by, own) : quantize_int8<Element>(row, by);
+    *reinterpret_cast<uint4*>(quantized + channel) = all;
+    if (own && channel == 0) *reinterpret_cast<float*>(qparams) = scale;
   }
 }
 
@@ -170,7 +173,7 @@ class GroupOfChannels {
     for (int t = 0; t < kGroup; ++t) check(load(t), t);
   }
 
-  __device__ __forceinline__ void write(const DeviceRows& codes, const DeviceRows& numbers) {
+  __device__ __forceinline__ void write(const DeviceRows& quantized, const DeviceRows& qparams) {
     float zero[kChannels], scale[kChannels];
     Divisor by[kChannels];
     bool quick = true;
@@ -182,12 +185,12 @@ class GroupOfChannels {
         least = fminf(least, element(words_[t], i));
         most = fmaxf(most, element(words_[t], i));
       }
-      zero[i] = int4_zero(least);
+      zero[i] = int4_zero_point(least);
       scale[i] = truncated<Element>(int4_scale(zero[i], most));
       by[i] = int4_divisor(scale[i]);
       quick = quick && by[i].quick;
-      const GroupPlace place = place_of_channel(channel_ + i, p_.dim, kGroup);
-      auto* const to = reinterpret_cast<std::uint32_t*>(numbers.near(static_cast<std::uint32_t>(place.token), head_));
+      const ScaleOffset place = scale_offset_of(channel_ + i, p_.dim, kGroup);
+      auto* const to = reinterpret_cast<std::uint32_t*>(qparams.near(static_cast<std::uint32_t>(place.token), head_));
       to[place.pair] = Products<Element>::pack(scale[i], zero[i]);
     }
     // They are widened again below, instead of being kept in twice as many registers.
@@ -202,8 +205,8 @@ class GroupOfChannels {
         const Words words = load(t);
         std::uint32_t x[kChannels];
 #pragma unroll
-        for (int i = 0; i < kChannels; ++i) x[i] = int4_code(element(words, i), scale[i], zero[i]);
-        store(codes, t, x);
+        for (int i = 0; i < kChannels; ++i) x[i] = quantize_to_int4(element(words, i), scale[i], zero[i]);
+        store(quantized, t, x);
       }
       return;
     }
@@ -211,8 +214,8 @@ class GroupOfChannels {
     for (int t = 0; t < kGroup; ++t) {
       std::uint32_t x[kChannels];
 #pragma unroll
-      for (int i = 0; i < kChannels; ++i) x[i] = quick_int4_code(element(words_[t], i), zero[i], by[i]);
-      store(codes, t, x);
+      for (int i = 0; i < kChannels; ++i) x[i] = quantize_int4_fast(element(words_[t], i), zero[i], by[i]);
+      store(quantized, t, x);
     }
   }
 
@@ -237,12 +240,12 @@ class GroupOfChannels {
   __device__ __forceinline__ static float element(const Words& words, int i) {
     return widen<Element>(i % 2 == 0 ? words.of[i / 2] : words.of[i / 2] >> 16);
   }
-  __device__ __forceinline__ void store(const DeviceRows& codes, int t, const std::uint32_t (&x)[kChannels]) const {
-    std::byte* const to = codes.near(static_cast<std::uint32_t>(t), head_) + channel_ / 2;
-    const std::uint32_t low = join_codes(x[0], x[1]);
+  __device__ __forceinline__ void store(const DeviceRows& quantized, int t, const std::uint32_t (&x)[kChannels]) const {
+    std::byte* const to = quantized.near(static_cast<std::uint32_t>(t), head_) + channel_ / 2;
+    const std::uint32_t low = pack_int4_pair(x[0], x[1]);
     if constexpr (kChannels == 4) {
       *reinterpret_cast<std::uint16_t*>(to) =
-          static_cast<std::uint16_t>(__byte_perm(low, join_codes(x[2], x[3]), 0x0040));
+          static_cast<std::uint16_t>(__byte_perm(low, pack_int4_pair(x[2], x[3]), 0x0040));
     } else {
       *to = static_cast<std::byte>(low);
     }

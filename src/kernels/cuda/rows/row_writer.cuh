@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements become codes: what a warp does with a row of one head, or with a group of its tokens.
+// Elements become quantized: what a warp does with a row of one head, or with a group of its tokens.
 #pragma once
 
 #include "kernels/cuda/rows/row_quads.cuh"
@@ -31,28 +31,28 @@ __device__ __forceinline__ float greatest_of(float value) {
   return joined_lanes<kLanes>(value, [](float a, float b) { return fmaxf(a, b); });
 }
 template <int kLanes>
-__device__ __forceinline__ float least_of(float value) {
+__device__ __forceinline__ float min_of(float value) {
   return -greatest_of<kLanes>(-value);
 }
 
 // A code of 4 bits divides the halves of its element and its scale.
 __device__ __forceinline__ Divisor int4_divisor(float scale) { return divisor_of(0.5F * scale); }
-// The codes of four bits, the first one lowest; by[i] is int4_divisor(scale[i]).
-__device__ __forceinline__ std::uint32_t int4_codes(const Quad& quad, const float (&scale)[4], const float (&zero)[4],
-                                                    const Divisor (&by)[4]) {
-  std::uint32_t codes = 0;
+// The quantized of four bits, the first one lowest; by[i] is int4_divisor(scale[i]).
+__device__ __forceinline__ std::uint32_t quantize_int4(const Quad& quad, const float (&scale)[4],
+                                                       const float (&zero)[4], const Divisor (&by)[4]) {
+  std::uint32_t quantized = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     std::uint32_t code = 0;
     if (by[i].quick) {
       const float above = fmaxf(0.5F * quad.x[i] - 0.5F * zero[i], 0.0F);
-      code = __float_as_uint(fminf(by[i].quotient(above), kGreatestInt4) + 0x1.8p23F) & 0xfU;
+      code = __float_as_uint(fminf(by[i].quotient(above), kMaxInt4) + 0x1.8p23F) & 0xfU;
     } else {
-      code = int4_code(quad.x[i], scale[i], zero[i]);
+      code = quantize_to_int4(quad.x[i], scale[i], zero[i]);
     }
-    codes |= code << 4 * i;
+    quantized |= code << 4 * i;
   }
-  return codes;
+  return quantized;
 }
 
 // A lane's quads of a row.
@@ -74,7 +74,7 @@ struct RowQuads {
   }
 };
 
-// Of a format whose codes are a token's own.
+// Of a format whose quantized are a token's own.
 template <class Element, int kQuads>
 class RowWriter {
  public:
@@ -82,27 +82,27 @@ class RowWriter {
       : p_(p), row_(row), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
   // `streams`: where the row lies in each.
-  template <RowCoding kCoding>
-  __device__ __forceinline__ void write(std::byte* const (&streams)[kMostStreams], int head, const std::byte* plain,
+  template <RowEncoding kEncoding>
+  __device__ __forceinline__ void write(std::byte* const (&streams)[kMaxStreams], int head, const std::byte* plain,
                                         const std::byte* products) const {
-    if constexpr (kCoding == RowCoding::kPlain) {
+    if constexpr (kEncoding == RowEncoding::kPlain) {
 #pragma unroll
       for (int n = 0; n < kQuads; ++n) {
         if (has(n)) store_elements(p_, streams[0], channel(n), row_.raw[n]);
       }
-    } else if constexpr (kCoding == RowCoding::kFp8) {
+    } else if constexpr (kEncoding == RowEncoding::kFp8) {
       write_fp8(streams, head);
-    } else if constexpr (kCoding == RowCoding::kInt8) {
+    } else if constexpr (kEncoding == RowEncoding::kInt8) {
       write_int8(streams);
-    } else if constexpr (kCoding == RowCoding::kInt4Token) {
+    } else if constexpr (kEncoding == RowEncoding::kInt4Token) {
 #pragma unroll
       for (int n = 0; n < kQuads; ++n) write_pairs(n, widen<Element>(row_.raw[n]), streams[0], streams[1]);
-    } else if constexpr (kCoding == RowCoding::kHybrid) {
+    } else if constexpr (kEncoding == RowEncoding::kHybrid) {
       write_hybrid(streams, head, plain, products);
-    } else if constexpr (kCoding == RowCoding::kLatent) {
+    } else if constexpr (kEncoding == RowEncoding::kLatent) {
       write_latent(streams);
     } else {
-      static_assert(kCoding == RowCoding::kVector);
+      static_assert(kEncoding == RowEncoding::kVector);
       write_vectors(streams[0], head, plain);
     }
   }
@@ -122,10 +122,10 @@ class RowWriter {
     return greatest_or_nan_of<32>(most);
   }
 
-  __device__ __forceinline__ void write_fp8(std::byte* const (&streams)[kMostStreams], int head) const {
+  __device__ __forceinline__ void write_fp8(std::byte* const (&streams)[kMaxStreams], int head) const {
     float scale = 0.0F;
     if (p_.format.scales == ScaleGrain::kTokenHead) {
-      scale = row_scale_of(greatest(), kGreatestE4m3, greatest_number<Element>());
+      scale = row_scale_of(greatest(), kMaxE4m3, greatest_number<Element>());
       if (lane_ == 0) store_word(p_, streams[1], __float_as_uint(scale));
     } else {
       scale = reinterpret_cast<const float*>(p_.tables[0])[p_.format.scales == ScaleGrain::kHead ? head : 0];
@@ -134,7 +134,7 @@ class RowWriter {
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       const Quad quad = divided(widen<Element>(row_.raw[n]), by);
-      if (has(n)) store_codes(p_, streams[0], channel(n), e4m3_codes(quad));
+      if (has(n)) store_quantized(p_, streams[0], channel(n), quantize_e4m3(quad));
     }
   }
 
@@ -150,7 +150,7 @@ class RowWriter {
   }
 
   // A step of the warp's lanes is a block that shares a scale.
-  __device__ __forceinline__ void write_latent(std::byte* const (&streams)[kMostStreams]) const {
+  __device__ __forceinline__ void write_latent(std::byte* const (&streams)[kMaxStreams]) const {
     static_assert(kLaneStep == kLatentScaleBlock);
     const int coded = p_.dim - p_.format.rope;
 #pragma unroll
@@ -159,53 +159,53 @@ class RowWriter {
       float most = 0.0F;
 #pragma unroll
       for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(quad.x[i]));
-      const float scale = scale_of(greatest_of<32>(most), kGreatestE4m3);
+      const float scale = scale_of(greatest_of<32>(most), kMaxE4m3);
       if (channel(n) < coded) {
         if (lane_ == 0) store_word(p_, streams[1] + 4 * n, __float_as_uint(scale));
-        store_codes(p_, streams[0], channel(n), e4m3_codes(divided(quad, divisor_of(scale))));
+        store_quantized(p_, streams[0], channel(n), quantize_e4m3(divided(quad, divisor_of(scale))));
       } else if (has(n)) {
         store_elements(p_, streams[2], channel(n) - coded, row_.raw[n]);
       }
     }
   }
 
-  __device__ __forceinline__ void write_int8(std::byte* const (&streams)[kMostStreams]) const {
-    const float scale = row_scale_of(greatest(), kGreatestInt8, greatest_number<Element>());
+  __device__ __forceinline__ void write_int8(std::byte* const (&streams)[kMaxStreams]) const {
+    const float scale = row_scale_of(greatest(), kMaxInt8, greatest_number<Element>());
     if (lane_ == 0) store_word(p_, streams[1], __float_as_uint(scale));
     const Divisor by = divisor_of(scale);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       const Quad quad = widen<Element>(row_.raw[n]);
-      std::uint32_t codes = 0;
+      std::uint32_t quantized = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         std::uint32_t code = 0;
         if (by.quick) {  // the sum's lowest byte is the nearest integer's
-          const float ratio = fminf(by.quotient(fabsf(quad.x[i])), kGreatestInt8);
+          const float ratio = fminf(by.quotient(fabsf(quad.x[i])), kMaxInt8);
           code = __float_as_uint(copysignf(ratio, quad.x[i]) + 0x1.8p23F) & 0xffU;
         } else {
-          code = static_cast<std::uint8_t>(int8_code(quad.x[i], scale));
+          code = static_cast<std::uint8_t>(quantize_to_int8(quad.x[i], scale));
         }
-        codes |= code << 8 * i;
+        quantized |= code << 8 * i;
       }
-      if (has(n)) store_codes(p_, streams[0], channel(n), codes);
+      if (has(n)) store_quantized(p_, streams[0], channel(n), quantized);
     }
   }
 
   // 32 channels share a scale and a zero: eight lanes. Every lane of the warp comes here.
-  __device__ __forceinline__ void write_pairs(int n, const Quad& quad, std::byte* codes, std::byte* pairs) const {
-    const float least = least_of<8>(fminf(fminf(quad.x[0], quad.x[1]), fminf(quad.x[2], quad.x[3])));
+  __device__ __forceinline__ void write_pairs(int n, const Quad& quad, std::byte* quantized, std::byte* pairs) const {
+    const float least = min_of<8>(fminf(fminf(quad.x[0], quad.x[1]), fminf(quad.x[2], quad.x[3])));
     const float most = greatest_of<8>(fmaxf(fmaxf(quad.x[0], quad.x[1]), fmaxf(quad.x[2], quad.x[3])));
-    const float zero = int4_zero(rounded<Element>(least));
+    const float zero = int4_zero_point(rounded<Element>(least));
     const float scale = truncated<Element>(int4_scale(zero, most));
     if (!has(n)) return;
     const Divisor by = int4_divisor(scale);
-    store_nibbles(p_, codes, channel(n),
-                  int4_codes(quad, {scale, scale, scale, scale}, {zero, zero, zero, zero}, {by, by, by, by}));
+    store_nibbles(p_, quantized, channel(n),
+                  quantize_int4(quad, {scale, scale, scale, scale}, {zero, zero, zero, zero}, {by, by, by, by}));
     if (lane_ % 8 == 0) store_pair(p_, pairs, channel(n) / kPairChannels, Products<Element>::pack(scale, zero));
   }
 
-  __device__ __forceinline__ void write_hybrid(std::byte* const (&streams)[kMostStreams], int head,
+  __device__ __forceinline__ void write_hybrid(std::byte* const (&streams)[kMaxStreams], int head,
                                                const std::byte* plain, const std::byte* products) const {
     const int outliers = p_.format.outliers;
     const auto* const channels = reinterpret_cast<const std::int32_t*>(p_.tables[1]) + head * outliers;
@@ -230,7 +230,7 @@ class RowWriter {
   }
 
   // A lane finds the nearest vector of a run of channels.
-  __device__ __forceinline__ void write_vectors(std::byte* codes, int head, const std::byte* plain) const {
+  __device__ __forceinline__ void write_vectors(std::byte* quantized, int head, const std::byte* plain) const {
     const int width = p_.format.width;
     const auto* const row = reinterpret_cast<const std::uint16_t*>(plain);
     const auto* const books = reinterpret_cast<const std::uint16_t*>(p_.tables[0]) +
@@ -249,7 +249,7 @@ class RowWriter {
         nearest = v;
         least = distance;
       }
-      codes[run] = static_cast<std::byte>(nearest);
+      quantized[run] = static_cast<std::byte>(nearest);
     }
   }
 
@@ -272,14 +272,14 @@ struct GroupExtremes {
 };
 
 template <class Element>
-struct GroupCode {
+struct GroupQparams {
   float scale[4], zero[4];
   Divisor by[4];
 
-  __device__ __forceinline__ explicit GroupCode(const GroupExtremes& of) {
+  __device__ __forceinline__ explicit GroupQparams(const GroupExtremes& of) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      zero[i] = int4_zero(of.least[i]);
+      zero[i] = int4_zero_point(of.least[i]);
       scale[i] = truncated<Element>(int4_scale(zero[i], of.most[i]));
       by[i] = int4_divisor(scale[i]);
     }
@@ -319,26 +319,26 @@ __device__ __forceinline__ GroupExtremes extremes_of(const RowParams& p, int cha
   return all;
 }
 
-// The scale and zero of channel `channel` + i. row_at(stream, t) says where the codes of a group's t-th token, and its
-// pairs, lie; it may be null, and nothing is written there.
+// The scale and zero of channel `channel` + i. row_at(stream, t) says where the quantized of a group's t-th token, and
+// its pairs, lie; it may be null, and nothing is written there.
 template <class Element, class RowAt>
-__device__ __forceinline__ void write_pair(const RowParams& p, int channel, int i, const GroupCode<Element>& code,
+__device__ __forceinline__ void write_pair(const RowParams& p, int channel, int i, const GroupQparams<Element>& code,
                                            const RowAt& row_at) {
-  const GroupPlace place = place_of_channel(channel + i, p.dim, p.format.group);
+  const ScaleOffset place = scale_offset_of(channel + i, p.dim, p.format.group);
   std::byte* const row = row_at(1, static_cast<int>(place.token));
   if (row == nullptr) return;
   store_pair(p, row, static_cast<int>(place.pair), Products<Element>::pack(code.scale[i], code.zero[i]));
 }
 
-// The codes of tokens begin … end − 1.
+// The quantized of tokens begin … end − 1.
 template <class Element, int kRows, class PlainAt, class RowAt>
-__device__ __forceinline__ void write_codes(const RowParams& p, int channel, int begin, int end,
-                                            const GroupCode<Element>& code, const PlainAt& plain_at,
-                                            const RowAt& row_at) {
+__device__ __forceinline__ void write_quantized(const RowParams& p, int channel, int begin, int end,
+                                                const GroupQparams<Element>& code, const PlainAt& plain_at,
+                                                const RowAt& row_at) {
   for_tokens<kRows>(p, channel, begin, end, plain_at, [&](uint2 raw, int t) {
     std::byte* const row = row_at(0, t);
     if (row == nullptr) return;
-    store_nibbles(p, row, channel, int4_codes(widen<Element>(raw), code.scale, code.zero, code.by));
+    store_nibbles(p, row, channel, quantize_int4(widen<Element>(raw), code.scale, code.zero, code.by));
   });
 }
 
@@ -349,19 +349,19 @@ __device__ __forceinline__ void write_group(const RowParams& p, const PlainAt& p
   constexpr int kRows = 16;
   const int group = p.format.group;
   for (int channel = static_cast<int>(threadIdx.x % 32) * kQuadChannels; channel < p.dim; channel += kLaneStep) {
-    const GroupCode<Element> code(extremes_of<Element, kRows>(p, channel, 0, group, plain_at, check));
+    const GroupQparams<Element> code(extremes_of<Element, kRows>(p, channel, 0, group, plain_at, check));
 #pragma unroll
     for (int i = 0; i < 4; ++i) write_pair(p, channel, i, code, row_at);
-    write_codes<Element, kRows>(p, channel, 0, group, code, plain_at, row_at);  // their elements are in a cache
+    write_quantized<Element, kRows>(p, channel, 0, group, code, plain_at, row_at);  // their elements are in a cache
   }
 }
 
 // The same by all of a block's four warps, each of which takes a quarter of the tokens. `shared` has room for what they
-// tell each other: [4 warps][kMostQuads]. The block has met before and meets behind.
+// tell each other: [4 warps][kMaxQuads]. The block has met before and meets behind.
 inline constexpr int kGroupWarps = 4;
-inline constexpr int kMostQuads = kMostRowDim / kQuadChannels;
+inline constexpr int kMaxQuads = kMaxRowDim / kQuadChannels;
 template <class Element, class PlainAt, class RowAt>
-__device__ __forceinline__ void write_group_together(const RowParams& p, GroupExtremes (*shared)[kMostQuads],
+__device__ __forceinline__ void write_group_together(const RowParams& p, GroupExtremes (*shared)[kMaxQuads],
                                                      const PlainAt& plain_at, const RowAt& row_at) {
   constexpr int kRows = 8;
   const auto warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -377,25 +377,25 @@ __device__ __forceinline__ void write_group_together(const RowParams& p, GroupEx
     GroupExtremes all = shared[0][quad];
 #pragma unroll
     for (int other = 1; other < kGroupWarps; ++other) all.join(shared[other][quad]);
-    const GroupCode<Element> code(all);
+    const GroupQparams<Element> code(all);
 #pragma unroll
     for (int i = 0; i < kQuadChannels; ++i) {
       if (i % kGroupWarps == warp) write_pair(p, channel, i, code, row_at);
     }
-    write_codes<Element, kRows>(p, channel, begin, begin + tokens, code, plain_at, row_at);
+    write_quantized<Element, kRows>(p, channel, begin, begin + tokens, code, plain_at, row_at);
   }
 }
 
-// A token of kInt4Channel whose group isn't full: its elements go to the tail, its codes and scales are zeros.
+// A token of kInt4Channel whose group isn't full: its elements go to the tail, its quantized and scales are zeros.
 template <class Check>
 __device__ __forceinline__ void write_tail(const RowParams& p, const std::byte* plain, std::byte* tail,
-                                           std::byte* codes, std::byte* pairs, const Check& check) {
+                                           std::byte* quantized, std::byte* pairs, const Check& check) {
   const auto lane = static_cast<int>(threadIdx.x % 32);
   for (int channel = lane * kQuadChannels; channel < p.dim; channel += kLaneStep) {
     const uint2 raw = load_elements(p, plain, channel);
     check(raw, channel);
     store_elements(p, tail, channel, raw);
-    store_nibbles(p, codes, channel, 0);
+    store_nibbles(p, quantized, channel, 0);
   }
   for (int pair = lane; pair < p.dim / p.format.group; pair += 32) store_pair(p, pairs, pair, 0);
 }

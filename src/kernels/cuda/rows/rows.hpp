@@ -10,15 +10,15 @@
 
 namespace ringattn::cuda {
 
-inline constexpr int kMostRowDim = 640;
+inline constexpr int kMaxRowDim = 640;
 
-// Enqueue the tasks on the current device. What makes codes throws kUnsupported for dims beyond kMostRowDim.
+// Enqueue the tasks on the current device. What makes codes throws kUnsupported for dims beyond kMaxRowDim.
 // Without runs, or without sequences, decompress() and append() only load their code, so that they do so neither while
 // a graph is captured nor while peers wait.
 
 void decompress(const DecompressTask& task, Stream stream);
 void compress(const CompressTask& task, Stream stream);
-void greatest_magnitudes(const MagnitudeTask& task, Stream stream);
+void compute_absmax(const AbsmaxTask& task, Stream stream);
 void append(const AppendTask& task, Stream stream);
 void find_codebook(const CodebookTask& task, Stream stream);
 void add_gram(const GramTask& task, Stream stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements become vector codes, on any GPU. A block has 32 channels of a head, whose codebooks it keeps in shared
-// memory, and takes some tokens after the other: a lane has one run of channels of several tokens.
+// Elements become vector codebook_indices, on any GPU. A block has 32 channels of a head, whose codebooks it keeps in
+// shared memory, and takes some tokens after the other: a lane has one run of channels of several tokens.
 #include "kernels/cuda/rows/nearest_vector.cuh"
 #include "kernels/cuda/rows/row_launch.hpp"
 #include "kernels/cuda/rows/row_quads.cuh"
@@ -15,7 +15,7 @@ constexpr int kSlice = 32;  // channels of a block
 constexpr int kPoints = 4;  // tokens of a lane at a time
 constexpr int kTurns = 4;   // after each other, for which a block reads its codebooks once
 
-// What a block does with codes of so many channels.
+// What a block does with codebook_indices of so many channels.
 template <int kWidth>
 struct Slice {
   static constexpr int kRuns = kSlice / kWidth;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, 2) compress_vectors_kernel(const __g
   const auto of_slice = static_cast<int>(threadIdx.x) % S::kRuns;
   const int channel = first + of_slice * kWidth;
   if (channel >= p.dim) return;
-  const DeviceRows plain = p.plain.from(run.to), codes = p.streams[0].from(run.row);
+  const DeviceRows plain = p.plain.from(run.to), codebook_indices = p.streams[0].from(run.row);
   for (std::int64_t step = begin; step < run.rows; step += std::int64_t{parts} * S::kStep) {
     float points[kPoints][kWidth];
     std::int64_t nth[kPoints];
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, 2) compress_vectors_kernel(const __g
     find_nearest<kWidth, kPoints>(books + of_slice * S::kBook, points, nearest);
 #pragma unroll
     for (int i = 0; i < kPoints; ++i) {
-      if (nth[i] < run.rows) codes.at(nth[i], head)[channel / kWidth] = static_cast<std::byte>(nearest[i]);
+      if (nth[i] < run.rows) codebook_indices.at(nth[i], head)[channel / kWidth] = static_cast<std::byte>(nearest[i]);
     }
   }
 }

@@ -26,7 +26,7 @@ bool is_aligned(const TensorView& view, std::uint64_t to) {
   return places % to == 0;
 }
 
-ScanTensor tensor_of(const TensorView& view) {
+SsmTensor tensor_of(const TensorView& view) {
   return {view.data, view.token_stride, view.head_stride, is_aligned(view, kAlignment)};
 }
 
@@ -41,61 +41,62 @@ std::size_t bytes_of(std::int64_t count, std::size_t floats) {
   return static_cast<std::size_t>(count) * floats * sizeof(float);
 }
 
-class DeviceScan final : public ScanKernel {
+class DeviceSsm final : public SsmKernel {
  public:
-  DeviceScan(const ScanSpec& scan, std::unique_ptr<SegmentKernels> kernels, const CudaBackend& backend)
+  DeviceSsm(const SsmSpec& scan, std::unique_ptr<SegmentKernels> kernels, const CudaBackend& backend)
       : spec_(scan), kernels_(std::move(kernels)), device_(backend.device()) {
     if (device_ == kNoDevice) return;
     const DeviceGuard guard(device_);
     kernels_->load();
-    load_passes(spec_.state_decays);
+    load_state_passing(spec_.state_decays);
     update_ctas_ = load_update(spec_.dtype, spec_.state_decays, spec_.state_dim);
   }
 
   int heads_together() const override { return spec_.state_decays ? kChannelsTogether : 1; }
   double cost_of_two_ranges(double seconds) const override { return kLastWavesSeconds + kReadTwicePart * seconds; }
 
-  std::size_t scratch_bytes(const ScanLimits& limits) const override {
-    return bytes_of(limits.segments, all_heads(state_floats() + kernels_->step_floats() + 2)) +
+  std::size_t scratch_bytes(const SsmLimits& limits) const override {
+    return bytes_of(limits.segments, all_heads(state_floats() + kernels_->da_cumsum_floats() + 2)) +
            bytes_of(limits.super_segments, all_heads(state_floats() + 1));
   }
 
-  void reserve(const ScanLimits& limits) override {
+  void reserve(const SsmLimits& limits) override {
     limits_ = limits;
     const auto allocate = [&](std::int64_t count, std::size_t floats) {
       return allocate_device(bytes_of(count, all_heads(floats)), device_);
     };
     states_ = allocate(limits.segments, state_floats());
-    steps_ = allocate(limits.segments, kernels_->step_floats());
+    steps_ = allocate(limits.segments, kernels_->da_cumsum_floats());
     logs_ = allocate(limits.segments, 1);
     logs_before_ = allocate(limits.segments, 1);
     super_states_ = allocate(limits.super_segments, state_floats());
     super_logs_ = allocate(limits.super_segments, 1);
   }
 
-  void fold(const ScanTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override {
-    check_scan_task(spec_, limits_, task);
+  void accumulate_states(const SsmTask& task, const HeadRange& heads, Stream stream,
+                         const Progress& progress) override {
+    check_ssm_task(spec_, limits_, task);
     if (progress) progress();
-    for_each_launch(task, heads, std::nullopt, [&](const ScanParams& params) {
-      kernels_->fold(params, cuda_stream(stream));
+    for_each_launch(task, heads, std::nullopt, [&](const SsmParams& params) {
+      kernels_->accumulate_states(params, cuda_stream(stream));
       pass_segments(params, spec_.state_decays, cuda_stream(stream));
     });
   }
 
-  void carry(const ScanTask& task, const HeadRange& heads, int step, Stream stream) override {
-    for_each_launch(task, heads, step, [&](const ScanParams& params) {
+  void carry(const SsmTask& task, const HeadRange& heads, int step, Stream stream) override {
+    for_each_launch(task, heads, step, [&](const SsmParams& params) {
       pass_super_segments(params, spec_.state_decays, cuda_stream(stream));
     });
   }
 
-  void finish(const ScanTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override {
+  void finish(const SsmTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override {
     if (progress) progress();
     for_each_launch(task, heads, std::nullopt,
-                    [&](const ScanParams& params) { kernels_->finish(params, cuda_stream(stream)); });
+                    [&](const SsmParams& params) { kernels_->finish(params, cuda_stream(stream)); });
   }
 
-  void update(const ScanUpdate& update, Stream stream) override {
-    check_scan_update(spec_, update);
+  void update(const SsmUpdate& update, Stream stream) override {
+    check_ssm_update(spec_, update);
     if (update.x.tokens == 0) return;
     const DeviceGuard guard(device_);
     UpdateParams p{};
@@ -128,8 +129,8 @@ class DeviceScan final : public ScanKernel {
     p.head_dim = spec_.head_dim;
     p.state_dim = spec_.state_dim;
     p.softplus = spec_.dt_softplus;
-    p.dt_least = spec_.dt_least;
-    p.dt_most = spec_.dt_most;
+    p.dt_min = spec_.dt_min;
+    p.dt_max = spec_.dt_max;
   }
 
   // `tensors` is a task or an update.
@@ -148,19 +149,19 @@ class DeviceScan final : public ScanKernel {
     p.dt_bias = tensors.dt_bias;
   }
 
-  // Calls launch() with kScanRunsOfLaunch runs at a time; of one step only, where there is one.
-  void for_each_launch(const ScanTask& task, const HeadRange& heads, std::optional<int> step,
-                       const std::function<void(const ScanParams&)>& launch) const {
+  // Calls launch() with kSsmRunsPerLaunch runs at a time; of one step only, where there is one.
+  void for_each_launch(const SsmTask& task, const HeadRange& heads, std::optional<int> step,
+                       const std::function<void(const SsmParams&)>& launch) const {
     if (heads.count == 0) return;
     const DeviceGuard guard(device_);
-    ScanParams p{};
+    SsmParams p{};
     fill_spec(p);
     p.group_heads = spec_.heads / spec_.groups;
     fill_tensors(p, task);
     p.y_aligned = tensor_of(task.y).aligned;
     p.first_head = heads.first;
     p.head_count = heads.count;
-    p.steps = floats_of(steps_);
+    p.da_cumsum = floats_of(steps_);
     p.states = floats_of(states_);
     p.logs = floats_of(logs_);
     p.logs_before = floats_of(logs_before_);
@@ -172,13 +173,13 @@ class DeviceScan final : public ScanKernel {
     };
     std::int64_t segment = 0;
     std::int64_t super_segment = 0;
-    for (const ScanRun& run : task.runs) {
-      const ScanLimits own = limits_of({&run, 1});
+    for (const SsmRun& run : task.runs) {
+      const SsmLimits own = limits_of({&run, 1});
       if (!step || run.step == *step) {
         p.runs[p.run_count++] = {run.row, run.tokens, segment, super_segment, run.initial, run.final};
         p.segments += static_cast<std::int32_t>(own.segments);
         p.super_segments += static_cast<std::int32_t>(own.super_segments);
-        if (p.run_count == kScanRunsOfLaunch) flush();
+        if (p.run_count == kSsmRunsPerLaunch) flush();
       }
       segment += own.segments;
       super_segment += own.super_segments;
@@ -186,24 +187,24 @@ class DeviceScan final : public ScanKernel {
     flush();
   }
 
-  ScanSpec spec_;
+  SsmSpec spec_;
   std::unique_ptr<SegmentKernels> kernels_;
   int device_;
-  ScanLimits limits_;
+  SsmLimits limits_;
   Buffer states_;
   Buffer steps_;
   Buffer logs_;
   Buffer logs_before_;
   Buffer super_states_;
   Buffer super_logs_;
-  int update_ctas_ = 0;  // that walk over states at a time, at most
+  int update_ctas_ = 0;  // that update_loop over states at a time, at most
 };
 
 }  // namespace
 
-std::unique_ptr<ScanKernel> make_device_scan(const ScanSpec& spec, std::unique_ptr<SegmentKernels> kernels,
-                                             Backend& backend) {
-  return std::make_unique<DeviceScan>(spec, std::move(kernels), static_cast<const CudaBackend&>(backend));
+std::unique_ptr<SsmKernel> make_device_ssm(const SsmSpec& spec, std::unique_ptr<SegmentKernels> kernels,
+                                           Backend& backend) {
+  return std::make_unique<DeviceSsm>(spec, std::move(kernels), static_cast<const CudaBackend&>(backend));
 }
 
 }  // namespace ringattn::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ScanKernel on a GPU: everything but the arithmetic of a segment. Runs go to launches kScanRunsOfLaunch at a time;
+// A SsmKernel on a GPU: everything but the arithmetic of a segment. Runs go to launches kSsmRunsPerLaunch at a time;
 // states of segments and super-segments lie in scratch memory of the kernel.
 #pragma once
 
@@ -19,14 +19,14 @@ class SegmentKernels {
 
   // Loads them onto the current device (load_kernel.hpp).
   virtual void load() const = 0;
-  // Floats of ScanParams::steps that a segment and head takes.
-  virtual std::size_t step_floats() const = 0;
-  virtual void fold(const ScanParams& params, cudaStream_t stream) const = 0;
-  virtual void finish(const ScanParams& params, cudaStream_t stream) const = 0;
+  // Floats of SsmParams::da_cumsum that a segment and head takes.
+  virtual std::size_t da_cumsum_floats() const = 0;
+  virtual void accumulate_states(const SsmParams& params, cudaStream_t stream) const = 0;
+  virtual void finish(const SsmParams& params, cudaStream_t stream) const = 0;
 };
 
 // `backend` is a CudaBackend and outlives the kernel. Nothing is allocated after reserve(), and no call waits.
-std::unique_ptr<ScanKernel> make_device_scan(const ScanSpec& spec, std::unique_ptr<SegmentKernels> kernels,
-                                             Backend& backend);
+std::unique_ptr<SsmKernel> make_device_ssm(const SsmSpec& spec, std::unique_ptr<SegmentKernels> kernels,
+                                           Backend& backend);
 
 }  // namespace ringattn::cuda

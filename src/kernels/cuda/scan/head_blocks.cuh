@@ -15,7 +15,7 @@ struct HeadBlock {
 
 // Calls visit(block) for the blocks of up to `together` heads that the range is cut into, until it returns true.
 template <class Visit>
-__host__ __device__ inline void visit_head_blocks(const ScanParams& p, int together, Visit visit) {
+__host__ __device__ inline void visit_head_blocks(const SsmParams& p, int together, Visit visit) {
   const int end = p.first_head + p.head_count;
   for (int head = p.first_head; head < end;) {
     const int group = head / p.group_heads;
@@ -27,7 +27,7 @@ __host__ __device__ inline void visit_head_blocks(const ScanParams& p, int toget
   }
 }
 
-inline int head_blocks(const ScanParams& p, int together) {
+inline int head_blocks(const SsmParams& p, int together) {
   int blocks = 0;
   visit_head_blocks(p, together, [&](const HeadBlock&) {
     ++blocks;
@@ -36,7 +36,7 @@ inline int head_blocks(const ScanParams& p, int together) {
   return blocks;
 }
 
-__device__ inline HeadBlock head_block(const ScanParams& p, int together, int nth) {
+__device__ inline HeadBlock head_block(const SsmParams& p, int together, int nth) {
   HeadBlock found;
   visit_head_blocks(p, together, [&](const HeadBlock& block) {
     found = block;

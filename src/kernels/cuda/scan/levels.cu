@@ -3,8 +3,8 @@
 
 #include "base/cuda.hpp"
 #include "kernels/cuda/load_kernel.hpp"
-#include "kernels/cuda/scan/levels.hpp"
 #include "kernels/cuda/scan/scan_device.cuh"
+#include "kernels/cuda/scan/levels.hpp"
 
 namespace ringattn::cuda {
 
@@ -21,7 +21,7 @@ struct Quarter {
   bool first_of_head;
   float rates[4];  // with state_decays: A · log2 e
 
-  __device__ Quarter(const ScanParams& p, bool state_decays) : rates{} {
+  __device__ Quarter(const SsmParams& p, bool state_decays) : rates{} {
     const int state_floats = p.head_dim * p.state_dim;
     const std::int64_t in_range = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * 4;
     present = in_range < std::int64_t{p.head_count} * state_floats;
@@ -29,7 +29,7 @@ struct Quarter {
     in_states = std::int64_t{p.first_head} * state_floats + in_range;
     first_of_head = in_range % state_floats == 0;
     if (!state_decays || !present) return;
-    for (int i = 0; i < 4; ++i) rates[i] = __fmul_rn(p.a[in_states + i], kScanLog2E);
+    for (int i = 0; i < 4; ++i) rates[i] = __fmul_rn(p.a[in_states + i], kSsmLog2E);
   }
 
   // fma(decay, before, local) of all four.
@@ -55,11 +55,11 @@ __device__ void store_four(float* at, const float4& value) {
 }
 
 template <bool kStateDecays>
-__global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constant__ ScanParams p) {
+__global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constant__ SsmParams p) {
   const Quarter mine(p, kStateDecays);
   if (!mine.present) return;
   const std::int64_t super_segment = p.runs[0].super_segment + blockIdx.y;
-  const ScanRunEntry& run = p.runs[run_of<&ScanRunEntry::super_segment>(p, super_segment)];
+  const SsmRunEntry& run = p.runs[run_of<&SsmRunEntry::super_segment>(p, super_segment)];
   const std::int64_t begin = run.segment + (super_segment - run.super_segment) * kSegmentsOfSuper;
   const std::int64_t run_end = run.segment + (run.tokens + kSegmentTokens - 1) / kSegmentTokens;
   const std::int64_t end = begin + kSegmentsOfSuper < run_end ? begin + kSegmentsOfSuper : run_end;
@@ -94,10 +94,10 @@ __global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constan
 }
 
 template <bool kStateDecays>
-__global__ void __launch_bounds__(kThreads) super_segments_kernel(const __grid_constant__ ScanParams p) {
+__global__ void __launch_bounds__(kThreads) super_segments_kernel(const __grid_constant__ SsmParams p) {
   const Quarter mine(p, kStateDecays);
   if (!mine.present) return;
-  const ScanRunEntry& run = p.runs[blockIdx.y];
+  const SsmRunEntry& run = p.runs[blockIdx.y];
   const std::int64_t end = run.super_segment + (run.tokens + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
   const std::int64_t segments = (run.tokens + kSegmentTokens - 1) / kSegmentTokens;
   const std::int64_t all = std::int64_t{p.heads} * p.head_dim * p.state_dim;
@@ -116,12 +116,12 @@ __global__ void __launch_bounds__(kThreads) super_segments_kernel(const __grid_c
   if (run.final != nullptr) store_four(run.final + mine.in_states, before);
 }
 
-dim3 grid_of(const ScanParams& p, int rows) {
+dim3 grid_of(const SsmParams& p, int rows) {
   const std::int64_t quarters = std::int64_t{p.head_count} * p.head_dim * p.state_dim / 4;
   return {static_cast<unsigned>((quarters + kThreads - 1) / kThreads), static_cast<unsigned>(rows)};
 }
 
-using Pass = void(ScanParams);
+using Pass = void(SsmParams);
 Pass* segments_pass(bool state_decays) { return state_decays ? segments_kernel<true> : segments_kernel<false>; }
 Pass* super_segments_pass(bool state_decays) {
   return state_decays ? super_segments_kernel<true> : super_segments_kernel<false>;
@@ -129,19 +129,19 @@ Pass* super_segments_pass(bool state_decays) {
 
 }  // namespace
 
-void load_passes(bool state_decays) {
+void load_state_passing(bool state_decays) {
   load_kernel(segments_pass(state_decays));
   load_kernel(super_segments_pass(state_decays));
 }
 
-void pass_segments(const ScanParams& params, bool state_decays, cudaStream_t stream) {
-  const auto passes = [](const ScanRunEntry& run) { return run.tokens > kSegmentTokens; };
+void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stream) {
+  const auto passes = [](const SsmRunEntry& run) { return run.tokens > kSegmentTokens; };
   if (std::none_of(params.runs, params.runs + params.run_count, passes)) return;
   segments_pass(state_decays)<<<grid_of(params, params.super_segments), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over segments");
 }
 
-void pass_super_segments(const ScanParams& params, bool state_decays, cudaStream_t stream) {
+void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream) {
   super_segments_pass(state_decays)<<<grid_of(params, params.run_count), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over super-segments");
 }

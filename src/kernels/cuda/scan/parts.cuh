@@ -12,7 +12,7 @@
 namespace ringattn::cuda {
 
 // Two fp32 numbers as two pairs of bf16, whose sums they are but for 2^−17.
-__device__ __forceinline__ void split(float first, float second, std::uint32_t& hi, std::uint32_t& lo) {
+__device__ __forceinline__ void split_hi_lo(float first, float second, std::uint32_t& hi, std::uint32_t& lo) {
   hi = Products<__nv_bfloat16>::pack(first, second);
   lo = Products<__nv_bfloat16>::pack(__fsub_rn(first, __uint_as_float(hi << 16)),
                                      __fsub_rn(second, __uint_as_float(hi & 0xffff0000U)));
@@ -20,7 +20,8 @@ __device__ __forceinline__ void split(float first, float second, std::uint32_t& 
 
 // Two bf16 numbers times two that are hi + lo each, as two pairs of bf16, whose sums the products are but for
 // 3 · 2^−18. x · hi is exact as its rounded value and what the rounding took away.
-__device__ __forceinline__ void split_product(std::uint32_t x, uint2 factor, std::uint32_t& hi, std::uint32_t& lo) {
+__device__ __forceinline__ void split_product_hi_lo(std::uint32_t x, uint2 factor, std::uint32_t& hi,
+                                                    std::uint32_t& lo) {
   asm("{\n"
       ".reg .b32 rest;\n"
       "fma.rn.bf16x2 %0, %2, %3, %5;\n"

@@ -13,11 +13,11 @@
 
 namespace ringattn::cuda {
 
-inline constexpr float kScanLog2E = 1.44269504F;
-inline constexpr float kLeastLog = -150.0F;  // of one token (kernels/scan.hpp)
+inline constexpr float kSsmLog2E = 1.44269504F;
+inline constexpr float kMinLog = -150.0F;  // of one token (kernels/scan.hpp)
 
 // A segment of one of a launch's runs.
-struct SegmentPlace {
+struct SegmentCoord {
   std::int64_t index;          // of all segments of the task
   std::int64_t super_segment;  // of all of the task
   std::int64_t row;
@@ -33,8 +33,8 @@ __device__ __forceinline__ float2 state_pair(const float* states, std::int64_t a
 }
 
 // The run that has the nth of the launch's segments, or super-segments.
-template <std::int64_t ScanRunEntry::*kFirst>
-__device__ __forceinline__ int run_of(const ScanParams& p, std::int64_t index) {
+template <std::int64_t SsmRunEntry::*kFirst>
+__device__ __forceinline__ int run_of(const SsmParams& p, std::int64_t index) {
   int low = 0;
   int high = p.run_count;
   while (high - low > 1) {
@@ -48,9 +48,9 @@ __device__ __forceinline__ int run_of(const ScanParams& p, std::int64_t index) {
   return low;
 }
 
-__device__ __forceinline__ SegmentPlace segment_place(const ScanParams& p, std::int64_t nth) {
+__device__ __forceinline__ SegmentCoord segment_coord(const SsmParams& p, std::int64_t nth) {
   const std::int64_t index = p.runs[0].segment + nth;
-  const ScanRunEntry& run = p.runs[run_of<&ScanRunEntry::segment>(p, index)];
+  const SsmRunEntry& run = p.runs[run_of<&SsmRunEntry::segment>(p, index)];
   const std::int64_t in_run = index - run.segment;
   const std::int64_t left = run.tokens - in_run * kSegmentTokens;
   const std::int64_t super_in_run = in_run / kSegmentsOfSuper;
@@ -82,7 +82,7 @@ __device__ __forceinline__ __half from_float<__half>(float value) {
 }
 
 template <class Element>
-__device__ __forceinline__ const Element* element_at(const ScanTensor& tensor, std::int64_t row, int head) {
+__device__ __forceinline__ const Element* element_at(const SsmTensor& tensor, std::int64_t row, int head) {
   return static_cast<const Element*>(tensor.data) + row * tensor.token_stride + head * tensor.head_stride;
 }
 
@@ -101,13 +101,13 @@ __device__ __forceinline__ float smaller(float a, float b) {
 // log(1 + e^v), within 8 ulp where e^v is a normal number, and 0 below; NaN stays NaN. With e = exp(−|v|), which is at
 // most 1, it is max(v, 0) + e · (log(1 + e) / e), and the quotient is a polynomial.
 __device__ __forceinline__ float softplus(float v) {
-  constexpr float kLog2ERest = 1.92596299e-8F;  // log2 e − kScanLog2E
+  constexpr float kLog2ERest = 1.92596299e-8F;  // log2 e − kSsmLog2E
   constexpr float kLn2 = 0.693147181F;
   constexpr float kQuotient[] = {-0.0295052137F, 0.0782259107F, -0.136632427F, 0.191060051F,
                                  -0.24842982F,   0.333190978F,  -0.499994934F, 0.99999994F};
   const float distance = fminf(fabsf(v), 128.0F);  // so far away e is 0; of NaN the other summand keeps track
-  const float log = __fmul_rn(distance, -kScanLog2E);
-  const float rest = __fmaf_rn(distance, -kLog2ERest, __fmaf_rn(distance, -kScanLog2E, -log));
+  const float log = __fmul_rn(distance, -kSsmLog2E);
+  const float rest = __fmaf_rn(distance, -kLog2ERest, __fmaf_rn(distance, -kSsmLog2E, -log));
   const float power = exp2_approx(log);
   const float e = __fmaf_rn(power, __fmul_rn(rest, kLn2), power);
   float quotient = 0.00523268804F;
@@ -130,7 +130,7 @@ __device__ __forceinline__ float make_dt(float dt, float bias, bool with_softplu
 
 // v / (1 + exp(−v))
 __device__ __forceinline__ float silu(float v) {
-  const float power = exp2_approx(__fmul_rn(v, -kScanLog2E));
+  const float power = exp2_approx(__fmul_rn(v, -kSsmLog2E));
   return __fmul_rn(v, reciprocal_approx(__fadd_rn(power, 1.0F)));
 }
 

@@ -10,16 +10,16 @@
 
 namespace ringattn::cuda {
 
-inline constexpr int kScanRunsOfLaunch = 64;
+inline constexpr int kSsmRunsPerLaunch = 64;
 inline constexpr int kSegmentsOfSuper = static_cast<int>(kSuperSegmentTokens / kSegmentTokens);
 inline constexpr int kChunk = static_cast<int>(kChunkTokens);
 inline constexpr int kChunksOfSegment = static_cast<int>(kSegmentTokens / kChunkTokens);
 // What the kernel with one decay a head keeps of each token and head: the sum of logarithms, and dt. Of a chunk [2,
 // 64].
-inline constexpr int kStepFloats = 2;
-inline constexpr int kChunkSteps = kStepFloats * kChunk;
+inline constexpr int kDaCumsumFloats = 2;
+inline constexpr int kChunkDaCumsumFloats = kDaCumsumFloats * kChunk;
 
-struct ScanRunEntry {
+struct SsmRunEntry {
   std::int64_t row;
   std::int64_t tokens;
   std::int64_t segment;        // its first, of all segments of the task
@@ -29,15 +29,15 @@ struct ScanRunEntry {
 };
 
 // A tensor of 16-bit or fp32 elements. Strides count elements.
-struct ScanTensor {
+struct SsmTensor {
   const void* data;
   std::int64_t token_stride;
   std::int64_t head_stride;
   bool aligned;  // rows of heads begin at multiples of 16 bytes
 };
 
-struct ScanParams {
-  ScanRunEntry runs[kScanRunsOfLaunch];
+struct SsmParams {
+  SsmRunEntry runs[kSsmRunsPerLaunch];
   std::int32_t run_count;
   std::int32_t segments;        // of these runs
   std::int32_t super_segments;  // of these runs
@@ -46,9 +46,9 @@ struct ScanParams {
   std::int32_t group_heads;  // that share a row of B and C
   std::int32_t first_head, head_count;
   bool softplus;
-  float dt_least, dt_most;
+  float dt_min, dt_max;
 
-  ScanTensor x, dt, b, c, z;  // z.data null: no gate
+  SsmTensor x, dt, b, c, z;  // z.data null: no gate
   void* y;
   std::int64_t y_token_stride, y_head_stride;
   bool y_aligned;
@@ -57,7 +57,7 @@ struct ScanParams {
   const float* dt_bias;
 
   // The kernel's scratch memory.
-  float* steps;  // [segments, heads, chunks, 2, 64]; null with state_decays
+  float* da_cumsum;  // [segments, heads, chunks, 2, 64]; null with state_decays
   // States that are zero for certain are not there: M of a super-segment's first segment, and T of a run's first
   // super-segment without an initial state. The local state of a super-segment of one segment stays that segment's.
   float* states;        // [segments, heads, head_dim, state_dim]: local states, then those in front of the segments (M)
@@ -66,7 +66,7 @@ struct ScanParams {
   float* super_states;  // [super_segments, heads, head_dim, state_dim]: local states, then those in front of them (T)
   float* super_logs;    // [super_segments, heads]
 };
-static_assert(sizeof(ScanParams) <= 4000, "kernel arguments are at most 4 KiB");
+static_assert(sizeof(SsmParams) <= 4000, "kernel arguments are at most 4 KiB");
 
 inline constexpr int kUpdateWidth = 4;  // elements of a row of states, rates, B or C that a lane has side by side
 
@@ -77,8 +77,8 @@ struct UpdateParams {
   Divider by_head_dim, by_group_heads;
   Divider by_blocks;  // CTAs of a sequence
   bool softplus;
-  float dt_least, dt_most;
-  ScanTensor x, dt, b, c, z;  // b and c: aligned to kUpdateWidth elements
+  float dt_min, dt_max;
+  SsmTensor x, dt, b, c, z;  // b and c: aligned to kUpdateWidth elements
   void* y;
   std::int64_t y_token_stride, y_head_stride;
   const float* a;

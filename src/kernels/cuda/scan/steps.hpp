@@ -9,9 +9,9 @@
 
 namespace ringattn::cuda {
 
-// Loads make_steps() onto the current device (load_kernel.hpp).
-void load_steps(Dtype dtype);
-// dt and sums of logarithms of all tokens (ScanParams::steps), and the logarithms of segments.
-void make_steps(const ScanParams& params, Dtype dtype, cudaStream_t stream);
+// Loads compute_da_cumsum() onto the current device (load_kernel.hpp).
+void load_da_cumsum(Dtype dtype);
+// dt and sums of logarithms of all tokens (SsmParams::da_cumsum), and the logarithms of segments.
+void compute_da_cumsum(const SsmParams& params, Dtype dtype, cudaStream_t stream);
 
 }  // namespace ringattn::cuda

@@ -19,9 +19,10 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kRows = 2;  // of a group of lanes: with more of them, fewer warps have loads on their way
-constexpr int kMostLanes = 32;
-// Blocks of each CTA that walks, at least: with one, which it can't ask for ahead, it is slower than without a walk.
-constexpr int kLeastWalk = 4;
+constexpr int kMaxLanes = 32;
+// Blocks of each CTA that loops, at least: with one, which it can't ask for ahead, it is slower than without a
+// update_loop.
+constexpr int kMinWalk = 4;
 
 // A lane's piece of a group's states, and what belongs to it. All of it is asked for before any of it is used.
 template <class Element, bool kStateDecays, bool kAligned>
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   }
   const auto dt_of = [&](int head) {
     const float given = to_float(*element_at<Element>(p.dt, sequence, head));
-    return make_dt(given, dt_bias_of(p.dt_bias, head), p.softplus, p.dt_least, p.dt_most);
+    return make_dt(given, dt_bias_of(p.dt_bias, head), p.softplus, p.dt_min, p.dt_max);
   };
   if constexpr (kStateDecays) {  // lanes share the rows
     const float own = dt_of(first_head + lane % kRows);
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
     for (int row = 1; row < kRows; ++row) dt[row] = dt[0];
   }
   float decay = 0.0F;
-  if (!kStateDecays) decay = exp2_approx(__fmul_rn(dt[0], __fmul_rn(p.a[first_head], kScanLog2E)));
+  if (!kStateDecays) decay = exp2_approx(__fmul_rn(dt[0], __fmul_rn(p.a[first_head], kSsmLog2E)));
 
   Element gate{};
   float skip = 0.0F;
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
 #pragma unroll
       for (int i = 0; i < kUpdateWidth; ++i) {
         if constexpr (kStateDecays) {
-          decay = exp2_approx(__fmul_rn(dt[row], __fmul_rn(piece.rates[row].v[i], kScanLog2E)));
+          decay = exp2_approx(__fmul_rn(dt[row], __fmul_rn(piece.rates[row].v[i], kSsmLog2E)));
         }
         state.v[i] = __fmaf_rn(decay, state.v[i], __fmul_rn(input, to_float(piece.b.v[i])));
         sum = __fmaf_rn(to_float(piece.c.v[i]), state.v[i], sum);
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
       if (mine) store_state<kAligned>(states + std::int64_t{row} * p.state_dim + n, state);
     }
     n += kLanes * kUpdateWidth;
-    if (kLanes < kMostLanes || n >= p.state_dim) break;  // fewer lanes have one piece each
+    if (kLanes < kMaxLanes || n >= p.state_dim) break;  // fewer lanes have one piece each
     piece = Piece<Element, kStateDecays, kAligned>(p, states, sequence, first_head, n);
   }
 #pragma unroll
@@ -156,8 +157,8 @@ struct UpdateForm {
   void (*kernel)(UpdateParams);
   int (*blocks)(int rows);  // of a sequence
 };
-struct WalkForm {
-  void (*kernel)(UpdateWalk);
+struct UpdateLoopForm {
+  void (*kernel)(UpdateLoop);
   int channels;  // of a block
 };
 
@@ -171,7 +172,7 @@ UpdateForm form_of(int state_dim) {
   const int pieces = state_dim / kUpdateWidth;
   if (pieces <= 4) return update_form<Element, kStateDecays, 4, kAligned>();
   if (pieces <= 16) return update_form<Element, kStateDecays, 16, kAligned>();
-  return update_form<Element, kStateDecays, kMostLanes, kAligned>();
+  return update_form<Element, kStateDecays, kMaxLanes, kAligned>();
 }
 
 template <bool kAligned>
@@ -185,11 +186,11 @@ UpdateForm form_of(Dtype dtype, bool state_decays, int state_dim) {
 }
 
 // Of selective scans, where a row of states is one piece of each lane.
-bool walks(bool state_decays, int state_dim) {
+bool loops(bool state_decays, int state_dim) {
   return state_decays && (state_dim == 4 * kUpdateWidth || state_dim == 16 * kUpdateWidth);
 }
 
-// Whether a walk can count with 32 bits: its blocks, and within what belongs to a sequence.
+// Whether a update_loop can count with 32 bits: its blocks, and within what belongs to a sequence.
 bool is_narrow(const UpdateParams& p) {
   const std::int64_t most = ((std::int64_t{1} << 31) - 1) / p.heads;
   const std::int64_t strides[] = {p.x.head_stride, p.dt.head_stride, p.z.head_stride, p.b.head_stride,
@@ -199,40 +200,40 @@ bool is_narrow(const UpdateParams& p) {
 }
 
 template <class Element>
-WalkForm walk_form_of(int state_dim) {
-  if (state_dim == 4 * kUpdateWidth) return {walk_kernel<Element, 4>, kWalkChannels<4>};
-  return {walk_kernel<Element, 16>, kWalkChannels<16>};
+UpdateLoopForm update_loop_form_of(int state_dim) {
+  if (state_dim == 4 * kUpdateWidth) return {update_loop_kernel<Element, 4>, kUpdateChannels<4>};
+  return {update_loop_kernel<Element, 16>, kUpdateChannels<16>};
 }
-WalkForm walk_form_of(Dtype dtype, int state_dim) {
-  if (dtype == Dtype::kF32) return walk_form_of<float>(state_dim);
-  return dtype == Dtype::kBf16 ? walk_form_of<__nv_bfloat16>(state_dim) : walk_form_of<__half>(state_dim);
+UpdateLoopForm update_loop_form_of(Dtype dtype, int state_dim) {
+  if (dtype == Dtype::kF32) return update_loop_form_of<float>(state_dim);
+  return dtype == Dtype::kBf16 ? update_loop_form_of<__nv_bfloat16>(state_dim) : update_loop_form_of<__half>(state_dim);
 }
 
 // That the current device holds at a time.
-int walk_ctas(void (*kernel)(UpdateWalk)) {
+int cluster_ctas(void (*kernel)(UpdateLoop)) {
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
       "cudaFuncSetAttribute");
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   int ctas = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, kWalkThreads, 0),
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, kUpdateThreads, 0),
              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   return ctas * multiprocessors_of(device);
 }
 
-int blocks_of_walk(const UpdateParams& p, const WalkForm& form) {
+int blocks_of_loop(const UpdateParams& p, const UpdateLoopForm& form) {
   return static_cast<int>(p.sequences) * ((p.heads + form.channels - 1) / form.channels);
 }
 
-void walk_states(const UpdateParams& params, const WalkForm& form, int ctas, cudaStream_t stream) {
-  UpdateWalk walk{};
-  walk.params = params;
-  walk.by_sequences = Divider(params.sequences);
-  const int blocks = blocks_of_walk(params, form);
-  walk.blocks_each = blocks / ctas;
-  walk.longer_walks = blocks % ctas;
-  form.kernel<<<static_cast<unsigned>(ctas), kWalkThreads, 0, stream>>>(walk);
+void loop_over_states(const UpdateParams& params, const UpdateLoopForm& form, int ctas, cudaStream_t stream) {
+  UpdateLoop update_loop{};
+  update_loop.params = params;
+  update_loop.by_sequences = Divider(params.sequences);
+  const int blocks = blocks_of_loop(params, form);
+  update_loop.blocks_each = blocks / ctas;
+  update_loop.longer_loops = blocks % ctas;
+  form.kernel<<<static_cast<unsigned>(ctas), kUpdateThreads, 0, stream>>>(update_loop);
   check_cuda(cudaGetLastError(), "the update of states");
 }
 
@@ -241,20 +242,20 @@ void walk_states(const UpdateParams& params, const WalkForm& form, int ctas, cud
 int load_update(Dtype dtype, bool state_decays, int state_dim) {
   load_kernel(form_of<true>(dtype, state_decays, state_dim).kernel);
   load_kernel(form_of<false>(dtype, state_decays, state_dim).kernel);
-  if (!walks(state_decays, state_dim)) return 0;
-  const WalkForm form = walk_form_of(dtype, state_dim);
+  if (!loops(state_decays, state_dim)) return 0;
+  const UpdateLoopForm form = update_loop_form_of(dtype, state_dim);
   load_kernel(form.kernel);
-  return walk_ctas(form.kernel);
+  return cluster_ctas(form.kernel);
 }
 
-void update_states(const UpdateParams& given, Dtype dtype, bool state_decays, int most_walk_ctas, cudaStream_t stream) {
+void update_states(const UpdateParams& given, Dtype dtype, bool state_decays, int max_walk_ctas, cudaStream_t stream) {
   UpdateParams params = given;
   const bool aligned =
       params.states_aligned && (params.rates_aligned || !state_decays) && params.b.aligned && params.c.aligned;
-  if (aligned && walks(state_decays, params.state_dim) && is_narrow(params)) {
-    const WalkForm form = walk_form_of(dtype, params.state_dim);
-    if (blocks_of_walk(params, form) >= kLeastWalk * most_walk_ctas) {
-      return walk_states(params, form, most_walk_ctas, stream);
+  if (aligned && loops(state_decays, params.state_dim) && is_narrow(params)) {
+    const UpdateLoopForm form = update_loop_form_of(dtype, params.state_dim);
+    if (blocks_of_loop(params, form) >= kMinWalk * max_walk_ctas) {
+      return loop_over_states(params, form, max_walk_ctas, stream);
     }
   }
   const UpdateForm form = aligned ? form_of<true>(dtype, state_decays, params.state_dim)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One token of each sequence, states in place (ScanKernel::update). Enqueues, and throws what the launch fails with.
+// One token of each sequence, states in place (SsmKernel::update). Enqueues, and throws what the launch fails with.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,9 +10,9 @@
 namespace ringattn::cuda {
 
 // Loads the kernels onto the current device (load_kernel.hpp). Returns how many CTAs it holds at a time of the one that
-// walks over states (update_walk.cuh); 0 where none does.
+// loops over states (update_walk.cuh); 0 where none does.
 int load_update(Dtype dtype, bool state_decays, int state_dim);
-// `most_walk_ctas`: what load_update() has returned.
-void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, int most_walk_ctas, cudaStream_t stream);
+// `max_walk_ctas`: what load_update() has returned.
+void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, int max_walk_ctas, cudaStream_t stream);
 
 }  // namespace ringattn::cuda

@@ -25,18 +25,18 @@ constexpr cuda::Compiled<CompressedLauncher> kCompiled[] = {
 };
 
 bool is_decoded(const RowFormat& format) {
-  return format.is_plain() || format.coding == RowCoding::kFp8 || format.coding == RowCoding::kInt8 ||
-         format.coding == RowCoding::kInt4Channel || format.coding == RowCoding::kInt4Token;
+  return format.is_plain() || format.encoding == RowEncoding::kFp8 || format.encoding == RowEncoding::kInt8 ||
+         format.encoding == RowEncoding::kInt4Channel || format.encoding == RowEncoding::kInt4Token;
 }
 
 [[noreturn]] void refuse(const std::string& why) {
-  fail(ErrorCode::kUnsupported, "sm80_fold can't read this compressed cache", why, "Lay it out so.");
+  fail(ErrorCode::kUnsupported, "sm80_attention can't read this compressed cache", why, "Lay it out so.");
 }
 
-// Places of keys are numbers of 32 bits.
-void check_places(std::int64_t pages, std::int64_t page_size) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  if (pages > kMost || page_size > kMost) refuse("it must have less than 2^31 pages and tokens");
+// Places of keys are qparams of 32 bits.
+void check_coords(std::int64_t pages, std::int64_t page_size) {
+  constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
+  if (pages > kMax || page_size > kMax) refuse("it must have less than 2^31 pages and tokens");
 }
 
 PagedBytes aligned(const PagedBytes& rows, std::string_view name, int bytes) {
@@ -48,29 +48,29 @@ PagedBytes aligned(const PagedStream& stream, std::string_view name, int bytes) 
   return aligned(PagedBytes{stream.data, stream.page_stride, stream.token_stride, stream.head_stride}, name, bytes);
 }
 
-PackedTensor packed(const CacheView& view) {
-  check_places(view.pages, view.page_size);
-  PackedTensor t{};
-  t.codes = aligned(PagedBytes{static_cast<const std::byte*>(view.data), 2 * view.page_stride, 2 * view.token_stride,
-                               2 * view.head_stride},
-                    "elements", 16);
-  t.coding = RowCoding::kPlain;
+QuantizedTensor quantized_stage(const CacheView& view) {
+  check_coords(view.pages, view.page_size);
+  QuantizedTensor t{};
+  t.quantized = aligned(PagedBytes{static_cast<const std::byte*>(view.data), 2 * view.page_stride,
+                                   2 * view.token_stride, 2 * view.head_stride},
+                        "elements", 16);
+  t.encoding = RowEncoding::kPlain;
   return t;
 }
 
-PackedTensor packed(const CompressedCache& cache) {
-  check_places(cache.pages, cache.page_size);
+QuantizedTensor quantized_stage(const CompressedCache& cache) {
+  check_coords(cache.pages, cache.page_size);
   const RowFormat& format = cache.format;
-  PackedTensor t{};
-  t.coding = format.coding;
+  QuantizedTensor t{};
+  t.encoding = format.encoding;
   t.scales = format.scales;
   t.group = format.group;
-  t.codes = aligned(cache.streams[0], "codes", 8);
+  t.quantized = aligned(cache.streams[0], "quantized", 8);
   t.table = cache.tables[0];
-  const bool table_alone = format.coding == RowCoding::kFp8 && format.scales != ScaleGrain::kTokenHead;
-  if (!table_alone) t.numbers = aligned(cache.streams[1], "scales", 4);
-  if (format.coding == RowCoding::kLatent) t.rotary = aligned(cache.streams[2], "rotary keys", 16);
-  if (format.coding == RowCoding::kInt4Channel && reinterpret_cast<std::uintptr_t>(t.table) % 16 != 0) {
+  const bool table_alone = format.encoding == RowEncoding::kFp8 && format.scales != ScaleGrain::kTokenHead;
+  if (!table_alone) t.qparams = aligned(cache.streams[1], "scales", 4);
+  if (format.encoding == RowEncoding::kLatent) t.rotary = aligned(cache.streams[2], "rotary keys", 16);
+  if (format.encoding == RowEncoding::kInt4Channel && reinterpret_cast<std::uintptr_t>(t.table) % 16 != 0) {
     refuse("the start of its tail must be a multiple of 16 bytes");
   }
   return t;
@@ -79,13 +79,13 @@ PackedTensor packed(const CompressedCache& cache) {
 }  // namespace
 
 const CompressedLauncher& compressed_launcher_of(const DecodeSpec& spec, bool configured) {
-  return cuda::launcher_of("sm80_fold", kCompiled, spec.fold, configured);
+  return cuda::launcher_of("sm80_attention", kCompiled, spec.attention, configured);
 }
 
 std::vector<std::string> formats_missing(const DecodeSpec& spec) {
   std::vector<std::string> missing;
   if (spec.format.is_plain()) return missing;
-  const auto config = choose_config(spec.fold);
+  const auto config = choose_config(spec.attention);
   if (config && config->slices > 1 && config->head_dim == config->head_dim_v) {
     missing.push_back(
         fmt::format("{} at head_dim {} (supported: plain caches)", describe(spec.format), config->head_dim));
@@ -93,12 +93,12 @@ std::vector<std::string> formats_missing(const DecodeSpec& spec) {
   }
   if (config && config->slices > 1) {
     const RowFormat latents = latent_format(config->head_dim - config->head_dim_v);
-    if (spec.values_in_keys && spec.format == CacheFormat{latents, {}} && spec.fold.dtype == Dtype::kBf16 &&
-        spec.fold.kv_heads == 1) {
+    if (spec.values_in_keys && spec.format == CacheFormat{latents, {}} && spec.attention.dtype == Dtype::kBf16 &&
+        spec.attention.kv_heads == 1) {
       return missing;
     }
     missing.push_back(fmt::format("{} of {} (supported: plain caches, and {} of bf16, one KV head, as keys and values)",
-                                  describe(spec.format), dtype_name(spec.fold.dtype), describe(latents)));
+                                  describe(spec.format), dtype_name(spec.attention.dtype), describe(latents)));
     return missing;
   }
   for (const RowFormat& format : {spec.format.k, spec.format.v}) {
@@ -109,9 +109,9 @@ std::vector<std::string> formats_missing(const DecodeSpec& spec) {
 }
 
 void set_compressed(const DecodeSpec& spec, const DecodeStep& step, CompressedParams& p) {
-  p.k = spec.format.k.is_plain() ? packed(step.k) : packed(step.packed_k);
-  if (spec.values_in_codes()) return;
-  p.v = spec.format.v.is_plain() ? packed(step.v) : packed(step.packed_v);
+  p.k = spec.format.k.is_plain() ? quantized_stage(step.k) : quantized_stage(step.quantized_k);
+  if (spec.quantized_values_in_keys()) return;
+  p.v = spec.format.v.is_plain() ? quantized_stage(step.v) : quantized_stage(step.quantized_v);
 }
 
 }  // namespace ringattn::sm80

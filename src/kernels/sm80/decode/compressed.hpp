@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sm80_fold over compressed caches: one for each pair of element type and head dims
+// The compiled decode kernels of sm80_attention over compressed caches: one for each pair of element type and head dims
 // (compressed_*.cu). Those of latents are of bf16 alone, as their rows of 8 bits are.
 #pragma once
 
@@ -32,7 +32,7 @@ extern const CompressedLauncher compressed_fp16_256;
 
 const CompressedLauncher& compressed_launcher_of(const DecodeSpec& spec, bool configured);
 
-// What sm80_fold lacks of a spec's formats; empty: nothing.
+// What sm80_attention lacks of a spec's formats; empty: nothing.
 std::vector<std::string> formats_missing(const DecodeSpec& spec);
 
 // The caches of a step. Throws kUnsupported where they can't be read.

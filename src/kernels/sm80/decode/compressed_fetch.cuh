@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of K and V that lie in memory as codes: each thread makes elements of some, by the functions of decompression
-// (cuda/rows/row_quads.cuh), and stores them where copy_keys() would have copied elements to. Who reads a tile waits
-// for a barrier behind the stores of all threads; there are no copies to wait for.
+// Tiles of K and V that lie in memory as quantized: each thread makes elements of some, by the functions of
+// decompression (cuda/rows/row_quads.cuh), and stores them where copy_keys() would have copied elements to. Who reads a
+// tile waits for a barrier behind the stores of all threads; there are no copies to wait for.
 #pragma once
 
 #include "kernels/cuda/rows/row_quads.cuh"
@@ -23,41 +23,42 @@ __device__ __forceinline__ Number load_number(const std::byte* from) {
   return __ldg(reinterpret_cast<const Number*>(from));
 }
 
-// A tile of K or V, for the unit's KV head. Eight threads share a row; each has 8 columns of every 64. Rows behind the
-// sequence's last key become zeros. Of these the tile's first row is read, as it is there.
+// A tile of K or V, for the work_tile's KV head. Eight threads share a row; each has 8 columns of every 64. Rows behind
+// the sequence's last key become zeros. Of these the tile's first row is read, as it is there.
 template <class C, int kDim>
-class TileUnpacker {
+class TileDequantizer {
  public:
   using Element = typename C::Element;
 
-  __device__ __forceinline__ TileUnpacker(const DecodeParams& p, const PackedTensor& t, const DecodeUnit& unit,
-                                          const std::int32_t* pages, int tile, std::uint32_t target)
+  __device__ __forceinline__ TileDequantizer(const DecodeParams& p, const QuantizedTensor& t,
+                                             const DecodeWorkTile& work_tile, const std::int32_t* pages, int tile,
+                                             std::uint32_t target)
       : p_(p),
         t_(t),
-        unit_(unit),
+        work_tile_(work_tile),
         pages_(pages),
-        codes_(t.codes.of_head(unit.kv_head)),
-        numbers_(t.numbers.of_head(unit.kv_head)),
-        first_(tile * C::kKeyTile + unit.cache_offset),
-        keys_(unit.length - tile * C::kKeyTile),
+        quantized_(t.quantized.of_head(work_tile.kv_head)),
+        qparams_(t.qparams.of_head(work_tile.kv_head)),
+        first_(tile * C::kKeyTile + work_tile.cache_offset),
+        keys_(work_tile.length - tile * C::kKeyTile),
         target_(target) {}
 
-  __device__ __forceinline__ void unpack() const {
-    switch (t_.coding) {
-      case RowCoding::kFp8:
-        unpack_eight_bits([](std::uint32_t codes, float scale) { return cuda::fp8_quad(codes, scale); });
+  __device__ __forceinline__ void dequantize() const {
+    switch (t_.encoding) {
+      case RowEncoding::kFp8:
+        dequantize_eight_bits([](std::uint32_t quantized, float scale) { return cuda::fp8_quad(quantized, scale); });
         break;
-      case RowCoding::kInt8:
-        unpack_eight_bits([](std::uint32_t codes, float scale) { return cuda::int8_quad(codes, scale); });
+      case RowEncoding::kInt8:
+        dequantize_eight_bits([](std::uint32_t quantized, float scale) { return cuda::int8_quad(quantized, scale); });
         break;
-      case RowCoding::kInt4Token:
-        unpack_runs();
+      case RowEncoding::kInt4Token:
+        dequantize_runs();
         break;
-      case RowCoding::kInt4Channel:
+      case RowEncoding::kInt4Channel:
         if (kDim % 64 == 0 && t_.group == 64) {
-          unpack_groups<64>();
+          dequantize_groups<64>();
         } else {
-          unpack_groups<32>();
+          dequantize_groups<32>();
         }
         break;
       default:
@@ -80,8 +81,8 @@ class TileUnpacker {
     return (panel + 1) * cuda::kPanelColumns <= kDim || column(panel) < kDim;  // the last panel may be narrower
   }
 
-  __device__ __forceinline__ CachePlaceOfKey place_of_row(int row) const {
-    return place_of_key(p_, unit_, pages_, first_ + row);
+  __device__ __forceinline__ CachedKeyCoord page_slot_of(int row) const {
+    return locate_key(p_, work_tile_, pages_, first_ + row);
   }
   __device__ __forceinline__ void store(int row, int panel, const uint4& elements) const {
     cuda::store_shared(
@@ -91,15 +92,15 @@ class TileUnpacker {
 
   // load(place, column) gives what eight elements are made of, and make() makes them.
   template <class Load, class Make>
-  __device__ __forceinline__ void unpack_rows(const Load& load, const Make& make) const {
+  __device__ __forceinline__ void dequantize_rows(const Load& load, const Make& make) const {
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; pass += kAtOnce) {
       const int begin = pass * kRowsOfPass + first_row();
-      decltype(load(CachePlaceOfKey{}, 0)) raw[kAtOnce][kPanels];
+      decltype(load(CachedKeyCoord{}, 0)) raw[kAtOnce][kPanels];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int row = begin + i * kRowsOfPass;
-        const CachePlaceOfKey at = place_of_row(row < keys_ ? row : 0);
+        const CachedKeyCoord at = page_slot_of(row < keys_ ? row : 0);
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel) {
           if (has(panel)) raw[i][panel] = load(at, column(panel));
@@ -116,30 +117,30 @@ class TileUnpacker {
   }
 
   template <class QuadOf>
-  __device__ __forceinline__ void unpack_eight_bits(const QuadOf& quad_of) const {
+  __device__ __forceinline__ void dequantize_eight_bits(const QuadOf& quad_of) const {
     struct Raw {
-      uint2 codes;
+      uint2 quantized;
       float scale;
     };
-    const bool by_row = numbers_of_rows();
+    const bool by_row = has_row_qparams();
     const float scale =
-        by_row ? 0.0F : load_number<float>(t_.table + (t_.scales == ScaleGrain::kHead ? 4 * unit_.kv_head : 0));
-    unpack_rows(
-        [&](const CachePlaceOfKey& at, int column) {
-          return Raw{load_number<uint2>(codes_.at(at.page, at.of_page) + column),
-                     by_row ? load_number<float>(numbers_.at(at.page, at.of_page)) : scale};
+        by_row ? 0.0F : load_number<float>(t_.table + (t_.scales == ScaleGrain::kHead ? 4 * work_tile_.kv_head : 0));
+    dequantize_rows(
+        [&](const CachedKeyCoord& at, int column) {
+          return Raw{load_number<uint2>(quantized_.at(at.page, at.of_page) + column),
+                     by_row ? load_number<float>(qparams_.at(at.page, at.of_page)) : scale};
         },
         [&](const Raw& raw) {
-          return eight_elements<Element>(quad_of(raw.codes.x, raw.scale), quad_of(raw.codes.y, raw.scale));
+          return eight_elements<Element>(quad_of(raw.quantized.x, raw.scale), quad_of(raw.quantized.y, raw.scale));
         });
   }
 
   // Codes of 4 bits, of runs of a row's columns.
-  __device__ __forceinline__ void unpack_runs() const {
-    unpack_rows(
-        [&](const CachePlaceOfKey& at, int column) {
-          return uint2{load_number<std::uint32_t>(codes_.at(at.page, at.of_page) + column / 2),
-                       load_number<std::uint32_t>(numbers_.at(at.page, at.of_page) + column / cuda::kPairChannels * 4)};
+  __device__ __forceinline__ void dequantize_runs() const {
+    dequantize_rows(
+        [&](const CachedKeyCoord& at, int column) {
+          return uint2{load_number<std::uint32_t>(quantized_.at(at.page, at.of_page) + column / 2),
+                       load_number<std::uint32_t>(qparams_.at(at.page, at.of_page) + column / cuda::kPairChannels * 4)};
         },
         [](const uint2& raw) {
           return eight_elements<Element>(cuda::int4_quad<Element>(raw.x, raw.y),
@@ -150,7 +151,7 @@ class TileUnpacker {
   // Codes of 4 bits, of groups of tokens. A tile holds whole groups of its sequence, and the one that is not full yet,
   // whose tokens lie in the tail.
   template <int kGroup>
-  __device__ __forceinline__ void unpack_groups() const {
+  __device__ __forceinline__ void dequantize_groups() const {
     constexpr int kPassesOfGroup = kGroup / kRowsOfPass;
 #pragma unroll 1
     for (int group = 0; group < C::kKeyTile; group += kGroup) {
@@ -158,18 +159,18 @@ class TileUnpacker {
         copy_tail<kGroup>(group);
         continue;
       }
-      const std::byte* codes[kPassesOfGroup];
+      const std::byte* quantized[kPassesOfGroup];
 #pragma unroll
       for (int i = 0; i < kPassesOfGroup; ++i) {
-        const CachePlaceOfKey at = place_of_row(group + first_row() + i * kRowsOfPass);
-        codes[i] = codes_.at(at.page, at.of_page);
+        const CachedKeyCoord at = page_slot_of(group + first_row() + i * kRowsOfPass);
+        quantized[i] = quantized_.at(at.page, at.of_page);
       }
 #pragma unroll 2
       for (int panel = 0; panel < kPanels; ++panel) {
         if (!has(panel)) break;
         std::uint32_t raw[kPassesOfGroup];
 #pragma unroll
-        for (int i = 0; i < kPassesOfGroup; ++i) raw[i] = load_number<std::uint32_t>(codes[i] + column(panel) / 2);
+        for (int i = 0; i < kPassesOfGroup; ++i) raw[i] = load_number<std::uint32_t>(quantized[i] + column(panel) / 2);
         std::uint32_t pairs[2][4];
 #pragma unroll
         for (int i = 0; i < 8; ++i) pairs[i / 4][i % 4] = pair_of_channel<kGroup>(group, column(panel) + i);
@@ -182,20 +183,22 @@ class TileUnpacker {
       }
     }
   }
-  // Where place_of_channel() says.
+  // Where scale_offset_of() says.
   template <int kGroup>
   __device__ __forceinline__ std::uint32_t pair_of_channel(int group, int channel) const {
     constexpr unsigned kOfToken = kDim / kGroup;
     const unsigned token = static_cast<unsigned>(channel) / kOfToken;
-    const CachePlaceOfKey at = place_of_row(group + static_cast<int>(token));
-    return load_number<std::uint32_t>(numbers_.at(at.page, at.of_page) +
+    const CachedKeyCoord at = page_slot_of(group + static_cast<int>(token));
+    return load_number<std::uint32_t>(qparams_.at(at.page, at.of_page) +
                                       (static_cast<unsigned>(channel) - token * kOfToken) * 4);
   }
   template <int kGroup>
   __device__ __forceinline__ void copy_tail(int group) const {
     const std::byte* const tail =
-        t_.table + (static_cast<std::int64_t>(unit_.sequence) * kGroup * p_.fold.kv_heads + unit_.kv_head) * (2 * kDim);
-    const std::int64_t token_stride = static_cast<std::int64_t>(p_.fold.kv_heads) * (2 * kDim);
+        t_.table +
+        (static_cast<std::int64_t>(work_tile_.sequence) * kGroup * p_.attention.kv_heads + work_tile_.kv_head) *
+            (2 * kDim);
+    const std::int64_t token_stride = static_cast<std::int64_t>(p_.attention.kv_heads) * (2 * kDim);
 #pragma unroll 1
     for (int token = first_row(); token < kGroup; token += kRowsOfPass) {
 #pragma unroll
@@ -208,19 +211,19 @@ class TileUnpacker {
   }
 
   __device__ __forceinline__ void copy_elements() const {
-    unpack_rows([&](const CachePlaceOfKey& at,
-                    int column) { return load_number<uint4>(codes_.at(at.page, at.of_page) + 2 * column); },
-                [](const uint4& elements) { return elements; });
+    dequantize_rows([&](const CachedKeyCoord& at,
+                        int column) { return load_number<uint4>(quantized_.at(at.page, at.of_page) + 2 * column); },
+                    [](const uint4& elements) { return elements; });
   }
 
-  __device__ __forceinline__ bool numbers_of_rows() const { return t_.numbers.data != nullptr; }
+  __device__ __forceinline__ bool has_row_qparams() const { return t_.qparams.data != nullptr; }
 
   const DecodeParams& p_;
-  const PackedTensor& t_;
-  const DecodeUnit& unit_;
+  const QuantizedTensor& t_;
+  const DecodeWorkTile& work_tile_;
   const std::int32_t* const pages_;
-  const PagedBytes codes_;
-  const PagedBytes numbers_;
+  const PagedBytes quantized_;
+  const PagedBytes qparams_;
   const int first_;  // the first row's place in the cache
   const int keys_;   // of the sequence, from the first row on; maybe more than the tile's
   const std::uint32_t target_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Latents of 8 bits where O is cut into slices: strips of key tiles (../sliced/strips.cuh) whose elements the threads
-// make of codes. Strips are asked for one after the other, so each thread has the codes of the next one under way in
-// its registers while it folds the ones before.
+// make of quantized. Strips are asked for one after the other, so each thread has the quantized of the next one under
+// way in its registers while it attends the ones before.
 #pragma once
 
 #include "kernels/latent_rows.hpp"
@@ -15,27 +15,28 @@ class LatentStrips {
  public:
   using S = Strips<C>;
 
-  __device__ __forceinline__ LatentStrips(const CompressedParams& p, const DecodeUnit& unit, const std::int32_t* pages)
-      : p_(p), unit_(unit), pages_(pages) {}
+  __device__ __forceinline__ LatentStrips(const CompressedParams& p, const DecodeWorkTile& work_tile,
+                                          const std::int32_t* pages)
+      : p_(p), work_tile_(work_tile), pages_(pages) {}
 
-  __device__ int end() const { return unit_.end; }  // of the unit's tiles
+  __device__ int end() const { return work_tile_.end; }  // of the work_tile's tiles
 
   __device__ __forceinline__ void ask(int tile, int strip) {
-    const PackedTensor& t = p_.k;
-    if (strip < kCoded) {
+    const QuantizedTensor& t = p_.k;
+    if (strip < kQuantizedStrips) {
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
-        const CachePlaceOfKey at = place(tile, i * kStripKeys + row());
-        codes_[i] = load_number<uint2>(t.codes.at(at.page, at.of_page) + strip * kStripColumns + first() * 8);
-        scales_[i] = load_number<float>(t.numbers.at(at.page, at.of_page) + strip * 4);
+        const CachedKeyCoord at = place(tile, i * kStripKeys + row());
+        quantized_[i] = load_number<uint2>(t.quantized.at(at.page, at.of_page) + strip * kStripColumns + first() * 8);
+        scales_[i] = load_number<float>(t.qparams.at(at.page, at.of_page) + strip * 4);
       }
     } else if (strip >= S::kOfK) {
-      const CachePlaceOfKey at = place(tile, (strip - S::kOfK) * kStripKeys + row());
-      const std::byte* const codes = t.codes.at(at.page, at.of_page) + first() * 8;
-      const std::byte* const scales = t.numbers.at(at.page, at.of_page);
+      const CachedKeyCoord at = place(tile, (strip - S::kOfK) * kStripKeys + row());
+      const std::byte* const quantized = t.quantized.at(at.page, at.of_page) + first() * 8;
+      const std::byte* const scales = t.qparams.at(at.page, at.of_page);
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
-        codes_[i] = load_number<uint2>(codes + i * kStripColumns);
+        quantized_[i] = load_number<uint2>(quantized + i * kStripColumns);
         scales_[i] = load_number<float>(scales + i * 4);
       }
     }
@@ -56,8 +57,8 @@ class LatentStrips {
       const std::uint32_t to =
           chunk + static_cast<std::uint32_t>(of_keys ? i * kStripKeys * cuda::kPanelRowBytes
                                                      : i * (kThreadsOfRow / 8) * cuda::panel_bytes(kStripKeys));
-      const uint4 elements = eight_elements<typename C::Element>(cuda::fp8_quad(codes_[i].x, scales_[i]),
-                                                                 cuda::fp8_quad(codes_[i].y, scales_[i]));
+      const uint4 elements = eight_elements<typename C::Element>(cuda::fp8_quad(quantized_[i].x, scales_[i]),
+                                                                 cuda::fp8_quad(quantized_[i].y, scales_[i]));
       const int of_tile = (of_keys ? 0 : (strip - S::kOfK) * kStripKeys) + further + row();
       cuda::store_shared(to, present(tile, of_tile) ? elements : uint4{0, 0, 0, 0});
     }
@@ -66,24 +67,25 @@ class LatentStrips {
  private:
   static constexpr int kThreadsOfRow = kStripColumns / 8;
   static constexpr int kParts = C::kKeyTile / kStripKeys;  // eights of a thread: of as many rows of K, or of one of V
-  static constexpr int kCoded = C::kDimV / kStripColumns;  // strips of K that are codes; the last one is rotary keys
-  static_assert(kStripColumns == kLatentScaleBlock && kCoded == kParts && kCoded + 1 == S::kOfK);
+  static constexpr int kQuantizedStrips =
+      C::kDimV / kStripColumns;  // strips of K that are quantized; the last one is rotary keys
+  static_assert(kStripColumns == kLatentScaleBlock && kQuantizedStrips == kParts && kQuantizedStrips + 1 == S::kOfK);
   static_assert(C::kThreads == kStripKeys * kThreadsOfRow);
 
   __device__ static int row() { return static_cast<int>(threadIdx.x) / kThreadsOfRow; }  // of 16
   __device__ static int first() { return static_cast<int>(threadIdx.x) % kThreadsOfRow; }
-  __device__ bool present(int tile, int row) const { return row < unit_.length - tile * C::kKeyTile; }
+  __device__ bool present(int tile, int row) const { return row < work_tile_.length - tile * C::kKeyTile; }
   // Of a row behind the sequence's last key, the tile's first one.
-  __device__ __forceinline__ CachePlaceOfKey place(int tile, int row) const {
-    return place_of_key(p_.step, unit_, pages_,
-                        tile * C::kKeyTile + unit_.cache_offset + (present(tile, row) ? row : 0));
+  __device__ __forceinline__ CachedKeyCoord place(int tile, int row) const {
+    return locate_key(p_.step, work_tile_, pages_,
+                      tile * C::kKeyTile + work_tile_.cache_offset + (present(tile, row) ? row : 0));
   }
 
   __device__ __forceinline__ void copy_rotary_keys(int tile, std::uint32_t target) const {
     if (first() >= S::columns(S::kOfK - 1) / 8) return;
 #pragma unroll 1
     for (int i = row(); i < C::kKeyTile; i += kStripKeys) {
-      const CachePlaceOfKey at = place(tile, i);
+      const CachedKeyCoord at = place(tile, i);
       cuda::copy_16(target + static_cast<std::uint32_t>(first() / 8 * cuda::panel_bytes(C::kKeyTile)) +
                         cuda::swizzled(i, first() % 8),
                     p_.k.rotary.at(at.page, at.of_page) + first() * 16, present(tile, i));
@@ -91,9 +93,9 @@ class LatentStrips {
   }
 
   const CompressedParams& p_;
-  const DecodeUnit& unit_;
+  const DecodeWorkTile& work_tile_;
   const std::int32_t* const pages_;
-  uint2 codes_[kParts];
+  uint2 quantized_[kParts];
   float scales_[kParts];
 };
 

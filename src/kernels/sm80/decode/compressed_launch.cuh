@@ -9,12 +9,12 @@
 
 namespace ringattn::sm80 {
 
-template <class Element, FoldConfig kFold>
+template <class Element, AttentionConfig kAttention>
 constexpr CompressedLauncher compressed_launcher() {
-  using C = DecodeConfig<Element, kFold>;
-  return {[] { return prepare_decode<Element, kFold>(compressed_kernel<C>); },
+  using C = DecodeConfig<Element, kAttention>;
+  return {[] { return prepare_decode<Element, kAttention>(compressed_kernel<C>); },
           [](const CompressedParams& params, int ctas, Stream stream) {
-            launch_decode<Element, kFold>(compressed_kernel<C>, params, ctas, stream);
+            launch_decode<Element, kAttention>(compressed_kernel<C>, params, ctas, stream);
           }};
 }
 

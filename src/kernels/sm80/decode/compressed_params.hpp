@@ -29,19 +29,19 @@ struct PagedBytes {
 };
 
 // K or V, or latents that are both.
-struct PackedTensor {
-  PagedBytes codes;        // of kPlain: elements
-  PagedBytes numbers;      // scales, or scales and zeros, of each row
+struct QuantizedTensor {
+  PagedBytes quantized;    // of kPlain: elements
+  PagedBytes qparams;      // scales, or scales and zeros, of each row
   PagedBytes rotary;       // of kLatent
   const std::byte* table;  // scales of a tensor or of heads, or a tail; null: there is none
-  RowCoding coding;
+  RowEncoding encoding;
   ScaleGrain scales;
   std::int32_t group;  // of 4 bits
 };
 
 struct CompressedParams {
-  DecodeParams step;  // its caches say nothing
-  PackedTensor k, v;  // of latents, v says nothing
+  DecodeParams step;     // its caches say nothing
+  QuantizedTensor k, v;  // of latents, v says nothing
 };
 
 }  // namespace ringattn::sm80

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding on tensor cores through mma.sync, with the bits of the fold. A CTA takes units, each a group of key tiles
-// for the rows of one KV head (units.cuh), and folds them by the fold's own tile step: the same functions on the same
-// fragments, in the same order. What differs is where rows, tiles and results lie.
+// Decoding on tensor cores through mma.sync, with the bits of the fold. A CTA takes work_tiles, each a group of key
+// tiles for the rows of one KV head (units.cuh), and attends them by the fold's own tile step: the same functions
+// on the same fragments, in the same order. What differs is where rows, tiles and results lie.
 #pragma once
 
 #include "kernels/sm80/decode/fetch.cuh"
@@ -20,38 +20,39 @@ struct DecodeLayout {
 };
 
 template <class C>
-__device__ __forceinline__ void fold_unit(const DecodeParams& p, const DecodeUnit& unit, unsigned char* shared) {
+__device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const DecodeWorkTile& work_tile,
+                                                 unsigned char* shared) {
   using Layout = DecodeLayout<C>;
   const std::uint32_t q_tile = cuda::shared_address(shared);
   const std::uint32_t k_tiles = q_tile + Layout::kQBytes;
   const std::uint32_t v_tiles = k_tiles + C::kStages * Layout::kKBytes;
   auto* const pages = reinterpret_cast<std::int32_t*>(shared + Layout::kPages);
   const auto copy_k = [&](int tile, std::uint32_t stage) {
-    copy_keys<C, C::kDim>(p, p.k, unit, pages, tile, k_tiles + stage * Layout::kKBytes);
+    copy_keys<C, C::kDim>(p, p.k, work_tile, pages, tile, k_tiles + stage * Layout::kKBytes);
   };
   const auto copy_v = [&](int tile, std::uint32_t stage) {
-    copy_keys<C, C::kDimV>(p, p.v, unit, pages, tile, v_tiles + stage * Layout::kVBytes);
+    copy_keys<C, C::kDimV>(p, p.v, work_tile, pages, tile, v_tiles + stage * Layout::kVBytes);
   };
-  const int end = unit.end;
-  if (unit.begin < end) {
-    copy_queries<C>(p, unit, q_tile);
-    load_pages<C>(p, unit, pages);
+  const int end = work_tile.end;
+  if (work_tile.begin < end) {
+    copy_queries<C>(p, work_tile, q_tile);
+    load_pages<C>(p, work_tile, pages);
     __syncthreads();
-    copy_k(unit.begin, 0);
-    if constexpr (C::kStages > 1) copy_v(unit.begin, 0);
+    copy_k(work_tile.begin, 0);
+    if constexpr (C::kStages > 1) copy_v(work_tile.begin, 0);
     cuda::copy_commit();
   }
 
-  RowState<C> state;
-  for_each_row<C>([&](int block, int half, int) { begin_group(state, block, half); });
+  AttentionState<C> state;
+  for_each_row<C>([&](int block, int half, int) { begin_split(state, block, half); });
   // Only warps that have rows work at them.
-  const bool has_rows = static_cast<int>(threadIdx.x) / 32 * 16 < unit.slots;
-  const TileStep<C, DecodeRows> step(p.fold, {unit, p.ratio}, q_tile);
-  const int whole = unit.whole;
-  const int whole_end = unit.whole_end;
+  const bool has_rows = static_cast<int>(threadIdx.x) / 32 * 16 < work_tile.tile_rows;
+  const TileStep<C, DecodeRows> step(p.attention, {work_tile, p.ratio}, q_tile);
+  const int whole = work_tile.whole;
+  const int whole_end = work_tile.whole_end;
   std::uint32_t stage = 0;
 #pragma unroll 1
-  for (int tile = unit.begin; tile < end; ++tile) {
+  for (int tile = work_tile.begin; tile < end; ++tile) {
     const bool masked = tile < whole || tile >= whole_end;
     const auto first_key = [tile] { return std::int64_t{tile} * C::kKeyTile; };
     const std::uint32_t k_tile = k_tiles + stage * Layout::kKBytes;
@@ -66,7 +67,7 @@ __device__ __forceinline__ void fold_unit(const DecodeParams& p, const DecodeUni
         copy_v(tile + 1, stage);
       }
       cuda::copy_commit();
-      if (has_rows) step.fold(state, k_tile, v_tile, masked, first_key, [] {});
+      if (has_rows) step.attend(state, k_tile, v_tile, masked, first_key, [] {});
     } else {
       // The tile's K is here, and everyone is past V of the one before it.
       copy_v(tile, stage);
@@ -78,15 +79,15 @@ __device__ __forceinline__ void fold_unit(const DecodeParams& p, const DecodeUni
         cuda::copy_commit();
       };
       if (has_rows) {
-        step.fold(state, k_tile, v_tile, masked, first_key, between);
+        step.attend(state, k_tile, v_tile, masked, first_key, between);
       } else {
         between();
       }
     }
   }
 
-  leave_records<C>(p, unit, state);
-  if (p.finish) merge_if_last<C>(p, unit);
+  store_partials<C>(p, work_tile, state);
+  if (p.finish) merge_if_last<C>(p, work_tile);
 }
 
 // Dynamic shared memory of a CTA.
@@ -102,20 +103,20 @@ constexpr int decode_kernel_bytes() {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) decode_kernel(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ DecodeUnit unit;
-  UnitFinder<C> finder(p);
+  __shared__ DecodeWorkTile work_tile;
+  WorkTileFinder<C> work_tile_finder(p);
   for (int n = static_cast<int>(blockIdx.x);; n += static_cast<int>(gridDim.x)) {
-    if (threadIdx.x < 32) finder.find(n, unit);
+    if (threadIdx.x < 32) work_tile_finder.find(n, work_tile);
     __syncthreads();
-    if (unit.slots == 0) return;
+    if (work_tile.tile_rows == 0) return;
     if constexpr (C::kSlices > 1) {
       std::int32_t* const pages = SlicedDecodeLayout<C>::pages(shared);
-      const CachedKeys<C> keys{p, unit, pages};
-      fold_sliced_unit<C>(p, unit, shared, pages, keys);
+      const CachedKeys<C> keys{p, work_tile, pages};
+      decode_sliced_tile<C>(p, work_tile, shared, pages, keys);
     } else {
-      fold_unit<C>(p, unit, shared);
+      decode_work_tile<C>(p, work_tile, shared);
     }
-    __syncthreads();  // everybody is done with the unit, and with its tiles
+    __syncthreads();  // everybody is done with the work_tile, and with its tiles
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sm80_fold: one for each pair of element type and head dims (decode_*.cu), and one for
-// each element type that merges shares (merge.cu).
+// The compiled decode kernels of sm80_attention: one for each pair of element type and head dims (decode_*.cu), and one
+// for each element type that merges shares (merge.cu).
 #pragma once
 
 #include "base/memory.hpp"

@@ -15,13 +15,13 @@ struct DecodeCache {
   std::int64_t page_stride, token_stride, head_stride;
 };
 
-// What units leave of their rows: [rows of q, groups, heads] records of A in the order of a fold state's columns
-// (cuda/device/fold_state.cuh), then r, l and two numbers without meaning.
-constexpr int record_floats(int head_dim_v) { return head_dim_v + 4; }
+// What work_tiles leave of their rows: [rows of q, splits, heads] partials of A in the order of a fold state's columns
+// (cuda/device/fold_state.cuh), then r, l and two stats without meaning.
+constexpr int partial_floats(int head_dim_v) { return head_dim_v + 4; }
 
 struct DecodeParams {
-  cuda::FoldParams fold;  // the job's shape, its tensors and its softmax; no tables, no schedule, no state
-  bool q_aligned;         // rows of q begin at multiples of 16 bytes
+  cuda::AttentionParams attention;  // the job's shape, its tensors and its softmax; no tables, no schedule, no state
+  bool q_aligned;                   // rows of q begin at multiples of 16 bytes
 
   DecodeCache k;
   DecodeCache v;
@@ -30,8 +30,8 @@ struct DecodeParams {
   std::int32_t page_log;  // of 2: tokens of a page; 31 where there is no table
   // Of 2: keys that lie in one page wherever their tile begins. A page's, but for lists, whose blocks may begin inside
   // of one.
-  std::int32_t piece_log;
-  std::int32_t share_first, every;  // the groups that the cache holds (GroupShare)
+  std::int32_t page_run_log2;
+  std::int32_t partition_first, partition_stride;  // the splits that the cache holds (KvPartition)
 
   const std::int32_t* lengths;  // [sequences]
   std::int32_t sequences;       // with lists: each counts as many times as it has lists
@@ -39,26 +39,26 @@ struct DecodeParams {
   std::int32_t ratio;           // query heads of a KV head
   std::int32_t blocks;          // of rows, of a sequence and KV head, at most
 
-  // Lists of key blocks, as DecodeLists has them; null: none, and a sequence has one list, of all keys.
-  const std::int32_t* list_blocks;
-  const std::int32_t* list_counts;
-  std::int64_t list_stride;
-  std::int32_t lists;          // of a sequence
-  std::int32_t list_kv_heads;  // that share a list
-  std::int32_t list_keys;      // of a block
+  // Lists of key blocks, as DecodeBlockMask has them; null: none, and a sequence has one mask_row, of all keys.
+  const std::int32_t* mask_block_indices;
+  const std::int32_t* mask_block_counts;
+  std::int64_t mask_row_stride;
+  std::int32_t mask_rows;        // of a sequence
+  std::int32_t mask_kv_heads;    // that share a mask_row
+  std::int32_t mask_block_keys;  // of a block
 
-  float* records;
-  std::int64_t record_groups;  // of a row
-  bool finish;                 // rows end with this launch; else the records are what it leaves
-  std::int32_t* arrived;       // [sequences, kv_heads, blocks]: units that have left their records; 0 between launches
+  float* partials;
+  std::int64_t partial_splits;  // of a row
+  bool finish;                  // rows end with this launch; else the partials are what it leaves
+  std::int32_t* arrived;  // [sequences, kv_heads, blocks]: work_tiles that have left their partials; 0 between launches
 };
 
 // DecodeKernel::merge().
 struct DecodeMergeParams {
-  cuda::FoldParams fold;  // as above
-  const float* shares[kMostShares];
-  std::int32_t share_count;
-  std::int64_t record_groups;   // of a row and share
+  cuda::AttentionParams attention;  // as above
+  const float* partitions[kMaxPartitions];
+  std::int32_t partition_count;
+  std::int64_t partial_splits;  // of a row and share
   const std::int32_t* lengths;  // [sequences]
   std::int32_t rows;            // of a sequence
   TileSizes tiles;              // of the fold

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a step whose keys were dealt to several shares.
+// The end of a step whose keys were dealt to several partitions.
 #include "base/cuda.hpp"
 #include "kernels/sm80/decode/decode.hpp"
 #include "kernels/sm80/decode/finish.cuh"
@@ -13,21 +13,22 @@ constexpr int kThreads = 128;
 // A thread finishes a share of a row's columns: four of them.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ DecodeMergeParams p) {
-  const int columns = p.fold.head_dim_v / 4;
+  const int columns = p.attention.head_dim_v / 4;
   const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (index >= p.fold.rows * p.fold.heads * columns) return;
+  if (index >= p.attention.rows * p.attention.heads * columns) return;
   const int share = static_cast<int>(index % columns);
-  const int head = static_cast<int>(index / columns % p.fold.heads);
-  const std::int64_t row = index / columns / p.fold.heads;
+  const int head = static_cast<int>(index / columns % p.attention.heads);
+  const std::int64_t row = index / columns / p.attention.heads;
   const std::int64_t sequence = row / p.rows;
   const std::int64_t length = __ldg(p.lengths + sequence);
-  const TileRange tiles = Visibility(p.fold.mask, length).tiles(length - p.rows + (row - sequence * p.rows), p.tiles);
-  const int first = static_cast<int>(tiles.begin / kGroupTiles);
-  const int groups = tiles.empty() ? 0 : static_cast<int>((tiles.end - 1) / kGroupTiles) + 1 - first;
-  finish_share<Element>(p.fold, row, head, share, groups, [&](int i) {
-    const int group = first + i;
-    return record_at(p.shares[group % p.share_count], p.record_groups, p.fold, row, std::int64_t{group} / p.share_count,
-                     head);
+  const TileRange tiles =
+      Visibility(p.attention.mask, length).tiles(length - p.rows + (row - sequence * p.rows), p.tiles);
+  const int first = static_cast<int>(tiles.begin / kTilesPerKvSplit);
+  const int splits = tiles.empty() ? 0 : static_cast<int>((tiles.end - 1) / kTilesPerKvSplit) + 1 - first;
+  finish_share<Element>(p.attention, row, head, share, splits, [&](int i) {
+    const int split = first + i;
+    return partial_at(p.partitions[split % p.partition_count], p.partial_splits, p.attention, row,
+                      std::int64_t{split} / p.partition_count, head);
   });
 }
 
@@ -39,10 +40,10 @@ void prepare_merge() {
 
 template <class Element>
 void launch_merge(const DecodeMergeParams& params, Stream stream) {
-  const std::int64_t threads = params.fold.rows * params.fold.heads * (params.fold.head_dim_v / 4);
+  const std::int64_t threads = params.attention.rows * params.attention.heads * (params.attention.head_dim_v / 4);
   const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
   merge_kernel<Element><<<blocks, kThreads, 0, cuda_stream(stream)>>>(params);
-  check_cuda(cudaGetLastError(), "sm80_fold's merge of shares");
+  check_cuda(cudaGetLastError(), "sm80_attention's merge of partitions");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A unit where O is cut into slices: the fold's own step (../sliced/tile_step.cuh) on a cache's keys.
+// A work_tile where O is cut into slices: the fold's own step (../sliced/tile_step.cuh) on a cache's keys.
 #pragma once
 
 #include "kernels/sm80/decode/fetch.cuh"
@@ -22,7 +22,7 @@ struct SlicedDecodeLayout {
 template <class C>
 struct CachedKeys {
   const DecodeParams& p;
-  const DecodeUnit& unit;
+  const DecodeWorkTile& work_tile;
   const std::int32_t* pages;
 
   __device__ __forceinline__ FoundRow k_row(int tile, int row) const { return found(p.k, tile, row); }
@@ -30,37 +30,37 @@ struct CachedKeys {
 
  private:
   __device__ __forceinline__ FoundRow found(const DecodeCache& cache, int tile, int row) const {
-    const CachedRow at = cached_row<C>(p, cache, unit, pages, tile, row);
+    const CachedRow at = cached_row<C>(p, cache, work_tile, pages, tile, row);
     return {at.data, at.present, /*aligned=*/true};
   }
 };
 
 // `keys` looks into `pages`, which are filled here, in shared memory.
 template <class C, class Keys>
-__device__ __forceinline__ void fold_sliced_unit(const DecodeParams& p, const DecodeUnit& unit, unsigned char* shared,
-                                                 std::int32_t* pages, Keys& keys) {
-  const SlicedStep<C, DecodeRows> step(p.fold, {unit, p.ratio}, shared);
+__device__ __forceinline__ void decode_sliced_tile(const DecodeParams& p, const DecodeWorkTile& work_tile,
+                                                   unsigned char* shared, std::int32_t* pages, Keys& keys) {
+  const SlicedStep<C, DecodeRows> step(p.attention, {work_tile, p.ratio}, shared);
   StripStages<C> stages;
-  const int end = unit.end;
-  if (unit.begin < end) {
-    copy_queries<C>(p, unit, cuda::shared_address(shared));
-    load_pages<C>(p, unit, pages);
+  const int end = work_tile.end;
+  if (work_tile.begin < end) {
+    copy_queries<C>(p, work_tile, cuda::shared_address(shared));
+    load_pages<C>(p, work_tile, pages);
     __syncthreads();
-    step.start(stages, keys, unit.begin);
+    step.start(stages, keys, work_tile.begin);
   }
 
-  RowState<C> state;
-  for_each_row<C>([&](int block, int half, int) { begin_group(state, block, half); });
-  const int whole = unit.whole;
-  const int whole_end = unit.whole_end;
+  AttentionState<C> state;
+  for_each_row<C>([&](int block, int half, int) { begin_split(state, block, half); });
+  const int whole = work_tile.whole;
+  const int whole_end = work_tile.whole_end;
 #pragma unroll 1
-  for (int tile = unit.begin; tile < end; ++tile) {
+  for (int tile = work_tile.begin; tile < end; ++tile) {
     const bool masked = tile < whole || tile >= whole_end;
-    step.fold(state, stages, keys, tile, tile + 1 < end, masked, [tile] { return std::int64_t{tile} * C::kKeyTile; });
+    step.attend(state, stages, keys, tile, tile + 1 < end, masked, [tile] { return std::int64_t{tile} * C::kKeyTile; });
   }
 
-  leave_records<C>(p, unit, state);
-  if (p.finish) merge_if_last<C>(p, unit);
+  store_partials<C>(p, work_tile, state);
+  if (p.finish) merge_if_last<C>(p, work_tile);
 }
 
 }  // namespace ringattn::sm80

@@ -10,8 +10,8 @@
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
-#include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/sm80/decode/compressed.hpp"
@@ -30,7 +30,7 @@ constexpr cuda::Compiled<DecodeLauncher> kCompiled[] = {
 };
 
 const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
-  return cuda::launcher_of("sm80_fold", kCompiled, spec.fold, configured);
+  return cuda::launcher_of("sm80_attention", kCompiled, spec.attention, configured);
 }
 
 bool aligned(const void* data, std::initializer_list<std::int64_t> strides) {
@@ -40,18 +40,18 @@ bool aligned(const void* data, std::initializer_list<std::int64_t> strides) {
 
 // Places of keys are numbers of 32 bits.
 bool can_read(const CacheView& view) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  return aligned(view.data, {view.page_stride, view.token_stride, view.head_stride}) && view.pages <= kMost &&
-         view.page_size <= kMost;
+  constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
+  return aligned(view.data, {view.page_stride, view.token_stride, view.head_stride}) && view.pages <= kMax &&
+         view.page_size <= kMax;
 }
 
 DecodeCache cache_of(const CacheView& view) {
   return {static_cast<const char*>(view.data), 2 * view.page_stride, 2 * view.token_stride, 2 * view.head_stride};
 }
 
-// What a step's units leave for each other, as it lies in scratch memory.
+// What a step's work_tiles leave for each other, as it lies in scratch memory.
 struct ScratchLayout {
-  std::int64_t groups;  // of a row
+  std::int64_t splits;  // of a row
   std::size_t counters, bytes;
 };
 
@@ -60,20 +60,20 @@ class Sm80Decode final : public DecodeKernel {
   Sm80Decode(const DecodeSpec& spec, int device)
       : spec_(spec),
         device_(device),
-        config_(*choose_config(spec.fold)),
+        config_(*choose_config(spec.attention)),
         launcher_(launcher_of(spec, true)),
         compressed_(spec.format.is_plain() ? nullptr : &compressed_launcher_of(spec, true)),
-        merge_(spec.fold.dtype == Dtype::kBf16 ? merge_bf16 : merge_fp16) {
+        merge_(spec.attention.dtype == Dtype::kBf16 ? merge_bf16 : merge_fp16) {
     if (device_ == kNoDevice) return;
     const DeviceGuard guard(device_);
     merge_.prepare();
   }
 
   int key_tile() const override { return config_.key_tile; }
-  std::int64_t record_floats() const override { return sm80::record_floats(spec_.fold.head_dim_v); }
+  std::int64_t partial_floats() const override { return sm80::partial_floats(spec_.attention.head_dim_v); }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
 
-  void check(const DecodeLimits&, int shares) const override { check_shares(static_cast<std::size_t>(shares)); }
+  void check(const DecodeLimits&, int shares) const override { check_partitions(static_cast<std::size_t>(shares)); }
 
   void reserve(const DecodeLimits& limits) override {
     const DeviceGuard guard(device_);
@@ -88,23 +88,23 @@ class Sm80Decode final : public DecodeKernel {
     if (step.q.tokens == 0) return;
     const DeviceGuard guard(device_);
     DecodeParams p{};
-    p.fold = fold_params(step.q.tokens, step.output);
-    p.fold.q = {step.q.data, step.q.token_stride, step.q.head_stride};
+    p.attention = attention_params(step.q.tokens, step.output);
+    p.attention.q = {step.q.data, step.q.token_stride, step.q.head_stride};
     p.q_aligned = aligned(step.q.data, {step.q.token_stride, step.q.head_stride});
     if (compressed_ == nullptr) set_cache(step, p);
     set_pages(step, p);
-    set_lists(step, p);
+    set_block_mask(step, p);
     p.lengths = step.lengths;
-    p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows) * lists_of(spec_.fold.lists);
+    p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows) * mask_heads_of(spec_.attention.block_mask);
     p.rows = step.rows;
-    p.ratio = spec_.fold.heads / spec_.fold.kv_heads;
+    p.ratio = spec_.attention.heads / spec_.attention.kv_heads;
     p.blocks = static_cast<std::int32_t>(blocks(step.rows));
-    p.finish = step.partials.records == nullptr;
-    p.records = p.finish ? reinterpret_cast<float*>(scratch_.data()) : step.partials.records;
-    p.record_groups = p.finish ? layout_.groups : step.partials.groups;
+    p.finish = step.partials.data == nullptr;
+    p.partials = p.finish ? reinterpret_cast<float*>(scratch_.data()) : step.partials.data;
+    p.partial_splits = p.finish ? layout_.splits : step.partials.kv_splits;
     p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.counters);
-    const std::int64_t units = p.sequences * p.list_kv_heads * blocks(step.rows) * layout_.groups;
-    const int ctas = static_cast<int>(std::min<std::int64_t>(units, ctas_));
+    const std::int64_t work_tiles = p.sequences * p.mask_kv_heads * blocks(step.rows) * layout_.splits;
+    const int ctas = static_cast<int>(std::min<std::int64_t>(work_tiles, ctas_));
     if (compressed_ == nullptr) {
       launcher_.launch(p, ctas, stream);
       return;
@@ -118,14 +118,14 @@ class Sm80Decode final : public DecodeKernel {
   void merge(const DecodeMerge& merge, Stream stream) override {
     check_decode_merge(spec_, merge);
     const std::int64_t rows = merge.output.out.tokens;
-    check_shares(merge.shares.size());
+    check_partitions(merge.partitions.size());
     if (rows == 0) return;
     const DeviceGuard guard(device_);
     DecodeMergeParams p{};
-    p.fold = fold_params(rows, merge.output);
-    std::ranges::copy(merge.shares, p.shares);
-    p.share_count = static_cast<std::int32_t>(merge.shares.size());
-    p.record_groups = merge.groups;
+    p.attention = attention_params(rows, merge.output);
+    std::ranges::copy(merge.partitions, p.partitions);
+    p.partition_count = static_cast<std::int32_t>(merge.partitions.size());
+    p.partial_splits = merge.kv_splits;
     p.lengths = merge.lengths;
     p.rows = merge.rows;
     p.tiles = {config_.query_tile(), config_.key_tile};
@@ -133,34 +133,34 @@ class Sm80Decode final : public DecodeKernel {
   }
 
  private:
-  static void check_shares(std::size_t shares) {
-    if (shares <= kMostShares) return;
+  static void check_partitions(std::size_t shares) {
+    if (shares <= kMaxPartitions) return;
     fail(ErrorCode::kUnsupported, fmt::format("a decode step whose keys are dealt to {} ranks", shares),
-         fmt::format("sm80_fold merges the results of up to {}", kMostShares), "Use fewer ranks.");
+         fmt::format("sm80_attention merges the results of up to {}", kMaxPartitions), "Use fewer ranks.");
   }
 
   // Blocks of rows of a sequence and KV head, at most: rows of two query tiles lie in blocks of their own.
   std::int64_t blocks(int rows) const {
-    const int stacked = rows * (spec_.fold.heads / spec_.fold.kv_heads);
+    const int stacked = rows * (spec_.attention.heads / spec_.attention.kv_heads);
     return (stacked + decode_rows(config_) - 1) / decode_rows(config_) + (rows > 1 ? 1 : 0);
   }
 
   ScratchLayout lay_out(const DecodeLimits& limits) const {
     constexpr std::size_t kAlignment = 256;
     ScratchLayout layout{};
-    layout.groups = std::max<std::int64_t>(1, share_groups(limits.keys, 1, group_keys()));
-    const std::int64_t records = limits.sequences * limits.rows * spec_.fold.heads * layout.groups;
-    const std::size_t bytes = static_cast<std::size_t>(records * record_floats()) * sizeof(float);
+    layout.splits = std::max<std::int64_t>(1, splits_per_partition(limits.keys, 1, kv_split_keys()));
+    const std::int64_t partials = limits.sequences * limits.rows * spec_.attention.heads * layout.splits;
+    const std::size_t bytes = static_cast<std::size_t>(partials * partial_floats()) * sizeof(float);
     layout.counters = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     layout.bytes =
-        layout.counters +
-        static_cast<std::size_t>(limits.sequences * spec_.fold.kv_heads * blocks(limits.rows)) * sizeof(std::int32_t);
+        layout.counters + static_cast<std::size_t>(limits.sequences * spec_.attention.kv_heads * blocks(limits.rows)) *
+                              sizeof(std::int32_t);
     return layout;
   }
 
-  cuda::FoldParams fold_params(std::int64_t rows, const FoldOutput& output) const {
-    const FoldSpec& spec = spec_.fold;
-    cuda::FoldParams p{};
+  cuda::AttentionParams attention_params(std::int64_t rows, const AttentionOutput& output) const {
+    const AttentionSpec& spec = spec_.attention;
+    cuda::AttentionParams p{};
     p.mask = spec.mask;
     p.rows = rows;
     p.heads = spec.heads;
@@ -177,7 +177,7 @@ class Sm80Decode final : public DecodeKernel {
 
   static void set_cache(const DecodeStep& step, DecodeParams& p) {
     if (!can_read(step.k) || !can_read(step.v)) {
-      fail(ErrorCode::kUnsupported, "sm80_fold can't read this cache",
+      fail(ErrorCode::kUnsupported, "sm80_attention can't read this cache",
            "its start and its strides must be multiples of 16 bytes, and it must have less than 2^31 pages and tokens",
            "Lay it out so.");
     }
@@ -186,47 +186,47 @@ class Sm80Decode final : public DecodeKernel {
   }
 
   void set_pages(const DecodeStep& step, DecodeParams& p) const {
-    p.share_first = step.share.first;
-    p.every = step.share.every;
+    p.partition_first = step.partition.first;
+    p.partition_stride = step.partition.stride;
     p.page_log = 31;
     if (step.block_table.pages == nullptr) return;
     p.pages = step.block_table.pages;
     p.table_stride = step.block_table.stride;
-    const std::int64_t page_size = spec_.format.k.is_plain() ? step.k.page_size : step.packed_k.page_size;
+    const std::int64_t page_size = spec_.format.k.is_plain() ? step.k.page_size : step.quantized_k.page_size;
     p.page_log = std::countr_zero(static_cast<std::uint64_t>(page_size));
   }
 
   // Behind set_pages().
-  void set_lists(const DecodeStep& step, DecodeParams& p) const {
-    const ListShape& shape = spec_.fold.lists;
-    p.list_kv_heads = spec_.fold.kv_heads / lists_of(shape);
-    p.piece_log = p.page_log;
+  void set_block_mask(const DecodeStep& step, DecodeParams& p) const {
+    const BlockMaskShape& shape = spec_.attention.block_mask;
+    p.mask_kv_heads = spec_.attention.kv_heads / mask_heads_of(shape);
+    p.page_run_log2 = p.page_log;
     if (!shape.any()) return;
-    p.list_blocks = step.lists.blocks;
-    p.list_counts = step.lists.counts;
-    p.list_stride = step.lists.stride;
-    p.lists = shape.heads;
-    p.list_keys = shape.key_block;
-    p.piece_log = std::min(p.page_log, std::countr_zero(static_cast<unsigned>(config_.key_tile)));
+    p.mask_block_indices = step.block_mask.blocks;
+    p.mask_block_counts = step.block_mask.counts;
+    p.mask_row_stride = step.block_mask.stride;
+    p.mask_rows = shape.heads;
+    p.mask_block_keys = shape.key_block;
+    p.page_run_log2 = std::min(p.page_log, std::countr_zero(static_cast<unsigned>(config_.key_tile)));
   }
 
   DecodeSpec spec_;
   int device_;
-  FoldConfig config_;
+  AttentionConfig config_;
   const DecodeLauncher& launcher_;
   const CompressedLauncher* const compressed_;  // null: caches are plain
   const MergeLauncher& merge_;
   DecodeLimits limits_;
   ScratchLayout layout_{};
   int ctas_ = 0;    // that the device runs at a time
-  Buffer scratch_;  // records, then counters
+  Buffer scratch_;  // partials, then counters
 };
 
 }  // namespace
 
 std::vector<std::string> decode_configs() {
   std::vector<std::string> lines;
-  for (const FoldConfig& config : kFoldConfigs) {
+  for (const AttentionConfig& config : kAttentionConfigs) {
     const int stages = decode_stages(config);
     const std::string_view room = config.slices > 1 ? "strips" : stages == 1 ? "stage" : "stages";
     lines.push_back(cuda::config_line(
@@ -237,7 +237,7 @@ std::vector<std::string> decode_configs() {
 }
 
 std::unique_ptr<DecodeKernel> make_decode(const DecodeSpec& spec, Backend& backend) {
-  launcher_of(spec, choose_config(spec.fold).has_value());
+  launcher_of(spec, choose_config(spec.attention).has_value());
   return std::make_unique<Sm80Decode>(spec, static_cast<const cuda::CudaBackend&>(backend).device());
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of heads with their matrices in the order of cpu_product: each sum is one chain of fp32 multiply-adds over
+// Products of heads with their matrices in the order of cpu_gemm: each sum is one chain of fp32 multiply-adds over
 // `inner`, ascending, from zero. A thread has 8 rows × 4 or 8 columns of out in registers; both factors come through
 // shared memory in fp32, 16 or 32 numbers of the sum at a time.
 #include <type_traits>
@@ -14,23 +14,23 @@ namespace ringattn::sm80 {
 
 namespace {
 
-using cuda::ProductParams;
+using cuda::GemmParams;
 
 constexpr int kChunk = 8;  // elements that are asked for at once; dims are multiples of it
 constexpr int kRowsOfThread = 8;
 constexpr int kColumnsTogether = 4;
 
-template <class Element_, bool kAcross_, int kColumns_>
-struct Chain {
+template <class Element_, bool kTransposed_, int kColumns_>
+struct OrderedGemm {
   using Element = Element_;
-  static constexpr bool kAcross = kAcross_;
+  static constexpr bool kTransposed = kTransposed_;
   static constexpr int kColumns = kColumns_;
-  static constexpr int kDepth = kColumns == kFewChainColumns ? 32 : 16;  // numbers of the sum at a time
+  static constexpr int kDepth = kColumns == kSmallOrderedTileN ? 32 : 16;  // numbers of the sum at a time
   static constexpr int kChunks = kDepth / kChunk;
-  static constexpr int kQuads = kColumns == kFewChainColumns ? 1 : 2;  // of columns, of a thread
-  static constexpr int kQuadStep = kColumns / kQuads;                  // from one to the next
-  static constexpr int kThreads = kChainRows / kRowsOfThread * kQuadStep / kColumnsTogether;
-  static constexpr int kRowLoads = kChainRows * kChunks / kThreads;
+  static constexpr int kQuads = kColumns == kSmallOrderedTileN ? 1 : 2;  // of columns, of a thread
+  static constexpr int kQuadStep = kColumns / kQuads;                    // from one to the next
+  static constexpr int kThreads = kOrderedTileM / kRowsOfThread * kQuadStep / kColumnsTogether;
+  static constexpr int kRowLoads = kOrderedTileM * kChunks / kThreads;
   static constexpr int kWeightLoads = kColumns * kChunks / kThreads;
 
   // Where a row or column of number k of the sum lies in its line of shared memory: lanes that write eight numbers of
@@ -63,34 +63,34 @@ __device__ __forceinline__ uint4 load_chunk(const char* data, std::int64_t strid
 
 // A thread's part of both factors, on its way from memory.
 template <class C>
-struct FactorsAhead {
+struct OperandPrefetch {
   uint4 rows[C::kRowLoads];
   uint4 weights[C::kWeightLoads];
 
-  __device__ __forceinline__ void load(const ProductParams& p, const char* of_rows, const char* of_weights, int row,
+  __device__ __forceinline__ void load(const GemmParams& p, const char* of_rows, const char* of_weights, int row,
                                        int column, int depth) {
     const auto thread = static_cast<int>(threadIdx.x);
 #pragma unroll
     for (int i = 0; i < C::kRowLoads; ++i) {
       const int at = thread + i * C::kThreads;
       rows[i] = load_chunk(of_rows, p.rows.stride, p.rows.aligned, row + at / C::kChunks, p.row_count,
-                           depth + at % C::kChunks * kChunk, p.inner);
+                           depth + at % C::kChunks * kChunk, p.dim_k);
     }
 #pragma unroll
     for (int i = 0; i < C::kWeightLoads; ++i) {
       const int at = thread + i * C::kThreads;
-      if constexpr (C::kAcross) {
+      if constexpr (C::kTransposed) {
         constexpr int kOfLine = C::kColumns / kChunk;
-        weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, depth + at / kOfLine, p.inner,
-                                column + at % kOfLine * kChunk, p.outer);
+        weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, depth + at / kOfLine, p.dim_k,
+                                column + at % kOfLine * kChunk, p.dim_n);
       } else {
-        weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, column + at / C::kChunks, p.outer,
-                                depth + at % C::kChunks * kChunk, p.inner);
+        weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, column + at / C::kChunks, p.dim_n,
+                                depth + at % C::kChunks * kChunk, p.dim_k);
       }
     }
   }
 
-  __device__ __forceinline__ void store(float (*to_rows)[kChainRows], float (*to_weights)[C::kColumns]) const {
+  __device__ __forceinline__ void store(float (*to_rows)[kOrderedTileM], float (*to_weights)[C::kColumns]) const {
     const auto thread = static_cast<int>(threadIdx.x);
     float wide[kChunk];
 #pragma unroll
@@ -107,7 +107,7 @@ struct FactorsAhead {
     for (int i = 0; i < C::kWeightLoads; ++i) {
       const int at = thread + i * C::kThreads;
       widen<typename C::Element>(weights[i], wide);
-      if constexpr (C::kAcross) {
+      if constexpr (C::kTransposed) {
         constexpr int kOfLine = C::kColumns / kChunk;
         const int k = at / kOfLine;
         auto* const to = reinterpret_cast<float4*>(&to_weights[k][C::mixed(at % kOfLine * kChunk, k)]);
@@ -126,12 +126,12 @@ struct FactorsAhead {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
-    chain_kernel(const __grid_constant__ ProductParams p) {
-  __shared__ __align__(16) float rows[C::kDepth][kChainRows];
+    gemm_ordered_kernel(const __grid_constant__ GemmParams p) {
+  __shared__ __align__(16) float rows[C::kDepth][kOrderedTileM];
   __shared__ __align__(16) float weights[C::kDepth][C::kColumns];
   const auto heads = static_cast<unsigned>(p.heads);
   const auto head = static_cast<int>(blockIdx.x % heads);
-  const int row = static_cast<int>(blockIdx.x / heads) * kChainRows;
+  const int row = static_cast<int>(blockIdx.x / heads) * kOrderedTileM;
   const int column = static_cast<int>(blockIdx.y) * C::kColumns;
   const char* const of_rows = p.rows.data + head * p.rows.head_stride;
   const char* const of_weights = p.weights.data + head * p.weights.head_stride;
@@ -143,14 +143,14 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
   const int own_column = (warp % kGroups * 8 + lane % 8) * kColumnsTogether;
 
   float sums[kRowsOfThread][C::kQuads][kColumnsTogether] = {};
-  FactorsAhead<C> ahead;
+  OperandPrefetch<C> ahead;
   ahead.load(p, of_rows, of_weights, row, column, 0);
-  for (int depth = 0; depth < p.inner; depth += C::kDepth) {
+  for (int depth = 0; depth < p.dim_k; depth += C::kDepth) {
     __syncthreads();
     ahead.store(rows, weights);
     __syncthreads();
     ahead.load(p, of_rows, of_weights, row, column, depth + C::kDepth);
-    const int count = p.inner - depth < C::kDepth ? p.inner - depth : C::kDepth;
+    const int count = p.dim_k - depth < C::kDepth ? p.dim_k - depth : C::kDepth;
 #pragma unroll 1
     for (int first = 0; first < count; first += kChunk) {  // nothing is added where there is no number
 #pragma unroll 2
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
 #pragma unroll
     for (int q = 0; q < C::kQuads; ++q) {
       const int first = column + own_column + q * C::kQuadStep;
-      if (first >= p.outer) continue;
+      if (first >= p.dim_n) continue;
       const float(&four)[kColumnsTogether] = sums[i][q];
       const uint2 words{Products::pack(four[0], four[1]), Products::pack(four[2], four[3])};
       auto* const elements = reinterpret_cast<std::uint16_t*>(to) + first;
@@ -204,39 +204,40 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
 }
 
 template <class C>
-void launch_chain_kernel(const ProductParams& p, Stream stream) {
-  const auto row_tiles = (static_cast<unsigned>(p.row_count) + kChainRows - 1) / kChainRows;
-  const auto columns = (static_cast<unsigned>(p.outer) + C::kColumns - 1) / C::kColumns;
+void launch_gemm_ordered_kernel(const GemmParams& p, Stream stream) {
+  const auto row_tiles = (static_cast<unsigned>(p.row_count) + kOrderedTileM - 1) / kOrderedTileM;
+  const auto columns = (static_cast<unsigned>(p.dim_n) + C::kColumns - 1) / C::kColumns;
   const dim3 grid(row_tiles * static_cast<unsigned>(p.heads), columns);
-  chain_kernel<C><<<grid, C::kThreads, 0, cuda_stream(stream)>>>(p);
-  check_cuda(cudaGetLastError(), "sm80_chain");
+  gemm_ordered_kernel<C><<<grid, C::kThreads, 0, cuda_stream(stream)>>>(p);
+  check_cuda(cudaGetLastError(), "sm80_gemm_ordered");
 }
 
-template <class Element, bool kAcross>
-void launch_as(const ProductParams& p, Stream stream) {
-  if (p.outer <= kFewColumnsOuter) {
-    launch_chain_kernel<Chain<Element, kAcross, kFewChainColumns>>(p, stream);
+template <class Element, bool kTransposed>
+void launch_as(const GemmParams& p, Stream stream) {
+  if (p.dim_n <= kSmallN) {
+    launch_gemm_ordered_kernel<OrderedGemm<Element, kTransposed, kSmallOrderedTileN>>(p, stream);
   } else {
-    launch_chain_kernel<Chain<Element, kAcross, kManyChainColumns>>(p, stream);
+    launch_gemm_ordered_kernel<OrderedGemm<Element, kTransposed, kLargeOrderedTileN>>(p, stream);
   }
 }
 
 template <class Element>
-void launch_chain(const ProductParams& p, Stream stream) {
-  p.across ? launch_as<Element, true>(p, stream) : launch_as<Element, false>(p, stream);
+void launch_gemm_ordered(const GemmParams& p, Stream stream) {
+  p.transposed ? launch_as<Element, true>(p, stream) : launch_as<Element, false>(p, stream);
 }
 
 template <class Element>
-void prepare_chain() {
-  cuda::load_kernel(chain_kernel<Chain<Element, false, kFewChainColumns>>);
-  cuda::load_kernel(chain_kernel<Chain<Element, false, kManyChainColumns>>);
-  cuda::load_kernel(chain_kernel<Chain<Element, true, kFewChainColumns>>);
-  cuda::load_kernel(chain_kernel<Chain<Element, true, kManyChainColumns>>);
+void prepare_gemm_ordered() {
+  cuda::load_kernel(gemm_ordered_kernel<OrderedGemm<Element, false, kSmallOrderedTileN>>);
+  cuda::load_kernel(gemm_ordered_kernel<OrderedGemm<Element, false, kLargeOrderedTileN>>);
+  cuda::load_kernel(gemm_ordered_kernel<OrderedGemm<Element, true, kSmallOrderedTileN>>);
+  cuda::load_kernel(gemm_ordered_kernel<OrderedGemm<Element, true, kLargeOrderedTileN>>);
 }
 
 }  // namespace
 
-constinit const cuda::ProductLauncher chain_bf16{prepare_chain<__nv_bfloat16>, launch_chain<__nv_bfloat16>};
-constinit const cuda::ProductLauncher chain_fp16{prepare_chain<__half>, launch_chain<__half>};
+constinit const cuda::GemmLauncher gemm_ordered_bf16{prepare_gemm_ordered<__nv_bfloat16>,
+                                                     launch_gemm_ordered<__nv_bfloat16>};
+constinit const cuda::GemmLauncher gemm_ordered_fp16{prepare_gemm_ordered<__half>, launch_gemm_ordered<__half>};
 
 }  // namespace ringattn::sm80

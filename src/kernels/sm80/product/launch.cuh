@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a product's parameters to a kernel and its launch; the product_*.cu files instantiate it.
+// From a product's parameters to a kernel and its launch; the gemm_*.cu files instantiate it.
 #pragma once
 
 #include "base/cuda.hpp"
@@ -10,39 +10,39 @@ namespace ringattn::sm80 {
 
 template <class C>
 void prepare_kernel() {
-  check_cuda(cudaFuncSetAttribute(product_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes),
+  check_cuda(cudaFuncSetAttribute(gemm_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes),
              "cudaFuncSetAttribute");
 }
 
 template <class C>
-void launch_kernel(const cuda::ProductParams& p, Stream stream) {
-  const auto tiles = static_cast<unsigned>(cuda::product_tiles(p, C::kRows));
-  product_kernel<C><<<tiles, C::kThreads, C::kSharedBytes, cuda_stream(stream)>>>(p);
-  check_cuda(cudaGetLastError(), "sm80_product");
+void launch_kernel(const cuda::GemmParams& p, Stream stream) {
+  const auto tiles = static_cast<unsigned>(cuda::gemm_tiles(p, C::kRows));
+  gemm_kernel<C><<<tiles, C::kThreads, C::kSharedBytes, cuda_stream(stream)>>>(p);
+  check_cuda(cudaGetLastError(), "sm80_gemm");
 }
 
 template <class Element>
-void prepare_product() {
-  prepare_kernel<ProductKernel<Element, kFewRowsConfig, false>>();
-  prepare_kernel<ProductKernel<Element, kFewRowsConfig, true>>();
-  prepare_kernel<ProductKernel<Element, kManyRowsConfig, false>>();
-  prepare_kernel<ProductKernel<Element, kManyRowsConfig, true>>();
+void prepare_gemm() {
+  prepare_kernel<GemmKernel<Element, kFewRowsConfig, false>>();
+  prepare_kernel<GemmKernel<Element, kFewRowsConfig, true>>();
+  prepare_kernel<GemmKernel<Element, kManyRowsConfig, false>>();
+  prepare_kernel<GemmKernel<Element, kManyRowsConfig, true>>();
 }
 
 template <class Element>
-void launch_product(const cuda::ProductParams& p, Stream stream) {
+void launch_gemm(const cuda::GemmParams& p, Stream stream) {
   if (p.row_count <= kFewRows) {
-    p.across ? launch_kernel<ProductKernel<Element, kFewRowsConfig, true>>(p, stream)
-             : launch_kernel<ProductKernel<Element, kFewRowsConfig, false>>(p, stream);
+    p.transposed ? launch_kernel<GemmKernel<Element, kFewRowsConfig, true>>(p, stream)
+                 : launch_kernel<GemmKernel<Element, kFewRowsConfig, false>>(p, stream);
   } else {
-    p.across ? launch_kernel<ProductKernel<Element, kManyRowsConfig, true>>(p, stream)
-             : launch_kernel<ProductKernel<Element, kManyRowsConfig, false>>(p, stream);
+    p.transposed ? launch_kernel<GemmKernel<Element, kManyRowsConfig, true>>(p, stream)
+                 : launch_kernel<GemmKernel<Element, kManyRowsConfig, false>>(p, stream);
   }
 }
 
 template <class Element>
-constexpr cuda::ProductLauncher product_launcher() {
-  return {prepare_product<Element>, launch_product<Element>};
+constexpr cuda::GemmLauncher gemm_launcher() {
+  return {prepare_gemm<Element>, launch_gemm<Element>};
 }
 
 }  // namespace ringattn::sm80

@@ -30,34 +30,34 @@ struct WarpPart {
   // 16 columns × 16 numbers: quarters are the first eight numbers of columns 0 … 7, the others, and so of 8 … 15.
   __device__ __forceinline__ void load_weights(std::uint32_t (&b)[4], std::uint32_t weights, int pair, int step) const {
     const int first = column + pair * 16;
-    if constexpr (C::kAcross) {
+    if constexpr (C::kTransposed) {
       const int chunk = first / 8 + lane / 16;  // of both panels
-      cuda::load_matrix_transposed(
-          b, weights + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(cuda::kProductDepth)) +
-                 cuda::swizzled(step * 16 + lane % 16, chunk % 8));
+      cuda::load_matrix_transposed(b, weights +
+                                          static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(cuda::kGemmTileK)) +
+                                          cuda::swizzled(step * 16 + lane % 16, chunk % 8));
     } else {
       cuda::load_matrix(b, weights + cuda::swizzled(first + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
     }
   }
 };
 
-template <class Element_, ProductConfig kConfig, bool kAcross_>
-struct ProductKernel {
+template <class Element_, GemmConfig kConfig, bool kTransposed_>
+struct GemmKernel {
   using Element = Element_;
   static constexpr int kRows = kConfig.rows;
   static constexpr int kThreads = kConfig.threads();
   static constexpr int kStages = kConfig.stages;
   static constexpr int kStageBytes = kConfig.stage_bytes();
   static constexpr int kSharedBytes = kConfig.shared_bytes();
-  static constexpr bool kAcross = kAcross_;
+  static constexpr bool kTransposed = kTransposed_;
 };
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 2) product_kernel(const __grid_constant__ cuda::ProductParams p) {
+__global__ void __launch_bounds__(C::kThreads, 2) gemm_kernel(const __grid_constant__ cuda::GemmParams p) {
   extern __shared__ __align__(128) unsigned char shared[];
   const std::uint32_t stages = cuda::shared_address(shared);
-  const cuda::ProductTile tile = cuda::product_tile<C::kRows>(p, blockIdx.x);
-  const int panels = (p.inner + cuda::kProductDepth - 1) / cuda::kProductDepth;
+  const cuda::GemmTile tile = cuda::gemm_tile<C::kRows>(p, blockIdx.x);
+  const int panels = (p.dim_k + cuda::kGemmTileK - 1) / cuda::kGemmTileK;
 
   const auto stage = [&](int panel) {
     return stages + static_cast<std::uint32_t>(panel % C::kStages * C::kStageBytes);
@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(C::kThreads, 2) product_kernel(const __grid_co
   // Every panel has its group of copies, also where there is none: groups are counted.
   const auto copy = [&](int panel) {
     if (panel < panels) {
-      cuda::copy_factors<C::kRows, C::kAcross, C::kThreads>(p, tile, panel * cuda::kProductDepth, stage(panel),
-                                                            stage(panel) + C::kRows * cuda::kPanelRowBytes,
-                                                            static_cast<int>(threadIdx.x));
+      cuda::copy_operands<C::kRows, C::kTransposed, C::kThreads>(p, tile, panel * cuda::kGemmTileK, stage(panel),
+                                                                 stage(panel) + C::kRows * cuda::kPanelRowBytes,
+                                                                 static_cast<int>(threadIdx.x));
     }
     cuda::copy_commit();
   };
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(C::kThreads, 2) product_kernel(const __grid_co
     const std::uint32_t rows = stage(panel);
     const std::uint32_t weights = rows + C::kRows * cuda::kPanelRowBytes;
 #pragma unroll
-    for (int step = 0; step < cuda::kProductDepth / 16; ++step) {
+    for (int step = 0; step < cuda::kGemmTileK / 16; ++step) {
       std::uint32_t a[2][4];
 #pragma unroll
       for (int block = 0; block < 2; ++block) part.load_rows(a[block], rows, block, step);

@@ -3,6 +3,6 @@
 
 namespace ringattn::sm80 {
 
-constinit const cuda::ProductLauncher product_bf16 = product_launcher<__nv_bfloat16>();
+constinit const cuda::GemmLauncher gemm_bf16 = gemm_launcher<__nv_bfloat16>();
 
 }  // namespace ringattn::sm80

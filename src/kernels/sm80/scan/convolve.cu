@@ -67,7 +67,7 @@ struct Filter {
   float weight[kWidth][kChannels];
   float bias[kChannels];
 
-  __device__ Filter(const ConvolutionParams& p, std::int64_t channel) {
+  __device__ Filter(const Conv1dParams& p, std::int64_t channel) {
     float given[kChannels * kWidth];
     load(p.weight + channel * kWidth, p.filter_aligned, given);
 #pragma unroll
@@ -116,8 +116,8 @@ struct Filter {
 
 // Token `token` of a run, which may be in its halo, or a zero in front of the sequence.
 template <class Element>
-__device__ __forceinline__ Eight<Element> token_of(const ConvolutionParams& p, const ConvolutionRunEntry& run,
-                                                   std::int64_t token, std::int64_t channel) {
+__device__ __forceinline__ Eight<Element> token_of(const Conv1dParams& p, const Conv1dRunEntry& run, std::int64_t token,
+                                                   std::int64_t channel) {
   if (token >= 0) {
     return load_eight(static_cast<const Element*>(p.x) + (run.row + token) * p.x_stride + channel, p.aligned);
   }
@@ -172,12 +172,12 @@ class Arriving {
 
 template <class Element, int kWidth, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kCtasOfMultiprocessor<Element>)
-    convolve_kernel(const __grid_constant__ ConvolutionParams p) {
+    conv1d_kernel(const __grid_constant__ Conv1dParams p) {
   const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
   if (channel >= p.channels) return;
   int nth = 0;
   while (nth + 1 < p.run_count && p.runs[nth + 1].first_piece <= blockIdx.x) ++nth;
-  const ConvolutionRunEntry& run = p.runs[nth];
+  const Conv1dRunEntry& run = p.runs[nth];
   const std::int64_t begin = (blockIdx.x - run.first_piece) * kPieceTokens;
   const std::int64_t left = run.tokens - begin;
   const int count = static_cast<int>(left < kPieceTokens ? left : kPieceTokens);
@@ -209,17 +209,17 @@ __global__ void __launch_bounds__(kThreads, kCtasOfMultiprocessor<Element>)
 
 // A thread reads its channels' tokens before it writes them: the halo behind a run may lie where the one in front does.
 template <class Element>
-__global__ void __launch_bounds__(kThreads) halo_kernel(const __grid_constant__ ConvolutionParams p) {
+__global__ void __launch_bounds__(kThreads) halo_kernel(const __grid_constant__ Conv1dParams p) {
   const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
-  const ConvolutionRunEntry& run = p.runs[blockIdx.x];
+  const Conv1dRunEntry& run = p.runs[blockIdx.x];
   if (channel >= p.channels || run.behind == nullptr) return;
-  Eight<Element> tokens[kMostWidth - 1];
+  Eight<Element> tokens[kMaxWidth - 1];
 #pragma unroll
-  for (int k = 0; k < kMostWidth - 1; ++k) {
+  for (int k = 0; k < kMaxWidth - 1; ++k) {
     if (k < p.width - 1) tokens[k] = token_of<Element>(p, run, run.tokens - (p.width - 1) + k, channel);
   }
 #pragma unroll
-  for (int k = 0; k < kMostWidth - 1; ++k) {
+  for (int k = 0; k < kMaxWidth - 1; ++k) {
     if (k < p.width - 1) {
       store_eight(static_cast<Element*>(run.behind) + k * p.channels + channel, p.aligned, tokens[k]);
     }
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kThreads) halo_kernel(const __grid_constant__ 
 
 template <class Element, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    update_kernel(const __grid_constant__ ConvolutionParams p, const ConvolutionStep step) {
+    update_kernel(const __grid_constant__ Conv1dParams p, const Conv1dStep step) {
   const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
   if (channel >= p.channels) return;
   const std::int64_t sequence = blockIdx.x;
@@ -246,28 +246,28 @@ __global__ void __launch_bounds__(kThreads)
   store_eight(y, p.aligned, filter.convolve(tokens, 0, p.silu));
 }
 
-dim3 grid_of(const ConvolutionParams& p, std::int64_t rows) {
+dim3 grid_of(const Conv1dParams& p, std::int64_t rows) {
   constexpr std::int64_t kChannelsOfCta = std::int64_t{kThreads} * kChannels;
   return {static_cast<unsigned>(rows), static_cast<unsigned>((p.channels + kChannelsOfCta - 1) / kChannelsOfCta)};
 }
 
 struct Kernels {
-  void (*convolve)(ConvolutionParams);
-  void (*convolve_unaligned)(ConvolutionParams);
-  void (*halo)(ConvolutionParams);
-  void (*update)(ConvolutionParams, ConvolutionStep);
+  void (*convolve)(Conv1dParams);
+  void (*conv1d_unaligned)(Conv1dParams);
+  void (*halo)(Conv1dParams);
+  void (*update)(Conv1dParams, Conv1dStep);
 };
 
 template <class Element, int kWidth>
 constexpr Kernels kernels_of_width() {
-  return {convolve_kernel<Element, kWidth, true>, convolve_kernel<Element, kWidth, false>, halo_kernel<Element>,
+  return {conv1d_kernel<Element, kWidth, true>, conv1d_kernel<Element, kWidth, false>, halo_kernel<Element>,
           update_kernel<Element, kWidth>};
 }
 template <class Element>
 Kernels kernels_of(int width) {
   if (width == 2) return kernels_of_width<Element, 2>();
   if (width == 3) return kernels_of_width<Element, 3>();
-  return kernels_of_width<Element, kMostWidth>();
+  return kernels_of_width<Element, kMaxWidth>();
 }
 
 Kernels kernels_of(Dtype dtype, int width) {
@@ -283,29 +283,29 @@ Kernels kernels_of(Dtype dtype, int width) {
 
 }  // namespace
 
-void load_convolution(Dtype dtype, int width) {
+void load_conv1d(Dtype dtype, int width) {
   const Kernels kernels = kernels_of(dtype, width);
   load_kernel(kernels.convolve);
-  load_kernel(kernels.convolve_unaligned);
+  load_kernel(kernels.conv1d_unaligned);
   load_kernel(kernels.halo);
   load_kernel(kernels.update);
 }
 
-void convolve_runs(const ConvolutionParams& params, Dtype dtype, cudaStream_t stream) {
+void conv1d_runs(const Conv1dParams& params, Dtype dtype, cudaStream_t stream) {
   const Kernels kernels = kernels_of(dtype, params.width);
-  const auto kernel = params.aligned ? kernels.convolve : kernels.convolve_unaligned;
+  const auto kernel = params.aligned ? kernels.convolve : kernels.conv1d_unaligned;
   kernel<<<grid_of(params, params.pieces), kThreads, 0, stream>>>(params);
-  check_cuda(cudaGetLastError(), "sm80_convolution");
+  check_cuda(cudaGetLastError(), "sm80_conv1d");
 }
 
-void keep_halos(const ConvolutionParams& params, Dtype dtype, cudaStream_t stream) {
+void keep_halos(const Conv1dParams& params, Dtype dtype, cudaStream_t stream) {
   kernels_of(dtype, params.width).halo<<<grid_of(params, params.run_count), kThreads, 0, stream>>>(params);
-  check_cuda(cudaGetLastError(), "halos of sm80_convolution");
+  check_cuda(cudaGetLastError(), "halos of sm80_conv1d");
 }
 
-void update_halos(const ConvolutionParams& params, const ConvolutionStep& step, Dtype dtype, cudaStream_t stream) {
+void update_halos(const Conv1dParams& params, const Conv1dStep& step, Dtype dtype, cudaStream_t stream) {
   kernels_of(dtype, params.width).update<<<grid_of(params, step.sequences), kThreads, 0, stream>>>(params, step);
-  check_cuda(cudaGetLastError(), "the update of sm80_convolution");
+  check_cuda(cudaGetLastError(), "the update of sm80_conv1d");
 }
 
 }  // namespace ringattn::sm80

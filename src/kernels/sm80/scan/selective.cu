@@ -15,27 +15,27 @@ namespace {
 using cuda::element_at;
 using cuda::from_float;
 using cuda::HeadBlock;
-using cuda::ScanTensor;
-using cuda::SegmentPlace;
+using cuda::SegmentCoord;
+using cuda::SsmTensor;
 using cuda::to_float;
 
 constexpr int kThreads = 128;
 constexpr int kStates = 16;        // of a lane
 constexpr int kTileFloats = 2048;  // of B, and as many of C, in shared memory
-constexpr int kMostTileTokens = 64;
+constexpr int kMaxTileTokens = 64;
 constexpr int kTogether = 4;  // tokens that are loaded, and computed, together
 
-struct SelectiveParams {
-  ScanParams scan;
+struct SelectiveScanParams {
+  SsmParams scan;
   std::int32_t lanes;   // of a channel
   std::int32_t blocks;  // of channels; CTAs of one segment follow each other
 };
-static_assert(sizeof(SelectiveParams) <= 4096);
+static_assert(sizeof(SelectiveScanParams) <= 4096);
 
 // B or C of some tokens as fp32, [tokens, columns]; columns that the scan lacks are 0, and so are tokens up to a
 // multiple of kTogether.
 template <class Element>
-__device__ void load_tile(const ScanTensor& tensor, std::int64_t row, int tokens, int group, int state_dim, int columns,
+__device__ void load_tile(const SsmTensor& tensor, std::int64_t row, int tokens, int group, int state_dim, int columns,
                           float* tile) {
   const int whole = (tokens + kTogether - 1) / kTogether * kTogether;
   for (int i = static_cast<int>(threadIdx.x); i < whole * columns; i += kThreads) {
@@ -65,7 +65,7 @@ struct GivenTokens {
   Element z[kOutputs ? kTogether : 1];
 
   // Of tokens from `row` on, of which `count` are there, if not more.
-  __device__ __forceinline__ void load(const ScanParams& p, std::int64_t row, int count, int channel) {
+  __device__ __forceinline__ void load(const SsmParams& p, std::int64_t row, int count, int channel) {
     load_rows(p.x, row, count, channel, x);
     load_rows(p.dt, row, count, channel, dt);
     if constexpr (kOutputs) {
@@ -74,7 +74,7 @@ struct GivenTokens {
   }
 
  private:
-  static __device__ __forceinline__ void load_rows(const ScanTensor& tensor, std::int64_t row, int count, int channel,
+  static __device__ __forceinline__ void load_rows(const SsmTensor& tensor, std::int64_t row, int count, int channel,
                                                    Element (&to)[kTogether]) {
     const Element* from = element_at<Element>(tensor, row, channel);
 #pragma unroll
@@ -86,11 +86,12 @@ struct GivenTokens {
 };
 
 template <class Element, bool kOutputs>
-__global__ void __launch_bounds__(kThreads, 5) selective_kernel(const __grid_constant__ SelectiveParams params) {
+__global__ void __launch_bounds__(kThreads, 5)
+    selective_scan_kernel(const __grid_constant__ SelectiveScanParams params) {
   __shared__ __align__(16) float b_tile[kTileFloats];
   __shared__ __align__(16) float c_tile[kOutputs ? kTileFloats : 4];
-  const ScanParams& p = params.scan;
-  const SegmentPlace place = cuda::segment_place(p, static_cast<int>(blockIdx.x) / params.blocks);
+  const SsmParams& p = params.scan;
+  const SegmentCoord segment = cuda::segment_coord(p, static_cast<int>(blockIdx.x) / params.blocks);
   const HeadBlock block = cuda::head_block(p, kThreads / params.lanes, static_cast<int>(blockIdx.x) % params.blocks);
   const int in_block = static_cast<int>(threadIdx.x) / params.lanes;
   const bool present = in_block < block.count;
@@ -98,10 +99,10 @@ __global__ void __launch_bounds__(kThreads, 5) selective_kernel(const __grid_con
   const int part = static_cast<int>(threadIdx.x) % params.lanes;
   const int first_state = part * kStates;
   const int columns = params.lanes * kStates;
-  const int tile_tokens = kTileFloats / columns < kMostTileTokens ? kTileFloats / columns : kMostTileTokens;
+  const int tile_tokens = kTileFloats / columns < kMaxTileTokens ? kTileFloats / columns : kMaxTileTokens;
 
   // States that the scan lacks stay 0.
-  const std::int64_t of_segment = place.index * p.heads + channel;
+  const std::int64_t of_segment = segment.index * p.heads + channel;
   float rates[kStates];
   float state[kStates];
 #pragma unroll
@@ -109,12 +110,12 @@ __global__ void __launch_bounds__(kThreads, 5) selective_kernel(const __grid_con
     rates[n] = 0.0F;
     state[n] = 0.0F;
     if (first_state + n < p.state_dim) {
-      rates[n] = __fmul_rn(p.a[std::int64_t{channel} * p.state_dim + first_state + n], cuda::kScanLog2E);
+      rates[n] = __fmul_rn(p.a[std::int64_t{channel} * p.state_dim + first_state + n], cuda::kSsmLog2E);
       if (kOutputs) {
-        const std::int64_t of_super = place.super_segment * p.heads + channel;
-        const float log = place.first_of_super ? 0.0F : p.logs_before[of_segment];
-        const float local = place.first_of_super ? 0.0F : p.states[of_segment * p.state_dim + first_state + n];
-        const float before = place.from_zero ? 0.0F : p.super_states[of_super * p.state_dim + first_state + n];
+        const std::int64_t of_super = segment.super_segment * p.heads + channel;
+        const float log = segment.first_of_super ? 0.0F : p.logs_before[of_segment];
+        const float local = segment.first_of_super ? 0.0F : p.states[of_segment * p.state_dim + first_state + n];
+        const float before = segment.from_zero ? 0.0F : p.super_states[of_super * p.state_dim + first_state + n];
         state[n] = __fmaf_rn(cuda::exp2_approx(__fmul_rn(rates[n], log)), before, local);
       }
     }
@@ -123,12 +124,12 @@ __global__ void __launch_bounds__(kThreads, 5) selective_kernel(const __grid_con
   const float bias = cuda::dt_bias_of(p.dt_bias, channel);
   float time = 0.0F;  // the sum of dt
   GivenTokens<Element, kOutputs> next;
-  next.load(p, place.row, present ? place.tokens : 0, channel);
+  next.load(p, segment.row, present ? segment.tokens : 0, channel);
 
-  for (int tile = 0; tile < place.tokens; tile += tile_tokens) {
-    const int left = place.tokens - tile;
+  for (int tile = 0; tile < segment.tokens; tile += tile_tokens) {
+    const int left = segment.tokens - tile;
     const int tokens = left < tile_tokens ? left : tile_tokens;
-    const std::int64_t row = place.row + tile;
+    const std::int64_t row = segment.row + tile;
     __syncthreads();  // nobody reads the tile before any more
     load_tile<Element>(p.b, row, tokens, block.group, p.state_dim, columns, b_tile);
     if (kOutputs) load_tile<Element>(p.c, row, tokens, block.group, p.state_dim, columns, c_tile);
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, 5) selective_kernel(const __grid_con
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        step[i] = i < count ? cuda::smaller(cuda::larger(step[i], p.dt_least), p.dt_most) : 0.0F;
+        step[i] = i < count ? cuda::smaller(cuda::larger(step[i], p.dt_min), p.dt_max) : 0.0F;
         input[i] = __fmul_rn(step[i], to_float(given.x[i]));
         time = __fadd_rn(time, step[i]);
       }
@@ -203,40 +204,40 @@ __global__ void __launch_bounds__(kThreads, 5) selective_kernel(const __grid_con
   }
 }
 
-using Selective = void(SelectiveParams);
+using Selective = void(SelectiveScanParams);
 
 template <bool kOutputs>
 Selective* kernel_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::kF32:
-      return selective_kernel<float, kOutputs>;
+      return selective_scan_kernel<float, kOutputs>;
     case Dtype::kBf16:
-      return selective_kernel<__nv_bfloat16, kOutputs>;
+      return selective_scan_kernel<__nv_bfloat16, kOutputs>;
     default:
-      return selective_kernel<__half, kOutputs>;
+      return selective_scan_kernel<__half, kOutputs>;
   }
 }
 
-void launch(Selective* kernel, const ScanParams& scan, cudaStream_t stream) {
-  SelectiveParams params{scan, 1, 0};
+void launch(Selective* kernel, const SsmParams& scan, cudaStream_t stream) {
+  SelectiveScanParams params{scan, 1, 0};
   while (params.lanes * kStates < scan.state_dim) params.lanes *= 2;
   params.blocks = cuda::head_blocks(scan, kThreads / params.lanes);
   const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(scan.segments);
   kernel<<<ctas, kThreads, 0, stream>>>(params);
-  check_cuda(cudaGetLastError(), "sm80_selective");
+  check_cuda(cudaGetLastError(), "sm80_selective_scan");
 }
 
 }  // namespace
 
-void load_selective(Dtype dtype) {
+void load_selective_scan(Dtype dtype) {
   cuda::load_kernel(kernel_of<false>(dtype));
   cuda::load_kernel(kernel_of<true>(dtype));
 }
 
-void selective_fold(const ScanParams& params, Dtype dtype, cudaStream_t stream) {
+void selective_scan_states(const SsmParams& params, Dtype dtype, cudaStream_t stream) {
   launch(kernel_of<false>(dtype), params, stream);
 }
-void selective_finish(const ScanParams& params, Dtype dtype, cudaStream_t stream) {
+void selective_scan_outputs(const SsmParams& params, Dtype dtype, cudaStream_t stream) {
   launch(kernel_of<true>(dtype), params, stream);
 }
 

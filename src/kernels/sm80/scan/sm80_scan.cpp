@@ -9,8 +9,8 @@
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
-#include "kernels/cuda/scan/device_scan.hpp"
 #include "kernels/cuda/scan/steps.hpp"
+#include "kernels/cuda/scan/device_scan.hpp"
 #include "kernels/sm80/scan/selective.hpp"
 #include "kernels/sm80/scan/ssd.hpp"
 
@@ -18,26 +18,26 @@ namespace ringattn::sm80 {
 
 namespace {
 
-constexpr int kMostHeadDim = kMostWarps * kWarpDims;
-constexpr int kMostStates = 256;
+constexpr int kMaxHeadDim = kMaxWarps * kWarpDims;
+constexpr int kMaxStates = 256;
 constexpr int kChannels = 8;  // of a group: multiples of it
 
-struct CompiledScan {
+struct CompiledSsd {
   Dtype dtype;
   int state_dim;  // at most
   const SsdLauncher* launcher;
 };
-constexpr CompiledScan kCompiled[] = {
+constexpr CompiledSsd kCompiled[] = {
     {Dtype::kBf16, 16, &ssd_bf16_16},   {Dtype::kBf16, 64, &ssd_bf16_64},  {Dtype::kBf16, 128, &ssd_bf16_128},
     {Dtype::kBf16, 256, &ssd_bf16_256}, {Dtype::kF16, 16, &ssd_fp16_16},   {Dtype::kF16, 64, &ssd_fp16_64},
     {Dtype::kF16, 128, &ssd_fp16_128},  {Dtype::kF16, 256, &ssd_fp16_256},
 };
 
-const SsdLauncher& launcher_of(const ScanSpec& spec) {
-  for (const CompiledScan& entry : kCompiled) {
+const SsdLauncher& launcher_of(const SsmSpec& spec) {
+  for (const CompiledSsd& entry : kCompiled) {
     if (entry.dtype == spec.dtype && spec.state_dim <= entry.state_dim) return *entry.launcher;
   }
-  fail(ErrorCode::kInternal, "sm80_scan was made for " + describe(spec), "it can't do that");
+  fail(ErrorCode::kInternal, "sm80_ssd was made for " + describe(spec), "it can't do that");
 }
 
 void require_dim(std::string_view name, int dim, int most, std::vector<std::string>& missing) {
@@ -47,18 +47,18 @@ void require_dim(std::string_view name, int dim, int most, std::vector<std::stri
 
 class SsdKernels final : public cuda::SegmentKernels {
  public:
-  SsdKernels(const ScanSpec& spec, int device) : dtype_(spec.dtype), launcher_(launcher_of(spec)), device_(device) {}
+  SsdKernels(const SsmSpec& spec, int device) : dtype_(spec.dtype), launcher_(launcher_of(spec)), device_(device) {}
 
   void load() const override {
-    cuda::load_steps(dtype_);
+    cuda::load_da_cumsum(dtype_);
     launcher_.load();
   }
-  std::size_t step_floats() const override { return std::size_t{kChunksOfSegment} * kChunkSteps; }
-  void fold(const ScanParams& params, cudaStream_t stream) const override {
-    cuda::make_steps(params, dtype_, stream);
-    launcher_.fold(params, device_, stream);
+  std::size_t da_cumsum_floats() const override { return std::size_t{kChunksOfSegment} * kChunkDaCumsumFloats; }
+  void accumulate_states(const SsmParams& params, cudaStream_t stream) const override {
+    cuda::compute_da_cumsum(params, dtype_, stream);
+    launcher_.accumulate_states(params, device_, stream);
   }
-  void finish(const ScanParams& params, cudaStream_t stream) const override {
+  void finish(const SsmParams& params, cudaStream_t stream) const override {
     launcher_.finish(params, device_, stream);
   }
 
@@ -68,15 +68,17 @@ class SsdKernels final : public cuda::SegmentKernels {
   int device_;
 };
 
-class SelectiveKernels final : public cuda::SegmentKernels {
+class SelectiveScanKernels final : public cuda::SegmentKernels {
  public:
-  explicit SelectiveKernels(const ScanSpec& spec) : dtype_(spec.dtype) {}
+  explicit SelectiveScanKernels(const SsmSpec& spec) : dtype_(spec.dtype) {}
 
-  void load() const override { load_selective(dtype_); }
-  std::size_t step_floats() const override { return 0; }
-  void fold(const ScanParams& params, cudaStream_t stream) const override { selective_fold(params, dtype_, stream); }
-  void finish(const ScanParams& params, cudaStream_t stream) const override {
-    selective_finish(params, dtype_, stream);
+  void load() const override { load_selective_scan(dtype_); }
+  std::size_t da_cumsum_floats() const override { return 0; }
+  void accumulate_states(const SsmParams& params, cudaStream_t stream) const override {
+    selective_scan_states(params, dtype_, stream);
+  }
+  void finish(const SsmParams& params, cudaStream_t stream) const override {
+    selective_scan_outputs(params, dtype_, stream);
   }
 
  private:
@@ -84,8 +86,8 @@ class SelectiveKernels final : public cuda::SegmentKernels {
 };
 
 // A chunk has to fit into the shared memory that a CTA may have, on every GPU here. Elsewhere it is taken to.
-void require_shared_memory(const ScanSpec& spec, std::vector<std::string>& missing) {
-  const std::size_t needed = launcher_of(spec).least_shared(spec.head_dim);
+void require_shared_memory(const SsmSpec& spec, std::vector<std::string>& missing) {
+  const std::size_t needed = launcher_of(spec).min_shared(spec.head_dim);
   for (const Gpu& gpu : visible_gpus()) {
     int shared = 0;
     check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu.device),
@@ -101,34 +103,34 @@ void require_shared_memory(const ScanSpec& spec, std::vector<std::string>& missi
 
 }  // namespace
 
-std::vector<std::string> scan_missing(const ScanSpec& spec) {
+std::vector<std::string> ssd_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
   if (spec.state_decays) missing.push_back("a decay for each state (supported: one a head)");
   if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
-  require_dim("head_dim", spec.head_dim, kMostHeadDim, missing);
-  require_dim("state_dim", spec.state_dim, kMostStates, missing);
+  require_dim("head_dim", spec.head_dim, kMaxHeadDim, missing);
+  require_dim("state_dim", spec.state_dim, kMaxStates, missing);
   if (missing.empty()) require_shared_memory(spec, missing);
   return missing;
 }
 
-std::vector<std::string> selective_missing(const ScanSpec& spec) {
+std::vector<std::string> selective_scan_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
   if (!spec.state_decays) missing.push_back("one decay a head (supported: one for each state)");
   if (spec.heads % spec.groups != 0 || spec.heads / spec.groups % kChannels != 0) {
     missing.push_back(fmt::format("{} channels in {} groups (supported: multiples of {} in each)", spec.heads,
                                   spec.groups, kChannels));
   }
-  require_dim("state_dim", spec.state_dim, kMostStates, missing);
+  require_dim("state_dim", spec.state_dim, kMaxStates, missing);
   return missing;
 }
 
-std::unique_ptr<ScanKernel> make_scan(const ScanSpec& spec, Backend& backend) {
+std::unique_ptr<SsmKernel> make_ssd(const SsmSpec& spec, Backend& backend) {
   const int device = static_cast<const cuda::CudaBackend&>(backend).device();
-  return cuda::make_device_scan(spec, std::make_unique<SsdKernels>(spec, device), backend);
+  return cuda::make_device_ssm(spec, std::make_unique<SsdKernels>(spec, device), backend);
 }
 
-std::unique_ptr<ScanKernel> make_selective(const ScanSpec& spec, Backend& backend) {
-  return cuda::make_device_scan(spec, std::make_unique<SelectiveKernels>(spec), backend);
+std::unique_ptr<SsmKernel> make_selective_scan(const SsmSpec& spec, Backend& backend) {
+  return cuda::make_device_ssm(spec, std::make_unique<SelectiveScanKernels>(spec), backend);
 }
 
 }  // namespace ringattn::sm80

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm80_scan. They enqueue, and throw what a launch fails with.
+// The compiled kernels of sm80_ssd. They enqueue, and throw what a launch fails with.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,10 +12,10 @@
 namespace ringattn::sm80 {
 
 using cuda::kChunk;
+using cuda::kChunkDaCumsumFloats;
 using cuda::kChunksOfSegment;
-using cuda::kChunkSteps;
-using cuda::ScanParams;
-using cuda::ScanTensor;
+using cuda::SsmParams;
+using cuda::SsmTensor;
 
 // How a CTA computes: so many heads of one group side by side, each by so many warps of 16 of its dims. Doesn't touch
 // bits.
@@ -28,17 +28,17 @@ struct SsdShape {
 inline constexpr int kElementBytes = 2;
 inline constexpr int kPieceElements = 8;  // 16 bytes
 inline constexpr int kWarpDims = 16;      // of a head, that a warp has
-inline constexpr int kMostWarps = 8;      // of a head
-inline constexpr int kMostHeadsTogether = 4;
+inline constexpr int kMaxWarps = 8;       // of a head
+inline constexpr int kMaxHeadsTogether = 4;
 
 // Rows of a tile lie an odd number of 16 bytes apart: eight of them are in different banks.
 constexpr int pitch_of(int columns) { return (columns + kPieceElements) * kElementBytes; }
-inline constexpr int kScorePitch = kChunk + 4;         // floats
-inline constexpr int kWeightPitch = pitch_of(kChunk);  // bytes
+inline constexpr int kScorePitch = kChunk + 4;             // floats
+inline constexpr int kIntraChunkPitch = pitch_of(kChunk);  // bytes
 
 // Where everything lies in a CTA's shared memory, in bytes.
 struct SsdLayout {
-  std::int32_t b, c, x, steps, factors, scores, weights, total;
+  std::int32_t b, c, x, da_cumsum, factors, scores, intra_chunk_scores, total;
   std::int32_t x_pitch;
 };
 constexpr SsdLayout layout_of(const SsdShape& shape, int state_columns, bool with_outputs) {
@@ -55,16 +55,16 @@ constexpr SsdLayout layout_of(const SsdShape& shape, int state_columns, bool wit
   at.b = take(shape.stages * tile);
   at.c = take(with_outputs ? shape.stages * tile : 0);
   at.x = take(shape.stages * heads * kChunk * at.x_pitch);
-  at.steps = take(shape.stages * heads * kChunkSteps * 4);
+  at.da_cumsum = take(shape.stages * heads * kChunkDaCumsumFloats * 4);
   at.factors = take(heads * 2 * kChunk * 4);  // decays up to each token, then those behind it times dt
   at.scores = take(with_outputs ? kChunk * kScorePitch * 4 : 0);
-  at.weights = take(with_outputs ? heads * 2 * kChunk * kWeightPitch : 0);  // hi, then lo
+  at.intra_chunk_scores = take(with_outputs ? heads * 2 * kChunk * kIntraChunkPitch : 0);  // hi, then lo
   at.total = next;
   return at;
 }
 
 struct SsdParams {
-  ScanParams scan;
+  SsmParams scan;
   SsdShape shape;
   SsdLayout layout;         // on the host and in constant memory, so that it takes no registers
   std::int32_t blocks = 0;  // of heads; CTAs of one segment follow each other, and find B and C in the cache
@@ -73,10 +73,10 @@ struct SsdParams {
 // The kernels of one element type, and states of up to `state_dim`.
 struct SsdLauncher {
   void (*load)();  // both, onto the current device
-  void (*fold)(const ScanParams& params, int device, cudaStream_t stream);
-  void (*finish)(const ScanParams& params, int device, cudaStream_t stream);
+  void (*accumulate_states)(const SsmParams& params, int device, cudaStream_t stream);
+  void (*finish)(const SsmParams& params, int device, cudaStream_t stream);
   // Bytes of shared memory that a CTA needs at least.
-  std::size_t (*least_shared)(int head_dim);
+  std::size_t (*min_shared)(int head_dim);
 };
 
 extern const SsdLauncher ssd_bf16_16;

@@ -12,7 +12,7 @@ template <int kStates>
 struct ChunkSource {
   const SsdParams& p;
   std::uint32_t memory;
-  SegmentPlace place;
+  SegmentCoord coord;
   HeadBlock heads;
 
   __device__ std::uint32_t b(int stage) const { return memory + p.layout.b + stage * tile_bytes(); }
@@ -20,20 +20,20 @@ struct ChunkSource {
   __device__ std::uint32_t x(int stage, int slot) const {
     return memory + p.layout.x + (stage * p.shape.heads + slot) * kChunk * x_pitch();
   }
-  // Where the steps of a head lie, in floats of shared memory: sums, then dt.
-  __device__ int steps(int stage, int slot) const {
-    return p.layout.steps / 4 + (stage * p.shape.heads + slot) * kChunkSteps;
+  // Where the da_cumsum of a head lie, in floats of shared memory: sums, then dt.
+  __device__ int da_cumsum(int stage, int slot) const {
+    return p.layout.da_cumsum / 4 + (stage * p.shape.heads + slot) * kChunkDaCumsumFloats;
   }
   __device__ int x_pitch() const { return p.layout.x_pitch; }
-  __device__ int chunks() const { return (place.tokens + kChunk - 1) / kChunk; }
+  __device__ int chunks() const { return (coord.tokens + kChunk - 1) / kChunk; }
 
   // Enqueues the copies of a chunk, as one group of each thread.
   __device__ void fetch(int chunk, int stage, bool with_c) const {
-    const ScanParams& s = p.scan;
-    const std::int64_t row = place.row + chunk * kChunk;
-    const int left = place.tokens - chunk * kChunk;
+    const SsmParams& s = p.scan;
+    const std::int64_t row = coord.row + chunk * kChunk;
+    const int left = coord.tokens - chunk * kChunk;
     const int rows = left < kChunk ? left : kChunk;
-    const auto first = [row](const ScanTensor& tensor, int head) {
+    const auto first = [row](const SsmTensor& tensor, int head) {
       return static_cast<const std::uint16_t*>(tensor.data) + row * tensor.token_stride + head * tensor.head_stride;
     };
     constexpr int kPieces = kStates / kPieceElements;
@@ -48,14 +48,15 @@ struct ChunkSource {
       fetch_tile(x(stage, slot), x_pitch(), p.shape.warps * kWarpDims / kPieceElements, first(s.x, heads.first + slot),
                  s.x.token_stride, rows, s.head_dim, s.x.aligned);
     }
-    constexpr int kStepPieces = kChunkSteps / 4;
+    constexpr int kStepPieces = kChunkDaCumsumFloats / 4;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < heads.count * kStepPieces; i += static_cast<int>(blockDim.x)) {
       const int slot = i / kStepPieces;
       const std::int64_t from =
-          ((place.index * s.heads + heads.first + slot) * kChunksOfSegment + chunk) * kChunkSteps + i % kStepPieces * 4;
-      cuda::copy_16(memory + static_cast<std::uint32_t>(steps(stage, slot) + i % kStepPieces * 4) * 4, s.steps + from,
-                    true);
+          ((coord.index * s.heads + heads.first + slot) * kChunksOfSegment + chunk) * kChunkDaCumsumFloats +
+          i % kStepPieces * 4;
+      cuda::copy_16(memory + static_cast<std::uint32_t>(da_cumsum(stage, slot) + i % kStepPieces * 4) * 4,
+                    s.da_cumsum + from, true);
     }
     cuda::copy_commit();
   }
@@ -84,40 +85,41 @@ struct ChunkSource {
   __device__ static constexpr int tile_bytes() { return kChunk * pitch_of(kStates); }
 };
 
-// The weights of a chunk's tokens in its state: decays behind them times dt. All threads of a head make them.
-__device__ __forceinline__ void make_behind(const float* steps, float* behind, const WarpPlace& place, int warps) {
-  const float last = steps[kChunk - 1];
-  for (int j = place.thread(); j < kChunk; j += warps * 32) {
-    behind[j] = __fmul_rn(cuda::exp2_approx(__fsub_rn(last, steps[j])), steps[kChunk + j]);
+// The intra_chunk_scores of a chunk's tokens in its state: decays behind them times dt. All threads of a head make
+// them.
+__device__ __forceinline__ void make_behind(const float* da_cumsum, float* behind, const WarpCoord& coord, int warps) {
+  const float last = da_cumsum[kChunk - 1];
+  for (int j = coord.thread(); j < kChunk; j += warps * 32) {
+    behind[j] = __fmul_rn(cuda::exp2_approx(__fsub_rn(last, da_cumsum[j])), da_cumsum[kChunk + j]);
   }
 }
 
 template <int kStates>
-constexpr int fold_threads() {
+constexpr int state_threads() {
   return kStates <= 128 ? 512 : 256;
 }
 
 template <class Element, int kStates>
-__global__ void __launch_bounds__(fold_threads<kStates>(), 1) ssd_fold_kernel(const __grid_constant__ SsdParams p) {
+__global__ void __launch_bounds__(state_threads<kStates>(), 1) ssd_state_kernel(const __grid_constant__ SsdParams p) {
   extern __shared__ __align__(16) float ssd_memory[];
   const HeadBlock heads = block_of_heads(p);
-  const ChunkSource<kStates> source{p, cuda::shared_address(ssd_memory), place_of_cta(p), heads};
-  const WarpPlace place(heads, p.shape);
-  const bool present = place.slot < heads.count;
-  float* const behind = ssd_memory + p.layout.factors / 4 + (2 * place.slot + 1) * kChunk;
+  const ChunkSource<kStates> source{p, cuda::shared_address(ssd_memory), segment_of_cta(p), heads};
+  const WarpCoord coord(heads, p.shape);
+  const bool present = coord.slot < heads.count;
+  float* const behind = ssd_memory + p.layout.factors / 4 + (2 * coord.slot + 1) * kChunk;
   StateTile<kStates> state{};
   source.walk(false, [&](int, int stage) {
-    if (!present) return head_barrier(place.slot, p.shape.warps);  // racecheck wants as many of every warp
-    const float* const steps = ssd_memory + source.steps(stage, place.slot);
-    make_behind(steps, behind, place, p.shape.warps);
-    head_barrier(place.slot, p.shape.warps);
-    fold_chunk<Element>(state, place, source.x(stage, place.slot), source.x_pitch(), source.b(stage), behind,
-                        cuda::exp2_approx(steps[kChunk - 1]));
+    if (!present) return head_barrier(coord.slot, p.shape.warps);  // racecheck wants as many of every warp
+    const float* const da_cumsum = ssd_memory + source.da_cumsum(stage, coord.slot);
+    make_behind(da_cumsum, behind, coord, p.shape.warps);
+    head_barrier(coord.slot, p.shape.warps);
+    accumulate_chunk<Element>(state, coord, source.x(stage, coord.slot), source.x_pitch(), source.b(stage), behind,
+                              cuda::exp2_approx(da_cumsum[kChunk - 1]));
   });
   if (!present) return;
-  float* const target = p.scan.states + (source.place.index * p.scan.heads + place.head) *
+  float* const target = p.scan.states + (source.coord.index * p.scan.heads + coord.head) *
                                             (std::int64_t{p.scan.head_dim} * p.scan.state_dim);
-  state.visit(p.scan, place, [&](float first, float second, int offset) {
+  state.visit(p.scan, coord, [&](float first, float second, int offset) {
     *reinterpret_cast<float2*>(target + offset) = make_float2(first, second);
   });
 }

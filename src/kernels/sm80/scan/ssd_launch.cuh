@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a task to the launches of sm80_scan; the ssd_*.cu files instantiate it.
+// From a task to the launches of sm80_ssd; the ssd_*.cu files instantiate it.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace ringattn::sm80 {
 
 // Bytes of shared memory that a CTA may have.
-inline int most_shared(int device) {
+inline int max_shared(int device) {
   int shared = 0;
   check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
              "cudaDeviceGetAttribute");
@@ -18,12 +18,12 @@ inline int most_shared(int device) {
 }
 
 // Heads side by side and stages, as many as shared memory and threads allow. One head and one stage always fit:
-// make_scan() has asked.
-inline SsdShape shape_of(const ScanParams& p, int state_columns, bool with_outputs, int most_threads, int device) {
-  const int shared = most_shared(device);
+// make_ssd() has asked.
+inline SsdShape shape_of(const SsmParams& p, int state_columns, bool with_outputs, int max_threads, int device) {
+  const int shared = max_shared(device);
   SsdShape shape;
   shape.warps = (p.head_dim + kWarpDims - 1) / kWarpDims;
-  for (int heads = std::min({kMostHeadsTogether, p.group_heads, most_threads / 32 / shape.warps}); heads > 0; --heads) {
+  for (int heads = std::min({kMaxHeadsTogether, p.group_heads, max_threads / 32 / shape.warps}); heads > 0; --heads) {
     for (const int stages : {2, 1}) {
       shape.heads = heads;
       shape.stages = stages;
@@ -39,14 +39,14 @@ template <class Kernel>
 void load_ssd(Kernel kernel) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared(device)),
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, max_shared(device)),
              "cudaFuncSetAttribute");
 }
 
 template <class Kernel>
-void launch_ssd(Kernel kernel, const ScanParams& p, int state_columns, bool with_outputs, int most_threads, int device,
+void launch_ssd(Kernel kernel, const SsmParams& p, int state_columns, bool with_outputs, int max_threads, int device,
                 cudaStream_t stream) {
-  SsdParams params{p, shape_of(p, state_columns, with_outputs, most_threads, device), {}, 0};
+  SsdParams params{p, shape_of(p, state_columns, with_outputs, max_threads, device), {}, 0};
   const SsdShape& shape = params.shape;
   params.blocks = head_blocks(p, shape.heads);
   params.layout = layout_of(shape, state_columns, with_outputs);
@@ -54,20 +54,20 @@ void launch_ssd(Kernel kernel, const ScanParams& p, int state_columns, bool with
   const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(p.segments);
   kernel<<<ctas, static_cast<unsigned>(shape.heads * shape.warps * 32), static_cast<std::size_t>(bytes), stream>>>(
       params);
-  check_cuda(cudaGetLastError(), "sm80_scan");
+  check_cuda(cudaGetLastError(), "sm80_ssd");
 }
 
 template <class Element, int kStates>
 constexpr SsdLauncher ssd_launcher() {
   return {
       [] {
-        load_ssd(ssd_fold_kernel<Element, kStates>);
+        load_ssd(ssd_state_kernel<Element, kStates>);
         load_ssd(ssd_finish_kernel<Element, kStates>);
       },
-      [](const ScanParams& p, int device, cudaStream_t stream) {
-        launch_ssd(ssd_fold_kernel<Element, kStates>, p, kStates, false, fold_threads<kStates>(), device, stream);
+      [](const SsmParams& p, int device, cudaStream_t stream) {
+        launch_ssd(ssd_state_kernel<Element, kStates>, p, kStates, false, state_threads<kStates>(), device, stream);
       },
-      [](const ScanParams& p, int device, cudaStream_t stream) {
+      [](const SsmParams& p, int device, cudaStream_t stream) {
         launch_ssd(ssd_finish_kernel<Element, kStates>, p, kStates, true, finish_threads<kStates>(), device, stream);
       },
       [](int head_dim) {

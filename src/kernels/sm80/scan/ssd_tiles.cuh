@@ -14,8 +14,8 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/ptx.cuh"
-#include "kernels/cuda/scan/head_blocks.cuh"
 #include "kernels/cuda/scan/parts.cuh"
+#include "kernels/cuda/scan/head_blocks.cuh"
 #include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/sm80/scan/ssd.hpp"
 
@@ -24,7 +24,7 @@ namespace ringattn::sm80 {
 using cuda::HeadBlock;
 using cuda::load_matrix;
 using cuda::load_matrix_transposed;
-using cuda::SegmentPlace;
+using cuda::SegmentCoord;
 
 inline constexpr int kScoreBlocks = 10;  // of 16 × 16, on and below the diagonal of a chunk
 
@@ -32,8 +32,8 @@ inline constexpr int kScoreBlocks = 10;  // of 16 × 16, on and below the diagon
 __device__ inline HeadBlock block_of_heads(const SsdParams& p) {
   return cuda::head_block(p.scan, p.shape.heads, static_cast<int>(blockIdx.x) % p.blocks);
 }
-__device__ inline SegmentPlace place_of_cta(const SsdParams& p) {
-  return cuda::segment_place(p.scan, static_cast<int>(blockIdx.x) / p.blocks);
+__device__ inline SegmentCoord segment_of_cta(const SsdParams& p) {
+  return cuda::segment_coord(p.scan, static_cast<int>(blockIdx.x) / p.blocks);
 }
 
 // Copies `rows` rows of `columns` elements to a tile of kChunk rows of `pieces` pieces, and zeros to the rest of it.
@@ -69,7 +69,7 @@ __device__ __forceinline__ void wait_for_head() {
 }
 template <int kWarps>
 __device__ __forceinline__ void wait_for_head(int slot) {
-  static_assert(kMostHeadsTogether == 4);
+  static_assert(kMaxHeadsTogether == 4);
   switch (slot) {
     case 0:
       return wait_for_head<0, kWarps>();
@@ -82,7 +82,7 @@ __device__ __forceinline__ void wait_for_head(int slot) {
   }
 }
 __device__ __forceinline__ void head_barrier(int slot, int warps) {
-  static_assert(kMostWarps == 8);
+  static_assert(kMaxWarps == 8);
   switch (warps) {
     case 1:
       return __syncwarp();
@@ -104,7 +104,7 @@ __device__ __forceinline__ void head_barrier(int slot, int warps) {
 }
 
 using Bf16Products = cuda::Products<__nv_bfloat16>;
-using cuda::split;
+using cuda::split_hi_lo;
 using cuda::unpack;
 
 // A given operand as bf16: one part, or two where it is fp16.
@@ -120,7 +120,7 @@ struct Given {
         part[0][i] = raw[i];
       } else {
         const float2 pair = unpack(raw[i], Element());
-        split(pair.x, pair.y, part[0][i], part[1][i]);
+        split_hi_lo(pair.x, pair.y, part[0][i], part[1][i]);
       }
     }
   }
@@ -159,15 +159,15 @@ __device__ __forceinline__ std::uint32_t tile_at(std::uint32_t tile, int row, in
   return tile + static_cast<std::uint32_t>(row * pitch + column * kElementBytes);
 }
 
-// What a warp knows of its place: dims [first_dim, first_dim + 16) of one head's state.
-struct WarpPlace {
+// What a warp knows of its coord: dims [first_dim, first_dim + 16) of one head's state.
+struct WarpCoord {
   int slot;  // of the heads of the CTA
   int warp;  // of the head
   int lane;
   int head;
   int first_dim;
 
-  __device__ WarpPlace(const HeadBlock& block, const SsdShape& shape)
+  __device__ WarpCoord(const HeadBlock& block, const SsdShape& shape)
       : slot(static_cast<int>(threadIdx.x) / 32 / shape.warps),
         warp(static_cast<int>(threadIdx.x) / 32 % shape.warps),
         lane(static_cast<int>(threadIdx.x) % 32),
@@ -187,13 +187,13 @@ struct StateTile {
 
   // Calls visit(pair of elements, offset) for what the state has of this tile.
   template <class Visit>
-  __device__ __forceinline__ void visit(const ScanParams& p, const WarpPlace& place, Visit visit_pair) {
+  __device__ __forceinline__ void visit(const SsmParams& p, const WarpCoord& coord, Visit visit_pair) {
 #pragma unroll
     for (int t = 0; t < kStates / 8; ++t) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int dim = place.first_dim + place.row() + half * 8;
-        const int column = t * 8 + place.column();
+        const int dim = coord.first_dim + coord.row() + half * 8;
+        const int column = t * 8 + coord.column();
         if (dim < p.head_dim && column < p.state_dim) {
           visit_pair(s[t][2 * half], s[t][2 * half + 1], dim * p.state_dim + column);
         }
@@ -202,11 +202,11 @@ struct StateTile {
   }
 };
 
-// S ← fma(a(chunk), S, Σ_j a(tokens behind j) · dt_j · x_j ⊗ B_j), j ascending from zero. `behind` has the weights of
-// x, `decay` is that of the chunk.
+// S ← fma(a(chunk), S, Σ_j a(tokens behind j) · dt_j · x_j ⊗ B_j), j ascending from zero. `behind` has the
+// intra_chunk_scores of x, `decay` is that of the chunk.
 template <class Element, int kStates>
-__device__ __forceinline__ void fold_chunk(StateTile<kStates>& state, const WarpPlace& place, std::uint32_t x,
-                                           int x_pitch, std::uint32_t b, const float* behind, float decay) {
+__device__ __forceinline__ void accumulate_chunk(StateTile<kStates>& state, const WarpCoord& coord, std::uint32_t x,
+                                                 int x_pitch, std::uint32_t b, const float* behind, float decay) {
   constexpr int kPitch = pitch_of(kStates);
   constexpr int kSteps = kChunk / 16;
   std::uint32_t hi[kSteps][4];
@@ -214,14 +214,14 @@ __device__ __forceinline__ void fold_chunk(StateTile<kStates>& state, const Warp
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     std::uint32_t raw[4];
-    load_matrix_transposed(raw, tile_at(x, 16 * k, place.first_dim, x_pitch) + right_first(place.lane, x_pitch));
-    const float2 first = *reinterpret_cast<const float2*>(behind + 16 * k + place.column());
-    const float2 second = *reinterpret_cast<const float2*>(behind + 16 * k + 8 + place.column());
+    load_matrix_transposed(raw, tile_at(x, 16 * k, coord.first_dim, x_pitch) + right_first(coord.lane, x_pitch));
+    const float2 first = *reinterpret_cast<const float2*>(behind + 16 * k + coord.column());
+    const float2 second = *reinterpret_cast<const float2*>(behind + 16 * k + 8 + coord.column());
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const float2 pair = unpack(raw[r], Element());
       const float2 weight = r < 2 ? first : second;
-      split(__fmul_rn(pair.x, weight.x), __fmul_rn(pair.y, weight.y), hi[k][r], lo[k][r]);
+      split_hi_lo(__fmul_rn(pair.x, weight.x), __fmul_rn(pair.y, weight.y), hi[k][r], lo[k][r]);
     }
   }
 #pragma unroll
@@ -230,7 +230,7 @@ __device__ __forceinline__ void fold_chunk(StateTile<kStates>& state, const Warp
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       std::uint32_t raw[4];
-      load_matrix_transposed(raw, tile_at(b, 16 * k, 16 * n, kPitch) + down_first(place.lane, kPitch));
+      load_matrix_transposed(raw, tile_at(b, 16 * k, 16 * n, kPitch) + down_first(coord.lane, kPitch));
       const Given<Element, 4> given(raw);
       multiply_left(added[0], hi[k], lo[k], given, 0);
       multiply_left(added[1], hi[k], lo[k], given, 1);

@@ -10,29 +10,29 @@
 
 namespace ringattn::sm80 {
 
-template <class Element, FoldConfig kConfig>
-void prepare_sliced_fold() {
+template <class Element, AttentionConfig kConfig>
+void prepare_sliced_attention() {
   using C = KernelConfig<Element, kConfig>;
-  constexpr int kBytes = SlicedFoldLayout<C>::kBytes;
-  // With the work item no more than 99 KiB: what a CTA gets on every device from sm_80 on.
+  constexpr int kBytes = SlicedAttentionLayout<C>::kBytes;
+  // With the work work_tile no more than 99 KiB: what a CTA gets on every device from sm_80 on.
   static_assert(SlicedLayout<C>::kBytes == kConfig.sliced_bytes() && kBytes == kConfig.shared_bytes());
   static_assert(kBytes + 256 <= 99 * 1024);
-  check_cuda(cudaFuncSetAttribute(sliced_fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+  check_cuda(cudaFuncSetAttribute(sliced_attention_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "cudaFuncSetAttribute");
 }
 
-template <class Element, FoldConfig kConfig>
-void launch_sliced_fold(const cuda::FoldParams& params, Stream stream) {
+template <class Element, AttentionConfig kConfig>
+void launch_sliced_attention(const cuda::AttentionParams& params, Stream stream) {
   using C = KernelConfig<Element, kConfig>;
   const auto blocks =
-      static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.schedule.piece_heads);
-  sliced_fold_kernel<C><<<blocks, C::kThreads, SlicedFoldLayout<C>::kBytes, cuda_stream(stream)>>>(params);
-  check_cuda(cudaGetLastError(), "sm80_fold");
+      static_cast<unsigned>(params.tables.work_tile_count) * static_cast<unsigned>(params.schedule.entry_heads);
+  sliced_attention_kernel<C><<<blocks, C::kThreads, SlicedAttentionLayout<C>::kBytes, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "sm80_attention");
 }
 
-template <class Element, FoldConfig kConfig>
+template <class Element, AttentionConfig kConfig>
 constexpr cuda::Launcher sliced_launcher_of() {
-  return {prepare_sliced_fold<Element, kConfig>, launch_sliced_fold<Element, kConfig>};
+  return {prepare_sliced_attention<Element, kConfig>, launch_sliced_attention<Element, kConfig>};
 }
 
 }  // namespace ringattn::sm80

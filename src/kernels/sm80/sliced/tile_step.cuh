@@ -12,8 +12,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/sm80/sliced/strips.cuh"
 #include "kernels/sm80/tile_step.cuh"
 
@@ -70,7 +70,7 @@ class SlicedStep {
   using Layout = SlicedLayout<C>;
   using S = Strips<C>;
 
-  __device__ SlicedStep(const cuda::FoldParams& p, const Rows& rows, unsigned char* shared)
+  __device__ SlicedStep(const cuda::AttentionParams& p, const Rows& rows, unsigned char* shared)
       : p_(p), rows_(rows), shared_(shared), q_tile_(cuda::shared_address(shared)) {}
 
   // Starts the copies of a CTA's first tile. Those of Q may be under way; they count to the first strip's.
@@ -87,13 +87,13 @@ class SlicedStep {
   // Folds the tile, and starts the copies of the one behind it where it `goes_on`. first_key() gives the tile's first
   // key, and is asked where the tile is masked.
   template <class Keys, class FirstKey>
-  __device__ __forceinline__ void fold(RowState<C>& state, StripStages<C>& stages, Keys& keys, int tile, bool goes_on,
-                                       bool masked, FirstKey&& first_key) const {
+  __device__ __forceinline__ void attend(AttentionState<C>& state, StripStages<C>& stages, Keys& keys, int tile,
+                                         bool goes_on, bool masked, FirstKey&& first_key) const {
     float s[2][4];
 #pragma unroll
     for (int strip = 0; strip < S::kOfK; ++strip) {
       arrive(stages, keys, tile, goes_on, strip);
-      multiply_q_k(s, strip, stages.at(strip));
+      qk_gemm(s, strip, stages.at(strip));
     }
     if (p_.softmax.scaled_first) {
       scale_scores(p_.softmax, s[0]);
@@ -104,7 +104,7 @@ class SlicedStep {
     __syncthreads();
     float scale[C::kRowBlocks][2];
     float shift[2];
-    move_references(state, scale, shift);
+    move_offsets(state, scale, shift);
     exponentiate(s, shift);
 
     float sum[C::kRowBlocks][kWarpColumns<C> / 8][4];
@@ -112,7 +112,7 @@ class SlicedStep {
     for (int strip = 0; strip < S::kOfV; ++strip) {
       arrive(stages, keys, tile, goes_on, S::kOfK + strip);
       if (strip == 0) add_sums(state, scale);
-      add_p_v(sum, strip, stages.at(S::kOfK + strip));
+      pv_gemm(sum, strip, stages.at(S::kOfK + strip));
     }
     stages.next_tile();
 #pragma unroll
@@ -166,7 +166,7 @@ class SlicedStep {
   }
 
   // The strip lies at `stage`, which is added last, so that addresses in all stages have the rest in common.
-  __device__ __forceinline__ void multiply_q_k(Scores& s, int strip, std::uint32_t stage) const {
+  __device__ __forceinline__ void qk_gemm(Scores& s, int strip, std::uint32_t stage) const {
     const std::uint32_t q_at = q_tile_ + cuda::swizzled(row_block() * 16 + lane() % 16, lane() / 16);
     const std::uint32_t k_at =
         q_tile_ + cuda::swizzled(key_block() * 16 + lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
@@ -210,8 +210,8 @@ class SlicedStep {
 
   // Moves m on, in every warp for all of its rows; `shift` is that of the rows whose scores are this warp's. fmaxf
   // passes NaN over: its p is NaN.
-  __device__ __forceinline__ void move_references(RowState<C>& state, float (&scale)[C::kRowBlocks][2],
-                                                  float (&shift)[2]) const {
+  __device__ __forceinline__ void move_offsets(AttentionState<C>& state, float (&scale)[C::kRowBlocks][2],
+                                               float (&shift)[2]) const {
     const float c = p_.softmax.exponent_base2;
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b) {
@@ -221,11 +221,11 @@ class SlicedStep {
         const float maximum = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w));
         const float m_old = state.m[b][half];
         const float m_new = fmaxf(m_old, maximum);
-        const float reference = m_new == -INFINITY ? 0.0F : m_new;  // every score so far is −∞: exp2(−∞) = 0
+        const float softmax_offset = m_new == -INFINITY ? 0.0F : m_new;  // every score so far is −∞: exp2(−∞) = 0
         state.m[b][half] = m_new;
         // The difference first: an unchanged maximum scales by exactly 1.
-        scale[b][half] = cuda::exp2_approx(__fmul_rn(__fsub_rn(m_old, reference), c));
-        if (b == row_block()) shift[half] = __fmul_rn(-reference, c);
+        scale[b][half] = cuda::exp2_approx(__fmul_rn(__fsub_rn(m_old, softmax_offset), c));
+        if (b == row_block()) shift[half] = __fmul_rn(-softmax_offset, c);
       }
     }
   }
@@ -254,7 +254,7 @@ class SlicedStep {
   }
 
   // Moves l on, in every warp for all of its rows.
-  __device__ __forceinline__ void add_sums(RowState<C>& state, const float (&scale)[C::kRowBlocks][2]) const {
+  __device__ __forceinline__ void add_sums(AttentionState<C>& state, const float (&scale)[C::kRowBlocks][2]) const {
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b) {
 #pragma unroll
@@ -267,7 +267,7 @@ class SlicedStep {
   }
 
   // The strip's keys, for the warp's columns of all rows.
-  __device__ __forceinline__ void add_p_v(float (&sum)[C::kRowBlocks][kWarpColumns<C> / 8][4], int strip,
+  __device__ __forceinline__ void pv_gemm(float (&sum)[C::kRowBlocks][kWarpColumns<C> / 8][4], int strip,
                                           std::uint32_t stage) const {
     const std::uint32_t p_at = q_tile_ + cuda::swizzled(lane() % 16, lane() / 16);
     const std::uint32_t v_at = q_tile_ + static_cast<std::uint32_t>(warp() * cuda::panel_bytes(kStripKeys)) +
@@ -290,7 +290,7 @@ class SlicedStep {
     }
   }
 
-  const cuda::FoldParams& p_;
+  const cuda::AttentionParams& p_;
   const Rows rows_;
   unsigned char* shared_;
   std::uint32_t q_tile_;

@@ -28,22 +28,22 @@ class ColumnOutputs {
         lane_(thread_of_cta() % 32),
         half_(warp_ / Values::kColumnWarps),
         values_(values) {
-    p_at_ = ScoreSlot::block<C::kScoreBlocks>(lane_ / 16, half_) + ScoreSlot::chunk(lane_ % 8, lane_ / 8 % 2);
+    p_at_ = ScoreStage::block<C::kScoreBlocks>(lane_ / 16, half_) + ScoreStage::chunk(lane_ % 8, lane_ / 8 % 2);
   }
 
-  // Whether this warp is the one that says so when a unit has failed.
-  __device__ bool speaks() const { return warp_ == 0 && lane_ == 0; }
+  // Whether this warp is the one that says so when a work_tile has failed.
+  __device__ bool is_leader() const { return warp_ == 0 && lane_ == 0; }
 
-  // Returns whether the unit has to be folded tile by tile.
-  __device__ __forceinline__ bool take(const UnitNote& note) {
-    const DecodeUnit unit = note.unit(p_);
-    rows_count_ = note.get(UnitNote::kRows);
+  // Returns whether the work_tile has to be folded tile by tile.
+  __device__ __forceinline__ bool take(const WorkTileInfo& info) {
+    const DecodeWorkTile work_tile = info.work_tile(p_);
+    rows_count_ = info.get(WorkTileInfo::kRows);
     flags_ = 0;
     int begin[2], end[2];  // of all rows: lanes share the question where some begin or end
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      begin[half] = note.get(UnitNote::kRowBegin, lane_ / 4 + 8 * half);
-      end[half] = note.get(UnitNote::kRowEnd, lane_ / 4 + 8 * half);
+      begin[half] = info.get(WorkTileInfo::kRowBegin, lane_ / 4 + 8 * half);
+      end[half] = info.get(WorkTileInfo::kRowEnd, lane_ / 4 + 8 * half);
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -54,47 +54,50 @@ class ColumnOutputs {
       }
     }
     const bool more = rows_count_ > 8;
-    const bool idle = half_ > 0 && !more;  // of none of the unit's rows; another warp speaks for it
+    const bool idle = half_ > 0 && !more;  // of none of the work_tile's rows; another warp is_leader for it
     readers_ = kSharing == 2 && !more ? 2 : 1;
     if constexpr (C::kResumes) {
-      if (unit.resumes && !idle) restore(unit);
+      if (work_tile.resumes && !idle) restore(work_tile);
     }
-    values_.begin(note);
-    if (unit.begin < unit.end && !idle) {
-      await_next(unit.of.length - unit.begin * C::kKeyTile);
+    values_.begin(info);
+    if (work_tile.begin < work_tile.end && !idle) {
+      await_next(work_tile.of.length - work_tile.begin * C::kKeyTile);
       for_rows(more, [&](auto all) {
-        values_.choose_way([&](auto way) {
-          take_next(way);
-          fetch_first<all>(way);
+        values_.choose_path([&](auto path) {
+          take_next(path);
+          fetch_first<all>(path);
         });
       });
     }
-    int next = next_turn(begin, end, unit.begin);
+    int next = next_state(begin, end, work_tile.begin);
 #pragma unroll 1
-    for (int tile = unit.begin; tile < unit.end;) {
+    for (int tile = work_tile.begin; tile < work_tile.end;) {
       if (tile == next) {
-        if (rows_end(begin, end, tile)) leave_rows(note, unit, tile);
-        clear_rows(note, tile);
-        next = next_turn(begin, end, tile);
+        if (rows_end(begin, end, tile)) store_rows(info, work_tile, tile);
+        clear_rows(info, tile);
+        next = next_state(begin, end, tile);
       }
-      const int stop = next < unit.end ? next : unit.end;
+      const int stop = next < work_tile.end ? next : work_tile.end;
       if (!idle) {
-        for_rows(more, [&](auto all) { values_.choose_way([&](auto way) { add_tiles<all>(way, unit, tile, stop); }); });
+        for_rows(more, [&](auto all) {
+          values_.choose_path([&](auto path) { add_tiles<all>(path, work_tile, tile, stop); });
+        });
       }
       tile = stop;
     }
     if constexpr (kSharing > 1) {
-      if (idle) skip(unit.end - unit.begin);
+      if (idle) skip(work_tile.end - work_tile.begin);
     }
-    if (unit.begin < unit.end) {
-      leave_rows(note, unit, unit.end);
-    } else if (finishes(p_, unit)) {
-      leave_empty_rows(unit);
+    if (work_tile.begin < work_tile.end) {
+      store_rows(info, work_tile, work_tile.end);
+    } else if (finishes(p_, work_tile)) {
+      store_empty_rows(work_tile);
     }
     __syncwarp();
-    if ((flags_ & ScoreSlot::kFails) != 0) return true;
-    if (!finishes(p_, unit) && p_.records == nullptr) {
-      merge_if_last<C, 32 * C::kOutWarps>(p_, unit, thread_of_cta() - 32 * C::kScoreWarps, static_cast<int>(rank_));
+    if ((flags_ & ScoreStage::kFails) != 0) return true;
+    if (!finishes(p_, work_tile) && p_.partials == nullptr) {
+      merge_if_last<C, 32 * C::kOutWarps>(p_, work_tile, thread_of_cta() - 32 * C::kScoreWarps,
+                                          static_cast<int>(rank_));
       __syncwarp();
     }
     return false;
@@ -124,49 +127,49 @@ class ColumnOutputs {
 
   // Whether the next tile and its probabilities are here, without waiting.
   __device__ __forceinline__ bool next_is_here() const {
-    const bool scored = barrier_ended(map_.slot_full(slot_.place), slot_.parity);
+    const bool scored = barrier_ended(map_.score_full(score_state_.index), score_state_.parity);
     return values_.here() && scored;
   }
   // Until they are. `keys`: that the tile has, from its first one on.
   __device__ __forceinline__ void await_next(int keys) const {
-    barrier_wait(map_.slot_full(slot_.place), slot_.parity);
+    barrier_wait(map_.score_full(score_state_.index), score_state_.parity);
     values_.await(keys);
   }
   // Then it is the one that is fetched from.
-  template <class Way>
-  __device__ __forceinline__ void take_next(Way way) {
-    p_tile_ = map_.slot(slot_.place).address + p_at_;
-    values_.take(way);
-    slot_.advance();
+  template <class Path>
+  __device__ __forceinline__ void take_next(Path path) {
+    p_tile_ = map_.slot(score_state_.index).address + p_at_;
+    values_.take(path);
+    score_state_.advance();
   }
-  // Of a unit of so many tiles, without a look at them.
+  // Of a work_tile of so many tiles, without a look at them.
   __device__ __forceinline__ void skip(int tiles) {
     tiles_ += static_cast<std::uint32_t>(tiles);
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
-      slot_.advance();
+      score_state_.advance();
       values_.skip();
     }
   }
 
   // What the products of 16 keys need: of the tile that is fetched from. Probabilities come for two steps at a time.
-  template <bool kAll, class Way>
-  __device__ __forceinline__ void fetch(Way way, int step) {
-    values_.fetch(way, v_[step], step);
+  template <bool kAll, class Path>
+  __device__ __forceinline__ void fetch(Path path, int step) {
+    values_.fetch(path, v_[step], step);
     if (step % 2 != 0) return;
 #pragma unroll
     for (int half = 0; half < kUsed<kAll>; ++half) {
-      cuda::load_matrix(weights_[step / 2][half], p_tile_ + ScoreSlot::block<C::kScoreBlocks>(step, half));
+      cuda::load_matrix(weights_[step / 2][half], p_tile_ + ScoreStage::block<C::kScoreBlocks>(step, half));
     }
   }
-  template <bool kAll, class Way>
-  __device__ __forceinline__ void fetch_first(Way way) {
+  template <bool kAll, class Path>
+  __device__ __forceinline__ void fetch_first(Path path) {
 #pragma unroll
-    for (int step = 0; step < kAhead; ++step) fetch<kAll>(way, step);
+    for (int step = 0; step < kAhead; ++step) fetch<kAll>(path, step);
   }
-  template <bool kAll, class Way>
-  __device__ __forceinline__ void multiply(Way way, int step) {
-    const auto& [v] = values_.elements(way, v_[step]);
+  template <bool kAll, class Path>
+  __device__ __forceinline__ void multiply(Path path, int step) {
+    const auto& [v] = values_.elements(path, v_[step]);
 #pragma unroll
     for (int half = 0; half < kUsed<kAll>; ++half) {
       const std::uint32_t* const p = weights_[step / 2][half] + step % 2 * 2;
@@ -177,88 +180,88 @@ class ColumnOutputs {
     }
   }
 
-  // P V of tiles [tile, stop) of a unit. Of the first one the first steps have been fetched, the usual way.
-  template <bool kAll, class Way>
-  __device__ __forceinline__ void add_tiles(Way way, const DecodeUnit& unit, int tile, int stop) {
+  // P V of tiles [tile, stop) of a work_tile. Of the first one the first steps have been fetched, the usual path.
+  template <bool kAll, class Path>
+  __device__ __forceinline__ void add_tiles(Path path, const DecodeWorkTile& work_tile, int tile, int stop) {
 #pragma unroll 1
     while (tile < stop) {
-      if (values_.is_usual(way)) {  // a loop of its own, so that nothing of the others lies in between
+      if (values_.is_usual(path)) {  // a loop of its own, so that nothing of the others lies in between
 #pragma unroll 1
-        do add_tile<kAll>(way, unit, tile++);
-        while (tile < stop && values_.is_usual(way));
-      } else {  // what has been fetched the usual way, of this tile and of the next one, is fetched anew
-        fetch_first<kAll>(values_.unusual(way));
-        add_tile<kAll>(values_.unusual(way), unit, tile++);
-        if (tile < unit.end) fetch_first<kAll>(way);
+        do add_tile<kAll>(path, work_tile, tile++);
+        while (tile < stop && values_.is_usual(path));
+      } else {  // what has been fetched the usual path, of this tile and of the next one, is fetched anew
+        fetch_first<kAll>(values_.unusual(path));
+        add_tile<kAll>(values_.unusual(path), work_tile, tile++);
+        if (tile < work_tile.end) fetch_first<kAll>(path);
       }
     }
   }
-  template <bool kAll, class Way>
-  __device__ __forceinline__ void add_tile(Way way, const DecodeUnit& unit, int tile) {
-    const bool is_next = tile + 1 < unit.end;
-    const int keys = unit.of.length - (tile + 1) * C::kKeyTile;
+  template <bool kAll, class Path>
+  __device__ __forceinline__ void add_tile(Path path, const DecodeWorkTile& work_tile, int tile) {
+    const bool is_next = tile + 1 < work_tile.end;
+    const int keys = work_tile.of.length - (tile + 1) * C::kKeyTile;
     if constexpr (Values::kScoresAhead) {
-      add_outputs<kAll>(way, is_next, keys);
+      add_outputs<kAll>(path, is_next, keys);
     } else {
-      add_late_outputs<kAll>(way, is_next, keys);
+      add_late_outputs<kAll>(path, is_next, keys);
     }
     barrier_arrive_if(lane_ == 0, values_.next_released(), readers_);
-    slot_is_read<C>(lane_ == 0, map_, tiles_, readers_);
+    release_slot<C>(lane_ == 0, map_, tiles_, readers_);
     ++tiles_;
   }
 
-  // P V of a tile, whose first steps have been fetched; the next tile's are fetched on the way, so that the chain of
+  // P V of a tile, whose first steps have been fetched; the next tile's are fetched on the path, so that the chain of
   // products goes on without a wait. Whether it is here is asked well before that. `keys`: that it has.
-  template <bool kAll, class Way>
-  __device__ __forceinline__ void add_outputs(Way way, bool is_next, int keys) {
+  template <bool kAll, class Path>
+  __device__ __forceinline__ void add_outputs(Path path, bool is_next, int keys) {
     bool here = false;
 #pragma unroll
     for (int step = 0; step < kSteps - kAhead; ++step) {
-      fetch<kAll>(way, step + kAhead);
-      multiply<kAll>(way, step);
+      fetch<kAll>(path, step + kAhead);
+      multiply<kAll>(path, step);
       if (step == 0) here = next_is_here();
     }
     if (here && is_next && keys >= C::kKeyTile) {
-      take_next(way);
+      take_next(path);
 #pragma unroll
       for (int step = 0; step < kAhead; ++step) {
-        multiply<kAll>(way, kSteps - kAhead + step);
-        fetch<kAll>(way, step);
+        multiply<kAll>(path, kSteps - kAhead + step);
+        fetch<kAll>(path, step);
       }
       return;
     }
 #pragma unroll
-    for (int step = kSteps - kAhead; step < kSteps; ++step) multiply<kAll>(way, step);
+    for (int step = kSteps - kAhead; step < kSteps; ++step) multiply<kAll>(path, step);
     if (!is_next) return;
     await_next(keys);
-    take_next(way);
-    fetch_first<kAll>(way);
+    take_next(path);
+    fetch_first<kAll>(path);
   }
 
   // The same where scores are seldom far ahead: the next tile is waited for in front of the last steps.
-  template <bool kAll, class Way>
-  __device__ __forceinline__ void add_late_outputs(Way way, bool is_next, int keys) {
+  template <bool kAll, class Path>
+  __device__ __forceinline__ void add_late_outputs(Path path, bool is_next, int keys) {
     bool here = false;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step == kSteps / 2 - 1) here = next_is_here();
-      if (step + kAhead < kSteps) fetch<kAll>(way, step + kAhead);
-      multiply<kAll>(way, step);
+      if (step + kAhead < kSteps) fetch<kAll>(path, step + kAhead);
+      multiply<kAll>(path, step);
       if (step + kAhead + 1 == kSteps && is_next) {  // of this tile everything has been fetched
         if (!here || keys < C::kKeyTile) await_next(keys);
-        take_next(way);
+        take_next(path);
       }
-      if (step + kAhead >= kSteps) fetch<kAll>(way, step + kAhead - kSteps);
+      if (step + kAhead >= kSteps) fetch<kAll>(path, step + kAhead - kSteps);
     }
   }
 
-  // Rows that begin with `tile` have nothing of those before: what they have is 0 · V.
-  __device__ __forceinline__ void clear_rows(const UnitNote& note, int tile) {
+  // AttentionState that begin with `tile` have nothing of those before: what they have is 0 · V.
+  __device__ __forceinline__ void clear_rows(const WorkTileInfo& info, int tile) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (note.get(UnitNote::kRowBegin, 8 * (half_ + half) + lane_ % 4 * 2 + i) != tile) continue;
+        if (info.get(WorkTileInfo::kRowBegin, 8 * (half_ + half) + lane_ % 4 * 2 + i) != tile) continue;
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
           o_[n][half][i] = 0.0F;
@@ -270,7 +273,7 @@ class ColumnOutputs {
   }
 
   // What rows have in their states, instead of nothing.
-  __device__ __forceinline__ void restore(const DecodeUnit& unit) {
+  __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile) {
     await_states();
     const int first = static_cast<int>(rank_) * C::kSliceColumns;  // of all columns
 #pragma unroll
@@ -279,7 +282,7 @@ class ColumnOutputs {
       for (int i = 0; i < 2; ++i) {
         const int row = 8 * (half_ + half) + lane_ % 4 * 2 + i;
         if (row >= rows_count_) continue;
-        const float* const state = state_of(p_, place_of(p_, unit, row));
+        const float* const state = state_of(p_, coord_of(p_, work_tile, row));
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
           const float2 columns = values_.restored(state, first, n);
@@ -304,55 +307,55 @@ class ColumnOutputs {
   }
 
   // The rows that end in front of `tile`, of which the sums' warp tells.
-  __device__ __forceinline__ void leave_rows(const UnitNote& note, const DecodeUnit& unit, int tile) {
-    const Turn<2> turn(ends_++);
-    barrier_wait(map_.ends_full(turn.place), turn.parity);
-    flags_ |= load_number(map_.row_end_flags(turn.place));
+  __device__ __forceinline__ void store_rows(const WorkTileInfo& info, const DecodeWorkTile& work_tile, int tile) {
+    const PipelineStateAt<2> turn(ends_++);
+    barrier_wait(map_.ends_full(turn.index), turn.parity);
+    flags_ |= load_number(map_.row_end_flags(turn.index));
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = row_of(half);
       float4 columns[kBlocks];
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) columns[n] = columns_of_row(n, half);
-      if (row >= rows_count_ || note.get(UnitNote::kRowEnd, row) != tile) continue;
-      if (note.get(UnitNote::kRowBegin, row) < tile) {
-        leave_row(unit, row, columns, load_pair(map_.row_end(turn.place, row)));
-      } else if (finishes(p_, unit)) {
-        leave_empty_row(unit, row);
+      if (row >= rows_count_ || info.get(WorkTileInfo::kRowEnd, row) != tile) continue;
+      if (info.get(WorkTileInfo::kRowBegin, row) < tile) {
+        store_row(work_tile, row, columns, load_pair(map_.row_end(turn.index, row)));
+      } else if (finishes(p_, work_tile)) {
+        store_empty_row(work_tile, row);
       }
     }
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.ends_empty(turn.place));
+    if (lane_ == 0) barrier_arrive(map_.ends_empty(turn.index));
   }
-  __device__ __forceinline__ void leave_empty_rows(const DecodeUnit& unit) const {
+  __device__ __forceinline__ void store_empty_rows(const DecodeWorkTile& work_tile) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      if (row_of(half) < rows_count_) leave_empty_row(unit, row_of(half));
+      if (row_of(half) < rows_count_) store_empty_row(work_tile, row_of(half));
     }
   }
-  __device__ __forceinline__ void leave_empty_row(const DecodeUnit& unit, int row) const {
+  __device__ __forceinline__ void store_empty_row(const DecodeWorkTile& work_tile, int row) const {
     const float4 zeros[kBlocks]{};
-    leave_row(unit, row, zeros, float2{-INFINITY, 0.0F});
+    store_row(work_tile, row, zeros, float2{-INFINITY, 0.0F});
   }
-  // `numbers`: the row's reference and sum.
-  __device__ __forceinline__ void leave_row(const DecodeUnit& unit, int row, const float4 (&columns)[kBlocks],
-                                            float2 numbers) const {
+  // `stats`: the row's softmax_offset and sum.
+  __device__ __forceinline__ void store_row(const DecodeWorkTile& work_tile, int row, const float4 (&columns)[kBlocks],
+                                            float2 stats) const {
     const int slice = static_cast<int>(rank_);
     const int first = slice * C::kSliceColumns;  // of all columns
-    const bool speaks = values_.has_first() && lane_ < 8;
-    const DecodePlace place = place_of(p_, unit, row);
-    if (!finishes(p_, unit)) {
-      float* const outputs = left_outputs<C>(p_, unit, row, place) + first;
+    const bool is_leader = values_.has_first() && lane_ < 8;
+    const DecodeCoord coord = coord_of(p_, work_tile, row);
+    if (!finishes(p_, work_tile)) {
+      float* const outputs = partial_outputs<C>(p_, work_tile, row, coord) + first;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) values_.leave(outputs, n, columns[n]);
-      if (speaks) leave_numbers(p_, unit, slice, slice + 1, row, place, numbers);
+      if (is_leader) store_stats(p_, work_tile, slice, slice + 1, row, coord, stats);
       return;
     }
-    const FinishedRow<C> finished(p_, place, numbers.x, numbers.y);
+    const FinishedRow<C> finished(p_, coord, stats.x, stats.y);
     const auto write = [&](int column, auto... x) { finished.write(first + column, x...); };
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) values_.finish(write, n, columns[n]);
-    if (slice == 0 && speaks) finished.write_lse();
+    if (slice == 0 && is_leader) finished.write_lse();
   }
 
   const DecodeParams& p_;
@@ -360,12 +363,12 @@ class ColumnOutputs {
   const std::uint32_t rank_;
   const int warp_;
   const int lane_;
-  const int half_;            // the first of its halves of the rows
-  std::uint32_t p_at_;        // where this lane's share of a slot begins
-  std::uint32_t p_tile_ = 0;  // that is fetched from
-  std::uint32_t tiles_ = 0;   // so far, of all units
-  Lap<C::kSlots> slot_;       // of the next one
-  std::uint32_t ends_ = 0;    // of which the sums' warp has told
+  const int half_;                              // the first of its halves of the rows
+  std::uint32_t p_at_;                          // where this lane's share of a slot begins
+  std::uint32_t p_tile_ = 0;                    // that is fetched from
+  std::uint32_t tiles_ = 0;                     // so far, of all work_tiles
+  PipelineState<C::kScoreStages> score_state_;  // of the next one
+  std::uint32_t ends_ = 0;                      // of which the sums' warp has told
   int flags_ = 0;
   int rows_count_ = 0;
   int readers_ = 1;                      // for whom this warp says that a tile has been read

@@ -24,8 +24,8 @@ constexpr cuda::Compiled<CompressedLauncher> kCompiled[] = {
 };
 
 bool is_decoded(const RowFormat& format) {
-  return format.coding == RowCoding::kFp8 || format.coding == RowCoding::kInt8 ||
-         format.coding == RowCoding::kInt4Channel || format.coding == RowCoding::kInt4Token;
+  return format.encoding == RowEncoding::kFp8 || format.encoding == RowEncoding::kInt8 ||
+         format.encoding == RowEncoding::kInt4Channel || format.encoding == RowEncoding::kInt4Token;
 }
 
 PagedBytes paged(const PagedStream& stream) {
@@ -40,7 +40,7 @@ bool divides(std::int64_t bytes, const PagedStream& stream) {
 }
 
 [[noreturn]] void refuse_alignment(std::string_view stream, int bytes) {
-  fail(ErrorCode::kUnsupported, "sm90_fold can't read this compressed cache",
+  fail(ErrorCode::kUnsupported, "sm90_attention can't read this compressed cache",
        fmt::format("the start and the strides of its {} must be multiples of {} bytes", stream, bytes),
        "Lay it out so.");
 }
@@ -52,59 +52,59 @@ MappedPages mapped(const CompressedCache& cache, const PagedStream& stream, int 
           stream.page_stride / 2};
 }
 
-// Numbers of rows, where the copy engine can bring them: 16 bytes at a time.
-void map_numbers(const CompressedCache& cache, int box_rows, PackedTensor& t) {
+// Numbers of rows, where the copy engine can issue_loads them: 16 bytes at a time.
+void map_qparams(const CompressedCache& cache, int box_rows, QuantizedTensor& t) {
   constexpr int kBytes = 16;
   const PagedStream& stream = cache.streams[1];
   const auto heads = static_cast<int>(cache.shape.heads);
-  if (t.number_bytes > kBytes || !divides(2, stream)) return;
+  if (t.qparam_bytes > kBytes || !divides(2, stream)) return;
   MappedPages pages{};
-  if (t.number_bytes == kBytes) {
-    pages = mapped(cache, stream, heads, t.number_bytes);
+  if (t.qparam_bytes == kBytes) {
+    pages = mapped(cache, stream, heads, t.qparam_bytes);
   } else {  // those of several heads side by side
-    if (stream.head_stride != t.number_bytes || heads * t.number_bytes % kBytes != 0) return;
+    if (stream.head_stride != t.qparam_bytes || heads * t.qparam_bytes % kBytes != 0) return;
     PagedStream joined = stream;
     joined.head_stride = stream.token_stride;  // of which there is one
-    pages = mapped(cache, joined, 1, heads * t.number_bytes);
-    t.numbers_step = t.number_bytes;
+    pages = mapped(cache, joined, 1, heads * t.qparam_bytes);
+    t.qparams_step = t.qparam_bytes;
   }
-  t.numbers_mapped = can_map(pages);
-  if (t.numbers_mapped) t.number_map = map_plain_pages(pages, box_rows, kBytes / 2);
+  t.qparams_mapped = can_map(pages);
+  if (t.qparams_mapped) t.qparam_map = map_plain_pages(pages, box_rows, kBytes / 2);
 }
 
 // `slices`: of V's columns, of which the sliced kernel fetches one.
-void set_tensor(const CompressedCache& cache, int slices, int box_rows, PackedTensor& t) {
+void set_tensor(const CompressedCache& cache, int slices, int box_rows, QuantizedTensor& t) {
   const RowFormat& format = cache.format;
-  const PagedStream& codes = cache.streams[0];
+  const PagedStream& quantized = cache.streams[0];
   const auto dim = static_cast<int>(cache.shape.dim);
-  t.coding = format.coding;
+  t.encoding = format.encoding;
   t.scales = format.scales;
   t.group = format.group;
-  t.codes = paged(codes);
+  t.quantized = paged(quantized);
   t.table = cache.tables[0];
   const int all_bytes = t.four_bits() ? dim / 2 : dim;
   t.row_bytes = all_bytes / slices;
-  const MappedPages pages = mapped(cache, codes, static_cast<int>(cache.shape.heads), all_bytes);
-  if (!divides(16, codes) || !can_map(pages)) refuse_alignment("codes", 16);
+  const MappedPages pages = mapped(cache, quantized, static_cast<int>(cache.shape.heads), all_bytes);
+  if (!divides(16, quantized) || !can_map(pages)) refuse_alignment("quantized", 16);
   // Longer rows, and those of other lengths, are read by threads (compressed_whole.cuh).
   if (t.row_bytes == 16) t.map = map_plain_pages(pages, box_rows, t.row_bytes / 2);
   if (t.row_bytes == 32 || t.row_bytes == 64 || t.row_bytes == kPanelRowBytes) {
     t.map = map_pages(pages, Dtype::kBf16, box_rows, t.row_bytes / 2);
   }
-  const bool table_alone = format.coding == RowCoding::kFp8 && format.scales != ScaleGrain::kTokenHead;
+  const bool table_alone = format.encoding == RowEncoding::kFp8 && format.scales != ScaleGrain::kTokenHead;
   if (table_alone) return;
-  t.numbers = paged(cache.streams[1]);
-  t.number_bytes = t.four_bits() ? 4 * (dim / format.group) : 4;
-  t.pairs_log = std::countr_zero(static_cast<unsigned>(t.number_bytes / 4));
+  t.qparams = paged(cache.streams[1]);
+  t.qparam_bytes = t.four_bits() ? 4 * (dim / format.group) : 4;
+  t.pairs_log = std::countr_zero(static_cast<unsigned>(t.qparam_bytes / 4));
   if (!divides(4, cache.streams[1])) refuse_alignment("scales", 4);
   if (t.has_tail() && reinterpret_cast<std::uintptr_t>(t.table) % 16 != 0) refuse_alignment("tail", 16);
-  map_numbers(cache, box_rows, t);
+  map_qparams(cache, box_rows, t);
 }
 
 }  // namespace
 
 const CompressedLauncher& compressed_launcher_of(const DecodeSpec& spec, bool configured) {
-  return cuda::launcher_of("sm90_fold", kCompiled, spec.fold, configured);
+  return cuda::launcher_of("sm90_attention", kCompiled, spec.attention, configured);
 }
 
 std::vector<std::string> formats_missing(const DecodeSpec& spec) {
@@ -118,15 +118,17 @@ std::vector<std::string> formats_missing(const DecodeSpec& spec) {
 }
 
 bool slices_formats(const CacheFormat& format) {
-  const auto eight = [](const RowFormat& f) { return f.coding == RowCoding::kFp8 || f.coding == RowCoding::kInt8; };
-  return (eight(format.k) || format.k.coding == RowCoding::kInt4Channel) &&
-         (eight(format.v) || format.v.coding == RowCoding::kInt4Token);
+  const auto eight = [](const RowFormat& f) {
+    return f.encoding == RowEncoding::kFp8 || f.encoding == RowEncoding::kInt8;
+  };
+  return (eight(format.k) || format.k.encoding == RowEncoding::kInt4Channel) &&
+         (eight(format.v) || format.v.encoding == RowEncoding::kInt4Token);
 }
 
 void set_compressed(const DecodeStep& step, CompressedParams& p) {
   p.box_log = std::countr_zero(static_cast<unsigned>(p.step.box_rows));
-  set_tensor(step.packed_k, 1, p.step.box_rows, p.k);
-  set_tensor(step.packed_v, p.step.slices, p.step.box_rows, p.v);
+  set_tensor(step.quantized_k, 1, p.step.box_rows, p.k);
+  set_tensor(step.quantized_v, p.step.slices, p.step.box_rows, p.v);
 }
 
 }  // namespace ringattn::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sliced kernel (sliced.cuh) over a compressed cache: the warps that multiply make elements of codes for
-// themselves. A unit that fails is folded tile by tile when the others are done (compressed_whole.cuh).
+// The sliced kernel (sliced.cuh) over a compressed cache: the warps that multiply make elements of quantized for
+// themselves. A work_tile that fails is folded tile by tile when the others are done (compressed_whole.cuh).
 #pragma once
 
 #include "kernels/sm90/decode/compressed_fetch.cuh"
@@ -11,20 +11,20 @@
 
 namespace ringattn::sm90 {
 
-// As fold_failed_units(), of codes.
+// As recompute_failed_tiles(), of quantized.
 template <class C>
-__device__ __noinline__ void fold_failed_codes(const CompressedParams& p, int first, int step) {
+__device__ __noinline__ void recompute_failed_quantized(const CompressedParams& p, int first, int step) {
   using Whole = typename C::Whole;
   static_assert(C::kThreads >= kWholeThreads);
   const DecodeMap<Whole> map;
   lay_out_whole(p.step, map, [] {
     const CompressedMap<C> before;
-    for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_forget(before.k_full(i));
-    for (std::uint32_t i = 0; i < CompressedMap<C>::kPackedBarriers; ++i) {
-      barrier_forget(before.packed_full(false, i));
+    for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_invalidate(before.k_full(i));
+    for (std::uint32_t i = 0; i < CompressedMap<C>::kQuantizedBarriers; ++i) {
+      barrier_invalidate(before.quantized_full(false, i));
     }
   });
-  fold_whole_units(p, map, first, step, [&p](int n) { return __ldcg(p.step.failed + n) != 0; });
+  decode_whole_tiles(p, map, first, step, [&p](int n) { return __ldcg(p.step.failed + n) != 0; });
 }
 
 template <class C>
@@ -36,22 +36,24 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
     init_sliced_barriers<C>(step_params, map);
     store_number(map.any_failed(), 0);
   }
-  if (threadIdx.x == 32) init_packed_barriers<C>(params, map);
-  cuda::let_next_begin();
+  if (threadIdx.x == 32) init_quantized_barriers<C>(params, map);
+  cuda::pdl_launch_dependents();
   __syncthreads();
   arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
-  cuda::await_kernels_before();
-  const SlicedWork work = work_of<C>();
-  fold_sliced<C>(
-      step_params, map, rank, work, [&] { return PackedKeys<C>(params, map); },
-      [&] { return ColumnOutputs<C, PackedColumns<C>>(step_params, map, rank, PackedColumns<C>(params, map, rank)); },
-      [&](auto values) { return PackedBoxes<C, values>(params, map, rank); },
+  cuda::pdl_wait();
+  const SlicedWork work = work_info_of<C>();
+  decode_sliced<C>(
+      step_params, map, rank, work, [&] { return QuantizedKeys<C>(params, map); },
+      [&] {
+        return ColumnOutputs<C, QuantizedColumns<C>>(step_params, map, rank, QuantizedColumns<C>(params, map, rank));
+      },
+      [&](auto values) { return QuantizedBoxes<C, values>(params, map, rank); },
       [&] { store_number(map.any_failed(), 1); });
   // A CTA stays until nobody writes to its shared memory any more.
   __syncthreads();
   arrive_in_cluster<C, true>();
   wait_for_cluster<C>();
-  if (rank == 0 && load_number(map.any_failed()) != 0) fold_failed_codes<C>(params, work.first, work.step);
+  if (rank == 0 && load_number(map.any_failed()) != 0) recompute_failed_quantized<C>(params, work.first, work.step);
 }
 
 }  // namespace ringattn::sm90

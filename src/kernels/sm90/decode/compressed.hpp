@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sm90_fold over compressed caches: one for each pair of element type and head dims
+// The compiled decode kernels of sm90_attention over compressed caches: one for each pair of element type and head dims
 // (compressed_*.cu).
 #pragma once
 
@@ -33,7 +33,7 @@ extern const CompressedLauncher compressed_fp16_256;
 
 const CompressedLauncher& compressed_launcher_of(const DecodeSpec& spec, bool configured);
 
-// What sm90_fold lacks of a spec's formats; empty: nothing.
+// What sm90_attention lacks of a spec's formats; empty: nothing.
 std::vector<std::string> formats_missing(const DecodeSpec& spec);
 
 // Whether the sliced kernel decodes caches of these formats: those that methods of compression make. Others of 4 bits,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fetching warps of the sliced kernel do over a compressed cache: the copy engine brings codes and numbers,
-// box by box; where numbers lie so that it can't, the lanes copy them.
+// What the fetching warps of the sliced kernel do over a compressed cache: the copy engine brings quantized and
+// qparams, box by box; where qparams lie so that it can't, the lanes copy them.
 #pragma once
 
 #include "kernels/sm90/decode/compressed_map.cuh"
@@ -9,108 +9,108 @@
 
 namespace ringattn::sm90 {
 
-__device__ __forceinline__ void copy_number(std::uint32_t target, const std::byte* source) {
+__device__ __forceinline__ void copy_qparam(std::uint32_t target, const std::byte* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
 }
 
 // Fetches tiles of K, or with kValues this CTA's columns of tiles of V.
 template <class C, bool kValues>
-class PackedBoxes : public TileBoxes<C> {
+class QuantizedBoxes : public TileBoxes<C> {
  public:
   using Box = typename TileBoxes<C>::Box;
 
-  __device__ __forceinline__ PackedBoxes(const CompressedParams& p, const CompressedMap<C>& map, std::uint32_t rank)
+  __device__ __forceinline__ QuantizedBoxes(const CompressedParams& p, const CompressedMap<C>& map, std::uint32_t rank)
       : TileBoxes<C>(p.step),
         tensor_(kValues ? p.v : p.k),
         map_(map),
         box_log_(p.box_log),
         first_column_(kValues ? static_cast<int>(rank) * p.v.row_bytes / 2 : 0),  // a map's elements are of two bytes
-        stages_(map.packed(p, kValues, 0)),
+        stages_(map.quantized_stage(p, kValues, 0)),
         stage_bytes_(static_cast<std::uint32_t>(tensor_.stage_bytes)),
         tile_bytes_(C::kKeyTile * tensor_.row_bytes) {
-    if (p.step.boxes == 1) way_ = tensor_.numbers_mapped ? kBoxAndNumbers : tensor_.number_bytes == 0 ? kBox : kParts;
-    keep(way_);
+    if (p.step.boxes == 1) path_ = tensor_.qparams_mapped ? kBoxAndQparams : tensor_.qparam_bytes == 0 ? kBox : kParts;
+    keep(path_);
     keep(stage_bytes_);
     keep(tile_bytes_);
   }
 
-  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>&, const Lap<C::kKStages>&, int tile, Box box,
+  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>&, const PipelineState<C::kKStages>&, int tile, Box box,
                                              int head) {
-    fetch_packed(tile, box, 0, head);
+    fetch_quantized(tile, box, 0, head);
   }
-  __device__ __forceinline__ void fetch_values(const SlicedMap<C>&, const Lap<C::kVStages>&, int tile, Box box, int nth,
-                                               int head, std::uint32_t) {
-    fetch_packed(tile, box, nth, head);
+  __device__ __forceinline__ void fetch_values(const SlicedMap<C>&, const PipelineState<C::kVStages>&, int tile,
+                                               Box box, int nth, int head, std::uint32_t) {
+    fetch_quantized(tile, box, nth, head);
   }
 
  private:
-  // Of a tile: one box, one and another of numbers, or what there is.
-  enum Way : int { kBox, kBoxAndNumbers, kParts };
+  // Of a tile: one box, one and another of qparams, or what there is.
+  enum Path : int { kBox, kBoxAndQparams, kParts };
 
-  __device__ __forceinline__ void fetch_packed(int tile, Box box, int nth, int head) {
-    const std::uint32_t target = stages_ + lap_.place * stage_bytes_;
-    if (way_ == kParts) {
+  __device__ __forceinline__ void fetch_quantized(int tile, Box box, int nth, int head) {
+    const std::uint32_t target = stages_ + pipeline_state_.index * stage_bytes_;
+    if (path_ == kParts) {
       fetch_parts(target, tile, this->p_.boxes == 1 ? box_of(box, nth) : box, nth, head);
-      lap_.advance(tensor_.stages);
+      pipeline_state_.advance(tensor_.stages);
       return;
     }
     box = box_of(box, nth);
     if (this->lane_ == 0) {  // one lane does all, as the whole warp takes as long for each of its parts
-      const std::uint32_t barrier = map_.packed_full(kValues, lap_.place);
-      barrier_wait(map_.packed_empty(kValues, lap_.place), lap_.parity ^ 1U);
-      barrier_arrive_expect(barrier, tile_bytes_ + (way_ == kBoxAndNumbers ? C::kKeyTile * kNumberPitch : 0));
-      fetch_codes(target, barrier, 0, box, head);
-      if (way_ == kBoxAndNumbers) fetch_numbers(target, barrier, 0, box, head);
+      const std::uint32_t barrier = map_.quantized_full(kValues, pipeline_state_.index);
+      barrier_wait(map_.quantized_empty(kValues, pipeline_state_.index), pipeline_state_.parity ^ 1U);
+      barrier_arrive_expect(barrier, tile_bytes_ + (path_ == kBoxAndQparams ? C::kKeyTile * kQparamPitch : 0));
+      fetch_quantized_box(target, barrier, 0, box, head);
+      if (path_ == kBoxAndQparams) fetch_qparams(target, barrier, 0, box, head);
     }
-    lap_.advance(tensor_.stages);
+    pipeline_state_.advance(tensor_.stages);
   }
   // That of another lane.
   __device__ __forceinline__ static Box box_of(const Box& box, int lane) {
     return {__shfl_sync(0xffffffffU, box.page, lane), __shfl_sync(0xffffffffU, box.row, lane)};
   }
   __device__ __forceinline__ void fetch_parts(std::uint32_t target, int tile, const Box& box, int nth, int head) const {
-    const std::uint32_t barrier = map_.packed_full(kValues, lap_.place);
-    barrier_wait(map_.packed_empty(kValues, lap_.place), lap_.parity ^ 1U);
-    const bool mapped = tensor_.numbers_mapped;
+    const std::uint32_t barrier = map_.quantized_full(kValues, pipeline_state_.index);
+    barrier_wait(map_.quantized_empty(kValues, pipeline_state_.index), pipeline_state_.parity ^ 1U);
+    const bool mapped = tensor_.qparams_mapped;
     if (this->lane_ == 0) {
-      barrier_arrive_expect(barrier, this->rows(tile) * (tensor_.row_bytes + (mapped ? kNumberPitch : 0)));
+      barrier_arrive_expect(barrier, this->rows(tile) * (tensor_.row_bytes + (mapped ? kQparamPitch : 0)));
     }
     const bool alone = this->p_.boxes == 1;
     if (alone ? this->lane_ == 0 : this->nth_ == nth && box.row >= 0) {
       const int row = alone ? 0 : this->row_;
-      fetch_codes(target, barrier, row, box, head);
-      if (mapped) fetch_numbers(target, barrier, row, box, head);
+      fetch_quantized_box(target, barrier, row, box, head);
+      if (mapped) fetch_qparams(target, barrier, row, box, head);
     }
     __syncwarp();
-    if (tensor_.number_bytes > 0 && !mapped) {
-      copy_numbers(target + static_cast<std::uint32_t>(tile_bytes_), tile, box, nth, head);
+    if (tensor_.qparam_bytes > 0 && !mapped) {
+      copy_qparams(target + static_cast<std::uint32_t>(tile_bytes_), tile, box, nth, head);
       arrive_with_copies(barrier);
     }
   }
 
-  // By one lane, a box that begins `row` rows behind the tile's first; and its numbers.
-  __device__ __forceinline__ void fetch_codes(std::uint32_t target, std::uint32_t barrier, int row, const Box& box,
-                                              int head) const {
-    load_page_box(target + static_cast<std::uint32_t>(row * tensor_.row_bytes), &tensor_.map, barrier, first_column_,
-                  head, box.page, box.row);
+  // By one lane, a box that begins `row` rows behind the tile's first; and its qparams.
+  __device__ __forceinline__ void fetch_quantized_box(std::uint32_t target, std::uint32_t barrier, int row,
+                                                      const Box& box, int head) const {
+    tma_load_page_box(target + static_cast<std::uint32_t>(row * tensor_.row_bytes), &tensor_.map, barrier,
+                      first_column_, head, box.page, box.row);
   }
-  __device__ __forceinline__ void fetch_numbers(std::uint32_t target, std::uint32_t barrier, int row, const Box& box,
+  __device__ __forceinline__ void fetch_qparams(std::uint32_t target, std::uint32_t barrier, int row, const Box& box,
                                                 int head) const {
-    const bool joined = tensor_.numbers_step > 0;  // heads are columns
-    load_page_box(target + static_cast<std::uint32_t>(tile_bytes_ + row * kNumberPitch), &tensor_.number_map, barrier,
-                  head * tensor_.numbers_step / kNumberPitch * (kNumberPitch / 2), joined ? 0 : head, box.page,
-                  box.row);
+    const bool joined = tensor_.qparams_step > 0;  // heads are columns
+    tma_load_page_box(target + static_cast<std::uint32_t>(tile_bytes_ + row * kQparamPitch), &tensor_.qparam_map,
+                      barrier, head * tensor_.qparams_step / kQparamPitch * (kQparamPitch / 2), joined ? 0 : head,
+                      box.page, box.row);
   }
 
   // Those of rows lane, lane + 32, …
-  __device__ __forceinline__ void copy_numbers(std::uint32_t target, int tile, const Box& box, int nth,
+  __device__ __forceinline__ void copy_qparams(std::uint32_t target, int tile, const Box& box, int nth,
                                                int head) const {
     const DecodeParams& p = this->p_;
     const int rows = this->length_ - tile * C::kKeyTile;  // there may be more
-    const std::uint32_t to = target + static_cast<std::uint32_t>(this->lane_ * kNumberPitch);
+    const std::uint32_t to = target + static_cast<std::uint32_t>(this->lane_ * kQparamPitch);
     if (p.boxes == 1) {  // all of a tile's rows lie at one distance from each other
-      const std::byte* from = tensor_.numbers.at(box.page, box.row + this->lane_, head);
-      const std::int64_t step = 32 * tensor_.numbers.token_stride;
+      const std::byte* from = tensor_.qparams.at(box.page, box.row + this->lane_, head);
+      const std::int64_t step = 32 * tensor_.qparams.token_stride;
 #pragma unroll
       for (int first = 0; first < C::kKeyTile; first += 32, from += step) {
         if (first + this->lane_ < rows) copy_row(to, first, from);
@@ -124,26 +124,26 @@ class PackedBoxes : public TileBoxes<C> {
       const int page = __shfl_sync(0xffffffffU, box.page, lane);
       const int box_row = __shfl_sync(0xffffffffU, box.row, lane);
       if (row >= rows) continue;
-      copy_row(to, first, tensor_.numbers.at(page, box_row + (row & (p.box_rows - 1)), head));
+      copy_row(to, first, tensor_.qparams.at(page, box_row + (row & (p.box_rows - 1)), head));
     }
   }
 
   // Those of one row, to `to` and `first` rows behind.
   __device__ __forceinline__ void copy_row(std::uint32_t to, int first, const std::byte* from) const {
-    to += static_cast<std::uint32_t>(first * kNumberPitch);
+    to += static_cast<std::uint32_t>(first * kQparamPitch);
 #pragma unroll 1
-    for (int at = 0; at < tensor_.number_bytes; at += 4) copy_number(to + static_cast<std::uint32_t>(at), from + at);
+    for (int at = 0; at < tensor_.qparam_bytes; at += 4) copy_qparam(to + static_cast<std::uint32_t>(at), from + at);
   }
 
-  const PackedTensor& tensor_;
+  const QuantizedTensor& tensor_;
   const CompressedMap<C>& map_;
   const int box_log_;
   const int first_column_;
   const std::uint32_t stages_;  // where the first one lies
   std::uint32_t stage_bytes_;
-  int tile_bytes_;  // of codes
-  int way_ = kParts;
-  PackedLap lap_;
+  int tile_bytes_;  // of quantized
+  int path_ = kParts;
+  RuntimePipelineState pipeline_state_;
 };
 
 }  // namespace ringattn::sm90

@@ -2,14 +2,15 @@
 // The sliced kernel over a compressed cache: its configuration, and what lies in shared memory behind what SlicedMap
 // has.
 //
-//   packed K  [K stages]   codes of a tile, [key_tile rows], swizzled as a tile of elements in rows of so many bytes
-//                          is, and 16 bytes for the numbers of each row
-//   packed V  [V stages]   the same of this CTA's columns
+//   quantized_stage K  [K stages]   quantized of a tile, [key_tile rows], swizzled as a tile of elements in rows of so
+//   many bytes
+//                          is, and 16 bytes for the qparams of each row
+//   quantized_stage V  [V stages]   the same of this CTA's columns
 //   barriers
-//   numbers   [warps with outputs][scales, zeros][key_tile rows]  of V's tile, two bytes each
+//   qparams   [warps with outputs][scales, zeros][key_tile rows]  of V's tile, two bytes each
 //
-// How many stages there are is up to the launch: codes of 4 bits take half of the room. Codes become elements in the
-// registers of the warps that multiply them, so there are no tiles of elements.
+// How many stages there are is up to the launch: quantized of 4 bits take half of the room. Codes become elements in
+// the registers of the warps that multiply them, so there are no tiles of elements.
 #pragma once
 
 #include "kernels/sm90/decode/compressed_params.hpp"
@@ -18,53 +19,54 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kMostPacked = 16;         // stages of a tensor
-inline constexpr int kPackedAlignment = 1024;  // what is swizzled repeats itself
-inline constexpr int kNumberPitch = 16;        // from row to row
+inline constexpr int kMaxQuantizedStages = 16;    // stages of a tensor
+inline constexpr int kQuantizedAlignment = 1024;  // what is swizzled repeats itself
+inline constexpr int kQparamPitch = 16;           // from row to row
 
-// A CTA that folds a unit by itself scores all of its tiles, so two teams do.
-template <class Element_, FoldConfig kFold, int kSlices_>
-struct CompressedConfig : SlicedConfig<Element_, kFold, kSlices_, kSlices_ == 1 ? 2 : 1> {
-  using Plain = SlicedConfig<Element_, kFold, kSlices_, kSlices_ == 1 ? 2 : 1>;
+// A CTA that folds a work_tile by itself scores all of its tiles, so two scoring_warpgroups_count do.
+template <class Element_, AttentionConfig kAttention, int kSlices_>
+struct CompressedConfig : SlicedConfig<Element_, kAttention, kSlices_, kSlices_ == 1 ? 2 : 1> {
+  using Plain = SlicedConfig<Element_, kAttention, kSlices_, kSlices_ == 1 ? 2 : 1>;
   static constexpr int kKBytes = 0;
   static constexpr int kVBytes = 0;
   static constexpr int kKStages = 1;
   static constexpr int kVStages = 2;
-  static constexpr bool kResumes = false;  // nobody folds prefixes of codes for several sequences
-  static_assert(Plain::kKeyTile % (16 * Plain::kTeamWarps) == 0 && Plain::kDim % 64 == 0);
+  static constexpr bool kResumes = false;  // nobody folds prefixes of quantized for several sequences
+  static_assert(Plain::kKeyTile % (16 * Plain::kScoringWarpgroupWarps) == 0 && Plain::kDim % 64 == 0);
   static_assert(Plain::kDimV == Plain::kDim);
 };
 
 template <class C>
 struct CompressedMap : SlicedMap<C> {
   static constexpr int kBarrierOffset = (SlicedMap<C>::kBytes + 7) / 8 * 8;
-  static constexpr int kPackedBarriers = 4 * kMostPacked;
-  static constexpr int kNumberOffset = kBarrierOffset + kPackedBarriers * kBarrierBytes;
-  static constexpr int kNumberBytes = 2 * C::kKeyTile * 2;  // of a warp with outputs
+  static constexpr int kQuantizedBarriers = 4 * kMaxQuantizedStages;
+  static constexpr int kQparamOffset = kBarrierOffset + kQuantizedBarriers * kBarrierBytes;
+  static constexpr int kQparamBytes = 2 * C::kKeyTile * 2;  // of a warp with outputs
   // Behind what the device keeps, whose size is a multiple of the alignment.
-  static constexpr int kPackedOffset =
-      (kNumberOffset + C::kOutWarps * kNumberBytes + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
-  static constexpr int kPackedRoom = kMostSharedBytes - kPackedOffset;
-  static_assert(kReservedBytes % kPackedAlignment == 0);
+  static constexpr int kQuantizedOffset = (kQparamOffset + C::kOutWarps * kQparamBytes + kQuantizedAlignment - 1) /
+                                          kQuantizedAlignment * kQuantizedAlignment;
+  static constexpr int kQuantizedCapacity = kMaxSharedBytes - kQuantizedOffset;
+  static_assert(kReservedBytes % kQuantizedAlignment == 0);
 
   // `values`: of V. Stages of K come first.
-  __device__ __forceinline__ std::uint32_t packed(const CompressedParams& p, bool values, std::uint32_t stage) const {
-    return shared_base<C>() + static_cast<std::uint32_t>(kPackedOffset) +
+  __device__ __forceinline__ std::uint32_t quantized_stage(const CompressedParams& p, bool values,
+                                                           std::uint32_t stage) const {
+    return shared_base<C>() + static_cast<std::uint32_t>(kQuantizedOffset) +
            (values ? static_cast<std::uint32_t>(p.k.stages * p.k.stage_bytes) +
                          stage * static_cast<std::uint32_t>(p.v.stage_bytes)
                    : stage * static_cast<std::uint32_t>(p.k.stage_bytes));
   }
   // A tile's scales and its zeros, of two bytes, as a warp with outputs lays them out for itself.
-  __device__ __forceinline__ std::uint32_t numbers(int out_warp) const {
-    return shared_base<C>() + static_cast<std::uint32_t>(kNumberOffset + out_warp * kNumberBytes);
+  __device__ __forceinline__ std::uint32_t qparams(int out_warp) const {
+    return shared_base<C>() + static_cast<std::uint32_t>(kQparamOffset + out_warp * kQparamBytes);
   }
   // Of a stage: it has arrived; who reads it is done with it.
-  __device__ __forceinline__ std::uint32_t packed_full(bool values, std::uint32_t stage) const {
+  __device__ __forceinline__ std::uint32_t quantized_full(bool values, std::uint32_t stage) const {
     return shared_base<C>() + static_cast<std::uint32_t>(kBarrierOffset) +
-           ((values ? kMostPacked : 0U) + stage) * static_cast<std::uint32_t>(kBarrierBytes);
+           ((values ? kMaxQuantizedStages : 0U) + stage) * static_cast<std::uint32_t>(kBarrierBytes);
   }
-  __device__ __forceinline__ std::uint32_t packed_empty(bool values, std::uint32_t stage) const {
-    return packed_full(values, 2 * kMostPacked + stage);
+  __device__ __forceinline__ std::uint32_t quantized_empty(bool values, std::uint32_t stage) const {
+    return quantized_full(values, 2 * kMaxQuantizedStages + stage);
   }
 };
 
@@ -85,34 +87,34 @@ __device__ __forceinline__ uint2 load_words(std::uint32_t address) {
   return words;
 }
 
-// Of codes of 8 bits whose rows have none of their own.
-__device__ __forceinline__ float table_scale(const PackedTensor& tensor, int head) {
+// Of quantized of 8 bits whose rows have none of their own.
+__device__ __forceinline__ float table_scale(const QuantizedTensor& tensor, int head) {
   return __ldcg(reinterpret_cast<const float*>(tensor.table) + (tensor.scales == ScaleGrain::kHead ? head : 0));
 }
 
-// A place of a ring of so many places, and the parity of its turn, for those who take one after the other.
-struct PackedLap {
-  std::uint32_t place = 0, parity = 0;
+// A index of a ring of so many stage_count, and the parity of its turn, for those who take one after the other.
+struct RuntimePipelineState {
+  std::uint32_t index = 0, parity = 0;
 
-  __device__ __forceinline__ void advance(int places) {
-    const bool around = place + 1 == static_cast<std::uint32_t>(places);
-    place = around ? 0 : place + 1;
+  __device__ __forceinline__ void advance(int stage_count) {
+    const bool around = index + 1 == static_cast<std::uint32_t>(stage_count);
+    index = around ? 0 : index + 1;
     parity ^= around ? 1U : 0U;
   }
 };
 
 // By one thread, as init_sliced_barriers().
 template <class C>
-__device__ __forceinline__ void init_packed_barriers(const CompressedParams& p, const CompressedMap<C>& map) {
-  // The copy engine's, and those of numbers by the lanes of the fetching warp, of which each tells.
-  const auto arrivals = [](const PackedTensor& t) { return 1 + (t.number_bytes > 0 && !t.numbers_mapped ? 32 : 0); };
+__device__ __forceinline__ void init_quantized_barriers(const CompressedParams& p, const CompressedMap<C>& map) {
+  // The copy engine's, and those of qparams by the lanes of the fetching warp, of which each tells.
+  const auto arrivals = [](const QuantizedTensor& t) { return 1 + (t.qparam_bytes > 0 && !t.qparams_mapped ? 32 : 0); };
   const int of_k = arrivals(p.k), of_v = arrivals(p.v);
 #pragma unroll
-  for (std::uint32_t stage = 0; stage < kMostPacked; ++stage) {
-    barrier_init(map.packed_full(false, stage), of_k);
-    barrier_init(map.packed_empty(false, stage), C::kTeamWarps);
-    barrier_init(map.packed_full(true, stage), of_v);
-    barrier_init(map.packed_empty(true, stage), C::kOutWarps);
+  for (std::uint32_t stage = 0; stage < kMaxQuantizedStages; ++stage) {
+    barrier_init(map.quantized_full(false, stage), of_k);
+    barrier_init(map.quantized_empty(false, stage), C::kScoringWarpgroupWarps);
+    barrier_init(map.quantized_full(true, stage), of_v);
+    barrier_init(map.quantized_empty(true, stage), C::kOutWarps);
   }
   barrier_init_fence();
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding on Hopper, with the bits of the fold. A CTA takes units, each a group of key tiles for the rows of one KV
-// head (units.cuh); one warp fetches (fetch.cuh), a warpgroup folds (decoder.cuh), and the last unit of a sequence's
-// rows merges what all have left (finish.cuh).
+// Decoding on Hopper, with the bits of the fold. A CTA takes work_tiles, each a group of key tiles for the rows of one
+// KV head (units.cuh); one warp fetches (fetch.cuh), a warpgroup folds (decoder.cuh), and the last work_tile of a
+// sequence's rows merges what all have left (finish.cuh).
 #pragma once
 
 #include "kernels/cuda/device/overlap.cuh"
@@ -14,23 +14,23 @@ template <class C>
 __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ DecodeParams params) {
   const DecodeMap<C> map;
   if (threadIdx.x == 0) init_decode_barriers(map);
-  cuda::let_next_begin();
-  await_kernels_before_step(params);
-  if (threadIdx.x >= kDecodeFoldThreads) count_units<C>(params, map);
+  cuda::pdl_launch_dependents();
+  pdl_wait_before_step(params);
+  if (threadIdx.x >= kDecodeConsumerThreads) count_work_tiles<C>(params, map);
   __syncthreads();
-  const int units = unit_count(params, map);
+  const int work_tiles = work_tile_count(params, map);
   int ctas = static_cast<int>(gridDim.x);
-  if (params.late > 0 && !any_open_group<C>(params)) ctas -= params.late;
-  const auto each_unit = [&](auto&& worker) {
+  if (params.late > 0 && !any_partial_split<C>(params)) ctas -= params.late;
+  const auto each_work_tile = [&](auto&& worker) {
     if (static_cast<int>(blockIdx.x) >= ctas) return;
-    for (int n = static_cast<int>(blockIdx.x); n < units; n += ctas) {
-      worker.take(unit_of<C>(params, map, n));
+    for (int n = static_cast<int>(blockIdx.x); n < work_tiles; n += ctas) {
+      worker.take(work_tile_of<C>(params, map, n));
     }
   };
-  if (threadIdx.x < kDecodeFoldThreads) {
-    each_unit(Decoder<C>(params, map));
+  if (threadIdx.x < kDecodeConsumerThreads) {
+    each_work_tile(Decoder<C>(params, map));
   } else {
-    each_unit(Fetcher<C>(params, map));
+    each_work_tile(TileProducer<C>(params, map));
   }
   await_prefixes(params);
 }

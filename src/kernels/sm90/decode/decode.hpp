@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sm90_fold: one for each pair of element type and head dims (decode_*.cu).
+// The compiled decode kernels of sm90_attention: one for each pair of element type and head dims (decode_*.cu).
 #pragma once
 
 #include "base/memory.hpp"
@@ -17,10 +17,10 @@ struct DecodeLauncher {
   // Enqueues the tiles of the step's shared prefixes (prefix.cuh), in front of one of the launches above.
   void (*launch_prefixes)(const DecodeParams& params, int ctas, Stream stream);
   // The same by pairs of CTAs, so many. Values come by boxes of kPanelColumns columns then.
-  void (*launch_prefix_pairs)(const DecodeParams& params, int pairs, Stream stream);
+  void (*launch_prefix_cta_pairs)(const DecodeParams& params, int pairs, Stream stream);
   // How many clusters of so many slices the current device holds at a time; 0: there is no such kernel.
   int (*clusters_at_a_time)(int slices);
-  int (*prefix_pairs_at_a_time)();  // and how many pairs for prefixes
+  int (*prefix_cta_pairs_at_a_time)();  // and how many pairs for prefixes
 };
 
 extern const DecodeLauncher decode_bf16_64;

@@ -8,12 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/divider.hpp"
 #include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/divider.hpp"
 
 namespace ringattn::sm90 {
 
-// Rows in pages, strides in bytes.
+// AttentionState in pages, strides in bytes.
 struct PagedBytes {
   const std::byte* data = nullptr;
   std::int64_t page_stride = 0;
@@ -30,7 +30,7 @@ struct PagedBytes {
 // The query rows of one sequence and one KV head are rows · ratio; row i of query head h among them is number
 // i · ratio + h. They are cut into blocks of block_rows, which are the rows of the products.
 struct DecodeParams {
-  cuda::FoldParams fold;  // the job's shape, its tensors and its softmax; no tables, no schedule, no state
+  cuda::AttentionParams attention;  // the job's shape, its tensors and its softmax; no tables, no schedule, no state
 
   // The cache: boxes of box_rows rows of one page and head, in panels of 64 columns, k_box_columns or v_box_columns at
   // a time. The same of V for slices of its columns, whose panels may be narrower.
@@ -49,54 +49,54 @@ struct DecodeParams {
   bool values_by_lanes;
   PagedBytes v_rows;
   std::int32_t pool_pages;
-  std::int32_t group_log;  // of 2: key tiles of a group, for kernels that ask (LaunchedGroups)
+  std::int32_t split_tiles_log;  // of 2: key tiles of a group, for kernels that ask (LaunchKvSplits)
 
   const std::int32_t* lengths;  // [sequences]
   std::int32_t left, right;     // of the mask
-  // Which groups the cache holds: the g-th of a sequence's is group first_group + g · every_group.
-  std::int32_t first_group, every_group;
+  // Which splits the cache holds: the g-th of a sequence's is group first_split + g · split_stride.
+  std::int32_t first_split, split_stride;
   std::int32_t sequences;  // with lists: each counts as many times as it has lists
   std::int32_t rows;       // of a sequence
   std::int32_t ratio;      // query heads of a KV head
   std::int32_t block_rows;
   std::int32_t blocks;                           // of a sequence and KV head
   std::int32_t slices;                           // of the output's columns, each another CTA's
-  cuda::Divider by_ratio, by_blocks, by_stride;  // stride: blocks of a list, over all its KV heads
+  cuda::Divider by_ratio, by_blocks, by_stride;  // stride: blocks of a mask_row, over all its KV heads
 
-  // Lists of key blocks, as DecodeLists has them; null: none, and a sequence has one list, of all keys.
-  const std::int32_t* list_blocks;
-  const std::int32_t* list_counts;
-  std::int64_t list_stride;
-  std::int32_t list_tiles;     // of a block
-  std::int32_t list_kv_heads;  // that share a list
-  cuda::Divider by_lists;      // of a sequence
-  cuda::Divider by_list_tiles;
+  // Lists of key blocks, as DecodeBlockMask has them; null: none, and a sequence has one mask_row, of all keys.
+  const std::int32_t* mask_block_indices;
+  const std::int32_t* mask_block_counts;
+  std::int64_t mask_row_stride;
+  std::int32_t mask_block_tiles;  // of a block
+  std::int32_t mask_kv_heads;     // that share a mask_row
+  cuda::Divider by_mask_rows;     // of a sequence
+  cuda::Divider by_mask_block_tiles;
 
-  // Partials of units, by the unit's number, where a sequence has several groups: A [units, block_rows, head_dim_v],
-  // and, from each slice anew, r and l [units, slices, block_rows].
+  // Partials of work_tiles, by the work_tile's number, where a sequence has several splits: A [work_tiles, block_rows,
+  // head_dim_v], and, from each slice anew, r and l [work_tiles, slices, block_rows].
   float* outputs;
-  float2* numbers;
-  // [sequences, kv_heads, blocks, slices]: units that have left their partials; 0 between launches.
+  float2* stats;
+  // [sequences, kv_heads, blocks, slices]: work_tiles that have left their partials; 0 between launches.
   std::int32_t* arrived;
-  std::int32_t* failed;  // [units]: whether the unit has to be folded again, tile by tile (sliced.cuh)
+  std::int32_t* failed;  // [work_tiles]: whether the work_tile has to be folded again, tile by tile (sliced.cuh)
   // Prefixes that sequences share, as SharedPrefixes has them; null: none. Another launch (prefix.cuh) leaves what rows
-  // have of their groups, so rows are never finished beside it. Of a group that prefixes begin and sequences end it
-  // leaves the rows' states, [rows, heads] of head_dim_v + kStateNumbers numbers: A, and l and r as in a fold state.
+  // have of their splits, so rows are never finished beside it. Of a group that prefixes begin and sequences end it
+  // leaves the rows' states, [rows, heads] of head_dim_v + kStateStats stats: A, and l and r as in a fold state.
   const std::int32_t* prefix_of;
   const std::int32_t* prefix_keys;
   std::int32_t prefixes;
   cuda::Divider by_sequence_rows;  // query rows of a sequence and KV head
   float* states;
   // Of a launch behind that of prefixes: how many of its last CTAs, or clusters, find room only when prefixes are done.
-  // They have units where some wait for states, and none else.
+  // They have work_tiles where some wait for states, and none else.
   std::int32_t late;
 
   // Not null: rows are not finished. What they leave goes there, as DecodePartials says, and none of the scratch is
   // used: A, and behind it r and l.
-  float* records;
-  std::int64_t record_groups;
+  float* partials;
+  std::int64_t partial_splits;
 
-  // Of a launch that may fold all groups of a row in one CTA, and finish the row, though there are records
+  // Of a launch that may fold all groups of a row in one CTA, and finish the row, though there are partials
   // (latent/latent_walk.cuh): says whether it has, 1 or 0, to the merge behind it. Null: it doesn't.
   std::int32_t* whole;
 };

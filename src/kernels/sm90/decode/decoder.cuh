@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folding warpgroup of a decoding CTA. Its arithmetic is that of the fold's consumer (fold/consumer.cuh): the same
-// functions on the same fragments, in the same order. What differs is where rows, tiles and results lie.
+// The attending warpgroup of a decoding CTA. Its arithmetic is that of the fold's consumer (fold/consumer.cuh): the
+// same functions on the same fragments, in the same order. What differs is where rows, tiles and results lie.
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
@@ -16,36 +16,37 @@ template <class C>
 class Decoder {
  public:
   __device__ __forceinline__ Decoder(const DecodeParams& params, const DecodeMap<C>& map)
-      : params_(params), p_(params.fold), map_(map) {}
+      : params_(params), p_(params.attention), map_(map) {}
 
-  __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    load_queries<C>(params_, map_, rows_of(params_, unit), [&](int slot) { return place_of(params_, unit, slot); });
-    fold(unit);
-    if (finishes(params_, unit) || params_.records != nullptr) return;
+  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+    load_queries<C>(params_, map_, rows_of(params_, work_tile),
+                    [&](int slot) { return coord_of(params_, work_tile, slot); });
+    attend(work_tile);
+    if (finishes(params_, work_tile) || params_.partials != nullptr) return;
     for (int slice = 0; slice < params_.slices; ++slice) {
-      merge_if_last<C, kDecodeFoldThreads>(params_, unit, thread_of_cta(), slice);
+      merge_if_last<C, kDecodeConsumerThreads>(params_, work_tile, thread_of_cta(), slice);
     }
   }
 
  private:
   using Scores = float[C::kKeyTile / 8][4];
 
-  __device__ __forceinline__ void fold(const DecodeUnit& unit) {
-    const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
-    const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
-    const bool has_rows = thread_of_cta() / 32 * 16 < rows_of(params_, unit);
+  __device__ __forceinline__ void attend(const DecodeWorkTile& work_tile) {
+    const ThreadRows slots = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
+    const BasicTileRange<int> plain = plain_tiles<C>(params_, work_tile);
+    const bool has_rows = thread_of_cta() / 32 * 16 < rows_of(params_, work_tile);
     rows_.flags = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       rows_.shift[half] = 0.0F;
       rows_.l[half] = 0.0F;
     }
-    if (unit.resumes) {
+    if (work_tile.resumes) {
       await_states();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (slots.present[half]) {
-          restore_row(params_, slots.place[half], rows_, half);
+          restore_row(params_, slots.coord[half], rows_, half);
         } else {
           clear_row(half);
         }
@@ -53,20 +54,20 @@ class Decoder {
     }
     clear_probabilities();
 #pragma unroll 1
-    for (int number = unit.begin; number < unit.end; ++number, ring_.advance()) {
+    for (int number = work_tile.begin; number < work_tile.end; ++number, ring_.advance()) {
       const bool special = number < plain.begin || number >= plain.end;
       score(slots, number, special, has_rows);
-      if (special) turn_rows(unit, slots, number);
-      add_outputs(number == unit.begin && !unit.resumes, unit.of.length - number * C::kKeyTile);
+      if (special) start_rows(work_tile, slots, number);
+      add_outputs(number == work_tile.begin && !work_tile.resumes, work_tile.of.length - number * C::kKeyTile);
     }
-    leave_rows(unit, slots, unit.end);
+    store_rows(work_tile, slots, work_tile.end);
   }
 
   // A tile's probabilities and the shares of their sums. Only warps that have rows work at them.
-  __device__ __forceinline__ void score(const DecodeSlots& slots, int number, bool special, bool has_rows) {
+  __device__ __forceinline__ void score(const ThreadRows& slots, int number, bool special, bool has_rows) {
     Scores s;
     barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
-    multiply_q_k<C>(s, map_.q(), map_.k(ring_.stage()));
+    qk_gemm<C>(s, map_.q(), map_.k(ring_.stage()));
     wgmma_wait<0>();
     pin(s);
     if (has_rows) {
@@ -77,14 +78,14 @@ class Decoder {
           mask_scores<0, C::kKeyTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
         }
       }
-      if (!__all_sync(0xffffffffU, rows_.seen(0) && rows_.seen(1))) settle<C>(p_, rows_, s);
+      if (!__all_sync(0xffffffffU, rows_.has_offset(0) && rows_.has_offset(1))) fix_offset<C>(p_, rows_, s);
       float sum[2];
       exponentiate<C>(p_, rows_.shift, s, sum);
-      if (__any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost)) [[unlikely]] {
-        Redone<C> redone;
-        redo<C>(p_, slots, number, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1], sum[0], sum[1],
-                redone);
-        take_over<C>(redone, rows_, s, sum);
+      if (__any_sync(0xffffffffU, sum[0] > kMax || sum[1] > kMax)) [[unlikely]] {
+        Recomputed<C> recomputed;
+        recompute_tile<C>(p_, slots, number, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1], sum[0],
+                          sum[1], recomputed);
+        take_over<C>(recomputed, rows_, s, sum);
       }
       pack<C>(s, probability_);
       rows_.l[0] = __fadd_rn(rows_.l[0], sum[0]);
@@ -94,11 +95,11 @@ class Decoder {
     if (thread_of_cta() % 32 == 0) barrier_arrive(map_.k_empty(ring_.stage()));
   }
 
-  // Rows whose first tile this is begin with nothing: what they have of tiles before, which others fold, is 0 · V. Rows
-  // whose last tile was the one before end.
-  __device__ __forceinline__ void turn_rows(const DecodeUnit& unit, const DecodeSlots& slots, int number) {
-    if (number == unit.begin) return;
-    leave_rows(unit, slots, number);
+  // AttentionState whose first tile this is begin with nothing: what they have of tiles before, which others attention,
+  // is 0 · V. AttentionState whose last tile was the one before end.
+  __device__ __forceinline__ void start_rows(const DecodeWorkTile& work_tile, const ThreadRows& slots, int number) {
+    if (number == work_tile.begin) return;
+    store_rows(work_tile, slots, number);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (slots.begin[half] == number) clear_row(half);
@@ -106,41 +107,41 @@ class Decoder {
   }
 
   // The rows that end in front of tile `number`.
-  __device__ __forceinline__ void leave_rows(const DecodeUnit& unit, const DecodeSlots& slots, int number) {
+  __device__ __forceinline__ void store_rows(const DecodeWorkTile& work_tile, const ThreadRows& slots, int number) {
     const float sums[2] = {sum_of_quad(rows_.l[0]), sum_of_quad(rows_.l[1])};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (slots.end[half] != number || !slots.present[half]) continue;
       if (slots.begin[half] == slots.end[half]) {
-        if (!finishes(params_, unit)) continue;  // another unit has the row, or the merge finds that none has
+        if (!finishes(params_, work_tile)) continue;  // another work_tile has the row, or the merge finds that none has
         clear_row(half);
       }
-      leave_row<C>(params_, unit, slots, rows_, half, sums[half]);
+      store_row<C>(params_, work_tile, slots, rows_, half, sums[half]);
     }
   }
 
   __device__ __forceinline__ void add_outputs(bool first, int keys) {
     barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
     if (keys < C::kKeyTile) clear_tail(keys);
-    add_p_v<C>(rows_.o, probability_, map_.v(ring_.stage()), first);
+    pv_gemm<C>(rows_.o, probability_, map_.v(ring_.stage()), first);
     wgmma_wait<0>();
     pin(rows_.o);
     if (thread_of_cta() % 32 == 0) barrier_arrive(map_.v_empty(ring_.stage()));
   }
 
-  // Rows of V behind the sequence's last key are somebody else's, or were fetched for another tile: their probabilities
-  // are 0, but 0 · ∞ would be NaN.
+  // AttentionState of V behind the sequence's last key are somebody else's, or were fetched for another tile: their
+  // probabilities are 0, but 0 · ∞ would be NaN.
   __device__ __forceinline__ void clear_tail(int keys) const {
 #pragma unroll 1
     for (int panel = 0; panel < C::kPanelsV; ++panel) {
       const std::uint32_t at =
           map_.v(ring_.stage()) + static_cast<std::uint32_t>(panel * cuda::panel_bytes(C::kKeyTile));
-      for (int chunk = keys * 8 + thread_of_cta(); chunk < C::kKeyTile * 8; chunk += kDecodeFoldThreads) {
+      for (int chunk = keys * 8 + thread_of_cta(); chunk < C::kKeyTile * 8; chunk += kDecodeConsumerThreads) {
         cuda::store_shared(at + static_cast<std::uint32_t>(chunk * 16), uint4{0, 0, 0, 0});
       }
     }
     proxy_fence();
-    named_sync(kDecodeBarrier, kDecodeFoldThreads);
+    named_sync(kDecodeBarrier, kDecodeConsumerThreads);
   }
 
   __device__ __forceinline__ void clear_row(int half) {
@@ -158,13 +159,13 @@ class Decoder {
     }
   }
 
-  static constexpr float kMost = kOutgrown<typename C::Element>;
+  static constexpr float kMax = kRescaleThreshold<typename C::Element>;
 
   const DecodeParams& params_;
-  const cuda::FoldParams& p_;
+  const cuda::AttentionParams& p_;
   const DecodeMap<C>& map_;
-  RingCursor<C::kStages> ring_;
-  Rows<C> rows_;
+  PackedPipelineState<C::kStages> ring_;
+  AttentionState<C> rows_;
   std::uint32_t probability_[C::kKeyTile / 16][4];
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warp that fetches: it looks up pages and has the copy engine bring key tiles into shared memory, box by box. A
-// box lies in one page. Boxes behind a sequence's last key are left out, so nothing there is read, not even its page.
+// The warp that fetches: it looks up pages and has the copy engine issue_loads key tiles into shared memory, box by
+// box. A box lies in one page. Boxes behind a sequence's last key are left out, so nothing there is read, not even its
+// page.
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
@@ -15,10 +16,10 @@ namespace ringattn::sm90 {
 enum class FetchedParts { kBoth, kKeys, kValues };
 
 template <class C, FetchedParts kParts = FetchedParts::kBoth>
-class Fetcher {
+class TileProducer {
  public:
   // `first_column`: of V, those that this CTA has.
-  __device__ __forceinline__ Fetcher(const DecodeParams& p, const DecodeMap<C>& map, int first_column = 0)
+  __device__ __forceinline__ TileProducer(const DecodeParams& p, const DecodeMap<C>& map, int first_column = 0)
       : p_(p),
         map_(map),
         lane_(thread_of_cta() % 32),
@@ -28,21 +29,21 @@ class Fetcher {
     row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
   }
 
-  __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    take(unit, unit.begin, unit.end, [](int tile) { return tile; });
+  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+    take(work_tile, work_tile.begin, work_tile.end, [](int tile) { return tile; });
   }
-  // The tiles tile_at(begin) … tile_at(end − 1) of the unit's.
+  // The tiles tile_at(begin) … tile_at(end − 1) of the work_tile's.
   template <class TileAt>
-  __device__ __forceinline__ void take(const DecodeUnit& unit, int begin, int end, const TileAt& tile_at) {
-    const auto find_nth = [&](int nth) { return nth < end ? find(unit, tile_at(nth)) : Box{0, -1}; };
+  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile, int begin, int end, const TileAt& tile_at) {
+    const auto find_nth = [&](int nth) { return nth < end ? find(work_tile, tile_at(nth)) : Box{0, -1}; };
     Box ahead = find_nth(begin + nth_);
     for (int first = begin; first < end; first += batch_) {
       const Box box = ahead;
       ahead = find_nth(first + batch_ + nth_);
       const int count = end - first < batch_ ? end - first : batch_;
       for (int i = 0; i < count; ++i, ring_.advance()) {
-        const int left = unit.of.length - tile_at(first + i) * C::kKeyTile;
-        fetch_tile(unit.kv_head, box, i, left < C::kKeyTile ? left : C::kKeyTile);
+        const int left = work_tile.of.length - tile_at(first + i) * C::kKeyTile;
+        fetch_tile(work_tile.kv_head, box, i, left < C::kKeyTile ? left : C::kKeyTile);
       }
     }
   }
@@ -51,11 +52,13 @@ class Fetcher {
   using Box = PageBox;
 
   // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
-  __device__ __forceinline__ Box find(const DecodeUnit& unit, int tile) const {
-    if (nth_ >= batch_ || tile * C::kKeyTile + row_ >= unit.of.length) return {0, -1};
-    const int key = tile_in_sequence(p_, unit.list, unit.of.listed, unit.of.gap, tile) * C::kKeyTile + row_ - unit.lag;
-    if (p_.pages == nullptr) return {unit.sequence, key};
-    const int page = __ldcg(p_.pages + unit.sequence * p_.table_stride + (key >> p_.page_log));
+  __device__ __forceinline__ Box find(const DecodeWorkTile& work_tile, int tile) const {
+    if (nth_ >= batch_ || tile * C::kKeyTile + row_ >= work_tile.of.length) return {0, -1};
+    const int key =
+        tile_in_sequence(p_, work_tile.mask_row, work_tile.of.listed, work_tile.of.gap, tile) * C::kKeyTile + row_ -
+        work_tile.lag;
+    if (p_.pages == nullptr) return {work_tile.sequence, key};
+    const int page = __ldcg(p_.pages + work_tile.sequence * p_.table_stride + (key >> p_.page_log));
     return {page, key & ((1 << p_.page_log) - 1)};
   }
 
@@ -65,19 +68,19 @@ class Fetcher {
     const int boxes = keys == C::kKeyTile ? p_.boxes : (keys + p_.box_rows - 1) / p_.box_rows;
     const int rows = boxes * p_.box_rows;
     const int first = nth * p_.boxes;
-    const bool elected = one_of_warp();
+    const bool elected = elect_one();
     if constexpr (kParts != FetchedParts::kValues) {
       barrier_wait(map_.k_empty(stage), ring_.parity() ^ 1U);
       if (elected) barrier_arrive_expect(map_.k_full(stage), rows * (C::kKBytes / C::kKeyTile));
-      load_page_boxes<C::kKeyTile, C::kDim, kPanelRowBytes>(elected, map_.k(stage), &p_.k, map_.k_full(stage), boxes,
-                                                            p_.box_rows, box, first, p_.k_box_columns, head);
+      tma_load_page_boxes<C::kKeyTile, C::kDim, kPanelRowBytes>(elected, map_.k(stage), &p_.k, map_.k_full(stage),
+                                                                boxes, p_.box_rows, box, first, p_.k_box_columns, head);
     }
     if constexpr (kParts != FetchedParts::kKeys) {
       barrier_wait(map_.v_empty(stage), ring_.parity() ^ 1U);
       if (elected) barrier_arrive_expect(map_.v_full(stage), rows * (C::kVBytes / C::kKeyTile));
-      load_page_boxes<C::kKeyTile, C::kDimV, kPanelRowBytes>(elected, map_.v(stage), &p_.v, map_.v_full(stage), boxes,
-                                                             p_.box_rows, box, first, p_.v_box_columns, head,
-                                                             first_column_);
+      tma_load_page_boxes<C::kKeyTile, C::kDimV, kPanelRowBytes>(elected, map_.v(stage), &p_.v, map_.v_full(stage),
+                                                                 boxes, p_.box_rows, box, first, p_.v_box_columns, head,
+                                                                 first_column_);
     }
   }
 
@@ -88,7 +91,7 @@ class Fetcher {
   const int nth_;    // which of those is this lane's
   const int first_column_;
   int row_;  // where in its tile this lane's box begins
-  RingCursor<C::kStages> ring_;
+  PackedPipelineState<C::kStages> ring_;
 };
 
 }  // namespace ringattn::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of rows: a unit leaves its partials, and whoever leaves the last ones of a sequence's rows merges them, in
-// ascending order, by the fold's own step (kernels/merge.hpp).
+// The end of rows: a work_tile leaves its partials, and whoever leaves the last ones of a sequence's rows merges them,
+// in ascending order, by the fold's own step (kernels/merge.hpp).
 #pragma once
 
 #include "kernels/cuda/device/fold_state.cuh"
@@ -14,12 +14,14 @@ namespace ringattn::sm90 {
 
 inline constexpr int kDecodeBarrier = 1;  // of the threads that hold outputs
 
-// A row's division and LSE, from its reference and its sum over all keys.
-__device__ __forceinline__ cuda::RowEnd end_of_row(const DecodeParams& p, int query_head, float reference, float sum) {
-  return cuda::end_row(__fmul_rn(reference, kLn2), sum, p.fold.sinks == nullptr ? nullptr : p.fold.sinks + query_head);
+// A row's division and LSE, from its softmax_offset and its sum over all keys.
+__device__ __forceinline__ cuda::RowEnd end_of_row(const DecodeParams& p, int query_head, float softmax_offset,
+                                                   float sum) {
+  return cuda::end_row(__fmul_rn(softmax_offset, kLn2), sum,
+                       p.attention.sinks == nullptr ? nullptr : p.attention.sinks + query_head);
 }
 __device__ __forceinline__ void write_lse(const DecodeParams& p, int row, int query_head, float lse) {
-  const auto& to = p.fold.lse;
+  const auto& to = p.attention.lse;
   if (to.data != nullptr) to.data[row * to.token_stride + query_head * to.head_stride] = lse;
 }
 
@@ -27,7 +29,7 @@ __device__ __forceinline__ void write_lse(const DecodeParams& p, int row, int qu
 template <class C>
 __device__ __forceinline__ void write_pair(const DecodeParams& p, int row, int query_head, int column, float x, float y,
                                            float factor) {
-  const auto& out = p.fold.out;
+  const auto& out = p.attention.out;
   auto* const to =
       static_cast<std::uint16_t*>(out.data) + row * out.token_stride + query_head * out.head_stride + column;
   const std::uint32_t pair =
@@ -40,59 +42,60 @@ __device__ __forceinline__ void write_pair(const DecodeParams& p, int row, int q
   }
 }
 
-// Whether a unit's rows end with it: nobody else has anything of them.
-__device__ __forceinline__ bool finishes(const DecodeParams& p, const DecodeUnit& unit) {
-  return p.records == nullptr && unit.of.single();
+// Whether a work_tile's rows end with it: nobody else has anything of them.
+__device__ __forceinline__ bool finishes(const DecodeParams& p, const DecodeWorkTile& work_tile) {
+  return p.partials == nullptr && work_tile.of.single();
 }
 
-// A row's partial of a unit's group. Columns lie as in a fold state (cuda/device/fold_state.cuh): of the 16 columns of
-// a block, thread t of four has 2t, 2t + 1, 2t + 8 and 2t + 9 side by side.
+// A row's partial of a work_tile's group. Columns lie as in a fold state (cuda/device/fold_state.cuh): of the 16
+// columns of a block, thread t of four has 2t, 2t + 1, 2t + 8 and 2t + 9 side by side.
 template <class C>
-__device__ __forceinline__ float* outputs_of(const DecodeParams& p, int unit, int slot) {
-  return p.outputs + (std::int64_t{unit} * p.block_rows + slot) * C::kDimV;
+__device__ __forceinline__ float* outputs_of(const DecodeParams& p, int work_tile, int tile_row) {
+  return p.outputs + (std::int64_t{work_tile} * p.block_rows + tile_row) * C::kDimV;
 }
-__device__ __forceinline__ float2* numbers_of(const DecodeParams& p, int unit, int slice, int slot) {
-  return p.numbers + ((std::int64_t{unit} * p.slices + slice) * p.block_rows + slot);
+__device__ __forceinline__ float2* stats_of(const DecodeParams& p, int work_tile, int slice, int tile_row) {
+  return p.stats + ((std::int64_t{work_tile} * p.slices + slice) * p.block_rows + tile_row);
 }
-// The same where rows are not finished: a record, A and then the numbers.
-__device__ __forceinline__ float* record_of(const DecodeParams& p, int cache_group, const DecodePlace& place) {
-  return p.records +
-         ((place.row * p.record_groups + cache_group) * p.fold.heads + place.query_head) * (p.fold.head_dim_v + 4);
+// The same where rows are not finished: a record, A and then the stats.
+__device__ __forceinline__ float* partial_of(const DecodeParams& p, int cache_split, const DecodeCoord& coord) {
+  return p.partials + ((coord.row * p.partial_splits + cache_split) * p.attention.heads + coord.query_head) *
+                          (p.attention.head_dim_v + 4);
 }
-__device__ __forceinline__ float* record_of(const DecodeParams& p, const DecodeUnit& unit, const DecodePlace& place) {
-  return record_of(p, unit.cache_group, place);
+__device__ __forceinline__ float* partial_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
+                                             const DecodeCoord& coord) {
+  return partial_of(p, work_tile.cache_split, coord);
 }
 template <class C>
-__device__ __forceinline__ float* left_outputs(const DecodeParams& p, const DecodeUnit& unit, int slot,
-                                               const DecodePlace& place) {
-  return p.records == nullptr ? outputs_of<C>(p, unit.number, slot) : record_of(p, unit, place);
+__device__ __forceinline__ float* partial_outputs(const DecodeParams& p, const DecodeWorkTile& work_tile, int tile_row,
+                                                  const DecodeCoord& coord) {
+  return p.partials == nullptr ? outputs_of<C>(p, work_tile.number, tile_row) : partial_of(p, work_tile, coord);
 }
 // By one thread of those that leave a row, for the slices [first, end).
-__device__ __forceinline__ void leave_numbers(const DecodeParams& p, const DecodeUnit& unit, int first, int end,
-                                              int slot, const DecodePlace& place, float2 numbers) {
-  if (p.records != nullptr) {
-    if (first == 0) *reinterpret_cast<float2*>(record_of(p, unit, place) + p.fold.head_dim_v) = numbers;
+__device__ __forceinline__ void store_stats(const DecodeParams& p, const DecodeWorkTile& work_tile, int first, int end,
+                                            int tile_row, const DecodeCoord& coord, float2 stats) {
+  if (p.partials != nullptr) {
+    if (first == 0) *reinterpret_cast<float2*>(partial_of(p, work_tile, coord) + p.attention.head_dim_v) = stats;
     return;
   }
-  for (int slice = first; slice < end; ++slice) __stcg(numbers_of(p, unit.number, slice, slot), numbers);
+  for (int slice = first; slice < end; ++slice) __stcg(stats_of(p, work_tile.number, slice, tile_row), stats);
 }
 
 // A row's division and rounding, of columns that one thread has.
 template <class C>
 struct FinishedRow {
   const DecodeParams& p;
-  const DecodePlace& place;
+  const DecodeCoord& coord;
   cuda::RowEnd end;
 
-  __device__ FinishedRow(const DecodeParams& params, const DecodePlace& of, float reference, float sum)
-      : p(params), place(of), end(end_of_row(params, of.query_head, reference, sum)) {}
+  __device__ FinishedRow(const DecodeParams& params, const DecodeCoord& of, float softmax_offset, float sum)
+      : p(params), coord(of), end(end_of_row(params, of.query_head, softmax_offset, sum)) {}
   __device__ void write(int column, float x, float y) const {
-    write_pair<C>(p, place.row, place.query_head, column, x, y, end.factor());
+    write_pair<C>(p, coord.row, coord.query_head, column, x, y, end.factor());
   }
   __device__ void write(int column, float x) const {
-    const auto& out = p.fold.out;
-    auto* const to = static_cast<std::uint16_t*>(out.data) + place.row * out.token_stride +
-                     place.query_head * out.head_stride + column;
+    const auto& out = p.attention.out;
+    auto* const to = static_cast<std::uint16_t*>(out.data) + coord.row * out.token_stride +
+                     coord.query_head * out.head_stride + column;
     *to = static_cast<std::uint16_t>(
         cuda::Products<typename C::Element>::pack(cuda::scale_flushed(x, end.factor()), 0.0F));
   }
@@ -103,9 +106,9 @@ struct FinishedRow {
   }
   // Eight columns that have been.
   __device__ void write(int column, const uint4& eight) const {
-    const auto& out = p.fold.out;
-    auto* const to = static_cast<std::uint16_t*>(out.data) + place.row * out.token_stride +
-                     place.query_head * out.head_stride + column;
+    const auto& out = p.attention.out;
+    auto* const to = static_cast<std::uint16_t*>(out.data) + coord.row * out.token_stride +
+                     coord.query_head * out.head_stride + column;
     if (reinterpret_cast<std::uint64_t>(to) % 16 == 0) {
       *reinterpret_cast<uint4*>(to) = eight;
       return;
@@ -114,12 +117,12 @@ struct FinishedRow {
 #pragma unroll
     for (int i = 0; i < 8; ++i) to[i] = static_cast<std::uint16_t>(words[i / 2] >> (i % 2 * 16));
   }
-  __device__ void write_lse() const { sm90::write_lse(p, place.row, place.query_head, end.lse()); }
+  __device__ void write_lse() const { sm90::write_lse(p, coord.row, coord.query_head, end.lse()); }
 };
 
 // A thread's columns of a row of `half`, to where those that its CTA has begin.
 template <class C>
-__device__ __forceinline__ void leave_columns(float* to, const Rows<C>& rows, int half) {
+__device__ __forceinline__ void store_accumulators(float* to, const AttentionState<C>& rows, int half) {
   auto* const outputs = reinterpret_cast<float4*>(to) + thread_of_cta() % 4;
 #pragma unroll
   for (int n = 0; n < C::kDimV / 16; ++n) {
@@ -130,38 +133,39 @@ __device__ __forceinline__ void leave_columns(float* to, const Rows<C>& rows, in
 
 // A row's state where its prefix's tiles end (DecodeParams::states). The launch of the prefixes saves it; the one
 // behind it, which runs beside it, goes on from there.
-__device__ __forceinline__ float* state_of(const DecodeParams& p, const DecodePlace& place) {
-  return p.states +
-         (std::int64_t{place.row} * p.fold.heads + place.query_head) * (p.fold.head_dim_v + cuda::kStateNumbers);
+__device__ __forceinline__ float* state_of(const DecodeParams& p, const DecodeCoord& coord) {
+  return p.states + (std::int64_t{coord.row} * p.attention.heads + coord.query_head) *
+                        (p.attention.head_dim_v + cuda::kStateStats);
 }
-__device__ __forceinline__ float* state_numbers(const DecodeParams& p, const DecodePlace& place) {
-  return state_of(p, place) + p.fold.head_dim_v;
+__device__ __forceinline__ float* state_stats(const DecodeParams& p, const DecodeCoord& coord) {
+  return state_of(p, coord) + p.attention.head_dim_v;
 }
 // Until states are there. Nobody waits here for ever: the launch of the prefixes has all of its CTAs already.
-__device__ __forceinline__ void await_states() { cuda::await_kernels_before(); }
-// Saves the row of `half`, the columns from `first_column` on; who has the first ones saves the numbers.
+__device__ __forceinline__ void await_states() { cuda::pdl_wait(); }
+// Saves the row of `half`, the columns from `first_column` on; who has the first ones saves the stats.
 template <class C>
-__device__ __forceinline__ void save_row(const DecodeParams& p, const DecodePlace& place, const Rows<C>& rows, int half,
-                                         int first_column) {
-  leave_columns(state_of(p, place) + first_column, rows, half);
+__device__ __forceinline__ void save_row(const DecodeParams& p, const DecodeCoord& coord, const AttentionState<C>& rows,
+                                         int half, int first_column) {
+  store_accumulators(state_of(p, coord) + first_column, rows, half);
   if (first_column != 0) return;
   const int lane = thread_of_cta() % 4;
-  float* const numbers = state_numbers(p, place);
-  __stcg(numbers + lane, rows.l[half]);
-  if (lane == 0) __stcg(numbers + cuda::kOpenReference, reference_of(rows, half));
+  float* const stats = state_stats(p, coord);
+  __stcg(stats + lane, rows.l[half]);
+  if (lane == 0) __stcg(stats + cuda::kCurrentOffset, offset_of(rows, half));
 }
-// The other way round, of all columns, by who has awaited states.
+// The other path round, of all columns, by who has awaited states.
 template <class C>
-__device__ __forceinline__ void restore_row(const DecodeParams& p, const DecodePlace& place, Rows<C>& rows, int half) {
+__device__ __forceinline__ void restore_row(const DecodeParams& p, const DecodeCoord& coord, AttentionState<C>& rows,
+                                            int half) {
   const int lane = thread_of_cta() % 4;
-  const float* const numbers = state_numbers(p, place);
-  rows.l[half] = __ldcg(numbers + lane);
-  const float reference = __ldcg(numbers + cuda::kOpenReference);
-  if (reference != -INFINITY) {
-    rows.flags |= Rows<C>::kSeen << half;
-    rows.shift[half] = -reference;
+  const float* const stats = state_stats(p, coord);
+  rows.l[half] = __ldcg(stats + lane);
+  const float softmax_offset = __ldcg(stats + cuda::kCurrentOffset);
+  if (softmax_offset != -INFINITY) {
+    rows.flags |= AttentionState<C>::kOffsetSet << half;
+    rows.shift[half] = -softmax_offset;
   }
-  const auto* const outputs = reinterpret_cast<const float4*>(state_of(p, place)) + lane;
+  const auto* const outputs = reinterpret_cast<const float4*>(state_of(p, coord)) + lane;
 #pragma unroll
   for (int n = 0; n < C::kDimV / 16; ++n) {
     const float4 x = __ldcg(outputs + 4 * n);
@@ -173,21 +177,22 @@ __device__ __forceinline__ void restore_row(const DecodeParams& p, const DecodeP
 }
 
 // The rows of `half` end here. `sum`: of the row. Of a record, `first_column` is where its columns that this thread's
-// CTA has begin; the CTA that has the first ones leaves the numbers.
+// CTA has begin; the CTA that has the first ones leaves the stats.
 template <class C>
-__device__ __forceinline__ void leave_row(const DecodeParams& p, const DecodeUnit& unit, const DecodeSlots& slots,
-                                          const Rows<C>& rows, int half, float sum, int first_column = 0) {
+__device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWorkTile& work_tile,
+                                          const ThreadRows& slots, const AttentionState<C>& rows, int half, float sum,
+                                          int first_column = 0) {
   const int lane = thread_of_cta() % 4;
-  const float reference = reference_of(rows, half);
-  const int slot = slot_of_thread() + 8 * half;
-  if (!finishes(p, unit)) {
-    leave_columns(left_outputs<C>(p, unit, slot, slots.place[half]) + first_column, rows, half);
+  const float softmax_offset = offset_of(rows, half);
+  const int tile_row = tile_row_of_thread() + 8 * half;
+  if (!finishes(p, work_tile)) {
+    store_accumulators(partial_outputs<C>(p, work_tile, tile_row, slots.coord[half]) + first_column, rows, half);
     if (lane == 0 && first_column == 0) {
-      leave_numbers(p, unit, 0, p.slices, slot, slots.place[half], float2{reference, sum});
+      store_stats(p, work_tile, 0, p.slices, tile_row, slots.coord[half], float2{softmax_offset, sum});
     }
     return;
   }
-  const FinishedRow<C> finished(p, slots.place[half], reference, sum);
+  const FinishedRow<C> finished(p, slots.coord[half], softmax_offset, sum);
 #pragma unroll
   for (int n = 0; n < C::kDimV / 8; ++n) {
     finished.write(8 * n + 2 * lane, rows.o[n][2 * half], rows.o[n][2 * half + 1]);
@@ -195,41 +200,42 @@ __device__ __forceinline__ void leave_row(const DecodeParams& p, const DecodeUni
   if (lane == 0) finished.write_lse();
 }
 
-// Four columns of a row, merged over its groups. at(group) is where a group's A and numbers are.
+// Four columns of a row, merged over its splits. at(group) is where a group's A and stats are.
 struct MergedColumns {
   float4 outputs{0.0F, 0.0F, 0.0F, 0.0F};
-  float reference = -INFINITY;
+  float softmax_offset = -INFINITY;
   float sum = 0.0F;
 };
 struct PartialAt {
   const float4* outputs;
-  const float2* numbers;
+  const float2* stats;
 };
 template <class At>
-__device__ __forceinline__ MergedColumns merge_groups(int begin, int end, At at) {
+__device__ __forceinline__ MergedColumns merge_splits(int begin, int end, At at) {
   MergedColumns merged;
-  constexpr int kBatch = 8;  // on their way from memory at a time
+  constexpr int kBatch = 8;  // on their path from memory at a time
 #pragma unroll 1
   for (int first = begin; first < end; first += kBatch) {
     float4 outputs[kBatch];
-    float2 numbers[kBatch];
+    float2 stats[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (first + i >= end) break;
       const PartialAt from = at(first + i);
       outputs[i] = __ldcg(from.outputs);
-      numbers[i] = __ldcg(from.numbers);
+      stats[i] = __ldcg(from.stats);
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (first + i >= end) break;
       const float4& x = outputs[i];
       if (first + i == begin) {
-        merged = {x, numbers[i].x, numbers[i].y};
+        merged = {x, stats[i].x, stats[i].y};
         continue;
       }
-      const MergeStep step = cuda::merge_rows(merged.reference, merged.sum, numbers[i].x, numbers[i].y, kReferenceUnit);
-      merged.reference = step.reference;
+      const MergeStep step =
+          cuda::merge_partials(merged.softmax_offset, merged.sum, stats[i].x, stats[i].y, kOffsetLog2Factor);
+      merged.softmax_offset = step.softmax_offset;
       merged.sum = step.sum;
       using Arithmetic = cuda::TensorArithmetic;
       merged.outputs = {Arithmetic::join(merged.outputs.x, x.x, step), Arithmetic::join(merged.outputs.y, x.y, step),
@@ -241,41 +247,43 @@ __device__ __forceinline__ MergedColumns merge_groups(int begin, int end, At at)
 
 // Finishes what a thread has merged: `share` counts four columns.
 template <class C>
-__device__ __forceinline__ void write_merged(const DecodeParams& p, const DecodePlace& place, int share,
+__device__ __forceinline__ void write_merged(const DecodeParams& p, const DecodeCoord& coord, int share,
                                              const MergedColumns& merged) {
-  const FinishedRow<C> finished(p, place, merged.reference, merged.sum);
+  const FinishedRow<C> finished(p, coord, merged.softmax_offset, merged.sum);
   const int column = share / 4 * 16 + share % 4 * 2;
   finished.write(column, merged.outputs.x, merged.outputs.y);
   finished.write(column + 8, merged.outputs.z, merged.outputs.w);
   if (share == 0) finished.write_lse();
 }
 
-// Called by all threads that hold outputs, `thread` among kThreads, once they have left their slice of a unit's
+// Called by all threads that hold outputs, `thread` among kThreads, once they have left their slice of a work_tile's
 // partials: where it is the last one of the sequence's rows, the slice is merged.
 template <class C, int kThreads>
-__device__ __forceinline__ void merge_if_last(const DecodeParams& p, const DecodeUnit& unit, int thread, int slice) {
+__device__ __forceinline__ void merge_if_last(const DecodeParams& p, const DecodeWorkTile& work_tile, int thread,
+                                              int slice) {
   __threadfence();
   named_sync(kDecodeBarrier, kThreads);
   bool last = false;
   if (thread == 0) {
-    const std::int64_t rows = (std::int64_t{unit.sequence} * p.fold.kv_heads + unit.kv_head) * p.blocks + unit.block;
+    const std::int64_t rows =
+        (std::int64_t{work_tile.sequence} * p.attention.kv_heads + work_tile.kv_head) * p.blocks + work_tile.block;
     std::int32_t* const arrived = p.arrived + rows * p.slices + slice;
-    last = atomicAdd(arrived, 1) == unit.of.groups - 1;
+    last = atomicAdd(arrived, 1) == work_tile.of.splits - 1;
     if (last) *arrived = 0;  // for the next step
   }
   if (!named_any(kDecodeBarrier, kThreads, last)) return;
   __threadfence();
   const int shares = C::kDimV / 4 / p.slices;
 #pragma unroll 1
-  for (int i = thread; i < rows_of(p, unit) * shares; i += kThreads) {
-    const int slot = i / shares;
+  for (int i = thread; i < rows_of(p, work_tile) * shares; i += kThreads) {
+    const int tile_row = i / shares;
     const int share = slice * shares + i % shares;
-    const DecodePlace place = place_of(p, unit, slot);
-    const RowGroups groups = groups_of<C>(p, unit, place);
-    write_merged<C>(p, place, share, merge_groups(groups.begin, groups.end, [&](int group) {
-                      const int at = unit.first_number + (group - unit.of.begin_group) * unit.stride;
-                      return PartialAt{reinterpret_cast<const float4*>(outputs_of<C>(p, at, slot)) + share,
-                                       numbers_of(p, at, slice, slot)};
+    const DecodeCoord coord = coord_of(p, work_tile, tile_row);
+    const RowKvSplits splits = splits_of<C>(p, work_tile, coord);
+    write_merged<C>(p, coord, share, merge_splits(splits.begin, splits.end, [&](int group) {
+                      const int at = work_tile.first_number + (group - work_tile.of.begin_split) * work_tile.stride;
+                      return PartialAt{reinterpret_cast<const float4*>(outputs_of<C>(p, at, tile_row)) + share,
+                                       stats_of(p, at, slice, tile_row)};
                     }));
   }
 }

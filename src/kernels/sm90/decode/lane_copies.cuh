@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of a tile's rows of V by the lanes of a warp, for boxes that are too small for the copy engine (config.hpp):
 // those of small pages, and of tiles of 80 and 112 keys, whose boxes have 16 rows whatever the page is.
-// Rows come to where boxes would have brought them, and the barrier of the tile's stage tells when all are there: no
-// lane waits for its copies. Who reads them does so by ordinary loads, as the copies are no business of the copy
-// engine.
+// AttentionState come to where boxes would have brought them, and the barrier of the tile's stage tells when all are
+// there: no lane waits for its copies. Who reads them does so by ordinary loads, as the copies are no business of the
+// copy engine.
 #pragma once
 
 #include "kernels/sm90/decode/decode_params.hpp"
@@ -12,30 +12,30 @@
 
 namespace ringattn::sm90 {
 
-// Pieces of a tile, of kPieceRows rows, which lie in one page each. Lanes look up those of several tiles at a time:
-// lane i piece i % kPieces of tile i / kPieces of them.
+// Pieces of a tile, of kPageRunRows rows, which lie in one page each. Lanes look up those of several tiles at a time:
+// lane i page_run i % kPieces of tile i / kPieces of them.
 template <class C>
-struct TilePieces {
-  static constexpr int kPieces = C::kKeyTile / kPieceRows;
+struct TilePageRuns {
+  static constexpr int kPieces = C::kKeyTile / kPageRunRows;
   static constexpr int kTiles = 32 / kPieces;
-  static_assert(C::kKeyTile % kPieceRows == 0);
+  static_assert(C::kKeyTile % kPageRunRows == 0);
 };
 
-// By a warp, once the stage is empty: the CTA's columns of the `nth` tile of those whose pieces the lanes have looked
-// up, into panels at `target`. `piece`: where in memory this lane's begins; null: it has no key, and becomes zeros. Of
-// every fourth piece a lane copies 16 bytes of some rows; what eight lanes copy at a time are 128 bytes of shared
-// memory.
+// By a warp, once the stage is empty: the CTA's columns of the `nth` tile of those whose page_runs the lanes have
+// looked up, into panels at `target`. `page_run`: where in memory this lane's begins; null: it has no key, and becomes
+// zeros. Of every fourth page_run a lane copies 16 bytes of some rows; what eight lanes copy at a time are 128 bytes of
+// shared memory.
 template <class C>
-__device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* piece, std::int64_t token_stride, int nth,
-                                              std::uint32_t target, std::uint32_t empty, std::uint32_t parity,
+__device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* page_run, std::int64_t token_stride,
+                                              int nth, std::uint32_t target, std::uint32_t empty, std::uint32_t parity,
                                               std::uint32_t full) {
-  constexpr int kPieces = TilePieces<C>::kPieces;
+  constexpr int kPieces = TilePageRuns<C>::kPieces;
   constexpr int kRowBytes = C::kVRowBytes;
   constexpr int kChunks = C::kSliceColumns / 8;                               // of a row
   constexpr int kRowLanes = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;  // that share a row
-  constexpr int kRows = 8 / kRowLanes;                                        // of a piece, at a time
+  constexpr int kRows = 8 / kRowLanes;                                        // of a page_run, at a time
   constexpr int kTurns = (kPieces + 3) / 4;
-  constexpr int kHalf = kPieceRows / 2;                    // the swizzle is the same in both
+  constexpr int kHalf = kPageRunRows / 2;                  // the swizzle is the same in both
   constexpr std::uint32_t kSwizzledBits = kRowBytes - 16;  // of an address
   static_assert(kChunks % kRowLanes == 0 && (kRowLanes * 16 == kRowBytes || kRowBytes == kPanelRowBytes));
   const auto first = static_cast<int>(lane / 8);
@@ -46,7 +46,7 @@ __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* pi
   bool present[kTurns];
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
-    from[turn] = __shfl_sync(0xffffffffU, reinterpret_cast<std::uint64_t>(piece), nth * kPieces + turn * 4 + first);
+    from[turn] = __shfl_sync(0xffffffffU, reinterpret_cast<std::uint64_t>(page_run), nth * kPieces + turn * 4 + first);
     present[turn] = from[turn] != 0;
     from[turn] += static_cast<std::uint64_t>(offset);
   }
@@ -55,15 +55,15 @@ __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* pi
   for (int turn = 0; turn < kTurns; ++turn) {
     if (kPieces % 4 != 0 && turn * 4 + first >= kPieces) continue;
     const auto* source = reinterpret_cast<const std::byte*>(from[turn]);
-    std::uint32_t to = target + tile_chunk<C::kKeyTile, kRowBytes>(first * kPieceRows + row, chunk) +
-                       turn * 4 * kPieceRows * kRowBytes;
+    std::uint32_t to = target + tile_chunk<C::kKeyTile, kRowBytes>(first * kPageRunRows + row, chunk) +
+                       turn * 4 * kPageRunRows * kRowBytes;
 #pragma unroll(kChunks > 8 ? 1 : 2)
     for (int half = 0; half < 2; ++half, to += kHalf * kRowBytes) {
 #pragma unroll
       for (int i = 0; i < kHalf; i += kRows, source += kRows * token_stride) {
 #pragma unroll
         for (int column = 0; column < kChunks; column += kRowLanes) {
-          // Rows and chunks behind the lane's first one flip bits of its address, or add to it.
+          // AttentionState and chunks behind the lane's first one flip bits of its address, or add to it.
           const std::uint32_t behind = tile_chunk<C::kKeyTile, kRowBytes>(i, column);
           cuda::copy_16((to ^ (behind & kSwizzledBits)) + (behind & ~kSwizzledBits), source + column * 16,
                         present[turn]);

@@ -16,21 +16,21 @@ struct MergeConfig {
   using Element = Element_;
 };
 
-constexpr int kMostColumns = 512;
-constexpr int kMergeBatch = 32;  // groups that are on their way from memory at a time, at most: a lane looks up each
+constexpr int kMaxColumns = 512;
+constexpr int kMergeBatch = 32;  // splits that are on their path from memory at a time, at most: a lane looks up each
 
 // As many as a row may have.
 __host__ __device__ int merge_batch(const MergeParams& params) {
-  const auto groups = static_cast<int>(params.step.record_groups) * params.shares;
-  return groups < kMergeBatch ? groups : kMergeBatch;
+  const auto splits = static_cast<int>(params.step.partial_splits) * params.partitions;
+  return splits < kMergeBatch ? splits : kMergeBatch;
 }
 
-// Four columns of a row, those that `share` counts, merged over its groups [begin, end); record_of(group) is where a
-// group's A and, `columns` behind it, its numbers are. In as little code as can be, by whole warps: a step that has
+// Four columns of a row, those that `share` counts, merged over its splits [begin, end); partial_of(split) is where a
+// split's A and, `columns` behind it, its stats are. In as little code as can be, by whole warps: a step that has
 // read many keys finds none of it in the caches, and straight code comes more slowly than what it asks for.
 template <class RecordOf>
-__device__ __forceinline__ MergedColumns merge_records(int begin, int end, int batch, int share, int columns,
-                                                       RecordOf record_of) {
+__device__ __forceinline__ MergedColumns merge_split_partials(int begin, int end, int batch, int share, int columns,
+                                                              RecordOf partial_of) {
   extern __shared__ float4 staged[];  // [batch][threads]
   constexpr unsigned kAll = 0xffffffffU;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -39,46 +39,46 @@ __device__ __forceinline__ MergedColumns merge_records(int begin, int end, int b
 #pragma unroll 1
   for (int first = begin; first < end; first += batch) {
     const int count = end - first < batch ? end - first : batch;
-    const float* const record = record_of(first + (lane < count ? lane : 0));
-    const float2 numbers = __ldcg(reinterpret_cast<const float2*>(record + columns));
+    const float* const record = partial_of(first + (lane < count ? lane : 0));
+    const float2 stats = __ldcg(reinterpret_cast<const float2*>(record + columns));
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const auto from = __shfl_sync(kAll, reinterpret_cast<std::uintptr_t>(record), i);
       cuda::copy_16(cuda::shared_address(own + i * blockDim.x), reinterpret_cast<const float4*>(from) + share, true);
     }
     cuda::copy_commit();
-    // References move seldom: all groups up to the next one that moves it are looked at at once.
+    // References move seldom: all splits up to the next one that moves it are looked at at once.
     MergeStep step{};
     int done = 0;
     if (first == begin) {
-      merged.reference = __shfl_sync(kAll, numbers.x, 0);
+      merged.softmax_offset = __shfl_sync(kAll, stats.x, 0);
       done = 1;
     }
 #pragma unroll 1
     for (;;) {
-      const MergeStep here = cuda::merge_rows(merged.reference, 0.0F, numbers.x, numbers.y, kReferenceUnit);
-      const unsigned moving = __ballot_sync(kAll, done <= lane && lane < count && here.moves);
+      const MergeStep here = cuda::merge_partials(merged.softmax_offset, 0.0F, stats.x, stats.y, kOffsetLog2Factor);
+      const unsigned moving = __ballot_sync(kAll, done <= lane && lane < count && here.rescales);
       const int next = moving == 0 ? count : __ffs(static_cast<int>(moving)) - 1;
       if (done <= lane && lane <= next) step = here;
       if (moving == 0) break;
-      merged.reference = __shfl_sync(kAll, here.reference, next);
+      merged.softmax_offset = __shfl_sync(kAll, here.softmax_offset, next);
       done = next + 1;
     }
     cuda::copy_wait<0>();
 #pragma unroll 2
     for (int i = 0; i < count; ++i) {
       const float4 x = own[i * blockDim.x];
-      const float sum = __shfl_sync(kAll, numbers.y, i);
+      const float sum = __shfl_sync(kAll, stats.y, i);
       MergeStep of{};
-      of.moves = __shfl_sync(kAll, static_cast<int>(step.moves), i) != 0;
-      of.kept = __shfl_sync(kAll, step.kept, i);
-      of.factor = __shfl_sync(kAll, step.factor, i);
+      of.rescales = __shfl_sync(kAll, static_cast<int>(step.rescales), i) != 0;
+      of.state_scale = __shfl_sync(kAll, step.state_scale, i);
+      of.partial_scale = __shfl_sync(kAll, step.partial_scale, i);
       if (first + i == begin) {
         merged.outputs = x;
         merged.sum = sum;
         continue;
       }
-      merged.sum = __fmaf_rn(sum, of.factor, of.moves ? __fmul_rn(merged.sum, of.kept) : merged.sum);
+      merged.sum = __fmaf_rn(sum, of.partial_scale, of.rescales ? __fmul_rn(merged.sum, of.state_scale) : merged.sum);
       using Arithmetic = cuda::TensorArithmetic;
       merged.outputs = {Arithmetic::join(merged.outputs.x, x.x, of), Arithmetic::join(merged.outputs.y, x.y, of),
                         Arithmetic::join(merged.outputs.z, x.z, of), Arithmetic::join(merged.outputs.w, x.w, of)};
@@ -90,28 +90,28 @@ __device__ __forceinline__ MergedColumns merge_records(int begin, int end, int b
 // A CTA merges one row of one head; a thread four of its columns.
 template <class Element>
 __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
-  cuda::let_next_begin();
-  cuda::await_kernels_before();
+  cuda::pdl_launch_dependents();
+  cuda::pdl_wait();
   const DecodeParams& p = params.step;
   const int row = static_cast<int>(blockIdx.x);
   const int sequence = p.rows == 1 ? row : row / p.rows;
-  const DecodePlace place{row, static_cast<int>(blockIdx.y), row - sequence * p.rows};
+  const DecodeCoord coord{row, static_cast<int>(blockIdx.y), row - sequence * p.rows};
   const int length = __ldcg(p.lengths + sequence);
-  // A group is a tile of so many keys.
-  const auto groups =
-      visibility_of(p, length).tiles(length - p.rows + place.of_sequence, TileSizes{kQueryTile, params.group_keys});
-  if (params.whole != nullptr && groups.begin < groups.end && __ldcg(params.whole) != 0) return;
-  const int columns = p.fold.head_dim_v;
+  // A split is a tile of so many keys.
+  const auto splits =
+      visibility_of(p, length).tiles(length - p.rows + coord.of_sequence, TileSizes{kQueryTile, params.kv_split_keys});
+  if (params.whole != nullptr && splits.begin < splits.end && __ldcg(params.whole) != 0) return;
+  const int columns = p.attention.head_dim_v;
   const int share = static_cast<int>(threadIdx.x);
   const bool present = share < columns / 4;
-  const auto record_of = [&](int group) {
-    const int nth = params.shares == 1 ? group : group / params.shares;
-    return params.records[group - nth * params.shares] +
-           ((row * p.record_groups + nth) * p.fold.heads + place.query_head) * (columns + 4);
+  const auto partial_of = [&](int split) {
+    const int nth = params.partitions == 1 ? split : split / params.partitions;
+    return params.partials[split - nth * params.partitions] +
+           ((row * p.partial_splits + nth) * p.attention.heads + coord.query_head) * (columns + 4);
   };
   const auto merged =
-      merge_records(groups.begin, groups.end, merge_batch(params), present ? share : 0, columns, record_of);
-  if (present) write_merged<MergeConfig<Element>>(p, place, share, merged);
+      merge_split_partials(splits.begin, splits.end, merge_batch(params), present ? share : 0, columns, partial_of);
+  if (present) write_merged<MergeConfig<Element>>(p, coord, share, merged);
 }
 
 auto kernel_of(Dtype dtype) { return dtype == Dtype::kBf16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>; }
@@ -120,17 +120,17 @@ auto kernel_of(Dtype dtype) { return dtype == Dtype::kBf16 ? merge_kernel<__nv_b
 
 void prepare_merge(Dtype dtype) {
   check_cuda(cudaFuncSetAttribute(kernel_of(dtype), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  kMergeBatch * kMostColumns * int{sizeof(float)}),
+                                  kMergeBatch * kMaxColumns * int{sizeof(float)}),
              "cudaFuncSetAttribute");
 }
 
 void launch_merge(const MergeParams& params, Dtype dtype, Stream stream) {
-  const int columns = params.step.fold.head_dim_v;
+  const int columns = params.step.attention.head_dim_v;
   const int threads = (columns / 4 + 31) / 32 * 32;
-  cuda::OverlappingLaunch launch(static_cast<int>(params.step.fold.rows), threads,
-                                 merge_batch(params) * threads * int{sizeof(float4)}, stream);
-  launch.config.gridDim.y = static_cast<unsigned>(params.step.fold.heads);
-  check_cuda(cudaLaunchKernelEx(&launch.config, kernel_of(dtype), params), "merging groups");
+  cuda::PdlLaunch launch(static_cast<int>(params.step.attention.rows), threads,
+                         merge_batch(params) * threads * int{sizeof(float4)}, stream);
+  launch.config.gridDim.y = static_cast<unsigned>(params.step.attention.heads);
+  check_cuda(cudaLaunchKernelEx(&launch.config, kernel_of(dtype), params), "merging splits");
 }
 
 }  // namespace ringattn::sm90

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of a compressed cache for the warps that score: codes come from shared memory as fragments of a product, and
+// Keys of a compressed cache for the warps that score: quantized come from shared memory as fragments of a product, and
 // become elements in registers, with the bits of kernels/row_codes.hpp.
 //
 // The loops over columns are not unrolled: there are several kinds of warps, and what they run must stay where a
@@ -18,33 +18,33 @@
 namespace ringattn::sm90 {
 
 template <class C>
-class PackedKeys {
+class QuantizedKeys {
  public:
   static constexpr bool kByRows = true;
   static constexpr bool kHasUsual = true;
-  template <RowCoding kCoding>
-  struct Way {};
+  template <RowEncoding kEncoding>
+  struct Path {};
 
-  __device__ __forceinline__ PackedKeys(const CompressedParams& p, const CompressedMap<C>& map)
+  __device__ __forceinline__ QuantizedKeys(const CompressedParams& p, const CompressedMap<C>& map)
       : p_(p), map_(map), lane_(thread_of_cta() % 32), first_row_(first_score_block<C>() * 16) {
     const int t = lane_ % 4;
     first_column_ = p.k.four_bits() ? t % 2 * 8 + t / 2 * 4 : t * 4;
     if (p.k.four_bits()) {
       group_row_ = first_row_ - first_row_ % p.k.group;
-      pair_on_ = p.k.pairs_log == 0 ? kNumberPitch : 4;
-      two_pairs_on_ = p.k.pairs_log == 2 ? 8 : p.k.pairs_log == 1 ? kNumberPitch : 2 * kNumberPitch;
+      pair_on_ = p.k.pairs_log == 0 ? kQparamPitch : 4;
+      two_pairs_on_ = p.k.pairs_log == 2 ? 8 : p.k.pairs_log == 1 ? kQparamPitch : 2 * kQparamPitch;
     }
   }
 
-  __device__ __forceinline__ void begin(const UnitNote& note) {
-    sequence_ = note.get(UnitNote::kSequence);
-    length_ = note.get(UnitNote::kLength);
-    head_ = note.get(UnitNote::kKvHead);
-    number_offset_ = p_.k.number_offset(head_);
-    if (p_.k.number_bytes == 0) scale_ = table_scale(p_.k, head_);
+  __device__ __forceinline__ void begin(const WorkTileInfo& info) {
+    sequence_ = info.get(WorkTileInfo::kSequence);
+    length_ = info.get(WorkTileInfo::kLength);
+    head_ = info.get(WorkTileInfo::kKvHead);
+    qparam_offset_ = p_.k.qparam_offset(head_);
+    if (p_.k.qparam_bytes == 0) scale_ = table_scale(p_.k, head_);
     if (!p_.k.has_tail()) return;
     tail_begin_ = length_ - length_ % p_.k.group;
-    if (first_row_ == 0 && note.get(UnitNote::kEnd) * C::kKeyTile >= length_) prefetch_tail();
+    if (first_row_ == 0 && info.get(WorkTileInfo::kEnd) * C::kKeyTile >= length_) prefetch_tail();
   }
 
   // Of each four columns every second one in front.
@@ -55,20 +55,20 @@ class PackedKeys {
   }
   __device__ __forceinline__ void load_queries() const {}  // they stay where they are
 
-  __device__ __forceinline__ void skip() { lap_.advance(p_.k.stages); }
+  __device__ __forceinline__ void skip() { pipeline_state_.advance(p_.k.stages); }
 
-  // As TileKeys::add_products(), of tile `tile` of the unit's sequence, whatever its numbers are.
+  // As TileKeys::add_qk(), of tile `tile` of the work_tile's sequence, whatever its qparams are.
   template <bool kMore>
-  __device__ __forceinline__ void add_products(ScoreFragments<C>& s, int tile, std::bool_constant<kMore>) {
+  __device__ __forceinline__ void add_qk(ScoreFragments<C>& s, int tile, std::bool_constant<kMore>) {
     await();
-    switch (p_.k.coding) {
-      case RowCoding::kFp8:
+    switch (p_.k.encoding) {
+      case RowEncoding::kFp8:
         load_scales();
-        add_by_wide_scales<true, kMore>(s);
+        add_by_fp32_scales<true, kMore>(s);
         break;
-      case RowCoding::kInt8:
+      case RowEncoding::kInt8:
         load_scales();
-        add_by_wide_scales<false, kMore>(s);
+        add_by_fp32_scales<false, kMore>(s);
         break;
       default:
         if (is_of_tail(tile)) {
@@ -83,24 +83,24 @@ class PackedKeys {
     release();
   }
 
-  // Returns with(way): how codes of usual tiles become elements. If there can't be any, true.
+  // Returns with(path): how quantized of usual tiles become elements. If there can't be any, true.
   template <class With>
-  __device__ __forceinline__ bool choose_way(const With& with) const {
-    if (p_.k.number_bytes == 0) return true;  // codes may be NaN, which a product of elements doesn't see
-    switch (p_.k.coding) {
-      case RowCoding::kFp8:
-        return with(Way<RowCoding::kFp8>());
-      case RowCoding::kInt8:
-        return with(Way<RowCoding::kInt8>());
+  __device__ __forceinline__ bool choose_path(const With& with) const {
+    if (p_.k.qparam_bytes == 0) return true;  // quantized may be NaN, which a product of elements doesn't see
+    switch (p_.k.encoding) {
+      case RowEncoding::kFp8:
+        return with(Path<RowEncoding::kFp8>());
+      case RowEncoding::kInt8:
+        return with(Path<RowEncoding::kInt8>());
       default:
-        return with(Way<RowCoding::kInt4Channel>());
+        return with(Path<RowEncoding::kInt4Channel>());
     }
   }
-  // Waits for the next tile. Whether its codes become elements that way; then add_usual_products() may be called.
-  template <RowCoding kCoding>
-  __device__ __forceinline__ bool is_usual(Way<kCoding>, int tile) {
+  // Waits for the next tile. Whether its quantized become elements that path; then add_qk_fast() may be called.
+  template <RowEncoding kEncoding>
+  __device__ __forceinline__ bool is_usual(Path<kEncoding>, int tile) {
     await();
-    if constexpr (kCoding == RowCoding::kInt4Channel) {
+    if constexpr (kEncoding == RowEncoding::kInt4Channel) {
       return !is_of_tail(tile) && rounds_once();
     } else {
       load_scales();
@@ -110,12 +110,12 @@ class PackedKeys {
       return __all_sync(0xffffffffU, are_element_scales<Element>(deviations));
     }
   }
-  template <RowCoding kCoding, bool kMore>
-  __device__ __forceinline__ void add_usual_products(Way<kCoding>, ScoreFragments<C>& s, std::bool_constant<kMore>) {
-    if constexpr (kCoding == RowCoding::kInt4Channel) {
+  template <RowEncoding kEncoding, bool kMore>
+  __device__ __forceinline__ void add_qk_fast(Path<kEncoding>, ScoreFragments<C>& s, std::bool_constant<kMore>) {
+    if constexpr (kEncoding == RowEncoding::kInt4Channel) {
       add_of_four_bits<true, kMore>(s);
     } else {
-      constexpr bool kFp8 = kCoding == RowCoding::kFp8;
+      constexpr bool kFp8 = kEncoding == RowEncoding::kFp8;
       ElementScales scales[kMine][2];
 #pragma unroll
       for (int i = 0; i < 2 * kMine; ++i) {
@@ -140,11 +140,12 @@ class PackedKeys {
 
   // Where this lane's row of four matrices lies: rows 0 … 7 and 8 … 15 of a block, of the first 16 bytes and the next.
   template <int kRowBytes>
-  __device__ __forceinline__ std::uint32_t matrices(std::uint32_t packed, int mine) const {
-    return packed + swizzled_chunk(kRowBytes, first_row_ + mine * 16 + lane_ % 16, lane_ / 16);
+  __device__ __forceinline__ std::uint32_t matrices(std::uint32_t quantized_stage, int mine) const {
+    return quantized_stage + swizzled_chunk(kRowBytes, first_row_ + mine * 16 + lane_ % 16, lane_ / 16);
   }
-  __device__ __forceinline__ std::uint32_t numbers_of(std::uint32_t packed, int row) const {
-    return packed + static_cast<std::uint32_t>(C::kKeyTile * p_.k.row_bytes + row * kNumberPitch + number_offset_);
+  __device__ __forceinline__ std::uint32_t qparams_of(std::uint32_t quantized_stage, int row) const {
+    return quantized_stage +
+           static_cast<std::uint32_t>(C::kKeyTile * p_.k.row_bytes + row * kQparamPitch + qparam_offset_);
   }
 
   // Of query row lane / 4 and of the one 8 behind, this lane's columns of a step. kMore: as `more`.
@@ -174,25 +175,26 @@ class PackedKeys {
   }
 
   __device__ __forceinline__ void await() {
-    barrier_wait(map_.packed_full(false, lap_.place), lap_.parity);
-    packed_ = map_.packed(p_, false, lap_.place);
+    barrier_wait(map_.quantized_full(false, pipeline_state_.index), pipeline_state_.parity);
+    quantized_stage_ = map_.quantized_stage(p_, false, pipeline_state_.index);
   }
   __device__ __forceinline__ void release() {
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.packed_empty(false, lap_.place));
-    lap_.advance(p_.k.stages);
+    if (lane_ == 0) barrier_arrive(map_.quantized_empty(false, pipeline_state_.index));
+    pipeline_state_.advance(p_.k.stages);
   }
 
   __device__ __forceinline__ void load_scales() {
 #pragma unroll
     for (int i = 0; i < 2 * kMine; ++i) {
-      scales_[i / 2][i % 2] = p_.k.number_bytes > 0 ? load_word(numbers_of(packed_, first_row_ + i * 8 + lane_ / 4))
-                                                    : __float_as_uint(scale_);
+      scales_[i / 2][i % 2] = p_.k.qparam_bytes > 0
+                                  ? load_word(qparams_of(quantized_stage_, first_row_ + i * 8 + lane_ / 4))
+                                  : __float_as_uint(scale_);
     }
   }
   template <bool kFp8, bool kMore>
-  __device__ __forceinline__ void add_by_wide_scales(ScoreFragments<C>& s) const {
-    WideScales scales[kMine][2];
+  __device__ __forceinline__ void add_by_fp32_scales(ScoreFragments<C>& s) const {
+    Fp32Scales scales[kMine][2];
 #pragma unroll
     for (int i = 0; i < 2 * kMine; ++i) {
       const float scale = __uint_as_float(scales_[i / 2][i % 2]);
@@ -203,13 +205,13 @@ class PackedKeys {
   // `scales`: of rows lane / 4 and 8 behind of each of the warp's blocks.
   template <bool kFp8, bool kMore, class Scales>
   __device__ __forceinline__ void add_eight_by(ScoreFragments<C>& s, const Scales (&scales)[kMine][2]) const {
-    std::uint32_t at[kMine], codes[kMine][4];
+    std::uint32_t at[kMine], quantized[kMine][4];
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
-      at[mine] = matrices<C::kDim>(packed_, mine);
-      cuda::load_matrix(codes[mine], at[mine]);
+      at[mine] = matrices<C::kDim>(quantized_stage_, mine);
+      cuda::load_matrix(quantized[mine], at[mine]);
     }
-    // Two steps at a time, the next two of which are on their way; behind the last ones the first once more.
+    // Two steps at a time, the next two of which are on their path; behind the last ones the first once more.
 #pragma unroll 1
     for (int pair = 0; pair < kSteps / 2; ++pair) {
       const auto next = static_cast<std::uint32_t>((pair + 1) % (kSteps / 2));
@@ -221,26 +223,26 @@ class PackedKeys {
         const Queries<kMore> q = queries_of<kMore>(2 * pair + i);
 #pragma unroll
         for (int mine = 0; mine < kMine; ++mine) {
-          const CodePairs row = code_pairs<Element, kFp8>(codes[mine][2 * i], scales[mine][0]);
-          const CodePairs row_8_behind = code_pairs<Element, kFp8>(codes[mine][2 * i + 1], scales[mine][1]);
+          const ElementPairs row = element_pairs<Element, kFp8>(quantized[mine][2 * i], scales[mine][0]);
+          const ElementPairs row_8_behind = element_pairs<Element, kFp8>(quantized[mine][2 * i + 1], scales[mine][1]);
           multiply<kMore>(s, q, mine, {row.even, row.odd}, {row_8_behind.even, row_8_behind.odd});
         }
       }
 #pragma unroll
       for (int mine = 0; mine < kMine; ++mine) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) codes[mine][i] = ahead[mine][i];
+        for (int i = 0; i < 4; ++i) quantized[mine][i] = ahead[mine][i];
       }
     }
   }
 
   // Where the pairs of four channels that follow each other lie, the first one a multiple of 4. The warp's rows are a
   // group, or half of one; a row has 4, 2 or 1 of the group's pairs.
-  __device__ __forceinline__ std::uint32_t pairs_of(std::uint32_t packed, int channel) const {
-    return numbers_of(packed, group_row_ + (channel >> p_.k.pairs_log));
+  __device__ __forceinline__ std::uint32_t pairs_of(std::uint32_t quantized_stage, int channel) const {
+    return qparams_of(quantized_stage, group_row_ + (channel >> p_.k.pairs_log));
   }
   __device__ __forceinline__ void load_pairs(std::uint32_t (&pairs)[4], std::uint32_t at) const {
-    if constexpr (C::kDim >= 128) {  // groups have 64 tokens at most: two pairs lie side by side
+    if constexpr (C::kDim >= 128) {  // splits have 64 tokens at most: two pairs lie side by side
       const uint2 first = load_words(at), second = load_words(at + two_pairs_on_);
       pairs[0] = first.x;
       pairs[1] = first.y;
@@ -254,31 +256,32 @@ class PackedKeys {
     }
   }
 
-  // Whether no pair of the warp's rows rounds twice.
+  // Whether no pair of the warp's rows q_stages twice.
   __device__ __forceinline__ bool rounds_once() const {
     std::uint32_t pairs[4];  // a lane looks at those of four channels
-    load_pairs(pairs, pairs_of(packed_, lane_ / 4 % kSteps * 16 + first_column_));
+    load_pairs(pairs, pairs_of(quantized_stage_, lane_ / 4 % kSteps * 16 + first_column_));
     bool twice = false;
 #pragma unroll
     for (int i = 0; i < 4; ++i) twice |= rounds_twice<Element>(pairs[i]);
     return !__any_sync(0xffffffffU, twice);
   }
 
-  // A row's four columns of a step, of which the lower byte of each half of `codes` has two.
+  // A row's four columns of a step, of which the lower byte of each half of `quantized` has two.
   template <bool kUsual>
-  __device__ __forceinline__ static uint2 columns_of(std::uint32_t codes, const std::uint32_t (&scales)[2],
+  __device__ __forceinline__ static uint2 columns_of(std::uint32_t quantized, const std::uint32_t (&scales)[2],
                                                      const std::uint32_t (&zeros)[2]) {
-    return {two_of_four_bits<Element>(codes, scales[0], zeros[0], kUsual),
-            two_of_four_bits<Element>(codes >> 4, scales[1], zeros[1], kUsual)};
+    return {two_of_four_bits<Element>(quantized, scales[0], zeros[0], kUsual),
+            two_of_four_bits<Element>(quantized >> 4, scales[1], zeros[1], kUsual)};
   }
 
-  // Keys behind the last full group have elements instead of codes. A warp's rows of a tile all do, or none of them.
+  // Keys behind the last full group have elements instead of quantized. A warp's rows of a tile all do, or none of
+  // them.
   static_assert(16 * kMine == 32);  // a group has 32 or 64
   __device__ __forceinline__ bool is_of_tail(int tile) const { return tile * C::kKeyTile + first_row_ >= tail_begin_; }
   // Where those of a key, of the tail's `nth`, lie.
   __device__ __forceinline__ const std::byte* tail(int nth) const {
-    const std::int64_t place = (std::int64_t{sequence_} * p_.k.group + nth) * p_.step.fold.kv_heads + head_;
-    return p_.k.table + place * C::kDim * 2;
+    const std::int64_t row_index = (std::int64_t{sequence_} * p_.k.group + nth) * p_.step.attention.kv_heads + head_;
+    return p_.k.table + row_index * C::kDim * 2;
   }
   // By a warp: into the L2 cache.
   __device__ __forceinline__ void prefetch_tail() const {
@@ -330,13 +333,13 @@ class PackedKeys {
   // Of 4 bits, 32 columns of rows lane / 4 and 8 behind of each of the warp's blocks, 8 of them in a word. Each of two
   // steps takes 16, which two lanes have, so lanes 2 apart exchange halves.
   struct FourBits {
-    std::uint32_t codes[kMine][2], others[kMine][2];
+    std::uint32_t quantized[kMine][2], others[kMine][2];
   };
   // at: where this lane's row begins.
   __device__ __forceinline__ static void fetch(FourBits& to, const std::uint32_t (&at)[kMine], int pair) {
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
-      cuda::load_matrix_pair(to.codes[mine], at[mine] ^ static_cast<std::uint32_t>(pair) << 4);
+      cuda::load_matrix_pair(to.quantized[mine], at[mine] ^ static_cast<std::uint32_t>(pair) << 4);
     }
   }
   __device__ __forceinline__ static void exchange(FourBits& of) {
@@ -344,7 +347,7 @@ class PackedKeys {
     for (int mine = 0; mine < kMine; ++mine) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        of.others[mine][half] = __shfl_xor_sync(0xffffffffU, of.codes[mine][half], 2);
+        of.others[mine][half] = __shfl_xor_sync(0xffffffffU, of.quantized[mine][half], 2);
     }
   }
 
@@ -356,10 +359,10 @@ class PackedKeys {
     std::uint32_t at[kMine];
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
-      at[mine] = packed_ + swizzled_chunk(C::kDim / 2, first_row_ + mine * 16 + lane_ % 16, 0);
+      at[mine] = quantized_stage_ + swizzled_chunk(C::kDim / 2, first_row_ + mine * 16 + lane_ % 16, 0);
     }
-    std::uint32_t pairs_at = pairs_of(packed_, first_column_);
-    const auto pairs_step = static_cast<std::uint32_t>((16 >> p_.k.pairs_log) * kNumberPitch);
+    std::uint32_t pairs_at = pairs_of(quantized_stage_, first_column_);
+    const auto pairs_step = static_cast<std::uint32_t>((16 >> p_.k.pairs_log) * kQparamPitch);
     FourBits now;
     fetch(now, at, 0);
     exchange(now);
@@ -388,8 +391,8 @@ class PackedKeys {
           uint2 rows[2];
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            rows[half] =
-                columns_of<kUsual>(__byte_perm(now.codes[mine][half], now.others[mine][half], picks[i]), scales, zeros);
+            rows[half] = columns_of<kUsual>(__byte_perm(now.quantized[mine][half], now.others[mine][half], picks[i]),
+                                            scales, zeros);
           }
           multiply<kMore>(s, q[i], mine, rows[0], rows[1]);
         }
@@ -408,12 +411,12 @@ class PackedKeys {
   // of the next channel and of the next but one are.
   int group_row_ = 0;
   std::uint32_t pair_on_ = 0, two_pairs_on_ = 0;
-  int sequence_ = 0, length_ = 0, head_ = 0, number_offset_ = 0;  // of the unit
+  int sequence_ = 0, length_ = 0, head_ = 0, qparam_offset_ = 0;  // of the work_tile
   int tail_begin_ = 0;                                            // the key
   float scale_ = 0.0F;
-  std::uint32_t packed_ = 0;          // of the tile awaited last
-  std::uint32_t scales_[kMine][2]{};  // of its rows lane / 4 and 8 behind of each of the warp's blocks
-  PackedLap lap_;
+  std::uint32_t quantized_stage_ = 0;  // of the tile awaited last
+  std::uint32_t scales_[kMine][2]{};   // of its rows lane / 4 and 8 behind of each of the warp's blocks
+  RuntimePipelineState pipeline_state_;
 };
 
 }  // namespace ringattn::sm90

@@ -22,8 +22,8 @@ __device__ __forceinline__ void load_columns(std::uint32_t target, const CUtenso
   constexpr int kColumnsOfCopy = kByPanel ? kPanelColumns : kColumns;
 #pragma unroll
   for (int column = 0; column < kColumns; column += kColumnsOfCopy) {
-    load_page_box(target + static_cast<std::uint32_t>(column / kPanelColumns * kTileRows * kRowBytes), map, barrier,
-                  first_column + column, head, box.page, box.row);
+    tma_load_page_box(target + static_cast<std::uint32_t>(column / kPanelColumns * kTileRows * kRowBytes), map, barrier,
+                      first_column + column, head, box.page, box.row);
   }
 }
 
@@ -31,9 +31,9 @@ __device__ __forceinline__ void load_columns(std::uint32_t target, const CUtenso
 // found, from `first_column` on. Where a tile is one box, a copy brings `columns`; else their rows follow each other in
 // `target`.
 template <int kTileRows, int kColumns, int kRowBytes>
-__device__ __forceinline__ void load_page_boxes(bool elected, std::uint32_t target, const CUtensorMap* map,
-                                                std::uint32_t barrier, int count, int box_rows, const PageBox& box,
-                                                int first, int columns, int head, int first_column = 0) {
+__device__ __forceinline__ void tma_load_page_boxes(bool elected, std::uint32_t target, const CUtensorMap* map,
+                                                    std::uint32_t barrier, int count, int box_rows, const PageBox& box,
+                                                    int first, int columns, int head, int first_column = 0) {
   const auto box_of = [&box](int lane) {
     return PageBox{__shfl_sync(0xffffffffU, box.page, lane), __shfl_sync(0xffffffffU, box.row, lane)};
   };

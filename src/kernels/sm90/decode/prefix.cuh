@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folds the groups of prefixes that sequences share, once for all of them: the rows of many sequences are those of one
-// product. Each unit leaves its rows' records, or, of a group that goes on behind the prefix, their states; the launch
-// behind this one goes on from these, and leaves the records of what sequences have by themselves. A merge ends the
-// rows.
+// product. Each work_tile leaves its rows' partials, or, of a group that goes on behind the prefix, their states; the
+// launch behind this one goes on from these, and leaves the partials of what sequences have by themselves. A merge ends
+// the rows.
 //
 // Units are few, so what counts is how long a CTA takes for one. Two warpgroups score tiles in turn and write the
 // probabilities to shared memory (one does, where outputs leave no registers for more); another one adds P V of all
 // tiles, in order. So the tensor cores have a product to do while probabilities are made. The arithmetic is the fold's:
 // its functions on the same fragments, in the same order.
 //
-// Where there are multiprocessors for it, a unit is folded by a pair of CTAs, a cluster: each scores every second tile,
-// hands the probabilities to the outputs of both, and has the outputs of half of the columns. So each column's chain of
-// additions goes through all tiles in order, too.
+// Where there are multiprocessors for it, a work_tile is folded by a pair of CTAs, a cluster: each scores every second
+// tile, hands the probabilities to the outputs of both, and has the outputs of half of the columns. So each column's
+// chain of additions goes through all tiles in order, too.
 //
-// For that, a tile must be scored before the tiles ahead of it are. It can be, as references hardly ever move: they are
-// taken from a unit's first tile, which both CTAs of a pair score. Where one moves, or is not set by then, the CTA, or
-// the first one of the pair, folds its units again, tile by tile (prefix_whole.cuh), which writes the same records
-// where nothing was wrong.
+// For that, a tile must be scored before the tiles ahead of it are. It can be, as softmax_offsets hardly ever move:
+// they are taken from a work_tile's first tile, which both CTAs of a pair score. Where one moves, or is not set by
+// then, the CTA, or the first one of the pair, folds its work_tiles again, tile by tile (prefix_whole.cuh), which
+// writes the same partials where nothing was wrong.
 #pragma once
 
 #include "kernels/cuda/device/overlap.cuh"
@@ -61,21 +61,21 @@ __device__ __forceinline__ void init_prefix_barriers(const PrefixMap<C>& map) {
   init_decode_barriers<C>(map);
 }
 
-// Lays the memory of a pair's first CTA out anew, for units that are folded again. By the warp that fetches keys, when
-// nothing else is going on there any more.
+// Lays the memory of a pair's first CTA out anew, for work_tiles that are folded again. By the warp that fetches keys,
+// when nothing else is going on there any more.
 template <class C>
 __device__ __forceinline__ void lay_out_whole(const DecodeParams& params, const PrefixMap<C>& before,
                                               const PrefixMap<typename C::Whole>& map) {
-  if (one_of_warp()) {
+  if (elect_one()) {
 #pragma unroll 1
-    for (std::uint32_t i = 0; i < 4 * C::kStages; ++i) barrier_forget(before.k_full(i));
+    for (std::uint32_t i = 0; i < 4 * C::kStages; ++i) barrier_invalidate(before.k_full(i));
 #pragma unroll 1
-    for (std::uint32_t i = 0; i < 2 * C::kPanels; ++i) barrier_forget(before.panel_full(i));
+    for (std::uint32_t i = 0; i < 2 * C::kPanels; ++i) barrier_invalidate(before.panel_full(i));
     init_decode_barriers<typename C::Whole>(map);
     proxy_fence();
   }
   __syncwarp();
-  list_members<typename C::Whole>(params, map);
+  collect_members<typename C::Whole>(params, map);
   barrier_arrive(before.laid_out());
 }
 
@@ -93,21 +93,21 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
     store_number(map.failed(), 0);
   }
   arrive_in_cluster<C, true>();  // whoever writes to the other CTA waits until both have come so far
-  if (warp == kFetchWarp) bring_closer(params);
-  cuda::await_kernels_before();
+  if (warp == kFetchWarp) prefetch_metadata(params);
+  cuda::pdl_wait();
   // The launch behind this one waits where it reads what this one writes; what others have written, everyone sees by
   // now.
-  cuda::let_next_begin();
-  if (warp == kFetchWarp) list_members<C>(params, map);
+  cuda::pdl_launch_dependents();
+  if (warp == kFetchWarp) collect_members<C>(params, map);
   __syncthreads();
   wait_for_cluster<C>();
-  const SlicedWork work = work_of<C>();
-  const auto each_unit = [&](const auto& of_map, auto&& take) {
-    const int units = load_number(of_map.units_before(params.prefixes));
+  const SlicedWork work = work_info_of<C>();
+  const auto each_work_tile = [&](const auto& of_map, auto&& take) {
+    const int work_tiles = load_number(of_map.work_tiles_before(params.prefixes));
 #pragma unroll 1
-    for (int n = work.first; n < units; n += work.step) take(prefix_unit_of(params, of_map, n));
+    for (int n = work.first; n < work_tiles; n += work.step) take(prefix_work_tile_of(params, of_map, n));
   };
-  // When all units are done, also those of a pair's other CTA, everyone knows whether one of them has failed, and
+  // When all work_tiles are done, also those of a pair's other CTA, everyone knows whether one of them has failed, and
   // nobody writes to a CTA that has gone. (Warps ask in different places, where no barrier of the whole CTA may stand.)
   const auto any_failed = [&] {
     if constexpr (kPairs) {
@@ -122,7 +122,8 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
     }
     return load_number(map.failed()) != 0 && rank == 0;
   };
-  // Of a pair's CTA tiles lie elsewhere when units are folded again: those who do wait until one warp has laid it out.
+  // Of a pair's CTA tiles lie elsewhere when work_tiles are folded again: those who do wait until one warp has laid it
+  // out.
   const PrefixMap<Whole> again;
   const auto await_layout = [&] {
     if constexpr (kPairs) barrier_wait(map.laid_out(), 0);
@@ -130,51 +131,51 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
   if (warp < kWarpgroup / 32) {
     change_registers<Registers::kOutputs, Registers::kLaunched>();
     PrefixOutputs<C> outputs(params, map, rank);
-    each_unit(map, [&](const PrefixUnit& unit) { outputs.take(unit); });
+    each_work_tile(map, [&](const PrefixWorkTile& work_tile) { outputs.take(work_tile); });
     if (!any_failed()) return;
-    take_registers<Registers::kWhole>();
+    reg_alloc<Registers::kWhole>();
     await_layout();
-    PrefixFolder<Whole> folder(params, again, [&] {
+    PrefixConsumer<Whole> folder(params, again, [&] {
       if constexpr (kPairs)
-        return RingCursor<Whole::kStages>();
+        return PackedPipelineState<Whole::kStages>();
       else
         return outputs.ring();
     }());
-    each_unit(again, [&](const PrefixUnit& unit) { folder.take(unit); });
+    each_work_tile(again, [&](const PrefixWorkTile& work_tile) { folder.take(work_tile); });
   } else if (warp < kFetchWarp) {
     change_registers<Registers::kScores, Registers::kLaunched>();
     PrefixScorer<C> scorer(params, map, rank, warp / (kWarpgroup / 32) - 1);
-    each_unit(map, [&](const PrefixUnit& unit) { scorer.take(unit); });
+    each_work_tile(map, [&](const PrefixWorkTile& work_tile) { scorer.take(work_tile); });
     if (!any_failed()) return;
-    give_registers<Registers::kFetch>();
+    reg_dealloc<Registers::kFetch>();
   } else {
-    give_registers<Registers::kFetch>();
-    const auto fetch_again = [&]<FetchedParts kParts>(Fetcher<C, kParts>& fetcher) {
+    reg_dealloc<Registers::kFetch>();
+    const auto refetch = [&]<FetchedParts kParts>(TileProducer<C, kParts>& producer) {
       if constexpr (kPairs) {
-        Fetcher<Whole, kParts> of_whole(params, again);
-        each_unit(again, [&](const PrefixUnit& unit) { of_whole.take(unit.of); });
+        TileProducer<Whole, kParts> of_whole(params, again);
+        each_work_tile(again, [&](const PrefixWorkTile& work_tile) { of_whole.take(work_tile.of); });
       } else {
-        each_unit(map, [&](const PrefixUnit& unit) { fetcher.take(unit.of); });
+        each_work_tile(map, [&](const PrefixWorkTile& work_tile) { producer.take(work_tile.of); });
       }
     };
     if (warp == kFetchWarp) {
-      Fetcher<C, FetchedParts::kKeys> fetcher(params, map);
-      each_unit(map, [&](const PrefixUnit& unit) {
-        fetcher.take(unit.of, 0, scored_tiles<C>(rank, unit.turns<C>()),
-                     [&](int nth) { return unit.tile_at(scored_tile<C>(rank, nth)); });
+      TileProducer<C, FetchedParts::kKeys> producer(params, map);
+      each_work_tile(map, [&](const PrefixWorkTile& work_tile) {
+        producer.take(work_tile.of, 0, scored_tiles<C>(rank, work_tile.turns<C>()),
+                      [&](int nth) { return work_tile.tile_at(scored_tile<C>(rank, nth)); });
       });
       if (!any_failed()) return;
       if constexpr (kPairs) lay_out_whole<C>(params, map, again);
-      fetch_again(fetcher);
+      refetch(producer);
     } else if (warp == kFetchWarp + 1) {
-      Fetcher<C, FetchedParts::kValues> fetcher(params, map, rank * C::kDimV);
-      each_unit(map, [&](const PrefixUnit& unit) {
-        fetcher.take(unit.of);
-        fetcher.take(unit.of, unit.tiles(), unit.turns<C>(), [&](int) { return unit.of.end - 1; });
+      TileProducer<C, FetchedParts::kValues> producer(params, map, rank * C::kDimV);
+      each_work_tile(map, [&](const PrefixWorkTile& work_tile) {
+        producer.take(work_tile.of);
+        producer.take(work_tile.of, work_tile.tiles(), work_tile.turns<C>(), [&](int) { return work_tile.of.end - 1; });
       });
       if (!any_failed()) return;
       await_layout();
-      fetch_again(fetcher);
+      refetch(producer);
     }
   }
 }

@@ -2,8 +2,8 @@
 // The warpgroup that adds P V of a shared prefix's tiles (prefix.cuh), in order, whoever has scored them.
 #pragma once
 
-#include "kernels/sm90/decode/prefix_units.cuh"
 #include "kernels/sm90/decode/prefix_whole.cuh"
+#include "kernels/sm90/decode/prefix_units.cuh"
 #include "kernels/sm90/decode/queries.cuh"
 #include "kernels/sm90/decode/sliced_map.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
@@ -18,11 +18,11 @@ class PrefixOutputs {
   __device__ __forceinline__ PrefixOutputs(const DecodeParams& params, const PrefixMap<C>& map, int rank)
       : params_(params), map_(map), rank_(rank) {}
 
-  __device__ __forceinline__ void take(const PrefixUnit& unit) {
+  __device__ __forceinline__ void take(const PrefixWorkTile& work_tile) {
     if constexpr (C::kSlices > 1) await_panels_of_queries();
-    load_queries<C>(params_, map_, unit.rows, [&](int slot) { return place_of(params_, map_, unit, slot); });
+    load_queries<C>(params_, map_, work_tile.rows, [&](int slot) { return coord_of(params_, map_, work_tile, slot); });
     named_arrive(kPrefixQueries, (1 + C::kScorers) * kWarpgroup);
-    const DecodeSlots slots = prefix_slots(params_, map_, unit);  // now, as there is nothing to do yet
+    const ThreadRows slots = prefix_thread_rows(params_, map_, work_tile);  // now, as there is nothing to do yet
 #pragma unroll
     for (int half = 0; half < 2; ++half) rows_.l[half] = 0.0F;
 #pragma unroll
@@ -31,7 +31,7 @@ class PrefixOutputs {
       for (int i = 0; i < 4; ++i) rows_.o[n][i] = 0.0F;
     }
 #pragma unroll 1
-    for (int tile = 0; tile < unit.tiles(); ++tile) {
+    for (int tile = 0; tile < work_tile.tiles(); ++tile) {
       barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
       add_panel<0>(tile == 0);
       add_sums();
@@ -44,19 +44,20 @@ class PrefixOutputs {
     release_panel();
     release_values();
 #pragma unroll 1
-    for (int turn = unit.tiles(); turn < unit.turns<C>(); ++turn) let_pass();
+    for (int turn = work_tile.tiles(); turn < work_tile.turns<C>(); ++turn) skip_tiles();
     const float2 shift = load_pair(map_.shift(thread_of_warpgroup()));
     rows_.shift[0] = shift.x;
     rows_.shift[1] = shift.y;
-    rows_.flags = Rows<C>::kSeen | Rows<C>::kSeen << 1;  // or the unit has failed
-    leave_prefix_rows(params_, slots, unit, rows_, rank_ * C::kDimV);
+    rows_.flags = AttentionState<C>::kOffsetSet | AttentionState<C>::kOffsetSet << 1;  // or the work_tile has failed
+    store_prefix_rows(params_, slots, work_tile, rows_, rank_ * C::kDimV);
   }
 
-  // Where the next unit begins.
-  __device__ RingCursor<C::kStages> ring() const { return ring_; }
+  // Where the next work_tile begins.
+  __device__ PackedPipelineState<C::kStages> ring() const { return ring_; }
 
  private:
-  // Until the other CTA, too, has what the last unit's probabilities there were. All places have had as many tiles.
+  // Until the other CTA, too, has what the last work_tile's probabilities there were. All places have had as many
+  // tiles.
   __device__ __forceinline__ void await_panels_of_queries() const {
     constexpr std::uint32_t kTiles = PrefixMap<C>::kPanels / PrefixMap<C>::kTilePanels;
     static_assert(scoring_warpgroups<C>() % kTiles == 0);
@@ -67,13 +68,13 @@ class PrefixOutputs {
     }
   }
 
-  using Panels = Lap<PrefixMap<C>::kPanels>;
+  using Panels = PipelineState<PrefixMap<C>::kPanels>;
 
   // P V of a tile's panel. The panel before is done by then, and with a tile's first one all of the tile before.
   template <int kPanel>
   __device__ __forceinline__ void add_panel(bool first) {
-    barrier_wait(map_.panel_full(panel_.place), panel_.parity);
-    const std::uint32_t p = of_warp(descriptor_low(map_.panel(panel_.place)));
+    barrier_wait(map_.panel_full(panel_.index), panel_.parity);
+    const std::uint32_t p = of_warp(descriptor_low(map_.panel(panel_.index)));
     const std::uint32_t v = of_warp(descriptor_low(map_.v(ring_.stage()), cuda::panel_bytes(C::kKeyTile)));
     panel_.advance();
     pin(rows_.o);
@@ -92,11 +93,11 @@ class PrefixOutputs {
     if (kPanel == 0) release_values();
   }
   // A turn that is for nothing, when all products are done.
-  __device__ __forceinline__ void let_pass() {
+  __device__ __forceinline__ void skip_tiles() {
     barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
 #pragma unroll
     for (int panel = 0; panel < PrefixMap<C>::kTilePanels; ++panel) {
-      barrier_wait(map_.panel_full(panel_.place), panel_.parity);
+      barrier_wait(map_.panel_full(panel_.index), panel_.parity);
       panel_.advance();
       __syncwarp();  // a lane says for all that they have seen it
       release_panel();
@@ -114,11 +115,11 @@ class PrefixOutputs {
   }
   // The CTA whose warpgroups write there is told, by the outputs of both of a pair.
   __device__ __forceinline__ void release_panel() {
-    const std::uint32_t place = released_panel_.place;
-    const std::uint32_t barrier = map_.panel_empty(place);
+    const std::uint32_t panel_index = released_panel_.index;
+    const std::uint32_t barrier = map_.panel_empty(panel_index);
     if (thread_of_cta() % 32 == 0) {
       if constexpr (C::kSlices > 1) {
-        barrier_arrive_at(in_cta(barrier, PrefixMap<C>::writer_of(place)));
+        barrier_arrive_at(in_cta(barrier, PrefixMap<C>::writer_of(panel_index)));
       } else {
         barrier_arrive(barrier);
       }
@@ -133,10 +134,10 @@ class PrefixOutputs {
   const DecodeParams& params_;
   const PrefixMap<C>& map_;
   const int rank_;
-  RingCursor<C::kStages> ring_, released_;  // V of the next tile, and the next one to give back
+  PackedPipelineState<C::kStages> ring_, released_;  // V of the next tile, and the next one to give back
   Panels panel_, released_panel_;
-  std::uint32_t number_ = 0;  // of the next tile, of all units'
-  Rows<C> rows_;
+  std::uint32_t number_ = 0;  // of the next tile, of all work_tiles'
+  AttentionState<C> rows_;
 };
 
 }  // namespace ringattn::sm90

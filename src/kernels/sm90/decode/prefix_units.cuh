@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the groups of shared prefixes are cut into units. The query rows of one KV head of all sequences that share a
-// prefix lie one behind the other; a unit is one group of the prefix for up to 64 of them. Of whole groups it leaves
-// records. The last group may be open: of its tiles, as far as the prefix has them, a unit leaves states, from which
-// each sequence goes on. As lengths are known on the device alone, so is which sequences share (units.cuh); every CTA
-// lists them for itself, first those that share all tiles of a prefix, and then those that share its whole groups
-// alone.
+// How the groups of shared prefixes are cut into work_tiles. The query rows of one KV head of all sequences that share
+// a prefix lie one behind the other; a work_tile is one split of the prefix for up to 64 of them. Of whole splits it
+// leaves partials. The last split may be is_partial: of its tiles, as far as the prefix has them, a work_tile leaves
+// states, from which each sequence goes on. As lengths are known on the device alone, so is which sequences share
+// (units.cuh); every CTA lists them for itself, first those that share all tiles of a prefix, and then those that
+// share its whole splits alone.
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
@@ -14,26 +14,26 @@ namespace ringattn::sm90 {
 
 // DecodeMap, and behind its barriers:
 //
-//   units    [prefixes + 1]   how many units come before each prefix
+//   work_tiles    [prefixes + 1]   how many work_tiles come before each prefix
 //   members  [2 prefixes + 1] how many sequences share the prefixes before each, and with those that share all of it
-//   list     [sequences]      those sequences, by their prefixes
+//   mask_row     [sequences]      those sequences, by their prefixes
 //   sums     [places][128 threads]  shares of Σ p of a tile's rows, those of the thread that has them; tiles take turns
-//   shifts   [128 threads]    minus the references of a thread's two rows
-//   barriers of panels and of the end, and a flag: a unit has failed
+//   shifts   [128 threads]    minus the softmax_offsets of a thread's two rows
+//   barriers of panels and of the end, and a flag: a work_tile has failed
 //
-// The end's barriers and the flag of a pair's CTA lie behind all that has a place where units are folded again.
-// Where Q lies, tiles' probabilities do later: [panels][64 rows], of which a tile has two. In a CTA of a pair that is
-// the place of the first tile that it scores itself: into the others' the other CTA may write already.
+// The end's barriers and the flag of a pair's CTA lie behind all that has a panel_index where work_tiles are folded
+// again. Where Q lies, tiles' probabilities do later: [panels][64 rows], of which a tile has two. In a CTA of a pair
+// that is the panel_index of the first tile that it scores itself: into the others' the other CTA may write already.
 template <class C>
 struct PrefixMap : DecodeMap<C> {
   static constexpr int kPanels = C::kPanels;
   static constexpr int kTilePanels = (C::kKeyTile + kPanelColumns - 1) / kPanelColumns;
-  static constexpr int kThreadPairs = kDecodeFoldThreads * 8;  // bytes of two numbers of each thread
-  static constexpr int kMemberOffset = DecodeMap<C>::kUnitOffset + (kMostPrefixes + 1) * 4;
-  static constexpr int kListOffset = kMemberOffset + (2 * kMostPrefixes + 1) * 4;
-  static constexpr int kSumOffset = (kListOffset + kMostDecodeSequences * 4 + 15) / 16 * 16;
-  static constexpr int kSumPlaces = C::kSlices == 1 ? 2 : kPanels / kTilePanels;
-  static constexpr int kShiftOffset = kSumOffset + kSumPlaces * kThreadPairs;
+  static constexpr int kThreadPairs = kDecodeConsumerThreads * 8;  // bytes of two numbers of each thread
+  static constexpr int kMemberOffset = DecodeMap<C>::kWorkTileOffset + (kMaxPrefixes + 1) * 4;
+  static constexpr int kListOffset = kMemberOffset + (2 * kMaxPrefixes + 1) * 4;
+  static constexpr int kSumOffset = (kListOffset + kMaxDecodeSequences * 4 + 15) / 16 * 16;
+  static constexpr int kSumStages = C::kSlices == 1 ? 2 : kPanels / kTilePanels;
+  static constexpr int kShiftOffset = kSumOffset + kSumStages * kThreadPairs;
   static constexpr int kPanelBarrierOffset = kShiftOffset + kThreadPairs;
   static constexpr int end_offset() {
     constexpr int kEnd = kPanelBarrierOffset + 2 * kPanels * kBarrierBytes;
@@ -47,7 +47,7 @@ struct PrefixMap : DecodeMap<C> {
   static constexpr int kDoneOffset = end_offset();
   static constexpr int kFailedOffset = kDoneOffset + 2 * kBarrierBytes;
   static constexpr int kBytes = kFailedOffset + 4;
-  static_assert(C::kQRoom >= kPanels * cuda::panel_bytes(kQueryTile) && kBytes <= kMostSharedBytes);
+  static_assert(C::kQCapacity >= kPanels * cuda::panel_bytes(kQueryTile) && kBytes <= kMaxSharedBytes);
 
   // In a pair, which CTA's warpgroups write the probabilities of a panel, and the first of the panels where Q lies: one
   // that its own write.
@@ -61,29 +61,29 @@ struct PrefixMap : DecodeMap<C> {
     return rank_in_cluster() * kTilePanels;
   }
   __device__ std::uint32_t q() const { return panel(q_panel()); }
-  __device__ std::uint32_t units_before(int prefix) const { return at(DecodeMap<C>::kUnitOffset, prefix); }
+  __device__ std::uint32_t work_tiles_before(int prefix) const { return at(DecodeMap<C>::kWorkTileOffset, prefix); }
   // Two parts of each prefix's members.
   __device__ std::uint32_t members_before(int part) const { return at(kMemberOffset, part); }
   __device__ std::uint32_t listed(int member) const { return at(kListOffset, member); }
-  __device__ std::uint32_t panel(std::uint32_t place) const {
-    return DecodeMap<C>::q() + place * static_cast<std::uint32_t>(cuda::panel_bytes(kQueryTile));
+  __device__ std::uint32_t panel(std::uint32_t panel_index) const {
+    return DecodeMap<C>::q() + panel_index * static_cast<std::uint32_t>(cuda::panel_bytes(kQueryTile));
   }
   __device__ std::uint32_t sums(std::uint32_t tile, int thread) const {
-    return at(kSumOffset, 2 * thread) + tile % kSumPlaces * kThreadPairs;
+    return at(kSumOffset, 2 * thread) + tile % kSumStages * kThreadPairs;
   }
   // Which part of which members a sequence is in, in two bytes: while sequences are listed, where sums lie later.
   __device__ std::uint32_t found(int sequence) const {
-    static_assert(2 * kMostDecodeSequences <= kSumPlaces * kThreadPairs);
+    static_assert(2 * kMaxDecodeSequences <= kSumStages * kThreadPairs);
     return at(kSumOffset, 0) + static_cast<std::uint32_t>(2 * sequence);
   }
   __device__ std::uint32_t shift(int thread) const { return at(kShiftOffset, 2 * thread); }
   // Of a panel: probabilities are there; they have been read, by both CTAs of a pair, which the one that writes there
   // is told.
-  __device__ std::uint32_t panel_full(std::uint32_t place) const {
-    return at(kPanelBarrierOffset, 0) + place * kBarrierBytes;
+  __device__ std::uint32_t panel_full(std::uint32_t panel_index) const {
+    return at(kPanelBarrierOffset, 0) + panel_index * kBarrierBytes;
   }
-  __device__ std::uint32_t panel_empty(std::uint32_t place) const { return panel_full(kPanels + place); }
-  // All units are done.
+  __device__ std::uint32_t panel_empty(std::uint32_t panel_index) const { return panel_full(kPanels + panel_index); }
+  // All work_tiles are done.
   __device__ std::uint32_t done() const { return at(kDoneOffset, 0); }
   // Of a pair: memory has been laid out anew.
   __device__ std::uint32_t laid_out() const { return done() + kBarrierBytes; }
@@ -95,11 +95,11 @@ struct PrefixMap : DecodeMap<C> {
   }
 };
 
-// Named barriers: query rows are there; those that score have read them; references are there.
+// Named barriers: query rows are there; those that score have read them; softmax_offsets are there.
 inline constexpr int kPrefixQueries = 2;
 inline constexpr int kPrefixQueriesRead = 3;
-inline constexpr int kPrefixReferences = 4;
-inline constexpr int kPrefixTurn = 5;  // and 6, in pairs: of the first and of the second warpgroup that scores
+inline constexpr int kPrefixOffsets = 4;
+inline constexpr int kPrefixOrderBarrier = 5;  // and 6, in pairs: of the first and of the second warpgroup that scores
 
 // Steps of 16 keys in each of a tile's two panels of probabilities.
 template <class C>
@@ -115,15 +115,15 @@ constexpr int scoring_warpgroups() {
   return C::kSlices * C::kScorers;
 }
 
-struct PrefixUnit {
-  DecodeUnit of;     // where its keys lie: those of the first sequence that shares them
-  int first_member;  // of the prefix, in the list
-  int first_row;     // of the rows of all members
+struct PrefixWorkTile {
+  DecodeWorkTile of;  // where its keys lie: those of the first sequence that shares them
+  int first_member;   // of the prefix, in the mask_row
+  int first_row;      // of the rows of all members
   int rows;
 
   __device__ int tiles() const { return of.end - of.begin; }
-  // Whether the group goes on behind the prefix: states are left.
-  __device__ bool open() const { return tiles() < kGroupTiles; }
+  // Whether the split goes on behind the prefix: states are left.
+  __device__ bool is_partial() const { return tiles() < kTilesPerKvSplit; }
   // As many as there are tiles, and more, for nothing, where not all that score would have had as many.
   template <class C>
   __device__ int turns() const {
@@ -134,27 +134,27 @@ struct PrefixUnit {
   __device__ int tile_at(int turn) const { return min(of.begin + turn, of.end - 1); }
 };
 
-// Row `slot` of a unit.
+// Row `slot` of a work_tile.
 template <class C>
-__device__ __forceinline__ DecodePlace place_of(const DecodeParams& p, const PrefixMap<C>& map, const PrefixUnit& unit,
-                                                int slot) {
-  const int number = unit.first_row + slot;
+__device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const PrefixMap<C>& map,
+                                                const PrefixWorkTile& work_tile, int slot) {
+  const int number = work_tile.first_row + slot;
   const int member = p.by_sequence_rows.quotient(number);
   const int of_sequence = number - member * p.rows * p.ratio;
   const int i = p.by_ratio.quotient(of_sequence);
-  const int sequence = load_number(map.listed(unit.first_member + member));
-  return {sequence * p.rows + i, unit.of.kv_head * p.ratio + (of_sequence - i * p.ratio), i};
+  const int sequence = load_number(map.listed(work_tile.first_member + member));
+  return {sequence * p.rows + i, work_tile.of.kv_head * p.ratio + (of_sequence - i * p.ratio), i};
 }
 
 // Whole groups of a prefix of so many tiles that the cache holds.
-__device__ __forceinline__ int cached_groups(const DecodeParams& p, int tiles) {
-  const int groups = tiles / kGroupTiles;
-  return groups <= p.first_group ? 0 : (groups - p.first_group - 1) / p.every_group + 1;
+__device__ __forceinline__ int cached_splits(const DecodeParams& p, int tiles) {
+  const int splits = tiles / kTilesPerKvSplit;
+  return splits <= p.first_split ? 0 : (splits - p.first_split - 1) / p.split_stride + 1;
 }
-// And whether it holds the open one behind them, if there is one.
-__device__ __forceinline__ bool open_group_cached(const DecodeParams& p, int tiles) {
-  const int behind = tiles / kGroupTiles - p.first_group;
-  return tiles % kGroupTiles != 0 && behind >= 0 && behind % p.every_group == 0;
+// And whether it holds the is_partial one behind them, if there is one.
+__device__ __forceinline__ bool partial_split_cached(const DecodeParams& p, int tiles) {
+  const int behind = tiles / kTilesPerKvSplit - p.first_split;
+  return tiles % kTilesPerKvSplit != 0 && behind >= 0 && behind % p.split_stride == 0;
 }
 __device__ __forceinline__ int prefix_blocks(const DecodeParams& p, int members) {
   return (members * p.rows * p.ratio + kQueryTile - 1) / kQueryTile;
@@ -182,7 +182,7 @@ __device__ __forceinline__ int sum_up_to_lane(int number, int lane) {
 
 // Has what tells who shares which prefix brought to the second level of the caches: whatever is written there later is
 // seen all the same. By one warp.
-__device__ __forceinline__ void bring_closer(const DecodeParams& p) {
+__device__ __forceinline__ void prefetch_metadata(const DecodeParams& p) {
   const int first = thread_of_cta() % 32 * 32;  // numbers that follow each other, 128 bytes of them
   if (first < p.sequences) {
     cuda::prefetch_to_l2(p.prefix_of + first);
@@ -192,7 +192,7 @@ __device__ __forceinline__ void bring_closer(const DecodeParams& p) {
 }
 
 // The part of a prefix's members that a sequence is in: 2 i, of prefix i, where it shares all tiles, 2 i + 1 where it
-// shares whole groups alone, and −1 where it shares nothing.
+// shares whole splits alone, and −1 where it shares nothing.
 template <class C>
 __device__ __forceinline__ int part_of(const DecodeParams& p, int sequence) {
   if (sequence >= p.sequences) return -1;
@@ -223,13 +223,13 @@ __device__ __forceinline__ void each_member(const DecodeParams& p, int lane, Par
 template <class C>
 __device__ __forceinline__ int blocks_of_prefix(const DecodeParams& p, int prefix, int members, int of_all) {
   const int tiles = prefix_tiles<C>(p, prefix);
-  return cached_groups(p, tiles) * prefix_blocks(p, members) +
-         (open_group_cached(p, tiles) ? prefix_blocks(p, of_all) : 0);
+  return cached_splits(p, tiles) * prefix_blocks(p, members) +
+         (partial_split_cached(p, tiles) ? prefix_blocks(p, of_all) : 0);
 }
 
 // Fills the map's tables. By one warp.
 template <class C>
-__device__ __forceinline__ void list_members(const DecodeParams& p, const PrefixMap<C>& map) {
+__device__ __forceinline__ void collect_members(const DecodeParams& p, const PrefixMap<C>& map) {
   const int lane = thread_of_cta() % 32;
   for (int i = lane; i <= 2 * p.prefixes; i += 32) store_number(map.members_before(i), 0);
   __syncwarp();
@@ -242,26 +242,26 @@ __device__ __forceinline__ void list_members(const DecodeParams& p, const Prefix
   each_member(p, lane, look_up, [&](int, int part, int, bool leads, int count) {
     if (part >= 0 && leads) store_number(next_of(part), load_number(next_of(part)) + count);
   });
-  // Where each part begins, one place late: listing its members moves that to where they end.
-  int members_before = 0, units_before = 0;
+  // Where each part begins, one panel_index late: listing its members moves that to where they end.
+  int members_before = 0, work_tiles_before = 0;
 #pragma unroll 1
   for (int first = 0; first < p.prefixes; first += 32) {
     const int prefix = first + lane;
     const bool is_one = prefix < p.prefixes;
     const int of_all = is_one ? load_number(next_of(2 * prefix)) : 0;
     const int members = of_all + (is_one ? load_number(next_of(2 * prefix + 1)) : 0);
-    const int units = members == 0 ? 0 : p.fold.kv_heads * blocks_of_prefix<C>(p, prefix, members, of_all);
+    const int work_tiles = members == 0 ? 0 : p.attention.kv_heads * blocks_of_prefix<C>(p, prefix, members, of_all);
     const int members_here = sum_up_to_lane(members, lane);
-    const int units_here = sum_up_to_lane(units, lane);
+    const int work_tiles_here = sum_up_to_lane(work_tiles, lane);
     if (is_one) {
       store_number(next_of(2 * prefix), members_before + members_here - members);
       store_number(next_of(2 * prefix + 1), members_before + members_here - members + of_all);
-      store_number(map.units_before(prefix + 1), units_before + units_here);
+      store_number(map.work_tiles_before(prefix + 1), work_tiles_before + work_tiles_here);
     }
     members_before += __shfl_sync(0xffffffffU, members_here, 31);
-    units_before += __shfl_sync(0xffffffffU, units_here, 31);
+    work_tiles_before += __shfl_sync(0xffffffffU, work_tiles_here, 31);
   }
-  if (lane == 0) store_number(map.units_before(0), 0);
+  if (lane == 0) store_number(map.work_tiles_before(0), 0);
   __syncwarp();
   const auto found = [&](int sequence) { return sequence < p.sequences ? load_short(map.found(sequence)) : -1; };
   each_member(p, lane, found, [&](int sequence, int part, int rank, bool leads, int count) {
@@ -274,44 +274,45 @@ __device__ __forceinline__ void list_members(const DecodeParams& p, const Prefix
 }
 
 // Units of the same keys follow each other, so that the second level of the caches serves all but one of them. Those of
-// an open group, which are shorter, come last.
+// an is_partial split, which are shorter, come last.
 template <class C>
-__device__ __forceinline__ PrefixUnit prefix_unit_of(const DecodeParams& p, const PrefixMap<C>& map, int number) {
+__device__ __forceinline__ PrefixWorkTile prefix_work_tile_of(const DecodeParams& p, const PrefixMap<C>& map,
+                                                              int number) {
   int prefix = 0;
 #pragma unroll 1
   for (int count = p.prefixes; count > 1;) {
     const int half = count / 2;
-    const bool behind = load_number(map.units_before(prefix + half)) <= number;
+    const bool behind = load_number(map.work_tiles_before(prefix + half)) <= number;
     prefix += behind ? half : 0;
     count = behind ? count - half : half;
   }
-  PrefixUnit unit{};
-  unit.first_member = load_number(map.members_before(2 * prefix));
-  const auto members_to = [&](int part) { return load_number(map.members_before(part)) - unit.first_member; };
+  PrefixWorkTile work_tile{};
+  work_tile.first_member = load_number(map.members_before(2 * prefix));
+  const auto members_to = [&](int part) { return load_number(map.members_before(part)) - work_tile.first_member; };
   const int tiles = prefix_tiles<C>(p, prefix);
-  const int whole = cached_groups(p, tiles);
-  int nth = number - load_number(map.units_before(prefix));
+  const int whole = cached_splits(p, tiles);
+  int nth = number - load_number(map.work_tiles_before(prefix));
   int members = members_to(2 * prefix + 2);
-  const int of_whole = whole * p.fold.kv_heads * prefix_blocks(p, members);
-  const bool open = nth >= of_whole;
-  if (open) {
+  const int of_whole = whole * p.attention.kv_heads * prefix_blocks(p, members);
+  const bool is_partial = nth >= of_whole;
+  if (is_partial) {
     nth -= of_whole;
     members = members_to(2 * prefix + 1);
   }
   const int blocks = prefix_blocks(p, members);
-  const int of_group = nth % (p.fold.kv_heads * blocks);
-  unit.of.sequence = load_number(map.listed(unit.first_member));
-  unit.of.kv_head = of_group / blocks;
-  unit.of.cache_group = open ? whole : nth / (p.fold.kv_heads * blocks);
-  unit.first_row = of_group % blocks * kQueryTile;
-  const int left = members * p.rows * p.ratio - unit.first_row;
-  unit.rows = left < kQueryTile ? left : kQueryTile;
-  const int group = p.first_group + unit.of.cache_group * p.every_group;
-  unit.of.lag = (group - unit.of.cache_group) * (kGroupTiles * C::kKeyTile);
-  unit.of.begin = group * kGroupTiles;
-  unit.of.end = unit.of.begin + (open ? tiles % kGroupTiles : kGroupTiles);
-  unit.of.of.length = unit.of.end * C::kKeyTile;
-  return unit;
+  const int of_group = nth % (p.attention.kv_heads * blocks);
+  work_tile.of.sequence = load_number(map.listed(work_tile.first_member));
+  work_tile.of.kv_head = of_group / blocks;
+  work_tile.of.cache_split = is_partial ? whole : nth / (p.attention.kv_heads * blocks);
+  work_tile.first_row = of_group % blocks * kQueryTile;
+  const int left = members * p.rows * p.ratio - work_tile.first_row;
+  work_tile.rows = left < kQueryTile ? left : kQueryTile;
+  const int split = p.first_split + work_tile.of.cache_split * p.split_stride;
+  work_tile.of.lag = (split - work_tile.of.cache_split) * (kTilesPerKvSplit * C::kKeyTile);
+  work_tile.of.begin = split * kTilesPerKvSplit;
+  work_tile.of.end = work_tile.of.begin + (is_partial ? tiles % kTilesPerKvSplit : kTilesPerKvSplit);
+  work_tile.of.of.length = work_tile.of.end * C::kKeyTile;
+  return work_tile;
 }
 
 }  // namespace ringattn::sm90

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folds units of shared prefixes (prefix.cuh) tile by tile by one warpgroup, which does all that a tile needs: for
-// units in which a row outgrows its reference, or has none in the first tile.
+// Folds work_tiles of shared prefixes (prefix.cuh) tile by tile by one warpgroup, which does all that a tile needs: for
+// work_tiles in which a row outgrows its softmax_offset, or has none in the first tile.
 //
-// All rows see all keys of a unit, so every tile is plain, and a tile's softmax runs beside the products of the tile
-// before. The arithmetic is the fold's: its functions on the same fragments, in the same order.
+// All rows see all keys of a work_tile, so every tile is plain, and a tile's softmax runs beside the products of the
+// tile before. The arithmetic is the fold's: its functions on the same fragments, in the same order.
 #pragma once
 
 #include "kernels/sm90/decode/finish.cuh"
@@ -14,54 +14,55 @@
 
 namespace ringattn::sm90 {
 
-// Where a thread's rows of a unit lie, as far as they are there.
+// Where a thread's rows of a work_tile lie, as far as they are there.
 template <class C>
-__device__ __forceinline__ DecodeSlots prefix_slots(const DecodeParams& params, const PrefixMap<C>& map,
-                                                    const PrefixUnit& unit) {
-  DecodeSlots slots{};
+__device__ __forceinline__ ThreadRows prefix_thread_rows(const DecodeParams& params, const PrefixMap<C>& map,
+                                                         const PrefixWorkTile& work_tile) {
+  ThreadRows slots{};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int slot = slot_of_thread() + 8 * half;
-    slots.present[half] = slot < unit.rows;
-    if (slots.present[half]) slots.place[half] = place_of(params, map, unit, slot);
+    const int slot = tile_row_of_thread() + 8 * half;
+    slots.present[half] = slot < work_tile.rows;
+    if (slots.present[half]) slots.coord[half] = coord_of(params, map, work_tile, slot);
   }
   return slots;
 }
 
-// The records of a unit's rows, or their states, from `first_column` on (leave_row(), save_row()).
+// The partials of a work_tile's rows, or their states, from `first_column` on (store_row(), save_row()).
 template <class C>
-__device__ __forceinline__ void leave_prefix_rows(const DecodeParams& params, const DecodeSlots& slots,
-                                                  const PrefixUnit& unit, const Rows<C>& rows, int first_column = 0) {
+__device__ __forceinline__ void store_prefix_rows(const DecodeParams& params, const ThreadRows& slots,
+                                                  const PrefixWorkTile& work_tile, const AttentionState<C>& rows,
+                                                  int first_column = 0) {
   const float sums[2] = {sum_of_quad(rows.l[0]), sum_of_quad(rows.l[1])};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!slots.present[half]) continue;
-    if (unit.open()) {
-      save_row(params, slots.place[half], rows, half, first_column);
+    if (work_tile.is_partial()) {
+      save_row(params, slots.coord[half], rows, half, first_column);
     } else {
-      leave_row<C>(params, unit.of, slots, rows, half, sums[half], first_column);
+      store_row<C>(params, work_tile.of, slots, rows, half, sums[half], first_column);
     }
   }
 }
 
 template <class C>
-class PrefixFolder {
+class PrefixConsumer {
  public:
-  // `ring`: where in the ring of tiles its first unit begins.
-  __device__ __forceinline__ PrefixFolder(const DecodeParams& params, const PrefixMap<C>& map,
-                                          RingCursor<C::kStages> ring)
-      : params_(params), p_(params.fold), map_(map), ring_(ring) {}
+  // `ring`: where in the ring of tiles its first work_tile begins.
+  __device__ __forceinline__ PrefixConsumer(const DecodeParams& params, const PrefixMap<C>& map,
+                                            PackedPipelineState<C::kStages> ring)
+      : params_(params), p_(params.attention), map_(map), ring_(ring) {}
 
-  __device__ __forceinline__ void take(const PrefixUnit& unit) {
-    load_queries<C>(params_, map_, unit.rows, [&](int slot) { return place_of(params_, map_, unit, slot); });
+  __device__ __forceinline__ void take(const PrefixWorkTile& work_tile) {
+    load_queries<C>(params_, map_, work_tile.rows, [&](int slot) { return coord_of(params_, map_, work_tile, slot); });
     rows_.flags = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       rows_.shift[half] = 0.0F;
       rows_.l[half] = 0.0F;
     }
-    tile_ = unit.of.begin;
-    end_ = unit.of.end;
+    tile_ = work_tile.of.begin;
+    end_ = work_tile.of.end;
     score_first();
     bool special = still_special();
     bool first = true;
@@ -79,55 +80,55 @@ class PrefixFolder {
       first = false;
     }
     add_outputs(first);
-    leave_prefix_rows(params_, prefix_slots(params_, map_, unit), unit, rows_);
+    store_prefix_rows(params_, prefix_thread_rows(params_, map_, work_tile), work_tile, rows_);
   }
 
  private:
   using Scores = float[C::kKeyTile / 8][4];
 
-  // Whether the next tile is not plain: rows have no reference yet, or scores are scaled first. The warps of a
-  // warpgroup take the same way through the products, as wgmma demands.
+  // Whether the next tile is not plain: rows have no softmax_offset yet, or scores are scaled first. The warps of a
+  // warpgroup take the same path through the products, as wgmma demands.
   __device__ __forceinline__ bool still_special() const {
-    const bool more = p_.softmax.scaled_first || !rows_.seen(0) || !rows_.seen(1);
-    return named_any(kDecodeBarrier, kDecodeFoldThreads, more);
+    const bool more = p_.softmax.scaled_first || !rows_.has_offset(0) || !rows_.has_offset(1);
+    return named_any(kDecodeBarrier, kDecodeConsumerThreads, more);
   }
 
-  // Scores → probabilities and the thread's shares of their sums. Returns whether a row of the warp has outgrown its
-  // reference.
+  // Scores → probabilities and the thread's shares of their sums. Returns whether a row of the warp has
+  // exceeds_threshold its softmax_offset.
   template <bool kSpecial>
-  __device__ __forceinline__ bool weigh(Scores& s) {
+  __device__ __forceinline__ bool softmax_step(Scores& s) {
     if constexpr (kSpecial) {
       if (p_.softmax.scaled_first) scale_scores(p_, s);
-      settle<C>(p_, rows_, s);
+      fix_offset<C>(p_, rows_, s);
     }
     exponentiate<C>(p_, rows_.shift, s, sum_);
-    return __any_sync(0xffffffffU, sum_[0] > kMost || sum_[1] > kMost) != 0;
+    return __any_sync(0xffffffffU, sum_[0] > kMax || sum_[1] > kMax) != 0;
   }
-  // What redo() asks for the keys that rows see: all of them.
-  __device__ __forceinline__ DecodeSlots all_keys() const {
-    DecodeSlots slots{};
+  // What recompute_tile() asks for the keys that rows see: all of them.
+  __device__ __forceinline__ ThreadRows all_keys() const {
+    ThreadRows slots{};
     slots.high[0] = slots.high[1] = end_ * C::kKeyTile;
     return slots;
   }
-  __device__ __forceinline__ void weigh_again(Scores& s) {
-    Redone<C> redone;
-    redo<C>(p_, all_keys(), tile_, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1], sum_[0], sum_[1],
-            redone);
-    take_over<C>(redone, rows_, s, sum_);
+  __device__ __forceinline__ void recompute(Scores& s) {
+    Recomputed<C> recomputed;
+    recompute_tile<C>(p_, all_keys(), tile_, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1], sum_[0],
+                      sum_[1], recomputed);
+    take_over<C>(recomputed, rows_, s, sum_);
   }
   __device__ __forceinline__ void add_sums() {
     rows_.l[0] = __fadd_rn(rows_.l[0], sum_[0]);
     rows_.l[1] = __fadd_rn(rows_.l[1], sum_[1]);
   }
-  __device__ __forceinline__ void give_back(std::uint32_t barrier) const {
+  __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_of_cta() % 32 == 0) barrier_arrive(barrier);
   }
 
-  // The probabilities of a unit's first tile.
+  // The probabilities of a work_tile's first tile.
   __device__ __forceinline__ void score_first() {
     Scores s;
     barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
-    multiply_q_k<C>(s, map_.q(), map_.k(ring_.stage()));
+    qk_gemm<C>(s, map_.q(), map_.k(ring_.stage()));
     wgmma_wait<0>();
     pin(s);
 #pragma unroll
@@ -135,9 +136,9 @@ class PrefixFolder {
 #pragma unroll
       for (int i = 0; i < 4; ++i) rows_.o[n][i] = 0.0F;
     }
-    if (weigh<true>(s)) [[unlikely]]
-      weigh_again(s);
-    give_back(map_.k_empty(ring_.stage()));
+    if (softmax_step<true>(s)) [[unlikely]]
+      recompute(s);
+    release(map_.k_empty(ring_.stage()));
     pack<C>(s, probability_);
     add_sums();
   }
@@ -146,46 +147,46 @@ class PrefixFolder {
   // probabilities.
   template <bool kSpecial>
   __device__ __forceinline__ void add_outputs_and_score(bool first) {
-    RingCursor<C::kStages> next = ring_;
+    PackedPipelineState<C::kStages> next = ring_;
     next.advance();
     Scores s;
     barrier_wait(map_.k_full(next.stage()), next.parity());
-    multiply_q_k<C>(s, map_.q(), map_.k(next.stage()));
+    qk_gemm<C>(s, map_.q(), map_.k(next.stage()));
     barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
-    add_p_v<C>(rows_.o, probability_, map_.v(ring_.stage()), first);
+    pv_gemm<C>(rows_.o, probability_, map_.v(ring_.stage()), first);
     wgmma_wait<1>();
     pin(s);
-    const bool outgrown = weigh<kSpecial>(s);
+    const bool exceeds_threshold = softmax_step<kSpecial>(s);
     end_block(p_);
     wgmma_wait<0>();
     pin(rows_.o);
-    give_back(map_.v_empty(ring_.stage()));
+    release(map_.v_empty(ring_.stage()));
     ring_ = next;
     ++tile_;
-    if (outgrown) [[unlikely]]
-      weigh_again(s);
-    give_back(map_.k_empty(ring_.stage()));
+    if (exceeds_threshold) [[unlikely]]
+      recompute(s);
+    release(map_.k_empty(ring_.stage()));
     pack<C>(s, probability_);
     add_sums();
   }
 
   __device__ __forceinline__ void add_outputs(bool first) {
     barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
-    add_p_v<C>(rows_.o, probability_, map_.v(ring_.stage()), first);
+    pv_gemm<C>(rows_.o, probability_, map_.v(ring_.stage()), first);
     wgmma_wait<0>();
     pin(rows_.o);
-    give_back(map_.v_empty(ring_.stage()));
+    release(map_.v_empty(ring_.stage()));
     ring_.advance();
   }
 
-  static constexpr float kMost = kOutgrown<typename C::Element>;
+  static constexpr float kMax = kRescaleThreshold<typename C::Element>;
 
   const DecodeParams& params_;
-  const cuda::FoldParams& p_;
+  const cuda::AttentionParams& p_;
   const PrefixMap<C>& map_;
-  RingCursor<C::kStages> ring_;
-  Rows<C> rows_;
-  int tile_ = 0, end_ = 0;  // of the unit: the one whose probabilities are there, and behind the last one
+  PackedPipelineState<C::kStages> ring_;
+  AttentionState<C> rows_;
+  int tile_ = 0, end_ = 0;  // of the work_tile: the one whose probabilities are there, and behind the last one
   float sum_[2] = {};       // Σ p of this thread's columns of the tile
   std::uint32_t probability_[C::kKeyTile / 16][4];
 };

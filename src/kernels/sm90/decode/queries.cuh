@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Query rows of a unit, from wherever they lie into shared memory, as the products of the folding warpgroup want them.
+// Query rows of a work_tile, from wherever they lie into shared memory, as the products of the attending warpgroup want
+// them.
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
@@ -8,30 +9,30 @@
 
 namespace ringattn::sm90 {
 
-// By the folding warpgroup. place_of_slot(i) says where row i of `rows` lies. Rows that are not there, and columns
-// behind head_dim, are zeros.
-template <class C, class Map, class PlaceOfSlot>
+// By the attending warpgroup. coord_of_slot(i) says where row i of `rows` lies. AttentionState that are not there, and
+// columns behind head_dim, are zeros.
+template <class C, class Map, class CoordOfSlot>
 __device__ __forceinline__ void load_queries(const DecodeParams& params, const Map& map, int rows,
-                                             PlaceOfSlot place_of_slot) {
+                                             CoordOfSlot coord_of_slot) {
   constexpr int kChunks = C::kQBytes / kQueryTile / 16;
-  const cuda::FoldParams& p = params.fold;
+  const cuda::AttentionParams& p = params.attention;
   const auto* const q = static_cast<const std::uint16_t*>(p.q.data);
   const bool aligned =
       ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p.q.token_stride | p.q.head_stride))) &
        15U) == 0;
-  // From here on nobody reads the last unit's.
-  named_sync(kDecodeBarrier, kDecodeFoldThreads);
-  // A short loop, as it runs once: copies are under way together.
+  // From here on nobody reads the last work_tile's.
+  named_sync(kDecodeBarrier, kDecodeConsumerThreads);
+  // A short loop, as it runs once: copies are under path together.
 #pragma unroll 1
-  for (int i = thread_of_cta(); i < kQueryTile * kChunks; i += kDecodeFoldThreads) {
-    const int slot = i / kChunks;
+  for (int i = thread_of_cta(); i < kQueryTile * kChunks; i += kDecodeConsumerThreads) {
+    const int tile_row = i / kChunks;
     const int chunk = i % kChunks;
-    const bool present = slot < rows && chunk * 8 < C::kDim;
-    const DecodePlace place = place_of_slot(slot < rows ? slot : 0);
+    const bool present = tile_row < rows && chunk * 8 < C::kDim;
+    const DecodeCoord coord = coord_of_slot(tile_row < rows ? tile_row : 0);
     const auto* const from =
-        q + place.row * p.q.token_stride + place.query_head * p.q.head_stride + (present ? chunk * 8 : 0);
+        q + coord.row * p.q.token_stride + coord.query_head * p.q.head_stride + (present ? chunk * 8 : 0);
     const std::uint32_t to = map.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
-                             cuda::swizzled(slot, chunk % 8);
+                             cuda::swizzled(tile_row, chunk % 8);
     if (aligned) {
       cuda::copy_16(to, from, present);
     } else {
@@ -41,7 +42,7 @@ __device__ __forceinline__ void load_queries(const DecodeParams& params, const M
   cuda::copy_commit();
   cuda::copy_wait<0>();
   proxy_fence();
-  named_sync(kDecodeBarrier, kDecodeFoldThreads);
+  named_sync(kDecodeBarrier, kDecodeConsumerThreads);
 }
 
 }  // namespace ringattn::sm90

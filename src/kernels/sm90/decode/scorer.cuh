@@ -12,8 +12,8 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kScoreBarrier = 2;  // of the threads that score
-inline constexpr int kTeamBarrier = 3;   // of those of their first team
+inline constexpr int kScoreBarrier = 2;    // of the threads that score
+inline constexpr int kScoringBarrier = 3;  // of those of their first scoring_warpgroup
 
 // The scores of a thread of a warp that scores: [2 · block + half of the rows].
 template <class C>
@@ -22,12 +22,12 @@ using ScoreFragments = float[2 * C::kScoreBlocks][4];
 // A warp's first block of a tile, of 16 keys, and whether it has its `mine`-th.
 template <class C>
 __device__ __forceinline__ int first_score_block() {
-  return thread_of_cta() / 32 % C::kTeamWarps * C::kScoreBlocks;
+  return thread_of_cta() / 32 % C::kScoringWarpgroupWarps * C::kScoreBlocks;
 }
 template <class C>
 __device__ __forceinline__ bool has_score_block(int mine) {
   constexpr int kBlocks = C::kKeyTile / 16;
-  return kBlocks == C::kScoreBlocks * C::kTeamWarps || first_score_block<C>() + mine < kBlocks;
+  return kBlocks == C::kScoreBlocks * C::kScoringWarpgroupWarps || first_score_block<C>() + mine < kBlocks;
 }
 
 // K tiles of elements, as the copy engine brings them.
@@ -39,12 +39,12 @@ class TileKeys {
 
   __device__ __forceinline__ explicit TileKeys(const SlicedMap<C>& map) : map_(map), lane_(thread_of_cta() % 32) {}
 
-  __device__ __forceinline__ void begin(const UnitNote&) {}
+  __device__ __forceinline__ void begin(const WorkTileInfo&) {}
 
   // Eight columns of a query row as they lie in shared memory.
   __device__ __forceinline__ static uint4 arranged(const uint4& columns) { return columns; }
 
-  // A unit's query rows lie in shared memory, until all of the warps are done with it.
+  // A work_tile's query rows lie in shared memory, until all of the warps are done with it.
   __device__ __forceinline__ void load_queries() {
 #pragma unroll
     for (int step = 0; step < C::kDim / 16; ++step) {
@@ -57,19 +57,19 @@ class TileKeys {
     }
   }
 
-  // Past the next K tile, which another team scores.
+  // Past the next K tile, which another scoring_warpgroup scores.
   __device__ __forceinline__ void skip() { stage_.advance(); }
 
   // K Qᵀ of the K tile that has arrived next, added to `s`. `more`: there are more than 8 rows.
-  __device__ __forceinline__ void add_products(ScoreFragments<C>& s, int, bool more) {
+  __device__ __forceinline__ void add_qk(ScoreFragments<C>& s, int, bool more) {
     constexpr int kSteps = C::kDim / 16;
     constexpr int kMine = C::kScoreBlocks;
     using Products = cuda::Products<typename C::Element>;
-    const Lap<C::kKStages> stage = stage_;
+    const PipelineState<C::kKStages> stage = stage_;
     stage_.advance();
-    barrier_wait(map_.k_full(stage.place), stage.parity);
+    barrier_wait(map_.k_full(stage.index), stage.parity);
     const std::uint32_t tile =
-        map_.k(stage.place) + cuda::swizzled(first_score_block<C>() * 16 + lane_ % 16, lane_ / 16);
+        map_.k(stage.index) + cuda::swizzled(first_score_block<C>() * 16 + lane_ % 16, lane_ / 16);
     // A step's keys are fetched two steps ahead of their product.
     std::uint32_t keys[3][kMine][4];
     const auto fetch = [&](int step) {
@@ -93,67 +93,67 @@ class TileKeys {
       }
     }
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.k_empty(stage.place));
+    if (lane_ == 0) barrier_arrive(map_.k_empty(stage.index));
   }
 
  private:
   const SlicedMap<C>& map_;
   const int lane_;
-  Lap<C::kKStages> stage_;  // of the next K tile that this CTA scores
+  PipelineState<C::kKStages> stage_;  // of the next K tile that this CTA scores
   // Of 16 columns, those of rows 0 … 7 and of 8 … 15.
   std::uint32_t q_[C::kDim / 16][2][2];
 };
 
 // A thread scores keys lane / 4 and lane / 4 + 8 of each of its warp's blocks, for query rows 2t, 2t + 1, and those 8
-// behind, where t is lane % 4. Of several teams the first one settles references, and all take the CTA's tiles in turn.
-// Keys: where it has tiles of K from, and how they become fragments (TileKeys).
+// behind, where t is lane % 4. Of several scoring_warpgroups_count the first one settles softmax_offsets, and all take
+// the CTA's tiles in turn. Keys: where it has tiles of K from, and how they become fragments (TileKeys).
 template <class C, class Keys = TileKeys<C>>
 class Scorer {
  public:
   __device__ __forceinline__ Scorer(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank,
                                     const Keys& keys)
       : params_(params),
-        p_(params.fold),
+        p_(params.attention),
         map_(map),
         rank_(rank),
-        team_(C::kTeams == 1 ? 0 : thread_of_cta() / 32 / C::kTeamWarps),
-        warp_(thread_of_cta() / 32 % C::kTeamWarps),
+        scoring_warpgroup_(C::kScoringWarpgroups == 1 ? 0 : thread_of_cta() / 32 / C::kScoringWarpgroupWarps),
+        warp_(thread_of_cta() / 32 % C::kScoringWarpgroupWarps),
         lane_(thread_of_cta() % 32),
-        slot_at_(ScoreSlot::block<kMine>(block(0), 0)),
-        chunk_at_(ScoreSlot::chunk(lane_ % 8, lane_ / 8 % 2)),
-        weights_at_(map.weights(0, row_at(0, 0), block(0) * 16 + lane_ / 4)),
+        score_at_(ScoreStage::block<kMine>(block(0), 0)),
+        chunk_at_(ScoreStage::chunk(lane_ % 8, lane_ / 8 % 2)),
+        unrounded_p_at_(map.unrounded_p(0, row_at(0, 0), block(0) * 16 + lane_ / 4)),
         keys_(keys) {}
 
-  __device__ __forceinline__ void take(const UnitNote& note) {
-    const int unit_begin = note.get(UnitNote::kBegin);
-    const int unit_end = note.get(UnitNote::kEnd);
+  __device__ __forceinline__ void take(const WorkTileInfo& info) {
+    const int tile_begin = info.get(WorkTileInfo::kBegin);
+    const int tile_end = info.get(WorkTileInfo::kEnd);
     const std::uint32_t begin = tiles_;
-    tiles_ += static_cast<std::uint32_t>(unit_end - unit_begin);
+    tiles_ += static_cast<std::uint32_t>(tile_end - tile_begin);
     if (begin == tiles_) return;
-    rows_count_ = note.get(UnitNote::kRows);
-    keys_.begin(note);
-    const DecodeUnit unit = note.unit(params_);
-    load_queries(unit);
+    rows_count_ = info.get(WorkTileInfo::kRows);
+    keys_.begin(info);
+    const DecodeWorkTile work_tile = info.work_tile(params_);
+    load_queries(work_tile);
     if constexpr (Keys::kByRows) {
       if (rows_count_ > 8) {
-        score_tiles(note, unit, begin, std::true_type());
+        score_tiles(info, work_tile, begin, std::true_type());
       } else {
-        score_tiles(note, unit, begin, std::false_type());
+        score_tiles(info, work_tile, begin, std::false_type());
       }
     } else {
-      score_tiles(note, unit, begin, rows_count_ > 8);
+      score_tiles(info, work_tile, begin, rows_count_ > 8);
     }
   }
 
-  // Behind all units, until nobody reads what this CTA has sent, or will tell it so: it may end.
+  // Behind all work_tiles, until nobody reads what this CTA has sent, or will arrive it so: it may end.
   __device__ __forceinline__ void drain() const {
     if (tiles_ <= rank_) return;
     const std::uint32_t own = (tiles_ - 1 - rank_) / C::kSlices;  // its last tile, of its own
 #pragma unroll
-    for (std::uint32_t behind = 0; behind < C::kSlots / C::kSlices; ++behind) {
+    for (std::uint32_t behind = 0; behind < C::kScoreStages / C::kSlices; ++behind) {
       if (behind > own) break;
-      const Turn<C::kSlots> turn(rank_ + (own - behind) * C::kSlices);
-      barrier_wait(map_.slot_empty(turn.place), turn.parity);
+      const PipelineStateAt<C::kScoreStages> turn(rank_ + (own - behind) * C::kSlices);
+      barrier_wait(map_.score_empty(turn.index), turn.parity);
     }
   }
 
@@ -167,33 +167,33 @@ class Scorer {
   // The query row, of 16, of element `i` of a block's fragment.
   __device__ __forceinline__ int row_at(int half, int i) const { return 8 * half + lane_ % 4 * 2 + i % 2; }
 
-  // The team's tiles of a unit whose first one is the `begin`-th. more: there are more than 8 rows.
+  // The scoring_warpgroup's tiles of a work_tile whose first one is the `begin`-th. more: there are more than 8 rows.
   template <class More>
-  __device__ __forceinline__ void score_tiles(const UnitNote& note, const DecodeUnit& unit, std::uint32_t begin,
-                                              More more) {
-    const std::uint32_t turn = settled_++;
+  __device__ __forceinline__ void score_tiles(const WorkTileInfo& info, const DecodeWorkTile& work_tile,
+                                              std::uint32_t begin, More more) {
+    const std::uint32_t turn = fixed_++;
     // References come from one tile, for all rows and all other tiles; where that doesn't do, flags say so.
-    std::uint32_t number = begin + static_cast<std::uint32_t>(note.get(UnitNote::kReference) - unit.begin);
+    std::uint32_t number = begin + static_cast<std::uint32_t>(info.get(WorkTileInfo::kOffsetTile) - work_tile.begin);
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
     bool settles = true;
-    if (C::kResumes && unit.resumes) {  // no tile is needed for them
-      restore(unit, turn);
+    if (C::kResumes && work_tile.resumes) {  // no tile is needed for them
+      restore(work_tile, turn);
       if (own >= tiles_) return;
       settles = false;
       number = own;
     }
-    const std::uint32_t reference = number;
-    bool knows = team_ == 0;  // the references
-    int team = 0;             // whose turn it is
-    const auto tile = [&] { return unit.begin + static_cast<int>(number - begin); };
-    const auto know_references = [&] {
-      if (!knows) take_references(turn);
+    const std::uint32_t softmax_offset = number;
+    bool knows = scoring_warpgroup_ == 0;  // the softmax_offsets
+    int scoring_warpgroup = 0;             // whose turn it is
+    const auto tile = [&] { return work_tile.begin + static_cast<int>(number - begin); };
+    const auto know_offsets = [&] {
+      if (!knows) take_offsets(turn);
       knows = true;
     };
     // Whether there is another tile.
     const auto go_on = [&] {
-      team = team + 1 == C::kTeams ? 0 : team + 1;
-      if (own == reference) own += C::kSlices;
+      scoring_warpgroup = scoring_warpgroup + 1 == C::kScoringWarpgroups ? 0 : scoring_warpgroup + 1;
+      if (own == softmax_offset) own += C::kSlices;
       if (own >= tiles_) return false;
       number = own;
       own += C::kSlices;
@@ -202,13 +202,13 @@ class Scorer {
 #pragma unroll 1
     for (;; settles = false) {
       const bool sends = !settles || (number & (C::kSlices - 1U)) == rank_;
-      if (team == team_) {
+      if (scoring_warpgroup == scoring_warpgroup_) {
         Scores s{};
-        keys_.add_products(s, tile(), more);
-        adjust(s, tile(), note);
-        if (settles) settle(s, note, turn);
-        know_references();
-        if (sends) weigh_and_send(s, number, more);
+        keys_.add_qk(s, tile(), more);
+        mask_and_scale(s, tile(), info);
+        if (settles) fix_offset(s, info, turn);
+        know_offsets();
+        if (sends) exponentiate_and_send(s, number, more);
       } else {
         keys_.skip();
       }
@@ -217,17 +217,17 @@ class Scorer {
       if constexpr (Keys::kHasUsual) {
         // Most tiles, in a loop in which nothing of the others lies in between.
         if (p_.softmax.scaled_first) continue;
-        const int first = note.get(UnitNote::kCommonBegin), end = note.get(UnitNote::kCommonEnd);
-        const bool left = keys_.choose_way([&](auto way) __attribute__((always_inline)) {
+        const int first = info.get(WorkTileInfo::kCommonBegin), end = info.get(WorkTileInfo::kCommonEnd);
+        const bool left = keys_.choose_path([&](auto path) __attribute__((always_inline)) {
 #pragma unroll 1
           do {
-            if (team == team_) {
+            if (scoring_warpgroup == scoring_warpgroup_) {
               const int key = tile() * C::kKeyTile;
-              if (key < first || key + C::kKeyTile > end || !keys_.is_usual(way, tile())) return true;
+              if (key < first || key + C::kKeyTile > end || !keys_.is_usual(path, tile())) return true;
               Scores s{};
-              keys_.add_usual_products(way, s, more);
-              know_references();
-              weigh_and_send(s, number, more);
+              keys_.add_qk_fast(path, s, more);
+              know_offsets();
+              exponentiate_and_send(s, number, more);
             } else {
               keys_.skip();
             }
@@ -241,22 +241,22 @@ class Scorer {
   }
 
   // Query rows into shared memory, and from there into fragments; rows that aren't there are zeros.
-  __device__ __forceinline__ void load_queries(const DecodeUnit& unit) {
+  __device__ __forceinline__ void load_queries(const DecodeWorkTile& work_tile) {
     constexpr int kChunks = C::kDim / 8;
     const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
     const bool aligned =
         ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
          15U) == 0;
-    named_sync(kScoreBarrier, 32 * C::kScoreWarps);  // nobody reads the last unit's any more
+    named_sync(kScoreBarrier, 32 * C::kScoreWarps);  // nobody reads the last work_tile's any more
 #pragma unroll 1
     for (int i = thread_of_cta(); i < kSlicedRows * kChunks; i += 32 * C::kScoreWarps) {
       const int slot = i / kChunks;
       const int chunk = i % kChunks;
       uint4 elements{0, 0, 0, 0};
       if (slot < rows_count_) {
-        const DecodePlace place = place_of(params_, unit, slot);
+        const DecodeCoord coord = coord_of(params_, work_tile, slot);
         elements = Keys::arranged(load_elements(
-            q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride + chunk * 8, aligned));
+            q + coord.row * p_.q.token_stride + coord.query_head * p_.q.head_stride + chunk * 8, aligned));
       }
       cuda::store_shared(map_.q(slot, chunk), elements);
     }
@@ -266,15 +266,16 @@ class Scorer {
 
   // Scaled and capped, and −∞ where a row does not see the key. Few tiles have such rows, so which keys a row sees is
   // read where it is asked for.
-  __device__ __forceinline__ void adjust(Scores& s, int tile, const UnitNote& note) const {
+  __device__ __forceinline__ void mask_and_scale(Scores& s, int tile, const WorkTileInfo& info) const {
     if (p_.softmax.scaled_first) scale_scores(p_, s);
     const int first = tile * C::kKeyTile;
-    if (note.get(UnitNote::kCommonBegin) <= first && first + C::kKeyTile <= note.get(UnitNote::kCommonEnd)) return;
+    if (info.get(WorkTileInfo::kCommonBegin) <= first && first + C::kKeyTile <= info.get(WorkTileInfo::kCommonEnd))
+      return;
     int low[4], high[4];  // of this thread's rows, [2 · half + i]
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
-      low[row] = note.get(UnitNote::kLow, row_at(row / 2, row));
-      high[row] = note.get(UnitNote::kHigh, row_at(row / 2, row));
+      low[row] = info.get(WorkTileInfo::kLow, row_at(row / 2, row));
+      high[row] = info.get(WorkTileInfo::kHigh, row_at(row / 2, row));
     }
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
@@ -290,8 +291,8 @@ class Scorer {
     }
   }
 
-  // The rows' references, from the scores of the unit's reference tile.
-  __device__ __forceinline__ void settle(const Scores& s, const UnitNote& note, std::uint32_t turn) {
+  // The rows' softmax_offsets, from the scores of the work_tile's softmax_offset tile.
+  __device__ __forceinline__ void fix_offset(const Scores& s, const WorkTileInfo& info, std::uint32_t turn) {
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
       float most = -INFINITY;
@@ -305,65 +306,65 @@ class Scorer {
       for (int lanes = 4; lanes < 32; lanes *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, lanes));
       if (lane_ < 4) cuda::store_shared(map_.maximum(turn, warp_, row_at(row / 2, row)), __float_as_uint(most));
     }
-    named_sync(kTeamBarrier, 32 * C::kTeamWarps);
+    named_sync(kScoringBarrier, 32 * C::kScoringWarpgroupWarps);
     bool fails = false;
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
       const int slot = row_at(row / 2, row);
       float maximum = load_float(map_.maximum(turn, 0, slot));
 #pragma unroll
-      for (int warp = 1; warp < C::kTeamWarps; ++warp) {
+      for (int warp = 1; warp < C::kScoringWarpgroupWarps; ++warp) {
         maximum = fmaxf(maximum, load_float(map_.maximum(turn, warp, slot)));
       }
       const bool seen = maximum > -INFINITY;
       shift_[row] = seen ? -__fmul_rn(maximum, p_.softmax.exponent_base2) : 0.0F;
       if (warp_ == 0 && lane_ < 4) {
-        cuda::store_shared(map_.reference(turn, slot), __float_as_uint(seen ? -shift_[row] : -INFINITY));
+        cuda::store_shared(map_.softmax_offset(turn, slot), __float_as_uint(seen ? -shift_[row] : -INFINITY));
       }
-      const bool folds = note.get(UnitNote::kRowBegin, slot) < note.get(UnitNote::kRowEnd, slot);
+      const bool folds = info.get(WorkTileInfo::kRowBegin, slot) < info.get(WorkTileInfo::kRowEnd, slot);
       fails = fails || (folds && !seen && slot < rows_count_);
     }
-    tell_references(turn, fails || note.get(UnitNote::kFails) != 0);
+    arrive_offsets(turn, fails || info.get(WorkTileInfo::kFails) != 0);
   }
-  // The same from the rows' states. A row that has seen nothing yet makes the unit fail.
-  __device__ __forceinline__ void restore(const DecodeUnit& unit, std::uint32_t turn) {
+  // The same from the rows' states. A row that has seen nothing yet makes the work_tile fail.
+  __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile, std::uint32_t turn) {
     await_states();
     bool fails = false;
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
       const int slot = row_at(row / 2, row);
       const bool present = slot < rows_count_;
-      const DecodePlace place = place_of(params_, unit, present ? slot : 0);
-      const float reference = present ? __ldcg(state_numbers(params_, place) + cuda::kOpenReference) : -INFINITY;
-      const bool seen = reference != -INFINITY;
-      shift_[row] = seen ? -reference : 0.0F;
-      if (warp_ == 0 && lane_ < 4) cuda::store_shared(map_.reference(turn, slot), __float_as_uint(reference));
+      const DecodeCoord coord = coord_of(params_, work_tile, present ? slot : 0);
+      const float softmax_offset = present ? __ldcg(state_stats(params_, coord) + cuda::kCurrentOffset) : -INFINITY;
+      const bool seen = softmax_offset != -INFINITY;
+      shift_[row] = seen ? -softmax_offset : 0.0F;
+      if (warp_ == 0 && lane_ < 4) cuda::store_shared(map_.softmax_offset(turn, slot), __float_as_uint(softmax_offset));
       fails = fails || (present && !seen);
     }
-    tell_references(turn, fails);
+    arrive_offsets(turn, fails);
   }
-  // Those that the first team has settled.
-  __device__ __forceinline__ void take_references(std::uint32_t turn) {
-    barrier_wait(map_.references_full(turn), turn / 2 & 1U);
+  // Those that the first scoring_warpgroup has settled.
+  __device__ __forceinline__ void take_offsets(std::uint32_t turn) {
+    barrier_wait(map_.softmax_offsets_full(turn), turn / 2 & 1U);
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
-      const float reference = load_float(map_.reference(turn, row_at(row / 2, row)));
-      shift_[row] = reference == -INFINITY ? 0.0F : -reference;
+      const float softmax_offset = load_float(map_.softmax_offset(turn, row_at(row / 2, row)));
+      shift_[row] = softmax_offset == -INFINITY ? 0.0F : -softmax_offset;
     }
   }
-  // To the warp that adds sums up, and to other teams.
-  __device__ __forceinline__ void tell_references(std::uint32_t turn, bool fails) const {
+  // To the warp that adds sums up, and to other scoring_warpgroups_count.
+  __device__ __forceinline__ void arrive_offsets(std::uint32_t turn, bool fails) const {
     fails = __any_sync(0xffffffffU, fails);
-    if (warp_ == 0 && lane_ == 0) store_number(map_.reference_flags(turn), fails ? ScoreSlot::kFails : 0);
+    if (warp_ == 0 && lane_ == 0) store_number(map_.offset_flags(turn), fails ? ScoreStage::kFails : 0);
     __syncwarp();
-    if (warp_ == 0 && lane_ == 0) barrier_arrive(map_.references_full(turn));
+    if (warp_ == 0 && lane_ == 0) barrier_arrive(map_.softmax_offsets_full(turn));
   }
 
   template <class More>
-  __device__ __forceinline__ void weigh_and_send(Scores& s, std::uint32_t number, More more) {
+  __device__ __forceinline__ void exponentiate_and_send(Scores& s, std::uint32_t number, More more) {
     using Products = cuda::Products<typename C::Element>;
-    const Turn<C::kSlots> turn(number);
-    const std::uint32_t piece = map_.slot(turn.place).address + slot_at_;
+    const PipelineStateAt<C::kScoreStages> turn(number);
+    const std::uint32_t piece = map_.slot(turn.index).address + score_at_;
     const float c = p_.softmax.exponent_base2;
 #pragma unroll
     for (int j = 0; j < 2 * kMine; ++j) {
@@ -371,7 +372,7 @@ class Scorer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[j][i] = cuda::exp2_approx(__fmaf_rn(s[j][i], c, shift_[j % 2 * 2 + i % 2]));
     }
-    barrier_wait(map_.slot_empty(turn.place), turn.parity ^ 1U);
+    barrier_wait(map_.score_empty(turn.index), turn.parity ^ 1U);
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
       if (!has(mine)) continue;
@@ -379,22 +380,23 @@ class Scorer {
       for (int half = 0; half < 2; ++half) {
         if (half == 1 && !more) continue;
         const float(&x)[4] = s[2 * mine + half];
-        cuda::store_transposed(piece + chunk_at_ + ScoreSlot::block<kMine>(mine, half), Products::pack(x[0], x[1]),
+        cuda::store_transposed(piece + chunk_at_ + ScoreStage::block<kMine>(mine, half), Products::pack(x[0], x[1]),
                                Products::pack(x[2], x[3]));
       }
     }
     if constexpr (C::kSlices > 1) proxy_fence();
     __syncwarp();
     if (has(0)) {
-      send_to_others<C>(rank_, piece, (more ? 2 : 1) * kMine * ScoreSlot::kBlockBytes, map_.slot_full(turn.place));
+      send_to_others<C>(rank_, piece, (more ? 2 : 1) * kMine * ScoreStage::kBlockBytes, map_.score_full(turn.index));
     } else {
-      arrive_at_others<C>(rank_, map_.slot_full(turn.place));
+      arrive_at_others<C>(rank_, map_.score_full(turn.index));
     }
-    if (lane_ == 0) barrier_arrive(map_.slot_full(turn.place));
+    if (lane_ == 0) barrier_arrive(map_.score_full(turn.index));
     // Those who add them up are in less of a hurry.
-    const Turn<2> weights(sent_);
-    barrier_wait(map_.weights_empty(weights.place), weights.parity ^ 1U);
-    const std::uint32_t at = weights_at_ + weights.place * static_cast<std::uint32_t>(SlicedMap<C>::kWeightBytes);
+    const PipelineStateAt<2> unrounded_p(sent_);
+    barrier_wait(map_.unrounded_p_empty(unrounded_p.index), unrounded_p.parity ^ 1U);
+    const std::uint32_t at =
+        unrounded_p_at_ + unrounded_p.index * static_cast<std::uint32_t>(SlicedMap<C>::kUnroundedPBytes);
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
       if (!has(mine)) continue;
@@ -404,28 +406,29 @@ class Scorer {
         const float(&x)[4] = s[2 * mine + half];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          cuda::store_shared(at + SlicedMap<C>::weights_behind(8 * half + i % 2, mine * 16 + i / 2 * 8),
+          cuda::store_shared(at + SlicedMap<C>::unrounded_p_offset(8 * half + i % 2, mine * 16 + i / 2 * 8),
                              __float_as_uint(x[i]));
         }
       }
     }
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.weights_full(weights.place));
+    if (lane_ == 0) barrier_arrive(map_.unrounded_p_full(unrounded_p.index));
   }
 
   const DecodeParams& params_;
-  const cuda::FoldParams& p_;
+  const cuda::AttentionParams& p_;
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
-  const int team_;
-  const int warp_;  // of the team
+  const int scoring_warpgroup_;
+  const int warp_;  // of the scoring_warpgroup
   const int lane_;
-  const std::uint32_t slot_at_, chunk_at_, weights_at_;  // where this warp's, or this thread's, share of each begins
-  std::uint32_t settled_ = 0;                            // units so far, but for those without tiles
-  std::uint32_t tiles_ = 0;                              // of all of them
-  std::uint32_t sent_ = 0;                               // slots that this CTA's teams write before the next one
+  const std::uint32_t score_at_, chunk_at_,
+      unrounded_p_at_;       // where this warp's, or this thread's, share of each begins
+  std::uint32_t fixed_ = 0;  // work_tiles so far, but for those without tiles
+  std::uint32_t tiles_ = 0;  // of all of them
+  std::uint32_t sent_ = 0;   // slots that this CTA's scoring_warpgroups_count write before the next one
   int rows_count_ = 0;
-  float shift_[4];  // of this thread's rows, [2 · half + i]: minus the reference, or 0
+  float shift_[4];  // of this thread's rows, [2 · half + i]: minus the softmax_offset, or 0
   Keys keys_;
 };
 

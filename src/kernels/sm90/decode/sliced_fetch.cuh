@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warps of the sliced kernel that fetch: one K of the tiles that its CTA scores, one its CTA's columns of every V.
-// The former finds out about units, and tells all other warps.
+// The former finds out about work_tiles, and tells all other warps.
 #pragma once
 
 #include <type_traits>
@@ -23,25 +23,25 @@ class TileBoxes {
       : p_(p), lane_(thread_of_cta() % 32), at_a_time_(p.by_boxes.quotient(32)), nth_(p.by_boxes.quotient(lane_)) {
     row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
   }
-  __device__ __forceinline__ void begin(const UnitNote& note) {
-    sequence_ = note.get(UnitNote::kSequence);
+  __device__ __forceinline__ void begin(const WorkTileInfo& info) {
+    sequence_ = info.get(WorkTileInfo::kSequence);
     pages_ = p_.pages + sequence_ * p_.table_stride;
-    length_ = note.get(UnitNote::kLength);
-    end_ = note.get(UnitNote::kEnd);
-    lag_ = note.get(UnitNote::kLag);
-    list_ = note.get(UnitNote::kList);
-    listed_ = note.get(UnitNote::kListed);
-    gap_ = note.get(UnitNote::kGap);
+    length_ = info.get(WorkTileInfo::kLength);
+    end_ = info.get(WorkTileInfo::kEnd);
+    lag_ = info.get(WorkTileInfo::kLag);
+    mask_row_ = info.get(WorkTileInfo::kMaskRow);
+    selected_ = info.get(WorkTileInfo::kSelected);
+    gap_ = info.get(WorkTileInfo::kGap);
   }
-  __device__ __forceinline__ void begin(const DecodeUnit& unit) {
-    sequence_ = unit.sequence;
+  __device__ __forceinline__ void begin(const DecodeWorkTile& work_tile) {
+    sequence_ = work_tile.sequence;
     pages_ = p_.pages + sequence_ * p_.table_stride;
-    length_ = unit.of.length;
-    end_ = unit.end;
-    lag_ = unit.lag;
-    list_ = unit.list;
-    listed_ = unit.of.listed;
-    gap_ = unit.of.gap;
+    length_ = work_tile.of.length;
+    end_ = work_tile.end;
+    lag_ = work_tile.lag;
+    mask_row_ = work_tile.mask_row;
+    selected_ = work_tile.of.listed;
+    gap_ = work_tile.of.gap;
   }
 
   // Tiles whose boxes are looked up at a time; which of them has this lane's box.
@@ -50,62 +50,60 @@ class TileBoxes {
   // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
   __device__ __forceinline__ Box find(int tile) const {
     if (nth_ >= at_a_time_ || tile >= end_ || tile * C::kKeyTile + row_ >= length_) return {0, -1};
-    return place_of_rows(tile, row_);
+    return locate_rows(tile, row_);
   }
-  // Whether a tile is one box. Then one lane does all there is to do for the tiles of a unit, which is faster.
+  // Whether a tile is one box. Then one lane does all there is to do for the tiles of a work_tile, which is faster.
   __device__ bool alone() const { return p_.boxes == 1; }
-  // Whether memory says where a tile lies: a block table, or a list.
-  __device__ bool looked_up() const { return p_.pages != nullptr || p_.list_blocks != nullptr; }
-  // By the lane that does so, of a tile before the unit's end.
-  __device__ __forceinline__ Box find_alone(int tile) const {
-    return tile >= end_ ? Box{0, -1} : place_of_rows(tile, 0);
-  }
-  __device__ __forceinline__ void fetch_keys_alone(const SlicedMap<C>& map, const Lap<C::kKStages>& turn,
+  // Whether memory says where a tile lies: a block table, or a mask_row.
+  __device__ bool looked_up() const { return p_.pages != nullptr || p_.mask_block_indices != nullptr; }
+  // By the lane that does so, of a tile before the work_tile's end.
+  __device__ __forceinline__ Box find_alone(int tile) const { return tile >= end_ ? Box{0, -1} : locate_rows(tile, 0); }
+  __device__ __forceinline__ void fetch_keys_alone(const SlicedMap<C>& map, const PipelineState<C::kKStages>& turn,
                                                    const Box& box, int head) const {
-    barrier_wait(map.k_empty(turn.place), turn.parity ^ 1U);
-    fetch_alone<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.place), map.k_full(turn.place), box, head, 0,
+    barrier_wait(map.k_empty(turn.index), turn.parity ^ 1U);
+    fetch_alone<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.index), map.k_full(turn.index), box, head, 0,
                                          p_.k_box_columns);
   }
-  __device__ __forceinline__ void fetch_values_alone(const SlicedMap<C>& map, const Lap<C::kVStages>& turn,
+  __device__ __forceinline__ void fetch_values_alone(const SlicedMap<C>& map, const PipelineState<C::kVStages>& turn,
                                                      const Box& box, int head, std::uint32_t rank) const {
-    barrier_wait(map.v_empty(turn.place), turn.parity ^ 1U);
-    fetch_alone<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.place), map.v_full(turn.place), box, head,
+    barrier_wait(map.v_empty(turn.index), turn.parity ^ 1U);
+    fetch_alone<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.index), map.v_full(turn.index), box, head,
                                                  static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
   }
   // The next tile of K, and this CTA's columns of the next tile of V, into the stage whose turn it is.
-  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>& map, const Lap<C::kKStages>& turn, int tile, Box box,
-                                             int head) const {
-    barrier_wait(map.k_empty(turn.place), turn.parity ^ 1U);
-    fetch<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.place), map.k_full(turn.place), tile, box, 0, head, 0,
+  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>& map, const PipelineState<C::kKStages>& turn, int tile,
+                                             Box box, int head) const {
+    barrier_wait(map.k_empty(turn.index), turn.parity ^ 1U);
+    fetch<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.index), map.k_full(turn.index), tile, box, 0, head, 0,
                                    p_.k_box_columns);
   }
-  __device__ __forceinline__ void fetch_values(const SlicedMap<C>& map, const Lap<C::kVStages>& turn, int tile, Box box,
-                                               int nth, int head, std::uint32_t rank) const {
-    barrier_wait(map.v_empty(turn.place), turn.parity ^ 1U);
-    fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.place), map.v_full(turn.place), tile, box, nth,
+  __device__ __forceinline__ void fetch_values(const SlicedMap<C>& map, const PipelineState<C::kVStages>& turn,
+                                               int tile, Box box, int nth, int head, std::uint32_t rank) const {
+    barrier_wait(map.v_empty(turn.index), turn.parity ^ 1U);
+    fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.index), map.v_full(turn.index), tile, box, nth,
                                            head, static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
   }
 
-  // Whether lanes copy rows of V. Then they look up pieces, of TilePieces::kTiles tiles at a time: which of these has
-  // this lane's; and this lane's of a tile.
+  // Whether lanes copy rows of V. Then they look up page_runs, of TilePageRuns::kTiles tiles at a time: which of these
+  // has this lane's; and this lane's of a tile.
   __device__ bool by_lanes() const { return p_.values_by_lanes; }
-  __device__ int tile_of_piece() const { return lane_ / TilePieces<C>::kPieces; }
-  __device__ __forceinline__ Box find_piece(int tile) const {
-    const int row = lane_ % TilePieces<C>::kPieces * kPieceRows;
+  __device__ int tile_of_page_run() const { return lane_ / TilePageRuns<C>::kPieces; }
+  __device__ __forceinline__ Box find_page_run(int tile) const {
+    const int row = lane_ % TilePageRuns<C>::kPieces * kPageRunRows;
     if (tile >= end_ || tile * C::kKeyTile + row >= length_) return {0, -1};
-    return place_of_rows(tile, row);
+    return locate_rows(tile, row);
   }
-  // Where in memory this CTA's columns of a piece begin that has been found; null: nowhere, as of what is in no page of
-  // the pool.
-  __device__ __forceinline__ const std::byte* piece_at(const Box& piece, int head, std::uint32_t rank) const {
+  // Where in memory this CTA's columns of a page_run begin that has been found; null: nowhere, as of what is in no page
+  // of the pool.
+  __device__ __forceinline__ const std::byte* page_run_at(const Box& page_run, int head, std::uint32_t rank) const {
     const bool found =
-        piece.row >= 0 && static_cast<std::uint32_t>(piece.page) < static_cast<std::uint32_t>(p_.pool_pages);
-    return found ? p_.v_rows.at(piece.page, piece.row, head) + rank * (2 * C::kSliceColumns) : nullptr;
+        page_run.row >= 0 && static_cast<std::uint32_t>(page_run.page) < static_cast<std::uint32_t>(p_.pool_pages);
+    return found ? p_.v_rows.at(page_run.page, page_run.row, head) + rank * (2 * C::kSliceColumns) : nullptr;
   }
-  __device__ __forceinline__ void copy_values(const SlicedMap<C>& map, const Lap<C::kVStages>& turn,
-                                              const std::byte* piece, int nth) const {
-    copy_by_lanes<C>(static_cast<unsigned>(lane_), piece, p_.v_rows.token_stride, nth, map.v(turn.place),
-                     map.v_empty(turn.place), turn.parity ^ 1U, map.v_full(turn.place));
+  __device__ __forceinline__ void copy_values(const SlicedMap<C>& map, const PipelineState<C::kVStages>& turn,
+                                              const std::byte* page_run, int nth) const {
+    copy_by_lanes<C>(static_cast<unsigned>(lane_), page_run, p_.v_rows.token_stride, nth, map.v(turn.index),
+                     map.v_empty(turn.index), turn.parity ^ 1U, map.v_full(turn.index));
   }
 
  protected:
@@ -121,8 +119,8 @@ class TileBoxes {
     const std::uint32_t to = target + static_cast<std::uint32_t>(row_ * kRowBytes);
 #pragma unroll 1
     for (int column = 0; column < kColumns; column += columns) {
-      load_page_box(to + static_cast<std::uint32_t>(column / kPanelColumns * (C::kKeyTile * kRowBytes)), map, barrier,
-                    first_column + column, head, box.page, box.row);
+      tma_load_page_box(to + static_cast<std::uint32_t>(column / kPanelColumns * (C::kKeyTile * kRowBytes)), map,
+                        barrier, first_column + column, head, box.page, box.row);
     }
   }
 
@@ -141,13 +139,13 @@ class TileBoxes {
   }
 
   // Where the rows of a tile lie from `row` on, as far as they are of one box.
-  __device__ __forceinline__ Box place_of_rows(int tile, int row) const {
-    const int here = tile_in_sequence(p_, list_, listed_, gap_, tile) * C::kKeyTile + row - lag_;
+  __device__ __forceinline__ Box locate_rows(int tile, int row) const {
+    const int here = tile_in_sequence(p_, mask_row_, selected_, gap_, tile) * C::kKeyTile + row - lag_;
     if (p_.pages == nullptr) return {sequence_, here};
     return {__ldcg(pages_ + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
   }
 
-  // Of a tile, those that boxes bring: behind the last key none but the rest of its box.
+  // Of a tile, those that boxes issue_loads: behind the last key none but the rest of its box.
   __device__ __forceinline__ int rows(int tile) const {
     const int left = length_ - tile * C::kKeyTile;
     if (p_.boxes == 1 || left >= C::kKeyTile) return C::kKeyTile;
@@ -161,170 +159,171 @@ class TileBoxes {
   int row_;  // where in its tile this lane's box begins
   const std::int32_t* pages_ = nullptr;
   int sequence_ = 0, length_ = 0, end_ = 0, lag_ = 0;
-  int list_ = 0, listed_ = 0, gap_ = 0;
+  int mask_row_ = 0, selected_ = 0, gap_ = 0;
 };
 
 template <class C, class Boxes = TileBoxes<C>>
-class KeyFetcher {
+class KeyProducer {
  public:
-  __device__ __forceinline__ KeyFetcher(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank,
-                                        const Boxes& boxes)
+  __device__ __forceinline__ KeyProducer(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank,
+                                         const Boxes& boxes)
       : p_(p), map_(map), rank_(rank), lane_(thread_of_cta() % 32), boxes_(boxes) {}
 
-  // Units first, first + step, … What other kernels have written is read, here and by those who are told of units, once
-  // they are done.
+  // Units first, first + step, … What other kernels have written is read, here and by those who are told of work_tiles,
+  // once they are done.
   __device__ __forceinline__ void run(int first, int step) {
-    bring_closer(first);
-    await_kernels_before_step(p_);
-    int units = kNoKey;  // of one sequence, its first unit here tells
+    prefetch_metadata(first);
+    pdl_wait_before_step(p_);
+    int work_tiles = kNoKey;  // of one sequence, its first work_tile here tells
     if (p_.sequences > 1) {
-      units = count_units<C>(p_, map_);
+      work_tiles = count_work_tiles<C>(p_, map_);
     } else {
-      if (lane_ == 0) store_number(map_.units_before(0), 0);
+      if (lane_ == 0) store_number(map_.work_tiles_before(0), 0);
       __syncwarp();
     }
 #pragma unroll 1
-    for (int n = first; n < units; n += step) {
-      const DecodeUnit unit = unit_of<C>(p_, map_, n);
-      if (p_.sequences == 1) units = unit.of.groups * unit.stride;
-      if (n < units) take(unit);
+    for (int n = first; n < work_tiles; n += step) {
+      const DecodeWorkTile work_tile = work_tile_of<C>(p_, map_, n);
+      if (p_.sequences == 1) work_tiles = work_tile.of.splits * work_tile.stride;
+      if (n < work_tiles) take(work_tile);
     }
-    tell_end();
+    arrive_end();
   }
 
  private:
-  // Fetches what units are found by, and query rows where it's clear whose, to the second level of the caches: whatever
-  // is written there later is seen all the same.
-  __device__ __forceinline__ void bring_closer(int first) const {
+  // Fetches what work_tiles are found by, and query rows where it's clear whose, to the second level of the caches:
+  // whatever is written there later is seen all the same.
+  __device__ __forceinline__ void prefetch_metadata(int first) const {
     if (lane_ * 32 < p_.sequences) cuda::prefetch_to_l2(p_.lengths + lane_ * 32);
     if (p_.sequences > 1) return;
-    const int stride = unit_stride(p_);
+    const int stride = work_tile_stride(p_);
     const int nth = p_.by_stride.quotient(first);
-    DecodeUnit unit{};
-    unit.kv_head = p_.by_blocks.quotient(first - nth * stride);
-    unit.block = first - nth * stride - unit.kv_head * p_.blocks;
+    DecodeWorkTile work_tile{};
+    work_tile.kv_head = p_.by_blocks.quotient(first - nth * stride);
+    work_tile.block = first - nth * stride - work_tile.kv_head * p_.blocks;
     if (p_.pages != nullptr && lane_ == 0) {
-      cuda::prefetch_to_l2(p_.pages + (nth * kGroupTiles * C::kKeyTile >> p_.page_log));
+      cuda::prefetch_to_l2(p_.pages + (nth * kTilesPerKvSplit * C::kKeyTile >> p_.page_log));
     }
-    const auto& q = p_.fold.q;
-    for (int i = lane_; i < rows_of(p_, unit) * 2; i += 32) {
-      const DecodePlace place = place_of(p_, unit, i / 2);
+    const auto& q = p_.attention.q;
+    for (int i = lane_; i < rows_of(p_, work_tile) * 2; i += 32) {
+      const DecodeCoord coord = coord_of(p_, work_tile, i / 2);
       const auto* const row =
-          static_cast<const std::uint16_t*>(q.data) + place.row * q.token_stride + place.query_head * q.head_stride;
+          static_cast<const std::uint16_t*>(q.data) + coord.row * q.token_stride + coord.query_head * q.head_stride;
       for (int column = i % 2 * 64; column < C::kDim; column += 128) cuda::prefetch_to_l2(row + column);
     }
   }
 
-  __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    const Look look = look_at(unit);
-    boxes_.begin(unit);
+  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+    const Look look = look_at(work_tile);
+    boxes_.begin(work_tile);
     bool alone = false;
     if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) alone = boxes_.alone();
     const std::uint32_t begin = tiles_;
-    tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
-    const auto tile_at = [&](std::uint32_t number) { return unit.begin + static_cast<int>(number - begin); };
-    // The reference tile, and then those that this CTA scores: own, own + kSlices, … Where states have the references,
-    // the latter alone.
+    tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
+    const auto tile_at = [&](std::uint32_t number) { return work_tile.begin + static_cast<int>(number - begin); };
+    // The softmax_offset tile, and then those that this CTA scores: own, own + kSlices, … Where states have the
+    // softmax_offsets, the latter alone.
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
-    const int reference = C::kResumes && unit.resumes ? tile_at(own) : look.reference;
-    int tile = reference;
+    const int softmax_offset = C::kResumes && work_tile.resumes ? tile_at(own) : look.softmax_offset;
+    int tile = softmax_offset;
     const auto find = [&](int of) { return alone ? boxes_.find_alone(of) : boxes_.find(of); };
     auto ahead = find(tile);
-    bool more = tile < unit.end && unit.begin < unit.end;
-    const int note_at = more && notes_ == 0 ? 1 : 0;  // everyone waits for the first tile
+    bool more = tile < work_tile.end && work_tile.begin < work_tile.end;
+    const int info_at = more && infos_ == 0 ? 1 : 0;  // everyone waits for the first tile
 #pragma unroll 1
     for (int n = 0;; ++n) {
-      if (n == note_at) write_note(unit, look);
+      if (n == info_at) write_info(work_tile, look);
       if (!more) break;
       const auto box = ahead;
       const int now = tile;
-      if (own < tiles_ && tile_at(own) == reference) own += C::kSlices;
+      if (own < tiles_ && tile_at(own) == softmax_offset) own += C::kSlices;
       more = own < tiles_;
       tile = tile_at(own);
       own += C::kSlices;
       ahead = find(tile);
       if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
         if (alone) {
-          if (one_of_warp()) boxes_.fetch_keys_alone(map_, stage_, box, unit.kv_head);
+          if (elect_one()) boxes_.fetch_keys_alone(map_, stage_, box, work_tile.kv_head);
           __syncwarp();
         }
       }
-      if (!alone) boxes_.fetch_keys(map_, stage_, now, box, unit.kv_head);
+      if (!alone) boxes_.fetch_keys(map_, stage_, now, box, work_tile.kv_head);
       stage_.advance();
     }
   }
 
-  // What there is to know of a unit's rows: this lane's, and of all of them. The reference tile is the first in which a
-  // row that folds the unit sees a key. Rows for which it is another one make the unit fail.
+  // What there is to know of a work_tile's rows: this lane's, and of all of them. The softmax_offset tile is the first
+  // in which a row that folds the work_tile sees a key. AttentionState for which it is another one make the work_tile
+  // fail.
   struct Look {
-    RowReach reach;
-    int rows, reference;
+    RowRange row_range;
+    int rows, softmax_offset;
     bool fails;
     int common_begin, common_end;
   };
-  __device__ __forceinline__ Look look_at(const DecodeUnit& unit) const {
-    const int rows = rows_of(p_, unit);
-    RowReach reach{kNoKey, 0, unit.end, unit.end};
-    if (lane_ < rows) reach = reach_of<C>(p_, unit, place_of(p_, unit, lane_));
-    const bool folds = reach.begin < reach.end;
-    int own = reach.low / C::kKeyTile;
-    own = own > unit.begin ? own : unit.begin;
-    const std::uint32_t folding = __ballot_sync(0xffffffffU, folds);
-    const int first = __shfl_sync(0xffffffffU, own, folding == 0 ? 0 : __ffs(static_cast<int>(folding)) - 1);
-    const bool inside = folding != 0 && first < unit.end;
-    const int reference = inside ? first : unit.begin;
-    const bool fails = __any_sync(0xffffffffU, folds && own != reference);
-    const int common_begin = __reduce_max_sync(0xffffffffU, lane_ < rows ? reach.low : 0);
-    const int common_end = __reduce_min_sync(0xffffffffU, lane_ < rows ? reach.high : kNoKey);
-    return {reach, rows, reference, fails, common_begin, common_end};
+  __device__ __forceinline__ Look look_at(const DecodeWorkTile& work_tile) const {
+    const int rows = rows_of(p_, work_tile);
+    RowRange row_range{kNoKey, 0, work_tile.end, work_tile.end};
+    if (lane_ < rows) row_range = range_of<C>(p_, work_tile, coord_of(p_, work_tile, lane_));
+    const bool folds = row_range.begin < row_range.end;
+    int own = row_range.low / C::kKeyTile;
+    own = own > work_tile.begin ? own : work_tile.begin;
+    const std::uint32_t attending = __ballot_sync(0xffffffffU, folds);
+    const int first = __shfl_sync(0xffffffffU, own, attending == 0 ? 0 : __ffs(static_cast<int>(attending)) - 1);
+    const bool inside = attending != 0 && first < work_tile.end;
+    const int softmax_offset = inside ? first : work_tile.begin;
+    const bool fails = __any_sync(0xffffffffU, folds && own != softmax_offset);
+    const int common_begin = __reduce_max_sync(0xffffffffU, lane_ < rows ? row_range.low : 0);
+    const int common_end = __reduce_min_sync(0xffffffffU, lane_ < rows ? row_range.high : kNoKey);
+    return {row_range, rows, softmax_offset, fails, common_begin, common_end};
   }
 
-  __device__ __forceinline__ void write_note(const DecodeUnit& unit, const Look& look) {
-    const Turn<2> turn(notes_++);
-    const UnitNote note = map_.note(turn.place);
-    barrier_wait(map_.note_empty(turn.place), turn.parity ^ 1U);
-    const auto put = [&note](UnitNote::Field field, int number) { store_number(note.at(field), number); };
+  __device__ __forceinline__ void write_info(const DecodeWorkTile& work_tile, const Look& look) {
+    const PipelineStateAt<2> turn(infos_++);
+    const WorkTileInfo info = map_.info(turn.index);
+    barrier_wait(map_.info_empty(turn.index), turn.parity ^ 1U);
+    const auto put = [&info](WorkTileInfo::Field field, int number) { store_number(info.at(field), number); };
     if (lane_ < kSlicedRows) {
-      store_number(note.at(UnitNote::kLow, lane_), look.reach.low);
-      store_number(note.at(UnitNote::kHigh, lane_), look.reach.high);
-      store_number(note.at(UnitNote::kRowBegin, lane_), look.reach.begin);
-      store_number(note.at(UnitNote::kRowEnd, lane_), look.reach.end);
+      store_number(info.at(WorkTileInfo::kLow, lane_), look.row_range.low);
+      store_number(info.at(WorkTileInfo::kHigh, lane_), look.row_range.high);
+      store_number(info.at(WorkTileInfo::kRowBegin, lane_), look.row_range.begin);
+      store_number(info.at(WorkTileInfo::kRowEnd, lane_), look.row_range.end);
     }
     if (lane_ == 0) {
-      put(UnitNote::kBegin, unit.begin);
-      put(UnitNote::kEnd, unit.end);
-      put(UnitNote::kLength, unit.of.length);
-      put(UnitNote::kPosition, unit.of.position);
-      put(UnitNote::kBeginGroup, unit.of.begin_group);
-      put(UnitNote::kGroups, unit.of.groups);
-      put(UnitNote::kSequence, unit.sequence);
-      put(UnitNote::kKvHead, unit.kv_head);
-      put(UnitNote::kBlock, unit.block);
-      put(UnitNote::kNumber, unit.number);
-      put(UnitNote::kCacheGroup, unit.cache_group);
-      put(UnitNote::kLag, unit.lag);
-      put(UnitNote::kList, unit.list);
-      put(UnitNote::kListed, unit.of.listed);
-      put(UnitNote::kGap, unit.of.gap);
-      put(UnitNote::kFirstNumber, unit.first_number);
-      put(UnitNote::kRows, look.rows);
-      put(UnitNote::kReference, look.reference);
-      put(UnitNote::kFails, look.fails ? 1 : 0);
-      put(UnitNote::kCommonBegin, look.common_begin);
-      put(UnitNote::kCommonEnd, look.common_end);
-      put(UnitNote::kResumes, unit.resumes ? 1 : 0);
+      put(WorkTileInfo::kBegin, work_tile.begin);
+      put(WorkTileInfo::kEnd, work_tile.end);
+      put(WorkTileInfo::kLength, work_tile.of.length);
+      put(WorkTileInfo::kPosition, work_tile.of.position);
+      put(WorkTileInfo::kBeginSplit, work_tile.of.begin_split);
+      put(WorkTileInfo::kSplits, work_tile.of.splits);
+      put(WorkTileInfo::kSequence, work_tile.sequence);
+      put(WorkTileInfo::kKvHead, work_tile.kv_head);
+      put(WorkTileInfo::kBlock, work_tile.block);
+      put(WorkTileInfo::kNumber, work_tile.number);
+      put(WorkTileInfo::kCacheSplit, work_tile.cache_split);
+      put(WorkTileInfo::kLag, work_tile.lag);
+      put(WorkTileInfo::kMaskRow, work_tile.mask_row);
+      put(WorkTileInfo::kSelected, work_tile.of.listed);
+      put(WorkTileInfo::kGap, work_tile.of.gap);
+      put(WorkTileInfo::kFirstNumber, work_tile.first_number);
+      put(WorkTileInfo::kRows, look.rows);
+      put(WorkTileInfo::kOffsetTile, look.softmax_offset);
+      put(WorkTileInfo::kFails, look.fails ? 1 : 0);
+      put(WorkTileInfo::kCommonBegin, look.common_begin);
+      put(WorkTileInfo::kCommonEnd, look.common_end);
+      put(WorkTileInfo::kResumes, work_tile.resumes ? 1 : 0);
     }
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.note_full(turn.place));
+    if (lane_ == 0) barrier_arrive(map_.info_full(turn.index));
   }
 
-  // There are no more units.
-  __device__ __forceinline__ void tell_end() {
-    const Turn<2> turn(notes_++);
-    barrier_wait(map_.note_empty(turn.place), turn.parity ^ 1U);
+  // There are no more work_tiles.
+  __device__ __forceinline__ void arrive_end() {
+    const PipelineStateAt<2> turn(infos_++);
+    barrier_wait(map_.info_empty(turn.index), turn.parity ^ 1U);
     if (lane_ != 0) return;
-    store_number(map_.note(turn.place).at(UnitNote::kBegin), UnitNote::kNoMore);
-    barrier_arrive(map_.note_full(turn.place));
+    store_number(map_.info(turn.index).at(WorkTileInfo::kBegin), WorkTileInfo::kNoMore);
+    barrier_arrive(map_.info_full(turn.index));
   }
 
   const DecodeParams& p_;
@@ -332,22 +331,22 @@ class KeyFetcher {
   const std::uint32_t rank_;
   const int lane_;
   Boxes boxes_;
-  std::uint32_t notes_ = 0;  // so far
-  std::uint32_t tiles_ = 0;  // of all units
-  Lap<C::kKStages> stage_;   // of the next K that this warp fetches
+  std::uint32_t infos_ = 0;           // so far
+  std::uint32_t tiles_ = 0;           // of all work_tiles
+  PipelineState<C::kKStages> stage_;  // of the next K that this warp fetches
 };
 
 template <class C, class Boxes = TileBoxes<C>>
-class ValueFetcher {
+class ValueProducer {
  public:
-  __device__ __forceinline__ ValueFetcher(const SlicedMap<C>& map, std::uint32_t rank, const Boxes& boxes)
+  __device__ __forceinline__ ValueProducer(const SlicedMap<C>& map, std::uint32_t rank, const Boxes& boxes)
       : map_(map), rank_(rank), boxes_(boxes) {}
 
-  __device__ __forceinline__ void take(const UnitNote& note) {
-    const int end = note.get(UnitNote::kEnd);
-    const int kv_head = note.get(UnitNote::kKvHead);
-    int tile = note.get(UnitNote::kBegin);
-    boxes_.begin(note);
+  __device__ __forceinline__ void take(const WorkTileInfo& info) {
+    const int end = info.get(WorkTileInfo::kEnd);
+    const int kv_head = info.get(WorkTileInfo::kKvHead);
+    int tile = info.get(WorkTileInfo::kBegin);
+    boxes_.begin(info);
     if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
       if (boxes_.alone()) {
         if (boxes_.looked_up()) {
@@ -358,7 +357,7 @@ class ValueFetcher {
         return;
       }
       if (boxes_.by_lanes()) {
-        take_pieces(tile, end, kv_head);
+        load_page_runs(tile, end, kv_head);
         return;
       }
     }
@@ -379,7 +378,7 @@ class ValueFetcher {
   // Tiles are found so many ahead of their copies.
   template <int kAhead>
   __device__ __forceinline__ void take_alone(int tile, int end, int head) {
-    if (one_of_warp()) {  // always the same lane, whose stage is the one that counts
+    if (elect_one()) {  // always the same lane, whose stage is the one that counts
       typename Boxes::Box ahead[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) ahead[i] = boxes_.find_alone(tile + i);
@@ -398,15 +397,15 @@ class ValueFetcher {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void take_pieces(int tile, int end, int head) {
-    auto ahead = boxes_.find_piece(tile + boxes_.tile_of_piece());
+  __device__ __forceinline__ void load_page_runs(int tile, int end, int head) {
+    auto ahead = boxes_.find_page_run(tile + boxes_.tile_of_page_run());
 #pragma unroll 1
     while (tile < end) {
-      const std::byte* const piece = boxes_.piece_at(ahead, head, rank_);
-      ahead = boxes_.find_piece(tile + TilePieces<C>::kTiles + boxes_.tile_of_piece());
+      const std::byte* const page_run = boxes_.page_run_at(ahead, head, rank_);
+      ahead = boxes_.find_page_run(tile + TilePageRuns<C>::kTiles + boxes_.tile_of_page_run());
 #pragma unroll 1
-      for (int nth = 0; nth < TilePieces<C>::kTiles && tile < end; ++nth, ++tile) {
-        boxes_.copy_values(map_, stage_, piece, nth);
+      for (int nth = 0; nth < TilePageRuns<C>::kTiles && tile < end; ++nth, ++tile) {
+        boxes_.copy_values(map_, stage_, page_run, nth);
         stage_.advance();
       }
     }
@@ -415,7 +414,7 @@ class ValueFetcher {
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
   Boxes boxes_;
-  Lap<C::kVStages> stage_;
+  PipelineState<C::kVStages> stage_;
 };
 
 }  // namespace ringattn::sm90

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // What lies where in the shared memory of a CTA of the sliced kernel (sliced.cuh).
 //
-//   K        [K stages][key_tile rows]  tiles that this CTA scores, and each unit's reference tile
+//   K        [K stages][key_tile rows]  tiles that this CTA scores, and each work_tile's softmax_offset tile
 //   V        [V stages][key_tile rows]  this CTA's columns of every tile
 //   slots    [slots]                    a tile's probabilities, and the sums of its rows; the CTA that scores the tile
 //                                       writes them into every CTA of the cluster
-//   weights  [2][16 rows]               probabilities before rounding, of which the sums are made
-//   Q        [16 rows]                  of a unit
-//   maxima   [2][4 warps][16 rows]      of the scores in a unit's reference tile
-//   refs     [2][16 rows]               references of a unit's rows, and flags
-//   ends     [2][16 rows]               references and sums of rows that end, and flags
-//   notes    [2]                        what there is to know of a unit
+//   unrounded_p  [2][16 rows]               probabilities before rounding, of which the sums are made
+//   Q        [16 rows]                  of a work_tile
+//   maxima   [2][4 warps][16 rows]      of the scores in a work_tile's softmax_offset tile
+//   refs     [2][16 rows]               softmax_offsets of a work_tile's rows, and flags
+//   ends     [2][16 rows]               softmax_offsets and sums of rows that end, and flags
+//   notes    [2]                        what there is to know of a work_tile
 //   barriers
-//   units    [sequences + 1]            how many units come before each sequence (units.cuh)
+//   work_tiles    [sequences + 1]            how many work_tiles come before each sequence (units.cuh)
 //
-// Of two copies, units, tiles or ends take turns.
+// Of two copies, work_tiles, tiles or ends take turns.
 #pragma once
 
 #include "kernels/cuda/device/panels.hpp"
@@ -28,22 +28,22 @@
 
 namespace ringattn::sm90 {
 
-// A number that goes through a ring of kPlaces again and again: which place, and the parity of its turn.
-template <int kPlaces>
-struct Turn {
-  std::uint32_t place, parity;
+// A number that goes through a ring of kStages again and again: which coord, and the parity of its turn.
+template <int kStages>
+struct PipelineStateAt {
+  std::uint32_t index, parity;
 
-  __device__ explicit Turn(std::uint32_t number) : place(number % kPlaces), parity(number / kPlaces & 1U) {}
+  __device__ explicit PipelineStateAt(std::uint32_t number) : index(number % kStages), parity(number / kStages & 1U) {}
 };
 
 // The same for a warp that takes every number: nothing is divided.
-template <int kPlaces>
-struct Lap {
-  std::uint32_t place = 0, parity = 0;
+template <int kStages>
+struct PipelineState {
+  std::uint32_t index = 0, parity = 0;
 
   __device__ __forceinline__ void advance() {
-    const bool around = place + 1 == kPlaces;
-    place = around ? 0 : place + 1;
+    const bool around = index + 1 == kStages;
+    index = around ? 0 : index + 1;
     parity ^= around ? 1U : 0U;
   }
 };
@@ -62,13 +62,13 @@ __device__ __forceinline__ std::uint32_t tile_chunk(int row, int chunk) {
 // every second four rows; so eight rows of a chunk lie in different banks. What a warp has scored, kMine blocks of 16
 // keys, is one piece: those of rows 0 … 7 first, so that less is sent where there are no more rows. Behind them flags,
 // and for each row the four shares of Σ p that the fold's threads have.
-struct ScoreSlot {
+struct ScoreStage {
   static constexpr int kRowBytes = 32;
   static constexpr int kBlockBytes = 8 * kRowBytes;
   static constexpr int kNumbers = 2 * 8 * kBlockBytes;  // 8 blocks of 16 keys at most
   static constexpr int kBytes = kNumbers + 16 + kSlicedRows * 16;
 
-  // A flag: the unit must be folded tile by tile.
+  // A flag: the work_tile must be folded tile by tile.
   static constexpr int kFails = 1;
 
   std::uint32_t address;
@@ -87,12 +87,12 @@ struct ScoreSlot {
     return flags() + 16 + static_cast<std::uint32_t>(row * 16 + share * 4);
   }
   // Flags and sums.
-  static __device__ int number_bytes(int rows) { return 16 + rows * 16; }
+  static __device__ int stats_bytes(int rows) { return 16 + rows * 16; }
 };
 
-// What the fetching warp has found out about a unit, as numbers of 4 bytes.
-struct UnitNote {
-  // A note of which kBegin is kNoMore says that there are no more units.
+// What the fetching warp has found out about a work_tile, as numbers of 4 bytes.
+struct WorkTileInfo {
+  // A info of which kBegin is kNoMore says that there are no more work_tiles.
   static constexpr int kNoMore = -1;
   enum Field {
     kBegin,
@@ -102,18 +102,18 @@ struct UnitNote {
     kKvHead,
     kBlock,
     kNumber,
-    kCacheGroup,
+    kCacheSplit,
     kLag,
-    kList,
-    kListed,
+    kMaskRow,
+    kSelected,
     kGap,
     kFirstNumber,
-    kBeginGroup,
-    kGroups,
+    kBeginSplit,
+    kSplits,
     kPosition,
-    kRows,       // that the unit has
-    kReference,  // the tile of which references are taken
-    kFails,      // they can't be
+    kRows,        // that the work_tile has
+    kOffsetTile,  // the tile of which softmax_offsets are taken
+    kFails,       // they can't be
     kCommonBegin,
     kCommonEnd,  // keys that all rows see
     kResumes,    // rows go on from states
@@ -133,80 +133,82 @@ struct UnitNote {
   __device__ int get(RowField field, int row) const { return load_number(at(field, row)); }
 
   // All of it but where tiles and keys lie in memory.
-  __device__ DecodeUnit unit(const DecodeParams& p) const {
-    DecodeUnit unit;
-    unit.of = {get(kLength), get(kPosition), 0, 0, get(kBeginGroup), get(kGroups), 0, 0, false};
-    unit.list = 0;
-    unit.sequence = get(kSequence);
-    unit.kv_head = get(kKvHead);
-    unit.block = get(kBlock);
-    unit.number = get(kNumber);
-    unit.cache_group = get(kCacheGroup);
-    unit.begin = get(kBegin);
-    unit.end = get(kEnd);
-    unit.first_number = get(kFirstNumber);
-    unit.stride = unit_stride(p);
-    unit.lag = 0;
-    unit.resumes = get(kResumes) != 0;
-    return unit;
+  __device__ DecodeWorkTile work_tile(const DecodeParams& p) const {
+    DecodeWorkTile work_tile;
+    work_tile.of = {get(kLength), get(kPosition), 0, 0, get(kBeginSplit), get(kSplits), 0, 0, false};
+    work_tile.mask_row = 0;
+    work_tile.sequence = get(kSequence);
+    work_tile.kv_head = get(kKvHead);
+    work_tile.block = get(kBlock);
+    work_tile.number = get(kNumber);
+    work_tile.cache_split = get(kCacheSplit);
+    work_tile.begin = get(kBegin);
+    work_tile.end = get(kEnd);
+    work_tile.first_number = get(kFirstNumber);
+    work_tile.stride = work_tile_stride(p);
+    work_tile.lag = 0;
+    work_tile.resumes = get(kResumes) != 0;
+    return work_tile;
   }
 };
 
 template <class C>
 struct SlicedMap {
-  static constexpr int kWeightStride = 132;  // floats of a row: threads that write 8 keys of 4 rows meet no bank twice
-  static constexpr int kWeightBytes = kSlicedRows * kWeightStride * 4;
-  static constexpr int kMaximaBytes = C::kTeamWarps * kSlicedRows * 4;
-  static constexpr int kReferenceBytes = kSlicedRows * 4 + 16;
+  static constexpr int kUnroundedPStride =
+      132;  // floats of a row: threads that write 8 keys of 4 rows meet no bank twice
+  static constexpr int kUnroundedPBytes = kSlicedRows * kUnroundedPStride * 4;
+  static constexpr int kMaximaBytes = C::kScoringWarpgroupWarps * kSlicedRows * 4;
+  static constexpr int kSoftmaxOffsetBytes = kSlicedRows * 4 + 16;
   static constexpr int kEndBytes = kSlicedRows * 8 + 16;
 
   static constexpr int kKOffset = 0;
   static constexpr int kVOffset = kKOffset + C::kKStages * C::kKBytes;
-  static constexpr int kSlotOffset = (kVOffset + C::kVStages * C::kVBytes + 1023) / 1024 * 1024;
-  static constexpr int kQOffset = kSlotOffset + C::kSlots * ScoreSlot::kBytes;
-  static constexpr int kWeightOffset = kQOffset + kSlicedRows * cuda::padded_row_bytes(C::kDim);
-  static constexpr int kMaximaOffset = kWeightOffset + 2 * kWeightBytes;
-  static constexpr int kReferenceOffset = kMaximaOffset + 2 * kMaximaBytes;
-  static constexpr int kEndOffset = kReferenceOffset + 2 * kReferenceBytes;
-  static constexpr int kNoteOffset = kEndOffset + 2 * kEndBytes;
-  static constexpr int kBarrierOffset = kNoteOffset + 2 * UnitNote::kBytes;
-  static constexpr int kBarriers = 2 * (C::kKStages + C::kVStages) + 3 * C::kSlots + 14;
+  static constexpr int kScoreOffset = (kVOffset + C::kVStages * C::kVBytes + 1023) / 1024 * 1024;
+  static constexpr int kQOffset = kScoreOffset + C::kScoreStages * ScoreStage::kBytes;
+  static constexpr int kUnroundedPOffset = kQOffset + kSlicedRows * cuda::padded_row_bytes(C::kDim);
+  static constexpr int kMaximaOffset = kUnroundedPOffset + 2 * kUnroundedPBytes;
+  static constexpr int kSoftmaxOffsetsOffset = kMaximaOffset + 2 * kMaximaBytes;
+  static constexpr int kEndOffset = kSoftmaxOffsetsOffset + 2 * kSoftmaxOffsetBytes;
+  static constexpr int kInfoOffset = kEndOffset + 2 * kEndBytes;
+  static constexpr int kBarrierOffset = kInfoOffset + 2 * WorkTileInfo::kBytes;
+  static constexpr int kBarriers = 2 * (C::kKStages + C::kVStages) + 3 * C::kScoreStages + 14;
   static constexpr int kAnyFailedOffset = kBarrierOffset + kBarriers * kBarrierBytes;
-  static constexpr int kUnitOffset = kAnyFailedOffset + 8;
-  static constexpr int kBytes = kUnitOffset + (kMostDecodeSequences + 1) * 4;
-  static_assert(C::kVStages >= 2 && kBytes <= kMostSharedBytes);
+  static constexpr int kWorkTileOffset = kAnyFailedOffset + 8;
+  static constexpr int kBytes = kWorkTileOffset + (kMaxDecodeSequences + 1) * 4;
+  static_assert(C::kVStages >= 2 && kBytes <= kMaxSharedBytes);
 
   __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
   __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
-  __device__ ScoreSlot slot(std::uint32_t slot) const { return {at(kSlotOffset, slot, ScoreSlot::kBytes)}; }
+  __device__ ScoreStage slot(std::uint32_t slot) const { return {at(kScoreOffset, slot, ScoreStage::kBytes)}; }
   // 8 columns of a row of Q: 16-byte chunks of a row, whose lowest three bits of the number are XORed with the row.
   __device__ std::uint32_t q(int row, int chunk) const {
     return at(kQOffset, 0, 0) +
            static_cast<std::uint32_t>(row * cuda::padded_row_bytes(C::kDim) + ((chunk ^ (row & 7)) << 4));
   }
-  __device__ std::uint32_t weights(std::uint32_t turn, int row, int key) const {
-    return at(kWeightOffset, turn & 1U, kWeightBytes) + static_cast<std::uint32_t>((row * kWeightStride + key) * 4);
+  __device__ std::uint32_t unrounded_p(std::uint32_t turn, int row, int key) const {
+    return at(kUnroundedPOffset, turn & 1U, kUnroundedPBytes) +
+           static_cast<std::uint32_t>((row * kUnroundedPStride + key) * 4);
   }
   // So many rows and keys further on.
-  static constexpr __host__ __device__ std::uint32_t weights_behind(int rows, int keys) {
-    return static_cast<std::uint32_t>((rows * kWeightStride + keys) * 4);
+  static constexpr __host__ __device__ std::uint32_t unrounded_p_offset(int rows, int keys) {
+    return static_cast<std::uint32_t>((rows * kUnroundedPStride + keys) * 4);
   }
   __device__ std::uint32_t maximum(std::uint32_t turn, int warp, int row) const {
     return at(kMaximaOffset, turn & 1U, kMaximaBytes) + static_cast<std::uint32_t>((warp * kSlicedRows + row) * 4);
   }
-  __device__ std::uint32_t reference(std::uint32_t turn, int row) const {
-    return at(kReferenceOffset, turn & 1U, kReferenceBytes) + static_cast<std::uint32_t>(row * 4);
+  __device__ std::uint32_t softmax_offset(std::uint32_t turn, int row) const {
+    return at(kSoftmaxOffsetsOffset, turn & 1U, kSoftmaxOffsetBytes) + static_cast<std::uint32_t>(row * 4);
   }
-  __device__ std::uint32_t reference_flags(std::uint32_t turn) const { return reference(turn, kSlicedRows); }
-  // A reference and a sum.
+  __device__ std::uint32_t offset_flags(std::uint32_t turn) const { return softmax_offset(turn, kSlicedRows); }
+  // A softmax_offset and a sum.
   __device__ std::uint32_t row_end(std::uint32_t turn, int row) const {
     return at(kEndOffset, turn & 1U, kEndBytes) + static_cast<std::uint32_t>(row * 8);
   }
   __device__ std::uint32_t row_end_flags(std::uint32_t turn) const { return row_end(turn, kSlicedRows); }
-  __device__ UnitNote note(std::uint32_t turn) const { return {at(kNoteOffset, turn & 1U, UnitNote::kBytes)}; }
+  __device__ WorkTileInfo info(std::uint32_t turn) const { return {at(kInfoOffset, turn & 1U, WorkTileInfo::kBytes)}; }
   __device__ std::uint32_t any_failed() const { return at(kAnyFailedOffset, 0, 0); }
-  __device__ std::uint32_t units_before(int sequence) const {
-    return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
+  __device__ std::uint32_t work_tiles_before(int sequence) const {
+    return at(kWorkTileOffset, static_cast<std::uint32_t>(sequence), 4);
   }
 
   __device__ std::uint32_t barrier(int number) const {
@@ -219,21 +221,21 @@ struct SlicedMap {
   __device__ std::uint32_t v_empty(std::uint32_t stage) const { return v_full(C::kVStages + stage); }
   // Of a slot: its probabilities have been written here; its sums have; all CTAs are done with theirs, which the one
   // that writes it next is told.
-  __device__ std::uint32_t slot_full(std::uint32_t slot) const { return v_full(2 * C::kVStages + slot); }
-  __device__ std::uint32_t sums_full(std::uint32_t slot) const { return slot_full(C::kSlots + slot); }
-  __device__ std::uint32_t slot_empty(std::uint32_t slot) const { return slot_full(2 * C::kSlots + slot); }
+  __device__ std::uint32_t score_full(std::uint32_t slot) const { return v_full(2 * C::kVStages + slot); }
+  __device__ std::uint32_t sums_full(std::uint32_t slot) const { return score_full(C::kScoreStages + slot); }
+  __device__ std::uint32_t score_empty(std::uint32_t slot) const { return score_full(2 * C::kScoreStages + slot); }
   // Of things in turn: they are written; they have been read.
-  __device__ std::uint32_t weights_full(std::uint32_t turn) const { return in_turn(0, turn); }
-  __device__ std::uint32_t weights_empty(std::uint32_t turn) const { return in_turn(1, turn); }
-  __device__ std::uint32_t note_full(std::uint32_t turn) const { return in_turn(2, turn); }
-  __device__ std::uint32_t note_empty(std::uint32_t turn) const { return in_turn(3, turn); }
+  __device__ std::uint32_t unrounded_p_full(std::uint32_t turn) const { return in_turn(0, turn); }
+  __device__ std::uint32_t unrounded_p_empty(std::uint32_t turn) const { return in_turn(1, turn); }
+  __device__ std::uint32_t info_full(std::uint32_t turn) const { return in_turn(2, turn); }
+  __device__ std::uint32_t info_empty(std::uint32_t turn) const { return in_turn(3, turn); }
   __device__ std::uint32_t ends_full(std::uint32_t turn) const { return in_turn(4, turn); }
   __device__ std::uint32_t ends_empty(std::uint32_t turn) const { return in_turn(5, turn); }
-  __device__ std::uint32_t references_full(std::uint32_t turn) const { return in_turn(6, turn); }
+  __device__ std::uint32_t softmax_offsets_full(std::uint32_t turn) const { return in_turn(6, turn); }
 
  private:
   __device__ std::uint32_t in_turn(std::uint32_t which, std::uint32_t turn) const {
-    return slot_full(3 * C::kSlots + 2 * which + (turn & 1U));
+    return score_full(3 * C::kScoreStages + 2 * which + (turn & 1U));
   }
   __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
     return shared_base<C>() + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
@@ -256,22 +258,22 @@ __device__ __forceinline__ void wait_for_cluster() {
   }
 }
 
-// The units of a CTA's cluster: first, first + step, …
+// The work_tiles of a CTA's cluster: first, first + step, …
 struct SlicedWork {
   int first, step;
 };
 template <class C>
-__device__ __forceinline__ SlicedWork work_of() {
+__device__ __forceinline__ SlicedWork work_info_of() {
   return {static_cast<int>(blockIdx.x) / C::kSlices, static_cast<int>(gridDim.x) / C::kSlices};
 }
 
-// By a warp: bytes of this CTA's shared memory go to the same place of the cluster's other CTAs, and count there at a
+// By a warp: bytes of this CTA's shared memory go to the same coord of the cluster's other CTAs, and count there at a
 // barrier as one arrival.
 template <class C>
 __device__ __forceinline__ void send_to_others(std::uint32_t rank, std::uint32_t from, int bytes,
                                                std::uint32_t barrier) {
   const auto to = static_cast<std::uint32_t>(thread_of_cta() % 32);
-  if (to < C::kSlices && to != rank) send_bytes(in_cta(from, to), from, bytes, in_cta(barrier, to));
+  if (to < C::kSlices && to != rank) dsmem_copy(in_cta(from, to), from, bytes, in_cta(barrier, to));
 }
 // The arrival alone.
 template <class C>
@@ -283,8 +285,8 @@ __device__ __forceinline__ void arrive_at_others(std::uint32_t rank, std::uint32
 // For `readers` warps that have read the slot of tile `number`, by the thread that `says` so: the CTA that has written
 // it is told.
 template <class C>
-__device__ __forceinline__ void slot_is_read(bool says, const SlicedMap<C>& map, std::uint32_t number, int readers) {
-  const std::uint32_t barrier = map.slot_empty(Turn<C::kSlots>(number).place);
+__device__ __forceinline__ void release_slot(bool says, const SlicedMap<C>& map, std::uint32_t number, int readers) {
+  const std::uint32_t barrier = map.score_empty(PipelineStateAt<C::kScoreStages>(number).index);
   if constexpr (C::kSlices > 1) {
     barrier_arrive_at_if(says, in_cta(barrier, number & (C::kSlices - 1U)), readers);
   } else {
@@ -293,8 +295,8 @@ __device__ __forceinline__ void slot_is_read(bool says, const SlicedMap<C>& map,
 }
 // By one thread of a warp that has read it.
 template <class C>
-__device__ __forceinline__ void slot_is_read(const SlicedMap<C>& map, std::uint32_t number) {
-  const std::uint32_t barrier = map.slot_empty(Turn<C::kSlots>(number).place);
+__device__ __forceinline__ void release_slot(const SlicedMap<C>& map, std::uint32_t number) {
+  const std::uint32_t barrier = map.score_empty(PipelineStateAt<C::kScoreStages>(number).index);
   if constexpr (C::kSlices > 1) {
     barrier_arrive_at(in_cta(barrier, number & (C::kSlices - 1U)));
   } else {

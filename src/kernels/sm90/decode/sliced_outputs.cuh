@@ -35,16 +35,16 @@ class TileValues {
   }
 
   // Whether the next tile is here, without waiting.
-  __device__ __forceinline__ bool here() const { return barrier_ended(map_.v_full(stage_.place), stage_.parity); }
+  __device__ __forceinline__ bool here() const { return barrier_ended(map_.v_full(stage_.index), stage_.parity); }
   // Until it is. `keys`: that it has, from its first one on.
   __device__ __forceinline__ void await(int keys) const {
-    barrier_wait(map_.v_full(stage_.place), stage_.parity);
-    if (keys < C::kKeyTile) clear_value_tail<C, kBlocks>(map_.v(stage_.place), warp_ * kBlocks, keys, lane_);
+    barrier_wait(map_.v_full(stage_.index), stage_.parity);
+    if (keys < C::kKeyTile) clear_value_tail<C, kBlocks>(map_.v(stage_.index), warp_ * kBlocks, keys, lane_);
   }
   // Then it is the one that is fetched from; unless there is none, and the last one stays so.
   __device__ __forceinline__ void take(bool is_next) {
     if (!is_next) return;
-    tile_ = map_.v(stage_.place);
+    tile_ = map_.v(stage_.index);
     stage_.advance();
   }
   // All that differs from step to step is a constant of the instructions: nothing is worked out between products.
@@ -65,7 +65,7 @@ class TileValues {
   }
   // Which barrier a warp tells when nothing of the tile taken before the last one is fetched any more.
   __device__ __forceinline__ std::uint32_t next_released() {
-    const std::uint32_t barrier = map_.v_empty(released_.place);
+    const std::uint32_t barrier = map_.v_empty(released_.index);
     released_.advance();
     return barrier;
   }
@@ -86,7 +86,7 @@ class TileValues {
   const SlicedMap<C>& map_;
   const int warp_;
   const int lane_;
-  Lap<C::kVStages> stage_, released_;  // the next one to await, and to give back
+  PipelineState<C::kVStages> stage_, released_;  // the next one to await, and to give back
   std::uint32_t tile_ = 0;
   std::uint32_t v_at_[kLoads];  // where this lane's share begins
 };
@@ -101,51 +101,52 @@ class SlicedOutputs {
         warp_(thread_of_cta() / 32 - C::kScoreWarps),
         lane_(thread_of_cta() % 32),
         values_(map) {
-    p_at_ = ScoreSlot::block<C::kScoreBlocks>(0, lane_ / 8 % 2) + ScoreSlot::chunk(lane_ % 8, lane_ / 16);
+    p_at_ = ScoreStage::block<C::kScoreBlocks>(0, lane_ / 8 % 2) + ScoreStage::chunk(lane_ % 8, lane_ / 16);
   }
 
-  // Whether this warp is the one that says so when a unit has failed.
-  __device__ bool speaks() const { return warp_ == 0 && lane_ == 0; }
+  // Whether this warp is the one that says so when a work_tile has failed.
+  __device__ bool is_leader() const { return warp_ == 0 && lane_ == 0; }
 
-  // Returns whether the unit has to be folded tile by tile.
-  __device__ __forceinline__ bool take(const UnitNote& note) {
-    const DecodeUnit unit = note.unit(p_);
-    rows_count_ = note.get(UnitNote::kRows);
+  // Returns whether the work_tile has to be folded tile by tile.
+  __device__ __forceinline__ bool take(const WorkTileInfo& info) {
+    const DecodeWorkTile work_tile = info.work_tile(p_);
+    rows_count_ = info.get(WorkTileInfo::kRows);
     flags_ = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int slot = lane_ / 4 + 8 * half;
-      begin_[half] = note.get(UnitNote::kRowBegin, slot);
-      end_[half] = note.get(UnitNote::kRowEnd, slot);
+      begin_[half] = info.get(WorkTileInfo::kRowBegin, slot);
+      end_[half] = info.get(WorkTileInfo::kRowEnd, slot);
       clear_row(half);
     }
-    if (unit.resumes) restore(unit);
-    if (unit.begin < unit.end) {
-      await_next(false, unit.of.length - unit.begin * C::kKeyTile);
+    if (work_tile.resumes) restore(work_tile);
+    if (work_tile.begin < work_tile.end) {
+      await_next(false, work_tile.of.length - work_tile.begin * C::kKeyTile);
       values_.take(true);
-      fetch(head_[0], probabilities(slot_), 0);
-      fetch(head_[1], probabilities(slot_), 1);
+      fetch(head_[0], probabilities(score_state_), 0);
+      fetch(head_[1], probabilities(score_state_), 1);
     }
-    int next = next_turn(begin_, end_, unit.begin);
+    int next = next_state(begin_, end_, work_tile.begin);
 #pragma unroll 1
-    for (int tile = unit.begin; tile < unit.end;) {
+    for (int tile = work_tile.begin; tile < work_tile.end;) {
       if (tile == next) {
-        turn_rows(unit, tile);
-        next = next_turn(begin_, end_, tile);
+        start_rows(work_tile, tile);
+        next = next_state(begin_, end_, tile);
       }
-      const int stop = next < unit.end ? next : unit.end;
-      add_tiles(unit, tile, stop);
+      const int stop = next < work_tile.end ? next : work_tile.end;
+      add_tiles(work_tile, tile, stop);
       tile = stop;
     }
-    if (unit.begin < unit.end) {
-      leave_rows(unit, unit.end);
-    } else if (finishes(p_, unit)) {
-      leave_empty_rows(unit);
+    if (work_tile.begin < work_tile.end) {
+      store_rows(work_tile, work_tile.end);
+    } else if (finishes(p_, work_tile)) {
+      store_empty_rows(work_tile);
     }
     __syncwarp();
-    if ((flags_ & ScoreSlot::kFails) != 0) return true;
-    if (!finishes(p_, unit) && p_.records == nullptr) {
-      merge_if_last<C, 32 * C::kOutWarps>(p_, unit, thread_of_cta() - 32 * C::kScoreWarps, static_cast<int>(rank_));
+    if ((flags_ & ScoreStage::kFails) != 0) return true;
+    if (!finishes(p_, work_tile) && p_.partials == nullptr) {
+      merge_if_last<C, 32 * C::kOutWarps>(p_, work_tile, thread_of_cta() - 32 * C::kScoreWarps,
+                                          static_cast<int>(rank_));
       __syncwarp();
     }
     return false;
@@ -164,50 +165,50 @@ class SlicedOutputs {
 
   // Whether the next tile and its probabilities are here, without waiting.
   __device__ __forceinline__ bool next_is_here() const {
-    const bool scored = barrier_ended(map_.slot_full(slot_.place), slot_.parity);
+    const bool scored = barrier_ended(map_.score_full(score_state_.index), score_state_.parity);
     return values_.here() && scored;
   }
   // Until they are, unless `here`. `keys`: that the tile has, from its first one on.
   __device__ __forceinline__ void await_next(bool here, int keys) const {
     if (here && keys >= C::kKeyTile) return;
-    barrier_wait(map_.slot_full(slot_.place), slot_.parity);
+    barrier_wait(map_.score_full(score_state_.index), score_state_.parity);
     values_.await(keys);
   }
 
   // Where this lane's share of the probabilities of a slot begins.
-  __device__ __forceinline__ std::uint32_t probabilities(const Lap<C::kSlots>& slot) const {
-    return map_.slot(slot.place).address + p_at_;
+  __device__ __forceinline__ std::uint32_t probabilities(const PipelineState<C::kScoreStages>& slot) const {
+    return map_.slot(slot.index).address + p_at_;
   }
 
   __device__ __forceinline__ void fetch(Fragments& to, std::uint32_t p, int step) const {
-    cuda::load_matrix(to.p, p + ScoreSlot::block<C::kScoreBlocks>(step, 0));
+    cuda::load_matrix(to.p, p + ScoreStage::block<C::kScoreBlocks>(step, 0));
     values_.fetch(to.v, step);
   }
 
-  // P V of tiles [tile, stop) of a unit. Of the first one two steps have been fetched.
-  __device__ __forceinline__ void add_tiles(const DecodeUnit& unit, int tile, int stop) {
+  // P V of tiles [tile, stop) of a work_tile. Of the first one two steps have been fetched.
+  __device__ __forceinline__ void add_tiles(const DecodeWorkTile& work_tile, int tile, int stop) {
 #pragma unroll 1
     for (; tile < stop; ++tile) {
-      const bool is_next = tile + 1 < unit.end;
-      const int keys = is_next ? unit.of.length - (tile + 1) * C::kKeyTile : C::kKeyTile;
+      const bool is_next = tile + 1 < work_tile.end;
+      const int keys = is_next ? work_tile.of.length - (tile + 1) * C::kKeyTile : C::kKeyTile;
       add_outputs(is_next, keys);
       __syncwarp();
       const std::uint32_t released = values_.next_released();
       if (lane_ == 0) {
         barrier_arrive(released);
-        slot_is_read<C>(map_, tiles_);
+        release_slot<C>(map_, tiles_);
       }
       ++tiles_;
     }
   }
 
-  // P V of a tile, whose first two steps have been fetched; the next tile's are fetched on the way, so that the chain
+  // P V of a tile, whose first two steps have been fetched; the next tile's are fetched on the path, so that the chain
   // of products goes on without a wait. Whether it is here is asked well before that. `keys`: that it has.
   __device__ __forceinline__ void add_outputs(bool is_next, int keys) {
-    const std::uint32_t p = probabilities(slot_);
-    slot_.advance();
+    const std::uint32_t p = probabilities(score_state_);
+    score_state_.advance();
     Fragments ring[3];
-    const std::uint32_t next_p = is_next ? probabilities(slot_) : p;  // what is fetched of no tile doesn't count
+    const std::uint32_t next_p = is_next ? probabilities(score_state_) : p;  // what is fetched of no tile doesn't count
     bool here = false;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -230,9 +231,9 @@ class SlicedOutputs {
     }
   }
 
-  // As Decoder::turn_rows() and leave_rows().
-  __device__ __forceinline__ void turn_rows(const DecodeUnit& unit, int tile) {
-    if (rows_end(begin_, end_, tile)) leave_rows(unit, tile);
+  // As Decoder::start_rows() and store_rows().
+  __device__ __forceinline__ void start_rows(const DecodeWorkTile& work_tile, int tile) {
+    if (rows_end(begin_, end_, tile)) store_rows(work_tile, tile);
     const bool begins = begin_[0] == tile || begin_[1] == tile;
     if (!__any_sync(0xffffffffU, begins)) return;
 #pragma unroll
@@ -242,61 +243,61 @@ class SlicedOutputs {
     __syncwarp();
   }
   // The rows that end in front of `tile`, of which the sums' warp tells.
-  __device__ __forceinline__ void leave_rows(const DecodeUnit& unit, int tile) {
-    const Turn<2> turn(ends_++);
-    barrier_wait(map_.ends_full(turn.place), turn.parity);
-    flags_ |= load_number(map_.row_end_flags(turn.place));
+  __device__ __forceinline__ void store_rows(const DecodeWorkTile& work_tile, int tile) {
+    const PipelineStateAt<2> turn(ends_++);
+    barrier_wait(map_.ends_full(turn.index), turn.parity);
+    flags_ |= load_number(map_.row_end_flags(turn.index));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int slot = lane_ / 4 + 8 * half;
       if (end_[half] != tile || slot >= rows_count_) continue;
       if (begin_[half] < end_[half]) {
-        leave_row(unit, half, load_pair(map_.row_end(turn.place, slot)));
-      } else if (finishes(p_, unit)) {
+        store_row(work_tile, half, load_pair(map_.row_end(turn.index, slot)));
+      } else if (finishes(p_, work_tile)) {
         clear_row(half);
-        leave_row(unit, half, float2{-INFINITY, 0.0F});
+        store_row(work_tile, half, float2{-INFINITY, 0.0F});
       }
     }
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.ends_empty(turn.place));
+    if (lane_ == 0) barrier_arrive(map_.ends_empty(turn.index));
   }
-  __device__ __forceinline__ void leave_empty_rows(const DecodeUnit& unit) {
+  __device__ __forceinline__ void store_empty_rows(const DecodeWorkTile& work_tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (lane_ / 4 + 8 * half < rows_count_) leave_row(unit, half, float2{-INFINITY, 0.0F});
+      if (lane_ / 4 + 8 * half < rows_count_) store_row(work_tile, half, float2{-INFINITY, 0.0F});
     }
   }
-  // `numbers`: the row's reference and sum.
-  __device__ __forceinline__ void leave_row(const DecodeUnit& unit, int half, float2 numbers) const {
+  // `stats`: the row's softmax_offset and sum.
+  __device__ __forceinline__ void store_row(const DecodeWorkTile& work_tile, int half, float2 stats) const {
     const int slot = lane_ / 4 + 8 * half;
     const int first = static_cast<int>(rank_) * C::kSliceColumns;  // of all columns
-    const bool speaks = warp_ == 0 && lane_ % 4 == 0;
-    const DecodePlace place = place_of(p_, unit, slot);
-    if (!finishes(p_, unit)) {
-      float* const outputs = left_outputs<C>(p_, unit, slot, place);
+    const bool is_leader = warp_ == 0 && lane_ % 4 == 0;
+    const DecodeCoord coord = coord_of(p_, work_tile, slot);
+    if (!finishes(p_, work_tile)) {
+      float* const outputs = partial_outputs<C>(p_, work_tile, slot, coord);
       const auto leave = [&](int column, float x, float y) {
-        __stcg(reinterpret_cast<float2*>(outputs + cuda::fragment_place(first + column)), float2{x, y});
+        __stcg(reinterpret_cast<float2*>(outputs + cuda::fragment_offset(first + column)), float2{x, y});
       };
       values_.for_columns(o_, half, leave);
       const int slice = static_cast<int>(rank_);
-      if (speaks) leave_numbers(p_, unit, slice, slice + 1, slot, place, numbers);
+      if (is_leader) store_stats(p_, work_tile, slice, slice + 1, slot, coord, stats);
       return;
     }
-    const FinishedRow<C> finished(p_, place, numbers.x, numbers.y);
+    const FinishedRow<C> finished(p_, coord, stats.x, stats.y);
     values_.for_columns(o_, half, [&](int column, float x, float y) { finished.write(first + column, x, y); });
-    if (first == 0 && speaks) finished.write_lse();
+    if (first == 0 && is_leader) finished.write_lse();
   }
   // What rows have in their states, instead of nothing.
-  __device__ __forceinline__ void restore(const DecodeUnit& unit) {
+  __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile) {
     await_states();
     const int first = static_cast<int>(rank_) * C::kSliceColumns;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int slot = lane_ / 4 + 8 * half;
       if (slot >= rows_count_) continue;
-      const float* const state = state_of(p_, place_of(p_, unit, slot));
+      const float* const state = state_of(p_, coord_of(p_, work_tile, slot));
       values_.for_columns(o_, half, [&](int column, float& x, float& y) {
-        const auto two = __ldcg(reinterpret_cast<const float2*>(state + cuda::fragment_place(first + column)));
+        const auto two = __ldcg(reinterpret_cast<const float2*>(state + cuda::fragment_offset(first + column)));
         x = two.x;
         y = two.y;
       });
@@ -316,13 +317,13 @@ class SlicedOutputs {
   const std::uint32_t rank_;
   const int warp_;
   const int lane_;
-  std::uint32_t tiles_ = 0;  // so far, of all units
-  Lap<C::kSlots> slot_;      // of the next one
-  std::uint32_t p_at_;       // where this lane's share begins
-  std::uint32_t ends_ = 0;   // of which the sums' warp has told
+  std::uint32_t tiles_ = 0;                     // so far, of all work_tiles
+  PipelineState<C::kScoreStages> score_state_;  // of the next one
+  std::uint32_t p_at_;                          // where this lane's share begins
+  std::uint32_t ends_ = 0;                      // of which the sums' warp has told
   int flags_ = 0;
   int rows_count_ = 0;
-  int begin_[2], end_[2];  // tiles of the unit that this thread's rows fold
+  int begin_[2], end_[2];  // tiles of the work_tile that this thread's rows fold
   Fragments head_[2];
   float o_[kBlocks][4];
   TileValues<C> values_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warps of the sliced kernel that add probabilities up: one makes the sums of single tiles, as soon as they are
-// scored, and one adds them up over a unit's tiles, in order. So no CTA waits for another one to make its sums.
+// scored, and one adds them up over a work_tile's tiles, in order. So no CTA waits for another one to make its sums.
 #pragma once
 
 #include "kernels/sm90/decode/finish.cuh"
@@ -11,9 +11,9 @@
 
 namespace ringattn::sm90 {
 
-// The next tile of a unit behind `tile` in front of which rows end, or begin; or one behind them all. Every lane asks,
-// for the rows lane / 4 and 8 behind.
-__device__ __forceinline__ int next_turn(const int (&begin)[2], const int (&end)[2], int tile) {
+// The next tile of a work_tile behind `tile` in front of which rows end, or begin; or one behind them all. Every lane
+// asks, for the rows lane / 4 and 8 behind.
+__device__ __forceinline__ int next_state(const int (&begin)[2], const int (&end)[2], int tile) {
   int next = kNoKey;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ int next_turn(const int (&begin)[2], const int (&end)
   return __reduce_min_sync(0xffffffffU, next);
 }
 
-// Whether rows of a unit end in front of `tile`. Every lane asks.
+// Whether rows of a work_tile end in front of `tile`. Every lane asks.
 __device__ __forceinline__ bool rows_end(const int (&begin)[2], const int (&end)[2], int tile) {
   const bool mine = (end[0] == tile && begin[0] < tile) || (end[1] == tile && begin[1] < tile);
   return __any_sync(0xffffffffU, mine);
@@ -33,63 +33,63 @@ __device__ __forceinline__ bool rows_end(const int (&begin)[2], const int (&end)
 // The warp that makes the sums of the tiles that its CTA scores, each in the order of the fold's thread that has these
 // columns, and hands them to all CTAs.
 template <class C>
-class SumMaker {
+class SumReducer {
  public:
-  __device__ __forceinline__ SumMaker(const SlicedMap<C>& map, std::uint32_t rank)
+  __device__ __forceinline__ SumReducer(const SlicedMap<C>& map, std::uint32_t rank)
       : map_(map), rank_(rank), lane_(thread_of_cta() % 32) {}
 
-  __device__ __forceinline__ void take(const UnitNote& note) {
-    const int rows = note.get(UnitNote::kRows);
+  __device__ __forceinline__ void take(const WorkTileInfo& info) {
+    const int rows = info.get(WorkTileInfo::kRows);
     const std::uint32_t begin = tiles_;
-    tiles_ += static_cast<std::uint32_t>(note.get(UnitNote::kEnd) - note.get(UnitNote::kBegin));
+    tiles_ += static_cast<std::uint32_t>(info.get(WorkTileInfo::kEnd) - info.get(WorkTileInfo::kBegin));
     if (begin == tiles_) return;
-    // The tile that references are taken of comes first, as for the warps that score.
-    const std::uint32_t reference =
-        begin + static_cast<std::uint32_t>(note.get(UnitNote::kReference) - note.get(UnitNote::kBegin));
-    if ((reference & (C::kSlices - 1U)) == rank_) make(reference, rows);
+    // The tile that softmax_offsets are taken of comes first, as for the warps that score.
+    const std::uint32_t softmax_offset =
+        begin + static_cast<std::uint32_t>(info.get(WorkTileInfo::kOffsetTile) - info.get(WorkTileInfo::kBegin));
+    if ((softmax_offset & (C::kSlices - 1U)) == rank_) make(softmax_offset, rows);
     for (std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U)); own < tiles_; own += C::kSlices) {
-      if (own != reference) make(own, rows);
+      if (own != softmax_offset) make(own, rows);
     }
   }
 
  private:
   __device__ __forceinline__ void make(std::uint32_t number, int rows) {
-    const Turn<C::kSlots> turn(number);
-    const ScoreSlot slot = map_.slot(turn.place);
-    const Turn<2> weights(made_++);
-    barrier_wait(map_.weights_full(weights.place), weights.parity);
-    bool outgrown = false;
+    const PipelineStateAt<C::kScoreStages> turn(number);
+    const ScoreStage slot = map_.slot(turn.index);
+    const PipelineStateAt<2> unrounded_p(made_++);
+    barrier_wait(map_.unrounded_p_full(unrounded_p.index), unrounded_p.parity);
+    bool exceeds_threshold = false;
 #pragma unroll 1
     for (int row = lane_ / 4; row < kSlicedRows; row += 8) {
       if (row - lane_ / 4 >= rows) break;
       float sum = 0.0F;
 #pragma unroll
       for (int j = 0; j < C::kKeyTile / 8; ++j) {
-        const float2 x = load_pair(map_.weights(weights.place, row, 8 * j + lane_ % 4 * 2));
+        const float2 x = load_pair(map_.unrounded_p(unrounded_p.index, row, 8 * j + lane_ % 4 * 2));
         sum = j == 0 ? x.x : __fadd_rn(sum, x.x);
         sum = __fadd_rn(sum, x.y);
       }
-      outgrown = outgrown || (row < rows && sum > kOutgrown<typename C::Element>);
+      exceeds_threshold = exceeds_threshold || (row < rows && sum > kRescaleThreshold<typename C::Element>);
       cuda::store_shared(slot.sum(row, lane_ % 4), __float_as_uint(sum));
     }
-    const bool fails = __any_sync(0xffffffffU, outgrown);
+    const bool fails = __any_sync(0xffffffffU, exceeds_threshold);
     if (lane_ == 0) {
-      barrier_arrive(map_.weights_empty(weights.place));
-      store_number(slot.flags(), fails ? ScoreSlot::kFails : 0);
+      barrier_arrive(map_.unrounded_p_empty(unrounded_p.index));
+      store_number(slot.flags(), fails ? ScoreStage::kFails : 0);
     }
     if constexpr (C::kSlices > 1) {
       proxy_fence();
       __syncwarp();
-      send_to_others<C>(rank_, slot.flags(), ScoreSlot::number_bytes(rows), map_.sums_full(turn.place));
+      send_to_others<C>(rank_, slot.flags(), ScoreStage::stats_bytes(rows), map_.sums_full(turn.index));
     }
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.sums_full(turn.place));
+    if (lane_ == 0) barrier_arrive(map_.sums_full(turn.index));
   }
 
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
   const int lane_;
-  std::uint32_t tiles_ = 0;  // of all units so far
+  std::uint32_t tiles_ = 0;  // of all work_tiles so far
   std::uint32_t made_ = 0;   // of which this CTA's
 };
 
@@ -100,30 +100,31 @@ class SumAdder {
   __device__ __forceinline__ SumAdder(const DecodeParams& p, const SlicedMap<C>& map)
       : p_(p), map_(map), lane_(thread_of_cta() % 32) {}
 
-  __device__ __forceinline__ void take(const UnitNote& note) {
-    const int unit_begin = note.get(UnitNote::kBegin);
-    const int unit_end = note.get(UnitNote::kEnd);
-    if (unit_begin == unit_end) return;
+  __device__ __forceinline__ void take(const WorkTileInfo& info) {
+    const int tile_begin = info.get(WorkTileInfo::kBegin);
+    const int tile_end = info.get(WorkTileInfo::kEnd);
+    if (tile_begin == tile_end) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      begin_[half] = note.get(UnitNote::kRowBegin, lane_ / 4 + 8 * half);
-      end_[half] = note.get(UnitNote::kRowEnd, lane_ / 4 + 8 * half);
+      begin_[half] = info.get(WorkTileInfo::kRowBegin, lane_ / 4 + 8 * half);
+      end_[half] = info.get(WorkTileInfo::kRowEnd, lane_ / 4 + 8 * half);
       l_[half] = 0.0F;
     }
-    if (C::kResumes && note.get(UnitNote::kResumes) != 0) restore(note.unit(p_), note.get(UnitNote::kRows));
-    const std::uint32_t turn = units_++;
-    barrier_wait(map_.references_full(turn), turn / 2 & 1U);
-    flags_ = load_number(map_.reference_flags(turn));
-    int next = next_turn(begin_, end_, unit_begin);
+    if (C::kResumes && info.get(WorkTileInfo::kResumes) != 0)
+      restore(info.work_tile(p_), info.get(WorkTileInfo::kRows));
+    const std::uint32_t turn = work_tiles_++;
+    barrier_wait(map_.softmax_offsets_full(turn), turn / 2 & 1U);
+    flags_ = load_number(map_.offset_flags(turn));
+    int next = next_state(begin_, end_, tile_begin);
 #pragma unroll 1
-    for (int tile = unit_begin; tile < unit_end; ++tile, ++tiles_) {
+    for (int tile = tile_begin; tile < tile_end; ++tile, ++tiles_) {
       if (tile == next) {
-        if (rows_end(begin_, end_, tile)) tell(turn);
-        next = next_turn(begin_, end_, tile);
+        if (rows_end(begin_, end_, tile)) arrive(turn);
+        next = next_state(begin_, end_, tile);
       }
-      const Turn<C::kSlots> place(tiles_);
-      const ScoreSlot slot = map_.slot(place.place);
-      barrier_wait(map_.sums_full(place.place), place.parity);
+      const PipelineStateAt<C::kScoreStages> state(tiles_);
+      const ScoreStage slot = map_.slot(state.index);
+      barrier_wait(map_.sums_full(state.index), state.parity);
       flags_ |= load_number(slot.flags());
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -131,43 +132,43 @@ class SumAdder {
         if (begin_[half] <= tile && tile < end_[half]) l_[half] = __fadd_rn(l_[half], sum);
       }
       __syncwarp();
-      if (lane_ == 0) slot_is_read<C>(map_, tiles_);
+      if (lane_ == 0) release_slot<C>(map_, tiles_);
     }
-    tell(turn);
+    arrive(turn);
   }
 
  private:
   // The shares that the rows have in their states.
-  __device__ __forceinline__ void restore(const DecodeUnit& unit, int rows) {
+  __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile, int rows) {
     await_states();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int slot = lane_ / 4 + 8 * half;
-      if (slot < rows) l_[half] = __ldcg(state_numbers(p_, place_of(p_, unit, slot)) + lane_ % 4);
+      if (slot < rows) l_[half] = __ldcg(state_stats(p_, coord_of(p_, work_tile, slot)) + lane_ % 4);
     }
     __syncwarp();
   }
   // What the rows have so far, to those that hold outputs.
-  __device__ __forceinline__ void tell(std::uint32_t unit) {
-    const Turn<2> turn(told_++);
+  __device__ __forceinline__ void arrive(std::uint32_t work_tile) {
+    const PipelineStateAt<2> turn(told_++);
     const float sums[2] = {sum_of_quad(l_[0]), sum_of_quad(l_[1])};
-    barrier_wait(map_.ends_empty(turn.place), turn.parity ^ 1U);
+    barrier_wait(map_.ends_empty(turn.index), turn.parity ^ 1U);
     if (lane_ % 4 < 2) {
       const int row = lane_ / 4 + lane_ % 4 * 8;
-      const float reference = load_float(map_.reference(unit, row));
-      cuda::store_shared(map_.row_end(turn.place, row), __float_as_uint(reference));
-      cuda::store_shared(map_.row_end(turn.place, row) + 4, __float_as_uint(lane_ % 4 == 0 ? sums[0] : sums[1]));
+      const float softmax_offset = load_float(map_.softmax_offset(work_tile, row));
+      cuda::store_shared(map_.row_end(turn.index, row), __float_as_uint(softmax_offset));
+      cuda::store_shared(map_.row_end(turn.index, row) + 4, __float_as_uint(lane_ % 4 == 0 ? sums[0] : sums[1]));
     }
-    if (lane_ == 0) store_number(map_.row_end_flags(turn.place), flags_);
+    if (lane_ == 0) store_number(map_.row_end_flags(turn.index), flags_);
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.ends_full(turn.place));
+    if (lane_ == 0) barrier_arrive(map_.ends_full(turn.index));
   }
 
   const DecodeParams& p_;
   const SlicedMap<C>& map_;
   const int lane_;
-  std::uint32_t units_ = 0;  // so far, but for those without tiles
-  std::uint32_t tiles_ = 0;  // of all of them
+  std::uint32_t work_tiles_ = 0;  // so far, but for those without tiles
+  std::uint32_t tiles_ = 0;       // of all of them
   std::uint32_t told_ = 0;
   int flags_ = 0;
   int begin_[2], end_[2];

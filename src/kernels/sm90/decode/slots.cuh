@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The query rows of a unit: where they stand, which keys they see and which tiles they fold.
+// The query rows of a work_tile: where they stand, which keys they see and which tiles they fold.
 #pragma once
 
 #include "kernels/sm90/decode/units.cuh"
@@ -10,111 +10,115 @@ namespace ringattn::sm90 {
 // Farther than any key, in either direction.
 inline constexpr int kNoKey = 1 << 30;
 
-// How many rows a unit has.
-__device__ __forceinline__ int rows_of(const DecodeParams& p, const DecodeUnit& unit) {
-  const int left = p.rows * p.ratio - unit.block * p.block_rows;
+// How many rows a work_tile has.
+__device__ __forceinline__ int rows_of(const DecodeParams& p, const DecodeWorkTile& work_tile) {
+  const int left = p.rows * p.ratio - work_tile.block * p.block_rows;
   return left < p.block_rows ? left : p.block_rows;
 }
 
-// Where slot `slot` of a unit lies in q and out.
-struct DecodePlace {
+// Where tile_row `tile_row` of a work_tile lies in q and out.
+struct DecodeCoord {
   int row, query_head;
   int of_sequence;  // which row of its sequence
 };
-__device__ __forceinline__ DecodePlace place_of(const DecodeParams& p, const DecodeUnit& unit, int slot) {
-  const int number = unit.block * p.block_rows + slot;
+__device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const DecodeWorkTile& work_tile, int tile_row) {
+  const int number = work_tile.block * p.block_rows + tile_row;
   const int i = p.by_ratio.quotient(number);
-  return {unit.sequence * p.rows + i, unit.kv_head * p.ratio + (number - i * p.ratio), i};
+  return {work_tile.sequence * p.rows + i, work_tile.kv_head * p.ratio + (number - i * p.ratio), i};
 }
 
-// The keys that a row sees, [low, high), and the tiles that it folds of the unit's, [begin, end). Where it folds none,
-// both are the unit's end.
-struct RowReach {
+// The keys that a row sees, [low, high), and the tiles that it folds of the work_tile's, [begin, end). Where it folds
+// none, both are the work_tile's end.
+struct RowRange {
   int low, high;
   int begin, end;
 };
 template <class C>
-__device__ __forceinline__ RowReach reach_of(const DecodeParams& p, const DecodeUnit& unit, const DecodePlace& place) {
-  const DecodeVisibility visibility = visibility_of(p, unit.of.length);
-  const int position = unit.of.position + place.of_sequence;
+__device__ __forceinline__ RowRange range_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
+                                             const DecodeCoord& coord) {
+  const DecodeVisibility visibility = visibility_of(p, work_tile.of.length);
+  const int position = work_tile.of.position + coord.of_sequence;
   const auto keys = visibility.keys(position);
   const auto tiles = visibility.tiles(position, TileSizes{kQueryTile, C::kKeyTile});
-  const bool none = tiles.empty() || tiles.begin >= unit.end || tiles.end <= unit.begin;
+  const bool none = tiles.empty() || tiles.begin >= work_tile.end || tiles.end <= work_tile.begin;
   return {keys.empty() ? kNoKey : keys.begin, keys.empty() ? 0 : keys.end,
-          none                       ? unit.end
-          : tiles.begin > unit.begin ? tiles.begin
-                                     : unit.begin,
-          none || tiles.end > unit.end ? unit.end : tiles.end};
+          none                            ? work_tile.end
+          : tiles.begin > work_tile.begin ? tiles.begin
+                                          : work_tile.begin,
+          none || tiles.end > work_tile.end ? work_tile.end : tiles.end};
 }
 
-// The groups that a row folds of those that the cache holds, [begin, end).
-struct RowGroups {
+// The splits that a row folds of those that the cache holds, [begin, end).
+struct RowKvSplits {
   int begin, end;
 };
 template <class C>
-__device__ __forceinline__ RowGroups groups_of(const DecodeParams& p, const DecodeUnit& unit,
-                                               const DecodePlace& place) {
-  const auto tiles =
-      visibility_of(p, unit.of.length).tiles(unit.of.position + place.of_sequence, TileSizes{kQueryTile, C::kKeyTile});
+__device__ __forceinline__ RowKvSplits splits_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
+                                                 const DecodeCoord& coord) {
+  const auto tiles = visibility_of(p, work_tile.of.length)
+                         .tiles(work_tile.of.position + coord.of_sequence, TileSizes{kQueryTile, C::kKeyTile});
   if (tiles.empty()) return {0, 0};
-  return {C::Groups::of_tile(p, tiles.begin), C::Groups::of_tile(p, tiles.end - 1) + 1};
+  return {C::KvSplits::of_tile(p, tiles.begin), C::KvSplits::of_tile(p, tiles.end - 1) + 1};
 }
 
-// The keys that all of a unit's rows see.
-__device__ __forceinline__ BasicKeyRange<int> common_keys(const DecodeParams& p, const DecodeUnit& unit, int rows) {
-  const int last = place_of(p, unit, rows - 1).of_sequence;
-  const int first = place_of(p, unit, 0).of_sequence;
-  const auto keys = visibility_of(p, unit.of.length).common_keys(unit.of.position + first, unit.of.position + last);
+// The keys that all of a work_tile's rows see.
+__device__ __forceinline__ BasicKeyRange<int> common_keys(const DecodeParams& p, const DecodeWorkTile& work_tile,
+                                                          int rows) {
+  const int last = coord_of(p, work_tile, rows - 1).of_sequence;
+  const int first = coord_of(p, work_tile, 0).of_sequence;
+  const auto keys =
+      visibility_of(p, work_tile.of.length).common_keys(work_tile.of.position + first, work_tile.of.position + last);
   return keys.empty() ? BasicKeyRange<int>{kNoKey, 0} : keys;
 }
 
-// A thread's share of rows of the folding warpgroup: two, `half` 0 and 1.
-struct DecodeSlots {
-  DecodePlace place[2];
-  bool present[2];  // else the slot is empty, and counts as the last row again
+// A thread's share of rows of the attending warpgroup: two, `half` 0 and 1.
+struct ThreadRows {
+  DecodeCoord coord[2];
+  bool present[2];  // else the tile_row is empty, and counts as the last row again
   int low[2], high[2];
   int begin[2], end[2];
 };
 
-// `first`: the thread's slot of half 0; the other one is 8 behind.
+// `first`: the thread's tile_row of half 0; the other one is 8 behind.
 template <class C>
-__device__ __forceinline__ DecodeSlots slots_of(const DecodeParams& p, const DecodeUnit& unit, int first) {
-  const int rows = rows_of(p, unit);
-  DecodeSlots slots;
+__device__ __forceinline__ ThreadRows thread_rows_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
+                                                     int first) {
+  const int rows = rows_of(p, work_tile);
+  ThreadRows slots;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int slot = first + 8 * half;
-    slots.present[half] = slot < rows;
-    slots.place[half] = place_of(p, unit, slot < rows ? slot : rows - 1);
-    const RowReach reach = reach_of<C>(p, unit, slots.place[half]);
-    slots.low[half] = reach.low;
-    slots.high[half] = reach.high;
-    slots.begin[half] = reach.begin;
-    slots.end[half] = reach.end;
+    const int tile_row = first + 8 * half;
+    slots.present[half] = tile_row < rows;
+    slots.coord[half] = coord_of(p, work_tile, tile_row < rows ? tile_row : rows - 1);
+    const RowRange row_range = range_of<C>(p, work_tile, slots.coord[half]);
+    slots.low[half] = row_range.low;
+    slots.high[half] = row_range.high;
+    slots.begin[half] = row_range.begin;
+    slots.end[half] = row_range.end;
   }
   return slots;
 }
 
 // What the tile step, done again (redo.cuh), asks: the columns of a tile that a row sees.
 template <class C>
-__device__ __forceinline__ Columns visible_columns(const DecodeSlots& slots, int half, int number) {
+__device__ __forceinline__ Columns visible_columns(const ThreadRows& slots, int half, int number) {
   const int key = number * C::kKeyTile + thread_of_cta() % 4 * 2;
   return {slots.low[half] - key, slots.high[half] - key};
 }
 
-// Tiles [first, last) of a unit in which each of its rows sees every key, and which no row begins or ends with.
+// Tiles [first, last) of a work_tile in which each of its rows sees every key, and which no row begins or ends with.
 template <class C>
-__device__ __forceinline__ BasicTileRange<int> plain_tiles(const DecodeParams& p, const DecodeUnit& unit) {
-  const int rows = rows_of(p, unit);
-  const auto common = common_keys(p, unit, rows);
-  if (common.empty()) return {unit.end, unit.end};
+__device__ __forceinline__ BasicTileRange<int> plain_tiles(const DecodeParams& p, const DecodeWorkTile& work_tile) {
+  const int rows = rows_of(p, work_tile);
+  const auto common = common_keys(p, work_tile, rows);
+  if (common.empty()) return {work_tile.end, work_tile.end};
   const int begin = (common.begin + C::kKeyTile - 1) / C::kKeyTile;
-  const int last = reach_of<C>(p, unit, place_of(p, unit, rows - 1)).begin;
+  const int last = range_of<C>(p, work_tile, coord_of(p, work_tile, rows - 1)).begin;
   return {begin > last ? begin : last + 1, common.end / C::kKeyTile};
 }
 
 // Four lanes that follow each other have four words each. Afterwards lane i of them has the i-th words of all four. So
-// a row's blocks of 8 columns, of which each lane has two columns, become one block a lane, and the other way round.
+// a row's blocks of 8 columns, of which each lane has two columns, become one block a lane, and the other path round.
 __device__ __forceinline__ uint4 turn_in_quad(uint4 x, int lane) {
   const auto swap = [](std::uint32_t& low, std::uint32_t& high, bool odd, int with) {
     const std::uint32_t got = __shfl_xor_sync(0xffffffffU, odd ? low : high, with);

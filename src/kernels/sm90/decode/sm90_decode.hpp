@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the kernel row `sm90_fold` decodes.
+// How the kernel row `sm90_attention` decodes.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace ringattn::sm90 {
 
-// `backend` is a CudaBackend and outlives the kernel; fold_missing() (fold/config.hpp) says which specs it can do.
+// `backend` is a CudaBackend and outlives the kernel; attention_missing() (fold/config.hpp) says which specs it can do.
 std::unique_ptr<DecodeKernel> make_decode(const DecodeSpec& spec, Backend& backend);
 
 }  // namespace ringattn::sm90

@@ -17,69 +17,69 @@ namespace ringattn::sm90 {
 namespace {
 
 // What a step and a merge have in common: `rows` of each sequence, `all` rows.
-void set_shape(const FoldSpec& spec, const FoldOutput& output, int rows, std::int64_t all, DecodeParams& p) {
-  p.fold.mask = spec.mask;
-  p.fold.rows = all;
-  p.fold.heads = spec.heads;
-  p.fold.kv_heads = spec.kv_heads;
-  p.fold.head_dim = spec.head_dim;
-  p.fold.head_dim_v = spec.head_dim_v;
-  p.fold.dtype = static_cast<std::int32_t>(spec.dtype);
-  p.fold.softmax = cuda::softmax_of(spec);
-  p.fold.out = {output.out.data, output.out.token_stride, output.out.head_stride};
-  p.fold.lse = {output.lse.data, output.lse.token_stride, output.lse.head_stride};
-  p.fold.sinks = output.sinks;
-  p.fold.finish = true;
-  const auto side = [](std::int64_t reach) {  // no key is farther away
-    return static_cast<std::int32_t>(std::clamp<std::int64_t>(reach, -1, kMostDecodeKeys));
+void set_shape(const AttentionSpec& spec, const AttentionOutput& output, int rows, std::int64_t all, DecodeParams& p) {
+  p.attention.mask = spec.mask;
+  p.attention.rows = all;
+  p.attention.heads = spec.heads;
+  p.attention.kv_heads = spec.kv_heads;
+  p.attention.head_dim = spec.head_dim;
+  p.attention.head_dim_v = spec.head_dim_v;
+  p.attention.dtype = static_cast<std::int32_t>(spec.dtype);
+  p.attention.softmax = cuda::softmax_of(spec);
+  p.attention.out = {output.out.data, output.out.token_stride, output.out.head_stride};
+  p.attention.lse = {output.lse.data, output.lse.token_stride, output.lse.head_stride};
+  p.attention.sinks = output.sinks;
+  p.attention.finish = true;
+  const auto side = [](std::int64_t row_range) {  // no key is farther away
+    return static_cast<std::int32_t>(std::clamp<std::int64_t>(row_range, -1, kMaxDecodeKeys));
   };
   p.left = side(spec.mask.left);
   p.right = side(spec.mask.right);
   p.rows = rows;
-  p.sequences = static_cast<std::int32_t>(all / rows) * lists_of(spec.lists);
+  p.sequences = static_cast<std::int32_t>(all / rows) * mask_heads_of(spec.block_mask);
   p.ratio = spec.heads / spec.kv_heads;
-  p.list_kv_heads = spec.kv_heads / lists_of(spec.lists);
+  p.mask_kv_heads = spec.kv_heads / mask_heads_of(spec.block_mask);
 }
 
 }  // namespace
 
 namespace {
 
-void check_shares(std::string_view kernel, std::size_t shares) {
-  if (shares <= kMostShares) return;
+void check_partitions(std::string_view kernel, std::size_t shares) {
+  if (shares <= kMaxPartitions) return;
   fail(ErrorCode::kUnsupported, fmt::format("a decode step whose keys are dealt to {} ranks", shares),
-       fmt::format("{} merges the results of up to {}", kernel, kMostShares), "Use fewer ranks.");
+       fmt::format("{} merges the results of up to {}", kernel, kMaxPartitions), "Use fewer ranks.");
 }
 
 }  // namespace
 
 void check_limits(std::string_view kernel, const DecodeLimits& limits, int shares) {
-  check_shares(kernel, static_cast<std::size_t>(shares));
-  if (limits.keys > kMostDecodeKeys) {
+  check_partitions(kernel, static_cast<std::size_t>(shares));
+  if (limits.keys > kMaxDecodeKeys) {
     fail(ErrorCode::kUnsupported, fmt::format("a decode step over {} keys", limits.keys),
-         fmt::format("{} decodes sequences of up to {}", kernel, kMostDecodeKeys), "Use shorter ones.");
+         fmt::format("{} decodes sequences of up to {}", kernel, kMaxDecodeKeys), "Use shorter ones.");
   }
 }
 
-void set_step(const FoldSpec& spec, const DecodeStep& step, int block_rows, DecodeParams& p) {
+void set_step(const AttentionSpec& spec, const DecodeStep& step, int block_rows, DecodeParams& p) {
   set_shape(spec, step.output, step.rows, step.q.tokens, p);
-  p.fold.q = {step.q.data, step.q.token_stride, step.q.head_stride};
+  p.attention.q = {step.q.data, step.q.token_stride, step.q.head_stride};
   p.block_rows = block_rows;
   p.blocks = (step.rows * p.ratio + block_rows - 1) / block_rows;
   p.by_ratio = cuda::Divider(p.ratio);
   p.by_blocks = cuda::Divider(p.blocks);
-  p.by_stride = cuda::Divider(std::int64_t{p.list_kv_heads} * p.blocks);
+  p.by_stride = cuda::Divider(std::int64_t{p.mask_kv_heads} * p.blocks);
   p.lengths = step.lengths;
-  if (spec.lists.any()) {
-    p.list_blocks = step.lists.blocks;
-    p.list_counts = step.lists.counts;
-    p.list_stride = step.lists.stride;
-    p.by_lists = cuda::Divider(spec.lists.heads);
+  if (spec.block_mask.any()) {
+    p.mask_block_indices = step.block_mask.blocks;
+    p.mask_block_counts = step.block_mask.counts;
+    p.mask_row_stride = step.block_mask.stride;
+    p.by_mask_rows = cuda::Divider(spec.block_mask.heads);
   }
-  p.first_group = step.share.first;
-  p.every_group = step.share.every;
-  p.records = step.partials.records;
-  p.record_groups = step.partials.groups;
+  p.first_split = step.partition.first;
+  p.split_stride = step.partition.stride;
+  p.partials = step.partials.data;
+  p.partial_splits = step.partials.kv_splits;
 }
 
 void set_pages(const DecodeStep& step, int key_tile, int box_rows, DecodeParams& p) {
@@ -107,17 +107,17 @@ MappedPages mapped_pages(std::string_view kernel, const CacheView& view) {
   return pages;
 }
 
-void merge_shares(std::string_view kernel, const FoldSpec& spec, std::int64_t group_keys, const DecodeMerge& merge,
-                  Stream stream, const std::int32_t* whole) {
-  check_shares(kernel, merge.shares.size());
+void merge_partitions(std::string_view kernel, const AttentionSpec& spec, std::int64_t kv_split_keys,
+                      const DecodeMerge& merge, Stream stream, const std::int32_t* whole) {
+  check_partitions(kernel, merge.partitions.size());
   if (merge.output.out.tokens == 0) return;
   MergeParams p{};
   set_shape(spec, merge.output, merge.rows, merge.output.out.tokens, p.step);
   p.step.lengths = merge.lengths;
-  p.step.record_groups = merge.groups;
-  p.group_keys = static_cast<std::int32_t>(group_keys);
-  p.shares = static_cast<std::int32_t>(merge.shares.size());
-  std::ranges::copy(merge.shares, p.records);
+  p.step.partial_splits = merge.kv_splits;
+  p.kv_split_keys = static_cast<std::int32_t>(kv_split_keys);
+  p.partitions = static_cast<std::int32_t>(merge.partitions.size());
+  std::ranges::copy(merge.partitions, p.partials);
   p.whole = whole;
   launch_merge(p, spec.dtype, stream);
 }

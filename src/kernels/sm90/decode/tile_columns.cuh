@@ -36,18 +36,18 @@ class TileColumns {
     for (int n = 0; n < kBlocks; ++n) v_at_[n] = value_chunk<C>(row, first_column_ / 8 + 2 * n + lane_ / 8 % 2);
   }
 
-  __device__ __forceinline__ void begin(const UnitNote&) {}
+  __device__ __forceinline__ void begin(const WorkTileInfo&) {}
 
   // Whether the next tile is here, without waiting.
-  __device__ __forceinline__ bool here() const { return barrier_ended(map_.v_full(stage_.place), stage_.parity); }
+  __device__ __forceinline__ bool here() const { return barrier_ended(map_.v_full(stage_.index), stage_.parity); }
   // Until it is. `keys`: that it has, from its first one on.
   __device__ __forceinline__ void await(int keys) const {
-    barrier_wait(map_.v_full(stage_.place), stage_.parity);
-    if (keys < C::kKeyTile) clear_value_tail<C, 2 * kBlocks>(map_.v(stage_.place), first_column_ / 8, keys, lane_);
+    barrier_wait(map_.v_full(stage_.index), stage_.parity);
+    if (keys < C::kKeyTile) clear_value_tail<C, 2 * kBlocks>(map_.v(stage_.index), first_column_ / 8, keys, lane_);
   }
   // Then it is the one that is fetched from.
   __device__ __forceinline__ void take(int) {
-    v_tile_ = map_.v(stage_.place);
+    v_tile_ = map_.v(stage_.index);
     stage_.advance();
   }
   // Past the next tile without a look at it.
@@ -57,19 +57,19 @@ class TileColumns {
   }
   // Which barrier a warp tells when nothing of the tile taken before the last one is fetched any more.
   __device__ __forceinline__ std::uint32_t next_released() {
-    const std::uint32_t barrier = map_.v_empty(released_.place);
+    const std::uint32_t barrier = map_.v_empty(released_.index);
     released_.advance();
     return barrier;
   }
 
-  // Calls with(way): how tiles are fetched and become elements.
+  // Calls with(path): how tiles are fetched and become elements.
   template <class With>
-  __device__ __forceinline__ static void choose_way(const With& with) {
+  __device__ __forceinline__ static void choose_path(const With& with) {
     with(0);
   }
-  // Whether this is the way of the tile taken last, too; else unusual(way) is.
+  // Whether this is the path of the tile taken last, too; else unusual(path) is.
   __device__ __forceinline__ static constexpr bool is_usual(int) { return true; }
-  __device__ __forceinline__ static constexpr int unusual(int way) { return way; }
+  __device__ __forceinline__ static constexpr int unusual(int path) { return path; }
   // All that differs from step to step is a constant of the instructions.
   __device__ __forceinline__ void fetch(int, Fragment& to, int step) const {
 #pragma unroll
@@ -94,16 +94,16 @@ class TileColumns {
   // What a row's state has of this thread's columns of block n.
   __device__ __forceinline__ float2 restored(const float* outputs, int first, int n) const {
     const int column = first + first_column_ + 16 * n + lane_ / 4;
-    return {__ldcg(outputs + cuda::fragment_place(column)), __ldcg(outputs + cuda::fragment_place(column + 8))};
+    return {__ldcg(outputs + cuda::fragment_offset(column)), __ldcg(outputs + cuda::fragment_offset(column + 8))};
   }
 
  private:
   const SlicedMap<C>& map_;
   const int lane_;
-  const int first_column_;             // of the slice, that this warp has
-  std::uint32_t v_at_[kBlocks];        // where this lane's share of a tile begins
-  std::uint32_t v_tile_ = 0;           // that is fetched from
-  Lap<C::kVStages> stage_, released_;  // of the next tile to await, and to give back
+  const int first_column_;                       // of the slice, that this warp has
+  std::uint32_t v_at_[kBlocks];                  // where this lane's share of a tile begins
+  std::uint32_t v_tile_ = 0;                     // that is fetched from
+  PipelineState<C::kVStages> stage_, released_;  // of the next tile to await, and to give back
 };
 
 }  // namespace ringattn::sm90

@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const cuda::Launcher fold_bf16_128 = launcher_of<__nv_bfloat16, config_for(128, 128)>();
+constinit const cuda::Launcher attention_bf16_128 = launcher_of<__nv_bfloat16, config_for(128, 128)>();
 
 }  // namespace ringattn::sm90

@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const cuda::Launcher fold_bf16_256 = launcher_of<__nv_bfloat16, config_for(256, 256)>();
+constinit const cuda::Launcher attention_bf16_256 = launcher_of<__nv_bfloat16, config_for(256, 256)>();
 
 }  // namespace ringattn::sm90

@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const cuda::Launcher fold_bf16_96 = launcher_of<__nv_bfloat16, config_for(96, 96)>();
+constinit const cuda::Launcher attention_bf16_96 = launcher_of<__nv_bfloat16, config_for(96, 96)>();
 
 }  // namespace ringattn::sm90

@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const cuda::Launcher fold_fp16_128 = launcher_of<__half, config_for(128, 128)>();
+constinit const cuda::Launcher attention_fp16_128 = launcher_of<__half, config_for(128, 128)>();
 
 }  // namespace ringattn::sm90

@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const cuda::Launcher fold_fp16_64 = launcher_of<__half, config_for(64, 64)>();
+constinit const cuda::Launcher attention_fp16_64 = launcher_of<__half, config_for(64, 64)>();
 
 }  // namespace ringattn::sm90

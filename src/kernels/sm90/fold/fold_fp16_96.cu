@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const cuda::Launcher fold_fp16_96 = launcher_of<__half, config_for(96, 96)>();
+constinit const cuda::Launcher attention_fp16_96 = launcher_of<__half, config_for(96, 96)>();
 
 }  // namespace ringattn::sm90

@@ -11,16 +11,16 @@
 
 namespace ringattn::sm90 {
 
-HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) {
+HopperParams hopper_params(const cuda::AttentionParams& p, const AttentionConfig& config) {
   HopperParams params{};
-  params.fold = p;
+  params.attention = p;
   const auto dtype = static_cast<Dtype>(p.dtype);
   const MappedTensor q{p.q.data, p.rows, p.heads, p.head_dim, p.q.token_stride, p.q.head_stride};
   params.bulk_in = p.tables.all_near && can_map(q);
-  const bool whole = p.tables.pieces == 1;
-  params.piece_keys = config.key_tile / p.tables.pieces;
-  params.lanes_log = static_cast<std::int32_t>(std::bit_width(static_cast<unsigned>(p.tables.pieces - 1)));
-  const int box_rows = whole ? config.key_box_rows() : params.piece_keys;
+  const bool whole = p.tables.page_runs == 1;
+  params.page_run_keys = config.key_tile / p.tables.page_runs;
+  params.lanes_log = static_cast<std::int32_t>(std::bit_width(static_cast<unsigned>(p.tables.page_runs - 1)));
+  const int box_rows = whole ? config.key_box_rows() : params.page_run_keys;
   const auto box_columns = [&](int dim) { return whole ? config.key_box_columns(dim) : kPanelColumns; };
   for (int i = 0; params.bulk_in && i < cuda::kNearSources; ++i) {
     const cuda::SourceEntry& source = p.tables.near_sources[i];
@@ -32,7 +32,7 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
     params.k[i] = map_tensor(k, dtype, box_rows, box_columns(p.head_dim));
     params.v[i] = map_tensor(v, dtype, box_rows, box_columns(p.head_dim_v));
   }
-  if (params.bulk_in) params.q = map_tensor(q, dtype, kQueryTile, FoldConfig::box_columns(p.head_dim));
+  if (params.bulk_in) params.q = map_tensor(q, dtype, kQueryTile, AttentionConfig::box_columns(p.head_dim));
   const MappedTensor out{p.out.data, p.rows, p.heads, p.head_dim_v, p.out.token_stride, p.out.head_stride};
   params.bulk_out = p.finish && can_map(out);
   if (params.bulk_out) params.out = map_tensor(out, dtype, kQueryTile / 4, kPanelColumns);
@@ -51,8 +51,8 @@ void check_device() {
   const std::string obstacle =
       device_obstacle(attribute(cudaDevAttrReservedSharedMemoryPerBlock), attribute(cudaDevAttrMultiProcessorCount));
   if (!obstacle.empty()) {
-    fail(ErrorCode::kUnsupported, fmt::format("sm90_fold can't run on GPU {}", device), obstacle,
-         {"Use ", setting("kernel", "sm80_fold"), "."});
+    fail(ErrorCode::kUnsupported, fmt::format("sm90_attention can't run on GPU {}", device), obstacle,
+         {"Use ", setting("kernel", "sm80_attention"), "."});
   }
 }
 

@@ -10,82 +10,82 @@
 
 namespace ringattn::sm90 {
 
-template <class Element_, FoldConfig kConfig>
+template <class Element_, AttentionConfig kConfig>
 struct KernelConfig {
   using Element = Element_;
   static constexpr int kDim = kConfig.head_dim;
   static constexpr int kDimV = kConfig.head_dim_v;
   static constexpr int kPanels = (kDim + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kPanelsV = (kDimV + kPanelColumns - 1) / kPanelColumns;
-  static constexpr int kBoxColumns = FoldConfig::box_columns(kDim);
-  static constexpr int kWalkCtas = kConfig.walk_ctas;
+  static constexpr int kBoxColumns = AttentionConfig::box_columns(kDim);
+  static constexpr int kClusterCtas = kConfig.cluster_ctas;
   static constexpr int kKeyBoxRows = kConfig.key_box_rows();
   static constexpr int kBoxColumnsK = kConfig.key_box_columns(kDim);
   static constexpr int kBoxColumnsV = kConfig.key_box_columns(kDimV);
   static constexpr int kKeyTile = kConfig.key_tile;
-  static constexpr int kUnits = kConfig.warpgroups;
+  static constexpr int kHeadTiles = kConfig.warpgroups;
   static constexpr int kStages = kConfig.stages;
-  static constexpr int kRounds = kConfig.rounds;
+  static constexpr int kQStages = kConfig.q_stages;
   static constexpr bool kOverlaps = kConfig.overlaps;
   static constexpr bool kKeysAhead = kConfig.keys_ahead();
   static constexpr int kThreads = kConfig.threads();
-  static constexpr int kFetchRegisters = kConfig.fetch_registers();
-  static constexpr int kFoldRegisters = kConfig.fold_registers();
+  static constexpr int kProducerRegisters = kConfig.producer_registers();
+  static constexpr int kConsumerRegisters = kConfig.consumer_registers();
   static constexpr int kQBytes = kConfig.q_bytes();
   static constexpr int kKBytes = kConfig.k_bytes();
   static constexpr int kVBytes = kConfig.v_bytes();
   static constexpr int kScratchFloats = kConfig.scratch_floats();
 };
 
-template <class Element, FoldConfig kConfig>
+template <class Element, AttentionConfig kConfig>
 void prepare_kernel() {
   using C = KernelConfig<Element, kConfig>;
   check_cuda(
-      cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{SharedMap<C>::kBytes}),
+      cudaFuncSetAttribute(attention_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{SharedMap<C>::kBytes}),
       "cudaFuncSetAttribute");
 }
 
-template <class Element, FoldConfig kConfig>
-void launch_kernel(const cuda::FoldParams& p, Stream stream) {
+template <class Element, AttentionConfig kConfig>
+void launch_kernel(const cuda::AttentionParams& p, Stream stream) {
   using C = KernelConfig<Element, kConfig>;
-  static_assert(C::kUnits > 1);  // WorkBuilder makes bundles of units
-  static_assert(C::kWalkCtas <= 2);
+  static_assert(C::kHeadTiles > 1);  // WorkBuilder makes gqa_tiles of head_tiles
+  static_assert(C::kClusterCtas <= 2);
   const HopperParams params = hopper_params(p, kConfig);
-  const std::int64_t work = std::int64_t{p.tables.bundle_count} * p.schedule.piece_heads;
-  const std::int64_t most = p.schedule.multiprocessors / C::kWalkCtas;
+  const std::int64_t work = std::int64_t{p.tables.gqa_tile_count} * p.schedule.entry_heads;
+  const std::int64_t most = p.schedule.multiprocessors / C::kClusterCtas;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {C::kWalkCtas, 1, 1};
+  cluster.val.clusterDim = {C::kClusterCtas, 1, 1};
   cudaLaunchConfig_t launch{};
-  launch.gridDim = static_cast<unsigned>((work < most ? work : most) * C::kWalkCtas);
+  launch.gridDim = static_cast<unsigned>((work < most ? work : most) * C::kClusterCtas);
   launch.blockDim = C::kThreads;
   launch.dynamicSmemBytes = SharedMap<C>::kBytes;
   launch.stream = cuda_stream(stream);
   launch.attrs = &cluster;
-  launch.numAttrs = C::kWalkCtas > 1 ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&launch, fold_kernel<C>, params), "sm90_fold");
+  launch.numAttrs = C::kClusterCtas > 1 ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&launch, attention_kernel<C>, params), "sm90_attention");
 }
 
-// A configuration whose CTAs walk side by side has a second kernel, for tasks where they walk alone.
-template <class Element, FoldConfig kConfig>
-void prepare_fold() {
+// A configuration whose CTAs kv_loop side by side has a second kernel, for tasks where they kv_loop alone.
+template <class Element, AttentionConfig kConfig>
+void prepare_attention() {
   check_device();
   prepare_kernel<Element, kConfig>();
-  if constexpr (kConfig.walk_ctas > 1) prepare_kernel<Element, kConfig.alone()>();
+  if constexpr (kConfig.cluster_ctas > 1) prepare_kernel<Element, kConfig.alone()>();
 }
 
-template <class Element, FoldConfig kConfig>
-void launch_fold(const cuda::FoldParams& p, Stream stream) {
-  if (p.schedule.walk_ctas == kConfig.walk_ctas) return launch_kernel<Element, kConfig>(p, stream);
-  if constexpr (kConfig.walk_ctas > 1) {
-    if (p.schedule.walk_ctas == 1) return launch_kernel<Element, kConfig.alone()>(p, stream);
+template <class Element, AttentionConfig kConfig>
+void launch_attention(const cuda::AttentionParams& p, Stream stream) {
+  if (p.schedule.cluster_ctas == kConfig.cluster_ctas) return launch_kernel<Element, kConfig>(p, stream);
+  if constexpr (kConfig.cluster_ctas > 1) {
+    if (p.schedule.cluster_ctas == 1) return launch_kernel<Element, kConfig.alone()>(p, stream);
   }
-  fail(ErrorCode::kInternal, "sm90_fold has no kernel for a task", "so many CTAs side by side are not its own");
+  fail(ErrorCode::kInternal, "sm90_attention has no kernel for a task", "so many CTAs side by side are not its own");
 }
 
-template <class Element, FoldConfig kConfig>
+template <class Element, AttentionConfig kConfig>
 constexpr cuda::Launcher launcher_of() {
-  return {prepare_fold<Element, kConfig>, launch_fold<Element, kConfig>};
+  return {prepare_attention<Element, kConfig>, launch_attention<Element, kConfig>};
 }
 
 }  // namespace ringattn::sm90

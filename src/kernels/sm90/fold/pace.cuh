@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pace warp keeps CTAs close to each other. CTAs that fold the same KV head read the same keys. As long as they do
 // so at about the same time, a tile is read from memory once, and the others find it in the L2 cache. Left alone they
-// drift apart over a long walk, and reading from memory then takes power that the tensor cores could use
-// (bench/notes/attention-experiments.md). No result depends on this, only time does: a CTA waits for another one a little while,
-// then goes on without keeping pace.
+// drift apart over a long kv_loop, and reading from memory then takes power that the tensor cores could use
+// (bench/notes/attention-experiments.md). No result depends on this, only time does: a CTA waits for another one a
+// little while, then goes on without keeping pace.
 #pragma once
 
 #include "kernels/sm90/fold/shared_map.cuh"
 
 namespace ringattn::sm90 {
 
-inline constexpr int kPaceTiles = 256;                    // how far a CTA may be ahead of the slowest
-inline constexpr int kPaceReads = (kMostCtas + 31) / 32;  // a lane looks at so many CTAs
-inline constexpr int kPaceTries = 2000;                   // of waiting for the slowest
-inline constexpr unsigned kPaceNanoseconds = 1000;        // between them
+inline constexpr int kPaceTiles = 256;                   // how far a CTA may be ahead of the slowest
+inline constexpr int kPaceReads = (kMaxCtas + 31) / 32;  // a lane looks at so many CTAs
+inline constexpr int kPaceTries = 2000;                  // of waiting for the slowest
+inline constexpr unsigned kPaceNanoseconds = 1000;       // between them
 
 // Where a CTA is and where the others are, in tiles. All lanes of the warp call it together.
 class Pace {
  public:
-  __device__ __forceinline__ explicit Pace(const cuda::FoldParams& p) : done_by_(p.schedule.tiles_done) {
+  __device__ __forceinline__ explicit Pace(const cuda::AttentionParams& p) : done_by_(p.schedule.tiles_done) {
     ask();
-    const int least = least_of_all();
+    const int least = min_of_all();
     done_ = least == kLeft ? 1 : least;
     publish(done_);
   }
@@ -29,7 +29,7 @@ class Pace {
     if (!keeps_) return;
     done_ += tiles;
     publish(done_);
-    for (int i = 0; done_ - least_of_all() > kPaceTiles; ++i) {
+    for (int i = 0; done_ - min_of_all() > kPaceTiles; ++i) {
       if (i == kPaceTries) {
         leave();
         keeps_ = false;
@@ -64,7 +64,7 @@ class Pace {
     }
   }
   // Where the slowest of the CTAs is that have begun and not left; kLeft where there is none.
-  __device__ __forceinline__ int least_of_all() const {
+  __device__ __forceinline__ int min_of_all() const {
     int least = kLeft;
 #pragma unroll
     for (int i = 0; i < kPaceReads; ++i) least = seen_[i] > 0 && seen_[i] < least ? seen_[i] : least;
@@ -79,10 +79,10 @@ class Pace {
 
 // The pace warp's work: the producer says how many tiles it wants to fetch, and waits until it may.
 template <class C>
-__device__ __forceinline__ void keep_pace(const cuda::FoldParams& p, const SharedMap<C>& map) {
+__device__ __forceinline__ void keep_pace(const cuda::AttentionParams& p, const SharedMap<C>& map) {
   Pace pace(p);
   for (std::uint32_t parity = 0;; parity ^= 1U) {
-    barrier_wait(map.pace_told(), parity);
+    barrier_wait(map.pace_requested(), parity);
     const int tiles = load_number(map.pace_tiles());
     if (tiles == kNoMoreWork) break;
     pace.go(tiles);

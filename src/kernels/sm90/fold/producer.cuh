@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two warps of each CTA that bring tiles into shared memory. The producer has the copy engine fetch query and key
-// tiles. The tail warp writes zeros over the rows of a V tile that lie past its sequence's end. CTAs that walk side by
-// side fetch half of each key tile's rows each, and the copy engine writes them to both.
+// Two warps of each CTA that issue_loads tiles into shared memory. The producer has the copy engine fetch query and key
+// tiles. The tail warp writes zeros over the rows of a V tile that lie past its sequence's end. CTAs that kv_loop side
+// by side fetch half of each key tile's rows each, and the copy engine writes them to both.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ inline constexpr int kNoMoreTails = -1;
 // Instead of a source: this lane has nothing to fetch of the tile.
 inline constexpr int kNotMine = -1;
 
-// Where a key tile, or a piece of one, lies, in which source and at which row, and how many keys the tile has.
-struct TilePlace {
+// Where a key tile, or a page_run of one, lies, in which source and at which row, and how many keys the tile has.
+struct TileCoord {
   int source;
   int keys;
   std::int64_t row;
@@ -35,56 +35,59 @@ struct TileBox {
   int keys;
 };
 
-// The i-th tile of a round's walk.
+// The i-th tile of a q_stage's kv_loop.
 template <class C>
-__device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const BundleWork& work, int i) {
-  const auto [tile, entry] = cuda::tile_of_walk(p.tables, work, i);
+__device__ __forceinline__ TileCoord find_tile(const cuda::AttentionParams& p, const GqaPackedTileInfo& work, int i) {
+  const auto [tile, entry] = cuda::tile_of_kv_loop(p.tables, work, i);
   const std::int64_t left = work.key_length - tile * C::kKeyTile;
   return {entry->source, left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile, entry->row};
 }
 
-// How the lanes of the producer share out tiles that lie in pieces: each has one piece of one of several tiles. Worked
-// out anew from the launch's parameters each time, since the producer has no registers to spare.
+// How the lanes of the producer share out tiles that lie in page_runs: each has one page_run of one of several tiles.
+// Worked out anew from the launch's parameters each time, since the producer has no registers to spare.
 template <class C>
-struct PieceLanes {
+struct PageRunLanes {
   const HopperParams& params;
 
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ __forceinline__ int tiles() const { return 32 >> params.lanes_log; }    // that are looked up together
   __device__ __forceinline__ int nth() const { return lane() >> params.lanes_log; }  // of those, this lane's
   __device__ __forceinline__ int first_lane(int nth) const { return nth << params.lanes_log; }  // of a tile
-  __device__ __forceinline__ int piece() const { return lane() & ((1 << params.lanes_log) - 1); }
-  __device__ __forceinline__ int first_key() const { return piece() * params.piece_keys; }  // of the piece in its tile
-  // Whether there is such a piece and it is in this CTA's share: side by side each has half of them.
+  __device__ __forceinline__ int page_run() const { return lane() & ((1 << params.lanes_log) - 1); }
+  __device__ __forceinline__ int first_key() const {
+    return page_run() * params.page_run_keys;
+  }  // of the page_run in its tile
+  // Whether there is such a page_run and it is in this CTA's share: side by side each has half of them.
   __device__ __forceinline__ bool fetches() const {
-    const int pieces = params.fold.tables.pieces;
-    if constexpr (C::kWalkCtas > 1) {
-      const int of_first = (pieces + 1) / 2;
-      return rank_in_cluster() > 0 ? piece() >= of_first && piece() < pieces : piece() < of_first;
+    const int page_runs = params.attention.tables.page_runs;
+    if constexpr (C::kClusterCtas > 1) {
+      const int of_first = (page_runs + 1) / 2;
+      return rank_in_cluster() > 0 ? page_run() >= of_first && page_run() < page_runs : page_run() < of_first;
     }
-    return piece() < pieces;
+    return page_run() < page_runs;
   }
-  // Keys of a tile, up to the end of the last piece that holds any of `keys`. Pieces have 16, 32 or 64 keys.
-  __device__ __forceinline__ int whole_pieces(int keys) const {
-    return (keys + params.piece_keys - 1) & -params.piece_keys;
+  // Keys of a tile, up to the end of the last page_run that holds any of `keys`. Pieces have 16, 32 or 64 keys.
+  __device__ __forceinline__ int whole_page_runs(int keys) const {
+    return (keys + params.page_run_keys - 1) & -params.page_run_keys;
   }
 };
 
-// This lane's piece of the i-th tile of a round's walk. The entries of pieces without keys are not read.
+// This lane's page_run of the i-th tile of a q_stage's kv_loop. The entries of page_runs without keys are not read.
 template <class C>
-__device__ __forceinline__ TilePlace find_piece(const BundleWork& work, int i, const PieceLanes<C>& lanes) {
-  const auto [tile, pieces] = cuda::tile_of_walk(lanes.params.fold.tables, work, i);
+__device__ __forceinline__ TileCoord find_page_run(const GqaPackedTileInfo& work, int i, const PageRunLanes<C>& lanes) {
+  const auto [tile, page_runs] = cuda::tile_of_kv_loop(lanes.params.attention.tables, work, i);
   const std::int64_t left = work.key_length - tile * C::kKeyTile;
   const int keys = left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile;
   if (!lanes.fetches() || lanes.first_key() >= keys) return {kNotMine, keys, 0};
-  return {pieces[lanes.piece()].source, keys, pieces[lanes.piece()].row};
+  return {page_runs[lanes.page_run()].source, keys, page_runs[lanes.page_run()].row};
 }
 
-// The i-th tile of a batch that the lanes have looked up, as one lane fetches it; in pieces, this lane's piece of it.
-template <bool kInPieces, class C>
-__device__ __forceinline__ TileBox box_of(const TilePlace& batch, int i, const PieceLanes<C>& lanes) {
+// The i-th tile of a batch that the lanes have looked up, as one lane fetches it; in page_runs, this lane's page_run of
+// it.
+template <bool kPageRuns, class C>
+__device__ __forceinline__ TileBox box_of(const TileCoord& batch, int i, const PageRunLanes<C>& lanes) {
   constexpr unsigned kAll = 0xffffffffU;
-  if constexpr (kInPieces) {
+  if constexpr (kPageRuns) {
     return {lanes.nth() == i ? batch.source : kNotMine, static_cast<int>(batch.row),
             __shfl_sync(kAll, batch.keys, lanes.first_lane(i))};
   } else {
@@ -93,21 +96,23 @@ __device__ __forceinline__ TileBox box_of(const TilePlace& batch, int i, const P
   }
 }
 
-// Fetches the queries of a round's units. One lane calls it.
+// Fetches the queries of a q_stage's head_tiles. One lane calls it.
 template <class C>
 __device__ __forceinline__ void fetch_queries(const HopperParams& params, const SharedMap<C>& map,
-                                              const BundleWork& work, const UnitWork* units, std::uint32_t round) {
+                                              const GqaPackedTileInfo& work, const HeadWorkTileInfo* head_tiles,
+                                              std::uint32_t q_stage) {
   if (work.tiles <= 0) {
-    barrier_arrive(map.q_full(round));
+    barrier_arrive(map.q_full(q_stage));
     return;
   }
-  barrier_arrive_expect(map.q_full(round), work.units * C::kQBytes);
-  for (int unit = 0; unit < work.units; ++unit) {
-    const int row = static_cast<int>(units[unit].row);
+  barrier_arrive_expect(map.q_full(q_stage), work.head_tiles * C::kQBytes);
+  for (int head_tile = 0; head_tile < work.head_tiles; ++head_tile) {
+    const int row = static_cast<int>(head_tiles[head_tile].row);
 #pragma unroll
     for (int column = 0; column < C::kDim; column += C::kBoxColumns) {
-      load_box(map.q(round, unit) + static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kQPanel),
-               &params.q, map.q_full(round), column, units[unit].query_head, row);
+      tma_load_box(
+          map.q(q_stage, head_tile) + static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kQPanel),
+          &params.q, map.q_full(q_stage), column, head_tiles[head_tile].query_head, row);
     }
   }
 }
@@ -117,64 +122,64 @@ __device__ __forceinline__ void fetch_queries(const HopperParams& params, const 
 template <class C, int kColumns, int kBox>
 __device__ __forceinline__ void load_keys(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
                                           int head, int row) {
-  const int first = C::kWalkCtas > 1 ? static_cast<int>(rank_in_cluster()) * C::kKeyBoxRows : 0;
+  const int first = C::kClusterCtas > 1 ? static_cast<int>(rank_in_cluster()) * C::kKeyBoxRows : 0;
 #pragma unroll
   for (int column = 0; column < kColumns; column += kBox) {
     const std::uint32_t box =
         target + static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kTilePanel + first * kPanelRowBytes);
-    if constexpr (C::kWalkCtas > 1) {
-      load_box_for((1U << C::kWalkCtas) - 1U, box, from, barrier, column, head, row + first);
+    if constexpr (C::kClusterCtas > 1) {
+      tma_multicast_box((1U << C::kClusterCtas) - 1U, box, from, barrier, column, head, row + first);
     } else {
-      load_box(box, from, barrier, column, head, row);
+      tma_load_box(box, from, barrier, column, head, row);
     }
   }
 }
 
-// Fetches K or V of this lane's piece of a tile; side by side, for both CTAs. A piece fills a part of each panel.
+// Fetches K or V of this lane's page_run of a tile; side by side, for both CTAs. A page_run fills a part of each panel.
 template <class C, int kColumns>
-__device__ __forceinline__ void load_piece(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
-                                           int head, int row, const PieceLanes<C>& lanes) {
+__device__ __forceinline__ void load_page_run(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
+                                              int head, int row, const PageRunLanes<C>& lanes) {
   const std::uint32_t first = target + static_cast<std::uint32_t>(lanes.first_key() * kPanelRowBytes);
 #pragma unroll
   for (int column = 0; column < kColumns; column += kPanelColumns) {
     const std::uint32_t box = first + static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kTilePanel);
-    if constexpr (C::kWalkCtas > 1) {
-      load_box_for((1U << C::kWalkCtas) - 1U, box, from, barrier, column, head, row);
+    if constexpr (C::kClusterCtas > 1) {
+      tma_multicast_box((1U << C::kClusterCtas) - 1U, box, from, barrier, column, head, row);
     } else {
-      load_box(box, from, barrier, column, head, row);
+      tma_load_box(box, from, barrier, column, head, row);
     }
   }
 }
 
 // The producer's work. All lanes pass the barriers together. One of them issues the copies of a tile; where tiles lie
-// in pieces (kInPieces), a lane for each piece.
-template <class C, bool kInPieces>
+// in page_runs (kPageRuns), a lane for each page_run.
+template <class C, bool kPageRuns>
 __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMap<C>& map, unsigned char* shared) {
-  const cuda::FoldParams& p = params.fold;
+  const cuda::AttentionParams& p = params.attention;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const PieceLanes<C> lanes{params};
-  const int together = kInPieces ? lanes.tiles() : 32;  // tiles that the lanes look up at a time
-  RingCursor<C::kRounds> round;
-  RingCursor<C::kStages> ring;
-  RingCursor<C::kStages> ring_v;  // where V is fetched behind K (C::kKeysAhead)
-  std::uint32_t tails = 0;        // V tiles so far that the tail warp was told of
-  std::uint32_t paced = 0;        // parity of pace_free()
-  for (;; round.advance()) {
-    barrier_wait(map.work_full(round.stage()), round.parity());
-    const BundleWork& work = *work_of<C>(shared, round.stage());
+  const PageRunLanes<C> lanes{params};
+  const int together = kPageRuns ? lanes.tiles() : 32;  // tiles that the lanes look up at a time
+  PackedPipelineState<C::kQStages> q_stage;
+  PackedPipelineState<C::kStages> ring;
+  PackedPipelineState<C::kStages> ring_v;  // where V is fetched behind K (C::kKeysAhead)
+  std::uint32_t tails = 0;                 // V tiles so far that the tail warp was told of
+  std::uint32_t paced = 0;                 // parity of pace_free()
+  for (;; q_stage.advance()) {
+    barrier_wait(map.work_full(q_stage.stage()), q_stage.parity());
+    const GqaPackedTileInfo& work = *work_info_of<C>(shared, q_stage.stage());
     const int tiles = work.tiles;
-    if (lane == 0) fetch_queries<C>(params, map, work, units_of<C>(shared, round.stage()), round.stage());
+    if (lane == 0) fetch_queries<C>(params, map, work, head_tile_infos<C>(shared, q_stage.stage()), q_stage.stage());
     if (tiles == kNoMoreWork) break;
     const int kv_head = work.kv_head;
-    const int wanted = wanted_with<C>(tiles);
+    const int wanted = requested_at<C>(tiles);
     // The copies of a tile's K, and of its V.
     const auto copy_k = [&](const TileBox& tile, std::uint32_t stage) {
       const std::uint32_t landed = map.k_full(stage);
-      if constexpr (kInPieces) {
-        if (lane == 0) barrier_arrive_expect(landed, lanes.whole_pieces(tile.keys) * (C::kKBytes / C::kKeyTile));
+      if constexpr (kPageRuns) {
+        if (lane == 0) barrier_arrive_expect(landed, lanes.whole_page_runs(tile.keys) * (C::kKBytes / C::kKeyTile));
         __syncwarp();
         if (tile.source == kNotMine) return;
-        load_piece<C, C::kDim>(map.k(stage), &params.k[tile.source], landed, kv_head, tile.row, lanes);
+        load_page_run<C, C::kDim>(map.k(stage), &params.k[tile.source], landed, kv_head, tile.row, lanes);
       } else {
         if (lane != 0) return;
         barrier_arrive_expect(landed, C::kKBytes);
@@ -182,20 +187,20 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       }
     };
     const auto copy_v = [&](const TileBox& tile, std::uint32_t stage) {
-      if (!kInPieces && lane != 0) return;
-      // Rows past the sequence's end belong to somebody else. Their probabilities are 0, but 0 · ∞ would be NaN, so the
-      // tail warp writes zeros there before the consumers hear of the tile.
+      if (!kPageRuns && lane != 0) return;
+      // AttentionState past the sequence's end belong to somebody else. Their probabilities are 0, but 0 · ∞ would be
+      // NaN, so the tail warp writes zeros there before the consumers hear of the tile.
       const bool whole = tile.keys == C::kKeyTile;
       std::uint32_t landed = map.v_full(stage);
       if (!whole) {
         landed = map.tail_landed();
         if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
       }
-      if constexpr (kInPieces) {
-        if (lane == 0) barrier_arrive_expect(landed, lanes.whole_pieces(tile.keys) * (C::kVBytes / C::kKeyTile));
+      if constexpr (kPageRuns) {
+        if (lane == 0) barrier_arrive_expect(landed, lanes.whole_page_runs(tile.keys) * (C::kVBytes / C::kKeyTile));
         __syncwarp();
         if (tile.source != kNotMine) {
-          load_piece<C, C::kDimV>(map.v(stage), &params.v[tile.source], landed, kv_head, tile.row, lanes);
+          load_page_run<C, C::kDimV>(map.v(stage), &params.v[tile.source], landed, kv_head, tile.row, lanes);
         }
       } else {
         barrier_arrive_expect(landed, C::kVBytes);
@@ -205,7 +210,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         if (lane == 0) {
           store_number(map.tail_stage(), static_cast<int>(stage));
           store_number(map.tail_keys(), tile.keys);
-          barrier_arrive(map.tail_told());
+          barrier_arrive(map.tail_requested());
         }
         ++tails;
       }
@@ -217,31 +222,31 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       copy_v(last, ring_v.stage());
       ring_v.advance();
     };
-    // Each lane looks up one tile, or a piece of one, of a batch, one batch before it is fetched.
-    TilePlace ahead{};
+    // Each lane looks up one tile, or a page_run of one, of a batch, one batch before it is fetched.
+    TileCoord ahead{};
     const auto look_up = [&](int begin) {
-      if constexpr (kInPieces) {
-        if (begin + lanes.nth() < tiles) ahead = find_piece<C>(work, begin + lanes.nth(), lanes);
+      if constexpr (kPageRuns) {
+        if (begin + lanes.nth() < tiles) ahead = find_page_run<C>(work, begin + lanes.nth(), lanes);
       } else {
         if (begin + lane < tiles) ahead = find_tile<C>(p, work, begin + lane);
       }
     };
     look_up(0);
     for (int first = 0; first < tiles; first += together) {
-      const TilePlace batch = ahead;
+      const TileCoord batch = ahead;
       look_up(first + together);
       const int end = tiles - first < together ? tiles - first : together;
-      if (p.schedule.keep_pace && (!kInPieces || first % 32 == 0)) {
+      if (p.schedule.keep_pace && (!kPageRuns || first % 32 == 0)) {
         if (lane == 0) {
           store_number(map.pace_tiles(), tiles - first < 32 ? tiles - first : 32);
-          barrier_arrive(map.pace_told());
+          barrier_arrive(map.pace_requested());
         }
         barrier_wait(map.pace_free(), paced);
         paced ^= 1U;
       }
       for (int i = 0; i < end; ++i, ring.advance()) {
-        const TileBox tile = box_of<kInPieces>(batch, i, lanes);
-        if (lane == 0 && first + i == wanted) barrier_arrive(map.work_wanted());
+        const TileBox tile = box_of<kPageRuns>(batch, i, lanes);
+        if (lane == 0 && first + i == wanted) barrier_arrive(map.work_requested());
         barrier_wait(map.k_empty(ring.stage()), ring.parity() ^ 1U);
         __syncwarp();  // all lanes have passed the barrier before its next phase can end
         copy_k(tile, ring.stage());
@@ -255,16 +260,16 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       }
     }
     if (C::kKeysAhead && tiles > 0) copy_last_v();
-    barrier_arrive(map.q_empty(round.stage()));
+    barrier_arrive(map.q_empty(q_stage.stage()));
   }
   if (lane == 0) {
     if (p.schedule.keep_pace) {
       store_number(map.pace_tiles(), kNoMoreWork);
-      barrier_arrive(map.pace_told());
+      barrier_arrive(map.pace_requested());
     }
     if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
     store_number(map.tail_stage(), kNoMoreTails);
-    barrier_arrive(map.tail_told());
+    barrier_arrive(map.tail_requested());
   }
 }
 
@@ -274,7 +279,7 @@ template <class C>
 __device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (std::uint32_t parity = 0;; parity ^= 1U) {
-    barrier_wait(map.tail_told(), parity);
+    barrier_wait(map.tail_requested(), parity);
     const int stage = load_number(map.tail_stage());
     const int rows = load_number(map.tail_keys());
     if (stage == kNoMoreTails) return;
@@ -292,7 +297,7 @@ __device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
     __syncwarp();
     if (lane == 0) barrier_arrive(map.v_full(static_cast<std::uint32_t>(stage)));
     barrier_arrive(map.tail_done());
-    if constexpr (C::kWalkCtas > 1) barrier_arrive_at(in_cta(map.tail_done(), rank_in_cluster() ^ 1U));
+    if constexpr (C::kClusterCtas > 1) barrier_arrive_at(in_cta(map.tail_done(), rank_in_cluster() ^ 1U));
   }
 }
 

@@ -3,8 +3,8 @@
 // else; wgmma_wait() waits for them.
 #pragma once
 
-#include "kernels/cuda/device/panels.hpp"
 #include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/device/panels.hpp"
 #include "kernels/sm90/fold/config.hpp"
 #include "kernels/sm90/ptx/threads.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
@@ -13,8 +13,7 @@ namespace ringattn::sm90 {
 
 // Issues S = Q Kᵀ for the warpgroup's 64 rows and one key tile. q_tile and k_tile are addresses in shared memory.
 template <class C>
-__device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std::uint32_t q_tile,
-                                             std::uint32_t k_tile) {
+__device__ __forceinline__ void qk_gemm(float (&s)[C::kKeyTile / 8][4], std::uint32_t q_tile, std::uint32_t k_tile) {
   const std::uint32_t q = of_warp(descriptor_low(q_tile));
   const std::uint32_t k = of_warp(descriptor_low(k_tile));
   pin(s);
@@ -32,7 +31,7 @@ __device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std
 
 // Issues O += P V, or O = P V where it is the first product of a group.
 template <class C>
-__device__ __forceinline__ void add_p_v(float (&o)[C::kDimV / 8][4],
+__device__ __forceinline__ void pv_gemm(float (&o)[C::kDimV / 8][4],
                                         const std::uint32_t (&probability)[C::kKeyTile / 16][4], std::uint32_t v_tile,
                                         bool first) {
   const std::uint32_t v = of_warp(descriptor_low(v_tile, cuda::panel_bytes(C::kKeyTile)));
@@ -49,7 +48,7 @@ __device__ __forceinline__ void add_p_v(float (&o)[C::kDimV / 8][4],
 
 // A branch that is never taken. It ends the basic block: without it ptxas (13.0) moves the softmax behind the wait that
 // the softmax should come before, or runs out of registers between the softmax and P V.
-__device__ __forceinline__ void end_block(const cuda::FoldParams& p) {
+__device__ __forceinline__ void end_block(const cuda::AttentionParams& p) {
   if (p.heads == 0) __trap();
 }
 

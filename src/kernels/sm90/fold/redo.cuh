@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile step once more, for rows that have outgrown their reference. This is seldom needed, so it is short rather
-// than fast. A warp works out its 16 rows' scores again by mma.sync, 16 keys at a time: once for their maximum, and
-// once more for their exponentials. Rows that have not outgrown their reference keep what they have.
+// The tile step once more, for rows that have exceeds_threshold their softmax_offset. This is seldom needed, so it is
+// short rather than fast. A warp works out its 16 rows' scores again by mma.sync, 16 keys at a time: once for their
+// maximum, and once more for their exponentials. AttentionState that have not exceeds_threshold their softmax_offset
+// keep what they have.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
@@ -11,8 +12,8 @@ namespace ringattn::sm90 {
 
 // Scores of 16 keys, scaled and capped but not masked.
 template <class C>
-__device__ __forceinline__ void scores_again(const cuda::FoldParams& p, float (&s)[2][4], std::uint32_t q_tile,
-                                             std::uint32_t k_tile, int block) {
+__device__ __forceinline__ void recompute_scores(const cuda::AttentionParams& p, float (&s)[2][4], std::uint32_t q_tile,
+                                                 std::uint32_t k_tile, int block) {
   const int lane = thread_of_cta() % 32;
   const int warp = thread_of_cta() / 32 % 4;
 #pragma unroll
@@ -36,27 +37,27 @@ __device__ __forceinline__ void scores_again(const cuda::FoldParams& p, float (&
 
 // What comes of it, for both rows of a thread.
 template <class C>
-struct Redone {
+struct Recomputed {
   float s[C::kKeyTile / 8][4];  // probabilities
   float sum[2];
   float shift[2];
-  float factor[2];  // of what was summed with the old reference
-  bool outgrown[2];
+  float factor[2];  // of what was has_merged with the old softmax_offset
+  bool exceeds_threshold[2];
 };
 
 // A function of its own, with its results in memory, so that the main loop's registers don't know of it.
-template <class C, class AnyUnit>
-__device__ __noinline__ void redo(const cuda::FoldParams& p, AnyUnit unit, int number, std::uint32_t q_tile,
-                                  std::uint32_t k_tile, float shift0, float shift1, float sum0, float sum1,
-                                  Redone<C>& result) {
+template <class C, class AnyWorkTile>
+__device__ __noinline__ void recompute_tile(const cuda::AttentionParams& p, AnyWorkTile head_tile, int number,
+                                            std::uint32_t q_tile, std::uint32_t k_tile, float shift0, float shift1,
+                                            float sum0, float sum1, Recomputed<C>& result) {
   const float old_shift[2] = {shift0, shift1};
   const float old_sum[2] = {sum0, sum1};
-  const Columns columns[2] = {visible_columns<C>(unit, 0, number), visible_columns<C>(unit, 1, number)};
+  const Columns columns[2] = {visible_columns<C>(head_tile, 0, number), visible_columns<C>(head_tile, 1, number)};
   float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll 1
   for (int block = 0; block < C::kKeyTile / 16; ++block) {
     float s[2][4];
-    scores_again<C>(p, s, q_tile, k_tile, block);
+    recompute_scores<C>(p, s, q_tile, k_tile, block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       mask_scores<0, 2>(p, s, half, columns[half], 2 * block);
@@ -67,19 +68,19 @@ __device__ __noinline__ void redo(const cuda::FoldParams& p, AnyUnit unit, int n
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     // The quad decides together.
-    int any = old_sum[half] > kOutgrown<typename C::Element> ? 1 : 0;
+    int any = old_sum[half] > kRescaleThreshold<typename C::Element> ? 1 : 0;
     any |= __shfl_xor_sync(0xffffffffU, any, 1);
     any |= __shfl_xor_sync(0xffffffffU, any, 2);
-    const float reference = fmaxf(-old_shift[half], __fmul_rn(over_quad(most[half]), p.softmax.exponent_base2));
-    result.outgrown[half] = any != 0;
-    result.shift[half] = any != 0 ? -reference : old_shift[half];
+    const float softmax_offset = fmaxf(-old_shift[half], __fmul_rn(over_quad(most[half]), p.softmax.exponent_base2));
+    result.exceeds_threshold[half] = any != 0;
+    result.shift[half] = any != 0 ? -softmax_offset : old_shift[half];
     result.factor[half] = cuda::exp2_approx(__fsub_rn(result.shift[half], old_shift[half]));
     result.sum[half] = 0.0F;
   }
 #pragma unroll 1
   for (int block = 0; block < C::kKeyTile / 16; ++block) {
     float s[2][4];
-    scores_again<C>(p, s, q_tile, k_tile, block);
+    recompute_scores<C>(p, s, q_tile, k_tile, block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       mask_scores<0, 2>(p, s, half, columns[half], 2 * block);
@@ -97,26 +98,26 @@ __device__ __noinline__ void redo(const cuda::FoldParams& p, AnyUnit unit, int n
   }
 }
 
-// Takes over what was done again. What the open group held before moves with its reference; closed groups have their
-// own.
+// Takes over what was done again. What the open group held before moves with its softmax_offset; closed groups have
+// their own.
 template <class C>
-__device__ __forceinline__ void take_over(const Redone<C>& redone, Rows<C>& rows, float (&s)[C::kKeyTile / 8][4],
-                                          float (&sum)[2]) {
+__device__ __forceinline__ void take_over(const Recomputed<C>& recomputed, AttentionState<C>& rows,
+                                          float (&s)[C::kKeyTile / 8][4], float (&sum)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (!redone.outgrown[half]) continue;
-    sum[half] = redone.sum[half];
-    rows.shift[half] = redone.shift[half];
-    rows.l[half] = __fmul_rn(rows.l[half], redone.factor[half]);
+    if (!recomputed.exceeds_threshold[half]) continue;
+    sum[half] = recomputed.sum[half];
+    rows.shift[half] = recomputed.shift[half];
+    rows.l[half] = __fmul_rn(rows.l[half], recomputed.factor[half]);
 #pragma unroll
     for (int n = 0; n < C::kDimV / 8; ++n) {
-      rows.o[n][2 * half] = __fmul_rn(rows.o[n][2 * half], redone.factor[half]);
-      rows.o[n][2 * half + 1] = __fmul_rn(rows.o[n][2 * half + 1], redone.factor[half]);
+      rows.o[n][2 * half] = __fmul_rn(rows.o[n][2 * half], recomputed.factor[half]);
+      rows.o[n][2 * half + 1] = __fmul_rn(rows.o[n][2 * half + 1], recomputed.factor[half]);
     }
 #pragma unroll
     for (int j = 0; j < C::kKeyTile / 8; ++j) {
-      s[j][2 * half] = redone.s[j][2 * half];
-      s[j][2 * half + 1] = redone.s[j][2 * half + 1];
+      s[j][2 * half] = recomputed.s[j][2 * half];
+      s[j][2 * half + 1] = recomputed.s[j][2 * half + 1];
     }
   }
 }

@@ -2,8 +2,8 @@
 // The scheduler: one warp of each CTA, which decides what the CTA folds next and writes it down for the other warps.
 //
 // All CTAs take work from one counter in memory. Each takes as late as it can, because work that it has taken and not
-// begun can't go to another CTA that is free sooner. Of two CTAs that walk side by side the first one takes, and sends
-// the other one the number that it got.
+// begun can't go to another CTA that is free sooner. Of two CTAs that kv_loop side by side the first one takes, and
+// sends the other one the number that it got.
 #pragma once
 
 #include "kernels/cuda/work_order.hpp"
@@ -13,68 +13,70 @@
 
 namespace ringattn::sm90 {
 
-// The next round is taken when the producer fetches a tile of this round that has so many tiles behind it. That is
-// early enough for the next round's tables and Q to arrive in time. After a round with no more tiles than that, the
+// The next q_stage is taken when the producer fetches a tile of this q_stage that has so many tiles behind it. That is
+// early enough for the next q_stage's tables and Q to arrive in time. After a q_stage with no more tiles than that, the
 // scheduler does not wait for the producer, and takes the next one at once.
 inline constexpr int kTilesAhead = 4;
 
-// The number of the tile with which the producer tells the scheduler to take the next round, of a round of `tiles`
-// tiles; kNotTold where it doesn't: the round is short, or the other CTA takes.
-inline constexpr int kNotTold = -1;
+// The number of the tile with which the producer tells the scheduler to take the next q_stage, of a q_stage of `tiles`
+// tiles; kNeverRequested where it doesn't: the q_stage is short, or the other CTA takes.
+inline constexpr int kNeverRequested = -1;
 template <class C>
-__device__ __forceinline__ int wanted_with(int tiles) {
-  const bool takes = C::kWalkCtas == 1 || rank_in_cluster() == 0;
-  return takes && tiles > kTilesAhead ? tiles - kTilesAhead - 1 : kNotTold;
+__device__ __forceinline__ int requested_at(int tiles) {
+  const bool takes = C::kClusterCtas == 1 || rank_in_cluster() == 0;
+  return takes && tiles > kTilesAhead ? tiles - kTilesAhead - 1 : kNeverRequested;
 }
 
-// Writes down what a unit's rows see of its tiles, and for which of those the plain steps are enough: the tiles of
+// Writes down what a head_tile's rows see of its tiles, and for which of those the plain steps are enough: the tiles of
 // which every row sees all keys, and with which no group ends. The masked ones are the first and the last ones, as
 // tiles ascend; where they lie in several runs the host has counted them.
 template <class C>
-__device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda::WorkItem& item, UnitWork& unit) {
-  const int tiles = item.tiles;
-  const std::int64_t first = item.first_tile;
+__device__ __forceinline__ void set_edges(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile,
+                                          HeadWorkTileInfo& head_tile) {
+  const int tiles = work_tile.tiles;
+  const std::int64_t first = work_tile.first_tile;
   const std::int64_t origin = first * C::kKeyTile;
   const auto edge = [&](std::int64_t key) {
     const std::int64_t from_origin = key - origin;
     return static_cast<int>(from_origin < -kNoEdge ? -kNoEdge : from_origin > kNoEdge ? kNoEdge : from_origin);
   };
-  const Visibility visibility(p.mask, item.key_length);
-  const KeyRange reach = visibility.reach(item.position);
-  unit.origin = static_cast<int>(first);
-  unit.from = edge(reach.begin);
-  unit.to = edge(reach.end);
-  unit.length = edge(item.key_length);
+  const Visibility visibility(p.mask, work_tile.key_length);
+  const KeyRange reach = visibility.mask_range(work_tile.position);
+  head_tile.origin = static_cast<int>(first);
+  head_tile.from = edge(reach.begin);
+  head_tile.to = edge(reach.end);
+  head_tile.length = edge(work_tile.key_length);
 
   const auto tiles_before = [](int key) { return key < 0 ? 0 : key / C::kKeyTile; };
-  const KeyRange common = visibility.common_keys(item.position, item.position + kQueryTile - 1);
-  const bool one_run = item.runs == 1;
-  const int plain_begin = one_run ? tiles_before(edge(common.begin) + C::kKeyTile - 1) : item.plain_begin;
-  const int plain_end = one_run ? tiles_before(edge(common.end)) : item.plain_end;
-  unit.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
-  unit.tail = tiles - (plain_end < tiles ? plain_end : tiles);
-  unit.group = (item.place + tiles) % kGroupTiles;
-  if (p.state.save && unit.group == 0 && unit.tail == 0) unit.tail = 1;  // the consumer notes there that it is full
+  const KeyRange common = visibility.common_keys(work_tile.position, work_tile.position + kQueryTile - 1);
+  const bool one_run = work_tile.runs == 1;
+  const int plain_begin = one_run ? tiles_before(edge(common.begin) + C::kKeyTile - 1) : work_tile.plain_begin;
+  const int plain_end = one_run ? tiles_before(edge(common.end)) : work_tile.plain_end;
+  head_tile.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
+  head_tile.tail = tiles - (plain_end < tiles ? plain_end : tiles);
+  head_tile.group = (work_tile.split_position + tiles) % kTilesPerKvSplit;
+  if (p.state.save && head_tile.group == 0 && head_tile.tail == 0)
+    head_tile.tail = 1;  // the consumer notes there that it is full
 }
 
-// Takes numbers of work from the counter. Work n is piece and KV head cuda::work_place(…, n). All lanes of the warp
+// Takes numbers of work from the counter. Work n is piece and KV head cuda::work_index(…, n). All lanes of the warp
 // call it together.
 template <class C>
 class Counter {
  public:
-  __device__ __forceinline__ Counter(const cuda::FoldParams& p, const SharedMap<C>& map)
-      : p_(p), map_(map), rank_(C::kWalkCtas > 1 ? rank_in_cluster() : 0) {}
+  __device__ __forceinline__ Counter(const cuda::AttentionParams& p, const SharedMap<C>& map)
+      : p_(p), map_(map), rank_(C::kClusterCtas > 1 ? rank_in_cluster() : 0) {}
 
   __device__ __forceinline__ std::uint32_t rank() const { return rank_; }
-  __device__ __forceinline__ int work() const { return p_.tables.bundle_count * p_.schedule.piece_heads; }
+  __device__ __forceinline__ int work() const { return p_.tables.gqa_tile_count * p_.schedule.entry_heads; }
 
   // A CTA's first number; take() goes on behind those of all CTAs.
-  __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x) / C::kWalkCtas; }
+  __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x) / C::kClusterCtas; }
   // The next number; there is no more work where it is work() or more.
   __device__ __forceinline__ int take() {
     const bool leads = threadIdx.x % 32 == 0;
     int number = 0;
-    if (leads) number = rank_ > 0 ? receive() : take_and_tell();
+    if (leads) number = rank_ > 0 ? receive() : take_and_send();
     number = __shfl_sync(0xffffffffU, number, 0);
     // The first CTA may overwrite the number as soon as it counts as read. A load that has only been issued may be
     // overtaken by an arrival, so the arrival stands behind the number's use, is made by the lane that has read it, and
@@ -85,20 +87,20 @@ class Counter {
 
  private:
   // One lane calls each of these.
-  __device__ __forceinline__ int take_and_tell() {
+  __device__ __forceinline__ int take_and_send() {
     int number = atomicAdd(p_.schedule.taken, 1);
     // A CTA's first work is not taken, but each CTA takes once in vain at the end. So as many numbers are taken as
     // there is work, and whoever gets the last one leaves the counter as the next task that uses these tables expects
     // it.
     if (number == work() - 1) atomicExch(p_.schedule.taken, 0);
-    number += static_cast<int>(gridDim.x) / C::kWalkCtas;
-    if constexpr (C::kWalkCtas > 1) tell(number);
+    number += static_cast<int>(gridDim.x) / C::kClusterCtas;
+    if constexpr (C::kClusterCtas > 1) send(number);
     return number;
   }
-  __device__ __forceinline__ void tell(int number) {
+  __device__ __forceinline__ void send(int number) {
     barrier_acquire(map_.number_read(), parity_ ^ 1U);
     parity_ ^= 1U;
-    send_number(in_cta(map_.number(), 1), in_cta(map_.number_sent(), 1), number);
+    dsmem_store_async(in_cta(map_.number(), 1), in_cta(map_.number_sent(), 1), number);
   }
   __device__ __forceinline__ int receive() {
     barrier_arrive_expect(map_.number_sent(), sizeof(int));
@@ -107,70 +109,72 @@ class Counter {
     return load_number(map_.number());
   }
 
-  const cuda::FoldParams& p_;
+  const cuda::AttentionParams& p_;
   const SharedMap<C>& map_;
   std::uint32_t rank_;
   std::uint32_t parity_ = 0;
 };
 
-// The scheduler's work: writes for each round the walk and the units, until there is no more work.
+// The scheduler's work: writes for each q_stage the kv_loop and the head_tiles, until there is no more work.
 template <class C>
-__device__ __forceinline__ void schedule(const cuda::FoldParams& p, const SharedMap<C>& map, unsigned char* shared) {
+__device__ __forceinline__ void schedule(const cuda::AttentionParams& p, const SharedMap<C>& map,
+                                         unsigned char* shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int unit_heads = p.schedule.unit_heads;
+  const int heads_per_gqa_tile = p.schedule.heads_per_gqa_tile;
   Counter<C> counter(p, map);
-  const int first_unit = static_cast<int>(counter.rank()) * C::kUnits;
-  RingCursor<C::kRounds> cursor;
-  int tiles = 0;             // of the round before
-  std::uint32_t wanted = 0;  // parity of work_wanted()
-  for (int round = 0;; ++round, cursor.advance()) {
-    if (wanted_with<C>(tiles) != kNotTold) {
-      barrier_wait(map.work_wanted(), wanted);
+  const int first_head_tile = static_cast<int>(counter.rank()) * C::kHeadTiles;
+  PackedPipelineState<C::kQStages> cursor;
+  int tiles = 0;             // of the q_stage before
+  std::uint32_t wanted = 0;  // parity of work_requested()
+  for (int q_stage = 0;; ++q_stage, cursor.advance()) {
+    if (requested_at<C>(tiles) != kNeverRequested) {
+      barrier_wait(map.work_requested(), wanted);
       wanted ^= 1U;
     }
-    const int index = round == 0 ? counter.first() : counter.take();
-    // All that the round needs is read and worked out before its place is free: of short rounds nothing else hides it.
+    const int index = q_stage == 0 ? counter.first() : counter.take();
+    // All that the q_stage needs is read and worked out before its place is free: of short q_stages nothing else hides
+    // it.
     const bool any = index < counter.work();
-    UnitWork unit{};
-    BundleWork work{};
-    unit.walk = work.tiles = kNoMoreWork;
+    HeadWorkTileInfo head_tile{};
+    GqaPackedTileInfo work{};
+    head_tile.kv_loop = work.tiles = kNoMoreWork;
     if (any) {
-      const cuda::WorkPlace place =
-          cuda::work_place(p.schedule.early_count, p.schedule.piece_heads, p.schedule.section_heads, index);
-      const cuda::WorkBundle& bundle = p.tables.bundles[place.piece];
-      const int query_head = p.tables.items[bundle.item].head + place.head * unit_heads;
-      tiles = bundle.tiles;
-      unit.walk = bundle.tiles;
-      if (lane < C::kUnits && first_unit + lane < bundle.units) {
-        const int nth = bundle.head + first_unit + lane;
-        const cuda::WorkItem& item = p.tables.items[bundle.item + nth / unit_heads];
-        unit.row = item.row;
-        unit.first = item.first;
-        unit.run_begin = item.run_begin;
-        unit.runs = item.runs;
-        unit.slot_begin = item.slot_begin;
-        unit.slot_end = item.slot_end;
-        unit.query_head = query_head + nth % unit_heads;
-        if (item.tiles > 0) {
-          unit.begin = static_cast<int>(item.first - bundle.first);
-          unit.end = unit.begin + item.tiles;
-          set_edges<C>(p, item, unit);
+      const cuda::WorkIndex work_index =
+          cuda::work_index(p.schedule.early_entries, p.schedule.entry_heads, p.schedule.swizzle_heads, index);
+      const cuda::GqaPackedTile& gqa_tile = p.tables.gqa_tiles[work_index.entry];
+      const int query_head = p.tables.work_tiles[gqa_tile.work_tile].head + work_index.head * heads_per_gqa_tile;
+      tiles = gqa_tile.tiles;
+      head_tile.kv_loop = gqa_tile.tiles;
+      if (lane < C::kHeadTiles && first_head_tile + lane < gqa_tile.head_tiles) {
+        const int nth = gqa_tile.head + first_head_tile + lane;
+        const cuda::WorkTile& work_tile = p.tables.work_tiles[gqa_tile.work_tile + nth / heads_per_gqa_tile];
+        head_tile.row = work_tile.row;
+        head_tile.first = work_tile.first;
+        head_tile.run_begin = work_tile.run_begin;
+        head_tile.runs = work_tile.runs;
+        head_tile.valid_row_begin = work_tile.valid_row_begin;
+        head_tile.valid_row_end = work_tile.valid_row_end;
+        head_tile.query_head = query_head + nth % heads_per_gqa_tile;
+        if (work_tile.tiles > 0) {
+          head_tile.begin = static_cast<int>(work_tile.first - gqa_tile.first);
+          head_tile.end = head_tile.begin + work_tile.tiles;
+          set_edges<C>(p, work_tile, head_tile);
         }
       }
-      work.first = bundle.first;
-      work.first_tile = bundle.first_tile;
-      work.table = bundle.table;
-      work.key_length = p.tables.items[bundle.item].key_length;
-      work.run_begin = bundle.run_begin;
-      work.runs = bundle.runs;
+      work.first = gqa_tile.first;
+      work.first_tile = gqa_tile.first_tile;
+      work.table = gqa_tile.table;
+      work.key_length = p.tables.work_tiles[gqa_tile.work_tile].key_length;
+      work.run_begin = gqa_tile.run_begin;
+      work.runs = gqa_tile.runs;
       work.kv_head = query_head / (p.heads / p.kv_heads);
-      const int own = bundle.units - first_unit;
-      work.units = own < 0 ? 0 : own < C::kUnits ? own : C::kUnits;
-      work.tiles = bundle.tiles;
+      const int own = gqa_tile.head_tiles - first_head_tile;
+      work.head_tiles = own < 0 ? 0 : own < C::kHeadTiles ? own : C::kHeadTiles;
+      work.tiles = gqa_tile.tiles;
     }
-    if (round >= C::kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
-    if (lane < C::kUnits) units_of<C>(shared, cursor.stage())[lane] = unit;
-    if (lane == 0) *work_of<C>(shared, cursor.stage()) = work;
+    if (q_stage >= C::kQStages) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
+    if (lane < C::kHeadTiles) head_tile_infos<C>(shared, cursor.stage())[lane] = head_tile;
+    if (lane == 0) *work_info_of<C>(shared, cursor.stage()) = work;
     barrier_arrive(map.work_full(cursor.stage()));
     if (!any) return;
   }

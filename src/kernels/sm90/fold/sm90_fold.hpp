@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel row `sm90_fold`: Hopper's tensor cores and copy engine.
+// The kernel row `sm90_attention`: Hopper's tensor cores and copy engine.
 #pragma once
 
 #include <memory>
@@ -10,9 +10,9 @@
 namespace ringattn::sm90 {
 
 // Why it can't run here: a device that is not of compute capability 9.0, as its instructions are of that one only.
-std::string fold_unavailable();
+std::string attention_unavailable();
 
 // `backend` is a CudaBackend and outlives the kernel; config.hpp says which specs it can do.
-std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend);
+std::unique_ptr<AttentionKernel> make_attention(const AttentionSpec& spec, Backend& backend);
 
 }  // namespace ringattn::sm90

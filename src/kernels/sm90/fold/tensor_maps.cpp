@@ -26,7 +26,7 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
                "cudaGetDriverEntryPointByVersion");
     if (result != cudaDriverEntryPointSuccess) {
       fail(ErrorCode::kUnsupported, "the CUDA driver has no tensor maps", "cuTensorMapEncodeTiled was not found",
-           {"Use a newer driver, or ", setting("kernel", "sm80_fold"), "."});
+           {"Use a newer driver, or ", setting("kernel", "sm80_attention"), "."});
     }
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
@@ -34,8 +34,8 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
 }
 
 bool can_map_stride(std::int64_t elements) {
-  constexpr std::int64_t kMostStride = std::int64_t{1} << 40;  // bytes, exclusive
-  return elements > 0 && elements * kElementBytes % kAlignment == 0 && elements * kElementBytes < kMostStride;
+  constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;  // bytes, exclusive
+  return elements > 0 && elements * kElementBytes % kAlignment == 0 && elements * kElementBytes < kMaxStride;
 }
 
 // Less than a panel is one of its own, with the swizzle of its width.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer's work done by threads, for tensors that the copy engine can't reach: rows that are not aligned to 16
 // bytes, pages that are not evenly apart, or more sources than a launch has tensor maps for. The same tiles arrive in
-// the same places, more slowly. CTAs that walk side by side then copy whole tiles, each for itself.
+// the same places, more slowly. CTAs that kv_loop side by side then copy whole tiles, each for itself.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
@@ -10,7 +10,7 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kFetchThreads = 96;  // the first warpgroup without the scheduler
+inline constexpr int kProducerThreads = 96;  // the first warpgroup without the scheduler
 inline constexpr int kFetchBarrier = 8;
 
 // Copies rows [begin, end) of `count` rows of a tile, whose panels have `panel_rows` rows; the others of the `count`
@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::Rows
                                           int count, int begin, int end, int thread) {
   const int chunks = (columns + kPanelColumns - 1) / kPanelColumns * 8;
 #pragma unroll 1
-  for (int i = thread; i < count * chunks; i += kFetchThreads) {
+  for (int i = thread; i < count * chunks; i += kProducerThreads) {
     const int row = i / chunks;
     const int chunk = i % chunks;
     uint4 elements{0, 0, 0, 0};
@@ -41,55 +41,55 @@ __device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::Rows
   }
 }
 
-// `thread` is 0 … kFetchThreads − 1.
+// `thread` is 0 … kProducerThreads − 1.
 template <class C>
 __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, const SharedMap<C>& map,
                                                  unsigned char* shared, int thread) {
-  const cuda::FoldParams& p = params.fold;
+  const cuda::AttentionParams& p = params.attention;
   // Makes what all of these threads have written visible to the products of the tensor cores.
   const auto publish = [&] {
     proxy_fence();
-    named_sync(kFetchBarrier, kFetchThreads);
+    named_sync(kFetchBarrier, kProducerThreads);
   };
-  RingCursor<C::kRounds> round;
-  RingCursor<C::kStages> ring;
-  for (;; round.advance()) {
-    barrier_wait(map.work_full(round.stage()), round.parity());
-    const BundleWork& work = *work_of<C>(shared, round.stage());
-    const UnitWork* const units = units_of<C>(shared, round.stage());
+  PackedPipelineState<C::kQStages> q_stage;
+  PackedPipelineState<C::kStages> ring;
+  for (;; q_stage.advance()) {
+    barrier_wait(map.work_full(q_stage.stage()), q_stage.parity());
+    const GqaPackedTileInfo& work = *work_info_of<C>(shared, q_stage.stage());
+    const HeadWorkTileInfo* const head_tiles = head_tile_infos<C>(shared, q_stage.stage());
     const int tiles = work.tiles;
-    for (int unit = 0; tiles > 0 && unit < work.units; ++unit) {
-      const UnitWork& rows = units[unit];
+    for (int head_tile = 0; tiles > 0 && head_tile < work.head_tiles; ++head_tile) {
+      const HeadWorkTileInfo& rows = head_tiles[head_tile];
       const char* q =
           static_cast<const char*>(p.q.data) + 2 * (rows.row * p.q.token_stride + rows.query_head * p.q.head_stride);
-      copy_rows(map.q(round.stage(), unit), {q, 2 * p.q.token_stride}, C::kDim, kQueryTile, kQueryTile, rows.slot_begin,
-                rows.slot_end, thread);
+      copy_rows(map.q(q_stage.stage(), head_tile), {q, 2 * p.q.token_stride}, C::kDim, kQueryTile, kQueryTile,
+                rows.valid_row_begin, rows.valid_row_end, thread);
     }
     publish();
-    if (thread == 0) barrier_arrive(map.q_full(round.stage()));
+    if (thread == 0) barrier_arrive(map.q_full(q_stage.stage()));
     if (tiles == kNoMoreWork) return;
-    const int wanted = wanted_with<C>(tiles);
+    const int wanted = requested_at<C>(tiles);
     for (int i = 0; i < tiles; ++i, ring.advance()) {
-      if (thread == 0 && i == wanted) barrier_arrive(map.work_wanted());
-      const auto [tile, pieces] = cuda::tile_of_walk(p.tables, work, i);
-      const cuda::SourceEntry& source = cuda::source_of(p.tables, pieces->source);
+      if (thread == 0 && i == wanted) barrier_arrive(map.work_requested());
+      const auto [tile, page_runs] = cuda::tile_of_kv_loop(p.tables, work, i);
+      const cuda::SourceEntry& source = cuda::source_of(p.tables, page_runs->source);
       const std::int64_t behind = work.key_length - tile * C::kKeyTile;
       const int keys = behind < C::kKeyTile ? static_cast<int>(behind) : C::kKeyTile;
       const std::uint32_t stage = ring.stage();
       barrier_wait(map.k_empty(stage), ring.parity() ^ 1U);
       if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring.parity() ^ 1U);
 #pragma unroll 1
-      for (int piece = 0; piece < p.tables.pieces; ++piece) {
-        const int first = piece * params.piece_keys;
+      for (int page_run = 0; page_run < p.tables.page_runs; ++page_run) {
+        const int first = page_run * params.page_run_keys;
         const int left = keys - first;
-        const std::int64_t row = pieces[left > 0 ? piece : 0].row;  // without keys: any row, which is not read
-        const int present = left < params.piece_keys ? left : params.piece_keys;
+        const std::int64_t row = page_runs[left > 0 ? page_run : 0].row;  // without keys: any row, which is not read
+        const int present = left < params.page_run_keys ? left : params.page_run_keys;
         const auto offset = static_cast<std::uint32_t>(first * kPanelRowBytes);
         const char* k = static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, work.kv_head);
-        copy_rows(map.k(stage) + offset, {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, params.piece_keys, 0,
+        copy_rows(map.k(stage) + offset, {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, params.page_run_keys, 0,
                   present, thread);
         const char* v = static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, work.kv_head);
-        copy_rows(map.v(stage) + offset, {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, params.piece_keys, 0,
+        copy_rows(map.v(stage) + offset, {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, params.page_run_keys, 0,
                   present, thread);
       }
       publish();
@@ -98,7 +98,7 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
         barrier_arrive(map.v_full(stage));
       }
     }
-    barrier_arrive(map.q_empty(round.stage()));
+    barrier_arrive(map.q_empty(q_stage.stage()));
   }
 }
 

@@ -5,16 +5,16 @@
 // S is Q Kᵀ, and −∞ where the row does not see the key; c = softmax_scale · log₂ e. With a soft-cap, or a scale that is
 // not positive, S is capped and scaled first, and c = log₂ e.
 //
-// The reference r is not the running maximum. It is the largest S · c of the group's first tile in which the row sees a
-// key. It moves only when the row's probabilities outgrow it by far (kOutgrown): then the tile is done again (redo.cuh)
-// with the larger reference. So most tiles need no maximum and no rescaling. Each row decides for itself; the other
-// rows of its warp keep what they have.
+// The softmax_offset r is not the running maximum. It is the largest S · c of the group's first tile in which the row
+// sees a key. It moves only when the row's probabilities outgrow it by far (kRescaleThreshold): then the tile is done
+// again (redo.cuh) with the larger softmax_offset. So most tiles need no maximum and no rescaling. Each row
+// decides for itself; the other rows of its warp keep what they have.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/device/ptx.cuh"
 #include "kernels/sm90/fold/shared_map.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
 
@@ -23,47 +23,47 @@ namespace ringattn::sm90 {
 // The most that a thread's share of a tile's Σ p may be. In bf16 p is as precise at any size, in fp16 below its largest
 // number. The rest of fp32's range, up to 2^128, is room for the sum over 2^31 keys and for V.
 template <class Element>
-inline constexpr float kOutgrown = 0x1p60F;
+inline constexpr float kRescaleThreshold = 0x1p60F;
 template <>
-inline constexpr float kOutgrown<__half> = 0x1p15F;
+inline constexpr float kRescaleThreshold<__half> = 0x1p15F;
 
 // What a thread holds of its two rows: row n (half 0) and row n + 8 (half 1) of its warp's 16. Columns are in the order
 // of the products' fragments.
 template <class C>
-struct Rows {
+struct AttentionState {
   float o[C::kDimV / 8][4];  // A of the open group
   float shift[2];            // −r; 0 as long as the group has seen nothing
   float l[2];                // of this thread's columns
   std::uint32_t flags;
 
-  static constexpr std::uint32_t kSpecial = 1;  // the next tile is not plain: rows have no reference yet, or scores are
-                                                // scaled first, which is so for every tile
-  static constexpr std::uint32_t kSeen = 2;     // r is set; 4: of half 1
-  static constexpr std::uint32_t kSummed = 8;   // there are closed groups; 16: of half 1
-  static constexpr std::uint32_t kOpen = 32;    // the open group holds something
-  static constexpr std::uint32_t kFull = 64;    // the open group ends with the last tile of the task
-  static constexpr std::uint32_t kWriting = 128;  // the last round's finished rows may be on their way out
-  static constexpr std::uint32_t kLeader = 256;   // tells a CTA that a stage is empty, for the warpgroup
-  static constexpr std::uint32_t kFresh = 512;    // the next P V is its group's first
-  // kSpecial, kOpen, kFull and kFresh are the same in all threads of a warpgroup.
-  // Above: where the warpgroup is in the ring of rounds. Counting on it wraps around by itself.
-  static constexpr int kRoundShift = C::kRounds == 1 ? 31 : 30;
-  static_assert(C::kRounds <= 2);
-  static constexpr std::uint32_t kNextRound = 1U << kRoundShift;
+  static constexpr std::uint32_t kSpecial = 1;  // the next tile is not plain: rows have no softmax_offset yet, or
+                                                // scores are scaled first, which is so for every tile
+  static constexpr std::uint32_t kOffsetSet = 2;       // r is set; 4: of half 1
+  static constexpr std::uint32_t kMerged = 8;          // there are closed groups; 16: of half 1
+  static constexpr std::uint32_t kCurrent = 32;        // the open group holds something
+  static constexpr std::uint32_t kSplitComplete = 64;  // the open group ends with the last tile of the task
+  static constexpr std::uint32_t kWriting = 128;       // the last q_stage's finished rows may be on their way out
+  static constexpr std::uint32_t kLeader = 256;        // tells a CTA that a stage is empty, for the warpgroup
+  static constexpr std::uint32_t kOverwriteAcc = 512;  // the next P V is its group's first
+  // kSpecial, kCurrent, kSplitComplete and kOverwriteAcc are the same in all threads of a warpgroup.
+  // Above: where the warpgroup is in the ring of q_stages. Counting on it wraps around by itself.
+  static constexpr int kQStageShift = C::kQStages == 1 ? 31 : 30;
+  static_assert(C::kQStages <= 2);
+  static constexpr std::uint32_t kNextQStage = 1U << kQStageShift;
 
-  static constexpr std::uint32_t kKept = kLeader | ~(kNextRound - 1);  // from unit to unit
+  static constexpr std::uint32_t kKept = kLeader | ~(kNextQStage - 1);  // from head_tile to head_tile
 
-  __device__ RingCursor<C::kRounds> round() const { return {flags >> kRoundShift}; }
+  __device__ PackedPipelineState<C::kQStages> q_stage() const { return {flags >> kQStageShift}; }
 
   __device__ bool has(std::uint32_t flag) const { return (flags & flag) != 0; }
-  __device__ bool seen(int half) const { return has(kSeen << half); }
-  __device__ bool summed(int half) const { return has(kSummed << half); }
+  __device__ bool has_offset(int half) const { return has(kOffsetSet << half); }
+  __device__ bool has_merged(int half) const { return has(kMerged << half); }
 };
 
-// The reference of a thread's row; −∞ where its group has seen nothing.
+// The softmax_offset of a thread's row; −∞ where its group has seen nothing.
 template <class C>
-__device__ __forceinline__ float reference_of(const Rows<C>& rows, int half) {
-  return rows.seen(half) ? -rows.shift[half] : -INFINITY;
+__device__ __forceinline__ float offset_of(const AttentionState<C>& rows, int half) {
+  return rows.has_offset(half) ? -rows.shift[half] : -INFINITY;
 }
 
 // A row's l from its threads' shares: each of the four has it.
@@ -79,18 +79,18 @@ struct Columns {
 };
 
 template <class C>
-__device__ __forceinline__ Columns visible_columns(const Unit& unit, int half, int number) {
+__device__ __forceinline__ Columns visible_columns(const HeadWorkTile& head_tile, int half, int number) {
   const int column = thread_of_cta() % 4 * 2;
-  const int key = (number - unit.origin()) * C::kKeyTile + column;  // from the origin
-  const int slot = slot_of_thread() + 8 * half;
-  const int to = unit.to() + slot;
-  const int length = unit.length();
-  return {unit.from() + slot - key, (to < length ? to : length) - key};
+  const int key = (number - head_tile.origin()) * C::kKeyTile + column;  // from the origin
+  const int tile_row = tile_row_of_thread() + 8 * half;
+  const int to = head_tile.to() + tile_row;
+  const int length = head_tile.length();
+  return {head_tile.from() + tile_row - key, (to < length ? to : length) - key};
 }
 
 // Blocks [kFrom, kTo) of s hold the columns from `first` · 8 on.
 template <int kFrom, int kTo, int kBlocks>
-__device__ __forceinline__ void mask_scores(const cuda::FoldParams& p, float (&s)[kBlocks][4], int half,
+__device__ __forceinline__ void mask_scores(const cuda::AttentionParams& p, float (&s)[kBlocks][4], int half,
                                             const Columns& columns, int first = 0) {
 #pragma unroll
   for (int j = kFrom; j < kTo; ++j) {
@@ -111,12 +111,12 @@ __device__ __forceinline__ void mask_scores(const cuda::FoldParams& p, float (&s
 
 // The keys that rows don't see. Where all rows see the first ones, those need no look.
 template <class C, int kBlocks>
-__device__ __forceinline__ void mask_tile(const cuda::FoldParams& p, const Unit& unit, int number,
+__device__ __forceinline__ void mask_tile(const cuda::AttentionParams& p, const HeadWorkTile& head_tile, int number,
                                           float (&s)[kBlocks][4]) {
   constexpr int kFirst = kBlocks / 2;
-  const Columns columns[2] = {visible_columns<C>(unit, 0, number), visible_columns<C>(unit, 1, number)};
-  const int end = (number - unit.origin()) * C::kKeyTile + kFirst * 8;
-  if (p.mask.left >= 0 || unit.to() < end || unit.length() < end) {
+  const Columns columns[2] = {visible_columns<C>(head_tile, 0, number), visible_columns<C>(head_tile, 1, number)};
+  const int end = (number - head_tile.origin()) * C::kKeyTile + kFirst * 8;
+  if (p.mask.left >= 0 || head_tile.to() < end || head_tile.length() < end) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) mask_scores<0, kFirst>(p, s, half, columns[half]);
   }
@@ -126,7 +126,7 @@ __device__ __forceinline__ void mask_tile(const cuda::FoldParams& p, const Unit&
 
 // cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
 template <int kBlocks>
-__device__ __forceinline__ void scale_scores(const cuda::FoldParams& p, float (&s)[kBlocks][4]) {
+__device__ __forceinline__ void scale_scores(const cuda::AttentionParams& p, float (&s)[kBlocks][4]) {
   const float scale = p.softmax.scale;
   const float inner = p.softmax.cap > 0.0F ? 2.88539008F * scale / p.softmax.cap : 0.0F;
   const float outer = -2.0F * p.softmax.cap;
@@ -149,9 +149,10 @@ __device__ __forceinline__ float over_quad(float maximum) {
   return fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
 }
 
-// Sets the references of rows that have none and see something here.
+// Sets the softmax_offsets of rows that have none and see something here.
 template <class C, int kBlocks>
-__device__ __forceinline__ void settle(const cuda::FoldParams& p, Rows<C>& rows, const float (&s)[kBlocks][4]) {
+__device__ __forceinline__ void fix_offset(const cuda::AttentionParams& p, AttentionState<C>& rows,
+                                           const float (&s)[kBlocks][4]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float most[2] = {s[0][2 * half], s[0][2 * half + 1]};
@@ -161,8 +162,8 @@ __device__ __forceinline__ void settle(const cuda::FoldParams& p, Rows<C>& rows,
       for (int i = 0; i < 2; ++i) most[i] = fmaxf(most[i], s[j][2 * half + i]);
     }
     const float maximum = over_quad(fmaxf(most[0], most[1]));
-    if (!rows.seen(half) && maximum > -INFINITY) {
-      rows.flags |= Rows<C>::kSeen << half;
+    if (!rows.has_offset(half) && maximum > -INFINITY) {
+      rows.flags |= AttentionState<C>::kOffsetSet << half;
       rows.shift[half] = -__fmul_rn(maximum, p.softmax.exponent_base2);
     }
   }
@@ -170,8 +171,8 @@ __device__ __forceinline__ void settle(const cuda::FoldParams& p, Rows<C>& rows,
 
 // Scores → probabilities, in place, and the thread's shares of their sums.
 template <class C, int kBlocks>
-__device__ __forceinline__ void exponentiate(const cuda::FoldParams& p, const float (&shift)[2], float (&s)[kBlocks][4],
-                                             float (&sum)[2]) {
+__device__ __forceinline__ void exponentiate(const cuda::AttentionParams& p, const float (&shift)[2],
+                                             float (&s)[kBlocks][4], float (&sum)[2]) {
   const float c = p.softmax.exponent_base2;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {

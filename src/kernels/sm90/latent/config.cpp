@@ -13,23 +13,24 @@ constexpr cuda::TableDims kTable[] = {{kLatentDim, kLatentDimV}};
 
 }  // namespace
 
-std::vector<std::string> latent_missing(const DecodeSpec& spec) {
-  const FoldSpec& fold = spec.fold;
-  std::vector<std::string> missing = cuda::missing_in_table(fold, kTable);
+std::vector<std::string> mla_missing(const DecodeSpec& spec) {
+  const AttentionSpec& attention = spec.attention;
+  std::vector<std::string> missing = cuda::missing_in_table(attention, kTable);
   if (!spec.values_in_keys) missing.push_back("values of their own (supported: the first columns of the keys)");
-  if (!spec.format.is_plain() && (spec.format != CacheFormat{kLatentCodes, {}} || fold.dtype != Dtype::kBf16)) {
+  if (!spec.format.is_plain() &&
+      (spec.format != CacheFormat{kFp8LatentFormat, {}} || attention.dtype != Dtype::kBf16)) {
     missing.push_back(fmt::format("{} of {} (supported: plain caches, and {} of bf16)", describe(spec.format),
-                                  dtype_name(fold.dtype), describe(kLatentCodes)));
+                                  dtype_name(attention.dtype), describe(kFp8LatentFormat)));
   }
-  if (fold.lists.any()) missing.push_back("lists of key tiles (supported: none)");
+  if (attention.block_mask.any()) missing.push_back("lists of key tiles (supported: none)");
   return missing;
 }
 
-std::vector<std::string> latent_configs(const LatentRow& row) {
+std::vector<std::string> mla_configs(const MlaVariant& row) {
   return {cuda::config_line(
       kLatentDim, kLatentDimV,
       fmt::format("tile {}x{}, groups of {} keys, 2 warpgroups, {} stages of keys, outputs of 1 to 4 CTAs", kQueryTile,
-                  kLatentTile, row.group_tiles * kLatentTile, kLatentStages))};
+                  kMlaKeyTile, row.tiles_per_kv_split * kMlaKeyTile, kMlaStages))};
 }
 
 }  // namespace ringattn::sm90

@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const LatentLauncher<DecodeParams> latent_bf16 = latent_launcher<__nv_bfloat16, false>();
+constinit const MlaLauncher<DecodeParams> mla_bf16 = mla_launcher<__nv_bfloat16, false>();
 
 }  // namespace ringattn::sm90

@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const LatentLauncher<LatentCodeParams> latent_codes = latent_launcher<__nv_bfloat16, true>();
+constinit const MlaLauncher<MlaFp8Params> mla_fp8 = mla_launcher<__nv_bfloat16, true>();
 
 }  // namespace ringattn::sm90

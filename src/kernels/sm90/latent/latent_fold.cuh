@@ -2,9 +2,9 @@
 // The warpgroups that fold latents. Tiles are scored in turn, one by either warpgroup, and a tile's probabilities go to
 // the other one through shared memory; each then adds P V of every tile, in order, to its own columns of the outputs.
 //
-// The tile step is the fold's (fold/tile_step.cuh) but for when a row's reference moves: as soon as a score lies more
-// than kFarAbove above it, which is known before the exponentials are taken, so no tile is done twice. Rows that don't
-// see a tile of the unit have probabilities of 0 there, which change nothing.
+// The tile step is the fold's (fold/tile_step.cuh) but for when a row's softmax_offset moves: as soon as a score lies
+// more than kFarAbove above it, which is known before the exponentials are taken, so no tile is done twice.
+// AttentionState that don't see a tile of the work_tile have probabilities of 0 there, which change nothing.
 #pragma once
 
 #include <type_traits>
@@ -20,48 +20,48 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kBothBarrier = 1;  // of both warpgroups; behind it, each has one of its own
-inline constexpr int kTurnBarrier = 4;  // the second warpgroup may score
+inline constexpr int kBothBarrier = 1;   // of both warpgroups; behind it, each has one of its own
+inline constexpr int kOrderBarrier = 4;  // the second warpgroup may score
 
 template <class C>
-class LatentFold {
+class MlaConsumer {
  public:
-  __device__ __forceinline__ LatentFold(const DecodeParams& params, const LatentMap& map)
-      : params_(params), p_(params.fold), map_(map), warpgroup_(of_warp(threadIdx.x / kWarpgroup)) {}
+  __device__ __forceinline__ MlaConsumer(const DecodeParams& params, const MlaMap& map)
+      : params_(params), p_(params.attention), map_(map), warpgroup_(of_warp(threadIdx.x / kWarpgroup)) {}
 
-  __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    if (begins_rows(map_, unit)) load_queries(unit);
+  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+    if (begins_rows(map_, work_tile)) load_queries(work_tile);
     first_column_ = static_cast<int>(warpgroup_) * C::kColumns;
-    const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
-    const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
+    const ThreadRows slots = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
+    const BasicTileRange<int> plain = plain_tiles<C>(params_, work_tile);
     const std::uint32_t first = tiles_;
-    tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
+    tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
     const auto keys_from = [&](std::uint32_t tile) {
-      return unit.of.length - (unit.begin + static_cast<int>(tile - first)) * kLatentTile;
+      return work_tile.of.length - (work_tile.begin + static_cast<int>(tile - first)) * kMlaKeyTile;
     };
     if (first == tiles_) clear(o_);
     // The scores of a tile that is here become probabilities, and with them outputs. `before()`: before these change.
     const auto finish = [&]<bool kOthers>(std::bool_constant<kOthers>, Scores& s, std::uint32_t tile, auto before) {
-      const int number = unit.begin + static_cast<int>(tile - first);
-      std::uint32_t probability[kLatentTile / 16][4];
-      const Numbers numbers =
-          weigh(s, slots, number, !kOthers, number < plain.begin || number >= plain.end, probability);
-      hand_over(probability, numbers, tile);
+      const int number = work_tile.begin + static_cast<int>(tile - first);
+      std::uint32_t probability[kMlaKeyTile / 16][4];
+      const RowStats stats =
+          softmax_step(s, slots, number, !kOthers, number < plain.begin || number >= plain.end, probability);
+      send_probabilities_of_tile(probability, stats, tile);
       before();
-      if (numbers.moved) scale_outputs(numbers.factor);
+      if (stats.moved) scale_outputs(stats.factor);
       add_own(probability, tile, !kOthers, keys_from(tile));
       wgmma_wait<0>();
       pin(o_);
       release(tile);
     };
-    // Of two tiles that follow each other, the first warpgroup scores the even one, and the second one the odd one. The
-    // second one issues its products when all of the first one's are issued: side by side, both would be done at the
-    // same time, and the tensor cores idle while both make probabilities. So they score the odd tile while the first
-    // warpgroup makes the even one's probabilities, and add the even one while the second warpgroup makes the odd
+    // Of two tiles that rescale_to each other, the first warpgroup scores the even one, and the second one the odd one.
+    // The second one issues its products when all of the first one's are issued: side by side, both would be done at
+    // the same time, and the tensor cores idle while both make probabilities. So they score the odd tile while the
+    // first warpgroup makes the even one's probabilities, and add the even one while the second warpgroup makes the odd
     // one's.
     const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers> others, std::uint32_t tile) {
       const auto add_before = [&] { add_other(tile - 1, tile - 1 == first, keys_from(tile - 1)); };
-      const auto give_back = [&] {
+      const auto release_stage = [&] {
         wgmma_wait<0>();
         pin(o_);
         release(tile - 1);
@@ -70,15 +70,15 @@ class LatentFold {
       if (warpgroup_ == 0) {
         if constexpr (kOthers) {
           add_before();
-          give_back();
+          release_stage();
         }
         multiply(s, tile);
-        if (tile + 1 != tiles_) named_arrive(kTurnBarrier, kLatentFoldThreads);
+        if (tile + 1 != tiles_) named_arrive(kOrderBarrier, kMlaConsumerThreads);
         wgmma_wait<0>();
         pin(s);
         finish(others, s, tile, [] {});
       } else {
-        if constexpr (kOthers) named_sync(kTurnBarrier, kLatentFoldThreads);
+        if constexpr (kOthers) named_sync(kOrderBarrier, kMlaConsumerThreads);
         multiply(s, tile);
         if constexpr (kOthers) {
           add_before();
@@ -87,9 +87,9 @@ class LatentFold {
           wgmma_wait<0>();
         }
         pin(s);
-        meet();  // all have done with the rotary keys, whose place is the probabilities'
+        meet();  // all have done with the rotary keys, whose coord is the probabilities'
         finish(others, s, tile, [&] {
-          if constexpr (kOthers) give_back();
+          if constexpr (kOthers) release_stage();
         });
       }
     };
@@ -106,19 +106,19 @@ class LatentFold {
       pin(o_);
       release(tiles_ - 1);
     }
-    leave_rows<C>(params_, map_, unit, slots, first_column_, first != tiles_, o_);
-    named_sync(kBothBarrier, kLatentFoldThreads);  // the numbers and the queries have been read
+    store_rows<C>(params_, map_, work_tile, slots, first_column_, first != tiles_, o_);
+    named_sync(kBothBarrier, kMlaConsumerThreads);  // the stats and the queries have been read
   }
 
  private:
-  using Scores = float[kLatentTile / 8][4];
+  using Scores = float[kMlaKeyTile / 8][4];
 
   // What holds for all lanes or for none, so that the compiler knows it.
   static __device__ __forceinline__ bool all_of_warp(bool holds) { return __all_sync(0xffffffffU, holds) != 0; }
 
   // Of a thread's two rows, behind a tile.
-  struct Numbers {
-    float reference[2];
+  struct RowStats {
+    float softmax_offset[2];
     float l[2];
     float factor[2];  // of what was there before the tile
     bool moved;       // whether a factor of the warp's rows is not 1
@@ -132,8 +132,8 @@ class LatentFold {
     }
   }
 
-  // Four threads have a row. Rows that are not there are zeros.
-  __device__ __forceinline__ void load_queries(const DecodeUnit& unit) const {
+  // Four threads have a row. AttentionState that are not there are zeros.
+  __device__ __forceinline__ void load_queries(const DecodeWorkTile& work_tile) const {
     constexpr int kChunks = kLatentDim / 8;
     constexpr int kAtOnce = kChunks / 4;
     const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
@@ -141,9 +141,9 @@ class LatentFold {
         ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
          15U) == 0;
     const int slot = thread_of_cta() / 4;
-    const bool present = slot < rows_of(params_, unit);
-    const DecodePlace place = place_of(params_, unit, present ? slot : 0);
-    const std::uint16_t* const row = q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride;
+    const bool present = slot < rows_of(params_, work_tile);
+    const DecodeCoord coord = coord_of(params_, work_tile, present ? slot : 0);
+    const std::uint16_t* const row = q + coord.row * p_.q.token_stride + coord.query_head * p_.q.head_stride;
     const int first = thread_of_cta() % 4;
     uint4 elements[kAtOnce];
     const auto load = [&](auto is_aligned) {
@@ -165,7 +165,7 @@ class LatentFold {
                          elements[i]);
     }
     proxy_fence();
-    named_sync(kBothBarrier, kLatentFoldThreads);
+    named_sync(kBothBarrier, kMlaConsumerThreads);
   }
 
   // Until a part of a tile is here.
@@ -216,78 +216,79 @@ class LatentFold {
     const std::uint32_t k = of_warp(descriptor_low(map_.tile(stage_of(tile))));
 #pragma unroll
     for (int step = kBegin; step < kEnd; ++step) {
-      const auto at = static_cast<std::uint32_t>((step / 4 * LatentMap::kPanelBytes + step % 4 * 32) >> 4);
-      Wgmma<typename C::Element, kLatentTile>::ss(s, descriptor(q + at), descriptor(k + at), step > 0);
+      const auto at = static_cast<std::uint32_t>((step / 4 * MlaMap::kPanelBytes + step % 4 * 32) >> 4);
+      Wgmma<typename C::Element, kMlaKeyTile>::ss(s, descriptor(q + at), descriptor(k + at), step > 0);
     }
   }
 
-  // Scores → probabilities; moves the rows' numbers on.
-  __device__ __forceinline__ Numbers weigh(Scores& s, const DecodeSlots& slots, int number, bool first, bool special,
-                                           std::uint32_t (&probability)[kLatentTile / 16][4]) const {
-    const int slot = slot_of_thread();
+  // Scores → probabilities; moves the rows' stats on.
+  __device__ __forceinline__ RowStats softmax_step(Scores& s, const ThreadRows& slots, int number, bool first,
+                                                   bool special,
+                                                   std::uint32_t (&probability)[kMlaKeyTile / 16][4]) const {
+    const int slot = tile_row_of_thread();
     const int lane = thread_of_cta() % 4;
     if (p_.softmax.scaled_first) scale_scores(p_, s);
-    Numbers numbers;
-    float old[2], shift[2], most[2];
+    RowStats stats;
+    float old[2], shift[2], row_max[2];
     bool moves = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // first, as they take their time
-      old[half] = first ? -INFINITY : load_float(map_.reference(slot + 8 * half));
-      numbers.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
+      old[half] = first ? -INFINITY : load_float(map_.softmax_offset(slot + 8 * half));
+      stats.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
     }
     if (special) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        mask_scores<0, kLatentTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
+        mask_scores<0, kMlaKeyTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
       }
     }
-    greatest_scores(p_, s, most);
+    greatest_scores(p_, s, row_max);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      numbers.reference[half] = reference_behind(old[half], most[half]);
-      shift[half] = numbers.reference[half] == -INFINITY ? 0.0F : -numbers.reference[half];
-      numbers.factor[half] = factor_between(old[half], numbers.reference[half]);
-      moves = moves || reference_moves(old[half], numbers.reference[half]);
+      stats.softmax_offset[half] = offset_after(old[half], row_max[half]);
+      shift[half] = stats.softmax_offset[half] == -INFINITY ? 0.0F : -stats.softmax_offset[half];
+      stats.factor[half] = factor_between(old[half], stats.softmax_offset[half]);
+      moves = moves || offset_moves(old[half], stats.softmax_offset[half]);
     }
     float sum[2];
     exponentiate<C>(p_, shift, s, sum);
     pack<C>(s, probability);
-    numbers.moved = __any_sync(0xffffffffU, moves);
+    stats.moved = __any_sync(0xffffffffU, moves);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (numbers.moved) numbers.l[half] = __fmul_rn(numbers.l[half], numbers.factor[half]);
-      numbers.l[half] = __fadd_rn(numbers.l[half], sum[half]);
+      if (stats.moved) stats.l[half] = __fmul_rn(stats.l[half], stats.factor[half]);
+      stats.l[half] = __fadd_rn(stats.l[half], sum[half]);
     }
-    return numbers;
+    return stats;
   }
 
   // What a tile comes to, to the other warpgroup: it has read what is there, and so has this one. The odd tile is
   // handed over before the even tile's probabilities are known to have been read; they have been when the next even
-  // tile has been scored, as that came into a place which both had given back.
-  __device__ __forceinline__ void hand_over(const std::uint32_t (&probability)[kLatentTile / 16][4],
-                                            const Numbers& numbers, std::uint32_t tile) const {
-    const int slot = slot_of_thread();
+  // tile has been scored, as that came into a coord which both had given back.
+  __device__ __forceinline__ void send_probabilities_of_tile(const std::uint32_t (&probability)[kMlaKeyTile / 16][4],
+                                                             const RowStats& stats, std::uint32_t tile) const {
+    const int slot = tile_row_of_thread();
     const int lane = thread_of_cta() % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (lane == 0) {
-        cuda::store_shared(map_.reference(slot + 8 * half), __float_as_uint(numbers.reference[half]));
-        if (numbers.moved) cuda::store_shared(map_.factor(slot + 8 * half), __float_as_uint(numbers.factor[half]));
+        cuda::store_shared(map_.softmax_offset(slot + 8 * half), __float_as_uint(stats.softmax_offset[half]));
+        if (stats.moved) cuda::store_shared(map_.factor(slot + 8 * half), __float_as_uint(stats.factor[half]));
       }
-      cuda::store_shared(map_.sum(slot + 8 * half, lane), __float_as_uint(numbers.l[half]));
+      cuda::store_shared(map_.sum(slot + 8 * half, lane), __float_as_uint(stats.l[half]));
     }
     // Four matrices of 8 rows and 8 keys at a time: lanes give the addresses of their rows.
     const int in_warp = thread_of_cta() % 32;
     const int row = thread_of_warpgroup() / 32 * 16 + in_warp % 16;
-    const std::uint32_t weights = map_.weights(tile);
+    const std::uint32_t probabilities = map_.probabilities(tile);
 #pragma unroll
-    for (int step = 0; step < kLatentTile / 16; ++step) {
-      store_matrix(weights + cuda::swizzled(row, 2 * step + in_warp / 16), probability[step]);
+    for (int step = 0; step < kMlaKeyTile / 16; ++step) {
+      store_matrix(probabilities + cuda::swizzled(row, 2 * step + in_warp / 16), probability[step]);
     }
-    if (thread_of_cta() % 32 == 0) store_number(map_.moved(warp()), numbers.moved ? 1 : 0);
+    if (thread_of_cta() % 32 == 0) store_number(map_.moved(warp()), stats.moved ? 1 : 0);
     proxy_fence();
     __syncwarp();
-    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.weights_full(stage_of(tile)));
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.probabilities_full(stage_of(tile)));
   }
 
   __device__ __forceinline__ void scale_outputs(const float (&factor)[2]) {
@@ -300,19 +301,19 @@ class LatentFold {
 
   __device__ __forceinline__ std::uint32_t values(std::uint32_t tile) const {
     const std::uint32_t address =
-        map_.tile(stage_of(tile)) + static_cast<std::uint32_t>(first_column_ / kPanelColumns * LatentMap::kPanelBytes);
-    return of_warp(descriptor_low(address, LatentMap::kPanelBytes));
+        map_.tile(stage_of(tile)) + static_cast<std::uint32_t>(first_column_ / kPanelColumns * MlaMap::kPanelBytes);
+    return of_warp(descriptor_low(address, MlaMap::kPanelBytes));
   }
 
   // Issues O += P V of a tile that this warpgroup has scored.
-  __device__ __forceinline__ void add_own(const std::uint32_t (&probability)[kLatentTile / 16][4], std::uint32_t tile,
+  __device__ __forceinline__ void add_own(const std::uint32_t (&probability)[kMlaKeyTile / 16][4], std::uint32_t tile,
                                           bool first, int keys) {
-    if (all_of_warp(keys < kLatentTile)) clear_tail(tile, keys);
+    if (all_of_warp(keys < kMlaKeyTile)) clear_tail(tile, keys);
     const std::uint32_t v = values(tile);
     pin(o_);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kLatentTile / 16; ++step) {
+    for (int step = 0; step < kMlaKeyTile / 16; ++step) {
       Wgmma<typename C::Element, C::kColumns>::rs(
           o_, probability[step], descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)),
           step > 0 || !first);
@@ -323,21 +324,21 @@ class LatentFold {
   // Issues O += P V of a tile that the other one has scored.
   __device__ __forceinline__ void add_other(std::uint32_t tile, bool first, int keys) {
     const int part = static_cast<int>(warpgroup_) * kHalfParts;
-    await(tile, part);  // of the other half's place the next tile may be known already
+    await(tile, part);  // of the other half's coord the next tile may be known already
     await(tile, part + 1);
-    barrier_wait(map_.weights_full(stage_of(tile)), parity_of(tile));
+    barrier_wait(map_.probabilities_full(stage_of(tile)), parity_of(tile));
     if (all_of_warp(load_number(map_.moved(warp())) != 0)) {
-      const int slot = slot_of_thread();
+      const int slot = tile_row_of_thread();
       const float factor[2] = {load_float(map_.factor(slot)), load_float(map_.factor(slot + 8))};
       scale_outputs(factor);
     }
-    if (all_of_warp(keys < kLatentTile)) clear_tail(tile, keys);
-    const std::uint32_t p = of_warp(descriptor_low(map_.weights(tile)));
+    if (all_of_warp(keys < kMlaKeyTile)) clear_tail(tile, keys);
+    const std::uint32_t p = of_warp(descriptor_low(map_.probabilities(tile)));
     const std::uint32_t v = values(tile);
     pin(o_);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kLatentTile / 16; ++step) {
+    for (int step = 0; step < kMlaKeyTile / 16; ++step) {
       Wgmma<typename C::Element, C::kColumns>::sv(
           o_, descriptor(p + static_cast<std::uint32_t>(step * 32 >> 4)),
           descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)), step > 0 || !first);
@@ -345,15 +346,15 @@ class LatentFold {
     wgmma_commit();
   }
 
-  // Rows of a tile behind the sequence's last key are somebody else's, or were fetched for another tile: their
-  // probabilities are 0, but 0 · ∞ would be NaN. Each warpgroup clears its own columns.
+  // AttentionState of a tile behind the sequence's last key are somebody else's, or were fetched for another tile:
+  // their probabilities are 0, but 0 · ∞ would be NaN. Each warpgroup clears its own columns.
   __device__ __forceinline__ void clear_tail(std::uint32_t tile, int keys) const {
     constexpr int kChunks = C::kColumns / 8;
     meet();  // all have scored it
 #pragma unroll 1
-    for (int i = keys * kChunks + thread_of_warpgroup(); i < kLatentTile * kChunks; i += kWarpgroup) {
+    for (int i = keys * kChunks + thread_of_warpgroup(); i < kMlaKeyTile * kChunks; i += kWarpgroup) {
       const int chunk = first_column_ / 8 + i % kChunks;
-      cuda::store_shared(map_.tile(stage_of(tile)) + static_cast<std::uint32_t>(chunk / 8 * LatentMap::kPanelBytes) +
+      cuda::store_shared(map_.tile(stage_of(tile)) + static_cast<std::uint32_t>(chunk / 8 * MlaMap::kPanelBytes) +
                              cuda::swizzled(i / kChunks, chunk % 8),
                          uint4{0, 0, 0, 0});
     }
@@ -364,11 +365,11 @@ class LatentFold {
   static __device__ __forceinline__ int warp() { return thread_of_warpgroup() / 32; }
 
   const DecodeParams& params_;
-  const cuda::FoldParams& p_;
-  const LatentMap& map_;
+  const cuda::AttentionParams& p_;
+  const MlaMap& map_;
   const std::uint32_t warpgroup_;
   int first_column_ = 0;     // of this warpgroup's columns of the outputs
-  std::uint32_t tiles_ = 0;  // of all units so far
+  std::uint32_t tiles_ = 0;  // of all work_tiles so far
   float o_[C::kColumns / 8][4];
 };
 

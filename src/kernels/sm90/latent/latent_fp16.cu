@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const LatentLauncher<DecodeParams> latent_fp16 = latent_launcher<__half, false>();
+constinit const MlaLauncher<DecodeParams> mla_fp16 = mla_launcher<__half, false>();
 
 }  // namespace ringattn::sm90

@@ -7,15 +7,15 @@
 
 namespace ringattn::sm90 {
 
-struct LatentCodeParams {
-  // k finds the codes, two of them an element of 16 bits; v the rotary keys.
+struct MlaFp8Params {
+  // k finds the fp8, two of them an element of 16 bits; v the rotary keys.
   DecodeParams step;
   PagedBytes scales;  // four of a row
 };
 
 #ifdef __CUDACC__
 __device__ __forceinline__ const DecodeParams& step_of(const DecodeParams& params) { return params; }
-__device__ __forceinline__ const DecodeParams& step_of(const LatentCodeParams& params) { return params.step; }
+__device__ __forceinline__ const DecodeParams& step_of(const MlaFp8Params& params) { return params.step; }
 #endif
 
 }  // namespace ringattn::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Some columns of a unit's 64 rows' outputs in the registers of a warpgroup that shares the unit with those of other
-// CTAs: O += P V, tile by tile in order. Those behind the last one of all are anything, and are not left.
+// Some columns of a work_tile's 64 rows' outputs in the registers of a warpgroup that shares the work_tile with those
+// of other CTAs: O += P V, tile by tile in order. Those behind the last one of all are anything, and are not left.
 #pragma once
 
 #include "kernels/sm90/decode/finish.cuh"
@@ -25,7 +25,7 @@ class OutputColumns {
     bool any;
   };
 
-  __device__ __forceinline__ void begin_unit() { reference_[0] = reference_[1] = -INFINITY; }
+  __device__ __forceinline__ void begin_work_tile() { softmax_offset_[0] = softmax_offset_[1] = -INFINITY; }
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
@@ -34,16 +34,16 @@ class OutputColumns {
     }
   }
 
-  __device__ __forceinline__ float reference(int half) const { return reference_[half]; }
-  // The rows' references behind the next tile are these.
-  __device__ __forceinline__ Moves follow(const float (&references)[2]) {
+  __device__ __forceinline__ float softmax_offset(int half) const { return softmax_offset_[half]; }
+  // The rows' softmax_offsets behind the next tile are these.
+  __device__ __forceinline__ Moves rescale_to(const float (&softmax_offsets)[2]) {
     Moves moves;
     bool mine = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      moves.factor[half] = factor_between(reference_[half], references[half]);
-      mine = mine || reference_moves(reference_[half], references[half]);
-      reference_[half] = references[half];
+      moves.factor[half] = factor_between(softmax_offset_[half], softmax_offsets[half]);
+      mine = mine || offset_moves(softmax_offset_[half], softmax_offsets[half]);
+      softmax_offset_[half] = softmax_offsets[half];
     }
     moves.any = !all_of_warp(!mine);
     return moves;
@@ -57,14 +57,14 @@ class OutputColumns {
     }
   }
 
-  // Issues O += P V of a tile. `first`: of the unit.
-  __device__ __forceinline__ void multiply(std::uint32_t weights, std::uint32_t values, bool first) {
-    const std::uint32_t p = of_warp(descriptor_low(weights));
+  // Issues O += P V of a tile. `first`: of the work_tile.
+  __device__ __forceinline__ void multiply(std::uint32_t probabilities, std::uint32_t values, bool first) {
+    const std::uint32_t p = of_warp(descriptor_low(probabilities));
     const std::uint32_t v = of_warp(descriptor_low(values, kPanelBytes));
     pin(o_);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kLatentTile / 16; ++step) {
+    for (int step = 0; step < kMlaKeyTile / 16; ++step) {
       Wgmma<typename C::Element, kColumns>::sv(
           o_, descriptor(p + static_cast<std::uint32_t>(step * 32 >> 4)),
           descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)), step > 0 || !first);
@@ -76,12 +76,12 @@ class OutputColumns {
     pin(o_);
   }
 
-  // Rows of a tile behind the sequence's last key are somebody else's, or were fetched for another tile: their
-  // probabilities are 0, but 0 · ∞ would be NaN. By all of the warpgroup, when nobody else reads these columns.
+  // AttentionState of a tile behind the sequence's last key are somebody else's, or were fetched for another tile:
+  // their probabilities are 0, but 0 · ∞ would be NaN. By all of the warpgroup, when nobody else reads these columns.
   __device__ __forceinline__ void clear_tail(std::uint32_t values, int keys) const {
     constexpr int kChunks = kColumns / 8;
 #pragma unroll 1
-    for (int i = keys * kChunks + thread_of_warpgroup(); i < kLatentTile * kChunks; i += kWarpgroup) {
+    for (int i = keys * kChunks + thread_of_warpgroup(); i < kMlaKeyTile * kChunks; i += kWarpgroup) {
       const int chunk = i % kChunks;
       cuda::store_shared(
           values + static_cast<std::uint32_t>(chunk / 8 * kPanelBytes) + cuda::swizzled(i / kChunks, chunk % 8),
@@ -91,30 +91,30 @@ class OutputColumns {
     named_sync(kOutputBarrier, kWarpgroup);
   }
 
-  // `sum`: l of this thread's rows. `folded`: the unit has tiles.
-  __device__ __forceinline__ void leave_rows(const DecodeParams& params, const DecodeUnit& unit, int first_column,
-                                             const float (&sum)[2], bool folded) const {
+  // `sum`: l of this thread's rows. `folded`: the work_tile has tiles.
+  __device__ __forceinline__ void store_rows(const DecodeParams& params, const DecodeWorkTile& work_tile,
+                                             int first_column, const float (&sum)[2], bool folded) const {
     const int lane = thread_of_cta() % 4;
-    const bool speaks = first_column == 0 && lane == 0;
-    const int rows = rows_of(params, unit);
+    const bool is_leader = first_column == 0 && lane == 0;
+    const int rows = rows_of(params, work_tile);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int slot = slot_of_thread() + 8 * half;
+      const int slot = tile_row_of_thread() + 8 * half;
       const bool present = slot < rows;
-      const DecodePlace place = place_of(params, unit, present ? slot : rows - 1);
-      if (!finishes(params, unit)) {
-        if (!folded || !present) continue;  // another unit has the row, or the merge finds that none has
-        auto* const outputs = reinterpret_cast<float4*>(record_of(params, unit, place) + first_column);
+      const DecodeCoord coord = coord_of(params, work_tile, present ? slot : rows - 1);
+      if (!finishes(params, work_tile)) {
+        if (!folded || !present) continue;  // another work_tile has the row, or the merge finds that none has
+        auto* const outputs = reinterpret_cast<float4*>(partial_of(params, work_tile, coord) + first_column);
 #pragma unroll
         for (int n = 0; n < kColumns / 16; ++n) {
           if (first_column + 16 * n >= C::kDimV) break;
           __stcg(outputs + 4 * n + lane, float4{o_[2 * n][2 * half], o_[2 * n][2 * half + 1], o_[2 * n + 1][2 * half],
                                                 o_[2 * n + 1][2 * half + 1]});
         }
-        if (speaks) leave_numbers(params, unit, 0, 1, slot, place, float2{reference_[half], sum[half]});
+        if (is_leader) store_stats(params, work_tile, 0, 1, slot, coord, float2{softmax_offset_[half], sum[half]});
         continue;
       }
-      const FinishedRow<C> finished(params, place, reference_[half], sum[half]);
+      const FinishedRow<C> finished(params, coord, softmax_offset_[half], sum[half]);
 #pragma unroll
       for (int n = 0; n < kColumns / 8; n += 4) {
         if (first_column + 8 * n >= C::kDimV) break;
@@ -122,14 +122,14 @@ class OutputColumns {
         const uint4 eight = turn_in_quad(uint4{two(0), two(1), two(2), two(3)}, lane);
         if (present) finished.write(first_column + 8 * (n + lane), eight);
       }
-      if (speaks && present) finished.write_lse();
+      if (is_leader && present) finished.write_lse();
     }
   }
 
  private:
-  static constexpr int kPanelBytes = cuda::panel_bytes(kLatentTile);
+  static constexpr int kPanelBytes = cuda::panel_bytes(kMlaKeyTile);
 
-  float reference_[2];  // of this thread's rows
+  float softmax_offset_[2];  // of this thread's rows
   float o_[kColumns / 8][4];
 };
 

@@ -1,48 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over latents by three or four CTAs a unit, a team, where units are few: as pairs (pair.cuh), but each CTA
-// scores every third or fourth tile and has a third or a quarter of the outputs' columns (team_map.cuh). A cluster is a
-// team, or two teams for two blocks of rows of the same keys, each read once for both.
-// A warpgroup scores, a warpgroup has the outputs, two warps fetch (team_fetch.cuh) and one sends (team_score.cuh).
+// Decoding over latents by three or four CTAs a work_tile, a cta_group, where work_tiles are few: as pairs
+// (pair.cuh), but each CTA scores every third or fourth tile and has a third or a quarter of the outputs' columns
+// (team_map.cuh). A cluster is a cta_group, or two cta_groups for two blocks of rows of the same keys, each read
+// once for both. A warpgroup scores, a warpgroup has the outputs, two warps fetch (team_fetch.cuh) and one
+// sends (team_score.cuh).
 #pragma once
 
-#include "kernels/sm90/latent/team_fetch.cuh"
 #include "kernels/sm90/latent/team_outputs.cuh"
+#include "kernels/sm90/latent/team_fetch.cuh"
 #include "kernels/sm90/latent/team_score.cuh"
 
 namespace ringattn::sm90 {
 
 template <class C>
-__global__ void __launch_bounds__(kLatentThreads, 1) team_kernel(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(kMlaThreads, 1) cta_group_kernel(const __grid_constant__ DecodeParams params) {
   constexpr int kScoreRegisters = 240, kOtherRegisters = 80;
   const std::uint32_t rank = rank_in_cluster();
   using Map = typename C::Map;
   const Map map{in_cta(kReservedBytes, rank), rank % Map::kCtas, rank / Map::kCtas, ctas_of_cluster() / Map::kCtas};
-  if (threadIdx.x == 0) init_team_barriers(map);
-  cuda::let_next_begin();
+  if (threadIdx.x == 0) init_cta_group_barriers(map);
+  cuda::pdl_launch_dependents();
   __syncthreads();
   cluster_sync();
-  cuda::await_kernels_before();
+  cuda::pdl_wait();
   if (threadIdx.x < kWarpgroup) {
-    take_registers<kScoreRegisters>();
-    TeamScorer<C> scorer(params, map);
-    for_each_note(map, scorer);
+    reg_alloc<kScoreRegisters>();
+    CtaGroupScorer<C> scorer(params, map);
+    for_each_work_tile(map, scorer);
   } else if (threadIdx.x < 2 * kWarpgroup) {
-    take_registers<kLatentRegisters - kScoreRegisters - kOtherRegisters>();
-    TeamOutputs<C> outputs(params, map);
-    for_each_note(map, outputs);
+    reg_alloc<kMlaRegisters - kScoreRegisters - kOtherRegisters>();
+    CtaGroupOutputs<C> outputs(params, map);
+    for_each_work_tile(map, outputs);
   } else {
-    give_registers<kOtherRegisters>();
+    reg_dealloc<kOtherRegisters>();
     const auto warp = static_cast<int>(threadIdx.x / 32) - 2 * kWarpgroup / 32;
     if (warp == 0) {
-      // Units of two blocks of rows follow each other.
+      // Units of two blocks of rows rescale_to each other.
       constexpr int kCtas = Map::kCtas;
-      TeamKeyFetcher<C>(params, map).run(static_cast<int>(blockIdx.x) / kCtas, static_cast<int>(gridDim.x) / kCtas);
+      CtaGroupKeyProducer<C>(params, map)
+          .run(static_cast<int>(blockIdx.x) / kCtas, static_cast<int>(gridDim.x) / kCtas);
     } else if (warp == 1) {
-      TeamSender<Map> sender(map);
-      for_each_note(map, sender);
+      CtaGroupSender<Map> sender(map);
+      for_each_work_tile(map, sender);
     } else if (warp == 2) {
-      TeamValueFetcher<C> values(params, map);
-      for_each_note(map, values);
+      CtaGroupValueProducer<C> values(params, map);
+      for_each_work_tile(map, values);
     }
   }
   // Nobody writes to a CTA that has gone: what others have sent has been waited for.

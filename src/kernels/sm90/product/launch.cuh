@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a product's parameters to a kernel and its launch; the product_*.cu files instantiate it.
+// From a product's parameters to a kernel and its launch; the gemm_*.cu files instantiate it.
 #pragma once
 
 #include "base/cuda.hpp"
@@ -10,36 +10,36 @@ namespace ringattn::sm90 {
 
 template <class C>
 void prepare_kernel() {
-  check_cuda(cudaFuncSetAttribute(product_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes),
+  check_cuda(cudaFuncSetAttribute(gemm_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes),
              "cudaFuncSetAttribute");
 }
 
 template <class C>
-void launch_kernel(const HopperProduct& params, Stream stream) {
-  const cuda::ProductParams& p = params.product;
-  const std::int64_t tiles = cuda::product_tiles(p, C::kRows);
+void launch_kernel(const HopperGemm& params, Stream stream) {
+  const cuda::GemmParams& p = params.gemm;
+  const std::int64_t tiles = cuda::gemm_tiles(p, C::kRows);
   const std::int64_t most = std::int64_t{p.multiprocessors} * C::kCtas;
-  product_kernel<C>
+  gemm_kernel<C>
       <<<static_cast<unsigned>(tiles < most ? tiles : most), C::kThreads, C::kSharedBytes, cuda_stream(stream)>>>(
           params);
-  check_cuda(cudaGetLastError(), "sm90_product");
+  check_cuda(cudaGetLastError(), "sm90_gemm");
 }
 
 // The matrices either way round.
-template <class Element, ProductConfig kConfig>
+template <class Element, GemmConfig kConfig>
 void prepare_config() {
-  prepare_kernel<ProductKernel<Element, kConfig, false>>();
-  prepare_kernel<ProductKernel<Element, kConfig, true>>();
+  prepare_kernel<GemmKernel<Element, kConfig, false>>();
+  prepare_kernel<GemmKernel<Element, kConfig, true>>();
 }
-template <class Element, ProductConfig kConfig>
-void launch_config(const cuda::ProductParams& p, Stream stream) {
-  const HopperProduct params = kConfig.fetch_warps == 1 ? map_product(p, kConfig) : HopperProduct{p, {}, {}};
-  p.across ? launch_kernel<ProductKernel<Element, kConfig, true>>(params, stream)
-           : launch_kernel<ProductKernel<Element, kConfig, false>>(params, stream);
+template <class Element, GemmConfig kConfig>
+void launch_config(const cuda::GemmParams& p, Stream stream) {
+  const HopperGemm params = kConfig.fetch_warps == 1 ? map_gemm(p, kConfig) : HopperGemm{p, {}, {}};
+  p.transposed ? launch_kernel<GemmKernel<Element, kConfig, true>>(params, stream)
+               : launch_kernel<GemmKernel<Element, kConfig, false>>(params, stream);
 }
 
 template <class Element>
-void prepare_product() {
+void prepare_gemm() {
   prepare_config<Element, kFewRowsConfig>();
   prepare_config<Element, kSomeRowsConfig>();
   prepare_config<Element, kManyRowsConfig>();
@@ -47,17 +47,17 @@ void prepare_product() {
 }
 
 template <class Element>
-void launch_product(const cuda::ProductParams& p, Stream stream) {
-  if (!can_map_product(p)) return launch_config<Element, kUnalignedConfig>(p, stream);
-  const ProductConfig& config = choose_product(p);
+void launch_gemm(const cuda::GemmParams& p, Stream stream) {
+  if (!can_map_gemm(p)) return launch_config<Element, kUnalignedConfig>(p, stream);
+  const GemmConfig& config = choose_gemm(p);
   if (&config == &kFewRowsConfig) return launch_config<Element, kFewRowsConfig>(p, stream);
   if (&config == &kSomeRowsConfig) return launch_config<Element, kSomeRowsConfig>(p, stream);
   launch_config<Element, kManyRowsConfig>(p, stream);
 }
 
 template <class Element>
-constexpr cuda::ProductLauncher product_launcher() {
-  return {prepare_product<Element>, launch_product<Element>};
+constexpr cuda::GemmLauncher gemm_launcher() {
+  return {prepare_gemm<Element>, launch_gemm<Element>};
 }
 
 }  // namespace ringattn::sm90

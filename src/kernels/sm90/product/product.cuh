@@ -16,8 +16,8 @@
 
 namespace ringattn::sm90 {
 
-template <class Element_, ProductConfig kConfig, bool kAcross_>
-struct ProductKernel {
+template <class Element_, GemmConfig kConfig, bool kTransposed_>
+struct GemmKernel {
   using Element = Element_;
   static constexpr int kRows = kConfig.rows();
   static constexpr int kBlocks = kConfig.blocks;
@@ -30,13 +30,13 @@ struct ProductKernel {
   static constexpr int kStageBytes = kConfig.stage_bytes();
   static constexpr int kRowsBytes = kRows * cuda::kPanelRowBytes;  // of a stage; its weights follow
   static constexpr int kSharedBytes = kConfig.shared_bytes();
-  static constexpr bool kAcross = kAcross_;
+  static constexpr bool kTransposed = kTransposed_;
 };
 
 // The stages in shared memory, and their barriers: a full one ends when a stage's panels are there, an empty one when
 // every warp that multiplies is done with them.
 template <class C>
-struct ProductStages {
+struct GemmStages {
   std::uint32_t base;  // at a multiple of 1,024, as the 128-byte swizzle needs
 
   __device__ __forceinline__ std::uint32_t rows(std::uint32_t stage) const { return base + stage * C::kStageBytes; }
@@ -49,41 +49,41 @@ struct ProductStages {
 
 // Calls visit(tile) for the tiles of this CTA, in an order that its warps share.
 template <class C, class Visit>
-__device__ __forceinline__ void for_each_tile(const cuda::ProductParams& p, Visit visit) {
-  const auto columns = static_cast<std::uint32_t>((p.outer + cuda::kProductColumns - 1) / cuda::kProductColumns);
+__device__ __forceinline__ void for_each_tile(const cuda::GemmParams& p, Visit visit) {
+  const auto columns = static_cast<std::uint32_t>((p.dim_n + cuda::kGemmTileN - 1) / cuda::kGemmTileN);
   const auto row_tiles = static_cast<std::uint32_t>((p.row_count + C::kRows - 1) / C::kRows);
   const std::uint32_t tiles = row_tiles * static_cast<std::uint32_t>(p.heads) * columns;
   for (std::uint32_t number = blockIdx.x; number < tiles; number += gridDim.x) {
-    visit(cuda::product_tile<C::kRows>(p, number));
+    visit(cuda::gemm_tile<C::kRows>(p, number));
   }
 }
 
-__device__ __forceinline__ int product_panels(const cuda::ProductParams& p) {
-  return (p.inner + cuda::kProductDepth - 1) / cuda::kProductDepth;
+__device__ __forceinline__ int gemm_panels(const cuda::GemmParams& p) {
+  return (p.dim_k + cuda::kGemmTileK - 1) / cuda::kGemmTileK;
 }
 
 // One thread has the copy engine fetch. What lies outside of the tensors arrives as zeros, and counts as bytes.
 template <class C>
-__device__ __forceinline__ void fetch_panels(const HopperProduct& params, const ProductStages<C>& stages) {
-  const cuda::ProductParams& p = params.product;
-  const int panels = product_panels(p);
-  RingCursor<C::kStages> ring;
-  for_each_tile<C>(p, [&](const cuda::ProductTile& tile) {
+__device__ __forceinline__ void fetch_panels(const HopperGemm& params, const GemmStages<C>& stages) {
+  const cuda::GemmParams& p = params.gemm;
+  const int panels = gemm_panels(p);
+  PackedPipelineState<C::kStages> ring;
+  for_each_tile<C>(p, [&](const cuda::GemmTile& tile) {
     const int row_head = p.rows.heads == 1 ? 0 : tile.head;
     for (int panel = 0; panel < panels; ++panel, ring.advance()) {
       const std::uint32_t stage = ring.stage();
-      const int depth = panel * cuda::kProductDepth;
+      const int depth = panel * cuda::kGemmTileK;
       barrier_wait(stages.empty(stage), ring.parity() ^ 1U);
       barrier_arrive_expect(stages.full(stage), C::kStageBytes);
-      load_box(stages.rows(stage), &params.rows, stages.full(stage), depth, row_head, tile.row);
-      if constexpr (C::kAcross) {
+      tma_load_box(stages.rows(stage), &params.rows, stages.full(stage), depth, row_head, tile.row);
+      if constexpr (C::kTransposed) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          load_box(stages.weights(stage) + static_cast<std::uint32_t>(half * cuda::panel_bytes(cuda::kProductDepth)),
-                   &params.weights, stages.full(stage), tile.column + half * cuda::kPanelColumns, tile.head, depth);
+          tma_load_box(stages.weights(stage) + static_cast<std::uint32_t>(half * cuda::panel_bytes(cuda::kGemmTileK)),
+                       &params.weights, stages.full(stage), tile.column + half * cuda::kPanelColumns, tile.head, depth);
         }
       } else {
-        load_box(stages.weights(stage), &params.weights, stages.full(stage), depth, tile.head, tile.column);
+        tma_load_box(stages.weights(stage), &params.weights, stages.full(stage), depth, tile.head, tile.column);
       }
     }
   });
@@ -91,16 +91,16 @@ __device__ __forceinline__ void fetch_panels(const HopperProduct& params, const 
 
 // The same by threads: the same bytes in the same places.
 template <class C>
-__device__ __forceinline__ void copy_panels(const cuda::ProductParams& p, const ProductStages<C>& stages) {
+__device__ __forceinline__ void copy_panels(const cuda::GemmParams& p, const GemmStages<C>& stages) {
   const int thread = static_cast<int>(threadIdx.x) - C::kConsumers;
-  const int panels = product_panels(p);
-  RingCursor<C::kStages> ring;
-  for_each_tile<C>(p, [&](const cuda::ProductTile& tile) {
+  const int panels = gemm_panels(p);
+  PackedPipelineState<C::kStages> ring;
+  for_each_tile<C>(p, [&](const cuda::GemmTile& tile) {
     for (int panel = 0; panel < panels; ++panel, ring.advance()) {
       const std::uint32_t stage = ring.stage();
       barrier_wait(stages.empty(stage), ring.parity() ^ 1U);
-      cuda::copy_factors<C::kRows, C::kAcross, 32 * C::kFetchWarps>(p, tile, panel * cuda::kProductDepth,
-                                                                    stages.rows(stage), stages.weights(stage), thread);
+      cuda::copy_operands<C::kRows, C::kTransposed, 32 * C::kFetchWarps>(
+          p, tile, panel * cuda::kGemmTileK, stages.rows(stage), stages.weights(stage), thread);
       cuda::copy_commit();
       cuda::copy_wait<0>();
       proxy_fence();
@@ -118,34 +118,34 @@ __device__ __forceinline__ void multiply_panel(float (&sums)[C::kBlocks][16][4],
   const auto of_warp = [](std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); };
   const std::uint32_t a = of_warp(descriptor_low(rows));
   const std::uint32_t b =
-      of_warp(C::kAcross ? descriptor_low(weights, cuda::panel_bytes(cuda::kProductDepth)) : descriptor_low(weights));
+      of_warp(C::kTransposed ? descriptor_low(weights, cuda::panel_bytes(cuda::kGemmTileK)) : descriptor_low(weights));
 #pragma unroll
   for (int block = 0; block < C::kBlocks; ++block) pin(sums[block]);
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < cuda::kProductDepth / 16; ++step) {
-    // 16 numbers on: 32 bytes along the rows; across, 16 rows.
-    const auto b_step = static_cast<std::uint32_t>(step * (C::kAcross ? 16 * cuda::kPanelRowBytes : 32) >> 4);
+  for (int step = 0; step < cuda::kGemmTileK / 16; ++step) {
+    // 16 numbers on: 32 bytes along the rows; transposed, 16 rows.
+    const auto b_step = static_cast<std::uint32_t>(step * (C::kTransposed ? 16 * cuda::kPanelRowBytes : 32) >> 4);
 #pragma unroll
     for (int block = 0; block < C::kBlocks; ++block) {
       const auto a_step = static_cast<std::uint32_t>((block * 64 * cuda::kPanelRowBytes + step * 32) >> 4);
-      ProductWgmma<typename C::Element, C::kAcross>::multiply(sums[block], descriptor(a + a_step),
-                                                              descriptor(b + b_step), step > 0 || !first);
+      GemmWgmma<typename C::Element, C::kTransposed>::multiply(sums[block], descriptor(a + a_step),
+                                                               descriptor(b + b_step), step > 0 || !first);
     }
   }
   wgmma_commit();
 }
 
 template <class C>
-__device__ __forceinline__ void multiply_tiles(const cuda::ProductParams& p, const ProductStages<C>& stages) {
-  const int panels = product_panels(p);
+__device__ __forceinline__ void multiply_tiles(const cuda::GemmParams& p, const GemmStages<C>& stages) {
+  const int panels = gemm_panels(p);
   const int first_row = thread_of_cta() / kWarpgroup * C::kBlocks * 64;  // of the warpgroup in a tile
-  RingCursor<C::kStages> ring;
-  const auto give_back = [&](std::uint32_t stage) {
+  PackedPipelineState<C::kStages> ring;
+  const auto release_stage = [&](std::uint32_t stage) {
     __syncwarp();
     if (thread_of_cta() % 32 == 0) barrier_arrive(stages.empty(stage));
   };
-  for_each_tile<C>(p, [&](const cuda::ProductTile& tile) {
+  for_each_tile<C>(p, [&](const cuda::GemmTile& tile) {
     float sums[C::kBlocks][16][4];
     std::uint32_t before = 0;  // the stage of the panel before this one
     for (int panel = 0; panel < panels; ++panel, ring.advance()) {
@@ -155,25 +155,25 @@ __device__ __forceinline__ void multiply_tiles(const cuda::ProductParams& p, con
                         stages.weights(stage), panel == 0);
       if (panel > 0) {
         wgmma_wait<1>();
-        give_back(before);
+        release_stage(before);
       }
       before = stage;
     }
     wgmma_wait<0>();
-    give_back(before);
+    release_stage(before);
 #pragma unroll
     for (int block = 0; block < C::kBlocks; ++block) {
       pin(sums[block]);
-      cuda::store_sums<typename C::Element>(p, tile.head, tile.row + first_row + block * 64 + slot_of_thread(),
+      cuda::store_sums<typename C::Element>(p, tile.head, tile.row + first_row + block * 64 + tile_row_of_thread(),
                                             tile.column, sums[block]);
     }
   });
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kCtas) product_kernel(const __grid_constant__ HopperProduct params) {
+__global__ void __launch_bounds__(C::kThreads, C::kCtas) gemm_kernel(const __grid_constant__ HopperGemm params) {
   extern __shared__ unsigned char shared[];
-  const ProductStages<C> stages{(cuda::shared_address(shared) + 1023U) & ~1023U};
+  const GemmStages<C> stages{(cuda::shared_address(shared) + 1023U) & ~1023U};
   if (threadIdx.x == 0) {
     for (std::uint32_t stage = 0; stage < C::kStages; ++stage) {
       barrier_init(stages.full(stage), C::kFetchWarps);
@@ -183,9 +183,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) product_kernel(const __
   }
   __syncthreads();
   if (static_cast<int>(threadIdx.x) < C::kConsumers) {
-    multiply_tiles<C>(params.product, stages);
+    multiply_tiles<C>(params.gemm, stages);
   } else if constexpr (C::kFetchWarps > 1) {
-    copy_panels<C>(params.product, stages);
+    copy_panels<C>(params.gemm, stages);
   } else {
     if (threadIdx.x % 32 == 0) fetch_panels<C>(params, stages);
   }

@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const cuda::ProductLauncher product_fp16 = product_launcher<__half>();
+constinit const cuda::GemmLauncher gemm_fp16 = gemm_launcher<__half>();
 
 }  // namespace ringattn::sm90

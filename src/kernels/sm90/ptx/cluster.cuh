@@ -65,17 +65,17 @@ __device__ __forceinline__ void barrier_arrive_expect_at(std::uint32_t barrier, 
   asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 // Writes a number; the barrier, of the same CTA, counts its four bytes when it is there.
-__device__ __forceinline__ void send_number(std::uint32_t address, std::uint32_t barrier, int number) {
+__device__ __forceinline__ void dsmem_store_async(std::uint32_t address, std::uint32_t barrier, int number) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(number),
                "r"(barrier)
                : "memory");
 }
 // Writes a number there by an ordinary store.
-__device__ __forceinline__ void store_number_at(std::uint32_t address, int number) {
+__device__ __forceinline__ void dsmem_store(std::uint32_t address, int number) {
   asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(address), "r"(number) : "memory");
 }
-// As send_number(), of two numbers side by side.
-__device__ __forceinline__ void send_pair(std::uint32_t address, std::uint32_t barrier, float x, float y) {
+// As dsmem_store_async(), of two numbers side by side.
+__device__ __forceinline__ void dsmem_store_pair_async(std::uint32_t address, std::uint32_t barrier, float x, float y) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
                "f"(x), "f"(y), "r"(barrier)
                : "memory");
@@ -83,7 +83,7 @@ __device__ __forceinline__ void send_pair(std::uint32_t address, std::uint32_t b
 
 // Copies bytes from this CTA's shared memory to another one's. The phase of `barrier`, of that CTA too, counts one
 // arrival, and ends once they are there. What was written by ordinary stores is fenced before (proxy_fence()).
-__device__ __forceinline__ void send_bytes(std::uint32_t to, std::uint32_t from, int bytes, std::uint32_t barrier) {
+__device__ __forceinline__ void dsmem_copy(std::uint32_t to, std::uint32_t from, int bytes, std::uint32_t barrier) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%3], %2;\n"
       "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -91,8 +91,8 @@ __device__ __forceinline__ void send_bytes(std::uint32_t to, std::uint32_t from,
       : "memory");
 }
 // The same where somebody else tells the barrier of the bytes.
-__device__ __forceinline__ void send_told_bytes(std::uint32_t to, std::uint32_t from, int bytes,
-                                                std::uint32_t barrier) {
+__device__ __forceinline__ void dsmem_copy_expected(std::uint32_t to, std::uint32_t from, int bytes,
+                                                    std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "r"(from), "r"(bytes), "r"(barrier)
                : "memory");

@@ -13,7 +13,7 @@ __device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 // Its memory may then be another barrier's.
-__device__ __forceinline__ void barrier_forget(std::uint32_t barrier) {
+__device__ __forceinline__ void barrier_invalidate(std::uint32_t barrier) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 // Makes initialised barriers visible to the copy engine; what all threads then wait at makes them visible to the
@@ -75,7 +75,7 @@ __device__ __forceinline__ bool barrier_ended(std::uint32_t barrier, std::uint32
 // Which place of a ring of kStages is next, and the parity of the phase that it is in: places are filled and emptied in
 // turn. One register.
 template <int kStages>
-struct RingCursor {
+struct PackedPipelineState {
   std::uint32_t at = 0;  // stage + kStages · parity
 
   __device__ __forceinline__ std::uint32_t stage() const {

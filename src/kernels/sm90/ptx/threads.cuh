@@ -17,7 +17,7 @@ __device__ __forceinline__ int thread_of_cta() {
 }
 __device__ __forceinline__ int thread_of_warpgroup() { return thread_of_cta() & (kWarpgroup - 1); }
 // The first of the warpgroup's rows, of 64, that the thread has a share of; the other one is 8 behind.
-__device__ __forceinline__ int slot_of_thread() {
+__device__ __forceinline__ int tile_row_of_thread() {
   const int thread = thread_of_warpgroup();
   return thread / 32 * 16 + thread % 32 / 4;
 }
@@ -28,7 +28,7 @@ __device__ __forceinline__ std::uint32_t of_warp(std::uint32_t number) { return 
 
 // Holds in one lane of a warp whose lanes are all here. Of an instruction that only one lane can have, as those to the
 // copy engine, the compiler makes a loop over lanes where it does not see that it is one.
-__device__ __forceinline__ bool one_of_warp() {
+__device__ __forceinline__ bool elect_one() {
   std::uint32_t is_one;
   asm volatile(
       "{\n"
@@ -71,20 +71,20 @@ __device__ __forceinline__ bool named_any(int barrier, int threads, bool mine) {
 }
 // Every warp of a warpgroup says so; kCount is a multiple of 8.
 template <int kCount>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 template <int kCount>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 // Whichever of both it takes, of threads that have kBefore.
 template <int kCount, int kBefore>
 __device__ __forceinline__ void change_registers() {
   if constexpr (kCount < kBefore) {
-    give_registers<kCount>();
+    reg_dealloc<kCount>();
   } else {
-    take_registers<kCount>();
+    reg_alloc<kCount>();
   }
 }
 

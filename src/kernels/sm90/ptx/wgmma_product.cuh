@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // D[64, 128] ← A[64, 16] · B[16, 128] + D with fp32 sums, A and B in shared memory, B either way round. D lies as
-// wgmma.cuh says, and so do A, and B as K of the fold; across, B lies as V does, [k][n].
+// wgmma.cuh says, and so do A, and B as K of the attention; transposed, B lies as V does, [k][n].
 #pragma once
 
 #include "kernels/sm90/ptx/wgmma.cuh"
 
 namespace ringattn::sm90 {
 
-template <class Element, bool kAcross>
-struct ProductWgmma;
+template <class Element, bool kTransposed>
+struct GemmWgmma;
 
 #define RINGATTN_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define RINGATTN_PRODUCT_WGMMA(Element_, type, across)                                                               \
+#define RINGATTN_GEMM_WGMMA(Element_, type, transposed)                                                              \
   template <>                                                                                                        \
-  struct ProductWgmma<Element_, across> {                                                                            \
+  struct GemmWgmma<Element_, transposed> {                                                                           \
     __device__ static __forceinline__ void multiply(float (&d)[16][4], std::uint64_t a, std::uint64_t b,             \
                                                     bool accumulate) {                                               \
       asm volatile(                                                                                                  \
@@ -25,14 +25,14 @@ struct ProductWgmma;
           : RINGATTN_D(0), RINGATTN_D(1), RINGATTN_D(2), RINGATTN_D(3), RINGATTN_D(4), RINGATTN_D(5), RINGATTN_D(6), \
             RINGATTN_D(7), RINGATTN_D(8), RINGATTN_D(9), RINGATTN_D(10), RINGATTN_D(11), RINGATTN_D(12),             \
             RINGATTN_D(13), RINGATTN_D(14), RINGATTN_D(15)                                                           \
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(across ? 1 : 0));                                 \
+          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(transposed ? 1 : 0));                             \
     }                                                                                                                \
   };
-RINGATTN_PRODUCT_WGMMA(__nv_bfloat16, "bf16", false)
-RINGATTN_PRODUCT_WGMMA(__nv_bfloat16, "bf16", true)
-RINGATTN_PRODUCT_WGMMA(__half, "f16", false)
-RINGATTN_PRODUCT_WGMMA(__half, "f16", true)
-#undef RINGATTN_PRODUCT_WGMMA
+RINGATTN_GEMM_WGMMA(__nv_bfloat16, "bf16", false)
+RINGATTN_GEMM_WGMMA(__nv_bfloat16, "bf16", true)
+RINGATTN_GEMM_WGMMA(__half, "f16", false)
+RINGATTN_GEMM_WGMMA(__half, "f16", true)
+#undef RINGATTN_GEMM_WGMMA
 #undef RINGATTN_D
 
 }  // namespace ringattn::sm90

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a task to the launches of sm90_scan; the ssd_*.cu files instantiate it.
+// From a task to the launches of sm90_ssd; the ssd_*.cu files instantiate it.
 #pragma once
 
 #include <algorithm>
@@ -25,20 +25,20 @@ inline bool map_ssd(const MappedTensor& tensor, int columns, CUtensorMap& map) {
 }
 
 template <int kStates>
-HopperSsd map_task(const ScanParams& s, int multiprocessors) {
+HopperSsd map_task(const SsmParams& s, int multiprocessors) {
   HopperSsd p{};
   p.scan = s;
-  p.blocks = deal_bands(s, s.head_dim / kBandDims, multiprocessors);
+  p.blocks = deal_dim_blocks(s, s.head_dim / kDimBlockDims, multiprocessors);
   std::int64_t rows = 0;
   for (int run = 0; run < s.run_count; ++run) rows = std::max(rows, s.runs[run].row + s.runs[run].tokens);
-  const auto given = [rows](const ScanTensor& tensor, std::int64_t heads, std::int64_t columns) {
+  const auto given = [rows](const SsmTensor& tensor, std::int64_t heads, std::int64_t columns) {
     return mapped(tensor.data, tensor.token_stride, tensor.head_stride, rows, heads, columns);
   };
   const int groups = s.heads / s.group_heads;
-  p.maps_x = map_ssd(given(s.x, s.heads, s.head_dim), kBandDims, p.x);
+  p.maps_x = map_ssd(given(s.x, s.heads, s.head_dim), kDimBlockDims, p.x);
   p.maps_b = map_ssd(given(s.b, groups, kStates), kStates, p.b);
   p.maps_c = map_ssd(given(s.c, groups, kStates), kStates, p.c);
-  p.maps_y = map_ssd(mapped(s.y, s.y_token_stride, s.y_head_stride, rows, s.heads, s.head_dim), kBandDims, p.y);
+  p.maps_y = map_ssd(mapped(s.y, s.y_token_stride, s.y_head_stride, rows, s.heads, s.head_dim), kDimBlockDims, p.y);
   return p;
 }
 
@@ -47,7 +47,7 @@ constexpr auto ssd_kernel() {
   if constexpr (kOutputs) {
     return &ssd_finish_kernel<kStates>;
   } else {
-    return &ssd_fold_kernel<kStates>;
+    return &ssd_state_kernel<kStates>;
   }
 }
 
@@ -60,12 +60,12 @@ void load_ssd() {
 }
 
 template <int kStates, bool kOutputs>
-void launch_ssd(const ScanParams& scan, int multiprocessors, cudaStream_t stream) {
+void launch_ssd(const SsmParams& scan, int multiprocessors, cudaStream_t stream) {
   const HopperSsd params = map_task<kStates>(scan, multiprocessors);
   const auto ctas =
       static_cast<unsigned>(params.blocks.threes + params.blocks.shorts) * static_cast<unsigned>(scan.segments);
   ssd_kernel<kStates, kOutputs>()<<<ctas, kSsdThreads, SsdLayout<kStates, kOutputs>::kSharedBytes, stream>>>(params);
-  check_cuda(cudaGetLastError(), "sm90_scan");
+  check_cuda(cudaGetLastError(), "sm90_ssd");
 }
 
 template <int kStates>

@@ -7,8 +7,8 @@
 
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/multiprocessors.hpp"
-#include "kernels/cuda/scan/device_scan.hpp"
 #include "kernels/cuda/scan/steps.hpp"
+#include "kernels/cuda/scan/device_scan.hpp"
 #include "kernels/sm90/scan/ssd.hpp"
 
 namespace ringattn::sm90 {
@@ -17,19 +17,19 @@ namespace {
 
 class HopperSsdKernels final : public cuda::SegmentKernels {
  public:
-  HopperSsdKernels(const ScanSpec& spec, int device)
+  HopperSsdKernels(const SsmSpec& spec, int device)
       : launcher_(spec.state_dim == 64 ? ssd_64 : ssd_128), multiprocessors_(cuda::multiprocessors_of(device)) {}
 
   void load() const override {
-    cuda::load_steps(Dtype::kBf16);
+    cuda::load_da_cumsum(Dtype::kBf16);
     launcher_.load();
   }
-  std::size_t step_floats() const override { return std::size_t{kChunksOfSegment} * kChunkSteps; }
-  void fold(const ScanParams& params, cudaStream_t stream) const override {
-    cuda::make_steps(params, Dtype::kBf16, stream);
-    launcher_.fold(params, multiprocessors_, stream);
+  std::size_t da_cumsum_floats() const override { return std::size_t{kChunksOfSegment} * kChunkDaCumsumFloats; }
+  void accumulate_states(const SsmParams& params, cudaStream_t stream) const override {
+    cuda::compute_da_cumsum(params, Dtype::kBf16, stream);
+    launcher_.accumulate_states(params, multiprocessors_, stream);
   }
-  void finish(const ScanParams& params, cudaStream_t stream) const override {
+  void finish(const SsmParams& params, cudaStream_t stream) const override {
     launcher_.finish(params, multiprocessors_, stream);
   }
 
@@ -45,7 +45,7 @@ void require_dim(std::string_view name, int dim, std::vector<std::string>& missi
 
 }  // namespace
 
-std::vector<std::string> scan_missing(const ScanSpec& spec) {
+std::vector<std::string> ssd_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
   if (spec.state_decays) missing.push_back("a decay for each state (supported: one a head)");
   if (spec.dtype != Dtype::kBf16) missing.push_back(fmt::format("{} (supported: bf16)", dtype_name(spec.dtype)));
@@ -54,9 +54,9 @@ std::vector<std::string> scan_missing(const ScanSpec& spec) {
   return missing;
 }
 
-std::unique_ptr<ScanKernel> make_scan(const ScanSpec& spec, Backend& backend) {
+std::unique_ptr<SsmKernel> make_ssd(const SsmSpec& spec, Backend& backend) {
   const int device = static_cast<const cuda::CudaBackend&>(backend).device();
-  return cuda::make_device_scan(spec, std::make_unique<HopperSsdKernels>(spec, device), backend);
+  return cuda::make_device_ssm(spec, std::make_unique<HopperSsdKernels>(spec, device), backend);
 }
 
 }  // namespace ringattn::sm90

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of y (kernels/scan.hpp, 4): a CTA computes a segment for up to three bands of heads of one group, chunk by
-// chunk, from the state in front of it. A warpgroup computes yᵀ, [64 dims, 64 tokens], of its band:
+// AttentionState of y (kernels/scan.hpp, 4): a CTA computes a segment for up to three dim_blocks of heads of one group,
+// chunk by chunk, from the state in front of it. A warpgroup computes yᵀ, [64 dims, 64 tokens], of its dim_block:
 //
 //   yᵀ = S · Cᵀ            S from registers, where products left it; scaled by decays of tokens
-//      + xᵀ · weightsᵀ     x from registers, weights from shared memory
+//      + xᵀ · intra_chunk_scoresᵀ     x from registers, intra_chunk_scores from shared memory
 //
 // and then the next state. Weights of the next chunk, and the rows of this one, are made while the tensor cores add to
-// the state. One more warpgroup fetches B and C, and makes what doesn't wait for the bands: C · Bᵀ, once for all of
-// them, decays up to tokens, and what x is weighed with.
+// the state. One more warpgroup fetches B and C, and makes what doesn't wait for the dim_blocks: C · Bᵀ, once for all
+// of them, decays up to tokens, and what x is weighed with.
 #pragma once
 
 #include "kernels/sm90/ptx/wgmma_left.cuh"
-#include "kernels/sm90/scan/ssd_fold.cuh"
 #include "kernels/sm90/scan/ssd_scores.cuh"
+#include "kernels/sm90/scan/ssd_fold.cuh"
 
 namespace ringattn::sm90 {
 
@@ -22,69 +22,69 @@ class SsdRows {
   using Layout = SsdLayout<kStates, true>;
 
   __device__ __forceinline__ SsdRows(const HopperSsd& params, const SsdMemory<kStates, true>& shared,
-                                     const SsdPlace& where, int slot)
+                                     const SsdChunks& where, int slot)
       : p_(params),
         memory_(shared),
         place_(where),
-        band_(params, shared, where, slot),
-        skip_(params.scan.d != nullptr ? params.scan.d[band_.head] : 0.0F) {}
+        dim_block_(params, shared, where, slot),
+        skip_(params.scan.d != nullptr ? params.scan.d[dim_block_.head] : 0.0F) {}
 
   __device__ __forceinline__ void walk() {
     const int chunks = place_.chunks();
     if (first_thread()) {
-      for (int chunk = 0; chunk < Layout::kInputs && chunk < chunks; ++chunk) band_.fetch(chunk);
+      for (int chunk = 0; chunk < Layout::kInputs && chunk < chunks; ++chunk) dim_block_.fetch(chunk);
     }
     load_state();
-    RingCursor<Layout::kStages> ring;
-    make_weights(0);
+    PackedPipelineState<Layout::kStages> ring;
+    make_intra_chunk_scores(0);
     proxy_fence();
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
       const std::uint32_t stage = ring.stage();
-      const int input = band_.input_of(chunk);
-      const std::uint32_t x_tile = memory_.x(band_.slot, input) + band_.matrices_of_lane();
+      const int input = dim_block_.input_of(chunk);
+      const std::uint32_t x_tile = memory_.x(dim_block_.slot, input) + dim_block_.matrices_of_lane();
       float y[kChunk / 8][4];
       barrier_wait(memory_.full(stage), ring.parity());
-      add_state(y, memory_.c(stage), decay_of_chunk(memory_.steps(band_.slot, input)));
-      band_.sync();  // weights and x are there
-      barrier_wait(memory_.behind_full(band_.slot, input), band_.parity(chunk));
+      add_state(y, memory_.c(stage), decay_of_chunk(memory_.da_cumsum(dim_block_.slot, input)));
+      dim_block_.sync();  // intra_chunk_scores and x are there
+      barrier_wait(memory_.behind_full(dim_block_.slot, input), dim_block_.parity(chunk));
       wgmma_wait<0>();
       pin(y);
       std::uint32_t x[4][4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        cuda::load_matrix_transposed(x[k], x_tile + static_cast<std::uint32_t>(k) * band_.kStepRowBytes);
+        cuda::load_matrix_transposed(x[k], x_tile + static_cast<std::uint32_t>(k) * dim_block_.kStepRowBytes);
       }
       const bool gated = p_.scan.z.data != nullptr;
-      if (gated) fetch_gate(chunk, memory_.x(band_.slot, input));
+      if (gated) fetch_gate(chunk, memory_.x(dim_block_.slot, input));
       scale_rows(y, input);
       add_tokens(y, x);
       std::uint32_t weighed[4][1][4];
-      weigh_rounded(x[0], memory_.behind(band_.slot, input), 0, weighed[0][0]);
+      weigh_rounded(x[0], memory_.behind(dim_block_.slot, input), 0, weighed[0][0]);
       pin(state_);
-      fold_tokens<kStates, 0, 1, 1>(state_, weighed, memory_.b(stage));
+      accumulate_tokens<kStates, 0, 1, 1>(state_, weighed, memory_.b(stage));
       wgmma_wait<1>();
       pin(y);
       if (gated) apply_gate(y, x_tile);
       store_rows(y, x_tile);
 #pragma unroll
-      for (int k = 1; k < 4; ++k) weigh_rounded(x[k], memory_.behind(band_.slot, input), k, weighed[k][0]);
-      fold_tokens<kStates, 1, 4, 1>(state_, weighed, memory_.b(stage));
+      for (int k = 1; k < 4; ++k) weigh_rounded(x[k], memory_.behind(dim_block_.slot, input), k, weighed[k][0]);
+      accumulate_tokens<kStates, 1, 4, 1>(state_, weighed, memory_.b(stage));
       proxy_fence();
-      band_.sync();  // the rows are there, and nobody reads weights, factors, x and steps any more
-      write_rows(chunk, memory_.x(band_.slot, input));
-      if (chunk + 1 < chunks) make_weights(chunk + 1);
+      dim_block_.sync();  // the rows are there, and nobody reads intra_chunk_scores, factors, x and da_cumsum any more
+      write_rows(chunk, memory_.x(dim_block_.slot, input));
+      if (chunk + 1 < chunks) make_intra_chunk_scores(chunk + 1);
       proxy_fence();
       if (first_thread()) {
-        store_wait_read();
-        if (chunk + Layout::kInputs < chunks) band_.fetch(chunk + Layout::kInputs);
+        tma_store_wait_read();
+        if (chunk + Layout::kInputs < chunks) dim_block_.fetch(chunk + Layout::kInputs);
       }
       __syncwarp();
       wgmma_wait<0>();
       pin(state_);
       if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.empty(stage));
     }
-    if (first_thread()) store_wait();
+    if (first_thread()) tma_store_wait();
   }
 
  private:
@@ -92,14 +92,15 @@ class SsdRows {
 
   // The state in front of the segment.
   __device__ __forceinline__ void load_state() {
-    const cuda::SegmentPlace& segment = place_.segment;
-    const ScanParams& s = p_.scan;
-    const float* const local =
-        segment.first_of_super ? nullptr : s.states + segment.index * band_.all_states() + band_.state_offset();
-    const float* const before =
-        segment.from_zero ? nullptr
-                          : s.super_states + segment.super_segment * band_.all_states() + band_.state_offset();
-    const float log = segment.first_of_super ? 0.0F : s.logs_before[segment.index * s.heads + band_.head];
+    const cuda::SegmentCoord& segment = place_.segment;
+    const SsmParams& s = p_.scan;
+    const float* const local = segment.first_of_super
+                                   ? nullptr
+                                   : s.states + segment.index * dim_block_.all_states() + dim_block_.state_offset();
+    const float* const before = segment.from_zero ? nullptr
+                                                  : s.super_states + segment.super_segment * dim_block_.all_states() +
+                                                        dim_block_.state_offset();
+    const float log = segment.first_of_super ? 0.0F : s.logs_before[segment.index * s.heads + dim_block_.head];
     const float decay = cuda::exp2_approx(log);
     visit_state<kStates>(state_, [&](float& first, float& second, int offset) {
       const float2 m = cuda::state_pair(local, offset);
@@ -111,12 +112,12 @@ class SsdRows {
 
   // Weights of a chunk, once nobody reads those of the chunk before it. Other threads see them behind a barrier, and so
   // do the tensor cores.
-  __device__ __forceinline__ void make_weights(int chunk) {
-    band_.await(chunk);
+  __device__ __forceinline__ void make_intra_chunk_scores(int chunk) {
+    dim_block_.await(chunk);
     const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
-    const float* const steps = memory_.steps(band_.slot, band_.input_of(chunk));
+    const float* const da_cumsum = memory_.da_cumsum(dim_block_.slot, dim_block_.input_of(chunk));
     barrier_wait(memory_.scores_full(buffer), static_cast<std::uint32_t>(chunk) >> 1 & 1U);
-    weigh_chunk(memory_.scores(buffer), steps, skip_, memory_.weights(band_.slot));
+    weight_chunk(memory_.scores(buffer), da_cumsum, skip_, memory_.intra_chunk_scores(dim_block_.slot));
     __syncwarp();
     if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_empty(buffer));
   }
@@ -127,7 +128,7 @@ class SsdRows {
     using Pack = cuda::Products<__nv_bfloat16>;
     const std::uint32_t c = of_warp(descriptor_low(c_tile));
     std::uint32_t rounded[kStates / 16][4];
-    wgmma_wait<0>();  // nothing is under way; here ptxas (13.0) sees it, which else adds a wait between the steps
+    wgmma_wait<0>();  // nothing is under way; here ptxas (13.0) sees it, which else adds a wait between the da_cumsum
     pin(state_);
     pin(y);
 #pragma unroll
@@ -142,7 +143,7 @@ class SsdRows {
         for (int e = 0; e < 4; ++e) s[e] = __fmul_rn(decay, s[e]);
       }
       wgmma_fence();
-      const auto at = static_cast<std::uint32_t>((k / 4 * kBandTileBytes + k % 4 * 32) >> 4);
+      const auto at = static_cast<std::uint32_t>((k / 4 * kDimBlockTileBytes + k % 4 * 32) >> 4);
       multiply_left(y, rounded[k], descriptor(c + at), k > 0);
       wgmma_commit();
     }
@@ -150,8 +151,8 @@ class SsdRows {
 
   // What rows have of the state decays up to each token.
   __device__ __forceinline__ void scale_rows(float (&y)[kChunk / 8][4], int input) const {
-    const auto* const up_to =
-        reinterpret_cast<const float4*>(memory_.up_to(band_.slot, input) + thread_of_warpgroup() % 4 * kUpToLaneFloats);
+    const auto* const up_to = reinterpret_cast<const float4*>(memory_.up_to(dim_block_.slot, input) +
+                                                              thread_of_warpgroup() % 4 * kUpToLaneFloats);
 #pragma unroll
     for (int i = 0; i < kChunk / 16; ++i) {
       const float4 decays = up_to[i];
@@ -166,14 +167,14 @@ class SsdRows {
     y[3] = __fmul_rn(y[3], second);
   }
 
-  // Issues yᵀ += xᵀ · weightsᵀ.
+  // Issues yᵀ += xᵀ · intra_chunk_scoresᵀ.
   __device__ __forceinline__ void add_tokens(float (&y)[kChunk / 8][4], const std::uint32_t (&x)[4][4]) const {
-    const std::uint32_t weights = of_warp(descriptor_low(memory_.weights(band_.slot)));
+    const std::uint32_t intra_chunk_scores = of_warp(descriptor_low(memory_.intra_chunk_scores(dim_block_.slot)));
     pin(y);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      multiply_left(y, x[k], descriptor(weights + static_cast<std::uint32_t>(k * 32 >> 4)), true);
+      multiply_left(y, x[k], descriptor(intra_chunk_scores + static_cast<std::uint32_t>(k * 32 >> 4)), true);
     }
     wgmma_commit();
   }
@@ -182,21 +183,22 @@ class SsdRows {
   static __device__ __forceinline__ void weigh_rounded(const std::uint32_t (&x)[4], const unsigned char* behind, int k,
                                                        std::uint32_t (&weighed)[4]) {
     const auto* const pairs = reinterpret_cast<const uint2*>(behind) + behind_word(thread_of_cta() % 4) / 2;
-    const uint2 weights = pairs[k];
+    const uint2 intra_chunk_scores = pairs[k];
 #pragma unroll
-    for (int r = 0; r < 4; ++r) weighed[r] = cuda::multiply_pairs(x[r], r < 2 ? weights.x : weights.y);
+    for (int r = 0; r < 4; ++r)
+      weighed[r] = cuda::multiply_pairs(x[r], r < 2 ? intra_chunk_scores.x : intra_chunk_scores.y);
   }
 
   // Asks for z of the warp's dims, to where its dims of x lay: 16 bytes a copy, two of which are a whole sector.
   __device__ __forceinline__ void fetch_gate(int chunk, std::uint32_t tile) const {
     constexpr int kPieces = 16 / kPieceElements;  // of a token
-    const ScanTensor& z = p_.scan.z;
+    const SsmTensor& z = p_.scan.z;
     const int warp = thread_of_warpgroup() / 32;
     const int lane = thread_of_warpgroup() % 32;
     const int tokens = place_.tokens(chunk);
     const int piece = kPieces * warp + lane % kPieces;
     const auto* const gates = static_cast<const std::uint16_t*>(z.data) + place_.row(chunk) * z.token_stride +
-                              band_.head * z.head_stride + band_.first_dim + piece * kPieceElements;
+                              dim_block_.head * z.head_stride + dim_block_.first_dim + piece * kPieceElements;
     __syncwarp();  // all lanes have x
 #pragma unroll
     for (int first = 0; first < kChunk; first += 32 / kPieces) {
@@ -214,7 +216,7 @@ class SsdRows {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       std::uint32_t z[4];
-      cuda::load_matrix_transposed(z, matrices + static_cast<std::uint32_t>(k) * band_.kStepRowBytes);
+      cuda::load_matrix_transposed(z, matrices + static_cast<std::uint32_t>(k) * dim_block_.kStepRowBytes);
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const float2 gate = cuda::unpack(z[r], __nv_bfloat16());
@@ -237,24 +239,24 @@ class SsdRows {
         const float(&d)[4] = y[2 * k + r / 2];
         packed[r] = Pack::pack(d[r % 2 * 2], d[r % 2 * 2 + 1]);
       }
-      store_matrix_transposed(tile + static_cast<std::uint32_t>(k) * band_.kStepRowBytes, packed);
+      store_matrix_transposed(tile + static_cast<std::uint32_t>(k) * dim_block_.kStepRowBytes, packed);
     }
   }
 
   // From shared memory. What the copy engine writes is under way; what threads write has been read.
   __device__ __forceinline__ void write_rows(int chunk, std::uint32_t tile) const {
-    const ScanParams& s = p_.scan;
+    const SsmParams& s = p_.scan;
     if (p_.maps_y && place_.whole(chunk)) {
       if (first_thread()) {
-        store_box(&p_.y, tile, band_.first_dim, band_.head, static_cast<int>(place_.row(chunk)));
-        store_commit();
+        tma_store_box(&p_.y, tile, dim_block_.first_dim, dim_block_.head, static_cast<int>(place_.row(chunk)));
+        tma_store_commit();
       }
       __syncwarp();
       return;
     }
     auto* const rows = static_cast<std::uint16_t*>(s.y) + place_.row(chunk) * s.y_token_stride +
-                       band_.head * s.y_head_stride + band_.first_dim;
-    constexpr int kPieces = kBandDims / kPieceElements;
+                       dim_block_.head * s.y_head_stride + dim_block_.first_dim;
+    constexpr int kPieces = kDimBlockDims / kPieceElements;
     const int tokens = place_.tokens(chunk);
 #pragma unroll 1
     for (int i = thread_of_warpgroup(); i < kChunk * kPieces; i += kWarpgroup) {
@@ -273,13 +275,13 @@ class SsdRows {
         target[2 * w + 1] = static_cast<std::uint16_t>(words[w] >> 16);
       }
     }
-    band_.sync();
+    dim_block_.sync();
   }
 
   const HopperSsd& p_;
   const SsdMemory<kStates, true>& memory_;
-  const SsdPlace& place_;
-  const SsdBand<kStates, true> band_;
+  const SsdChunks& place_;
+  const SsdDimBlock<kStates, true> dim_block_;
   const float skip_;  // D, or zero
   float state_[kStates / 8][4];
 };
@@ -288,28 +290,29 @@ template <int kStates>
 __global__ void __launch_bounds__(kSsdThreads, 1) ssd_finish_kernel(const __grid_constant__ HopperSsd p) {
   extern __shared__ unsigned char ssd_shared[];
   const SsdMemory<kStates, true> memory(ssd_shared);
-  const SsdPlace place(p);
-  if (threadIdx.x == 0) memory.init_barriers(place.block.count);
-  // Blocks of weights above the diagonal stay 0.
-  constexpr int kWeightPieces = kBandsTogether * kBandTileBytes / 16;
-  auto* const weights = reinterpret_cast<uint4*>(memory.bytes + SsdLayout<kStates, true>::kWeights);
-  for (int i = static_cast<int>(threadIdx.x); i < kWeightPieces; i += kSsdThreads) weights[i] = make_uint4(0, 0, 0, 0);
+  const SsdChunks chunks_of_cta(p);
+  if (threadIdx.x == 0) memory.init_barriers(chunks_of_cta.block.count);
+  // Blocks of intra_chunk_scores above the diagonal stay 0.
+  constexpr int kIntraChunkPieces = kDimBlocksPerCta * kDimBlockTileBytes / 16;
+  auto* const intra_chunk_scores = reinterpret_cast<uint4*>(memory.bytes + SsdLayout<kStates, true>::kIntraChunkScores);
+  for (int i = static_cast<int>(threadIdx.x); i < kIntraChunkPieces; i += kSsdThreads)
+    intra_chunk_scores[i] = make_uint4(0, 0, 0, 0);
   proxy_fence();
   __syncthreads();
   const int warpgroup = static_cast<int>(of_warp(threadIdx.x / kWarpgroup));
-  if (warpgroup == kBandsTogether) {
-    give_registers<kSsdScoreRegisters>();
-    const BandFactors<kStates> factors(memory, place.block.count);
+  if (warpgroup == kDimBlocksPerCta) {
+    reg_dealloc<kSsdScoreRegisters>();
+    const DimBlockDecays<kStates> factors(memory, chunks_of_cta.block.count);
     SharedScores<kStates> scores(memory);
     fetch_chunks<1>(
-        p, memory, place, [](int) {},
+        p, memory, chunks_of_cta, [](int) {},
         [&](int chunk) {
           scores.make(chunk);
           factors.make(chunk);
         });
   } else {
-    take_registers<kSsdRowRegisters>();
-    if (warpgroup < place.block.count) SsdRows<kStates>(p, memory, place, warpgroup).walk();
+    reg_alloc<kSsdRowRegisters>();
+    if (warpgroup < chunks_of_cta.block.count) SsdRows<kStates>(p, memory, chunks_of_cta, warpgroup).walk();
   }
 }
 

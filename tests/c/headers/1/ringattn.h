@@ -88,11 +88,11 @@ enum {
 };
 
 /* Of the last call that failed on this thread; "" before any has. Valid until the next call that fails here.
- * text: "problem (why). remedy." */
+ * text: "problem (why). suggestion." */
 const char *ringattn_error_text(void);
 const char *ringattn_error_problem(void);
 const char *ringattn_error_why(void);
-const char *ringattn_error_remedy(void);
+const char *ringattn_error_suggestion(void);
 ringattn_status ringattn_error_status(void);
 
 /* ---- Worlds: the ranks that compute together ---- */

@@ -88,11 +88,11 @@ enum {
 };
 
 /* Of the last call that failed on this thread; "" before any has. Valid until the next call that fails here.
- * text: "problem (why). remedy." */
+ * text: "problem (why). suggestion." */
 const char *ringattn_error_text(void);
 const char *ringattn_error_problem(void);
 const char *ringattn_error_why(void);
-const char *ringattn_error_remedy(void);
+const char *ringattn_error_suggestion(void);
 ringattn_status ringattn_error_status(void);
 
 /* ---- Worlds: the ranks that compute together ---- */
@@ -234,7 +234,7 @@ typedef struct ringattn_attention_facts {
   uint64_t workspace_bytes; /* that a run needs beside its tensors, k and v dense or strided */
   const char *kernel;       /* its name; valid as long as the library is loaded */
   /* Since interface 2: */
-  double predicted_seconds; /* of a run, by the machine model */
+  double estimated_seconds; /* of a run, by the machine model */
   const char *machine;      /* device model and instruction set: bits are equal where this, kernel and library are; as long
                                as the object */
 } ringattn_attention_facts;

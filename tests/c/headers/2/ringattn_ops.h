@@ -32,13 +32,13 @@ ringattn_status ringattn_decode_create(ringattn_world *world, const ringattn_spe
                                        const ringattn_decode_limits *limits, const ringattn_options *options,
                                        ringattn_decode **decode);
 
-/* Of a world of several ranks: this one keeps the groups of keys share_first, share_first + share_every, ... of each
- * sequence, one behind the other; group g is the keys g * group_keys and on. */
+/* Of a world of several ranks: this one keeps the groups of keys partition_first, partition_first + partition_stride, ... of each
+ * sequence, one behind the other; group g is the keys g * kv_split_keys and on. */
 typedef struct ringattn_decode_facts {
   uint64_t size;
-  int64_t group_keys;
-  int64_t share_first;
-  int64_t share_every;
+  int64_t kv_split_keys;
+  int64_t partition_first;
+  int64_t partition_stride;
   uint64_t memory_bytes; /* on the rank that needs most: cache, rows, tables and all that is allocated */
   const char *kernel;
 } ringattn_decode_facts;
@@ -74,7 +74,7 @@ void ringattn_decode_destroy(ringattn_decode *decode);
 
 /* ---- Multi-head latent attention (DeepSeek's MLA), since interface 2 ---- */
 
-typedef struct ringattn_latent_spec {
+typedef struct ringattn_mla_spec {
   uint64_t size;
   DLDataType dtype;
   int32_t heads;
@@ -88,7 +88,7 @@ typedef struct ringattn_latent_spec {
   int64_t window_right;
   float softmax_scale; /* 0: 1 / sqrt(head_dim + rope_dim) */
   float softcap;
-} ringattn_latent_spec;
+} ringattn_mla_spec;
 
 enum {
   RINGATTN_ANY_FORM = 0, /* by the longest query length */
@@ -96,26 +96,26 @@ enum {
   RINGATTN_ABSORBED = 2  /* the matrices are multiplied into q and out instead; bits of its own */
 };
 
-typedef struct ringattn_latent ringattn_latent;
+typedef struct ringattn_mla ringattn_mla;
 
-ringattn_status ringattn_latent_create(ringattn_world *world, const ringattn_latent_spec *spec,
+ringattn_status ringattn_mla_create(ringattn_world *world, const ringattn_mla_spec *spec,
                                        const ringattn_batch *batch, int32_t form, const ringattn_options *options,
-                                       ringattn_latent **latent);
+                                       ringattn_mla **mla);
 
-typedef struct ringattn_latent_facts {
+typedef struct ringattn_mla_facts {
   uint64_t size;
   int64_t q_rows;
   int64_t k_rows;
   uint64_t workspace_bytes;
   const char *kernel; /* that folds */
   int64_t form;       /* RINGATTN_EXPANDED or RINGATTN_ABSORBED */
-} ringattn_latent_facts;
-ringattn_status ringattn_latent_get_facts(const ringattn_latent *latent, ringattn_latent_facts *facts);
-ringattn_status ringattn_latent_rows(const ringattn_latent *latent, int32_t side, int64_t count, int64_t *packed_tokens,
+} ringattn_mla_facts;
+ringattn_status ringattn_mla_get_facts(const ringattn_mla *mla, ringattn_mla_facts *facts);
+ringattn_status ringattn_mla_rows(const ringattn_mla *mla, int32_t side, int64_t count, int64_t *packed_tokens,
                                      int64_t *sequence_tokens);
 
 /* latent and k_rope may be columns of one tensor, w_uk and w_uv rows of one kv_b_proj. */
-typedef struct ringattn_latent_tensors {
+typedef struct ringattn_mla_tensors {
   uint64_t size;
   const DLTensor *q;      /* [q_rows, heads, head_dim + rope_dim]; absorbed without w_uk: latent_dim + rope_dim */
   const DLTensor *latent; /* [k_rows, 1, latent_dim] */
@@ -127,26 +127,26 @@ typedef struct ringattn_latent_tensors {
   const DLTensor *lse;
   const DLTensor *workspace;
   void *stream;
-} ringattn_latent_tensors;
+} ringattn_mla_tensors;
 
-ringattn_status ringattn_latent_run(ringattn_latent *latent, const ringattn_latent_tensors *tensors);
-ringattn_status ringattn_latent_enqueue(ringattn_latent *latent, const ringattn_latent_tensors *tensors);
-ringattn_status ringattn_latent_wait(ringattn_latent *latent);
-void ringattn_latent_destroy(ringattn_latent *latent);
+ringattn_status ringattn_mla_run(ringattn_mla *mla, const ringattn_mla_tensors *tensors);
+ringattn_status ringattn_mla_enqueue(ringattn_mla *mla, const ringattn_mla_tensors *tensors);
+ringattn_status ringattn_mla_wait(ringattn_mla *mla);
+void ringattn_mla_destroy(ringattn_mla *mla);
 
 /* Decoding over a cache of latents, with the bits of the absorbed form. */
-typedef struct ringattn_latent_decode ringattn_latent_decode;
+typedef struct ringattn_mla_decode ringattn_mla_decode;
 
-ringattn_status ringattn_latent_decode_create(ringattn_world *world, const ringattn_latent_spec *spec,
+ringattn_status ringattn_mla_decode_create(ringattn_world *world, const ringattn_mla_spec *spec,
                                               const ringattn_decode_limits *limits, const ringattn_options *options,
-                                              ringattn_latent_decode **decode);
-ringattn_status ringattn_latent_decode_get_facts(ringattn_latent_decode *decode, ringattn_decode_facts *facts);
-ringattn_status ringattn_latent_decode_owned(ringattn_latent_decode *decode, int64_t sequences, int64_t *first,
+                                              ringattn_mla_decode **decode);
+ringattn_status ringattn_mla_decode_get_facts(ringattn_mla_decode *decode, ringattn_decode_facts *facts);
+ringattn_status ringattn_mla_decode_owned(ringattn_mla_decode *decode, int64_t sequences, int64_t *first,
                                              int64_t *count);
-int64_t ringattn_latent_decode_cache_tokens(ringattn_latent_decode *decode, int64_t length);
+int64_t ringattn_mla_decode_cache_tokens(ringattn_mla_decode *decode, int64_t length);
 
 /* Members that ringattn_decode_tensors has, too, are as there. */
-typedef struct ringattn_latent_decode_tensors {
+typedef struct ringattn_mla_decode_tensors {
   uint64_t size;
   const DLTensor *q;     /* [sequences * rows, heads, head_dim + rope_dim]; without w_uk latent_dim + rope_dim */
   const DLTensor *cache; /* [pages, page_size, 1, latent_dim + rope_dim]: the latent, then the rotary key */
@@ -164,20 +164,20 @@ typedef struct ringattn_latent_decode_tensors {
   void *stream;
   int32_t rows;
   int32_t grow;
-} ringattn_latent_decode_tensors;
+} ringattn_mla_decode_tensors;
 
-ringattn_status ringattn_latent_decode_run(ringattn_latent_decode *decode,
-                                           const ringattn_latent_decode_tensors *tensors);
-ringattn_status ringattn_latent_decode_enqueue(ringattn_latent_decode *decode,
-                                               const ringattn_latent_decode_tensors *tensors);
-ringattn_status ringattn_latent_decode_wait(ringattn_latent_decode *decode);
-void ringattn_latent_decode_destroy(ringattn_latent_decode *decode);
+ringattn_status ringattn_mla_decode_run(ringattn_mla_decode *decode,
+                                           const ringattn_mla_decode_tensors *tensors);
+ringattn_status ringattn_mla_decode_enqueue(ringattn_mla_decode *decode,
+                                               const ringattn_mla_decode_tensors *tensors);
+ringattn_status ringattn_mla_decode_wait(ringattn_mla_decode *decode);
+void ringattn_mla_decode_destroy(ringattn_mla_decode *decode);
 
 /* ---- Scans of state space layers (Mamba), since interface 2 ---- */
 
 /* S_t = exp(dt_t * A) * S_(t-1) + dt_t * x_t (outer) B_t,   y_t = S_t * C_t + D * x_t, times silu(z_t) where there is z.
  * Names are those of mamba_ssm. */
-typedef struct ringattn_scan_spec {
+typedef struct ringattn_ssm_spec {
   uint64_t size;
   DLDataType dtype; /* of x, dt, b, c, z and y */
   int32_t heads;
@@ -189,42 +189,42 @@ typedef struct ringattn_scan_spec {
   int32_t gate;         /* 1: there is z */
   int32_t dt_bias;      /* 1: one a head is added to dt */
   int32_t dt_softplus;  /* 1: dt = log(1 + exp(dt)) */
-  int32_t dt_limits;    /* 1: dt is held between dt_least and dt_most */
-  float dt_least;
-  float dt_most;
-} ringattn_scan_spec;
+  int32_t dt_limits;    /* 1: dt is held between dt_min and dt_max */
+  float dt_min;
+  float dt_max;
+} ringattn_ssm_spec;
 
-typedef struct ringattn_scan_batch {
+typedef struct ringattn_ssm_batch {
   uint64_t size;
   int64_t sequences;
   const int64_t *lengths; /* [sequences], at least 1 each */
   int32_t initial_states; /* 1: sequences start from given states, else from zero */
   int32_t final_states;   /* 1: the states behind them are wanted */
-} ringattn_scan_batch;
+} ringattn_ssm_batch;
 
-typedef struct ringattn_scan ringattn_scan;
+typedef struct ringattn_ssm ringattn_ssm;
 
 /* Of the options kernel, threads, memory_budget, timeout_seconds and, with RINGATTN_RUNS, query_runs of whole
  * super-segments of 65,536 tokens; others are refused. Without runs each rank has neighbouring super-segments. */
-ringattn_status ringattn_scan_create(ringattn_world *world, const ringattn_scan_spec *spec,
-                                     const ringattn_scan_batch *batch, const ringattn_options *options,
-                                     ringattn_scan **scan);
+ringattn_status ringattn_ssm_create(ringattn_world *world, const ringattn_ssm_spec *spec,
+                                     const ringattn_ssm_batch *batch, const ringattn_options *options,
+                                     ringattn_ssm **ssm);
 
-typedef struct ringattn_scan_facts {
+typedef struct ringattn_ssm_facts {
   uint64_t size;
   int64_t rows;      /* of this rank */
   int64_t beginning; /* sequences whose first token this rank has: as many initial states */
   int64_t ending;    /* sequences whose last token this rank has: as many final states */
   uint64_t memory_bytes;
   const char *kernel;
-} ringattn_scan_facts;
-ringattn_status ringattn_scan_get_facts(const ringattn_scan *scan, ringattn_scan_facts *facts);
-ringattn_status ringattn_scan_rows(const ringattn_scan *scan, int64_t count, int64_t *packed_tokens,
+} ringattn_ssm_facts;
+ringattn_status ringattn_ssm_get_facts(const ringattn_ssm *ssm, ringattn_ssm_facts *facts);
+ringattn_status ringattn_ssm_rows(const ringattn_ssm *ssm, int64_t count, int64_t *packed_tokens,
                                    int64_t *sequence_tokens);
 /* Which sequences begin and end on this rank, ascending: [beginning] and [ending]. Either may be NULL. */
-ringattn_status ringattn_scan_sequences(const ringattn_scan *scan, int32_t *beginning, int32_t *ending);
+ringattn_status ringattn_ssm_sequences(const ringattn_ssm *ssm, int32_t *beginning, int32_t *ending);
 
-typedef struct ringattn_scan_tensors {
+typedef struct ringattn_ssm_tensors {
   uint64_t size;
   const DLTensor *x;              /* [rows, heads, head_dim] */
   const DLTensor *dt;             /* [rows, heads, 1] */
@@ -238,12 +238,12 @@ typedef struct ringattn_scan_tensors {
   const DLTensor *y;              /* [rows, heads, head_dim], written */
   const DLTensor *final_states;   /* fp32 [ending, heads, head_dim, state_dim], written; where they are wanted */
   void *stream;
-} ringattn_scan_tensors;
+} ringattn_ssm_tensors;
 
-ringattn_status ringattn_scan_run(ringattn_scan *scan, const ringattn_scan_tensors *tensors);
-ringattn_status ringattn_scan_enqueue(ringattn_scan *scan, const ringattn_scan_tensors *tensors);
-ringattn_status ringattn_scan_wait(ringattn_scan *scan);
-void ringattn_scan_destroy(ringattn_scan *scan);
+ringattn_status ringattn_ssm_run(ringattn_ssm *ssm, const ringattn_ssm_tensors *tensors);
+ringattn_status ringattn_ssm_enqueue(ringattn_ssm *ssm, const ringattn_ssm_tensors *tensors);
+ringattn_status ringattn_ssm_wait(ringattn_ssm *ssm);
+void ringattn_ssm_destroy(ringattn_ssm *ssm);
 
 #ifdef __cplusplus
 }
