@@ -16,15 +16,15 @@
 #include "base/build.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
-#include "bench/words.hpp"
+#include "bench/arguments.hpp"
 #include "bench/dense_streams.hpp"
 #include "bench/graph_time.hpp"
 #include "bench/quantile.hpp"
 #include "kernels/codebook.hpp"
 #include "kernels/compressed_rows.hpp"
-#include "kernels/rank_rows.hpp"
+#include "kernels/low_rank_codec.hpp"
 #include "kernels/registry.hpp"
-#include "kernels/piecewise_rows.hpp"
+#include "kernels/staged_rows.hpp"
 #include "kernels/tensor_compression.hpp"
 
 namespace ringattn {

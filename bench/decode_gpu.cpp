@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "bench/words.hpp"
-#include "bench/decode_gpu_words.hpp"
+#include "bench/arguments.hpp"
+#include "bench/decode_gpu_arguments.hpp"
 #include "bench/decode_gpu_line.hpp"
 #include "bench/graph_time.hpp"
-#include "bench/packed_caches.hpp"
-#include "kernels/fold_spec.hpp"
+#include "bench/quantized_caches.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/block_choice.hpp"
 #include "kernels/cache_update.hpp"
 #include "kernels/decode.hpp"

@@ -11,7 +11,7 @@
 
 #include "base/build.hpp"
 #include "base/json_writer.hpp"
-#include "bench/decode_gpu_words.hpp"
+#include "bench/decode_gpu_arguments.hpp"
 #include "bench/quantile.hpp"
 
 namespace ringattn {

@@ -23,8 +23,8 @@
 #include "attention/attention.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/packed_run.hpp"
-#include "bench/fold_gpu_jobs.hpp"
-#include "comm/meeting.hpp"
+#include "bench/attention_gpu_jobs.hpp"
+#include "comm/collective.hpp"
 #include "comm/world.hpp"
 
 namespace ringattn {

@@ -38,10 +38,10 @@ dequantizes a KV block before it attends to it."""
 ABOUT_MLA = """\
 Latents of 512 dims and rotary keys of 64 in shuffled pages of 64 tokens, bf16. A CUDA graph holds several decode
 steps, and at least 512 MiB are read before a cache is used again. Times are medians; ringattn and FlashMLA took turns
-on one GPU (`bench/peers/latents.py --help`). A ratio below 1 means that ringattn is faster."""
+on one GPU (`bench/peers/mla.py --help`). A ratio below 1 means that ringattn is faster."""
 ABOUT_SSM = """\
 bf16. Mamba-2 has 80 heads of 64 dims and a state of 128, Mamba-1 has 5,120 channels and a state of 16, and the
-convolution has 8,448 channels and a width of 4. ringattn and the peers took turns on one GPU (`bench/peers/scans.py
+convolution has 8,448 channels and a width of 4. ringattn and the peers took turns on one GPU (`bench/peers/ssm.py
 --help`). \"can't\": the kernel refuses the shape, or reads out of bounds. GB/s counts the minimum of bytes that must
 be moved."""
 SSM_SHAPES = {

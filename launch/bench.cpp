@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "attention/job/one_input.hpp"
+#include "attention/job/input_agreement.hpp"
 #include "attention/job/samples.hpp"
 #include "base/json_writer.hpp"
 #include "launch/bench_op.hpp"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "attention/files/job_input.hpp"
-#include "attention/files/scan_input.hpp"
+#include "attention/files/ssm_input.hpp"
 #include "attention/job/samples.hpp"
 
 namespace ringattn {

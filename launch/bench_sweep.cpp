@@ -8,16 +8,16 @@
 #include <cstring>
 #include <utility>
 
-#include "attention/fitting.hpp"
-#include "attention/job/step_or_rows.hpp"
+#include "attention/compatibility.hpp"
+#include "attention/job/decode_or_attend.hpp"
 #include "base/build.hpp"
 #include "base/json_writer.hpp"
 #include "launch/bench_table.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
-#include "launch/wording.hpp"
+#include "launch/message_text.hpp"
 #include "launch/progress.hpp"
-#include "launch/scan_request.hpp"
+#include "launch/ssm_request.hpp"
 
 namespace ringattn {
 

@@ -76,8 +76,8 @@ class Sweep {
   Report report_of(PreparedFileJob& prepared);
   Report report_of(PreparedSsm& prepared);
   void measure_modes(const Setting& setting);
-  void measure_decode(const Setting& setting);  // bench_steps.cpp
-  void measure_ssm(const Setting& setting);     // bench_scan.cpp
+  void measure_decode(const Setting& setting);  // bench_decode.cpp
+  void measure_ssm(const Setting& setting);     // bench_ssm.cpp
   BenchPoint point_of(const Setting& setting, const Report& report, const Samples& samples) const;
   void keep(const BenchPoint& point);
 

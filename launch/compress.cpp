@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/check/change_of_o.hpp"
+#include "attention/check/output_change.hpp"
 #include "attention/files/safetensors_file.hpp"
 #include "attention/job/compress_job.hpp"
 #include "base/error.hpp"

@@ -11,7 +11,7 @@
 #include "attention/files/model_config.hpp"
 #include "base/error.hpp"
 #include "launch/job_request.hpp"
-#include "launch/scan_request.hpp"
+#include "launch/ssm_request.hpp"
 
 namespace ringattn {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention/files/job_input.hpp"
-#include "attention/tokens/scan_job.hpp"
+#include "attention/tokens/ssm_job.hpp"
 #include "launch/config.hpp"
 
 namespace ringattn {

@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "base/threads.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 #include "launch/op_flags.hpp"
 #include "launch/values.hpp"
 

@@ -12,7 +12,7 @@
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"

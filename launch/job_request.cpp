@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "attention/fitting.hpp"
+#include "attention/compatibility.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "launch/file_shape.hpp"

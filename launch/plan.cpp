@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "attention/fitting.hpp"
-#include "attention/job/step_or_rows.hpp"
+#include "attention/compatibility.hpp"
+#include "attention/job/decode_or_attend.hpp"
 #include "attention/job/planned_job.hpp"
-#include "attention/world_forecast.hpp"
+#include "attention/world_plan_summary.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "comm/world.hpp"
@@ -19,11 +19,11 @@
 #include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
-#include "launch/plan_steps.hpp"
-#include "launch/plan_scan.hpp"
+#include "launch/plan_decode.hpp"
+#include "launch/plan_ssm.hpp"
 #include "launch/plan_table.hpp"
 #include "launch/screen.hpp"
-#include "launch/scan_request.hpp"
+#include "launch/ssm_request.hpp"
 #include "launch/table.hpp"
 #include "launch/values.hpp"
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "launch/wording.hpp"
+#include "launch/message_text.hpp"
 #include "launch/report.hpp"
 
 namespace ringattn {

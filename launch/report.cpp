@@ -11,7 +11,7 @@
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
 #include "launch/file_shape.hpp"
-#include "launch/wording.hpp"
+#include "launch/message_text.hpp"
 
 namespace ringattn {
 

@@ -11,11 +11,11 @@
 
 #include "attention/attention.hpp"
 #include "attention/check/accuracy.hpp"
-#include "attention/check/scan_accuracy.hpp"
+#include "attention/check/ssm_accuracy.hpp"
 #include "attention/job/file_job.hpp"
 #include "attention/job/loaded_job.hpp"
 #include "attention/job/output.hpp"
-#include "attention/job/scan_file_job.hpp"
+#include "attention/job/ssm_file_job.hpp"
 #include "base/error.hpp"
 #include "launch/commands.hpp"
 

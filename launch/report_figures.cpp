@@ -6,7 +6,7 @@
 
 #include "attention/files/input_cost.hpp"
 #include "attention/tokens/cost.hpp"
-#include "attention/tokens/scan_deal.hpp"
+#include "attention/tokens/ssm_layout.hpp"
 #include "base/host.hpp"
 #include "launch/report.hpp"
 

@@ -17,9 +17,9 @@
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
 #include "launch/run_end.hpp"
-#include "launch/run_scan.hpp"
+#include "launch/run_ssm.hpp"
 #include "launch/screen.hpp"
-#include "launch/scan_request.hpp"
+#include "launch/ssm_request.hpp"
 #include "launch/table.hpp"
 #include "launch/trace.hpp"
 

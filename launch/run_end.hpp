@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "attention/attention.hpp"
-#include "attention/scan_clock.hpp"
-#include "comm/meeting.hpp"
+#include "attention/ssm_timeline.hpp"
+#include "comm/collective.hpp"
 
 namespace ringattn {
 

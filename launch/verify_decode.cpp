@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "attention/check/difference.hpp"
-#include "attention/fitting.hpp"
+#include "attention/compatibility.hpp"
 #include "attention/job/output.hpp"
 #include "attention/job/rank_cache.hpp"
 #include "attention/job/replay.hpp"

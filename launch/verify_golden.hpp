@@ -5,7 +5,7 @@
 #include <string>
 
 #include "attention/check/golden.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 #include "launch/options.hpp"
 #include "launch/screen.hpp"
 

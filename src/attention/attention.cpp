@@ -11,19 +11,19 @@
 #include <utility>
 #include <vector>
 
-#include "attention/fold_step.hpp"
-#include "attention/fitting.hpp"
-#include "attention/compressed_step.hpp"
+#include "attention/attention_ring_step.hpp"
+#include "attention/compatibility.hpp"
+#include "attention/compressed_ring_step.hpp"
 #include "attention/lengths.hpp"
-#include "attention/identities.hpp"
+#include "attention/rank_config.hpp"
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/handshake.hpp"
-#include "attention/ring/first_contact.hpp"
+#include "attention/ring/warm_up.hpp"
 #include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/aligned.hpp"
 #include "base/error.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 #include "kernels/tensor_compression.hpp"
 
 namespace ringattn {

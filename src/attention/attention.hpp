@@ -24,7 +24,7 @@
 
 #include "attention/options.hpp"
 #include "attention/paged_keys.hpp"
-#include "attention/forecast.hpp"
+#include "attention/plan_summary.hpp"
 #include "attention/ring/engine.hpp"
 #include "attention/ring/ring_runs.hpp"
 #include "attention/tokens/job.hpp"
@@ -32,7 +32,7 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/compressed_rows.hpp"
 #include "kernels/registry.hpp"
 

@@ -11,7 +11,7 @@
 #include "attention/options.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/compressed_rows.hpp"
 
 namespace ringattn {

@@ -8,18 +8,18 @@
 #include <utility>
 #include <vector>
 
-#include "attention/fitting.hpp"
+#include "attention/compatibility.hpp"
 #include "attention/decode_inputs.hpp"
 #include "attention/head_results.hpp"
-#include "attention/fault_cells.hpp"
-#include "attention/row_exchange.hpp"
-#include "attention/identities.hpp"
+#include "attention/invalid_element_cells.hpp"
+#include "attention/partial_exchange.hpp"
+#include "attention/rank_config.hpp"
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/handshake.hpp"
-#include "attention/ring/first_contact.hpp"
+#include "attention/ring/warm_up.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 #include "kernels/block_choice.hpp"
 #include "kernels/cache_update.hpp"
 

@@ -32,11 +32,11 @@
 #include <memory>
 
 #include "attention/decode_memory.hpp"
-#include "attention/tokens/step_deal.hpp"
+#include "attention/tokens/decode_deal.hpp"
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
-#include "kernels/cache_share.hpp"
+#include "kernels/cache_partition.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/registry.hpp"
 
@@ -84,7 +84,7 @@ struct DecodeInputs {
   // DecodeLimits::prefixes.
   SharedPrefixes prefixes;
   // Which keys the rows see, where AttentionSpec::block_mask has a shape and DecodeJob::top_k_blocks is 0
-  // (kernels/decode_lists.hpp): the lists of the heads Decode::kv_heads(), or the one of all heads. In memory of
+  // (kernels/decode_block_mask.hpp): the lists of the heads Decode::kv_heads(), or the one of all heads. In memory of
   // the kernel's kind: what stands there when the step begins is what it follows, also in a graph.
   DecodeBlockMask block_mask;
   const float* sinks = nullptr;  // [heads], present exactly when AttentionSpec::sinks
@@ -139,7 +139,7 @@ class Decode {
   // Keys of a group: what ranks deal to each other.
   std::int64_t kv_split_keys() const;
   // The groups of each sequence that this rank's cache holds. Only these have a place in it
-  // (kernels/cache_share.hpp).
+  // (kernels/cache_partition.hpp).
   KvPartition partition() const;
   // Tokens that this rank's cache holds of a sequence of `length` keys.
   std::int64_t cache_tokens(std::int64_t length) const;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/tokens/step_deal.hpp"
+#include "attention/tokens/decode_deal.hpp"
 #include "kernels/decode.hpp"
 
 namespace ringattn {
@@ -28,7 +28,7 @@ struct DecodeJob {
   // given them.
   int top_k_blocks = 0;
   // Of a spec with block_mask, on several ranks: into how many parts K/V heads are dealt, a divisor of the ranks. 0: as
-  // it is even where all sequences have as much to fold (attention/tokens/step_deal.hpp). What ranks have not dealt
+  // it is even where all sequences have as much to fold (attention/tokens/decode_deal.hpp). What ranks have not dealt
   // by heads they deal by sequences.
   int head_parts = 0;
 

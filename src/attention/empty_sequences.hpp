@@ -21,7 +21,7 @@ struct PassThroughStates {
 };
 
 // The empty sequences of a rank, neighbours together. `beginning` and `ending`: the sequences whose initial and final
-// states the rank has, ascending (state_owners(), attention/tokens/scan_deal.hpp).
+// states the rank has, ascending (state_owners(), attention/tokens/ssm_layout.hpp).
 std::vector<PassThroughStates> empty_sequences(std::span<const std::int64_t> lengths,
                                                std::span<const std::int32_t> beginning,
                                                std::span<const std::int32_t> ending);

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <span>
 
-#include "attention/tokens/step_deal.hpp"
+#include "attention/tokens/decode_deal.hpp"
 #include "base/memory.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/backend.hpp"
 
 namespace ringattn {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention/options.hpp"
-#include "attention/forecast.hpp"
+#include "attention/plan_summary.hpp"
 #include "attention/tokens/batch.hpp"
 #include "comm/transport.hpp"
 

@@ -27,7 +27,7 @@ struct Options {
   bool shorter_lengths = false;   // runs of shorter sequences will come, too: Attention::set_lengths()
   int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
   // Of a wait for a peer that should be ready and gives no signs of life. A wait for one that computes lasts longer by
-  // ten times what the machine model predicts (comm/patience.hpp).
+  // ten times what the machine model predicts (comm/timeouts.hpp).
   double timeout_seconds = 60.0;
   // What the plan and the deadlines assume; left as it is, default_machine() of the kernel.
   MachineModel machine;

@@ -10,7 +10,7 @@
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/layout.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/cache_view.hpp"
 #include "kernels/compressed_rows.hpp"
 

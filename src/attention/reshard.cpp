@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "attention/identities.hpp"
+#include "attention/rank_config.hpp"
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/ring/reshard.hpp"
-#include "attention/ring/first_contact.hpp"
+#include "attention/ring/warm_up.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 
 namespace ringattn {
 

@@ -8,12 +8,12 @@
 #include <span>
 #include <vector>
 
-#include "attention/tokens/scan_deal.hpp"
+#include "attention/tokens/ssm_layout.hpp"
 #include "base/deadline.hpp"
 #include "base/memory.hpp"
 #include "comm/transport.hpp"
 #include "kernels/backend.hpp"
-#include "kernels/scan.hpp"
+#include "kernels/ssm.hpp"
 
 namespace ringattn {
 

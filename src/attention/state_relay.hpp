@@ -11,13 +11,13 @@
 #include <span>
 #include <vector>
 
-#include "attention/scan_clock.hpp"
+#include "attention/ssm_timeline.hpp"
 #include "attention/state_exchange.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 #include "comm/transport.hpp"
 #include "kernels/backend.hpp"
-#include "kernels/stream_ahead.hpp"
-#include "kernels/scan.hpp"
+#include "kernels/priority_stream.hpp"
+#include "kernels/ssm.hpp"
 
 namespace ringattn {
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/wording.hpp"
+#include "base/message_template.hpp"
 
 namespace ringattn {
 

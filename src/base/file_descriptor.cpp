@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 
 namespace ringattn {
 

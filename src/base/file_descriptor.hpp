@@ -6,7 +6,7 @@
 #include <functional>
 #include <string_view>
 
-#include "base/wording.hpp"
+#include "base/message_template.hpp"
 
 namespace ringattn {
 

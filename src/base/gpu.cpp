@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/device_patience.hpp"
+#include "base/device_timeouts.hpp"
 #include "base/error.hpp"
 
 #if defined(RINGATTN_HAVE_CUDA)

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "base/error.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 
 namespace ringattn {
 

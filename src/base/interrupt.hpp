@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the caller of a long call ends it: a thread's calls ask its poll function, between two pieces of their work and
-// between two polls of a wait (heartbeat() and waiting_heartbeat() of base/pulse.hpp), whether to go on.
+// between two polls of a wait (heartbeat() and waiting_heartbeat() of base/rank_liveness.hpp), whether to go on.
 #pragma once
 
 namespace ringattn {

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "base/file_descriptor.hpp"
-#include "base/wording.hpp"
+#include "base/message_template.hpp"
 #include "base/unfinished_file.hpp"
 
 namespace ringattn {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "base/wording.hpp"
+#include "base/message_template.hpp"
 
 namespace ringattn {
 

@@ -6,18 +6,18 @@
 #include <memory>
 #include <vector>
 
-#include "attention/head_product.hpp"
-#include "attention/convolution.hpp"
+#include "attention/batched_gemm.hpp"
+#include "attention/causal_conv1d.hpp"
 #include "attention/decode.hpp"
 #include "attention/options.hpp"
-#include "attention/scan.hpp"
+#include "attention/ssm.hpp"
 #include "attention/tokens/batch.hpp"
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/key_positions.hpp"
-#include "kernels/latent.hpp"
+#include "kernels/mla.hpp"
 #include "kernels/row_format.hpp"
 
 namespace ringattn::c {

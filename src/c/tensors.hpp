@@ -13,8 +13,8 @@
 #include "base/tensor.hpp"
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
-#include "kernels/head_product.hpp"
-#include "kernels/cache_share.hpp"
+#include "kernels/batched_gemm.hpp"
+#include "kernels/cache_partition.hpp"
 #include "kernels/decode.hpp"
 
 namespace ringattn::c {

@@ -18,7 +18,7 @@
 #include "comm/tcp/store.hpp"
 #include "comm/tcp/tcp.hpp"
 #include "comm/threads.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn::c {
 

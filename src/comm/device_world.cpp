@@ -9,7 +9,7 @@
 
 #include "base/error.hpp"
 #include "comm/placement.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 #if defined(RINGATTN_HAVE_CUDA)
 #include "comm/p2p/p2p.hpp"
 #endif

@@ -37,7 +37,7 @@ class RankNames {
 Error silent_error(const RankNames& names, std::span<const int> silent, double seconds);
 
 // For handlers, before the stack unwinds further: the calling rank is going to fail with the exception in hand, and has
-// seconds left to do so in order (comm/watch.hpp).
+// seconds left to do so in order (comm/watchdog.hpp).
 void note_failure() noexcept;
 
 // The error with its location. Its message begins with `prefix`, which says the location in words.

@@ -7,15 +7,15 @@
 #include <deque>
 #include <utility>
 
-#include "base/moment.hpp"
+#include "base/failpoint.hpp"
 #include "base/memory.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "comm/exchange.hpp"
 #include "comm/failure.hpp"
 #include "comm/mpi_calls.hpp"
 #include "comm/mpi_flight.hpp"
-#include "comm/mpi_parts.hpp"
-#include "comm/patience.hpp"
+#include "comm/mpi_internal.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn {
 
@@ -193,7 +193,7 @@ class MpiTransport final : public Transport {
     context_->set_broken();
   }
 
-  // A wait has failed. Whoever handles that may meet the others first (comm/meeting.hpp), which must not take a
+  // A wait has failed. Whoever handles that may meet the others first (comm/collective.hpp), which must not take a
   // deadline more.
   void give_up(const Error& error) {
     if (error.code() == ErrorCode::kPeer) context_->give_up(error);

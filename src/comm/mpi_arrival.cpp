@@ -5,11 +5,11 @@
 #include <thread>
 #include <vector>
 
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "comm/failure.hpp"
 #include "comm/mpi_calls.hpp"
-#include "comm/mpi_abort.hpp"
-#include "comm/patience.hpp"
+#include "comm/mpi_transport_context.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn {
 

@@ -11,10 +11,10 @@
 #include "comm/message_claim.hpp"
 #include "comm/mpi_arrival.hpp"
 #include "comm/mpi_calls.hpp"
-#include "comm/mpi_signs.hpp"
-#include "comm/mpi_parts.hpp"
+#include "comm/mpi_heartbeat_channel.hpp"
+#include "comm/mpi_internal.hpp"
 #include "comm/process_world.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn {
 

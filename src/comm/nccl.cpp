@@ -17,7 +17,7 @@
 #include "comm/device_peers.hpp"
 #include "comm/exchange.hpp"
 #include "comm/nccl_communicator.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn {
 

@@ -12,10 +12,10 @@
 #include <thread>
 
 #include "base/cuda.hpp"
-#include "base/moment.hpp"
-#include "comm/meeting.hpp"
+#include "base/failpoint.hpp"
+#include "comm/collective.hpp"
 #include "comm/failure.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn {
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "comm/exchange.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn {
 

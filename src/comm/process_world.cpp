@@ -13,14 +13,14 @@
 #include <utility>
 
 #include "base/end_process.hpp"
-#include "base/moment.hpp"
+#include "base/failpoint.hpp"
 #include "base/outcome.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/paced.hpp"
-#include "comm/patience.hpp"
-#include "comm/watch.hpp"
+#include "comm/timeouts.hpp"
+#include "comm/watchdog.hpp"
 
 namespace ringattn {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/heart.hpp"
+#include "comm/heartbeat_monitor.hpp"
 #include "comm/world.hpp"
 
 namespace ringattn {

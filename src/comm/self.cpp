@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "comm/exchange.hpp"
 #include "comm/failure.hpp"
 

@@ -11,7 +11,7 @@
 #include "comm/session_claim.hpp"
 #include "comm/store_rank.hpp"
 #include "comm/tcp/store.hpp"
-#include "comm/tcp/tcp_parts.hpp"
+#include "comm/tcp/tcp_internal.hpp"
 
 namespace ringattn {
 

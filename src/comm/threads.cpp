@@ -13,12 +13,12 @@
 #include <thread>
 #include <utility>
 
-#include "base/moment.hpp"
-#include "base/pulse.hpp"
+#include "base/failpoint.hpp"
+#include "base/rank_liveness.hpp"
 #include "comm/exchange.hpp"
 #include "comm/failure.hpp"
-#include "comm/threads_family.hpp"
-#include "comm/threads_watch.hpp"
+#include "comm/threads_transport_context.hpp"
+#include "comm/threads_watchdog.hpp"
 
 namespace ringattn {
 

@@ -26,7 +26,7 @@ std::vector<std::unique_ptr<Transport>> make_threads_world(int size, const Threa
 
 // What becomes of ranks that don't come to an end.
 struct RanksLimit {
-  double seconds;  // without a sign of life (base/pulse.hpp), after which a rank is silent and all others throw
+  double seconds;  // without a sign of life (base/rank_liveness.hpp), after which a rank is silent and all others throw
                    // kPeer
   // Called on a thread of its own with the world's failure, when a rank has not ended seconds after it. Must end the
   // process: a thread can't be ended alone.

@@ -10,7 +10,7 @@
 // after the exchange has finished. Device transports only enqueue; host transports move bytes in the background, or
 // whenever progress() or wait() is called, and wait() returns when they are done.
 //
-// Failure. No call outlasts its deadline, unless ranks that give signs of life work meanwhile (comm/patience.hpp): it
+// Failure. No call outlasts its deadline, unless ranks that give signs of life work meanwhile (comm/timeouts.hpp): it
 // throws Error (kPeer) that names the peers waited for, or before that the rank that has fallen silent. Once one rank
 // has called abort(), every call of every rank of the same world throws within moments, with the code that abort()
 // gave; a world and those split from it end together. A wait() that throws has given up every exchange in flight, as

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/moment.hpp"
+#include "base/failpoint.hpp"
 #include "base/gpu.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
@@ -20,8 +20,8 @@
 #include "comm/store_rank.hpp"
 #include "comm/store_world.hpp"
 #include "comm/threads.hpp"
-#include "comm/patience.hpp"
-#include "comm/watch.hpp"
+#include "comm/timeouts.hpp"
+#include "comm/watchdog.hpp"
 #if defined(RINGATTN_HAVE_MPI)
 #include "comm/mpi_world.hpp"
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device's memory and queues, as the runtime sees them: one object a rank. What runs on them is in fold.hpp.
+// A device's memory and queues, as the runtime sees them: one object a rank. What runs on them is in attention.hpp.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "kernels/cache_view.hpp"
-#include "kernels/stream_ahead.hpp"
+#include "kernels/priority_stream.hpp"
 #include "kernels/synthetic.hpp"
 
 namespace ringattn {
@@ -21,7 +21,7 @@ namespace ringattn {
 struct CacheUpdate;  // kernels/cache_update.hpp
 // kernels/block_choice.hpp
 struct BlockChoice;
-// kernels/list_choice.hpp
+// kernels/block_mask_choice.hpp
 struct RowPooling;
 struct BlockMaskChoice;
 // kernels/compressed_rows.hpp
@@ -101,7 +101,7 @@ class Backend {
   // device gets launches alone. All backends make the same bits. A choice without sequences makes the backend ready.
   virtual void pool_keys(const BlockChoice& choice, Stream stream) = 0;
   virtual void choose_blocks(const BlockChoice& choice, Stream stream) = 0;
-  // Means of rows, and lists of a prefill that follow from them (kernels/list_choice.hpp). The same holds for
+  // Means of rows, and lists of a prefill that follow from them (kernels/block_mask_choice.hpp). The same holds for
   // these.
   virtual void pool_rows(const RowPooling& pooling, Stream stream) = 0;
   virtual void choose_block_mask(const BlockMaskChoice& choice, Stream stream) = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much a block of keys seems to matter to query rows, and which blocks a list takes: the one definition of it, for
-// prefills (list_choice.hpp) and decoding steps (block_choice.hpp), on the host and on devices, so that all of
+// prefills (block_mask_choice.hpp) and decoding steps (block_choice.hpp), on the host and on devices, so that all of
 // them choose the same blocks. Products and sums are of 32 bits, each rounded by itself, in a fixed order.
 #pragma once
 

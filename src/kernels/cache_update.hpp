@@ -12,7 +12,7 @@
 #include "base/error.hpp"
 #include "base/host_device.hpp"
 #include "base/tensor.hpp"
-#include "kernels/cache_share.hpp"
+#include "kernels/cache_partition.hpp"
 #include "kernels/decode.hpp"
 
 namespace ringattn {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "kernels/codebook_ops.hpp"
-#include "kernels/row_coder.hpp"
-#include "kernels/row_codes.hpp"
+#include "kernels/row_codec.hpp"
+#include "kernels/row_quantization.hpp"
 
 namespace ringattn {
 

@@ -4,7 +4,7 @@
 //
 // A head's run of `width` channels has a codebook of its own. Its points are those channels of sampled tokens. Vectors
 // start as points that the seed draws. In each of a fixed number of rounds every point belongs to its nearest vector
-// (row_codes.hpp), and a vector becomes the mean of its points: a sum in fp64 over them in ascending order,
+// (row_quantization.hpp), and a vector becomes the mean of its points: a sum in fp64 over them in ascending order,
 // divided by their number, in fp32. A vector without points stays. What is stored is rounded once to the rows' dtype.
 #pragma once
 

@@ -2,7 +2,7 @@
 // Compiled once for every SIMD target: Highway includes this file again for each of them.
 #include "kernels/codebook_ops.hpp"
 
-#include "kernels/row_codes.hpp"
+#include "kernels/row_quantization.hpp"
 
 // As in cpu/tile_ops.cpp.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)

@@ -6,7 +6,7 @@
 namespace ringattn {
 
 struct CodebookOps {
-  // Which of the 256 vectors is nearest to `element`, [width], by squared_distance() (kernels/row_codes.hpp): of
+  // Which of the 256 vectors is nearest to `element`, [width], by squared_distance() (kernels/row_quantization.hpp): of
   // several the first. `vectors` lie channel by channel, [width, 256]. Numbers are finite.
   int (*nearest)(const float* element, const float* vectors, int width);
 };

@@ -7,11 +7,11 @@
 #include <cmath>
 #include <vector>
 
-#include "base/pulse.hpp"
-#include "kernels/cache_share.hpp"
+#include "base/rank_liveness.hpp"
+#include "kernels/cache_partition.hpp"
 #include "kernels/cache_update.hpp"
-#include "kernels/row_coder.hpp"
-#include "kernels/row_codes.hpp"
+#include "kernels/row_codec.hpp"
+#include "kernels/row_quantization.hpp"
 
 namespace ringattn {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compressed rows in memory, and tasks over them, as backends do them: Backend::compress() and Backend::decompress().
 // Views are bytes in the backend's kind of memory; what formats hold stands in row_format.hpp, the arithmetic in
-// row_codes.hpp.
+// row_quantization.hpp.
 #pragma once
 
 #include <array>
@@ -92,7 +92,7 @@ struct DecompressTask {
 
 // Elements become codes, with tables that are there: scales of a tensor or head, codebooks, outlier channels. Tails are
 // written. Of kHybrid the factors are there, and `products` are those that decompression will add; kLowRank has no such
-// task. A LowRankCodec (rank_rows.hpp) does all of both.
+// task. A LowRankCodec (low_rank_codec.hpp) does all of both.
 struct CompressTask {
   RowFormat format;
   RowShape shape;

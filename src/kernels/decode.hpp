@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding: a few query rows at the end of each of many sequences, over keys in a cache. A row's O and LSE are the
 // same, by memcmp, with any batch, any page size, any order of pages and any number of CTAs or threads. A decode kernel
-// has the bits of the fold kernel (fold.hpp) of the same name, where there is one: those that a fold of the whole
+// has the bits of the fold kernel (attention.hpp) of the same name, where there is one: those that a fold of the whole
 // sequence gives the row.
 //
 // What changes from step to step, lengths and pages, lies in the kernel's kind of memory. So a step is enqueued without
@@ -16,10 +16,10 @@
 
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/cache_view.hpp"
 #include "kernels/compressed_rows.hpp"
-#include "kernels/decode_lists.hpp"
+#include "kernels/decode_block_mask.hpp"
 #include "kernels/merge.hpp"
 
 namespace ringattn {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that decode, in order of preference. Each has the name, and the bits, of a row of fold_table.cpp,
+// The kernels that decode, in order of preference. Each has the name, and the bits, of a row of attention_table.cpp,
 // but for sm90_mla and sm90_mla_split1k, which no kernel folds like, and which differ from each other by their groups.
 #include <algorithm>
 #include <string>
@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/cpu_fold.hpp"
+#include "kernels/cpu/cpu_attention.hpp"
 #include "kernels/cpu/cpu_decode.hpp"
 #ifdef RINGATTN_HAVE_CUDA
-#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/cuda/cuda_attention.hpp"
 #include "kernels/sm80/config.hpp"
 #include "kernels/sm80/decode/compressed.hpp"
 #include "kernels/sm80/decode/sm80_decode.hpp"
@@ -19,9 +19,9 @@
 #include "kernels/sm90/decode/compressed.hpp"
 #include "kernels/sm90/decode/sm90_decode.hpp"
 #include "kernels/sm90/fold/config.hpp"
-#include "kernels/sm90/fold/sm90_fold.hpp"
+#include "kernels/sm90/fold/sm90_attention.hpp"
 #include "kernels/sm90/latent/config.hpp"
-#include "kernels/sm90/latent/sm90_latent.hpp"
+#include "kernels/sm90/latent/sm90_mla.hpp"
 #endif
 #include "kernels/decode.hpp"
 #include "kernels/registry.hpp"

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "kernels/eviction.hpp"
 
 namespace ringattn {

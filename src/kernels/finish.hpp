@@ -2,7 +2,7 @@
 // Waiting for a backend's work in which nobody else has a part.
 #pragma once
 
-#include "base/device_patience.hpp"
+#include "base/device_timeouts.hpp"
 #include "kernels/backend.hpp"
 
 namespace ringattn {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "kernels/gram_ops.hpp"
-#include "kernels/row_coder.hpp"
+#include "kernels/row_codec.hpp"
 
 namespace ringattn {
 

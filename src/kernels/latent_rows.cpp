@@ -10,7 +10,7 @@
 
 #include "base/e4m3.hpp"
 #include "base/error.hpp"
-#include "kernels/row_codes.hpp"
+#include "kernels/row_quantization.hpp"
 
 namespace ringattn {
 

@@ -14,7 +14,7 @@
 
 #include "base/tensor.hpp"
 #include "kernels/compressed_rows.hpp"
-#include "kernels/latent.hpp"
+#include "kernels/mla.hpp"
 
 namespace ringattn {
 

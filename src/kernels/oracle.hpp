@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 
 namespace ringattn {
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/convolution.hpp"
+#include "kernels/causal_conv1d.hpp"
 #include "kernels/decode.hpp"
-#include "kernels/scan.hpp"
+#include "kernels/ssm.hpp"
 
 namespace ringattn {
 

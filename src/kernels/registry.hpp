@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/fold.hpp"
-#include "kernels/head_product.hpp"
+#include "kernels/attention.hpp"
+#include "kernels/batched_gemm.hpp"
 
 namespace ringattn {
 
@@ -106,7 +106,7 @@ using BatchedGemmRow = KernelRow<BatchedGemmSpec>;
 template <>
 std::span<const BatchedGemmRow> kernel_table<BatchedGemmSpec>();
 
-// Whether a scan's kernel rounds the factors of what it adds to rows of y to the dtype (kernels/scan.hpp).
+// Whether a scan's kernel rounds the factors of what it adds to rows of y to the dtype (kernels/ssm.hpp).
 bool rounds_factors(const KernelEntry& scan);
 
 // Throws kUsage when heads, dims, scale or soft-cap contradict each other. Names the configuration ("MHA", "GQA 4:1",

@@ -12,7 +12,7 @@
 #include "base/error.hpp"
 #include "base/quotes.hpp"
 #include "kernels/latent_rows.hpp"
-#include "kernels/row_codes.hpp"
+#include "kernels/row_quantization.hpp"
 
 namespace ringattn {
 

@@ -5,7 +5,7 @@
 //
 // A format has two kinds of parts. Streams hold something of each token, [tokens, heads, width] of one element type:
 // they lie in rows or in pages as keys do, and travel around the ring. Tables belong to the whole tensor and are on
-// every rank. row_codes.hpp has the arithmetic.
+// every rank. row_quantization.hpp has the arithmetic.
 //
 //   format          streams                                          tables
 //   plain           rows [heads, dim]

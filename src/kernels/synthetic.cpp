@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 
 #ifdef _OPENMP
 #include <omp.h>

@@ -17,7 +17,7 @@
 
 namespace ringattn {
 
-// Below 16. The weights are matrices of heads, [heads, outer, inner] (kernels/head_product.hpp): of these, the head
+// Below 16. The weights are matrices of heads, [heads, outer, inner] (kernels/batched_gemm.hpp): of these, the head
 // counts as the token, and the number of a row of the matrix as the head. So the matrices of some heads are those of a
 // run of tokens.
 enum class SyntheticTensor : std::uint32_t {

@@ -15,11 +15,11 @@
 #include "kernels/codebook.hpp"
 #include "kernels/finish.hpp"
 #include "kernels/low_rank.hpp"
-#include "kernels/rank_rows.hpp"
+#include "kernels/low_rank_codec.hpp"
 #include "kernels/registry.hpp"
-#include "kernels/row_coder.hpp"
-#include "kernels/row_codes.hpp"
-#include "kernels/piecewise_rows.hpp"
+#include "kernels/row_codec.hpp"
+#include "kernels/row_quantization.hpp"
+#include "kernels/staged_rows.hpp"
 
 namespace ringattn {
 

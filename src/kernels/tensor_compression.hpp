@@ -11,7 +11,7 @@
 
 #include "base/tensor.hpp"
 #include "kernels/backend.hpp"
-#include "kernels/head_product.hpp"
+#include "kernels/batched_gemm.hpp"
 #include "kernels/compressed_rows.hpp"
 #include "kernels/row_format.hpp"
 

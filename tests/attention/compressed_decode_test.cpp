@@ -12,7 +12,7 @@
 #include "attention/decode.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "tests/support/compressed_steps.hpp"
 #include "tests/support/error_of.hpp"
 

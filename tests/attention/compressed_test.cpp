@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "attention/compressed_step.hpp"
+#include "attention/compressed_ring_step.hpp"
 #include "attention/tokens/cost.hpp"
 #include "comm/self.hpp"
-#include "kernels/list_makers.hpp"
+#include "kernels/block_mask_patterns.hpp"
 #include "kernels/low_rank.hpp"
 #include "tests/support/budget_refusal.hpp"
 #include "tests/support/compressed_rank.hpp"

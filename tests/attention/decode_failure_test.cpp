@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "attention/decode.hpp"
-#include "attention/latent_decode.hpp"
-#include "base/pulse.hpp"
+#include "attention/mla_decode.hpp"
+#include "base/rank_liveness.hpp"
 #include "comm/threads.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/forwarding_transport.hpp"
-#include "tests/support/latent_rank.hpp"
+#include "tests/support/mla_rank.hpp"
 #include "tests/support/scarce_memory.hpp"
 
 namespace ringattn::testing {

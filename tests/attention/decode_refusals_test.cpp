@@ -11,7 +11,7 @@
 
 #include "attention/decode.hpp"
 #include "comm/self.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/self.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"

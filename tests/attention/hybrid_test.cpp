@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attention/reshard.hpp"
-#include "attention/scan.hpp"
+#include "attention/ssm.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
 #include "tests/support/error_of.hpp"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/tokens/scan_deal.hpp"
+#include "attention/tokens/ssm_layout.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn::testing {

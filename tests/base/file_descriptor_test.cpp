@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/deadline.hpp"
-#include "tests/support/counting_pulse.hpp"
+#include "tests/support/counting_liveness.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/error.hpp"
-#include "base/pulsing_lock.hpp"
+#include "base/heartbeat_lock.hpp"
 
 namespace ringattn {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "base/aligned.hpp"
 #include "base/deadline.hpp"
-#include "base/device_patience.hpp"
+#include "base/device_timeouts.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"

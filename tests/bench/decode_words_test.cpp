@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "bench/decode_gpu_words.hpp"
+#include "bench/decode_gpu_arguments.hpp"
 #include "bench/decode_gpu_line.hpp"
 
 namespace ringattn {

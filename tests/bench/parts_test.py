@@ -246,7 +246,7 @@ class Benchmarks(checkout.Checkout):
         self.words_bench("gemm_gpu_bench")
         lines = self.measure("products", 0)
         self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 6, "three rounds of two dtypes")
-        words = [line["words"].removeprefix("bench/peers/products.py ").split(" --jsonl")[0] for line in lines]
+        words = [line["words"].removeprefix("bench/peers/gemm.py ").split(" --jsonl")[0] for line in lines]
         self.assertEqual(words[::2], words[1::2])
         self.assertEqual(len(set(words)), 2)
         self.assertIn("expand:32kx16,", words[0])
@@ -256,7 +256,7 @@ class Benchmarks(checkout.Checkout):
         self.words_bench("ssm_gpu_bench")
         lines = self.measure("scans-peers", 0)
         self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 3)
-        words = [line["words"].removeprefix("bench/peers/scans.py --shapes ").split(" --jsonl")[0] for line in lines]
+        words = [line["words"].removeprefix("bench/peers/ssm.py --shapes ").split(" --jsonl")[0] for line in lines]
         self.assertEqual([ours.replace(" ", ",") for ours in words[::2]], words[1::2])
         self.assertEqual(words[-1], "ssd-2m")
 
@@ -265,7 +265,7 @@ class Benchmarks(checkout.Checkout):
         self.decode_bench()
         lines = self.measure("latents-peers", 0)
         self.assertEqual([line["tool"] for line in lines], ["ours", "ours", "peer"] * 9, "three rounds of three")
-        words = [line["words"].removeprefix("bench/peers/latents.py ").split(" --jsonl")[0] for line in lines]
+        words = [line["words"].removeprefix("bench/peers/mla.py ").split(" --jsonl")[0] for line in lines]
         for first, kernel in enumerate(("sm90_mla", "sm90_mla_split1k")):
             ours = [text.split(" --page-size 64 ") for text in words[first::3]]
             self.assertEqual([steps for _, steps in ours], words[2::3])

@@ -39,7 +39,7 @@ class Unit(unittest.TestCase):
             done = run(str(program), "--help")
             self.assertEqual(done.returncode, 0, done.stderr)
             steps, shapes = "--steps LIST", "--shapes LIST"
-            words = {"decode.py": steps, "latents.py": steps, "products.py": shapes, "scans.py": shapes}
+            words = {"decode.py": steps, "mla.py": steps, "gemm.py": shapes, "ssm.py": shapes}
             self.assertIn(words.get(program.name, "--seq LIST"), done.stdout)
 
     def test_sizes_are_ringattns(self):
@@ -59,7 +59,7 @@ class Unit(unittest.TestCase):
         self.assertEqual(shape.as_json()["head_dim_v"], 8)
 
     def test_products_are_ours(self):
-        """product_words_test.cpp has the same figures."""
+        """gemm_arguments_test.cpp has the same figures."""
         import gemm
 
         expand, absorb, back = (gemm.Gemm(*shape, True) for shape in gemm.parse_shapes(
@@ -78,10 +78,10 @@ class Unit(unittest.TestCase):
             gemm.parse_caches("hot")
 
     def test_scans_are_ours(self):
-        """scan_gpu.cpp has the same shapes by the same names, and as many bytes of each."""
+        """ssm_gpu.cpp has the same shapes by the same names, and as many bytes of each."""
         import ssm
 
-        ours = (PEERS.parent / "scan_gpu.cpp").read_text(encoding="utf-8")
+        ours = (PEERS.parent / "ssm_gpu.cpp").read_text(encoding="utf-8")
         number = r"([\d']+)"
         shape = rf'{{"([-0-9a-z]+)", Kind::k(\w+), {", ".join([number] * 5)}, (true|false)(, true)?}}'
         rows = re.findall(shape, ours)

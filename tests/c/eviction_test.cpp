@@ -9,7 +9,7 @@
 
 #include "attention/attention.hpp"
 #include "comm/self.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "tests/c/c_tensors.hpp"
 
 namespace ringattn::testing {

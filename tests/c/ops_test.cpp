@@ -3,10 +3,10 @@
 #include <array>
 
 #include "attention/decode.hpp"
-#include "attention/latent_decode.hpp"
-#include "attention/scan.hpp"
+#include "attention/mla_decode.hpp"
+#include "attention/ssm.hpp"
 #include "comm/self.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "tests/c/c_tensors.hpp"
 
 namespace ringattn::testing {

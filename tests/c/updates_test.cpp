@@ -5,8 +5,8 @@
 #include <array>
 #include <cstring>
 
-#include "attention/convolution.hpp"
-#include "attention/scan.hpp"
+#include "attention/causal_conv1d.hpp"
+#include "attention/ssm.hpp"
 #include "comm/self.hpp"
 #include "tests/c/c_tensors.hpp"
 

@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "launch/commands.hpp"
 #include "launch/job_request.hpp"
-#include "launch/wording.hpp"
+#include "launch/message_text.hpp"
 #include "tests/support/scoped_environment.hpp"
 #include "tests/support/temporary_folder.hpp"
 

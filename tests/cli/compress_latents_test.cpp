@@ -13,7 +13,7 @@
 #include "kernels/latent_rows.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
-#include "tests/support/latent_files.hpp"
+#include "tests/support/mla_files.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {

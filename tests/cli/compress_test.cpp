@@ -14,8 +14,8 @@
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/cache_files.hpp"
-#include "tests/support/latent_files.hpp"
-#include "tests/support/scan_files.hpp"
+#include "tests/support/mla_files.hpp"
+#include "tests/support/ssm_files.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {

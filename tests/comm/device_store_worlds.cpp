@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "tests/comm/device_worlds.hpp"
-#include "tests/comm/store_meeting.hpp"
+#include "tests/comm/store_control.hpp"
 
 namespace ringattn::testing {
 

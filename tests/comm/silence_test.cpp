@@ -9,10 +9,10 @@
 #include <string>
 #include <thread>
 
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "comm/threads.hpp"
-#include "comm/patience.hpp"
-#include "comm/watch.hpp"
+#include "comm/timeouts.hpp"
+#include "comm/watchdog.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "comm/paced.hpp"
-#include "tests/comm/store_meeting.hpp"
+#include "tests/comm/store_control.hpp"
 #include "tests/comm/world_cases.hpp"
 
 namespace ringattn::testing {

@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "base/pulse.hpp"
-#include "comm/meeting.hpp"
+#include "base/rank_liveness.hpp"
+#include "comm/collective.hpp"
 #include "comm/world.hpp"
 
 namespace ringattn {

@@ -7,11 +7,11 @@
 #include <string>
 
 #include "attention/files/job_input.hpp"
-#include "attention/files/best_blocks.hpp"
+#include "attention/files/top_k_blocks.hpp"
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "tests/support/cache_files.hpp"
-#include "tests/support/dealt_lists.hpp"
+#include "tests/support/dealt_block_masks.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {

@@ -9,19 +9,19 @@
 #include <utility>
 #include <vector>
 
-#include "attention/convolution.hpp"
-#include "attention/latent.hpp"
+#include "attention/causal_conv1d.hpp"
+#include "attention/mla.hpp"
 #include "attention/reshard.hpp"
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/gpu_job.hpp"
 #include "tests/support/ring_job.hpp"
-#include "tests/support/scan_rank.hpp"
+#include "tests/support/ssm_rank.hpp"
 #include "tests/support/two_ranks.hpp"
 
 namespace ringattn::testing {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/low_rank.hpp"
 #include "tests/support/compressed_rank.hpp"
 #include "tests/support/error_of.hpp"

@@ -11,7 +11,7 @@
 #include "attention/reshard.hpp"
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/two_ranks.hpp"

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "comm/self.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "tests/distributed/over_mpi.hpp"
-#include "tests/support/listed_steps.hpp"
+#include "tests/support/block_mask_steps.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
 

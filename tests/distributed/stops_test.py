@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Stops, kills or blocks a rank of a job, or two, at a named failpoint (src/base/moment.hpp) and holds the job to its
+"""Stops, kills or blocks a rank of a job, or two, at a named failpoint (src/base/failpoint.hpp) and holds the job to its
 promise. Counted from that moment, its message comes within the timeout and five seconds and names the rank, and it ends within
 the timeout and ten seconds with one code; it leaves no process behind, and its output is there as a whole or not at
 all. Ranks are threads, processes of mpirun (mpi), the same under launch/ringattn-mpirun (launcher), or processes that

@@ -7,8 +7,8 @@
 
 #include "base/error.hpp"
 #include "comm/tcp/handshake.hpp"
-#include "comm/tcp/store_reception.hpp"
-#include "comm/tcp/store_parts.hpp"
+#include "comm/tcp/store_acceptor.hpp"
+#include "comm/tcp/store_internal.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 
 namespace ringattn::testing {

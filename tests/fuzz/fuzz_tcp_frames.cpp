@@ -9,7 +9,7 @@
 
 #include "base/error.hpp"
 #include "comm/tcp/flight.hpp"
-#include "comm/tcp/family.hpp"
+#include "comm/tcp/transport_context.hpp"
 #include "comm/tcp/wire.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 

@@ -11,7 +11,7 @@
 
 #include "attention/files/input_names.hpp"
 #include "attention/files/job_input.hpp"
-#include "attention/files/scan_input.hpp"
+#include "attention/files/ssm_input.hpp"
 #include "base/error.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 #include "tests/support/cache_files.hpp"

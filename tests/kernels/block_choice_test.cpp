@@ -13,10 +13,10 @@
 #include <numeric>
 
 #include "kernels/block_score.hpp"
-#include "kernels/cpu/cpu_fold.hpp"
+#include "kernels/cpu/cpu_attention.hpp"
 #include "tests/support/block_chooser.hpp"
 #include "tests/support/decode_runner.hpp"
-#include "tests/support/best_lists.hpp"
+#include "tests/support/top_k_block_mask.hpp"
 
 namespace ringattn::testing {
 namespace {

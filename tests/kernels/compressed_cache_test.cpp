@@ -12,13 +12,13 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/fold_spec.hpp"
-#include "kernels/list_makers.hpp"
+#include "kernels/attention_spec.hpp"
+#include "kernels/block_mask_patterns.hpp"
 #include "kernels/cache_update.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
-#include "kernels/decode_lists.hpp"
+#include "kernels/decode_block_mask.hpp"
 #include "kernels/registry.hpp"
-#include "kernels/row_coder.hpp"
+#include "kernels/row_codec.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
 

@@ -17,8 +17,8 @@
 
 #include "base/e4m3.hpp"
 #include "kernels/registry.hpp"
-#include "kernels/row_codes.hpp"
-#include "kernels/piecewise_rows.hpp"
+#include "kernels/row_quantization.hpp"
+#include "kernels/staged_rows.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
 

@@ -13,7 +13,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/decode_row_test.hpp"
 #include "tests/support/accuracy.hpp"
-#include "tests/support/listed_inputs.hpp"
+#include "tests/support/block_mask_inputs.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
 

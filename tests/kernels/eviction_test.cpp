@@ -13,9 +13,9 @@
 #include <random>
 #include <vector>
 
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/compression_methods.hpp"
-#include "tests/support/fold_inputs.hpp"
+#include "tests/support/attention_inputs.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn::testing {

@@ -12,7 +12,7 @@
 #include "kernels/compression_methods.hpp"
 #include "kernels/low_rank.hpp"
 #include "kernels/registry.hpp"
-#include "kernels/piecewise_rows.hpp"
+#include "kernels/staged_rows.hpp"
 #include "kernels/tensor_compression.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "kernels/registry.hpp"
-#include "tests/support/fold_runner.hpp"
+#include "tests/support/attention_runner.hpp"
 #include "tests/support/checks.hpp"
 #include "tests/support/kernel_dims.hpp"
 

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/convolution.hpp"
+#include "kernels/causal_conv1d.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/latent_rows.hpp"
 #include "kernels/registry.hpp"
-#include "kernels/scan.hpp"
+#include "kernels/ssm.hpp"
 #include "tests/support/kernel_dims.hpp"
 
 namespace ringattn::testing {

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/support/fold_inputs.hpp"
+#include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::testing {
 namespace {

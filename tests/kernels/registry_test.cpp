@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/convolution.hpp"
+#include "kernels/causal_conv1d.hpp"
 #include "kernels/decode.hpp"
-#include "kernels/scan.hpp"
-#include "tests/support/fold_inputs.hpp"
+#include "kernels/ssm.hpp"
+#include "tests/support/attention_inputs.hpp"
 #include "tests/support/error_of.hpp"
 
 // An op of the test's own: it adds up to a limit.

@@ -57,7 +57,7 @@ VENDORS = {
 }
 
 # Where a number of seconds becomes a deadline.
-TIMEOUTS = ["src/comm/patience.hpp", "src/base/device_patience.hpp"]
+TIMEOUTS = ["src/comm/timeouts.hpp", "src/base/device_timeouts.hpp"]
 
 MAX_LINES = 450
 MAX_COLUMNS = 130
@@ -131,7 +131,7 @@ def literals(text):
 
 
 def spelled_flags(text):
-    """The library names settings and commands, base/wording.hpp; how a program's user spells them it does not know."""
+    """The library names settings and commands, base/message_template.hpp; how a program's user spells them it does not know."""
     for number, literal in literals(text):
         if re.search(r'--[a-z]|["\s]-[a-z](?=["\s])', literal):
             yield number, 'the library spells no flag: setting("name")'

@@ -24,7 +24,7 @@ class Rooms(unittest.TestCase):
                 self.assertEqual(include(f"{folder}/y.cpp", header) == [], allowed, f"{folder} includes {header}")
 
     def test_comm_and_kernels_do_not_know_each_other(self):
-        self.assertEqual(include("src/comm/x.cpp", "kernels/fold.hpp"), ["comm does not include kernels"])
+        self.assertEqual(include("src/comm/x.cpp", "kernels/attention.hpp"), ["comm does not include kernels"])
         self.assertEqual(include("src/kernels/x.cpp", "comm/self.hpp"), ["kernels does not include comm"])
         self.assertEqual(include("src/kernels/x.cpp", "attention/attention.hpp"), ["kernels does not include attention"])
 
@@ -36,13 +36,13 @@ class Rooms(unittest.TestCase):
         self.assertEqual(include("src/attention/ring/x.cpp", "comm/p2p/p2p.hpp"),
                          ["attention/ring does not include comm/p2p"])
         self.assertEqual(include("src/kernels/sm80/x.cpp", "kernels/cuda/device/ptx.cuh"), [])
-        self.assertEqual(include("src/kernels/sm80/x.cpp", "kernels/sm90/fold/fold.cuh"),
+        self.assertEqual(include("src/kernels/sm80/x.cpp", "kernels/sm90/fold/attention.cuh"),
                          ["kernels/sm80 does not include kernels/sm90"])
-        self.assertEqual(include("src/kernels/sm90/fold/x.cu", "kernels/sm80/fold.cuh"),
+        self.assertEqual(include("src/kernels/sm90/fold/x.cu", "kernels/sm80/attention.cuh"),
                          ["kernels/sm90 does not include kernels/sm80"])
-        self.assertEqual(include("src/kernels/cpu/x.cpp", "kernels/cuda/fold_params.hpp"),
+        self.assertEqual(include("src/kernels/cpu/x.cpp", "kernels/cuda/attention_params.hpp"),
                          ["kernels/cpu does not include kernels/cuda"])
-        self.assertEqual(include("src/kernels/cuda/x.cpp", "kernels/cpu/cpu_fold.hpp"),
+        self.assertEqual(include("src/kernels/cuda/x.cpp", "kernels/cpu/cpu_attention.hpp"),
                          ["kernels/cuda does not include kernels/cpu"])
         self.assertEqual(include("src/attention/attention.cpp", "kernels/cuda/device/ptx.cuh"),
                          ["attention does not include kernels/cuda/device"])
@@ -57,8 +57,8 @@ class Rooms(unittest.TestCase):
                          ["base does not include attention/ring", rule])
 
     def test_a_table_includes_what_it_lists(self):
-        self.assertEqual(include("src/kernels/fold_table.cpp", "kernels/sm90/fold/fold.hpp"), [])
-        self.assertEqual(include("src/kernels/synthetic.cpp", "kernels/sm90/fold/fold.hpp"),
+        self.assertEqual(include("src/kernels/attention_table.cpp", "kernels/sm90/fold/attention.hpp"), [])
+        self.assertEqual(include("src/kernels/synthetic.cpp", "kernels/sm90/fold/attention.hpp"),
                          ["kernels does not include kernels/sm90"])
 
     def test_tests_include_everything(self):
@@ -120,9 +120,9 @@ class Files(unittest.TestCase):
 
     def test_deadlines(self):
         text = "// Deadline::after(1.0)\nwait(Deadline::after(kSeconds));\n"
-        rule = "a wait's deadline comes from src/comm/patience.hpp or src/base/device_patience.hpp"
+        rule = "a wait's deadline comes from src/comm/timeouts.hpp or src/base/device_timeouts.hpp"
         self.assertEqual(list(lint.own_deadlines("src/kernels/x.cpp", text)), [(2, rule)])
-        self.assertEqual(list(lint.own_deadlines("src/comm/patience.hpp", text)), [])
+        self.assertEqual(list(lint.own_deadlines("src/comm/timeouts.hpp", text)), [])
         self.assertIn(rule, [said for _, said in lint.breaches_of("src/comm/x.cpp", text, FLAGS, COMMANDS)])
         self.assertNotIn(rule, [said for _, said in lint.breaches_of("tests/comm/x.cpp", text, FLAGS, COMMANDS)])
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/fold_inputs.hpp"
+#include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::testing {
 

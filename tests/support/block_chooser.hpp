@@ -10,7 +10,7 @@
 
 #include "kernels/backend.hpp"
 #include "kernels/block_choice.hpp"
-#include "tests/support/fold_inputs.hpp"
+#include "tests/support/attention_inputs.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/page_pool.hpp"
 

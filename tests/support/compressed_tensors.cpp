@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/cache_share.hpp"
+#include "kernels/cache_partition.hpp"
 #include "kernels/low_rank.hpp"
 #include "tests/support/random_elements.hpp"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "kernels/cache_share.hpp"
+#include "kernels/cache_partition.hpp"
 #include "kernels/latent_rows.hpp"
 
 namespace ringattn::testing {

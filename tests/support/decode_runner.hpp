@@ -11,8 +11,8 @@
 
 #include "kernels/decode.hpp"
 #include "kernels/registry.hpp"
-#include "tests/support/fold_inputs.hpp"
-#include "tests/support/fold_runner.hpp"
+#include "tests/support/attention_inputs.hpp"
+#include "tests/support/attention_runner.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/page_pool.hpp"
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/device_array.hpp"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/cuda.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/cache_view.hpp"
 
 namespace ringattn::testing {

@@ -9,9 +9,9 @@
 
 #include "attention/attention.hpp"
 #include "attention/reshard.hpp"
-#include "attention/scan.hpp"
+#include "attention/ssm.hpp"
 #include "attention/tokens/packed_run.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/synthetic.hpp"
 #include "tests/support/device_array.hpp"
 

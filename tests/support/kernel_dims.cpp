@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "tests/support/fold_inputs.hpp"
+#include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::testing {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/cache_view.hpp"
-#include "tests/support/fold_inputs.hpp"
+#include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::testing {
 

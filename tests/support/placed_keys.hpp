@@ -7,9 +7,9 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/fold.hpp"
-#include "tests/support/fold_inputs.hpp"
-#include "tests/support/fold_runner.hpp"
+#include "kernels/attention.hpp"
+#include "tests/support/attention_inputs.hpp"
+#include "tests/support/attention_runner.hpp"
 #include "tests/support/page_pool.hpp"
 
 namespace ringattn::testing {

@@ -11,7 +11,7 @@
 
 #include "attention/attention.hpp"
 #include "comm/threads.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 
 namespace ringattn::testing {
 

@@ -9,10 +9,10 @@
 #include <set>
 #include <utility>
 
-#include "attention/check/straightforward_row.hpp"
+#include "attention/check/same_precision_row.hpp"
 #include "base/memory.hpp"
 #include "base/philox.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "kernels/oracle.hpp"
 
 namespace ringattn {

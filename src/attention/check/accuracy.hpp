@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "attention/check/latent_matrices.hpp"
+#include "attention/check/mla_projections.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 
 namespace ringattn {
 

@@ -9,9 +9,9 @@
 
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/packed_run.hpp"
-#include "attention/tokens/scan_job.hpp"
+#include "attention/tokens/ssm_job.hpp"
 #include "base/tensor.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 
 namespace ringattn {
 

@@ -17,7 +17,7 @@
 #include <xxhash.h>
 
 #include "base/error.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 
 namespace ringattn {
 

@@ -13,7 +13,7 @@
 
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 
 namespace ringattn {
 

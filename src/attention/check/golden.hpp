@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "attention/files/job_input.hpp"
-#include "attention/files/scan_input.hpp"
+#include "attention/files/ssm_input.hpp"
 
 namespace ringattn {
 

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "attention/check/latent_matrices.hpp"
+#include "attention/check/mla_projections.hpp"
 #include "base/memory.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 
 namespace ringattn {
 

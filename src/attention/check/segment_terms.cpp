@@ -5,13 +5,13 @@
 #include <cmath>
 #include <numbers>
 
-#include "kernels/scan.hpp"
+#include "kernels/ssm.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr double kLeastLog = -150.0 * std::numbers::ln2;  // of a token's decay (kernels/scan.hpp)
+constexpr double kLeastLog = -150.0 * std::numbers::ln2;  // of a token's decay (kernels/ssm.hpp)
 
 }  // namespace
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a segment's tokens add to rows of one head, in fp64: from it follows what a scan may lose whose factors are
-// rounded (scan_accuracy.hpp).
+// rounded (ssm_accuracy.hpp).
 #pragma once
 
 #include <cstddef>

@@ -10,7 +10,7 @@
 #include "attention/files/input_names.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
-#include "base/pulsing_lock.hpp"
+#include "base/heartbeat_lock.hpp"
 #include "base/host.hpp"
 #include "kernels/synthetic.hpp"
 #include "kernels/tensor_compression.hpp"

@@ -12,7 +12,7 @@
 #include <system_error>
 
 #include "base/host.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 
 namespace ringattn {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tells a file from another without reading all of it. Ranks compare theirs (attention/job/one_input.hpp):
+// What tells a file from another without reading all of it. Ranks compare theirs (attention/job/input_agreement.hpp):
 // each opens its input by name, and the name may lead to other bytes on another host, or a moment later.
 #pragma once
 

@@ -6,7 +6,7 @@
 #include "attention/files/cache_tensors.hpp"
 #include "attention/files/position_tensors.hpp"
 #include "base/error.hpp"
-#include "base/pulsing_lock.hpp"
+#include "base/heartbeat_lock.hpp"
 
 namespace ringattn {
 

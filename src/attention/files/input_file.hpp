@@ -9,9 +9,9 @@
 
 #include "attention/files/compressed_tensors.hpp"
 #include "attention/files/input_tensors.hpp"
-#include "attention/files/latent_tensors.hpp"
+#include "attention/files/mla_tensors.hpp"
 #include "attention/files/safetensors_file.hpp"
-#include "attention/files/scan_tensors.hpp"
+#include "attention/files/ssm_tensors.hpp"
 
 namespace ringattn {
 

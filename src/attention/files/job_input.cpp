@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <limits>
 
-#include "attention/files/list_request.hpp"
+#include "attention/files/block_mask_request.hpp"
 #include "attention/files/synthetic_storage.hpp"
 #include "attention/files/tensor_checks.hpp"
-#include "attention/tokens/step_rows.hpp"
+#include "attention/tokens/decode_rows.hpp"
 #include "base/error.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/decode.hpp"
 
 namespace ringattn {

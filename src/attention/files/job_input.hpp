@@ -17,10 +17,10 @@
 #include "attention/files/input_file.hpp"
 #include "attention/files/input_names.hpp"
 #include "attention/files/safetensors_rows.hpp"
-#include "attention/files/best_blocks.hpp"
-#include "attention/tokens/step_rows.hpp"
+#include "attention/files/top_k_blocks.hpp"
+#include "attention/tokens/decode_rows.hpp"
 #include "attention/tokens/job.hpp"
-#include "attention/tokens/latent_job.hpp"
+#include "attention/tokens/mla_job.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
 #include "kernels/row_format.hpp"
@@ -33,7 +33,7 @@ enum class Op {
   kAttention,  // Attention: rows in any number, keys dealt to ranks as the rows are
   kDecode,     // Decode: a few rows at the end of each sequence, whose keys lie in a cache
   kMla,        // Mla: rows in any number, keys and values expanded from latents
-  // Of a SsmInput (scan_input.hpp).
+  // Of a SsmInput (ssm_input.hpp).
   kSsd,            // Ssm: Mamba-2's, a decay a head
   kSelectiveScan,  // Ssm: Mamba-1's, a decay for each state of a channel
   kConv1d,         // Ssm: the convolution in front of one, alone
@@ -77,7 +77,7 @@ struct Numerics {
   // Position of each sequence's first query among its keys; absent: as the file says, or aligned to the keys' end. Keys
   // that have positions of their own are counted with those that were taken out.
   std::optional<std::int64_t> query_offset;
-  // Which key blocks each query block sees beside that: a pattern, or a file (list_request.hpp); empty: all of
+  // Which key blocks each query block sees beside that: a pattern, or a file (block_mask_request.hpp); empty: all of
   // them.
   std::string block_mask;
   std::optional<MlaForm> form;  // of latents; absent: by the shape

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "base/error.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 
 namespace ringattn {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/wording.hpp"
+#include "base/message_template.hpp"
 #include "kernels/compression_methods.hpp"
 #include "kernels/latent_rows.hpp"
 #include "kernels/synthetic.hpp"

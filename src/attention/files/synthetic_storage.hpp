@@ -7,10 +7,10 @@
 #include <span>
 #include <string>
 
-#include "attention/tokens/latent_job.hpp"
+#include "attention/tokens/mla_job.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/row_format.hpp"
 
 namespace ringattn {

@@ -10,7 +10,7 @@
 
 #include "attention/files/safetensors_file.hpp"
 #include "attention/files/safetensors_rows.hpp"
-#include "base/wording.hpp"
+#include "base/message_template.hpp"
 
 namespace ringattn {
 

@@ -11,7 +11,7 @@ namespace ringattn {
 
 // What to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k") and, for those of the fifth row,
 // optional; a name that is set must be there. The second row is that of a paged cache, instead of k and v; the third
-// and fourth are those of latent attention (latent_tensors.hpp), the last three those of scans (scan_tensors.hpp),
+// and fourth are those of latent attention (mla_tensors.hpp), the last three those of scans (ssm_tensors.hpp),
 // which have nothing of the others.
 struct InputNames {
   std::optional<std::string> q, k, v;

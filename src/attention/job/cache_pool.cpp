@@ -10,7 +10,7 @@
 #include "attention/job/finite_tensor.hpp"
 #include "attention/job/non_finite.hpp"
 #include "attention/job/pool_slots.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "kernels/compressed_rows.hpp"
 
 namespace ringattn {

@@ -63,7 +63,7 @@ struct CompressResult {
 // what can't be read or written, numbers that are not finite (tensor and place), and scans; kUsage: a ratio that is
 // none, an eviction without the queries it looks at, and a method that latents don't have; kUnsupported: a method that
 // this build lacks; kMemory: more than this process may use. Pages are compressed by compress_pages(), latents by
-// compress_latents() (compress_part.hpp).
+// compress_latents() (compress_common.hpp).
 CompressResult compress_file(const CompressJob& job);
 
 }  // namespace ringattn

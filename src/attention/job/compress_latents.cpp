@@ -6,15 +6,15 @@
 #include <utility>
 
 #include "attention/files/compressed_tensors.hpp"
-#include "attention/files/latent_tensors.hpp"
+#include "attention/files/mla_tensors.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "attention/job/cache_rows.hpp"
-#include "attention/job/compress_part.hpp"
+#include "attention/job/compress_common.hpp"
 #include "attention/job/finite_tensor.hpp"
 #include "attention/job/non_finite.hpp"
 #include "attention/job/pool_slots.hpp"
 #include "base/error.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "kernels/latent_rows.hpp"
 
 namespace ringattn {

@@ -9,7 +9,7 @@
 #include "attention/files/safetensors_writer.hpp"
 #include "attention/job/cache_pool.hpp"
 #include "attention/job/cache_rows.hpp"
-#include "attention/job/compress_part.hpp"
+#include "attention/job/compress_common.hpp"
 #include "attention/job/pool_slots.hpp"
 #include "base/error.hpp"
 

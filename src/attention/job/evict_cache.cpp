@@ -11,7 +11,7 @@
 
 #include "attention/job/finite_tensor.hpp"
 #include "base/error.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "kernels/compressed_rows.hpp"
 
 namespace ringattn {

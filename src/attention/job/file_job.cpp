@@ -7,10 +7,10 @@
 #include <utility>
 #include <variant>
 
-#include "attention/fitting.hpp"
-#include "attention/job/step_or_rows.hpp"
-#include "attention/job/one_input.hpp"
-#include "attention/identities.hpp"
+#include "attention/compatibility.hpp"
+#include "attention/job/decode_or_attend.hpp"
+#include "attention/job/input_agreement.hpp"
+#include "attention/rank_config.hpp"
 #include "attention/ring/handshake.hpp"
 #include "base/host.hpp"
 

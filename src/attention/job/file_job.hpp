@@ -18,14 +18,14 @@
 #include "attention/decode.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/files/safetensors_writer.hpp"
-#include "attention/job/step_forecast.hpp"
-#include "attention/job/loaded_step.hpp"
+#include "attention/job/decode_plan_summary.hpp"
+#include "attention/job/loaded_decode.hpp"
 #include "attention/job/loaded_job.hpp"
 #include "attention/job/output.hpp"
-#include "attention/job/ring_door.hpp"
-#include "attention/latent.hpp"
-#include "attention/latent_decode.hpp"
-#include "comm/meeting.hpp"
+#include "attention/job/ring_op.hpp"
+#include "attention/mla.hpp"
+#include "attention/mla_decode.hpp"
+#include "comm/collective.hpp"
 
 namespace ringattn {
 

@@ -6,10 +6,10 @@
 #include <span>
 #include <utility>
 
-#include "attention/check/latent_matrices.hpp"
-#include "attention/job/packed_latents.hpp"
+#include "attention/check/mla_projections.hpp"
+#include "attention/job/fp8_latents.hpp"
 #include "attention/job/staging.hpp"
-#include "base/moment.hpp"
+#include "base/failpoint.hpp"
 #include "kernels/latent_rows.hpp"
 
 namespace ringattn {

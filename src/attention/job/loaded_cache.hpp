@@ -14,7 +14,7 @@
 #include "attention/job/loaded_job.hpp"
 #include "attention/job/rank_cache.hpp"
 #include "base/memory.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 #include "kernels/compressed_rows.hpp"
 
 namespace ringattn {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <span>
 
-#include "attention/job/packed_latents.hpp"
+#include "attention/job/fp8_latents.hpp"
 #include "attention/job/staging.hpp"
-#include "base/moment.hpp"
+#include "base/failpoint.hpp"
 #include "kernels/latent_rows.hpp"
 
 namespace ringattn {

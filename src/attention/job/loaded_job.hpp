@@ -9,12 +9,12 @@
 
 #include "attention/attention.hpp"
 #include "attention/files/job_input.hpp"
-#include "attention/job/latent_weights.hpp"
+#include "attention/job/mla_weights.hpp"
 #include "attention/job/non_finite.hpp"
-#include "attention/job/ring_door.hpp"
+#include "attention/job/ring_op.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 
 namespace ringattn {
 

@@ -7,7 +7,7 @@
 
 #include "attention/check/digest.hpp"
 #include "base/build.hpp"
-#include "base/moment.hpp"
+#include "base/failpoint.hpp"
 
 namespace ringattn {
 

@@ -10,7 +10,7 @@
 #include "attention/files/job_input.hpp"
 #include "attention/files/safetensors_writer.hpp"
 #include "attention/job/loaded_job.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 
 namespace ringattn {
 

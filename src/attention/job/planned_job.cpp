@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/job/planned_job.hpp"
 
-#include "attention/compressed_step.hpp"
-#include "attention/latent_work.hpp"
+#include "attention/compressed_ring_step.hpp"
+#include "attention/mla_work.hpp"
 #include "base/gpu.hpp"
 #include "base/host.hpp"
 

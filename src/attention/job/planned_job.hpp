@@ -7,8 +7,8 @@
 
 #include "attention/files/job_input.hpp"
 #include "attention/options.hpp"
-#include "attention/forecast.hpp"
-#include "kernels/head_product.hpp"
+#include "attention/plan_summary.hpp"
+#include "kernels/batched_gemm.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <functional>
 
-#include "attention/job/listed_keys.hpp"
+#include "attention/job/keys_per_mask_row.hpp"
 #include "attention/tokens/cost.hpp"
-#include "attention/tokens/step_deal.hpp"
+#include "attention/tokens/decode_deal.hpp"
 #include "base/error.hpp"
-#include "kernels/cache_share.hpp"
+#include "kernels/cache_partition.hpp"
 #include "kernels/visibility.hpp"
 
 namespace ringattn {

@@ -23,7 +23,7 @@ struct CachedKeyRun {
 };
 
 // A rank's cache: its pages, or the one page a sequence has of a dense cache. It holds the sequences of the rank's part
-// (attention/tokens/step_deal.hpp), and no entry of the table is read that is another's. Of these it has the part's
+// (attention/tokens/decode_deal.hpp), and no entry of the table is read that is another's. Of these it has the part's
 // heads.
 struct RankCache {
   std::int64_t pages = 0;

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "attention/fitting.hpp"
-#include "attention/job/replay_steps.hpp"
+#include "attention/compatibility.hpp"
+#include "attention/job/growing_decode.hpp"
 #include "attention/job/rank_cache.hpp"
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"

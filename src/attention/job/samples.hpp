@@ -8,10 +8,10 @@
 #include <span>
 #include <vector>
 
-#include "attention/job/loaded_step.hpp"
+#include "attention/job/loaded_decode.hpp"
 #include "attention/job/loaded_job.hpp"
-#include "attention/job/loaded_scan.hpp"
-#include "comm/meeting.hpp"
+#include "attention/job/loaded_ssm.hpp"
+#include "comm/collective.hpp"
 
 namespace ringattn {
 

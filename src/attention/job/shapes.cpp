@@ -5,12 +5,12 @@
 #include <memory>
 #include <utility>
 
-#include "attention/fitting.hpp"
+#include "attention/compatibility.hpp"
 #include "attention/job/file_job.hpp"
 #include "attention/job/planned_job.hpp"
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"
-#include "attention/tokens/step_deal.hpp"
+#include "attention/tokens/decode_deal.hpp"
 
 namespace ringattn {
 

@@ -14,8 +14,8 @@
 
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
-#include "comm/patience.hpp"
-#include "kernels/fold.hpp"
+#include "comm/timeouts.hpp"
+#include "kernels/attention.hpp"
 
 namespace ringattn {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/ring/engine.hpp"
 
-#include "base/moment.hpp"
+#include "base/failpoint.hpp"
 
 namespace ringattn {
 

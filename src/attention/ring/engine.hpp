@@ -10,7 +10,7 @@
 #include "attention/ring/block_mover.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/ring/timeline.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 #include "comm/transport.hpp"
 #include "kernels/backend.hpp"
 

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "base/device_patience.hpp"
+#include "base/device_timeouts.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {

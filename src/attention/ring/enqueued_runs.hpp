@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "comm/failure.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 #include "comm/transport.hpp"
 #include "kernels/backend.hpp"
 
@@ -52,7 +52,7 @@ class EnqueuedRuns {
 
   bool any() const { return pending_ > 0; }
 
-  // Waits for all runs: for their beginning as long as a queue may last (base/device_patience.hpp), since what the
+  // Waits for all runs: for their beginning as long as a queue may last (base/device_timeouts.hpp), since what the
   // stream holds before them is not known here, then as `wait` says, and to the end. A failure gives up what is in
   // flight.
   void wait_all(const std::function<void()>& wait = {});

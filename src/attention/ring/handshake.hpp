@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 
 namespace ringattn {
 

@@ -10,7 +10,7 @@
 #include "attention/ring/ring_work.hpp"
 #include "attention/tokens/layout.hpp"
 #include "attention/tokens/tile_axis.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 
 namespace ringattn {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's part in what all ranks do together (parts.hpp): its messages, where in its buffer rows come to
+// One rank's part in what all ranks do together (message_parts.hpp): its messages, where in its buffer rows come to
 // lie, and the address of every tile that it folds.
 #include "attention/ring/plan.hpp"
 
@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "attention/ring/blocks.hpp"
-#include "attention/ring/parts.hpp"
+#include "attention/ring/message_parts.hpp"
 #include "attention/ring/needs.hpp"
 #include "attention/tokens/tile_axis.hpp"
 #include "base/error.hpp"

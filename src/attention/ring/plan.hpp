@@ -13,7 +13,7 @@
 #include "attention/ring/ring_work.hpp"
 #include "attention/tokens/layout.hpp"
 #include "comm/transport.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 
 namespace ringattn {
 

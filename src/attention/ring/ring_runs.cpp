@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "attention/ring/copy_tensor.hpp"
-#include "attention/ring/first_contact.hpp"
+#include "attention/ring/warm_up.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {

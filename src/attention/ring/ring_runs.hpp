@@ -19,7 +19,7 @@
 #include "attention/ring/workspace.hpp"
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 #include "comm/transport.hpp"
 #include "kernels/backend.hpp"
 

@@ -7,7 +7,7 @@
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/batch.hpp"
 #include "base/shared_value.hpp"
-#include "kernels/tile_lists.hpp"
+#include "kernels/block_mask.hpp"
 #include "kernels/key_positions.hpp"
 #include "kernels/visibility.hpp"
 

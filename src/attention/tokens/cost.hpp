@@ -6,10 +6,10 @@
 #include <cstdint>
 
 #include "attention/tokens/job.hpp"
-#include "attention/tokens/scan_job.hpp"
-#include "kernels/convolution.hpp"
-#include "kernels/latent.hpp"
-#include "kernels/scan.hpp"
+#include "attention/tokens/ssm_job.hpp"
+#include "kernels/causal_conv1d.hpp"
+#include "kernels/mla.hpp"
+#include "kernels/ssm.hpp"
 
 namespace ringattn {
 

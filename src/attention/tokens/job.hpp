@@ -7,7 +7,7 @@
 
 #include "attention/tokens/batch.hpp"
 #include "attention/tokens/layout.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/row_format.hpp"
 
 namespace ringattn {

@@ -9,7 +9,7 @@
 
 #include "comm/exchange.hpp"
 #include "comm/p2p/p2p_transport.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn {
 

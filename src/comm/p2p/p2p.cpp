@@ -11,10 +11,10 @@
 #include <set>
 #include <thread>
 
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 #include "comm/exchange.hpp"
 #include "comm/p2p/p2p_transport.hpp"
-#include "comm/patience.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn {
 

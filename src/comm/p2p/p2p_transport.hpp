@@ -14,7 +14,7 @@
 
 #include "base/cuda.hpp"
 #include "comm/failure.hpp"
-#include "comm/p2p/mail.hpp"
+#include "comm/p2p/mailboxes.hpp"
 #include "comm/p2p/memory.hpp"
 #include "comm/p2p/p2p.hpp"
 #include "comm/p2p/segment.hpp"

@@ -13,7 +13,7 @@
 #include <random>
 
 #include "base/cuda.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 #include "comm/failure.hpp"
 
 namespace ringattn {

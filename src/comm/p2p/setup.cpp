@@ -4,10 +4,10 @@
 
 #include <thread>
 
-#include "base/device_patience.hpp"
-#include "base/moment.hpp"
+#include "base/device_timeouts.hpp"
+#include "base/failpoint.hpp"
 #include "base/gpu.hpp"
-#include "comm/meeting.hpp"
+#include "comm/collective.hpp"
 #include "comm/device_peers.hpp"
 #include "comm/p2p/p2p_transport.hpp"
 

@@ -20,7 +20,7 @@ enum class FrameKind : std::uint32_t {
   kGather = 1,     // `number`: of the collective; the body is this rank's part
   kReady = 2,      // a message may come: `number` is its ticket
   kData = 3,       // a fragment of it
-  kHeartbeat = 4,  // of life: `shape` says which (comm/heart.hpp)
+  kHeartbeat = 4,  // of life: `shape` says which (comm/heartbeat_monitor.hpp)
   kNotice = 5,     // a rank, `round`, has failed; the body is its error, as pack_error() writes it
   kLeave = 6,      // nobody needs this rank any more
 };

@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 
 namespace ringattn {
 

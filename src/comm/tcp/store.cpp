@@ -10,8 +10,8 @@
 #include <system_error>
 
 #include "base/host.hpp"
-#include "comm/tcp/store_parts.hpp"
-#include "comm/patience.hpp"
+#include "comm/tcp/store_internal.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn {
 

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/wording.hpp"
+#include "base/message_template.hpp"
 #include "comm/tcp/secret.hpp"
 #include "comm/transport.hpp"
 

@@ -7,11 +7,11 @@
 #include <optional>
 
 #include "base/host.hpp"
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "comm/failure.hpp"
-#include "comm/tcp/store_reception.hpp"
-#include "comm/tcp/store_parts.hpp"
-#include "comm/patience.hpp"
+#include "comm/tcp/store_acceptor.hpp"
+#include "comm/tcp/store_internal.hpp"
+#include "comm/timeouts.hpp"
 
 namespace ringattn {
 

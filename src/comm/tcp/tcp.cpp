@@ -8,11 +8,11 @@
 #include <exception>
 #include <utility>
 
-#include "base/moment.hpp"
-#include "base/pulse.hpp"
-#include "comm/meeting.hpp"
+#include "base/failpoint.hpp"
+#include "base/rank_liveness.hpp"
+#include "comm/collective.hpp"
 #include "comm/exchange.hpp"
-#include "comm/tcp/tcp_parts.hpp"
+#include "comm/tcp/tcp_internal.hpp"
 
 namespace ringattn {
 
@@ -168,7 +168,7 @@ class TcpTransport final : public Transport {
     }
   }
 
-  // A wait has failed. Whoever handles that may meet the others first (comm/meeting.hpp), which must not take a
+  // A wait has failed. Whoever handles that may meet the others first (comm/collective.hpp), which must not take a
   // deadline more.
   void give_up(const Error& error) {
     if (error.code() == ErrorCode::kPeer) context_->give_up(error);

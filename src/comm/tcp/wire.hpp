@@ -24,7 +24,7 @@ enum class WireKind : std::uint32_t {
   kGather = 4,    // to the store: this rank's part of an all-gather
   kGathered = 5,  // from the store: all parts
   kPeer = 6,      // between two ranks: who they are
-  // With a secret, and for what a rank of one version need not know (comm/tcp/store_parts.hpp).
+  // With a secret, and for what a rank of one version need not know (comm/tcp/store_internal.hpp).
   kIntroduction = 7,
   kProof = 8,
   kMismatch = 9,  // to a listener: its proof is wrong

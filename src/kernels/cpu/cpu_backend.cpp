@@ -9,7 +9,7 @@
 #include <omp.h>
 #endif
 
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 
 namespace ringattn::cpu {
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/host.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/block_choice.hpp"
-#include "kernels/list_choice.hpp"
+#include "kernels/block_mask_choice.hpp"
 #include "kernels/cache_update.hpp"
 #include "kernels/codebook.hpp"
 #include "kernels/compressed_rows.hpp"

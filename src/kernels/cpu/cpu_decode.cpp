@@ -10,13 +10,13 @@
 #include <omp.h>
 #endif
 
-#include "base/pulse.hpp"
-#include "kernels/cache_share.hpp"
+#include "base/rank_liveness.hpp"
+#include "kernels/cache_partition.hpp"
 #include "kernels/cache_update.hpp"
-#include "kernels/cpu/fold_state.hpp"
+#include "kernels/cpu/attention_state.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/registry.hpp"
-#include "kernels/row_coder.hpp"
+#include "kernels/row_codec.hpp"
 
 namespace ringattn::cpu {
 
@@ -73,7 +73,7 @@ struct DecodeScratch {
 };
 
 // A sequence's keys as rows see them: all of them, or those of listed blocks side by side
-// (kernels/decode_lists.hpp).
+// (kernels/decode_block_mask.hpp).
 struct SeenKeys {
   std::int64_t length;  // keys
   int listed;           // blocks of the list

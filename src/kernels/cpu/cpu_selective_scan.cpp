@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/cpu_scan.hpp"
-#include "kernels/cpu/scan_levels.hpp"
-#include "kernels/cpu/scan_rows.hpp"
+#include "kernels/cpu/cpu_ssd.hpp"
+#include "kernels/cpu/ssm_levels.hpp"
+#include "kernels/cpu/ssm_rows.hpp"
 
 namespace ringattn::cpu {
 
@@ -25,7 +25,7 @@ struct SsmScratch {
   float* z = nullptr;
   float* y = nullptr;
 
-  // As cpu_scan.cpp's.
+  // As cpu_ssd.cpp's.
   static std::size_t layout(int state_dim, float* base, SsmScratch& scratch) {
     std::size_t floats = 0;
     const auto take = [&](float*& array, int rows, int columns) {

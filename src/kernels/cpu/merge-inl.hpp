@@ -11,7 +11,7 @@
 #include <algorithm>
 
 #include "hwy/highway.h"
-#include "kernels/cpu/product-inl.hpp"
+#include "kernels/cpu/gemm-inl.hpp"
 #include "kernels/cpu/math-inl.hpp"
 #include "kernels/cpu/tile_ops.hpp"
 #include "kernels/merge.hpp"

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "base/dtype.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 
 namespace ringattn::cpu {
 

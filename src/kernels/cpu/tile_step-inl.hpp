@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "hwy/highway.h"
-#include "kernels/cpu/product-inl.hpp"
+#include "kernels/cpu/gemm-inl.hpp"
 #include "kernels/cpu/math-inl.hpp"
 #include "kernels/cpu/tile_ops.hpp"
 #include "kernels/merge.hpp"

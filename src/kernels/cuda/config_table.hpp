@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 
 namespace ringattn::cuda {
 

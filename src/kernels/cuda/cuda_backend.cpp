@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "kernels/cuda/device/block_choice.hpp"
-#include "kernels/cuda/device/list_choice.hpp"
+#include "kernels/cuda/device/block_mask_choice.hpp"
 #include "kernels/cuda/device/cache_update.hpp"
 #include "kernels/cuda/gather_pages.hpp"
 #include "kernels/cuda/rows/rows.hpp"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/cuda.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 
 namespace ringattn::cuda {
 

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/fold.hpp"
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/attention.hpp"
+#include "kernels/cuda/attention_params.hpp"
 
 namespace ringattn::cuda {
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/device_patience.hpp"
+#include "base/device_timeouts.hpp"
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/cuda.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 
 namespace ringattn::cuda {
 

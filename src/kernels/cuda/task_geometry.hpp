@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 
 namespace ringattn::cuda {
 

@@ -4,7 +4,7 @@
 // Pieces whose K and V fit into the L2 cache together form a swizzle_group. First come the early entries: swizzle_group
 // by swizzle_group of heads, in each of those swizzle_group by swizzle_group of entries, the longest entry of a
 // swizzle_group first, and of a entry the swizzle_group's heads one after the other. Then come the late entries, which
-// are short, the longest first, each for all heads. The host sorts the entries (piece_order.hpp), and a kernel
+// are short, the longest first, each for all heads. The host sorts the entries (scheduler_order.hpp), and a kernel
 // finds its place in the order (work_index()).
 #pragma once
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // How sm80_attention computes a AttentionSpec: tiles, warps and shared memory. A pure function of the description, so
-// that ranks agree on it; launching is elsewhere (fold.hpp).
+// that ranks agree on it; launching is elsewhere (attention.hpp).
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "kernels/fold.hpp"
+#include "kernels/attention.hpp"
 #include "kernels/cuda/config_table.hpp"
 #include "kernels/cuda/device/panels.hpp"
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "base/cuda.hpp"
-#include "kernels/sm80/fold.cuh"
-#include "kernels/sm80/fold.hpp"
+#include "kernels/sm80/attention.cuh"
+#include "kernels/sm80/attention.hpp"
 #include "kernels/sm80/kernel_config.hpp"
 
 namespace ringattn::sm80 {

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/fold.hpp"
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/attention.hpp"
+#include "kernels/cuda/attention_params.hpp"
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/device/tile_lookup.cuh"
 

@@ -11,7 +11,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/attention_params.hpp"
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/key_positions.hpp"
 

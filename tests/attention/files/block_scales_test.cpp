@@ -17,8 +17,8 @@
 #include "base/e4m3.hpp"
 #include "base/error.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/latent_files.hpp"
-#include "tests/support/scan_files.hpp"
+#include "tests/support/mla_files.hpp"
+#include "tests/support/ssm_files.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "tests/support/counting_pulse.hpp"
+#include "tests/support/counting_liveness.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn {

@@ -10,7 +10,7 @@
 
 #include "attention/files/safetensors_writer.hpp"
 #include "attention/job/file_job.hpp"
-#include "attention/job/one_input.hpp"
+#include "attention/job/input_agreement.hpp"
 #include "comm/threads.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/fold_spec.hpp"
-#include "kernels/latent.hpp"
+#include "kernels/attention_spec.hpp"
+#include "kernels/mla.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn {

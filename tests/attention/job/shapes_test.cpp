@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/threads.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "attention/job/step_or_rows.hpp"
+#include "attention/job/decode_or_attend.hpp"
 #include "attention/job/rank_cache.hpp"
 
 namespace ringattn {

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "attention/forecast.hpp"
+#include "attention/plan_summary.hpp"
 #include "attention/ring/ring_runs.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/error_of.hpp"
 

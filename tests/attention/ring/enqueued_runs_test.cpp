@@ -10,10 +10,10 @@
 #include <memory>
 #include <string>
 
-#include "base/pulse.hpp"
+#include "base/rank_liveness.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/error_of.hpp"
 

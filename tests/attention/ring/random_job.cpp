@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/list_makers.hpp"
+#include "kernels/block_mask_patterns.hpp"
 
 namespace ringattn::testing {
 

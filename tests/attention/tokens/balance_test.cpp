@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "attention/tokens/job.hpp"
-#include "kernels/fold_spec.hpp"
-#include "kernels/list_makers.hpp"
+#include "kernels/attention_spec.hpp"
+#include "kernels/block_mask_patterns.hpp"
 
 namespace ringattn {
 namespace {

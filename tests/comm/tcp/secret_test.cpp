@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "comm/tcp/handshake.hpp"
-#include "comm/tcp/store_parts.hpp"
+#include "comm/tcp/store_internal.hpp"
 #include "comm/tcp/tcp.hpp"
 #include "comm/threads.hpp"
 #include "tests/comm/tcp/raw_connection.hpp"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/tcp/store_parts.hpp"
+#include "comm/tcp/store_internal.hpp"
 #include "tests/comm/tcp/raw_connection.hpp"
 #include "tests/comm/tcp/store_connections.hpp"
 #include "tests/support/error_of.hpp"

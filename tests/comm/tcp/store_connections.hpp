@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "comm/tcp/handshake.hpp"
-#include "comm/tcp/store_parts.hpp"
+#include "comm/tcp/store_internal.hpp"
 
 namespace ringattn::testing {
 

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <thread>
 
-#include "comm/tcp/store_parts.hpp"
+#include "comm/tcp/store_internal.hpp"
 #include "tests/comm/tcp/raw_connection.hpp"
 #include "tests/comm/tcp/store_connections.hpp"
 #include "tests/support/error_of.hpp"

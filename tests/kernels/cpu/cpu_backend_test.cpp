@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/cpu/fold_state.hpp"
-#include "kernels/cpu/cpu_fold.hpp"
-#include "kernels/cpu/row_group.hpp"
-#include "tests/support/fold_inputs.hpp"
+#include "kernels/cpu/attention_state.hpp"
+#include "kernels/cpu/cpu_attention.hpp"
+#include "kernels/cpu/work_tile.hpp"
+#include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::cpu {
 namespace {

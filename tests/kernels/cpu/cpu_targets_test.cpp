@@ -12,8 +12,8 @@
 
 #include "kernels/registry.hpp"
 #include "tests/support/accuracy.hpp"
-#include "tests/support/fold_runner.hpp"
-#include "tests/support/product_runner.hpp"
+#include "tests/support/attention_runner.hpp"
+#include "tests/support/gemm_runner.hpp"
 
 namespace ringattn::testing {
 namespace {

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/list_makers.hpp"
-#include "kernels/cache_share.hpp"
-#include "kernels/decode_lists.hpp"
+#include "kernels/block_mask_patterns.hpp"
+#include "kernels/cache_partition.hpp"
+#include "kernels/decode_block_mask.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/device_pool.hpp"

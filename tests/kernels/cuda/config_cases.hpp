@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/registry.hpp"
-#include "tests/support/fold_inputs.hpp"
+#include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::testing {
 

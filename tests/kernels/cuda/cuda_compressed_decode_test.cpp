@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/fold_spec.hpp"
+#include "kernels/attention_spec.hpp"
 #include "kernels/registry.hpp"
 #include "tests/kernels/cuda/compressed_steps.hpp"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/cuda.hpp"
-#include "tests/support/listed_inputs.hpp"
+#include "tests/support/block_mask_inputs.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/decode_runner.hpp"
 #include "tests/support/far_pages.hpp"

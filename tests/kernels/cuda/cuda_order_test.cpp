@@ -7,7 +7,7 @@
 #include <iterator>
 #include <vector>
 
-#include "tests/kernels/cuda/cuda_fold_fixture.hpp"
+#include "tests/kernels/cuda/cuda_attention_fixture.hpp"
 #include "tests/kernels/cuda/cuda_sequence.hpp"
 #include "tests/support/accuracy.hpp"
 

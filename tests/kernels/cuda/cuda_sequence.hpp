@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/registry.hpp"
-#include "tests/support/fold_inputs.hpp"
+#include "tests/support/attention_inputs.hpp"
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"
 

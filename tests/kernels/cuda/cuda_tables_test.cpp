@@ -19,12 +19,12 @@
 #include "kernels/gram.hpp"
 #include "kernels/low_rank.hpp"
 #include "kernels/registry.hpp"
-#include "kernels/row_codes.hpp"
+#include "kernels/row_quantization.hpp"
 #include "kernels/tensor_compression.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/product_runner.hpp"
+#include "tests/support/gemm_runner.hpp"
 
 namespace ringattn::testing {
 namespace {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "kernels/cuda/work_order.hpp"
-#include "kernels/cuda/work_items.hpp"
-#include "tests/support/fold_inputs.hpp"
+#include "kernels/cuda/work_tiles.hpp"
+#include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::testing {
 

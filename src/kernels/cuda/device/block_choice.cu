@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/cuda.hpp"
 #include "kernels/cuda/device/block_choice.hpp"
-#include "kernels/cuda/device/best_blocks.cuh"
+#include "kernels/cuda/device/top_k_blocks.cuh"
 
 namespace ringattn::cuda {
 

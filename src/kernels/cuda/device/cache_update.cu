@@ -3,8 +3,8 @@
 
 #include "base/cuda.hpp"
 #include "kernels/cuda/device/cache_update.hpp"
-#include "kernels/cuda/device/overlap.cuh"
-#include "kernels/cuda/device/overlapping_launch.hpp"
+#include "kernels/cuda/device/pdl.cuh"
+#include "kernels/cuda/device/pdl_launch.hpp"
 #include "kernels/cuda/divider.hpp"
 #include "kernels/cuda/load_kernel.hpp"
 

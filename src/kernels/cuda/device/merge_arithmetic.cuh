@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/cuda/device/fold_state.cuh"
+#include "kernels/cuda/device/attention_state.cuh"
 
 namespace ringattn::cuda {
 
@@ -22,7 +22,7 @@ struct TensorArithmetic {
   }
 };
 
-// The kernel in fp32 (plain.cu).
+// The kernel in fp32 (simt.cu).
 struct SimtArithmetic {
   // The weight 2^x of a score that lies x ≤ kMergeRescaleThreshold from its softmax_offset: 0 for −∞, NaN for NaN. A
   // finite score never weighs 0, as in exact arithmetic: ∞ in V gives ∞ and not 0 · ∞.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/memory.hpp"
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/attention_params.hpp"
 
 namespace ringattn::cuda {
 

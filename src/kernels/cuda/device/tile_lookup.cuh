@@ -3,7 +3,7 @@
 // that the task has are numbered through all of them.
 #pragma once
 
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/attention_params.hpp"
 
 namespace ringattn::cuda {
 

@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/row_codes.hpp"
+#include "kernels/row_quantization.hpp"
 
 namespace ringattn::cuda {
 

@@ -12,7 +12,7 @@
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/device/widen.cuh"
 #include "kernels/cuda/rows/row_params.hpp"
-#include "kernels/row_codes.hpp"
+#include "kernels/row_quantization.hpp"
 
 namespace ringattn::cuda {
 

@@ -2,7 +2,7 @@
 // How a range of heads is cut into blocks that share B and C.
 #pragma once
 
-#include "kernels/cuda/scan/scan_params.hpp"
+#include "kernels/cuda/scan/ssm_params.hpp"
 
 namespace ringattn::cuda {
 

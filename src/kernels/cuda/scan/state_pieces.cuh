@@ -3,7 +3,7 @@
 // aligned.
 #pragma once
 
-#include "kernels/cuda/scan/scan_params.hpp"
+#include "kernels/cuda/scan/ssm_params.hpp"
 
 namespace ringattn::cuda {
 

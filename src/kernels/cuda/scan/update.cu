@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step of decoding moves every state once from memory and back. A group of lanes has two neighbouring rows of a
 // state, which share B and C: dims of one head, or channels of one group. States with a rate each go another way where
-// they can (update_walk.cuh).
+// they can (update_loop.cuh).
 #include <algorithm>
 #include <iterator>
 
 #include "base/cuda.hpp"
 #include "kernels/cuda/load_kernel.hpp"
 #include "kernels/cuda/multiprocessors.hpp"
-#include "kernels/cuda/scan/scan_device.cuh"
+#include "kernels/cuda/scan/ssm_device.cuh"
 #include "kernels/cuda/scan/state_pieces.cuh"
 #include "kernels/cuda/scan/update.hpp"
-#include "kernels/cuda/scan/update_walk.cuh"
+#include "kernels/cuda/scan/update_loop.cuh"
 
 namespace ringattn::cuda {
 

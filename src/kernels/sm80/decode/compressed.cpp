@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "base/error.hpp"
-#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/cuda/cuda_attention.hpp"
 #include "kernels/latent_rows.hpp"
 
 namespace ringattn::sm80 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding on tensor cores through mma.sync, with the bits of the fold. A CTA takes work_tiles, each a group of key
-// tiles for the rows of one KV head (units.cuh), and attends them by the fold's own tile step: the same functions
+// tiles for the rows of one KV head (work_tiles.cuh), and attends them by the fold's own tile step: the same functions
 // on the same fragments, in the same order. What differs is where rows, tiles and results lie.
 #pragma once
 

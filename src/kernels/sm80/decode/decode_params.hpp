@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/attention_params.hpp"
 #include "kernels/sm80/decode/config.hpp"
 
 namespace ringattn::sm80 {
@@ -16,7 +16,7 @@ struct DecodeCache {
 };
 
 // What work_tiles leave of their rows: [rows of q, splits, heads] partials of A in the order of a fold state's columns
-// (cuda/device/fold_state.cuh), then r, l and two stats without meaning.
+// (cuda/device/attention_state.cuh), then r, l and two stats without meaning.
 constexpr int partial_floats(int head_dim_v) { return head_dim_v + 4; }
 
 struct DecodeParams {

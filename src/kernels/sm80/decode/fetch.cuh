@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
-#include "kernels/sm80/decode/units.cuh"
+#include "kernels/sm80/decode/work_tiles.cuh"
 
 namespace ringattn::sm80 {
 

@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/device/merge_arithmetic.cuh"
 #include "kernels/cuda/device/row_end.cuh"
-#include "kernels/sm80/decode/units.cuh"
-#include "kernels/sm80/rows.cuh"
+#include "kernels/sm80/decode/work_tiles.cuh"
+#include "kernels/sm80/row_state.cuh"
 
 namespace ringattn::sm80 {
 

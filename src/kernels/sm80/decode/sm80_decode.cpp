@@ -10,7 +10,7 @@
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
-#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/cuda/cuda_attention.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/registry.hpp"

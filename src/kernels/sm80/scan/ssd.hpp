@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include "base/dtype.hpp"
-#include "kernels/cuda/scan/scan_params.hpp"
+#include "kernels/cuda/scan/ssm_params.hpp"
 
 namespace ringattn::sm80 {
 

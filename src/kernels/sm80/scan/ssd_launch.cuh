@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/cuda.hpp"
-#include "kernels/sm80/scan/ssd_finish.cuh"
+#include "kernels/sm80/scan/ssd_output.cuh"
 
 namespace ringattn::sm80 {
 

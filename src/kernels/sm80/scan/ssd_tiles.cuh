@@ -14,9 +14,9 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/ptx.cuh"
-#include "kernels/cuda/scan/parts.cuh"
+#include "kernels/cuda/scan/bf16_pair.cuh"
 #include "kernels/cuda/scan/head_blocks.cuh"
-#include "kernels/cuda/scan/scan_device.cuh"
+#include "kernels/cuda/scan/ssm_device.cuh"
 #include "kernels/sm80/scan/ssd.hpp"
 
 namespace ringattn::sm80 {

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "base/cuda.hpp"
-#include "kernels/sm80/fold.hpp"
+#include "kernels/sm80/attention.hpp"
 #include "kernels/sm80/kernel_config.hpp"
-#include "kernels/sm80/sliced/fold.cuh"
+#include "kernels/sm80/sliced/attention.cuh"
 
 namespace ringattn::sm80 {
 

@@ -12,7 +12,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/attention_params.hpp"
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/sm80/sliced/strips.cuh"
 #include "kernels/sm80/tile_step.cuh"

@@ -6,7 +6,7 @@
 #include <bit>
 
 #include "base/error.hpp"
-#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/cuda/cuda_attention.hpp"
 #include "kernels/sm90/decode/config.hpp"
 #include "kernels/sm90/decode/step_params.hpp"
 #include "kernels/sm90/fold/tensor_maps.hpp"

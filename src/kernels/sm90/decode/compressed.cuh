@@ -5,8 +5,8 @@
 
 #include "kernels/sm90/decode/compressed_fetch.cuh"
 #include "kernels/sm90/decode/compressed_whole.cuh"
-#include "kernels/sm90/decode/packed_keys.cuh"
-#include "kernels/sm90/decode/packed_values.cuh"
+#include "kernels/sm90/decode/quantized_keys.cuh"
+#include "kernels/sm90/decode/quantized_values.cuh"
 #include "kernels/sm90/decode/sliced.cuh"
 
 namespace ringattn::sm90 {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding over a compressed cache where the sliced kernel doesn't: many query rows a KV head, other head dims, and
 // work_tiles that the sliced kernel has failed at. It is decode_kernel with a warpgroup instead of the fetching warp,
-// which reads quantized from memory and writes elements into the tiles, by row_codes.hpp.
+// which reads quantized from memory and writes elements into the tiles, by row_quantization.hpp.
 #pragma once
 
-#include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/pdl.cuh"
 #include "kernels/sm90/decode/compressed_map.cuh"
 #include "kernels/sm90/decode/decoder.cuh"
-#include "kernels/sm90/decode/compressed_values.cuh"
+#include "kernels/sm90/decode/dequantize.cuh"
 
 namespace ringattn::sm90 {
 

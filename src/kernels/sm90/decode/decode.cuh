@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding on Hopper, with the bits of the fold. A CTA takes work_tiles, each a group of key tiles for the rows of one
-// KV head (units.cuh); one warp fetches (fetch.cuh), a warpgroup folds (decoder.cuh), and the last work_tile of a
+// KV head (work_tiles.cuh); one warp fetches (fetch.cuh), a warpgroup folds (decoder.cuh), and the last work_tile of a
 // sequence's rows merges what all have left (finish.cuh).
 #pragma once
 
-#include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/pdl.cuh"
 #include "kernels/sm90/decode/decoder.cuh"
 #include "kernels/sm90/decode/fetch.cuh"
 

@@ -3,7 +3,7 @@
 //
 //   Q      [64 rows]             the attending warpgroup's own: it copies a work_tile's query rows there itself
 //   K, V   [stages][key_tile rows]  the fetching warp has the copy engine write them, the attending warpgroup reads
-//   them work_tiles  [sequences + 1]       how many work_tiles come before each sequence (units.cuh) barriers
+//   them work_tiles  [sequences + 1]       how many work_tiles come before each sequence (work_tiles.cuh) barriers
 //
 // Tiles lie in panels, as in the fold.
 #pragma once

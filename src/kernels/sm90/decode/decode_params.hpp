@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/attention_params.hpp"
 #include "kernels/cuda/divider.hpp"
 
 namespace ringattn::sm90 {
@@ -97,7 +97,7 @@ struct DecodeParams {
   std::int64_t partial_splits;
 
   // Of a launch that may fold all groups of a row in one CTA, and finish the row, though there are partials
-  // (latent/latent_walk.cuh): says whether it has, 1 or 0, to the merge behind it. Null: it doesn't.
+  // (latent/mla_schedule.cuh): says whether it has, 1 or 0, to the merge behind it. Null: it doesn't.
   std::int32_t* whole;
 };
 

@@ -6,8 +6,8 @@
 #include "kernels/sm90/decode/decode_map.cuh"
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/decode/queries.cuh"
-#include "kernels/sm90/fold/products.cuh"
-#include "kernels/sm90/fold/redo.cuh"
+#include "kernels/sm90/fold/gemms.cuh"
+#include "kernels/sm90/fold/recompute_tile.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
 namespace ringattn::sm90 {

@@ -6,7 +6,7 @@
 
 #include "kernels/sm90/decode/decode_map.cuh"
 #include "kernels/sm90/decode/page_boxes.cuh"
-#include "kernels/sm90/decode/units.cuh"
+#include "kernels/sm90/decode/work_tiles.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 

@@ -3,9 +3,9 @@
 // in ascending order, by the fold's own step (kernels/merge.hpp).
 #pragma once
 
-#include "kernels/cuda/device/fold_state.cuh"
+#include "kernels/cuda/device/attention_state.cuh"
 #include "kernels/cuda/device/merge_arithmetic.cuh"
-#include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/pdl.cuh"
 #include "kernels/cuda/device/row_end.cuh"
 #include "kernels/sm90/decode/slots.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
@@ -47,7 +47,7 @@ __device__ __forceinline__ bool finishes(const DecodeParams& p, const DecodeWork
   return p.partials == nullptr && work_tile.of.single();
 }
 
-// A row's partial of a work_tile's group. Columns lie as in a fold state (cuda/device/fold_state.cuh): of the 16
+// A row's partial of a work_tile's group. Columns lie as in a fold state (cuda/device/attention_state.cuh): of the 16
 // columns of a block, thread t of four has 2t, 2t + 1, 2t + 8 and 2t + 9 side by side.
 template <class C>
 __device__ __forceinline__ float* outputs_of(const DecodeParams& p, int work_tile, int tile_row) {

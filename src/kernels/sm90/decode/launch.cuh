@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "base/cuda.hpp"
-#include "kernels/cuda/device/overlapping_launch.hpp"
+#include "kernels/cuda/device/pdl_launch.hpp"
 #include "kernels/sm90/decode/decode.cuh"
 #include "kernels/sm90/decode/decode.hpp"
 #include "kernels/sm90/decode/prefix.cuh"

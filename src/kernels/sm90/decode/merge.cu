@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "base/cuda.hpp"
-#include "kernels/cuda/device/overlapping_launch.hpp"
+#include "kernels/cuda/device/pdl_launch.hpp"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/decode/merge.hpp"

@@ -19,7 +19,7 @@
 // writes the same partials where nothing was wrong.
 #pragma once
 
-#include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/pdl.cuh"
 #include "kernels/sm90/decode/fetch.cuh"
 #include "kernels/sm90/decode/prefix_outputs.cuh"
 #include "kernels/sm90/decode/prefix_score.cuh"

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/sm90/decode/prefix_whole.cuh"
-#include "kernels/sm90/decode/prefix_units.cuh"
+#include "kernels/sm90/decode/prefix_work_tiles.cuh"
 #include "kernels/sm90/decode/queries.cuh"
 #include "kernels/sm90/decode/sliced_map.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"

@@ -5,7 +5,7 @@
 // one is scored again.
 #pragma once
 
-#include "kernels/sm90/decode/prefix_units.cuh"
+#include "kernels/sm90/decode/prefix_work_tiles.cuh"
 #include "kernels/sm90/decode/sliced_map.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"

@@ -7,10 +7,10 @@
 #pragma once
 
 #include "kernels/sm90/decode/finish.cuh"
-#include "kernels/sm90/decode/prefix_units.cuh"
+#include "kernels/sm90/decode/prefix_work_tiles.cuh"
 #include "kernels/sm90/decode/queries.cuh"
-#include "kernels/sm90/fold/products.cuh"
-#include "kernels/sm90/fold/redo.cuh"
+#include "kernels/sm90/fold/gemms.cuh"
+#include "kernels/sm90/fold/recompute_tile.cuh"
 
 namespace ringattn::sm90 {
 

@@ -13,7 +13,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/pdl.cuh"
 #include "kernels/sm90/decode/column_outputs.cuh"
 #include "kernels/sm90/decode/decoder.cuh"
 #include "kernels/sm90/decode/fetch.cuh"

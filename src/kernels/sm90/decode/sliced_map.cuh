@@ -12,7 +12,7 @@
 //   ends     [2][16 rows]               softmax_offsets and sums of rows that end, and flags
 //   notes    [2]                        what there is to know of a work_tile
 //   barriers
-//   work_tiles    [sequences + 1]            how many work_tiles come before each sequence (units.cuh)
+//   work_tiles    [sequences + 1]            how many work_tiles come before each sequence (work_tiles.cuh)
 //
 // Of two copies, work_tiles, tiles or ends take turns.
 #pragma once

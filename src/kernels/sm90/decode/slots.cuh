@@ -2,7 +2,7 @@
 // The query rows of a work_tile: where they stand, which keys they see and which tiles they fold.
 #pragma once
 
-#include "kernels/sm90/decode/units.cuh"
+#include "kernels/sm90/decode/work_tiles.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
 
 namespace ringattn::sm90 {
@@ -99,7 +99,7 @@ __device__ __forceinline__ ThreadRows thread_rows_of(const DecodeParams& p, cons
   return slots;
 }
 
-// What the tile step, done again (redo.cuh), asks: the columns of a tile that a row sees.
+// What the tile step, done again (recompute_tile.cuh), asks: the columns of a tile that a row sees.
 template <class C>
 __device__ __forceinline__ Columns visible_columns(const ThreadRows& slots, int half, int number) {
   const int key = number * C::kKeyTile + thread_of_cta() % 4 * 2;
@@ -132,7 +132,7 @@ __device__ __forceinline__ uint4 turn_in_quad(uint4 x, int lane) {
 }
 
 // Eight elements of a row of q; `aligned`: to 16 bytes. Not from the multiprocessor's own cache: where a launch begins
-// before the one in front of it has ended (overlap.cuh), what lies there might be old.
+// before the one in front of it has ended (pdl.cuh), what lies there might be old.
 __device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, bool aligned) {
   if (aligned) return __ldcg(reinterpret_cast<const uint4*>(from));
   const auto pair = [from](int w) {

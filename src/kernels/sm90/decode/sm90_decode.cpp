@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "base/cuda.hpp"
-#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/cuda/cuda_attention.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/registry.hpp"

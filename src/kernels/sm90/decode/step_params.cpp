@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "base/error.hpp"
-#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/cuda/cuda_attention.hpp"
 #include "kernels/sm90/decode/config.hpp"
 #include "kernels/sm90/decode/merge.hpp"
 

@@ -2,7 +2,7 @@
 // Values of a plain cache as rows of products (column_outputs.cuh).
 #pragma once
 
-#include "kernels/cuda/device/fold_state.cuh"
+#include "kernels/cuda/device/attention_state.cuh"
 #include "kernels/sm90/decode/value_tail.cuh"
 
 namespace ringattn::sm90 {

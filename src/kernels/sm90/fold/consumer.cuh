@@ -9,9 +9,9 @@
 // head_tile (HeadWorkTile::stop()).
 #pragma once
 
-#include "kernels/sm90/fold/products.cuh"
-#include "kernels/sm90/fold/redo.cuh"
-#include "kernels/sm90/fold/rows.cuh"
+#include "kernels/sm90/fold/gemms.cuh"
+#include "kernels/sm90/fold/recompute_tile.cuh"
+#include "kernels/sm90/fold/row_state.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
 
 namespace ringattn::sm90 {

@@ -4,7 +4,7 @@
 
 #include <cuda.h>
 
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/attention_params.hpp"
 #include "kernels/sm90/fold/config.hpp"
 
 namespace ringattn::sm90 {

@@ -4,8 +4,8 @@
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
-#include "kernels/sm90/fold/fold.cuh"
-#include "kernels/sm90/fold/fold.hpp"
+#include "kernels/sm90/fold/attention.cuh"
+#include "kernels/sm90/fold/attention.hpp"
 #include "kernels/sm90/fold/hopper_params.hpp"
 
 namespace ringattn::sm90 {

@@ -7,13 +7,13 @@
 //
 // The softmax_offset r is not the running maximum. It is the largest S · c of the group's first tile in which the row
 // sees a key. It moves only when the row's probabilities outgrow it by far (kRescaleThreshold): then the tile is done
-// again (redo.cuh) with the larger softmax_offset. So most tiles need no maximum and no rescaling. Each row
+// again (recompute_tile.cuh) with the larger softmax_offset. So most tiles need no maximum and no rescaling. Each row
 // decides for itself; the other rows of its warp keep what they have.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/attention_params.hpp"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/sm90/fold/shared_map.cuh"
 #include "kernels/sm90/ptx/threads.cuh"

@@ -5,12 +5,12 @@
 #include <type_traits>
 
 #include "base/cuda.hpp"
-#include "kernels/cuda/device/overlapping_launch.hpp"
+#include "kernels/cuda/device/pdl_launch.hpp"
 #include "kernels/sm90/fold/hopper_params.hpp"
-#include "kernels/sm90/latent/team.cuh"
-#include "kernels/sm90/latent/pair.cuh"
-#include "kernels/sm90/latent/latent.cuh"
-#include "kernels/sm90/latent/latent.hpp"
+#include "kernels/sm90/latent/cta_group.cuh"
+#include "kernels/sm90/latent/cta_pair.cuh"
+#include "kernels/sm90/latent/mla.cuh"
+#include "kernels/sm90/latent/mla.hpp"
 
 namespace ringattn::sm90 {
 

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "kernels/sm90/decode/finish.cuh"
-#include "kernels/sm90/fold/products.cuh"
+#include "kernels/sm90/fold/gemms.cuh"
 #include "kernels/sm90/latent/config.hpp"
-#include "kernels/sm90/latent/references.cuh"
+#include "kernels/sm90/latent/softmax_offsets.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
 namespace ringattn::sm90 {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/sm90/decode/page_boxes.cuh"
-#include "kernels/sm90/decode/units.cuh"
+#include "kernels/sm90/decode/work_tiles.cuh"
 #include "kernels/sm90/latent/config.hpp"
 #include "kernels/sm90/ptx/threads.cuh"
 

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "kernels/sm90/decode/slots.cuh"
-#include "kernels/sm90/fold/products.cuh"
+#include "kernels/sm90/fold/gemms.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
 #include "kernels/sm90/latent/config.hpp"
 #include "kernels/sm90/ptx/matrix.cuh"

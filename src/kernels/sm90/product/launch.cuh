@@ -3,8 +3,8 @@
 #pragma once
 
 #include "base/cuda.hpp"
-#include "kernels/sm90/product/product.cuh"
-#include "kernels/sm90/product/product.hpp"
+#include "kernels/sm90/product/gemm.cuh"
+#include "kernels/sm90/product/gemm.hpp"
 
 namespace ringattn::sm90 {
 

@@ -6,7 +6,7 @@
 
 #include "base/cuda.hpp"
 #include "kernels/sm90/fold/tensor_maps.hpp"
-#include "kernels/sm90/scan/ssd_finish.cuh"
+#include "kernels/sm90/scan/ssd_output.cuh"
 
 namespace ringattn::sm90 {
 

@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/panels.hpp"
-#include "kernels/cuda/scan/scan_params.hpp"
-#include "kernels/sm90/scan/band_blocks.hpp"
+#include "kernels/cuda/scan/ssm_params.hpp"
+#include "kernels/sm90/scan/dim_blocks.hpp"
 
 namespace ringattn::sm90 {
 

@@ -6,7 +6,7 @@
 
 #include "kernels/sm90/ptx/matrix.cuh"
 #include "kernels/sm90/ptx/wgmma_narrow.cuh"
-#include "kernels/sm90/scan/ssd_band.cuh"
+#include "kernels/sm90/scan/ssd_dim_block.cuh"
 
 namespace ringattn::sm90 {
 

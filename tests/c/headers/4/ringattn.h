@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * ringattn in C: exact attention whose results have the same bits on one rank and on many. Everything that a program
- * needs stands in this header, in ringattn_ops.h and ringattn_latent.h, which it includes, and in libringattn_c.so.
+ * needs stands in this header, in ringattn_ops.h and ringattn_mla.h, which it includes, and in libringattn_c.so.
  *
  *   ringattn_world_options where = {.size = sizeof where, .abi = RINGATTN_ABI};
  *   ringattn_world *world;

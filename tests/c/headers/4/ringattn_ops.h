@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The other ops of ringattn in C: decoding from a cache, scans and the convolutions in front of them; compression of keys and
- * values, and taking tokens out of them; those of latent attention are in ringattn_latent.h, which it includes. ringattn.h
+ * values, and taking tokens out of them; those of latent attention are in ringattn_mla.h, which it includes. ringattn.h
  * includes it and has the rules; each op has the form of ringattn_attention: create, facts, run or enqueue and wait, destroy.
  */
 #ifndef RINGATTN_OPS_H
@@ -309,6 +309,6 @@ ringattn_status ringattn_evict(const ringattn_eviction *eviction, const ringattn
 }
 #endif
 
-#include "ringattn_latent.h"
+#include "ringattn_mla.h"
 
 #endif /* RINGATTN_OPS_H */

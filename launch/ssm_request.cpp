@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/ssm_request.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/size.hpp"
+#include "launch/file_shape.hpp"
+#include "launch/job_request.hpp"
+#include "launch/job_text.hpp"
+#include "launch/op_flags.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// One token of each sequence, however many are in front of it: what they have left is its state.
+void check_update(const Config& config) {
+  if (config.options.q_len != 1) {
+    fail(ErrorCode::kUsage, fmt::format("{} of a scan is {}", config.origin("q-len"), *config.options.q_len),
+         "a step of decoding takes one token of each sequence",
+         "Use --q-len 1, or leave it out and scan --seq tokens.");
+  }
+  if (config.given("seq")) {
+    fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("seq"), config.origin("q-len")),
+         "a scan's step of decoding goes on from a state, whose size is the same behind any number of tokens",
+         "Leave one of them out.");
+  }
+}
+
+SsmRequest ssm_request(const Config& config, std::int64_t seq) {
+  const JobOptions& options = config.options;
+  if (config.given("input")) return file_input(config);
+  if (options.q_len) check_update(config);
+  SyntheticSsmInput input;
+  input.update = options.q_len.has_value();
+  input.selective = options.op == Op::kSelectiveScan;
+  input.convolution = options.op == Op::kConv1d;
+  input.seed = options.synthetic;
+  input.tokens = input.update ? 1 : seq;
+  input.batch = options.batch;
+  input.heads = options.heads;
+  input.head_dim = options.head_dim;
+  input.groups = options.groups;
+  input.state_dim = options.state_dim;
+  input.conv_width = options.conv_width;
+  input.dtype = options.dtype;
+  input.order = options.order;
+  return input;
+}
+
+SsmNumerics ssm_numerics(const JobOptions& options) {
+  return {options.dt_softplus, options.dt_min, options.dt_max, options.final_states, options.ranks.value_or(1)};
+}
+
+std::string moved_text(const SsmJob& job, std::int64_t bytes) {
+  const auto count = static_cast<std::uint64_t>(bytes / carried_bytes(job));
+  if (count == 0) return "";
+  const std::string what = job.conv1d_only
+                               ? counted(count * static_cast<std::uint64_t>(job.convolution->halo_tokens()), "token")
+                               : counted(count, "state");
+  return fmt::format("; {}, {} sent", what, format_bytes(static_cast<double>(bytes)));
+}
+
+}  // namespace
+
+OpenedSource open_source(const Config& config, bool require_source) {
+  check_source(config, require_source);
+  const Op op = config.options.op;
+  if (!config.given("input")) return {nullptr, op >= Op::kSsd};
+  std::shared_ptr<const InputFile> file = open_input_file(file_input(config));
+  const bool scan = file->ssm.has_value();
+  return {std::move(file), scan};
+}
+
+SsmInput open_ssm(const Config& config, std::int64_t seq) {
+  SsmInput input(ssm_request(config, seq), ssm_numerics(config.options));
+  check_op(config, input.op());
+  check_model(config, input.job());
+  return input;
+}
+
+SsmInput open_ssm(const Config& config) { return open_ssm(config, config.options.seq.front()); }
+
+SsmFileJob ssm_file_job(const Config& config) {
+  const JobOptions& options = config.options;
+  return {ssm_request(config, options.seq.front()), ssm_numerics(options), options.output, options.force,
+          deciding_values(config, open_ssm(config).op())};
+}
+
+SsmOptions ssm_options(const Config& config) {
+  const JobOptions& from = config.options;
+  SsmOptions options;
+  options.kernel = {from.backend, from.kernel};
+  options.memory_budget = static_cast<std::size_t>(from.memory);
+  options.threads = from.threads;
+  options.timeout_seconds = from.timeout;
+  options.timeline = !from.trace.empty();
+  return options;
+}
+
+void print_ssm(const Screen& screen, PreparedSsm& prepared, const Report& report) {
+  Ssm& scan = prepared.ssm();
+  print_head(screen, prepared.input().source(), prepared.input().unread(), describe(scan.job()), *scan.kernel().row,
+             scan.options().threads, report);
+  screen.context(fmt::format("ranks: {} of whole super-segments{}, {} planned for a rank",
+                             counted(static_cast<std::uint64_t>(report.plan->blocks), "run"),
+                             moved_text(scan.job(), report.plan->bytes_moved),
+                             format_bytes(static_cast<double>(report.plan->memory_per_rank))));
+  print_devices(screen, report);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scans, as a configuration means them, and what every subcommand says of one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "attention/files/ssm_input.hpp"
+#include "attention/job/ssm_file_job.hpp"
+#include "attention/ssm.hpp"
+#include "launch/config.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+
+namespace ringattn {
+
+// What the job's input is, with its file held open until somebody has opened the job.
+struct OpenedSource {
+  std::shared_ptr<const InputFile> file;  // null: synthetic
+  bool ssm = false;                       // the file holds a scan, or --op names one
+};
+
+// Checks the input's flags against each other. Throws kUsage, and kFile for a file that holds no job. `require_source`:
+// as input_request().
+OpenedSource open_source(const Config& config, bool require_source);
+
+// The input, open; of synthetic input, sequences of `seq` tokens. Throws kUsage and kFile.
+SsmInput open_ssm(const Config& config, std::int64_t seq);
+SsmInput open_ssm(const Config& config);
+
+// What `run` computes and writes.
+SsmFileJob ssm_file_job(const Config& config);
+
+SsmOptions ssm_options(const Config& config);
+
+// What is about to be done.
+void print_ssm(const Screen& screen, PreparedSsm& prepared, const Report& report);
+
+}  // namespace ringattn

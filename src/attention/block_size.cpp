@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/block_size.hpp"
+
+#include <limits>
+#include <optional>
+
+namespace ringattn {
+
+std::vector<std::int64_t> block_sizes(const Options& options, std::int64_t keys, std::int64_t most, int key_tile) {
+  std::vector<std::int64_t> sizes{options.block_tokens > 0 || most >= keys ? 0 : most};
+  for (std::int64_t tokens = most / 2; options.block_tokens == 0 && tokens >= key_tile; tokens /= 2) {
+    if (tokens < keys) sizes.push_back(tokens);
+  }
+  return sizes;
+}
+
+std::size_t choose_block_size(std::size_t candidates, const Options& options, int world,
+                              const std::function<RingJob(std::size_t candidate)>& ring) {
+  if (options.memory_budget == 0) return 0;
+  std::optional<MinBudget> least;
+  std::size_t smallest = 0;
+  std::size_t smallest_bytes = std::numeric_limits<std::size_t>::max();
+  for (std::size_t candidate = 0; candidate < candidates; ++candidate) {
+    const RingJob job = ring(candidate);
+    if (!least) {
+      check_size(job, options, world);
+      least.emplace(job, options, world);
+    }
+    const std::size_t needed = least->of(job);
+    const std::int64_t block = job.max_block_tokens > 0 ? job.max_block_tokens : job.work.batch.k_tokens();
+    // Blocks that the job states have their buffers in `needed` already.
+    const std::int64_t buffers = world == 1 || options.block_tokens > 0 ? 0 : 2 * block * token_bytes(job.work.streams);
+    if (needed + static_cast<std::size_t>(buffers) <= options.memory_budget) return candidate;
+    if (needed >= smallest_bytes) continue;
+    smallest = candidate;
+    smallest_bytes = needed;
+  }
+  return smallest;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much of a row's attention its list of key tiles keeps: the share of the softmax weight of all keys that the mask
+// lets through which lies on listed ones, by the fp64 oracle, on sampled rows. Sinks don't count.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/check/accuracy.hpp"
+#include "attention/files/job_input.hpp"
+#include "comm/collective.hpp"
+
+namespace ringattn {
+
+struct KeptMass {
+  std::int64_t rows = 0;  // that see a key
+  double mean = 1.0;      // over them
+  double minimum = 1.0;
+};
+
+// Of the job's `count` sampled rows (sample_rows()), which the ranks share out among themselves. Collective; all ranks
+// get the same answer. `threads` make synthetic input.
+KeptMass kept_mass(const Collective& collective, const JobInput& input, std::int64_t count, int threads);
+
+}  // namespace ringattn

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lists of key tiles as a user asks for them: a pattern in words (block_mask_pattern.hpp), or a file whose name ends in
+// ".safetensors" (block_mask_tensors.hpp).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/files/block_mask_pattern.hpp"
+#include "attention/files/safetensors_file.hpp"
+#include "attention/tokens/job.hpp"
+
+namespace ringattn {
+
+struct BlockMaskRequest {
+  std::string text;  // the pattern, or the file's path
+  // What the data are read from, beside the job: a file, or a seed in words. Lists of the same request, job and input
+  // are the same.
+  std::shared_ptr<const void> file = nullptr;
+  std::string seed = {};
+  std::size_t memory_budget = 0;  // bytes that they may take; 0, or more than that: 512 MiB
+};
+
+struct RequestedBlockMask {
+  std::shared_ptr<const BlockMask> block_mask;
+  std::shared_ptr<const SafetensorsFile> file;  // that they were read from; null: a pattern
+  std::vector<TensorSource> used;               // tensors of it
+};
+
+// The lists of a job, which has none yet. The same on every rank that has the same input, wherever it chooses blocks by
+// its rows (`best`, which sees all of q and k). They are made before anything else of a job, because plans say by them
+// who sends what to whom. The ranks of a process share them: they are made by the first one that asks. Throws kUsage
+// for words that make no pattern, kFile for a file that holds no lists for the job, and kMemory for lists that take
+// more than they may; what they take is counted before data are read and before they are made.
+RequestedBlockMask requested_block_mask(const BlockMaskRequest& request, const Job& job, const TopKBlocks& best);
+
+}  // namespace ringattn

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The input of a scan: tensors in a file, or functions of a seed. Its shape and what heads have are known at once, rows
+// are read when they are asked for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "attention/files/fingerprint.hpp"
+#include "attention/files/input_file.hpp"
+#include "attention/files/job_input.hpp"
+#include "attention/tokens/packed_run.hpp"
+#include "attention/tokens/ssm_job.hpp"
+
+namespace ringattn {
+
+// A scan as a function of a seed, over sequences of equal length, with D, z and a bias of dt. Decays are such that some
+// heads forget within a chunk, and others remember for super-segments.
+struct SyntheticSsmInput {
+  bool update = false;                // one token of each sequence, from states that the seed makes, too
+  bool selective = false;             // Mamba-1: heads are channels, and head_dim is 1
+  bool convolution = false;           // alone: heads are its channels; dims, groups and states say nothing
+  std::optional<std::uint64_t> seed;  // absent: a shape alone, of which no rows can be read
+  std::int64_t tokens = 0;            // of each sequence
+  std::int64_t batch = 1;             // sequences
+  int heads = 1;
+  int head_dim = 64;
+  int groups = 1;
+  int state_dim = 128;
+  int conv_width = 0;  // of the convolution in front, with a bias; 0: none
+  Dtype dtype = Dtype::kBf16;
+  std::optional<AxisOrder> order;  // of y in a file: kThd, kBthd; absent: kThd, or kBthd for several sequences
+};
+
+using SsmRequest = std::variant<FileInput, SyntheticSsmInput>;
+
+// What is computed from the tensors, whatever their shape.
+struct SsmNumerics {
+  std::optional<bool> softplus;  // of dt; absent: where dt has a bias
+  float dt_min = -std::numeric_limits<float>::infinity();
+  float dt_max = std::numeric_limits<float>::infinity();
+  bool final_states = false;  // and the last tokens in front of a convolution
+  // Of this process that open the input: the more they are, the fewer sequences and tokens it may have
+  // (check_ssm_size()). Decides nothing else.
+  int ranks = 1;
+};
+
+Op ssm_op(const SsmJob& job);
+
+// The rows of a scan, one of each for every token; of a convolution alone x.
+enum class SsmTensorKind { kX, kDt, kB, kC, kZ };
+
+class SsmInput {
+ public:
+  // Throws kFile for a file that holds no scan, kUsage for a scan that contradicts itself, kMemory for one that is too
+  // large.
+  SsmInput(const SsmRequest& request, const SsmNumerics& numerics);
+
+  Op op() const { return ssm_op(job_); }
+  const SsmJob& job() const { return job_; }
+  // The same with the final states wanted.
+  SsmInput with_final_states() const;
+  // Tokens [begins, ends) of each sequence, as sequences of their own; those without a token are left out. Where they
+  // don't begin at 0, `carried` gives what all of them go on from, [sequences left, …] as carried_view() has it:
+  // states, or of a convolution alone tokens. Rows are still named by the tokens of the whole.
+  SsmInput part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
+                std::vector<std::byte> carried) const;
+  // Of each sequence its number in the whole, and the packed token of the whole at which it begins.
+  const std::vector<std::int32_t>& numbers() const { return numbers_; }
+  const std::vector<std::int64_t>& origins() const { return origins_; }
+
+  // What heads have, as SsmTask has it; empty where the spec has none.
+  const std::vector<float>& a() const { return a_; }
+  const std::vector<float>& d() const { return d_; }
+  const std::vector<float>& dt_bias() const { return dt_bias_; }
+  // What channels have, as CausalConv1dTask has it; empty without a convolution or its bias.
+  const std::vector<float>& conv_weight() const { return conv_weight_; }
+  const std::vector<float>& conv_bias() const { return conv_bias_; }
+  // The rows that a convolution is over, side by side in this order; none without one.
+  std::vector<SsmTensorKind> convolved() const;
+  // Heads and dims of a token's rows; of z only where the spec has a gate.
+  struct RowShape {
+    std::int64_t heads = 0;
+    std::int64_t dim = 0;
+  };
+  RowShape row_shape(SsmTensorKind rows) const;
+
+  const std::optional<std::uint64_t>& seed() const { return seed_; }
+  static SyntheticTensor synthetic(SsmTensorKind rows);
+  // Fills `rows`, in host memory, with the packed tokens of `runs`. Synthetic input is made by `threads` threads.
+  // Throws kFile, and kUsage for a shape alone.
+  void read(SsmTensorKind which, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
+  // Fills `states` with the initial ones of these sequences, [sequences, heads, head_dim, state_dim].
+  void read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const;
+  // Fills `halos` with the tokens in front of these sequences, [sequences, width − 1, channels], oldest first.
+  void read_halos(std::span<const std::int32_t> sequences, std::span<std::byte> halos) const;
+
+  // How y lies in a file, and the shape of the final states there.
+  const RowGrid& y_grid() const { return y_grid_; }
+  std::vector<std::int64_t> y_shape() const;
+  std::vector<std::int64_t> states_shape() const;
+  // Of the last tokens in front of a convolution: [sequences, channels, width − 1].
+  std::vector<std::int64_t> halos_shape() const;
+
+  // As JobInput's.
+  std::vector<FileFingerprint> fingerprints() const;
+  UnreadTensors unread() const;
+  std::string source() const;
+
+ private:
+  void take_shape(const FileInput& input, int ranks);
+  void take_shape(const SyntheticSsmInput& input, int ranks);
+  void take_whole();
+  std::int64_t begin_of(std::size_t sequence) const { return begins_.empty() ? 0 : begins_[sequence]; }
+  void set_conv1d(int width, bool bias);
+  void read_before(std::int64_t token, const MutableTensorView& rows) const;
+
+  std::shared_ptr<const InputFile> file_;  // null: synthetic
+  std::optional<std::uint64_t> seed_;
+  SsmJob job_;
+  std::vector<std::int32_t> numbers_;
+  std::vector<std::int64_t> origins_;
+  std::vector<std::int64_t> begins_;  // of a part: tokens of the sequence in front of it; of the whole: empty
+  std::vector<float> a_, d_, dt_bias_, conv_weight_, conv_bias_;
+  std::optional<std::vector<std::byte>> carried_;  // by what is in front of a part
+  RowGrid y_grid_;
+};
+
+}  // namespace ringattn

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/tokens/ssm_job.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.hpp"
+#include "base/size.hpp"
+
+namespace ringattn {
+
+std::int64_t SsmJob::tokens() const { return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}); }
+
+std::string describe(const SsmJob& job) {
+  const std::string convolution =
+      job.convolution && !job.conv1d_only
+          ? fmt::format(", behind a convolution of width {}{}{}", job.convolution->width,
+                        job.convolution->bias ? ", its bias" : "", job.convolution->silu ? " and silu" : "")
+          : "";
+  return fmt::format("{}{}{}; {}, {} tokens{}{}{}{}", job.update ? "update of one token, " : "",
+                     job.conv1d_only ? describe(*job.convolution) : describe(job.spec), convolution,
+                     counted(job.lengths.size(), "sequence"), job.tokens(),
+                     job.initial_states ? ", initial states" : "", job.initial_halos ? ", tokens in front" : "",
+                     job.final_states ? ", final states" : "",
+                     job.conv1d_only && job.final_halos ? ", final tokens" : "");
+}
+
+int conv1d_channels(const SsmSpec& spec) {
+  return spec.state_decays ? spec.heads : spec.heads * spec.head_dim + 2 * spec.groups * spec.state_dim;
+}
+
+void check_ssm_job(const SsmJob& job) {
+  check_ssm(job.spec);
+  const auto refuse = [](const std::string& what, const std::string& why) {
+    fail(ErrorCode::kUsage, what, why, "Check the job.");
+  };
+  if (job.update && std::ranges::any_of(job.lengths, [](std::int64_t length) { return length != 1; })) {
+    refuse("an update of sequences with several tokens", "it takes one token of each");
+  }
+  if (job.update && !(job.initial_states && job.final_states)) {
+    refuse("an update without states", "it goes from a state of each sequence to the next");
+  }
+  if (!job.convolution) {
+    if (job.initial_halos || job.final_halos || job.conv1d_only) {
+      refuse(job.conv1d_only ? "a convolution alone" : "tokens in front of a convolution",
+             "the scan has no convolution");
+    }
+    return;
+  }
+  check_causal_conv1d(*job.convolution);
+  if (job.conv1d_only && (!job.spec.state_decays || job.initial_states || job.final_states)) {
+    refuse("a convolution alone with heads or states", "it has channels, and hands on tokens");
+  }
+  if (job.convolution->channels != conv1d_channels(job.spec) || job.convolution->dtype != job.spec.dtype) {
+    refuse(
+        fmt::format("a convolution of {} channels of {}", job.convolution->channels,
+                    dtype_name(job.convolution->dtype)),
+        fmt::format("in front of the scan there are {} of {}", conv1d_channels(job.spec), dtype_name(job.spec.dtype)));
+  }
+}
+
+std::int64_t state_bytes(const SsmSpec& spec) {
+  return std::int64_t{spec.heads} * spec.head_dim * spec.state_dim * static_cast<std::int64_t>(sizeof(float));
+}
+
+std::int64_t carried_bytes(const SsmJob& job) {
+  return job.conv1d_only ? job.convolution->halo_bytes() : state_bytes(job.spec);
+}
+
+std::string_view carried_name(const SsmJob& job) { return job.conv1d_only ? "final_conv_state" : "final_states"; }
+
+TensorView carried_view(const SsmJob& job, const void* data, std::int64_t sequences) {
+  const SsmSpec& spec = job.spec;
+  if (job.conv1d_only) return dense_view(data, spec.dtype, sequences, spec.heads, job.convolution->halo_tokens());
+  return dense_view(data, Dtype::kF32, sequences, spec.heads, std::int64_t{spec.head_dim} * spec.state_dim);
+}
+
+}  // namespace ringattn

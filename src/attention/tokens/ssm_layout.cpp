@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/tokens/ssm_layout.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/size.hpp"
+#include "kernels/ssm.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;  // of a sequence
+constexpr std::int64_t kMaxSuperSegments = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxOfAllRanks = std::int64_t{1} << 22;
+
+// A super-segment of a sequence.
+struct Piece {
+  std::int32_t sequence = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  std::int64_t tokens() const { return end - begin; }
+};
+
+std::vector<Piece> pieces_of(std::span<const std::int64_t> lengths) {
+  std::vector<Piece> pieces;
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    for (std::int64_t begin = 0; begin < lengths[s]; begin += kSuperSegmentTokens) {
+      pieces.push_back({static_cast<std::int32_t>(s), begin, std::min(lengths[s], begin + kSuperSegmentTokens)});
+    }
+  }
+  return pieces;
+}
+
+// How many ranks the pieces from each on take, at the least, where none has more than `most` tokens: [pieces + 1].
+std::vector<std::int64_t> ranks_from(std::span<const Piece> pieces, std::int64_t most) {
+  std::vector<std::int64_t> ranks(pieces.size() + 1, 0);
+  std::size_t end = pieces.size();  // of what the first rank takes, from piece i on
+  std::int64_t tokens = 0;
+  for (std::size_t i = pieces.size(); i-- > 0;) {
+    tokens += pieces[i].tokens();
+    while (tokens > most) tokens -= pieces[--end].tokens();
+    ranks[i] = ranks[end] + 1;
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::int64_t super_segments(std::int64_t length) { return (length + kSuperSegmentTokens - 1) / kSuperSegmentTokens; }
+
+void check_ssm_size(std::int64_t sequences, std::int64_t super_segments, int world) {
+  const std::int64_t most = std::min(kMaxSuperSegments, kMaxOfAllRanks / std::max(world, 1));
+  if (std::max(sequences, super_segments) <= most) return;
+  const auto ranks = static_cast<std::uint64_t>(world);
+  fail(ErrorCode::kMemory, "the scan is too large for " + counted(ranks, "rank"),
+       fmt::format("{} of {} tokens are dealt, at most {} on so many ranks",
+                   counted(static_cast<std::uint64_t>(super_segments), "super-segment"), kSuperSegmentTokens, most),
+       "Use fewer tokens or sequences, or fewer ranks.");
+}
+
+void check_ssm_size(std::span<const std::int64_t> lengths, int world) {
+  std::int64_t pieces = 0;
+  for (const std::int64_t length : lengths) pieces += super_segments(std::clamp<std::int64_t>(length, 0, kMaxTokens));
+  check_ssm_size(static_cast<std::int64_t>(lengths.size()), pieces, world);
+}
+
+Layout deal_ssm(std::span<const std::int64_t> lengths, int world) {
+  std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
+  const std::vector<Piece> pieces = pieces_of(lengths);
+  std::int64_t left = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  // The fewest tokens that the rank with most of them can have.
+  std::int64_t most = 1;
+  for (const Piece& piece : pieces) most = std::max(most, piece.tokens());
+  for (std::int64_t high = std::max(left, most); most < high;) {
+    const std::int64_t middle = most + (high - most) / 2;
+    if (ranks_from(pieces, middle).front() <= world) {
+      high = middle;
+    } else {
+      most = middle + 1;
+    }
+  }
+  const std::vector<std::int64_t> needed = ranks_from(pieces, most);
+  const auto count = static_cast<std::int64_t>(pieces.size());
+  std::int64_t next = 0;  // piece
+  for (int rank = 0; rank < world && next < count; ++rank) {
+    const std::int64_t behind = world - rank - 1;  // ranks
+    const double share = static_cast<double>(left) / static_cast<double>(behind + 1);
+    std::int64_t tokens = 0;
+    for (; next < count; ++next) {
+      const Piece& piece = pieces[static_cast<std::size_t>(next)];
+      const bool full = tokens + piece.tokens() > most || count - next <= behind;
+      // To the nearest of an equal share of what is left.
+      const bool enough = static_cast<double>(tokens) + static_cast<double>(piece.tokens()) / 2.0 > share;
+      if (tokens > 0 && (full || (enough && needed[static_cast<std::size_t>(next)] <= behind))) break;
+      runs[static_cast<std::size_t>(rank)].push_back({piece.sequence, piece.begin, piece.end});
+      tokens += piece.tokens();
+    }
+    left -= tokens;
+  }
+  return {lengths, std::move(runs)};
+}
+
+Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs) {
+  Layout layout(lengths, runs);
+  for (int rank = 0; rank < layout.world(); ++rank) {
+    for (const TokenRun& run : layout.runs(rank)) {
+      if (run.begin % kSuperSegmentTokens == 0) continue;  // and so its neighbour ends there
+      fail(ErrorCode::kUsage, fmt::format("rank {} begins at token {} of sequence {}", rank, run.begin, run.sequence),
+           fmt::format("it is no multiple of {}, so two ranks would share a super-segment", kSuperSegmentTokens),
+           "State runs of whole super-segments, or leave them out and move the rows to the layout that is dealt.");
+    }
+  }
+  return layout;
+}
+
+Layout ssm_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
+                  int world) {
+  if (lengths.empty()) {
+    fail(ErrorCode::kUsage, "a scan of no sequences", "there is nothing to scan", "Give the sequences' lengths.");
+  }
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    if (lengths[s] >= 0 && lengths[s] <= kMaxTokens) continue;
+    fail(ErrorCode::kUsage, fmt::format("sequence {} of a scan has {} tokens", s, lengths[s]),
+         "each has between 0 and 2^40", "Check the sequences' lengths.");
+  }
+  check_ssm_size(lengths, world);
+  if (!runs) return deal_ssm(lengths, world);
+  if (static_cast<int>(runs->size()) != world) {
+    fail(ErrorCode::kUsage, fmt::format("runs of {}", counted(runs->size(), "rank")),
+         fmt::format("there are {}", counted(static_cast<std::size_t>(world), "rank")),
+         "State the tokens of each rank, none for those without.");
+  }
+  return stated_ssm_layout(lengths, *runs);
+}
+
+StateHops state_hops(const Layout& layout) {
+  StateHops result;
+  result.steps.resize(static_cast<std::size_t>(layout.world()));
+  const std::span<const std::int64_t> cu = layout.cu();
+  std::size_t sequence = 0;
+  const OwnedRun* before = nullptr;  // of the same sequence
+  for (const OwnedRun& run : layout.owners()) {
+    while (run.token >= cu[sequence + 1]) {
+      ++sequence;
+      before = nullptr;
+    }
+    std::vector<int>& steps = result.steps[static_cast<std::size_t>(run.owner)];
+    if (before == nullptr) {
+      steps.push_back(0);
+    } else {
+      // Neighbours of one rank are one run, so the state comes from another rank, whose latest run it is.
+      const std::vector<int>& theirs = result.steps[static_cast<std::size_t>(before->owner)];
+      const auto hop = static_cast<std::size_t>(theirs.back());
+      if (result.hops.size() <= hop) result.hops.resize(hop + 1);
+      result.hops[hop].push_back({before->owner, run.owner, static_cast<std::int64_t>(theirs.size()) - 1,
+                                  static_cast<std::int64_t>(steps.size())});
+      steps.push_back(theirs.back() + 1);
+    }
+    before = &run;
+  }
+  return result;
+}
+
+std::int64_t states_received(const StateHops& hops, int rank) {
+  std::int64_t received = 0;
+  for (const std::vector<StateHop>& step : hops.hops) {
+    received += std::ranges::count(step, rank, &StateHop::to);
+  }
+  return received;
+}
+
+StateOwners state_owners(const Layout& layout) {
+  const std::span<const std::int64_t> cu = layout.cu();
+  const std::span<const OwnedRun> runs = layout.owners();
+  StateOwners owners;
+  std::size_t run = 0;  // the first one that ends behind the sequence's first token
+  for (std::size_t s = 0; s + 1 < cu.size(); ++s) {
+    const auto ends_before = [&](std::int64_t token) { return run < runs.size() && runs[run].end() <= token; };
+    if (cu[s] == cu[s + 1]) {
+      const int before = s > 0 ? owners.final.back() : runs.empty() ? 0 : runs.front().owner;
+      owners.initial.push_back(before);
+      owners.final.push_back(before);
+      continue;
+    }
+    while (ends_before(cu[s])) ++run;
+    owners.initial.push_back(runs[run].owner);
+    while (ends_before(cu[s + 1] - 1)) ++run;
+    owners.final.push_back(runs[run].owner);
+  }
+  return owners;
+}
+
+std::vector<std::int32_t> sequences_of(std::span<const int> owners, int rank) {
+  std::vector<std::int32_t> sequences;
+  for (std::size_t s = 0; s < owners.size(); ++s) {
+    if (owners[s] == rank) sequences.push_back(static_cast<std::int32_t>(s));
+  }
+  return sequences;
+}
+
+Layout state_layout(std::span<const int> owners, int world) {
+  std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
+  for (std::size_t s = 0; s < owners.size(); ++s) {
+    const auto at = static_cast<std::int64_t>(s);
+    runs[static_cast<std::size_t>(owners[s])].push_back({0, at, at + 1});
+  }
+  const std::int64_t states[] = {static_cast<std::int64_t>(owners.size())};
+  return {states, std::move(runs)};
+}
+
+Layout final_state_layout(const Layout& layout) { return state_layout(state_owners(layout).final, layout.world()); }
+
+}  // namespace ringattn

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/top_k_block_mask.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "attention/compatibility.hpp"
+#include "attention/rank_config.hpp"
+#include "attention/shard_checks.hpp"
+#include "base/error.hpp"
+#include "comm/collective.hpp"
+#include "comm/exchange.hpp"
+#include "kernels/top_k_selection.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// Blocks of a sequence that one rank has, side by side in its shard.
+struct BlockRun {
+  std::size_t sequence = 0;
+  TileRange blocks;
+  int owner = 0;
+  std::int64_t row = 0;     // of the shard, of the first token
+  std::int64_t before = 0;  // tokens of the sequence in front of it
+};
+
+void check_tokens(std::string_view what, const Layout& layout, const std::vector<std::int64_t>& cu, int ranks) {
+  if (layout.world() == ranks && std::ranges::equal(layout.cu(), cu)) return;
+  fail(ErrorCode::kUsage,
+       fmt::format("a layout of {} tokens of {} over {} ranks", layout.cu().back(), what, layout.world()),
+       fmt::format("the job has {} in {} sequences, and the world {} ranks", cu.back(), cu.size() - 1, ranks),
+       "Give the layout of the job's tokens over this world's ranks.");
+}
+
+// All ranks' runs, ascending. `positions`: of the first token of each sequence.
+std::vector<BlockRun> block_runs(std::string_view what, const Layout& layout,
+                                 const std::vector<std::int64_t>& positions, int block) {
+  std::vector<BlockRun> runs;
+  for (const OwnedRun& run : layout.owners()) {
+    const std::span<const std::int64_t> cu = layout.cu();
+    const auto s = static_cast<std::size_t>(std::upper_bound(cu.begin(), cu.end(), run.token) - cu.begin() - 1);
+    const std::int64_t before = run.token - cu[s];
+    const std::int64_t first = positions[s] + before;
+    const TileRange blocks{query_block_of(first, block), query_block_of(first + run.tokens - 1, block) + 1};
+    if (!runs.empty() && runs.back().sequence == s && runs.back().blocks.end > blocks.begin) {
+      fail(ErrorCode::kUsage,
+           fmt::format("block {} of the {} of sequence {} lies on ranks {} and {}", blocks.begin, what, s,
+                       runs.back().owner, run.owner),
+           fmt::format("its mean is one sum, over {} tokens", block),
+           "Deal tokens in runs that begin and end where blocks do, or use smaller blocks.");
+    }
+    runs.push_back({s, blocks, run.owner, run.row, before});
+  }
+  return runs;
+}
+
+// Which numbers of an array a rank has made: `pieces(run)` of each of its runs, [begin, end) each.
+using Pieces = std::function<std::vector<TileRange>(const BlockRun& run)>;
+
+// Gives every rank all numbers of the array. Those of a rank travel side by side.
+template <class Number>
+void share(const std::string& label, std::vector<Number>& numbers, const std::vector<BlockRun>& runs,
+           const Pieces& pieces, const Collective& collective, Transport& transport) {
+  std::vector<std::vector<TileRange>> of_ranks(static_cast<std::size_t>(transport.size()));
+  for (const BlockRun& run : runs) {
+    std::vector<TileRange>& own = of_ranks[static_cast<std::size_t>(run.owner)];
+    for (const TileRange& piece : pieces(run)) own.push_back(piece);
+  }
+  std::vector<std::vector<Number>> parts;
+  for (const std::vector<TileRange>& own : of_ranks) {
+    std::int64_t count = 0;
+    for (const TileRange& piece : own) count += piece.end - piece.begin;
+    parts.emplace_back(static_cast<std::size_t>(count));
+  }
+  const auto self = static_cast<std::size_t>(transport.rank());
+  const auto move = [&](std::size_t rank, bool pack) {
+    auto part = parts[rank].begin();
+    for (const TileRange& piece : of_ranks[rank]) {
+      const auto begin = numbers.begin() + piece.begin;
+      const auto count = static_cast<std::ptrdiff_t>(piece.end - piece.begin);
+      if (pack) {
+        std::copy_n(begin, count, part);
+      } else {
+        std::copy_n(part, count, begin);
+      }
+      part += count;
+    }
+  };
+  move(self, true);
+  OneRound round;
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    std::vector<Number>& theirs = parts[static_cast<std::size_t>(peer)];
+    if (peer == transport.rank()) continue;
+    if (!parts[self].empty())
+      round.send(peer, {reinterpret_cast<const std::byte*>(parts[self].data()), parts[self].size() * sizeof(Number)});
+    if (!theirs.empty())
+      round.receive(peer, {reinterpret_cast<std::byte*>(theirs.data()), theirs.size() * sizeof(Number)});
+  }
+  transport.wait(transport.post(std::move(round).exchange(label), {}), {}, collective.timeouts().for_peer());
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    if (rank != self) move(rank, false);
+  }
+}
+
+// Rows of a rank's shard: `first` counts the sequence's, and what is asked for lies in the run.
+RowSource rows_of(const BlockRun& run, const TensorView& shard) {
+  return [&run, &shard](SyntheticTensor, std::size_t, std::int64_t first, std::int64_t most) {
+    TensorView rows = shard;
+    rows.data = shard.at(run.row + first - run.before, 0);
+    rows.tokens = most;
+    return rows;
+  };
+}
+
+// What all ranks have in common of the layouts.
+std::string layout_text(const Layout& layout) {
+  std::string text;
+  for (const OwnedRun& run : layout.owners()) text += fmt::format("{}@{} ", run.token, run.owner);
+  return fmt::format("{:016x}", std::hash<std::string>()(text));
+}
+
+}  // namespace
+
+std::shared_ptr<const BlockMask> top_k_block_mask(const Job& job, const BlockMaskShape& shape, int count,
+                                                  const TopKInputs& rows, Transport& transport, const Options& options,
+                                                  Stream stream) {
+  const Collective collective(transport, Timeouts(options.timeout_seconds));
+  const int self = transport.rank();
+  Job listed = job;
+  listed.spec.block_mask = shape;
+  const AttentionSpec& spec = listed.spec;
+  AttentionChoice choice;
+  std::unique_ptr<Backend> backend;
+  std::optional<TopKSelection> top;
+  std::vector<BlockRun> queries, keys;
+  collective.run_collectively([&] {
+    check_job(job);
+    if (job.block_mask != nullptr || job.positions != nullptr || job.page_size > 0 || !job.format.is_plain()) {
+      fail(ErrorCode::kUsage, "the best blocks of a job with block_mask, pages, codes or positions of its own",
+           "blocks are chosen by rows of keys as they are", "Give the job of q and k in rows, without lists.");
+    }
+    check_tokens("q", rows.queries, job.batch.cu_q(), transport.size());
+    check_tokens("k", rows.keys, job.batch.cu_k(), transport.size());
+    check_shard("TopKInputs", "q", rows.q, {spec.dtype, rows.queries.tokens(self), spec.heads, spec.head_dim});
+    check_shard("TopKInputs", "k", rows.k, {spec.dtype, rows.keys.tokens(self), spec.kv_heads, spec.head_dim});
+    std::vector<std::int64_t> offsets;
+    for (const Sequence& sequence : job.batch.sequences) offsets.push_back(sequence.q_offset);
+    choice = choose_kernel(spec, compatible_request(options.kernel, transport));
+    backend = choice.row->make_backend({options.threads, transport.device()});
+    check_compatible(*choice.row, *backend, transport);
+    top.emplace(spec, masked_sequences(job.batch), count, *backend, stream);
+    queries = block_runs("queries", rows.queries, offsets, shape.query_block);
+    keys = block_runs("keys", rows.keys, std::vector<std::int64_t>(offsets.size(), 0), shape.key_block);
+  });
+  std::vector<RankConfigEntry> mine = rank_config(listed, options, choice, *backend);
+  mine.push_back({"blocks of a list", std::to_string(count)});
+  mine.push_back({"layouts of rows", layout_text(rows.queries) + layout_text(rows.keys)});
+  handshake(collective, mine);
+
+  const std::span<float> means = top->all_mean_keys();
+  std::vector<float> on_host(transport.size() > 1 ? means.size() : 0);
+  const auto copy = [&](float* to, const float* from) {
+    const auto bytes = static_cast<std::int64_t>(means.size_bytes());
+    if (bytes > 0) backend->copy_rows(to, bytes, from, bytes, bytes, 1, stream);
+    top->finish();
+  };
+  collective.run_collectively([&] {
+    for (const BlockRun& run : keys) {
+      if (run.owner == self) top->pool_keys(run.sequence, run.blocks, rows_of(run, rows.k));
+    }
+    if (transport.size() > 1) copy(on_host.data(), means.data());
+  });
+  if (transport.size() > 1) {
+    share(
+        "mean keys", on_host, keys,
+        [&](const BlockRun& run) -> std::vector<TileRange> {
+          const std::span<float> own = top->mean_keys(run.sequence, run.blocks);
+          const std::int64_t begin = own.data() - means.data();
+          return {{begin, begin + static_cast<std::int64_t>(own.size())}};
+        },
+        collective, transport.host());
+  }
+  std::vector<std::int32_t> entries;
+  collective.run_collectively([&] {
+    if (transport.size() > 1) copy(means.data(), on_host.data());
+    for (const BlockRun& run : queries) {
+      if (run.owner == self) top->choose(run.sequence, run.blocks, rows_of(run, rows.q));
+    }
+    entries = top->fetch();
+  });
+  if (transport.size() > 1) {
+    share(
+        "lists of key blocks", entries, queries,
+        [&](const BlockRun& run) {
+          std::vector<TileRange> pieces;
+          for (int head = 0; head < shape.heads; ++head) {
+            pieces.push_back(top->entries(run.sequence, head, run.blocks));
+          }
+          return pieces;
+        },
+        collective, transport.host());
+  }
+  auto block_mask = std::make_shared<const BlockMask>(top->block_mask(std::move(entries)));
+  handshake(collective, {block_mask_config_entry(block_mask.get())});
+  return block_mask;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plans of all ranks of a world together: sums, and the rank that has most. For who wants to see a world before
+// there is one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "attention/options.hpp"
+#include "attention/plan_summary.hpp"
+#include "attention/tokens/layout.hpp"
+
+namespace ringattn {
+
+struct BlockPlanSummary {
+  std::int64_t first_token = 0;
+  std::int64_t last_token = 0;
+  double flops = 0.0;
+  double max_flops = 0.0;           // of a rank
+  std::int64_t bytes_received = 0;  // by all ranks
+  std::int64_t max_bytes_received = 0;
+
+  // Operations of the rank that has most, over the mean; 1 where there are none.
+  double balance(int world) const { return flops > 0.0 ? max_flops / (flops / world) : 1.0; }
+};
+
+struct WorldPlanSummary {
+  std::int64_t q_tokens = 0;
+  JobLayout layout;
+  std::vector<BlockPlanSummary> blocks = {};
+  std::vector<double> rank_flops = {};  // [ranks]
+  std::int64_t bytes_received = 0;      // by all ranks
+  std::int64_t max_bytes_received = 0;
+  std::size_t max_memory = 0;
+  double seconds = 0.0;               // of the slowest rank
+  double exposed_comm_seconds = 0.0;  // of the rank that waits longest
+
+  int world() const { return static_cast<int>(rank_flops.size()); }
+  double flops() const;
+  double balance() const;  // as a block's
+  double flops_per_second_per_rank() const;
+};
+
+// Throws what WorldPlans throws.
+WorldPlanSummary summarize_world_plan(const RingJob& job, const Options& options, Route route, int world);
+
+}  // namespace ringattn

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/watchdog.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <utility>
+
+#include "base/end_process.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// How long printing gets at the very end.
+constexpr std::chrono::seconds kPrintGrace{1};
+// Less processor time than this between two looks is no work: a thread that is blocked may still be woken in vain.
+constexpr double kWork = 1e-3;
+
+}  // namespace
+
+Watchdog::Watchdog(std::vector<const RankLiveness*> ranks, Rules rules)
+    : rules_(std::move(rules)), tick_(interval(rules_.seconds)) {
+  for (const RankLiveness* liveness : ranks)
+    ranks_.push_back({liveness, liveness->last_heartbeat(), liveness->processor_seconds(), 0.0});
+  thread_ = std::thread([this] { run(); });
+}
+
+Watchdog::~Watchdog() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void Watchdog::arm(const Error& error) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (failure_) return;
+  failure_ = error;
+  end_ = RankLiveness::Clock::now() + rules_.end_grace;
+}
+
+void Watchdog::set_grace(double seconds, double tick) {
+  {
+    const std::lock_guard lock(mutex_);
+    grace_ = seconds;
+    tick_ = tick;
+  }
+  changed_.notify_one();
+}
+
+double Watchdog::interval(double seconds) { return std::clamp(seconds / 8.0, 0.01, 0.25); }
+
+void Watchdog::run() {
+  bool told = false;
+  auto last = RankLiveness::Clock::now();
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const double tick = tick_;
+    changed_.wait_for(lock, std::chrono::duration<double>(tick), [&] { return ending_ || tick_ != tick; });
+    if (ending_) return;
+    const auto now = RankLiveness::Clock::now();
+    // While this process was stopped itself, it could see nobody's signs.
+    const double passed = std::min(std::chrono::duration<double>(now - last).count(), rules_.seconds / 2.0);
+    last = now;
+    const std::optional<Error> failure = now >= end_ ? failure_ : std::nullopt;
+    lock.unlock();
+    if (failure) rules_.last_resort(*failure);
+    for (Rank& rank : ranks_) {
+      if (!is_silent(rank, passed) || std::exchange(told, true)) continue;
+      rules_.silent(*rank.liveness);
+    }
+    lock.lock();
+  }
+}
+
+bool Watchdog::is_silent(Rank& rank, double passed) const {
+  const auto seen = rank.liveness->last_heartbeat();
+  const double processor_seconds = rank.liveness->processor_seconds();
+  const bool computes = processor_counts_ && processor_seconds > rank.processor_seconds + kWork;
+  rank.processor_seconds = processor_seconds;
+  if (!rank.liveness->is_attached() || computes || seen != rank.seen) {
+    rank.seen = seen;
+    rank.silence = 0.0;
+    return false;
+  }
+  rank.silence += passed;
+  return rank.silence > rules_.seconds + grace_;
+}
+
+void flush_output() {
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+}
+
+void end_with(const Error& error, const Watchdog::PrintError& print_error) noexcept {
+  const int code = static_cast<int>(error.code());
+  try {
+    // A thread that hangs may hold what printing needs.
+    std::thread([code] {
+      std::this_thread::sleep_for(kPrintGrace);
+      end_process(code);
+    }).detach();
+    print_error(error);
+    flush_output();
+  } catch (...) {
+    // The code says what the message can't.
+  }
+  end_process(code);
+}
+
+}  // namespace ringattn

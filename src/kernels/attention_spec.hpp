@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// FoldSpecs as most callers want them.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/attention.hpp"
+
+namespace ringattn {
+
+// 1/√head_dim, which keeps scores of normal queries and keys about 1.
+inline float default_softmax_scale(int head_dim) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+}
+
+// Of the default scale, without soft-cap and sinks. head_dim_v 0: as head_dim.
+inline AttentionSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, const Mask& mask,
+                               int head_dim_v = 0) {
+  AttentionSpec spec;
+  spec.dtype = dtype;
+  spec.heads = heads;
+  spec.kv_heads = kv_heads;
+  spec.head_dim = head_dim;
+  spec.head_dim_v = head_dim_v > 0 ? head_dim_v : head_dim;
+  spec.mask = mask;
+  spec.softmax_scale = default_softmax_scale(head_dim);
+  return spec;
+}
+
+}  // namespace ringattn

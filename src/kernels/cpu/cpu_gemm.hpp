@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of heads with their matrices on the CPU, `cpu_gemm`: any dtype, dims that are multiples of 8.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/batched_gemm.hpp"
+
+namespace ringattn::cpu {
+
+// What `spec` requires that the kernel lacks; see KernelRow::missing.
+std::vector<std::string> cpu_gemm_missing(const BatchedGemmSpec& spec);
+
+// `backend` is a CpuBackend and outlives the kernel.
+std::unique_ptr<BatchedGemmKernel> make_cpu_gemm(const BatchedGemmSpec& spec, Backend& backend);
+
+}  // namespace ringattn::cpu

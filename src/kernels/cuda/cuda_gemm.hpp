@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// A BatchedGemmKernel on a GPU: everything but the arithmetic.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/batched_gemm.hpp"
+#include "kernels/cuda/gemm_params.hpp"
+
+namespace ringattn::cuda {
+
+// What `spec` requires that the products of this backend lack; see KernelRow::missing.
+std::vector<std::string> gemm_missing(const BatchedGemmSpec& spec);
+
+// `backend` is a CudaBackend and outlives the kernel. Nothing is allocated; tasks may be in any stream, and in a graph.
+std::unique_ptr<BatchedGemmKernel> make_cuda_gemm(const BatchedGemmSpec& spec, const GemmLauncher& launcher,
+                                                  Backend& backend);
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/scheduler_order.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace ringattn::cuda {
+
+namespace {
+
+// Late entries have at most a quarter of the longest entry's tiles. There are about so many of them that every worker
+// folds half of the longest entry's tiles with them.
+constexpr std::int64_t kLatePart = 4;
+constexpr std::int64_t kLateWork = 2;
+// The swizzle_group of the late entries.
+constexpr std::int32_t kLate = std::numeric_limits<std::int32_t>::max();
+
+bool shorter(const SchedulerEntry& a, const SchedulerEntry& b) { return a.tiles < b.tiles; }
+
+}  // namespace
+
+void SchedulerOrder::reserve(std::size_t entries) {
+  entries_.reserve(entries);
+  unsorted_.reserve(entries);
+  counts_.resize(4 * entries);
+}
+
+std::int32_t SchedulerOrder::max_tiles() const {
+  return entries_.empty() ? 0 : std::max_element(entries_.begin(), entries_.end(), shorter)->tiles;
+}
+
+std::int32_t SchedulerOrder::sort(std::int64_t workers, std::int64_t heads) {
+  if (entries_.empty()) return 0;
+  const std::int32_t early = move_late_entries_back(workers, heads);
+  for (auto begin = entries_.begin(); begin != entries_.end();) {
+    const std::int32_t swizzle_group = begin->swizzle_group;
+    const auto end = std::find_if(begin, entries_.end(),
+                                  [&](const SchedulerEntry& entry) { return entry.swizzle_group != swizzle_group; });
+    sort_swizzle_group({begin, end});
+    begin = end;
+  }
+  return early;
+}
+
+// The task ends when the last entry is folded, so the last entries should be short, and there should be enough of them
+// to even out what the long ones leave unequal. Short entries of all sections serve for that, but no more of them than
+// it takes, because late entries find less in the cache. Returns how many entries stay in front.
+std::int32_t SchedulerOrder::move_late_entries_back(std::int64_t workers, std::int64_t heads) {
+  const std::int64_t most = max_tiles();
+  const std::int64_t longest = std::min(most / kLatePart, static_cast<std::int64_t>(counts_.size()) - 1);
+  std::fill_n(counts_.begin(), longest + 1, 0);
+  for (const SchedulerEntry& entry : entries_) {
+    if (entry.tiles <= longest) ++counts_[static_cast<std::size_t>(entry.tiles)];
+  }
+  // Pieces of fewer than `limit` tiles are late.
+  std::int64_t room = workers * most / kLateWork;
+  std::int64_t limit = 0;
+  for (; limit <= longest && room >= 0; ++limit) room -= limit * counts_[static_cast<std::size_t>(limit)] * heads;
+
+  unsorted_.clear();
+  std::size_t early = 0;
+  for (const SchedulerEntry& entry : entries_) {
+    if (entry.tiles >= limit) {
+      entries_[early++] = entry;
+    } else {
+      unsorted_.push_back({kLate, entry.tiles, entry.index});
+    }
+  }
+  std::ranges::copy(unsorted_, entries_.begin() + static_cast<std::ptrdiff_t>(early));
+  return static_cast<std::int32_t>(early);
+}
+
+void SchedulerOrder::sort_swizzle_group(std::span<SchedulerEntry> swizzle_group) {
+  // Most sections are in order already, or, under a causal mask, in reverse order.
+  if (std::is_sorted(swizzle_group.begin(), swizzle_group.end())) return;
+  if (std::is_sorted(swizzle_group.rbegin(), swizzle_group.rend())) {
+    std::reverse(swizzle_group.begin(), swizzle_group.end());
+    return;
+  }
+  const auto most =
+      static_cast<std::size_t>(std::max_element(swizzle_group.begin(), swizzle_group.end(), shorter)->tiles);
+  if (most >= counts_.size()) {
+    std::sort(swizzle_group.begin(), swizzle_group.end(), [](const SchedulerEntry& a, const SchedulerEntry& b) {
+      if (a < b || b < a) return a < b;
+      return a.index < b.index;
+    });
+    return;
+  }
+  // There are not many more lengths than entries, so counting them is the faster way to sort.
+  std::fill_n(counts_.begin(), most + 1, 0);
+  for (const SchedulerEntry& entry : swizzle_group) ++counts_[most - static_cast<std::size_t>(entry.tiles)];
+  std::exclusive_scan(counts_.begin(), counts_.begin() + static_cast<std::ptrdiff_t>(most) + 1, counts_.begin(), 0);
+  unsorted_.assign(swizzle_group.begin(), swizzle_group.end());
+  for (const SchedulerEntry& entry : unsorted_) {
+    std::int32_t& place = counts_[most - static_cast<std::size_t>(entry.tiles)];
+    swizzle_group[static_cast<std::size_t>(place++)] = entry;
+  }
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fold on tensor cores through mma.sync, sm_80 and later. One CTA folds the key tiles of one query tile of one
+// head, in ascending order. Every number is a function of the row, its keys, the job and the template parameters; the
+// work work_tile only says where things lie and where to stop.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/attention_params.hpp"
+#include "kernels/cuda/device/tile_copy.cuh"
+#include "kernels/cuda/work_order.hpp"
+#include "kernels/sm80/row_state.cuh"
+#include "kernels/sm80/tile_map.cuh"
+#include "kernels/sm80/tile_step.cuh"
+
+namespace ringattn::sm80 {
+
+template <class C>
+struct SharedLayout {
+  static constexpr int kQBytes = cuda::kTileBytes<C::kQueryTile, C::kDim>;
+  static constexpr int kKBytes = cuda::kTileBytes<C::kKeyTile, C::kDim>;
+  static constexpr int kVBytes = cuda::kTileBytes<C::kKeyTile, C::kDimV>;
+  static constexpr int kTileAddresses = kQBytes + C::kStages * (kKBytes + kVBytes);
+  static constexpr int kBytes = kTileAddresses + sm80::kTileAddresses * kTileAddressBytes;
+};
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kCtas)
+    attention_kernel(const __grid_constant__ cuda::AttentionParams p) {
+  using Layout = SharedLayout<C>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ cuda::WorkTile work_tile;  // not in registers: most of it is wanted at both ends only
+
+  const cuda::WorkIndex work_index = cuda::work_index(p.schedule.early_entries, p.schedule.entry_heads,
+                                                      p.schedule.swizzle_heads, static_cast<int>(blockIdx.x));
+  if (threadIdx.x == 0) work_tile = p.tables.work_tiles[work_index.entry];
+  __syncthreads();
+  const int head = work_tile.head + work_index.head;
+
+  const std::uint32_t q_tile = cuda::shared_address(shared);
+  const std::uint32_t k_tiles = q_tile + Layout::kQBytes;
+  const std::uint32_t v_tiles = k_tiles + C::kStages * Layout::kKBytes;
+  const TileMap<C> map{p, work_tile, reinterpret_cast<TileAddress*>(shared + Layout::kTileAddresses),
+                       head / (p.heads / p.kv_heads)};
+  const int tiles = work_tile.tiles;
+  if (tiles > 0) {
+    const char* q =
+        static_cast<const char*>(p.q.data) + 2 * (work_tile.row * p.q.token_stride + head * p.q.head_stride);
+    cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q.token_stride}, work_tile.valid_row_begin,
+                                                         work_tile.valid_row_end);
+  }
+  map.resolve(0, kTileAddresses);
+  __syncthreads();
+
+  const auto k_stage = [&](int i) { return k_tiles + static_cast<std::uint32_t>(i % C::kStages * Layout::kKBytes); };
+  const auto v_stage = [&](int i) { return v_tiles + static_cast<std::uint32_t>(i % C::kStages * Layout::kVBytes); };
+  if (tiles > 0) {
+    map.copy_k(0, k_stage(0));
+    if constexpr (C::kStages > 1) map.copy_v(0, v_stage(0));
+  }
+  cuda::copy_commit();
+
+  AttentionState<C> state;
+  HeldPartials held;
+  load_attention_state<C>(p, work_tile, head, state, held);
+
+  const TileStep<C, WorkTileRows> step(p, {work_tile}, q_tile);
+  const auto first_key = [&](int i) { return [at = map.tile_address(i) + 32] { return load_key(at); }; };
+  for (int i = 0; i < tiles;) {
+    // An work_tile's tiles have consecutive tile_addresses, so what is current when a group begins is another's.
+    const int of_group =
+        static_cast<int>((static_cast<std::uint32_t>(work_tile.split_position) + i) % kTilesPerKvSplit);
+    if (of_group == 0 && held.current) merge_current_split<C>(p, work_tile, head, state, held);
+    held.current = true;
+    const int end = min(tiles, i + kTilesPerKvSplit - of_group);
+    for (; i < end; ++i) {
+      cuda::copy_wait<0>();
+      __syncthreads();
+      if constexpr (C::kStages > 1) {
+        // Tile i is here, and everyone is past tile i − 1.
+        if (i + 1 < tiles) {
+          map.copy_k(i + 1, k_stage(i + 1));
+          map.copy_v(i + 1, v_stage(i + 1));
+        }
+        cuda::copy_commit();
+        map.resolve_ahead(i + 1);
+        step.attend(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [] {});
+      } else {
+        // K of tile i is here, and everyone is past V of tile i − 1.
+        map.copy_v(i, v_stage(i));
+        cuda::copy_commit();
+        map.resolve_ahead(i + 1);
+        step.attend(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [&] {
+          cuda::copy_wait<0>();
+          __syncthreads();  // V is here, and everyone is past K
+          if (i + 1 < tiles) map.copy_k(i + 1, k_stage(i + 1));
+          cuda::copy_commit();
+        });
+      }
+    }
+  }
+
+  if (p.state.save) save_attention_state<C>(p, work_tile, head, state, held);
+  if (p.finish) {
+    if (held.merged) add_merged<C>(p, work_tile, head, state, held);
+    finish_rows<C>(p, work_tile, head, q_tile, state);
+  }
+  release_scratch<C>(p, held);
+}
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a step is cut into work_tiles. A work_tile is one split of key tiles of one sequence, for query rows of one KV
+// head, up to 64, or 32 where O is cut into slices, all of one query tile: so they all fold the same key tiles. Lengths
+// are known on the device alone, so every CTA counts the work_tiles of each sequence for itself; work_tile n is folded
+// by CTA n modulo their number.
+#pragma once
+
+#include "kernels/decode.hpp"
+#include "kernels/decode_block_mask.hpp"
+#include "kernels/merge.hpp"
+#include "kernels/sm80/decode/decode_params.hpp"
+
+namespace ringattn::sm80 {
+
+// Rows of a sequence that stand in one query tile, and what of the share they fold.
+struct DecodeRowGroup {
+  int row, rows;          // of the sequence's rows
+  std::int64_t position;  // of the first of them
+  int first, last;        // key tiles [first, last) of the sequence
+  int first_split;        // of the share
+  int splits;             // of the share; one, of no tiles, where no tile is folded and rows end with this launch
+};
+
+// Query tiles are larger than a step has rows, so rows stand in two of them at most: parts 0 and 1.
+template <class C>
+__device__ __forceinline__ DecodeRowGroup row_group_of(const DecodeParams& p, int length, int row_group) {
+  static_assert(C::kPrefillTile >= kMaxDecodeRows);
+  const std::int64_t position = std::int64_t{length} - p.rows;
+  const int behind = static_cast<int>(query_tile_begin(position, C::kPrefillTile) + C::kPrefillTile - position);
+  const int of_first = behind < p.rows ? behind : p.rows;
+  DecodeRowGroup result{};
+  result.row = row_group == 0 ? 0 : of_first;
+  result.rows = row_group == 0 ? of_first : p.rows - of_first;
+  result.position = position + result.row;
+  if (result.rows == 0) return result;
+  const TileRange tiles =
+      Visibility(p.attention.mask, length).tiles(result.position, TileSizes{C::kPrefillTile, C::kKeyTile});
+  if (tiles.empty()) {
+    result.splits = p.finish ? 1 : 0;
+    return result;
+  }
+  result.first = static_cast<int>(tiles.begin);
+  result.last = static_cast<int>(tiles.end);
+  const int split = result.first / kTilesPerKvSplit;
+  const int last_split = (result.last - 1) / kTilesPerKvSplit;
+  const int ahead = (p.partition_first - split % p.partition_stride + p.partition_stride) %
+                    p.partition_stride;  // splits until the share's next one
+  result.first_split = split + ahead;
+  result.splits = result.first_split <= last_split ? (last_split - result.first_split) / p.partition_stride + 1 : 0;
+  return result;
+}
+
+// Blocks of rows of a row_group and KV head.
+template <class C>
+__device__ __forceinline__ int blocks_of(const DecodeParams& p, const DecodeRowGroup& row_group) {
+  return (row_group.rows * p.ratio + C::kQueryTile - 1) / C::kQueryTile;
+}
+template <class C>
+__device__ __forceinline__ int work_tiles_of(const DecodeParams& p, const DecodeRowGroup& row_group) {
+  return row_group.splits * p.mask_kv_heads * blocks_of<C>(p, row_group);
+}
+
+// The keys that the rows of the `mask_row`-th of all lists see, and without lists those of the `mask_row`-th sequence:
+// what is not listed is as if it were not there.
+__device__ __forceinline__ MaskedKeys keys_of(const DecodeParams& p, int mask_row) {
+  if (p.mask_block_indices == nullptr) return {0, 0, __ldg(p.lengths + mask_row)};
+  const std::int32_t* const blocks = p.mask_block_indices + mask_row * p.mask_row_stride;
+  return masked_keys(__ldg(p.lengths + mask_row / p.mask_rows), p.rows, p.mask_block_keys,
+                     __ldg(p.mask_block_counts + mask_row), [blocks](int i) { return __ldg(blocks + i); });
+}
+
+// In shared memory. Slots are the rows of the products.
+struct DecodeWorkTile {
+  int sequence, length;
+  std::int64_t position;  // of the first row of its row_group
+  std::int64_t row;       // the same row in q
+  int kv_head;
+  int first;       // tile_row 0's number among the row_group's rows · ratio; row i of query head h has i · ratio + h
+  int tile_rows;   // that hold rows; 0: there is no such work_tile
+  int begin, end;  // key tiles that it attends: a split's, as far as its rows fold them
+  int whole, whole_end;  // of those, the tiles of which every row sees every key
+  int cache_offset;      // from a key's place in its sequence to its place in the cache
+  int first_page;        // of the page_runs of keys that lie in one page each, the one that the work_tile begins with
+  int mask_row;          // of all sequences' lists
+  int listed, gap;       // MaskedKeys of it
+  int partial_index;     // number of its split among the row's partials
+  int first_partial;     // the same for the row_group's first split
+  int splits;            // of the row_group
+  int arrived;           // index of the row_group's counter
+
+  __device__ __forceinline__ int pages(const DecodeParams& p, int key_tile) const {
+    const int keys = end * key_tile < length ? end * key_tile : length;
+    return ((keys - 1 + cache_offset) >> p.page_run_log2) - first_page + 1;
+  }
+};
+
+// Where a tile_row's row lies in q and out, and its query head.
+struct DecodeRow {
+  std::int64_t row;
+  int head;
+};
+__device__ __forceinline__ DecodeRow row_of(const DecodeParams& p, const DecodeWorkTile& work_tile, int tile_row) {
+  const int number = work_tile.first + tile_row;
+  const int i = number / p.ratio;
+  return {work_tile.row + i, work_tile.kv_head * p.ratio + (number - i * p.ratio)};
+}
+
+// See TileStep.
+struct DecodeRows {
+  const DecodeWorkTile& work_tile;
+  int ratio;
+
+  __device__ __forceinline__ auto positions(int tile_row, std::int64_t first_key) const {
+    return [this, tile_row, first_key](int behind) {
+      return work_tile.position - first_key + (work_tile.first + tile_row + behind) / ratio;
+    };
+  }
+  __device__ std::int64_t key_length() const { return work_tile.length; }
+};
+
+// Asked for work_tiles in ascending order, by all threads of one warp.
+template <class C>
+class WorkTileFinder {
+ public:
+  __device__ explicit WorkTileFinder(const DecodeParams& p) : p_(p) {}
+
+  // Writes work_tile `number`.
+  __device__ __forceinline__ void find(int number, DecodeWorkTile& work_tile) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (; sequence_ < p_.sequences; sequence_ += 32) {
+      const int s = sequence_ + lane;
+      const MaskedKeys keys = s < p_.sequences ? keys_of(p_, s) : MaskedKeys{};
+      const int length = keys.keys;
+      int count = 0;
+      if (s < p_.sequences)
+        count =
+            work_tiles_of<C>(p_, row_group_of<C>(p_, length, 0)) + work_tiles_of<C>(p_, row_group_of<C>(p_, length, 1));
+      int sum = count;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(0xffffffffU, sum, step);
+        if (lane >= step) sum += other;
+      }
+      const int nth = number - before_;
+      if (nth >= sum - count && nth < sum) write(s, keys, nth - (sum - count), work_tile);
+      const int all = __shfl_sync(0xffffffffU, sum, 31);
+      if (nth < all) return;
+      before_ += all;
+    }
+    if (lane == 0) work_tile.tile_rows = 0;
+  }
+
+ private:
+  // The nth work_tile of a mask_row.
+  __device__ void write(int mask_row, const MaskedKeys& keys, int nth, DecodeWorkTile& work_tile) const {
+    const int length = keys.keys;
+    const int sequence = p_.mask_block_indices == nullptr ? mask_row : mask_row / p_.mask_rows;
+    DecodeRowGroup row_group = row_group_of<C>(p_, length, 0);
+    const int of_first = work_tiles_of<C>(p_, row_group);
+    const int blocks_before = nth < of_first ? 0 : blocks_of<C>(p_, row_group);
+    if (nth >= of_first) {
+      nth -= of_first;
+      row_group = row_group_of<C>(p_, length, 1);
+    }
+    const int blocks = blocks_of<C>(p_, row_group);
+    const int each = p_.mask_kv_heads * blocks;
+    const int split = row_group.first_split + nth / each * p_.partition_stride;
+    const int rest = nth % each;
+    const int block = rest % blocks;
+    const int begin = split * kTilesPerKvSplit;
+    work_tile.sequence = sequence;
+    work_tile.length = length;
+    work_tile.position = row_group.position;
+    work_tile.row = std::int64_t{sequence} * p_.rows + row_group.row;
+    work_tile.kv_head = rest / blocks + mask_row * p_.mask_kv_heads - sequence * p_.attention.kv_heads;
+    work_tile.mask_row = mask_row;
+    work_tile.listed = keys.listed;
+    work_tile.gap = keys.gap();
+    work_tile.first = block * C::kQueryTile;
+    const int left = row_group.rows * p_.ratio - work_tile.first;
+    work_tile.tile_rows = left < C::kQueryTile ? left : C::kQueryTile;
+    work_tile.begin = begin > row_group.first ? begin : row_group.first;
+    work_tile.end = begin + kTilesPerKvSplit < row_group.last ? begin + kTilesPerKvSplit : row_group.last;
+    work_tile.partial_index = split / p_.partition_stride;
+    work_tile.first_partial = row_group.first_split / p_.partition_stride;
+    work_tile.cache_offset = (work_tile.partial_index - split) * kTilesPerKvSplit * C::kKeyTile;
+    work_tile.first_page = (work_tile.begin * C::kKeyTile + work_tile.cache_offset) >> p_.page_run_log2;
+    work_tile.splits = row_group.splits;
+    work_tile.arrived = (sequence * p_.attention.kv_heads + work_tile.kv_head) * p_.blocks + blocks_before + block;
+    const std::int64_t last = work_tile.position + (work_tile.first + work_tile.tile_rows - 1) / p_.ratio;
+    const KeyRange common =
+        Visibility(p_.attention.mask, length).common_keys(work_tile.position + work_tile.first / p_.ratio, last);
+    // Where there is no such key, no tile lies between these.
+    work_tile.whole = static_cast<int>(quotient(common.begin + C::kKeyTile - 1, C::kKeyTile));
+    work_tile.whole_end = static_cast<int>(quotient(common.end, C::kKeyTile));
+  }
+
+  const DecodeParams& p_;
+  int sequence_ = 0;  // a multiple of 32: the work_tile asked for last was not of a sequence before it
+  int before_ = 0;    // work_tiles of sequences before it
+};
+
+}  // namespace ringattn::sm80

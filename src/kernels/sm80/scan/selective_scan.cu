@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scan with a decay for each state of each channel, token by token in fp32. A lane has up to 16 states of a channel
+// in registers; a channel with more is spread over neighbouring lanes, whose parts of y are added in a fixed order. The
+// channels of a CTA belong to one group, and B and C of some tokens lie in shared memory for all of them.
+#include "base/cuda.hpp"
+#include "kernels/cuda/load_kernel.hpp"
+#include "kernels/cuda/scan/head_blocks.cuh"
+#include "kernels/cuda/scan/ssm_device.cuh"
+#include "kernels/sm80/scan/selective_scan.hpp"
+
+namespace ringattn::sm80 {
+
+namespace {
+
+using cuda::element_at;
+using cuda::from_float;
+using cuda::HeadBlock;
+using cuda::SegmentCoord;
+using cuda::SsmTensor;
+using cuda::to_float;
+
+constexpr int kThreads = 128;
+constexpr int kStates = 16;        // of a lane
+constexpr int kTileFloats = 2048;  // of B, and as many of C, in shared memory
+constexpr int kMaxTileTokens = 64;
+constexpr int kTogether = 4;  // tokens that are loaded, and computed, together
+
+struct SelectiveScanParams {
+  SsmParams scan;
+  std::int32_t lanes;   // of a channel
+  std::int32_t blocks;  // of channels; CTAs of one segment follow each other
+};
+static_assert(sizeof(SelectiveScanParams) <= 4096);
+
+// B or C of some tokens as fp32, [tokens, columns]; columns that the scan lacks are 0, and so are tokens up to a
+// multiple of kTogether.
+template <class Element>
+__device__ void load_tile(const SsmTensor& tensor, std::int64_t row, int tokens, int group, int state_dim, int columns,
+                          float* tile) {
+  const int whole = (tokens + kTogether - 1) / kTogether * kTogether;
+  for (int i = static_cast<int>(threadIdx.x); i < whole * columns; i += kThreads) {
+    const int token = i / columns;
+    const int column = i % columns;
+    const bool there = token < tokens && column < state_dim;
+    tile[i] = there ? to_float(element_at<Element>(tensor, row + token, group)[column]) : 0.0F;
+  }
+}
+
+__device__ __forceinline__ void load_states(const float* from, float (&to)[kStates]) {
+#pragma unroll
+  for (int i = 0; i < kStates; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + i);
+    to[i] = four.x;
+    to[i + 1] = four.y;
+    to[i + 2] = four.z;
+    to[i + 3] = four.w;
+  }
+}
+
+// What kTogether tokens have of a channel.
+template <class Element, bool kOutputs>
+struct GivenTokens {
+  Element x[kTogether];
+  Element dt[kTogether];
+  Element z[kOutputs ? kTogether : 1];
+
+  // Of tokens from `row` on, of which `count` are there, if not more.
+  __device__ __forceinline__ void load(const SsmParams& p, std::int64_t row, int count, int channel) {
+    load_rows(p.x, row, count, channel, x);
+    load_rows(p.dt, row, count, channel, dt);
+    if constexpr (kOutputs) {
+      if (p.z.data != nullptr) load_rows(p.z, row, count, channel, z);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void load_rows(const SsmTensor& tensor, std::int64_t row, int count, int channel,
+                                                   Element (&to)[kTogether]) {
+    const Element* from = element_at<Element>(tensor, row, channel);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i, from += tensor.token_stride) {
+      to[i] = from_float<Element>(0.0F);
+      if (i < count) to[i] = *from;
+    }
+  }
+};
+
+template <class Element, bool kOutputs>
+__global__ void __launch_bounds__(kThreads, 5)
+    selective_scan_kernel(const __grid_constant__ SelectiveScanParams params) {
+  __shared__ __align__(16) float b_tile[kTileFloats];
+  __shared__ __align__(16) float c_tile[kOutputs ? kTileFloats : 4];
+  const SsmParams& p = params.scan;
+  const SegmentCoord segment = cuda::segment_coord(p, static_cast<int>(blockIdx.x) / params.blocks);
+  const HeadBlock block = cuda::head_block(p, kThreads / params.lanes, static_cast<int>(blockIdx.x) % params.blocks);
+  const int in_block = static_cast<int>(threadIdx.x) / params.lanes;
+  const bool present = in_block < block.count;
+  const int channel = block.first + (present ? in_block : 0);
+  const int part = static_cast<int>(threadIdx.x) % params.lanes;
+  const int first_state = part * kStates;
+  const int columns = params.lanes * kStates;
+  const int tile_tokens = kTileFloats / columns < kMaxTileTokens ? kTileFloats / columns : kMaxTileTokens;
+
+  // States that the scan lacks stay 0.
+  const std::int64_t of_segment = segment.index * p.heads + channel;
+  float rates[kStates];
+  float state[kStates];
+#pragma unroll
+  for (int n = 0; n < kStates; ++n) {
+    rates[n] = 0.0F;
+    state[n] = 0.0F;
+    if (first_state + n < p.state_dim) {
+      rates[n] = __fmul_rn(p.a[std::int64_t{channel} * p.state_dim + first_state + n], cuda::kSsmLog2E);
+      if (kOutputs) {
+        const std::int64_t of_super = segment.super_segment * p.heads + channel;
+        const float log = segment.first_of_super ? 0.0F : p.logs_before[of_segment];
+        const float local = segment.first_of_super ? 0.0F : p.states[of_segment * p.state_dim + first_state + n];
+        const float before = segment.from_zero ? 0.0F : p.super_states[of_super * p.state_dim + first_state + n];
+        state[n] = __fmaf_rn(cuda::exp2_approx(__fmul_rn(rates[n], log)), before, local);
+      }
+    }
+  }
+  const float skip = kOutputs && p.d != nullptr ? p.d[channel] : 0.0F;
+  const float bias = cuda::dt_bias_of(p.dt_bias, channel);
+  float time = 0.0F;  // the sum of dt
+  GivenTokens<Element, kOutputs> next;
+  next.load(p, segment.row, present ? segment.tokens : 0, channel);
+
+  for (int tile = 0; tile < segment.tokens; tile += tile_tokens) {
+    const int left = segment.tokens - tile;
+    const int tokens = left < tile_tokens ? left : tile_tokens;
+    const std::int64_t row = segment.row + tile;
+    __syncthreads();  // nobody reads the tile before any more
+    load_tile<Element>(p.b, row, tokens, block.group, p.state_dim, columns, b_tile);
+    if (kOutputs) load_tile<Element>(p.c, row, tokens, block.group, p.state_dim, columns, c_tile);
+    __syncthreads();
+#pragma unroll 1
+    for (int first = 0; first < tokens; first += kTogether) {
+      const GivenTokens<Element, kOutputs> given = next;
+      const int count = tokens - first;
+      next.load(p, row + first + kTogether, present ? left - first - kTogether : 0, channel);
+      // Tokens that aren't there have a step and an input of 0, which change no state; their B and C are 0.
+      float step[kTogether];
+      float input[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) step[i] = __fadd_rn(to_float(given.dt[i]), bias);
+      if (p.softplus) {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) step[i] = cuda::softplus(step[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        step[i] = i < count ? cuda::smaller(cuda::larger(step[i], p.dt_min), p.dt_max) : 0.0F;
+        input[i] = __fmul_rn(step[i], to_float(given.x[i]));
+        time = __fadd_rn(time, step[i]);
+      }
+      float y[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        float b[kStates];
+        load_states(b_tile + (first + i) * columns + first_state, b);
+#pragma unroll
+        for (int n = 0; n < kStates; ++n) {
+          const float decay = cuda::exp2_approx(__fmul_rn(step[i], rates[n]));
+          state[n] = __fmaf_rn(decay, state[n], __fmul_rn(input[i], b[n]));
+        }
+        if constexpr (kOutputs) {
+          float c[kStates];
+          load_states(c_tile + (first + i) * columns + first_state, c);
+          y[i] = 0.0F;
+#pragma unroll
+          for (int n = 0; n < kStates; ++n) y[i] = __fmaf_rn(c[n], state[n], y[i]);
+        }
+      }
+      if constexpr (kOutputs) {
+        for (int other = params.lanes / 2; other > 0; other /= 2) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) y[i] = __fadd_rn(y[i], __shfl_xor_sync(0xffffffffU, y[i], other));
+        }
+        if (!present || part != 0) continue;
+        if (p.d != nullptr) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) y[i] = __fmaf_rn(skip, to_float(given.x[i]), y[i]);
+        }
+        if (p.z.data != nullptr) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) y[i] = __fmul_rn(y[i], cuda::silu(to_float(given.z[i])));
+        }
+        Element* target = static_cast<Element*>(p.y) + (row + first) * p.y_token_stride + channel * p.y_head_stride;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i, target += p.y_token_stride) {
+          if (i < count) *target = from_float<Element>(y[i]);
+        }
+      }
+    }
+  }
+  if constexpr (!kOutputs) {
+    if (!present) return;
+#pragma unroll
+    for (int n = 0; n < kStates; ++n) {
+      if (first_state + n < p.state_dim) p.states[of_segment * p.state_dim + first_state + n] = state[n];
+    }
+    if (part == 0) p.logs[of_segment] = time;
+  }
+}
+
+using Selective = void(SelectiveScanParams);
+
+template <bool kOutputs>
+Selective* kernel_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF32:
+      return selective_scan_kernel<float, kOutputs>;
+    case Dtype::kBf16:
+      return selective_scan_kernel<__nv_bfloat16, kOutputs>;
+    default:
+      return selective_scan_kernel<__half, kOutputs>;
+  }
+}
+
+void launch(Selective* kernel, const SsmParams& scan, cudaStream_t stream) {
+  SelectiveScanParams params{scan, 1, 0};
+  while (params.lanes * kStates < scan.state_dim) params.lanes *= 2;
+  params.blocks = cuda::head_blocks(scan, kThreads / params.lanes);
+  const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(scan.segments);
+  kernel<<<ctas, kThreads, 0, stream>>>(params);
+  check_cuda(cudaGetLastError(), "sm80_selective_scan");
+}
+
+}  // namespace
+
+void load_selective_scan(Dtype dtype) {
+  cuda::load_kernel(kernel_of<false>(dtype));
+  cuda::load_kernel(kernel_of<true>(dtype));
+}
+
+void selective_scan_states(const SsmParams& params, Dtype dtype, cudaStream_t stream) {
+  launch(kernel_of<false>(dtype), params, stream);
+}
+void selective_scan_outputs(const SsmParams& params, Dtype dtype, cudaStream_t stream) {
+  launch(kernel_of<true>(dtype), params, stream);
+}
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a step is cut into work_tiles. A work_tile is one split of key tiles of one sequence, for up to block_rows query
+// rows of one KV head. Lengths are known on the device alone, so every CTA counts the work_tiles of each sequence for
+// itself; work_tile n is folded by the n-th CTA, or cluster, modulo their number. Positions and tiles are numbers of 32
+// bits.
+#pragma once
+
+#include "kernels/cuda/device/pdl.cuh"
+#include "kernels/decode_block_mask.hpp"
+#include "kernels/merge.hpp"
+#include "kernels/sm90/decode/decode_params.hpp"
+#include "kernels/sm90/fold/shared_map.cuh"
+#include "kernels/sm90/ptx/threads.cuh"
+
+namespace ringattn::sm90 {
+
+// A launch that folds what sequences have besides their shared prefixes runs beside the one of the prefixes, which is
+// in front of it and has waited for all others (prefix.cuh). So it waits at its end: with it, both are done. Whoever
+// reads a state that this one leaves waits for it before (finish.cuh).
+__device__ __forceinline__ void pdl_wait_before_step(const DecodeParams& p) {
+  if (p.prefix_of == nullptr) cuda::pdl_wait();
+}
+__device__ __forceinline__ void await_prefixes(const DecodeParams& p) {
+  if (p.prefix_of != nullptr) cuda::pdl_wait();
+}
+
+// How many key tiles a split has, and the split of a tile: a constant of the kernel, or what a launch says.
+struct FixedKvSplits {
+  static __device__ __forceinline__ int tiles(const DecodeParams&) { return kTilesPerKvSplit; }
+  static __device__ __forceinline__ int of_tile(const DecodeParams&, int tile) { return tile / kTilesPerKvSplit; }
+};
+struct LaunchKvSplits {
+  static __device__ __forceinline__ int tiles(const DecodeParams& p) { return 1 << p.split_tiles_log; }
+  static __device__ __forceinline__ int of_tile(const DecodeParams& p, int tile) { return tile >> p.split_tiles_log; }
+};
+
+using DecodeVisibility = BasicVisibility<std::int32_t>;
+
+__device__ __forceinline__ DecodeVisibility visibility_of(const DecodeParams& p, int length) {
+  return {p.left, p.right, length};
+}
+
+// Where the rows of a sequence stand, and the tiles that some of them folds. With block_mask, what is not listed is as
+// if it were not there (kernels/decode_block_mask.hpp); where the rest lies, tile_in_sequence() says.
+struct DecodeSequence {
+  int length;
+  int position;     // of row 0
+  int first, last;  // tiles [first, last), without those of a prefix that others attention; none: both are 0
+  int begin_split;  // of the cache's splits, the first that some row folds
+  int splits;       // of the cache's, as many, and so many work_tiles
+  int listed, gap;  // blocks in front of the rows' own, and how many tiles these lie further on
+  bool resumes;     // the split of the first tile goes on from the states that a prefix's tiles there have left
+
+  // Whether a work_tile finishes its rows: there is no other split.
+  __device__ bool single() const { return splits == 1; }
+};
+
+// The prefix that the sequence shares, or −1.
+__device__ __forceinline__ int prefix_of(const DecodeParams& p, int sequence) {
+  if (p.prefix_of == nullptr) return -1;
+  const int prefix = __ldcg(p.prefix_of + sequence);
+  return prefix >= 0 && prefix < p.prefixes ? prefix : -1;
+}
+
+// How many tiles of a prefix may be folded once for all: whole ones, in pages that it fills.
+template <class C>
+__device__ __forceinline__ int prefix_tiles(const DecodeParams& p, int prefix) {
+  const int keys = __ldcg(p.prefix_keys + prefix) >> p.page_log << p.page_log;
+  return keys > 0 ? keys / C::kKeyTile : 0;
+}
+
+// Whether a prefix has tiles of an open split. Asked by all threads of a CTA.
+template <class C>
+__device__ __forceinline__ bool any_partial_split(const DecodeParams& p) {
+  bool open = false;
+#pragma unroll 1
+  for (int i = thread_of_cta(); i < p.prefixes; i += static_cast<int>(blockDim.x)) {
+    open = open || prefix_tiles<C>(p, i) % kTilesPerKvSplit != 0;
+  }
+  return __syncthreads_or(open ? 1 : 0) != 0;
+}
+
+// How many of its prefix's tiles are folded for the sequence together with those of others: all of them; or those of
+// whole splits, where a row doesn't see all keys of the others, or folds no tile behind them; or none. So those who
+// pack rows need no look at single tiles. Prefixes are of kernels with FixedKvSplits.
+template <class C>
+__device__ __forceinline__ int shared_tiles(const DecodeParams& p, int tiles, int length, int position) {
+  const DecodeVisibility visibility = visibility_of(p, length);
+  const auto seen = visibility.common_keys(position, position + p.rows - 1);
+  if (seen.begin != 0) return 0;
+  const int whole = tiles / kTilesPerKvSplit * kTilesPerKvSplit;
+  if (tiles > whole && tiles * C::kKeyTile <= seen.end &&
+      tiles < visibility.tiles(position, TileSizes{kQueryTile, C::kKeyTile}).end) {
+    return tiles;
+  }
+  return whole * C::kKeyTile <= seen.end ? whole : 0;
+}
+
+// A tile of the keys that a mask_row leaves, among all of the sequence. `mask_row`: of all sequences' lists.
+__device__ __forceinline__ int tile_in_sequence(const DecodeParams& p, int mask_row, int listed, int gap, int tile) {
+  if (p.mask_block_indices == nullptr) return tile;
+  const int block_index = p.by_mask_block_tiles.quotient(tile);
+  if (block_index >= listed) return tile + gap;
+  return tile +
+         (__ldcg(p.mask_block_indices + mask_row * p.mask_row_stride + block_index) - block_index) * p.mask_block_tiles;
+}
+
+// By the `mask_row`-th of all block_mask, and without lists of the `mask_row`-th sequence.
+template <class C>
+__device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int mask_row) {
+  using KvSplits = typename C::KvSplits;
+  const int sequence = p.mask_block_indices == nullptr ? mask_row : p.by_mask_rows.quotient(mask_row);
+  DecodeSequence of;
+  of.length = __ldcg(p.lengths + sequence);  // a kernel that is still running when this one starts may write it
+  of.listed = 0;
+  of.gap = 0;
+  if (p.mask_block_indices != nullptr) {
+    const std::int32_t* const blocks = p.mask_block_indices + mask_row * p.mask_row_stride;
+    const MaskedKeys keys =
+        masked_keys(of.length, p.rows, p.mask_block_tiles * C::kKeyTile, __ldcg(p.mask_block_counts + mask_row),
+                    [blocks](int i) { return __ldcg(blocks + i); });
+    of.length = keys.keys;
+    of.listed = keys.listed;
+    of.gap = keys.gap() * p.mask_block_tiles;
+  }
+  of.position = of.length - p.rows;
+  const auto tiles = visibility_of(p, of.length).tiles(of.position, p.rows, TileSizes{kQueryTile, C::kKeyTile});
+  const bool none = tiles.empty();
+  of.first = none ? 0 : tiles.begin;
+  of.last = none ? 0 : tiles.end;
+  of.resumes = false;
+  if (const int prefix = prefix_of(p, sequence); prefix >= 0) {
+    const int shared = shared_tiles<C>(p, prefix_tiles<C>(p, prefix), of.length, of.position);
+    if (shared > 0) of.first = shared;  // from 0
+    of.resumes = shared % kTilesPerKvSplit != 0;
+  }
+  // Where no row folds a tile there is a work_tile of no tiles all the same, so that its rows are written.
+  of.begin_split = KvSplits::of_tile(p, of.first);
+  of.splits = none ? 1 : KvSplits::of_tile(p, of.last - 1) + 1 - of.begin_split;
+  if (p.split_stride > 1 || p.partials != nullptr) {
+    const int end_split = none ? of.begin_split : of.begin_split + of.splits;
+    const auto of_partition = [&p](int split) { return (split - p.first_split + p.split_stride - 1) / p.split_stride; };
+    of.begin_split = of_partition(of.begin_split);
+    of.splits = of_partition(end_split) - of.begin_split;
+  }
+  return of;
+}
+
+struct DecodeWorkTile {
+  DecodeSequence of;
+  int sequence, kv_head, block;
+  int mask_row;      // of all sequences' lists
+  int number;        // of all work_tiles
+  int cache_split;   // of the splits that the cache holds of the sequence
+  int begin, end;    // tiles that it folds: a split's, as far as rows fold them
+  int first_number;  // of the work_tile of the same rows in the sequence's first split
+  int stride;        // from there to the work_tile of the next split
+  int lag;           // keys that the cache doesn't hold before the work_tile's
+  bool resumes;      // its rows go on from the states that their prefix has left
+};
+
+// Units of a split, of the rows that share a mask_row.
+__device__ __forceinline__ int work_tile_stride(const DecodeParams& p) { return p.mask_kv_heads * p.blocks; }
+
+// Fills the table of work_tiles in shared memory, whose map is given: how many come before each sequence, or each
+// mask_row. Returns how many there are. By one warp.
+template <class C, class Map>
+__device__ __forceinline__ int count_work_tiles(const DecodeParams& p, const Map& map) {
+  const int lane = thread_of_cta() % 32;
+  const int each = work_tile_stride(p);
+  int before = 0;
+#pragma unroll 1
+  for (int first = 0; first < p.sequences; first += 32) {
+    const int s = first + lane;
+    int sum = s < p.sequences ? sequence_of<C>(p, s).splits * each : 0;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xffffffffU, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (s < p.sequences) store_number(map.work_tiles_before(s + 1), before + sum);
+    before += __shfl_sync(0xffffffffU, sum, 31);
+  }
+  if (lane == 0) store_number(map.work_tiles_before(0), 0);
+  __syncwarp();
+  return before;
+}
+
+template <class Map>
+__device__ __forceinline__ int work_tile_count(const DecodeParams& p, const Map& map) {
+  return load_number(map.work_tiles_before(p.sequences));
+}
+
+// Unit `number`, of a sequence, or a mask_row, before which there are `before`.
+template <class C>
+__device__ __forceinline__ DecodeWorkTile work_tile_in(const DecodeParams& p, int mask_row, int before, int number) {
+  using KvSplits = typename C::KvSplits;
+  DecodeWorkTile work_tile;
+  work_tile.of = sequence_of<C>(p, mask_row);
+  work_tile.mask_row = mask_row;
+  work_tile.sequence = p.mask_block_indices == nullptr ? mask_row : p.by_mask_rows.quotient(mask_row);
+  work_tile.number = number;
+  work_tile.stride = work_tile_stride(p);
+  const int nth = p.by_stride.quotient(number - before);
+  const int rest = (number - before) - nth * work_tile.stride;
+  work_tile.kv_head = p.by_blocks.quotient(rest);
+  work_tile.block = rest - work_tile.kv_head * p.blocks;
+  if (p.mask_block_indices != nullptr) {
+    work_tile.kv_head +=
+        (mask_row * p.mask_kv_heads) - work_tile.sequence * p.attention.kv_heads;  // those of the lists before
+  }
+  work_tile.first_number = before + rest;
+  work_tile.cache_split = work_tile.of.begin_split + nth;
+  const int split = p.first_split + work_tile.cache_split * p.split_stride;
+  work_tile.lag = (split - work_tile.cache_split) * (KvSplits::tiles(p) * C::kKeyTile);
+  const int begin = split * KvSplits::tiles(p);
+  const int end = begin + KvSplits::tiles(p);
+  work_tile.begin = begin > work_tile.of.first ? begin : work_tile.of.first;
+  work_tile.end = end < work_tile.of.last ? end : work_tile.of.last;
+  work_tile.resumes = work_tile.of.resumes && work_tile.begin == work_tile.of.first;
+  return work_tile;
+}
+
+template <class C, class Map>
+__device__ __forceinline__ DecodeWorkTile work_tile_of(const DecodeParams& p, const Map& map, int number) {
+  int sequence = 0;
+#pragma unroll 1
+  for (int count = p.sequences; count > 1;) {
+    const int half = count / 2;
+    const bool behind = load_number(map.work_tiles_before(sequence + half)) <= number;
+    sequence += behind ? half : 0;
+    count = behind ? count - half : half;
+  }
+  return work_tile_in<C>(p, sequence, load_number(map.work_tiles_before(sequence)), number);
+}
+
+}  // namespace ringattn::sm90

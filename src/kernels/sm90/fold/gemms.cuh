@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two matrix products of a key tile, issued to the tensor cores. They run on while the warpgroup does something
+// else; wgmma_wait() waits for them.
+#pragma once
+
+#include "kernels/cuda/attention_params.hpp"
+#include "kernels/cuda/device/panels.hpp"
+#include "kernels/sm90/fold/config.hpp"
+#include "kernels/sm90/ptx/threads.cuh"
+#include "kernels/sm90/ptx/wgmma.cuh"
+
+namespace ringattn::sm90 {
+
+// Issues S = Q Kᵀ for the warpgroup's 64 rows and one key tile. q_tile and k_tile are addresses in shared memory.
+template <class C>
+__device__ __forceinline__ void qk_gemm(float (&s)[C::kKeyTile / 8][4], std::uint32_t q_tile, std::uint32_t k_tile) {
+  const std::uint32_t q = of_warp(descriptor_low(q_tile));
+  const std::uint32_t k = of_warp(descriptor_low(k_tile));
+  pin(s);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < C::kDim / 16; ++step) {
+    const auto at = [step](int panel_bytes) {
+      return static_cast<std::uint32_t>((step / 4 * panel_bytes + step % 4 * 32) >> 4);
+    };
+    Wgmma<typename C::Element, C::kKeyTile>::ss(s, descriptor(q + at(cuda::panel_bytes(kQueryTile))),
+                                                descriptor(k + at(cuda::panel_bytes(C::kKeyTile))), step > 0);
+  }
+  wgmma_commit();
+}
+
+// Issues O += P V, or O = P V where it is the first product of a group.
+template <class C>
+__device__ __forceinline__ void pv_gemm(float (&o)[C::kDimV / 8][4],
+                                        const std::uint32_t (&probability)[C::kKeyTile / 16][4], std::uint32_t v_tile,
+                                        bool first) {
+  const std::uint32_t v = of_warp(descriptor_low(v_tile, cuda::panel_bytes(C::kKeyTile)));
+  pin(o);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < C::kKeyTile / 16; ++step) {
+    Wgmma<typename C::Element, C::kDimV>::rs(
+        o, probability[step], descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)),
+        step > 0 || !first);
+  }
+  wgmma_commit();
+}
+
+// A branch that is never taken. It ends the basic block: without it ptxas (13.0) moves the softmax behind the wait that
+// the softmax should come before, or runs out of registers between the softmax and P V.
+__device__ __forceinline__ void end_block(const cuda::AttentionParams& p) {
+  if (p.heads == 0) __trap();
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fetching warps of a CTA of a cta_group: one has the copy engine issue_loads the tiles that the CTA scores, as
+// keys, the other one the CTA's columns of all tiles, as values. Places of keys are free when scorers have done with
+// them, those of values when outputs have, which is thousands of cycles later: one warp for both would wait for one
+// with the other free. Boxes behind a sequence's last key are left out, so nothing there is read, not even its page.
+#pragma once
+
+#include "kernels/sm90/latent/cta_group_map.cuh"
+#include "kernels/sm90/latent/page_boxes.cuh"
+#include "kernels/sm90/latent/work_tile_finder.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+// Copies of boxes of tiles: of all rows, or, with a peer_cta, of half of them, for both.
+template <class Map>
+class CtaGroupBoxes {
+ public:
+  __device__ __forceinline__ CtaGroupBoxes(const DecodeParams& p, const Map& map)
+      : p_(p),
+        lane_(thread_of_cta() % 32),
+        count_(p.boxes / static_cast<int>(map.cta_groups)),
+        first_row_(static_cast<int>(map.cta_group) * count_ * p.box_rows),
+        peer_ctas_(map.cta_groups > 1 ? static_cast<std::uint16_t>(1U << map.peer_cta(0) | 1U << map.peer_cta(1))
+                                      : std::uint16_t{0}) {}
+
+  // This lane's box of a tile.
+  __device__ __forceinline__ PageBox find(const DecodeWorkTile& work_tile, int tile) const {
+    return box_of_lane(p_, work_tile, tile, first_row_, count_);
+  }
+  // `panels` panels, kMax at row_max, from `column` on become those at `target`; `rows`: that they have, whoever brings
+  // them.
+  template <int kMax>
+  __device__ __forceinline__ void issue_loads(int panels, std::uint32_t target, std::uint32_t full, int rows, int head,
+                                              const PageBox& of_lane, int column) const {
+    if (lane_ == 0) barrier_arrive_expect(full, panels * rows * kPanelRowBytes);
+    __syncwarp();
+    for_boxes(of_lane, count_, [&](int i, const PageBox& box) {
+      const std::uint32_t to = target + static_cast<std::uint32_t>((first_row_ + i * p_.box_rows) * kPanelRowBytes);
+#pragma unroll
+      for (int n = 0; n < kMax; ++n) {
+        if (n >= panels) break;
+        const std::uint32_t panel = to + static_cast<std::uint32_t>(n * Map::kPanelBytes);
+        const int from = column + n * kPanelColumns;
+        if (peer_ctas_ != 0) {
+          tma_multicast_page_box_once(peer_ctas_, panel, &p_.k, full, from, head, box.page, box.row);
+        } else {
+          tma_load_page_box_once(panel, &p_.k, full, from, head, box.page, box.row);
+        }
+      }
+    });
+  }
+
+ private:
+  const DecodeParams& p_;
+  const int lane_;
+  const int count_;                // of a tile, this CTA's
+  const int first_row_;            // where in a tile they begin
+  const std::uint16_t peer_ctas_;  // bits by rank in the cluster; 0: there is no peer_cta
+};
+
+// The warp that finds out about work_tiles, tells the others, and has the tiles that its CTA scores brought as keys,
+// part by part, each as soon as there is a stage for it.
+template <class C>
+class CtaGroupKeyProducer {
+  using Map = typename C::Map;
+
+ public:
+  __device__ __forceinline__ CtaGroupKeyProducer(const DecodeParams& p, const Map& map)
+      : p_(p), map_(map), boxes_(p, map), infos_(map) {}
+
+  // Units first, first + step, …
+  __device__ __forceinline__ void run(int first, int step) {
+    WorkTileFinder<C> work_tile_finder(p_);
+    const int work_tiles = work_tile_finder.count();
+#pragma unroll 1
+    for (int n = first; n < work_tiles; n += step) take(work_tile_finder.find(n));
+    infos_.send_end();
+  }
+
+ private:
+  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+    const std::uint32_t first = tiles_;
+    tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
+    const auto tile_at = [&](std::uint32_t number) { return work_tile.begin + static_cast<int>(number - first); };
+    std::uint32_t own = map_.first_own(first);
+    PageBox next = boxes_.find(work_tile, tile_at(own));
+    const bool begins = infos_.none();
+    infos_.await();
+    infos_.send(work_tile);
+    if (begins) barrier_wait(map_.queries_asked(), 0);
+#pragma unroll 1
+    for (; static_cast<int>(tiles_ - own) > 0; own += Map::kCtas) {
+      const PageBox box = next;
+      next = boxes_.find(work_tile, tile_at(own + Map::kCtas));
+      const int rows = box_rows_of(p_, work_tile.of.length - tile_at(own) * kMlaKeyTile);
+#pragma unroll 1
+      for (std::uint32_t part = 0; part < kCtaGroupTileParts; ++part) {
+        fetch(work_tile.kv_head, of_warp(own / Map::kCtas), of_warp(part), box, rows);
+      }
+    }
+  }
+
+  // A part of the n-th tile that this CTA scores.
+  __device__ __forceinline__ void fetch(int head, std::uint32_t n, std::uint32_t part, const PageBox& box,
+                                        int rows) const {
+    // The tile that has been scored when its stage is free.
+    const MlaPipelineState scored = MlaPipelineState::of(part < Map::kEarlyParts ? n - 2 : n - 1);
+    barrier_wait(map_.keys_empty(scored.index), scored.parity);
+    boxes_.template issue_loads<kCtaGroupPartPanels>(kCtaGroupPartPanels, map_.keys(n, part), map_.keys_full(n, part),
+                                                     rows, head, box,
+                                                     static_cast<int>(part) * kCtaGroupPartPanels * kPanelColumns);
+  }
+
+  const DecodeParams& p_;
+  const Map& map_;
+  const CtaGroupBoxes<Map> boxes_;
+  WorkTileInfoWriter<Map> infos_;
+  std::uint32_t tiles_ = 0;  // of all work_tiles so far
+};
+
+// The warp that has the CTA's columns of all tiles brought as values.
+template <class C>
+class CtaGroupValueProducer {
+  using Map = typename C::Map;
+
+ public:
+  __device__ __forceinline__ CtaGroupValueProducer(const DecodeParams& p, const Map& map)
+      : p_(p), map_(map), boxes_(p, map) {}
+
+  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+    PageBox next = boxes_.find(work_tile, work_tile.begin);
+    if (!begun_) barrier_wait(map_.queries_asked(), 0);
+    begun_ = true;
+#pragma unroll 1
+    for (int tile = work_tile.begin; tile < work_tile.end; ++tile) {
+      const PageBox box = next;
+      next = boxes_.find(work_tile, tile + 1);
+      fetch(work_tile.kv_head, box, box_rows_of(p_, work_tile.of.length - tile * kMlaKeyTile));
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void fetch(int head, const PageBox& box, int rows) {
+    const std::uint32_t stage = of_warp(stage_.stage());
+    barrier_wait(map_.values_empty(stage), stage_.parity() ^ 1U);
+    boxes_.template issue_loads<Map::kPanels>(map_.panels(), map_.values(stage), map_.values_full(stage), rows, head,
+                                              box, static_cast<int>(map_.rank) * Map::kColumns);
+    stage_.advance();
+  }
+
+  const DecodeParams& p_;
+  const Map& map_;
+  const CtaGroupBoxes<Map> boxes_;
+  bool begun_ = false;
+  PackedPipelineState<kCtaGroupValueStages> stage_;
+};
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of a pair's CTA that make elements of the fp8 of the tiles that it scores (fp8_rows.cuh), and send the
+// half that the other CTA needs.
+#pragma once
+
+#include "kernels/sm90/latent/cta_pair_map.cuh"
+#include "kernels/sm90/latent/fp8_rows.cuh"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kCtaPairDequantizers = 2;  // warps
+
+template <class C>
+class CtaPairDequantizer {
+ public:
+  __device__ __forceinline__ CtaPairDequantizer(const MlaFp8Params& p, const CtaPairMap& map)
+      : map_(map), first_row_(thread_of_cta() / 32 % kCtaPairDequantizers * Row::kRows), row_(p, first_row_) {
+    static_assert(kCtaPairDequantizers * Row::kRows == kMlaKeyTile);
+  }
+
+  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+    const std::uint32_t first = tiles_;
+    tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
+    std::uint32_t tile = first + ((first ^ map_.rank) & 1U);
+    const auto scales_of = [&](std::uint32_t number) {
+      return row_.scales(work_tile, work_tile.begin + static_cast<int>(number - first));
+    };
+    float4 next = scales_of(tile);
+#pragma unroll 1
+    for (; static_cast<int>(tiles_ - tile) > 0; tile += 2) {
+      const float4 scales = next;
+      next = scales_of(tile + 2);
+      dequantize(scales, cta_pair_pipeline_state(tile));
+    }
+  }
+
+ private:
+  using Row = Fp8Row<1>;
+
+  __device__ __forceinline__ void dequantize(const float4& scales, const MlaPipelineState& turn) const {
+    const std::uint32_t shared = map_.shared_half(map_.rank, turn.index), own = map_.own_half(turn.index);
+    // The columns of a tile, first those that both CTAs need.
+    const auto panel = [=](int n) {
+      return (n < kCtaPairPanels ? shared : own) +
+             static_cast<std::uint32_t>(n % kCtaPairPanels * CtaPairMap::kPanelBytes);
+    };
+    const int lane = thread_of_cta() % 32;
+    constexpr int kRowBytes = Row::kRows * kPanelRowBytes;  // of a panel, those of this warp's rows
+    barrier_wait(map_.fp8_full(turn.index), turn.parity);
+    barrier_wait(map_.shared_empty(turn.index), turn.parity ^ 1U);
+#pragma unroll
+    for (int nth = 0; nth < kScaleBlocks; ++nth) {
+      const int block = static_cast<int>(CtaPairMap::block_of(map_.rank, static_cast<std::uint32_t>(nth)));
+      row_.template dequantize<typename C::Element>(panel(kFp8Panel + nth), panel(2 * nth), panel(2 * nth + 1),
+                                                    Row::of_block(scales, block));
+      proxy_fence();
+      __syncwarp();
+      if (2 * nth < kCtaPairPanels && lane < 2) {
+        const std::uint32_t rows = panel(2 * nth + lane) + static_cast<std::uint32_t>(first_row_ * kPanelRowBytes);
+        const std::uint32_t other = 1U - map_.rank;
+        dsmem_copy_expected(in_cta(rows, other), rows, kRowBytes,
+                            in_cta(map_.shared_full(map_.rank, turn.index), other));
+      }
+      if (nth % 2 == 1 && lane == 0) {
+        barrier_arrive(nth == 1 ? map_.shared_full(map_.rank, turn.index) : map_.own_full(turn.index));
+      }
+      __syncwarp();
+    }
+  }
+
+  const CtaPairMap& map_;
+  const int first_row_;
+  const Row row_;
+  std::uint32_t tiles_ = 0;  // of all work_tiles so far
+};
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps that issue_loads latents of 8 bits: the first of them fetches fp8 (mla_producer.cuh), and all make elements
+// of them. Each CTA of a cluster expands its rows of a tile and sends them to the other ones.
+#pragma once
+
+#include "kernels/sm90/latent/mla_producer.cuh"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kDequantizers = (kMlaThreads - kMlaConsumerThreads) / 32;  // warps
+
+template <class C>
+class MlaDequantizer {
+ public:
+  __device__ __forceinline__ MlaDequantizer(const MlaFp8Params& p, const MlaMap& map, std::uint32_t rank)
+      : map_(map),
+        other_(1U - rank),
+        first_row_(static_cast<int>(rank) * (kDequantizers * Row::kRows) + warp() * Row::kRows),
+        row_(p, first_row_),
+        fetcher_(p.step, map, rank) {
+    static_assert(C::kCtas * kDequantizers * Row::kRows == kMlaKeyTile && C::kCtas <= 2);
+  }
+
+  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+    const bool fetches = warp() == 0;
+    if (fetches) fetcher_.begin(work_tile);
+    float4 next = row_.scales(work_tile, work_tile.begin);
+#pragma unroll 1
+    for (int tile = work_tile.begin; tile < work_tile.end; ++tile, ++tiles_) {
+      if (fetches && fetcher_.next() == tile) fetcher_.fetch_next(work_tile);
+      // The next one, where it has a place before this one is expanded.
+      if (fetches && tile + 1 < work_tile.end && fetcher_.has_free_stage()) fetcher_.fetch_next(work_tile);
+      const float4 scales = next;
+      next = row_.scales(work_tile, tile + 1);
+      dequantize(scales);
+    }
+  }
+
+ private:
+  using Row = Fp8Row<2 * C::kCtas>;
+
+  static __device__ __forceinline__ int warp() { return (thread_of_cta() - kMlaConsumerThreads) / 32; }
+
+  __device__ __forceinline__ void dequantize(const float4& scales) const {
+    const std::uint32_t stage = stage_of(tiles_);
+    const std::uint32_t tile = map_.tile(stage);
+    const auto panel = [tile](int n) { return tile + static_cast<std::uint32_t>(n * MlaMap::kPanelBytes); };
+    const int lane = thread_of_cta() % 32;
+    constexpr int kRowBytes = Row::kRows * kPanelRowBytes;  // of a panel, those of this warp's rows
+    barrier_wait(map_.fp8_full(stage), parity_of(tiles_));
+    barrier_wait(map_.empty(stage, 0), parity_of(tiles_) ^ 1U);  // the other half has been given back to the fp8
+#pragma unroll
+    for (int block = 0; block < kScaleBlocks; ++block) {
+      row_.template dequantize<typename C::Element>(panel(kFp8Panel + block), panel(2 * block), panel(2 * block + 1),
+                                                    Row::of_block(scales, block));
+      proxy_fence();
+      __syncwarp();
+      const std::uint32_t full = map_.full(stage, block);
+      if constexpr (C::kCtas > 1) {
+        if (lane < 2) {
+          const std::uint32_t rows = panel(2 * block + lane) + static_cast<std::uint32_t>(first_row_ * kPanelRowBytes);
+          dsmem_copy_expected(in_cta(rows, other_), rows, kRowBytes, in_cta(full, other_));
+        }
+      }
+      // As many bytes as this warp sends come from the same one of the other CTA.
+      if (lane == 0) barrier_arrive_expect(full, C::kCtas > 1 ? kPartPanels * kRowBytes : 0);
+      __syncwarp();
+    }
+  }
+
+  const MlaMap& map_;
+  const std::uint32_t other_;  // rank of the other CTA of a cluster
+  const int first_row_;
+  const Row row_;
+  MlaProducer<C> fetcher_;
+  std::uint32_t tiles_ = 0;  // of all work_tiles so far
+};
+
+}  // namespace ringattn::sm90

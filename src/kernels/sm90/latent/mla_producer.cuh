@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warp that fetches latents: it looks up pages and has the copy engine issue_loads tiles into shared memory, a
+// panel of one page at a time. Boxes behind a sequence's last key are left out, so nothing there is read, not even its
+// page.
+#pragma once
+
+#include "kernels/sm90/decode/work_tiles.cuh"
+#include "kernels/sm90/latent/fp8_rows.cuh"
+#include "kernels/sm90/latent/mla_map.cuh"
+#include "kernels/sm90/latent/page_boxes.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+template <class C>
+class MlaProducer {
+ public:
+  // `rank`: of the CTA in its cluster.
+  __device__ __forceinline__ MlaProducer(const DecodeParams& p, const MlaMap& map, std::uint32_t rank)
+      : p_(p),
+        map_(map),
+        lane_(thread_of_cta() % 32),
+        own_boxes_(p.boxes / C::kCtas),
+        first_row_(static_cast<int>(rank) * own_boxes_ * p.box_rows) {}
+
+  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+    begin(work_tile);
+    while (tile_ < work_tile.end) fetch_next(work_tile);
+  }
+
+  // The same tile by tile.
+  __device__ __forceinline__ void begin(const DecodeWorkTile& work_tile) {
+    tile_ = work_tile.begin;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) ahead_[i] = find(work_tile, tile_ + i);
+  }
+  // The next tile's number.
+  __device__ __forceinline__ int next() const { return tile_; }
+  // Whether there is a place for it.
+  __device__ __forceinline__ bool has_free_stage() const {
+    const std::uint32_t stage = stage_of(tiles_), parity = parity_of(tiles_) ^ 1U;
+    return __all_sync(0xffffffffU,
+                      barrier_ended(map_.empty(stage, 0), parity) && barrier_ended(map_.empty(stage, 1), parity)) != 0;
+  }
+  __device__ __forceinline__ void fetch_next(const DecodeWorkTile& work_tile) {
+    const PageBox box = ahead_[0];
+#pragma unroll
+    for (int i = 0; i + 1 < kAhead; ++i) ahead_[i] = ahead_[i + 1];
+    ahead_[kAhead - 1] = find(work_tile, tile_ + kAhead);
+    const int rows = box_rows_of(p_, work_tile.of.length - tile_ * kMlaKeyTile);
+    if constexpr (C::kFp8) {
+      fetch_quantized_box(work_tile.kv_head, box, rows);
+    } else {
+      fetch_half<0>(work_tile.kv_head, box, rows);
+      fetch_half<1>(work_tile.kv_head, box, rows);
+    }
+    ++tile_;
+    ++tiles_;
+  }
+
+ private:
+  static constexpr int kAhead = C::kFp8 ? 1 : 2;  // tiles whose boxes are looked up ahead
+
+  __device__ __forceinline__ PageBox find(const DecodeWorkTile& work_tile, int tile) const {
+    return box_of_lane(p_, work_tile, tile, first_row_, own_boxes_);
+  }
+
+  // Has the copy engine issue_loads this CTA's boxes of the panels [kBegin, kEnd), to the CTAs of the cluster: column
+  // `column` and those behind it become panel kBegin. The panels of a part send barrier_of(panel).
+  template <int kBegin, int kEnd, bool kForAll, class BarrierOf>
+  __device__ __forceinline__ void issue_loads(const CUtensorMap& map, int head, const PageBox& of_lane, int column,
+                                              BarrierOf barrier_of) const {
+    const std::uint32_t tile = of_warp(map_.tile(stage_of(tiles_)));
+    for_boxes(of_lane, own_boxes_, [&](int i, const PageBox& box) {
+      const std::uint32_t rows = tile + static_cast<std::uint32_t>((first_row_ + i * p_.box_rows) * kPanelRowBytes);
+#pragma unroll
+      for (int panel = kBegin; panel < kEnd; ++panel) {
+        const std::uint32_t target = rows + static_cast<std::uint32_t>(panel * MlaMap::kPanelBytes);
+        const int from = column + (panel - kBegin) * kPanelColumns;
+        if constexpr (kForAll && C::kCtas > 1) {
+          tma_multicast_page_box_once((1U << C::kCtas) - 1U, target, &map, barrier_of(panel), from, head, box.page,
+                                      box.row);
+        } else {
+          tma_load_page_box_once(target, &map, barrier_of(panel), from, head, box.page, box.row);
+        }
+      }
+    });
+  }
+
+  // A half of a tile, as soon as its place is free; the rotary keys come with the second one. `rows`: of the tile,
+  // those that boxes issue_loads. Each CTA of a cluster fetches its boxes for all of them.
+  template <int kHalf>
+  __device__ __forceinline__ void fetch_half(int head, const PageBox& box, int rows) const {
+    constexpr int kFirst = kHalf * kHalfParts, kEnd = kHalf == 0 ? kHalfParts : kMlaTileParts;
+    const std::uint32_t stage = of_warp(stage_of(tiles_));
+    barrier_wait(map_.empty(stage, kHalf), parity_of(tiles_) ^ 1U);
+    if (kFirst <= lane_ && lane_ < kEnd) {
+      barrier_arrive_expect(map_.full(stage, lane_), panels_of_part(lane_) * rows * kPanelRowBytes);
+    }
+    __syncwarp();
+    constexpr int kPanel = kFirst * kPartPanels;
+    issue_loads<kPanel, kHalf == 0 ? kEnd * kPartPanels : kLatentDim / kPanelColumns, true>(
+        p_.k, head, box, kPanel * kPanelColumns, [&](int panel) { return map_.full(stage, panel / kPartPanels); });
+  }
+
+  // The fp8 of this CTA's rows, and the rotary keys of all.
+  __device__ __forceinline__ void fetch_quantized_box(int head, const PageBox& box, int rows) const {
+    const std::uint32_t stage = of_warp(stage_of(tiles_));
+    const std::uint32_t parity = parity_of(tiles_) ^ 1U;
+    const int behind = rows - first_row_;
+    constexpr int kMax = kMlaKeyTile / C::kCtas;
+    const int own = behind < 0 ? 0 : behind < kMax ? behind : kMax;
+    barrier_wait(map_.empty(stage, 1), parity);
+    if (lane_ == 0) barrier_arrive_expect(map_.fp8_full(stage), own * kLatentDimV);
+    __syncwarp();
+    issue_loads<kFp8Panel, kFp8Panel + kScaleBlocks, false>(p_.k, head, box, 0,
+                                                            [&](int) { return map_.fp8_full(stage); });
+    barrier_wait(map_.empty(stage, 0), parity);
+    if (lane_ == 0) barrier_arrive_expect(map_.full(stage, kRopePart), rows * kPanelRowBytes);
+    __syncwarp();
+    constexpr int kRope = kLatentDimV / kPanelColumns;
+    issue_loads<kRope, kRope + 1, true>(p_.v, head, box, 0, [&](int) { return map_.full(stage, kRopePart); });
+  }
+
+  const DecodeParams& p_;
+  const MlaMap& map_;
+  const int lane_;
+  const int own_boxes_;      // of a tile, a power of two
+  const int first_row_;      // where in a tile this CTA's boxes begin
+  std::uint32_t tiles_ = 0;  // of all work_tiles so far
+  int tile_ = 0;             // of the work_tile, the next one
+  PageBox ahead_[kAhead];    // of the tiles that are next
+};
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/latent/sm90_mla.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "base/cuda.hpp"
+#include "base/error.hpp"
+#include "base/gpu.hpp"
+#include "kernels/cuda/cuda_attention.hpp"
+#include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/sm90/decode/merge.hpp"
+#include "kernels/sm90/decode/step_params.hpp"
+#include "kernels/sm90/fold/tensor_maps.hpp"
+#include "kernels/sm90/latent/config.hpp"
+#include "kernels/sm90/latent/mla.hpp"
+
+namespace ringattn::sm90 {
+
+namespace {
+
+class Sm90Mla final : public DecodeKernel {
+ public:
+  Sm90Mla(const DecodeSpec& spec, int device, const MlaVariant& row) : spec_(spec), device_(device), row_(row) {}
+
+  std::int64_t partial_floats() const override { return kLatentDimV + 4; }
+  int key_tile() const override { return kMlaKeyTile; }
+  int tiles_per_kv_split() const override { return row_.tiles_per_kv_split; }
+
+  // Records of all splits, where sequences may have several: a second launch merges them, or finds them merged.
+  std::size_t scratch_bytes(const DecodeLimits& limits) const override {
+    const std::int64_t splits = splits_of(limits);
+    if (splits <= 1) return 0;
+    const std::int64_t rows = std::min<std::int64_t>(limits.sequences, kMaxMlaSequences) * limits.rows;
+    return static_cast<std::size_t>(rows * splits * spec_.attention.heads * partial_floats()) * sizeof(float) +
+           sizeof(std::int32_t);  // DecodeParams::whole
+  }
+
+  void check(const DecodeLimits& limits, int shares) const override { check_limits(row_.name, limits, shares); }
+
+  void reserve(const DecodeLimits& limits) override {
+    check(limits, 1);
+    const DeviceGuard guard(device_);
+    limits_ = limits;
+    groups_ = splits_of(limits);
+    const std::size_t bytes = scratch_bytes(limits);
+    scratch_ = allocate_device(bytes, device_);
+    whole_ = bytes == 0 ? nullptr : reinterpret_cast<std::int32_t*>(scratch_.data() + bytes) - 1;
+    prepare_merge(spec_.attention.dtype);
+    with_launcher([&](const auto& launcher) {
+      launcher.prepare();
+      alone_ = launcher.clusters_at_a_time(1);
+      clusters_ = launcher.clusters_at_a_time(2);
+      for (Form& form : cta_group_forms_) form.at_a_time = launcher.cta_groups_at_a_time(form.ctas);
+    });
+  }
+
+  void enqueue(const DecodeStep& step, Stream stream) override {
+    check_decode_step(spec_, limits_, step);
+    if (step.q.tokens == 0) return;
+    const DeviceGuard guard(device_);
+    for_each_sub_batch(spec_, step, kMaxMlaSequences, partial_floats(),
+                       [&](const DecodeStep& part) { enqueue_launch(part, stream); });
+  }
+
+  void merge(const DecodeMerge& merge, Stream stream) override {
+    check_decode_merge(spec_, merge);
+    const DeviceGuard guard(device_);
+    merge_partitions(row_.name, spec_.attention, kv_split_keys(), merge, stream);
+  }
+
+ private:
+  // One launch: at row_max kMaxMlaSequences sequences.
+  void enqueue_launch(const DecodeStep& step, Stream stream) const {
+    DecodeParams p{};
+    set_step(spec_.attention, step, kQueryTile, p);
+    p.split_tiles_log = std::countr_zero(static_cast<unsigned>(row_.tiles_per_kv_split));
+    const std::int64_t work_tiles = std::int64_t{p.sequences} * p.attention.kv_heads * p.blocks * groups_;
+    const bool merges = groups_ > 1 && step.partials.data == nullptr;
+    p.slices = 1;
+    const Form form = form_of(work_tiles, p.blocks % 2 == 0);
+    if (merges) {
+      p.partials = reinterpret_cast<float*>(scratch_.data());
+      p.partial_splits = groups_;
+      if (form.ctas == form.blocks) p.whole = whole_;
+    }
+    const auto at_a_time = static_cast<int>(std::min(work_tiles / form.blocks, form.at_a_time));
+    const auto launch = [&](const auto& launcher, const auto& params) {
+      (form.ctas > form.blocks ? launcher.launch_cta_groups : launcher.launch)(params, form.ctas, at_a_time, stream);
+    };
+    const int box_rows = kMlaKeyTile / form.blocks;  // a box or more for each CTA that needs it
+    if (spec_.format.is_plain()) {
+      set_pages(step, kMlaKeyTile, box_rows, p);
+      p.k = map_pages(mapped_pages(row_.name, step.k), spec_.attention.dtype, p.box_rows, kPanelColumns);
+      launch(spec_.attention.dtype == Dtype::kBf16 ? mla_bf16 : mla_fp16, p);
+    } else {
+      DecodeStep paged = step;
+      paged.k.page_size = step.quantized_k.page_size;
+      set_pages(paged, kMlaKeyTile, box_rows, p);
+      launch(mla_fp8, fp8_params(step.quantized_k, p));
+    }
+    if (merges) finish(step, p, stream);
+  }
+
+  template <class With>
+  void with_launcher(With with) const {
+    if (!spec_.format.is_plain()) {
+      with(mla_fp8);
+    } else {
+      with(spec_.attention.dtype == Dtype::kBf16 ? mla_bf16 : mla_fp16);
+    }
+  }
+
+  // Where fp8, scales and rotary keys of rows of 8 bits lie.
+  MlaFp8Params fp8_params(const CompressedCache& cache, const DecodeParams& step) const {
+    MlaFp8Params p{step, {}};
+    const PagedStream& scales = cache.streams[1];
+    // The copy engine counts 16 bits: two fp8, or an element.
+    const auto map = [&](const PagedStream& stream, std::int64_t columns) {
+      const CacheView view{stream.data,
+                           Dtype::kBf16,
+                           cache.pages,
+                           cache.page_size,
+                           cache.shape.heads,
+                           columns,
+                           stream.page_stride / 2,
+                           stream.token_stride / 2,
+                           stream.head_stride / 2};
+      return map_pages(mapped_pages(row_.name, view), Dtype::kBf16, step.box_rows, kPanelColumns);
+    };
+    p.step.k = map(cache.streams[0], kLatentDimV / 2);
+    p.step.v = map(cache.streams[2], kLatentDim - kLatentDimV);
+    p.scales = {scales.data, scales.page_stride, scales.token_stride, scales.head_stride};
+    const auto address = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(scales.data));
+    if ((address | scales.page_stride | scales.token_stride | scales.head_stride) % 16 != 0) {
+      fail(ErrorCode::kUnsupported, fmt::format("{} can't read this compressed cache", row_.name),
+           "the start and the strides of its scales must be multiples of 16 bytes", "Lay it out so.");
+    }
+    return p;
+  }
+
+  // Merges a step's splits, which lie in the scratch memory.
+  void finish(const DecodeStep& step, const DecodeParams& launched, Stream stream) const {
+    const float* const partials = launched.partials;
+    merge_partitions(row_.name, spec_.attention, kv_split_keys(),
+                     {.partitions = {&partials, 1},
+                      .kv_splits = groups_,
+                      .rows = step.rows,
+                      .lengths = step.lengths,
+                      .output = step.output},
+                     stream, launched.whole);
+  }
+
+  // Of a sequence, at row_max.
+  std::int64_t splits_of(const DecodeLimits& limits) const {
+    return std::max<std::int64_t>(1, splits_per_partition(limits.keys, 1, kv_split_keys()));
+  }
+  // Clusters of so many CTAs, which fold so many blocks of rows, and how many the device holds at a time.
+  struct Form {
+    int ctas, blocks;
+    std::int64_t at_a_time;
+  };
+  // The more CTAs share a work_tile, the less time it takes, but no less than their share of it: so as many do as can
+  // take all work_tiles at once. Of many work_tiles, those of two blocks of rows share what they read; so do cta_groups
+  // of three, which only pay where they do. `even`: blocks of rows. All forms have the same bits.
+  Form form_of(std::int64_t work_tiles, bool even) const {
+    const int slices = limits_.slices;
+    for (const Form& form : cta_group_forms_) {
+      if (form.at_a_time == 0 || (form.blocks == 2 && !even)) continue;
+      const bool pays = form.blocks == 2 ? work_tiles > kMaxCtaGroupWorkTiles : form.ctas != 3;
+      if (slices == 0 ? pays && work_tiles <= form.blocks * form.at_a_time : form.ctas <= slices) return form;
+    }
+    return even && clusters_ > 0 ? Form{2, 2, clusters_} : Form{1, 1, alone_};
+  }
+
+  DecodeSpec spec_;
+  int device_;
+  MlaVariant row_;
+  DecodeLimits limits_;
+  std::int64_t groups_ = 0;  // of a sequence, at row_max
+  // That the device holds at a time: CTAs by themselves, and clusters of two that have a block of rows each. A part of
+  // a device may hold no cluster.
+  int alone_ = 0;
+  int clusters_ = 0;
+  std::array<Form, 5> cta_group_forms_ = {{{8, 2, 0}, {6, 2, 0}, {4, 1, 0}, {3, 1, 0}, {2, 1, 0}}};
+  Buffer scratch_;
+  std::int32_t* whole_ = nullptr;  // DecodeParams::whole, in the scratch memory
+};
+
+}  // namespace
+
+std::unique_ptr<DecodeKernel> make_mla_decode(const DecodeSpec& spec, Backend& backend, const MlaVariant& row) {
+  return std::make_unique<Sm90Mla>(spec, static_cast<const cuda::CudaBackend&>(backend).device(), row);
+}
+
+}  // namespace ringattn::sm90

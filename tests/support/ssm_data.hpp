@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inputs of a scan over several sequences, and what any row of the table makes of them under any arrangement.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/registry.hpp"
+#include "kernels/ssm.hpp"
+
+namespace ringattn::testing {
+
+using SsmRow = KernelRow<SsmSpec>;
+
+// Sequences lie packed one after the other in dense arrays.
+struct SsmData {
+  SsmSpec spec;
+  std::vector<std::int64_t> lengths;
+  std::vector<std::byte> x, dt, b, c, z;
+  std::vector<float> a, d, dt_bias;
+  std::vector<std::vector<float>> initial;  // [sequences] of [heads, head_dim, state_dim], or empty: zero
+
+  std::int64_t rows() const;
+  std::int64_t row_of(std::size_t sequence) const;  // its first
+  std::size_t state_floats() const;                 // of all heads of a sequence
+  // Sets element (row, head, dim) of one of the arrays above whose heads have `dims` elements.
+  void set(std::vector<std::byte>& array, int heads, int dims, std::int64_t row, int head, int dim, float value) const;
+  void set_x(std::int64_t row, int head, float value) { set(x, spec.heads, spec.head_dim, row, head, 0, value); }
+  void set_dt(std::int64_t row, int head, float value) { set(dt, spec.heads, 1, row, head, 0, value); }
+  // The tensors as a task in host memory, without runs and y.
+  SsmTask task() const;
+};
+
+// Normal x, B, C and z; decays of a token between about 0.5 and 1.
+SsmData random_ssm(const SsmSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed);
+
+// The same with decays so near 1 that states outlive super-segments, else what is carried from one to the next would
+// not be seen.
+SsmData with_slow_decays(SsmData inputs);
+
+// What may not move a bit.
+struct SsmArrangement {
+  int threads = 1;
+  bool cut = false;        // a run for each super-segment
+  int heads_at_once = 0;   // 0: all
+  bool strided = false;    // a token's rows are apart, and the sequences lie in reverse order
+  bool unaligned = false;  // no row of a 16-bit type but every eighth begins at a multiple of 16 bytes
+};
+
+struct SsmResult {
+  std::vector<std::byte> y;   // [rows, heads, head_dim]
+  std::vector<float> finals;  // [sequences, heads, head_dim, state_dim]
+
+  bool same_bits(const SsmResult& other) const;
+};
+
+// Says where the bits of a result first differ from those expected, or nothing.
+std::string first_difference(const SsmData& inputs, const SsmResult& result, const SsmResult& expected);
+
+SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement& arrangement = {});
+
+// The same sequences token by token, all of one length: update() of every token, from the initial states or zero. With
+// `slots`, one a sequence (SsmUpdate), the finals are those of all slots up to the last one; what nobody writes is
+// NaN. `unaligned` as in SsmArrangement.
+SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads = 1,
+                      const std::vector<std::int32_t>& slots = {}, bool unaligned = false);
+
+// What a kernel may lose, as parts of the sum of the absolute values of all terms; of rows of y besides their own
+// rounding.
+struct SsmTolerance {
+  double rows;
+  double states;  // final ones
+};
+// Compares with the oracle; says where it is too far off, or nothing.
+std::string check_ssm_accuracy(const SsmData& inputs, const SsmResult& result, const SsmTolerance& tolerance);
+
+// What fp32 costs: sums of logarithms below 512 have steps of 2^−15, and a weight that has not vanished is a difference
+// of two such sums over a few tens of tokens.
+inline constexpr double kSsmTerm = 1e-4;
+// The same where no factor has 16 bits and a chunk's sum of logarithms stays below 90 (bench/notes/ssm.md has the
+// bound).
+inline constexpr double kFp32SsmTerm = 0x1p-18;
+// The same of rows of random numbers where factors are rounded to bf16 (rounds_factors()): more than what was met.
+// attention/check/ssm_accuracy.hpp has a bound for all numbers.
+inline constexpr double kRoundedSsmTerm = 0x1p-9;
+
+}  // namespace ringattn::testing
