@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of files and answers on the README and the pages: their commands run as they stand there, and print what
-they echo and the lines that are shown. All of them run in one folder, one page behind the other, as a reader may do it: no
-page may use another one's file by accident.
-Usage: readme_example_test.py PROGRAM; exits 77 where NumPy or the safetensors library is missing."""
+"""The blocks of the README and of the pages run as they are printed there. Shell blocks print what they echo and the lines
+that the page shows; they all run in one folder, one page after the other, so no page may use another one's file by
+accident. Python blocks print what their print("...") says.
+Usage: readme_example_test.py PROGRAM [LIBRARY]; exits 77 where NumPy or the safetensors library is missing. Without a
+library, that of C, Python blocks are left out, and so are those that need a package that is not installed."""
 
 import importlib.util
 import json
@@ -17,11 +18,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Page, heading, and the files that the commands leave.
-EXAMPLES = [("README.md", "## From a file to an answer", ["qkv", "qkv_four", "qkv_one"]),
-            ("README.md", "## A step of decoding", ["step_attention", "step_cache", "step_decoded", "step_rows"]),
-            ("README.md", "## A layer of DeepSeek's", ["latent", "latent_mpi", "latent_one"]),
-            ("README.md", "## A layer of Mamba-2's", ["mamba", "mamba_mpi", "mamba_one"]),
-            ("README.md", "## A smaller cache", ["small_cache", "small_decoded"]),
+EXAMPLES = [("docs/files.md", "## From a file to an answer", ["qkv", "qkv_four", "qkv_one"]),
+            ("README.md", "## Two million tokens on all GPUs", []),
             ("docs/files.md", "## A paged cache", ["paged_cache", "paged_prefill", "paged_rows", "paged_step"]),
             ("docs/block-sparse.md", "## Block masks in files", ["sparse_file", "sparse_pattern", "sparse_qkv"]),
             ("docs/compression.md", "## A file", ["kv_int4", "kv_one", "kv_rows", "kv_three"]),
@@ -31,6 +29,9 @@ EXAMPLES = [("README.md", "## From a file to an answer", ["qkv", "qkv_four", "qk
             ("docs/mla.md", "## Absorbed queries and latent outputs", ["mla_absorbed", "mla_latent"]),
             ("docs/ssm.md", "## A layer from a file",
              ["ssm_layer", "ssm_next", "ssm_one", "ssm_step", "ssm_two"])]  # fmt: skip
+PYTHON_PAGES = ["README.md", "docs/batch-invariance.md"]  # the others' blocks: tests/python/docs_test.py
+PACKAGES = ["numpy", "torch", "transformers"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # mpirun's word that a container's only user may call it, with more ranks than there are cores; and no GPU, which two
 # processes could not share.
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -45,7 +46,8 @@ def block(text: str, language: str) -> str:
 
 
 def runnable(script: str, program: pathlib.Path) -> str:
-    """As in the checkout, where launch/ lies; and where there is no MPI, ranks are threads."""
+    """As in the checkout, where launch/ and bench/ are; and where there is no MPI, ranks are threads."""
+    script = script.replace("bench/results/", f"{shlex.quote(str(ROOT))}/bench/results/")
     words = [program, "info", "--json", "-"]
     about = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     if any(row["name"] == "mpi" for row in about["transports"]) and shutil.which("mpirun"):
@@ -72,6 +74,28 @@ def run_example(section: str, folder: str, program: pathlib.Path, expected: list
         said = said[said.index(line) + 1 :]  # in this order, with others between
 
 
+def run_python_blocks(page: str, folder: str, library: str) -> int:
+    """Runs the page's Python blocks, those over torch.distributed under torchrun; returns how many."""
+    count = 0
+    environment = {**os.environ, "RINGATTN_LIBRARY": library, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1",
+                   "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for code in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        imported = [name for name in PACKAGES if re.search(rf"^import .*\b{name}\b", code, re.MULTILINE)]
+        if missing := [name for name in imported if importlib.util.find_spec(name) is None]:
+            print(f"left out a block of {page}: needs {', '.join(missing)}")
+            continue
+        file = pathlib.Path(folder, f"block_{count}.py")
+        file.write_text(code, encoding="utf-8")
+        command = [sys.executable, *(TORCHRUN if "torch.distributed" in code else []), file]
+        done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True)
+        assert done.returncode == 0, f"{page}:\n{code}\n{done.stdout}{done.stderr}"
+        for line in re.findall(r'^print\("([^"]+)"\)$', code, re.MULTILINE):
+            assert line in done.stdout.splitlines(), f"{line!r} is not printed:\n{done.stdout}"
+        count += 1
+    return count
+
+
 def main() -> int:
     for library in ("numpy", "safetensors"):
         if importlib.util.find_spec(library) is None:
@@ -82,6 +106,10 @@ def main() -> int:
         for page, heading, expected in EXAMPLES:
             section = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
             run_example(section, folder, program, expected)
+    if len(sys.argv) > 2:
+        with tempfile.TemporaryDirectory() as folder:
+            for page in PYTHON_PAGES:
+                print(f"{page}: {run_python_blocks(page, folder, str(pathlib.Path(sys.argv[2]).resolve()))} blocks ran")
     return 0
 
 
