@@ -6,7 +6,7 @@
     bench/compare.py --markdown ours.jsonl peers.jsonl > table.md
     bench/compare.py --need "pytorch sdpa flash_attention_2=1.0" *.jsonl      # code 1 where we are slower than that peer
 
-A ratio above 1 is ours being faster. "folds alone" is our own computation without transfers: the ratio to it is the part
+A ratio above 1 is ours being faster. "compute only" is our own computation without transfers: the ratio to it is the part
 of the time in which ranks compute. "one run" is a job that `ringattn run` ran once. What was measured several times is
 shown as it was measured last: of the files that have it the last one, in the order given, and of that file the last line;
 FlashAttention-3 by the faster of its assemblers in that file. A line on stderr for each file says which of its lines are
@@ -61,7 +61,7 @@ def pair(found: list[Point]) -> list[Row]:
     for mine in sorted(ours, key=lambda point: (point.job.kind, point.world, point.job.seq, point.name)):
         same = [p for p in found if not p.ours and p.world == mine.world and p.job == mine.job]
         # Folds alone are the yardstick of the run that has their transport, blocks and layout.
-        compute_only = dataclasses.replace(mine, mode="folds").key if mine.mode == "whole" else None
+        compute_only = dataclasses.replace(mine, mode="compute").key if mine.mode == "whole" else None
         same = [p for p in same if p.mode == "whole" or p.key == compute_only]
         for theirs in sorted(same, key=lambda point: point.name):
             rows.append(Row(mine, theirs))
@@ -107,7 +107,7 @@ def leave_out_unpaired(files: list[File], rows: list[Row]) -> None:
     for file in files:
         alone = sum(point not in shown for point in file.points.values())
         if alone:
-            file.left_out["of peers or of folds alone, with none of ours beside them"] += alone
+            file.left_out["of peers or of compute only, with none of ours beside them"] += alone
 
 
 def contents(files: list[File]) -> str:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures products of heads with their matrices on a GPU, as latent attention has them: many one behind the other in a
 // CUDA graph, over tensors that are in no L2 cache any more (cold), or always the same ones (warm). One JSON line a
-// shape, as bench/peers/gemm.py writes them (schema "ringattn.product/1").
+// shape, as bench/peers/gemm.py writes them (schema "ringattn.gemm/1").
 //   gemm_gpu_bench --shapes expand:32kx16,absorb:128x128,back:128x128 --cache cold,warm
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -94,13 +94,13 @@ class Bench {
   void print_line(const GemmShape& shape, std::vector<double> times, std::string_view error) const {
     std::sort(times.begin(), times.end());
     JsonWriter line(false);
-    line.begin_object().member("schema", "ringattn.product/1");
+    line.begin_object().member("schema", "ringattn.gemm/1");
     line.key("tool").begin_object().member("name", "ringattn").member("version", version()).end_object();
     line.member("git", std::string(git_revision()) + (git_dirty() ? "-dirty" : ""));
     line.key("devices").begin_array().value(backend_->identity()).end_array();
     line.member("kernel", row_.name).member("form", "");
     line.key("job").begin_object().member("use", name_of(shape.use)).member("rows", shape.rows);
-    line.member("heads", shape.heads).member("inner", shape.k()).member("outer", shape.n());
+    line.member("heads", shape.heads).member("k", shape.k()).member("n", shape.n());
     line.member("dtype", dtype_name(dtype_)).end_object();
     line.member("cache", shape.cold ? "cold" : "warm").member("copies", shape.copies());
     line.member("launches", shape.launches()).member("samples", times.size());

@@ -2,7 +2,7 @@
 // Measures what it costs to enqueue layers one behind the other: their time on the device against the sum of their
 // folds, and the host's time for a call. One JSON line for each length.
 //
-// On one rank the folds alone are as many launches of one kernel on one task, in a row, without events between them; in
+// On one rank compute only are as many launches of one kernel on one task, in a row, without events between them; in
 // turn with the layers. Ranks fold several blocks, and copies go beside them: there the folds of single runs are added
 // up, each timed by events around it, which themselves take a few µs.
 //   layers_gpu_bench [layers [ranks [transport [tokens …]]]]     32 layers on one rank, of 1k to 32k tokens
@@ -90,7 +90,7 @@ class DeviceRows {
 
 // What one rank has measured, in milliseconds a layer.
 struct Figures {
-  double compute = 0.0;  // of its folds alone
+  double compute = 0.0;  // of its compute only
   double layer = 0.0;    // of many in a row
   double host = 0.0;     // of enqueue()
 };
@@ -172,7 +172,7 @@ void measure_length(Transport& world, std::int64_t tokens, int layers) {
   if (world.rank() != 0) return;
   fmt::print(
       "{{\"what\":\"layers\",\"kernel\":\"{}\",\"device\":\"{}\",\"transport\":\"{}\",\"ranks\":{},\"tokens\":{},"
-      "\"layers\":{},\"blocks\":{},\"ms_a_layer\":{:.4f},\"folds_ms\":{:.4f},\"folds_by\":\"{}\",\"lost\":{:.4f},"
+      "\"layers\":{},\"blocks\":{},\"ms_a_layer\":{:.4f},\"compute_ms\":{:.4f},\"compute_by\":\"{}\",\"lost\":{:.4f},"
       "\"host_us\":{:.2f}}}\n",
       attention.kernel().row->name, attention.backend().identity(), world.name(), world.size(), tokens, layers,
       attention.plan().blocks.size(), slowest.layer, slowest.compute,

@@ -23,6 +23,7 @@ from itertools import chain
 
 import points
 import svg
+from aliases import modern
 from points import Job, Point
 
 
@@ -136,7 +137,7 @@ def draw(arguments: argparse.Namespace) -> str | None:
         lines = []
         for name in arguments.files:
             with open(name, encoding="utf-8") as file:
-                lines += [json.loads(text) for text in file if text.strip()]
+                lines += [modern(json.loads(text)) for text in file if text.strip()]
         kinds = compression_series(lines)
         return draw_compression(kinds) if kinds else missing("the files hold no figures of compression")
     found = points.read(arguments.files)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points of benchmarks out of files of lines: of `ringattn bench --jsonl` and bench/peers (schema "ringattn.bench/1"), of
+"""Points of benchmarks out of files of lines: of `ringattn bench --jsonl` and bench/peers (schema "ringattn.bench/2"), of
 reports of `ringattn run` (a line each, or a file as it was written), and of the program that measures FlashAttention-3.
 Other lines are left out, and counted.
 
@@ -17,7 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA = "ringattn.bench/1"
+from aliases import modern
+
+SCHEMA = "ringattn.bench/2"
 REPORT = 1  # the schema of a report of `ringattn run`
 OURS = "ringattn"
 # What `ringattn run` took where its command names nothing else, when the lines of runs were kept that name no job.
@@ -65,7 +67,7 @@ class Point:
     tool: str
     kernel: str
     transport: str
-    mode: str  # "whole"; "run": a whole job that ran once; "folds": ours without transfers
+    mode: str  # "whole"; "run": a whole job that ran once; "compute": ours without communication
     world: int
     block: int  # asked for; 0: chosen by the plan
     job: Job
@@ -98,7 +100,7 @@ class Point:
         text = f"{self.tool} {self.kernel}".rstrip()
         if self.world > 1:
             text += f", {self.transport}"
-        return text + self.form + {"folds": ", folds alone", "run": ", one run"}.get(self.mode, "")
+        return text + self.form + {"compute": ", compute only", "run": ", one run"}.get(self.mode, "")
 
     @property
     def key(self) -> tuple:
@@ -289,7 +291,7 @@ class File:
         if schema == SCHEMA and "state_dim" in line.get("job", {}):
             point = "of scans, which are not attention"
         elif schema == SCHEMA and "page_size" in line.get("job", {}):
-            point = "of steps of decoding"
+            point = "of decode steps"
         elif schema == SCHEMA:
             # Sums have errors instead of times, and nothing to compare here.
             point = "of the accuracy of sums, not timed" if "accuracy" in line else parse(line)
@@ -330,7 +332,7 @@ def read_file(path: str) -> File:
         if not text.strip():
             continue
         try:
-            point = file.take(json.loads(text))
+            point = file.take(modern(json.loads(text)))
         except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
             raise BadLine(f"line {number} of {path} is no whole point ({type(error).__name__}: {error})") from error
         file.lines += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of latents, scans and steps of decoding on several ranks, and of codes on a slowed link, which bench/tables.py
+"""The tables of latents, scans and decode steps on several ranks, and of codes on a slowed link, which bench/tables.py
 writes where somebody has measured them."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def mla_prefill(group: Group) -> str:
     folds: dict[tuple[int, int], Reading] = {}
     plain: dict[tuple[int, int], Reading] = {}
     for line in timed_lines(group):
-        kind = folds if line["mode"] == "folds" else latents if line["job"].get("op") == "mla" else plain
+        kind = folds if line["mode"] == "compute" else latents if line["job"].get("op") == "mla" else plain
         kind[line["job"]["seq"], line["world"]] = reading_of(line)
     for line in reports(group, "run"):
         key = (line["job"]["q_tokens"], line["world"]["ranks"])

@@ -39,7 +39,7 @@ part one-gpu 4 "ours in turn with cuDNN, FlashAttention-2 and FlashAttention-3 o
 part one-gpu-shapes 4 "the same at other lengths, heads and masks; ours with a sliding window and in blocks"
 part precision-and-state 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
 part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forced numbers of slices; ours alone"
-part decode-updates 1 "steps of decoding with their updates (checks, new rows): plain caches, codes, latents; ours alone"
+part decode-updates 1 "decode steps with their updates (checks, new rows): plain caches, codes, latents; ours alone"
 part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
 part sparse-peers 6 "prefill over lists: ours in turn with FlexAttention over the same 10 % of the blocks, and all, in rounds"
 part choice 1 "choosing blocks of keys for a prefill, 32k to 2m tokens; ours alone"
@@ -49,22 +49,22 @@ part latents-peers 4 "decoding over latents: ours, in groups of 1,024 keys too, 
 part compressed 4 "decoding and prefill over codes beside plain caches, in rounds; compressing, decompressing; ours alone"
 part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"
 part scans-peers 5 "scans, updates and convolutions: ours in turn with mamba_ssm, causal_conv1d and PyTorch's convolution"
-part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
-part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
+part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside compute only and the zigzag ring"
+part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside compute only, transport p2p"
 part ring-nccl 3 "the same, transport nccl"
 part ring-peers 4 "zigzag ring and PyTorch context_parallel on all GPUs, the same shapes"
 part two-million 3 "2,097,152 tokens on 1, 2, 4 ... GPUs: time, memory, and the same digest"
 part two-million-oracle 3 "64 rows of it against fp64, on all GPUs"
 part two-million-peers 2 "the zigzag ring at 2,097,152 tokens"
-part latent-ring 3 "latents on 1, 2, 4 ... GPUs, 128k and 512k, beside the folds alone and the plain job of the same dims"
-part latent-two-million 6 "2,097,152 latents on 1, 2, 4 ... GPUs: time and digest, the folds alone, the plain job"
+part latent-ring 3 "latents on 1, 2, 4 ... GPUs, 128k and 512k, beside compute only and the plain job of the same dims"
+part latent-two-million 6 "2,097,152 latents on 1, 2, 4 ... GPUs: time and digest, compute only, the plain job"
 part latent-oracle 6 "64 rows of it against fp64, on two GPUs or more"
 part scan-ranks 2 "scans on 1, 2, 4 ... GPUs, 128k and 2m tokens: time, the same digest"
 part scan-oracle 3 "64 rows of a scan of 2m tokens against fp64, on all GPUs"
-part decode-ranks 1 "a step of decoding over 1m keys on 1, 2, 4 ... GPUs: time, the same digest"
+part decode-ranks 1 "a decode step over 1m keys on 1, 2, 4 ... GPUs: time, the same digest"
 part long-sum 3 "the bias of sums over up to 2m keys: cuDNN, FlashAttention-2, ours"
 part compressed-ring 1 "two ranks on a slowed link, keys and values as they are and as codes: bytes moved, time (any host)"
-part cpu 2 "ours on the CPU, one rank and two under mpirun, beside the folds alone (any host)"
+part cpu 2 "ours on the CPU, one rank and two under mpirun, beside compute only (any host)"
 
 readme_parts=(one-gpu scaling two-million decode-peers)
 if ((gpus > 1)); then readme_parts=(machine "${readme_parts[@]}"); fi  # several ranks plan with it
@@ -394,7 +394,7 @@ part_scans_peers() {
   on_one_gpu ssm_gpu_bench
   local shapes
   for shapes in ssd-16k,ssd-8x2k,ssd-131k,ssd-gated-131k \
-    selective-131k,update-128,selective-update-128,convolution-131k ssd-2m; do
+    selective-131k,update-128,selective-update-128,conv1d-131k ssd-2m; do
     alone ssm_gpu_bench ${shapes//,/ }
     peer ssm --shapes "$shapes"
   done

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import points
+from aliases import modern
 from points import Point
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -43,7 +44,7 @@ PACKAGES = {
     "causal_conv1d": "causal_conv1d",
 }
 # Of lines whose tool is a peer, or ours.
-SCHEMAS = (points.SCHEMA, "ringattn.decode/1", "ringattn.sparse/1", "ringattn.scan/1")
+SCHEMAS = (points.SCHEMA, "ringattn.decode/1", "ringattn.sparse/1", "ringattn.ssm/1")
 
 
 class NotShown(Exception):
@@ -106,7 +107,7 @@ def commit_of(line: dict[str, Any]) -> str:
 
 def read_group(files: list[str], results: pathlib.Path = RESULTS) -> Group:
     try:
-        lines = [json.loads(text) for name in files for text in (results / name).read_text(encoding="utf-8").splitlines()]
+        lines = [modern(json.loads(text)) for name in files for text in (results / name).read_text(encoding="utf-8").splitlines()]
         return Group(tuple(files), tuple(lines), tuple(points.read(str(results / name) for name in files)))
     except OSError as error:
         raise NotShown(f"{error.filename} can't be read ({error.strerror})") from error

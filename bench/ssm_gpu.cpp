@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures scans, their updates and the convolution in front of them on a GPU. One JSON line a shape (schema
-// "ringattn.scan/1"): milliseconds of the whole and of its stages, bytes that have to be moved at least, and their rate
+// "ringattn.ssm/1"): milliseconds of the whole and of its stages, bytes that have to be moved at least, and their rate
 // beside that of a copy in the same run.
 //   ssm_gpu_bench                                   every shape
 //   ssm_gpu_bench ssd-131k update-128               some of them
@@ -54,7 +54,7 @@ constexpr Shape kShapes[] = {
     {"selective-131k", Kind::kSsd, 1, 131'072, 5120, 1, 16, true, true},
     {"update-128", Kind::kUpdate, 128, 1, 80, 64, 128, false},
     {"selective-update-128", Kind::kUpdate, 128, 1, 5120, 1, 16, true, true},
-    {"convolution-131k", Kind::kConv1d, 1, 131'072, 1, 8448, 0, false},
+    {"conv1d-131k", Kind::kConv1d, 1, 131'072, 1, 8448, 0, false},
 };
 
 double median(std::vector<double> values) {
@@ -83,7 +83,7 @@ class Bench {
       case Kind::kUpdate:
         return update(shape);
       case Kind::kConv1d:
-        return convolution(shape);
+        return conv1d(shape);
     }
   }
 
@@ -203,7 +203,7 @@ class Bench {
           time({{"update", [&] { kernel->update(update, backend_.stream()); }}}));
   }
 
-  void convolution(const Shape& shape) {
+  void conv1d(const Shape& shape) {
     const CausalConv1dSpec spec{Dtype::kBf16, shape.head_dim, 4, true, true};
     const auto choice = choose_kernel(spec, {"cuda", "auto"});
     const auto kernel = choice.row->make_kernel(spec, backend_);
@@ -224,7 +224,7 @@ class Bench {
   void print(const Shape& shape, std::string_view kernel, const std::string& job, const Times& times) const {
     const double rate = static_cast<double>(moved_) / times.whole;
     JsonWriter line(false);
-    line.begin_object().member("schema", "ringattn.scan/1");
+    line.begin_object().member("schema", "ringattn.ssm/1");
     line.key("tool").begin_object().member("name", "ringattn").member("version", version()).end_object();
     line.member("git", std::string(git_revision()) + (git_dirty() ? "-dirty" : ""));
     line.key("devices").begin_array().value(backend_.identity()).end_array();

@@ -41,7 +41,7 @@ steps, and at least 512 MiB are read before a cache is used again. Times are med
 on one GPU (`bench/peers/mla.py --help`). A ratio below 1 means that ringattn is faster."""
 ABOUT_SSM = """\
 bf16. Mamba-2 has 80 heads of 64 dims and a state of 128, Mamba-1 has 5,120 channels and a state of 16, and the
-convolution has 8,448 channels and a width of 4. ringattn and the peers took turns on one GPU (`bench/peers/ssm.py
+conv1d has 8,448 channels and a width of 4. ringattn and the peers took turns on one GPU (`bench/peers/ssm.py
 --help`). \"can't\": the kernel refuses the shape, or reads out of bounds. GB/s counts the minimum of bytes that must
 be moved."""
 SSM_SHAPES = {
@@ -50,7 +50,7 @@ SSM_SHAPES = {
     "selective": "Mamba-1",
     "update": "Mamba-2, decode step",
     "selective-update": "Mamba-1, decode step",
-    "convolution": "convolution",
+    "conv1d": "conv1d",
 }
 
 # The steps of the README's table: sequences, and keys of each.
@@ -221,7 +221,7 @@ def scans(group: Group) -> str:
     """Each shape with the median of what was measured of it, in the order of the lines."""
     found: dict[tuple[str, str], list[dict]] = {}
     for line in group.lines:
-        if line.get("schema") == "ringattn.scan/1" and not is_missing(line):
+        if line.get("schema") == "ringattn.ssm/1" and not is_missing(line):
             found.setdefault((line["shape"], line["tool"]["name"]), []).append(line)
     shapes = dict.fromkeys(shape for shape, _ in found)
     others = sorted({who for _, who in found} - {points.OURS})

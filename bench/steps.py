@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import points
+from aliases import modern
 
 SCHEMA = "ringattn.decode/1"
 FAR_BEYOND_CACHE = 512 << 20  # bytes read between two uses of a cache, at least
@@ -150,7 +151,7 @@ def read_file(path: str) -> Readings:
         if not text.strip():
             continue
         try:
-            lines.append(json.loads(text))
+            lines.append(modern(json.loads(text)))
             read_lines(lines[-1:])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise points.BadLine(f"line {number} of {path} is no whole step ({type(error).__name__}: {error})") from error

@@ -25,7 +25,7 @@ SERIES = (
     ("#7a4420", "#e0b090", "6 2 1 2", "left"),
     ("#3d6b00", "#a5d64f", "14 3 3 3", "right"),
 )
-LANES = {"fold": ("#00735c", "#56d4a4"), "wait": ("#b34700", "#ffa657"), "transfer": ("#0b62a4", "#6cb6ff")}
+LANES = {"compute": ("#00735c", "#56d4a4"), "wait": ("#b34700", "#ffa657"), "transfer": ("#0b62a4", "#6cb6ff")}
 PAPER, INK, FAINT, GRID = (("#ffffff", "#0d1117"), ("#1f2328", "#e6edf3"), ("#59636e", "#9198a1"), ("#d9dee3", "#2b323b"))
 
 PLOT_WIDTH, PLOT_HEIGHT = 560.0, 270.0

@@ -23,6 +23,7 @@ import rank_tables
 import shown
 import step_tables
 import svg
+from aliases import modern
 from markdown import columns
 from points import Job, Point
 from rank_tables import gpus
@@ -119,7 +120,7 @@ def who(point: Point) -> str:
 
 
 def timed(group: Group) -> list[Point]:
-    return [point for point in group.points if point.tflops and point.mode != "folds"]
+    return [point for point in group.points if point.tflops and point.mode != "compute"]
 
 
 def rate(point: Point | None) -> str:
@@ -219,7 +220,7 @@ def scaling_lines(found: list[Point], transports: bool) -> dict[str, list[tuple[
 
 def scaling(groups: Groups) -> str:
     lines = scaling_lines(scaling_points(groups), transports=True)
-    alone = [p for p in groups["scaling"].points if p.mode == "folds" and p.tflops and p.job.kind == MAIN]
+    alone = [p for p in groups["scaling"].points if p.mode == "compute" and p.tflops and p.job.kind == MAIN]
     for point in sorted(alone, key=lambda p: (p.world, p.transport != "p2p", p.job.seq)):
         name = f"— compute only, {gpus(point.world)}, {point.transport}"
         lines.setdefault(name, []).append((point.job.seq, point.tflops or 0.0))
@@ -250,7 +251,7 @@ def layers(groups: Groups) -> str:
     for _, line in sorted(chosen.items()):
         told = f"{gpus(line['ranks'])}, {points.size(line['tokens'])}" + (f", {line['transport']}" if line["ranks"] > 1 else "")
         lost = f"{100 * line['lost']:.1f} %" if line["lost"] > 0 else "none"
-        rows.append([told, f"{line['ms_a_layer']:.3f} ms", f"{line['folds_ms']:.3f} ms", lost, f"{line['host_us']:.0f} µs"])
+        rows.append([told, f"{line['ms_a_layer']:.3f} ms", f"{line['compute_ms']:.3f} ms", lost, f"{line['host_us']:.0f} µs"])
     return columns(rows)
 
 
@@ -301,7 +302,7 @@ def scaling_picture(groups: Groups) -> str:
 
 def compression_lines() -> list[dict]:
     text = (shown.ROOT / "bench" / "results" / "compression.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [modern(json.loads(line)) for line in text.splitlines() if line.strip()]
 
 
 def compression(_: Groups) -> str:

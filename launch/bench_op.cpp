@@ -34,10 +34,10 @@ void print_bench_op(const Screen& screen, const Config& config, const JobInput& 
                     *config.options.q_len));
   } else if (input.makes_cache()) {
     screen.context(fmt::format(
-        "op: mla, a step of decoding, as --q-len {} makes one; --layout striped measures such rows around the ring",
+        "op: mla, a decode step, as --q-len {} makes one; --layout striped measures such rows around the ring",
         *config.options.q_len));
   } else if (!input.decodes() && input.not_decoded_reason().empty()) {
-    screen.context(fmt::format("op: {}, rows around the ring; {} measures steps of decoding", op_name(input.op()),
+    screen.context(fmt::format("op: {}, rows around the ring; {} measures decode steps", op_name(input.op()),
                                input.op() == Op::kMla ? "--form absorbed" : "--op decode"));
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bench` measures where nobody names an op: a few rows at the end of their keys are steps of decoding.
+// What `bench` measures where nobody names an op: a few rows at the end of their keys are decode steps.
 #pragma once
 
 #include "attention/files/job_input.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A point of a benchmark: a job on a world, with its figures. One line of JSON each (schema "ringattn.bench/1"), which
+// A point of a benchmark: a job on a world, with its figures. One line of JSON each (schema "ringattn.bench/2"), which
 // bench/peers writes too and bench/compare.py reads.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace ringattn {
 
 class JsonWriter;
 
-inline constexpr std::string_view kBenchSchema = "ringattn.bench/1";
+inline constexpr std::string_view kBenchSchema = "ringattn.bench/2";
 
 // What makes points comparable, beside the number of ranks.
 struct BenchJob {

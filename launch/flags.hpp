@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of flags. A flag is one row, and the row gives all its layers: the long flag on the command line, its
-// environment twin RINGATTN_NAME, its key in a config file, its line in --help. Tests iterate it.
+// environment variable RINGATTN_NAME, its key in a config file, its line in --help. Tests iterate it.
 #pragma once
 
 #include <span>

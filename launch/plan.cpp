@@ -160,7 +160,7 @@ std::vector<JobInput> planned_inputs(const Config& config) {
   }
   if (!std::ranges::all_of(inputs, &JobInput::decodes)) {
     for (JobInput& input : inputs) {
-      if (input.makes_cache()) input = input.attended("another length makes no step of decoding");
+      if (input.makes_cache()) input = input.attended("another length makes no decode step");
     }
   }
   return inputs;

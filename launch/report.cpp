@@ -17,7 +17,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr int kSchema = 1;
+constexpr int kSchema = 2;
 constexpr std::string_view kReportedVariables[] = {"RINGATTN_", "NCCL_", "CUDA_VISIBLE_DEVICES", "OMP_"};
 
 // What a flag says, and of the flags of a shape what the input's tensors do.

@@ -19,12 +19,12 @@ namespace {
 void check_update(const Config& config) {
   if (config.options.q_len != 1) {
     fail(ErrorCode::kUsage, fmt::format("{} of a scan is {}", config.origin("q-len"), *config.options.q_len),
-         "a step of decoding takes one token of each sequence",
+         "a decode step takes one token of each sequence",
          "Use --q-len 1, or leave it out and scan --seq tokens.");
   }
   if (config.given("seq")) {
     fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("seq"), config.origin("q-len")),
-         "a scan's step of decoding goes on from a state, whose size is the same behind any number of tokens",
+         "a scan's decode step goes on from a state, whose size is the same behind any number of tokens",
          "Leave one of them out.");
   }
 }

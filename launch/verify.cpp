@@ -91,7 +91,7 @@ void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view 
     run.screen.print(fmt::format("  {}out: no value is finite here and in fp64\n", whose));
   } else {
     run.screen.print(
-        fmt::format("  {}out: greatest error {:.3g} at {}; allowed {:.3g} (a straightforward computation has {:.3g})\n",
+        fmt::format("  {}out: greatest error {:.3g} at {}; allowed {:.3g} (the same-precision reference has {:.3g})\n",
                     whose, all.error, location(all.worst), all.allowed(), all.same_precision_error));
   }
   if (!has_lse) {

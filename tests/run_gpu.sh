@@ -18,11 +18,11 @@ ringattn=build/$preset/bin/ringattn
 mkdir -p "$state"
 
 part build 5 "configure and build, preset $preset"
-part gpu-tests 5 "every test that is labelled gpu: transports on devices, front doors, what only GPUs have"
+part gpu-tests 5 "every test that is labelled gpu: transports on devices, op classes, what only GPUs have"
 part kernels 4 "devices, and the tables of folds, head products and scans on every kernel of GPUs"
 part decoding 2 "caches, decoding, shares and shared prefixes on every kernel of GPUs"
 part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and nccl, under mpirun"
-part mpirun-tests 2 "front doors under mpirun on 1 … N GPUs, p2p and nccl: the rows of one rank alone"
+part mpirun-tests 2 "op classes under mpirun on 1 … N GPUs, p2p and nccl: the rows of one rank alone"
 part one-connection 2 "p2p with CUDA_DEVICE_MAX_CONNECTIONS=1: no deadlock, the same digest"
 part several-a-gpu 2 "worlds of 2 to 7 ranks on one GPU, as threads, p2p: the same bits"
 part oracle 2 "256k tokens on all GPUs: 64 rows against fp64"

@@ -29,7 +29,7 @@ from typing import Any
 import common
 import decode
 
-SCHEMA = "ringattn.product/1"
+SCHEMA = "ringattn.gemm/1"
 FAR_BEYOND_CACHE = 512 << 20
 MIN_LAUNCHES = 16
 HEAD_DIM, ROPE_DIM, LATENT_DIM = 128, 64, 512
@@ -170,8 +170,8 @@ def line(world: common.World, gemm: Gemm, form: str, found: dict[str, Any]) -> d
             "use": gemm.use,
             "rows": gemm.rows,
             "heads": gemm.heads,
-            "inner": gemm.k,
-            "outer": gemm.n,
+            "k": gemm.k,
+            "n": gemm.n,
             "dtype": gemm.dtype,
         },
         "cache": "cold" if gemm.cold else "warm",

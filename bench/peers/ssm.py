@@ -7,7 +7,7 @@ of the selective scan and causal_conv1d where they are installed, and PyTorch's 
     bench/peers/ssm.py --self-check
 
 The shapes are those of bench/ssm_gpu.cpp, by the same names. A line's time is that of the whole op, replayed as a CUDA graph,
-so that it is the device's alone: from Python, a step of decoding takes the host longer than the device. A kernel that reads
+so that it is the device's alone: from Python, a decode step takes the host longer than the device. A kernel that reads
 out of bounds ends the process's use of the device, so the longest shape comes last.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 import common
 
-SCHEMA = "ringattn.scan/1"
+SCHEMA = "ringattn.ssm/1"
 CHUNK = 256  # of mamba_ssm's layers
 
 
@@ -32,7 +32,7 @@ class Shape:
     """`tokens` of each sequence; a convolution's channels are the dims of one head."""
 
     name: str
-    kind: str  # ssd, selective, update, selective-update, convolution
+    kind: str  # ssd, selective, update, selective-update, conv1d
     sequences: int
     tokens: int
     heads: int = 80
@@ -48,7 +48,7 @@ class Shape:
     def bytes(self) -> int:
         """That have to be moved at least: 16-bit rows, and of an update the states, in fp32."""
         x = self.rows * self.heads * self.head_dim
-        if self.kind == "convolution":
+        if self.kind == "conv1d":
             return 4 * x
         rows = x * (3 if self.gate else 2) + self.rows * self.heads + 2 * self.rows * self.state_dim
         states = 2 * x * self.state_dim if "update" in self.kind else 0
@@ -63,7 +63,7 @@ SHAPES = [
     Shape("selective-131k", "selective", 1, 128 << 10, heads=5120, head_dim=1, state_dim=16, gate=True),
     Shape("update-128", "update", 128, 1),
     Shape("selective-update-128", "selective-update", 128, 1, heads=5120, head_dim=1, state_dim=16, gate=True),
-    Shape("convolution-131k", "convolution", 1, 128 << 10, heads=1, head_dim=8448),
+    Shape("conv1d-131k", "conv1d", 1, 128 << 10, heads=1, head_dim=8448),
     Shape("ssd-2m", "ssd", 1, 2 << 20),
 ]
 
@@ -197,7 +197,7 @@ PEERS: dict[str, list[tuple[str, str, Callable[[Numbers], Work]]]] = {
     "selective": [("mamba_ssm", "cuda", selective)],
     "update": [("mamba_ssm", "triton", update)],
     "selective-update": [("mamba_ssm", "triton", update)],
-    "convolution": [("causal_conv1d", "cuda", causal_conv1d), ("pytorch", "conv1d and silu", torch_conv1d)],
+    "conv1d": [("causal_conv1d", "cuda", causal_conv1d), ("pytorch", "conv1d and silu", torch_conv1d)],
 }
 
 
@@ -253,7 +253,7 @@ def plain(torch: Any, shape: Shape, given: dict[str, Any]) -> Any:
     """By the definition, token by token in fp64, from zero: y [sequences, tokens, heads, head_dim] or, of a convolution,
     [sequences, channels, tokens]."""
     wide = {name: tensor.double() for name, tensor in given.items()}
-    if shape.kind == "convolution":
+    if shape.kind == "conv1d":
         padded = torch.nn.functional.pad(wide["x"], (3, 0))
         y = wide["bias"][:, None] + sum(wide["weight"][:, k, None] * padded[..., k : k + shape.tokens] for k in range(4))
         return y * torch.sigmoid(y)
@@ -283,7 +283,7 @@ def self_check(world: common.World) -> int:
         single = "update" in kind
         channels = kind.startswith("selective")
         small = {"heads": 8, "head_dim": 1 if channels else 16, "state_dim": 16, "gate": channels}
-        if kind == "convolution":
+        if kind == "conv1d":
             small = {"heads": 1, "head_dim": 24}
         shape = Shape(kind, kind, 3, 1 if single else 2048, **small)
         dtype = "bf16" if world.on_gpu else "fp32"

@@ -114,7 +114,7 @@ _WORDS = [
         (r"\b([A-Z]\w*)::(\w+\(\))", r"\1.\2"),
         (r"\b[A-Z]\w*::(\w+)", r"\1"),
         (r"\btimeout_seconds\b", "timeout"),
-        # A step of decoding: of what a caller passes, not of what is prepared for it.
+        # A decode step: of what a caller passes, not of what is prepared for it.
         (r"Check the lengths, or prepare for longer sequences\.",
          "Check lengths and max_keys; where the cache has pages, pass its block_table."),
         (r"Each sequence has a page of its own\.", "Without a block_table each sequence has a page of its own."),

@@ -185,7 +185,7 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
                head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, out=None,
                threads: int = 0, timeout: float = 60.0, kernel: str | None = None, **unknown):  # fmt: skip
-    """One step of decoding over a cache of latents, in the absorbed form: on CPUs and with sm80_attention with the bits of mla() in
+    """One decode step over a cache of latents, in the absorbed form: on CPUs and with sm80_attention with the bits of mla() in
     that form over the whole sequence, on Hopper, where sm90_mla decodes, with bits of its own. kernel: the name of one that
     must decode, for steps of few sequences "sm90_mla_split1k", whose bits are others (docs/mla.md); None: the usual one.
 

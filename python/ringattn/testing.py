@@ -20,7 +20,7 @@ from ._attention import varlen
 from .layouts import BY_NAME, shard, unshard
 from .worlds import run_ranks
 
-# Of out: twice the error of a straightforward computation, which rounds scores and their weights to the input's type and
+# Of out: twice the error of the same-precision reference, which rounds scores and their weights to the input's type and
 # sums in fp32, plus this, or of a row with numbers beyond 1 this part of the largest. Of lse: what rounding scores to
 # fp32 leaves.
 OUT_SLACK = 1e-6
@@ -64,7 +64,7 @@ def _weights(scores: np.ndarray, most: float) -> np.ndarray:
 
 
 def _row(q, k, v, seen, scale, softcap, sink, dtype):
-    """out and lse of one row of one head in fp64, and the largest error of the straightforward computation, of numbers
+    """out and lse of one row of one head in fp64, and the largest error of the same-precision reference, of numbers
     that are finite in both. Where a score is NaN or +∞ the row is NaN, as exp(∞ − ∞) is; a row whose every score is −∞
     ends like one that sees no key: what `ringattn verify` takes for right, too (src/kernels/oracle.hpp)."""
     scores = (k[seen].astype(np.float64) @ q.astype(np.float64)) * scale

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over compressed caches by the front door: rows are appended step by step, on one rank and on several, and
+// Decoding over compressed caches by the op class: rows are appended step by step, on one rank and on several, and
 // each step has the bits of a step over the plain cache which decompressing the compressed one gives.
 #include <gtest/gtest.h>
 

@@ -110,7 +110,7 @@ TEST(EvictedJobs, ThatKeepEverythingAreTheJob) {
   }
 }
 
-// Behind the tokens that were taken out any kernel and any front door computes rows: queries are moved, positions go.
+// Behind the tokens that were taken out any kernel and any op class computes rows: queries are moved, positions go.
 // The bits are those with positions, of a prompt in one piece or in chunks.
 TEST(EvictedJobs, BehindTheirGapsArePlain) {
   for (const int heads : {1, 2}) {

@@ -96,7 +96,7 @@ class Unit(unittest.TestCase):
         self.assertEqual(list(of)[-1], "ssd-2m", "what may end the use of the device comes last")
         self.assertEqual(of["ssd-16k"].bytes, 346554368)
         self.assertEqual(of["ssd-gated-131k"].bytes, 4114612224)
-        self.assertEqual(of["convolution-131k"].bytes, 2 * 2 * 131072 * 8448)
+        self.assertEqual(of["conv1d-131k"].bytes, 2 * 2 * 131072 * 8448)
         self.assertEqual(of["update-128"].bytes - 2 * 128 * 80 * 64 * 128 * 4, 2 * 128 * (2 * 80 * 64 + 80 + 2 * 128))
         with self.assertRaises(argparse.ArgumentTypeError):
             ssm.parse_shapes("ssd-16k,ssd-17k")

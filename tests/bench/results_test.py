@@ -116,14 +116,14 @@ class Kinds(unittest.TestCase):
         self.assertEqual(file.left_out, {"measured again further down": 2, "slower than as another ptxas assembled it": 1})
 
     def test_other_jobs_of_the_same_shape_are_no_points_of_attention(self):
-        """Latents, codes, lists and steps of decoding have the shape, but not the work."""
+        """Latents, codes, lists and decode steps have the shape, but not the work."""
         shape = {name: self.ours["job"][name] for name in ("tokens", "batch", "heads", "kv_heads", "head_dim", "head_dim_v")}
         shape |= {"dtype": "bf16", "mask": "causal"}
         step = {**shape, "op": "decode", "keys": 4096, "page_size": 64}
         latents = {**shape, "op": "mla", "keys": 1024, "form": "expanded", "rope_dim": 64, "latent_dim": 512}
         codes = {**shape, "mask": "causal, fp8 token_head"}
         (file,) = points.read_files([str(self.write("a", *({**self.ours, "job": job} for job in (shape, step, latents, codes))))])
-        self.assertEqual(file.left_out, {"of steps of decoding": 1})
+        self.assertEqual(file.left_out, {"of decode steps": 1})
         kinds = [point.job.mask for point in file.points.values()]
         self.assertEqual(kinds, ["causal", "causal, latents, expanded", "causal, fp8 token_head"])
         report = {"schema": 1, "command": "run", "op": "ssd", "job": {"tokens": 9}, "time_ms": {"median": 1.0}, "config": {}}

@@ -210,7 +210,7 @@ class DecodePeers(unittest.TestCase):
         step = decode.Step(1, 48 << 10, 32, 8, 128)
         fake = FakeCuda(step_ms=0.25)
         times = decode.microseconds(fake.torch, step, lambda cache: fake.used.append(cache))
-        self.assertEqual(fake.used, [0, 1, 2], "each way is used before it is captured")
+        self.assertEqual(fake.used, [0, 1, 2], "each variant is used before it is captured")
         self.assertEqual(fake.captured, [0, 1, 2, 0, 1, 2])
         self.assertEqual(times, [250.0] * decode.REPLAYS, "without the replays that warm up")
         self.assertGreaterEqual(decode.REPLAYS, 9)
@@ -223,27 +223,27 @@ class DecodePeers(unittest.TestCase):
         found = {"samples": 11, "us": {"median": 123.0, "p10": 120.0, "p90": 130.0}}
         seen = set()
         for kernel in ("cudnn", "flash_attention_2", decode.PACKAGE):
-            for way in decode.ways(kernel, step):
-                line = json.loads(json.dumps(decode.line(world, way, step, found)))
+            for variant in decode.variants(kernel, step):
+                line = json.loads(json.dumps(decode.line(world, variant, step, found)))
                 reading = steps.parse(line)
                 self.assertEqual((reading.us, reading.step.name), (123.0, "bf16, 32/8 heads of 128, 32 x 4k"))
                 seen.add((reading.who, reading.form))
         self.assertEqual(len(seen), 4 + 4 + 1, "no form of one peer is taken for another")
         equal = decode.Step(1, 4096, 32, 32, 128)
-        self.assertEqual([way.grouped for way in decode.ways("cudnn", equal)], [True, True], "no groups to pack")
+        self.assertEqual([variant.grouped for variant in decode.variants("cudnn", equal)], [True, True], "no groups to pack")
         refused = {"samples": 0, "us": None, "error": "No available kernel"}
-        self.assertEqual(steps.parse(decode.line(world, way, step, refused)).error, "No available kernel")
+        self.assertEqual(steps.parse(decode.line(world, variant, step, refused)).error, "No available kernel")
 
     def test_what_a_peer_refuses_is_in_its_line(self):
         torch = types.SimpleNamespace(full=lambda *_, **__: None, int32=None)
         world = types.SimpleNamespace(torch=torch, device=None)
         pool = types.SimpleNamespace(cache=lambda *_: (None, None))
-        way, step = decode.Way("cudnn", True, True), decode.Step(1, 1 << 20, 32, 8, 128)
+        variant, step = decode.Variant("cudnn", True, True), decode.Step(1, 1 << 20, 32, 8, 128)
         for error in (RuntimeError("No available kernel. Aborting.\nmore"), NotImplementedError("x"), ImportError("y")):
             with unittest.mock.patch.object(decode, "query", lambda *_: None), unittest.mock.patch.object(
                 decode, "microseconds", side_effect=error
             ):
-                found = decode.measure(world, pool, way, step, 1)
+                found = decode.measure(world, pool, variant, step, 1)
             self.assertEqual(found, {"samples": 0, "us": None, "error": str(error).splitlines()[0]})
 
     def test_steps_are_words(self):

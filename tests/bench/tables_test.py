@@ -188,7 +188,7 @@ class Changed(unittest.TestCase):
             "| 128, 1 | 128 x 4k | 1810 | 1510 | 1.20 |\n| 128, 2 | 64 x 16k | 9000 | — | — |\n<!--",
             "Compared with: FlashMLA 1.0.0.",
             "| op | sequences x tokens | ringattn, ms | mamba_ssm, ms | PyTorch, ms | fastest peer / ringattn | GB/s |\n",
-            "| Mamba-2 | 1 x 128k | 2 | 6 | — | 3.00 | 1386 |\n| convolution | 1 x 128k | 1.9 | — | 19 | 10.00 | 2331 |\n"
+            "| Mamba-2 | 1 x 128k | 2 | 6 | — | 3.00 | 1386 |\n| conv1d | 1 x 128k | 1.9 | — | 19 | 10.00 | 2331 |\n"
             "| Mamba-2 | 1 x 2m | 32 | can't | — | — | 1386 |\n<!--",
             "Compared with: mamba_ssm 2.3.2; PyTorch 2.11.0.",
         ):

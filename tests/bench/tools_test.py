@@ -56,8 +56,8 @@ class Compare(unittest.TestCase):
         self.assertEqual(zigzag, {(32768, "p2p"): 320 / 305, (32768, "nccl"): 300 / 305})
 
     def test_folds_stand_beside_the_run_of_their_own_transport(self):
-        self.assertEqual(self.ratios("ringattn sm80_attention, p2p, folds alone"), {(32768, "p2p"): 320 / 325})
-        self.assertEqual(self.ratios("ringattn sm80_attention, nccl, folds alone"), {(32768, "nccl"): 300 / 326})
+        self.assertEqual(self.ratios("ringattn sm80_attention, p2p, compute only"), {(32768, "p2p"): 320 / 325})
+        self.assertEqual(self.ratios("ringattn sm80_attention, nccl, compute only"), {(32768, "nccl"): 300 / 326})
 
     def test_layouts_stripes_and_overlap_stand_side_by_side(self):
         first = json.loads(pathlib.Path(OURS).read_text().splitlines()[4]) | {"layout": "striped", "stripe": 128, "overlap": True}
@@ -80,7 +80,7 @@ class Compare(unittest.TestCase):
         self.assertEqual((len(file.points), file.left_out), (len(lines), {}))
         names = {(row.ours.name, row.theirs.name) for row in compare.pair(list(file.points.values()))}
         whole = [f"ringattn sm80_attention, p2p{text}" for _, text in forms]
-        self.assertEqual(names, {(name, f"{name}, folds alone") for name in whole})
+        self.assertEqual(names, {(name, f"{name}, compute only") for name in whole})
         alone = dataclasses.replace(points.parse(first), world=1, transport="self")
         series = plot.scaling_series([alone, dataclasses.replace(alone, block=4096, tflops=1.0), *file.points.values()])
         self.assertEqual(list(series.values()), [[(1, 1.0), (8, 1.0)]] * len(forms))
@@ -108,15 +108,15 @@ class Compare(unittest.TestCase):
         other = "1 of other formats (1 speed)"
         self.assertIn(f"# {OURS}: 2 of 9 lines left out: {other}, 1 measured again further down", text.stderr)
         self.assertIn(f"# {PEERS}: 2 of 7 lines left out: 1 of the accuracy of sums", text.stderr)
-        self.assertIn("1 of peers or of folds alone, with none of ours beside them", text.stderr)
+        self.assertIn("1 of peers or of compute only, with none of ours beside them", text.stderr)
         markdown = tool("compare.py", "--markdown", OURS, PEERS).stdout.splitlines()
         self.assertEqual(len(markdown), 2 + len(self.rows()))
         self.assertTrue(all(line.count("|") == len(compare.HEAD) + 1 for line in markdown), markdown)
 
     def test_needs_are_gates(self):
-        passes = ["flash_attention_2=1.0", "p2p, folds alone=0.97"]
+        passes = ["flash_attention_2=1.0", "p2p, compute only=0.97"]
         self.assertEqual(tool("compare.py", "--need", passes[0], "--need", passes[1], OURS, PEERS).returncode, 0)
-        for need in ["flash_attention_2=1.1", "nccl, folds alone=0.97", "nobody=0.1"]:
+        for need in ["flash_attention_2=1.1", "nccl, compute only=0.97", "nobody=0.1"]:
             done = tool("compare.py", "--need", need, OURS, PEERS)
             self.assertEqual(done.returncode, 1, need)
             self.assertIn("too slow: ", done.stderr)

@@ -91,8 +91,8 @@ TEST(BenchPoints, WhatIsNoLineIsRefused) {
       {"{}\n{\"schema\": \"other/1\"}\n", "holds no point"},
       {"nonsense\n", "line 1 of"},
       {"{}\n[1]\n", "line 2 of"},
-      {"{\"schema\": \"ringattn.bench/1\"}\n", "is no whole point"},
-      {"{\"schema\": \"ringattn.bench/1\", \"tool\": 7}\n", "is no whole point"}};
+      {"{\"schema\": \"ringattn.bench/2\"}\n", "is no whole point"},
+      {"{\"schema\": \"ringattn.bench/2\", \"tool\": 7}\n", "is no whole point"}};
   for (const auto& [text, expected] : cases) {
     const std::string path = folder.write("lines", text);
     try {
@@ -132,7 +132,7 @@ TEST(Bench, EveryPointOfTheListsIsALine) {
   EXPECT_EQ(json_at(lines[2], "/blocks"), "3");
   EXPECT_EQ(json_at(lines[3], "/blocks"), "2");
   for (const std::string& text : lines) {
-    EXPECT_EQ(json_at(text, "/schema"), "\"ringattn.bench/1\"");
+    EXPECT_EQ(json_at(text, "/schema"), "\"ringattn.bench/2\"");
     EXPECT_EQ(json_at(text, "/world"), "2");
     EXPECT_EQ(json_at(text, "/transport"), "\"threads\"");
     EXPECT_EQ(json_at(text, "/mode"), "\"whole\"");

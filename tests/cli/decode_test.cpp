@@ -295,7 +295,7 @@ TEST(BenchDecode, IsTheDefaultOfBenchAlone) {
   EXPECT_TRUE(has(tool({"run", "--q-len", "1", "--print-config"}).out, "op = \"attention\"  # default"));
   const Words latents{"bench", "--op", "mla", "--q-len", "1", "--seq", "100", "--samples", "1"};
   const Finished steps = tool(latents);
-  EXPECT_TRUE(has(steps.out, "# op: mla, a step of decoding, as --q-len 1 makes one")) << steps.out << steps.err;
+  EXPECT_TRUE(has(steps.out, "# op: mla, a decode step, as --q-len 1 makes one")) << steps.out << steps.err;
   const Finished rows = tool(latents + Words{"--form", "expanded"});
   EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; --form absorbed measures steps")) << rows.err;
 }

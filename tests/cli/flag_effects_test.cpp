@@ -377,7 +377,7 @@ const Effects& effects() {
        [] {
          EXPECT_EQ(json_at(bench_line({"--total-tokens", "100"}), "/job/batch"), "2");
        }},
-      {"jsonl", [] { EXPECT_EQ(json_at(bench_line({}), "/schema"), "\"ringattn.bench/1\""); }},
+      {"jsonl", [] { EXPECT_EQ(json_at(bench_line({}), "/schema"), "\"ringattn.bench/2\""); }},
       {"samples", [] { EXPECT_EQ(json_at(bench_line({}), "/samples"), "2"); }},
       {"compute-only", [] { EXPECT_EQ(json_at(bench_line({"--compute-only"}), "/mode"), "\"compute\""); }},
       {"baseline",

@@ -77,7 +77,7 @@ TEST(MlaSteps, AreRowsWhereTheyAreAskedFor) {
   EXPECT_EQ(folds.code, 0) << folds.err;
   EXPECT_TRUE(has(folds.out, "a decode step takes no --against compute")) << folds.out;
   const Finished mixed = tool({"plan", "--op", "mla", "--seq", "16,300", "--backend", "cpu"});
-  EXPECT_TRUE(has(mixed.out, "rows around the ring; another length makes no step of decoding")) << mixed.out;
+  EXPECT_TRUE(has(mixed.out, "rows around the ring; another length makes no decode step")) << mixed.out;
 }
 
 // A table has as many entries for each sequence as the longest needs.
@@ -263,7 +263,7 @@ TEST(MlaSteps, InRowsAreMeasuredAndPlannedAsSteps) {
   const Finished bench = tool(Words{"bench"} + shape);
   ASSERT_EQ(bench.code, 0) << bench.err;
   EXPECT_TRUE(has(bench.out, R"("op":"mla","keys":300,"page_size":0,"form":"absorbed")")) << bench.out;
-  EXPECT_TRUE(has(bench.err, "# op: mla, a step of decoding, as --q-len 1 makes one")) << bench.err;
+  EXPECT_TRUE(has(bench.err, "# op: mla, a decode step, as --q-len 1 makes one")) << bench.err;
   const Finished rows = tool(Words{"bench"} + as_rows() + shape);
   EXPECT_TRUE(has(rows.out, R"("op":"mla","keys":300,"form":"absorbed")")) << rows.out << rows.err;
   const Words job{"--op", "mla", "--seq", "128k", "--batch", "16", "--heads", "128", "--q-len", "1", "--dtype", "bf16"};

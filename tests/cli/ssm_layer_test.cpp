@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers of Mamba by the program: the convolution in front of a scan, and steps of decoding, of files and of seeds.
+// Layers of Mamba by the program: the convolution in front of a scan, and decode steps, of files and of seeds.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -120,7 +120,7 @@ TEST(SsmLayer, RefusesWhatContradictsAStep) {
   const Words step{"run", "--op", "ssd", "--synthetic", "7"};
   const Finished several = tool(step + Words{"--q-len", "3"});
   EXPECT_EQ(several.code, 2);
-  EXPECT_TRUE(has(several.err, "--q-len of a scan is 3 (a step of decoding takes one token of each sequence)"))
+  EXPECT_TRUE(has(several.err, "--q-len of a scan is 3 (a decode step takes one token of each sequence)"))
       << several.err;
   const Finished both = tool(step + Words{"--q-len", "1", "--seq", "64"});
   EXPECT_EQ(both.code, 2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps over compressed caches by the front door on GPUs: rows are appended, and each step has the bits of one over the
+// Steps over compressed caches by the op class on GPUs: rows are appended, and each step has the bits of one over the
 // plain cache that decompression gives, on one rank and on several.
 #include <gtest/gtest.h>
 

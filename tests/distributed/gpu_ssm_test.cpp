@@ -88,7 +88,7 @@ TEST_P(GpuSsm, SequencesThatEndOnAndInsideOfShards) { expect_same(ragged_sequenc
 
 TEST_P(GpuSsm, Channels) { expect_same(channels()); }
 
-// A layer with a convolution in front, or a step of decoding.
+// A layer with a convolution in front, or a decode step.
 SsmInput layer(bool selective, bool step) {
   SyntheticSsmInput scan;
   scan.seed = 7;

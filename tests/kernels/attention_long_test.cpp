@@ -18,7 +18,7 @@ class AttentionScoreGrowth : public KernelRowTest {
   static constexpr std::int64_t kOffset = 1270;
   static constexpr std::int64_t kLevel = 64;  // keys of one score
 
-  // Where many keys have the same score, the straightforward computation's weights are exact and those of a kernel with
+  // Where many keys have the same score, the same-precision reference's weights are exact and those of a kernel with
   // another reference are all rounded alike: so the check goes by weights.
   //
   // direction(row, head) 1: the row's scores are 0, step, 2 · step, … for 64 keys each; −1: they fall likewise; 0: they

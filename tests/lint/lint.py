@@ -12,7 +12,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # A room of src/ (the folder that a file lies in, or the nearest one above it that is named here) and the rooms whose
-# headers it may include besides its own. Data goes one way: launch, whole jobs, front doors, check, ring, files, tokens,
+# headers it may include besides its own. Data goes one way: launch, whole jobs, op classes, check, ring, files, tokens,
 # then comm and kernels, then base.
 INNER = ["attention/tokens", "attention/files", "attention/ring", "attention/check"]
 ROOMS = {
@@ -30,9 +30,9 @@ ROOMS = {
     "attention/files": ["base", "kernels", *INNER[:1]],
     "attention/ring": ["base", "comm", "kernels", *INNER[:2]],
     "attention/check": ["base", "comm", "kernels", *INNER[:3]],
-    "attention": ["base", "comm", "kernels", *INNER],  # the front doors, one an op
+    "attention": ["base", "comm", "kernels", *INNER],  # the op classes, one an op
     "attention/job": ["base", "comm", "kernels", "attention", *INNER],  # whole jobs, from file to file
-    "c": ["base", "comm", "comm/tcp", "kernels", "attention", *INNER],  # the front doors for C, and for whoever calls C
+    "c": ["base", "comm", "comm/tcp", "kernels", "attention", *INNER],  # the op classes for C, and for whoever calls C
     "launch": ["base", "comm", "kernels", "attention", "attention/job", *INNER],
 }
 

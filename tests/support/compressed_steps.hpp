@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of decoding by the front door over a compressed cache that grows, in the memory of whichever kernel runs, and
+// Decode steps by the op class over a compressed cache that grows, in the memory of whichever kernel runs, and
 // what each of them has to give.
 #pragma once
 

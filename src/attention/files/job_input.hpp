@@ -109,7 +109,7 @@ class JobInput {
   // Of a file, kLatent where it holds latents; kDecode where it holds a cache and every sequence has as many rows, no
   // more than decode kernels take.
   Op op() const { return op_; }
-  // Whether a front door of decoding computes it: Decode for kDecode, and MlaDecode for latents, absorbed, where
+  // Whether a op class of decoding computes it: Decode for kDecode, and MlaDecode for latents, absorbed, where
   // every sequence has as many rows at its end, no more than decode kernels take.
   bool decodes() const { return op_ == Op::kDecode || decodes_mla_; }
   // Whether what it decodes are latents in rows, of which a cache is made: without pages or, of sequences whose lengths
@@ -121,7 +121,7 @@ class JobInput {
   bool has_evicted_tokens() const { return file_ && file_->tensors.positions != nullptr; }
   // Then: the first query whose own token is not among those that are left, of some head of keys.
   const std::optional<QueryWithoutKey>& query_without_key() const { return query_without_key_; }
-  // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one. Where a file's
+  // Of kLatent: the job as its op class has it, with the form that computes, and why it is that one. Where a file's
   // queries are in the latent, or it has no w_uv, the spec says so.
   const MlaJob& latent() const { return *latent_; }
   const MlaFormChoice& form() const { return form_; }

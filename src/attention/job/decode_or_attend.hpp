@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a job whose queries would make a step of decoding is decoded, or computed as rows: a cache is read into rows
+// Whether a job whose queries would make a decode step is decoded, or computed as rows: a cache is read into rows
 // for Attention, whose bits are the same, and latents in rows stay what they are.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The front door to whole jobs: q, k and v, or a cache, or latents, from a file or a seed; attention, a decoding step
+// The op class to whole jobs: q, k and v, or a cache, or latents, from a file or a seed; attention, a decoding step
 // or latent attention over the ranks of a world; O and LSE to a file.
 //
 //   FileJob job;
@@ -59,7 +59,7 @@ class PreparedFileJob {
  public:
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares the op:
   // kernel, plan, memory. A file's cache, and latents in rows, that no kernel decodes are computed as rows
-  // (decode_or_attend()). Reads samples of the rows. Throws kFile, and what JobInput and the front doors throw.
+  // (decode_or_attend()). Reads samples of the rows. Throws kFile, and what JobInput and the op classes throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
   // Of an input that the caller has opened, on which the ranks have agreed; nothing is written. `heads_at_a_time`: of
   // latents (MlaOptions).

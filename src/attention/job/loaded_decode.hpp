@@ -41,7 +41,7 @@ class LoadedDecode {
   LoadedDecode(const JobInput& input, Decode& decode, MlaDecode* latents, const Collective& collective,
                const ProgressCallback& on_progress, int caches);
   const CachePools& pools_of(int step) const;
-  // Enqueues a step of the front door; `captured`: without what the host knows of lengths.
+  // Enqueues a step of the op class; `captured`: without what the host knows of lengths.
   void enqueue(int step, bool captured);
   void wait();
 

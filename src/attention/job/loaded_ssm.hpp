@@ -38,7 +38,7 @@ struct SsmRankResult {
 };
 
 // This rank's rows of a scan in the memory of its kernel, ready to be scanned any number of times. All calls are
-// collective over `collective`, in whose world the front door was made; that and the input outlive the object.
+// collective over `collective`, in whose world the op class was made; that and the input outlive the object.
 class LoadedSsm {
  public:
   // Allocates everything and reads the rows.

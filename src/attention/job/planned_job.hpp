@@ -15,7 +15,7 @@ namespace ringattn {
 
 class PlannedJob {
  public:
-  // Chooses as the front door of the input's op does, attention's or that of latents. `heads_at_a_time`: of latents
+  // Chooses as the op class of the input's op does, attention's or that of latents. `heads_at_a_time`: of latents
   // (MlaOptions). `input` and `options` outlive the object. Throws what choosing throws.
   PlannedJob(const JobInput& input, const Options& options, KernelScope scope, int heads_at_a_time = 0);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the front doors of ops that go around the ring have in common, for those who load, show and measure jobs.
+// What the op classes of ops that go around the ring have in common, for those who load, show and measure jobs.
 #pragma once
 
 #include <cstddef>

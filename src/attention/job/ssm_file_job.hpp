@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The front door to whole scans, as file_job.hpp is of attention: tensors from a file or a seed, a scan over the ranks
+// The op class to whole scans, as file_job.hpp is of attention: tensors from a file or a seed, a scan over the ranks
 // of a world, y and final states to a file.
 //
 //   SsmFileJob job;
