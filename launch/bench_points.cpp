@@ -58,6 +58,7 @@ BenchPoint read_point(const Json& line) {
   point.world = line.at("world").get<int>();
   point.transport = line.at("transport").get<std::string>();
   point.kernel = line.at("kernel").get<std::string>();
+  if (const std::string_view renamed = renamed_kernel(point.kernel); !renamed.empty()) point.kernel = renamed;
   point.job = read_job(line.at("job"));
   point.samples = line.at("samples").get<std::int64_t>();
   point.error = line.value("error", "");
@@ -220,7 +221,7 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
            fmt::format("{} takes lines that bench or bench/peers wrote", flag), kAdvice);
     }
     const auto schema = parsed.find("schema");
-    if (schema == parsed.end() || *schema != kBenchSchema) continue;
+    if (schema == parsed.end() || (*schema != kBenchSchema && *schema != kFirstBenchSchema)) continue;
     try {
       points.push_back(read_point(parsed));
     } catch (const Json::exception& error) {

@@ -19,6 +19,7 @@ namespace ringattn {
 class JsonWriter;
 
 inline constexpr std::string_view kBenchSchema = "ringattn.bench/2";
+inline constexpr std::string_view kFirstBenchSchema = "ringattn.bench/1";  // read too, with the names of its day
 
 // What makes points comparable, beside the number of ranks.
 struct BenchJob {

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -50,6 +51,26 @@ void check_backend(Rows rows, std::string_view backend) {
        fmt::format("it was built without {}", backend), {"Use ", setting("backend", "auto"), ", or another build."});
 }
 
+constexpr std::pair<std::string_view, std::string_view> kRenamed[] = {
+    {"cpu_fold", "cpu_attention"},
+    {"sm80_fold", "sm80_attention"},
+    {"sm80_plain", "sm80_simt"},
+    {"sm90_fold", "sm90_attention"},
+    {"sm90_latent", "sm90_mla"},
+    {"sm90_latent_1k", "sm90_mla_split1k"},
+    {"cpu_product", "cpu_gemm"},
+    {"sm80_product", "sm80_gemm"},
+    {"sm80_chain", "sm80_gemm_ordered"},
+    {"sm90_product", "sm90_gemm"},
+    {"cpu_scan", "cpu_ssd"},
+    {"sm80_scan", "sm80_ssd"},
+    {"sm90_scan", "sm90_ssd"},
+    {"cpu_selective", "cpu_selective_scan"},
+    {"sm80_selective", "sm80_selective_scan"},
+    {"cpu_convolution", "cpu_conv1d"},
+    {"sm80_convolution", "sm80_conv1d"},
+};
+
 void check_kernel(Rows rows, const KernelRequest& request, const std::string& required) {
   if (request.kernel == "auto") return;
   std::vector<std::string_view> names{"auto"};
@@ -72,6 +93,11 @@ void check_kernel(Rows rows, const KernelRequest& request, const std::string& re
                      fmt::join(names, ", ")),
          {"Leave ", setting("kernel"), " out, or see ", command("info"), "."});
   }
+  const std::string_view renamed = renamed_kernel(request.kernel);
+  if (!renamed.empty()) {
+    fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel),
+         fmt::format("it is called {} now", renamed), {"Use ", setting("kernel", renamed), "."});
+  }
   fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel),
        fmt::format("known: {}", fmt::join(names, ", ")), suggest(request.kernel, names));
 }
@@ -87,6 +113,12 @@ std::string obstacle(const KernelEntry& row, const std::function<std::vector<std
 }
 
 }  // namespace
+
+std::string_view renamed_kernel(std::string_view old_name) {
+  const auto* const found =
+      std::ranges::find(kRenamed, old_name, &std::pair<std::string_view, std::string_view>::first);
+  return found == std::end(kRenamed) ? std::string_view() : found->second;
+}
 
 std::span<const OpKernel> all_kernels() {
   static const std::vector<OpKernel> all = [] {

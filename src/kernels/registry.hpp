@@ -56,6 +56,9 @@ struct OpKernel {
 };
 std::span<const OpKernel> all_kernels();
 
+// The name of the kernel that was called `old_name` before 0.4; empty: no kernel was.
+std::string_view renamed_kernel(std::string_view old_name);
+
 // What the caller asked for: "auto" or a name.
 struct KernelRequest {
   std::string backend = "auto";

@@ -84,6 +84,21 @@ TEST(BenchPoints, ALineIsReadBackAsItWas) {
   EXPECT_EQ(who(same), "ringattn sm80_attention, p2p, compute only");
 }
 
+// Lines of schema 1 are read with today's names.
+TEST(BenchPoints, OldLinesAreRead) {
+  const TemporaryFolder folder;
+  const std::string line =
+      R"({"schema": "ringattn.bench/1", "tool": {"name": "ringattn"}, "git": "abc", "host": "h", "devices": ["d"], "world": 2,)"
+      R"( "transport": "p2p", "kernel": "sm80_fold", "mode": "folds", "job": {"tokens": 8, "batch": 1, "heads": 4,)"  // old name
+      R"( "kv_heads": 4, "head_dim": 64, "head_dim_v": 64, "dtype": "bf16", "mask": "causal", "op": "convolution"},)"
+      R"( "samples": 1, "ms": {"median": 1.0, "p10": 1.0, "p90": 1.0}, "tflops_per_rank": 1.0, "exposed_ms": 0.5,)"  // old name
+      R"( "predicted_ms": 1.0, "memory_peak_bytes": 1, "memory_planned_bytes": 1})";  // old name
+  const std::vector<BenchPoint> read = read_points(folder.write("lines", line + "\n"), "--against");
+  ASSERT_EQ(read.size(), 1U);
+  EXPECT_EQ(who(read.front()), "ringattn sm80_attention, p2p, compute only");
+  EXPECT_EQ(read.front().job.ssm, "conv1d");
+}
+
 TEST(BenchPoints, WhatIsNoLineIsRefused) {
   const TemporaryFolder folder;
   const std::pair<std::string, const char*> cases[] = {

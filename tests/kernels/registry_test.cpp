@@ -86,9 +86,11 @@ TEST(Registry, ChoosesAndSaysWhy) {
 TEST(Registry, UnknownNamesGetASuggestion) {
   EXPECT_EQ(message_of(usual(), {"cpuu", "auto"}, ErrorCode::kUsage),
             "there is no backend \"cpuu\" (known: auto, cpu, cuda). Did you mean cpu?");
-  const std::string kernel = message_of(usual(), {"auto", "cpu_flod"}, ErrorCode::kUsage);
-  EXPECT_TRUE(contains(kernel, "there is no kernel \"cpu_flod\" (known: auto, ")) << kernel;
+  const std::string kernel = message_of(usual(), {"auto", "cpu_atention"}, ErrorCode::kUsage);
+  EXPECT_TRUE(contains(kernel, "there is no kernel \"cpu_atention\" (known: auto, ")) << kernel;
   EXPECT_TRUE(contains(kernel, "cpu_attention). Did you mean cpu_attention?")) << kernel;
+  EXPECT_EQ(message_of(usual(), {"auto", "cpu_fold"}, ErrorCode::kUsage),  // old name
+            "there is no kernel \"cpu_fold\" (it is called cpu_attention now). Use kernel cpu_attention.");  // old name
   EXPECT_TRUE(contains(message_of(usual(), {"quantum", "auto"}, ErrorCode::kUsage),
                        "(known: auto, cpu, cuda). Use auto, or see ringattn's info."));
 }
