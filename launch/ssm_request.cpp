@@ -19,8 +19,7 @@ namespace {
 void check_update(const Config& config) {
   if (config.options.q_len != 1) {
     fail(ErrorCode::kUsage, fmt::format("{} of a scan is {}", config.origin("q-len"), *config.options.q_len),
-         "a decode step takes one token of each sequence",
-         "Use --q-len 1, or leave it out and scan --seq tokens.");
+         "a decode step takes one token of each sequence", "Use --q-len 1, or leave it out and scan --seq tokens.");
   }
   if (config.given("seq")) {
     fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("seq"), config.origin("q-len")),

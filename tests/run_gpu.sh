@@ -81,7 +81,10 @@ part_build() {
 
 part_gpu_tests() { tests gpu-tests --label-regex gpu; }
 # Rows of the CPU's kernels are in tests/run.sh.
-part_kernels() { tests kernels --tests-regex '^(base_test|(attention_kernel|batched_gemm|gemm_kernel|ssm_kernel)_test.*/sm[0-9])' --label-exclude gpu; }
+part_kernels() {
+  tests kernels --label-exclude gpu \
+    --tests-regex '^(base_test|(attention_kernel|batched_gemm|gemm_kernel|ssm_kernel)_test.*/sm[0-9])'
+}
 part_decoding() { tests decoding --tests-regex '^decode_test.*/sm[0-9]' --label-exclude gpu; }
 
 worlds() {
@@ -152,7 +155,8 @@ sanitizer() {
     nan='Kernels/CudaAttentionTest.NanInAValueStaysInItsTile' all='sm80*'
     nan=$nan/sm80_attention:$nan/sm90_attention
   fi
-  local -a entries=("attention_kernel_test $rows/sm80*:$rows/sm90*" "cuda_attention_test $nan" 'decode_test Backends/CacheUpdates.*'
+  local -a entries=("attention_kernel_test $rows/sm80*:$rows/sm90*" "cuda_attention_test $nan"
+    'decode_test Backends/CacheUpdates.*'
     'gemm_kernel_test Kernels/BatchedGemm.OneNanLeaves/sm*'
     "ssm_kernel_test Kernels/SsmKernels.KeepTheStateWhereDtIsZero/$all:Kernels/SsmKernels.GoOnInTheirSlots/$all"
     "ssm_kernel_test Kernels/SsmKernels.GoOnInManySequencesOfFewStates/$all:Kernels/SsmKernels.GoOnBehindASegment/$all"
@@ -160,7 +164,8 @@ sanitizer() {
     "cuda_compressed_test $filter"
     'cuda_compressed_test CudaTables.StridesMoveNoBitOfTables:CudaTables.TheFirstNumberThatIsNotFiniteIsReported'
     'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences:CudaBlockMaskChoice.AFewBlocks'
-    'attention_kernel_test Kernels/AttentionBlockMask.OfOneBlock/sm*_attention:Kernels/AttentionPaged.WithNonFiniteValues/sm*_attention'
+    'attention_kernel_test Kernels/AttentionBlockMask.OfOneBlock/sm*_attention'
+    'attention_kernel_test Kernels/AttentionPaged.WithNonFiniteValues/sm*_attention'
     "decode_test Kernels/MlaFp8Cache.OneTile/$all"
     "decode_test Kernels/DecodePrefixes.ManyRows/$all" "decode_test Kernels/DecodeBlockMask.NothingOutsideTheBlockMaskIsRead/$all"
     'gpu_reshard_test GpuReshard.RowsOfTwoRanksFindTheirPlaces'

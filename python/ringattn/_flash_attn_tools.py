@@ -10,7 +10,7 @@ from ._errors import CallError, refuse, unsupported
 from ._spellings import causal_of, mask_of  # noqa: F401, for those who import from here
 
 
-# Arguments of flash_attn 3, vLLM and others: what they are called here, where the function has that; else (names, why, suggestion).
+# Arguments of flash_attn 3, vLLM and others: their names here, if the function has them; else (names, why, suggestion).
 _RENAMED = {
     "page_table": "block_table", "block_tables": "block_table", "seqused_k": "cache_seqlens", "seq_lens": "cache_seqlens",
     "is_causal": "causal", "causal": "is_causal", "scale": "softmax_scale", "sm_scale": "softmax_scale scale",

@@ -87,7 +87,7 @@ def rotary_of(q, latent, k_rope, w_uk) -> int:
 
 def _spec(like, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks, fp8):
     kind, left, right = _job.read_mask(mask)
-    return _structs.latent_spec(dtype=data_type(like), heads=heads, head_dim=head_dim, rope_dim=rope_dim, head_dim_v=head_dim_v,
+    return _structs.mla_spec(dtype=data_type(like), heads=heads, head_dim=head_dim, rope_dim=rope_dim, head_dim_v=head_dim_v,
                                 latent_dim=latent_dim, mask=kind, sinks=int(sinks), window_left=left, window_right=right,
                                 softcap=as_fp32(softcap, "softcap"),
                                 format=f"latent rope {rope_dim}".encode() if fp8 else None,
@@ -261,7 +261,8 @@ def mla_decode_partition(q, cache, w_uk=None, w_uv=None, *, block_table=None, ro
     """decode_partition() of a step of mla_decode()."""
     if unknown:
         refuse_unknown("mla_decode_partition", unknown)
-    _job.check_arrays("mla_decode_partition", {"q": q, "cache": cache}, w_uk=w_uk, w_uv=w_uv, block_table=block_table, sinks=sinks)
+    _job.check_arrays("mla_decode_partition", {"q": q, "cache": cache}, w_uk=w_uk, w_uv=w_uv, block_table=block_table,
+                      sinks=sinks)  # fmt: skip
     check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
     own = _job.world_of(q, world)
     step, sequences, _, _ = _prepared_step(own, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask,

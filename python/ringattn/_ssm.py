@@ -82,9 +82,9 @@ def _prepared(world, x, heads, head_dim, state_dim, groups, state_decays, length
 
     def make():
         wanted = dict(flags)
-        batch = _structs.scan_batch(sequences=len(lengths), lengths=_job.longs(lengths), initial_states=wanted.pop("initial"),
+        batch = _structs.ssm_batch(sequences=len(lengths), lengths=_job.longs(lengths), initial_states=wanted.pop("initial"),
                                     final_states=wanted.pop("final"), update=wanted.pop("update", 0))  # fmt: skip
-        spec = _structs.scan_spec(dtype=data_type(x), heads=heads, head_dim=head_dim, state_dim=state_dim, groups=groups,
+        spec = _structs.ssm_spec(dtype=data_type(x), heads=heads, head_dim=head_dim, state_dim=state_dim, groups=groups,
                                   state_decays=int(state_decays), dt_limits=int(limits is not None), **wanted)  # fmt: skip
         if limits is not None:
             spec.dt_min, spec.dt_max = limits

@@ -71,8 +71,6 @@ class Committed(unittest.TestCase):
         rows = [row for row in rows if row.theirs and row.theirs.tool == "flash_attention_3"]
         seen = {(row.ours.job.kind, row.ours.job.seq): row for row in rows}
         self.assertEqual(len(seen), 8 + 4 + 4 + 4 + 4 + 4 + 4)
-        row = seen[("bf16 32/8 x 128 causal", 32768)]
-        self.assertEqual(round(row.theirs.tflops, 1), 664.6, "of 662.1 and 664.6, by ptxas 13.0 and 12.8")
 
     def test_rates_of_flash_attention_3_are_those_of_its_times(self):
         lines = [line for path in RESULTS.glob("*/*.jsonl") for line in kept(path) if "ptxas" in line]

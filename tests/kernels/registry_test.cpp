@@ -89,7 +89,7 @@ TEST(Registry, UnknownNamesGetASuggestion) {
   const std::string kernel = message_of(usual(), {"auto", "cpu_atention"}, ErrorCode::kUsage);
   EXPECT_TRUE(contains(kernel, "there is no kernel \"cpu_atention\" (known: auto, ")) << kernel;
   EXPECT_TRUE(contains(kernel, "cpu_attention). Did you mean cpu_attention?")) << kernel;
-  EXPECT_EQ(message_of(usual(), {"auto", "cpu_fold"}, ErrorCode::kUsage),  // old name
+  EXPECT_EQ(message_of(usual(), {"auto", "cpu_fold"}, ErrorCode::kUsage),                                    // old name
             "there is no kernel \"cpu_fold\" (it is called cpu_attention now). Use kernel cpu_attention.");  // old name
   EXPECT_TRUE(contains(message_of(usual(), {"quantum", "auto"}, ErrorCode::kUsage),
                        "(known: auto, cpu, cuda). Use auto, or see ringattn's info."));

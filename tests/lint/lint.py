@@ -59,6 +59,13 @@ VENDORS = {
 # Where a number of seconds becomes a deadline.
 TIMEOUTS = ["src/comm/timeouts.hpp", "src/base/device_timeouts.hpp"]
 
+# Words that the project no longer uses: a regular expression, the paths it is searched in, what to write instead.
+RETIRED = [(re.compile(word), glob, better) for word, glob, better in
+           (line.split("\t") for line in (ROOT / "tests/lint/retired.tsv").read_text(encoding="utf-8").splitlines()
+            if line and not line.startswith("#"))]
+# Committed results keep the names of their day; these files say what old names are called now.
+KEEP_OLD_WORDS = ("tests/lint/retired.tsv", "docs/renamed.md", "bench/results/", "bench/aliases.py")
+
 MAX_LINES = 450
 MAX_COLUMNS = 130
 
@@ -69,6 +76,13 @@ def tracked_sources():
         cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     return [ROOT / name for name in listing
             if re.search(r"\.(c|cpp|cu|h|hpp|cuh|py|sh)$", name) and (ROOT / name).exists()]
+
+
+def tracked_pages():
+    """What is no source but holds words: pages and lists of targets."""
+    listing = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*CMakeLists.txt",
+                              "*.cmake"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [ROOT / name for name in listing if (ROOT / name).exists()]
 
 
 def arguments_at(text, start):
@@ -188,6 +202,18 @@ def length_breaches(name, text):
             yield number, f"a line has at most {MAX_COLUMNS} columns"
 
 
+def retired_words(name, text):
+    if name.startswith(KEEP_OLD_WORDS):
+        return
+    for word, glob, better in RETIRED:
+        if glob != "**" and not name.startswith(glob.removesuffix("**")):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            found = word.search(line)
+            if found and "old name" not in line:
+                yield number, f'retired: "{found[0].strip()}"; write {better}'
+
+
 def licence_breaches(text):
     if not any("SPDX-License-Identifier: Apache-2.0" in line for line in text.splitlines()[:3]):
         yield 1, "the first lines name the licence (SPDX-License-Identifier: Apache-2.0)"
@@ -202,6 +228,7 @@ def breaches_of(name, text, flags, commands):
         yield from unknown_settings(text, flags, commands)
         yield from own_deadlines(name, text)
     yield from stray_test_support(name, text)
+    yield from retired_words(name, text)
     yield from licence_breaches(text)
     yield from length_breaches(name, text)
     yield from include_breaches(name, text)
@@ -247,6 +274,9 @@ def main():
     for path in paths:
         name = path.relative_to(ROOT).as_posix()
         found += [f"{name}:{number}: {rule}" for number, rule in breaches_of(name, path.read_text(), flags, commands)]
+    for path in tracked_pages():
+        name = path.relative_to(ROOT).as_posix()
+        found += [f"{name}:{number}: {rule}" for number, rule in retired_words(name, path.read_text(encoding="utf-8"))]
     found += [f"{path.relative_to(ROOT)}:1: {rule}" for path, rule in format_breaches(paths)]
     found += [f"{path.relative_to(ROOT)}:{number}: {rule}" for path, number, rule in result_breaches()]
     print("\n".join(found) if found else f"{len(paths)} files keep the rules")

@@ -36,11 +36,11 @@ struct AttentionState {
   float l[2];                // of this thread's columns
   std::uint32_t flags;
 
-  static constexpr std::uint32_t kSpecial = 1;  // the next tile is not plain: rows have no softmax_offset yet, or
-                                                // scores are scaled first, which is so for every tile
-  static constexpr std::uint32_t kOffsetSet = 2;       // r is set; 4: of half 1
-  static constexpr std::uint32_t kMerged = 8;          // there are closed groups; 16: of half 1
-  static constexpr std::uint32_t kCurrent = 32;        // the open group holds something
+  static constexpr std::uint32_t kSpecial = 1;    // the next tile is not plain: rows have no softmax_offset yet, or
+                                                  // scores are scaled first, which is so for every tile
+  static constexpr std::uint32_t kOffsetSet = 2;  // r is set; 4: of half 1
+  static constexpr std::uint32_t kMerged = 8;     // there are closed groups; 16: of half 1
+  static constexpr std::uint32_t kCurrent = 32;   // the open group holds something
   static constexpr std::uint32_t kSplitComplete = 64;  // the open group ends with the last tile of the task
   static constexpr std::uint32_t kWriting = 128;       // the last q_stage's finished rows may be on their way out
   static constexpr std::uint32_t kLeader = 256;        // tells a CTA that a stage is empty, for the warpgroup
