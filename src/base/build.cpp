@@ -40,7 +40,7 @@ std::string build_id_in_notes(const char* note, std::size_t bytes) {
   return {};
 }
 
-// Whether the object, a program or a shared library, holds this very code.
+// True for the object (a program or a shared library) whose code segments contain this function.
 bool is_ours(const dl_phdr_info& info) {
   const auto here = reinterpret_cast<ElfW(Addr)>(&is_ours);
   for (int i = 0; i < info.dlpi_phnum; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's objects with owners, and its errors as Error. For kernels/ and for device transports; nobody else includes it.
+// RAII wrappers of CUDA handles, and CUDA errors as Error. Only kernels/ and the device transports include it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ namespace ringattn {
 // Throws kMemory, kUnsupported or kInternal with CUDA's own text unless `result` is cudaSuccess.
 void check_cuda(cudaError_t result, std::string_view call);
 
-// Makes `device` current in this thread, and what was current before it again at the end.
+// Makes `device` current in this thread, and restores the previous device at the end.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -35,7 +35,7 @@ class DeviceGuard {
   bool moved_ = false;
 };
 
-// A queue of the current device that does not wait for the legacy default stream.
+// A stream of the current device that does not synchronize with the legacy default stream.
 class CudaStream {
  public:
   CudaStream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
@@ -51,7 +51,7 @@ class CudaStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// A point in a queue of the current device; `timed` ones can be subtracted.
+// An event of the current device. Only `timed` events measure elapsed time.
 class CudaEvent {
  public:
   explicit CudaEvent(bool timed = false) {
@@ -65,7 +65,7 @@ class CudaEvent {
 
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
-  // Whether everything before the point is done. Throws what the device failed with.
+  // True once all work recorded before the event is complete. Throws the device's error.
   bool passed() const {
     const cudaError_t result = cudaEventQuery(event_);
     if (result == cudaErrorNotReady) return false;
@@ -77,11 +77,11 @@ class CudaEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-// Returns when `stream`, of the current device, has passed what was enqueued on it. `deadline`: one of DeviceTimeouts.
-// Throws kPeer past it, and what the device failed with.
+// Returns when `stream`, which belongs to the current device, has finished all work enqueued on it. `deadline` comes
+// from DeviceTimeouts. Throws kPeer once it has passed, and throws the device's error.
 void await_stream(cudaStream_t stream, const Deadline& deadline);
 
-// As allocate_device(), of bytes that are 0 for every stream.
+// As allocate_device(). The memory is zeroed before the call returns, so every stream sees zeros.
 Buffer allocate_cleared_device(std::size_t bytes, int device);
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A point in time after which a wait gives up. Every wait of the runtime takes one.
+// A point in time after which a wait gives up. Every wait of the runtime has one.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Decades are endless enough, and the clock's whole numbers don't wrap: what is predicted may be any number.
+  // Estimated durations may be arbitrarily large. About 30 years stands for no limit and does not overflow the clock.
   static constexpr double kMaxSeconds = 1e9;
 
   static Deadline after(double seconds) {
@@ -20,10 +20,10 @@ class Deadline {
   }
 
   bool expired() const { return Clock::now() >= end_; }
-  // Seconds since it has passed; negative before.
+  // Seconds since the deadline passed; negative before.
   double overdue() const { return std::chrono::duration<double>(Clock::now() - end_).count(); }
   Clock::time_point end() const { return end_; }
-  // How long the wait was allowed to last, for messages.
+  // The seconds that the wait was allowed to last, for messages.
   double seconds() const { return seconds_; }
 
  private:

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a wait for the own device's work may last, by what is waited for: the one place for such limits. Waits that
-// peers have a part in follow comm/timeouts.hpp.
+// How long a wait for this rank's own device may last, by kind of wait. All such limits are defined here. Waits that
+// involve peers use comm/timeouts.hpp.
 //
-// A device gives no signs of life, so a wait can't tell one that works from one that is stuck. What it knows is who
-// made the work.
+// A device sends no heartbeats, so a wait can't tell a busy device from a stuck one. The limit therefore depends on who
+// enqueued the work.
 #pragma once
 
 #include <algorithm>
@@ -20,16 +20,17 @@ class DeviceTimeouts {
   static constexpr double kShortWorkSeconds = 60.0;
   static constexpr double kProbeSeconds = 10.0;
 
-  // A wait for whatever is in a queue. That may be its callers' work, or other programs' that share the device, and is
-  // as long as they made it: hours of it are no failure. A device that is stuck ends the wait all the same. Whoever
-  // waits so keeps looking after what has a deadline of its own.
+  // For everything that is enqueued on a stream. That may include the caller's own work and that of other programs on
+  // the device, which may legitimately take hours. A stuck device still ends the wait. The waiting thread keeps polling
+  // whatever has a deadline of its own.
   static Deadline for_queue() { return Deadline::after(kQueueSeconds); }
-  // A wait for work that the one who waits has just made, of milliseconds, in a queue of the library's own.
+  // For work of some milliseconds that the waiting thread has just enqueued on one of the library's own streams.
   static Deadline for_short_work() { return Deadline::after(kShortWorkSeconds); }
-  // A wait for an answer that may not come, for which other ranks wait up to `seconds`: it is over before they are.
+  // For an answer that may never come, while other ranks wait up to `seconds`: this wait ends before theirs.
   static Deadline for_probe(double seconds) { return Deadline::after(std::min(kProbeSeconds, seconds)); }
 
-  // Throws kPeer past the deadline of a wait that ends by the device alone. `why`: what is known of it.
+  // Throws kPeer if `deadline` has passed, for a wait that only the device can end. `why` is the reason shown in the
+  // message.
   static void check(const Deadline& deadline, const std::string& why);
 };
 

@@ -18,7 +18,7 @@ constexpr std::size_t size_of(Dtype dtype) { return dtype == Dtype::kF32 ? 4 : 2
 std::string_view dtype_name(Dtype dtype);
 std::optional<Dtype> parse_dtype(std::string_view name);
 
-// bf16 and fp16 travel as their bit patterns.
+// bf16 and fp16 values are passed as their bit patterns.
 inline float bf16_to_float(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 
 // Round to nearest even; NaN stays NaN (quiet).
@@ -32,7 +32,7 @@ float f16_to_float(std::uint16_t bits);
 // Round to nearest even; overflow gives infinity, NaN stays NaN (quiet).
 std::uint16_t float_to_f16(float value);
 
-// The exponent's bits in a number of 16 bits, which are all set where it is an infinity or NaN, and only there.
+// The mask of the exponent bits of a 16-bit float. All of them are set exactly for infinities and NaN.
 constexpr unsigned exponent_bits(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x7f80U : 0x7c00U; }
 
 // One element of `dtype` at `address` as float (exact), and back (round to nearest even).

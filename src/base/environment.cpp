@@ -15,7 +15,7 @@
 namespace ringattn {
 
 bool is_secret(std::string_view text) {
-  constexpr std::size_t kShortest = 32;  // who records a proof may try short ones at leisure
+  constexpr std::size_t kShortest = 32;  // an attacker who has recorded a proof can try short secrets offline
   constexpr std::size_t kMaxNameLength = 1024;
   return text.size() >= kShortest && text.size() <= kMaxNameLength &&
          std::ranges::all_of(text, [](char c) { return c > ' ' && c < '\x7f'; });
@@ -41,7 +41,7 @@ constexpr EnvironmentVariable kTable[] = {
     {"RINGATTN_STORE_SECRET", "32 to 1024 printable characters without blanks, equal on all ranks",
      "ranks prove to each other that they know it before they form a world; launch/ringattn-mpirun makes one",
      [](Environment&, std::string_view value) { return is_secret(value); }, true},
-    {"RINGATTN_STORE_SECRET_FILE", "the path of a file that its owner alone can read",
+    {"RINGATTN_STORE_SECRET_FILE", "the path of a file that only its owner can read",
      "the same as the first line of a file", [](Environment&, std::string_view value) { return !value.empty(); }},
     {"RINGATTN_OUTCOMES", "a folder",
      "launch/ringattn-mpirun sets it: where each rank writes how it ended; a program takes it out of its environment",

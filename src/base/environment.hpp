@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment variables of the runtime that are no twin of a flag: documented in one table, read once.
+// Environment variables of the runtime that do not stand for a flag. One table documents them, and their values are
+// read once.
 #pragma once
 
 #include <optional>
@@ -14,28 +15,30 @@ struct Environment {
   double pace = 0.0;  // RINGATTN_PACE
 };
 
-// A variable = one row, also where others read it (launchers, Python, tests): a name that no row has is refused.
+// One row per variable, including variables that only launchers, Python or the tests read. A name without a row is
+// refused.
 struct EnvironmentVariable {
   std::string_view name;
   std::string_view accepts;
-  std::string_view meaning;  // one line for people
-  // Takes over the value where Environment has it; false: it is not what the variable accepts.
+  std::string_view meaning;  // one line for the documentation
+  // Stores the value if Environment has a field for it. Returns false if the variable does not accept the value.
   bool (*set)(Environment& environment, std::string_view value);
   bool secret = false;  // the value appears in no message and no report
 };
 
 std::span<const EnvironmentVariable> environment_table();
 
-// Whether a text may be a secret (RINGATTN_STORE_SECRET): long enough, and one word.
+// Returns true if `text` may serve as RINGATTN_STORE_SECRET: long enough, and without blanks.
 bool is_secret(std::string_view text);
 
 // The values of this process, read at the first call. Throws kUsage for a value that its variable doesn't accept.
 const Environment& environment();
 
-// The value as messages and reports show it: that of a secret is left out.
+// The value as messages and reports show it. A secret's value is left out.
 std::string shown_value(std::string_view name, std::string_view value);
 
-// NAME=value pairs of this process whose names start with one of `prefixes`, sorted by name, with their shown values.
+// NAME=value pairs of this process whose names start with one of `prefixes`, sorted by name, with shown_value()
+// applied.
 struct EnvironmentEntry {
   std::string name;
   std::string value;

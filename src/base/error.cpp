@@ -36,7 +36,7 @@ MessageTemplate whole_message(const MessageTemplate& problem, const MessageTempl
                               const MessageTemplate& suggestion) {
   MessageTemplate message = problem;
   if (!why.empty()) message += {" (", why, ")"};
-  // A problem that is a whole message already brings its own end.
+  // A problem that is a whole message ends with its own punctuation.
   const std::string text = message.text();
   if (!text.empty() && std::string_view(".?!").find(text.back()) == std::string_view::npos) message += ".";
   if (!suggestion.empty()) message += {" ", suggestion};
@@ -64,12 +64,12 @@ void fail(ErrorCode code, const MessageTemplate& problem, const MessageTemplate&
   throw Error(code, problem, why, suggestion);
 }
 
-// Code, rank and host (both empty: no place), then the three parts: a fragment is its kind, its name and its value,
-// each text with a NUL behind; a NUL in place of a kind ends the part.
+// Format: code, rank and host (both empty without a location), then the three parts. A fragment is its kind, its name
+// and its value, each text followed by a NUL. A NUL in place of a kind ends the part.
 std::string pack_error(const Error& error) {
   std::string bytes(1, static_cast<char>(error.code()));
   const auto append = [&bytes](std::string text) {
-    std::replace(text.begin(), text.end(), '\0', ' ');  // a name out of a file may hold anything
+    std::replace(text.begin(), text.end(), '\0', ' ');  // a name read from a file may contain any byte
     bytes.append(text).push_back('\0');
   };
   append(error.location() == nullptr ? std::string() : std::to_string(error.location()->rank));
@@ -121,7 +121,7 @@ namespace {
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-// Of capitals and small letters alike.
+// Case-insensitive.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -141,12 +141,12 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest_name(std::string_view name, const std::string_view* candidates, std::size_t count) {
   std::string_view best;
-  // Of three letters, two others make another name.
-  const std::size_t most = name.size() <= 3 ? 1 : std::max<std::size_t>(2, name.size() / 3);
-  std::size_t best_distance = most + 1;
+  // With three letters, two substitutions make a different name.
+  const std::size_t max_distance = name.size() <= 3 ? 1 : std::max<std::size_t>(2, name.size() / 3);
+  std::size_t best_distance = max_distance + 1;
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t distance = edit_distance(name, candidates[i]);
-    const bool alike = distance < std::max(name.size(), candidates[i].size());  // else no letter is the same
+    const bool alike = distance < std::max(name.size(), candidates[i].size());  // otherwise no letter is the same
     if (alike && distance < best_distance) {
       best_distance = distance;
       best = candidates[i];

@@ -18,7 +18,7 @@ namespace ringattn {
 
 namespace {
 
-// A disk may take so long before it counts as lost.
+// A rank stops sending heartbeats for a disk that takes longer than this.
 constexpr std::chrono::minutes kMaxCall{10};
 
 }  // namespace
@@ -46,10 +46,10 @@ int await_disk(std::function<int()> call) {
   try {
     std::thread([call, promise = std::move(promise)]() mutable {
       const int result = call();
-      call = nullptr;  // what it owns goes before the caller goes on
+      call = nullptr;  // release what it owns before the caller continues
       promise.set_value(result);
     }).detach();
-  } catch (const std::system_error&) {  // no thread is to be had
+  } catch (const std::system_error&) {  // the system refused a thread
     return call();
   }
   const auto limit = std::chrono::steady_clock::now() + kMaxCall;
@@ -62,7 +62,7 @@ int await_disk(std::function<int()> call) {
 int await_disk(const FileDescriptor& file, std::function<int(int fd)> call) {
   if (RankLiveness::current() == nullptr) return call(file.get());
   const auto own = std::make_shared<FileDescriptor>(::fcntl(file.get(), F_DUPFD_CLOEXEC, 0));
-  if (!own->valid()) return call(file.get());  // nor would another thread have one
+  if (!own->valid()) return call(file.get());  // no descriptor left: another thread would not get one either
   return await_disk([own, call = std::move(call)] { return call(own->get()); });
 }
 
@@ -70,7 +70,7 @@ void sync_file(const FileDescriptor& file, const MessageTemplate& name) {
   const int error =
       await_disk(file, [](int fd) { return uninterrupted([fd] { return ::fsync(fd); }) == 0 ? 0 : errno; });
   if (error == 0) return;
-  fail_file({"can't bring ", name, " to the disk"}, error, "Choose another folder, on a disk that is in order.");
+  fail_file({"can't sync ", name, " to the disk"}, error, "Choose another folder, on a disk that is in order.");
 }
 
 }  // namespace ringattn

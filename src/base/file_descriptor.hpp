@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An open file, and the system calls on it that a signal may break off.
+// An open file, and wrappers for system calls that a signal may interrupt.
 #pragma once
 
 #include <cerrno>
@@ -31,8 +31,7 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-// The result of a system call that is made again as long as a signal breaks it off. Not for close(): the descriptor is
-// gone whatever it returns.
+// Repeats a system call until no signal interrupts it. Not for close(): the descriptor is closed whatever it returns.
 template <typename Call>
 auto uninterrupted(const Call& call) {
   auto result = call();
@@ -40,17 +39,17 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-// Makes a call that may take as long as a slow disk or network needs, and returns what it does: 0, or an error's
-// number. Where the caller is a rank, a thread of its own makes the call and the rank gives signs of life: a slow disk
-// is no rank's silence. That thread may outlive the caller, so `call` owns what it uses.
+// Runs a call that may take as long as a slow disk or network needs, and returns its result: 0, or an errno. If the
+// caller is a rank, a separate thread runs the call while the rank sends heartbeats, so other ranks do not take a slow
+// disk for a silent rank. That thread may outlive the caller, so `call` must own what it uses.
 int await_disk(std::function<int()> call);
-// The same of a call on an open file; it gets a descriptor of that file.
+// The same for a call on an open file. `call` gets a duplicate of its descriptor.
 int await_disk(const FileDescriptor& file, std::function<int(int fd)> call);
 
-// Throws kFile "problem (what the system says of error_number). suggestion."
+// Throws kFile "problem (strerror(error_number)). suggestion."
 [[noreturn]] void fail_file(const MessageTemplate& problem, int error_number, const MessageTemplate& suggestion);
 
-// Brings what was written to the disk, however long that takes. `name` is what messages call the file. Throws kFile.
+// Flushes `file` to disk, however long that takes. Messages call the file `name`. Throws kFile.
 void sync_file(const FileDescriptor& file, const MessageTemplate& name);
 
 }  // namespace ringattn

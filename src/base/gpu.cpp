@@ -25,7 +25,7 @@ namespace {
 
 struct Found {
   std::vector<Gpu> gpus;
-  std::string why;  // there are none
+  std::string why;  // why the list is empty
 };
 
 std::string uuid_text(const cudaUUID_t& uuid) {
@@ -40,7 +40,7 @@ Found find_gpus() {
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result != cudaSuccess) {
     cudaGetLastError();
-    int driver = 0;  // stays 0 where there is none, which CUDA reports as one that is too old
+    int driver = 0;  // stays 0 without a driver, which CUDA reports as a driver that is too old
     const bool none =
         result == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
     found.why = fmt::format("no GPU can be used: {}", none ? "no NVIDIA driver was found" : cudaGetErrorString(result));
@@ -61,7 +61,7 @@ const Found& found_gpus() {
   return found;
 }
 
-// The allocations that live, by address.
+// Live allocations, by address.
 class Allocations {
  public:
   static Allocations& table() {
@@ -78,7 +78,8 @@ class Allocations {
   }
 
   std::shared_ptr<const DeviceAllocation> find(const std::byte* data, std::size_t bytes) {
-    std::shared_ptr<const DeviceAllocation> found;  // outlives the lock: it may be the last to let go
+    std::shared_ptr<const DeviceAllocation>
+        found;  // declared before the lock: this may be the last reference, and its deleter takes the lock
     const std::lock_guard lock(mutex_);
     const auto after = by_address_.upper_bound(data);
     if (after == by_address_.begin()) return nullptr;
@@ -91,7 +92,7 @@ class Allocations {
  private:
   void remove(const DeviceAllocation* dead) {
     {
-      // Before the memory goes back: its address may be given out again at once.
+      // Before the memory is freed: its address may be reused at once.
       const std::lock_guard lock(mutex_);
       by_address_.erase(dead->base);
     }
@@ -112,7 +113,7 @@ MessageTemplate how_to_need_less() {
 
 void check_cuda(cudaError_t result, std::string_view call) {
   if (result == cudaSuccess) return;
-  cudaGetLastError();  // the next call starts clean, unless the context itself is broken
+  cudaGetLastError();  // clears the error, unless the context itself is broken
   const std::string why = fmt::format("{}: {}", cudaGetErrorName(result), cudaGetErrorString(result));
   switch (result) {
     case cudaErrorMemoryAllocation:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A lock for what one thread makes and others of the process share, which may take minutes.
+// A mutex for values that one thread computes, perhaps for minutes, and other threads of the process share.
 #pragma once
 
 #include <chrono>
@@ -10,8 +10,8 @@
 
 namespace ringattn {
 
-// Holds `mutex`. A rank that waits for it shows that it goes on, so that no other one takes it for silent; it may throw
-// as waiting_heartbeat() does.
+// Locks `mutex`. A rank that waits for it sends heartbeats, so that other ranks do not take it for silent. Throws as
+// waiting_heartbeat() does.
 inline std::unique_lock<std::mutex> lock_with_heartbeat(std::mutex& mutex) {
   std::unique_lock lock(mutex, std::try_to_lock);
   while (!lock.owns_lock() && !lock.try_lock()) {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 
-// A line of a file of /proc that counts kB, in bytes; 0 where there is no such line.
+// The value in bytes of a /proc file's line that counts kB; 0 if there is no such line.
 std::size_t bytes_in(const char* path, std::string_view name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -33,37 +33,39 @@ std::size_t bytes_in(const char* path, std::string_view name) {
 
 std::size_t status_bytes(std::string_view name) { return bytes_in("/proc/self/status", name); }
 
-// The number of bytes that a file of the system holds; "max", or no file: no limit.
+// The byte limit that a cgroup file holds. "max" or a missing file means no limit.
 std::size_t limit_in(const std::string& path) {
   std::ifstream file(path);
   std::size_t bytes = 0;
   return file >> bytes ? bytes : kNoLimit;
 }
 
-// Of a control group and those that it is in: "/a/b" names <root>/a/b, <root>/a and <root>.
+// The smallest limit of a cgroup and its ancestors: for "/a/b", those of <root>/a/b, <root>/a and <root>.
 std::size_t group_limit(const std::string& root, std::string group, const std::string& file) {
-  std::size_t least = limit_in(root + "/" + file);
+  std::size_t min_limit = limit_in(root + "/" + file);
   while (group.size() > 1 && group.front() == '/') {
-    least = std::min(least, limit_in(root + group + "/" + file));
+    min_limit = std::min(min_limit, limit_in(root + group + "/" + file));
     group.resize(group.rfind('/'));
   }
-  return least;
+  return min_limit;
 }
 
 std::size_t group_limit() {
-  std::size_t least = kNoLimit;
+  std::size_t min_limit = kNoLimit;
   std::ifstream file("/proc/self/cgroup");  // hierarchy:controllers:group
   for (std::string line; std::getline(file, line);) {
     const std::size_t controllers = line.find(':') + 1;
     const std::size_t group = line.find(':', controllers) + 1;
     if (controllers == 0 || group == 0) continue;
-    const std::string of = line.substr(controllers, group - 1 - controllers);
-    if (of.empty()) least = std::min(least, group_limit("/sys/fs/cgroup", line.substr(group), "memory.max"));
-    if (of == "memory") {
-      least = std::min(least, group_limit("/sys/fs/cgroup/memory", line.substr(group), "memory.limit_in_bytes"));
+    const std::string controller_list = line.substr(controllers, group - 1 - controllers);
+    if (controller_list.empty())
+      min_limit = std::min(min_limit, group_limit("/sys/fs/cgroup", line.substr(group), "memory.max"));
+    if (controller_list == "memory") {
+      min_limit =
+          std::min(min_limit, group_limit("/sys/fs/cgroup/memory", line.substr(group), "memory.limit_in_bytes"));
     }
   }
-  return least;
+  return min_limit;
 }
 
 }  // namespace

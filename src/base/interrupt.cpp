@@ -14,23 +14,23 @@ using Clock = std::chrono::steady_clock;
 
 struct ThreadInterrupt {
   Interrupt interrupt;
-  bool begun = false;        // whether `next` counts from the call that is under way
-  bool interrupted = false;  // the call is ending: its clean-up is not interrupted
+  bool begun = false;        // `next` counts from the start of the current call
+  bool interrupted = false;  // the call is ending; its clean-up is not interrupted
   Clock::time_point next;
 };
 
-thread_local ThreadInterrupt of_thread;
+thread_local ThreadInterrupt thread_interrupt;
 
 }  // namespace
 
-void set_interrupt(const Interrupt& interrupt) { of_thread.interrupt = interrupt; }
+void set_interrupt(const Interrupt& interrupt) { thread_interrupt.interrupt = interrupt; }
 
-void begin_interruptible() { of_thread.begun = of_thread.interrupted = false; }
+void begin_interruptible() { thread_interrupt.begun = thread_interrupt.interrupted = false; }
 
-bool was_interrupted() { return of_thread.interrupted; }
+bool was_interrupted() { return thread_interrupt.interrupted; }
 
 void poll_interrupt() {
-  ThreadInterrupt& own = of_thread;
+  ThreadInterrupt& own = thread_interrupt;
   if (own.interrupt.poll == nullptr || own.interrupted) return;
   const Clock::time_point now = Clock::now();
   const auto after = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kSecondsBetweenPolls));

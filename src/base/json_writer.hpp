@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes JSON as text, in the order of the calls: reports, traces, golden files. Numbers that JSON can't hold (NaN, ±∞)
-// become null, bytes that are no UTF-8 become U+FFFD.
+// Writes JSON as text, in the order of the calls: reports, traces, golden files. Numbers that JSON can't represent
+// (NaN, ±∞) become null, and bytes that are not UTF-8 become U+FFFD.
 #pragma once
 
 #include <concepts>
@@ -13,12 +13,12 @@ namespace ringattn {
 
 class JsonWriter {
  public:
-  // `pretty`: one member a line, two spaces a level; else one line without spaces.
+  // `pretty`: one member per line, two spaces per level. Otherwise one line without spaces.
   explicit JsonWriter(bool pretty = true) : pretty_(pretty) {}
 
   JsonWriter& begin_object() { return open('{'); }
   JsonWriter& end_object() { return close('}'); }
-  // `flat`: the list's entries stay on one line.
+  // `flat`: the array's elements stay on one line.
   JsonWriter& begin_array(bool flat = false);
   JsonWriter& end_array() { return close(']'); }
   JsonWriter& key(std::string_view name);
@@ -36,7 +36,7 @@ class JsonWriter {
     return key(name).value(content);
   }
 
-  // The text so far; whole once every object and list is closed.
+  // The text so far. It is complete once every object and array is closed.
   const std::string& text() const { return text_; }
 
  private:

@@ -16,10 +16,10 @@ namespace ringattn {
 namespace {
 
 std::atomic<bool> host_memory_kept{false};
-std::atomic<std::size_t> allocated{0};  // of live buffers
+std::atomic<std::size_t> allocated{0};  // bytes of live buffers
 
-// Counts bytes that are about to be allocated, or returns false where all buffers together would not fit this host. The
-// system itself says so only when they are written, by killing the process.
+// Reserves bytes that are about to be allocated, or returns false if all buffers together would not fit this host. The
+// system itself would report that only on the first write, by killing the process.
 bool fit(std::size_t bytes) {
   static const std::size_t usable = usable_bytes();
   if (bytes > usable || allocated.fetch_add(bytes) > usable - bytes) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owned memory of either kind, and the handle of the queue that device work is enqueued on.
+// Owned host or device memory, and the handle of a device's stream.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace ringattn {
 
 enum class MemoryKind { kHost, kDevice };
 
-// Bytes that are freed with the object. Host buffers are aligned to 4096 bytes.
+// Memory that is freed with the object. Host buffers are aligned to 4096 bytes.
 class Buffer {
  public:
   Buffer() = default;
@@ -27,16 +27,15 @@ class Buffer {
   MemoryKind kind_ = MemoryKind::kHost;
 };
 
-// Uninitialised host memory; throws kMemory with the size when the host refuses, or when all host buffers of this
-// process together would be more than it may use (usable_bytes()).
+// Uninitialized host memory. Throws kMemory with the size when the host refuses, or when all host buffers of this
+// process together would exceed usable_bytes().
 Buffer allocate_host(std::size_t bytes);
 
-// From now on host buffers are not given back when they go: something may still read them that nobody can stop. For a
-// process that is about to end.
+// From now on host buffers are not freed when they are destroyed, because work that can't be stopped may still read
+// them. For a process that is about to end.
 void keep_host_memory() noexcept;
 
-// A device's work queue (a cudaStream_t). Host backends and transports finish each call before they return and ignore
-// it.
+// A device's stream (a cudaStream_t). Host backends and transports finish each call before they return and ignore it.
 struct Stream {
   void* handle = nullptr;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text that names settings and commands without spelling them. The library knows that a smaller block would help; that
-// its user writes "--block 4096" for it is known to the program alone. So a message keeps such names apart from its
-// text, and whoever shows it gives the words.
+// Text that names settings and commands without spelling them. The library knows that a smaller block would help, but
+// only the program knows that its user writes "--block 4096" for it. A message therefore keeps such names apart from
+// its text, and the code that shows it spells them.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace ringattn {
 
-// One stretch of a text: literal text, a setting ("kernel", perhaps with the value "auto"), or a command ("info",
+// One fragment of a text: literal text, a setting ("kernel", perhaps with the value "auto"), or a command ("info",
 // perhaps with the setting "measure").
 struct MessageFragment {
   enum class Kind : char { kText = 't', kSetting = 's', kCommand = 'c' };
 
   Kind kind = Kind::kText;
-  std::string name;   // of kText: the text itself
-  std::string value;  // of kSetting: the value; of kCommand: the setting; may be empty
+  std::string name;   // kText: the text itself
+  std::string value;  // kSetting: the value; kCommand: the setting; may be empty
 
   bool operator==(const MessageFragment&) const = default;
 };
@@ -30,18 +30,18 @@ struct Vocabulary {
   std::string (*command)(std::string_view name, std::string_view setting);
 };
 
-// For callers of the library: "kernel = auto", "ringattn's info".
+// The vocabulary for callers of the library: "kernel = auto", "ringattn's info".
 extern const Vocabulary kPlainVocabulary;
 
 class MessageTemplate {
  public:
   MessageTemplate() = default;
-  // Conversions, so that plain text is given as it is.
+  // Implicit, so that plain text can be passed directly.
   MessageTemplate(const char* text) : MessageTemplate(std::string_view(text)) {}
   MessageTemplate(std::string_view text);
   MessageTemplate(const std::string& text) : MessageTemplate(std::string_view(text)) {}
   MessageTemplate(MessageFragment fragment);
-  // One after the other: {"Use ", setting("backend", "cpu"), ", or a build with CUDA."}.
+  // Concatenates: {"Use ", setting("backend", "cpu"), ", or a build with CUDA."}.
   MessageTemplate(std::initializer_list<MessageTemplate> parts);
 
   MessageTemplate& operator+=(const MessageTemplate& other);

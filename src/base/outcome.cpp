@@ -21,9 +21,9 @@ constexpr const char* kVariable = "RINGATTN_OUTCOMES";
 
 constinit std::atomic<bool> launched = false;
 constinit std::atomic<int> file = -1;
-static_assert(std::atomic<int>::is_always_lock_free);  // what a signal handler may touch
+static_assert(std::atomic<int>::is_always_lock_free);  // required by the signal handler
 
-// Whether the whole line is in the file. Async-signal-safe.
+// Returns true if the whole line was written. Async-signal-safe.
 bool append(const char* word, int number) noexcept {
   const int fd = file;
   if (fd < 0) return false;
@@ -54,7 +54,7 @@ void begin_outcome(std::optional<int> rank, int ranks_on_host) noexcept {
   char path[PATH_MAX];
   const auto text = fmt::format_to_n(path, sizeof(path) - 1, "{}/{}.{}.{}", folder, host, space.st_ino, ::getpid());
   *text.out = '\0';
-  // Exclusively: whatever lies there already isn't this process's.
+  // O_EXCL: a file that exists already is not this process's.
   if (text.size < sizeof(path)) file = ::open(path, O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (rank) append("rank", *rank);
   append("started", ranks_on_host);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC'11),
-// section 4.3. Integer arithmetic only, so host and device make the same words.
+// section 4.3. It uses only integer arithmetic, so host and device generate the same words.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct PhiloxWords {
   std::uint32_t word[4];
 };
 
-// The block of four words at `counter` under `key`.
+// The four random words for `counter` under `key`.
 RINGATTN_HOST_DEVICE inline PhiloxWords philox4x32_10(PhiloxWords counter, std::uint64_t key) {
   auto key0 = static_cast<std::uint32_t>(key);
   auto key1 = static_cast<std::uint32_t>(key >> 32);

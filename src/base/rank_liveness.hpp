@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's liveness: how the thread that is a rank shows that it goes on. It beats between two pieces of its work and
-// looks up between two polls of a wait; what that means to other ranks, comm knows. A thread without a liveness does
-// neither.
+// How the thread that runs a rank shows that it makes progress. The thread calls heartbeat() between two steps of its
+// work and waiting_heartbeat() between two polls of a wait. comm/ reports these heartbeats to other ranks. On a thread
+// without a liveness both only poll for an interrupt.
 #pragma once
 
 #include <time.h>
@@ -24,31 +24,32 @@ class RankLiveness {
 
   int rank() const { return rank_; }
 
-  // The rank has worked since its last sign, or only waited. Both throw kPeer once another rank is silent.
+  // Records that the rank has worked since its last heartbeat, or that it has only waited. Both throw kPeer once
+  // another rank is silent.
   void heartbeat();
   void waiting_heartbeat();
 
-  // When the last sign of either kind was, and the last beat.
+  // The time of the last heartbeat of either kind, and of the last one after work.
   Clock::time_point last_heartbeat() const { return time_of(last_heartbeat_); }
   Clock::time_point last_work() const { return time_of(last_work_); }
-  // Whether this is a thread's liveness at the moment.
+  // True while a RankLivenessScope makes this a thread's liveness.
   bool is_attached() const { return attached_; }
-  // Seconds of processor time that its thread has used; 0 where that isn't known.
+  // Seconds of CPU time that its thread has used; 0 if unknown.
   double processor_seconds() const;
 
-  // Whether another rank has worked within these seconds, or within those after which a rank is silent.
+  // True if another rank has worked within the last `seconds`, capped at the time after which a rank is silent.
   virtual bool others_are_working(double) const { return false; }
-  // How much later than that it may notice that another rank is silent. A wait that gives up by itself does so later
-  // still: it knows whom it waits for, and not for whom that rank does.
+  // Seconds after that time within which this rank detects that another one is silent. A wait that times out by itself
+  // does so later still, because it knows only the rank that it waits for, not the rank that one waits for in turn.
   virtual double detection_seconds() const { return 0.0; }
-  // The first sign that this rank is going to fail, before its stack unwinds.
+  // Called when this rank is about to fail, before its stack unwinds.
   virtual void on_failure(const Error&) noexcept {}
 
-  // The calling thread's; nullptr: it has none.
+  // The calling thread's liveness, or nullptr.
   static RankLiveness* current();
 
  protected:
-  // What a sign does besides being noted; on the rank's own thread.
+  // Called on the rank's own thread for each heartbeat.
   virtual void on_heartbeat() {}
 
  private:
@@ -65,7 +66,7 @@ class RankLiveness {
   std::atomic<clockid_t> processor_clock_{};
 };
 
-// While it lives, `liveness` is the calling thread's.
+// Makes `liveness` the calling thread's while this object lives.
 class RankLivenessScope {
  public:
   explicit RankLivenessScope(RankLiveness& liveness);
@@ -77,11 +78,12 @@ class RankLivenessScope {
   RankLiveness& liveness_;
 };
 
-// The same of the calling thread's liveness, if it has one. Not from inside a parallel region: they may throw.
+// Call the same function of the calling thread's liveness, if it has one, after poll_interrupt(). They may throw, so
+// don't call them inside an OpenMP parallel region.
 void heartbeat();
 void waiting_heartbeat();
 
-// Throws `error`, having said so to the calling thread's liveness.
+// Calls on_failure() of the calling thread's liveness and throws `error`.
 [[noreturn]] void fail_rank(const Error& error);
 
 }  // namespace ringattn

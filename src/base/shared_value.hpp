@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A value that never changes and that many may hold, or nothing. Two are equal where the values are, whoever made them.
+// An immutable value with shared ownership, or nothing. Comparison compares the values, not the pointers.
 #pragma once
 
 #include <cstddef>

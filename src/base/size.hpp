@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes as people write them: tokens and bytes with the suffixes k, m, g = 1024, 1024², 1024³.
+// Sizes as users write them: tokens or bytes with the suffixes k, m, g = 1024, 1024², 1024³.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace ringattn {
 
-// "4096", "8k", "2M"; nothing for anything else, a sign, a fraction, or a number past 2^63 − 1.
+// Accepts "4096", "8k", "2M". Returns nothing for other text, a sign, a fraction, or a number above 2^63 − 1.
 std::optional<std::int64_t> parse_size(std::string_view text);
 
-// For people: "512 B", "1.5 MiB".
+// For messages: "512 B", "1.5 MiB".
 std::string format_bytes(double bytes);
 
 // "1 byte", "2 bytes".

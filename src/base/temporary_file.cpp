@@ -18,18 +18,18 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kEndingBytes = 13;  // of ".01234567.tmp"
+constexpr std::size_t kEndingBytes = 13;  // length of ".01234567.tmp"
 constexpr std::string_view kWriteAdvice = "Choose another folder, on a disk that is in order.";
 
 std::string_view name_in_folder(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
 // The longest name that the folder's file system takes.
 std::size_t max_name_length(const std::string& path) {
-  const long most = ::pathconf(folder_of(path).c_str(), _PC_NAME_MAX);
-  return most > 0 ? static_cast<std::size_t>(most) : NAME_MAX;
+  const long max_length = ::pathconf(folder_of(path).c_str(), _PC_NAME_MAX);
+  return max_length > 0 ? static_cast<std::size_t>(max_length) : NAME_MAX;
 }
 
-// The path of the temporary file without its ending; nothing where even that has no room.
+// The path of the temporary file without its suffix, or nothing if even an empty stem does not fit.
 std::optional<std::string> temporary_stem(const std::string& path) {
   const std::string_view name = name_in_folder(path);
   const std::size_t folder = path.size() - name.size();
@@ -37,7 +37,7 @@ std::optional<std::string> temporary_stem(const std::string& path) {
   constexpr std::size_t kMaxPath = PATH_MAX - 1;
   if (max_name < kEndingBytes || folder + kEndingBytes > kMaxPath) return std::nullopt;
   std::size_t kept = std::min({name.size(), max_name - kEndingBytes, kMaxPath - kEndingBytes - folder});
-  // Not within a character of UTF-8: there are file systems that refuse the rest of it.
+  // Never cut within a UTF-8 character: some file systems refuse an incomplete one.
   while (kept < name.size() && kept > 0 && (static_cast<unsigned char>(name[kept]) & 0xC0U) == 0x80U) --kept;
   return path.substr(0, folder + kept);
 }
@@ -47,8 +47,7 @@ std::optional<std::string> temporary_stem(const std::string& path) {
        {"Choose another name, or replace it with ", setting("force"), "."});
 }
 
-// Renames without replacing, by the strongest means that the file system has. EEXIST where there is a file of that
-// name.
+// Renames without replacing, by the safest call that the file system supports. Returns EEXIST if the target exists.
 int rename_new(const char* from, const char* to) {
   if (uninterrupted([&] { return ::renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE); }) == 0) return 0;
   if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) return errno;
@@ -57,7 +56,7 @@ int rename_new(const char* from, const char* to) {
     return 0;
   }
   if (errno == EEXIST) return errno;
-  // No hard links either. A look just before the rename is all that is left on such a file system.
+  // Without hard links only a check just before the rename is left.
   struct stat status;
   if (::lstat(to, &status) == 0) return EEXIST;
   return uninterrupted([&] { return ::rename(from, to); }) == 0 ? 0 : errno;
@@ -70,7 +69,7 @@ int rename_over(const char* from, const char* to) {
 int sync_folder(const char* path) {
   const FileDescriptor folder(uninterrupted([&] { return ::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (folder.valid() && uninterrupted([&] { return ::fsync(folder.get()); }) == 0) return 0;
-  return folder.valid() && errno == EINVAL ? 0 : errno;  // EINVAL: a file system whose folders need no sync
+  return folder.valid() && errno == EINVAL ? 0 : errno;  // EINVAL: the file system's directories need no sync
 }
 
 }  // namespace
@@ -124,12 +123,12 @@ void TemporaryFile::discard() noexcept {
 }
 
 void check_file_name(const std::string& path, const MessageTemplate& name) {
-  const std::size_t most = max_name_length(path);
+  const std::size_t max_length = max_name_length(path);
   const std::size_t length = name_in_folder(path).size();
   const MessageTemplate problem{"can't write ", name};
-  if (length > most) {
+  if (length > max_length) {
     fail(ErrorCode::kFile, problem,
-         fmt::format("File name too long: {} bytes, and its file system takes {}", length, most),
+         fmt::format("File name too long: {} bytes, and its file system takes {}", length, max_length),
          "Choose a shorter name.");
   }
   if (path.size() >= PATH_MAX || !temporary_stem(path)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file that appears whole or not at all: it is written under another name in the same folder, and renamed. Every file
-// that this project writes is made this way.
+// A file that appears complete or not at all: it is written under another name in the same directory and then renamed.
+// The project writes every file this way.
 #pragma once
 
 #include <optional>
@@ -15,8 +15,8 @@ namespace ringattn {
 
 class TemporaryFile {
  public:
-  // Creates an empty file that is to become `path`. Its name is one that no file has, `<path>.<8 digits>.tmp`, with
-  // less of the path's own name where the file system takes no longer one. `name` is what messages call `path`. Throws
+  // Creates an empty file that is to become `path`. Its name is unused so far: `<path>.<8 hex digits>.tmp`, with the
+  // base name shortened where the file system does not allow one that long. Messages call the file `name`. Throws
   // kFile.
   TemporaryFile(const std::string& path, MessageTemplate name);
   TemporaryFile(const TemporaryFile&) = delete;
@@ -29,12 +29,12 @@ class TemporaryFile {
 
   // Appends. Throws kFile.
   void write(std::string_view text);
-  // The file has its own name from now on. `replace`: also where there is a file of that name. Throws kFile, and leaves
-  // what was there.
+  // Renames the file to its final path. `replace` allows it to overwrite an existing file. Throws kFile, and then
+  // leaves an existing file unchanged.
   void publish(bool replace);
-  // The same so that it outlives a crash of the machine, too: syncs the file before and its folder afterwards.
+  // The same, and durable across a crash of the machine: syncs the file before the rename and its directory after it.
   void publish_synced(bool replace);
-  // Removes it; publishing is not possible any more.
+  // Removes the file. It can't be published afterwards.
   void discard() noexcept;
 
  private:
@@ -42,14 +42,14 @@ class TemporaryFile {
   MessageTemplate name_;
   std::string path_;
   FileDescriptor file_;
-  std::optional<UnfinishedFile> unfinished_;  // as long as it is to be published or removed
+  std::optional<UnfinishedFile> unfinished_;  // set until the file is published or removed
 };
 
-// Throws kFile where the file system can't hold a file of this name, or its temporary file. For those who have much to
-// do before they create it.
+// Throws kFile if the file system can't hold a file of this name, or its temporary file. For callers that do much work
+// before they create the file.
 void check_file_name(const std::string& path, const MessageTemplate& name);
 
-// The folder that holds `path`.
+// The directory that contains `path`.
 std::string folder_of(const std::string& path);
 
 }  // namespace ringattn

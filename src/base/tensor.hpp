@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Views of tensors that somebody else owns. The innermost axis is contiguous; every other stride is free, so a slice of
-// a fused QKV tensor is a view. Strides count elements, and all indexing is 64-bit.
+// Non-owning views of tensors. The innermost axis is contiguous and every other stride is free, so a slice of a fused
+// QKV tensor is a view. Strides count elements, and all indexing is 64-bit.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct TensorView {
     return static_cast<const std::byte*>(data) +
            (token * token_stride + head * head_stride) * static_cast<std::int64_t>(size_of(dtype));
   }
-  // Whether the tensor is one contiguous [tokens, heads, dim] array.
+  // True if the tensor is one contiguous [tokens, heads, dim] array.
   bool is_dense() const { return head_stride == dim && token_stride == heads * dim; }
 };
 
@@ -45,7 +45,7 @@ struct MutableTensorView {
   operator TensorView() const { return {data, dtype, tokens, heads, dim, token_stride, head_stride}; }
 };
 
-// One fp32 value for each (token, head): LSE, row maxima, row sums.
+// One fp32 value for each (token, head): LSE, row maxima or row sums. Strides count elements.
 struct RowView {
   float* data = nullptr;
   std::int64_t token_stride = 0;

@@ -21,7 +21,7 @@ namespace {
 constexpr const char* kReadAdvice = "Check the path, and name a readable text file.";
 constexpr const char* kWriteAdvice = "Name a file in a directory that you may write to.";
 
-// Of the path itself: a link is a link.
+// The file type and mode of `path` itself: symbolic links are not followed.
 std::optional<mode_t> kind_of(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
@@ -32,7 +32,8 @@ std::optional<mode_t> kind_of(const std::string& path) {
 
 std::string read_text_file(const std::string& path, std::size_t limit) {
   const FileDescriptor file(uninterrupted([&] {
-    return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // a FIFO would wait for a writer
+    return ::open(path.c_str(),
+                  O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // O_NONBLOCK: opening a FIFO would wait for a writer
   }));
   if (!file.valid()) fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno), kReadAdvice);
   struct stat status {};
@@ -40,12 +41,12 @@ std::string read_text_file(const std::string& path, std::size_t limit) {
     fail(ErrorCode::kFile, fmt::format("can't read {}", path), "it is no regular file", kReadAdvice);
   }
   std::string text;
-  char piece[16384];
+  char buffer[16384];
   for (;;) {
-    const ssize_t got = uninterrupted([&] { return ::read(file.get(), piece, sizeof piece); });
+    const ssize_t got = uninterrupted([&] { return ::read(file.get(), buffer, sizeof buffer); });
     if (got < 0) fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno), kReadAdvice);
     if (got == 0) return text;
-    text.append(piece, static_cast<std::size_t>(got));
+    text.append(buffer, static_cast<std::size_t>(got));
     if (text.size() > limit) {
       fail(ErrorCode::kFile, fmt::format("{} is too long", path), fmt::format("at most {} bytes are read", limit),
            kReadAdvice);
@@ -70,7 +71,7 @@ void check_new_file(const std::string& path, bool force, std::string_view name) 
   check_file_name(path, setting(name, path));
   if (kind) return;
   const std::string directory = folder_of(path);
-  struct stat parent_status {};  // a link to a directory will do
+  struct stat parent_status {};  // follows a link to a directory
   const bool parent_exists = ::stat(directory.c_str(), &parent_status) == 0;
   if (!parent_exists || !S_ISDIR(parent_status.st_mode)) {
     fail(ErrorCode::kFile, cant_be_written,

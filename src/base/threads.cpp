@@ -16,8 +16,8 @@ namespace ringattn {
 void check_threads(std::int64_t threads) {
   if (threads >= 0 && threads <= kMaxThreads) return;
   fail(ErrorCode::kUsage, fmt::format("{} threads are not possible", threads),
-       fmt::format("there may be 1 to {}, and 0 stands for as many as there are processors for", kMaxThreads),
-       {"Choose a number in between for ", setting("threads"), "."});
+       fmt::format("1 to {} are allowed, and 0 means one per processor", kMaxThreads),
+       {"Choose such a number for ", setting("threads"), "."});
 }
 
 void try_threads(int count, const MessageTemplate& suggestion) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that the system may refuse.
+// Checks that the system can start the threads that a caller wants.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@
 
 namespace ringattn {
 
-// The most threads that anybody may ask for. OpenMP's own numbers have no limit, and what it does beyond the system's
-// is to end the process.
+// The largest number of threads that can be requested. OpenMP itself has no limit, and ends the process when it
+// requests more threads than the system allows.
 inline constexpr int kMaxThreads = 4096;
 
-// Throws kUsage unless it is a number of threads to ask for, 0 standing for a number that the library finds.
+// Throws kUsage unless `threads` is from 0 to kMaxThreads. 0 means that the library chooses.
 void check_threads(std::int64_t threads);
 
-// Throws kUnsupported with `suggestion` unless `count` threads can live at this moment. For those whose threads a
-// library starts that would end the process where it gets none.
+// Throws kUnsupported with `suggestion` unless `count` more threads can run at this moment. Call it before a library
+// starts threads that would end the process when it gets none.
 void try_threads(int count, const MessageTemplate& suggestion);
 
-// The same for a team of so many threads, one of which is the caller.
+// The same for a ThreadPool of `threads` threads, one of which is the caller.
 void try_thread_pool(int threads);
 
 }  // namespace ringattn

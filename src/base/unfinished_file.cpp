@@ -24,26 +24,27 @@ struct Slot {
   std::atomic<int> state = kFree;
   char path[PATH_MAX] = {};
 };
-static_assert(std::atomic<int>::is_always_lock_free);  // what a signal handler may touch
+static_assert(std::atomic<int>::is_always_lock_free);  // required by the signal handler
 
-// First the files that this process creates, then those of other processes.
+// First the files that this process creates, then files of other processes.
 constinit std::array<Slot, kMaxUnfinishedFiles + kMaxSharedFiles> slots;
 constinit std::atomic<bool> ending = false;
 
 constexpr int kEndingSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
-// As long as it lives no handler of these signals runs in this thread. One in another thread can wait for this one.
-class SignalsElsewhere {
+// Blocks these signals in this thread while the object lives, so that a handler can run only in another thread, which
+// may wait for this one.
+class ScopedSignalBlock {
  public:
-  SignalsElsewhere() noexcept {
+  ScopedSignalBlock() noexcept {
     sigset_t blocked;
     ::sigemptyset(&blocked);
     for (const int signal : kEndingSignals) ::sigaddset(&blocked, signal);
     ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
   }
-  ~SignalsElsewhere() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsElsewhere(const SignalsElsewhere&) = delete;
-  SignalsElsewhere& operator=(const SignalsElsewhere&) = delete;
+  ~ScopedSignalBlock() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ScopedSignalBlock(const ScopedSignalBlock&) = delete;
+  ScopedSignalBlock& operator=(const ScopedSignalBlock&) = delete;
 
  private:
   sigset_t before_;
@@ -53,7 +54,7 @@ int create(const char* path) noexcept {
   return uninterrupted([&] { return ::open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
 }
 
-// The creation of a file takes microseconds. On a file system that hangs it isn't waited for.
+// Creating a file takes microseconds. A file system that hangs is not waited for.
 void wait_while_creating(const Slot& slot) noexcept {
   constexpr timespec kPause{0, 1'000'000};
   for (int pauses = 0; slot.state == kCreating && pauses < 500; ++pauses) ::nanosleep(&kPause, nullptr);
@@ -69,7 +70,7 @@ void end_by_signal(int signal) {
 }  // namespace
 
 UnfinishedFile::UnfinishedFile(const std::string& path, FileDescriptor& file) noexcept : slot_(slots.size()) {
-  const SignalsElsewhere signals;
+  const ScopedSignalBlock signals;
   for (std::size_t i = 0; i < kMaxUnfinishedFiles && path.size() < sizeof(Slot::path); ++i) {
     int free = kFree;
     if (!slots[i].state.compare_exchange_strong(free, kCreating)) continue;
@@ -87,7 +88,7 @@ UnfinishedFile::UnfinishedFile(const std::string& path, FileDescriptor& file) no
 }
 
 UnfinishedFile::UnfinishedFile(const std::string& path) noexcept : slot_(slots.size()) {
-  const SignalsElsewhere signals;
+  const ScopedSignalBlock signals;
   for (std::size_t i = kMaxUnfinishedFiles; i < slots.size() && path.size() < sizeof(Slot::path); ++i) {
     int free = kFree;
     if (!slots[i].state.compare_exchange_strong(free, kCreating)) continue;

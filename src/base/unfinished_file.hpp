@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that are written under a temporary name, so that a signal that ends the process can take them along.
+// Keeps track of files under temporary names, so that a signal that ends the process can remove them.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace ringattn {
 
-// Creates a file that no path names yet, and says that it is unfinished as long as this object lives. Whenever the
-// signal comes, and to whatever thread, there is no file yet or the signal takes it along. Not so beyond
-// kMaxUnfinishedFiles at a time, or with an overlong path: those files stay behind.
+// Creates a file and registers it as unfinished while this object lives. A signal that ends the process removes the
+// file, whichever thread it arrives on and whenever it comes. Files beyond kMaxUnfinishedFiles at a time, and files
+// with an overlong path, are not registered and remain.
 class UnfinishedFile {
  public:
-  // `file` is open for writing afterwards, or not valid, and errno says why.
+  // Afterwards `file` is open for writing, or it is invalid and errno says why.
   UnfinishedFile(const std::string& path, FileDescriptor& file) noexcept;
-  // A file that another process has created and this one has opened: the first of them that is ended takes it along,
-  // for whoever ends a job may leave the others no time. Does nothing beyond kMaxSharedFiles.
+  // Registers a file that another process has created and this one has opened. The first of the processes to be ended
+  // removes it, because the others may be killed without time to do so. Does nothing beyond kMaxSharedFiles.
   explicit UnfinishedFile(const std::string& path) noexcept;
   ~UnfinishedFile();
   UnfinishedFile(const UnfinishedFile&) = delete;
@@ -30,11 +30,12 @@ class UnfinishedFile {
 inline constexpr std::size_t kMaxUnfinishedFiles = 64;
 inline constexpr std::size_t kMaxSharedFiles = 8;
 
-// Unlinks every unfinished file, just before the process ends: whoever creates another one waits for that end.
-// Async-signal-safe.
+// Unlinks every unfinished file. Called just before the process ends: a thread that creates another file afterwards
+// blocks until then. Async-signal-safe.
 void remove_unfinished_files() noexcept;
 
-// Has SIGINT, SIGTERM and SIGHUP do so before they end the process, those that would end it as things are.
+// Installs handlers of SIGINT, SIGTERM and SIGHUP that remove the unfinished files before they end the process. A
+// signal that is ignored or already handled keeps its handler.
 void remove_unfinished_files_on_signals() noexcept;
 
 }  // namespace ringattn
