@@ -13,9 +13,9 @@ namespace ringattn {
 inline constexpr float kMaxE4m3 = 448.0F;
 
 // Exact.
-RINGATTN_HOST_DEVICE inline float e4m3_to_float(std::uint8_t code) {
-  const std::uint32_t sign = (code & 0x80U) << 24;
-  const std::uint32_t magnitude = code & 0x7fU;
+RINGATTN_HOST_DEVICE inline float e4m3_to_float(std::uint8_t bits) {
+  const std::uint32_t sign = (bits & 0x80U) << 24;
+  const std::uint32_t magnitude = bits & 0x7fU;
   if (magnitude == 0x7fU) return __builtin_bit_cast(float, sign | 0x7fc00000U);
   if (magnitude < 8U) {  // zero and subnormals: multiples of 2⁻⁹
     const float value = static_cast<float>(magnitude) * 0x1p-9F;

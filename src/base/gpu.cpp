@@ -78,8 +78,8 @@ class Allocations {
   }
 
   std::shared_ptr<const DeviceAllocation> find(const std::byte* data, std::size_t bytes) {
-    std::shared_ptr<const DeviceAllocation>
-        found;  // declared before the lock: this may be the last reference, and its deleter takes the lock
+    // Declared before the lock: this may be the last reference, and its deleter locks the mutex.
+    std::shared_ptr<const DeviceAllocation> found;
     const std::lock_guard lock(mutex_);
     const auto after = by_address_.upper_bound(data);
     if (after == by_address_.begin()) return nullptr;

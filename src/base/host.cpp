@@ -42,30 +42,28 @@ std::size_t limit_in(const std::string& path) {
 
 // The smallest limit of a cgroup and its ancestors: for "/a/b", those of <root>/a/b, <root>/a and <root>.
 std::size_t group_limit(const std::string& root, std::string group, const std::string& file) {
-  std::size_t min_limit = limit_in(root + "/" + file);
+  std::size_t limit = limit_in(root + "/" + file);
   while (group.size() > 1 && group.front() == '/') {
-    min_limit = std::min(min_limit, limit_in(root + group + "/" + file));
+    limit = std::min(limit, limit_in(root + group + "/" + file));
     group.resize(group.rfind('/'));
   }
-  return min_limit;
+  return limit;
 }
 
 std::size_t group_limit() {
-  std::size_t min_limit = kNoLimit;
+  std::size_t limit = kNoLimit;
   std::ifstream file("/proc/self/cgroup");  // hierarchy:controllers:group
   for (std::string line; std::getline(file, line);) {
     const std::size_t controllers = line.find(':') + 1;
     const std::size_t group = line.find(':', controllers) + 1;
     if (controllers == 0 || group == 0) continue;
-    const std::string controller_list = line.substr(controllers, group - 1 - controllers);
-    if (controller_list.empty())
-      min_limit = std::min(min_limit, group_limit("/sys/fs/cgroup", line.substr(group), "memory.max"));
-    if (controller_list == "memory") {
-      min_limit =
-          std::min(min_limit, group_limit("/sys/fs/cgroup/memory", line.substr(group), "memory.limit_in_bytes"));
+    const std::string names = line.substr(controllers, group - 1 - controllers);
+    if (names.empty()) limit = std::min(limit, group_limit("/sys/fs/cgroup", line.substr(group), "memory.max"));
+    if (names == "memory") {
+      limit = std::min(limit, group_limit("/sys/fs/cgroup/memory", line.substr(group), "memory.limit_in_bytes"));
     }
   }
-  return min_limit;
+  return limit;
 }
 
 }  // namespace

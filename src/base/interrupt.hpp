@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lets the caller end a long call. A thread's calls ask its poll function whether to continue, between two steps of
 // their work and between two polls of a wait (heartbeat() and waiting_heartbeat() of base/rank_liveness.hpp).
 #pragma once

@@ -32,8 +32,7 @@ std::optional<mode_t> kind_of(const std::string& path) {
 
 std::string read_text_file(const std::string& path, std::size_t limit) {
   const FileDescriptor file(uninterrupted([&] {
-    return ::open(path.c_str(),
-                  O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // O_NONBLOCK: opening a FIFO would wait for a writer
+    return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // opening a FIFO would block
   }));
   if (!file.valid()) fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno), kReadAdvice);
   struct stat status {};
