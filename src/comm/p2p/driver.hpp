@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `p2p`: the driver's functions, found at run time, so that nothing links libcuda and the program
-// starts where there is no driver.
+// Inside transport `p2p`: looks up driver functions at run time, so that nothing links libcuda and the program starts
+// without a driver.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 
 namespace ringattn {
 
-// Throws kUnsupported where the driver has no such function.
+// Throws kUnsupported if the driver has no such function.
 template <typename Function>
 Function driver_function(const char* name, unsigned version) {
   void* address = nullptr;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How transport `p2p` ends when ranks don't come, fail or disagree: deadlines of the device, blame, giving up, and the
-// end of the transport itself. Nothing here waits for a peer without bound, and no stream of this rank is left waiting.
+// How transport `p2p` ends when ranks don't come, fail or disagree: deadlines of the device, which peers to blame,
+// giving up, and the destructor. Nothing here waits for a peer without a time limit, and no stream of this rank is left
+// waiting.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,14 +16,14 @@ namespace ringattn {
 
 namespace {
 
-// How long pushes that have begun get to end, and peers to close what they have opened.
+// How long running pushes may take to end, and peers to close the allocations they have opened.
 constexpr double kGraceSeconds = 0.2;
-// How long this rank's own work, which waits for nobody any more, gets to end.
+// How long this rank's own work, which waits for no peer any more, may take to end.
 constexpr double kDrainSeconds = 5.0;
-// How long a peer that gave up gets to say why.
+// How long to wait for the error of a peer that gave up.
 constexpr double kReasonSeconds = 1.0;
 
-// Polls until `done()`; false when that took longer than `seconds`.
+// Polls until `done()`. Returns false if that took longer than `seconds`.
 template <typename Done>
 bool poll(double seconds, const Done& done) {
   const Deadline deadline = Timeouts::grace(seconds);
@@ -33,7 +34,7 @@ bool poll(double seconds, const Done& done) {
   return true;
 }
 
-std::vector<int> each_once(std::vector<int> peers) {
+std::vector<int> sorted_unique(std::vector<int> peers) {
   std::sort(peers.begin(), peers.end());
   peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
   return peers;
@@ -54,7 +55,7 @@ void P2pTransport::check_alive() {
   }
 }
 
-// Whom the host waits for before it can enqueue the device's wait.
+// The peers that the host waits for before it can enqueue the device's wait.
 std::vector<int> P2pTransport::awaited_by_host(const Flight& flight) {
   std::vector<int> peers;
   for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
@@ -63,12 +64,12 @@ std::vector<int> P2pTransport::awaited_by_host(const Flight& flight) {
   }
   for (std::size_t i = 0; i < flight.send_numbers.size(); ++i) {
     const SendMessage& message = flight.exchange.sends[i];
-    // A send held back by this rank's own receives is nobody else's fault.
+    // A send that waits for this rank's own receives is not its peer's fault.
     if (flight.pushes[i] == Push::kWaiting && may_send(flight, message.round, &PairCounters::pushed)) {
       peers.push_back(message.peer);
     }
   }
-  return each_once(std::move(peers));
+  return sorted_unique(std::move(peers));
 }
 
 std::vector<int> P2pTransport::awaited_by_device(const Flight& flight) const {
@@ -80,7 +81,7 @@ std::vector<int> P2pTransport::awaited_by_device(const Flight& flight) const {
     const SendMessage& message = flight.exchange.sends[i];
     if (!sent(flight, i) && may_send(flight, message.round, &PairCounters::done)) peers.push_back(message.peer);
   }
-  return each_once(std::move(peers));
+  return sorted_unique(std::move(peers));
 }
 
 void P2pTransport::drop_passed() {
@@ -90,7 +91,7 @@ void P2pTransport::drop_passed() {
   }
 }
 
-// The deadline of what the device waits for at this moment.
+// Checks the deadline of the exchange that the device waits for now.
 void P2pTransport::check_on_device() {
   if (on_device_.empty()) return;
   Flight& flight = on_device_.front();
@@ -113,7 +114,7 @@ void P2pTransport::abandon() noexcept {
     drop_passed();
     if (!flights_.empty() || !on_device_.empty()) give_up();
   } catch (...) {
-    unsafe_ = true;  // the driver refuses everything: nobody knows what still runs
+    unsafe_ = true;  // the driver refuses all calls, so work may still be running
   }
 }
 
@@ -122,8 +123,8 @@ void P2pTransport::give_up() {
   const DeviceGuard guard(device_);
   segment_->rank(rank_).given_up.value.store(1, std::memory_order_seq_cst);
 
-  // Pushes to this rank that are enqueued can't be taken back: let them come, ready or not, for what they overwrite
-  // belongs to exchanges that are given up. Pushes of this rank end by themselves while their receivers live.
+  // Enqueued pushes to this rank can't be taken back, so let them run even if this rank is not ready: they overwrite
+  // only memory of exchanges that are given up. Pushes by this rank end by themselves while their receivers live.
   const auto peers_are_done = [&] {
     bool done = true;
     for (int peer = 0; peer < size_; ++peer) {
@@ -138,7 +139,7 @@ void P2pTransport::give_up() {
   const bool all_done = poll(kGraceSeconds, [&] { return peers_are_done() && lanes_idle(); });
   if (!all_done && !peers_are_done()) unsafe_ = true;
 
-  // What this rank's streams still wait for would not come, or too late.
+  // Release this rank's streams from waits for events that will not come, or too late.
   for (const std::deque<Flight>* flights : {&on_device_, &flights_}) {
     for (const Flight& flight : *flights) {
       for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
@@ -162,14 +163,14 @@ void P2pTransport::give_up() {
 }
 
 bool P2pTransport::abort(const Error& error) {
-  const bool prints = control_->abort(error);  // first of all: peers wait
+  const bool prints = control_->abort(error);  // first, because peers wait
   abandon();
   return prints;
 }
 
 P2pTransport::~P2pTransport() {
   drop_passed();
-  // Exchanges that a stream has not passed yet are in order as long as nothing was given up.
+  // If nothing was given up, exchanges that a stream has not finished yet get a short time to complete.
   if (!broken_ && flights_.empty()) {
     poll(kGraceSeconds, [&] {
       drop_passed();
@@ -188,14 +189,15 @@ P2pTransport::~P2pTransport() {
     segment_->leak();
     static_cast<void>(new auto(std::move(lanes_)));
   }
-  if (memory_.use_count() > 1) return;  // of the world that this one was split from, or the other way round
+  // The world that this one was split from, or one split from it, still uses the memory.
+  if (memory_.use_count() > 1) return;
   if (!drained || unsafe_) {
     memory_->leak();
     return;
   }
   memory_->close_all();
   segment_->rank(rank_).gone.value.store(1, std::memory_order_release);
-  // Memory is freed after peers have closed it, if they come to it in time.
+  // Memory is freed after the peers have closed it, if they do so in time.
   if (!memory_->exports_to_processes()) return;
   poll(kGraceSeconds, [&] {
     for (int peer = 0; peer < size_; ++peer) {

@@ -8,7 +8,7 @@ namespace ringattn {
 
 namespace {
 
-// A letter: this, then a body of so many bytes. Both ends run the same binary.
+// A mailbox message: a Head, then a body of `bytes` bytes. Both ends run the same binary.
 enum class Kind : std::uint32_t { kMemory = 1, kReceiveNotice = 2 };
 struct Head {
   Kind kind;
@@ -87,7 +87,7 @@ void P2pMailboxes::move(P2pMemory& memory) {
   }
 }
 
-// Takes the letters that are complete.
+// Handles the complete messages.
 void P2pMailboxes::receive(int peer, P2pMemory& memory) {
   MailboxPeer& them = at(peer);
   std::size_t done = 0;

@@ -40,7 +40,7 @@ void MemoryOperations::wait(const Counter& counter, std::uint32_t value) {
 }
 
 void MemoryOperations::enqueue(cudaStream_t stream) {
-  constexpr std::size_t kMaxBatch = 128;  // the driver takes 256 in a call
+  constexpr std::size_t kMaxBatch = 128;  // the driver accepts 256 per call
   for (std::size_t at = 0; at < operations_.size(); at += kMaxBatch) {
     const auto count = static_cast<unsigned>(std::min(kMaxBatch, operations_.size() - at));
     const CUresult result = batch_function()(stream, count, operations_.data() + at, 0);

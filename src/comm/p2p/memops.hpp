@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `p2p`: 32-bit words that streams write and wait for, in host memory that devices reach.
+// Inside transport `p2p`: 32-bit counters in host memory mapped to devices, which streams write and wait for.
 #pragma once
 
 #include <cuda.h>
@@ -12,12 +12,12 @@
 
 namespace ringattn {
 
-// Counters go round: `value` has come to `target` or past it, as the device's wait compares them.
+// True if `value` has reached `target`. Counters wrap around, and this compares them as the device's wait does.
 inline bool has_reached(std::uint32_t value, std::uint32_t target) {
   return static_cast<std::int32_t>(value - target) >= 0;
 }
 
-// A word that a stream or a CPU, of this or another process, counts up. Alone on its cache line.
+// A counter that a stream or a CPU of this or another process increases. It has its own cache line.
 struct alignas(64) Counter {
   std::atomic<std::uint32_t> value;
 
@@ -26,7 +26,7 @@ struct alignas(64) Counter {
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
-// Host memory and its address on the device: counters are named by their host address.
+// Maps the host addresses of counters to device addresses.
 class CounterMap {
  public:
   CounterMap(const void* host, CUdeviceptr device) : host_(static_cast<const std::byte*>(host)), device_(device) {}
@@ -40,16 +40,16 @@ class CounterMap {
   CUdeviceptr device_;
 };
 
-// Operations that a stream carries out in order, handed to it in one call. A write comes after everything before it in
-// its stream, for all who can see the word.
+// Stream memory operations that a stream executes in order, enqueued in one call. A write becomes visible to all
+// observers after all earlier work of its stream.
 class MemoryOperations {
  public:
   explicit MemoryOperations(const CounterMap& map) : map_(map) {}
 
   void write(const Counter& counter, std::uint32_t value);
-  // Until the counter has reached `value`.
+  // Waits until the counter has reached `value`.
   void wait(const Counter& counter, std::uint32_t value);
-  // Throws where the driver refuses.
+  // Throws if the driver rejects an operation.
   void enqueue(cudaStream_t stream);
 
  private:
@@ -57,7 +57,7 @@ class MemoryOperations {
   std::vector<CUstreamBatchMemOpParams> operations_;
 };
 
-// Throws kUnsupported, with the reason, where this driver's streams can't write and wait.
+// Throws kUnsupported, with the reason, if this driver has no stream memory operations.
 void check_memory_operations();
 
 }  // namespace ringattn

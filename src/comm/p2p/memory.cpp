@@ -30,12 +30,12 @@ bool P2pMemory::any_share_a_process(int size) const {
 ExportedMemory P2pMemory::export_to(int peer, const std::shared_ptr<const DeviceAllocation>& allocation) {
   Export& entry = exports_[allocation->id];
   if (entry.allocation == nullptr) entry.allocation = allocation;
-  if (!in_this_process(peer) &&
-      std::none_of(entry.told.begin(), entry.told.end(), [this](int told) { return !in_this_process(told); })) {
+  if (!in_this_process(peer) && std::none_of(entry.exported_to.begin(), entry.exported_to.end(),
+                                             [this](int other) { return !in_this_process(other); })) {
     const DeviceGuard guard(device_);
     check_cuda(cudaIpcGetMemHandle(&entry.handle, allocation->base), "cudaIpcGetMemHandle");
   }
-  entry.told.insert(peer);
+  entry.exported_to.insert(peer);
   return {allocation->id, allocation->base, allocation->bytes, allocation->device, entry.handle};
 }
 
@@ -89,16 +89,16 @@ void P2pMemory::closed_by(int size, const std::vector<std::uint64_t>& dead) {
   for (const std::uint64_t id : dead) {
     const auto found = exports_.find(id);
     if (found == exports_.end()) continue;
-    std::set<int>& told = found->second.told;
-    told.erase(told.begin(), told.lower_bound(size));
-    if (told.empty()) exports_.erase(found);
+    std::set<int>& exported_to = found->second.exported_to;
+    exported_to.erase(exported_to.begin(), exported_to.lower_bound(size));
+    if (exported_to.empty()) exports_.erase(found);
   }
 }
 
 bool P2pMemory::exports_to_processes() const {
   return std::any_of(exports_.begin(), exports_.end(), [this](const auto& entry) {
-    const std::set<int>& told = entry.second.told;
-    return std::any_of(told.begin(), told.end(), [this](int peer) { return !in_this_process(peer); });
+    const std::set<int>& exported_to = entry.second.exported_to;
+    return std::any_of(exported_to.begin(), exported_to.end(), [this](int peer) { return !in_this_process(peer); });
   });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Posting and waiting of transport `p2p`; pushes are in push.cpp, failures in failure.cpp.
+// post() and wait() of transport `p2p`. Pushes are in push.cpp, failures in failure.cpp.
 #include "comm/p2p/p2p.hpp"
 
 #include <fmt/format.h>
@@ -20,8 +20,8 @@ namespace ringattn {
 
 namespace {
 
-// What a host that waits for other hosts does between two looks.
-void rest(int idle) {
+// Pauses a host that waits for other hosts between two polls.
+void back_off(int idle) {
   constexpr int kYields = 2000;
   constexpr std::chrono::microseconds kSleep{20};
   if (idle < kYields) {
@@ -31,7 +31,7 @@ void rest(int idle) {
   }
 }
 
-std::uint32_t counted(Ticket ticket) { return static_cast<std::uint32_t>(ticket + 1); }
+std::uint32_t counter_value(Ticket ticket) { return static_cast<std::uint32_t>(ticket + 1); }
 
 }  // namespace
 
@@ -59,7 +59,8 @@ P2pTransport::P2pTransport(std::unique_ptr<Transport> control, std::unique_ptr<P
   last_.emplace();
 }
 
-// What peers have freed is closed here, where all ranks are, and goes back to its device once all have done so.
+// Also closes memory that peers have freed, because all ranks are here. It returns to its device once all of them have
+// closed it.
 std::vector<std::string> P2pTransport::all_gather(std::string_view bytes, const Deadline& deadline) {
   const std::vector<std::uint64_t> dead = broken_ ? std::vector<std::uint64_t>() : memory_->dead();
   const std::uint64_t count = dead.size();
@@ -98,7 +99,7 @@ void P2pTransport::check_stream(Stream stream, std::string_view what) const {
        "a graph would replay the flags of this one exchange", "Capture around it.");
 }
 
-// Makes `stream` follow the stream of the call before, where that was another one.
+// Orders `stream` after the previous call's stream, if that was another one.
 void P2pTransport::follow_last(cudaStream_t stream) {
   if (last_stream_ && *last_stream_ != stream) {
     check_cuda(cudaStreamWaitEvent(stream, last_->get(), 0), "cudaStreamWaitEvent");
@@ -122,7 +123,7 @@ void P2pTransport::release_event(std::optional<CudaEvent>& event) {
   event.reset();
 }
 
-// Where a message may be put. The allocations are held from here on.
+// Describes where a message may be written. The allocations are held from here on.
 ReceiveNotice P2pTransport::make_receive_notice(const ReceiveMessage& message, const std::string& name) {
   ReceiveNotice notice;
   notice.round = message.round;
@@ -156,7 +157,7 @@ ReceiveNotice P2pTransport::make_receive_notice(const ReceiveMessage& message, c
   return notice;
 }
 
-// Returns when this rank's letters are sent and it has heard where its own messages will land.
+// Returns when this rank's notices are sent and the notices for its own sends have arrived.
 std::int64_t P2pTransport::announce(std::span<const Exchange> exchanges, const Deadline& deadline) {
   check_alive();
   const DeviceGuard guard(device_);
@@ -182,7 +183,7 @@ std::int64_t P2pTransport::announce(std::span<const Exchange> exchanges, const D
   mailboxes_.move(*memory_);
   for (int idle = 0; !mailboxes_.all_sent() || !not_heard().empty(); ++idle) {
     if (wait_expired(deadline)) fail_late("the announcement of exchanges", deadline, names_, rank_, not_heard());
-    rest(idle);
+    back_off(idle);
     progress();
   }
   return first;
@@ -221,7 +222,7 @@ Ticket P2pTransport::post(Exchange exchange, Stream stream) {
   for (const SendMessage& message : sends) receivers[static_cast<std::size_t>(message.peer)] = true;
   flight.spread = std::count(receivers.begin(), receivers.end(), true) < static_cast<std::ptrdiff_t>(lanes_.size());
 
-  // All of this exchange's memory is free at once, so one word a sender says so.
+  // All receive memory of this exchange is free at once, so one `ready` write per sender suffices.
   std::vector<std::uint32_t> numbers = received_from_;
   for (std::size_t i = 0; i < notices.size(); ++i) {
     const ReceiveMessage& message = flight.exchange.receives[i];
@@ -270,7 +271,7 @@ void P2pTransport::wait(Ticket ticket, Stream stream, const Deadline& deadline) 
       if (wait_expired(deadline)) {
         fail_late(exchange_name(flight.exchange, ticket), deadline, names_, rank_, awaited_by_host(flight));
       }
-      rest(idle);
+      back_off(idle);
       progress();
     }
     const bool done = finished(ticket);
@@ -288,7 +289,7 @@ void P2pTransport::wait(Ticket ticket, Stream stream, const Deadline& deadline) 
 
 void P2pTransport::enqueue_wait(Flight& flight, cudaStream_t stream) {
   follow_last(stream);
-  // Numbers of a pair ascend, so its last one stands for all.
+  // The numbers of a pair ascend, so waiting for the last one is enough.
   std::map<const Counter*, std::uint32_t> last;
   for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
     last[&from(flight.exchange.receives[i].peer).done] = flight.receive_numbers[i];
@@ -297,11 +298,11 @@ void P2pTransport::enqueue_wait(Flight& flight, cudaStream_t stream) {
     if (flight.pushes[i] == Push::kEnqueued) last[&to(flight.exchange.sends[i].peer).done] = flight.send_numbers[i];
   }
   MemoryOperations operations = segment_->operations();
-  operations.write(segment_->rank(rank_).reached, counted(flight.ticket));
+  operations.write(segment_->rank(rank_).reached, counter_value(flight.ticket));
   for (const auto& [counter, number] : last) {
     if (!counter->reached(number)) operations.wait(*counter, number);
   }
-  operations.write(segment_->rank(rank_).passed, counted(flight.ticket));
+  operations.write(segment_->rank(rank_).passed, counter_value(flight.ticket));
   operations.enqueue(stream);
   release_event(flight.posted);
   remember_last(stream);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `p2p`: the transport itself, once its memory is shared (comm/p2p/setup.cpp).
+// Inside transport `p2p`: the transport itself. comm/p2p/setup.cpp makes it once its memory is shared.
 #pragma once
 
 #include <chrono>
@@ -51,19 +51,19 @@ class P2pTransport final : public Transport {
  private:
   enum class Push { kWaiting, kEnqueued, kDropped };
 
-  // An exchange from post() until the device has passed its wait.
+  // An exchange from post() until the device has finished its wait.
   struct Flight {
     Exchange exchange;
     Ticket ticket = 0;
-    std::vector<std::uint32_t> receive_numbers;  // as exchange.receives
-    std::vector<std::uint32_t> send_numbers;     // as exchange.sends
-    std::vector<Push> pushes;                    // as exchange.sends
-    std::vector<std::size_t> order;              // of exchange.sends, by round, the right-hand neighbour first
+    std::vector<std::uint32_t> receive_numbers;  // [exchange.receives] message numbers
+    std::vector<std::uint32_t> send_numbers;     // [exchange.sends] message numbers
+    std::vector<Push> pushes;                    // [exchange.sends]
+    std::vector<std::size_t> order;              // indices into exchange.sends, by round, then by distance to the right
     std::size_t waiting = 0;                     // sends not enqueued yet
-    bool spread = false;                         // fewer receivers than lanes: all lanes serve each
-    std::optional<CudaEvent> posted;             // what is sent may be read
-    double seconds = 0.0;                        // that the device may wait
-    std::optional<Deadline> limit;               // of that wait, once the device is known to have begun it
+    bool spread = false;                         // fewer receivers than lanes: all lanes serve each message
+    std::optional<CudaEvent> posted;             // recorded in post(): the send spans may be read
+    double seconds = 0.0;                        // seconds that the device may wait
+    std::optional<Deadline> limit;               // deadline of that wait, once the device has begun it
   };
 
   struct CopySpan {
@@ -95,14 +95,14 @@ class P2pTransport final : public Transport {
   static void copy(const std::vector<CopySpan>& copy_spans, cudaStream_t stream);
   void enqueue_wait(Flight& flight, cudaStream_t stream);
 
-  // Whether the hosts of peers have to come to an exchange before this one goes on.
+  // True if this exchange can proceed only after the peers' hosts have posted it.
   bool waits_for_hosts(const Flight& flight) const {
     return !own_processes_ || flight.exchange.announced == kNotAnnounced;
   }
   bool all_pushed(const Flight& flight) const;
   bool received(const Flight& flight, std::size_t receive) const;
   bool sent(const Flight& flight, std::size_t send) const;
-  // Whether what a send of `round` waits for has happened, by `counter` of the pairs.
+  // True if `counter` shows that the receives that a send of `round` waits for have happened.
   bool may_send(const Flight& flight, int round, Counter PairCounters::*counter) const;
   std::vector<int> awaited_by_host(const Flight& flight);
   std::vector<int> awaited_by_device(const Flight& flight) const;
@@ -120,24 +120,24 @@ class P2pTransport final : public Transport {
   const int rank_;
   const int size_;
   const int device_;
-  const bool own_processes_;  // each rank is a process, with a GPU of its own
+  const bool own_processes_;  // each rank is a process with its own GPU
   P2pMailboxes mailboxes_;
   std::vector<CudaStream> lanes_;
-  std::vector<CudaEvent> events_;  // to be used again
-  std::optional<CudaEvent> gate_;  // lanes that help with a message start behind it
-  std::vector<CudaEvent> joins_;   // [lanes] and are done with it here
+  std::vector<CudaEvent> events_;  // pool of unused events
+  std::optional<CudaEvent> gate_;  // lanes that help with a message start after it
+  std::vector<CudaEvent> joins_;   // [lanes] recorded when a helping lane is done
 
-  std::int64_t announced_ = 0;                // exchanges that were announced so far
+  std::int64_t announced_ = 0;                // exchanges announced so far
   std::vector<std::uint32_t> sent_to_;        // [size] messages posted so far
-  std::vector<std::uint32_t> received_from_;  // [size]
+  std::vector<std::uint32_t> received_from_;  // [size] receives posted so far
   std::vector<std::uint32_t> pushed_to_;      // [size] messages enqueued or dropped so far
   std::deque<Flight> flights_;                // posted and not yet waited for, in order
-  std::deque<Flight> on_device_;              // waited for; the device may not have passed them yet
+  std::deque<Flight> on_device_;              // waited for; the device may not have finished them yet
   Ticket waited_ = 0;                         // number of the first of flights_
   bool broken_ = false;                       // gave up exchanges
   bool unsafe_ = false;                       // a peer may still write to memory of this rank
 
-  // Work of different streams of the caller is put in the order of the calls: counters only go up.
+  // Orders work of the caller's different streams by the order of the calls, because counters may only increase.
   std::optional<cudaStream_t> last_stream_;
   std::optional<CudaEvent> last_;
 };

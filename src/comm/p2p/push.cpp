@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sender's half of transport `p2p`: enqueues pushes as receivers tell where they may land.
+// The sender's part of transport `p2p`: enqueues pushes once receivers have said where they may write.
 #include <cudaTypedefs.h>
 #include <fmt/format.h>
 
@@ -13,13 +13,13 @@ namespace ringattn {
 
 namespace {
 
-// Less than this isn't worth the events between lanes.
+// For smaller messages, spreading is not worth the events between lanes.
 constexpr std::size_t kSpreadBytes = std::size_t{1} << 20;
 
-// So many copies go to the driver in one call, where CUDA has such a call.
+// From this number of copies on, one batched call submits them, if CUDA has that call.
 [[maybe_unused]] constexpr std::size_t kBatch = 4;
 
-// Where the allocation of an address ends, whoever made it. Asked for neighbouring addresses in turn.
+// The end of the allocation that contains an address, even if another library allocated it. Caches the last allocation.
 class AllocationEnds {
  public:
   const std::byte* of(const std::byte* data) {
@@ -27,7 +27,7 @@ class AllocationEnds {
     static const auto address_range = driver_function<PFN_cuMemGetAddressRange_v3020>("cuMemGetAddressRange", 3020);
     CUdeviceptr base = 0;
     std::size_t bytes = 0;
-    // Host memory has no range: its spans are copied as they are.
+    // Host memory has no range: its spans are not merged.
     if (address_range(&base, &bytes, reinterpret_cast<CUdeviceptr>(data)) != CUDA_SUCCESS) return data;
     begin_ = reinterpret_cast<const std::byte*>(base);
     end_ = begin_ + bytes;
@@ -50,22 +50,22 @@ void P2pTransport::pump() {
       if (may_push(flight, send)) {
         push(flight, send);
       } else if (own_processes_) {
-        return;  // what comes later in the program is enqueued later
+        return;  // later operations in program order must be enqueued later
       }
     }
   }
 }
 
-// Where the receiver wants a message; nullptr while it hasn't said.
+// The receiver's notice for a message; nullptr if it has not arrived yet.
 const ReceiveNotice* P2pTransport::receive_notice_of(const Flight& flight, std::size_t send) {
   const SendMessage& message = flight.exchange.sends[send];
   const std::int64_t announced = flight.exchange.announced;
   if (announced != kNotAnnounced) return mailboxes_.announced(message.peer, announced, message.round);
-  const std::deque<ReceiveNotice>& told = mailboxes_.notices(message.peer);
-  return told.empty() ? nullptr : &told.front();
+  const std::deque<ReceiveNotice>& notices = mailboxes_.notices(message.peer);
+  return notices.empty() ? nullptr : &notices.front();
 }
 
-// Messages to a peer are pushed in their order, each after what it waits for.
+// Messages to a peer are pushed in order, each after the operations that it waits for.
 bool P2pTransport::may_push(const Flight& flight, std::size_t send) {
   const SendMessage& message = flight.exchange.sends[send];
   const std::uint32_t number = flight.send_numbers[send];
@@ -79,7 +79,7 @@ bool P2pTransport::may_push(const Flight& flight, std::size_t send) {
 bool P2pTransport::may_send(const Flight& flight, int round, Counter PairCounters::*counter) const {
   for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
     const ReceiveMessage& receive = flight.exchange.receives[i];
-    if (receive.round >= round) break;  // ascending
+    if (receive.round >= round) break;  // rounds ascend
     if (!(from(receive.peer).*counter).reached(flight.receive_numbers[i])) return false;
   }
   return true;
@@ -93,8 +93,8 @@ void P2pTransport::push(Flight& flight, std::size_t send) {
   ++pushed_to_[static_cast<std::size_t>(message.peer)];
   --flight.waiting;
 
-  // A receiver that gives up first says so and then looks who is pushing, here it is the other way round: one of the
-  // two sees the other.
+  // A receiver that gives up first sets `given_up` and then reads `pushing`. Here `pushing` is set before `given_up` is
+  // read. So at least one of the two sees the other.
   PairCounters& pair = to(message.peer);
   const std::uint32_t before = pair.pushing.now();
   pair.pushing.value.store(number, std::memory_order_seq_cst);
@@ -137,7 +137,7 @@ void P2pTransport::push(Flight& flight, std::size_t send) {
   pair.pushed.value.store(number, std::memory_order_release);
 }
 
-// The bytes of a message are cut where either side's memory jumps.
+// Splits the bytes of a message wherever the memory of either side is not contiguous.
 std::vector<P2pTransport::CopySpan> P2pTransport::copy_spans_of(const Flight& flight, std::size_t send,
                                                                 const ReceiveNotice& notice) const {
   const SendMessage& message = flight.exchange.sends[send];
@@ -156,7 +156,7 @@ std::vector<P2pTransport::CopySpan> P2pTransport::copy_spans_of(const Flight& fl
   std::vector<CopySpan> copy_spans;
   AllocationEnds ends;
   auto run = notice.runs.begin();
-  std::uint64_t at = 0;  // in *run
+  std::uint64_t at = 0;  // offset in *run
   for (const SendSpan& span : message.spans) {
     for (std::size_t done = 0; done < span.bytes;) {
       const bool new_run = at == run->bytes;
@@ -168,7 +168,7 @@ std::vector<P2pTransport::CopySpan> P2pTransport::copy_spans_of(const Flight& fl
       std::byte* target = memory_->address(message.peer, run->allocation, run->offset + at, count);
       const std::byte* source = span.data + done;
       CopySpan* last = copy_spans.empty() ? nullptr : &copy_spans.back();
-      // Neighbours in memory may belong to two allocations, which no copy may touch at once.
+      // Adjacent bytes may belong to two allocations, which a single copy must not span.
       if (!new_run && last != nullptr && last->target + last->bytes == target && last->source + last->bytes == source &&
           source + count <= ends.of(last->source)) {
         last->bytes += count;
@@ -182,7 +182,7 @@ std::vector<P2pTransport::CopySpan> P2pTransport::copy_spans_of(const Flight& fl
   return copy_spans;
 }
 
-// The bytes [begin, end) of what `copy_spans` are one behind the other.
+// The part of `copy_spans` with the bytes [begin, end) of their concatenation.
 std::vector<P2pTransport::CopySpan> P2pTransport::cut(const std::vector<CopySpan>& copy_spans, std::size_t begin,
                                                       std::size_t end) {
   std::vector<CopySpan> part;

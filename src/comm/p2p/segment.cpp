@@ -26,7 +26,7 @@ std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage 
 
 [[noreturn]] void fail_system(std::string_view call, const std::string& name, int error) {
   fail(ErrorCode::kUnsupported, fmt::format("{} {} failed", call, name), std::strerror(error),
-       "See whether /dev/shm is mounted and has room.");
+       "See whether /dev/shm is mounted and has free space.");
 }
 
 class Descriptor {
@@ -43,7 +43,7 @@ class Descriptor {
   int number_;
 };
 
-// What rank 0 calls the memory until all have mapped it.
+// The name of the shared memory until all ranks have mapped it.
 class SharedName {
  public:
   SharedName() = default;
@@ -76,13 +76,13 @@ std::size_t segment_bytes(int size) {
 
 std::size_t Mailbox::write(std::string_view bytes) {
   const std::uint64_t written = written_.load(std::memory_order_relaxed);
-  const std::uint64_t room = kBytes - (written - read_.load(std::memory_order_acquire));
-  const std::size_t count = std::min<std::size_t>(bytes.size(), room);
+  const std::uint64_t free_bytes = kBytes - (written - read_.load(std::memory_order_acquire));
+  const std::size_t count = std::min<std::size_t>(bytes.size(), free_bytes);
   for (std::size_t at = 0; at < count;) {
     const std::size_t position = (written + at) % kBytes;
-    const std::size_t piece = std::min(count - at, kBytes - position);
-    std::memcpy(ring_ + position, bytes.data() + at, piece);
-    at += piece;
+    const std::size_t part_bytes = std::min(count - at, kBytes - position);
+    std::memcpy(ring_ + position, bytes.data() + at, part_bytes);
+    at += part_bytes;
   }
   written_.store(written + count, std::memory_order_release);
   return count;
@@ -94,9 +94,9 @@ bool Mailbox::read(std::string& bytes) {
   if (read == written) return false;
   for (std::uint64_t at = read; at < written;) {
     const std::size_t position = at % kBytes;
-    const std::size_t piece = std::min<std::size_t>(written - at, kBytes - position);
-    bytes.append(ring_ + position, piece);
-    at += piece;
+    const std::size_t part_bytes = std::min<std::size_t>(written - at, kBytes - position);
+    bytes.append(ring_ + position, part_bytes);
+    at += part_bytes;
   }
   read_.store(written, std::memory_order_release);
   return true;
@@ -104,7 +104,7 @@ bool Mailbox::read(std::string& bytes) {
 
 class P2pSegment::Mapping {
  public:
-  // The memory comes zeroed, and zero is where all counters start.
+  // The memory starts zeroed, which is the initial value of all counters.
   Mapping(const std::string& name, bool create, int size) : bytes_(segment_bytes(size)) {
     const Descriptor file(name, create ? O_RDWR | O_CREAT | O_EXCL : O_RDWR);
     const int refused = create ? posix_fallocate(file.number(), 0, static_cast<off_t>(bytes_)) : 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `p2p`: the memory that the ranks of a world share. Counters that streams and CPUs of all ranks see,
-// and a mailbox for each ordered pair of ranks.
+// Inside transport `p2p`: the host memory that the ranks of a world share. It holds counters that streams and CPUs of
+// all ranks access, and a mailbox for each ordered pair of ranks.
 #pragma once
 
 #include <atomic>
@@ -16,29 +16,31 @@
 
 namespace ringattn {
 
-// Of the messages from one rank to another, which both count from 1 in the order of (exchange, round).
+// Counters of the messages from one rank to another. Both ranks number them from 1 in the order of (exchange, round).
 struct PairCounters {
-  Counter ready;    // the receiver's stream: its memory for the messages up to here is free
-  Counter posted;   // the receiver's CPU: it has enqueued that its stream says so
-  Counter done;     // the sender's stream: the messages up to here have arrived
-  Counter pushing;  // the sender's CPU: it is about to enqueue the push
-  Counter pushed;   // the sender's CPU: it has enqueued the push
-  Counter forced;   // the sender's CPU, when it gave up: it made itself `ready`, so the receiver's data may be wrong
+  Counter ready;    // written by the receiver's stream: its memory for the messages up to this number is free
+  Counter posted;   // written by the receiver's CPU: the write of `ready` is enqueued
+  Counter done;     // written by the sender's stream: the messages up to this number have arrived
+  Counter pushing;  // written by the sender's CPU: it is about to enqueue the push
+  Counter pushed;   // written by the sender's CPU: the push is enqueued
+  Counter forced;   // written by the sender's CPU when it gives up: it wrote `ready` itself, so the receiver's data may
+                    // be wrong
 };
 
 struct RankCounters {
-  Counter given_up;  // the rank's CPU: nothing may be pushed to it any more
-  Counter gone;      // the rank's CPU: it has closed everything of its peers
-  Counter reached;   // the rank's stream: it has come to the wait for the exchanges up to here
-  Counter passed;    // the rank's stream: it has gone on from there
+  Counter given_up;  // written by the rank's CPU: nothing may be pushed to it any more
+  Counter gone;      // written by the rank's CPU: it has closed all memory of its peers
+  Counter reached;   // written by the rank's stream: it has reached the wait for the exchanges up to this number
+  Counter passed;    // written by the rank's stream: it has finished that wait
 };
 
-// Bytes from one CPU to another, in order; either side may find it full or empty. One reader, one writer.
+// A ring buffer of bytes from one CPU to another. It never blocks: a full or empty mailbox transfers fewer bytes. One
+// reader, one writer.
 class Mailbox {
  public:
-  // As many bytes as there is room for, and how many those are.
+  // Writes as many bytes as fit, and returns their number.
   std::size_t write(std::string_view bytes);
-  // Appends what has come, and whether anything has.
+  // Appends the bytes that have arrived. Returns false if there are none.
   bool read(std::string& bytes);
 
  private:
@@ -51,17 +53,17 @@ class Mailbox {
 
 class P2pSegment {
  public:
-  // Collective over `control`: rank 0 makes the memory, all map it, and its name is gone before anybody returns.
-  // Throws an AgreedError when a rank can't.
+  // Collective over `control`. Rank 0 creates the memory, all ranks map it, and its name is unlinked before any rank
+  // returns. Throws an AgreedError if a rank fails.
   P2pSegment(Bootstrap& control, const Deadline& deadline);
 
   PairCounters& pair(int from, int to) const { return pairs_[from * size_ + to]; }
   RankCounters& rank(int rank) const { return ranks_[rank]; }
   Mailbox& mailbox(int from, int to) const { return mailboxes_[from * size_ + to]; }
-  // For operations of streams on its counters.
+  // For stream memory operations on these counters.
   MemoryOperations operations() const { return MemoryOperations(*map_); }
 
-  // Keeps the memory for the life of the process: a stream that nobody can wait for may still write to it.
+  // Keeps the memory until the process ends, because a stream that can't be waited for may still write to it.
   void leak() { static_cast<void>(mapping_.release()); }
 
  private:
@@ -74,7 +76,7 @@ class P2pSegment {
   std::unique_ptr<Mapping, Unmap> mapping_;
   std::optional<CounterMap> map_;
   RankCounters* ranks_ = nullptr;  // [size]
-  PairCounters* pairs_ = nullptr;  // [size, size] from, to
+  PairCounters* pairs_ = nullptr;  // [size, size]: sender, receiver
   Mailbox* mailboxes_ = nullptr;   // [size, size]
 };
 

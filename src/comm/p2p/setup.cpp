@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes transport `p2p`: sees whether the ranks can reach each other's memory by doing it, and agrees on the answer.
+// Makes transport `p2p`: tests whether the ranks can write to each other's memory, and agrees on the result.
 #include <fmt/format.h>
 
 #include <thread>
@@ -20,7 +20,7 @@ namespace {
                           {"Use ", setting("transport", "nccl"), ", or leave it out."}));
 }
 
-// Every rank sees the same, so every rank throws the same.
+// Every rank checks the same data, so all ranks throw the same error.
 void check_peers(const std::vector<DevicePeer>& peers) {
   for (std::size_t i = 0; i < peers.size(); ++i) {
     if (peers[i].host != peers[0].host || peers[i].boot != peers[0].boot) {
@@ -35,7 +35,7 @@ void check_peers(const std::vector<DevicePeer>& peers) {
   }
 }
 
-// A stream of this device writes a counter and waits for it.
+// Tests that a stream of this device can write a counter and wait for it.
 void probe_counters(const P2pSegment& segment, int rank, const CudaStream& stream, double seconds) {
   RankCounters& counters = segment.rank(rank);
   MemoryOperations operations = segment.operations();
@@ -48,14 +48,15 @@ void probe_counters(const P2pSegment& segment, int rank, const CudaStream& strea
   while (counters.passed.now() != 1) {
     if (deadline.expired()) {
       fail(ErrorCode::kUnsupported, "the GPU does not write to shared host memory",
-           fmt::format("nothing came within {:g} s", deadline.seconds()), {"Use ", setting("transport", "nccl"), "."});
+           fmt::format("nothing arrived within {:g} s", deadline.seconds()),
+           {"Use ", setting("transport", "nccl"), "."});
     }
     std::this_thread::yield();
   }
   counters.passed.value.store(0);
 }
 
-// Each rank writes its number into the memory of all others.
+// Tests that each rank can write its number into the memory of all others.
 void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& stream, const Deadline& deadline) {
   const int rank = control.rank();
   const int size = control.size();
