@@ -28,22 +28,22 @@ namespace ringattn {
 namespace {
 
 constexpr std::size_t kMaxAddresses = 8;
-// Connections that have not said who they are; where there are more, the oldest one is closed.
+// Connections that have not identified themselves. Beyond this number the oldest one is closed.
 constexpr std::size_t kMaxPendingConnections = 256;
 constexpr int kAcceptedAtOnce = 64;
-// How long a rank that could not connect waits for the others, whose own time is over at about the same moment.
+// How long a rank that could not connect waits for the others, whose own time limits expire at about the same time.
 constexpr double kAgreeSeconds = 2.0;
-// The line by which a rank says that it has a secret.
+// The line by which a rank reports that it has a secret.
 constexpr std::string_view kHasSecret = "secret";
 
-// Which ranks a connection joins.
+// Identifies the connection of two ranks of a world.
 struct Peers {
   WorldNumber world;
   std::int32_t from;
   std::int32_t to;
 };
 
-// Equal for ranks whose loopback interface is the same.
+// Equal for ranks that share a loopback interface.
 std::string network_id_of_this_rank() {
   std::string boot;
   std::ifstream file("/proc/sys/kernel/random/boot_id");
@@ -59,7 +59,7 @@ WorldNumber random_world() {
   return number;
 }
 
-// Connects to the ranks below this one, and is connected to by those above.
+// Connects to all lower ranks and accepts connections from all higher ranks.
 class Connector {
  public:
   Connector(int rank, int size, const WorldNumber& world, const Secret& secret, FileDescriptor listener,
@@ -71,7 +71,7 @@ class Connector {
         names_(names),
         links_(static_cast<std::size_t>(size)) {}
 
-  // `addresses`: [ranks] where each may be reached.
+  // `addresses`: [ranks], the addresses at which each may be reached.
   std::vector<FileDescriptor> connect(std::vector<std::vector<SocketAddress>> addresses, const Deadline& deadline) {
     failpoint("connecting");
     for (int peer = 0; peer < rank_; ++peer) {
@@ -86,29 +86,29 @@ class Connector {
         if (call.wire) sockets.push_back(call.wire->interest());
       }
       poll_briefly(sockets);
-      for (Call& call : calls_) go_on(call);
+      for (Call& call : calls_) advance(call);
       accept_calls();
     }
     return std::move(links_);
   }
 
  private:
-  // To a lower rank.
+  // A connection attempt to a lower rank.
   struct Call {
     int peer;
     std::vector<SocketAddress> addresses;
-    std::size_t at = 0;  // the address that is tried
+    std::size_t current = 0;  // index of the address being tried
     std::optional<Wire> wire{};
-    bool asked = false;           // the connection is there, and the other side was told who calls
-    Introduction introduction{};  // with a secret
+    bool introduced_itself = false;  // and the connection is established
+    Introduction introduction{};     // used only with a secret
     Deadline deadline = Timeouts::none();
     bool done = false;
-    std::string why_not = "nobody answers";
+    std::string why_not = "no answer";
   };
   struct PendingConnection {
     Wire wire;
     Deadline deadline;
-    int introduced = -1;  // the rank that it says it is, with a secret
+    int introduced = -1;  // the rank that it claims to be, with a secret
   };
   static constexpr std::size_t kMaxFrame = std::max({sizeof(Peers), sizeof(Introduction), sizeof(Proof)});
 
@@ -120,19 +120,19 @@ class Connector {
   }
 
   void next_address(Call& call, std::string why_not) {
-    call.why_not = fmt::format("{}: {}", call.addresses[call.at].text(), why_not);
-    call.at = (call.at + 1) % call.addresses.size();
+    call.why_not = fmt::format("{}: {}", call.addresses[call.current].text(), why_not);
+    call.current = (call.current + 1) % call.addresses.size();
     call.wire.reset();
-    call.asked = false;
+    call.introduced_itself = false;
     call.deadline = Timeouts::for_next_try();
   }
 
-  void go_on(Call& call) {
+  void advance(Call& call) {
     if (call.done || call.addresses.empty()) return;
     const auto say = [](int error) { return std::error_code(error, std::generic_category()).message(); };
     if (!call.wire) {
       if (!call.deadline.expired()) return;
-      Opened opened = begin_connection(call.addresses[call.at]);
+      Opened opened = begin_connection(call.addresses[call.current]);
       if (!opened.socket.valid()) return next_address(call, say(opened.error));
       call.wire.emplace(std::move(opened.socket));
       call.deadline = Timeouts::for_address();
@@ -143,14 +143,14 @@ class Connector {
         introduce_rank(*call.wire, call.peer);
       }
     }
-    if (!call.asked) {
+    if (!call.introduced_itself) {
       pollfd socket{call.wire->socket().get(), POLLOUT, 0};
       if (::poll(&socket, 1, 0) <= 0) {
-        if (call.deadline.expired()) next_address(call, "nobody answers");
+        if (call.deadline.expired()) next_address(call, "no answer");
         return;
       }
       if (const int error = connection_error(call.wire->socket()); error != 0) return next_address(call, say(error));
-      call.asked = true;
+      call.introduced_itself = true;
       call.deadline = Timeouts::for_answer();
     }
     const bool open = call.wire->move(kMaxFrame);
@@ -179,7 +179,8 @@ class Connector {
     wire.send(WireKind::kPeer, bytes_of(peers));
   }
 
-  // With a secret: whether who was called knows it. It is then told who calls, which is this rank's own proof.
+  // With a secret: returns true if the listener proves that it knows the secret. This rank then introduces itself,
+  // which is its own proof.
   bool take_proof(Call& call, const WireFrame& frame) {
     const auto proof = value_of<Proof>(frame.body);
     if (frame.kind != WireKind::kProof || !proof) return false;
@@ -203,7 +204,7 @@ class Connector {
     for (auto at = pending_.begin(); at != pending_.end();) at = handle(*at) ? pending_.erase(at) : std::next(at);
   }
 
-  // Whether a pending connection needs no more attention.
+  // Returns true if a pending connection is finished with.
   bool handle(PendingConnection& pending) {
     const bool open = pending.wire.move(kMaxFrame);
     const std::optional<WireFrame> frame = pending.wire.take();
@@ -217,12 +218,12 @@ class Connector {
     introduce_rank(pending.wire, peers->from);
     pending.wire.flush();
     if (!pending.wire.all_sent()) return true;
-    // A rank that has called again has given its first connection up.
+    // A rank that connects again has given up its first connection.
     links_[static_cast<std::size_t>(peers->from)] = pending.wire.take_socket();
     return true;
   }
 
-  // With a secret: whether a pending connection has introduced itself, and was sent this rank's proof.
+  // With a secret: returns true if a pending connection has introduced itself and this rank has sent its proof.
   bool answer(PendingConnection& pending, const WireFrame& frame) const {
     const auto introduction = value_of<Introduction>(frame.body);
     if (frame.kind != WireKind::kIntroduction || !introduction || introduction->purpose != Purpose::kLink ||
@@ -265,7 +266,7 @@ class Connector {
   std::list<PendingConnection> pending_;
 };
 
-// What a rank tells the others of where it listens: its port, then a number a line.
+// Parses the text in which a rank tells where it listens: its port, then one numeric address per line.
 std::vector<SocketAddress> addresses_in(const std::string& text) {
   std::vector<SocketAddress> addresses;
   std::istringstream lines(text);
@@ -279,14 +280,14 @@ std::vector<SocketAddress> addresses_in(const std::string& text) {
 }
 
 [[noreturn]] void fail_garbled(std::size_t rank) {
-  fail(ErrorCode::kPeer, fmt::format("rank {} told too little of itself", rank), "its text is shorter than its number",
+  fail(ErrorCode::kPeer, fmt::format("rank {} sent too little data", rank), "its text is shorter than a world number",
        "See whether all ranks run the same build.");
 }
 
-// Where the ranks are.
+// The hosts of all ranks, and the number of the world.
 struct GatheredHosts {
   Connections connections;
-  WorldNumber world{};  // rank 0's counts
+  WorldNumber world{};  // chosen by rank 0
   bool one_host = true;
 };
 
@@ -305,9 +306,9 @@ GatheredHosts gather_hosts(Bootstrap& world, const Timeouts& timeouts) {
   return gathered;
 }
 
-// Runs `connect` on every rank. Who waits for a rank that can't connect hears of it when that one's time is over. A
-// rank that could not connect does not wait as long: the one that it misses may not answer here either, and the others
-// have to hear of it before they end by themselves.
+// Runs `connect` on every rank. A rank that waits for one that can't connect hears of it only when that rank's time
+// limit has expired, so it waits longer. A rank that could not connect waits less: the missing peer may not answer here
+// either, and the other ranks must hear of the failure before they exit by themselves.
 template <typename Connect>
 void connect_collectively(Bootstrap& world, const Timeouts& timeouts, const Connect& connect) {
   std::optional<Error> error;
@@ -323,23 +324,23 @@ void connect_collectively(Bootstrap& world, const Timeouts& timeouts, const Conn
   } catch (const AgreedError&) {
     throw;
   } catch (const Error&) {
-    // The rank that tells the others that somebody is missing knows more than that.
+    // Rank 0, which reports the missing rank to the others, has a more specific error itself.
     if (error && world.rank() == 0) throw Error(*error);
     throw;
   }
 }
 
-// Ranks with a secret and ranks without one can't prove anything to each other. All ranks see the same.
-void check_secrets(const std::vector<std::string>& told, const RankNames& names) {
+// Ranks with a secret and ranks without one can't prove anything to each other. All ranks check the same data.
+void check_secrets(const std::vector<std::string>& texts, const RankNames& names) {
   std::vector<int> without;
-  for (std::size_t rank = 0; rank < told.size(); ++rank) {
-    if (!told[rank].ends_with(kHasSecret)) without.push_back(static_cast<int>(rank));
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].ends_with(kHasSecret)) without.push_back(static_cast<int>(rank));
   }
-  if (without.empty() || without.size() == told.size()) return;
+  if (without.empty() || without.size() == texts.size()) return;
   Error error(ErrorCode::kPeer,
               fmt::format("{} {} no secret", names.list(without), without.size() == 1 ? "has" : "have"),
-              fmt::format("the other {} of {} ranks {} one", told.size() - without.size(), told.size(),
-                          told.size() - without.size() == 1 ? "has" : "have"),
+              fmt::format("the other {} of {} ranks {} one", texts.size() - without.size(), texts.size(),
+                          texts.size() - without.size() == 1 ? "has" : "have"),
               "Give all ranks the same RINGATTN_STORE_SECRET, or none of them one.");
   error.set_location({0, names.host(0)});
   throw AgreedError(error);
@@ -355,9 +356,9 @@ Connections make_connections(Bootstrap& world, const std::string& address, const
   Connections& connections = gathered.connections;
   const bool one_host = gathered.one_host;
   Secret secret;
-  // That all are on one host is seen by all ranks, or by none.
+  // `one_host` has the same value on all ranks.
   FileDescriptor listener;
-  std::string told;
+  std::string own_text;
   collective.run_collectively([&] {
     secret = given ? *given : secret_of_environment();
     Opened opened;
@@ -376,22 +377,22 @@ Connections make_connections(Bootstrap& world, const std::string& address, const
     }
     listener = std::move(opened.socket);
     const SocketAddress end = own_end(listener);
-    told = fmt::format("{}\n", end.port());
+    own_text = fmt::format("{}\n", end.port());
     if (one_host) {
-      told += end.host();
+      own_text += end.host();
     } else {
       std::vector<std::string> numbers = interface_addresses();
       if (!address.empty()) numbers.insert(numbers.begin(), address);
       if (numbers.size() > kMaxAddresses) numbers.resize(kMaxAddresses);
-      for (const std::string& number : numbers) told += number + '\n';
+      for (const std::string& number : numbers) own_text += number + '\n';
     }
-    if (secret.is_given()) told.append("\n").append(kHasSecret);
+    if (secret.is_given()) own_text.append("\n").append(kHasSecret);
   });
-  const std::vector<std::string> all_told = world.all_gather(told, timeouts.for_peer());
+  const std::vector<std::string> all_texts = world.all_gather(own_text, timeouts.for_peer());
   const RankNames names(connections.hosts);
-  check_secrets(all_told, names);
+  check_secrets(all_texts, names);
   std::vector<std::vector<SocketAddress>> addresses;
-  for (const std::string& theirs : all_told) addresses.push_back(addresses_in(theirs));
+  for (const std::string& theirs : all_texts) addresses.push_back(addresses_in(theirs));
   Connector connector(rank, world.size(), gathered.world, secret, std::move(listener), names);
   connect_collectively(world, timeouts,
                        [&] { connections.links = connector.connect(std::move(addresses), timeouts.for_peer()); });

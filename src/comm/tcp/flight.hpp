@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `tcp`: an exchange on its way.
+// Inside transport `tcp`: an exchange in flight.
 #pragma once
 
 #include <sys/uio.h>
@@ -16,17 +16,17 @@
 
 namespace ringattn {
 
-// How far a message has come: its spans as what system calls take.
+// The progress of a message through its spans, as iovecs for system calls.
 class SpanCursor {
  public:
-  // Of the spans from here on, at most `max_bytes` of them: how many elements of `iovecs` they fill.
+  // Fills `iovecs` with the remaining spans, at most `max_bytes` of them, and returns the number of iovecs used.
   template <typename Span>
   std::size_t fill_iovecs(const std::vector<Span>& spans, std::span<iovec> iovecs, std::size_t max_bytes) const {
     std::size_t count = 0;
     std::size_t offset = offset_;
     for (std::size_t i = span_; i < spans.size() && count < iovecs.size() && max_bytes > 0; ++i) {
       const std::size_t bytes = std::min(spans[i].bytes - offset, max_bytes);
-      // Sending reads only; the system's struct serves both directions.
+      // sendmsg() only reads the spans, but iovec has no const form.
       if (bytes > 0) iovecs[count++] = {const_cast<std::byte*>(spans[i].data) + offset, bytes};
       max_bytes -= bytes;
       offset = 0;
@@ -84,14 +84,14 @@ struct TcpFlight {
   const std::uint64_t world;
   const Ticket ticket;
   RoundGate gate;
-  std::vector<Send> sends;        // as exchange.sends
-  std::vector<Receive> receives;  // as exchange.receives
-  std::size_t open;               // messages not done yet, either way
-  bool withdrawn = false;         // its spans may be gone
-  std::optional<int> misfit{};    // a peer whose side has other spans, or lacks a message
+  std::vector<Send> sends;        // [exchange.sends]
+  std::vector<Receive> receives;  // [exchange.receives]
+  std::size_t open;               // messages not done yet, in both directions
+  bool withdrawn = false;         // its spans may be freed
+  std::optional<int> misfit{};    // a peer whose side has different spans or lacks a message
 };
 
-// The message of `messages` with that peer and round; their number where there is none.
+// The index in `messages` of the message with that peer and round; messages.size() if there is none.
 template <typename Message>
 std::size_t find_message(const std::vector<Message>& messages, int peer, int round) {
   auto found = std::lower_bound(messages.begin(), messages.end(), round,
@@ -101,7 +101,7 @@ std::size_t find_message(const std::vector<Message>& messages, int peer, int rou
   return static_cast<std::size_t>(found - messages.begin());
 }
 
-// A number of the sizes of a message's spans, equal on both sides that fit.
+// A hash of the sizes of a message's spans. It is equal on both sides if they match.
 template <typename Message>
 std::uint32_t span_shape(const Message& message) {
   std::uint64_t hash = 0xCBF29CE484222325U;  // FNV-1a

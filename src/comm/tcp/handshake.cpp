@@ -13,7 +13,7 @@ Introduction introduce(Purpose purpose, int caller, int listener, int size) {
 
 ConnectionKeys derive_keys(const Secret& secret, const Introduction& introduction, const Nonce& listener,
                            const WorldNumber& world) {
-  // Every field has a fixed length, so no two connections give the same bytes.
+  // Every field has a fixed length, so different connections never give the same bytes.
   struct Context {
     Introduction introduction;
     Nonce listener;

@@ -14,16 +14,16 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kCall = std::size_t{256} << 10;  // bytes of one system call
-constexpr std::size_t kTurn = std::size_t{1} << 20;    // and of one link's turn, before the others have theirs
+constexpr std::size_t kMaxCallBytes = std::size_t{256} << 10;  // max bytes of one system call
+constexpr std::size_t kMaxTurnBytes = std::size_t{1} << 20;  // max bytes of one link before the other links are served
 constexpr std::size_t kMaxIovecs = 64;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
-constexpr std::size_t kDiscardBytes = 65536;  // bytes at a time of what has no span
+constexpr std::size_t kDiscardBytes = 65536;  // bytes discarded at a time
 
-// What stands in for spans that were given up: kDiscardBytes bytes. Only a thread that needs it has it.
-std::byte* nothing() {
+// A thread-local buffer of kDiscardBytes bytes, used in place of spans that were given up.
+std::byte* discard_buffer() {
   static thread_local std::vector<std::byte> bytes(kDiscardBytes);
   return bytes.data();
 }
@@ -59,7 +59,7 @@ void TcpLink::send_data(std::shared_ptr<TcpFlight> flight, std::size_t send) {
   large_.push_back({std::move(flight), send});
 }
 
-// Makes the next frame the current one; false where there is none.
+// Makes the next frame the current one. Returns false if there is none.
 bool TcpLink::begin_frame() {
   head_sent_ = 0;
   data_frame_ = false;
@@ -97,7 +97,7 @@ void TcpLink::end_data_frame() {
 
 std::size_t TcpLink::flush() {
   std::size_t moved = 0;
-  while (is_open() && !mute_ && moved < kTurn) {
+  while (is_open() && !mute_ && moved < kMaxTurnBytes) {
     if (head_.empty() && fragment_left_ == 0 && !begin_frame()) break;
     msghdr message{};
     std::array<iovec, kMaxIovecs> iovecs;
@@ -111,17 +111,17 @@ std::size_t TcpLink::flush() {
       TcpFlight& flight = *large_.front().flight;
       const std::size_t send = large_.front().send;
       if (flight.withdrawn) {
-        // The frame that was begun is brought to its end; its receiver learns that the world has failed.
-        iovecs[0] = {nothing(), std::min(kDiscardBytes, fragment_left_)};
+        // A started frame is completed. Its receiver learns otherwise that the world has failed.
+        iovecs[0] = {discard_buffer(), std::min(kDiscardBytes, fragment_left_)};
         message.msg_iovlen = 1;
       } else {
         message.msg_iovlen = flight.sends[send].cursor.fill_iovecs(flight.exchange.sends[send].spans, iovecs,
-                                                                   std::min(kCall, fragment_left_));
+                                                                   std::min(kMaxCallBytes, fragment_left_));
       }
     }
     const ssize_t count = uninterrupted([&] { return ::sendmsg(socket_.get(), &message, flags); });
     if (count < 0) {
-      if (!would_block()) drop_outgoing();  // what has come before that is still taken
+      if (!would_block()) drop_outgoing();  // data received before the error is still handled
       break;
     }
     const auto bytes = static_cast<std::size_t>(count);
@@ -159,7 +159,7 @@ bool TcpLink::end(std::string why) {
 }
 
 bool TcpLink::receive(std::size_t& bytes) {
-  for (std::size_t moved = 0; is_open() && moved < kTurn;) {
+  for (std::size_t moved = 0; is_open() && moved < kMaxTurnBytes;) {
     std::array<iovec, kMaxIovecs> iovecs;
     msghdr message{};
     message.msg_iov = iovecs.data();
@@ -172,10 +172,10 @@ bool TcpLink::receive(std::size_t& bytes) {
       iovecs[0] = {reinterpret_cast<char*>(&in_) + in_head_, sizeof in_ - in_head_};
     } else if (to_spans) {
       const auto& spans = flight->exchange.receives[in_destination_.receive].spans;
-      message.msg_iovlen =
-          flight->receives[in_destination_.receive].cursor.fill_iovecs(spans, iovecs, std::min(kCall, in_left_));
+      message.msg_iovlen = flight->receives[in_destination_.receive].cursor.fill_iovecs(
+          spans, iovecs, std::min(kMaxCallBytes, in_left_));
     } else if (in_.kind == FrameKind::kData) {
-      iovecs[0] = {nothing(), std::min(kDiscardBytes, in_left_)};
+      iovecs[0] = {discard_buffer(), std::min(kDiscardBytes, in_left_)};
     } else {
       in_body_.resize(body_before + std::min(kDiscardBytes, in_left_));
       iovecs[0] = {in_body_.data() + body_before, in_body_.size() - body_before};
@@ -208,12 +208,13 @@ bool TcpLink::receive(std::size_t& bytes) {
 }
 
 bool TcpLink::take_head() {
-  if (!fits(in_)) return end("it has sent what is no frame");
+  if (!fits(in_)) return end("it has sent an invalid frame");
   in_left_ = in_.bytes;
   if (in_.kind == FrameKind::kData) {
-    return owner_->find_destination(peer_, in_, in_destination_) || end("it has sent data that nobody waits for");
+    return owner_->find_destination(peer_, in_, in_destination_) ||
+           end("it has sent data that this rank does not wait for");
   }
-  return owner_->accepts_frame(peer_, in_) || end("it has sent what is out of order");
+  return owner_->accepts_frame(peer_, in_) || end("it has sent a frame out of order");
 }
 
 bool TcpLink::take_body() {
@@ -224,7 +225,7 @@ bool TcpLink::take_body() {
     if (destination.flight != nullptr) owner_->data_received(destination);
     return true;
   }
-  return owner_->frame_received(peer_, in_, std::exchange(in_body_, {})) || end("it has sent what is out of order");
+  return owner_->frame_received(peer_, in_, std::exchange(in_body_, {})) || end("it has sent a frame out of order");
 }
 
 void TcpLink::shut_down() { static_cast<void>(::shutdown(socket_.get(), SHUT_WR)); }

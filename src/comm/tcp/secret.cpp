@@ -33,7 +33,7 @@ std::string read_secret_file(const std::string& path) {
   const auto refuse = [&](const std::string& why, std::string_view suggestion) {
     fail(ErrorCode::kFile, fmt::format("{} can't be read as a secret", path), why, std::string(suggestion));
   };
-  // Not blocked by a pipe that nobody writes to.
+  // O_NONBLOCK: opening a FIFO would wait for a writer.
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!file.valid()) {
     refuse(std::error_code(errno, std::generic_category()).message(), "Set RINGATTN_STORE_SECRET_FILE to its path.");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks prove to each other that they know, before they form a world. Without it whoever reaches the store's
-// address may take a rank's place.
+// The secret that ranks prove to each other before they form a world. Without one, any process that reaches the store's
+// address may join as a rank.
 #pragma once
 
 #include <memory>
@@ -11,22 +11,23 @@ namespace ringattn {
 
 class Secret {
  public:
-  // None: nobody proves anything.
+  // No secret: ranks prove nothing.
   Secret() = default;
-  // Throws kUsage for what is no secret (base/environment.hpp) and kUnsupported in a build without a crypto library;
-  // `source` says in messages where the text comes from. No message shows the text.
+  // Throws kUsage for a text that is_secret() refuses (base/environment.hpp), and kUnsupported in a build without a
+  // crypto library. Messages name `source` as the origin of the text, and never show the text.
   Secret(const std::string& text, std::string_view source);
 
   bool is_given() const { return text_ != nullptr; }
-  // Empty where there is none.
+  // Empty if there is no secret.
   std::string_view text() const { return text_ == nullptr ? std::string_view() : std::string_view(*text_); }
 
  private:
   std::shared_ptr<const std::string> text_;
 };
 
-// RINGATTN_STORE_SECRET, or the first line of the file that RINGATTN_STORE_SECRET_FILE names; none where neither is
-// set. Throws kUsage where both are, and kFile for a file that can't be read or that others than its owner can read.
+// RINGATTN_STORE_SECRET, or the first line of the file that RINGATTN_STORE_SECRET_FILE names, or no secret if neither
+// is set. Throws kUsage if both are set, and kFile for a file that can't be read or that users other than its owner can
+// access.
 Secret secret_of_environment();
 
 }  // namespace ringattn

@@ -16,8 +16,8 @@ namespace ringattn {
 
 namespace {
 
-constexpr int kMoment = 20;    // milliseconds
-constexpr int kBacklog = 512;  // ranks that come at once
+constexpr int kPollMilliseconds = 20;
+constexpr int kBacklog = 512;  // ranks may connect all at once
 
 sockaddr* raw(SocketAddress& address) { return reinterpret_cast<sockaddr*>(&address.storage); }
 const sockaddr* raw(const SocketAddress& address) { return reinterpret_cast<const sockaddr*>(&address.storage); }
@@ -33,7 +33,7 @@ void set_flag(const FileDescriptor& socket, int level, int name, int value) {
 Opened listen_on(const SocketAddress& address, bool both_families) {
   Opened opened{new_socket(address.storage.ss_family), 0};
   if (!opened.socket.valid()) return {{}, errno};
-  // A port that an earlier job has used is free again at once.
+  // A port that an earlier job has used can be bound again at once.
   set_flag(opened.socket, SOL_SOCKET, SO_REUSEADDR, 1);
   if (address.storage.ss_family == AF_INET6) set_flag(opened.socket, IPPROTO_IPV6, IPV6_V6ONLY, both_families ? 0 : 1);
   if (::bind(opened.socket.get(), raw(address), address.length) != 0) return {{}, errno};
@@ -67,7 +67,7 @@ std::string SocketAddress::host() const {
   char text[NI_MAXHOST] = "";
   ::getnameinfo(raw(*this), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
   const std::string_view number = text;
-  constexpr std::string_view kMapped = "::ffff:";  // IPv4 that has come through a socket of both families
+  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address on a dual-stack socket
   return std::string(number.starts_with(kMapped) ? number.substr(kMapped.size()) : number);
 }
 
@@ -119,7 +119,7 @@ std::vector<std::string> interface_addresses() {
     }
     std::memcpy(&address.storage, at->ifa_addr, address.length);
     const std::string number = address.host();
-    // The scope of a link-local address means something on this host alone.
+    // The scope of a link-local address is valid only on this host.
     if (number.find('%') == std::string::npos) numbers.push_back(number);
   }
   ::freeifaddrs(all);
@@ -148,7 +148,7 @@ Opened begin_connection(const SocketAddress& address) {
   if (::connect(opened.socket.get(), raw(address), address.length) != 0 && errno != EINPROGRESS && errno != EINTR) {
     return {{}, errno};
   }
-  send_at_once(opened.socket);
+  set_no_delay(opened.socket);
   return opened;
 }
 
@@ -164,7 +164,7 @@ Opened accept_connection(const FileDescriptor& listener) {
       uninterrupted([&] { return ::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
   if (fd < 0) return {{}, errno};
   Opened opened{FileDescriptor(fd), 0};
-  send_at_once(opened.socket);
+  set_no_delay(opened.socket);
   return opened;
 }
 
@@ -175,17 +175,17 @@ SocketAddress own_end(const FileDescriptor& socket) {
   return address;
 }
 
-SocketAddress far_end(const FileDescriptor& socket) {
+SocketAddress peer_address(const FileDescriptor& socket) {
   SocketAddress address;
   address.length = sizeof address.storage;
   if (::getpeername(socket.get(), raw(address), &address.length) != 0) address.length = 0;
   return address;
 }
 
-void send_at_once(const FileDescriptor& socket) { set_flag(socket, IPPROTO_TCP, TCP_NODELAY, 1); }
+void set_no_delay(const FileDescriptor& socket) { set_flag(socket, IPPROTO_TCP, TCP_NODELAY, 1); }
 
 void poll_briefly(std::span<pollfd> sockets) {
-  static_cast<void>(::poll(sockets.data(), sockets.size(), kMoment));
+  static_cast<void>(::poll(sockets.data(), sockets.size(), kPollMilliseconds));
   waiting_heartbeat();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `tcp`: sockets that never keep a thread waiting, and their addresses.
+// Inside transport `tcp`: non-blocking sockets and their addresses.
 #pragma once
 
 #include <poll.h>
@@ -18,50 +18,50 @@ struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
 
-  std::string host() const;  // its number, e.g. "10.0.0.7"
+  std::string host() const;  // numeric, e.g. "10.0.0.7"
   int port() const;
   void set_port(int port);
   bool is_loopback() const;
   std::string text() const;  // "10.0.0.7:4000", "[fe80::1]:4000"
 };
 
-// A host and a port as one text.
+// "host:port", or "[host]:port" for an IPv6 address.
 std::string endpoint_text(const std::string& host, int port);
 
-// What a name or a number stands for; empty, with the reason, where the system knows none. May ask a name server.
+// The addresses of a name or numeric address. If there are none, why_none has the reason. May query a name server.
 struct Resolved {
   std::vector<SocketAddress> addresses;
   std::string why_none;
 };
 Resolved resolve_host(const std::string& host, int port);
-// Of a number alone; nobody is asked.
+// Accepts only numeric addresses and queries no name server.
 std::vector<SocketAddress> numeric_address(const std::string& host, int port);
 
-// This host's own interfaces, as numbers, loopback left out.
+// The numeric addresses of this host's interfaces, without loopback.
 std::vector<std::string> interface_addresses();
 
-// A socket, or the errno of why not.
+// A socket, or the errno of the failure.
 struct Opened {
   FileDescriptor socket;
   int error = 0;
 };
 Opened open_listener(const SocketAddress& address);
-// On all interfaces of this host. Port 0: one that the system chooses.
+// Listens on all interfaces of this host. Port 0: the system chooses one.
 Opened open_listener_anywhere(int port);
-// The connection may still be on its way: it is there, or has failed, once the socket can be written to.
+// The connection may still be in progress. It has succeeded or failed once the socket is writable.
 Opened begin_connection(const SocketAddress& address);
-// The errno of a connection that has been on its way; 0: it is there.
+// The errno of a connection attempt; 0 if it has succeeded.
 int connection_error(const FileDescriptor& socket);
-// A connection that has come to `listener`; none, with EAGAIN, while there is none.
+// Accepts a pending connection of `listener`. Without one the error is EAGAIN.
 Opened accept_connection(const FileDescriptor& listener);
 
 SocketAddress own_end(const FileDescriptor& socket);
-SocketAddress far_end(const FileDescriptor& socket);
+SocketAddress peer_address(const FileDescriptor& socket);
 
-// Small messages are sent at once.
-void send_at_once(const FileDescriptor& socket);
+// Sets TCP_NODELAY, so that small messages are sent at once.
+void set_no_delay(const FileDescriptor& socket);
 
-// Waits until one of the sockets is ready, a moment at most; the calling rank's liveness looks up.
+// Waits until one of the sockets is ready, at most 20 ms, and sends a waiting heartbeat.
 void poll_briefly(std::span<pollfd> sockets);
 
 }  // namespace ringattn

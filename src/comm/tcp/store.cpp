@@ -26,7 +26,7 @@ std::optional<StoreAddress> parse_store_address(std::string_view text) {
   if (host.starts_with('[')) {
     host = host.substr(1, host.size() - 2);
   } else if (host.find(':') != std::string_view::npos) {
-    return std::nullopt;  // where the address ends and the port begins can't be told
+    return std::nullopt;  // the end of an unbracketed IPv6 address is ambiguous
   }
   constexpr std::size_t kMaxHostName = 253;
   const bool printable = std::ranges::all_of(host, [](char c) { return c > ' ' && c < '\x7f'; });
@@ -97,7 +97,7 @@ void check_options(const StoreOptions& options) {
     fail(ErrorCode::kUsage, "the job's name is too long", fmt::format("it has {} bytes", options.job.size()),
          fmt::format("Give one of at most {}.", kMaxJobName));
   }
-  static_cast<void>(Timeouts(options.seconds));  // throws for what is no time
+  static_cast<void>(Timeouts(options.seconds));  // throws if it is out of range
 }
 
 }  // namespace

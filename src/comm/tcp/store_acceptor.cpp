@@ -12,11 +12,11 @@ namespace ringattn {
 
 namespace {
 
-// Connections that have not said who they are.
+// Connections that have not identified themselves.
 constexpr std::size_t kMaxPendingConnections = 256;
-// Taken from the listener before those that are there move on.
+// Connections accepted in one go before the existing ones advance.
 constexpr int kAcceptedAtOnce = 64;
-// In a message.
+// Refusals listed in one message.
 constexpr std::size_t kNamedRefusals = 8;
 
 constexpr std::size_t kMaxHandshake = std::max({sizeof(Hello), sizeof(Introduction), sizeof(Proof)});
@@ -50,7 +50,7 @@ void StoreAcceptor::go_on() {
   for (auto at = pending_.begin(); at != pending_.end();) at = handle(*at) ? pending_.erase(at) : std::next(at);
 }
 
-// Whether a pending connection needs no more attention: it has joined, was refused, or is no rank.
+// Returns true if a pending connection is finished with: it has joined, was refused, or is not a rank.
 bool StoreAcceptor::handle(PendingConnection& pending) {
   const bool open = pending.wire.move(kMaxHandshake);
   const std::optional<WireFrame> frame = pending.wire.take();
@@ -98,10 +98,10 @@ bool StoreAcceptor::take_hello(PendingConnection& pending, const Hello& hello) {
     return true;
   }
   if (const std::optional<Refusal> refusal = why_not(hello)) {
-    note(hello.rank, fmt::format("on {} was refused: {}", hello.host_text(), refusal->noted));
+    note(hello.rank, fmt::format("on {} was refused: {}", hello.host_text(), refusal->for_rank_0));
     return refuse(pending, Error(ErrorCode::kUsage,
                                  fmt::format("the store at {} refuses rank {}", options_.address.text(), hello.rank),
-                                 pending.introduction ? refusal->noted : refusal->told,
+                                 pending.introduction ? refusal->for_rank_0 : refusal->for_stranger,
                                  "Check what starts the ranks: each needs a number of its own, and all the same count "
                                  "of ranks and name of the job."));
   }
@@ -131,7 +131,7 @@ std::string StoreAcceptor::refusals() const {
   return all;
 }
 
-// A rank that has proved nothing is told what is wrong with what it said itself, and nothing of the job.
+// A rank that has proved nothing is told only what is wrong with its own data, and nothing about the job.
 std::optional<StoreAcceptor::Refusal> StoreAcceptor::why_not(const Hello& hello) const {
   if (hello.job_text() != options_.job) {
     return Refusal{

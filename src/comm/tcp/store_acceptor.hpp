@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside the store on rank 0: connections from when they are accepted until they belong to a rank of the job, or end.
-// Nobody who connects holds others up: each connection moves on by itself and has a time limit, and where there are too
-// many the oldest one is closed.
+// Inside the store on rank 0: connections from their acceptance until they belong to a rank of the job or are closed.
+// No connection can block another: each advances independently and has a time limit. If there are too many, the oldest
+// one is closed.
 #pragma once
 
 #include <functional>
@@ -19,21 +19,21 @@ namespace ringattn {
 
 class StoreAcceptor {
  public:
-  // Called with a rank that may join, which is none of those that `is_there` names.
+  // Called with a rank that may join. `is_there` is false for it.
   using Join = std::function<void(const Hello& hello, Wire wire)>;
   using IsThere = std::function<bool(int rank)>;
 
   StoreAcceptor(const StoreOptions& options, const Secret& secret, IsThere is_there, Join join)
       : options_(options), secret_(secret), is_there_(std::move(is_there)), join_(std::move(join)) {}
 
-  // Takes the connections that have come to a listener.
+  // Accepts the pending connections of a listener.
   void accept_from(const FileDescriptor& listener);
   void add(FileDescriptor connection);
   void add_interests(std::vector<pollfd>& sockets) const;
-  // Moves what can be moved at this moment.
+  // Advances all connections without blocking.
   void go_on();
 
-  // Why ranks were turned away that have not joined since; empty: none was.
+  // Why ranks that have not joined since were refused; empty if none was.
   std::string refusals() const;
 
   std::size_t size() const { return pending_.size(); }
@@ -42,11 +42,11 @@ class StoreAcceptor {
   struct PendingConnection {
     Wire wire;
     Deadline deadline;
-    std::optional<Introduction> introduction{};  // it was answered, and its wire is authenticated
+    std::optional<Introduction> introduction{};  // it has been answered, and the wire is authenticated
   };
-  // What the refused rank is told, where it has proved nothing, and what rank 0 says.
+  // The reason for a refused rank that has proved nothing, and the reason for rank 0.
   struct Refusal {
-    std::string told, noted;
+    std::string for_stranger, for_rank_0;
   };
 
   bool handle(PendingConnection& pending);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The store as the other ranks see it: they come to its address, and meet through it.
+// The store on ranks other than 0: they connect to its address and run collectives through it.
 #include <fmt/format.h>
 
 #include <thread>
@@ -14,9 +14,9 @@ namespace ringattn {
 
 namespace {
 
-// Rank 0 gives up first, and says why.
+// Extra seconds, so that rank 0's limit expires first and its error says why.
 constexpr double kServerFirst = 2.0;
-// A proof, or a refusal's text.
+// Limit for a frame before the proof: a proof, or the text of a refusal.
 constexpr std::size_t kMaxBytesBeforeProof = 4096;
 
 class StoreConnection final : public Store {
@@ -55,7 +55,8 @@ class StoreConnection final : public Store {
     return std::move(*texts);
   }
 
-  // Tries each address that the name stands for; whether the store has taken this rank in, and all ranks are there.
+  // Tries each address that the host name resolves to. Returns true once the store has accepted this rank and all ranks
+  // are connected.
   bool connect_to_any(const Deadline& deadline) {
     const Resolved resolved = resolve_host(options_.address.host, options_.address.port);
     if (resolved.addresses.empty()) why_not_ = resolved.why_none;
@@ -77,7 +78,7 @@ class StoreConnection final : public Store {
       poll_briefly({&socket, 1});
       if (socket.revents != 0) break;
       if (attempt.expired() || deadline.expired()) {
-        why_not_ = "nobody answers";
+        why_not_ = "no answer";
         return false;
       }
     }
@@ -98,8 +99,8 @@ class StoreConnection final : public Store {
       for (const std::string& host : *texts) hosts_.push_back(printable(host));
     } catch (const Closed&) {
       if (wire_.is_foreign()) {
-        fail(ErrorCode::kUsage, fmt::format("what answers at {} is no store of ringattn", address.text()),
-             "something else serves that port", "Choose a port that nothing else uses, torchrun neither.");
+        fail(ErrorCode::kUsage, fmt::format("the server at {} is not a ringattn store", address.text()),
+             "something else serves that port", "Choose a port that nothing else uses, not even torchrun.");
       }
       why_not_ = "the connection was closed";  // rank 0 has ended, and may be started again
       return false;
@@ -107,7 +108,8 @@ class StoreConnection final : public Store {
     return true;
   }
 
-  // Proves the secret to the store, which proves it first: whoever else serves that address is told nothing of the job.
+  // Proves the secret to the store, which proves it first: a stranger that serves the address learns nothing about the
+  // job.
   bool prove(const SocketAddress& address, const Deadline& deadline) {
     const Introduction introduction = introduce(Purpose::kStore, options_.rank, 0, options_.size);
     wire_.send(WireKind::kIntroduction, bytes_of(introduction));
@@ -132,23 +134,23 @@ class StoreConnection final : public Store {
       wire_.authenticate(keys->to_listener, keys->to_caller);
       return true;
     }
-    // The text of what answers counts nothing before it has proved anything.
+    // Text from a server that has proved nothing is not shown.
     wire_.send(WireKind::kMismatch, {});
     wire_.flush();
     fail_rank(Error(ErrorCode::kPeer,
                     fmt::format("rank {} and rank 0, at {}, have different secrets", options_.rank, address.text()),
-                    frame->kind == WireKind::kProof ? "what answers there does not prove that it knows this rank's"
-                                                    : "what answers there has none",
+                    frame->kind == WireKind::kProof ? "the server there does not prove that it knows this rank's"
+                                                    : "the server there has none",
                     "Give all ranks the same RINGATTN_STORE_SECRET, or none of them one."));
   }
 
-  // The connection has ended without a word.
+  // The connection has ended without an error frame.
   class Closed : public Error {
    public:
     explicit Closed(Error error) : Error(std::move(error)) {}
   };
 
-  // The body of the next frame, which is of that kind.
+  // Waits for the next frame, which must be of `kind`, and returns its body.
   std::string expect(WireKind kind, std::string_view what, double seconds) {
     const Deadline deadline = Timeouts::derived(seconds + kServerFirst).for_peer();
     for (;;) {
@@ -159,8 +161,8 @@ class StoreConnection final : public Store {
         fail_garbled();
       }
       if (!open) {
-        throw Closed(Error(ErrorCode::kPeer, "rank 0 left while the ranks came together",
-                           wire_.is_forged() ? "what its store sent was changed on its way"
+        throw Closed(Error(ErrorCode::kPeer, "rank 0 left while the ranks connected",
+                           wire_.is_forged() ? "what its store sent was changed in transit"
                                              : fmt::format("its store at {} has closed", options_.address.text()),
                            "See its own message."));
       }
@@ -175,8 +177,8 @@ class StoreConnection final : public Store {
 
   [[noreturn]] void fail_garbled() const {
     fail_rank(Error(ErrorCode::kPeer,
-                    fmt::format("the store at {} has sent what is out of order", options_.address.text()),
-                    "its frame is not the one that comes next", "See whether rank 0 runs the same build."));
+                    fmt::format("the store at {} has sent a frame out of order", options_.address.text()),
+                    "another frame was expected", "See whether rank 0 runs the same build."));
   }
 
   [[noreturn]] void fail_unreachable(const Deadline& deadline) const {
@@ -193,7 +195,7 @@ class StoreConnection final : public Store {
   Wire wire_;
   std::vector<std::string> hosts_;
   std::string session_;
-  std::string why_not_ = "nobody answers";
+  std::string why_not_ = "no answer";
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `tcp`: what the two sides of the store share.
+// Inside transport `tcp`: declarations that both sides of the store share.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace ringattn {
 
-// How a rank introduces itself. Texts end with a zero, or with their array.
+// The frame by which a rank introduces itself. Texts end with a NUL, or at the end of their array.
 struct Hello {
   std::int32_t rank;
   std::int32_t size;
@@ -28,19 +28,19 @@ struct Hello {
 Hello hello_of(const StoreOptions& options);
 std::string job_name(const std::string& job);
 
-// What the system says of an errno.
+// The system's text for an errno.
 std::string error_text(int number);
 
-// Texts as the body of one frame.
+// Packs texts into the body of one frame.
 std::string pack_texts(const std::vector<std::string>& texts);
 std::optional<std::vector<std::string>> unpack_texts(std::string_view bytes, int count);
 
-// Printable, and not long: what a stranger has sent may stand in a message.
+// Replaces control characters and limits the length, so that text of a stranger may be shown in a message.
 std::string printable(std::string_view text);
 
-// What one rank may contribute to an all-gather while ranks come together (comm/transport.hpp: a few KiB).
+// The largest contribution of a rank to an all-gather through the store (comm/transport.hpp: a few KiB).
 inline constexpr std::size_t kMaxStoreMessage = std::size_t{16} << 10;
-// And so what the store may send of `size` ranks.
+// The largest body that the store may send for `size` ranks.
 inline std::size_t max_gathered(int size) {
   return (static_cast<std::size_t>(size) + 1) * (kMaxStoreMessage + sizeof(std::uint32_t));
 }

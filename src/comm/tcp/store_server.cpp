@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The store on rank 0: takes ranks in, refuses others, and hands round what they gather.
+// The store on rank 0: accepts ranks, refuses others, and runs their all-gathers.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace ringattn {
 
 namespace {
 
-// How long what is said last gets to be sent.
+// How long the last frames may take to be sent.
 constexpr double kFinalSendSeconds = 1.0;
 
 class StoreServer final : public Store {
@@ -60,13 +60,14 @@ class StoreServer final : public Store {
 
   void warn() const {
     if (secret_.is_given() || options_.size == 1 || !options_.warn || own_end(listener_).is_loopback()) return;
-    options_.warn({fmt::format("whoever reaches {} may join this job as a rank", options_.address.text()),
-                   " (RINGATTN_STORE_SECRET is not set). ",
-                   "Give all ranks the same secret, as docs/security.md says, or keep that port from others."});
+    options_.warn(
+        {fmt::format("any process that can connect to {} may join this job as a rank", options_.address.text()),
+         " (RINGATTN_STORE_SECRET is not set). ",
+         "Give all ranks the same secret, as docs/security.md says, or keep that port from others."});
   }
 
-  // Addresses that are numbers, or are this host alone, are served as they stand. What a name means here need not be
-  // what it means to others (a host often calls itself 127.0.1.1), so a name is served on all interfaces.
+  // Numeric addresses and "localhost" are served as they are. A host name may resolve differently here than on other
+  // hosts (a host often resolves its own name to 127.0.1.1), so a name is served on all interfaces.
   void listen() {
     const auto refuse = [this](const std::string& why) {
       fail(ErrorCode::kUsage, fmt::format("rank 0 can't serve the store at {}", options_.address.text()), why,
@@ -90,12 +91,12 @@ class StoreServer final : public Store {
     listener_ = std::move(opened.socket);
   }
 
-  // Until all ranks are there.
+  // Returns when all ranks are connected.
   void accept_ranks(const Deadline& deadline) {
     StoreAcceptor acceptor(
         options_, secret_,
         [this](int rank) {
-          forget_gone();  // the one before it with this number may have ended since connections were looked at
+          drop_closed();  // an earlier rank with this number may have ended since the last poll
           return connections_[static_cast<std::size_t>(rank)].has_value();
         },
         [this](const Hello& hello, Wire wire) { join(hello, std::move(wire)); });
@@ -109,7 +110,7 @@ class StoreServer final : public Store {
       poll_briefly(sockets);
       acceptor.accept_from(listener_);
       acceptor.go_on();
-      forget_gone();
+      drop_closed();
     }
     std::vector<std::string> texts = hosts_;
     texts.push_back(session_);
@@ -127,8 +128,8 @@ class StoreServer final : public Store {
     connections_[rank].emplace(std::move(wire));
   }
 
-  // A rank that has gone before all were there may be started again.
-  void forget_gone() {
+  // A rank that has ended before all were connected may be started again.
+  void drop_closed() {
     for (auto& connection : connections_) {
       if (connection && (!connection->move(0) || connection->take())) connection.reset();
     }
@@ -173,7 +174,7 @@ class StoreServer final : public Store {
       }
       return ranks;
     };
-    // The first rank whose time is over ends the wait, so that all hear of it from here.
+    // The first rank whose time limit expires ends the wait, so that rank 0 reports it to all.
     Deadline limit = deadline;
     for (std::vector<int> waited_for = absent(); !waited_for.empty(); waited_for = absent()) {
       if (wait_expired(limit)) fail_late(what, limit, names_, 0, waited_for);
@@ -190,9 +191,9 @@ class StoreServer final : public Store {
           const Deadline theirs = Timeouts::grace(*seconds);
           if (theirs.end() < limit.end()) limit = theirs;
         } else if (frame || !open) {
-          fail(ErrorCode::kPeer, fmt::format("{} left while the ranks came together", names_.name(rank)),
-               connection.is_forged() ? "what it sent was changed on its way"
-               : frame                ? "it has sent what is out of order"
+          fail(ErrorCode::kPeer, fmt::format("{} left while the ranks connected", names_.name(rank)),
+               connection.is_forged() ? "what it sent was changed in transit"
+               : frame                ? "it has sent a frame out of order"
                                       : "its connection to the store has closed",
                "See its own message.");
         }
@@ -208,19 +209,19 @@ class StoreServer final : public Store {
     return all;
   }
 
-  // How long a rank waits for the all-gather that comes next.
+  // The seconds that a rank waits for the next all-gather.
   static std::optional<double> wait_of(const WireFrame& frame) {
     if (frame.kind != WireKind::kWait) return std::nullopt;
     const auto seconds = value_of<double>(frame.body);
     return seconds && *seconds >= 0.0 ? seconds : std::nullopt;
   }
 
-  // Until all connections have been sent what they were told.
+  // Sends all queued frames.
   void flush(const Deadline& deadline) {
     for (;;) {
       std::vector<pollfd> sockets;
       for (auto& connection : connections_) {
-        // A connection that has gone shows in the next all-gather.
+        // A closed connection is noticed in the next all-gather.
         if (connection && !connection->all_sent() && connection->move(kMaxStoreMessage) && !connection->all_sent()) {
           sockets.push_back(connection->interest());
         }
@@ -230,21 +231,21 @@ class StoreServer final : public Store {
     }
   }
 
-  // The error reaches all ranks that are there, as rank 0's.
+  // Sends the error to all connected ranks, as rank 0's.
   [[noreturn]] void fail_all(const Error& error) {
-    Error told = error;
-    if (told.location() == nullptr) told.set_location({0, host_name()});
+    Error located = error;
+    if (located.location() == nullptr) located.set_location({0, host_name()});
     for (auto& connection : connections_) {
-      if (connection) connection->send(WireKind::kFailed, pack_error(told));
+      if (connection) connection->send(WireKind::kFailed, pack_error(located));
     }
     flush(Timeouts::grace(kFinalSendSeconds));
-    throw Error(told);
+    throw Error(located);
   }
 
   const StoreOptions options_;
   const Secret secret_;
   std::vector<std::string> hosts_;                // [size]
-  std::vector<std::optional<Wire>> connections_;  // [size]; never rank 0
+  std::vector<std::optional<Wire>> connections_;  // [size]; none for rank 0
   RankNames names_;
   FileDescriptor listener_;
   std::string own_address_;

@@ -53,7 +53,7 @@ class TcpTransport final : public Transport {
            "it has given up earlier exchanges", "Abort the world after a failure.");
     }
     const auto flight = std::make_shared<TcpFlight>(std::move(exchange), world_, ticket);
-    // What receivers have said before. Entries of one ticket lie together.
+    // Receivers may have announced messages before this post. Entries of one ticket are adjacent.
     for (auto at = state_->ready.lower_bound({ticket, 0, 0});
          at != state_->ready.end() && std::get<0>(at->first) == ticket; at = state_->ready.erase(at)) {
       context_->drop_ready(at->first);
@@ -109,7 +109,7 @@ class TcpTransport final : public Transport {
     return ticket >= state_->waited && index < state_->flights.size() && state_->flights[index]->open == 0;
   }
 
-  // With the mutex held nobody reads or writes spans, and of what is withdrawn nobody does again.
+  // While the mutex is held no thread accesses spans, and spans of withdrawn flights are never accessed again.
   void abandon() noexcept override {
     const std::lock_guard lock(context_->mutex);
     if (state_->flights.empty()) return;
@@ -155,26 +155,26 @@ class TcpTransport final : public Transport {
  private:
   Ticket next_ticket() const { return state_->waited + static_cast<Ticket>(state_->flights.size()); }
 
-  // With the mutex held: throws where a receiver's side of an exchange is another one than this rank's.
+  // With the mutex held: throws if a peer's side of an exchange differs from this rank's.
   void check_fit() const {
     for (std::size_t i = 0; state_->misfit && i < state_->flights.size(); ++i) {
       const TcpFlight& flight = *state_->flights[i];
       if (!flight.misfit) continue;
       fail(ErrorCode::kInternal,
            fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
-           fmt::format("{} wants other spans of {} than it sends", context_->names().name(*flight.misfit),
+           fmt::format("{} expects other spans from {} than that rank sends", context_->names().name(*flight.misfit),
                        context_->names().name(rank())),
            "This is a bug in the plan.");
     }
   }
 
-  // A wait has failed. Whoever handles that may meet the others first (comm/collective.hpp), which must not take a
-  // deadline more.
+  // Called when a wait has failed. The handler may start a collective first (comm/collective.hpp), which must not wait
+  // for another deadline.
   void give_up(const Error& error) {
     if (error.code() == ErrorCode::kPeer) context_->give_up(error);
   }
 
-  // Everybody sends to everybody: a rank whose deadline passes then knows exactly who has not come.
+  // All ranks send to all ranks, so a rank whose deadline passes knows exactly which ranks have not come.
   std::vector<std::string> gather_bytes(std::string_view what, std::string_view bytes, const Deadline& deadline) {
     if (bytes.size() > kMaxGathered) {
       fail(ErrorCode::kInternal, fmt::format("rank {} gathers {} bytes", rank(), bytes.size()),
@@ -197,7 +197,7 @@ class TcpTransport final : public Transport {
     head.world = world_;
     head.number = number;
     for (int i = 1; i < size_; ++i) context_->send((rank() + i) % size_, head, bytes);
-    TcpWorldState::Gathering& collective = state_->collectives[number];
+    TcpWorldState::CollectiveState& collective = state_->collectives[number];
     collective.parts.resize(static_cast<std::size_t>(context_->size()));
     collective.parts[static_cast<std::size_t>(rank())] = bytes;
     ++collective.came;
@@ -221,7 +221,7 @@ class TcpTransport final : public Transport {
       if (!flight.receives[i].done) peers.push_back(flight.exchange.receives[i].peer);
     }
     for (std::size_t i = 0; i < flight.sends.size(); ++i) {
-      // A send held back by this rank's own receives is nobody else's fault.
+      // A send that waits for this rank's own receives is not its peer's fault.
       const SendMessage& message = flight.exchange.sends[i];
       if (!flight.sends[i].done && flight.gate.may_send(message.round)) peers.push_back(message.peer);
     }

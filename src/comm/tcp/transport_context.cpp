@@ -17,11 +17,11 @@ namespace ringattn {
 
 namespace {
 
-// Much longer than a notice takes, so ranks that fail within one notice's flight of each other hear of each other.
+// Much longer than a notice takes, so ranks that fail at nearly the same time hear of each other.
 constexpr double kReportSeconds = 0.3;
-// How long what was sent last gets to leave, and then peers to leave themselves.
+// How long the last frames may take to be sent, and then how long to wait for peers to leave.
 constexpr double kLeaveSeconds = 1.0;
-constexpr double kPartSeconds = 0.2;
+constexpr double kPeerLeaveSeconds = 0.2;
 
 bool is_heartbeat(std::uint32_t value) {
   constexpr Heartbeat kHeartbeats[] = {Heartbeat::kWaiting, Heartbeat::kWorking, Heartbeat::kLeaving};
@@ -63,9 +63,9 @@ TcpTransportContext::~TcpTransportContext() {
     wait_for(kLeaveSeconds, [&] {
       return std::ranges::none_of(links_, [](const TcpLink& link) { return link.is_open() && link.wants_to_send(); });
     });
-    // A connection with bytes that nobody has read would take those along that are on their way.
+    // close() with unread data resets the connection and would discard data in flight, so shut down first.
     for (TcpLink& link : links_) link.shut_down();
-    wait_for(kPartSeconds,
+    wait_for(kPeerLeaveSeconds,
              [&] { return std::ranges::none_of(links_, [](const TcpLink& link) { return link.is_open(); }); });
     ending_ = true;
   }
@@ -78,7 +78,7 @@ void TcpTransportContext::wake() {
   static_cast<void>(uninterrupted([&] { return ::write(wake_.get(), &one, sizeof one); }));
 }
 
-// The thread of the links.
+// Runs on the links' thread.
 void TcpTransportContext::serve() {
   std::vector<pollfd> sockets;
   for (std::unique_lock lock(mutex); !ending_;) {
@@ -110,15 +110,15 @@ void TcpTransportContext::receive_all(const std::vector<pollfd>& sockets) {
     if (links_[i].is_open() && !links_[i].receive(bytes)) ended.push_back(&links_[i]);
     moved_ += bytes;
   }
-  // After all have been heard: what ended a rank may have been told by another.
+  // Only after all links have been read: another rank may have sent the reason why this one ended.
   for (TcpLink* link : ended) end_link(*link);
 }
 
 void TcpTransportContext::end_link(TcpLink& link) {
   link.close();
   if (left_[static_cast<std::size_t>(link.peer())] || over_ || ending_) return;
-  gone_ = Error(ErrorCode::kPeer, fmt::format("{} is gone", names_.name(link.peer())), link.why_ended(),
-                "See whether it was killed, and its own message.");
+  given_up_ = Error(ErrorCode::kPeer, fmt::format("{} is gone", names_.name(link.peer())), link.why_ended(),
+                    "See whether it was killed, and its own message.");
   over_ = true;
 }
 
@@ -206,7 +206,7 @@ bool TcpTransportContext::accepts_frame(int peer, const FrameHead& head) const {
   if (head.kind == FrameKind::kReady) {
     return early_ready_[static_cast<std::size_t>(peer)] < kMaxEarlyReady;
   }
-  // Nobody ends a collective before this rank has taken part in it, so at most one more can have begun.
+  // No rank finishes a collective before this rank has joined it, so at most one more can have begun.
   const std::int64_t begun = is_open ? world->second->begun : 0;
   return head.number >= 0 && head.number <= begun && (is_open || head.bytes <= kMaxEarlyGathered);
 }
@@ -214,7 +214,7 @@ bool TcpTransportContext::accepts_frame(int peer, const FrameHead& head) const {
 bool TcpTransportContext::find_destination(int peer, const FrameHead& head, Destination& destination) {
   destination = {};
   const auto world = worlds_.find(head.world);
-  if (world == worlds_.end()) return ended_worlds_.contains(head.world);  // which has given the exchange up
+  if (world == worlds_.end()) return ended_worlds_.contains(head.world);  // the ended world has given the exchange up
   const TcpWorldState& state = *world->second;
   if (head.number < 0) return false;
   if (head.number < state.waited) return true;  // given up
@@ -248,7 +248,7 @@ void TcpTransportContext::data_sent(const std::shared_ptr<TcpFlight>& flight, st
 bool TcpTransportContext::frame_received(int peer, const FrameHead& head, std::string body) {
   switch (head.kind) {
     case FrameKind::kHeartbeat: {
-      moved_ -= sizeof(FrameHead);  // bytes that flow are work, but not those of heartbeats
+      moved_ -= sizeof(FrameHead);  // transferred bytes are work, except those of heartbeats
       std::string& heartbeats = heartbeats_[static_cast<std::size_t>(peer)];
       const auto heartbeat = static_cast<char>(head.shape);
       if (!is_heartbeat(head.shape)) return false;
@@ -271,7 +271,7 @@ bool TcpTransportContext::frame_received(int peer, const FrameHead& head, std::s
   if (ended_worlds_.contains(head.world)) return true;
   TcpWorldState& world = find_world(head.world);
   if (head.kind == FrameKind::kGather) return gather_received(world, peer, head, std::move(body));
-  // kReady.
+  // Only kReady is left.
   const TcpWorldState::Ready ready{head.total, head.shape};
   if (head.number < world.waited) return true;  // given up
   const auto index = static_cast<std::size_t>(head.number - world.waited);
@@ -287,9 +287,9 @@ bool TcpTransportContext::frame_received(int peer, const FrameHead& head, std::s
 
 bool TcpTransportContext::gather_received(TcpWorldState& world, int peer, const FrameHead& head,
                                           std::string body) const {
-  // One that this rank has given up, or has ended, needs no more parts.
+  // A collective that this rank has given up or finished needs no more parts.
   if (head.number < world.begun && !world.collectives.contains(head.number)) return false;
-  TcpWorldState::Gathering& collective = world.collectives[head.number];
+  TcpWorldState::CollectiveState& collective = world.collectives[head.number];
   collective.parts.resize(links_.size());
   std::optional<std::string>& part = collective.parts[static_cast<std::size_t>(peer)];
   if (part) return false;
@@ -303,7 +303,7 @@ void TcpTransportContext::check_alive_locked() const {
     const auto& [rank, report] = *reports_.begin();
     fail_rank(aborted_error(names_, rank, report));
   }
-  if (gone_) fail_rank(*gone_);
+  if (given_up_) fail_rank(*given_up_);
 }
 
 void TcpTransportContext::check_alive() {
@@ -314,15 +314,15 @@ void TcpTransportContext::check_alive() {
 
 void TcpTransportContext::give_up(const Error& failure) {
   const std::lock_guard lock(mutex);
-  if (!gone_) gone_ = failure;
+  if (!given_up_) given_up_ = failure;
   over_ = true;
 }
 
 bool TcpTransportContext::all_small_sent() const {
-  return std::ranges::all_of(links_, [](const TcpLink& link) { return !link.is_open() || link.small_are_sent(); });
+  return std::ranges::all_of(links_, [](const TcpLink& link) { return !link.is_open() || link.small_frames_sent(); });
 }
 
-void TcpTransportContext::tell_all(int rank, const Error& error) {
+void TcpTransportContext::notify_all_ranks(int rank, const Error& error) {
   const std::string notice = pack_error(error).substr(0, kMaxNotice);
   for (TcpLink& link : links_) {
     if (!link.is_open()) continue;
@@ -333,17 +333,17 @@ void TcpTransportContext::tell_all(int rank, const Error& error) {
 
 bool TcpTransportContext::abort(const Error& error) {
   std::unique_lock lock(mutex);
-  const bool told = std::exchange(told_, true);
+  const bool notified = std::exchange(notified_, true);
   if (!reports_.empty()) {
-    // A rank may see this process end before it hears from the one that has failed.
-    if (!told) tell_all(reports_.begin()->first, reports_.begin()->second);
+    // A rank may see this process end before it receives the notice of the rank that has failed.
+    if (!notified) notify_all_ranks(reports_.begin()->first, reports_.begin()->second);
     return false;
   }
-  tell_all(rank_, error);
+  notify_all_ranks(rank_, error);
   reports_.emplace(rank_, error);
   over_ = true;
   changed_.notify_all();
-  // Rank 0 has nobody below to wait for, a rank that has heard of a lower one no more to learn.
+  // Rank 0 is the lowest, and a rank that has heard of a lower one already knows that it does not print.
   changed_.wait_for(lock, std::chrono::duration<double>(kReportSeconds),
                     [&] { return all_small_sent() && (rank_ == 0 || reports_.begin()->first != rank_); });
   return reports_.begin()->first == rank_;
@@ -369,9 +369,9 @@ std::string TcpTransportContext::take_heartbeats(int peer) {
 bool TcpTransportContext::send_heartbeat(int peer, char heartbeat, bool last) {
   const std::lock_guard lock(mutex);
   TcpLink& link = links_[static_cast<std::size_t>(peer)];
-  if (!link.is_open()) return true;  // it has left: there is nobody to tell
-  if (!link.small_are_sent()) return false;
-  moved_ -= sizeof(FrameHead);  // as above: they are counted once they have gone
+  if (!link.is_open()) return true;  // it has left and needs no heartbeat
+  if (!link.small_frames_sent()) return false;
+  moved_ -= sizeof(FrameHead);  // as above, because flush() counts these bytes
   if (last) link.send({.kind = FrameKind::kLeave});
   link.send(
       {.kind = FrameKind::kHeartbeat, .shape = static_cast<std::uint32_t>(static_cast<unsigned char>(heartbeat))});

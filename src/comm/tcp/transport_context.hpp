@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `tcp`: what a world shares with the worlds split from it. The links to all ranks, the thread that
-// serves them, who has failed, and what has arrived for whom.
+// Inside transport `tcp`: the state that a world shares with the worlds split from it. It holds the links to all ranks,
+// the thread that serves them, the reported failures, and the data that has arrived for each world.
 //
-// A killed process closes its connections, so its peers know at once. One that is stopped, or cut off, keeps them:
-// deadlines tell, and signs of life (comm/heartbeat_monitor.hpp) where ranks give them.
+// A killed process closes its connections, so its peers notice at once. A process that is stopped or disconnected keeps
+// them: deadlines reveal it, and heartbeats (comm/heartbeat_monitor.hpp) if the ranks send them.
 #pragma once
 
 #include <poll.h>
@@ -32,33 +32,33 @@
 
 namespace ringattn {
 
-// What has arrived for one of the worlds, and what it has posted. Guarded by the mutex of its context.
+// The posted exchanges of one of the worlds, and what has arrived for it. Guarded by the mutex of its context.
 struct TcpWorldState {
-  struct Gathering {
+  struct CollectiveState {
     std::vector<std::optional<std::string>> parts;  // [ranks of the context]
     int came = 0;
   };
-  // What a receiver has said of a message, before this rank posted its side.
+  // A receiver's announcement of a message (FrameKind::kReady), received before this rank posted its side.
   struct Ready {
     std::uint64_t total;
     std::uint32_t shape;
   };
-  // Of a message of this rank: its ticket, receiver and round.
+  // Identifies a message of this rank by its ticket, receiver and round.
   using Address = std::tuple<Ticket, int, int>;
 
-  std::map<std::int64_t, Gathering> collectives;
-  std::int64_t begun = 0;  // collectives that this rank has taken part in: others may be in the next one
-  bool is_open = false;    // this rank is in it
+  std::map<std::int64_t, CollectiveState> collectives;
+  std::int64_t begun = 0;  // collectives that this rank has begun; others may be one ahead
+  bool is_open = false;    // this rank has joined the world
   std::map<Address, Ready> ready;
   std::deque<std::shared_ptr<TcpFlight>> flights;  // posted and not yet waited for, in order
   Ticket waited = 0;                               // number of the first of them
-  std::atomic<bool> misfit{false};                 // whether one of the flights has one
+  std::atomic<bool> misfit{false};                 // one of the flights has a misfit
 };
 
 class TcpTransportContext final : public LinkOwner {
  public:
   TcpTransportContext(int rank, Connections connections);
-  // Tells the others that nothing follows, and waits a moment until all has left.
+  // Tells the other ranks that nothing follows, and waits briefly until everything is sent.
   ~TcpTransportContext() override;
   TcpTransportContext(const TcpTransportContext&) = delete;
   TcpTransportContext& operator=(const TcpTransportContext&) = delete;
@@ -69,24 +69,24 @@ class TcpTransportContext final : public LinkOwner {
   int size() const { return static_cast<int>(links_.size()); }
   const RankNames& names() const { return names_; }
 
-  // With the mutex held. The state of a world; what arrives for one may come before it is made here.
+  // The mutex must be held. Returns the state of a world. Data for it may have arrived before this call.
   std::shared_ptr<TcpWorldState> open_world(std::uint64_t world);
   void close_world(std::uint64_t world);
-  // What a receiver has said before is used up.
+  // An early announcement has been used up.
   void drop_ready(const TcpWorldState::Address& address);
-  // A number for a world that is split from one of these. Rank 0, which is in all of them, gives it.
+  // The number of a world to be split from one of these. Rank 0 assigns it, as it is a member of every world.
   std::uint64_t new_world() { return ++last_world_; }
-  // Whether a world's number is none of those that this rank is or was in.
+  // Returns true if this rank has never joined a world of that number.
   bool is_new_world(std::uint64_t world);
   void send(int peer, const FrameHead& head, std::string_view body = {});
-  // Sends what may go of an exchange.
+  // Starts the sends of an exchange that may start.
   void start_sends(const std::shared_ptr<TcpFlight>& flight);
-  // Whether the receiver's side of a message fits; notes in the flight where it doesn't.
+  // Marks a send as ready if the receiver's side of it matches. Otherwise records the misfit in the flight.
   static void take_ready(TcpWorldState& world, TcpFlight& flight, int peer, int round,
                          const TcpWorldState::Ready& ready);
 
-  // Blocks the calling rank until `done()`, with the mutex held before and after; false when it has waited enough.
-  // Throws once a rank has failed, gone or fallen silent.
+  // Blocks the calling rank until `done()`, with the mutex held before and after. Returns false when
+  // wait_expired(deadline). Throws once a rank has failed, disconnected or fallen silent.
   template <typename Done>
   bool wait(std::unique_lock<std::mutex>& lock, const Deadline& deadline, const Done& done) {
     for (std::uint64_t seen = moved_;;) {
@@ -97,41 +97,42 @@ class TcpTransportContext final : public LinkOwner {
       changed_.wait_until(lock, deadline.expired() ? next : std::min(next, deadline.end()));
       const std::uint64_t now = moved_;
       lock.unlock();
-      // Bytes that flow are work, however slow the link.
+      // Transferred bytes are work, however slow the link.
       std::exchange(seen, now) == now ? waiting_heartbeat() : heartbeat();
       lock.lock();
     }
   }
 
   void check_alive_locked() const;
-  // The same for those who don't hold the mutex; doesn't take it while all is well.
+  // The same for callers that don't hold the mutex. It does not lock the mutex unless the world has failed.
   void check_alive();
 
-  // This rank has given up waiting: every later call throws the same, unless another rank has told of a failure.
+  // This rank has given up waiting: every later call throws `failure`, unless another rank has reported a failure.
   void give_up(const Error& failure);
 
-  // Tells all other ranks, then waits a moment for ranks that failed at the same time: the lowest of them prints.
-  // Whoever has heard of a failure before has nothing to report, and hands on what it has heard.
+  // Notifies all other ranks, then waits briefly for ranks that failed at the same time. The lowest of them prints.
+  // Returns true if this rank is to print. A rank that has heard of a failure before only forwards that one.
   bool abort(const Error& error);
-  // Called on the thread of the links when a rank tells of its failure: the calling rank may be computing.
+  // `callback` is called on the links' thread when a rank reports its failure, because the calling rank may be
+  // computing.
   void set_failure_callback(std::function<void(const Error&)> callback);
-  // Until the process that prints has ended, or the time is over.
+  // Waits until the process that prints has ended, or `seconds` have passed.
   void await_printer(double seconds);
 
-  // Signs of life: each kind that has come from `peer` since the last call, in order; and sends one, false while the
-  // one before has not left. After the `last` one nobody needs this rank any more: that its connection closes tells
-  // no one anything.
+  // Heartbeats. take_heartbeats() returns each kind that has arrived from `peer` since the last call, in order.
+  // send_heartbeat() returns false if the previous heartbeat has not been sent yet. After the `last` one this rank is
+  // no longer needed, so closing its connection is not a failure.
   std::string take_heartbeats(int peer);
   bool send_heartbeat(int peer, char heartbeat, bool last);
 
  private:
-  // How often a rank that waits looks up.
+  // How often a waiting rank polls.
   static constexpr std::chrono::milliseconds kPollInterval{20};
-  // Worlds that peers may be in before this rank is. A world is split from another one by a call of all its ranks, so
-  // there is one at a time; several where a rank ends worlds late.
+  // The number of worlds that peers may have joined before this rank. All ranks of a world take part in a split, so
+  // usually there is one such world. There are several if a rank destroys worlds late.
   static constexpr std::size_t kMaxEarlyWorlds = 16;
-  // What a peer may contribute to a collective there, and messages that it may be ready for before this rank has posted
-  // them.
+  // In such a world: the largest contribution of a peer to a collective, and the number of messages that a peer may
+  // announce before this rank has posted them.
   static constexpr std::uint32_t kMaxEarlyGathered = std::uint32_t{1} << 20;
   static constexpr std::size_t kMaxEarlyReady = std::size_t{1} << 16;
 
@@ -142,7 +143,7 @@ class TcpTransportContext final : public LinkOwner {
   void data_sent(const std::shared_ptr<TcpFlight>& flight, std::size_t send) override;
   bool gather_received(TcpWorldState& world, int peer, const FrameHead& head, std::string body) const;
 
-  // The state of a world that this rank may not be in yet.
+  // The state of a world that this rank may not have joined yet.
   TcpWorldState& find_world(std::uint64_t world);
   void serve();
   void receive_all(const std::vector<pollfd>& sockets);
@@ -150,28 +151,28 @@ class TcpTransportContext final : public LinkOwner {
   void flush(TcpLink& link);
   void wake();
   bool all_small_sent() const;
-  void tell_all(int rank, const Error& error);
+  void notify_all_ranks(int rank, const Error& error);
 
   const int rank_;
   const RankNames names_;
   std::deque<TcpLink> links_;  // [ranks]; this rank's own is closed
   std::map<std::uint64_t, std::shared_ptr<TcpWorldState>> worlds_;
-  std::size_t early_worlds_ = 0;          // those that this rank is not in yet
-  std::vector<std::size_t> early_ready_;  // [ranks]
+  std::size_t early_worlds_ = 0;          // worlds that this rank has not joined yet
+  std::vector<std::size_t> early_ready_;  // [ranks] announcements in such worlds and for exchanges not posted yet
   std::set<std::uint64_t> ended_worlds_;
   std::uint64_t last_world_ = 0;
-  std::map<int, Error> reports_;         // of failures, by rank
-  std::optional<Error> gone_;            // a rank has, without a word; or give_up() was called
-  bool told_ = false;                    // all others of a failure
-  std::vector<bool> left_;               // [ranks] has said that nobody needs it any more
-  std::vector<std::string> heartbeats_;  // [ranks]
+  std::map<int, Error> reports_;         // reported failures, by rank
+  std::optional<Error> given_up_;        // a rank disconnected without a notice, or give_up() was called
+  bool notified_ = false;                // this rank has notified all others of a failure
+  std::vector<bool> left_;               // [ranks] has left in order
+  std::vector<std::string> heartbeats_;  // [ranks] received and not yet taken
   std::function<void(const Error&)> failure_callback_;
   std::condition_variable changed_;
-  std::atomic<bool> over_{false};  // whether a rank has failed or gone
+  std::atomic<bool> over_{false};  // a rank has failed or disconnected
   std::atomic<std::uint64_t> moved_{0};
   bool ending_ = false;
   FileDescriptor wake_;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last, because it uses all of the above
 };
 
 }  // namespace ringattn

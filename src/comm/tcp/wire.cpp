@@ -43,7 +43,7 @@ void Wire::authenticate(const Mac& sends, const Mac& receives) {
   complete_ = false;
 }
 
-// Whether the complete frame was sent by whoever has the key, as the next frame.
+// Returns true if the complete frame's MAC is correct, so that a holder of the key sent it as the next frame.
 bool Wire::is_genuine() {
   const std::string_view frame = incoming_;
   const std::string_view head = frame.substr(0, sizeof(Head));
@@ -55,7 +55,7 @@ bool Wire::is_genuine() {
 
 bool Wire::move(std::size_t max_bytes) {
   const bool sends = send_some();
-  // Who has closed the connection may have said why before it.
+  // Always receive too: a peer that has closed the connection may have sent the reason before.
   const bool receives = receive_some(max_bytes);
   return complete_ || (sends && receives);
 }
@@ -95,7 +95,7 @@ bool Wire::receive_some(std::size_t max_bytes) {
         return true;
       }
     }
-    constexpr std::size_t kReceiveBytes = 65536;  // memory is taken for what comes, not for what a head says
+    constexpr std::size_t kReceiveBytes = 65536;  // grow with the received data, not to the size that the head claims
     const std::size_t before = incoming_.size();
     incoming_.resize(before + std::min(kReceiveBytes, wanted - before));
     const ssize_t count =
@@ -105,7 +105,7 @@ bool Wire::receive_some(std::size_t max_bytes) {
     errno = error;
     if (count == 0) return false;
     if (count < 0) return would_block();
-    // Strangers are told by their first bytes.
+    // A stranger is recognized by its first bytes.
     if (std::memcmp(incoming_.data(), kMagic, std::min(incoming_.size(), sizeof kMagic)) != 0) foreign_ = true;
   }
   return complete_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `tcp`: what goes over a connection while ranks come together. Frames have a head of fixed size and a
-// body of bounded size; a connection that brings anything else is of no rank, and is closed. Where the job has a
-// secret, each frame after the handshake (comm/tcp/handshake.hpp) ends with a MAC of its number, head and body.
+// Inside transport `tcp`: the frames that ranks exchange while they connect. A frame has a head of fixed size and a
+// body of bounded size. A connection that sends anything else is not a rank's, and is closed. If the job has a secret,
+// each frame after the handshake (comm/tcp/handshake.hpp) ends with a MAC of its number, head and body.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,13 @@
 namespace ringattn {
 
 enum class WireKind : std::uint32_t {
-  kHello = 1,     // to the store: who comes
-  kComplete = 2,  // from the store: all have come
+  kHello = 1,     // to the store: the rank's Hello
+  kComplete = 2,  // from the store: all ranks are connected
   kFailed = 3,    // from the store: an error, as pack_error() writes it
   kGather = 4,    // to the store: this rank's part of an all-gather
   kGathered = 5,  // from the store: all parts
-  kPeer = 6,      // between two ranks: who they are
-  // With a secret, and for what a rank of one version need not know (comm/tcp/store_internal.hpp).
+  kPeer = 6,      // between two ranks: their numbers and the world's
+  // The next three are used only with a secret (comm/tcp/handshake.hpp).
   kIntroduction = 7,
   kProof = 8,
   kMismatch = 9,  // to a listener: its proof is wrong
@@ -39,7 +39,7 @@ struct WireFrame {
 
 class Wire {
  public:
-  // Bodies may be so large.
+  // The maximum size of a body, in bytes.
   static constexpr std::size_t kMaxBytes = std::size_t{16} << 20;
 
   explicit Wire(FileDescriptor socket) : socket_(std::move(socket)) {}
@@ -47,33 +47,33 @@ class Wire {
   const FileDescriptor& socket() const { return socket_; }
   FileDescriptor take_socket() { return std::move(socket_); }
 
-  // Sends with the next calls of move() or flush().
+  // Queues a frame. move() and flush() send it.
   void send(WireKind kind, std::string_view body);
-  // Sends what can be sent at this moment, and takes nothing. A few bytes go at once.
+  // Sends what can be sent without blocking, and receives nothing. A few bytes go at once.
   void flush() { send_some(); }
-  // Moves what can be moved at this moment. False once the other side has closed the connection, or has sent what is no
-  // frame, or one with a body of more than `max_bytes`.
+  // Sends and receives what it can without blocking. Returns false once the peer has closed the connection or has sent
+  // an invalid frame, or one with a body of more than `max_bytes`.
   bool move(std::size_t max_bytes = kMaxBytes);
-  // The next frame that has come. It is taken from the connection byte by byte: nothing after it is lost.
+  // The next complete frame. Bytes after it stay in the socket, so nothing is lost when the socket is taken over.
   std::optional<WireFrame> take();
 
-  // From the next frame on, in both directions, frames have MACs. What has been received already counts as forged: it
-  // came before the other side could make one.
+  // From the next frame on, frames in both directions have MACs. Bytes received already count as forged, because they
+  // came before the peer could make a MAC.
   void authenticate(const Mac& sends, const Mac& receives);
   bool is_authenticated() const { return keys_.has_value(); }
 
-  // Whether what came is no frame of ringattn.
+  // Returns true if data arrived that is not a ringattn frame.
   bool is_foreign() const { return foreign_; }
-  // Whether a frame came whose MAC is wrong.
+  // Returns true if a frame with a wrong MAC arrived.
   bool is_forged() const { return forged_; }
   bool all_sent() const { return sent_ == outgoing_.size(); }
-  // For poll().
+  // The events for poll().
   pollfd interest() const { return {socket_.get(), static_cast<short>(all_sent() ? POLLIN : POLLIN | POLLOUT), 0}; }
 
  private:
   struct Head {
     char magic[8];
-    std::uint32_t version;  // also the byte order
+    std::uint32_t version;  // also detects a different byte order
     std::uint32_t kind;
     std::uint64_t bytes;
   };
@@ -81,7 +81,7 @@ class Wire {
 
   struct Keys {
     Mac sends, receives;
-    std::uint64_t sent = 0, received = 0;  // frames
+    std::uint64_t sent = 0, received = 0;  // numbers of frames
   };
 
   static Head head_of(WireKind kind, std::size_t bytes);
@@ -100,7 +100,7 @@ class Wire {
   bool forged_ = false;
 };
 
-// Plain structs as the bodies of frames. A body of another size is no such struct.
+// Trivially copyable structs as the bodies of frames. value_of() returns nothing if the size of the body differs.
 template <typename Value>
 std::string_view bytes_of(const Value& value) {
   static_assert(std::is_trivially_copyable_v<Value>);
