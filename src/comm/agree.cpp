@@ -15,31 +15,31 @@ namespace ringattn {
 
 namespace {
 
-// The error that a rank has told of, and whether its message stands for itself. Throws kPeer where the text is none:
-// that is no agreement, as other ranks may have been told something else.
-struct Told {
+// The error that a rank has reported, and whether its message is shown unchanged. Throws kPeer if the text is not an
+// error. That is not an AgreedError, because other ranks may have received something else.
+struct ReportedError {
   Error error;
-  bool as_it_is;
+  bool keep_message;
 };
 
-Told read_told(int rank, std::string_view text) {
+ReportedError read_reported_error(int rank, std::string_view text) {
   const char kind = text.empty() ? '\0' : text.front();
   if ((kind == 'p' || kind == 'n') && is_packed_error(text.substr(1))) {
-    Told told{unpack_error(text.substr(1)), kind == 'p'};
-    if (told.error.location() != nullptr) return told;
+    ReportedError reported{unpack_error(text.substr(1)), kind == 'p'};
+    if (reported.error.location() != nullptr) return reported;
   }
-  fail(ErrorCode::kPeer, fmt::format("rank {} failed and did not say how", rank), "what it told is no error",
+  fail(ErrorCode::kPeer, fmt::format("rank {} failed and did not say how", rank), "its report is not an error",
        "See its own message, and whether all ranks run the same build.");
 }
 
-// Bounded, as what a bootstrap gathers is: an error may name what a file holds.
-constexpr std::size_t kMaxToldBytes = 8192;
+// Bounded like everything that a bootstrap gathers: an error may quote the contents of a file.
+constexpr std::size_t kMaxReportBytes = 8192;
 
 }  // namespace
 
 void agree(Bootstrap& world, const Error* error, const Deadline& deadline) {
-  // Nothing from ranks without an error, and of the others what tells messages apart. The text then comes from one:
-  // where all of many ranks fail, theirs would be as many for each of them.
+  // Ranks without an error contribute nothing, the others a hash that tells messages apart. Then only one rank sends
+  // its text: if all of many ranks failed, each rank would otherwise receive as many texts.
   const std::string mark =
       error == nullptr ? std::string() : fmt::format("{:x}", std::hash<std::string_view>()(error->what()));
   const std::vector<std::string> failed = world.all_gather(mark, deadline);
@@ -50,17 +50,17 @@ void agree(Bootstrap& world, const Error* error, const Deadline& deadline) {
   const auto rank = static_cast<int>(first - failed.begin());
   std::string mine;
   if (world.rank() == rank) {
-    const bool located = error->location() != nullptr;  // agreed on by some of the ranks before
-    Error told = *error;
-    if (!located) told.set_location({rank, host_name()});
-    mine = ((located || alike ? 'p' : 'n') + pack_error(told)).substr(0, kMaxToldBytes);
+    const bool located = error->location() != nullptr;  // some of the ranks have agreed on it before
+    Error reported = *error;
+    if (!located) reported.set_location({rank, host_name()});
+    mine = ((located || alike ? 'p' : 'n') + pack_error(reported)).substr(0, kMaxReportBytes);
   }
   const std::vector<std::string> texts = world.all_gather(mine, deadline);
-  const Told told = read_told(rank, texts[static_cast<std::size_t>(rank)]);
-  if (told.as_it_is) throw AgreedError(told.error);
-  const ErrorLocation& location = *told.error.location();
+  const ReportedError reported = read_reported_error(rank, texts[static_cast<std::size_t>(rank)]);
+  if (reported.keep_message) throw AgreedError(reported.error);
+  const ErrorLocation& location = *reported.error.location();
   throw AgreedError(
-      error_at_location(told.error, location, fmt::format("rank {} on {}: ", location.rank, location.host)));
+      error_at_location(reported.error, location, fmt::format("rank {} on {}: ", location.rank, location.host)));
 }
 
 }  // namespace ringattn

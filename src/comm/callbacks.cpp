@@ -38,7 +38,7 @@ class CallbackBootstrap final : public Bootstrap {
         call("all-gather", [&] { return callbacks_.all_gather(bytes, seconds_left(deadline)); });
     const auto mine = static_cast<std::size_t>(callbacks_.rank);
     if (all.size() != static_cast<std::size_t>(callbacks_.size) || all[mine] != bytes) {
-      fail(ErrorCode::kUsage, "the caller's all-gather gives other bytes than it was given",
+      fail(ErrorCode::kUsage, "the caller's all-gather returned wrong bytes",
            all.size() != static_cast<std::size_t>(callbacks_.size)
                ? fmt::format("it returned {} texts for {} ranks", all.size(), callbacks_.size)
                : fmt::format("what it returned for rank {} is not what that rank gave", callbacks_.rank),

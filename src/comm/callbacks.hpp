@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A world that can meet, made of functions of the caller: of torch.distributed, of a scheduler, of a runtime of its
-// own.
+// A bootstrap made of the caller's functions: of torch.distributed, of a scheduler, or of the caller's own runtime.
 #pragma once
 
 #include <functional>
@@ -16,16 +15,16 @@ namespace ringattn {
 struct Callbacks {
   int rank = 0;
   int size = 1;
-  // Every rank's bytes (a few KiB at most; lengths may differ), in order of rank. Collective. Should throw when
-  // `seconds` have passed. What it throws ends the call that wanted it: an Error as it is, any other as kPeer with its
-  // text.
+  // Returns every rank's bytes (a few KiB at most, lengths may differ) in rank order. Collective. Should throw when
+  // `seconds` have passed. Its exceptions end the call that needed it: an Error passes unchanged, any other exception
+  // becomes kPeer with its text.
   std::function<std::vector<std::string>(std::string_view bytes, double seconds)> all_gather;
-  // Collective. Empty: an all-gather of nothing does.
+  // Collective. If empty, an all-gather of empty texts is used.
   std::function<void(double seconds)> barrier;
 };
 
-// For make_tcp_transport() (comm/tcp/tcp.hpp), which calls them on the thread that it is called on, and not after it
-// has returned. Throws kUsage for a rank outside of the world, or without an all_gather.
+// For make_tcp_transport() (comm/tcp/tcp.hpp). It calls the functions on the thread that calls it, and not after it has
+// returned. Throws kUsage for a rank outside the world, or without an all_gather.
 std::unique_ptr<Bootstrap> make_callback_bootstrap(Callbacks callbacks);
 
 }  // namespace ringattn

@@ -9,7 +9,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kFragment = 2048;  // what a bootstrap gathers at once
+constexpr std::size_t kFragment = 2048;  // bytes of each rank that one all-gather carries
 
 }  // namespace
 
@@ -23,7 +23,7 @@ std::vector<std::string> Collective::gather(std::string_view text) const {
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
       const std::size_t wanted = std::min(kFragment, lengths[rank] - std::min(at, lengths[rank]));
       if (fragments[rank].size() != wanted) {
-        fail(ErrorCode::kPeer, "a rank told another text than it had announced",
+        fail(ErrorCode::kPeer, "a rank sent another text than it had announced",
              fmt::format("{} bytes came from rank {}, and {} were to come", fragments[rank].size(), rank, wanted),
              "See whether all ranks run the same build.");
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that meet: phases that all of them run and any may fail alone, and small values that they tell each other. Each
-// call is collective; what it waits for, and how long, is Timeouts's rule.
+// Collective phases that any rank may fail, and gathers of small values. run_collectively() makes all ranks throw the
+// same error. Timeouts says what each call waits for, and how long.
 #pragma once
 
 #include <cstring>
@@ -18,12 +18,12 @@
 
 namespace ringattn {
 
-// A plain struct in what a rank has told. Throws kPeer where its bytes are fewer.
+// Reads a trivially copyable struct from a rank's bytes. Throws kPeer if there are too few.
 template <typename Value>
 Value gathered_value(std::string_view bytes, std::size_t at = 0) {
   static_assert(std::is_trivially_copyable_v<Value>);
   if (bytes.size() < sizeof(Value) || at > bytes.size() - sizeof(Value)) {
-    fail(ErrorCode::kPeer, "a rank told too little", "its text ends early",
+    fail(ErrorCode::kPeer, "a rank sent too few bytes", "its text ends early",
          "See whether all ranks run the same build.");
   }
   Value value;
@@ -41,9 +41,9 @@ class Collective {
   Bootstrap& world() const { return *world_; }
   const Timeouts& timeouts() const { return timeouts_; }
 
-  // Runs `phase` on every rank. Where it throws on any of them, whatever it throws, all throw the failure of the lowest
-  // such rank as an AgreedError, so nobody is left waiting. An AgreedError passes as it is: the others have it too. The
-  // ranks wait for each other as for work of `estimated` seconds.
+  // Runs `phase` on every rank. If it throws any exception on some ranks, all ranks throw the failure of the lowest
+  // such rank as an AgreedError, so no rank is left waiting. An AgreedError of `phase` passes unchanged, because the
+  // other ranks throw it too. The ranks wait for each other as for work of `estimated` seconds.
   template <typename Phase>
   void run_collectively(const Phase& phase, double estimated = 0.0) const {
     std::optional<Error> error;
@@ -57,10 +57,10 @@ class Collective {
     agree(*world_, error ? &*error : nullptr, timeouts_.for_work(estimated));
   }
 
-  // Every rank's text, of any length, in order of rank.
+  // Every rank's text, of any length, in rank order.
   std::vector<std::string> gather(std::string_view text) const;
 
-  // Every rank's value of a plain struct, in order of rank.
+  // Every rank's value of a trivially copyable struct, in rank order.
   template <typename Value>
   std::vector<Value> gather_values(const Value& value) const {
     static_assert(std::is_trivially_copyable_v<Value>);

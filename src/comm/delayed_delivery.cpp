@@ -9,7 +9,7 @@ DelayedDelivery::DelayedDelivery(int threads) {
   try {
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
   } catch (...) {
-    end();  // those that could be started
+    end();  // joins the threads that were started
     throw;
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Background threads that carry out deliveries, each no earlier than its time; among those that are due, the one of the
-// lowest priority number first.
+// Background threads that run deliveries. None runs before its due time. Among those that are due, the one with the
+// lowest priority number runs first.
 #pragma once
 
 #include <chrono>
@@ -18,9 +18,9 @@ class DelayedDelivery {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Throws std::system_error where the system gives it no threads.
+  // Throws std::system_error if the threads can't be started.
   explicit DelayedDelivery(int threads);
-  // Finishes the deliveries that have begun and drops the others.
+  // Finishes the deliveries that have begun and drops the rest.
   ~DelayedDelivery() { end(); }
   DelayedDelivery(const DelayedDelivery&) = delete;
   DelayedDelivery& operator=(const DelayedDelivery&) = delete;

@@ -41,10 +41,11 @@ std::vector<DevicePeer> gather_device_peers(Bootstrap& control, int device, cons
 }
 
 RankNames name_device_peers(const std::vector<DevicePeer>& peers) {
-  constexpr std::size_t kShort = 12;  // enough of a UUID to tell GPUs apart
-  std::vector<std::string> places;
-  for (const DevicePeer& peer : peers) places.push_back(fmt::format("{} ({})", peer.host, peer.gpu.substr(0, kShort)));
-  return RankNames(std::move(places));
+  constexpr std::size_t kShort = 12;  // enough of a UUID to distinguish GPUs
+  std::vector<std::string> locations;
+  for (const DevicePeer& peer : peers)
+    locations.push_back(fmt::format("{} ({})", peer.host, peer.gpu.substr(0, kShort)));
+  return RankNames(std::move(locations));
 }
 
 }  // namespace ringattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who the ranks of a device transport are: where each runs, and on which GPU.
+// Identifies the ranks of a device transport: the host and the GPU of each.
 #pragma once
 
 #include <string>
@@ -11,13 +11,13 @@
 namespace ringattn {
 
 struct DevicePeer {
-  std::string host;     // its name
-  std::string boot;     // which start of which kernel: hosts may have the same name
+  std::string host;     // host name
+  std::string boot;     // kernel boot ID, because hosts may share a name
   std::string process;  // equal for ranks that are threads of one process
-  std::string gpu;      // UUID; empty where the rank has no such GPU
+  std::string gpu;      // UUID; empty if the rank has no such GPU
 };
 
-// Collective.
+// Every rank's DevicePeer, in rank order. Collective.
 std::vector<DevicePeer> gather_device_peers(Bootstrap& control, int device, const Deadline& deadline);
 
 // "rank 3 on node7 (GPU-1a2b3c4d)".

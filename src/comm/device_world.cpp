@@ -21,7 +21,7 @@ namespace ringattn {
 
 namespace {
 
-// A device transport that this build has.
+// A device transport that this build supports.
 struct Candidate {
   std::string_view name;
   bool across_hosts;
@@ -51,7 +51,7 @@ std::span<const Candidate> candidates() { return kCandidates; }
 std::span<const Candidate> candidates() { return {}; }
 #endif
 
-// Why a candidate can't serve a placement; empty: it may.
+// Why a candidate can't serve a placement; an empty string if it may.
 std::string obstacle(const Candidate& candidate, const Placement& placement) {
   if (!placement.obstacle.empty()) return placement.obstacle;
   if (!placement.one_host && !candidate.across_hosts) return "the ranks are on several hosts";
@@ -96,7 +96,7 @@ DeviceWorld make_device_world(Transport& host, const WorldRequest& request) {
     passed_over += {candidate.name, ": ", why};
   }
   if (request.memory == WantedMemory::kDevice) {
-    refuse("the ranks can't have GPUs", passed_over.empty() ? MessageTemplate("this build has no CUDA") : passed_over,
+    refuse("the ranks can't use GPUs", passed_over.empty() ? MessageTemplate("this build has no CUDA") : passed_over,
            {"Start one rank a GPU, or use ", setting("backend", "cpu"), "."});
   }
   return {nullptr, passed_over};

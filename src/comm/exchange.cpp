@@ -26,7 +26,7 @@ void check_messages(const std::vector<Message>& messages, std::string_view kind,
     };
     if (message.peer < 0 || message.peer >= size) broken(fmt::format("the world has {} ranks", size));
     if (message.peer == rank) broken("a rank has no messages for itself");
-    if (message.round < round) broken(fmt::format("it stands behind round {}", round));
+    if (message.round < round) broken(fmt::format("it comes after round {}", round));
     if (message.round > round) seen.assign(seen.size(), false);
     round = message.round;
     const auto peer = static_cast<std::size_t>(message.peer);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every transport does with an exchange: check it when it is posted, and keep the order of its rounds while it
-// moves. And how one of a single round is made, span by span.
+// Helpers that all transports share: checks of an exchange when it is posted, the order of its rounds while it is in
+// flight, and a builder of exchanges with a single round.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,12 @@
 
 namespace ringattn {
 
-// An exchange of one round. All spans of a peer go as one message, in the order in which they were added.
+// Builds an exchange of one round. All spans for a peer form one message, in the order in which they were added.
 class OneRound {
  public:
   void send(int peer, SendSpan span) { sends_[peer].push_back(span); }
   void receive(int peer, ReceiveSpan span) { receives_[peer].push_back(span); }
-  Exchange exchange(std::string label) &&;  // all that was added
+  Exchange exchange(std::string label) &&;  // the exchange of all added spans
 
  private:
   std::map<int, std::vector<SendSpan>> sends_;  // by peer
@@ -25,22 +25,22 @@ class OneRound {
 };
 
 // Throws kInternal when the exchange breaks the contract of transport.hpp: a peer outside the world or the rank itself,
-// rounds that don't ascend, two messages for one (peer, round), a span of bytes without an address.
+// rounds that don't ascend, two messages for one (peer, round), or a span with bytes but no address.
 void check_exchange(const Exchange& exchange, int rank, int size);
 
-// Throws kInternal unless `ticket` is the next to be waited for: `waited` are done with, `posted` exist.
+// Throws kInternal unless `ticket` is the next to be waited for. `waited` tickets have been waited for, `posted` exist.
 void check_ticket(Ticket ticket, Ticket waited, Ticket posted);
 
-// Throws kInternal unless a world of `world` ranks can be split to `size`.
+// Throws kInternal unless a world of `world` ranks can be split to its first `size`.
 void check_split(int size, int world);
 
-// How messages call the exchange: its label, or its number.
+// The name of the exchange in messages: its label, or its number.
 std::string exchange_name(const Exchange& exchange, Ticket ticket);
 
 std::size_t message_bytes(const SendMessage& message);
 std::size_t message_bytes(const ReceiveMessage& message);
 
-// A send of round r may start once the receives of rounds < r are done.
+// Allows a send of round r once the receives of all rounds < r are done.
 class RoundGate {
  public:
   explicit RoundGate(const std::vector<ReceiveMessage>& receives);
@@ -51,7 +51,7 @@ class RoundGate {
  private:
   struct Round {
     int round;
-    std::size_t receives;  // not done yet
+    std::size_t receives;  // receives that are not done yet
   };
   std::vector<Round> open_;  // ascending
   std::size_t first_open_ = 0;

@@ -48,7 +48,7 @@ void fail_late(std::string_view what, const Deadline& deadline, const RankNames&
 
 Error silent_error(const RankNames& names, std::span<const int> silent, double seconds) {
   return Error(ErrorCode::kPeer, fmt::format("{} fell silent", names.list(silent)),
-               fmt::format("no sign of life for {:g} s: stopped, stuck, or out of reach", seconds), late_suggestion());
+               fmt::format("no heartbeat for {:g} s: stopped, stuck, or unreachable", seconds), late_suggestion());
 }
 
 Error error_at_location(const Error& error, ErrorLocation location, std::string_view prefix) {
@@ -85,7 +85,7 @@ Error as_error(const std::exception_ptr& exception) {
     return Error(ErrorCode::kMemory, "can't allocate memory", "the host has no more to give",
                  {"Use more hosts, or fewer tokens; ", command("plan"), " says what a rank needs."});
   } catch (const std::system_error& error) {
-    // The standard library's way to say that a thread can't be started.
+    // The standard library reports a thread that can't be started as this error.
     if (error.code() == std::errc::resource_unavailable_try_again) {
       return Error(ErrorCode::kUnsupported, "can't start a thread", error.code().message(),
                    "Use fewer ranks or threads, or raise the limit on this user's processes (ulimit -u).");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How transports speak of failures: what ranks are called, what a passed deadline and a peer's abort() look like.
+// The errors that transports throw: the names of ranks, errors of a passed deadline and of a silent rank, and a peer's
+// abort().
 #pragma once
 
 #include <exception>
@@ -14,7 +15,7 @@
 
 namespace ringattn {
 
-// "rank 3 on node7", or "rank 3" where all ranks share a host.
+// "rank 3 on node7", or "rank 3" if all ranks share a host.
 class RankNames {
  public:
   RankNames() = default;
@@ -22,7 +23,7 @@ class RankNames {
 
   std::string name(int rank) const;
   std::string host(int rank) const;
-  // "rank 3 on node7, rank 5 on node9", and a count where there are too many to list.
+  // "rank 3 on node7, rank 5 on node9". Long lists end with a count.
   std::string list(std::span<const int> ranks) const;
 
  private:
@@ -33,28 +34,29 @@ class RankNames {
 [[noreturn]] void fail_late(std::string_view what, const Deadline& deadline, const RankNames& names, int rank,
                             std::span<const int> awaited);
 
-// What the calls of a world throw (kPeer) once `silent` ranks have given no sign of life for `seconds`.
+// The error that all calls of a world throw (kPeer) once `silent` ranks have sent no heartbeat for `seconds`.
 Error silent_error(const RankNames& names, std::span<const int> silent, double seconds);
 
-// For handlers, before the stack unwinds further: the calling rank is going to fail with the exception in hand, and has
-// seconds left to do so in order (comm/watchdog.hpp).
+// Call it in an exception handler, before the stack unwinds further: it reports the current exception to the calling
+// rank's liveness. The rank then has seconds left to fail in order (comm/watchdog.hpp).
 void note_failure() noexcept;
 
-// The error with its location. Its message begins with `prefix`, which says the location in words.
+// The error with a location. `prefix` names the location and is placed before the message.
 Error error_at_location(const Error& error, ErrorLocation location, std::string_view prefix);
 
-// What the calls of a world throw once `rank` has aborted it with `error`: the same, with its location.
+// The error that all calls of a world throw once `rank` has aborted it with `error`: the same error with its location.
 Error aborted_error(const RankNames& names, int rank, const Error& error);
 
-// What `rank`, of several, prints where it failed alone. Failed waits name their ranks themselves.
+// The error that `rank`, one of several, prints if it failed and the others did not. Failed waits name their ranks
+// themselves.
 Error lone_error(int rank, const Error& error);
 
-// Whether bytes that came from another rank are an error, as pack_error() writes it. Others are not read as one, though
-// unpack_error() takes any: who sends them is no rank of this build.
+// Returns true if `bytes` from another rank start like the output of pack_error(). Check this before unpack_error(),
+// which accepts any bytes: other bytes come from a process that is not a rank of this build.
 bool is_packed_error(std::string_view bytes);
 
-// Any exception as an Error: a failed allocation is kMemory, a thread that can't be started kUnsupported, what else is
-// no Error kInternal.
+// Converts any exception to an Error: a failed allocation becomes kMemory, a thread that can't be started kUnsupported,
+// and any other exception kInternal.
 Error as_error(const std::exception_ptr& exception);
 
 }  // namespace ringattn

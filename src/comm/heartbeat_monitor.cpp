@@ -27,7 +27,7 @@ void HeartbeatMonitor::start(std::unique_ptr<HeartbeatChannel> channel, std::vec
   channel_ = std::move(channel);
   peers_.resize(hosts.size());
   names_ = RankNames(std::move(hosts));
-  last_ = Clock::now();
+  last_check_ = Clock::now();
   started_ = peers_.size() > 1;
 }
 
@@ -42,10 +42,10 @@ bool HeartbeatMonitor::others_are_working(double seconds) const {
 }
 
 void HeartbeatMonitor::on_heartbeat() {
-  if (!started_ || seconds_since(last_, Clock::now()) < interval_) return;
+  if (!started_ || seconds_since(last_check_, Clock::now()) < interval_) return;
   receive();
-  send(last_work() > told_ ? Heartbeat::kWorking : Heartbeat::kWaiting);
-  told_ = Clock::now();
+  send(last_work() > last_sent_ ? Heartbeat::kWorking : Heartbeat::kWaiting);
+  last_sent_ = Clock::now();
   add_silence();
 }
 
@@ -60,16 +60,16 @@ void HeartbeatMonitor::receive() {
 
 void HeartbeatMonitor::send(Heartbeat heartbeat) {
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    if (static_cast<int>(i) == rank() || peers_[i].told) continue;
-    peers_[i].told = channel_->send(static_cast<int>(i), heartbeat) && heartbeat == Heartbeat::kLeaving;
+    if (static_cast<int>(i) == rank() || peers_[i].leave_sent) continue;
+    peers_[i].leave_sent = channel_->send(static_cast<int>(i), heartbeat) && heartbeat == Heartbeat::kLeaving;
   }
 }
 
 void HeartbeatMonitor::add_silence() {
   const auto now = Clock::now();
-  // While this rank was stopped itself, or didn't look, it could hear nobody.
-  const double passed = std::min(seconds_since(last_, now), seconds_ / 2.0);
-  last_ = now;
+  // While this rank was stopped itself, or did not poll, it could not hear any rank.
+  const double passed = std::min(seconds_since(last_check_, now), seconds_ / 2.0);
+  last_check_ = now;
   std::vector<int> silent;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     Peer& peer = peers_[i];
@@ -78,7 +78,7 @@ void HeartbeatMonitor::add_silence() {
     if (peer.silence > seconds_) silent.push_back(static_cast<int>(i));
   }
   if (silent.empty()) return;
-  // Who fell silent at the same time is named too, be it that its last heartbeat came a moment later.
+  // Also name ranks that fell silent at the same time but whose last heartbeat arrived slightly later.
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const bool nearly = !peers_[i].left && peers_[i].silence > seconds_ - 2.0 * interval_;
     if (nearly && static_cast<int>(i) != rank() && peers_[i].silence <= seconds_) silent.push_back(static_cast<int>(i));
@@ -96,13 +96,13 @@ void HeartbeatMonitor::leave() {
     return;
   }
   peers_[static_cast<std::size_t>(rank())].left = true;
-  const Deadline enough = Timeouts::grace(seconds_);  // for a rank that has left and takes nothing any more
+  const Deadline enough = Timeouts::grace(seconds_);  // for a rank that has left and receives nothing any more
   for (;;) {
     receive();
     send(Heartbeat::kLeaving);
     const bool all_left = std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.left; });
     const bool all_told = std::all_of(peers_.begin(), peers_.end(), [this](const Peer& peer) {
-      return peer.told || &peer == &peers_[static_cast<std::size_t>(rank())];
+      return peer.leave_sent || &peer == &peers_[static_cast<std::size_t>(rank())];
     });
     if (all_left && (all_told || enough.expired())) break;
     waiting_heartbeat();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The liveness of a rank that is a process: it tells all other ranks that it goes on, hears the same of them, and so
-// tells silence from work wherever a rank computes, reads, writes or waits. Only the rank's own thread gives signs: a
-// rank that hangs is as silent as one that is stopped, killed or cut off.
+// Heartbeats between ranks that are processes. A rank's monitor sends heartbeats to all other ranks, receives theirs,
+// and detects a silent rank while this one computes, reads, writes or waits. Only the rank's own thread sends
+// heartbeats, so a rank that hangs is as silent as one that is stopped, killed or disconnected.
 #pragma once
 
 #include <functional>
@@ -16,28 +16,30 @@ namespace ringattn {
 
 enum class Heartbeat : char { kWaiting = 'w', kWorking = 'b', kLeaving = 'l' };
 
-// What carries signs between ranks.
+// Carries heartbeats between ranks.
 class HeartbeatChannel {
  public:
   virtual ~HeartbeatChannel() = default;
 
-  // Hands over what has come, by rank, in the order in which each has given them. Of equal ones, one is enough.
+  // Calls `heard` for each heartbeat that has arrived, in the order in which its rank sent it. Equal heartbeats may be
+  // merged.
   virtual void receive(const std::function<void(int, Heartbeat)>& heard) = 0;
-  // Gives one to a peer; false where it takes none at this moment. What is on its way to a peer stays bounded.
+  // Sends one heartbeat to a peer. Returns false if the peer accepts none at the moment. The number in flight to a peer
+  // is bounded.
   virtual bool send(int peer, Heartbeat heartbeat) = 0;
-  // Ranks have fallen silent. Where the world can be told so, every later call of it throws `failure` at once: whoever
-  // handles the first one may want to meet.
+  // Called when ranks have fallen silent. If the channel shares its transport's context, every later call of the world
+  // throws `failure` at once, because the handler of the first error may start another collective.
   virtual void give_up(const Error& /*failure*/) {}
 };
 
 class HeartbeatMonitor final : public RankLiveness {
  public:
-  // A rank from which nothing came for `seconds` is silent. `on_failure` is told of a first sign of failure.
+  // A rank is silent after `seconds` without a heartbeat. `on_failure` is called when this rank is about to fail.
   HeartbeatMonitor(int rank, double seconds, std::function<void(const Error&)> on_failure);
 
-  // From here on signs are exchanged. `hosts`: of all ranks.
+  // Starts the exchange of heartbeats. `hosts`: [ranks].
   void start(std::unique_ptr<HeartbeatChannel> channel, std::vector<std::string> hosts);
-  // The last sign of every rank goes to all, so nothing is left on its way. Collective; throws kPeer for ranks that
+  // Exchanges a last heartbeat with every rank, so that none is left in flight. Collective. Throws kPeer for ranks that
   // have fallen silent.
   void leave();
 
@@ -50,7 +52,7 @@ class HeartbeatMonitor final : public RankLiveness {
     double silence = 0.0;
     bool left = false;
     Clock::time_point last_work;
-    bool told = false;  // that this rank leaves
+    bool leave_sent = false;  // it knows that this rank leaves
   };
 
   void on_heartbeat() override;
@@ -64,9 +66,9 @@ class HeartbeatMonitor final : public RankLiveness {
   bool started_ = false;
   std::unique_ptr<HeartbeatChannel> channel_;
   RankNames names_;
-  Clock::time_point last_;   // on_heartbeat
-  Clock::time_point told_;   // of the last heartbeat sent
-  std::vector<Peer> peers_;  // [ranks]
+  Clock::time_point last_check_;  // last check of the peers
+  Clock::time_point last_sent_;   // last heartbeat sent
+  std::vector<Peer> peers_;       // [ranks]
 };
 
 }  // namespace ringattn

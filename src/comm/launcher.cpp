@@ -43,7 +43,7 @@ bool prints_for_launcher() {
   try {
     return store_rank().rank == 0;
   } catch (const Error&) {
-    return true;  // it can't meet others, and says why
+    return true;  // it can't connect to others, and says why
   }
 }
 

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment variables by which launchers tell a process its rank.
+// The environment variables through which launchers tell a process its rank.
 #pragma once
 
 #include <array>
 
 namespace ringattn {
 
-// Who believes a row.
+// The kinds of world that use a row.
 enum class RankUse {
-  kMpi,        // its processes are ranks of MPI; a store takes it too, of an mpirun that only starts processes
-  kProcesses,  // plain processes, which meet at a store; with MPI they are told from a process that is alone
-  kStore,      // only where a store was asked for: others may have set it for something else
+  kMpi,        // MPI ranks. A store uses it too, for an mpirun that only starts processes.
+  kProcesses,  // plain processes that connect to a store. With MPI they show that a process has peers.
+  kStore,      // only if a store was requested: the variables may be set for another purpose
 };
 
 struct RankVariables {
   const char* rank;
-  const char* ranks;  // nullptr: it has none
-  const char* here;   // the ranks on this host; nullptr: it has none
+  const char* ranks;  // number of ranks; nullptr: no such variable
+  const char* here;   // number of ranks on this host; nullptr: no such variable
   RankUse use;
 };
 
-// The first that is set counts: a launcher inside another's job sets its own beside those.
+// The first row that is set wins: a launcher inside another's job sets its own variables beside those of the job.
 inline constexpr std::array kRankVariables{
-    RankVariables{"RANK", "WORLD_SIZE", nullptr, RankUse::kStore},  // torchrun, and by hand
+    RankVariables{"RANK", "WORLD_SIZE", nullptr, RankUse::kStore},  // torchrun, or set by hand
     RankVariables{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", RankUse::kMpi},
-    RankVariables{"PMIX_RANK", nullptr, nullptr, RankUse::kMpi},                          // also that of srun
-    RankVariables{"PMI_RANK", "PMI_SIZE", nullptr, RankUse::kMpi},                        // MPICH and its kin
+    RankVariables{"PMIX_RANK", nullptr, nullptr, RankUse::kMpi},                          // srun sets it too
+    RankVariables{"PMI_RANK", "PMI_SIZE", nullptr, RankUse::kMpi},                        // MPICH and its derivatives
     RankVariables{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", nullptr, RankUse::kProcesses},  // srun
     RankVariables{"SLURM_PROCID", "SLURM_NTASKS", nullptr, RankUse::kStore},
 };

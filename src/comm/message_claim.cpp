@@ -11,7 +11,7 @@
 namespace ringattn {
 
 MessageClaim::MessageClaim() {
-  // PMIx's names, by which mpirun and srun start ranks.
+  // Variables of PMIx, through which mpirun and srun start ranks.
   const char* const folder = std::getenv("PMIX_SERVER_TMPDIR");
   const char* const job = std::getenv("PMIX_NAMESPACE");
   if (folder != nullptr && job != nullptr) file_ = fmt::format("{}/ringattn-message.{}", folder, job);

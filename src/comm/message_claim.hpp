@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who of a host's ranks prints a failure where they can't ask each other.
+// Decides which of a host's ranks prints a failure when they can't communicate.
 #pragma once
 
 #include <string>
@@ -8,15 +8,16 @@ namespace ringattn {
 
 class MessageClaim {
  public:
-  // Reads the environment, which MPI writes to while it starts: before that.
+  // Reads the environment. Construct it before MPI starts, because MPI changes the environment.
   MessageClaim();
 
-  // Whether the calling process is the first of its job's on this host to ask. A file tells, in the folder that the
-  // launcher has made for the job there and takes away after it; where it has made none, each process is the first.
+  // Returns true for the first process of the job on this host that calls it. The first caller creates a file in the
+  // directory that the launcher made for the job and removes after it. Without such a directory every caller is the
+  // first.
   bool try_claim() const noexcept;
 
  private:
-  std::string file_;  // empty: there is no such folder
+  std::string file_;  // empty: there is no such directory
 };
 
 }  // namespace ringattn

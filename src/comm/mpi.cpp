@@ -21,14 +21,14 @@ namespace ringattn {
 
 namespace {
 
-// A rank can be one collective ahead of another but not two, so two tags tell collectives apart.
+// A rank can be one collective ahead of another but not two, so two tags suffice to keep collectives apart.
 constexpr int kCollectiveTags = 2;
-// How long abandon() waits for receives that a peer is writing to at that moment.
+// How long abandon() waits for receives that a peer is writing to at that time.
 constexpr double kAbandonSeconds = 0.2;
 
 class MpiTransport final : public Transport {
  public:
-  // Ranks 0 … size − 1 of the context, with the tags of `lane`, which it takes from the context while it lives.
+  // Ranks 0 … size − 1 of the context. The transport uses the tags of `lane` and holds the lane while it lives.
   MpiTransport(std::shared_ptr<MpiTransportContext> context, int size, int lane, const MpiOptions& options)
       : context_(std::move(context)),
         communicator_(context_->communicator()),
@@ -113,9 +113,9 @@ class MpiTransport final : public Transport {
   void abandon() noexcept override {
     if (flights_.empty()) return;
     fail_context();
-    // What no sender has matched is cancelled; what is on its way gets a moment to arrive. What is left then belongs to
-    // peers that are dead or stopped. Sends can't be taken back: MPI goes on reading their memory whenever it is
-    // called, to tell and hear of the failure, so that memory must stay.
+    // Unmatched receives are cancelled. Receives in flight get a short time to complete. Any that are left after that
+    // belong to peers that are dead or stopped. Sends can't be taken back: MPI keeps reading their memory whenever it
+    // is called, also to report and hear of the failure, so that memory must stay.
     std::vector<MPI_Request> receives;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       if (requests_[i] == mpi().request_null) continue;
@@ -141,8 +141,8 @@ class MpiTransport final : public Transport {
   std::unique_ptr<Transport> split_world(int size, const Deadline& deadline) override {
     check_split(size, size_);
     failpoint("split");
-    // All calls of MPI_Comm_split() block. Ranks keep their numbers, so tags of its own make the part a world; they
-    // must be free on all ranks of it.
+    // MPI_Comm_split() has no non-blocking form. Ranks keep their numbers, so a lane of tags suffices to form the new
+    // world. The lane must be free on all of its ranks.
     const std::string mine = std::to_string(size) + ' ';
     std::vector<std::string> lanes = gather_bytes("split", mine + context_->lanes_in_use(), deadline);
     for (std::string& theirs : lanes) {
@@ -164,8 +164,8 @@ class MpiTransport final : public Transport {
   }
 
  private:
-  // A collective call on its way.
-  struct Gathering {
+  // A collective call in flight.
+  struct CollectiveState {
     std::string mine;
     std::vector<std::string> all;  // [size]
     std::vector<bool> came;        // [size]
@@ -173,7 +173,7 @@ class MpiTransport final : public Transport {
   };
 
   Ticket next_ticket() const { return waited_ + static_cast<Ticket>(flights_.size()); }
-  // Exchanges in flight have different tags, on both sides: nobody has more of them than there are tags.
+  // Exchanges in flight have different tags on both sides, because no rank has more of them than there are tags.
   int tag_of(Ticket ticket) const {
     return context_->first_tag(lane_) + static_cast<int>(ticket % options_.max_exchanges);
   }
@@ -181,7 +181,7 @@ class MpiTransport final : public Transport {
     return context_->first_tag(lane_) + options_.max_exchanges + static_cast<int>(collectives_ % kCollectiveTags);
   }
 
-  // Moves what is on its way; a sign of nothing.
+  // Advances requests in flight. It does not count as a heartbeat.
   void move() {
     context_->check_alive();
     while (complete_some()) {
@@ -193,14 +193,14 @@ class MpiTransport final : public Transport {
     context_->set_broken();
   }
 
-  // A wait has failed. Whoever handles that may meet the others first (comm/collective.hpp), which must not take a
-  // deadline more.
+  // Called when a wait has failed. The handler may start a collective first (comm/collective.hpp), which must not wait
+  // for another deadline.
   void give_up(const Error& error) {
     if (error.code() == ErrorCode::kPeer) context_->give_up(error);
   }
 
-  // Hands a message to `start` in fragments of at most request_bytes, and counts them. Both sides cut the same spans,
-  // so the fragments fit. A message without bytes is one empty fragment.
+  // Passes a message to `start` in fragments of at most request_bytes, and returns their number. Both sides split equal
+  // spans, so the fragments match. A message without bytes is one empty fragment.
   template <typename Message, typename Start>
   std::size_t cut(const Message& message, MpiFragment fragment, Start start) {
     const auto begin = [&](auto* data, std::size_t bytes) {
@@ -231,7 +231,7 @@ class MpiTransport final : public Transport {
     }
   }
 
-  // Takes the requests that are done and starts the sends that waited for them; whether there were any.
+  // Completes the requests that are done and starts the sends that waited for them. Returns true if there were any.
   bool complete_some() {
     if (requests_.empty()) return false;
     done_.resize(requests_.size());
@@ -254,7 +254,7 @@ class MpiTransport final : public Transport {
     }
     requests_.resize(kept);
     fragments_.resize(kept);
-    heartbeat();  // bytes that flow are work, however slow the link
+    heartbeat();  // transferred bytes are work, however slow the link
     for (std::size_t i = 0; i < flights_.size(); ++i) start_sends(flights_[i], waited_ + static_cast<Ticket>(i));
     return true;
   }
@@ -296,7 +296,7 @@ class MpiTransport final : public Transport {
     for (std::size_t i = 0; i < flight.receive_requests.size(); ++i) {
       if (flight.receive_requests[i] > 0) peers.push_back(flight.exchange.receives[i].peer);
     }
-    // Sends that haven't started are held back by this rank's own receives, and nobody else's fault.
+    // Sends that haven't started wait for this rank's own receives, so their peers are not to blame.
     for (std::size_t i = 0; i < flight.started; ++i) {
       if (flight.send_requests[i] > 0) peers.push_back(flight.exchange.sends[i].peer);
     }
@@ -305,13 +305,13 @@ class MpiTransport final : public Transport {
     return peers;
   }
 
-  // Everybody sends to everybody instead of calling MPI_Iallgatherv: a rank whose deadline passes then knows exactly
-  // who has not come.
+  // All ranks send to all ranks instead of calling MPI_Iallgatherv, so a rank whose deadline passes knows exactly which
+  // ranks have not come.
   std::vector<std::string> gather_bytes(std::string_view what, std::string_view bytes, const Deadline& deadline) {
     context_->check_alive();
     const int tag = collective_tag();
     ++collectives_;
-    auto collective = std::make_unique<Gathering>();
+    auto collective = std::make_unique<CollectiveState>();
     try {
       gather_all(*collective, tag, what, bytes, deadline);
     } catch (...) {
@@ -324,7 +324,7 @@ class MpiTransport final : public Transport {
     return std::move(collective->all);
   }
 
-  void gather_all(Gathering& collective, int tag, std::string_view what, std::string_view bytes,
+  void gather_all(CollectiveState& collective, int tag, std::string_view what, std::string_view bytes,
                   const Deadline& deadline) {
     collective.mine = bytes;
     collective.all.resize(static_cast<std::size_t>(size_));
@@ -369,8 +369,8 @@ class MpiTransport final : public Transport {
     }
   }
 
-  // Who has not come; when all have, but don't take what they are sent, everybody else.
-  std::vector<int> absent(const Gathering& collective) const {
+  // The ranks that have not come. If all have come but some don't receive, all other ranks.
+  std::vector<int> absent(const CollectiveState& collective) const {
     std::vector<int> missing;
     for (int peer = 0; peer < size_; ++peer) {
       if (!collective.came[static_cast<std::size_t>(peer)]) missing.push_back(peer);
@@ -392,12 +392,12 @@ class MpiTransport final : public Transport {
   std::int64_t collectives_ = 0;
   bool broken_ = false;  // gave up exchanges or a collective
   std::vector<MPI_Request> requests_;
-  std::vector<MpiFragment> fragments_;  // as requests_
+  std::vector<MpiFragment> fragments_;  // parallel to requests_
   std::vector<int> done_;
   std::vector<MPI_Status> statuses_;
 };
 
-// The highest tag that MPI allows.
+// Checks the options and MPI's state. Returns the highest tag that MPI allows.
 int check_ready(const MpiOptions& options) {
   const int highest = highest_mpi_tag();
   constexpr std::size_t kMaxCount = std::size_t{1} << 30;

@@ -15,7 +15,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr int kTag = 2;  // of MPI_COMM_WORLD; 1 is that of heartbeats
+constexpr int kTag = 2;  // on MPI_COMM_WORLD; 1 is the tag of heartbeats
 constexpr std::chrono::milliseconds kPollInterval{1};
 
 }  // namespace
@@ -25,7 +25,7 @@ void await_ranks(MPI_Comm communicator, const Deadline& deadline) {
   int size = 1;
   mpi().comm_rank(communicator, &rank);
   mpi().comm_size(communicator, &size);
-  // Messages without a byte: nothing of this rank's memory is MPI's when the wait is given up.
+  // The messages are empty, so MPI holds none of this rank's memory when the wait is given up.
   std::vector<MPI_Request> sendings(static_cast<std::size_t>(size), mpi().request_null);
   std::vector<MPI_Request> arrivals(static_cast<std::size_t>(size), mpi().request_null);
   for (int i = 1; i < size; ++i) {
@@ -44,7 +44,7 @@ void await_ranks(MPI_Comm communicator, const Deadline& deadline) {
     int sent = 0;
     check_mpi(mpi().testall(size, sendings.data(), &sent, MPI_STATUSES_IGNORE), "MPI_Testall");
     if (absent.empty() && sent != 0) return;
-    if (absent.empty()) {  // all have come, and one of them takes nothing
+    if (absent.empty()) {  // all have come, and one of them does not receive
       for (int peer = 0; peer < size; ++peer) {
         if (sendings[static_cast<std::size_t>(peer)] != mpi().request_null) absent.push_back(peer);
       }

@@ -15,10 +15,10 @@ namespace {
 
 std::atomic<const MpiCalls*> known{nullptr};
 
-// What was opened, or null and why it couldn't be. It stays open.
+// Opens the library. Returns nullptr with the reason in `why` if it can't be opened. It stays open.
 const MpiCalls* open_library(std::string& why) {
   if (const MpiCalls* calls = known.load(std::memory_order_acquire)) return calls;
-  // For all to see: parts of MPI that are opened later look for the rest of it.
+  // RTLD_GLOBAL: plugins that MPI opens later need its symbols.
   void* const library = ::dlopen(RINGATTN_MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, "ringattn_mpi_calls");
   if (function == nullptr) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of MPI by a table. They are reached by a small library of ours, libringattn_mpi, which is the only one
-// that is linked to MPI's: it is opened when ranks want MPI, so a program that doesn't runs where no MPI is installed.
+// A table of the MPI functions that are used. A small library of this project, libringattn_mpi, provides it and is the
+// only one linked to MPI. It is opened when ranks use MPI, so a program without MPI runs on hosts where none is
+// installed.
 #pragma once
 
 #include <mpi.h>
@@ -9,8 +10,8 @@
 
 namespace ringattn {
 
-// Members are called as in MPI, without MPI_. Constants that an MPI may keep as objects of its library stand here, too;
-// all others are numbers of its header.
+// Members have the names of MPI's functions without MPI_. The table also holds the constants that an MPI may define as
+// objects of its library. All other constants are compile-time numbers.
 struct MpiCalls {
   decltype(&MPI_Abort) abort;
   decltype(&MPI_Cancel) cancel;
@@ -46,8 +47,8 @@ struct MpiCalls {
   MPI_Request request_null;
 };
 
-// This process's MPI. Unless use_mpi() has said which, the first call opens libringattn_mpi; throws kUnsupported where
-// it can't be opened.
+// This process's MPI. Unless use_mpi() has set it, the first call opens libringattn_mpi. Throws kUnsupported if that
+// fails.
 const MpiCalls& mpi();
 void use_mpi(const MpiCalls& calls) noexcept;
 

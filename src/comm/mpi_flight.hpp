@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `mpi`: what a rank knows of an exchange and of its requests while they are on their way.
+// Inside transport `mpi`: the state of an exchange and its requests between post() and wait().
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace ringattn {
 
-// An exchange between post() and wait(). All its messages carry one tag: between a pair of ranks, MPI matches messages
-// of one tag in the order in which they were posted, and both sides post theirs by ascending round.
+// All messages of an exchange use one tag. Between a pair of ranks, MPI matches messages of one tag in the order in
+// which they were posted, and both sides post theirs in ascending round order.
 struct MpiFlight {
   explicit MpiFlight(Exchange posted)
       : exchange(std::move(posted)),
@@ -22,13 +22,13 @@ struct MpiFlight {
 
   Exchange exchange;
   RoundGate gate;
-  std::vector<std::size_t> send_requests;     // not done yet, of each of exchange.sends that has started
-  std::vector<std::size_t> receive_requests;  // not done yet, of each of exchange.receives
-  std::size_t started = 0;                    // of exchange.sends
-  std::size_t open;                           // messages not done yet, either way
+  std::vector<std::size_t> send_requests;     // [exchange.sends] requests not done yet, of sends that have started
+  std::vector<std::size_t> receive_requests;  // [exchange.receives] requests not done yet
+  std::size_t started = 0;                    // sends that have started
+  std::size_t open;                           // messages not done yet, in both directions
 };
 
-// What a request moves: a fragment of a message.
+// The part of a message that one request moves.
 struct MpiFragment {
   Ticket ticket;
   bool receive;

@@ -15,7 +15,7 @@ constexpr int kTag = 1;
 class MpiHeartbeatChannel final : public HeartbeatChannel {
  public:
   explicit MpiHeartbeatChannel(std::shared_ptr<MpiTransportContext> context) : context_(std::move(context)) {
-    // What goes wrong with a heartbeat shows as silence.
+    // An error of a heartbeat shows as silence.
     mpi().comm_set_errhandler(mpi().comm_world, mpi().errors_return);
     int size = 1;
     mpi().comm_size(mpi().comm_world, &size);
@@ -51,11 +51,11 @@ class MpiHeartbeatChannel final : public HeartbeatChannel {
  private:
   struct Sending {
     MPI_Request request = mpi().request_null;
-    char heartbeat = 0;  // belongs to `request`
+    char heartbeat = 0;  // send buffer of `request`
   };
 
   const std::shared_ptr<MpiTransportContext> context_;
-  std::deque<Sending> sendings_;  // [ranks]; requests and heartbeats stay where they are
+  std::deque<Sending> sendings_;  // [ranks]; a deque, because requests and their buffers must not move
 };
 
 }  // namespace

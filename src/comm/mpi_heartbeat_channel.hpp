@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signs of life as messages of MPI.
+// Heartbeats as MPI messages.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,8 @@
 
 namespace ringattn {
 
-// Over MPI_COMM_WORLD: MPI is initialised, and nobody else uses its tag there. `context` is told of silence.
+// Uses MPI_COMM_WORLD and a tag there that nothing else uses. MPI must be initialized. `context` is told when ranks
+// fall silent.
 std::unique_ptr<HeartbeatChannel> make_mpi_heartbeat_channel(std::shared_ptr<MpiTransportContext> context);
 
 }  // namespace ringattn

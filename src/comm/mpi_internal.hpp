@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `mpi`: a world together with its context, for programs that watch over their ranks.
+// Inside transport `mpi`: a world together with its context, for programs that monitor their ranks.
 #pragma once
 
 #include <memory>

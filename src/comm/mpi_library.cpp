@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// libringattn_mpi: what is linked to MPI.
+// libringattn_mpi: the only library linked to MPI.
 #include "comm/mpi_calls.hpp"
 
 extern "C" const ringattn::MpiCalls* ringattn_mpi_calls() {
-  // Not a constant expression: where MPI's constants are objects, the loader says where they lie.
+  // Not constexpr: if MPI's constants are objects, their addresses are known only at load time.
   static const ringattn::MpiCalls calls = {.abort = MPI_Abort,
                                            .cancel = MPI_Cancel,
                                            .comm_dup = MPI_Comm_dup,

@@ -16,7 +16,7 @@ namespace ringattn {
 
 namespace {
 
-// Much longer than a notice takes, so ranks that fail within one notice's flight of each other hear of each other.
+// Much longer than a notice takes, so ranks that fail at nearly the same time hear of each other.
 constexpr double kReportSeconds = 0.3;
 
 }  // namespace
@@ -80,7 +80,7 @@ int MpiTransportContext::free_lane(std::span<const std::string> in_use) const {
 }
 
 void MpiTransportContext::back_off(int idle) const {
-  // Where ranks share cores, one that only waits must leave them to one that computes; yielding alone doesn't.
+  // Where ranks share cores, a waiting rank must leave them to ranks that compute. Yielding is not enough.
   constexpr int kYields = 100;
   constexpr std::chrono::microseconds kSleep{50};
   if (crowded_ && idle > kYields) {
@@ -91,8 +91,8 @@ void MpiTransportContext::back_off(int idle) const {
 }
 
 MpiTransportContext::~MpiTransportContext() {
-  // The receive's buffer goes with this object. A cancelled receive completes at once; so does one whose eager notice
-  // is here already.
+  // The receive's buffer is freed with this object. A cancelled receive completes at once, and so does one whose notice
+  // has already arrived.
   mpi().cancel(&notice_request_);
   mpi().wait(&notice_request_, MPI_STATUS_IGNORE);
   if (!is_over()) mpi().comm_free(&communicator_);
@@ -124,17 +124,17 @@ void MpiTransportContext::check_alive() {
     const auto& [rank, report] = *reports_.begin();
     fail_rank(aborted_error(names_, rank, report));
   }
-  if (gone_) fail_rank(*gone_);
+  if (given_up_) fail_rank(*given_up_);
 }
 
 void MpiTransportContext::give_up(const Error& failure) {
-  if (!gone_) gone_ = failure;
+  if (!given_up_) given_up_ = failure;
 }
 
 bool MpiTransportContext::abort(const Error& error) {
   receive_notices();
   if (!reports_.empty()) return false;
-  // On the heap and not freed unless all are sent: MPI may read them as long as the process lives.
+  // On the heap, and freed only if all are sent: MPI may read them as long as the process lives.
   struct Notices {
     std::string bytes;
     std::vector<MPI_Request> requests;
@@ -153,7 +153,7 @@ bool MpiTransportContext::abort(const Error& error) {
   const Deadline deadline = Timeouts::grace(kReportSeconds);
   int sent = 0;
   const auto lowest = [&] { return reports_.begin()->first; };
-  // Rank 0 has nobody below to wait for, a rank that has heard of a lower one no more to learn.
+  // Rank 0 is the lowest, and a rank that has heard of a lower one already knows that it does not print.
   for (int idle = 0; !deadline.expired() && (sent == 0 || (rank_ != 0 && lowest() == rank_)); ++idle) {
     if (sent == 0) mpi().testall(size_, notices->requests.data(), &sent, MPI_STATUSES_IGNORE);
     receive_notices();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `mpi`: what a world shares with the worlds split from it. Who the ranks are, and the notice by which
-// a rank that failed alone ends them all.
+// Inside transport `mpi`: the state that a world shares with the worlds split from it. It holds the ranks' names, the
+// lanes of tags, and the notices by which a failed rank ends all these worlds.
 #pragma once
 
 #include <mpi.h>
@@ -19,17 +19,17 @@
 
 namespace ringattn {
 
-// Of the host that this rank runs on, as MPI calls it.
+// This rank's host, as MPI names it.
 std::string processor_name();
 
 // Throws kPeer with MPI's own text unless `result` is MPI_SUCCESS.
 void check_mpi(int result, std::string_view call);
 
-// Throws kUsage unless MPI is initialised with at least MPI_THREAD_FUNNELED.
+// The highest tag that MPI allows. Throws kUsage unless MPI is initialized with at least MPI_THREAD_FUNNELED.
 int highest_mpi_tag();
 
-// Ranks are those of the first world; a split keeps them. All worlds of a context share its communicator, and each has
-// a lane of tags of its own.
+// Ranks are numbered as in the first world, and a split keeps the numbers. All worlds of a context share its
+// communicator, and each has its own lane of tags.
 class MpiTransportContext {
  public:
   // Owns `communicator`. A lane has `lane_tags` tags; no tag is above `highest_tag`.
@@ -42,40 +42,40 @@ class MpiTransportContext {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const RankNames& names() const { return names_; }
-  // Which host each rank is on.
+  // `hosts`: [ranks].
   void set_hosts(std::vector<std::string> hosts);
 
-  // The lanes of the worlds that this rank is in, as a text of one character a lane. What lies on a lane has arrived
-  // when its world ends in order, so the lane may be used again.
+  // The lanes of the worlds that this rank is in, as a text of one character per lane. All messages of a lane have
+  // arrived when its world ends in order, so the lane may be reused.
   int first_tag(int lane) const { return 1 + lane * lane_tags_; }
   const std::string& lanes_in_use() const { return lanes_; }
   void acquire_lane(int lane) { lanes_.at(static_cast<std::size_t>(lane)) = kInUse; }
   void release_lane(int lane) noexcept { lanes_[static_cast<std::size_t>(lane)] = kFree; }
-  // The first lane that none of the ranks uses which told theirs; throws kUnsupported when there is none.
+  // The first lane that is free on all ranks whose lanes are given. Throws kUnsupported if there is none.
   int free_lane(std::span<const std::string> in_use) const;
 
-  // What a rank does between two polls that found nothing; `idle` counts them.
+  // Yields or sleeps between two polls that found nothing. `idle` counts such polls in a row.
   void back_off(int idle) const;
 
-  // The ranks of a world that broke or was aborted don't meet any more, not even to free communicators.
+  // The ranks of a world that broke or was aborted run no further collective, not even to free communicators.
   void set_broken() { broken_ = true; }
-  bool is_over() const { return broken_ || gone_ || !reports_.empty(); }
+  bool is_over() const { return broken_ || given_up_ || !reports_.empty(); }
 
-  // Tells all other ranks, then waits a moment for ranks that failed at the same time: the lowest of them prints.
-  // Whoever has heard a notice before has nothing to report.
+  // Notifies all other ranks, then waits briefly for ranks that failed at the same time. The lowest of them prints.
+  // Returns true if this rank is to print. A rank that has received a notice before sends none.
   bool abort(const Error& error);
 
-  // Throws once a rank has aborted, this one included; else what give_up() was called with.
+  // Throws once a rank has aborted, this one included. Otherwise throws the error of give_up(), if any.
   void check_alive();
 
-  // A rank is not waited for any more, nor met: from here on check_alive() throws `failure`. Only the first one counts.
+  // A rank is no longer waited for: from now on check_alive() throws `failure`. Only the first call counts.
   void give_up(const Error& failure);
 
  private:
   void post_notice_receive();  // posts the receive of the next notice
-  void receive_notices();      // takes the notices that have come
+  void receive_notices();      // handles the notices that have arrived
 
-  // Eager in every MPI: sent at once, whatever the receiver does.
+  // Small enough to be sent eagerly by every MPI: at once, whatever the receiver does.
   static constexpr std::size_t kNoticeBytes = 2048;
   static constexpr int kNoticeTag = 0;
   static constexpr int kMaxLanes = 64;
@@ -92,8 +92,8 @@ class MpiTransportContext {
   bool broken_ = false;
   std::array<char, kNoticeBytes> notice_;  // an error as pack_error() writes it
   MPI_Request notice_request_ = mpi().request_null;
-  std::map<int, Error> reports_;  // by rank
-  std::optional<Error> gone_;     // what give_up() was called with
+  std::map<int, Error> reports_;   // by rank
+  std::optional<Error> given_up_;  // the error of give_up()
 };
 
 }  // namespace ringattn

@@ -20,15 +20,15 @@ namespace ringattn {
 
 namespace {
 
-// What Open MPI starts of its own, and a few more.
+// Threads that Open MPI starts, plus a margin.
 constexpr int kThreadsOfMpi = 4;
 
 class MpiRanks final : public ProcessRanks {
  public:
   int rank() const override { return launched_rank().value_or(0); }
   std::string name() const override { return "MPI"; }
-  // MPI starts slowly on a busy host, and gives no signs meanwhile. With the longest turn, which comes where ranks 0
-  // and 1 don't, it stays below the 5 s after the time limit within which that is noticed.
+  // MPI starts slowly on a busy host, and sends no heartbeats meanwhile. Together with the longest print_delay(), the
+  // grace stays below the 5 s after the time limit within which a failure must be reported.
   double start_grace() const override { return 2.2; }
 
   void start() override {
@@ -53,16 +53,17 @@ class MpiRanks final : public ProcessRanks {
 
   void leave() override { mpi().finalize(); }
 
-  // Ranks that give up at the same time and can't agree on who prints take turns: one prints and ends, and mpirun ends
-  // the others before it is theirs. Rank 0 is there most of the time, and else rank 1. mpirun wakes ranks by SIGCONT
-  // and sleeps for 1 s before it sends SIGTERM.
+  // Ranks that give up at the same time and can't agree on who prints take turns. One prints and ends, and mpirun ends
+  // the others before their turn. Rank 0 is usually there, otherwise rank 1. mpirun sends SIGCONT and waits 1 s before
+  // it sends SIGTERM.
   double print_delay() const override { return 1.3 * std::min(rank(), 2); }
-  // All others share a turn. On one host the first of them prints alone; several hosts may have one such rank each.
+  // All other ranks share a turn. On one host only the first of them prints, but each of several hosts may have such a
+  // rank.
   bool may_print() override { return claim_.try_claim(); }
 
   void end_all(int, int status) override { mpi().abort(mpi().comm_world, status); }
 
-  // It ends this process too. Should it not manage to, this one still leaves with its code.
+  // MPI_Abort ends this process too. If it fails to, this process exits with its own code.
   void await_printer() override { std::this_thread::sleep_for(std::chrono::seconds(4)); }
 
  private:
@@ -73,7 +74,7 @@ class MpiRanks final : public ProcessRanks {
 
 int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::function<int(Transport&)>& rank_main,
                   const std::function<void(const Error&)>& print_error) {
-  // MPI would leave with code 1, a wrong result's, where it gets no threads.
+  // MPI would exit with code 1, the code of a wrong result, if it got no threads.
   try_threads(kThreadsOfMpi, "Use fewer ranks on this host, or raise the limit on this user's processes (ulimit -u).");
   MpiRanks ranks;
   return run_process_world(ranks, request, refusal, rank_main, print_error);

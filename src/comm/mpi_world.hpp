@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MPI half of comm/world.cpp, which doesn't see mpi.h itself.
+// MPI's part of comm/world.cpp, which doesn't include mpi.h itself.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,9 @@
 
 namespace ringattn {
 
-// Initialises MPI, lets the ranks agree that they can start (not if this one has a `refusal`), runs rank_main, ends the
-// world as run_world() promises, finalises MPI and returns the code. Does not return where a rank failed alone.
+// Initializes MPI, lets the ranks agree that they can start (not if this one has a `refusal`), runs rank_main, ends the
+// world as run_world() promises, finalizes MPI and returns the exit code. Does not return if a rank failed outside a
+// collective phase.
 int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::function<int(Transport&)>& rank_main,
                   const std::function<void(const Error&)>& print_error);
 

@@ -23,31 +23,31 @@ namespace ringattn {
 
 namespace {
 
-// How long work that waits for nobody any more gets to end.
+// How long work that waits for no peer any more may take to end.
 constexpr double kDrainSeconds = 5.0;
 
-// An exchange from post() until the device has passed its wait.
+// An exchange from post() until the device has finished its wait.
 struct Flight {
   Exchange exchange;
   Ticket ticket = 0;
-  std::vector<int> rounds;             // ascending
-  std::size_t submitted = 0;           // of rounds
-  std::vector<int> peers;              // ascending
-  std::vector<std::uint64_t> mine;     // [peers] what this rank says of the spans between them
-  std::vector<std::uint64_t> theirs;   // [peers] the same of the peer, seen from here; 0: it hasn't posted yet
-  std::optional<Ticket> greeting;      // the control exchange in which they say so, until it is done
-  CudaEvent posted;                    // the spans may be used
-  CudaEvent moved;                     // the last round is done
-  bool enqueued = false;               // moved is recorded
-  std::optional<CudaEvent> reached{};  // the caller's stream has come to the wait
-  double seconds = 0.0;                // that it may wait
-  std::optional<Deadline> limit{};     // of that wait, once it is known to have begun
+  std::vector<int> rounds;             // distinct, ascending
+  std::size_t submitted = 0;           // rounds submitted to NCCL
+  std::vector<int> peers;              // distinct, ascending
+  std::vector<std::uint64_t> mine;     // [peers] hashes of this rank's spans shared with each peer
+  std::vector<std::uint64_t> theirs;   // [peers] the peers' hashes of the same spans; 0: not posted yet
+  std::optional<Ticket> handshake;     // control exchange of these hashes, until it is done
+  CudaEvent posted;                    // recorded on the caller's stream: the spans may be used
+  CudaEvent moved;                     // recorded after the last round
+  bool enqueued = false;               // `moved` is recorded
+  std::optional<CudaEvent> reached{};  // recorded where the caller's stream waits
+  double seconds = 0.0;                // seconds that it may wait there
+  std::optional<Deadline> limit{};     // deadline of that wait, once the stream has reached it
 };
 
-// The sizes and rounds of the spans that go to `peer`, or come from it, as a number other than 0. NCCL itself doesn't
-// notice when the two sides differ.
+// A nonzero hash of the rounds and sizes of the spans that go to `peer`, or come from it. NCCL itself doesn't detect
+// that the two sides differ.
 template <typename Message>
-std::uint32_t spans_of_peer(const std::vector<Message>& messages, int peer) {
+std::uint32_t hash_spans(const std::vector<Message>& messages, int peer) {
   std::uint64_t hash = 0xCBF29CE484222325U;  // FNV-1a
   const auto mix = [&hash](std::uint64_t number) { hash = (hash ^ number) * 0x100000001B3U; };
   for (const Message& message : messages) {
@@ -61,8 +61,8 @@ std::uint32_t spans_of_peer(const std::vector<Message>& messages, int peer) {
   return static_cast<std::uint32_t>(hash >> 32) | 1U;
 }
 
-// Two halves as one number: what goes and what comes.
-std::uint64_t both(std::uint32_t sent, std::uint32_t received) { return std::uint64_t{sent} << 32 | received; }
+// Packs the hashes of both directions into one number.
+std::uint64_t pack_hashes(std::uint32_t sent, std::uint32_t received) { return std::uint64_t{sent} << 32 | received; }
 
 class NcclTransport final : public Transport {
  public:
@@ -114,14 +114,14 @@ class NcclTransport final : public Transport {
     }
     const DeviceGuard guard(device_);
     Flight flight{std::move(exchange), ticket, {}, 0, {}, {}, {}, {}, CudaEvent(), CudaEvent()};
-    const auto note = [&](const auto& messages) {
+    const auto collect = [&](const auto& messages) {
       for (const auto& message : messages) {
         flight.rounds.push_back(message.round);
         flight.peers.push_back(message.peer);
       }
     };
-    note(flight.exchange.sends);
-    note(flight.exchange.receives);
+    collect(flight.exchange.sends);
+    collect(flight.exchange.receives);
     for (std::vector<int>* numbers : {&flight.rounds, &flight.peers}) {
       std::sort(numbers->begin(), numbers->end());
       numbers->erase(std::unique(numbers->begin(), numbers->end()), numbers->end());
@@ -129,16 +129,16 @@ class NcclTransport final : public Transport {
     flight.posted.record(cuda_stream(stream));
     flight.mine.resize(flight.peers.size());
     flight.theirs.resize(flight.peers.size());
-    Exchange greeting{flight.exchange.label, {}, {}};
+    Exchange handshake{flight.exchange.label, {}, {}};
     for (std::size_t i = 0; i < flight.peers.size(); ++i) {
       const int peer = flight.peers[i];
-      flight.mine[i] = both(spans_of_peer(flight.exchange.sends, peer), spans_of_peer(flight.exchange.receives, peer));
-      greeting.sends.push_back(
+      flight.mine[i] = pack_hashes(hash_spans(flight.exchange.sends, peer), hash_spans(flight.exchange.receives, peer));
+      handshake.sends.push_back(
           {peer, 0, {{reinterpret_cast<const std::byte*>(&flight.mine[i]), sizeof(std::uint64_t)}}});
-      greeting.receives.push_back(
+      handshake.receives.push_back(
           {peer, 0, {{reinterpret_cast<std::byte*>(&flight.theirs[i]), sizeof(std::uint64_t)}}});
     }
-    flight.greeting = control_->post(std::move(greeting), Stream{});
+    flight.handshake = control_->post(std::move(handshake), Stream{});
     flights_.push_back(std::move(flight));
     pump();
     return ticket;
@@ -190,7 +190,7 @@ class NcclTransport final : public Transport {
     try {
       drop_passed();
     } catch (...) {
-      // A broken device: the communicator is to be aborted in any case.
+      // The device is broken. The communicator is aborted in any case.
     }
     if (!flights_.empty() || !on_device_.empty()) give_up();
   }
@@ -209,7 +209,7 @@ class NcclTransport final : public Transport {
   }
 
   bool abort(const Error& error) override {
-    const bool prints = control_->abort(error);  // first of all: peers wait
+    const bool prints = control_->abort(error);  // first, because peers wait
     give_up();
     return prints;
   }
@@ -220,7 +220,7 @@ class NcclTransport final : public Transport {
   void give_up() noexcept {
     if (std::exchange(broken_, true)) return;
     control_->abandon();
-    // NCCL's kernels end without their peers; then nothing writes to spans any more, and streams that wait go on.
+    // NCCL's kernels end without their peers. After that nothing writes to the spans, and waiting streams continue.
     communicator_->abort();
     drain([this] { return cudaStreamQuery(stream_->get()) != cudaErrorNotReady; });
     waited_ = next_ticket();
@@ -228,8 +228,8 @@ class NcclTransport final : public Transport {
     on_device_.clear();
   }
 
-  // Whether this rank or another one has failed. Ranks leave NCCL in order all together, so nobody may wait for that
-  // any more: it would keep this rank from saying what has happened.
+  // Returns true if this rank or another one has failed. Ranks finalize NCCL together, so a failed rank must not wait
+  // for that: it could not report its failure meanwhile.
   bool world_has_failed() const noexcept {
     if (broken_ || std::uncaught_exceptions() > exceptions_) return true;
     try {
@@ -240,14 +240,15 @@ class NcclTransport final : public Transport {
     return false;
   }
 
-  // Hands NCCL what it can take, strictly in order: all ranks then have the same order.
+  // Submits to NCCL whatever can be enqueued now, strictly in the order of post(), so that all ranks have the same
+  // order.
   void pump() {
     for (Flight& flight : flights_) {
       if (flight.enqueued) continue;
-      if (flight.greeting) {
-        if (!control_->finished(*flight.greeting)) return;
-        control_->wait(*flight.greeting, Stream{}, Timeouts::none());  // finished: returns at once
-        flight.greeting.reset();
+      if (flight.handshake) {
+        if (!control_->finished(*flight.handshake)) return;
+        control_->wait(*flight.handshake, Stream{}, Timeouts::none());  // finished: returns at once
+        flight.handshake.reset();
         check_sides(flight);
         check_cuda(cudaStreamWaitEvent(stream_->get(), flight.posted.get(), 0), "cudaStreamWaitEvent");
       }
@@ -261,15 +262,15 @@ class NcclTransport final : public Transport {
     }
   }
 
-  // What one side sends must be what the other one receives.
+  // Throws if a peer receives other spans than this rank sends, or the reverse.
   void check_sides(const Flight& flight) const {
     for (std::size_t i = 0; i < flight.peers.size(); ++i) {
       const auto sent = static_cast<std::uint32_t>(flight.mine[i] >> 32);
       const auto received = static_cast<std::uint32_t>(flight.mine[i]);
-      if (flight.theirs[i] == both(received, sent)) continue;
+      if (flight.theirs[i] == pack_hashes(received, sent)) continue;
       fail(ErrorCode::kInternal,
            fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
-           fmt::format("{} and {} have named other spans", names_.name(rank_), names_.name(flight.peers[i])),
+           fmt::format("{} and {} describe different spans", names_.name(rank_), names_.name(flight.peers[i])),
            "This is a bug in the plan.");
     }
   }
@@ -294,7 +295,7 @@ class NcclTransport final : public Transport {
     communicator_->check(ncclGroupEnd(), "ncclGroupEnd");
   }
 
-  // Whether a peer has posted this exchange too. Written by a thread of the control transport.
+  // Returns true if `peer` has posted this exchange too. A thread of the control transport writes the value.
   static bool has_come(Flight& flight, int peer) {
     const auto at = std::lower_bound(flight.peers.begin(), flight.peers.end(), peer) - flight.peers.begin();
     return std::atomic_ref<std::uint64_t>(flight.theirs[static_cast<std::size_t>(at)]).load() != 0;
@@ -302,7 +303,7 @@ class NcclTransport final : public Transport {
 
   static std::vector<int> awaited(Flight& flight) {
     std::vector<int> missing;
-    int held = std::numeric_limits<int>::max();  // sends of later rounds are held back by this rank's own receives
+    int held = std::numeric_limits<int>::max();  // sends of later rounds wait for this rank's own receives
     for (const ReceiveMessage& message : flight.exchange.receives) {
       if (has_come(flight, message.peer)) continue;
       missing.push_back(message.peer);
@@ -311,7 +312,7 @@ class NcclTransport final : public Transport {
     for (const SendMessage& message : flight.exchange.sends) {
       if (message.round <= held && !has_come(flight, message.peer)) missing.push_back(message.peer);
     }
-    if (missing.empty()) missing = flight.peers;  // all are here, but NCCL does not go on
+    if (missing.empty()) missing = flight.peers;  // all have posted, but NCCL makes no progress
     std::sort(missing.begin(), missing.end());
     missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
     return missing;
@@ -330,7 +331,7 @@ class NcclTransport final : public Transport {
     fail_late(exchange_name(flight.exchange, flight.ticket), *flight.limit, names_, rank_, flight.peers);
   }
 
-  // Polls until `done()`; false when that took too long.
+  // Polls until `done()`. Returns false if that took more than kDrainSeconds.
   template <typename Done>
   bool drain(const Done& done) noexcept {
     const Deadline deadline = Timeouts::grace(kDrainSeconds);
@@ -352,15 +353,15 @@ class NcclTransport final : public Transport {
   const NcclOptions options_;
   const int rank_;
   const int size_;
-  std::optional<CudaStream> stream_;                   // of NCCL's kernels
+  std::optional<CudaStream> stream_;                   // for NCCL's kernels
   std::deque<Flight> flights_;                         // posted and not yet waited for, in order
-  std::deque<Flight> on_device_;                       // waited for; the device may not have passed them yet
+  std::deque<Flight> on_device_;                       // waited for; the device may not have finished them yet
   Ticket waited_ = 0;                                  // number of the first of flights_
-  bool broken_ = false;                                // gave up exchanges, and the communicator
-  const int exceptions_ = std::uncaught_exceptions();  // where this object was made
+  bool broken_ = false;                                // gave up its exchanges and the communicator
+  const int exceptions_ = std::uncaught_exceptions();  // when this object was created
 };
 
-// Every rank sees the same, so every rank throws the same.
+// Every rank checks the same data, so all ranks throw the same error.
 void check_peers(const std::vector<DevicePeer>& peers) {
   const auto refuse = [](const std::string& why) {
     throw AgreedError(Error(ErrorCode::kUnsupported, "nccl can't join these ranks", why,

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport `nccl`: NCCL's grouped sends and receives, one group a round, also across hosts. Present only where the
+// Transport `nccl`: NCCL's grouped sends and receives, one group per round, also across hosts. Present only if the
 // build found CUDA and NCCL.
 //
-// Ranks first tell each other over the control transport that they have posted; NCCL hears of an exchange only then, so
-// a kernel of NCCL never spins on a multiprocessor for a rank that doesn't come, and a deadline can name the rank. The
-// communicator is a non-blocking one: no call of NCCL keeps the host longer than a poll. wait() blocks the host until
-// the exchange is enqueued; the device's part has the deadline's length from the moment the stream comes to the wait.
+// Ranks first tell each other over the control transport that they have posted an exchange, and only then enqueue it
+// with NCCL. So an NCCL kernel never spins on an SM for a rank that doesn't come, and a passed deadline can name that
+// rank. The communicator is non-blocking: no NCCL call blocks the host longer than a poll. wait() blocks the host until
+// the exchange is enqueued. The deadline of the device's part starts when the stream reaches the wait.
 //
-// NCCL wants the operations of a communicator in the same order on all ranks. All groups go to one stream of the
-// transport's own, in the order of post(), behind an event of the caller's stream; so a caller may post on several
-// streams, as a scan does, where all ranks post in one order.
+// NCCL requires the operations of a communicator to be in the same order on all ranks. All groups go to one stream that
+// the transport owns, in the order of post(), after an event of the caller's stream. A caller may therefore post on
+// several streams, as an SSM layer does, if all ranks post in the same order.
 //
-// Every message goes straight from its owner to whoever needs it (Route::kDirect): inside a host the links join all
-// GPUs, so handing parts on around a ring would only add steps; and one group with all peers uses all of NCCL's
-// channels, where a ring's step has one peer. NVLink multicast stays off (NCCL_NVLS_ENABLE=0 unless the environment
-// says otherwise): no result comes from a reduction, and sends don't use it.
+// Every message goes directly from its owner to each rank that needs it (Route::kDirect). Within a host, NVLink
+// connects all GPUs, so forwarding blocks around a ring would only add steps. One group with all peers uses all of
+// NCCL's channels, where a ring step has one peer. NVLink multicast stays off (NCCL_NVLS_ENABLE=0 unless the
+// environment sets it): sends don't use it, and no result comes from a reduction.
 #pragma once
 
 #include <memory>
@@ -24,13 +24,13 @@
 namespace ringattn {
 
 struct NcclOptions {
-  // Of a kernel of NCCL, its thread blocks, which kernels beside it lack; 0: as many as NCCL thinks best.
+  // Thread blocks of an NCCL kernel, which other kernels can't use meanwhile. 0: NCCL's default.
   int max_ctas = 0;
-  double setup_seconds = 60.0;  // for the communicator
+  double setup_seconds = 60.0;  // time limit for creating the communicator
 };
 
-// A transport of device memory beside `control`, a host transport of the same ranks, for this rank's memory on
-// `device`. Collective. Throws an AgreedError (kUnsupported) where two ranks share a GPU or NCCL can't join the ranks.
+// A transport of device memory for this rank's memory on `device`. `control` is a host transport of the same ranks.
+// Collective. Throws an AgreedError (kUnsupported) if two ranks share a GPU or NCCL can't connect the ranks.
 std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> control, int device,
                                                const NcclOptions& options = {});
 

@@ -21,10 +21,10 @@ namespace ringattn {
 
 namespace {
 
-// How long NCCL gets to leave; its threads may hang with those of a dead peer.
+// How long NCCL may take to finalize or abort. Its threads may hang with those of a dead peer.
 constexpr std::chrono::seconds kLeaveSeconds{5};
 
-// Multicast is of no use here, and programs that use it have put hosts' GPUs out of service.
+// NVLink multicast is of no use here, and programs that use it have left hosts' GPUs unusable.
 void keep_multicast_off() {
   static std::once_flag once;
   std::call_once(once, [] { ::setenv("NCCL_NVLS_ENABLE", "0", 0); });
@@ -35,7 +35,7 @@ void keep_multicast_off() {
 NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOptions& options, const Deadline& deadline)
     : device_(device) {
   keep_multicast_off();
-  // Who waits for a rank that has failed already hears of it at the deadline only; agreeing takes longer than that.
+  // Ranks that wait for a failed rank notice it only at their deadline, so the agreement must wait longer than that.
   const Collective collective(control, Timeouts::derived(2.0 * deadline.seconds()));
   ncclUniqueId id{};
   collective.run_collectively([&] {
@@ -85,7 +85,7 @@ void NcclCommunicator::abort() noexcept {
   communicator_ = nullptr;
 }
 
-// On a thread of its own, for NCCL has no deadlines here.
+// Runs `how` on a separate thread, because these NCCL calls have no deadlines.
 template <typename Leave>
 void NcclCommunicator::leave(ncclComm_t communicator, int device, const Leave& how) noexcept {
   try {
@@ -98,7 +98,7 @@ void NcclCommunicator::leave(ncclComm_t communicator, int device, const Leave& h
     }).detach();
     done.wait_for(kLeaveSeconds);
   } catch (...) {
-    // No thread to be had: the process's end takes the communicator along.
+    // No thread is available: the communicator is released when the process ends.
   }
 }
 

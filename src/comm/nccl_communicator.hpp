@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `nccl`: a communicator all of whose calls end in bounded time.
+// Inside transport `nccl`: an NCCL communicator whose calls all return in bounded time.
 #pragma once
 
 #include <nccl.h>
@@ -12,22 +12,22 @@ namespace ringattn {
 
 class NcclCommunicator {
  public:
-  // Collective over `control`; throws an AgreedError where NCCL can't join the ranks in time.
+  // Collective over `control`. Throws an AgreedError if NCCL can't connect the ranks in time.
   NcclCommunicator(Transport& control, int device, const NcclOptions& options, const Deadline& deadline);
-  // Leaves in order, which the other ranks must do too; what takes longer than a few seconds is left to the process's
-  // end.
+  // Finalizes the communicator, which the other ranks must do too. If that takes longer than a few seconds, the
+  // communicator is left until the process ends.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   ncclComm_t get() const { return communicator_; }
 
-  // Whether everything asked for so far is enqueued. Throws kPeer or kInternal with NCCL's text when it failed.
+  // Returns true if everything submitted so far is enqueued. Throws kPeer or kInternal with NCCL's text if it failed.
   bool ready() const;
-  // Throws unless `result` is a success, be it in progress.
+  // Throws unless `result` is ncclSuccess or ncclInProgress.
   void check(ncclResult_t result, std::string_view call) const;
 
-  // Ends what is on its way. Nothing but the destructor may follow.
+  // Aborts what is in flight. Only the destructor may be called afterwards.
   void abort() noexcept;
 
  private:

@@ -18,11 +18,12 @@ namespace {
 
 using Clock = Deadline::Clock;
 
-// How often wait() looks again. Sleeping leaves the cores to ranks that compute.
+// How often wait() polls. Sleeping leaves the cores to ranks that compute.
 constexpr std::chrono::microseconds kPoll{20};
 
-// One rank's end of a link that passes a round at a time. Inner exchanges meet by their order too, so all ranks hand
-// over the same number of them for each exchange: one for each of `size` rounds (later rounds go with the last).
+// One rank's end of a link that transfers one round at a time. The inner transport also matches exchanges by their
+// order, so all ranks post the same number of inner exchanges for each exchange: one for each of `size` rounds. Later
+// rounds are merged into the last.
 class PacedTransport final : public Transport {
  public:
   PacedTransport(std::unique_ptr<Transport> inner, double bytes_per_second)
@@ -47,9 +48,10 @@ class PacedTransport final : public Transport {
     flight.stream = stream;
     flight.rounds.resize(static_cast<std::size_t>(size()));
     for (Exchange& round : flight.rounds) round.label = flight.label;
-    for (SendMessage& message : exchange.sends) part_of(flight, message.round).sends.push_back(std::move(message));
+    for (SendMessage& message : exchange.sends)
+      inner_exchange(flight, message.round).sends.push_back(std::move(message));
     for (ReceiveMessage& message : exchange.receives) {
-      part_of(flight, message.round).receives.push_back(std::move(message));
+      inner_exchange(flight, message.round).receives.push_back(std::move(message));
     }
     progress();
     return ticket;
@@ -72,7 +74,7 @@ class PacedTransport final : public Transport {
 
   void progress() override {
     inner_->progress();
-    hand_over();
+    post_due_rounds();
     while (!inner_in_flight_.empty() && inner_->finished(inner_in_flight_.front())) {
       inner_->wait(inner_in_flight_.front(), Stream{}, Timeouts::none());  // finished: returns at once
       inner_in_flight_.pop_front();
@@ -83,7 +85,7 @@ class PacedTransport final : public Transport {
     const auto index = static_cast<std::size_t>(ticket - waited_);
     if (ticket < waited_ || index >= flights_.size()) return false;
     const Flight& flight = flights_[index];
-    return flight.handed == flight.rounds.size() && inner_finished(flight.last) && Clock::now() >= flight.passed;
+    return flight.posted_rounds == flight.rounds.size() && inner_finished(flight.last) && Clock::now() >= flight.passed;
   }
 
   void abandon() noexcept override {
@@ -107,32 +109,32 @@ class PacedTransport final : public Transport {
   struct Flight {
     std::string label;
     Stream stream;
-    std::vector<Exchange> rounds;  // [size]
-    std::size_t handed = 0;        // of rounds
-    Ticket last = -1;              // inner ticket of the last round that has messages and was handed over
-    Clock::time_point passed;      // when that round's bytes have passed the link
+    std::vector<Exchange> rounds;   // [size]
+    std::size_t posted_rounds = 0;  // rounds posted to `inner`
+    Ticket last = -1;               // inner ticket of the last non-empty round posted
+    Clock::time_point passed;       // when that round's bytes have passed the link
   };
 
   Ticket next_ticket() const { return waited_ + static_cast<Ticket>(flights_.size()); }
 
-  static Exchange& part_of(Flight& flight, int round) {
+  static Exchange& inner_exchange(Flight& flight, int round) {
     return flight.rounds[std::min(static_cast<std::size_t>(round), flight.rounds.size() - 1)];
   }
 
   bool inner_finished(Ticket inner) {
-    // What has left the queue was waited for.
+    // Tickets that have left the queue have been waited for.
     return inner_in_flight_.empty() || inner < inner_in_flight_.front() || inner_->finished(inner);
   }
 
-  // Gives `inner` the rounds whose turn it is, strictly in order.
-  void hand_over() {
+  // Posts the rounds that are due to `inner`, strictly in order.
+  void post_due_rounds() {
     for (Flight& flight : flights_) {
-      for (; flight.handed < flight.rounds.size(); ++flight.handed) {
-        Exchange& round = flight.rounds[flight.handed];
+      for (; flight.posted_rounds < flight.rounds.size(); ++flight.posted_rounds) {
+        Exchange& round = flight.rounds[flight.posted_rounds];
         const double seconds = link_seconds(round);
         const bool empty = round.sends.empty() && round.receives.empty();
         const Clock::time_point now = Clock::now();
-        // The rounds before may write what this one sends.
+        // Earlier rounds may write what this one sends.
         if (!empty && (now < link_free_ || !inner_finished(flight.last))) return;
         const Ticket inner = inner_->post(std::move(round), flight.stream);
         inner_in_flight_.push_back(inner);
@@ -144,7 +146,7 @@ class PacedTransport final : public Transport {
     }
   }
 
-  // A link has two directions.
+  // Seconds that the link needs for a round. Its two directions are independent.
   double link_seconds(const Exchange& round) const {
     std::size_t sent = 0;
     std::size_t received = 0;
@@ -153,7 +155,7 @@ class PacedTransport final : public Transport {
     return static_cast<double>(std::max(sent, received)) / rate_;
   }
 
-  // The deadline has passed: blames the peers of what is in flight, or else the pace.
+  // Called after the deadline: throws an error that names the peers of what is in flight, or else the pace.
   [[noreturn]] void fail_waiting(Stream stream, const Deadline& deadline) {
     const Flight& flight = flights_.front();
     while (!inner_in_flight_.empty() && inner_in_flight_.front() <= flight.last) {
@@ -170,8 +172,8 @@ class PacedTransport final : public Transport {
   const std::string name_;
   std::deque<Flight> flights_;          // posted and not yet waited for, in order
   Ticket waited_ = 0;                   // number of the first of them
-  std::deque<Ticket> inner_in_flight_;  // handed over and not yet waited for, in order
-  Clock::time_point link_free_;         // when all that was handed over has passed
+  std::deque<Ticket> inner_in_flight_;  // posted to `inner` and not yet waited for, in order
+  Clock::time_point link_free_;         // when the link has transferred all posted rounds
 };
 
 }  // namespace

@@ -8,9 +8,9 @@
 
 namespace ringattn {
 
-// Each round of an exchange is handed to `inner` only once the bytes of the rounds before it would have passed a link
-// of `bytes_per_second`, and completes no earlier than its own bytes would have. Held-back rounds start in progress()
-// and wait() alone, as an unpolled transfer would. RINGATTN_PACE uses it.
+// Each round of an exchange is posted to `inner` only after the time in which a link of `bytes_per_second` transfers
+// the bytes of the rounds before it. It finishes no earlier than its own bytes would on that link. Delayed rounds start
+// only in progress() and wait(), like a transfer without a progress thread. RINGATTN_PACE uses it.
 std::unique_ptr<Transport> make_paced_transport(std::unique_ptr<Transport> inner, double bytes_per_second);
 
 }  // namespace ringattn

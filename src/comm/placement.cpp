@@ -20,7 +20,7 @@ std::string name_of(std::span<const RankGpus> ranks, std::size_t rank) {
   return fmt::format("rank {} on {}", rank, ranks[rank].host);
 }
 
-// The first GPU that `rank` sees and nobody has, its own number first; −1 where there is none.
+// The first GPU that `rank` sees and that is not taken, preferably the one with its local index. −1 if there is none.
 int free_gpu(const RankGpus& rank, std::size_t local, const std::map<std::string, std::size_t>& taken) {
   if (local < rank.uuids.size() && !taken.contains(rank.uuids[local])) return static_cast<int>(local);
   for (std::size_t i = 0; i < rank.uuids.size(); ++i) {
@@ -34,7 +34,7 @@ int free_gpu(const RankGpus& rank, std::size_t local, const std::map<std::string
 Placement place_ranks(std::span<const RankGpus> ranks) {
   Placement placement;
   std::map<std::string, std::size_t> ranks_on;  // host → ranks placed there so far
-  std::map<std::string, std::size_t> taken;     // GPU → a rank that has it
+  std::map<std::string, std::size_t> taken;     // GPU → the first rank that has it
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const RankGpus& rank = ranks[i];
     placement.one_host = placement.one_host && rank.host == ranks[0].host;
@@ -71,7 +71,7 @@ RankGpus my_gpus() {
 }
 
 Placement place_world(Bootstrap& world, const Deadline& deadline) {
-  // A line each: host, process, reason, GPUs.
+  // One line each: host, process, reason, GPUs.
   const RankGpus mine = my_gpus();
   std::string text = mine.host + '\n' + mine.process + '\n' + mine.why_none + '\n';
   for (const std::string& uuid : mine.uuids) text += uuid + '\n';

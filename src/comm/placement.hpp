@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which GPU serves which rank: the one of its number on its host, or its only one where a launcher shows each process
-// its own.
+// Assigns GPUs to ranks: the GPU with the rank's index on its host, or the rank's only GPU if a launcher shows each
+// process its own.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,28 @@
 
 namespace ringattn {
 
-// What a rank sees.
+// The GPUs that a rank sees.
 struct RankGpus {
   std::string host;
   std::string process;             // equal for ranks that are threads of one process
-  std::vector<std::string> uuids;  // of its visible GPUs, in the order of their indices
+  std::vector<std::string> uuids;  // [visible GPUs], in the order of their indices
   std::string why_none;            // why there are none
 };
 
 struct Placement {
-  std::vector<int> devices;  // [ranks] index of each rank's GPU in its process
+  std::vector<int> devices;  // [ranks] CUDA index of each rank's GPU in its process
   bool one_host = true;
-  bool shared = false;   // a GPU serves several ranks, all of one process
-  std::string obstacle;  // why the ranks can't be placed; empty: they are
+  bool shared = false;   // ranks of one process share a GPU
+  std::string obstacle;  // why the ranks can't be placed; empty if they can
 };
 
-// Pure. Ranks of one process may share GPUs, processes may not.
+// A pure function. Ranks of one process may share GPUs, processes may not.
 Placement place_ranks(std::span<const RankGpus> ranks);
 
-// What this rank sees.
+// The GPUs that this rank sees.
 RankGpus my_gpus();
 
-// place_ranks() of what every rank sees. Collective.
+// place_ranks() for the GPUs that all ranks see. Collective.
 Placement place_world(Bootstrap& world, const Deadline& deadline);
 
 }  // namespace ringattn

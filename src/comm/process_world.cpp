@@ -28,16 +28,16 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// A rank that hangs is left to its peers first, who can name it and agree on who prints.
+// The peers of a rank that hangs get this long to name it and to agree on who prints.
 constexpr Seconds kPeersFirst{1.0};
-// How long a rank that can't begin waits for the others to hear it.
+// How long a rank that can't begin tries to tell the others.
 constexpr double kRefusalSeconds = 10.0;
-// How often the watchdog looks while the ranks start. Turns come so close to the end of what is promised that a longer
-// tick would pass it; and no tick measures work there.
+// How often the watchdog polls while the ranks start. The print delays end so close to the promised limit that a longer
+// tick would exceed it. The watchdog measures no work during the start.
 constexpr double kStartTick = 0.05;
 
-// A rank's life from before it starts to after it has left: its liveness, and the watchdog that ends the process where
-// the rank's own thread can't.
+// The lifetime of a rank's process from before the ranks start until after they have left. It owns the rank's liveness,
+// and the watchdog that ends the process when the rank's own thread can't.
 class Program {
  public:
   Program(ProcessRanks& ranks, double seconds, const Error* refusal,
@@ -53,12 +53,12 @@ class Program {
     enter(Phase::kStart);
   }
 
-  // What the process does, for the watchdog and its messages.
+  // The phase of the process, for the watchdog and its messages.
   enum class Phase { kStart, kJob, kEnd };
 
   HeartbeatMonitor& monitor() { return monitor_; }
 
-  // Only a rank's own work on the processor is a sign of life, not the polling where it starts and ends.
+  // CPU time counts as progress only during the job, because ranks poll while they start and end.
   void enter(Phase phase) {
     phase_ = phase;
     watchdog_.set_processor_counts(phase == Phase::kJob);
@@ -71,17 +71,17 @@ class Program {
     waiting_heartbeat();
   }
 
-  // Another rank has failed, while this one may look at nothing for a while.
+  // Another rank has failed, and this one may not poll for a while.
   void hear(const Error& error) { watchdog_.arm(error); }
 
-  // Ends the world from a rank that failed alone, or that has heard of such a rank. Without a transport there is nobody
-  // to agree with on who prints.
+  // Ends the world from a rank that failed outside a collective phase, or that has heard of such a rank. Without a
+  // transport the ranks can't agree on who prints.
   [[noreturn]] void end_alone(Transport* world, const Error& error) {
     const int code = static_cast<int>(error.code());
-    const int status = end_outcome(code);  // now: what follows may hang, and MPI_Abort doesn't come back
+    const int status = end_outcome(code);  // now, because what follows may hang, and MPI_Abort doesn't return
     watchdog_.arm(error);
     if (world == nullptr) std::this_thread::sleep_for(Seconds(ranks_.print_delay()));
-    told_ = true;
+    reported_ = true;
     if ((world == nullptr ? !is_heard(error) : world->abort(error)) && ranks_.may_print()) {
       print_error_(world == nullptr ? error : lone_error(world->rank(), error));
       flush_output();
@@ -97,13 +97,13 @@ class Program {
     end_process(final_code);
   }
 
-  // Whether it has come from another rank, which prints it.
+  // Returns true if the error comes from another rank, which prints it.
   bool is_heard(const Error& error) const {
     return error.location() != nullptr && error.location()->rank != monitor_.rank();
   }
 
  private:
-  // This rank's own thread hangs.
+  // Called by the watchdog when this rank's own thread hangs.
   [[noreturn]] void end_stuck() {
     std::this_thread::sleep_for(Seconds(ranks_.print_delay()) + (phase_ == Phase::kJob ? kPeersFirst : Seconds(0.0)));
     const int stuck[] = {monitor_.rank()};
@@ -123,9 +123,9 @@ class Program {
     end_process(static_cast<int>(error.code()));
   }
 
-  // A failure has not ended this process.
+  // Called by the watchdog when a failure has not ended this process in time.
   [[noreturn]] void end_late(const Error& error) {
-    if (!told_ && !is_heard(error) && ranks_.may_print()) end_with(error, print_error_);
+    if (!reported_ && !is_heard(error) && ranks_.may_print()) end_with(error, print_error_);
     end_process(static_cast<int>(error.code()));
   }
 
@@ -134,13 +134,13 @@ class Program {
   const Error* const refusal_;
   const std::function<void(const Error&)>& print_error_;
   std::atomic<Phase> phase_{Phase::kStart};
-  std::atomic<bool> told_{false};  // that it failed: the ranks agree on who prints
+  std::atomic<bool> reported_{false};  // this rank has reported its failure, and the ranks agree on who prints
   HeartbeatMonitor monitor_;
   Watchdog watchdog_;
   RankLivenessScope scope_;
 };
 
-// The highest code of all ranks.
+// The highest exit code of all ranks.
 int gather_exit_codes(Transport& world, int code, const Deadline& deadline) {
   for (const std::string& theirs : world.all_gather(std::to_string(code), deadline)) {
     constexpr auto kMaxCode = static_cast<int>(ErrorCode::kInternal);
@@ -186,11 +186,11 @@ int run_process_world(ProcessRanks& ranks, const WorldRequest& asked, const Erro
     code = gather_exit_codes(*world, code, Timeouts(request.timeout).for_peer());
     failpoint("leaving");
     program.monitor().leave();
-    // A rank that was stopped until the others gave it up must not go on to leave in order.
+    // A rank that was stopped until the others gave up on it must not leave as if nothing had happened.
     world->progress();
   } catch (...) {
     const Error error = as_error(std::current_exception());
-    // Where the ranks did not come together, this one has more to say than that.
+    // If the ranks did not connect, a rank with a refusal reports the refusal instead.
     program.end_alone(world.get(),
                       world == nullptr && refusal != nullptr && !program.is_heard(error) ? *refusal : error);
   }

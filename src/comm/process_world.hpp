@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What run_world() promises, for ranks that are processes: one exit code, one message, never a hang. How they come
-// together, and how one of them ends the others, is what MPI and the store (comm/tcp/store.hpp) differ in.
+// Implements what run_world() promises for ranks that are processes: one exit code, one message, and never a hang.
+// ProcessRanks covers the differences between MPI and the store (comm/tcp/store.hpp): how ranks connect, and how one
+// ends the others.
 #pragma once
 
 #include <functional>
@@ -17,41 +18,41 @@ class ProcessRanks {
  public:
   virtual ~ProcessRanks() = default;
 
-  // This rank's number, as its launcher says.
+  // This rank's number according to its launcher.
   virtual int rank() const = 0;
-  // What starts and ends, in messages: "MPI".
+  // The name in messages of what starts and ends: "MPI".
   virtual std::string name() const = 0;
-  // So much later than the time limit is a start that gives no signs of life a failure.
+  // Seconds beyond the time limit that a start without heartbeats may take before it is a failure.
   virtual double start_grace() const = 0;
 
-  // What comes before the ranks know each other. Throws where this process can't take part at all.
+  // Setup before the ranks are connected. Throws if this process can't take part at all.
   virtual void start() = 0;
   struct Joined {
     std::unique_ptr<Transport> world;
     std::unique_ptr<HeartbeatChannel> channel;
     std::vector<std::string> hosts;
   };
-  // Makes the world. Collective. `on_failure` hears of other ranks' failures while this one computes, where it can be
-  // told. An error that it throws is printed on every rank but those to which its place says that another one prints
-  // it.
+  // Makes the world. Collective. If the world can report other ranks' failures while this one computes, it calls
+  // `on_failure`. Every rank prints an error that join() throws, except ranks whose error has the location of another
+  // rank, which prints it.
   virtual Joined join(const WorldRequest& request, std::function<void(const Error&)> on_failure) = 0;
-  // After the last collective, once the world is gone.
+  // Called after the last collective, once the world is destroyed.
   virtual void leave() = 0;
 
-  // Before a rank that could not agree on who prints does: seconds in which others may have ended it.
+  // Seconds to wait before a rank prints without an agreement on who prints. Another rank may end it meanwhile.
   virtual double print_delay() const = 0;
-  // Whether this rank may print a failure: where ranks share something that tells, only the first of them to ask may.
+  // Returns true if this rank may print a failure. If ranks can coordinate, only the first that asks may.
   virtual bool may_print() { return true; }
-  // Ends this process, and the others if it can. This rank has printed. `status` is the exit status that says `code`
-  // (base/outcome.hpp), for those who end the process by other means than end_process().
+  // Ends this process, and the others if it can, after this rank has printed. `status` is the exit status that stands
+  // for `code` (base/outcome.hpp), for implementations that don't call end_process().
   virtual void end_all(int code, int status) = 0;
-  // Until the rank that prints has, a few seconds at most.
+  // Waits until the printing rank has printed, a few seconds at most.
   virtual void await_printer() = 0;
 };
 
-// Starts, lets the ranks agree that they can begin (not if this one has a `refusal`), runs rank_main, ends the world as
-// run_world() promises, and returns the code. Does not return where a rank failed alone. A rank with a refusal says so
-// by itself where the others don't come to hear it within seconds.
+// Starts this rank, lets the ranks agree that they can begin (not if this one has a `refusal`), runs rank_main, ends
+// the world as run_world() promises, and returns the exit code. Does not return if a rank failed outside a collective
+// phase. A rank with a refusal prints it by itself if the other ranks can't be told within seconds.
 int run_process_world(ProcessRanks& ranks, const WorldRequest& asked, const Error* refusal,
                       const std::function<int(Transport&)>& rank_main,
                       const std::function<void(const Error&)>& print_error);

@@ -33,7 +33,7 @@ class SelfTransport final : public Transport {
 
   Ticket post(Exchange exchange, Stream) override {
     check_alive();
-    check_exchange(exchange, 0, 1);  // in a world of one every message is wrong
+    check_exchange(exchange, 0, 1);  // in a world of one rank every message is wrong
     return posted_++;
   }
   void wait(Ticket ticket, Stream, const Deadline&) override {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport `self`: a world of one rank, in which nothing moves.
+// Transport `self`: a world of one rank, without communication.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace ringattn {
 
-// `memory` is the kind of memory that the job's backend uses, `device` its device.
+// `memory` is the kind of memory that the job's backend uses, and `device` its device.
 std::unique_ptr<Transport> make_self_transport(MemoryKind memory = MemoryKind::kHost, int device = 0);
 
 }  // namespace ringattn

@@ -25,9 +25,9 @@ bool SessionClaim::try_claim() noexcept {
   constexpr std::string_view kPrefix = "ringattn-message-";
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  char* const name = address.sun_path + 1;  // after a zero: no file
-  const std::size_t room = sizeof address.sun_path - 1 - kPrefix.size();
-  const std::size_t length = std::min(session_.size(), room);
+  char* const name = address.sun_path + 1;  // abstract name: starts with a NUL and creates no file
+  const std::size_t max_length = sizeof address.sun_path - 1 - kPrefix.size();
+  const std::size_t length = std::min(session_.size(), max_length);
   std::memcpy(name, kPrefix.data(), kPrefix.size());
   std::memcpy(name + kPrefix.size(), session_.data(), length);
   const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + kPrefix.size() + length);

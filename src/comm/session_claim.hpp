@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of a host's ranks prints a failure while ranks come together at a store: before they are connected, they can't
+// Decides which of a host's ranks prints a failure while ranks connect to a store. Before they are connected they can't
 // ask each other once rank 0 is gone.
 #pragma once
 
@@ -12,11 +12,11 @@ namespace ringattn {
 
 class SessionClaim {
  public:
-  // The ranks know each other's session (comm/tcp/store.hpp). Until then each speaks for itself.
+  // Called once the ranks know their session (comm/tcp/store.hpp). Until then every rank may print.
   void begin(std::string session);
 
-  // Whether the calling process is the first of its session's on this host to ask. A socket's abstract name tells,
-  // which the system frees when the process ends. Thread-safe.
+  // Returns true for the first process of the session on this host that calls it. It binds a socket with an abstract
+  // name, which the system frees when the process ends. Thread-safe.
   bool try_claim() noexcept;
 
  private:

@@ -17,18 +17,18 @@ namespace {
 
 constexpr const char* kStore = "RINGATTN_STORE";
 
-// A variable that is set to nothing is not set.
+// Treats a variable set to an empty text as unset.
 std::optional<std::string> variable_value(const char* name) {
   std::optional<std::string> value = environment_value(name);
   return value && value->empty() ? std::nullopt : value;
 }
 
-int number_of(const char* name, const std::string& text, int least, int most) {
+int number_of(const char* name, const std::string& text, int min_value, int max_value) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size() || number < least || number > most) {
+  if (error != std::errc{} || end != text.data() + text.size() || number < min_value || number > max_value) {
     fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", name, text),
-         fmt::format("it takes a whole number from {} to {}", least, most), "Check what starts the ranks.");
+         fmt::format("it takes a whole number from {} to {}", min_value, max_value), "Check what starts the ranks.");
   }
   return number;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank of which world this process is, where RINGATTN_STORE asks for one without MPI: read from what torchrun,
-// Slurm or an mpirun has put into the environment.
+// Determines this process's rank and world if RINGATTN_STORE requests a world without MPI. The rank comes from the
+// environment variables of torchrun, Slurm or mpirun.
 #pragma once
 
 #include <string>
@@ -13,13 +13,13 @@ struct StoreRank {
   StoreAddress address;
   int rank = 0;
   int size = 1;
-  std::string job;  // RINGATTN_JOB, else torchrun's or Slurm's name for it; empty: there is none
+  std::string job;  // RINGATTN_JOB, else torchrun's or Slurm's name of the job; empty if there is none
 };
 
-// Whether RINGATTN_STORE is set.
+// Returns true if RINGATTN_STORE is set.
 bool store_asked_for();
 
-// Throws kUsage, naming the variable, for what is missing, is no number, or contradicts itself.
+// Throws kUsage, naming the variable, for a value that is missing, not a number, or contradictory.
 StoreRank store_rank();
 
 }  // namespace ringattn

@@ -17,12 +17,12 @@ namespace ringattn {
 
 namespace {
 
-// How long the rank that prints may take; it ends when it has.
+// Time limit for the rank that prints. Waiting ends as soon as it has printed.
 constexpr double kPrinterSeconds = 4.0;
-// The same where the ranks were not connected yet.
+// The same before the ranks are connected.
 constexpr std::chrono::milliseconds kStorePrints{300};
-// How long a rank that printed before all were connected keeps its claim: ranks that miss the same one notice it at
-// about the same moment.
+// How long a rank that printed before all were connected keeps its claim. Other ranks that miss the same rank notice it
+// at about the same time.
 constexpr std::chrono::seconds kClaimLasts{1};
 
 class TcpHeartbeatChannel final : public HeartbeatChannel {
@@ -71,15 +71,15 @@ class StoreRanks final : public ProcessRanks {
 
   void leave() override { context_.reset(); }
 
-  // Nobody could end this rank before its turn, and what rank 0 has found out the others have been told.
+  // No rank could end this one before its turn, and rank 0 has told the others what it knows.
   double print_delay() const override { return 0.0; }
   bool may_print() override { return claim_.try_claim(); }
-  // The others have been told, or find out by themselves within a moment.
+  // The other ranks have been told, or notice it themselves shortly.
   void end_all(int code, int) override {
     if (!connected_) std::this_thread::sleep_for(kClaimLasts);
     end_process(code);
   }
-  // A launcher may end all ranks when the first one leaves.
+  // Needed because a launcher may end all ranks when the first one exits.
   void await_printer() override {
     if (!connected_) {
       std::this_thread::sleep_for(kStorePrints);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The store's half of comm/world.cpp: ranks that come together at RINGATTN_STORE.
+// The store's part of comm/world.cpp: runs ranks that connect at RINGATTN_STORE.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 
 namespace ringattn {
 
-// As run_process_world(). Throws kUsage where the environment doesn't say which rank this is.
+// As run_process_world(). Throws kUsage if the environment doesn't say which rank this is.
 int run_store_world(const WorldRequest& request, const Error* refusal, const std::function<int(Transport&)>& rank_main,
                     const std::function<void(const Error&)>& print_error);
 

@@ -24,9 +24,9 @@ namespace ringattn {
 
 namespace {
 
-// A collective call that ranks are coming to.
-struct Gathering {
-  std::vector<std::optional<std::string>> bytes;  // [ranks], of those that have come
+// A collective call that not all ranks have joined yet.
+struct CollectiveState {
+  std::vector<std::optional<std::string>> bytes;  // [ranks] empty for ranks that have not joined
   std::size_t came = 0;
 };
 
@@ -46,12 +46,12 @@ class ThreadsWorld {
     std::unique_lock lock(context_->mutex);
     context_->check_alive_locked();
     const std::int64_t number = at(rank).collectives++;
-    std::shared_ptr<Gathering>& entry = collectives_[number];
+    std::shared_ptr<CollectiveState>& entry = collectives_[number];
     if (entry == nullptr) {
-      entry = std::make_shared<Gathering>();
+      entry = std::make_shared<CollectiveState>();
       entry->bytes.resize(ranks_.size());
     }
-    const std::shared_ptr<Gathering> collective = entry;
+    const std::shared_ptr<CollectiveState> collective = entry;
     collective->bytes[static_cast<std::size_t>(rank)] = bytes;
     if (++collective->came == ranks_.size()) {
       collectives_.erase(number);
@@ -65,7 +65,7 @@ class ThreadsWorld {
       }
       fail_late(what, deadline, RankNames(), rank, missing);
     }
-    lock.unlock();  // nobody changes a complete collective
+    lock.unlock();  // a complete collective never changes
     std::vector<std::string> all;
     all.reserve(ranks_.size());
     for (const auto& theirs : collective->bytes) all.push_back(*theirs);
@@ -158,7 +158,7 @@ class ThreadsWorld {
   struct Rank {
     std::deque<std::shared_ptr<ThreadsFlight>> flights;  // posted and not yet waited for, in order
     Ticket waited = 0;                                   // number of the first of them
-    std::int64_t collectives = 0;                        // that it has come to
+    std::int64_t collectives = 0;                        // collectives that this rank has joined
     bool abandoned = false;
   };
   struct Link {
@@ -174,7 +174,7 @@ class ThreadsWorld {
 
   Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  // The flight of `rank` with that number; nullptr while it isn't posted.
+  // The flight of `rank` with that number; nullptr if it isn't posted yet.
   std::shared_ptr<ThreadsFlight> find_flight(int rank, Ticket ticket, const ThreadsFlight& wanted_by) {
     const Rank& peer = at(rank);
     if (peer.abandoned) return nullptr;
@@ -236,7 +236,7 @@ class ThreadsWorld {
       if (!flight.received[i]) peers.push_back(flight.exchange.receives[i].peer);
     }
     for (std::size_t i = 0; i < flight.sends.size(); ++i) {
-      // A send held back by this rank's own receives is nobody else's fault.
+      // A send that waits for this rank's own receives is not its peer's fault.
       const SendMessage& message = flight.exchange.sends[i];
       if (!flight.sends[i].done && flight.gate.may_send(message.round)) peers.push_back(message.peer);
     }
@@ -247,8 +247,8 @@ class ThreadsWorld {
 
   const std::shared_ptr<ThreadsTransportContext> context_;
   std::vector<Rank> ranks_;
-  std::map<std::int64_t, std::shared_ptr<Gathering>> collectives_;  // that not all have come to
-  std::map<std::int64_t, Child> children_;                          // that not all have fetched
+  std::map<std::int64_t, std::shared_ptr<CollectiveState>> collectives_;  // collectives that not all ranks have joined
+  std::map<std::int64_t, Child> children_;  // split worlds that not all ranks have fetched
 };
 
 // One rank's view of the world.
@@ -322,23 +322,23 @@ void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::fu
     const std::lock_guard lock(mutex);
     if (first == nullptr) first = exception;
   };
-  const auto play = [&](Transport& transport) {
+  const auto run_rank = [&](Transport& transport) {
     std::optional<RankLivenessScope> liveness;
     if (watchdog) liveness.emplace(watchdog->liveness(transport.rank()));
     try {
       rank_main(transport);
     } catch (const AgreedError&) {
-      record(std::current_exception());  // the others throw it too: nobody is left waiting
+      record(std::current_exception());  // the other ranks throw it too, so no rank is left waiting
     } catch (...) {
       const Error error = as_error(std::current_exception());
       if (watchdog) watchdog->liveness(transport.rank()).on_failure(error);
-      // Only the first to abort is recorded: what the others throw may be a consequence.
+      // Record only the first rank that aborts: errors of the other ranks may be consequences.
       if (transport.abort(error)) record(std::current_exception());
     }
   };
   std::vector<std::thread> threads;
   try {
-    for (auto& transport : transports) threads.emplace_back([&play, &transport] { play(*transport); });
+    for (auto& transport : transports) threads.emplace_back([&run_rank, &transport] { run_rank(*transport); });
   } catch (const std::system_error& error) {
     const Error refused(ErrorCode::kUnsupported,
                         fmt::format("can't start the thread of rank {} of {}", threads.size(), transports.size()),

@@ -13,7 +13,7 @@ namespace ringattn {
 
 namespace {
 
-// A few, so that one rank's large message doesn't hold up all others; they only copy.
+// More than one thread, so that a large message doesn't hold up all others. They only copy.
 int delivery_thread_count() { return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 2, 8); }
 
 }  // namespace
@@ -48,7 +48,7 @@ void ThreadsTransportContext::start_sends(const std::shared_ptr<ThreadsFlight>& 
   }
 }
 
-// Random numbers are a function of the seed and the message: a seed means the same delays whatever the threads do.
+// Delay and priority are functions of the seed and the message, so a seed gives the same delays for any thread timing.
 ThreadsTransportContext::Schedule ThreadsTransportContext::schedule_of(const ThreadsFlight& flight,
                                                                        const SendMessage& message) {
   const PhiloxWords counter{{static_cast<std::uint32_t>(flight.ticket), static_cast<std::uint32_t>(message.round),
@@ -59,7 +59,7 @@ ThreadsTransportContext::Schedule ThreadsTransportContext::schedule_of(const Thr
   return {DelayedDelivery::Clock::now() + delay, priority};
 }
 
-// On a delivery thread. Copies without the lock; `copying` keeps the spans in place meanwhile
+// Runs on a delivery thread. Copies without the lock. `copying` keeps the spans alive meanwhile
 // (ThreadsWorld::abandon()).
 void ThreadsTransportContext::deliver(ThreadsFlight& from, std::size_t index) {
   std::unique_lock lock(mutex);
@@ -78,7 +78,7 @@ void ThreadsTransportContext::deliver(ThreadsFlight& from, std::size_t index) {
   --from.copying;
   --to->copying;
   from.sends[index].done = true;
-  from.sends[index].to.reset();  // flights must not keep each other alive
+  from.sends[index].to.reset();  // breaks the reference cycle between flights
   --from.open;
   to->received[receive] = true;
   --to->open;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `threads`: exchanges in flight, and what a world shares with the worlds split from it.
+// Inside transport `threads`: exchanges in flight, and the state that a world shares with the worlds split from it.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ namespace ringattn {
 // An exchange that one rank has posted. Guarded by the mutex of its context.
 struct ThreadsFlight {
   struct Send {
-    std::shared_ptr<ThreadsFlight> to;  // the receiver's flight, from when both have posted until it is delivered
-    std::size_t receive = 0;            // which of its receives
+    std::shared_ptr<ThreadsFlight> to;  // the receiver's flight, from when both have posted until delivery
+    std::size_t receive = 0;            // index of the receive in it
     bool started = false;
     bool done = false;
   };
@@ -44,14 +44,15 @@ struct ThreadsFlight {
   const int rank;
   const Ticket ticket;
   RoundGate gate;
-  std::vector<Send> sends;     // as exchange.sends
-  std::vector<bool> received;  // as exchange.receives
-  std::size_t open;            // messages not done yet, either way
-  int copying = 0;             // deliveries that touch its spans at this moment
-  bool withdrawn = false;      // its spans may be gone
+  std::vector<Send> sends;     // [exchange.sends]
+  std::vector<bool> received;  // [exchange.receives]
+  std::size_t open;            // messages not done yet, in both directions
+  int copying = 0;             // deliveries that are accessing its spans
+  bool withdrawn = false;      // its spans may be freed
 };
 
-// One lock, one way to wait, one end, and the deliveries. Ranks of a split world have the same numbers in both.
+// The mutex, the condition variables, the abort state and the deliveries that a world and its splits share. Ranks of a
+// split world keep their numbers.
 class ThreadsTransportContext {
  public:
   ThreadsTransportContext(int size, const ThreadsDelivery& delivery);
@@ -60,7 +61,8 @@ class ThreadsTransportContext {
 
   const ThreadsDelivery& delivery() const { return delivery_; }
 
-  // Blocks `rank` until `done()`; false when it has waited enough. Throws once the world is aborted, or a rank silent.
+  // Blocks `rank` until `done()`. Returns false when wait_expired(deadline). Throws once the world is aborted or a rank
+  // is silent.
   template <typename Done>
   bool wait(std::unique_lock<std::mutex>& lock, int rank, const Deadline& deadline, Done done) {
     const auto over = [&] { return aborted_ || done(); };
@@ -73,7 +75,7 @@ class ThreadsTransportContext {
     check_alive_locked();
     return done();
   }
-  // Without a deadline: until deliveries have left the flights of `rank`, which takes a copy at most.
+  // Waits without a deadline until no delivery accesses the flights of `rank` any more, which takes one copy at most.
   template <typename Done>
   void wait_for_deliveries(std::unique_lock<std::mutex>& lock, int rank, Done done) {
     wake_[static_cast<std::size_t>(rank)].wait(lock, done);
@@ -84,14 +86,14 @@ class ThreadsTransportContext {
   void check_alive_locked() const {
     if (aborted_) fail_rank(*aborted_);
   }
-  // The same for those who don't hold the mutex; doesn't take it while all is well.
+  // The same for callers that don't hold the mutex. It does not lock the mutex unless the world has failed.
   void check_alive();
 
-  // Hands the sends that may start to the deliveries.
+  // Submits the sends that may start to the delivery threads.
   void start_sends(const std::shared_ptr<ThreadsFlight>& flight);
 
  private:
-  // How often a rank that waits looks up.
+  // How often a waiting rank polls.
   static constexpr std::chrono::milliseconds kPollInterval{50};
 
   struct Schedule {
@@ -105,9 +107,9 @@ class ThreadsTransportContext {
   const ThreadsDelivery delivery_;
   std::deque<std::condition_variable> wake_;  // [ranks]
   std::optional<Error> aborted_;
-  std::atomic<bool> over_{false};  // whether aborted_ is set
+  std::atomic<bool> over_{false};  // aborted_ is set
   std::uint64_t next_priority_ = 0;
-  DelayedDelivery delayed_delivery_;  // last: its threads use all of the above
+  DelayedDelivery delayed_delivery_;  // last, because its threads use all of the above
 };
 
 }  // namespace ringattn

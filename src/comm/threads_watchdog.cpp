@@ -10,8 +10,8 @@ namespace ringattn {
 
 namespace {
 
-// A thread that hangs can't be left behind, so the world's message is that of the last resort. It comes within 5 s of
-// the time limit.
+// A thread that hangs can't be ended, so last_resort() prints the world's message. It runs within 5 s of the time
+// limit.
 constexpr std::chrono::seconds kEndGrace{4};
 
 }  // namespace
@@ -41,7 +41,7 @@ void ThreadsWatchdog::fell_silent(int rank) {
     failure_ = error;
     failed_.store(true, std::memory_order_release);
   }
-  // The rank may never come back.
+  // The rank may never return.
   watchdog_->arm(error);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pulses of ranks that are threads of this process, and the watchdog that ends their world where one of them hangs.
+// The liveness of ranks that are threads of this process, and the watchdog that fails their world when one of them
+// hangs.
 #pragma once
 
 #include <atomic>
@@ -35,9 +36,8 @@ class ThreadsWatchdog {
   };
 
   bool others_are_working(int rank, double seconds) const;
-  double detection_seconds() const {
-    return 3.0 * Watchdog::interval(seconds_);
-  }  // one of them is the others' to hear it
+  // Three polling intervals, one of which is for the other ranks to notice.
+  double detection_seconds() const { return 3.0 * Watchdog::interval(seconds_); }
   void fell_silent(int rank);
   // Throws once a rank is silent.
   void check();
@@ -46,8 +46,8 @@ class ThreadsWatchdog {
   std::deque<ThreadLiveness> ranks_;  // [ranks]
   std::mutex mutex_;
   std::optional<Error> failure_;
-  std::atomic<bool> failed_{false};   // whether failure_ is set
-  std::optional<Watchdog> watchdog_;  // last: its thread uses all of the above
+  std::atomic<bool> failed_{false};   // failure_ is set
+  std::optional<Watchdog> watchdog_;  // last, because its thread uses all of the above
 };
 
 }  // namespace ringattn

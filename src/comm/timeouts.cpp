@@ -10,8 +10,8 @@ namespace ringattn {
 
 namespace {
 
-// How far work may extend a wait: an hour, and this many times the deadline's length. Reading a large input on one slow
-// host takes less; a rank that works in circles doesn't hold the others for ever.
+// How far work may extend a wait beyond its deadline: one hour plus this many times the deadline's length. Reading a
+// large input on one slow host takes less, and a rank in an endless loop can't block the others for ever.
 constexpr double kExtraSeconds = 3600.0;
 constexpr double kExtraLengths = 100.0;
 

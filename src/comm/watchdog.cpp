@@ -12,10 +12,10 @@ namespace ringattn {
 
 namespace {
 
-// How long printing gets at the very end.
+// How long printing may take at the very end.
 constexpr std::chrono::seconds kPrintGrace{1};
-// Less processor time than this between two looks is no work: a thread that is blocked may still be woken in vain.
-constexpr double kWork = 1e-3;
+// Less CPU time than this between two polls is no work: a blocked thread may still be woken spuriously.
+constexpr double kMinWorkSeconds = 1e-3;
 
 }  // namespace
 
@@ -54,7 +54,7 @@ void Watchdog::set_grace(double seconds, double tick) {
 double Watchdog::interval(double seconds) { return std::clamp(seconds / 8.0, 0.01, 0.25); }
 
 void Watchdog::run() {
-  bool told = false;
+  bool reported = false;
   auto last = RankLiveness::Clock::now();
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -62,14 +62,14 @@ void Watchdog::run() {
     changed_.wait_for(lock, std::chrono::duration<double>(tick), [&] { return ending_ || tick_ != tick; });
     if (ending_) return;
     const auto now = RankLiveness::Clock::now();
-    // While this process was stopped itself, it could see nobody's signs.
+    // While this process was stopped itself, it could not see any heartbeats.
     const double passed = std::min(std::chrono::duration<double>(now - last).count(), rules_.seconds / 2.0);
     last = now;
     const std::optional<Error> failure = now >= end_ ? failure_ : std::nullopt;
     lock.unlock();
     if (failure) rules_.last_resort(*failure);
     for (Rank& rank : ranks_) {
-      if (!is_silent(rank, passed) || std::exchange(told, true)) continue;
+      if (!is_silent(rank, passed) || std::exchange(reported, true)) continue;
       rules_.silent(*rank.liveness);
     }
     lock.lock();
@@ -79,7 +79,7 @@ void Watchdog::run() {
 bool Watchdog::is_silent(Rank& rank, double passed) const {
   const auto seen = rank.liveness->last_heartbeat();
   const double processor_seconds = rank.liveness->processor_seconds();
-  const bool computes = processor_counts_ && processor_seconds > rank.processor_seconds + kWork;
+  const bool computes = processor_counts_ && processor_seconds > rank.processor_seconds + kMinWorkSeconds;
   rank.processor_seconds = processor_seconds;
   if (!rank.liveness->is_attached() || computes || seen != rank.seen) {
     rank.seen = seen;
@@ -99,7 +99,7 @@ void flush_output() {
 void end_with(const Error& error, const Watchdog::PrintError& print_error) noexcept {
   const int code = static_cast<int>(error.code());
   try {
-    // A thread that hangs may hold what printing needs.
+    // A thread that hangs may hold a lock that printing needs.
     std::thread([code] {
       std::this_thread::sleep_for(kPrintGrace);
       end_process(code);
@@ -107,7 +107,7 @@ void end_with(const Error& error, const Watchdog::PrintError& print_error) noexc
     print_error(error);
     flush_output();
   } catch (...) {
-    // The code says what the message can't.
+    // The exit code still reports the failure.
   }
   end_process(code);
 }

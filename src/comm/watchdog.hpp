@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that watches the ranks of this process and ends it where they can't: a rank that hangs in a call without a
-// deadline (of MPI, of a file system, of a driver), and a failure whose unwinding hangs.
+// A thread that watches the ranks of this process. It ends the process when a rank hangs in a call without a deadline
+// (of MPI, a file system or a driver), or when the unwinding after a failure hangs.
 #pragma once
 
 #include <atomic>
@@ -23,34 +23,34 @@ class Watchdog {
   using PrintError = std::function<void(const Error&)>;
 
   struct Rules {
-    double seconds;  // without a sign of life, after which a rank is silent
-    // Called once, on the watchdog's thread, with the rank that is silent.
+    double seconds;  // limit without a heartbeat: after it a rank is silent
+    // Called once, on the watchdog's thread, with the silent rank.
     std::function<void(const RankLiveness&)> silent;
-    // Called on the watchdog's thread when a failure has not ended the watchdog in time; doesn't return.
+    // Called on the watchdog's thread when a failure has not ended the watchdog within end_grace. Must not return.
     std::function<void(const Error&)> last_resort;
-    // How long a failed rank gets to unwind, to tell the others and to leave.
+    // How long a failed rank may take to unwind, to tell the others and to exit.
     std::chrono::seconds end_grace{5};
   };
 
-  // `ranks` outlive the object. They are watched while they are worn.
+  // `ranks` must outlive the object. A rank is watched while its liveness is attached to a thread.
   Watchdog(std::vector<const RankLiveness*> ranks, Rules rules);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // How often it looks, in seconds, where a rank is silent after `seconds`: seldom enough to cost nothing, often enough
-  // to be exact.
+  // The polling interval in seconds for a silence limit of `seconds`: long enough to cost nothing, short enough to be
+  // precise.
   static double interval(double seconds);
 
-  // From now on the process has a few seconds to end by itself. Only the first call counts.
+  // From now on the process has end_grace to end by itself. Only the first call counts.
   void arm(const Error& error) noexcept;
 
-  // Whether using the processor is a sign of life, as it is of a rank that computes (it is at first). Calls of MPI
-  // that wait for other processes use it too.
+  // Sets whether CPU time counts as progress. It does initially, for ranks that compute. MPI calls that wait for other
+  // processes use CPU time too.
   void set_processor_counts(bool counts) { processor_counts_ = counts; }
 
-  // A rank is silent `seconds` later than the rules say (0 at first). From now on the watchdog looks every `tick`
-  // seconds: what it notices, it notices so much later at the most.
+  // From now on a rank is silent only `seconds` later than the rules say (initially 0), and the watchdog polls every
+  // `tick` seconds, which bounds how late it notices something.
   void set_grace(double seconds, double tick);
 
  private:
@@ -73,14 +73,14 @@ class Watchdog {
   double tick_;
   bool ending_ = false;
   std::optional<Error> failure_;
-  RankLiveness::Clock::time_point end_;  // of the process, once there is a failure
-  std::thread thread_;                   // last: it uses all of the above
+  RankLiveness::Clock::time_point end_;  // when the process is ended, once there is a failure
+  std::thread thread_;                   // last, because it uses all of the above
 };
 
-// Prints the error and leaves with its code, in bounded time even where standard output or error is stuck.
+// Prints the error and exits with its code, in bounded time even if standard output or error blocks.
 [[noreturn]] void end_with(const Error& error, const Watchdog::PrintError& print_error) noexcept;
 
-// What a process prints goes out before it is ended.
+// Flushes standard output and error before the process is ended.
 void flush_output();
 
 }  // namespace ringattn

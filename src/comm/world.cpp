@@ -38,7 +38,7 @@ std::string mpi_unavailable() {
 }
 #endif
 
-std::string tcp_unavailable() { return store_asked_for() ? "" : "RINGATTN_STORE says no address to meet at"; }
+std::string tcp_unavailable() { return store_asked_for() ? "" : "RINGATTN_STORE is not set"; }
 
 #if defined(RINGATTN_HAVE_CUDA)
 std::string device_unavailable() { return gpus_unavailable(); }
@@ -50,9 +50,9 @@ constexpr TransportRow kTable[] = {
 #if defined(RINGATTN_HAVE_MPI)
     {"mpi", "host", "non-blocking sends and receives between processes", Route::kChain, mpi_unavailable},
 #endif
-    {"tcp", "host", "sockets between processes that meet at RINGATTN_STORE; no MPI", Route::kChain, tcp_unavailable},
+    {"tcp", "host", "sockets between processes that connect at RINGATTN_STORE; no MPI", Route::kChain, tcp_unavailable},
 #if defined(RINGATTN_HAVE_NCCL)
-    {"nccl", "device", "NCCL's grouped sends and receives, also across hosts; one rank a GPU", Route::kDirect,
+    {"nccl", "device", "NCCL's grouped sends and receives, also across hosts; one rank per GPU", Route::kDirect,
      device_unavailable},
 #endif
 #if defined(RINGATTN_HAVE_CUDA)
@@ -75,25 +75,25 @@ const TransportRow& find_row(std::string_view name) {
                        : MessageTemplate(fmt::format("Did you mean '{}'?", nearest)));
 }
 
-// What choose_transport() gives to ranks that are processes of one launcher.
+// choose_transport() for ranks that are processes of one launcher.
 std::string_view choose_between_processes(const WorldRequest& request, std::string_view wanted) {
-  // Who sets the store's address asks for it, whoever has started the ranks.
+  // RINGATTN_STORE takes precedence, whichever launcher has started the ranks.
   const bool store = store_asked_for();
   const std::string_view launcher = store ? "RINGATTN_STORE" : "mpirun";
   const std::string_view own = store ? "tcp" : "mpi";
   if (request.ranks) {
     fail(ErrorCode::kUsage, {setting("ranks", *request.ranks), fmt::format(" contradicts {}", launcher)},
-         store ? "the world is that of the processes that meet there" : "under mpirun the world is mpirun's",
+         store ? "the world has the processes that connect there" : "under mpirun the world is mpirun's",
          store ? "Start as many processes instead, or unset RINGATTN_STORE."
                : "Give mpirun -np instead, or run without mpirun.");
   }
-  const bool alone = (store ? store_rank().size : launched_ranks()) == 1;
+  const bool one_rank = (store ? store_rank().size : launched_ranks()) == 1;
   const bool other = wanted == (store ? "mpi" : "tcp");
-  if (wanted == "threads" || other || (wanted == "self" && !alone)) {
+  if (wanted == "threads" || other || (wanted == "self" && !one_rank)) {
     fail(ErrorCode::kUsage, {setting("transport", wanted), fmt::format(" contradicts {}", launcher)},
          !other  ? "its ranks are processes, and that transport does not join them"
-         : store ? "its ranks meet without MPI"
-                 : "the address at which its ranks would meet, RINGATTN_STORE, is not set",
+         : store ? "its ranks connect without MPI"
+                 : "RINGATTN_STORE, the address at which its ranks would connect, is not set",
          store   ? "Unset RINGATTN_STORE, or leave it out."
          : other ? "Set it to HOST:PORT of rank 0's host, or leave the transport out."
                  : "Run without mpirun, or leave it out.");
@@ -107,7 +107,7 @@ std::string_view choose_between_processes(const WorldRequest& request, std::stri
   return wanted == "self" ? "self" : own;
 }
 
-// The transport that a request means here, as a name of the table. Throws what run_world() promises.
+// The name in the table of the transport that a request selects here. Throws the errors that run_world() documents.
 std::string_view choose_transport(const WorldRequest& request) {
   const std::string_view wanted =
       request.transport == "auto" ? std::string_view("auto") : find_row(request.transport).name;
@@ -150,28 +150,28 @@ int code_of(const Error& error, const std::function<void(const Error&)>& print_e
   return static_cast<int>(error.code());
 }
 
-// One rank alone, on the GPU unless host memory is wanted or there is none.
+// A world of one rank. It uses the GPU unless host memory is requested or there is no GPU.
 std::unique_ptr<Transport> make_lone_world(const WorldRequest& request) {
   const bool device = request.memory != WantedMemory::kHost && !visible_gpus().empty();
   return make_self_transport(device ? MemoryKind::kDevice : MemoryKind::kHost);
 }
 
-// Worlds that live in this process.
+// Runs a world whose ranks are all in this process.
 int run_local_world(std::string_view transport, const WorldRequest& request,
                     const std::function<int(Transport&)>& rank_main,
                     const std::function<void(const Error&)>& print_error) {
   const int size = request.ranks.value_or(1);
   std::vector<int> codes(static_cast<std::size_t>(size));
-  const auto play = [&](Transport& rank) { codes[static_cast<std::size_t>(rank.rank())] = rank_main(rank); };
-  const auto tell = [&](const Transport& chosen, const MessageTemplate& reason) {
+  const auto run_rank = [&](Transport& rank) { codes[static_cast<std::size_t>(rank.rank())] = rank_main(rank); };
+  const auto report_choice = [&](const Transport& chosen, const MessageTemplate& reason) {
     if (request.chosen) request.chosen(chosen.name(), reason);
   };
   try {
     if (transport == "self") {
       const std::unique_ptr<Transport> world = make_lone_world(request);
       if (request.compare) request.compare(*world);
-      tell(*world, {});
-      play(*world);
+      report_choice(*world, {});
+      run_rank(*world);
     } else {
       std::vector<std::unique_ptr<Transport>> world = make_threads_world(size);
       for (auto& rank : world) {
@@ -183,10 +183,10 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
         if (request.compare) request.compare(rank);
         const DeviceWorld device = make_device_world(rank, request);
         Transport& chosen = device.transport ? *device.transport : rank;
-        if (rank.rank() == 0) tell(chosen, device.reason);
-        rank.barrier(Timeouts(request.timeout).for_peer());  // nobody begins before it is told
+        if (rank.rank() == 0) report_choice(chosen, device.reason);
+        rank.barrier(Timeouts(request.timeout).for_peer());  // no rank begins before the choice is reported
         try {
-          play(chosen);
+          run_rank(chosen);
         } catch (const AgreedError&) {
           throw;
         } catch (...) {
@@ -224,7 +224,7 @@ int end_without_world(const Error& error, const std::function<void(const Error&)
 #if defined(RINGATTN_HAVE_MPI)
     if (launched_by_mpi() && why_no_mpi().empty()) return run_mpi_world({}, &error, no_rank, print_error);
 #endif
-  } catch (...) {  // this rank can't even meet the others
+  } catch (...) {  // this rank can't even connect to the others
     if (!claim.try_claim()) return static_cast<int>(error.code());
   }
   return code_of(error, print_error);
