@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FoldSpecs as most callers want them.
+// AttentionSpecs with the usual defaults.
 #pragma once
 
 #include <cmath>
@@ -8,12 +8,12 @@
 
 namespace ringattn {
 
-// 1/√head_dim, which keeps scores of normal queries and keys about 1.
+// 1/√head_dim, which keeps scores of normally distributed queries and keys near 1.
 inline float default_softmax_scale(int head_dim) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
 }
 
-// Of the default scale, without soft-cap and sinks. head_dim_v 0: as head_dim.
+// Default softmax scale, no softcap, no sinks. head_dim_v 0: equal to head_dim.
 inline AttentionSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, const Mask& mask,
                                int head_dim_v = 0) {
   AttentionSpec spec;

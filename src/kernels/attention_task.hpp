@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every kernel checks before it folds a task.
+// Validation of an AttentionTask, shared by all attention kernels.
 #pragma once
 
 #include "kernels/attention.hpp"
 
 namespace ringattn {
 
-// Throws kInternal where the task's views, pages, pieces, state or sinks don't fit the spec that the kernel was made
-// for, or its tiles of `key_tile` keys.
+// Throws kInternal if the task's views, pages, page runs, state or sinks do not match the kernel's spec or its tiles of
+// `key_tile` keys.
 void check_attention_task(const AttentionSpec& spec, int key_tile, const AttentionTask& task);
 
 }  // namespace ringattn

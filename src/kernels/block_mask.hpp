@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of key tiles: which keys the queries of a block may see, beside what the mask says. A list is kept in blocks of
-// queries and of keys, which are multiples of a kernel's tiles, so that all rows of a query tile have the same list and
-// a listed block of keys is whole tiles.
+// Block-sparse masks: which key blocks the queries of a query block may attend to, in addition to the Mask. Query
+// blocks and key blocks are multiples of the kernel's tiles, so all rows of a query tile have the same block-mask row,
+// and a key block is whole tiles.
 //
-// The mask wins where it and a list disagree. A row folds those listed tiles that its query tile sees by the mask, and
-// inside of a tile it sees the keys that the mask lets through. A listed tile that no query of the block sees is as if
-// it were not listed.
+// The Mask takes precedence. A row processes the key tiles that the block mask has and its query tile sees by the Mask,
+// and within a tile it sees the keys that the Mask allows. A key block that no query of the query block sees is
+// ignored.
 //
-// Groups of key tiles (kernels/merge.hpp) are full also where tiles are listed sparsely, because a tile's group follows
-// from its place in the list and not from its number in the sequence:
-//   group of a tile = place / kTilesPerKvSplit,   place = first + listed tiles from `first` up to the tile
-// where `first` is the first tile that any position of the query block sees by the mask: 0 but for sliding windows. So
-// the place of each tile follows from the list, the block and the mask alone, wherever tasks and ranks cut the keys.
-// In a list of all tiles the place of a tile is its number, and the bits are those of the fold without lists.
+// KV splits (kernels/merge.hpp) have kTilesPerKvSplit tiles also in a sparse mask, because a tile's split follows from
+// its ordinal in the mask row instead of its index in the sequence:
+//  KV split of a tile = ordinal / kTilesPerKvSplit,   ordinal = first + number of the row's tiles in [first, tile)
+// where `first` is the first tile that any position of the query block sees by the Mask: 0 except for sliding windows.
+// So a tile's ordinal follows from the block mask and the Mask alone, however tasks and ranks divide the keys. In a row
+// with all tiles, a tile's ordinal is its index, and the bits are those of attention without a block mask.
 #pragma once
 
 #include <cstdint>
@@ -25,57 +25,56 @@
 
 namespace ringattn {
 
-// What lists look like: the part that the choice of a kernel depends on.
+// Shape of a block mask: the part that the choice of a kernel depends on.
 struct BlockMaskShape {
-  int query_block = 0;  // positions that share a list, counted from position 0; 0: there are no lists
-  int key_block = 0;    // keys of a listed block, counted from key 0
-  int heads = 0;        // lists of a query block: 1 (all heads share it), one a KV head, or one a query head
+  int query_block = 0;  // positions that share a mask row, counted from position 0; 0: no block mask
+  int key_block = 0;    // keys per key block, counted from key 0
+  int heads = 0;        // mask heads: 1 (shared by all heads), one per KV head, or one per query head
 
   bool any() const { return query_block > 0; }
   bool operator==(const BlockMaskShape&) const = default;
 };
 
-// A sequence as its lists need to know it.
+// The lengths of a sequence that its mask rows depend on.
 struct MaskedSequence {
-  std::int64_t position = 0;  // of the first query
+  std::int64_t position = 0;  // position of the first query
   std::int64_t queries = 0;
   std::int64_t keys = 0;
 
   bool operator==(const MaskedSequence&) const = default;
 };
 
-// The query block that a position lies in. Positions may be negative.
+// The query block that contains a position. Positions may be negative.
 inline std::int64_t query_block_of(std::int64_t position, int query_block) {
   return query_tile_begin(position, query_block) / query_block;
 }
 
-// The lists of all sequences of a batch. Never changes, so that who has seen it once knows it by its id().
+// The block mask of all sequences of a batch. Immutable, so its id() identifies its contents.
 class BlockMask {
  public:
-  // In compressed rows: list n holds blocks[begins[n]] … blocks[begins[n + 1] − 1], numbers of key blocks, ascending.
-  // Lists stand in the order [sequences][shape.heads][query blocks], where the query blocks of a sequence are those
-  // from its first query's to its last one's, and none without queries. Throws kUsage for blocks that are not positive,
-  // a wrong number of block_mask, and a list that does not ascend or names a block that the sequence lacks; the message
-  // names sequence, head and query block.
+  // BSR: mask row n has the key blocks blocks[begins[n]] … blocks[begins[n + 1] − 1], ascending. Rows are ordered
+  // [sequences][shape.heads][query blocks]. The query blocks of a sequence are those from its first query to its last,
+  // and none if it has no queries. Throws kUsage for blocks that are not positive, a wrong number of rows, and a row
+  // that does not ascend or has a block beyond the sequence. The message names sequence, head and query block.
   BlockMask(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences, std::vector<std::int64_t> begins,
             std::vector<std::int32_t> blocks);
 
   const BlockMaskShape& shape() const { return shape_; }
   std::span<const MaskedSequence> sequences() const { return sequences_; }
-  // Query blocks [begin, end) of a sequence that have lists.
+  // Query blocks [begin, end) of a sequence that have mask rows.
   TileRange query_blocks(std::size_t sequence) const { return query_blocks_[sequence]; }
-  // Key blocks that are listed for a query block; `head` is one of shape().heads.
+  // Key blocks of one mask row. `head` is a mask head: 0 … shape().heads − 1.
   std::span<const std::int32_t> row(std::size_t sequence, int head, std::int64_t query_block) const;
-  // All of them, as the constructor takes them.
+  // The BSR arrays of all rows, as the constructor takes them.
   std::span<const std::int64_t> indptr() const { return indptr_; }
   std::span<const std::int32_t> indices() const { return indices_; }
-  // Listed runs of consecutive key blocks of the query blocks that hold queries at position … position + rows − 1, over
-  // all heads' lists: no fewer than the runs of tiles that these fold.
+  // Runs of consecutive key blocks in the query blocks that contain positions [position, position + rows), summed over
+  // mask heads. An upper bound of the runs of tiles that these rows process.
   std::int64_t runs(std::size_t sequence, std::int64_t position, std::int64_t rows) const;
-  // Different for objects of this process that were made apart, the same for copies.
+  // Unique for each constructed object of this process. Copies share it.
   std::int64_t id() const { return id_; }
 
-  // Whether they say the same, whoever made them.
+  // Compares contents.
   bool operator==(const BlockMask& other) const {
     return id_ == other.id_ || (shape_ == other.shape_ && sequences_ == other.sequences_ && indptr_ == other.indptr_ &&
                                 indices_ == other.indices_);
@@ -93,17 +92,17 @@ class BlockMask {
   std::int64_t id_;
 };
 
-// The head of lists of this shape that a query head has, of `heads` query heads.
+// The mask head of a query head, out of `heads` query heads.
 inline int mask_head(const BlockMaskShape& shape, int heads, int head) { return head / (heads / shape.heads); }
 
-// Consecutive tiles that a query block folds, and the place of the first one.
+// Consecutive tiles that a query block processes, and the ordinal of the first one.
 struct MaskedTileRun {
   TileRange tiles;
   std::int64_t place = 0;
 };
 
-// Calls visit(MaskedTileRun) for the tiles that a query block folds, in ascending order. Runs are as long as can be,
-// and the place goes on from one to the next.
+// Calls visit(MaskedTileRun) for the tiles that a query block processes, in ascending order. Runs are maximal, and
+// ordinals continue from one run to the next.
 template <class Visit>
 void for_each_masked_tile_run(const BlockMask& block_mask, const Mask& mask, int key_tile, std::size_t sequence,
                               int head, std::int64_t query_block, Visit visit) {
@@ -131,15 +130,16 @@ void for_each_masked_tile_run(const BlockMask& block_mask, const Mask& mask, int
   if (!run.tiles.empty()) visit(run);
 }
 
-// (query, key) pairs that a list and the mask let through, of the `rows` queries from `position` on and of those keys
-// in `keys`: the mean over the heads of the lists.
+// Number of (query, key) pairs that both the block mask and the Mask allow, for the `rows` queries from `position` on
+// and the keys in `keys`. The mean over mask heads.
 double masked_pairs(const BlockMask& block_mask, const Mask& mask, std::size_t sequence, std::int64_t position,
                     std::int64_t rows, const KeyRange& keys);
 
-// What a kernel with these tiles lacks for the lists (KernelRow::missing); empty: nothing, or there are none.
+// What a kernel with these tile sizes does not support about the block mask (KernelRow::missing). Empty: nothing, or
+// there is no block mask.
 std::string missing_for_block_mask(const BlockMaskShape& shape, const TileSizes& tiles);
 
-// "lists of 128x128 blocks", with ", one a KV head" or ", one a head" behind it. Shape of none: "".
+// "block mask of 128x128 blocks", and ", one per KV head" or ", one per head" after it. No block mask: "".
 std::string describe(const BlockMaskShape& shape, int heads);
 
 }  // namespace ringattn

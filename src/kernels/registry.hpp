@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables of kernels, one for each op, and the choice among a table's rows. Choosing is pure and explains itself,
-// and is the same for every op; making a kernel is a row's own function. An op is known by its spec: the spec's type
-// selects the table, and Spec::Kernel is what its rows make.
+// The kernel tables, one for each op, and the choice of a kernel. The choice is a pure function that is the same for
+// every op and returns its reason. A spec's type selects the op's table, and Spec::Kernel is the interface that the
+// table's entries create.
 #pragma once
 
 #include <cstddef>
@@ -17,37 +17,37 @@
 
 namespace ringattn {
 
-// What the row of every kernel says, whichever op it computes.
+// The fields that every kernel's entry has, whatever its op.
 struct KernelEntry {
-  std::string_view name;      // e.g. "cpu_attention"; the architecture first
+  std::string_view name;      // e.g. "cpu_attention"; starts with the architecture
   std::string_view backend;   // "cpu", "cuda"
   std::string_view supports;  // one line for people: dtypes, dims, masks
-  // How it computes each shape that it is compiled for, a line each; empty: all alike.
+  // One line for each shape that it is compiled for, saying how it computes it. Empty: all shapes alike.
   std::vector<std::string> (*configs)();
-  // What it reaches on a backend of its own where nobody has measured, by the convention of job_flops(): predictions
-  // and block sizes rest on it, so it is the same in every run.
+  // Default estimate of the kernel's speed on a backend, in flop/s as job_flops() counts them, used when there is no
+  // measurement. Time estimates and block sizes depend on it, so it must be the same in every run.
   double (*flops_per_second)(const Backend& backend);
-  // Why the kernel can't run on this machine at all; empty: it can.
+  // Why the kernel cannot run on this machine. Empty: it can.
   std::string (*unavailable)();
   std::unique_ptr<Backend> (*make_backend)(const BackendOptions& options);
 };
 
-// A kernel of the op that `Spec` describes = one row.
+// One table entry: a kernel of the op that `Spec` describes.
 template <class Spec>
 struct KernelRow : KernelEntry {
-  // What the spec requires that the kernel lacks, one entry each, e.g. "head_dim 260 (supported: multiples of 8 up to
-  // 256)".
+  // What the spec requires and the kernel does not support, one string per requirement, e.g. "head_dim 260 (supported:
+  // multiples of 8 up to 256)".
   std::vector<std::string> (*missing)(const Spec& spec);
-  // `backend` is what this row's make_backend made and outlives the kernel.
+  // `backend` was created by this entry's make_backend and outlives the kernel.
   std::unique_ptr<typename Spec::Kernel> (*make_kernel)(const Spec& spec, Backend& backend);
 };
 
-// An op's kernels in order of preference. Each op specialises it in a file of its own.
+// An op's kernels in order of preference. Each op specializes it in its own file.
 template <class Spec>
 std::span<const KernelRow<Spec>> kernel_table();
 
-// The rows of all tables, one table after the other, each with the op of its table: "attention", "decode",
-// "batched_gemm", "ssm", "conv1d". A kernel that computes two ops has a row of each.
+// The entries of all tables, each with the name of its op: "attention", "decode", "batched_gemm", "ssm", "conv1d". A
+// kernel that computes two ops has an entry in each table.
 struct OpKernel {
   std::string_view op;
   const KernelEntry* row = nullptr;
@@ -59,7 +59,7 @@ std::span<const OpKernel> all_kernels();
 // The name of the kernel that was called `old_name` before 0.4; empty: no kernel was.
 std::string_view renamed_kernel(std::string_view old_name);
 
-// What the caller asked for: "auto" or a name.
+// The caller's request: "auto" or a name.
 struct KernelRequest {
   std::string backend = "auto";
   std::string kernel = "auto";
@@ -71,11 +71,11 @@ struct KernelChoice {
   std::string reason;  // e.g. "first of 1 that can: cpu_attention (bf16, head_dim 128, causal)"
 };
 
-// Whether a kernel is to run on this machine, or is asked about for another one.
+// Whether the kernel must run on this machine, or the question is about another one.
 enum class KernelScope { kThisMachine, kAnyMachine };
 
-// The same choice for every op: the number of a row among `rows`, and why. `missing` says what the row of a number
-// lacks, and `required` describes the spec. See choose_kernel().
+// The op-independent part of choose_kernel(): returns the index of one of `rows`, and why. `missing(i)` returns what
+// entry i lacks, and `required` describes the spec.
 struct EntryChoice {
   std::size_t row = 0;
   std::string reason;
@@ -84,9 +84,10 @@ EntryChoice choose_entry(std::span<const KernelEntry* const> rows,
                          const std::function<std::vector<std::string>(std::size_t)>& missing,
                          const std::string& required, const KernelRequest& request, KernelScope place);
 
-// The first row that can do `spec` (here) and matches the request. Throws kUsage for an unknown name, and kUnsupported,
-// listing required, supported and missing, when no row (or not the forced one) can, or the forced one is of another op.
-// A describe(spec) that says in one line what the spec needs belongs to every op.
+// Returns the first entry that supports `spec`, runs here (for kThisMachine) and matches the request. Throws kUsage for
+// an unknown name. Throws kUnsupported if no entry (or not the requested one) can, with what is required, supported and
+// missing, and if the requested kernel belongs to another op. Every op has a describe(spec) that says in one line what
+// the spec needs.
 template <class Spec>
 KernelChoice<Spec> choose_kernel(const Spec& spec, const KernelRequest& request,
                                  KernelScope place = KernelScope::kThisMachine) {
@@ -98,22 +99,22 @@ KernelChoice<Spec> choose_kernel(const Spec& spec, const KernelRequest& request,
   return {&table[choice.row], choice.reason};
 }
 
-// The fold.
+// Attention.
 using AttentionRow = KernelRow<AttentionSpec>;
 using AttentionChoice = KernelChoice<AttentionSpec>;
 template <>
 std::span<const AttentionRow> kernel_table<AttentionSpec>();
 
-// The products of heads with their matrices.
+// Batched GEMM.
 using BatchedGemmRow = KernelRow<BatchedGemmSpec>;
 template <>
 std::span<const BatchedGemmRow> kernel_table<BatchedGemmSpec>();
 
-// Whether a scan's kernel rounds the factors of what it adds to rows of y to the dtype (kernels/ssm.hpp).
+// Whether an SSM kernel rounds the factors of its products for y to the dtype (kernels/ssm.hpp).
 bool rounds_factors(const KernelEntry& scan);
 
-// Throws kUsage when heads, dims, scale or soft-cap contradict each other. Names the configuration ("MHA", "GQA 4:1",
-// "MQA").
+// Throws kUsage if heads, dims, scale or softcap contradict each other. Returns the head configuration ("MHA", "GQA
+// 4:1", "MQA").
 std::string check_heads(const AttentionSpec& spec);
 
 // One line that says what a spec needs, e.g. "bf16, heads 32/8 (GQA 4:1), head_dim 128, causal, softcap 50, sinks".

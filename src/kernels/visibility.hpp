@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a query sees, which key tiles it therefore folds, and how many (query, key) pairs that makes. This is the
-// one definition, on the host and on devices: plans, layouts, the tables of the GPU kernels and the kernels themselves
-// ask it. Only the oracle has a definition of its own, so that it can find a mistake in this one.
+// Mask geometry: which keys a query sees, which key tiles it therefore processes, and how many (query, key) pairs that
+// makes. This is the one definition for hosts and devices. Plans, layouts, the GPU kernels' tables and the kernels use
+// it. Only the oracle has its own definition, so that it can detect an error here.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace ringattn {
 
-// A query at position p of its sequence sees keys p − left … p + right inclusive; −1 is unlimited.
-// Full attention is {−1, −1}, causal attention {−1, 0}; anything else is a sliding window.
+// A query at position p of its sequence sees keys p − left … p + right, inclusive. −1 is unlimited. Full attention is
+// {−1, −1}, causal attention is {−1, 0}, and anything else is a sliding window.
 struct Mask {
   std::int64_t left = -1;
   std::int64_t right = -1;
@@ -50,7 +50,7 @@ struct ColumnRange {
   bool operator==(const ColumnRange&) const = default;
 };
 
-// What AttentionKernel::query_tile() and AttentionKernel::key_tile() say.
+// Values of AttentionKernel::query_tile() and AttentionKernel::key_tile().
 struct TileSizes {
   int query = 1;
   int key = 1;
@@ -59,12 +59,11 @@ struct TileSizes {
 // How much of a key tile a set of queries sees.
 enum class Coverage {
   kAbsent,   // no query sees a key of it
-  kPartial,  // neither of the two others
-  kWhole,    // every query sees all of its keys, and the sequence has all of them
+  kPartial,  // neither of the other two
+  kWhole,    // every query sees all its keys, and the sequence has all of them
 };
 
-// a / b for b > 0, rounded towards zero. Processors divide numbers of 32 bits several times faster, and positions
-// mostly are.
+// a / b for b > 0, rounded towards zero. Division of 32-bit numbers is several times faster, and most positions fit.
 RINGATTN_HOST_DEVICE inline std::int64_t quotient(std::int64_t a, int b) {
   const auto bits = static_cast<std::uint64_t>(a);
   return bits >> 32 == 0 ? static_cast<std::uint32_t>(bits) / static_cast<std::uint32_t>(b) : a / b;
@@ -72,7 +71,7 @@ RINGATTN_HOST_DEVICE inline std::int64_t quotient(std::int64_t a, int b) {
 
 RINGATTN_HOST_DEVICE inline std::int32_t quotient(std::int32_t a, int b) { return a / b; }
 
-// The first position of the query tile that `position` lies in. Positions may be negative.
+// The first position of the query tile that contains `position`. Positions may be negative.
 template <class Int>
 RINGATTN_HOST_DEVICE inline Int query_tile_begin(Int position, int query_tile) {
   if (query_tile == 1) return position;
@@ -87,7 +86,7 @@ RINGATTN_HOST_DEVICE inline BasicTileRange<Int> tiles_of(const BasicKeyRange<Int
   return {quotient(keys.begin, key_tile), quotient(keys.end + key_tile - 1, key_tile)};
 }
 
-// The columns of the key tile with keys [first_key, first_key + key_tile) that hold keys of `keys`; both ends lie
+// The columns of the key tile with keys [first_key, first_key + key_tile) that hold keys of `keys`. Both ends are
 // within 0 … key_tile.
 RINGATTN_HOST_DEVICE inline ColumnRange columns_of(const KeyRange& keys, std::int64_t first_key, int key_tile) {
   const std::int64_t begin = keys.begin - first_key;
@@ -96,22 +95,22 @@ RINGATTN_HOST_DEVICE inline ColumnRange columns_of(const KeyRange& keys, std::in
           end > key_tile ? key_tile : (end < 0 ? 0 : static_cast<int>(end))};
 }
 
-// What queries see of one sequence of `key_length` keys. Positions of queries may lie outside of [0, key_length). Int
-// is the type of positions; where it is of 32 bits, no position, length or finite side of a mask is beyond ±2^30.
+// What queries see of one sequence of `key_length` keys. Query positions may lie outside [0, key_length). Int is the
+// type of positions. If it has 32 bits, positions, lengths and finite mask sides must be within ±2^30.
 template <class Int>
 class BasicVisibility {
  public:
   using Keys = BasicKeyRange<Int>;
   using Tiles = BasicTileRange<Int>;
 
-  // `left`, `right`: of the mask.
+  // `left` and `right` are the mask's.
   RINGATTN_HOST_DEVICE BasicVisibility(Int left, Int right, Int key_length)
       : left_(left), right_(right), key_length_(key_length) {}
   RINGATTN_HOST_DEVICE BasicVisibility(const Mask& mask, Int key_length)
       : BasicVisibility(static_cast<Int>(mask.left), static_cast<Int>(mask.right), key_length) {}
 
-  // The keys that the mask lets through to the query at `position`, as if the sequence had no ends. The range moves
-  // with the position. An unlimited side ends kUnlimited keys from the sequence's start, farther than any key.
+  // The keys that the mask allows for the query at `position`, before clipping to the sequence. The range shifts with
+  // the position. An unlimited side ends kUnlimited keys from the sequence's start, beyond any key.
   RINGATTN_HOST_DEVICE Keys mask_range(Int position) const {
     return {left_ < 0 ? -kUnlimited : position - left_, right_ < 0 ? kUnlimited : position + right_ + 1};
   }
@@ -119,7 +118,8 @@ class BasicVisibility {
   // The keys that the query at `position` sees.
   RINGATTN_HOST_DEVICE Keys keys(Int position) const { return keys(position, position); }
 
-  // The keys that some query at first … last sees. There are no gaps, as neighbours see overlapping or adjacent keys.
+  // The keys that at least one query at first … last sees. It has no gaps, as neighbors see overlapping or adjacent
+  // keys.
   RINGATTN_HOST_DEVICE Keys keys(Int first, Int last) const {
     return inside(mask_range(first).begin, mask_range(last).end);
   }
@@ -129,14 +129,14 @@ class BasicVisibility {
     return inside(mask_range(last).begin, mask_range(first).end);
   }
 
-  // The key tiles that the row at `position` folds: those that some position of its query tile sees. Where the range is
-  // not empty, both ends ascend with the position.
+  // The key tiles that the row at `position` processes: those that some position of its query tile sees. If the range
+  // is not empty, both ends ascend with the position.
   RINGATTN_HOST_DEVICE Tiles tiles(Int position, const TileSizes& sizes) const {
     const Int first = query_tile_begin(position, sizes.query);
     return tiles_of(keys(first, first + sizes.query - 1), sizes.key);
   }
 
-  // The key tiles that some of the `rows` rows from `position` on folds.
+  // The key tiles that at least one of the `rows` rows from `position` on processes.
   RINGATTN_HOST_DEVICE Tiles tiles(Int position, Int rows, const TileSizes& sizes) const {
     const Int first = query_tile_begin(position, sizes.query);
     const Int last = query_tile_begin(position + rows - 1, sizes.query) + sizes.query - 1;
@@ -154,7 +154,7 @@ class BasicVisibility {
 
   // (query, key) pairs of the `rows` queries from `position` on and the keys that they see.
   double pairs(Int position, Int rows) const { return pairs(position, rows, {0, key_length_}); }
-  // The same for the keys in `keys` alone, a part of the sequence.
+  // The same, limited to the keys in `keys`, a part of the sequence.
   double pairs(Int position, Int rows, const Keys& keys) const;
 
  private:
