@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of key tiles from masks and patterns. Pure functions of what they are given, random ones included, so all ranks
-// of a job make the same lists for themselves. A pattern may list blocks that the mask hides: those move no bit.
+// Block masks from bitmaps and patterns. All are pure functions, including the random ones, so every rank of a job
+// computes the same block mask. A pattern may have key blocks that the Mask hides: they do not affect results.
 #pragma once
 
 #include <cstdint>
@@ -14,55 +14,55 @@
 
 namespace ringattn {
 
-// A query block whose keys are to be listed.
+// The mask row that a pattern is to fill.
 struct BlockMaskRow {
   std::size_t sequence = 0;
-  int head = 0;             // of BlockMaskShape::heads
-  std::int64_t block = 0;   // query block, by position
-  KeyRange positions;       // of the block's queries, as far as the sequence has them
-  std::int64_t keys = 0;    // of the sequence
-  std::int64_t blocks = 0;  // of keys
+  int head = 0;             // mask head, below BlockMaskShape::heads
+  std::int64_t block = 0;   // query block index, by position
+  KeyRange positions;       // positions of the block's queries that the sequence has
+  std::int64_t keys = 0;    // keys of the sequence
+  std::int64_t blocks = 0;  // key blocks of the sequence
 };
 
-// Appends the key blocks of one list, in any order; those that are named twice count once.
+// Appends the key blocks of one mask row, in any order. Duplicates count once.
 using BlockMaskPattern = std::function<void(const BlockMaskRow& place, std::vector<std::int32_t>& blocks)>;
 
-// What lists may take, and why no more: "a rank may use no more".
+// Memory limit of a block mask, and its reason for messages: "a rank may use no more".
 struct BlockMaskBudget {
   std::int64_t bytes = std::numeric_limits<std::int64_t>::max();
   std::string_view why = {};
-  bool counted = false;  // what they take is known to fit: they are made at once
+  bool counted = false;  // the size is known to fit: the mask is built without counting first
 };
 
-// The most key blocks that a sequence with lists has; one list of all of them is made at a time.
+// Maximum key blocks of a sequence with a block mask. One complete mask row is built at a time.
 inline constexpr std::int64_t kMaxMaskBlocks = std::int64_t{1} << 23;
 
-// Bytes of lists: so many of them, with so many blocks in all.
+// Bytes of `lists` mask rows with `blocks` key blocks in total.
 inline std::int64_t block_mask_bytes(std::int64_t lists, std::int64_t blocks) {
   return static_cast<std::int64_t>(sizeof(std::int64_t)) * lists +
          static_cast<std::int64_t>(sizeof(std::int32_t)) * blocks;
 }
 
-// Before lists are made. Throws kMemory for more bytes than there is room for.
+// Throws kMemory if `bytes` is above the budget. Called before the mask is built.
 void check_budget(const BlockMaskShape& shape, std::int64_t bytes, const BlockMaskBudget& room);
-// The lists of these sequences. Throws kMemory where they don't fit even if all of them are empty, and for sequences of
-// more than kMaxMaskBlocks.
+// Number of mask rows of these sequences. Throws kMemory if they exceed the budget even when empty, and for sequences
+// with more than kMaxMaskBlocks key blocks.
 std::int64_t count_mask_rows(const BlockMaskShape& shape, std::span<const MaskedSequence> sequences,
                              const BlockMaskBudget& room);
 
-// Lists for every sequence, head and query block. What is more than a few megabytes is counted before it is made, so
-// `make` may be called twice for a place, and says the same again. Throws kUsage as the constructor of BlockMask
-// does, and kMemory where they don't fit.
+// Builds the mask rows of every sequence, head and query block. A mask of more than a few megabytes is counted before
+// it is built, so `make` may be called twice for a row and must give the same result. Throws kUsage as the constructor
+// of BlockMask does, and kMemory if the budget is exceeded.
 BlockMask make_block_mask(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences,
                           const BlockMaskPattern& make, const BlockMaskBudget& room = {});
 
-// Every block.
+// All key blocks: a dense mask.
 BlockMaskPattern all_blocks();
-// A block mask: for each sequence in turn [heads, query blocks, key blocks], a byte each; not 0: listed. The query
-// blocks are those that the sequence has, by position. make_block_mask() throws kUsage where the mask has another size.
+// From a bitmap: for each sequence in turn [heads, query blocks, key blocks], a byte each; nonzero: attend. Query
+// blocks are those that the sequence has, by position. Throws kUsage if the bitmap has another size.
 BlockMask block_mask_from_bytes(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences,
                                 std::span<const std::uint8_t> mask);
-// The same as bits: each row of key blocks takes ⌈key blocks / 8⌉ bytes, the least significant bit first.
+// The same with bits: a row of key blocks takes ⌈key blocks / 8⌉ bytes, least significant bit first.
 BlockMask block_mask_from_bits(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences,
                                std::span<const std::uint8_t> bits);
 
@@ -70,12 +70,12 @@ BlockMask block_mask_from_bits(const BlockMaskShape& shape, std::vector<MaskedSe
 BlockMaskPattern window_blocks(const BlockMaskShape& shape, std::int64_t window);
 // The first `tokens` keys for every query, and every key for the first `tokens` queries.
 BlockMaskPattern global_blocks(const BlockMaskShape& shape, std::int64_t tokens);
-// The `stride` keys before a query, and of every `stride` keys of the sequence the last one.
+// The `stride` keys before a query, and the last of every `stride` keys of the sequence.
 BlockMaskPattern strided_blocks(const BlockMaskShape& shape, std::int64_t stride);
-// `count` blocks of those that the mask lets the query block see, drawn by Philox from the seed, the sequence, the head
-// and the query block. A block may be drawn twice, and then they are fewer. Throws kUsage for more than 2^16.
+// `count` of the key blocks that the Mask allows for the query block, drawn by Philox from the seed, the sequence, the
+// head and the query block. Draws are with replacement, so there may be fewer. Throws kUsage for more than 2^16.
 BlockMaskPattern random_blocks(const BlockMaskShape& shape, const Mask& mask, int count, std::uint64_t seed);
-// Keys that every query sees, and distances between a query and a key before it at which every query sees one.
+// Vertical-slash pattern: keys that every query sees, and query-key distances at which every query sees a key.
 struct VerticalSlash {
   std::vector<std::int64_t> verticals;
   std::vector<std::int64_t> slashes;
@@ -83,7 +83,7 @@ struct VerticalSlash {
 // `heads`: [BlockMaskShape::heads].
 BlockMaskPattern vertical_slash_blocks(const BlockMaskShape& shape, std::vector<VerticalSlash> heads);
 
-// What any of them lists.
+// The union of the patterns.
 BlockMaskPattern union_of_patterns(std::vector<BlockMaskPattern> makers);
 
 }  // namespace ringattn

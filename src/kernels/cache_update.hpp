@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens to a cache before a decode step reads it: its new rows are added to the lengths and written at their
-// places, and lengths and block tables are checked. Backends do it, on the host or on a stream
-// (Backend::update_cache()). Rows are bytes here: K and V of attention, or whatever else an op keeps of a token.
+// Updates of a KV cache before a decode step reads it: lengths are increased by the step's new rows, lengths and block
+// tables are checked, and the new rows are appended. Backends run it on the host or on a stream
+// (Backend::update_cache()). Rows are bytes here: K and V of attention, or whatever else an op stores per token.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace ringattn {
 
-// One tensor of a cache, and the rows that join it: a token has `heads` rows of `row_bytes` bytes. Strides count bytes.
+// One tensor of a cache and its new rows. A token has `heads` rows of `row_bytes` bytes. Strides count bytes.
 struct CacheAppend {
   std::byte* cache = nullptr;  // [pages, page_size, heads] rows
   std::int64_t page_stride = 0;
@@ -30,22 +30,22 @@ struct CacheAppend {
   std::int64_t row_bytes = 0;
 };
 
-// `rows`, [sequences · rows, heads, dim], join `cache`.
+// Appends `rows`, [sequences · rows, heads, dim], to `cache`.
 CacheAppend append_to_cache(const MutableCacheView& cache, const TensorView& rows);
 
-// Why a sequence can't be read.
+// A length, page, prefix or block-mask entry of a sequence that is out of range.
 struct OutOfRangeEntry {
   enum class Kind : std::int64_t {
     kNone,
-    kLength,      // value: keys of the sequence; limit: the most that a step may have
-    kTableRange,  // value: keys of the partition; limit: tokens that the block table reaches
-    kCapacity,    // the same of a dense cache, and tokens that it holds of a sequence
-    kPage,        // value: the page at entry `place` of the sequence's block table; limit: pages of the pool
-    kPrefix,      // value: the prefix that the sequence names; limit: how many there are
-    kPrefixKeys,  // place: the prefix that it names; value: keys of that; limit: keys of the sequence
-    kPrefixPage,  // value: as of kPage; limit: the page at the same entry of the first sequence that has the prefix
-    kMaskCount,   // value: blocks of list `list` of the sequence; limit: how many it has room for
-    kMaskBlock,   // value: the block at entry `place` of list `list`; limit: the one before it, or −1
+    kLength,      // value: keys of the sequence; limit: the maximum for a step
+    kTableRange,  // value: keys of the partition; limit: tokens that the block table covers
+    kCapacity,    // value: keys of the partition; limit: tokens per sequence of a dense cache
+    kPage,        // value: the page at entry `index` of the sequence's block table; limit: pages of the pool
+    kPrefix,      // value: the sequence's prefix; limit: number of prefixes
+    kPrefixKeys,  // index: the sequence's prefix; value: its keys; limit: keys of the sequence
+    kPrefixPage,  // index and value: as for kPage; limit: the page at that entry of the prefix's first sequence
+    kMaskCount,   // value: key blocks of mask row `list` of the sequence; limit: its capacity
+    kMaskBlock,   // value: the key block at entry `index` of mask row `list`; limit: the one before it, or −1
   };
 
   Kind kind = Kind::kNone;
@@ -59,48 +59,48 @@ struct OutOfRangeEntry {
 
 inline constexpr int kMaxCacheAppends = 4;
 
-// Of `sequences` sequences, in this order: `rows` is added to each length; each is checked; the new rows are written to
-// positions lengths[s] − rows … of the sequences without a fault. A row whose position is negative, or belongs to
-// another partition, or has no place inside of the table and the pool, is not written. All memory is of the backend's
+// For each of `sequences` sequences, in this order: adds `rows` to its length, checks it, and, if it has no
+// out-of-range entry, writes the new rows to positions lengths[s] − rows and up. A row is not written if its position
+// is negative, belongs to another partition, or is outside the block table or the pool. All memory is of the backend's
 // kind.
 struct CacheUpdate {
   std::int64_t sequences = 0;
-  int rows = 1;                           // of a sequence
+  int rows = 1;                           // rows per sequence
   const std::int32_t* lengths = nullptr;  // [sequences]
-  // [sequences] where lengths + rows are written, which may be `lengths` itself. Null: the lengths count the rows
-  // already.
+  // [sequences] receives lengths + rows; may be `lengths` itself. Null: the lengths already include the rows.
   std::int32_t* new_lengths = nullptr;
-  BlockTable block_table;        // none: a dense cache, whose page s is sequence s
-  std::int64_t table_pages = 0;  // entries of a sequence
+  BlockTable block_table;        // null: a dense cache, whose page s is sequence s
+  std::int64_t table_pages = 0;  // entries per sequence
   std::int64_t pages = 0;
   std::int64_t page_size = 0;                                        // tokens
-  KvPartition partition;                                             // that the cache holds
-  std::int64_t kv_split_keys = 1;                                    // keys of a group
-  std::int64_t max_keys = std::numeric_limits<std::int32_t>::max();  // of a sequence, over all shares
-  SharedPrefixes prefixes;     // checked, where anything is: pages that they fill must be those of all their sequences
-  DecodeBlockMask block_mask;  // checked, where anything is: they ascend
-  int mask_heads = 0;          // of a sequence; 0: there are no lists
+  KvPartition partition;                                             // the part of the keys that the cache holds
+  std::int64_t kv_split_keys = 1;                                    // keys per KV split
+  std::int64_t max_keys = std::numeric_limits<std::int32_t>::max();  // per sequence, over all partitions
+  SharedPrefixes prefixes;     // if checking: the pages that a prefix fills must be the same in all its sequences
+  DecodeBlockMask block_mask;  // if checking: each mask row must ascend
+  int mask_heads = 0;          // mask rows per sequence; 0: no block mask
   CacheAppend appends[kMaxCacheAppends];
-  int append_count = 0;  // 0: nothing is written
-  // Null: nothing is checked. Else [sequences] what the step may take for the lengths: 0 for those with a fault.
+  int append_count = 0;  // 0: no rows are written
+  // Null: nothing is checked. Otherwise [sequences] receives the lengths for the step: 0 for sequences with an
+  // out-of-range entry.
   std::int32_t* checked = nullptr;
-  // With `checked`: [sequences] the first fault of each, since somebody has set them to zero bytes.
+  // With `checked`: [sequences] the first out-of-range entry of each since the caller zeroed them.
   OutOfRangeEntry* out_of_range = nullptr;
 };
 
-// The length of a sequence of the update when it has new_lengths, which stops at what its type holds.
+// A sequence's length after the update, saturated to the type's maximum.
 RINGATTN_HOST_DEVICE inline std::int32_t new_length(const CacheUpdate& update, std::int32_t length) {
   constexpr std::int32_t kMax = 0x7fffffff;
   if (update.new_lengths == nullptr) return length;
   return length > kMax - update.rows ? kMax : length + update.rows;
 }
 
-// Entries of a sequence's block table that have pages of its first `length` keys.
+// Entries of a sequence's block table that hold its first `length` keys.
 RINGATTN_HOST_DEVICE inline std::int64_t pages_of_length(const CacheUpdate& update, std::int64_t length) {
   return (keys_of_partition(update.partition, update.kv_split_keys, length) + update.page_size - 1) / update.page_size;
 }
 
-// What is wrong with a length that has new_lengths, whatever the pages are.
+// Checks an updated length, without the pages.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry length_out_of_range(const CacheUpdate& update, std::int64_t length) {
   if (update.new_lengths != nullptr && length < update.rows)
     return {OutOfRangeEntry::Kind::kLength, 0, length - update.rows, update.max_keys};
@@ -114,7 +114,7 @@ RINGATTN_HOST_DEVICE inline OutOfRangeEntry length_out_of_range(const CacheUpdat
   return {OutOfRangeEntry::Kind::kTableRange, 0, keys, update.table_pages * update.page_size};
 }
 
-// What is wrong with entry `place` of a sequence's block table.
+// Checks entry `place` of a sequence's block table.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry page_out_of_range(const CacheUpdate& update, std::int64_t sequence,
                                                               std::int64_t place) {
   const std::int32_t page = update.block_table.pages[sequence * update.block_table.stride + place];
@@ -122,7 +122,7 @@ RINGATTN_HOST_DEVICE inline OutOfRangeEntry page_out_of_range(const CacheUpdate&
   return {OutOfRangeEntry::Kind::kPage, place, page, update.pages};
 }
 
-// What is wrong with the prefix that a sequence of `length` keys names, whatever its pages are.
+// Checks the prefix of a sequence of `length` keys, without its pages.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry prefix_out_of_range(const CacheUpdate& update, std::int64_t sequence,
                                                                 std::int64_t length) {
   const SharedPrefixes& prefixes = update.prefixes;
@@ -134,15 +134,15 @@ RINGATTN_HOST_DEVICE inline OutOfRangeEntry prefix_out_of_range(const CacheUpdat
   return {};
 }
 
-// Entries of a sequence's block table that it must have in common with others, as its prefix says; for a sequence whose
-// prefix has no fault.
+// Leading entries of a sequence's block table that must equal those of the other sequences with its prefix. The prefix
+// must be in range.
 RINGATTN_HOST_DEVICE inline std::int64_t prefix_pages(const CacheUpdate& update, std::int64_t sequence) {
   const std::int32_t prefix = update.prefixes.count > 0 ? update.prefixes.of_sequence[sequence] : -1;
   if (prefix < 0 || update.block_table.pages == nullptr) return 0;
   return keys_of_partition(update.partition, update.kv_split_keys, update.prefixes.keys[prefix]) / update.page_size;
 }
 
-// What is wrong with entry `place` of a sequence whose prefix sequence `first` has, too.
+// Checks entry `place` of a sequence against sequence `first`, which has the same prefix.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry prefix_page_mismatch(const CacheUpdate& update, std::int64_t sequence,
                                                                  std::int64_t first, std::int64_t place) {
   const std::int32_t page = update.block_table.pages[sequence * update.block_table.stride + place];
@@ -151,7 +151,7 @@ RINGATTN_HOST_DEVICE inline OutOfRangeEntry prefix_page_mismatch(const CacheUpda
   return {OutOfRangeEntry::Kind::kPrefixPage, place, page, other};
 }
 
-// What is wrong with the number of blocks of a sequence's list.
+// Checks the number of key blocks in a sequence's mask row.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry mask_count_out_of_range(const CacheUpdate& update, std::int64_t sequence,
                                                                     int list) {
   const std::int32_t count = update.block_mask.counts[sequence * update.mask_heads + list];
@@ -159,7 +159,7 @@ RINGATTN_HOST_DEVICE inline OutOfRangeEntry mask_count_out_of_range(const CacheU
   return {OutOfRangeEntry::Kind::kMaskCount, 0, count, update.block_mask.stride, list};
 }
 
-// What is wrong with entry `place` of a list whose number of blocks is right.
+// Checks entry `place` of a mask row whose number of key blocks is in range.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry mask_block_out_of_order(const CacheUpdate& update, std::int64_t sequence,
                                                                     int list, std::int64_t place) {
   const std::int32_t* const blocks =
@@ -169,10 +169,10 @@ RINGATTN_HOST_DEVICE inline OutOfRangeEntry mask_block_out_of_order(const CacheU
   return {OutOfRangeEntry::Kind::kMaskBlock, place, blocks[place], before, list};
 }
 
-// Where the row at `position` of a sequence is written; page −1: nowhere.
+// Where the row at `position` of a sequence is stored. Page −1: nowhere.
 struct PageSlot {
   std::int64_t page = -1;
-  std::int64_t token = 0;  // of the page
+  std::int64_t token = 0;  // token in the page
 };
 RINGATTN_HOST_DEVICE inline PageSlot page_slot_of(const CacheUpdate& update, std::int64_t sequence,
                                                   std::int64_t position) {
@@ -187,13 +187,13 @@ RINGATTN_HOST_DEVICE inline PageSlot page_slot_of(const CacheUpdate& update, std
   return page >= 0 && page < update.pages ? PageSlot{page, token % update.page_size} : PageSlot{};
 }
 
-// The first fault of a sequence whose length and table lie in host memory.
+// The first out-of-range entry of a sequence; lengths and tables are in host memory.
 OutOfRangeEntry out_of_range_entry(const CacheUpdate& update, std::int64_t sequence);
 
-// Throws `code` for the first sequence that has a fault, of an update in host memory: naming the sequence, and the page
-// or length with its limit. Changes nothing.
+// Throws `code` for the first sequence of an update in host memory with an out-of-range entry. The message names the
+// sequence, and the page or length with its limit. Changes nothing.
 void refuse_out_of_range(const CacheUpdate& update, ErrorCode code);
-// The same for faults that were found: [sequences].
+// The same for entries that were found before: [sequences].
 void refuse_out_of_range(const OutOfRangeEntry* faults, std::int64_t sequences, ErrorCode code);
 
 // Backend::update_cache() for host memory.

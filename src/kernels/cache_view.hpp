@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys or values in a cache: pages of tokens that somebody else owns, in a pool.
+// A view of the K or V tensor of a paged cache that another component owns.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace ringattn {
 
-// K or V of all sequences, [pages, page_size, heads, dim] in the order that the strides say. Strides count elements.
+// K or V of all sequences, [pages, page_size, heads, dim]. Strides count elements.
 struct CacheView {
   const void* data = nullptr;
   Dtype dtype = Dtype::kBf16;
@@ -28,11 +28,11 @@ struct CacheView {
   }
 };
 
-// Tokens that a page may have: a power of two from 16 to 256, so that pages hold key tiles in whole pieces.
+// Supported page sizes in tokens: powers of two from 16 to 256, so that pages hold key tiles in whole page runs.
 bool is_page_size(std::int64_t tokens);
 inline constexpr std::string_view kPageSizes = "16, 32, 64, 128 and 256";
 
-// Throws kUsage unless it is one; 0, a cache without pages, is none either.
+// Throws kUsage for other sizes, also for 0 (not paged).
 void check_page_size(std::int64_t tokens);
 
 }  // namespace ringattn

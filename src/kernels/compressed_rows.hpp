@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressed rows in memory, and tasks over them, as backends do them: Backend::compress() and Backend::decompress().
-// Views are bytes in the backend's kind of memory; what formats hold stands in row_format.hpp, the arithmetic in
-// row_quantization.hpp.
+// Compressed rows in memory and the tasks over them that backends run, such as Backend::compress() and
+// Backend::decompress(). Views are bytes in the backend's memory kind. row_format.hpp has the formats,
+// row_quantization.hpp the arithmetic.
 #pragma once
 
 #include <array>
@@ -20,7 +20,8 @@ namespace ringattn {
 
 struct CacheUpdate;  // kernels/cache_update.hpp
 
-// Rows of a stream: row r of head h at data + r · token_stride + h · head_stride, in bytes; `width` elements there.
+// Rows of a stream: `width` elements of row r and head h at data + r · token_stride + h · head_stride. Strides in
+// bytes.
 struct StreamView {
   std::byte* data = nullptr;
   std::int64_t token_stride = 0;
@@ -31,20 +32,20 @@ struct StreamView {
   }
 };
 
-// Streams in the order of format_streams(), the same row of each being the same token, and tables, dense, in the order
-// of format_tables(). Those that a format lacks are null.
+// Streams in the order of format_streams(), where row r of each belongs to the same token, and dense tables in the
+// order of format_tables(). Those that a format does not have are null.
 struct CompressedRows {
   std::array<StreamView, kMaxStreams> streams;
   std::array<std::byte*, kMaxTables> tables{};
 };
 
-// Streams that lie dense at such places, as the ring has them.
+// Views of dense streams at these addresses, as in the ring's buffers.
 CompressedRows rows_at(std::span<std::byte* const> streams, std::span<std::byte* const> tables, const RowFormat& format,
                        const RowShape& shape);
 
-// Tokens [position, position + rows) of a sequence of `keys` keys: rows [row, row + rows) of the streams, and rows
-// [to, to + rows) of the plain tensor. Where the format has groups of tokens, `position` is a multiple of a group, and
-// so is the run's end unless it is the sequence's.
+// Tokens [position, position + rows) of a sequence of `keys` keys: rows [row, row + rows) of the streams, and rows [to,
+// to + rows) of the plain tensor. If the format has groups of tokens, `position` is a multiple of the group, and so is
+// the run's end, unless it is the sequence's end.
 struct CompressedRun {
   std::int64_t sequence = 0;
   std::int64_t position = 0;
@@ -56,18 +57,18 @@ struct CompressedRun {
   bool operator==(const CompressedRun&) const = default;
 };
 
-// The first fault that tasks have met, in memory of their backend, as somebody has set it to bytes of 0xff: devices
-// find faults while they work, and whoever waits for them reads it. invalid_element_of() says what it is.
+// The first invalid element that tasks have found, in their backend's memory. The caller initializes it to 0xff bytes.
+// Devices write it while they work, and the caller reads it after waiting. invalid_element_of() decodes it.
 struct InvalidElementCell {
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
   std::uint64_t location = kNone;  // location_of_element()
   float value = 0.0F;
-  std::uint32_t lock = ~std::uint32_t{0};  // of devices: another number while one of their threads writes
+  std::uint32_t lock = ~std::uint32_t{0};  // device threads: changes while one of them writes
 };
 
-// A fault's place as a number, ordered as find_invalid_element() looks: tables come before streams, a stream before the
-// next, and in each token by token, head by head.
+// An invalid element's location as a number, in the search order of find_invalid_element(): tables before streams, then
+// stream by stream, token by token, head by head.
 RINGATTN_HOST_DEVICE inline std::uint64_t location_of_table_element(int table, std::int64_t place) {
   return static_cast<std::uint64_t>(table) << 61 | static_cast<std::uint64_t>(place);
 }
@@ -77,51 +78,51 @@ RINGATTN_HOST_DEVICE inline std::uint64_t location_of_element(int stream, std::i
          static_cast<std::uint64_t>(head) << 16 | static_cast<std::uint64_t>(place);
 }
 
-// Codes become elements. Of kLowRank and kHybrid the products of factors and basis are a BatchedGemmKernel's work:
-// before this, it has left them in `plain`, rounded to the dtype. There is nothing left to do for kLowRank; a kHybrid
-// element is round(product + remainder) in fp32, or the outlier.
+// Dequantizes values to elements. For kLowRank and kHybrid a BatchedGemmKernel must first write factors · basis to
+// `plain`, rounded to the dtype. Nothing is left to do for kLowRank. A kHybrid element is round(product + remainder) in
+// fp32, or the outlier.
 struct DecompressTask {
   RowFormat format;
   RowShape shape;
   CompressedRows from;
   std::span<const CompressedRun> runs;  // read before the call returns
   MutableTensorView plain;              // [rows, heads, dim] of shape.dtype
-  // Not null: what can't be decompressed is told there. Its elements are something.
+  // Non-null: receives the first element that cannot be decompressed, whose result is then unspecified.
   InvalidElementCell* fault = nullptr;
 };
 
-// Elements become codes, with tables that are there: scales of a tensor or head, codebooks, outlier channels. Tails are
-// written. Of kHybrid the factors are there, and `products` are those that decompression will add; kLowRank has no such
-// task. A LowRankCodec (low_rank_codec.hpp) does all of both.
+// Quantizes elements, with given tables: scales of a tensor or head, codebooks, outlier channels. Tails are written.
+// For kHybrid the factors are given, and `products` are those that decompression will add. kLowRank has no such task: a
+// LowRankCodec (low_rank_codec.hpp) compresses both low-rank formats completely.
 struct CompressTask {
   RowFormat format;
   RowShape shape;
   TensorView plain;     // [rows, heads, dim]
-  TensorView products;  // likewise, of kHybrid
+  TensorView products;  // [rows, heads, dim], for kHybrid
   std::span<const CompressedRun> runs;
   CompressedRows to;
-  InvalidElementCell* fault = nullptr;  // not null: elements that are not finite are told there, as rows of `plain`
+  InvalidElementCell* fault = nullptr;  // non-null: receives the first non-finite element, by its row in `plain`
 };
 
-// Greatest magnitude of each head of `plain`, [heads] fp32, over its rows and what `greatest` holds already. What
-// fp8 tensors and heads are scaled by: scale_of(greatest, 448), of a tensor the greatest of its heads.
+// Updates `greatest`, [heads] fp32, with the absolute max of each head over the rows of `plain`. The fp8 scale is
+// scale_of(greatest, 448), for a tensor scale with the max over its heads.
 struct AbsmaxTask {
   TensorView plain;
   float* greatest = nullptr;
 };
 
-// Whether all numbers of some rows are finite, of either kind of rows: the first that isn't is told in the cell, as one
-// of stream `part` of a fault's place, and of a token that counts from `first` on.
+// Checks that all elements of plain rows or factors are finite. The first non-finite element is stored in `fault` as
+// stream `part`, at a token index counted from `first`.
 struct FiniteTask {
-  TensorView rows;  // of bf16 or fp16
+  TensorView rows;  // bf16 or fp16
   int part = 0;
   std::int64_t first = 0;
   InvalidElementCell* fault = nullptr;
 };
 
-// A compressed tensor of a cache. Token t of page p of head h has of each stream what lies at data + p · page_stride +
-// t · token_stride + h · head_stride, in bytes. Pages have 16 to 256 tokens, as those of plain caches, and all streams
-// the same ones; a dense cache has a page for each sequence. A group of tokens may lie in several pages.
+// A compressed tensor of a paged cache. Each stream of token t of page p and head h is at data + p · page_stride + t ·
+// token_stride + h · head_stride. Strides in bytes. Pages have 16 to 256 tokens, like those of plain caches, and are
+// the same for all streams. A dense cache has one page per sequence. A group of tokens may span several pages.
 struct PagedStream {
   std::byte* data = nullptr;
   std::int64_t page_stride = 0;
@@ -132,81 +133,80 @@ struct PagedStream {
     return data + page * page_stride + token * token_stride + head * head_stride;
   }
 };
-// Nobody looks for codes that are none (find_invalid_element()) while a step is decoded. A row whose scale is finite
-// holds no code that is NaN: kernels may take it for 480 times the scale. Rows that join by an AppendTask keep to it,
-// as the scale of a row that has NaN is NaN.
+// Decode does not validate quantized values; call find_invalid_element() first. Kernels may assume that a row with a
+// finite scale has no NaN value, and read it as 480 times the scale. Rows appended by an AppendTask meet this
+// condition, because the scale of a row with a NaN is NaN.
 struct CompressedCache {
   RowFormat format;  // not plain
   RowShape shape;
   std::int64_t pages = 0;
   std::int64_t page_size = 0;                    // tokens
   std::array<PagedStream, kMaxStreams> streams;  // in the order of format_streams()
-  std::array<std::byte*, kMaxTables> tables{};   // of format_tables(), for all sequences of the cache
+  std::array<std::byte*, kMaxTables> tables{};   // in the order of format_tables(), for all sequences of the cache
 };
 
-// New rows of a step join a compressed cache, behind an update that has new_lengths and checked the lengths: row i of
-// sequence s becomes the token at position lengths[s] − rows + i, where page_slot_of() of `places` says. Of
-// kInt4Channel it goes into the sequence's tail, and a group that has become full becomes codes, token by token in this
-// order. So lengths may go back as far as the last full group, and no farther. Neither kLowRank nor kHybrid has such a
-// task.
+// Appends a step's new rows to a compressed cache, after an update that has increased and checked the lengths. Row i of
+// sequence s becomes the token at position lengths[s] − rows + i, stored at page_slot_of() of the update. With
+// kInt4Channel the token goes into the sequence's tail, and each group that becomes full is quantized, token by token
+// in this order. So a length may be decreased as far as the last full group, but no further. kLowRank and kHybrid have
+// no such task.
 struct AppendTask {
   const CacheUpdate* update = nullptr;  // without `new_lengths`
   CompressedCache cache;
   TensorView rows;                      // [sequences · rows, heads, dim]
-  InvalidElementCell* fault = nullptr;  // as CompressTask's
+  InvalidElementCell* fault = nullptr;  // as in CompressTask
 };
 
-// A number that no tensor, or no compressed one, may hold.
+// An element that no plain or compressed tensor may contain.
 struct InvalidElement {
   enum class Kind : std::uint8_t {
     kNotFinite,  // an element, a factor, an outlier: NaN or ∞
-    kScale,      // not finite, not above 0 (8 bits) or below 0 (4 bits), or so large that a code gives ∞ in the dtype
+    kScale,      // not finite, ≤ 0 (8 bits) or < 0 (4 bits), or so large that a quantized value overflows the dtype
     kCode,       // NaN of E4M3, −128 of I8
-    kTable,      // an entry of a table: NaN, ∞, or an outlier channel that is none or there twice
-    kProduct,    // of factors and basis, which are finite: more than an element holds
+    kTable,      // a table entry: NaN, ∞, or an outlier channel that is out of range or duplicate
+    kProduct,    // a product of finite factors and basis that overflows the element's dtype
   };
 
   Kind kind = Kind::kNotFinite;
-  int part = 0;  // stream or, of kTable, table
+  int part = 0;  // stream or, for kTable, table
   std::int64_t token = 0;
   std::int64_t head = 0;
-  std::int64_t index = 0;  // element of the row of codes, of the table, or of kProduct of the plain row
+  std::int64_t index = 0;  // index in the row of quantized values, in the table or, for kProduct, in the plain row
   float value = 0.0F;
 
   bool operator==(const InvalidElement&) const = default;
 };
 
-// The first of the plain rows, token by token, head by head; host memory.
+// Returns the first invalid element of plain rows in host memory, in the order token, head.
 std::optional<InvalidElement> find_invalid_element(const TensorView& plain);
-// The first of the tables, then of the runs' rows, stream by stream, then of products of factors and basis; host
-// memory. Rows of streams that decompression
-// doesn't read, behind the last group of tokens, hold anything. InvalidElement::token counts rows of the plain tensor.
+// Returns the first invalid element of compressed rows in host memory: first of the tables, then of the runs' rows,
+// stream by stream, then of products of factors and basis. Stream rows that decompression does not read, after the last
+// full group of tokens, are not checked. InvalidElement::token counts rows of the plain tensor.
 std::optional<InvalidElement> find_invalid_element(const RowFormat& format, const RowShape& shape,
                                                    const CompressedRows& rows, std::span<const CompressedRun> runs);
-// The first of a part of table `table`: its entries from `first` on, which begins a row of its last axis. Of a tail,
-// they are all of tokens that a sequence has in it.
+// Returns the first invalid entry of a part of table `table`: its entries from index `first` on, which begins a row of
+// the last axis. For a tail, `entries` are all tokens that a sequence has in it.
 std::optional<InvalidElement> find_invalid_table_element(const RowFormat& format, const RowShape& shape, int table,
                                                          std::int64_t first, std::span<const std::byte> entries);
-// Keeps the fault in the cell where it is the first.
+// Stores `fault` in the cell if it comes first.
 void note_invalid_element(InvalidElementCell& cell, const std::optional<InvalidElement>& fault);
-// What a cell of tasks of a format tells; kPlain: of tasks that compress.
+// Decodes a cell that tasks of this format have written. kPlain: tasks that compress.
 std::optional<InvalidElement> invalid_element_of(const InvalidElementCell& cell, const RowFormat& format,
                                                  const RowShape& shape);
-// Throws `code`: "k_scales[12, 3, 0] is nan (…). …". `name`: of the tensor, "k". `row`: what stands there instead of
-// token and head, of a fault in a row; empty: these.
+// Throws `code`: "k_scales[12, 3, 0] is nan (…). …". `name` is the tensor's, e.g. "k". A non-empty `row` replaces token
+// and head in the message.
 [[noreturn]] void refuse_invalid_element(std::string_view name, const RowFormat& format, const RowShape& shape,
                                          const InvalidElement& fault, ErrorCode code, std::string_view row = {});
 
-// Backend::decompress(), compress(), compute_absmax(), check_finite() and append() of host memory, by `threads`
-// threads.
+// Host implementations of Backend::decompress(), compress(), compute_absmax(), check_finite() and append().
 void decompress_on_host(const DecompressTask& task, int threads);
 void compress_on_host(const CompressTask& task, int threads);
 void compute_absmax_on_host(const AbsmaxTask& task, int threads);
 void check_finite_on_host(const FiniteTask& task);
 void append_on_host(const AppendTask& task);
 
-// What every backend checks of a task. Throws kInternal where views don't fit the format or each other, or a run cuts a
-// group.
+// Validation of tasks, shared by all backends. Throws kInternal if views do not match the format or each other, or a
+// run cuts a group.
 void check_task(const DecompressTask& task);
 void check_task(const CompressTask& task);
 

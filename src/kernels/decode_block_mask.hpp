@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of key blocks for decoding: which keys the rows of a step see, beside what the mask says. They lie in the
-// kernel's kind of memory, so a captured step follows lists that change from launch to launch.
+// Block-sparse masks for decode: which key blocks the rows of a step attend to, in addition to the Mask. They are in
+// the kernel's memory kind, so a captured step follows masks that change between launches.
 //
-// The blocks that the step's rows stand in are always read, listed or not. In front of them rows see the listed blocks,
-// and these lie side by side for all that follows, as if the sequence were shorter: a row of such a sequence folds the
-// tiles, in the groups, that it folds by a list of block_mask.hpp which names the same blocks. So it has the bits of
-// that fold. Blocks are multiples of both tiles of the kernel, whatever the size of pages: a block may be several
-// pages, one, or a part of one. Pages that are smaller than a block are not listed by themselves; a tile of keys from
-// several places is one that no fold has.
+// The key blocks that contain the step's rows are always read. Before them the rows attend to the key blocks in the
+// mask row. These are treated as contiguous, as if the sequence were shorter: a row processes the same tiles, in the
+// same KV splits, as with a block_mask.hpp mask row with the same key blocks, and so has the same bits as that prefill.
+// Key blocks are multiples of both tiles of the kernel, independent of the page size: a key block may be several pages,
+// one page, or a part of one. Masks cannot select pages smaller than a key block, because attention has no key tiles
+// made of keys from several places.
 #pragma once
 
 #include <cstdint>
@@ -20,26 +20,27 @@
 
 namespace ringattn {
 
-// Lists of one step. Their shape, BlockMaskShape::key_block and BlockMaskShape::heads, is the AttentionSpec's: list h
-// of sequence s are the first counts[s · heads + h] numbers at blocks + (s · heads + h) · stride. They ascend; those
-// from the rows' own blocks on say nothing.
+// The block mask of one step. AttentionSpec has its shape: BlockMaskShape::key_block and BlockMaskShape::heads. Mask
+// row h of sequence s is the first counts[s · heads + h] key blocks at blocks + (s · heads + h) · stride. They ascend.
+// Entries from the rows' own key blocks on are ignored.
 struct DecodeBlockMask {
-  const std::int32_t* blocks = nullptr;  // [sequences, heads, stride] numbers of key blocks
+  const std::int32_t* blocks = nullptr;  // [sequences, heads, stride] key blocks
   const std::int32_t* counts = nullptr;  // [sequences, heads], each 0 … stride
   std::int64_t stride = 0;
 };
 
-// A sequence as its rows see it by a list.
+// A sequence's keys as its rows see them through a mask row.
 struct MaskedKeys {
-  std::int32_t listed = 0;  // blocks that the list names in front of the rows' own
-  std::int32_t own = 0;     // the first block that a row stands in
-  std::int32_t keys = 0;    // of all of them, side by side
+  std::int32_t listed = 0;  // key blocks of the mask row before the rows' own
+  std::int32_t own = 0;     // first key block that contains a row
+  std::int32_t keys = 0;    // keys in all of these, contiguous
 
-  // How many blocks further on the rows' own lie in the sequence.
+  // Number of skipped key blocks: by how many the rows' own key blocks move.
   RINGATTN_HOST_DEVICE std::int32_t gap() const { return own - listed; }
 };
 
-// Of a sequence of `length` keys, at whose end stand `rows` rows. `read(i)` is entry i of the list, of `count`.
+// For a sequence of `length` keys that ends with `rows` rows. `read(i)` returns entry i of the mask row, which has
+// `count` entries.
 RINGATTN_ANY_CALLEE
 template <class Read>
 RINGATTN_HOST_DEVICE inline MaskedKeys masked_keys(std::int32_t length, std::int32_t rows, std::int32_t key_block,
@@ -47,8 +48,8 @@ RINGATTN_HOST_DEVICE inline MaskedKeys masked_keys(std::int32_t length, std::int
   MaskedKeys of;
   of.own = length > rows ? (length - rows) / key_block : 0;
   of.keys = length;
-  if (of.own == 0) return of;  // nothing is read, as of a sequence whose lists are wrong, and whose length is then 0
-  // Lists mostly end with the rows' own blocks, or in front of them.
+  if (of.own == 0) return of;  // nothing is read, as for a sequence with an invalid mask row, whose length was set to 0
+  // Most mask rows end with the rows' own key blocks or before them.
   std::int32_t end = count;
   for (int i = 0; i < 3 && end > 0 && read(end - 1) >= of.own; ++i) --end;
   if (end > 0 && read(end - 1) >= of.own) {
@@ -65,17 +66,17 @@ RINGATTN_HOST_DEVICE inline MaskedKeys masked_keys(std::int32_t length, std::int
   return of;
 }
 
-// How many lists a sequence has: one a group of KV heads that share it.
+// Mask rows per sequence: one per group of KV heads that share it.
 inline int mask_heads_of(const BlockMaskShape& shape) { return shape.any() ? shape.heads : 1; }
 
-// Lists as steps take them, in host memory.
+// A step's block mask in host memory.
 struct DecodeBlockMaskArrays {
   std::vector<std::int32_t> blocks;
   std::vector<std::int32_t> counts;
   std::int64_t stride = 0;
 };
 
-// A sequence of the lists in a step at whose end it has so many keys.
+// A sequence of a block mask in a step, with `keys` keys after the step.
 struct MaskedStep {
   std::size_t sequence = 0;
   std::int64_t keys = 0;
@@ -86,15 +87,16 @@ struct MaskedStep {
 // that leaves out a block that they stand in: a step would not have the bits of a fold by these lists.
 DecodeBlockMaskArrays decode_block_mask(const BlockMask& block_mask, const Mask& mask, int rows,
                                         std::span<const MaskedStep> steps, std::int64_t stride = 0);
-// Of all sequences, with all their keys.
+// All sequences, with all their keys.
 DecodeBlockMaskArrays decode_block_mask(const BlockMask& block_mask, const Mask& mask, int rows,
                                         std::int64_t stride = 0);
 
-// Why the sequences' last `rows` positions, with all their keys, are no step by these lists: the message of what
-// decode_block_mask() would throw. Empty: they are.
+// The message that decode_block_mask() would throw for the sequences' last `rows` positions with all their keys. Empty:
+// it would not throw.
 std::string why_not_decodable(const BlockMask& block_mask, const Mask& mask, int rows);
 
-// What decoding with these tiles lacks for the lists of a spec, beside what the fold lacks (KernelRow::missing).
+// What decode with these tiles does not support about a spec's block mask, in addition to what attention does not
+// (KernelRow::missing).
 std::vector<std::string> missing_for_decode_block_mask(const BlockMaskShape& shape, const TileSizes& tiles,
                                                        const Mask& mask, int kv_heads);
 
