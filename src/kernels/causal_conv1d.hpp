@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The causal depthwise convolution in front of a scan: each channel of a token is a sum over the channel's last `width`
+// Causal depthwise conv1d before an SSM layer: each channel of a token is a weighted sum of the channel's last `width`
 // tokens,
 //
 //   y_t = act(bias + Σ_k weight[k] · x_{t − width + 1 + k}),   act(v) = v, or silu(v) = v / (1 + exp(−v))
 //
-// in fp32, from the bias or zero, fused steps with k ascending, so oldest token first. So a row of y is a pure function
-// of its channels' inputs; it depends on nothing that a task says about runs, and the update of one token has the bits
-// of the same token in a run. Names are those of causal_conv1d.
+// in fp32, starting from the bias or zero, by fused multiply-adds with k ascending, so oldest token first. So a row of
+// y is a pure function of its channels' inputs. It does not depend on the task's runs, and update() gives a token the
+// same bits as a run does. Names are those of causal_conv1d.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +26,15 @@ class CausalConv1dKernel;
 inline constexpr int kMaxConv1dWidth = 4;
 
 struct CausalConv1dSpec {
-  using Kernel = CausalConv1dKernel;  // what computes it (registry.hpp)
+  using Kernel = CausalConv1dKernel;  // the interface that computes this spec (registry.hpp)
 
-  Dtype dtype = Dtype::kBf16;  // of x, y and halos; weight and bias are fp32
+  Dtype dtype = Dtype::kBf16;  // dtype of x, y and halos; weight and bias are fp32
   int channels = 8;
   int width = 4;  // 2 to kMaxConv1dWidth
   bool bias = false;
   bool silu = false;
 
-  // Tokens in front of a run that its first rows need, and that a cache keeps of a sequence.
+  // Tokens before a run that its first rows need, and that a cache keeps for each sequence.
   int halo_tokens() const { return width - 1; }
   std::int64_t halo_bytes() const {
     return std::int64_t{halo_tokens()} * channels * static_cast<std::int64_t>(size_of(dtype));
@@ -44,40 +44,40 @@ struct CausalConv1dSpec {
 
 std::string describe(const CausalConv1dSpec& spec);  // "convolution, bf16, 8448 channels, width 4, bias, silu"
 
-// Throws kUsage for a width or channels that no convolution has.
+// Throws kUsage for an unsupported width or number of channels.
 void check_causal_conv1d(const CausalConv1dSpec& spec);
 
-// Consecutive tokens of one sequence: rows [row, row + tokens) of x and y. Halos are [width − 1, channels] dense,
-// oldest token first, in the kernel's kind of memory.
+// Consecutive tokens of one sequence: rows [row, row + tokens) of x and y. Halos are dense [width − 1, channels],
+// oldest token first, in the kernel's memory kind.
 struct CausalConv1dRun {
   std::int64_t row = 0;
   std::int64_t tokens = 0;
-  const void* before = nullptr;  // the tokens in front of the run; null: zeros, the sequence begins
-  // The last width − 1 tokens of the sequence up to the run's end, for the runs and updates behind it; null: not
-  // wanted.
+  const void* before = nullptr;  // the tokens before the run; null: zeros, at the beginning of the sequence
+  // Receives the last width − 1 tokens of the sequence up to the run's end, for the next runs and updates. Null: not
+  // written.
   void* behind = nullptr;
 };
 
-// The views' memory lives until the stream has passed the task; the runs are read before the call returns.
+// The views' memory must live until the stream has completed the task. The runs are read before the call returns.
 struct CausalConv1dTask {
   TensorView x;                   // [rows, 1, channels]
-  const float* weight = nullptr;  // [channels, width]; in the kernel's kind of memory, as is the bias
-  const float* bias = nullptr;    // [channels], present exactly when CausalConv1dSpec::bias
+  const float* weight = nullptr;  // [channels, width]; in the kernel's memory kind
+  const float* bias = nullptr;  // [channels], non-null exactly when CausalConv1dSpec::bias; in the kernel's memory kind
   std::span<const CausalConv1dRun> runs;
   MutableTensorView y;  // [rows, 1, channels]
 };
 
-// One token of each sequence, which goes on in `halos`: [slots, width − 1, channels] dense, in place.
+// A decode step: one token of each sequence, updating `halos` in place, dense [slots, width − 1, channels].
 struct CausalConv1dUpdate {
   TensorView x;  // [sequences, 1, channels]
   const float* weight = nullptr;
   const float* bias = nullptr;
   void* halos = nullptr;
   MutableTensorView y;                  // [sequences, 1, channels]
-  const std::int32_t* slots = nullptr;  // as of SsmUpdate
+  const std::int32_t* slots = nullptr;  // as in SsmUpdate
 };
 
-// One convolution kernel for one spec on one backend. On a device its calls only launch.
+// A conv1d kernel for one spec on one backend. On a device its calls only launch kernels.
 class CausalConv1dKernel {
  public:
   virtual ~CausalConv1dKernel() = default;
@@ -86,10 +86,10 @@ class CausalConv1dKernel {
   virtual void update(const CausalConv1dUpdate& update, Stream stream) = 0;
 };
 
-// What `spec` requires that kernels lack which take eight channels at a time; see KernelRow::missing.
+// Requirements of `spec` that kernels with vectors of eight channels do not support (KernelRow::missing).
 std::vector<std::string> vectorized_conv1d_missing(const CausalConv1dSpec& spec);
 
-// What every kernel checks. Throw kInternal where views or runs don't fit the spec or each other.
+// Validation, shared by all kernels. Throws kInternal if views or runs do not match the spec or each other.
 void check_causal_conv1d_task(const CausalConv1dSpec& spec, const CausalConv1dTask& task);
 void check_causal_conv1d_update(const CausalConv1dSpec& spec, const CausalConv1dUpdate& update);
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codebooks for vector codes: k-means over a sample of a tensor's tokens, with a fixed seed and fixed orders of sums.
-// So a tensor has one codebook, whatever the number of threads, and on every backend: Backend::find_codebook().
+// Codebooks for vector quantization: k-means over a sample of a tensor's tokens, with a fixed seed and fixed orders of
+// sums. So a tensor's codebooks are bitwise equal for any number of threads and on every backend
+// (Backend::find_codebook()).
 //
-// A head's run of `width` channels has a codebook of its own. Its points are those channels of sampled tokens. Vectors
-// start as points that the seed draws. In each of a fixed number of rounds every point belongs to its nearest vector
-// (row_quantization.hpp), and a vector becomes the mean of its points: a sum in fp64 over them in ascending order,
-// divided by their number, in fp32. A vector without points stays. What is stored is rounded once to the rows' dtype.
+// Each run of `width` channels of a head has its own codebook. Its points are those channels of sampled tokens. Initial
+// vectors are points drawn with the seed. In each of a fixed number of iterations every point is assigned to its
+// nearest vector (row_quantization.hpp), and each vector becomes the mean of its points: an fp64 sum in ascending
+// order, divided by their number, in fp32. A vector without points stays. The result is rounded once to the rows'
+// dtype.
 #pragma once
 
 #include <cstddef>
@@ -17,21 +19,20 @@
 
 namespace ringattn {
 
-// Tokens that are looked at, evenly spaced, and rounds of k-means: more of either moves the error by less than a
-// hundredth.
+// Sampled tokens, evenly spaced, and k-means iterations. More of either changes the error by less than 1 %.
 inline constexpr int kCodebookSample = 8192;
 inline constexpr int kKMeansIterations = 10;
 
-// Points of each codebook of a tensor of so many tokens.
+// Points per codebook for a tensor of `tokens` tokens.
 RINGATTN_HOST_DEVICE inline std::int64_t codebook_points(std::int64_t tokens) {
   return tokens < kCodebookSample ? tokens : kCodebookSample;
 }
-// The token that point i is.
+// The token of point i.
 RINGATTN_HOST_DEVICE inline std::int64_t codebook_token(std::int64_t i, std::int64_t points, std::int64_t tokens) {
   return i * tokens / points;
 }
-// The place that is exchanged with place i of the drawn order, for i ascending from 0. `stream`: the codebook's number,
-// head by head, run by run.
+// Fisher-Yates shuffle: the index that is swapped with index i, for i ascending from 0. `stream` is the codebook's
+// index, head by head, run by run.
 RINGATTN_HOST_DEVICE inline int codebook_draw(int i, int points, std::uint32_t stream, std::uint64_t seed) {
   const std::uint32_t word = philox4x32_10({{static_cast<std::uint32_t>(i), stream, 0, 0}}, seed).word[0];
   return i + static_cast<int>(word % static_cast<std::uint32_t>(points - i));
@@ -39,15 +40,16 @@ RINGATTN_HOST_DEVICE inline int codebook_draw(int i, int points, std::uint32_t s
 
 // Memory is of the backend's kind.
 struct CodebookTask {
-  TensorView rows;         // [tokens, heads, dim] of bf16 or fp16, finite numbers
-  std::int64_t width = 0;  // channels of a code: 2, 4 or 8
+  TensorView rows;         // [tokens, heads, dim], bf16 or fp16, finite
+  std::int64_t width = 0;  // channels per codebook index: 2, 4 or 8
   std::uint64_t seed = 0;
   std::byte* codebook = nullptr;  // [heads, dim / width, 256, width] of the rows' dtype
 };
-// What every backend checks of a task. Throws kInternal where the width isn't one, or doesn't divide the dim.
+// Validation of a task, shared by all backends. Throws kInternal if the width is unsupported or does not divide the
+// dim.
 void check_task(const CodebookTask& task);
 
-// Backend::find_codebook() of host memory.
+// Host implementation of Backend::find_codebook().
 void find_codebook_on_host(const CodebookTask& task, int threads);
 
 }  // namespace ringattn

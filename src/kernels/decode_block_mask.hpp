@@ -82,9 +82,10 @@ struct MaskedStep {
   std::int64_t keys = 0;
 };
 
-// The lists of a step of these sequences, of each of which the last `rows` positions are rows. `stride`: of the arrays;
-// 0: as much as the longest list needs. Throws kUsage where the rows of a sequence have different block_mask, or one
-// that leaves out a block that they stand in: a step would not have the bits of a fold by these lists.
+// The decode block mask of a step of these sequences, where the last `rows` positions of each are the step's rows.
+// `stride` 0: as large as the longest mask row requires. Throws kUsage if the rows of a sequence have different mask
+// rows, or one without a key block that contains the rows, because decode could not have the bits of a prefill with
+// this mask.
 DecodeBlockMaskArrays decode_block_mask(const BlockMask& block_mask, const Mask& mask, int rows,
                                         std::span<const MaskedStep> steps, std::int64_t stride = 0);
 // All sequences, with all their keys.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting for a backend's work in which nobody else has a part.
+// Waits for work of a backend that does not involve other ranks.
 #pragma once
 
 #include "base/device_timeouts.hpp"
@@ -7,7 +7,7 @@
 
 namespace ringattn {
 
-// Returns when `stream` has passed what was enqueued on it. `deadline`: one of DeviceTimeouts. Throws kPeer past it.
+// Returns when `stream` has passed all enqueued work. `deadline` is one of DeviceTimeouts. Throws kPeer after it.
 inline void finish(Backend& backend, Stream stream, const Deadline& deadline) {
   backend.synchronize(stream, deadline,
                       [&deadline] { DeviceTimeouts::check(deadline, "no other rank has a part in it"); });

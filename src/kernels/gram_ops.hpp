@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of gram.hpp, one table of functions per SIMD target, as cpu/tile_ops.hpp has it for the fold.
+// The sums of gram.hpp, one function table per SIMD target like cpu/tile_ops.hpp.
 #pragma once
 
 #include <cstdint>
 
 namespace ringattn {
 
-inline constexpr std::int64_t kGramRows = 4;  // of sums that are added to at a time
+inline constexpr std::int64_t kGramRows = 4;  // rows of the Gram matrix per call
 
 struct GramOps {
   // Adds `count` tokens, wide[count, dim], to rows [row, row + kGramRows) of sums[dim, dim], from the diagonal on.
@@ -14,8 +14,8 @@ struct GramOps {
   void (*add)(const double* wide, std::int64_t count, std::int64_t dim, std::int64_t row, double* sums);
 };
 
-// Of the best target of this processor. Sums don't depend on it: products are exact, so it doesn't matter whether they
-// are added in one operation.
+// The table of this processor's best target. Sums do not depend on the target: products are exact, so FMA does not
+// change them.
 const GramOps& best_gram_ops();
 
 }  // namespace ringattn

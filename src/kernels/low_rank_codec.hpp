@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of formats with a rank in a backend's memory: their products with a basis, either way, and what becomes codes
-// beside the factors.
+// Compression and decompression of low-rank formats in a backend's memory: projection to factors, expansion by the
+// basis, and quantization of the remainder.
 //
-// What compresses sums in one order on every backend, a chain of fp32 multiply-adds over the numbers of a row, or over
-// the factors, ascending: so factors and codes have the same bits wherever they are made. What decompresses may be any
-// kernel of products.
+// Compression sums in one order on every backend: a chain of fp32 multiply-adds over the elements of a row, or over the
+// factors, ascending. So factors and quantized values are bitwise equal on all backends. Decompression may use any
+// batched GEMM kernel.
 #pragma once
 
 #include <cstdint>
@@ -26,35 +26,36 @@ View rows_of(View view, std::int64_t first, std::int64_t count) {
   return view;
 }
 
-// The products that give rows of a rank their elements, of kLowRank and kHybrid: factors · basis, for each head.
+// The GEMM that gives the elements of kLowRank and kHybrid rows: factors · basis, for each head.
 BatchedGemmSpec expansion_of(const RowFormat& format, const RowShape& shape);
-// Rows [row, row + plain.tokens) of the factors become elements, by a kernel of expansion_of(). Ordered on `stream`.
+// Expands rows [row, row + plain.tokens) of the factors to elements, with a kernel of expansion_of(). Ordered on
+// `stream`.
 void expand_factors(BatchedGemmKernel& kernel, const RowFormat& format, const RowShape& shape,
                     const CompressedRows& rows, std::int64_t row, const MutableTensorView& plain, Stream stream,
                     const Progress& progress = {});
 
-// Parts of what LowRankCodec tells as faults: they count as streams of a fault's place.
+// InvalidElement::part as LowRankCodec reports it: it counts as a stream in a location.
 inline constexpr int kInvalidFactor = 0;
 inline constexpr int kInvalidProduct = 1;
 
 class LowRankCodec {
  public:
-  // Takes up to `max_tokens` tokens at a time, for whose products it has room once they are needed. The backend
-  // outlives it.
+  // Processes up to `max_tokens` tokens at a time, and allocates their products when they are first needed. The backend
+  // must outlive it.
   LowRankCodec(const RowFormat& format, const RowShape& shape, Backend& backend, std::int64_t max_tokens);
 
-  // The sums of gram.hpp of what has a basis (low_rank_shape()), of the rows of `runs`. Ordered on `stream`.
+  // Adds the rows of `runs` to the sums of gram.hpp, with heads grouped as in low_rank_shape(). Ordered on `stream`.
   void add_gram(const TensorView& plain, std::span<const CompressedRun> runs, double* sums, Stream stream);
-  // Elements become factors and, of kHybrid, codes, scales and outliers; bases and outlier channels are there. Ordered
-  // on `stream`. `fault`, where it isn't null: factors, and products of factors and basis, that are not finite are told
-  // there, as rows of `plain`. Throws kMemory where the backend has no room for products.
+  // Compresses elements to factors and, for kHybrid, quantized values, scales and outliers, with given bases and
+  // outlier channels. Ordered on `stream`. A non-null `fault` receives the first non-finite factor, or product of
+  // factors and basis, by its row in `plain`. Throws kMemory if the backend has no memory for products.
   void compress(const TensorView& plain, std::span<const CompressedRun> runs, const CompressedRows& to,
                 InvalidElementCell* fault, Stream stream);
-  // The task, with products whose sums are of the same order.
+  // Runs the task, with products summed in the same order.
   void decompress(const DecompressTask& task, Stream stream);
 
  private:
-  // Tokens [first, first + count), with the heads of a group side by side as one head.
+  // Tokens [first, first + count), with the heads of a group concatenated to one head.
   TensorView grouped(const TensorView& plain, std::int64_t first, std::int64_t count, Stream stream);
   Buffer room() const;
 
@@ -63,7 +64,7 @@ class LowRankCodec {
   Backend& backend_;
   const std::int64_t max_tokens_;
   std::unique_ptr<BatchedGemmKernel> projection_, expansion_;
-  Buffer products_, beside_;  // of max_tokens_ tokens: products, and rows whose heads were brought side by side
+  Buffer products_, beside_;  // [max_tokens_]: products, and rows with concatenated heads
 };
 
 }  // namespace ringattn

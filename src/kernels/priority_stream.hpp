@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue beside the others, for short work that they wait for.
+// A high-priority stream, for short work that other streams wait for.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,15 @@
 
 namespace ringattn {
 
-// A queue of a device whose kernels come first of what waits for room there, and points in this and other queues.
+// A device stream whose kernels are scheduled before those of other streams, with events for this and other streams.
 class PriorityStream {
  public:
   virtual ~PriorityStream() = default;
 
   virtual Stream stream() = 0;
-  // Point `mark` is what has been enqueued on `stream` so far.
+  // Records event `mark` on `stream`.
   virtual void record(std::size_t mark, Stream stream) = 0;
-  // What is enqueued on `stream` from here on is done behind the point, as it was recorded last.
+  // Makes `stream` wait for event `mark` as last recorded (cudaStreamWaitEvent).
   virtual void follow(std::size_t mark, Stream stream) = 0;
 };
 

@@ -26,11 +26,11 @@
 // With low_rank, `heads` = g heads share a basis (g is 1 by default): a group's row is the concatenation of its heads'
 // rows (low_rank_shape()).
 //
-// Elements without a stated type have the tensor's dtype, bf16 or fp16. The `scales` of 4-bit formats are (scale, zero
-// point) pairs. int4_token and hybrid have a pair for each run of `group` channels of a token. int4_channel has a pair
-// for each channel and each `group` tokens of a sequence, stored in the rows of these tokens (scale_offset_of()). The
-// tail holds the tokens after a sequence's last full group uncompressed, token t at t % group. The quantized values and
-// scales of these tokens are not read.
+// `codes` are quantized values, or codebook indices of vector. Elements without a stated type have the tensor's dtype,
+// bf16 or fp16. The `scales` of 4-bit formats are (scale, zero point) pairs. int4_token and hybrid have a pair for each
+// run of `group` channels of a token. int4_channel has a pair for each channel and each `group` tokens of a sequence,
+// stored in the rows of these tokens (scale_offset_of()). The tail holds the tokens after a sequence's last full group
+// uncompressed, token t at t % group. The quantized values and scales of these tokens are not read.
 #pragma once
 
 #include <cstdint>

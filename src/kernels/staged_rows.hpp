@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors in host memory that are coded on any backend: some tokens at a time go to its memory and come back. Backends
-// make the same bits, so nobody sees where it was done.
+// Compression of tensors in host memory on any backend: blocks of tokens are copied to its memory and back. Results are
+// bitwise equal on all backends.
 #pragma once
 
 #include "kernels/backend.hpp"
@@ -10,21 +10,21 @@
 
 namespace ringattn {
 
-// Tokens that are in the backend's memory at a time: a multiple of every group.
+// Tokens in the backend's memory at a time: a multiple of every group.
 inline constexpr std::int64_t kStagedTokens = std::int64_t{1} << 15;
 
-// Backend::compress() and decompress() of views of host memory, whose streams are dense and whose runs are in the order
-// of their rows. They return when all is done. A task's fault cell is the host's; behind the first piece with a fault
-// nothing more is done. A format with a rank is a LowRankCodec's, and compress_staged() then tells what that tells; a
-// product that isn't finite doesn't end the search for a factor. Throw kMemory where the backend
-// has no room for a piece, kPeer where it doesn't answer.
+// Backend::compress() and decompress() for views of host memory with dense streams and runs in the order of their rows.
+// They wait. A task's fault cell is in host memory, and nothing is processed after the first block with an invalid
+// element. Low-rank formats use a LowRankCodec, whose reports compress_staged() passes on; after a non-finite product
+// it still searches for a non-finite factor. Throw kMemory if the backend has no memory for a block, and kPeer if it
+// does not answer.
 void compress_staged(Backend& backend, const CompressTask& task);
 void decompress_staged(Backend& backend, const DecompressTask& task);
-// Backend::compute_absmax() likewise.
+// Backend::compute_absmax() for host memory.
 void compute_absmax_staged(Backend& backend, const AbsmaxTask& task);
-// Backend::find_codebook() likewise, of which the tokens that are looked at go to the backend's memory, all at once.
+// Backend::find_codebook() for host memory. All sampled tokens are copied to the backend's memory at once.
 void find_codebook_staged(Backend& backend, const CodebookTask& task);
-// LowRankCodec::add_gram() likewise, of all rows.
+// LowRankCodec::add_gram() for host memory, over all rows.
 void add_gram_staged(Backend& backend, const RowFormat& format, const TensorView& rows, double* sums);
 
 }  // namespace ringattn

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Synthetic input: each element is a function of (seed, tensor, token, head, dim) and nothing else, by integer
-// arithmetic and one exact conversion and one multiplication in fp32, so every rank and device makes the same bits.
+// Synthetic inputs: each element is a pure function of (seed, tensor, token, head, dim), computed with integer
+// arithmetic, one exact conversion and one fp32 multiplication. So results are bitwise equal on all ranks and devices.
 //
-// One Philox block serves two neighbouring dims; each takes two words as four 16-bit numbers, whose sum is nearly
-// normal (Irwin-Hall): mean 4 · 65535 / 2 = 131070, standard deviation √((2³² − 1) / 3) ≈ 37837.2 ≈ 2¹⁶ / √3. Values
-// lie within ±3.47, with mean 0 and standard deviation 1.
+// One Philox block serves two neighboring dims. Each takes two words as four 16-bit numbers, whose sum is nearly normal
+// (Irwin-Hall): mean 4 · 65535 / 2 = 131070, standard deviation √((2³² − 1) / 3) ≈ 37837.2 ≈ 2¹⁶ / √3. Values are
+// within ±3.47, with mean 0 and standard deviation 1.
 #pragma once
 
 #include <cmath>
@@ -17,9 +17,8 @@
 
 namespace ringattn {
 
-// Below 16. The weights are matrices of heads, [heads, outer, inner] (kernels/batched_gemm.hpp): of these, the head
-// counts as the token, and the number of a row of the matrix as the head. So the matrices of some heads are those of a
-// run of tokens.
+// Below 16. In the weights, [heads, N, K] (kernels/batched_gemm.hpp), the matrix's head counts as the token and its row
+// as the head. So the matrices of some heads are those of a run of tokens.
 enum class SyntheticTensor : std::uint32_t {
   kQ = 0,
   kK = 1,
@@ -34,7 +33,7 @@ enum class SyntheticTensor : std::uint32_t {
   kSsmB = 10,
   kSsmC = 11,
   kSsmZ = 12,
-  kSsmHeads = 13,  // what a scan has once a head: D as token 0, dt_bias as token 1
+  kSsmHeads = 13,  // per-head SSM parameters: D as token 0, dt_bias as token 1
 };
 
 inline constexpr float kSyntheticScale = 0x1.bb67aep-16F;  // √3 / 2¹⁶
@@ -44,7 +43,7 @@ RINGATTN_HOST_DEVICE inline float synthetic_from_words(std::uint32_t a, std::uin
   return static_cast<float>(static_cast<std::int32_t>(sum) - 131070) * kSyntheticScale;
 }
 
-// The counter of the block that serves dims 2 · pair and 2 · pair + 1.
+// The Philox counter of the block for dims 2 · pair and 2 · pair + 1.
 RINGATTN_HOST_DEVICE inline PhiloxWords synthetic_counter(SyntheticTensor tensor, std::int64_t token, std::int64_t head,
                                                           std::int64_t pair) {
   const auto t = static_cast<std::uint64_t>(token);
@@ -52,7 +51,7 @@ RINGATTN_HOST_DEVICE inline PhiloxWords synthetic_counter(SyntheticTensor tensor
            static_cast<std::uint32_t>(tensor) << 28 | static_cast<std::uint32_t>(pair)}};
 }
 
-// Element (token, head, dim), before it is scaled and rounded to the tensor's dtype. `token` counts on the packed axis.
+// Element (token, head, dim), before scaling and rounding to the tensor's dtype. `token` counts on the packed axis.
 RINGATTN_HOST_DEVICE inline float synthetic_value(std::uint64_t seed, SyntheticTensor tensor, std::int64_t token,
                                                   std::int64_t head, std::int64_t dim) {
   const PhiloxWords words = philox4x32_10(synthetic_counter(tensor, token, head, dim / 2), seed);
@@ -60,14 +59,14 @@ RINGATTN_HOST_DEVICE inline float synthetic_value(std::uint64_t seed, SyntheticT
                       : synthetic_from_words(words.word[2], words.word[3]);
 }
 
-// What the elements of a tensor with rows of `dim` are multiplied by, in fp32, before they are rounded to its dtype.
-// Weights: 1/√dim rounded to fp32, so that their products with normal rows are about 1 again. All others: 1.
+// Factor of a tensor's elements, applied in fp32 before rounding. Weights: 1/√dim rounded to fp32, so that their
+// products with normal rows have about unit variance. All others: 1.
 inline float synthetic_scale(SyntheticTensor tensor, std::int64_t dim) {
   const bool weights = tensor == SyntheticTensor::kWeightKeys || tensor == SyntheticTensor::kWeightValues;
   return weights ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim))) : 1.0F;
 }
 
-// Tokens [begin, end) of the packed axis, on which sequences lie one after the other.
+// Tokens [begin, end) of the packed axis, on which sequences are concatenated.
 struct PackedRun {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -82,8 +81,8 @@ inline std::int64_t total_tokens(std::span<const PackedRun> runs) {
   return tokens;
 }
 
-// On the host: `rows`, [total_tokens(runs), heads, dim], get the elements of the runs' tokens, rounded to nearest even.
-// `threads` of 0 is as many as OpenMP chooses; the values don't depend on it.
+// Fills `rows`, [total_tokens(runs), heads, dim] in host memory, with the elements of the runs' tokens, rounded to
+// nearest even. `threads` 0: OpenMP chooses. Values do not depend on it.
 void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                     const MutableTensorView& rows, int threads = 0);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Has the loop behind it unrolled, whatever the compiler thinks of it: sums live in registers only then.
+// Forces the next loop to be unrolled, so that its accumulators stay in registers.
 #pragma once
 
 #if defined(__clang__)
