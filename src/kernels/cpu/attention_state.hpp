@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU kernel's fold state: a row's open group of key tiles, and the groups before it. In memory there are for each
-// (row, head), one after the other,
-//   flags                 which of the two are there: kHasMerged, kHasCurrent
-//   m, l, O[head_dim_v]   of the open group
-//   m, l, O[head_dim_v]   of the groups before it, merged
-// and the numbers of a part that isn't there are never read.
+// AttentionState of the CPU kernel: a row's partial of the current KV split, and the merged splits before it. In memory
+// each (row, head) has, one after the other,
+//   flags                 which of the two are present: kHasMerged, kHasCurrent
+//   m, l, O[head_dim_v]   of the current split
+//   m, l, O[head_dim_v]   of the merged splits
+// Floats of an absent part are never read.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace ringattn::cpu {
 inline constexpr int kHasMerged = 1;
 inline constexpr int kHasCurrent = 2;
 
-// A row on its way, or between two tasks. It owns no memory: both O lie elsewhere.
+// A row's state, during or between tasks. Does not own memory: both O are elsewhere.
 struct AttentionState {
   int flags = 0;
   Partial current;
@@ -29,28 +29,28 @@ inline std::size_t state_floats(const AttentionSpec& spec) {
   return 2 * (static_cast<std::size_t>(spec.head_dim_v) + 2) + 1;
 }
 
-// Of the row and head; `State` is float or const float.
+// Address of the state of (row, head). `State` is float or const float.
 template <typename State>
 State* state_at(const AttentionSpec& spec, State* state, std::int64_t row, std::int64_t head) {
   return state + static_cast<std::size_t>(row * spec.heads + head) * state_floats(spec);
 }
 
-// The row whose state begins at `state`; both O stay there.
+// Reads the state at `state`. Both O stay there.
 AttentionState read_state(const AttentionSpec& spec, float* state);
-// Writes the numbers of `row`, and both O where they don't lie in the state already.
+// Writes the floats of `row`, and both O unless they are already in the state.
 void write_state(const AttentionSpec& spec, const AttentionState& row, float* state);
 
-// Merges the open group, if there is one, into the groups before it. What comes next is another group's.
+// Merges the current split, if there is one, into the merged splits. The next tile then begins another split.
 void merge_current(const AttentionSpec& spec, const TileOps& ops, AttentionState& row);
-// Closes the row's open group, then merges all of `partial`, which is one group, behind it.
+// Merges the row's current split, and then all of `partial`, which is one split, after it.
 void merge_row(const AttentionSpec& spec, const TileOps& ops, const AttentionState& partial, AttentionState& row);
-// Everything that the row has folded. Closes the open group where there are others.
+// The partial of everything that the row has attended to. Merges the current split if there are merged ones.
 Partial merge_all(const AttentionSpec& spec, const TileOps& ops, AttentionState& row);
 
-// Which NaN an operation on two of them gives is the compiler's choice: every NaN that leaves is the same one.
+// Replaces NaN by one canonical NaN, because the compiler chooses which NaN an operation on two of them gives.
 float one_nan(float x);
 
-// Divides, rounds and writes one row. sink: null or the head's; out: [head_dim_v] of spec.dtype. Returns LSE.
+// Divides, rounds and writes one row. `sink` is null or the head's sink. out: [head_dim_v] of spec.dtype. Returns LSE.
 float finish_row(const AttentionSpec& spec, const Partial& row, const float* sink, std::byte* out);
 
 }  // namespace ringattn::cpu

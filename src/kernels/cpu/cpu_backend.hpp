@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cpu backend: host memory, a number of threads, and the SIMD target that its kernels use.
+// The CPU backend: host memory, a number of threads, and the SIMD target of its kernels.
 #pragma once
 
 #include <chrono>
@@ -23,7 +23,7 @@ namespace ringattn::cpu {
 
 class CpuBackend final : public Backend {
  public:
-  // threads ≤ 0: as many as OpenMP would start (OMP_NUM_THREADS, else every core); 1 in a build without OpenMP.
+  // threads ≤ 0: as many as OpenMP would start (OMP_NUM_THREADS, else one per core). 1 in a build without OpenMP.
   explicit CpuBackend(int threads);
 
   int threads() const { return threads_; }
@@ -54,7 +54,7 @@ class CpuBackend final : public Backend {
   void check_finite(const FiniteTask& task, Stream) override { check_finite_on_host(task); }
   void find_codebook(const CodebookTask& task, Stream) override { find_codebook_on_host(task, threads_); }
   void add_gram(const GramTask& task, Stream) override { add_gram_on_host(task, threads_); }
-  // Host work is finished when its call returns: a mark is the time of its call, and there is nothing to wait for.
+  // Host work is complete when its call returns: an event is the time of its call, and waits return immediately.
   void synchronize(Stream, const Deadline&, const Progress&) override {}
   std::unique_ptr<Events> make_events(std::size_t count, bool timed) override;
   std::unique_ptr<PriorityStream> make_priority_stream(std::size_t) override { return nullptr; }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `cpu_conv1d`: threads over pieces of the runs. Channels that are multiples of 8.
+// The CPU conv1d kernel, `cpu_conv1d`: threads process blocks of rows of the runs. Supports channels that are multiples
+// of 8.
 #pragma once
 
 #include <memory>
@@ -8,7 +9,7 @@
 
 namespace ringattn::cpu {
 
-// What the threads of a backend, which make_cpu_backend() made, reach together where nobody has measured.
+// Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend().
 double cpu_conv1d_speed(const Backend& backend);
 
 // `backend` is a CpuBackend and outlives the kernel.

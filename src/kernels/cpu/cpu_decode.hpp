@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How `cpu_attention` decodes: threads over (sequence, KV head, group of key tiles), then over rows, whose partials
-// they merge. It can do what the fold can.
+// Decode of `cpu_attention`: threads process (sequence, KV head, KV split), then rows, whose partials they merge. It
+// supports the same specs as prefill.
 #pragma once
 
 #include <memory>

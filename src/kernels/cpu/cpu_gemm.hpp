@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of heads with their matrices on the CPU, `cpu_gemm`: any dtype, dims that are multiples of 8.
+// The CPU batched GEMM kernel, `cpu_gemm`. Supports every dtype, and dims that are multiples of 8.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace ringattn::cpu {
 
-// What `spec` requires that the kernel lacks; see KernelRow::missing.
+// What `spec` requires and the kernel does not support (KernelRow::missing).
 std::vector<std::string> cpu_gemm_missing(const BatchedGemmSpec& spec);
 
 // `backend` is a CpuBackend and outlives the kernel.

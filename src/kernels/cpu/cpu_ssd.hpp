@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU scans: `cpu_ssd` has one decay a head (Mamba-2), `cpu_selective_scan` one for each state of each channel
-// (Mamba-1). What they can do, and how to make one.
+// The CPU SSM kernels: `cpu_ssd` has one decay per head (Mamba-2), `cpu_selective_scan` one for each state of each
+// channel (Mamba-1).
 #pragma once
 
 #include <memory>
@@ -11,11 +11,11 @@
 
 namespace ringattn::cpu {
 
-// What `spec` requires that the kernel lacks; see KernelRow::missing.
+// What `spec` requires and the kernel does not support (KernelRow::missing).
 std::vector<std::string> cpu_ssd_missing(const SsmSpec& spec);
 std::vector<std::string> cpu_selective_scan_missing(const SsmSpec& spec);
 
-// What the threads of a backend, which make_cpu_backend() made, reach together where nobody has measured.
+// Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend().
 double cpu_ssd_speed(const Backend& backend);
 double cpu_selective_scan_speed(const Backend& backend);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one matrix product of the fold, C[rows, panel] = Σ_k A[rows, k] · B[k, panel], blocked in registers. Each element
-// is one chain of multiply-adds over k in order, from zero: its bits don't depend on which rows are computed together.
+// Register-blocked matrix product of the CPU kernels, C[rows, panel] = Σ_k A[rows, k] · B[k, panel]. Each element is
+// one chain of multiply-adds over k in order, from zero: its bits do not depend on which rows are computed together.
 #if defined(RINGATTN_KERNELS_CPU_GEMM_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_GEMM_INL_HPP_
 #undef RINGATTN_KERNELS_CPU_GEMM_INL_HPP_
@@ -21,7 +21,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using Floats = hn::ScalableTag<float>;
 using FloatVector = hn::Vec<Floats>;
 
-// Register blocks: rows × vectors accumulators, a row of B and one element of A at a time.
+// Register blocking: rows × vectors accumulators, with one row of B and one element of A at a time.
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3  // 32 registers
 inline constexpr int kBlockRows = 12;
 inline constexpr int kPanelVectors = 2;
@@ -73,7 +73,8 @@ HWY_INLINE void multiply_block(const GemmOperands& f, std::size_t row, const Sto
   }
 }
 
-// Rows [row, rows) in blocks of kRows, what is left in smaller ones: powers of two, to compile few of them.
+// Rows [row, rows) in blocks of kRows, and the remaining rows in smaller blocks. Their sizes are powers of two, to
+// limit the number of instantiations.
 template <int kRows, int kVectors, class Store>
 HWY_INLINE void multiply_from(const GemmOperands& f, std::size_t row, std::size_t rows, const Store& store) {
   for (; row + kRows <= rows; row += kRows) multiply_block<kRows, kVectors>(f, row, store);
@@ -83,7 +84,7 @@ HWY_INLINE void multiply_from(const GemmOperands& f, std::size_t row, std::size_
   }
 }
 
-// Calls store(row, column, vector) for every vector of the product of `rows` rows and the first kVectors vectors of a
+// Calls store(row, column, vector) for each vector of the product of `rows` rows and the first kVectors vectors of a
 // panel.
 template <int kVectors, class Store>
 HWY_NOINLINE void multiply(const GemmOperands& f, std::size_t rows, const Store& store) {

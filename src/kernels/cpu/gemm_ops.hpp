@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of `cpu_gemm`, one table of functions per SIMD target, as tile_ops.hpp has it for the fold.
+// Arithmetic of `cpu_gemm`, one function table per SIMD target like tile_ops.hpp.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace ringattn::cpu {
 
-// One head's matrix as it lies in memory, [dim_n, dim_k]. Strides count bytes; one of them is that of an element.
+// One head's weight matrix in memory, [dim_n, dim_k]. Strides count bytes, and one of them is the size of an element.
 struct GemmMatrix {
   const std::byte* data = nullptr;
   Dtype dtype = Dtype::kBf16;
@@ -19,7 +19,7 @@ struct GemmMatrix {
   std::int64_t k_stride = 0;
 };
 
-// Rows of one head, and where their products go.
+// Input and output rows of one head.
 struct GemmRows {
   const float* rows = nullptr;  // [count, dim_k]
   std::int64_t count = 0;
@@ -28,11 +28,11 @@ struct GemmRows {
   Dtype dtype = Dtype::kBf16;
 };
 
-// `panels` are aligned to kVectorAlignment (tile_ops.hpp); dims are multiples of 8.
+// `panels` are aligned to kVectorAlignment (tile_ops.hpp). Dims are multiples of 8.
 struct GemmOps {
   int panel_width;  // columns of a panel
 
-  // A matrix in fp32, [⌈dim_n / panel_width⌉, dim_k, panel_width]; columns behind the last are zero.
+  // Packs a matrix to fp32 panels, [⌈dim_n / panel_width⌉, dim_k, panel_width]. Columns after the last are zero.
   void (*pack)(const GemmMatrix& matrix, float* panels);
   // Each element: one chain of multiply-adds over dim_k in order, from zero, and one rounding.
   void (*multiply)(const GemmRows& rows, std::int64_t dim_n, std::int64_t dim_k, const float* panels);
@@ -42,7 +42,7 @@ struct GemmOps {
   }
 };
 
-// The table of the SIMD target that best_tile_ops() has.
+// The table of best_tile_ops()'s SIMD target.
 const GemmOps& best_gemm_ops();
 
 }  // namespace ringattn::cpu

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// exp2 and tanh on vectors, in explicit steps, so that a target's bits are what is written here. NaN comes out as NaN
-// (Highway's own Exp gives 0). The polynomials are minimax fits in relative error, with fp32 coefficients.
+// Vectorized exp2 and tanh in explicit steps, so that a target's bits are fixed by this file. NaN gives NaN (Highway's
+// own Exp gives 0). The polynomials are minimax fits of the relative error, with fp32 coefficients.
 #if defined(RINGATTN_KERNELS_CPU_MATH_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_MATH_INL_HPP_
 #undef RINGATTN_KERNELS_CPU_MATH_INL_HPP_
@@ -21,7 +21,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp2_in_range(D d, V x) {
   const hn::Rebind<std::uint32_t, D> du;
-  // Adding 1.5 · 2^23 rounds x to the nearest integer n; 127 more, and the low bits are the exponent field of 2^n.
+  // Adding 1.5 · 2^23 rounds x to the nearest integer n. Adding 127 more makes the low bits the exponent field of 2^n.
   const V magic = hn::Set(d, 12583039.0F);
   const V shifted = hn::Add(x, magic);
   const V fraction = hn::Sub(x, hn::Sub(shifted, magic));  // exact, in [−0.5, 0.5]
@@ -36,9 +36,9 @@ HWY_INLINE V exp2_in_range(D d, V x) {
   return hn::Mul(p, power);
 }
 
-// The weight 2^x of a score that lies x (in units of log 2, at most kMergeRescaleThreshold) from its softmax_offset: 0
-// for −∞, NaN for NaN. The weight of a finite score is never less than 2^−100. In exact arithmetic it isn't 0 either,
-// so ∞ in V gives ∞ and not 0 · ∞; and no subnormal slows the sums down.
+// The softmax weight 2^x of a score with log2 distance x from its softmax offset (at most kMergeRescaleThreshold): 0
+// for −∞, NaN for NaN. The weight of a finite score is at least 2^−100. It is not 0 in exact arithmetic either, so ∞ in
+// V gives ∞ and not 0 · ∞. The bound also avoids slow subnormals in the sums.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V weight(D d, V x) {
   const V lowest = hn::Set(d, -100.0F);
@@ -58,7 +58,7 @@ HWY_INLINE V tanh(D d, V x) {
   p = hn::MulAdd(p, square, hn::Set(d, 0x1.1106f6p-3F));
   p = hn::MulAdd(p, square, hn::Set(d, -0x1.555532p-2F));
   const V small = hn::MulAdd(hn::Mul(p, square), x, x);
-  // Elsewhere 1 − 2 / (e^2|x| + 1), which is 1 from 10 on.
+  // Otherwise 1 − 2 / (e^2|x| + 1), which rounds to 1 from 10 on.
   const V ten = hn::Set(d, 10.0F);
   const V bounded = hn::IfThenElse(hn::Gt(magnitude, ten), ten, magnitude);
   const V exponential = exp2_in_range(d, hn::Mul(bounded, hn::Set(d, 2.88539008F)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The merge step (kernels/merge.hpp) of one row. A weight is never less than 2^−100, in this step as in a tile's
-// (math-inl.hpp), so ∞ stays ∞ however far a group's scores lie below those of another.
+// The merge step (kernels/merge.hpp) of one row. A weight is at least 2^−100, as within a tile (math-inl.hpp), so ∞
+// stays ∞ however far a split's scores are below those of another.
 #if defined(RINGATTN_KERNELS_CPU_MERGE_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_MERGE_INL_HPP_
 #undef RINGATTN_KERNELS_CPU_MERGE_INL_HPP_
@@ -29,7 +29,7 @@ inline void merge(int head_dim_v, const Partial& group, Partial& row) {
   row.offset = step.softmax_offset;
   row.sum = step.sum;
   const Floats d;
-  const FloatVector kept = hn::Set(d, step.state_scale);  // 1 where the softmax_offset stays: exact
+  const FloatVector kept = hn::Set(d, step.state_scale);  // 1 if not rescaled: exact
   const FloatVector factor = hn::Set(d, step.partial_scale);
   const auto joined = [&](FloatVector before, FloatVector of_group)
                           HWY_ATTR { return hn::MulAdd(of_group, factor, hn::Mul(before, kept)); };

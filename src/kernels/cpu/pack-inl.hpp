@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Widening to fp32 and packing of a key tile, on vectors. All conversions are exact, NaN and subnormals included.
+// Widening to fp32 and packing of a key tile, vectorized. All conversions are exact, also for NaN and subnormals.
 #if defined(RINGATTN_KERNELS_CPU_PACK_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_PACK_INL_HPP_
 #undef RINGATTN_KERNELS_CPU_PACK_INL_HPP_
@@ -17,7 +17,7 @@ namespace ringattn::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-using AtMostEight = hn::CappedTag<float, 8>;  // its lanes divide every head_dim
+using AtMostEight = hn::CappedTag<float, 8>;  // its lane count divides every head_dim
 
 // One vector of elements `index`, index + 1, … of a row.
 template <Dtype kDtype, class D>
@@ -29,8 +29,8 @@ HWY_INLINE hn::Vec<D> load_wide(D d, const std::byte* row, std::size_t index) {
     const hn::Rebind<std::uint32_t, D> d32;
     const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(row) + index));
     if constexpr (kDtype == Dtype::kBf16) return hn::BitCast(d, hn::ShiftLeft<16>(bits));
-    // fp16: with its fields moved into place the exponent is 112 too small, which an exact multiplication mends (also
-    // for subnormals); ∞ and NaN get fp32's largest exponent instead.
+    // fp16: after its fields are moved into place, the exponent is 112 too small. An exact multiplication corrects it,
+    // also for subnormals. ∞ and NaN get fp32's largest exponent instead.
     const auto magnitude = hn::And(bits, hn::Set(d32, 0x7fffU));
     const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
     const auto moved = hn::ShiftLeft<13>(magnitude);
@@ -47,7 +47,7 @@ inline constexpr std::int64_t kKeysAtOnce = 1;
 inline constexpr std::int64_t kKeysAtOnce = 4;
 #endif
 
-// kKeysAtOnce rows → as many columns of a panel.
+// Transposes kKeysAtOnce rows to columns of a panel.
 template <Dtype kDtype>
 HWY_INLINE void transpose(const std::byte* const* rows, std::size_t dims, std::size_t panel_width, float* target) {
 #if HWY_TARGET == HWY_SCALAR
@@ -75,7 +75,7 @@ HWY_INLINE void transpose(const std::byte* const* rows, std::size_t dims, std::s
 
 template <Dtype kDtype>
 void pack_k(const TileShape& shape, const TileRows& k, std::int64_t keys, std::size_t panel_width, float* panels) {
-  // Columns behind the last key are zero: they are multiplied, and then masked.
+  // Columns after the last key are zero: they are multiplied, and then masked.
   static constexpr std::byte kZeroRow[kMaxHeadDim * sizeof(float)] = {};
   const auto dims = static_cast<std::size_t>(shape.head_dim);
   const auto width = static_cast<std::int64_t>(panel_width);
@@ -105,7 +105,7 @@ bool pack_v(const TileShape& shape, const TileRows& v, std::int64_t keys, std::s
         taint = hn::MulAdd(value, hn::Zero(d), taint);
         hn::Store(value, d, target + c);
       }
-      // The last vector is multiplied whole.
+      // Pads to a whole vector, because the last vector is multiplied whole.
       for (std::size_t c = width; c % kVector != 0; c += hn::Lanes(d)) hn::Store(hn::Zero(d), d, target + c);
     }
   }

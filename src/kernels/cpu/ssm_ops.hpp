@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of the CPU scans, one table of functions per SIMD target, as tile_ops.hpp is for the fold. Every
-// element of a result is one chain of steps in a stated order, so its bits don't depend on the length of vectors.
+// Arithmetic of the CPU SSM kernels, one function table per SIMD target like tile_ops.hpp. Each element of a result is
+// one chain of operations in a stated order, so its bits do not depend on the vector length.
 #pragma once
 
 #include <cstddef>
 
 namespace ringattn::cpu {
 
-inline constexpr int kChannelBlock = 8;  // channels of a selective scan that are computed side by side
+inline constexpr int kChannelBlock = 8;  // channels of a selective scan computed in parallel lanes
 
-// What a block of channels needs for the tokens of a chunk.
+// Inputs of a block of channels for the tokens of a chunk.
 struct ChannelTokens {
   int tokens = 0;
   int states = 0;
@@ -17,13 +17,13 @@ struct ChannelTokens {
   const float* dt = nullptr;     // [tokens, kChannelBlock]
   const float* x = nullptr;      // [tokens, kChannelBlock]
   const float* b = nullptr;      // [tokens, states]
-  const float* c = nullptr;      // [tokens, states], or null where y is not wanted
+  const float* c = nullptr;      // [tokens, states], or null if y is not needed
 };
 
 // Arrays need no alignment. `width` is a multiple of `lanes`.
 struct SsmOps {
-  int lanes;                // floats of a vector
-  double flops_per_second;  // of one thread, roughly, where nobody has measured
+  int lanes;                // floats per vector
+  double flops_per_second;  // default speed estimate of one thread
 
   // values ← 2^values; `count` is a multiple of kChannelBlock. 0 below −126, NaN for NaN.
   void (*exp2)(float* values, int count);
@@ -32,15 +32,15 @@ struct SsmOps {
   // out[r, i] = Σ_k a[r, k] · m[k, i]: from zero, k ascending to depth. a: [rows, a_stride], m: [depth, width],
   // out: [rows, width].
   void (*product)(const float* a, std::ptrdiff_t a_stride, int rows, int depth, const float* m, int width, float* out);
-  // out[r, i] ← out[r, i] · scale[r], and then + a[r, k] · m[k, i] for k = 0, 1, …, r. a: [rows, a_stride].
+  // out[r, i] ← out[r, i] · scale[r], then + a[r, k] · m[k, i] for k = 0, 1, …, r. a: [rows, a_stride].
   void (*add_lower)(const float* a, std::ptrdiff_t a_stride, int rows, const float* scale, const float* m, int width,
                     float* out);
-  // weights[i, j] = scores[i, j] · 2^(sums[i] − sums[j]) · dt[j], from left to right, for j ≤ i; others are
+  // weights[i, j] = scores[i, j] · 2^(sums[i] − sums[j]) · dt[j], evaluated from left to right, for j ≤ i. Others are
   // unspecified. scores, weights: [kChunkTokens, kChunkTokens], of which `rows` rows; sums, dt: [kChunkTokens].
   void (*intra_chunk_scores)(int rows, const float* scores, const float* sums, const float* dt, float* weights);
   // target[r, j] = source[r, j] · scale[j]; [rows, kChunkTokens].
   void (*scale_columns)(int rows, const float* source, const float* scale, float* target);
-  // result = fma(decay, before, local), of `count` elements, a multiple of kChannelBlock; result may be one of them.
+  // result = fma(decay, before, local) for `count` elements, a multiple of kChannelBlock. `result` may alias an input.
   void (*join)(float decay, const float* before, const float* local, int count, float* result);
   // result[n, i] = fma(2^(rates[n, i] · times[i]), before[n, i], local[n, i]); [states, kChannelBlock].
   void (*join_channels)(int states, const float* rates, const float* times, const float* before, const float* local,
@@ -48,14 +48,14 @@ struct SsmOps {
   // Token by token: state ← fma(2^(dt · rate), state, (dt · x) · b), and y = Σ_n c[n] · state[n], n ascending.
   // state: [states, kChannelBlock], y: [tokens, kChannelBlock] or null.
   void (*scan_channels)(const ChannelTokens& in, float* state, float* y);
-  // y ← fma(d, x, y) where there is d [kChannelBlock], whose elements repeat; y ← y · z / (1 + exp(−z)) where there is
-  // z. `count` is a multiple of kChannelBlock.
+  // y ← fma(d, x, y) if d is not null; d is [kChannelBlock], used cyclically. Then y ← y · z / (1 + exp(−z)) if z is
+  // not null. `count` is a multiple of kChannelBlock.
   void (*finish)(int count, const float* d, const float* x, const float* z, float* y);
   // One token of a state update: state[n] ← fma(decays[n], state[n], input · b[n]); returns Σ c[n] · state[n], summed
   // in kChannelBlock columns. `states` is a multiple of kChannelBlock.
   float (*update)(int states, const float* decays, float input, const float* b, const float* c, float* state);
-  // y[i] = bias[i] + Σ_k weights[k, i] · x[k, i], fused, k ascending; then silu(y) where wanted. bias may be null.
-  // x, weights: [width, channels]; `channels` is a multiple of kChannelBlock.
+  // y[i] = bias[i] + Σ_k weights[k, i] · x[k, i], fused, k ascending; then silu(y) if `silu`. bias may be null. x,
+  // weights: [width, channels]; `channels` is a multiple of kChannelBlock.
   void (*convolve)(int channels, int width, const float* x, const float* weights, const float* bias, bool silu,
                    float* y);
 };

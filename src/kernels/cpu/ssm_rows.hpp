@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a scan's tensors to fp32 and back.
+// Converts rows of an SSM task's tensors to fp32 and back.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ inline float element_at(const TensorView& view, std::int64_t row, std::int64_t h
   return load_element(view.at(row, head), view.dtype);
 }
 
-// All elements of a head, as many as there are.
+// Converts all view.dim elements of a head.
 inline void load_elements(const TensorView& view, std::int64_t row, std::int64_t head, float* target) {
   const std::byte* const source = view.at(row, head);
   for (std::int64_t i = 0; i < view.dim; ++i) {
@@ -23,13 +23,13 @@ inline void load_elements(const TensorView& view, std::int64_t row, std::int64_t
   }
 }
 
-// `count` contiguous elements to fp32; a multiple of 8.
+// Converts `count` contiguous elements to fp32; a multiple of 8.
 inline void widen_row(const TileOps& ops, const TensorView& view, std::int64_t row, std::int64_t head, int count,
                       float* target) {
   ops.widen(view.at(row, head), view.dtype, count, target);
 }
 
-// Back, rounded to nearest even.
+// Converts fp32 to `dtype`, rounded to nearest even.
 inline void narrow_row(const float* values, int count, Dtype dtype, std::byte* target) {
   if (dtype == Dtype::kBf16) {
     auto* const bits = reinterpret_cast<std::uint16_t*>(target);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread_pool of threads that takes items of work one after the other, while the calling thread keeps transfers
-// going.
+// A pool of threads that process work items, while the calling thread also drives communication (Progress).
 #pragma once
 
 #include <atomic>
@@ -17,8 +16,8 @@
 
 namespace ringattn::cpu {
 
-// What a thread asks between pieces of its work: whether to stop. On the calling thread it runs the caller's progress
-// first, which may throw.
+// Threads ask it between parts of an item whether to stop. On the calling thread it first runs the caller's progress,
+// which may throw.
 struct Checkpoint {
   const std::atomic<bool>& stop;
   const Progress* progress = nullptr;
@@ -29,7 +28,7 @@ struct Checkpoint {
   }
 };
 
-// Items of work that a thread_pool of threads takes one after the other, until all are done or one thread fails.
+// Hands out work items to threads, until all are done or one thread fails.
 class ThreadPool {
  public:
   explicit ThreadPool(std::int64_t items) : items_(items) {}
@@ -41,8 +40,8 @@ class ThreadPool {
     return item < items_ ? item : -1;
   }
 
-  // Calls work(thread, checkpoint) once in each of `threads` threads, which take items until there are none. Throws
-  // what one of them has thrown first, once all have ended.
+  // Calls work(thread, checkpoint) once in each of `threads` threads, which take items until there are none. After all
+  // have returned, rethrows the first exception of any of them.
   template <typename Work>
   void run(int threads, const Progress& progress, Work work) {
     std::atomic<int> ended{0};
@@ -51,7 +50,8 @@ class ThreadPool {
       guard([&] { work(thread, Checkpoint{stop_, is_caller ? &progress : nullptr}); });
       ended.fetch_add(1, std::memory_order_release);
       if (!is_caller || !progress) return;
-      // Transfers go on while the others do their last items. At least one call, so that every run polls.
+      // Communication continues while other threads finish their last items. At least one call, so that every run
+      // polls.
       guard([&] {
         while (!stop_.load(std::memory_order_relaxed)) {
           progress();
@@ -71,7 +71,7 @@ class ThreadPool {
   }
 
  private:
-  // Runs `part`, and keeps what it throws first: nothing may leave a parallel region.
+  // Runs `part` and stores its exception if it is the first: no exception may leave a parallel region.
   template <typename Part>
   void guard(Part part) {
     try {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile step within a group, (m, l, O) ← fold((m, l, O), tile):
+// Online softmax step for one key tile within a KV split, (m, l, O) and tile → (m′, l′, O′):
 //   x  = softcap(S · softmax_scale), −∞ where masked        m′ = max(m, max x)
 //   p  = exp(x − m′)                                        s  = exp(m − m′)
 //   l′ = l · s + Σ p                                        O′ = O · s + Σ p · v
-// A row's bits depend on the row and the keys that it sees, and on nothing else: Σ p is summed from zero, lane by lane,
-// in order of the keys, and a masked key's p = 0 adds nothing, so that skipping it, or a run of them, is the identity.
+// A row's bits depend only on the row and the keys that it sees: Σ p is summed from zero, lane by lane, in key order. A
+// masked key's p = 0 adds nothing, so masked keys may be skipped or not.
 #if defined(RINGATTN_KERNELS_CPU_TILE_STEP_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_TILE_STEP_INL_HPP_
 #undef RINGATTN_KERNELS_CPU_TILE_STEP_INL_HPP_
@@ -24,11 +24,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
 
-inline constexpr int kRowBlock = 24;  // S, P and a panel fit into the first-level cache
+inline constexpr int kRowBlock = 24;  // S, P and a panel fit into the L1 cache
 inline constexpr std::size_t kRowBlockPadded = (kRowBlock + kLanes - 1) / kLanes * kLanes;
 static_assert(kRowBlock % kBlockRows == 0 && kKeyTile % kPanelWidth == 0);
 
-// Up to kRowBlock rows of a batch; `span` holds every key that one of them sees.
+// Up to kRowBlock rows of a batch. `span` holds every key that one of them sees.
 struct RowBlock {
   std::size_t first = 0;
   int rows = 0;
@@ -51,13 +51,13 @@ struct AttentionOutputs {
   HWY_INLINE void operator()(std::size_t row, std::size_t column, FloatVector value) const {
     const Floats d;
     float* at = o + row * stride + column;
-    // + 0 turns −0 into +0: the sign of a zero could tell whether masked keys were multiplied or skipped.
+    // + 0 turns −0 into +0: otherwise the sign of a zero would depend on whether masked keys are multiplied or skipped.
     const FloatVector tile_sum = hn::Add(value, hn::Zero(d));
     hn::Store(hn::MulAdd(hn::Load(d, at), hn::Set(d, scale[row]), tile_sum), d, at);
   }
 };
 
-// Scores → x in place; returns max(m, max x). A NaN score is passed over here: its p is NaN.
+// Converts scores to x in place. Returns max(m, max x). A NaN score is ignored in the max: its p is NaN.
 template <bool kMasked, bool kCapped>
 HWY_INLINE float scale_and_mask(const TileShape& shape, ColumnRange block, ColumnRange visible, float m, float* row) {
   const Floats d;
@@ -84,7 +84,7 @@ HWY_INLINE float scale_and_mask(const TileShape& shape, ColumnRange block, Colum
   return m;
 }
 
-// x → p in place; returns Σ p.
+// Converts x to p in place. Returns Σ p.
 HWY_INLINE float exponentiate(ColumnRange block, float softmax_offset, float* row) {
   const Floats d;
   const FloatVector shift = hn::Set(d, softmax_offset);
@@ -132,10 +132,10 @@ void attend_block(const TileShape& shape, const PackedTile& tile, const RowBatch
   }
   for (std::size_t r = 0; r < rows; r += kLanes) {
     const FloatVector m = hn::Load(d, m_new + r);
-    // Where every score so far is −∞: −∞ − 0 weighs 0, −∞ − −∞ would be NaN.
+    // If every score so far is −∞: −∞ − 0 gives weight 0, but −∞ − −∞ would give NaN.
     const FloatVector finite = hn::IfThenZeroElse(hn::Eq(m, hn::Set(d, -std::numeric_limits<float>::infinity())), m);
     hn::Store(finite, d, softmax_offset + r);
-    // The difference first: an unchanged maximum scales by exactly 1.
+    // Subtract before scaling to log2: an unchanged maximum scales by exactly 1.
     const FloatVector change = hn::Sub(hn::Load(d, m_old + r), finite);
     hn::Store(weight(d, hn::Mul(change, hn::Set(d, kLog2E))), d, scale + r);
   }
@@ -161,8 +161,8 @@ void attend_block(const TileShape& shape, const PackedTile& tile, const RowBatch
   }
 }
 
-// The next rows to fold together. In a tile whose values are not all finite they must see the same keys: there
-// p = 0 of a masked key would still make NaN.
+// The next rows to process together. In a tile with non-finite values they must see the same keys, because p = 0 of a
+// masked key times such a value would be NaN.
 inline RowBlock next_block(const PackedTile& tile, const RowBatch& batch, std::size_t first) {
   RowBlock block{first, 0, batch.visible[first]};
   const int limit = std::min(kRowBlock, batch.rows - static_cast<int>(first));
