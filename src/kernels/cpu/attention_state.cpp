@@ -9,8 +9,8 @@ namespace ringattn::cpu {
 
 namespace {
 
-// `partial` joins the closed groups.
-void append(const AttentionSpec& spec, const TileOps& ops, const Partial& partial, AttentionState& row) {
+// Merges `partial` into the merged splits.
+void merge_partial(const AttentionSpec& spec, const TileOps& ops, const Partial& partial, AttentionState& row) {
   if ((row.flags & kHasMerged) != 0) {
     ops.merge(spec.head_dim_v, partial, row.merged);
     return;
@@ -37,9 +37,9 @@ void write_row(const float* o, int count, float scale, float l, std::byte* out, 
 }  // namespace
 
 AttentionState read_state(const AttentionSpec& spec, float* state) {
-  float* const open = state + 1;
-  float* const closed = open + 2 + spec.head_dim_v;
-  return {static_cast<int>(state[0]), {open[0], open[1], open + 2}, {closed[0], closed[1], closed + 2}};
+  float* const current = state + 1;
+  float* const merged = current + 2 + spec.head_dim_v;
+  return {static_cast<int>(state[0]), {current[0], current[1], current + 2}, {merged[0], merged[1], merged + 2}};
 }
 
 void write_state(const AttentionSpec& spec, const AttentionState& row, float* state) {
@@ -50,19 +50,19 @@ void write_state(const AttentionSpec& spec, const AttentionState& row, float* st
 
 void merge_current(const AttentionSpec& spec, const TileOps& ops, AttentionState& row) {
   if ((row.flags & kHasCurrent) == 0) return;
-  append(spec, ops, row.current, row);
+  merge_partial(spec, ops, row.current, row);
   row.flags &= ~kHasCurrent;
 }
 
 void merge_row(const AttentionSpec& spec, const TileOps& ops, const AttentionState& partial, AttentionState& row) {
   merge_current(spec, ops, row);
-  // A group that was folded to its end may have been closed or not.
-  if ((partial.flags & kHasMerged) != 0) append(spec, ops, partial.merged, row);
-  if ((partial.flags & kHasCurrent) != 0) append(spec, ops, partial.current, row);
+  // A completed split may already be merged or not.
+  if ((partial.flags & kHasMerged) != 0) merge_partial(spec, ops, partial.merged, row);
+  if ((partial.flags & kHasCurrent) != 0) merge_partial(spec, ops, partial.current, row);
 }
 
 Partial merge_all(const AttentionSpec& spec, const TileOps& ops, AttentionState& row) {
-  if ((row.flags & kHasMerged) == 0) return row.current;  // the only group, or the identity
+  if ((row.flags & kHasMerged) == 0) return row.current;  // the only split, or the identity
   merge_current(spec, ops, row);
   return row.merged;
 }
@@ -83,7 +83,7 @@ float finish_row(const AttentionSpec& spec, const Partial& row, const float* sin
     sum = sum * weight + std::exp(logit - finite);
     scale = static_cast<float>(weight);
   }
-  // Nothing was seen: O is 0, and log 0 is −∞.
+  // If no key was seen, O is 0, and log 0 is −∞.
   const float divisor = sum == 0.0 ? 1.0F : static_cast<float>(sum);
   switch (spec.dtype) {
     case Dtype::kF32:

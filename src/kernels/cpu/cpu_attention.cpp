@@ -34,7 +34,7 @@ class CpuAttention final : public AttentionKernel {
     return static_cast<std::size_t>(rows * spec_.heads) * state_floats(spec_) * sizeof(float);
   }
   std::size_t scratch_bytes(const AttentionLimits& limits) const override {
-    // At worst every row is a group of its own.
+    // At worst every row has its own work tile.
     return thread_bytes_ * static_cast<std::size_t>(threads_) +
            static_cast<std::size_t>(limits.rows) * sizeof(WorkTile);
   }
@@ -44,18 +44,19 @@ class CpuAttention final : public AttentionKernel {
 
   void attend(const AttentionTask& task, Stream, const Progress& progress) override {
     check_attention_task(spec_, kKeyTile, task);
-    const std::vector<WorkTile> groups = make_work_tiles(task.queries, tile_rows(task.q.tokens), spec_.block_mask);
-    const auto group_count = static_cast<std::int64_t>(groups.size());
+    const std::vector<WorkTile> work_tiles = make_work_tiles(task.queries, tile_rows(task.q.tokens), spec_.block_mask);
+    const auto tile_count = static_cast<std::int64_t>(work_tiles.size());
     const int heads = heads_of_tile(spec_);
-    const int turns = spec_.heads / heads;  // that each group is folded in
-    ThreadPool thread_pool(group_count * turns);
+    const int head_tiles = spec_.heads / heads;  // head work tiles per work tile
+    ThreadPool thread_pool(tile_count * head_tiles);
     thread_pool.run(threads_, progress, [&](int thread, const Checkpoint& checkpoint) {
       TileScratch scratch;
       TileScratch::layout(spec_, ops_, scratch_.data() + static_cast<std::size_t>(thread) * thread_bytes_, scratch);
       for (std::int64_t item; (item = thread_pool.take()) >= 0;) {
         // Under a causal mask the last rows take longest: begin with them.
-        const WorkTile& group = groups[static_cast<std::size_t>(group_count - 1 - item / turns)];
-        attend_work_tile(spec_, ops_, task, group, static_cast<int>(item % turns) * heads, scratch, checkpoint);
+        const WorkTile& work_tile = work_tiles[static_cast<std::size_t>(tile_count - 1 - item / head_tiles)];
+        attend_work_tile(spec_, ops_, task, work_tile, static_cast<int>(item % head_tiles) * heads, scratch,
+                         checkpoint);
       }
     });
   }
@@ -64,10 +65,10 @@ class CpuAttention final : public AttentionKernel {
     std::vector<float> memory(state_floats(spec_));
     for (std::int64_t row = 0; row < rows; ++row) {
       for (std::int64_t head = 0; head < spec_.heads; ++head) {
-        const AttentionState group = copy_state(partial, row, head, memory);
+        const AttentionState split = copy_state(partial, row, head, memory);
         float* const into = state_at(spec_, static_cast<float*>(state), row, head);
         AttentionState merged = read_state(spec_, into);
-        merge_row(spec_, ops_, group, merged);
+        merge_row(spec_, ops_, split, merged);
         write_state(spec_, merged, into);
       }
     }
@@ -76,11 +77,11 @@ class CpuAttention final : public AttentionKernel {
   void export_state(const void* state, std::int64_t rows, const AttentionStateView& view, Stream) override {
     std::vector<float> memory(state_floats(spec_));
     std::vector<float> zeros(static_cast<std::size_t>(spec_.head_dim_v));
-    const Partial nothing{-std::numeric_limits<float>::infinity(), 0.0F, zeros.data()};
+    const Partial identity{-std::numeric_limits<float>::infinity(), 0.0F, zeros.data()};
     for (std::int64_t row = 0; row < rows; ++row) {
       for (std::int64_t head = 0; head < spec_.heads; ++head) {
         AttentionState saved = copy_state(state, row, head, memory);
-        const Partial all = saved.flags == 0 ? nothing : merge_all(spec_, ops_, saved);
+        const Partial all = saved.flags == 0 ? identity : merge_all(spec_, ops_, saved);
         view.m.at(row, head) = all.offset;
         view.l.at(row, head) = one_nan(all.sum);
         std::transform(all.acc, all.acc + spec_.head_dim_v, reinterpret_cast<float*>(view.o.at(row, head)), one_nan);
@@ -89,17 +90,18 @@ class CpuAttention final : public AttentionKernel {
   }
 
  private:
-  // One row's saved state, in `memory`.
+  // Copies one row's saved state to `memory`.
   AttentionState copy_state(const void* state, std::int64_t row, std::int64_t head, std::vector<float>& memory) const {
     std::copy_n(state_at(spec_, static_cast<const float*>(state), row, head), memory.size(), memory.begin());
     return read_state(spec_, memory.data());
   }
 
-  // Few rows: smaller groups, down to one score block, so that every thread has several.
+  // With few rows work tiles are smaller, down to one score block, so that every thread has several.
   std::int64_t tile_rows(std::int64_t rows) const {
-    const std::int64_t most = max_tile_rows(spec_);
-    const std::int64_t least = std::min<std::int64_t>(most, std::max(1, ops_.row_block * spec_.kv_heads / spec_.heads));
-    return std::clamp<std::int64_t>(rows * spec_.kv_heads / (4 * threads_), least, most);
+    const std::int64_t max_rows = max_tile_rows(spec_);
+    const std::int64_t min_rows =
+        std::min<std::int64_t>(max_rows, std::max(1, ops_.row_block * spec_.kv_heads / spec_.heads));
+    return std::clamp<std::int64_t>(rows * spec_.kv_heads / (4 * threads_), min_rows, max_rows);
   }
 
   AttentionSpec spec_;

@@ -81,18 +81,18 @@ void CpuBackend::gather_pages(void* target, const CacheView& cache, std::span<co
 }
 
 void CpuBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, Stream) {
-  // By all threads: those that will write it are on all NUMA nodes.
-  constexpr std::size_t kPiece = std::size_t{1} << 20;
-  constexpr std::int64_t kPiecesAtOnce = 1 << 10;  // between which the rank shows that it works
+  // Uses all threads, so that pages are allocated on the NUMA nodes of the threads that will write them.
+  constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
+  constexpr std::int64_t kBlocksPerHeartbeat = 1 << 10;  // between heartbeats
   auto* const to = static_cast<std::byte*>(target);
-  const auto pieces = static_cast<std::int64_t>((bytes + kPiece - 1) / kPiece);
-  for (std::int64_t begin = 0; begin < pieces; begin += kPiecesAtOnce) {
+  const auto blocks = static_cast<std::int64_t>((bytes + kBlockBytes - 1) / kBlockBytes);
+  for (std::int64_t begin = 0; begin < blocks; begin += kBlocksPerHeartbeat) {
     heartbeat();
-    const std::int64_t end = std::min(pieces, begin + kPiecesAtOnce);
+    const std::int64_t end = std::min(blocks, begin + kBlocksPerHeartbeat);
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t i = begin; i < end; ++i) {
-      const std::size_t at = static_cast<std::size_t>(i) * kPiece;
-      std::memset(to + at, std::to_integer<int>(value), std::min(kPiece, bytes - at));
+      const std::size_t at = static_cast<std::size_t>(i) * kBlockBytes;
+      std::memset(to + at, std::to_integer<int>(value), std::min(kBlockBytes, bytes - at));
     }
   }
 }

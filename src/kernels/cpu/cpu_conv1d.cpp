@@ -15,8 +15,8 @@ namespace ringattn::cpu {
 
 namespace {
 
-constexpr std::int64_t kPieceRows = 64;     // of a run, that a thread computes at a time
-constexpr std::int64_t kPiecesAtOnce = 64;  // of a thread, between which the rank shows that it works
+constexpr std::int64_t kBlockRows = 64;           // rows of a run per work item
+constexpr std::int64_t kBlocksPerHeartbeat = 64;  // per thread, between heartbeats
 
 class CpuConv1d final : public CausalConv1dKernel {
  public:
@@ -26,34 +26,34 @@ class CpuConv1d final : public CausalConv1dKernel {
   void convolve(const CausalConv1dTask& task, Stream, const Progress& progress) override {
     check_causal_conv1d_task(spec_, task);
     const std::vector<float> weights = by_width(task.weight);
-    struct Piece {
+    struct RowBlock {
       const CausalConv1dRun* run;
       std::int64_t begin;  // of the run
     };
-    std::vector<Piece> pieces;
+    std::vector<RowBlock> blocks;
     for (const CausalConv1dRun& run : task.runs) {
-      for (std::int64_t begin = 0; begin < run.tokens; begin += kPieceRows) pieces.push_back({&run, begin});
+      for (std::int64_t begin = 0; begin < run.tokens; begin += kBlockRows) blocks.push_back({&run, begin});
     }
-    const auto count = static_cast<std::int64_t>(pieces.size());
-    const std::int64_t at_once = kPiecesAtOnce * threads_;
+    const auto count = static_cast<std::int64_t>(blocks.size());
+    const std::int64_t at_once = kBlocksPerHeartbeat * threads_;
     for (std::int64_t first = 0; first < count; first += at_once) {
       heartbeat();
       if (progress) progress();
       const std::int64_t end = std::min(count, first + at_once);
 #pragma omp parallel for num_threads(threads_) schedule(dynamic, 1)
       for (std::int64_t i = first; i < end; ++i) {
-        const Piece& piece = pieces[static_cast<std::size_t>(i)];
-        const CausalConv1dRun& run = *piece.run;
-        const std::int64_t tokens = std::min(kPieceRows, run.tokens - piece.begin);
+        const RowBlock& block = blocks[static_cast<std::size_t>(i)];
+        const CausalConv1dRun& run = *block.run;
+        const std::int64_t tokens = std::min(kBlockRows, run.tokens - block.begin);
         std::vector<float> x(static_cast<std::size_t>((tokens + spec_.halo_tokens()) * spec_.channels));
         for (std::int64_t t = -spec_.halo_tokens(); t < tokens; ++t) {
-          load(task.x, run, piece.begin + t, x.data() + (t + spec_.halo_tokens()) * spec_.channels);
+          load(task.x, run, block.begin + t, x.data() + (t + spec_.halo_tokens()) * spec_.channels);
         }
         std::vector<float> y(static_cast<std::size_t>(spec_.channels));
         for (std::int64_t t = 0; t < tokens; ++t) {
           ops_.convolve(spec_.channels, spec_.width, x.data() + t * spec_.channels, weights.data(), task.bias,
                         spec_.silu, y.data());
-          narrow_row(y.data(), spec_.channels, spec_.dtype, task.y.at(run.row + piece.begin + t, 0));
+          narrow_row(y.data(), spec_.channels, spec_.dtype, task.y.at(run.row + block.begin + t, 0));
         }
       }
     }
@@ -95,7 +95,7 @@ class CpuConv1d final : public CausalConv1dKernel {
     return turned;
   }
 
-  // Where token `token` of a run lies, which may be in its halo; null: it is zero.
+  // Address of token `token` of a run, which may be in its halo. Null: the token is zero.
   const std::byte* token_at(const TensorView& x, const CausalConv1dRun& run, std::int64_t token) const {
     if (token >= 0) return x.at(run.row + token, 0);
     if (run.before == nullptr) return nullptr;
@@ -115,7 +115,7 @@ class CpuConv1d final : public CausalConv1dKernel {
   void keep_halo(const TensorView& x, const CausalConv1dRun& run) const {
     if (run.behind == nullptr) return;
     const auto row_bytes = static_cast<std::size_t>(spec_.channels) * size_of(spec_.dtype);
-    std::vector<std::byte> halo(static_cast<std::size_t>(spec_.halo_bytes()));  // run.behind may be run.before
+    std::vector<std::byte> halo(static_cast<std::size_t>(spec_.halo_bytes()));  // run.behind may alias run.before
     for (int i = 0; i < spec_.halo_tokens(); ++i) {
       const std::byte* const source = token_at(x, run, run.tokens - spec_.halo_tokens() + i);
       if (source != nullptr) std::memcpy(halo.data() + static_cast<std::size_t>(i) * row_bytes, source, row_bytes);
@@ -132,7 +132,7 @@ class CpuConv1d final : public CausalConv1dKernel {
 }  // namespace
 
 double cpu_conv1d_speed(const Backend& backend) {
-  return 2e9 * static_cast<const CpuBackend&>(backend).threads();  // it waits for memory, whatever the vectors are
+  return 2e9 * static_cast<const CpuBackend&>(backend).threads();  // limited by memory bandwidth on all SIMD targets
 }
 
 std::unique_ptr<CausalConv1dKernel> make_cpu_conv1d(const CausalConv1dSpec& spec, Backend& backend) {

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kNoTile = std::numeric_limits<int>::max();
 
-std::int64_t groups_of(const TileRange& tiles) {
+std::int64_t kv_splits_of(const TileRange& tiles) {
   return tiles.empty() ? 0 : (tiles.end - 1) / kTilesPerKvSplit + 1 - tiles.begin / kTilesPerKvSplit;
 }
 
@@ -38,7 +38,7 @@ int thread_number() {
 
 // One thread's scratch: views into one allocation.
 struct DecodeScratch {
-  std::byte* k = nullptr;  // [kKeyTile, head_dim], the rows of a tile, wherever their pages lie
+  std::byte* k = nullptr;  // [kKeyTile, head_dim], a tile's rows gathered from pages
   std::byte* v = nullptr;  // [kKeyTile, head_dim_v]
   PackedTile tile;
   float* q = nullptr;              // [rows · ratio, head_dim]
@@ -72,20 +72,20 @@ struct DecodeScratch {
   }
 };
 
-// A sequence's keys as rows see them: all of them, or those of listed blocks side by side
+// A sequence's keys as the rows see them: all keys, or those of the mask row's key blocks as contiguous keys
 // (kernels/decode_block_mask.hpp).
 struct SeenKeys {
   std::int64_t length;  // keys
-  int listed;           // blocks of the list
-  std::int64_t gap;     // blocks that are left out, of all those in front of the last ones
+  int listed;           // key blocks of the mask row
+  std::int64_t gap;     // skipped key blocks before the rows' own
   const std::int32_t* blocks;
 };
 
-// A group of one sequence, for the rows of all query heads of one KV head.
+// One KV split of a sequence, for the rows of all query heads of one KV head.
 struct DecodeWorkTile {
   std::int64_t sequence;
   int kv_head;
-  std::int64_t group;  // of the sequence
+  std::int64_t kv_split;  // KV split of the sequence
   SeenKeys seen;
 };
 
@@ -94,7 +94,7 @@ class CpuDecode final : public DecodeKernel {
   CpuDecode(const DecodeSpec& spec, const CpuBackend& backend)
       : decode_(spec), spec_(spec.attention), ops_(backend.tile_ops()), threads_(backend.threads()) {}
 
-  // m and l, then O after a gap, so that records and their O are aligned alike.
+  // m and l, then O after a gap, so that all partials and their O are aligned alike.
   std::int64_t partial_floats() const override { return kPartialAcc + spec_.head_dim_v; }
   int key_tile() const override { return kKeyTile; }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override {
@@ -112,21 +112,22 @@ class CpuDecode final : public DecodeKernel {
     const std::int64_t sequences = step.q.tokens / step.rows;
     const int mask_heads = mask_heads_of(spec_.block_mask);
     for (std::int64_t s = 0; s < sequences; ++s) {
-      for (int list = 0; list < mask_heads; ++list) {
-        const SeenKeys seen = seen_keys(step, s, list);
+      for (int mask_row = 0; mask_row < mask_heads; ++mask_row) {
+        const SeenKeys seen = seen_keys(step, s, mask_row);
         const TileRange tiles = rows_tiles(seen.length, step.rows);
-        for (std::int64_t g = 0; g < groups_of(tiles); ++g) {
-          const std::int64_t group = tiles.begin / kTilesPerKvSplit + g;
-          if (group % step.partition.stride != step.partition.first) continue;
-          for (int head = list * spec_.kv_heads / mask_heads; head < (list + 1) * spec_.kv_heads / mask_heads; ++head) {
-            work_tiles.push_back({s, head, group, seen});
+        for (std::int64_t g = 0; g < kv_splits_of(tiles); ++g) {
+          const std::int64_t kv_split = tiles.begin / kTilesPerKvSplit + g;
+          if (kv_split % step.partition.stride != step.partition.first) continue;
+          for (int head = mask_row * spec_.kv_heads / mask_heads; head < (mask_row + 1) * spec_.kv_heads / mask_heads;
+               ++head) {
+            work_tiles.push_back({s, head, kv_split, seen});
           }
         }
       }
     }
     const auto work_tile_count = static_cast<std::int64_t>(work_tiles.size());
     const auto bytes = static_cast<std::int64_t>(thread_bytes(limits_));
-    const std::int64_t at_once = std::int64_t{kWorkTilesAtOnce} * threads_;
+    const std::int64_t at_once = std::int64_t{kWorkTilesPerHeartbeat} * threads_;
     for (std::int64_t begin = 0; begin < work_tile_count; begin += at_once) {
       heartbeat();
       const std::int64_t end = std::min(work_tile_count, begin + at_once);
@@ -147,20 +148,20 @@ class CpuDecode final : public DecodeKernel {
         const std::int64_t length = seen_keys(step, s, head / (spec_.heads / mask_heads)).length;
         const std::int64_t first = rows_tiles(length, step.rows).begin / kTilesPerKvSplit;
         finish(length, step.rows, step.output, row, head,
-               [&](std::int64_t group) { return own_partial(row, head, group - first); });
+               [&](std::int64_t kv_split) { return own_partial(row, head, kv_split - first); });
       }
     }
   }
 
   void merge(const DecodeMerge& merge, Stream) override {
     check_decode_merge(decode_, merge);
-    const auto every = static_cast<std::int64_t>(merge.partitions.size());
+    const auto partitions = static_cast<std::int64_t>(merge.partitions.size());
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t row = 0; row < merge.output.out.tokens; ++row) {
       for (int head = 0; head < spec_.heads; ++head) {
-        finish(merge.lengths[row / merge.rows], merge.rows, merge.output, row, head, [&](std::int64_t group) {
-          return merge.partitions[static_cast<std::size_t>(group % every)] +
-                 ((row * merge.kv_splits + group / every) * spec_.heads + head) * partial_floats();
+        finish(merge.lengths[row / merge.rows], merge.rows, merge.output, row, head, [&](std::int64_t kv_split) {
+          return merge.partitions[static_cast<std::size_t>(kv_split % partitions)] +
+                 ((row * merge.kv_splits + kv_split / partitions) * spec_.heads + head) * partial_floats();
         });
       }
     }
@@ -169,21 +170,21 @@ class CpuDecode final : public DecodeKernel {
  private:
   static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
   static constexpr std::int64_t kKeysPerKvSplit = std::int64_t{kTilesPerKvSplit} * kKeyTile;
-  static constexpr int kWorkTilesAtOnce = 32;  // of a thread, between which the rank shows that it works
+  static constexpr int kWorkTilesPerHeartbeat = 32;  // per thread, between heartbeats
 
-  static constexpr std::int64_t kPartialAcc = 4;  // where O begins in a record
+  static constexpr std::int64_t kPartialAcc = 4;  // offset of O in a partial
 
-  // The keys of a sequence as the rows with its list `list` see them.
-  SeenKeys seen_keys(const DecodeStep& step, std::int64_t sequence, int list) const {
+  // The keys of a sequence that rows see through mask row `mask_row`.
+  SeenKeys seen_keys(const DecodeStep& step, std::int64_t sequence, int mask_row) const {
     const std::int32_t length = step.lengths[sequence];
     if (!spec_.block_mask.any()) return {length, kNoTile, 0, nullptr};
-    const std::int64_t number = sequence * spec_.block_mask.heads + list;
+    const std::int64_t number = sequence * spec_.block_mask.heads + mask_row;
     const std::int32_t* const blocks = step.block_mask.blocks + number * step.block_mask.stride;
     const MaskedKeys of = masked_keys(length, step.rows, spec_.block_mask.key_block, step.block_mask.counts[number],
                                       [blocks](std::int32_t i) { return blocks[i]; });
     return {of.keys, of.listed, of.gap(), blocks};
   }
-  // Where a tile lies among all of its sequence.
+  // Converts a tile index among the seen keys to one in the sequence.
   std::int64_t tile_in_sequence(const SeenKeys& seen, std::int64_t tile) const {
     if (seen.blocks == nullptr) return tile;
     const std::int64_t each = spec_.block_mask.key_block / kKeyTile;
@@ -196,49 +197,49 @@ class CpuDecode final : public DecodeKernel {
     return DecodeScratch::layout(spec_, ops_, limits.rows, nullptr, none);
   }
   static std::int64_t max_splits(const DecodeLimits& limits) {
-    return std::max<std::int64_t>(1, groups_of({0, (limits.keys + kKeyTile - 1) / kKeyTile}));
+    return std::max<std::int64_t>(1, kv_splits_of({0, (limits.keys + kKeyTile - 1) / kKeyTile}));
   }
-  // The tiles that some row of a step folds of a sequence.
+  // The tiles that some row of a step processes of a sequence.
   TileRange rows_tiles(std::int64_t length, int rows) const {
     return Visibility(spec_.mask, length).tiles(length - rows, rows, kSizes);
   }
-  // Each row, head and group that the step folds has a record.
+  // One partial for each row, head and KV split of the step.
   std::size_t partial_bytes(const DecodeLimits& limits) const {
     return static_cast<std::size_t>(limits.sequences * limits.rows * spec_.heads * max_splits(limits) *
                                     partial_floats()) *
            sizeof(float);
   }
-  // `group` counts from the first that some row of the step folds.
-  float* own_partial(std::int64_t row, std::int64_t head, std::int64_t group) const {
+  // `kv_split` counts from the first KV split that some row of the step processes.
+  float* own_partial(std::int64_t row, std::int64_t head, std::int64_t kv_split) const {
     return reinterpret_cast<float*>(partials_.data()) +
-           ((row * spec_.heads + head) * max_splits(limits_) + group) * partial_floats();
+           ((row * spec_.heads + head) * max_splits(limits_) + kv_split) * partial_floats();
   }
 
-  // Where a token of what the step's cache holds of a sequence lies, in pages of so many tokens.
-  static PageSlot place_of(const DecodeStep& step, std::int64_t page_size, std::int64_t sequence, std::int64_t token) {
+  // The page slot of a token of the step's cache.
+  static PageSlot page_slot(const DecodeStep& step, std::int64_t page_size, std::int64_t sequence, std::int64_t token) {
     const std::int32_t* const table = step.block_table.pages;
     if (table == nullptr) return {sequence, token};
     return {table[sequence * step.block_table.stride + token / page_size], token % page_size};
   }
 
-  // Copies `keys` rows of one head, from key `first` of the sequence on, to where they lie side by side.
+  // Gathers `keys` rows of one head, from key `first` of the sequence on, to contiguous rows.
   static void gather(const DecodeStep& step, const CacheView& cache, const DecodeWorkTile& work_tile,
                      std::int64_t first, int keys, std::byte* rows) {
     const std::size_t row_bytes = static_cast<std::size_t>(cache.dim) * size_of(cache.dtype);
-    const std::int64_t begin = token_of_key(step.partition, kKeysPerKvSplit, first);  // and its tile's others follow
+    const std::int64_t begin = token_of_key(step.partition, kKeysPerKvSplit, first);  // a tile's tokens are consecutive
     for (int i = 0; i < keys; ++i) {
-      const PageSlot place = place_of(step, cache.page_size, work_tile.sequence, begin + i);
+      const PageSlot place = page_slot(step, cache.page_size, work_tile.sequence, begin + i);
       std::memcpy(rows + static_cast<std::size_t>(i) * row_bytes, cache.at(place.page, place.token, work_tile.kv_head),
                   row_bytes);
     }
   }
 
-  // The same of a compressed cache. Groups of tokens lie in one tile.
+  // The same for a compressed cache. A group of tokens never spans two tiles.
   static void gather(const DecodeStep& step, const CompressedCache& cache, const DecodeWorkTile& work_tile,
                      std::int64_t first, int keys, std::byte* rows) {
     const StreamRowAt row_at = [&](int stream, std::int64_t position) -> const std::byte* {
       const std::int64_t token = token_of_key(step.partition, kKeysPerKvSplit, position);
-      const PageSlot place = place_of(step, cache.page_size, work_tile.sequence, token);
+      const PageSlot place = page_slot(step, cache.page_size, work_tile.sequence, token);
       return cache.streams[static_cast<std::size_t>(stream)].at(place.page, place.token, work_tile.kv_head);
     };
     RowCodec(cache.format, cache.shape, cache.tables)
@@ -263,11 +264,11 @@ class CpuDecode final : public DecodeKernel {
     }
 
     const TileRange all = visibility.tiles(position, step.rows, kSizes);
-    const std::int64_t begin = std::max(all.begin, work_tile.group * kTilesPerKvSplit);
-    const std::int64_t end = std::min(all.end, (work_tile.group + 1) * kTilesPerKvSplit);
+    const std::int64_t begin = std::max(all.begin, work_tile.kv_split * kTilesPerKvSplit);
+    const std::int64_t end = std::min(all.end, (work_tile.kv_split + 1) * kTilesPerKvSplit);
     const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};
     for (std::int64_t tile = begin; tile < end; ++tile) {
-      // The rows that fold it are neighbours, as the ends of their ranges ascend.
+      // The rows that see the tile are consecutive, because both ends of their ranges ascend.
       int first = kNoTile;
       int last = 0;
       for (int i = 0; i < step.rows; ++i) {
@@ -287,7 +288,7 @@ class CpuDecode final : public DecodeKernel {
         gather(step, step.quantized_k, work_tile, first_key, keys, scratch.k);
       }
       if (decode_.values_in_keys) {
-        // They are the same rows.
+        // V is in the rows of K.
       } else if (decode_.format.v.is_plain()) {
         gather(step, step.v, work_tile, first_key, keys, scratch.v);
       } else {
@@ -307,34 +308,36 @@ class CpuDecode final : public DecodeKernel {
     for (std::size_t at = 0; at < stacked; ++at) {
       const std::int64_t row = work_tile.sequence * step.rows + static_cast<std::int64_t>(at) / ratio;
       const std::int64_t head = std::int64_t{work_tile.kv_head} * ratio + static_cast<std::int64_t>(at) % ratio;
-      float* const record =
+      float* const partial_data =
           step.partials.data != nullptr
               ? step.partials.data +
-                    ((row * step.partials.kv_splits + work_tile.group / step.partition.stride) * spec_.heads + head) *
+                    ((row * step.partials.kv_splits + work_tile.kv_split / step.partition.stride) * spec_.heads +
+                     head) *
                         partial_floats()
-              : own_partial(row, head, work_tile.group - all.begin / kTilesPerKvSplit);
-      record[0] = scratch.offset[at];
-      record[1] = scratch.sum[at];
-      std::copy_n(scratch.acc + at * o_stride, spec_.head_dim_v, record + kPartialAcc);
+              : own_partial(row, head, work_tile.kv_split - all.begin / kTilesPerKvSplit);
+      partial_data[0] = scratch.offset[at];
+      partial_data[1] = scratch.sum[at];
+      std::copy_n(scratch.acc + at * o_stride, spec_.head_dim_v, partial_data + kPartialAcc);
     }
   }
 
-  // Merges the records of the groups that the row folds. `partial_of(group)` has that of a group of the sequence.
-  template <typename RecordOf>
+  // Merges the partials of the KV splits that the row attends to. `partial_of(kv_split)` returns the partial of a split
+  // of the sequence.
+  template <typename PartialOf>
   void finish(std::int64_t length, int rows, const AttentionOutput& output, std::int64_t row, int head,
-              const RecordOf& partial_of) const {
+              const PartialOf& partial_of) const {
     const TileRange tiles = Visibility(spec_.mask, length).tiles(length - rows + row % rows, kSizes);
     std::vector<float> memory(static_cast<std::size_t>(spec_.head_dim_v));
-    std::vector<float> group(static_cast<std::size_t>(spec_.head_dim_v));
+    std::vector<float> acc(static_cast<std::size_t>(spec_.head_dim_v));
     AttentionState merged;
     merged.current = {-std::numeric_limits<float>::infinity(), 0.0F, memory.data()};
     merged.merged = merged.current;
-    for (std::int64_t g = 0; g < groups_of(tiles); ++g) {
-      const float* const record = partial_of(tiles.begin / kTilesPerKvSplit + g);
-      std::copy_n(record + kPartialAcc, spec_.head_dim_v, group.data());
+    for (std::int64_t g = 0; g < kv_splits_of(tiles); ++g) {
+      const float* const partial_data = partial_of(tiles.begin / kTilesPerKvSplit + g);
+      std::copy_n(partial_data + kPartialAcc, spec_.head_dim_v, acc.data());
       AttentionState partial;
       partial.flags = kHasCurrent;
-      partial.current = {record[0], record[1], group.data()};
+      partial.current = {partial_data[0], partial_data[1], acc.data()};
       merge_row(spec_, ops_, partial, merged);
     }
     const float* const sink = spec_.sinks ? output.sinks + head : nullptr;
@@ -348,7 +351,7 @@ class CpuDecode final : public DecodeKernel {
   int threads_;
   DecodeLimits limits_;
   Buffer scratch_;   // [threads_, thread_bytes]
-  Buffer partials_;  // [rows, heads, groups, partial_floats]
+  Buffer partials_;  // [rows, heads, kv_splits, partial_floats]
 };
 
 }  // namespace

@@ -14,8 +14,8 @@ namespace ringattn::cpu {
 
 namespace {
 
-// Rows that are widened at a time: they stay in the second-level cache beside a panel.
-constexpr std::int64_t kRowsAtOnce = 48;
+// Rows widened to fp32 at a time: they fit into the L2 cache with a panel.
+constexpr std::int64_t kBlockRows = 48;
 
 class CpuGemm final : public BatchedGemmKernel {
  public:
@@ -25,7 +25,7 @@ class CpuGemm final : public BatchedGemmKernel {
         ops_(best_gemm_ops()),
         threads_(backend.threads()),
         panel_bytes_(aligned(ops_.panel_floats(spec.dim_n, spec.dim_k) * sizeof(float))),
-        thread_bytes_(panel_bytes_ + aligned(static_cast<std::size_t>(kRowsAtOnce * spec.dim_k) * sizeof(float))) {}
+        thread_bytes_(panel_bytes_ + aligned(static_cast<std::size_t>(kBlockRows * spec.dim_k) * sizeof(float))) {}
 
   std::size_t scratch_bytes(std::int64_t) const override { return thread_bytes_ * static_cast<std::size_t>(threads_); }
   void reserve(std::int64_t heads) override { scratch_ = allocate_host(scratch_bytes(heads)); }
@@ -34,16 +34,16 @@ class CpuGemm final : public BatchedGemmKernel {
     check_batched_gemm(spec_, task);
     const std::int64_t rows = task.rows.tokens;
     const std::int64_t heads = task.weights.heads;
-    // An item is a head's matrix and some of the rows. Packing the matrix costs about as much as ten rows: it is packed
-    // for all rows at once where there are heads enough for the threads.
-    const std::int64_t parts = std::max<std::int64_t>(1, 4 * threads_ / std::max<std::int64_t>(1, heads));
-    const std::int64_t part = std::max((rows + parts - 1) / parts, kRowsAtOnce);
-    ThreadPool thread_pool((rows + part - 1) / part * heads);
+    // A work item is a head's matrix and a block of rows. Packing the matrix costs about as much as ten rows, so it is
+    // packed once for all rows if there are enough heads for the threads.
+    const std::int64_t row_blocks = std::max<std::int64_t>(1, 4 * threads_ / std::max<std::int64_t>(1, heads));
+    const std::int64_t rows_per_block = std::max((rows + row_blocks - 1) / row_blocks, kBlockRows);
+    ThreadPool thread_pool((rows + rows_per_block - 1) / rows_per_block * heads);
     thread_pool.run(threads_, progress, [&](int thread, const Checkpoint& checkpoint) {
       std::byte* const scratch = scratch_.data() + static_cast<std::size_t>(thread) * thread_bytes_;
       for (std::int64_t item; (item = thread_pool.take()) >= 0;) {
-        const std::int64_t begin = item / heads * part;
-        multiply_head(task, item % heads, begin, std::min(rows, begin + part), scratch, checkpoint);
+        const std::int64_t begin = item / heads * rows_per_block;
+        multiply_head(task, item % heads, begin, std::min(rows, begin + rows_per_block), scratch, checkpoint);
       }
     });
   }
@@ -63,9 +63,9 @@ class CpuGemm final : public BatchedGemmKernel {
                task.weights.k_stride * element},
               panels);
     const std::int64_t row_head = task.rows.heads == 1 ? 0 : head;
-    for (std::int64_t row = begin; row < end; row += kRowsAtOnce) {
+    for (std::int64_t row = begin; row < end; row += kBlockRows) {
       if (checkpoint.should_stop()) return;
-      const std::int64_t count = std::min(kRowsAtOnce, end - row);
+      const std::int64_t count = std::min(kBlockRows, end - row);
       for (std::int64_t i = 0; i < count; ++i) {
         widen_(task.rows.at(row + i, row_head), spec_.dtype, spec_.dim_k, wide + i * spec_.dim_k);
       }

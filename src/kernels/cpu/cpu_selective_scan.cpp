@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scan with a decay for each state of each channel. It goes token by token, over blocks of channels side by side.
+// The selective spec with a decay for each state of each channel (Mamba-1): token by token, in parallel over blocks of
+// channels.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,18 +15,18 @@ namespace {
 
 constexpr int kChunk = static_cast<int>(kChunkTokens);
 constexpr int kMaxStates = 256;
-constexpr int kBlocksTogether = 8;  // that share B and C, widened
+constexpr int kBlocksPerTile = 8;  // channel blocks that share the widened B and C
 
 struct SsmScratch {
   float* b = nullptr;      // [kChunk, state_dim]
   float* c = nullptr;      // [kChunk, state_dim]
   float* rates = nullptr;  // [head_blocks, state_dim, kChannelBlock]: A · log2 e
-  float* dt = nullptr;     // [kChunk, kChannelBlock], and so are these
+  float* dt = nullptr;     // [kChunk, kChannelBlock], also the next ones
   float* x = nullptr;
   float* z = nullptr;
   float* y = nullptr;
 
-  // As cpu_ssd.cpp's.
+  // As in cpu_ssd.cpp.
   static std::size_t layout(int state_dim, float* base, SsmScratch& scratch) {
     std::size_t floats = 0;
     const auto take = [&](float*& array, int rows, int columns) {
@@ -34,7 +35,7 @@ struct SsmScratch {
     };
     take(scratch.b, kChunk, state_dim);
     take(scratch.c, kChunk, state_dim);
-    take(scratch.rates, kBlocksTogether * state_dim, kChannelBlock);
+    take(scratch.rates, kBlocksPerTile * state_dim, kChannelBlock);
     for (float** array : {&scratch.dt, &scratch.x, &scratch.z, &scratch.y}) take(*array, kChunk, kChannelBlock);
     return floats;
   }
@@ -42,34 +43,34 @@ struct SsmScratch {
 
 class CpuSelectiveScan final : public SsmLevels {
  public:
-  CpuSelectiveScan(const SsmSpec& scan, const CpuBackend& backend) : SsmLevels(scan, backend, shape_of(scan)) {}
+  CpuSelectiveScan(const SsmSpec& spec, const CpuBackend& backend) : SsmLevels(spec, backend, shape_of(spec)) {}
 
   int heads_together() const override { return kChannelBlock; }
   double cost_of_two_ranges(double) const override { return 0.0; }
 
  private:
-  static Shape shape_of(const SsmSpec& scan) {
+  static Shape shape_of(const SsmSpec& spec) {
     SsmScratch none;
     Shape shape;
     shape.heads_per_block = kChannelBlock;
-    shape.blocks_per_tile = kBlocksTogether;
-    shape.block_floats = static_cast<std::size_t>(scan.state_dim) * kChannelBlock;
-    shape.block_logs = kChannelBlock;  // sums of dt, which A turns into logarithms
-    shape.scratch_floats = SsmScratch::layout(scan.state_dim, nullptr, none);
+    shape.blocks_per_tile = kBlocksPerTile;
+    shape.block_floats = static_cast<std::size_t>(spec.state_dim) * kChannelBlock;
+    shape.block_logs = kChannelBlock;  // sums of dt, which A turns into log-decays
+    shape.scratch_floats = SsmScratch::layout(spec.state_dim, nullptr, none);
     return shape;
   }
 
   std::size_t block_floats() const { return static_cast<std::size_t>(spec().state_dim) * kChannelBlock; }
 
-  void accumulate_tile(const SsmTask& task, const SsmWorkTile& piece, float* scratch, float* states,
+  void accumulate_tile(const SsmTask& task, const SsmWorkTile& work_tile, float* scratch, float* states,
                        float* logs) const override {
-    std::fill_n(states, static_cast<std::size_t>(piece.head_blocks) * block_floats(), 0.0F);
-    std::fill_n(logs, piece.head_blocks * kChannelBlock, 0.0F);
-    walk(task, piece, scratch, states, logs);
+    std::fill_n(states, static_cast<std::size_t>(work_tile.head_blocks) * block_floats(), 0.0F);
+    std::fill_n(logs, work_tile.head_blocks * kChannelBlock, 0.0F);
+    process(task, work_tile, scratch, states, logs);
   }
 
-  void finish_tile(const SsmTask& task, const SsmWorkTile& piece, float* scratch, float* states) const override {
-    walk(task, piece, scratch, states, nullptr);
+  void finish_tile(const SsmTask& task, const SsmWorkTile& work_tile, float* scratch, float* states) const override {
+    process(task, work_tile, scratch, states, nullptr);
   }
 
   void join(const SsmTask& task, int head_block, const float* times, const float* before, const float* local,
@@ -96,26 +97,27 @@ class CpuSelectiveScan final : public SsmLevels {
     for (int i = 0; i < spec().state_dim * kChannelBlock; ++i) rates[i] *= kLog2E;
   }
 
-  // Token by token. With `logs` the states and sums of dt behind the piece are wanted, without them its rows of y.
-  void walk(const SsmTask& task, const SsmWorkTile& piece, float* memory, float* states, float* logs) const {
+  // Processes a work tile token by token. With `logs` it computes the states and sums of dt after the tile, without
+  // `logs` its rows of y.
+  void process(const SsmTask& task, const SsmWorkTile& work_tile, float* memory, float* states, float* logs) const {
     const int state_dim = spec().state_dim;
     SsmScratch scratch;
     SsmScratch::layout(state_dim, memory, scratch);
     const auto rates_of = [&](int head_block) {
       return scratch.rates + static_cast<std::size_t>(head_block) * block_floats();
     };
-    for (int head_block = 0; head_block < piece.head_blocks; ++head_block)
-      load_rates(task, piece.first_head_block + head_block, rates_of(head_block));
-    const int group = piece.first_head_block * kChannelBlock / (spec().heads / spec().groups);
-    for (int begin = 0; begin < piece.tokens; begin += kChunk) {
-      const int tokens = std::min(kChunk, piece.tokens - begin);
-      const std::int64_t row = piece.row + begin;
+    for (int head_block = 0; head_block < work_tile.head_blocks; ++head_block)
+      load_rates(task, work_tile.first_head_block + head_block, rates_of(head_block));
+    const int group = work_tile.first_head_block * kChannelBlock / (spec().heads / spec().groups);
+    for (int begin = 0; begin < work_tile.tokens; begin += kChunk) {
+      const int tokens = std::min(kChunk, work_tile.tokens - begin);
+      const std::int64_t row = work_tile.row + begin;
       for (int t = 0; t < tokens; ++t) {
         widen_row(rows(), task.b, row + t, group, state_dim, scratch.b + t * state_dim);
         if (logs == nullptr) widen_row(rows(), task.c, row + t, group, state_dim, scratch.c + t * state_dim);
       }
-      for (int head_block = 0; head_block < piece.head_blocks; ++head_block) {
-        const int channel = (piece.first_head_block + head_block) * kChannelBlock;
+      for (int head_block = 0; head_block < work_tile.head_blocks; ++head_block) {
+        const int channel = (work_tile.first_head_block + head_block) * kChannelBlock;
         load_tokens(task, row, tokens, channel, scratch);
         const ChannelTokens in{tokens, state_dim, rates_of(head_block), scratch.dt, scratch.x, scratch.b, scratch.c};
         float* const state = states + static_cast<std::size_t>(head_block) * block_floats();
@@ -175,7 +177,7 @@ std::vector<std::string> cpu_selective_scan_missing(const SsmSpec& spec) {
 }
 
 double cpu_selective_scan_speed(const Backend& backend) {
-  // A decay for each state is an exponential for each multiply-add.
+  // A decay for each state requires an exponential for each multiply-add.
   return best_ssm_ops().flops_per_second / 20 * static_cast<const CpuBackend&>(backend).threads();
 }
 

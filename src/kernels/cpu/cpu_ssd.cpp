@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scan with one decay a head. A segment goes chunk by chunk through four products: C · Bᵀ, which the heads of a
-// piece share, C · S and (C · Bᵀ, weighed) · x, which give y, and (B, weighed)ᵀ · x, which goes into the state.
+// SSD with one decay per head (Mamba-2). A segment is processed chunk by chunk with four products: C · Bᵀ, which the
+// heads of a work tile share; C · S and (intra-chunk scores) · x, which give y; and (scaled B)ᵀ · x, which updates the
+// state.
 #include "kernels/cpu/cpu_ssd.hpp"
 
 #include <fmt/format.h>
@@ -16,30 +17,30 @@ namespace {
 
 constexpr int kChunk = static_cast<int>(kChunkTokens);
 constexpr int kMaxDim = 256;
-constexpr int kHeadsTogether = 4;   // whose states fit into the second-level cache
-constexpr float kMinLog = -150.0F;  // of one token (scan.hpp)
+constexpr int kHeadsPerTile = 4;    // heads whose states fit into the L2 cache
+constexpr float kMinLog = -150.0F;  // log-decay of one token (ssm.hpp)
 
 int padded(int count, int lanes) { return (count + lanes - 1) / lanes * lanes; }
 
-// What one thread needs for a piece: views into one allocation. Widths are head_dim, padded to whole vectors.
+// One thread's scratch for a work tile: views into one allocation. Widths are head_dim, padded to whole vectors.
 struct SsmScratch {
   float* row = nullptr;      // [state_dim]
   float* b = nullptr;        // [state_dim, kChunk]: transposed
   float* c = nullptr;        // [kChunk, state_dim]
   float* scores = nullptr;   // [kChunk, kChunk]: C · Bᵀ
-  float* weights = nullptr;  // [kChunk, kChunk]
-  float* scaled = nullptr;   // [state_dim, kChunk]: B, weighed
+  float* weights = nullptr;  // [kChunk, kChunk]: intra-chunk scores
+  float* scaled = nullptr;   // [state_dim, kChunk]: scaled B
   float* x = nullptr;        // [kChunk, width]
   float* z = nullptr;        // [width]
   float* y = nullptr;        // [kChunk, width]
-  float* added = nullptr;    // [state_dim, width]: what a chunk adds to the state
+  float* added = nullptr;    // [state_dim, width]: the chunk's contribution to the state
   float* dt = nullptr;       // [kChunk]
-  float* sums = nullptr;     // [kChunk]: of logarithms
+  float* sums = nullptr;     // [kChunk]: cumulative log-decays (dA_cumsum)
   float* decays = nullptr;   // [kChunk]
-  float* d = nullptr;        // [kChannelBlock], all the same, and so is this
+  float* d = nullptr;        // [kChannelBlock], all equal; also `bias`
   float* bias = nullptr;
 
-  // Places the arrays from `base` on, or nowhere where it is null; returns their floats.
+  // Lays out the arrays from `base`, or nowhere if it is null. Returns the number of floats.
   static std::size_t layout(int state_dim, int width, float* base, SsmScratch& scratch) {
     std::size_t floats = 0;
     const auto take = [&](float*& array, int rows, int columns) {
@@ -67,32 +68,32 @@ struct SsmScratch {
 
 class CpuSsd final : public SsmLevels {
  public:
-  CpuSsd(const SsmSpec& scan, const CpuBackend& backend)
-      : SsmLevels(scan, backend, shape_of(scan)), width_(padded(scan.head_dim, ops().lanes)) {}
+  CpuSsd(const SsmSpec& spec, const CpuBackend& backend)
+      : SsmLevels(spec, backend, shape_of(spec)), width_(padded(spec.head_dim, ops().lanes)) {}
 
   int heads_together() const override { return 1; }
   double cost_of_two_ranges(double) const override { return 0.0; }
 
  private:
-  static Shape shape_of(const SsmSpec& scan) {
-    const int width = padded(scan.head_dim, best_ssm_ops().lanes);
+  static Shape shape_of(const SsmSpec& spec) {
+    const int width = padded(spec.head_dim, best_ssm_ops().lanes);
     SsmScratch none;
     Shape shape;
-    shape.blocks_per_tile = kHeadsTogether;
-    shape.block_floats = static_cast<std::size_t>(scan.state_dim) * static_cast<std::size_t>(width);
-    shape.scratch_floats = SsmScratch::layout(scan.state_dim, width, nullptr, none);
+    shape.blocks_per_tile = kHeadsPerTile;
+    shape.block_floats = static_cast<std::size_t>(spec.state_dim) * static_cast<std::size_t>(width);
+    shape.scratch_floats = SsmScratch::layout(spec.state_dim, width, nullptr, none);
     return shape;
   }
 
-  void accumulate_tile(const SsmTask& task, const SsmWorkTile& piece, float* scratch, float* states,
+  void accumulate_tile(const SsmTask& task, const SsmWorkTile& work_tile, float* scratch, float* states,
                        float* logs) const override {
-    std::fill_n(states, static_cast<std::size_t>(piece.head_blocks) * block_floats(), 0.0F);
-    std::fill_n(logs, piece.head_blocks, 0.0F);
-    walk(task, piece, scratch, states, logs);
+    std::fill_n(states, static_cast<std::size_t>(work_tile.head_blocks) * block_floats(), 0.0F);
+    std::fill_n(logs, work_tile.head_blocks, 0.0F);
+    process(task, work_tile, scratch, states, logs);
   }
 
-  void finish_tile(const SsmTask& task, const SsmWorkTile& piece, float* scratch, float* states) const override {
-    walk(task, piece, scratch, states, nullptr);
+  void finish_tile(const SsmTask& task, const SsmWorkTile& work_tile, float* scratch, float* states) const override {
+    process(task, work_tile, scratch, states, nullptr);
   }
 
   void join(const SsmTask&, int, const float* logs, const float* before, const float* local,
@@ -115,28 +116,29 @@ class CpuSsd final : public SsmLevels {
 
   std::size_t block_floats() const { return static_cast<std::size_t>(spec().state_dim * width_); }
 
-  // Chunk by chunk. With `logs` the states and decays behind the piece are wanted, without them its rows of y.
-  void walk(const SsmTask& task, const SsmWorkTile& piece, float* memory, float* states, float* logs) const {
+  // Processes a work tile chunk by chunk. With `logs` it computes the states and log-decays after the tile, without
+  // `logs` its rows of y.
+  void process(const SsmTask& task, const SsmWorkTile& work_tile, float* memory, float* states, float* logs) const {
     const int state_dim = spec().state_dim;
     SsmScratch scratch;
     SsmScratch::layout(state_dim, width_, memory, scratch);
     std::fill_n(scratch.x, kChunk * width_, 0.0F);  // the padding stays zero
-    const int group = piece.first_head_block / (spec().heads / spec().groups);
-    for (int begin = 0; begin < piece.tokens; begin += kChunk) {
-      const int tokens = std::min(kChunk, piece.tokens - begin);
-      const bool is_last = begin + tokens == piece.tokens;
-      load_b(task.b, piece.row + begin, tokens, group, scratch);
+    const int group = work_tile.first_head_block / (spec().heads / spec().groups);
+    for (int begin = 0; begin < work_tile.tokens; begin += kChunk) {
+      const int tokens = std::min(kChunk, work_tile.tokens - begin);
+      const bool is_last = begin + tokens == work_tile.tokens;
+      load_b(task.b, work_tile.row + begin, tokens, group, scratch);
       if (logs == nullptr) {
         for (int i = 0; i < tokens; ++i) {
-          widen_row(rows(), task.c, piece.row + begin + i, group, state_dim, scratch.c + i * state_dim);
+          widen_row(rows(), task.c, work_tile.row + begin + i, group, state_dim, scratch.c + i * state_dim);
         }
         ops().product(scratch.c, state_dim, tokens, state_dim, scratch.b, kChunk, scratch.scores);
       }
-      for (int head_block = 0; head_block < piece.head_blocks; ++head_block) {
-        const int head = piece.first_head_block + head_block;
+      for (int head_block = 0; head_block < work_tile.head_blocks; ++head_block) {
+        const int head = work_tile.first_head_block + head_block;
         float* const state = states + static_cast<std::size_t>(head_block) * block_floats();
-        load_head(task, piece.row + begin, tokens, head, scratch);
-        if (logs == nullptr) write_rows(task, piece.row + begin, tokens, head, state, scratch);
+        load_head(task, work_tile.row + begin, tokens, head, scratch);
+        if (logs == nullptr) write_rows(task, work_tile.row + begin, tokens, head, state, scratch);
         if (logs != nullptr || !is_last) accumulate_chunk(tokens, state, scratch);
         if (logs != nullptr) logs[head_block] += scratch.sums[tokens - 1];
       }
@@ -154,7 +156,7 @@ class CpuSsd final : public SsmLevels {
     }
   }
 
-  // x, dt, and the sums of the logarithms up to each token.
+  // Loads x and dt, and computes the cumulative log-decay of each token.
   void load_head(const SsmTask& task, std::int64_t row, int tokens, int head, SsmScratch& scratch) const {
     const float rate = task.a[head] * kLog2E;
     std::fill_n(scratch.dt, kChunk, 0.0F);
@@ -165,7 +167,7 @@ class CpuSsd final : public SsmLevels {
     if (spec().dt_bias) std::fill_n(scratch.bias, kChannelBlock, task.dt_bias[head]);
     make_dt(scratch.dt, kChunk, spec().dt_bias ? scratch.bias : nullptr);
     float sum = 0.0F;
-    for (int j = 0; j < kChunk; ++j) {  // nobody reads those behind the chunk's last token
+    for (int j = 0; j < kChunk; ++j) {  // entries after the chunk's last token are not used
       const float log = scratch.dt[j] * rate;
       sum += log < kMinLog ? kMinLog : log;
       scratch.sums[j] = sum;

@@ -57,12 +57,12 @@ void pack_gemm(const GemmMatrix& matrix, float* panels) {
   }
 }
 
-// Rounds sums to nearest even and stores those of them that are columns of the matrix.
+// Rounds sums to nearest even, and stores those that are columns of the matrix.
 template <Dtype kDtype>
 struct StoreRounded {
   std::byte* out;  // at the panel's first column
   std::int64_t stride;
-  std::size_t columns;  // from the panel's first on
+  std::size_t columns;  // from the panel's first column on
 
   HWY_INLINE void operator()(std::size_t row, std::size_t column, FloatVector sum) const {
     if (column >= columns) return;
@@ -92,7 +92,7 @@ struct StoreRounded {
     std::memcpy(at, lanes, count * sizeof(Element));
   }
 
-  // The 16-bit patterns, in 32 bits each. As float_to_bf16() and float_to_f16(), but for NaN, which is always the same.
+  // The 16-bit patterns, in 32 bits each. As float_to_bf16() and float_to_f16(), but with one canonical NaN.
   static HWY_INLINE hn::Vec<Bits> rounded(FloatVector sum) {
     const Floats d;
     const Bits d32;
@@ -108,7 +108,7 @@ struct StoreRounded {
       const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d32, 1U));
       const auto moved = hn::Sub(hn::Add(magnitude, hn::Add(odd, hn::Set(d32, 0xfffU))), hn::Set(d32, 112U << 23));
       const auto normal = hn::Min(hn::ShiftRight<13>(moved), hn::Set(d32, 0x7c00U));
-      // Below 2⁻¹⁴ fp16 counts in steps of 2⁻²⁴, as fp32 does from 1/2 to 1: the addition rounds.
+      // Below 2⁻¹⁴ fp16 has steps of 2⁻²⁴, as fp32 has from 1/2 to 1: the addition rounds.
       const auto half = hn::Set(d, 0.5F);
       const auto shifted = hn::BitCast(d32, hn::Add(hn::BitCast(d, magnitude), half));
       const auto subnormal = hn::Sub(shifted, hn::BitCast(d32, half));

@@ -24,26 +24,26 @@ inline float weight_of(float x) {
   return hn::GetLane(weight(d, hn::Set(d, x)));
 }
 
-inline void merge(int head_dim_v, const Partial& group, Partial& row) {
-  const MergeStep step = merge_step(row.offset, row.sum, group.offset, group.sum, kLog2E, weight_of);
+inline void merge(int head_dim_v, const Partial& partial, Partial& row) {
+  const MergeStep step = merge_step(row.offset, row.sum, partial.offset, partial.sum, kLog2E, weight_of);
   row.offset = step.softmax_offset;
   row.sum = step.sum;
   const Floats d;
   const FloatVector kept = hn::Set(d, step.state_scale);  // 1 if not rescaled: exact
   const FloatVector factor = hn::Set(d, step.partial_scale);
-  const auto joined = [&](FloatVector before, FloatVector of_group)
-                          HWY_ATTR { return hn::MulAdd(of_group, factor, hn::Mul(before, kept)); };
+  const auto merged = [&](FloatVector before, FloatVector of_partial)
+                          HWY_ATTR { return hn::MulAdd(of_partial, factor, hn::Mul(before, kept)); };
   const auto count = static_cast<std::size_t>(head_dim_v);
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    hn::StoreU(joined(hn::LoadU(d, row.acc + i), hn::LoadU(d, group.acc + i)), d, row.acc + i);
+    hn::StoreU(merged(hn::LoadU(d, row.acc + i), hn::LoadU(d, partial.acc + i)), d, row.acc + i);
   }
   if (i == count) return;
   HWY_ALIGN float before[kLanes] = {};
-  HWY_ALIGN float of_group[kLanes] = {};
+  HWY_ALIGN float of_partial[kLanes] = {};
   std::copy(row.acc + i, row.acc + count, before);
-  std::copy(group.acc + i, group.acc + count, of_group);
-  hn::Store(joined(hn::Load(d, before), hn::Load(d, of_group)), d, before);
+  std::copy(partial.acc + i, partial.acc + count, of_partial);
+  hn::Store(merged(hn::Load(d, before), hn::Load(d, of_partial)), d, before);
   std::copy_n(before, count - i, row.acc + i);
 }
 

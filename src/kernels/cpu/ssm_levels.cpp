@@ -15,7 +15,7 @@ namespace ringattn::cpu {
 
 namespace {
 
-constexpr std::int64_t kWorkTilesAtOnce = 4;  // of a thread, between which the rank shows that it works
+constexpr std::int64_t kWorkTilesPerHeartbeat = 4;  // per thread, between heartbeats
 
 int thread_number() {
 #ifdef _OPENMP
@@ -37,7 +37,7 @@ SsmLevels::SsmLevels(const SsmSpec& spec, const CpuBackend& backend, const Shape
     : spec_(spec), shape_(shape), tile_ops_(backend.tile_ops()), ops_(best_ssm_ops()), threads_(backend.threads()) {}
 
 std::size_t SsmLevels::thread_bytes() const {
-  // Behind the scan's own scratch: the states of a piece, and one more.
+  // After the derived kernel's scratch: the states of a work tile, and one more.
   const std::size_t states = static_cast<std::size_t>(shape_.blocks_per_tile + 1) * shape_.block_floats;
   return (bytes_of(1, shape_.scratch_floats + states) + kVectorAlignment - 1) / kVectorAlignment * kVectorAlignment;
 }
@@ -81,14 +81,14 @@ SsmLevels::HeadBlocks SsmLevels::head_blocks_of(const HeadRange& heads) const {
 
 std::vector<SsmLevels::HeadBlocks> SsmLevels::work_tiles_of(const HeadBlocks& head_blocks) const {
   const int group = head_block_count() / spec_.groups;
-  std::vector<HeadBlocks> pieces;
+  std::vector<HeadBlocks> work_tiles;
   for (int head_block = head_blocks.first; head_block < head_blocks.first + head_blocks.count;) {
     const int end = std::min(
         {head_blocks.first + head_blocks.count, head_block + shape_.blocks_per_tile, (head_block / group + 1) * group});
-    pieces.push_back({head_block, end - head_block});
+    work_tiles.push_back({head_block, end - head_block});
     head_block = end;
   }
-  return pieces;
+  return work_tiles;
 }
 
 std::vector<SsmLevels::Segment> SsmLevels::segments_of(const SsmTask& task) {
@@ -106,7 +106,7 @@ std::vector<SsmLevels::Segment> SsmLevels::segments_of(const SsmTask& task) {
 
 void SsmLevels::for_each(std::int64_t items, const Progress& progress,
                          const std::function<void(std::int64_t item, float* scratch)>& work) const {
-  const std::int64_t at_once = kWorkTilesAtOnce * threads_;
+  const std::int64_t at_once = kWorkTilesPerHeartbeat * threads_;
   for (std::int64_t begin = 0; begin < items; begin += at_once) {
     heartbeat();
     if (progress) progress();
@@ -131,17 +131,17 @@ void SsmLevels::make_dt(float* dt, int count, const float* bias) const {
 void SsmLevels::accumulate_states(const SsmTask& task, const HeadRange& heads, Stream, const Progress& progress) {
   check_ssm_task(spec_, limits_, task);
   const std::vector<Segment> segments = segments_of(task);
-  const std::vector<HeadBlocks> pieces = work_tiles_of(head_blocks_of(heads));
-  const auto work_tile_count = static_cast<std::int64_t>(pieces.size());
-  for_each(static_cast<std::int64_t>(segments.size()) * work_tile_count, progress,
-           [&](std::int64_t item, float* scratch) {
-             const Segment& segment = segments[static_cast<std::size_t>(item / work_tile_count)];
-             const HeadBlocks& piece = pieces[static_cast<std::size_t>(item % work_tile_count)];
-             accumulate_tile(task, {segment.row, segment.tokens, piece.first, piece.count}, scratch,
-                             segment_state(segment.index, piece.first), segment_logs(segment.index, piece.first));
-           });
+  const std::vector<HeadBlocks> work_tiles = work_tiles_of(head_blocks_of(heads));
+  const auto work_tile_count = static_cast<std::int64_t>(work_tiles.size());
+  for_each(
+      static_cast<std::int64_t>(segments.size()) * work_tile_count, progress, [&](std::int64_t item, float* scratch) {
+        const Segment& segment = segments[static_cast<std::size_t>(item / work_tile_count)];
+        const HeadBlocks& work_tile = work_tiles[static_cast<std::size_t>(item % work_tile_count)];
+        accumulate_tile(task, {segment.row, segment.tokens, work_tile.first, work_tile.count}, scratch,
+                        segment_state(segment.index, work_tile.first), segment_logs(segment.index, work_tile.first));
+      });
 
-  // The ordered pass over the segments of each super-segment.
+  // Ordered pass over the segments of each super-segment.
   std::vector<std::size_t> begins;  // the first segment of each super-segment
   for (std::size_t i = 0; i < segments.size(); ++i) {
     if (i == 0 || segments[i].super_segment != segments[i - 1].super_segment) begins.push_back(i);
@@ -200,20 +200,20 @@ void SsmLevels::carry(const SsmTask& task, const HeadRange& heads, int step, Str
 
 void SsmLevels::finish(const SsmTask& task, const HeadRange& heads, Stream, const Progress& progress) {
   const std::vector<Segment> segments = segments_of(task);
-  const std::vector<HeadBlocks> pieces = work_tiles_of(head_blocks_of(heads));
-  const auto work_tile_count = static_cast<std::int64_t>(pieces.size());
+  const std::vector<HeadBlocks> work_tiles = work_tiles_of(head_blocks_of(heads));
+  const auto work_tile_count = static_cast<std::int64_t>(work_tiles.size());
   for_each(static_cast<std::int64_t>(segments.size()) * work_tile_count, progress,
            [&](std::int64_t item, float* scratch) {
              const Segment& segment = segments[static_cast<std::size_t>(item / work_tile_count)];
-             const HeadBlocks& piece = pieces[static_cast<std::size_t>(item % work_tile_count)];
+             const HeadBlocks& work_tile = work_tiles[static_cast<std::size_t>(item % work_tile_count)];
              float* const states = scratch + shape_.scratch_floats;
-             for (int i = 0; i < piece.count; ++i) {
-               const int head_block = piece.first + i;
+             for (int i = 0; i < work_tile.count; ++i) {
+               const int head_block = work_tile.first + i;
                join(task, head_block, segment_logs(segment.index, head_block),
                     super_state(segment.super_segment, head_block), segment_state(segment.index, head_block),
                     states + static_cast<std::size_t>(i) * shape_.block_floats);
              }
-             finish_tile(task, {segment.row, segment.tokens, piece.first, piece.count}, scratch, states);
+             finish_tile(task, {segment.row, segment.tokens, work_tile.first, work_tile.count}, scratch, states);
            });
 }
 
@@ -264,7 +264,7 @@ void SsmLevels::update_head(const SsmUpdate& update, std::int64_t sequence, int 
   }
   if (spec_.skip) std::fill_n(d, kChannelBlock, update.d[head]);
   for (std::size_t p = 0; p < dims; p += kChannelBlock) {
-    // A channel is a block by itself.
+    // Each channel is its own block.
     float block[3][kChannelBlock] = {};
     const std::size_t count = std::min<std::size_t>(kChannelBlock, dims - p);
     std::copy_n(x + p, count, block[0]);

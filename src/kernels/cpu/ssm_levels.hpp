@@ -46,10 +46,10 @@ class SsmLevels : public SsmKernel {
 
   // Computes a work tile's local states from zero, [head_blocks, block_floats], and their log-decays, [head_blocks,
   // block_logs].
-  virtual void accumulate_tile(const SsmTask& task, const SsmWorkTile& piece, float* scratch, float* states,
+  virtual void accumulate_tile(const SsmTask& task, const SsmWorkTile& work_tile, float* scratch, float* states,
                                float* logs) const = 0;
   // Computes a work tile's rows of y from the states before it, which it overwrites.
-  virtual void finish_tile(const SsmTask& task, const SsmWorkTile& piece, float* scratch, float* states) const = 0;
+  virtual void finish_tile(const SsmTask& task, const SsmWorkTile& work_tile, float* scratch, float* states) const = 0;
   // result = fma(decay, before, local) for a head block's states.
   virtual void join(const SsmTask& task, int head_block, const float* logs, const float* before, const float* local,
                     float* result) const = 0;

@@ -2,7 +2,7 @@
 // Compiled once for every SIMD target: Highway includes this file again for each of them.
 #include "kernels/cpu/ssm_ops.hpp"
 
-// As in tile_ops.cpp: backends are known by the name of one target.
+// As in tile_ops.cpp: a backend's identity is the name of one target.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/ssm_ops.cpp"
@@ -19,7 +19,7 @@ namespace ringattn::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using Wide = hn::ScalableTag<float>;
-using Eight = hn::CappedTag<float, kChannelBlock>;  // its lanes divide a block of channels
+using Eight = hn::CappedTag<float, kChannelBlock>;  // its lane count divides a block of channels
 constexpr int kWideLanes = static_cast<int>(hn::MaxLanes(Wide()));
 constexpr int kEightLanes = static_cast<int>(hn::MaxLanes(Eight()));
 constexpr int kChunk = static_cast<int>(kChunkTokens);
@@ -30,7 +30,7 @@ template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp2_any(D d, V x) {
   const auto low = hn::Lt(x, hn::Set(d, -126.0F));
   const auto high = hn::Gt(x, hn::Set(d, 127.0F));
-  // Above 127: 2^(x − 64) · 2^64, and no more than ∞ needs.
+  // Above 127: 2^(x − 64) · 2^64, where x is limited to what gives ∞.
   const V most = hn::Set(d, 190.0F);
   const V lowered = hn::Sub(hn::IfThenElse(hn::Gt(x, most), most, x), hn::Set(d, 64.0F));
   const V bounded = hn::IfThenElse(low, hn::Zero(d), hn::IfThenElse(high, lowered, x));
@@ -65,7 +65,7 @@ void softplus(float* values, int count) {
   }
 }
 
-// kRows rows of a product, kVectors vectors wide, from `sums` on.
+// kRows rows of a product, kVectors vectors wide, accumulated in `sums`.
 template <int kRows, int kVectors>
 HWY_INLINE void product_block(const float* HWY_RESTRICT a, std::ptrdiff_t a_stride, int depth,
                               const float* HWY_RESTRICT m, int width, hn::Vec<Wide> (&sums)[kRows][kVectors]) {
@@ -116,7 +116,7 @@ void product(const float* a, std::ptrdiff_t a_stride, int rows, int depth, const
   if (column < width) product_columns<1>(a, a_stride, rows, depth, m + column, width, out + column);
 }
 
-// Rows r … r + kRows − 1 of add_lower(): the terms that all of them have side by side, then each row's own.
+// Rows r … r + kRows − 1 of add_lower(): first the terms that all rows have, in parallel, then each row's own.
 template <int kRows, int kVectors>
 void add_lower_rows(const float* a, std::ptrdiff_t a_stride, int r, const float* scale, const float* m, int width,
                     float* out) {
@@ -268,8 +268,8 @@ void convolve(int channels, int width, const float* x, const float* weights, con
   }
 }
 
-// Readings of one core, rounded down, of the scan with one decay a head; by the length of vectors, so that targets
-// which nobody has measured have a rate as well.
+// Measured on one core with cpu_ssd, rounded down. It depends on the vector length, so that unmeasured targets have an
+// estimate too.
 constexpr double kFlopsPerSecond = kWideLanes >= 16 ? 1.2e10 : kWideLanes >= 8 ? 7e9 : kWideLanes >= 4 ? 2.5e9 : 8e8;
 
 const SsmOps& ssm_ops() {

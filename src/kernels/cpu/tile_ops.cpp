@@ -2,7 +2,7 @@
 // Compiled once for every SIMD target: Highway includes this file again for each of them.
 #include "kernels/cpu/tile_ops.hpp"
 
-// A vector's lanes are part of the arithmetic: targets whose vectors have no fixed length run as NEON or EMU128.
+// The lane count is part of the arithmetic: targets with scalable vectors run as NEON or EMU128.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/tile_ops.cpp"
@@ -45,8 +45,8 @@ void widen(const void* source, Dtype dtype, int count, float* target) {
   }
 }
 
-// Readings of one core, rounded (bench/notes/attention-portable.md). By the length of its vectors, so that targets
-// which nobody has measured have a rate as well.
+// Measured on one core, rounded (bench/notes/attention-portable.md). It depends on the vector length, so that
+// unmeasured targets have an estimate too.
 constexpr double kFlopsPerSecond = kLanes >= 16 ? 1.4e11 : kLanes >= 8 ? 7e10 : kLanes >= 4 ? 2.5e10 : 8e9;
 
 const TileOps& tile_ops() {

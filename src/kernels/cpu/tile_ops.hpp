@@ -75,8 +75,8 @@ struct TileOps {
   void (*pack)(const TileShape& shape, const TileRows& k, const TileRows& v, int keys, PackedTile& tile);
   // Attends each row of the batch to the tile: updates its (offset, sum, acc). scores: [row_block, kKeyTile] scratch.
   void (*attend)(const TileShape& shape, const PackedTile& tile, const RowBatch& rows, float* scores);
-  // The merge step: merges `group` into `row`. Neither acc needs to be aligned.
-  void (*merge)(int head_dim_v, const Partial& group, Partial& row);
+  // The merge step: merges `partial` into `row`. Neither acc needs to be aligned.
+  void (*merge)(int head_dim_v, const Partial& partial, Partial& row);
 
   // Floats between rows of acc, and in a packed tile.
   int o_stride(int head_dim_v) const { return (head_dim_v + lanes - 1) / lanes * lanes; }

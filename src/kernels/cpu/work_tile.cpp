@@ -11,31 +11,31 @@ namespace ringattn::cpu {
 
 namespace {
 
-// Calls visit(first, count, run, offset) for each piece of a group: rows [offset, offset + count) of a query run, that
-// are the group's rows first, first + 1, ….
+// Calls visit(first, count, run, offset) for each query run of a work tile: its rows [offset, offset + count) are the
+// work tile's rows first, first + 1, ….
 template <typename Visit>
-void for_each_page_run(std::span<const QueryRun> queries, const WorkTile& group, Visit visit) {
+void for_each_query_run(std::span<const QueryRun> queries, const WorkTile& work_tile, Visit visit) {
   std::int64_t done = 0;
-  std::int64_t offset = group.offset;
-  for (auto run = static_cast<std::size_t>(group.run); done < group.rows; ++run, offset = 0) {
-    const std::int64_t count = std::min(group.rows - done, queries[run].rows - offset);
+  std::int64_t offset = work_tile.offset;
+  for (auto run = static_cast<std::size_t>(work_tile.run); done < work_tile.rows; ++run, offset = 0) {
+    const std::int64_t count = std::min(work_tile.rows - done, queries[run].rows - offset);
     visit(done, count, queries[run], offset);
     done += count;
   }
 }
 
-// Consecutive tiles that a group folds: their numbers, the place of the first one in its row's order of tiles, which
-// says to which group of tiles it belongs, and its entry in the map of tiles.
-struct Stretch {
+// Consecutive key tiles that a work tile processes: their indices, the first one's ordinal in the mask row, which gives
+// its KV split, and its index in AttentionTask::tiles.
+struct TileRun {
   TileRange tiles;
-  std::int64_t place;
+  std::int64_t ordinal;
   std::int64_t table;
 };
 
-// One group of rows and its heads on their way through a task.
+// One head work tile during a task.
 class WorkTileAttention {
  public:
-  WorkTileAttention(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task, const WorkTile& group,
+  WorkTileAttention(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task, const WorkTile& work_tile,
                     int head, TileScratch& scratch)
       : spec_(spec),
         ops_(ops),
@@ -43,25 +43,25 @@ class WorkTileAttention {
         scratch_(scratch),
         first_head_(head),
         kv_head_(head / (spec.heads / spec.kv_heads)),
-        rows_(static_cast<int>(group.rows)),
+        rows_(static_cast<int>(work_tile.rows)),
         ratio_(heads_of_tile(spec)),
         o_stride_(static_cast<std::size_t>(ops.o_stride(spec.head_dim_v))),
-        sequence_(task.queries[static_cast<std::size_t>(group.run)].sequence),
+        sequence_(task.queries[static_cast<std::size_t>(work_tile.run)].sequence),
         key_length_(task.key_lengths[static_cast<std::size_t>(sequence_)]),
-        first_position_(task.queries[static_cast<std::size_t>(group.run)].position + group.offset) {
-    for_each_page_run(task.queries, group,
-                      [&](std::int64_t first, std::int64_t count, const QueryRun& run, std::int64_t offset) {
-                        for (std::int64_t i = 0; i < count; ++i) {
-                          const std::int64_t position = run.position + offset + i;
-                          scratch_.row[first + i] = run.row + offset + i;
-                          scratch_.keys[first + i] = keys_of(position);
-                          scratch_.key_tiles[first + i] = tiles_of(scratch_.keys[first + i], kKeyTile);
-                        }
-                      });
-    find_stretches();
+        first_position_(task.queries[static_cast<std::size_t>(work_tile.run)].position + work_tile.offset) {
+    for_each_query_run(task.queries, work_tile,
+                       [&](std::int64_t first, std::int64_t count, const QueryRun& run, std::int64_t offset) {
+                         for (std::int64_t i = 0; i < count; ++i) {
+                           const std::int64_t position = run.position + offset + i;
+                           scratch_.row[first + i] = run.row + offset + i;
+                           scratch_.keys[first + i] = keys_of(position);
+                           scratch_.key_tiles[first + i] = tiles_of(scratch_.keys[first + i], kKeyTile);
+                         }
+                       });
+    find_tile_runs();
   }
 
-  std::span<const Stretch> stretches() const { return stretches_; }
+  std::span<const TileRun> tile_runs() const { return tile_runs_; }
 
   void load_queries() {
     for (int i = 0; i < rows_; ++i) {
@@ -97,31 +97,32 @@ class WorkTileAttention {
     }
   }
 
-  // Folds one tile into the rows that see a key of it: neighbours, as the ends of their ranges ascend, but for rows
-  // between them that see none of the sequence's keys, where these stand far apart.
-  void attend_tile(const Stretch& stretch, std::int64_t tile) {
-    const auto folds = [&](const TileRange& range) { return range.begin <= tile && tile < range.end; };
+  // Attends the rows that see a key of the tile to it. They are consecutive, because the ends of their ranges ascend,
+  // except for rows between them that see no key of the sequence, if key positions have gaps.
+  void attend_tile(const TileRun& tile_run, std::int64_t tile) {
+    const auto sees = [&](const TileRange& range) { return range.begin <= tile && tile < range.end; };
     const TileRange* ranges = scratch_.key_tiles;
-    const std::int64_t nth = tile - stretch.tiles.begin;
+    const std::int64_t nth = tile - tile_run.tiles.begin;
     const auto keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, key_length_ - tile * kKeyTile));
     const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};
     bool packed = false;
     for (int last = 0; last < rows_;) {
-      const auto first = static_cast<int>(std::find_if(ranges + last, ranges + rows_, folds) - ranges);
-      last = static_cast<int>(std::find_if_not(ranges + first, ranges + rows_, folds) - ranges);
+      const auto first = static_cast<int>(std::find_if(ranges + last, ranges + rows_, sees) - ranges);
+      last = static_cast<int>(std::find_if_not(ranges + first, ranges + rows_, sees) - ranges);
       if (first == last) return;
       if (!packed) {
-        const TilePageRuns place = find_tile(stretch.table + nth, keys);
-        ops_.pack(shape, place.k, place.v, keys, scratch_.tile);
+        const TilePageRuns rows = find_tile(tile_run.table + nth, keys);
+        ops_.pack(shape, rows.k, rows.v, keys, scratch_.tile);
         packed = true;
       }
-      attend_rows(shape, tile, first, last, (stretch.place + nth) % kTilesPerKvSplit == 0);
+      attend_rows(shape, tile, first, last, (tile_run.ordinal + nth) % kTilesPerKvSplit == 0);
     }
   }
 
-  // Folds the packed tile into rows [first, last), which all see a key of it.
+  // Attends rows [first, last), which all see a key of the packed tile.
   void attend_rows(const TileShape& shape, std::int64_t tile, int first, int last, bool begins_split) {
-    // Rows fold tiles at consecutive places, so what is open when a group begins is another's.
+    // Rows process tiles in order of their ordinals, so the current partial belongs to an earlier split when a split
+    // begins.
     if (begins_split) merge_current_splits(index(first, 0), index(last, 0));
     for (std::size_t at = index(first, 0); at < index(last, 0); ++at) scratch_.flags[at] |= kHasCurrent;
     for (int i = first; i < last; ++i) {
@@ -164,8 +165,8 @@ class WorkTileAttention {
     return PositionedVisibility(spec_.mask, own).keys(position);
   }
 
-  // What some row folds of the tiles that the task has and, where there are block_mask, that are listed.
-  void find_stretches() {
+  // Finds the tiles that some row processes, among those of the task and, with a block mask, of the mask row.
+  void find_tile_runs() {
     TileRange seen{std::numeric_limits<std::int64_t>::max(), 0};
     for (int i = 0; i < rows_; ++i) {
       const TileRange& row = scratch_.key_tiles[i];
@@ -175,11 +176,11 @@ class WorkTileAttention {
     const auto runs = std::equal_range(task_.key_runs.begin(), task_.key_runs.end(), KeyRun{sequence_, 0, 0, 0},
                                        [](const KeyRun& a, const KeyRun& b) { return a.sequence < b.sequence; });
     const auto end = runs.second;
-    const auto add = [&](const TileRange& tiles, std::int64_t place, const KeyRun& run) {
+    const auto add = [&](const TileRange& tiles, std::int64_t ordinal, const KeyRun& run) {
       const TileRange both{std::max({seen.begin, tiles.begin, run.first_tile}),
                            std::min({seen.end, tiles.end, run.first_tile + run.tiles})};
       if (both.empty()) return;
-      stretches_.push_back({both, place + both.begin - tiles.begin, run.table + both.begin - run.first_tile});
+      tile_runs_.push_back({both, ordinal + both.begin - tiles.begin, run.table + both.begin - run.first_tile});
     };
     if (task_.block_mask == nullptr) {
       for (auto run = runs.first; run != end; ++run) {
@@ -191,35 +192,35 @@ class WorkTileAttention {
     auto run = runs.first;
     for_each_masked_tile_run(*task_.block_mask, spec_.mask, kKeyTile, static_cast<std::size_t>(sequence_),
                              mask_head(shape, spec_.heads, first_head_),
-                             query_block_of(first_position_, shape.query_block), [&](const MaskedTileRun& listed) {
-                               while (run != end && run->first_tile + run->tiles <= listed.tiles.begin) ++run;
-                               for (auto next = run; next != end && next->first_tile < listed.tiles.end; ++next) {
-                                 add(listed.tiles, listed.place, *next);
+                             query_block_of(first_position_, shape.query_block), [&](const MaskedTileRun& masked) {
+                               while (run != end && run->first_tile + run->tiles <= masked.tiles.begin) ++run;
+                               for (auto next = run; next != end && next->first_tile < masked.tiles.end; ++next) {
+                                 add(masked.tiles, masked.place, *next);
                                }
                              });
   }
 
-  // Rows are stacked token by token, so that rows which see the same keys are neighbours.
+  // Rows are ordered token by token, so that rows that see the same keys are adjacent.
   std::size_t index(int row, int head_of_tile) const {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(ratio_) + static_cast<std::size_t>(head_of_tile);
   }
-  // Where the first `keys` keys of a tile of the map lie.
+  // Addresses of the first `keys` keys of tile `index` of the task.
   struct TilePageRuns {
     TileRows k;
     TileRows v;
   };
   TilePageRuns find_tile(std::int64_t index, int keys) const {
-    const PageRun* const pieces = task_.tiles.data() + index * task_.page_runs;
-    const KeySource& source = task_.sources[static_cast<std::size_t>(pieces->source)];
+    const PageRun* const page_runs = task_.tiles.data() + index * task_.page_runs;
+    const KeySource& source = task_.sources[static_cast<std::size_t>(page_runs->source)];
     const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
     const int page_run_log2 = std::countr_zero(static_cast<unsigned>(kKeyTile / task_.page_runs));
-    TilePageRuns place{{{}, source.k.token_stride * element, page_run_log2},
-                       {{}, source.v.token_stride * element, page_run_log2}};
+    TilePageRuns rows{{{}, source.k.token_stride * element, page_run_log2},
+                      {{}, source.v.token_stride * element, page_run_log2}};
     for (int i = 0; i << page_run_log2 < keys; ++i) {
-      place.k.page_runs[i] = source.k_at(pieces[i].row, kv_head_);
-      place.v.page_runs[i] = source.v_at(pieces[i].row, kv_head_);
+      rows.k.page_runs[i] = source.k_at(page_runs[i].row, kv_head_);
+      rows.v.page_runs[i] = source.v_at(page_runs[i].row, kv_head_);
     }
-    return place;
+    return rows;
   }
   std::int64_t head(int head_of_tile) const { return std::int64_t{first_head_} + head_of_tile; }
   float* state_of(int row, int head_of_tile) const {
@@ -231,7 +232,7 @@ class WorkTileAttention {
             {scratch_.offset[at], scratch_.sum[at], scratch_.acc + at * o_stride_},
             {scratch_.merged_offset[at], scratch_.merged_sum[at], scratch_.merged_acc + at * o_stride_}};
   }
-  // The identity, from which a group begins.
+  // Resets to the identity, from which a KV split begins.
   void clear_current(std::size_t at) {
     scratch_.offset[at] = -std::numeric_limits<float>::infinity();
     scratch_.sum[at] = 0.0F;
@@ -261,46 +262,46 @@ class WorkTileAttention {
   std::int32_t sequence_;
   std::int64_t key_length_;
   std::int64_t first_position_;
-  std::vector<Stretch> stretches_;
+  std::vector<TileRun> tile_runs_;
 };
 
 }  // namespace
 
 std::vector<WorkTile> make_work_tiles(std::span<const QueryRun> queries, std::int64_t rows,
                                       const BlockMaskShape& block_mask) {
-  std::vector<WorkTile> groups;
-  // Twice the same walk: the first counts, so that the list takes the memory it needs and no more.
+  std::vector<WorkTile> work_tiles;
+  // Two passes: the first one counts, so that the vector allocates exactly what it needs.
   for (const bool count : {true, false}) {
     std::size_t made = 0;
-    std::int64_t capacity_left = 0;  // rows that the last group can still take
+    std::int64_t capacity_left = 0;  // rows that the last work tile can still take
     std::int32_t sequence = -1;
-    std::int64_t block = 0;  // that the last group's rows lie in, where there are lists
+    std::int64_t block = 0;  // query block of the last work tile's rows, with a block mask
     for (std::size_t run = 0; run < queries.size(); ++run) {
       if (queries[run].sequence != sequence) capacity_left = 0;
       sequence = queries[run].sequence;
       for (std::int64_t offset = 0; offset < queries[run].rows;) {
-        std::int64_t most = queries[run].rows - offset;
+        std::int64_t max_rows = queries[run].rows - offset;
         if (block_mask.any()) {
           const std::int64_t position = queries[run].position + offset;
           const std::int64_t own = query_block_of(position, block_mask.query_block);
           if (own != block) capacity_left = 0;
           block = own;
-          most = std::min(most, (own + 1) * block_mask.query_block - position);
+          max_rows = std::min(max_rows, (own + 1) * block_mask.query_block - position);
         }
         if (capacity_left == 0) {
-          if (!count) groups.push_back({static_cast<std::int64_t>(run), offset, 0});
+          if (!count) work_tiles.push_back({static_cast<std::int64_t>(run), offset, 0});
           ++made;
           capacity_left = rows;
         }
-        const std::int64_t taken = std::min(capacity_left, most);
-        if (!count) groups.back().rows += taken;
+        const std::int64_t taken = std::min(capacity_left, max_rows);
+        if (!count) work_tiles.back().rows += taken;
         capacity_left -= taken;
         offset += taken;
       }
     }
-    if (count) groups.reserve(made);
+    if (count) work_tiles.reserve(made);
   }
-  return groups;
+  return work_tiles;
 }
 
 std::size_t TileScratch::layout(const AttentionSpec& spec, const TileOps& ops, std::byte* base, TileScratch& scratch) {
@@ -329,20 +330,20 @@ std::size_t TileScratch::layout(const AttentionSpec& spec, const TileOps& ops, s
   return bytes;
 }
 
-void attend_work_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task, const WorkTile& group,
-                      int head, TileScratch& scratch, const Checkpoint& checkpoint) {
-  WorkTileAttention attention(spec, ops, task, group, head, scratch);
-  const bool folds = !attention.stretches().empty();
-  const bool nothing_changes = task.resume && !folds;
+void attend_work_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task,
+                      const WorkTile& work_tile, int head, TileScratch& scratch, const Checkpoint& checkpoint) {
+  WorkTileAttention attention(spec, ops, task, work_tile, head, scratch);
+  const bool sees = !attention.tile_runs().empty();
+  const bool nothing_changes = task.resume && !sees;
   if (nothing_changes && task.finish == nullptr) return;
 
   attention.load_state();
-  if (folds) {
+  if (sees) {
     attention.load_queries();
-    for (const Stretch& stretch : attention.stretches()) {
-      for (std::int64_t tile = stretch.tiles.begin; tile < stretch.tiles.end; ++tile) {
+    for (const TileRun& tile_run : attention.tile_runs()) {
+      for (std::int64_t tile = tile_run.tiles.begin; tile < tile_run.tiles.end; ++tile) {
         if (checkpoint.should_stop()) return;
-        attention.attend_tile(stretch, tile);
+        attention.attend_tile(tile_run, tile);
       }
     }
   }

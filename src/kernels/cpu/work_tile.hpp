@@ -70,7 +70,7 @@ struct TileScratch {
 // Runs a task for one work tile and heads_of_tile() query heads from `head` on: loads the rows' state, attends to every
 // key tile of the task that a row sees, and saves or finishes. Returns early, with nothing written, if the checkpoint
 // says so.
-void attend_work_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task, const WorkTile& group,
-                      int head, TileScratch& scratch, const Checkpoint& checkpoint);
+void attend_work_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task,
+                      const WorkTile& work_tile, int head, TileScratch& scratch, const Checkpoint& checkpoint);
 
 }  // namespace ringattn::cpu
