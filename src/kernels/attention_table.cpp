@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fold's kernels, in order of preference.
+// The attention kernels, in order of preference.
 #include "kernels/cpu/cpu_attention.hpp"
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/cuda/cuda_attention.hpp"
@@ -31,7 +31,8 @@ constexpr AttentionRow kTable[] = {
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_attention", "cuda",
       "bf16, fp16; head_dim 64, 96, 128, 256, 512, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks",
-      sm80::attention_configs, [](const Backend&) { return 3.5e14; },  // these three on an H200, rounded down
+      sm80::attention_configs,
+      [](const Backend&) { return 3.5e14; },  // measured on an H200, rounded down, as the other two
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::attention_missing,
      sm80::make_attention},

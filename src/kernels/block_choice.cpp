@@ -33,7 +33,7 @@ void pool_block(const BlockChoice& choice, std::int64_t sequence, std::int64_t b
   }
 }
 
-// The mean of a step's rows of a query head.
+// The mean of a query head's rows in the step.
 std::vector<float> mean_query(const BlockChoice& choice, std::int64_t sequence, int head) {
   std::vector<float> mean(static_cast<std::size_t>(choice.spec.head_dim), 0.0F);
   for (int i = 0; i < choice.rows; ++i) {
@@ -51,7 +51,8 @@ void check_block_choice(const BlockChoice& choice) {
                     choice.q.heads == spec.heads && choice.q.dim == spec.head_dim && choice.q.dtype == spec.dtype &&
                     choice.k.heads == spec.kv_heads && choice.k.dim == spec.head_dim && choice.k.dtype == spec.dtype &&
                     spec.block_mask.heads <= spec.kv_heads && choice.count >= 1;
-  if (!fits) fail(ErrorCode::kInternal, "blocks are chosen for another job", "queries, keys or lists don't fit it");
+  if (!fits)
+    fail(ErrorCode::kInternal, "blocks are chosen for another job", "queries, keys or block masks don't fit it");
 }
 
 void pool_host_keys(const BlockChoice& choice) {
@@ -73,10 +74,10 @@ void choose_host_blocks(const BlockChoice& choice) {
     const std::int64_t blocks = blocks_before_rows(choice, length);
     if (fills_block(choice, length)) pool_block(choice, s, blocks - 1);
     const std::int32_t count = chosen_blocks(choice, length);
-    for (int list = 0; list < mask_heads; ++list) {
-      float* const scores = choice.scores + (s * mask_heads + list) * choice.blocks;
+    for (int mask_head = 0; mask_head < mask_heads; ++mask_head) {
+      float* const scores = choice.scores + (s * mask_heads + mask_head) * choice.blocks;
       std::fill_n(scores, blocks, 0.0F);
-      for (int head = list * heads; head < (list + 1) * heads; ++head) {
+      for (int head = mask_head * heads; head < (mask_head + 1) * heads; ++head) {
         const std::vector<float> q = mean_query(choice, s, head);
         const int kv_head = head / (spec.heads / spec.kv_heads);
         for (std::int64_t block = 0; block < blocks; ++block) {
@@ -86,8 +87,8 @@ void choose_host_blocks(const BlockChoice& choice) {
       orders.resize(static_cast<std::size_t>(blocks));
       std::transform(scores, scores + blocks, orders.begin(), order_of_score);
       if (blocks > 0) orders.front() = kAlwaysTaken;
-      choose_best(orders, 0, count, choice.chosen + (s * mask_heads + list) * choice.count);
-      choice.counts[s * mask_heads + list] = count;
+      choose_best(orders, 0, count, choice.chosen + (s * mask_heads + mask_head) * choice.count);
+      choice.counts[s * mask_heads + mask_head] = count;
     }
   }
 }

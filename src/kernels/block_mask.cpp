@@ -31,25 +31,25 @@ BlockMask::BlockMask(const BlockMaskShape& shape, std::vector<MaskedSequence> se
       id_(next_id()) {
   if (shape.query_block < 1 || shape.key_block < 1 || shape.heads < 1) {
     fail(ErrorCode::kUsage,
-         fmt::format("lists of {} heads in blocks of {} queries and {} keys", shape.heads, shape.query_block,
+         fmt::format("a block mask of {} heads in blocks of {} queries and {} keys", shape.heads, shape.query_block,
                      shape.key_block),
          "each is at least 1", "Give blocks of 128, for example.");
   }
-  std::int64_t lists = 0;
+  std::int64_t mask_rows = 0;
   for (const MaskedSequence& s : sequences_) {
     const TileRange range = s.queries == 0
                                 ? TileRange{0, 0}
                                 : TileRange{query_block_of(s.position, shape.query_block),
                                             query_block_of(s.position + s.queries - 1, shape.query_block) + 1};
     query_blocks_.push_back(range);
-    first_row_.push_back(lists);
-    lists += shape.heads * (range.end - range.begin);
+    first_row_.push_back(mask_rows);
+    mask_rows += shape.heads * (range.end - range.begin);
   }
-  if (indptr_.size() != static_cast<std::size_t>(lists) + 1) {
-    fail(ErrorCode::kUsage, fmt::format("there are {} lists", static_cast<std::int64_t>(indptr_.size()) - 1),
+  if (indptr_.size() != static_cast<std::size_t>(mask_rows) + 1) {
+    fail(ErrorCode::kUsage, fmt::format("a block mask has {} rows", static_cast<std::int64_t>(indptr_.size()) - 1),
          fmt::format("{} sequences have {} query blocks of {} queries, each head of {} counted", sequences_.size(),
-                     lists, shape.query_block, shape.heads),
-         "Give a list for every sequence, head and query block, if an empty one.");
+                     mask_rows, shape.query_block, shape.heads),
+         "Give a row for every sequence, head and query block, even if it is empty.");
   }
   check();
 }
@@ -61,8 +61,8 @@ void BlockMask::check() const {
       for (std::int64_t q = query_blocks_[s].begin; q < query_blocks_[s].end; ++q) {
         const auto refuse = [&](const std::string& problem, const std::string& why) {
           fail(ErrorCode::kUsage,
-               fmt::format("{} in the list of sequence {}, head {}, query block {}", problem, s, head, q), why,
-               "List blocks of keys in ascending order, each once.");
+               fmt::format("{} in the mask row of sequence {}, head {}, query block {}", problem, s, head, q), why,
+               "Give key blocks in ascending order, each once.");
         };
         const auto n = static_cast<std::size_t>(first_row_[s] + head * (query_blocks_[s].end - query_blocks_[s].begin) +
                                                 q - query_blocks_[s].begin);
@@ -77,15 +77,15 @@ void BlockMask::check() const {
             refuse(fmt::format("key block {}", block), fmt::format("the sequence has {} keys, which is {} blocks of {}",
                                                                    sequences_[s].keys, blocks, shape_.key_block));
           }
-          if (block <= last) refuse(fmt::format("key block {} behind {}", block, last), "lists ascend");
+          if (block <= last) refuse(fmt::format("key block {} after {}", block, last), "a mask row ascends");
           last = block;
         }
       }
     }
   }
   if (indptr_.back() != static_cast<std::int64_t>(indices_.size())) {
-    fail(ErrorCode::kUsage, fmt::format("the lists end with entry {}", indptr_.back()),
-         fmt::format("there are {} entries", indices_.size()), "The last list ends where the entries do.");
+    fail(ErrorCode::kUsage, fmt::format("the mask rows end at entry {}", indptr_.back()),
+         fmt::format("there are {} entries", indices_.size()), "The last row must end where the entries do.");
   }
 }
 
@@ -113,20 +113,20 @@ std::int64_t BlockMask::runs(std::size_t sequence, std::int64_t position, std::i
   return runs;
 }
 
-double masked_pairs(const BlockMask& lists, const Mask& mask, std::size_t sequence, std::int64_t position,
+double masked_pairs(const BlockMask& block_mask, const Mask& mask, std::size_t sequence, std::int64_t position,
                     std::int64_t rows, const KeyRange& keys) {
-  const BlockMaskShape& shape = lists.shape();
-  const Visibility visibility(mask, lists.sequences()[sequence].keys);
+  const BlockMaskShape& shape = block_mask.shape();
+  const Visibility visibility(mask, block_mask.sequences()[sequence].keys);
   double pairs = 0.0;
   while (rows > 0) {
     const std::int64_t block = query_block_of(position, shape.query_block);
     const std::int64_t count = std::min(rows, (block + 1) * shape.query_block - position);
     for (int head = 0; head < shape.heads; ++head) {
-      // Tiles of one key block each: runs of blocks.
-      for_each_masked_tile_run(lists, mask, shape.key_block, sequence, head, block, [&](const MaskedTileRun& run) {
-        const KeyRange listed{std::max(keys.begin, run.tiles.begin * shape.key_block),
+      // With key_tile = key_block, a run of tiles is a run of key blocks.
+      for_each_masked_tile_run(block_mask, mask, shape.key_block, sequence, head, block, [&](const MaskedTileRun& run) {
+        const KeyRange masked{std::max(keys.begin, run.tiles.begin * shape.key_block),
                               std::min(keys.end, run.tiles.end * shape.key_block)};
-        pairs += visibility.pairs(position, count, listed);
+        pairs += visibility.pairs(position, count, masked);
       });
     }
     position += count;
@@ -138,14 +138,14 @@ double masked_pairs(const BlockMask& lists, const Mask& mask, std::size_t sequen
 std::string missing_for_block_mask(const BlockMaskShape& shape, const TileSizes& tiles) {
   if (!shape.any()) return {};
   if (shape.query_block % tiles.query == 0 && shape.key_block % tiles.key == 0) return {};
-  return fmt::format("lists in blocks of {} queries and {} keys (supported: multiples of {} and {})", shape.query_block,
+  return fmt::format("block mask of {} queries and {} keys (supported: multiples of {} and {})", shape.query_block,
                      shape.key_block, tiles.query, tiles.key);
 }
 
 std::string describe(const BlockMaskShape& shape, int heads) {
   if (!shape.any()) return {};
-  std::string text = fmt::format("lists of {}x{} blocks", shape.query_block, shape.key_block);
-  if (shape.heads > 1) text += shape.heads == heads ? ", one a head" : ", one a KV head";
+  std::string text = fmt::format("block mask of {}x{} blocks", shape.query_block, shape.key_block);
+  if (shape.heads > 1) text += shape.heads == heads ? ", one per head" : ", one per KV head";
   return text;
 }
 

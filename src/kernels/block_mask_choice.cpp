@@ -13,7 +13,7 @@ namespace ringattn {
 
 namespace {
 
-// Scores of the candidates for the query heads [head, head + heads) of a block of queries.
+// Scores the candidate key blocks for the query heads [head, head + heads) of a query block.
 void score_blocks(const BlockMaskChoice& choice, std::int64_t query_block, int head, int heads, std::int64_t first,
                   std::span<float> scores) {
   const AttentionSpec& spec = choice.spec;
@@ -58,31 +58,32 @@ void pool_host_rows(const RowPooling& pooling) {
 
 void check_block_mask_choice(const BlockMaskChoice& choice) {
   const AttentionSpec& spec = choice.spec;
-  const BlockMaskShape& lists = spec.block_mask;
-  const bool fits = lists.any() && lists.heads >= 1 && spec.kv_heads >= 1 && spec.heads % spec.kv_heads == 0 &&
-                    spec.heads % lists.heads == 0;
-  if (!fits) fail(ErrorCode::kInternal, "blocks are chosen for another job", "its heads and those of lists don't fit");
+  const BlockMaskShape& shape = spec.block_mask;
+  const bool fits = shape.any() && shape.heads >= 1 && spec.kv_heads >= 1 && spec.heads % spec.kv_heads == 0 &&
+                    spec.heads % shape.heads == 0;
+  if (!fits)
+    fail(ErrorCode::kInternal, "blocks are chosen for another job", "its heads and those of the block mask don't fit");
 }
 
 void choose_host_block_mask(const BlockMaskChoice& choice) {
   check_block_mask_choice(choice);
-  constexpr std::int64_t kBetweenBeats = 64;
-  const int lists = choice.spec.block_mask.heads;
-  const int heads = choice.spec.heads / lists;
+  constexpr std::int64_t kRowsPerHeartbeat = 64;
+  const int mask_heads = choice.spec.block_mask.heads;
+  const int heads = choice.spec.heads / mask_heads;
   std::vector<std::uint32_t> orders;
-  for (std::int64_t n = 0; n < lists * choice.query_blocks; ++n) {
-    if (n % kBetweenBeats == 0) heartbeat();
-    const std::int64_t list = n / choice.query_blocks;
+  for (std::int64_t n = 0; n < mask_heads * choice.query_blocks; ++n) {
+    if (n % kRowsPerHeartbeat == 0) heartbeat();
+    const std::int64_t mask_head = n / choice.query_blocks;
     const std::int64_t query_block = n % choice.query_blocks;
     const BlockCandidates& of = choice.candidates[query_block];
     if (of.count == 0) continue;
     const std::span<float> scores(choice.scores + n * choice.key_blocks + of.begin,
                                   static_cast<std::size_t>(of.end - of.begin));
-    score_blocks(choice, query_block, static_cast<int>(list) * heads, heads, of.begin, scores);
+    score_blocks(choice, query_block, static_cast<int>(mask_head) * heads, heads, of.begin, scores);
     orders.resize(scores.size());
     std::transform(scores.begin(), scores.end(), orders.begin(), order_of_score);
     orders.front() = orders[static_cast<std::size_t>(of.diagonal - of.begin)] = kAlwaysTaken;
-    choose_best(orders, of.begin, of.count, choice.listed + list * choice.entries + of.first);
+    choose_best(orders, of.begin, of.count, choice.listed + mask_head * choice.entries + of.first);
   }
 }
 

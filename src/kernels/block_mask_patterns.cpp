@@ -16,10 +16,10 @@ namespace ringattn {
 
 namespace {
 
-// The blocks that hold keys [begin, end) of the sequence.
-void add_keys(const BlockMaskRow& place, int key_block, std::int64_t begin, std::int64_t end,
+// Appends the key blocks that hold keys [begin, end) of the sequence.
+void add_keys(const BlockMaskRow& mask_row, int key_block, std::int64_t begin, std::int64_t end,
               std::vector<std::int32_t>& blocks) {
-  const TileRange range = tiles_of(KeyRange{std::max<std::int64_t>(0, begin), std::min(end, place.keys)}, key_block);
+  const TileRange range = tiles_of(KeyRange{std::max<std::int64_t>(0, begin), std::min(end, mask_row.keys)}, key_block);
   for (std::int64_t block = range.begin; block < range.end; ++block) {
     blocks.push_back(static_cast<std::int32_t>(block));
   }
@@ -27,14 +27,14 @@ void add_keys(const BlockMaskRow& place, int key_block, std::int64_t begin, std:
 
 void check_positive(const char* what, std::int64_t value) {
   if (value >= 0) return;
-  fail(ErrorCode::kUsage, fmt::format("a pattern of lists with {} {}", what, value), "it is a number of tokens",
+  fail(ErrorCode::kUsage, fmt::format("a block mask pattern with {} {}", what, value), "it is a number of tokens",
        "Use 0 or more.");
 }
 
-constexpr std::int64_t kFewBytes = std::int64_t{1} << 24;  // of lists, which needn't be counted first
+constexpr std::int64_t kUncountedBytes = std::int64_t{1} << 24;  // below it a mask is built without counting first
 
-// Makers name most blocks in one or two ascending runs.
-void put_in_order(std::vector<std::int32_t>& blocks) {
+// Sorts and removes duplicates. Most patterns give one or two ascending runs.
+void sort_unique(std::vector<std::int32_t>& blocks) {
   const auto second = std::is_sorted_until(blocks.begin(), blocks.end());
   if (second != blocks.end()) {
     if (std::is_sorted(second, blocks.end())) {
@@ -46,11 +46,11 @@ void put_in_order(std::vector<std::int32_t>& blocks) {
   blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
 }
 
-// Calls visit() for each list in turn.
+// Calls visit() for each mask row in order.
 template <class Visit>
 void for_each_mask_row(const BlockMaskShape& shape, std::span<const MaskedSequence> sequences,
                        const BlockMaskPattern& make, Visit visit) {
-  constexpr std::int64_t kBetweenBeats = 64;
+  constexpr std::int64_t kRowsPerHeartbeat = 64;
   std::vector<std::int32_t> own;
   std::int64_t made = 0;
   for (std::size_t s = 0; s < sequences.size(); ++s) {
@@ -62,7 +62,7 @@ void for_each_mask_row(const BlockMaskShape& shape, std::span<const MaskedSequen
     const std::int64_t last = query_block_of(end - 1, shape.query_block);
     for (int head = 0; head < shape.heads; ++head) {
       for (std::int64_t q = query_block_of(sequence.position, shape.query_block); q <= last; ++q) {
-        if (++made % kBetweenBeats == 0) heartbeat();
+        if (++made % kRowsPerHeartbeat == 0) heartbeat();
         own.clear();
         const std::int64_t begin = q * shape.query_block;
         make({s,
@@ -72,17 +72,17 @@ void for_each_mask_row(const BlockMaskShape& shape, std::span<const MaskedSequen
               sequence.keys,
               key_blocks},
              own);
-        put_in_order(own);
+        sort_unique(own);
         visit(std::span<const std::int32_t>(own));
       }
     }
   }
 }
 
-// Takes entries of a mask one row of key blocks after the other.
+// Builds a block mask from a bitmap, one row of key blocks after the other.
 template <class Listed>
 BlockMask block_mask_from_rows(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences, std::size_t size,
-                               std::int64_t entries_of_byte, Listed listed) {
+                               std::int64_t entries_of_byte, Listed is_set) {
   std::int64_t at = 0;
   std::optional<BlockMaskRow> first;
   const auto too_small = [&](std::int64_t needed) {
@@ -90,14 +90,15 @@ BlockMask block_mask_from_rows(const BlockMaskShape& shape, std::vector<MaskedSe
          fmt::format("at least {} are needed", needed),
          "A mask is [heads, query blocks, key blocks], one sequence after the other.");
   };
-  BlockMask lists =
-      make_block_mask(shape, std::move(sequences), [&](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
-        if (!first) first = place;
-        if (place.sequence == first->sequence && place.head == first->head && place.block == first->block) at = 0;
-        const std::int64_t row_bytes = (place.blocks + entries_of_byte - 1) / entries_of_byte;
+  BlockMask block_mask = make_block_mask(
+      shape, std::move(sequences), [&](const BlockMaskRow& mask_row, std::vector<std::int32_t>& blocks) {
+        if (!first) first = mask_row;
+        if (mask_row.sequence == first->sequence && mask_row.head == first->head && mask_row.block == first->block)
+          at = 0;
+        const std::int64_t row_bytes = (mask_row.blocks + entries_of_byte - 1) / entries_of_byte;
         if (at + row_bytes > static_cast<std::int64_t>(size)) too_small(at + row_bytes);
-        for (std::int64_t block = 0; block < place.blocks; ++block) {
-          if (listed(at, block)) blocks.push_back(static_cast<std::int32_t>(block));
+        for (std::int64_t block = 0; block < mask_row.blocks; ++block) {
+          if (is_set(at, block)) blocks.push_back(static_cast<std::int32_t>(block));
         }
         at += row_bytes;
       });
@@ -105,54 +106,55 @@ BlockMask block_mask_from_rows(const BlockMaskShape& shape, std::vector<MaskedSe
     fail(ErrorCode::kUsage, fmt::format("a block mask of {} bytes", size), fmt::format("{} are needed", at),
          "A mask is [heads, query blocks, key blocks], one sequence after the other.");
   }
-  return lists;
+  return block_mask;
 }
 
 }  // namespace
 
-void check_budget(const BlockMaskShape& shape, std::int64_t bytes, const BlockMaskBudget& room) {
-  if (bytes <= room.bytes) return;
+void check_budget(const BlockMaskShape& shape, std::int64_t bytes, const BlockMaskBudget& budget) {
+  if (bytes <= budget.bytes) return;
   fail(ErrorCode::kMemory,
-       fmt::format("lists of {}x{} blocks take more than {} bytes", shape.query_block, shape.key_block, room.bytes),
-       std::string(room.why), "Use larger blocks, lists for fewer heads, lists of fewer blocks, or fewer tokens.");
+       fmt::format("a block mask of {}x{} blocks takes more than {} bytes", shape.query_block, shape.key_block,
+                   budget.bytes),
+       std::string(budget.why), "Use larger blocks, fewer mask heads, fewer blocks per row, or fewer tokens.");
 }
 
 std::int64_t count_mask_rows(const BlockMaskShape& shape, std::span<const MaskedSequence> sequences,
-                             const BlockMaskBudget& room) {
-  std::int64_t lists = 0;
+                             const BlockMaskBudget& budget) {
+  std::int64_t mask_rows = 0;
   for (const MaskedSequence& sequence : sequences) {
     const std::int64_t blocks = (sequence.keys + shape.key_block - 1) / shape.key_block;
     if (blocks > kMaxMaskBlocks) {
-      fail(ErrorCode::kMemory, fmt::format("lists of {} blocks of {} keys", blocks, shape.key_block),
+      fail(ErrorCode::kMemory, fmt::format("a block mask of {} key blocks of {} keys", blocks, shape.key_block),
            fmt::format("a sequence has at most {}", kMaxMaskBlocks), "Use larger blocks.");
     }
     if (sequence.queries == 0) continue;
-    lists += (query_block_of(sequence.position + sequence.queries - 1, shape.query_block) + 1 -
-              query_block_of(sequence.position, shape.query_block)) *
-             shape.heads;
-    check_budget(shape, block_mask_bytes(lists, 0), room);
+    mask_rows += (query_block_of(sequence.position + sequence.queries - 1, shape.query_block) + 1 -
+                  query_block_of(sequence.position, shape.query_block)) *
+                 shape.heads;
+    check_budget(shape, block_mask_bytes(mask_rows, 0), budget);
   }
-  return lists;
+  return mask_rows;
 }
 
 BlockMask make_block_mask(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences,
-                          const BlockMaskPattern& make, const BlockMaskBudget& room) {
+                          const BlockMaskPattern& make, const BlockMaskBudget& budget) {
   std::vector<std::int64_t> begins{0};
   std::vector<std::int32_t> blocks;
-  if (shape.query_block > 0 && shape.key_block > 0) {  // else the constructor says what is wrong
-    const std::int64_t lists = count_mask_rows(shape, sequences, room);
-    const std::int64_t kept = room.counted ? room.bytes : kFewBytes;
+  if (shape.query_block > 0 && shape.key_block > 0) {  // otherwise BlockMask's constructor reports the error
+    const std::int64_t mask_rows = count_mask_rows(shape, sequences, budget);
+    const std::int64_t kept = budget.counted ? budget.bytes : kUncountedBytes;
     std::int64_t entries = 0;
     for_each_mask_row(shape, sequences, make, [&](std::span<const std::int32_t> own) {
       entries += static_cast<std::int64_t>(own.size());
-      check_budget(shape, block_mask_bytes(lists, entries), room);
-      if (block_mask_bytes(lists, entries) > kept) return;
+      check_budget(shape, block_mask_bytes(mask_rows, entries), budget);
+      if (block_mask_bytes(mask_rows, entries) > kept) return;
       blocks.insert(blocks.end(), own.begin(), own.end());
       begins.push_back(static_cast<std::int64_t>(blocks.size()));
     });
-    if (block_mask_bytes(lists, entries) > kept) {
+    if (block_mask_bytes(mask_rows, entries) > kept) {
       begins.resize(1);
-      begins.reserve(static_cast<std::size_t>(lists) + 1);
+      begins.reserve(static_cast<std::size_t>(mask_rows) + 1);
       blocks = {};
       blocks.reserve(static_cast<std::size_t>(entries));
       for_each_mask_row(shape, sequences, make, [&](std::span<const std::int32_t> own) {
@@ -165,8 +167,8 @@ BlockMask make_block_mask(const BlockMaskShape& shape, std::vector<MaskedSequenc
 }
 
 BlockMaskPattern all_blocks() {
-  return [](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
-    for (std::int64_t block = 0; block < place.blocks; ++block) blocks.push_back(static_cast<std::int32_t>(block));
+  return [](const BlockMaskRow& mask_row, std::vector<std::int32_t>& blocks) {
+    for (std::int64_t block = 0; block < mask_row.blocks; ++block) blocks.push_back(static_cast<std::int32_t>(block));
   };
 }
 
@@ -187,29 +189,29 @@ BlockMask block_mask_from_bits(const BlockMaskShape& shape, std::vector<MaskedSe
 
 BlockMaskPattern window_blocks(const BlockMaskShape& shape, std::int64_t window) {
   check_positive("a window of", window);
-  return [shape, window](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
-    add_keys(place, shape.key_block, place.positions.begin - window, place.positions.end + window, blocks);
+  return [shape, window](const BlockMaskRow& mask_row, std::vector<std::int32_t>& blocks) {
+    add_keys(mask_row, shape.key_block, mask_row.positions.begin - window, mask_row.positions.end + window, blocks);
   };
 }
 
 BlockMaskPattern global_blocks(const BlockMaskShape& shape, std::int64_t tokens) {
   check_positive("global tokens", tokens);
-  return [shape, tokens](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
-    add_keys(place, shape.key_block, 0, place.positions.begin < tokens ? place.keys : tokens, blocks);
+  return [shape, tokens](const BlockMaskRow& mask_row, std::vector<std::int32_t>& blocks) {
+    add_keys(mask_row, shape.key_block, 0, mask_row.positions.begin < tokens ? mask_row.keys : tokens, blocks);
   };
 }
 
 BlockMaskPattern strided_blocks(const BlockMaskShape& shape, std::int64_t stride) {
   if (stride < 1) {
-    fail(ErrorCode::kUsage, fmt::format("a pattern of lists with a stride of {}", stride), "it is a number of tokens",
+    fail(ErrorCode::kUsage, fmt::format("a block mask pattern with a stride of {}", stride), "it is a number of tokens",
          "Use 1 or more.");
   }
-  return [shape, stride](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
-    add_keys(place, shape.key_block, place.positions.begin - stride, place.positions.end, blocks);
-    if (stride <= shape.key_block) {  // each block between the first and the last of those keys has one of them
-      return add_keys(place, shape.key_block, stride - 1, place.keys / stride * stride, blocks);
+  return [shape, stride](const BlockMaskRow& mask_row, std::vector<std::int32_t>& blocks) {
+    add_keys(mask_row, shape.key_block, mask_row.positions.begin - stride, mask_row.positions.end, blocks);
+    if (stride <= shape.key_block) {  // every key block between the first and the last of these keys has one
+      return add_keys(mask_row, shape.key_block, stride - 1, mask_row.keys / stride * stride, blocks);
     }
-    for (std::int64_t key = stride - 1; key < place.keys; key += stride) {
+    for (std::int64_t key = stride - 1; key < mask_row.keys; key += stride) {
       blocks.push_back(static_cast<std::int32_t>(key / shape.key_block));
     }
   };
@@ -218,18 +220,18 @@ BlockMaskPattern strided_blocks(const BlockMaskShape& shape, std::int64_t stride
 BlockMaskPattern random_blocks(const BlockMaskShape& shape, const Mask& mask, int count, std::uint64_t seed) {
   constexpr int kMaxDraws = 1 << 16;
   if (count > kMaxDraws) {
-    fail(ErrorCode::kUsage, fmt::format("a pattern of lists with {} random blocks", count),
-         fmt::format("at most {} are drawn for a query block", kMaxDraws), "Draw fewer, or list larger blocks.");
+    fail(ErrorCode::kUsage, fmt::format("a block mask pattern with {} random blocks", count),
+         fmt::format("at most {} are drawn for a query block", kMaxDraws), "Draw fewer, or use larger blocks.");
   }
-  return [shape, mask, count, seed](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
-    const TileRange seen =
-        tiles_of(Visibility(mask, place.keys).keys(place.positions.begin, place.positions.end - 1), shape.key_block);
+  return [shape, mask, count, seed](const BlockMaskRow& mask_row, std::vector<std::int32_t>& blocks) {
+    const TileRange seen = tiles_of(
+        Visibility(mask, mask_row.keys).keys(mask_row.positions.begin, mask_row.positions.end - 1), shape.key_block);
     if (seen.empty()) return;
     const auto many = static_cast<std::uint64_t>(seen.end - seen.begin);
     for (int i = 0; i < count; ++i) {
       const PhiloxWords words =
-          philox4x32_10({{static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(place.block),
-                          static_cast<std::uint32_t>(place.head), static_cast<std::uint32_t>(place.sequence)}},
+          philox4x32_10({{static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(mask_row.block),
+                          static_cast<std::uint32_t>(mask_row.head), static_cast<std::uint32_t>(mask_row.sequence)}},
                         seed);
       const std::uint64_t random = std::uint64_t{words.word[0]} << 32 | words.word[1];
       blocks.push_back(static_cast<std::int32_t>(seen.begin + static_cast<std::int64_t>(random % many)));
@@ -239,23 +241,24 @@ BlockMaskPattern random_blocks(const BlockMaskShape& shape, const Mask& mask, in
 
 BlockMaskPattern vertical_slash_blocks(const BlockMaskShape& shape, std::vector<VerticalSlash> heads) {
   if (static_cast<int>(heads.size()) != shape.heads) {
-    fail(ErrorCode::kUsage, fmt::format("vertical and slash lists of {} heads", heads.size()),
-         fmt::format("there are lists of {}", shape.heads), "Give one for each head that has lists.");
+    fail(ErrorCode::kUsage, fmt::format("vertical-slash patterns of {} heads", heads.size()),
+         fmt::format("the block mask has {}", shape.heads), "Give one for each mask head.");
   }
-  return [shape, heads = std::move(heads)](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
-    const VerticalSlash& own = heads[static_cast<std::size_t>(place.head)];
-    for (const std::int64_t key : own.verticals) add_keys(place, shape.key_block, key, key + 1, blocks);
+  return [shape, heads = std::move(heads)](const BlockMaskRow& mask_row, std::vector<std::int32_t>& blocks) {
+    const VerticalSlash& own = heads[static_cast<std::size_t>(mask_row.head)];
+    for (const std::int64_t key : own.verticals) add_keys(mask_row, shape.key_block, key, key + 1, blocks);
     for (const std::int64_t distance : own.slashes) {
-      add_keys(place, shape.key_block, place.positions.begin - distance, place.positions.end - distance, blocks);
+      add_keys(mask_row, shape.key_block, mask_row.positions.begin - distance, mask_row.positions.end - distance,
+               blocks);
     }
   };
 }
 
-BlockMaskPattern union_of_patterns(std::vector<BlockMaskPattern> makers) {
-  return [makers = std::move(makers)](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {
-    for (const BlockMaskPattern& make : makers) {
-      make(place, blocks);
-      if (static_cast<std::int64_t>(blocks.size()) > 2 * place.blocks) put_in_order(blocks);
+BlockMaskPattern union_of_patterns(std::vector<BlockMaskPattern> patterns) {
+  return [patterns = std::move(patterns)](const BlockMaskRow& mask_row, std::vector<std::int32_t>& blocks) {
+    for (const BlockMaskPattern& make : patterns) {
+      make(mask_row, blocks);
+      if (static_cast<std::int64_t>(blocks.size()) > 2 * mask_row.blocks) sort_unique(blocks);
     }
   };
 }

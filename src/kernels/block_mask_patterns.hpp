@@ -25,7 +25,7 @@ struct BlockMaskRow {
 };
 
 // Appends the key blocks of one mask row, in any order. Duplicates count once.
-using BlockMaskPattern = std::function<void(const BlockMaskRow& place, std::vector<std::int32_t>& blocks)>;
+using BlockMaskPattern = std::function<void(const BlockMaskRow& row, std::vector<std::int32_t>& blocks)>;
 
 // Memory limit of a block mask, and its reason for messages: "a rank may use no more".
 struct BlockMaskBudget {
@@ -37,24 +37,24 @@ struct BlockMaskBudget {
 // Maximum key blocks of a sequence with a block mask. One complete mask row is built at a time.
 inline constexpr std::int64_t kMaxMaskBlocks = std::int64_t{1} << 23;
 
-// Bytes of `lists` mask rows with `blocks` key blocks in total.
-inline std::int64_t block_mask_bytes(std::int64_t lists, std::int64_t blocks) {
-  return static_cast<std::int64_t>(sizeof(std::int64_t)) * lists +
+// Bytes of `rows` mask rows with `blocks` key blocks in total.
+inline std::int64_t block_mask_bytes(std::int64_t rows, std::int64_t blocks) {
+  return static_cast<std::int64_t>(sizeof(std::int64_t)) * rows +
          static_cast<std::int64_t>(sizeof(std::int32_t)) * blocks;
 }
 
 // Throws kMemory if `bytes` is above the budget. Called before the mask is built.
-void check_budget(const BlockMaskShape& shape, std::int64_t bytes, const BlockMaskBudget& room);
+void check_budget(const BlockMaskShape& shape, std::int64_t bytes, const BlockMaskBudget& budget);
 // Number of mask rows of these sequences. Throws kMemory if they exceed the budget even when empty, and for sequences
 // with more than kMaxMaskBlocks key blocks.
 std::int64_t count_mask_rows(const BlockMaskShape& shape, std::span<const MaskedSequence> sequences,
-                             const BlockMaskBudget& room);
+                             const BlockMaskBudget& budget);
 
 // Builds the mask rows of every sequence, head and query block. A mask of more than a few megabytes is counted before
 // it is built, so `make` may be called twice for a row and must give the same result. Throws kUsage as the constructor
 // of BlockMask does, and kMemory if the budget is exceeded.
 BlockMask make_block_mask(const BlockMaskShape& shape, std::vector<MaskedSequence> sequences,
-                          const BlockMaskPattern& make, const BlockMaskBudget& room = {});
+                          const BlockMaskPattern& make, const BlockMaskBudget& budget = {});
 
 // All key blocks: a dense mask.
 BlockMaskPattern all_blocks();

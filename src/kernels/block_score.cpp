@@ -8,17 +8,17 @@
 namespace ringattn {
 
 void choose_best(std::span<const std::uint32_t> orders, std::int32_t first, std::int32_t count, std::int32_t* to) {
-  std::vector<std::int32_t> numbers(orders.size());
-  std::iota(numbers.begin(), numbers.end(), 0);
+  std::vector<std::int32_t> indices(orders.size());
+  std::iota(indices.begin(), indices.end(), 0);
   const auto before = [&](std::int32_t a, std::int32_t b) {
     const std::uint32_t x = orders[static_cast<std::size_t>(a)];
     const std::uint32_t y = orders[static_cast<std::size_t>(b)];
     return x != y ? x > y : a < b;
   };
-  const auto end = numbers.begin() + count;
-  if (end != numbers.end()) std::nth_element(numbers.begin(), end, numbers.end(), before);
-  std::sort(numbers.begin(), end);
-  std::transform(numbers.begin(), end, to, [&](std::int32_t number) { return first + number; });
+  const auto end = indices.begin() + count;
+  if (end != indices.end()) std::nth_element(indices.begin(), end, indices.end(), before);
+  std::sort(indices.begin(), end);
+  std::transform(indices.begin(), end, to, [&](std::int32_t index) { return first + index; });
 }
 
 }  // namespace ringattn

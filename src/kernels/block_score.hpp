@@ -15,12 +15,12 @@ namespace ringattn {
 
 // A mean of rows is their sum in ascending order, times the reciprocal of their number. Host: adds a row of `numbers`
 // elements.
-inline void add_row(float* sums, const std::byte* row, Dtype dtype, std::int64_t numbers) {
-  for (std::int64_t i = 0; i < numbers; ++i, row += size_of(dtype)) sums[i] += load_element(row, dtype);
+inline void add_row(float* sums, const std::byte* row, Dtype dtype, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i, row += size_of(dtype)) sums[i] += load_element(row, dtype);
 }
-inline void end_mean(float* sums, std::int64_t numbers, std::int64_t rows) {
+inline void end_mean(float* sums, std::int64_t count, std::int64_t rows) {
   const float factor = 1.0F / static_cast<float>(rows);
-  for (std::int64_t i = 0; i < numbers; ++i) sums[i] *= factor;
+  for (std::int64_t i = 0; i < count; ++i) sums[i] *= factor;
 }
 
 // A dot product of two rows is summed by this many lanes: lane l sums dims l, l + kScoreLanes, …. Then the lanes are

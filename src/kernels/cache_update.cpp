@@ -10,73 +10,71 @@ namespace ringattn {
 
 namespace {
 
-[[noreturn]] void refuse(std::int64_t sequence, const OutOfRangeEntry& fault, ErrorCode code) {
-  switch (fault.kind) {
+[[noreturn]] void refuse(std::int64_t sequence, const OutOfRangeEntry& entry, ErrorCode code) {
+  switch (entry.kind) {
     case OutOfRangeEntry::Kind::kLength:
-      fail(code, fmt::format("sequence {} has {} keys", sequence, fault.value),
-           fault.value < 0 ? "a length is not negative"
-                           : fmt::format("the most that a step may have are {}", fault.limit),
+      fail(code, fmt::format("sequence {} has {} keys", sequence, entry.value),
+           entry.value < 0 ? "a length is not negative" : fmt::format("a step may have at most {}", entry.limit),
            "Check the lengths, or prepare for longer sequences.");
     case OutOfRangeEntry::Kind::kTableRange:
-      fail(code, fmt::format("sequence {} has {} keys in this cache", sequence, fault.value),
-           fmt::format("its block table reaches {} tokens", fault.limit), "Give it more pages.");
+      fail(code, fmt::format("sequence {} has {} keys in this cache", sequence, entry.value),
+           fmt::format("its block table covers {} tokens", entry.limit), "Give it more pages.");
     case OutOfRangeEntry::Kind::kCapacity:
-      fail(code, fmt::format("sequence {} has {} keys in this cache", sequence, fault.value),
-           fmt::format("the cache has room for {} tokens of a sequence", fault.limit),
-           "Make the cache longer, or use pages.");
+      fail(code, fmt::format("sequence {} has {} keys in this cache", sequence, entry.value),
+           fmt::format("the cache holds {} tokens of a sequence", entry.limit), "Make the cache longer, or use pages.");
     case OutOfRangeEntry::Kind::kPage:
       fail(code,
-           fmt::format("sequence {} has page {} at place {} of its block table", sequence, fault.value, fault.index),
-           fmt::format("the pool has {} pages", fault.limit), "Check the block table.");
+           fmt::format("sequence {} has page {} at index {} of its block table", sequence, entry.value, entry.index),
+           fmt::format("the pool has {} pages", entry.limit), "Check the block table.");
     case OutOfRangeEntry::Kind::kPrefix:
-      fail(code, fmt::format("sequence {} shares prefix {}", sequence, fault.value),
-           fmt::format("the step has {}, and −1 says that it shares none", fault.limit), "Check the prefixes.");
+      fail(code, fmt::format("sequence {} shares prefix {}", sequence, entry.value),
+           fmt::format("the step has {}, and −1 says that it shares none", entry.limit), "Check the prefixes.");
     case OutOfRangeEntry::Kind::kPrefixKeys:
-      fail(code, fmt::format("sequence {} shares prefix {} of {} keys", sequence, fault.index, fault.value),
-           fault.value < 0 ? "a length is not negative" : fmt::format("the sequence has {}", fault.limit),
+      fail(code, fmt::format("sequence {} shares prefix {} of {} keys", sequence, entry.index, entry.value),
+           entry.value < 0 ? "a length is not negative" : fmt::format("the sequence has {}", entry.limit),
            "Check the prefixes.");
     case OutOfRangeEntry::Kind::kPrefixPage:
       fail(code,
-           fmt::format("sequence {} has page {} at place {} of its block table", sequence, fault.value, fault.index),
-           fmt::format("the first sequence with the same prefix has page {} there", fault.limit),
-           "Let sequences share a prefix only where they share its pages.");
+           fmt::format("sequence {} has page {} at index {} of its block table", sequence, entry.value, entry.index),
+           fmt::format("the first sequence with the same prefix has page {} there", entry.limit),
+           "Let sequences share a prefix only if they share its pages.");
     case OutOfRangeEntry::Kind::kMaskCount:
-      fail(code, fmt::format("list {} of sequence {} has {} blocks", fault.list, sequence, fault.value),
-           fmt::format("it has room for {}", fault.limit), "Check DecodeBlockMask::counts.");
+      fail(code, fmt::format("mask row {} of sequence {} has {} blocks", entry.list, sequence, entry.value),
+           fmt::format("it holds at most {}", entry.limit), "Check DecodeBlockMask::counts.");
     case OutOfRangeEntry::Kind::kMaskBlock:
       fail(code,
-           fmt::format("list {} of sequence {} names block {} at place {}, behind {}", fault.list, sequence,
-                       fault.value, fault.index, fault.limit),
-           "lists ascend, and begin with 0 or more", "Sort each list, and name a block once.");
+           fmt::format("mask row {} of sequence {} has block {} at index {}, after {}", entry.list, sequence,
+                       entry.value, entry.index, entry.limit),
+           "a mask row ascends, and begins with 0 or more", "Sort each mask row, and name a block once.");
     case OutOfRangeEntry::Kind::kNone:
       break;
   }
-  fail(ErrorCode::kInternal, fmt::format("a fault of an unknown kind at sequence {}", sequence));
+  fail(ErrorCode::kInternal, fmt::format("an out-of-range entry of an unknown kind at sequence {}", sequence));
 }
 
 }  // namespace
 
 CacheAppend append_to_cache(const MutableCacheView& cache, const TensorView& rows) {
   const auto element = static_cast<std::int64_t>(size_of(cache.dtype));
-  CacheAppend part;
-  part.cache = static_cast<std::byte*>(cache.data);
-  part.page_stride = cache.page_stride * element;
-  part.token_stride = cache.token_stride * element;
-  part.head_stride = cache.head_stride * element;
-  part.rows = static_cast<const std::byte*>(rows.data);
-  part.new_token_stride = rows.token_stride * element;
-  part.new_head_stride = rows.head_stride * element;
-  part.heads = cache.heads;
-  part.row_bytes = cache.dim * element;
-  return part;
+  CacheAppend append;
+  append.cache = static_cast<std::byte*>(cache.data);
+  append.page_stride = cache.page_stride * element;
+  append.token_stride = cache.token_stride * element;
+  append.head_stride = cache.head_stride * element;
+  append.rows = static_cast<const std::byte*>(rows.data);
+  append.new_token_stride = rows.token_stride * element;
+  append.new_head_stride = rows.head_stride * element;
+  append.heads = cache.heads;
+  append.row_bytes = cache.dim * element;
+  return append;
 }
 
 namespace {
 
 OutOfRangeEntry mask_out_of_range(const CacheUpdate& update, std::int64_t sequence) {
   for (int list = 0; list < update.mask_heads; ++list) {
-    const OutOfRangeEntry fault = mask_count_out_of_range(update, sequence, list);
-    if (fault.kind != OutOfRangeEntry::Kind::kNone) return fault;
+    const OutOfRangeEntry entry = mask_count_out_of_range(update, sequence, list);
+    if (entry.kind != OutOfRangeEntry::Kind::kNone) return entry;
     const std::int32_t count = update.block_mask.counts[sequence * update.mask_heads + list];
     for (std::int64_t place = 0; place < count; ++place) {
       const OutOfRangeEntry bad = mask_block_out_of_order(update, sequence, list, place);
@@ -91,9 +89,9 @@ OutOfRangeEntry mask_out_of_range(const CacheUpdate& update, std::int64_t sequen
 OutOfRangeEntry out_of_range_entry(const CacheUpdate& update, std::int64_t sequence) {
   const std::int32_t length = new_length(update, update.lengths[sequence]);
   const OutOfRangeEntry of_length = length_out_of_range(update, length);
-  const OutOfRangeEntry fault =
+  const OutOfRangeEntry entry =
       of_length.kind != OutOfRangeEntry::Kind::kNone ? of_length : mask_out_of_range(update, sequence);
-  if (fault.kind != OutOfRangeEntry::Kind::kNone || update.block_table.pages == nullptr) return fault;
+  if (entry.kind != OutOfRangeEntry::Kind::kNone || update.block_table.pages == nullptr) return entry;
   const std::int64_t pages = pages_of_length(update, length);
   for (std::int64_t place = 0; place < pages; ++place) {
     const OutOfRangeEntry bad = page_out_of_range(update, sequence, place);
@@ -115,38 +113,38 @@ OutOfRangeEntry out_of_range_entry(const CacheUpdate& update, std::int64_t seque
 
 void refuse_out_of_range(const CacheUpdate& update, ErrorCode code) {
   for (std::int64_t s = 0; s < update.sequences; ++s) {
-    const OutOfRangeEntry fault = out_of_range_entry(update, s);
-    if (fault.kind != OutOfRangeEntry::Kind::kNone) refuse(s, fault, code);
+    const OutOfRangeEntry entry = out_of_range_entry(update, s);
+    if (entry.kind != OutOfRangeEntry::Kind::kNone) refuse(s, entry, code);
   }
 }
 
-void refuse_out_of_range(const OutOfRangeEntry* faults, std::int64_t sequences, ErrorCode code) {
+void refuse_out_of_range(const OutOfRangeEntry* entries, std::int64_t sequences, ErrorCode code) {
   for (std::int64_t s = 0; s < sequences; ++s) {
-    if (faults[s].kind != OutOfRangeEntry::Kind::kNone) refuse(s, faults[s], code);
+    if (entries[s].kind != OutOfRangeEntry::Kind::kNone) refuse(s, entries[s], code);
   }
 }
 
 void update_host_cache(const CacheUpdate& update) {
   for (std::int64_t s = 0; s < update.sequences; ++s) {
-    const OutOfRangeEntry fault = update.checked != nullptr ? out_of_range_entry(update, s) : OutOfRangeEntry{};
+    const OutOfRangeEntry entry = update.checked != nullptr ? out_of_range_entry(update, s) : OutOfRangeEntry{};
     const std::int32_t length = new_length(update, update.lengths[s]);
     if (update.new_lengths != nullptr) update.new_lengths[s] = length;
-    const bool good = fault.kind == OutOfRangeEntry::Kind::kNone;
+    const bool good = entry.kind == OutOfRangeEntry::Kind::kNone;
     if (update.checked != nullptr) {
       update.checked[s] = good ? length : 0;
-      if (!good && update.out_of_range[s].kind == OutOfRangeEntry::Kind::kNone) update.out_of_range[s] = fault;
+      if (!good && update.out_of_range[s].kind == OutOfRangeEntry::Kind::kNone) update.out_of_range[s] = entry;
     }
     if (!good) continue;
     for (int i = 0; update.append_count > 0 && i < update.rows; ++i) {
       const PageSlot place = page_slot_of(update, s, std::int64_t{length} - update.rows + i);
       if (place.page < 0) continue;
       for (int p = 0; p < update.append_count; ++p) {
-        const CacheAppend& part = update.appends[p];
-        std::byte* const to = part.cache + place.page * part.page_stride + place.token * part.token_stride;
-        const std::byte* const from = part.rows + (s * update.rows + i) * part.new_token_stride;
-        for (std::int64_t head = 0; head < part.heads; ++head) {
-          std::memcpy(to + head * part.head_stride, from + head * part.new_head_stride,
-                      static_cast<std::size_t>(part.row_bytes));
+        const CacheAppend& append = update.appends[p];
+        std::byte* const to = append.cache + place.page * append.page_stride + place.token * append.token_stride;
+        const std::byte* const from = append.rows + (s * update.rows + i) * append.new_token_stride;
+        for (std::int64_t head = 0; head < append.heads; ++head) {
+          std::memcpy(to + head * append.head_stride, from + head * append.new_head_stride,
+                      static_cast<std::size_t>(append.row_bytes));
         }
       }
     }

@@ -114,12 +114,12 @@ RINGATTN_HOST_DEVICE inline OutOfRangeEntry length_out_of_range(const CacheUpdat
   return {OutOfRangeEntry::Kind::kTableRange, 0, keys, update.table_pages * update.page_size};
 }
 
-// Checks entry `place` of a sequence's block table.
+// Checks entry `index` of a sequence's block table.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry page_out_of_range(const CacheUpdate& update, std::int64_t sequence,
-                                                              std::int64_t place) {
-  const std::int32_t page = update.block_table.pages[sequence * update.block_table.stride + place];
+                                                              std::int64_t index) {
+  const std::int32_t page = update.block_table.pages[sequence * update.block_table.stride + index];
   if (page >= 0 && page < update.pages) return {};
-  return {OutOfRangeEntry::Kind::kPage, place, page, update.pages};
+  return {OutOfRangeEntry::Kind::kPage, index, page, update.pages};
 }
 
 // Checks the prefix of a sequence of `length` keys, without its pages.
@@ -142,13 +142,13 @@ RINGATTN_HOST_DEVICE inline std::int64_t prefix_pages(const CacheUpdate& update,
   return keys_of_partition(update.partition, update.kv_split_keys, update.prefixes.keys[prefix]) / update.page_size;
 }
 
-// Checks entry `place` of a sequence against sequence `first`, which has the same prefix.
+// Checks entry `index` of a sequence against sequence `first`, which has the same prefix.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry prefix_page_mismatch(const CacheUpdate& update, std::int64_t sequence,
-                                                                 std::int64_t first, std::int64_t place) {
-  const std::int32_t page = update.block_table.pages[sequence * update.block_table.stride + place];
-  const std::int32_t other = update.block_table.pages[first * update.block_table.stride + place];
+                                                                 std::int64_t first, std::int64_t index) {
+  const std::int32_t page = update.block_table.pages[sequence * update.block_table.stride + index];
+  const std::int32_t other = update.block_table.pages[first * update.block_table.stride + index];
   if (page == other) return {};
-  return {OutOfRangeEntry::Kind::kPrefixPage, place, page, other};
+  return {OutOfRangeEntry::Kind::kPrefixPage, index, page, other};
 }
 
 // Checks the number of key blocks in a sequence's mask row.
@@ -159,14 +159,14 @@ RINGATTN_HOST_DEVICE inline OutOfRangeEntry mask_count_out_of_range(const CacheU
   return {OutOfRangeEntry::Kind::kMaskCount, 0, count, update.block_mask.stride, list};
 }
 
-// Checks entry `place` of a mask row whose number of key blocks is in range.
+// Checks entry `index` of a mask row whose number of key blocks is in range.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry mask_block_out_of_order(const CacheUpdate& update, std::int64_t sequence,
-                                                                    int list, std::int64_t place) {
+                                                                    int list, std::int64_t index) {
   const std::int32_t* const blocks =
       update.block_mask.blocks + (sequence * update.mask_heads + list) * update.block_mask.stride;
-  const std::int32_t before = place == 0 ? -1 : blocks[place - 1];
-  if (blocks[place] > before) return {};
-  return {OutOfRangeEntry::Kind::kMaskBlock, place, blocks[place], before, list};
+  const std::int32_t before = index == 0 ? -1 : blocks[index - 1];
+  if (blocks[index] > before) return {};
+  return {OutOfRangeEntry::Kind::kMaskBlock, index, blocks[index], before, list};
 }
 
 // Where the row at `position` of a sequence is stored. Page −1: nowhere.
@@ -194,7 +194,7 @@ OutOfRangeEntry out_of_range_entry(const CacheUpdate& update, std::int64_t seque
 // sequence, and the page or length with its limit. Changes nothing.
 void refuse_out_of_range(const CacheUpdate& update, ErrorCode code);
 // The same for entries that were found before: [sequences].
-void refuse_out_of_range(const OutOfRangeEntry* faults, std::int64_t sequences, ErrorCode code);
+void refuse_out_of_range(const OutOfRangeEntry* entries, std::int64_t sequences, ErrorCode code);
 
 // Backend::update_cache() for host memory.
 void update_host_cache(const CacheUpdate& update);

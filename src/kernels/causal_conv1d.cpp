@@ -15,15 +15,15 @@ namespace {
 
 void check_view(std::string_view name, const TensorView& view, const CausalConv1dSpec& spec, std::int64_t rows) {
   if (view.dtype == spec.dtype && view.tokens == rows && view.heads == 1 && view.dim == spec.channels) return;
-  refuse(fmt::format("{} of a convolution is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads,
-                     view.dim),
-         fmt::format("{} [{}, 1, {}] was expected", dtype_name(spec.dtype), rows, spec.channels));
+  refuse(
+      fmt::format("{} of a conv1d is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
+      fmt::format("{} [{}, 1, {}] was expected", dtype_name(spec.dtype), rows, spec.channels));
 }
 
 void check_arrays(const CausalConv1dSpec& spec, const float* weight, const float* bias) {
-  if (weight == nullptr) refuse("a convolution has no weight", "every channel has one for each of its tokens");
+  if (weight == nullptr) refuse("a conv1d has no weight", "every channel has one for each of its tokens");
   if ((bias != nullptr) != spec.bias) {
-    refuse(fmt::format("a convolution has {}bias", spec.bias ? "no " : "a "),
+    refuse(fmt::format("a conv1d has {}bias", spec.bias ? "no " : "a "),
            fmt::format("the kernel was made {} one", spec.bias ? "with" : "without"));
   }
 }
@@ -42,17 +42,17 @@ std::vector<std::string> vectorized_conv1d_missing(const CausalConv1dSpec& spec)
 }
 
 std::string describe(const CausalConv1dSpec& spec) {
-  return fmt::format("convolution, {}, {} channels, width {}{}{}", dtype_name(spec.dtype), spec.channels, spec.width,
+  return fmt::format("conv1d, {}, {} channels, width {}{}{}", dtype_name(spec.dtype), spec.channels, spec.width,
                      spec.bias ? ", bias" : "", spec.silu ? ", silu" : "");
 }
 
 void check_causal_conv1d(const CausalConv1dSpec& spec) {
   if (spec.channels < 1) {
-    fail(ErrorCode::kUsage, fmt::format("a convolution of {} channels", spec.channels), "there is at least one",
+    fail(ErrorCode::kUsage, fmt::format("a conv1d of {} channels", spec.channels), "there is at least one",
          "Check the channels.");
   }
   if (spec.width < 2 || spec.width > kMaxConv1dWidth) {
-    fail(ErrorCode::kUsage, fmt::format("a convolution of width {}", spec.width), "widths are 2, 3 and 4",
+    fail(ErrorCode::kUsage, fmt::format("a conv1d of width {}", spec.width), "widths are 2, 3 and 4",
          "Check the width, which is the last axis of the weight.");
   }
 }
@@ -63,7 +63,7 @@ void check_causal_conv1d_task(const CausalConv1dSpec& spec, const CausalConv1dTa
   check_arrays(spec, task.weight, task.bias);
   for (const CausalConv1dRun& run : task.runs) {
     if (run.row >= 0 && run.tokens > 0 && run.row + run.tokens <= task.x.tokens) continue;
-    refuse(fmt::format("a convolution of {} tokens in rows from {} on", run.tokens, run.row),
+    refuse(fmt::format("a conv1d of {} tokens in rows from {} on", run.tokens, run.row),
            fmt::format("there are {} rows", task.x.tokens));
   }
 }
@@ -73,7 +73,7 @@ void check_causal_conv1d_update(const CausalConv1dSpec& spec, const CausalConv1d
   check_view("y", update.y, spec, update.x.tokens);
   check_arrays(spec, update.weight, update.bias);
   if (update.halos == nullptr && update.x.tokens > 0) {
-    refuse("an update of a convolution has no halos", "each sequence goes on from its last tokens");
+    refuse("an update of a conv1d has no halos", "each sequence goes on from its last tokens");
   }
 }
 

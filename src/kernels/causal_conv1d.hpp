@@ -42,7 +42,7 @@ struct CausalConv1dSpec {
   bool operator==(const CausalConv1dSpec&) const = default;
 };
 
-std::string describe(const CausalConv1dSpec& spec);  // "convolution, bf16, 8448 channels, width 4, bias, silu"
+std::string describe(const CausalConv1dSpec& spec);  // "conv1d, bf16, 8448 channels, width 4, bias, silu"
 
 // Throws kUsage for an unsupported width or number of channels.
 void check_causal_conv1d(const CausalConv1dSpec& spec);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The convolution's kernels, in order of preference.
+// The conv1d kernels, in order of preference.
 #include "kernels/causal_conv1d.hpp"
 #include "kernels/cpu/cpu_attention.hpp"
 #include "kernels/cpu/cpu_conv1d.hpp"
@@ -17,7 +17,7 @@ constexpr KernelRow<CausalConv1dSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_conv1d", "cuda", "fp32, bf16, fp16; channels that are multiples of 8, width 2 to 4",
       [] { return std::vector<std::string>(); },
-      [](const Backend&) { return 7e12; },  // on an H200; it waits for memory: four terms for four bytes
+      [](const Backend&) { return 7e12; },  // on an H200, limited by memory bandwidth: four terms per four bytes
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      vectorized_conv1d_missing,
      sm80::make_conv1d},

@@ -23,7 +23,7 @@ class Clusters {
  public:
   Clusters(std::vector<float> points, std::int64_t width, std::uint64_t seed, std::uint32_t stream)
       : points_(std::move(points)), width_(width), count_(static_cast<std::int64_t>(points_.size()) / width) {
-    // The first 256 of the points in a drawn order; again from the start where there are fewer.
+    // The first 256 points in shuffled order, used cyclically if there are fewer.
     std::vector<std::int64_t> order(static_cast<std::size_t>(count_));
     std::iota(order.begin(), order.end(), 0);
     for (std::int64_t i = 0; i < std::min<std::int64_t>(count_, kCodebookVectors); ++i) {
@@ -33,18 +33,18 @@ class Clusters {
     vectors_.resize(static_cast<std::size_t>(kCodebookVectors * width_));
     for (std::int64_t v = 0; v < kCodebookVectors && count_ > 0; ++v) {
       const float* const start = point(order[static_cast<std::size_t>(v % count_)]);
-      for (std::int64_t c = 0; c < width_; ++c) vectors_[place(v, c)] = start[c];
+      for (std::int64_t c = 0; c < width_; ++c) vectors_[vector_index(v, c)] = start[c];
     }
   }
 
-  // Each vector becomes the mean of the points that are nearest to it; one without points stays.
+  // One k-means iteration: each vector becomes the mean of the points nearest to it. A vector without points stays.
   void step() {
     std::vector<double> sums(vectors_.size());
     std::vector<std::int64_t> points(kCodebookVectors);
     for (std::int64_t i = 0; i < count_; ++i) {
       const int nearest = ops_.nearest(point(i), vectors_.data(), static_cast<int>(width_));
       ++points[static_cast<std::size_t>(nearest)];
-      for (std::int64_t c = 0; c < width_; ++c) sums[place(nearest, c)] += static_cast<double>(point(i)[c]);
+      for (std::int64_t c = 0; c < width_; ++c) sums[vector_index(nearest, c)] += static_cast<double>(point(i)[c]);
     }
     for (std::size_t at = 0; at < sums.size(); ++at) {
       const std::int64_t of_vector = points[at % static_cast<std::size_t>(kCodebookVectors)];
@@ -52,10 +52,10 @@ class Clusters {
     }
   }
 
-  float number(std::int64_t vector, std::int64_t channel) const { return vectors_[place(vector, channel)]; }
+  float number(std::int64_t vector, std::int64_t channel) const { return vectors_[vector_index(vector, channel)]; }
 
  private:
-  static std::size_t place(std::int64_t vector, std::int64_t channel) {
+  static std::size_t vector_index(std::int64_t vector, std::int64_t channel) {
     return static_cast<std::size_t>(channel * kCodebookVectors + vector);
   }
   const float* point(std::int64_t i) const { return points_.data() + i * width_; }
@@ -73,8 +73,9 @@ void check_task(const CodebookTask& task) {
   const std::int64_t width = task.width;
   if ((width == 2 || width == 4 || width == 8) && task.rows.dim % width == 0 && task.rows.dtype != Dtype::kF32) return;
   fail(ErrorCode::kInternal,
-       fmt::format("codes of {} channels of rows of {} {}", width, dtype_name(task.rows.dtype), task.rows.dim),
-       "a codebook is of 2, 4 or 8 channels, which divide rows of bf16 or fp16");
+       fmt::format("codebook indices of {} channels of rows of {} {}", width, dtype_name(task.rows.dtype),
+                   task.rows.dim),
+       "a codebook has 2, 4 or 8 channels, which divide rows of bf16 or fp16");
 }
 
 void find_codebook_on_host(const CodebookTask& task, int threads) {

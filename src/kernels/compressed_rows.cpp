@@ -17,59 +17,58 @@ namespace ringattn {
 
 namespace {
 
-// Tokens that are coded at a time: a multiple of every group.
-constexpr std::int64_t kStagedTokens = 64;
-constexpr std::int64_t kPiecesAtOnce = 1 << 10;  // between which the rank shows that it works
+// Tokens per work item: a multiple of every group.
+constexpr std::int64_t kItemTokens = 64;
+constexpr std::int64_t kItemsPerHeartbeat = 1 << 10;  // between heartbeats
 
-struct Piece {
+struct WorkItem {
   const CompressedRun* run = nullptr;
   std::int64_t first = 0;  // row of the run
   std::int64_t rows = 0;
   std::int64_t head = 0;
 };
 
-// Runs cut into pieces, for one head each.
-std::vector<Piece> cut(std::span<const CompressedRun> runs, std::int64_t heads) {
-  std::vector<Piece> pieces;
+// Divides runs into work items of one head each.
+std::vector<WorkItem> work_items(std::span<const CompressedRun> runs, std::int64_t heads) {
+  std::vector<WorkItem> items;
   for (const CompressedRun& run : runs) {
-    for (std::int64_t first = 0; first < run.rows; first += kStagedTokens) {
+    for (std::int64_t first = 0; first < run.rows; first += kItemTokens) {
       for (std::int64_t head = 0; head < heads; ++head) {
-        pieces.push_back({&run, first, std::min(kStagedTokens, run.rows - first), head});
+        items.push_back({&run, first, std::min(kItemTokens, run.rows - first), head});
       }
     }
   }
-  return pieces;
+  return items;
 }
 
-// Calls work(codec, piece) for all of them, by so many threads.
+// Calls work(codec, item) for all items, in `threads` threads.
 template <class Work>
-void for_pieces(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
-                const std::vector<Piece>& pieces, int threads, const Work& work) {
-  const auto count = static_cast<std::int64_t>(pieces.size());
-  for (std::int64_t begin = 0; begin < count; begin += kPiecesAtOnce) {
+void for_each_item(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
+                   const std::vector<WorkItem>& items, int threads, const Work& work) {
+  const auto count = static_cast<std::int64_t>(items.size());
+  for (std::int64_t begin = 0; begin < count; begin += kItemsPerHeartbeat) {
     heartbeat();
-    const std::int64_t end = std::min(count, begin + kPiecesAtOnce);
+    const std::int64_t end = std::min(count, begin + kItemsPerHeartbeat);
 #pragma omp parallel num_threads(threads)
     {
       RowCodec codec(format, shape, rows.tables);
 #pragma omp for schedule(static)
-      for (std::int64_t i = begin; i < end; ++i) work(codec, pieces[static_cast<std::size_t>(i)]);
+      for (std::int64_t i = begin; i < end; ++i) work(codec, items[static_cast<std::size_t>(i)]);
     }
   }
   static_cast<void>(threads);
 }
 
-StreamRowAt rows_of(const CompressedRows& rows, const Piece& piece) {
-  return [&rows, &piece](int stream, std::int64_t position) -> const std::byte* {
-    return rows.streams[static_cast<std::size_t>(stream)].at(piece.run->row + position - piece.run->position,
-                                                             piece.head);
+StreamRowAt rows_of(const CompressedRows& rows, const WorkItem& item) {
+  return [&rows, &item](int stream, std::int64_t position) -> const std::byte* {
+    return rows.streams[static_cast<std::size_t>(stream)].at(item.run->row + position - item.run->position, item.head);
   };
 }
 
 template <class View>
-auto row_of(const View& view, const Piece& piece) {
-  return [&view, &piece](std::int64_t position) {
-    return view.at(piece.run->to + position - piece.run->position, piece.head);
+auto row_of(const View& view, const WorkItem& item) {
+  return [&view, &item](std::int64_t position) {
+    return view.at(item.run->to + position - item.run->position, item.head);
   };
 }
 
@@ -123,12 +122,12 @@ void decompress_on_host(const DecompressTask& task, int threads) {
   if (task.fault != nullptr)
     note_invalid_element(*task.fault, find_invalid_element(task.format, task.shape, task.from, task.runs));
   const std::int64_t stride = task.plain.token_stride * static_cast<std::int64_t>(size_of(task.shape.dtype));
-  for_pieces(task.format, task.shape, task.from, cut(task.runs, task.shape.heads), threads,
-             [&](RowCodec& codec, const Piece& piece) {
-               const CompressedRun& run = *piece.run;
-               codec.decompress(rows_of(task.from, piece), run.sequence, run.position + piece.first, piece.rows,
-                                run.keys, piece.head, task.plain.at(run.to + piece.first, piece.head), stride);
-             });
+  for_each_item(task.format, task.shape, task.from, work_items(task.runs, task.shape.heads), threads,
+                [&](RowCodec& codec, const WorkItem& item) {
+                  const CompressedRun& run = *item.run;
+                  codec.decompress(rows_of(task.from, item), run.sequence, run.position + item.first, item.rows,
+                                   run.keys, item.head, task.plain.at(run.to + item.first, item.head), stride);
+                });
 }
 
 void compress_on_host(const CompressTask& task, int threads) {
@@ -142,12 +141,12 @@ void compress_on_host(const CompressTask& task, int threads) {
     if (fault) fault->token += run.to;
     note_invalid_element(*task.fault, fault);
   }
-  for_pieces(task.format, task.shape, task.to, cut(task.runs, task.shape.heads), threads,
-             [&](RowCodec& codec, const Piece& piece) {
-               const CompressedRun& run = *piece.run;
-               codec.compress(rows_of(task.to, piece), run.sequence, run.position + piece.first, piece.rows, run.keys,
-                              piece.head, row_of(task.plain, piece), row_of(task.products, piece));
-             });
+  for_each_item(task.format, task.shape, task.to, work_items(task.runs, task.shape.heads), threads,
+                [&](RowCodec& codec, const WorkItem& item) {
+                  const CompressedRun& run = *item.run;
+                  codec.compress(rows_of(task.to, item), run.sequence, run.position + item.first, item.rows, run.keys,
+                                 item.head, row_of(task.plain, item), row_of(task.products, item));
+                });
 }
 
 void compute_absmax_on_host(const AbsmaxTask& task, int threads) {
@@ -172,22 +171,22 @@ void check_finite_on_host(const FiniteTask& task) {
 }
 
 void append_on_host(const AppendTask& task) {
-  const CacheUpdate& places = *task.update;
+  const CacheUpdate& update = *task.update;
   const CompressedCache& cache = task.cache;
   if (task.fault != nullptr) note_invalid_element(*task.fault, find_invalid_element(task.rows));
   RowCodec codec(cache.format, cache.shape, cache.tables);
-  for (std::int64_t s = 0; s < places.sequences; ++s) {
-    if (out_of_range_entry(places, s).kind != OutOfRangeEntry::Kind::kNone) continue;
-    for (int i = 0; i < places.rows; ++i) {
-      const std::int64_t position = std::int64_t{places.lengths[s]} - places.rows + i;
-      if (page_slot_of(places, s, position).page < 0) continue;
+  for (std::int64_t s = 0; s < update.sequences; ++s) {
+    if (out_of_range_entry(update, s).kind != OutOfRangeEntry::Kind::kNone) continue;
+    for (int i = 0; i < update.rows; ++i) {
+      const std::int64_t position = std::int64_t{update.lengths[s]} - update.rows + i;
+      if (page_slot_of(update, s, position).page < 0) continue;
       for (std::int64_t head = 0; head < cache.shape.heads; ++head) {
         const StreamRowAt row_at = [&](int stream, std::int64_t token) -> const std::byte* {
-          const PageSlot place = page_slot_of(places, s, token);
-          return cache.streams[static_cast<std::size_t>(stream)].at(place.page, place.token, head);
+          const PageSlot slot = page_slot_of(update, s, token);
+          return cache.streams[static_cast<std::size_t>(stream)].at(slot.page, slot.token, head);
         };
-        const auto new_row = [&](std::int64_t) { return task.rows.at(s * places.rows + i, head); };
-        // As the last of its sequence: of groups of tokens, in the tail.
+        const auto new_row = [&](std::int64_t) { return task.rows.at(s * update.rows + i, head); };
+        // The token is the last one of its sequence, so with groups of tokens it goes to the tail.
         codec.compress(row_at, s, position, 1, position, head, new_row, new_row);
         const std::int64_t group = cache.format.group;
         if (quantized_per_token(cache.format) || (position + 1) % group != 0) continue;

@@ -69,13 +69,13 @@ struct InvalidElementCell {
 
 // An invalid element's location as a number, in the search order of find_invalid_element(): tables before streams, then
 // stream by stream, token by token, head by head.
-RINGATTN_HOST_DEVICE inline std::uint64_t location_of_table_element(int table, std::int64_t place) {
-  return static_cast<std::uint64_t>(table) << 61 | static_cast<std::uint64_t>(place);
+RINGATTN_HOST_DEVICE inline std::uint64_t location_of_table_element(int table, std::int64_t index) {
+  return static_cast<std::uint64_t>(table) << 61 | static_cast<std::uint64_t>(index);
 }
 RINGATTN_HOST_DEVICE inline std::uint64_t location_of_element(int stream, std::int64_t token, std::int64_t head,
-                                                              std::int64_t place) {
+                                                              std::int64_t index) {
   return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(stream) << 61 | static_cast<std::uint64_t>(token) << 28 |
-         static_cast<std::uint64_t>(head) << 16 | static_cast<std::uint64_t>(place);
+         static_cast<std::uint64_t>(head) << 16 | static_cast<std::uint64_t>(index);
 }
 
 // Dequantizes values to elements. For kLowRank and kHybrid a BatchedGemmKernel must first write factors · basis to

@@ -17,7 +17,7 @@ namespace {
 
 using Formats = std::vector<CacheFormat>;
 
-constexpr std::int64_t kMaxNumbers = 1 << 16;  // heads, dims and ranks
+constexpr std::int64_t kMaxNumbers = 1 << 16;  // maximum of heads, dims and ranks
 
 RowFormat fp8(ScaleGrain scales) { return {RowEncoding::kFp8, scales}; }
 RowFormat int4(RowEncoding encoding, int group) { return {encoding, ScaleGrain::kTokenHead, group}; }
@@ -28,45 +28,45 @@ Formats same(std::initializer_list<RowFormat> formats) {
   return all;
 }
 
-// Formats of every rank that both tensors have room for, the usual one of a quarter of the smaller dim in front.
+// Formats of every rank that both tensors support. The default, a quarter of the smaller dim, comes first.
 template <class OfRank>
 Formats of_ranks(const RowShape& k, const RowShape& v, const OfRank& of_rank) {
   Formats all;
   const int usual = std::max(8, static_cast<int>(std::min(k.dim, v.dim) / 4) / 8 * 8);
   all.push_back({of_rank(usual), of_rank(usual)});
-  const auto most = static_cast<int>(std::min({k.dim, v.dim, kMaxNumbers}));
-  for (int rank = 8; rank < most; rank += 8) all.push_back({of_rank(rank), of_rank(rank)});
+  const auto max_rank = static_cast<int>(std::min({k.dim, v.dim, kMaxNumbers}));
+  for (int rank = 8; rank < max_rank; rank += 8) all.push_back({of_rank(rank), of_rank(rank)});
   return all;
 }
 
 constexpr std::string_view kLowRank = "lowrank";
 
 constexpr CompressionMethod kMethods[] = {
-    {"fp8", "8 bits of float, a scale for each token and head, or, to remove more, for each head",
+    {"fp8", "e4m3, a scale per token and head or, to remove more, per head",
      [](const RowShape&, const RowShape&) {
        return same({fp8(ScaleGrain::kTokenHead), fp8(ScaleGrain::kHead)});
      }},
-    {"int8", "8 bits of integer, a scale for each token and head",
+    {"int8", "8-bit integers, a scale per token and head",
      [](const RowShape&, const RowShape&) { return same({{RowEncoding::kInt8}}); }},
-    {"int4", "KIVI's 4 bits: keys by channels over 32 or 64 tokens, values by runs of 32 channels of a token",
+    {"int4", "4-bit integers as in KIVI: keys per channel of 32 or 64 tokens, values per 32 channels of a token",
      [](const RowShape&, const RowShape&) {
        const RowFormat values = int4(RowEncoding::kInt4Token, 32);
        return Formats{{int4(RowEncoding::kInt4Channel, 32), values}, {int4(RowEncoding::kInt4Channel, 64), values}};
      }},
-    {kLowRank, "a head's rows as combinations of a few: singular value decomposition, the rank by the ratio",
+    {kLowRank, "low rank by singular value decomposition of a head's rows, the rank from the ratio",
      [](const RowShape& k, const RowShape& v) {
        return of_ranks(k, v, [](int rank) {
          return RowFormat{RowEncoding::kLowRank, ScaleGrain::kTokenHead, 0, rank};
        });
      }},
-    {"vq", "vector quantisation: 8 bits for 2, 4 or 8 channels, codebooks by k-means",
+    {"vq", "vector quantization: 8-bit indices for 2, 4 or 8 channels, codebooks by k-means",
      [](const RowShape&, const RowShape&) {
        const auto of_width = [](int width) {
          return RowFormat{RowEncoding::kVector, ScaleGrain::kTokenHead, 0, 0, width};
        };
        return same({of_width(4), of_width(2), of_width(8)});
      }},
-    {"hybrid", "low rank, its remainder in 4 bits, and 4 outlier channels as they are, the rank by the ratio",
+    {"hybrid", "low rank, a 4-bit remainder, and 4 outlier channels not quantized, the rank from the ratio",
      [](const RowShape& k, const RowShape& v) {
        Formats all = of_ranks(
            k, v, [](int rank) { return RowFormat{RowEncoding::kHybrid, ScaleGrain::kTokenHead, 32, rank, 0, 4}; });
@@ -75,7 +75,7 @@ constexpr CompressionMethod kMethods[] = {
      }},
 };
 
-// What messages show as a format by its words.
+// Example of a format's text in messages.
 constexpr std::string_view kWords = "fp8 tensor";
 
 std::vector<std::string_view> method_names() {
@@ -84,13 +84,13 @@ std::vector<std::string_view> method_names() {
   return names;
 }
 
-// Of a name that isn't among `names`.
+// The suggestion for a name that is not among `names`.
 std::string choose_one(std::string_view name, const std::vector<std::string_view>& names) {
   const std::string nearest = nearest_name(name, names.data(), names.size());
   return nearest.empty() ? std::string("Choose one of them.") : fmt::format("Did you mean {}?", nearest);
 }
 
-// What stands behind a method's colon: the heads that share a basis. Throws kUsage for anything else.
+// Parses the option after a method's colon: the heads that share a basis. Throws kUsage for anything else.
 int shared_heads(const CompressionMethod& method, std::string_view option) {
   constexpr std::string_view kOption = "heads=";
   int heads = 0;
@@ -99,13 +99,13 @@ int shared_heads(const CompressionMethod& method, std::string_view option) {
   const bool whole = parsed.ec == std::errc() && parsed.ptr == digits.data() + digits.size();
   if (method.name == kLowRank && option.starts_with(kOption) && whole && heads >= 1) return heads;
   fail(ErrorCode::kUsage, fmt::format("\"{}\" is no option of {}", option, method.name),
-       method.name == kLowRank ? "heads=N says how many K/V heads have a basis in common"
+       method.name == kLowRank ? "heads=N says how many KV heads share a basis"
                                : fmt::format("methods have none but {}, whose heads=N shares bases", kLowRank),
        fmt::format("Try {}:heads=2, or a format by its words, as \"{}\".", kLowRank, kWords));
 }
 
-// A method, or a format by its words; nothing where the text is neither. Throws kUsage where words begin as those of a
-// format do and don't go on so.
+// A method, or a format's text; std::nullopt if it is neither. Throws kUsage for text that begins as a format but is
+// not one.
 std::optional<FormatChoice> find_choice(std::string_view text) {
   FormatChoice choice;
   choice.name = text;
@@ -120,7 +120,7 @@ std::optional<FormatChoice> find_choice(std::string_view text) {
   if (space == std::string_view::npos) return std::nullopt;
   const auto encodings = row_encodings();
   const auto encoding = std::ranges::find(encodings, text.substr(0, space), &RowEncodingEntry::name);
-  // Rows of latents are no keys or values, and plain ones are not compressed.
+  // Latent rows are not keys or values, and plain rows are not compressed.
   if (encoding == encodings.end() || encoding->encoding == RowEncoding::kLatent ||
       encoding->encoding == RowEncoding::kPlain) {
     return std::nullopt;
@@ -149,9 +149,9 @@ Formats FormatChoice::formats(const RowShape& k, const RowShape& v) const {
   if (method == nullptr) return {{format, format}};
   if (heads == 1) return method->formats(k, v);
   const RowFormat group{.encoding = RowEncoding::kLowRank, .rank = 8, .heads = heads};
-  // Groups that don't divide the heads are refused whatever their rank, and there may be any number of heads in them.
+  // Groups that do not divide the heads are rejected for any rank, because a group may have any number of heads.
   if (k.heads % heads != 0 || v.heads % heads != 0) return {{group, group}};
-  // Ranks are those that a group has room for, as one head.
+  // Ranks are limited by a group's dim, with the group as one head.
   Formats all = method->formats(low_rank_shape(group, k), low_rank_shape(group, v));
   for (CacheFormat& format_of_ranks : all) format_of_ranks.k.heads = format_of_ranks.v.heads = heads;
   return all;
@@ -208,7 +208,8 @@ double removed_share(const CacheFormat& format, const RowShape& k, const RowShap
 bool meets_ratio(double removed, double ratio) { return removed >= ratio - 1e-9; }
 
 std::string max_ratio(double removed) {
-  // Rounded down; a product just below a whole number is that number, which the ratio's own tolerance forgives.
+  // Rounds down. The tolerance keeps a product just below an integer at that integer; meets_ratio() has the same
+  // tolerance.
   std::string text = fmt::format("{:.6f}", std::floor(removed * 1e6 + 1e-4) / 1e6);
   text.resize(text.find_last_not_of('0') + 1);
   return text.back() == '.' ? text + '0' : text;
@@ -228,18 +229,19 @@ CacheFormat choose_format(const FormatChoice& choice, std::optional<double> rati
   }
   std::erase_if(formats, [&](const CacheFormat& format) { return !holds(format, k, v); });
   const CacheFormat* chosen = nullptr;
-  double most = -std::numeric_limits<double>::infinity();
+  double max_removed = -std::numeric_limits<double>::infinity();
   for (const CacheFormat& format : formats) {
     const double removed = removed_share(format, k, v);
-    most = std::max(most, removed);
+    max_removed = std::max(max_removed, removed);
     const bool enough = meets_ratio(removed, *ratio);
     if (enough && (chosen == nullptr || removed < removed_share(*chosen, k, v))) chosen = &format;
   }
   if (chosen != nullptr) return *chosen;
-  fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *ratio)), " with ", setting("method", choice.name)},
-       fmt::format("the ratio is the share of the bytes that is removed, and {} removes {} of them at most",
-                   choice.name, most < 0.0 ? "none" : max_ratio(most)),
-       most < 0.0 ? "Choose another method, or leave the ratio out." : "Ask for less, or choose another method.");
+  fail(
+      ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *ratio)), " with ", setting("method", choice.name)},
+      fmt::format("the ratio is the share of the bytes that is removed, and {} removes {} of them at most", choice.name,
+                  max_removed < 0.0 ? "none" : max_ratio(max_removed)),
+      max_removed < 0.0 ? "Choose another method, or leave the ratio out." : "Ask for less, or choose another method.");
 }
 
 }  // namespace ringattn

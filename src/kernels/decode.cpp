@@ -75,9 +75,10 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
   check_rows("q", step.q, attention.dtype, step.q.tokens, attention.heads, attention.head_dim);
   if (step.partials.data == nullptr) {
     check_output(attention, step.output, step.q.tokens);
-    if (!step.partition.is_whole()) refuse("a share of the keys gives whole rows", "it leaves partials");
+    if (!step.partition.is_whole()) refuse("a partition of the keys gives whole rows", "it leaves partials");
   } else if (step.partition.stride < 1 || step.partition.first < 0 || step.partition.first >= step.partition.stride) {
-    refuse(fmt::format("share {} of {}", step.partition.first, step.partition.stride), "shares are numbered from 0");
+    refuse(fmt::format("partition {} of {}", step.partition.first, step.partition.stride),
+           "partitions are numbered from 0");
   }
   const Pool k = spec.format.k.is_plain()
                      ? check_cache("k", step.k, attention.dtype, attention.kv_heads, attention.head_dim)
@@ -90,21 +91,22 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
                                    {attention.dtype, attention.kv_heads, attention.head_dim_v});
   if (k.pages != v.pages || k.page_size != v.page_size) {
     refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", k.pages, k.page_size, v.pages, v.page_size),
-           "a token's key and value lie at the same place of both");
+           "a token's key and value are in the same page slot of both");
   }
   if (spec.values_in_keys && !spec.quantized_values_in_keys() &&
       (step.v.data != step.k.data || step.v.page_stride != step.k.page_stride ||
        step.v.token_stride != step.k.token_stride || step.v.head_stride != step.k.head_stride)) {
-    refuse("v of a decode step lies by itself", "the kernel was made for values in the keys");
+    refuse("v of a decode step is a separate tensor", "the kernel was made for values in the keys");
   }
   if (attention.block_mask.any() != (step.block_mask.blocks != nullptr) ||
       attention.block_mask.any() != (step.block_mask.counts != nullptr)) {
-    refuse(fmt::format("a decode step has {}lists", attention.block_mask.any() ? "no " : ""),
-           fmt::format("the kernel was made {} them", attention.block_mask.any() ? "with" : "without"));
+    refuse(fmt::format("a decode step has {}block mask", attention.block_mask.any() ? "no " : "a "),
+           fmt::format("the kernel was made {} it", attention.block_mask.any() ? "with" : "without"));
   }
   if (attention.block_mask.any() &&
       (step.prefixes.count > 0 || !step.partition.is_whole() || step.partials.data != nullptr)) {
-    refuse("a decode step with lists has prefixes, or a share of the keys", "groups follow from the lists");
+    refuse("a decode step with a block mask has prefixes, or a partition of the keys",
+           "KV splits follow from the block mask");
   }
   const SharedPrefixes& prefixes = step.prefixes;
   if (prefixes.count < 0 || prefixes.count > limits.prefixes) {
@@ -126,7 +128,7 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
 
 namespace {
 
-// A dense cache has a page for each sequence.
+// A dense cache has one page per sequence.
 void skip_pages(std::int64_t pages, CacheView& view) {
   if (view.data == nullptr) return;
   view.data = view.at(pages, 0, 0);
@@ -139,7 +141,7 @@ void skip_pages(std::int64_t pages, CompressedCache& cache) {
   cache.pages -= pages;
 }
 
-// Tables whose first axis is the sequence, as tails are. Other tables are there once.
+// Skips sequences in tables whose first axis is the sequence, as in tails. Other tables are shared.
 void skip_tables(std::int64_t sequences, CompressedCache& cache) {
   const std::vector<FormatTable> of_one = format_tables(cache.format, cache.shape, 1);
   const std::vector<FormatTable> of_two = format_tables(cache.format, cache.shape, 2);
@@ -154,37 +156,37 @@ void skip_tables(std::int64_t sequences, CompressedCache& cache) {
 DecodeStep sub_batch(const DecodeSpec& spec, const DecodeStep& step, std::int64_t first, std::int64_t count,
                      std::int64_t partial_floats) {
   const std::int64_t row = first * step.rows;
-  DecodeStep part = step;
-  part.q.data = step.q.at(row, 0);
-  part.q.tokens = count * step.rows;
-  if (step.output.out.data != nullptr) part.output.out.data = step.output.out.at(row, 0);
-  part.output.out.tokens = part.q.tokens;
-  if (step.output.lse.data != nullptr) part.output.lse.data = &step.output.lse.at(row, 0);
+  DecodeStep batch = step;
+  batch.q.data = step.q.at(row, 0);
+  batch.q.tokens = count * step.rows;
+  if (step.output.out.data != nullptr) batch.output.out.data = step.output.out.at(row, 0);
+  batch.output.out.tokens = batch.q.tokens;
+  if (step.output.lse.data != nullptr) batch.output.lse.data = &step.output.lse.at(row, 0);
   if (step.partials.data != nullptr) {
-    part.partials.data += row * step.partials.kv_splits * spec.attention.heads * partial_floats;
+    batch.partials.data += row * step.partials.kv_splits * spec.attention.heads * partial_floats;
   }
-  part.lengths += first;
+  batch.lengths += first;
   if (step.block_table.pages != nullptr) {
-    part.block_table.pages += first * step.block_table.stride;
+    batch.block_table.pages += first * step.block_table.stride;
   } else {
-    skip_pages(first, part.k);
-    skip_pages(first, part.v);
-    skip_pages(first, part.quantized_k);
-    skip_pages(first, part.quantized_v);
+    skip_pages(first, batch.k);
+    skip_pages(first, batch.v);
+    skip_pages(first, batch.quantized_k);
+    skip_pages(first, batch.quantized_v);
   }
-  if (!spec.format.k.is_plain()) skip_tables(first, part.quantized_k);
-  if (!spec.format.v.is_plain()) skip_tables(first, part.quantized_v);
-  if (step.prefixes.count > 0) part.prefixes.of_sequence += first;
+  if (!spec.format.k.is_plain()) skip_tables(first, batch.quantized_k);
+  if (!spec.format.v.is_plain()) skip_tables(first, batch.quantized_v);
+  if (step.prefixes.count > 0) batch.prefixes.of_sequence += first;
   if (step.block_mask.blocks != nullptr) {
-    part.block_mask.blocks += first * spec.attention.block_mask.heads * step.block_mask.stride;
-    part.block_mask.counts += first * spec.attention.block_mask.heads;
+    batch.block_mask.blocks += first * spec.attention.block_mask.heads * step.block_mask.stride;
+    batch.block_mask.counts += first * spec.attention.block_mask.heads;
   }
-  return part;
+  return batch;
 }
 
 void check_decode_merge(const DecodeSpec& spec, const DecodeMerge& merge) {
   if (merge.partitions.empty() || merge.kv_splits < 1 || merge.rows < 1 || merge.output.out.tokens % merge.rows != 0) {
-    refuse(fmt::format("a merge of {} rows, {} a sequence, from {} shares of {} groups", merge.output.out.tokens,
+    refuse(fmt::format("a merge of {} rows, {} a sequence, from {} partitions of {} KV splits", merge.output.out.tokens,
                        merge.rows, merge.partitions.size(), merge.kv_splits),
            "there is at least one of each, and every sequence has its rows");
   }

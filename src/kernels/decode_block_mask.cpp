@@ -12,21 +12,21 @@ namespace ringattn {
 
 namespace {
 
-// What a list names in front of a block, and behind.
-struct Halves {
-  std::span<const std::int32_t> before, behind;
+// The key blocks of a mask row before a given block, and from it on.
+struct SplitRow {
+  std::span<const std::int32_t> before, rest;
 };
 
-Halves halves_of(std::span<const std::int32_t> list, std::int64_t block) {
-  const auto at = static_cast<std::size_t>(std::ranges::lower_bound(list, block) - list.begin());
-  return {list.first(at), list.subspan(at)};
+SplitRow split_row(std::span<const std::int32_t> mask_row, std::int64_t block) {
+  const auto at = static_cast<std::size_t>(std::ranges::lower_bound(mask_row, block) - mask_row.begin());
+  return {mask_row.first(at), mask_row.subspan(at)};
 }
 
-// The list of a sequence's last rows, without the blocks that they stand in, which it names; or why they can't be a
-// step by it.
+// The mask row of a sequence's last rows, before the key blocks that contain them, which it must have; or why there is
+// no such row for a step.
 struct MaskRowOfTokens {
   std::span<const std::int32_t> blocks;
-  std::string why;  // empty: they can
+  std::string why;  // empty: there is one
   std::string suggestion;
 };
 
@@ -39,31 +39,31 @@ MaskRowOfTokens mask_row_of_tokens(const BlockMask& block_mask, const Mask& mask
   std::span<const std::int32_t> before;
   const std::int64_t first_block = query_block_of(end - rows, shape.query_block);
   for (std::int64_t q = first_block; q <= query_block_of(end - 1, shape.query_block); ++q) {
-    const Halves list = halves_of(block_mask.row(s, head, q), own);
-    if (q > first_block && !std::ranges::equal(list.before, before)) {
-      return {
-          {},
-          fmt::format("its {} rows stand in blocks of {} queries, which have different lists", rows, shape.query_block),
-          "Decode fewer rows at a time."};
+    const SplitRow mask_row = split_row(block_mask.row(s, head, q), own);
+    if (q > first_block && !std::ranges::equal(mask_row.before, before)) {
+      return {{},
+              fmt::format("its {} rows are in blocks of {} queries, which have different mask rows", rows,
+                          shape.query_block),
+              "Decode fewer rows at a time."};
     }
-    before = list.before;
+    before = mask_row.before;
     const std::int64_t last = std::min(end, (q + 1) * shape.query_block) - 1;
     const KeyRange seen = Visibility(mask, end).keys(last);
     const std::int64_t blocks = seen.end <= own * shape.key_block ? own : (seen.end - 1) / shape.key_block + 1;
     for (std::int64_t block = own; block < blocks; ++block) {
-      if (!std::ranges::binary_search(list.behind, block)) {
-        return {
-            {},
-            fmt::format("the list leaves out block {}, in which its rows stand, and a step always reads that", block),
-            "List it, too."};
+      if (!std::ranges::binary_search(mask_row.rest, block)) {
+        return {{},
+                fmt::format("the mask row leaves out block {}, which contains its rows, and a step always reads that",
+                            block),
+                "Add it to the mask row."};
       }
     }
   }
   return {before, {}, {}};
 }
 
-std::string no_step(const MaskedStep& step, int head) {
-  return fmt::format("sequence {} can't be decoded by its list {}", step.sequence, head);
+std::string cannot_decode(const MaskedStep& step, int head) {
+  return fmt::format("sequence {} can't be decoded with its mask row {}", step.sequence, head);
 }
 
 std::vector<MaskedStep> whole_sequences(const BlockMask& block_mask) {
@@ -79,17 +79,17 @@ DecodeBlockMaskArrays decode_block_mask(const BlockMask& block_mask, const Mask&
   std::vector<std::span<const std::int32_t>> all;
   for (const MaskedStep& step : steps) {
     for (int head = 0; head < block_mask.shape().heads; ++head) {
-      const MaskRowOfTokens list = mask_row_of_tokens(block_mask, mask, step, head, rows);
-      if (!list.why.empty()) fail(ErrorCode::kUsage, no_step(step, head), list.why, list.suggestion);
-      all.push_back(list.blocks);
+      const MaskRowOfTokens mask_row = mask_row_of_tokens(block_mask, mask, step, head, rows);
+      if (!mask_row.why.empty()) fail(ErrorCode::kUsage, cannot_decode(step, head), mask_row.why, mask_row.suggestion);
+      all.push_back(mask_row.blocks);
     }
   }
   DecodeBlockMaskArrays arrays;
   arrays.stride = stride;
-  for (const auto& list : all) arrays.stride = std::max(arrays.stride, static_cast<std::int64_t>(list.size()));
-  for (const auto& list : all) {
-    arrays.counts.push_back(static_cast<std::int32_t>(list.size()));
-    arrays.blocks.insert(arrays.blocks.end(), list.begin(), list.end());
+  for (const auto& mask_row : all) arrays.stride = std::max(arrays.stride, static_cast<std::int64_t>(mask_row.size()));
+  for (const auto& mask_row : all) {
+    arrays.counts.push_back(static_cast<std::int32_t>(mask_row.size()));
+    arrays.blocks.insert(arrays.blocks.end(), mask_row.begin(), mask_row.end());
     arrays.blocks.resize(arrays.counts.size() * static_cast<std::size_t>(arrays.stride), -1);
   }
   return arrays;
@@ -102,8 +102,8 @@ DecodeBlockMaskArrays decode_block_mask(const BlockMask& block_mask, const Mask&
 std::string why_not_decodable(const BlockMask& block_mask, const Mask& mask, int rows) {
   for (const MaskedStep& step : whole_sequences(block_mask)) {
     for (int head = 0; head < block_mask.shape().heads; ++head) {
-      const MaskRowOfTokens list = mask_row_of_tokens(block_mask, mask, step, head, rows);
-      if (!list.why.empty()) return fmt::format("{} ({})", no_step(step, head), list.why);
+      const MaskRowOfTokens mask_row = mask_row_of_tokens(block_mask, mask, step, head, rows);
+      if (!mask_row.why.empty()) return fmt::format("{} ({})", cannot_decode(step, head), mask_row.why);
     }
   }
   return {};
@@ -113,15 +113,16 @@ std::vector<std::string> missing_for_decode_block_mask(const BlockMaskShape& sha
                                                        const Mask& mask, int kv_heads) {
   std::vector<std::string> missing;
   if (!shape.any()) return missing;
-  // Rows of a step lie in the same places of their query tiles, with the blocks that nobody lists and without.
+  // Skipping key blocks must not change the rows' offsets in their query tiles.
   if (shape.key_block % tiles.query != 0) {
-    missing.push_back(fmt::format("decoding by lists in blocks of {} keys (supported: multiples of {} and {})",
+    missing.push_back(fmt::format("decoding with a block mask of {} keys (supported: multiples of {} and {})",
                                   shape.key_block, tiles.key, tiles.query));
   }
-  // Query heads of a KV head are rows of one product.
-  if (shape.heads > kv_heads) missing.push_back("decoding by a list for each query head (supported: each KV head)");
-  // A window's groups of tiles begin at its first tile, which is not the same for all rows of a step.
-  if (mask.left >= 0) missing.push_back("decoding by lists under a sliding window (supported: without one)");
+  // The query heads of a KV head are rows of one GEMM.
+  if (shape.heads > kv_heads)
+    missing.push_back("decoding with a mask row for each query head (supported: each KV head)");
+  // With a window, KV splits begin at the window's first tile, which differs between the rows of a step.
+  if (mask.left >= 0) missing.push_back("decoding with a block mask under a sliding window (supported: without one)");
   return missing;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that decode, in order of preference. Each has the name, and the bits, of a row of attention_table.cpp,
-// but for sm90_mla and sm90_mla_split1k, which no kernel folds like, and which differ from each other by their groups.
+// The decode kernels, in order of preference. Each has the name and the bits of a row of attention_table.cpp, except
+// sm90_mla and sm90_mla_split1k: they have no attention kernel, and differ from each other in the size of KV splits.
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -30,7 +30,7 @@ namespace ringattn {
 
 namespace {
 
-// What the fold of the same name lacks, what decoding with its tiles lacks for block_mask, and positions of keys.
+// Adds to `missing`, which the attention kernel of the same name lacks, block masks with these tiles and key positions.
 std::vector<std::string> missing_of(std::vector<std::string> missing, const DecodeSpec& spec, const TileSizes& tiles) {
   for (std::string& what :
        missing_for_decode_block_mask(spec.attention.block_mask, tiles, spec.attention.mask, spec.attention.kv_heads)) {
@@ -41,7 +41,7 @@ std::vector<std::string> missing_of(std::vector<std::string> missing, const Deco
   return missing;
 }
 
-// And formats whose elements are sums of products.
+// Adds low-rank formats, whose elements require a GEMM.
 std::vector<std::string> without_products(std::vector<std::string> missing, const DecodeSpec& spec) {
   for (const RowFormat& format : {spec.format.k, spec.format.v}) {
     if (format.rank > 0) missing.push_back(describe(format) + " (supported: formats without a rank)");
@@ -60,7 +60,7 @@ TileSizes tiles_of(const Config& config, int query) {
 template <const sm90::MlaVariant& kRow>
 constexpr KernelRow<DecodeSpec> latent_row(std::string_view supports) {
   return {{kRow.name, "cuda", supports, [] { return sm90::mla_configs(kRow); },
-           [](const Backend&) { return 5e14; },  // an H200: its products, with 64 rows or more
+           [](const Backend&) { return 5e14; },  // on an H200, limited by tensor cores with 64 rows or more
            sm90::attention_unavailable, cuda::make_cuda_backend},
           sm90::mla_missing,
           [](const DecodeSpec& spec, Backend& backend) { return sm90::make_mla_decode(spec, backend, kRow); }};
@@ -73,30 +73,29 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks; caches of fp8, "
       "int8 and int4",
       sm90::decode_configs,
-      [](const Backend&) { return 1e13; },  // an H200: what reading its memory allows with four query heads a KV head
+      [](const Backend&) { return 1e13; },  // on an H200, limited by memory bandwidth with four query heads per KV head
       sm90::attention_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) {
        std::vector<std::string> missing = missing_of(sm90::attention_missing(spec.attention), spec,
                                                      tiles_of(sm90::choose_config(spec.attention), sm90::kQueryTile));
        for (std::string& what : sm90::formats_missing(spec)) missing.push_back(std::move(what));
        if (spec.attention.block_mask.any() && !spec.format.is_plain()) {
-         missing.push_back("lists of key blocks over " + describe(spec.format) + " (supported: over plain caches)");
+         missing.push_back("block mask over " + describe(spec.format) + " (supported: over plain caches)");
        }
        return missing;
      },
      sm90::make_decode},
     latent_row<sm90::kMlaVariant>(
-        "bf16, fp16; latents: head_dim 576 with the first 512 columns as values, also of 8 bits; every mask, softcap, "
-        "sinks"),
+        "bf16, fp16; MLA: head_dim 576 with the first 512 columns as values, also as an FP8 latent cache; every mask, "
+        "softcap, sinks"),
     latent_row<sm90::kMlaSplit1kVariant>(
-        "bf16, fp16; as sm90_mla, in groups of 1,024 keys instead of 4,096: other bits, for few sequences"),
+        "bf16, fp16; as sm90_mla, in KV splits of 1,024 keys instead of 4,096: other bits, for few sequences"),
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_attention", "cuda",
       "bf16, fp16; head_dim 64, 96, 128, 256, 512, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks; "
-      "caches of fp8, int8 and int4 up to head_dim 256, latents of 8 bits",
-      sm80::decode_configs,
-      [](const Backend&) { return 5e12; },  // as above, where half of the memory's speed is reached
+      "caches of fp8, int8 and int4 up to head_dim 256, FP8 latent caches",
+      sm80::decode_configs, [](const Backend&) { return 5e12; },  // the same, at half of the memory bandwidth
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) {
        const auto config = sm80::choose_config(spec.attention);
@@ -109,7 +108,7 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
 #endif
     {{"cpu_attention", "cpu",
       "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks; caches of fp8, int8, "
-      "int4 and vector codes, latents of 8 bits",
+      "int4 and vector, FP8 latent caches",
       [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
       cpu::make_cpu_backend},
      [](const DecodeSpec& spec) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptions and checks of a AttentionSpec.
+// Descriptions and checks of an AttentionSpec.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -63,17 +63,17 @@ std::string check_heads(const AttentionSpec& spec) {
   const BlockMaskShape& block_mask = spec.block_mask;
   if (block_mask.any() && block_mask.heads != 1 && block_mask.heads != spec.kv_heads &&
       block_mask.heads != spec.heads) {
-    fail(ErrorCode::kUsage, fmt::format("lists of key tiles for {} heads", block_mask.heads),
+    fail(ErrorCode::kUsage, fmt::format("a block mask for {} heads", block_mask.heads),
          fmt::format("there are {} query heads and {} kv heads", spec.heads, spec.kv_heads),
-         "Give lists for all heads together, for each kv head, or for each query head.");
+         "Give mask rows for all heads together, for each KV head, or for each query head.");
   }
   if (spec.positions != 0 && spec.positions != 1 && spec.positions != spec.kv_heads) {
     fail(ErrorCode::kUsage, fmt::format("positions of keys for {} heads", spec.positions),
          fmt::format("there are {} kv heads", spec.kv_heads), "Give positions for all heads together, or for each.");
   }
   if (spec.positions != 0 && block_mask.any()) {
-    fail(ErrorCode::kUsage, "keys at positions of their own, and lists of key blocks",
-         "lists count keys from the first token of a sequence, which may have been taken out",
+    fail(ErrorCode::kUsage, "keys with positions, and a block mask",
+         "a block mask counts keys from the first token of a sequence, which may have been evicted",
          "Leave one of them out.");
   }
   return head_configuration(spec);

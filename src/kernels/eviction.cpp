@@ -16,9 +16,9 @@ namespace ringattn {
 std::int64_t kept_tokens(std::int64_t tokens, double ratio) {
   if (!(ratio >= 0.0) || !(ratio < 1.0)) {
     fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", ratio)), " of the tokens"},
-         "the ratio is the share that is taken out, and at least one token is left", "Use 0 to below 1.");
+         "the ratio is the fraction that is evicted, and at least one token is kept", "Use 0 to below 1.");
   }
-  // A share such as 0.9 of 10 tokens leaves one, whatever 1 − 0.9 is in binary.
+  // The tolerance makes a ratio such as 0.9 keep one of 10 tokens, although 1 − 0.9 is inexact in binary.
   const auto kept = static_cast<std::int64_t>(std::floor(static_cast<double>(tokens) * (1.0 - ratio) + 1e-6));
   return std::clamp<std::int64_t>(kept, std::min<std::int64_t>(tokens, 1), tokens);
 }
@@ -28,11 +28,11 @@ void check_queries(const Eviction& eviction, bool given, std::optional<std::size
   if (sequence) {
     fail(ErrorCode::kUsage, fmt::format("{} of sequence {} without queries of it", eviction.method->name, *sequence),
          "it looks at the last ones of every sequence that has keys",
-         "Give some of each, or choose a method that looks at keys alone: knorm or streaming.");
+         "Give some of each, or choose a method that uses only keys: knorm or streaming.");
   }
   fail(ErrorCode::kUsage, fmt::format("{} without queries", eviction.method->name),
        "it looks at the last ones of a sequence",
-       "Give q too, or choose a method that looks at keys alone: knorm or streaming.");
+       "Give q too, or choose a method that uses only keys: knorm or streaming.");
 }
 
 std::vector<double> token_scores(const Eviction& eviction, const ScoredTokens& of) {
@@ -114,10 +114,11 @@ std::vector<std::int32_t> choose_tokens(std::string_view name, const Eviction& e
 
 void gather_tokens(const TensorView& from, std::span<const std::int32_t> positions, const MutableTensorView& to) {
   const auto row_bytes = static_cast<std::size_t>(from.dim) * size_of(from.dtype);
-  const std::int64_t lists = to.tokens == 0 ? 1 : static_cast<std::int64_t>(positions.size()) / to.tokens;
+  const std::int64_t position_heads = to.tokens == 0 ? 1 : static_cast<std::int64_t>(positions.size()) / to.tokens;
   for (std::int64_t i = 0; i < to.tokens; ++i) {
     for (std::int64_t head = 0; head < from.heads; ++head) {
-      const std::int64_t token = positions[static_cast<std::size_t>(i * lists + (lists == 1 ? 0 : head))];
+      const std::int64_t token =
+          positions[static_cast<std::size_t>(i * position_heads + (position_heads == 1 ? 0 : head))];
       std::memcpy(to.at(i, head), from.at(token, head), row_bytes);
     }
   }

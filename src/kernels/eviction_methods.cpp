@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scorers of eviction, and the methods that a user names.
+// The scorers of eviction, and the methods that a user can name.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,15 +17,15 @@ namespace ringattn {
 
 namespace {
 
-[[maybe_unused]] constexpr std::int64_t kPieceTokens = 256;  // that a thread takes at a time
+[[maybe_unused]] constexpr std::int64_t kItemTokens = 256;  // per work item
 
-// One head's row as fp32.
+// Converts one head's row to fp32.
 void widen(const TensorView& rows, std::int64_t token, std::int64_t head, float* wide) {
   const std::byte* at = rows.at(token, head);
   for (std::int64_t i = 0; i < rows.dim; ++i, at += size_of(rows.dtype)) wide[i] = load_element(at, rows.dtype);
 }
 
-// Sixteen sums side by side, joined in a fixed order.
+// Dot product with sixteen partial sums, added in a fixed order.
 float dot(const float* a, const float* b, std::int64_t count) {
   constexpr std::int64_t kSums = 16;
   float sums[kSums] = {};
@@ -51,7 +51,7 @@ std::vector<float> window_scores(const ScoredTokens& of, std::int64_t head) {
 #pragma omp parallel num_threads(of.threads)
   {
     std::vector<float> key(static_cast<std::size_t>(dim));
-#pragma omp for schedule(static, kPieceTokens)
+#pragma omp for schedule(static, kItemTokens)
     for (std::int64_t t = 0; t < of.keys.tokens; ++t) {
       widen(of.keys, t, kv_head, key.data());
       for (std::int64_t w = 0; w < window; ++w) {
@@ -64,7 +64,7 @@ std::vector<float> window_scores(const ScoredTokens& of, std::int64_t head) {
   return scores;
 }
 
-// The logarithm of the sum of exponentials of x(t) for t in [begin, end), in this order; −∞ for none.
+// log Σ exp(x(t)) for t in [begin, end), summed in this order. −∞ if empty.
 template <class Of>
 double log_of_sum(std::int64_t begin, std::int64_t end, const Of& x) {
   double greatest = -std::numeric_limits<double>::infinity();
@@ -77,22 +77,22 @@ double log_of_sum(std::int64_t begin, std::int64_t end, const Of& x) {
 
 std::int64_t query_heads(const ScoredTokens& of) { return of.queries.heads / of.keys.heads; }
 
-std::int64_t parse_count(std::string_view method, std::string_view key, std::string_view text, std::int64_t most) {
+std::int64_t parse_count(std::string_view method, std::string_view key, std::string_view text, std::int64_t max_value) {
   std::int64_t value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && end == text.data() + text.size() && value >= 0 && value <= most) return value;
+  if (error == std::errc() && end == text.data() + text.size() && value >= 0 && value <= max_value) return value;
   fail(ErrorCode::kUsage, fmt::format("{}={} of {}", key, text, method),
-       fmt::format("it is a number of tokens from 0 to {}", most), fmt::format("Try {}=4.", key));
+       fmt::format("it is a number of tokens from 0 to {}", max_value), fmt::format("Try {}=4.", key));
 }
 
-// One of "first=4", "heads=all", ….
-void take_option(const EvictionMethod& method, std::string_view part, EvictionOptions& options,
-                 std::optional<std::int64_t>& last) {
+// Parses one of "first=4", "heads=all", ….
+void parse_option(const EvictionMethod& method, std::string_view option, EvictionOptions& options,
+                  std::optional<std::int64_t>& last) {
   constexpr std::int64_t kMax = std::int64_t{1} << 30;
   constexpr std::int64_t kMaxOfScorer = 1 << 16;
-  const std::size_t equals = std::min(part.find('='), part.size());
-  const std::string_view key = part.substr(0, equals);
-  const std::string_view value = equals < part.size() ? part.substr(equals + 1) : std::string_view();
+  const std::size_t equals = std::min(option.find('='), option.size());
+  const std::string_view key = option.substr(0, equals);
+  const std::string_view value = equals < option.size() ? option.substr(equals + 1) : std::string_view();
   if (key == "first") {
     options.first = parse_count(method.name, key, value, kMax);
   } else if (key == "last") {
@@ -104,7 +104,7 @@ void take_option(const EvictionMethod& method, std::string_view part, EvictionOp
   } else if (key == "heads" && (value == "each" || value == "all")) {
     options.shared = value == "all";
   } else {
-    fail(ErrorCode::kUsage, fmt::format("\"{}\" of {}", part, method.name),
+    fail(ErrorCode::kUsage, fmt::format("\"{}\" of {}", option, method.name),
          fmt::format("{} has first=N, last=N, {}pool=N and heads=each|all, joined by commas", method.name,
                      method.needs_queries ? "window=N, " : ""),
          fmt::format("Try {}:first=4.", method.name));
@@ -135,7 +135,7 @@ void score_recency(const ScoredTokens& of, std::span<double> scores) {
 }
 
 void score_key_norm(const ScoredTokens& of, std::span<double> scores) {
-#pragma omp parallel for schedule(static, kPieceTokens) num_threads(of.threads)
+#pragma omp parallel for schedule(static, kItemTokens) num_threads(of.threads)
   for (std::int64_t t = 0; t < of.keys.tokens; ++t) {
     for (std::int64_t head = 0; head < of.keys.heads; ++head) {
       const std::byte* at = of.keys.at(t, head);
@@ -168,7 +168,7 @@ void score_attention(const ScoredTokens& of, std::span<double> scores) {
     }
     const std::int64_t kv_head = head / query_heads(of);
     const double share = 1.0 / static_cast<double>(window * query_heads(of));
-#pragma omp parallel for schedule(static, kPieceTokens) num_threads(of.threads)
+#pragma omp parallel for schedule(static, kItemTokens) num_threads(of.threads)
     for (std::int64_t t = 0; t < tokens; ++t) {
       double mass = 0.0;
       for (std::int64_t w = 0; w < window; ++w) {
@@ -188,7 +188,7 @@ void score_expected_attention(const ScoredTokens& of, std::span<double> scores) 
   for (std::int64_t head = 0; head < of.queries.heads; ++head) {
     heartbeat();
     const std::vector<float> all = window_scores(of, head);
-#pragma omp parallel for schedule(static, kPieceTokens) num_threads(of.threads)
+#pragma omp parallel for schedule(static, kItemTokens) num_threads(of.threads)
     for (std::int64_t t = 0; t < tokens; ++t) {
       const float* const own = all.data() + t * window;
       double sum = 0.0;
@@ -228,9 +228,9 @@ Eviction parse_eviction(std::string_view text) {
   options = eviction.method->options;
   std::optional<std::int64_t> last;
   for (std::size_t at = name.size(); at < text.size();) {  // a colon or a comma
-    const std::string_view part = text.substr(at + 1, text.find(',', at + 1) - at - 1);
-    take_option(*eviction.method, part, options, last);
-    at += 1 + part.size();
+    const std::string_view option = text.substr(at + 1, text.find(',', at + 1) - at - 1);
+    parse_option(*eviction.method, option, options, last);
+    at += 1 + option.size();
   }
   if (eviction.method->needs_queries && options.window == 0) {
     fail(ErrorCode::kUsage, fmt::format("window=0 of {}", name), "it looks at the last queries of a sequence",
@@ -238,7 +238,7 @@ Eviction parse_eviction(std::string_view text) {
   }
   if (options.pool % 2 == 0) {
     fail(ErrorCode::kUsage, fmt::format("pool={} of {}", options.pool, name),
-         "as many neighbours are pooled in front of a token as behind it", "Use an odd number; 1 pools nothing.");
+         "the same number of neighbors is pooled before and after a token", "Use an odd number; 1 pools nothing.");
   }
   const bool keeps_window = eviction.method->options.last > 0;
   options.last = last.value_or(keeps_window ? options.window : 0);

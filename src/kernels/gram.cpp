@@ -15,24 +15,24 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kTokensAtOnce = 64;           // in fp64: they stay in the second-level cache
-constexpr std::int64_t kRowsOfItem = 8 * kGramRows;  // of sums, which a thread takes
-constexpr std::int64_t kTokensOfPulse = 1 << 12;     // between which the rank shows that it works
+constexpr std::int64_t kBlockTokens = 64;              // widened to fp64: they fit into the L2 cache
+constexpr std::int64_t kItemRows = 8 * kGramRows;      // rows of the Gram matrix per work item
+constexpr std::int64_t kTokensPerHeartbeat = 1 << 12;  // between heartbeats
 
-// Tokens [begin, end) of a head, in rows of sums from `row` on.
+// Adds tokens [begin, end) of a head to rows of sums from `row` on.
 void add_rows(const TensorView& rows, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t row,
               double* sums) {
   const GramOps& ops = best_gram_ops();
   const std::int64_t dim = rows.dim;
   std::vector<float> token(static_cast<std::size_t>(dim));
-  std::vector<double> wide(static_cast<std::size_t>(kTokensAtOnce * dim));
-  for (std::int64_t first = begin; first < end; first += kTokensAtOnce) {
-    const std::int64_t count = std::min(kTokensAtOnce, end - first);
+  std::vector<double> wide(static_cast<std::size_t>(kBlockTokens * dim));
+  for (std::int64_t first = begin; first < end; first += kBlockTokens) {
+    const std::int64_t count = std::min(kBlockTokens, end - first);
     for (std::int64_t t = 0; t < count; ++t) {
       widen_row(rows.at(first + t, head), rows.dtype, dim, token.data());
       std::copy(token.begin(), token.end(), wide.begin() + t * dim);
     }
-    for (std::int64_t of_item = row; of_item < std::min(dim, row + kRowsOfItem); of_item += kGramRows) {
+    for (std::int64_t of_item = row; of_item < std::min(dim, row + kItemRows); of_item += kGramRows) {
       ops.add(wide.data(), count, dim, of_item, sums);
     }
   }
@@ -43,21 +43,21 @@ void add_rows(const TensorView& rows, std::int64_t head, std::int64_t begin, std
 void check_task(const GramTask& task) {
   const TensorView& rows = task.rows;
   if (rows.dtype != Dtype::kF32 && rows.dim % 8 == 0) return;
-  fail(ErrorCode::kInternal, fmt::format("products of {} channels of {}", rows.dim, dtype_name(rows.dtype)),
-       "they are of bf16 or fp16, and as many as a multiple of 8");
+  fail(ErrorCode::kInternal, fmt::format("a Gram matrix of {} channels of {}", rows.dim, dtype_name(rows.dtype)),
+       "channels must be bf16 or fp16, and a multiple of 8");
 }
 
 void add_gram_on_host(const GramTask& task, int threads) {
   check_task(task);
   const TensorView& rows = task.rows;
-  const std::int64_t parts = (rows.dim + kRowsOfItem - 1) / kRowsOfItem;
-  for (std::int64_t begin = 0; begin < rows.tokens; begin += kTokensOfPulse) {
+  const std::int64_t parts = (rows.dim + kItemRows - 1) / kItemRows;
+  for (std::int64_t begin = 0; begin < rows.tokens; begin += kTokensPerHeartbeat) {
     heartbeat();
-    const std::int64_t end = std::min(rows.tokens, begin + kTokensOfPulse);
+    const std::int64_t end = std::min(rows.tokens, begin + kTokensPerHeartbeat);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (std::int64_t item = 0; item < rows.heads * parts; ++item) {
       const std::int64_t head = item / parts;
-      add_rows(rows, head, begin, end, item % parts * kRowsOfItem, task.sums + head * rows.dim * rows.dim);
+      add_rows(rows, head, begin, end, item % parts * kItemRows, task.sums + head * rows.dim * rows.dim);
     }
   }
   static_cast<void>(threads);

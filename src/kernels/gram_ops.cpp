@@ -7,7 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gram_ops.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, as Highway wants it.
+// Must follow foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/unroll.hpp"
 
@@ -16,7 +16,7 @@ namespace ringattn::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Of kVectors vectors of columns from `column` on.
+// Adds to kVectors vectors of columns from `column` on.
 template <int kVectors>
 HWY_INLINE void add_columns(const double* wide, std::int64_t count, std::int64_t dim, std::int64_t row,
                             std::int64_t column, double* sums) {

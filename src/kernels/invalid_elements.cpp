@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no compressed tensor may hold: found, and named with the tensor and the place.
+// Finds elements that no compressed tensor may contain, and reports them with tensor and index.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace ringattn {
 
 namespace {
 
-float number_at(const std::byte* data, StoredType type, Dtype dtype, std::int64_t place) {
-  const std::byte* const at = data + place * size_of(type, dtype);
+float number_at(const std::byte* data, StoredType type, Dtype dtype, std::int64_t index) {
+  const std::byte* const at = data + index * size_of(type, dtype);
   switch (type) {
     case StoredType::kDtype:
       return load_element(at, dtype);
@@ -44,13 +44,13 @@ bool is_finite_as(float value, Dtype dtype) {
   return std::isfinite(dtype == Dtype::kBf16 ? bf16_to_float(bits) : f16_to_float(bits));
 }
 
-// The greatest code that a scale of 8 bits multiplies; 0 of others.
+// The largest quantized value of a format with 8-bit scales; 0 for other formats.
 float greatest_code(const RowFormat& format) {
   if (format.encoding == RowEncoding::kFp8 || format.encoding == RowEncoding::kLatent) return kMaxE4m3;
   return format.encoding == RowEncoding::kInt8 ? kMaxInt8 : 0.0F;
 }
 
-// Of a row of a stream: the place of its first bad number, and what is bad.
+// The first invalid element of a stream's row: its index and kind.
 std::optional<InvalidElement> invalid_element_of_row(const RowFormat& format, const FormatStream& stream, Dtype dtype,
                                                      const std::byte* row) {
   const bool scales = stream.name == "scales";
@@ -78,14 +78,14 @@ std::optional<InvalidElement> invalid_element_of_row(const RowFormat& format, co
   return std::nullopt;
 }
 
-// Outlier channels ascend: so none is there twice.
-bool is_bad_channel(const std::byte* data, const FormatTable& table, std::int64_t place, std::int64_t dim) {
-  const float channel = number_at(data, table.type, Dtype::kBf16, place);
+// Outlier channels must ascend, so none is duplicate.
+bool is_bad_channel(const std::byte* data, const FormatTable& table, std::int64_t index, std::int64_t dim) {
+  const float channel = number_at(data, table.type, Dtype::kBf16, index);
   if (channel < 0.0F || channel >= static_cast<float>(dim)) return true;
-  return place % table.shape.back() > 0 && channel <= number_at(data, table.type, Dtype::kBf16, place - 1);
+  return index % table.shape.back() > 0 && channel <= number_at(data, table.type, Dtype::kBf16, index - 1);
 }
 
-// Whether numbers of 16 bits are all finite: what most tables are, at the speed of memory.
+// Whether all 16-bit elements are finite. Most tables have only these, so this runs at memory speed.
 bool all_finite(std::span<const std::byte> numbers, Dtype dtype) {
   const unsigned exponent = exponent_bits(dtype);
   unsigned bad = 0;
@@ -97,7 +97,8 @@ bool all_finite(std::span<const std::byte> numbers, Dtype dtype) {
   return bad == 0;
 }
 
-// Of entries of a table that begin a row of its last axis; a place counts from the first of them.
+// The first invalid entry among entries that begin a row of the table's last axis. Its index counts from the first of
+// them.
 std::optional<InvalidElement> invalid_element_of_entries(const FormatTable& table, const RowShape& shape,
                                                          std::span<const std::byte> entries) {
   const std::byte* const data = entries.data();
@@ -131,7 +132,7 @@ std::optional<InvalidElement> invalid_element_of_tail(const RowFormat& format, c
 std::optional<InvalidElement> invalid_element_of_tables(const RowFormat& format, const RowShape& shape,
                                                         const CompressedRows& rows,
                                                         std::span<const CompressedRun> runs) {
-  if (!quantized_per_token(format)) {  // of the tail, what sequences have in it
+  if (!quantized_per_token(format)) {  // the part of the tail that sequences use
     for (const CompressedRun& run : runs) {
       if (run.position + run.rows < run.keys) continue;
       if (const auto fault = invalid_element_of_tail(format, shape, rows.tables[0], run)) return fault;
@@ -151,18 +152,18 @@ std::optional<InvalidElement> invalid_element_of_tables(const RowFormat& format,
   return std::nullopt;
 }
 
-// The greatest product of factors and basis that gives a finite element. To a hybrid's, a remainder is added in fp32,
-// and the sum is limited to what the dtype holds.
+// The largest product of factors and basis that gives a finite element. A hybrid row adds a remainder in fp32, and
+// limits the sum to the dtype's range.
 double greatest_product(const RowFormat& format, Dtype dtype) {
   if (format.encoding == RowEncoding::kHybrid) return std::numeric_limits<float>::max();
   return dtype == Dtype::kBf16 ? 0x1.fep127 : 65504.0;
 }
 
-// Finds rows whose product with their basis is greater, though both are finite. A row is only multiplied where its
-// factors and the basis's greatest numbers leave that open.
-class Products {
+// Finds rows whose product with their basis exceeds it although both are finite. A row is multiplied only if its
+// factors and the basis's largest magnitudes do not rule that out.
+class ProductCheck {
  public:
-  Products(const RowFormat& format, const RowShape& shape, const CompressedRows& rows)
+  ProductCheck(const RowFormat& format, const RowShape& shape, const CompressedRows& rows)
       : limit_(greatest_product(format, shape.dtype)),
         rank_(format.rank),
         shape_(low_rank_shape(format, shape)),
@@ -176,20 +177,20 @@ class Products {
     }
   }
 
-  // Of what has a basis.
+  // Heads as in low_rank_shape().
   std::int64_t heads() const { return shape_.heads; }
 
-  // Of the row of streams `row`, without its token; `head` is one of what has a basis.
+  // Checks row `row` of the streams; the token is not set. `head` counts as in low_rank_shape().
   std::optional<InvalidElement> invalid_element_of(std::int64_t row, std::int64_t head) const {
     const std::byte* const factors = factors_.at(row, head);
-    double most = 0.0;
+    double bound = 0.0;
     for (std::int64_t r = 0; r < rank_; ++r) {
-      most += std::fabs(factor(factors, r)) * greatest_[static_cast<std::size_t>(head * rank_ + r)];
+      bound += std::fabs(factor(factors, r)) * greatest_[static_cast<std::size_t>(head * rank_ + r)];
     }
-    if (most <= limit_) return std::nullopt;
+    if (bound <= limit_) return std::nullopt;
     for (std::int64_t d = 0; d < shape_.dim; ++d) {
       double sum = 0.0;
-      double magnitudes = 0.0;  // sums on the way are not greater
+      double magnitudes = 0.0;  // bounds the partial sums
       for (std::int64_t r = 0; r < rank_; ++r) {
         const double product = factor(factors, r) * basis(head * rank_ + r, d);
         sum += product;
@@ -214,11 +215,11 @@ class Products {
 
   double limit_;
   std::int64_t rank_;
-  RowShape shape_;  // of what has a basis
+  RowShape shape_;  // low_rank_shape()
   std::int64_t head_dim_;
   StreamView factors_;
   const std::byte* basis_;
-  std::vector<double> greatest_;  // [heads, rank], of a direction's numbers
+  std::vector<double> greatest_;  // [heads, rank], largest magnitude per basis row
 };
 
 struct InvalidElementText {
@@ -230,24 +231,26 @@ InvalidElementText text_of(const RowFormat& format, InvalidElement::Kind kind, s
   const bool four_bits = greatest_code(format) == 0.0F;
   switch (kind) {
     case InvalidElement::Kind::kScale:
-      return {four_bits ? "a scale is finite and not negative, and no code gives infinity"
-                        : "a scale is finite and above 0, and no code gives infinity",
-              "Compress it anew."};
+      return {four_bits ? "a scale is finite and not negative, and no quantized value gives infinity"
+                        : "a scale is finite and above 0, and no quantized value gives infinity",
+              "Compress it again."};
     case InvalidElement::Kind::kCode:
-      return {format.encoding != RowEncoding::kInt8 ? "a code is no NaN" : "a code is from -127 to 127",
-              "Compress it anew."};
+      return {format.encoding != RowEncoding::kInt8 ? "a quantized value is not NaN"
+                                                    : "a quantized value is from -127 to 127",
+              "Compress it again."};
     case InvalidElement::Kind::kTable:
       if (part == "outlier_channels")
-        return {"the channels of a head ascend and lie below its dim", "Compress it anew."};
-      if (part == "scales") return {"a scale is finite and above 0, and no code gives infinity", "Compress it anew."};
-      return {"it must be finite", "Compress it anew."};
+        return {"the channels of a head ascend and are below its dim", "Compress it again."};
+      if (part == "scales")
+        return {"a scale is finite and above 0, and no quantized value gives infinity", "Compress it again."};
+      return {"it must be finite", "Compress it again."};
     case InvalidElement::Kind::kProduct:
-      return {"factors and basis are finite, but their product is more than its dtype holds", "Compress it anew."};
+      return {"factors and basis are finite, but their product is more than its dtype holds", "Compress it again."};
     case InvalidElement::Kind::kNotFinite:
-      if (!format.is_plain()) return {"it must be finite", "Compress it anew."};
+      if (!format.is_plain()) return {"it must be finite", "Compress it again."};
       break;
   }
-  return {"rows that are compressed, or of which some are chosen, hold finite numbers alone",
+  return {"rows that are compressed, or of which some are chosen, hold only finite numbers",
           "Find out where it comes from, or leave the rows as they are."};
 }
 
@@ -288,7 +291,7 @@ std::optional<InvalidElement> find_invalid_element(const RowFormat& format, cons
     ++part;
   }
   if (format.rank == 0) return std::nullopt;
-  const Products products(format, shape, rows);
+  const ProductCheck products(format, shape, rows);
   for (const CompressedRun& run : runs) {
     for (std::int64_t i = 0; i < run.rows; ++i) {
       for (std::int64_t head = 0; head < products.heads(); ++head) {
@@ -315,11 +318,11 @@ std::optional<InvalidElement> find_invalid_table_element(const RowFormat& format
 
 void note_invalid_element(InvalidElementCell& cell, const std::optional<InvalidElement>& fault) {
   if (!fault) return;
-  const std::uint64_t place = fault->kind == InvalidElement::Kind::kTable
-                                  ? location_of_table_element(fault->part, fault->index)
-                                  : location_of_element(fault->part, fault->token, fault->head, fault->index);
-  if (place >= cell.location) return;
-  cell.location = place;
+  const std::uint64_t location = fault->kind == InvalidElement::Kind::kTable
+                                     ? location_of_table_element(fault->part, fault->index)
+                                     : location_of_element(fault->part, fault->token, fault->head, fault->index);
+  if (location >= cell.location) return;
+  cell.location = location;
   cell.value = fault->value;
 }
 
@@ -344,7 +347,7 @@ std::optional<InvalidElement> invalid_element_of(const InvalidElementCell& cell,
 
 void refuse_invalid_element(std::string_view name, const RowFormat& format, const RowShape& shape,
                             const InvalidElement& fault, ErrorCode code, std::string_view row) {
-  std::string place;
+  std::string coordinates;
   std::string_view part;
   if (fault.kind == InvalidElement::Kind::kTable) {
     const FormatTable table = format_tables(format, shape, 1)[static_cast<std::size_t>(fault.part)];
@@ -353,16 +356,16 @@ void refuse_invalid_element(std::string_view name, const RowFormat& format, cons
     std::vector<std::int64_t> at(table.shape.size());
     for (std::size_t axis = at.size(); axis-- > 1; rest /= table.shape[axis]) at[axis] = rest % table.shape[axis];
     at[0] = rest;
-    for (const std::int64_t index : at) place += fmt::format("{}{}", place.empty() ? "" : ", ", index);
+    for (const std::int64_t index : at) coordinates += fmt::format("{}{}", coordinates.empty() ? "" : ", ", index);
   } else {
     part = format_streams(format, shape)[static_cast<std::size_t>(fault.part)].name;
-    place = row.empty() ? fmt::format("{}, {}, {}", fault.token, fault.head, fault.index)
-                        : fmt::format("{}, {}", row, fault.index);
+    coordinates = row.empty() ? fmt::format("{}, {}, {}", fault.token, fault.head, fault.index)
+                              : fmt::format("{}, {}", row, fault.index);
   }
   const InvalidElementText text = text_of(format, fault.kind, part);
   const bool element = format.is_plain() || fault.kind == InvalidElement::Kind::kProduct;
   const std::string tensor = element ? std::string(name) : fmt::format("{}_{}", name, part);
-  fail(code, fmt::format("{}[{}] is {}", tensor, place, fault.value), text.why, text.suggestion);
+  fail(code, fmt::format("{}[{}] is {}", tensor, coordinates, fault.value), text.why, text.suggestion);
 }
 
 }  // namespace ringattn

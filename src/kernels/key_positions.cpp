@@ -121,12 +121,13 @@ double PositionedVisibility::sum(std::int64_t begin, std::int64_t end) const {
 
 double PositionedVisibility::pairs_before(std::int64_t position, std::int64_t rows, const KeyRange& keys,
                                           std::int64_t mask_range) const {
-  // Keys that all queries have in front of that place, and those that some have: each is one's from its place on.
-  const std::int64_t all = std::clamp(before(position + mask_range), keys.begin, keys.end);
+  // Keys [keys.begin, common) are before the bound of every query. Each later key is before the bound of the queries
+  // from its position on.
+  const std::int64_t common = std::clamp(before(position + mask_range), keys.begin, keys.end);
   const std::int64_t end = position + rows - 1 + mask_range;
-  const std::int64_t some = std::clamp(before(end), all, keys.end);
-  return static_cast<double>(all - keys.begin) * static_cast<double>(rows) +
-         static_cast<double>(some - all) * static_cast<double>(end) - sum(all, some);
+  const std::int64_t partial = std::clamp(before(end), common, keys.end);
+  return static_cast<double>(common - keys.begin) * static_cast<double>(rows) +
+         static_cast<double>(partial - common) * static_cast<double>(end) - sum(common, partial);
 }
 
 double PositionedVisibility::pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const {
@@ -158,12 +159,12 @@ std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPos
                                                   std::int64_t position, std::int64_t queries) {
   const std::int64_t keys = positions.sequences()[sequence].keys;
   if (mask.is_full() || keys == 0 || queries == 0) return position;
-  // As far from the last key as it is now, in the head whose last key stands farthest.
-  std::int64_t behind = 0;
+  // The new position keeps the distance to the last key, in the head whose last key has the smallest distance.
+  std::int64_t last_position = 0;
   for (int head = 0; head < positions.heads(); ++head) {
-    behind = std::max<std::int64_t>(behind, positions.of(sequence, head).back());
+    last_position = std::max<std::int64_t>(last_position, positions.of(sequence, head).back());
   }
-  const std::int64_t moved = position - (behind + 1 - keys);
+  const std::int64_t moved = position - (last_position + 1 - keys);
   const Visibility plain(mask, keys);
   const auto agree = [&](std::int64_t query) {
     const KeyRange wanted = plain.keys(moved + query);
@@ -177,7 +178,7 @@ std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPos
   for (std::int64_t query = 0; query < queries; ++query) {
     if (!agree(query)) return std::nullopt;
     const KeyRange seen = plain.keys(moved + query);
-    // From here on all rows see everything, if the last one does.
+    // All later queries see all keys if the last one does.
     if (seen.begin == 0 && seen.end == keys && mask.left < 0) return moved;
   }
   return moved;
@@ -198,8 +199,6 @@ std::optional<std::int64_t> first_gap(const KeyPositions& positions, std::size_t
   return first < end ? std::optional(first) : std::nullopt;
 }
 
-std::string missing_for_positions() {
-  return "keys at positions of their own (supported: keys of consecutive positions)";
-}
+std::string missing_for_positions() { return "key positions (supported: consecutive positions)"; }
 
 }  // namespace ringattn

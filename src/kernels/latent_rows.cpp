@@ -59,10 +59,10 @@ void dequantize_latent_rows(const std::byte* rows, std::int64_t row_stride, cons
     for (std::int64_t block = 0; block < blocks; ++block, target += kLatentScaleBlock * kElement) {
       float scale = 0.0F;
       std::memcpy(&scale, scales + block * static_cast<std::int64_t>(sizeof(float)), sizeof(float));
-      const std::byte* const codes = rows + block * kLatentScaleBlock;
+      const std::byte* const quantized = rows + block * kLatentScaleBlock;
       std::uint16_t made[kLatentScaleBlock];
       for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) {
-        made[i] = float_to_bf16(values[std::to_integer<std::size_t>(codes[i])] * scale);
+        made[i] = float_to_bf16(values[std::to_integer<std::size_t>(quantized[i])] * scale);
       }
       std::memcpy(target, made, sizeof(made));
     }
@@ -111,12 +111,12 @@ void quantize_latent_rows(const TensorView& latent, const TensorView& k_rope, st
       std::memcpy(elements, source, sizeof(elements));
       float greatest = 0.0F;
       for (const std::uint16_t element : elements) {
-        greatest = std::max(greatest, std::abs(bf16_to_float(element)));  // passes over NaN
+        greatest = std::max(greatest, std::abs(bf16_to_float(element)));  // ignores NaN
       }
       const float scale = scale_of(greatest, kMaxE4m3);
-      std::byte* const codes = rows + block * kLatentScaleBlock;
+      std::byte* const quantized = rows + block * kLatentScaleBlock;
       for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) {
-        codes[i] = std::byte{quantize_to_fp8(bf16_to_float(elements[i]), scale)};
+        quantized[i] = std::byte{quantize_to_fp8(bf16_to_float(elements[i]), scale)};
       }
       std::memcpy(scales + block * static_cast<std::int64_t>(sizeof(float)), &scale, sizeof(float));
     }

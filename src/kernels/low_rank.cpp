@@ -35,7 +35,7 @@ Matrix gram_of(std::span<const double> sums, std::int64_t dim) {
   return gram;
 }
 
-// Of a head, ascending.
+// The outlier channels of a head, ascending.
 std::vector<std::int32_t> outlier_channels(const Matrix& gram, int count) {
   std::vector<std::int32_t> order(static_cast<std::size_t>(gram.rows()));
   std::iota(order.begin(), order.end(), 0);
@@ -45,7 +45,7 @@ std::vector<std::int32_t> outlier_channels(const Matrix& gram, int count) {
   return order;
 }
 
-// The directions of a head as they are stored at `out`, and, in numbers, as rows.
+// Writes a head's directions to `out` in the dtype, and returns them as rows in fp64.
 Matrix find_directions(Matrix gram, const RowFormat& format, Dtype dtype, std::span<const std::int32_t> outliers,
                        std::byte* out) {
   const Eigen::Index dim = gram.rows();
@@ -98,9 +98,9 @@ LowRankTables find_low_rank_tables(const RowFormat& format, const RowShape& shap
   static_cast<void>(threads);
   const double energy = std::accumulate(all.begin(), all.end(), 0.0);
   if (energy > 0.0) tables.energy_kept = std::accumulate(kept.begin(), kept.end(), 0.0) / energy;
-  // A factor is less than a row's length times that of its direction, and a product less than the factors' length times
-  // that of a column of the basis; rounding leaves all of these lengths below 1.1. No row is longer than the head's
-  // trace allows.
+  // A factor is at most the norm of a row times that of its direction, and a product at most the norm of the factors
+  // times that of a basis column. Rounding leaves the norms of directions and columns below 1.1. No row's norm exceeds
+  // the square root of the head's trace.
   const double limit = shape.dtype == Dtype::kBf16 ? 0x1.fep127 : 65504.0;
   tables.bounded = std::ranges::all_of(all, [&](double trace) { return 2.0 * std::sqrt(trace) <= limit; });
   return tables;

@@ -11,8 +11,9 @@ namespace ringattn {
 
 namespace {
 
-// The kernel whose sums are chains.
-std::unique_ptr<BatchedGemmKernel> make_chain(const BatchedGemmSpec& spec, std::int64_t heads, Backend& backend) {
+// The kernel that sums in a chain, on a host or a device.
+std::unique_ptr<BatchedGemmKernel> make_ordered_gemm(const BatchedGemmSpec& spec, std::int64_t heads,
+                                                     Backend& backend) {
   const bool host = backend.memory() == MemoryKind::kHost;
   const KernelRequest request = host ? KernelRequest{"cpu", "cpu_gemm"} : KernelRequest{"cuda", "sm80_gemm_ordered"};
   auto kernel = choose_kernel(spec, request).row->make_kernel(spec, backend);
@@ -20,7 +21,7 @@ std::unique_ptr<BatchedGemmKernel> make_chain(const BatchedGemmSpec& spec, std::
   return kernel;
 }
 
-// The product that gives elements their factors, of what has a basis: rows · basisᵀ.
+// The GEMM that projects elements to factors, with heads as in low_rank_shape(): rows · basisᵀ.
 BatchedGemmSpec projection_of(const RowFormat& format, const RowShape& shape) {
   return {shape.dtype, static_cast<int>(low_rank_shape(format, shape).dim), format.rank};
 }
@@ -28,7 +29,7 @@ GemmWeights projection_matrices(const RowFormat& format, const RowShape& shape, 
   const std::int64_t dim = low_rank_shape(format, shape).dim;
   return {basis, shape.dtype, low_rank_shape(format, shape).heads, format.rank, dim, format.rank * dim, dim, 1};
 }
-// Rows [row, row + count) of the factors.
+// View of rows [row, row + count) of the factors.
 MutableTensorView factors_view(const CompressedRows& rows, const RowFormat& format, const RowShape& shape,
                                std::int64_t row, std::int64_t count) {
   const StreamView& stream = rows.streams[0];
@@ -55,7 +56,7 @@ void expand_factors(BatchedGemmKernel& kernel, const RowFormat& format, const Ro
   const MutableTensorView factors = factors_view(rows, format, shape, row, plain.tokens);
   const GemmWeights basis = projection_matrices(format, shape, rows.tables[0]);
   if (format.heads == 1) return kernel.multiply({factors, basis.transposed(), plain}, stream, progress);
-  // The heads of a group share its factors, and have columns of its basis each.
+  // The heads of a group share its factors, and each has some columns of its basis.
   for (std::int64_t group = 0; group < factors.heads; ++group) {
     MutableTensorView of_group = factors, heads = plain;
     of_group.data = factors.at(0, group);
@@ -73,10 +74,10 @@ LowRankCodec::LowRankCodec(const RowFormat& format, const RowShape& shape, Backe
       shape_(shape),
       backend_(backend),
       max_tokens_(std::max<std::int64_t>(1, max_tokens)),
-      projection_(make_chain(projection_of(format, shape), low_rank_shape(format, shape).heads, backend)),
-      expansion_(make_chain(expansion_of(format, shape), shape.heads, backend)) {}
+      projection_(make_ordered_gemm(projection_of(format, shape), low_rank_shape(format, shape).heads, backend)),
+      expansion_(make_ordered_gemm(expansion_of(format, shape), shape.heads, backend)) {}
 
-Buffer LowRankCodec::room() const {
+Buffer LowRankCodec::allocate_tokens() const {
   return backend_.allocate(static_cast<std::size_t>(max_tokens_ * shape_.heads * shape_.dim) * size_of(shape_.dtype));
 }
 
@@ -87,13 +88,13 @@ TensorView LowRankCodec::grouped(const TensorView& plain, std::int64_t first, st
   if (rows.head_stride == rows.dim) {
     return {rows.data, rows.dtype, count, shape.heads, shape.dim, rows.token_stride, shape.dim};
   }
-  if (beside_.data() == nullptr) beside_ = room();
+  if (grouped_.data() == nullptr) grouped_ = allocate_tokens();
   const auto element = static_cast<std::int64_t>(size_of(rows.dtype));
   for (std::int64_t head = 0; head < rows.heads; ++head) {
-    backend_.copy_rows(beside_.data() + head * rows.dim * element, rows.heads * rows.dim * element, rows.at(0, head),
+    backend_.copy_rows(grouped_.data() + head * rows.dim * element, rows.heads * rows.dim * element, rows.at(0, head),
                        rows.token_stride * element, rows.dim * element, count, stream);
   }
-  return dense_view(static_cast<const void*>(beside_.data()), rows.dtype, count, shape.heads, shape.dim);
+  return dense_view(static_cast<const void*>(grouped_.data()), rows.dtype, count, shape.heads, shape.dim);
 }
 
 void LowRankCodec::add_gram(const TensorView& plain, std::span<const CompressedRun> runs, double* sums, Stream stream) {
@@ -117,14 +118,14 @@ void LowRankCodec::compress(const TensorView& plain, std::span<const CompressedR
           {});
       if (fault != nullptr) backend_.check_finite({factors, kInvalidFactor, token, fault}, stream);
       if (fault == nullptr && format_.encoding == RowEncoding::kLowRank) continue;
-      if (products_.data() == nullptr) products_ = room();
+      if (products_.data() == nullptr) products_ = allocate_tokens();
       const MutableTensorView products =
           dense_view(static_cast<void*>(products_.data()), shape_.dtype, count, shape_.heads, shape_.dim);
       expand_factors(*expansion_, format_, shape_, to, run.row + first, products, stream);
       if (fault != nullptr) backend_.check_finite({products, kInvalidProduct, token, fault}, stream);
       if (format_.encoding == RowEncoding::kLowRank) continue;
-      const CompressedRun piece{run.sequence, run.position + first, run.keys, run.row + first, count, 0};
-      backend_.compress({format_, shape_, rows_of(plain, token, count), products, {&piece, 1}, to}, stream);
+      const CompressedRun block_run{run.sequence, run.position + first, run.keys, run.row + first, count, 0};
+      backend_.compress({format_, shape_, rows_of(plain, token, count), products, {&block_run, 1}, to}, stream);
     }
   }
 }

@@ -57,14 +57,14 @@ class LowRankCodec {
  private:
   // Tokens [first, first + count), with the heads of a group concatenated to one head.
   TensorView grouped(const TensorView& plain, std::int64_t first, std::int64_t count, Stream stream);
-  Buffer room() const;
+  Buffer allocate_tokens() const;
 
   const RowFormat format_;
   const RowShape shape_;
   Backend& backend_;
   const std::int64_t max_tokens_;
   std::unique_ptr<BatchedGemmKernel> projection_, expansion_;
-  Buffer products_, beside_;  // [max_tokens_]: products, and rows with concatenated heads
+  Buffer products_, grouped_;  // [max_tokens_]: products, and rows with concatenated heads
 };
 
 }  // namespace ringattn

@@ -8,7 +8,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kPieceKeys = 256;  // that are put side by side at a time
+constexpr std::int64_t kBlockKeys = 256;  // keys concatenated at a time
 
 float element_of(const void* data, Dtype dtype, std::int64_t index) {
   return load_element(static_cast<const std::byte*>(data) + index * static_cast<std::int64_t>(size_of(dtype)), dtype);
@@ -45,7 +45,7 @@ void MlaOracleRow::feed(std::int64_t first_key, const TensorView& latent, const 
 }
 
 double MlaOracleRow::finish(double sink, std::vector<double>& out) const {
-  std::vector<double> weighted;  // latents
+  std::vector<double> weighted;  // Σ p · c
   const double lse = row_.finish(sink, weighted);
   out.assign(static_cast<std::size_t>(w_uv_.dim_n), 0.0);
   for (std::int64_t dim = 0; dim < w_uv_.dim_n; ++dim) {
@@ -58,13 +58,13 @@ double MlaOracleRow::finish(double sink, std::vector<double>& out) const {
 
 void feed_rows(std::span<MlaOracleRow> rows, std::int64_t first_key, const TensorView& latent,
                const TensorView& k_rope) {
-  std::vector<OracleRow> folds;
-  for (MlaOracleRow& row : rows) folds.push_back(std::move(row.row_));
-  // Rows [c, k_r] side by side, in fp32: that is exact for every dtype.
+  std::vector<OracleRow> oracle_rows;
+  for (MlaOracleRow& row : rows) oracle_rows.push_back(std::move(row.row_));
+  // Concatenates the rows [c, k_r] in fp32, which is exact for every dtype.
   const std::int64_t dim = latent.dim + k_rope.dim;
-  std::vector<float> keys(static_cast<std::size_t>(std::min(kPieceKeys, latent.tokens) * dim));
-  for (std::int64_t begin = 0; begin < latent.tokens; begin += kPieceKeys) {
-    const std::int64_t count = std::min(kPieceKeys, latent.tokens - begin);
+  std::vector<float> keys(static_cast<std::size_t>(std::min(kBlockKeys, latent.tokens) * dim));
+  for (std::int64_t begin = 0; begin < latent.tokens; begin += kBlockKeys) {
+    const std::int64_t count = std::min(kBlockKeys, latent.tokens - begin);
     for (std::int64_t key = 0; key < count; ++key) {
       float* const row = keys.data() + key * dim;
       for (std::int64_t i = 0; i < latent.dim; ++i) row[i] = element_of(latent.at(begin + key, 0), latent.dtype, i);
@@ -74,9 +74,9 @@ void feed_rows(std::span<MlaOracleRow> rows, std::int64_t first_key, const Tenso
     }
     const TensorView k{keys.data(), Dtype::kF32, count, 1, dim, dim, dim};
     const TensorView v{keys.data(), Dtype::kF32, count, 1, latent.dim, dim, dim};
-    feed_rows(folds, first_key + begin, k, v);
+    feed_rows(oracle_rows, first_key + begin, k, v);
   }
-  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].row_ = std::move(folds[i]);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].row_ = std::move(oracle_rows[i]);
 }
 
 void oracle_mla_attention(const MlaSpec& spec, const GemmWeights& w_uk, const GemmWeights& w_uv, const TensorView& q,

@@ -10,7 +10,7 @@ namespace ringattn {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr std::int64_t kPieceKeys = 64;  // that are converted at a time
+constexpr std::int64_t kBlockKeys = 64;  // keys converted at a time
 
 void widen(const TensorView& view, std::int64_t token, std::int64_t head, double* target) {
   const std::byte* row = view.at(token, head);
@@ -20,7 +20,7 @@ void widen(const TensorView& view, std::int64_t token, std::int64_t head, double
   }
 }
 
-// Eight sums side by side, so that the compiler may use vectors.
+// Dot product with eight partial sums, so that the compiler can vectorize it.
 double dot(const double* a, const double* b, std::size_t count) {
   constexpr std::size_t kSums = 8;
   double sums[kSums] = {};
@@ -111,10 +111,10 @@ double OracleRow::finish(double sink, std::vector<double>& out) const {
 void feed_rows(std::span<OracleRow> rows, std::int64_t first_key, const TensorView& k, const TensorView& v) {
   if (rows.empty()) return;
   const AttentionSpec& spec = rows[0].spec_;
-  std::vector<double> wide_k(static_cast<std::size_t>(kPieceKeys * spec.head_dim));
-  std::vector<double> wide_v(static_cast<std::size_t>(kPieceKeys * spec.head_dim_v));
-  for (std::int64_t begin = 0; begin < k.tokens; begin += kPieceKeys) {
-    const std::int64_t count = std::min(kPieceKeys, k.tokens - begin);
+  std::vector<double> wide_k(static_cast<std::size_t>(kBlockKeys * spec.head_dim));
+  std::vector<double> wide_v(static_cast<std::size_t>(kBlockKeys * spec.head_dim_v));
+  for (std::int64_t begin = 0; begin < k.tokens; begin += kBlockKeys) {
+    const std::int64_t count = std::min(kBlockKeys, k.tokens - begin);
     for (int kv_head = 0; kv_head < spec.kv_heads; ++kv_head) {
       bool converted = false;
       for (OracleRow& row : rows) {

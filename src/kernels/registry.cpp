@@ -40,7 +40,7 @@ void check_backend(Rows rows, std::string_view backend) {
     if (row->backend == backend) return;
   }
   const auto has_backend = [backend](const OpKernel& kernel) { return kernel.row->backend == backend; };
-  if (std::ranges::any_of(all_kernels(), has_backend)) {  // of other ops
+  if (std::ranges::any_of(all_kernels(), has_backend)) {  // kernels of other ops have this backend
     std::vector<std::string_view> names;
     for (const KernelEntry* row : rows) names.push_back(row->name);
     fail(ErrorCode::kUnsupported, fmt::format("no {} kernel computes this", backend),
@@ -89,7 +89,7 @@ void check_kernel(Rows rows, const KernelRequest& request, const std::string& re
   }
   if (!others.empty()) {
     fail(ErrorCode::kUnsupported, fmt::format("kernel {} can't do this job", request.kernel),
-         fmt::format("it is for {} alone; required: {}; known for this job: {}", fmt::join(others, " and "), required,
+         fmt::format("it is only for {}; required: {}; known for this job: {}", fmt::join(others, " and "), required,
                      fmt::join(names, ", ")),
          {"Leave ", setting("kernel"), " out, or see ", command("info"), "."});
   }
@@ -102,10 +102,10 @@ void check_kernel(Rows rows, const KernelRequest& request, const std::string& re
        fmt::format("known: {}", fmt::join(names, ", ")), suggest(request.kernel, names));
 }
 
-// Why a row can't do the job; empty: it can.
+// Why an entry cannot do the job. Empty: it can.
 std::string obstacle(const KernelEntry& row, const std::function<std::vector<std::string>()>& missing,
-                     KernelScope place) {
-  const std::string unavailable = place == KernelScope::kThisMachine ? row.unavailable() : std::string();
+                     KernelScope scope) {
+  const std::string unavailable = scope == KernelScope::kThisMachine ? row.unavailable() : std::string();
   if (!unavailable.empty()) return unavailable;
   const std::vector<std::string> lacks = missing();
   if (lacks.empty()) return {};
@@ -137,18 +137,18 @@ std::span<const OpKernel> all_kernels() {
 }
 
 EntryChoice choose_entry(Rows rows, const std::function<std::vector<std::string>(std::size_t)>& missing,
-                         const std::string& required, const KernelRequest& request, KernelScope place) {
+                         const std::string& required, const KernelRequest& request, KernelScope scope) {
   check_backend(rows, request.backend);
   check_kernel(rows, request, required);
   std::optional<std::size_t> chosen;
   std::size_t able = 0;
-  std::vector<std::pair<std::string, std::string>> obstacles;  // names of rows, and what they have in common
+  std::vector<std::pair<std::string, std::string>> obstacles;  // names of entries, and their common reason
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const KernelEntry& row = *rows[i];
     if (request.kernel != "auto" && request.kernel != row.name) continue;
     if (request.backend != "auto" && request.backend != row.backend) continue;
     const std::string reason = obstacle(
-        row, [&] { return missing(i); }, place);
+        row, [&] { return missing(i); }, scope);
     if (reason.empty()) {
       if (!chosen) chosen = i;
       ++able;
@@ -158,13 +158,13 @@ EntryChoice choose_entry(Rows rows, const std::function<std::vector<std::string>
       obstacles.emplace_back(row.name, reason);
     }
   }
-  std::string passed_over;
-  for (const auto& [names, reason] : obstacles) passed_over += fmt::format("; {}: {}", names, reason);
+  std::string rejected;
+  for (const auto& [names, reason] : obstacles) rejected += fmt::format("; {}: {}", names, reason);
   if (!chosen) {
     fail(ErrorCode::kUnsupported,
          request.kernel == "auto" ? std::string("no kernel can do this job")
                                   : fmt::format("kernel {} can't do this job", request.kernel),
-         fmt::format("required: {}{}", required, passed_over),
+         fmt::format("required: {}{}", required, rejected),
          request.kernel == "auto" && request.backend == "auto"
              ? MessageTemplate{"See ", command("info"), " for what kernels do."}
              : MessageTemplate{"Leave ", setting("kernel"), " and ", setting("backend"), " out, or see ",
@@ -173,7 +173,7 @@ EntryChoice choose_entry(Rows rows, const std::function<std::vector<std::string>
   const std::string_view name = rows[*chosen]->name;
   std::string reason = request.kernel != "auto" ? fmt::format("forced: {} ({})", name, required)
                                                 : fmt::format("first of {} that can: {} ({})", able, name, required);
-  if (!passed_over.empty()) reason += fmt::format("; passed over{}", passed_over.substr(1));
+  if (!rejected.empty()) reason += fmt::format("; passed over{}", rejected.substr(1));
   return {*chosen, reason};
 }
 

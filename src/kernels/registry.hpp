@@ -82,7 +82,7 @@ struct EntryChoice {
 };
 EntryChoice choose_entry(std::span<const KernelEntry* const> rows,
                          const std::function<std::vector<std::string>(std::size_t)>& missing,
-                         const std::string& required, const KernelRequest& request, KernelScope place);
+                         const std::string& required, const KernelRequest& request, KernelScope scope);
 
 // Returns the first entry that supports `spec`, runs here (for kThisMachine) and matches the request. Throws kUsage for
 // an unknown name. Throws kUnsupported if no entry (or not the requested one) can, with what is required, supported and
@@ -90,12 +90,12 @@ EntryChoice choose_entry(std::span<const KernelEntry* const> rows,
 // the spec needs.
 template <class Spec>
 KernelChoice<Spec> choose_kernel(const Spec& spec, const KernelRequest& request,
-                                 KernelScope place = KernelScope::kThisMachine) {
+                                 KernelScope scope = KernelScope::kThisMachine) {
   const std::span<const KernelRow<Spec>> table = kernel_table<Spec>();
   std::vector<const KernelEntry*> rows;
   for (const KernelRow<Spec>& row : table) rows.push_back(&row);
   const EntryChoice choice = choose_entry(
-      rows, [&](std::size_t row) { return table[row].missing(spec); }, describe(spec), request, place);
+      rows, [&](std::size_t row) { return table[row].missing(spec); }, describe(spec), request, scope);
   return {&table[choice.row], choice.reason};
 }
 
@@ -111,7 +111,7 @@ template <>
 std::span<const BatchedGemmRow> kernel_table<BatchedGemmSpec>();
 
 // Whether an SSM kernel rounds the factors of its products for y to the dtype (kernels/ssm.hpp).
-bool rounds_factors(const KernelEntry& scan);
+bool rounds_factors(const KernelEntry& ssm);
 
 // Throws kUsage if heads, dims, scale or softcap contradict each other. Returns the head configuration ("MHA", "GQA
 // 4:1", "MQA").

@@ -15,7 +15,7 @@ namespace ringattn {
 
 namespace {
 
-float greatest_of(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1.fep127F : 65504.0F; }
+float dtype_max(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1.fep127F : 65504.0F; }
 
 float truncated(float value, Dtype dtype) {
   return dtype == Dtype::kBf16 ? truncated_to_bf16(value) : truncated_to_f16(value);
@@ -43,15 +43,15 @@ float float_at(const std::byte* address) {
 const float* e4m3_values() {
   static const std::array<float, 256> values = [] {
     std::array<float, 256> table{};
-    for (std::size_t code = 0; code < table.size(); ++code) {
-      table[code] = e4m3_to_float(static_cast<std::uint8_t>(code));
+    for (std::size_t value = 0; value < table.size(); ++value) {
+      table[value] = e4m3_to_float(static_cast<std::uint8_t>(value));
     }
     return table;
   }();
   return values.data();
 }
 
-// A stream's row that is written.
+// Address of a stream's row for writing.
 std::byte* to_write(const std::byte* row) { return const_cast<std::byte*>(row); }
 
 }  // namespace
@@ -91,11 +91,11 @@ float RowCodec::fp8_scale(const StreamRowAt& row_at, std::int64_t token, std::in
   return float_at(tables_[0] + (format_.scales == ScaleGrain::kHead ? 4 * head : 0));
 }
 
-float RowCodec::greatest_magnitude() const {
-  // Magnitudes are ordered as their bits are, and NaN is above all.
-  std::uint32_t greatest = 0;
-  for (const float value : wide_) greatest = std::max(greatest, std::bit_cast<std::uint32_t>(value) & 0x7fffffffU);
-  return std::bit_cast<float>(greatest);
+float RowCodec::absmax() const {
+  // Magnitudes have the same order as their bit patterns, with NaN above all.
+  std::uint32_t bits = 0;
+  for (const float value : wide_) bits = std::max(bits, std::bit_cast<std::uint32_t>(value) & 0x7fffffffU);
+  return std::bit_cast<float>(bits);
 }
 
 void RowCodec::load_codebook(std::int64_t head) {
@@ -159,18 +159,18 @@ void RowCodec::decompress_row(const StreamRowAt& row_at, std::int64_t token, std
       std::memcpy(plain, row_at(0, token), row_bytes());
       return;
     case RowEncoding::kFp8: {
-      const std::byte* const codes = row_at(0, token);
+      const std::byte* const quantized = row_at(0, token);
       const float scale = fp8_scale(row_at, token, head);
       const float* const values = e4m3_values();
       for (std::int64_t c = 0; c < dim_; ++c) {
-        wide_[static_cast<std::size_t>(c)] = values[std::to_integer<std::size_t>(codes[c])] * scale;
+        wide_[static_cast<std::size_t>(c)] = values[std::to_integer<std::size_t>(quantized[c])] * scale;
       }
       break;
     }
     case RowEncoding::kInt8: {
-      const auto* const codes = reinterpret_cast<const std::int8_t*>(row_at(0, token));
+      const auto* const quantized = reinterpret_cast<const std::int8_t*>(row_at(0, token));
       const float scale = float_at(row_at(1, token));
-      for (std::int64_t c = 0; c < dim_; ++c) wide_[static_cast<std::size_t>(c)] = dequantize_int8(codes[c], scale);
+      for (std::int64_t c = 0; c < dim_; ++c) wide_[static_cast<std::size_t>(c)] = dequantize_int8(quantized[c], scale);
       break;
     }
     case RowEncoding::kInt4Token:
@@ -180,11 +180,12 @@ void RowCodec::decompress_row(const StreamRowAt& row_at, std::int64_t token, std
       dequantize_int4_row(row_at(0, token));
       break;
     case RowEncoding::kVector: {
-      const std::byte* const codes = row_at(0, token);
+      const std::byte* const quantized = row_at(0, token);
       const auto vector_bytes = format_.width * static_cast<std::int64_t>(size_of(dtype_));
       const std::int64_t runs = dim_ / format_.width;
       for (std::int64_t run = 0; run < runs; ++run) {
-        const std::int64_t vector = (head * runs + run) * kCodebookVectors + std::to_integer<std::int64_t>(codes[run]);
+        const std::int64_t vector =
+            (head * runs + run) * kCodebookVectors + std::to_integer<std::int64_t>(quantized[run]);
         std::memcpy(plain + run * vector_bytes, tables_[0] + vector * vector_bytes,
                     static_cast<std::size_t>(vector_bytes));
       }
@@ -203,12 +204,12 @@ void RowCodec::decompress_row(const StreamRowAt& row_at, std::int64_t token, std
 }
 
 void RowCodec::decompress_latent(const StreamRowAt& row_at, std::int64_t token, std::byte* plain) {
-  const std::byte* const codes = row_at(0, token);
+  const std::byte* const quantized = row_at(0, token);
   const std::byte* const scales = row_at(1, token);
   const float* const values = e4m3_values();
   const std::int64_t coded = dim_ - format_.rope;
   for (std::int64_t c = 0; c < coded; ++c) {
-    wide_[static_cast<std::size_t>(c)] = values[std::to_integer<std::size_t>(codes[c])] *
+    wide_[static_cast<std::size_t>(c)] = values[std::to_integer<std::size_t>(quantized[c])] *
                                          float_at(scales + c / kLatentScaleBlock * std::int64_t{sizeof(float)});
   }
   narrow(wide_.data(), dtype_, coded, plain);
@@ -216,11 +217,11 @@ void RowCodec::decompress_latent(const StreamRowAt& row_at, std::int64_t token, 
   std::memcpy(plain + coded * element, row_at(2, token), static_cast<std::size_t>(format_.rope * element));
 }
 
-void RowCodec::dequantize_int4_row(const std::byte* codes) {
+void RowCodec::dequantize_int4_row(const std::byte* quantized) {
   for (std::int64_t c = 0; c < dim_; ++c) {
     const auto at = static_cast<std::size_t>(c);
-    const std::uint8_t code = int4_of_pair(std::to_integer<std::uint8_t>(codes[c / 2]), c);
-    wide_[at] = dequantize_int4(code, scales_[at], zeros_[at]);
+    const std::uint8_t value = int4_of_pair(std::to_integer<std::uint8_t>(quantized[c / 2]), c);
+    wide_[at] = dequantize_int4(value, scales_[at], zeros_[at]);
   }
 }
 
@@ -229,7 +230,7 @@ void RowCodec::decompress_hybrid(const StreamRowAt& row_at, std::int64_t token, 
   read_scale_zero_pairs(row_at(2, token));
   dequantize_int4_row(row_at(1, token));
   for (std::size_t c = 0; c < wide_.size(); ++c) {
-    wide_[c] = hybrid_element(products_[c], wide_[c], greatest_of(dtype_));
+    wide_[c] = hybrid_element(products_[c], wide_[c], dtype_max(dtype_));
   }
   narrow(wide_.data(), dtype_, dim_, plain);
   const std::byte* const kept = row_at(3, token);
@@ -282,53 +283,54 @@ void RowCodec::compress_row(const StreamRowAt& row_at, std::int64_t token, std::
     case RowEncoding::kLatent:
       compress_latent(row_at, token, plain);
       break;
-    case RowEncoding::kInt4Channel:  // a group at a time
-    case RowEncoding::kLowRank:      // a product
+    case RowEncoding::kInt4Channel:  // quantized by group
+    case RowEncoding::kLowRank:      // computed by a GEMM
       break;
   }
 }
 
 void RowCodec::compress_fp8(const StreamRowAt& row_at, std::int64_t token, std::int64_t head) {
   if (format_.scales == ScaleGrain::kTokenHead) {
-    const float scale = row_scale_of(greatest_magnitude(), kMaxE4m3, greatest_of(dtype_));
+    const float scale = row_scale_of(absmax(), kMaxE4m3, dtype_max(dtype_));
     std::memcpy(to_write(row_at(1, token)), &scale, sizeof scale);
   }
   const float scale = fp8_scale(row_at, token, head);
-  std::byte* const codes = to_write(row_at(0, token));
+  std::byte* const quantized = to_write(row_at(0, token));
   for (std::int64_t c = 0; c < dim_; ++c) {
-    codes[c] = std::byte{quantize_to_fp8(wide_[static_cast<std::size_t>(c)], scale)};
+    quantized[c] = std::byte{quantize_to_fp8(wide_[static_cast<std::size_t>(c)], scale)};
   }
 }
 
 void RowCodec::compress_int8(const StreamRowAt& row_at, std::int64_t token) {
-  const float scale = row_scale_of(greatest_magnitude(), kMaxInt8, greatest_of(dtype_));
+  const float scale = row_scale_of(absmax(), kMaxInt8, dtype_max(dtype_));
   std::memcpy(to_write(row_at(1, token)), &scale, sizeof scale);
-  auto* const codes = reinterpret_cast<std::int8_t*>(to_write(row_at(0, token)));
-  for (std::int64_t c = 0; c < dim_; ++c) codes[c] = quantize_to_int8(wide_[static_cast<std::size_t>(c)], scale);
+  auto* const quantized = reinterpret_cast<std::int8_t*>(to_write(row_at(0, token)));
+  for (std::int64_t c = 0; c < dim_; ++c) quantized[c] = quantize_to_int8(wide_[static_cast<std::size_t>(c)], scale);
 }
 
 void RowCodec::compress_latent(const StreamRowAt& row_at, std::int64_t token, const std::byte* plain) const {
-  std::byte* const codes = to_write(row_at(0, token));
+  std::byte* const quantized = to_write(row_at(0, token));
   std::byte* const scales = to_write(row_at(1, token));
   const std::int64_t coded = dim_ - format_.rope;
   for (std::int64_t first = 0; first < coded; first += kLatentScaleBlock) {
     const float* const block = wide_.data() + first;
-    float greatest = 0.0F;
-    for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) greatest = std::max(greatest, std::abs(block[i]));
-    const float scale = scale_of(greatest, kMaxE4m3);
+    float block_absmax = 0.0F;
+    for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) block_absmax = std::max(block_absmax, std::abs(block[i]));
+    const float scale = scale_of(block_absmax, kMaxE4m3);
     std::memcpy(scales + first / kLatentScaleBlock * std::int64_t{sizeof scale}, &scale, sizeof scale);
-    for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) codes[first + i] = std::byte{quantize_to_fp8(block[i], scale)};
+    for (std::int64_t i = 0; i < kLatentScaleBlock; ++i)
+      quantized[first + i] = std::byte{quantize_to_fp8(block[i], scale)};
   }
   const auto element = static_cast<std::int64_t>(size_of(dtype_));
   std::memcpy(to_write(row_at(2, token)), plain + coded * element, static_cast<std::size_t>(format_.rope * element));
 }
 
-void RowCodec::compress_vectors(const std::byte* codes) const {
+void RowCodec::compress_vectors(const std::byte* quantized) const {
   const CodebookOps& ops = best_codebook_ops();
   for (std::int64_t run = 0; run < dim_ / format_.width; ++run) {
     const std::int64_t first = run * format_.width;
     const float* const vectors = codebook_.data() + first * kCodebookVectors;
-    to_write(codes)[run] = static_cast<std::byte>(ops.nearest(wide_.data() + first, vectors, format_.width));
+    to_write(quantized)[run] = static_cast<std::byte>(ops.nearest(wide_.data() + first, vectors, format_.width));
   }
 }
 
@@ -350,16 +352,16 @@ void RowCodec::compress_group(const StreamRowAt& row_at, std::int64_t first, con
   group_.resize(static_cast<std::size_t>(group * dim_));
   for (std::int64_t t = 0; t < group; ++t) widen_row(plain_at(first + t), dtype_, dim_, group_.data() + t * dim_);
   for (std::int64_t c = 0; c < dim_; ++c) {
-    float least = group_[static_cast<std::size_t>(c)];
-    float greatest = least;
+    float minimum = group_[static_cast<std::size_t>(c)];
+    float maximum = minimum;
     for (std::int64_t t = 1; t < group; ++t) {
       const float element = group_[static_cast<std::size_t>(t * dim_ + c)];
-      least = std::min(least, element);
-      greatest = std::max(greatest, element);
+      minimum = std::min(minimum, element);
+      maximum = std::max(maximum, element);
     }
     const auto at = static_cast<std::size_t>(c);
-    zeros_[at] = int4_zero_point(least);
-    scales_[at] = truncated(int4_scale(zeros_[at], greatest), dtype_);
+    zeros_[at] = int4_zero_point(minimum);
+    scales_[at] = truncated(int4_scale(zeros_[at], maximum), dtype_);
     pairs_[2 * at] = scales_[at];
     pairs_[2 * at + 1] = zeros_[at];
   }
@@ -370,12 +372,12 @@ void RowCodec::compress_group(const StreamRowAt& row_at, std::int64_t first, con
   }
 }
 
-void RowCodec::compress_scale_zero_pairs(const float* numbers, const std::byte* codes, const std::byte* pairs) {
+void RowCodec::compress_scale_zero_pairs(const float* elements, const std::byte* quantized, const std::byte* pairs) {
   const std::int64_t group = format_.group;
   for (std::int64_t run = 0; run < dim_ / group; ++run) {
-    const auto [least, greatest] = std::minmax_element(numbers + run * group, numbers + (run + 1) * group);
-    const float zero = int4_zero_point(rounded(*least, dtype_));
-    const float scale = truncated(int4_scale(zero, *greatest), dtype_);
+    const auto [minimum, maximum] = std::minmax_element(elements + run * group, elements + (run + 1) * group);
+    const float zero = int4_zero_point(rounded(*minimum, dtype_));
+    const float scale = truncated(int4_scale(zero, *maximum), dtype_);
     pairs_[static_cast<std::size_t>(2 * run)] = scale;
     pairs_[static_cast<std::size_t>(2 * run + 1)] = zero;
     for (std::int64_t c = run * group; c < (run + 1) * group; ++c) {
@@ -384,15 +386,15 @@ void RowCodec::compress_scale_zero_pairs(const float* numbers, const std::byte* 
     }
   }
   narrow(pairs_.data(), dtype_, 2 * (dim_ / group), to_write(pairs));
-  quantize_int4_row(numbers, codes);
+  quantize_int4_row(elements, quantized);
 }
 
-void RowCodec::quantize_int4_row(const float* numbers, const std::byte* codes) const {
-  const auto code = [&](std::int64_t c) {
+void RowCodec::quantize_int4_row(const float* elements, const std::byte* quantized) const {
+  const auto value = [&](std::int64_t c) {
     const auto at = static_cast<std::size_t>(c);
-    return quantize_to_int4(numbers[c], scales_[at], zeros_[at]);
+    return quantize_to_int4(elements[c], scales_[at], zeros_[at]);
   };
-  for (std::int64_t c = 0; c < dim_; c += 2) to_write(codes)[c / 2] = std::byte{int4_pair(code(c), code(c + 1))};
+  for (std::int64_t c = 0; c < dim_; c += 2) to_write(quantized)[c / 2] = std::byte{int4_pair(value(c), value(c + 1))};
 }
 
 }  // namespace ringattn

@@ -43,7 +43,7 @@ class RowCodec {
   std::byte* tail_at(std::int64_t sequence, std::int64_t token, std::int64_t head) const;
   const std::int32_t* outlier_channels(std::int64_t head) const;
   float fp8_scale(const StreamRowAt& row_at, std::int64_t token, std::int64_t head) const;
-  float greatest_magnitude() const;
+  float absmax() const;
   void load_codebook(std::int64_t head);
   // Read the scale and zero point of each channel: of a group of tokens, or of a token's runs of channels.
   void read_group(const StreamRowAt& row_at, std::int64_t group);
@@ -52,20 +52,20 @@ class RowCodec {
   void decompress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain);
   void decompress_latent(const StreamRowAt& row_at, std::int64_t token, std::byte* plain);
   void decompress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain);
-  void dequantize_int4_row(const std::byte* codes);
+  void dequantize_int4_row(const std::byte* quantized);
 
   void compress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
                     const ElementsAt& products_at);
   void compress_fp8(const StreamRowAt& row_at, std::int64_t token, std::int64_t head);
   void compress_int8(const StreamRowAt& row_at, std::int64_t token);
   void compress_latent(const StreamRowAt& row_at, std::int64_t token, const std::byte* plain) const;
-  void compress_vectors(const std::byte* codes) const;
+  void compress_vectors(const std::byte* quantized) const;
   void compress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
                        const std::byte* products);
   void compress_group(const StreamRowAt& row_at, std::int64_t first, const ElementsAt& plain_at);
-  // Quantizes a token's `numbers`, with a scale and a zero point for each run of channels.
-  void compress_scale_zero_pairs(const float* numbers, const std::byte* codes, const std::byte* pairs);
-  void quantize_int4_row(const float* numbers, const std::byte* codes) const;
+  // Quantizes a token's `elements`, with a scale and a zero point for each run of channels.
+  void compress_scale_zero_pairs(const float* elements, const std::byte* quantized, const std::byte* pairs);
+  void quantize_int4_row(const float* elements, const std::byte* quantized) const;
 
   const RowFormat& format_;
   Dtype dtype_;

@@ -29,7 +29,7 @@ void require(Missing& missing, bool fits, std::string what) {
 Missing nothing_missing(const RowFormat&, const RowShape&) { return {}; }
 
 void require_pairs(Missing& missing, const RowFormat& format, const RowShape& shape) {
-  require(missing, shape.dim % 2 == 0, fmt::format("dim {} (supported: even, two codes a byte)", shape.dim));
+  require(missing, shape.dim % 2 == 0, fmt::format("dim {} (supported: even, two values per byte)", shape.dim));
   require(missing, format.group > 0 && shape.dim % format.group == 0,
           fmt::format("groups of {} in a dim of {} (supported: divisors)", format.group, shape.dim));
 }
@@ -64,9 +64,9 @@ Missing low_rank_missing(const RowFormat& format, const RowShape& shape) {
 Missing vector_missing(const RowFormat& format, const RowShape& shape) {
   Missing missing;
   require(missing, format.width == 2 || format.width == 4 || format.width == 8,
-          fmt::format("codes of {} channels (supported: 2, 4 and 8)", format.width));
+          fmt::format("vectors of {} channels (supported: 2, 4 and 8)", format.width));
   require(missing, format.width > 0 && shape.dim % format.width == 0,
-          fmt::format("codes of {} channels in a dim of {} (supported: divisors)", format.width, shape.dim));
+          fmt::format("vectors of {} channels in a dim of {} (supported: divisors)", format.width, shape.dim));
   return missing;
 }
 
@@ -85,30 +85,30 @@ Missing mla_missing(const RowFormat& format, const RowShape& shape) {
   require(missing, format.rope > 0 && format.rope % 4 == 0,
           fmt::format("{} rotary channels (supported: multiples of 4)", format.rope));
   require(missing, shape.dim > format.rope && (shape.dim - format.rope) % kLatentScaleBlock == 0,
-          fmt::format("{} of {} channels in codes (supported: multiples of {})", shape.dim - format.rope, shape.dim,
+          fmt::format("{} of {} channels quantized (supported: multiples of {})", shape.dim - format.rope, shape.dim,
                       kLatentScaleBlock));
   return missing;
 }
 
 constexpr RowEncodingEntry kEncodings[] = {
-    {RowEncoding::kPlain, "plain", "elements as they are", nothing_missing},
-    {RowEncoding::kFp8, "fp8", "e4m3 codes, a scale for a tensor, a head or a token's head", nothing_missing},
-    {RowEncoding::kInt8, "int8", "codes of 8 bits, a scale for a token's head", nothing_missing},
-    {RowEncoding::kInt4Channel, "int4_channel", "codes of 4 bits, scale and zero of a channel over 32 or 64 tokens",
+    {RowEncoding::kPlain, "plain", "not quantized", nothing_missing},
+    {RowEncoding::kFp8, "fp8", "e4m3, a scale per tensor, per head or per token and head", nothing_missing},
+    {RowEncoding::kInt8, "int8", "8-bit integers, a scale per token and head", nothing_missing},
+    {RowEncoding::kInt4Channel, "int4_channel", "4-bit integers, scale and zero point per channel of 32 or 64 tokens",
      int4_channel_missing},
-    {RowEncoding::kInt4Token, "int4_token", "codes of 4 bits, scale and zero of 32 channels of a token",
+    {RowEncoding::kInt4Token, "int4_token", "4-bit integers, scale and zero point per 32 channels of a token",
      int4_token_missing},
-    {RowEncoding::kLowRank, "low_rank", "rows of a head, or of a group of heads, as combinations of a few",
+    {RowEncoding::kLowRank, "low_rank", "rows of a head, or of a group of heads, as combinations of a few basis rows",
      low_rank_missing},
-    {RowEncoding::kVector, "vector", "codes of 8 bits for 2, 4 or 8 channels, from codebooks of 256 vectors",
+    {RowEncoding::kVector, "vector", "8-bit codebook indices for 2, 4 or 8 channels, codebooks of 256 vectors",
      vector_missing},
-    {RowEncoding::kHybrid, "hybrid", "low rank, a remainder of 4 bits a token, and outlier channels as they are",
+    {RowEncoding::kHybrid, "hybrid", "low rank, a 4-bit remainder per token, and outlier channels not quantized",
      hybrid_missing},
-    {RowEncoding::kLatent, "latent", "e4m3 codes, a scale for 128 channels of a token, and a rotary key as it is",
+    {RowEncoding::kLatent, "latent", "e4m3, a scale per 128 channels of a token, and a rotary key not quantized",
      mla_missing},
 };
 
-// The numbers of a format by name: those that its encoding uses.
+// The parameters of a format by name, as far as its encoding uses them.
 struct NamedNumber {
   std::string_view name;
   int RowFormat::*member;
@@ -118,7 +118,7 @@ constexpr NamedNumber kNumbers[] = {{"rank", &RowFormat::rank},
                                     {"width", &RowFormat::width},
                                     {"outliers", &RowFormat::outliers},
                                     {"rope", &RowFormat::rope}};
-// The one that may be left out: it is then 1.
+// The parameter that may be omitted: it is then 1.
 constexpr NamedNumber kHeads{"heads", &RowFormat::heads};
 
 std::vector<NamedNumber> numbers_of(RowEncoding encoding) {
@@ -308,7 +308,7 @@ RowFormat parse_row_format(std::string_view text) {
     const std::string_view digits = there ? words[at + 1] : std::string_view();
     const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), format.*number.member);
     if (!there || parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size()) {
-      refuse_text(text, fmt::format("\"{} N\" is missing behind \"{}\"", number.name, shortened(words[at - 1], 80)));
+      refuse_text(text, fmt::format("\"{} N\" is missing after \"{}\"", number.name, shortened(words[at - 1], 80)));
     }
     at += 2;
   }

@@ -18,18 +18,18 @@ namespace {
 void check_view(std::string_view name, const TensorView& view, Dtype dtype, std::int64_t rows, std::int64_t heads,
                 std::int64_t dim) {
   if (view.dtype == dtype && view.tokens == rows && view.heads == heads && view.dim == dim) return;
-  refuse(
-      fmt::format("{} of a scan is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
-      fmt::format("{} [{}, {}, {}] was expected", dtype_name(dtype), rows, heads, dim));
+  refuse(fmt::format("{} of an SSM layer is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads,
+                     view.dim),
+         fmt::format("{} [{}, {}, {}] was expected", dtype_name(dtype), rows, heads, dim));
 }
 
 void check_array(std::string_view name, const float* data, bool wanted) {
   if ((data != nullptr) == wanted) return;
-  refuse(fmt::format("a scan has {}{}", wanted ? "no " : "", name),
+  refuse(fmt::format("an SSM layer has {}{}", wanted ? "no " : "", name),
          fmt::format("the kernel was made {} it", wanted ? "with" : "without"));
 }
 
-// Of a task or an update.
+// Checks the tensors of a task or an update.
 template <typename Tensors>
 void check_tensors(const SsmSpec& spec, const Tensors& tensors) {
   const std::int64_t rows = tensors.x.tokens;
@@ -44,14 +44,14 @@ void check_tensors(const SsmSpec& spec, const Tensors& tensors) {
   check_array("dt bias", tensors.dt_bias, spec.dt_bias);
 }
 
-std::int64_t pieces(std::int64_t tokens, std::int64_t each) { return (tokens + each - 1) / each; }
+std::int64_t ceil_div(std::int64_t tokens, std::int64_t each) { return (tokens + each - 1) / each; }
 
 }  // namespace
 
 std::string describe(const SsmSpec& spec) {
   std::string text = spec.state_decays
                          ? fmt::format("selective scan, {}, {} channels", dtype_name(spec.dtype), spec.heads)
-                         : fmt::format("scan, {}, {} heads of {}", dtype_name(spec.dtype), spec.heads, spec.head_dim);
+                         : fmt::format("SSD, {}, {} heads of {}", dtype_name(spec.dtype), spec.heads, spec.head_dim);
   text += fmt::format(", state {}, {}", spec.state_dim, counted(static_cast<std::size_t>(spec.groups), "group"));
   if (spec.skip) text += ", D";
   if (spec.gate) text += ", z";
@@ -66,11 +66,11 @@ std::string describe(const SsmSpec& spec) {
 void check_ssm(const SsmSpec& spec) {
   if (spec.heads < 1 || spec.head_dim < 1 || spec.state_dim < 1) {
     fail(ErrorCode::kUsage,
-         fmt::format("a scan of {} heads of {}, with states of {}", spec.heads, spec.head_dim, spec.state_dim),
+         fmt::format("an SSM layer of {} heads of {}, with states of {}", spec.heads, spec.head_dim, spec.state_dim),
          "each must be at least 1", "Check heads, head_dim and state_dim.");
   }
   if (spec.groups < 1 || spec.heads % spec.groups != 0) {
-    fail(ErrorCode::kUsage, fmt::format("a scan of {} heads in {} groups", spec.heads, spec.groups),
+    fail(ErrorCode::kUsage, fmt::format("an SSM layer of {} heads in {} groups", spec.heads, spec.groups),
          fmt::format("{} is not a multiple of {}", spec.heads, spec.groups),
          "Each row of B and C serves the same number of heads.");
   }
@@ -88,8 +88,8 @@ SsmLimits limits_of(std::span<const SsmRun> runs) {
   SsmLimits limits;
   limits.runs = static_cast<std::int64_t>(runs.size());
   for (const SsmRun& run : runs) {
-    limits.segments += pieces(run.tokens, kSegmentTokens);
-    limits.super_segments += pieces(run.tokens, kSuperSegmentTokens);
+    limits.segments += ceil_div(run.tokens, kSegmentTokens);
+    limits.super_segments += ceil_div(run.tokens, kSuperSegmentTokens);
   }
   return limits;
 }
@@ -99,7 +99,7 @@ void check_ssm_task(const SsmSpec& spec, const SsmLimits& limits, const SsmTask&
   check_tensors(spec, task);
   const SsmLimits needed = limits_of(task.runs);
   if (needed.runs > limits.runs || needed.segments > limits.segments || needed.super_segments > limits.super_segments) {
-    refuse(fmt::format("a scan of {} runs and {} segments", needed.runs, needed.segments),
+    refuse(fmt::format("an SSM task of {} runs and {} segments", needed.runs, needed.segments),
            fmt::format("the kernel was reserved for {} and {}", limits.runs, limits.segments));
   }
   for (const SsmRun& run : task.runs) {
@@ -107,7 +107,7 @@ void check_ssm_task(const SsmSpec& spec, const SsmLimits& limits, const SsmTask&
         run.row + run.tokens <= rows) {
       continue;
     }
-    refuse(fmt::format("a scan of tokens [{}, {}) in rows from {} on", run.begin, run.begin + run.tokens, run.row),
+    refuse(fmt::format("an SSM task of tokens [{}, {}) in rows from {} on", run.begin, run.begin + run.tokens, run.row),
            fmt::format("runs begin at multiples of {} and lie in {} rows", kSuperSegmentTokens, rows));
   }
 }

@@ -87,7 +87,7 @@ struct SsmSpec {
   bool operator==(const SsmSpec&) const = default;
 };
 
-// "scan, bf16, 80 heads of 64, state 128, 1 group, D, z, dt bias, dt softplus"
+// "SSD, bf16, 80 heads of 64, state 128, 1 group, D, z, dt bias, dt softplus"
 std::string describe(const SsmSpec& spec);
 
 // Throws kUsage if heads, dims, groups or limits contradict each other.

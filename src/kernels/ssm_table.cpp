@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scan's kernels, in order of preference.
+// The SSM kernels, in order of preference.
 #include "kernels/cpu/cpu_attention.hpp"
 #include "kernels/cpu/cpu_ssd.hpp"
 #ifdef RINGATTN_HAVE_CUDA
@@ -19,23 +19,23 @@ namespace {
 
 std::vector<std::string> one_for_all() { return {}; }
 
-// Rates of GPUs were measured on an H200 and are rounded down. By ssm_token_flops() 131,072 tokens of 80 heads of 64
-// with a state of 128 are 3.44e11, for which sm80_ssd takes 5.95 ms, and sm90_ssd took 2.52 (1.36e14, and 1.25e14 of
-// 16k tokens) before the form of today, which takes 2.17 on an H100 and hasn't been measured there. Of 5,120 channels
-// with a state of 16 they are 4.29e10, for which sm80_selective_scan takes 9.08 to 9.13 ms. Lines:
-// bench/results/nvidia-h200, 2026-11-24-scans-peers and 2026-11-23-scans, and nvidia-h100-80gb-hbm3,
-// 2026-11-27-scans-peers.
+// GPU speeds were measured on an H200 and rounded down. By ssm_token_flops() 131,072 tokens of 80 heads of 64 with a
+// state of 128 are 3.44e11 flop. sm80_ssd takes 5.95 ms for them. An earlier version of sm90_ssd took 2.52 ms (1.36e14
+// flop/s, and 1.25e14 with 16k tokens). The current version takes 2.17 ms on an H100, and has not been measured on an
+// H200. 131,072 tokens of 5,120 channels with a state of 16 are 4.29e10 flop, for which sm80_selective_scan takes 9.08
+// to 9.13 ms. Sources: bench/results/nvidia-h200, 2026-11-24-scans-peers and 2026-11-23-scans, and
+// nvidia-h100-80gb-hbm3, 2026-11-27-scans-peers.
 constexpr KernelRow<SsmSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
-    {{"sm90_ssd", "cuda", "bf16; a decay a head; head_dim 64, 128; state_dim 64, 128", one_for_all,
+    {{"sm90_ssd", "cuda", "bf16; a decay per head; head_dim 64, 128; state_dim 64, 128", one_for_all,
       [](const Backend&) { return 1.2e14; }, sm90::attention_unavailable, cuda::make_cuda_backend},
      sm90::ssd_missing,
      sm90::make_ssd},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_ssd", "cuda",
-      "bf16, fp16; a decay a head; head_dim multiples of 8 up to 128, state_dim multiples of 8 up to 256", one_for_all,
-      [](const Backend&) { return 5.7e13; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+      "bf16, fp16; a decay per head; head_dim multiples of 8 up to 128, state_dim multiples of 8 up to 256",
+      one_for_all, [](const Backend&) { return 5.7e13; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::ssd_missing,
      sm80::make_ssd},
     {{"sm80_selective_scan", "cuda",
@@ -45,7 +45,7 @@ constexpr KernelRow<SsmSpec> kTable[] = {
      sm80::selective_scan_missing,
      sm80::make_selective_scan},
 #endif
-    {{"cpu_ssd", "cpu", "fp32, bf16, fp16; a decay a head; head_dim and state_dim multiples of 8 up to 256",
+    {{"cpu_ssd", "cpu", "fp32, bf16, fp16; a decay per head; head_dim and state_dim multiples of 8 up to 256",
       one_for_all, cpu::cpu_ssd_speed, [] { return std::string(); }, cpu::make_cpu_backend},
      cpu::cpu_ssd_missing,
      cpu::make_cpu_ssd},
@@ -64,6 +64,6 @@ std::span<const KernelRow<SsmSpec>> kernel_table<SsmSpec>() {
   return kTable;
 }
 
-bool rounds_factors(const KernelEntry& scan) { return scan.name == "sm90_ssd"; }
+bool rounds_factors(const KernelEntry& ssm) { return ssm.name == "sm90_ssd"; }
 
 }  // namespace ringattn

@@ -15,7 +15,7 @@ namespace ringattn {
 
 namespace {
 
-// Rows of a plain tensor, and streams and tables of a format, in a backend's memory.
+// Plain rows, streams and tables of a format, staged in a backend's memory.
 class StagedRows {
  public:
   StagedRows(Backend& backend, const RowFormat& format, const RowShape& shape, std::int64_t max_tokens)
@@ -35,7 +35,7 @@ class StagedRows {
     rows_ = rows_at(streams, {}, format, shape);
   }
 
-  // Copies tables there, or what has been written to them back.
+  // Copy tables to the backend's memory, and written tables back.
   void load_tables(const CompressedRows& from, std::int64_t sequences) {
     std::size_t at = 0;
     for (const FormatTable& table : format_tables(format_, shape_, sequences)) {
@@ -51,7 +51,7 @@ class StagedRows {
     synchronize();
   }
 
-  // Of `view`, to where plain() says, and back.
+  // Copy `view` to and from the rows of plain().
   void load_plain(const TensorView& view, std::int64_t first, std::int64_t count) {
     for_heads(view, first, [&](const void* at, std::int64_t stride, std::int64_t offset, std::int64_t bytes) {
       backend_.copy_rows(plain_.data() + offset, row_bytes_, at, stride, bytes, count, backend_.stream());
@@ -81,36 +81,36 @@ class StagedRows {
   }
   const CompressedRows& rows() const { return rows_; }
 
-  // A cell for a task, where the host wants to know; and what one has told, which then is in `to`, too.
-  // `first`: of the host's plain rows, what the task calls 0.
+  // The cell for a task, if `wanted` is not null; and its result, which is also stored in `to`. `first` is the index in
+  // the host's plain rows of the task's row 0.
   InvalidElementCell* cell(const InvalidElementCell* wanted) {
     if (wanted == nullptr) return nullptr;
     backend_.fill_bytes(fault_.data(), std::byte{0xff}, sizeof(InvalidElementCell), backend_.stream());
     return reinterpret_cast<InvalidElementCell*>(fault_.data());
   }
-  std::optional<InvalidElement> take_invalid_element(InvalidElementCell* to, const RowFormat& told_of,
+  std::optional<InvalidElement> take_invalid_element(InvalidElementCell* to, const RowFormat& format,
                                                      std::int64_t first) {
     if (to == nullptr) return std::nullopt;
     InvalidElementCell found;
     copy(&found, fault_.data(), sizeof found);
     synchronize();
-    auto fault = invalid_element_of(found, told_of, shape_);
+    auto fault = invalid_element_of(found, format, shape_);
     if (!fault) return std::nullopt;
     if (fault->kind != InvalidElement::Kind::kTable) fault->token += first;
     note_invalid_element(*to, fault);
     return fault;
   }
 
-  // Calls with(piece, row, to), until it returns false: a piece of a run whose rows are 0, 1, … in the backend's
-  // memory, and in the host's are those from `row` on of the streams and from `to` on of the plain tensor.
+  // Calls with(run, row, to) for blocks of the runs, until it returns false. The block's rows are 0, 1, … in the
+  // backend's memory. On the host they are those from `row` on of the streams, and from `to` on of the plain tensor.
   template <class With>
   void for_each_stage(std::span<const CompressedRun> runs, const With& with) {
     for (const CompressedRun& run : runs) {
       for (std::int64_t first = 0; first < run.rows; first += tokens_) {
         heartbeat();
-        const CompressedRun piece{
+        const CompressedRun block{
             run.sequence, run.position + first, run.keys, 0, std::min(tokens_, run.rows - first), 0};
-        if (!with(piece, run.row + first, run.to + first)) return;
+        if (!with(block, run.row + first, run.to + first)) return;
       }
     }
   }
@@ -149,9 +149,9 @@ class StagedRows {
 };
 
 std::int64_t longest(std::span<const CompressedRun> runs) {
-  std::int64_t most = 1;
-  for (const CompressedRun& run : runs) most = std::max(most, run.rows);
-  return most;
+  std::int64_t max_rows = 1;
+  for (const CompressedRun& run : runs) max_rows = std::max(max_rows, run.rows);
+  return max_rows;
 }
 
 std::int64_t sequences_of(std::span<const CompressedRun> runs) {
@@ -164,21 +164,21 @@ std::int64_t sequences_of(std::span<const CompressedRun> runs) {
 
 void compress_staged(Backend& backend, const CompressTask& task) {
   if (task.format.encoding != RowEncoding::kLowRank) check_task(task);
-  const std::int64_t most = longest(task.runs);
-  StagedRows staged(backend, task.format, task.shape, most);
+  const std::int64_t max_rows = longest(task.runs);
+  StagedRows staged(backend, task.format, task.shape, max_rows);
   staged.load_tables(task.to, sequences_of(task.runs));
   std::optional<LowRankCodec> ranked;
-  if (task.format.rank > 0) ranked.emplace(task.format, task.shape, backend, std::min(most, kStagedTokens));
-  staged.for_each_stage(task.runs, [&](const CompressedRun& piece, std::int64_t row, std::int64_t to) {
-    staged.load_plain(task.plain, to, piece.rows);
-    const MutableTensorView plain = staged.plain(piece.rows);
+  if (task.format.rank > 0) ranked.emplace(task.format, task.shape, backend, std::min(max_rows, kStagedTokens));
+  staged.for_each_stage(task.runs, [&](const CompressedRun& block, std::int64_t row, std::int64_t to) {
+    staged.load_plain(task.plain, to, block.rows);
+    const MutableTensorView plain = staged.plain(block.rows);
     InvalidElementCell* const cell = staged.cell(task.fault);
     if (ranked) {
-      ranked->compress(plain, {&piece, 1}, staged.rows(), cell, backend.stream());
+      ranked->compress(plain, {&block, 1}, staged.rows(), cell, backend.stream());
     } else {
-      backend.compress({task.format, task.shape, plain, {}, {&piece, 1}, staged.rows(), cell}, backend.stream());
+      backend.compress({task.format, task.shape, plain, {}, {&block, 1}, staged.rows(), cell}, backend.stream());
     }
-    staged.store_rows(task.to, row, piece.rows);
+    staged.store_rows(task.to, row, block.rows);
     const auto fault = staged.take_invalid_element(task.fault, {}, to);
     return !fault || fault->part == kInvalidProduct;
   });
@@ -191,16 +191,16 @@ void decompress_staged(Backend& backend, const DecompressTask& task) {
   staged.load_tables(task.from, sequences_of(task.runs));
   std::optional<LowRankCodec> ranked;
   if (task.format.rank > 0) ranked.emplace(task.format, task.shape, backend, 1);
-  staged.for_each_stage(task.runs, [&](const CompressedRun& piece, std::int64_t row, std::int64_t to) {
-    staged.load_rows(task.from, row, piece.rows);
+  staged.for_each_stage(task.runs, [&](const CompressedRun& block, std::int64_t row, std::int64_t to) {
+    staged.load_rows(task.from, row, block.rows);
     const DecompressTask there{
-        task.format, task.shape, staged.rows(), {&piece, 1}, staged.plain(piece.rows), staged.cell(task.fault)};
+        task.format, task.shape, staged.rows(), {&block, 1}, staged.plain(block.rows), staged.cell(task.fault)};
     if (ranked) {
       ranked->decompress(there, backend.stream());
     } else {
       backend.decompress(there, backend.stream());
     }
-    staged.store_plain(task.plain, to, piece.rows);
+    staged.store_plain(task.plain, to, block.rows);
     return !staged.take_invalid_element(task.fault, task.format, to).has_value();
   });
 }
@@ -214,9 +214,9 @@ void compute_absmax_staged(Backend& backend, const AbsmaxTask& task) {
   auto* const there = reinterpret_cast<float*>(greatest.data());
   backend.copy_rows(there, bytes, task.greatest, bytes, bytes, 1, backend.stream());
   const CompressedRun all{0, 0, plain.tokens, 0, plain.tokens, 0};
-  staged.for_each_stage({&all, 1}, [&](const CompressedRun& piece, std::int64_t, std::int64_t to) {
-    staged.load_plain(plain, to, piece.rows);
-    backend.compute_absmax({staged.plain(piece.rows), there}, backend.stream());
+  staged.for_each_stage({&all, 1}, [&](const CompressedRun& block, std::int64_t, std::int64_t to) {
+    staged.load_plain(plain, to, block.rows);
+    backend.compute_absmax({staged.plain(block.rows), there}, backend.stream());
     return true;
   });
   backend.copy_rows(task.greatest, bytes, there, bytes, bytes, 1, backend.stream());
@@ -225,17 +225,17 @@ void compute_absmax_staged(Backend& backend, const AbsmaxTask& task) {
 
 void add_gram_staged(Backend& backend, const RowFormat& format, const TensorView& rows, double* sums) {
   const RowShape shape{rows.dtype, rows.heads, rows.dim}, ranked = low_rank_shape(format, shape);
-  const std::int64_t most = std::max<std::int64_t>(1, rows.tokens);
-  StagedRows staged(backend, {}, shape, most);
-  LowRankCodec codec(format, shape, backend, std::min(most, kStagedTokens));
+  const std::int64_t max_rows = std::max<std::int64_t>(1, rows.tokens);
+  StagedRows staged(backend, {}, shape, max_rows);
+  LowRankCodec codec(format, shape, backend, std::min(max_rows, kStagedTokens));
   const auto bytes = ranked.heads * ranked.dim * ranked.dim * static_cast<std::int64_t>(sizeof(double));
   const Buffer memory = backend.allocate(static_cast<std::size_t>(bytes));
   auto* const there = reinterpret_cast<double*>(memory.data());
   backend.copy_rows(there, bytes, sums, bytes, bytes, 1, backend.stream());
   const CompressedRun all{0, 0, rows.tokens, 0, rows.tokens, 0};
-  staged.for_each_stage({&all, 1}, [&](const CompressedRun& piece, std::int64_t, std::int64_t to) {
-    staged.load_plain(rows, to, piece.rows);
-    codec.add_gram(staged.plain(piece.rows), {&piece, 1}, there, backend.stream());
+  staged.for_each_stage({&all, 1}, [&](const CompressedRun& block, std::int64_t, std::int64_t to) {
+    staged.load_plain(rows, to, block.rows);
+    codec.add_gram(staged.plain(block.rows), {&block, 1}, there, backend.stream());
     return true;
   });
   backend.copy_rows(sums, bytes, there, bytes, bytes, 1, backend.stream());

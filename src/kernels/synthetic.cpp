@@ -17,10 +17,10 @@ namespace ringattn {
 
 namespace {
 
-// Pairs of dims that are made at once, side by side in SIMD lanes.
+// Pairs of dims per batch of SIMD lanes.
 constexpr std::int64_t kPairs = 64;
 
-// All heads of a token, [heads, dim]. Lanes go on from head to head, so short rows fill them as long ones do.
+// All heads of a token, [heads, dim]. SIMD lanes continue from head to head, so short rows fill them like long ones.
 void make_token(std::uint64_t seed, SyntheticTensor tensor, std::int64_t token, std::int64_t dim, float scale,
                 std::span<float> values) {
   const std::int64_t heads = static_cast<std::int64_t>(values.size()) / dim;
@@ -87,13 +87,13 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
 #endif
   if (rows.heads == 0 || rows.dim == 0) return;
   const float scale = synthetic_scale(tensor, rows.dim);
-  // In pieces of about a second at most: between them the rank shows that it works.
-  constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;
-  const std::int64_t piece =
-      std::max<std::int64_t>(1, kPieceElements / std::max<std::int64_t>(1, rows.heads * rows.dim));
-  for (std::int64_t begin = 0; begin < rows.tokens; begin += piece) {
+  // In blocks of about a second at most, with a heartbeat between them.
+  constexpr std::int64_t kBlockElements = std::int64_t{1} << 24;
+  const std::int64_t block_tokens =
+      std::max<std::int64_t>(1, kBlockElements / std::max<std::int64_t>(1, rows.heads * rows.dim));
+  for (std::int64_t begin = 0; begin < rows.tokens; begin += block_tokens) {
     heartbeat();
-    const std::int64_t end = std::min(rows.tokens, begin + piece);
+    const std::int64_t end = std::min(rows.tokens, begin + block_tokens);
 #pragma omp parallel num_threads(threads)
     {
       const auto dim = static_cast<std::size_t>(rows.dim);

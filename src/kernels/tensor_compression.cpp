@@ -31,26 +31,26 @@ std::vector<std::byte> bytes_of(const Table& table) {
   return {bytes.begin(), bytes.end()};
 }
 
-// A backend, and on it a kernel for products.
-struct Products {
+// A backend with a GEMM kernel.
+struct BackendGemm {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<BatchedGemmKernel> kernel;
 };
-Products make_products(const BatchedGemmSpec& spec, std::int64_t heads, const BackendOptions& options,
-                       std::string_view backend) {
+BackendGemm make_products(const BatchedGemmSpec& spec, std::int64_t heads, const BackendOptions& options,
+                          std::string_view backend) {
   const auto choice = choose_kernel(spec, KernelRequest{std::string(backend), "auto"});
-  Products made;
+  BackendGemm made;
   made.backend = choice.row->make_backend(options);
   made.kernel = choice.row->make_kernel(spec, *made.backend);
   made.kernel->reserve(heads);
   return made;
 }
-// Any product that every backend has: of formats that need none.
+// The GEMM of a format; for formats without one, any GEMM that every backend has.
 BatchedGemmSpec product_of(const RowFormat& format, const RowShape& shape) {
   return format.rank > 0 ? expansion_of(format, shape) : BatchedGemmSpec{shape.dtype, 64, 64};
 }
 
-// A cell for faults in a backend's memory.
+// An InvalidElementCell in a backend's memory.
 class FirstInvalidElement {
  public:
   FirstInvalidElement(Backend& backend, Stream stream)
@@ -73,20 +73,20 @@ class FirstInvalidElement {
   Buffer memory_;
 };
 
-// What `greatest` of each head gives for a tensor's or its heads' scales.
+// Scales of a tensor or of its heads, from the absolute max `greatest` of each head.
 std::vector<float> scales_of(ScaleGrain scales, std::vector<float> greatest) {
   if (scales == ScaleGrain::kTensor) greatest = {*std::ranges::max_element(greatest)};
   for (float& value : greatest) value = scale_of(value, kMaxE4m3);
   return greatest;
 }
 
-// Of what has a basis.
+// Elements of the Gram matrices, with heads as in low_rank_shape().
 std::size_t gram_numbers(const RowFormat& format, const RowShape& shape) {
   const RowShape ranked = low_rank_shape(format, shape);
   return static_cast<std::size_t>(ranked.heads * ranked.dim * ranked.dim);
 }
 
-// What LowRankCodec has told.
+// Reports what LowRankCodec has found.
 [[noreturn]] void refuse_ranked(std::string_view name, const RowFormat& format, const RowShape& shape,
                                 InvalidElement fault, ErrorCode code) {
   const std::string of =
@@ -95,14 +95,14 @@ std::size_t gram_numbers(const RowFormat& format, const RowShape& shape) {
   refuse_invalid_element(of, {}, shape, fault, code);
 }
 
-// Codes and tables by a backend that has some tokens at a time.
-void compress_elsewhere(std::string_view name, CompressedTensor& tensor, const TensorView& plain,
-                        const CompressionOptions& options, ErrorCode code) {
+// Computes tables and quantizes on a backend, some tokens at a time.
+void compress_on_backend(std::string_view name, CompressedTensor& tensor, const TensorView& plain,
+                         const CompressionOptions& options, ErrorCode code) {
   Backend& backend = *options.backend;
   const RowFormat& format = tensor.format;
   const RowShape& shape = tensor.shape;
   const bool ranked = format.rank > 0;
-  bool looks = true;  // for what isn't finite
+  bool checks_finite = true;  // check for non-finite elements
   if (format.encoding == RowEncoding::kFp8 && format.scales != ScaleGrain::kTokenHead) {
     std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
     compute_absmax_staged(backend, {plain, greatest.data()});
@@ -120,12 +120,12 @@ void compress_elsewhere(std::string_view name, CompressedTensor& tensor, const T
     tensor.tables[0] = std::move(tables.basis);
     if (format.encoding == RowEncoding::kHybrid) tensor.tables[1] = bytes_of(tables.outliers);
     tensor.energy_kept = tables.energy_kept;
-    looks = !tables.bounded;
+    checks_finite = !tables.bounded;
   }
   const std::vector<CompressedRun> runs = tensor.runs();
-  InvalidElementCell told;
-  compress_staged(backend, {format, shape, plain, {}, runs, tensor.rows(), looks ? &told : nullptr});
-  if (const auto fault = invalid_element_of(told, {}, shape)) {
+  InvalidElementCell cell;
+  compress_staged(backend, {format, shape, plain, {}, runs, tensor.rows(), checks_finite ? &cell : nullptr});
+  if (const auto fault = invalid_element_of(cell, {}, shape)) {
     if (ranked) refuse_ranked(name, format, shape, *fault, code);
     refuse_invalid_element(name, {}, shape, *fault, code);
   }
@@ -180,7 +180,7 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
   check_format(name, format, shape);
   CompressedTensor tensor = make_compressed(format, shape, {lengths.begin(), lengths.end()});
   if (options.backend != nullptr) {
-    compress_elsewhere(name, tensor, plain, options, code);
+    compress_on_backend(name, tensor, plain, options, code);
     return tensor;
   }
   TensorCodec codec(format, shape, {options.threads, kNoDevice});
@@ -192,7 +192,7 @@ TensorCodec::TensorCodec(const RowFormat& format, const RowShape& shape, const B
                          std::string_view backend)
     : format_(format), shape_(shape), threads_(std::max(1, options.threads)) {
   check_format("a tensor", format, shape);
-  Products made = make_products(product_of(format, shape), shape.heads, options, backend);
+  BackendGemm made = make_products(product_of(format, shape), shape.heads, options, backend);
   backend_ = std::move(made.backend);
   if (format.rank > 0) products_ = std::move(made.kernel);
 }
@@ -278,7 +278,7 @@ void TensorCodec::decompress_checked(std::string_view name, const CompressedRows
                                      std::span<const CompressedRun> runs, const MutableTensorView& plain,
                                      ErrorCode code, Stream stream) {
   std::optional<InvalidElement> found;
-  if (backend_->memory() == MemoryKind::kHost) {  // where an outlier's channel is an address
+  if (backend_->memory() == MemoryKind::kHost) {  // on the host an outlier's channel is used as an address
     found = find_invalid_element(format_, shape_, from, runs);
     if (!found) decompress(from, runs, plain, stream);
   } else {

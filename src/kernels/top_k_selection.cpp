@@ -16,7 +16,7 @@ namespace {
 
 void check_count(int count) {
   if (count >= 1) return;
-  fail(ErrorCode::kUsage, fmt::format("lists of the best {} blocks", count), "a list names at least one",
+  fail(ErrorCode::kUsage, fmt::format("a block mask of the best {} blocks", count), "a mask row has at least one",
        "Use 1 or more.");
 }
 
@@ -26,7 +26,7 @@ TileRange query_blocks_of(const MaskedSequence& of, int query_block) {
   return {query_block_of(of.position, query_block), query_block_of(of.position + of.queries - 1, query_block) + 1};
 }
 
-// What a query block of the sequence may list; `first` is left to the caller.
+// The candidate key blocks of a query block. The caller sets `first`.
 BlockCandidates candidates_of(const AttentionSpec& spec, const MaskedSequence& of, std::int64_t query_block,
                               int count) {
   const std::int64_t begin = std::max(query_block * spec.block_mask.query_block, of.position);
@@ -41,7 +41,7 @@ BlockCandidates candidates_of(const AttentionSpec& spec, const MaskedSequence& o
 
 std::int64_t key_blocks_of(const MaskedSequence& of, int key_block) { return (of.keys + key_block - 1) / key_block; }
 
-// Numbers in a backend's memory.
+// Allocates `count` elements in a backend's memory.
 template <class Number>
 Number* allocate(Backend& backend, std::int64_t count, Buffer& memory) {
   memory = backend.allocate(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)) * sizeof(Number));
@@ -61,19 +61,20 @@ void check_block_mask(const AttentionSpec& spec) {
     return;
   }
   fail(ErrorCode::kUsage,
-       fmt::format("lists of {} heads, of {} query heads and {} KV heads", shape.heads, spec.heads, spec.kv_heads),
-       "each number divides the one of query heads, and blocks have at least a token",
-       "Use lists for all heads, for each KV head, or for each query head.");
+       fmt::format("a block mask of {} heads, for {} query heads and {} KV heads", shape.heads, spec.heads,
+                   spec.kv_heads),
+       "each number divides the number of query heads, and blocks have at least one token",
+       "Use mask rows for all heads, for each KV head, or for each query head.");
 }
 
-void check_rows(const TensorView& rows, const AttentionSpec& spec, int heads, std::int64_t most) {
+void check_rows(const TensorView& rows, const AttentionSpec& spec, int heads, std::int64_t max_rows) {
   if (rows.dtype == spec.dtype && rows.heads == heads && rows.dim == spec.head_dim && rows.tokens >= 1 &&
-      rows.tokens <= most) {
+      rows.tokens <= max_rows) {
     return;
   }
   fail(ErrorCode::kUsage,
        fmt::format("{} rows [{}, {}] of {}", rows.tokens, rows.heads, rows.dim, dtype_name(rows.dtype)),
-       fmt::format("1 to {} rows [{}, {}] of {} are to be chosen by", most, heads, spec.head_dim,
+       fmt::format("1 to {} rows [{}, {}] of {} are to be chosen by", max_rows, heads, spec.head_dim,
                    dtype_name(spec.dtype)),
        "Give q and k of the job.");
 }
@@ -81,21 +82,21 @@ void check_rows(const TensorView& rows, const AttentionSpec& spec, int heads, st
 }  // namespace
 
 void check_top_k(const AttentionSpec& spec, std::span<const MaskedSequence> sequences, int count,
-                 const BlockMaskBudget& room) {
+                 const BlockMaskBudget& budget) {
   check_count(count);
-  const std::int64_t lists = count_mask_rows(spec.block_mask, sequences, room);
+  const std::int64_t mask_rows = count_mask_rows(spec.block_mask, sequences, budget);
   std::int64_t entries = 0;
   for (const MaskedSequence& of : sequences) {
     const TileRange blocks = query_blocks_of(of, spec.block_mask.query_block);
     for (std::int64_t q = blocks.begin; q < blocks.end; ++q) {
       entries += std::int64_t{candidates_of(spec, of, q, count).count} * spec.block_mask.heads;
     }
-    check_budget(spec.block_mask, block_mask_bytes(lists, entries), room);
+    check_budget(spec.block_mask, block_mask_bytes(mask_rows, entries), budget);
   }
 }
 
 RowSource packed_rows(std::span<const MaskedSequence> sequences, const TensorView& q, const TensorView& k) {
-  std::vector<std::int64_t> queries{0}, keys{0};  // in front of each sequence
+  std::vector<std::int64_t> queries{0}, keys{0};  // before each sequence
   for (const MaskedSequence& of : sequences) {
     queries.push_back(queries.back() + of.queries);
     keys.push_back(keys.back() + of.keys);
@@ -105,11 +106,11 @@ RowSource packed_rows(std::span<const MaskedSequence> sequences, const TensorVie
          fmt::format("the sequences have {} queries and {} keys", queries.back(), keys.back()),
          "Give those of all sequences, one after the other.");
   }
-  return [=](SyntheticTensor tensor, std::size_t sequence, std::int64_t first, std::int64_t most) {
+  return [=](SyntheticTensor tensor, std::size_t sequence, std::int64_t first, std::int64_t max_rows) {
     const bool of_queries = tensor == SyntheticTensor::kQ;
     TensorView rows = of_queries ? q : k;
     rows.data = rows.at((of_queries ? queries : keys)[sequence] + first, 0);
-    rows.tokens = most;
+    rows.tokens = max_rows;
     return rows;
   };
 }
@@ -119,57 +120,57 @@ TopKSelection::TopKSelection(const AttentionSpec& spec, std::vector<MaskedSequen
     : spec_(spec), sequences_(std::move(sequences)), backend_(backend), stream_(stream) {
   check_count(count);
   check_block_mask(spec);
-  std::int64_t max_queries = 0;  // blocks of a sequence
+  std::int64_t max_queries = 0;  // query blocks per sequence
   std::int64_t max_keys = 0;
   std::int64_t key_blocks = 0;
   for (const MaskedSequence& of : sequences_) {
     const TileRange blocks = query_blocks_of(of, spec.block_mask.query_block);
-    Place& place = places_.emplace_back();
-    place.query_blocks = blocks;
-    place.first = static_cast<std::int64_t>(candidates_.size());
-    place.key_block = key_blocks;
+    SequenceOffsets& offsets = offsets_.emplace_back();
+    offsets.query_blocks = blocks;
+    offsets.first = static_cast<std::int64_t>(candidates_.size());
+    offsets.key_block = key_blocks;
     for (std::int64_t q = blocks.begin; q < blocks.end; ++q) {
       BlockCandidates& candidates = candidates_.emplace_back(candidates_of(spec, of, q, count));
-      candidates.first = place.entries;
-      place.entries += candidates.count;
+      candidates.first = offsets.entries;
+      offsets.entries += candidates.count;
     }
-    place.begin = begins_.back();
+    offsets.begin = indptr_.back();
     for (int head = 0; head < spec.block_mask.heads; ++head) {
-      for (auto i = static_cast<std::size_t>(place.first); i < candidates_.size(); ++i) {
-        begins_.push_back(begins_.back() + candidates_[i].count);
+      for (auto i = static_cast<std::size_t>(offsets.first); i < candidates_.size(); ++i) {
+        indptr_.push_back(indptr_.back() + candidates_[i].count);
       }
     }
     max_queries = std::max(max_queries, blocks.end - blocks.begin);
     max_keys = std::max(max_keys, key_blocks_of(of, spec.block_mask.key_block));
     key_blocks += key_blocks_of(of, spec.block_mask.key_block);
   }
-  // As many query blocks at a time as their scores and mean queries have room for, and as a device's grid has.
+  // As many query blocks at a time as fit into the scratch memory and a device's grid.
   constexpr std::int64_t kMaxBlocks = std::int64_t{1} << 16;
   const std::int64_t numbers = spec.block_mask.heads * max_keys + std::int64_t{spec.heads} * spec.head_dim;
-  at_a_time_ = std::clamp<std::int64_t>(kTopKScratchBytes / static_cast<std::int64_t>(sizeof(float)) / numbers, 1,
-                                        std::clamp<std::int64_t>(max_queries, 1, kMaxBlocks));
+  blocks_per_call_ = std::clamp<std::int64_t>(kTopKScratchBytes / static_cast<std::int64_t>(sizeof(float)) / numbers, 1,
+                                              std::clamp<std::int64_t>(max_queries, 1, kMaxBlocks));
   const auto buffer = [this]() -> Buffer& { return memory_.emplace_back(); };
   mean_numbers_ = static_cast<std::size_t>(key_blocks * spec.kv_heads * spec.head_dim);
   mean_keys_ = allocate<float>(backend, static_cast<std::int64_t>(mean_numbers_), buffer());
-  mean_queries_ = allocate<float>(backend, at_a_time_ * spec.heads * spec.head_dim, buffer());
-  scores_ = allocate<float>(backend, at_a_time_ * spec.block_mask.heads * max_keys, buffer());
-  listed_ = allocate<std::int32_t>(backend, begins_.back(), buffer());
+  mean_queries_ = allocate<float>(backend, blocks_per_call_ * spec.heads * spec.head_dim, buffer());
+  scores_ = allocate<float>(backend, blocks_per_call_ * spec.block_mask.heads * max_keys, buffer());
+  listed_ = allocate<std::int32_t>(backend, indptr_.back(), buffer());
   BlockCandidates* const there =
       allocate<BlockCandidates>(backend, static_cast<std::int64_t>(candidates_.size()), buffer());
   copy(backend, there, candidates_.data(), static_cast<std::int64_t>(candidates_.size()), stream);
-  candidates_there_ = there;
+  device_candidates_ = there;
 }
 
-// The means of those blocks of a sequence's rows that `positions` are; row i stands at position all.begin + i.
+// Pools the blocks of a sequence's rows at `positions` to their means. Row i is at position all.begin + i.
 void TopKSelection::pool(SyntheticTensor tensor, std::size_t sequence, const KeyRange& all, const KeyRange& positions,
                          int block, float* means, const RowSource& rows) {
   const int heads = tensor == SyntheticTensor::kQ ? spec_.heads : spec_.kv_heads;
   for (std::int64_t at = positions.begin; at < positions.end;) {
     heartbeat();
-    const TensorView piece = rows(tensor, sequence, at - all.begin, positions.end - at);
-    check_rows(piece, spec_, heads, positions.end - at);
-    backend_.pool_rows({piece, at, all, block, query_block_of(positions.begin, block), means}, stream_);
-    at += piece.tokens;
+    const TensorView block_rows = rows(tensor, sequence, at - all.begin, positions.end - at);
+    check_rows(block_rows, spec_, heads, positions.end - at);
+    backend_.pool_rows({block_rows, at, all, block, query_block_of(positions.begin, block), means}, stream_);
+    at += block_rows.tokens;
   }
 }
 
@@ -178,16 +179,16 @@ TileRange TopKSelection::key_blocks(std::size_t sequence) const {
 }
 
 TileRange TopKSelection::entries(std::size_t sequence, int head, const TileRange& query_blocks) const {
-  const Place& place = places_[sequence];
-  const std::int64_t blocks = place.query_blocks.end - place.query_blocks.begin;
-  const auto list = static_cast<std::size_t>(place.first * spec_.block_mask.heads + head * blocks + query_blocks.begin -
-                                             place.query_blocks.begin);
-  return {begins_[list], begins_[list + static_cast<std::size_t>(query_blocks.end - query_blocks.begin)]};
+  const SequenceOffsets& offsets = offsets_[sequence];
+  const std::int64_t blocks = offsets.query_blocks.end - offsets.query_blocks.begin;
+  const auto mask_row = static_cast<std::size_t>(offsets.first * spec_.block_mask.heads + head * blocks +
+                                                 query_blocks.begin - offsets.query_blocks.begin);
+  return {indptr_[mask_row], indptr_[mask_row + static_cast<std::size_t>(query_blocks.end - query_blocks.begin)]};
 }
 
 std::span<float> TopKSelection::mean_keys(std::size_t sequence, const TileRange& key_blocks) const {
   const std::int64_t width = std::int64_t{spec_.kv_heads} * spec_.head_dim;
-  return {mean_keys_ + (places_[sequence].key_block + key_blocks.begin) * width,
+  return {mean_keys_ + (offsets_[sequence].key_block + key_blocks.begin) * width,
           static_cast<std::size_t>((key_blocks.end - key_blocks.begin) * width)};
 }
 
@@ -200,24 +201,24 @@ void TopKSelection::pool_keys(std::size_t sequence, const TileRange& key_blocks,
 
 void TopKSelection::choose(std::size_t sequence, const TileRange& query_blocks, const RowSource& rows) {
   const MaskedSequence& of = sequences_[sequence];
-  const Place& place = places_[sequence];
+  const SequenceOffsets& offsets = offsets_[sequence];
   const int block = spec_.block_mask.query_block;
   const std::int64_t key_blocks = key_blocks_of(of, spec_.block_mask.key_block);
   const KeyRange all{of.position, of.position + of.queries};
-  for (std::int64_t q = query_blocks.begin; q < query_blocks.end; q += at_a_time_) {
-    const std::int64_t end = std::min(query_blocks.end, q + at_a_time_);
+  for (std::int64_t q = query_blocks.begin; q < query_blocks.end; q += blocks_per_call_) {
+    const std::int64_t end = std::min(query_blocks.end, q + blocks_per_call_);
     const KeyRange own{std::max(q * block, all.begin), std::min(end * block, all.end)};
     pool(SyntheticTensor::kQ, sequence, all, own, block, mean_queries_, rows);
-    backend_.choose_block_mask(
-        {spec_, mean_queries_, mean_keys(sequence, {0, key_blocks}).data(), end - q, key_blocks,
-         candidates_there_ + place.first + q - place.query_blocks.begin, scores_, place.entries, listed_ + place.begin},
-        stream_);
+    backend_.choose_block_mask({spec_, mean_queries_, mean_keys(sequence, {0, key_blocks}).data(), end - q, key_blocks,
+                                device_candidates_ + offsets.first + q - offsets.query_blocks.begin, scores_,
+                                offsets.entries, listed_ + offsets.begin},
+                               stream_);
   }
 }
 
 std::vector<std::int32_t> TopKSelection::fetch() const {
-  std::vector<std::int32_t> entries(static_cast<std::size_t>(begins_.back()));
-  copy(backend_, entries.data(), listed_, begins_.back(), stream_);
+  std::vector<std::int32_t> entries(static_cast<std::size_t>(indptr_.back()));
+  copy(backend_, entries.data(), listed_, indptr_.back(), stream_);
   finish();
   return entries;
 }
@@ -231,7 +232,7 @@ void TopKSelection::finish() const {
 }
 
 BlockMask TopKSelection::block_mask(std::vector<std::int32_t> entries) const {
-  return {spec_.block_mask, sequences_, begins_, std::move(entries)};
+  return {spec_.block_mask, sequences_, indptr_, std::move(entries)};
 }
 
 BlockMask top_k_selection(const AttentionSpec& spec, std::vector<MaskedSequence> sequences, int count,

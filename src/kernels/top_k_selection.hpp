@@ -19,11 +19,11 @@
 
 namespace ringattn {
 
-// Returns rows of q (kQ) or k (kK) of a sequence, from row `first` on: 1 to `most` rows, [rows, heads, head_dim], in
-// the backend's memory, ready once the stream of top_k_selection() has passed what is enqueued. They must stay valid
+// Returns rows of q (kQ) or k (kK) of a sequence, from row `first` on: 1 to `max_rows` rows, [rows, heads, head_dim],
+// in the backend's memory, ready once the stream of top_k_selection() has passed what is enqueued. They must stay valid
 // until the next call.
 using RowSource =
-    std::function<TensorView(SyntheticTensor tensor, std::size_t sequence, std::int64_t first, std::int64_t most)>;
+    std::function<TensorView(SyntheticTensor tensor, std::size_t sequence, std::int64_t first, std::int64_t max_rows)>;
 
 // A RowSource for rows in the backend's memory: q [queries of all sequences, heads, head_dim] and k [their keys,
 // kv_heads, head_dim], with the sequences concatenated, of any strides.
@@ -39,12 +39,12 @@ RowSource packed_rows(std::span<const MaskedSequence> sequences, const TensorVie
 BlockMask top_k_selection(const AttentionSpec& spec, std::vector<MaskedSequence> sequences, int count,
                           const RowSource& rows, Backend& backend, Stream stream);
 
-inline constexpr std::int64_t kTopKScratchBytes = std::int64_t{1}
-                                                  << 26;  // for scores and mean queries of some query blocks
+// For scores and mean queries of some query blocks.
+inline constexpr std::int64_t kTopKScratchBytes = std::int64_t{1} << 26;
 
 // Throws kMemory if such a mask does not fit, and kUsage for a count below 1.
 void check_top_k(const AttentionSpec& spec, std::span<const MaskedSequence> sequences, int count,
-                 const BlockMaskBudget& room);
+                 const BlockMaskBudget& budget);
 
 // top_k_selection() in steps, for callers that each have some of the rows, in whole blocks.
 class TopKSelection {
@@ -54,10 +54,10 @@ class TopKSelection {
                 Stream stream);
 
   std::span<const MaskedSequence> sequences() const { return sequences_; }
-  TileRange query_blocks(std::size_t sequence) const { return places_[sequence].query_blocks; }
+  TileRange query_blocks(std::size_t sequence) const { return offsets_[sequence].query_blocks; }
   TileRange key_blocks(std::size_t sequence) const;
   // Whether some query of the sequence sees a key.
-  bool selects_any(std::size_t sequence) const { return places_[sequence].entries > 0; }
+  bool selects_any(std::size_t sequence) const { return offsets_[sequence].entries > 0; }
 
   // Computes the mean keys of these key blocks of a sequence.
   void pool_keys(std::size_t sequence, const TileRange& key_blocks, const RowSource& rows);
@@ -77,7 +77,7 @@ class TopKSelection {
 
  private:
   // A sequence's offsets in the arrays of all sequences.
-  struct Place {
+  struct SequenceOffsets {
     TileRange query_blocks;
     std::int64_t first = 0;      // offset of its candidates
     std::int64_t key_block = 0;  // offset of its key blocks
@@ -92,17 +92,17 @@ class TopKSelection {
   std::vector<MaskedSequence> sequences_;
   Backend& backend_;
   Stream stream_;
-  std::vector<Place> places_;                // [sequences]
+  std::vector<SequenceOffsets> offsets_;     // [sequences]
   std::vector<BlockCandidates> candidates_;  // [query blocks of all sequences]
-  std::vector<std::int64_t> begins_{0};      // BlockMask's indptr
-  std::int64_t at_a_time_ = 1;               // query blocks chosen per call
+  std::vector<std::int64_t> indptr_{0};      // BlockMask's indptr
+  std::int64_t blocks_per_call_ = 1;         // query blocks chosen per call
   std::vector<Buffer> memory_;               // owns all arrays below
   float* mean_keys_ = nullptr;
   std::size_t mean_numbers_ = 0;
   float* mean_queries_ = nullptr;
   float* scores_ = nullptr;
   std::int32_t* listed_ = nullptr;
-  const BlockCandidates* candidates_there_ = nullptr;
+  const BlockCandidates* device_candidates_ = nullptr;
 };
 
 }  // namespace ringattn
