@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CTAs of one cluster: each other's shared memory and barriers. PTX ISA, "mapa", "barrier.cluster", "st.async".
+// Thread block cluster: distributed shared memory (DSMEM) and remote mbarriers. PTX ISA, "mapa", "barrier.cluster",
+// "st.async".
 #pragma once
 
 #include <cstdint>
@@ -18,20 +19,19 @@ __device__ __forceinline__ std::uint32_t ctas_of_cluster() {
   return count;
 }
 
-// What lies in this CTA's shared memory at `address`, in that of the CTA of this rank: an address of the cluster's
-// shared window.
+// Maps an address of this CTA's shared memory to the same offset in the CTA `rank`, as a shared::cluster address.
 __device__ __forceinline__ std::uint32_t in_cta(std::uint32_t address, std::uint32_t rank) {
   std::uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
 
-// At a barrier of any CTA of the cluster, once this thread has used what it read, as products that it has waited for.
-// It releases nothing beyond this CTA: a release of the cluster is a fence of the whole device's memory.
+// Arrives at a barrier of any CTA of the cluster, after this thread's reads, such as wgmma that it has waited for. It
+// has no cluster scope: a release at cluster scope is a fence of the whole device's memory.
 __device__ __forceinline__ void barrier_arrive_at(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same for so many, where `arrives`: without a branch.
+// Predicated form, without a branch: arrives `arrivals` times where `arrives`.
 __device__ __forceinline__ void barrier_arrive_at_if(bool arrives, std::uint32_t barrier, int arrivals) {
   asm volatile(
       "{\n"
@@ -42,11 +42,12 @@ __device__ __forceinline__ void barrier_arrive_at_if(bool arrives, std::uint32_t
       "r"(arrivals), "r"(static_cast<int>(arrives))
       : "memory");
 }
-// Arrives with such a release: of all that this thread has read and written.
+// Arrives with release semantics at cluster scope: orders all earlier reads and writes of this thread.
 __device__ __forceinline__ void barrier_release_at(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// As barrier_wait(); what CTAs of the cluster did before what ended the phase is seen from here on.
+// As barrier_wait(), with acquire semantics at cluster scope: writes that other CTAs released before the phase ended
+// are visible from here on.
 __device__ __forceinline__ void barrier_acquire(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
       "{\n"
@@ -60,29 +61,29 @@ __device__ __forceinline__ void barrier_acquire(std::uint32_t barrier, std::uint
       "r"(parity)
       : "memory");
 }
-// Arrives at a barrier of any CTA of the cluster, and has its phase wait for `bytes` of copies too.
+// Arrives at a barrier of any CTA of the cluster, and adds `bytes` to the transaction count of its phase.
 __device__ __forceinline__ void barrier_arrive_expect_at(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Writes a number; the barrier, of the same CTA, counts its four bytes when it is there.
+// Stores 4 bytes and completes them as a transaction at `barrier`, which is in the same CTA as `address`.
 __device__ __forceinline__ void dsmem_store_async(std::uint32_t address, std::uint32_t barrier, int number) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(number),
                "r"(barrier)
                : "memory");
 }
-// Writes a number there by an ordinary store.
+// Stores 4 bytes with an ordinary store.
 __device__ __forceinline__ void dsmem_store(std::uint32_t address, int number) {
   asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(address), "r"(number) : "memory");
 }
-// As dsmem_store_async(), of two numbers side by side.
+// As dsmem_store_async(), for two adjacent floats.
 __device__ __forceinline__ void dsmem_store_pair_async(std::uint32_t address, std::uint32_t barrier, float x, float y) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
                "f"(x), "f"(y), "r"(barrier)
                : "memory");
 }
 
-// Copies bytes from this CTA's shared memory to another one's. The phase of `barrier`, of that CTA too, counts one
-// arrival, and ends once they are there. What was written by ordinary stores is fenced before (proxy_fence()).
+// Copies bytes from this CTA's shared memory to another CTA's. Arrives once at `barrier`, in the target CTA, whose
+// phase ends after the bytes have landed. Ordinary stores to the source need a proxy_fence() first.
 __device__ __forceinline__ void dsmem_copy(std::uint32_t to, std::uint32_t from, int bytes, std::uint32_t barrier) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%3], %2;\n"
@@ -90,14 +91,15 @@ __device__ __forceinline__ void dsmem_copy(std::uint32_t to, std::uint32_t from,
       "r"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// The same where somebody else tells the barrier of the bytes.
+// The same without the arrival: another thread has announced the bytes to the barrier.
 __device__ __forceinline__ void dsmem_copy_expected(std::uint32_t to, std::uint32_t from, int bytes,
                                                     std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "r"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
-// All threads of all CTAs, whole warps: each has come so far; and all have.
+// cluster_arrive() and cluster_wait() are the two halves of a barrier of all threads of all CTAs. Whole warps call
+// them.
 template <bool kReleases = true>
 __device__ __forceinline__ void cluster_arrive() {
   if constexpr (kReleases) {

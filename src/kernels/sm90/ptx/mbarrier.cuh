@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mbarriers in shared memory: a phase ends when all arrivals that it expects, and all bytes, are there. Addresses are
-// of the shared window. PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
+// mbarrier wrappers, on shared-window addresses. A phase ends when all expected arrivals and transaction bytes have
+// come. PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,18 @@ inline constexpr int kBarrierBytes = 8;
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Its memory may then be another barrier's.
+// The memory may be reused, for another barrier too.
 __device__ __forceinline__ void barrier_invalidate(std::uint32_t barrier) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Makes initialised barriers visible to the copy engine; what all threads then wait at makes them visible to the
-// threads.
+// Makes initialised barriers visible to TMA. A barrier of all threads must follow to make them visible to the threads.
 __device__ __forceinline__ void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// For so many, where `arrives`: without a branch.
+// Predicated form, without a branch: arrives `arrivals` times where `arrives`.
 __device__ __forceinline__ void barrier_arrive_if(bool arrives, std::uint32_t barrier, int arrivals) {
   asm volatile(
       "{\n"
@@ -35,15 +34,16 @@ __device__ __forceinline__ void barrier_arrive_if(bool arrives, std::uint32_t ba
       "r"(arrivals), "r"(static_cast<int>(arrives))
       : "memory");
 }
-// Arrives, and has the phase wait for `bytes` of copies too.
+// Arrives, and adds `bytes` to the transaction count of the phase.
 __device__ __forceinline__ void barrier_arrive_expect(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// The barrier counts one of its arrivals once this thread's copies (cp.async) have arrived.
+// Arrives once (noinc: the arrival is part of the expected count) when this thread's earlier cp.async copies have
+// landed.
 __device__ __forceinline__ void arrive_with_copies(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Waits until the phase of this parity has ended. The one before the first counts as ended with parity 1.
+// Waits until the phase of this parity has ended. On a new barrier, a wait for parity 1 returns at once.
 __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
       "{\n"
@@ -57,7 +57,7 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_
       "r"(parity)
       : "memory");
 }
-// Whether it has, without waiting.
+// Tests the same without waiting.
 __device__ __forceinline__ bool barrier_ended(std::uint32_t barrier, std::uint32_t parity) {
   int ended;
   asm volatile(
@@ -72,8 +72,7 @@ __device__ __forceinline__ bool barrier_ended(std::uint32_t barrier, std::uint32
   return ended != 0;
 }
 
-// Which place of a ring of kStages is next, and the parity of the phase that it is in: places are filled and emptied in
-// turn. One register.
+// CUTLASS's PipelineState in one register: the stage of a ring of kStages that comes next, and the parity of its phase.
 template <int kStages>
 struct PackedPipelineState {
   std::uint32_t at = 0;  // stage + kStages · parity

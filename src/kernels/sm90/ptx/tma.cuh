@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bulk tensor copies between global and shared memory: boxes of a tensor [heads, panels, rows, columns] as
-// tensor_maps.hpp makes them. What lies outside the tensor is read as zero and not written. PTX ISA,
-// "cp.async.bulk.tensor".
+// TMA wrappers: copies between global and shared memory of boxes of a tensor [heads, panels, rows, columns], with maps
+// from tensor_maps.hpp. Elements outside the tensor are read as zero and not written. PTX ISA, "cp.async.bulk.tensor".
 #pragma once
 
 #include <cuda.h>
@@ -10,7 +9,7 @@
 
 namespace ringattn::sm90 {
 
-// The barrier's phase ends once the box's bytes, those outside included, have arrived.
+// Completes the box's bytes at `barrier`, including those of elements outside the tensor.
 __device__ __forceinline__ void tma_load_box(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
                                              int column, int head, int row) {
   asm volatile(
@@ -19,8 +18,8 @@ __device__ __forceinline__ void tma_load_box(std::uint32_t target, const CUtenso
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head)
       : "memory");
 }
-// The same into the shared memory of all CTAs of `ctas`, bits by rank in the cluster, at the same place in each; and
-// their barriers at the place of `barrier`.
+// Multicasts the box to every CTA in the bit mask `ctas` (by cluster rank), at the same shared-memory offset in each.
+// Completes the bytes at the barrier at the same offset in each CTA.
 __device__ __forceinline__ void tma_multicast_box(std::uint16_t ctas, std::uint32_t target, const CUtensorMap* map,
                                                   std::uint32_t barrier, int column, int head, int row) {
   asm volatile(
@@ -29,7 +28,7 @@ __device__ __forceinline__ void tma_multicast_box(std::uint16_t ctas, std::uint3
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "h"(ctas)
       : "memory");
 }
-// A box of one page of a tensor [pages, heads, panels, rows, columns].
+// Loads a box that lies in one page of a tensor [pages, heads, panels, rows, columns].
 __device__ __forceinline__ void tma_load_page_box(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
                                                   int column, int head, int page, int row) {
   asm volatile(
@@ -38,8 +37,8 @@ __device__ __forceinline__ void tma_load_page_box(std::uint32_t target, const CU
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page)
       : "memory");
 }
-// The same of what is read once: in the L2 cache it makes way for what comes later, and what else is there stays, as
-// code and what CTAs tell each other. The policy is the one that createpolicy.fractional.L2::evict_first makes.
+// The same with the L2 policy evict_first, for data that is read once. It leaves L2 to code and to data that CTAs
+// exchange. The value is what createpolicy.fractional.L2::evict_first returns.
 inline constexpr std::uint64_t kReadOnce = 0x12F0000000000000ULL;
 __device__ __forceinline__ void tma_load_page_box_once(std::uint32_t target, const CUtensorMap* map,
                                                        std::uint32_t barrier, int column, int head, int page, int row) {
@@ -49,7 +48,7 @@ __device__ __forceinline__ void tma_load_page_box_once(std::uint32_t target, con
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page), "l"(kReadOnce)
       : "memory");
 }
-// The same for all CTAs of `ctas`, as tma_multicast_box().
+// The same, multicast as in tma_multicast_box().
 __device__ __forceinline__ void tma_multicast_page_box_once(std::uint16_t ctas, std::uint32_t target,
                                                             const CUtensorMap* map, std::uint32_t barrier, int column,
                                                             int head, int page, int row) {
@@ -59,7 +58,7 @@ __device__ __forceinline__ void tma_multicast_page_box_once(std::uint16_t ctas, 
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page), "h"(ctas), "l"(kReadOnce)
       : "memory");
 }
-// Copies bytes that follow each other, at addresses and of a number that are multiples of 16.
+// Copies contiguous bytes. Both addresses and `bytes` are multiples of 16.
 __device__ __forceinline__ void tma_load_bytes(std::uint32_t target, const void* source, int bytes,
                                                std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
@@ -73,12 +72,12 @@ __device__ __forceinline__ void tma_store_box(const CUtensorMap* map, std::uint3
                : "memory");
 }
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until this thread's stores have read shared memory.
+// Waits until this thread's TMA stores have read their shared memory.
 __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Waits until they are done.
+// Waits until this thread's TMA stores are complete.
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// This thread's ordinary writes to shared memory come before what the copy engine and the tensor cores do there next.
+// Orders this thread's ordinary writes to shared memory before later accesses by the async proxy: TMA and wgmma.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace ringattn::sm90

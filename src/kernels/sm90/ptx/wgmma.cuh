@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warpgroup, D[64, n] ← A[64, 16] · B[16, n] + D with fp32 sums. d[j] is a thread's share of the columns
-// 8j … 8j + 7, in mma.sync's order: columns 2t and 2t + 1 of row r (elements 0, 1) and of row r + 8 (2, 3). PTX ISA,
+// wgmma wrappers: D[64, n] ← A[64, 16] · B[16, n] + D, with fp32 accumulators. d[j] is a thread's share of columns 8j …
+// 8j + 7, in mma.sync's order: columns 2t and 2t + 1 of row r (elements 0, 1) and of row r + 8 (2, 3). PTX ISA,
 // "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
 #pragma once
 
@@ -13,13 +13,13 @@ namespace ringattn::sm90 {
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until no more than kPending committed groups are under way.
+// Waits until at most kPending committed groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving uses of a product's registers over the fences and waits around it.
+// Keeps the compiler from moving uses of the accumulators over the fences and waits around a wgmma.
 template <int kBlocks>
 __device__ __forceinline__ void pin(float (&d)[kBlocks][4]) {
 #pragma unroll
@@ -29,8 +29,8 @@ __device__ __forceinline__ void pin(float (&d)[kBlocks][4]) {
   }
 }
 
-// A matrix in shared memory in panels of 64 columns with the 128-byte swizzle: 8 rows are 1,024 bytes. Its low word is
-// the address of its first element, and, where it is walked along the columns (V), the bytes from panel to panel.
+// Shared-memory matrix descriptor: panels of 64 columns with the 128-byte swizzle, 8 rows per 1,024 bytes. The low word
+// holds the address of the first element and, for an MN-major operand (V), the stride in bytes from panel to panel.
 inline constexpr std::uint32_t kDescriptorHigh = 1U << 30 | 1024U >> 4;
 __device__ __forceinline__ std::uint32_t descriptor_low(std::uint32_t address, int panel_bytes = 16) {
   return (address & 0x3FFFFU) >> 4 | static_cast<std::uint32_t>(panel_bytes >> 4) << 16;
@@ -41,10 +41,10 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
   return d;
 }
 
-// ss: A and B lie in shared memory, rows of A and columns of B along the swizzled rows (Q and K).
-// sv: A as in ss, B as V lies, [k][n].
-// rs: A in registers, B as V lies.
-// rk: A in registers, B as K lies.
+// ss: A and B in shared memory, both K-major (Q and K).
+// sv: A in shared memory, K-major; B in shared memory, MN-major (V, [k][n]).
+// rs: A in registers, B MN-major (V).
+// rk: A in registers, B K-major (K).
 template <class Element, int kColumns>
 struct Wgmma;
 
@@ -77,7 +77,7 @@ struct Wgmma;
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117" \
   ",%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// kRegisters is the number of D's registers, a, b, … the numbers of the operands behind them.
+// kRegisters is the number of D's registers; a, b, … are the numbers of the operands that follow them.
 #define RINGATTN_WGMMA(Element_, type, columns, kRegisters, a, b, c, e, f, g)                                         \
   template <>                                                                                                         \
   struct Wgmma<Element_, columns> {                                                                                   \

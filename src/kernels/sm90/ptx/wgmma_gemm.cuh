@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// D[64, 128] ← A[64, 16] · B[16, 128] + D with fp32 sums, A and B in shared memory, B either way round. D lies as
-// wgmma.cuh says, and so do A, and B as K of the attention; transposed, B lies as V does, [k][n].
+// wgmma for GEMM: D[64, 128] ← A[64, 16] · B[16, 128] + D, with fp32 accumulators, A and B in shared memory. A is
+// K-major. B is K-major, or MN-major ([k][n]) where kTransposed. Layouts are those of wgmma.cuh.
 #pragma once
 
 #include "kernels/sm90/ptx/wgmma.cuh"

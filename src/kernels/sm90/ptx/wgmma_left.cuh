@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// D[64, 64] ← A[64, 16] · B[16, 64] + D of bf16 with fp32 sums, A in registers, and B as K of the fold lies: columns of
-// B along the swizzled rows. D and A lie as wgmma.cuh says.
+// wgmma with A in registers: D[64, 64] ← A[64, 16] · B[16, 64] + D in bf16 with fp32 accumulators, B K-major in shared
+// memory. Layouts are those of wgmma.cuh.
 #pragma once
 
 #include "kernels/sm90/ptx/wgmma.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// D[64, 32] ← A[64, 16] · B[16, 32] + D of bf16 with fp32 sums, A and B in shared memory as Q and K of the fold lie:
-// rows of A and columns of B along the swizzled rows. For warpgroups with few registers. D lies as wgmma.cuh says.
+// wgmma for warpgroups with few registers: D[64, 32] ← A[64, 16] · B[16, 32] + D in bf16 with fp32 accumulators, A and
+// B K-major in shared memory. Layouts are those of wgmma.cuh.
 #pragma once
 
 #include "kernels/sm90/ptx/wgmma.cuh"
